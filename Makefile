@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+
+GO ?= go
+BIN := build/sluice
+TIMEOUT ?= 10m
+MODEL ?= deepseek-v3.2
+BACKEND ?= shm
+FUZZTIME ?= 20s
+
+# What must build and pass without cgo.
+PURE = $(shell $(GO) list ./... 2>/dev/null | grep -v -e /csrc -e /cuda -e /bindings)
+
+.PHONY: all build replay replay-rdma bench-rdma test race asan nocgo guest lint fuzz bench bench-ucx setup clean
+
+all: build
+
+build:
+	$(GO) build -o $(BIN) ./cmd/sluice
+
+# The main job: a trace handed from a prefill to a decode process, every byte
+# checked. TRACE=file for a trace of one's own, REQUESTS=n for how many of it (40),
+# ARGS for further flags.
+replay: build
+	$(BIN) replay --model $(MODEL) --backend $(BACKEND) $(if $(REQUESTS),--requests $(REQUESTS)) $(if $(TRACE),--trace '$(TRACE)') $(ARGS)
+
+# The same over RDMA verbs, in a small virtual machine, also while a wire goes down. ARGS for
+# further flags.
+replay-rdma: build
+	hack/guest/replay $(BIN) $(ARGS)
+
+# Everything that a change must pass. Needs no hardware.
+test: setup
+	$(GO) vet ./...
+	$(MAKE) --no-print-directory nocgo
+	$(MAKE) --no-print-directory race
+	$(MAKE) --no-print-directory guest
+
+# Tests on real RDMA verbs, whose names begin with TestReal, in a small virtual machine with
+# software devices. PKG and RUN choose, ARGS are flags of the test binaries.
+guest:
+	@GO=$(GO) hack/guest/test $(if $(RUN),-r '$(RUN)') \
+		$(or $(PKG),$(sort $(dir $(shell grep -rl 'func TestReal' --include='*_test.go' .)))) -- $(ARGS)
+
+race:
+	$(GO) test -race -timeout $(TIMEOUT) ./...
+
+# The C data plane under the sanitizers. Without the search for leaks at the end, which
+# now and then reads memory that Go has just given back; LEAKS=1 has it all the same.
+asan:
+	CGO_CFLAGS="-g -O1 -fsanitize=undefined -fno-sanitize-recover=undefined" CGO_LDFLAGS="-fsanitize=undefined" \
+		ASAN_OPTIONS=detect_leaks=$(or $(LEAKS),0) LSAN_OPTIONS=suppressions=$(CURDIR)/csrc/testdata/lsan.supp \
+		$(GO) test -asan -timeout $(TIMEOUT) ./csrc -run UCX
+
+nocgo:
+	CGO_ENABLED=0 $(GO) build ./...
+	CGO_ENABLED=0 $(GO) test -timeout $(TIMEOUT) $(PURE)
+
+lint:
+	$(GO) vet ./...
+	test -z "$$(gofmt -l .)"
+	$(GO) test ./internal/lint
+	if command -v golangci-lint >/dev/null; then golangci-lint run; fi
+
+# Each fuzz target for a while; their seeds run with every test.
+fuzz:
+	@set -e; for pkg in $$($(GO) list ./...); do \
+		for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
+			echo "$$pkg $$target"; \
+			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$pkg; \
+		done; \
+	done
+
+# The README's figures: transfers beside memcpy, in Go benchmark format.
+bench: build
+	$(BIN) bench --backend $(BACKEND) --op write --size 1MiB --batch 16 --format gobench
+	$(BIN) bench --backend $(BACKEND) --op write --size 656 --batch 2048 --pages --format gobench
+	$(BIN) bench --backend $(BACKEND) --op write --size 656 --batch 64 --format gobench
+	$(BIN) bench --backend $(BACKEND) --notify --format gobench
+	$(BIN) bench --backend mem --op write --size 1 --batch 1 --format gobench
+
+# What UCX is compared by: transfers beside ucx_perftest and a bare loop over UCX, in Go
+# benchmark format. ARGS for further flags.
+bench-ucx: build
+	$(BIN) bench --backend ucx --table --format gobench $(ARGS)
+
+# What RDMA verbs are compared by, in that machine: transfers beside perftest.
+bench-rdma: build
+	hack/guest/run -t 600 $(abspath $(BIN)) bench --backend rdma --devices rxe0,rxe2 --peer-devices rxe1,rxe3 --table --format gobench $(ARGS)
+
+setup:
+	@hack/setup.sh
+
+clean:
+	rm -rf build
+	$(GO) clean -testcache

@@ -1,0 +1,59 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# Installs what the tests need on Debian and Ubuntu when run as root, and says
+# what to install otherwise. Quick and silent when all is there.
+set -eu
+
+# The Go of go.mod; older ones fetch it by themselves when they may.
+if ! command -v go >/dev/null 2>&1; then
+	echo "setup: Go is missing: install it from https://go.dev/dl (see go.mod for the version)" >&2
+	exit 1
+fi
+
+missing=
+command -v gcc >/dev/null 2>&1 || missing="$missing gcc"
+command -v make >/dev/null 2>&1 || missing="$missing make"
+# The headers of the C library: cgo and the race detector need them.
+printf '#include <stdlib.h>\n' | { ! command -v gcc >/dev/null 2>&1 || gcc -E - >/dev/null 2>&1; } ||
+	missing="$missing libc6-dev"
+case $missing in *gcc*) missing="$missing libc6-dev" ;; esac
+needed=$missing
+
+# UCX: the library that is opened at run time, the headers that the declarations
+# are held against, the tool that is measured beside. Tests say so and skip without.
+ldconfig -p 2>/dev/null | grep -q 'libucp\.so\.0' || missing="$missing libucx0"
+[ -e /usr/include/ucp/api/ucp.h ] || missing="$missing libucx-dev"
+command -v ucx_perftest >/dev/null 2>&1 || missing="$missing ucx-utils"
+
+# Verbs: the library, its headers, the benchmarks that stand beside, and what the guest for
+# tests is made of. hack/guest/run fetches the latter into a cache where they are not.
+has() { PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null 2>&1 || missing="$missing $2"; }
+[ -e /usr/include/infiniband/verbs.h ] || missing="$missing libibverbs-dev"
+[ -e /etc/libibverbs.d/rxe.driver ] || missing="$missing ibverbs-providers librdmacm1"
+has ibv_devinfo ibverbs-utils
+has ib_write_bw perftest
+has qemu-system-x86_64 qemu-system-x86
+has ip iproute2
+has kmod kmod
+has cpio cpio
+{ command -v busybox >/dev/null && ! ldd "$(command -v busybox)" >/dev/null 2>&1; } || missing="$missing busybox-static"
+# The compiler of the committed modules for cards, where the distribution has it.
+clang() {
+	command -v clang-19 >/dev/null 2>&1 || ! apt-cache show clang-19 >/dev/null 2>&1 || echo " clang-19"
+}
+missing="$missing$(clang)"
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null 2>&1; then
+	echo "setup: missing:$missing" >&2
+	echo "setup: install them, on Debian: sudo apt-get install --no-install-recommends$missing" >&2
+	[ -n "$needed" ] || exit 0
+	exit 1
+fi
+echo "setup: installing$missing"
+timeout 300 apt-get update -qq || [ -z "$needed" ]
+case $missing in *clang-19*) ;; *) missing="$missing$(clang)" ;; esac # the lists may be new
+# shellcheck disable=SC2086 # a list of packages
+DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install -y -qq --no-install-recommends $missing ||
+	[ -z "$needed" ] # what tests skip without is no reason to fail
