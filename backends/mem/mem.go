@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package mem copies within one process. It is the reference for what every
+// backend means, the template for a new one, and the fixture of everybody
+// else's tests: a backend (mem.go) has memories (memory.go) and peers (peer.go),
+// which copy batches (batch.go) and carry notifications (notify.go).
+//
+// Proof that nothing lands later: a copy holds the gate of the memory that the
+// peer owns, for at most pieceMax bytes at a time, and looks at the epoch under
+// it. Fence takes the gate for itself. There is no other hand.
+package mem
+
+import (
+	"crypto/rand"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/park"
+)
+
+// Config bounds the backend. The zero value is useful.
+type Config struct {
+	Workers    int // goroutines for batches over InlineMax; default 1
+	InlineMax  int // bytes that Submit copies itself; default 64 KiB
+	BatchesMax int // outstanding batches, and messages that wait in a receiver; default 1,024
+	MessageMax int // bytes of a notification; default 64 KiB
+}
+
+const (
+	descsMax = 4096
+	pagesMax = 64 << 10
+	pieceMax = 256 << 10 // bytes under one gate: how long a Fence may have to wait
+)
+
+func (c Config) withDefaults() Config {
+	for _, f := range []struct {
+		field *int
+		value int
+	}{{&c.Workers, 1}, {&c.InlineMax, 64 << 10}, {&c.BatchesMax, 1024}, {&c.MessageMax, 64 << 10}} {
+		if *f.field <= 0 {
+			*f.field = f.value
+		}
+	}
+	return c
+}
+
+// Backend is the in-process backend.
+type Backend struct {
+	cfg     Config
+	addr    string
+	wake    *park.Event
+	jobs    chan *job // to the workers
+	free    []*job    // the rest of BatchesMax jobs, the last used on top; guarded by freeMu
+	freeMu  sync.Mutex
+	workers sync.WaitGroup
+
+	done    chan backends.Completion // a place is taken before it is needed, so never full
+	taken   atomic.Int64             // places of done that are taken
+	armed   atomic.Bool              // somebody sleeps on wake
+	news    atomic.Bool              // something for the sleeper that is not in a queue
+	starved atomic.Bool              // a Submit of ours found the receiver full
+	closed  atomic.Bool
+
+	mu       sync.RWMutex // guards the tables
+	memories []*memory    // by key; nil: free
+	freeKeys []uint32
+	peers    map[*peer]struct{} // ours to others
+	senders  map[*peer]struct{} // others' to us
+
+	inboxMu  sync.Mutex
+	inbox    []backends.Message
+	promised atomic.Int64 // messages in the inbox or on their way
+}
+
+// registry finds the backends of this process by Addr: the wire of this one.
+var registry = struct {
+	sync.RWMutex
+	byAddr map[string]*Backend
+}{byAddr: map[string]*Backend{}}
+
+// New opens a backend.
+func New(cfg Config) (*Backend, error) {
+	wake, err := park.NewEvent()
+	if err != nil {
+		return nil, fmt.Errorf("open mem backend: %w", err)
+	}
+	cfg = cfg.withDefaults()
+	b := &Backend{
+		cfg: cfg, addr: "mem:" + rand.Text(), wake: wake,
+		jobs:  make(chan *job, cfg.BatchesMax),
+		done:  make(chan backends.Completion, cfg.BatchesMax),
+		peers: map[*peer]struct{}{}, senders: map[*peer]struct{}{},
+	}
+	for range cfg.BatchesMax {
+		b.free = append(b.free, &job{})
+	}
+	for range cfg.Workers {
+		b.workers.Add(1)
+		go b.worker()
+	}
+	registry.Lock()
+	registry.byAddr[b.addr] = b
+	registry.Unlock()
+	return b, nil
+}
+
+// Caps implements backends.Backend.
+func (b *Backend) Caps() backends.Caps {
+	return backends.Caps{
+		Name: "mem", Reach: backends.InProcess,
+		Pairs:    backends.Pairs{backends.DRAM: backends.KindsOf(backends.DRAM)},
+		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: b.cfg.MessageMax,
+		Cost: backends.Cost{Setup: 200, PerPiece: 10, Rate: 9e9},
+	}
+}
+
+// Addr implements backends.Backend.
+func (b *Backend) Addr() []byte { return []byte(b.addr) }
+
+// FD implements backends.Armer.
+func (b *Backend) FD() int { return b.wake.FD() }
+
+// Arm implements backends.Armer. The flag goes up before the look, and whoever
+// brings something looks at the flag afterwards: one of the two sees the other.
+func (b *Backend) Arm() (bool, error) {
+	if b.closed.Load() {
+		return false, backends.ErrClosed
+	}
+	b.armed.Store(true)
+	b.inboxMu.Lock()
+	messages := len(b.inbox)
+	b.inboxMu.Unlock()
+	return len(b.done) > 0 || messages > 0 || b.news.Swap(false), nil
+}
+
+func (b *Backend) signal() {
+	if b.armed.CompareAndSwap(true, false) {
+		_ = b.wake.Signal() // fails only when closed: nobody sleeps any more
+	}
+}
+
+// Poll implements backends.Backend.
+func (b *Backend) Poll(done []backends.Completion) (int, error) {
+	for n := range done {
+		select {
+		case done[n] = <-b.done:
+			b.taken.Add(-1)
+		default:
+			if n == 0 && b.closed.Load() {
+				return 0, backends.ErrClosed
+			}
+			return n, nil
+		}
+	}
+	return len(done), nil
+}
+
+// complete ends a tag whose place in done was taken by take.
+func (b *Backend) complete(tag uint64, err error) { b.done <- backends.Completion{Tag: tag, Err: err} }
+
+func (b *Backend) take() bool {
+	if b.taken.Add(1) <= int64(cap(b.done)) {
+		return true
+	}
+	b.taken.Add(-1)
+	return false
+}
+
+// Close implements backends.Backend.
+func (b *Backend) Close() error {
+	if !b.closed.CompareAndSwap(false, true) {
+		return nil
+	}
+	registry.Lock()
+	delete(registry.byAddr, b.addr)
+	registry.Unlock()
+	b.mu.RLock()
+	memories := append([]*memory(nil), b.memories...)
+	ours, theirs := keysOf(b.peers), keysOf(b.senders)
+	b.mu.RUnlock()
+	for _, p := range ours {
+		_ = p.Close()
+	}
+	for _, p := range theirs {
+		p.lose()
+	}
+	for _, m := range memories {
+		if m != nil {
+			_ = m.Close()
+		}
+	}
+	close(b.jobs) // no peer is left that could submit
+	b.workers.Wait()
+	return b.wake.Close()
+}
+
+func keysOf(set map[*peer]struct{}) (list []*peer) {
+	for p := range set {
+		list = append(list, p)
+	}
+	return list
+}
+
+var _ interface {
+	backends.Backend
+	backends.Receiver
+	backends.Armer
+	backends.Fencer
+} = (*Backend)(nil)
+
+var _ interface {
+	backends.Peer
+	backends.Canceler
+	backends.Pager
+	backends.Notifier
+	backends.Watcher
+	backends.Explainer
+} = (*peer)(nil)

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mem
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"sync"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+type memory struct {
+	b     *Backend
+	key   uint32
+	seg   backends.Segment
+	gate  sync.RWMutex // held for reading by each copy through a token
+	epoch uint64       // guarded by gate; odd while registered
+}
+
+// Register implements backends.Backend.
+func (b *Backend) Register(seg backends.Segment) (backends.Memory, error) {
+	if seg.Kind != backends.DRAM {
+		return nil, fmt.Errorf("register %v with mem: %w", seg.Kind, backends.ErrNotSupported)
+	}
+	if err := seg.Check(); err != nil {
+		return nil, err
+	}
+	m := &memory{b: b, seg: seg, epoch: 1}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed.Load() {
+		return nil, backends.ErrClosed
+	}
+	if n := len(b.freeKeys); n > 0 {
+		m.key, b.freeKeys = b.freeKeys[n-1], b.freeKeys[:n-1]
+		b.memories[m.key] = m
+		return m, nil
+	}
+	m.key = uint32(len(b.memories))
+	b.memories = append(b.memories, m)
+	return m, nil
+}
+
+func (m *memory) Key() uint32 { return m.key }
+
+// AppendToken implements backends.Memory: secret, key, epoch, size.
+func (m *memory) AppendToken(dst []byte) ([]byte, error) {
+	m.gate.RLock()
+	defer m.gate.RUnlock()
+	if m.epoch == closedEpoch {
+		return dst, backends.ErrClosed
+	}
+	dst = append(dst, m.seg.Secret[:]...)
+	dst = binary.AppendUvarint(dst, uint64(m.key))
+	dst = binary.AppendUvarint(dst, m.epoch)
+	return binary.AppendUvarint(dst, m.seg.Len), nil
+}
+
+const closedEpoch = math.MaxUint64
+
+// Close implements backends.Memory.
+func (m *memory) Close() error {
+	m.gate.Lock()
+	gone := m.epoch == closedEpoch
+	m.epoch = closedEpoch
+	m.gate.Unlock()
+	if gone {
+		return nil
+	}
+	m.b.mu.Lock()
+	defer m.b.mu.Unlock()
+	m.b.memories[m.key] = nil
+	m.b.freeKeys = append(m.b.freeKeys, m.key)
+	return nil
+}
+
+// Fence implements backends.Fencer. The gate is free within one piece, since a
+// peer in this process cannot be frozen apart from us.
+func (b *Backend) Fence(ctx context.Context, key uint32) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	m := b.memory(key)
+	if m == nil {
+		return fmt.Errorf("fence key %d: no such memory: %w", key, backends.ErrBounds)
+	}
+	m.gate.Lock()
+	defer m.gate.Unlock()
+	if m.epoch != closedEpoch {
+		m.epoch++
+	}
+	return nil
+}
+
+func (b *Backend) memory(key uint32) *memory {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	if uint64(key) >= uint64(len(b.memories)) {
+		return nil
+	}
+	return b.memories[key]
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mem
+
+import (
+	"context"
+	"crypto/subtle"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"sync"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+type peer struct {
+	from, to *Backend
+	lost     chan struct{}
+	loseOnce sync.Once
+
+	entry  sync.RWMutex // held for reading while Submit runs, so that Close can wait for it
+	closed bool         // guarded by entry
+
+	mu         sync.RWMutex // guards what follows; never held while copying
+	imports    []*remote    // by key; nil: free
+	freeKeys   []uint32
+	flying     map[uint64]*job // with a worker
+	unfinished int             // of those, and of those that complete right now
+	idle       *sync.Cond      // unfinished is 0
+
+	letters   []*letter // in order of submission; guarded by lettersMu
+	lettersMu sync.Mutex
+}
+
+// remote is a token that was accepted.
+type remote struct {
+	m     *memory
+	epoch uint64
+}
+
+// Connect implements backends.Backend.
+func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if b.closed.Load() {
+		return nil, backends.ErrClosed
+	}
+	registry.RLock()
+	to := registry.byAddr[string(addr)]
+	registry.RUnlock()
+	if to == nil {
+		return nil, fmt.Errorf("connect with mem: no such backend in this process: %w", backends.ErrPeerLost)
+	}
+	p := &peer{from: b, to: to, lost: make(chan struct{}), flying: map[uint64]*job{}}
+	p.idle = sync.NewCond(&p.mu)
+	if err := b.admit(b.peersOf, p); err != nil {
+		return nil, err
+	}
+	if err := to.admit(to.sendersOf, p); err != nil {
+		_ = p.Close()
+		return nil, fmt.Errorf("connect with mem: %w", backends.ErrPeerLost)
+	}
+	return p, nil
+}
+
+func (b *Backend) peersOf() map[*peer]struct{}   { return b.peers }
+func (b *Backend) sendersOf() map[*peer]struct{} { return b.senders }
+
+func (b *Backend) admit(set func() map[*peer]struct{}, p *peer) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed.Load() {
+		return backends.ErrClosed
+	}
+	set()[p] = struct{}{}
+	return nil
+}
+
+// Import implements backends.Peer.
+func (p *peer) Import(token []byte) (uint32, uint64, error) {
+	p.entry.RLock()
+	defer p.entry.RUnlock()
+	if p.closed {
+		return 0, 0, backends.ErrClosed
+	}
+	if p.to.closed.Load() {
+		return 0, 0, backends.ErrPeerLost
+	}
+	key, epoch, size, err := parseToken(token)
+	if err != nil {
+		return 0, 0, err
+	}
+	m := p.to.memory(key)
+	if m == nil || subtle.ConstantTimeCompare(m.seg.Secret[:], token[:16]) == 0 || m.seg.Len != size {
+		return 0, 0, backends.ErrBadToken
+	}
+	m.gate.RLock()
+	now := m.epoch
+	m.gate.RUnlock()
+	switch {
+	case epoch > now:
+		return 0, 0, backends.ErrBadToken
+	case epoch < now:
+		return 0, 0, backends.ErrRevoked
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := &remote{m, epoch}
+	if n := len(p.freeKeys); n > 0 {
+		key, p.freeKeys = p.freeKeys[n-1], p.freeKeys[:n-1]
+		p.imports[key] = r
+		return key, size, nil
+	}
+	p.imports = append(p.imports, r)
+	return uint32(len(p.imports) - 1), size, nil
+}
+
+func parseToken(token []byte) (key uint32, epoch, size uint64, err error) {
+	if len(token) < 16 {
+		return 0, 0, 0, backends.ErrBadToken
+	}
+	var v [3]uint64
+	rest := token[16:]
+	for i := range v {
+		n := 0
+		if v[i], n = binary.Uvarint(rest); n <= 0 || (n > 1 && rest[n-1] == 0) { // one encoding for one value
+			return 0, 0, 0, backends.ErrBadToken
+		}
+		rest = rest[n:]
+	}
+	if len(rest) != 0 || v[0] > math.MaxUint32 {
+		return 0, 0, 0, backends.ErrBadToken
+	}
+	return uint32(v[0]), v[1], v[2], nil
+}
+
+// Drop implements backends.Peer.
+func (p *peer) Drop(key uint32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if uint64(key) < uint64(len(p.imports)) && p.imports[key] != nil {
+		p.imports[key] = nil
+		p.freeKeys = append(p.freeKeys, key)
+	}
+}
+
+// Lost implements backends.Watcher.
+func (p *peer) Lost() <-chan struct{} { return p.lost }
+
+// lose ends the connection from the owner's side or ours: no new batch starts.
+func (p *peer) lose() {
+	p.loseOnce.Do(func() {
+		close(p.lost)
+		p.to.mu.Lock()
+		_, known := p.to.senders[p]
+		delete(p.to.senders, p)
+		p.to.mu.Unlock()
+		if known {
+			p.to.deliver(backends.Message{From: p.from.addr, Err: backends.ErrPeerLost})
+		}
+	})
+}
+
+// Cancel implements backends.Canceler.
+func (p *peer) Cancel(tag uint64) {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if j := p.flying[tag]; j != nil {
+		j.cancel.CompareAndSwap(nil, &backends.ErrAborted)
+	}
+}
+
+// Close implements backends.Peer.
+func (p *peer) Close() error {
+	p.entry.Lock()
+	p.closed = true
+	p.entry.Unlock()
+	p.mu.Lock()
+	for _, j := range p.flying {
+		j.cancel.CompareAndSwap(nil, &backends.ErrClosed)
+	}
+	for p.unfinished > 0 {
+		p.idle.Wait()
+	}
+	p.imports = nil
+	p.mu.Unlock()
+	p.lose()
+	p.from.mu.Lock()
+	delete(p.from.peers, p)
+	p.from.mu.Unlock()
+	return nil
+}
+
+// Explain implements backends.Explainer.
+func (p *peer) Explain(_, _ uint32) string { return "one copy within the process" }

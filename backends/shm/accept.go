@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// handshakesMax bounds what strangers can make us hold: a socket and 17 KB each,
+// for Config.DialTimeout.
+const handshakesMax = 16
+
+// accept serves peers until the listener is closed.
+func (b *Backend) accept() {
+	defer b.tasks.Done()
+	for {
+		b.accepting <- struct{}{}
+		conn, err := b.listener.AcceptUnix()
+		if err != nil {
+			<-b.accepting
+			if b.closed.Load() {
+				return
+			}
+			time.Sleep(10 * time.Millisecond) // out of descriptors: let some be closed
+			continue
+		}
+		b.tasks.Go(func() {
+			b.stranger(conn, true)
+			c, err := b.greet(conn)
+			b.stranger(conn, false)
+			<-b.accepting
+			if err != nil {
+				_ = conn.Close() // a stranger learns no more than that
+				return
+			}
+			c.serve()
+		})
+	}
+}
+
+// stranger keeps the list of handshakes, so that Close can break them off.
+func (b *Backend) stranger(conn *net.UnixConn, is bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !is {
+		delete(b.strangers, conn)
+		return
+	}
+	b.strangers[conn] = struct{}{}
+	if b.closed.Load() {
+		_ = conn.Close()
+	}
+}
+
+// greet checks a new connection and answers it.
+func (b *Backend) greet(conn *net.UnixConn) (*inbound, error) {
+	if err := conn.SetDeadline(time.Now().Add(b.cfg.DialTimeout)); err != nil {
+		return nil, err
+	}
+	c := &inbound{b: b, sock: conn, event: -1}
+	c.pid.fd = -1
+	if err := firstError(c.inbox.open(conn), c.bell.open(conn)); err != nil {
+		return nil, err
+	}
+	kind, body, fds, err := c.inbox.read()
+	if err != nil {
+		return nil, err
+	}
+	if kind == msgHello {
+		err = c.hello(body, fds)
+	} else {
+		closeAll(fds)
+		err = fmt.Errorf("hello of kind %d: %w", kind, backends.ErrCorrupt)
+	}
+	if err == nil {
+		err = b.enlist(c)
+	}
+	welcome := binary.LittleEndian.AppendUint32([]byte{msgWelcome, version, byte(statusOf(err))}, b.table.keys)
+	if err != nil {
+		_ = send(conn, b.cfg.DialTimeout, welcome, nil)
+		c.release()
+		return nil, err
+	}
+	// Once the welcome is out the peer may send messages: nothing may fail then.
+	err = conn.SetDeadline(time.Time{})
+	if err == nil {
+		err = send(conn, b.cfg.DialTimeout, welcome, []int{b.tableFD, b.event})
+	}
+	if err != nil {
+		b.forget(c)
+	}
+	return c, err
+}
+
+// hello takes the peer's page and event: version, ring size, address.
+func (c *inbound) hello(body []byte, fds []int) (err error) {
+	defer func() { closeAll(fds) }()
+	if len(body) < 1 || body[0] != version {
+		return fmt.Errorf("hello: %w", backends.ErrVersion)
+	}
+	if len(body) < 9 || len(fds) != 2 {
+		return fmt.Errorf("hello of %d bytes, %d descriptors: %w", len(body), len(fds), backends.ErrCorrupt)
+	}
+	ring := binary.LittleEndian.Uint64(body[1:])
+	if _, err := decodeAddress(body[9:]); err != nil {
+		return err
+	}
+	if !ringSizeFits(ring) {
+		return fmt.Errorf("ring of %d bytes: %w", ring, backends.ErrCorrupt)
+	}
+	if err := checkEventFD(fds[1]); err != nil {
+		return err
+	}
+	if c.pid, err = identify(c.sock); err != nil {
+		return err
+	}
+	page, err := mapReceived(fds[0], ringAt+ring, unix.PROT_READ|unix.PROT_WRITE)
+	if err != nil {
+		c.pid.release()
+		return err
+	}
+	if word(page, pageMagicAt).Load() != pageMagic || word(page, pageRingAt).Load() != ring {
+		c.pid.release()
+		_ = unix.Munmap(page)
+		return fmt.Errorf("connection page: %w", backends.ErrCorrupt)
+	}
+	c.page, c.event, c.from = page, fds[1], string(body[9:])
+	fds = fds[:1] // the event stays
+	return nil
+}
+
+// enlist puts a connection where Fence and Receive see it. It happens before the
+// welcome, so that no peer is ever in our memory unseen.
+func (b *Backend) enlist(c *inbound) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	list := *b.inbound.Load()
+	if b.closed.Load() {
+		return backends.ErrClosed
+	}
+	if len(list) >= b.cfg.ConnsMax {
+		return fmt.Errorf("%d peers, raise Config.ConnsMax: %w", len(list), backends.ErrFull)
+	}
+	list = append(slices.Clone(list), c)
+	b.inbound.Store(&list)
+	b.wake() // who sleeps has armed the connections of before, not this one
+	return nil
+}

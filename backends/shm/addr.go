@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// address is what Addr says: the version, the uid of the owner, 16 bytes that
+// name this backend, and the directory of the socket if it has one. It is text,
+// "shm1:1000:00112233445566778899aabbccddeeff:/run/sluice", since people meet it
+// in messages.
+type address struct {
+	uid uint32
+	id  [16]byte
+	dir string
+}
+
+func newAddress(dir string) address {
+	a := address{uid: uint32(os.Getuid()), dir: dir}
+	_, _ = rand.Read(a.id[:]) // never fails: it ends the program instead
+	return a
+}
+
+func (a *address) encode() []byte {
+	return fmt.Appendf(nil, "shm%d:%d:%x:%s", version, a.uid, a.id, a.dir)
+}
+
+func decodeAddress(b []byte) (a address, err error) {
+	if len(b) > backends.AddrMax {
+		return a, fmt.Errorf("shm address of %d bytes: %w", len(b), backends.ErrCorrupt)
+	}
+	fields := strings.SplitN(string(b), ":", 4)
+	if len(fields) != 4 || !strings.HasPrefix(fields[0], "shm") {
+		return a, fmt.Errorf("%q is no shm address: %w", b, backends.ErrCorrupt)
+	}
+	if fields[0] != fmt.Sprintf("shm%d", version) {
+		return a, fmt.Errorf("shm address of version %q, ours is %d: use the same release on both sides: %w", fields[0][3:], version, backends.ErrVersion)
+	}
+	uid, err := strconv.ParseUint(fields[1], 10, 32)
+	if err != nil {
+		return a, fmt.Errorf("shm address of user %q: %w", fields[1], backends.ErrCorrupt)
+	}
+	id, err := hex.DecodeString(fields[2])
+	if err != nil || len(id) != len(a.id) {
+		return a, fmt.Errorf("shm address names no backend: %w", backends.ErrCorrupt)
+	}
+	a.uid, a.dir = uint32(uid), fields[3]
+	copy(a.id[:], id)
+	return a, nil
+}
+
+// socket returns the name to listen and dial on; "@" is net's way to write an
+// abstract name.
+func (a *address) socket() string {
+	name := "sluice-" + hex.EncodeToString(a.id[:])
+	if a.dir == "" {
+		return "@" + name
+	}
+	return filepath.Join(a.dir, name)
+}

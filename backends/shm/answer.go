@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"crypto/subtle"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// lender is what hostmem adds to backends.Shared: the descriptors stay open
+// while f runs, whoever closes or renews meanwhile.
+type lender interface {
+	Lend(f func(extents []backends.Extent, generation uint64) error) error
+}
+
+// answer sends the extents of the arena that a token opens: id, token. Only an
+// error of the connection is returned.
+func (c *inbound) answer(body []byte) error {
+	if len(body) < 4 {
+		return fmt.Errorf("question of %d bytes: %w", len(body), backends.ErrCorrupt)
+	}
+	id := binary.LittleEndian.Uint32(body)
+	a, err := c.b.openArena(body[4:])
+	if err == nil {
+		err = c.lend(id, a)
+		c.b.mu.Lock()
+		c.b.releaseArena(a)
+		c.b.mu.Unlock()
+	}
+	if err != nil {
+		return c.say(answerHead(id, statusOf(err)), nil)
+	}
+	return nil
+}
+
+// openArena checks a token with the secret itself, and returns a reference.
+func (b *Backend) openArena(tok []byte) (*arena, error) {
+	t, err := decodeToken(tok, &b.address.id)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := t.open(&b.table); err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	m := b.memory(t.key)
+	if m == nil || subtle.ConstantTimeCompare(m.secret[:], t.secret[:]) != 1 {
+		return nil, backends.ErrRevoked
+	}
+	if m.arena == nil {
+		return nil, backends.ErrBounds
+	}
+	m.arena.refs++
+	return m.arena, nil
+}
+
+// lend sends the extents while no page of the arena moves.
+func (c *inbound) lend(id uint32, a *arena) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.noticeRenewal(&c.b.table)
+	generation := c.b.table.generation(a.index).Load()
+	if l, ok := a.shared.(lender); ok {
+		return l.Lend(func(extents []backends.Extent, _ uint64) error {
+			return c.sendExtents(id, a.size, generation, extents)
+		})
+	}
+	return c.sendExtents(id, a.size, generation, a.shared.Extents(nil))
+}
+
+func (c *inbound) sendExtents(id uint32, size, generation uint64, extents []backends.Extent) error {
+	fds, index := descriptors(extents)
+	if len(fds) > fdsMax || len(extents) > extentsMax {
+		return fmt.Errorf("shared memory in %d descriptors, %d extents: %w", len(fds), len(extents), backends.ErrFull)
+	}
+	for first := 0; first < len(extents); first += extentsPart {
+		part := extents[first:min(first+extentsPart, len(extents))]
+		msg := binary.LittleEndian.AppendUint64(answerHead(id, statusOK), generation)
+		msg = binary.LittleEndian.AppendUint64(msg, size)
+		msg = binary.LittleEndian.AppendUint32(msg, uint32(len(extents)))
+		msg = binary.LittleEndian.AppendUint32(msg, uint32(len(part)))
+		for _, e := range part {
+			msg = binary.LittleEndian.AppendUint64(msg, e.Off)
+			msg = binary.LittleEndian.AppendUint64(msg, e.Len)
+			msg = binary.LittleEndian.AppendUint64(msg, e.FDOff)
+			msg = binary.LittleEndian.AppendUint32(msg, index[e.FD])
+		}
+		if err := c.say(msg, fds); err != nil {
+			c.drop()
+			return nil // the connection has ended: nobody to tell
+		}
+		fds = nil // they travel once
+	}
+	return nil
+}
+
+// descriptors lists each descriptor once.
+func descriptors(extents []backends.Extent) (fds []int, index map[int]uint32) {
+	index = make(map[int]uint32)
+	for _, e := range extents {
+		if _, ok := index[e.FD]; !ok {
+			index[e.FD] = uint32(len(fds))
+			fds = append(fds, e.FD)
+		}
+	}
+	return fds, index
+}
+
+// answerHead begins an answer; a refusal is padded to the length of a part's head.
+func answerHead(id uint32, s status) []byte {
+	msg := binary.LittleEndian.AppendUint32([]byte{msgExtents}, id)
+	msg = append(msg, byte(s), 0, 0, 0)
+	if s != statusOK {
+		msg = append(msg, make([]byte, 24)...)
+	}
+	return msg
+}
+
+func (c *inbound) say(msg []byte, fds []int) error {
+	return send(c.sock, c.b.cfg.DialTimeout, msg, fds)
+}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"math/rand/v2"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+)
+
+// bench is two backends of one process; the peer's memory has its own mapping,
+// as in two processes.
+type bench struct {
+	b           *testing.B
+	near        *Backend
+	p           *peer
+	local       []byte
+	remote      []byte // the owner's view
+	localKey    uint32
+	remoteKey   uint32
+	tag         uint64
+	completions [1]backends.Completion
+}
+
+func newBench(b *testing.B, cfg Config, n uint64) *bench {
+	owner, near := open(b, cfg), open(b, cfg)
+	far, remote := share(b, owner, backendtest.PopulatedMemory, n)
+	m, local := share(b, near, backendtest.PopulatedMemory, n)
+	p := dial(b, near, owner.Addr())
+	token, err := far.AppendToken(nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	key, _, err := p.Import(token)
+	if err != nil {
+		b.Fatal(err)
+	}
+	fill(local, 1)
+	return &bench{b: b, near: near, p: p, local: local, remote: remote, localKey: m.Key(), remoteKey: key}
+}
+
+// run submits, spins for 20 us and then sleeps until the end, as the engine does.
+func (x *bench) run(submit func(tag uint64) error) {
+	x.tag++
+	if err := submit(x.tag); err != nil {
+		x.b.Fatal(err)
+	}
+	for begin := time.Now(); ; {
+		n, err := x.near.Poll(x.completions[:])
+		if err != nil {
+			x.b.Fatal(err)
+		}
+		if n == 1 {
+			if x.completions[0].Err != nil {
+				x.b.Fatal(x.completions[0].Err)
+			}
+			return
+		}
+		if time.Since(begin) > 20*time.Microsecond {
+			x.sleep()
+		}
+	}
+}
+
+func (x *bench) sleep() {
+	if ready, err := x.near.Arm(); err != nil || ready {
+		return
+	}
+	fds := []unix.PollFd{{Fd: int32(x.near.FD()), Events: unix.POLLIN}}
+	_, _ = unix.Poll(fds, 1000)
+	var drain [8]byte
+	_, _ = unix.Read(x.near.FD(), drain[:])
+}
+
+// beside alternates blocks of ours and of each other way, and reports the median
+// time of one and the ratio of the others' to ours (over 1: we are faster).
+func beside(b *testing.B, block int, ours func(), names []string, others ...func()) {
+	times := make([][]float64, 1+len(others))
+	one := func(i int, f func()) {
+		begin := time.Now()
+		for range block {
+			f()
+		}
+		times[i] = append(times[i], float64(time.Since(begin))/float64(block))
+	}
+	for range 3 {
+		ours()
+		for _, f := range others {
+			f()
+		}
+	}
+	for range b.N {
+		one(0, ours)
+		for i, f := range others {
+			one(1+i, f)
+		}
+	}
+	mine := median(times[0])
+	b.ReportMetric(mine, "median-ns")
+	for i, name := range names {
+		b.ReportMetric(median(times[1+i]), name+"-ns")
+		b.ReportMetric(median(times[1+i])/mine, "x-"+name)
+	}
+}
+
+func median(v []float64) float64 {
+	slices.Sort(v)
+	return v[len(v)/2]
+}
+
+// hands are who copies: the caller of Submit, as for small batches, or one worker.
+var hands = map[string]Config{"caller": {InlineMax: 64 << 20}, "worker": {}}
+
+// BenchmarkLarge writes pieces of 1 MiB, beside one thread of memcpy.
+func BenchmarkLarge(b *testing.B) {
+	for name, count := range map[string]int{"1x1MiB": 1, "16x1MiB": 16} {
+		for hand, cfg := range hands {
+			b.Run(name+"/"+hand, func(b *testing.B) {
+				x := newBench(b, cfg, 64<<20)
+				var descs []backends.Desc
+				for i := range uint64(count) {
+					descs = append(descs, backends.Desc{Local: i << 20, Remote: i << 21, Len: 1 << 20, LocalKey: x.localKey, RemoteKey: x.remoteKey})
+				}
+				beside(b, 4, func() { x.run(func(tag uint64) error { return x.p.Submit(backends.Write, tag, descs) }) },
+					[]string{"memcpy"}, func() { plain(x, descs) })
+			})
+		}
+	}
+}
+
+func plain(x *bench, descs []backends.Desc) {
+	for i := range descs {
+		d := &descs[i]
+		copy(x.remote[d.Remote:d.Remote+d.Len], x.local[d.Local:d.Local+d.Len])
+	}
+}
+
+// BenchmarkPages writes 2,048 random entries of 656 bytes, beside a loop of
+// memcpy and two calls of process_vm_writev.
+func BenchmarkPages(b *testing.B) {
+	for hand, cfg := range hands {
+		b.Run(hand, func(b *testing.B) {
+			s := newScatter(newBench(b, cfg, scatterBytes))
+			beside(b, 1, s.ours, []string{"memcpy", "vm-writev"}, s.loop, s.vector)
+		})
+	}
+}
+
+// The entries lie in a memory that is several times the largest caches.
+const scatterCount, scatterEntry, scatterBytes = 2048, 656, 1 << 30
+
+const scatterPlaces = scatterBytes / scatterEntry
+
+type scatter struct {
+	x      *bench
+	perm   []int
+	at     int
+	pages  backends.Pages
+	local  [scatterCount]unix.Iovec
+	remote [scatterCount]unix.RemoteIovec
+}
+
+func newScatter(x *bench) *scatter {
+	return &scatter{x: x, perm: rand.New(rand.NewPCG(1, 2)).Perm(scatterPlaces), pages: backends.Pages{
+		Count: scatterCount, EntryLen: scatterEntry, LocalStride: scatterEntry, RemoteStride: scatterEntry,
+		LocalKey: x.localKey, RemoteKey: x.remoteKey, Local: make([]uint32, scatterCount), Remote: make([]uint32, scatterCount)}}
+}
+
+// next draws other places, none of which comes again before all others did.
+func (s *scatter) next() {
+	for i := range scatterCount {
+		s.pages.Local[i] = uint32(s.perm[(s.at+i)%scatterPlaces])
+		s.pages.Remote[i] = uint32(s.perm[(s.at+i+7777)%scatterPlaces])
+	}
+	s.at += scatterCount
+}
+
+func (s *scatter) ours() {
+	s.next()
+	s.x.run(func(tag uint64) error { return s.x.p.SubmitPages(backends.Write, tag, &s.pages, nil) })
+}
+
+func (s *scatter) loop() {
+	s.next()
+	for i := range scatterCount {
+		l, r := s.pages.LocalAt(i), s.pages.RemoteAt(i)
+		copy(s.x.remote[r:r+scatterEntry], s.x.local[l:l+scatterEntry])
+	}
+}
+
+func (s *scatter) vector() {
+	s.next()
+	for i := range scatterCount {
+		s.local[i].Base = &s.x.local[s.pages.LocalAt(i)]
+		s.local[i].SetLen(scatterEntry)
+		s.remote[i] = unix.RemoteIovec{Base: uintptr(addressOf(s.x.remote) + s.pages.RemoteAt(i)), Len: scatterEntry}
+	}
+	for i := 0; i < scatterCount; i += vectorsMax {
+		if _, err := unix.ProcessVMWritev(os.Getpid(), s.local[i:i+vectorsMax], s.remote[i:i+vectorsMax], 0); err != nil {
+			s.x.b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkBatch writes 64 entries of 656 bytes, beside memcpy of the same: all
+// of it stays in a cache, so that the difference is what a request costs.
+func BenchmarkBatch(b *testing.B) {
+	x := newBench(b, Config{}, 4<<20)
+	var descs []backends.Desc
+	for i := range uint64(64) {
+		descs = append(descs, backends.Desc{Local: i * 1000, Remote: (63 - i) * 1000, Len: 656, LocalKey: x.localKey, RemoteKey: x.remoteKey})
+	}
+	beside(b, 64, func() { x.run(func(tag uint64) error { return x.p.Submit(backends.Write, tag, descs) }) },
+		[]string{"memcpy"}, func() { plain(x, descs) })
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Config bounds what a Backend uses. The zero value is useful: every zero field
+// takes its default.
+type Config struct {
+	Workers     int           // goroutines that copy what is over InlineMax; default 1, at most GOMAXPROCS
+	InlineMax   int           // bytes of a batch that Submit copies itself; default 64 KiB, negative: none
+	PieceMax    int           // bytes copied between two looks at cancel and revocation; default 1 MiB
+	KeysMax     int           // memories registered at a time; default 64 Ki, at most 1 Mi
+	JobsMax     int           // tags accepted and not yet polled; default 1,024
+	ConnsMax    int           // peers connected to us at a time; default 1,024
+	RingBytes   int           // notifications under way to one peer; power of two, default 256 KiB
+	Grace       time.Duration // how long Fence waits for a silent peer before the strong means; default 50 ms
+	DialTimeout time.Duration // for a handshake, and for an answer on the control socket; default 5 s
+	CloseMax    time.Duration // how long Peer.Close waits for a frozen peer in the middle of a pull; default 2 s
+	SocketDir   string        // for the control socket; empty: an abstract socket, in no directory
+}
+
+const (
+	messageMax = 32 << 10 // 32 KiB: a notification names blocks, it does not carry them
+	descsMax   = 4096
+	pagesMax   = 1 << 20
+)
+
+// EnsureDefaults fills in the zero fields.
+func (c *Config) EnsureDefaults() {
+	setDefault(&c.Workers, 1)
+	setDefault(&c.InlineMax, 64<<10)
+	setDefault(&c.PieceMax, 1<<20)
+	setDefault(&c.KeysMax, 64<<10)
+	setDefault(&c.JobsMax, 1024)
+	setDefault(&c.ConnsMax, 1024)
+	setDefault(&c.RingBytes, 256<<10)
+	setDefault(&c.Grace, 50*time.Millisecond)
+	setDefault(&c.DialTimeout, 5*time.Second)
+	setDefault(&c.CloseMax, 2*time.Second)
+	c.Workers = min(c.Workers, runtime.GOMAXPROCS(0))
+	c.InlineMax = max(c.InlineMax, 0)
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+func (c *Config) check() error {
+	switch {
+	case c.Workers < 1:
+		return fmt.Errorf("config: Workers %d is below 1: %w", c.Workers, backends.ErrBounds)
+	case c.PieceMax < 4096:
+		return fmt.Errorf("config: PieceMax %d is below a page: %w", c.PieceMax, backends.ErrBounds)
+	case c.KeysMax < 1 || c.KeysMax > 1<<20:
+		return fmt.Errorf("config: KeysMax %d is not within 1 to 1 Mi: %w", c.KeysMax, backends.ErrBounds)
+	case c.JobsMax < 1 || c.JobsMax > 1<<20:
+		return fmt.Errorf("config: JobsMax %d is not within 1 to 1 Mi: %w", c.JobsMax, backends.ErrBounds)
+	case c.ConnsMax < 1:
+		return fmt.Errorf("config: ConnsMax %d is below 1: %w", c.ConnsMax, backends.ErrBounds)
+	case !ringSizeFits(uint64(c.RingBytes)):
+		return fmt.Errorf("config: RingBytes %d is no power of two from %d to %d: %w", c.RingBytes, ringBytesMin, ringBytesMax, backends.ErrBounds)
+	case c.Grace < 0 || c.DialTimeout < 0 || c.CloseMax < 0:
+		return fmt.Errorf("config: a negative duration: %w", backends.ErrBounds)
+	}
+	return nil
+}
+
+func (c *Config) caps() backends.Caps {
+	var pairs backends.Pairs
+	pairs[backends.DRAM] = backends.KindsOf(backends.DRAM)
+	return backends.Caps{
+		Name: "shm", Reach: backends.SameHost, Pairs: pairs,
+		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: messageMax,
+		Cost: backends.Cost{Setup: 300 * time.Nanosecond, PerPiece: 30 * time.Nanosecond, Rate: 8e9},
+	}
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Connect implements backends.Backend.
+func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, error) {
+	p, err := b.connect(ctx, addr)
+	if err != nil {
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w: %w", contextError(ctx), err)
+		}
+		return nil, fmt.Errorf("connect peer: %w", err)
+	}
+	return p, nil
+}
+
+func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
+	if b.closed.Load() {
+		return nil, backends.ErrClosed
+	}
+	owner, err := decodeAddress(addr)
+	if err != nil {
+		return nil, err
+	}
+	if owner.uid != uint32(os.Getuid()) {
+		return nil, fmt.Errorf("peer runs as uid %d, we as %d: run both as one user: %w", owner.uid, os.Getuid(), os.ErrPermission)
+	}
+	ctx, cancel := context.WithTimeout(ctx, b.cfg.DialTimeout)
+	defer cancel()
+	conn, err := new(net.Dialer).DialContext(ctx, "unixpacket", owner.socket())
+	if err != nil {
+		return nil, err
+	}
+	p := &peer{b: b, owner: owner, self: owner == b.address, sock: conn.(*net.UnixConn), event: -1,
+		lostCh: make(chan struct{}), arenas: make(map[uint32]*peerArena), fetches: make(map[uint32]*fetch)}
+	p.pid.fd = -1
+	p.imports.Store(new([]atomic.Pointer[imported]))
+	if err := p.handshake(ctx); err != nil {
+		_ = p.sock.SetDeadline(time.Time{})
+		p.say([]byte{msgBye}) // the owner may have welcomed us: we were never in
+		_ = conn.Close()
+		p.release()
+		return nil, err
+	}
+	return p, b.adopt(p)
+}
+
+// contextError says why a context has ended, in our words too.
+func contextError(ctx context.Context) error {
+	cause := context.Cause(ctx)
+	if errors.Is(cause, context.DeadlineExceeded) {
+		return fmt.Errorf("%w: %w", backends.ErrTimeout, cause)
+	}
+	return cause
+}
+
+// adopt puts a peer on the list, unless the backend closes.
+func (b *Backend) adopt(p *peer) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed.Load() {
+		p.say([]byte{msgBye})
+		_ = p.sock.Close()
+		p.release()
+		return backends.ErrClosed
+	}
+	b.peers[p] = struct{}{}
+	p.readerWG.Go(p.listen)
+	return nil
+}
+
+// handshake shows our page and learns of the owner's table.
+func (p *peer) handshake(ctx context.Context) (err error) {
+	stop := context.AfterFunc(ctx, func() { _ = p.sock.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if p.pid, err = identify(p.sock); err != nil {
+		return err
+	}
+	ring := uint64(p.b.cfg.RingBytes)
+	fd, page, err := newShared("sluice-connection", ringAt+ring, false)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd) // the mapping keeps it
+	p.page = page
+	word(page, pageRingAt).Store(ring)
+	word(page, pageMagicAt).Store(pageMagic)
+	p.notes.init(page)
+	if err := p.pulls.init(p.sock); err != nil {
+		return err
+	}
+	if err := p.inbox.open(p.sock); err != nil {
+		return err
+	}
+	hello := binary.LittleEndian.AppendUint64([]byte{msgHello, version}, ring)
+	hello = append(hello, p.b.addr...)
+	if err := send(p.sock, p.b.cfg.DialTimeout, hello, []int{fd, p.b.event}); err != nil {
+		return fmt.Errorf("greet: %w", err)
+	}
+	if err := p.welcomed(); err != nil {
+		return err
+	}
+	if !stop() {
+		return context.Cause(ctx)
+	}
+	return p.sock.SetDeadline(time.Time{})
+}
+
+// welcomed reads the owner's answer: version, status, number of keys.
+func (p *peer) welcomed() error {
+	kind, body, fds, err := p.inbox.read()
+	if err != nil {
+		return fmt.Errorf("await welcome: %w", err)
+	}
+	defer func() { closeAll(fds) }()
+	if kind != msgWelcome || len(body) < 2 {
+		return fmt.Errorf("await welcome: message of kind %d: %w", kind, backends.ErrCorrupt)
+	}
+	if body[0] != version {
+		return fmt.Errorf("peer speaks version %d, we %d: use the same release on both sides: %w", body[0], version, backends.ErrVersion)
+	}
+	if err := statusError(status(body[1])); err != nil {
+		return fmt.Errorf("peer refused: %w", err)
+	}
+	if len(body) != 6 || len(fds) != 2 {
+		return fmt.Errorf("await welcome: %d bytes, %d descriptors: %w", len(body), len(fds), backends.ErrCorrupt)
+	}
+	if err := checkEventFD(fds[1]); err != nil {
+		return err
+	}
+	if p.table, err = openTable(fds[0], binary.LittleEndian.Uint32(body[2:])); err != nil {
+		return err
+	}
+	p.event = fds[1]
+	fds = fds[:1]
+	return nil
+}
+
+// listen reads what the owner says until the connection ends.
+func (p *peer) listen() {
+	defer p.markLost()
+	for {
+		kind, body, fds, err := p.inbox.read()
+		if err != nil {
+			return
+		}
+		switch kind {
+		case msgExtents:
+			err = p.answered(body, fds)
+		case msgPulled:
+			closeAll(fds)
+			err = p.pulled(body)
+		default:
+			closeAll(fds)
+			err = backends.ErrCorrupt
+		}
+		if err != nil {
+			_ = p.sock.Close()
+			return
+		}
+	}
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"time"
+)
+
+// How Fence waits: a copy of a piece takes well under a millisecond, so it spins
+// first, and then sleeps longer and longer.
+const (
+	fenceSpins    = 100
+	fenceSleep    = 20 * time.Microsecond
+	fenceSleepMax = time.Millisecond
+)
+
+// Fence implements backends.Fencer. It ends the epoch, so that nobody enters any
+// more, and waits until nobody announces a copy. A peer that is in the memory for
+// longer than Config.Grace is frozen; then fresh pages go under the range, and
+// what that peer still writes lands in pages that are nobody's. Nothing of a
+// reader can land here, so for readers alone no page moves.
+func (b *Backend) Fence(ctx context.Context, key uint32) error {
+	b.fences.RLock()
+	defer b.fences.RUnlock()
+	m := b.memory(key)
+	if m == nil {
+		return fmt.Errorf("fence memory: %w", errUnknownKey)
+	}
+	b.table.epoch(key).Add(1) // pairs with the announcement in move, before it looks at the epoch
+	deadline := time.Now().Add(b.cfg.Grace)
+	pause := fenceSleep
+	for i := 0; ; i++ {
+		busy, writes := b.whoIsIn(m, i > fenceSpins)
+		if !busy {
+			return nil
+		}
+		if i < fenceSpins {
+			runtime.Gosched()
+			continue
+		}
+		if time.Now().After(deadline) && m.pulls.Load() == 0 {
+			return b.shutOut(m, writes)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("fence memory: %w", contextError(ctx))
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, fenceSleepMax)
+	}
+}
+
+// whoIsIn looks for announcements of a memory. thorough also asks the kernel
+// whether who announces still lives.
+func (b *Backend) whoIsIn(m *memory, thorough bool) (busy, writes bool) {
+	busy = m.pulls.Load() > 0
+	for _, c := range *b.inbound.Load() {
+		c.eachIn(m.key, thorough, func(_ int, _ uint64, write bool) {
+			busy, writes = true, writes || write
+		})
+	}
+	return busy, writes
+}
+
+// eachIn calls f for every live announcement of a key.
+func (c *inbound) eachIn(key uint32, thorough bool, f func(line int, value uint64, write bool)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.page == nil || c.left {
+		return
+	}
+	for i := range announceMax {
+		value := word(c.page, announceAt+uint64(i)*lineBytes).Load()
+		if value == 0 || value == c.abandoned[i] {
+			continue
+		}
+		of, write := announcedKey(value)
+		if of != key {
+			continue
+		}
+		if thorough && c.pid.dead() {
+			c.left = true
+			return
+		}
+		f(i, value, write)
+	}
+}
+
+// shutOut makes what silent peers still do harmless, and remembers who they are,
+// so that the next Fence does not wait for them again.
+func (b *Backend) shutOut(m *memory, writes bool) error {
+	type place struct {
+		c     *inbound
+		line  int
+		value uint64
+	}
+	var silent []place
+	for _, c := range *b.inbound.Load() {
+		c.eachIn(m.key, true, func(line int, value uint64, _ bool) { silent = append(silent, place{c, line, value}) })
+	}
+	if writes && m.arena != nil && !m.readOnly {
+		if err := m.arena.renew(&b.table, m.off, uint64(len(m.bytes))); err != nil {
+			return fmt.Errorf("fence memory: put fresh pages under a frozen peer: %w", err)
+		}
+	}
+	for _, s := range silent {
+		s.c.mu.Lock()
+		s.c.abandoned[s.line] = s.value
+		s.c.mu.Unlock()
+	}
+	return nil
+}
+
+// awaitQuiet gives all peers Config.Grace to leave all memories.
+func (b *Backend) awaitQuiet() {
+	deadline := time.Now().Add(b.cfg.Grace)
+	for time.Now().Before(deadline) && b.anybodyIn() {
+		time.Sleep(fenceSleep)
+	}
+}
+
+func (b *Backend) anybodyIn() bool {
+	for _, c := range *b.inbound.Load() {
+		if c.busy() {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *inbound) busy() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.page == nil || c.left || c.pid.dead() {
+		return false
+	}
+	for i := range announceMax {
+		if v := word(c.page, announceAt+uint64(i)*lineBytes).Load(); v != 0 && v != c.abandoned[i] {
+			return true
+		}
+	}
+	return false
+}

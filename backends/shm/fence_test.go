@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+)
+
+// silent puts the announcement of a peer that never leaves into a page.
+func silent(p *peer, key uint32, op backends.Op) {
+	p.announce(key, op, 7)
+}
+
+func TestFencePutsFreshPagesUnderASilentWriterOnce(t *testing.T) {
+	const grace = 40 * time.Millisecond
+	b := open(t, Config{Grace: grace})
+	m, mem := share(t, b, backendtest.HostMemory, 1<<20)
+	other, _ := share(t, b, backendtest.HostMemory, 1<<20)
+	p := dial(t, b, b.Addr())
+	fill(mem, 0x5A)
+	silent(p, m.Key(), backends.Write)
+	before := m.arena.shared.Generation()
+
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
+	defer cancel()
+	wantError(t, "fence cut short", b.Fence(ctx, m.Key()), context.DeadlineExceeded)
+	if m.arena.shared.Generation() != before {
+		t.Error("a fence cut short moved pages")
+	}
+	begin := time.Now()
+	if err := b.Fence(context.Background(), other.Key()); err != nil || time.Since(begin) > grace {
+		t.Errorf("fence of other memory: %v after %v, want nil at once", err, time.Since(begin))
+	}
+	begin = time.Now()
+	if err := b.Fence(context.Background(), m.Key()); err != nil {
+		t.Fatal(err)
+	}
+	if time.Since(begin) < grace || m.arena.shared.Generation() == before {
+		t.Errorf("fence took %v and generation %d, want the grace %v and fresh pages", time.Since(begin), m.arena.shared.Generation(), grace)
+	}
+	if mem[0] != 0x5A || mem[len(mem)-1] != 0x5A {
+		t.Error("fresh pages have lost the content")
+	}
+	begin, before = time.Now(), m.arena.shared.Generation()
+	if err := b.Fence(context.Background(), m.Key()); err != nil || time.Since(begin) > grace/2 || m.arena.shared.Generation() != before {
+		t.Errorf("second fence: %v after %v, want nil at once, and no more fresh pages", err, time.Since(begin))
+	}
+}
+
+// What a reader still reads lands in its own memory: no page needs to move.
+func TestFenceMovesNoPagesForASilentReader(t *testing.T) {
+	b := open(t, Config{Grace: 10 * time.Millisecond})
+	for _, alloc := range []backendtest.Allocator{backendtest.HostMemory, backendtest.ForeignMemory} {
+		m, _ := share(t, b, alloc, 1<<20)
+		p := dial(t, b, b.Addr())
+		silent(p, m.Key(), backends.Read)
+		if err := b.Fence(context.Background(), m.Key()); err != nil {
+			t.Fatal(err)
+		}
+		if m.arena != nil && m.arena.shared.Generation() != 0 {
+			t.Error("a silent reader made pages move")
+		}
+	}
+}
+
+// A copy that was under way while pages moved is done again, into the new ones.
+func TestMoveNoticesPagesThatMovedUnderIt(t *testing.T) {
+	owner, b := open(t, Config{}), open(t, Config{})
+	far, farMem := share(t, owner, backendtest.HostMemory, 1<<20)
+	near, mem := share(t, b, backendtest.HostMemory, 1<<20)
+	p := dial(t, b, owner.Addr())
+	token, _ := far.AppendToken(nil)
+	key, _, err := p.Import(token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fill(mem, 0x77)
+	stop := make(chan struct{})
+	renewed := make(chan int)
+	go func() {
+		n := 0
+		for ; ; n++ {
+			select {
+			case <-stop:
+				renewed <- n
+				return
+			default:
+			}
+			if err := far.arena.renew(&owner.table, 0, 1<<20); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(300 * time.Microsecond)
+		}
+	}()
+	for i := range uint64(200) {
+		off := i * 4096
+		d := []backends.Desc{{Local: off, Remote: off, Len: 4096, LocalKey: near.Key(), RemoteKey: key}}
+		if err := p.Submit(backends.Write, i, d); err != nil {
+			t.Fatal(err)
+		}
+		if err := await(t, b, i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(stop)
+	if n := <-renewed; n < 3 {
+		t.Logf("only %d renewals met 200 writes", n)
+	}
+	for i, v := range farMem[:200*4096] {
+		if v != 0x77 {
+			t.Fatalf("byte %d was written to pages that are nobody's, and called done", i)
+		}
+	}
+}
+
+func TestExplainNamesTheWay(t *testing.T) {
+	owner, b := open(t, Config{}), open(t, Config{})
+	near, _ := share(t, b, backendtest.HostMemory, 4096)
+	p := dial(t, b, owner.Addr())
+	seen := make(map[string]bool)
+	for _, alloc := range []backendtest.Allocator{backendtest.HostMemory, backendtest.ForeignMemory} {
+		m, _ := share(t, owner, alloc, 4096)
+		token, _ := m.AppendToken(nil)
+		key, _, err := p.Import(token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen[p.Explain(near.Key(), key)] = true
+	}
+	if len(seen) != 2 || seen["shm: unknown key"] {
+		t.Errorf("explanations: %v, want a direct one and a pull", seen)
+	}
+	if err := p.Submit(backends.Write, 1, []backends.Desc{{Len: 1, LocalKey: near.Key(), RemoteKey: 999}}); !errors.Is(err, backends.ErrBounds) {
+		t.Errorf("unknown key: %v, want ErrBounds", err)
+	}
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// fetch is a question for the extents of an arena.
+type fetch struct {
+	m          *imported
+	size       uint64
+	generation uint64
+	extents    []backends.Extent // FD is an index in fds
+	fds        []int
+	done       chan error // nil for a parked job, else of one place
+}
+
+type fetchError struct{ err error }
+
+// What bounds an answer: a mapping is limited to what a process can map.
+const (
+	fdsMax       = 250 // SCM_MAX_FD of Linux is 253
+	extentsMax   = 64 << 10
+	extentsPart  = 512 // in one datagram: 14 KiB
+	extentBytes  = 28
+	arenaSizeMax = 1 << 46
+)
+
+// refresh asks for the extents and waits for the answer.
+func (p *peer) refresh(m *imported) error {
+	done := make(chan error, 1)
+	p.ask(m, done)
+	timer := time.NewTimer(p.b.cfg.DialTimeout)
+	defer timer.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-timer.C:
+		return fmt.Errorf("ask for the memory's pages: no answer within %v, the peer may be frozen: %w", p.b.cfg.DialTimeout, backends.ErrTimeout)
+	}
+}
+
+// ask sends the question. The answer goes to done, or wakes parked jobs.
+func (p *peer) ask(m *imported, done chan error) {
+	p.mu.Lock()
+	id := p.fetchID
+	p.fetchID++
+	gone := p.lost.Load() || p.closing.Load()
+	if !gone {
+		p.fetches[id] = &fetch{m: m, done: done}
+	}
+	p.mu.Unlock()
+	if gone {
+		if done != nil {
+			done <- backends.ErrPeerLost
+		}
+		return
+	}
+	msg := binary.LittleEndian.AppendUint32([]byte{msgFetch}, id)
+	p.say(append(msg, m.token...))
+}
+
+// answered takes one part of an answer: id, status, generation, size, total,
+// count, then extents. It owns fds.
+func (p *peer) answered(body []byte, fds []int) error {
+	if len(body) < 32 {
+		closeAll(fds)
+		return fmt.Errorf("answer of %d bytes: %w", len(body), backends.ErrCorrupt)
+	}
+	id := binary.LittleEndian.Uint32(body)
+	p.mu.Lock()
+	f := p.fetches[id]
+	p.mu.Unlock()
+	if f == nil {
+		closeAll(fds)
+		return nil // asked by somebody who gave up
+	}
+	f.fds = append(f.fds, fds...)
+	more, err := f.take(body[4:])
+	if more && err == nil {
+		return nil
+	}
+	if err == nil {
+		err = p.install(f)
+	}
+	p.mu.Lock()
+	_, mine := p.fetches[id]
+	delete(p.fetches, id)
+	p.mu.Unlock()
+	if mine {
+		p.end(f, err)
+	}
+	return nil
+}
+
+// take reads one part and reports whether more must come.
+func (f *fetch) take(b []byte) (more bool, err error) {
+	if err := statusError(status(b[0])); err != nil {
+		return false, err
+	}
+	f.generation, f.size = binary.LittleEndian.Uint64(b[4:]), binary.LittleEndian.Uint64(b[12:])
+	total, count := binary.LittleEndian.Uint32(b[20:]), binary.LittleEndian.Uint32(b[24:])
+	b = b[28:]
+	if total == 0 || total > extentsMax || count == 0 || count > extentsPart || len(b) != int(count)*extentBytes ||
+		len(f.extents)+int(count) > int(total) || f.size == 0 || f.size > arenaSizeMax || len(f.fds) > fdsMax {
+		return false, fmt.Errorf("peer's extents: %w", backends.ErrCorrupt)
+	}
+	for ; len(b) > 0; b = b[extentBytes:] {
+		f.extents = append(f.extents, backends.Extent{Off: binary.LittleEndian.Uint64(b), Len: binary.LittleEndian.Uint64(b[8:]),
+			FDOff: binary.LittleEndian.Uint64(b[16:]), FD: int(binary.LittleEndian.Uint32(b[24:]))})
+	}
+	return len(f.extents) < int(total), nil
+}
+
+// install maps the answer in place of older pages.
+func (p *peer) install(f *fetch) error {
+	if f.m.off+f.m.size > f.size {
+		return fmt.Errorf("memory of %d bytes at %d ends past its arena of %d: %w", f.m.size, f.m.off, f.size, backends.ErrCorrupt)
+	}
+	m, err := mapExtents(f)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if have := f.m.arena.mapping.Load(); f.m.arena.imports == 0 || have != nil && have.generation > m.generation {
+		m.release()
+		return nil
+	}
+	f.m.arena.retire(m)
+	return nil
+}
+
+// end tells whoever asked.
+func (p *peer) end(f *fetch, err error) {
+	closeAll(f.fds)
+	if f.done != nil {
+		f.done <- err
+		return
+	}
+	if err != nil {
+		f.m.broken.Store(&fetchError{err})
+	}
+	p.mu.Lock()
+	f.m.arena.fetches = false
+	p.mu.Unlock()
+	p.unpark()
+}
+
+// failFetches ends every question.
+func (p *peer) failFetches(err error) {
+	p.mu.Lock()
+	all := p.fetches
+	p.fetches = make(map[uint32]*fetch)
+	p.mu.Unlock()
+	for _, f := range all {
+		p.end(f, err)
+	}
+}
+
+// park sets a job aside until fresh pages are mapped.
+func (p *peer) park(j *job) {
+	m := j.waits
+	p.mu.Lock()
+	p.parked = append(p.parked, j)
+	ask := !m.arena.fetches
+	m.arena.fetches = true
+	p.mu.Unlock()
+	if ask {
+		p.ask(m, nil)
+	}
+	if p.lost.Load() || p.closing.Load() || j.wanted() {
+		p.unpark()
+	}
+}
+
+// unpark puts all jobs back: who still lacks pages parks again.
+func (p *peer) unpark() {
+	p.mu.Lock()
+	jobs := p.parked
+	p.parked = nil
+	p.mu.Unlock()
+	for _, j := range jobs {
+		p.b.queue.push(j)
+	}
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+)
+
+// TestHelpStopsAfterAPiece has the only worker held up in another batch, so that
+// what is copied is copied by Help alone.
+func TestHelpStopsAfterAPiece(t *testing.T) {
+	const piece, size = 4096, 1 << 20
+	b := open(t, Config{Workers: 1, InlineMax: -1, PieceMax: piece})
+	held, _ := share(t, b, backendtest.HostMemory, size)
+	from, src := share(t, b, backendtest.HostMemory, size)
+	to, dst := share(t, b, backendtest.HostMemory, size)
+	p := dial(t, b, b.Addr())
+	key := func(m *memory) uint32 {
+		token, err := m.AppendToken(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		key, _, err := p.Import(token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return key
+	}
+	fill(src, 0x5A)
+
+	held.arena.renewing.Store(true) // whoever copies into it waits
+	defer held.arena.renewing.Store(false)
+	first := []backends.Desc{{Len: piece, LocalKey: held.Key(), RemoteKey: key(from)}}
+	if err := p.Submit(backends.Read, 1, first); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(10 * time.Second); b.queue.len() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the worker does not take the first batch")
+		}
+	}
+	second := []backends.Desc{{Len: size, LocalKey: from.Key(), RemoteKey: key(to)}}
+	if err := p.Submit(backends.Write, 2, second); err != nil {
+		t.Fatal(err)
+	}
+	stop := make(chan struct{})
+	close(stop)
+	if !p.Help(2, stop) {
+		t.Fatal("Help did nothing for a batch that waits")
+	}
+	if dst[0] != 0x5A || dst[piece] != 0 || b.queue.len() != 1 {
+		t.Errorf("after one piece: bytes %#x and %#x, %d in the queue; want %#x, 0 and the rest in the queue", dst[0], dst[piece], b.queue.len(), 0x5A)
+	}
+	held.arena.renewing.Store(false)
+	for tag := uint64(1); tag <= 2; tag++ {
+		if err := await(t, b, tag); err != nil {
+			t.Errorf("batch %d: %v", tag, err)
+		}
+	}
+	if dst[size-1] != 0x5A {
+		t.Error("the rest of the batch is missing")
+	}
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+// Two kinds of pages are shared. The key table belongs to the owner of memory:
+// it alone writes, every peer maps it read-only. The connection page belongs to
+// one connection: both write, so neither believes what it reads there.
+const (
+	version    = 1
+	tableMagic = 0x31656c6261547331 // "1sTable1"
+	pageMagic  = 0x3165676150737331 // "1ssPage1"
+	pageBytes  = 4096
+	lineBytes  = 64 // a cache line: words of different writers lie that far apart
+)
+
+// The key table: a header page, a slot for each key, a generation for each arena.
+const (
+	tableMagicAt = 0
+	tableKeysAt  = 8
+
+	slotBytes   = 64
+	slotEpochAt = 0
+	slotTagAt   = 8  // 16 bytes; zero: no memory has this key
+	slotArenaAt = 24 // low half the arena, high half flags
+	slotOffAt   = 32
+	slotSizeAt  = 40
+	slotBaseAt  = 48
+)
+
+func tableBytes(keys uint32) uint64 {
+	return (pageBytes + uint64(keys)*(slotBytes+8) + pageBytes - 1) &^ (pageBytes - 1)
+}
+
+// The connection page: a header, announcements, pull requests, the ring.
+const (
+	pageMagicAt   = 0
+	pageRingAt    = 8             // bytes of the ring
+	pageArmedAt   = 1 * lineBytes // the receiver sleeps: wake it
+	pageWaitingAt = 2 * lineBytes // the sender found no room: wake it
+	pageHeadAt    = 3 * lineBytes // what the receiver has read of the ring
+
+	announceAt  = pageBytes
+	announceMax = 64 // copies at a time of one initiator, one line each
+
+	pullAt         = announceAt + announceMax*lineBytes
+	pullMax        = 16 // pulls at a time of one initiator
+	pullBytes      = 8192
+	pullStateAt    = 0
+	pullCountAt    = 8
+	pullKeyAt      = 16
+	pullEpochAt    = 24
+	pullEntriesAt  = 64
+	pullEntryBytes = 24 // address at the initiator, offset in the memory, length
+	pullEntriesMax = 256
+
+	ringAt       = pullAt + pullMax*pullBytes
+	ringBytesMin = 4 * messageMax // 128 KiB: two of the longest messages fit however they lie
+	ringBytesMax = 64 << 20
+)
+
+const _ = uint(pullBytes - pullEntriesAt - pullEntriesMax*pullEntryBytes)
+
+func ringSizeFits(n uint64) bool {
+	return n >= ringBytesMin && n <= ringBytesMax && n&(n-1) == 0
+}

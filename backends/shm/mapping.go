@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// peerArena is an arena of the peer as we see it.
+type peerArena struct {
+	index   uint32
+	imports int // peer.mu
+	mapping atomic.Pointer[mapping]
+	fetches bool // peer.mu: a parked job has asked for fresh pages
+}
+
+// mapping is one generation of an arena, mapped. It is unmapped when the arena
+// has let go of it and no copy is inside.
+type mapping struct {
+	mem, whole []byte
+	generation uint64
+	refs       atomic.Int32 // one of the arena, one of each copy inside
+}
+
+// acquire returns the mapping for one copy, nil without one.
+func (a *peerArena) acquire() *mapping {
+	for {
+		m := a.mapping.Load()
+		if m == nil {
+			return nil
+		}
+		if n := m.refs.Load(); n > 0 && m.refs.CompareAndSwap(n, n+1) {
+			return m
+		}
+	}
+}
+
+func (m *mapping) release() {
+	if m.refs.Add(-1) == 0 {
+		_ = unmapAddresses(m.whole) // our own reservation, whole: cannot fail
+	}
+}
+
+// retire puts another mapping in place of the present one.
+func (a *peerArena) retire(next *mapping) {
+	if old := a.mapping.Swap(next); old != nil {
+		old.release()
+	}
+}
+
+// mapExtents maps an arena as the owner described it.
+func mapExtents(f *fetch) (*mapping, error) {
+	mem, whole, err := reserveAddresses(f.size)
+	if err != nil {
+		return nil, fmt.Errorf("reserve %d bytes of addresses: %w", f.size, err)
+	}
+	m := &mapping{mem: mem, whole: whole, generation: f.generation}
+	m.refs.Store(1)
+	var at uint64
+	for _, e := range f.extents {
+		if err := placeExtent(mem, e, f.fds, &at); err != nil {
+			m.release()
+			return nil, fmt.Errorf("map peer memory: %w", err)
+		}
+	}
+	if at < f.size {
+		m.release()
+		return nil, fmt.Errorf("map peer memory: %d of %d bytes: %w", at, f.size, backends.ErrCorrupt)
+	}
+	_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // only a wish
+	return m, nil
+}
+
+// placeExtent checks one extent, whose FD is an index, and maps it.
+func placeExtent(mem []byte, e backends.Extent, fds []int, at *uint64) error {
+	size := uint64(len(mem))
+	if e.Off != *at || e.Off%pageBytes != 0 || e.FDOff%pageBytes != 0 || e.FD >= len(fds) ||
+		e.Len == 0 || e.Off >= size || e.FDOff+e.Len < e.FDOff {
+		return fmt.Errorf("extent at %d: %w", e.Off, backends.ErrCorrupt)
+	}
+	n := min(e.Len, size-e.Off)
+	if err := checkSealed(fds[e.FD], e.FDOff+n); err != nil {
+		return err
+	}
+	if err := placeShared(mem[e.Off:e.Off+n], fds[e.FD], e.FDOff); err != nil {
+		return err
+	}
+	*at = e.Off + n
+	return nil
+}
+
+// attach finds or makes the mapping that a memory lies in.
+func (p *peer) attach(m *imported) error {
+	p.mu.Lock()
+	a := p.arenas[m.grant.arena]
+	if a == nil {
+		a = &peerArena{index: m.grant.arena}
+		p.arenas[a.index] = a
+	}
+	a.imports++
+	m.arena = a
+	p.mu.Unlock()
+	if p.current(m) {
+		return nil
+	}
+	if err := p.refresh(m); err != nil {
+		p.detach(m)
+		return err
+	}
+	return nil
+}
+
+// current reports whether the arena's pages of today are mapped.
+func (p *peer) current(m *imported) bool {
+	have := m.arena.acquire()
+	if have == nil {
+		return false
+	}
+	defer have.release()
+	return have.generation == p.table.generation(m.arena.index).Load() && m.off+m.size <= uint64(len(have.mem))
+}
+
+// detach gives an arena back when its last memory goes.
+func (p *peer) detach(m *imported) {
+	if m.arena == nil {
+		return
+	}
+	p.mu.Lock()
+	m.arena.imports--
+	if m.arena.imports == 0 {
+		delete(p.arenas, m.arena.index)
+		m.arena.retire(nil)
+	}
+	p.mu.Unlock()
+}

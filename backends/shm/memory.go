@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// memory is one registration.
+type memory struct {
+	b        *Backend
+	key      uint32
+	bytes    []byte
+	secret   [16]byte
+	arena    *arena // nil: foreign
+	off      uint64 // in the arena
+	readOnly bool
+	pulls    atomic.Int32 // pulls into it by our own hand
+	closed   atomic.Bool
+}
+
+// Register implements backends.Backend. A range of known shared memory costs a
+// map look-up and a digest.
+func (b *Backend) Register(seg backends.Segment) (backends.Memory, error) {
+	if seg.Kind != backends.DRAM {
+		return nil, fmt.Errorf("register %v memory: %w", seg.Kind, backends.ErrNotSupported)
+	}
+	if err := seg.Check(); err != nil {
+		return nil, fmt.Errorf("register memory: %w", err)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed.Load() {
+		return nil, fmt.Errorf("register memory: %w", backends.ErrClosed)
+	}
+	n := len(b.freeKeys)
+	if n == 0 {
+		return nil, fmt.Errorf("register memory: all %d keys are taken, raise Config.KeysMax: %w", b.cfg.KeysMax, backends.ErrFull)
+	}
+	m := &memory{b: b, key: b.freeKeys[n-1], bytes: seg.Mem, secret: seg.Secret, off: seg.SharedOff, readOnly: seg.ReadOnly}
+	if err := b.place(m, &seg); err != nil {
+		return nil, fmt.Errorf("register memory: %w", err)
+	}
+	b.freeKeys = b.freeKeys[:n-1]
+	g := m.grant()
+	b.table.publish(m.key, tagOf(&m.secret, m.key, &g), g)
+	b.memories[m.key].Store(m)
+	return m, nil
+}
+
+// place finds the arena of a segment.
+func (b *Backend) place(m *memory, seg *backends.Segment) error {
+	if seg.Shared == nil {
+		return nil
+	}
+	a, err := b.arenaOf(seg.Shared)
+	if err != nil {
+		return err
+	}
+	if seg.SharedOff > a.size || seg.Len > a.size-seg.SharedOff {
+		b.releaseArena(a)
+		return fmt.Errorf("[%d, +%d) of %d shared bytes: %w", seg.SharedOff, seg.Len, a.size, backends.ErrBounds)
+	}
+	m.arena = a
+	return nil
+}
+
+func (m *memory) grant() grant {
+	g := grant{off: m.off, size: uint64(len(m.bytes))}
+	if m.readOnly {
+		g.flags |= flagReadOnly
+	}
+	if m.arena != nil {
+		g.arena = m.arena.index
+	} else {
+		g.flags |= flagForeign
+		g.base = addressOf(m.bytes)
+	}
+	return g
+}
+
+// Key implements backends.Memory.
+func (m *memory) Key() uint32 { return m.key }
+
+// AppendToken implements backends.Memory.
+func (m *memory) AppendToken(dst []byte) ([]byte, error) {
+	m.b.mu.Lock()
+	defer m.b.mu.Unlock()
+	if m.closed.Load() {
+		return dst, backends.ErrClosed
+	}
+	if m.arena != nil {
+		m.arena.noticeRenewal(&m.b.table)
+	}
+	t := token{secret: m.secret, key: m.key, epoch: m.b.table.epoch(m.key).Load()}
+	return t.append(dst, &m.b.address.id), nil
+}
+
+// Close implements backends.Memory.
+func (m *memory) Close() error {
+	m.b.mu.Lock()
+	defer m.b.mu.Unlock()
+	if m.closed.Swap(true) {
+		return nil
+	}
+	m.b.table.retract(m.key)
+	m.b.memories[m.key].Store(nil)
+	m.b.freeKeys = append(m.b.freeKeys, m.key)
+	if m.arena != nil {
+		m.b.releaseArena(m.arena)
+	}
+	return nil
+}
+
+// memory returns the registration of a key, nil without one.
+func (b *Backend) memory(key uint32) *memory {
+	if key >= uint32(len(b.memories)) {
+		return nil
+	}
+	return b.memories[key].Load()
+}

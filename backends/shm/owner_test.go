@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"bufio"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/internal/freeze"
+)
+
+// ownerVariable makes the test binary an owner of memory: it prints its address
+// and a token, and stays until its input ends.
+const ownerVariable = "SLUICE_SHM_TEST_OWNER"
+
+const ownerBytes = 4 << 20
+
+type owner struct {
+	cmd         *exec.Cmd
+	addr, token []byte
+}
+
+func serveOwner(kind string) int {
+	alloc := backendtest.HostMemory
+	if kind == "foreign" {
+		alloc = backendtest.ForeignMemory
+	}
+	space, err := alloc(ownerBytes)
+	if err == nil {
+		err = serveSpace(space)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func serveSpace(space *backendtest.Space) error {
+	b, err := New(Config{})
+	if err != nil {
+		return err
+	}
+	m, err := b.Register(space.Segment)
+	if err != nil {
+		return err
+	}
+	token, err := m.AppendToken(nil)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%x %x\n", b.Addr(), token)
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	return b.Close()
+}
+
+// startOwner starts an owner process, as another user if uid is not 0.
+func startOwner(t *testing.T, kind string, uid uint32) *owner {
+	t.Helper()
+	exe := "/proc/self/exe"
+	o := &owner{cmd: exec.Command(exe)}
+	// The race detector would have the process linger for a second.
+	o.cmd.Env = append(os.Environ(), ownerVariable+"="+kind, "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	o.cmd.Stderr = os.Stderr
+	if uid != 0 {
+		o.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	}
+	in, err := o.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := o.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := o.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = o.cmd.Process.Signal(syscall.SIGCONT)
+		_ = in.Close()
+		done := time.AfterFunc(5*time.Second, func() { _ = o.cmd.Process.Kill() })
+		_ = o.cmd.Wait()
+		done.Stop()
+	})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr, token, _ := strings.Cut(strings.TrimSpace(line), " ")
+	o.addr, _ = hex.DecodeString(addr)
+	o.token, _ = hex.DecodeString(token)
+	return o
+}
+
+// freeze stops the owner and returns when all its threads stand.
+func (o *owner) freeze(t *testing.T) {
+	t.Helper()
+	if err := freeze.Process(o.cmd.Process); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (o *owner) thaw(t *testing.T) {
+	t.Helper()
+	if err := freeze.Thaw(o.cmd.Process); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// open makes a backend that ends with the test.
+func open(t testing.TB, cfg Config) *Backend {
+	t.Helper()
+	b, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return b
+}
+
+// share allocates and registers memory that ends with the test, after the backend.
+func share(t testing.TB, b *Backend, alloc backendtest.Allocator, n uint64) (*memory, []byte) {
+	t.Helper()
+	space, err := alloc(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close(); _ = space.Free() })
+	seg := space.Segment
+	seg.Secret[0] = byte(n)
+	m, err := b.Register(seg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m.(*memory), seg.Mem
+}
+
+func dial(t testing.TB, b *Backend, addr []byte) *peer {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	p, err := b.Connect(ctx, addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.(*peer)
+}
+
+// await polls for one completion.
+func await(t testing.TB, b *Backend, tag uint64) error {
+	t.Helper()
+	var done [1]backends.Completion
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Microsecond) {
+		n, err := b.Poll(done[:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n == 1 {
+			if done[0].Tag != tag {
+				t.Fatalf("completion of tag %d, want %d", done[0].Tag, tag)
+			}
+			return done[0].Err
+		}
+	}
+	t.Fatalf("tag %d did not complete", tag)
+	return nil
+}
+
+func wantError(t *testing.T, what string, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("%s: %v, want %v", what, err, want)
+	}
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// peer is our side of a connection that we dialled: it reaches the other side's
+// memory. It implements backends.Peer, Canceler, Pager, Notifier, Watcher
+// and Explainer.
+type peer struct {
+	b     *Backend
+	owner address
+	self  bool // the other side is this backend
+	sock  *net.UnixConn
+	inbox inbox
+
+	saying sync.Mutex // one message at a time has a deadline
+	table  table      // theirs, read-only
+	page   []byte     // ours, shared
+	event  int        // theirs
+	pid    processID
+	hints  atomic.Uint64 // numbers announcements
+
+	inflight atomic.Int64 // calls and tags that use the mappings
+	closing  atomic.Bool
+	lost     atomic.Bool
+	lostCh   chan struct{}
+	readerWG sync.WaitGroup
+	closeOne sync.Once
+
+	imports atomic.Pointer[[]atomic.Pointer[imported]] // replaced under mu, read without
+
+	mu       sync.Mutex // after Backend.mu
+	freeKeys []uint32
+	arenas   map[uint32]*peerArena
+	fetches  map[uint32]*fetch
+	fetchID  uint32
+	parked   []*job
+
+	notes noteSender
+	pulls puller
+}
+
+var (
+	_ backends.Peer      = (*peer)(nil)
+	_ backends.Canceler  = (*peer)(nil)
+	_ backends.Pager     = (*peer)(nil)
+	_ backends.Notifier  = (*peer)(nil)
+	_ backends.Watcher   = (*peer)(nil)
+	_ backends.Helper    = (*peer)(nil)
+	_ backends.Explainer = (*peer)(nil)
+)
+
+// Hot answers, made once.
+var (
+	errUnknownKey = fmt.Errorf("unknown key: %w", backends.ErrBounds)
+	errStale      = errors.New("pages have moved") // never leaves the package
+	errPull       = errors.New("the owner pulls")  // never leaves the package
+)
+
+// enter begins a use of the mappings; exit ends it. Close waits for all.
+func (p *peer) enter() error {
+	p.inflight.Add(1) // pairs with the store in Close
+	switch {
+	case p.closing.Load():
+		p.exit()
+		return backends.ErrClosed
+	case p.lost.Load():
+		p.exit()
+		return backends.ErrPeerLost
+	}
+	return nil
+}
+
+func (p *peer) exit() { p.inflight.Add(-1) }
+
+// imported returns what a key names, nil for nothing.
+func (p *peer) imported(key uint32) *imported {
+	list := *p.imports.Load()
+	if key >= uint32(len(list)) {
+		return nil
+	}
+	return list[key].Load()
+}
+
+// Close implements backends.Peer. It waits for pieces in hand. Only a peer that
+// is frozen in the middle of a pull from our memory makes it wait longer, for
+// Config.CloseMax: after that the pull counts as lost, and what such a peer
+// still reads when it continues lands in its own foreign memory.
+func (p *peer) Close() error {
+	p.closeOne.Do(p.close)
+	return nil
+}
+
+func (p *peer) close() {
+	p.closing.Store(true)
+	p.failFetches(backends.ErrClosed)
+	p.withdraw(nil, backends.ErrClosed)
+	deadline := time.Now().Add(p.b.cfg.CloseMax)
+	for pause := 10 * time.Microsecond; p.inflight.Load() > 0; pause = min(2*pause, time.Millisecond) {
+		time.Sleep(pause)
+		p.unpark()
+		if time.Now().After(deadline) {
+			p.abandonPulls(backends.ErrClosed)
+		}
+	}
+	p.say([]byte{msgBye})
+	_ = p.sock.Close() // the reader ends by it
+	p.readerWG.Wait()
+	p.b.mu.Lock()
+	delete(p.b.peers, p)
+	p.b.mu.Unlock()
+	p.release()
+}
+
+// release unmaps and closes what a connection holds. It also serves a handshake
+// that broke off.
+func (p *peer) release() {
+	p.mu.Lock()
+	for _, a := range p.arenas {
+		a.retire(nil)
+	}
+	p.arenas = nil
+	p.mu.Unlock()
+	for _, mem := range [][]byte{p.table.mem, p.page} {
+		if mem != nil {
+			_ = unix.Munmap(mem) // our own, whole: cannot fail
+		}
+	}
+	if p.event >= 0 {
+		_ = unix.Close(p.event)
+	}
+	p.pid.release()
+}
+
+// markLost ends what waits for the other side.
+func (p *peer) markLost() {
+	if p.lost.Swap(true) {
+		return
+	}
+	close(p.lostCh)
+	p.failFetches(backends.ErrPeerLost)
+	p.abandonPulls(backends.ErrPeerLost)
+	p.unpark()
+}
+
+// Lost implements backends.Watcher.
+func (p *peer) Lost() <-chan struct{} { return p.lostCh }
+
+// Explain implements backends.Explainer.
+func (p *peer) Explain(localKey, remoteKey uint32) string {
+	if p.enter() != nil {
+		return "shm: the peer is gone"
+	}
+	defer p.exit()
+	imp := p.imported(remoteKey)
+	switch {
+	case imp == nil || p.b.memory(localKey) == nil:
+		return "shm: unknown key"
+	case imp.self != nil:
+		return "direct: the memory is this process's own, one copy"
+	case imp.arena != nil:
+		return "direct: the peer's memory is mapped here, one copy"
+	}
+	return "pull: the bytes pass through process_vm_readv (the reader's hand; for a write the owner's), " +
+		"because the peer's memory is not shareable: allocate it with hostmem for the direct path"
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package shm moves bytes between processes of one user on one host.
+//
+// Memory that can be shared (hostmem's) is mapped by the peer, and one copy
+// moves the bytes. The peer announces each piece in a page that both see, so the
+// owner can prove that nobody is in its memory (Fence), and puts fresh pages
+// under the range when a frozen peer does not leave. Foreign memory, which only
+// its process has, is read with process_vm_readv by the reader, and is written
+// by its owner, who pulls.
+//
+// A peer maps an arena as a whole and writable. Bounds, ReadOnly and epochs keep
+// programs apart that use this package; against a hostile process of the same
+// user, which could as well attach a debugger, nothing here protects.
+//
+// Control runs over a Unix socket between processes of the same uid. Data,
+// notifications and announcements never touch it.
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Backend implements backends.Backend, Receiver, Armer and Fencer.
+type Backend struct {
+	cfg      Config
+	caps     backends.Caps
+	address  address
+	addr     []byte
+	listener *net.UnixListener
+	event    int // an eventfd: completions, messages, room
+	tableFD  int
+	table    table
+
+	memories []atomic.Pointer[memory]
+	inbound  atomic.Pointer[[]*inbound]
+	closed   atomic.Bool
+	armed    atomic.Bool
+
+	mu         sync.Mutex // before arena.mu and peer.mu
+	freeKeys   []uint32
+	arenas     map[backends.Shared]*arena
+	freeArenas []uint32
+	peers      map[*peer]struct{}
+	strangers  map[*net.UnixConn]struct{} // handshakes under way
+
+	done  doneRing
+	jobs  jobPool
+	queue queue
+
+	accepting chan struct{} // a place for each handshake under way
+	tasks     sync.WaitGroup
+	turn      int // where Receive begins; Receive only
+	closing   sync.Once
+	fences    sync.RWMutex // held by each Fence; Close waits for them
+}
+
+var (
+	_ backends.Backend  = (*Backend)(nil)
+	_ backends.Receiver = (*Backend)(nil)
+	_ backends.Armer    = (*Backend)(nil)
+	_ backends.Fencer   = (*Backend)(nil)
+)
+
+// New starts a backend: its control socket, one goroutine that accepts peers and
+// Config.Workers that copy.
+func New(cfg Config) (*Backend, error) {
+	cfg.EnsureDefaults()
+	if err := cfg.check(); err != nil {
+		return nil, fmt.Errorf("shm: %w", err)
+	}
+	b := &Backend{cfg: cfg, caps: cfg.caps(), address: newAddress(cfg.SocketDir), event: -1, tableFD: -1}
+	if err := b.open(); err != nil {
+		return nil, errors.Join(fmt.Errorf("shm: %w", err), b.release())
+	}
+	b.start()
+	return b, nil
+}
+
+func (b *Backend) open() (err error) {
+	b.addr = b.address.encode()
+	if len(b.addr) > backends.AddrMax {
+		return fmt.Errorf("SocketDir of %d bytes: %w", len(b.cfg.SocketDir), backends.ErrBounds)
+	}
+	if b.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return fmt.Errorf("create event: %w", os.NewSyscallError("eventfd", err))
+	}
+	if b.tableFD, b.table, err = newTable(uint32(b.cfg.KeysMax)); err != nil {
+		return err
+	}
+	b.listener, err = net.ListenUnix("unixpacket", &net.UnixAddr{Name: b.address.socket(), Net: "unixpacket"})
+	if err != nil {
+		return fmt.Errorf("listen for peers: %w", err)
+	}
+	return nil
+}
+
+func (b *Backend) start() {
+	b.memories = make([]atomic.Pointer[memory], b.cfg.KeysMax)
+	b.freeKeys = countdown(b.cfg.KeysMax)
+	b.freeArenas = countdown(b.cfg.KeysMax)
+	b.arenas = make(map[backends.Shared]*arena)
+	b.peers = make(map[*peer]struct{})
+	b.strangers = make(map[*net.UnixConn]struct{})
+	b.inbound.Store(new([]*inbound))
+	b.done.init(b.cfg.JobsMax)
+	b.jobs.init(b.cfg.JobsMax)
+	// Each job stands in the queue at most once for itself; others may join in
+	// while fewer than JobsMax stand there, and each of those has one in hand.
+	b.queue.init(4*b.cfg.JobsMax+b.cfg.Workers, b.cfg.Workers)
+	b.accepting = make(chan struct{}, handshakesMax)
+	b.tasks.Add(1 + b.cfg.Workers)
+	go b.accept()
+	for id := range b.cfg.Workers {
+		go b.work(id)
+	}
+}
+
+// countdown lists n numbers so that the lowest is taken first.
+func countdown(n int) []uint32 {
+	list := make([]uint32, n)
+	for i := range list {
+		list[i] = uint32(n - 1 - i)
+	}
+	return list
+}
+
+// Caps implements backends.Backend.
+func (b *Backend) Caps() backends.Caps { return b.caps }
+
+// Addr implements backends.Backend.
+func (b *Backend) Addr() []byte { return b.addr }
+
+// Close implements backends.Backend. It ends every epoch and gives peers that
+// are in the middle of a copy Config.Grace to leave.
+func (b *Backend) Close() error {
+	var err error
+	b.closing.Do(func() { err = b.close() })
+	return err
+}
+
+func (b *Backend) close() error {
+	b.mu.Lock()
+	b.closed.Store(true)
+	open := make([]*peer, 0, len(b.peers))
+	for p := range b.peers {
+		open = append(open, p)
+	}
+	for conn := range b.strangers {
+		_ = conn.Close()
+	}
+	b.mu.Unlock()
+	err := b.listener.Close()
+	var wg sync.WaitGroup
+	for _, p := range open {
+		wg.Go(func() { _ = p.Close() }) // a peer's Close has nothing to report
+	}
+	wg.Wait()
+	b.endEpochs()
+	for _, c := range *b.inbound.Load() {
+		c.hangUp()
+	}
+	b.queue.close()
+	b.tasks.Wait()
+	b.fences.Lock() // nobody waits in Fence for longer than Grace
+	defer b.fences.Unlock()
+	for _, c := range *b.inbound.Load() {
+		c.release()
+	}
+	b.inbound.Store(new([]*inbound))
+	return errors.Join(err, b.release())
+}
+
+// endEpochs closes all memories and waits for who is in them.
+func (b *Backend) endEpochs() {
+	for i := range b.memories {
+		if m := b.memories[i].Load(); m != nil {
+			_ = m.Close() // never fails
+		}
+	}
+	b.awaitQuiet()
+}
+
+// release gives back what open made.
+func (b *Backend) release() error {
+	var errs []error
+	if b.table.mem != nil {
+		errs = append(errs, unix.Munmap(b.table.mem))
+	}
+	for _, fd := range []int{b.event, b.tableFD} {
+		if fd >= 0 {
+			errs = append(errs, unix.Close(fd))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// soft is a Shared of one page that could be cut under its peers.
+type soft struct{ fd int }
+
+func softShared(t *testing.T) *soft {
+	t.Helper()
+	fd, err := unix.MemfdCreate("soft", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	if err := unix.Ftruncate(fd, 4096); err != nil {
+		t.Fatal(err)
+	}
+	return &soft{fd}
+}
+
+func (s *soft) Extents(dst []backends.Extent) []backends.Extent {
+	return append(dst, backends.Extent{Len: 4096, FD: s.fd})
+}
+func (s *soft) Generation() uint64        { return 0 }
+func (s *soft) Renew(off, n uint64) error { return nil }

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+)
+
+func rawDial(t *testing.T, b *Backend) *net.UnixConn {
+	t.Helper()
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: b.address.socket(), Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// hello is a greeting of a peer with these descriptors and this ring.
+func hello(b *Backend, ring uint64) []byte {
+	return append(binary.LittleEndian.AppendUint64([]byte{msgHello, version}, ring), b.addr...)
+}
+
+// Strangers send anything, or nothing: they are hung up on, and who behaves is
+// served all the same.
+func TestStrangersAreHungUpOn(t *testing.T) {
+	b := open(t, Config{DialTimeout: 300 * time.Millisecond})
+	page, _, err := newShared("test", ringAt+ringBytesMin, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	small, _, err := newShared("test", pageBytes, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	soft, err := unix.MemfdCreate("test", unix.MFD_ALLOW_SEALING) // right size, may shrink
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Ftruncate(soft, ringAt+ringBytesMin); err != nil {
+		t.Fatal(err)
+	}
+	defer closeAll([]int{page, small, soft})
+	good := hello(b, ringBytesMin)
+	cases := []struct {
+		name string
+		msg  []byte
+		fds  []int
+	}{
+		{"nothing", nil, nil},
+		{"one byte", []byte{0}, nil},
+		{"another kind", []byte{msgFetch, 1, 2, 3}, nil},
+		{"no descriptors", good, nil},
+		{"one descriptor", good, []int{page}},
+		{"many descriptors", good, []int{page, page, page, page, page}},
+		{"event is a memfd", good, []int{page, page}},
+		{"page too short", good, []int{small, b.event}},
+		{"page can shrink", good, []int{soft, b.event}},
+		{"page without magic", good, []int{page, b.event}},
+		{"wild ring", hello(b, 1<<60), []int{page, b.event}},
+		{"another version", append([]byte{msgHello, version + 1}, good[2:]...), []int{page, b.event}},
+		{"no address", good[:10], []int{page, b.event}},
+	}
+	for _, c := range cases {
+		conn := rawDial(t, b)
+		if c.msg != nil {
+			if err := send(conn, time.Second, c.msg, c.fds); err != nil {
+				t.Fatal(err)
+			}
+		}
+		expectHangUp(t, c.name, conn)
+	}
+	p := dial(t, b, b.Addr())
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// expectHangUp reads until the end; a refusal may come first.
+func expectHangUp(t *testing.T, name string, conn *net.UnixConn) {
+	t.Helper()
+	_ = conn.SetReadDeadline(time.Now().Add(3 * time.Second))
+	var buf [64]byte
+	for {
+		n, err := conn.Read(buf[:])
+		var late net.Error
+		if errors.As(err, &late) && late.Timeout() {
+			t.Errorf("%s: the stranger is still connected", name)
+			return
+		}
+		if err != nil || n == 0 {
+			return
+		}
+		if n < 3 || buf[0] != msgWelcome || buf[2] == byte(statusOK) {
+			t.Errorf("%s: answered %v, want a refusal", name, buf[:n])
+			return
+		}
+	}
+}
+
+func TestManySilentStrangersDoNotShutTheDoor(t *testing.T) {
+	b := open(t, Config{DialTimeout: 200 * time.Millisecond})
+	for range 2 * handshakesMax {
+		rawDial(t, b)
+	}
+	other := open(t, Config{})
+	_ = dial(t, other, b.Addr()).Close()
+}
+
+// A peer writes anything into the ring: its connection ends, with the word that
+// it is lost, and nothing else happens.
+func TestGarbageInTheRingEndsTheConnection(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	b := open(t, Config{})
+	words := []uint64{noteWord(noteData, messageMax+1), noteWord(noteData, 1<<56-1), noteWord(9, 8),
+		noteWord(notePad, 0), noteWord(notePad, 1), noteWord(noteSkip, 1<<40), ^uint64(0)}
+	for range 40 {
+		words = append(words, rng.Uint64()|1<<63)
+	}
+	for _, w := range words {
+		p := dial(t, b, b.Addr())
+		if err := p.SubmitNotify(backends.Write, 1, nil, []byte("fine")); err != nil {
+			t.Fatal(err)
+		}
+		if err := await(t, b, 1); err != nil {
+			t.Fatal(err)
+		}
+		word(p.notes.ring, p.notes.tail).Store(w)
+		msgs := receive(t, b, 2)
+		if string(msgs[0].Data) != "fine" || !errors.Is(msgs[1].Err, backends.ErrPeerLost) {
+			t.Fatalf("word %#x: received %v, want the message and a lost peer", w, msgs)
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func receive(t *testing.T, b *Backend, want int) []backends.Message {
+	t.Helper()
+	var got []backends.Message
+	var buf [8]backends.Message
+	for end := time.Now().Add(5 * time.Second); len(got) < want && time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
+		n, err := b.Receive(buf[:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, buf[:n]...)
+	}
+	if len(got) != want {
+		t.Fatalf("received %v, want %d messages", got, want)
+	}
+	return got
+}
+
+// A wild head makes the ring look full to the sender, never larger.
+func TestGarbageInTheHeadIsAFullRing(t *testing.T) {
+	b := open(t, Config{})
+	p := dial(t, b, b.Addr())
+	for _, head := range []uint64{1, 1 << 40, 1 << 63} {
+		p.notes.head.Store(head)
+		err := p.SubmitNotify(backends.Write, 1, nil, make([]byte, messageMax))
+		wantError(t, "notify over a wild head", err, backends.ErrFull)
+	}
+}
+
+// Wild pull requests reach nothing.
+func TestGarbageInAPullTouchesNothing(t *testing.T) {
+	b := open(t, Config{})
+	m, mem := share(t, b, backendtest.ForeignMemory, 1<<20)
+	p := dial(t, b, b.Addr())
+	c := &inbound{b: b, pid: processID{pid: os.Getpid(), fd: -1}}
+	at := p.place(3)
+	post := func(count, key, epoch, from, to, n uint64) error {
+		word(at, pullCountAt).Store(count)
+		word(at, pullKeyAt).Store(key)
+		word(at, pullEpochAt).Store(epoch)
+		e := at[pullEntriesAt:]
+		word(e, 0).Store(from)
+		word(e, 8).Store(to)
+		word(e, 16).Store(n)
+		word(at, pullStateAt).Store(pullPosted)
+		return c.pullInto(at)
+	}
+	key, epoch, from := uint64(m.Key()), b.table.epoch(m.key).Load(), addressOf(mem)
+	wantError(t, "count", post(pullEntriesMax+1, key, epoch, from, 0, 8), backends.ErrBounds)
+	wantError(t, "key past the table", post(1, 1<<40, epoch, from, 0, 8), backends.ErrBounds)
+	wantError(t, "unused key", post(1, key+1, epoch, from, 0, 8), backends.ErrRevoked)
+	wantError(t, "past epoch", post(1, key, epoch+1, from, 0, 8), backends.ErrRevoked)
+	wantError(t, "past the end", post(1, key, epoch, from, 1<<20-7, 8), backends.ErrBounds)
+	wantError(t, "overflow", post(1, key, epoch, from, 8, ^uint64(0)), backends.ErrBounds)
+	wantError(t, "address that is not mapped", post(1, key, epoch, 8, 0, 8), backends.ErrPeerLost)
+	if err := post(1, key, epoch, from+8, 0, 8); err != nil {
+		t.Errorf("sound request: %v", err)
+	}
+	wantError(t, "taken twice", c.pullInto(at), backends.ErrAborted)
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+)
+
+// Thousands of regions must fit in one description of 64 KiB.
+func TestTokensAreShort(t *testing.T) {
+	b := open(t, Config{})
+	m, _ := share(t, b, backendtest.HostMemory, 16<<20)
+	longest := 0
+	for i := range 2048 {
+		seg := backends.Segment{Kind: backends.DRAM, Mem: m.bytes[i*4096:][:4096], Len: 4096, Shared: m.arena.shared, SharedOff: uint64(i) * 4096}
+		r, err := b.Register(seg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		token, err := r.AppendToken(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		longest = max(longest, len(token))
+	}
+	if longest > 24 {
+		t.Errorf("a token takes %d bytes, want at most 24", longest)
+	}
+	if n := len(b.arenas); n != 1 {
+		t.Errorf("2,049 ranges of one Shared made %d arenas, want 1", n)
+	}
+}
+
+func TestTokenOfAReusedKeyIsRevoked(t *testing.T) {
+	b := open(t, Config{KeysMax: 1})
+	m, mem := share(t, b, backendtest.HostMemory, 1<<20)
+	old, err := m.AppendToken(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = b.Register(backends.Segment{Kind: backends.DRAM, Mem: mem, Len: uint64(len(mem))})
+	wantError(t, "register over KeysMax", err, backends.ErrFull)
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next, err := b.Register(backends.Segment{Kind: backends.DRAM, Mem: mem, Len: uint64(len(mem))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := dial(t, b, b.Addr())
+	_, _, err = p.Import(old)
+	wantError(t, "import of a closed memory's token", err, backends.ErrRevoked)
+	fresh, err := next.AppendToken(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := p.Import(fresh); err != nil {
+		t.Errorf("import of the next memory's token: %v", err)
+	}
+}
+
+// A Shared whose pages moved by another hand is mapped anew, and descriptors
+// that can shrink are never mapped.
+func TestSharedIsMappedAnewAndChecked(t *testing.T) {
+	owner, b := open(t, Config{}), open(t, Config{DialTimeout: time.Second})
+	far, farMem := share(t, owner, backendtest.HostMemory, 4<<20)
+	near, mem := share(t, b, backendtest.HostMemory, 4<<20)
+	p := dial(t, b, owner.Addr())
+	token, _ := far.AppendToken(nil)
+	key, _, err := p.Import(token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := []backends.Desc{{Len: 4 << 20, LocalKey: near.Key(), RemoteKey: key}}
+	for round := range byte(6) {
+		fill(mem, round+1)
+		if round%2 == 1 { // our own strong means, while an import is in use
+			if err := far.arena.renew(&owner.table, 1<<20, 2<<20); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n := uint64(1024)
+		if round >= 2 {
+			n = 4 << 20
+		}
+		d[0].Len = n
+		if err := p.Submit(backends.Write, uint64(round), d); err != nil {
+			t.Fatal(err)
+		}
+		if err := await(t, b, uint64(round)); err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		if farMem[0] != round+1 || farMem[n-1] != round+1 || farMem[n/2] != round+1 {
+			t.Fatalf("round %d: the bytes are not there", round)
+		}
+	}
+	soft, err := owner.Register(backends.Segment{Kind: backends.DRAM, Mem: farMem[:4096], Len: 4096, Shared: softShared(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, _ = soft.AppendToken(nil)
+	_, _, err = p.Import(token)
+	wantError(t, "import of memory whose descriptor can shrink", err, backends.ErrCorrupt)
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package csrc
+
+/*
+#cgo CFLAGS: -O2 -std=c11 -Wall -Wextra
+#cgo noescape sl_copy_descs
+#cgo nocallback sl_copy_descs
+#cgo noescape sl_copy_pages
+#cgo nocallback sl_copy_pages
+#include "sluice.h"
+*/
+import "C"
+
+import (
+	"unsafe"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Native says whether copies run in C.
+const Native = true
+
+// A Desc is read by C as it is: equal sizes in both directions, equal offsets.
+const (
+	_ = uint(unsafe.Sizeof(backends.Desc{}) - unsafe.Sizeof(C.struct_sl_desc{}))
+	_ = uint(unsafe.Sizeof(C.struct_sl_desc{}) - unsafe.Sizeof(backends.Desc{}))
+	_ = uint(unsafe.Offsetof(backends.Desc{}.RemoteKey) - unsafe.Offsetof(C.struct_sl_desc{}.remote_key))
+	_ = uint(unsafe.Offsetof(C.struct_sl_desc{}.remote_key) - unsafe.Offsetof(backends.Desc{}.RemoteKey))
+	_ = uint(unsafe.Offsetof(backends.Desc{}.Len) - unsafe.Offsetof(C.struct_sl_desc{}.len))
+	_ = uint(unsafe.Offsetof(C.struct_sl_desc{}.len) - unsafe.Offsetof(backends.Desc{}.Len))
+)
+
+// Implements: int sl_copy_descs(uint8_t *local, uint64_t local_len, ...)
+func copyDescs(op backends.Op, local, remote []byte, descs []backends.Desc) error {
+	rc := C.sl_copy_descs(bytePtr(local), C.uint64_t(len(local)), bytePtr(remote), C.uint64_t(len(remote)),
+		(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(descs))), C.size_t(len(descs)), toRemote(op))
+	return result(rc)
+}
+
+// Implements: int sl_copy_pages(uint8_t *local, uint64_t local_len, ...)
+func copyPages(op backends.Op, local, remote []byte, p *backends.Pages, first, n int) error {
+	rc := C.sl_copy_pages(bytePtr(local), C.uint64_t(len(local)), bytePtr(remote), C.uint64_t(len(remote)),
+		indexPtr(p.Local), C.uint64_t(p.LocalBase), C.uint64_t(p.LocalStride),
+		indexPtr(p.Remote), C.uint64_t(p.RemoteBase), C.uint64_t(p.RemoteStride),
+		C.uint64_t(p.EntryLen), C.size_t(first), C.size_t(n), toRemote(op))
+	return result(rc)
+}
+
+func bytePtr(b []byte) *C.uint8_t { return (*C.uint8_t)(unsafe.Pointer(unsafe.SliceData(b))) }
+
+func indexPtr(list []uint32) *C.uint32_t {
+	return (*C.uint32_t)(unsafe.Pointer(unsafe.SliceData(list)))
+}
+
+func toRemote(op backends.Op) C.int {
+	if op == backends.Write {
+		return 1
+	}
+	return 0
+}
+
+// The only errno of the copies is ERANGE.
+func result(rc C.int) error {
+	if rc != 0 {
+		return backends.ErrBounds
+	}
+	return nil
+}

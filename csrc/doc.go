@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package csrc is the C data plane behind a Go face that does not show it. It has three
+// parts.
+//
+// CopyDescs and CopyPages are copies: with CGO_ENABLED=0 they are plain Go. One call
+// crosses into C once, whatever it carries, and allocates nothing.
+//
+// UCXContext and UCXConn move bytes between processes over UCX, which LoadUCX opens at run
+// time; with CGO_ENABLED=0 there is none, and OpenUCX says so. A batch is one crossing;
+// polling is none. Below, each context has workers, each with a lock and a thread that
+// moves it when nobody else does:
+//
+//   - ucx_load.c, ucx_abi.h: libucp, in our own words;
+//   - ucx_open.c, ucx_progress.c: contexts, workers, their threads and locks;
+//   - ucx_memory.c, ucx_shared.c, ucx_fence.c: our memory, and taking it back from peers;
+//   - ucx_conn.c, ucx_import.c: connections, and the memory of peers that they know;
+//   - ucx_batch.c, ucx_direct.c, ucx_pulled.c, ucx_served.c, ucx_window.c: what we ask for, by plain
+//     loads and stores, by copies of the kernel, or by messages that the owner serves;
+//   - ucx_pull.c, ucx_gate.c: those copies, and how a process takes back the leave to make them;
+//   - ucx_message.h, ucx_parcel.c, ucx_serve.c, ucx_inbox.c: messages, and what becomes of those
+//     that arrive. Nothing in one is believed.
+//
+// VerbsContext and VerbsConn do so over RDMA verbs, which LoadVerbs opens at run time. A
+// context has rails (ports of devices), a lock, and a thread that takes completions when nobody
+// else does; a connection has lanes (queue pairs), which are made, fail and are made anew. What its two ends
+// must agree on is carried by the caller:
+//
+//   - verbs_load.c, verbs_abi.h: libibverbs, in our own words;
+//   - verbs_open.c, verbs_rail.c, verbs_receive.c, verbs_memory.c: contexts, rails, and our memory
+//     as NICs and peers know it;
+//   - verbs_traffic.c, verbs_progress.c, verbs_events.c: the thread, and what devices say;
+//   - verbs_conn.c, verbs_pair.c, verbs_lane.c, verbs_import.c: connections, their lanes, and the
+//     memory of peers that they know;
+//   - verbs_batch.c, verbs_post.c, verbs_record.c, verbs_complete.c: from batches to work
+//     requests, and what becomes of each;
+//   - verbs_note.c: numbered messages, and credit for them.
+//
+// CUDADevice is a card behind libcuda, which LoadCUDA opens at run time: cuda_calls.h has it in
+// our own words, cuda_device.c makes the device's context current in every call.
+package csrc
+
+import (
+	"github.com/sluicehq/sluice/backends"
+)
+
+// CopyDescs copies a batch between two ranges: from local to remote for a Write,
+// back for a Read. The keys in descs are not looked at; offsets are in bytes from
+// the start of each slice. Adjacent descriptors become one copy. A descriptor
+// that leaves its range is answered with backends.ErrBounds before any byte moves.
+// The ranges must not overlap. Parallel calls are allowed.
+func CopyDescs(op backends.Op, local, remote []byte, descs []backends.Desc) error {
+	if len(descs) == 0 || len(local) == 0 || len(remote) == 0 {
+		return emptyError(len(descs))
+	}
+	return copyDescs(op, local, remote, descs)
+}
+
+// CopyPages copies entries [first, first+n) of a pattern between two ranges, as
+// CopyDescs does. An entry that leaves its range is answered with
+// backends.ErrBounds; entries before it were copied.
+func CopyPages(op backends.Op, local, remote []byte, p *backends.Pages, first, n int) error {
+	if n == 0 || len(local) == 0 || len(remote) == 0 {
+		return emptyError(n)
+	}
+	if first < 0 || n < 0 || first > p.Count-n || !listCovers(p.Local, p.Count) || !listCovers(p.Remote, p.Count) {
+		return backends.ErrBounds
+	}
+	return copyPages(op, local, remote, p, first, n)
+}
+
+func listCovers(list []uint32, count int) bool { return list == nil || len(list) >= count }
+
+func emptyError(n int) error {
+	if n == 0 {
+		return nil
+	}
+	return backends.ErrBounds
+}

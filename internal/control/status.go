@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"errors"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Status is how the owner of memory answers.
+type Status uint8
+
+// The answers.
+const (
+	OK Status = iota
+	Revoked
+	BadToken
+	Closed
+	Full
+	Failed
+)
+
+var statusErrors = [...]error{
+	OK: nil, Revoked: backends.ErrRevoked, BadToken: backends.ErrBadToken,
+	Closed: backends.ErrPeerLost, Full: backends.ErrFull, Failed: backends.ErrCorrupt,
+}
+
+// Err is the sentinel that says the same.
+func (s Status) Err() error {
+	if int(s) >= len(statusErrors) {
+		return backends.ErrCorrupt
+	}
+	return statusErrors[s]
+}
+
+// StatusOf is the other way round.
+func StatusOf(err error) Status {
+	for s, e := range statusErrors {
+		if e == nil && err == nil || e != nil && errors.Is(err, e) {
+			return Status(s)
+		}
+	}
+	return Failed
+}

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostmem
+
+import "unsafe"
+
+func address(mem []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(mem))) }

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package hostmem allocates page-aligned memory outside the Go heap that other
+// processes can map.
+//
+// It lies in memfds: a peer that receives the descriptors maps the same pages.
+// The garbage collector neither sees nor moves it, and the program must Close
+// it. There is no finalizer as a net, on purpose: slices of Bytes do not keep a
+// Buffer alive, so a net would unmap memory that is still in use.
+package hostmem
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// HugePolicy says which pages to ask for.
+type HugePolicy uint8
+
+// The policies.
+const (
+	HugeAuto    HugePolicy = iota // reserved huge pages when all of it fits and little is wasted, else transparent ones
+	HugeNone                      // base pages
+	HugeRequire                   // reserved huge pages or a *backends.UnavailableError
+)
+
+// AnyNode leaves the placement to the kernel.
+const AnyNode = 0
+
+// OnNode returns the Options.Node that binds to a NUMA node, counted from 0.
+func OnNode(node int) int { return node + 1 }
+
+// wasteMax is the part of an allocation, as 1/wasteMax of it, that HugeAuto may
+// lose by rounding up: reserved pages are scarce, and nobody else can use them.
+const wasteMax = 8
+
+// Options describe an allocation; the zero value is useful.
+type Options struct {
+	Purpose  string     // counted by InUse under this name; "" is "unnamed"
+	Node     int        // AnyNode, or OnNode(n): then no other node is ever used
+	Huge     HugePolicy // which pages
+	Populate bool       // fault everything in now, and gather it in huge pages where the kernel can
+}
+
+// Alloc returns n zeroed bytes at an address that is a multiple of 2 MiB. The
+// memory is rounded up to whole pages; Bytes is not. A size that this machine
+// cannot serve is answered with a *SizeError, pages or a node that it does not
+// have with a *backends.UnavailableError. Without Populate the kernel finds the
+// pages at first touch, and a lack of memory ends in its OOM killer; with it, a
+// lack of memory is a *SizeError here.
+func Alloc(n uint64, o Options) (*Buffer, error) {
+	if err := checkSize(n); err != nil {
+		return nil, err
+	}
+	if o.Huge == HugeNone {
+		return alloc(n, o, false)
+	}
+	need := roundUp(n, hugeSize) / hugeSize
+	free := freeHugePages("/")
+	if free >= need && (o.Huge == HugeRequire || need*hugeSize-n <= n/wasteMax) {
+		b, err := alloc(n, o, true)
+		if err == nil || o.Huge == HugeRequire {
+			return b, err
+		}
+		// Somebody was faster, or MFD_HUGETLB is not for us: go on without.
+	} else if o.Huge == HugeRequire {
+		return nil, noHugePages(need, free)
+	}
+	return alloc(n, o, false)
+}
+
+func noHugePages(need, free uint64) error {
+	return &backends.UnavailableError{
+		Backend: "hugetlb",
+		Reason:  fmt.Sprintf("%d of %d pages of 2 MiB are free", free, need),
+		Fix:     fmt.Sprintf("sysctl -w vm.nr_hugepages=<now + %d>, or use HugeAuto", need-free),
+	}
+}
+
+// alloc makes the first layer and maps it over a reserved range.
+func alloc(n uint64, o Options, huge bool) (_ *Buffer, err error) {
+	b := &Buffer{opts: o, len: n, page: basePage}
+	if huge {
+		b.page = hugeSize
+	}
+	size := roundUp(n, b.page)
+	if o.Populate && !huge {
+		if err := checkFree(size); err != nil {
+			return nil, err
+		}
+	}
+	l, err := newLayer(o.Purpose, size, huge)
+	if err != nil {
+		return nil, err
+	}
+	if b.mem, err = reserve(size, hugeSize); err != nil {
+		return nil, errors.Join(err, l.close())
+	}
+	l.used.add(0, size)
+	b.layers = []*layer{l}
+	b.pieces = []piece{{off: 0, len: size, layer: l}}
+	if err := b.furnish(l); err != nil {
+		return nil, errors.Join(err, unmap(b.mem), l.close())
+	}
+	count(o.Purpose, int64(size))
+	return b, nil
+}
+
+// furnish puts the first layer under the reserved range.
+func (b *Buffer) furnish(l *layer) error {
+	if err := place(b.mem, l.fd, 0); err != nil {
+		return err
+	}
+	if err := bind(b.mem, b.opts.Node); err != nil {
+		return err
+	}
+	b.advise(b.mem)
+	if !b.opts.Populate {
+		return nil
+	}
+	collapsed, err := populate(b.mem, l, 0, b.collapses(l))
+	b.collapsed = collapsed
+	return err
+}
+
+// Buffer is one allocation. All methods may be called by any goroutine; the
+// bytes follow the rules of any Go memory.
+type Buffer struct {
+	opts      Options
+	len       uint64 // bytes asked for
+	page      uint64 // what layers change hands in: base pages, or 2 MiB if hugetlb
+	collapsed bool   // all whole 2 MiB runs were gathered in huge pages at Alloc
+
+	mu         sync.RWMutex // guards what follows
+	mem        []byte       // whole pages; nil after Close
+	layers     []*layer     // open memfds, each used by at least one piece
+	pieces     []piece      // what lies where: ordered, without gaps, neighbours differ in layer
+	generation uint64
+	holds      int // of Hold: no Renew meanwhile
+}
+
+// Bytes returns the memory, nil after Close. The address stays the same through
+// Renew. It must not be touched after Close: the process would die of it.
+func (b *Buffer) Bytes() []byte {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	if b.mem == nil {
+		return nil
+	}
+	return b.mem[:b.len:b.len]
+}
+
+// Segment describes the whole Buffer for registration. Its Secret is left to the
+// engine.
+func (b *Buffer) Segment() backends.Segment {
+	mem := b.Bytes()
+	return backends.Segment{Kind: backends.DRAM, Len: uint64(len(mem)), Mem: mem, Shared: b}
+}
+
+// PageSize returns the bytes of the pages that Alloc got: 2 MiB if reserved huge
+// pages, or if Populate gathered every whole 2 MiB of it in transparent ones.
+func (b *Buffer) PageSize() uint64 {
+	if b.collapsed {
+		return hugeSize
+	}
+	return b.page
+}
+
+// Close unmaps the memory and closes its descriptors. Peers that have mapped it
+// keep their pages until they unmap them. It is idempotent.
+func (b *Buffer) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.mem == nil {
+		return nil
+	}
+	count(b.opts.Purpose, -int64(len(b.mem)))
+	err := unmap(b.mem)
+	for _, l := range b.layers {
+		err = errors.Join(err, l.close())
+	}
+	b.mem, b.layers, b.pieces = nil, nil, nil
+	return err
+}

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostmem
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+func mustAlloc(t testing.TB, n uint64, o Options) *Buffer {
+	t.Helper()
+	b, err := Alloc(n, o)
+	if err != nil {
+		t.Fatalf("Alloc(%d, %+v): %v", n, o, err)
+	}
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return b
+}
+
+// peerView maps the extents a second time, as another process would.
+func peerView(t testing.TB, b *Buffer) []byte {
+	t.Helper()
+	extents := b.Extents(nil)
+	end := extents[len(extents)-1]
+	view, err := reserve(end.Off+end.Len, hugeSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unmap(view) })
+	at := uint64(0)
+	for _, e := range extents {
+		if e.Off != at {
+			t.Fatalf("extents have a gap or an overlap at %d: %+v", at, extents)
+		}
+		at += e.Len
+		if err := place(view[e.Off:e.Off+e.Len], e.FD, e.FDOff); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return view
+}
+
+func TestAllocGivesAlignedZeroedMemory(t *testing.T) {
+	for _, n := range []uint64{1, 4095, 4096, 4097, 1 << 20, 2<<20 + 1, 5 << 20} {
+		for _, populate := range []bool{false, true} {
+			b := mustAlloc(t, n, Options{Purpose: "test", Populate: populate})
+			mem := b.Bytes()
+			if uint64(len(mem)) != n || uint64(cap(mem)) != n {
+				t.Fatalf("%d bytes asked: len %d, cap %d", n, len(mem), cap(mem))
+			}
+			if addr := address(mem); addr%hugeSize != 0 {
+				t.Errorf("%d bytes lie at %#x, not at a multiple of 2 MiB", n, addr)
+			}
+			if len(bytes.Trim(mem, "\x00")) != 0 {
+				t.Errorf("%d bytes are not zero", n)
+			}
+			for i := range mem {
+				mem[i] = byte(i)
+			}
+		}
+	}
+}
+
+func TestSegmentNamesTheBuffer(t *testing.T) {
+	b := mustAlloc(t, 8192, Options{})
+	s := b.Segment()
+	if err := s.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if s.Kind != backends.DRAM || s.Shared != b || s.SharedOff != 0 || &s.Mem[0] != &b.Bytes()[0] {
+		t.Fatalf("segment %+v does not name the buffer", s)
+	}
+}
+
+func TestPeerSeesTheSameBytes(t *testing.T) {
+	b := mustAlloc(t, 3<<20, Options{Populate: true})
+	view := peerView(t, b)
+	b.Bytes()[12345] = 7
+	view[1<<20] = 9
+	if view[12345] != 7 || b.Bytes()[1<<20] != 9 {
+		t.Fatal("two mappings of the extents are not the same memory")
+	}
+}
+
+func TestPeerCannotResizeTheMemory(t *testing.T) {
+	b := mustAlloc(t, 4<<20, Options{})
+	fd := b.Extents(nil)[0].FD
+	for _, size := range []int64{0, 2 << 20, 8 << 20} {
+		if err := unix.Ftruncate(fd, size); err != unix.EPERM {
+			t.Errorf("truncate to %d: %v, want EPERM", size, err)
+		}
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_FUTURE_WRITE); err != unix.EPERM {
+		t.Errorf("add a seal: %v, want EPERM", err)
+	}
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+	if err != nil || flags&unix.FD_CLOEXEC == 0 {
+		t.Errorf("descriptor flags %#x, %v: want close-on-exec", flags, err)
+	}
+}
+
+func TestInUseCountsWholePagesByPurpose(t *testing.T) {
+	a := mustAlloc(t, 1, Options{Purpose: "counted"})
+	b := mustAlloc(t, 4097, Options{Purpose: "counted"})
+	c := mustAlloc(t, 1, Options{})
+	if got := InUse(); got["counted"] != 3*basePage || got["unnamed"] != basePage {
+		t.Fatalf("in use: %v", got)
+	}
+	for _, x := range []*Buffer{a, b, c, a} {
+		if err := x.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := InUse(); got["counted"] != 0 || got["unnamed"] != 0 {
+		t.Fatalf("in use after Close: %v", got)
+	}
+}
+
+func TestClosedBufferAnswers(t *testing.T) {
+	b := mustAlloc(t, 4096, Options{})
+	for range 2 {
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if b.Bytes() != nil || len(b.Extents(nil)) != 0 {
+		t.Error("a closed buffer still shows memory")
+	}
+	if err := b.Renew(0, 1); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Renew: %v", err)
+	}
+	if err := b.Lend(func([]backends.Extent, uint64) error { return nil }); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Lend: %v", err)
+	}
+	if s := b.Segment(); s.Check() == nil {
+		t.Error("the segment of a closed buffer passes Check")
+	}
+}
+
+func TestSizesThatCannotBeServed(t *testing.T) {
+	m := Limits()
+	sizes := []uint64{0, 1 << 63, ^uint64(0), addressMax + 1, m.Total + 1}
+	for _, n := range sizes {
+		b, err := Alloc(n, Options{})
+		var size *SizeError
+		if b != nil || !errors.As(err, &size) || size.Fix == "" || !errors.Is(err, backends.ErrBounds) {
+			t.Errorf("Alloc(%d): %v, %v; want a *SizeError that says what to do", n, b, err)
+		}
+	}
+	if _, err := Alloc(m.Total-1, Options{Populate: true}); !errors.Is(err, backends.ErrBounds) {
+		t.Errorf("populating all memory of the machine: %v", err)
+	}
+}
+
+func TestNodes(t *testing.T) {
+	m := Limits()
+	if len(m.Nodes) > 0 {
+		b := mustAlloc(t, 1<<20, Options{Node: OnNode(m.Nodes[0].ID), Populate: true})
+		if err := b.Renew(0, 4096); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, node := range []int{OnNode(nodesMax - 1), OnNode(nodesMax), OnNode(1 << 40), -1} {
+		if _, err := Alloc(4096, Options{Node: node}); !errors.Is(err, backends.ErrUnavailable) {
+			t.Errorf("node %d: %v, want unavailable", node-1, err)
+		}
+	}
+	if left := InUse(); len(left) > 1 {
+		t.Errorf("failed allocations are counted: %v", left)
+	}
+}
+
+func TestHugeRequire(t *testing.T) {
+	b, err := Alloc(1, Options{Huge: HugeRequire})
+	if freeHugePages("/") == 0 && b == nil {
+		var u *backends.UnavailableError
+		if !errors.As(err, &u) || !strings.Contains(u.Fix, "nr_hugepages") {
+			t.Fatalf("without reserved pages: %v", err)
+		}
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	if b.PageSize() != hugeSize || b.Extents(nil)[0].Len != hugeSize {
+		t.Fatalf("page size %d, extents %+v", b.PageSize(), b.Extents(nil))
+	}
+}
+
+// TestHugePagesAreMapped believes the kernel's own account of the mapping, not
+// the outcome of madvise.
+func TestHugePagesAreMapped(t *testing.T) {
+	b := mustAlloc(t, 8<<20, Options{Purpose: "huge-check", Populate: true})
+	if b.PageSize() != hugeSize {
+		t.Logf("this kernel gathered no huge pages (shmem_enabled is %q)", Limits().ShmemHuge)
+		return
+	}
+	smaps, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, mine, ok := strings.Cut(string(smaps), fmt.Sprintf("%x-", address(b.Bytes())))
+	if !ok {
+		t.Fatal("the mapping is not in smaps")
+	}
+	if got := kibibytes(mine, "ShmemPmdMapped:") + kibibytes(mine, "Shared_Hugetlb:") + kibibytes(mine, "Private_Hugetlb:"); got != 8<<20 {
+		t.Errorf("%d of %d bytes are mapped by huge pages", got, 8<<20)
+	}
+}
+
+func TestReservedPagesAreNotWasted(t *testing.T) {
+	for _, n := range []uint64{1, hugeSize / 2, hugeSize + 1} {
+		b := mustAlloc(t, n, Options{})
+		if b.page != basePage {
+			t.Errorf("%d bytes lie in reserved huge pages", n)
+		}
+	}
+}
+
+func TestSmallPagesWhenAsked(t *testing.T) {
+	b := mustAlloc(t, 4<<20, Options{Huge: HugeNone, Populate: true})
+	if b.PageSize() != basePage {
+		t.Fatalf("page size %d", b.PageSize())
+	}
+}

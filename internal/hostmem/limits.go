@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostmem
+
+import (
+	"math"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// Machine is what bounds host memory here. A number is 0 and a string empty
+// where the kernel does not say.
+type Machine struct {
+	Total, Available   uint64 // bytes, also within the cgroup of this process
+	BasePage, HugePage uint64 // bytes
+	HugeReserved       uint64 // pages of HugePage bytes set aside
+	HugeFree           uint64 // of these, promised to nobody
+	TransparentHuge    string // "always", "madvise" or "never"
+	ShmemHuge          string // the same for memfds: also "advise", "within_size", "force", "deny"
+	Nodes              []Node // ordered by number; empty without NUMA in the kernel
+	Memlock            uint64 // bytes that may be locked; math.MaxUint64: any
+	MapsMax            uint64 // mappings of one process
+}
+
+// Node is one NUMA node with memory.
+type Node struct {
+	ID          int
+	Total, Free uint64 // bytes
+	HugeFree    uint64 // pages
+}
+
+// Limits reads what bounds host memory on this machine.
+func Limits() Machine { return LimitsAt("/") }
+
+// LimitsAt is Limits with another root in place of "/", under which proc and sys
+// are looked for.
+func LimitsAt(root string) Machine {
+	m := Machine{BasePage: basePage, HugePage: hugeSize}
+	m.Total, m.Available = memory(root)
+	m.HugeReserved = readUint(root, hugeDir, "nr_hugepages")
+	m.HugeFree = freeHugePages(root)
+	m.TransparentHuge = chosen(readText(root, transparentDir, "enabled"))
+	m.ShmemHuge = chosen(readText(root, transparentDir, "shmem_enabled"))
+	m.Nodes = nodes(root)
+	m.Memlock = memlock(root)
+	m.MapsMax = readUint(root, "proc/sys/vm/max_map_count")
+	return m
+}
+
+const (
+	hugeDir        = "sys/kernel/mm/hugepages/hugepages-2048kB"
+	transparentDir = "sys/kernel/mm/transparent_hugepage"
+	nodeDir        = "sys/devices/system/node"
+	cgroupDir      = "sys/fs/cgroup"
+)
+
+// freeHugePages returns how many may still be taken: free ones can be promised
+// to a mapping that has not touched them.
+func freeHugePages(root string) uint64 {
+	free := readUint(root, hugeDir, "free_hugepages")
+	return free - min(free, readUint(root, hugeDir, "resv_hugepages"))
+}
+
+// memory returns the total and available bytes of the machine, or of the cgroup
+// where that has less.
+func memory(root string) (total, available uint64) {
+	info := readText(root, "proc/meminfo")
+	total, available = kibibytes(info, "MemTotal:"), kibibytes(info, "MemAvailable:")
+	for dir := cgroup(root); ; dir = filepath.Dir(dir) {
+		limit := readUint(root, cgroupDir, dir, "memory.max")
+		if limit != 0 && limit < math.MaxInt64 { // "max" reads as 0
+			used := readUint(root, cgroupDir, dir, "memory.current")
+			cache := field(readText(root, cgroupDir, dir, "memory.stat"), "inactive_file ")
+			free := limit - min(limit, used-min(used, cache))
+			total, available = min(total, limit), min(available, free)
+		}
+		if dir == "/" || dir == "." {
+			return total, available
+		}
+	}
+}
+
+// cgroup returns the path of this process below the unified hierarchy.
+func cgroup(root string) string {
+	for line := range strings.Lines(readText(root, "proc/self/cgroup")) {
+		if path, ok := strings.CutPrefix(line, "0::"); ok {
+			return filepath.Clean("/" + strings.TrimSpace(path))
+		}
+	}
+	return "/"
+}
+
+// memlock returns the soft limit.
+func memlock(root string) uint64 {
+	for line := range strings.Lines(readText(root, "proc/self/limits")) {
+		if rest, ok := strings.CutPrefix(line, "Max locked memory"); ok {
+			soft, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
+			if soft == "unlimited" {
+				return math.MaxUint64
+			}
+			return parseUint(soft)
+		}
+	}
+	return 0
+}
+
+func nodes(root string) []Node {
+	var list []Node
+	for _, id := range parseList(readText(root, nodeDir, "has_memory")) {
+		dir := filepath.Join(nodeDir, "node"+strconv.Itoa(id))
+		info := readText(root, dir, "meminfo")
+		list = append(list, Node{
+			ID:       id,
+			Total:    kibibytes(info, "MemTotal:"),
+			Free:     kibibytes(info, "MemFree:"),
+			HugeFree: readUint(root, dir, "hugepages/hugepages-2048kB/free_hugepages"),
+		})
+	}
+	return list
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostmem
+
+import (
+	"fmt"
+	"math/bits"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// reserve returns n bytes of address space, at a multiple of align, that nothing
+// lies under yet. n is a multiple of the page size.
+func reserve(n, align uint64) ([]byte, error) {
+	wide := n + align
+	p, err := unix.MmapPtr(-1, 0, nil, uintptr(wide), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, fmt.Errorf("reserve %d bytes of addresses: %w", wide, os.NewSyscallError("mmap", err))
+	}
+	head := -uint64(uintptr(p)) & (align - 1)
+	tail := wide - head - n
+	if head > 0 {
+		_ = unix.MunmapPtr(p, uintptr(head)) // addresses only: nothing is lost if it fails
+	}
+	if tail > 0 {
+		_ = unix.MunmapPtr(unsafe.Add(p, head+n), uintptr(tail))
+	}
+	return unsafe.Slice((*byte)(unsafe.Add(p, head)), n), nil
+}
+
+// place maps [off, off+len(window)) of a descriptor over window, whatever lies
+// there. The kernel does it under its lock: no access sees a gap.
+func place(window []byte, fd int, off uint64) error {
+	_, err := unix.MmapPtr(fd, int64(off), unsafe.Pointer(unsafe.SliceData(window)), uintptr(len(window)),
+		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
+	return mapError(err, uint64(len(window)))
+}
+
+// mapAnywhere maps n bytes of a descriptor.
+func mapAnywhere(n uint64, fd int, off uint64) ([]byte, error) {
+	p, err := unix.MmapPtr(fd, int64(off), nil, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, mapError(err, n)
+	}
+	return unsafe.Slice((*byte)(p), n), nil
+}
+
+func mapError(err error, n uint64) error {
+	switch err {
+	case nil:
+		return nil
+	case unix.ENOMEM:
+		return tooLittle(n, 0)
+	}
+	return fmt.Errorf("map %d bytes: %w", n, os.NewSyscallError("mmap", err))
+}
+
+func unmap(mem []byte) error {
+	err := unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(mem)), uintptr(len(mem)))
+	return os.NewSyscallError("munmap", err)
+}
+
+const (
+	mpolBind = 2    // MPOL_BIND of <linux/mempolicy.h>
+	nodesMax = 1024 // the largest MAX_NUMNODES a kernel can be built with
+)
+
+// bind ties the range to a node as Options.Node names it. The policy belongs to
+// the memfd, so it holds for whoever touches the pages first.
+func bind(mem []byte, encoded int) error {
+	if encoded == AnyNode {
+		return nil
+	}
+	node := encoded - 1
+	if node < 0 || node >= nodesMax {
+		return noNode(node, "no such number")
+	}
+	var mask [nodesMax / bits.UintSize]uint
+	mask[node/bits.UintSize] = 1 << (node % bits.UintSize)
+	_, _, errno := unix.Syscall6(unix.SYS_MBIND, uintptr(unsafe.Pointer(unsafe.SliceData(mem))), uintptr(len(mem)),
+		mpolBind, uintptr(unsafe.Pointer(&mask)), nodesMax+1, 0)
+	if errno != 0 {
+		return noNode(node, os.NewSyscallError("mbind", errno).Error())
+	}
+	return nil
+}
+
+func noNode(node int, reason string) error {
+	return &backends.UnavailableError{
+		Backend: "numa",
+		Reason:  fmt.Sprintf("bind to node %d: %s", node, reason),
+		Fix:     "choose a node of /sys/devices/system/node/has_memory, or AnyNode",
+	}
+}

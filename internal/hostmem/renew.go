@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostmem
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// layersMax bounds the descriptors of a Buffer: one message over a Unix socket
+// carries 253. piecesMax bounds its mappings: a process has 65,530 by default.
+const (
+	layersMax = 128
+	piecesMax = 4096
+)
+
+// renewStep bounds what a Renew holds twice at any time.
+const renewStep = 64 << 20
+
+// Generation implements backends.Shared.
+func (b *Buffer) Generation() uint64 {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	return b.generation
+}
+
+// Renew implements backends.Shared. It copies [off, off+n), widened to whole
+// pages (2 MiB with reserved huge pages), and holds at most 64 MiB of it twice.
+// After an error the content is whole, but some of the range may still lie in its
+// old pages. A Buffer that is cut in too many pieces answers backends.ErrFull: a
+// Renew of all of it makes it one piece again. While somebody holds the pages the
+// answer is backends.ErrBusy.
+func (b *Buffer) Renew(off, n uint64) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.mem == nil {
+		return fmt.Errorf("renew memory: %w", backends.ErrClosed)
+	}
+	if n == 0 || off > b.len || n > b.len-off {
+		return fmt.Errorf("renew [%d, +%d) of %d bytes: %w", off, n, b.len, backends.ErrBounds)
+	}
+	if b.holds > 0 {
+		return fmt.Errorf("renew memory whose pages %d registrations with a device hold, close those first: %w", b.holds, backends.ErrBusy)
+	}
+	from := roundDown(off, b.page)
+	to := roundUp(off+n, b.page)
+	huge := b.page == hugeSize && freeHugePages("/") >= (to-from)/hugeSize
+	l, err := b.freshLayer(from, to-from, huge)
+	if err != nil {
+		return fmt.Errorf("renew memory: %w", err)
+	}
+	b.generation++
+	defer b.retire()
+	for at := from; at < to; {
+		next := min(to, roundDown(at+renewStep, renewStep))
+		err := b.moveTo(l, at, next-at)
+		if err != nil && l.huge { // somebody was faster with the reserved pages
+			if l, err = b.freshLayer(at, to-at, false); err == nil {
+				continue
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("renew memory: %w", err)
+		}
+		at = next
+	}
+	return nil
+}
+
+var _ backends.Holder = (*Buffer)(nil)
+
+// Hold implements backends.Holder.
+func (b *Buffer) Hold() (release func(), err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.mem == nil {
+		return nil, fmt.Errorf("hold memory: %w", backends.ErrClosed)
+	}
+	b.holds++
+	return sync.OnceFunc(func() {
+		b.mu.Lock()
+		b.holds--
+		b.mu.Unlock()
+	}), nil
+}
+
+// freshLayer returns a layer in which no piece ever lay in the range, and marks
+// it used there.
+func (b *Buffer) freshLayer(off, n uint64, huge bool) (*layer, error) {
+	if len(b.pieces)+2 > piecesMax && n < uint64(len(b.mem)) {
+		return nil, fmt.Errorf("%d pieces: renew all of it: %w", len(b.pieces), backends.ErrFull)
+	}
+	for _, l := range b.layers {
+		if l.huge == huge && !l.used.overlaps(off, n) {
+			l.used.add(off, n)
+			return l, nil
+		}
+	}
+	if len(b.layers) >= layersMax && n < uint64(len(b.mem)) {
+		return nil, fmt.Errorf("%d layers: renew all of it: %w", len(b.layers), backends.ErrFull)
+	}
+	l, err := newLayer(b.opts.Purpose, uint64(len(b.mem)), huge)
+	if err != nil {
+		return nil, err
+	}
+	l.used.add(off, n)
+	b.layers = append(b.layers, l)
+	return l, nil
+}
+
+// moveTo moves one range to a layer. Nothing has changed if it fails.
+func (b *Buffer) moveTo(l *layer, off, n uint64) error {
+	window := b.mem[off : off+n]
+	if err := b.copyTo(l, off, window); err != nil {
+		l.discard(off, n)
+		return err
+	}
+	if err := place(window, l.fd, off); err != nil {
+		return err
+	}
+	b.advise(window)
+	if b.opts.Populate && b.collapses(l) {
+		_, _ = populate(window, l, off, true) // the pages are there: this only gathers them
+	}
+	for _, p := range b.pieces {
+		from, to := max(p.off, off), min(p.end(), off+n)
+		if from < to {
+			p.layer.discard(from, to-from)
+		}
+	}
+	b.pieces = splice(b.pieces, piece{off, n, l})
+	return nil
+}
+
+// copyTo fills a range of a layer, page by page found beforehand.
+func (b *Buffer) copyTo(l *layer, off uint64, from []byte) (err error) {
+	to, err := mapAnywhere(uint64(len(from)), l.fd, off)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, unmap(to)) }()
+	if err := bind(to, b.opts.Node); err != nil {
+		return err
+	}
+	if _, err := populate(to, l, off, false); err != nil {
+		return err
+	}
+	copy(to, from)
+	return nil
+}
+
+// retire closes the layers that no piece lies in any more.
+func (b *Buffer) retire() {
+	live := make(map[*layer]bool, len(b.layers))
+	for _, p := range b.pieces {
+		live[p.layer] = true
+	}
+	kept := b.layers[:0]
+	for _, l := range b.layers {
+		if live[l] {
+			kept = append(kept, l)
+		} else {
+			_ = l.close() // a memfd has nothing to flush
+		}
+	}
+	clear(b.layers[len(kept):])
+	b.layers = kept
+}

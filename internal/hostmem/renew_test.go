@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostmem
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+func fill(mem []byte, seed uint64) {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	for i := range mem {
+		mem[i] = byte(rng.Uint32())
+	}
+}
+
+func openDescriptors(t testing.TB) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+func TestRenewKeepsContentAndCutsOffOldMappings(t *testing.T) {
+	page := basePage
+	b := mustAlloc(t, 16*page, Options{Huge: HugeNone})
+	mem := b.Bytes()
+	fill(mem, 1)
+	want := bytes.Clone(mem)
+	old := peerView(t, b)
+
+	if err := b.Renew(3*page+5, 2*page); err != nil { // pages 3, 4 and 5
+		t.Fatal(err)
+	}
+	if !bytes.Equal(mem, want) {
+		t.Fatal("Renew changed the content")
+	}
+	if b.Generation() != 1 {
+		t.Errorf("generation %d, want 1", b.Generation())
+	}
+	fresh := peerView(t, b)
+	for p := range uint64(16) {
+		cut := p >= 3 && p <= 5
+		at := p*page + 17
+		old[at]++
+		if seen := mem[at] != want[at]; seen == cut {
+			t.Errorf("page %d: a write through the old mapping is seen: %v, want %v", p, seen, !cut)
+		}
+		fresh[at] = 0xA0
+		if mem[at] != 0xA0 {
+			t.Errorf("page %d: a write through the new mapping is lost", p)
+		}
+	}
+}
+
+func TestRenewBounds(t *testing.T) {
+	b := mustAlloc(t, 10000, Options{})
+	for _, r := range [][2]uint64{{0, 0}, {10000, 1}, {0, 10001}, {1, ^uint64(0)}, {^uint64(0), 2}, {9999, 2}} {
+		if err := b.Renew(r[0], r[1]); !errors.Is(err, backends.ErrBounds) {
+			t.Errorf("Renew(%d, %d): %v", r[0], r[1], err)
+		}
+	}
+	if b.Generation() != 0 {
+		t.Errorf("refused calls count: generation %d", b.Generation())
+	}
+	if err := b.Renew(9999, 1); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRenewAgainstModel keeps, beside the buffer, every mapping a peer ever made
+// and which bytes each may still change.
+func TestRenewAgainstModel(t *testing.T) {
+	for seed := range uint64(8) {
+		b := mustAlloc(t, modelPages*basePage-100, Options{Huge: HugeNone})
+		renewAgainstModel(t, b, seed)
+	}
+}
+
+// TestRenewOfReservedHugePages empties the pool of reserved pages if that is
+// small; what is renewed then must come in other pages, and no old mapping may
+// die of SIGBUS.
+func TestRenewOfReservedHugePages(t *testing.T) {
+	b, err := Alloc(modelPages*hugeSize-100, Options{Huge: HugeRequire, Purpose: "reserved"})
+	if errors.Is(err, backends.ErrUnavailable) {
+		t.Logf("not on this machine: %v", err)
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	renewAgainstModel(t, b, 1)
+	for _, e := range b.Extents(nil) {
+		if e.Off%hugeSize != 0 || e.Len%hugeSize != 0 {
+			t.Errorf("extent %+v is not made of whole huge pages", e)
+		}
+	}
+}
+
+const modelPages = 12
+
+func renewAgainstModel(t *testing.T, b *Buffer, seed uint64) {
+	const pages = modelPages
+	page := b.page
+	rng := rand.New(rand.NewPCG(seed, 7))
+	mem := b.Bytes()
+	fill(mem, seed)
+	want := bytes.Clone(mem)
+	type view struct {
+		mem  []byte
+		made [pages]int // renewals of the page when the view was made
+	}
+	var renewals [pages]int
+	views := []view{{mem: peerView(t, b)}}
+	for step := range 60 {
+		off := rng.Uint64N(b.len)
+		n := 1 + rng.Uint64N(min(b.len-off, 4*page))
+		if err := b.Renew(off, n); err != nil {
+			t.Fatalf("seed %d step %d: %v", seed, step, err)
+		}
+		for p := off / page; p <= (off+n-1)/page; p++ {
+			renewals[p]++
+		}
+		if step%4 == 0 {
+			views = append(views, view{peerView(t, b), renewals})
+		}
+		for _, v := range views {
+			at := rng.Uint64N(b.len)
+			v.mem[at]++
+			if v.made[at/page] == renewals[at/page] {
+				want[at] = v.mem[at]
+			}
+		}
+		if !bytes.Equal(mem, want) {
+			t.Fatalf("seed %d step %d: a byte changed that must not have, or the reverse", seed, step)
+		}
+	}
+	if len(b.layers) > layersMax || len(b.pieces) > pages {
+		t.Errorf("%d layers, %d pieces for %d pages", len(b.layers), len(b.pieces), pages)
+	}
+}
+
+// TestRenewOfDistinctRangesSharesDescriptors: a dead peer's thousand leases must
+// not cost a thousand descriptors.
+func TestRenewOfDistinctRangesSharesDescriptors(t *testing.T) {
+	const pages = 1000
+	b := mustAlloc(t, pages*basePage, Options{Huge: HugeNone})
+	before := openDescriptors(t)
+	for _, p := range rand.New(rand.NewPCG(3, 3)).Perm(pages) {
+		if err := b.Renew(uint64(p)*basePage, 1); err != nil {
+			t.Fatal(err)
+		}
+		if grown := openDescriptors(t) - before; grown > 1 {
+			t.Fatalf("%d more descriptors", grown)
+		}
+	}
+	if got := b.Extents(nil); len(got) != 1 {
+		t.Errorf("%d extents after all was renewed, want 1", len(got))
+	}
+}
+
+func TestRenewIsBounded(t *testing.T) {
+	pages := uint64(layersMax + 1)
+	b := mustAlloc(t, pages*basePage, Options{Huge: HugeNone})
+	fill(b.Bytes(), 9)
+	want := bytes.Clone(b.Bytes())
+	var err error
+	for n := pages - 1; n > 0 && err == nil; n-- { // each call leaves one page of the layer before in use
+		err = b.Renew(0, n*basePage)
+	}
+	if !errors.Is(err, backends.ErrFull) {
+		t.Fatalf("%d layers: %v, want full", len(b.layers), err)
+	}
+	if len(b.layers) != layersMax {
+		t.Errorf("full at %d layers", len(b.layers))
+	}
+	if err := b.Renew(0, b.len); err != nil {
+		t.Fatalf("the remedy that the error names: %v", err)
+	}
+	if len(b.layers) != 1 || len(b.pieces) != 1 || !bytes.Equal(b.Bytes(), want) {
+		t.Errorf("%d layers, %d pieces, content kept: %v", len(b.layers), len(b.pieces), bytes.Equal(b.Bytes(), want))
+	}
+}
+
+func TestPiecesAreBounded(t *testing.T) {
+	b := mustAlloc(t, (piecesMax+8)*basePage, Options{Huge: HugeNone})
+	var err error
+	for off := basePage; err == nil && off < b.len; off += 2 * basePage {
+		err = b.Renew(off, 1)
+	}
+	if got := len(b.Extents(nil)); !errors.Is(err, backends.ErrFull) || got > piecesMax {
+		t.Fatalf("%d extents: %v, want full", got, err)
+	}
+	if err := b.Renew(0, b.len); err != nil || len(b.Extents(nil)) != 1 {
+		t.Fatalf("renewing all of it: %v, %d extents", err, len(b.Extents(nil)))
+	}
+}
+
+func TestRenewOfManySteps(t *testing.T) {
+	b := mustAlloc(t, 2*renewStep+12345, Options{Populate: true})
+	mem := b.Bytes()
+	for i := 0; i < len(mem); i += 4093 {
+		mem[i] = byte(i / 4093)
+	}
+	old := peerView(t, b)
+	if err := b.Renew(renewStep/2+1, renewStep+renewStep/2); err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < len(mem); i += 4093 {
+		if mem[i] != byte(i/4093) {
+			t.Fatalf("byte %d is lost", i)
+		}
+	}
+	old[renewStep] = 0xEE
+	if mem[renewStep] == 0xEE {
+		t.Error("a write through the old mapping is seen")
+	}
+}
+
+func TestRenewGivesOldPagesBack(t *testing.T) {
+	b := mustAlloc(t, 4<<20, Options{Huge: HugeNone, Populate: true})
+	for range 20 {
+		if err := b.Renew(0, 4<<20-1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.Renew(0, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	var blocks int64
+	for _, l := range b.layers {
+		var st unix.Stat_t
+		if err := unix.Fstat(l.fd, &st); err != nil {
+			t.Fatal(err)
+		}
+		blocks += st.Blocks * 512
+	}
+	if blocks != 4<<20 {
+		t.Errorf("%d bytes are held by %d layers of a buffer of %d", blocks, len(b.layers), 4<<20)
+	}
+}
+
+func TestRenewConcurrently(t *testing.T) {
+	before := openDescriptors(t)
+	b := mustAlloc(t, 64*basePage, Options{Huge: HugeNone})
+	var wg sync.WaitGroup
+	for w := range uint64(4) {
+		wg.Go(func() {
+			mem := b.Bytes()[w*16*basePage:][:16*basePage]
+			for i := range uint64(50) {
+				mem[i*7] = byte(i + w)
+				if err := b.Renew(w*16*basePage+i*100, 5*basePage); err != nil {
+					t.Error(err)
+				}
+				if mem[i*7] != byte(i+w) {
+					t.Errorf("worker %d lost its byte in round %d", w, i)
+				}
+				err := b.Lend(func(extents []backends.Extent, _ uint64) error {
+					_, err := unix.FcntlInt(uintptr(extents[0].FD), unix.F_GET_SEALS, 0)
+					return err
+				})
+				if err != nil {
+					t.Errorf("a lent descriptor is closed: %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if b.Generation() != 200 {
+		t.Errorf("generation %d, want 200", b.Generation())
+	}
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+	if left := openDescriptors(t) - before; left != 0 {
+		t.Errorf("%d descriptors are left", left)
+	}
+}
+
+// TestHold keeps the pages where they are until the last holder lets go.
+func TestHold(t *testing.T) {
+	b := mustAlloc(t, 4*basePage, Options{Huge: HugeNone})
+	var releases []func()
+	for range 2 {
+		release, err := b.Hold()
+		if err != nil {
+			t.Fatal(err)
+		}
+		releases = append(releases, release)
+	}
+	old := peerView(t, b)
+	for i, release := range releases {
+		if err := b.Renew(0, basePage); !errors.Is(err, backends.ErrBusy) || b.Generation() != 0 {
+			t.Fatalf("renew with %d holders: %v, generation %d", len(releases)-i, err, b.Generation())
+		}
+		if old[0]++; b.Bytes()[0] != old[0] {
+			t.Fatal("held pages have changed")
+		}
+		release()
+		release()
+	}
+	if err := b.Renew(0, basePage); err != nil {
+		t.Errorf("renew when all let go: %v", err)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Hold(); !errors.Is(err, backends.ErrClosed) {
+		t.Errorf("hold memory that is gone: %v", err)
+	}
+}

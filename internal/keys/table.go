@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package keys
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Table holds memories by key. A key that comes free is used again, but its epochs
+// go on: a token of the memory before is an old one, not a wrong one. All methods may
+// be called by any goroutine.
+type Table[M any] struct {
+	Most int // keys at a time, at most Limit; set before use
+
+	mu       sync.RWMutex
+	memories []*M     // nil: free, or on its way
+	epochs   []uint64 // of each key, the first that its next memory may use
+	free     []uint32
+}
+
+// Take reserves a key for a memory that nobody finds yet: one that came free, the
+// last first, or else the next. The error wraps backends.ErrFull.
+func (t *Table[M]) Take() (key uint32, epoch uint64, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if n := len(t.free); n > 0 {
+		key = t.free[n-1]
+		t.free = t.free[:n-1]
+		return key, t.epochs[key], nil
+	}
+	n := len(t.memories)
+	if n >= t.Most {
+		return 0, 0, fmt.Errorf("all %d keys are taken, raise Config.KeysMax: %w", n, backends.ErrFull)
+	}
+	t.memories, t.epochs = append(t.memories, nil), append(t.epochs, 1)
+	return uint32(n), 1, nil
+}
+
+// Put shows a memory under a key that was taken.
+func (t *Table[M]) Put(key uint32, m *M) {
+	t.mu.Lock()
+	t.memories[key] = m
+	t.mu.Unlock()
+}
+
+// Remove hides it: nobody finds it any more.
+func (t *Table[M]) Remove(key uint32) {
+	t.mu.Lock()
+	t.memories[key] = nil
+	t.mu.Unlock()
+}
+
+// GiveBack makes a key free whose memory is gone; next is an epoch that it never
+// used.
+func (t *Table[M]) GiveBack(key uint32, next uint64) {
+	t.mu.Lock()
+	t.epochs[key] = next
+	t.free = append(t.free, key)
+	t.mu.Unlock()
+}
+
+// At returns what a key names, nil for nothing.
+func (t *Table[M]) At(key uint32) *M {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if uint64(key) >= uint64(len(t.memories)) {
+		return nil
+	}
+	return t.memories[key]
+}
+
+// All lists the memories.
+func (t *Table[M]) All() (list []*M) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for _, m := range t.memories {
+		if m != nil {
+			list = append(list, m)
+		}
+	}
+	return list
+}

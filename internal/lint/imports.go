@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lint
+
+import (
+	"go/token"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// suite is test code outside _test.go files: backends call it from their tests.
+const suite = "backends/backendtest"
+
+const module = "github.com/sluicehq/sluice"
+
+// imported is one import; local is its folder in this module, "" elsewhere.
+type imported struct {
+	pos         token.Pos
+	name, local string
+}
+
+func (f *File) imports() []imported {
+	var list []imported
+	for _, spec := range f.tree.Imports {
+		name, err := strconv.Unquote(spec.Path.Value)
+		if err != nil {
+			continue // the parser has refused it
+		}
+		local, ok := strings.CutPrefix(name, module+"/")
+		if !ok {
+			local = ""
+		}
+		list = append(list, imported{spec.Pos(), name, local})
+	}
+	return list
+}
+
+// cgo keeps C where its rules are known.
+func cgo(f *File) []Finding {
+	if f.under("csrc", "cuda", "bindings") {
+		return nil
+	}
+	return f.forbid(func(i imported) bool { return i.name == "C" },
+		`import "C" stands in csrc, cuda and bindings only: call a function of csrc`)
+}
+
+// unsafePointers keeps unsafe where a reviewer looks for it.
+func unsafePointers(f *File) []Finding {
+	name := strings.TrimSuffix(strings.TrimSuffix(f.Path, ".go"), "_test")
+	if strings.HasSuffix(name, "_unsafe") || f.under("csrc") {
+		return nil
+	}
+	return f.forbid(func(i imported) bool { return i.name == "unsafe" },
+		"unsafe stands in files called *_unsafe.go only: move what needs it into one")
+}
+
+// An arrow says what a part of the house must not know. Tests are free: they put
+// parts together.
+type arrow struct {
+	from    []string // folders
+	mustNot []string // folders of this module; "backends/" is all below the contract
+	instead string
+	except  []string // folders within from
+}
+
+var forbidden = []arrow{
+	{
+		from:    []string{"engine"},
+		mustNot: []string{"backends/", "csrc", "cuda", "kv", "bench", "cmd", "bindings"},
+		instead: "the engine knows the contract alone: find what you need by an interface of package backends",
+	},
+	{
+		from:    []string{"backends"},
+		mustNot: []string{"engine", "kv", "bench", "cmd", "bindings"},
+		instead: "a backend is called by the engine and knows nothing of it: put what both need in package backends",
+	},
+	{
+		from:    []string{"kv"},
+		mustNot: []string{"backends/", "csrc", "cuda", "bench", "cmd", "bindings"},
+		instead: "kv is built on package engine: take an *engine.Engine from the caller",
+	},
+	{
+		from:    []string{"csrc", "cuda"},
+		mustNot: []string{"engine", "backends/", "kv", "bench", "cmd", "bindings"},
+		instead: "the C side serves backends and knows none",
+	},
+	{
+		from:    []string{"internal"},
+		mustNot: []string{"engine", "backends/", "kv", "bench", "cmd", "bindings", "csrc", "cuda"},
+		instead: "internal packages lie below everything but the contract",
+	},
+	{
+		from:    []string{"bench"},
+		mustNot: []string{"cmd", "bindings"},
+		instead: "cmd calls bench, not the reverse",
+	},
+	{
+		from:    []string{"engine", "backends", "kv", "bench", "csrc", "cuda", "bindings", "cmd"},
+		mustNot: []string{"internal/lint", "internal/leak", "internal/netns", "internal/freeze", "internal/fakeverbs", "internal/guest"},
+		instead: "this package is for tests",
+		except:  []string{suite},
+	},
+}
+
+// arrows wants imports to point one way.
+func arrows(f *File) []Finding {
+	if f.isTest() {
+		return nil
+	}
+	var found []Finding
+	if f.dir() == "backends" {
+		found = f.forbid(func(i imported) bool { return strings.Contains(i.name, ".") },
+			"the contract imports the standard library alone: let the implementations know others")
+	}
+	for _, a := range forbidden {
+		if !f.under(a.from...) || f.under(a.except...) {
+			continue
+		}
+		found = append(found, f.forbid(func(i imported) bool {
+			return slices.ContainsFunc(a.mustNot, func(folder string) bool { return reaches(f, i, folder) })
+		}, a.instead)...)
+	}
+	return found
+}
+
+// reaches reports whether an import lies in a folder that the file is not in.
+func reaches(f *File, i imported, folder string) bool {
+	if i.local == "" {
+		return false
+	}
+	if below, ok := strings.CutSuffix(folder, "/"); ok {
+		return strings.HasPrefix(i.local, below+"/") && !inside(f.dir(), below)
+	}
+	return inside(i.local, folder) && !inside(f.dir(), folder)
+}
+
+// guests keeps foreign modules where they are of use.
+func guests(f *File) []Finding {
+	var found []Finding
+	if !f.under("cmd", "bench") {
+		found = f.forbid(func(i imported) bool {
+			return strings.Contains(i.name, "spf13/cobra") || strings.Contains(i.name, "schollz/progressbar")
+		}, "command lines are the business of cmd: return values and errors")
+	}
+	if !f.isTest() || !f.under("cmd", "kv", "engine") {
+		found = append(found, f.forbid(func(i imported) bool {
+			return strings.Contains(i.name, "stretchr/testify")
+		}, "testify is for the tests of cmd, kv and engine: use package testing")...)
+	}
+	return found
+}
+
+func (f *File) forbid(bad func(imported) bool, message string) []Finding {
+	var found []Finding
+	for _, i := range f.imports() {
+		if bad(i) {
+			found = append(found, f.at(i.pos, "import of %q: %s", i.name, message))
+		}
+	}
+	return found
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package park lets a goroutine sleep on a descriptor without holding a thread.
+//
+// A goroutine that calls read(2) on an eventfd holds a thread of the operating
+// system; one that waits here is parked in the runtime's poller, so thousands
+// may wait. An Event is an eventfd that is signalled and waited for, a Waiter
+// watches any other descriptor that becomes readable.
+package park
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Event is a wake-up call between goroutines or, when its descriptor is sent to
+// another process, between processes. Signals that nobody has waited for add up
+// to one. All methods may be called by any goroutine at any time.
+type Event struct {
+	fd *polled
+}
+
+// NewEvent makes an event that nobody has signalled.
+func NewEvent() (*Event, error) {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("create eventfd: %w", os.NewSyscallError("eventfd2", err))
+	}
+	return newEvent(fd)
+}
+
+// EventFromFD makes an event of an eventfd that somebody else made: one received
+// from a peer, or Armer.FD of a backend. It keeps a duplicate, so fd stays the
+// caller's to close at any time. It sets O_NONBLOCK, for the peer as well. What
+// is no eventfd is refused.
+func EventFromFD(fd int) (*Event, error) {
+	own, err := duplicate(fd)
+	if err != nil {
+		return nil, err
+	}
+	e, err := newEvent(own)
+	if err != nil {
+		return nil, err
+	}
+	if err := e.check(); err != nil {
+		_ = e.Close()
+		return nil, err
+	}
+	return e, nil
+}
+
+func newEvent(fd int) (*Event, error) {
+	e := &Event{}
+	var err error
+	e.fd, err = newPolled(fd, "eventfd", drain)
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// check refuses what is no eventfd, without changing its state.
+func (e *Event) check() error {
+	target, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", e.FD()))
+	if err == nil && target != "anon_inode:[eventfd]" {
+		return fmt.Errorf("wrap eventfd: the descriptor is %s: %w", target, backends.ErrNotSupported)
+	}
+	return nil // without /proc the first Signal will tell
+}
+
+// FD returns the descriptor, to be sent to a peer or to be watched. It belongs
+// to the Event and is -1 after Close; whoever may race with Close duplicates it
+// under a lock of their own.
+func (e *Event) FD() int { return e.fd.number() }
+
+// Signal wakes one Wait: the one that sleeps, else the next. It does not block
+// and does not allocate. After Close it returns backends.ErrClosed, which is
+// os.ErrClosed.
+func (e *Event) Signal() error { return e.fd.with(signal) }
+
+// Wait sleeps until the event is signalled and takes the signal. After Close,
+// also one that comes meanwhile, it returns backends.ErrClosed, which is
+// os.ErrClosed. It does not allocate. Several goroutines may wait; a signal
+// wakes one of them.
+func (e *Event) Wait() error { return e.fd.wait() }
+
+// Drain takes a signal that is there, and reports whether there was one. It does
+// not block.
+func (e *Event) Drain() bool { return e.fd.try() }
+
+// SetDeadline ends every Wait that lasts until then, and each later one, with
+// backends.ErrTimeout, which is os.ErrDeadlineExceeded. The zero time is never.
+func (e *Event) SetDeadline(t time.Time) error { return e.fd.setDeadline(t) }
+
+// Close wakes every Wait and closes the descriptor. It is idempotent.
+func (e *Event) Close() error { return e.fd.close() }
+
+// one is what a signal adds, in the byte order of this machine.
+var one = binary.NativeEndian.AppendUint64(nil, 1)
+
+// signal ignores the outcome: a counter that is full holds a signal already.
+func signal(fd uintptr) { _, _ = unix.Write(int(fd), one) }
+
+// drain takes all signals at once.
+func drain(fd int, scratch []byte) bool {
+	for {
+		n, err := unix.Read(fd, scratch)
+		if err != unix.EINTR {
+			return n == 8
+		}
+	}
+}

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package park
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"runtime"
+	"runtime/pprof"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// patience bounds what must happen but not when.
+const patience = 10 * time.Second
+
+func mustEvent(t testing.TB) *Event {
+	t.Helper()
+	e, err := NewEvent()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+// within fails the test instead of hanging it.
+func within(t testing.TB, what string, f func() error) error {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(patience):
+		t.Fatalf("%s did not return", what)
+		return nil
+	}
+}
+
+func TestSignalBeforeWait(t *testing.T) {
+	e := mustEvent(t)
+	for range 3 {
+		if err := e.Signal(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := within(t, "Wait", e.Wait); err != nil {
+		t.Fatal(err)
+	}
+	if e.Drain() {
+		t.Error("three signals woke more than one Wait")
+	}
+}
+
+func TestDrain(t *testing.T) {
+	e := mustEvent(t)
+	if e.Drain() {
+		t.Error("a new event is signalled")
+	}
+	_ = e.Signal()
+	if !e.Drain() || e.Drain() {
+		t.Error("a signal must be drained exactly once")
+	}
+}
+
+func TestEverySignalWakesItsWait(t *testing.T) {
+	ping, pong := mustEvent(t), mustEvent(t)
+	const rounds = 2000
+	go func() {
+		for range rounds {
+			if ping.Wait() != nil || pong.Signal() != nil {
+				return
+			}
+		}
+	}()
+	for i := range rounds {
+		if err := ping.Signal(); err != nil {
+			t.Fatal(err)
+		}
+		if err := pong.SetDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		if err := pong.Wait(); err != nil {
+			t.Fatalf("round %d: %v", i, err)
+		}
+	}
+}
+
+func TestWaitersHoldNoThreads(t *testing.T) {
+	before := pprof.Lookup("threadcreate").Count()
+	const sleepers = 100
+	var wg sync.WaitGroup
+	events := make([]*Event, sleepers)
+	for i := range events {
+		events[i] = mustEvent(t)
+		wg.Go(func() {
+			if err := events[i].Wait(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for range 100 {
+		runtime.Gosched()
+	}
+	time.Sleep(20 * time.Millisecond) // lets them fall asleep; too short only weakens the test
+	if grown := pprof.Lookup("threadcreate").Count() - before; grown > sleepers/4 {
+		t.Errorf("%d sleeping goroutines hold %d threads", sleepers, grown)
+	}
+	for _, e := range events {
+		_ = e.Signal()
+	}
+	_ = within(t, "a waiter", func() error { wg.Wait(); return nil })
+}
+
+func TestCloseWakesEveryWaiter(t *testing.T) {
+	e := mustEvent(t)
+	results := make(chan error, 3)
+	for range cap(results) {
+		go func() { results <- e.Wait() }()
+	}
+	time.Sleep(5 * time.Millisecond)
+	if err := within(t, "Close", e.Close); err != nil {
+		t.Fatal(err)
+	}
+	for range cap(results) {
+		if err := within(t, "Wait", func() error { return <-results }); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("a waiter got %v, want os.ErrClosed", err)
+		}
+	}
+	if err := e.Signal(); err != backends.ErrClosed {
+		t.Errorf("Signal after Close: %v", err)
+	}
+	if err := e.Wait(); err != backends.ErrClosed {
+		t.Errorf("Wait after Close: %v", err)
+	}
+	if e.FD() != -1 || e.Drain() || e.SetDeadline(time.Now()) == nil || e.Close() != nil {
+		t.Error("a closed event answers as if it were open")
+	}
+}
+
+func TestDeadline(t *testing.T) {
+	e := mustEvent(t)
+	if err := e.SetDeadline(time.Now().Add(time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if err := within(t, "Wait", e.Wait); err != backends.ErrTimeout || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("Wait past its deadline: %v", err)
+	}
+	_ = e.SetDeadline(time.Time{})
+	_ = e.Signal()
+	if err := within(t, "Wait", e.Wait); err != nil {
+		t.Errorf("Wait after the deadline was taken away: %v", err)
+	}
+}
+
+// TestSignalRacesClose fails under the race detector, or by a write into a
+// foreign descriptor, if a number were used after it was closed.
+func TestSignalRacesClose(t *testing.T) {
+	for range 200 {
+		e, err := NewEvent()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for e.Signal() == nil {
+			}
+		})
+		wg.Go(func() {
+			for e.Wait() == nil {
+			}
+		})
+		wg.Go(func() {
+			for e.FD() >= 0 {
+				e.Drain()
+			}
+		})
+		if err := e.Close(); err != nil {
+			t.Fatal(err)
+		}
+		_ = within(t, "a user of the closed event", func() error { wg.Wait(); return nil })
+	}
+}
+
+func TestEventFromFDIsTheSameEvent(t *testing.T) {
+	e := mustEvent(t)
+	peer, err := EventFromFD(e.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = peer.Signal()
+	if err := within(t, "Wait", e.Wait); err != nil {
+		t.Fatal(err)
+	}
+	if err := peer.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Signal(); err != nil || !e.Drain() {
+		t.Errorf("closing the duplicate closed the event: %v", err)
+	}
+}
+
+func TestEventFromFDRefusesOthers(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	if _, err := EventFromFD(int(w.Fd())); !errors.Is(err, backends.ErrNotSupported) {
+		t.Errorf("a pipe: %v", err)
+	}
+	if _, err := EventFromFD(-1); !errors.Is(err, unix.EBADF) {
+		t.Errorf("no descriptor: %v", err)
+	}
+}
+
+func TestNothingAllocates(t *testing.T) {
+	e := mustEvent(t)
+	w, err := NewWaiter(e.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	allocs := testing.AllocsPerRun(100, func() {
+		if e.Signal() != nil || w.Wait() != nil || e.Wait() != nil || e.Drain() || w.Ready() {
+			t.Fatal("lost a signal")
+		}
+	})
+	if allocs != 0 {
+		t.Errorf("%v allocations", allocs)
+	}
+}
+
+func TestWaiterOnAPipe(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	waiter, err := NewWaiter(int(r.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer waiter.Close()
+	if waiter.Ready() {
+		t.Error("an empty pipe is readable")
+	}
+	go func() { _, _ = w.Write([]byte("x")) }()
+	for range 2 { // it stays readable: nothing was read
+		if err := within(t, "Wait", waiter.Wait); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var b [1]byte
+	if n, err := r.Read(b[:]); n != 1 || b[0] != 'x' {
+		t.Fatalf("the waiter took the byte: %d, %v", n, err)
+	}
+	r.Close() // the duplicate lives on
+	go func() { _, _ = w.Write([]byte("y")) }()
+	if err := within(t, "Wait", waiter.Wait); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWaiterOnAProcess(t *testing.T) {
+	cmd := exec.Command("sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.PidfdOpen(cmd.Process.Pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	waiter, err := NewWaiter(fd)
+	_ = unix.Close(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer waiter.Close()
+	if waiter.Ready() {
+		t.Error("a running process is reported as ended")
+	}
+	_ = cmd.Process.Kill()
+	if err := within(t, "Wait", waiter.Wait); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+}
+
+func TestWaiterRefusesPlainFiles(t *testing.T) {
+	f, err := os.Open("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := NewWaiter(int(f.Fd())); !errors.Is(err, backends.ErrNotSupported) {
+		t.Errorf("a plain file: %v", err)
+	}
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package process
+
+import (
+	"errors"
+	"os/exec"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+func TestProcess(t *testing.T) {
+	self, err := This()
+	if err != nil || self.PID == 0 || self.Start == 0 {
+		t.Fatalf("%+v, %v", self, err)
+	}
+	fd, err := self.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = unix.Close(fd)
+	later := self
+	later.Start++
+	if fd, err := later.Open(); !errors.Is(err, backends.ErrPeerLost) || fd != -1 {
+		t.Errorf("another process of our number: %d, %v", fd, err)
+	}
+	c := exec.Command("true")
+	if err := c.Run(); err != nil {
+		t.Fatal(err)
+	}
+	gone := ID{uint32(c.Process.Pid), self.Start}
+	if _, err := gone.Open(); !errors.Is(err, backends.ErrPeerLost) {
+		t.Errorf("a process that has ended: %v", err)
+	}
+	a, err := Host()
+	if b, _ := Host(); err != nil || a != b || a == [8]byte{} {
+		t.Errorf("host %x, then %x, %v", a, b, err)
+	}
+}

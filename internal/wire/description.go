@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Limits of a description.
+const (
+	NameMax     = 255     // bytes of an engine's, a backend's or a region's name
+	BackendsMax = 32      // as many as bits in Region's set
+	RegionsMax  = 1 << 20 // 1 Mi
+)
+
+// ID names an engine or a host.
+type ID [16]byte
+
+// Description is what an engine says of itself. A lease is one without
+// addresses and with one region.
+type Description struct {
+	Engine   ID
+	Host     ID // engines with the same one may share memory
+	Name     string
+	Backends []Backend
+	Regions  []Region
+}
+
+// Addr returns the address of the backend of that name, nil when there is none.
+func (d *Description) Addr(name string) []byte {
+	for _, b := range d.Backends {
+		if b.Name == name {
+			return b.Addr
+		}
+	}
+	return nil
+}
+
+// Backend is the name of a backend and how to connect to it.
+type Backend struct {
+	Name string
+	Addr []byte
+}
+
+// Region is a named range and its tokens, by index of Description.Backends; nil, or
+// past the end: that backend does not serve it.
+type Region struct {
+	Name     string
+	Kind     backends.Kind
+	ReadOnly bool
+	Size     uint64
+	Tokens   [][]byte
+}
+
+const readOnlyFlag = 1 << 7 // beside the kind
+
+// Encode appends the framed description. Names share their beginnings with the
+// name before, tokens with the token before of the same region: that halves a
+// description, since tokens of one region begin with the same secret.
+func Encode(dst []byte, d *Description) ([]byte, error) {
+	if err := d.check(); err != nil {
+		return dst, err
+	}
+	start := len(dst)
+	b := append(dst, magic...)
+	b = append(b, Version)
+	b = append(b, d.Engine[:]...)
+	b = append(b, d.Host[:]...)
+	b = appendBlock(b, []byte(d.Name))
+	b = binary.AppendUvarint(b, uint64(len(d.Backends)))
+	for _, be := range d.Backends {
+		b = appendBlock(b, []byte(be.Name))
+		b = appendBlock(b, be.Addr)
+	}
+	b = binary.AppendUvarint(b, uint64(len(d.Regions)))
+	var previous []byte
+	for i := range d.Regions {
+		b = appendRegion(b, previous, &d.Regions[i])
+		previous = []byte(d.Regions[i].Name)
+	}
+	sum := seal(b[start:])
+	return append(b[:start], sum...), nil
+}
+
+func appendRegion(b, previous []byte, r *Region) []byte {
+	b = appendFront(b, previous, []byte(r.Name))
+	flags := byte(r.Kind)
+	if r.ReadOnly {
+		flags |= readOnlyFlag
+	}
+	b = append(b, flags)
+	b = binary.AppendUvarint(b, r.Size)
+	var set uint64
+	for i, token := range r.Tokens {
+		if token != nil {
+			set |= 1 << i
+		}
+	}
+	b = binary.AppendUvarint(b, set)
+	var last []byte
+	for _, token := range r.Tokens {
+		switch {
+		case token == nil:
+			continue
+		case last == nil:
+			b = appendBlock(b, token)
+		default:
+			b = appendFront(b, last, token)
+		}
+		last = token
+	}
+	return b
+}
+
+func (d *Description) check() error {
+	if len(d.Name) > NameMax || len(d.Backends) > BackendsMax || len(d.Regions) > RegionsMax {
+		return fmt.Errorf("describe: name of %d bytes (at most %d), %d backends (%d), %d regions (%d): %w",
+			len(d.Name), NameMax, len(d.Backends), BackendsMax, len(d.Regions), RegionsMax, backends.ErrBounds)
+	}
+	for _, b := range d.Backends {
+		if b.Name == "" || len(b.Name) > NameMax || len(b.Addr) > backends.AddrMax {
+			return fmt.Errorf("describe backend %q with an address of %d bytes: %w", b.Name, len(b.Addr), backends.ErrBounds)
+		}
+	}
+	for i := range d.Regions {
+		r := &d.Regions[i]
+		if len(r.Name) > NameMax || r.Size == 0 || len(r.Tokens) > len(d.Backends) {
+			return fmt.Errorf("describe region %q of %d bytes with %d tokens: %w", r.Name, r.Size, len(r.Tokens), backends.ErrBounds)
+		}
+		for _, token := range r.Tokens {
+			if len(token) > backends.TokenMax || (token != nil && len(token) == 0) {
+				return fmt.Errorf("describe region %q with a token of %d bytes: %w", r.Name, len(token), backends.ErrBounds)
+			}
+		}
+	}
+	return nil
+}
+
+// Decode reads a framed description and nothing but it. The result aliases b.
+func Decode(b []byte) (*Description, error) {
+	body, err := open(b)
+	if err != nil {
+		return nil, err
+	}
+	r := &reader{rest: body, spare: repeatsMax * uint64(len(body))}
+	d := &Description{}
+	copy(d.Engine[:], r.bytes(uint64(len(d.Engine))))
+	copy(d.Host[:], r.bytes(uint64(len(d.Host))))
+	d.Name = string(r.block(NameMax))
+	for range r.uvarint(BackendsMax) {
+		d.Backends = append(d.Backends, Backend{string(r.block(NameMax)), r.block(backends.AddrMax)})
+	}
+	var previous []byte
+	for range r.uvarint(RegionsMax) {
+		if r.err != nil {
+			break
+		}
+		d.Regions = append(d.Regions, r.region(len(d.Backends), previous))
+		previous = []byte(d.Regions[len(d.Regions)-1].Name)
+	}
+	if r.err == nil && len(r.rest) != 0 {
+		r.fail(fmt.Errorf("has %d bytes too many", len(r.rest)))
+	}
+	if r.err == nil {
+		r.err = d.check()
+	}
+	if r.err != nil {
+		return nil, fmt.Errorf("description %w: %w", r.err, backends.ErrCorrupt)
+	}
+	return d, nil
+}
+
+func (r *reader) region(backendCount int, previous []byte) Region {
+	out := Region{Name: string(r.front(previous, NameMax))}
+	if flags := r.bytes(1); r.err == nil {
+		out.Kind = backends.Kind(flags[0] &^ readOnlyFlag)
+		out.ReadOnly = flags[0]&readOnlyFlag != 0
+	}
+	if out.Kind > backends.File {
+		r.fail(errors.New("has a region of an unknown kind"))
+	}
+	out.Size = r.uvarint(math.MaxInt64)
+	set := r.uvarint(1<<backendCount - 1)
+	out.Tokens = make([][]byte, bits.Len64(set))
+	var last []byte
+	for i := range out.Tokens {
+		if set&(1<<i) == 0 {
+			continue
+		}
+		if last == nil {
+			last = r.block(backends.TokenMax)
+		} else {
+			last = r.front(last, backends.TokenMax)
+		}
+		if len(last) == 0 {
+			r.fail(errors.New("has an empty token"))
+		}
+		out.Tokens[i] = last
+	}
+	return out
+}
+
+// Equal reports whether two descriptions say the same.
+func (d *Description) Equal(o *Description) bool {
+	a, errA := Encode(nil, d)
+	b, errB := Encode(nil, o)
+	return errA == nil && errB == nil && bytes.Equal(a, b)
+}

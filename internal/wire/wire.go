@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package wire is the versioned encoding of what engines tell each other about
+// themselves: a Description with regions and tokens, framed by a magic number, a
+// version and a CRC-32C. Integers are unsigned varints in their one shortest
+// form, so that a value has exactly one encoding. Everything read is bounded
+// before it is believed, and a decoder never panics.
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Version is the format that this package writes and the only one it reads.
+const Version = 1
+
+const (
+	magic       = "SLUC"
+	headLen     = len(magic) + 1
+	checksumLen = 4
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// seal appends the checksum of all of b.
+func seal(b []byte) []byte {
+	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+}
+
+// open checks the frame and returns the body.
+func open(b []byte) ([]byte, error) {
+	if len(b) < headLen+checksumLen || string(b[:len(magic)]) != magic {
+		return nil, fmt.Errorf("not a description: %d bytes without the mark %q: %w", len(b), magic, backends.ErrCorrupt)
+	}
+	if v := b[len(magic)]; v != Version {
+		return nil, fmt.Errorf("description has version %d, this program reads %d: use the same release on both sides: %w", v, Version, backends.ErrVersion)
+	}
+	body, sum := b[:len(b)-checksumLen], binary.LittleEndian.Uint32(b[len(b)-checksumLen:])
+	if crc32.Checksum(body, castagnoli) != sum {
+		return nil, fmt.Errorf("description of %d bytes is cut or altered: %w", len(b), backends.ErrCorrupt)
+	}
+	return body[headLen:], nil
+}
+
+// reader takes a body apart. The first error sticks and later calls return
+// zero, so that a decoder reads straight on and asks once.
+type reader struct {
+	rest  []byte
+	spare uint64 // bytes that front may still repeat
+	err   error
+}
+
+// A body may repeat, by front, this many times its own bytes: several times what
+// names and tokens of real regions come to.
+const repeatsMax = 16
+
+var errShort = errors.New("ends early")
+
+func (r *reader) fail(err error) {
+	if r.err == nil {
+		r.err = err
+	}
+	r.rest = nil
+}
+
+// uvarint reads one integer of at most limit.
+func (r *reader) uvarint(limit uint64) uint64 {
+	v, n := binary.Uvarint(r.rest)
+	switch {
+	case r.err != nil:
+		return 0
+	case n <= 0:
+		r.fail(errShort)
+		return 0
+	case n > 1 && r.rest[n-1] == 0:
+		r.fail(errors.New("has an integer in a longer form than it needs"))
+		return 0
+	case v > limit:
+		r.fail(fmt.Errorf("has %d where at most %d can stand", v, limit))
+		return 0
+	}
+	r.rest = r.rest[n:]
+	return v
+}
+
+// bytes reads n raw bytes, aliasing the input.
+func (r *reader) bytes(n uint64) []byte {
+	if r.err != nil {
+		return nil
+	}
+	if n > uint64(len(r.rest)) {
+		r.fail(errShort)
+		return nil
+	}
+	b := r.rest[:n:n]
+	r.rest = r.rest[n:]
+	return b
+}
+
+// block reads a length of at most limit and as many bytes.
+func (r *reader) block(limit uint64) []byte { return r.bytes(r.uvarint(limit)) }
+
+// front reads a block that shares its beginning with prev.
+func (r *reader) front(prev []byte, limit uint64) []byte {
+	shared := r.uvarint(uint64(len(prev)))
+	tail := r.block(limit - min(shared, limit))
+	if r.err != nil {
+		return nil
+	}
+	if len(tail) > 0 && shared < uint64(len(prev)) && tail[0] == prev[shared] {
+		r.fail(errors.New("shares less than it could"))
+		return nil
+	}
+	if shared == 0 {
+		return tail
+	}
+	if shared > r.spare {
+		r.fail(errors.New("repeats far more than it says"))
+		return nil
+	}
+	r.spare -= shared
+	return append(append(make([]byte, 0, shared+uint64(len(tail))), prev[:shared]...), tail...)
+}
+
+func appendBlock(dst, b []byte) []byte {
+	return append(binary.AppendUvarint(dst, uint64(len(b))), b...)
+}
+
+func appendFront(dst, prev, b []byte) []byte {
+	n := 0
+	for n < len(prev) && n < len(b) && prev[n] == b[n] {
+		n++
+	}
+	return appendBlock(binary.AppendUvarint(dst, uint64(n)), b[n:])
+}
