@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Abort ends the transfer and returns nil when its outcome is known and final:
+// then no byte of it lands any more, on either side, and Err says how it ended
+// (ErrAborted, or whatever came first). A backend that cannot prove this within
+// Config.AbortGrace loses its connection to the peer, which proves it; Abort of a
+// backend that breaks even that promise returns an error. When ctx ends first,
+// Abort returns its error, nothing is proved yet, and Abort may be called again.
+func (t *Transfer) Abort(ctx context.Context) error {
+	if t.grip() {
+		if t.stage.Load() == inTime {
+			t.deadline.Store(int64(t.e.now() + t.e.cfg.AbortGrace))
+			t.stage.CompareAndSwap(inTime, cancelled)
+			t.e.sweeper.watch()
+		}
+		t.interrupt(ErrAborted)
+		t.letGo()
+		if err := t.park(ctx); err != nil && t.state.Load() == posted {
+			return err
+		}
+	}
+	if t.unproven.Load() {
+		return &OpError{Op: "abort", Peer: t.p.name, Err: fmt.Errorf("the backend neither ended the transfer nor closed its connection: do not reuse the memory: %w", ErrTimeout)}
+	}
+	return nil
+}
+
+// grip reports whether the transfer is posted, and then keeps the next Post from
+// beginning until letGo: who ends a post by force must not hit another one.
+func (t *Transfer) grip() bool {
+	t.grips.Add(1)
+	if t.state.Load() == posted {
+		return true
+	}
+	t.letGo()
+	return false
+}
+
+func (t *Transfer) letGo() { t.grips.Add(-1) }
+
+// fail keeps the first cause.
+func (t *Transfer) fail(err error) { t.err.CompareAndSwap(nil, &err) }
+
+// interrupt stops a posted transfer: what the backend has is cancelled, what it
+// has not is left out.
+// Preconditions: gripped.
+func (t *Transfer) interrupt(why error) {
+	t.fail(why)
+	t.stopped.Store(true)
+	generation, bits := t.generation.Load(), t.outstanding.Load()
+	for _, c := range t.via() {
+		if c.canceler != nil {
+			for bit := range batchesInFlight {
+				if bits&(1<<bit) != 0 {
+					c.canceler.Cancel(tag(t.slot, generation, bit))
+				}
+			}
+		}
+	}
+	t.pump(nil)
+	t.poll()
+}
+
+// backendError is what a transfer that Submit refused ends with.
+func (t *Transfer) backendError(c *conn, err error) error {
+	if errors.Is(err, backends.ErrClosed) && c.isLost() && !t.p.ending.Load() {
+		err = ErrPeerLost
+	}
+	return &OpError{Op: t.op.String(), Backend: c.lane.caps.Name, Peer: t.p.name, Err: err}
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Close ends the transfers (ErrClosed), revokes the leases, and closes peers,
+// regions and backends. It is idempotent, waits for a Close that runs already, and
+// is bounded by AbortGrace and by what the backends promise.
+func (e *Engine) Close() error {
+	var err error
+	e.closeOnce.Do(func() { err = e.shut() })
+	return err
+}
+
+func (e *Engine) shut() error {
+	e.mu.Lock()
+	e.closed = true // nothing is added to the sets from here on
+	peers, leases := keys(e.peers), keys(e.leases)
+	var regions []*Region
+	for _, r := range e.regions {
+		if r.mems != nil { // otherwise Register sees that we close
+			regions = append(regions, r)
+		}
+	}
+	e.mu.Unlock()
+	e.endLife()
+
+	errs := []error{
+		atOnce(peers, (*Peer).Close),
+		atOnce(leases, func(l *Lease) error { return l.end(e.cfg.AbortGrace) }),
+		atOnce(regions, (*Region).release),
+	}
+	close(e.closing)
+	for _, l := range e.lanes {
+		l.close()
+	}
+	errs = append(errs, closeBackends(e.cfg.Backends))
+	e.sweeper.stop()
+	e.reapLast()
+	e.running.Wait()
+	return errors.Join(errs...)
+}
+
+// reapLast takes the completions that the backends had left. A transfer without
+// one by then, against all promises, is given up: its waiters must not outlive us.
+func (e *Engine) reapLast() {
+	for end := e.now() + e.cfg.AbortGrace; ; time.Sleep(time.Millisecond) {
+		for _, l := range e.lanes {
+			l.poll()
+		}
+		if e.slots.posted() == 0 {
+			return
+		}
+		if e.now() > end {
+			break
+		}
+	}
+	for i := range e.slots.live {
+		if t := e.slots.live[i].Load(); t != nil && t.grip() {
+			t.fail(ErrClosed)
+			t.abandon()
+			t.letGo()
+		}
+	}
+}
+
+// closersMax is how many peers, leases or regions Close ends at once, so that a
+// frozen peer here and there does not add up.
+const closersMax = 64
+
+func atOnce[T any](list []T, end func(T) error) error {
+	errs := make([]error, len(list))
+	places := make(chan struct{}, closersMax)
+	var all sync.WaitGroup
+	for i, v := range list {
+		places <- struct{}{}
+		all.Go(func() {
+			errs[i] = end(v)
+			<-places
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+func closeBackends(list []backends.Backend) error {
+	var errs []error
+	for _, b := range list {
+		errs = append(errs, b.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func keys[K comparable](set map[K]struct{}) []K {
+	list := make([]K, 0, len(set))
+	for k := range set {
+		list = append(list, k)
+	}
+	return list
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+// eventually fails the test when f does not return within limit.
+func eventually(t *testing.T, what string, f func()) {
+	t.Helper()
+	ended := make(chan struct{})
+	go func() { defer close(ended); f() }()
+	select {
+	case <-ended:
+	case <-time.After(limit):
+		t.Fatal(what, "does not end")
+	}
+}
+
+// TestCloseBesideConnect closes the engine, and looks at its counters, while a
+// backend connects.
+func TestCloseBesideConnect(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	connecting, closed := make(chan struct{}), make(chan struct{})
+	f := &fake{onConnect: func(int) error { close(connecting); <-closed; return nil }}
+	e := open(t, "e", func(c *Config) { c.Backends = []backends.Backend{f} })
+	outcome := make(chan error)
+	go func() {
+		_, err := e.Self()
+		outcome <- err
+	}()
+	<-connecting
+	_ = e.Stats()
+	eventually(t, "Close beside Connect", func() { check(t, e.Close()) })
+	close(closed)
+	if err := <-outcome; !errors.Is(err, ErrClosed) {
+		t.Errorf("a connection came of it: %v", err)
+	}
+	if n := e.Stats().Peers; n != 0 {
+		t.Errorf("%d peers are left", n)
+	}
+}
+
+// TestStatsBesideConnect is for the race detector.
+func TestStatsBesideConnect(t *testing.T) {
+	a, b := open(t, "a"), open(t, "b")
+	var watcher sync.WaitGroup
+	stop := make(chan struct{})
+	watcher.Add(1)
+	go func() {
+		defer watcher.Done()
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = a.Stats()
+			}
+		}
+	}()
+	for range 50 {
+		check(t, connect(t, a, b).Close())
+	}
+	close(stop)
+	watcher.Wait()
+}
+
+// TestCloseOfABrokenBackend has transfers that no backend ever ends: who waits is
+// released all the same.
+func TestCloseOfABrokenBackend(t *testing.T) {
+	p, r, m := overFake(t, &fake{manual: true, brokenClose: true}, limit)
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, m, 3)
+	check(t, tr.Post())
+	waited := make(chan error)
+	go func() { waited <- tr.Wait(context.Background()) }()
+	eventually(t, "Close", func() { _ = p.e.Close() })
+	select {
+	case err := <-waited:
+		if !errors.Is(err, ErrClosed) {
+			t.Errorf("outcome: %v", err)
+		}
+	case <-time.After(limit):
+		t.Fatal("Wait outlives the engine")
+	}
+	if err := tr.Abort(within(t)); err == nil {
+		t.Error("Abort claims a proof that nobody gave")
+	}
+	if err := tr.Post(); err == nil {
+		t.Error("posted on a closed engine")
+	}
+}
+
+// TestPostAfterClose must not start what nobody would end.
+func TestPostAfterClose(t *testing.T) {
+	p, r, m := overFake(t, &fake{manual: true, brokenClose: true}, limit)
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, m, 3)
+	check(t, p.e.Close())
+	if err := tr.Post(); !errors.Is(err, ErrClosed) {
+		t.Errorf("got %v, want ErrClosed", err)
+	}
+	check(t, tr.Close())
+}
+
+// TestEveryCloseWaits calls Close twice at once, of a region and of its engine:
+// who returns nil has the proof.
+func TestEveryCloseWaits(t *testing.T) {
+	fencing, fenced := make(chan struct{}, 9), make(chan struct{})
+	f := &fake{onFence: func(context.Context) error { fencing <- struct{}{}; <-fenced; return nil }}
+	e := open(t, "e", func(c *Config) { c.Backends = []backends.Backend{f} })
+	r := register(t, e, "r", 64)
+	early := make(chan string, 4)
+	var all sync.WaitGroup
+	for _, closer := range []struct {
+		name string
+		f    func() error
+	}{{"region", r.Close}, {"engine", e.Close}} {
+		for range 2 {
+			all.Add(1)
+			go func() {
+				defer all.Done()
+				check(t, closer.f())
+				early <- closer.name
+			}()
+		}
+	}
+	<-fencing
+	select {
+	case name := <-early:
+		t.Errorf("Close of the %s returned before the fence did", name)
+	case <-time.After(50 * time.Millisecond):
+	}
+	close(fenced)
+	eventually(t, "Close", all.Wait)
+	if n := len(fencing); n != 0 {
+		t.Errorf("the memory was fenced %d more times", n)
+	}
+}
+
+// TestAfterClose does what a program does when it ends in the wrong order.
+func TestAfterClose(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	a, b := open(t, "a"), open(t, "b")
+	src, dst := register(t, a, "src", 1<<16), register(t, b, "dst", 1<<16)
+	p := connect(t, a, b)
+	m := remote(t, p, "dst")
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(src, 0, m, 0, 100))
+	l, err := dst.Lease(0, 4096, LeaseOptions{TTL: time.Hour})
+	check(t, err)
+	leased, err := p.Import(l.Token())
+	check(t, err)
+	check(t, b.Close())
+	check(t, a.Close())
+	for what, err := range map[string]error{
+		"revoke": l.Revoke(within(t)), "remote": leased.Close(), "peer": p.Close(), "transfer": tr.Close(),
+		"engine": a.Close(), "region": dst.Close(), "listed region": src.Close(),
+	} {
+		if err != nil {
+			t.Errorf("close %s: %v", what, err)
+		}
+	}
+	for what, err := range map[string]error{
+		"notify": p.Notify(within(t), nil), "connect": second(a.Connect(within(t), nil)),
+		"self": second(a.Self()), "write": second(m.WriteAt(make([]byte, 8), 0)),
+		"lease": second(dst.Lease(0, 1, LeaseOptions{})), "transfer": second(a.NewTransfer(p, Write, Route{})),
+	} {
+		if err == nil {
+			t.Errorf("%s works on a closed engine", what)
+		}
+	}
+}
+
+func second[T any](_ T, err error) error { return err }

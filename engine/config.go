@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/wire"
+)
+
+// Config is what Open needs. Only Backends has no default. Values outside their
+// range are an error, never a silent correction.
+type Config struct {
+	// Name is shown to peers, in errors and in statistics; at most 255 bytes.
+	Name string
+
+	// Backends that the engine owns from Open on: it closes them, also when Open
+	// fails. Their names must differ. Earlier ones win where costs are equal.
+	Backends []backends.Backend
+
+	// All durations below are at most 8,760 h, a year.
+
+	// TransferTimeout bounds every transfer: one that has not finished by then
+	// ends with ErrTimeout. Default 30 s.
+	TransferTimeout time.Duration
+
+	// AbortGrace is how long a backend may take to end a transfer that was
+	// aborted or timed out before the engine closes the connection instead, and
+	// again before it gives up on the proof. Default 1 s.
+	AbortGrace time.Duration
+
+	// ConnectTimeout bounds Connect and Dial, and HandshakeTimeout one exchange
+	// of descriptions over Serve. Defaults 5 s.
+	ConnectTimeout, HandshakeTimeout time.Duration
+
+	// Spin is how long Wait looks for the end of a transfer before it parks.
+	// At most 1 s, since no context ends it; default 20 µs; negative: it parks at once.
+	Spin time.Duration
+
+	TransfersMax     int // live Transfers, at most 65,536; default 4,096
+	RegionsMax       int // named regions; default 65,536
+	LeasesMax        int // standing leases; default 65,536
+	PeersMax         int // live peers; default 1,024
+	NotificationsMax int // depth of the Notifications channel; default 1,024
+	DescriptionMax   int // bytes of a peer's description; default 16 MiB
+	HandshakesMax    int // exchanges that Serve holds at once; default 64
+
+	// OnPeer is called once for each peer that came through Serve, from a
+	// goroutine of its own, after this engine has connected back. The engine does
+	// not wait for it. The peer takes a place of PeersMax until it is closed: do
+	// that once it is lost. Without OnPeer the engine does.
+	OnPeer func(*Peer)
+}
+
+const (
+	transfersLimit = 1 << 16 // slots in a tag
+	durationMax    = 8760 * time.Hour
+	spinMax        = time.Second
+)
+
+func (c Config) withDefaults() (Config, error) {
+	for _, f := range []struct {
+		name  string
+		field *time.Duration
+		value time.Duration
+	}{
+		{"TransferTimeout", &c.TransferTimeout, 30 * time.Second},
+		{"AbortGrace", &c.AbortGrace, time.Second},
+		{"ConnectTimeout", &c.ConnectTimeout, 5 * time.Second},
+		{"HandshakeTimeout", &c.HandshakeTimeout, 5 * time.Second},
+	} {
+		if *f.field < 0 || *f.field > durationMax {
+			return c, fmt.Errorf("config: %s is %v, from 0 to %v: %w", f.name, *f.field, durationMax, ErrBounds)
+		}
+		if *f.field == 0 {
+			*f.field = f.value
+		}
+	}
+	if c.Spin > spinMax {
+		return c, fmt.Errorf("config: Spin is %v, at most %v: %w", c.Spin, spinMax, ErrBounds)
+	}
+	if c.Spin == 0 {
+		c.Spin = 20 * time.Microsecond
+	}
+	for _, f := range []struct {
+		name       string
+		field      *int
+		value, max int
+	}{
+		{"TransfersMax", &c.TransfersMax, 4096, transfersLimit},
+		{"RegionsMax", &c.RegionsMax, 1 << 16, wire.RegionsMax},
+		{"LeasesMax", &c.LeasesMax, 1 << 16, 1 << 24},
+		{"PeersMax", &c.PeersMax, 1024, 1 << 20},
+		{"NotificationsMax", &c.NotificationsMax, 1024, 1 << 20},
+		{"DescriptionMax", &c.DescriptionMax, 16 << 20, 1 << 30},
+		{"HandshakesMax", &c.HandshakesMax, 64, 1 << 16},
+	} {
+		if *f.field < 0 || *f.field > f.max {
+			return c, fmt.Errorf("config: %s is %d, at most %d: %w", f.name, *f.field, f.max, ErrBounds)
+		}
+		if *f.field == 0 {
+			*f.field = f.value
+		}
+	}
+	return c, c.checkBackends()
+}
+
+func (c *Config) checkBackends() error {
+	if len(c.Name) > wire.NameMax {
+		return fmt.Errorf("config: name of %d bytes, at most %d: %w", len(c.Name), wire.NameMax, ErrBounds)
+	}
+	if len(c.Backends) == 0 || len(c.Backends) > wire.BackendsMax {
+		return fmt.Errorf("config: %d backends, from 1 to %d: %w", len(c.Backends), wire.BackendsMax, ErrBounds)
+	}
+	seen := map[string]bool{}
+	for _, b := range c.Backends {
+		name := b.Caps().Name
+		if name == "" || seen[name] {
+			return fmt.Errorf("config: backend name %q is empty or there twice: %w", name, ErrBusy)
+		}
+		seen[name] = true
+	}
+	return nil
+}

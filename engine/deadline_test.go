@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// overFake opens an engine over a fake, with its own region as the peer's.
+func overFake(t *testing.T, f *fake, timeout time.Duration) (*Peer, *Region, *Remote) {
+	t.Helper()
+	e := open(t, "fake", func(c *Config) {
+		c.Backends = []backends.Backend{f}
+		c.TransferTimeout, c.AbortGrace = timeout, 30*time.Millisecond
+	})
+	r := register(t, e, "r", 1<<16)
+	p, err := e.Self()
+	check(t, err)
+	return p, r, remote(t, p, "r")
+}
+
+func scattered(t *testing.T, tr *Transfer, r *Region, m *Remote, n int) {
+	t.Helper()
+	for i := range uint64(n) {
+		check(t, tr.Add(r, i*2, m, 1<<15+i*2, 1))
+	}
+}
+
+func TestTimeoutDisconnects(t *testing.T) {
+	p, r, m := overFake(t, &fake{manual: true}, 50*time.Millisecond)
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, m, 3)
+	check(t, tr.Post())
+	if err := tr.Err(); !errors.Is(err, ErrBusy) {
+		t.Errorf("outcome of a posted transfer: %v", err)
+	}
+	if err := tr.Wait(within(t)); !errors.Is(err, ErrTimeout) {
+		t.Errorf("got %v, want ErrTimeout", err)
+	}
+	check(t, tr.Abort(within(t))) // the closed connection is the proof
+	select {
+	case <-p.Lost():
+	case <-time.After(limit):
+		t.Error("the peer is not lost")
+	}
+	if err := transfer(t, p, Write).Add(r, 0, m, 0, 1); !errors.Is(err, ErrPeerLost) {
+		t.Errorf("add towards a lost peer: %v", err)
+	}
+}
+
+func TestTimeoutWithoutProof(t *testing.T) {
+	p, r, m := overFake(t, &fake{manual: true, brokenClose: true}, 50*time.Millisecond)
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, m, 3)
+	check(t, tr.Post())
+	if err := tr.Wait(within(t)); !errors.Is(err, ErrTimeout) {
+		t.Errorf("got %v, want ErrTimeout", err)
+	}
+	if err := tr.Abort(within(t)); err == nil {
+		t.Error("Abort claims a proof that nobody gave")
+	}
+	if err := tr.Post(); !errors.Is(err, ErrBusy) {
+		t.Errorf("post after being given up: %v", err)
+	}
+	check(t, tr.Close())
+	if err := r.Close(); !errors.Is(err, ErrBusy) {
+		t.Errorf("a region that may still be written to was closed: %v", err)
+	}
+}
+
+func TestWaitEndsWithoutTheTransfer(t *testing.T) {
+	f := &fake{manual: true}
+	p, r, m := overFake(t, f, limit)
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, m, 1)
+	check(t, tr.Post())
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	if err := tr.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) || tr.Done() {
+		t.Errorf("wait: %v, done %v", err, tr.Done())
+	}
+	for _, misuse := range []func() error{tr.Post, tr.Reset, tr.Close, func() error { return tr.Add(r, 0, m, 0, 1) }, func() error { return tr.Notify(nil) }} {
+		if err := misuse(); !errors.Is(err, ErrBusy) {
+			t.Errorf("misuse of a posted transfer: %v", err)
+		}
+	}
+	f.finishOne(nil)
+	check(t, tr.Wait(within(t)))
+}
+
+// TestFullAndMany has a backend that takes two batches of one descriptor at a
+// time: every piece goes out once, in order, and the message after all others.
+func TestFullAndMany(t *testing.T) {
+	f := &fake{room: 2, manual: true}
+	p, r, m := overFake(t, f, limit)
+	first, second := transfer(t, p, Write), transfer(t, p, Write)
+	scattered(t, first, r, m, 200)
+	scattered(t, second, r, m, 3)
+	check(t, first.Notify([]byte("end")))
+	check(t, first.Post())
+	check(t, second.Post())
+	for end := time.Now().Add(limit); time.Now().Before(end) && !(first.Done() && second.Done()); {
+		f.finishOne(nil)
+	}
+	check(t, first.Err())
+	check(t, second.Err())
+	sizes := f.seen()
+	if len(sizes) != 203 {
+		t.Fatalf("%d batches, want 203", len(sizes))
+	}
+	if i := slices.Index(sizes, -1); i < 199 {
+		t.Errorf("the message went with batch %d, before the last of its transfer", i)
+	}
+}
+
+func TestErrorSkipsTheRest(t *testing.T) {
+	f := &fake{room: 1, manual: true}
+	p, r, m := overFake(t, f, limit)
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, m, 10)
+	check(t, tr.Post())
+	cause := &backends.PieceError{Piece: 0, Err: ErrRevoked}
+	f.finishOne(cause)
+	for end := time.Now().Add(limit); !tr.Done() && time.Now().Before(end); {
+		f.finishOne(nil) // a second one may have taken the room before the error was seen
+	}
+	err := tr.Wait(within(t))
+	var op *OpError
+	if !errors.Is(err, ErrRevoked) || !errors.As(err, &op) || op.Backend != "fake" || op.Peer != "fake" || op.Op != "write" {
+		t.Errorf("got %v", err)
+	}
+	if n := len(f.seen()); n > 2 {
+		t.Errorf("%d batches went out after the error", n-1)
+	}
+	if got := p.e.Stats().Routes[0].Errors["revoked"]; got != 1 {
+		t.Errorf("counted %d revoked transfers, want 1", got)
+	}
+}
+
+func TestDoubleCompletionsAreCountedAndDropped(t *testing.T) {
+	f := &fake{double: true}
+	p, r, m := overFake(t, f, limit)
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, m, 5)
+	for range 10 {
+		check(t, tr.Post())
+		check(t, tr.Wait(within(t)))
+	}
+	if n := p.e.Stats().Stray; n != 50 {
+		t.Errorf("%d stray completions, want 50", n)
+	}
+}
+
+// TestNothingLandsAfterAbort posts large writes, aborts them at any moment, and
+// watches the target for what comes late.
+func TestNothingLandsAfterAbort(t *testing.T) {
+	p, src, m, dst := pair(t, 8<<20)
+	fill(src.Bytes(), 1)
+	poison := bytes.Repeat([]byte{0xEE}, len(dst.Bytes()))
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(src, 0, m, 0, src.Size()))
+	aborted := 0
+	for i := range 60 {
+		check(t, tr.Post())
+		time.Sleep(time.Duration(i*i) * time.Microsecond / 4)
+		check(t, tr.Abort(within(t)))
+		copy(dst.Bytes(), poison)
+		if err := tr.Err(); errors.Is(err, ErrAborted) {
+			aborted++
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(500 * time.Microsecond)
+		if !bytes.Equal(dst.Bytes(), poison) {
+			t.Fatalf("round %d: bytes landed after Abort", i)
+		}
+	}
+	if aborted == 0 {
+		t.Error("no transfer was caught in flight: the test tests nothing")
+	}
+}
+
+func TestCloseEndsWhatIsPosted(t *testing.T) {
+	f := &fake{manual: true}
+	p, r, m := overFake(t, f, limit)
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, m, 2)
+	check(t, tr.Post())
+	check(t, p.e.Close())
+	if err := tr.Wait(within(t)); !errors.Is(err, ErrPeerLost) && !errors.Is(err, ErrClosed) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := p.e.Register("late", r.seg); !errors.Is(err, ErrClosed) {
+		t.Errorf("register after close: %v", err)
+	}
+}
+
+// TestMessageWaitsForAllOthers: the batch with the message is not even submitted
+// before the last of the others has ended, in whatever order they end.
+func TestMessageWaitsForAllOthers(t *testing.T) {
+	f := &fake{manual: true}
+	p, r, m := overFake(t, f, limit)
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, m, 4)
+	check(t, tr.Notify([]byte("end")))
+	check(t, tr.Post())
+	for range 3 {
+		if sizes := f.seen(); slices.Contains(sizes, -1) {
+			t.Fatalf("batches %v: the message went while others were under way", sizes)
+		}
+		f.finishOne(nil)
+		tr.Done()
+	}
+	for end := time.Now().Add(limit); !tr.Done() && time.Now().Before(end); {
+		f.finishOne(nil)
+	}
+	check(t, tr.Err())
+	if sizes := f.seen(); len(sizes) != 4 || sizes[3] != -1 {
+		t.Errorf("batches %v, want the message with the last of four", sizes)
+	}
+}

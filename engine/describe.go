@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/wire"
+)
+
+// Describe returns the bytes with which a peer connects and reaches regions:
+// those named, or all that are registered when none is. Send it over any channel
+// that you trust: whoever has it can reach those regions. It grows by about 30
+// bytes a region and backend.
+func (e *Engine) Describe(regions ...*Region) ([]byte, error) {
+	named := len(regions) > 0
+	if !named {
+		regions = e.visible()
+	}
+	d := e.describe(regions)
+	kept := d.Regions[:0]
+	for i, r := range regions {
+		tokens, err := e.tokens(r.mems)
+		if errors.Is(err, ErrClosed) && !named {
+			continue // closed since it was listed
+		}
+		if err != nil {
+			return nil, &OpError{Op: "describe region " + r.name, Err: err}
+		}
+		d.Regions[i].Tokens = tokens
+		kept = append(kept, d.Regions[i])
+	}
+	d.Regions = kept
+	b, err := wire.Encode(nil, d)
+	if err != nil {
+		return nil, &OpError{Op: "describe", Err: err}
+	}
+	return b, nil
+}
+
+// visible returns the regions that Describe tells of, by name.
+func (e *Engine) visible() []*Region {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	list := make([]*Region, 0, len(e.regions))
+	for _, r := range e.regions {
+		if !r.private && r.mems != nil {
+			list = append(list, r)
+		}
+	}
+	slices.SortFunc(list, func(a, b *Region) int { return strings.Compare(a.name, b.name) })
+	return list
+}
+
+func (e *Engine) describe(regions []*Region) *wire.Description {
+	d := &wire.Description{Engine: e.id, Host: e.host, Name: e.cfg.Name, Regions: make([]wire.Region, len(regions))}
+	for _, l := range e.lanes {
+		d.Backends = append(d.Backends, wire.Backend{Name: l.caps.Name, Addr: l.b.Addr()})
+	}
+	for i, r := range regions {
+		d.Regions[i] = wire.Region{Name: r.name, Kind: r.seg.Kind, ReadOnly: r.seg.ReadOnly, Size: r.seg.Len}
+	}
+	return d
+}
+
+func (e *Engine) tokens(mems []backends.Memory) ([][]byte, error) {
+	tokens := make([][]byte, len(mems))
+	var all []byte // one allocation for most
+	for i, m := range mems {
+		if m == nil {
+			continue
+		}
+		start := len(all)
+		var err error
+		if all, err = m.AppendToken(all); err != nil {
+			return nil, err
+		}
+		tokens[i] = all[start:len(all):len(all)]
+	}
+	return tokens, nil
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+// limit bounds every wait of these tests.
+const limit = 10 * time.Second
+
+func within(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// open opens an engine over mem, or over the backends given, and closes it.
+func open(t testing.TB, name string, change ...func(*Config)) *Engine {
+	t.Helper()
+	cfg := Config{Name: name}
+	for _, f := range change {
+		f(&cfg)
+	}
+	if cfg.Backends == nil {
+		b, err := mem.New(mem.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.Backends = []backends.Backend{b}
+	}
+	e, err := Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Errorf("close engine %s: %v", name, err)
+		}
+	})
+	return e
+}
+
+func register(t testing.TB, e *Engine, name string, n uint64) *Region {
+	t.Helper()
+	b, err := e.Alloc(n, AllocOptions{Purpose: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	r, err := e.Register(name, b.Segment())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func connect(t testing.TB, from, to *Engine) *Peer {
+	t.Helper()
+	d, err := to.Describe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := from.Connect(within(t), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func remote(t testing.TB, p *Peer, name string) *Remote {
+	t.Helper()
+	m, err := p.Remote(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// check fails the test on an error.
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func transfer(t testing.TB, p *Peer, op Op) *Transfer {
+	t.Helper()
+	tr, err := p.e.NewTransfer(p, op, Route{})
+	check(t, err)
+	t.Cleanup(func() {
+		_ = tr.Abort(context.Background())
+		_ = tr.Close()
+	})
+	return tr
+}
+
+func fill(b []byte, seed byte) {
+	for i := range b {
+		b[i] = byte(i)*7 + byte(i>>8) + seed
+	}
+}
+
+func TestWriteThenRead(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	prefill, decode := open(t, "prefill"), open(t, "decode")
+	src, dst := register(t, prefill, "src", 1<<20), register(t, decode, "dst", 1<<20)
+	back := register(t, prefill, "back", 1<<20)
+	fill(src.Bytes(), 3)
+	p := connect(t, prefill, decode)
+	m := remote(t, p, "dst")
+
+	w := transfer(t, p, Write)
+	check(t, w.Add(src, 0, m, 100, 1000))
+	check(t, w.Add(src, 1000, m, 1100, 1<<19))
+	check(t, w.Post())
+	check(t, w.Wait(within(t)))
+	if !bytes.Equal(dst.Bytes()[100:100+1000+1<<19], src.Bytes()[:1000+1<<19]) {
+		t.Error("other bytes arrived")
+	}
+	if dst.Bytes()[99] != 0 || dst.Bytes()[100+1000+1<<19] != 0 {
+		t.Error("a byte outside the range changed")
+	}
+	if len(w.groups[0].descs) != 1 {
+		t.Errorf("%d descriptors, want the two adjacent ones merged", len(w.groups[0].descs))
+	}
+
+	r := transfer(t, p, Read)
+	check(t, r.Add(back, 0, m, 100, 1000))
+	check(t, r.Post())
+	check(t, r.Wait(within(t)))
+	if !bytes.Equal(back.Bytes()[:1000], src.Bytes()[:1000]) {
+		t.Error("the read brought other bytes")
+	}
+}
+
+func TestMisuse(t *testing.T) {
+	e := open(t, "one")
+	r := register(t, e, "r", 1<<16)
+	if _, err := e.Register("r", r.seg); !errors.Is(err, ErrBusy) {
+		t.Errorf("a name twice: %v", err)
+	}
+	p, err := e.Self()
+	check(t, err)
+	m := remote(t, p, "r")
+	tr := transfer(t, p, Write)
+	if err := tr.Post(); !errors.Is(err, ErrBounds) {
+		t.Errorf("empty post: %v", err)
+	}
+	if err := tr.Wait(within(t)); !errors.Is(err, ErrBusy) {
+		t.Errorf("wait for an idle transfer: %v", err)
+	}
+	for _, bad := range [][3]uint64{{0, 0, 0}, {0, 0, 1<<16 + 1}, {1, 0, 1 << 16}, {0, 1 << 16, 1}, {1 << 63, 0, 1 << 63}, {0, ^uint64(0), 2}} {
+		if err := tr.Add(r, bad[0], m, bad[1], bad[2]); !errors.Is(err, ErrBounds) {
+			t.Errorf("add %v: %v", bad, err)
+		}
+	}
+	check(t, tr.Add(r, 0, m, 1<<15, 100))
+	if err := r.Close(); !errors.Is(err, ErrBusy) {
+		t.Errorf("close a region in use: %v", err)
+	}
+	check(t, tr.Post())
+	check(t, tr.Wait(within(t)))
+	check(t, tr.Post()) // made once, posted many times
+	check(t, tr.Wait(within(t)))
+	check(t, tr.Close())
+	if err := tr.Post(); !errors.Is(err, ErrClosed) {
+		t.Errorf("post after close: %v", err)
+	}
+	check(t, r.Close())
+	if _, err := p.Remote("r"); !errors.Is(err, ErrNoRoute) {
+		t.Errorf("a region that is gone: %v", err)
+	}
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"fmt"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// The errors of the engine are those of package backends, so that a program
+// needs to import only one of the two.
+var (
+	ErrClosed       = backends.ErrClosed       // is os.ErrClosed
+	ErrUnavailable  = backends.ErrUnavailable  // *backends.UnavailableError says why and what mends it
+	ErrNotSupported = backends.ErrNotSupported // is errors.ErrUnsupported
+	ErrFull         = backends.ErrFull         // a limit of Config is reached
+	ErrBusy         = backends.ErrBusy         // in use: posted, listed by a transfer, name taken
+	ErrBounds       = backends.ErrBounds       // outside a range or limit
+	ErrPeerLost     = backends.ErrPeerLost     // dead, frozen for too long, or closed
+	ErrAborted      = backends.ErrAborted      // ended by Abort
+	ErrRevoked      = backends.ErrRevoked      // the owner ended the lease or the region
+	ErrVersion      = backends.ErrVersion      // the other side speaks another version
+	ErrNoRoute      = backends.ErrNoRoute      // no backend serves this pair of memories
+	ErrCorrupt      = backends.ErrCorrupt      // bytes that are not what they claim
+	ErrTimeout      = backends.ErrTimeout      // is os.ErrDeadlineExceeded
+)
+
+// OpError is what cold calls return: which operation failed, on which backend,
+// towards which peer, and why.
+type OpError struct {
+	Op      string // "connect", "register", …
+	Backend string // may be empty
+	Peer    string // may be empty
+	Err     error
+}
+
+// Error reads "connect peer decode-0 with shm: …".
+func (e *OpError) Error() string {
+	text := e.Op
+	if e.Peer != "" {
+		text += " peer " + e.Peer
+	}
+	if e.Backend != "" {
+		text += " with " + e.Backend
+	}
+	return fmt.Sprintf("%s: %v", text, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *OpError) Unwrap() error { return e.Err }

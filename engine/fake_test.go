@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"cmp"
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/park"
+)
+
+// fake is a backend that completes when the test says so, for what no honest
+// backend does. It has no Armer, so the engine has to poll it; armedFake has one.
+type fake struct {
+	name        string // default "fake"
+	room        int    // outstanding batches before ErrFull; 0: any number
+	brokenClose bool   // Peer.Close completes nothing, against the contract
+	manual      bool   // batches stay until finishOne
+	double      bool   // everything completes twice, against the contract
+
+	// Called first, without a lock; nil: not. Peers are numbered as they connect.
+	onConnect func(peer int) error
+	onSubmit  func(peer int, op backends.Op, tag uint64, notify bool) error
+	onCancel  func(tag uint64)
+	onImport  func() error
+	onReceive func(msgs []backends.Message) int
+	onFence   func(ctx context.Context) error
+
+	peers   atomic.Int32
+	mu      sync.Mutex
+	tags    []uint64 // outstanding, in order of submission
+	batches []int    // descriptors of each batch so far; -1: with a message
+	ready   []backends.Completion
+}
+
+func (f *fake) Caps() backends.Caps {
+	return backends.Caps{Name: cmp.Or(f.name, "fake"), Pairs: backends.Pairs{backends.DRAM: backends.KindsOf(backends.DRAM)}, DescsMax: 1, MessageMax: 8, Cost: backends.Cost{Rate: 1e9}}
+}
+
+func (f *fake) Register(backends.Segment) (backends.Memory, error) { return fakeMemory{}, nil }
+func (f *fake) Addr() []byte                                       { return []byte("fake") }
+func (f *fake) Close() error                                       { return nil }
+
+func (f *fake) Connect(context.Context, []byte) (backends.Peer, error) {
+	p := &fakePeer{f: f, number: int(f.peers.Add(1)) - 1, lost: make(chan struct{})}
+	if f.onConnect != nil {
+		return p, f.onConnect(p.number)
+	}
+	return p, nil
+}
+
+func (f *fake) Receive(msgs []backends.Message) (int, error) {
+	if f.onReceive != nil {
+		return f.onReceive(msgs), nil
+	}
+	return 0, nil
+}
+
+func (f *fake) Fence(ctx context.Context, _ uint32) error {
+	if f.onFence != nil {
+		return f.onFence(ctx)
+	}
+	return nil
+}
+
+func (f *fake) Poll(done []backends.Completion) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := copy(done, f.ready)
+	f.ready = f.ready[n:]
+	return n, nil
+}
+
+func (f *fake) submit(tag uint64, size int) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.room > 0 && len(f.tags) >= f.room {
+		return backends.ErrFull
+	}
+	f.batches = append(f.batches, size)
+	f.tags = append(f.tags, tag)
+	if !f.manual {
+		f.finish(nil)
+	}
+	return nil
+}
+
+// finish completes the oldest batch.
+func (f *fake) finish(err error) {
+	f.ready = append(f.ready, backends.Completion{Tag: f.tags[0], Err: err})
+	if f.double {
+		f.ready = append(f.ready, f.ready[len(f.ready)-1])
+	}
+	f.tags = f.tags[1:]
+}
+
+// finishOne completes the oldest batch, if there is one.
+func (f *fake) finishOne(err error) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.tags) == 0 {
+		return false
+	}
+	f.finish(err)
+	return true
+}
+
+func (f *fake) seen() []int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return append([]int(nil), f.batches...)
+}
+
+type fakeMemory struct{}
+
+func (fakeMemory) Key() uint32                          { return 1 }
+func (fakeMemory) AppendToken(b []byte) ([]byte, error) { return append(b, "token"...), nil }
+func (fakeMemory) Close() error                         { return nil }
+
+type fakePeer struct {
+	f        *fake
+	number   int
+	lost     chan struct{}
+	loseOnce sync.Once
+}
+
+func (p *fakePeer) Import([]byte) (uint32, uint64, error) {
+	if p.f.onImport != nil {
+		if err := p.f.onImport(); err != nil {
+			return 0, 0, err
+		}
+	}
+	return 1, 1 << 16, nil
+}
+
+func (p *fakePeer) Drop(uint32)           {}
+func (p *fakePeer) Lost() <-chan struct{} { return p.lost }
+func (p *fakePeer) lose()                 { p.loseOnce.Do(func() { close(p.lost) }) }
+
+func (p *fakePeer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
+	return p.submit(op, tag, len(descs), false)
+}
+
+func (p *fakePeer) SubmitNotify(op backends.Op, tag uint64, descs []backends.Desc, _ []byte) error {
+	return p.submit(op, tag, -1, true)
+}
+
+func (p *fakePeer) submit(op backends.Op, tag uint64, size int, notify bool) error {
+	if p.f.onSubmit != nil {
+		if err := p.f.onSubmit(p.number, op, tag, notify); err != nil {
+			return err
+		}
+	}
+	return p.f.submit(tag, size)
+}
+
+// Cancel ends a batch that is outstanding; a tag that is not is ignored.
+func (p *fakePeer) Cancel(tag uint64) {
+	if p.f.onCancel != nil {
+		p.f.onCancel(tag)
+	}
+}
+
+// drop completes one outstanding tag.
+func (f *fake) drop(tag uint64, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, other := range f.tags {
+		if other == tag {
+			f.tags = append(f.tags[:i:i], f.tags[i+1:]...)
+			f.ready = append(f.ready, backends.Completion{Tag: tag, Err: err})
+			return
+		}
+	}
+}
+
+func (p *fakePeer) Close() error {
+	p.f.mu.Lock()
+	defer p.f.mu.Unlock()
+	for !p.f.brokenClose && len(p.f.tags) > 0 {
+		p.f.finish(backends.ErrClosed)
+	}
+	p.lose()
+	return nil
+}
+
+// armedFake can be armed. As the contract allows, a completion that came to be in
+// Submit wakes nobody.
+type armedFake struct {
+	*fake
+	wake *park.Event
+}
+
+func newArmedFake(t testing.TB, f *fake) *armedFake {
+	t.Helper()
+	wake, err := park.NewEvent()
+	check(t, err)
+	t.Cleanup(func() { _ = wake.Close() })
+	return &armedFake{f, wake}
+}
+
+func (f *armedFake) FD() int            { return f.wake.FD() }
+func (f *armedFake) Arm() (bool, error) { return false, nil }

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/freeze"
+	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+// decodeAt makes the test binary a process that serves this socket.
+var decodeAt = flag.String("decode-at", "", "socket to serve; for the tests' own use")
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if *decodeAt == "" {
+		os.Exit(m.Run())
+	}
+	if err := decodeProcess(*decodeAt); err != nil {
+		fmt.Fprintln(os.Stderr, "decode process:", err)
+		os.Exit(1)
+	}
+}
+
+// decodeListens is the line that a decode process prints when its socket takes
+// connections. The socket's file is no sign of that: it is there before.
+const decodeListens = "listens\n"
+
+// decodeProcess serves a region of 1 MiB and reads no message, until it is killed
+// or its input ends.
+func decodeProcess(socket string) error {
+	b, err := shm.New(shm.Config{})
+	if err != nil {
+		return err
+	}
+	e, err := engine.Open(engine.Config{Name: "decode", Backends: []backends.Backend{b}})
+	if err != nil {
+		return err
+	}
+	memory, err := engine.Alloc(1<<20, engine.AllocOptions{})
+	if err != nil {
+		return err
+	}
+	if _, err := e.Register("kv", memory.Segment()); err != nil {
+		return err
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		return err
+	}
+	fmt.Print(decodeListens)
+	go func() {
+		_, _ = os.Stdin.Read(make([]byte, 1))
+		os.Exit(0)
+	}()
+	return e.Serve(context.Background(), l)
+}
+
+// startDecode starts the process and waits until it listens. The test's end ends it.
+func startDecode(t *testing.T) (process *os.Process, socket string) {
+	t.Helper()
+	socket = filepath.Join(t.TempDir(), "decode")
+	cmd := exec.Command(os.Args[0], "-decode-at", socket)
+	cmd.Stderr = os.Stderr
+	input, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	output, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = input.Close()
+		_ = cmd.Process.Kill() // frozen or not
+		_ = cmd.Wait()
+	})
+	limit := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
+	defer limit.Stop()
+	if line, err := bufio.NewReader(output).ReadString('\n'); line != decodeListens {
+		t.Fatalf("the decode process says %q, %v: want %q", line, err, decodeListens)
+	}
+	return cmd.Process, socket
+}
+
+// TestFrozenPeer stops the process at the other end. What needs its hand ends in
+// time and provably, what does not goes on, and so does all that concerns others.
+func TestFrozenPeer(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	const timeout, grace = 300 * time.Millisecond, 100 * time.Millisecond
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	process, socket := startDecode(t)
+	b, err := shm.New(shm.Config{CloseMax: grace})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := engine.Open(engine.Config{Name: "prefill", Backends: []backends.Backend{b}, TransferTimeout: timeout, AbortGrace: grace})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	memory, err := engine.Alloc(1<<20, engine.AllocOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer memory.Close()
+	src, err := e.Register("src", memory.Segment())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := e.Dial(ctx, "unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kv, err := p.Remote("kv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := kv.WriteAt([]byte("live"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := freeze.Process(process); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := kv.WriteAt([]byte("frozen"), 0); err != nil {
+		t.Errorf("a write that needs no hand of the peer: %v", err)
+	}
+	stuck := fillUp(t, e, p)
+
+	self, err := e.Self()
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := self.Remote("src")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := own.WriteAt([]byte("x"), 100); err != nil {
+		t.Errorf("a write to somebody else: %v", err)
+	}
+	if err := stuck[len(stuck)-1].Wait(ctx); !errors.Is(err, engine.ErrTimeout) {
+		t.Errorf("a message without room: %v", err)
+	}
+	for _, tr := range stuck {
+		if err := tr.Abort(ctx); err != nil {
+			t.Errorf("abort: %v", err)
+		}
+		if err := tr.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	stuck = fillUp(t, e, p)
+	w, err := e.NewTransfer(p, engine.Write, engine.Route{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(w.Add(src, 0, kv, 0, 1<<20), w.Notify(nil), w.Post()); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Close(); err != nil {
+		t.Errorf("close: %v", err)
+	}
+	for _, tr := range append(stuck, w) {
+		if err := tr.Wait(ctx); err == nil || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a message after the ring was full: %v", err)
+		}
+	}
+}
+
+// fillUp posts more messages than the ring of a peer that reads none can hold. The
+// last one has no room.
+func fillUp(t *testing.T, e *engine.Engine, p *engine.Peer) (list []*engine.Transfer) {
+	t.Helper()
+	for range 16 { // of 32 KiB, for a ring of 256 KiB
+		tr, err := e.NewTransfer(p, engine.Write, engine.Route{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(tr.Notify(make([]byte, 32<<10)), tr.Post()); err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, tr)
+	}
+	return list
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+// TestHammer does everything at once, for the race detector: transfers that are
+// posted, aborted and reset, leases that come and go, regions and peers too.
+func TestHammer(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	a, b := open(t, "a"), open(t, "b")
+	src, dst := register(t, a, "src", 1<<20), register(t, b, "dst", 1<<20)
+	p := connect(t, a, b)
+	end := time.Now().Add(700 * time.Millisecond)
+	var workers sync.WaitGroup
+	run := func(f func(i int, rng *rand.Rand)) {
+		workers.Add(1)
+		go func() {
+			defer workers.Done()
+			rng := rand.New(rand.NewPCG(1, uint64(end.UnixNano())))
+			for i := 0; time.Now().Before(end); i++ {
+				f(i, rng)
+			}
+		}()
+	}
+	for range 3 {
+		tr := transfer(t, p, Write)
+		run(func(i int, rng *rand.Rand) { hammerTransfer(t, tr, src, remote(t, p, "dst"), i, rng) })
+	}
+	run(func(i int, rng *rand.Rand) {
+		l, err := dst.Lease(uint64(rng.IntN(255))*4096, 4096, LeaseOptions{TTL: time.Duration(1+rng.IntN(3)) * time.Millisecond})
+		check(t, err)
+		if m, err := p.Import(l.Token()); err == nil {
+			_, _ = m.WriteAt([]byte("leased"), 0)
+			check(t, m.Close())
+		}
+		check(t, l.Revoke(context.Background()))
+	})
+	run(func(i int, _ *rand.Rand) {
+		r, err := b.Register(fmt.Sprintf("r%d", i), dst.seg)
+		check(t, err)
+		check(t, r.Close())
+	})
+	run(func(i int, _ *rand.Rand) {
+		q := connect(t, a, b)
+		_, _ = remote(t, q, "dst").WriteAt([]byte("x"), 0)
+		check(t, q.Close())
+		_ = a.Stats()
+	})
+	run(func(int, *rand.Rand) {
+		select {
+		case <-b.Notifications():
+		case <-time.After(time.Millisecond):
+		}
+	})
+	workers.Wait()
+	for { // so that no sender waits when the engines close
+		select {
+		case <-b.Notifications():
+			continue
+		default:
+		}
+		break
+	}
+}
+
+func hammerTransfer(t *testing.T, tr *Transfer, src *Region, m *Remote, i int, rng *rand.Rand) {
+	check(t, tr.Reset())
+	for range 1 + rng.IntN(5) {
+		n := uint64(1 + rng.IntN(200<<10))
+		check(t, tr.Add(src, uint64(rng.IntN(1<<19)), m, uint64(rng.IntN(1<<19)), n))
+	}
+	if i%4 == 0 {
+		check(t, tr.Notify([]byte("hammer")))
+	}
+	check(t, tr.Post())
+	if i%3 == 0 {
+		go tr.Done()
+		check(t, tr.Abort(context.Background()))
+	}
+	if err := tr.Wait(context.Background()); err != nil && !errors.Is(err, ErrAborted) && !errors.Is(err, ErrBusy) {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/park"
+)
+
+// lane is one backend at work: it reaps completions, delivers messages, and
+// sleeps on the backend's descriptor when there is nothing to do.
+type lane struct {
+	e        *Engine
+	index    int
+	b        backends.Backend
+	caps     backends.Caps
+	armer    backends.Armer    // nil: found by polling while something is in flight
+	receiver backends.Receiver // nil: no messages
+	fencer   backends.Fencer   // nil: Memory.Close is the proof
+
+	allocator backends.Allocator // nil: it has no memory of its own
+
+	pollMu sync.Mutex // taken by TryLock alone; whoever has it polls for all
+	wanted atomic.Uint64
+	done   [64]backends.Completion // guarded by pollMu
+
+	receiveMu sync.Mutex
+	messages  [64]backends.Message // guarded by receiveMu
+	received  atomic.Uint64        // calls of receive
+	relief    bool                 // guarded by receiveMu: somebody waits to push into a full inbox
+	senders   sync.Map             // Addr string -> *Peer
+
+	posted  atomic.Int64 // transfers in flight; counted without an armer only
+	spins   atomic.Uint64
+	parked  atomic.Int64
+	napping atomic.Bool
+	kick    chan struct{} // ends a nap
+	wake    *park.Event   // a duplicate of the armer's
+
+	backlogs
+}
+
+func newLane(e *Engine, index int, b backends.Backend) (*lane, error) {
+	l := &lane{e: e, index: index, b: b, caps: b.Caps(), kick: make(chan struct{}, 1)}
+	l.armer, _ = b.(backends.Armer)
+	l.receiver, _ = b.(backends.Receiver)
+	l.fencer, _ = b.(backends.Fencer)
+	l.allocator, _ = b.(backends.Allocator)
+	if l.caps.DescsMax < 1 {
+		return nil, errors.New("its Caps.DescsMax is below 1")
+	}
+	if a := l.caps.Align; a > 1 && (a&(a-1) != 0 || l.caps.LenMax%a != 0) {
+		return nil, fmt.Errorf("its Caps.Align of %d is no power of two, or LenMax of %d no multiple of it", a, l.caps.LenMax)
+	}
+	if l.armer != nil {
+		wake, err := park.EventFromFD(l.armer.FD())
+		if err != nil {
+			return nil, err
+		}
+		l.wake = wake
+	}
+	return l, nil
+}
+
+func (l *lane) start() {
+	l.e.running.Add(1)
+	go func() {
+		defer l.e.running.Done()
+		if l.armer != nil {
+			l.serve()
+		} else {
+			l.servePolling()
+		}
+	}()
+}
+
+// close wakes the progress goroutine for the last time; it ends with
+// Engine.closing.
+func (l *lane) close() {
+	if l.wake != nil {
+		_ = l.wake.Close()
+	}
+	l.kickNow()
+}
+
+// poll reaps all completions that are there. A completion that came to be before
+// the call is reaped when it returns or is in the hands of another goroutine:
+// who does not get the lock has raised wanted, and who has it looks again.
+// No lock is held while transfers submit more.
+func (l *lane) poll() (found bool) {
+	l.wanted.Add(1)
+	for l.pollMu.TryLock() {
+		want := l.wanted.Load()
+		for {
+			n, _ := l.b.Poll(l.done[:]) // an error means closed: every completion came before
+			for i := range l.done[:n] {
+				l.e.finish(l, &l.done[i])
+			}
+			found = found || n > 0
+			if n < len(l.done) {
+				break
+			}
+		}
+		l.pollMu.Unlock()
+		l.retry()
+		if l.wanted.Load() == want {
+			return found
+		}
+	}
+	return found
+}
+
+const (
+	napTime   = time.Millisecond      // how long we leave polling to those who spin
+	sleepMin  = 20 * time.Microsecond // for a backend that cannot arm
+	sleepMax  = time.Millisecond
+	readyMiss = 2 // times that Arm may say ready and nothing is found
+)
+
+// serve is the progress goroutine of a backend that can wake us.
+func (l *lane) serve() {
+	nap := time.NewTimer(napTime)
+	defer nap.Stop()
+	var spins uint64
+	misses := 0
+	for !l.e.isClosing() {
+		found := l.poll()
+		found = l.receive() || found
+		if found {
+			misses = 0
+			continue
+		}
+		if s := l.spins.Load(); s != spins {
+			spins = s
+			l.nap(nap)
+			continue
+		}
+		ready, err := l.armer.Arm()
+		if err != nil {
+			return // closed
+		}
+		if ready && misses < readyMiss {
+			misses++
+			continue
+		}
+		misses = 0
+		if l.wake.Wait() != nil {
+			return // closed
+		}
+	}
+}
+
+// nap leaves the polling to a goroutine that spins, so that the backend, not
+// armed, spends no system call on waking us.
+func (l *lane) nap(timer *time.Timer) {
+	l.napping.Store(true)
+	defer l.napping.Store(false)
+	if l.parked.Load() > 0 {
+		return
+	}
+	timer.Reset(napTime)
+	select {
+	case <-timer.C:
+	case <-l.kick:
+	case <-l.e.closing:
+	}
+}
+
+// park and unpark stand around a goroutine's sleep for a transfer of this lane.
+func (l *lane) park() {
+	l.parked.Add(1)
+	if l.napping.Load() {
+		l.kickNow()
+	}
+}
+
+func (l *lane) unpark() { l.parked.Add(-1) }
+
+// stir has the progress goroutine look, for a reason that the backend does not
+// know of.
+func (l *lane) stir() {
+	l.wanted.Add(1)
+	if l.wake != nil {
+		_ = l.wake.Signal() // fails only when closed: then nobody sleeps
+	}
+	l.kickNow()
+}
+
+func (l *lane) kickNow() {
+	select {
+	case l.kick <- struct{}{}:
+	default:
+	}
+}
+
+// servePolling is the progress goroutine of a backend that cannot wake us: it
+// polls, ever more slowly, while something is in flight, and sleeps otherwise.
+func (l *lane) servePolling() {
+	timer := time.NewTimer(sleepMax)
+	defer timer.Stop()
+	sleep := sleepMin
+	for !l.e.isClosing() {
+		found := l.poll()
+		found = l.receive() || found
+		if found {
+			sleep = sleepMin
+		}
+		if l.posted.Load() == 0 && l.receiver == nil {
+			select {
+			case <-l.kick:
+			case <-l.e.closing:
+			}
+			sleep = sleepMin
+			continue
+		}
+		timer.Reset(sleep)
+		select {
+		case <-timer.C:
+		case <-l.kick:
+		case <-l.e.closing:
+		}
+		sleep = min(2*sleep, sleepMax)
+	}
+}
+
+// enter and leave count the transfers in flight, for servePolling.
+func (l *lane) enter() {
+	if l.armer == nil && l.posted.Add(1) == 1 {
+		l.kickNow()
+	}
+}
+
+func (l *lane) leave() {
+	if l.armer == nil {
+		l.posted.Add(-1)
+	}
+}
+
+func (e *Engine) isClosing() bool {
+	select {
+	case <-e.closing:
+		return true
+	default:
+		return false
+	}
+}

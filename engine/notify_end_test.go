@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// TestNotifyGivesUp has a peer without room. The error says why, and nothing of
+// the attempt stays behind.
+func TestNotifyGivesUp(t *testing.T) {
+	f := &fake{manual: true}
+	f.onCancel = func(tag uint64) { f.drop(tag, ErrAborted) }
+	p, _, _ := overFake(t, f, limit)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+	defer cancel()
+	if err := p.Notify(ctx, nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want the context's error", err)
+	}
+	stuck := make(chan error)
+	go func() { stuck <- p.Notify(context.Background(), nil) }()
+	for len(f.seen()) < 2 {
+		time.Sleep(time.Millisecond)
+	}
+	check(t, p.Close())
+	if err := <-stuck; err == nil {
+		t.Error("a message reached a peer that was closed")
+	}
+	if n := slotsInUse(p.e); n != 0 {
+		t.Errorf("%d transfers are left of a closed peer", n)
+	}
+}
+
+// TestNotifyWithoutProof must not go on with a transfer that was given up.
+func TestNotifyWithoutProof(t *testing.T) {
+	p, _, _ := overFake(t, &fake{manual: true, brokenClose: true}, 10*time.Millisecond)
+	for range 2 * notifyTransfersMax {
+		if err := p.Notify(within(t), nil); !errors.Is(err, ErrTimeout) && !errors.Is(err, ErrPeerLost) && !errors.Is(err, ErrNoRoute) {
+			t.Errorf("got %v", err)
+		}
+	}
+	if n := slotsInUse(p.e); n > notifyTransfersMax {
+		t.Errorf("%d transfers are in use", n)
+	}
+}
+
+// TestReceiveLeavesNothingBehind has the end of a full channel meet a spinner: the
+// messages that the spinner has no room for reach the channel all the same.
+func TestReceiveLeavesNothingBehind(t *testing.T) {
+	received, spinning, goOn := 0, make(chan struct{}), make(chan struct{})
+	var held bool
+	f := &fake{}
+	f.onReceive = func(msgs []backends.Message) int { // called under receiveMu
+		switch {
+		case !held && len(msgs) == 1: // the spinner
+			held = true
+			close(spinning)
+			<-goOn
+			msgs[0] = backends.Message{Data: []byte{0}}
+			received = 1
+			return 1
+		case held && received == 1:
+			msgs[0] = backends.Message{Data: []byte{1}}
+			received = 2
+			return 1
+		}
+		return 0
+	}
+	e := open(t, "e", func(c *Config) { c.Backends = []backends.Backend{newArmedFake(t, f)} })
+	first := make(chan int)
+	go func() {
+		var one [1]Notification
+		first <- e.Receive(one[:])
+	}()
+	<-spinning
+	e.lanes[0].receive() // the wake-up for the second message comes to nothing
+	time.Sleep(3 * napTime)
+	close(goOn)
+	if n := <-first; n != 1 {
+		t.Errorf("the spinner got %d messages", n)
+	}
+	if n := next(t, e); n.Data[0] != 1 {
+		t.Errorf("got %+v", n)
+	}
+}
+
+func slotsInUse(e *Engine) int {
+	e.slots.mu.Lock()
+	defer e.slots.mu.Unlock()
+	return len(e.slots.live) - len(e.slots.free)
+}

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/wire"
+)
+
+// Peer is another engine, connected by every backend that both have and that
+// reaches it; Explain says why one is missing.
+type Peer struct {
+	e       *Engine
+	name    string
+	id      wire.ID
+	host    wire.ID
+	conns   []*conn  // by lane; nil: not connected by it
+	reasons []string // by lane: why not
+	senders []string // by lane: address of the peer's backend
+
+	lost      chan struct{}
+	lostOnce  sync.Once
+	notifiers chan *Transfer // for Notify; nil until first used
+
+	closing sync.Mutex // held while Close runs
+	mu      sync.Mutex // guards what follows
+	remotes map[string]*Remote
+	staging []*staging
+	closed  bool
+	ending  atomic.Bool // closed, to be read without mu
+	served  atomic.Bool // it dialled us through Serve
+}
+
+// conn is a Peer's way over one backend.
+type conn struct {
+	peer     *Peer
+	lane     *lane
+	p        backends.Peer
+	pager    backends.Pager
+	notifier backends.Notifier
+	canceler backends.Canceler
+	helper   backends.Helper
+	watcher  backends.Watcher
+	counters counters
+
+	backlog []*Transfer  // guarded by lane.backlogMu
+	waiting atomic.Int64 // len(backlog)
+
+	gone     chan struct{} // lost or closed
+	goneOnce sync.Once
+	severing sync.Once
+}
+
+func newConn(peer *Peer, l *lane, p backends.Peer) *conn {
+	c := &conn{peer: peer, lane: l, p: p, gone: make(chan struct{})}
+	if l.caps.PagesMax > 0 {
+		c.pager, _ = p.(backends.Pager)
+	}
+	c.notifier, _ = p.(backends.Notifier)
+	c.canceler, _ = p.(backends.Canceler)
+	c.helper, _ = p.(backends.Helper)
+	c.watcher, _ = p.(backends.Watcher)
+	return c
+}
+
+// watch begins to look for the peer's death. All connections are there by now.
+func (p *Peer) watch() {
+	for i, c := range p.conns {
+		if c == nil {
+			continue
+		}
+		c.lane.senders.Store(p.senders[i], p)
+		if w := c.watcher; w != nil {
+			p.e.running.Add(1)
+			go c.watch(w)
+		}
+	}
+}
+
+func (c *conn) watch(w backends.Watcher) {
+	defer c.peer.e.running.Done()
+	select {
+	case <-w.Lost():
+		c.lose()
+		c.lane.poll() // who waits for room learns of it
+	case <-c.gone:
+	}
+}
+
+// lose marks the connection dead: no new transfer takes it.
+func (c *conn) lose() {
+	c.goneOnce.Do(func() { close(c.gone) })
+	for _, other := range c.peer.conns {
+		if other != nil && !other.isLost() {
+			return
+		}
+	}
+	c.peer.lostOnce.Do(func() { close(c.peer.lost) })
+}
+
+func (c *conn) isLost() bool {
+	select {
+	case <-c.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+// sever closes the connection as the strong means against a transfer that does
+// not end. It does not wait for it.
+func (c *conn) sever() {
+	c.severing.Do(func() {
+		c.lose()
+		c.peer.e.running.Add(1)
+		go func() {
+			defer c.peer.e.running.Done()
+			_ = c.p.Close()
+			c.lane.poll()
+		}()
+	})
+}
+
+// Name returns the name that the peer's engine has given itself.
+func (p *Peer) Name() string { return p.name }
+
+// SameHost reports whether the peer runs under the same kernel.
+func (p *Peer) SameHost() bool { return p.host == p.e.host }
+
+// Lost is closed when no connection to the peer is alive any more: it died, froze
+// for too long, or was closed. A new Connect makes a new Peer.
+func (p *Peer) Lost() <-chan struct{} { return p.lost }
+
+// Remote returns the peer's region of that name, as of its description.
+func (p *Peer) Remote(name string) (*Remote, error) {
+	if p.isSelf() {
+		return p.ownRemote(name)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if m := p.remotes[name]; m != nil {
+		return m, nil
+	}
+	return nil, &OpError{Op: "find region " + name, Peer: p.name, Err: fmt.Errorf("the peer describes no such region; it describes %s: %w", p.remoteNames(), ErrNoRoute)}
+}
+
+// remoteNames lists some names for an error text.
+// Preconditions: p.mu is held.
+func (p *Peer) remoteNames() string {
+	const show = 8
+	names := make([]string, 0, len(p.remotes))
+	for name := range p.remotes {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	if len(names) > show {
+		return fmt.Sprintf("%q and %d more", names[:show], len(names)-show)
+	}
+	return fmt.Sprintf("%q", names)
+}
+
+// Remotes returns the names of the peer's regions in order.
+func (p *Peer) Remotes() []string {
+	if p.isSelf() {
+		var names []string
+		for _, r := range p.e.visible() {
+			names = append(names, r.name)
+		}
+		return names
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	names := make([]string, 0, len(p.remotes))
+	for name := range p.remotes {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Import makes a leased range known (Lease.Token), or one region of a partial
+// description. It is ErrRevoked when the lease has ended.
+func (p *Peer) Import(lease []byte) (*Remote, error) {
+	d, err := p.decode(lease)
+	if err != nil {
+		return nil, err
+	}
+	if len(d.Regions) != 1 {
+		return nil, &OpError{Op: "import", Peer: p.name, Err: fmt.Errorf("%d regions where a lease has one: use Refresh for a description: %w", len(d.Regions), ErrCorrupt)}
+	}
+	m := p.remoteOf(d, &d.Regions[0])
+	var errs []error
+	for i, c := range p.conns {
+		if c == nil || m.tokens[i] == nil {
+			continue
+		}
+		if _, err := m.key(i); err == nil {
+			return m, nil
+		} else {
+			errs = append(errs, &OpError{Op: "import", Backend: c.lane.caps.Name, Peer: p.name, Err: err})
+		}
+	}
+	if errs == nil {
+		errs = append(errs, &OpError{Op: "import", Peer: p.name, Err: fmt.Errorf("no backend that connects us has a token in it: %w", ErrNoRoute)})
+	}
+	return nil, errors.Join(errs...)
+}
+
+// Refresh takes a newer description of the same engine: its regions become known,
+// those that are gone unknown. Remotes and transfers in use are not disturbed.
+func (p *Peer) Refresh(description []byte) error {
+	d, err := p.decode(description)
+	if err != nil {
+		return err
+	}
+	remotes := make(map[string]*Remote, len(d.Regions))
+	for i := range d.Regions {
+		r := &d.Regions[i]
+		remotes[r.Name] = p.remoteOf(d, r)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for name, old := range p.remotes {
+		if m := remotes[name]; m != nil && slices.EqualFunc(m.tokens, old.tokens, slices.Equal[[]byte]) {
+			remotes[name] = old // the same registration: keep what was imported
+		}
+	}
+	p.remotes = remotes
+	return nil
+}
+
+func (p *Peer) decode(b []byte) (*wire.Description, error) {
+	if len(b) > p.e.cfg.DescriptionMax {
+		return nil, &OpError{Op: "import", Peer: p.name, Err: fmt.Errorf("%d bytes, at most Config.DescriptionMax of %d: %w", len(b), p.e.cfg.DescriptionMax, ErrBounds)}
+	}
+	d, err := wire.Decode(b)
+	if err != nil {
+		return nil, &OpError{Op: "import", Peer: p.name, Err: err}
+	}
+	if d.Engine != p.id {
+		return nil, &OpError{Op: "import", Peer: p.name, Err: fmt.Errorf("it is of engine %q, which is another one or an earlier run of this: %w", d.Name, backends.ErrBadToken)}
+	}
+	return d, nil
+}
+
+// remoteOf brings the tokens of a described region into the order of our lanes.
+func (p *Peer) remoteOf(d *wire.Description, r *wire.Region) *Remote {
+	tokens := make([][]byte, len(p.e.lanes))
+	for i, l := range p.e.lanes {
+		for j := range d.Backends {
+			if d.Backends[j].Name == l.caps.Name && j < len(r.Tokens) {
+				tokens[i] = r.Tokens[j]
+			}
+		}
+	}
+	return newRemote(p, r.Name, r.Kind, r.ReadOnly, r.Size, tokens)
+}
+
+// Close ends the connections: transfers in flight end with ErrClosed or with what
+// came first. It is idempotent, and waits for a Close that runs already.
+func (p *Peer) Close() error {
+	p.closing.Lock()
+	defer p.closing.Unlock()
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return nil
+	}
+	p.closed = true
+	p.ending.Store(true)
+	buffers := p.staging
+	p.staging = nil
+	p.mu.Unlock()
+
+	var errs []error
+	for _, c := range p.conns {
+		if c == nil {
+			continue
+		}
+		if err := c.p.Close(); err != nil {
+			errs = append(errs, &OpError{Op: "close", Backend: c.lane.caps.Name, Peer: p.name, Err: err})
+		}
+		c.lose()
+		c.lane.poll()
+	}
+	p.closeNotifiers()
+	for _, s := range buffers {
+		errs = append(errs, s.close())
+	}
+	p.e.removePeer(p)
+	return errors.Join(errs...)
+}
+
+func (p *Peer) closeNotifiers() {
+	for range notifyTransfersMax {
+		select {
+		case t := <-p.notifiers:
+			if t != nil {
+				_ = t.Close()
+			}
+		default:
+			return // in use: see returnNotifier
+		}
+	}
+}

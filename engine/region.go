@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/wire"
+)
+
+// Region is a registered range, known to peers by its name.
+type Region struct {
+	e       *Engine
+	name    string
+	seg     backends.Segment
+	mems    []backends.Memory // by lane; nil: that backend does not serve this kind
+	private bool              // in no description
+	users   atomic.Int64      // transfers that list it and leases on it; regionClosed is added on Close
+
+	ending sync.Mutex // held while the proof is sought
+	ended  bool       // guarded by ending
+}
+
+const regionClosed = -1 << 40
+
+// Register makes a segment known under a name that no other region has. Every
+// backend that serves its kind registers it; at least one must. The bytes are not
+// copied and must stay mapped until the Region is closed.
+func (e *Engine) Register(name string, seg backends.Segment) (*Region, error) {
+	return e.register(name, seg, false)
+}
+
+// RegisterPrivate is Register of a region that no description tells of: peers
+// reach it by leases alone.
+func (e *Engine) RegisterPrivate(name string, seg backends.Segment) (*Region, error) {
+	return e.register(name, seg, true)
+}
+
+// registerHidden is RegisterPrivate under a name that nobody chose.
+func (e *Engine) registerHidden(seg backends.Segment) (*Region, error) {
+	return e.register("(hidden) "+rand.Text(), seg, true)
+}
+
+func (e *Engine) register(name string, seg backends.Segment, private bool) (*Region, error) {
+	if name == "" || len(name) > wire.NameMax {
+		return nil, &OpError{Op: "register", Err: fmt.Errorf("region name of %d bytes, from 1 to %d: %w", len(name), wire.NameMax, ErrBounds)}
+	}
+	if err := seg.Check(); err != nil {
+		return nil, &OpError{Op: "register " + name, Err: err}
+	}
+	r := &Region{e: e, name: name, seg: seg, private: private}
+	if err := e.reserve(r); err != nil {
+		return nil, &OpError{Op: "register " + name, Err: err}
+	}
+	mems, err := e.registerSegment(seg)
+	if err != nil {
+		e.forget(r)
+		return nil, err
+	}
+	if !e.complete(r, mems) {
+		e.forget(r)
+		return nil, &OpError{Op: "register " + name, Err: errors.Join(ErrClosed, e.fence(context.Background(), mems))}
+	}
+	return r, nil
+}
+
+// complete gives a reserved region its memories; from here on peers may be told of
+// it. It fails when the engine has begun to close.
+func (e *Engine) complete(r *Region, mems []backends.Memory) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return false
+	}
+	r.mems = mems
+	return true
+}
+
+func (e *Engine) reserve(r *Region) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.closed:
+		return ErrClosed
+	case e.regions[r.name] != nil:
+		return fmt.Errorf("the name is taken: close that region first or choose another: %w", ErrBusy)
+	case len(e.regions) >= e.cfg.RegionsMax:
+		return fullError("regions", e.cfg.RegionsMax, "RegionsMax")
+	}
+	e.regions[r.name] = r
+	return nil
+}
+
+func (e *Engine) forget(r *Region) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.regions[r.name] == r {
+		delete(e.regions, r.name)
+	}
+}
+
+// registerSegment registers with every lane that serves the kind, each time
+// under one fresh secret.
+func (e *Engine) registerSegment(seg backends.Segment) ([]backends.Memory, error) {
+	rand.Read(seg.Secret[:])
+	mems := make([]backends.Memory, len(e.lanes))
+	var errs []error
+	served := false
+	for i, l := range e.lanes {
+		if !l.caps.Pairs.Local().Has(seg.Kind) {
+			continue
+		}
+		m, err := l.b.Register(seg)
+		if err != nil {
+			errs = append(errs, &OpError{Op: "register", Backend: l.caps.Name, Err: err})
+			continue
+		}
+		mems[i], served = m, true
+	}
+	if served {
+		return mems, nil
+	}
+	if errs == nil {
+		errs = append(errs, fmt.Errorf("register: no backend of this engine serves %v: %w", seg.Kind, ErrNotSupported))
+	}
+	return nil, errors.Join(errs...)
+}
+
+// fence ends the epoch of every memory and then closes it. On an error the
+// memories stay, so that the caller may try again.
+func (e *Engine) fence(ctx context.Context, mems []backends.Memory) error {
+	for i, m := range mems {
+		if m == nil || e.lanes[i].fencer == nil {
+			continue
+		}
+		if err := e.lanes[i].fencer.Fence(ctx, m.Key()); err != nil {
+			return &OpError{Op: "fence", Backend: e.lanes[i].caps.Name, Err: err}
+		}
+	}
+	var errs []error
+	for i, m := range mems {
+		if m == nil {
+			continue
+		}
+		if err := m.Close(); err != nil {
+			errs = append(errs, &OpError{Op: "deregister", Backend: e.lanes[i].caps.Name, Err: err})
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Name returns the name under which peers find it.
+func (r *Region) Name() string { return r.name }
+
+// Size returns its length in bytes.
+func (r *Region) Size() uint64 { return r.seg.Len }
+
+// Kind returns where its bytes live.
+func (r *Region) Kind() backends.Kind { return r.seg.Kind }
+
+// Bytes returns the memory itself; nil unless it is DRAM.
+func (r *Region) Bytes() []byte { return r.seg.Mem }
+
+// Segment returns what was registered, for a second registration of a part of it.
+func (r *Region) Segment() backends.Segment { return r.seg }
+
+// ReadAt implements io.ReaderAt on the local bytes of a DRAM region.
+func (r *Region) ReadAt(p []byte, off int64) (int, error) {
+	if r.seg.Mem == nil {
+		return 0, fmt.Errorf("read region %s: its bytes are %v, move them with a Transfer: %w", r.name, r.seg.Kind, ErrNotSupported)
+	}
+	if off < 0 {
+		return 0, fmt.Errorf("read region %s at %d: %w", r.name, off, ErrBounds)
+	}
+	if uint64(off) >= r.seg.Len {
+		return 0, io.EOF
+	}
+	n := copy(p, r.seg.Mem[off:])
+	if n < len(p) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+// WriteAt implements io.WriterAt on the local bytes of a DRAM region.
+func (r *Region) WriteAt(p []byte, off int64) (int, error) {
+	if r.seg.Mem == nil {
+		return 0, fmt.Errorf("write region %s: its bytes are %v, move them with a Transfer: %w", r.name, r.seg.Kind, ErrNotSupported)
+	}
+	if off < 0 || uint64(off) > r.seg.Len || uint64(len(p)) > r.seg.Len-uint64(off) {
+		return 0, fmt.Errorf("write region %s: %d bytes at %d of %d: %w", r.name, len(p), off, r.seg.Len, ErrBounds)
+	}
+	return copy(r.seg.Mem[off:], p), nil
+}
+
+// use takes a reference for a transfer or a lease.
+func (r *Region) use() error {
+	if r.users.Add(1) <= 0 {
+		r.users.Add(-1)
+		return fmt.Errorf("region %s: %w", r.name, ErrClosed)
+	}
+	return nil
+}
+
+func (r *Region) unuse() { r.users.Add(-1) }
+
+// Close fences the region, so that no peer can reach it any more, and forgets it.
+// It is ErrBusy while a Transfer lists it (Reset or Close that first) or a Lease
+// on it stands (Revoke it first). When the fence fails within AbortGrace the
+// region stays registered, and Close may be called again.
+func (r *Region) Close() error {
+	if !r.users.CompareAndSwap(0, regionClosed) && r.users.Load() >= 0 {
+		return &OpError{Op: "close region " + r.name, Err: fmt.Errorf("reset the transfers that list it and revoke its leases first: %w", ErrBusy)}
+	}
+	return r.release()
+}
+
+// release fences and forgets, whoever still lists the region. Who comes meanwhile
+// waits for the outcome.
+func (r *Region) release() error {
+	r.ending.Lock()
+	defer r.ending.Unlock()
+	if r.ended {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), r.e.cfg.AbortGrace)
+	defer cancel()
+	if err := r.e.fence(ctx, r.mems); err != nil {
+		r.users.CompareAndSwap(regionClosed, 0)
+		return err
+	}
+	r.ended = true
+	r.e.forget(r)
+	return nil
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/hostmem"
+)
+
+// TestStagingWithoutProof writes through a buffer that the backend never lets go
+// of: it may neither be used again nor be unmapped.
+func TestStagingWithoutProof(t *testing.T) {
+	p, _, m := overFake(t, &fake{manual: true, brokenClose: true}, 20*time.Millisecond)
+	before := hostmem.InUse()["staging"]
+	if n, err := m.WriteAt([]byte("x"), 0); n != 0 || !errors.Is(err, ErrTimeout) {
+		t.Errorf("wrote %d, %v", n, err)
+	}
+	if n := len(p.staging); n != 0 {
+		t.Errorf("%d buffers are kept for reuse", n)
+	}
+	if n := hostmem.InUse()["staging"] - before; n != stagingBytes {
+		t.Errorf("%d bytes are still mapped, want the %d that somebody may read", n, stagingBytes)
+	}
+}
+
+// TestImportIsTriedAgain has an import that fails for a reason that passes.
+func TestImportIsTriedAgain(t *testing.T) {
+	for _, c := range []struct {
+		err   error
+		tries int
+	}{{ErrTimeout, 2}, {ErrFull, 2}, {ErrRevoked, 1}, {backends.ErrBadToken, 1}} {
+		tries := 0
+		f := &fake{}
+		f.onImport = func() error {
+			if tries++; tries == 1 {
+				return c.err
+			}
+			return nil
+		}
+		p, r, m := overFake(t, f, limit)
+		if err := transfer(t, p, Write).Add(r, 0, m, 0, 1); !errors.Is(err, c.err) {
+			t.Errorf("the first time: %v, want %v", err, c.err)
+		}
+		err := transfer(t, p, Write).Add(r, 0, m, 0, 1)
+		if tries != c.tries || (err == nil) != (tries == 2) {
+			t.Errorf("after %v: tried %d times, then %v", c.err, tries, err)
+		}
+	}
+}

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Route says which backend may serve a transfer.
+type Route struct {
+	// Only names one backend: it serves the transfer or Add fails. Empty: the
+	// engine takes the cheapest that serves the pair of memories.
+	Only string
+}
+
+func (r Route) check(e *Engine) error {
+	if r.Only == "" {
+		return nil
+	}
+	var names []string
+	for _, l := range e.lanes {
+		if l.caps.Name == r.Only {
+			return nil
+		}
+		names = append(names, l.caps.Name)
+	}
+	return fmt.Errorf("route only %q: this engine has %s: %w", r.Only, strings.Join(names, ", "), ErrNoRoute)
+}
+
+// Candidate is one backend's answer for a pair of memories.
+type Candidate struct {
+	Backend  string        `json:"backend"`
+	Usable   bool          `json:"usable"`
+	Reason   string        `json:"reason"`      // why not, or how it would move the bytes
+	Estimate time.Duration `json:"estimate_ns"` // for 1 MiB in one piece; 0 unless usable
+	Rate     float64       `json:"rate"`        // bytes a second that the estimate uses
+	Measured bool          `json:"measured"`    // the rate was measured here, not declared
+	conn     *conn
+	key      uint32
+}
+
+// Explanation is what Explain found: all candidates in the order of the engine's
+// backends, and the choice.
+type Explanation struct {
+	Peer       string      `json:"peer"`
+	Local      string      `json:"local"`  // kind of the local memory
+	Remote     string      `json:"remote"` // kind of the peer's
+	SameHost   bool        `json:"same_host"`
+	Chosen     string      `json:"chosen"` // empty: none
+	Why        string      `json:"why"`
+	Candidates []Candidate `json:"candidates"`
+}
+
+// String is the explanation as text, a line a candidate.
+func (x *Explanation) String() string {
+	var b strings.Builder
+	where := "another host"
+	if x.SameHost {
+		where = "this host"
+	}
+	fmt.Fprintf(&b, "%s -> %s of peer %s on %s: %s\n", x.Local, x.Remote, x.Peer, where, x.Why)
+	for _, c := range x.Candidates {
+		mark := " "
+		if c.Backend == x.Chosen {
+			mark = "*"
+		}
+		fmt.Fprintf(&b, "%s %-8s %s\n", mark, c.Backend, c.describe())
+	}
+	return b.String()
+}
+
+func (c *Candidate) describe() string {
+	if !c.Usable {
+		return "no: " + c.Reason
+	}
+	source := "declared"
+	if c.Measured {
+		source = "measured"
+	}
+	return fmt.Sprintf("1 MiB in about %v (%s %.1f GB/s): %s", c.Estimate.Round(time.Microsecond), source, c.Rate/1e9, c.Reason)
+}
+
+// Explain lists which backends could move bytes between a region and a peer's,
+// what the engine would choose without Route.Only, and why.
+func (e *Engine) Explain(p *Peer, local *Region, remote *Remote) (Explanation, error) {
+	if p.e != e || local.e != e || remote.p != p {
+		return Explanation{}, &OpError{Op: "explain", Peer: p.name, Err: fmt.Errorf("peer, region and remote belong to different engines or peers: %w", ErrNoRoute)}
+	}
+	x := Explanation{Peer: p.name, Local: local.Kind().String(), Remote: remote.kind.String(), SameHost: p.host == e.host}
+	x.Candidates = p.candidates(local, remote, Route{})
+	if best := cheapest(x.Candidates); best != nil {
+		x.Chosen = best.Backend
+		x.Why = fmt.Sprintf("%s is the cheapest of %d that can", best.Backend, usable(x.Candidates))
+	} else {
+		x.Why = "no backend can"
+	}
+	return x, nil
+}
+
+func usable(list []Candidate) (n int) {
+	for i := range list {
+		if list[i].Usable {
+			n++
+		}
+	}
+	return n
+}
+
+func cheapest(list []Candidate) (best *Candidate) {
+	for i := range list {
+		if c := &list[i]; c.Usable && (best == nil || c.Estimate < best.Estimate) {
+			best = c
+		}
+	}
+	return best
+}
+
+// nominalBytes is the size for which routes are compared.
+const nominalBytes = 1 << 20 // 1 MiB
+
+func (p *Peer) candidates(local *Region, remote *Remote, route Route) []Candidate {
+	list := make([]Candidate, 0, len(p.e.lanes))
+	for i, l := range p.e.lanes {
+		c := Candidate{Backend: l.caps.Name}
+		if c.Reason = p.obstacle(l, i, local, remote, route); c.Reason == "" {
+			c.conn = p.conns[i]
+			key, err := remote.key(i)
+			if err != nil {
+				c.Reason = fmt.Sprintf("import: %v", err)
+			} else {
+				c.accept(local, key)
+			}
+		}
+		list = append(list, c)
+	}
+	return list
+}
+
+func (c *Candidate) accept(local *Region, key uint32) {
+	c.Usable, c.key = true, key
+	cost := c.conn.lane.caps.Cost
+	if rate := c.conn.counters.measuredRate(); rate > 0 {
+		cost.Rate, c.Measured = rate, true
+	}
+	c.Rate, c.Estimate = cost.Rate, cost.Estimate(1, nominalBytes)
+	c.Reason = "ready"
+	if x, ok := c.conn.p.(backends.Explainer); ok {
+		c.Reason = x.Explain(local.mems[c.conn.lane.index].Key(), key)
+	}
+}
+
+// obstacle returns why a lane cannot serve a pair, or "".
+func (p *Peer) obstacle(l *lane, i int, local *Region, remote *Remote, route Route) string {
+	switch {
+	case route.Only != "" && route.Only != l.caps.Name:
+		return "the route names only " + route.Only
+	case !l.caps.Pairs.Serves(local.Kind(), remote.kind):
+		return fmt.Sprintf("does not move %v to or from %v", local.Kind(), remote.kind)
+	case p.conns[i] == nil:
+		return p.reasons[i]
+	case p.conns[i].isLost():
+		return "the connection is lost: connect anew"
+	case local.mems[i] == nil:
+		return "the local region is not registered with it"
+	case remote.tokens[i] == nil:
+		return "the peer gave no token for it"
+	}
+	return ""
+}
+
+// choose picks the connection for a pair of memories and imports the peer's.
+func (p *Peer) choose(local *Region, remote *Remote, op Op, route Route) (*conn, uint32, error) {
+	if local.e != p.e || remote.p != p {
+		return nil, 0, fmt.Errorf("add: region, remote and transfer belong to different engines or peers: %w", ErrNoRoute)
+	}
+	if op == Write && remote.readOnly {
+		return nil, 0, fmt.Errorf("add: region %s of peer %s may only be read: %w", remote.name, p.name, backends.ErrReadOnly)
+	}
+	if c, key, ok := remote.cachedRoute(local, route); ok {
+		return c, key, nil
+	}
+	list := p.candidates(local, remote, route)
+	best := cheapest(list)
+	if best == nil {
+		return nil, 0, p.noRoute(local, remote, list)
+	}
+	remote.cacheRoute(local, route, best)
+	return best.conn, best.key, nil
+}
+
+func (p *Peer) noRoute(local *Region, remote *Remote, list []Candidate) error {
+	var why []string
+	lost, known := 0, 0
+	for i := range list {
+		why = append(why, list[i].Backend+": "+list[i].Reason)
+		if c := p.conns[i]; c != nil {
+			known++
+			if c.isLost() {
+				lost++
+			}
+		}
+	}
+	cause := ErrNoRoute
+	if known > 0 && lost == known {
+		cause = ErrPeerLost
+	}
+	if err := remote.importError(); err != nil && lost == 0 {
+		cause = err
+	}
+	return &OpError{Op: "route", Peer: p.name, Err: fmt.Errorf("%v to %v of region %s: %s: %w",
+		local.Kind(), remote.kind, remote.name, strings.Join(why, "; "), cause)}
+}
+
+// messenger returns the nearest live connection that carries messages.
+func (p *Peer) messenger(route Route) (best *conn) {
+	for _, c := range p.conns {
+		if c == nil || c.notifier == nil || c.isLost() || (route.Only != "" && route.Only != c.lane.caps.Name) {
+			continue
+		}
+		if best == nil || c.lane.caps.Cost.Setup < best.lane.caps.Cost.Setup {
+			best = c
+		}
+	}
+	return best
+}

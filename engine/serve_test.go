@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/binary"
+	"errors"
+	"io"
+	"math/big"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+// serve runs Serve until the test ends.
+func serve(t *testing.T, e *Engine, l net.Listener) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- e.Serve(ctx, l) }()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case err := <-ended:
+			if !errors.Is(err, context.Canceled) && !errors.Is(err, ErrClosed) {
+				t.Errorf("serve: %v", err)
+			}
+		case <-time.After(limit):
+			t.Error("Serve does not end")
+		}
+	})
+}
+
+func TestServeAndDial(t *testing.T) {
+	certificate, roots := selfSigned(t)
+	for name, link := range map[string]struct {
+		listen func(t *testing.T) net.Listener
+		dial   func(e *Engine, l net.Listener) (*Peer, error)
+	}{
+		"unix": {
+			func(t *testing.T) net.Listener { return listen(t, "unix", filepath.Join(t.TempDir(), "s")) },
+			func(e *Engine, l net.Listener) (*Peer, error) {
+				return e.Dial(context.Background(), "unix", l.Addr().String())
+			},
+		},
+		"tcp": {
+			func(t *testing.T) net.Listener { return listen(t, "tcp", "127.0.0.1:0") },
+			func(e *Engine, l net.Listener) (*Peer, error) {
+				return e.Dial(context.Background(), "tcp", l.Addr().String())
+			},
+		},
+		"tls": {
+			func(t *testing.T) net.Listener {
+				return tls.NewListener(listen(t, "tcp", "127.0.0.1:0"), &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13})
+			},
+			func(e *Engine, l net.Listener) (*Peer, error) {
+				conn, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{RootCAs: roots, ServerName: "sluice"})
+				if err != nil {
+					return nil, err
+				}
+				return e.DialConn(context.Background(), conn)
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			leak.Check(t, hostmem.InUse)
+			came := make(chan *Peer, 1)
+			decode := open(t, "decode", func(c *Config) { c.OnPeer = func(p *Peer) { came <- p } })
+			prefill := open(t, "prefill")
+			register(t, decode, "kv", 4096)
+			src := register(t, prefill, "src", 4096)
+			l := link.listen(t)
+			serve(t, decode, l)
+			p, err := link.dial(prefill, l)
+			check(t, err)
+			back := <-came
+			if p.Name() != "decode" || back.Name() != "prefill" || !p.SameHost() {
+				t.Errorf("met %q, which met %q", p.Name(), back.Name())
+			}
+			tr := transfer(t, p, Write)
+			check(t, tr.Add(src, 0, remote(t, p, "kv"), 0, 4096))
+			check(t, tr.Notify([]byte("hi")))
+			check(t, tr.Post())
+			if n := next(t, decode); n.Peer != back {
+				t.Errorf("a message from %v, want the peer that OnPeer was given", n.Peer)
+			}
+			check(t, back.Notify(within(t), []byte("hi yourself")))
+			if n := next(t, prefill); n.Peer != p {
+				t.Errorf("a message from %v, want the peer that was dialled", n.Peer)
+			}
+		})
+	}
+}
+
+func listen(t *testing.T, network, address string) net.Listener {
+	t.Helper()
+	l, err := net.Listen(network, address)
+	check(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func selfSigned(t *testing.T) (tls.Certificate, *x509.CertPool) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	check(t, err)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"sluice"}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	check(t, err)
+	parsed, err := x509.ParseCertificate(der)
+	check(t, err)
+	roots := x509.NewCertPool()
+	roots.AddCert(parsed)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, roots
+}
+
+// TestStrangersAreBounded has strangers send garbage, too much, or nothing.
+func TestStrangersAreBounded(t *testing.T) {
+	e := open(t, "server", func(c *Config) { c.HandshakeTimeout = 100 * time.Millisecond; c.HandshakesMax = 2 })
+	l := listen(t, "tcp", "127.0.0.1:0")
+	serve(t, e, l)
+	oversize := binary.LittleEndian.AppendUint32([]byte{frameMark}, 1<<31)
+	for name, bytes := range map[string][]byte{
+		"garbage": []byte("GET / HTTP/1.1\r\n\r\n"), "nothing": nil, "oversize": oversize,
+		"half a frame": {frameMark, 200, 0, 0, 0, 1, 2}, "bad description": {frameMark, 4, 0, 0, 0, 'S', 'L', 'U', 'C'},
+	} {
+		conn, err := net.Dial("tcp", l.Addr().String())
+		check(t, err)
+		_, err = conn.Write(bytes)
+		check(t, err)
+		_ = conn.SetReadDeadline(time.Now().Add(limit))
+		answer, err := io.ReadAll(conn)
+		if err != nil && !strings.Contains(err.Error(), "reset") {
+			t.Errorf("%s: the server did not hang up: %v", name, err)
+		}
+		if len(answer) > 0 && answer[0] != refusalMark {
+			t.Errorf("%s: the stranger was given %q", name, answer)
+		}
+		_ = conn.Close()
+	}
+	if n := e.Stats().Peers; n != 0 {
+		t.Errorf("%d peers came of it", n)
+	}
+	p, err := open(t, "friend").Dial(within(t), "tcp", l.Addr().String()) // and it still serves
+	check(t, err)
+	check(t, p.Close())
+}
+
+func TestDialRefused(t *testing.T) {
+	e := open(t, "dialler", func(c *Config) { c.ConnectTimeout = 200 * time.Millisecond })
+	silent := listen(t, "tcp", "127.0.0.1:0")
+	if _, err := e.Dial(within(t), "tcp", silent.Addr().String()); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a server that says nothing: %v", err)
+	}
+	if _, err := e.Dial(within(t), "unix", "/nonexistent/socket"); err == nil {
+		t.Error("dialled what is not there")
+	}
+	wrong := listen(t, "tcp", "127.0.0.1:0")
+	go func() {
+		if c, err := wrong.Accept(); err == nil {
+			_, _ = c.Write([]byte("SSH-2.0-OpenSSH"))
+			_ = c.Close()
+		}
+	}()
+	if _, err := e.Dial(within(t), "tcp", wrong.Addr().String()); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("a server of another protocol: %v", err)
+	}
+}
+
+// TestServeForgetsWhoIsLost has peers come and go that no OnPeer was told of: they
+// take no place for ever.
+func TestServeForgetsWhoIsLost(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	e := open(t, "server", func(c *Config) { c.PeersMax = 2 })
+	l := listen(t, "tcp", "127.0.0.1:0")
+	serve(t, e, l)
+	friend := open(t, "friend")
+	for range 8 {
+		p, err := friend.Dial(within(t), "tcp", l.Addr().String())
+		check(t, err)
+		check(t, p.Close())
+		for end := time.Now().Add(limit); e.Stats().Peers > 0; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal("a peer that is gone is still known")
+			}
+		}
+	}
+}

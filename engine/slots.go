@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// slots gives each live transfer a small number, so that a completion finds it
+// by its tag without a lock or a map. A slot's generation only grows, whoever
+// has it: a tag of the past matches nobody.
+type slots struct {
+	live       []atomic.Pointer[Transfer]
+	generation []uint64 // the last one given out; touched by the holder alone
+
+	mu   sync.Mutex
+	free []int
+}
+
+func (s *slots) init(n int) {
+	s.live = make([]atomic.Pointer[Transfer], n)
+	s.generation = make([]uint64, n)
+	for i := n - 1; i >= 0; i-- {
+		s.free = append(s.free, i)
+	}
+}
+
+func (s *slots) take(t *Transfer) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := len(s.free)
+	if n == 0 {
+		return false
+	}
+	t.slot, s.free = s.free[n-1], s.free[:n-1]
+	s.live[t.slot].Store(t)
+	return true
+}
+
+func (s *slots) give(t *Transfer) {
+	s.live[t.slot].Store(nil)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free = append(s.free, t.slot)
+}
+
+// renew begins a post of t.
+func (s *slots) renew(t *Transfer) {
+	s.generation[t.slot]++
+	t.generation.Store(s.generation[t.slot])
+}
+
+// posted counts the transfers that are under way.
+func (s *slots) posted() (n int) {
+	for i := range s.live {
+		if t := s.live[i].Load(); t != nil && t.state.Load() == posted {
+			n++
+		}
+	}
+	return n
+}
+
+func (s *slots) get(slot int) *Transfer {
+	if slot >= len(s.live) {
+		return nil
+	}
+	return s.live[slot].Load()
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// TestAbortOfWhatIsJustSubmitted aborts while Submit runs: the backend does not
+// know the tag yet and ignores the first Cancel.
+func TestAbortOfWhatIsJustSubmitted(t *testing.T) {
+	f := &fake{manual: true}
+	var once sync.Once
+	submitting, aborting := make(chan struct{}), make(chan struct{})
+	f.onSubmit = func(int, backends.Op, uint64, bool) error {
+		close(submitting)
+		<-aborting
+		return nil
+	}
+	f.onCancel = func(tag uint64) {
+		f.drop(tag, ErrAborted)
+		once.Do(func() { close(aborting) })
+	}
+	p, r, m := overFake(t, f, limit)
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, m, 1)
+	posted := make(chan error)
+	go func() { posted <- tr.Post() }()
+	<-submitting
+	check(t, tr.Abort(within(t)))
+	check(t, <-posted)
+	if err := tr.Err(); !errors.Is(err, ErrAborted) {
+		t.Errorf("outcome: %v", err)
+	}
+	select {
+	case <-p.Lost():
+		t.Error("the connection was closed though the batch could be cancelled")
+	default:
+	}
+}
+
+// TestAbortRacesTheNextPost aborts from a goroutine that does not know which round
+// it hits: a round that reports success has moved its bytes.
+func TestAbortRacesTheNextPost(t *testing.T) {
+	f := &fake{}
+	var moved atomic.Uint64
+	f.onSubmit = func(int, backends.Op, uint64, bool) error { moved.Add(1); return nil }
+	p, r, m := overFake(t, f, limit)
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, m, 1)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = tr.Abort(context.Background())
+			}
+		}
+	}()
+	for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); {
+		before := moved.Load()
+		check(t, tr.Post())
+		for !tr.Done() {
+		}
+		if tr.Err() == nil && moved.Load() == before {
+			t.Error("a transfer that moved nothing reports success")
+			break
+		}
+	}
+	close(stop)
+	<-stopped
+}
+
+// TestAbortGraceBeginsAtAbort looks at the stage: the next step of the sweeper is
+// to close the connection, not to cancel once more.
+func TestAbortGraceBeginsAtAbort(t *testing.T) {
+	f := &fake{manual: true}
+	p, r, m := overFake(t, f, time.Hour)
+	p.e.cfg.AbortGrace = limit
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, m, 1)
+	check(t, tr.Post())
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	for range 3 {
+		if err := tr.Abort(over); !errors.Is(err, context.Canceled) {
+			t.Errorf("abort: %v", err)
+		}
+		if left := time.Duration(tr.deadline.Load()) - p.e.now(); tr.stage.Load() != cancelled || left > limit {
+			t.Errorf("stage %d, for another %v", tr.stage.Load(), left)
+		}
+	}
+	f.finishOne(nil)
+	if err := tr.Wait(within(t)); !errors.Is(err, ErrAborted) {
+		t.Errorf("outcome: %v", err)
+	}
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"math"
+	"math/bits"
+	"sync/atomic"
+	"time"
+)
+
+// Stats is a copy of the counters. They only grow, and never block a transfer.
+type Stats struct {
+	Routes        []RouteStats // one for each peer and backend that are connected
+	Posted        int          // transfers in flight now
+	Regions       int
+	Peers         int
+	Leases        int
+	Stray         uint64 // completions that no transfer waited for: a backend's fault
+	Notifications int    // waiting in the channel now
+}
+
+// RouteStats counts the transfers to one peer over one backend.
+type RouteStats struct {
+	Peer, Backend string
+	Transfers     uint64 // that succeeded
+	Bytes         uint64 // of those
+	Errors        map[string]uint64
+	Latency       Histogram // of those that succeeded, post to completion
+	Rate          float64   // measured bytes a second of large transfers; 0: not known yet
+}
+
+// Histogram counts durations by power of two: Buckets[i] holds those below
+// 2^i ns that are not below 2^(i-1).
+type Histogram struct {
+	Buckets [44]uint64 // the last one, 2^43 ns, is over two hours
+}
+
+// Quantile returns an upper bound of the q-th quantile, 0 when empty.
+func (h *Histogram) Quantile(q float64) time.Duration {
+	var total uint64
+	for _, n := range h.Buckets {
+		total += n
+	}
+	rank := uint64(math.Ceil(q * float64(total)))
+	for i, n := range h.Buckets {
+		if n >= rank && rank > 0 {
+			return 1 << i
+		}
+		rank -= min(n, rank)
+	}
+	return 0
+}
+
+// The kinds under which errors are counted; the first that matches counts.
+var errorKinds = []struct {
+	name string
+	err  error
+}{
+	{"aborted", ErrAborted}, {"revoked", ErrRevoked}, {"timeout", ErrTimeout}, {"peer lost", ErrPeerLost},
+	{"closed", ErrClosed}, {"bounds", ErrBounds}, {"corrupt", ErrCorrupt}, {"other", nil},
+}
+
+// counters is what a connection counts.
+type counters struct {
+	bytes   atomic.Uint64
+	errors  [8]atomic.Uint64 // by errorKinds
+	latency [len(Histogram{}.Buckets)]atomic.Uint64
+	rate    atomic.Uint64 // bits of a float64: bytes a second, smoothed
+	rated   atomic.Uint64 // samples in rate
+}
+
+const (
+	rateBytesMin   = 1 << 20 // 1 MiB: below, a transfer says more of latency than of rate
+	rateSamplesMin = 8       // before which a rate is not believed
+)
+
+func (c *counters) success(bytes uint64, took time.Duration) {
+	if bytes > 0 {
+		c.bytes.Add(bytes)
+	}
+	c.latency[min(bits.Len64(uint64(max(took, 0))), len(c.latency)-1)].Add(1)
+	if bytes < rateBytesMin || took <= 0 {
+		return
+	}
+	rate := float64(bytes) / took.Seconds()
+	if c.rated.Add(1) > 1 {
+		rate = math.Float64frombits(c.rate.Load())*7/8 + rate/8
+	}
+	c.rate.Store(math.Float64bits(rate)) // a lost update is a lost sample, no more
+}
+
+func (c *counters) failure(err error) {
+	for i, k := range errorKinds {
+		if k.err == nil || errors.Is(err, k.err) {
+			c.errors[i].Add(1)
+			return
+		}
+	}
+}
+
+// measuredRate returns 0 until it is believable.
+func (c *counters) measuredRate() float64 {
+	if c.rated.Load() < rateSamplesMin {
+		return 0
+	}
+	return math.Float64frombits(c.rate.Load())
+}
+
+func (c *counters) snapshot(peer, backend string) RouteStats {
+	s := RouteStats{Peer: peer, Backend: backend, Bytes: c.bytes.Load(),
+		Errors: map[string]uint64{}, Rate: c.measuredRate()}
+	for i, k := range errorKinds {
+		if n := c.errors[i].Load(); n > 0 {
+			s.Errors[k.name] = n
+		}
+	}
+	for i := range c.latency {
+		s.Latency.Buckets[i] = c.latency[i].Load()
+		s.Transfers += s.Latency.Buckets[i]
+	}
+	return s
+}
+
+// record counts a transfer that ended on the connections that it used.
+func (t *Transfer) record(err error) {
+	took := t.e.now() - t.postedAt
+	if len(t.groups) == 0 && len(t.batches) > 0 { // a message alone
+		t.batches[0].conn.count(0, took, err)
+	}
+	for i := range t.groups {
+		t.groups[i].conn.count(t.groups[i].bytes, took, err)
+	}
+}
+
+func (c *conn) count(bytes uint64, took time.Duration, err error) {
+	if err != nil {
+		c.counters.failure(err)
+		return
+	}
+	c.counters.success(bytes, took)
+}
+
+// Stats returns the counters as they are.
+func (e *Engine) Stats() Stats {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := Stats{
+		Posted: e.slots.posted(), Regions: len(e.regions), Peers: len(e.peers), Leases: len(e.leases),
+		Stray: e.dropped.Load(), Notifications: len(e.inbox),
+	}
+	for p := range e.peers {
+		for _, c := range p.conns {
+			if c != nil {
+				s.Routes = append(s.Routes, c.counters.snapshot(p.name, c.lane.caps.Name))
+			}
+		}
+	}
+	return s
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"time"
+)
+
+// Transfer is a batch of copies with one completion. It is made once and posted
+// many times: idle, posted, done, posted again. Add, AddPages, Notify, Post,
+// Reset and Close belong to one goroutine at a time; Done, Err, Wait, Abort and
+// Completed may be called from any. Misuse is an error, ErrBusy while posted.
+type Transfer struct {
+	e     *Engine
+	p     *Peer
+	op    Op
+	route Route
+	slot  int
+
+	groups  []group // the list, by connection
+	regions []*Region
+	remotes []*Remote
+	message []byte
+	notify  bool
+	dirty   bool // the list has changed since batches was made
+	batches []batch
+	bytes   uint64
+	conns   atomic.Pointer[[]*conn] // that the batches use; never changed in place
+
+	state       atomic.Uint32
+	generation  atomic.Uint64 // of the current Post; in every tag
+	submitted   atomic.Int64  // index of the next batch to submit; moved by the pumper alone
+	remaining   atomic.Int64  // batches that have not ended
+	outstanding atomic.Uint64 // a bit for each batch with the backend
+	pumping     atomic.Int32  // see pump
+	grips       atomic.Int32  // see grip
+	stopped     atomic.Bool   // submit no more
+	unproven    atomic.Bool   // given up: see abandon
+	deadline    atomic.Int64
+	stage       atomic.Int32 // of ending by force
+	postedAt    time.Duration
+	err         atomic.Pointer[error] // the first cause; nil: none
+	completed   chan struct{}
+	sleepers    atomic.Int32 // who wants completed signalled
+	watched     atomic.Bool  // Completed is one of them
+}
+
+// The states of a Transfer. Preparing is the part of Post in which the last
+// outcome is gone and the new deadline not yet set.
+const (
+	idle uint32 = iota
+	preparing
+	posted
+	done
+	closed
+)
+
+// NewTransfer makes an empty transfer towards a peer. A zero Route lets the
+// engine choose; Route.Only names the one backend that may serve it.
+func (e *Engine) NewTransfer(p *Peer, op Op, route Route) (*Transfer, error) {
+	if op != Read && op != Write {
+		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: fmt.Errorf("%v is neither Read nor Write: %w", op, ErrNotSupported)}
+	}
+	if p.e != e {
+		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: fmt.Errorf("the peer belongs to another engine: %w", ErrNoRoute)}
+	}
+	if err := route.check(e); err != nil {
+		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: err}
+	}
+	if e.isClosing() {
+		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: ErrClosed}
+	}
+	t := &Transfer{e: e, p: p, op: op, route: route, completed: make(chan struct{}, 1)}
+	if !e.slots.take(t) {
+		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: fullError("transfers", e.cfg.TransfersMax, "TransfersMax")}
+	}
+	return t, nil
+}
+
+// Post starts the transfer and returns at once. Errors that it returns are misuse
+// (ErrBusy, ErrClosed, an empty list); everything that happens on the way is the
+// transfer's outcome. It allocates nothing unless the list has changed.
+func (t *Transfer) Post() error {
+	if t.e.isClosing() {
+		return errPostClosed
+	}
+	from := t.state.Load()
+	if (from != idle && from != done) || t.unproven.Load() || !t.state.CompareAndSwap(from, preparing) {
+		return t.misuse("post")
+	}
+	for t.pumping.Load() != noPump || t.grips.Load() != 0 {
+		runtime.Gosched() // somebody is about to see that the last post is over
+	}
+	if err := t.prepare(); err != nil {
+		t.state.Store(from)
+		return err
+	}
+	t.begin()
+	t.pump(nil)
+	t.poll()
+	return nil
+}
+
+var errPostClosed = fmt.Errorf("post transfer: the engine is closed: %w", ErrClosed)
+
+// via returns the connections in use.
+func (t *Transfer) via() []*conn {
+	if list := t.conns.Load(); list != nil {
+		return *list
+	}
+	return nil
+}
+
+func (t *Transfer) poll() {
+	for _, c := range t.via() {
+		c.lane.poll()
+	}
+}
+
+// begin sets a post up. The generation goes first, so that a completion of an
+// earlier post that was given up finds nobody. An atomic store costs as much as
+// the whole check before it, hence the looks.
+func (t *Transfer) begin() {
+	if len(t.completed) > 0 {
+		select {
+		case <-t.completed:
+		default:
+		}
+	}
+	t.e.slots.renew(t)
+	if t.err.Load() != nil {
+		t.err.Store(nil)
+	}
+	if t.stage.Load() != inTime {
+		t.stage.Store(inTime)
+	}
+	if t.stopped.Load() {
+		t.stopped.Store(false)
+	}
+	t.submitted.Store(0)
+	t.remaining.Store(int64(len(t.batches)))
+	t.postedAt = t.e.now()
+	t.deadline.Store(int64(t.postedAt + t.e.cfg.TransferTimeout))
+	for _, c := range t.via() {
+		c.lane.enter()
+	}
+	t.state.Store(posted)
+	t.e.sweeper.watch()
+}
+
+// Reset empties the list, so that the transfer can be filled anew.
+func (t *Transfer) Reset() error {
+	from := t.state.Load()
+	if (from != idle && from != done) || !t.state.CompareAndSwap(from, idle) {
+		return t.misuse("reset")
+	}
+	t.release()
+	return nil
+}
+
+func (t *Transfer) release() {
+	if t.unproven.Load() {
+		return // somebody may still write there: the regions stay busy
+	}
+	for i, r := range t.regions {
+		r.unuse()
+		t.regions[i] = nil
+	}
+	t.regions = t.regions[:0]
+	for i, m := range t.remotes {
+		m.mu.Lock()
+		m.users--
+		m.mu.Unlock()
+		t.remotes[i] = nil
+	}
+	t.remotes = t.remotes[:0]
+	for i := range t.groups {
+		t.groups[i].clear()
+	}
+	t.groups = t.groups[:0]
+	t.message, t.notify, t.dirty, t.bytes = nil, false, true, 0
+}
+
+// Close gives the transfer back. It is ErrBusy while posted: Abort it first.
+func (t *Transfer) Close() error {
+	for {
+		from := t.state.Load()
+		if from == closed {
+			return nil
+		}
+		if from == posted || from == preparing {
+			return t.misuse("close")
+		}
+		if t.state.CompareAndSwap(from, closed) {
+			break
+		}
+	}
+	t.release()
+	t.e.slots.give(t)
+	return nil
+}
+
+func (t *Transfer) misuse(verb string) error {
+	if t.unproven.Load() {
+		return fmt.Errorf("%s transfer: it was given up without proof: Close it: %w", verb, ErrBusy)
+	}
+	switch t.state.Load() {
+	case preparing, posted:
+		return fmt.Errorf("%s transfer: it is posted: Wait for it or Abort it first: %w", verb, ErrBusy)
+	case closed:
+		return fmt.Errorf("%s transfer: %w", verb, ErrClosed)
+	}
+	return fmt.Errorf("%s transfer: it is not posted: %w", verb, ErrBusy)
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"math/bits"
+	"runtime"
+)
+
+// Done reports whether the transfer has ended. It polls the backend, so that a
+// goroutine may spin on it.
+func (t *Transfer) Done() bool {
+	if t.state.Load() != posted {
+		return t.state.Load() == done
+	}
+	for _, c := range t.via() {
+		c.lane.spins.Add(1)
+		c.lane.poll()
+	}
+	return t.state.Load() == done
+}
+
+// Err returns the outcome of a transfer that is done: nil, or why it failed.
+// While it is posted the answer is ErrBusy.
+func (t *Transfer) Err() error {
+	switch t.state.Load() {
+	case preparing, posted:
+		return ErrBusy
+	case done:
+		return t.outcome()
+	}
+	return nil
+}
+
+func (t *Transfer) outcome() error {
+	if err := t.err.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// Completed is signalled once for each Post, when that is done. With Wait in use
+// on another goroutine it may be signalled more often: ask Done.
+func (t *Transfer) Completed() <-chan struct{} {
+	if t.watched.CompareAndSwap(false, true) {
+		t.sleepers.Add(1) // for good: we cannot know when the channel is let go
+		if t.state.Load() == done {
+			t.announce()
+		}
+	}
+	return t.completed
+}
+
+// Wait blocks until the transfer is done and returns its outcome. The context
+// ends the wait, not the transfer.
+func (t *Transfer) Wait(ctx context.Context) error {
+	switch t.state.Load() {
+	case done:
+		return t.Err()
+	case idle, closed:
+		return t.misuse("wait for")
+	}
+	if t.help(ctx) || t.spin() {
+		return t.Err()
+	}
+	return t.park(ctx)
+}
+
+// help copies here what nobody copies yet.
+func (t *Transfer) help(ctx context.Context) bool {
+	for _, c := range t.via() {
+		if c.helper == nil {
+			continue
+		}
+		generation := t.generation.Load()
+		for left := t.outstanding.Load(); left != 0; left &= left - 1 {
+			if c.helper.Help(tag(t.slot, generation, bits.TrailingZeros64(left)), ctx.Done()) {
+				c.lane.poll()
+			}
+		}
+	}
+	return t.state.Load() == done
+}
+
+// spin polls for Config.Spin: most transfers of a few pieces end within.
+func (t *Transfer) spin() bool {
+	end := t.e.now() + t.e.cfg.Spin
+	for t.e.cfg.Spin > 0 && t.e.now() < end {
+		t.poll()
+		if t.state.Load() == done {
+			return true
+		}
+		runtime.Gosched()
+	}
+	return t.state.Load() == done
+}
+
+func (t *Transfer) park(ctx context.Context) error {
+	conns := t.via()
+	for _, c := range conns {
+		c.lane.park()
+	}
+	err := t.sleep(ctx)
+	for _, c := range conns {
+		c.lane.unpark()
+	}
+	return err
+}
+
+func (t *Transfer) sleep(ctx context.Context) error {
+	t.sleepers.Add(1) // pairs with the load in settle, which comes after the state
+	defer t.sleepers.Add(-1)
+	for t.state.Load() == posted {
+		select {
+		case <-t.completed:
+			t.announce() // for the next who waits
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if t.state.Load() == posted {
+			runtime.Gosched() // the signal of an earlier post
+			select {
+			case <-t.completed:
+			default:
+			}
+		}
+	}
+	t.announce() // the signal taken just now may have been meant for another sleeper
+	return t.Err()
+}
+
+func (t *Transfer) announce() {
+	select {
+	case t.completed <- struct{}{}:
+	default:
+	}
+}

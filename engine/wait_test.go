@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"sync"
+	"testing"
+)
+
+// TestEveryWaiterWakes has several goroutines wait for each of many posts, with
+// the signal of the post before still about: one must not take what wakes another.
+func TestEveryWaiterWakes(t *testing.T) {
+	f := &fake{manual: true}
+	p, r, m := overFake(t, f, limit)
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, m, 1)
+	ctx := within(t)
+	for range 300 {
+		check(t, tr.Post())
+		tr.announce() // stale
+		var waiters sync.WaitGroup
+		for range 4 {
+			waiters.Go(func() {
+				if err := tr.park(ctx); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		for !f.finishOne(nil) {
+		}
+		waiters.Wait()
+		if t.Failed() {
+			return
+		}
+	}
+}
