@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/pool"
+)
+
+// The errors that no other package has.
+var (
+	ErrCancelled = errors.New("cancelled by the receiver")
+	ErrRefused   = errors.New("the receiver has too many requests: try again later")
+	ErrGeometry  = errors.New("the two sides differ in model, block length or ranks")
+	errFailed    = errors.New("failed")
+)
+
+// Reason is why a hand-over ended before it was complete. Its values go over
+// the wire and never change.
+type Reason uint8
+
+// The reasons.
+const (
+	Aborted   Reason = 1  // by the sender; is engine.ErrAborted
+	Cancelled Reason = 2  // by the receiver; is ErrCancelled
+	TooLarge  Reason = 3  // more blocks than the receiver's pool has; is pool.ErrTooLarge
+	Refused   Reason = 4  // too many requests at the receiver; is ErrRefused
+	TimedOut  Reason = 5  // a limit of the configuration passed; is engine.ErrTimeout
+	PeerLost  Reason = 6  // is engine.ErrPeerLost
+	Closed    Reason = 7  // the Sender or Receiver was closed; is engine.ErrClosed
+	Mismatch  Reason = 8  // geometries differ; is ErrGeometry
+	Garbled   Reason = 9  // a message broke the protocol; is engine.ErrCorrupt
+	Failed    Reason = 10 // anything else; EndError.Err has it on the side where it happened
+)
+
+var reasons = [...]error{
+	Aborted: engine.ErrAborted, Cancelled: ErrCancelled, TooLarge: pool.ErrTooLarge, Refused: ErrRefused,
+	TimedOut: engine.ErrTimeout, PeerLost: engine.ErrPeerLost, Closed: engine.ErrClosed, Mismatch: ErrGeometry,
+	Garbled: engine.ErrCorrupt, Failed: errFailed,
+}
+
+func (r Reason) valid() bool { return r >= Aborted && int(r) < len(reasons) }
+
+// String returns the reason in words.
+func (r Reason) String() string {
+	if !r.valid() {
+		return fmt.Sprintf("Reason(%d)", uint8(r))
+	}
+	return reasons[r].Error()
+}
+
+// EndError says why a hand-over ended before it was complete. errors.Is finds
+// the error of its Reason, and what Err wraps.
+type EndError struct {
+	Request uint64
+	Remote  bool // the other side ended it
+	Reason  Reason
+	Err     error // what happened here; may be nil
+}
+
+// Error names the request, the side and the reason.
+func (e *EndError) Error() string {
+	side := "this side"
+	if e.Remote {
+		side = "the other side"
+	}
+	text := fmt.Sprintf("hand over request %d: ended by %s: %v", e.Request, side, e.Reason)
+	if e.Err != nil {
+		text += ": " + e.Err.Error()
+	}
+	return text
+}
+
+// Unwrap returns the error of the reason and the cause.
+func (e *EndError) Unwrap() []error {
+	list := make([]error, 0, 2)
+	if e.Reason.valid() {
+		list = append(list, reasons[e.Reason])
+	}
+	if e.Err != nil {
+		list = append(list, e.Err)
+	}
+	return list
+}
+
+// endOf makes the outcome that a local error stands for. Where a context of ours
+// ended the call, its cause says more than the error.
+func endOf(ctx context.Context, request uint64, err error) *EndError {
+	var end *EndError
+	if errors.As(err, &end) {
+		return end
+	}
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) && errors.Is(err, ctx.Err()) {
+		err = fmt.Errorf("%w: %w", err, cause)
+		return &EndError{Request: request, Reason: reasonOf(cause), Err: err}
+	}
+	return &EndError{Request: request, Reason: reasonOf(err), Err: err}
+}
+
+// reasonOf finds the reason that an error stands for.
+func reasonOf(err error) Reason {
+	switch {
+	case errors.Is(err, context.Canceled):
+		return Aborted
+	case errors.Is(err, context.DeadlineExceeded):
+		return TimedOut
+	case errors.Is(err, os.ErrClosed):
+		return Closed
+	}
+	for r := Aborted; r < Failed; r++ {
+		if errors.Is(err, reasons[r]) {
+			return r
+		}
+	}
+	return Failed
+}

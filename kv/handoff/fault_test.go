@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/layout"
+	"github.com/sluicehq/sluice/kv/pool"
+)
+
+func TestFullPoolHoldsRequestsBack(t *testing.T) { over(t, fullPoolHoldsRequestsBack) }
+
+func fullPoolHoldsRequestsBack(t *testing.T, open func(testing.TB) backends.Backend) {
+	p := newPair(t, setup{backend: open, blocks: 4})
+	held := p.handOver(t, 1, 1, 2, 3)
+	begun := make(chan *Push)
+	go func() {
+		push, err := p.sender.Begin(within(t), p.prefill.peer, 2, p.request(t, 7, 8))
+		if err != nil {
+			t.Error(err)
+		}
+		begun <- push
+	}()
+	await(t, "a request waits", func() bool { return p.pool.Stats().Waiting == 1 })
+	select {
+	case <-begun:
+		t.Fatal("a request began without room")
+	case <-time.After(20 * time.Millisecond):
+	}
+	held.Release()
+	push := <-begun
+	p.push(t, push)
+	q, _ := p.receiver.Accept(within(t))
+	<-q.Done()
+	q.Release()
+}
+
+func TestWaitForRoomIsBounded(t *testing.T) {
+	p := newPair(t, setup{blocks: 2, receiver: func(c *ReceiverConfig) { c.RoomTimeout = 20 * time.Millisecond }})
+	held := p.handOver(t, 1, 1, 2)
+	defer held.Release()
+	_, err := p.sender.Begin(within(t), p.prefill.peer, 2, p.request(t, 7, 8))
+	var end *EndError
+	if !errors.As(err, &end) || !errors.Is(err, engine.ErrTimeout) || !end.Remote {
+		t.Errorf("begin without room: %v", err)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	p := newPair(t, setup{blocks: 4, receiver: func(c *ReceiverConfig) { c.RequestsMax = 2 }})
+	begin := func(ids ...uint64) error {
+		_, err := p.sender.Begin(within(t), p.prefill.peer, 9, p.request(t, ids...))
+		return err
+	}
+	if err := begin(1, 2, 3, 4, 5); !errors.Is(err, pool.ErrTooLarge) {
+		t.Errorf("5 blocks into a pool of 4: %v", err)
+	}
+	a, qa := p.begin(t, 1, 1)
+	b, qb := p.begin(t, 2, 2)
+	defer qa.Release()
+	defer qb.Release()
+	if err := begin(3); !errors.Is(err, ErrRefused) {
+		t.Errorf("a third request of 2: %v", err)
+	}
+	p.push(t, a)
+	p.push(t, b)
+	if s := p.receiver.Stats(); s.Ended[TooLarge] != 1 || s.Ended[Refused] != 1 {
+		t.Errorf("%+v", s)
+	}
+	for _, q := range []*Push{a, b} {
+		if err := q.Abort(within(t)); err != nil || q.Err() != nil {
+			t.Errorf("abort of a finished request: %v, %v", err, q.Err())
+		}
+	}
+	p.pool.Close()
+	if err := begin(4); !errors.Is(err, engine.ErrClosed) {
+		t.Errorf("a closed pool: %v", err)
+	}
+}
+
+func TestMisuse(t *testing.T) {
+	p := newPair(t, setup{})
+	for what, blocks := range map[string][]Block{
+		"a block past the pool": {{Local: prefillBlocks}},
+		"too many blocks":       make([]Block, RequestBlocksMax+1),
+	} {
+		if _, err := p.sender.Begin(within(t), p.prefill.peer, 1, blocks); !errors.Is(err, engine.ErrBounds) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if _, err := p.sender.Begin(within(t), nil, 1, nil); !errors.Is(err, engine.ErrBounds) {
+		t.Errorf("no peer: %v", err)
+	}
+	push, q := p.begin(t, 1, 1)
+	for layer, want := range map[int]error{-1: engine.ErrBounds, small.Layers: engine.ErrBounds} {
+		if err := push.Layer(within(t), layer); !errors.Is(err, want) {
+			t.Errorf("layer %d: %v", layer, err)
+		}
+	}
+	if err := push.Layer(within(t), 2); err != nil {
+		t.Error(err)
+	}
+	if err := push.Layer(within(t), 2); !errors.Is(err, engine.ErrBusy) {
+		t.Errorf("layer 2 twice: %v", err)
+	}
+	if err := push.Finish(within(t)); !errors.Is(err, engine.ErrBusy) {
+		t.Errorf("finish with layers to come: %v", err)
+	}
+	for _, layer := range []int{0, 1, 3, 4} {
+		if err := push.Layer(within(t), layer); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := push.Finish(within(t)); err != nil {
+		t.Error(err)
+	}
+	if err := push.Finish(within(t)); !errors.Is(err, engine.ErrClosed) {
+		t.Errorf("finish twice: %v", err)
+	}
+	<-q.Done()
+	q.Release()
+}
+
+func TestBadConfigs(t *testing.T) {
+	p := newPair(t, setup{})
+	layers, _ := layout.New(small, layout.Options{Blocks: 16, Arrangement: layout.LayerMajor})
+	huge, _ := layout.New(small, layout.Options{Blocks: 1 << 20})
+	sender := SenderConfig{Region: p.prefill.region, Geometry: p.prefill.geometry}
+	receiver := ReceiverConfig{Region: p.decode.region, Geometry: p.decode.geometry, Pool: p.pool}
+	for what, change := range map[string]func(*SenderConfig, *ReceiverConfig){
+		"no region":           func(s *SenderConfig, r *ReceiverConfig) { s.Region, r.Region = nil, nil },
+		"no geometry":         func(s *SenderConfig, r *ReceiverConfig) { s.Geometry, r.Geometry = nil, nil },
+		"a region too small":  func(s *SenderConfig, r *ReceiverConfig) { s.Geometry, r.Geometry = huge, huge },
+		"short messages":      func(s *SenderConfig, r *ReceiverConfig) { s.MessageMax, r.MessageMax = 10, 10 },
+		"a negative timeout":  func(s *SenderConfig, r *ReceiverConfig) { s.LayerTimeout, r.IdleTimeout = -1, -1 },
+		"a negative number":   func(s *SenderConfig, r *ReceiverConfig) { s.Window, r.RequestsMax = -1, -1 },
+		"one of its own kind": func(*SenderConfig, *ReceiverConfig) {},
+	} {
+		s, r := sender, receiver
+		change(&s, &r)
+		if _, err := NewSender(p.prefill.mux, s); err == nil {
+			t.Errorf("a sender with %s", what)
+		}
+		if _, err := NewReceiver(p.decode.mux, r); err == nil {
+			t.Errorf("a receiver with %s", what)
+		}
+	}
+	receiver.Geometry = layers
+	if _, err := NewReceiver(p.decode.mux, receiver); !errors.Is(err, engine.ErrNotSupported) {
+		t.Errorf("a layer-major receiver: %v", err)
+	}
+}
+
+func TestGeometriesMustAgree(t *testing.T) {
+	other := small
+	other.Parts = slices.Clone(small.Parts)
+	other.Parts[1].Name = "keys"
+	g, err := layout.New(other, layout.Options{Blocks: prefillBlocks})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newPair(t, setup{sender: func(c *SenderConfig) { c.Geometry = g }})
+	if _, err := p.sender.Begin(within(t), p.prefill.peer, 1, []Block{{}}); !errors.Is(err, ErrGeometry) {
+		t.Errorf("begin with another geometry: %v", err)
+	}
+}
+
+// TestSilentSenderLosesItsBlocks: a prefill process that hangs must not keep the
+// blocks of the other side.
+func TestSilentSenderLosesItsBlocks(t *testing.T) { over(t, silentSenderLosesItsBlocks) }
+
+func silentSenderLosesItsBlocks(t *testing.T, open func(testing.TB) backends.Backend) {
+	p := newPair(t, setup{backend: open, receiver: func(c *ReceiverConfig) { c.IdleTimeout = 50 * time.Millisecond }})
+	push, q := p.begin(t, 1, 1, 2, 3)
+	if err := push.Layer(within(t), 0); err != nil {
+		t.Fatal(err)
+	}
+	<-q.Done()
+	p.fence(t, q.Blocks...)()
+	<-push.Ended()
+	var end *EndError
+	if !errors.Is(q.Err(), engine.ErrTimeout) || !errors.As(push.Err(), &end) || end.Reason != TimedOut || !end.Remote {
+		t.Errorf("receiver: %v, sender: %v", q.Err(), push.Err())
+	}
+}
+
+// TestDecodeStopsReading: the sender gets its error in time at every stage.
+func TestDecodeStopsReading(t *testing.T) { over(t, decodeStopsReading) }
+
+func decodeStopsReading(t *testing.T, open func(testing.TB) backends.Backend) {
+	p := newPair(t, setup{backend: open, sender: func(c *SenderConfig) {
+		c.AnswerTimeout, c.TakenTimeout, c.AbortTimeout = 50*time.Millisecond, 50*time.Millisecond, 50*time.Millisecond
+	}, receiver: func(c *ReceiverConfig) { c.IdleTimeout = 100 * time.Millisecond }})
+	push, q := p.begin(t, 1, 1, 2)
+	p.decode.mux.Close()
+	for layer := range small.Layers {
+		if err := push.Layer(within(t), layer); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := push.Finish(within(t)); !errors.Is(err, engine.ErrTimeout) {
+		t.Errorf("finish: %v", err)
+	}
+	if _, err := p.sender.Begin(within(t), p.prefill.peer, 2, p.request(t, 7)); !errors.Is(err, engine.ErrTimeout) {
+		t.Errorf("begin: %v", err)
+	}
+	<-q.Done() // by its own limit
+	p.fence(t, q.Blocks...)()
+}
+
+func TestLostSender(t *testing.T) { over(t, lostSender) }
+
+func lostSender(t *testing.T, open func(testing.TB) backends.Backend) {
+	p := newPair(t, setup{backend: open, model: large})
+	push, q := p.begin(t, 1, 1, 2, 3)
+	if err := push.Layer(within(t), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.prefill.eng.Close(); err != nil {
+		t.Error(err)
+	}
+	<-q.Done()
+	if !errors.Is(q.Err(), engine.ErrPeerLost) {
+		t.Errorf("receiver: %v", q.Err())
+	}
+	p.fence(t, q.Blocks...)()
+	<-push.Ended()
+	if push.Err() == nil {
+		t.Error("the push of a closed engine succeeded")
+	}
+}
+
+func TestLostReceiver(t *testing.T) { over(t, lostReceiver) }
+
+func lostReceiver(t *testing.T, open func(testing.TB) backends.Backend) {
+	p := newPair(t, setup{backend: open, model: large})
+	push, q := p.begin(t, 1, 1, 2, 3)
+	if err := push.Layer(within(t), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.decode.eng.Close(); err != nil {
+		t.Error(err)
+	}
+	_ = push.Layer(within(t), 1) // may be in time
+	<-push.Ended()
+	if err := push.Err(); !errors.Is(err, engine.ErrPeerLost) {
+		t.Errorf("sender: %v", err)
+	}
+	if _, err := p.sender.Begin(within(t), p.prefill.peer, 2, p.request(t, 7)); !errors.Is(err, engine.ErrPeerLost) {
+		t.Errorf("begin with a lost peer: %v", err)
+	}
+	<-q.Done()
+	q.Release()
+}
+
+func TestReasonsHaveWords(t *testing.T) {
+	var words []string
+	for r := Aborted; r.valid(); r++ {
+		words = append(words, r.String())
+		if err := (&EndError{Reason: r}); r != Failed && reasonOf(err) != r {
+			t.Errorf("the error of reason %v has reason %v", r, reasonOf(err))
+		}
+	}
+	slices.Sort(words)
+	if len(slices.Compact(words)) != len(reasons)-1 || slices.Contains(words, "") {
+		t.Errorf("%q", words)
+	}
+}

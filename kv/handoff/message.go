@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/sluicehq/sluice/engine"
+)
+
+// The first byte of a message says whom a Mux gives it to.
+const (
+	toReceiver byte = 0xB1
+	toSender   byte = 0xB2
+)
+
+const version = 1
+
+// kind is the third byte of a message.
+type kind uint8
+
+const (
+	kindBegin kind = 1 // to the receiver: fragment of a begin
+	kindLayer kind = 2 // to the receiver: a layer is there
+	kindDone  kind = 3 // to the receiver: all of it is there
+	kindAbort kind = 4 // to the receiver: the sender has ended it, with a Reason
+	kindGrant kind = 5 // to the sender: fragment of a grant
+	kindTaken kind = 6 // to the sender: all of it is the receiver's
+	kindEnd   kind = 7 // to the sender: the receiver has ended it, with a Reason
+)
+
+// A message is: to whom, version, kind, a Reason or 0, the session (8 bytes),
+// and the body. All numbers are little-endian.
+const (
+	headerLen   = 12
+	layerLen    = headerLen + 4
+	fragmentLen = headerLen + 8 // total and offset, then bytes
+)
+
+// MessageMin is the least Config.MessageMax.
+const MessageMin = 64
+
+type message struct {
+	kind    kind
+	reason  Reason // of kindAbort and kindEnd
+	session uint64
+	layer   uint32 // of kindLayer
+	total   uint32 // of kindBegin and kindGrant: length of the whole
+	offset  uint32 // where bytes belong in it
+	bytes   []byte // part of what was decoded
+}
+
+func garbled(format string, args ...any) error {
+	return fmt.Errorf("message: "+format+": %w", append(args, engine.ErrCorrupt)...)
+}
+
+// decode reads one message. What it returns refers to b.
+func decode(b []byte) (m message, err error) {
+	if len(b) < headerLen {
+		return m, garbled("%d bytes, cut short", len(b))
+	}
+	if b[1] != version {
+		return m, fmt.Errorf("message of version %d, want %d: use the same release on both sides: %w", b[1], version, engine.ErrVersion)
+	}
+	m = message{kind: kind(b[2]), reason: Reason(b[3]), session: binary.LittleEndian.Uint64(b[4:])}
+	ends := m.kind == kindAbort || m.kind == kindEnd
+	if ends != m.reason.valid() || !ends && m.reason != 0 {
+		return m, garbled("kind %d with reason %d", m.kind, m.reason)
+	}
+	return m, m.decodeBody(b[0], b[headerLen:])
+}
+
+func (m *message) decodeBody(to byte, body []byte) error {
+	switch {
+	case to == toReceiver && m.kind == kindBegin, to == toSender && m.kind == kindGrant:
+		if len(body) <= fragmentLen-headerLen {
+			return garbled("a fragment of %d bytes", len(body))
+		}
+		m.total, m.offset = binary.LittleEndian.Uint32(body), binary.LittleEndian.Uint32(body[4:])
+		m.bytes = body[8:]
+		if m.offset > m.total || uint64(len(m.bytes)) > uint64(m.total-m.offset) {
+			return garbled("%d bytes at %d of %d", len(m.bytes), m.offset, m.total)
+		}
+		return nil
+	case to == toReceiver && m.kind == kindLayer:
+		if len(body) != 4 {
+			return garbled("a layer number of %d bytes", len(body))
+		}
+		m.layer = binary.LittleEndian.Uint32(body)
+		return nil
+	case to == toReceiver && (m.kind == kindDone || m.kind == kindAbort), to == toSender && (m.kind == kindTaken || m.kind == kindEnd):
+		if len(body) != 0 {
+			return garbled("%d bytes too much", len(body))
+		}
+		return nil
+	}
+	return garbled("kind %d to %#x", m.kind, to)
+}
+
+func appendHeader(dst []byte, to byte, k kind, r Reason, session uint64) []byte {
+	return binary.LittleEndian.AppendUint64(append(dst, to, version, byte(k), byte(r)), session)
+}
+
+func appendLayer(dst []byte, session uint64, layer int) []byte {
+	return binary.LittleEndian.AppendUint32(appendHeader(dst, toReceiver, kindLayer, 0, session), uint32(layer))
+}

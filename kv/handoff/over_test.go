@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff
+
+import (
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/backends/shm"
+)
+
+// over runs a test with each backend that the two sides may have in common.
+func over(t *testing.T, test func(t *testing.T, open func(testing.TB) backends.Backend)) {
+	t.Run("mem", func(t *testing.T) { test(t, newMem) })
+	t.Run("shm", func(t *testing.T) { test(t, newShm) })
+}
+
+func newMem(t testing.TB) backends.Backend {
+	t.Helper()
+	b, err := mem.New(mem.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func newShm(t testing.TB) backends.Backend {
+	t.Helper()
+	b, err := shm.New(shm.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/freeze"
+	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/kv/layout"
+	"github.com/sluicehq/sluice/kv/pool"
+)
+
+// prefillAt makes the test binary a prefill process for a decode side that
+// serves this socket.
+var prefillAt = flag.String("prefill-at", "", "socket of the decode side; for the tests' own use")
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if *prefillAt == "" {
+		os.Exit(m.Run())
+	}
+	if err := prefillProcess(*prefillAt); err != nil {
+		fmt.Fprintln(os.Stderr, "prefill process:", err)
+		os.Exit(1)
+	}
+}
+
+// prefillIDs are the hashes of every request of the prefill process.
+var prefillIDs = []uint64{1, 2, 3, 4}
+
+// prefillProcess hands the same blocks over again and again, as private ones, and
+// bears that the other side ends requests. It ends when that is gone.
+func prefillProcess(socket string) error {
+	b, err := shm.New(shm.Config{})
+	if err != nil {
+		return err
+	}
+	eng, err := engine.Open(engine.Config{Name: "prefill", Backends: []backends.Backend{b}})
+	if err != nil {
+		return err
+	}
+	defer eng.Close()
+	g, err := layout.New(large, layout.Options{Blocks: uint64(len(prefillIDs))})
+	if err != nil {
+		return err
+	}
+	memory, err := eng.Alloc(g.PoolBytes(), engine.AllocOptions{Purpose: "kv"})
+	if err != nil {
+		return err
+	}
+	region, err := eng.Register("kv", memory.Segment())
+	if err != nil {
+		return err
+	}
+	blocks := make([]Block, len(prefillIDs))
+	for i, id := range prefillIDs {
+		blocks[i].Local = uint32(i)
+		for layer := range g.Layers() {
+			for part := range g.Parts() {
+				r, _ := g.Piece(uint64(i), layer, part)
+				copy(region.Bytes()[r.Off:], content(id, layer, part, int(r.Len)))
+			}
+		}
+	}
+	peer, err := eng.Dial(context.Background(), "unix", socket)
+	if err != nil {
+		return err
+	}
+	sender, err := NewSender(NewMux(eng), SenderConfig{Region: region, Geometry: g})
+	if err != nil {
+		return err
+	}
+	for number := uint64(0); ; number++ {
+		push, err := sender.Begin(context.Background(), peer, number, blocks)
+		for layer := 0; err == nil && layer < g.Layers(); layer++ {
+			err = push.Layer(context.Background(), layer)
+		}
+		if err == nil {
+			_ = push.Finish(context.Background())
+		}
+		select {
+		case <-peer.Lost():
+			return nil
+		default:
+		}
+	}
+}
+
+// newDecode opens the decode side alone, over shm, and serves a socket.
+func newDecode(t *testing.T, blocks int) (p *pair, socket string) {
+	t.Helper()
+	leak.Check(t)
+	p = &pair{decode: newSide(t, "decode", setup{model: large, backend: newShm}, layout.Options{Blocks: uint64(blocks)})}
+	var err error
+	if p.pool, err = pool.New(blocks); err != nil {
+		t.Fatal(err)
+	}
+	p.receiver, err = NewReceiver(p.decode.mux, ReceiverConfig{
+		Region: p.decode.region, Geometry: p.decode.geometry, Pool: p.pool, IdleTimeout: 250 * time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket = filepath.Join(t.TempDir(), "decode.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- p.decode.eng.Serve(ctx, l) }()
+	t.Cleanup(func() {
+		cancel()
+		<-served
+		p.receiver.Close()
+		if s := p.pool.Stats(); s.Used != 0 || s.Retired != 0 {
+			t.Errorf("blocks leaked: %+v, %+v", s, p.receiver.Stats())
+		}
+	})
+	return p, socket
+}
+
+// startPrefill starts a prefill process, which the test's end kills.
+func startPrefill(t *testing.T, socket string) *os.Process {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], "-prefill-at", socket)
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // "signal: killed"
+	})
+	return cmd.Process
+}
+
+// settle waits for the end of a request and reports whether it was complete; then
+// its bytes must be right.
+func (p *pair) settle(t *testing.T, q *Request) bool {
+	t.Helper()
+	select {
+	case <-q.Done():
+	case <-time.After(limit):
+		t.Fatal("a request does not end")
+	}
+	if q.Err() != nil {
+		return false
+	}
+	for layer := range p.decode.geometry.Layers() {
+		p.checkLayer(t, q, layer, prefillIDs)
+	}
+	return true
+}
+
+func (p *pair) acceptOne(t *testing.T) *Request {
+	t.Helper()
+	q, err := p.receiver.Accept(within(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return q
+}
+
+// TestKilledPrefill kills the prefill process in the middle of a request.
+func TestKilledPrefill(t *testing.T) {
+	p, socket := newDecode(t, 8)
+	r := rand.New(rand.NewPCG(7, 7))
+	for range 5 {
+		process := startPrefill(t, socket)
+		first := p.acceptOne(t)
+		if !p.settle(t, first) {
+			t.Errorf("the first request: %v", first.Err())
+		}
+		first.Release()
+		q := p.acceptOne(t)
+		time.Sleep(time.Duration(r.IntN(1500)) * time.Microsecond)
+		if err := process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		complete := p.settle(t, q)
+		q.Release()
+		if !complete && !errors.Is(q.Err(), engine.ErrPeerLost) {
+			t.Errorf("the request of a killed peer: %v", q.Err())
+		}
+		p.drop(t)
+		check := p.fence(t, q.Blocks...)
+		time.Sleep(10 * time.Millisecond)
+		check()
+	}
+}
+
+// drop waits until every other request of the dead peer has ended too.
+func (p *pair) drop(t *testing.T) {
+	t.Helper()
+	await(t, "the pool gets its blocks back", func() bool {
+		select {
+		case q := <-p.receiver.accept:
+			q.Release()
+		default:
+		}
+		return p.pool.Stats().Used == 0
+	})
+}
+
+// TestStoppedPrefill stops the prefill process in the middle of a copy, uses the
+// blocks again, and continues it: nothing may land.
+func TestStoppedPrefill(t *testing.T) {
+	p, socket := newDecode(t, 8)
+	r := rand.New(rand.NewPCG(8, 8))
+	process := startPrefill(t, socket)
+	ended, rounds := 0, 0
+	for ; rounds < 12 || ended == 0 && rounds < 60; rounds++ {
+		q := p.acceptOne(t)
+		if rounds%2 == 1 { // else at once: the shortest sleep may outlast a request
+			time.Sleep(time.Duration(r.IntN(1000)) * time.Microsecond)
+		}
+		if err := freeze.Process(process); err != nil {
+			t.Fatal(err)
+		}
+		complete := p.settle(t, q)
+		q.Release()
+		p.drop(t)
+		check := p.fence(t, q.Blocks...)
+		if err := freeze.Thaw(process); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * time.Millisecond)
+		check()
+		if !complete {
+			ended++
+			if !errors.Is(q.Err(), engine.ErrTimeout) && !errors.Is(q.Err(), engine.ErrPeerLost) {
+				t.Errorf("the request of a stopped peer: %v", q.Err())
+			}
+		}
+	}
+	if ended == 0 {
+		t.Error("no request was stopped in the middle")
+	}
+	t.Logf("%d of %d requests were stopped in the middle", ended, rounds)
+}

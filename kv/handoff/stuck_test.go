@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/engine"
+)
+
+// stubborn is a backend that cannot prove anything for a while.
+type stubborn struct {
+	*mem.Backend
+	fails *atomic.Int64
+}
+
+func (b stubborn) Fence(ctx context.Context, key uint32) error {
+	if b.fails.Add(-1) >= 0 {
+		return context.DeadlineExceeded
+	}
+	return b.Backend.Fence(ctx, key)
+}
+
+func newStubborn(t *testing.T) (p *pair, fails *atomic.Int64) {
+	t.Helper()
+	fails = new(atomic.Int64)
+	return newPair(t, setup{backend: func(t testing.TB) backends.Backend {
+		return stubborn{newMem(t).(*mem.Backend), fails}
+	}, receiver: func(c *ReceiverConfig) { c.RevokeTimeout = 10 * time.Millisecond }}), fails
+}
+
+// TestBlocksThatCannotBeRevokedAreLost: without a proof, a block is never used
+// again, and the pool says so.
+func TestBlocksThatCannotBeRevokedAreLost(t *testing.T) {
+	p, fails := newStubborn(t)
+	push, q := p.begin(t, 1, 1, 2, 3)
+	fails.Store(1 << 40)
+	if err := q.Cancel(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	fails.Store(0)
+	<-push.Ended()
+	p.retired = 3
+	if s := p.pool.Stats(); s.Retired != 3 || s.Used != 0 || p.receiver.Stats().Quarantined != 3 {
+		t.Errorf("pool %+v, receiver %+v", s, p.receiver.Stats())
+	}
+	if !errors.Is(q.Err(), ErrCancelled) || !errors.Is(push.Err(), ErrCancelled) {
+		t.Errorf("receiver: %v, sender: %v", q.Err(), push.Err())
+	}
+	p.handOver(t, 2, 4, 5).Release() // the others serve on
+}
+
+// TestNoSuccessWithoutProof: all bytes came, but more might.
+func TestNoSuccessWithoutProof(t *testing.T) {
+	p, fails := newStubborn(t)
+	push, q := p.begin(t, 1, 1)
+	fails.Store(1 << 40)
+	for layer := range small.Layers {
+		if err := push.Layer(within(t), layer); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := push.Finish(within(t))
+	fails.Store(0)
+	<-q.Done()
+	p.retired = 1
+	var end *EndError
+	if !errors.As(err, &end) || end.Reason != Failed || !errors.Is(q.Err(), errStuck) {
+		t.Errorf("sender: %v, receiver: %v", err, q.Err())
+	}
+}
+
+// TestRevokeTriesAgain: a proof that comes late is a proof.
+func TestRevokeTriesAgain(t *testing.T) {
+	p, fails := newStubborn(t)
+	_, q := p.begin(t, 1, 1)
+	fails.Store(revokeTries - 1)
+	if err := q.Cancel(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	p.fence(t, q.Blocks...)()
+	if !errors.Is(q.Err(), ErrCancelled) || errors.Is(q.Err(), engine.ErrTimeout) {
+		t.Errorf("receiver: %v", q.Err())
+	}
+}

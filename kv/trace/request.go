@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package trace reads production traces of LLM requests, and makes up requests
+// of the same statistics where there is no trace.
+//
+// A trace is JSON lines, as published with the Mooncake paper: arrival in
+// milliseconds, tokens in and out, and the ids of the prompt's blocks. Two
+// requests that share an id share the prompt up to the end of that block.
+package trace
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// BlockTokens is the length of the blocks that hash ids name.
+const BlockTokens = 512
+
+// The bounds of a request.
+const (
+	TokensMax    = 1 << 26                // in or out; a hundred times the longest context there is
+	TimestampMax = 10 * 365 * 24 * 3600e3 // ms: ten years
+)
+
+// ErrRequest is what every error about a request's values is.
+var ErrRequest = errors.New("bad request")
+
+// Request is one line of a trace.
+type Request struct {
+	Timestamp    int64    `json:"timestamp"`     // of arrival, in ms from the start of the trace
+	InputLength  int      `json:"input_length"`  // tokens
+	OutputLength int      `json:"output_length"` // tokens
+	HashIDs      []uint64 `json:"hash_ids"`      // one for each block of the input, the last one cut short
+}
+
+// Arrival returns the timestamp as a duration from the start of the trace.
+func (r *Request) Arrival() time.Duration { return time.Duration(r.Timestamp) * time.Millisecond }
+
+// Check reports whether the values are within bounds and fit each other.
+func (r *Request) Check() error {
+	switch {
+	case r.Timestamp < 0 || r.Timestamp > TimestampMax:
+		return fmt.Errorf("timestamp %d, want 0 to %d: %w", r.Timestamp, int64(TimestampMax), ErrRequest)
+	case r.InputLength < 0 || r.InputLength > TokensMax:
+		return fmt.Errorf("input_length %d, want 0 to %d: %w", r.InputLength, TokensMax, ErrRequest)
+	case r.OutputLength < 0 || r.OutputLength > TokensMax:
+		return fmt.Errorf("output_length %d, want 0 to %d: %w", r.OutputLength, TokensMax, ErrRequest)
+	}
+	if want := blocksFor(r.InputLength); len(r.HashIDs) != want {
+		return fmt.Errorf("%d hash_ids, want %d for %d tokens: %w", len(r.HashIDs), want, r.InputLength, ErrRequest)
+	}
+	return nil
+}
+
+func blocksFor(tokens int) int { return (tokens + BlockTokens - 1) / BlockTokens }
