@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ucx
+
+import (
+	"fmt"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/keys"
+)
+
+// guestID is how a hello names a connection: whose it is, and which.
+type guestID struct {
+	from keys.Owner
+	conn uint64
+}
+
+// refusalsMax bounds the connections over Config.ConnsMax that are told so; more
+// than these get no answer.
+const refusalsMax = 64
+
+func (l *line) guest(id guestID) *inbound {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.guests[id]
+}
+
+// greet begins our end of a connection. To connect back takes time, so it happens
+// beside: the peer sends nothing to this end before it was welcomed, but for a bye.
+func (l *line) greet(worker int, m *hello) {
+	from, err := decodeAddress(m.from)
+	if err != nil {
+		return // nobody to answer
+	}
+	workers := l.workersOf(&from)
+	if int(m.worker) >= len(workers) || l.near && from.host != l.b.address.host {
+		return
+	}
+	c := &inbound{
+		b: l.b, l: l, id: guestID{from.owner, m.conn}, addr: string(m.from), from: from,
+		worker: worker, reply: workers[m.worker], gate: m.gate,
+	}
+	if m.to != l.b.address.owner || l.b.gate.IsShut() {
+		c.refusal = backends.ErrPeerLost // whom it means is gone, and we have its place
+	}
+	if !l.admit(c) {
+		return
+	}
+	if !l.b.tasks.Start(c.accept) {
+		c.withdraw()
+	}
+}
+
+// admit puts a connection on the list, unless it is there or there are too many.
+func (l *line) admit(c *inbound) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	most := l.b.cfg.ConnsMax
+	if len(l.guests) >= most && c.refusal == nil {
+		c.refusal = fmt.Errorf("%d peers, raise Config.ConnsMax: %w", len(l.guests), backends.ErrFull)
+	}
+	if l.guests[c.id] != nil || len(l.guests) >= most+refusalsMax {
+		return false
+	}
+	l.guests[c.id] = c
+	return true
+}
+
+// accept connects back and welcomes the peer, or tells it why not.
+func (c *inbound) accept() {
+	if err := c.watch(); err != nil {
+		c.withdraw()
+		return
+	}
+	link, err := c.l.net.connect(c.worker, c.reply)
+	if err != nil {
+		c.unwatch()
+		c.withdraw()
+		return
+	}
+	c.l.add(link.ID(), c)
+	there := csrc.UCXPeer{ID: c.id.conn, Gate: c.gate} // of whose memory we map nothing
+	if c.l.near {
+		there.PID = int(c.from.process.PID)
+	}
+	err = link.Bind(there)
+	if c.open(link, err) {
+		return
+	}
+	c.giveBack()
+}
+
+// open makes the connection usable and says so, in one step for who closes it at
+// the same time. It reports false when it is not to be used.
+func (c *inbound) open(link link, err error) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.link, c.linked = link, link.ID()
+	switch {
+	case c.left && c.parted: // its bye came before the welcome
+		_ = link.Control(farewell{}.encode())
+		return false
+	case c.left || err != nil:
+		return false
+	}
+	w := welcome{conn: link.ID(), status: control.StatusOf(c.refusal)}
+	if c.refusal == nil {
+		w.pulls, w.gate, w.words = link.Pulls() == nil, link.Gate(), c.l.net.Words()
+	}
+	c.left = c.refusal != nil
+	c.welcomed = c.refusal == nil
+	return link.Control(w.encode()) == nil && c.welcomed
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ucx
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/process"
+)
+
+// address is what Addr says: who the backend is, which process it lives in, and
+// the addresses of its workers. UCX reads a worker's address without knowing its
+// length, so one that is cut or altered must not reach it: a digest closes the
+// whole. Against who makes up an address on purpose, digest and all, it is no
+// protection; those who exchange addresses trust each other so far.
+type address struct {
+	owner   keys.Owner
+	host    [8]byte // equal where processes can share memory and see each other's ids
+	process process.ID
+	near    [][]byte // one a worker
+	far     [][]byte
+}
+
+const (
+	addressMark  = "ucx3" // with the version of everything that passes between backends
+	addressHead  = len(addressMark) + 8 + 8 + 4 + 8
+	addressCheck = 8
+)
+
+// encode refuses what does not fit in backends.AddrMax: that happens with many
+// workers, or many devices.
+func (a *address) encode() ([]byte, error) {
+	b := append([]byte(addressMark), a.owner[:]...)
+	b = append(b, a.host[:]...)
+	b = binary.LittleEndian.AppendUint32(b, a.process.PID)
+	b = binary.LittleEndian.AppendUint64(b, a.process.Start)
+	for _, workers := range [][][]byte{a.near, a.far} {
+		b = append(b, byte(len(workers)))
+		for _, w := range workers {
+			b = binary.LittleEndian.AppendUint16(b, uint16(len(w)))
+			b = append(b, w...)
+		}
+	}
+	sum := sha256.Sum256(b)
+	b = append(b, sum[:addressCheck]...)
+	if len(b) > backends.AddrMax {
+		return nil, fmt.Errorf("address of %d bytes, at most %d: lower Config.Workers, or name fewer of Config.Devices or Transports: %w",
+			len(b), backends.AddrMax, backends.ErrBounds)
+	}
+	return b, nil
+}
+
+func decodeAddress(b []byte) (a address, err error) {
+	if !bytes.HasPrefix(b, []byte(addressMark[:3])) {
+		return a, fmt.Errorf("%d bytes that are no ucx address: %w", len(b), backends.ErrCorrupt)
+	}
+	if !bytes.HasPrefix(b, []byte(addressMark)) {
+		return a, fmt.Errorf("ucx address of another version: use the same release on both sides: %w", backends.ErrVersion)
+	}
+	if len(b) < addressHead+2+addressCheck || len(b) > backends.AddrMax {
+		return a, fmt.Errorf("ucx address of %d bytes: %w", len(b), backends.ErrCorrupt)
+	}
+	body, check := b[:len(b)-addressCheck], b[len(b)-addressCheck:]
+	if sum := sha256.Sum256(body); !bytes.Equal(sum[:addressCheck], check) {
+		return a, fmt.Errorf("ucx address is damaged: %w", backends.ErrCorrupt)
+	}
+	r := control.Read(body[len(addressMark):])
+	copy(a.owner[:], r.Bytes(8))
+	copy(a.host[:], r.Bytes(8))
+	a.process.PID, a.process.Start = r.Uint32(), r.Uint64()
+	a.near, a.far = readWorkers(&r), readWorkers(&r)
+	if !r.Done() || len(a.near)+len(a.far) == 0 {
+		return a, fmt.Errorf("ucx address: %w", backends.ErrCorrupt)
+	}
+	return a, nil
+}
+
+// readWorkers reads a list of worker addresses, none of which may be empty.
+func readWorkers(r *control.Reader) (list [][]byte) {
+	n := int(r.Uint8())
+	if n > workersMax {
+		r.Fail()
+	}
+	for range n {
+		w := r.Bytes(int(r.Uint16()))
+		if len(w) == 0 {
+			r.Fail()
+		}
+		if r.Failed() {
+			return nil
+		}
+		list = append(list, bytes.Clone(w))
+	}
+	return list
+}
+
+// String names the backend in messages.
+func (a *address) String() string {
+	return fmt.Sprintf("ucx backend %s of process %d", hex.EncodeToString(a.owner[:]), a.process.PID)
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ucx
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/process"
+)
+
+func someAddress() address {
+	return address{
+		owner: keys.NewOwner(), host: [8]byte{1, 2}, process: process.ID{PID: 77, Start: 1 << 40},
+		near: [][]byte{{1}, bytes.Repeat([]byte{2}, 100)}, far: [][]byte{bytes.Repeat([]byte{3}, 200)},
+	}
+}
+
+func TestAddress(t *testing.T) {
+	a := someAddress()
+	b, err := a.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := decodeAddress(b)
+	if err != nil || !reflect.DeepEqual(got, a) {
+		t.Fatalf("%+v, %v, want %+v", got, err, a)
+	}
+	for n := range b {
+		if _, err := decodeAddress(b[:n:n]); err == nil {
+			t.Errorf("cut to %d bytes: no error", n)
+		}
+	}
+	for i := range 8 * len(b) {
+		damaged := slices.Clone(b)
+		damaged[i/8] ^= 1 << (i % 8)
+		if _, err := decodeAddress(damaged); err == nil {
+			t.Errorf("bit %d turned over: no error", i)
+		}
+	}
+	if _, err := decodeAddress(append([]byte("ucx4"), b[4:]...)); !errors.Is(err, backends.ErrVersion) {
+		t.Errorf("another version: %v", err)
+	}
+}
+
+func TestAddressTooLong(t *testing.T) {
+	a := someAddress()
+	a.far = slices.Repeat(a.far, 5)
+	if b, err := a.encode(); !errors.Is(err, backends.ErrBounds) {
+		t.Errorf("%d bytes, %v, want %v", len(b), err, backends.ErrBounds)
+	}
+}
+
+// FuzzDecodeAddress takes the digest away as an obstacle.
+func FuzzDecodeAddress(f *testing.F) {
+	a := someAddress()
+	b, _ := a.encode()
+	f.Add(b[:len(b)-addressCheck])
+	f.Fuzz(func(t *testing.T, body []byte) {
+		a, err := decodeAddress(sealed(body))
+		if err != nil {
+			return
+		}
+		again, err := a.encode()
+		if err != nil || !bytes.Equal(again, sealed(body)) {
+			t.Errorf("%x is read as %+v, which is written %x (%v)", body, a, again, err)
+		}
+	})
+}
+
+// sealed closes what is to pass for an address with its digest.
+func sealed(body []byte) []byte {
+	sum := sha256.Sum256(body)
+	return append(slices.Clone(body), sum[:addressCheck]...)
+}

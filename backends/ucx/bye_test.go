@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ucx
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+// TestBye closes connections with a grace that no test waits for: what ends them in
+// time is what the two sides tell each other, and not the lease that covers for it.
+func TestBye(t *testing.T) {
+	const grace = 10 * time.Minute
+	for name, list := range map[string]string{"near": "posix,cma", "tcp": "tcp"} {
+		t.Run(name, func(t *testing.T) {
+			leak.Check(t)
+			open := func() *Backend { return openReal(t, Config{Transports: list, Devices: "lo", Grace: grace}) }
+			far, near := open(), open()
+			connect := func() backends.Peer {
+				t.Helper()
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				p, err := near.Connect(ctx, far.Addr())
+				if err != nil {
+					t.Fatal(err)
+				}
+				return p
+			}
+			inTime(t, "the peer closes", connect().Close)
+			parted(t, far, "a peer that closed")
+
+			p := connect()
+			inTime(t, "the owner's backend closes", far.Close)
+			select {
+			case <-p.(backends.Watcher).Lost():
+			case <-time.After(patience):
+				t.Error("a peer does not hear that the owner's backend has closed")
+			}
+			inTime(t, "the peer of a closed backend closes", p.Close)
+
+			far = open()
+			connect()
+			inTime(t, "the initiator's backend closes", near.Close)
+			parted(t, far, "a backend that closed")
+			inTime(t, "the backend closes", far.Close)
+		})
+	}
+}
+
+func inTime(t *testing.T, what string, f func() error) {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	case <-time.After(patience):
+		t.Fatalf("%s: not within %v", what, patience)
+	}
+}
+
+// parted waits for the last word, which is all that comes.
+func parted(t *testing.T, b *Backend, of string) {
+	t.Helper()
+	var msgs []backends.Message
+	eventually(t, "the last word of "+of, func() bool {
+		msgs = append(msgs, received(t, b)...)
+		return len(msgs) > 0
+	})
+	if len(msgs) != 1 || !errors.Is(msgs[0].Err, backends.ErrPeerLost) {
+		t.Errorf("messages of %s: %+v, want the last word alone", of, msgs)
+	}
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ucx
+
+import (
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/keys"
+)
+
+// Config says which UCX to use and bounds what a Backend uses. The zero value is
+// useful: every zero field takes its default.
+type Config struct {
+	// Library is the path of libucp; empty: the one of the system.
+	Library string
+
+	// Transports are names as in UCX_TLS, with commas: "rc,tcp", "^ib", "all". Empty
+	// is "all". Those that share memory serve peers of this host, the others all
+	// peers. Without cma the kernel does not copy between processes, and what UCX cannot
+	// map goes through its queues. UCX's "tcp" writes where anybody tells it to who reaches its port: only on
+	// networks that are trusted. NearTransports opens no port.
+	Transports string
+
+	// Devices are network devices as in UCX_NET_DEVICES. Empty: UCX's own choice.
+	Devices string
+
+	// Settings are further settings of UCX, NAME=VALUE without the prefix UCX_. They
+	// come last, so they win over ours.
+	Settings []string
+
+	Workers    int // threads that move bytes, for near peers and for far ones each; default 1
+	BatchesMax int // batches of one worker accepted and not yet polled; power of two, default 1,024
+	NotesMax   int // messages of one connection on their way or not received; default 64
+	KeysMax    int // memories registered at a time; default 64 Ki, at most 1 Mi
+	ConnsMax   int // peers connected to us at a time; default 1,024
+
+	// RendezvousMin is from how many contiguous bytes on a piece for a far peer is
+	// announced, and fetched by who receives it: zero-copy over RDMA. Zero: never, which
+	// is the default, since UCX makes the copy later than we compare the ticket: a
+	// receiver that is frozen meanwhile still makes it when it goes on, although the
+	// transfer has ended. Over TCP it writes without asking at all. Near peers never need it.
+	RendezvousMin int
+
+	// Spin is how long a worker's thread looks for work before it sleeps. Default 20 us
+	// with more than four CPUs, else 3 us: there it keeps who it woke from running.
+	Spin time.Duration
+
+	// Grace is how long a peer may be silent: after three quarters of it what a
+	// peer sent before is dropped, and a Close that the peer does not answer in that
+	// time is forced. A frozen peer is proof only then: keep it below twice the engine's
+	// AbortGrace, by an eighth at least, or Abort gives up before. Default 1.5 s.
+	Grace time.Duration
+
+	// FenceGrace is how long Fence waits for a silent peer before the strong means.
+	// Default: a quarter of Grace, which it may not exceed.
+	FenceGrace time.Duration
+
+	// CloseMax is how long an endpoint of UCX may take to be given back. Default Grace.
+	CloseMax time.Duration
+}
+
+const (
+	messageMax = 4 << 10 // 4 KiB: a notification names blocks, it does not carry them
+	descsMax   = 4096
+	pagesMax   = 64 << 10
+	workersMax = 16
+	graceMin   = 20 * time.Millisecond
+)
+
+// EnsureDefaults fills in the zero fields.
+func (c *Config) EnsureDefaults() {
+	setDefault(&c.Transports, "all")
+	setDefault(&c.Workers, 1)
+	setDefault(&c.BatchesMax, 1024)
+	setDefault(&c.NotesMax, 64)
+	setDefault(&c.KeysMax, 64<<10)
+	setDefault(&c.ConnsMax, 1024)
+	setDefault(&c.Spin, defaultSpin())
+	setDefault(&c.Grace, 1500*time.Millisecond)
+	setDefault(&c.FenceGrace, c.Grace/4)
+	setDefault(&c.CloseMax, c.Grace)
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+func (c *Config) check() error {
+	for _, f := range []struct {
+		name          string
+		value, lo, hi int
+	}{
+		{"Workers", c.Workers, 1, workersMax}, {"BatchesMax", c.BatchesMax, 2, 1 << 20}, {"NotesMax", c.NotesMax, 1, 1 << 15},
+		{"KeysMax", c.KeysMax, 1, keys.Limit}, {"ConnsMax", c.ConnsMax, 1, 1 << 20},
+	} {
+		if f.value < f.lo || f.value > f.hi {
+			return fmt.Errorf("config: %s %d is not within %d to %d: %w", f.name, f.value, f.lo, f.hi, backends.ErrBounds)
+		}
+	}
+	switch {
+	case c.BatchesMax&(c.BatchesMax-1) != 0:
+		return fmt.Errorf("config: BatchesMax %d is no power of two: %w", c.BatchesMax, backends.ErrBounds)
+	case c.RendezvousMin < 0:
+		return fmt.Errorf("config: RendezvousMin %d: want 0 for never, or bytes: %w", c.RendezvousMin, backends.ErrBounds)
+	case c.Spin < 0 || c.CloseMax < 0:
+		return fmt.Errorf("config: a negative duration: %w", backends.ErrBounds)
+	case c.Grace < graceMin:
+		return fmt.Errorf("config: Grace %v is below %v: peers would be lost in the pauses of a busy machine: %w", c.Grace, graceMin, backends.ErrBounds)
+	case c.FenceGrace <= 0 || c.FenceGrace > c.Grace:
+		return fmt.Errorf("config: FenceGrace %v is not within Grace %v: %w", c.FenceGrace, c.Grace, backends.ErrBounds)
+	}
+	return nil
+}
+
+// caps ranks behind shm on one host: the same copy has more to do before it.
+func (c *Config) caps() backends.Caps {
+	var pairs backends.Pairs
+	pairs[backends.DRAM] = backends.KindsOf(backends.DRAM)
+	return backends.Caps{
+		Name: "ucx", Reach: backends.Network, Pairs: pairs,
+		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: messageMax,
+		Cost: backends.Cost{Setup: 2 * time.Microsecond, PerPiece: 100 * time.Nanosecond, Rate: 5e9},
+	}
+}
+
+func defaultSpin() time.Duration {
+	if runtime.NumCPU() > 4 {
+		return 20 * time.Microsecond
+	}
+	return 3 * time.Microsecond
+}

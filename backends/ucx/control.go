@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ucx
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/keys"
+)
+
+// Control messages: a version, a kind, the body. A connection has two ends: that
+// of the initiator, which said hello, and that of the owner of the memory. All
+// messages of one end to the other arrive in the order of sending, data and
+// notifications among them.
+const (
+	controlVersion = 2
+	controlHead    = 2
+)
+
+const (
+	kindHello    = 1 + iota // initiator: who I am, and which end of mine this is
+	kindWelcome             // owner: which end of mine it leads to
+	kindBye                 // initiator: nothing comes after this
+	kindFarewell            // owner: nothing that came before this can land any more
+	kindQuit                // owner: I close
+	kindImport              // initiator: what is behind this token?
+	kindImported            // owner: this
+)
+
+type hello struct {
+	conn   uint64     // the initiator's end
+	worker uint8      // where that lives
+	to     keys.Owner // whom it means to reach
+	gate   csrc.UCXGate
+	from   []byte // its Addr
+}
+
+type welcome struct {
+	conn   uint64 // the owner's end
+	status control.Status
+	pulls  bool // it copies from the initiator's memory
+	gate   csrc.UCXGate
+	words  csrc.UCXExport
+}
+
+// bye repeats what the hello said: the initiator may not know the owner's end yet.
+type bye struct {
+	conn      uint64
+	from      keys.Owner
+	abandoned bool // the program never had this connection
+}
+
+type (
+	farewell struct{}
+	quit     struct{}
+)
+
+type importRequest struct {
+	id     uint32
+	key    uint32
+	epoch  uint64
+	secret [16]byte
+}
+
+type importAnswer struct {
+	id       uint32
+	status   control.Status
+	readOnly bool
+	size     uint64
+	ticket   uint64
+	export   csrc.UCXExport // zero: the owner moves all bytes
+}
+
+func begin(kind byte) []byte { return append(make([]byte, 0, 64), controlVersion, kind) }
+
+func (m *hello) encode() []byte {
+	b := binary.LittleEndian.AppendUint64(begin(kindHello), m.conn)
+	b = append(append(b, m.worker), m.to[:]...)
+	return append(appendGate(b, &m.gate), m.from...)
+}
+
+func (m *welcome) encode() []byte {
+	b := binary.LittleEndian.AppendUint64(begin(kindWelcome), m.conn)
+	b = appendGate(append(b, byte(m.status), control.Flag(m.pulls)), &m.gate)
+	return appendExport(b, &m.words)
+}
+
+func (m *bye) encode() []byte {
+	b := binary.LittleEndian.AppendUint64(begin(kindBye), m.conn)
+	b = append(b, m.from[:]...)
+	return append(b, control.Flag(m.abandoned))
+}
+
+func (farewell) encode() []byte { return begin(kindFarewell) }
+func (quit) encode() []byte     { return begin(kindQuit) }
+
+func (m *importRequest) encode() []byte {
+	b := binary.LittleEndian.AppendUint32(begin(kindImport), m.id)
+	b = binary.LittleEndian.AppendUint32(b, m.key)
+	b = binary.LittleEndian.AppendUint64(b, m.epoch)
+	return append(b, m.secret[:]...)
+}
+
+func (m *importAnswer) encode() []byte {
+	b := binary.LittleEndian.AppendUint32(begin(kindImported), m.id)
+	b = append(b, byte(m.status), control.Flag(m.readOnly))
+	b = binary.LittleEndian.AppendUint64(b, m.size)
+	b = binary.LittleEndian.AppendUint64(b, m.ticket)
+	return appendExport(b, &m.export)
+}
+
+func appendGate(b []byte, g *csrc.UCXGate) []byte {
+	return append(binary.LittleEndian.AppendUint64(b, g.At), g.Mark[:]...)
+}
+
+func appendExport(b []byte, x *csrc.UCXExport) []byte {
+	b = binary.LittleEndian.AppendUint64(b, x.Base)
+	b = binary.LittleEndian.AppendUint32(b, x.Generation)
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(x.Rkey)))
+	return append(b, x.Rkey...)
+}
+
+// decodeControl reads what a peer sent, which may be anything. Nothing of b is
+// kept.
+func decodeControl(b []byte) (any, error) {
+	if len(b) < controlHead || len(b) > csrc.UCXControlMax {
+		return nil, fmt.Errorf("control message of %d bytes: %w", len(b), backends.ErrCorrupt)
+	}
+	if b[0] != controlVersion {
+		return nil, fmt.Errorf("control message of version %d, ours is %d: use the same release on both sides: %w",
+			b[0], controlVersion, backends.ErrVersion)
+	}
+	r := control.Read(b[controlHead:])
+	m := decodeBody(b[1], &r)
+	if m == nil || !r.Done() {
+		return nil, fmt.Errorf("control message of kind %d, %d bytes: %w", b[1], len(b), backends.ErrCorrupt)
+	}
+	return m, nil
+}
+
+// decodeBody reads the body of a kind; nil: there is no such kind.
+func decodeBody(kind byte, r *control.Reader) any {
+	switch kind {
+	case kindHello:
+		m := &hello{conn: r.Uint64(), worker: r.Uint8()}
+		copy(m.to[:], r.Bytes(8))
+		m.gate = readGate(r)
+		m.from = append([]byte(nil), r.Bytes(r.Rest())...)
+		return m
+	case kindWelcome:
+		return &welcome{conn: r.Uint64(), status: control.Status(r.Uint8()), pulls: r.Flag(), gate: readGate(r), words: readExport(r)}
+	case kindBye:
+		m := &bye{conn: r.Uint64()}
+		copy(m.from[:], r.Bytes(8))
+		m.abandoned = r.Flag()
+		return m
+	case kindFarewell:
+		return farewell{}
+	case kindQuit:
+		return quit{}
+	case kindImport:
+		m := &importRequest{id: r.Uint32(), key: r.Uint32(), epoch: r.Uint64()}
+		copy(m.secret[:], r.Bytes(16))
+		return m
+	case kindImported:
+		return &importAnswer{id: r.Uint32(), status: control.Status(r.Uint8()), readOnly: r.Flag(),
+			size: r.Uint64(), ticket: r.Uint64(), export: readExport(r)}
+	}
+	return nil
+}
+
+func readGate(r *control.Reader) (g csrc.UCXGate) {
+	g.At = r.Uint64()
+	copy(g.Mark[:], r.Bytes(len(g.Mark)))
+	return g
+}
+
+func readExport(r *control.Reader) (x csrc.UCXExport) {
+	x.Base, x.Generation = r.Uint64(), r.Uint32()
+	n := int(r.Uint16())
+	if n > csrc.UCXRkeyMax {
+		r.Fail()
+		return csrc.UCXExport{}
+	}
+	if n > 0 {
+		x.Rkey = append([]byte(nil), r.Bytes(n)...)
+	}
+	return x
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ucx
+
+import (
+	"bufio"
+	stdnet "net" // tests have a net of their own
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+)
+
+// Findings are what UCX has for a Config on this machine.
+type Findings struct {
+	Version string   // of libucp, as in "1.13.1"
+	Library string   // its file; empty: not known
+	Near    []string // transports to peers of this host
+	Far     []string // transports to all other peers
+	Devices []string // network devices that the far ones use
+	Absent  []string // names in Config.Transports and Config.Devices that this machine has not
+	Sets    []string // settings that the backend makes: a variable UCX_<name> of the user has no effect
+}
+
+// farKnown are the transports between hosts that may be there unasked.
+var farKnown = []string{"tcp", "rc_verbs", "rc_mlx5", "dc_mlx5", "ud_verbs", "ud_mlx5"}
+
+// Version loads the library at a path, or the system's, and says which UCX it is.
+func Version(library string) (string, error) {
+	if err := csrc.LoadUCX(library); err != nil {
+		return "", err
+	}
+	return csrc.UCXVersion(), nil
+}
+
+// Examine tries what a Config names, or all that is known, each alone: UCX ignores
+// in silence a name that it does not know beside one that it does. An error is a
+// *backends.UnavailableError, or says what is wrong with the Config.
+func Examine(cfg Config) (f Findings, err error) {
+	cfg.EnsureDefaults()
+	list, err := splitTransports(cfg.Transports)
+	if err != nil {
+		return f, err
+	}
+	if f.Version, err = Version(cfg.Library); err != nil {
+		return f, err
+	}
+	f.Library = loadedFile()
+	if list.near != "" {
+		f.Near, f.Absent = tryEach(strings.Split(list.near, ","))
+		if cfg.Transports == "all" || strings.HasPrefix(cfg.Transports, "^") {
+			f.Absent = nil // nobody has named them
+		}
+	}
+	f.far(&cfg, list.far)
+	f.Sets = cfg.sets(list)
+	return f, nil
+}
+
+// far finds the transports and devices for peers on other hosts.
+func (f *Findings) far(cfg *Config, list string) {
+	var absent []string
+	switch rest, negated := strings.CutPrefix(list, "^"); {
+	case list == "":
+		return
+	case negated:
+		f.Far, _ = tryEach(without(farKnown, strings.Split(rest, ",")))
+	default:
+		f.Far, absent = tryEach(strings.Split(list, ","))
+		f.Absent = append(f.Absent, absent...)
+	}
+	if len(f.Far) == 0 {
+		return
+	}
+	if cfg.Devices == "" {
+		f.Devices = slices.DeleteFunc(networkDevices(), func(d string) bool { return !opens(list, d) })
+		return
+	}
+	for device := range strings.SplitSeq(cfg.Devices, ",") {
+		if opens(list, device) {
+			f.Devices = append(f.Devices, device)
+		} else {
+			f.Absent = append(f.Absent, device)
+		}
+	}
+}
+
+// without takes off what a negated list of UCX_TLS names, aliases included.
+func without(names, gone []string) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+		family, _, _ := strings.Cut(name, "_")
+		return slices.Contains(gone, name) || slices.Contains(gone, family) || family != "tcp" && slices.Contains(gone, "ib")
+	})
+}
+
+// tryEach parts names of transports by whether UCX opens each alone.
+func tryEach(names []string) (there, absent []string) {
+	for _, name := range names {
+		if opens(name, "") {
+			there = append(there, name)
+		} else {
+			absent = append(absent, name)
+		}
+	}
+	return there, absent
+}
+
+func opens(transports, devices string) bool {
+	u, err := csrc.OpenUCX(csrc.UCXConfig{Transports: transports, Devices: devices, Workers: 1, BatchesMax: 2, NotesMax: 1,
+		SegmentMax: 4096, GraceNanos: uint64(graceMin), WakeFD: -1, ControlFD: -1})
+	if err != nil {
+		return false
+	}
+	return u.Close() == nil
+}
+
+// networkDevices lists what UCX may call a device, the way UCX spells it.
+func networkDevices() (names []string) {
+	interfaces, _ := stdnet.Interfaces() // none is an answer
+	for _, i := range interfaces {
+		if i.Flags&stdnet.FlagUp != 0 {
+			names = append(names, i.Name)
+		}
+	}
+	ports, _ := filepath.Glob("/sys/class/infiniband/*/ports/*") // the only error is a bad pattern
+	for _, port := range ports {
+		card := filepath.Base(filepath.Dir(filepath.Dir(port)))
+		names = append(names, card+":"+filepath.Base(port))
+	}
+	return names
+}
+
+// loadedFile is where libucp was found.
+func loadedFile() string {
+	maps, err := os.Open("/proc/self/maps")
+	if err != nil {
+		return ""
+	}
+	defer maps.Close()
+	for lines := bufio.NewScanner(maps); lines.Scan(); {
+		if i := strings.IndexByte(lines.Text(), '/'); i >= 0 && strings.HasPrefix(filepath.Base(lines.Text()[i:]), "libucp") {
+			return lines.Text()[i:]
+		}
+	}
+	return ""
+}
+
+// sets names the settings of UCX that the contexts are opened with.
+func (c *Config) sets(t transports) []string {
+	names := []string{"TLS"}
+	if c.Devices != "" {
+		names = append(names, "NET_DEVICES")
+	}
+	for _, s := range slices.Concat(c.nearConfig(t).Settings, c.farConfig(t).Settings) {
+		name, _, _ := strings.Cut(s, "=")
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// Elsewhere is the Config as a peer on another host sees it: without the
+// transports that share memory, and without the loopback device.
+func (c Config) Elsewhere() (Config, error) {
+	f, err := Examine(c)
+	if err != nil {
+		return c, err
+	}
+	devices := slices.DeleteFunc(f.Devices, func(d string) bool {
+		i, err := stdnet.InterfaceByName(d)
+		return err == nil && i.Flags&stdnet.FlagLoopback != 0
+	})
+	if len(f.Far) == 0 || len(devices) == 0 {
+		return c, &backends.UnavailableError{Backend: "ucx", Reason: "no transport and network device that leads to another host",
+			Fix: "choose transports and devices that `ucx_info -d` lists"}
+	}
+	c.Transports, c.Devices = strings.Join(f.Far, ","), strings.Join(devices, ",")
+	return c, nil
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ucx
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+)
+
+// TestMissingLibrary runs in a process of its own: this one may have loaded UCX.
+func TestMissingLibrary(t *testing.T) {
+	const variable, missing = "SLUICE_TEST_MISSING_UCX", "/nonexistent/libucp.so.0"
+	if _, again := os.LookupEnv(variable); !again {
+		c := exec.Command(os.Args[0], "-test.run=^TestMissingLibrary$", "-test.v")
+		c.Env = append(os.Environ(), variable+"=1")
+		out, err := c.CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "--- PASS: TestMissingLibrary") {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	_, openErr := New(Config{Library: missing})
+	_, versionErr := Version(missing)
+	_, examineErr := Examine(Config{Library: missing})
+	for _, err := range []error{openErr, versionErr, examineErr} {
+		var u *backends.UnavailableError
+		if !errors.As(err, &u) || u.Backend != "ucx" || u.Reason == "" || u.Fix == "" {
+			t.Errorf("%v", err)
+		}
+	}
+}
+
+func examine(t *testing.T, c Config) Findings {
+	t.Helper()
+	f, err := Examine(c)
+	if errors.Is(err, backends.ErrUnavailable) {
+		backendtest.SkipIfUnavailable(t, err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func TestExamine(t *testing.T) {
+	f := examine(t, Config{})
+	if !strings.HasPrefix(f.Version, "1.") || !strings.Contains(f.Library, "libucp") {
+		t.Errorf("library %q, version %q", f.Library, f.Version)
+	}
+	if !slices.Contains(f.Near, "posix") || !slices.Contains(f.Far, "tcp") || !slices.Contains(f.Devices, "lo") || len(f.Absent) > 0 {
+		t.Errorf("%+v", f)
+	}
+	if want := []string{"MM_FIFO_SIZE", "MM_SEG_SIZE", "RNDV_THRESH", "TCP_RX_SEG_SIZE", "TCP_TX_SEG_SIZE", "TLS"}; !slices.Equal(f.Sets, want) {
+		t.Errorf("sets %v, want %v", f.Sets, want)
+	}
+}
+
+// TestExamineFindsNamesThatNobodyKnows: UCX itself takes them as long as there is one
+// that it knows.
+func TestExamineFindsNamesThatNobodyKnows(t *testing.T) {
+	f := examine(t, Config{Transports: "posix,tcp,nonsense", Devices: "lo,nowhere0"})
+	if !slices.Equal(f.Absent, []string{"nonsense", "nowhere0"}) || !slices.Equal(f.Near, []string{"posix"}) ||
+		!slices.Equal(f.Far, []string{"tcp"}) || !slices.Equal(f.Devices, []string{"lo"}) || !slices.Contains(f.Sets, "NET_DEVICES") {
+		t.Errorf("%+v", f)
+	}
+	f = examine(t, Config{Transports: "^tcp,cma"})
+	if slices.Contains(f.Far, "tcp") || slices.Contains(f.Near, "cma") || len(f.Absent) > 0 {
+		t.Errorf("without tcp and cma: %+v", f)
+	}
+	if _, err := Examine(Config{Transports: "a b"}); !errors.Is(err, backends.ErrBounds) {
+		t.Errorf("a blank in a name: %v", err)
+	}
+}
+
+func TestElsewhereHasNothingOfThisHost(t *testing.T) {
+	examine(t, Config{})
+	c, err := Config{}.Elsewhere()
+	if errors.Is(err, backends.ErrUnavailable) {
+		backendtest.SkipIfUnavailable(t, err) // no network
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(c.Transports, "posix") || slices.Contains(strings.Split(c.Devices, ","), "lo") {
+		t.Errorf("%+v", c)
+	}
+	if _, err := (Config{Transports: "posix"}).Elsewhere(); !errors.Is(err, backends.ErrUnavailable) {
+		t.Errorf("without far transports: %v", err)
+	}
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ucx
+
+import (
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+)
+
+// fabric is what this package needs of a csrc.UCXContext, where each method is
+// described. Tests put another one in its place.
+type fabric interface {
+	Close() error
+	Address(worker int) []byte
+	Poll(done []csrc.Done) int
+	Drive()
+	Arm() bool
+	Receive() (csrc.UCXNote, bool)
+	Control() (csrc.UCXControl, bool)
+	Map(key uint32, m csrc.UCXMemory) error
+	Unmap(key uint32)
+	Fence(key uint32, ticket uint64, grace time.Duration) error
+	Refresh(key uint32) error
+	standBeside(far fabric)
+	Export(key uint32) (csrc.UCXExport, bool)
+	Words() csrc.UCXExport
+	allocate(n uint64) (storage, error)
+	connect(worker int, address []byte) (link, error)
+}
+
+// link is a csrc.UCXConn.
+type link interface {
+	ID() uint64
+	Gate() csrc.UCXGate
+	Bind(there csrc.UCXPeer) error
+	Pulls() error
+	Control(msg []byte) error
+	Lanes() string
+	Import(m csrc.UCXImport) (slot uint32, err error)
+	Drop(slot uint32)
+	Direct(slot uint32) bool
+	Submit(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error
+	SubmitPages(op backends.Op, tag uint64, p *backends.Pages, msg []byte) error
+	Cancel(tag uint64)
+	Help(tag uint64, stop <-chan struct{}) bool
+	Drain(grace time.Duration) error
+	End(status int32)
+	Close(grace time.Duration) error
+}
+
+// storage is a csrc.UCXAllocation.
+type storage interface {
+	Bytes() []byte
+	Close() error
+}
+
+var (
+	_ link    = (*csrc.UCXConn)(nil)
+	_ storage = (*csrc.UCXAllocation)(nil)
+)
+
+// opener makes a fabric: openUCX but in tests.
+type opener func(csrc.UCXConfig) (fabric, error)
+
+func openUCX(c csrc.UCXConfig) (fabric, error) {
+	u, err := csrc.OpenUCX(c)
+	if err != nil {
+		return nil, err
+	}
+	return ucxFabric{u}, nil
+}
+
+// ucxFabric is a context of UCX.
+type ucxFabric struct{ *csrc.UCXContext }
+
+func (f ucxFabric) connect(worker int, address []byte) (link, error) {
+	n, err := f.Connect(worker, address)
+	if err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// standBeside has Refresh take no pages from under the other context.
+func (f ucxFabric) standBeside(far fabric) {
+	if other, ok := far.(ucxFabric); ok {
+		f.Beside(other.UCXContext)
+	}
+}
+
+func (f ucxFabric) allocate(n uint64) (storage, error) {
+	a, err := f.Allocate(n)
+	if err != nil {
+		return nil, err
+	}
+	return a, nil
+}

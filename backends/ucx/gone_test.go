@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ucx
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+func openReal(t *testing.T, cfg Config) *Backend {
+	t.Helper()
+	b, err := New(cfg)
+	if err != nil {
+		backendtest.SkipIfUnavailable(t, err)
+	}
+	return b
+}
+
+// TestConnectStale connects to workers that are gone although their process lives:
+// without the list of this process's backends nothing tells us beforehand.
+func TestConnectStale(t *testing.T) {
+	for _, list := range []string{"all", "posix", "sysv", "tcp"} {
+		t.Run(list, func(t *testing.T) {
+			leak.Check(t)
+			cfg := Config{Transports: list, Grace: 400 * time.Millisecond}
+			near, far := openReal(t, cfg), openReal(t, cfg)
+			if err := far.Close(); err != nil {
+				t.Fatal(err)
+			}
+			registry.add(far.address.owner)
+			defer registry.remove(far.address.owner)
+			for range 3 {
+				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+				p, err := near.Connect(ctx, far.Addr())
+				cancel()
+				if !errors.Is(err, backends.ErrPeerLost) && !errors.Is(err, backends.ErrTimeout) {
+					t.Errorf("connect to a backend that is gone: %v, %v", p, err)
+				}
+			}
+			begin := time.Now()
+			if err := near.Close(); err != nil {
+				t.Errorf("close: %v", err)
+			}
+			t.Logf("closed after %v", time.Since(begin))
+		})
+	}
+}

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ucx
+
+import (
+	"context"
+	"errors"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/keys"
+)
+
+// eventually waits for what must come to be.
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !f(); time.Sleep(100 * time.Microsecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within %v", what, patience)
+		}
+	}
+}
+
+// received takes messages until there are none.
+func received(t *testing.T, b *Backend) (list []backends.Message) {
+	t.Helper()
+	var msgs [3]backends.Message
+	for {
+		n, err := b.Receive(msgs[:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n == 0 {
+			return list
+		}
+		list = append(list, msgs[:n]...)
+	}
+}
+
+func ends(b *Backend) int {
+	n := 0
+	for _, l := range b.lines {
+		l.mu.RLock()
+		n += len(l.ends) + len(l.guests)
+		l.mu.RUnlock()
+	}
+	return n
+}
+
+// TestHelloGivenUp connects to a backend that stands still. When it goes on it
+// forgets what was given up, without a word to its program.
+func TestHelloGivenUp(t *testing.T) {
+	p := openPair(t, Config{Grace: 50 * time.Millisecond})
+	net(p.far).freeze()
+	for range 3 {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Millisecond)
+		c, err := p.near.Connect(ctx, p.far.Addr())
+		cancel()
+		if !errors.Is(err, backends.ErrTimeout) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("connect to a frozen backend: %v, %v", c, err)
+		}
+	}
+	net(p.far).thaw()
+	eventually(t, "the given up are forgotten", func() bool { return ends(p.near) == 1 && ends(p.far) == 2 })
+	if m := received(t, p.far); len(m) > 0 {
+		t.Errorf("messages of connections that never were: %+v", m)
+	}
+	p.share(t)
+	p.connect(t)
+}
+
+// TestHelloGivenUpLate has the welcome and the goodbye cross.
+func TestHelloGivenUpLate(t *testing.T) {
+	p := openPair(t, Config{})
+	net(p.near).freeze()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := p.near.Connect(ctx, p.far.Addr()); !errors.Is(err, backends.ErrTimeout) {
+		t.Errorf("connect without an answer: %v", err)
+	}
+	net(p.near).thaw()
+	eventually(t, "both sides forget", func() bool { return ends(p.near) == 1 && ends(p.far) == 2 })
+	if m := received(t, p.far); len(m) > 0 {
+		t.Errorf("messages of a connection that never was: %+v", m)
+	}
+}
+
+func TestConnsMax(t *testing.T) {
+	p := openPair(t, Config{ConnsMax: 2})
+	second := p.connect(t)
+	for range 3 {
+		if _, err := p.near.Connect(t.Context(), p.far.Addr()); !errors.Is(err, backends.ErrFull) {
+			t.Fatalf("one connection too many: %v", err)
+		}
+	}
+	if err := second.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the last word", func() bool { return len(received(t, p.far)) == 1 })
+	eventually(t, "room again", func() bool { return ends(p.far) == 2 })
+	p.connect(t)
+}
+
+// TestHelloToAnother reaches a backend that has the place of another.
+func TestHelloToAnother(t *testing.T) {
+	p := openPair(t, Config{})
+	a := p.far.address
+	a.owner = keys.NewOwner()
+	registry.add(a.owner)
+	defer registry.remove(a.owner)
+	addr, err := a.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.near.Connect(t.Context(), addr); !errors.Is(err, backends.ErrPeerLost) {
+		t.Errorf("connect to who is no more: %v", err)
+	}
+}
+
+func TestNoRoute(t *testing.T) {
+	far := openFakeBackend(t, Config{Transports: "tcp"})
+	near := openFakeBackend(t, Config{Transports: "posix"})
+	for _, c := range [][2]*Backend{{far, near}, {near, far}} {
+		if _, err := c[0].Connect(t.Context(), c[1].Addr()); !errors.Is(err, backends.ErrNoRoute) {
+			t.Errorf("connect without a transport in common: %v", err)
+		}
+	}
+}
+
+// TestNonsense sends control messages that no peer of ours would send.
+func TestNonsense(t *testing.T) {
+	p := openPair(t, Config{})
+	p.share(t)
+	a := p.near.address
+	addr := p.near.Addr()
+	a.host[0]++
+	elsewhere, err := a.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range append(someControl(),
+		&hello{conn: 1, worker: 200, to: p.far.address.owner, from: addr},
+		&hello{conn: 1, to: p.far.address.owner, from: elsewhere},
+		&bye{conn: 99, from: p.near.address.owner},
+		&importAnswer{id: 1003}, &welcome{conn: 12},
+	) {
+		for conn := range uint64(4) {
+			net(p.far).push(csrc.UCXControl{Conn: conn, Data: m.encode()[:len(m.encode())-1]})
+			if _, isBye := m.(*bye); !isBye || conn == 0 {
+				net(p.far).push(csrc.UCXControl{Conn: conn, Data: m.encode()})
+			}
+			if _, isQuit := m.(quit); !isQuit {
+				net(p.near).push(csrc.UCXControl{Conn: conn, Data: m.encode()})
+			}
+		}
+	}
+	p.share(t)
+	p.connect(t)
+}
+
+// TestLost has UCX give up connections of both sides.
+func TestLost(t *testing.T) {
+	for _, list := range []string{"posix", "tcp"} {
+		p := openPair(t, Config{Transports: list})
+		m, _ := p.share(t)
+		fabricOf := func(b *Backend) *fakeNet { return b.lines[0].net.(*fakeNet) }
+		fabricOf(p.far).lose()
+		var msgs []backends.Message
+		eventually(t, "the last word", func() bool { msgs = append(msgs, received(t, p.far)...); return len(msgs) > 0 })
+		if len(msgs) != 1 || !errors.Is(msgs[0].Err, backends.ErrPeerLost) || msgs[0].From != string(p.near.Addr()) {
+			t.Errorf("%s: %+v", list, msgs)
+		}
+		if list == "posix" { // it may be in the middle of a store: the link must stay
+			time.Sleep(5 * time.Millisecond)
+			if ends(p.far) != 2 {
+				t.Error("a near connection was given back without proof that the peer is out")
+			}
+		} else {
+			eventually(t, "the end of the link", func() bool { return ends(p.far) == 0 })
+		}
+		fabricOf(p.near).lose()
+		<-p.peer.Lost()
+		token, _ := m.AppendToken(nil)
+		if _, _, err := p.peer.Import(token); !errors.Is(err, backends.ErrPeerLost) {
+			t.Errorf("%s: import over a lost connection: %v", list, err)
+		}
+		if err := p.peer.SubmitNotify(backends.Write, 1, nil, nil); !errors.Is(err, backends.ErrPeerLost) {
+			t.Errorf("%s: submit over a lost connection: %v", list, err)
+		}
+		if err := p.peer.Close(); err != nil {
+			t.Errorf("%s: close a lost peer: %v", list, err)
+		}
+	}
+}
+
+// TestQuit closes the backend that others are connected to.
+func TestQuit(t *testing.T) {
+	p := openPair(t, Config{})
+	if err := p.far.Close(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-p.peer.Lost():
+	case <-time.After(patience):
+		t.Fatal("nobody was told that the backend closed")
+	}
+	begin := time.Now()
+	if err := p.peer.Close(); err != nil || time.Since(begin) > p.near.cfg.Grace/2 {
+		t.Errorf("close after the owner has closed: %v, after %v", err, time.Since(begin))
+	}
+	if _, err := p.near.Connect(t.Context(), p.far.Addr()); !errors.Is(err, backends.ErrPeerLost) {
+		t.Errorf("connect to a closed backend: %v", err)
+	}
+}
+
+// TestImportUnanswered asks an owner that stands still.
+func TestImportUnanswered(t *testing.T) {
+	p := openPair(t, Config{Grace: 50 * time.Millisecond})
+	m, _ := p.share(t)
+	token, _ := m.AppendToken(nil)
+	net(p.far).freeze()
+	if _, _, err := p.peer.Import(token); !errors.Is(err, backends.ErrPeerLost) || !errors.Is(err, backends.ErrTimeout) {
+		t.Errorf("import without an answer: %v", err)
+	}
+	net(p.far).thaw()
+	p.imports(t, m)
+	net(p.far).freeze()
+	done := make(chan error, 1)
+	go func() { _, _, err := p.peer.Import(token); done <- err }()
+	time.Sleep(time.Millisecond)
+	_ = p.peer.Close()
+	if err := <-done; !errors.Is(err, backends.ErrClosed) {
+		t.Errorf("import when the peer was closed: %v", err)
+	}
+	net(p.far).thaw()
+}
+
+func TestExplain(t *testing.T) {
+	p := openPair(t, Config{})
+	m, key := p.share(t)
+	local, err := p.near.Register(backends.Segment{Kind: backends.DRAM, Len: 1, Mem: make([]byte, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const before, after = "near (this host, the same namespaces and user), ",
+		"; not direct, because the memory is not UCX's own: allocate it with the ucx backend's Alloc; lanes tcp/lo, fake/memory (am am_bw)"
+	ours := p.peer
+	for _, way := range []struct {
+		refusal error
+		pulled  bool
+		want    string
+	}{
+		{nil, true, "served by one copy of the kernel: the owner's thread takes what is written, and we take what is read"},
+		{nil, false, "served by the owner's thread: what is written message by message through UCX's queue, two copies, " +
+			"since the owner may not copy from this process; what is read by one copy of the kernel"},
+		{backends.ErrNotSupported, false, "served by the owner's thread message by message through UCX's queue, two copies, since Transports of one side leave out cma"},
+		{syscall.EPERM, true, "served by the owner's thread: what is written by one copy of the kernel, what is read message by message through UCX's queue, " +
+			"two copies (operation not permitted: sysctl kernel.yama.ptrace_scope=0, or allow it in the container's seccomp profile)"},
+	} {
+		net(p.near).refusal = way.refusal
+		ours.pulled.Store(way.pulled)
+		if got := p.peer.Explain(local.Key(), key); got != before+way.want+after {
+			t.Errorf("%q, want %q", got, before+way.want+after)
+		}
+	}
+	if got := p.peer.Explain(m.Key()+1, key); got != "ucx: unknown key" {
+		t.Errorf("unknown key: %q", got)
+	}
+}

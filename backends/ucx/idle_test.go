@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ucx
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+// TestIdle leaves a connection alone for many times the grace: the two ends keep it
+// alive, and it works as before.
+func TestIdle(t *testing.T) {
+	const grace = 600 * time.Millisecond
+	for name, list := range map[string]string{"near": "posix,cma", "tcp": "tcp"} {
+		t.Run(name, func(t *testing.T) {
+			leak.Check(t)
+			far := openReal(t, Config{Transports: list, Devices: "lo", Grace: grace})
+			near := openReal(t, Config{Transports: list, Devices: "lo", Grace: grace})
+			defer far.Close()
+			defer near.Close()
+			p, err := near.Connect(t.Context(), far.Addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(4 * grace)
+			select {
+			case <-p.(backends.Watcher).Lost():
+				t.Fatal("an idle peer was given up")
+			default:
+			}
+			if err := p.(backends.Notifier).SubmitNotify(backends.Write, 1, nil, []byte("still here")); err != nil {
+				t.Fatal(err)
+			}
+			var msgs []backends.Message
+			eventually(t, "a message after the pause", func() bool {
+				msgs = append(msgs, received(t, far)...)
+				return len(msgs) > 0
+			})
+			if string(msgs[0].Data) != "still here" || msgs[0].Err != nil {
+				t.Errorf("after the pause %q (%v) arrived", msgs[0].Data, msgs[0].Err)
+			}
+		})
+	}
+}

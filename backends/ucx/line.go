@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ucx
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+)
+
+// line is one of the two contexts, with the ends of connections that are ours.
+type line struct {
+	b    *Backend
+	net  fabric
+	near bool
+	turn atomic.Uint32 // which worker has the next connection
+	used atomic.Int64  // ends
+
+	mu     sync.RWMutex
+	ends   map[uint64]end       // by what peers put into their messages
+	guests map[guestID]*inbound // by what their hello said
+}
+
+// end is our end of a connection. Its methods are called by the control goroutine,
+// and must not block.
+type end interface {
+	heard(message any)
+	lost() // UCX, or the time lease, has given the peer up
+}
+
+func newLine(b *Backend, net fabric, near bool) *line {
+	return &line{b: b, net: net, near: near, ends: make(map[uint64]end), guests: make(map[guestID]*inbound)}
+}
+
+func (l *line) String() string {
+	if l.near {
+		return "near"
+	}
+	return "far"
+}
+
+// addresses lists those of our workers.
+func (l *line) addresses() (list [][]byte) {
+	for w := range l.b.cfg.Workers {
+		list = append(list, l.net.Address(w))
+	}
+	return list
+}
+
+// workersOf lists those of another backend.
+func (l *line) workersOf(a *address) [][]byte {
+	if l.near {
+		return a.near
+	}
+	return a.far
+}
+
+// lineTo chooses how to reach a backend.
+func (b *Backend) lineTo(a *address) (*line, error) {
+	switch {
+	case b.near != nil && len(a.near) > 0 && a.host == b.address.host:
+		return b.near, nil
+	case b.far != nil && len(a.far) > 0:
+		return b.far, nil
+	}
+	where := "on another host, or apart by namespaces or user"
+	if a.host == b.address.host {
+		where = "on this host"
+	}
+	return nil, fmt.Errorf("%v is %s, and both sides have no transports for that in common: set Config.Transports to all: %w",
+		a, where, backends.ErrNoRoute)
+}
+
+func (l *line) add(id uint64, e end) {
+	l.mu.Lock()
+	l.ends[id] = e
+	l.used.Store(int64(len(l.ends)))
+	l.mu.Unlock()
+}
+
+func (l *line) remove(id uint64) {
+	l.mu.Lock()
+	delete(l.ends, id)
+	l.used.Store(int64(len(l.ends)))
+	l.mu.Unlock()
+}
+
+func (l *line) end(id uint64) end {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.ends[id]
+}
+
+// inbound lists the connections of others to us.
+func (l *line) inbound() (list []*inbound) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	for _, c := range l.guests {
+		list = append(list, c)
+	}
+	return list
+}
+
+// quit tells all peers that we close.
+func (l *line) quit() {
+	for _, c := range l.inbound() {
+		c.say(quit{}.encode())
+	}
+}
+
+// attend handles control messages until the event is closed.
+func (b *Backend) attend() {
+	for b.control.Wait() == nil {
+		for _, l := range b.lines {
+			for {
+				m, ok := l.net.Control()
+				if !ok {
+					break
+				}
+				l.handle(&m)
+			}
+		}
+	}
+}
+
+// handle passes a message on. What cannot be read is dropped: a peer of another
+// version gets no answer, and its Connect ends with its context.
+func (l *line) handle(m *csrc.UCXControl) {
+	var e end
+	if m.Conn != 0 {
+		if e = l.end(m.Conn); e == nil {
+			return // for an end that is gone
+		}
+	}
+	if m.Lost {
+		if e != nil {
+			e.lost()
+		}
+		return
+	}
+	message, err := decodeControl(m.Data)
+	switch {
+	case err != nil:
+	case e != nil:
+		e.heard(message)
+	default:
+		l.stranger(m.Worker, message)
+	}
+}
+
+// stranger handles what was sent to no end: the beginning of a connection, or the
+// end of one whose beginning was given up.
+func (l *line) stranger(worker int, message any) {
+	switch m := message.(type) {
+	case *hello:
+		l.greet(worker, m)
+	case *bye:
+		if c := l.guest(guestID{m.from, m.conn}); c != nil {
+			c.heard(m)
+		}
+	}
+}

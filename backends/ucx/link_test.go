@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ucx
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+)
+
+// fakeLink is one end of a connection of fakeNet.
+type fakeLink struct {
+	net        *fakeNet
+	id         uint64
+	worker, at int
+	to         *fakeNet
+
+	credits int  // net.mu
+	starved bool // net.mu
+
+	mu      sync.Mutex
+	more    sync.Cond
+	peer    uint64
+	queue   []*fakeBatch
+	busy    bool // run has a batch in hand
+	slots   []*csrc.UCXImport
+	refs    []int
+	drained bool
+	ended   bool
+	status  int32
+	closed  bool
+	silent  bool // nothing arrives, as at a frozen peer
+	stopped chan struct{}
+}
+
+// fakeBatch is a batch, or a control message.
+type fakeBatch struct {
+	op        backends.Op
+	tag       uint64
+	descs     []backends.Desc
+	remotes   []*csrc.UCXImport
+	msg       []byte
+	noted     bool
+	control   bool
+	cancelled bool
+}
+
+const fakePiece = 64 << 10
+
+func (l *fakeLink) ID() uint64 { return l.id }
+func (l *fakeLink) Lanes() string {
+	return "#\n# lane[0]: 0:tcp/lo.0 md[0] -> md[0]/tcp/sysdev[255]\n" +
+		"# lane[1]: 1:fake/memory.0 md[1] -> md[1]/fake/sysdev[255] am am_bw\n# am_send: 0..(inf)\n"
+}
+
+func (l *fakeLink) Gate() csrc.UCXGate { return csrc.UCXGate{At: l.id, Mark: [16]byte{1}} }
+
+func (l *fakeLink) Bind(there csrc.UCXPeer) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.peer = there.ID
+	if l.net.cfg.Pull && (there.PID != os.Getpid() || there.Gate.Mark != [16]byte{1}) {
+		return fmt.Errorf("told of process %d and gate %v", there.PID, there.Gate)
+	}
+	return nil
+}
+
+func (l *fakeLink) Pulls() error {
+	if !l.net.cfg.Pull {
+		return backends.ErrNotSupported
+	}
+	return l.net.refusal
+}
+
+func (l *fakeLink) Control(msg []byte) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended {
+		return backends.ErrClosed
+	}
+	l.queue = append(l.queue, &fakeBatch{control: true, msg: slices.Clone(msg)})
+	l.more.Broadcast()
+	return nil
+}
+
+func (l *fakeLink) Import(m csrc.UCXImport) (uint32, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range l.slots {
+		if l.slots[i] == nil {
+			l.slots[i] = &m
+			return uint32(i), nil
+		}
+	}
+	l.slots = append(l.slots, &m)
+	return uint32(len(l.slots) - 1), nil
+}
+
+func (l *fakeLink) Drop(slot uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.slots[slot] = nil
+}
+
+func (l *fakeLink) Direct(uint32) bool { return false }
+
+func (l *fakeLink) Submit(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+	return l.submit(op, tag, len(descs), func(i int) backends.Desc { return descs[i] }, msg)
+}
+
+func (l *fakeLink) SubmitPages(op backends.Op, tag uint64, p *backends.Pages, msg []byte) error {
+	l.mu.Lock()
+	remote := l.imported(p.RemoteKey)
+	l.mu.Unlock()
+	local := l.net.memory(p.LocalKey)
+	if remote == nil || local == nil {
+		return backends.ErrBounds
+	}
+	if err := p.Check(uint64(len(local.bytes)), remote.Size); err != nil {
+		return err
+	}
+	return l.submit(op, tag, p.Count, p.Desc, msg)
+}
+
+func (l *fakeLink) imported(slot uint32) *csrc.UCXImport {
+	if uint64(slot) >= uint64(len(l.slots)) {
+		return nil
+	}
+	return l.slots[slot]
+}
+
+// check looks at a batch. Preconditions: l.mu is held.
+func (l *fakeLink) check(op backends.Op, n int, at func(int) backends.Desc) error {
+	if l.drained || l.ended {
+		return backends.ErrClosed
+	}
+	for i := range n {
+		d := at(i)
+		remote, local := l.imported(d.RemoteKey), l.net.memory(d.LocalKey)
+		if remote == nil || local == nil {
+			return backends.ErrBounds
+		}
+		if err := d.Check(uint64(len(local.bytes)), remote.Size); err != nil {
+			return err
+		}
+		if op == backends.Write && remote.ReadOnly {
+			return backends.ErrReadOnly
+		}
+	}
+	return nil
+}
+
+func (l *fakeLink) submit(op backends.Op, tag uint64, n int, at func(int) backends.Desc, msg []byte) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.check(op, n, at); err != nil {
+		return err
+	}
+	l.net.mu.Lock()
+	if l.net.taken == l.net.cfg.BatchesMax {
+		l.net.mu.Unlock()
+		return backends.ErrFull
+	}
+	if msg != nil && l.credits == 0 {
+		l.starved = true
+		l.net.mu.Unlock()
+		return backends.ErrFull
+	}
+	if msg != nil {
+		l.credits--
+	}
+	l.net.taken++
+	b := l.net.batch()
+	l.net.mu.Unlock()
+	b.op, b.tag, b.noted, b.control, b.cancelled = op, tag, msg != nil, false, false
+	b.descs, b.remotes, b.msg = b.descs[:0], b.remotes[:0], append(b.msg[:0], msg...)
+	for i := range n {
+		d := at(i)
+		b.descs = append(b.descs, d)
+		b.remotes = append(b.remotes, l.imported(d.RemoteKey))
+	}
+	if n == 0 && len(l.queue) == 0 && !l.busy {
+		l.deliver(b, l.peer)
+		l.net.end(b, csrc.UCXOK) // within Submit: nobody needs to be woken
+		return nil
+	}
+	l.queue = append(l.queue, b)
+	l.more.Broadcast()
+	return nil
+}
+
+// deliver puts the message of a batch into the other side's ring.
+func (l *fakeLink) deliver(b *fakeBatch, peer uint64) {
+	l.to.mu.Lock()
+	l.to.notes = append(l.to.notes, fakeNote{l, csrc.UCXNote{Conn: peer, Data: slices.Clone(b.msg)}})
+	l.to.wake()
+	l.to.mu.Unlock()
+}
+
+// run is the thread of this end.
+func (l *fakeLink) run() {
+	defer close(l.stopped)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for {
+		for (len(l.queue) == 0 || l.silent) && !l.closed {
+			l.more.Wait()
+		}
+		if len(l.queue) == 0 || l.silent {
+			return
+		}
+		b := l.queue[0]
+		l.queue = append(l.queue[:0], l.queue[1:]...)
+		l.busy = true
+		peer := l.peer
+		l.mu.Unlock()
+		if b.control {
+			l.to.push(csrc.UCXControl{Worker: l.at, Conn: peer, Data: b.msg})
+		} else {
+			l.carry(b, peer)
+		}
+		l.mu.Lock()
+		l.busy = false
+		l.more.Broadcast()
+	}
+}
+
+// carry runs a batch to its end.
+func (l *fakeLink) carry(b *fakeBatch, peer uint64) {
+	status := csrc.UCXOK
+	for i := range b.descs {
+		if status = l.move(b, b.descs[i], b.remotes[i]); status != csrc.UCXOK {
+			break
+		}
+	}
+	if status == csrc.UCXOK && len(b.descs) == 0 {
+		status = l.look(b)
+	}
+	l.net.mu.Lock()
+	if b.noted && status != csrc.UCXOK {
+		l.credits++
+	}
+	l.net.mu.Unlock()
+	if b.noted && status == csrc.UCXOK {
+		l.deliver(b, peer)
+	}
+	l.net.complete(b, status)
+}
+
+// look returns why a batch ends early.
+func (l *fakeLink) look(b *fakeBatch) int32 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.ended:
+		return l.status
+	case l.drained:
+		return csrc.UCXClosed
+	case b.cancelled:
+		return csrc.UCXAborted
+	}
+	return csrc.UCXOK
+}
+
+func (l *fakeLink) move(b *fakeBatch, d backends.Desc, remote *csrc.UCXImport) int32 {
+	local, there := l.net.memory(d.LocalKey), l.to.memory(remote.Key)
+	for off := uint64(0); off < d.Len; off += fakePiece {
+		if status := l.look(b); status != csrc.UCXOK {
+			return status
+		}
+		if there == nil {
+			return csrc.UCXRevoked
+		}
+		n := min(fakePiece, d.Len-off)
+		there.mu.RLock()
+		fits := there.ticket == remote.Ticket
+		if fits && b.op == backends.Write {
+			copy(there.bytes[d.Remote+off:][:n], local.bytes[d.Local+off:])
+		} else if fits {
+			copy(local.bytes[d.Local+off:][:n], there.bytes[d.Remote+off:])
+		}
+		there.mu.RUnlock()
+		if !fits {
+			return csrc.UCXRevoked
+		}
+	}
+	return csrc.UCXOK
+}
+
+func (l *fakeLink) Cancel(tag uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, b := range l.queue {
+		if !b.control && b.tag == tag {
+			b.cancelled = true
+		}
+	}
+}
+
+func (l *fakeLink) Help(uint64, <-chan struct{}) bool { return false }
+
+// Drain waits until nothing is under way.
+func (l *fakeLink) Drain(grace time.Duration) error {
+	l.mu.Lock()
+	l.drained = true
+	l.mu.Unlock()
+	return l.quiet(grace)
+}
+
+func (l *fakeLink) quiet(grace time.Duration) error {
+	for end := time.Now().Add(grace); ; time.Sleep(20 * time.Microsecond) {
+		l.mu.Lock()
+		done := len(l.queue) == 0 && !l.busy || l.ended
+		l.mu.Unlock()
+		if done {
+			return nil
+		}
+		if time.Now().After(end) {
+			return backends.ErrTimeout
+		}
+	}
+}
+
+func (l *fakeLink) End(status int32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended {
+		return
+	}
+	l.ended, l.status = true, status
+	kept := l.queue[:0]
+	for _, b := range l.queue {
+		if b.control {
+			kept = append(kept, b)
+			continue
+		}
+		l.net.complete(b, status)
+	}
+	l.queue = kept
+	for l.busy {
+		l.more.Wait()
+	}
+}
+
+func (l *fakeLink) Close(grace time.Duration) error {
+	l.End(csrc.UCXClosed)
+	l.mu.Lock()
+	l.closed = true
+	l.more.Broadcast()
+	l.mu.Unlock()
+	select {
+	case <-l.stopped:
+	case <-time.After(grace):
+	}
+	l.net.mu.Lock()
+	delete(l.net.links, l.id)
+	l.net.mu.Unlock()
+	return nil
+}

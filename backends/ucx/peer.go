@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ucx
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/gate"
+)
+
+// peer is our end of a connection that we began: over it we reach the owner's
+// memory and send messages. It implements backends.Peer, Canceler, Pager,
+// Notifier, Watcher, Helper and Explainer.
+type peer struct {
+	b     *Backend
+	l     *line
+	owner address
+	link  link
+
+	gate     gate.Gate     // held by every call of the program; Close shuts it first
+	hold     gate.Gate     // held by every use of link; Close shuts it last
+	closing  chan struct{} // closed when Close begins
+	ending   sync.Once
+	unwanted atomic.Bool // the program never had this connection
+	gone     atomic.Bool
+	lostCh   chan struct{}
+	lostOnce sync.Once
+	bound    bool          // a welcome came; of the control goroutine only
+	pulled   atomic.Bool   // the owner copies from our memory
+	welcomed chan error    // has one place
+	farewell chan struct{} // closed when the owner has answered our bye
+	parting  sync.Once
+
+	mu      sync.Mutex
+	asks    map[uint32]chan *importAnswer // each has one place
+	askID   uint32
+	imports map[uint32]bool // by key: whether the owner offered direct access
+}
+
+var (
+	_ backends.Peer      = (*peer)(nil)
+	_ backends.Canceler  = (*peer)(nil)
+	_ backends.Pager     = (*peer)(nil)
+	_ backends.Notifier  = (*peer)(nil)
+	_ backends.Watcher   = (*peer)(nil)
+	_ backends.Helper    = (*peer)(nil)
+	_ backends.Explainer = (*peer)(nil)
+)
+
+func newPeer(l *line, owner address) *peer {
+	p := &peer{
+		b: l.b, l: l, owner: owner,
+		closing: make(chan struct{}), lostCh: make(chan struct{}), farewell: make(chan struct{}),
+		welcomed: make(chan error, 1), asks: make(map[uint32]chan *importAnswer), imports: make(map[uint32]bool),
+	}
+	p.hold.Shut() // there is no link yet
+	return p
+}
+
+// enter begins a call of the program; exit ends it.
+func (p *peer) enter() error {
+	if !p.gate.Enter() {
+		return backends.ErrClosed
+	}
+	if p.gone.Load() {
+		p.gate.Exit()
+		return backends.ErrPeerLost
+	}
+	return nil
+}
+
+// Submit implements backends.Peer.
+func (p *peer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
+	return p.submit(op, tag, descs, nil)
+}
+
+// SubmitNotify implements backends.Notifier.
+func (p *peer) SubmitNotify(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+	if msg == nil {
+		msg = []byte{}
+	}
+	return p.submit(op, tag, descs, msg)
+}
+
+func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+	if err := p.enter(); err != nil {
+		return err
+	}
+	defer p.gate.Exit()
+	if len(descs) > descsMax || len(msg) > messageMax || len(descs) == 0 && msg == nil {
+		return backends.ErrBounds
+	}
+	return p.link.Submit(op, tag, descs, msg)
+}
+
+// SubmitPages implements backends.Pager.
+func (p *peer) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, msg []byte) error {
+	if err := p.enter(); err != nil {
+		return err
+	}
+	defer p.gate.Exit()
+	if pages.Count > pagesMax || len(msg) > messageMax {
+		return backends.ErrBounds
+	}
+	return p.link.SubmitPages(op, tag, pages, msg)
+}
+
+// Cancel implements backends.Canceler.
+func (p *peer) Cancel(tag uint64) {
+	if p.gate.Enter() {
+		p.link.Cancel(tag)
+		p.gate.Exit()
+	}
+}
+
+// Help implements backends.Helper.
+func (p *peer) Help(tag uint64, stop <-chan struct{}) bool {
+	if p.enter() != nil {
+		return false
+	}
+	defer p.gate.Exit()
+	return p.link.Help(tag, stop)
+}
+
+// Lost implements backends.Watcher.
+func (p *peer) Lost() <-chan struct{} { return p.lostCh }
+
+// heard implements end.
+func (p *peer) heard(message any) {
+	switch m := message.(type) {
+	case *welcome:
+		p.greeted(m)
+	case *importAnswer:
+		p.answered(m)
+	case farewell:
+		p.parting.Do(func() { close(p.farewell) })
+	case quit:
+		p.markLost()
+	}
+}
+
+// greeted binds our end to the owner's. Only the first welcome counts.
+func (p *peer) greeted(m *welcome) {
+	if p.bound || !p.hold.Enter() {
+		return
+	}
+	defer p.hold.Exit()
+	p.bound = true
+	err := m.status.Err()
+	if err != nil {
+		p.gone.Store(true) // it knows nothing of us: no goodbye
+		err = fmt.Errorf("%v refused: %w", &p.owner, err)
+	} else {
+		there := csrc.UCXPeer{ID: m.conn, Words: m.words, Gate: m.gate, Pulls: m.pulls}
+		if p.l.near {
+			there.PID = int(p.owner.process.PID)
+		}
+		p.pulled.Store(m.pulls)
+		err = p.link.Bind(there)
+	}
+	p.welcomed <- err
+}
+
+// lost implements end.
+func (p *peer) lost() { p.markLost() }
+
+// died implements mortal.
+func (p *peer) died() { p.markLost() }
+
+// markLost ends what is under way, and says so.
+func (p *peer) markLost() {
+	p.gone.Store(true)
+	if p.hold.Enter() {
+		p.link.End(csrc.UCXLost)
+		p.hold.Exit()
+	}
+	p.lostOnce.Do(func() { close(p.lostCh) })
+}
+
+// Close implements backends.Peer. What has not begun ends at once, the rest within
+// Config.Grace. Then the owner is told, and its answer is the proof that nothing
+// of ours lands any more. An owner that is silent for Config.Grace is frozen: it
+// drops what it finds when it goes on, since it comes too late by then.
+func (p *peer) Close() error {
+	p.ending.Do(p.end)
+	return nil
+}
+
+// abandon is Close of a connection that the program does not get, beside. When the
+// backend closes it does so itself.
+func (p *peer) abandon() {
+	p.unwanted.Store(true)
+	p.b.tasks.Start(func() { _ = p.Close() })
+}
+
+func (p *peer) end() {
+	p.gate.Shut()
+	close(p.closing)
+	if !p.gone.Load() {
+		_ = p.link.Drain(p.b.cfg.Grace) // what is under way still ends below
+		p.part()
+	}
+	p.link.End(csrc.UCXClosed)
+	p.gate.Wait()
+	p.lostOnce.Do(func() { close(p.lostCh) })
+	p.giveBack()
+}
+
+// part says goodbye and waits for the answer.
+func (p *peer) part() {
+	m := bye{conn: p.link.ID(), from: p.b.address.owner, abandoned: p.unwanted.Load()}
+	if p.link.Control(m.encode()) != nil {
+		return // lost by now
+	}
+	timer := time.NewTimer(p.b.cfg.Grace)
+	defer timer.Stop()
+	select {
+	case <-p.farewell:
+	case <-p.lostCh:
+	case <-timer.C:
+	}
+}
+
+// giveBack ends the use of the link.
+func (p *peer) giveBack() {
+	p.unwatch()
+	p.l.remove(p.link.ID())
+	p.hold.Shut()
+	p.hold.Wait()
+	_ = p.link.Close(p.b.cfg.CloseMax) // by force, where time was too short
+	p.b.mu.Lock()
+	delete(p.b.peers, p)
+	p.b.mu.Unlock()
+}
+
+// watch has us told of the death of the owner's process, if that is near.
+func (p *peer) watch() error {
+	if !p.l.near {
+		return nil
+	}
+	return p.b.deaths.add(p.owner.process, p)
+}
+
+func (p *peer) unwatch() { p.b.deaths.remove(p.owner.process, p) }

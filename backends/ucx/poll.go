@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ucx
+
+import (
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+)
+
+// Poll implements backends.Backend. It looks at memory that the workers share with
+// us. Who finds nothing and comes again at once waits: it moves the workers itself,
+// which saves waking their threads.
+func (b *Backend) Poll(done []backends.Completion) (int, error) {
+	ended := b.ended.Load() // before the look: what is found missing then is missing for good
+	n := b.collect(done)
+	if n == 0 && b.idle && !ended {
+		b.drive()
+		n = b.collect(done)
+	}
+	b.idle = n == 0
+	if n == 0 && ended && len(done) > 0 {
+		return 0, backends.ErrClosed
+	}
+	return n, nil
+}
+
+// collect takes what is in the rings, without a crossing into C.
+func (b *Backend) collect(done []backends.Completion) (n int) {
+	for _, l := range b.lines {
+		for n < len(done) {
+			got := l.net.Poll(b.scratch[:min(len(b.scratch), len(done)-n)])
+			if got == 0 {
+				break
+			}
+			for _, d := range b.scratch[:got] {
+				done[n] = backends.Completion{Tag: d.Tag, Err: csrc.UCXError(d)}
+				n++
+			}
+		}
+	}
+	return n
+}
+
+func (b *Backend) drive() {
+	for _, l := range b.lines {
+		if l.used.Load() > 0 {
+			l.net.Drive()
+		}
+	}
+}
+
+// FD implements backends.Armer.
+func (b *Backend) FD() int { return b.event }
+
+// Arm implements backends.Armer.
+func (b *Backend) Arm() (ready bool, err error) {
+	if b.gate.IsShut() {
+		return false, backends.ErrClosed
+	}
+	ready = b.words.Arm()
+	for _, l := range b.lines {
+		if l.net.Arm() {
+			ready = true
+		}
+	}
+	return ready, nil
+}
+
+// wake signals the event for news that is not in a ring of C.
+func (b *Backend) wake() {
+	if b.words.Disarm() {
+		_, _ = unix.Write(b.event, one) // full only when it is signalled already
+	}
+}
+
+// one is what a signal adds, in the byte order of this machine.
+var one = binary.NativeEndian.AppendUint64(nil, 1)

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ucx
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+// TestSilence freezes a writer for longer than Config.Grace: it is given up by
+// then, its memory can be fenced, and nothing of it lands when it goes on. Then it
+// may come again.
+func TestSilence(t *testing.T) {
+	for name, c := range map[string]struct {
+		list string
+		own  bool
+	}{"direct": {"posix,cma", true}, "served": {"posix,cma", false}, "tcp": {"tcp", false}} {
+		t.Run(name, func(t *testing.T) {
+			leak.Check(t)
+			b := openReal(t, Config{Transports: c.list, Grace: shortGrace})
+			defer func() {
+				if err := b.Close(); err != nil {
+					t.Errorf("close backend: %v", err)
+				}
+			}()
+			seg := memoryFor(t, b, c.own)
+			m, err := b.Register(seg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w := startWriter(t, c.list)
+			for round := range 2 {
+				w.write(b, m, "")
+				eventually(t, "writes land", func() bool {
+					if len(w.lines) > 0 {
+						t.Fatalf("round %d: the writer ended with %q", round, w.outcome())
+					}
+					return seg.Mem[0] == 1 && seg.Mem[writerBytes-1] == 255
+				})
+				silentRound(t, b, m, w)
+				clear(seg.Mem)
+				w.thaw()
+				for range 20 {
+					time.Sleep(5 * time.Millisecond)
+					untouched(t, seg.Mem)
+				}
+				if got := w.outcome(); !strings.Contains(got, backends.ErrPeerLost.Error()) && !strings.Contains(got, backends.ErrRevoked.Error()) {
+					t.Errorf("round %d: the writer ended with %q", round, got)
+				}
+				untouched(t, seg.Mem)
+			}
+		})
+	}
+}
+
+func memoryFor(t *testing.T, b *Backend, own bool) backends.Segment {
+	t.Helper()
+	if own {
+		seg, owner, err := b.Alloc(writerBytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = owner.Close() })
+		return seg
+	}
+	space, err := backendtest.HostMemory(writerBytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = space.Free() })
+	return space.Segment
+}
+
+// silentRound freezes the writer, waits for its last word, and fences.
+func silentRound(t *testing.T, b *Backend, m backends.Memory, w *writer) {
+	t.Helper()
+	w.freeze()
+	begin := time.Now()
+	var msgs []backends.Message
+	eventually(t, "the last word of a frozen peer", func() bool {
+		msgs = append(msgs, received(t, b)...)
+		return len(msgs) > 0
+	})
+	if !errors.Is(msgs[0].Err, backends.ErrPeerLost) || len(msgs) != 1 {
+		t.Errorf("messages of a frozen peer: %+v", msgs)
+	}
+	if took := time.Since(begin); took > 3*shortGrace {
+		t.Errorf("a frozen peer was given up after %v, with a grace of %v", took, shortGrace)
+	}
+	if err := b.Fence(t.Context(), m.Key()); err != nil {
+		t.Errorf("fence against a peer that was given up: %v", err)
+	}
+}
+
+func untouched(t *testing.T, mem []byte) {
+	t.Helper()
+	for i, v := range mem {
+		if v != 0 {
+			t.Fatalf("byte %d landed after the fence", i)
+		}
+	}
+}

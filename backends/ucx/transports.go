@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ucx
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+)
+
+// What was tried out for one eager message. The segment leaves room for the
+// headers of UCX and ours.
+const (
+	nearSegmentBytes = 16 << 10
+	nearSegmentMax   = nearSegmentBytes - 512
+	nearFIFO         = 256 // segments
+	farSegmentMax    = 60 << 10
+	tcpSendBytes     = 64 << 10
+	tcpReceiveBytes  = 128 << 10
+)
+
+// nearNames are UCX's names of transports that share memory, nearAlone those of
+// them that carry messages between processes: without one of these the others
+// are of no use to us.
+var (
+	nearNames   = []string{"posix", "sysv", "cma", "self", "xpmem", "knem", "sm", "shm", "mm"}
+	nearAlone   = []string{"posix", "sysv", "xpmem", "sm", "shm", "mm"}
+	nearDefault = strings.Split(NearTransports, ",")
+	nearAll     = []string{"posix", "sysv", "cma", "self", "xpmem", "knem"}
+	nearAliases = map[string][]string{
+		"sm":  {"posix", "sysv", "cma", "xpmem", "knem"},
+		"shm": {"posix", "sysv", "cma", "xpmem", "knem"},
+		"mm":  {"posix", "sysv", "xpmem"},
+	}
+)
+
+// NearTransports is Config.Transports for peers of this host alone: no port of the
+// network is opened.
+const NearTransports = "posix,sysv,cma,self"
+
+// transports are the two lists that Config.Transports falls into, each as UCX_TLS
+// takes it. Empty: that side is absent.
+type transports struct {
+	near, far string
+}
+
+// splitTransports parts what shares memory from what does not. A leading ^
+// negates a whole list, as in UCX.
+func splitTransports(list string) (t transports, err error) {
+	rest, negated := strings.CutPrefix(strings.TrimSpace(list), "^")
+	var names []string
+	for name := range strings.SplitSeq(rest, ",") {
+		name = strings.TrimSpace(name)
+		if name == "" || strings.ContainsAny(name, "^ =") {
+			return t, fmt.Errorf("config: Transports %q: %q is no name of a transport: %w", list, name, backends.ErrBounds)
+		}
+		names = append(names, name)
+	}
+	switch {
+	case negated:
+		t = withoutTransports(names)
+	case slices.Contains(names, "all"):
+		t = withoutTransports(nil)
+	default:
+		t = onlyTransports(names)
+	}
+	if t.near == "" && t.far == "" {
+		return t, fmt.Errorf("config: Transports %q leaves none that connects processes: add posix or tcp: %w", list, backends.ErrBounds)
+	}
+	return t, nil
+}
+
+func isNear(name string) bool { return slices.Contains(nearNames, name) }
+
+func onlyTransports(names []string) transports {
+	var near, far []string
+	for _, name := range names {
+		if isNear(name) {
+			near = append(near, name)
+		} else {
+			far = append(far, name)
+		}
+	}
+	return transports{near: ifConnects(near), far: strings.Join(far, ",")}
+}
+
+func withoutTransports(names []string) transports {
+	without := slices.Clone(nearAll)
+	gone := map[string]bool{}
+	for _, name := range names {
+		gone[name] = true
+		for _, meant := range nearAliases[name] {
+			gone[meant] = true
+		}
+		if !isNear(name) {
+			without = append(without, name)
+		}
+	}
+	near := slices.DeleteFunc(slices.Clone(nearDefault), func(name string) bool { return gone[name] })
+	return transports{near: ifConnects(near), far: "^" + strings.Join(without, ",")}
+}
+
+// ifConnects is the list, or nothing where no name of it carries messages.
+func ifConnects(names []string) string {
+	if !slices.ContainsFunc(names, func(name string) bool { return slices.Contains(nearAlone, name) }) {
+		return ""
+	}
+	return strings.Join(names, ",")
+}
+
+// listed reports whether a transport may be chosen from a list of UCX_TLS.
+func listed(list, name string) bool {
+	rest, negated := strings.CutPrefix(list, "^")
+	return slices.Contains(strings.Split(rest, ","), name) != negated
+}
+
+// copies reports whether the kernel may copy between processes: whoever does without
+// cma means that it must not, in whichever way.
+func (t transports) copies() bool {
+	return slices.ContainsFunc(strings.Split(t.near, ","), func(name string) bool {
+		return name == "cma" || slices.Contains(nearAliases[name], "cma")
+	})
+}
+
+// nearConfig is what the context for peers of this host is opened with.
+func (c *Config) nearConfig(t transports) csrc.UCXConfig {
+	u := c.base(0)
+	u.Transports, u.Shared, u.Pull, u.SegmentMax = t.near, true, t.copies(), nearSegmentMax
+	u.Settings = append(u.Settings, "MM_SEG_SIZE="+strconv.Itoa(nearSegmentBytes), "MM_FIFO_SIZE="+strconv.Itoa(nearFIFO))
+	u.Settings = append(u.Settings, c.Settings...)
+	return u
+}
+
+// farConfig is what the context for all other peers is opened with.
+func (c *Config) farConfig(t transports) csrc.UCXConfig {
+	u := c.base(c.RendezvousMin)
+	u.Transports, u.Devices, u.SegmentMax = t.far, c.Devices, farSegmentMax
+	if listed(t.far, "tcp") {
+		u.Settings = append(u.Settings, "TCP_TX_SEG_SIZE="+strconv.Itoa(tcpSendBytes), "TCP_RX_SEG_SIZE="+strconv.Itoa(tcpReceiveBytes))
+	}
+	u.Settings = append(u.Settings, c.Settings...)
+	return u
+}
+
+// base is what both contexts have in common. UCX's own threshold follows ours, so
+// that no other message of us goes by rendezvous either.
+func (c *Config) base(rendezvous int) csrc.UCXConfig {
+	threshold := "inf"
+	if rendezvous > 0 {
+		threshold = strconv.Itoa(rendezvous)
+	}
+	return csrc.UCXConfig{
+		Workers: c.Workers, BatchesMax: c.BatchesMax, NotesMax: c.NotesMax, RendezvousMin: rendezvous,
+		SpinNanos: uint64(c.Spin), GraceNanos: uint64(c.Grace), Settings: []string{"RNDV_THRESH=" + threshold},
+	}
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package ucx moves bytes over UCX: between machines over whatever it finds
+// there (RDMA, TCP), and between processes of one host through shared memory.
+//
+// A backend has two contexts of UCX. The near one holds the transports that share
+// memory and serves peers of this host; memory of Backend.Alloc its peers map, and
+// plain loads and stores move the bytes. The far one holds all others. Wherever
+// memory is not mapped, the owner's own thread lands what is written, after it has
+// compared the ticket that each message shows: near it has the kernel copy it out of
+// the writer's memory, far the message carries it. So the proof that nothing lands
+// later is local to the owner, whatever a network still holds. Only who has mapped
+// memory must be asked (Fence), and is shut out by fresh pages when it is frozen.
+//
+// The data path, its threads and what they exchange is package csrc's. Here is
+// what is said beforehand: who is who (address.go), how connections begin and end
+// (connect.go, peer.go for the initiator's end; accept.go, inbound.go for the
+// owner's), and what a token opens (memory.go, imports.go). One goroutine handles
+// the control messages of a backend; what may take time it hands on.
+//
+// A peer that is silent for Config.Grace is given up. Against a hostile peer only
+// tokens protect: it can claim to be another backend.
+package ucx
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/gate"
+	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/lastword"
+	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/process"
+)
+
+// Backend implements backends.Backend, Receiver, Armer, Fencer
+// and Allocator.
+type Backend struct {
+	cfg     Config
+	caps    backends.Caps
+	address address
+	addr    []byte
+
+	near, far *line   // nil: absent
+	lines     []*line // those that are there
+	event     int     // an eventfd: completions, messages, room
+	control   *park.Event
+
+	gate        gate.Gate     // held by every call that uses the contexts
+	closing     chan struct{} // closed when Close begins
+	closeOnce   sync.Once
+	closeErr    error
+	ended       atomic.Bool // no completion will come any more
+	table       keys.Table[memory]
+	allocations allocations
+	deaths      deaths
+	words       lastword.List[*inbound]
+	tasks       gate.Tasks     // what takes too long for the control goroutine
+	attending   sync.WaitGroup // that goroutine
+
+	mu    sync.Mutex
+	peers map[*peer]struct{}
+
+	scratch [64]csrc.Done // of Poll
+	idle    bool          // the Poll before found nothing; of Poll
+	turn    int           // where Receive begins; Receive only
+	leaving []*inbound    // of Receive
+	quiet   bool          // the Receive before found nothing; of Receive
+}
+
+var (
+	_ backends.Backend   = (*Backend)(nil)
+	_ backends.Receiver  = (*Backend)(nil)
+	_ backends.Armer     = (*Backend)(nil)
+	_ backends.Fencer    = (*Backend)(nil)
+	_ backends.Allocator = (*Backend)(nil)
+)
+
+// New opens UCX and starts a backend: Config.Workers threads for near peers and
+// as many for far ones, and one goroutine. Where UCX, or what it needs, is missing
+// the error is a *backends.UnavailableError.
+func New(cfg Config) (*Backend, error) {
+	return open(cfg, func(c *Config) error { return csrc.LoadUCX(c.Library) }, openUCX)
+}
+
+func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
+	cfg.EnsureDefaults()
+	if err := cfg.check(); err != nil {
+		return nil, fmt.Errorf("ucx: %w", err)
+	}
+	list, err := splitTransports(cfg.Transports)
+	if err != nil {
+		return nil, fmt.Errorf("ucx: %w", err)
+	}
+	if err := load(&cfg); err != nil {
+		return nil, err // it names the backend and the cure
+	}
+	b := &Backend{cfg: cfg, caps: cfg.caps(), event: -1, closing: make(chan struct{}), peers: make(map[*peer]struct{})}
+	b.table.Most = cfg.KeysMax
+	if err := b.open(list, with); err != nil {
+		return nil, errors.Join(fmt.Errorf("ucx: %w", err), b.release())
+	}
+	b.attending.Go(b.attend)
+	registry.add(b.address.owner)
+	return b, nil
+}
+
+// open makes the events, the contexts and the address.
+func (b *Backend) open(list transports, with opener) (err error) {
+	b.address.owner = keys.NewOwner()
+	if b.address.process, err = process.This(); err != nil {
+		return err
+	}
+	if b.address.host, err = process.Host(); err != nil {
+		return err
+	}
+	b.deaths.init(b.address.process)
+	if b.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return fmt.Errorf("create event: %w", os.NewSyscallError("eventfd", err))
+	}
+	if b.control, err = park.NewEvent(); err != nil {
+		return err
+	}
+	if list.near != "" {
+		if b.near, err = b.openLine(b.cfg.nearConfig(list), with); err != nil {
+			return err
+		}
+		b.address.near = b.near.addresses()
+	}
+	if list.far != "" {
+		if b.far, err = b.openLine(b.cfg.farConfig(list), with); err != nil {
+			return err
+		}
+		b.address.far = b.far.addresses()
+	}
+	if b.near != nil && b.far != nil {
+		b.near.net.standBeside(b.far.net)
+	}
+	b.addr, err = b.address.encode()
+	return err
+}
+
+func (b *Backend) openLine(u csrc.UCXConfig, with opener) (*line, error) {
+	u.WakeFD, u.ControlFD = b.event, b.control.FD()
+	net, err := with(u)
+	if err != nil {
+		return nil, err
+	}
+	l := newLine(b, net, u.Shared)
+	b.lines = append(b.lines, l)
+	return l, nil
+}
+
+// Caps implements backends.Backend.
+func (b *Backend) Caps() backends.Caps { return b.caps }
+
+// Addr implements backends.Backend.
+func (b *Backend) Addr() []byte { return b.addr }

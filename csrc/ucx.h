@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Contexts of UCX, the connections of their workers, and what moves on them. Needs
+ * sl_ucx_load first. Functions return 0 or -errno unless they say otherwise, and may be
+ * called from any thread.
+ *
+ * A worker is UCX's "serialized": whoever calls into it holds its lock, once for a
+ * whole batch. Its own thread moves it when nobody else does.
+ */
+#ifndef SLUICE_UCX_H
+#define SLUICE_UCX_H
+
+#include "ring.h"
+#include "sluice.h"
+
+#define SL_UCX_RKEY_MAX 256
+#define SL_UCX_CONTROL_MAX 4096
+#define SL_UCX_NOTE_MAX 4096
+#define SL_UCX_READ_ONLY 1
+#define SL_UCX_MARK 16
+
+/* Outcomes beside UCX's own, which are above -101. */
+enum {
+	SL_UCX_ABORTED = -1001,
+	SL_UCX_REVOKED = -1002,
+	SL_UCX_CLOSED = -1003,
+	SL_UCX_LOST = -1004,
+	SL_UCX_DENIED = -1005, /* a write to what is read-only */
+	SL_UCX_RANGE = -1006,
+	SL_UCX_FAULT = -1007 /* memory that its own process cannot read, or cannot write to */
+};
+
+struct sl_ucx_config {
+	const char *transports, *devices; /* UCX_TLS, UCX_NET_DEVICES; NULL: UCX's own choice */
+	const char *const *settings;	  /* name, value, name, value, NULL; or NULL */
+	int shared;			  /* memory of peers can be mapped; no error mode */
+	int pull;			  /* the kernel copies between processes, where it permits that */
+	uint32_t workers;
+	uint32_t batches; /* of a worker, a power of two */
+	uint32_t notes;	  /* messages to one peer that it has not received */
+	uint32_t segment; /* bytes of an eager message */
+	uint64_t rendezvous; /* bytes from which a contiguous piece is not eager; 0: never */
+	uint64_t spin_ns;    /* how long a thread looks before it sleeps */
+	uint64_t grace_ns;   /* after which a silent peer is lost */
+	int wake_fd, control_fd; /* eventfds of the caller's */
+};
+
+struct sl_ucx_context;
+struct sl_ucx_conn;
+struct sl_ucx_allocation;
+
+/* What a peer needs to reach memory of ours. */
+struct sl_ucx_export {
+	uint64_t base;
+	uint32_t generation, rkey_len; /* no rkey: it cannot be mapped */
+	uint8_t rkey[SL_UCX_RKEY_MAX];
+};
+
+/* Where a peer sees whether it may copy from our memory: this mark stands there as long as it may. */
+struct sl_ucx_gate {
+	uint64_t at; /* 0: it may not */
+	uint8_t mark[SL_UCX_MARK];
+};
+
+/* What is known of the other end of a connection. */
+struct sl_ucx_peer {
+	uint64_t conn;
+	struct sl_ucx_export words; /* its page of generations, or zero */
+	uint32_t pid;		    /* its process, 0: on another host */
+	int pulls;		    /* it copies from our memory */
+	struct sl_ucx_gate gate;
+};
+
+/* why is the reason of a failure in words, cut at size. */
+int sl_ucx_open(const struct sl_ucx_config *c, struct sl_ucx_context **out, char *why, size_t size);
+
+/*
+ * Ends threads, connections and memory. The rings stay until free. -ETIMEDOUT: a
+ * connection has not ended, since a peer is silent; UCX would end the process if its worker
+ * went now, so the context stays, at rest, for good.
+ */
+int sl_ucx_close(struct sl_ucx_context *c, uint64_t grace_ns);
+void sl_ucx_free(struct sl_ucx_context *c);
+
+struct sl_ring *sl_ucx_ring(struct sl_ucx_context *c, uint32_t worker);
+
+/* The address of a worker, constant until sl_ucx_close. */
+const void *sl_ucx_address(struct sl_ucx_context *c, uint32_t worker, size_t *len);
+
+/*
+ * Makes memory known under a key of the caller's. Messages of peers reach it with the
+ * ticket. in, or NULL, is the allocation that it lies in.
+ */
+int sl_ucx_map(struct sl_ucx_context *c, uint32_t key, void *base, uint64_t len, uint32_t flags, uint64_t ticket,
+	       struct sl_ucx_allocation *in);
+
+/* Nothing of ours works on the memory any more when it returns. */
+void sl_ucx_unmap(struct sl_ucx_context *c, uint32_t key);
+
+/*
+ * A new ticket and generation: when it returns 0, nothing lands any more that was begun
+ * with earlier ones. -ETIMEDOUT: a peer that has the memory mapped, or a message in hand,
+ * has not ended in time; repeat, or sl_ucx_refresh.
+ */
+int sl_ucx_fence(struct sl_ucx_context *c, uint32_t key, uint64_t ticket, uint64_t grace_ns);
+
+/*
+ * Puts fresh pages with the same content under memory in an allocation. beside, or NULL, is another
+ * context that knows the same memory.
+ */
+int sl_ucx_refresh(struct sl_ucx_context *c, uint32_t key, uint64_t grace_ns, struct sl_ucx_context *beside);
+
+/* 1: peers may map it, which is noted; 0: they may not, and only its base is told. */
+int sl_ucx_export(struct sl_ucx_context *c, uint32_t key, struct sl_ucx_export *out);
+
+/* The page of generations. 0: there is none. */
+int sl_ucx_words(struct sl_ucx_context *c, struct sl_ucx_export *out);
+
+/* Shared memory of UCX's own, zeroed. */
+int sl_ucx_allocate(struct sl_ucx_context *c, uint64_t len, struct sl_ucx_allocation **out);
+void *sl_ucx_allocated(struct sl_ucx_allocation *a);
+void sl_ucx_release(struct sl_ucx_allocation *a);
+
+/* Makes our end of a connection; does not wait for the other. */
+int sl_ucx_connect(struct sl_ucx_context *c, uint32_t worker, const void *address, struct sl_ucx_conn **out);
+uint64_t sl_ucx_id(struct sl_ucx_conn *n);
+
+/* The gate of this end; zero where there is none. */
+void sl_ucx_gate(struct sl_ucx_conn *n, struct sl_ucx_gate *out);
+
+/* The other end is known. Tries whether we can copy from its memory. */
+void sl_ucx_bind(struct sl_ucx_conn *n, const struct sl_ucx_peer *peer);
+
+/* Whether we copy from the peer's memory: 0, or why not: -ENOTSUP is by its choice or ours. */
+int sl_ucx_pulls(struct sl_ucx_conn *n);
+
+/* Sends a message to whoever listens for control messages there. -EPIPE lost, -EBADF ended. */
+int sl_ucx_control(struct sl_ucx_conn *n, const uint8_t *data, size_t len);
+
+/* Text of what UCX chose, cut at size. */
+void sl_ucx_lanes(struct sl_ucx_conn *n, char *text, size_t size);
+
+/* A peer's memory. */
+int sl_ucx_import(struct sl_ucx_conn *n, uint32_t key, uint64_t size, uint64_t ticket, uint32_t flags,
+		  const struct sl_ucx_export *x, uint32_t *slot);
+void sl_ucx_drop(struct sl_ucx_conn *n, uint32_t slot);
+int sl_ucx_direct(struct sl_ucx_conn *n, uint32_t slot);
+
+/*
+ * Starts a batch: all of it or nothing. 0, or errno in the low 16 bits and the piece
+ * above: EAGAIN no place for a batch or a message, ERANGE an unknown key or beyond its memory,
+ * EROFS, EPIPE lost, EBADF ended, ESTALE a past epoch. note NULL: no message.
+ */
+int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d, size_t count,
+		      const uint8_t *note, size_t note_len);
+
+int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_pages *p,
+			    const uint32_t *local, const uint32_t *remote, const uint8_t *note, size_t note_len);
+
+void sl_ucx_cancel(struct sl_ucx_conn *n, uint64_t tag);
+
+/*
+ * Moves a piece of a batch, or waits a moment for a peer who serves it. 1: there was
+ * something to do; 0: nothing.
+ */
+int sl_ucx_help(struct sl_ucx_conn *n, uint64_t tag);
+
+/* Who helped stops before the end. */
+void sl_ucx_unhelp(struct sl_ucx_conn *n);
+
+/*
+ * Moves the workers that nobody has in hand, in the caller, who looks for completions and
+ * messages without pause: their threads stand back meanwhile. sl_ucx_undrive when the
+ * caller goes to sleep.
+ */
+void sl_ucx_drive(struct sl_ucx_context *c);
+void sl_ucx_undrive(struct sl_ucx_context *c);
+
+/*
+ * No submissions from now on; what has not begun ends with SL_UCX_CLOSED. Waits for the
+ * rest. -ETIMEDOUT: some is still under way.
+ */
+int sl_ucx_drain(struct sl_ucx_conn *n, uint64_t grace_ns);
+
+/* All batches end with this outcome, and messages that still arrive are ignored. */
+void sl_ucx_end(struct sl_ucx_conn *n, int32_t status);
+
+/* Ends it and gives it back; n is gone. */
+void sl_ucx_disconnect(struct sl_ucx_conn *n, uint64_t grace_ns);
+
+/* A control message that arrived. */
+struct sl_ucx_letter {
+	uint64_t conn;
+	uint32_t worker, len;
+	int lost; /* the peer was given up; no data */
+};
+
+/* 1: there is one, taken by the second; only one thread at a time. */
+int sl_ucx_letter(struct sl_ucx_context *c, struct sl_ucx_letter *out);
+void sl_ucx_letter_take(struct sl_ucx_context *c, uint32_t worker, uint8_t *data);
+
+/*
+ * Takes the first message with data of a worker, of first_len bytes: the ring says whether there is
+ * one. Returns whose end it was sent to. Only one thread at a time.
+ */
+uint64_t sl_ucx_note_take(struct sl_ucx_context *c, uint32_t worker, uint8_t *data);
+
+#endif

@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Batches: from Submit to their end, and which copies they are. */
+#define _GNU_SOURCE
+#include "ucx_worker.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Bytes that Submit moves in the caller. */
+#define INLINE (64u << 10)
+
+static struct sl_ucx_import *import_of(const struct sl_ucx_conn *n, uint32_t slot)
+{
+	struct sl_ucx_import *im = slot < n->imports_len ? n->imports[slot] : NULL;
+
+	return im && im->used ? im : NULL;
+}
+
+int sl_ucx_run_at(struct sl_ucx_batch *b, uint32_t piece, struct sl_ucx_run *run)
+{
+	struct sl_ucx_conn *n = b->conn;
+	struct sl_ucx_memory *m;
+	struct sl_desc d, e;
+	uint32_t count = 1;
+
+	if (piece >= b->pieces.count)
+		return 0;
+	d = sl_piece(&b->pieces, piece);
+	for (; piece + count < b->pieces.count; count++) {
+		e = sl_piece(&b->pieces, piece + count);
+		if (e.local != d.local + d.len || e.remote != d.remote + d.len || e.local_key != d.local_key ||
+		    e.remote_key != d.remote_key)
+			break;
+		d.len += e.len;
+	}
+	m = sl_ucx_find(n->worker->context, d.local_key); /* there until the batch ends: the engine's promise */
+	if (!m)
+		return 0;
+	*run = (struct sl_ucx_run){
+		.local = m->base + d.local,
+		.remote = d.remote,
+		.len = d.len,
+		.import = n->imports[d.remote_key],
+		.handle = m->handle,
+		.first = piece,
+		.count = count,
+	};
+	return 1;
+}
+
+int sl_ucx_next_run(struct sl_ucx_batch *b)
+{
+	if (b->next_piece >= b->pieces.count)
+		return 0;
+	if (!sl_ucx_run_at(b, b->next_piece, &b->run)) {
+		sl_ucx_fail(b, SL_UCX_RANGE, (int32_t)b->next_piece);
+		return 0;
+	}
+	b->next_piece += b->run.count;
+	return 1;
+}
+
+void sl_ucx_rewind(struct sl_ucx_batch *b)
+{
+	b->next_piece = 0;
+	b->run = (struct sl_ucx_run){0};
+	b->unproved = NULL;
+}
+
+void sl_ucx_fail(struct sl_ucx_batch *b, int32_t status, int32_t piece)
+{
+	if (b->status == 0) {
+		b->status = status;
+		b->piece = piece;
+	}
+}
+
+static void free_note(struct sl_ucx_batch *b)
+{
+	if (!b->note)
+		return;
+	sl_ucx_parcel_free(b->conn->worker, b->note);
+	b->note = NULL;
+	b->conn->credit++;
+}
+
+static void end(struct sl_ucx_batch *b)
+{
+	struct sl_ucx_conn *n = b->conn;
+	struct sl_ucx_worker *w = n->worker;
+	struct sl_ring *r = w->ring;
+
+	free_note(b);
+	r->done[r->head & r->mask] = (struct sl_done){b->tag, b->status, b->piece};
+	__atomic_store_n(&r->head, r->head + 1, __ATOMIC_SEQ_CST);
+	if (n->head == b)
+		n->head = b->next;
+	b->prev->next = b->next;
+	b->next->prev = b->prev;
+	sl_pieces_trim(&b->pieces);
+	b->conn = NULL;
+	b->next = w->free;
+	w->free = b;
+	w->live--;
+	if (n->graves)
+		sl_ucx_reap(n);
+	if (n->closed)
+		pthread_cond_broadcast(&w->news);
+	if (!w->polled)
+		sl_ucx_wake(w);
+}
+
+void sl_ucx_settle(struct sl_ucx_batch *b)
+{
+	if (b->outstanding == 0 && (b->issued || b->status != 0))
+		end(b);
+}
+
+void sl_ucx_give_up(struct sl_ucx_batch *b, int32_t status)
+{
+	b->cancelled = 1;
+	if (!b->write)
+		sl_ucx_detach(b);
+	sl_ucx_fail(b, status, -1);
+	b->outstanding++; /* a peer that is ourselves answers at once */
+	if (b->outstanding > 1)
+		sl_ucx_ask(b->conn); /* its last message, which would have, is not sent */
+	b->outstanding--;
+	sl_ucx_settle(b);
+}
+
+/* All of it is on its way, the message of it as well. */
+static void issued(struct sl_ucx_batch *b)
+{
+	struct sl_ucx_conn *n = b->conn;
+
+	b->issued = 1;
+	n->head = b->next;
+	b->outstanding++; /* a peer that is ourselves answers at once */
+	if (b->status != 0 && b->outstanding > 1 && b->write)
+		sl_ucx_ask(n);
+	if (b->note && b->status == 0 && n->lost)
+		sl_ucx_fail(b, SL_UCX_LOST, -1);
+	if (b->note && b->status == 0 && !b->faulty) {
+		struct sl_ucx_parcel *p = b->note;
+
+		b->note = NULL;
+		p->head.flags = b->served && b->write ? SL_UCX_CHECKED : 0;
+		sl_ucx_send(n, p, p->body, p->len, 0);
+	}
+	b->outstanding--;
+	sl_ucx_settle(b);
+}
+
+static int advance(struct sl_ucx_batch *b, uint64_t *bytes)
+{
+	if (!b->served)
+		return sl_ucx_move_direct(b, bytes);
+	if (b->write && b->conn->pulled)
+		return sl_ucx_move_offered(b, bytes);
+	return b->fetches ? sl_ucx_move_fetched(b, bytes) : sl_ucx_move_served(b, bytes);
+}
+
+int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes)
+{
+	int moved = 0;
+
+	while (n->head != &n->live && bytes > 0) {
+		struct sl_ucx_batch *b = n->head;
+		uint64_t before = bytes;
+		int rc = 0;
+
+		b->outstanding++; /* it must not end meanwhile */
+		if (b->status == 0)
+			rc = advance(b, &bytes);
+		b->outstanding--;
+		moved |= bytes != before;
+		if (rc < 0 && rc != -EAGAIN) { /* its peer's memory is not mapped any more */
+			b->served = 1;
+			sl_ucx_rewind(b);
+			continue;
+		}
+		if (rc != 0)
+			break;
+		/* A message must not overtake what arrives by rendezvous. */
+		if (b->note && b->exact && b->status == 0)
+			break;
+		issued(b);
+		moved = 1;
+	}
+	return moved;
+}
+
+/*
+ * What is wrong with the pieces, as submit returns it. How they are moved: served by the
+ * owner, if not all of them are mapped; or, a read, fetched, if it is known where all are.
+ */
+static int64_t check(const struct sl_ucx_conn *n, const struct sl_ucx_batch *b, int *served, int *known)
+{
+	const struct sl_ucx_memory *m = NULL;
+	const struct sl_ucx_import *im = NULL;
+	uint32_t local = 0, slot = 0;
+
+	for (uint32_t i = 0; i < b->pieces.count; i++) {
+		struct sl_desc d = sl_piece(&b->pieces, i);
+		int wrong = 0;
+
+		if (!m || d.local_key != local)
+			m = sl_ucx_find(n->worker->context, local = d.local_key);
+		if (!im || d.remote_key != slot)
+			im = import_of(n, slot = d.remote_key);
+		if (!m || !im || im->dropped || d.len == 0 || !sl_within(d.local, d.len, m->len) ||
+		    !sl_within(d.remote, d.len, im->size))
+			wrong = ERANGE;
+		else if (b->write && im->flags & SL_UCX_READ_ONLY)
+			wrong = EROFS;
+		if (wrong)
+			return wrong | (int64_t)i << 16;
+		*served |= im->rkey == NULL;
+		*known &= im->base != 0;
+	}
+	return 0;
+}
+
+static int take_note(struct sl_ucx_batch *b, const uint8_t *note, size_t len)
+{
+	struct sl_ucx_parcel *p = sl_ucx_parcel(b->conn->worker, len);
+
+	if (!p)
+		return -ENOMEM;
+	p->head.type = SL_UCX_MSG_NOTE;
+	p->len = (uint32_t)len;
+	if (len)
+		memcpy(p->body, note, len);
+	b->note = p;
+	b->conn->credit--;
+	return 0;
+}
+
+static int64_t refuse(struct sl_ucx_conn *n, int note)
+{
+	struct sl_ucx_worker *w = n->worker;
+
+	if (n->closed || n->ended)
+		return EBADF;
+	if (n->lost)
+		return EPIPE;
+	/* A place in the ring is taken until the completion was polled. */
+	if (w->live + (w->ring->head - __atomic_load_n(&w->ring->tail, __ATOMIC_ACQUIRE)) > w->ring->mask)
+		return EAGAIN;
+	if (note && n->credit == 0) {
+		if (!n->starved)
+			sl_ucx_signal(n, SL_UCX_MSG_STARVED, 0);
+		n->starved = 1;
+		return EAGAIN;
+	}
+	return 0;
+}
+
+static void enqueue(struct sl_ucx_conn *n, struct sl_ucx_batch *b)
+{
+	b->order = n->order++;
+	b->prev = n->live.prev;
+	b->next = &n->live;
+	b->prev->next = b->next->prev = b;
+	if (n->head == &n->live)
+		n->head = b;
+	n->worker->live++;
+}
+
+static void fill(struct sl_ucx_batch *b, const struct sl_ucx_batch *form, struct sl_ucx_conn *n)
+{
+	struct sl_pieces pieces = b->pieces;
+
+	*b = *form;
+	b->conn = n;
+	b->pieces = pieces;
+	sl_pieces_take(&b->pieces, &form->pieces);
+	b->piece = -1;
+}
+
+/* Under the lock; form is what the caller asks for. */
+static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form, const uint8_t *note, size_t note_len)
+{
+	struct sl_ucx_worker *w = n->worker;
+	struct sl_ucx_batch *b = w->free;
+	int64_t rc = refuse(n, note != NULL);
+	int served = 0, known = n->pid != 0;
+
+	if (rc == 0)
+		rc = check(n, form, &served, &known);
+	if (rc != 0)
+		return rc;
+	/* In any case: what looks mapped may turn out to be served. */
+	if (sl_pieces_reserve(&b->pieces, &form->pieces) != 0)
+		return ENOMEM;
+	w->free = b->next;
+	fill(b, form, n);
+	b->served = served;
+	b->fetches = known && !b->write;
+	if (note && take_note(b, note, note_len) != 0) {
+		b->next = w->free;
+		w->free = b;
+		return ENOMEM;
+	}
+	enqueue(n, b);
+	if (n->head == b) {
+		w->polled = 1;
+		sl_ucx_move(n, INLINE);
+		w->polled = 0;
+	}
+	/* Unless it has ended: the lock is ours, so nobody else has taken its place. The answers to
+	 * a read look at the pieces again. */
+	if (b->conn && !(b->issued && b->write))
+		sl_pieces_keep(&b->pieces);
+	if (w->live)
+		sl_ucx_rouse(w);
+	return 0;
+}
+
+int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d, size_t count,
+		      const uint8_t *note, size_t note_len)
+{
+	struct sl_ucx_batch form = {.tag = tag, .write = write, .pieces = {.descs = d, .count = (uint32_t)count}};
+	int64_t rc;
+
+	if (count > SL_PIECES_MAX || note_len > SL_UCX_NOTE_MAX)
+		return ERANGE;
+	sl_ucx_lock(n->worker);
+	rc = submit(n, &form, note, note_len);
+	sl_ucx_unlock(n->worker);
+	return rc;
+}
+
+int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_pages *p,
+			    const uint32_t *local, const uint32_t *remote, const uint8_t *note, size_t note_len)
+{
+	struct sl_ucx_batch form = {.tag = tag, .write = write, .pieces = {.pages = *p, .local_index = local,
+					       .remote_index = remote, .count = (uint32_t)p->count}};
+	int64_t rc;
+
+	if (!sl_pages_sound(p) || note_len > SL_UCX_NOTE_MAX)
+		return ERANGE;
+	sl_ucx_lock(n->worker);
+	rc = submit(n, &form, note, note_len);
+	sl_ucx_unlock(n->worker);
+	return rc;
+}

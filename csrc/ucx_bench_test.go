@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package csrc
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// finish waits for one completion, helping as a waiter would.
+func (l *lane) finish(b *testing.B) {
+	var done [1]Done
+	for l.near.Poll(done[:]) == 0 {
+		l.conn.Help(l.tag, nil)
+	}
+	if err := UCXError(done[0]); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func BenchmarkUCX(b *testing.B) {
+	for _, w := range ways {
+		b.Run(w.name, func(b *testing.B) {
+			l := openLane(b, w)
+			for _, op := range []backends.Op{backends.Write, backends.Read} {
+				for _, n := range []uint64{8, 656, 4 << 10, 64 << 10, 1 << 20, 4 << 20} {
+					b.Run(fmt.Sprintf("%v/%d", op, n), func(b *testing.B) {
+						d := []backends.Desc{{Len: n, LocalKey: testKey, RemoteKey: l.slot}}
+						b.SetBytes(int64(n))
+						b.ReportAllocs()
+						for b.Loop() {
+							l.tag++
+							if err := l.conn.Submit(op, l.tag, d, nil); err != nil {
+								b.Fatal(err)
+							}
+							l.finish(b)
+						}
+					})
+				}
+				b.Run(fmt.Sprintf("%v/pages", op), func(b *testing.B) {
+					r := rand.New(rand.NewPCG(1, 1))
+					p := &backends.Pages{Count: 2048, EntryLen: 656, LocalStride: 656, RemoteStride: 1312,
+						LocalKey: testKey, RemoteKey: l.slot}
+					for _, i := range r.Perm(2048) {
+						p.Remote = append(p.Remote, uint32(i))
+					}
+					b.SetBytes(int64(p.Bytes()))
+					b.ReportAllocs()
+					for b.Loop() {
+						l.tag++
+						if err := l.conn.SubmitPages(op, l.tag, p, nil); err != nil {
+							b.Fatal(err)
+						}
+						l.finish(b)
+					}
+				})
+			}
+		})
+	}
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package csrc
+
+/*
+#cgo noescape sl_ucx_submit
+#cgo nocallback sl_ucx_submit
+#cgo noescape sl_ucx_submit_pages
+#cgo nocallback sl_ucx_submit_pages
+#include <errno.h>
+#include <stdlib.h>
+#include "ucx.h"
+*/
+import "C"
+
+import (
+	"os"
+	"runtime"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// UCXConn is our end of a connection. Its methods may be called by any goroutine, but
+// none after Close.
+type UCXConn struct{ c *C.struct_sl_ucx_conn }
+
+// Connect makes our end of a connection to the worker with this address. It does not
+// wait for the peer, and does not check the address: UCX trusts it.
+func (c *UCXContext) Connect(worker int, address []byte) (*UCXConn, error) {
+	defer runtime.KeepAlive(c)
+	n := &UCXConn{}
+	p := C.CBytes(address)
+	defer C.free(p)
+	if rc := C.sl_ucx_connect(c.c, C.uint32_t(worker), p, &n.c); rc != 0 {
+		return nil, ucxErrno("connect", int64(-rc))
+	}
+	return n, nil
+}
+
+// ID names this end in the messages of the peer: never 0, and never used again.
+func (n *UCXConn) ID() uint64 { return uint64(C.sl_ucx_id(n.c)) }
+
+// Gate is what the peer's Bind needs to be told of this end.
+func (n *UCXConn) Gate() UCXGate {
+	var g C.struct_sl_ucx_gate
+	C.sl_ucx_gate(n.c, &g)
+	return UCXGate{At: uint64(g.at), Mark: *(*[16]byte)(unsafe.Pointer(&g.mark))}
+}
+
+// Bind tells which end this one talks to, and tries whether we can copy from its
+// process's memory.
+func (n *UCXConn) Bind(p UCXPeer) error {
+	c := C.struct_sl_ucx_peer{conn: C.uint64_t(p.ID), pid: C.uint32_t(p.PID)}
+	if err := p.Words.c(&c.words); err != nil {
+		return err
+	}
+	if p.Pulls {
+		c.pulls = 1
+	}
+	c.gate.at = C.uint64_t(p.Gate.At)
+	*(*[16]byte)(unsafe.Pointer(&c.gate.mark)) = p.Gate.Mark
+	C.sl_ucx_bind(n.c, &c)
+	return nil
+}
+
+// Pulls returns nil if this end copies from the peer's memory, since Bind; else why not, where
+// backends.ErrNotSupported is the choice of one of the two.
+func (n *UCXConn) Pulls() error {
+	switch rc := C.sl_ucx_pulls(n.c); rc {
+	case 0:
+		return nil
+	case -C.ENOTSUP:
+		return backends.ErrNotSupported
+	default:
+		return os.NewSyscallError("process_vm_readv", syscall.Errno(-rc))
+	}
+}
+
+// Control sends a message to the control of the peer: to the end that Bind named, or
+// to none in particular before that.
+func (n *UCXConn) Control(msg []byte) error {
+	rc := C.sl_ucx_control(n.c, (*C.uint8_t)(unsafe.SliceData(msg)), C.size_t(len(msg)))
+	if rc != 0 {
+		return ucxErrno("send a control message", int64(-rc))
+	}
+	return nil
+}
+
+// Lanes is what UCX says of the endpoint, several lines.
+func (n *UCXConn) Lanes() string {
+	const size = 8 << 10
+	p := (*C.char)(C.calloc(1, size))
+	defer C.free(unsafe.Pointer(p))
+	C.sl_ucx_lanes(n.c, p, size)
+	return C.GoString(p)
+}
+
+// Import makes a peer's memory known to this connection.
+func (n *UCXConn) Import(m UCXImport) (slot uint32, err error) {
+	var e C.struct_sl_ucx_export
+	if err := m.Export.c(&e); err != nil {
+		return 0, err
+	}
+	flags := C.uint32_t(0)
+	if m.ReadOnly {
+		flags = C.SL_UCX_READ_ONLY
+	}
+	var s C.uint32_t
+	rc := C.sl_ucx_import(n.c, C.uint32_t(m.Key), C.uint64_t(m.Size), C.uint64_t(m.Ticket), flags, &e, &s)
+	if rc != 0 {
+		return 0, ucxErrno("import memory", int64(-rc))
+	}
+	return uint32(s), nil
+}
+
+// Drop forgets an import; batches under way keep it. Unknown slots are ignored.
+func (n *UCXConn) Drop(slot uint32) { C.sl_ucx_drop(n.c, C.uint32_t(slot)) }
+
+// Direct reports whether an import is mapped.
+func (n *UCXConn) Direct(slot uint32) bool { return C.sl_ucx_direct(n.c, C.uint32_t(slot)) != 0 }
+
+// Submit starts a batch in one crossing, under the rules of backends.Peer and
+// backends.Notifier. A nil msg is none.
+func (n *UCXConn) Submit(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+	// Bytes are typed: cgo would look through all that lies around them for pointers.
+	rc := C.sl_ucx_submit(n.c, toRemote(op), C.uint64_t(tag),
+		(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(descs))), C.size_t(len(descs)),
+		(*C.uint8_t)(ucxMessage(msg)), C.size_t(len(msg)))
+	if rc == 0 {
+		return nil
+	}
+	return ucxRefusal(int64(rc))
+}
+
+// SubmitPages is Submit for a pattern, as backends.Pager has it.
+func (n *UCXConn) SubmitPages(op backends.Op, tag uint64, p *backends.Pages, msg []byte) error {
+	if p.Count <= 0 || (p.Local != nil && len(p.Local) != p.Count) || (p.Remote != nil && len(p.Remote) != p.Count) {
+		return backends.ErrBounds
+	}
+	form := C.struct_sl_pages{
+		count: C.uint64_t(p.Count), entry: C.uint64_t(p.EntryLen),
+		local_base: C.uint64_t(p.LocalBase), remote_base: C.uint64_t(p.RemoteBase),
+		local_stride: C.uint64_t(p.LocalStride), remote_stride: C.uint64_t(p.RemoteStride),
+		local_key: C.uint32_t(p.LocalKey), remote_key: C.uint32_t(p.RemoteKey),
+	}
+	rc := C.sl_ucx_submit_pages(n.c, toRemote(op), C.uint64_t(tag), &form,
+		(*C.uint32_t)(unsafe.SliceData(p.Local)), (*C.uint32_t)(unsafe.SliceData(p.Remote)),
+		(*C.uint8_t)(ucxMessage(msg)), C.size_t(len(msg)))
+	if rc == 0 {
+		return nil
+	}
+	return ucxRefusal(int64(rc))
+}
+
+// ucxNoBytes stands for the bytes of a message that has none and is one all the same.
+var ucxNoBytes [1]byte
+
+func ucxMessage(msg []byte) *byte {
+	if msg != nil && len(msg) == 0 {
+		return &ucxNoBytes[0]
+	}
+	return unsafe.SliceData(msg)
+}
+
+// ucxRefusal makes an error of what submit returns.
+func ucxRefusal(rc int64) error {
+	switch err := ucxErrno("submit", rc&0xffff); err {
+	case backends.ErrBounds, backends.ErrReadOnly:
+		return &backends.PieceError{Piece: int(rc >> 16), Err: err}
+	default:
+		return err
+	}
+}
+
+// Cancel asks for the end of a batch that is not over. Unknown tags are ignored.
+func (n *UCXConn) Cancel(tag uint64) { C.sl_ucx_cancel(n.c, C.uint64_t(tag)) }
+
+// Help moves a batch in the caller, as backends.Helper has it.
+func (n *UCXConn) Help(tag uint64, stop <-chan struct{}) bool {
+	helped := false
+	for C.sl_ucx_help(n.c, C.uint64_t(tag)) != 0 {
+		helped = true
+		select {
+		case <-stop:
+			C.sl_ucx_unhelp(n.c)
+			return true
+		default:
+		}
+	}
+	return helped
+}
+
+// Drain ends what has not begun, with ErrClosed, refuses what is new, and waits for the
+// rest. ErrTimeout: after grace some is still under way.
+func (n *UCXConn) Drain(grace time.Duration) error {
+	if rc := C.sl_ucx_drain(n.c, C.uint64_t(max(grace, 0))); rc != 0 {
+		return ucxErrno("wait for batches", int64(-rc))
+	}
+	return nil
+}
+
+// End ends all batches with UCXClosed or UCXLost. Messages that come later are ignored.
+// It may be called twice.
+func (n *UCXConn) End(status int32) { C.sl_ucx_end(n.c, C.int32_t(status)) }
+
+// Close ends the connection and gives it back, by force after grace where UCX can. No
+// other call may run or follow.
+func (n *UCXConn) Close(grace time.Duration) error {
+	C.sl_ucx_disconnect(n.c, C.uint64_t(max(grace, 0)))
+	return nil
+}

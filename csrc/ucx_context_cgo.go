@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package csrc
+
+/*
+#include <stdlib.h>
+#include "ucx.h"
+#include "ucx_load.h"
+
+static const char *sl_ucx_say(int status) { return sl_ucx.ucs_status_string((ucs_status_t)status); }
+*/
+import "C"
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// UCXContext is a context of UCX with its workers, each with a thread that moves it.
+// All methods may be called by any goroutine at any time, unless they say otherwise.
+type UCXContext struct {
+	c     *C.struct_sl_ucx_context
+	rings []ring
+	grace uint64
+	next  int // Receive's: which worker it asks first
+
+	closed bool        // by Close
+	driven atomic.Bool // since the last Arm
+	beside *UCXContext
+}
+
+// OpenUCX opens a context in the library that LoadUCX has opened. What UCX cannot
+// do on this machine is a *backends.UnavailableError.
+func OpenUCX(cfg UCXConfig) (*UCXContext, error) {
+	conf := (*C.struct_sl_ucx_config)(C.calloc(1, C.sizeof_struct_sl_ucx_config))
+	defer C.free(unsafe.Pointer(conf))
+	var texts []unsafe.Pointer
+	text := func(s string) *C.char {
+		p := C.CString(s)
+		texts = append(texts, unsafe.Pointer(p))
+		return p
+	}
+	defer func() {
+		for _, p := range texts {
+			C.free(p)
+		}
+	}()
+	if cfg.Transports != "" {
+		conf.transports = text(cfg.Transports)
+	}
+	if cfg.Devices != "" {
+		conf.devices = text(cfg.Devices)
+	}
+	settings, err := ucxSettings(cfg.Settings, text)
+	if err != nil {
+		return nil, err
+	}
+	defer C.free(unsafe.Pointer(settings))
+	conf.settings = settings
+	if cfg.Shared {
+		conf.shared = 1
+	}
+	if cfg.Pull {
+		conf.pull = 1
+	}
+	conf.workers, conf.batches = C.uint32_t(cfg.Workers), C.uint32_t(cfg.BatchesMax)
+	conf.notes, conf.segment = C.uint32_t(cfg.NotesMax), C.uint32_t(cfg.SegmentMax)
+	conf.rendezvous = C.uint64_t(cfg.RendezvousMin)
+	conf.spin_ns, conf.grace_ns = C.uint64_t(cfg.SpinNanos), C.uint64_t(cfg.GraceNanos)
+	conf.wake_fd, conf.control_fd = C.int(cfg.WakeFD), C.int(cfg.ControlFD)
+	c := &UCXContext{grace: cfg.GraceNanos}
+	var why [256]C.char
+	if rc := C.sl_ucx_open(conf, &c.c, &why[0], C.size_t(len(why))); rc != 0 {
+		return nil, ucxUnavailable(C.GoString(&why[0]), "choose transports and devices that `ucx_info -d` lists")
+	}
+	for i := range cfg.Workers {
+		r := C.sl_ucx_ring(c.c, C.uint32_t(i))
+		places := unsafe.Add(unsafe.Pointer(r), C.sizeof_struct_sl_ring) // done is aligned as the ring is
+		c.rings = append(c.rings, newRing(unsafe.Pointer(&r.head), unsafe.Pointer(&r.tail), unsafe.Pointer(&r.armed),
+			unsafe.Pointer(&r.notes), unsafe.Pointer(&r.first_len), places, int(r.mask)+1))
+	}
+	return c, nil
+}
+
+// ucxSettings makes the list of names and values that C reads.
+func ucxSettings(settings []string, text func(string) *C.char) (**C.char, error) {
+	list := (**C.char)(C.calloc(C.size_t(2*len(settings)+1), C.size_t(unsafe.Sizeof((*C.char)(nil)))))
+	slots := unsafe.Slice(list, 2*len(settings)+1)
+	for i, s := range settings {
+		name, value, ok := strings.Cut(s, "=")
+		if !ok || name == "" {
+			C.free(unsafe.Pointer(list))
+			return nil, fmt.Errorf("ucx setting %q: want NAME=VALUE: %w", s, backends.ErrBounds)
+		}
+		slots[2*i], slots[2*i+1] = text(name), text(value)
+	}
+	return list, nil
+}
+
+// Poll moves completions into done. It does not cross into C, and must not run
+// twice at once.
+func (c *UCXContext) Poll(done []Done) int {
+	n := 0
+	for i := range c.rings {
+		n += c.rings[i].poll(done[n:])
+	}
+	runtime.KeepAlive(c)
+	return n
+}
+
+// Drive moves the workers in the caller, who looks for completions and messages without
+// pause: their threads stand back meanwhile. Arm ends that.
+func (c *UCXContext) Drive() {
+	defer runtime.KeepAlive(c)
+	if c.rings[0].armed.Load() != 0 {
+		return // about to sleep: the threads stay awake for it
+	}
+	c.driven.Store(true)
+	C.sl_ucx_drive(c.c)
+}
+
+// Arm asks for one write to WakeFD and reports whether something is there already.
+func (c *UCXContext) Arm() bool {
+	defer runtime.KeepAlive(c)
+	if c.driven.Load() && c.driven.Swap(false) {
+		defer C.sl_ucx_undrive(c.c)
+	}
+	ready := false
+	for i := range c.rings {
+		ready = c.rings[i].arm() || ready
+	}
+	return ready
+}
+
+// Close ends the threads, the memories and the workers. All connections must be closed.
+// Where a peer does not answer while it connects, the context is at rest but stays,
+// with its descriptors, and Close says so: UCX would end the process. It may be called
+// twice, but not at once.
+func (c *UCXContext) Close() error {
+	if c.closed {
+		return nil
+	}
+	if rc := C.sl_ucx_close(c.c, C.uint64_t(c.grace/2)); rc != 0 {
+		return ucxErrno("close the context", int64(-rc))
+	}
+	c.closed = true
+	runtime.AddCleanup(c, func(p *C.struct_sl_ucx_context) { C.sl_ucx_free(p) }, c.c)
+	return nil
+}
+
+// Address is what a peer's Connect needs to reach a worker.
+func (c *UCXContext) Address(worker int) []byte {
+	defer runtime.KeepAlive(c)
+	var n C.size_t
+	p := C.sl_ucx_address(c.c, C.uint32_t(worker), &n)
+	return C.GoBytes(p, C.int(n))
+}
+
+// Receive returns the next message that a peer sent with its data. It must not run
+// twice at once.
+func (c *UCXContext) Receive() (UCXNote, bool) {
+	for range c.rings {
+		i := c.next
+		c.next = (c.next + 1) % len(c.rings)
+		if c.rings[i].notes.Load() == 0 {
+			continue
+		}
+		note := UCXNote{Data: make([]byte, c.rings[i].noteLen.Load())}
+		note.Conn = uint64(C.sl_ucx_note_take(c.c, C.uint32_t(i), (*C.uint8_t)(unsafe.SliceData(note.Data))))
+		runtime.KeepAlive(c)
+		return note, true
+	}
+	runtime.KeepAlive(c)
+	return UCXNote{}, false
+}
+
+// Control returns the next control message. It must not run twice at once.
+func (c *UCXContext) Control() (UCXControl, bool) {
+	defer runtime.KeepAlive(c)
+	var l C.struct_sl_ucx_letter
+	if C.sl_ucx_letter(c.c, &l) == 0 {
+		return UCXControl{}, false
+	}
+	m := UCXControl{Worker: int(l.worker), Conn: uint64(l.conn), Lost: l.lost != 0}
+	if !m.Lost {
+		m.Data = make([]byte, l.len)
+	}
+	C.sl_ucx_letter_take(c.c, l.worker, (*C.uint8_t)(unsafe.SliceData(m.Data)))
+	return m, true
+}
+
+// Map makes memory known under a key, which must be free. The memory must stay where
+// it is until Unmap.
+func (c *UCXContext) Map(key uint32, m UCXMemory) error {
+	defer runtime.KeepAlive(c)
+	flags := C.uint32_t(0)
+	if m.ReadOnly {
+		flags = C.SL_UCX_READ_ONLY
+	}
+	var in *C.struct_sl_ucx_allocation
+	if m.In != nil {
+		in = m.In.a
+	}
+	rc := C.sl_ucx_map(c.c, C.uint32_t(key), unsafe.Pointer(unsafe.SliceData(m.Mem)), C.uint64_t(len(m.Mem)), flags,
+		C.uint64_t(m.Ticket), in)
+	if rc != 0 {
+		return ucxErrno("map memory", int64(-rc))
+	}
+	return nil
+}
+
+// Unmap ends a memory: our threads have let go of it when it returns. Unknown keys are
+// ignored.
+func (c *UCXContext) Unmap(key uint32) {
+	C.sl_ucx_unmap(c.c, C.uint32_t(key))
+	runtime.KeepAlive(c)
+}
+
+// Fence gives a memory a new ticket. When it returns nil, nothing lands any more that
+// was begun with an earlier one. ErrTimeout: somebody did not answer within grace; Refresh
+// proves it all the same, or Fence may be tried again.
+func (c *UCXContext) Fence(key uint32, ticket uint64, grace time.Duration) error {
+	defer runtime.KeepAlive(c)
+	if rc := C.sl_ucx_fence(c.c, C.uint32_t(key), C.uint64_t(ticket), C.uint64_t(max(grace, 0))); rc != 0 {
+		return ucxErrno("fence memory", int64(-rc))
+	}
+	return nil
+}
+
+// Refresh puts fresh pages with the same content under memory of an allocation. What peers
+// still store in the old ones is nobody's; from then on our threads land all bytes of it.
+func (c *UCXContext) Refresh(key uint32) error {
+	defer runtime.KeepAlive(c)
+	var other *C.struct_sl_ucx_context
+	if c.beside != nil {
+		other = c.beside.c
+	}
+	if rc := C.sl_ucx_refresh(c.c, C.uint32_t(key), C.uint64_t(c.grace/8), other); rc != 0 {
+		return ucxErrno("put fresh pages under memory", int64(-rc))
+	}
+	return nil
+}
+
+// Beside names another context that knows the same memory, which Refresh must not
+// take pages from under. It must be told before memory is mapped, and closed after c.
+func (c *UCXContext) Beside(other *UCXContext) { c.beside = other }
+
+// Export returns what a peer needs to reach a memory; ok says whether it can map it.
+func (c *UCXContext) Export(key uint32) (x UCXExport, ok bool) {
+	defer runtime.KeepAlive(c)
+	var e C.struct_sl_ucx_export
+	ok = C.sl_ucx_export(c.c, C.uint32_t(key), &e) != 0
+	return ucxExport(&e), ok
+}
+
+// Words returns the page of generations, which a peer must map before it can map memory.
+// It is zero where memory is not shared.
+func (c *UCXContext) Words() UCXExport {
+	defer runtime.KeepAlive(c)
+	var e C.struct_sl_ucx_export
+	if C.sl_ucx_words(c.c, &e) == 0 {
+		return UCXExport{}
+	}
+	return ucxExport(&e)
+}
+
+func ucxExport(e *C.struct_sl_ucx_export) UCXExport {
+	return UCXExport{Rkey: C.GoBytes(unsafe.Pointer(&e.rkey[0]), C.int(e.rkey_len)), Base: uint64(e.base),
+		Generation: uint32(e.generation)}
+}
+
+// c fills the form of an export in C; a zero one stays zero.
+func (x *UCXExport) c(e *C.struct_sl_ucx_export) error {
+	if len(x.Rkey) > UCXRkeyMax {
+		return fmt.Errorf("key of %d bytes, want at most %d: %w", len(x.Rkey), UCXRkeyMax, backends.ErrBadToken)
+	}
+	e.base, e.generation, e.rkey_len = C.uint64_t(x.Base), C.uint32_t(x.Generation), C.uint32_t(len(x.Rkey))
+	for i, b := range x.Rkey {
+		e.rkey[i] = C.uint8_t(b)
+	}
+	return nil
+}
+
+// UCXAllocation is shared memory of UCX's own: peers on this host reach it by plain
+// loads and stores.
+type UCXAllocation struct {
+	context *UCXContext
+	a       *C.struct_sl_ucx_allocation
+	mem     []byte
+}
+
+// Allocate makes n zeroed bytes.
+func (c *UCXContext) Allocate(n uint64) (*UCXAllocation, error) {
+	defer runtime.KeepAlive(c)
+	a := &UCXAllocation{context: c}
+	if rc := C.sl_ucx_allocate(c.c, C.uint64_t(n), &a.a); rc != 0 {
+		return nil, ucxErrno("allocate shared memory", int64(-rc))
+	}
+	a.mem = unsafe.Slice((*byte)(C.sl_ucx_allocated(a.a)), n)
+	return a, nil
+}
+
+// Bytes returns the memory, until Close.
+func (a *UCXAllocation) Bytes() []byte { return a.mem }
+
+// Close gives the memory back, also after the context was closed. Nothing may be mapped
+// in it. It must be called once.
+func (a *UCXAllocation) Close() error {
+	C.sl_ucx_release(a.a)
+	runtime.KeepAlive(a.context)
+	return nil
+}
+
+func ucxErrno(what string, errno int64) error {
+	switch e := syscall.Errno(errno); e {
+	case syscall.EAGAIN:
+		return backends.ErrFull
+	case syscall.ERANGE:
+		return backends.ErrBounds
+	case syscall.EROFS:
+		return backends.ErrReadOnly
+	case syscall.EPIPE:
+		return backends.ErrPeerLost
+	case syscall.EBADF:
+		return backends.ErrClosed
+	case syscall.ETIMEDOUT:
+		return fmt.Errorf("%s over UCX: a peer does not answer: %w", what, backends.ErrTimeout)
+	case syscall.EHOSTUNREACH:
+		return fmt.Errorf("%s over UCX: no transport reaches the peer: %w", what, backends.ErrPeerLost)
+	default:
+		return fmt.Errorf("%s over UCX: %w", what, e)
+	}
+}
+
+func ucxStatus(status int32) string { return C.GoString(C.sl_ucx_say(C.int(status))) }

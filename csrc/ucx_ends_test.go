@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package csrc
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// begin submits n batches that take a while, tags from 0 up.
+func (l *lane) begin(t *testing.T, op backends.Op, n uint64) {
+	t.Helper()
+	for tag := range n {
+		d := []backends.Desc{l.desc(1, 3, 1<<20), l.desc(2<<20, 5<<19, 1<<20)}
+		if err := l.conn.Submit(op, tag, d, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestUCXCancelAtEveryStage(t *testing.T) {
+	everyWay(t, func(t *testing.T, l *lane) {
+		for round := range 60 {
+			op := []backends.Op{backends.Write, backends.Read}[round%2]
+			l.begin(t, op, 4)
+			for spin := time.Now(); time.Since(spin) < time.Duration(round)*20*time.Microsecond; {
+			}
+			for _, tag := range []uint64{1, 0, 3, 99, 0} {
+				l.conn.Cancel(tag)
+			}
+			for tag, err := range l.outcomes(t, 0, 4) {
+				if err != nil && (!errors.Is(err, backends.ErrAborted) || tag == 2) {
+					t.Fatalf("round %d, tag %d: %v", round, tag, err)
+				}
+			}
+		}
+		l.works(t)
+	})
+}
+
+func TestUCXDrainAndEndWithWorkInFlight(t *testing.T) {
+	for name, end := range map[string]func(l *lane) error{
+		"drain": func(l *lane) error { return l.conn.Drain(testGrace) },
+		"close": func(l *lane) error { l.conn.End(UCXClosed); l.conn.End(UCXLost); return nil },
+		"lost":  func(l *lane) error { l.conn.End(UCXLost); return nil },
+		"both":  func(l *lane) error { _ = l.conn.Drain(0); l.conn.End(UCXClosed); return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			everyWay(t, func(t *testing.T, l *lane) {
+				for _, op := range []backends.Op{backends.Write, backends.Read} {
+					l.begin(t, op, 6)
+					if err := end(l); err != nil {
+						t.Fatal(err)
+					}
+					for tag, err := range l.outcomes(t, 0, 6) {
+						if err != nil && !errors.Is(err, backends.ErrClosed) && !errors.Is(err, backends.ErrPeerLost) {
+							t.Fatalf("tag %d: %v", tag, err)
+						}
+					}
+					if err := l.conn.Submit(op, 9, []backends.Desc{l.desc(0, 0, 1)}, nil); !errors.Is(err, backends.ErrClosed) {
+						t.Fatalf("submit after the end: %v", err)
+					}
+					if _, err := l.conn.Import(UCXImport{Key: testKey, Size: 10, Ticket: 1}); !errors.Is(err, backends.ErrClosed) {
+						t.Fatalf("import after the end: %v", err)
+					}
+					_ = l.conn.Lanes()
+					l.again(t)
+				}
+			})
+		})
+	}
+}
+
+// again replaces the connection.
+func (l *lane) again(t *testing.T) {
+	t.Helper()
+	_, _ = l.conn.Close(testGrace), l.back.Close(testGrace)
+	l.conn, l.back = join(t, l.near, l.far)
+	l.imports(t)
+}
+
+func (l *lane) imports(t *testing.T) {
+	t.Helper()
+	x, _ := l.far.Export(testKey)
+	slot, err := l.conn.Import(UCXImport{Key: testKey, Size: testBytes, Ticket: 1, Export: x})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.slot = slot
+}
+
+func TestUCXCloseWithWorkInFlight(t *testing.T) {
+	everyWay(t, func(t *testing.T, l *lane) {
+		for range 4 {
+			l.begin(t, backends.Write, 3)
+			_, _ = l.conn.Close(testGrace), l.back.Close(testGrace)
+			l.outcomes(t, 0, 3)
+			l.conn, l.back = join(t, l.near, l.far)
+			l.imports(t)
+			l.begin(t, backends.Read, 3)
+			l.again(t)
+			l.outcomes(t, 0, 3)
+		}
+		l.works(t)
+	})
+}
+
+func TestUCXDropInFlight(t *testing.T) {
+	everyWay(t, func(t *testing.T, l *lane) {
+		for range 20 {
+			slot := l.slot
+			l.begin(t, backends.Read, 2)
+			l.conn.Drop(slot)
+			l.conn.Drop(slot)
+			if err := l.conn.Submit(backends.Read, 9, []backends.Desc{l.desc(0, 0, 1)}, nil); !errors.Is(err, backends.ErrBounds) {
+				t.Fatalf("submit to what was dropped: %v", err)
+			}
+			l.imports(t)
+			for tag, err := range l.outcomes(t, 0, 2) {
+				if err != nil {
+					t.Fatalf("tag %d: %v", tag, err)
+				}
+			}
+			l.works(t)
+			l.conn.Drop(l.slot)
+			l.imports(t)
+			if l.slot > 1 {
+				t.Fatalf("slot %d: those that nobody uses are not used again", l.slot)
+			}
+		}
+		l.conn.Drop(1 << 30)
+	})
+}
+
+func TestUCXTwoConnectionsToOnePeer(t *testing.T) {
+	everyWay(t, func(t *testing.T, l *lane) {
+		conn, back := join(t, l.near, l.far)
+		if conn.ID() == l.conn.ID() || back.ID() == l.back.ID() {
+			t.Fatal("two connections of one name")
+		}
+		x, _ := l.far.Export(testKey)
+		slot, err := conn.Import(UCXImport{Key: testKey, Size: testBytes, Ticket: 1, Export: x})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.begin(t, backends.Write, 3)
+		fill(l.local[3<<20:], 4)
+		d := backends.Desc{Local: 3 << 20, Remote: 3<<20 + 5<<17, Len: 1000, LocalKey: testKey, RemoteKey: slot}
+		if err := conn.Submit(backends.Write, 3, []backends.Desc{d}, nil); err != nil {
+			t.Fatal(err)
+		}
+		l.outcomes(t, 0, 4)
+		if !bytes.Equal(l.local[d.Local:d.Local+1000], l.remote[d.Remote:d.Remote+1000]) {
+			t.Fatal("other bytes")
+		}
+		l.begin(t, backends.Read, 3)
+		_, _ = conn.Close(testGrace), back.Close(testGrace)
+		for tag, err := range l.outcomes(t, 0, 3) {
+			if err != nil {
+				t.Fatalf("tag %d fails since another connection ends: %v", tag, err)
+			}
+		}
+	})
+}
+
+// A peer that is ourselves answers within the call that asks it.
+func TestUCXConnectionToItself(t *testing.T) {
+	everyWay(t, func(t *testing.T, l *lane) {
+		conn, back := join(t, l.near, l.near)
+		slot, err := conn.Import(UCXImport{Key: testKey, Size: testBytes, Ticket: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		fill(l.local[:100000], 1)
+		for i := range 50 {
+			d := []backends.Desc{{Remote: 1 << 20, Len: 50000, LocalKey: testKey, RemoteKey: slot},
+				{Local: 50000, Remote: 1<<20 + 50001, Len: 40000, LocalKey: testKey, RemoteKey: slot}}
+			for tag := range uint64(3) {
+				if err := conn.Submit([]backends.Op{backends.Write, backends.Read}[i%2], tag, d, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			conn.Cancel(uint64(i % 3))
+			l.outcomes(t, 0, 3)
+		}
+		if err := l.near.Fence(testKey, 2, testGrace); err != nil {
+			t.Fatal(err)
+		}
+		d := []backends.Desc{{Remote: 1 << 20, Len: 50000, LocalKey: testKey, RemoteKey: slot}}
+		if err := errors.Join(conn.Submit(backends.Write, 1, d, []byte("x"))); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.outcome(t, 1); !errors.Is(err, backends.ErrRevoked) {
+			t.Fatalf("an old ticket: %v", err)
+		}
+		_, _ = conn.Close(testGrace), back.Close(testGrace)
+	})
+}
+
+// A sequence number wraps early in every connection; here it does so many times over.
+func TestUCXManyMessages(t *testing.T) {
+	everyWay(t, func(t *testing.T, l *lane) {
+		for i := range 20000 {
+			l.tag++
+			if err := l.conn.Submit(backends.Op(1+i%2), l.tag, []backends.Desc{l.desc(8, 16, 8)}, nil); err != nil {
+				t.Fatal(err)
+			}
+			for l.conn.Help(l.tag, nil) {
+			}
+			if err := l.outcome(t, l.tag); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l.works(t)
+	})
+}
+
+func TestUCXMemoryOutlivesItsContext(t *testing.T) {
+	l := openLane(t, ways[0])
+	l.closed = true
+	l.works(t)
+	_, _ = l.conn.Close(testGrace), l.back.Close(testGrace)
+	for range 2 {
+		if err := errors.Join(l.near.Close(), l.far.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fill(l.remote, 1)
+	l.far.Unmap(testKey)
+	l.far.Drive()
+	if _, err := l.far.Allocate(4096); !errors.Is(err, backends.ErrClosed) {
+		t.Errorf("allocate after the end: %v", err)
+	}
+	if err := l.far.Map(testKey, UCXMemory{Mem: l.remote, Ticket: 1}); !errors.Is(err, backends.ErrClosed) {
+		t.Errorf("map after the end: %v", err)
+	}
+	if err := l.far.Fence(testKey, 2, testGrace); !errors.Is(err, backends.ErrBounds) {
+		t.Errorf("fence after the end: %v", err)
+	}
+	if _, err := l.far.Connect(0, nil); !errors.Is(err, backends.ErrClosed) {
+		t.Errorf("connect after the end: %v", err)
+	}
+	_, received := l.far.Receive()
+	_, told := l.far.Control()
+	if _, exported := l.far.Export(testKey); received || told || exported || len(l.far.Words().Rkey) != 0 {
+		t.Error("a context that has ended goes on")
+	}
+}

@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of the UCX side share; nothing here crosses into Go. */
+#ifndef SLUICE_UCX_WORKER_H
+#define SLUICE_UCX_WORKER_H
+
+#include "pieces.h"
+#include "ucx.h"
+#include "ucx_load.h"
+#include "ucx_message.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/uio.h>
+
+#define SL_UCX_CHUNK 1024	 /* keys in one piece of the table */
+#define SL_UCX_CHUNKS 4096	 /* pieces */
+#define SL_UCX_WORDS 65536	 /* keys that have a generation word */
+#define SL_UCX_WINDOW 64	 /* messages with data under way on a connection */
+#define SL_UCX_QUANTUM (256u << 10) /* bytes moved by one hold of the lock */
+#define SL_UCX_STAGE (64u << 10)    /* bytes of small pieces that one message names */
+
+/*
+ * A key. Read under the lock of any worker; changed by whoever then takes each of
+ * them once, so that nobody still works with what was before.
+ */
+struct sl_ucx_memory {
+	_Atomic uint64_t ticket; /* 0: the key is free */
+	uint8_t *base;
+	uint64_t len;
+	uint32_t flags;
+	ucp_mem_h handle; /* or NULL */
+	struct sl_ucx_allocation *in;
+	atomic_uint landing; /* messages that UCX lands in it on its own */
+	atomic_uint reading; /* messages that UCX sends from it */
+	/* Under the lock of the context: */
+	int exported;	/* in this epoch */
+	int owed;	/* peers may still store what they began in earlier ones */
+	uint64_t nonce; /* of the pings that were sent for that, or 0 */
+};
+
+struct sl_ucx_allocation {
+	struct sl_ucx_allocation *next;
+	struct sl_ucx_context *context;
+	ucp_mem_h handle;
+	uint8_t *base;
+	uint64_t len, mapped; /* asked for; UCX's own */
+	uint32_t rkey_len;
+	uint8_t rkey[SL_UCX_RKEY_MAX];
+	struct sl_ucx_range {
+		uint64_t from, to;
+	} *fresh; /* ranges that peers cannot map */
+	uint32_t fresh_len;
+};
+
+/* An allocation of a peer that we have mapped, for all imports that lie in it. */
+struct sl_ucx_mapping {
+	struct sl_ucx_mapping *next;
+	uint32_t imports, packed_len;
+	ucp_rkey_h rkey;
+	uint8_t packed[SL_UCX_RKEY_MAX];
+};
+
+/* A peer's memory. */
+struct sl_ucx_import {
+	uint64_t size, ticket;
+	uint32_t key, flags;
+	int used, dropped;
+	uint64_t dropped_at; /* order of the first batch that cannot use it */
+	/* Direct: */
+	struct sl_ucx_mapping *mapping; /* NULL: served */
+	ucp_rkey_h rkey;
+	uint64_t base;
+	const _Atomic uint32_t *word;
+	uint32_t generation;
+};
+
+/* A contiguous copy of a batch: neighbours are one. */
+struct sl_ucx_run {
+	uint8_t *local;
+	uint64_t remote, len, done;
+	struct sl_ucx_import *import;
+	ucp_mem_h handle;
+	uint32_t first, count; /* pieces */
+};
+
+struct sl_ucx_batch {
+	struct sl_ucx_batch *prev, *next; /* of a connection, in order; or the free ones */
+	struct sl_ucx_conn *conn;
+	uint64_t tag, order, helped; /* helped: when a caller last moved a piece of it, or 0 */
+	int write, cancelled, issued, served;
+	int fetches, faulty; /* a read by our own hand; a piece of it could not be read */
+	uint32_t exact; /* of outstanding: those that notes wait for */
+	int32_t status, piece;
+	uint32_t outstanding; /* messages under way, and requests of UCX */
+	struct sl_pieces pieces;
+	struct sl_ucx_run run;
+	uint32_t next_piece; /* after run */
+	struct sl_ucx_import *unproved; /* bytes of it were fetched, from this piece on, and may be of another epoch */
+	uint32_t unproved_piece;
+	struct sl_ucx_parcel *note;
+};
+
+enum { SL_UCX_FREE, SL_UCX_WRITING, SL_UCX_READING, SL_UCX_LANDING };
+enum { SL_UCX_BY_ANSWER = 1, SL_UCX_BY_UCX = 2 };
+
+/* A message with data that is under way, until it was answered and UCX let go of it. */
+struct sl_ucx_record {
+	struct sl_ucx_batch *batch; /* NULL: nobody cares any more */
+	uint32_t seq;
+	uint8_t kind, exact, faulty, waits; /* for the answer, and for UCX */
+	/* A read's answer lands at local, or NULL: from this piece on, and from off of its run. */
+	uint32_t piece;
+	uint8_t *local;
+	uint64_t off, len;
+	struct sl_ucx_block *block; /* that the owner copies from, or NULL */
+};
+
+/* What an owner copies from besides memory of batches: until it has answered it must stay as it is. */
+struct sl_ucx_block {
+	struct sl_ucx_block *next;
+	struct sl_ucx_row rows[SL_UCX_ROWS];
+	uint8_t bytes[SL_UCX_STAGE]; /* of small pieces */
+};
+
+/* The arguments of one process_vm_readv; the first of each are the gate's. */
+struct sl_ucx_vectors {
+	uint32_t locals, remotes;
+	uint64_t len;
+	struct iovec local[SL_UCX_ROWS + 1], remote[SL_UCX_ROWS + 1];
+	struct sl_ucx_row rows[SL_UCX_ROWS];
+	uint32_t piece[SL_UCX_ROWS + 1]; /* of a batch, for each local */
+};
+
+struct sl_ucx_conn {
+	struct sl_ucx_conn *next; /* of those that wait for their end */
+	struct sl_ucx_worker *worker;
+	uint64_t id, peer; /* ours; the other end's, 0 until bound */
+	ucp_ep_h handle;
+	uint8_t *gate;		  /* our page that the peer looks at when it copies from our memory; NULL: it must not */
+	int pulled;		  /* it does so */
+	struct sl_ucx_gate their; /* of its process pid, from whose memory we copy; 0: messages carry the bytes, */
+	uint32_t pid;
+	int refused; /* for this reason, an errno */
+	int failed; /* UCX says so */
+	int closed, ended, lost;
+	uint64_t last_in, last_out; /* ns */
+	ucs_status_ptr_t closing;   /* request of the end of handle, which is NULL then */
+	struct sl_ucx_parcel sending; /* ring of messages that UCX has not let go of */
+	uint32_t sends, parked;	    /* how many; of them by rendezvous */
+	uint32_t pings, lent;	    /* of them; sent from memory of batches */
+	uint64_t asked, asked_at, answered; /* nonces of a fence's pings, and since when one is due */
+	/* As the initiator: */
+	struct sl_ucx_batch live; /* ring, in order; those not issued come last */
+	struct sl_ucx_batch *head; /* the first that is not issued, or &live */
+	uint64_t order;
+	struct sl_ucx_import **imports;
+	uint32_t imports_len, graves;
+	struct sl_ucx_mapping *mappings;
+	ucp_rkey_h words_key;
+	const _Atomic uint32_t *words;
+	uint32_t first_seq, next_seq; /* of records in use */
+	uint32_t blocks;	      /* that they have */
+	struct sl_ucx_record records[SL_UCX_WINDOW];
+	uint32_t credit;
+	int starved; /* a submission was refused for want of credit */
+	uint32_t owed, impatient; /* credit not yet given back; messages for which that is to be done at once */
+	/* As the owner: */
+	int rx_failed; /* a piece of the batch that arrives */
+	uint32_t unread; /* messages that Go has not taken */
+	struct sl_ucx_post *farewell; /* tells Go of the loss, also when there is no memory */
+};
+
+/* A message that waits for Go. */
+struct sl_ucx_inbox {
+	struct sl_ucx_post *first, **end;
+	uint32_t len;
+};
+
+struct sl_ucx_worker {
+	struct sl_ucx_context *context;
+	ucp_worker_h handle;
+	ucp_address_t *address;
+	size_t address_len;
+	int event_fd;
+	pthread_t thread;
+	int has_thread;
+	pthread_mutex_t lock;
+	pthread_cond_t news;  /* a batch ended, a pong came, a send is over */
+	atomic_uint waiting;  /* for the lock: who comes back at once lets them in */
+	atomic_uint turns;    /* of those who held it */
+	atomic_uint drives;   /* calls that moved the worker for the thread, which stands back */
+	int polled;	      /* whoever holds the lock polls afterwards: no need to wake the poller */
+	int asleep;	      /* armed, and at or before its sleep */
+	int standing_back;    /* not armed: whoever drives goes on, or the thread takes over in a moment */
+	uint64_t ticked;
+	struct sl_ucx_conn **conns; /* by the low bits of their id */
+	uint32_t conns_len, conns_live;
+	struct sl_ucx_conn *zombies;
+	struct sl_ucx_batch *batches, *free;
+	uint64_t live; /* batches under way */
+	struct sl_ucx_parcel *small, *large; /* free ones */
+	struct sl_ucx_block *blocks;	     /* free ones */
+	struct sl_ucx_vectors *vectors;	     /* NULL: nothing is pulled */
+	struct sl_ucx_inbox controls, notes;
+	struct sl_ring *ring;
+};
+
+struct sl_ucx_context {
+	struct sl_ucx_config config;
+	ucp_context_h handle;
+	atomic_int stop;
+	int closed;
+	struct sl_ucx_worker *workers;
+	pthread_mutex_t lock; /* of the tables of memory and of allocations; before any worker's */
+	_Atomic(struct sl_ucx_memory *) chunks[SL_UCX_CHUNKS];
+	struct sl_ucx_allocation *allocations;
+	struct sl_ucx_allocation *words;
+	atomic_uint_fast64_t nonce;
+};
+
+/* ucx_progress.c */
+uint64_t sl_ucx_now(void);
+uint64_t sl_ucx_about_now(void);
+void sl_ucx_lock(struct sl_ucx_worker *w);
+void sl_ucx_unlock(struct sl_ucx_worker *w);
+void sl_ucx_let_in(struct sl_ucx_worker *w); /* without the lock, before it is taken again */
+void *sl_ucx_progress(void *worker);
+/* Under the lock, each: */
+void sl_ucx_rouse(struct sl_ucx_worker *w);
+void sl_ucx_wake(struct sl_ucx_worker *w); /* the poller, if it is armed */
+/*
+ * Moves the worker until a request is over, letting go of the lock meanwhile, and gives it back.
+ * -ETIMEDOUT: it is not over; finish gives it back all the same.
+ */
+int sl_ucx_finish(struct sl_ucx_worker *w, ucs_status_ptr_t request, uint64_t ns);
+int sl_ucx_await(struct sl_ucx_worker *w, ucs_status_ptr_t request, uint64_t ns);
+/* One call of progress and a piece of what is to be moved; 0: nothing was found. */
+unsigned sl_ucx_step(struct sl_ucx_worker *w);
+/* Waits for news. -ETIMEDOUT. */
+int sl_ucx_wait(struct sl_ucx_worker *w, uint64_t deadline);
+
+/* ucx_memory.c */
+struct sl_ucx_memory *sl_ucx_find(struct sl_ucx_context *c, uint32_t key); /* NULL: unknown */
+void sl_ucx_quiesce(struct sl_ucx_context *c);
+int sl_ucx_register_again(struct sl_ucx_context *c, uint8_t *from, uint64_t len);
+int sl_ucx_errno(ucs_status_t status);
+void *sl_ucx_grow(void *table, uint32_t *len, size_t entry);
+
+/* ucx_shared.c */
+_Atomic uint32_t *sl_ucx_word(struct sl_ucx_context *c, uint32_t key); /* NULL: has none */
+int sl_ucx_may_export(const struct sl_ucx_memory *m);
+
+/* ucx_conn.c; under the lock */
+struct sl_ucx_conn *sl_ucx_conn_of(struct sl_ucx_worker *w, uint64_t id);
+void sl_ucx_lose(struct sl_ucx_conn *n); /* tells Go, once */
+void sl_ucx_cut(struct sl_ucx_conn *n); /* has UCX let go of everything, where it can */
+void sl_ucx_cut_readers(struct sl_ucx_context *c, struct sl_ucx_memory *m);
+void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge); /* judge: silence is the peers' */
+/*
+ * Ends those that UCX did not let go of before, as far as it does now; last: also from under what
+ * their peers may still fetch. How many stay.
+ */
+int sl_ucx_bury(struct sl_ucx_worker *w, uint64_t grace_ns, int last);
+
+/* ucx_import.c; under the lock */
+void sl_ucx_reap(struct sl_ucx_conn *n); /* imports that no batch uses */
+void sl_ucx_forget_imports(struct sl_ucx_conn *n);
+
+/* ucx_populate.c; without a lock */
+void sl_ucx_populate(void *at, uint64_t len);
+
+/* ucx_parcel.c; under the lock */
+struct sl_ucx_parcel *sl_ucx_parcel(struct sl_ucx_worker *w, size_t body); /* NULL: no memory */
+void sl_ucx_parcel_free(struct sl_ucx_worker *w, struct sl_ucx_parcel *p);
+/* Takes the parcel over, whatever comes of it. */
+void sl_ucx_send(struct sl_ucx_conn *n, struct sl_ucx_parcel *p, const void *data, size_t len, unsigned flags);
+/* A message without data. NULL: the connection is over, or now lost, since the peer waits for it. */
+struct sl_ucx_parcel *sl_ucx_notice(struct sl_ucx_conn *n, uint8_t type);
+int sl_ucx_flooded(struct sl_ucx_conn *n); /* 1: it asks for more than it takes, and is lost now */
+void sl_ucx_signal(struct sl_ucx_conn *n, uint8_t type, uint64_t value); /* makes and sends one */
+ucs_status_t sl_ucx_arrived(void *worker, const void *head, size_t head_len, void *data, size_t len,
+			    const ucp_am_recv_param_t *param);
+
+/* ucx_inbox.c; under the lock */
+/* -ENOMEM: it is dropped. */
+int sl_ucx_put_control(struct sl_ucx_worker *w, uint64_t conn, const void *data, size_t len);
+struct sl_ucx_post *sl_ucx_farewell(void);
+void sl_ucx_put_farewell(struct sl_ucx_conn *n); /* once */
+ucs_status_t sl_ucx_put_note(struct sl_ucx_conn *n, void *data, size_t len, int keep);
+void sl_ucx_empty(struct sl_ucx_worker *w);
+void sl_ucx_owe(struct sl_ucx_conn *n);   /* a message of it was received */
+void sl_ucx_repay(struct sl_ucx_conn *n); /* gives the credit back */
+
+/* ucx_batch.c; under the lock */
+int sl_ucx_next_run(struct sl_ucx_batch *b); /* 0: there is none */
+int sl_ucx_run_at(struct sl_ucx_batch *b, uint32_t piece, struct sl_ucx_run *run);
+void sl_ucx_rewind(struct sl_ucx_batch *b);
+void sl_ucx_fail(struct sl_ucx_batch *b, int32_t status, int32_t piece);
+void sl_ucx_settle(struct sl_ucx_batch *b); /* ends it when all of it is over */
+void sl_ucx_give_up(struct sl_ucx_batch *b, int32_t status); /* what has not begun does not begin */
+int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes); /* of the batches in order; whether anything moved */
+
+/* ucx_direct.c; under the lock. 1: more is left; 0: all was moved; -1: a generation is over */
+int sl_ucx_move_direct(struct sl_ucx_batch *b, uint64_t *bytes);
+
+/* ucx_window.c; under the lock */
+int sl_ucx_window_full(const struct sl_ucx_conn *n);
+struct sl_ucx_record *sl_ucx_new_record(struct sl_ucx_batch *b, uint8_t kind); /* of what begins at its run */
+struct sl_ucx_record *sl_ucx_record_of(struct sl_ucx_conn *n, uint32_t seq);
+void sl_ucx_record_over(struct sl_ucx_conn *n, struct sl_ucx_record *r, uint8_t what);
+void sl_ucx_address_to(struct sl_ucx_parcel *p, uint8_t type, const struct sl_ucx_record *r, const struct sl_ucx_import *im);
+uint64_t sl_ucx_bite(const struct sl_ucx_run *run, uint64_t room);
+int sl_ucx_all_taken(const struct sl_ucx_batch *b);
+void sl_ucx_acknowledged(struct sl_ucx_conn *n, const struct sl_ucx_head *h);
+void sl_ucx_sent(struct sl_ucx_conn *n, uint32_t seq, ucs_status_t status);
+void sl_ucx_detach(struct sl_ucx_batch *b);
+void sl_ucx_ask(struct sl_ucx_conn *n);
+
+/* ucx_served.c; under the lock. 1: more is left; 0: all was sent; -EAGAIN: the window is full */
+int sl_ucx_move_served(struct sl_ucx_batch *b, uint64_t *bytes);
+ucs_status_t sl_ucx_answered(struct sl_ucx_conn *n, const struct sl_ucx_head *h, void *data, size_t len, int rendezvous);
+
+/* ucx_pulled.c; the same for peers who copy from each other's memory */
+int sl_ucx_move_offered(struct sl_ucx_batch *b, uint64_t *bytes); /* a write, by the owner's hand */
+int sl_ucx_move_fetched(struct sl_ucx_batch *b, uint64_t *bytes); /* a read, by ours */
+void sl_ucx_free_block(struct sl_ucx_conn *n, struct sl_ucx_record *r);
+
+/* ucx_gate.c; under the lock */
+void sl_ucx_open_gate(struct sl_ucx_conn *n);
+void sl_ucx_shut_gate(struct sl_ucx_conn *n);
+void sl_ucx_look_at_gate(struct sl_ucx_conn *n, const struct sl_ucx_peer *peer); /* whether we can, and it is the one */
+
+/* ucx_pull.c; under the lock */
+void sl_ucx_begin_pull(struct sl_ucx_vectors *v);
+void sl_ucx_add_pull(struct sl_ucx_vectors *v, void *local, uint64_t at, uint64_t len);
+/*
+ * Copies from the peer's memory, and looks at its gate before it, in one call of the kernel. -EFAULT:
+ * not all of it can be read, *got bytes can; -EPIPE: the peer has ended, or wants no more of us.
+ */
+int sl_ucx_pull(struct sl_ucx_conn *n, struct sl_ucx_vectors *v, uint64_t *got);
+int32_t sl_ucx_take(struct sl_ucx_conn *n, const struct sl_ucx_head *h, struct sl_ucx_memory *m);
+
+/* ucx_serve.c; under the lock */
+ucs_status_t sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, void *data, size_t len, int rendezvous);
+void sl_ucx_acknowledge(struct sl_ucx_conn *n, uint32_t seq, uint16_t flags, int32_t status);
+void sl_ucx_serve_read(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len);
+
+#endif
