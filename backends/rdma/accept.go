@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/control"
+)
+
+// strangersMax bounds the control connections over Config.ConnsMax: those that have not said
+// hello, or are about to be refused.
+const strangersMax = 64
+
+// helloMax is how long a connection may take to say hello.
+const helloMax = 5 * time.Second
+
+// accept takes control connections until the listener is closed.
+func (b *Backend) accept(l net.Listener) {
+	var open atomic.Int64
+	for {
+		conn, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			time.Sleep(10 * time.Millisecond) // out of descriptors: others may be given back
+			continue
+		}
+		if int(open.Add(1)) > b.cfg.ConnsMax+strangersMax {
+			open.Add(-1)
+			_ = conn.Close()
+			continue
+		}
+		started := b.tasks.Start(func() {
+			defer open.Add(-1)
+			b.welcome(conn)
+		})
+		if !started {
+			_ = conn.Close()
+			return
+		}
+	}
+}
+
+// welcome is our end of a connection, from its hello to its end.
+func (b *Backend) welcome(conn net.Conn) {
+	c := &inbound{b: b, ch: newChannel(conn, b.cfg.Grace/4, b.cfg.patience()), knows: make(map[*memory]struct{})}
+	defer c.ch.wait()
+	if !b.watch(c) {
+		c.ch.close(backends.ErrClosed)
+		return
+	}
+	defer b.unwatch(c)
+	h := c.hear()
+	if h == nil {
+		c.ch.close(backends.ErrCorrupt)
+		return
+	}
+	c.ch.start()
+	if err := c.open(h); err != nil {
+		c.ch.send((&welcome{status: control.StatusOf(err)}).encode())
+		c.ch.farewell(b.cfg.Grace)
+		return
+	}
+	c.run()
+}
+
+// watch has Close end the connection, unless it has begun.
+func (b *Backend) watch(c *inbound) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.guests == nil {
+		return false
+	}
+	b.guests[c] = struct{}{}
+	return true
+}
+
+func (b *Backend) unwatch(c *inbound) {
+	b.mu.Lock()
+	delete(b.guests, c)
+	b.mu.Unlock()
+}
+
+// hear waits for the hello; nil: something else came, or nothing.
+func (c *inbound) hear() *hello {
+	c.hurry(time.Now().Add(helloMax))
+	m, err := c.ch.receive()
+	if err != nil {
+		return nil
+	}
+	h, ok := m.(*hello)
+	if !ok || len(h.lanes) == 0 {
+		return nil
+	}
+	c.hurry(time.Time{})
+	return h
+}
+
+// hurry sets until when the peer must say something, unless we close.
+func (c *inbound) hurry(deadline time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.quitting {
+		_ = c.ch.conn.SetReadDeadline(deadline) // fails only where it is closed
+	}
+}
+
+// open makes our end of the lanes and welcomes the peer; an error is why not.
+func (c *inbound) open(h *hello) error {
+	from, err := decodeAddress(h.from)
+	if err != nil {
+		return fmt.Errorf("a hello without an address: %w", backends.ErrCorrupt)
+	}
+	if h.to != c.b.address.owner || c.b.gate.IsShut() {
+		return backends.ErrPeerLost // whom it means is gone, and we have its place
+	}
+	c.from, c.addr = from, string(h.from)
+	if !c.b.admit() {
+		return fmt.Errorf("%d peers, raise Config.ConnsMax: %w", c.b.cfg.ConnsMax, backends.ErrFull)
+	}
+	link, err := c.b.net.connect(false, 0)
+	if err != nil {
+		c.b.guestsIn.Add(-1)
+		return err
+	}
+	c.link = link
+	c.b.add(link.ID(), c)
+	w := welcome{}
+	for i := range h.lanes {
+		o := &h.lanes[i]
+		if int(o.rail) >= len(c.b.rails) {
+			o.rail = 0 // of a peer that makes rails up: its lane leads nowhere
+		}
+		c.rails = append(c.rails, int(o.rail))
+		w.lanes = append(w.lanes, c.make(i, &o.end))
+	}
+	c.ch.send(w.encode())
+	return nil
+}
+
+// admit counts a peer, unless there are too many.
+func (b *Backend) admit() bool {
+	if b.guestsIn.Add(1) > int64(b.cfg.ConnsMax) {
+		b.guestsIn.Add(-1)
+		return false
+	}
+	return true
+}
+
+// make makes and begins our end of a lane.
+func (c *inbound) make(lane int, theirs *csrc.VerbsEnd) laneAnswer {
+	end, err := c.link.LaneMake(lane, c.rails[lane])
+	if err != nil {
+		return laneAnswer{}
+	}
+	if c.link.LaneBegin(lane, *theirs) != nil {
+		_ = c.link.LaneEnd(lane) // there is nothing to lose
+		return laneAnswer{}
+	}
+	return laneAnswer{there: true, end: end}
+}

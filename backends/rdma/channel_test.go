@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+// channels are the two ends of a control connection.
+func channels(t *testing.T, pause time.Duration) (a, b *channel) {
+	t.Helper()
+	leak.Check(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	there, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b = newChannel(here, pause, patience), newChannel(there, pause, patience)
+	t.Cleanup(func() {
+		for _, c := range []*channel{a, b} {
+			c.close(nil)
+			c.wait()
+		}
+	})
+	return a, b
+}
+
+func TestChannel(t *testing.T) {
+	a, b := channels(t, time.Millisecond)
+	a.start()
+	b.start()
+	go func() {
+		for i := range 300 {
+			b.send((&broken{lane: uint8(i)}).encode())
+			if i%30 == 0 {
+				time.Sleep(2 * time.Millisecond) // pings in between
+			}
+		}
+		b.farewell(patience)
+	}()
+	for i := range 300 {
+		m, err := a.receive()
+		if got, ok := m.(*broken); err != nil || !ok || got.lane != uint8(i) {
+			t.Fatalf("message %d is %+v, %v", i, m, err)
+		}
+	}
+	if m, err := a.receive(); !errors.Is(err, io.EOF) {
+		t.Errorf("after the last message %+v, %v", m, err)
+	}
+	if _, err := a.receive(); !errors.Is(err, io.EOF) {
+		t.Errorf("after the end: %v", err)
+	}
+	a.send(pingBytes) // ignored
+}
+
+// TestSilence has a program that does not answer, as a frozen one.
+func TestSilence(t *testing.T) {
+	a, b := channels(t, time.Millisecond)
+	a.start()
+	go func() { _, _ = a.receive() }()
+	eventually(t, "silence", func() bool { return a.silent() > 20*time.Millisecond })
+	b.start()
+	go func() { _, _ = b.receive() }()
+	eventually(t, "an answer", func() bool { return a.silent() < 10*time.Millisecond })
+}
+
+// TestUnread has a peer that reads nothing: what waits for it is bounded.
+func TestUnread(t *testing.T) {
+	a, _ := channels(t, time.Hour)
+	a.start()
+	big := bytes.Repeat([]byte{1}, controlMax)
+	eventually(t, "the end", func() bool {
+		a.send(big)
+		select {
+		case <-a.over:
+			return true
+		default:
+			return false
+		}
+	})
+	if _, err := a.receive(); !errors.Is(err, errUnread) {
+		t.Errorf("closed for %v", err)
+	}
+}
+
+// TestDeadlineKeepsOpen: whoever sets one wants to say something yet.
+func TestDeadlineKeepsOpen(t *testing.T) {
+	a, b := channels(t, time.Hour)
+	a.start()
+	_ = a.conn.SetReadDeadline(aLongTimeAgo)
+	if _, err := a.receive(); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("past a deadline: %v", err)
+	}
+	a.send(quit{}.encode())
+	a.finish(patience)
+	if m, err := b.receive(); err != nil || m != (quit{}) {
+		t.Errorf("%+v, %v", m, err)
+	}
+}
+
+// TestPingsCostNothing: they go on beside transfers, which allocate nothing.
+func TestPingsCostNothing(t *testing.T) {
+	a, b := channels(t, 100*time.Microsecond)
+	a.start()
+	b.start()
+	go func() { _, _ = a.receive() }()
+	go func() { _, _ = b.receive() }()
+	time.Sleep(20 * time.Millisecond)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	time.Sleep(100 * time.Millisecond)
+	runtime.ReadMemStats(&after)
+	if n := after.Mallocs - before.Mallocs; n > 100 {
+		t.Errorf("%d allocations in some hundred pings", n)
+	}
+}

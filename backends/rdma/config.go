@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"fmt"
+	"math/bits"
+	"net"
+	"runtime"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/keys"
+)
+
+// Config says which devices to use and bounds what a Backend uses. The zero value is
+// useful: every zero field takes its default.
+type Config struct {
+	// Library is the path of libibverbs; empty: the one of the system.
+	Library string
+
+	// Devices are the rails to open, with commas: "mlx5_0" is every active port of a
+	// device, "mlx5_0:1" one port, "mlx5_0:1#3" that port with the GID of index 3, which
+	// overrides the rule of GIDs. Empty: every active port of every device.
+	Devices string
+
+	// Rails is how many are opened at most. Default 8, at most 16.
+	Rails int
+
+	// Listen is where peers find our control: "host:port", "host:0" for a port that the
+	// kernel chooses, ":port" on all addresses. Empty: a port that the kernel chooses,
+	// on the address of each rail's network device. Whoever reaches it can ask for what
+	// tokens open, and for nothing else.
+	Listen string
+
+	QueueDepth int // work requests under way on a lane; default 128
+	Slice      int // bytes of one work request; default 1 MiB
+	Entries    int // local pieces in one work request; default: as many as the device takes
+	Flight     int // bytes under way on a lane: what a cancel waits for; default 16 MiB, at least Slice
+
+	BatchesMax int // batches accepted and not yet polled; power of two, default 1,024
+	NotesMax   int // messages of one connection on their way or not received; default 64
+	KeysMax    int // memories registered at a time; default 64 Ki, at most 1 Mi
+	ConnsMax   int // peers connected to us at a time; default 64: each has NotesMax receives posted for it
+
+	// Timeout is how long a queue pair waits for an acknowledgement before it sends
+	// again: the next of 4.096 us x 2^n, 268 ms at the default of 200 ms. A device may
+	// take up to four times as long. It sends again Retries times, 1 to 6 (7 is for ever
+	// on some devices), by default 4, and then the lane fails: see FailureTime.
+	Timeout time.Duration
+	Retries int
+
+	// Level is the service level, TrafficClass that of the global route.
+	Level, TrafficClass int
+
+	// MTU bounds that of the path: 256, 512, 1024, 2048 or 4096. Zero: the ports'.
+	MTU int
+
+	// Spin is how long our thread looks for completions before it sleeps. Default 20 us
+	// with more than four CPUs, else 3 us: there it keeps who it woke from running.
+	Spin time.Duration
+
+	// Grace is how long the control of a peer may be silent before a frozen peer holds
+	// nothing up any more: then a quiet time, or the strong means, is the proof. Default 1.5 s.
+	Grace time.Duration
+
+	// Failure is how long a peer may have no live lane, and how long the host of a peer may
+	// be out of reach of the control connection, before it is lost. Default 3 s.
+	Failure time.Duration
+
+	// RelaxedOrdering has the NIC write in any order where it can, which is faster on some
+	// hosts. What a completion promises stays true.
+	RelaxedOrdering bool
+
+	sysfs   *sysfs                                      // nil: this machine's
+	devices func(wants func(name string) bool) []Device // nil: those of sysfs
+}
+
+const (
+	messageMax  = csrc.VerbsNoteMax
+	descsMax    = 4096
+	pagesMax    = 64 << 10
+	railsMax    = csrc.VerbsRailsMax
+	graceMin    = 20 * time.Millisecond
+	ackUnit     = 4096 * time.Nanosecond
+	retriesMax  = 6
+	timeoutLast = 31 // the largest exponent that a queue pair knows
+)
+
+// EnsureDefaults fills in the zero fields.
+func (c *Config) EnsureDefaults() {
+	setDefault(&c.Rails, 8)
+	setDefault(&c.QueueDepth, 128)
+	setDefault(&c.Slice, 1<<20)
+	setDefault(&c.Flight, max(16<<20, c.Slice))
+	setDefault(&c.BatchesMax, 1024)
+	setDefault(&c.NotesMax, 64)
+	setDefault(&c.KeysMax, 64<<10)
+	setDefault(&c.ConnsMax, 64)
+	setDefault(&c.Timeout, 200*time.Millisecond)
+	setDefault(&c.Retries, 4)
+	setDefault(&c.Spin, defaultSpin())
+	setDefault(&c.Grace, 1500*time.Millisecond)
+	setDefault(&c.Failure, 3*time.Second)
+	if c.sysfs == nil {
+		c.sysfs = thisMachine
+	}
+	if c.devices == nil {
+		c.devices = c.sysfs.devices
+	}
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+func (c *Config) check() error {
+	for _, f := range []struct {
+		name          string
+		value, lo, hi int
+	}{
+		{"Rails", c.Rails, 1, railsMax}, {"QueueDepth", c.QueueDepth, 2, 1 << 14},
+		{"Slice", c.Slice, 4096, 1 << 30}, {"Entries", c.Entries, 0, 1 << 10}, {"Flight", c.Flight, c.Slice, 1 << 40},
+		{"BatchesMax", c.BatchesMax, 2, 1 << 20}, {"NotesMax", c.NotesMax, 1, 1 << 15},
+		{"KeysMax", c.KeysMax, 1, keys.Limit}, {"ConnsMax", c.ConnsMax, 1, 1 << 16},
+		{"Retries", c.Retries, 1, retriesMax}, {"Level", c.Level, 0, 15}, {"TrafficClass", c.TrafficClass, 0, 255},
+	} {
+		if f.value < f.lo || f.value > f.hi {
+			return fmt.Errorf("config: %s %d is not within %d to %d: %w", f.name, f.value, f.lo, f.hi, backends.ErrBounds)
+		}
+	}
+	if _, err := c.mtu(); err != nil {
+		return err
+	}
+	switch {
+	case c.BatchesMax&(c.BatchesMax-1) != 0:
+		return fmt.Errorf("config: BatchesMax %d is no power of two: %w", c.BatchesMax, backends.ErrBounds)
+	case c.Spin < 0:
+		return fmt.Errorf("config: Spin %v is negative: %w", c.Spin, backends.ErrBounds)
+	case c.Timeout < ackUnit || c.ackTimeout() > time.Minute:
+		return fmt.Errorf("config: Timeout %v is not within %v to a minute: %w", c.Timeout, ackUnit, backends.ErrBounds)
+	case c.Grace < graceMin || c.Failure < graceMin:
+		return fmt.Errorf("config: Grace %v or Failure %v is below %v: peers would be lost in the pauses of a busy machine: %w",
+			c.Grace, c.Failure, graceMin, backends.ErrBounds)
+	}
+	if c.Listen != "" {
+		if _, _, err := net.SplitHostPort(c.Listen); err != nil {
+			return fmt.Errorf("config: Listen %q, want host:port: %w", c.Listen, backends.ErrBounds)
+		}
+	}
+	return nil
+}
+
+// timeoutExponent is the Timeout as a queue pair takes it.
+func (c *Config) timeoutExponent() uint8 {
+	units := uint64((c.Timeout + ackUnit - 1) / ackUnit)
+	return uint8(min(bits.Len64(units-1), timeoutLast))
+}
+
+// ackTimeout is the Timeout that it comes to.
+func (c *Config) ackTimeout() time.Duration { return ackUnit << c.timeoutExponent() }
+
+// FailureTime is after how long without an acknowledgement a lane fails: devices may take
+// up to four times as long as they are told. What the lane had not done then goes on over
+// others; when there are none for Config.Failure more, the peer is lost.
+func (c Config) FailureTime() (least, most time.Duration) {
+	c.EnsureDefaults()
+	least = time.Duration(c.Retries+1) * c.ackTimeout()
+	return least, 4 * least
+}
+
+// quiet is longer than what was sent may still be under way.
+func (c *Config) quiet() time.Duration { return 2 * c.ackTimeout() }
+
+// mtu is the bound as enum ibv_mtu has it, 0 for none.
+func (c *Config) mtu() (uint8, error) {
+	for i, bytes := range []int{0, 256, 512, 1024, 2048, 4096} {
+		if c.MTU == bytes {
+			return uint8(i), nil
+		}
+	}
+	return 0, fmt.Errorf("config: MTU %d, want 256, 512, 1024, 2048 or 4096: %w", c.MTU, backends.ErrBounds)
+}
+
+func (c *Config) caps() backends.Caps {
+	var pairs backends.Pairs
+	pairs[backends.DRAM] = backends.KindsOf(backends.DRAM)
+	return backends.Caps{
+		Name: "rdma", Reach: backends.Network, Pairs: pairs,
+		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: messageMax,
+		Cost: backends.Cost{Setup: 3 * time.Microsecond, PerPiece: 50 * time.Nanosecond, Rate: 10e9},
+	}
+}
+
+func defaultSpin() time.Duration {
+	if runtime.NumCPU() > 4 {
+		return 20 * time.Microsecond
+	}
+	return 3 * time.Microsecond
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Connect implements backends.Backend. The hello goes to the peer's control, which makes
+// its ends of the lanes and answers; nothing of it needs the peer's program.
+func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, error) {
+	if !b.gate.Enter() {
+		return nil, fmt.Errorf("connect peer: %w", backends.ErrClosed)
+	}
+	defer b.gate.Exit()
+	p, err := b.dial(ctx, addr)
+	if err != nil {
+		return nil, fmt.Errorf("connect peer: %w", err)
+	}
+	return p, nil
+}
+
+func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
+	if ctx.Err() != nil {
+		return nil, contextError(ctx)
+	}
+	owner, err := decodeAddress(addr)
+	if err != nil {
+		return nil, err
+	}
+	pairs, err := match(b.address.rails, owner.rails)
+	if err != nil {
+		return nil, err
+	}
+	dialing, stop := b.until(ctx)
+	defer stop()
+	conn, err := b.reach(dialing, &owner)
+	if err != nil {
+		return nil, b.unreached(ctx, &owner, err)
+	}
+	p := newPeer(b, owner)
+	p.ch = newChannel(conn, b.cfg.Grace/4, b.cfg.patience())
+	if err := p.begin(pairs); err != nil {
+		p.ch.close(err)
+		return nil, err
+	}
+	if err := p.awaitLive(ctx); err != nil {
+		p.abandon() // the peer must forget us, which may take it long
+		return nil, err
+	}
+	return p, nil
+}
+
+// until ends with ctx, or when the backend closes.
+func (b *Backend) until(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := make(chan struct{})
+	go func() {
+		select {
+		case <-b.closing:
+			cancel()
+		case <-stop:
+		}
+	}()
+	return ctx, func() { close(stop); cancel() }
+}
+
+// unreached says why there is no control connection.
+func (b *Backend) unreached(ctx context.Context, owner *address, err error) error {
+	select {
+	case <-b.closing:
+		return backends.ErrClosed
+	default:
+	}
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("reach the control of %v: %w", owner, contextError(ctx))
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("%v is gone: %w (%w)", owner, backends.ErrPeerLost, err)
+	}
+	return fmt.Errorf("reach the control of %v: %w (%w)", owner, backends.ErrNoRoute, err)
+}
+
+// begin makes our end and its lanes, and says hello.
+func (p *peer) begin(pairs []pairing) error {
+	link, err := p.b.net.connect(true, int(p.owner.notes))
+	if err != nil {
+		return err
+	}
+	h := hello{to: p.owner.owner, from: p.b.addr}
+	var refused error
+	for _, pair := range pairs {
+		end, err := link.LaneMake(len(p.pairs), pair.ours)
+		if err != nil {
+			refused = errors.Join(refused, fmt.Errorf("make a lane over %v: %w", p.b.rails[pair.ours], err))
+			continue // a device that is gone keeps no other from work
+		}
+		p.pairs = append(p.pairs, pair)
+		h.lanes = append(h.lanes, laneOffer{rail: uint8(pair.theirs), end: end})
+	}
+	if len(h.lanes) == 0 {
+		link.Close()
+		return refused
+	}
+	p.link, p.mender = link, newMender(p)
+	p.hold.Reopen()
+	p.b.mu.Lock()
+	p.b.peers[p] = struct{}{}
+	p.b.mu.Unlock()
+	p.b.add(link.ID(), p)
+	p.ch.send(h.encode())
+	p.ch.start()
+	p.running.Go(p.listen)
+	p.running.Go(p.mender.run)
+	return nil
+}
+
+// awaitLive returns when a lane is live, or there is no point in waiting.
+func (p *peer) awaitLive(ctx context.Context) error {
+	select {
+	case <-p.ready:
+		return nil
+	case err := <-p.refused:
+		return err
+	case <-p.lostCh:
+		return fmt.Errorf("%s: %w", p.whyLost(), backends.ErrPeerLost)
+	case <-p.b.closing:
+		return backends.ErrClosed
+	case <-ctx.Done():
+		return fmt.Errorf("no answer, %v may be frozen: %w", &p.owner, contextError(ctx))
+	}
+}
+
+// patience is how long a host may be out of reach: as long as its lanes may.
+func (c *Config) patience() time.Duration {
+	least, _ := c.FailureTime()
+	return least + c.Failure
+}

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/keys"
+)
+
+// Control messages: a version, a kind, the body. A connection has two ends: that of the
+// initiator, which said hello, and that of the owner of the memory.
+const (
+	controlVersion = 1
+	controlHead    = 2
+	controlMax     = 4096
+)
+
+const (
+	kindHello    = 1 + iota // initiator: who I am, and my ends of the lanes
+	kindWelcome             // owner: my ends of them
+	kindImport              // initiator: what is behind this token?
+	kindImported            // owner: this
+	kindExpired             // owner: that memory's epoch has ended
+	kindLane                // initiator: a lane is gone here; my new end
+	kindLaned               // owner: it is gone here too, what I saw, my new end
+	kindBroken              // owner: a lane is gone here
+	kindBye                 // initiator: my ends of all lanes are gone
+	kindFarewell            // owner: mine too
+	kindQuit                // owner: I close
+	kindPing                // both
+	kindPong                // both
+)
+
+type hello struct {
+	to    keys.Owner // whom it means to reach
+	from  []byte     // its Addr
+	lanes []laneOffer
+}
+
+// laneOffer is a lane that the initiator has made its end of.
+type laneOffer struct {
+	rail uint8 // the owner's
+	end  csrc.VerbsEnd
+}
+
+type welcome struct {
+	status control.Status
+	lanes  []laneAnswer
+}
+
+// laneAnswer is the owner's end; not there: it could not make one.
+type laneAnswer struct {
+	there bool
+	end   csrc.VerbsEnd
+}
+
+type importRequest struct {
+	id     uint32
+	key    uint32
+	epoch  uint64
+	secret [16]byte
+}
+
+type importAnswer struct {
+	id         uint32
+	status     control.Status
+	readOnly   bool
+	base, size uint64
+	keys       []uint32 // of the NIC, for each lane; 0: not over that one
+}
+
+type expired struct {
+	key   uint32
+	epoch uint64 // and those before
+}
+
+type laneRequest struct {
+	lane    uint8
+	attempt uint32
+	there   bool // there is a new end
+	end     csrc.VerbsEnd
+}
+
+type laneReply struct {
+	lane    uint8
+	attempt uint32
+	seen    uint64
+	laneAnswer
+}
+
+type broken struct{ lane uint8 }
+
+// bye may tell that the program never had the connection.
+type bye struct{ abandoned bool }
+
+type (
+	farewell struct{}
+	quit     struct{}
+	ping     struct{}
+	pong     struct{}
+)
+
+func begin(kind byte) []byte { return append(make([]byte, 0, 64), controlVersion, kind) }
+
+func (m *hello) encode() []byte {
+	b := append(begin(kindHello), m.to[:]...)
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(m.from)))
+	b = append(b, m.from...)
+	b = append(b, byte(len(m.lanes)))
+	for i := range m.lanes {
+		b = appendEnd(append(b, m.lanes[i].rail), &m.lanes[i].end)
+	}
+	return b
+}
+
+func (m *welcome) encode() []byte {
+	b := append(begin(kindWelcome), byte(m.status), byte(len(m.lanes)))
+	for i := range m.lanes {
+		b = m.lanes[i].append(b)
+	}
+	return b
+}
+
+func (m *importRequest) encode() []byte {
+	b := binary.LittleEndian.AppendUint32(begin(kindImport), m.id)
+	b = binary.LittleEndian.AppendUint32(b, m.key)
+	b = binary.LittleEndian.AppendUint64(b, m.epoch)
+	return append(b, m.secret[:]...)
+}
+
+func (m *importAnswer) encode() []byte {
+	b := binary.LittleEndian.AppendUint32(begin(kindImported), m.id)
+	b = append(b, byte(m.status), control.Flag(m.readOnly))
+	b = binary.LittleEndian.AppendUint64(b, m.base)
+	b = binary.LittleEndian.AppendUint64(b, m.size)
+	b = append(b, byte(len(m.keys)))
+	for _, k := range m.keys {
+		b = binary.LittleEndian.AppendUint32(b, k)
+	}
+	return b
+}
+
+func (m *expired) encode() []byte {
+	b := binary.LittleEndian.AppendUint32(begin(kindExpired), m.key)
+	return binary.LittleEndian.AppendUint64(b, m.epoch)
+}
+
+func (m *laneRequest) encode() []byte {
+	b := append(begin(kindLane), m.lane)
+	b = binary.LittleEndian.AppendUint32(b, m.attempt)
+	return (&laneAnswer{m.there, m.end}).append(b)
+}
+
+func (m *laneReply) encode() []byte {
+	b := append(begin(kindLaned), m.lane)
+	b = binary.LittleEndian.AppendUint32(b, m.attempt)
+	b = binary.LittleEndian.AppendUint64(b, m.seen)
+	return m.append(b)
+}
+
+func (m *broken) encode() []byte { return append(begin(kindBroken), m.lane) }
+func (m *bye) encode() []byte    { return append(begin(kindBye), control.Flag(m.abandoned)) }
+func (farewell) encode() []byte  { return begin(kindFarewell) }
+func (quit) encode() []byte      { return begin(kindQuit) }
+func (ping) encode() []byte      { return begin(kindPing) }
+func (pong) encode() []byte      { return begin(kindPong) }
+
+func (m *laneAnswer) append(b []byte) []byte {
+	b = append(b, control.Flag(m.there))
+	if m.there {
+		b = appendEnd(b, &m.end)
+	}
+	return b
+}
+
+func appendEnd(b []byte, e *csrc.VerbsEnd) []byte {
+	b = binary.LittleEndian.AppendUint32(b, e.QueuePair)
+	b = binary.LittleEndian.AppendUint32(b, e.Packet)
+	b = binary.LittleEndian.AppendUint16(b, e.LID)
+	b = append(b, e.MTU, e.Reads, e.LinkLayer)
+	return append(b, e.GID[:]...)
+}
+
+// decodeControl reads what a peer sent, which may be anything. Nothing of b is kept.
+func decodeControl(b []byte) (any, error) {
+	if len(b) < controlHead || len(b) > controlMax {
+		return nil, fmt.Errorf("control message of %d bytes: %w", len(b), backends.ErrCorrupt)
+	}
+	if b[0] != controlVersion {
+		return nil, fmt.Errorf("control message of version %d, ours is %d: use the same release on both sides: %w",
+			b[0], controlVersion, backends.ErrVersion)
+	}
+	r := control.Read(b[controlHead:])
+	m := decodeBody(b[1], &r)
+	if m == nil || !r.Done() {
+		return nil, fmt.Errorf("control message of kind %d, %d bytes: %w", b[1], len(b), backends.ErrCorrupt)
+	}
+	return m, nil
+}
+
+// decodeBody reads the body of a kind; nil: there is no such kind.
+func decodeBody(kind byte, r *control.Reader) any {
+	switch kind {
+	case kindHello:
+		return readHello(r)
+	case kindWelcome:
+		return readWelcome(r)
+	case kindImport:
+		m := &importRequest{id: r.Uint32(), key: r.Uint32(), epoch: r.Uint64()}
+		copy(m.secret[:], r.Bytes(16))
+		return m
+	case kindImported:
+		return readImported(r)
+	case kindExpired:
+		return &expired{key: r.Uint32(), epoch: r.Uint64()}
+	case kindLane:
+		m := &laneRequest{lane: r.Uint8(), attempt: r.Uint32()}
+		m.there, m.end = readAnswer(r)
+		return m
+	case kindLaned:
+		m := &laneReply{lane: r.Uint8(), attempt: r.Uint32(), seen: r.Uint64()}
+		m.there, m.end = readAnswer(r)
+		return m
+	case kindBroken:
+		return &broken{lane: r.Uint8()}
+	case kindBye:
+		return &bye{abandoned: r.Flag()}
+	}
+	return decodeWord(kind)
+}
+
+// decodeWord reads the kinds without a body.
+func decodeWord(kind byte) any {
+	switch kind {
+	case kindFarewell:
+		return farewell{}
+	case kindQuit:
+		return quit{}
+	case kindPing:
+		return ping{}
+	case kindPong:
+		return pong{}
+	}
+	return nil
+}
+
+func readHello(r *control.Reader) *hello {
+	m := &hello{}
+	copy(m.to[:], r.Bytes(8))
+	m.from = append([]byte(nil), r.Bytes(int(r.Uint16()))...)
+	for range readCount(r) {
+		o := laneOffer{rail: r.Uint8()}
+		o.end = readEnd(r)
+		m.lanes = append(m.lanes, o)
+	}
+	return m
+}
+
+func readWelcome(r *control.Reader) *welcome {
+	m := &welcome{status: control.Status(r.Uint8())}
+	for range readCount(r) {
+		var a laneAnswer
+		a.there, a.end = readAnswer(r)
+		m.lanes = append(m.lanes, a)
+	}
+	return m
+}
+
+func readImported(r *control.Reader) *importAnswer {
+	m := &importAnswer{id: r.Uint32(), status: control.Status(r.Uint8()), readOnly: r.Flag(), base: r.Uint64(), size: r.Uint64()}
+	for range readCount(r) {
+		m.keys = append(m.keys, r.Uint32())
+	}
+	return m
+}
+
+// readCount reads how many lanes follow.
+func readCount(r *control.Reader) int {
+	n := int(r.Uint8())
+	if n > csrc.VerbsLanesMax {
+		r.Fail()
+		return 0
+	}
+	return n
+}
+
+func readAnswer(r *control.Reader) (there bool, e csrc.VerbsEnd) {
+	if there = r.Flag(); there {
+		e = readEnd(r)
+	}
+	return there, e
+}
+
+func readEnd(r *control.Reader) (e csrc.VerbsEnd) {
+	e.QueuePair, e.Packet, e.LID = r.Uint32(), r.Uint32(), r.Uint16()
+	e.MTU, e.Reads, e.LinkLayer = r.Uint8(), r.Uint8(), r.Uint8()
+	copy(e.GID[:], r.Bytes(16))
+	return e
+}

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"bytes"
+	"errors"
+	"reflect"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/keys"
+)
+
+type encoder interface{ encode() []byte }
+
+func someEnd(n byte) csrc.VerbsEnd {
+	return csrc.VerbsEnd{QueuePair: 0x010203, Packet: 7, LID: 5, MTU: 5, Reads: 16, LinkLayer: 2, GID: [16]byte{n}}
+}
+
+func someControl() []encoder {
+	return []encoder{
+		&hello{to: keys.Owner{1}, from: bytes.Repeat([]byte{2}, 1000), lanes: []laneOffer{{0, someEnd(1)}, {3, someEnd(2)}}},
+		&welcome{status: control.Full}, &welcome{lanes: []laneAnswer{{true, someEnd(1)}, {}}},
+		&importRequest{id: 1, key: 2, epoch: 3, secret: [16]byte{4}},
+		&importAnswer{id: 1, status: control.Revoked}, &importAnswer{id: 1, readOnly: true, base: 1 << 40, size: 5, keys: []uint32{6, 0}},
+		&expired{key: 1, epoch: 2}, &laneRequest{lane: 1, attempt: 2}, &laneRequest{lane: 1, attempt: 2, there: true, end: someEnd(3)},
+		&laneReply{lane: 1, attempt: 2, seen: 3}, &laneReply{lane: 1, attempt: 2, seen: 3, laneAnswer: laneAnswer{true, someEnd(4)}},
+		&broken{3}, &bye{}, &bye{abandoned: true}, farewell{}, quit{}, ping{}, pong{},
+	}
+}
+
+func TestControl(t *testing.T) {
+	for _, want := range someControl() {
+		b := want.encode()
+		got, err := decodeControl(b)
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%T is read as %+v, %v, want %+v", want, got, err, want)
+		}
+		if len(b) > controlMax {
+			t.Errorf("%T of %d bytes", want, len(b))
+		}
+		for n := range b {
+			if _, err := decodeControl(b[:n:n]); !errors.Is(err, backends.ErrCorrupt) {
+				t.Errorf("%T cut to %d of %d bytes: %v", want, n, len(b), err)
+			}
+		}
+		if _, err := decodeControl(append(b, 0)); !errors.Is(err, backends.ErrCorrupt) {
+			t.Errorf("%T and a byte: %v", want, err)
+		}
+	}
+	if _, err := decodeControl([]byte{controlVersion + 1, kindQuit}); !errors.Is(err, backends.ErrVersion) {
+		t.Errorf("another version: %v", err)
+	}
+	if _, err := decodeControl([]byte{controlVersion, 99}); !errors.Is(err, backends.ErrCorrupt) {
+		t.Errorf("another kind: %v", err)
+	}
+}
+
+// FuzzControl wants one encoding for each message, and nothing else accepted.
+func FuzzControl(f *testing.F) {
+	for _, m := range someControl() {
+		f.Add(m.encode())
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m, err := decodeControl(b)
+		if err != nil {
+			return
+		}
+		if again := m.(encoder).encode(); !bytes.Equal(again, b) {
+			t.Errorf("%x is read as %+v, which is written %x", b, m, again)
+		}
+	})
+}

@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+)
+
+// fakeNet is a fabric within this process, for tests of all that lies above C: queue pairs
+// that know each other by number, keys that they look up, and a way to break both.
+type fakeNet struct {
+	cfg   csrc.VerbsConfig
+	rails []*fakeRail
+
+	mu       sync.Mutex
+	done     []csrc.Done
+	taken    int // batches submitted and not polled
+	notes    []fakeNote
+	heard    []csrc.VerbsNews
+	armed    bool
+	room     bool // for who was told that there is none
+	memories map[uint32]*fakeMemory
+	links    map[uint64]*fakeLink
+	pins     int
+	revokes  int
+	stuck    int // how many times Revoke fails
+	closed   bool
+	free     []*fakeBatch
+}
+
+type fakeRail struct {
+	device string
+	gid    [16]byte
+	cut    bool // nothing passes: lanes over it fail. fakeWire.mu
+	gone   bool // no queue pair can be made. fakeWire.mu
+	down   bool // lanes over it are given nothing. fakeWire.mu
+}
+
+type fakeNote struct {
+	from *fakeLink
+	note csrc.VerbsNote
+}
+
+type fakeMemory struct {
+	key    uint32
+	bytes  []byte
+	grants map[int]uint32 // by rail
+}
+
+// fakeGrant is what a key of the NIC opens.
+type fakeGrant struct {
+	mu       sync.RWMutex // held for each piece
+	over     bool
+	bytes    []byte
+	base     uint64
+	readOnly bool
+}
+
+// fakeWire is what all fabrics of this process share.
+var fakeWire = struct {
+	sync.Mutex
+	ids    uint64
+	pairs  map[uint32]*fakeLane
+	grants map[uint32]*fakeGrant
+	next   uint32
+}{pairs: map[uint32]*fakeLane{}, grants: map[uint32]*fakeGrant{}, next: 100}
+
+// fakeDevices are two RoCE devices in one network.
+func fakeDevices(func(string) bool) (list []Device) {
+	for i := range 2 {
+		address := netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)})
+		list = append(list, Device{Name: fmt.Sprintf("fake%d", i), Node: -1, Ports: []Port{{
+			Number: 1, State: "ACTIVE", Physical: "LinkUp", LinkLayer: "Ethernet", RateText: "100 Gb/sec (4X EDR)", Rate: 12.5e9,
+			GIDs: []GID{{Index: 1, Address: netip.AddrFrom16(address.As16()), Type: "RoCE v2", NetDev: "none", Subnet: netip.PrefixFrom(address, 24)}},
+		}}})
+	}
+	return list
+}
+
+func openFake(c csrc.VerbsConfig) (fabric, error) {
+	return &fakeNet{cfg: c, memories: map[uint32]*fakeMemory{}, links: map[uint64]*fakeLink{}}, nil
+}
+
+// newFake opens a backend over it, with two rails.
+func newFake(cfg Config) (*Backend, error) {
+	cfg.devices = fakeDevices
+	if cfg.Listen == "" {
+		cfg.Listen = "127.0.0.1:0"
+	}
+	return open(cfg, func(*Config) error { return nil }, openFake)
+}
+
+func (f *fakeNet) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.closed = true
+	if len(f.links) > 0 || len(f.memories) > 0 || f.pins > 0 {
+		return fmt.Errorf("%d links, %d memories, %d pins are left", len(f.links), len(f.memories), f.pins)
+	}
+	return nil
+}
+
+func (f *fakeNet) OpenRail(c csrc.VerbsRailConfig) (int, error) {
+	for _, d := range fakeDevices(nil) {
+		if d.Name == c.Device {
+			f.rails = append(f.rails, &fakeRail{device: d.Name, gid: d.Ports[0].GIDs[0].Address.As16()})
+			return len(f.rails) - 1, nil
+		}
+	}
+	return 0, unavailable("no device "+c.Device, "")
+}
+
+func (f *fakeNet) Rail(rail int) (csrc.VerbsRail, error) {
+	return csrc.VerbsRail{GID: f.rails[rail].gid, SGEMax: 30}, nil
+}
+
+func (f *fakeNet) Counters(int) (csrc.VerbsCounters, error) {
+	return csrc.VerbsCounters{Rate: 1e9}, nil
+}
+
+func (f *fakeNet) RailUp(rail int, up bool) {
+	fakeWire.Lock()
+	f.rails[rail].down = !up
+	fakeWire.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, l := range f.links {
+		l.more.Broadcast()
+	}
+}
+
+func (f *fakeNet) Drive() {}
+
+// port takes the port of a rail down, or up again.
+func (f *fakeNet) port(rail int, up bool) {
+	kind := csrc.VerbsPortDown
+	if up {
+		kind = csrc.VerbsPortUp
+	}
+	f.tell(csrc.VerbsNews{Kind: kind, Rail: rail})
+}
+
+func (f *fakeNet) Poll(done []csrc.Done) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := copy(done, f.done)
+	f.done = append(f.done[:0], f.done[n:]...)
+	f.taken -= n
+	return n
+}
+
+func (f *fakeNet) Arm() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.armed = true
+	ready := len(f.done) > 0 || len(f.notes) > 0 || f.room
+	f.room = false
+	return ready
+}
+
+// wake signals who sleeps. Preconditions: f.mu is held.
+func (f *fakeNet) wake() {
+	if f.armed && !f.closed {
+		f.armed = false
+		_, _ = unix.Write(f.cfg.WakeFD, one)
+	}
+}
+
+func (f *fakeNet) Receive() (csrc.VerbsNote, bool) {
+	f.mu.Lock()
+	if len(f.notes) == 0 {
+		f.mu.Unlock()
+		return csrc.VerbsNote{}, false
+	}
+	n := f.notes[0]
+	f.notes = f.notes[1:]
+	f.mu.Unlock()
+	sender := n.from.net
+	sender.mu.Lock()
+	n.from.credits++
+	if n.from.starved {
+		n.from.starved, sender.room = false, true
+		sender.wake()
+	}
+	sender.mu.Unlock()
+	return n.note, true
+}
+
+func (f *fakeNet) News() (csrc.VerbsNews, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.heard) == 0 {
+		return csrc.VerbsNews{}, false
+	}
+	n := f.heard[0]
+	f.heard = f.heard[1:]
+	return n, true
+}
+
+func (f *fakeNet) tell(n csrc.VerbsNews) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.closed {
+		f.heard = append(f.heard, n)
+		_, _ = unix.Write(f.cfg.ControlFD, one)
+	}
+}
+
+type fakePin struct{ net *fakeNet }
+
+func (p fakePin) Close() error {
+	p.net.mu.Lock()
+	defer p.net.mu.Unlock()
+	p.net.pins--
+	return nil
+}
+
+func (f *fakeNet) pin(int, []byte, uint32) (pin, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.pins++
+	return fakePin{f}, nil
+}
+
+func (f *fakeNet) show(key uint32, mem []byte, pins []pin, prefer uint32) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.memories[key] != nil || prefer == 0 || len(pins) != len(f.rails) {
+		return fmt.Errorf("key %d, %d pins, prefer %b", key, len(pins), prefer)
+	}
+	f.memories[key] = &fakeMemory{key: key, bytes: mem, grants: map[int]uint32{}}
+	return nil
+}
+
+func (f *fakeNet) memory(key uint32) *fakeMemory {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.memories[key]
+}
+
+func (f *fakeNet) Unmap(key uint32) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.memories, key)
+}
+
+func (f *fakeNet) Grant(key uint32, rail int, flags uint32) (uint32, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	m := f.memories[key]
+	if m == nil {
+		return 0, backends.ErrBounds
+	}
+	if m.grants[rail] == 0 {
+		fakeWire.Lock()
+		fakeWire.next++
+		m.grants[rail] = fakeWire.next
+		fakeWire.grants[fakeWire.next] = &fakeGrant{bytes: m.bytes, base: addressOf(m.bytes), readOnly: flags&csrc.VerbsReadOnly != 0}
+		fakeWire.Unlock()
+	}
+	return m.grants[rail], nil
+}
+
+var errStuck = errors.New("the key is in use")
+
+func (f *fakeNet) Revoke(key uint32) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.revokes++
+	if f.stuck > 0 {
+		f.stuck--
+		return errStuck
+	}
+	m := f.memories[key]
+	for rail, k := range m.grants {
+		fakeWire.Lock()
+		g := fakeWire.grants[k]
+		delete(fakeWire.grants, k)
+		fakeWire.Unlock()
+		g.mu.Lock()
+		g.over = true
+		g.mu.Unlock()
+		delete(m.grants, rail)
+	}
+	return nil
+}
+
+func (f *fakeNet) connect(initiator bool, credit int) (link, error) {
+	if credit == 0 {
+		credit = f.cfg.NotesMax
+	}
+	fakeWire.Lock()
+	fakeWire.ids++
+	l := &fakeLink{net: f, id: fakeWire.ids, initiator: initiator, credits: credit}
+	fakeWire.Unlock()
+	l.more.L = &l.mu
+	f.mu.Lock()
+	f.links[l.id] = l
+	f.mu.Unlock()
+	if initiator {
+		l.running.Go(l.run)
+	}
+	return l, nil
+}
+
+// batch takes a batch off the free list.
+func (f *fakeNet) batch() *fakeBatch {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n := len(f.free); n > 0 {
+		b := f.free[n-1]
+		f.free = f.free[:n-1]
+		return b
+	}
+	return &fakeBatch{}
+}
+
+func (f *fakeNet) complete(b *fakeBatch, status int32) {
+	f.end(b, status)
+	f.mu.Lock()
+	f.wake()
+	f.mu.Unlock()
+}
+
+func (f *fakeNet) end(b *fakeBatch, status int32) {
+	f.mu.Lock()
+	f.done = append(f.done, csrc.Done{Tag: b.tag, Status: status, Piece: -1})
+	f.free = append(f.free, b)
+	f.mu.Unlock()
+}
+
+// cut has nothing pass over a rail, or everything again.
+func (f *fakeNet) cut(rail int, cut bool) {
+	fakeWire.Lock()
+	f.rails[rail].cut = cut
+	fakeWire.Unlock()
+}
+
+// net is the fake of a backend.
+func fakeOf(b *Backend) *fakeNet { return b.net.(*fakeNet) }
+
+const patience = 10 * time.Second
+
+// remove takes the device of a rail away.
+func (f *fakeNet) remove(rail int) {
+	fakeWire.Lock()
+	f.rails[rail].cut, f.rails[rail].gone = true, true
+	fakeWire.Unlock()
+	f.tell(csrc.VerbsNews{Kind: csrc.VerbsDeviceGone, Rail: rail})
+}

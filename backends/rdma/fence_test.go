@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/keys"
+)
+
+// TestFenceOfUntold costs nothing where no peer could know of the memory.
+func TestFenceOfUntold(t *testing.T) {
+	p := openPair(t, Config{})
+	m := register(t, p.far, 4096)
+	for round := range 3 {
+		for range 5 {
+			if err := p.far.Fence(t.Context(), m.Key()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := fakeOf(p.far).revokes; got != round {
+			t.Errorf("round %d: %d keys revoked, want one for each epoch with an import", round, got)
+		}
+		p.imports(t, m)
+		p.imports(t, m)
+	}
+}
+
+// TestFenceTells has a peer that knows the key stop by itself: no lane fails.
+func TestFenceTells(t *testing.T) {
+	p := openPair(t, Config{})
+	l, r := register(t, p.near, 100), register(t, p.far, 100)
+	key := p.imports(t, r)
+	if err := p.far.Fence(t.Context(), r.Key()); err != nil {
+		t.Fatal(err)
+	}
+	d := []backends.Desc{{Len: 100, LocalKey: l.key, RemoteKey: key}}
+	eventually(t, "the news that the epoch is over", func() bool {
+		p.tag++
+		err := p.peer.Submit(backends.Write, p.tag, d)
+		if err == nil {
+			err = p.await(t, p.tag)
+		}
+		if !errors.Is(err, backends.ErrRevoked) {
+			t.Fatalf("a write with a key of a past epoch: %v", err)
+		}
+		return p.peer.Submit(backends.Write, 1000, d) != nil
+	})
+	if err := p.await(t, p.write(t, l, p.imports(t, r), nil)); err != nil {
+		t.Errorf("with the next epoch: %v", err)
+	}
+}
+
+// TestFenceStuck has a NIC that does not let go of a key until the queue pairs that use it
+// are gone; the connection bears it.
+func TestFenceStuck(t *testing.T) {
+	p := openPair(t, Config{})
+	l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
+	p.imports(t, r)
+	fake := fakeOf(p.far)
+	fake.mu.Lock()
+	fake.stuck = 1
+	fake.mu.Unlock()
+	if err := p.far.Fence(t.Context(), r.Key()); err != nil {
+		t.Errorf("fence: %v", err)
+	}
+	if err := p.await(t, p.write(t, l, p.imports(t, r), nil)); err != nil {
+		t.Errorf("a write after lanes were ended for a fence: %v", err)
+	}
+	fake.mu.Lock()
+	fake.stuck = 4
+	fake.mu.Unlock()
+	if err := p.far.Fence(t.Context(), r.Key()); !errors.Is(err, errStuck) {
+		t.Errorf("a fence without proof: %v", err)
+	}
+	if err := r.Close(); !errors.Is(err, errStuck) {
+		t.Errorf("close memory without proof: %v", err)
+	}
+	if _, err := r.AppendToken(nil); !errors.Is(err, backends.ErrClosed) {
+		t.Errorf("token of memory that could not be closed: %v", err)
+	}
+	if err := r.Close(); err != nil {
+		t.Errorf("close memory again: %v", err)
+	}
+	if fake.memory(r.Key()) != nil {
+		t.Error("the memory is still known")
+	}
+}
+
+// TestReusedKey shows the token of memory that is gone for that which has its key.
+func TestReusedKey(t *testing.T) {
+	p := openPair(t, Config{KeysMax: 1})
+	m := register(t, p.far, 4096)
+	p.imports(t, m)
+	old, err := m.AppendToken(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next := register(t, p.far, 4096)
+	if next.Key() != m.Key() {
+		t.Fatalf("key %d, want %d again", next.Key(), m.Key())
+	}
+	if _, _, err := p.peer.Import(old); !errors.Is(err, backends.ErrRevoked) {
+		t.Errorf("import of the old token: %v", err)
+	}
+	forged := keys.Token{Secret: [16]byte{9}, Key: next.key, Epoch: next.epoch, Size: 4096}
+	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err, backends.ErrBadToken) {
+		t.Errorf("import with another secret: %v", err)
+	}
+	forged.Epoch++
+	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err, backends.ErrBadToken) {
+		t.Errorf("import of an epoch to come: %v", err)
+	}
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+// stranger speaks to a backend's control as it likes.
+type stranger struct {
+	t    *testing.T
+	conn net.Conn
+}
+
+func newStranger(t *testing.T, b *Backend) *stranger {
+	t.Helper()
+	conn, err := net.DialTimeout("tcp", b.address.control[0].String(), patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	_ = conn.SetDeadline(time.Now().Add(patience))
+	return &stranger{t, conn}
+}
+
+func (s *stranger) say(msgs ...[]byte) {
+	for _, m := range msgs {
+		frame := binary.LittleEndian.AppendUint32(nil, uint32(len(m)))
+		_, _ = s.conn.Write(append(frame, m...)) // who hung up already is seen by hear
+	}
+}
+
+// hear returns the next message but a ping; nil: the other side hung up.
+func (s *stranger) hear() any {
+	s.t.Helper()
+	for {
+		var head [4]byte
+		if _, err := io.ReadFull(s.conn, head[:]); err != nil {
+			return nil
+		}
+		body := make([]byte, binary.LittleEndian.Uint32(head[:]))
+		if _, err := io.ReadFull(s.conn, body); err != nil {
+			return nil
+		}
+		m, err := decodeControl(body)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if _, is := m.(ping); !is {
+			return m
+		}
+	}
+}
+
+func helloTo(from, to *Backend, lanes int) *hello {
+	h := &hello{to: to.address.owner, from: from.addr}
+	for range lanes {
+		h.lanes = append(h.lanes, laneOffer{0, someEnd(1)})
+	}
+	return h
+}
+
+// TestHostileInitiator hangs up on what makes no sense, and goes on with others.
+func TestHostileInitiator(t *testing.T) {
+	p := openPair(t, Config{})
+	greeting := helloTo(p.near, p.far, 1).encode()
+	for name, msgs := range map[string][][]byte{
+		"nothing that is read": {{}}, "nonsense": {[]byte("GET / HTTP/1.1\r\n")}, "another version": {{9, kindHello}},
+		"no hello": {(&bye{}).encode()}, "no lanes": {helloTo(p.near, p.far, 0).encode()},
+		"an answer": {greeting, (&importAnswer{}).encode()}, "two hellos": {greeting, greeting},
+		"a lane that is not there": {greeting, (&laneRequest{lane: 1}).encode()},
+		"a lane far out":           {greeting, (&laneRequest{lane: 255}).encode()},
+		"too long":                 {greeting, make([]byte, controlMax+1)},
+	} {
+		s := newStranger(t, p.far)
+		s.say(msgs...)
+		for m := s.hear(); m != nil; m = s.hear() {
+			if w, ok := m.(*welcome); !ok || w.status != control.OK {
+				t.Errorf("%s: answered with %+v", name, m)
+			}
+		}
+	}
+	for name, h := range map[string]*hello{
+		"whom it does not mean": {to: p.near.address.owner, from: p.near.addr, lanes: helloTo(p.near, p.far, 1).lanes},
+		"without an address":    {to: p.far.address.owner, from: []byte("me"), lanes: helloTo(p.near, p.far, 1).lanes},
+	} {
+		s := newStranger(t, p.far)
+		s.say(h.encode())
+		if w, ok := s.hear().(*welcome); !ok || w.status == control.OK {
+			t.Errorf("%s: not refused", name)
+		}
+	}
+	l, r := register(t, p.near, 100), register(t, p.far, 100)
+	if err := p.await(t, p.write(t, l, p.imports(t, r), nil)); err != nil {
+		t.Errorf("a write beside strangers: %v", err)
+	}
+}
+
+// TestHostileRail offers a lane to a rail that is not there: it leads nowhere, and harms none.
+func TestHostileRail(t *testing.T) {
+	p := openPair(t, Config{})
+	s := newStranger(t, p.far)
+	h := helloTo(p.near, p.far, 2)
+	h.lanes[1].rail = 200
+	s.say(h.encode(), (&importRequest{id: 1, key: 1 << 31}).encode(), (&importRequest{id: 2}).encode())
+	if w, ok := s.hear().(*welcome); !ok || len(w.lanes) != 2 {
+		t.Errorf("no welcome: %+v", w)
+	}
+	for id := range uint32(2) {
+		if a, ok := s.hear().(*importAnswer); !ok || a.id != id+1 || a.status.Err() == nil || len(a.keys) > 0 {
+			t.Errorf("an import of nothing: %+v", a)
+		}
+	}
+}
+
+// TestConnsMax refuses one peer too many, says so, and takes it when another has left.
+func TestConnsMax(t *testing.T) {
+	leak.Check(t)
+	near, far := openFakeBackend(t, Config{}), openFakeBackend(t, Config{ConnsMax: 2})
+	p := &pair{near: near, far: far}
+	first, second := p.connect(t), p.connect(t)
+	if _, err := near.Connect(t.Context(), far.Addr()); !errors.Is(err, backends.ErrFull) {
+		t.Errorf("a third peer: %v", err)
+	}
+	_ = first.Close()
+	eventually(t, "a place", func() bool {
+		third, err := near.Connect(t.Context(), far.Addr())
+		if err == nil {
+			_ = third.Close()
+		}
+		return err == nil
+	})
+	_ = second.Close()
+}
+
+// TestHostileOwner answers a peer of ours with what makes no sense: the peer is lost.
+func TestHostileOwner(t *testing.T) {
+	leak.Check(t)
+	b := openFakeBackend(t, shortConfig())
+	m := register(t, b, 100)
+	good := &welcome{lanes: []laneAnswer{{true, someEnd(1)}, {true, someEnd(1)}}}
+	for name, answers := range map[string][][]byte{
+		"nothing": {}, "a hang-up": {nil}, "nonsense": {[]byte("SSH-2.0")}, "no welcome": {(&bye{}).encode()},
+		"too few lanes": {(&welcome{lanes: good.lanes[:1]}).encode()}, "two welcomes": {good.encode(), good.encode()},
+		"lanes that lead nowhere": {good.encode()}, "a refusal": {(&welcome{status: control.Full}).encode()},
+		"lanes it makes up":  {good.encode(), (&broken{99}).encode(), (&laneReply{lane: 77}).encode(), (&laneReply{lane: 0, seen: 1 << 60}).encode()},
+		"answers to nothing": {good.encode(), (&importAnswer{id: 9, size: 5}).encode(), (&expired{key: 9, epoch: 9}).encode(), farewell{}.encode(), farewell{}.encode()},
+	} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := b.address
+		a.control = nil
+		a.control = append(a.control, l.Addr().(*net.TCPAddr).AddrPort())
+		addr, err := a.encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		go answerAll(t, l, answers)
+		begin := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		p, err := b.Connect(ctx, addr)
+		cancel()
+		if err == nil {
+			t.Errorf("%s: connected", name)
+			_ = p.Close()
+		} else if took := time.Since(begin); took > 5*time.Second {
+			t.Errorf("%s: %v after %v", name, err, took)
+		}
+		_ = l.Close()
+	}
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// answerAll takes one connection and says what it is told to; nil hangs up.
+func answerAll(t *testing.T, l net.Listener, answers [][]byte) {
+	conn, err := l.Accept()
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	s := &stranger{t, conn}
+	for _, a := range answers {
+		if a == nil {
+			return
+		}
+		s.say(a)
+	}
+	_, _ = io.Copy(io.Discard, conn)
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/keys"
+)
+
+// imported is memory of the owner's that C knows.
+type imported struct {
+	key   uint32 // of the owner's
+	epoch uint64
+	lanes uint32 // a bit for each that reaches it
+}
+
+// asking is an import that waits for its answer.
+type asking struct {
+	token keys.Token
+	done  chan importResult // has one place
+}
+
+type importResult struct {
+	slot uint32
+	err  error
+}
+
+// Import implements backends.Peer. It asks the owner, whose control answers; imports at
+// the same time do not wait for each other.
+func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
+	if err := p.enter(); err != nil {
+		return 0, 0, err
+	}
+	defer p.gate.Exit()
+	t, err := keys.Decode(tok, &p.owner.owner)
+	if err != nil {
+		return 0, 0, fmt.Errorf("import memory: %w", err)
+	}
+	if key, err = p.ask(&t); err != nil {
+		return 0, 0, fmt.Errorf("import memory: %w", err)
+	}
+	return key, t.Size, nil
+}
+
+// ask sends the question and waits for the answer: for as long as the owner shows that it
+// lives, since large memory takes its NICs long.
+func (p *peer) ask(t *keys.Token) (uint32, error) {
+	a := &asking{token: *t, done: make(chan importResult, 1)}
+	p.mu.Lock()
+	p.askID++
+	id := p.askID
+	p.asks[id] = a
+	p.mu.Unlock()
+	defer p.forgetAsking(id, a)
+	q := importRequest{id: id, key: t.Key, epoch: t.Epoch, secret: t.Secret}
+	p.ch.send(q.encode())
+	look := time.NewTicker(p.b.cfg.Grace / 4)
+	defer look.Stop()
+	for {
+		select {
+		case r := <-a.done:
+			return r.slot, r.err
+		case <-p.lostCh:
+			return 0, backends.ErrPeerLost
+		case <-p.closing:
+			return 0, backends.ErrClosed
+		case <-look.C:
+			if quiet := p.ch.silent(); quiet > p.b.cfg.Grace {
+				return 0, fmt.Errorf("the peer is silent for %v, it may be frozen: %w (%w)", quiet, backends.ErrPeerLost, backends.ErrTimeout)
+			}
+		}
+	}
+}
+
+// forgetAsking takes an import off the list, with what came for it too late.
+func (p *peer) forgetAsking(id uint32, a *asking) {
+	p.mu.Lock()
+	delete(p.asks, id)
+	p.mu.Unlock()
+	select {
+	case r := <-a.done:
+		if r.err == nil {
+			p.Drop(r.slot)
+		}
+	default:
+	}
+}
+
+// answered makes what the owner told known to C, before the next message is looked at: that
+// may be the news that the epoch has ended. An answer that comes late finds nobody.
+func (p *peer) answered(m *importAnswer) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	a := p.asks[m.id]
+	if a == nil {
+		return
+	}
+	delete(p.asks, m.id)
+	var r importResult
+	r.slot, r.err = p.take(&a.token, m)
+	a.done <- r
+}
+
+// take checks an answer and has C know the memory. Preconditions: p.mu is held.
+func (p *peer) take(t *keys.Token, m *importAnswer) (uint32, error) {
+	if err := m.status.Err(); err != nil {
+		return 0, err
+	}
+	if m.size != t.Size || len(m.keys) != len(p.pairs) || m.base+m.size < m.base {
+		return 0, fmt.Errorf("the owner tells of %d bytes over %d lanes, the token of %d bytes: %w", m.size, len(m.keys), t.Size, backends.ErrBadToken)
+	}
+	if !p.hold.Enter() {
+		return 0, backends.ErrClosed
+	}
+	defer p.hold.Exit()
+	slot, err := p.link.Import(csrc.VerbsImport{Base: m.base, Size: m.size, ReadOnly: m.readOnly, RemoteKeys: m.keys})
+	if err != nil {
+		return 0, err
+	}
+	i := imported{key: t.Key, epoch: t.Epoch}
+	for lane, k := range m.keys {
+		if k != 0 {
+			i.lanes |= 1 << lane
+		}
+	}
+	p.imports[slot] = i
+	return slot, nil
+}
+
+// expire ends what was imported of an epoch that is over.
+func (p *peer) expire(m *expired) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.hold.Enter() {
+		return
+	}
+	defer p.hold.Exit()
+	for slot, i := range p.imports {
+		if i.key == m.key && i.epoch <= m.epoch {
+			p.link.Expire(slot)
+		}
+	}
+}
+
+// Drop implements backends.Peer.
+func (p *peer) Drop(key uint32) {
+	if !p.gate.Enter() {
+		return
+	}
+	defer p.gate.Exit()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, known := p.imports[key]; known {
+		delete(p.imports, key)
+		p.link.Drop(key)
+	}
+}

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"sync"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/gate"
+)
+
+// inbound is our end of a connection that a peer began: over it the peer reaches our
+// memory and sends messages. One goroutine serves it from hello to end.
+type inbound struct {
+	b     *Backend
+	ch    *channel
+	addr  string // Addr of the peer
+	from  address
+	link  link
+	rails []int     // of ours, by lane
+	hold  gate.Gate // held by every use of link by others than run
+
+	knows map[*memory]struct{} // whose keys the peer was told; of importing, then of run
+
+	mu        sync.Mutex
+	questions []*importRequest // not answered yet
+	importing bool             // a goroutine answers them
+	asked     sync.WaitGroup   // that one
+	quitting  bool             // we close: the program is told nothing
+}
+
+// questionsMax bounds the imports that a peer has us remember.
+const questionsMax = 4096
+
+// run serves the peer until it parts, dies, or we close.
+func (c *inbound) run() {
+	parted, had := false, true
+	for !parted {
+		m, err := c.ch.receive()
+		if err != nil {
+			break
+		}
+		switch m := m.(type) {
+		case *importRequest:
+			c.question(m)
+		case *laneRequest:
+			c.remake(m)
+		case *bye:
+			parted, had = true, !m.abandoned
+		default:
+			c.ch.close(backends.ErrCorrupt)
+		}
+	}
+	c.retire(parted, had)
+}
+
+// retire ends our end. The messages that came are in their ring before the last word is
+// said, and what parted politely learns that our queue pairs are gone.
+func (c *inbound) retire(parted, had bool) {
+	c.hold.Shut()
+	c.hold.Wait()
+	c.link.End(csrc.VerbsLost) // a lane that cannot be drained is destroyed here
+	c.mu.Lock()
+	quitting := c.quitting
+	c.mu.Unlock()
+	switch {
+	case parted:
+		c.ch.send(farewell{}.encode())
+		c.ch.farewell(c.b.cfg.Grace)
+	case quitting:
+		c.ch.send(quit{}.encode())
+		c.ch.farewell(c.b.cfg.Grace)
+	default:
+		c.ch.close(backends.ErrPeerLost)
+	}
+	c.asked.Wait()
+	for m := range c.knows {
+		m.forget(c)
+	}
+	c.link.Close()
+	c.b.guestsIn.Add(-1)
+	if had && !quitting {
+		c.b.words.Add(c)
+		c.b.wake()
+	} else {
+		c.b.remove(c.link.ID())
+	}
+}
+
+// question has an import answered beside: NICs may take long to learn of large memory,
+// and lanes must not wait for that.
+func (c *inbound) question(q *importRequest) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.questions) >= questionsMax {
+		go c.ch.close(backends.ErrFull)
+		return
+	}
+	c.questions = append(c.questions, q)
+	if !c.importing {
+		c.importing = true
+		c.asked.Go(c.answer)
+	}
+}
+
+// answer answers imports until there are none.
+func (c *inbound) answer() {
+	for {
+		c.mu.Lock()
+		if len(c.questions) == 0 {
+			c.importing = false
+			c.mu.Unlock()
+			return
+		}
+		q := c.questions[0]
+		c.questions = c.questions[1:]
+		c.mu.Unlock()
+		if m := c.b.table.At(q.key); m != nil {
+			m.answer(c, q)
+		} else {
+			c.ch.send((&importAnswer{id: q.id, status: control.Revoked}).encode())
+		}
+	}
+}
+
+// keysOf has the keys of the NICs in the order of the lanes.
+func (c *inbound) keysOf(granted []uint32) []uint32 {
+	list := make([]uint32, len(c.rails))
+	for lane, rail := range c.rails {
+		list[lane] = granted[rail]
+	}
+	return list
+}
+
+// remake ends our end of a lane that has failed at the peer's, and makes a new one. Only
+// when ours is gone can nothing of the first try land any more; without that there is no
+// answer, and the connection ends.
+func (c *inbound) remake(q *laneRequest) {
+	lane := int(q.lane)
+	if lane >= len(c.rails) || c.link.LaneEnd(lane) != nil {
+		c.ch.close(backends.ErrCorrupt)
+		return
+	}
+	a := laneReply{lane: q.lane, attempt: q.attempt, seen: c.link.Seen()}
+	if q.there {
+		a.laneAnswer = c.make(lane, &q.end)
+	}
+	c.ch.send(a.encode())
+}
+
+// news implements end: where ours has failed, the peer learns of it at once.
+func (c *inbound) news(n csrc.VerbsNews) {
+	if n.Kind == csrc.VerbsLaneFailed && n.Lane >= 0 && n.Lane < csrc.VerbsLanesMax {
+		c.ch.send((&broken{lane: uint8(n.Lane)}).encode())
+	}
+}
+
+// breakLanes ends all our queue pairs of the connection: the strong means of a fence. The
+// peer has them made anew.
+func (c *inbound) breakLanes() {
+	if !c.hold.Enter() {
+		return // it is ending, and its queue pairs with it
+	}
+	defer c.hold.Exit()
+	for lane := range c.rails {
+		if c.link.LaneEnd(lane) == nil {
+			c.ch.send((&broken{lane: uint8(lane)}).encode())
+		}
+	}
+}
+
+// leave has the connection end because we close.
+func (c *inbound) leave() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.quitting = true
+	_ = c.ch.conn.SetReadDeadline(aLongTimeAgo) // run ends by it, and can still say so
+}

@@ -1,0 +1,542 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+)
+
+// fakeLink is one end of a connection of fakeNet.
+type fakeLink struct {
+	net       *fakeNet
+	id        uint64
+	initiator bool
+	running   sync.WaitGroup
+
+	credits int  // net.mu
+	starved bool // net.mu
+
+	mu      sync.Mutex
+	more    sync.Cond
+	lanes   [csrc.VerbsLanesMax]*fakeLane
+	held    [csrc.VerbsLanesMax]bool // has failed, and is not settled
+	queue   []*fakeBatch
+	busy    bool // run has a batch in hand
+	slots   []*fakeSlot
+	drained bool
+	ended   bool
+	status  int32
+	closed  bool
+	sent    uint64 // messages of an initiator
+	seen    uint64 // of an owner
+	turn    int
+	echo    int // the next so many pieces arrive, and their lane fails before it is known
+}
+
+// fakeLane is a queue pair.
+type fakeLane struct {
+	link   *fakeLink
+	lane   int
+	number uint32
+	rail   *fakeRail
+	other  uint32 // 0: not begun
+	live   bool
+}
+
+type fakeSlot struct {
+	csrc.VerbsImport
+	expired bool
+}
+
+type fakeBatch struct {
+	op        backends.Op
+	tag       uint64
+	descs     []backends.Desc
+	remotes   []*fakeSlot
+	msg       []byte
+	noted     bool
+	cancelled bool
+}
+
+const fakePiece = 64 << 10
+
+func (l *fakeLink) ID() uint64 { return l.id }
+
+func (l *fakeLink) LaneMake(lane, rail int) (csrc.VerbsEnd, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	fakeWire.Lock()
+	defer fakeWire.Unlock()
+	if l.lanes[lane] != nil {
+		return csrc.VerbsEnd{}, backends.ErrBusy
+	}
+	if l.net.rails[rail].gone {
+		return csrc.VerbsEnd{}, backends.ErrNoRoute
+	}
+	fakeWire.next++
+	p := &fakeLane{link: l, lane: lane, number: fakeWire.next, rail: l.net.rails[rail]}
+	l.lanes[lane], fakeWire.pairs[p.number] = p, p
+	return csrc.VerbsEnd{QueuePair: p.number, GID: p.rail.gid}, nil
+}
+
+func (l *fakeLink) LaneBegin(lane int, theirs csrc.VerbsEnd) error {
+	l.mu.Lock()
+	p := l.lanes[lane]
+	if p == nil || l.held[lane] {
+		l.mu.Unlock()
+		return backends.ErrBusy
+	}
+	fakeWire.Lock()
+	p.other = theirs.QueuePair
+	fakeWire.Unlock()
+	l.mu.Unlock()
+	if l.initiator {
+		go l.probe(p)
+	}
+	return nil
+}
+
+// probe waits for the other end, as a queue pair retries.
+func (l *fakeLink) probe(p *fakeLane) {
+	for range 20 {
+		if _, ok := p.reach(); ok {
+			l.mu.Lock()
+			p.live = l.lanes[p.lane] == p
+			if p.live {
+				l.net.tell(csrc.VerbsNews{Conn: l.id, Kind: csrc.VerbsLaneLive, Lane: p.lane})
+			}
+			l.more.Broadcast()
+			l.mu.Unlock()
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+	l.fail(p, 12)
+}
+
+// carries reports whether lanes over a rail are given anything.
+func (r *fakeRail) carries() bool {
+	fakeWire.Lock()
+	defer fakeWire.Unlock()
+	return !r.down
+}
+
+// reach returns the other end, if both are there, know each other, and bytes pass.
+func (p *fakeLane) reach() (*fakeLane, bool) {
+	fakeWire.Lock()
+	defer fakeWire.Unlock()
+	q := fakeWire.pairs[p.other]
+	ok := fakeWire.pairs[p.number] == p && q != nil && q.other == p.number && !p.rail.cut && !q.rail.cut
+	return q, ok
+}
+
+// fail ends a queue pair and tells.
+func (l *fakeLink) fail(p *fakeLane, status int32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lanes[p.lane] == p {
+		l.drop(p.lane)
+		l.net.tell(csrc.VerbsNews{Conn: l.id, Kind: csrc.VerbsLaneFailed, Lane: p.lane, Status: status})
+	}
+}
+
+// drop destroys a queue pair. Preconditions: l.mu is held.
+func (l *fakeLink) drop(lane int) {
+	p := l.lanes[lane]
+	if p == nil {
+		return
+	}
+	fakeWire.Lock()
+	delete(fakeWire.pairs, p.number)
+	fakeWire.Unlock()
+	p.live = false
+	l.lanes[lane] = nil
+	l.held[lane] = l.initiator
+	l.more.Broadcast()
+}
+
+func (l *fakeLink) LaneEnd(lane int) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.drop(lane)
+	return nil
+}
+
+func (l *fakeLink) LaneSettle(lane int, seen uint64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if seen > l.sent {
+		return backends.ErrCorrupt
+	}
+	l.held[lane] = false
+	l.seen = seen
+	l.more.Broadcast()
+	return nil
+}
+
+func (l *fakeLink) Seen() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.seen
+}
+
+func (l *fakeLink) Import(m csrc.VerbsImport) (uint32, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	m.RemoteKeys = slices.Clone(m.RemoteKeys)
+	for i := range l.slots {
+		if l.slots[i] == nil {
+			l.slots[i] = &fakeSlot{VerbsImport: m}
+			return uint32(i), nil
+		}
+	}
+	l.slots = append(l.slots, &fakeSlot{VerbsImport: m})
+	return uint32(len(l.slots) - 1), nil
+}
+
+func (l *fakeLink) Drop(slot uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.slots[slot] = nil
+}
+
+func (l *fakeLink) Expire(slot uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.slots[slot] != nil {
+		l.slots[slot].expired = true
+	}
+}
+
+func (l *fakeLink) Submit(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+	return l.submit(op, tag, len(descs), func(i int) backends.Desc { return descs[i] }, msg)
+}
+
+func (l *fakeLink) SubmitPages(op backends.Op, tag uint64, p *backends.Pages, msg []byte) error {
+	l.mu.Lock()
+	remote := l.imported(p.RemoteKey)
+	l.mu.Unlock()
+	local := l.net.memory(p.LocalKey)
+	if remote == nil || local == nil {
+		return backends.ErrBounds
+	}
+	if err := p.Check(uint64(len(local.bytes)), remote.Size); err != nil {
+		return err
+	}
+	return l.submit(op, tag, p.Count, p.Desc, msg)
+}
+
+func (l *fakeLink) imported(slot uint32) *fakeSlot {
+	if uint64(slot) >= uint64(len(l.slots)) {
+		return nil
+	}
+	return l.slots[slot]
+}
+
+// check looks at a batch. Preconditions: l.mu is held.
+func (l *fakeLink) check(op backends.Op, n int, at func(int) backends.Desc) error {
+	if l.drained || l.ended {
+		return backends.ErrClosed
+	}
+	for i := range n {
+		d := at(i)
+		remote, local := l.imported(d.RemoteKey), l.net.memory(d.LocalKey)
+		if remote == nil || local == nil {
+			return backends.ErrBounds
+		}
+		if err := d.Check(uint64(len(local.bytes)), remote.Size); err != nil {
+			return err
+		}
+		if op == backends.Write && remote.ReadOnly {
+			return backends.ErrReadOnly
+		}
+		if remote.expired {
+			return backends.ErrRevoked
+		}
+	}
+	return nil
+}
+
+func (l *fakeLink) submit(op backends.Op, tag uint64, n int, at func(int) backends.Desc, msg []byte) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.check(op, n, at); err != nil {
+		return err
+	}
+	l.net.mu.Lock()
+	full := l.net.taken == l.net.cfg.BatchesMax
+	if msg != nil && l.credits == 0 {
+		full, l.starved = true, true
+	}
+	if full {
+		l.net.mu.Unlock()
+		return backends.ErrFull
+	}
+	if msg != nil {
+		l.credits--
+	}
+	l.net.taken++
+	l.net.mu.Unlock()
+	b := l.net.batch()
+	b.op, b.tag, b.noted, b.cancelled = op, tag, msg != nil, false
+	b.descs, b.remotes, b.msg = b.descs[:0], b.remotes[:0], append(b.msg[:0], msg...)
+	for i := range n {
+		d := at(i)
+		b.descs = append(b.descs, d)
+		b.remotes = append(b.remotes, l.imported(d.RemoteKey))
+	}
+	l.queue = append(l.queue, b)
+	l.more.Broadcast()
+	return nil
+}
+
+// run is the thread of an initiator's end.
+func (l *fakeLink) run() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for {
+		for len(l.queue) == 0 && !l.closed {
+			l.more.Wait()
+		}
+		if len(l.queue) == 0 {
+			return
+		}
+		b := l.queue[0]
+		l.queue = append(l.queue[:0], l.queue[1:]...)
+		l.busy = true
+		l.mu.Unlock()
+		l.carry(b)
+		l.mu.Lock()
+		l.busy = false
+		l.more.Broadcast()
+	}
+}
+
+// carry runs a batch to its end.
+func (l *fakeLink) carry(b *fakeBatch) {
+	status := csrc.VerbsOK
+	for i := range b.descs {
+		for off := uint64(0); off < b.descs[i].Len && status == csrc.VerbsOK; off += fakePiece {
+			status = l.piece(b, i, off)
+		}
+	}
+	if b.noted && status == csrc.VerbsOK {
+		status = l.note(b)
+	}
+	l.net.mu.Lock()
+	if b.noted && status != csrc.VerbsOK {
+		l.credits++
+	}
+	l.net.mu.Unlock()
+	l.net.complete(b, status)
+}
+
+// lane waits for one that is live, in turn. Otherwise it says why the batch ends.
+func (l *fakeLink) lane(b *fakeBatch) (*fakeLane, int32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for {
+		switch {
+		case l.ended:
+			return nil, l.status
+		case b.cancelled:
+			return nil, csrc.VerbsAborted
+		}
+		for range l.lanes {
+			l.turn = (l.turn + 1) % len(l.lanes)
+			if p := l.lanes[l.turn]; p != nil && p.live && p.rail.carries() {
+				return p, csrc.VerbsOK
+			}
+		}
+		l.more.Wait()
+	}
+}
+
+// piece moves a part of a descriptor over some lane, as often as lanes fail.
+func (l *fakeLink) piece(b *fakeBatch, i int, off uint64) int32 {
+	for {
+		p, status := l.lane(b)
+		if status != csrc.VerbsOK {
+			return status
+		}
+		l.mu.Lock()
+		expired := b.remotes[i].expired
+		l.mu.Unlock()
+		if expired {
+			return csrc.VerbsRevoked
+		}
+		if _, ok := p.reach(); !ok {
+			l.fail(p, 12)
+			l.settled(p.lane)
+			continue
+		}
+		if !l.move(b.op, &b.descs[i], off, b.remotes[i], b.remotes[i].RemoteKeys[p.lane]) {
+			l.fail(p, 10)
+			return csrc.VerbsRevoked
+		}
+		if l.echoes() {
+			l.fail(p, 12)
+			l.settled(p.lane)
+			continue // it landed, and is posted again all the same
+		}
+		return csrc.VerbsOK
+	}
+}
+
+// echoes reports whether the answer to what was just done is lost.
+func (l *fakeLink) echoes() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.echo == 0 {
+		return false
+	}
+	l.echo--
+	return true
+}
+
+// settled waits until the other end of a lane that has failed is gone.
+func (l *fakeLink) settled(lane int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.held[lane] && !l.ended {
+		l.more.Wait()
+	}
+}
+
+// move copies one piece, and reports whether the key was good for it.
+func (l *fakeLink) move(op backends.Op, d *backends.Desc, off uint64, remote *fakeSlot, key uint32) bool {
+	fakeWire.Lock()
+	g := fakeWire.grants[key]
+	fakeWire.Unlock()
+	local := l.net.memory(d.LocalKey)
+	if g == nil || local == nil {
+		return false
+	}
+	n := min(fakePiece, d.Len-off)
+	at := remote.Base - g.base + d.Remote + off
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	switch {
+	case g.over || g.readOnly && op == backends.Write || at+n > uint64(len(g.bytes)):
+		return false
+	case op == backends.Write:
+		copy(g.bytes[at:][:n], local.bytes[d.Local+off:])
+	default:
+		copy(local.bytes[d.Local+off:][:n], g.bytes[at:])
+	}
+	return true
+}
+
+// note delivers a message, once.
+func (l *fakeLink) note(b *fakeBatch) int32 {
+	l.mu.Lock()
+	l.sent++
+	number := l.sent
+	l.mu.Unlock()
+	for {
+		p, status := l.lane(b)
+		if status != csrc.VerbsOK {
+			l.mu.Lock()
+			l.sent--
+			l.mu.Unlock()
+			return status
+		}
+		q, ok := p.reach()
+		if ok {
+			q.link.deliver(l, b.msg, number)
+			if !l.echoes() {
+				return csrc.VerbsOK
+			}
+		}
+		l.fail(p, 12)
+		l.settled(p.lane)
+		l.mu.Lock()
+		done := l.seen >= number
+		l.mu.Unlock()
+		if done {
+			return csrc.VerbsOK
+		}
+	}
+}
+
+// deliver puts a message into the ring of an owner.
+func (l *fakeLink) deliver(from *fakeLink, msg []byte, number uint64) {
+	l.mu.Lock()
+	fresh := number == l.seen+1
+	if fresh {
+		l.seen = number
+	}
+	l.mu.Unlock()
+	if !fresh {
+		return
+	}
+	l.net.mu.Lock()
+	l.net.notes = append(l.net.notes, fakeNote{from, csrc.VerbsNote{Conn: l.id, Data: slices.Clone(msg)}})
+	l.net.wake()
+	l.net.mu.Unlock()
+}
+
+func (l *fakeLink) Cancel(tag uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, b := range l.queue {
+		if b.tag == tag {
+			b.cancelled = true
+		}
+	}
+}
+
+// Drain waits until nothing is under way.
+func (l *fakeLink) Drain(grace time.Duration) error {
+	l.mu.Lock()
+	l.drained = true
+	l.mu.Unlock()
+	for end := time.Now().Add(grace); ; time.Sleep(20 * time.Microsecond) {
+		l.mu.Lock()
+		done := len(l.queue) == 0 && !l.busy || l.ended
+		l.mu.Unlock()
+		if done {
+			return nil
+		}
+		if time.Now().After(end) {
+			return backends.ErrTimeout
+		}
+	}
+}
+
+func (l *fakeLink) End(status int32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range l.lanes {
+		l.drop(i)
+	}
+	if l.ended {
+		return
+	}
+	l.ended, l.status = true, status
+	for _, b := range l.queue {
+		l.net.complete(b, status)
+	}
+	l.queue = nil
+	l.more.Broadcast()
+	for l.busy {
+		l.more.Wait()
+	}
+}
+
+func (l *fakeLink) Close() {
+	l.End(csrc.VerbsClosed)
+	l.mu.Lock()
+	l.closed = true
+	l.more.Broadcast()
+	l.mu.Unlock()
+	l.running.Wait()
+	l.net.mu.Lock()
+	delete(l.net.links, l.id)
+	l.net.mu.Unlock()
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"syscall"
+	"time"
+)
+
+// listen opens the ports of the control.
+func (b *Backend) listen() error {
+	if b.cfg.Listen != "" {
+		return b.listenAt(b.cfg.Listen, nil)
+	}
+	var errs []error
+	for _, a := range b.railHosts() {
+		if len(b.address.control) == controlsMax {
+			break
+		}
+		if err := b.listenAt(netip.AddrPortFrom(a, 0).String(), nil); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if len(b.listeners) > 0 {
+		return nil
+	}
+	// InfiniBand without an address of IP: whatever this host has.
+	if err := b.listenAt(":0", hostAddresses()); err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	return nil
+}
+
+// railHosts lists the addresses of the network devices of our rails.
+func (b *Backend) railHosts() (list []netip.Addr) {
+	for _, r := range b.rails {
+		for _, p := range b.cfg.sysfs.prefixes(r.gid.NetDev) {
+			a := p.Addr().Unmap()
+			if !a.IsLinkLocalUnicast() && !slices.Contains(list, a) {
+				list = append(list, a)
+			}
+		}
+	}
+	return list
+}
+
+// hostAddresses lists where this host may be reached: the loopback only where there is
+// nothing else.
+func hostAddresses() (list []netip.Addr) {
+	addresses, _ := net.InterfaceAddrs() // none is an answer
+	for _, a := range addresses {
+		p, err := netip.ParsePrefix(a.String())
+		if err == nil && p.Addr().IsGlobalUnicast() {
+			list = append(list, p.Addr().Unmap())
+		}
+	}
+	if len(list) == 0 {
+		list = append(list, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+	}
+	return list
+}
+
+// listenAt opens one port. Where it is on all addresses, peers are told these.
+func (b *Backend) listenAt(at string, known []netip.Addr) error {
+	l, err := net.Listen("tcp", at)
+	if err != nil {
+		return fmt.Errorf("listen for peers, see Config.Listen: %w", err)
+	}
+	b.listeners = append(b.listeners, l)
+	bound, ok := l.Addr().(*net.TCPAddr)
+	if !ok {
+		return fmt.Errorf("listen for peers at %v: no address of TCP", l.Addr())
+	}
+	own, _ := netip.AddrFromSlice(bound.IP)
+	switch {
+	case !own.IsUnspecified():
+		known = []netip.Addr{own.Unmap()}
+	case known == nil:
+		if known = b.railHosts(); len(known) == 0 {
+			known = hostAddresses()
+		}
+	}
+	for _, a := range known[:min(len(known), controlsMax-len(b.address.control))] {
+		b.address.control = append(b.address.control, netip.AddrPortFrom(a, uint16(bound.Port)))
+	}
+	return nil
+}
+
+// reachMax is how long one address of several may keep us from the others.
+const reachMax = time.Second
+
+// reach connects to the control of an owner, at the first of its addresses that answers;
+// those in a network of ours go first.
+func (b *Backend) reach(ctx context.Context, a *address) (net.Conn, error) {
+	list := slices.Clone(a.control)
+	slices.SortStableFunc(list, func(x, y netip.AddrPort) int { return b.strange(x.Addr()) - b.strange(y.Addr()) })
+	var errs []error
+	for i, at := range list {
+		d := net.Dialer{LocalAddr: b.source(at.Addr())}
+		if i < len(list)-1 {
+			d.Timeout = reachMax
+		}
+		conn, err := d.DialContext(ctx, "tcp", at.String())
+		if errors.Is(err, syscall.EADDRNOTAVAIL) { // the rail's network device is in another namespace
+			d.LocalAddr = nil
+			conn, err = d.DialContext(ctx, "tcp", at.String())
+		}
+		if err == nil {
+			return conn, nil
+		}
+		errs = append(errs, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, errors.Join(errs...)
+}
+
+// source is our own address in the network of another, nil for none: hosts with several
+// NICs choose routes by it.
+func (b *Backend) source(to netip.Addr) net.Addr {
+	for _, r := range b.rails {
+		if s := r.gid.Subnet; s.IsValid() && s.Contains(to) {
+			return net.TCPAddrFromAddrPort(netip.AddrPortFrom(s.Addr(), 0))
+		}
+	}
+	return nil
+}
+
+// strange is 0 for an address in a network of our rails, else 1.
+func (b *Backend) strange(a netip.Addr) int {
+	for _, r := range b.rails {
+		if r.gid.Subnet.IsValid() && r.gid.Subnet.Contains(a) {
+			return 0
+		}
+	}
+	return 1
+}

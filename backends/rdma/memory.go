@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/gate"
+	"github.com/sluicehq/sluice/internal/keys"
+)
+
+// memory is one registration.
+type memory struct {
+	b        *Backend
+	key      uint32
+	bytes    []byte
+	secret   [16]byte
+	readOnly bool
+	pinned   *pinned
+	release  func() // lets other backends move the pages again
+
+	granting gate.Gate             // held by every grant; close shuts it
+	fencing  chan struct{}         // has one place: who holds it fences or closes
+	gone     bool                  // guarded by it: nothing is left to close
+	revoked  uint64                // guarded by it: of grants, those that are proved to have ended
+	owed     map[*inbound]struct{} // guarded by it: who knew keys of epochs that are not proved ended
+
+	mu     sync.Mutex // no longer than it takes to write a few fields
+	closed bool
+	epoch  uint64
+	told   map[*inbound]struct{} // who knows the keys of this epoch
+	grants uint64                // how often the NICs were asked to take requests
+}
+
+// Register implements backends.Backend. The range is pinned on every rail, unless it is a
+// part of one that is. Peers reach it once the first of them has imported a token.
+func (b *Backend) Register(seg backends.Segment) (backends.Memory, error) {
+	if seg.Kind == backends.HBM {
+		return nil, fmt.Errorf("register hbm memory: a Segment has no dma-buf descriptor yet, which NICs know device memory by: %w", backends.ErrNotSupported)
+	}
+	if seg.Kind != backends.DRAM {
+		return nil, fmt.Errorf("register %v memory: %w", seg.Kind, backends.ErrNotSupported)
+	}
+	if err := seg.Check(); err != nil {
+		return nil, fmt.Errorf("register memory: %w", err)
+	}
+	if !b.gate.Enter() {
+		return nil, fmt.Errorf("register memory: %w", backends.ErrClosed)
+	}
+	defer b.gate.Exit()
+	m, err := b.register(&seg)
+	if err != nil {
+		return nil, fmt.Errorf("register memory: %w", err)
+	}
+	return m, nil
+}
+
+func (b *Backend) register(seg *backends.Segment) (*memory, error) {
+	m := &memory{b: b, bytes: seg.Mem, secret: seg.Secret, readOnly: seg.ReadOnly, fencing: make(chan struct{}, 1)}
+	var err error
+	if m.release, err = hold(seg); err != nil {
+		return nil, err
+	}
+	if m.pinned, err = b.pinnings.use(seg.Mem, seg.ReadOnly); err != nil {
+		m.release()
+		return nil, err
+	}
+	if m.key, m.epoch, err = b.table.Take(); err != nil {
+		return nil, errors.Join(err, m.unpin())
+	}
+	if err := b.net.show(m.key, m.bytes, m.pinned.pins, b.prefers(m.bytes)); err != nil {
+		b.table.GiveBack(m.key, m.epoch)
+		return nil, errors.Join(err, m.unpin())
+	}
+	b.table.Put(m.key, m)
+	return m, nil
+}
+
+// hold keeps the pages where the NICs will know them.
+func hold(seg *backends.Segment) (release func(), err error) {
+	if h, ok := seg.Shared.(backends.Holder); ok {
+		return h.Hold()
+	}
+	return func() {}, nil
+}
+
+// unpin gives back what hold and pinnings.use took.
+func (m *memory) unpin() error {
+	err := m.b.pinnings.unuse(m.pinned)
+	m.release()
+	return err
+}
+
+// Key implements backends.Memory.
+func (m *memory) Key() uint32 { return m.key }
+
+// AppendToken implements backends.Memory.
+func (m *memory) AppendToken(dst []byte) ([]byte, error) {
+	m.mu.Lock()
+	t := keys.Token{Secret: m.secret, Key: m.key, Epoch: m.epoch, Size: uint64(len(m.bytes))}
+	closed := m.closed
+	m.mu.Unlock()
+	if closed {
+		return dst, backends.ErrClosed
+	}
+	return t.Append(dst, &m.b.address.owner), nil
+}
+
+// opens checks what a peer shows. Preconditions: m.mu is held.
+func (m *memory) opens(q *importRequest) control.Status {
+	switch {
+	case m.closed || q.epoch < m.epoch:
+		return control.Revoked
+	case q.epoch > m.epoch || subtle.ConstantTimeCompare(m.secret[:], q.secret[:]) != 1:
+		return control.BadToken
+	}
+	return control.OK
+}
+
+// answer tells a peer how to reach the memory, if it shows the secret and the epoch of
+// now. The NICs learn of their keys first, which may take long; when the epoch ends
+// meanwhile, what they were granted is the next epoch's, and nobody is told of it.
+func (m *memory) answer(c *inbound, q *importRequest) {
+	a := importAnswer{id: q.id}
+	m.mu.Lock()
+	a.status = m.opens(q)
+	m.mu.Unlock()
+	var granted []uint32
+	if a.status == control.OK {
+		granted, a.status = m.grant()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if a.status == control.OK {
+		a.status = m.opens(q)
+	}
+	if a.status == control.OK {
+		m.tell(c)
+		a.readOnly, a.base, a.size = m.readOnly, addressOf(m.bytes), uint64(len(m.bytes))
+		a.keys = c.keysOf(granted)
+	}
+	c.ch.send(a.encode()) // under the lock: the news that the epoch has ended comes after
+}
+
+// tell notes who knows the keys. Preconditions: m.mu is held.
+func (m *memory) tell(c *inbound) {
+	if m.told == nil {
+		m.told = make(map[*inbound]struct{})
+	}
+	m.told[c] = struct{}{}
+	c.knows[m] = struct{}{}
+}
+
+// forget notes that a peer has no queue pair to us any more.
+func (m *memory) forget(c *inbound) {
+	m.mu.Lock()
+	delete(m.told, c)
+	m.mu.Unlock()
+}
+
+// grant has the NICs take requests of peers, and returns their keys by rail.
+func (m *memory) grant() ([]uint32, control.Status) {
+	if !m.granting.Enter() {
+		return nil, control.Revoked
+	}
+	defer m.granting.Exit()
+	m.mu.Lock()
+	m.grants++ // before the NICs have it: a fence from now on takes it back
+	m.mu.Unlock()
+	flags := uint32(0)
+	if m.readOnly {
+		flags |= csrc.VerbsReadOnly
+	}
+	if m.b.cfg.RelaxedOrdering {
+		flags |= csrc.VerbsRelaxed
+	}
+	granted := make([]uint32, len(m.b.rails))
+	err := m.b.onRails(func(r *rail) (err error) {
+		granted[r.index], err = m.b.net.Grant(m.key, r.index, flags)
+		return err
+	})
+	if err != nil {
+		return nil, control.Full // pinned once more than this machine lets us
+	}
+	return granted, control.OK
+}
+
+// Close implements backends.Memory. It fences what was not fenced, so that nothing lands
+// after it.
+func (m *memory) Close() error {
+	if !m.b.gate.Enter() {
+		return nil // the backend's Close closes every memory
+	}
+	defer m.b.gate.Exit()
+	return m.close()
+}
+
+// close does it. After an error, which leaves the memory known but of no use to peers, it
+// may be called again.
+func (m *memory) close() error {
+	m.fencing <- struct{}{}
+	defer func() { <-m.fencing }()
+	if m.gone {
+		return nil
+	}
+	m.mu.Lock()
+	m.closed = true
+	m.mu.Unlock()
+	m.b.table.Remove(m.key)
+	m.granting.Shut()
+	m.granting.Wait()
+	if err := m.end(); err != nil {
+		return fmt.Errorf("close memory: %w", err)
+	}
+	m.gone = true
+	m.b.net.Unmap(m.key)
+	m.b.table.GiveBack(m.key, m.epoch+1)
+	if err := m.unpin(); err != nil {
+		return fmt.Errorf("close memory: %w", err)
+	}
+	return nil
+}
+
+var errUnknownKey = fmt.Errorf("unknown key: %w", backends.ErrBounds)

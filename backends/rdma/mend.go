@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"errors"
+	"sync"
+	"time"
+)
+
+// mender carries out what repair decides, in a goroutine of its own. It alone makes,
+// begins and settles lanes.
+type mender struct {
+	p      *peer
+	repair *repair
+	ends   []laneRequest // of each lane, the last that the owner was asked with
+	before []uint64      // of each lane, the bytes that its rail had moved when it was live
+
+	mu      sync.Mutex
+	events  []event
+	stopped bool
+	stir    chan struct{} // has one place
+	over    chan struct{} // closed by stop
+	done    chan struct{} // closed when run has returned
+	begun   bool
+
+	states []laneState // of repair, for Explain; mu
+}
+
+// event is what a mender must know of.
+type event struct {
+	kind    eventKind
+	lane    int
+	status  int32
+	reply   *laneReply
+	welcome *welcome
+}
+
+type eventKind uint8
+
+const (
+	eventWelcome eventKind = iota // the owner has made its ends
+	eventLive                     // a probe came back
+	eventFailed                   // our queue pair has failed and is no more
+	eventBroken                   // the owner's is no more
+	eventReply                    // the owner has ended its own
+	eventHurry                    // a port or a device has changed
+)
+
+// eventsMax bounds what an owner can have us remember.
+const eventsMax = 4096
+
+func newMender(p *peer) *mender {
+	return &mender{
+		p: p, repair: newRepair(len(p.pairs), &p.b.cfg), ends: make([]laneRequest, len(p.pairs)), before: make([]uint64, len(p.pairs)),
+		stir: make(chan struct{}, 1), over: make(chan struct{}), done: make(chan struct{}),
+		states: make([]laneState, len(p.pairs)),
+	}
+}
+
+// post tells the mender of something. It does not wait.
+func (m *mender) post(e event) {
+	m.mu.Lock()
+	if len(m.events) < eventsMax {
+		m.events = append(m.events, e)
+	}
+	m.mu.Unlock()
+	select {
+	case m.stir <- struct{}{}:
+	default:
+	}
+}
+
+// stop ends run, and returns when it has ended.
+func (m *mender) stop() {
+	m.mu.Lock()
+	if !m.stopped {
+		m.stopped = true
+		close(m.over)
+	}
+	begun := m.begun
+	m.mu.Unlock()
+	if begun {
+		<-m.done
+	}
+}
+
+// enter reports whether run may begin.
+func (m *mender) enter() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.begun = !m.stopped
+	return m.begun
+}
+
+func (m *mender) run() {
+	if !m.enter() {
+		return
+	}
+	defer close(m.done)
+	m.ports(time.Now())
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		now := time.Now()
+		for _, e := range m.take() {
+			m.handle(e, now)
+		}
+		for _, i := range m.repair.darkened(now) {
+			m.cut(i, now)
+		}
+		for _, i := range m.repair.asks(now) {
+			m.ask(i)
+		}
+		if why := m.repair.lost(now); why != "" {
+			m.p.lose(errors.New(why), false)
+			return
+		}
+		m.show()
+		if at := m.repair.next(); at.IsZero() {
+			timer.Stop()
+		} else {
+			timer.Reset(time.Until(at))
+		}
+		select {
+		case <-m.stir:
+		case <-timer.C:
+		case <-m.over:
+			return
+		}
+	}
+}
+
+func (m *mender) take() []event {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list := m.events
+	m.events = nil
+	return list
+}
+
+// show notes the states for who explains.
+func (m *mender) show() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range m.states {
+		m.states[i] = m.repair.lanes[i].state
+	}
+}
+
+// look returns them.
+func (m *mender) look() []laneState {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return append([]laneState(nil), m.states...)
+}
+
+func (m *mender) handle(e event, now time.Time) {
+	if e.lane < 0 || e.lane >= len(m.repair.lanes) {
+		return // of an owner that makes lanes up
+	}
+	switch e.kind {
+	case eventWelcome:
+		m.repair.begun(now)
+		for i, a := range e.welcome.lanes {
+			m.begin(i, &a, now)
+		}
+	case eventLive:
+		m.repair.live(e.lane, now)
+		m.before[e.lane] = m.moved(e.lane)
+		select {
+		case <-m.p.ready:
+		default:
+			close(m.p.ready)
+		}
+	case eventFailed:
+		m.repair.failed(e.lane, m.moved(e.lane) > m.before[e.lane], now)
+	case eventBroken:
+		if m.repair.lanes[e.lane].carries() {
+			m.cut(e.lane, now)
+		}
+	case eventReply:
+		m.replied(e.reply, now)
+	case eventHurry:
+		m.ports(now)
+		m.repair.hurry(now)
+	}
+}
+
+// cut ends a lane of ours that does not fail by itself.
+func (m *mender) cut(i int, now time.Time) {
+	if m.p.link.LaneEnd(i) == nil {
+		m.repair.failed(i, m.moved(i) > m.before[i], now)
+	}
+}
+
+// ports looks at which of our ports are up.
+func (m *mender) ports(now time.Time) {
+	for i, pair := range m.p.pairs {
+		m.repair.port(i, m.p.b.rails[pair.ours].usable(), now)
+	}
+}
+
+// moved is how many bytes the rail of a lane has moved.
+func (m *mender) moved(i int) uint64 {
+	c, _ := m.p.b.net.Counters(m.p.pairs[i].ours) // of a rail that is there
+	return c.BytesOut + c.BytesIn
+}
+
+// begin connects a lane to the owner's end of it.
+func (m *mender) begin(i int, a *laneAnswer, now time.Time) {
+	if a.there && m.p.link.LaneBegin(i, a.end) == nil {
+		return
+	}
+	_ = m.p.link.LaneEnd(i) // nothing was posted over it
+	m.repair.failed(i, false, now)
+}
+
+// ask makes a new queue pair, and asks the owner for its own, after it has ended the one
+// before. Without a new one of ours, as while the port is down, it must end that all the
+// same: what the lane held goes over others then.
+func (m *mender) ask(i int) {
+	q := laneRequest{lane: uint8(i), attempt: m.repair.lanes[i].attempt}
+	if m.p.b.rails[m.p.pairs[i].ours].usable() {
+		end, err := m.p.link.LaneMake(i, m.p.pairs[i].ours)
+		q.there, q.end = err == nil, end
+	}
+	m.ends[i] = q
+	m.p.ch.send(q.encode())
+}
+
+// replied goes on after the owner has ended its queue pair: nothing of the first try lands
+// any more, so what it did not do may be sent again.
+func (m *mender) replied(r *laneReply, now time.Time) {
+	i := int(r.lane)
+	both := r.there && m.ends[i].there
+	if !m.repair.answered(i, r.attempt, both, now) {
+		return
+	}
+	if err := m.p.link.LaneSettle(i, r.seen); err != nil {
+		m.p.ch.close(err) // an owner that saw what we did not send: it is given up
+		return
+	}
+	switch {
+	case both:
+		m.begin(i, &r.laneAnswer, now)
+	case m.p.b.rails[m.p.pairs[i].ours].gone.Load():
+		m.repair.out(i, now)
+	default:
+		_ = m.p.link.LaneEnd(i) // ours, if it was made
+	}
+}

@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+// pair is two backends over the fake fabric, one connected to the other.
+type pair struct {
+	near, far *Backend
+	peer      *peer
+	tag       uint64
+	outcomes  map[uint64]error
+}
+
+// shortConfig fails fast.
+func shortConfig() Config {
+	return Config{Timeout: time.Millisecond, Retries: 1, Grace: 300 * time.Millisecond, Failure: 300 * time.Millisecond}
+}
+
+func openPair(t *testing.T, cfg Config) *pair {
+	t.Helper()
+	leak.Check(t)
+	p := &pair{near: openFakeBackend(t, cfg), far: openFakeBackend(t, cfg), outcomes: map[uint64]error{}}
+	p.peer = p.connect(t)
+	return p
+}
+
+func openFakeBackend(t *testing.T, cfg Config) *Backend {
+	t.Helper()
+	b, err := newFake(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Errorf("close backend: %v", err)
+		}
+	})
+	return b
+}
+
+func (p *pair) connect(t *testing.T) *peer {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := p.near.Connect(ctx, p.far.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.(*peer)
+}
+
+func register(t *testing.T, b *Backend, n int) *memory {
+	t.Helper()
+	m, err := b.Register(backends.Segment{Kind: backends.DRAM, Len: uint64(n), Mem: make([]byte, n), Secret: [16]byte{1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m.(*memory)
+}
+
+func (p *pair) imports(t *testing.T, m *memory) uint32 {
+	t.Helper()
+	token, err := m.AppendToken(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, size, err := p.peer.Import(token)
+	if err != nil || size != uint64(len(m.bytes)) {
+		t.Fatalf("import: %d bytes, %v", size, err)
+	}
+	return key
+}
+
+// write submits a whole memory, with a message unless that is nil.
+func (p *pair) write(t *testing.T, l *memory, remote uint32, msg []byte) (tag uint64) {
+	t.Helper()
+	p.tag++
+	d := []backends.Desc{{Len: uint64(len(l.bytes)), LocalKey: l.key, RemoteKey: remote}}
+	if err := p.peer.submit(backends.Write, p.tag, d, msg); err != nil {
+		t.Fatalf("submit: %v", err)
+	}
+	return p.tag
+}
+
+// await polls for the outcome of a tag.
+func (p *pair) await(t *testing.T, tag uint64) error {
+	t.Helper()
+	var done [8]backends.Completion
+	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Microsecond) {
+		n, err := p.near.Poll(done[:])
+		if err != nil {
+			t.Fatalf("poll: %v", err)
+		}
+		for _, c := range done[:n] {
+			if _, twice := p.outcomes[c.Tag]; twice {
+				t.Errorf("tag %d completed twice", c.Tag)
+			}
+			p.outcomes[c.Tag] = c.Err
+		}
+		if err, ok := p.outcomes[tag]; ok {
+			return err
+		}
+		if time.Now().After(end) {
+			t.Fatalf("tag %d does not complete; %s", tag, p.peer.Explain(0, 0))
+		}
+	}
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not in %v", what, patience)
+		}
+	}
+}
+
+// received takes what a backend has.
+func received(t *testing.T, b *Backend) []backends.Message {
+	t.Helper()
+	msgs := make([]backends.Message, 16)
+	n, err := b.Receive(msgs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return msgs[:n]
+}
+
+func (p *pair) live() int {
+	n := 0
+	for _, s := range p.peer.mender.look() {
+		if s == laneLive {
+			n++
+		}
+	}
+	return n
+}
+
+// TestLaneFails cuts one rail in mid-transfer: what it did not do the other does, and the
+// lane comes back by itself.
+func TestLaneFails(t *testing.T) {
+	p := openPair(t, Config{Timeout: time.Millisecond, Retries: 1})
+	l, r := register(t, p.near, 4<<20), register(t, p.far, 4<<20)
+	remote := p.imports(t, r)
+	eventually(t, "two live lanes", func() bool { return p.live() == 2 })
+	for round := range 6 {
+		for i := range l.bytes {
+			l.bytes[i] = byte(i>>8 + i + round)
+		}
+		var tags []uint64
+		for range 4 {
+			tags = append(tags, p.write(t, l, remote, []byte{byte(round)}))
+		}
+		fakeOf(p.near).cut(round%2, true)
+		for _, tag := range tags {
+			if err := p.await(t, tag); err != nil {
+				t.Fatalf("round %d: %v", round, err)
+			}
+		}
+		if !bytes.Equal(l.bytes, r.bytes) {
+			t.Fatalf("round %d: other bytes arrived", round)
+		}
+		fakeOf(p.near).cut(round%2, false)
+		eventually(t, "a lane that comes back", func() bool { return p.live() == 2 })
+	}
+	got := 0
+	eventually(t, "messages", func() bool {
+		for _, m := range received(t, p.far) {
+			if m.Err != nil || int(m.Data[0]) != got/4 {
+				t.Errorf("message %d is %v (%v)", got, m.Data, m.Err)
+			}
+			got++
+		}
+		return got == 24
+	})
+}
+
+// TestAnswerIsLost has pieces and messages arrive whose acknowledgement does not: all is
+// there, and each message once.
+func TestAnswerIsLost(t *testing.T) {
+	p := openPair(t, Config{Timeout: time.Millisecond, Retries: 1})
+	l, r := register(t, p.near, 1000), register(t, p.far, 1000)
+	remote := p.imports(t, r)
+	link := p.peer.link.(*fakeLink)
+	for i := range 20 {
+		l.bytes[0] = byte(i)
+		link.mu.Lock()
+		link.echo = 1 + i%2 // the piece, or the message
+		link.mu.Unlock()
+		if err := p.await(t, p.write(t, l, remote, []byte{byte(i)})); err != nil {
+			t.Fatal(err)
+		}
+		var msgs []backends.Message
+		eventually(t, "a message", func() bool { msgs = append(msgs, received(t, p.far)...); return len(msgs) > 0 })
+		if len(msgs) != 1 || len(msgs[0].Data) != 1 || msgs[0].Data[0] != byte(i) || r.bytes[0] != byte(i) {
+			t.Fatalf("message %d: %v, byte %d", i, msgs, r.bytes[0])
+		}
+	}
+}
+
+// TestAllLanesFail has what is under way end with the peer's loss, in bounded time.
+func TestAllLanesFail(t *testing.T) {
+	p := openPair(t, shortConfig())
+	l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
+	remote := p.imports(t, r)
+	for rail := range 2 {
+		fakeOf(p.near).cut(rail, true)
+	}
+	begin := time.Now()
+	tag := p.write(t, l, remote, nil)
+	if err := p.await(t, tag); !errors.Is(err, backends.ErrPeerLost) {
+		t.Errorf("a write without a lane: %v", err)
+	}
+	if took := time.Since(begin); took < 250*time.Millisecond || took > 4*time.Second {
+		t.Errorf("lost after %v, with a Failure of 300 ms", took)
+	}
+	<-p.peer.Lost()
+	if err := p.peer.Submit(backends.Write, 99, []backends.Desc{{Len: 1, LocalKey: l.key, RemoteKey: remote}}); !errors.Is(err, backends.ErrPeerLost) {
+		t.Errorf("submit to a lost peer: %v", err)
+	}
+	if err := p.peer.Close(); err != nil {
+		t.Error(err)
+	}
+	var msgs []backends.Message
+	eventually(t, "the last word", func() bool { msgs = append(msgs, received(t, p.far)...); return len(msgs) > 0 })
+	if len(msgs) != 1 || !errors.Is(msgs[0].Err, backends.ErrPeerLost) {
+		t.Errorf("messages of a peer that gave up: %+v", msgs)
+	}
+}
+
+// TestOutage is shorter than Failure: the connection bears it.
+func TestOutage(t *testing.T) {
+	p := openPair(t, Config{Timeout: time.Millisecond, Retries: 1})
+	l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
+	remote := p.imports(t, r)
+	for rail := range 2 {
+		fakeOf(p.near).cut(rail, true)
+	}
+	tag := p.write(t, l, remote, nil)
+	eventually(t, "no live lane", func() bool { return p.live() == 0 })
+	time.Sleep(100 * time.Millisecond)
+	for rail := range 2 {
+		fakeOf(p.near).cut(rail, false)
+	}
+	if err := p.await(t, tag); err != nil {
+		t.Errorf("a write over an outage: %v", err)
+	}
+}
+
+// TestDeviceGone takes one device away for good, then the other.
+func TestDeviceGone(t *testing.T) {
+	p := openPair(t, shortConfig())
+	l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
+	remote := p.imports(t, r)
+	fake := fakeOf(p.near)
+	for rail := range 2 {
+		fake.remove(rail)
+		p.tag++
+		err := p.peer.Submit(backends.Write, p.tag, []backends.Desc{{Len: 1 << 20, LocalKey: l.key, RemoteKey: remote}})
+		if err == nil {
+			err = p.await(t, p.tag)
+		}
+		if rail == 0 && err != nil || rail == 1 && !errors.Is(err, backends.ErrPeerLost) {
+			t.Errorf("without %d devices: %v", rail+1, err)
+		}
+		if up := p.near.Rails()[rail].Up; up {
+			t.Errorf("rail %d is up without a device", rail)
+		}
+	}
+}
+
+// TestPortsDown has ports go down, which gives lanes nothing and fails nothing by itself: what
+// waits goes over the other port, or ends with the peer's loss.
+func TestPortsDown(t *testing.T) {
+	p := openPair(t, shortConfig())
+	l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
+	remote := p.imports(t, r)
+	fake := fakeOf(p.near)
+	eventually(t, "two live lanes", func() bool { return p.live() == 2 })
+	for round := range 4 {
+		tag := p.write(t, l, remote, nil)
+		fake.port(round%2, false)
+		if err := p.await(t, tag); err != nil {
+			t.Fatalf("with one port: %v", err)
+		}
+		eventually(t, "a failed lane", func() bool { return p.live() == 1 && !p.near.Rails()[round%2].Up })
+		fake.port(round%2, true)
+		eventually(t, "two live lanes", func() bool { return p.live() == 2 })
+	}
+	fake.port(0, false)
+	fake.port(1, false)
+	eventually(t, "both ports down", func() bool { return !p.near.Rails()[0].Up && !p.near.Rails()[1].Up })
+	begin := time.Now()
+	if err := p.await(t, p.write(t, l, remote, nil)); !errors.Is(err, backends.ErrPeerLost) {
+		t.Errorf("without a port: %v", err)
+	}
+	if took := time.Since(begin); took > 4*time.Second {
+		t.Errorf("lost after %v, with a Failure of 300 ms", took)
+	}
+}
+
+// TestOwnerCloses closes the owner's backend in mid-transfer: what is under way ends, and at
+// once, since the owner says that its queue pairs are gone.
+func TestOwnerCloses(t *testing.T) {
+	p := openPair(t, Config{Timeout: 20 * time.Second}) // so long is the quiet time that this must not wait for
+	l, r := register(t, p.near, 8<<20), register(t, p.far, 8<<20)
+	remote := p.imports(t, r)
+	var tags []uint64
+	for range 8 {
+		tags = append(tags, p.write(t, l, remote, nil))
+	}
+	begin := time.Now()
+	if err := p.far.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, tag := range tags {
+		if err := p.await(t, tag); err != nil && !errors.Is(err, backends.ErrPeerLost) && !errors.Is(err, backends.ErrRevoked) {
+			t.Errorf("a write to a backend that closes: %v", err)
+		}
+	}
+	<-p.peer.Lost()
+	if took := time.Since(begin); took > patience {
+		t.Errorf("the owner was gone after %v", took)
+	}
+	if _, _, err := p.peer.Import(nil); !errors.Is(err, backends.ErrPeerLost) {
+		t.Errorf("import from a backend that is closed: %v", err)
+	}
+}
+
+// TestConnectHangsUp ends a context while the owner is busy: the owner's program is told
+// nothing of a connection that nobody had.
+func TestConnectHangsUp(t *testing.T) {
+	p := openPair(t, Config{})
+	for range 20 {
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Microsecond)
+		if c, err := p.near.Connect(ctx, p.far.Addr()); err == nil {
+			_ = c.Close()
+			eventually(t, "its last word", func() bool { return len(received(t, p.far)) == 1 })
+		}
+		cancel()
+	}
+	eventually(t, "one guest", func() bool { return p.far.guestsIn.Load() == 1 })
+	if msgs := received(t, p.far); len(msgs) > 0 {
+		t.Errorf("the owner was told %+v", msgs)
+	}
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"time"
+
+	"github.com/sluicehq/sluice/csrc"
+)
+
+// Close implements backends.Peer. What has not begun ends at once, the rest is given
+// Config.Grace. Then our queue pairs end, and the owner is told; its answer is the proof
+// that its own have ended too, so that nothing of ours lands any more. An owner that is
+// silent for Config.Grace is frozen: by then what we sent has landed or is lost.
+func (p *peer) Close() error {
+	p.ending.Do(p.end)
+	return nil
+}
+
+// abandon is Close of a connection that the program does not get, beside. When the
+// backend closes it does so itself.
+func (p *peer) abandon() {
+	p.unwanted.Store(true)
+	p.b.tasks.Start(func() { _ = p.Close() })
+}
+
+func (p *peer) end() {
+	p.gate.Shut()
+	close(p.closing)
+	p.gate.Wait()
+	clean := true
+	if !p.gone.Load() {
+		clean = p.link.Drain(p.b.cfg.Grace) == nil
+	}
+	p.mender.stop()
+	if !p.gone.Load() {
+		p.endLanes()
+		if !p.part(p.b.cfg.Grace, p.lostCh) && !clean {
+			time.Sleep(p.b.cfg.quiet())
+		}
+	}
+	p.losing.Do(func() { p.gone.Store(true); close(p.lostCh) })
+	p.lostDone.Wait()
+	p.link.End(csrc.VerbsClosed)
+	p.ch.finish(p.b.cfg.Grace)
+	p.ch.wait()
+	p.running.Wait()
+	p.giveBack()
+}
+
+// part says goodbye and reports whether the owner has answered, within a time.
+func (p *peer) part(limit time.Duration, stop <-chan struct{}) bool {
+	p.ch.send((&bye{abandoned: p.unwanted.Load()}).encode())
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-p.farewell:
+	case <-stop:
+	case <-timer.C:
+	}
+	return p.parted()
+}
+
+// giveBack ends the use of the link.
+func (p *peer) giveBack() {
+	p.b.remove(p.link.ID())
+	p.hold.Shut()
+	p.hold.Wait()
+	p.link.Close()
+	p.b.mu.Lock()
+	delete(p.b.peers, p)
+	p.b.mu.Unlock()
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/gate"
+)
+
+// peer is our end of a connection that we began: over it we reach the owner's memory and
+// send messages. It implements backends.Peer, Canceler, Pager, Notifier, Watcher and
+// Explainer.
+type peer struct {
+	b      *Backend
+	owner  address
+	pairs  []pairing // of each lane
+	ch     *channel
+	link   link
+	mender *mender
+
+	gate     gate.Gate // held by every call of the program; Close shuts it first
+	hold     gate.Gate // held by every use of link; Close shuts it last
+	closing  chan struct{}
+	ending   sync.Once
+	unwanted atomic.Bool // the program never had this connection
+	gone     atomic.Bool
+	lostCh   chan struct{}
+	losing   sync.Once
+	cause    error          // why it was lost; before lostCh is closed
+	running  sync.WaitGroup // who listens, and who mends
+	lostDone sync.WaitGroup // the end of a lost connection
+
+	ready    chan struct{} // closed when the first lane is live
+	refused  chan error    // has one place
+	greeted  bool          // of listen
+	farewell chan struct{} // closed when the owner has answered our bye
+
+	mu      sync.Mutex
+	asks    map[uint32]*asking
+	askID   uint32
+	imports map[uint32]imported // by key
+}
+
+var (
+	_ backends.Peer      = (*peer)(nil)
+	_ backends.Canceler  = (*peer)(nil)
+	_ backends.Pager     = (*peer)(nil)
+	_ backends.Notifier  = (*peer)(nil)
+	_ backends.Watcher   = (*peer)(nil)
+	_ backends.Explainer = (*peer)(nil)
+)
+
+func newPeer(b *Backend, owner address) *peer {
+	p := &peer{
+		b: b, owner: owner,
+		closing: make(chan struct{}), lostCh: make(chan struct{}), farewell: make(chan struct{}),
+		ready: make(chan struct{}), refused: make(chan error, 1),
+		asks: make(map[uint32]*asking), imports: make(map[uint32]imported),
+	}
+	p.hold.Shut() // there is no link yet
+	return p
+}
+
+// enter begins a call of the program; gate.Exit ends it.
+func (p *peer) enter() error {
+	if !p.gate.Enter() {
+		return backends.ErrClosed
+	}
+	if p.gone.Load() {
+		p.gate.Exit()
+		return backends.ErrPeerLost
+	}
+	return nil
+}
+
+// Submit implements backends.Peer.
+func (p *peer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
+	return p.submit(op, tag, descs, nil)
+}
+
+// SubmitNotify implements backends.Notifier.
+func (p *peer) SubmitNotify(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+	if msg == nil {
+		msg = []byte{}
+	}
+	return p.submit(op, tag, descs, msg)
+}
+
+func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+	if err := p.enter(); err != nil {
+		return err
+	}
+	defer p.gate.Exit()
+	if len(descs) > descsMax || len(msg) > messageMax || len(descs) == 0 && msg == nil {
+		return backends.ErrBounds
+	}
+	return p.link.Submit(op, tag, descs, msg)
+}
+
+// SubmitPages implements backends.Pager.
+func (p *peer) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, msg []byte) error {
+	if err := p.enter(); err != nil {
+		return err
+	}
+	defer p.gate.Exit()
+	if pages.Count > pagesMax || len(msg) > messageMax {
+		return backends.ErrBounds
+	}
+	return p.link.SubmitPages(op, tag, pages, msg)
+}
+
+// Cancel implements backends.Canceler.
+func (p *peer) Cancel(tag uint64) {
+	if p.gate.Enter() {
+		p.link.Cancel(tag)
+		p.gate.Exit()
+	}
+}
+
+// Lost implements backends.Watcher.
+func (p *peer) Lost() <-chan struct{} { return p.lostCh }
+
+// news implements end.
+func (p *peer) news(n csrc.VerbsNews) {
+	switch n.Kind {
+	case csrc.VerbsLaneLive:
+		p.mender.post(event{kind: eventLive, lane: n.Lane})
+	case csrc.VerbsLaneFailed:
+		p.mender.post(event{kind: eventFailed, lane: n.Lane, status: n.Status})
+	}
+}
+
+// listen handles what the owner says, until the connection ends.
+func (p *peer) listen() {
+	for {
+		m, err := p.ch.receive()
+		if err != nil && p.parted() {
+			return
+		}
+		if err != nil {
+			p.lose(fmt.Errorf("its control connection ended: %w", err), false)
+			return
+		}
+		if !p.heard(m) {
+			p.lose(p.ch.failed(fmt.Errorf("a control message that does not fit: %w", backends.ErrCorrupt)), false)
+			return
+		}
+	}
+}
+
+// heard handles one message, and reports whether it made sense.
+func (p *peer) heard(message any) bool {
+	switch m := message.(type) {
+	case *welcome:
+		return p.greet(m)
+	case *importAnswer:
+		p.answered(m)
+	case *expired:
+		p.expire(m)
+	case *laneReply:
+		p.mender.post(event{kind: eventReply, lane: int(m.lane), reply: m})
+	case *broken:
+		p.mender.post(event{kind: eventBroken, lane: int(m.lane)})
+	case farewell:
+		if p.parted() {
+			return false
+		}
+		close(p.farewell)
+	case quit:
+		p.lose(errors.New("it has closed"), true)
+	default:
+		return false
+	}
+	return true
+}
+
+// parted reports whether the owner has answered our bye.
+func (p *peer) parted() bool {
+	select {
+	case <-p.farewell:
+		return true
+	default:
+		return false
+	}
+}
+
+// greet connects our lanes to the owner's ends.
+func (p *peer) greet(m *welcome) bool {
+	if p.greeted || m.status == 0 && len(m.lanes) != len(p.pairs) {
+		return false
+	}
+	p.greeted = true
+	if err := m.status.Err(); err != nil {
+		p.gone.Store(true) // it knows nothing of us: no goodbye
+		p.refused <- fmt.Errorf("%v refused: %w", &p.owner, err)
+		return true
+	}
+	p.mender.post(event{kind: eventWelcome, welcome: m})
+	return true
+}
+
+// lose gives the peer up: what is under way ends once nothing of it can land any more,
+// and the program is told at once. proved says that the owner has ended its queue pairs.
+func (p *peer) lose(err error, proved bool) {
+	p.losing.Do(func() {
+		p.cause = err
+		p.gone.Store(true)
+		close(p.lostCh)
+		p.lostDone.Go(func() { p.endLost(proved) })
+	})
+}
+
+// endLost ends our lanes, which no answer of a read passes any more, and waits until the
+// owner says that it ended its own, or for as long as a write of ours may be under way.
+func (p *peer) endLost(proved bool) {
+	p.mender.stop()
+	p.endLanes()
+	if !proved {
+		p.part(p.b.cfg.quiet(), nil)
+	}
+	p.link.End(csrc.VerbsLost)
+	p.ch.finish(p.b.cfg.Grace)
+}
+
+func (p *peer) whyLost() error {
+	select {
+	case <-p.lostCh:
+		return p.cause
+	default:
+		return nil
+	}
+}
+
+// endLanes ends all queue pairs of ours.
+func (p *peer) endLanes() {
+	for i := range p.pairs {
+		_ = p.link.LaneEnd(i) // End tries again
+	}
+}

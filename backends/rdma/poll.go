@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+)
+
+// Poll implements backends.Backend. It looks at memory that C shares with us. Who finds
+// nothing and comes again at once waits: it takes completions off the NICs itself, which
+// saves waking the thread.
+func (b *Backend) Poll(done []backends.Completion) (int, error) {
+	ended := b.ended.Load() // before the look: what is found missing then is missing for good
+	n := b.collect(done)
+	if n == 0 && b.idle && !ended && b.gate.Enter() {
+		b.net.Drive()
+		b.gate.Exit()
+		n = b.collect(done)
+	}
+	b.idle = n == 0
+	if n == 0 && ended && len(done) > 0 {
+		return 0, backends.ErrClosed
+	}
+	return n, nil
+}
+
+// collect takes what is in the ring, without a crossing into C.
+func (b *Backend) collect(done []backends.Completion) (n int) {
+	for n < len(done) {
+		got := b.net.Poll(b.scratch[:min(len(b.scratch), len(done)-n)])
+		if got == 0 {
+			break
+		}
+		for _, d := range b.scratch[:got] {
+			done[n] = backends.Completion{Tag: d.Tag, Err: csrc.VerbsError(d)}
+			n++
+		}
+	}
+	return n
+}
+
+// FD implements backends.Armer.
+func (b *Backend) FD() int { return b.event }
+
+// Arm implements backends.Armer.
+func (b *Backend) Arm() (ready bool, err error) {
+	if !b.gate.Enter() {
+		return false, backends.ErrClosed
+	}
+	defer b.gate.Exit()
+	ready = b.words.Arm()
+	return b.net.Arm() || ready, nil
+}
+
+// wake signals the event for news that is not in a ring of C.
+func (b *Backend) wake() {
+	if b.words.Disarm() {
+		_, _ = unix.Write(b.event, one) // full only when it is signalled already
+	}
+}
+
+// one is what a signal adds, in the byte order of this machine.
+var one = binary.NativeEndian.AppendUint64(nil, 1)

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package rdma moves bytes over RDMA verbs: InfiniBand and RoCE, one-sided, over as many
+// ports of as many NICs as there are.
+//
+// A rail is a port that we opened, a lane a reliable queue pair of a connection over one
+// rail of ours and one of the peer's. A batch goes over one lane or is spread over all.
+// The data path is package csrc's; here is what is said beforehand and when something
+// fails: which ports and GIDs (sysfs.go, gid.go, rail.go), who is who (address.go), how
+// connections begin, and end (connect.go, peer.go for the initiator's end; accept.go,
+// inbound.go for the owner's), what a token opens (memory.go, imports.go), and how a lane
+// that failed comes back (repair.go, mend.go).
+//
+// All that is said goes over a TCP connection for each connection, and is answered by
+// goroutines: the program takes no part. Its end is the notice of death.
+//
+// A lane that fails is ended on both sides before anything of it is sent again, so that
+// no late packet of the first try lands after the second was reported done. A fence is
+// a key that the NIC forgets; the owner's kernel does it alone. Against a hostile peer only
+// tokens protect, and the keys of the NIC, which 32 bits make hard to guess and no more.
+package rdma
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/gate"
+	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/lastword"
+	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/process"
+)
+
+// Backend implements backends.Backend, Receiver, Armer and Fencer.
+type Backend struct {
+	cfg     Config
+	caps    backends.Caps
+	address address
+	addr    []byte
+
+	net       fabric
+	rails     []*rail
+	numa      numa
+	locked    memlock
+	listeners []net.Listener
+	event     int         // an eventfd: completions, messages, room
+	control   *park.Event // news of C
+
+	gate      gate.Gate     // held by every call that uses the context
+	closing   chan struct{} // closed when Close begins
+	closeOnce sync.Once
+	closeErr  error
+	deaf      atomic.Bool // attend is to end
+	ended     atomic.Bool // no completion will come any more
+	table     keys.Table[memory]
+	pinnings  pinnings
+	words     lastword.List[*inbound]
+	guestsIn  atomic.Int64   // peers that have an end here
+	tasks     gate.Tasks     // connections, and what takes too long for those who ask
+	attending sync.WaitGroup // listeners, and who takes news
+
+	mu     sync.Mutex
+	peers  map[*peer]struct{}
+	guests map[*inbound]struct{} // nil once closed
+
+	endsMu sync.RWMutex
+	ends   map[uint64]end // by what C calls them
+
+	scratch [64]csrc.Done // of Poll
+	idle    bool          // the Poll before found nothing; of Poll
+	leaving []*inbound    // of Receive
+	quiet   bool          // the Receive before found nothing; of Receive
+}
+
+var (
+	_ backends.Backend  = (*Backend)(nil)
+	_ backends.Receiver = (*Backend)(nil)
+	_ backends.Armer    = (*Backend)(nil)
+	_ backends.Fencer   = (*Backend)(nil)
+)
+
+// end is our end of a connection. Its method is called by one goroutine, and must not
+// block.
+type end interface{ news(n csrc.VerbsNews) }
+
+// New opens libibverbs and the rails, and listens for peers. Where the library, the
+// kernel's support, a device or an active port is missing the error is a
+// *backends.UnavailableError, which says what would mend it.
+func New(cfg Config) (*Backend, error) {
+	return open(cfg, func(c *Config) error {
+		if err := csrc.LoadVerbs(c.Library); err != nil {
+			return err
+		}
+		_, err := csrc.VerbsDevices()
+		return err
+	}, openVerbs)
+}
+
+func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
+	cfg.EnsureDefaults()
+	if err := cfg.check(); err != nil {
+		return nil, fmt.Errorf("rdma: %w", err)
+	}
+	list, err := splitDevices(cfg.Devices)
+	if err != nil {
+		return nil, fmt.Errorf("rdma: %w", err)
+	}
+	if err := load(&cfg); err != nil {
+		return nil, err // it names the backend and the cure
+	}
+	b := &Backend{
+		cfg: cfg, caps: cfg.caps(), event: -1, closing: make(chan struct{}), locked: thisMemlock(),
+		peers: make(map[*peer]struct{}), guests: make(map[*inbound]struct{}), ends: make(map[uint64]end),
+	}
+	b.table.Most = cfg.KeysMax
+	b.pinnings.b = b
+	if err := b.open(list, with); err != nil {
+		return nil, errors.Join(wrapOpen(err), b.release())
+	}
+	b.attending.Go(b.attend)
+	for _, l := range b.listeners {
+		b.attending.Go(func() { b.accept(l) })
+	}
+	return b, nil
+}
+
+// wrapOpen leaves alone what names the backend itself.
+func wrapOpen(err error) error {
+	if errors.Is(err, backends.ErrUnavailable) {
+		return err
+	}
+	return fmt.Errorf("rdma: %w", err)
+}
+
+// open makes the events, the context, the rails and the address.
+func (b *Backend) open(list []wanted, with opener) (err error) {
+	if b.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return fmt.Errorf("create event: %w", os.NewSyscallError("eventfd", err))
+	}
+	if b.control, err = park.NewEvent(); err != nil {
+		return err
+	}
+	b.net, err = with(csrc.VerbsConfig{
+		BatchesMax: b.cfg.BatchesMax, NotesMax: b.cfg.NotesMax, ConnsMax: b.cfg.ConnsMax,
+		Depth: b.cfg.QueueDepth, SliceMax: uint64(b.cfg.Slice), FlightMax: uint64(b.cfg.Flight),
+		SpinNanos: uint64(b.cfg.Spin), WakeFD: b.event, ControlFD: b.control.FD(),
+	})
+	if err != nil {
+		return err
+	}
+	if err := b.openRails(list); err != nil {
+		return err
+	}
+	b.numa = b.cfg.sysfs.nodes()
+	if err := b.listen(); err != nil {
+		return err
+	}
+	return b.describe()
+}
+
+// describe makes the address.
+func (b *Backend) describe() (err error) {
+	b.address.owner = keys.NewOwner()
+	b.address.process = uint32(os.Getpid())
+	b.address.notes = uint32(b.cfg.NotesMax)
+	if b.address.host, err = process.Host(); err != nil {
+		return err
+	}
+	for _, r := range b.rails {
+		b.address.rails = append(b.address.rails, r.address())
+	}
+	b.addr, err = b.address.encode()
+	return err
+}
+
+// Caps implements backends.Backend.
+func (b *Backend) Caps() backends.Caps { return b.caps }
+
+// Addr implements backends.Backend.
+func (b *Backend) Addr() []byte { return b.addr }
+
+func (b *Backend) add(id uint64, e end) {
+	b.endsMu.Lock()
+	b.ends[id] = e
+	b.endsMu.Unlock()
+}
+
+func (b *Backend) remove(id uint64) {
+	b.endsMu.Lock()
+	delete(b.ends, id)
+	b.endsMu.Unlock()
+}
+
+func (b *Backend) end(id uint64) end {
+	b.endsMu.RLock()
+	defer b.endsMu.RUnlock()
+	return b.ends[id]
+}

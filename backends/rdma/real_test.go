@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/internal/guest"
+)
+
+// deviceVariable tells the second process which device is its own.
+const deviceVariable = "SLUICE_TEST_RDMA_DEVICE"
+
+// realHarness runs over real verbs, between two processes: each has a device of its own
+// where there are two. What is said of one process TestStandIn covers.
+var realHarness = backendtest.Harness{
+	Name:    "rdma",
+	New:     func() (backends.Backend, error) { return New(realConfig()) },
+	Start:   startOnSecond,
+	Limit:   time.Minute,
+	Wirings: backendtest.Processes,
+	Only:    onlyInGuest(),
+}
+
+// onlyInGuest names what depends on a kernel, a NIC and a second process. All the checks
+// together move more bytes than an emulated machine does in minutes.
+func onlyInGuest() []string {
+	if !guest.Inside() {
+		return nil
+	}
+	return []string{
+		"Lengths", "Bounds", "ReadOnly", "PagesNotify", "NotifyOrder", "NotifyBackPressure", "StaleToken",
+		"LastMessage", "LastMessageInFlight", "LastMessageOfBackend", "PeerClose", "BackendClose", "PeerKilled", "PeerFrozen",
+		"NoPoll", "NoPollFence", "CancelNotify", "FenceRevokes", "SilenceUnderWrites", "FenceFrozen", "FenceKilled", "FenceFrozenReader",
+		"ArmPingPong", "ArmLost", "ConnectGone", "ConnectFrozen", "Reverse", "Churn", "HammerClose",
+	}
+}
+
+func realConfig() Config {
+	at := 0
+	if os.Getenv(deviceVariable) != "" {
+		at = 1
+	}
+	devices, err := guest.Devices(at + 1)
+	if err != nil {
+		return Config{} // New says what is missing
+	}
+	return Config{Devices: devices[at]}
+}
+
+func startOnSecond(c *exec.Cmd) error {
+	if _, err := guest.Devices(2); err == nil {
+		c.Env = append(c.Env, deviceVariable+"=1")
+	}
+	return c.Start()
+}
+
+func TestRealConformance(t *testing.T) { backendtest.Run(t, realHarness) }

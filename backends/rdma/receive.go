@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import "github.com/sluicehq/sluice/backends"
+
+// Receive implements backends.Receiver. A connection's last message waits until the ring
+// was seen empty after its end was known: then all messages before it are out.
+func (b *Backend) Receive(msgs []backends.Message) (int, error) {
+	if !b.gate.Enter() {
+		return 0, backends.ErrClosed
+	}
+	defer b.gate.Exit()
+	n := b.gather(msgs)
+	if n == 0 && b.quiet {
+		b.net.Drive()
+		n = b.gather(msgs)
+	}
+	b.quiet = n == 0
+	return n, nil
+}
+
+// gather takes messages, then last words.
+func (b *Backend) gather(msgs []backends.Message) (n int) {
+	b.leaving = b.words.Pending(b.leaving[:0])
+	n = b.take(msgs)
+	told := b.leaving[:min(len(b.leaving), len(msgs)-n)]
+	for _, c := range told {
+		msgs[n] = backends.Message{From: c.addr, Err: backends.ErrPeerLost}
+		n++
+		b.remove(c.link.ID())
+	}
+	if len(told) > 0 {
+		b.words.Drop(len(told))
+	}
+	clear(b.leaving) // keep no connection alive
+	return n
+}
+
+// take fills msgs unless the ring is empty.
+func (b *Backend) take(msgs []backends.Message) (n int) {
+	for n < len(msgs) {
+		note, ok := b.net.Receive()
+		if !ok {
+			break
+		}
+		if c, known := b.end(note.Conn).(*inbound); known {
+			msgs[n] = backends.Message{From: c.addr, Data: note.Data}
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// clock is what time a test says it is.
+type clock struct {
+	*repair
+	now time.Time
+}
+
+func newClock(lanes int) *clock {
+	cfg := Config{Timeout: 4 * time.Millisecond, Retries: 1, Grace: 200 * time.Millisecond, Failure: time.Second}
+	cfg.EnsureDefaults()
+	c := &clock{now: time.Unix(1000, 0)}
+	c.repair = newRepair(lanes, &cfg)
+	c.begun(c.now)
+	return c
+}
+
+func (c *clock) after(d time.Duration) { c.now = c.now.Add(d) }
+
+func (c *clock) want(t *testing.T, what string, lanes ...int) {
+	t.Helper()
+	if got := c.asks(c.now); !slices.Equal(got, lanes) {
+		t.Errorf("%s: asks for %v, want %v", what, got, lanes)
+	}
+	if why := c.lost(c.now); why != "" {
+		t.Errorf("%s: lost, %s", what, why)
+	}
+}
+
+// again fails a lane and has the owner answer.
+func (c *clock) answer(t *testing.T, lane int, there bool) {
+	t.Helper()
+	if !c.answered(lane, c.lanes[lane].attempt, there, c.now) {
+		t.Errorf("lane %d: the answer was not waited for", lane)
+	}
+}
+
+func TestRepairAtOnce(t *testing.T) {
+	c := newClock(2)
+	c.live(0, c.now)
+	c.live(1, c.now)
+	c.want(t, "all live")
+	if !c.next().IsZero() {
+		t.Error("there is something to wait for when all lanes are live")
+	}
+	c.failed(1, false, c.now)
+	c.want(t, "the first failure", 1)
+	c.want(t, "while the owner answers")
+	c.answer(t, 1, true)
+	c.want(t, "while it is probed")
+	c.live(1, c.now)
+	c.failed(1, false, c.now)
+	c.want(t, "a failure after it was live", 1)
+}
+
+func TestRepairPauses(t *testing.T) {
+	c := newClock(2)
+	c.live(0, c.now)
+	c.live(1, c.now)
+	c.failed(1, false, c.now)
+	pauses := []time.Duration{0, 50, 100, 200, 400, 800, 1000, 1000}
+	for i, pause := range pauses {
+		pause *= time.Millisecond
+		if pause > 0 {
+			c.after(pause - time.Millisecond)
+			c.want(t, "before the pause is over")
+			if at := c.next(); at.Before(c.now) || at.After(c.now.Add(3*time.Millisecond)) {
+				t.Errorf("failure %d: to look again in %v", i, at.Sub(c.now))
+			}
+			c.after(time.Millisecond)
+		}
+		c.want(t, "after the pause", 1)
+		if i%2 == 0 {
+			c.answer(t, 1, true)
+			c.failed(1, false, c.now) // the probe
+		} else {
+			c.answer(t, 1, false)
+		}
+	}
+	c.hurry(c.now)
+	c.want(t, "when a port came up", 1)
+	c.answer(t, 1, true)
+	c.live(1, c.now)
+	c.after(time.Hour)
+	c.want(t, "live again")
+}
+
+func TestRepairStaleNews(t *testing.T) {
+	c := newClock(1)
+	c.live(0, c.now)
+	c.failed(0, false, c.now)
+	c.want(t, "failed", 0)
+	if c.answered(0, 0, true, c.now) || c.answered(0, 2, true, c.now) || c.answered(1, 1, true, c.now) {
+		t.Error("an answer to what was not asked is taken")
+	}
+	c.live(0, c.now)
+	c.failed(0, false, c.now)
+	if c.lanes[0].state != laneAsked {
+		t.Errorf("news of a queue pair that is no more made the lane %v", c.lanes[0].state)
+	}
+	c.answer(t, 0, true)
+	if c.answered(0, 1, true, c.now) {
+		t.Error("an answer is taken twice")
+	}
+}
+
+func TestRepairGivesUp(t *testing.T) {
+	for name, c := range map[string]struct {
+		do   func(c *clock)
+		want string
+	}{
+		"no answer": {func(c *clock) {
+			c.live(0, c.now)
+			c.failed(1, false, c.now)
+			c.after(time.Second)
+			c.asks(c.now)
+			c.after(time.Second + time.Millisecond)
+		}, "does not answer"},
+		"never live": {func(c *clock) { c.after(time.Second + time.Millisecond) }, "no lane came to life"},
+		"no lane live": {func(c *clock) {
+			c.live(0, c.now)
+			c.after(time.Hour)
+			c.failed(0, false, c.now)
+			c.asks(c.now)
+			c.answered(0, 1, false, c.now)
+			c.after(time.Second + time.Millisecond)
+		}, "no lane came to life"},
+		"devices gone": {func(c *clock) { c.out(0, c.now); c.out(1, c.now) }, "devices"},
+		"over and over": {func(c *clock) {
+			for range 1000 {
+				c.live(0, c.now)
+				c.after(11 * time.Millisecond)
+				c.failed(0, false, c.now)
+				c.asks(c.now)
+				c.answered(0, c.lanes[0].attempt, true, c.now)
+			}
+		}, "over and over"},
+	} {
+		k := newClock(2)
+		c.do(k)
+		if got := k.lost(k.now); !strings.Contains(got, c.want) {
+			t.Errorf("%s: lost because %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// TestRepairBearsFlaps has the only lane fail for ever, but move bytes each time.
+func TestRepairBearsFlaps(t *testing.T) {
+	c := newClock(1)
+	for range 1000 {
+		c.live(0, c.now)
+		c.after(11 * time.Millisecond)
+		c.failed(0, true, c.now)
+		c.asks(c.now)
+		if why := c.lost(c.now); why != "" {
+			t.Fatalf("lost, %s", why)
+		}
+		c.answered(0, c.lanes[0].attempt, true, c.now)
+	}
+}
+
+// TestRepairBears has a lane that is sound stay with one that is not, for as long as it takes.
+func TestRepairBears(t *testing.T) {
+	c := newClock(2)
+	c.live(0, c.now)
+	c.live(1, c.now)
+	for range 2000 {
+		c.after(11 * time.Millisecond)
+		c.failed(1, false, c.now)
+		c.asks(c.now)
+		if why := c.lost(c.now); why != "" {
+			t.Fatalf("lost, %s", why)
+		}
+		c.answered(1, c.lanes[1].attempt, true, c.now)
+		c.live(1, c.now)
+	}
+	if c.out(1, c.now); c.lost(c.now) != "" {
+		t.Error("lost with a lane that is live")
+	}
+}
+
+func TestRepairOfPorts(t *testing.T) {
+	c := newClock(2)
+	c.live(0, c.now)
+	c.live(1, c.now)
+	c.port(0, false, c.now)
+	c.after(c.dark - time.Millisecond)
+	c.port(0, false, c.now) // said again
+	if got := c.darkened(c.now); len(got) > 0 {
+		t.Errorf("lanes %v have failed before their time", got)
+	}
+	if at := c.next(); at.Before(c.now) || at.After(c.now.Add(3*time.Millisecond)) {
+		t.Errorf("to look again in %v", at.Sub(c.now))
+	}
+	c.after(time.Millisecond)
+	if got := c.darkened(c.now); !slices.Equal(got, []int{0}) {
+		t.Errorf("lanes %v have failed, want that of the port that is down", got)
+	}
+	c.failed(0, false, c.now)
+	if got := c.darkened(c.now); len(got) > 0 {
+		t.Errorf("lanes %v have failed again", got)
+	}
+	c.port(0, true, c.now)
+	c.want(t, "the port is up", 0)
+	c.answer(t, 0, true)
+	c.live(0, c.now)
+	c.after(time.Hour)
+	if got := c.darkened(c.now); len(got) > 0 {
+		t.Errorf("lanes %v have failed with all ports up", got)
+	}
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package rdma
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/fakeverbs"
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+// standIn is how to open backends over the stand-in for libibverbs: all of the host code, C
+// included, and no device.
+func standIn(t testing.TB, devices int) (*fakeverbs.Fabric, func(Config) (*Backend, error)) {
+	t.Helper()
+	f := fakeverbs.Open(t, devices, csrc.LoadVerbs)
+	root := fakeverbs.Sysfs(t, devices)
+	return f, func(cfg Config) (*Backend, error) {
+		cfg.Library = fakeverbs.Path()
+		cfg.sysfs = &sysfs{root: root, state: stateOf, prefixes: func(string) (list []netip.Prefix) {
+			for i := range devices {
+				list = append(list, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 99, 0, byte(i + 1)}), 24))
+			}
+			return list
+		}}
+		if cfg.Listen == "" {
+			cfg.Listen = "127.0.0.1:0"
+		}
+		return New(cfg)
+	}
+}
+
+// TestStandIn runs the suite over the stand-in.
+func TestStandIn(t *testing.T) {
+	f, openStandIn := standIn(t, 2)
+	leak.Check(t, f.InUse)
+	backendtest.Run(t, backendtest.Harness{
+		Name:    "rdma-stand-in",
+		New:     func() (backends.Backend, error) { return openStandIn(Config{}) },
+		Wirings: backendtest.Self | backendtest.Pair,
+	})
+}

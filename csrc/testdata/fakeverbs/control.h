@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The file by which a test moves the stand-in for libibverbs, and sees what it did. It is mapped
+ * by the library, and written at fixed places by package internal/fakeverbs, which knows the words of
+ * a panel by their names.
+ */
+#ifndef FAKEVERBS_CONTROL_H
+#define FAKEVERBS_CONTROL_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define FAKE_DEVICES 8
+#define FAKE_PANEL 512 /* bytes, of a panel and of what stands before them */
+
+/* A device. */
+struct fake_panel {
+	/* What the test wants. */
+	_Atomic uint32_t link;	      /* 1: up */
+	_Atomic uint32_t fatal;	      /* 1: the device says that it failed, and flushes; 2: and nothing comes back any more, as when it was pulled out */
+	_Atomic uint32_t frozen;      /* 1: nothing is done, as if it were infinitely slow */
+	_Atomic uint32_t after;	      /* so many requests go before those of fail, lose and late */
+	_Atomic uint32_t only;	      /* those are for requests with a bit here, 1 << enum ibv_wr_opcode; 0: for all */
+	_Atomic uint32_t fail;	      /* so many requests end with fail_status, and move nothing */
+	_Atomic uint32_t fail_status; /* enum ibv_wc_status */
+	_Atomic uint32_t lose;	      /* so many land, and are not acknowledged: retry exceeded */
+	_Atomic uint32_t late;	      /* so many are not acknowledged, and land afterwards, */
+	_Atomic uint32_t late_us;     /* after so much time, if the other end is still there */
+	_Atomic uint32_t delay_us;    /* of each request */
+	_Atomic uint32_t rate;	      /* bytes in a microsecond; 0: as fast as it goes */
+	_Atomic uint32_t patience_us; /* until retries are exceeded; 0: by the attributes of the queue pair */
+	_Atomic uint32_t register_errno;
+	_Atomic uint32_t register_us; /* how long a registration takes */
+	_Atomic uint32_t deregister_busy; /* so many deregistrations are refused with EBUSY */
+	_Atomic uint32_t deregister_us;
+	_Atomic uint32_t locked_kib; /* that may be registered in all; 0: no limit */
+	/* Limits, 0: the usual ones. */
+	_Atomic uint32_t max_sge, max_inline, max_wr, max_srq_wr, max_cqe, mtu;
+	/* What there is, and was. */
+	_Atomic uint32_t contexts, pds, mrs, channels, cqs, srqs, qps;
+	_Atomic uint32_t posts, requests, entries, inlined, signaled, sends, completions, receives, kib_landed, kib_locked;
+	_Atomic uint32_t faults;   /* requests that ended in an error that was not a flush */
+	_Atomic uint32_t overruns; /* completions for which there was no place */
+	_Atomic uint32_t unready;  /* sends that found no receive */
+	_Atomic uint32_t landed_late, dropped_late;
+};
+_Static_assert(sizeof(struct fake_panel) <= FAKE_PANEL, "the test writes at fixed places");
+
+struct fake_control {
+	_Atomic uint32_t devices;
+	uint8_t gap[FAKE_PANEL - 4];
+	union {
+		struct fake_panel panel;
+		uint8_t room[FAKE_PANEL];
+	} device[FAKE_DEVICES];
+};
+
+#endif

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Protection domains and registered memory. */
+#define _GNU_SOURCE
+#include "fake.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* By the upper bits of a key; the lower 8 change each time that a place is used again. */
+static struct region **regions;
+static uint8_t *tags;
+static uint32_t regions_len;
+
+EXPORT struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
+{
+	struct domain *d = calloc(1, sizeof(*d));
+
+	if (!d)
+		return NULL;
+	d->base.context = context;
+	device_of(context)->panel->pds++;
+	return &d->base;
+}
+
+EXPORT int ibv_dealloc_pd(struct ibv_pd *pd)
+{
+	struct domain *d = (struct domain *)pd;
+	uint32_t users;
+
+	lock();
+	users = d->users;
+	unlock();
+	if (users)
+		return EBUSY;
+	device_of(pd->context)->panel->pds--;
+	free(d);
+	return 0;
+}
+
+static struct region *region_of(uint32_t key)
+{
+	uint32_t i = (key >> 8) - 1;
+	struct region *r = i < regions_len ? regions[i] : NULL;
+
+	return r && r->base.lkey == key ? r : NULL;
+}
+
+/* A place in the table; 0: no memory. */
+static uint32_t new_key(struct region *r)
+{
+	uint32_t i = 0;
+
+	while (i < regions_len && regions[i])
+		i++;
+	if (i == regions_len) {
+		uint32_t wider = regions_len ? regions_len * 2 : 64;
+		struct region **more = realloc(regions, wider * sizeof(*regions));
+		uint8_t *more_tags = more ? realloc(tags, wider) : NULL;
+
+		regions = more ? more : regions;
+		tags = more_tags ? more_tags : tags;
+		if (!more_tags)
+			return 0;
+		memset(regions + regions_len, 0, (wider - regions_len) * sizeof(*regions));
+		memset(tags + regions_len, 0, wider - regions_len);
+		regions_len = wider;
+	}
+	regions[i] = r;
+	return (i + 1) << 8 | ++tags[i];
+}
+
+uint8_t *reach(uint32_t key, struct ibv_pd *pd, uint64_t at, uint64_t len, unsigned rights)
+{
+	struct region *r = region_of(key);
+
+	if (!r || r->base.pd != pd || (r->access & rights) != rights)
+		return NULL;
+	if (at < r->iova || at - r->iova > r->base.length || len > r->base.length - (at - r->iova))
+		return NULL;
+	return r->at + (at - r->iova);
+}
+
+/* As a real one would find when it looks for the pages. */
+static int mapped(void *addr, size_t len)
+{
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)addr & ~(page - 1);
+	size_t pages = ((uintptr_t)addr + len - from + page - 1) / page;
+	unsigned char resident[1024];
+
+	for (size_t done = 0, n; done < pages; done += n) {
+		n = pages - done < sizeof(resident) ? pages - done : sizeof(resident);
+		if (mincore((void *)(from + done * page), n * page, resident) != 0)
+			return 0;
+	}
+	return 1;
+}
+
+static int admit(struct fake_panel *p, void *addr, size_t len, unsigned access, int there)
+{
+	uint32_t kib = (uint32_t)(len >> 10), limit = p->locked_kib;
+
+	pause_us(p->register_us);
+	if (p->register_errno)
+		return (int)p->register_errno;
+	if (p->fatal)
+		return EIO;
+	if (len == 0 || (access & IBV_ACCESS_REMOTE_WRITE && !(access & IBV_ACCESS_LOCAL_WRITE)))
+		return EINVAL;
+	if (!there && !mapped(addr, len))
+		return EFAULT;
+	return limit && p->kib_locked + kib > limit ? ENOMEM : 0;
+}
+
+static struct ibv_mr *enroll(struct ibv_pd *pd, uint8_t *at, size_t len, uint64_t iova, unsigned access, void *mapping)
+{
+	struct fake_panel *p = device_of(pd->context)->panel;
+	struct region *r;
+	int rc = admit(p, at, len, access, mapping != NULL);
+
+	errno = rc;
+	r = rc == 0 ? calloc(1, sizeof(*r)) : NULL;
+	if (!r)
+		return NULL;
+	r->base.context = pd->context;
+	r->base.pd = pd;
+	r->base.addr = (void *)(uintptr_t)iova;
+	r->base.length = len;
+	r->at = at;
+	r->iova = iova;
+	r->access = access;
+	r->mapping = mapping;
+	lock();
+	r->base.lkey = r->base.rkey = new_key(r);
+	((struct domain *)pd)->users++;
+	p->kib_locked += (uint32_t)(len >> 10);
+	p->mrs++;
+	unlock();
+	return &r->base;
+}
+
+EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t len, int access)
+{
+	return enroll(pd, addr, len, (uintptr_t)addr, (unsigned)access, NULL);
+}
+
+EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t len, uint64_t iova, unsigned access)
+{
+	return enroll(pd, addr, len, iova, access, NULL);
+}
+
+/* A file that can be mapped stands in for a dma-buf. */
+EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova, int fd, int access)
+{
+	void *map = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
+	struct ibv_mr *mr;
+
+	if (map == MAP_FAILED)
+		return NULL;
+	mr = enroll(pd, map, len, iova, (unsigned)access, map);
+	if (!mr)
+		munmap(map, len);
+	return mr;
+}
+
+static int take_one(_Atomic uint32_t *left)
+{
+	uint32_t n = *left;
+
+	while (n)
+		if (atomic_compare_exchange_weak(left, &n, n - 1))
+			return 1;
+	return 0;
+}
+
+EXPORT int ibv_dereg_mr(struct ibv_mr *mr)
+{
+	struct region *r = (struct region *)mr;
+	struct fake_panel *p = device_of(mr->context)->panel;
+
+	pause_us(p->deregister_us);
+	if (take_one(&p->deregister_busy))
+		return EBUSY;
+	lock(); /* no chunk is being moved */
+	if (!r->lost) {
+		regions[(mr->lkey >> 8) - 1] = NULL;
+		((struct domain *)mr->pd)->users--;
+		p->kib_locked -= (uint32_t)(mr->length >> 10);
+		p->mrs--;
+	}
+	r->lost = p->fatal == 2;
+	unlock();
+	if (r->lost)
+		return EIO; /* and it keeps the memory, as the real library does */
+	if (r->mapping)
+		munmap(r->mapping, mr->length);
+	free(r);
+	return 0;
+}

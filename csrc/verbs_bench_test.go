@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package csrc
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// queued keeps so many batches under way, as perftest does with requests.
+func (l *verbsLink) queued(b *testing.B, op backends.Op, n uint64, depth int) {
+	d := l.descs(backends.Desc{Len: n})
+	var done [64]Done
+	under := 0
+	wait := func(most int) {
+		for under > most {
+			k := l.near.Poll(done[:])
+			if k == 0 {
+				l.near.Drive()
+			}
+			for _, c := range done[:k] {
+				if err := VerbsError(c); err != nil {
+					b.Fatal(err)
+				}
+			}
+			under -= k
+		}
+	}
+	b.SetBytes(int64(n))
+	b.ReportAllocs()
+	for b.Loop() {
+		wait(depth - 1)
+		l.tag++
+		if err := l.conn.Submit(op, l.tag, d, nil); err != nil {
+			b.Fatal(err)
+		}
+		under++
+	}
+	wait(0)
+}
+
+func benchVerbs(b *testing.B, d verbsHosts) {
+	l := openVerbsLink(b, d, verbsShape{spin: true, lanes: len(d.near), timeout: 16, retries: 6,
+		config: VerbsConfig{BatchesMax: 256, Depth: 128, SliceMax: 1 << 20, FlightMax: 16 << 20}})
+	for _, op := range []backends.Op{backends.Write, backends.Read} {
+		for _, n := range []uint64{64 << 10, 1 << 20} {
+			b.Run(fmt.Sprintf("%v/%d", op, n), func(b *testing.B) { l.queued(b, op, n, 16) })
+		}
+		b.Run(fmt.Sprintf("%v/8/alone", op), func(b *testing.B) { l.queued(b, op, 8, 1) })
+		b.Run(fmt.Sprintf("%v/8/queued", op), func(b *testing.B) { l.queued(b, op, 8, 128) })
+		b.Run(fmt.Sprintf("%v/pages", op), func(b *testing.B) { l.pages(b, op) })
+	}
+}
+
+// pages is 656 B x 2,048 into one run of the peer's memory.
+func (l *verbsLink) pages(b *testing.B, op backends.Op) {
+	p := &backends.Pages{Count: 2048, EntryLen: 656, LocalStride: 1312, RemoteStride: 656, LocalKey: testKey, RemoteKey: l.slot}
+	before := l.counters(b)
+	b.SetBytes(int64(p.Bytes()))
+	b.ReportAllocs()
+	for b.Loop() {
+		l.tag++
+		if err := l.conn.SubmitPages(op, l.tag, p, nil); err != nil {
+			b.Fatal(err)
+		}
+		if err := VerbsError(l.take(b)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(l.counters(b).Requests-before.Requests)/float64(b.N), "requests/op")
+}
+
+// opposite is the same connection the other way round.
+func (l *verbsLink) opposite(b *testing.B) *verbsLink {
+	o := &verbsLink{near: l.far, far: l.near, local: l.remote, remote: l.local, shape: l.shape, wake: l.farWake, news: l.news, closed: true}
+	var err error
+	if o.conn, err = o.near.Connect(true, 0); err == nil {
+		o.back, err = o.far.Connect(false, 0)
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { o.conn.Close(); o.back.Close() })
+	o.make(b, 0)
+	o.awaitNews(b, VerbsLaneLive)
+	o.slot = o.imported(b)
+	return o
+}
+
+// ball is a word of 8 bytes that a peer writes.
+func ball(mem []byte, at int) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&mem[at])) }
+
+// throw writes a word to the other end, when the one before it is over.
+func (l *verbsLink) throw(b *testing.B, d []backends.Desc, v uint64) {
+	var done [1]Done
+	if v > 1 {
+		for l.near.Poll(done[:]) == 0 {
+			l.near.Drive()
+		}
+	}
+	ball(l.local, 64).Store(v)
+	if err := l.conn.Submit(backends.Write, v, d, nil); err != nil || done[0].Status != 0 {
+		b.Error(err, done[0])
+	}
+}
+
+// pingVerbs is ib_write_lat: each end sees the other's write in its memory, and writes back. An
+// operation is one way.
+func pingVerbs(b *testing.B, d verbsHosts) {
+	l := openVerbsLink(b, d, verbsShape{spin: true, timeout: 16, retries: 6})
+	o := l.opposite(b)
+	to := []backends.Desc{{Local: 64, Remote: 128, Len: 8, LocalKey: testKey}}
+	fro := append([]backends.Desc(nil), to...)
+	to[0].RemoteKey, fro[0].RemoteKey = l.slot, o.slot
+	trips := uint64(b.N+1) / 2
+	var pong sync.WaitGroup
+	pong.Go(func() {
+		for v := uint64(1); v <= trips; v++ {
+			for ball(l.remote, 128).Load() != v {
+			}
+			o.throw(b, fro, v)
+		}
+	})
+	ways := make([]time.Duration, trips)
+	b.ResetTimer()
+	for v := uint64(1); v <= trips; v++ {
+		from := time.Now()
+		l.throw(b, to, v)
+		for ball(l.local, 128).Load() != v {
+		}
+		ways[v-1] = time.Since(from) / 2
+	}
+	b.StopTimer()
+	slices.Sort(ways)
+	b.ReportMetric(float64(ways[trips/10])/1e3, "p10-us")
+	b.ReportMetric(float64(ways[trips/2])/1e3, "p50-us")
+	pong.Wait()
+	var done [1]Done
+	for _, end := range []*VerbsContext{l.near, l.far} {
+		for end.Poll(done[:]) == 0 {
+			end.Drive()
+		}
+	}
+}
+
+func BenchmarkVerbsPing(b *testing.B)     { pingVerbs(b, fakeDevices(b, 1)) }
+func BenchmarkRealVerbsPing(b *testing.B) { pingVerbs(b, realDevices(b, 1)) }
+
+func BenchmarkVerbs(b *testing.B)     { benchVerbs(b, fakeDevices(b, 1)) }
+func BenchmarkRealVerbs(b *testing.B) { benchVerbs(b, realDevices(b, 1)) }

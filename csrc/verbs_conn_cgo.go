@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package csrc
+
+/*
+#cgo noescape sl_verbs_submit
+#cgo nocallback sl_verbs_submit
+#cgo noescape sl_verbs_submit_pages
+#cgo nocallback sl_verbs_submit_pages
+#include <stdlib.h>
+#include "verbs.h"
+*/
+import "C"
+
+import (
+	"runtime"
+	"time"
+	"unsafe"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// VerbsConn is our end of a connection. Its methods may be called by any goroutine, but
+// none after Close.
+type VerbsConn struct {
+	c       *C.struct_sl_verbs_conn
+	id      uint64
+	context *VerbsContext // which must outlive it
+}
+
+// Connect makes a connection without lanes. An initiator submits, an owner receives.
+// credit is how many messages the owner takes; 0: as many as we would.
+func (c *VerbsContext) Connect(initiator bool, credit int) (*VerbsConn, error) {
+	defer runtime.KeepAlive(c)
+	n := &VerbsConn{context: c}
+	if rc := C.sl_verbs_connect(c.c, verbsBool(initiator), C.uint32_t(credit), &n.c); rc != 0 {
+		return nil, verbsErrno("connect", int64(-rc))
+	}
+	n.id = uint64(C.sl_verbs_id(n.c))
+	return n, nil
+}
+
+// ID names this end in VerbsNews and VerbsNote: never 0, and never used again. It may be
+// asked for after Close, too.
+func (n *VerbsConn) ID() uint64 { return n.id }
+
+// LaneMake makes a queue pair over a rail, also in place of one that has failed. It does
+// not wait for the peer. ErrBusy: the lane is there.
+func (n *VerbsConn) LaneMake(lane, rail int) (VerbsEnd, error) {
+	defer runtime.KeepAlive(n)
+	var e C.struct_sl_verbs_end
+	if rc := C.sl_verbs_lane_make(n.c, C.uint32_t(lane), C.uint32_t(rail), &e); rc != 0 {
+		return VerbsEnd{}, verbsErrno("make a queue pair", int64(-rc))
+	}
+	end := VerbsEnd{QueuePair: uint32(e.queue_pair), Packet: uint32(e.packet), LID: uint16(e.lid),
+		MTU: uint8(e.mtu), Reads: uint8(e.reads), LinkLayer: uint8(e.link_layer)}
+	for i, b := range e.gid {
+		end.GID[i] = byte(b)
+	}
+	return end, nil
+}
+
+// LaneBegin connects a lane that was made to the peer's end of it. An initiator's is live, and
+// news, when the peer has answered. ErrBusy: what was under way when it failed is not settled.
+func (n *VerbsConn) LaneBegin(lane int, theirs VerbsEnd) error {
+	defer runtime.KeepAlive(n)
+	e := C.struct_sl_verbs_end{queue_pair: C.uint32_t(theirs.QueuePair), packet: C.uint32_t(theirs.Packet),
+		lid: C.uint16_t(theirs.LID), mtu: C.uint8_t(theirs.MTU), reads: C.uint8_t(theirs.Reads),
+		link_layer: C.uint8_t(theirs.LinkLayer)}
+	for i, b := range theirs.GID {
+		e.gid[i] = C.uint8_t(b)
+	}
+	return verbsErrno("connect a queue pair", -int64(C.sl_verbs_lane_begin(n.c, C.uint32_t(lane), &e)))
+}
+
+// LaneEnd ends a lane: what came over it is received, nothing more will be. An initiator's
+// then waits to be settled. nil where there is none.
+func (n *VerbsConn) LaneEnd(lane int) error {
+	defer runtime.KeepAlive(n)
+	return verbsErrno("end a queue pair", -int64(C.sl_verbs_lane_end(n.c, C.uint32_t(lane))))
+}
+
+// LaneSettle says, of an initiator's lane that has failed or was ended, that its other end is
+// gone and had seen so many messages: what that does not prove done is posted again.
+func (n *VerbsConn) LaneSettle(lane int, seen uint64) error {
+	defer runtime.KeepAlive(n)
+	return verbsErrno("settle a queue pair", -int64(C.sl_verbs_lane_settle(n.c, C.uint32_t(lane), C.uint64_t(seen))))
+}
+
+// Seen is how many messages of the peer have arrived, over all lanes.
+func (n *VerbsConn) Seen() uint64 {
+	defer runtime.KeepAlive(n)
+	return uint64(C.sl_verbs_seen(n.c))
+}
+
+// Import makes a peer's memory known to this connection.
+func (n *VerbsConn) Import(m VerbsImport) (slot uint32, err error) {
+	defer runtime.KeepAlive(n)
+	flags := C.uint32_t(0)
+	if m.ReadOnly {
+		flags = C.SL_VERBS_READ_ONLY
+	}
+	if len(m.RemoteKeys) > VerbsLanesMax {
+		return 0, backends.ErrBounds
+	}
+	var s C.uint32_t
+	rc := C.sl_verbs_import(n.c, C.uint64_t(m.Base), C.uint64_t(m.Size), flags,
+		(*C.uint32_t)(unsafe.SliceData(m.RemoteKeys)), C.uint32_t(len(m.RemoteKeys)), &s)
+	return uint32(s), verbsErrno("import memory", -int64(rc))
+}
+
+// Drop forgets an import; batches under way keep it. Unknown slots are ignored.
+func (n *VerbsConn) Drop(slot uint32) {
+	defer runtime.KeepAlive(n)
+	C.sl_verbs_drop(n.c, C.uint32_t(slot))
+}
+
+// Expire says that the epoch of an import is over: no more of it is posted, and batches that
+// need it end with ErrRevoked. Unknown slots are ignored.
+func (n *VerbsConn) Expire(slot uint32) {
+	defer runtime.KeepAlive(n)
+	C.sl_verbs_expire(n.c, C.uint32_t(slot))
+}
+
+// Submit starts a batch in one crossing, under the rules of backends.Peer and
+// backends.Notifier. A nil msg is none.
+func (n *VerbsConn) Submit(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+	n.context.keepBack()
+	// Bytes are typed: cgo would look through all that lies around them for pointers.
+	rc := C.sl_verbs_submit(n.c, toRemote(op), C.uint64_t(tag),
+		(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(descs))), C.size_t(len(descs)),
+		(*C.uint8_t)(ucxMessage(msg)), C.size_t(len(msg)))
+	runtime.KeepAlive(n)
+	if rc == 0 {
+		return nil
+	}
+	return verbsRefusal(int64(rc))
+}
+
+// SubmitPages is Submit for a pattern, as backends.Pager has it.
+func (n *VerbsConn) SubmitPages(op backends.Op, tag uint64, p *backends.Pages, msg []byte) error {
+	if p.Count <= 0 || (p.Local != nil && len(p.Local) != p.Count) || (p.Remote != nil && len(p.Remote) != p.Count) {
+		return backends.ErrBounds
+	}
+	form := C.struct_sl_pages{
+		count: C.uint64_t(p.Count), entry: C.uint64_t(p.EntryLen),
+		local_base: C.uint64_t(p.LocalBase), remote_base: C.uint64_t(p.RemoteBase),
+		local_stride: C.uint64_t(p.LocalStride), remote_stride: C.uint64_t(p.RemoteStride),
+		local_key: C.uint32_t(p.LocalKey), remote_key: C.uint32_t(p.RemoteKey),
+	}
+	n.context.keepBack()
+	rc := C.sl_verbs_submit_pages(n.c, toRemote(op), C.uint64_t(tag), &form,
+		(*C.uint32_t)(unsafe.SliceData(p.Local)), (*C.uint32_t)(unsafe.SliceData(p.Remote)),
+		(*C.uint8_t)(ucxMessage(msg)), C.size_t(len(msg)))
+	runtime.KeepAlive(n)
+	if rc == 0 {
+		return nil
+	}
+	return verbsRefusal(int64(rc))
+}
+
+// Cancel asks for the end of a batch that is not over. Unknown tags are ignored.
+func (n *VerbsConn) Cancel(tag uint64) {
+	defer runtime.KeepAlive(n)
+	C.sl_verbs_cancel(n.c, C.uint64_t(tag))
+}
+
+// Drain ends what was not posted, with ErrClosed, refuses what is new, and waits for the
+// rest. ErrTimeout: after grace some is still under way.
+func (n *VerbsConn) Drain(grace time.Duration) error {
+	defer runtime.KeepAlive(n)
+	return verbsErrno("wait for batches", -int64(C.sl_verbs_drain(n.c, C.uint64_t(max(grace, 0)))))
+}
+
+// End ends all lanes, then all batches with VerbsClosed or VerbsLost. It may be called twice.
+func (n *VerbsConn) End(status int32) {
+	defer runtime.KeepAlive(n)
+	C.sl_verbs_end(n.c, C.int32_t(status))
+}
+
+// Close ends the connection and gives it back. No other call may run or follow. Messages
+// that were not received stay.
+func (n *VerbsConn) Close() {
+	defer runtime.KeepAlive(n)
+	C.sl_verbs_disconnect(n.c)
+}

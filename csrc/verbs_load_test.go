@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package csrc
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/internal/fakeverbs"
+)
+
+func TestLoadVerbs(t *testing.T) {
+	f := fakeverbs.Open(t, 2, LoadVerbs)
+	missing := filepath.Join(t.TempDir(), "libibverbs.so.1")
+	for _, c := range []struct{ name, path, reason string }{
+		{"missing", missing, "cannot open shared object file"},
+		{"not verbs at all", library(t, "int answer = 42;"), "has no function ibv_get_device_list of version IBVERBS_1.1"},
+		{"functions without versions", library(t, "void *ibv_get_device_list(int *n) { return n; }"), "has no function"},
+	} {
+		err := LoadVerbs(c.path)
+		var u *backends.UnavailableError
+		if !errors.As(err, &u) || u.Backend != "rdma" || u.Fix != "apt-get install libibverbs1 ibverbs-providers" ||
+			!strings.Contains(u.Reason, c.reason) || !strings.Contains(u.Reason, c.path) {
+			t.Errorf("%s: %v, want an UnavailableError with %q and the path", c.name, err, c.reason)
+		}
+		if n, err := VerbsDevices(); n != 2 || err != nil {
+			t.Fatalf("%s: %d devices, %v, of the library that was open before", c.name, n, err)
+		}
+	}
+	c, err := OpenVerbs(verbsTestConfig(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var u *backends.UnavailableError
+	if err := LoadVerbs(missing); !errors.As(err, &u) || !strings.Contains(u.Reason, "is in use") {
+		t.Errorf("a second library beside a context: %v, want an UnavailableError", err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_ = f
+}
+
+func TestDevicesSayWhatIsMissing(t *testing.T) {
+	fakeverbs.Open(t, 0, LoadVerbs)
+	var u *backends.UnavailableError
+	if _, err := VerbsDevices(); !errors.As(err, &u) || !strings.Contains(u.Fix, "ibverbs-providers") {
+		t.Errorf("an empty list: %v, want an UnavailableError with a cure", err)
+	}
+}
+
+// The library of the system can be opened, and says so where the kernel knows no RDMA.
+func TestLibraryOfTheSystem(t *testing.T) {
+	fakeverbs.Open(t, 1, LoadVerbs)
+	t.Cleanup(func() {
+		if err := LoadVerbs(fakeverbs.Path()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := LoadVerbs(""); err != nil {
+		backendtest.SkipIfUnavailable(t, err)
+		t.Fatal(err)
+	}
+	n, err := VerbsDevices()
+	var u *backends.UnavailableError
+	if n == 0 && (!errors.As(err, &u) || !strings.Contains(u.Fix, "modprobe")) {
+		t.Errorf("%d devices: %v, want an UnavailableError with a cure", n, err)
+	}
+	t.Logf("%d devices: %v", n, err)
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package csrc
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// followData checks that each message comes after its data, in order, and whole.
+func followData(t *testing.T, d verbsHosts) {
+	l := openVerbsLink(t, d, verbsShape{})
+	for i := range 12 {
+		n := uint64(i) * 50000 // from a message alone to many slices
+		var descs []backends.Desc
+		if n > 0 {
+			fill(l.local[:n], uint64(i))
+			descs = append(descs, backends.Desc{Len: n})
+		}
+		msg := make([]byte, i*372)
+		fill(msg, uint64(i))
+		tag := l.submit(t, backends.Write, msg, descs...)
+		note := l.note(t)
+		if !bytes.Equal(note.Data, msg) || note.Conn != l.back.ID() {
+			t.Fatalf("message %d: %d bytes from %d", i, len(note.Data), note.Conn)
+		}
+		if !bytes.Equal(l.local[:n], l.remote[:n]) {
+			t.Fatalf("message %d came before its data", i)
+		}
+		if err := l.outcome(t, tag); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.conn.Submit(backends.Write, 1, nil, make([]byte, VerbsNoteMax+1)); !errors.Is(err, backends.ErrBounds) {
+		t.Errorf("a message too long: %v", err)
+	}
+	if err := l.conn.Submit(backends.Read, 1, nil, []byte{1}); !errors.Is(err, backends.ErrBounds) {
+		t.Errorf("a message behind a read: %v", err)
+	}
+}
+
+func numbered(i int) []byte { return binary.LittleEndian.AppendUint64(nil, uint64(i)) }
+
+// creditBounds checks that messages which are not received push back, and that the sender is woken
+// when there is room again.
+func creditBounds(t *testing.T, d verbsHosts) {
+	l := openVerbsLink(t, d, verbsShape{})
+	sent, got := 0, 0
+	for {
+		l.tag++
+		err := l.conn.Submit(backends.Write, l.tag, nil, numbered(sent))
+		if errors.Is(err, backends.ErrFull) {
+			break
+		}
+		if err != nil || sent > l.shape.config.NotesMax {
+			t.Fatalf("message %d: %v", sent, err)
+		}
+		sent++
+		l.outcome(t, l.tag)
+	}
+	if sent != l.shape.config.NotesMax {
+		t.Errorf("%d messages are not received, want %d", sent, l.shape.config.NotesMax)
+	}
+	woken := make(chan error, 1)
+	l.near.Arm()
+	go func() { woken <- l.wake.Wait() }()
+	take := func() {
+		if n := l.note(t); binary.LittleEndian.Uint64(n.Data) != uint64(got) {
+			t.Fatalf("message %d: %x", got, n.Data)
+		}
+		got++
+	}
+	take()
+	select {
+	case err := <-woken:
+		if err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(verbsPatience):
+		t.Fatal("the sender is not woken")
+	}
+	for end := time.Now().Add(verbsPatience); sent < 200 && time.Now().Before(end); {
+		l.tag++
+		switch err := l.conn.Submit(backends.Write, l.tag, nil, numbered(sent)); {
+		case err == nil:
+			sent++
+			l.outcome(t, l.tag)
+		case errors.Is(err, backends.ErrFull) && got < sent:
+			take()
+		case errors.Is(err, backends.ErrFull): // credit is under way
+			time.Sleep(20 * time.Microsecond)
+		default:
+			t.Fatal(err)
+		}
+	}
+	if sent != 200 {
+		t.Errorf("no credit comes after %d messages", sent)
+	}
+	for got < sent {
+		take()
+	}
+}
+
+// notesOutlive checks that messages are there when the connection they came over is gone.
+func notesOutlive(t *testing.T, d verbsHosts) {
+	l := openVerbsLink(t, d, verbsShape{})
+	id := l.back.ID()
+	for i := range 3 {
+		if err := l.outcome(t, l.submit(t, backends.Write, numbered(i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.conn.Close()
+	l.back.Close()
+	l.conn, l.back = nil, nil
+	for i := range 3 {
+		n, ok := l.far.Receive()
+		if !ok || n.Conn != id || !bytes.Equal(n.Data, numbered(i)) {
+			t.Fatalf("message %d: %v %+v", i, ok, n)
+		}
+	}
+}
+
+// wakeSleepers checks that a thread which sleeps is woken by what comes, at both ends.
+func wakeSleepers(t *testing.T, d verbsHosts) {
+	l := openVerbsLink(t, d, verbsShape{})
+	for i := range 5 {
+		time.Sleep(10 * time.Millisecond) // longer than threads look
+		woken := make(chan string, 2)
+		l.near.Arm()
+		l.far.Arm()
+		go func() { _ = l.wake.Wait(); woken <- "near" }()
+		go func() { _ = l.farWake.Wait(); woken <- "far" }()
+		tag := l.submit(t, backends.Write, numbered(i), backends.Desc{Len: 100})
+		for range 2 {
+			select {
+			case <-woken:
+			case <-time.After(verbsPatience):
+				t.Fatal("somebody is not woken")
+			}
+		}
+		if err := l.outcome(t, tag); err != nil {
+			t.Fatal(err)
+		}
+		l.note(t)
+	}
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csrc
+
+import (
+	"context"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/internal/fakeverbs"
+)
+
+// Go's race detector does not see into C: the thread sanitizer of the C compiler does.
+func TestVerbsHasNoRaces(t *testing.T) {
+	dir := t.TempDir()
+	exe := filepath.Join(dir, "race")
+	sources, err := filepath.Glob("verbs_*.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := append([]string{"-std=gnu11", "-O1", "-g", "-fsanitize=thread", "-I.", "-Itestdata/fakeverbs", "-o", exe,
+		"testdata/verbs_race.c"}, sources...)
+	if out, err := exec.Command("gcc", append(args, "-ldl", "-lpthread")...).CombinedOutput(); err != nil {
+		if strings.Contains(string(out), "tsan") {
+			backendtest.SkipIfUnavailable(t, &backends.UnavailableError{
+				Backend: "rdma", Reason: "gcc has no thread sanitizer here", Fix: "apt-get install libtsan2"})
+		}
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	library, control := fakeverbs.Compile(t, dir, "-fsanitize=thread")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, exe, library, control).CombinedOutput()
+	if strings.Contains(string(out), "unexpected memory mapping") {
+		backendtest.SkipIfUnavailable(t, &backends.UnavailableError{
+			Backend: "rdma", Reason: "the thread sanitizer does not run on this kernel", Fix: "sysctl vm.mmap_rnd_bits=28"})
+	}
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	t.Logf("%s", out)
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package csrc
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/internal/guest"
+)
+
+// verbsWire is the wire between the first two devices; whatever a test does to it, it is mended.
+func verbsWire(t *testing.T) guest.Wire {
+	t.Helper()
+	w, err := guest.NewWire(0)
+	if err != nil {
+		backendtest.SkipIfUnavailable(t, err)
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.Mend(); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+// steward makes lanes anew as they fail, until it is stopped. It returns how often.
+func (l *verbsLink) steward(t *testing.T, stop <-chan struct{}) int {
+	made := 0
+	for {
+		select {
+		case <-stop:
+			return made
+		case <-time.After(time.Millisecond):
+		}
+		n, ok := l.near.News()
+		if !ok || n.Kind != VerbsLaneFailed {
+			continue
+		}
+		l.make(t, n.Lane)
+		made++
+	}
+}
+
+// TestRealVerbsCutOff loses all packets in mid-transfer: the lane fails in its time, is made anew as
+// often as needed, and everything goes through once the wire is mended, once.
+func TestRealVerbsCutOff(t *testing.T) {
+	w := verbsWire(t)
+	l := openVerbsLink(t, realDevices(t, 1), verbsShape{timeout: 10, retries: 2, config: VerbsConfig{SliceMax: 64 << 10}})
+	fill(l.local, 5)
+	stop, ended := make(chan struct{}), make(chan int, 1)
+	first := l.submit(t, backends.Write, numbered(0), backends.Desc{Len: testBytes})
+	time.Sleep(10 * time.Millisecond)
+	if err := w.Loss("100%"); err != nil {
+		t.Fatal(err)
+	}
+	second := l.submit(t, backends.Write, numbered(1), backends.Desc{Len: 1000})
+	if n := l.awaitNews(t, VerbsLaneFailed); n.Status != 12 {
+		t.Errorf("the lane failed with %s", VerbsStatus(n.Status))
+	}
+	l.make(t, 0)
+	go func() { ended <- l.steward(t, stop) }()
+	time.Sleep(200 * time.Millisecond)
+	if err := w.Loss("0%"); err != nil {
+		t.Fatal(err)
+	}
+	for _, tag := range []uint64{first, second} {
+		if err := l.outcome(t, tag); err != nil {
+			t.Error(err)
+		}
+	}
+	close(stop)
+	t.Logf("made anew %d times", 1+<-ended)
+	for i := range 2 {
+		if n := l.note(t); !bytes.Equal(n.Data, numbered(i)) {
+			t.Errorf("message %x, want %d", n.Data, i)
+		}
+	}
+	if n, ok := l.far.Receive(); ok {
+		t.Errorf("message %x comes again", n.Data)
+	}
+	if !bytes.Equal(l.local, l.remote) {
+		t.Error("other bytes")
+	}
+	if c := l.counters(t); c.Again == 0 || c.Failures == 0 || c.InFlight != 0 {
+		t.Errorf("counters %+v", c)
+	}
+}
+
+// TestRealVerbsCancelOnDeadWire aborts what cannot get through: it ends when its lane is drained
+// and settled, and not before.
+func TestRealVerbsCancelOnDeadWire(t *testing.T) {
+	w := verbsWire(t)
+	l := openVerbsLink(t, realDevices(t, 1), verbsShape{timeout: 10, retries: 2})
+	if err := w.Loss("100%"); err != nil {
+		t.Fatal(err)
+	}
+	tag := l.submit(t, backends.Write, []byte("never"), backends.Desc{Len: 1 << 20})
+	l.conn.Cancel(tag)
+	l.awaitNews(t, VerbsLaneFailed)
+	var done [1]Done
+	if l.near.Poll(done[:]) != 0 {
+		t.Fatalf("completion %+v before the other end is over", done[0])
+	}
+	l.make(t, 0)
+	err := l.outcome(t, tag)
+	if !errors.Is(err, backends.ErrAborted) {
+		t.Errorf("aborted batch: %v", err)
+	}
+}
+
+// TestRealVerbsBadWire loses and delays packets: nothing fails, nothing is lost.
+func TestRealVerbsBadWire(t *testing.T) {
+	w := verbsWire(t)
+	l := openVerbsLink(t, realDevices(t, 1), verbsShape{timeout: 14, retries: 6})
+	for _, fault := range []func() error{func() error { return w.Loss("1%") }, func() error { return w.Delay("20ms") }} {
+		if err := fault(); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 4 {
+			fill(l.local[:1<<20], uint64(i))
+			tag := l.submit(t, backends.Write, numbered(i), backends.Desc{Len: 1 << 20})
+			if n := l.note(t); !bytes.Equal(n.Data, numbered(i)) {
+				t.Errorf("message %x, want %d", n.Data, i)
+			}
+			if !bytes.Equal(l.local[:1<<20], l.remote[:1<<20]) {
+				t.Error("a message came before its data")
+			}
+			if err := l.outcome(t, tag); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fakeverbs
+
+// Word is a word of the panel of a device: csrc/testdata/fakeverbs/control.h says what each
+// means. A test may set those before Contexts and read the others.
+type Word int
+
+// The words, in the order of struct fake_panel.
+const (
+	Link Word = iota
+	Fatal
+	Frozen
+	After
+	Only
+	Fail
+	FailStatus
+	Lose
+	Late
+	LateMicros
+	DelayMicros
+	Rate
+	PatienceMicros
+	RegisterErrno
+	RegisterMicros
+	DeregisterBusy
+	DeregisterMicros
+	LockedKiB
+	MaxSGE
+	MaxInline
+	MaxRequests
+	MaxReceives
+	MaxCQE
+	MTU
+	Contexts
+	Domains
+	Regions
+	Channels
+	CompletionQueues
+	ReceiveQueues
+	QueuePairs
+	Posts
+	Requests
+	Entries
+	Inlined
+	Signaled
+	Sends
+	Completions
+	Receives
+	KiBLanded
+	KiBLocked
+	Faults
+	Overruns
+	Unready
+	LandedLate
+	DroppedLate
+	words
+)
+
+// names are those of struct fake_panel.
+var names = [words]string{
+	"link", "fatal", "frozen", "after", "only", "fail", "fail_status", "lose", "late", "late_us", "delay_us", "rate",
+	"patience_us", "register_errno", "register_us", "deregister_busy", "deregister_us", "locked_kib",
+	"max_sge", "max_inline", "max_wr", "max_srq_wr", "max_cqe", "mtu",
+	"contexts", "pds", "mrs", "channels", "cqs", "srqs", "qps",
+	"posts", "requests", "entries", "inlined", "signaled", "sends", "completions", "receives", "kib_landed", "kib_locked",
+	"faults", "overruns", "unready", "landed_late", "dropped_late",
+}
