@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package csrc
+
+/*
+#cgo LDFLAGS: -ldl
+#cgo noescape sl_cuda_run
+#cgo nocallback sl_cuda_run
+#cgo noescape sl_cuda_write
+#cgo noescape sl_cuda_read
+#include <stdlib.h>
+#include <errno.h>
+#include "cuda_device.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// loadCUDA opens the library and returns "", or why not and what to do.
+// Implements: int sl_cuda_load(const char *path, char *why, size_t size)
+func loadCUDA(path string) (reason, fix string) {
+	name := C.CString(path)
+	defer C.free(unsafe.Pointer(name))
+	var why [512]C.char
+	switch C.sl_cuda_load(name, &why[0], C.size_t(len(why))) {
+	case 0:
+		return "", ""
+	case -C.ENODEV:
+		return C.GoString(&why[0]), "see what nvidia-smi says of the devices"
+	}
+	return C.GoString(&why[0]), "install NVIDIA's driver, which has it"
+}
+
+// CUDADevice is a device with its primary context and a stream of the lowest priority. Its
+// methods may be called by any goroutine, one after the other; those of a closed one answer
+// backends.ErrClosed.
+type CUDADevice struct {
+	mu   sync.Mutex
+	c    C.struct_sl_cuda
+	open bool
+}
+
+// OpenCUDA opens a device by its number. LoadCUDA must have succeeded.
+func OpenCUDA(ordinal int) (*CUDADevice, error) {
+	cudaLoaded.Lock()
+	loaded := cudaLoaded.path != ""
+	cudaLoaded.Unlock()
+	if !loaded {
+		return nil, cudaUnavailable("libcuda is not open", "call LoadCUDA first")
+	}
+	d := &CUDADevice{open: true}
+	switch rc := C.sl_cuda_open(&d.c, C.int(ordinal)); rc {
+	case 0:
+		return d, nil
+	case C.CUDA_ERROR_NO_DEVICE:
+		return nil, cudaUnavailable("the driver has no device", "see what nvidia-smi says, and CUDA_VISIBLE_DEVICES")
+	case C.CUDA_ERROR_INVALID_DEVICE:
+		return nil, cudaUnavailable(fmt.Sprintf("there is no device %d", ordinal), "count them with nvidia-smi -L, from 0")
+	default:
+		return nil, cudaResult("open device", rc)
+	}
+}
+
+func cudaResult(call string, rc C.int) error {
+	if rc == 0 {
+		return nil
+	}
+	return &CUDAError{call, int(rc), C.GoString(C.sl_cuda_error(rc))}
+}
+
+// with runs a call unless the device is closed.
+func (d *CUDADevice) with(call string, f func(c *C.struct_sl_cuda) C.int) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.open {
+		return backends.ErrClosed
+	}
+	return cudaResult(call, f(&d.c))
+}
+
+// Facts are what the device says of itself.
+func (d *CUDADevice) Facts() CUDAFacts {
+	return CUDAFacts{C.GoString(&d.c.name[0]), C.GoString(&d.c.bus[0]), int(d.c.driver), int(d.c.compute), int(d.c.sms), uint32(d.c.shared)}
+}
+
+// Close waits for what is under way and lets the device go. It is idempotent.
+func (d *CUDADevice) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.open {
+		d.open = false
+		C.sl_cuda_close(&d.c)
+	}
+	return nil
+}
+
+// Load has the driver compile PTX and finds one or two kernels in it, which Launch counts
+// from 0. Once for a device; after a failure another module may be tried.
+func (d *CUDADevice) Load(ptx string, kernels []string) error {
+	text := C.CString(ptx)
+	defer C.free(unsafe.Pointer(text))
+	var names [C.SL_CUDA_KERNELS]*C.char
+	for i := range min(len(names), len(kernels)) {
+		names[i] = C.CString(kernels[i])
+		defer C.free(unsafe.Pointer(names[i]))
+	}
+	return d.with("load module", func(c *C.struct_sl_cuda) C.int { return C.sl_cuda_module(c, text, names[0], names[1]) })
+}
+
+// Alloc returns the address of n bytes of device memory.
+func (d *CUDADevice) Alloc(n uint64) (at uint64, err error) {
+	var address C.CUdeviceptr
+	err = d.with("allocate device memory", func(c *C.struct_sl_cuda) C.int { return C.sl_cuda_alloc(c, C.size_t(n), &address) })
+	return uint64(address), err
+}
+
+// Free gives memory of Alloc back.
+func (d *CUDADevice) Free(at uint64) error {
+	return d.with("free device memory", func(c *C.struct_sl_cuda) C.int { return C.sl_cuda_free(c, C.CUdeviceptr(at)) })
+}
+
+// Pin makes host memory reachable by the device and returns its address there. The memory
+// must lie outside the Go heap, and stay until Unpin.
+func (d *CUDADevice) Pin(mem []byte) (at uint64, err error) {
+	var address C.CUdeviceptr
+	err = d.with("pin host memory", func(c *C.struct_sl_cuda) C.int {
+		return C.sl_cuda_pin(c, unsafe.Pointer(unsafe.SliceData(mem)), C.size_t(len(mem)), &address)
+	})
+	return uint64(address), err
+}
+
+// Unpin undoes Pin.
+func (d *CUDADevice) Unpin(mem []byte) error {
+	return d.with("unpin host memory", func(c *C.struct_sl_cuda) C.int {
+		return C.sl_cuda_unpin(c, unsafe.Pointer(unsafe.SliceData(mem)))
+	})
+}
+
+// Run writes the tally to device memory, launches a kernel, and reads the tally back when
+// the kernel has ended: one crossing, without an allocation.
+func (d *CUDADevice) Run(l *CUDALaunch, tally []byte) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.open {
+		return backends.ErrClosed
+	}
+	rc := C.sl_cuda_run(&d.c, C.int(l.Kernel), C.unsigned(l.Blocks), C.unsigned(l.Threads), C.unsigned(l.Shared),
+		bytePtr(l.Args), C.CUdeviceptr(l.Tally), bytePtr(tally), C.size_t(len(tally)))
+	return cudaResult("run kernel", rc)
+}
+
+// Write copies to device memory and waits for the end.
+func (d *CUDADevice) Write(to uint64, from []byte) error {
+	return d.with("copy to device", func(c *C.struct_sl_cuda) C.int {
+		return C.sl_cuda_write(c, C.CUdeviceptr(to), unsafe.Pointer(unsafe.SliceData(from)), C.size_t(len(from)))
+	})
+}
+
+// Read copies from device memory and waits for the end.
+func (d *CUDADevice) Read(to []byte, from uint64) error {
+	return d.with("copy from device", func(c *C.struct_sl_cuda) C.int {
+		return C.sl_cuda_read(c, unsafe.Pointer(unsafe.SliceData(to)), C.CUdeviceptr(from), C.size_t(len(to)))
+	})
+}

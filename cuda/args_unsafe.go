@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import "unsafe"
+
+const tallyBytes = uint64(unsafe.Sizeof(tally{}))
+
+// bytes are what a kernel takes by value.
+func (a *args) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(a)), unsafe.Sizeof(*a)) }
+
+// bytes are what a kernel adds to.
+func (t *tally) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(t)), unsafe.Sizeof(*t)) }

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+)
+
+// DeviceOptions say which card; the zero value is the first one.
+type DeviceOptions struct {
+	Library string // a path of libcuda; "" is the system's libcuda.so.1
+	Ordinal int    // of the card, as CUDA counts
+}
+
+// Device is a card with the gather kernels loaded. It has run against a software stand-in of
+// the driver alone, not yet on a card. All methods may be called by any goroutine; Moves go
+// one after the other.
+type Device struct {
+	d      *csrc.CUDADevice
+	card   Card
+	module Module
+	tally  uint64 // in device memory
+
+	mu sync.Mutex // held by a Move, and by who takes memory away from it
+}
+
+// OpenDevice opens libcuda, a card, and the most capable module that its driver takes. Where
+// something is missing or too old, the error is a *backends.UnavailableError.
+func OpenDevice(o DeviceOptions) (*Device, error) {
+	if err := csrc.LoadCUDA(o.Library); err != nil {
+		return nil, err
+	}
+	d, err := csrc.OpenCUDA(o.Ordinal)
+	if err != nil {
+		return nil, err
+	}
+	f := d.Facts()
+	dev := &Device{d: d, card: Card{f.Compute, f.Driver, f.SMs, f.Shared}}
+	if err := dev.load(); err != nil {
+		d.Close()
+		return nil, fmt.Errorf("open device %d, %s: %w", o.Ordinal, f.Name, err)
+	}
+	return dev, nil
+}
+
+// load takes the first module that the driver compiles: one may refuse what its version says
+// that it knows.
+func (d *Device) load() (err error) {
+	fit := d.card.modules()
+	if len(fit) == 0 {
+		return d.card.tooOld()
+	}
+	for _, d.module = range fit {
+		if err = d.d.Load(d.module.PTX, d.module.Kernels); err == nil {
+			d.tally, err = d.d.Alloc(tallyBytes)
+			return err
+		}
+	}
+	return err
+}
+
+// Card is what Plan must know of it.
+func (d *Device) Card() Card { return d.card }
+
+// Name is what the driver calls the card, and where it is on the bus.
+func (d *Device) Name() string {
+	f := d.d.Facts()
+	return f.Name + " at " + f.Bus
+}
+
+// Close lets the card go after what is under way. Memory of it must be closed before.
+// It is idempotent.
+func (d *Device) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.d.Free(d.tally); err != nil {
+		if err == backends.ErrClosed {
+			return nil
+		}
+		return err
+	}
+	return d.d.Close()
+}
+
+// Memory is what the kernels of one Device reach: memory of the card, or pinned memory of
+// the host. All methods may be called by any goroutine.
+type Memory struct {
+	dev  *Device
+	host []byte // nil: memory of the card
+	n    uint64
+	at   uint64 // 0: closed; guarded by dev.mu
+}
+
+// Alloc returns n bytes of the card's memory, not zeroed.
+func (d *Device) Alloc(n uint64) (*Memory, error) {
+	at, err := d.d.Alloc(n)
+	if err != nil {
+		return nil, err
+	}
+	return &Memory{dev: d, at: at, n: n}, nil
+}
+
+// Pin makes host memory reachable by kernels. It must lie outside the Go heap, as that of
+// hostmem does, and stay until Close.
+func (d *Device) Pin(mem []byte) (*Memory, error) {
+	at, err := d.d.Pin(mem)
+	if err != nil {
+		return nil, err
+	}
+	return &Memory{dev: d, host: mem, at: at, n: uint64(len(mem))}, nil
+}
+
+// Close frees memory of the card, and unpins memory of the host, after the Move under way. It
+// is idempotent. A Move that names it afterwards is answered with backends.ErrClosed.
+func (m *Memory) Close() error {
+	m.dev.mu.Lock()
+	defer m.dev.mu.Unlock()
+	if m.at == 0 {
+		return nil
+	}
+	at := m.at
+	m.at = 0
+	if m.host != nil {
+		return m.dev.d.Unpin(m.host)
+	}
+	return m.dev.d.Free(at)
+}
+
+// WriteAt copies to the memory and waits for the end.
+func (m *Memory) WriteAt(b []byte, off uint64) error {
+	m.dev.mu.Lock()
+	defer m.dev.mu.Unlock()
+	at, err := m.span(off, uint64(len(b)))
+	if err != nil || len(b) == 0 {
+		return err
+	}
+	return m.dev.d.Write(at, b)
+}
+
+// ReadAt copies from the memory and waits for the end.
+func (m *Memory) ReadAt(b []byte, off uint64) error {
+	m.dev.mu.Lock()
+	defer m.dev.mu.Unlock()
+	at, err := m.span(off, uint64(len(b)))
+	if err != nil || len(b) == 0 {
+		return err
+	}
+	return m.dev.d.Read(b, at)
+}
+
+// span is the address of a range. The caller holds dev.mu.
+func (m *Memory) span(off, n uint64) (uint64, error) {
+	switch {
+	case m.at == 0:
+		return 0, backends.ErrClosed
+	case off > m.n || n > m.n-off:
+		return 0, backends.ErrBounds
+	}
+	return m.at + off, nil
+}
+
+// Span is a range of a Memory.
+type Span struct {
+	Memory *Memory
+	Off, N uint64 // bytes
+}
+
+// DeviceMove is a Move over memory that a card reaches.
+type DeviceMove struct {
+	Parts    []DevicePart // 1 to PartsMax
+	Count    int          // entries
+	Dst, Src DeviceIndex
+}
+
+// DevicePart is a Part over memory that a card reaches.
+type DevicePart struct {
+	Dst, Src             Span
+	Entry                uint64 // bytes
+	DstStride, SrcStride uint64 // bytes; 0: Entry
+}
+
+// DeviceIndex is a list of indices; without memory there is none.
+type DeviceIndex struct {
+	List Span
+	Wide bool // 64 bits an index, not 32
+}
+
+// Run moves entries by a kernel within the budget, and waits for the end. It leaves out and
+// counts as the twin's Run does, and says how it was launched. prefer is Plan's.
+func (d *Device) Run(m *DeviceMove, b Budget, prefer string) (Tally, Launch, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var a args
+	if err := m.fill(&a, d); err != nil {
+		return Tally{}, Launch{}, err
+	}
+	l, err := a.plan(&d.module, &d.card, b, prefer)
+	if err != nil {
+		return Tally{}, Launch{}, err
+	}
+	a.slots, a.tally = l.Slots, d.tally
+	t := tally{firstBad: math.MaxUint64}
+	if err := d.launch(&l, &a, &t); err != nil {
+		return Tally{}, l, err
+	}
+	sum, err := t.sum(a.count)
+	return sum, l, err
+}
+
+func (d *Device) launch(l *Launch, a *args, t *tally) error {
+	return d.d.Run(&csrc.CUDALaunch{Kernel: slices.Index(d.module.Kernels, l.Kernel), Blocks: l.Blocks, Threads: l.Threads,
+		Shared: l.Shared, Args: a.bytes(), Tally: a.tally}, t.bytes())
+}
+
+func (m *DeviceMove) fill(a *args, d *Device) error {
+	if err := a.begin(len(m.Parts), m.Count); err != nil {
+		return err
+	}
+	for k := range m.Parts {
+		p := &m.Parts[k]
+		dst, err := p.Dst.side(d, p.DstStride)
+		if err != nil {
+			return fmt.Errorf("part %d, destination: %w", k, err)
+		}
+		src, err := p.Src.side(d, p.SrcStride)
+		if err != nil {
+			return fmt.Errorf("part %d, source: %w", k, err)
+		}
+		if err := a.fill(k, p.Entry, dst, src); err != nil {
+			return err
+		}
+		if p.Dst.Memory.host != nil && p.Src.Memory.host == nil {
+			a.flags |= farDst
+		}
+	}
+	var err error
+	if a.dstIndex, err = m.Dst.fill(a, d, dstWide, &a.dstPlaces, "destination"); err != nil {
+		return err
+	}
+	a.srcIndex, err = m.Src.fill(a, d, srcWide, &a.srcPlaces, "source")
+	return err
+}
+
+func (s *Span) side(d *Device, stride uint64) (side, error) {
+	if s.Memory == nil || s.Memory.dev != d {
+		return side{}, fmt.Errorf("memory of another device: %w", backends.ErrBounds)
+	}
+	at, err := s.Memory.span(s.Off, s.N)
+	return side{at, s.N, stride}, err
+}
+
+func (x *DeviceIndex) fill(a *args, d *Device, wide uint32, places *uint64, end string) (uint64, error) {
+	if x.List.Memory == nil {
+		return 0, nil
+	}
+	s, err := x.List.side(d, 0)
+	if err != nil {
+		return 0, fmt.Errorf("indices of the %s: %w", end, err)
+	}
+	size := uint64(4)
+	if x.Wide {
+		size = 8
+		a.flags |= wide
+	} else {
+		*places = min(*places, Skip32)
+	}
+	if s.at%size != 0 {
+		return 0, &LayoutError{-1, "indices of the " + end + " at an odd address", fmt.Sprintf("a multiple of %d", size)}
+	}
+	return s.at, a.covers(s.n/size, end)
+}

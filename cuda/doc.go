@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cuda moves scattered entries that are too small for a copy engine: the 656 bytes
+// that DeepSeek-V3.2 keeps for a token, 2,048 of them for a step.
+//
+// gather.cu is the kernel, in two variants: through registers, for any card from sm_80 on, and
+// by bulk copies through shared memory from sm_90 on. Modules has both as PTX, which the
+// driver compiles; Device loads and launches it. It has not yet run on a card: the tests run
+// the same source on the CPU under sanitizers, launch it through a software stand-in of the
+// driver, and assemble the PTX where there is a ptxas.
+//
+// The twin does the same on the CPU: Gather, Scatter, Run and Twin take the same Move, leave
+// out what the kernel leaves out and count it as the kernel does. Plan says how a Move would
+// be launched within a budget, and why so.
+//
+// Everything here builds with CGO_ENABLED=0; the twin is then a plain loop, and no Device opens.
+package cuda

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	_ "embed" // the modules
+	"slices"
+)
+
+// With the PTX version that has the instructions and no later one: 7.8 is CUDA 11.8, driver
+// 520 or newer, 8.0 is CUDA 12.0, driver 525. clang needs no CUDA SDK for it. Its bytes are
+// committed, and a test makes them again.
+//
+//go:generate clang-19 -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib --cuda-feature=+ptx78 -O3 -std=c++17 -S gather.cu -o gather_sm80.ptx
+//go:generate clang-19 -x cuda --cuda-device-only --cuda-gpu-arch=sm_90 -nocudainc -nocudalib --cuda-feature=+ptx80 -O3 -std=c++17 -S gather.cu -o gather_sm90.ptx
+
+//go:embed gather_sm80.ptx
+var sm80 string
+
+//go:embed gather_sm90.ptx
+var sm90 string
+
+// The kernels by name. Each takes one struct sl_move (gather.h) by value.
+const (
+	KernelRows = "sl_move_rows" // through registers
+	KernelBulk = "sl_move_bulk" // by bulk copies; in modules for sm_90 alone
+)
+
+// Module is a program for a card, which its driver compiles.
+type Module struct {
+	Name    string
+	PTX     string
+	Compute int      // the least compute capability, as 10 * major + minor
+	Driver  int      // the least version that cuDriverGetVersion answers
+	Kernels []string // what it has
+}
+
+var modules = []Module{
+	{"gather_sm90", sm90, 90, 12000, []string{KernelRows, KernelBulk}},
+	{"gather_sm80", sm80, 80, 11080, []string{KernelRows}},
+}
+
+// Modules returns what there is, the more capable first: take the first that the card and
+// its driver can load.
+func Modules() []Module { return slices.Clone(modules) }

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+var (
+	hopper = Card{Compute: 90, Driver: 12040, SMs: 132, Shared: 227 << 10}
+	ampere = Card{Compute: 80, Driver: 12040, SMs: 108, Shared: 163 << 10}
+)
+
+func entries(count int, sizes ...uint64) *Move {
+	m := &Move{Count: count}
+	for _, size := range sizes {
+		m.Parts = append(m.Parts, Part{Entry: size})
+	}
+	return m
+}
+
+func TestPlan(t *testing.T) {
+	cases := []struct {
+		name           string
+		m              *Move
+		card           Card
+		budget         Budget
+		prefer         string
+		module, kernel string
+		blocks         uint32
+		why            string
+	}{
+		{"hopper", entries(2048, 656), hopper, Budget{SMs: 4}, "", "gather_sm90", KernelBulk, 4, "one operation an entry"},
+		{"registers asked for", entries(2048, 656), hopper, Budget{SMs: 4}, KernelRows, "gather_sm90", KernelRows, 4, "asked for"},
+		{"ampere", entries(2048, 656), ampere, Budget{SMs: 4}, "", "gather_sm80", KernelRows, 4, "need compute capability 9.0"},
+		{"old driver", entries(2048, 656), Card{90, 11080, 132, 227 << 10}, Budget{SMs: 1}, "", "gather_sm80", KernelRows, 1, "driver 12000, this is 9.0 and 11080"},
+		{"multiple of 8", entries(2048, 584), hopper, Budget{SMs: 2}, "", "gather_sm90", KernelRows, 2, "part 0 is one of 8"},
+		{"pair", entries(2048, 656, 132), hopper, Budget{SMs: 2}, KernelBulk, "gather_sm90", KernelRows, 2, "part 1 is one of 4"},
+		{"few entries", entries(40, 656), hopper, Budget{SMs: 100}, KernelRows, "gather_sm90", KernelRows, 1, ""},
+		{"no entries", entries(0, 656), hopper, Budget{SMs: 100}, "", "gather_sm90", KernelBulk, 1, ""},
+		{"more than there are", entries(1<<20, 656), ampere, Budget{SMs: 1000}, "", "gather_sm80", KernelRows, 108, ""},
+		{"in flight", entries(1<<20, 656), ampere, Budget{InFlight: 57 << 10}, "", "gather_sm80", KernelRows, 2, ""},
+		{"large entries", entries(64, 64<<10), hopper, Budget{SMs: 1}, "", "gather_sm90", KernelRows, 1, "65536 bytes do not fit"},
+	}
+	for _, c := range cases {
+		l, err := Plan(c.m, c.card, c.budget, c.prefer)
+		if err != nil || l.Module != c.module || l.Kernel != c.kernel || l.Blocks != c.blocks || !strings.Contains(l.Why, c.why) {
+			t.Errorf("%s: %+v, %v", c.name, l, err)
+		}
+		if l.Shared > c.card.Shared || l.Kernel == KernelBulk && (l.Slots < slotsMin || l.Threads > bulkThreads || l.Shared == 0) {
+			t.Errorf("%s: %+v cannot be launched", c.name, l)
+		}
+	}
+}
+
+// TestPlanHasEnoughUnderWay: four multiprocessors fill a Gen5 bus that answers in 1.3
+// microseconds, by either kernel, and some more.
+func TestPlanHasEnoughUnderWay(t *testing.T) {
+	for _, kernel := range []string{KernelRows, KernelBulk} {
+		l, err := Plan(entries(1<<20, 656), hopper, Budget{SMs: 4}, kernel)
+		if err != nil || l.Kernel != kernel || l.InFlight < 79<<10 {
+			t.Errorf("%+v, %v", l, err)
+		}
+	}
+}
+
+func TestPlanErrors(t *testing.T) {
+	m := entries(1, 656)
+	for name, b := range map[string]Budget{"nothing": {}, "negative": {SMs: -1}, "both": {SMs: 1, InFlight: 1}} {
+		if _, err := Plan(m, hopper, b, ""); !errors.Is(err, ErrBudget) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, c := range []Card{{Compute: 75, Driver: 13000}, {Compute: 90, Driver: 11000}} {
+		var missing *backends.UnavailableError
+		if _, err := Plan(m, c, Budget{SMs: 1}, ""); !errors.As(err, &missing) || missing.Fix == "" {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	var layout *LayoutError
+	if _, err := Plan(entries(1, 130), hopper, Budget{SMs: 1}, ""); !errors.As(err, &layout) {
+		t.Errorf("odd entry: %v", err)
+	}
+}
