@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/backends/rdma"
+	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/backends/ucx"
+)
+
+// maker opens a backend that a command line can name.
+type maker struct {
+	name  string
+	reach backends.Reach
+	open  func(o openOptions) (backends.Backend, error)
+}
+
+// openOptions are what a command line says about how to open backends.
+type openOptions struct {
+	threads int // that copy
+	ucx     ucxFlags
+	rdma    rdmaFlags
+
+	elsewhere bool // as if the peer were on another host
+	nearOnly  bool // peers of this host alone: no port is opened for what nobody asked for
+}
+
+// makers are in the order of preference where the engine finds no difference.
+var makers = []maker{
+	{"shm", backends.SameHost, func(o openOptions) (backends.Backend, error) {
+		return asBackend(shm.New(shm.Config{Workers: o.threads}))
+	}},
+	{rdmaName, backends.Network, func(o openOptions) (backends.Backend, error) {
+		return asBackend(rdma.New(o.rdma.config()))
+	}},
+	{ucxName, backends.Network, func(o openOptions) (backends.Backend, error) {
+		return asBackend(openUCX(o))
+	}},
+	{"mem", backends.InProcess, func(o openOptions) (backends.Backend, error) {
+		return asBackend(mem.New(mem.Config{Workers: o.threads}))
+	}},
+}
+
+func openUCX(o openOptions) (*ucx.Backend, error) {
+	cfg := o.ucx.config()
+	if o.nearOnly && cfg.Transports == "" {
+		cfg.Transports = ucx.NearTransports
+	}
+	if o.elsewhere {
+		var err error
+		if cfg, err = cfg.Elsewhere(); err != nil {
+			return nil, err
+		}
+	}
+	return ucx.New(cfg)
+}
+
+// asBackend keeps a nil pointer from becoming an interface that is not nil.
+func asBackend[B backends.Backend](b B, err error) (backends.Backend, error) {
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// auto is the name that leaves the choice to the engine.
+const auto = "auto"
+
+// backendNames lists what --backend takes, for peers that far apart.
+func backendNames(reach backends.Reach) string {
+	names := []string{auto}
+	for _, m := range makers {
+		if m.reach >= reach {
+			names = append(names, m.name)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+// findMaker returns the maker with that name; a usage error lists the others.
+func findMaker(name string, reach backends.Reach) (maker, error) {
+	for _, m := range makers {
+		if m.name != name {
+			continue
+		}
+		if m.reach < reach {
+			return maker{}, usagef("backend %q stays within one process: there are %s", name, backendNames(reach))
+		}
+		return m, nil
+	}
+	return maker{}, usagef("unknown backend %q: there are %s", name, backendNames(reach))
+}
+
+// only is the engine's Route.Only for a --backend.
+func only(name string) string {
+	if name == auto {
+		return ""
+	}
+	return name
+}
+
+// openBackend opens one. What a backend says about its being unavailable needs no
+// more words.
+func openBackend(m maker, o openOptions) (backends.Backend, error) {
+	b, err := m.open(o)
+	var missing *backends.UnavailableError
+	switch {
+	case errors.As(err, &missing):
+		return nil, missing
+	case err != nil:
+		return nil, fmt.Errorf("open backend %s: %w", m.name, err)
+	}
+	return b, nil
+}
+
+// openBackends opens one backend by its name, or with auto all that reach as far
+// and work here; it is an error when none does, or when one does not that the
+// command line has flags for.
+func openBackends(name string, reach backends.Reach, o openOptions) ([]backends.Backend, error) {
+	if name != auto {
+		m, err := findMaker(name, reach)
+		if err != nil {
+			return nil, err
+		}
+		b, err := openBackend(m, o)
+		if err != nil {
+			return nil, err
+		}
+		return []backends.Backend{b}, nil
+	}
+	o.nearOnly = reach <= backends.SameHost && !o.elsewhere && len(o.ucx.given()) == 0
+	var list []backends.Backend
+	var errs []error
+	for _, m := range makers {
+		if m.reach < reach || m.name == rdmaName && reach <= backends.SameHost && !o.elsewhere {
+			continue // nobody asked for the ports that it opens
+		}
+		b, err := openBackend(m, o)
+		if err == nil {
+			list = append(list, b)
+			continue
+		}
+		errs = append(errs, err)
+		if m.name == ucxName && len(o.ucx.given()) > 0 {
+			return nil, errors.Join(err, closeAll(list))
+		}
+	}
+	if len(list) == 0 {
+		return nil, errors.Join(errs...)
+	}
+	return list, nil
+}
+
+func closeAll(list []backends.Backend) error {
+	var errs []error
+	for _, b := range list {
+		errs = append(errs, b.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/hostmem"
+)
+
+// benchFlags are the words of the command line.
+type benchFlags struct {
+	backend, op, size, format string
+	spread, memory            string
+	batch, threads, rounds    int
+	pages, gather             bool
+	sweep, notify             bool
+	table, hot                bool
+	seconds                   float64
+	asJSON                    bool
+	network                   networkFlags
+	perftest                  *bench.PerfTest  // made when first needed
+	verbstest                 *bench.VerbsTest // the same
+}
+
+func (f *benchFlags) openOptions() openOptions {
+	return openOptions{threads: f.threads, ucx: f.network.ucx, rdma: f.network.rdma}
+}
+
+func newBench() *cobra.Command {
+	var f benchFlags
+	c := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure transfers between two processes beside memcpy of the same shape",
+		Long: `Measure transfers between two processes, beside memcpy of the same shape by the
+same number of threads, in alternation in one run. The transfers use what the
+backend reaches best, its own memory if it has such; --memory host has them use
+host memory all the same. memcpy works on ordinary pages, memcpy-huge on host
+memory with huge pages. All figures are medians of rounds; p50 and p99 are of one
+batch, from post to completion.
+
+With --notify: the way of a small write with a message behind it, to a goroutine
+parked on a channel (one way), and between two that spin (round trip).
+
+Beside backend ucx also stand ucx_perftest (package ucx-utils), over the same
+transports, with messages of the same size and as many under way as a batch has
+pieces, and a bare loop in C over ucp_put_nbx or ucp_get_nbx between the same two
+processes. --table measures all of that over memory and over TCP.
+
+Beside backend rdma stand ib_write_bw, ib_read_bw and ib_write_lat (package
+perftest) between the same two ports, with as many requests under way. With
+--gather also the same transfers with one request for each piece. --table measures
+all of that, and the share of each rail.`,
+		Example: `  sluice bench --backend shm --op write --size 1MiB --batch 16 --threads 2
+  sluice bench --backend shm --op write --size 656 --batch 2048 --pages --json
+  sluice bench --backend shm --sweep --format gobench | tee new.txt
+  sluice bench --backend ucx --transports tcp --devices lo --size 64KiB --batch 32 --hot
+  sluice bench --backend ucx --table
+  sluice bench --backend rdma --devices mlx5_0 --peer-devices mlx5_1 --table`,
+		Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return runBench(c, &f) },
+	}
+	s := c.Flags()
+	s.StringVar(&f.backend, "backend", "shm", "what moves the bytes: "+backendNames(backends.InProcess))
+	s.StringVar(&f.op, "op", "write", "write or read")
+	s.StringVar(&f.size, "size", "1MiB", "bytes of a piece, such as 656 or 64KiB")
+	s.IntVar(&f.batch, "batch", 16, "pieces of an operation")
+	s.BoolVar(&f.pages, "pages", false, "pieces at random places of a large memory, as one pattern")
+	s.BoolVar(&f.gather, "gather", false, "with --pages: the random places are this side's, and the peer's are one run")
+	s.StringVar(&f.spread, "spread", "1GiB", "size of the memory that --pages and --table draw places from; at least twice what is moved")
+	s.StringVar(&f.memory, "memory", string(bench.BackendMemory), "what is moved: backend (its own memory, if it has such) or host")
+	s.IntVar(&f.threads, "threads", 1, "goroutines that post, and workers that copy")
+	s.BoolVar(&f.sweep, "sweep", false, "measure sizes from 64 B to 16 MiB instead of --size and --batch")
+	s.BoolVar(&f.notify, "notify", false, "measure notifications instead of bandwidth")
+	s.BoolVar(&f.hot, "hot", false, "all pieces at one place on each side, which stays in the caches")
+	s.BoolVar(&f.table, "table", false, "measure what UCX is compared by, beside ucx_perftest and a bare loop over UCX")
+	f.network.register(c)
+	f.network.rdma.registerPeers(c)
+	s.Float64Var(&f.seconds, "seconds", 3, "time to measure each shape, baselines included")
+	s.IntVar(&f.rounds, "rounds", 0, "measure that many rounds instead of --seconds")
+	s.StringVar(&f.format, "format", "text", "text, json or gobench (for benchstat)")
+	s.BoolVar(&f.asJSON, "json", false, "print JSON: the same as --format json")
+	c.AddCommand(newBenchGather())
+	return c
+}
+
+// printers are the formats.
+var printers = map[string]func(io.Writer, []bench.Result) error{
+	"text":    bench.Text,
+	"json":    func(w io.Writer, r []bench.Result) error { return printJSON(w, r) },
+	"gobench": bench.GoBench,
+}
+
+func runBench(c *cobra.Command, f *benchFlags) error {
+	if f.asJSON {
+		f.format = "json"
+	}
+	printer, ok := printers[f.format]
+	if !ok {
+		return usagef("unknown format %q: there are text, json, gobench", f.format)
+	}
+	for _, name := range []string{"op", "size", "batch", "threads"} {
+		if f.table && c.Flags().Changed(name) {
+			return usagef("--table has shapes of its own: it takes no --%s", name)
+		}
+	}
+	shapes, err := f.shapes()
+	if err != nil {
+		return err
+	}
+	if f.backend != auto {
+		if _, err := findMaker(f.backend, backends.InProcess); err != nil {
+			return err
+		}
+	}
+	if err := f.settle(); err != nil {
+		return err
+	}
+	if err := fits(shapes, hostmem.Limits().Available, f.beside()); err != nil {
+		return err
+	}
+	if err := f.network.examine(f.backend); err != nil {
+		return err
+	}
+	results, err := f.results(c, shapes)
+	if err != nil {
+		return err
+	}
+	return printer(c.OutOrStdout(), results)
+}
+
+// results measures what was asked for.
+func (f *benchFlags) results(c *cobra.Command, shapes []bench.Shape) ([]bench.Result, error) {
+	bar := func(n int) *progress { return newProgress(c.ErrOrStderr(), int64(n)*1000, "bench "+f.backend) }
+	switch {
+	case f.notify:
+		return f.measureNotify(c.Context())
+	case f.table:
+		return f.measureTable(c.Context(), func() *progress { return bar(len(shapes)) })
+	}
+	b := bar(len(shapes))
+	defer b.clear()
+	return f.measure(c.Context(), shapes, b)
+}
+
+// settle refuses what concerns another backend. The table has UCX beside any but rdma.
+func (f *benchFlags) settle() error {
+	if f.table && f.network.ucx.workers == 0 && f.backend != rdmaName {
+		return f.network.settle(ucxName)
+	}
+	return f.network.settle(f.backend)
+}
+
+// sweepBatchBytes is what a batch of the sweep moves, where that is more than
+// one piece and not more than sweepBatchMax.
+const (
+	sweepBatchBytes = 1 << 20 // 1 MiB
+	sweepBatchMax   = 256
+)
+
+// secondsMax is a day.
+const secondsMax = 24 * 3600
+
+// shapes reads the flags; what is wrong with them is a usage error.
+func (f *benchFlags) shapes() ([]bench.Shape, error) {
+	ops := map[string]engine.Op{"write": engine.Write, "read": engine.Read}
+	op, ok := ops[f.op]
+	if !ok {
+		return nil, usagef("unknown operation %q: there are write, read", f.op)
+	}
+	size, err := bench.ParseSize(f.size)
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	spread, err := bench.ParseSize(f.spread)
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	switch {
+	case f.memory != string(bench.BackendMemory) && f.memory != string(bench.HostMemory):
+		return nil, usagef("unknown memory %q: there are %s, %s", f.memory, bench.BackendMemory, bench.HostMemory)
+	case !(f.seconds > 0 && f.seconds <= secondsMax):
+		return nil, usagef("--seconds %v: want more than 0, at most %d", f.seconds, secondsMax)
+	case f.rounds < 0:
+		return nil, usagef("--rounds %d: want 1 or more, or 0 for --seconds", f.rounds)
+	case f.gather && !f.pages:
+		return nil, usagef("--gather says where pages lie: it takes --pages")
+	case f.table && (f.sweep || f.pages || f.notify || f.hot):
+		return nil, usagef("--table has shapes of its own: it takes no --sweep, --pages, --hot and --notify")
+	case f.notify && f.hot, f.pages && f.hot:
+		return nil, usagef("--hot puts large pieces at one place: it takes no --pages and no --notify")
+	case f.notify && (f.sweep || f.pages):
+		return nil, usagef("--notify measures small messages: it takes no --sweep and no --pages")
+	}
+	if f.table && f.backend == rdmaName {
+		return f.verbsShapes(), nil
+	}
+	if f.table {
+		return tableShapes(spread), nil
+	}
+	list := []bench.Shape{{Op: op, Size: size, Batch: f.batch, Pages: f.pages, Gather: f.gather, Spread: spread, Threads: f.threads, Hot: f.hot}}
+	if f.sweep {
+		list = nil
+		for size := uint64(64); size <= 16<<20; size *= 4 {
+			batch := int(min(max(sweepBatchBytes/size, 1), sweepBatchMax))
+			list = append(list, bench.Shape{Op: op, Size: size, Batch: batch, Pages: f.pages, Gather: f.gather, Spread: spread, Threads: f.threads, Hot: f.hot})
+		}
+	}
+	for i := range list {
+		if err := list[i].Check(); err != nil {
+			return nil, &usageError{err}
+		}
+	}
+	return list, nil
+}
+
+// largest is the memory that the two ends need for all shapes.
+func largest(shapes []bench.Shape) (local, remote uint64) {
+	for i := range shapes {
+		local = max(local, shapes[i].LocalBytes())
+		remote = max(remote, shapes[i].RemoteBytes())
+	}
+	return local, remote
+}
+
+// fits tells what the machine cannot hold before the kernel ends a process for it.
+// With loop there are two more ends, of the bare loop.
+func fits(shapes []bench.Shape, available uint64, loop bool) error {
+	for i := range shapes {
+		need := shapes[i].MemoryBytes()
+		if loop {
+			need += shapes[i].LocalBytes() + shapes[i].RemoteBytes()
+		}
+		if available > 0 && need > available {
+			return fmt.Errorf("the two ends and the baselines need %s, %s are available: use a smaller --size, --batch or --spread, or fewer --threads",
+				bench.RoundSize(need), bench.RoundSize(available))
+		}
+	}
+	return nil
+}
+
+// measure runs the shapes one after the other over one link.
+func (f *benchFlags) measure(ctx context.Context, shapes []bench.Shape, bar *progress) ([]bench.Result, error) {
+	link, closeLink, err := f.open(ctx, shapes)
+	if err != nil {
+		return nil, err
+	}
+	defer closeLink()
+	ctx, unwatch := link.watch(ctx)
+	defer unwatch()
+	total := time.Duration(f.seconds * float64(time.Second))
+	var results []bench.Result
+	for i, s := range shapes {
+		o := bench.Options{Time: total, Rounds: f.rounds, Rivals: f.rivals(s, link), Bare: f.table}
+		o.Progress = func(d time.Duration) {
+			bar.set(int64(i)*1000 + min(int64(1000*d/total), 999))
+		}
+		before := link.count()
+		r, err := bench.Run(ctx, link.Link, s, o)
+		if err != nil {
+			return nil, link.explain(ctx, err)
+		}
+		link.addCounts(&r, before)
+		if i == 0 {
+			r.Notes = append(r.Notes, link.notes...)
+		}
+		if len(o.Rivals) > 0 && !s.Hot && f.beside() {
+			r.Notes = append(r.Notes, hotNote(&s))
+		}
+		results = append(results, r)
+	}
+	return results, nil
+}
+
+// inProcess says whether the backend cannot reach another process.
+func (f *benchFlags) inProcess() bool {
+	m, err := findMaker(f.backend, backends.InProcess)
+	return err == nil && m.reach == backends.InProcess
+}
+
+// open connects the two ends: two processes, or one for backends that stay
+// within it.
+func (f *benchFlags) open(ctx context.Context, shapes []bench.Shape) (*benchLink, func(), error) {
+	if !f.inProcess() {
+		return f.dial(ctx, shapes)
+	}
+	list, err := openBackends(f.backend, backends.InProcess, f.openOptions())
+	if err != nil {
+		return nil, nil, err
+	}
+	local, remote := largest(shapes)
+	side, link, err := bench.Loop(list, only(f.backend), local, remote, bench.Memory(f.memory))
+	if err != nil {
+		return nil, nil, fmt.Errorf("open one process: %w", err)
+	}
+	return &benchLink{Link: link}, func() { side.Close() }, nil
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/cmd/sluice/internal/machine"
+)
+
+func newDoctor() *cobra.Command {
+	var all, asJSON bool
+	var root string
+	var n networkFlags
+	c := &cobra.Command{
+		Use:   "doctor",
+		Short: "Say what this machine offers each backend, and what mends the rest",
+		Long: `Say which backends this build has, what this machine offers each, and the command
+that mends what is missing. Backends that are not in this build yet are listed
+with what the machine offers them; --all shows the checks that only they need.`,
+		Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := n.settle(auto); err != nil {
+				return err
+			}
+			s := machine.Source{Root: root, LibraryDirs: filepath.SplitList(os.Getenv("LD_LIBRARY_PATH"))}
+			s.Backends = builtBackends(root == "", n.ucx)
+			if root == "" {
+				s.Known = append(ucxChecks(&n.ucx, os.Environ()), rdmaChecks(&n.rdma)...)
+			}
+			r := machine.Examine(s)
+			if asJSON {
+				return printJSON(c.OutOrStdout(), r)
+			}
+			return printReport(c.OutOrStdout(), &r, all)
+		},
+	}
+	c.Flags().BoolVar(&all, "all", false, "also what concerns only backends that are not in this build")
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	n.register(c)
+	c.Flags().StringVar(&root, "root", "", "look at the proc, sys and lib below this directory")
+	_ = c.Flags().MarkHidden("root") // the only error is a flag that does not exist
+	return c
+}
+
+// builtBackends lists what this build has; to try one is to open it here.
+func builtBackends(try bool, u ucxFlags) map[string]func() error {
+	built := map[string]func() error{}
+	for _, m := range makers {
+		built[m.name] = nil
+		if try {
+			built[m.name] = func() error {
+				b, err := m.open(openOptions{threads: 1, ucx: u})
+				if err != nil {
+					return err
+				}
+				return b.Close()
+			}
+		}
+	}
+	return built
+}
+
+func printReport(w io.Writer, r *machine.Report, all bool) error {
+	m := r.Machine
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(t, "%s, %d CPUs, %d NUMA node(s), %s of memory (%s available), kernel %s\n\n",
+		m.CPU, m.CPUs, m.Nodes, bench.RoundSize(m.MemoryTotal), bench.RoundSize(m.MemoryFree), m.Kernel)
+	fmt.Fprintln(t, "BACKEND\tIN THIS BUILD\tMACHINE\tWHY")
+	for _, b := range r.Backends {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", b.Name, inBuild(b.Build), readiness(b.Machine), strings.Join(b.Notes, "; "))
+	}
+	checks := r.Checks
+	if !all {
+		checks = slices.DeleteFunc(slices.Clone(checks), func(c machine.Check) bool { return !r.Concerns(&c) })
+	}
+	fmt.Fprintln(t, "\nCHECK\tSTATE\tFOUND")
+	for _, c := range checks {
+		fmt.Fprintf(t, "%s\t%s\t%s\n", c.Name, c.State, c.Found)
+	}
+	printFixes(t, checks)
+	if hidden := len(r.Checks) - len(checks); hidden > 0 {
+		fmt.Fprintf(t, "\n%d checks concern only backends that are not in this build: --all shows them.\n", hidden)
+	}
+	if err := t.Flush(); err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	return nil
+}
+
+func inBuild(yes bool) string {
+	if yes {
+		return "yes"
+	}
+	return "not yet"
+}
+
+// readiness is a state as the machine's share in a backend: "ok" beside a backend
+// that does not exist would be misread.
+func readiness(s machine.State) string {
+	if s == machine.OK {
+		return "ready"
+	}
+	return string(s)
+}
+
+// printFixes prints each command once: two checks may find the same thing missing.
+func printFixes(w io.Writer, checks []machine.Check) {
+	title := "\nTo mend:"
+	said := map[string]bool{}
+	for _, c := range checks {
+		if c.Fix == "" || said[c.Fix] {
+			continue
+		}
+		said[c.Fix] = true
+		if title != "" {
+			fmt.Fprintln(w, title)
+			title = ""
+		}
+		fmt.Fprintf(w, "  %s (%s): %s\n      %s\n", c.Name, strings.Join(c.Backends, ", "), c.Why, c.Fix)
+	}
+}

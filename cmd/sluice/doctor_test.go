@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+func TestDoctorJSON(t *testing.T) {
+	o := sluice(t, "doctor", "--json")
+	if o.status != 0 || o.stderr != "" {
+		t.Fatalf("%+v", o)
+	}
+	r := decode(t, o.stdout)
+	wantKeys(t, "report", r, "machine", "backends", "checks")
+	object := r.(map[string]any)
+	wantKeys(t, "machine", object["machine"], "kernel", "arch", "cpu", "cpus", "numa_nodes", "memory_total", "memory_available")
+	wantKeys(t, "check", object["checks"].([]any)[0], "name", "state", "found", "why", "fix", "backends")
+	wantKeys(t, "backend", object["backends"].([]any)[0], "name", "build", "state", "machine", "notes")
+	built := 0
+	for _, b := range object["backends"].([]any) {
+		b := b.(map[string]any)
+		_, err := findMaker(b["name"].(string), backends.InProcess)
+		if has := err == nil; b["build"] != has || has == (b["state"] == "not built") {
+			t.Errorf("this build has %s: %v, the report says %v", b["name"], has, b)
+		} else if has {
+			built++
+		}
+	}
+	if built != len(makers) {
+		t.Errorf("%d backends are said to be built in, want %d", built, len(makers))
+	}
+}
+
+func TestDoctorOnAnotherMachine(t *testing.T) {
+	root := t.TempDir()
+	o := sluice(t, "doctor", "--root", root)
+	if o.status != 0 {
+		t.Fatalf("%+v", o)
+	}
+	for _, want := range []string{`BACKEND +IN THIS BUILD +MACHINE`, `\nshm +yes +limited`, `\nucx +yes +missing +.*libucp.so.0 not found`, "apt-get install libucx0",
+		`\nrdma +yes +missing +.*libibverbs.so.1 not found`, "apt-get install libibverbs1",
+		`\nTo mend:\n`, `--all shows them`} {
+		if !regexp.MustCompile(want).MatchString(o.stdout) {
+			t.Errorf("no %q in:\n%s", want, o.stdout)
+		}
+	}
+	const hint = "install the NVIDIA driver"
+	if strings.Contains(o.stdout, hint) {
+		t.Errorf("a hint for a backend that is not built in:\n%s", o.stdout)
+	}
+	if o := sluice(t, "doctor", "--root", root, "--all"); o.status != 0 || !strings.Contains(o.stdout, hint) {
+		t.Errorf("no %q with --all: %+v", hint, o)
+	}
+}
+
+func TestExplain(t *testing.T) {
+	o := sluice(t, "explain")
+	if o.status != 0 || !strings.Contains(o.stdout, "* shm") || !strings.Contains(o.stdout, "one process") {
+		t.Errorf("%+v", o)
+	}
+	o = sluice(t, "explain", "--same-host=false", "--json")
+	if o.status != 0 {
+		t.Fatalf("%+v", o)
+	}
+	x := decode(t, o.stdout)
+	wantKeys(t, "explanation", x, "peer", "local", "remote", "same_host", "chosen", "why", "candidates")
+	candidates := x.(map[string]any)["candidates"].([]any)
+	wantKeys(t, "candidate", candidates[0], "backend", "usable", "reason", "estimate_ns", "rate", "measured")
+	if len(candidates) != len(makers) {
+		t.Errorf("%d candidates, there are %d backends", len(candidates), len(makers))
+	}
+	for _, c := range candidates {
+		if c := c.(map[string]any); c["backend"] == "shm" && (c["usable"] != false || c["reason"] != "stays within one host") {
+			t.Errorf("shm to another host: %v", c)
+		}
+	}
+	if o := sluice(t, "explain", "--local", "hbm", "--backend", "shm"); o.status != 0 || !strings.Contains(o.stdout, "no backend can") {
+		t.Errorf("%+v", o)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	wantKeys(t, "version", decode(t, sluice(t, "version", "--json").stdout), "version", "revision", "go", "platform")
+	if o := sluice(t, "version"); o.status != 0 || !strings.HasPrefix(o.stdout, "sluice ") {
+		t.Errorf("%+v", o)
+	}
+}

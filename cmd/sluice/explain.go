@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/engine"
+)
+
+func newExplain() *cobra.Command {
+	var local, remote, backend string
+	var sameHost, asJSON bool
+	var n networkFlags
+	c := &cobra.Command{
+		Use:   "explain",
+		Short: "Say which backends could move bytes between two memories, and which would",
+		Long: `Say which backends could move bytes between two memories, which would, and how.
+The answer comes from two engines in this process. For a peer on another host they
+are connected as such a peer would be, over the network devices of this one.`,
+		Example: `  sluice explain --local dram --remote dram
+  sluice explain --backend ucx --transports tcp
+  sluice explain --local dram --remote dram --same-host=false --json`,
+		Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			err := n.settle(backend)
+			if err != nil {
+				return err
+			}
+			q := question{backend: backend, sameHost: sameHost, options: openOptions{threads: 1, ucx: n.ucx, rdma: n.rdma, elsewhere: !sameHost}}
+			if q.local, err = parseKind(local); err != nil {
+				return err
+			}
+			if q.remote, err = parseKind(remote); err != nil {
+				return err
+			}
+			x, err := q.ask(c.Context())
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return printJSON(c.OutOrStdout(), x)
+			}
+			if _, err = fmt.Fprint(c.OutOrStdout(), x.String()); err != nil {
+				return fmt.Errorf("write explanation: %w", err)
+			}
+			return nil
+		},
+	}
+	s := c.Flags()
+	s.StringVar(&local, "local", "dram", "this side's memory: "+strings.Join(kindNames(), ", "))
+	s.StringVar(&remote, "remote", "dram", "the peer's memory")
+	s.StringVar(&backend, "backend", auto, "consider this one alone: "+backendNames(backends.InProcess))
+	s.BoolVar(&sameHost, "same-host", true, "the peer is another process of this host")
+	n.register(c)
+	s.BoolVar(&asJSON, "json", false, "print JSON")
+	return c
+}
+
+var kinds = map[string]backends.Kind{"dram": backends.DRAM, "hbm": backends.HBM, "file": backends.File}
+
+func kindNames() []string { return slices.Sorted(maps.Keys(kinds)) }
+
+func parseKind(name string) (backends.Kind, error) {
+	k, ok := kinds[name]
+	if !ok {
+		return 0, usagef("unknown memory %q: there are %s", name, strings.Join(kindNames(), ", "))
+	}
+	return k, nil
+}
+
+// question is what explain answers.
+type question struct {
+	backend       string
+	local, remote backends.Kind
+	sameHost      bool
+	options       openOptions
+}
+
+// ask opens every backend that is meant. Those that could serve are asked through
+// two engines, as a program would; for the others the obstacle is named.
+func (q *question) ask(ctx context.Context) (engine.Explanation, error) {
+	if q.backend != auto {
+		if _, err := findMaker(q.backend, backends.InProcess); err != nil {
+			return engine.Explanation{}, err
+		}
+	}
+	q.options.nearOnly = q.backend == auto && q.sameHost && len(q.options.ucx.given()) == 0
+	x := engine.Explanation{Peer: "peer", Local: q.local.String(), Remote: q.remote.String(), SameHost: q.sameHost}
+	var fit []maker
+	for _, m := range makers {
+		if q.backend != auto && q.backend != m.name {
+			continue
+		}
+		obstacle, err := q.obstacle(m)
+		if err != nil {
+			return x, err
+		}
+		if obstacle == "" {
+			fit = append(fit, m)
+		} else {
+			x.Candidates = append(x.Candidates, engine.Candidate{Backend: m.name, Reason: obstacle})
+		}
+	}
+	if len(fit) == 0 {
+		x.Why = "no backend can"
+		return x, nil
+	}
+	asked, err := q.connect(ctx, fit)
+	if err != nil {
+		return x, err
+	}
+	asked.Candidates = append(asked.Candidates, x.Candidates...)
+	if !q.sameHost {
+		asked.SameHost = false
+		asked.Why += "; asked between two engines of this host, over what leads to others"
+	}
+	return asked, nil
+}
+
+// obstacle says why a backend cannot serve, as far as it says so itself.
+func (q *question) obstacle(m maker) (string, error) {
+	if m.name == rdmaName && q.backend == auto && q.sameHost {
+		return "not asked: it opens a port on the network, which a peer of this host needs not", nil
+	}
+	if m.name == ucxName {
+		if err := q.options.ucx.examine(ucxName); errors.Is(err, backends.ErrUnavailable) {
+			return err.Error(), nil
+		} else if err != nil {
+			return "", err
+		}
+	}
+	b, err := openBackend(m, q.options)
+	if errors.Is(err, backends.ErrUnavailable) {
+		return err.Error(), nil
+	}
+	if err != nil {
+		return "", err
+	}
+	caps := b.Caps()
+	if err := b.Close(); err != nil {
+		return "", fmt.Errorf("close backend %s: %w", m.name, err)
+	}
+	switch {
+	case m.name == ucxName && (q.local == backends.HBM || q.remote == backends.HBM):
+		return "does not serve device memory: UCX has transports for it only where it was built with CUDA, which distributions do not", nil
+	case !caps.Pairs.Serves(q.local, q.remote):
+		return fmt.Sprintf("does not serve %v to %v", q.local, q.remote), nil
+	case caps.Reach == backends.InProcess:
+		return "stays within one process", nil
+	case !q.sameHost && caps.Reach < backends.Network:
+		return "stays within one host", nil
+	}
+	return "", nil
+}
+
+// connect asks an engine about its way to another one.
+func (q *question) connect(ctx context.Context, fit []maker) (x engine.Explanation, err error) {
+	var ends [2]*engine.Engine
+	var regions [2]*engine.Region
+	for i, kind := range []backends.Kind{q.local, q.remote} {
+		var list []backends.Backend
+		for _, m := range fit {
+			b, err := openBackend(m, q.options)
+			if err != nil {
+				return x, errors.Join(err, closeAll(list))
+			}
+			list = append(list, b)
+		}
+		if ends[i], err = engine.Open(engine.Config{Name: [...]string{"this", "peer"}[i], Backends: list}); err != nil {
+			return x, err
+		}
+		defer ends[i].Close()
+		segment, free, err := sampleSegment(ends[i], kind)
+		if err != nil {
+			return x, err
+		}
+		defer free()
+		if regions[i], err = ends[i].Register("sample", segment); err != nil {
+			return x, err
+		}
+	}
+	description, err := ends[1].Describe()
+	if err != nil {
+		return x, err
+	}
+	peer, err := ends[0].Connect(ctx, description)
+	if err != nil {
+		return x, err
+	}
+	remote, err := peer.Remote("sample")
+	if err != nil {
+		return x, err
+	}
+	return ends[0].Explain(peer, regions[0], remote)
+}
+
+// sampleSegment is a little memory of a kind, as a program of that engine has it.
+func sampleSegment(e *engine.Engine, k backends.Kind) (backends.Segment, func(), error) {
+	const size = 64 << 10
+	switch k {
+	case backends.DRAM:
+		m, err := e.Alloc(size, engine.AllocOptions{Purpose: "explain"})
+		if err != nil {
+			return backends.Segment{}, nil, err
+		}
+		return m.Segment(), func() { m.Close() }, nil
+	case backends.File:
+		f, err := os.CreateTemp("", "sluice-explain-*")
+		if err != nil {
+			return backends.Segment{}, nil, fmt.Errorf("make a sample file: %w", err)
+		}
+		os.Remove(f.Name()) // stays open, and leaves nothing behind
+		if err := f.Truncate(size); err != nil {
+			return backends.Segment{}, nil, errors.Join(fmt.Errorf("make a sample file: %w", err), f.Close())
+		}
+		return backends.Segment{Kind: backends.File, Len: size, FD: int(f.Fd())}, func() { f.Close() }, nil
+	}
+	return backends.Segment{}, nil, fmt.Errorf("no sample of %v here: %w", k, backends.ErrNotSupported)
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+func processChecks(s *Source) []Check {
+	return []Check{s.ptrace(), s.memfd(), s.kernel()}
+}
+
+var ptraceScopes = []string{"classic", "children only", "administrators only", "nobody"}
+
+func (s *Source) ptrace() Check {
+	const file = "proc/sys/kernel/yama/ptrace_scope"
+	c := Check{Name: "ptrace-scope", State: OK, Found: "no restriction (no Yama)", Backends: backendsOf("shm"),
+		Why: "process_vm_readv moves memory that cannot be mapped by the peer"}
+	scope, ok := s.number(file)
+	if !ok {
+		return c
+	}
+	c.Found = strconv.FormatUint(scope, 10)
+	if scope < uint64(len(ptraceScopes)) {
+		c.Found += " (" + ptraceScopes[scope] + ")"
+	}
+	if scope > 1 {
+		c.Backends = backendsOf("shm ucx") // with 1, UCX allows it to the user's other processes
+	}
+	if scope > 0 {
+		c.State = Limited
+		c.Why = "process_vm_readv is refused between siblings: memory that was not made to be shared has no route of shm, and none of ucx with one copy"
+		c.Fix = "sysctl -w kernel.yama.ptrace_scope=0"
+	}
+	return c
+}
+
+func (s *Source) memfd() Check {
+	c := Check{Name: "memfd", State: OK, Found: "allowed", Backends: backendsOf("shm"),
+		Why: "memory that both processes map is a memfd"}
+	if n, ok := s.number("proc/sys/vm/memfd_noexec"); ok && n > 0 {
+		c.Found = fmt.Sprintf("allowed, memfd_noexec=%d", n)
+	}
+	return c
+}
+
+// kernelWanted is the oldest kernel with all that shm uses: pidfd_open (5.3)
+// and MADV_POPULATE_WRITE (5.14).
+var kernelWanted = [2]int{5, 14}
+
+func (s *Source) kernel() Check {
+	release := s.text("proc/sys/kernel/osrelease")
+	c := Check{Name: "kernel", State: OK, Found: release, Backends: backendsOf("shm posix"),
+		Why: "shm finds a dead peer by pidfd and faults pages in by MADV_POPULATE_WRITE"}
+	var major, minor int
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
+		c.State = Note
+		return c
+	}
+	if major < kernelWanted[0] || major == kernelWanted[0] && minor < kernelWanted[1] {
+		c.State = Limited
+		c.Why = fmt.Sprintf("older than %d.%d: no pidfd or slower first touch", kernelWanted[0], kernelWanted[1])
+	}
+	return c
+}
+
+func fileChecks(s *Source) []Check {
+	c := Check{Name: "io_uring", State: OK, Found: "allowed", Backends: backendsOf("posix"),
+		Why: "files are read and written through a ring"}
+	if n, ok := s.number("proc/sys/kernel/io_uring_disabled"); ok && n > 0 {
+		c.State, c.Found = Limited, fmt.Sprintf("kernel.io_uring_disabled=%d", n)
+		c.Why = "files go through a pool of threads with pread and pwrite"
+		c.Fix = "sysctl -w kernel.io_uring_disabled=0"
+		return []Check{c}
+	}
+	try := s.IOURing
+	if try == nil {
+		try = tryIOURing
+	}
+	if err := try(); err != nil {
+		c.State, c.Found = Limited, "refused: "+err.Error()
+		c.Why = "files go through a pool of threads with pread and pwrite"
+		if !errors.Is(err, unix.ENOSYS) {
+			c.Fix = "allow io_uring_setup in the seccomp profile (docker run --security-opt seccomp=unconfined)"
+		}
+	}
+	return []Check{c}
+}
+
+// tryIOURing asks for a ring with arguments that cannot be served: EFAULT means
+// that the call exists and is allowed, and nothing is left to close.
+func tryIOURing() error {
+	_, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, 1, 0, 0)
+	if errno == unix.EFAULT {
+		return nil
+	}
+	return errno
+}
+
+// module reports whether a kernel module is loaded.
+func (s *Source) module(name string) bool {
+	for line := range strings.Lines(s.text("proc/modules")) {
+		if strings.HasPrefix(line, name+" ") {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package procs
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// AliveEvery is how often a child says that it is alive.
+const AliveEvery = 500 * time.Millisecond
+
+// The descriptors of a child; further files follow from fdExtra on.
+const (
+	fdIn    = 3
+	fdOut   = 4
+	fdExtra = 5
+)
+
+// Control is the child's end of the way to its parent.
+type Control struct {
+	out    writer
+	in     chan Message
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+}
+
+// ErrParentGone is the cause of a Control's context when the parent closed the
+// control pipe or is no more.
+var ErrParentGone = errors.New("the parent process ended")
+
+// Attach opens the control channel of a child. It fails in a process that was
+// not started by this package.
+func Attach() (*Control, error) {
+	for _, fd := range []int{fdIn, fdOut} { // an os.File would own what may be another's
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFIFO {
+			return nil, errors.New("this command is started by sluice itself, not by hand")
+		}
+	}
+	in, out := os.NewFile(fdIn, "control-in"), os.NewFile(fdOut, "control-out")
+	c := &Control{out: writer{to: out}, in: make(chan Message, 16)}
+	c.ctx, c.cancel = context.WithCancelCause(context.Background())
+	go c.read(in)
+	go c.beat()
+	return c, nil
+}
+
+// Extra returns the i-th file that the parent passed on.
+func (c *Control) Extra(i int) *os.File { return os.NewFile(uintptr(fdExtra+i), "inherited") }
+
+// Context ends when the parent wants this process to end, or is gone.
+func (c *Control) Context() context.Context { return c.ctx }
+
+// Messages delivers what the parent sends; it is closed when the pipe is.
+func (c *Control) Messages() <-chan Message { return c.in }
+
+// Send sends a message to the parent. Any goroutine may.
+func (c *Control) Send(kind string, body any) error { return c.out.send(kind, body) }
+
+// Expect waits for the next message, which must be of that kind, and reads its
+// body into v unless v is nil.
+func (c *Control) Expect(kind string, v any) error {
+	m, ok := <-c.in
+	if !ok {
+		return ErrParentGone
+	}
+	if m.Kind != kind {
+		return fmt.Errorf("parent sent %q, want %q", m.Kind, kind)
+	}
+	if v == nil {
+		return nil
+	}
+	return m.Decode(v)
+}
+
+func (c *Control) read(in io.Reader) {
+	defer close(c.in)
+	defer c.cancel(ErrParentGone)
+	lines := json.NewDecoder(bufio.NewReader(in))
+	for {
+		var m Message
+		if lines.Decode(&m) != nil {
+			return
+		}
+		c.in <- m
+	}
+}
+
+// beat tells the parent that this process is not stopped. It ends with the
+// process: a child has nothing else to do than its one command.
+func (c *Control) beat() {
+	tick := time.NewTicker(AliveEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-c.ctx.Done():
+			return
+		case <-tick.C:
+			if c.Send(KindAlive, nil) != nil {
+				return
+			}
+		}
+	}
+}

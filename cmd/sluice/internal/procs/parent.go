@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package procs
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// Child is a running part of the command. Send, Stop, Heard and Exit may be
+// called by any goroutine.
+type Child struct {
+	Name string
+	PID  int
+
+	out    writer
+	toIt   *os.File
+	cmd    *exec.Cmd
+	msgs   chan Message
+	heard  atomic.Int64 // unix nanoseconds
+	exited chan struct{}
+	stop   sync.Once
+	killed atomic.Bool // by Stop
+	exit   error       // set before exited is closed
+}
+
+// Start runs this executable with args; files become the child's Extra files
+// and stay the caller's to close.
+func Start(name string, args []string, files ...*os.File) (*Child, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("start %s process: %w", name, err)
+	}
+	theirIn, toIt, err := os.Pipe()
+	if err != nil {
+		return nil, fmt.Errorf("start %s process: %w", name, err)
+	}
+	defer theirIn.Close()
+	fromIt, theirOut, err := os.Pipe()
+	if err != nil {
+		toIt.Close()
+		return nil, fmt.Errorf("start %s process: %w", name, err)
+	}
+	defer theirOut.Close()
+	cmd := exec.Command(exe, args...)
+	cmd.Stderr = os.Stderr
+	cmd.ExtraFiles = append([]*os.File{theirIn, theirOut}, files...)
+	// The kernel ends the child with the thread that started it; threads of a Go
+	// program end with the program, unless a locked goroutine ends. A process
+	// group of its own keeps the terminal's Ctrl-C for the parent, which then
+	// ends its children in order.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		toIt.Close()
+		fromIt.Close()
+		return nil, fmt.Errorf("start %s process: %w", name, err)
+	}
+	c := &Child{Name: name, PID: cmd.Process.Pid, out: writer{to: toIt}, toIt: toIt, cmd: cmd,
+		msgs: make(chan Message, 64), exited: make(chan struct{})}
+	c.heard.Store(time.Now().UnixNano())
+	go c.read(fromIt)
+	return c, nil
+}
+
+// read takes messages until the child closes its end, then reaps it.
+func (c *Child) read(from *os.File) {
+	lines := json.NewDecoder(bufio.NewReader(io.Reader(from)))
+	for {
+		var m Message
+		if lines.Decode(&m) != nil {
+			break
+		}
+		c.heard.Store(time.Now().UnixNano())
+		if m.Kind != KindAlive {
+			c.msgs <- m
+		}
+	}
+	from.Close()
+	c.exit = c.cmd.Wait()
+	close(c.exited)
+	close(c.msgs)
+}
+
+// Messages delivers what the child sends, and is closed after the child has
+// been reaped. It must be received from, or the child stops.
+func (c *Child) Messages() <-chan Message { return c.msgs }
+
+// Send sends a message to the child.
+func (c *Child) Send(kind string, body any) error { return c.out.send(kind, body) }
+
+// Silent returns for how long the child has said nothing.
+func (c *Child) Silent() time.Duration { return time.Since(time.Unix(0, c.heard.Load())) }
+
+// Excuse begins the time of Silent anew: for a parent that did not listen itself.
+func (c *Child) Excuse() { c.heard.Store(time.Now().UnixNano()) }
+
+// Exited is closed once the child has been reaped.
+func (c *Child) Exited() <-chan struct{} { return c.exited }
+
+// ExitError says how the child ended; nil when it ended well or by Stop. It is
+// meaningful after Exited is closed.
+func (c *Child) ExitError() error {
+	if c.exit == nil || c.killed.Load() {
+		return nil
+	}
+	return fmt.Errorf("%s process (pid %d) died: %w", c.Name, c.PID, c.exit)
+}
+
+// Stop asks the child to end by closing its control pipe, kills it when grace is
+// over, and returns when it has been reaped. Messages that nobody receives are
+// thrown away. It may be called more than once.
+func (c *Child) Stop(grace time.Duration) {
+	c.stop.Do(func() { c.toIt.Close() })
+	deadline := time.NewTimer(grace)
+	defer deadline.Stop()
+	for {
+		select {
+		case <-c.exited:
+			return
+		case _, ok := <-c.msgs:
+			if !ok {
+				<-c.exited
+				return
+			}
+		case <-deadline.C:
+			c.killed.Store(true)
+			c.cmd.Process.Kill() // the only error is that it has ended already
+		}
+	}
+}

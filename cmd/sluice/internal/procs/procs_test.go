@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package procs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestMain lets the test binary be its own child.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && strings.HasPrefix(os.Args[1], "child-") {
+		os.Exit(child(os.Args[1]))
+	}
+	os.Exit(m.Run())
+}
+
+func child(role string) int {
+	c, err := Attach()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 3
+	}
+	switch role {
+	case "child-echo":
+		for m := range c.Messages() {
+			c.Send(m.Kind, m.Body)
+		}
+		return 0
+	case "child-file":
+		fmt.Fprint(c.Extra(0), "written by the child")
+		return 0
+	case "child-fails":
+		c.Send(KindError, "no luck")
+		return 1
+	case "child-stubborn":
+		c.Send("ready", nil)
+		sleep() // takes no notice of its parent
+	case "child-parent":
+		grandchild, err := Start("grandchild", []string{"child-stubborn"})
+		if err != nil {
+			return 1
+		}
+		<-grandchild.Messages()
+		c.Send("grandchild", grandchild.PID)
+		sleep()
+	}
+	return 4
+}
+
+// sleep never returns. A select without cases would be a deadlock to the runtime,
+// once the goroutines of the control channel have ended.
+func sleep() {
+	for {
+		time.Sleep(time.Hour)
+	}
+}
+
+func start(t *testing.T, role string, files ...*os.File) *Child {
+	t.Helper()
+	c, err := Start("test", []string{role}, files...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		c.Stop(0)
+		if alive(c.PID) {
+			t.Errorf("process %d is left behind", c.PID)
+		}
+	})
+	return c
+}
+
+func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
+
+func receive(t *testing.T, c *Child) (Message, bool) {
+	t.Helper()
+	select {
+	case m, ok := <-c.Messages():
+		return m, ok
+	case <-time.After(10 * time.Second):
+		t.Fatal("no message within 10 s")
+	}
+	return Message{}, false
+}
+
+func TestMessagesGoBothWays(t *testing.T) {
+	c := start(t, "child-echo")
+	for i := range 3 {
+		if err := c.Send("number", i); err != nil {
+			t.Fatal(err)
+		}
+		m, _ := receive(t, c)
+		var got int
+		if err := m.Decode(&got); err != nil || m.Kind != "number" || got != i {
+			t.Errorf("echo of %d: %+v, %v", i, m, err)
+		}
+	}
+	c.Stop(5 * time.Second)
+	c.Stop(5 * time.Second)
+	if err := c.ExitError(); err != nil {
+		t.Errorf("a child that was asked to end: %v", err)
+	}
+}
+
+func TestFilesAreInherited(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	c := start(t, "child-file", w)
+	w.Close()
+	<-c.Exited()
+	b := make([]byte, 64)
+	n, _ := r.Read(b)
+	if string(b[:n]) != "written by the child" {
+		t.Errorf("read %q", b[:n])
+	}
+}
+
+func TestDeathIsNamed(t *testing.T) {
+	c := start(t, "child-stubborn")
+	receive(t, c)
+	if err := syscall.Kill(c.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := receive(t, c); ok {
+		t.Error("a message of a dead child")
+	}
+	err := c.ExitError()
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("test process (pid %d) died: signal: killed", c.PID)) {
+		t.Errorf("exit error: %v", err)
+	}
+}
+
+func TestFailureIsSaid(t *testing.T) {
+	c := start(t, "child-fails")
+	m, ok := receive(t, c)
+	var why string
+	if err := m.Decode(&why); !ok || m.Kind != KindError || err != nil || why != "no luck" {
+		t.Errorf("message %+v, %v", m, err)
+	}
+	<-c.Exited()
+	if c.ExitError() == nil {
+		t.Error("exit status 1 is no error")
+	}
+}
+
+func TestStubbornChildIsKilled(t *testing.T) {
+	c := start(t, "child-stubborn")
+	receive(t, c)
+	c.Stop(50 * time.Millisecond)
+	if alive(c.PID) {
+		t.Error("still alive after Stop")
+	}
+	if err := c.ExitError(); err != nil {
+		t.Errorf("killed by Stop: %v", err)
+	}
+}
+
+func TestStoppedChildIsSilent(t *testing.T) {
+	c := start(t, "child-stubborn")
+	receive(t, c)
+	if err := syscall.Kill(c.PID, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for start := time.Now(); c.Silent() < 2*AliveEvery; time.Sleep(10 * time.Millisecond) {
+		if time.Since(start) > 10*time.Second {
+			t.Fatal("a stopped child is heard")
+		}
+	}
+	if err := syscall.Kill(c.PID, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	for start := time.Now(); c.Silent() > AliveEvery; time.Sleep(10 * time.Millisecond) {
+		if time.Since(start) > 10*time.Second {
+			t.Fatal("a continued child is not heard")
+		}
+	}
+}
+
+func TestGrandchildEndsWithItsParent(t *testing.T) {
+	c := start(t, "child-parent")
+	m, _ := receive(t, c)
+	var grandchild int
+	if err := m.Decode(&grandchild); err != nil || !alive(grandchild) {
+		t.Fatalf("grandchild %d, %v", grandchild, err)
+	}
+	if err := syscall.Kill(c.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for start := time.Now(); running(grandchild); time.Sleep(10 * time.Millisecond) {
+		if time.Since(start) > 5*time.Second {
+			t.Fatal("the grandchild outlives its parent")
+		}
+	}
+}
+
+// running reports whether a process runs: not gone, and not a zombie that
+// nobody reaps (process 1 of a container may not).
+func running(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, state, _ := strings.Cut(string(b), ") ")
+	return !strings.HasPrefix(state, "Z")
+}
+
+func TestAttachNeedsAParent(t *testing.T) {
+	if c, err := Attach(); err == nil {
+		t.Errorf("attached: %+v", c)
+	} else if errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "by sluice itself") {
+		t.Errorf("error %v", err)
+	}
+}

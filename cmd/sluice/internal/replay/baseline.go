@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replay
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/sluicehq/sluice/internal/hostmem"
+)
+
+// scratchMax is over how much memory the baseline writes in turn: several times
+// the largest caches, as the pool of the decode side is.
+const scratchMax = 1 << 30 // 1 GiB
+
+// baseline copies the pieces of layers as the transfer does, by memcpy within
+// this process: from the same staging memory, into host memory, whatever the pool
+// lies in.
+type baseline struct {
+	memory  *hostmem.Buffer
+	at      uint64 // where the next piece goes
+	threads int
+	bytes   uint64
+	took    time.Duration
+}
+
+// baselineBytes is the size of that memory.
+func baselineBytes(layerBytes, poolBytes uint64) uint64 {
+	return max(min(scratchMax, poolBytes), layerBytes)
+}
+
+func newBaseline(layerBytes, poolBytes uint64, threads int) (*baseline, error) {
+	m, err := hostmem.Alloc(baselineBytes(layerBytes, poolBytes), hostmem.Options{Purpose: "replay-memcpy", Populate: true})
+	if err != nil {
+		return nil, fmt.Errorf("allocate baseline memory: %w", err)
+	}
+	return &baseline{memory: m, threads: threads}, nil
+}
+
+// run copies the pieces, which are at most one layer, and counts.
+func (b *baseline) run(pieces [][]byte) {
+	var total uint64
+	for _, p := range pieces {
+		total += uint64(len(p))
+	}
+	dst := b.memory.Bytes()
+	if b.at+total > uint64(len(dst)) {
+		b.at = 0
+	}
+	dst = dst[b.at:]
+	b.at += total
+	start := time.Now()
+	if b.threads == 1 {
+		copyAll(dst, pieces)
+	} else {
+		b.spread(dst, pieces)
+	}
+	b.took += time.Since(start)
+	b.bytes += total
+}
+
+// spread gives each thread a run of pieces.
+func (b *baseline) spread(dst []byte, pieces [][]byte) {
+	var all sync.WaitGroup
+	for t := range b.threads {
+		share := pieces[len(pieces)*t/b.threads : len(pieces)*(t+1)/b.threads]
+		to := dst
+		for _, p := range share {
+			dst = dst[len(p):]
+		}
+		all.Go(func() { copyAll(to, share) })
+	}
+	all.Wait()
+}
+
+func copyAll(dst []byte, pieces [][]byte) {
+	for _, p := range pieces {
+		dst = dst[copy(dst, p):]
+	}
+}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package replay hands the requests of a trace over from a prefill process to a
+// decode process, and proves on the decode side that every byte is right.
+//
+// A parent (Run) makes the Plan, starts both processes, supervises them and adds
+// their figures up. The prefill process (Prefill) makes the content of the blocks
+// in a small ring of layers and pushes it; the decode process (Decode) owns the
+// pool, checks a digest of every block of every layer once nothing can land any
+// more, and watches blocks that were given back by aborted requests.
+package replay
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+
+	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/kv/layout"
+	"github.com/sluicehq/sluice/kv/trace"
+)
+
+// Side is one of the two processes.
+type Side string
+
+// The sides.
+const (
+	PrefillSide Side = "prefill"
+	DecodeSide  Side = "decode"
+)
+
+// Abort is a request that ends in mid-flight.
+type Abort struct {
+	By    Side `json:"by"`
+	Layer int  `json:"layer"` // the prefill aborts right after posting it; the decode once it is there
+}
+
+// Plan is what both processes are told.
+type Plan struct {
+	Model      string          `json:"model"`
+	Backend    string          `json:"backend"` // "auto": the engine's choice
+	Requests   []trace.Request `json:"requests"`
+	Aborts     map[int]Abort   `json:"aborts"`  // by index in Requests
+	Speed      float64         `json:"speed"`   // of the arrivals; 0: as fast as possible
+	Overlap    bool            `json:"overlap"` // a request is checked while the next one arrives
+	PoolBlocks uint64          `json:"pool_blocks"`
+	Threads    int             `json:"threads"`  // that copy
+	LimitMs    int64           `json:"limit_ms"` // for everything that waits for the other process
+}
+
+// geometry is that of a pool of this plan.
+func (p *Plan) geometry(blocks uint64, order layout.Arrangement) (*layout.Geometry, error) {
+	m, err := layout.Lookup(p.Model)
+	if err != nil {
+		return nil, err
+	}
+	return layout.New(m, layout.Options{BlockTokens: trace.BlockTokens, Arrangement: order, Blocks: blocks})
+}
+
+// largest returns the most blocks of a request, and its index.
+func (p *Plan) largest() (blocks, index int) {
+	for i := range p.Requests {
+		if n := len(p.Requests[i].HashIDs); n > blocks {
+			blocks, index = n, i
+		}
+	}
+	return blocks, index
+}
+
+// refs counts the blocks of all requests.
+func (p *Plan) refs() (n int) {
+	for i := range p.Requests {
+		n += len(p.Requests[i].HashIDs)
+	}
+	return n
+}
+
+// abortSeed makes the same requests abort in every run.
+const abortSeed = 0x736c75696365 // "sluice"
+
+// planAborts chooses that share of the requests, rounded, and for each a side and
+// a layer, taking turns between the sides. It is never the last layer: behind that
+// a request may be complete.
+func (p *Plan) planAborts(rate float64, layers int) {
+	random := rand.New(rand.NewPCG(abortSeed, uint64(len(p.Requests))))
+	order := random.Perm(len(p.Requests))
+	p.Aborts = map[int]Abort{}
+	for i, at := range order[:int(math.Round(rate*float64(len(order))))] {
+		by := PrefillSide
+		if i%2 == 1 {
+			by = DecodeSide
+		}
+		p.Aborts[at] = Abort{By: by, Layer: random.IntN(max(layers-1, 1))}
+	}
+}
+
+// choosePool decides how many blocks decode has. A request that can never fit is
+// an error here, before anything starts. bytes 0: half as much again as the largest
+// request, twice as much where one is checked while the next arrives, but no more
+// than a third of the memory that is available: prefill takes as much at most.
+// available 0: nobody knows how much that is.
+func (p *Plan) choosePool(bytes, available uint64) error {
+	g, err := p.geometry(1, layout.BlockMajor)
+	if err != nil {
+		return err
+	}
+	largest, at := p.largest()
+	need := max(uint64(largest), 1)
+	p.PoolBlocks = g.BlocksIn(bytes)
+	if bytes == 0 {
+		wish := need + need/2
+		if p.Overlap {
+			wish = 2 * need
+		}
+		if available > 0 {
+			wish = min(wish, g.BlocksIn(available/3))
+		}
+		p.PoolBlocks = max(need, wish)
+	}
+	if p.PoolBlocks < need {
+		return fmt.Errorf("request %d needs %d blocks (%s), a pool of %s has %d: give it --pool %s or more",
+			at+1, need, bench.RoundSize(need*g.Stride()), bench.FormatSize(bytes), p.PoolBlocks, poolSize(need*g.Stride()))
+	}
+	want := p.PoolBlocks * g.Stride()
+	beside := baselineBytes(uint64(largest)*g.LayerBytes(), p.PoolBlocks*g.BlockBytes()) + stagingSlots*uint64(largest)*g.LayerBytes()
+	if available > 0 && want+beside > available {
+		return fmt.Errorf("the pool needs %s for %d blocks of %s, and prefill %s, %s are available: use fewer --requests, a smaller --model or a smaller --pool",
+			bench.RoundSize(want), p.PoolBlocks, bench.RoundSize(g.Stride()), bench.RoundSize(beside), bench.RoundSize(available))
+	}
+	return nil
+}
+
+// poolSize rounds up to a size that is easy to type.
+func poolSize(n uint64) string { return bench.FormatSize((n + 1<<20 - 1) &^ (1<<20 - 1)) }

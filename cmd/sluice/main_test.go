@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/internal/guest"
+)
+
+// binary is the command under test, built once.
+var binary string
+
+// asCommand makes the test binary the command itself.
+const asCommand = "SLUICE_TEST_AS_COMMAND"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		main()
+		return
+	}
+	os.Exit(buildAndRun(m))
+}
+
+func buildAndRun(m *testing.M) int {
+	if guest.Inside() { // where there is no compiler
+		binary = os.Args[0]
+		os.Setenv(asCommand, "1")
+		return m.Run()
+	}
+	dir, err := os.MkdirTemp("", "sluice-test-*")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	binary = filepath.Join(dir, "sluice")
+	build := exec.Command("go", "build", "-o", binary, ".")
+	build.Env = append(os.Environ(), "GOFLAGS=-buildvcs=false")
+	if out, err := build.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "build the command: %v\n%s", err, out)
+		return 1
+	}
+	return m.Run()
+}
+
+// outcome is what a finished command leaves.
+type outcome struct {
+	status         int
+	stdout, stderr string
+}
+
+// commandLimit bounds every command of these tests.
+const commandLimit = 60 * time.Second
+
+// command prepares one that is killed at the limit, with a temporary directory of
+// its own that must be empty afterwards.
+func command(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer, *bytes.Buffer) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), commandLimit)
+	t.Cleanup(cancel)
+	c := exec.CommandContext(ctx, binary, args...)
+	tmp := t.TempDir()
+	c.Env = append(os.Environ(), "TMPDIR="+tmp)
+	c.Dir = tmp
+	var stdout, stderr bytes.Buffer
+	c.Stdout, c.Stderr = &stdout, &stderr
+	t.Cleanup(func() {
+		if left, _ := os.ReadDir(tmp); len(left) > 0 {
+			t.Errorf("%v leaves %v behind", args, left)
+		}
+	})
+	return c, &stdout, &stderr
+}
+
+func sluice(t *testing.T, args ...string) outcome {
+	t.Helper()
+	c, stdout, stderr := command(t, args...)
+	err := c.Run()
+	return outcome{status(t, err), stdout.String(), stderr.String()}
+}
+
+func status(t *testing.T, err error) int {
+	t.Helper()
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &exit):
+		return exit.ExitCode()
+	}
+	t.Fatal(err)
+	return 0
+}
+
+// decode reads JSON, and fails unless it is all that was printed.
+func decode(t *testing.T, text string) any {
+	t.Helper()
+	var v any
+	d := json.NewDecoder(strings.NewReader(text))
+	if err := d.Decode(&v); err != nil {
+		t.Fatalf("%v in:\n%s", err, text)
+	}
+	if d.More() {
+		t.Errorf("more than one value:\n%s", text)
+	}
+	return v
+}
+
+// wantKeys compares the keys of a JSON object; a missing one breaks programs
+// that read it, and a new one belongs in this list.
+func wantKeys(t *testing.T, what string, v any, keys ...string) {
+	t.Helper()
+	object, ok := v.(map[string]any)
+	if !ok {
+		t.Fatalf("%s is %T", what, v)
+	}
+	slices.Sort(keys)
+	if got := slices.Sorted(maps.Keys(object)); !slices.Equal(got, keys) {
+		t.Errorf("%s has the keys\n%v, want\n%v", what, got, keys)
+	}
+}
+
+// childrenOf lists the processes whose parent is pid.
+func childrenOf(pid int) (list []int) {
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, p := range stats {
+		b, err := os.ReadFile(p)
+		if err != nil {
+			continue
+		}
+		var child, parent int
+		var state string
+		_, rest, _ := bytes.Cut(b, []byte(") "))
+		fmt.Sscanf(string(rest), "%s %d", &state, &parent)
+		fmt.Sscanf(filepath.Base(filepath.Dir(p)), "%d", &child)
+		if parent == pid && state != "Z" {
+			list = append(list, child)
+		}
+	}
+	return list
+}
+
+// awaitChildren waits until the process has that many.
+func awaitChildren(t *testing.T, pid, n int) []int {
+	t.Helper()
+	for start := time.Now(); time.Since(start) < 20*time.Second; time.Sleep(5 * time.Millisecond) {
+		if list := childrenOf(pid); len(list) == n {
+			return list
+		}
+	}
+	t.Fatalf("process %d has children %v, want %d", pid, childrenOf(pid), n)
+	return nil
+}
+
+func wantGone(t *testing.T, pids []int) {
+	t.Helper()
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
+			t.Errorf("child %d is left behind: %v", pid, err)
+		}
+	}
+}

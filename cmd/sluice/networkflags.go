@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"slices"
+	"strconv"
+
+	"github.com/spf13/cobra"
+)
+
+// networkFlags are what a command line says about the backends that go over a network.
+// settle and give tell them apart.
+type networkFlags struct {
+	devices string // of the backend that is meant
+	ucx     ucxFlags
+	rdma    rdmaFlags
+}
+
+func (n *networkFlags) register(c *cobra.Command) {
+	c.Flags().StringVar(&n.devices, "devices", "",
+		"of backend ucx: as UCX_NET_DEVICES, such as eth0 or mlx5_0:1; of backend rdma: DEVICE, DEVICE:PORT or DEVICE:PORT#GID, with commas; without it the backend chooses")
+	n.ucx.register(c)
+	n.rdma.register(c)
+}
+
+// settle is give, and refuses flags that do not concern the backend: what is ignored in
+// silence would be believed.
+func (n *networkFlags) settle(backend string) error {
+	n.give(backend)
+	if n.devices != "" && backend != rdmaName && backend != ucxName && backend != auto {
+		return usagef("--devices is of backends %s and %s alone: backend %q has nothing of the kind", ucxName, rdmaName, backend)
+	}
+	if err := n.ucx.check(backend); err != nil {
+		return err
+	}
+	return n.rdma.check(backend)
+}
+
+// give gives --devices to whom it concerns.
+func (n *networkFlags) give(backend string) {
+	if backend == rdmaName {
+		n.rdma.devices = n.devices
+	} else {
+		n.ucx.devices = n.devices
+	}
+}
+
+// examine finds, before anything is started, what would fail in each process.
+func (n *networkFlags) examine(backend string) error {
+	if backend == rdmaName {
+		return n.rdma.examine()
+	}
+	return n.ucx.examine(backend)
+}
+
+// args are the flags once more, for a child process at the other end.
+func (n *networkFlags) args(backend string) []string {
+	devices := n.ucx.devices
+	if backend == rdmaName {
+		devices = n.rdma.other()
+	}
+	list := slices.Concat(n.ucx.args(), n.rdma.args())
+	if devices != "" {
+		list = append(list, "--devices="+devices)
+	}
+	return list
+}
+
+// number is a flag of that value, unless it is 0.
+func number(list []string, name string, value int) []string {
+	if value == 0 {
+		return list
+	}
+	return append(list, "--"+name+"="+strconv.Itoa(value))
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/sys/unix"
+)
+
+// printJSON writes one indented value and a line feed.
+func printJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return fmt.Errorf("write result: %w", err)
+	}
+	return nil
+}
+
+// isTerminal reports whether w is a terminal.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// progress is a bar on a terminal, and nothing in a pipe. A nil bar is silent.
+type progress struct{ bar *progressbar.ProgressBar }
+
+func newProgress(w io.Writer, total int64, what string) *progress {
+	if !isTerminal(w) {
+		return &progress{}
+	}
+	return &progress{progressbar.NewOptions64(total,
+		progressbar.OptionSetWriter(w),
+		progressbar.OptionSetDescription(what),
+		progressbar.OptionShowCount(),
+		progressbar.OptionSetPredictTime(true),
+		progressbar.OptionThrottle(100*time.Millisecond),
+		progressbar.OptionClearOnFinish(),
+	)}
+}
+
+// set moves the bar to n of the total.
+func (p *progress) set(n int64) {
+	if p.bar != nil {
+		_ = p.bar.Set64(n) // a bar that cannot be drawn must not end the work
+	}
+}
+
+// clear takes the bar off the terminal, so that what follows begins on a clean
+// line.
+func (p *progress) clear() {
+	if p.bar != nil {
+		_ = p.bar.Clear()
+	}
+}

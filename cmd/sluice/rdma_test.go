@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/internal/guest"
+)
+
+// needPair skips where there are no two RDMA devices. It returns the flags that put a
+// process at each.
+func needPair(t *testing.T) []string {
+	t.Helper()
+	devices, err := guest.Devices(2)
+	if err != nil {
+		backendtest.SkipIfUnavailable(t, err)
+	}
+	return []string{"--backend", "rdma", "--devices", devices[0], "--peer-devices", devices[1]}
+}
+
+// TestMachineWithoutVerbs: no library, and no device on a machine without RDMA.
+func TestMachineWithoutVerbs(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "libibverbs.so.1"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	without := func(args ...string) outcome {
+		c, stdout, stderr := command(t, args...)
+		c.Env = append(c.Env, "LD_LIBRARY_PATH="+dir)
+		err := c.Run()
+		return outcome{status(t, err), stdout.String(), stderr.String()}
+	}
+	runs := map[string]func(...string) outcome{"no library": without}
+	if _, err := guest.Devices(1); err != nil {
+		runs["no device"] = func(args ...string) outcome { return sluice(t, args...) }
+	}
+	for name, run := range runs {
+		for _, args := range [][]string{{"replay", "--backend", "rdma"}, {"bench", "--backend", "rdma"}, {"bench", "--backend", "rdma", "--table"}} {
+			o := run(args...)
+			if o.status != statusFailed || o.stdout != "" || !strings.HasPrefix(o.stderr, "sluice "+args[0]+": rdma backend unavailable: ") ||
+				!strings.Contains(o.stderr, "(to mend: ") || strings.Count(o.stderr, "\n") != 1 {
+				t.Errorf("%s, %v: %+v", name, args, o)
+			}
+		}
+		if o := run("explain", "--backend", "rdma"); o.status != 0 || !strings.Contains(o.stdout, "no: rdma backend unavailable") {
+			t.Errorf("%s: %+v", name, o)
+		}
+		r := decode(t, run("doctor", "--json").stdout).(map[string]any)
+		for _, b := range r["backends"].([]any) {
+			if b := b.(map[string]any); b["name"] == "rdma" && (b["machine"] != "missing" || b["build"] != true) {
+				t.Errorf("%s: %v", name, b)
+			}
+		}
+	}
+}
+
+// TestAutoOpensNoRDMA: for a peer of this host nobody asked for its ports.
+func TestAutoOpensNoRDMA(t *testing.T) {
+	o := sluice(t, "explain")
+	if o.status != 0 || !strings.Contains(o.stdout, "rdma") || !strings.Contains(o.stdout, "not asked: it opens a port") {
+		t.Errorf("%+v", o)
+	}
+}
+
+func TestRealNamesThatVerbsDoNotKnow(t *testing.T) {
+	way := needPair(t)
+	for name, args := range map[string][]string{"replay": {"--peer-devices", "nonsense"}, "bench": {"--devices", way[3] + ":1#200"}} {
+		o := sluice(t, slices.Concat([]string{name}, way, args)...)
+		if o.status != statusFailed || o.stdout != "" || !strings.Contains(o.stderr, "rdma backend unavailable") || !strings.Contains(o.stderr, "(to mend: ") {
+			t.Errorf("%s %v: %+v", name, args, o)
+		}
+	}
+}
+
+func TestRealReplay(t *testing.T) {
+	way := needPair(t)
+	r := replayReport(t, append([]string{"--trace", smallTrace(t, 6), "--requests", "6"}, way...)...)
+	wantNumbers(t, r, map[string]float64{"requests": 6, "aborted": 0, "mismatches": 0, "blocks_leaked": 0})
+	if r["route"] != "rdma" {
+		t.Errorf("route %v", r["route"])
+	}
+	checkAborts(t, replayReport(t, append([]string{"--trace", smallTrace(t, 16), "--requests", "16", "--abort-rate", "0.5"}, way...)...))
+}
+
+// TestRealReplayOverACutWire: it goes down and comes back while bytes are on it.
+func TestRealReplayOverACutWire(t *testing.T) {
+	way := needPair(t)
+	w, err := guest.NewWire(0)
+	if err != nil {
+		backendtest.SkipIfUnavailable(t, err)
+	}
+	defer w.Mend()
+	args := slices.Concat([]string{"replay", "--model", smallModel, "--trace", smallTrace(t, 24), "--requests", "24"}, way)
+	c, stdout, stderr := command(t, args...)
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	awaitChildren(t, c.Process.Pid, 2)
+	ended := make(chan error, 1)
+	go func() { ended <- c.Wait() }()
+	for cuts, next := 0, sent(t)+4e6; ; {
+		select {
+		case err := <-ended:
+			if got := status(t, err); got != 0 || cuts < 1 || !strings.Contains(stdout.String(), "mismatches  0") {
+				t.Errorf("status %d after %d cuts, stdout %q, stderr %q", got, cuts, stdout, stderr)
+			}
+			return
+		case <-time.After(50 * time.Millisecond):
+		}
+		if sent(t) < next {
+			continue
+		}
+		cuts, next = cuts+1, next+40e6
+		if err := w.Down(); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(700 * time.Millisecond)
+		if err := w.Up(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// awaitTraffic returns when a process that was just started moves bytes.
+func awaitTraffic(t *testing.T) {
+	t.Helper()
+	if !guest.Inside() {
+		time.Sleep(2 * time.Second)
+		return
+	}
+	for begun, before := time.Now(), sent(t); sent(t) < before+1e6; time.Sleep(50 * time.Millisecond) {
+		if time.Since(begun) > 30*time.Second {
+			t.Fatal("nothing goes over the wire")
+		}
+	}
+}
+
+// sent is how many bytes have gone over the guest's first wire.
+func sent(t *testing.T) int {
+	t.Helper()
+	b, err := os.ReadFile("/sys/class/net/eth0/statistics/tx_bytes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestRealSignalsEndCleanly(t *testing.T) {
+	way := needPair(t)
+	for _, args := range [][]string{busy(t, 500), {"bench", "--seconds", "60", "--size", "64KiB"}} {
+		c, stdout, stderr := command(t, append(args, way...)...)
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		pids := awaitChildren(t, c.Process.Pid, map[string]int{"replay": 2, "bench": 1}[args[0]])
+		awaitTraffic(t)
+		if err := c.Process.Signal(syscall.SIGINT); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		got := status(t, c.Wait())
+		if took := time.Since(start); got != statusInterrupted || took > 15*time.Second || stdout.String() != "" || !strings.Contains(stderr.String(), "interrupted") {
+			t.Errorf("%v: status %d after %v, stdout %q, stderr %q", args, got, took, stdout, stderr)
+		}
+		wantGone(t, pids)
+	}
+}
+
+// TestRealDeadProcessIsNamed: killed while bytes are under way.
+func TestRealDeadProcessIsNamed(t *testing.T) {
+	way := needPair(t)
+	c, stdout, stderr := command(t, append(busy(t, 500), way...)...)
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pids := awaitChildren(t, c.Process.Pid, 2)
+	awaitTraffic(t)
+	victim := awaitRole(t, pids, "replay-decode")
+	if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	got := status(t, c.Wait())
+	if took := time.Since(start); got != statusFailed || took > 20*time.Second || stdout.String() != "" ||
+		!strings.Contains(stderr.String(), fmt.Sprintf("sluice replay: decode process (pid %d)", victim)) {
+		t.Errorf("status %d after %v, stdout %q, stderr %q", got, took, stdout, stderr)
+	}
+	wantGone(t, pids)
+}
+
+func TestRealBench(t *testing.T) {
+	way := needPair(t)
+	o := sluice(t, slices.Concat([]string{"bench", "--json", "--seconds", "0.6", "--size", "64KiB", "--batch", "16", "--hot"}, way)...)
+	if o.status != 0 || o.stderr != "" {
+		t.Fatalf("%+v", o)
+	}
+	r := decode(t, o.stdout).([]any)[0].(map[string]any)
+	if r["route"] != "rdma" || r["gbps"].(float64) <= 0 || r["baseline"].(map[string]any)["name"] != "perftest" {
+		t.Errorf("%v", r)
+	}
+	o = sluice(t, slices.Concat([]string{"bench", "--json", "--seconds", "0.6", "--size", "656", "--batch", "256", "--pages", "--gather", "--spread", "1MiB"}, way)...)
+	if o.status != 0 {
+		t.Fatalf("%+v", o)
+	}
+	extra := decode(t, o.stdout).([]any)[0].(map[string]any)["extra"].(map[string]any)
+	many, few := extra["one-entry-requests/batch"].(float64), extra["requests/batch"].(float64)
+	if many < 255 || many > 260 || few > many/5 {
+		t.Errorf("%v requests for 256 entries, %v with one entry each", few, many)
+	}
+}
+
+func TestRealExplainAndDoctor(t *testing.T) {
+	way := needPair(t)
+	o := sluice(t, "explain", "--backend", "rdma", "--devices", way[3])
+	if o.status != 0 || !strings.Contains(o.stdout, "* rdma") || !strings.Contains(o.stdout, way[3]) {
+		t.Errorf("%+v", o)
+	}
+	o = sluice(t, "doctor")
+	for _, want := range []string{"rdma " + way[3], "rdma-gids " + way[5], "takes "} {
+		if o.status != 0 || !strings.Contains(o.stdout, want) {
+			t.Errorf("no %q in %+v", want, o)
+		}
+	}
+}

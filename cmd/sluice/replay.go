@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/cmd/sluice/internal/procs"
+	"github.com/sluicehq/sluice/cmd/sluice/internal/replay"
+	"github.com/sluicehq/sluice/kv/layout"
+)
+
+func init() {
+	roles["replay-prefill"] = func(c *procs.Control, n networkFlags) error { return replay.Prefill(c, openForReplay(n)) }
+	roles["replay-decode"] = func(c *procs.Control, n networkFlags) error { return replay.Decode(c, openForReplay(n)) }
+}
+
+// openForReplay opens what works between two processes.
+func openForReplay(n networkFlags) replay.OpenFunc {
+	return func(name string, threads int) ([]backends.Backend, error) {
+		n.give(name)
+		return openBackends(name, backends.SameHost, openOptions{threads: threads, ucx: n.ucx, rdma: n.rdma})
+	}
+}
+
+// replayFlags are the words of the command line.
+type replayFlags struct {
+	trace, model, backend, pool string
+	requests, threads           int
+	speed, abortRate            float64
+	seed                        uint64
+	timeout                     time.Duration
+	overlap, asJSON             bool
+	network                     networkFlags
+	exactly                     bool // --requests was given: fewer are an error
+}
+
+func newReplay() *cobra.Command {
+	var f replayFlags
+	c := &cobra.Command{
+		Use:   "replay",
+		Short: "Hand the KV caches of a trace over between two processes, and check every byte",
+		Long: `Hand the KV caches of a trace's requests over from a prefill process to a decode
+process, layer by layer, and check on the decode side a digest of every block of
+every layer. A trace has one JSON object a line: timestamp in ms, input_length,
+output_length, hash_ids of blocks of 512 tokens. Without --trace a generator makes
+requests of the same statistics as a public conversation trace.
+
+gbps counts the time in which a layer was in flight, memcpy_gbps the same pieces
+copied by memcpy by as many threads, in alternation; filling and digests are
+reported apart, and happen while no layer is in flight unless --overlap or --speed
+says otherwise. request_ms runs from the offer to the confirmation, without the
+time of filling and memcpy.`,
+		Example: `  sluice replay --model deepseek-v3.2 --requests 40 --backend shm
+  sluice replay --trace conversation_trace.jsonl --requests 40 --abort-rate 0.2 --json
+  sluice replay --backend rdma --devices mlx5_0 --peer-devices mlx5_1`,
+		Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return runReplay(c, &f) },
+	}
+	s := c.Flags()
+	s.StringVar(&f.trace, "trace", "", "file of requests; without it they are generated")
+	s.StringVar(&f.model, "model", "deepseek-v3.2", "whose KV cache: "+strings.Join(layout.Names(), ", "))
+	s.IntVar(&f.requests, "requests", 40, "how many; 0: all of the trace; without the flag a shorter trace will do")
+	s.StringVar(&f.backend, "backend", auto, "what moves the bytes: "+backendNames(backends.SameHost))
+	s.Float64Var(&f.speed, "speed", 0, "times the pace of the trace; 0: as fast as possible")
+	s.Float64Var(&f.abortRate, "abort-rate", 0, "share of the requests to abort in mid-flight, 0 to 1")
+	s.BoolVar(&f.overlap, "overlap", false, "check a request while the next one arrives, as --speed does; transfers then share the CPUs with digests")
+	s.StringVar(&f.pool, "pool", "", "size of the decode side's pool (default: 1.5 times the largest request, if memory allows)")
+	f.network.register(c)
+	f.network.rdma.registerPeers(c)
+	s.IntVar(&f.threads, "threads", 1, "threads that copy")
+	s.Uint64Var(&f.seed, "seed", 1, "of the generator")
+	s.DurationVar(&f.timeout, "timeout", 30*time.Second, "limit for a process that does not answer or move on; at least 2s")
+	s.BoolVar(&f.asJSON, "json", false, "print JSON")
+	return c
+}
+
+// args are the network flags of a process: --devices are those of the prefill process.
+func (f *replayFlags) args(s replay.Side) []string {
+	n := f.network
+	if s == replay.PrefillSide {
+		n.rdma.peers = ""
+	}
+	return n.args(f.backend)
+}
+
+// timeoutMin leaves room for a few signs of life.
+const timeoutMin = 4 * procs.AliveEvery
+
+// check finds usage errors, and reads the pool size.
+func (f *replayFlags) check() (pool uint64, err error) {
+	if !slices.Contains(layout.Names(), f.model) {
+		return 0, usagef("unknown model %q: there are %s", f.model, strings.Join(layout.Names(), ", "))
+	}
+	if f.backend != auto {
+		if _, err := findMaker(f.backend, backends.SameHost); err != nil {
+			return 0, err
+		}
+	}
+	if err := f.network.settle(f.backend); err != nil {
+		return 0, err
+	}
+	switch {
+	case f.requests < 0 || f.requests == 0 && f.trace == "":
+		return 0, usagef("--requests %d: want at least 1, or 0 for all of a --trace", f.requests)
+	case f.requests > requestsMax:
+		return 0, usagef("--requests %d: want at most %d", f.requests, requestsMax)
+	case !(f.abortRate >= 0 && f.abortRate <= 1):
+		return 0, usagef("--abort-rate %v: want 0 to 1", f.abortRate)
+	case !(f.speed >= 0) || math.IsInf(f.speed, 0):
+		return 0, usagef("--speed %v: want 0 or more", f.speed)
+	case f.threads < 1 || f.threads > 64:
+		return 0, usagef("--threads %d: want 1 to 64", f.threads)
+	case f.timeout < timeoutMin:
+		return 0, usagef("--timeout %v: want at least %v", f.timeout, timeoutMin)
+	}
+	if f.pool == "" {
+		return 0, nil
+	}
+	if pool, err = bench.ParseSize(f.pool); err != nil {
+		return 0, &usageError{err}
+	}
+	return pool, nil
+}
+
+func runReplay(c *cobra.Command, f *replayFlags) error {
+	if c.Flags().Changed("trace") && f.trace == "" {
+		return usagef("--trace: want a file; without the flag requests are generated")
+	}
+	f.exactly = c.Flags().Changed("requests")
+	pool, err := f.check()
+	if err != nil {
+		return err
+	}
+	if err := f.network.examine(f.backend); err != nil {
+		return err
+	}
+	requests, err := f.load()
+	if err != nil {
+		return err
+	}
+	prefillEnd, decodeEnd, err := procs.Pair()
+	if err != nil {
+		return err
+	}
+	defer prefillEnd.Close()
+	defer decodeEnd.Close()
+	ends := map[replay.Side]*os.File{replay.PrefillSide: prefillEnd, replay.DecodeSide: decodeEnd}
+	var bar *progress
+	r, err := replay.Run(c.Context(), replay.Options{
+		Model: f.model, Backend: f.backend, Requests: requests, Speed: f.speed, Overlap: f.overlap, AbortRate: f.abortRate,
+		PoolBytes: pool, Threads: f.threads, Limit: f.timeout,
+		Start: func(s replay.Side) (*procs.Child, error) {
+			// The child's copy is the last one: its death closes the connection.
+			defer ends[s].Close()
+			return procs.Start(string(s), append([]string{"peer", "replay-" + string(s)}, f.args(s)...), ends[s])
+		},
+		Progress: func(done, total int64) {
+			if bar == nil {
+				bar = newProgress(c.ErrOrStderr(), total, "replay "+f.model)
+			}
+			bar.set(done)
+		},
+	})
+	if bar != nil {
+		bar.clear()
+	}
+	if err != nil {
+		return err
+	}
+	if f.asJSON {
+		err = printJSON(c.OutOrStdout(), r)
+	} else {
+		err = r.Text(c.OutOrStdout())
+	}
+	return errors.Join(err, r.Err())
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sluicehq/sluice/kv/layout"
+)
+
+// smallModel has the smallest blocks of all presets: 4.1 MB.
+const smallModel = "deepseek-v3.2-indexer"
+
+// smallTrace has requests of a few blocks with shared prefixes.
+func smallTrace(t *testing.T, requests int) string {
+	t.Helper()
+	var b strings.Builder
+	for i := range requests {
+		n := 1 + i%4
+		ids := []string{"0"}
+		for j := 1; j < n; j++ {
+			ids = append(ids, fmt.Sprint(100*(i/2)+j))
+		}
+		fmt.Fprintf(&b, `{"timestamp":%d,"input_length":%d,"output_length":1,"hash_ids":[%s]}`+"\n", 40*i, 512*n, strings.Join(ids, ","))
+	}
+	file := filepath.Join(t.TempDir(), "trace.jsonl")
+	if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// replayKeys are the interface; the issue's keys and those added since.
+var replayKeys = []string{"requests", "blocks_moved", "blocks_reused", "bytes", "mismatches", "aborted", "gbps", "memcpy_gbps",
+	"request_ms", "layer_us", "route", "model", "ratio", "threads", "pool_bytes", "memory", "blocks_checked", "blocks_watched",
+	"blocks_leaked", "first_mismatches", "seconds"}
+
+func replayReport(t *testing.T, args ...string) map[string]any {
+	t.Helper()
+	o := sluice(t, append([]string{"replay", "--json", "--model", smallModel}, args...)...)
+	if o.status != 0 || o.stderr != "" {
+		t.Fatalf("%+v", o)
+	}
+	r := decode(t, o.stdout)
+	wantKeys(t, "report", r, replayKeys...)
+	return r.(map[string]any)
+}
+
+func wantNumbers(t *testing.T, r map[string]any, want map[string]float64) {
+	t.Helper()
+	for key, n := range want {
+		if r[key] != n {
+			t.Errorf("%s is %v, want %v", key, r[key], n)
+		}
+	}
+}
+
+func TestReplay(t *testing.T) {
+	r := replayReport(t, "--trace", smallTrace(t, 8), "--requests", "8", "--backend", "shm")
+	// 20 blocks: 8 times block 0, and each second request has the ids of the one
+	// before, and one more.
+	const moved, reused = 9, 11
+	wantNumbers(t, r, map[string]float64{"requests": 8, "aborted": 0, "mismatches": 0, "blocks_leaked": 0,
+		"blocks_checked": 20, "blocks_moved": moved, "blocks_reused": reused, "bytes": moved * 61 * 132 * 512})
+	wantKeys(t, "request_ms", r["request_ms"], "p50", "p99")
+	wantKeys(t, "layer_us", r["layer_us"], "p50", "p99")
+	wantKeys(t, "seconds", r["seconds"], "setup", "replay", "fill", "transfer", "memcpy", "digest")
+	if r["memory"] != "host" {
+		t.Errorf("the pool is of %v memory, and shm has none of its own", r["memory"])
+	}
+	if r["route"] != "shm" || r["gbps"].(float64) <= 0 || r["memcpy_gbps"].(float64) <= 0 {
+		t.Errorf("route %v, %v GB/s, memcpy %v GB/s", r["route"], r["gbps"], r["memcpy_gbps"])
+	}
+}
+
+// TestReplayOfAShortTrace: only who asks for more than there are gets an error.
+func TestReplayOfAShortTrace(t *testing.T) {
+	file := smallTrace(t, 3)
+	wantNumbers(t, replayReport(t, "--trace", file), map[string]float64{"requests": 3, "mismatches": 0})
+	wantNumbers(t, replayReport(t, "--trace", file, "--requests", "0"), map[string]float64{"requests": 3})
+}
+
+func TestReplayWithAborts(t *testing.T) {
+	r := replayReport(t, "--trace", smallTrace(t, 16), "--requests", "16", "--abort-rate", "0.5", "--threads", "2")
+	checkAborts(t, r)
+	r = replayReport(t, "--trace", smallTrace(t, 16), "--requests", "16", "--abort-rate", "0.5", "--overlap")
+	checkAborts(t, r)
+}
+
+func checkAborts(t *testing.T, r map[string]any) {
+	t.Helper()
+	wantNumbers(t, r, map[string]float64{"requests": 16, "aborted": 8, "mismatches": 0, "blocks_leaked": 0})
+	if r["blocks_watched"].(float64) < 1 {
+		t.Errorf("no block of an aborted request was watched: %v", r)
+	}
+}
+
+func TestReplayInATightPool(t *testing.T) {
+	r := replayReport(t, "--requests", "6", "--seed", "3", "--pool", "260MiB", "--trace", smallTrace(t, 6))
+	wantNumbers(t, r, map[string]float64{"mismatches": 0, "blocks_leaked": 0})
+	// The smallest pool that the largest request fits in: every block is evicted
+	// for the next one.
+	r = replayReport(t, "--requests", "12", "--pool", "16MiB", "--trace", smallTrace(t, 12))
+	wantNumbers(t, r, map[string]float64{"requests": 12, "mismatches": 0, "blocks_leaked": 0})
+}
+
+func TestReplayAtThePaceOfTheTrace(t *testing.T) {
+	r := replayReport(t, "--requests", "6", "--trace", smallTrace(t, 6), "--speed", "0.5")
+	if took := r["seconds"].(map[string]any)["replay"].(float64); took < 0.4 {
+		t.Errorf("6 requests 80 ms apart took %v s", took)
+	}
+}
+
+// TestReplayOfEveryModel moves one block of each, and finds it again.
+func TestReplayOfEveryModel(t *testing.T) {
+	line := `{"timestamp":0,"input_length":512,"output_length":1,"hash_ids":[7]}` + "\n"
+	file := filepath.Join(t.TempDir(), "trace.jsonl")
+	if err := os.WriteFile(file, []byte(line+line), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range layout.Names() {
+		m, err := layout.Lookup(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := replayReport(t, "--model", name, "--trace", file, "--requests", "2")
+		wantNumbers(t, r, map[string]float64{"requests": 2, "mismatches": 0, "blocks_leaked": 0, "blocks_checked": 2,
+			"blocks_moved": 1, "blocks_reused": 1, "bytes": float64(512 * m.TokenBytes())})
+		if r["model"] != name {
+			t.Errorf("%s: replayed %v", name, r["model"])
+		}
+	}
+}
+
+func TestReplayOfGeneratedRequests(t *testing.T) {
+	r := replayReport(t, "--requests", "2", "--seed", "7")
+	wantNumbers(t, r, map[string]float64{"requests": 2, "mismatches": 0})
+}
+
+func TestReplayAsText(t *testing.T) {
+	o := sluice(t, "replay", "--model", smallModel, "--requests", "2", "--trace", smallTrace(t, 2))
+	if o.status != 0 || o.stderr != "" {
+		t.Fatalf("%+v", o)
+	}
+	for _, want := range []string{"mismatches  0", "memcpy", "filling", "digests", "route       shm"} {
+		if !strings.Contains(o.stdout, want) {
+			t.Errorf("no %q in:\n%s", want, o.stdout)
+		}
+	}
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/sluicehq/sluice/kv/trace"
+)
+
+// The bounds of a replay: all of its requests are held in memory, by each process.
+const (
+	requestsMax = 1 << 20
+	blocksMax   = 4 << 20 // in all requests; two billion tokens
+)
+
+// load reads or makes the requests.
+func (f *replayFlags) load() ([]trace.Request, error) {
+	if f.trace == "" {
+		g := trace.NewGenerator(f.seed)
+		return collect(f.requests, func() (trace.Request, error) { return g.Next(), nil })
+	}
+	file, err := os.Open(f.trace)
+	if err != nil {
+		return nil, fmt.Errorf("open trace: %w", err)
+	}
+	defer file.Close()
+	list, err := collect(f.requests, trace.NewReader(file).Next)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", f.trace, err)
+	}
+	if f.exactly && len(list) < f.requests {
+		return nil, fmt.Errorf("%s has %d requests, --requests asks for %d", f.trace, len(list), f.requests)
+	}
+	return list, nil
+}
+
+// collect takes requests from next until there are n, or no more; n 0: all.
+func collect(n int, next func() (trace.Request, error)) ([]trace.Request, error) {
+	var list []trace.Request
+	blocks := 0
+	for n == 0 || len(list) < n {
+		q, err := next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, q)
+		if blocks += len(q.HashIDs); blocks > blocksMax || len(list) > requestsMax {
+			return nil, fmt.Errorf("%d requests have %d blocks, a replay takes at most %d requests of %d blocks in all: use fewer --requests",
+				len(list), blocks, requestsMax, blocksMax)
+		}
+	}
+	return list, nil
+}

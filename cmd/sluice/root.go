@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// The exit statuses.
+const (
+	statusOK          = 0
+	statusFailed      = 1
+	statusUsage       = 2
+	statusInterrupted = 130 // 128 + SIGINT, as shells count
+)
+
+// usageError is a command line that asks for what does not exist.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+func usagef(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
+
+// run executes one command line and returns the exit status.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	root := newRoot()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	cmd, err := root.ExecuteContextC(ctx)
+	var usage *usageError
+	switch {
+	case err == nil:
+		return statusOK
+	case errors.Is(err, errReported):
+		return statusFailed
+	case ctx.Err() != nil:
+		fmt.Fprintf(stderr, "%s: interrupted\n", cmd.CommandPath())
+		return statusInterrupted
+	case errors.As(err, &usage):
+		fmt.Fprintf(stderr, "%s: %v\n%s\nRun '%s --help' for what there is.\n",
+			cmd.CommandPath(), err, "Usage: "+cmd.UseLine(), cmd.CommandPath())
+		return statusUsage
+	}
+	fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), err)
+	return statusFailed
+}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "sluice",
+		Short:         "Move KV caches between memories, and measure it",
+		Args:          noArgs,
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	root.SetHelpCommand(newHelp())
+	root.AddCommand(newReplay(), newBench(), newDoctor(), newExplain(), newVersion(), newPeer())
+	return root
+}
+
+// newHelp is cobra's help command, but one that fails for a command that does not
+// exist.
+func newHelp() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [command]",
+		Short: "Say what a command does",
+		RunE: func(c *cobra.Command, args []string) error {
+			about, rest, err := c.Root().Find(args)
+			if err != nil || len(rest) > 0 {
+				return noArgs(c.Root(), args)
+			}
+			about.InitDefaultHelpFlag()
+			return about.Help()
+		},
+	}
+}
+
+// noArgs refuses words that are no flag, and names the commands where one was
+// meant.
+func noArgs(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var names []string
+	for _, sub := range c.Commands() {
+		if sub.IsAvailableCommand() {
+			names = append(names, sub.Name())
+		}
+	}
+	if len(names) == 0 {
+		return usagef("unexpected argument %q", args[0])
+	}
+	return usagef("unknown command %q: there are %s", args[0], strings.Join(names, ", "))
+}

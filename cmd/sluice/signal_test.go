@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// slow is a replay that would take minutes: it goes at a crawl.
+func slow(t *testing.T) []string {
+	return []string{"replay", "--model", smallModel, "--requests", "8", "--trace", smallTrace(t, 8), "--speed", "0.001", "--timeout", "2s"}
+}
+
+func TestSignalsEndCleanly(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		t.Run(sig.String(), func(t *testing.T) {
+			for args, children := range map[string]int{
+				strings.Join(slow(t), " "):         2,
+				"bench --backend shm --seconds 60": 1,
+			} {
+				c, stdout, stderr := command(t, strings.Fields(args)...)
+				if err := c.Start(); err != nil {
+					t.Fatal(err)
+				}
+				pids := awaitChildren(t, c.Process.Pid, children)
+				time.Sleep(300 * time.Millisecond) // into the work
+				if err := c.Process.Signal(sig); err != nil {
+					t.Fatal(err)
+				}
+				start := time.Now()
+				if got := status(t, c.Wait()); got != statusInterrupted {
+					t.Errorf("%s: status %d, stderr %s", args, got, stderr)
+				}
+				if took := time.Since(start); took > 10*time.Second {
+					t.Errorf("%s: took %v to end", args, took)
+				}
+				if stdout.Len() > 0 || !strings.Contains(stderr.String(), "interrupted") {
+					t.Errorf("%s: stdout %q, stderr %q", args, stdout, stderr)
+				}
+				wantGone(t, pids)
+			}
+		})
+	}
+}
+
+func TestKilledParentLeavesNoChild(t *testing.T) {
+	t.Parallel()
+	c, _, _ := command(t, slow(t)...)
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pids := awaitChildren(t, c.Process.Pid, 2)
+	if err := c.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Wait() // killed
+	for start := time.Now(); time.Since(start) < 10*time.Second; time.Sleep(10 * time.Millisecond) {
+		if running(pids[0]) || running(pids[1]) {
+			continue
+		}
+		return
+	}
+	t.Errorf("children %v outlive their parent", pids)
+}
+
+// TestParentThatWasStopped: Ctrl-Z for longer than the limit, then fg.
+func TestParentThatWasStopped(t *testing.T) {
+	t.Parallel()
+	c, stdout, stderr := command(t, "replay", "--model", smallModel, "--requests", "6", "--trace", smallTrace(t, 6),
+		"--speed", "0.15", "--timeout", "2s") // takes 1.3 s and what it takes to begin
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	awaitChildren(t, c.Process.Pid, 2)
+	time.Sleep(500 * time.Millisecond)
+	for _, sig := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
+		if err := c.Process.Signal(sig); err != nil {
+			t.Fatal(err)
+		}
+		if sig == syscall.SIGSTOP {
+			time.Sleep(3 * time.Second)
+		}
+	}
+	if got := status(t, c.Wait()); got != 0 || !strings.Contains(stdout.String(), "mismatches  0") {
+		t.Errorf("status %d, stdout %q, stderr %q", got, stdout, stderr)
+	}
+}
+
+// commandLine is that of a process.
+func commandLine(t *testing.T, pid int) string {
+	t.Helper()
+	return strings.ReplaceAll(readProc(pid, "cmdline"), "\x00", " ")
+}
+
+// awaitRole returns which process has a role in its command line. A child that has
+// not got as far as exec still has its parent's.
+func awaitRole(t *testing.T, pids []int, role string) int {
+	t.Helper()
+	for start := time.Now(); time.Since(start) < 10*time.Second; time.Sleep(5 * time.Millisecond) {
+		for _, pid := range pids {
+			if strings.Contains(commandLine(t, pid), role) {
+				return pid
+			}
+		}
+	}
+	t.Fatalf("no %s among %v", role, pids)
+	return 0
+}
+
+// TestDeadAndFrozenProcessesAreNamed: the error must name the one, not what the
+// other says about it, within the limit and a little.
+func TestDeadAndFrozenProcessesAreNamed(t *testing.T) {
+	t.Parallel()
+	for _, side := range []string{"prefill", "decode"} {
+		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
+			t.Run(fmt.Sprintf("%s %v", side, sig), func(t *testing.T) {
+				t.Parallel()
+				c, stdout, stderr := command(t, slow(t)...)
+				if err := c.Start(); err != nil {
+					t.Fatal(err)
+				}
+				pids := awaitChildren(t, c.Process.Pid, 2)
+				victim := awaitRole(t, pids, "replay-"+side)
+				time.Sleep(700 * time.Millisecond) // into the work
+				start := time.Now()
+				if err := syscall.Kill(victim, sig); err != nil {
+					t.Fatal(err)
+				}
+				if got := status(t, c.Wait()); got != statusFailed || stdout.Len() > 0 {
+					t.Errorf("status %d, stdout %q", got, stdout)
+				}
+				if took := time.Since(start); took > 6*time.Second { // the limit is 2 s
+					t.Errorf("took %v to notice", took)
+				}
+				if !strings.Contains(stderr.String(), fmt.Sprintf("sluice replay: %s process (pid %d)", side, victim)) {
+					t.Errorf("stderr %q", stderr)
+				}
+				wantGone(t, pids)
+			})
+		}
+	}
+}
+
+// TestFrozenBenchTargetIsNamed: neither messages nor one-sided writes may go on
+// for ever beside a process that is stopped.
+func TestFrozenBenchTargetIsNamed(t *testing.T) {
+	t.Parallel()
+	for name, args := range map[string][]string{
+		"write":  {"bench", "--backend", "shm", "--size", "64", "--batch", "1", "--seconds", "30"},
+		"notify": {"bench", "--backend", "shm", "--notify", "--rounds", "1000000"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c, stdout, stderr := command(t, args...)
+			if err := c.Start(); err != nil {
+				t.Fatal(err)
+			}
+			pids := awaitChildren(t, c.Process.Pid, 1)
+			time.Sleep(500 * time.Millisecond)
+			if err := syscall.Kill(pids[0], syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			start := time.Now()
+			if got := status(t, c.Wait()); got != statusFailed || stdout.Len() > 0 {
+				t.Errorf("status %d, stdout %q", got, stdout)
+			}
+			if took := time.Since(start); took > 15*time.Second {
+				t.Errorf("took %v to notice", took)
+			}
+			if !strings.Contains(stderr.String(), fmt.Sprintf("target process (pid %d) has not answered", pids[0])) {
+				t.Errorf("stderr %q", stderr)
+			}
+			wantGone(t, pids)
+		})
+	}
+}

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/backends/ucx"
+)
+
+// needUCX skips where there is none.
+func needUCX(t *testing.T) {
+	t.Helper()
+	if _, err := ucx.Version(""); err != nil {
+		backendtest.SkipIfUnavailable(t, err)
+	}
+}
+
+// withoutUCX runs a command as on a machine where libucp cannot be loaded.
+func withoutUCX(t *testing.T, args ...string) outcome {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "libucp.so.0"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c, stdout, stderr := command(t, args...)
+	c.Env = append(c.Env, "LD_LIBRARY_PATH="+dir)
+	err := c.Run()
+	return outcome{status(t, err), stdout.String(), stderr.String()}
+}
+
+func TestMachineWithoutUCX(t *testing.T) {
+	const said = "ucx backend unavailable: "
+	for _, args := range [][]string{{"replay", "--backend", "ucx"}, {"bench", "--backend", "ucx"}, {"replay", "--transports", "tcp"},
+		{"replay", "--backend", "ucx", "--transports", "tcp"}} {
+		o := withoutUCX(t, args...)
+		if o.status != statusFailed || o.stdout != "" || !strings.HasPrefix(o.stderr, "sluice "+args[0]+": "+said) ||
+			!strings.Contains(o.stderr, "(to mend: ") {
+			t.Errorf("%v: %+v", args, o)
+		}
+	}
+	if o := withoutUCX(t, "explain"); o.status != 0 || !strings.Contains(o.stdout, "* shm") || !strings.Contains(o.stdout, "no: "+said) {
+		t.Errorf("%+v", o)
+	}
+	o := withoutUCX(t, "replay", "--model", smallModel, "--requests", "2", "--trace", smallTrace(t, 2))
+	if o.status != 0 || !strings.Contains(o.stdout, "route       shm") {
+		t.Errorf("%+v", o)
+	}
+	r := decode(t, withoutUCX(t, "doctor", "--json").stdout).(map[string]any)
+	c := checkNamed(t, r, "libucp")
+	if c["state"] != "missing" || c["found"] == "" || c["fix"] == "" {
+		t.Errorf("%v", c)
+	}
+	for _, b := range r["backends"].([]any) {
+		if b := b.(map[string]any); b["name"] == "ucx" && (b["machine"] != "missing" || len(b["notes"].([]any)) != 1) {
+			t.Errorf("%v", b)
+		}
+	}
+}
+
+func checkNamed(t *testing.T, report map[string]any, name string) map[string]any {
+	t.Helper()
+	for _, c := range report["checks"].([]any) {
+		if c := c.(map[string]any); c["name"] == name {
+			return c
+		}
+	}
+	t.Fatalf("no check %s in %v", name, report)
+	return nil
+}
+
+func TestDoctorOnUCX(t *testing.T) {
+	needUCX(t)
+	c, stdout, stderr := command(t, "doctor", "--json")
+	c.Env = append(c.Env, "UCX_LOG_LEVEL=fatal", "UCX_TLS=secret")
+	if got := status(t, c.Run()); got != 0 {
+		t.Fatalf("status %d, %s", got, stderr)
+	}
+	r := decode(t, stdout.String()).(map[string]any)
+	for name, want := range map[string]string{"libucp": "UCX 1.", "ucx-near": "posix", "ucx-far": "tcp over ",
+		"ucx-environment": "UCX reads UCX_LOG_LEVEL; without effect, because the backend sets these itself: UCX_TLS"} {
+		if found := checkNamed(t, r, name)["found"].(string); !strings.Contains(found, want) {
+			t.Errorf("%s: %q, want %q", name, found, want)
+		}
+	}
+	checkNamed(t, r, "ucx-cma")
+	if strings.Contains(stdout.String(), "secret") {
+		t.Errorf("the value of a variable is shown:\n%s", stdout)
+	}
+	o := sluice(t, "doctor", "--transports", "tcp,nonsense", "--devices", "lo")
+	if o.status != 0 || !strings.Contains(o.stdout, "not on this machine: nonsense") || !strings.Contains(o.stdout, "none, by --transports") {
+		t.Errorf("%+v", o)
+	}
+}
+
+func TestDoctorFindsWhatKilledProcessesLeft(t *testing.T) {
+	dir, now := t.TempDir(), time.Now()
+	for name, age := range map[string]time.Duration{"ucx_shm_posix_old": time.Hour, "ucx_shm_posix_new": time.Second, "other": time.Hour} {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, make([]byte, 4096), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(file, now.Add(-age), now.Add(-age)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list := ucxLeftovers(dir, now)
+	if len(list) != 1 || !strings.Contains(list[0].Found, "1 file(s)") || !strings.Contains(list[0].Found, "4 KiB") || !strings.Contains(list[0].Fix, dir) {
+		t.Errorf("%+v", list)
+	}
+	if list := ucxLeftovers(t.TempDir(), now); len(list) != 0 {
+		t.Errorf("nothing: %+v", list)
+	}
+}
+
+// TestNamesThatUCXDoesNotKnow: alone it fails late, beside others it is ignored.
+func TestNamesThatUCXDoesNotKnow(t *testing.T) {
+	needUCX(t)
+	for _, args := range [][]string{
+		{"replay", "--backend", "ucx", "--transports", "nonsense"}, {"replay", "--backend", "ucx", "--transports", "tcp,nonsense"},
+		{"replay", "--transports", "nonsense"}, {"bench", "--backend", "ucx", "--devices", "nonsense"},
+		{"bench", "--backend", "ucx", "--transports", "nonsense,posix"},
+	} {
+		o := sluice(t, args...)
+		if o.status != statusFailed || o.stdout != "" || !strings.Contains(o.stderr, "this machine has no nonsense: there are transports posix") ||
+			!strings.Contains(o.stderr, "tcp") || !strings.Contains(o.stderr, "ucx_info -d") {
+			t.Errorf("%v: %+v", args, o)
+		}
+	}
+}
+
+func TestExplainUCX(t *testing.T) {
+	needUCX(t)
+	for _, tc := range []struct {
+		args []string
+		want []string
+	}{
+		{nil, []string{"near (this host", "direct: ", "; lanes ", "/memory (am"}},
+		{[]string{"--transports", "tcp", "--devices", "lo"}, []string{"far (", "served by the owner's thread", "lanes tcp/lo (am"}},
+		{[]string{"--transports", "posix"}, []string{"near (this host", "lanes posix/memory (am"}},
+		{[]string{"--transports", "nonsense"}, []string{"no: ucx backend unavailable", "nonsense"}},
+		{[]string{"--local", "hbm"}, []string{"no: ", "device memory", "CUDA"}},
+	} {
+		for _, format := range [][]string{nil, {"--json"}} {
+			o := sluice(t, slices.Concat([]string{"explain", "--backend", "ucx"}, tc.args, format)...)
+			text := o.stdout
+			if format != nil {
+				x := decode(t, o.stdout).(map[string]any)
+				text = fmt.Sprint("no: ", x["candidates"].([]any)[0].(map[string]any)["reason"])
+			}
+			for _, want := range tc.want {
+				if o.status != 0 || !strings.Contains(text, want) {
+					t.Errorf("%v: no %q in %+v", tc.args, want, o)
+				}
+			}
+		}
+	}
+	o := sluice(t, "explain", "--same-host=false")
+	if o.status != 0 || !strings.Contains(o.stdout, "on another host: ") || strings.Contains(o.stdout, "tcp/lo") || strings.Contains(o.stdout, "near (") {
+		t.Errorf("%+v", o)
+	}
+}
+
+// ucxWays are the ways between two processes of one host.
+var ucxWays = map[string][]string{
+	"near": {"--backend", "ucx"},
+	"tcp":  {"--backend", "ucx", "--transports", "tcp", "--devices", "lo"},
+}
+
+func TestReplayOverUCX(t *testing.T) {
+	needUCX(t)
+	t.Parallel()
+	for name, way := range ucxWays {
+		t.Run(name, func(t *testing.T) {
+			r := replayReport(t, append([]string{"--trace", smallTrace(t, 6), "--requests", "6"}, way...)...)
+			wantNumbers(t, r, map[string]float64{"requests": 6, "aborted": 0, "mismatches": 0, "blocks_leaked": 0})
+			if want := map[string]string{"near": "ucx", "tcp": "host"}[name]; r["route"] != "ucx" || r["memory"] != want {
+				t.Errorf("route %v, memory %v, want %s", r["route"], r["memory"], want)
+			}
+			checkAborts(t, replayReport(t, append([]string{"--trace", smallTrace(t, 16), "--requests", "16", "--abort-rate", "0.5"}, way...)...))
+		})
+	}
+}
+
+func TestTwoReplaysAtOnceOverUCX(t *testing.T) {
+	needUCX(t)
+	t.Parallel()
+	var both sync.WaitGroup
+	for name, way := range ucxWays {
+		file := smallTrace(t, 8)
+		c, _, stdout, stderr := overUCX(t, append([]string{"replay", "--model", smallModel, "--trace", file, "--requests", "8"}, way...)...)
+		both.Go(func() {
+			if err := c.Run(); err != nil || !strings.Contains(stdout.String(), "mismatches  0") {
+				t.Errorf("%s: %v, stdout %q, stderr %q", name, err, stdout, stderr)
+			}
+		})
+	}
+	both.Wait()
+}
+
+// started runs a command until it has its children and works: UCX makes its files when
+// it is opened, and keeps none of their names.
+func started(t *testing.T, children int, args ...string) (c *exec.Cmd, pids []int, stdout, stderr fmt.Stringer) {
+	t.Helper()
+	c, dir, stdout, stderr := overUCX(t, args...)
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pids = awaitChildren(t, c.Process.Pid, children)
+	for begin := time.Now(); time.Since(begin) < 700*time.Millisecond || len(filesIn(t, dir)) > 0 && time.Since(begin) < 10*time.Second; {
+		time.Sleep(20 * time.Millisecond)
+	}
+	return c, pids, stdout, stderr
+}
+
+func TestSignalsEndCleanlyOverUCX(t *testing.T) {
+	needUCX(t)
+	t.Parallel()
+	for name, way := range ucxWays {
+		t.Run(name, func(t *testing.T) {
+			for _, args := range [][]string{slow(t), busy(t, minute), {"bench", "--seconds", "60", "--size", "64KiB"}, {"bench", "--notify", "--seconds", "60"}} {
+				c, pids, stdout, stderr := started(t, map[string]int{"replay": 2, "bench": 1}[args[0]], append(args, way...)...)
+				if err := c.Process.Signal(syscall.SIGINT); err != nil {
+					t.Fatal(err)
+				}
+				start := time.Now()
+				got := status(t, c.Wait())
+				if took := time.Since(start); got != statusInterrupted || took > 8*time.Second || stdout.String() != "" ||
+					!strings.Contains(stderr.String(), "interrupted") {
+					t.Errorf("%v: status %d after %v, stdout %q, stderr %q", args, got, took, stdout, stderr)
+				}
+				wantNothingOf(t, pids)
+			}
+		})
+	}
+}
+
+// busy is a replay of so many requests, with bytes under way most of the time.
+func busy(t *testing.T, requests int) []string {
+	return []string{"replay", "--model", smallModel, "--requests", fmt.Sprint(requests), "--trace", smallTrace(t, requests), "--timeout", "2s", "--overlap"}
+}
+
+// minute is how many requests of busy take one and more.
+const minute = 100000
+
+// TestDeadProcessesAreNamedOverUCX: while bytes are under way.
+func TestDeadProcessesAreNamedOverUCX(t *testing.T) {
+	needUCX(t)
+	for name, way := range ucxWays {
+		for _, side := range []string{"prefill", "decode"} {
+			for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
+				t.Run(fmt.Sprintf("%s %s %v", name, side, sig), func(t *testing.T) {
+					t.Parallel()
+					c, pids, stdout, stderr := started(t, 2, append(busy(t, minute), way...)...)
+					victim := awaitRole(t, pids, "replay-"+side)
+					start := time.Now()
+					if err := syscall.Kill(victim, sig); err != nil {
+						t.Fatal(err)
+					}
+					got := status(t, c.Wait())
+					if took := time.Since(start); got != statusFailed || took > 12*time.Second || stdout.String() != "" {
+						t.Errorf("status %d after %v, stdout %q", got, took, stdout)
+					}
+					// Of one that is frozen the other process may hear first, over UCX.
+					named := strings.Contains(stderr.String(), fmt.Sprintf("sluice replay: %s process (pid %d)", side, victim)) ||
+						sig == syscall.SIGSTOP && strings.Contains(stderr.String(), "peer "+side) && strings.Contains(stderr.String(), "peer lost")
+					if !named {
+						t.Errorf("stderr %q", stderr)
+					}
+					wantNothingOf(t, pids)
+				})
+			}
+		}
+	}
+}
+
+func TestDeadAndFrozenBenchTargetsAreNamedOverUCX(t *testing.T) {
+	needUCX(t)
+	for name, way := range ucxWays {
+		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
+			for _, args := range [][]string{{"bench", "--seconds", "30"}, {"bench", "--notify", "--rounds", "1000000"}} {
+				t.Run(fmt.Sprintf("%s %v %s", name, sig, args[1]), func(t *testing.T) {
+					t.Parallel()
+					c, pids, stdout, stderr := started(t, 1, append(args, way...)...)
+					start := time.Now()
+					if err := syscall.Kill(pids[0], sig); err != nil {
+						t.Fatal(err)
+					}
+					got := status(t, c.Wait())
+					if took := time.Since(start); got != statusFailed || took > 15*time.Second || stdout.String() != "" {
+						t.Errorf("status %d after %v, stdout %q", got, took, stdout)
+					}
+					if !strings.Contains(stderr.String(), fmt.Sprintf("target process (pid %d) ", pids[0])) {
+						t.Errorf("stderr %q", stderr)
+					}
+					wantNothingOf(t, pids)
+				})
+			}
+		}
+	}
+}
+
+// overUCX prepares a command whose UCX keeps its files in a directory of their own, to
+// be empty afterwards: in /dev/shm nobody can tell whose they are.
+func overUCX(t *testing.T, args ...string) (c *exec.Cmd, dir string, stdout, stderr fmt.Stringer) {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "sluice-test-*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if left := filesIn(t, dir); len(left) > 0 {
+			t.Errorf("%v leaves %v behind", args, left)
+		}
+		os.RemoveAll(dir)
+	})
+	c, out, errs := command(t, args...)
+	c.Env = append(c.Env, "UCX_POSIX_DIR="+dir)
+	return c, dir, out, errs
+}
+
+func filesIn(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		names = append(names, f.Name())
+	}
+	return names
+}
+
+// wantNothingOf checks that processes are gone, and all memory of System V that was
+// theirs.
+func wantNothingOf(t *testing.T, pids []int) {
+	t.Helper()
+	wantGone(t, pids)
+	segments, err := os.ReadFile("/proc/sysvipc/shm")
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(segments)) {
+		var key, id, size, creator int
+		var mode string
+		if n, _ := fmt.Sscan(line, &key, &id, &mode, &size, &creator); n == 5 && slices.Contains(pids, creator) {
+			t.Errorf("process %d leaves segment %d behind", creator, id)
+		}
+	}
+}
