@@ -36,6 +36,8 @@
 //     requests, and what becomes of each;
 //   - verbs_note.c: numbered messages, and credit for them.
 //
+// Both know a batch as pieces.h has it: descriptors, or entries of a pattern.
+//
 // CUDADevice is a card behind libcuda, which LoadCUDA opens at run time: cuda_calls.h has it in
 // our own words, cuda_device.c makes the device's context current in every call.
 package csrc

@@ -12,13 +12,20 @@ import (
 	"testing"
 )
 
-// verbsCost builds testdata/verbs_cost.c.
-func verbsCost(t testing.TB) string {
+// verbsSources are the files of the data plane for verbs.
+func verbsSources(t testing.TB) []string {
 	t.Helper()
 	sources, err := filepath.Glob("verbs_*.c")
 	if err != nil || len(sources) == 0 {
 		t.Fatalf("no sources: %v", err)
 	}
+	return append(sources, "pieces.c")
+}
+
+// verbsCost builds testdata/verbs_cost.c.
+func verbsCost(t testing.TB) string {
+	t.Helper()
+	sources := verbsSources(t)
 	binary := filepath.Join(t.TempDir(), "cost")
 	args := append([]string{"-O2", "-g", "-Wall", "-Wextra", "-Werror", "-I.", "-o", binary, "testdata/verbs_cost.c"}, sources...)
 	if out, err := exec.Command("gcc", append(args, "-ldl", "-lpthread")...).CombinedOutput(); err != nil {

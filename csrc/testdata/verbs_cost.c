@@ -4,7 +4,7 @@
  * nothing, and says at once that it is done. Prints the least of several rounds, in the form of
  * Go's benchmarks. BenchmarkVerbsCost runs it.
  *
- *		gcc -O2 -I.. -o verbs_cost verbs_cost.c ../verbs_*.c -ldl -lpthread
+ *		gcc -O2 -I.. -o verbs_cost verbs_cost.c ../verbs_*.c ../pieces.c -ldl -lpthread
  */
 #define _GNU_SOURCE
 #include "verbs_lane.h"
