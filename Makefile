@@ -41,8 +41,9 @@ guest:
 	@GO=$(GO) hack/guest/test $(if $(RUN),-r '$(RUN)') \
 		$(or $(PKG),$(sort $(dir $(shell grep -rl 'func TestReal' --include='*_test.go' .)))) -- $(ARGS)
 
+# One package at a time: many tests start processes, load every processor, and wait for others no longer than their limit.
 race:
-	$(GO) test -race -timeout $(TIMEOUT) ./...
+	$(GO) test -race -p 1 -timeout $(TIMEOUT) ./...
 
 # The C data plane under the sanitizers. Without the search for leaks at the end, which
 # now and then reads memory that Go has just given back; LEAKS=1 has it all the same.

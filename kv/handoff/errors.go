@@ -58,18 +58,22 @@ func (r Reason) String() string {
 // the error of its Reason, and what Err wraps.
 type EndError struct {
 	Request uint64
-	Remote  bool // the other side ended it
+	Peer    string // the other side
+	Remote  bool   // the other side ended it
 	Reason  Reason
 	Err     error // what happened here; may be nil
 }
 
-// Error names the request, the side and the reason.
+// Error names the request, the peer, the side and the reason.
 func (e *EndError) Error() string {
-	side := "this side"
+	with, side := "", "this side"
+	if e.Peer != "" {
+		with = " with peer " + e.Peer
+	}
 	if e.Remote {
 		side = "the other side"
 	}
-	text := fmt.Sprintf("hand over request %d: ended by %s: %v", e.Request, side, e.Reason)
+	text := fmt.Sprintf("hand over request %d%s: ended by %s: %v", e.Request, with, side, e.Reason)
 	if e.Err != nil {
 		text += ": " + e.Err.Error()
 	}

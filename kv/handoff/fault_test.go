@@ -47,7 +47,7 @@ func TestWaitForRoomIsBounded(t *testing.T) {
 	defer held.Release()
 	_, err := p.sender.Begin(within(t), p.prefill.peer, 2, p.request(t, 7, 8))
 	var end *EndError
-	if !errors.As(err, &end) || !errors.Is(err, engine.ErrTimeout) || !end.Remote {
+	if !errors.As(err, &end) || !errors.Is(err, engine.ErrTimeout) || !end.Remote || end.Peer != "decode" {
 		t.Errorf("begin without room: %v", err)
 	}
 }

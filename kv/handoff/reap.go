@@ -114,6 +114,7 @@ func (p *Push) fail(err *EndError) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !isClosed(p.over) {
+		err.Peer = p.peer.Name()
 		p.err = err
 		p.s.count.ended(err.Reason)
 		close(p.over)

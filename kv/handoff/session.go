@@ -149,6 +149,7 @@ func (q *Request) settle(end *EndError) {
 	q.finished = true
 	close(q.layers)
 	if end != nil {
+		end.Peer = q.Peer.Name()
 		q.err = end
 		q.r.count.ended(end.Reason)
 	} else {

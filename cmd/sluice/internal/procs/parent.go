@@ -4,6 +4,7 @@ package procs
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -98,6 +99,17 @@ func (c *Child) Send(kind string, body any) error { return c.out.send(kind, body
 
 // Silent returns for how long the child has said nothing.
 func (c *Child) Silent() time.Duration { return time.Since(time.Unix(0, c.heard.Load())) }
+
+// Stopped reports whether the child is stopped now, as by SIGSTOP or a debugger.
+func (c *Child) Stopped() bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.PID))
+	if err != nil {
+		return false
+	}
+	// The state follows the name of the command, which may hold anything but ends the brackets.
+	_, state, _ := bytes.Cut(stat[bytes.LastIndexByte(stat, ')')+1:], []byte(" "))
+	return len(state) > 0 && (state[0] == 'T' || state[0] == 't')
+}
 
 // Excuse begins the time of Silent anew: for a parent that did not listen itself.
 func (c *Child) Excuse() { c.heard.Store(time.Now().UnixNano()) }

@@ -175,6 +175,9 @@ func TestStoppedChildIsSilent(t *testing.T) {
 			t.Fatal("a stopped child is heard")
 		}
 	}
+	if !c.Stopped() {
+		t.Error("not known to be stopped")
+	}
 	if err := syscall.Kill(c.PID, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
@@ -182,6 +185,9 @@ func TestStoppedChildIsSilent(t *testing.T) {
 		if time.Since(start) > 10*time.Second {
 			t.Fatal("a continued child is not heard")
 		}
+	}
+	if c.Stopped() {
+		t.Error("taken for stopped")
 	}
 }
 

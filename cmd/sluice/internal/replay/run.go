@@ -65,9 +65,6 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 			return nil, err
 		}
 		s.children = append(s.children, &child{Child: c, side: side})
-		if err := c.Send(kindPlan, plan); err != nil {
-			return nil, s.blame(err)
-		}
 	}
 	r, err := s.supervise(ctx)
 	if err != nil {

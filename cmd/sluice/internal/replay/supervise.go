@@ -19,6 +19,7 @@ type child struct {
 	ready bool
 	said  error // what it reported as its error
 	done  bool  // its result is here
+	ended bool  // it has been reaped, and all that it said was heard
 }
 
 // supervisor leads both processes through a replay.
@@ -36,11 +37,12 @@ type supervisor struct {
 	dec      DecodeResult
 }
 
-// event is a message of a child, or its end.
+// event is a message of a child, its end, or that it cannot be told its plan.
 type event struct {
 	from *child
 	msg  procs.Message
 	end  bool
+	err  error
 }
 
 // supervise returns when both results are here, or with the reason why not.
@@ -51,6 +53,7 @@ func (s *supervisor) supervise(ctx context.Context) (*Report, error) {
 	defer close(quit)
 	for _, c := range s.children {
 		go forward(c, events, quit)
+		go s.instruct(c, events, quit)
 	}
 	tick := time.NewTicker(min(s.limit/4, 250*time.Millisecond))
 	defer tick.Stop()
@@ -76,7 +79,7 @@ func forward(c *child, events chan<- event, quit <-chan struct{}) {
 	for {
 		m, ok := <-c.Messages()
 		select {
-		case events <- event{c, m, !ok}:
+		case events <- event{from: c, msg: m, end: !ok}:
 		case <-quit:
 			return
 		}
@@ -86,9 +89,24 @@ func forward(c *child, events chan<- event, quit <-chan struct{}) {
 	}
 }
 
+// instruct sends the plan. One of many requests is more than a pipe holds: a child that
+// does not read it must not stop its parent, too.
+func (s *supervisor) instruct(c *child, events chan<- event, quit <-chan struct{}) {
+	if err := c.Send(kindPlan, s.plan); err != nil {
+		select {
+		case events <- event{from: c, err: err}:
+		case <-quit:
+		}
+	}
+}
+
 func (s *supervisor) handle(e event) error {
 	c := e.from
+	if e.err != nil {
+		return e.err
+	}
 	if e.end {
+		c.ended = true
 		if c.done {
 			return nil
 		}
@@ -220,40 +238,46 @@ func (c *child) death() error {
 
 // blameWait is how long the parent looks for the cause of a failure: when a
 // process dies, the other one complains first.
-const blameWait = 500 * time.Millisecond
+const blameWait = time.Second
 
-// blameLater waits a little for what else happens, and returns the cause.
+// blameLater returns the cause of a failure, which may not be known yet.
 func (s *supervisor) blameLater(err error, events <-chan event) error {
 	late := time.After(blameWait)
+	tick := time.NewTicker(blameWait / 20)
+	defer tick.Stop()
 	for {
+		if cause := s.blame(err); cause != nil {
+			return cause
+		}
 		select {
 		case e := <-events:
 			_ = s.handle(e) // noted in the child
+		case <-tick.C:
 		case <-late:
-			return s.blame(err)
+			return err
 		}
 	}
 }
 
-// blame prefers a process that died without a word, or that is silent, to what
-// the other says about it.
+// blame finds a process that died without a word, is stopped or silent: that says
+// more than what the other says about it. It returns nil if both are well.
 func (s *supervisor) blame(err error) error {
 	for _, c := range s.children {
-		select {
-		case <-c.Exited():
-			if death := c.ExitError(); death != nil && c.said == nil {
-				if err.Error() == death.Error() {
-					return death
-				}
+		if c.ended && c.said == nil {
+			if death := c.ExitError(); death != nil && death.Error() != err.Error() {
 				return fmt.Errorf("%w (then: %w)", death, err)
+			} else if death != nil {
+				return death
 			}
-		default:
+		}
+		if c.Stopped() {
+			return fmt.Errorf("%s process (pid %d) is stopped (then: %w)", c.side, c.PID, err)
 		}
 		if c.Silent() > 4*procs.AliveEvery {
 			return fmt.Errorf("%s process (pid %d) does not answer (then: %w)", c.side, c.PID, err)
 		}
 	}
-	return err
+	return nil
 }
 
 // stop ends both processes at once and waits for them; one that does not answer
