@@ -156,6 +156,35 @@ type Notifier interface {
 	SubmitNotify(op Op, tag uint64, descs []Desc, msg []byte) error
 }
 
+// Counter is implemented by a Notifier that can count at the peer in place of a message:
+// nothing waits there to be received, and its program is woken once for many batches.
+type Counter interface {
+	// SubmitCount is SubmitNotify, or SubmitPages where pages is not nil, with one more
+	// for a counter of the peer in place of the message. The op is guaranteed to be Write.
+	// No descs and no pages: the count alone. A counter of CountersMax or more is
+	// answered with ErrBounds. A batch that succeeded must have counted exactly once
+	// when all under way has arrived, one that failed at most once, and only if all of
+	// its bytes are in place. The program of the peer takes no part: it need not
+	// receive for counts to go on.
+	SubmitCount(tag uint64, descs []Desc, pages *Pages, counter uint32) error
+}
+
+// Counting is implemented by a Backend whose Peers are Counters.
+type Counting interface {
+	// Count returns what a counter below CountersMax has come to since the backend was
+	// opened, by all peers. It must never go back, and the bytes of what it counts must
+	// be visible to whoever has seen it.
+	Count(counter uint32) uint64
+
+	// AwaitCount asks for a wake-up, as Armer has it, once Count has reached n: Arm must
+	// then say ready once. It reports whether Count has reached n already. Each counter
+	// has one such request, the last; one for math.MaxUint64 is none.
+	AwaitCount(counter uint32, n uint64) (reached bool)
+}
+
+// CountersMax is how many counters a Counting backend has.
+const CountersMax = 4096
+
 // Receiver is implemented by a Backend whose Peers are Notifiers.
 type Receiver interface {
 	// Receive moves arrived messages into msgs and returns how many. Message.Data

@@ -20,13 +20,15 @@ type ring struct {
 	armed      *atomic.Uint32
 	notes      *atomic.Uint32 // messages that wait
 	noteLen    *atomic.Uint32 // bytes of the first of them
+	due        *atomic.Uint32 // a count was reached, since arm
 	places     []Done         // a power of two
 }
 
 // newRing takes the addresses of a ring's fields.
-func newRing(head, tail, armed, notes, noteLen, places unsafe.Pointer, n int) ring {
+func newRing(head, tail, armed, notes, noteLen, due, places unsafe.Pointer, n int) ring {
 	return ring{
 		head: (*atomic.Uint64)(head), tail: (*atomic.Uint64)(tail), armed: (*atomic.Uint32)(armed), notes: (*atomic.Uint32)(notes), noteLen: (*atomic.Uint32)(noteLen),
+		due:    (*atomic.Uint32)(due),
 		places: unsafe.Slice((*Done)(places), n),
 	}
 }
@@ -48,5 +50,5 @@ func (r *ring) poll(done []Done) int {
 // round, so one of the two sees the other.
 func (r *ring) arm() (ready bool) {
 	r.armed.Store(1)
-	return r.head.Load() != r.tail.Load() || r.notes.Load() != 0
+	return r.head.Load() != r.tail.Load() || r.notes.Load() != 0 || r.due.Load() != 0 && r.due.Swap(0) != 0
 }

@@ -86,7 +86,7 @@ func OpenUCX(cfg UCXConfig) (*UCXContext, error) {
 		r := C.sl_ucx_ring(c.c, C.uint32_t(i))
 		places := unsafe.Add(unsafe.Pointer(r), C.sizeof_struct_sl_ring) // done is aligned as the ring is
 		c.rings = append(c.rings, newRing(unsafe.Pointer(&r.head), unsafe.Pointer(&r.tail), unsafe.Pointer(&r.armed),
-			unsafe.Pointer(&r.notes), unsafe.Pointer(&r.first_len), places, int(r.mask)+1))
+			unsafe.Pointer(&r.notes), unsafe.Pointer(&r.first_len), unsafe.Pointer(&r.due), places, int(r.mask)+1))
 	}
 	return c, nil
 }

@@ -19,6 +19,7 @@
 #define SL_VERBS_RAILS 16 /* of a context */
 #define SL_VERBS_LANES 16 /* of a connection */
 #define SL_VERBS_NOTE_MAX 4096
+#define SL_VERBS_COUNTERS 4096
 
 enum {
 	SL_VERBS_READ_ONLY = 1,
@@ -88,6 +89,12 @@ struct sl_verbs_dmabuf {
 	uint64_t offset;
 };
 
+/* Arrivals that peers count here. Read by Go with atomics. */
+struct sl_verbs_counter {
+	uint64_t value;
+	uint64_t awaited; /* written by Go: whoever reaches it wakes the poller; 0: nobody waits */
+};
+
 struct sl_verbs_context;
 struct sl_verbs_pin;
 struct sl_verbs_conn;
@@ -97,6 +104,7 @@ int sl_verbs_open(const struct sl_verbs_config *c, struct sl_verbs_context **out
 void sl_verbs_close(struct sl_verbs_context *c);
 void sl_verbs_free(struct sl_verbs_context *c);
 struct sl_ring *sl_verbs_ring(struct sl_verbs_context *c);
+struct sl_verbs_counter *sl_verbs_tally(struct sl_verbs_context *c); /* SL_VERBS_COUNTERS of them */
 
 /* Opens a port of a device. why is the reason of a failure in words, cut at size. */
 int sl_verbs_rail_open(struct sl_verbs_context *c, const struct sl_verbs_rail_config *r, uint32_t *rail, char *why, size_t size);
@@ -180,12 +188,13 @@ void sl_verbs_expire(struct sl_verbs_conn *n, uint32_t slot); /* its epoch is ov
  * Starts a batch: all of it or nothing. 0, or errno in the low 16 bits and the piece
  * above: EAGAIN no place for a batch or a message, ERANGE an unknown key or beyond its memory,
  * EROFS, EPIPE lost, EBADF ended, ESTALE a past epoch, EHOSTUNREACH no lane reaches both sides'
- * memory. It waits when none that does is live. note NULL: no message.
+ * memory. It waits when none that does is live. note NULL: no message. With counter, which is
+ * below SL_VERBS_COUNTERS, or -1, one more for a counter of the peer follows in its place.
  */
 int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_desc *d, size_t count,
-			const uint8_t *note, size_t note_len);
+			const uint8_t *note, size_t note_len, int32_t counter);
 int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_pages *p, const uint32_t *local,
-			      const uint32_t *remote, const uint8_t *note, size_t note_len);
+			      const uint32_t *remote, const uint8_t *note, size_t note_len, int32_t counter);
 void sl_verbs_cancel(struct sl_verbs_conn *n, uint64_t tag);
 
 /* Takes completions in the caller, for whom the thread stands back until undrive. */

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "verbs_lane.h"
 
+#include <endian.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -156,15 +157,33 @@ static void enqueue(struct sl_verbs_conn *n, struct sl_verbs_batch *b)
 	n->context->traffic->live++;
 }
 
-static void take_note(struct sl_verbs_batch *b, const uint8_t *note, size_t len)
+/* What follows the data: a message, a count (with counter), or nothing. */
+struct trailer {
+	const uint8_t *data;
+	size_t len;
+	uint32_t kind;
+	uint32_t counter; /* little-endian */
+};
+
+/* 0, or ERANGE. data is in t itself for a count, so that t must not move. */
+static int trail(struct trailer *t, int write, const uint8_t *note, size_t len, int32_t counter)
+{
+	*t = (struct trailer){note, len, SL_VERBS_IS_NOTE, 0};
+	if (counter >= 0)
+		*t = (struct trailer){(const uint8_t *)&t->counter, sizeof(t->counter), SL_VERBS_IS_COUNT, htole32((uint32_t)counter)};
+	return t->len > SL_VERBS_NOTE_MAX || counter >= SL_VERBS_COUNTERS || (t->data && !write) ? ERANGE : 0;
+}
+
+static void take_note(struct sl_verbs_batch *b, const struct trailer *t)
 {
 	struct sl_verbs_conn *n = b->conn;
 	struct sl_verbs_slip *s = n->free_slips;
 
 	n->free_slips = s->next;
-	s->len = (uint32_t)(sizeof(struct sl_verbs_head) + len);
-	if (len)
-		memcpy(s->at + sizeof(struct sl_verbs_head), note, len);
+	s->kind = t->kind;
+	s->len = (uint32_t)(sizeof(struct sl_verbs_head) + t->len);
+	if (t->len)
+		memcpy(s->at + sizeof(struct sl_verbs_head), t->data, t->len);
 	b->note = s;
 	n->accepted++;
 	b->next_note = NULL;
@@ -189,11 +208,11 @@ static void fill(struct sl_verbs_batch *b, const struct sl_verbs_batch *form, st
 }
 
 /* Under the lock; form is what the caller asks for. */
-static int64_t submit(struct sl_verbs_conn *n, struct sl_verbs_batch *form, const uint8_t *note, size_t note_len)
+static int64_t submit(struct sl_verbs_conn *n, struct sl_verbs_batch *form, const struct trailer *note)
 {
 	struct sl_verbs_traffic *t = n->context->traffic;
 	struct sl_verbs_batch *b = t->free;
-	int64_t rc = refuse(n, note != NULL);
+	int64_t rc = refuse(n, note->data != NULL);
 
 	if (rc == 0)
 		rc = check(n, form);
@@ -205,8 +224,8 @@ static int64_t submit(struct sl_verbs_conn *n, struct sl_verbs_batch *form, cons
 	}
 	t->free = b->next;
 	fill(b, form, n);
-	if (note)
-		take_note(b, note, note_len);
+	if (note->data)
+		take_note(b, note);
 	enqueue(n, b);
 	t->polled = 1; /* what ends now, the caller finds without being woken */
 	sl_verbs_pump(n);
@@ -220,30 +239,32 @@ static int64_t submit(struct sl_verbs_conn *n, struct sl_verbs_batch *form, cons
 }
 
 int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_desc *d, size_t count,
-			const uint8_t *note, size_t note_len)
+			const uint8_t *note, size_t note_len, int32_t counter)
 {
 	struct sl_verbs_batch form = {.tag = tag, .write = write, .pieces = {.descs = d, .count = (uint32_t)count}};
+	struct trailer t;
 	int64_t rc;
 
-	if (count > SL_PIECES_MAX || note_len > SL_VERBS_NOTE_MAX || (note && !write))
+	if (count > SL_PIECES_MAX || trail(&t, write, note, note_len, counter) != 0)
 		return ERANGE;
 	sl_verbs_enter(n->context);
-	rc = submit(n, &form, note, note_len);
+	rc = submit(n, &form, &t);
 	sl_verbs_unlock(n->context);
 	return rc;
 }
 
 int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_pages *p,
-			      const uint32_t *local, const uint32_t *remote, const uint8_t *note, size_t note_len)
+			      const uint32_t *local, const uint32_t *remote, const uint8_t *note, size_t note_len, int32_t counter)
 {
 	struct sl_verbs_batch form = {.tag = tag, .write = write, .pieces = {.pages = *p, .local_index = local,
 						 .remote_index = remote, .count = (uint32_t)p->count}};
+	struct trailer t;
 	int64_t rc;
 
-	if (!sl_pages_sound(p) || note_len > SL_VERBS_NOTE_MAX || (note && !write))
+	if (!sl_pages_sound(p) || trail(&t, write, note, note_len, counter) != 0)
 		return ERANGE;
 	sl_verbs_enter(n->context);
-	rc = submit(n, &form, note, note_len);
+	rc = submit(n, &form, &t);
 	sl_verbs_unlock(n->context);
 	return rc;
 }

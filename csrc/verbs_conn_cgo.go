@@ -127,11 +127,31 @@ func (n *VerbsConn) Expire(slot uint32) {
 // Submit starts a batch in one crossing, under the rules of backends.Peer and
 // backends.Notifier. A nil msg is none.
 func (n *VerbsConn) Submit(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+	return n.submit(op, tag, descs, msg, -1)
+}
+
+// SubmitPages is Submit for a pattern, as backends.Pager has it.
+func (n *VerbsConn) SubmitPages(op backends.Op, tag uint64, p *backends.Pages, msg []byte) error {
+	return n.submitPages(op, tag, p, msg, -1)
+}
+
+// SubmitCount writes, and then counts at the peer, as backends.Counter has it.
+func (n *VerbsConn) SubmitCount(tag uint64, descs []backends.Desc, p *backends.Pages, counter uint32) error {
+	if counter >= VerbsCountersMax {
+		return backends.ErrBounds
+	}
+	if p != nil {
+		return n.submitPages(backends.Write, tag, p, nil, int32(counter))
+	}
+	return n.submit(backends.Write, tag, descs, nil, int32(counter))
+}
+
+func (n *VerbsConn) submit(op backends.Op, tag uint64, descs []backends.Desc, msg []byte, counter int32) error {
 	n.context.keepBack()
 	// Bytes are typed: cgo would look through all that lies around them for pointers.
 	rc := C.sl_verbs_submit(n.c, toRemote(op), C.uint64_t(tag),
 		(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(descs))), C.size_t(len(descs)),
-		(*C.uint8_t)(ucxMessage(msg)), C.size_t(len(msg)))
+		(*C.uint8_t)(ucxMessage(msg)), C.size_t(len(msg)), C.int32_t(counter))
 	runtime.KeepAlive(n)
 	if rc == 0 {
 		return nil
@@ -139,8 +159,7 @@ func (n *VerbsConn) Submit(op backends.Op, tag uint64, descs []backends.Desc, ms
 	return verbsRefusal(int64(rc))
 }
 
-// SubmitPages is Submit for a pattern, as backends.Pager has it.
-func (n *VerbsConn) SubmitPages(op backends.Op, tag uint64, p *backends.Pages, msg []byte) error {
+func (n *VerbsConn) submitPages(op backends.Op, tag uint64, p *backends.Pages, msg []byte, counter int32) error {
 	if p.Count <= 0 || (p.Local != nil && len(p.Local) != p.Count) || (p.Remote != nil && len(p.Remote) != p.Count) {
 		return backends.ErrBounds
 	}
@@ -153,7 +172,7 @@ func (n *VerbsConn) SubmitPages(op backends.Op, tag uint64, p *backends.Pages, m
 	n.context.keepBack()
 	rc := C.sl_verbs_submit_pages(n.c, toRemote(op), C.uint64_t(tag), &form,
 		(*C.uint32_t)(unsafe.SliceData(p.Local)), (*C.uint32_t)(unsafe.SliceData(p.Remote)),
-		(*C.uint8_t)(ucxMessage(msg)), C.size_t(len(msg)))
+		(*C.uint8_t)(ucxMessage(msg)), C.size_t(len(msg)), C.int32_t(counter))
 	runtime.KeepAlive(n)
 	if rc == 0 {
 		return nil

@@ -50,6 +50,11 @@ func (*VerbsConn) SubmitPages(backends.Op, uint64, *backends.Pages, []byte) erro
 	return backends.ErrNotSupported
 }
 
+// SubmitCount is not supported.
+func (*VerbsConn) SubmitCount(uint64, []backends.Desc, *backends.Pages, uint32) error {
+	return backends.ErrNotSupported
+}
+
 // Cancel does nothing.
 func (*VerbsConn) Cancel(uint64) {}
 

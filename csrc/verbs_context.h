@@ -97,6 +97,7 @@ struct sl_verbs_context {
 	struct sl_verbs_pin *pins;
 	uint32_t registering; /* pins and grants being made or ended without the lock: close waits */
 	struct sl_ring *ring;
+	struct sl_verbs_counter *tally;
 	struct sl_verbs_traffic *traffic; /* of verbs_lane.h */
 };
 

@@ -27,6 +27,7 @@ import (
 type VerbsContext struct {
 	c      *C.struct_sl_verbs_context
 	ring   ring
+	tally  []C.struct_sl_verbs_counter
 	closed bool        // by Close
 	driven atomic.Bool // since the last Arm
 }
@@ -49,8 +50,23 @@ func OpenVerbs(cfg VerbsConfig) (*VerbsContext, error) {
 	r := C.sl_verbs_ring(c.c)
 	places := unsafe.Add(unsafe.Pointer(r), C.sizeof_struct_sl_ring) // done is aligned as the ring is
 	c.ring = newRing(unsafe.Pointer(&r.head), unsafe.Pointer(&r.tail), unsafe.Pointer(&r.armed),
-		unsafe.Pointer(&r.notes), unsafe.Pointer(&r.first_len), places, int(r.mask)+1)
+		unsafe.Pointer(&r.notes), unsafe.Pointer(&r.first_len), unsafe.Pointer(&r.due), places, int(r.mask)+1)
+	c.tally = unsafe.Slice(C.sl_verbs_tally(c.c), C.SL_VERBS_COUNTERS)
 	return c, nil
+}
+
+// Count is how often peers have counted on a counter below VerbsCountersMax.
+func (c *VerbsContext) Count(counter uint32) uint64 {
+	defer runtime.KeepAlive(c)
+	return (*atomic.Uint64)(unsafe.Pointer(&c.tally[counter].value)).Load()
+}
+
+// AwaitCount asks for one write to WakeFD, when armed, once Count has reached n, and reports
+// whether it has already. The last call holds.
+func (c *VerbsContext) AwaitCount(counter uint32, n uint64) bool {
+	defer runtime.KeepAlive(c)
+	(*atomic.Uint64)(unsafe.Pointer(&c.tally[counter].awaited)).Store(n)
+	return c.Count(counter) >= n
 }
 
 // Close ends all connections, memory and rails. It may be called twice, but not at once.

@@ -34,6 +34,12 @@ func (*VerbsContext) Arm() bool { return false }
 // Receive finds nothing.
 func (*VerbsContext) Receive() (VerbsNote, bool) { return VerbsNote{}, false }
 
+// Count is 0.
+func (*VerbsContext) Count(uint32) uint64 { return 0 }
+
+// AwaitCount has nothing to wait for.
+func (*VerbsContext) AwaitCount(uint32, uint64) bool { return false }
+
 // News finds nothing.
 func (*VerbsContext) News() (VerbsNews, bool) { return VerbsNews{}, false }
 

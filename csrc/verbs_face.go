@@ -101,13 +101,14 @@ const (
 	VerbsRelaxed  uint32 = 2 // PCIe may reorder writes of the NIC, where it can
 )
 
-// Bounds of a context: rails, lanes of a connection, bytes of a message, and keys, which
-// are below VerbsKeysMax.
+// Bounds of a context: rails, lanes of a connection, bytes of a message, keys and counters,
+// which are below their bound.
 const (
-	VerbsRailsMax = 16
-	VerbsLanesMax = 16
-	VerbsNoteMax  = 4096
-	VerbsKeysMax  = 4 << 20
+	VerbsRailsMax    = 16
+	VerbsLanesMax    = 16
+	VerbsNoteMax     = 4096
+	VerbsKeysMax     = 4 << 20
+	VerbsCountersMax = backends.CountersMax
 )
 
 // The outcomes of Done.Status beside those of completions, which are above 0.

@@ -21,13 +21,14 @@ struct sl_verbs_head {
 	uint64_t value; /* of a message: its number, from 1; of credit: how many the program has taken */
 };
 _Static_assert(sizeof(struct sl_verbs_head) <= SL_VERBS_HEAD_MAX, "a receive has room for it");
-enum { SL_VERBS_MAGIC = 0x31766c73, SL_VERBS_IS_NOTE = 1, SL_VERBS_IS_CREDIT = 2 };
+enum { SL_VERBS_MAGIC = 0x31766c73, SL_VERBS_IS_NOTE = 1, SL_VERBS_IS_CREDIT = 2, SL_VERBS_IS_COUNT = 3 };
 
 /* A message of ours, in memory that the NIC knows. */
 struct sl_verbs_slip {
 	struct sl_verbs_slip *next; /* free ones */
 	uint8_t *at;		    /* the head, then the bytes */
 	uint32_t len;		    /* of both */
+	uint32_t kind;		    /* SL_VERBS_IS_*; of a count the bytes are the counter, as an le32 */
 };
 
 struct sl_verbs_lane;

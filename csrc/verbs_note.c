@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Messages: numbered, in order, each once. The owner gives back credit as its program takes
- * them, so that each finds a receive that is posted and a place in the inbox.
+ * Messages and counts: numbered, in order, each once. The owner gives back credit as its program
+ * takes messages, and as counts arrive, so that each finds a receive that is posted and a place
+ * in the inbox.
  */
 #define _GNU_SOURCE
 #include "verbs_lane.h"
@@ -16,7 +17,7 @@ struct sl_verbs_post {
 	struct sl_verbs_post *next;
 	struct sl_verbs_inbox *box;
 	uint64_t number;
-	uint32_t len;
+	uint32_t kind, len;
 	uint8_t body[SL_VERBS_NOTE_MAX];
 };
 
@@ -168,7 +169,7 @@ static int post_note(struct sl_verbs_conn *n, struct sl_verbs_lane *l, struct sl
 	r->number = ++n->sent;
 	n->note_lane = l;
 	n->notes_out++;
-	build(l, r, SL_VERBS_IS_NOTE, r->number);
+	build(l, r, r->slip->kind, r->number);
 	return 0;
 }
 
@@ -192,7 +193,6 @@ static void deliver(struct sl_verbs_conn *n, struct sl_verbs_post *p)
 	struct sl_verbs_traffic *t = n->context->traffic;
 	struct sl_ring *ring = n->context->ring;
 
-	n->seen = p->number;
 	n->inbox->unread++;
 	p->next = NULL;
 	if (!t->first)
@@ -202,11 +202,45 @@ static void deliver(struct sl_verbs_conn *n, struct sl_verbs_post *p)
 	__atomic_fetch_add(&ring->notes, 1, __ATOMIC_SEQ_CST);
 }
 
+/* The value goes up before the look at who waits for it; those do it the other way round. */
+static void count(struct sl_verbs_conn *n, struct sl_verbs_post *p)
+{
+	struct sl_verbs_context *c = n->context;
+	struct sl_verbs_counter *at;
+	uint64_t value, awaited;
+	uint32_t counter;
+
+	memcpy(&counter, p->body, sizeof(counter));
+	at = &c->tally[le32toh(counter)];
+	value = __atomic_add_fetch(&at->value, 1, __ATOMIC_SEQ_CST);
+	awaited = __atomic_load_n(&at->awaited, __ATOMIC_SEQ_CST);
+	if (awaited != 0 && value >= awaited) {
+		__atomic_store_n(&c->ring->due, 1, __ATOMIC_SEQ_CST);
+		sl_verbs_wake(c);
+	}
+	p->next = n->inbox->free;
+	n->inbox->free = p;
+	n->taken++;
+	sl_verbs_repay(n);
+}
+
+/* Its turn has come. */
+static void admit(struct sl_verbs_conn *n, struct sl_verbs_post *p)
+{
+	n->seen = p->number;
+	if (p->kind == SL_VERBS_IS_COUNT) {
+		count(n, p);
+		return;
+	}
+	deliver(n, p);
+	sl_verbs_wake(n->context); /* also whoever submits: it looks for completions only */
+}
+
 /*
  * The numbers tell what comes twice. One may come before its turn: those of two rails lie in two queues.
  * More than there is room for is not from a peer of ours.
  */
-static int put_note(struct sl_verbs_conn *n, uint64_t number, const uint8_t *body, uint32_t len)
+static int put_note(struct sl_verbs_conn *n, uint32_t kind, uint64_t number, const uint8_t *body, uint32_t len)
 {
 	struct sl_verbs_post **at, *p;
 
@@ -223,16 +257,27 @@ static int put_note(struct sl_verbs_conn *n, uint64_t number, const uint8_t *bod
 		return -EPROTO;
 	n->inbox->free = p->next;
 	p->number = number;
+	p->kind = kind;
 	p->len = len;
 	memcpy(p->body, body, len);
 	p->next = *at;
 	*at = p;
 	while ((p = n->inbox->ahead) != NULL && p->number == n->seen + 1) {
 		n->inbox->ahead = p->next;
-		deliver(n, p);
+		admit(n, p);
 	}
-	sl_verbs_wake(n->context); /* also whoever submits: it looks for completions only */
 	return 0;
+}
+
+/* Whether the bytes of a count name a counter. */
+static int names_counter(const uint8_t *body, uint32_t len)
+{
+	uint32_t counter;
+
+	if (len != sizeof(counter))
+		return 0;
+	memcpy(&counter, body, sizeof(counter));
+	return le32toh(counter) < SL_VERBS_COUNTERS;
 }
 
 static int put_credit(struct sl_verbs_conn *n, uint64_t taken)
@@ -252,15 +297,23 @@ static int put_credit(struct sl_verbs_conn *n, uint64_t taken)
 static int take_in(struct sl_verbs_conn *n, const uint8_t *at, uint32_t len)
 {
 	struct sl_verbs_head head;
+	uint32_t kind;
 
 	if (len < sizeof(head))
 		return -EPROTO;
 	memcpy(&head, at, sizeof(head));
-	if (le32toh(head.magic) != SL_VERBS_MAGIC || len - sizeof(head) > SL_VERBS_NOTE_MAX)
+	at += sizeof(head);
+	len -= (uint32_t)sizeof(head);
+	if (le32toh(head.magic) != SL_VERBS_MAGIC || len > SL_VERBS_NOTE_MAX)
 		return -EPROTO;
-	switch (le32toh(head.kind)) {
+	kind = le32toh(head.kind);
+	switch (kind) {
+	case SL_VERBS_IS_COUNT:
+		if (!names_counter(at, len))
+			return -EPROTO;
+		/* fall through */
 	case SL_VERBS_IS_NOTE:
-		return put_note(n, le64toh(head.value), at + sizeof(head), len - (uint32_t)sizeof(head));
+		return put_note(n, kind, le64toh(head.value), at, len);
 	case SL_VERBS_IS_CREDIT:
 		return put_credit(n, le64toh(head.value));
 	default:

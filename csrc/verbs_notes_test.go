@@ -152,3 +152,38 @@ func wakeSleepers(t *testing.T, d verbsHosts) {
 		l.note(t)
 	}
 }
+
+// TestMalformedMessages changes messages as a peer that means harm would: the owner ends that
+// lane, and takes nothing of it.
+func TestMalformedMessages(t *testing.T) {
+	for what, at := range map[string]int{"magic": 0, "kind": 4, "number": 15, "counter": 19} {
+		t.Run(what, func(t *testing.T) {
+			d := fakeDevices(t, 1)
+			l := openVerbsLink(t, d, verbsShape{})
+			d.fake.Device(0).GarbleNext(at)
+			l.tag++
+			if err := l.conn.SubmitCount(l.tag, nil, nil, 1); err != nil {
+				t.Fatal(err)
+			}
+			for end := time.Now().Add(verbsPatience); ; time.Sleep(time.Millisecond) {
+				if n, ok := l.far.News(); ok && n.Kind == VerbsLaneFailed {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatal("the owner keeps the lane")
+				}
+			}
+			for i := range uint32(VerbsCountersMax) {
+				if got := l.far.Count(i); got != 0 {
+					t.Errorf("counter %d is at %d", i, got)
+				}
+			}
+			if n, ok := l.far.Receive(); ok {
+				t.Errorf("message %x", n.Data)
+			}
+			if got := l.back.Seen(); got != 0 {
+				t.Errorf("%d messages were seen", got)
+			}
+		})
+	}
+}

@@ -32,13 +32,15 @@ static int valid(const struct sl_verbs_config *c)
 	       c->slice <= UINT32_MAX && c->flight;
 }
 
+/* What Go reads. */
 static int make_ring(struct sl_verbs_context *c)
 {
 	size_t bytes = sizeof(*c->ring) + c->config.batches * sizeof(c->ring->done[0]);
 
 	bytes = (bytes + 63) & ~(size_t)63;
 	c->ring = aligned_alloc(64, bytes);
-	if (!c->ring)
+	c->tally = calloc(SL_VERBS_COUNTERS, sizeof(*c->tally));
+	if (!c->ring || !c->tally)
 		return -ENOMEM;
 	memset(c->ring, 0, bytes);
 	c->ring->mask = c->config.batches - 1;
@@ -109,10 +111,16 @@ void sl_verbs_free(struct sl_verbs_context *c)
 	pthread_cond_destroy(&c->news);
 	pthread_mutex_destroy(&c->lock);
 	free(c->ring);
+	free(c->tally);
 	free(c);
 }
 
 struct sl_ring *sl_verbs_ring(struct sl_verbs_context *c)
 {
 	return c->ring;
+}
+
+struct sl_verbs_counter *sl_verbs_tally(struct sl_verbs_context *c)
+{
+	return c->tally;
 }

@@ -34,6 +34,9 @@ type verbsSoak struct {
 	last     uint64             // message that came
 	came     map[uint64]bool
 	owed     map[uint64]uint64 // messages by their batch
+	counts   map[uint64]bool   // by tag: it counts, on the counter of its place
+	counted  [soakPlaces]uint64
+	maybe    [soakPlaces]uint64 // counts of aborted batches
 	cancels  map[uint64]bool
 	aborted  int
 	finished int
@@ -68,8 +71,14 @@ func (s *verbsSoak) submit(t *testing.T) {
 		backends.Desc{Local: from, Remote: from, Len: 1000},
 		backends.Desc{Local: from + 1000, Remote: from + 1000, Len: 30_000},
 		backends.Desc{Local: from + 31_000, Remote: from + 31_000, Len: soakBytes - 31_000})
-	err := s.l.conn.Submit(op, s.l.tag, descs, msg)
-	if errors.Is(err, backends.ErrFull) && msg != nil {
+	counts := op == backends.Write && msg == nil && s.r.IntN(2) == 0
+	var err error
+	if counts {
+		err = s.l.conn.SubmitCount(s.l.tag, descs, nil, uint32(place))
+	} else {
+		err = s.l.conn.Submit(op, s.l.tag, descs, msg)
+	}
+	if errors.Is(err, backends.ErrFull) && (msg != nil || counts) {
 		return
 	}
 	if err != nil {
@@ -80,6 +89,7 @@ func (s *verbsSoak) submit(t *testing.T) {
 		s.owed[s.l.tag] = s.number
 	}
 	s.free = s.free[:len(s.free)-1]
+	s.counts[s.l.tag] = counts
 	s.places[s.l.tag] = place
 	s.writes[s.l.tag] = op == backends.Write
 	if s.r.IntN(8) == 0 {
@@ -100,11 +110,16 @@ func (s *verbsSoak) finish(t *testing.T, d Done) {
 	switch err := VerbsError(d); {
 	case errors.Is(err, backends.ErrAborted):
 		s.aborted++
+		if s.counts[d.Tag] {
+			s.maybe[place]++
+		}
 		delete(s.owed, d.Tag) // it may come or not
 	case err != nil:
 		t.Fatal(err)
 	case !bytes.Equal(local, far):
 		t.Fatalf("batch %d, a write: %v: other bytes", d.Tag, s.writes[d.Tag])
+	case s.counts[d.Tag]:
+		s.counted[place]++
 	}
 	s.far[place] = bytes.Clone(far)
 	s.free = append(s.free, place)
@@ -134,6 +149,18 @@ func (s *verbsSoak) poll(t *testing.T) {
 	s.receive(t)
 }
 
+// checkCounts finds counts that were lost, or made twice.
+func (s *verbsSoak) checkCounts(t *testing.T, end time.Time) {
+	for place, n := range s.counted {
+		for s.l.far.Count(uint32(place)) < n && time.Now().Before(end) {
+			time.Sleep(time.Millisecond)
+		}
+		if got := s.l.far.Count(uint32(place)); got < n || got > n+s.maybe[place] {
+			t.Errorf("counter %d is at %d, want %d, and up to %d of aborted batches", place, got, n, s.maybe[place])
+		}
+	}
+}
+
 // Many batches at once, some of them cancelled, while devices fail by chance.
 func TestManyBatchesWithFaults(t *testing.T) {
 	for seed := range uint64(2) {
@@ -143,7 +170,7 @@ func TestManyBatchesWithFaults(t *testing.T) {
 			m := l.mend(t, 0)
 			chance := fakeverbs.NewChance(d.fake, seed, []int{0, 2}, []int{1, 3})
 			s := &verbsSoak{l: l, r: rand.New(rand.NewPCG(seed, 3)), places: map[uint64]int{}, writes: map[uint64]bool{},
-				cancels: map[uint64]bool{}, came: map[uint64]bool{}, owed: map[uint64]uint64{}}
+				cancels: map[uint64]bool{}, came: map[uint64]bool{}, owed: map[uint64]uint64{}, counts: map[uint64]bool{}}
 			for i := range soakPlaces {
 				s.free = append(s.free, i)
 			}
@@ -169,6 +196,7 @@ func TestManyBatchesWithFaults(t *testing.T) {
 					t.Errorf("message %d of batch %d (cancelled: %v) never came", n, tag, s.cancels[tag])
 				}
 			}
+			s.checkCounts(t, end)
 			m.stop()
 			neverOverrun(t, d.fake, 4)
 			t.Logf("%d failures of lanes, %d batches aborted of %d, %d messages", m.fails, s.aborted, s.finished, len(s.came))

@@ -29,11 +29,15 @@ type batch struct {
 	descs   []backends.Desc
 	pages   *Pages
 	message []byte // nil: none
-	last    bool   // only after all others have ended: it carries the message
+	counts  bool   // one more for counter follows the data
+	counter uint32
+	last    bool // only after all others have ended: it carries the message, or the count
 }
 
 func (b *batch) submit(op Op, tag uint64) error {
 	switch {
+	case b.counts:
+		return b.conn.counter.SubmitCount(tag, b.descs, b.pages, b.counter)
 	case b.pages != nil:
 		return b.conn.pager.SubmitPages(op, tag, b.pages, b.message)
 	case b.message != nil:
@@ -130,7 +134,7 @@ func cutList(list []uint32, n int, base, stride uint64) (head, tail []uint32, ta
 }
 
 // Notify attaches a message that reaches the peer after the data is visible
-// there. It is kept by reference until Reset. An empty message is one.
+// there, in place of a count. It is kept by reference until Reset. An empty message is one.
 func (t *Transfer) Notify(msg []byte) error {
 	if s := t.state.Load(); s != idle && s != done {
 		return t.misuse("change")
@@ -138,7 +142,20 @@ func (t *Transfer) Notify(msg []byte) error {
 	if msg == nil {
 		msg = []byte{}
 	}
-	t.message, t.notify, t.dirty = msg, true, true
+	t.message, t.notify, t.counts, t.dirty = msg, true, false, true
+	return nil
+}
+
+// Count attaches one more for a counter of the peer's engine, which has it after the data
+// is visible there (Engine.Counter), in place of a message.
+func (t *Transfer) Count(counter uint32) error {
+	if s := t.state.Load(); s != idle && s != done {
+		return t.misuse("change")
+	}
+	if counter >= CountersMax {
+		return fmt.Errorf("count on %d, below %d: %w", counter, CountersMax, ErrBounds)
+	}
+	t.message, t.notify, t.counts, t.counter, t.dirty = nil, false, true, counter, true
 	return nil
 }
 
@@ -243,29 +260,34 @@ func (t *Transfer) listConns() {
 	}
 }
 
-// attach gives the message to the last batch, or to one of its own where that
-// cannot carry it: a read's, or one of a backend without messages.
+// attach gives the message or the count to the last batch, or to one of its own where
+// that cannot carry it: a read's, or one of a backend without messages.
 func (t *Transfer) attach() error {
-	if !t.notify {
+	if !t.notify && !t.counts {
 		return nil
 	}
-	if n := len(t.batches); n > 0 && t.op == Write && t.batches[n-1].conn.notifier != nil {
-		b := &t.batches[n-1]
-		if err := checkMessage(b.conn, t.message); err != nil {
-			return err
+	n := len(t.batches)
+	if n == 0 || t.op != Write || !t.batches[n-1].conn.carries(t.counts) {
+		c := t.p.messenger(t.route, t.counts)
+		if c == nil {
+			return t.noMessenger()
 		}
-		b.message, b.last = t.message, n > 1
-		return nil
+		t.batches = append(t.batches, batch{conn: c})
+		n++
 	}
-	c := t.p.messenger(t.route)
-	if c == nil {
-		return &OpError{Op: "notify", Peer: t.p.name, Err: fmt.Errorf("no live backend of the route carries messages: %w", ErrNoRoute)}
-	}
-	if err := checkMessage(c, t.message); err != nil {
+	b := &t.batches[n-1]
+	if err := checkMessage(b.conn, t.message); err != nil {
 		return err
 	}
-	t.batches = append(t.batches, batch{conn: c, message: t.message, last: len(t.batches) > 0})
+	b.message, b.counts, b.counter, b.last = t.message, t.counts, t.counter, n > 1
 	return nil
+}
+
+func (t *Transfer) noMessenger() error {
+	if t.counts {
+		return &OpError{Op: "count", Peer: t.p.name, Err: fmt.Errorf("no live backend of the route counts at the peer: %w", ErrNoRoute)}
+	}
+	return &OpError{Op: "notify", Peer: t.p.name, Err: fmt.Errorf("no live backend of the route carries messages: %w", ErrNoRoute)}
 }
 
 func checkMessage(c *conn, msg []byte) error {

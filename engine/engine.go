@@ -54,6 +54,7 @@ type Engine struct {
 
 	slots   slots
 	sweeper sweeper
+	tally   tally
 	inbox   chan Notification
 	dropped atomic.Uint64 // completions that no transfer waited for
 

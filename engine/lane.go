@@ -22,6 +22,7 @@ type lane struct {
 	caps     backends.Caps
 	armer    backends.Armer    // nil: found by polling while something is in flight
 	receiver backends.Receiver // nil: no messages
+	counting backends.Counting // nil: it does not count
 	fencer   backends.Fencer   // nil: Memory.Close is the proof
 
 	allocator backends.Allocator // nil: it has no memory of its own
@@ -50,6 +51,7 @@ func newLane(e *Engine, index int, b backends.Backend) (*lane, error) {
 	l := &lane{e: e, index: index, b: b, caps: b.Caps(), kick: make(chan struct{}, 1)}
 	l.armer, _ = b.(backends.Armer)
 	l.receiver, _ = b.(backends.Receiver)
+	l.counting, _ = b.(backends.Counting)
 	l.fencer, _ = b.(backends.Fencer)
 	l.allocator, _ = b.(backends.Allocator)
 	if l.caps.DescsMax < 1 {
@@ -132,6 +134,7 @@ func (l *lane) serve() {
 	for !l.e.isClosing() {
 		found := l.poll()
 		found = l.receive() || found
+		l.count()
 		if found {
 			misses = 0
 			continue
@@ -208,6 +211,7 @@ func (l *lane) servePolling() {
 	for !l.e.isClosing() {
 		found := l.poll()
 		found = l.receive() || found
+		l.count()
 		if found {
 			sleep = sleepMin
 		}

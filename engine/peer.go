@@ -44,6 +44,7 @@ type conn struct {
 	p        backends.Peer
 	pager    backends.Pager
 	notifier backends.Notifier
+	counter  backends.Counter
 	canceler backends.Canceler
 	helper   backends.Helper
 	watcher  backends.Watcher
@@ -63,6 +64,7 @@ func newConn(peer *Peer, l *lane, p backends.Peer) *conn {
 		c.pager, _ = p.(backends.Pager)
 	}
 	c.notifier, _ = p.(backends.Notifier)
+	c.counter, _ = p.(backends.Counter)
 	c.canceler, _ = p.(backends.Canceler)
 	c.helper, _ = p.(backends.Helper)
 	c.watcher, _ = p.(backends.Watcher)

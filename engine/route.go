@@ -215,10 +215,10 @@ func (p *Peer) noRoute(local *Region, remote *Remote, list []Candidate) error {
 		local.Kind(), remote.kind, remote.name, strings.Join(why, "; "), cause)}
 }
 
-// messenger returns the nearest live connection that carries messages.
-func (p *Peer) messenger(route Route) (best *conn) {
+// messenger returns the nearest live connection that carries messages, or counts.
+func (p *Peer) messenger(route Route, counts bool) (best *conn) {
 	for _, c := range p.conns {
-		if c == nil || c.notifier == nil || c.isLost() || (route.Only != "" && route.Only != c.lane.caps.Name) {
+		if c == nil || !c.carries(counts) || c.isLost() || (route.Only != "" && route.Only != c.lane.caps.Name) {
 			continue
 		}
 		if best == nil || c.lane.caps.Cost.Setup < best.lane.caps.Cost.Setup {
@@ -226,4 +226,12 @@ func (p *Peer) messenger(route Route) (best *conn) {
 		}
 	}
 	return best
+}
+
+// carries reports whether what follows data can: a count, or a message.
+func (c *conn) carries(counts bool) bool {
+	if counts {
+		return c.counter != nil
+	}
+	return c.notifier != nil
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // Transfer is a batch of copies with one completion. It is made once and posted
-// many times: idle, posted, done, posted again. Add, AddPages, Notify, Post,
+// many times: idle, posted, done, posted again. Add, AddPages, Notify, Count, Post,
 // Reset and Close belong to one goroutine at a time; Done, Err, Wait, Abort and
 // Completed may be called from any. Misuse is an error, ErrBusy while posted.
 type Transfer struct {
@@ -24,7 +24,9 @@ type Transfer struct {
 	regions []*Region
 	remotes []*Remote
 	message []byte
-	notify  bool
+	notify  bool // message follows the data
+	counts  bool // or one more for counter does
+	counter uint32
 	dirty   bool // the list has changed since batches was made
 	batches []batch
 	bytes   uint64
@@ -181,7 +183,7 @@ func (t *Transfer) release() {
 		t.groups[i].clear()
 	}
 	t.groups = t.groups[:0]
-	t.message, t.notify, t.dirty, t.bytes = nil, false, true, 0
+	t.message, t.notify, t.counts, t.dirty, t.bytes = nil, false, false, true, 0
 }
 
 // Close gives the transfer back. It is ErrBusy while posted: Abort it first.

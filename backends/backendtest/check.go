@@ -40,6 +40,7 @@ type optional uint8
 
 const (
 	notifier optional = iota
+	counter
 	pager
 	canceler
 	fencer
@@ -55,6 +56,8 @@ func (s *stage) has(o optional) (ok bool) {
 	switch o {
 	case notifier:
 		_, ok = s.peer.(backends.Notifier)
+	case counter:
+		_, ok = s.peer.(backends.Counter)
 	case pager:
 		_, ok = s.peer.(backends.Pager)
 	case canceler:
@@ -81,13 +84,13 @@ func (s *stage) lacks(o optional) string {
 		return ""
 	}
 	return "the backend has no " + [...]string{
-		"Notifier", "Pager", "Canceler", "Fencer", "Armer", "Watcher", "Explainer", "Helper", "Allocator, or no memory of its own",
+		"Notifier", "Counter", "Pager", "Canceler", "Fencer", "Armer", "Watcher", "Explainer", "Helper", "Allocator, or no memory of its own",
 	}[o]
 }
 
 // checks is the suite.
 var checks = join(
-	lengthChecks, boundsChecks, tokenChecks, pagesChecks, notifyChecks, lastWordChecks,
+	lengthChecks, boundsChecks, tokenChecks, pagesChecks, notifyChecks, countChecks, lastWordChecks,
 	completionChecks, noPollChecks, cancelChecks, helpChecks, fenceChecks, besideChecks, armChecks, allocChecks,
 	allocatorChecks, connectChecks, lifecycleChecks, hammerChecks,
 )

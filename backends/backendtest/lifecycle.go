@@ -27,6 +27,7 @@ func checkCaps(s *stage) {
 		s.Errorf("Caps returned %+v, then %+v: it must be constant", c, again)
 	}
 	_, receives := s.near.b.(backends.Receiver)
+	_, counts := s.near.b.(backends.Counting)
 	for what, wrong := range map[string]bool{
 		"Name must be lower case and not empty":            c.Name == "" || c.Name != strings.ToLower(c.Name),
 		"DescsMax must be at least 1":                      c.DescsMax < 1,
@@ -35,6 +36,7 @@ func checkCaps(s *stage) {
 		"PagesMax must be over 0 exactly for a Pager":      (c.PagesMax > 0) != (s.has(pager)),
 		"MessageMax must be over 0 exactly for a Notifier": (c.MessageMax > 0) != (s.has(notifier)),
 		"a Backend is a Receiver if its Peers notify":      receives != (s.has(notifier)),
+		"a Backend is Counting if its Peers count":         counts != (s.has(counter)),
 		"Cost.Rate must be over 0":                         c.Cost.Rate <= 0,
 		"LenMax must be a multiple of Align":               c.Align > 0 && c.LenMax%max(1, c.Align) != 0,
 	} {

@@ -35,6 +35,8 @@ type request struct {
 	Notify   bool            `json:",omitempty"`
 	Populate bool            `json:",omitempty"` // "open" for benchmarks
 	Count    int             `json:",omitempty"`
+	Counter  uint32          `json:",omitempty"`
+	Until    uint64          `json:",omitempty"` // what Counter is to reach
 	Limit    time.Duration   `json:",omitempty"`
 }
 
@@ -121,6 +123,20 @@ var orders = map[string]func(*host, request) (reply, error){
 	"listen": func(h *host, q request) (reply, error) {
 		msgs, err := h.listen(q.Count, q.Limit)
 		return reply{Messages: msgs}, err
+	},
+	"counted": func(h *host, q request) (r reply, err error) { // and then, what lies there
+		err = h.seen(q.Counter, q.Until, q.Limit)
+		if err == nil && q.Len > 0 {
+			var p []byte
+			p, err = h.view(q.Region, q.Off, q.Len)
+			r.Data = digest(p)
+		}
+		r.Size = h.b.(backends.Counting).Count(q.Counter)
+		return r, err
+	},
+	"slept": func(h *host, q request) (reply, error) {
+		woken, err := h.slept(q.Counter, q.Until, q.Limit)
+		return reply{Count: woken}, err
 	},
 	"verify": func(h *host, q request) (reply, error) { return h.verify(q.Count, q.Limit) },
 	"flood":  func(h *host, q request) (reply, error) { return reply{}, h.startChore(q, (*host).flood) },

@@ -27,7 +27,7 @@ func (p *peer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
 
 // SubmitPages implements backends.Pager.
 func (p *peer) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, msg []byte) error {
-	return p.submit(op, tag, nil, pages, msg)
+	return p.submit(op, tag, nil, pages, letterOf(msg))
 }
 
 // SubmitNotify implements backends.Notifier.
@@ -35,10 +35,18 @@ func (p *peer) SubmitNotify(op backends.Op, tag uint64, descs []backends.Desc, m
 	if msg == nil {
 		msg = []byte{}
 	}
-	return p.submit(op, tag, descs, nil, msg)
+	return p.submit(op, tag, descs, nil, letterOf(msg))
 }
 
-func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages, msg []byte) error {
+// SubmitCount implements backends.Counter.
+func (p *peer) SubmitCount(tag uint64, descs []backends.Desc, pages *backends.Pages, counter uint32) error {
+	if counter >= backends.CountersMax {
+		return backends.ErrBounds
+	}
+	return p.submit(backends.Write, tag, descs, pages, &letter{counts: true, counter: counter})
+}
+
+func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages, l *letter) error {
 	p.entry.RLock()
 	defer p.entry.RUnlock()
 	if p.closed {
@@ -52,14 +60,13 @@ func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *
 	if err != nil {
 		return err
 	}
-	if len(msg) > p.from.cfg.MessageMax {
-		return fmt.Errorf("notification of %d bytes, at most %d: %w", len(msg), p.from.cfg.MessageMax, backends.ErrBounds)
+	if l != nil && len(l.data) > p.from.cfg.MessageMax {
+		return fmt.Errorf("notification of %d bytes, at most %d: %w", len(l.data), p.from.cfg.MessageMax, backends.ErrBounds)
 	}
 	if !p.from.take() {
 		return backends.ErrFull
 	}
-	l, err := p.promise(msg)
-	if err != nil {
+	if err := p.promise(l); err != nil {
 		p.from.taken.Add(-1)
 		return err
 	}

@@ -3,7 +3,8 @@
 // Package mem copies within one process. It is the reference for what every
 // backend means, the template for a new one, and the fixture of everybody
 // else's tests: a backend (mem.go) has memories (memory.go) and peers (peer.go),
-// which copy batches (batch.go) and carry notifications (notify.go).
+// which copy batches (batch.go) and carry notifications (notify.go) and counts
+// (count.go).
 //
 // Proof that nothing lands later: a copy holds the gate of the memory that the
 // peer owns, for at most pieceMax bytes at a time, and looks at the epoch under
@@ -68,6 +69,8 @@ type Backend struct {
 	freeKeys []uint32
 	peers    map[*peer]struct{} // ours to others
 	senders  map[*peer]struct{} // others' to us
+
+	counters [backends.CountersMax]counter
 
 	inboxMu  sync.Mutex
 	inbox    []backends.Message
@@ -206,6 +209,7 @@ func keysOf(set map[*peer]struct{}) (list []*peer) {
 var _ interface {
 	backends.Backend
 	backends.Receiver
+	backends.Counting
 	backends.Armer
 	backends.Fencer
 } = (*Backend)(nil)
@@ -215,6 +219,7 @@ var _ interface {
 	backends.Canceler
 	backends.Pager
 	backends.Notifier
+	backends.Counter
 	backends.Watcher
 	backends.Explainer
 } = (*peer)(nil)

@@ -6,30 +6,39 @@ import (
 	"github.com/sluicehq/sluice/backends"
 )
 
-// letter is a message that waits for its data and for the letters before it.
+// letter is a message or a count that waits for its data and for the letters before it.
 type letter struct {
-	data []byte
-	done bool
-	err  error
+	data    []byte
+	counts  bool
+	counter uint32
+	done    bool
+	err     error
+}
+
+// letterOf holds a copy of a message; nil is none.
+func letterOf(msg []byte) *letter {
+	if msg == nil {
+		return nil
+	}
+	return &letter{data: append([]byte{}, msg...)}
 }
 
 // promise takes a place in the receiver and in the order of this peer.
-func (p *peer) promise(msg []byte) (*letter, error) {
-	if msg == nil {
-		return nil, nil
+func (p *peer) promise(l *letter) error {
+	if l == nil {
+		return nil
 	}
 	for p.to.promised.Add(1) > int64(p.to.cfg.BatchesMax) {
 		p.to.promised.Add(-1)
 		p.from.starved.Store(true) // and look again: a place may have come free before
 		if p.to.promised.Load() >= int64(p.to.cfg.BatchesMax) {
-			return nil, backends.ErrFull
+			return backends.ErrFull
 		}
 	}
-	l := &letter{data: append([]byte{}, msg...)}
 	p.lettersMu.Lock()
 	p.letters = append(p.letters, l)
 	p.lettersMu.Unlock()
-	return l, nil
+	return nil
 }
 
 // post marks a letter and delivers all that no longer wait for an earlier one.
@@ -43,11 +52,15 @@ func (p *peer) post(l *letter, err error) {
 	for len(p.letters) > 0 && p.letters[0].done {
 		head := p.letters[0]
 		p.letters = p.letters[1:]
-		if head.err != nil {
+		switch {
+		case head.err != nil:
 			p.to.forget(1)
-			continue
+		case head.counts:
+			p.to.count(head.counter)
+			p.to.forget(1) // no message waits
+		default:
+			p.to.deliver(backends.Message{From: p.from.addr, Data: head.data})
 		}
-		p.to.deliver(backends.Message{From: p.from.addr, Data: head.data})
 	}
 }
 

@@ -17,6 +17,8 @@ type fabric interface {
 	Drive()
 	Arm() bool
 	Receive() (csrc.VerbsNote, bool)
+	Count(counter uint32) uint64
+	AwaitCount(counter uint32, n uint64) bool
 	News() (csrc.VerbsNews, bool)
 	OpenRail(csrc.VerbsRailConfig) (int, error)
 	Rail(rail int) (csrc.VerbsRail, error)
@@ -43,6 +45,7 @@ type link interface {
 	Expire(slot uint32)
 	Submit(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error
 	SubmitPages(op backends.Op, tag uint64, p *backends.Pages, msg []byte) error
+	SubmitCount(tag uint64, descs []backends.Desc, p *backends.Pages, counter uint32) error
 	Cancel(tag uint64)
 	Drain(grace time.Duration) error
 	End(status int32)

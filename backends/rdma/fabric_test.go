@@ -27,7 +27,9 @@ type fakeNet struct {
 	notes    []fakeNote
 	heard    []csrc.VerbsNews
 	armed    bool
-	room     bool // for who was told that there is none
+	room     bool // for who was told that there is none, or a count that is awaited
+	counts   map[int]uint64
+	awaited  map[int]uint64
 	memories map[uint32]*fakeMemory
 	links    map[uint64]*fakeLink
 	pins     int
@@ -87,7 +89,7 @@ func fakeDevices(func(string) bool) (list []Device) {
 }
 
 func openFake(c csrc.VerbsConfig) (fabric, error) {
-	return &fakeNet{cfg: c, memories: map[uint32]*fakeMemory{}, links: map[uint64]*fakeLink{}}, nil
+	return &fakeNet{cfg: c, memories: map[uint32]*fakeMemory{}, links: map[uint64]*fakeLink{}, counts: map[int]uint64{}, awaited: map[int]uint64{}}, nil
 }
 
 // newFake opens a backend over it, with two rails.
@@ -184,15 +186,31 @@ func (f *fakeNet) Receive() (csrc.VerbsNote, bool) {
 	n := f.notes[0]
 	f.notes = f.notes[1:]
 	f.mu.Unlock()
-	sender := n.from.net
-	sender.mu.Lock()
-	n.from.credits++
-	if n.from.starved {
-		n.from.starved, sender.room = false, true
-		sender.wake()
-	}
-	sender.mu.Unlock()
+	n.from.repay()
 	return n.note, true
+}
+
+func (f *fakeNet) Count(counter uint32) uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.counts[int(counter)]
+}
+
+func (f *fakeNet) AwaitCount(counter uint32, n uint64) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.awaited[int(counter)] = n
+	return f.counts[int(counter)] >= n
+}
+
+func (f *fakeNet) count(counter int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.counts[counter]++
+	if n := f.awaited[counter]; n != 0 && f.counts[counter] >= n {
+		f.room = true
+		f.wake()
+	}
 }
 
 func (f *fakeNet) News() (csrc.VerbsNews, bool) {

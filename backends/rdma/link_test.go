@@ -60,6 +60,7 @@ type fakeBatch struct {
 	remotes   []*fakeSlot
 	msg       []byte
 	noted     bool
+	counter   int // noted: one more for it, and no message; -1: none
 	cancelled bool
 }
 
@@ -214,10 +215,24 @@ func (l *fakeLink) Expire(slot uint32) {
 }
 
 func (l *fakeLink) Submit(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
-	return l.submit(op, tag, len(descs), func(i int) backends.Desc { return descs[i] }, msg)
+	return l.submit(op, tag, len(descs), func(i int) backends.Desc { return descs[i] }, msg, -1)
 }
 
 func (l *fakeLink) SubmitPages(op backends.Op, tag uint64, p *backends.Pages, msg []byte) error {
+	return l.submitPages(op, tag, p, msg, -1)
+}
+
+func (l *fakeLink) SubmitCount(tag uint64, descs []backends.Desc, p *backends.Pages, counter uint32) error {
+	if counter >= csrc.VerbsCountersMax {
+		return backends.ErrBounds
+	}
+	if p != nil {
+		return l.submitPages(backends.Write, tag, p, []byte{}, int(counter))
+	}
+	return l.submit(backends.Write, tag, len(descs), func(i int) backends.Desc { return descs[i] }, []byte{}, int(counter))
+}
+
+func (l *fakeLink) submitPages(op backends.Op, tag uint64, p *backends.Pages, msg []byte, counter int) error {
 	l.mu.Lock()
 	remote := l.imported(p.RemoteKey)
 	l.mu.Unlock()
@@ -228,7 +243,7 @@ func (l *fakeLink) SubmitPages(op backends.Op, tag uint64, p *backends.Pages, ms
 	if err := p.Check(uint64(len(local.bytes)), remote.Size); err != nil {
 		return err
 	}
-	return l.submit(op, tag, p.Count, p.Desc, msg)
+	return l.submit(op, tag, p.Count, p.Desc, msg, counter)
 }
 
 func (l *fakeLink) imported(slot uint32) *fakeSlot {
@@ -262,7 +277,7 @@ func (l *fakeLink) check(op backends.Op, n int, at func(int) backends.Desc) erro
 	return nil
 }
 
-func (l *fakeLink) submit(op backends.Op, tag uint64, n int, at func(int) backends.Desc, msg []byte) error {
+func (l *fakeLink) submit(op backends.Op, tag uint64, n int, at func(int) backends.Desc, msg []byte, counter int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.check(op, n, at); err != nil {
@@ -283,7 +298,7 @@ func (l *fakeLink) submit(op backends.Op, tag uint64, n int, at func(int) backen
 	l.net.taken++
 	l.net.mu.Unlock()
 	b := l.net.batch()
-	b.op, b.tag, b.noted, b.cancelled = op, tag, msg != nil, false
+	b.op, b.tag, b.noted, b.counter, b.cancelled = op, tag, msg != nil, counter, false
 	b.descs, b.remotes, b.msg = b.descs[:0], b.remotes[:0], append(b.msg[:0], msg...)
 	for i := range n {
 		d := at(i)
@@ -448,7 +463,7 @@ func (l *fakeLink) note(b *fakeBatch) int32 {
 		}
 		q, ok := p.reach()
 		if ok {
-			q.link.deliver(l, b.msg, number)
+			q.link.deliver(l, b, number)
 			if !l.echoes() {
 				return csrc.VerbsOK
 			}
@@ -465,7 +480,7 @@ func (l *fakeLink) note(b *fakeBatch) int32 {
 }
 
 // deliver puts a message into the ring of an owner.
-func (l *fakeLink) deliver(from *fakeLink, msg []byte, number uint64) {
+func (l *fakeLink) deliver(from *fakeLink, b *fakeBatch, number uint64) {
 	l.mu.Lock()
 	fresh := number == l.seen+1
 	if fresh {
@@ -475,10 +490,26 @@ func (l *fakeLink) deliver(from *fakeLink, msg []byte, number uint64) {
 	if !fresh {
 		return
 	}
+	if b.counter >= 0 {
+		l.net.count(b.counter)
+		from.repay()
+		return
+	}
 	l.net.mu.Lock()
-	l.net.notes = append(l.net.notes, fakeNote{from, csrc.VerbsNote{Conn: l.id, Data: slices.Clone(msg)}})
+	l.net.notes = append(l.net.notes, fakeNote{from, csrc.VerbsNote{Conn: l.id, Data: slices.Clone(b.msg)}})
 	l.net.wake()
 	l.net.mu.Unlock()
+}
+
+// repay says that the owner has a place for one more message.
+func (l *fakeLink) repay() {
+	l.net.mu.Lock()
+	defer l.net.mu.Unlock()
+	l.credits++
+	if l.starved {
+		l.starved, l.net.room = false, true
+		l.net.wake()
+	}
 }
 
 func (l *fakeLink) Cancel(tag uint64) {

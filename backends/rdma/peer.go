@@ -14,7 +14,7 @@ import (
 )
 
 // peer is our end of a connection that we began: over it we reach the owner's memory and
-// send messages. It implements backends.Peer, Canceler, Pager, Notifier, Watcher and
+// send messages. It implements backends.Peer, Canceler, Pager, Notifier, Counter, Watcher and
 // Explainer.
 type peer struct {
 	b      *Backend
@@ -52,6 +52,7 @@ var (
 	_ backends.Canceler  = (*peer)(nil)
 	_ backends.Pager     = (*peer)(nil)
 	_ backends.Notifier  = (*peer)(nil)
+	_ backends.Counter   = (*peer)(nil)
 	_ backends.Watcher   = (*peer)(nil)
 	_ backends.Explainer = (*peer)(nil)
 )
@@ -113,6 +114,18 @@ func (p *peer) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, ms
 		return backends.ErrBounds
 	}
 	return p.link.SubmitPages(op, tag, pages, msg)
+}
+
+// SubmitCount implements backends.Counter.
+func (p *peer) SubmitCount(tag uint64, descs []backends.Desc, pages *backends.Pages, counter uint32) error {
+	if err := p.enter(); err != nil {
+		return err
+	}
+	defer p.gate.Exit()
+	if len(descs) > descsMax || pages != nil && pages.Count > pagesMax {
+		return backends.ErrBounds
+	}
+	return p.link.SubmitCount(tag, descs, pages, counter)
 }
 
 // Cancel implements backends.Canceler.

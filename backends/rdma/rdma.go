@@ -83,6 +83,7 @@ type Backend struct {
 var (
 	_ backends.Backend  = (*Backend)(nil)
 	_ backends.Receiver = (*Backend)(nil)
+	_ backends.Counting = (*Backend)(nil)
 	_ backends.Armer    = (*Backend)(nil)
 	_ backends.Fencer   = (*Backend)(nil)
 )

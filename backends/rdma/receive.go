@@ -20,6 +20,12 @@ func (b *Backend) Receive(msgs []backends.Message) (int, error) {
 	return n, nil
 }
 
+// Count implements backends.Counting.
+func (b *Backend) Count(counter uint32) uint64 { return b.net.Count(counter) }
+
+// AwaitCount implements backends.Counting.
+func (b *Backend) AwaitCount(counter uint32, n uint64) bool { return b.net.AwaitCount(counter, n) }
+
 // gather takes messages, then last words.
 func (b *Backend) gather(msgs []backends.Message) (n int) {
 	b.leaving = b.words.Pending(b.leaving[:0])

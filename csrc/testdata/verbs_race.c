@@ -107,7 +107,8 @@ static void *submit(void *arg)
 
 	while (!atomic_load(&stop)) {
 		uint64_t tag = atomic_fetch_add(&tags, 1) + 1;
-		int note = rand_r(&seed) % 2;
+		int what = rand_r(&seed) % 4; /* 0, 1: no more than the data; 2: a message; 3: a count */
+		int write = what > 0;
 		struct sl_desc d[3];
 
 		for (int i = 0; i < 3; i++) {
@@ -116,7 +117,8 @@ static void *submit(void *arg)
 			d[i] = (struct sl_desc){(uint64_t)rand_r(&seed) % (BYTES - n), (uint64_t)rand_r(&seed) % (BYTES - n), n, 1, slot};
 		}
 		atomic_fetch_add(&under_way, 1);
-		if (sl_verbs_submit(conn, note || rand_r(&seed) % 2, tag, d, 3, note ? (uint8_t *)&tag : NULL, note ? 8 : 0) != 0)
+		if (sl_verbs_submit(conn, write, tag, d, 3, what == 2 ? (uint8_t *)&tag : NULL, what == 2 ? sizeof(tag) : 0,
+				    what == 3 ? (int32_t)(tag % 4) : -1) != 0)
 			atomic_fetch_sub(&under_way, 1);
 		if (rand_r(&seed) % 8 == 0)
 			sl_verbs_cancel(conn, tag);
@@ -132,6 +134,7 @@ static void *submit(void *arg)
 static void *poll_both(void *arg)
 {
 	struct sl_ring *ring = sl_verbs_ring(near), *notes = sl_verbs_ring(far);
+	struct sl_verbs_counter *tally = sl_verbs_tally(far);
 	uint8_t note[SL_VERBS_NOTE_MAX];
 
 	while (!atomic_load(&stop) || atomic_load(&under_way) > 0) {
@@ -145,6 +148,7 @@ static void *poll_both(void *arg)
 		__atomic_store_n(&ring->tail, tail, __ATOMIC_RELEASE);
 		while (__atomic_load_n(&notes->notes, __ATOMIC_SEQ_CST))
 			sl_verbs_note_take(far, note);
+		__atomic_store_n(&tally->awaited, __atomic_load_n(&tally->value, __ATOMIC_SEQ_CST) + 1, __ATOMIC_SEQ_CST);
 		usleep(50);
 	}
 	return arg;

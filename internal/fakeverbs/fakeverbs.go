@@ -209,6 +209,13 @@ func (d Device) FailNext(n int, status uint32) {
 // LoseNext has the next n requests land without an acknowledgement: they are said to have failed.
 func (d Device) LoseNext(n int) { d.Set(Lose, uint32(n)) }
 
+// GarbleNext has the next message leave with another byte there, as a peer that means harm
+// would send it.
+func (d Device) GarbleNext(at int) {
+	d.Set(GarbleAt, uint32(at))
+	d.Set(Garble, 1)
+}
+
 // DelayNext has the next n requests fail without an acknowledgement, and land afterwards, unless
 // the other end of the queue pair is over by then.
 func (d Device) DelayNext(n int, by time.Duration) {

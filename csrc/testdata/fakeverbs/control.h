@@ -34,6 +34,8 @@ struct fake_panel {
 	_Atomic uint32_t deregister_busy; /* so many deregistrations are refused with EBUSY */
 	_Atomic uint32_t deregister_us;
 	_Atomic uint32_t locked_kib; /* that may be registered in all; 0: no limit */
+	_Atomic uint32_t garble;     /* so many messages leave with another byte at garble_at */
+	_Atomic uint32_t garble_at;
 	/* Limits, 0: the usual ones. */
 	_Atomic uint32_t max_sge, max_inline, max_wr, max_srq_wr, max_cqe, mtu;
 	/* What there is, and was. */

@@ -281,6 +281,14 @@ static int patience(struct pair *p, uint64_t t, uint64_t *wake)
 	return 0;
 }
 
+static void garble(struct fake_panel *panel, uint8_t *data, uint64_t len)
+{
+	if (panel->garble && panel->garble_at < len) {
+		panel->garble--;
+		data[panel->garble_at] ^= 0xff;
+	}
+}
+
 /* The last piece of a message: the other end must have a receive for it. 1: it went. */
 static int send_message(struct pair *p, struct pair *o, struct request *r, uint64_t t, uint64_t *wake)
 {
@@ -290,6 +298,7 @@ static int send_message(struct pair *p, struct pair *o, struct request *r, uint6
 	if (!data)
 		abort();
 	if (!is_send(r->opcode) || move(p, r, 0, r->len, data)) {
+		garble(p->device->panel, data, r->len);
 		if (!deliver(o, r->opcode, p->base.qp_num, r->imm, data, r->len, &status)) {
 			free(data);
 			if (p->attr.rnr_retry != 7 && p->unready++ >= p->attr.rnr_retry) {
