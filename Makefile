@@ -2,7 +2,7 @@
 
 GO ?= go
 BIN := build/sluice
-TIMEOUT ?= 10m
+TIMEOUT ?= 20m
 MODEL ?= deepseek-v3.2
 BACKEND ?= shm
 FUZZTIME ?= 20s

@@ -118,7 +118,7 @@ func (h Harness) withDefaults() Harness {
 		h.Start = (*exec.Cmd).Start
 	}
 	if h.Limit == 0 {
-		h.Limit = 10 * time.Second
+		h.Limit = 20 * time.Second
 	}
 	return h
 }

@@ -366,7 +366,7 @@ func (f *fakeNet) cut(rail int, cut bool) {
 // net is the fake of a backend.
 func fakeOf(b *Backend) *fakeNet { return b.net.(*fakeNet) }
 
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 // remove takes the device of a rail away.
 func (f *fakeNet) remove(rail int) {

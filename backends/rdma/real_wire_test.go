@@ -160,7 +160,8 @@ func TestRealWireBad(t *testing.T) {
 // TestRealWireDown takes the only wire down for less than Config.Failure, and in silence, in
 // mid-transfer: the transfer ends well.
 func TestRealWireDown(t *testing.T) {
-	w := openWired(t, 1, Config{Timeout: 30 * time.Millisecond, Retries: 3})
+	// A Failure for a machine that is busy: its lanes may need several tries to come to life.
+	w := openWired(t, 1, Config{Timeout: 30 * time.Millisecond, Retries: 3, Failure: 20 * time.Second})
 	for name, fault := range map[string]func() error{
 		"down": w.wires[0].Down, "silent": func() error { return w.wires[0].Loss("100%") },
 	} {

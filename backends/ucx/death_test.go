@@ -17,7 +17,7 @@ import (
 )
 
 // patience bounds what must happen but not when.
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 type mourner chan struct{}
 
