@@ -66,7 +66,7 @@ type Harness struct {
 	Start func(*exec.Cmd) error
 
 	// Limit bounds every single wait, a Fence or a Close included; past it the
-	// check fails with a dump of all goroutines. Zero is 10 s. It must exceed
+	// check fails with a dump of all goroutines. Zero is 20 s. It must exceed
 	// the backend's grace for frozen peers.
 	Limit time.Duration
 
