@@ -26,6 +26,7 @@ const (
 	DeregisterBusy
 	DeregisterMicros
 	LockedKiB
+	DMABufErrno
 	MaxSGE
 	MaxInline
 	MaxRequests
@@ -49,6 +50,7 @@ const (
 	Receives
 	KiBLanded
 	KiBLocked
+	DMABufs
 	Faults
 	Overruns
 	Unready
@@ -60,9 +62,9 @@ const (
 // names are those of struct fake_panel.
 var names = [words]string{
 	"link", "fatal", "frozen", "after", "only", "fail", "fail_status", "lose", "late", "late_us", "delay_us", "rate",
-	"patience_us", "register_errno", "register_us", "deregister_busy", "deregister_us", "locked_kib",
+	"patience_us", "register_errno", "register_us", "deregister_busy", "deregister_us", "locked_kib", "dmabuf_errno",
 	"max_sge", "max_inline", "max_wr", "max_srq_wr", "max_cqe", "mtu",
 	"contexts", "pds", "mrs", "channels", "cqs", "srqs", "qps",
 	"posts", "requests", "entries", "inlined", "signaled", "sends", "completions", "receives", "kib_landed", "kib_locked",
-	"faults", "overruns", "unready", "landed_late", "dropped_late",
+	"dmabufs", "faults", "overruns", "unready", "landed_late", "dropped_late",
 }

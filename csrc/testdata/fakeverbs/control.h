@@ -34,11 +34,13 @@ struct fake_panel {
 	_Atomic uint32_t deregister_busy; /* so many deregistrations are refused with EBUSY */
 	_Atomic uint32_t deregister_us;
 	_Atomic uint32_t locked_kib; /* that may be registered in all; 0: no limit */
+	_Atomic uint32_t dmabuf_errno; /* EOPNOTSUPP: the driver takes no dma-buf */
 	/* Limits, 0: the usual ones. */
 	_Atomic uint32_t max_sge, max_inline, max_wr, max_srq_wr, max_cqe, mtu;
 	/* What there is, and was. */
 	_Atomic uint32_t contexts, pds, mrs, channels, cqs, srqs, qps;
 	_Atomic uint32_t posts, requests, entries, inlined, signaled, sends, completions, receives, kib_landed, kib_locked;
+	_Atomic uint32_t dmabufs;  /* registrations of one */
 	_Atomic uint32_t faults;   /* requests that ended in an error that was not a flush */
 	_Atomic uint32_t overruns; /* completions for which there was no place */
 	_Atomic uint32_t unready;  /* sends that found no receive */
