@@ -50,6 +50,7 @@ type Backend struct {
 	rails     []*rail
 	numa      numa
 	locked    memlock
+	peermem   bool // the kernel takes addresses of devices
 	listeners []net.Listener
 	event     int         // an eventfd: completions, messages, room
 	control   *park.Event // news of C
@@ -117,7 +118,7 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 		return nil, err // it names the backend and the cure
 	}
 	b := &Backend{
-		cfg: cfg, caps: cfg.caps(), event: -1, closing: make(chan struct{}), locked: thisMemlock(),
+		cfg: cfg, event: -1, peermem: cfg.sysfs.peermem(), closing: make(chan struct{}), locked: thisMemlock(),
 		peers: make(map[*peer]struct{}), guests: make(map[*inbound]struct{}), ends: make(map[uint64]end),
 	}
 	b.table.Most = cfg.KeysMax
@@ -125,6 +126,7 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 	if err := b.open(list, with); err != nil {
 		return nil, errors.Join(wrapOpen(err), b.release())
 	}
+	b.caps = cfg.caps(b.takesDevices())
 	b.attending.Go(b.attend)
 	for _, l := range b.listeners {
 		b.attending.Go(func() { b.accept(l) })
