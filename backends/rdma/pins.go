@@ -12,6 +12,7 @@ import (
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
 	"github.com/sluicehq/sluice/internal/dmabuf"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // pinned is a range that the NICs know for local use, on all rails or, if it is a device's,
@@ -58,11 +59,23 @@ func (t *pinnings) use(s *span, d *backends.DMABuf, readOnly bool) (*pinned, err
 	return p, nil
 }
 
+// Of host memory that nobody has touched, the driver of a NIC finds the pages on one thread,
+// and the kernel zeroes them, which takes longer than all the rest. From faultInMin bytes on,
+// some 50 ms of it, threads of ours find them first. findersMax leaves processors of large
+// machines to others.
+const (
+	faultInMin = 64 << 20
+	findersMax = 8
+)
+
 // pinHost pins host memory on all rails.
 func (b *Backend) pinHost(p *pinned, readOnly bool) error {
 	err := b.locked.check(p.size, len(b.rails))
 	if err != nil {
 		return err
+	}
+	if p.size >= faultInMin && b.finders > 1 {
+		hostmem.FaultIn(p.bytes, !readOnly, b.finders)
 	}
 	p.pins, err = b.pinAll(p.bytes, 0)
 	if errors.Is(err, syscall.EFAULT) || errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES) {

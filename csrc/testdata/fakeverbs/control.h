@@ -31,6 +31,7 @@ struct fake_panel {
 	_Atomic uint32_t patience_us; /* until retries are exceeded; 0: by the attributes of the queue pair */
 	_Atomic uint32_t register_errno;
 	_Atomic uint32_t register_us; /* how long a registration takes */
+	_Atomic uint32_t register_walks; /* 1: it finds the pages, with the rights that it needs, as a kernel does that pins them */
 	_Atomic uint32_t deregister_busy; /* so many deregistrations are refused with EBUSY */
 	_Atomic uint32_t deregister_us;
 	_Atomic uint32_t locked_kib; /* that may be registered in all; 0: no limit */
