@@ -112,6 +112,13 @@ func TestSegment(t *testing.T) {
 	if hbm, _ := (Segment{Kind: HBM, Addr: 1000, Len: 100}).Slice(10, 20, [16]byte{}); hbm.Addr != 1010 {
 		t.Errorf("device address %d", hbm.Addr)
 	}
+	whole := Segment{Kind: HBM, Addr: 0x10000, Len: 100, DMABuf: &DMABuf{FD: 3, Offset: 4096}}
+	if err := whole.Check(); err != nil {
+		t.Error(err)
+	}
+	if hbm, _ := whole.Slice(10, 20, [16]byte{}); *hbm.DMABuf != (DMABuf{3, 4106}) || whole.DMABuf.Offset != 4096 || hbm.Check() != nil {
+		t.Errorf("the dma-buf of a slice is %+v, of the whole %+v", hbm.DMABuf, whole.DMABuf)
+	}
 	if file, _ := (Segment{Kind: File, FileOff: 1000, Len: 100}).Slice(10, 20, [16]byte{}); file.FileOff != 1010 {
 		t.Errorf("file offset %d", file.FileOff)
 	}
@@ -122,7 +129,11 @@ func TestSegment(t *testing.T) {
 	}
 	for name, bad := range map[string]Segment{
 		"empty": {}, "length": {Kind: DRAM, Mem: make([]byte, 5), Len: 6}, "no address": {Kind: HBM, Len: 1},
-		"no file": {Kind: File, FD: -1, Len: 1},
+		"no file": {Kind: File, FD: -1, Len: 1}, "device address too high": {Kind: HBM, Addr: math.MaxUint64, Len: 2},
+		"dma-buf of dram":       {Kind: DRAM, Mem: make([]byte, 5), Len: 5, DMABuf: &DMABuf{}},
+		"dma-buf not open":      {Kind: HBM, Addr: 4096, Len: 1, DMABuf: &DMABuf{FD: -1}},
+		"dma-buf too long":      {Kind: HBM, Addr: 4096, Len: 8192, DMABuf: &DMABuf{Offset: math.MaxUint64 - 4095}},
+		"dma-buf within a page": {Kind: HBM, Addr: 4096, Len: 1, DMABuf: &DMABuf{Offset: 1}},
 	} {
 		if err := bad.Check(); !errors.Is(err, ErrBounds) {
 			t.Errorf("%s: %v", name, err)

@@ -19,9 +19,12 @@ type Segment struct {
 	Shared    Shared
 	SharedOff uint64
 
-	// HBM: the device ordinal and the device address.
+	// HBM: the device ordinal and the device address. The memory must stay allocated
+	// until the Memory is closed. DMABuf is what other devices know it by, such as NICs;
+	// nil: a backend does without, or answers with what would mend that.
 	Device int
 	Addr   uint64
+	DMABuf *DMABuf
 
 	// File: an open descriptor, kept by the caller, and the offset in it.
 	FD      int
@@ -73,15 +76,16 @@ func (s *Segment) Check() error {
 	if s.Len == 0 {
 		return fmt.Errorf("segment: no bytes: %w", ErrBounds)
 	}
+	if s.DMABuf != nil && s.Kind != HBM {
+		return fmt.Errorf("segment: a dma-buf with %v, which is for hbm: %w", s.Kind, ErrBounds)
+	}
 	switch s.Kind {
 	case DRAM:
 		if s.Len != uint64(len(s.Mem)) {
 			return fmt.Errorf("segment: Len is %d but Mem has %d bytes: %w", s.Len, len(s.Mem), ErrBounds)
 		}
 	case HBM:
-		if s.Addr == 0 {
-			return fmt.Errorf("segment: no device address: %w", ErrBounds)
-		}
+		return s.checkDevice()
 	case File:
 		if s.FD < 0 {
 			return fmt.Errorf("segment: descriptor %d is not open: %w", s.FD, ErrBounds)
@@ -90,6 +94,18 @@ func (s *Segment) Check() error {
 		return fmt.Errorf("segment: kind %d: %w", s.Kind, ErrNotSupported)
 	}
 	return nil
+}
+
+func (s *Segment) checkDevice() error {
+	switch {
+	case s.Addr == 0:
+		return fmt.Errorf("segment: no device address: %w", ErrBounds)
+	case s.Addr+s.Len < s.Len:
+		return fmt.Errorf("segment: %d bytes at device address %#x: %w", s.Len, s.Addr, ErrBounds)
+	case s.DMABuf == nil:
+		return nil
+	}
+	return s.DMABuf.check(s.Addr, s.Len)
 }
 
 // Slice returns the part [off, off+n) as a segment with another secret: what a
@@ -105,6 +121,9 @@ func (s Segment) Slice(off, n uint64, secret [16]byte) (Segment, error) {
 		s.SharedOff += off
 	case HBM:
 		s.Addr += off
+		if s.DMABuf != nil {
+			s.DMABuf = &DMABuf{FD: s.DMABuf.FD, Offset: s.DMABuf.Offset + off}
+		}
 	case File:
 		s.FileOff += off
 	}

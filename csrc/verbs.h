@@ -23,7 +23,8 @@
 
 enum {
 	SL_VERBS_READ_ONLY = 1,
-	SL_VERBS_RELAXED = 2 /* PCIe may reorder writes of the NIC, where it can */
+	SL_VERBS_RELAXED = 2, /* PCIe may reorder writes of the NIC, where it can */
+	SL_VERBS_DEVICE = 4   /* of a pin: memory of a device, which the processor does not reach; so is all with a dma-buf */
 };
 
 /* Outcomes beside those of completions (enum ibv_wc_status, above 0). */
@@ -83,7 +84,7 @@ struct sl_verbs_end {
 	uint8_t gid[16];
 };
 
-/* Memory of a device, by a file descriptor; fd -1: plain memory. */
+/* Memory of a device, by a file descriptor, which stays open until unpin; fd -1: by its address. */
 struct sl_verbs_dmabuf {
 	int fd;
 	uint64_t offset;

@@ -8,6 +8,21 @@ package csrc
 #cgo nocallback sl_verbs_drive
 #include <stdlib.h>
 #include "verbs.h"
+
+// Addresses of devices are none of this process, so Go has no pointers to them.
+static int pin_device(struct sl_verbs_context *c, uint32_t rail, uint64_t base, uint64_t len, uint32_t flags, int fd,
+		      uint64_t offset, struct sl_verbs_pin **out)
+{
+	struct sl_verbs_dmabuf d = {.fd = fd, .offset = offset};
+
+	return sl_verbs_pin(c, rail, (void *)(uintptr_t)base, len, flags | SL_VERBS_DEVICE, &d, out);
+}
+
+static int map_device(struct sl_verbs_context *c, uint32_t key, uint64_t base, uint64_t len, struct sl_verbs_pin *const *pins,
+		      uint32_t prefer)
+{
+	return sl_verbs_map(c, key, (void *)(uintptr_t)base, len, pins, prefer);
+}
 */
 import "C"
 
@@ -221,6 +236,17 @@ func (c *VerbsContext) Pin(rail int, mem []byte, flags uint32) (*VerbsPin, error
 	return p, nil
 }
 
+// PinDevice is Pin of memory of a device, which must stay allocated until Close.
+func (c *VerbsContext) PinDevice(rail int, d VerbsDevice, flags uint32) (*VerbsPin, error) {
+	defer runtime.KeepAlive(c)
+	p := &VerbsPin{context: c}
+	rc := C.pin_device(c.c, C.uint32_t(rail), C.uint64_t(d.Addr), C.uint64_t(d.Len), C.uint32_t(flags), C.int(d.FD), C.uint64_t(d.Offset), &p.p)
+	if rc != 0 {
+		return nil, verbsErrno("register device memory", int64(-rc))
+	}
+	return p, nil
+}
+
 // Close makes the NIC forget the range. ErrBusy: a key still uses it. It is idempotent.
 func (p *VerbsPin) Close() error {
 	defer runtime.KeepAlive(p.context)
@@ -243,15 +269,33 @@ func (c *VerbsContext) Map(key uint32, mem []byte, pins []*VerbsPin, prefer uint
 	if len(pins) > VerbsRailsMax {
 		return backends.ErrBounds
 	}
-	list := (**C.struct_sl_verbs_pin)(C.calloc(VerbsRailsMax, C.size_t(unsafe.Sizeof((*C.struct_sl_verbs_pin)(nil)))))
+	list := verbsPins(pins)
 	defer C.free(unsafe.Pointer(list))
+	rc := C.sl_verbs_map(c.c, C.uint32_t(key), unsafe.Pointer(unsafe.SliceData(mem)), C.uint64_t(len(mem)), list, C.uint32_t(prefer))
+	return verbsErrno("map memory", -int64(rc))
+}
+
+// MapDevice is Map of n bytes at an address of a device, of which PinDevice made the pins.
+func (c *VerbsContext) MapDevice(key uint32, addr, n uint64, pins []*VerbsPin, prefer uint32) error {
+	defer runtime.KeepAlive(c)
+	if len(pins) > VerbsRailsMax {
+		return backends.ErrBounds
+	}
+	list := verbsPins(pins)
+	defer C.free(unsafe.Pointer(list))
+	rc := C.map_device(c.c, C.uint32_t(key), C.uint64_t(addr), C.uint64_t(n), list, C.uint32_t(prefer))
+	return verbsErrno("map device memory", -int64(rc))
+}
+
+// verbsPins is a list as C takes it, to be freed.
+func verbsPins(pins []*VerbsPin) **C.struct_sl_verbs_pin {
+	list := (**C.struct_sl_verbs_pin)(C.calloc(VerbsRailsMax, C.size_t(unsafe.Sizeof((*C.struct_sl_verbs_pin)(nil)))))
 	for i, p := range pins {
 		if p != nil {
 			unsafe.Slice(list, VerbsRailsMax)[i] = p.p
 		}
 	}
-	rc := C.sl_verbs_map(c.c, C.uint32_t(key), unsafe.Pointer(unsafe.SliceData(mem)), C.uint64_t(len(mem)), list, C.uint32_t(prefer))
-	return verbsErrno("map memory", -int64(rc))
+	return list
 }
 
 // Unmap ends a key: nothing of ours works on the memory any more when it returns.

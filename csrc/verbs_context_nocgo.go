@@ -62,11 +62,21 @@ func (*VerbsContext) Pin(int, []byte, uint32) (*VerbsPin, error) {
 	return nil, backends.ErrNotSupported
 }
 
+// PinDevice is not supported.
+func (*VerbsContext) PinDevice(int, VerbsDevice, uint32) (*VerbsPin, error) {
+	return nil, backends.ErrNotSupported
+}
+
 // Close does nothing.
 func (*VerbsPin) Close() error { return nil }
 
 // Map is not supported.
 func (*VerbsContext) Map(uint32, []byte, []*VerbsPin, uint32) error { return backends.ErrNotSupported }
+
+// MapDevice is not supported.
+func (*VerbsContext) MapDevice(uint32, uint64, uint64, []*VerbsPin, uint32) error {
+	return backends.ErrNotSupported
+}
 
 // Unmap does nothing.
 func (*VerbsContext) Unmap(uint32) {}

@@ -101,6 +101,17 @@ const (
 	VerbsRelaxed  uint32 = 2 // PCIe may reorder writes of the NIC, where it can
 )
 
+// VerbsDevice is memory of a device, such as a card's.
+type VerbsDevice struct {
+	Addr, Len uint64
+
+	// FD is of a dma-buf, in which the memory begins at Offset, as far within a page as Addr
+	// does. It must stay open until VerbsPin.Close. -1: none, then the kernel must know the
+	// address, as it does with nvidia_peermem.
+	FD     int
+	Offset uint64
+}
+
 // Bounds of a context: rails, lanes of a connection, bytes of a message, keys and counters,
 // which are below their bound.
 const (

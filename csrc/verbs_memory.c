@@ -74,6 +74,8 @@ int sl_verbs_pin(struct sl_verbs_context *c, uint32_t rail, void *base, uint64_t
 	pin->len = len;
 	pin->flags = flags;
 	pin->dmabuf = d ? *d : (struct sl_verbs_dmabuf){.fd = -1};
+	if (pin->dmabuf.fd >= 0)
+		pin->flags |= SL_VERBS_DEVICE;
 	pin->mr = enroll(pin->port, base, len, flags & SL_VERBS_READ_ONLY ? 0 : IBV_ACCESS_LOCAL_WRITE, flags, d);
 	if (!pin->mr)
 		rc = errno ? -errno : -EINVAL;

@@ -250,7 +250,7 @@ static void shape(struct ibv_send_wr *wr, const struct sl_verbs_batch *b, const 
 	wr->wr.rdma.remote_addr = im->base + remote;
 	wr->wr.rdma.rkey = im->keys[l->index];
 	/* The processor does not reach the memory of other devices. */
-	if (b->write && len <= l->port->info.inline_max && m->pins[l->port->index]->dmabuf.fd < 0)
+	if (b->write && len <= l->port->info.inline_max && !(m->pins[l->port->index]->flags & SL_VERBS_DEVICE))
 		wr->send_flags |= IBV_SEND_INLINE;
 }
 

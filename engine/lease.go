@@ -61,7 +61,7 @@ func (r *Region) Lease(off, n uint64, o LeaseOptions) (*Lease, error) {
 }
 
 func (l *Lease) register(seg backends.Segment) error {
-	mems, err := l.e.registerSegment(seg)
+	mems, err := l.region.registerPart(seg)
 	if err != nil {
 		return err
 	}

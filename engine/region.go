@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/dmabuf"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -19,20 +20,24 @@ import (
 type Region struct {
 	e       *Engine
 	name    string
-	seg     backends.Segment
+	seg     backends.Segment  // with a dma-buf of our own, since leases register parts later
 	mems    []backends.Memory // by lane; nil: that backend does not serve this kind
 	private bool              // in no description
 	users   atomic.Int64      // transfers that list it and leases on it; regionClosed is added on Close
 
 	ending sync.Mutex // held while the proof is sought
 	ended  bool       // guarded by ending
+
+	parts    sync.RWMutex // held while a lease registers a part
+	released bool         // guarded by parts: the dma-buf is closed
 }
 
 const regionClosed = -1 << 40
 
 // Register makes a segment known under a name that no other region has. Every
 // backend that serves its kind registers it; at least one must. The bytes are not
-// copied and must stay mapped until the Region is closed.
+// copied and must stay mapped, or allocated, until the Region is closed. The descriptor
+// of a dma-buf may be closed when Register has returned.
 func (e *Engine) Register(name string, seg backends.Segment) (*Region, error) {
 	return e.register(name, seg, false)
 }
@@ -55,20 +60,52 @@ func (e *Engine) register(name string, seg backends.Segment, private bool) (*Reg
 	if err := seg.Check(); err != nil {
 		return nil, &OpError{Op: "register " + name, Err: err}
 	}
-	r := &Region{e: e, name: name, seg: seg, private: private}
-	if err := e.reserve(r); err != nil {
+	var err error
+	if seg.DMABuf, err = dmabuf.Dup(seg.DMABuf); err != nil {
 		return nil, &OpError{Op: "register " + name, Err: err}
 	}
-	mems, err := e.registerSegment(seg)
-	if err != nil {
-		e.forget(r)
+	r := &Region{e: e, name: name, seg: seg, private: private}
+	if err := r.begin(); err != nil {
+		_ = dmabuf.Close(seg.DMABuf)
 		return nil, err
 	}
-	if !e.complete(r, mems) {
-		e.forget(r)
-		return nil, &OpError{Op: "register " + name, Err: errors.Join(ErrClosed, e.fence(context.Background(), mems))}
-	}
 	return r, nil
+}
+
+// begin makes it known to the engine and to the backends: to all that must know it, or
+// to none.
+func (r *Region) begin() error {
+	if err := r.e.reserve(r); err != nil {
+		return &OpError{Op: "register " + r.name, Err: err}
+	}
+	mems, err := r.e.registerSegment(r.seg)
+	if err != nil {
+		r.e.forget(r)
+		return err
+	}
+	if !r.e.complete(r, mems) {
+		r.e.forget(r)
+		return &OpError{Op: "register " + r.name, Err: errors.Join(ErrClosed, r.e.fence(context.Background(), mems))}
+	}
+	return nil
+}
+
+// registerPart registers a slice of its segment once more.
+func (r *Region) registerPart(seg backends.Segment) ([]backends.Memory, error) {
+	r.parts.RLock()
+	defer r.parts.RUnlock()
+	if r.released {
+		return nil, &OpError{Op: "register a part of " + r.name, Err: ErrClosed}
+	}
+	return r.e.registerSegment(seg)
+}
+
+// letGo closes the dma-buf once no lease registers a part.
+func (r *Region) letGo() error {
+	r.parts.Lock()
+	defer r.parts.Unlock()
+	r.released = true
+	return dmabuf.Close(r.seg.DMABuf)
 }
 
 // complete gives a reserved region its memories; from here on peers may be told of
@@ -168,7 +205,8 @@ func (r *Region) Kind() backends.Kind { return r.seg.Kind }
 // Bytes returns the memory itself; nil unless it is DRAM.
 func (r *Region) Bytes() []byte { return r.seg.Mem }
 
-// Segment returns what was registered, for a second registration of a part of it.
+// Segment returns what was registered, for a second registration of a part of it. The
+// descriptor of its dma-buf is the Region's, until Close.
 func (r *Region) Segment() backends.Segment { return r.seg }
 
 // ReadAt implements io.ReaderAt on the local bytes of a DRAM region.
@@ -238,5 +276,8 @@ func (r *Region) release() error {
 	}
 	r.ended = true
 	r.e.forget(r)
+	if err := r.letGo(); err != nil {
+		return &OpError{Op: "close region " + r.name, Err: err}
+	}
 	return nil
 }

@@ -186,9 +186,14 @@ func (c *Config) mtu() (uint8, error) {
 	return 0, fmt.Errorf("config: MTU %d, want 256, 512, 1024, 2048 or 4096: %w", c.MTU, backends.ErrBounds)
 }
 
-func (c *Config) caps() backends.Caps {
+// caps are those of a backend whose rails take device memory, or do not. A peer's device
+// memory is reached either way: its own NICs must take it, not ours.
+func (c *Config) caps(devices bool) backends.Caps {
 	var pairs backends.Pairs
-	pairs[backends.DRAM] = backends.KindsOf(backends.DRAM)
+	pairs[backends.DRAM] = backends.KindsOf(backends.DRAM, backends.HBM)
+	if devices {
+		pairs[backends.HBM] = pairs[backends.DRAM]
+	}
 	return backends.Caps{
 		Name: "rdma", Reach: backends.Network, Pairs: pairs,
 		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: messageMax,

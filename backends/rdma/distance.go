@@ -76,9 +76,9 @@ func (n numa) nearest(rails []*rail, node int) (bits uint32) {
 }
 
 // prefers returns a bit for each rail that suits memory.
-func (b *Backend) prefers(mem []byte) uint32 {
-	if len(b.numa) > 0 && len(b.rails) > 1 {
-		if node, ok := nodeOf(mem); ok {
+func (b *Backend) prefers(s *span) uint32 {
+	if len(b.numa) > 0 && len(b.rails) > 1 && s.device == onHost {
+		if node, ok := nodeOf(s.bytes); ok {
 			return b.numa.nearest(b.rails, node)
 		}
 	}

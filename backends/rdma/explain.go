@@ -25,7 +25,7 @@ func (p *peer) Explain(localKey, remoteKey uint32) string {
 		return "rdma: unknown key"
 	}
 	states := p.mender.look()
-	preferred := p.b.prefers(m.bytes)
+	preferred := p.b.prefers(&m.span)
 	var lanes []string
 	for lane, pair := range p.pairs {
 		r := p.b.rails[pair.ours]
@@ -35,6 +35,9 @@ func (p *peer) Explain(localKey, remoteKey uint32) string {
 		}
 		if i.lanes&(1<<lane) == 0 {
 			text += ", not for this memory of the peer's"
+		}
+		if why := m.pinned.leftOut(pair.ours); why != "" {
+			text += ", not for this memory: " + why
 		}
 		if preferred&(1<<pair.ours) == 0 {
 			text += ", far from this memory"

@@ -28,7 +28,9 @@ type fabric interface {
 	Grant(key uint32, rail int, flags uint32) (remoteKey uint32, err error)
 	Revoke(key uint32) error
 	pin(rail int, mem []byte, flags uint32) (pin, error)
+	pinDevice(rail int, d csrc.VerbsDevice, flags uint32) (pin, error)
 	show(key uint32, mem []byte, pins []pin, prefer uint32) error // VerbsContext.Map
+	showDevice(key uint32, addr, n uint64, pins []pin, prefer uint32) error
 	connect(initiator bool, credit int) (link, error)
 }
 
@@ -79,12 +81,28 @@ func (f verbsFabric) pin(rail int, mem []byte, flags uint32) (pin, error) {
 	return p, nil
 }
 
+func (f verbsFabric) pinDevice(rail int, d csrc.VerbsDevice, flags uint32) (pin, error) {
+	p, err := f.PinDevice(rail, d, flags)
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
 func (f verbsFabric) show(key uint32, mem []byte, pins []pin, prefer uint32) error {
+	return f.Map(key, mem, verbsPins(pins), prefer)
+}
+
+func (f verbsFabric) showDevice(key uint32, addr, n uint64, pins []pin, prefer uint32) error {
+	return f.MapDevice(key, addr, n, verbsPins(pins), prefer)
+}
+
+func verbsPins(pins []pin) []*csrc.VerbsPin {
 	list := make([]*csrc.VerbsPin, len(pins))
 	for i, p := range pins {
 		list[i], _ = p.(*csrc.VerbsPin) // nil stays nil
 	}
-	return f.Map(key, mem, list, prefer)
+	return list
 }
 
 func (f verbsFabric) connect(initiator bool, credit int) (link, error) {

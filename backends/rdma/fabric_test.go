@@ -249,6 +249,14 @@ func (f *fakeNet) pin(int, []byte, uint32) (pin, error) {
 	return fakePin{f}, nil
 }
 
+func (f *fakeNet) pinDevice(int, csrc.VerbsDevice, uint32) (pin, error) {
+	return nil, backends.ErrNotSupported // the stand-in for libibverbs has device memory
+}
+
+func (f *fakeNet) showDevice(uint32, uint64, uint64, []pin, uint32) error {
+	return backends.ErrNotSupported
+}
+
 func (f *fakeNet) show(key uint32, mem []byte, pins []pin, prefer uint32) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -17,9 +17,9 @@ import (
 
 // memory is one registration.
 type memory struct {
-	b        *Backend
-	key      uint32
-	bytes    []byte
+	b   *Backend
+	key uint32
+	span
 	secret   [16]byte
 	readOnly bool
 	pinned   *pinned
@@ -40,11 +40,12 @@ type memory struct {
 
 // Register implements backends.Backend. The range is pinned on every rail, unless it is a
 // part of one that is. Peers reach it once the first of them has imported a token.
+//
+// Device memory is pinned on the rails that take its dma-buf or, with nvidia_peermem, its
+// address; the others carry none of it, and Explain says why. Where no rail does the error
+// is a *backends.UnavailableError, or what the registrations failed with.
 func (b *Backend) Register(seg backends.Segment) (backends.Memory, error) {
-	if seg.Kind == backends.HBM {
-		return nil, fmt.Errorf("register hbm memory: a Segment has no dma-buf descriptor yet, which NICs know device memory by: %w", backends.ErrNotSupported)
-	}
-	if seg.Kind != backends.DRAM {
+	if seg.Kind != backends.DRAM && seg.Kind != backends.HBM {
 		return nil, fmt.Errorf("register %v memory: %w", seg.Kind, backends.ErrNotSupported)
 	}
 	if err := seg.Check(); err != nil {
@@ -62,24 +63,32 @@ func (b *Backend) Register(seg backends.Segment) (backends.Memory, error) {
 }
 
 func (b *Backend) register(seg *backends.Segment) (*memory, error) {
-	m := &memory{b: b, bytes: seg.Mem, secret: seg.Secret, readOnly: seg.ReadOnly, fencing: make(chan struct{}, 1)}
+	m := &memory{b: b, span: spanOf(seg), secret: seg.Secret, readOnly: seg.ReadOnly, fencing: make(chan struct{}, 1)}
 	var err error
 	if m.release, err = hold(seg); err != nil {
 		return nil, err
 	}
-	if m.pinned, err = b.pinnings.use(seg.Mem, seg.ReadOnly); err != nil {
+	if m.pinned, err = b.pinnings.use(&m.span, seg.DMABuf, seg.ReadOnly); err != nil {
 		m.release()
 		return nil, err
 	}
 	if m.key, m.epoch, err = b.table.Take(); err != nil {
 		return nil, errors.Join(err, m.unpin())
 	}
-	if err := b.net.show(m.key, m.bytes, m.pinned.pins, b.prefers(m.bytes)); err != nil {
+	if err := b.show(m); err != nil {
 		b.table.GiveBack(m.key, m.epoch)
 		return nil, errors.Join(err, m.unpin())
 	}
 	b.table.Put(m.key, m)
 	return m, nil
+}
+
+// show makes it known to C.
+func (b *Backend) show(m *memory) error {
+	if m.device == onHost {
+		return b.net.show(m.key, m.bytes, m.pinned.pins, b.prefers(&m.span))
+	}
+	return b.net.showDevice(m.key, m.base, m.size, m.pinned.pins, b.prefers(&m.span))
 }
 
 // hold keeps the pages where the NICs will know them.
@@ -103,7 +112,7 @@ func (m *memory) Key() uint32 { return m.key }
 // AppendToken implements backends.Memory.
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	m.mu.Lock()
-	t := keys.Token{Secret: m.secret, Key: m.key, Epoch: m.epoch, Size: uint64(len(m.bytes))}
+	t := keys.Token{Secret: m.secret, Key: m.key, Epoch: m.epoch, Size: m.size}
 	closed := m.closed
 	m.mu.Unlock()
 	if closed {
@@ -142,7 +151,7 @@ func (m *memory) answer(c *inbound, q *importRequest) {
 	}
 	if a.status == control.OK {
 		m.tell(c)
-		a.readOnly, a.base, a.size = m.readOnly, addressOf(m.bytes), uint64(len(m.bytes))
+		a.readOnly, a.base, a.size = m.readOnly, m.base, m.size
 		a.keys = c.keysOf(granted)
 	}
 	c.ch.send(a.encode()) // under the lock: the news that the epoch has ended comes after
@@ -173,15 +182,15 @@ func (m *memory) grant() ([]uint32, control.Status) {
 	m.mu.Lock()
 	m.grants++ // before the NICs have it: a fence from now on takes it back
 	m.mu.Unlock()
-	flags := uint32(0)
+	flags := m.b.pinFlags()
 	if m.readOnly {
 		flags |= csrc.VerbsReadOnly
 	}
-	if m.b.cfg.RelaxedOrdering {
-		flags |= csrc.VerbsRelaxed
-	}
 	granted := make([]uint32, len(m.b.rails))
 	err := m.b.onRails(func(r *rail) (err error) {
+		if m.pinned.pins[r.index] == nil {
+			return nil // 0: not over this rail
+		}
 		granted[r.index], err = m.b.net.Grant(m.key, r.index, flags)
 		return err
 	})

@@ -75,7 +75,7 @@ func (p *pair) imports(t *testing.T, m *memory) uint32 {
 		t.Fatal(err)
 	}
 	key, size, err := p.peer.Import(token)
-	if err != nil || size != uint64(len(m.bytes)) {
+	if err != nil || size != m.size {
 		t.Fatalf("import: %d bytes, %v", size, err)
 	}
 	return key
@@ -85,7 +85,7 @@ func (p *pair) imports(t *testing.T, m *memory) uint32 {
 func (p *pair) write(t *testing.T, l *memory, remote uint32, msg []byte) (tag uint64) {
 	t.Helper()
 	p.tag++
-	d := []backends.Desc{{Len: uint64(len(l.bytes)), LocalKey: l.key, RemoteKey: remote}}
+	d := []backends.Desc{{Len: l.size, LocalKey: l.key, RemoteKey: remote}}
 	if err := p.peer.submit(backends.Write, p.tag, d, msg); err != nil {
 		t.Fatalf("submit: %v", err)
 	}

@@ -9,15 +9,21 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/dmabuf"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
-// pinned is a range that the NICs know for local use, on all rails.
+// pinned is a range that the NICs know for local use, on all rails or, if it is a device's,
+// on those that can.
 type pinned struct {
-	from, to uint64
-	readOnly bool  // the NICs must not write to it
-	pins     []pin // by rail; nil: its device is gone
-	users    int   // pinnings.mu
+	span
+	dmabuf   *backends.DMABuf // ours, as long as it is pinned: grants register it again; nil: none
+	readOnly bool             // the NICs must not write to it
+	pins     []pin            // by rail; nil: its device is gone, or refusals says why
+	refusals []*refusal       // by rail, of device memory
+	users    int              // pinnings.mu
 }
 
 // pinnings finds ranges that are pinned by address: a registration that is a part of
@@ -26,51 +32,76 @@ type pinnings struct {
 	b *Backend
 
 	mu      sync.Mutex
-	list    []*pinned // by from
+	list    []*pinned // by base
 	longest uint64    // that ever was: bounds the search
 }
 
-// use returns a range that holds mem, with one more user. unuse ends that.
-func (t *pinnings) use(mem []byte, readOnly bool) (*pinned, error) {
-	from := addressOf(mem)
-	to := from + uint64(len(mem))
-	if p := t.find(from, to, readOnly); p != nil {
+// use returns a range that holds s, with one more user. unuse ends that. d is of device
+// memory; it is not looked at where a range that is pinned already holds s.
+func (t *pinnings) use(s *span, d *backends.DMABuf, readOnly bool) (*pinned, error) {
+	if p := t.find(s, readOnly); p != nil {
 		return p, nil
 	}
-	if err := t.b.locked.check(uint64(len(mem)), len(t.b.rails)); err != nil {
-		return nil, err
-	}
-	p := &pinned{from: from, to: to, users: 1}
+	p := &pinned{span: *s, users: 1}
 	var err error
-	p.pins, err = t.b.pinAll(mem, 0)
-	if errors.Is(err, syscall.EFAULT) || errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES) {
-		if !readOnly {
-			return nil, err
-		}
-		p.readOnly = true // pages that the program itself may not write
-		p.pins, err = t.b.pinAll(mem, csrc.VerbsReadOnly)
+	if s.device == onHost {
+		err = t.b.pinHost(p, readOnly)
+	} else {
+		err = t.b.pinDevice(p, d)
 	}
 	if err != nil {
-		return nil, t.b.locked.explain(err, uint64(len(mem)), len(t.b.rails))
+		return nil, err
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.list = slices.Insert(t.list, t.after(from), p)
-	t.longest = max(t.longest, to-from)
+	t.list = slices.Insert(t.list, t.after(p.base), p)
+	t.longest = max(t.longest, p.size)
 	return p, nil
+}
+
+// Of host memory that nobody has touched, the driver of a NIC finds the pages on one thread,
+// and the kernel zeroes them, which takes longer than all the rest. From faultInMin bytes on,
+// some 50 ms of it, threads of ours find them first. findersMax leaves processors of large
+// machines to others.
+const (
+	faultInMin = 64 << 20
+	findersMax = 8
+)
+
+// pinHost pins host memory on all rails.
+func (b *Backend) pinHost(p *pinned, readOnly bool) error {
+	err := b.locked.check(p.size, len(b.rails))
+	if err != nil {
+		return err
+	}
+	if p.size >= faultInMin && b.finders > 1 {
+		hostmem.FaultIn(p.bytes, !readOnly, b.finders)
+	}
+	p.pins, err = b.pinAll(p.bytes, 0)
+	if errors.Is(err, syscall.EFAULT) || errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES) {
+		if !readOnly {
+			return err
+		}
+		p.readOnly = true // pages that the program itself may not write
+		p.pins, err = b.pinAll(p.bytes, csrc.VerbsReadOnly)
+	}
+	if err != nil {
+		return b.locked.explain(err, p.size, len(b.rails))
+	}
+	return nil
 }
 
 // after returns the index of the first range that begins past an address.
 // Preconditions: t.mu is held.
 func (t *pinnings) after(from uint64) int {
-	return sort.Search(len(t.list), func(i int) bool { return t.list[i].from > from })
+	return sort.Search(len(t.list), func(i int) bool { return t.list[i].base > from })
 }
 
-func (t *pinnings) find(from, to uint64, readOnly bool) *pinned {
+func (t *pinnings) find(s *span, readOnly bool) *pinned {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for i := t.after(from) - 1; i >= 0 && t.list[i].from+t.longest >= to; i-- {
-		if p := t.list[i]; p.to >= to && (readOnly || !p.readOnly) {
+	for i := t.after(s.base) - 1; i >= 0 && t.list[i].base+t.longest >= s.end(); i-- {
+		if p := t.list[i]; p.holds(s) && (readOnly || !p.readOnly) {
 			p.users++
 			return p
 		}
@@ -89,7 +120,7 @@ func (t *pinnings) unuse(p *pinned) error {
 	if !last {
 		return nil
 	}
-	return closePins(p.pins)
+	return errors.Join(closePins(p.pins), dmabuf.Close(p.dmabuf))
 }
 
 func closePins(pins []pin) error {
@@ -104,18 +135,23 @@ func closePins(pins []pin) error {
 
 // pinAll pins a range on all rails at once: large ranges take long.
 func (b *Backend) pinAll(mem []byte, flags uint32) ([]pin, error) {
-	if b.cfg.RelaxedOrdering {
-		flags |= csrc.VerbsRelaxed
-	}
 	pins := make([]pin, len(b.rails))
 	err := b.onRails(func(r *rail) (err error) {
-		pins[r.index], err = b.net.pin(r.index, mem, flags)
+		pins[r.index], err = b.net.pin(r.index, mem, flags|b.pinFlags())
 		return err
 	})
 	if err != nil {
 		return nil, errors.Join(err, closePins(pins))
 	}
 	return pins, nil
+}
+
+// pinFlags are those of every registration.
+func (b *Backend) pinFlags() uint32 {
+	if b.cfg.RelaxedOrdering {
+		return csrc.VerbsRelaxed
+	}
+	return 0
 }
 
 // onRails does something on each rail that is there, at once where there are several.

@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -50,6 +51,8 @@ type Backend struct {
 	rails     []*rail
 	numa      numa
 	locked    memlock
+	peermem   bool // the kernel takes addresses of devices
+	finders   int  // threads that find pages; 1: the driver does
 	listeners []net.Listener
 	event     int         // an eventfd: completions, messages, room
 	control   *park.Event // news of C
@@ -118,7 +121,7 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 		return nil, err // it names the backend and the cure
 	}
 	b := &Backend{
-		cfg: cfg, caps: cfg.caps(), event: -1, closing: make(chan struct{}), locked: thisMemlock(),
+		cfg: cfg, event: -1, peermem: cfg.sysfs.peermem(), finders: min(runtime.GOMAXPROCS(0), findersMax), closing: make(chan struct{}), locked: thisMemlock(),
 		peers: make(map[*peer]struct{}), guests: make(map[*inbound]struct{}), ends: make(map[uint64]end),
 	}
 	b.table.Most = cfg.KeysMax
@@ -126,6 +129,7 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 	if err := b.open(list, with); err != nil {
 		return nil, errors.Join(wrapOpen(err), b.release())
 	}
+	b.caps = cfg.caps(b.takesDevices())
 	b.attending.Go(b.attend)
 	for _, l := range b.listeners {
 		b.attending.Go(func() { b.accept(l) })

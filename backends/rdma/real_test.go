@@ -3,6 +3,7 @@
 package rdma
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"testing"
@@ -58,6 +59,29 @@ func startOnSecond(c *exec.Cmd) error {
 		c.Env = append(c.Env, deviceVariable+"=1")
 	}
 	return c.Start()
+}
+
+// TestRealHBM offers what is no device memory to a real driver: one that takes dma-bufs finds
+// out, and of any other it is said what would mend it.
+func TestRealHBM(t *testing.T) {
+	b, err := New(realConfig())
+	if err != nil {
+		backendtest.SkipIfUnavailable(t, err)
+		t.Fatal(err)
+	}
+	defer b.Close()
+	pipe, other, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pipe.Close()
+	defer other.Close()
+	_, err = b.Register(backends.Segment{Kind: backends.HBM, Addr: 1 << 46, Len: 4096, DMABuf: &backends.DMABuf{FD: int(pipe.Fd())}})
+	var u *backends.UnavailableError
+	if able := b.Caps().Pairs[backends.HBM] != 0; err == nil || errors.As(err, &u) == able {
+		t.Errorf("a driver that takes dma-bufs: %v; it says %v", able, err)
+	}
+	t.Log(err)
 }
 
 func TestRealConformance(t *testing.T) { backendtest.Run(t, realHarness) }

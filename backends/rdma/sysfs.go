@@ -90,6 +90,12 @@ func (s *sysfs) text(path ...string) string {
 	return strings.TrimSpace(string(b))
 }
 
+// there reports whether there is such a file or folder.
+func (s *sysfs) there(path ...string) bool {
+	_, err := os.Stat(filepath.Join(append([]string{s.root}, path...)...))
+	return err == nil
+}
+
 // list names what is in a folder, in order; numbers as numbers.
 func (s *sysfs) list(path ...string) (names []string) {
 	entries, _ := os.ReadDir(filepath.Join(append([]string{s.root}, path...)...)) // none is an answer

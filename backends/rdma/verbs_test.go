@@ -20,20 +20,28 @@ import (
 func standIn(t testing.TB, devices int) (*fakeverbs.Fabric, func(Config) (*Backend, error)) {
 	t.Helper()
 	f := fakeverbs.Open(t, devices, csrc.LoadVerbs)
-	root := fakeverbs.Sysfs(t, devices)
+	kernel := standInSysfs(t, devices)
 	return f, func(cfg Config) (*Backend, error) {
 		cfg.Library = fakeverbs.Path()
-		cfg.sysfs = &sysfs{root: root, state: stateOf, prefixes: func(string) (list []netip.Prefix) {
-			for i := range devices {
-				list = append(list, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 99, 0, byte(i + 1)}), 24))
-			}
-			return list
-		}}
+		if cfg.sysfs == nil {
+			cfg.sysfs = kernel
+		}
 		if cfg.Listen == "" {
 			cfg.Listen = "127.0.0.1:0"
 		}
 		return New(cfg)
 	}
+}
+
+// standInSysfs is what the kernel tells of the stand-in's devices.
+func standInSysfs(t testing.TB, devices int) *sysfs {
+	t.Helper()
+	return &sysfs{root: fakeverbs.Sysfs(t, devices), state: stateOf, prefixes: func(string) (list []netip.Prefix) {
+		for i := range devices {
+			list = append(list, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 99, 0, byte(i + 1)}), 24))
+		}
+		return list
+	}}
 }
 
 // TestStandIn runs the suite over the stand-in.

@@ -155,6 +155,8 @@ func (q *question) obstacle(m maker) (string, error) {
 		return "does not serve device memory: UCX has transports for it only where it was built with CUDA, which distributions do not", nil
 	case !caps.Pairs.Serves(q.local, q.remote):
 		return fmt.Sprintf("does not serve %v to %v", q.local, q.remote), nil
+	case q.local == backends.HBM || q.remote == backends.HBM:
+		return fmt.Sprintf("serves %v to %v, but this command has no device memory to ask with: a program that has some asks by Engine.Explain", q.local, q.remote), nil
 	case caps.Reach == backends.InProcess:
 		return "stays within one process", nil
 	case !q.sameHost && caps.Reach < backends.Network:

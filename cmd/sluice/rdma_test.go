@@ -229,6 +229,10 @@ func TestRealExplainAndDoctor(t *testing.T) {
 	if o.status != 0 || !strings.Contains(o.stdout, "* rdma") || !strings.Contains(o.stdout, way[3]) {
 		t.Errorf("%+v", o)
 	}
+	o = sluice(t, "explain", "--backend", "rdma", "--devices", way[3], "--remote", "hbm")
+	if o.status != 0 || !strings.Contains(o.stdout, "no device memory to ask with") {
+		t.Errorf("%+v", o)
+	}
 	o = sluice(t, "doctor")
 	for _, want := range []string{"rdma " + way[3], "rdma-gids " + way[5], "takes "} {
 		if o.status != 0 || !strings.Contains(o.stdout, want) {

@@ -23,11 +23,13 @@ const (
 	PatienceMicros
 	RegisterErrno
 	RegisterMicros
+	RegisterWalks
 	DeregisterBusy
 	DeregisterMicros
 	LockedKiB
 	Garble
 	GarbleAt
+	DMABufErrno
 	MaxSGE
 	MaxInline
 	MaxRequests
@@ -51,6 +53,7 @@ const (
 	Receives
 	KiBLanded
 	KiBLocked
+	DMABufs
 	Faults
 	Overruns
 	Unready
@@ -62,9 +65,10 @@ const (
 // names are those of struct fake_panel.
 var names = [words]string{
 	"link", "fatal", "frozen", "after", "only", "fail", "fail_status", "lose", "late", "late_us", "delay_us", "rate",
-	"patience_us", "register_errno", "register_us", "deregister_busy", "deregister_us", "locked_kib", "garble", "garble_at",
+	"patience_us", "register_errno", "register_us", "register_walks", "deregister_busy", "deregister_us", "locked_kib", "garble", "garble_at",
+	"dmabuf_errno",
 	"max_sge", "max_inline", "max_wr", "max_srq_wr", "max_cqe", "mtu",
 	"contexts", "pds", "mrs", "channels", "cqs", "srqs", "qps",
 	"posts", "requests", "entries", "inlined", "signaled", "sends", "completions", "receives", "kib_landed", "kib_locked",
-	"faults", "overruns", "unready", "landed_late", "dropped_late",
+	"dmabufs", "faults", "overruns", "unready", "landed_late", "dropped_late",
 }

@@ -31,16 +31,19 @@ struct fake_panel {
 	_Atomic uint32_t patience_us; /* until retries are exceeded; 0: by the attributes of the queue pair */
 	_Atomic uint32_t register_errno;
 	_Atomic uint32_t register_us; /* how long a registration takes */
+	_Atomic uint32_t register_walks; /* 1: it finds the pages, with the rights that it needs, as a kernel does that pins them */
 	_Atomic uint32_t deregister_busy; /* so many deregistrations are refused with EBUSY */
 	_Atomic uint32_t deregister_us;
 	_Atomic uint32_t locked_kib; /* that may be registered in all; 0: no limit */
 	_Atomic uint32_t garble;     /* so many messages leave with another byte at garble_at */
 	_Atomic uint32_t garble_at;
+	_Atomic uint32_t dmabuf_errno; /* EOPNOTSUPP: the driver takes no dma-buf */
 	/* Limits, 0: the usual ones. */
 	_Atomic uint32_t max_sge, max_inline, max_wr, max_srq_wr, max_cqe, mtu;
 	/* What there is, and was. */
 	_Atomic uint32_t contexts, pds, mrs, channels, cqs, srqs, qps;
 	_Atomic uint32_t posts, requests, entries, inlined, signaled, sends, completions, receives, kib_landed, kib_locked;
+	_Atomic uint32_t dmabufs;  /* registrations of one */
 	_Atomic uint32_t faults;   /* requests that ended in an error that was not a flush */
 	_Atomic uint32_t overruns; /* completions for which there was no place */
 	_Atomic uint32_t unready;  /* sends that found no receive */

@@ -78,6 +78,7 @@ struct region {
 	uint64_t iova; /* what a request calls it by */
 	unsigned access;
 	void *mapping; /* of a file that stands in for a dma-buf, or NULL */
+	size_t mapping_len;
 	int lost;      /* its device was taken away */
 };
 

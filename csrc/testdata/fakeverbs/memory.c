@@ -7,7 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* since Linux 5.14 */
+#define MADV_POPULATE_WRITE 23
+#endif
 
 /* By the upper bits of a key; the lower 8 change each time that a place is used again. */
 static struct region **regions;
@@ -98,6 +104,17 @@ static int mapped(void *addr, size_t len)
 	return 1;
 }
 
+/* On this thread, one by one. 0, or EFAULT as pinning has it; kernels before 5.14 find none. */
+static int walk(void *addr, size_t len, unsigned access)
+{
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)addr & ~(page - 1);
+	size_t whole = ((uintptr_t)addr + len - from + page - 1) & ~(page - 1);
+
+	if (madvise((void *)from, whole, access & IBV_ACCESS_LOCAL_WRITE ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) == 0)
+		return 0;
+	return errno == EINVAL && madvise((void *)from, whole, MADV_POPULATE_READ) != 0 ? 0 : EFAULT;
+}
+
 static int admit(struct fake_panel *p, void *addr, size_t len, unsigned access, int there)
 {
 	uint32_t kib = (uint32_t)(len >> 10), limit = p->locked_kib;
@@ -110,6 +127,8 @@ static int admit(struct fake_panel *p, void *addr, size_t len, unsigned access, 
 	if (len == 0 || (access & IBV_ACCESS_REMOTE_WRITE && !(access & IBV_ACCESS_LOCAL_WRITE)))
 		return EINVAL;
 	if (!there && !mapped(addr, len))
+		return EFAULT;
+	if (!there && p->register_walks && walk(addr, len, access) != 0)
 		return EFAULT;
 	return limit && p->kib_locked + kib > limit ? ENOMEM : 0;
 }
@@ -151,17 +170,42 @@ EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t len
 	return enroll(pd, addr, len, iova, access, NULL);
 }
 
-/* A file that can be mapped stands in for a dma-buf. */
+/* 0, or what the kernel would answer. */
+static int admit_dmabuf(const struct fake_panel *p, uint64_t offset, size_t len, uint64_t iova, int fd)
+{
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), end;
+	struct stat st;
+
+	if (p->dmabuf_errno)
+		return (int)p->dmabuf_errno;
+	if (fstat(fd, &st) != 0)
+		return EBADF;
+	if (__builtin_add_overflow(offset, len, &end) || end > (uint64_t)st.st_size || offset % page != iova % page)
+		return EINVAL;
+	return 0;
+}
+
+/* A file that can be mapped stands in for a dma-buf. The mapping keeps it, as a driver does when the descriptor is closed. */
 EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova, int fd, int access)
 {
-	void *map = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
+	struct fake_panel *p = device_of(pd->context)->panel;
+	size_t head = offset % (uint64_t)sysconf(_SC_PAGESIZE);
 	struct ibv_mr *mr;
+	uint8_t *map;
 
+	errno = admit_dmabuf(p, offset, len, iova, fd);
+	if (errno != 0)
+		return NULL;
+	map = mmap(NULL, len + head, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)(offset - head));
 	if (map == MAP_FAILED)
 		return NULL;
-	mr = enroll(pd, map, len, iova, (unsigned)access, map);
-	if (!mr)
-		munmap(map, len);
+	mr = enroll(pd, map + head, len, iova, (unsigned)access, map);
+	if (!mr) {
+		munmap(map, len + head);
+		return NULL;
+	}
+	((struct region *)mr)->mapping_len = len + head;
+	p->dmabufs++;
 	return mr;
 }
 
@@ -195,7 +239,7 @@ EXPORT int ibv_dereg_mr(struct ibv_mr *mr)
 	if (r->lost)
 		return EIO; /* and it keeps the memory, as the real library does */
 	if (r->mapping)
-		munmap(r->mapping, mr->length);
+		munmap(r->mapping, r->mapping_len);
 	free(r);
 	return 0;
 }

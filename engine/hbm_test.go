@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/dmabuf"
+	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+// hbmFake notes the dma-bufs that it is given, and how long the file behind each is.
+type hbmFake struct {
+	fake
+	bufs   []backends.DMABuf
+	sizes  []int64
+	refuse error
+}
+
+func (f *hbmFake) Caps() backends.Caps {
+	c := f.fake.Caps()
+	c.Pairs[backends.HBM] = backends.KindsOf(backends.HBM)
+	return c
+}
+
+func (f *hbmFake) Register(seg backends.Segment) (backends.Memory, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(seg.DMABuf.FD, &st); err != nil {
+		return nil, err
+	}
+	f.bufs, f.sizes = append(f.bufs, *seg.DMABuf), append(f.sizes, st.Size)
+	return fakeMemory{}, f.refuse
+}
+
+// memoryFile stands for a dma-buf.
+func memoryFile(t *testing.T, n int64) int {
+	t.Helper()
+	fd, err := unix.MemfdCreate("dma-buf", unix.MFD_CLOEXEC)
+	check(t, err)
+	check(t, unix.Ftruncate(fd, n))
+	return fd
+}
+
+// TestDMABufOfARegion closes the program's descriptor as soon as it may, and leases later.
+func TestDMABufOfARegion(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	f := &hbmFake{}
+	e := open(t, "e", func(c *Config) { c.Backends = []backends.Backend{f} })
+	fd := memoryFile(t, 1<<20)
+	seg := backends.Segment{Kind: backends.HBM, Addr: 1 << 40, Len: 1 << 16, DMABuf: &backends.DMABuf{FD: fd, Offset: 8192}}
+	r, err := e.Register("hbm", seg)
+	check(t, err)
+	check(t, unix.Close(fd))
+	other := memoryFile(t, 4096) // of the same number: a stale one would be found out
+	defer unix.Close(other)
+	l, err := r.Lease(4096, 4096, LeaseOptions{})
+	check(t, err)
+	if len(f.sizes) != 2 || f.sizes[0] != 1<<20 || f.sizes[1] != 1<<20 {
+		t.Errorf("dma-bufs of %d bytes, want twice that of the region", f.sizes)
+	}
+	if f.bufs[0].FD == fd || f.bufs[0].Offset != 8192 || f.bufs[1].Offset != 8192+4096 {
+		t.Errorf("dma-bufs %+v of descriptor %d", f.bufs, fd)
+	}
+	check(t, l.Revoke(within(t)))
+	own := r.Segment().DMABuf
+	check(t, r.Close())
+	if _, err := dmabuf.Dup(own); !errors.Is(err, unix.EBADF) {
+		t.Errorf("the region is closed, its descriptor is not: %v", err)
+	}
+	if _, err := r.registerPart(r.Segment()); !errors.Is(err, ErrClosed) {
+		t.Errorf("a part of a region that is closed: %v", err)
+	}
+}
+
+// TestDMABufOfNoRegion leaves no descriptor behind where nothing was registered.
+func TestDMABufOfNoRegion(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	f := &hbmFake{refuse: backends.ErrNotSupported}
+	e := open(t, "e", func(c *Config) { c.Backends = []backends.Backend{f} })
+	fd := memoryFile(t, 1<<20)
+	seg := backends.Segment{Kind: backends.HBM, Addr: 1 << 40, Len: 1 << 16, DMABuf: &backends.DMABuf{FD: fd}}
+	if _, err := e.Register("hbm", seg); !errors.Is(err, ErrNotSupported) || len(f.bufs) != 1 {
+		t.Errorf("%v, %d registrations", err, len(f.bufs))
+	}
+	if _, err := dmabuf.Dup(&f.bufs[0]); !errors.Is(err, unix.EBADF) {
+		t.Errorf("the engine keeps a descriptor: %v", err)
+	}
+	check(t, unix.Close(fd))
+	if _, err := e.Register("hbm", seg); !errors.Is(err, ErrBounds) {
+		t.Errorf("a descriptor that is closed: %v", err)
+	}
+}

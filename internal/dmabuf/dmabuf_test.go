@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dmabuf
+
+import (
+	"errors"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+func TestDup(t *testing.T) {
+	fd, err := unix.MemfdCreate("dma-buf", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	given := &backends.DMABuf{FD: fd, Offset: 4096}
+	own, err := Dup(given)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if own.FD == fd || own.Offset != 4096 {
+		t.Errorf("%+v of %+v", own, given)
+	}
+	if flags, err := unix.FcntlInt(uintptr(own.FD), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+		t.Errorf("descriptor flags %#x, %v: want close-on-exec", flags, err)
+	}
+	if err := Close(given); err != nil {
+		t.Error(err)
+	}
+	if _, err := Dup(given); !errors.Is(err, backends.ErrBounds) || !errors.Is(err, unix.EBADF) {
+		t.Errorf("a descriptor that is closed: %v", err)
+	}
+	if err := unix.Ftruncate(own.FD, 1); err != nil {
+		t.Errorf("the other one: %v", err)
+	}
+	if err := Close(own); err != nil {
+		t.Error(err)
+	}
+	if own, err := Dup(nil); own != nil || err != nil || Close(own) != nil {
+		t.Errorf("none is %+v, %v", own, err)
+	}
+}
