@@ -162,16 +162,15 @@ func (h *hammer) poll() {
 	}
 }
 
-// receive checks that messages come in order.
+// receive checks that messages come in order, until all have come that were sent.
 func (h *hammer) receive(t *testing.T) uint64 {
 	next := uint64(0)
-	for idle := time.Now(); !h.stopped.Load() || time.Since(idle) < 200*time.Millisecond; {
+	for until := time.Now().Add(2 * verbsPatience); !h.stopped.Load() || next < h.sent && time.Now().Before(until); {
 		n, ok := h.l.far.Receive()
 		if !ok {
 			time.Sleep(20 * time.Microsecond)
 			continue
 		}
-		idle = time.Now()
 		if got := binary.LittleEndian.Uint64(n.Data); got != next {
 			t.Errorf("message %d, want %d", got, next)
 		}
@@ -208,6 +207,9 @@ func hammerLink(t *testing.T, d verbsHosts) {
 	others.Wait()
 	if came != h.sent {
 		t.Errorf("%d messages came of %d", came, h.sent)
+	}
+	if n, ok := h.l.far.Receive(); ok {
+		t.Errorf("message %x is one too many", n.Data)
 	}
 	t.Logf("%d messages", came)
 }
