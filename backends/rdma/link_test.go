@@ -36,6 +36,7 @@ type fakeLink struct {
 	seen    uint64 // of an owner
 	turn    int
 	echo    int // the next so many pieces arrive, and their lane fails before it is known
+	last    int // so many messages arrive at an owner while the next lane ends
 }
 
 // fakeLane is a queue pair.
@@ -163,6 +164,7 @@ func (l *fakeLink) drop(lane int) {
 func (l *fakeLink) LaneEnd(lane int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.seen, l.last = l.seen+uint64(l.last), 0
 	l.drop(lane)
 	return nil
 }
