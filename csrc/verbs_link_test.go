@@ -212,6 +212,12 @@ func (l *verbsLink) close(t testing.TB) {
 // make makes a lane, or makes it anew as the control plane does when it has failed.
 func (l *verbsLink) make(t testing.TB, lane int) {
 	t.Helper()
+	l.makeHaving(t, lane, l.back.Seen)
+}
+
+// makeHaving has the owner say how many messages it has seen.
+func (l *verbsLink) makeHaving(t testing.TB, lane int, seen func() uint64) {
+	t.Helper()
 	mine, err := l.conn.LaneMake(lane, lane)
 	if err != nil {
 		t.Fatal(err)
@@ -219,7 +225,7 @@ func (l *verbsLink) make(t testing.TB, lane int) {
 	if err := l.back.LaneEnd(lane); err != nil {
 		t.Fatal(err)
 	}
-	seen := l.back.Seen()
+	had := seen()
 	theirs, err := l.back.LaneMake(lane, lane)
 	if err != nil {
 		t.Fatal(err)
@@ -227,7 +233,7 @@ func (l *verbsLink) make(t testing.TB, lane int) {
 	if err := l.back.LaneBegin(lane, mine); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.conn.LaneSettle(lane, seen); err != nil {
+	if err := l.conn.LaneSettle(lane, had); err != nil {
 		t.Fatal(err)
 	}
 	if err := l.conn.LaneBegin(lane, theirs); err != nil {

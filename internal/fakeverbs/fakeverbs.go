@@ -209,6 +209,10 @@ func (d Device) FailNext(n int, status uint32) {
 // LoseNext has the next n requests land without an acknowledgement: they are said to have failed.
 func (d Device) LoseNext(n int) { d.Set(Lose, uint32(n)) }
 
+// MuteNext has the next n requests land, and no acknowledgement come: the first of them is said to have
+// failed, and the others with it. What they read does not come either.
+func (d Device) MuteNext(n int) { d.Set(Mute, uint32(n)) }
+
 // DelayNext has the next n requests fail without an acknowledgement, and land afterwards, unless
 // the other end of the queue pair is over by then.
 func (d Device) DelayNext(n int, by time.Duration) {
