@@ -28,7 +28,8 @@ type verbsShape struct {
 	bytes  int
 	// Of an acknowledgement; 10 and 1 are some 20 ms until a dead wire is noticed.
 	timeout, retries int
-	spin             bool // the test polls without sleeping: VerbsContext.Drive
+	spin             bool   // the test polls without sleeping: VerbsContext.Drive
+	prefer           uint32 // a bit for each rail that suits the memory
 }
 
 // verbsLink is a connection from near to far, with the memory at its ends. The test stands in for
@@ -132,7 +133,7 @@ func (s verbsShape) mapped(t testing.TB, c *VerbsContext) []byte {
 			t.Fatal(err)
 		}
 	}
-	if err := c.Map(testKey, mem, pins, 0); err != nil {
+	if err := c.Map(testKey, mem, pins, s.prefer); err != nil {
 		t.Fatal(err)
 	}
 	return mem

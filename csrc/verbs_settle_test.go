@@ -23,7 +23,7 @@ func (l *verbsLink) awaitMessage(t *testing.T, want int) {
 // the owner's program was told, and may use the memory for something else by now.
 func TestSeenProvesWrites(t *testing.T) {
 	d := fakeDevices(t, 1)
-	l := openVerbsLink(t, d, verbsShape{})
+	l := openVerbsLink(t, d, verbsShape{bytes: 64 << 10})
 	fill(l.local, 1)
 	d.fake.Device(0).MuteNext(3)
 	before := l.submit(t, backends.Write, nil, backends.Desc{Local: 10_000, Remote: 10_000, Len: 5000})
@@ -53,7 +53,7 @@ func TestSeenProvesWrites(t *testing.T) {
 // It does not prove that the answer of a read before it came back.
 func TestSeenDoesNotProveReads(t *testing.T) {
 	d := fakeDevices(t, 1)
-	l := openVerbsLink(t, d, verbsShape{})
+	l := openVerbsLink(t, d, verbsShape{bytes: 64 << 10})
 	fill(l.remote, 3)
 	d.fake.Device(0).MuteNext(3)
 	read := l.submit(t, backends.Read, nil, backends.Desc{Len: 5000})
@@ -76,7 +76,7 @@ func TestSeenDoesNotProveReads(t *testing.T) {
 // rail. Messages keep their numbers all the same: none is lost, and what comes twice is dropped.
 func TestSeenIsLessThanArrived(t *testing.T) {
 	d := fakeDevices(t, 1)
-	l := openVerbsLink(t, d, verbsShape{})
+	l := openVerbsLink(t, d, verbsShape{bytes: 64 << 10})
 	for i := range 3 {
 		if err := l.outcome(t, l.submit(t, backends.Write, numbered(i))); err != nil {
 			t.Fatal(err)
@@ -85,13 +85,13 @@ func TestSeenIsLessThanArrived(t *testing.T) {
 	}
 	d.fake.Device(0).MuteNext(1)
 	tag := l.submit(t, backends.Write, numbered(3))
-	l.awaitMessage(t, 3)
 	l.awaitNews(t, VerbsLaneFailed)
 	l.makeHaving(t, 0, func() uint64 { return 2 })
 	l.awaitNews(t, VerbsLaneLive)
 	if err := l.outcome(t, tag); err != nil {
 		t.Fatal(err)
 	}
+	l.awaitMessage(t, 3)
 	if err := l.outcome(t, l.submit(t, backends.Write, numbered(4))); err != nil {
 		t.Fatal(err)
 	}
