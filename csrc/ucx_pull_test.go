@@ -7,7 +7,9 @@ package csrc
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -263,6 +265,23 @@ func TestUCXGateGoesWithItsConnection(t *testing.T) {
 	}
 }
 
+// isReserved reports whether nothing else can be mapped at an address, and nobody reads there.
+func isReserved(t *testing.T, at uint64) bool {
+	t.Helper()
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(maps)) {
+		var from, to uint64
+		var may string
+		if _, err := fmt.Sscanf(line, "%x-%x %s", &from, &to, &may); err == nil && from <= at && at < to {
+			return may == "---p"
+		}
+	}
+	return false
+}
+
 // TestUCXGateShutsOnWhoIsLate has the forger take what was offered to it, as an owner does
 // that was frozen after it had compared the ticket.
 func TestUCXGateShutsOnWhoIsLate(t *testing.T) {
@@ -303,6 +322,9 @@ func TestUCXGateShutsOnWhoIsLate(t *testing.T) {
 		_ = v.conn.Close(testGrace / 4)
 		if got := pull(); got != -1 {
 			t.Fatalf("%s: the owner gets %d bytes when the connection is gone", name, got)
+		}
+		if !isReserved(t, gate.At) {
+			t.Errorf("%s: something else may come to lie where a late owner looks for the gate", name)
 		}
 		v.meet(t)
 	}
