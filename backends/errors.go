@@ -3,6 +3,7 @@
 package backends
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -55,6 +56,16 @@ func (e *UnavailableError) Error() string {
 
 // Is makes errors.Is(err, ErrUnavailable) true.
 func (e *UnavailableError) Is(target error) bool { return target == ErrUnavailable }
+
+// ContextError says why a context has ended: the cause, which is ErrTimeout, too, where a
+// deadline has passed.
+func ContextError(ctx context.Context) error {
+	cause := context.Cause(ctx)
+	if errors.Is(cause, context.DeadlineExceeded) {
+		return fmt.Errorf("%w: %w", ErrTimeout, cause)
+	}
+	return cause
+}
 
 // PieceError names the piece of a batch that failed.
 type PieceError struct {

@@ -190,7 +190,7 @@ func (f *forger) await(kind byte) forged {
 				f.got = f.got[i+1:]
 				le := binary.LittleEndian
 				return forged{kind: kind, flags: le.Uint16(b[2:]), seq: le.Uint32(b[4:]), off: le.Uint64(b[24:]),
-					size: le.Uint64(b[32:]), count: le.Uint32(b[44:]), status_: le.Uint32(b[48:]), at: le.Uint64(b[56:])}
+					size: le.Uint64(b[32:]), key: le.Uint32(b[40:]), count: le.Uint32(b[44:]), status_: le.Uint32(b[48:]), at: le.Uint64(b[56:])}
 			}
 		}
 		f.tell("poll 5")

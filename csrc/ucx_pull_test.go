@@ -7,7 +7,9 @@ package csrc
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -208,6 +210,78 @@ func TestUCXFetchesAndThenAsks(t *testing.T) {
 	}
 }
 
+// TestUCXAsksForEachMemory reads from several memories in one batch: each is asked for, and one that
+// is of another epoch by now fails the batch at its piece.
+func TestUCXAsksForEachMemory(t *testing.T) {
+	v := openVictim(t, ways[pulledWay])
+	var slots [2]uint32
+	for i := range slots {
+		var err error
+		slots[i], err = v.conn.Import(UCXImport{Key: uint32(1 + i), Size: 1 << 20, Ticket: 5, Export: UCXExport{Base: v.f.buffer}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var d []backends.Desc
+	for i, slot := range []uint32{slots[0], slots[1], slots[0]} {
+		d = append(d, backends.Desc{Local: uint64(i) * 500, Remote: uint64(i) * 500, Len: 100, LocalKey: 7, RemoteKey: slot})
+	}
+	if err := v.conn.Submit(backends.Read, 1, d, nil); err != nil {
+		t.Fatal(err)
+	}
+	for i, status := range []int32{UCXOK, UCXRevoked, UCXOK} {
+		q := v.f.await(msgRead)
+		if want := d[i].RemoteKey - slots[0] + 1; q.key != want || q.size != 0 {
+			t.Fatalf("question %d is for %d bytes of key %d, want none of %d", i, q.size, q.key, want)
+		}
+		v.f.send(forged{kind: msgData, conn: v.conn.ID(), seq: q.seq, status_: uint32(status)}, nil)
+	}
+	var piece *backends.PieceError
+	if err := v.outcome(t, 1); !errors.Is(err, backends.ErrRevoked) || !errors.As(err, &piece) || piece.Piece != 1 {
+		t.Errorf("bytes of which some may be of another epoch: %v", err)
+	}
+}
+
+// TestUCXGateGoesWithItsConnection looks for the mark of one that owes its peer nothing.
+func TestUCXGateGoesWithItsConnection(t *testing.T) {
+	v := openVictim(t, ways[pulledWay])
+	self, err := os.Open("/proc/self/mem")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer self.Close()
+	gate := v.conn.Gate()
+	shows := func() bool {
+		var mark [len(gate.Mark)]byte
+		_, err := self.ReadAt(mark[:], int64(gate.At))
+		return err == nil && mark == gate.Mark
+	}
+	if !shows() {
+		t.Fatal("a connection without a gate")
+	}
+	v.conn.End(UCXClosed)
+	if shows() {
+		t.Error("the gate of a connection that has ended is open")
+	}
+}
+
+// isReserved reports whether nothing else can be mapped at an address, and nobody reads there.
+func isReserved(t *testing.T, at uint64) bool {
+	t.Helper()
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(maps)) {
+		var from, to uint64
+		var may string
+		if _, err := fmt.Sscanf(line, "%x-%x %s", &from, &to, &may); err == nil && from <= at && at < to {
+			return may == "---p"
+		}
+	}
+	return false
+}
+
 // TestUCXGateShutsOnWhoIsLate has the forger take what was offered to it, as an owner does
 // that was frozen after it had compared the ticket.
 func TestUCXGateShutsOnWhoIsLate(t *testing.T) {
@@ -248,6 +322,9 @@ func TestUCXGateShutsOnWhoIsLate(t *testing.T) {
 		_ = v.conn.Close(testGrace / 4)
 		if got := pull(); got != -1 {
 			t.Fatalf("%s: the owner gets %d bytes when the connection is gone", name, got)
+		}
+		if !isReserved(t, gate.At) {
+			t.Errorf("%s: something else may come to lie where a late owner looks for the gate", name)
 		}
 		v.meet(t)
 	}

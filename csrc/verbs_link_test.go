@@ -28,7 +28,8 @@ type verbsShape struct {
 	bytes  int
 	// Of an acknowledgement; 10 and 1 are some 20 ms until a dead wire is noticed.
 	timeout, retries int
-	spin             bool // the test polls without sleeping: VerbsContext.Drive
+	spin             bool   // the test polls without sleeping: VerbsContext.Drive
+	prefer           uint32 // a bit for each rail that suits the memory
 }
 
 // verbsLink is a connection from near to far, with the memory at its ends. The test stands in for
@@ -132,7 +133,7 @@ func (s verbsShape) mapped(t testing.TB, c *VerbsContext) []byte {
 			t.Fatal(err)
 		}
 	}
-	if err := c.Map(testKey, mem, pins, 0); err != nil {
+	if err := c.Map(testKey, mem, pins, s.prefer); err != nil {
 		t.Fatal(err)
 	}
 	return mem
@@ -212,6 +213,12 @@ func (l *verbsLink) close(t testing.TB) {
 // make makes a lane, or makes it anew as the control plane does when it has failed.
 func (l *verbsLink) make(t testing.TB, lane int) {
 	t.Helper()
+	l.makeHaving(t, lane, l.back.Seen)
+}
+
+// makeHaving has the owner say how many messages it has seen.
+func (l *verbsLink) makeHaving(t testing.TB, lane int, seen func() uint64) {
+	t.Helper()
 	mine, err := l.conn.LaneMake(lane, lane)
 	if err != nil {
 		t.Fatal(err)
@@ -219,7 +226,7 @@ func (l *verbsLink) make(t testing.TB, lane int) {
 	if err := l.back.LaneEnd(lane); err != nil {
 		t.Fatal(err)
 	}
-	seen := l.back.Seen()
+	had := seen()
 	theirs, err := l.back.LaneMake(lane, lane)
 	if err != nil {
 		t.Fatal(err)
@@ -227,7 +234,7 @@ func (l *verbsLink) make(t testing.TB, lane int) {
 	if err := l.back.LaneBegin(lane, mine); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.conn.LaneSettle(lane, seen); err != nil {
+	if err := l.conn.LaneSettle(lane, had); err != nil {
 		t.Fatal(err)
 	}
 	if err := l.conn.LaneBegin(lane, theirs); err != nil {

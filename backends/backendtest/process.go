@@ -149,7 +149,7 @@ func (p *process) end(tb testing.TB) {
 	_ = p.orders.Close()
 	select {
 	case <-p.exited:
-	case <-time.After(2 * time.Second):
+	case <-time.After(10 * time.Second):
 		tb.Errorf("the second process does not end with its input (%v)", p.kill())
 	}
 	text := p.stderr.String()

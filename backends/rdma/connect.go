@@ -28,7 +28,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, erro
 
 func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
 	if ctx.Err() != nil {
-		return nil, contextError(ctx)
+		return nil, backends.ContextError(ctx)
 	}
 	owner, err := decodeAddress(addr)
 	if err != nil {
@@ -80,7 +80,7 @@ func (b *Backend) unreached(ctx context.Context, owner *address, err error) erro
 	}
 	switch {
 	case ctx.Err() != nil:
-		return fmt.Errorf("reach the control of %v: %w", owner, contextError(ctx))
+		return fmt.Errorf("reach the control of %v: %w", owner, backends.ContextError(ctx))
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("%v is gone: %w (%w)", owner, backends.ErrPeerLost, err)
 	}
@@ -133,7 +133,7 @@ func (p *peer) awaitLive(ctx context.Context) error {
 	case <-p.b.closing:
 		return backends.ErrClosed
 	case <-ctx.Done():
-		return fmt.Errorf("no answer, %v may be frozen: %w", &p.owner, contextError(ctx))
+		return fmt.Errorf("no answer, %v may be frozen: %w", &p.owner, backends.ContextError(ctx))
 	}
 }
 

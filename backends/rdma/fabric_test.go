@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -34,7 +35,8 @@ type fakeNet struct {
 	links    map[uint64]*fakeLink
 	pins     int
 	revokes  int
-	stuck    int // how many times Revoke fails
+	stuck    int      // how many times Revoke fails
+	grip     []uint32 // queue pairs: Revoke fails while one of them is there
 	closed   bool
 	free     []*fakeBatch
 }
@@ -302,6 +304,9 @@ func (f *fakeNet) Revoke(key uint32) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.revokes++
+	if slices.ContainsFunc(f.grip, fakePairIsThere) {
+		return errStuck
+	}
 	if f.stuck > 0 {
 		f.stuck--
 		return errStuck
@@ -369,6 +374,25 @@ func (f *fakeNet) cut(rail int, cut bool) {
 	fakeWire.Lock()
 	f.rails[rail].cut = cut
 	fakeWire.Unlock()
+}
+
+// pairs are the queue pairs of all lanes.
+func (f *fakeNet) pairs() (numbers []uint32) {
+	fakeWire.Lock()
+	defer fakeWire.Unlock()
+	for number, p := range fakeWire.pairs {
+		if p.link.net == f {
+			numbers = append(numbers, number)
+		}
+	}
+	return numbers
+}
+
+// fakePairIsThere reports whether something can still arrive at a queue pair.
+func fakePairIsThere(number uint32) bool {
+	fakeWire.Lock()
+	defer fakeWire.Unlock()
+	return fakeWire.pairs[number] != nil
 }
 
 // net is the fake of a backend.

@@ -4,7 +4,6 @@ package rdma
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 
@@ -28,7 +27,7 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	case m.fencing <- struct{}{}:
 		defer func() { <-m.fencing }()
 	case <-ctx.Done():
-		return fmt.Errorf("fence memory: %w", contextError(ctx))
+		return fmt.Errorf("fence memory: %w", backends.ContextError(ctx))
 	}
 	if m.gone {
 		return fmt.Errorf("fence memory: %w", errUnknownKey)
@@ -37,15 +36,6 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 		return fmt.Errorf("fence memory: %w", err)
 	}
 	return nil
-}
-
-// contextError says why a context has ended, in our words too.
-func contextError(ctx context.Context) error {
-	cause := context.Cause(ctx)
-	if errors.Is(cause, context.DeadlineExceeded) {
-		return fmt.Errorf("%w: %w", backends.ErrTimeout, cause)
-	}
-	return cause
 }
 
 // end ends the epoch and proves it. Where the NICs take no requests there is nobody to

@@ -60,11 +60,12 @@ func TestFenceStuck(t *testing.T) {
 	l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
 	p.imports(t, r)
 	fake := fakeOf(p.far)
+	used := fake.pairs()
 	fake.mu.Lock()
-	fake.stuck = 1
+	fake.grip = used
 	fake.mu.Unlock()
-	if err := p.far.Fence(t.Context(), r.Key()); err != nil {
-		t.Errorf("fence: %v", err)
+	if err := p.far.Fence(t.Context(), r.Key()); len(used) != 2 || err != nil {
+		t.Errorf("fence of a key in use by %d queue pairs: %v", len(used), err)
 	}
 	if err := p.await(t, p.write(t, l, p.imports(t, r), nil)); err != nil {
 		t.Errorf("a write after lanes were ended for a fence: %v", err)
@@ -86,6 +87,32 @@ func TestFenceStuck(t *testing.T) {
 	}
 	if fake.memory(r.Key()) != nil {
 		t.Error("the memory is still known")
+	}
+}
+
+// TestFenceOwes has a fence fail and a peer come to know the key meanwhile: the next one keeps out both
+// that peer and the one before.
+func TestFenceOwes(t *testing.T) {
+	p := openPair(t, Config{})
+	first, second := p.peer, p.connect(t)
+	r, fake := register(t, p.far, 4096), fakeOf(p.far)
+	p.imports(t, r)
+	fake.mu.Lock()
+	fake.stuck = 2
+	fake.mu.Unlock()
+	if err := p.far.Fence(t.Context(), r.Key()); !errors.Is(err, errStuck) {
+		t.Fatalf("a fence without proof: %v", err)
+	}
+	p.peer = second
+	p.imports(t, r)
+	p.peer = first
+	eventually(t, "the lanes of both", func() bool { return len(fake.pairs()) == 4 })
+	used := fake.pairs()
+	fake.mu.Lock()
+	fake.grip = used
+	fake.mu.Unlock()
+	if err := p.far.Fence(t.Context(), r.Key()); err != nil {
+		t.Errorf("fence of a key that two peers knew: %v", err)
 	}
 }
 

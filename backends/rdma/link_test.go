@@ -36,6 +36,9 @@ type fakeLink struct {
 	seen    uint64 // of an owner
 	turn    int
 	echo    int // the next so many pieces arrive, and their lane fails before it is known
+	last    int // so many messages arrive at an owner while the next lane ends
+
+	laneOver, over time.Time // when LaneEnd was called last, and End first
 }
 
 // fakeLane is a queue pair.
@@ -164,6 +167,8 @@ func (l *fakeLink) drop(lane int) {
 func (l *fakeLink) LaneEnd(lane int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.seen, l.last = l.seen+uint64(l.last), 0
+	l.laneOver = time.Now()
 	l.drop(lane)
 	return nil
 }
@@ -549,7 +554,7 @@ func (l *fakeLink) End(status int32) {
 	if l.ended {
 		return
 	}
-	l.ended, l.status = true, status
+	l.ended, l.status, l.over = true, status, time.Now()
 	for _, b := range l.queue {
 		l.net.complete(b, status)
 	}

@@ -5,7 +5,6 @@ package shm
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -22,7 +21,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, erro
 	p, err := b.connect(ctx, addr)
 	if err != nil {
 		if ctx.Err() != nil {
-			err = fmt.Errorf("%w: %w", contextError(ctx), err)
+			err = fmt.Errorf("%w: %w", backends.ContextError(ctx), err)
 		}
 		return nil, fmt.Errorf("connect peer: %w", err)
 	}
@@ -58,15 +57,6 @@ func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
 		return nil, err
 	}
 	return p, b.adopt(p)
-}
-
-// contextError says why a context has ended, in our words too.
-func contextError(ctx context.Context) error {
-	cause := context.Cause(ctx)
-	if errors.Is(cause, context.DeadlineExceeded) {
-		return fmt.Errorf("%w: %w", backends.ErrTimeout, cause)
-	}
-	return cause
 }
 
 // adopt puts a peer on the list, unless the backend closes.

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"runtime"
 	"time"
+
+	"github.com/sluicehq/sluice/backends"
 )
 
 // How Fence waits: a copy of a piece takes well under a millisecond, so it spins
@@ -46,7 +48,7 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("fence memory: %w", contextError(ctx))
+			return fmt.Errorf("fence memory: %w", backends.ContextError(ctx))
 		case <-time.After(pause):
 		}
 		pause = min(2*pause, fenceSleepMax)

@@ -18,7 +18,7 @@ func silent(p *peer, key uint32, op backends.Op) {
 }
 
 func TestFencePutsFreshPagesUnderASilentWriterOnce(t *testing.T) {
-	const grace = 40 * time.Millisecond
+	const grace = 500 * time.Millisecond // longer than a busy machine keeps us waiting
 	b := open(t, Config{Grace: grace})
 	m, mem := share(t, b, backendtest.HostMemory, 1<<20)
 	other, _ := share(t, b, backendtest.HostMemory, 1<<20)
@@ -138,5 +138,21 @@ func TestExplainNamesTheWay(t *testing.T) {
 	}
 	if err := p.Submit(backends.Write, 1, []backends.Desc{{Len: 1, LocalKey: near.Key(), RemoteKey: 999}}); !errors.Is(err, backends.ErrBounds) {
 		t.Errorf("unknown key: %v, want ErrBounds", err)
+	}
+}
+
+// TestFenceWaitsForOurOwnPull has our own hand be in the middle of a pull: no fresh pages keep it out, so
+// a fence waits for as long as it takes.
+func TestFenceWaitsForOurOwnPull(t *testing.T) {
+	const grace = 10 * time.Millisecond
+	b := open(t, Config{Grace: grace})
+	m, _ := share(t, b, backendtest.ForeignMemory, 1<<20)
+	m.pulls.Add(1)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*grace)
+	defer cancel()
+	wantError(t, "fence during a pull", b.Fence(ctx, m.Key()), context.DeadlineExceeded)
+	m.pulls.Add(-1)
+	if err := b.Fence(context.Background(), m.Key()); err != nil {
+		t.Errorf("fence after the pull: %v", err)
 	}
 }

@@ -64,7 +64,7 @@ func TestFrozenOwnerDoesNotHoldUpClose(t *testing.T) {
 		if err := p.Close(); err != nil {
 			t.Errorf("%s: close: %v", kind, err)
 		}
-		if took := time.Since(begin); took > 2*time.Second {
+		if took := time.Since(begin); took > 5*time.Second {
 			t.Errorf("%s: close against a frozen owner took %v", kind, took)
 		}
 		if err := await(t, b, 1); err != nil {
@@ -111,7 +111,7 @@ func TestFrozenOwnerInMidPull(t *testing.T) {
 		}
 		begin := time.Now()
 		_ = p.Close()
-		if took := time.Since(begin); took < 100*time.Millisecond || took > 3*time.Second {
+		if took := time.Since(begin); took < 100*time.Millisecond || took > 5*time.Second {
 			t.Errorf("close took %v, want CloseMax", took)
 		}
 		wantError(t, "write that close gave up", await(t, b, 1), backends.ErrClosed)
@@ -120,7 +120,7 @@ func TestFrozenOwnerInMidPull(t *testing.T) {
 
 func TestFrozenOwnerDoesNotHoldUpImport(t *testing.T) {
 	o := startOwner(t, "shared", 0)
-	b := open(t, Config{DialTimeout: 200 * time.Millisecond})
+	b := open(t, Config{DialTimeout: time.Second})
 	p := dial(t, b, o.addr)
 	o.freeze(t)
 	_, _, err := p.Import(o.token)

@@ -25,7 +25,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, erro
 
 func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
 	if ctx.Err() != nil {
-		return nil, contextError(ctx)
+		return nil, backends.ContextError(ctx)
 	}
 	owner, err := decodeAddress(addr)
 	if err != nil {
@@ -87,6 +87,6 @@ func (p *peer) awaitWelcome(ctx context.Context) error {
 	case <-p.b.closing:
 		return backends.ErrClosed
 	case <-ctx.Done():
-		return fmt.Errorf("no answer, %v may be frozen: %w", &p.owner, contextError(ctx))
+		return fmt.Errorf("no answer, %v may be frozen: %w", &p.owner, backends.ContextError(ctx))
 	}
 }

@@ -4,7 +4,6 @@ package ucx
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -34,7 +33,7 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	case m.fencing <- struct{}{}:
 		defer func() { <-m.fencing }()
 	case <-ctx.Done():
-		return fmt.Errorf("fence memory: %w", contextError(ctx))
+		return fmt.Errorf("fence memory: %w", backends.ContextError(ctx))
 	}
 	if m.gone {
 		return fmt.Errorf("fence memory: %w", errUnknownKey)
@@ -43,15 +42,6 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 		return fmt.Errorf("fence memory: %w", err)
 	}
 	return nil
-}
-
-// contextError says why a context has ended, in our words too.
-func contextError(ctx context.Context) error {
-	cause := context.Cause(ctx)
-	if errors.Is(cause, context.DeadlineExceeded) {
-		return fmt.Errorf("%w: %w", backends.ErrTimeout, cause)
-	}
-	return cause
 }
 
 // end ends the epoch and proves it. When no peer was told a ticket since the last
@@ -106,7 +96,7 @@ func (m *memory) prove(ctx context.Context, l *line, deadline time.Time) error {
 	}
 	for {
 		if ctx.Err() != nil {
-			return contextError(ctx)
+			return backends.ContextError(ctx)
 		}
 		left := time.Until(deadline)
 		if left <= 0 {

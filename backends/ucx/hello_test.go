@@ -198,7 +198,7 @@ func TestLost(t *testing.T) {
 
 // TestQuit closes the backend that others are connected to.
 func TestQuit(t *testing.T) {
-	p := openPair(t, Config{})
+	p := openPair(t, Config{Grace: 8 * time.Second}) // which nobody waits for
 	if err := p.far.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +218,7 @@ func TestQuit(t *testing.T) {
 
 // TestImportUnanswered asks an owner that stands still.
 func TestImportUnanswered(t *testing.T) {
-	p := openPair(t, Config{Grace: 50 * time.Millisecond})
+	p := openPair(t, Config{Grace: 400 * time.Millisecond})
 	m, _ := p.share(t)
 	token, _ := m.AppendToken(nil)
 	net(p.far).freeze()

@@ -216,6 +216,10 @@ func (d Device) GarbleNext(at int) {
 	d.Set(Garble, 1)
 }
 
+// MuteNext has the next n requests land, and no acknowledgement come: the first of them is said to have
+// failed, and the others with it. What they read does not come either.
+func (d Device) MuteNext(n int) { d.Set(Mute, uint32(n)) }
+
 // DelayNext has the next n requests fail without an acknowledgement, and land afterwards, unless
 // the other end of the queue pair is over by then.
 func (d Device) DelayNext(n int, by time.Duration) {

@@ -18,6 +18,7 @@ const (
 	Lose
 	Late
 	LateMicros
+	Mute
 	DelayMicros
 	Rate
 	PatienceMicros
@@ -64,7 +65,7 @@ const (
 
 // names are those of struct fake_panel.
 var names = [words]string{
-	"link", "fatal", "frozen", "after", "only", "fail", "fail_status", "lose", "late", "late_us", "delay_us", "rate",
+	"link", "fatal", "frozen", "after", "only", "fail", "fail_status", "lose", "late", "late_us", "mute", "delay_us", "rate",
 	"patience_us", "register_errno", "register_us", "register_walks", "deregister_busy", "deregister_us", "locked_kib", "garble", "garble_at",
 	"dmabuf_errno",
 	"max_sge", "max_inline", "max_wr", "max_srq_wr", "max_cqe", "mtu",

@@ -19,13 +19,14 @@ struct fake_panel {
 	_Atomic uint32_t link;	      /* 1: up */
 	_Atomic uint32_t fatal;	      /* 1: the device says that it failed, and flushes; 2: and nothing comes back any more, as when it was pulled out */
 	_Atomic uint32_t frozen;      /* 1: nothing is done, as if it were infinitely slow */
-	_Atomic uint32_t after;	      /* so many requests go before those of fail, lose and late */
+	_Atomic uint32_t after;	      /* so many requests go before those of fail, lose, late and mute */
 	_Atomic uint32_t only;	      /* those are for requests with a bit here, 1 << enum ibv_wr_opcode; 0: for all */
 	_Atomic uint32_t fail;	      /* so many requests end with fail_status, and move nothing */
 	_Atomic uint32_t fail_status; /* enum ibv_wc_status */
 	_Atomic uint32_t lose;	      /* so many land, and are not acknowledged: retry exceeded */
 	_Atomic uint32_t late;	      /* so many are not acknowledged, and land afterwards, */
 	_Atomic uint32_t late_us;     /* after so much time, if the other end is still there */
+	_Atomic uint32_t mute;	      /* so many are not acknowledged, and land all the same; when the last has, the first has failed */
 	_Atomic uint32_t delay_us;    /* of each request */
 	_Atomic uint32_t rate;	      /* bytes in a microsecond; 0: as fast as it goes */
 	_Atomic uint32_t patience_us; /* until retries are exceeded; 0: by the attributes of the queue pair */

@@ -115,7 +115,7 @@ struct srq {
 	uint32_t size, users;
 };
 
-enum fault { FAULT_NONE, FAULT_FAIL, FAULT_LOSE, FAULT_LATE };
+enum fault { FAULT_NONE, FAULT_FAIL, FAULT_LOSE, FAULT_LATE, FAULT_MUTE };
 
 struct request {
 	uint64_t wr_id, remote, len, posted;
@@ -137,7 +137,8 @@ struct pair {
 	struct ibv_sge *sges;
 	uint8_t *inlines;
 	uint64_t posted, done, reclaimed;
-	/* The first request that is not done: */
+	uint32_t unheard; /* requests that have landed, and of which nothing is known here */
+	/* The first request behind those: */
 	int begun;
 	enum fault fault;
 	uint64_t moved, due, give_up;

@@ -21,7 +21,7 @@ static enum fault draw(struct fake_panel *p, const struct request *r)
 {
 	if (p->only && !(p->only & 1u << r->opcode))
 		return FAULT_NONE;
-	if (!p->fail && !p->lose && !p->late)
+	if (!p->fail && !p->lose && !p->late && !p->mute)
 		return FAULT_NONE;
 	if (take_one(&p->after))
 		return FAULT_NONE;
@@ -29,7 +29,9 @@ static enum fault draw(struct fake_panel *p, const struct request *r)
 		return FAULT_FAIL;
 	if (take_one(&p->lose))
 		return FAULT_LOSE;
-	return take_one(&p->late) ? FAULT_LATE : FAULT_NONE;
+	if (take_one(&p->late))
+		return FAULT_LATE;
+	return take_one(&p->mute) ? FAULT_MUTE : FAULT_NONE;
 }
 
 static uint32_t chunk_of(const struct pair *p, const struct request *r)
@@ -64,11 +66,23 @@ static void begin(struct pair *p, const struct request *r)
 	schedule(p, r, r->posted + (uint64_t)p->device->panel->delay_us * 1000);
 }
 
+static struct request *request_at(struct pair *p, uint64_t index)
+{
+	return &p->ring[index % p->init.cap.max_send_wr];
+}
+
 /* The request is over. Later ones without a completion are told of by the next one that has one. */
 static void finish(struct pair *p, struct request *r, enum ibv_wc_status status)
 {
-	struct ibv_wc wc = {.wr_id = r->wr_id, .status = status, .qp_num = p->base.qp_num};
+	struct ibv_wc wc = {.qp_num = p->base.qp_num};
 
+	if (p->unheard) { /* then the first of those has failed, whatever comes behind it */
+		p->unheard = 0;
+		r = request_at(p, p->done);
+		status = IBV_WC_RETRY_EXC_ERR;
+	}
+	wc.wr_id = r->wr_id;
+	wc.status = status;
 	p->done++;
 	p->begun = 0;
 	if (status == IBV_WC_SUCCESS) {
@@ -85,6 +99,15 @@ static void finish(struct pair *p, struct request *r, enum ibv_wc_status status)
 		complete(p->base.send_cq, &wc, p->base.qp_num, p->done);
 	if (status != IBV_WC_SUCCESS)
 		fail_pair(p);
+}
+
+/* The request has landed, and its acknowledgement is lost. */
+static void hush(struct pair *p, struct request *r)
+{
+	p->begun = 0;
+	p->unheard++;
+	if (!p->device->panel->mute)
+		finish(p, r, IBV_WC_RETRY_EXC_ERR);
 }
 
 static int has_gid(const struct device *d, const union ibv_gid *gid)
@@ -314,7 +337,10 @@ static int send_message(struct pair *p, struct pair *o, struct request *r, uint6
 	free(data);
 	if (status == IBV_WC_SUCCESS && p->fault == FAULT_LOSE)
 		status = IBV_WC_RETRY_EXC_ERR;
-	finish(p, r, status);
+	if (status == IBV_WC_SUCCESS && p->fault == FAULT_MUTE)
+		hush(p, r);
+	else
+		finish(p, r, status);
 	return 1;
 }
 
@@ -339,7 +365,9 @@ static int proceed(struct pair *p, struct request *r, uint64_t t, uint64_t *wake
 			finish(p, r, refuse(o, IBV_WC_REM_ACCESS_ERR));
 			return 1;
 		}
-		if (!move(p, r, p->moved, n, at)) {
+		if (p->fault == FAULT_MUTE && r->opcode == IBV_WR_RDMA_READ)
+			n = (uint32_t)r->len; /* its answer is lost */
+		else if (!move(p, r, p->moved, n, at)) {
 			finish(p, r, IBV_WC_LOC_PROT_ERR);
 			return 1;
 		}
@@ -352,23 +380,34 @@ static int proceed(struct pair *p, struct request *r, uint64_t t, uint64_t *wake
 	}
 	if (is_message(r->opcode))
 		return send_message(p, o, r, t, wake);
-	finish(p, r, p->fault == FAULT_LOSE ? IBV_WC_RETRY_EXC_ERR : IBV_WC_SUCCESS);
+	if (p->fault == FAULT_MUTE)
+		hush(p, r);
+	else
+		finish(p, r, p->fault == FAULT_LOSE ? IBV_WC_RETRY_EXC_ERR : IBV_WC_SUCCESS);
 	return 1;
 }
 
 static int step(struct pair *p, uint64_t t, uint64_t *wake)
 {
 	struct fake_panel *panel = p->device->panel;
-	struct request *r = &p->ring[p->done % p->init.cap.max_send_wr];
+	struct request *r;
 
 	if (p->done == p->posted || panel->fatal == 2)
 		return 0;
 	if (p->base.state == IBV_QPS_ERR) {
-		finish(p, r, IBV_WC_WR_FLUSH_ERR);
+		p->unheard = 0;
+		finish(p, request_at(p, p->done), IBV_WC_WR_FLUSH_ERR);
 		return 1;
 	}
 	if (p->base.state != IBV_QPS_RTS || panel->frozen)
 		return 0;
+	if (p->done + p->unheard == p->posted) {
+		if (!patience(p, t, wake))
+			return 0;
+		finish(p, request_at(p, p->done), IBV_WC_RETRY_EXC_ERR);
+		return 1;
+	}
+	r = request_at(p, p->done + p->unheard);
 	if (!p->begun)
 		begin(p, r);
 	if (p->due > t) {

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// muffler stands between a backend and an owner's control. When it is deaf it passes nothing
+// on, and hangs up on nobody: as if the owner's program were frozen.
+type muffler struct {
+	listener net.Listener
+	deaf     atomic.Bool
+	passing  sync.WaitGroup
+}
+
+func newMuffler(t *testing.T, owner netip.AddrPort) *muffler {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &muffler{listener: l}
+	m.passing.Go(func() { m.serve(owner) })
+	t.Cleanup(func() {
+		_ = l.Close()
+		m.passing.Wait()
+	})
+	return m
+}
+
+// serve passes one connection on.
+func (m *muffler) serve(owner netip.AddrPort) {
+	near, err := m.listener.Accept()
+	if err != nil {
+		return
+	}
+	far, err := net.Dial("tcp", owner.String())
+	if err != nil {
+		_ = near.Close()
+		return
+	}
+	m.passing.Go(func() { m.pass(near, far) })
+	m.pass(far, near)
+}
+
+// pass ends with either side.
+func (m *muffler) pass(from, to net.Conn) {
+	defer to.Close()
+	var buf [4096]byte
+	for {
+		n, err := from.Read(buf[:])
+		if err != nil {
+			return
+		}
+		if !m.deaf.Load() {
+			_, _ = to.Write(buf[:n]) // who has hung up is seen by Read
+		}
+	}
+}
+
+// muffle connects once more, through a muffler.
+func (p *pair) muffle(t *testing.T) *muffler {
+	t.Helper()
+	a := p.far.address
+	m := newMuffler(t, a.control[0])
+	a.control = []netip.AddrPort{m.listener.Addr().(*net.TCPAddr).AddrPort()}
+	addr, err := a.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c, err := p.near.Connect(ctx, addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.peer = c.(*peer)
+	return m
+}
+
+// TestQuietTime has all lanes fail with a write under way, and an owner that does not answer: then
+// nothing but time proves that what was sent has landed or is lost, so the write ends no sooner.
+func TestQuietTime(t *testing.T) {
+	const grace = 100 * time.Millisecond
+	for name, c := range map[string]struct {
+		failure time.Duration
+		end     func(p *peer)
+		beside  time.Duration // how long the owner is waited for first
+		want    error
+	}{
+		"lost":   {failure: 300 * time.Millisecond, end: func(p *peer) { <-p.Lost() }, want: backends.ErrPeerLost},
+		"closed": {end: func(p *peer) { _ = p.Close() }, beside: grace, want: backends.ErrClosed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := openPair(t, Config{Timeout: 20 * time.Millisecond, Retries: 1, Grace: grace, Failure: c.failure})
+			owner := p.muffle(t)
+			l, r := register(t, p.near, 100), register(t, p.far, 100)
+			remote := p.imports(t, r)
+			owner.deaf.Store(true)
+			for rail := range 2 {
+				fakeOf(p.near).cut(rail, true)
+			}
+			tag := p.write(t, l, remote, nil)
+			c.end(p.peer)
+			if err := p.await(t, tag); !errors.Is(err, c.want) {
+				t.Errorf("the write ended with %v, want %v", err, c.want)
+			}
+			link := p.peer.link.(*fakeLink)
+			link.mu.Lock()
+			waited := link.over.Sub(link.laneOver)
+			link.mu.Unlock()
+			if least := c.beside + 2*p.near.cfg.ackTimeout(); waited < least {
+				t.Errorf("it was given up %v after its queue pairs had ended, want %v at least", waited, least)
+			}
+		})
+	}
+}
