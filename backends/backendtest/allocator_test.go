@@ -86,8 +86,18 @@ func landlordOf(name string, open func() (full, error), how habits) Harness {
 		if err != nil {
 			return nil, err
 		}
-		return &landlord{full: b, habits: how}, nil
+		l := &landlord{full: b, habits: how}
+		if c, ok := b.(backends.Counting); ok {
+			return countingLandlord{l, c}, nil
+		}
+		return l, nil
 	}}
+}
+
+// countingLandlord is one over a backend whose peers count.
+type countingLandlord struct {
+	*landlord
+	backends.Counting
 }
 
 func openMem() (full, error) { return mem.New(mem.Config{}) }

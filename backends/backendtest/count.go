@@ -22,18 +22,25 @@ var countChecks = []check{
 
 // seen waits until a counter has reached n, as a program that looks all the time, and
 // polls nothing.
-func (h *host) seen(number uint32, n uint64, limit time.Duration) error {
-	for wait := newPatience(limit); h.b.(backends.Counting).Count(number) < n; {
+func (h *host) seen(number uint32, n uint64, limit time.Duration) (value uint64, err error) {
+	c, ok := h.b.(backends.Counting)
+	if !ok {
+		return 0, backends.ErrNotSupported
+	}
+	for wait := newPatience(limit); c.Count(number) < n; {
 		if !wait.more() {
-			return errLate
+			return c.Count(number), errLate
 		}
 	}
-	return nil
+	return c.Count(number), nil
 }
 
 // slept waits as a program that sleeps, and returns how often it woke up.
 func (h *host) slept(number uint32, n uint64, limit time.Duration) (woken int, err error) {
-	c := h.b.(backends.Counting)
+	c, ok := h.b.(backends.Counting)
+	if !ok {
+		return 0, backends.ErrNotSupported
+	}
 	for end := time.Now().Add(limit); !c.AwaitCount(number, n); woken++ {
 		if err := h.park(time.Until(end)); err != nil {
 			return woken, err

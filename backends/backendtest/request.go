@@ -125,13 +125,12 @@ var orders = map[string]func(*host, request) (reply, error){
 		return reply{Messages: msgs}, err
 	},
 	"counted": func(h *host, q request) (r reply, err error) { // and then, what lies there
-		err = h.seen(q.Counter, q.Until, q.Limit)
+		r.Size, err = h.seen(q.Counter, q.Until, q.Limit)
 		if err == nil && q.Len > 0 {
 			var p []byte
 			p, err = h.view(q.Region, q.Off, q.Len)
 			r.Data = digest(p)
 		}
-		r.Size = h.b.(backends.Counting).Count(q.Counter)
 		return r, err
 	},
 	"slept": func(h *host, q request) (reply, error) {
