@@ -20,7 +20,7 @@ type ring struct {
 	armed      *atomic.Uint32
 	notes      *atomic.Uint32 // messages that wait
 	noteLen    *atomic.Uint32 // bytes of the first of them
-	due        *atomic.Uint32 // a count was reached, since arm
+	due        *atomic.Uint32 // a count was reached or there is room again, since arm
 	places     []Done         // a power of two
 }
 

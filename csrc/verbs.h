@@ -43,6 +43,7 @@ struct sl_verbs_config {
 	uint64_t slice;	  /* bytes of one work request */
 	uint64_t flight;  /* bytes under way on a lane: what a cancel waits for */
 	uint64_t spin_ns; /* how long the thread looks before it sleeps */
+	uint64_t stall_ns; /* a lane over which nothing comes back for so long has failed; 0: it may take for ever */
 	int wake_fd, control_fd; /* eventfds of the caller's */
 };
 

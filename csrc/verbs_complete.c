@@ -74,6 +74,7 @@ static struct sl_verbs_record *leave(struct sl_verbs_lane *l)
 {
 	struct sl_verbs_record *r = sl_verbs_pop(&l->posted);
 
+	l->returned++;
 	l->flight -= r->len;
 	l->again -= r->again;
 	l->port->counters.in_flight -= r->len;

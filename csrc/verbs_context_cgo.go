@@ -52,7 +52,7 @@ func OpenVerbs(cfg VerbsConfig) (*VerbsContext, error) {
 	conf := C.struct_sl_verbs_config{
 		batches: C.uint32_t(cfg.BatchesMax), notes: C.uint32_t(cfg.NotesMax), conns: C.uint32_t(cfg.ConnsMax),
 		depth: C.uint32_t(cfg.Depth), slice: C.uint64_t(cfg.SliceMax), flight: C.uint64_t(cfg.FlightMax),
-		spin_ns: C.uint64_t(cfg.SpinNanos), wake_fd: C.int(cfg.WakeFD), control_fd: C.int(cfg.ControlFD),
+		spin_ns: C.uint64_t(cfg.SpinNanos), stall_ns: C.uint64_t(cfg.StallNanos), wake_fd: C.int(cfg.WakeFD), control_fd: C.int(cfg.ControlFD),
 	}
 	if err := verbsHold(); err != nil {
 		return nil, err

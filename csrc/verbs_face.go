@@ -18,6 +18,7 @@ type VerbsConfig struct {
 	SliceMax   uint64 // bytes of one work request
 	FlightMax  uint64 // bytes under way on a lane: what a cancel waits for
 	SpinNanos  uint64 // how long the thread looks before it sleeps
+	StallNanos uint64 // a lane over which nothing comes back for so long has failed; 0: it may take for ever
 	WakeFD     int    // an eventfd for completions and messages, when armed
 	ControlFD  int    // an eventfd for news
 }

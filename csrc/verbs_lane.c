@@ -9,6 +9,8 @@
 #define DRAIN_NS 1000000000u
 /* An owner's has one, or none where the driver takes no request in that state; and a device that is gone says nothing. */
 #define MARK_NS 100000000u
+/* How often a lane is looked at in the time after which it has failed. */
+#define WATCHES 8
 
 static struct sl_verbs_lane **bucket(struct sl_verbs_port *p, uint32_t number)
 {
@@ -141,6 +143,29 @@ void sl_verbs_tick(struct sl_verbs_context *c, uint64_t now)
 
 			if (l && l->state == SL_VERBS_DRAINING && now > l->deadline)
 				give_up_queue_pair(l);
+		}
+}
+
+void sl_verbs_watch(struct sl_verbs_context *c, uint64_t now)
+{
+	uint64_t most = c->config.stall_ns;
+	struct sl_verbs_traffic *t = c->traffic;
+
+	if (!most || now - t->watched < most / WATCHES)
+		return;
+	t->watched = now;
+	for (struct sl_verbs_conn *n = t->conns.next; n != &t->conns; n = n->next)
+		for (uint32_t i = 0; i < SL_VERBS_LANES; i++) {
+			struct sl_verbs_lane *l = n->lanes[i];
+
+			if (!l || !l->posted.first)
+				continue;
+			if (!l->still || l->returned != l->watched) {
+				l->watched = l->returned;
+				l->still = now;
+			} else if (now - l->still > most) {
+				sl_verbs_fail_lane(l, IBV_WC_RESP_TIMEOUT_ERR);
+			}
 		}
 }
 

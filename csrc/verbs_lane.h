@@ -82,6 +82,8 @@ struct sl_verbs_lane {
 	/* In the order of the queue pair: posted, and of a failed post; not proved done before it failed. */
 	struct sl_verbs_list posted, unposted, held;
 	uint32_t again;	      /* of posted: those that are out of the order of batches */
+	uint32_t returned, watched; /* requests that came back; when sl_verbs_watch looked */
+	uint64_t still;	      /* since when there were no more; 0: not looked at since something was posted */
 	uint32_t unsignalled; /* since the last that asked for a completion */
 	uint64_t flight;      /* bytes of posted */
 	struct ibv_send_wr *wr_first, *wr_last; /* built, not posted yet: they are in posted */
@@ -188,6 +190,7 @@ struct sl_verbs_traffic {
 	struct sl_verbs_post *first, **end; /* what arrived */
 	uint32_t news; /* lanes and rails that have some */
 	uint32_t draining; /* lanes */
+	uint64_t watched; /* when sl_verbs_watch looked */
 	int polled; /* whoever holds the lock looks for completions afterwards: no need to wake the poller */
 	/* The thread: */
 	pthread_t thread;
@@ -260,6 +263,8 @@ void sl_verbs_enlist(struct sl_verbs_lane *l); /* completions find it by its num
 void sl_verbs_fail_lane(struct sl_verbs_lane *l, int32_t status); /* to the error state, once */
 void sl_verbs_drained(struct sl_verbs_lane *l); /* nothing is posted on it any more */
 void sl_verbs_lane_lives(struct sl_verbs_lane *l);
+/* Fails lanes over which nothing comes back any more, not even an error. */
+void sl_verbs_watch(struct sl_verbs_context *c, uint64_t now);
 void sl_verbs_finish_lane(struct sl_verbs_lane *l); /* ended, drained and given back; n->setup is held, the lock not */
 
 /* verbs_record.c */
@@ -300,6 +305,7 @@ void sl_verbs_drop_records(struct sl_verbs_batch *b); /* those of it that wait t
 struct sl_verbs_lane *sl_verbs_note_lane(struct sl_verbs_conn *n); /* NULL: none at the moment */
 void sl_verbs_post_notes(struct sl_verbs_conn *n);
 void sl_verbs_unqueue_note(struct sl_verbs_batch *b); /* its message is not sent */
+void sl_verbs_relieve(struct sl_verbs_conn *n);
 void sl_verbs_free_slip(struct sl_verbs_conn *n, struct sl_verbs_slip *s);
 void sl_verbs_arrived(struct sl_verbs_port *p, const struct ibv_wc *wc);
 void sl_verbs_repay(struct sl_verbs_conn *n); /* tells the peer what was taken, where that is due */

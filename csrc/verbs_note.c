@@ -78,9 +78,16 @@ void sl_verbs_free_slip(struct sl_verbs_conn *n, struct sl_verbs_slip *s)
 {
 	s->next = n->free_slips;
 	n->free_slips = s;
+	sl_verbs_relieve(n);
+}
+
+/* Whoever was refused for want of credit learns of it, also if it has not armed yet. */
+void sl_verbs_relieve(struct sl_verbs_conn *n)
+{
 	if (!n->starved)
 		return;
 	n->starved = 0;
+	__atomic_store_n(&n->context->ring->due, 1, __ATOMIC_SEQ_CST);
 	sl_verbs_wake(n->context);
 }
 
@@ -287,10 +294,7 @@ static int put_credit(struct sl_verbs_conn *n, uint64_t taken)
 	if (taken <= n->credited)
 		return 0;
 	n->credited = taken;
-	if (n->starved) {
-		n->starved = 0;
-		sl_verbs_wake(n->context);
-	}
+	sl_verbs_relieve(n);
 	return 0;
 }
 

@@ -17,6 +17,8 @@
 #define DRAIN_TICK_MS 10
 /* What waits for room is posted when completions come; for want of memory, none may be due. */
 #define HUNGRY_TICK_MS 100
+/* Whoever posts does not wake it: so often it looks whether nothing comes back of what is posted. */
+#define WATCH_TICK_MS 1000
 /* Events of a completion queue that are acknowledged at a time. */
 #define EVENTS 64
 /*
@@ -181,6 +183,16 @@ static int arm(struct sl_verbs_context *c)
 	return sl_verbs_step(c) == 0;
 }
 
+/* How long it may sleep in ms, unless something comes; -1: as long as it likes. */
+static int nap(const struct sl_verbs_context *c)
+{
+	if (c->traffic->draining)
+		return DRAIN_TICK_MS;
+	if (c->traffic->hungry)
+		return HUNGRY_TICK_MS;
+	return c->config.stall_ns && c->traffic->conns.next != &c->traffic->conns ? WATCH_TICK_MS : -1;
+}
+
 static void drink(struct sl_verbs_traffic *t)
 {
 	uint64_t n;
@@ -196,7 +208,7 @@ static void sleep_until_something(struct sl_verbs_context *c)
 
 	sl_verbs_enter(c);
 	quiet = arm(c);
-	timeout = t->draining ? DRAIN_TICK_MS : t->hungry ? HUNGRY_TICK_MS : -1;
+	timeout = nap(c);
 	sl_verbs_unlock(c);
 	if (!quiet)
 		return;
@@ -234,6 +246,7 @@ static void tick(struct sl_verbs_context *c, uint64_t now, uint64_t *ticked)
 	sl_verbs_enter(c);
 	attend(c);
 	sl_verbs_tick(c, now);
+	sl_verbs_watch(c, now);
 	if (c->traffic->hungry)
 		sl_verbs_feed(c);
 	sl_verbs_unlock(c);

@@ -165,7 +165,8 @@ func (c *Config) timeoutExponent() uint8 {
 func (c *Config) ackTimeout() time.Duration { return ackUnit << c.timeoutExponent() }
 
 // FailureTime is after how long without an acknowledgement a lane fails: devices may take
-// up to four times as long as they are told. What the lane had not done then goes on over
+// up to four times as long as they are told. One that says nothing at all is given up
+// after that and Config.Failure. What the lane had not done then goes on over
 // others; when there are none for Config.Failure more, the peer is lost.
 func (c Config) FailureTime() (least, most time.Duration) {
 	c.EnsureDefaults()
@@ -175,6 +176,13 @@ func (c Config) FailureTime() (least, most time.Duration) {
 
 // quiet is longer than what was sent may still be under way.
 func (c *Config) quiet() time.Duration { return 2 * c.ackTimeout() }
+
+// stall is after how long without any completion a lane has failed although its device does not
+// say so: by then its queue pair must have given up, but for what a slow wire needs for Flight.
+func (c *Config) stall() time.Duration {
+	_, most := c.FailureTime()
+	return most + c.Failure
+}
 
 // mtu is the bound as enum ibv_mtu has it, 0 for none.
 func (c *Config) mtu() (uint8, error) {

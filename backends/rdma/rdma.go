@@ -156,7 +156,7 @@ func (b *Backend) open(list []wanted, with opener) (err error) {
 	b.net, err = with(csrc.VerbsConfig{
 		BatchesMax: b.cfg.BatchesMax, NotesMax: b.cfg.NotesMax, ConnsMax: b.cfg.ConnsMax,
 		Depth: b.cfg.QueueDepth, SliceMax: uint64(b.cfg.Slice), FlightMax: uint64(b.cfg.Flight),
-		SpinNanos: uint64(b.cfg.Spin), WakeFD: b.event, ControlFD: b.control.FD(),
+		SpinNanos: uint64(b.cfg.Spin), StallNanos: uint64(b.cfg.stall()), WakeFD: b.event, ControlFD: b.control.FD(),
 	})
 	if err != nil {
 		return err

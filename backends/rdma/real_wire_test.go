@@ -161,7 +161,7 @@ func TestRealWireBad(t *testing.T) {
 // mid-transfer: the transfer ends well.
 func TestRealWireDown(t *testing.T) {
 	// A Failure for a machine that is busy: its lanes may need several tries to come to life.
-	w := openWired(t, 1, Config{Timeout: 30 * time.Millisecond, Retries: 3, Failure: 20 * time.Second})
+	w := openWired(t, 1, Config{Timeout: 30 * time.Millisecond, Retries: 3, Failure: 10 * time.Second})
 	for name, fault := range map[string]func() error{
 		"down": w.wires[0].Down, "silent": func() error { return w.wires[0].Loss("100%") },
 	} {

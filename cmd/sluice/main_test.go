@@ -64,7 +64,7 @@ type outcome struct {
 }
 
 // commandLimit bounds every command of these tests.
-const commandLimit = 60 * time.Second
+const commandLimit = 180 * time.Second
 
 // command prepares one that is killed at the limit, with a temporary directory of
 // its own that must be empty afterwards.

@@ -100,7 +100,7 @@ func TestRealReplayOverACutWire(t *testing.T) {
 		backendtest.SkipIfUnavailable(t, err)
 	}
 	defer w.Mend()
-	args := slices.Concat([]string{"replay", "--model", smallModel, "--trace", smallTrace(t, 24), "--requests", "24"}, way)
+	args := slices.Concat([]string{"replay", "--model", smallModel, "--trace", smallTrace(t, 16), "--requests", "16"}, way)
 	c, stdout, stderr := command(t, args...)
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
