@@ -34,7 +34,7 @@
 //     memory of peers that they know;
 //   - verbs_batch.c, verbs_post.c, verbs_record.c, verbs_complete.c: from batches to work
 //     requests, and what becomes of each;
-//   - verbs_note.c: numbered messages, and credit for them.
+//   - verbs_note.c: numbered messages and counts, and credit for them.
 //
 // Both know a batch as pieces.h has it: descriptors, or entries of a pattern.
 //

@@ -83,7 +83,7 @@ struct sl_verbs_lane {
 	struct sl_verbs_list posted, unposted, held;
 	uint32_t again;	      /* of posted: those that are out of the order of batches */
 	uint32_t returned, watched; /* requests that came back; when sl_verbs_watch looked */
-	uint64_t still;	      /* since when there were no more; 0: not looked at since something was posted */
+	uint64_t still;	      /* since when there were no more, if something is posted; 0: not looked at since it was made */
 	uint32_t unsignalled; /* since the last that asked for a completion */
 	uint64_t flight;      /* bytes of posted */
 	struct ibv_send_wr *wr_first, *wr_last; /* built, not posted yet: they are in posted */

@@ -187,3 +187,33 @@ func TestMalformedMessages(t *testing.T) {
 		})
 	}
 }
+
+// TestRoomIsToldToWhoArmsLater: credit that comes between a refusal and Arm must not be slept through.
+func TestRoomIsToldToWhoArmsLater(t *testing.T) {
+	l := openVerbsLink(t, fakeDevices(t, 1), verbsShape{})
+	sent := 0
+	for ; ; sent++ {
+		l.tag++
+		err := l.conn.Submit(backends.Write, l.tag, nil, numbered(sent))
+		if errors.Is(err, backends.ErrFull) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.outcome(t, l.tag); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range sent {
+		l.note(t)
+	}
+	for end := time.Now().Add(50 * time.Millisecond); time.Now().Before(end); { // the credit comes meanwhile
+		l.near.Drive()
+	}
+	for end := time.Now().Add(verbsPatience); !l.near.Arm(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("nobody says that there is room")
+		}
+	}
+}

@@ -126,6 +126,7 @@ static void set_up(struct sl_verbs_lane *l, struct sl_verbs_port *p, struct ibv_
 	l->depth = p->info.depth_max;
 	l->promised = promised;
 	l->unsignalled = 0;
+	l->still = 0;
 	l->state = SL_VERBS_MADE;
 	l->status = 0;
 	sl_verbs_enlist(l);

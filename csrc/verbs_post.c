@@ -59,8 +59,6 @@ struct ibv_send_wr *sl_verbs_build(struct sl_verbs_lane *l, struct sl_verbs_reco
 	else
 		l->wr_first = wr;
 	l->wr_last = wr;
-	if (!l->posted.first)
-		l->still = 0;
 	r->lane = l;
 	l->again += r->again;
 	l->flight += r->len;
