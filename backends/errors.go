@@ -25,6 +25,7 @@ var (
 	ErrNoRoute            = errors.New("no route")
 	ErrCorrupt            = errors.New("corrupt")
 	ErrBadToken           = errors.New("bad token")
+	ErrUnproven           = errors.New("not proved to be over")
 	ErrReadOnly           = errors.New("memory is read-only for peers")
 	ErrTimeout      error = &sentinel{"deadline exceeded", os.ErrDeadlineExceeded}
 )

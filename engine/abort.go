@@ -12,27 +12,38 @@ import (
 
 // Abort ends the transfer and returns nil when its outcome is known and final:
 // then no byte of it lands any more, on either side, and Err says how it ended
-// (ErrAborted, or whatever came first). A backend that cannot prove this within
+// (ErrAborted, or whatever came first, which may be success). A backend that cannot prove this within
 // Config.AbortGrace loses its connection to the peer, which proves it; Abort of a
 // backend that breaks even that promise returns an error. When ctx ends first,
 // Abort returns its error, nothing is proved yet, and Abort may be called again.
 func (t *Transfer) Abort(ctx context.Context) error {
-	if t.grip() {
-		if t.stage.Load() == inTime {
-			t.deadline.Store(int64(t.e.now() + t.e.cfg.AbortGrace))
-			t.stage.CompareAndSwap(inTime, cancelled)
-			t.e.sweeper.watch()
-		}
-		t.interrupt(ErrAborted)
-		t.letGo()
+	if t.stop(ErrAborted) {
 		if err := t.park(ctx); err != nil && t.state.Load() == posted {
 			return err
 		}
 	}
-	if t.unproven.Load() {
+	switch {
+	case t.unproven.Load():
 		return &OpError{Op: "abort", Peer: t.p.name, Err: fmt.Errorf("the backend neither ended the transfer nor closed its connection: do not reuse the memory: %w", ErrTimeout)}
+	case t.unanswered.Load():
+		return &OpError{Op: "abort", Peer: t.p.name, Err: fmt.Errorf("memory here is free, but the peer may still place what it has in hand, until it revokes or ends: %w", backends.ErrUnproven)}
 	}
 	return nil
+}
+
+// stop is Abort without the wait. It reports whether there was something to end.
+func (t *Transfer) stop(why error) bool {
+	if !t.grip() {
+		return false
+	}
+	if t.stage.Load() == inTime {
+		t.deadline.Store(int64(t.e.now() + t.e.cfg.AbortGrace))
+		t.stage.CompareAndSwap(inTime, cancelled)
+		t.e.sweeper.watch()
+	}
+	t.interrupt(why)
+	t.letGo()
+	return true
 }
 
 // grip reports whether the transfer is posted, and then keeps the next Post from

@@ -31,6 +31,7 @@ func (e *Engine) shut() error {
 	}
 	e.mu.Unlock()
 	e.endLife()
+	e.stager.drain()
 
 	errs := []error{
 		atOnce(peers, (*Peer).Close),
@@ -41,7 +42,7 @@ func (e *Engine) shut() error {
 	for _, l := range e.lanes {
 		l.close()
 	}
-	errs = append(errs, closeBackends(e.cfg.Backends))
+	errs = append(errs, e.stager.Close(), closeBackends(e.cfg.Backends))
 	e.sweeper.stop()
 	e.reapLast()
 	e.running.Wait()

@@ -39,6 +39,11 @@ type Config struct {
 	// At most 1 s, since no context ends it; default 20 µs; negative: it parks at once.
 	Spin time.Duration
 
+	// StagingBytes bounds the staging memory of all peers, for chains of backends:
+	// about 8.5 MiB for each peer that is reached by one, and as much for each that
+	// reaches this engine so. Default 256 MiB; negative: none, and no such route.
+	StagingBytes int64
+
 	TransfersMax     int // live Transfers, at most 65,536; default 4,096
 	RegionsMax       int // named regions; default 65,536
 	LeasesMax        int // standing leases; default 65,536
@@ -58,6 +63,7 @@ const (
 	transfersLimit = 1 << 16 // slots in a tag
 	durationMax    = 8760 * time.Hour
 	spinMax        = time.Second
+	stagingMax     = 1 << 40 // 1 TiB
 )
 
 func (c Config) withDefaults() (Config, error) {
@@ -83,6 +89,12 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Spin == 0 {
 		c.Spin = 20 * time.Microsecond
+	}
+	if c.StagingBytes > stagingMax {
+		return c, fmt.Errorf("config: StagingBytes is %d, at most %d: %w", c.StagingBytes, int64(stagingMax), ErrBounds)
+	}
+	if c.StagingBytes == 0 {
+		c.StagingBytes = 256 << 20
 	}
 	for _, f := range []struct {
 		name       string
@@ -117,6 +129,9 @@ func (c *Config) checkBackends() error {
 	seen := map[string]bool{}
 	for _, b := range c.Backends {
 		name := b.Caps().Name
+		if name == Staged {
+			return fmt.Errorf("config: backend name %q is the engine's own: %w", name, ErrBusy)
+		}
 		if name == "" || seen[name] {
 			return fmt.Errorf("config: backend name %q is empty or there twice: %w", name, ErrBusy)
 		}

@@ -34,6 +34,15 @@ func (e *Engine) Connect(ctx context.Context, description []byte) (*Peer, error)
 // connect gives up when the engine closes.
 
 func (e *Engine) connect(ctx context.Context, d *wire.Description) (*Peer, error) {
+	return e.connectPeer(ctx, d, false)
+}
+
+// connectHidden makes a peer for answers of the stager's, which the program never sees.
+func (e *Engine) connectHidden(ctx context.Context, d *wire.Description) (*Peer, error) {
+	return e.connectPeer(ctx, d, true)
+}
+
+func (e *Engine) connectPeer(ctx context.Context, d *wire.Description, hidden bool) (*Peer, error) {
 	if err := e.takePlace(); err != nil {
 		return nil, &OpError{Op: "connect", Peer: d.Name, Err: err}
 	}
@@ -42,6 +51,7 @@ func (e *Engine) connect(ctx context.Context, d *wire.Description) (*Peer, error
 	defer cancel()
 	defer context.AfterFunc(e.life, cancel)()
 	p := e.newPeer(d)
+	p.hidden = hidden
 	var errs []error
 	connected := false
 	for i, l := range e.lanes {
@@ -50,7 +60,7 @@ func (e *Engine) connect(ctx context.Context, d *wire.Description) (*Peer, error
 			p.reasons[i] = err.Error()
 			errs = append(errs, &OpError{Op: "connect", Backend: l.caps.Name, Peer: d.Name, Err: err})
 		}
-		connected = connected || err == nil
+		connected = connected || err == nil && l != e.stager.lane
 	}
 	if !connected {
 		return nil, errors.Join(append(errs, &OpError{Op: "connect", Peer: d.Name, Err: ErrNoRoute})...)
@@ -82,6 +92,10 @@ func (e *Engine) newPeer(d *wire.Description) *Peer {
 
 func (p *Peer) connectLane(ctx context.Context, i int, l *lane, d *wire.Description) error {
 	addr := d.Addr(l.caps.Name)
+	if l == p.e.stager.lane {
+		p.conns[i] = newConn(p, l, p.e.stager.connect(p, addr))
+		return nil
+	}
 	if addr == nil {
 		return fmt.Errorf("the peer has no backend of this name: %w", ErrNotSupported)
 	}

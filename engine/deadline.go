@@ -124,6 +124,7 @@ func (t *Transfer) abandon() {
 	}
 	t.unproven.Store(true)
 	t.generation.Store(0) // completions of it find nobody
+	t.short.Store(true)
 	t.fail(ErrTimeout)
 	t.settle()
 }

@@ -78,7 +78,9 @@ func (e *Engine) tokens(mems []backends.Memory) ([][]byte, error) {
 		if all, err = m.AppendToken(all); err != nil {
 			return nil, err
 		}
-		tokens[i] = all[start:len(all):len(all)]
+		if len(all) > start { // otherwise no peer reaches it by that lane
+			tokens[i] = all[start:len(all):len(all)]
+		}
 	}
 	return tokens, nil
 }

@@ -42,7 +42,9 @@ type Engine struct {
 	id    wire.ID
 	host  wire.ID
 	born  time.Time // base of the monotonic clock of the hot path
-	lanes []*lane
+	lanes []*lane   // of Config.Backends; last, the stager's
+
+	stager *stager
 
 	mu      sync.Mutex // guards what follows; never held across a backend's call that may block
 	closed  bool
@@ -91,7 +93,8 @@ func Open(cfg Config) (*Engine, error) {
 		}
 		e.lanes = append(e.lanes, l)
 	}
-	for _, l := range e.lanes {
+	e.addStager()
+	for _, l := range e.lanes[:len(cfg.Backends)] {
 		l.start()
 	}
 	return e, nil

@@ -23,6 +23,7 @@ var (
 	ErrVersion      = backends.ErrVersion      // the other side speaks another version
 	ErrNoRoute      = backends.ErrNoRoute      // no backend serves this pair of memories
 	ErrCorrupt      = backends.ErrCorrupt      // bytes that are not what they claim
+	ErrUnproven     = backends.ErrUnproven     // the peer has not said that it is done with what it has in hand: see Staged
 	ErrTimeout      = backends.ErrTimeout      // is os.ErrDeadlineExceeded
 )
 

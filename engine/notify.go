@@ -45,6 +45,9 @@ func (e *Engine) Receive(dst []Notification) (n int) {
 		if !l.relief && n < len(dst) {
 			got, _ := l.receiver.Receive(l.messages[:min(len(dst)-n, len(l.messages))])
 			for i := range got {
+				if e.stager.takes(l, &l.messages[i]) {
+					continue
+				}
 				dst[n] = l.notification(&l.messages[i])
 				n++
 			}
@@ -94,6 +97,9 @@ func (l *lane) deliver() (found bool) {
 	for !l.relief {
 		n, _ := l.receiver.Receive(l.messages[:])
 		for i := range n {
+			if l.e.stager.takes(l, &l.messages[i]) {
+				continue
+			}
 			note := l.notification(&l.messages[i])
 			select {
 			case l.e.inbox <- note:
@@ -116,6 +122,9 @@ func (l *lane) relieve(first Notification, rest []backends.Message) {
 	l.relief = true
 	notes := []Notification{first}
 	for i := range rest {
+		if l.e.stager.takes(l, &rest[i]) {
+			continue
+		}
 		notes = append(notes, l.notification(&rest[i]))
 	}
 	l.e.running.Add(1)

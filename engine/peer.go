@@ -35,6 +35,7 @@ type Peer struct {
 	closed  bool
 	ending  atomic.Bool // closed, to be read without mu
 	served  atomic.Bool // it dialled us through Serve
+	hidden  bool        // no sender of what the program receives
 }
 
 // conn is a Peer's way over one backend.
@@ -77,7 +78,9 @@ func (p *Peer) watch() {
 		if c == nil {
 			continue
 		}
-		c.lane.senders.Store(p.senders[i], p)
+		if p.senders[i] != "" && !p.hidden {
+			c.lane.senders.Store(p.senders[i], p)
+		}
 		if w := c.watcher; w != nil {
 			p.e.running.Add(1)
 			go c.watch(w)
@@ -98,13 +101,21 @@ func (c *conn) watch(w backends.Watcher) {
 // lose marks the connection dead: no new transfer takes it.
 func (c *conn) lose() {
 	c.goneOnce.Do(func() { close(c.gone) })
+	staged := c.peer.staged()
+	if sp := staged.p.(*stagedPeer); c != staged {
+		sp.s.push(&carrierLost{sp, c.lane})
+	}
 	for _, other := range c.peer.conns {
-		if other != nil && !other.isLost() {
+		if other != nil && other != staged && !other.isLost() {
 			return
 		}
 	}
+	staged.goneOnce.Do(func() { close(staged.gone) }) // it is nothing without the others
 	c.peer.lostOnce.Do(func() { close(c.peer.lost) })
 }
+
+// staged is the way by chains of the other connections.
+func (p *Peer) staged() *conn { return p.conns[p.e.stager.lane.index] }
 
 func (c *conn) isLost() bool {
 	select {
@@ -281,7 +292,7 @@ func (p *Peer) Close() error {
 	p.mu.Unlock()
 
 	var errs []error
-	for _, c := range p.conns {
+	for _, c := range slices.Backward(p.conns) { // chains before what they are made of
 		if c == nil {
 			continue
 		}

@@ -124,6 +124,7 @@ func (t *Transfer) submittedOne(c, from *conn, tag uint64) {
 
 // skip ends the batches that were never submitted.
 func (t *Transfer) skip(next int) {
+	t.short.Store(true)
 	t.submitted.Store(int64(len(t.batches)))
 	t.end(int64(len(t.batches) - next))
 }
@@ -136,16 +137,24 @@ func (t *Transfer) end(n int64) {
 	t.settle()
 }
 
-// settle makes the outcome known. After the state has changed the transfer
+// settle makes the outcome known: an Abort that came when every batch had succeeded has
+// ended nothing, and what was to follow the data has gone. After the state has changed the transfer
 // belongs to whoever posts it next.
 func (t *Transfer) settle() {
+	if !t.short.Load() && t.err.Load() != nil {
+		t.err.Store(nil)
+	}
 	t.record(t.outcome())
 	for _, c := range t.via() {
 		c.lane.leave()
 	}
+	hook := t.hook
 	t.state.Store(done)
 	if t.sleepers.Load() > 0 {
 		t.announce()
+	}
+	if hook != nil {
+		hook()
 	}
 }
 
@@ -164,6 +173,10 @@ func (e *Engine) finish(l *lane, c *backends.Completion) {
 		return
 	}
 	if c.Err != nil {
+		if errors.Is(c.Err, backends.ErrUnproven) {
+			t.unanswered.Store(true)
+		}
+		t.short.Store(true)
 		t.fail(t.completionError(l, c.Err))
 		t.stopped.Store(true)
 	}

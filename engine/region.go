@@ -151,7 +151,7 @@ func (e *Engine) registerSegment(seg backends.Segment) ([]backends.Memory, error
 	var errs []error
 	served := false
 	for i, l := range e.lanes {
-		if !l.caps.Pairs.Local().Has(seg.Kind) {
+		if l == e.stager.lane || !l.caps.Pairs.Local().Has(seg.Kind) {
 			continue
 		}
 		m, err := l.b.Register(seg)
@@ -162,6 +162,7 @@ func (e *Engine) registerSegment(seg backends.Segment) ([]backends.Memory, error
 		mems[i], served = m, true
 	}
 	if served {
+		mems[e.stager.lane.index] = e.stager.register(seg, mems)
 		return mems, nil
 	}
 	if errs == nil {

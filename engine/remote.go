@@ -55,6 +55,9 @@ func (m *Remote) Kind() backends.Kind { return m.kind }
 func (m *Remote) key(lane int) (uint32, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if lane == m.p.e.stager.lane.index {
+		return m.p.staged().p.(*stagedPeer).key(m)
+	}
 	at := &m.imports[lane]
 	if at.known {
 		return at.key, at.err
@@ -118,6 +121,7 @@ func (m *Remote) Close() error {
 		}
 		m.imports[i] = imported{}
 	}
+	m.p.staged().p.(*stagedPeer).forget(m)
 	m.chosen, m.routeFor = nil, nil
 	return nil
 }

@@ -126,6 +126,12 @@ func (p *Peer) candidates(local *Region, remote *Remote, route Route) []Candidat
 	list := make([]Candidate, 0, len(p.e.lanes))
 	for i, l := range p.e.lanes {
 		c := Candidate{Backend: l.caps.Name}
+		if l == p.e.stager.lane {
+			if staged := p.stagedCandidate(local, remote, route, list); staged != nil {
+				list = append(list, *staged)
+			}
+			continue
+		}
 		if c.Reason = p.obstacle(l, i, local, remote, route); c.Reason == "" {
 			c.conn = p.conns[i]
 			key, err := remote.key(i)
@@ -138,6 +144,40 @@ func (p *Peer) candidates(local *Region, remote *Remote, route Route) []Candidat
 		list = append(list, c)
 	}
 	return list
+}
+
+// stagedCandidate is the chain's answer; nil where none is asked for, as both memories are
+// DRAM or as one backend serves.
+func (p *Peer) stagedCandidate(local *Region, remote *Remote, route Route, others []Candidate) *Candidate {
+	named := route.Only == Staged
+	if !named && (local.Kind() == backends.DRAM && remote.kind == backends.DRAM || usable(others) > 0) {
+		return nil
+	}
+	c := &Candidate{Backend: Staged, conn: p.staged()}
+	if route.Only != "" && !named {
+		c.Reason = "the route names only " + route.Only
+		return c
+	}
+	if c.conn.isLost() {
+		c.Reason = "the connection is lost: connect anew"
+		return c
+	}
+	sp := c.conn.p.(*stagedPeer)
+	cost, text, obstacle := sp.route(local, remote)
+	if c.Reason = obstacle; obstacle != "" {
+		return c
+	}
+	key, err := sp.key(remote)
+	if err != nil {
+		c.Reason = err.Error()
+		return c
+	}
+	c.Usable, c.key, c.Reason, c.Rate = true, key, text, cost.Rate
+	if rate := c.conn.counters.measuredRate(); rate > 0 {
+		cost.Rate, c.Rate, c.Measured = rate, rate, true
+	}
+	c.Estimate = cost.Estimate(1, nominalBytes)
+	return c
 }
 
 func (c *Candidate) accept(local *Region, key uint32) {

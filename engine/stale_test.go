@@ -100,8 +100,25 @@ func TestAbortGraceBeginsAtAbort(t *testing.T) {
 			t.Errorf("stage %d, for another %v", tr.stage.Load(), left)
 		}
 	}
-	f.finishOne(nil)
+	f.finishOne(backends.ErrAborted)
 	if err := tr.Wait(within(t)); !errors.Is(err, ErrAborted) {
 		t.Errorf("outcome: %v", err)
+	}
+}
+
+// TestAbortTooLate has every batch succeed all the same: so has the transfer, and what was to
+// follow the data has followed.
+func TestAbortTooLate(t *testing.T) {
+	f := &fake{manual: true}
+	p, r, m := overFake(t, f, time.Hour)
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, m, 1)
+	for _, outcome := range []error{nil, backends.ErrAborted, nil} {
+		check(t, tr.Post())
+		f.onCancel = func(uint64) { f.finishOne(outcome) }
+		check(t, tr.Abort(within(t)))
+		if err := tr.Err(); !errors.Is(err, outcome) {
+			t.Errorf("outcome: %v, the backend's %v", err, outcome)
+		}
 	}
 }

@@ -40,7 +40,9 @@ type Transfer struct {
 	pumping     atomic.Int32  // see pump
 	grips       atomic.Int32  // see grip
 	stopped     atomic.Bool   // submit no more
+	short       atomic.Bool   // a batch failed or was left out
 	unproven    atomic.Bool   // given up: see abandon
+	unanswered  atomic.Bool   // a peer has pieces in hand that it did not answer for: see Staged
 	deadline    atomic.Int64
 	stage       atomic.Int32 // of ending by force
 	postedAt    time.Duration
@@ -48,6 +50,7 @@ type Transfer struct {
 	completed   chan struct{}
 	sleepers    atomic.Int32 // who wants completed signalled
 	watched     atomic.Bool  // Completed is one of them
+	hook        func()       // called when it is done; it must not block. For the engine's own
 }
 
 // The states of a Transfer. Preparing is the part of Post in which the last
@@ -141,6 +144,12 @@ func (t *Transfer) begin() {
 	}
 	if t.stopped.Load() {
 		t.stopped.Store(false)
+	}
+	if t.short.Load() {
+		t.short.Store(false)
+	}
+	if t.unanswered.Load() {
+		t.unanswered.Store(false)
 	}
 	t.submitted.Store(0)
 	t.remaining.Store(int64(len(t.batches)))

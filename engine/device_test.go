@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/internal/hostmem"
+)
+
+// device is a stand-in for a backend that moves between DRAM and memory of another kind of
+// its own process, as cuda and posix do: that memory is memory of the host which no other
+// backend is told of. It can hold its copies back.
+type device struct {
+	*mem.Backend
+	name string
+	kind backends.Kind
+
+	mu     sync.Mutex // guards what follows
+	memory map[uint64][]byte
+	held   []heldCopy // in order
+	hold   bool
+	ended  []backends.Completion
+}
+
+type heldCopy struct {
+	p      *devicePeer
+	tag    uint64
+	submit func() error
+}
+
+func newDevice(t testing.TB, name string, kind backends.Kind) *device {
+	t.Helper()
+	d, err := openDevice(name, kind)
+	check(t, err)
+	return d
+}
+
+func openDevice(name string, kind backends.Kind) (*device, error) {
+	b, err := mem.New(mem.Config{})
+	return &device{Backend: b, name: name, kind: kind, memory: map[uint64][]byte{}}, err
+}
+
+func (d *device) Caps() backends.Caps {
+	c := d.Backend.Caps()
+	c.Name, c.Pairs, c.MessageMax = d.name, backends.Pairs{backends.DRAM: backends.KindsOf(d.kind)}, 0
+	c.Pairs[d.kind] = backends.KindsOf(backends.DRAM, d.kind)
+	c.PagesMax = 1 << 16
+	return c
+}
+
+// alloc makes memory of the device's kind.
+func (d *device) alloc(t testing.TB, n uint64) (seg backends.Segment, bytes []byte) {
+	t.Helper()
+	b, err := hostmem.Alloc(n, hostmem.Options{Purpose: "device"})
+	check(t, err)
+	t.Cleanup(func() { _ = b.Close() })
+	return d.own(b.Segment().Mem), b.Segment().Mem
+}
+
+// own takes memory for the device's.
+func (d *device) own(b []byte) backends.Segment {
+	at := addressOf(b)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	seg := backends.Segment{Kind: d.kind, Len: uint64(len(b))}
+	if d.kind == backends.File {
+		seg.FD, seg.FileOff = 1, at
+	} else {
+		seg.Addr = at
+	}
+	d.memory[at] = b
+	return seg
+}
+
+func (d *device) Register(seg backends.Segment) (backends.Memory, error) {
+	if seg.Kind != d.kind {
+		return d.Backend.Register(seg)
+	}
+	at := seg.Addr + seg.FileOff
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for base, b := range d.memory {
+		if at >= base && at+seg.Len <= base+uint64(len(b)) {
+			seg.Kind, seg.Mem, seg.Addr, seg.FD, seg.FileOff = backends.DRAM, b[at-base:][:seg.Len], 0, 0, 0
+			return d.Backend.Register(seg)
+		}
+	}
+	return nil, backends.ErrBounds
+}
+
+// Connect reaches nobody but itself.
+func (d *device) Connect(ctx context.Context, addr []byte) (backends.Peer, error) {
+	if string(addr) != string(d.Addr()) {
+		return nil, backends.ErrNotSupported
+	}
+	p, err := d.Backend.Connect(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	return &devicePeer{p, p.(backends.Pager), d}, nil
+}
+
+// Poll implements backends.Backend.
+func (d *device) Poll(done []backends.Completion) (int, error) {
+	d.mu.Lock()
+	n := copy(done, d.ended)
+	d.ended = d.ended[n:]
+	d.mu.Unlock()
+	if n > 0 {
+		return n, nil
+	}
+	return d.Backend.Poll(done)
+}
+
+// keep holds copies back from here on.
+func (d *device) keep() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.hold = true
+}
+
+// kept counts those that are held back.
+func (d *device) kept() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.held)
+}
+
+// release lets go of what is held back.
+func (d *device) release() {
+	d.mu.Lock()
+	held := d.held
+	d.held, d.hold = nil, false
+	d.mu.Unlock()
+	for _, h := range held {
+		if err := h.submit(); err != nil {
+			d.end(h.tag, err)
+		}
+	}
+	_, _ = unix.Write(d.FD(), []byte{1, 0, 0, 0, 0, 0, 0, 0})
+}
+
+func (d *device) end(tag uint64, err error) {
+	d.mu.Lock()
+	d.ended = append(d.ended, backends.Completion{Tag: tag, Err: err})
+	d.mu.Unlock()
+	_, _ = unix.Write(d.FD(), []byte{1, 0, 0, 0, 0, 0, 0, 0})
+}
+
+// devicePeer carries no messages.
+type devicePeer struct {
+	backends.Peer
+	pager backends.Pager
+	d     *device
+}
+
+func (p *devicePeer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
+	descs = append([]backends.Desc(nil), descs...)
+	return p.submit(tag, func() error { return p.Peer.Submit(op, tag, descs) })
+}
+
+func (p *devicePeer) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, msg []byte) error {
+	pattern := *pages
+	return p.submit(tag, func() error { return p.pager.SubmitPages(op, tag, &pattern, msg) })
+}
+
+func (p *devicePeer) submit(tag uint64, f func() error) error {
+	p.d.mu.Lock()
+	if p.d.hold {
+		p.d.held = append(p.d.held, heldCopy{p, tag, f})
+		p.d.mu.Unlock()
+		return nil
+	}
+	p.d.mu.Unlock()
+	return f()
+}
+
+// Cancel ends what is held back.
+func (p *devicePeer) Cancel(tag uint64) {
+	p.drop(func(h *heldCopy) bool { return h.tag == tag }, backends.ErrAborted)
+}
+
+func (p *devicePeer) Close() error {
+	p.drop(func(h *heldCopy) bool { return h.p == p }, backends.ErrClosed)
+	return p.Peer.Close()
+}
+
+func (p *devicePeer) drop(which func(*heldCopy) bool, why error) {
+	p.d.mu.Lock()
+	var kept, dropped []heldCopy
+	for _, h := range p.d.held {
+		if which(&h) {
+			dropped = append(dropped, h)
+		} else {
+			kept = append(kept, h)
+		}
+	}
+	p.d.held = kept
+	p.d.mu.Unlock()
+	for _, h := range dropped {
+		p.d.end(h.tag, why)
+	}
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"crypto/subtle"
+	"encoding/binary"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// stagedMemory is a registration as the stager knows it: the memories of the other lanes,
+// through which this engine itself reaches the bytes.
+type stagedMemory struct {
+	s      *stager
+	key    uint32
+	region *Region // in no table: segment and memories alone
+	epoch  atomic.Uint64
+	self   atomic.Pointer[Remote] // the same as memory of the engine's own peer
+
+	mu     sync.Mutex // guards what follows
+	active int        // hops for peers
+	quiet  chan struct{}
+}
+
+// register makes a segment known that the other lanes know by mems.
+func (s *stager) register(seg backends.Segment, mems []backends.Memory) backends.Memory {
+	m := &stagedMemory{s: s, region: &Region{e: s.e, name: "(staged)", seg: seg, mems: mems, private: true}}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.lastKey++; s.memories[s.lastKey] != nil || s.lastKey == 0; s.lastKey++ {
+	}
+	m.key = s.lastKey
+	s.memories[m.key] = m
+	return m
+}
+
+func (s *stager) memory(key uint32) *stagedMemory {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.memories[key]
+}
+
+// Key implements backends.Memory.
+func (m *stagedMemory) Key() uint32 { return m.key }
+
+// farToken is what a peer must show for a hop of ours: 28 bytes.
+const farToken = 16 + 4 + 8
+
+// AppendToken implements backends.Memory. DRAM has none: a backend that connects us reaches it.
+func (m *stagedMemory) AppendToken(dst []byte) ([]byte, error) {
+	if m.region.seg.Kind == backends.DRAM {
+		return dst, nil
+	}
+	dst = append(dst, m.region.seg.Secret[:]...)
+	dst = binary.LittleEndian.AppendUint32(dst, m.key)
+	return binary.LittleEndian.AppendUint64(dst, m.epoch.Load()), nil
+}
+
+// enter admits a hop for whoever shows this token. Who was admitted leaves.
+func (s *stager) enter(token []byte) (*stagedMemory, error) {
+	if len(token) != farToken {
+		return nil, backends.ErrBadToken
+	}
+	m := s.memory(binary.LittleEndian.Uint32(token[16:]))
+	if m == nil {
+		return nil, ErrRevoked
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if subtle.ConstantTimeCompare(token[:16], m.region.seg.Secret[:]) != 1 {
+		return nil, ErrRevoked // the key has gone to another memory, or was never given out
+	}
+	if binary.LittleEndian.Uint64(token[20:]) != m.epoch.Load() {
+		return nil, ErrRevoked
+	}
+	m.active++
+	return m, nil
+}
+
+func (m *stagedMemory) leave() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.active--; m.active == 0 && m.quiet != nil {
+		close(m.quiet)
+		m.quiet = nil
+	}
+}
+
+// Fence implements backends.Fencer: no hop for a peer begins, and those under way end.
+func (s *stager) Fence(ctx context.Context, key uint32) error {
+	m := s.memory(key)
+	if m == nil {
+		return nil
+	}
+	m.mu.Lock()
+	m.epoch.Add(1)
+	if m.active == 0 {
+		m.mu.Unlock()
+		return nil
+	}
+	if m.quiet == nil {
+		m.quiet = make(chan struct{})
+	}
+	quiet := m.quiet
+	m.mu.Unlock()
+	s.push(&fenced{m})
+	select {
+	case <-quiet:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("hops for peers are under way: %w", backends.ContextError(ctx))
+	}
+}
+
+// fenced has the hops of a memory end soon.
+type fenced struct{ m *stagedMemory }
+
+func (f *fenced) happen() {
+	for _, w := range f.m.s.windows {
+		for i := range w.hops {
+			if h := &w.hops[i]; h.memory == f.m {
+				h.t.stop(ErrRevoked)
+			}
+		}
+	}
+}
+
+// Close implements backends.Memory.
+func (m *stagedMemory) Close() error {
+	m.s.mu.Lock()
+	delete(m.s.memories, m.key)
+	m.s.mu.Unlock()
+	if r := m.self.Swap(nil); r != nil {
+		_ = r.Close() // busy: a hop that was given up still lists it
+	}
+	return nil
+}
+
+// own returns the memory as the engine's own peer knows it.
+func (m *stagedMemory) own(self *Peer) (*Remote, error) {
+	if r := m.self.Load(); r != nil && r.p == self {
+		return r, nil
+	}
+	tokens, err := m.s.e.tokens(m.region.mems)
+	if err != nil {
+		return nil, err
+	}
+	seg := &m.region.seg
+	r := newRemote(self, m.region.name, seg.Kind, false, seg.Len, tokens)
+	m.self.Store(r)
+	return r, nil
+}

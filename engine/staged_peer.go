@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// stagedPeer is the way to a peer by chains. Its batches are cut into pieces, which take
+// turns: a small batch overtakes a large one.
+type stagedPeer struct {
+	s        *stager
+	p        *Peer
+	far      []byte // whom messages to the peer's stager are for; nil: it has none
+	farKinds backends.Kinds
+	lost     chan struct{} // closed with the peer
+	life     context.Context
+	endLife  context.CancelFunc
+
+	pending atomic.Int64 // batches
+
+	opening sync.Mutex // one goroutine at a time makes what follows, before any batch needs it
+	near    *pool
+	window  *farWindow
+
+	mu      sync.Mutex // guards what follows
+	remotes map[uint32]*stagedRemote
+	keys    map[*Remote]uint32
+	lastKey uint32
+	closed  bool
+
+	// Touched by the stager's goroutine alone.
+	slots   []*slot
+	there   *farWindow
+	turn    []*stagedJob // with pieces that have no slot yet
+	jobs    map[uint64]*stagedJob
+	closing *stagedClose
+}
+
+// stagedRemote is a memory of the peer and the ways to it that were prepared, by the shape of
+// the local memory.
+type stagedRemote struct {
+	*Remote
+	chains map[uint64]chain
+}
+
+// connect makes the staged way to a peer that is connected by other lanes.
+func (s *stager) connect(p *Peer, addr []byte) *stagedPeer {
+	sp := &stagedPeer{s: s, p: p, lost: make(chan struct{}),
+		remotes: map[uint32]*stagedRemote{}, keys: map[*Remote]uint32{}, jobs: map[uint64]*stagedJob{}}
+	sp.life, sp.endLife = context.WithCancel(s.e.life)
+	if len(addr) == len(s.id)+1 {
+		sp.far, sp.farKinds = addr[:len(s.id)], backends.Kinds(addr[len(s.id)])
+	}
+	return sp
+}
+
+// route prepares the way between two memories and describes it, or says why there is none.
+func (sp *stagedPeer) route(local *Region, remote *Remote) (cost backends.Cost, text, obstacle string) {
+	c, obstacle := sp.chain(local, remote)
+	if obstacle != "" {
+		return cost, "", obstacle
+	}
+	slots, err := sp.prepare(&c)
+	if err == nil {
+		err = sp.remember(local, remote, c)
+	}
+	if err != nil {
+		return cost, "", fmt.Sprintf("staging memory: %v", err)
+	}
+	return c.cost(), c.describe(local.Kind(), remote.kind, slots), ""
+}
+
+// prepare makes what a chain needs, and returns how many pieces it may have under way.
+func (sp *stagedPeer) prepare(c *chain) (slots int, err error) {
+	sp.opening.Lock()
+	defer sp.opening.Unlock()
+	if sp.isClosed() {
+		return 0, ErrClosed
+	}
+	if sp.near == nil {
+		if sp.near, err = sp.s.newPool(c.by); err != nil {
+			return 0, err
+		}
+		sp.s.push(&slotsMade{sp, sp.near})
+	}
+	slots = sp.near.slots
+	if !c.far {
+		return slots, nil
+	}
+	if sp.window == nil {
+		ctx, cancel := context.WithTimeout(sp.life, sp.s.e.cfg.ConnectTimeout)
+		defer cancel()
+		if sp.window, err = sp.openWindow(ctx, c.by); err != nil {
+			return 0, err
+		}
+		sp.s.push(&windowMade{sp, sp.window})
+	}
+	return min(slots, sp.window.slots), nil
+}
+
+// remember keeps a way for the batches to come.
+func (sp *stagedPeer) remember(local *Region, remote *Remote, c chain) error {
+	key, err := sp.key(remote)
+	if err != nil {
+		return err
+	}
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	if m := sp.remotes[key]; m != nil {
+		m.chains[shape(local)] = c
+	}
+	return nil
+}
+
+func (sp *stagedPeer) isClosed() bool {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	return sp.closed
+}
+
+// key names a peer's memory in descriptors.
+func (sp *stagedPeer) key(m *Remote) (uint32, error) {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	if sp.closed {
+		return 0, ErrClosed
+	}
+	if key, ok := sp.keys[m]; ok {
+		return key, nil
+	}
+	for sp.lastKey++; sp.remotes[sp.lastKey] != nil; sp.lastKey++ {
+	}
+	sp.remotes[sp.lastKey], sp.keys[m] = &stagedRemote{m, map[uint64]chain{}}, sp.lastKey
+	return sp.lastKey, nil
+}
+
+// forget drops the name of a memory.
+func (sp *stagedPeer) forget(m *Remote) {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	delete(sp.remotes, sp.keys[m])
+	delete(sp.keys, m)
+}
+
+// Import implements backends.Peer; the engine has key, which knows the Remote.
+func (sp *stagedPeer) Import([]byte) (uint32, uint64, error) { return 0, 0, ErrNotSupported }
+
+// Drop implements backends.Peer.
+func (sp *stagedPeer) Drop(key uint32) {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	if m := sp.remotes[key]; m != nil {
+		delete(sp.keys, m.Remote)
+		delete(sp.remotes, key)
+	}
+}
+
+// Lost implements backends.Watcher.
+func (sp *stagedPeer) Lost() <-chan struct{} { return sp.lost }
+
+// Submit implements backends.Peer.
+func (sp *stagedPeer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
+	return sp.submit(&stagedJob{sp: sp, op: op, tag: tag, descs: append([]backends.Desc(nil), descs...)})
+}
+
+// SubmitPages implements backends.Pager. Messages go by other lanes.
+func (sp *stagedPeer) SubmitPages(op backends.Op, tag uint64, p *backends.Pages, msg []byte) error {
+	if msg != nil {
+		return ErrNotSupported
+	}
+	j := &stagedJob{sp: sp, op: op, tag: tag, pages: *p, paged: true}
+	if p.EntryLen > pieceBytes {
+		return ErrBounds // the engine lists such entries one by one
+	}
+	return sp.submit(j)
+}
+
+func (sp *stagedPeer) submit(j *stagedJob) error {
+	if err := j.look(); err != nil {
+		return err
+	}
+	if sp.pending.Add(1) > stagedJobs {
+		sp.pending.Add(-1)
+		return ErrFull
+	}
+	sp.mu.Lock()
+	defer sp.mu.Unlock() // so that none comes behind the end
+	if sp.closed || !sp.s.push(j) {
+		sp.pending.Add(-1)
+		return ErrClosed
+	}
+	return nil
+}
+
+// Cancel implements backends.Canceler.
+func (sp *stagedPeer) Cancel(tag uint64) { sp.s.push(&stagedCancel{sp, tag}) }
+
+// Close implements backends.Peer. A peer that does not answer for what it has in hand is
+// waited for no longer than the hops of this side may take.
+func (sp *stagedPeer) Close() error {
+	sp.mu.Lock()
+	was := sp.closed
+	sp.closed = true
+	sp.mu.Unlock()
+	sp.endLife()
+	sp.opening.Lock() // nobody prepares any more; another Close has ended
+	defer sp.opening.Unlock()
+	if was {
+		return nil
+	}
+	defer close(sp.lost)
+	if sp.near == nil {
+		return nil // never used
+	}
+	ended := &stagedClose{sp: sp, done: make(chan struct{})}
+	if !sp.s.push(ended) {
+		return nil
+	}
+	grace := sp.s.e.cfg.AbortGrace
+	if !waitFor(ended.done, grace) {
+		sp.s.push(&stagedForce{sp})
+		waitFor(ended.done, 3*grace)
+	}
+	if sp.window != nil {
+		sp.window.close(sp)
+	}
+	released := &stagedRelease{sp: sp, done: make(chan struct{})}
+	if sp.s.push(released) {
+		<-released.done
+	}
+	return nil
+}
+
+func waitFor(done <-chan struct{}, limit time.Duration) bool {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+// slotsMade brings the slots of a pool.
+type slotsMade struct {
+	sp   *stagedPeer
+	pool *pool
+}
+
+func (m *slotsMade) happen() {
+	for i := range m.pool.slots {
+		m.sp.slots = append(m.sp.slots, newSlot(m.sp, m.pool, i))
+	}
+}
+
+// windowMade brings the peer's staging memory.
+type windowMade struct {
+	sp *stagedPeer
+	w  *farWindow
+}
+
+func (m *windowMade) happen() { m.sp.there = m.w }
+
+// stagedCancel ends a batch early.
+type stagedCancel struct {
+	sp  *stagedPeer
+	tag uint64
+}
+
+func (c *stagedCancel) happen() {
+	if j := c.sp.jobs[c.tag]; j != nil {
+		c.sp.end(j, ErrAborted)
+	}
+}
+
+// end lets a batch begin no more pieces, and ends those under way.
+func (sp *stagedPeer) end(j *stagedJob, why error) {
+	j.fail(why)
+	for _, s := range sp.slots {
+		if s.job == j {
+			s.stop()
+		}
+	}
+	sp.feed()
+}
+
+// stagedClose ends all batches; done is closed when there is none.
+type stagedClose struct {
+	sp   *stagedPeer
+	done chan struct{}
+	told bool
+}
+
+func (c *stagedClose) happen() {
+	c.sp.closing = c
+	for _, j := range c.sp.jobs {
+		c.sp.end(j, ErrClosed)
+	}
+	c.sp.feed()
+}
+
+// stagedForce ends what waits for an answer of the peer.
+type stagedForce struct{ sp *stagedPeer }
+
+func (f *stagedForce) happen() {
+	for _, s := range f.sp.slots {
+		s.giveUp()
+	}
+	f.sp.feed()
+}
+
+// carrierLost ends what waits for an answer that came by a lane.
+type carrierLost struct {
+	sp   *stagedPeer
+	lane *lane
+}
+
+func (c *carrierLost) happen() {
+	for _, s := range c.sp.slots {
+		if s.job != nil && s.c.by == c.lane {
+			s.giveUp()
+		}
+	}
+	c.sp.feed()
+}
+
+// stagedRelease gives the slots back.
+type stagedRelease struct {
+	sp   *stagedPeer
+	done chan struct{}
+}
+
+func (r *stagedRelease) happen() {
+	stuck := false
+	for _, s := range r.sp.slots {
+		stuck = !s.close() || stuck
+	}
+	if pool := r.sp.near; pool != nil {
+		r.sp.s.e.running.Add(1)
+		go func() {
+			defer r.sp.s.e.running.Done()
+			pool.close(r.sp.s, stuck) // asks for a proof that this goroutine may have to bring
+			close(r.done)
+		}()
+		return
+	}
+	close(r.done)
+}

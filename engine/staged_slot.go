@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"fmt"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// slot is a place of the staging memory and the piece that passes through it.
+type slot struct {
+	sp    *stagedPeer
+	pool  *pool
+	index int
+	at    uint64 // offset in the pool, and in the peer's
+
+	// The piece.
+	job   *stagedJob // nil: free
+	c     chain
+	local *stagedMemory
+	to    *Remote
+	descs []backends.Desc
+	pages backends.Pages
+	paged bool
+	bytes uint64
+
+	step     step
+	answered bool // the peer has made its hop, or refused
+	answer   error
+	number   uint32 // of the piece, in messages
+	stuck    bool   // a hop was given up: somebody may still use the bytes
+
+	near, by [2]*Transfer // by Op-1
+	notice   *Transfer    // withdraws the piece
+	current  *Transfer
+	message  []byte
+	hook     func()
+}
+
+// step is what a piece waits for.
+type step uint8
+
+// A write goes near, by, hand; a read ask, hand, by, near: each where the chain has it.
+const (
+	atRest step = iota
+	atNear      // local memory and staging memory
+	atAsk       // the list is on its way to the peer
+	atHand      // the peer has it in hand
+	atBy        // staging memory, or local DRAM, and the peer
+)
+
+func newSlot(sp *stagedPeer, pool *pool, i int) *slot {
+	s := &slot{sp: sp, pool: pool, index: i, at: uint64(i) * slotBytes}
+	s.hook = func() { sp.s.push(s) }
+	return s
+}
+
+// take cuts the next piece off a batch.
+func (s *slot) take(j *stagedJob, c chain) {
+	local, to := j.ends()
+	s.local, s.to = local, to.Remote
+	s.job, s.c, s.paged, s.bytes = j, c, j.paged, 0
+	s.answered, s.answer = false, nil
+	s.number++
+	j.flying++
+	if j.paged {
+		s.takePages(j)
+		return
+	}
+	first, n := &j.descs[0], 0
+	for n < len(j.descs) && n < listMax {
+		d := &j.descs[n]
+		if d.LocalKey != first.LocalKey || d.RemoteKey != first.RemoteKey || s.bytes+d.Len > pieceBytes {
+			break
+		}
+		s.bytes += d.Len
+		n++
+	}
+	s.descs, j.descs = j.descs[:n:n], j.descs[n:]
+}
+
+func (s *slot) takePages(j *stagedJob) {
+	n := min(j.pages.Count, int(pieceBytes/j.pages.EntryLen), listBytes/4)
+	s.pages = cutPages(&j.pages, n)
+	s.bytes = s.pages.Bytes()
+}
+
+// begin makes the first hop.
+func (s *slot) begin() {
+	switch {
+	case s.job.op == Write && s.c.near != nil:
+		s.hop(atNear)
+	case s.job.op == Read && s.c.far:
+		s.hop(atAsk)
+	default:
+		s.hop(atBy)
+	}
+}
+
+// happen is the end of a hop.
+func (s *slot) happen() {
+	if s.current == nil {
+		return
+	}
+	t := s.current
+	if t.unproven.Load() {
+		// Its bytes are no longer ours to give, nor is the batch ours to complete: the
+		// engine gives that up, too.
+		s.stuck, s.current = true, nil
+		return
+	}
+	s.current = nil
+	err := t.Err()
+	_ = t.Reset()
+	if err != nil {
+		s.finish(fmt.Errorf("%s: %w", s.hopName(), err))
+		return
+	}
+	s.proceed()
+}
+
+// proceed makes the next hop, or ends the piece.
+func (s *slot) proceed() {
+	write := s.job.op == Write
+	switch s.step {
+	case atNear:
+		if write {
+			s.hop(atBy)
+			return
+		}
+	case atAsk:
+		s.await()
+		return
+	case atHand:
+		if s.answer != nil {
+			s.finish(fmt.Errorf("the peer's hop, dram to %v: %w", s.to.kind, s.answer))
+			return
+		}
+		if !write {
+			s.hop(atBy)
+			return
+		}
+	case atBy:
+		if write && s.c.far {
+			s.await()
+			return
+		}
+		if !write && s.c.near != nil {
+			s.hop(atNear)
+			return
+		}
+	}
+	s.finish(nil)
+}
+
+// await waits for the peer's answer, which may be here already.
+func (s *slot) await() {
+	s.step = atHand
+	switch {
+	case s.answered:
+		s.proceed()
+	case s.job.err != nil:
+		s.stop()
+	}
+}
+
+// hop starts one, unless the batch has ended meanwhile.
+func (s *slot) hop(to step) {
+	s.step = to
+	if s.job.err != nil {
+		s.finish(nil)
+		return
+	}
+	t, err := s.prepareHop(to)
+	if err == nil {
+		t.hook = s.hook
+		s.current = t
+		err = t.Post()
+	}
+	if err != nil {
+		s.current = nil
+		if t != nil {
+			_ = t.Reset()
+		}
+		s.finish(fmt.Errorf("%s: %w", s.hopName(), err))
+	}
+}
+
+// finish frees the slot.
+func (s *slot) finish(err error) {
+	j := s.job
+	if err != nil {
+		j.fail(err)
+	}
+	s.job, s.step, s.local, s.to, s.descs, s.pages = nil, atRest, nil, nil, nil, backends.Pages{}
+	j.flying--
+	if !j.more() {
+		s.sp.settle(j)
+	}
+	s.sp.feed()
+}
+
+// stop ends the hop that is under way: the event of its end follows.
+func (s *slot) stop() {
+	switch {
+	case s.current != nil:
+		s.current.stop(ErrAborted)
+	case s.step == atHand:
+		s.withdraw()
+	}
+}
+
+// giveUp waits for the peer's answer no longer. What it has in hand of a write it may still
+// place; of a read, in staging memory of its own.
+func (s *slot) giveUp() {
+	if s.job == nil || s.step != atHand {
+		return
+	}
+	s.stuck = true // an answer to come must not be taken for another's
+	if s.job.op == Write {
+		s.job.unanswered++
+	}
+	s.finish(ErrPeerLost)
+}
+
+// close gives the transfers back. It reports false when somebody may still use the bytes.
+func (s *slot) close() bool {
+	for _, t := range []*Transfer{s.near[0], s.near[1], s.by[0], s.by[1], s.notice} {
+		if t == nil {
+			continue
+		}
+		t.stop(ErrClosed)
+		if t.Close() != nil || t.unproven.Load() {
+			s.stuck = true
+			return false
+		}
+	}
+	return s.current == nil
+}
+
+func (s *slot) hopName() string {
+	switch s.step {
+	case atNear:
+		return fmt.Sprintf("hop between %v and dram with %s", s.local.region.Kind(), s.c.near.caps.Name)
+	case atAsk:
+		return "request to the peer with " + s.c.by.caps.Name
+	}
+	return "hop between here and the peer with " + s.c.by.caps.Name
+}

@@ -1,0 +1,450 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+// host is an engine with DRAM, memory of a device, and a way between hosts that moves DRAM
+// alone.
+type host struct {
+	e    *Engine
+	dev  *device
+	hbm  *Region
+	mem  []byte // of hbm
+	dram *Region
+}
+
+const hostBytes = 6 << 20
+
+func newHost(t testing.TB, name string, change ...func(*Config)) *host {
+	t.Helper()
+	h := &host{dev: newDevice(t, "device", backends.HBM)}
+	wire, err := mem.New(mem.Config{})
+	check(t, err)
+	h.e = open(t, name, append(change, func(c *Config) { c.Backends = []backends.Backend{wire, h.dev} })...)
+	seg, b := h.dev.alloc(t, hostBytes)
+	h.mem = b
+	h.hbm, err = h.e.Register("hbm", seg)
+	check(t, err)
+	h.dram = register(t, h.e, "dram", hostBytes)
+	return h
+}
+
+func (h *host) region(kind backends.Kind) (*Region, []byte) {
+	if kind == backends.HBM {
+		return h.hbm, h.mem
+	}
+	return h.dram, h.dram.Bytes()
+}
+
+// run posts and waits.
+func run(t testing.TB, tr *Transfer) {
+	t.Helper()
+	check(t, tr.Post())
+	check(t, tr.Wait(within(t)))
+}
+
+// TestStaged moves every pair of kinds for which no single backend serves, both ways, as
+// large pieces, small ones and patterns, and looks at every byte of the far memory.
+func TestStaged(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	a, b := newHost(t, "a"), newHost(t, "b")
+	p := connect(t, a.e, b.e)
+	for _, kinds := range [][2]backends.Kind{{backends.HBM, backends.HBM}, {backends.DRAM, backends.HBM}, {backends.HBM, backends.DRAM}} {
+		for _, op := range []Op{Write, Read} {
+			t.Run(fmt.Sprintf("%v/%v-%v", op, kinds[0], kinds[1]), func(t *testing.T) {
+				local, near := a.region(kinds[0])
+				there, far := b.region(kinds[1])
+				m := remote(t, p, there.Name())
+				from, to := near, far
+				if op == Read {
+					from, to = far, near
+				}
+				for name, list := range lists() {
+					fill(from, byte(len(name)))
+					fill(to, 99)
+					want := bytes.Clone(to)
+					list.apply(op, want, from)
+					tr := transfer(t, p, op)
+					list.add(t, tr, local, m)
+					run(t, tr)
+					if !bytes.Equal(to, want) {
+						t.Errorf("%s: other bytes than those listed have come, or others have changed", name)
+					}
+					if via := tr.groups[0].conn.lane.caps.Name; via != Staged {
+						t.Errorf("%s went by %s", name, via)
+					}
+				}
+			})
+		}
+	}
+}
+
+// list is a transfer's, as Descs or as Pages.
+type list struct {
+	descs []backends.Desc
+	pages *Pages
+}
+
+func lists() map[string]list {
+	r := rand.New(rand.NewPCG(7, 7))
+	scattered := list{}
+	for i := range uint64(3000) {
+		scattered.descs = append(scattered.descs, backends.Desc{Local: 1000 * i, Remote: 1000 * (2999 - i), Len: 1 + r.Uint64N(990)})
+	}
+	pages := &Pages{Count: 4000, EntryLen: 656, LocalBase: 16, LocalStride: 656, RemoteBase: 32, RemoteStride: 704}
+	for i := range uint32(4000) {
+		pages.Local, pages.Remote = append(pages.Local, (i*7)%4001), append(pages.Remote, (i*11+3)%4001)
+	}
+	return map[string]list{
+		"a byte":           {descs: []backends.Desc{{Local: 5, Remote: 77, Len: 1}}},
+		"large":            {descs: []backends.Desc{{Local: 3, Remote: 1 << 10, Len: 5<<20 + 13}}},
+		"scattered":        scattered,
+		"pages":            {pages: pages},
+		"pages in a row":   {pages: &Pages{Count: 300, EntryLen: 8192, LocalStride: 8192, RemoteStride: 16384}},
+		"pages over slots": {pages: &Pages{Count: 2, EntryLen: 2<<20 + 1, LocalStride: 2<<20 + 1, RemoteStride: 3 << 20}},
+	}
+}
+
+func (l *list) add(t *testing.T, tr *Transfer, local *Region, m *Remote) {
+	t.Helper()
+	for _, d := range l.descs {
+		check(t, tr.Add(local, d.Local, m, d.Remote, d.Len))
+	}
+	if l.pages != nil {
+		check(t, tr.AddPages(local, m, *l.pages))
+	}
+}
+
+// apply does what the transfer is to do.
+func (l *list) apply(op Op, to, from []byte) {
+	one := func(local, remote, n uint64) {
+		if op == Write {
+			copy(to[remote:][:n], from[local:])
+		} else {
+			copy(to[local:][:n], from[remote:])
+		}
+	}
+	for _, d := range l.descs {
+		one(d.Local, d.Remote, d.Len)
+	}
+	for i := 0; l.pages != nil && i < l.pages.Count; i++ {
+		one(l.pages.LocalAt(i), l.pages.RemoteAt(i), l.pages.EntryLen)
+	}
+}
+
+// TestStagedWithinAnEngine goes from one device to another of the same process.
+func TestStagedWithinAnEngine(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	hbm, disk := newDevice(t, "device", backends.HBM), newDevice(t, "disk", backends.File)
+	e := open(t, "e", func(c *Config) { c.Backends = []backends.Backend{hbm, disk} })
+	seg, src := hbm.alloc(t, 3<<20)
+	from, err := e.Register("hbm", seg)
+	check(t, err)
+	seg, dst := disk.alloc(t, 3<<20)
+	_, err = e.Register("file", seg)
+	check(t, err)
+	p, err := e.Self()
+	check(t, err)
+	fill(src, 3)
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(from, 0, remote(t, p, "file"), 0, 3<<20))
+	run(t, tr)
+	if !bytes.Equal(src, dst) {
+		t.Error("the file holds other bytes")
+	}
+	x, err := e.Explain(p, from, remote(t, p, "file"))
+	check(t, err)
+	if !strings.Contains(x.String(), "* staged") || !strings.Contains(x.String(), "hbm -device- dram -disk- file") {
+		t.Errorf("explained\n%v", &x)
+	}
+}
+
+// TestStagedIsExplained has the chain shown, asked for, and forbidden.
+func TestStagedIsExplained(t *testing.T) {
+	a, b := newHost(t, "a"), newHost(t, "b")
+	p := connect(t, a.e, b.e)
+	hbm, dram := remote(t, p, "hbm"), remote(t, p, "dram")
+	x, err := a.e.Explain(p, a.hbm, hbm)
+	check(t, err)
+	if want := "hbm -device- dram -mem- dram of the peer -its engine- hbm, 8 pieces of 1024 KiB"; x.Chosen != Staged || !strings.Contains(x.String(), want) {
+		t.Errorf("explained, without %q:\n%v", want, &x)
+	}
+	if x, err = a.e.Explain(p, a.dram, dram); err != nil || strings.Contains(x.String(), Staged) {
+		t.Errorf("a chain where one backend serves, %v:\n%v", err, &x)
+	}
+	tr, err := a.e.NewTransfer(p, Write, Route{Only: "mem"})
+	check(t, err)
+	if err := tr.Add(a.hbm, 0, hbm, 0, 1); !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "staged: the route names only mem") {
+		t.Errorf("forbidden: %v", err)
+	}
+	check(t, tr.Close())
+	tr, err = a.e.NewTransfer(p, Write, Route{Only: Staged})
+	check(t, err)
+	check(t, tr.Add(a.hbm, 0, hbm, 0, 100))
+	if err := tr.Add(a.dram, 0, dram, 0, 1); !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "mem moves dram to and from dram alone") {
+		t.Errorf("a chain that nobody needs: %v", err)
+	}
+	run(t, tr)
+	check(t, tr.Close())
+}
+
+// TestStagedNotification has the message come behind the bytes.
+func TestStagedNotification(t *testing.T) {
+	a, b := newHost(t, "a"), newHost(t, "b")
+	p := connect(t, a.e, b.e)
+	m := remote(t, p, "hbm")
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(a.hbm, 0, m, 0, hostBytes))
+	for round := range byte(20) {
+		fill(a.mem, round)
+		check(t, tr.Notify([]byte{round}))
+		check(t, tr.Post())
+		select {
+		case n := <-b.e.Notifications():
+			if len(n.Data) != 1 || n.Data[0] != round || !bytes.Equal(a.mem, b.mem) {
+				t.Fatalf("round %d: message %v, bytes there: %v", round, n.Data, bytes.Equal(a.mem, b.mem))
+			}
+		case <-time.After(limit):
+			t.Fatal("no message")
+		}
+		check(t, tr.Wait(within(t)))
+	}
+	if n := len(a.e.Notifications()) + len(b.e.Notifications()); n != 0 {
+		t.Errorf("the programs have received %d messages that are not theirs", n)
+	}
+}
+
+// TestStagedAbort ends a write whose last hop the peer holds up: nothing lands afterwards.
+func TestStagedAbort(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	for _, at := range []string{"the peer's hop", "the own hop"} {
+		t.Run(at, func(t *testing.T) {
+			a, b := newHost(t, "a"), newHost(t, "b")
+			p := connect(t, a.e, b.e)
+			m := remote(t, p, "hbm")
+			warm := transfer(t, p, Write)
+			check(t, warm.Add(a.hbm, 0, m, 0, 1))
+			run(t, warm)
+			fill(a.mem, 1)
+			before := bytes.Clone(b.mem)
+			held := b.dev
+			if at == "the own hop" {
+				held = a.dev
+			}
+			held.keep()
+			tr := transfer(t, p, Write)
+			check(t, tr.Add(a.hbm, 0, m, 0, hostBytes))
+			check(t, tr.Post())
+			eventually(t, "a hop is held", func() {
+				for held.kept() == 0 {
+					time.Sleep(time.Millisecond)
+				}
+			})
+			check(t, tr.Abort(within(t)))
+			if !errors.Is(tr.Err(), ErrAborted) {
+				t.Errorf("outcome %v", tr.Err())
+			}
+			held.release()
+			time.Sleep(20 * time.Millisecond)
+			if !bytes.Equal(b.mem, before) {
+				t.Error("bytes have landed after the abort")
+			}
+			run(t, warm) // the way is as good as before
+			run(t, tr)
+			if !bytes.Equal(b.mem, a.mem) {
+				t.Error("posted again, other bytes have come")
+			}
+		})
+	}
+}
+
+// TestStagedRevoke ends a lease on memory of the device while hops for its holder are held
+// up.
+func TestStagedRevoke(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	a, b := newHost(t, "a"), newHost(t, "b")
+	p := connect(t, a.e, b.e)
+	l, err := b.hbm.Lease(1<<20, 1<<20, LeaseOptions{})
+	check(t, err)
+	m, err := p.Import(l.Token())
+	check(t, err)
+	fill(a.mem, 5)
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(a.hbm, 0, m, 0, 1<<20))
+	run(t, tr)
+	if !bytes.Equal(b.mem[1<<20:2<<20], a.mem[:1<<20]) || b.mem[1<<20-1] != 0 || b.mem[2<<20] != 0 {
+		t.Error("the lease's range holds other bytes, or its neighbours do")
+	}
+	fill(a.mem, 6)
+	before := bytes.Clone(b.mem)
+	b.dev.keep()
+	check(t, tr.Post())
+	eventually(t, "a hop is held", func() {
+		for b.dev.kept() == 0 {
+			time.Sleep(time.Millisecond)
+		}
+	})
+	check(t, l.Revoke(within(t)))
+	b.dev.release()
+	if err := tr.Wait(within(t)); !errors.Is(err, ErrRevoked) && !errors.Is(err, ErrAborted) {
+		t.Errorf("outcome %v", err)
+	}
+	check(t, tr.Post())
+	if err := tr.Wait(within(t)); !errors.Is(err, ErrRevoked) || !strings.Contains(err.Error(), "the peer's hop, dram to hbm") {
+		t.Errorf("after the end of the lease: %v", err)
+	}
+	if !bytes.Equal(b.mem, before) {
+		t.Error("bytes have landed after the lease ended")
+	}
+}
+
+// TestStagedRefusals are what the peer does not allow, or has no memory for.
+func TestStagedRefusals(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	t.Run("read-only", func(t *testing.T) {
+		a, b := newHost(t, "a"), newHost(t, "b")
+		seg, _ := b.dev.alloc(t, 4096)
+		seg.ReadOnly = true
+		_, err := b.e.Register("sealed", seg)
+		check(t, err)
+		p := connect(t, a.e, b.e)
+		m := remote(t, p, "sealed")
+		tr := transfer(t, p, Read)
+		check(t, tr.Add(a.hbm, 0, m, 0, 4096))
+		run(t, tr)
+		m.readOnly = false // a peer that does not care
+		tr = transfer(t, p, Write)
+		check(t, tr.Add(a.hbm, 0, m, 0, 4096))
+		check(t, tr.Post())
+		if err := tr.Wait(within(t)); !errors.Is(err, backends.ErrReadOnly) {
+			t.Errorf("a write: %v", err)
+		}
+		m.size *= 2
+		if err := tr.Reset(); err != nil {
+			t.Fatal(err)
+		}
+		check(t, tr.Add(a.hbm, 0, m, 4000, 4096))
+		check(t, tr.Post())
+		if err := tr.Wait(within(t)); err == nil {
+			t.Error("a write past the end of the memory")
+		}
+	})
+	t.Run("no memory here", func(t *testing.T) {
+		a, b := newHost(t, "a", func(c *Config) { c.StagingBytes = -1 }), newHost(t, "b")
+		p := connect(t, a.e, b.e)
+		if err := transfer(t, p, Write).Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1); !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "StagingBytes") {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("none at the peer", func(t *testing.T) {
+		a, b := newHost(t, "a"), newHost(t, "b", func(c *Config) { c.StagingBytes = -1 })
+		p := connect(t, a.e, b.e)
+		if err := transfer(t, p, Write).Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1); !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "gives no staging memory") {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("too little at the peer", func(t *testing.T) {
+		b := newHost(t, "b", func(c *Config) { c.StagingBytes = slotBytes })
+		one, two := newHost(t, "one"), newHost(t, "two")
+		p := connect(t, one.e, b.e)
+		tr := transfer(t, p, Write)
+		check(t, tr.Add(one.hbm, 0, remote(t, p, "hbm"), 0, hostBytes)) // by one slot
+		run(t, tr)
+		q := connect(t, two.e, b.e)
+		if err := transfer(t, q, Write).Add(two.hbm, 0, remote(t, q, "hbm"), 0, 1); !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "raise Config.StagingBytes") {
+			t.Errorf("got %v", err)
+		}
+		check(t, tr.Close())
+		check(t, p.Close())
+		eventually(t, "room again", func() {
+			for b.e.stager.used.Load() > 0 {
+				time.Sleep(time.Millisecond)
+			}
+		})
+		tr = transfer(t, q, Write)
+		check(t, tr.Add(two.hbm, 0, remote(t, q, "hbm"), 0, 1))
+		run(t, tr)
+	})
+}
+
+// TestStagedCrowd has many batches of several transfers share the slots.
+func TestStagedCrowd(t *testing.T) {
+	a, b := newHost(t, "a"), newHost(t, "b")
+	p := connect(t, a.e, b.e)
+	m := remote(t, p, "hbm")
+	fill(a.mem, 9)
+	const n = 40
+	var all []*Transfer
+	for i := range uint64(n) {
+		tr := transfer(t, p, Write)
+		for off := i * 100; off+100 <= hostBytes; off += 100 * n { // more batches than the peer takes at once
+			check(t, tr.Add(a.hbm, off, m, off, 100))
+		}
+		check(t, tr.Post())
+		all = append(all, tr)
+	}
+	for _, tr := range all {
+		check(t, tr.Wait(within(t)))
+	}
+	if whole := hostBytes / 100 * 100; !bytes.Equal(a.mem[:whole], b.mem[:whole]) {
+		t.Error("other bytes have come")
+	}
+	if stray := a.e.Stats().Stray + b.e.Stats().Stray; stray != 0 {
+		t.Errorf("%d completions for nobody", stray)
+	}
+}
+
+// TestStagedPeerCloses ends the peer in the middle: the transfer ends soon.
+func TestStagedPeerCloses(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	a, b := newHost(t, "a"), newHost(t, "b")
+	p := connect(t, a.e, b.e)
+	m := remote(t, p, "hbm")
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(a.hbm, 0, m, 0, hostBytes))
+	run(t, tr)
+	b.dev.keep()
+	check(t, tr.Post())
+	eventually(t, "a hop is held", func() {
+		for b.dev.kept() == 0 {
+			time.Sleep(time.Millisecond)
+		}
+	})
+	check(t, b.e.Close())
+	if err := tr.Wait(within(t)); err == nil {
+		t.Error("the peer was closed, and the transfer succeeded")
+	}
+	check(t, p.Close())
+}
+
+// TestStagedClose closes this side in the middle.
+func TestStagedClose(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	for _, op := range []Op{Write, Read} {
+		a, b := newHost(t, "a"), newHost(t, "b")
+		p := connect(t, a.e, b.e)
+		tr := transfer(t, p, op)
+		check(t, tr.Add(a.hbm, 0, remote(t, p, "hbm"), 0, hostBytes))
+		run(t, tr)
+		check(t, tr.Post())
+		check(t, p.Close())
+		if err := tr.Wait(context.Background()); err != nil && !errors.Is(err, ErrClosed) {
+			t.Errorf("%v: %v", op, err)
+		}
+	}
+}
