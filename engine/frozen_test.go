@@ -28,10 +28,16 @@ var decodeAt = flag.String("decode-at", "", "socket to serve; for the tests' own
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	if *decodeAt == "" {
+	var err error
+	switch {
+	case *decodeAt != "":
+		err = decodeProcess(*decodeAt)
+	case *engine.DeviceAt != "":
+		err = engine.DeviceProcess(*engine.DeviceAt)
+	default:
 		os.Exit(m.Run())
 	}
-	if err := decodeProcess(*decodeAt); err != nil {
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "decode process:", err)
 		os.Exit(1)
 	}

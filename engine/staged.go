@@ -37,6 +37,7 @@ const (
 	stagedDescs  = 1024
 	stagedPages  = 64 << 10
 	stagedJobs   = 256     // batches of one peer before ErrFull
+	windowsMax   = 4       // of one sender: each Peer of an engine has one
 	stagedEvents = 1 << 16 // messages of peers that wait; one that sends more is not ours
 )
 
@@ -64,6 +65,7 @@ type stager struct {
 
 	serving  sync.WaitGroup // goroutines for windows
 	draining bool           // guarded by mu: no more windows
+	holders  map[string]int // guarded by mu: windows by the address of the sender
 
 	windows map[uint64]*window // touched by the goroutine alone
 }
@@ -72,7 +74,7 @@ type stager struct {
 type stagedEvent interface{ happen() }
 
 func newStager(e *Engine) *stager {
-	s := &stager{e: e, memories: map[uint32]*stagedMemory{}, sessions: map[uint64]session{}, windows: map[uint64]*window{},
+	s := &stager{e: e, memories: map[uint32]*stagedMemory{}, sessions: map[uint64]session{}, holders: map[string]int{}, windows: map[uint64]*window{},
 		wake: make(chan struct{}, 1), ended: make(chan struct{}), hellos: make(chan struct{}, e.cfg.HandshakesMax)}
 	rand.Read(s.id[:])
 	return s

@@ -139,7 +139,7 @@ func (j *stagedJob) ends() (*stagedMemory, *stagedRemote) {
 
 func (sp *stagedPeer) freeSlot(far bool) *slot {
 	for _, s := range sp.slots {
-		if s.job == nil && !s.stuck && (!far || s.index < sp.there.slots) {
+		if s.job == nil && !s.stuck && !s.lost && (!far || s.index < sp.there.slots) {
 			return s
 		}
 	}

@@ -339,18 +339,24 @@ type stagedRelease struct {
 }
 
 func (r *stagedRelease) happen() {
-	stuck := false
-	for _, s := range r.sp.slots {
-		stuck = !s.close() || stuck
+	s, pool, lost := r.sp.s, r.sp.near, false
+	var notices []*Transfer
+	for _, slot := range r.sp.slots {
+		lost = !slot.close() || lost
+		if slot.notice != nil {
+			notices = append(notices, slot.notice)
+		}
 	}
-	if pool := r.sp.near; pool != nil {
-		r.sp.s.e.running.Add(1)
-		go func() {
-			defer r.sp.s.e.running.Done()
-			pool.close(r.sp.s, stuck) // asks for a proof that this goroutine may have to bring
-			close(r.done)
-		}()
-		return
-	}
-	close(r.done)
+	s.e.running.Add(1)
+	go func() { // for a proof that the stager's goroutine may have to bring
+		defer s.e.running.Done()
+		defer close(r.done)
+		pool.close(s, lost)
+		ctx, cancel := context.WithTimeout(context.Background(), s.e.cfg.AbortGrace)
+		defer cancel()
+		for _, t := range notices {
+			_ = t.Abort(ctx)
+			_ = t.Close() // busy: it ends with the connection, and keeps its slot
+		}
+	}()
 }

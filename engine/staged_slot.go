@@ -29,7 +29,8 @@ type slot struct {
 	answered bool // the peer has made its hop, or refused
 	answer   error
 	number   uint32 // of the piece, in messages
-	stuck    bool   // a hop was given up: somebody may still use the bytes
+	stuck    bool   // takes no more pieces: the peer owes an answer
+	lost     bool   // nor this, and a hop was given up: somebody may still use the bytes
 
 	near, by [2]*Transfer // by Op-1
 	notice   *Transfer    // withdraws the piece
@@ -107,7 +108,7 @@ func (s *slot) happen() {
 	if t.unproven.Load() {
 		// Its bytes are no longer ours to give, nor is the batch ours to complete: the
 		// engine gives that up, too.
-		s.stuck, s.current = true, nil
+		s.lost, s.current = true, nil
 		return
 	}
 	s.current = nil
@@ -226,17 +227,12 @@ func (s *slot) giveUp() {
 
 // close gives the transfers back. It reports false when somebody may still use the bytes.
 func (s *slot) close() bool {
-	for _, t := range []*Transfer{s.near[0], s.near[1], s.by[0], s.by[1], s.notice} {
-		if t == nil {
-			continue
-		}
-		t.stop(ErrClosed)
-		if t.Close() != nil || t.unproven.Load() {
-			s.stuck = true
-			return false
+	for _, t := range []*Transfer{s.near[0], s.near[1], s.by[0], s.by[1]} {
+		if t != nil && (t.Close() != nil || t.unproven.Load()) {
+			s.lost = true
 		}
 	}
-	return s.current == nil
+	return s.current == nil && !s.lost
 }
 
 func (s *slot) hopName() string {

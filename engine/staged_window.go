@@ -26,6 +26,7 @@ type window struct {
 	pool   *pool
 	lease  *Lease
 	bye    chan struct{}
+	held   bool // counted among the sender's
 
 	// Touched by the stager's goroutine alone.
 	hops    []hop
@@ -96,8 +97,31 @@ func (s *stager) greet(m *stagedMessage) {
 	w.end(known)
 }
 
+// hold counts a window of a sender.
+func (s *stager) hold(from string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.holders[from] >= windowsMax {
+		return fmt.Errorf("this engine has %d windows already: close peers: %w", windowsMax, ErrFull)
+	}
+	s.holders[from]++
+	return nil
+}
+
+func (s *stager) unhold(from string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.holders[from]--; s.holders[from] == 0 {
+		delete(s.holders, from)
+	}
+}
+
 // open takes memory and returns what lets the peer reach it.
 func (w *window) open() (token []byte, err error) {
+	if err := w.s.hold(w.from); err != nil {
+		return nil, err
+	}
+	w.held = true
 	if w.pool, err = w.s.newPool(w.by); err != nil {
 		return nil, err
 	}
@@ -157,6 +181,9 @@ func (w *window) end(known bool) {
 	}
 	if w.pool != nil {
 		w.pool.close(w.s, stuck)
+	}
+	if w.held {
+		w.s.unhold(w.from)
 	}
 }
 
