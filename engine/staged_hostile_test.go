@@ -4,10 +4,12 @@ package engine
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/leak"
@@ -173,4 +175,32 @@ func TestStagedRateIsMeasured(t *testing.T) {
 	if c := x.Candidates[len(x.Candidates)-1]; c.Backend != Staged || !c.Measured || c.Rate <= 0 || c.Estimate <= 0 {
 		t.Errorf("explained %+v", c)
 	}
+}
+
+// TestStagedFence waits for the hops of an epoch, and lets none begin in it any more.
+func TestStagedFence(t *testing.T) {
+	h := newHost(t, "h")
+	s := h.e.stager
+	memory := h.hbm.mems[s.lane.index].(*stagedMemory)
+	token, err := memory.AppendToken(nil)
+	check(t, err)
+	m, err := s.enter(token)
+	check(t, err)
+	soon, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	if err := s.Fence(soon, memory.key); !errors.Is(err, ErrTimeout) {
+		t.Errorf("with a hop under way: %v", err)
+	}
+	fence := make(chan error, 1)
+	go func() { fence <- s.Fence(within(t), memory.key) }()
+	if _, err := s.enter(token); !errors.Is(err, ErrRevoked) {
+		t.Errorf("a token of an epoch that is over: %v", err)
+	}
+	m.leave()
+	check(t, <-fence)
+	token, err = memory.AppendToken(nil)
+	check(t, err)
+	m, err = s.enter(token)
+	check(t, err)
+	m.leave()
 }
