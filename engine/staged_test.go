@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/backends/ucx"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/leak"
 )
@@ -32,9 +34,15 @@ const hostBytes = 6 << 20
 
 func newHost(t testing.TB, name string, change ...func(*Config)) *host {
 	t.Helper()
-	h := &host{dev: newDevice(t, "device", backends.HBM)}
 	wire, err := mem.New(mem.Config{})
 	check(t, err)
+	return newHostOver(t, wire, name, change...)
+}
+
+func newHostOver(t testing.TB, wire backends.Backend, name string, change ...func(*Config)) *host {
+	t.Helper()
+	h := &host{dev: newDevice(t, "device", backends.HBM)}
+	var err error
 	h.e = open(t, name, append(change, func(c *Config) { c.Backends = []backends.Backend{wire, h.dev} })...)
 	seg, b := h.dev.alloc(t, hostBytes)
 	h.mem = b
@@ -144,6 +152,36 @@ func (l *list) apply(op Op, to, from []byte) {
 	}
 	for i := 0; l.pages != nil && i < l.pages.Count; i++ {
 		one(l.pages.LocalAt(i), l.pages.RemoteAt(i), l.pages.EntryLen)
+	}
+}
+
+// TestStagedOverUCX has another backend carry the bytes and the words between the engines, one
+// with small messages.
+func TestStagedOverUCX(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	over := func(name string) *host {
+		wire, err := ucx.New(ucx.Config{})
+		if err != nil {
+			backendtest.SkipIfUnavailable(t, err)
+		}
+		return newHostOver(t, wire, name)
+	}
+	a, b := over("a"), over("b")
+	p := connect(t, a.e, b.e)
+	m := remote(t, p, "hbm")
+	fill(a.mem, 4)
+	want := bytes.Clone(a.mem)
+	w, r := transfer(t, p, Write), transfer(t, p, Read)
+	check(t, w.Add(a.hbm, 0, m, 0, hostBytes))
+	check(t, r.Add(a.hbm, 0, m, 0, hostBytes))
+	run(t, w)
+	clear(a.mem)
+	run(t, r)
+	if !bytes.Equal(b.mem, want) || !bytes.Equal(a.mem, want) {
+		t.Error("other bytes have come, or come back")
+	}
+	if x, err := a.e.Explain(p, a.hbm, m); err != nil || !strings.Contains(x.String(), "-ucx- dram of the peer") {
+		t.Errorf("explained, %v:\n%v", err, &x)
 	}
 }
 
