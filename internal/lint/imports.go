@@ -97,7 +97,7 @@ var forbidden = []arrow{
 	},
 	{
 		from:    []string{"engine", "backends", "kv", "bench", "csrc", "cuda", "bindings", "cmd"},
-		mustNot: []string{"internal/lint", "internal/leak", "internal/netns", "internal/freeze", "internal/fakeverbs", "internal/guest"},
+		mustNot: []string{"internal/lint", "internal/leak", "internal/netns", "internal/freeze", "internal/fakeverbs", "internal/fakesysfs", "internal/guest"},
 		instead: "this package is for tests",
 		except:  []string{suite},
 	},
