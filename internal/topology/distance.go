@@ -38,7 +38,7 @@ type Place struct {
 // Distance is how far two devices are from each other.
 type Distance struct {
 	Nearness Nearness `json:"nearness"`
-	Bridges  int      `json:"bridges"` // ports of PCI between them; of use between equal Nearness alone
+	Bridges  int      `json:"bridges"` // ports between devices of one switch, or of several in a row; 0 for all others
 	Nodes    int      `json:"nodes"`   // as the firmware rates it, 10 within one; 0: not known
 }
 
@@ -50,12 +50,12 @@ func (d Distance) Compare(other Distance) int {
 // Distance measures two devices of a machine with these nodes.
 func (n Nodes) Distance(a, b Place) Distance {
 	shared := a.Path.common(b.Path)
-	d := Distance{Bridges: len(a.Path) + len(b.Path) - 2*shared - 2}
+	var d Distance
 	switch {
 	case shared > 0 && sameDevice(a.Path, b.Path):
-		d.Nearness, d.Bridges = SameDevice, 0
+		d.Nearness = SameDevice
 	case shared > 1 && IsAddress(a.Path[shared-1]):
-		d.Nearness = SameSwitch
+		d.Nearness, d.Bridges = SameSwitch, max(len(a.Path)+len(b.Path)-2*shared-2, 0)
 	case shared > 0:
 		d.Nearness = SameRoot
 	case len(n) < 2:
@@ -67,7 +67,6 @@ func (n Nodes) Distance(a, b Place) Distance {
 	default:
 		d.Nearness, d.Nodes = OtherNode, n.Between(a.Node, b.Node)
 	}
-	d.Bridges = max(d.Bridges, 0)
 	return d
 }
 

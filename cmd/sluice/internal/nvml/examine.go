@@ -49,6 +49,7 @@ func Examine(library string) (f Findings, err error) {
 	if err := load(library); err != nil {
 		return f, err
 	}
+	f.GPUs, f.Absent = []GPU{}, []string{}
 	s := session{api: nvml.New(nvml.WithLibraryPath(library)), has: has, note: func(what string) { f.Absent = append(f.Absent, what) }}
 	if ret := s.api.Init(); ret != nvml.SUCCESS {
 		return f, unavailable(fmt.Sprintf("%s: %v", library, ret), initFix(ret))

@@ -15,7 +15,7 @@ import (
 
 // gpu asks for one card. A card that has fallen off the bus is still listed.
 func (s *session) gpu(index int) GPU {
-	g := GPU{Index: index, Node: -1, State: -1}
+	g := GPU{Index: index, Node: -1, State: -1, Absent: []string{}}
 	of := *s
 	of.note = func(what string) { g.Absent = append(g.Absent, what) }
 	d, ret := s.api.DeviceGetHandleByIndex(index)
