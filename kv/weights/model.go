@@ -17,9 +17,17 @@ type Model struct {
 
 // Open reads and checks the headers of a model's files. A name that two of them have is a fault.
 func Open(files ...Source) (*Model, error) {
+	return open(files, func(int, []byte) error { return nil })
+}
+
+// open has the text of each header checked, too.
+func open(files []Source, check func(i int, header []byte) error) (*Model, error) {
 	m := &Model{sources: files, byName: map[string]int{}}
 	for i, src := range files {
-		h, err := ReadHeader(src)
+		h, text, err := readHeader(src)
+		if err == nil {
+			err = check(i, text)
+		}
 		if err != nil {
 			return nil, err
 		}
