@@ -29,6 +29,6 @@ func TestSymbols(t *testing.T) {
 		}
 	}
 	if flags, _ := f.DynValue(elf.DT_FLAGS); len(flags) > 0 && elf.DynFlag(flags[0])&elf.DF_BIND_NOW != 0 {
-		t.Error("all names are bound at start: where there is no NVML, the program does not run")
+		t.Error("all names are bound at start: those of NVML cannot be, and the program does not start")
 	}
 }
