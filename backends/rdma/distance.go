@@ -2,59 +2,16 @@
 
 package rdma
 
-import (
-	"slices"
-	"strconv"
-	"strings"
-)
+import "github.com/sluicehq/sluice/internal/topology"
 
-// numa is how far nodes are from each other, as the firmware says: 10 is the same node.
-// Empty: there is one node.
-type numa map[int][]int
+// numa is how far nodes are from each other; empty: there is one node.
+type numa topology.Nodes
 
 // nodes reads them.
-func (s *sysfs) nodes() numa {
-	n := numa{}
-	for _, name := range s.list("devices/system/node") {
-		digits, ok := strings.CutPrefix(name, "node")
-		node, err := strconv.Atoi(digits)
-		if !ok || err != nil {
-			continue
-		}
-		var row []int
-		for text := range strings.FieldsSeq(s.text("devices/system/node", name, "distance")) {
-			distance, err := strconv.Atoi(text)
-			if err != nil {
-				break
-			}
-			row = append(row, distance)
-		}
-		n[node] = row
-	}
-	if len(n) < 2 {
-		return nil
-	}
-	return n
-}
-
-// order lists the nodes as the kernel numbers the columns of its distances.
-func (n numa) order() (list []int) {
-	for node := range n {
-		list = append(list, node)
-	}
-	slices.Sort(list)
-	return list
-}
+func (s *sysfs) nodes() numa { return numa(topology.Sysfs(s.root).Nodes()) }
 
 // between returns the distance of two nodes; 0: not known.
-func (n numa) between(a, b int) int {
-	row := n[a]
-	at := slices.Index(n.order(), b)
-	if at < 0 || at >= len(row) {
-		return 0
-	}
-	return row[at]
-}
+func (n numa) between(a, b int) int { return topology.Nodes(n).Between(a, b) }
 
 // nearest returns a bit for each rail that is as near to a node as any. Rails whose place
 // is not known, and all where there is one node, are as good as the nearest.

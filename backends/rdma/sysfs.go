@@ -5,11 +5,12 @@ package rdma
 import (
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/sluicehq/sluice/internal/topology"
 )
 
 // Device is what the kernel tells of an RDMA device.
@@ -81,35 +82,9 @@ func stateOf(netdev string) (up bool, mtu int) {
 	return i.Flags&net.FlagUp != 0, i.MTU
 }
 
-// text reads a file of one line; empty: there is none.
-func (s *sysfs) text(path ...string) string {
-	b, err := os.ReadFile(filepath.Join(append([]string{s.root}, path...)...))
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(b))
-}
-
-// there reports whether there is such a file or folder.
-func (s *sysfs) there(path ...string) bool {
-	_, err := os.Stat(filepath.Join(append([]string{s.root}, path...)...))
-	return err == nil
-}
-
-// list names what is in a folder, in order; numbers as numbers.
-func (s *sysfs) list(path ...string) (names []string) {
-	entries, _ := os.ReadDir(filepath.Join(append([]string{s.root}, path...)...)) // none is an answer
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	slices.SortFunc(names, func(a, b string) int {
-		if len(a) != len(b) {
-			return len(a) - len(b)
-		}
-		return strings.Compare(a, b)
-	})
-	return names
-}
+func (s *sysfs) text(path ...string) string   { return topology.Sysfs(s.root).Text(path...) }
+func (s *sysfs) there(path ...string) bool    { return topology.Sysfs(s.root).There(path...) }
+func (s *sysfs) list(path ...string) []string { return topology.Sysfs(s.root).List(path...) }
 
 const class = "class/infiniband"
 
@@ -123,11 +98,8 @@ func (s *sysfs) devices(wants func(name string) bool) (all []Device) {
 		if wants != nil && !wants(name) {
 			continue
 		}
-		d := Device{Name: name, Node: -1}
-		if node, err := strconv.Atoi(s.text(class, name, "device/numa_node")); err == nil {
-			d.Node = node
-		}
-		d.Path = s.bus(filepath.Join(class, name, "device"))
+		kernel := topology.Sysfs(s.root)
+		d := Device{Name: name, Node: kernel.Node(class, name, "device"), Path: kernel.Path(class, name, "device")}
 		for _, port := range s.list(class, name, "ports") {
 			if number, err := strconv.Atoi(port); err == nil {
 				d.Ports = append(d.Ports, s.port(name, number))
@@ -150,33 +122,8 @@ func (s *sysfs) borrow(d *Device) {
 	if netdev == "" {
 		return
 	}
-	if node, err := strconv.Atoi(s.text("class/net", netdev, "device/numa_node")); err == nil {
-		d.Node = node
-	}
-	d.Path = s.bus(filepath.Join("class/net", netdev, "device"))
-}
-
-// bus returns the PCI addresses on the way to what a link leads to.
-func (s *sysfs) bus(link string) (path []string) {
-	real, err := filepath.EvalSymlinks(filepath.Join(s.root, link))
-	if err != nil {
-		return nil
-	}
-	for part := range strings.SplitSeq(filepath.ToSlash(real), "/") {
-		if isPCI(part) {
-			path = append(path, part)
-		}
-	}
-	return path
-}
-
-// isPCI reports whether a name is as 0000:3b:00.0, or pci0000:3a, the root of a tree.
-func isPCI(name string) bool {
-	if rest, ok := strings.CutPrefix(name, "pci"); ok {
-		name = rest + ":00.0"
-	}
-	return len(name) == 12 && name[4] == ':' && name[7] == ':' && name[10] == '.' &&
-		strings.Trim(name, "0123456789abcdef:.") == ""
+	kernel := topology.Sysfs(s.root)
+	d.Node, d.Path = kernel.Node("class/net", netdev, "device"), kernel.Path("class/net", netdev, "device")
 }
 
 func (s *sysfs) port(device string, number int) Port {

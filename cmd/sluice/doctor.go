@@ -26,7 +26,9 @@ func newDoctor() *cobra.Command {
 		Short: "Say what this machine offers each backend, and what mends the rest",
 		Long: `Say which backends this build has, what this machine offers each, and the command
 that mends what is missing. Backends that are not in this build yet are listed
-with what the machine offers them; --all shows the checks that only they need.`,
+with what the machine offers them; --all shows the checks that only they need.
+Then where GPUs, NICs and NVMe drives are plugged in, which of their links are slower than
+they could be, and which NIC and drive are near to which GPU.`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := n.settle(auto); err != nil {
@@ -37,11 +39,16 @@ with what the machine offers them; --all shows the checks that only they need.`,
 			if root == "" {
 				s.Known = append(ucxChecks(&n.ucx, os.Environ()), rdmaChecks(&n.rdma)...)
 			}
+			tree := examineDevices(root)
+			s.Known = append(s.Known, deviceChecks(&tree)...)
 			r := machine.Examine(s)
 			if asJSON {
-				return printJSON(c.OutOrStdout(), r)
+				return printJSON(c.OutOrStdout(), diagnosis{r, tree})
 			}
-			return printReport(c.OutOrStdout(), &r, all)
+			if err := printReport(c.OutOrStdout(), &r, all); err != nil {
+				return err
+			}
+			return printDevices(c.OutOrStdout(), &tree)
 		},
 	}
 	c.Flags().BoolVar(&all, "all", false, "also what concerns only backends that are not in this build")

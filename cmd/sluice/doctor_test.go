@@ -16,7 +16,7 @@ func TestDoctorJSON(t *testing.T) {
 		t.Fatalf("%+v", o)
 	}
 	r := decode(t, o.stdout)
-	wantKeys(t, "report", r, "machine", "backends", "checks")
+	wantKeys(t, "report", r, "machine", "backends", "checks", "devices")
 	object := r.(map[string]any)
 	wantKeys(t, "machine", object["machine"], "kernel", "arch", "cpu", "cpus", "numa_nodes", "memory_total", "memory_available")
 	wantKeys(t, "check", object["checks"].([]any)[0], "name", "state", "found", "why", "fix", "backends")
@@ -44,7 +44,7 @@ func TestDoctorOnAnotherMachine(t *testing.T) {
 	}
 	for _, want := range []string{`BACKEND +IN THIS BUILD +MACHINE`, `\nshm +yes +limited`, `\nucx +yes +missing +.*libucp.so.0 not found`, "apt-get install libucx0",
 		`\nrdma +yes +missing +.*libibverbs.so.1 not found`, "apt-get install libibverbs1",
-		`\nTo mend:\n`, `--all shows them`} {
+		`\nTo mend:\n`, `--all shows them`, `\nDEVICES: no GPU, NIC or NVMe drive is on a PCI bus here\.\n$`} {
 		if !regexp.MustCompile(want).MatchString(o.stdout) {
 			t.Errorf("no %q in:\n%s", want, o.stdout)
 		}

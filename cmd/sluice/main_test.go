@@ -49,7 +49,7 @@ func buildAndRun(m *testing.M) int {
 	defer os.RemoveAll(dir)
 	binary = filepath.Join(dir, "sluice")
 	build := exec.Command("go", "build", "-o", binary, ".")
-	build.Env = append(os.Environ(), "GOFLAGS=-buildvcs=false")
+	build.Env = append(os.Environ(), "GOFLAGS=-buildvcs=false -ldflags=-extldflags=-Wl,-z,lazy")
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build the command: %v\n%s", err, out)
 		return 1

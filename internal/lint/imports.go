@@ -97,7 +97,7 @@ var forbidden = []arrow{
 	},
 	{
 		from:    []string{"engine", "backends", "kv", "bench", "csrc", "cuda", "bindings", "cmd"},
-		mustNot: []string{"internal/lint", "internal/leak", "internal/netns", "internal/freeze", "internal/fakeverbs", "internal/guest"},
+		mustNot: []string{"internal/lint", "internal/leak", "internal/netns", "internal/freeze", "internal/fakeverbs", "internal/fakesysfs", "internal/guest"},
 		instead: "this package is for tests",
 		except:  []string{suite},
 	},
@@ -142,6 +142,10 @@ func guests(f *File) []Finding {
 		found = f.forbid(func(i imported) bool {
 			return strings.Contains(i.name, "spf13/cobra") || strings.Contains(i.name, "schollz/progressbar")
 		}, "command lines are the business of cmd: return values and errors")
+	}
+	if !f.under("cmd/sluice/internal/nvml") {
+		found = append(found, f.forbid(func(i imported) bool { return strings.Contains(i.name, "NVIDIA/go-nvml") },
+			"go-nvml hides missing symbols and ends the process where a driver has not a function: call cmd/sluice/internal/nvml")...)
 	}
 	if !f.isTest() || !f.under("cmd", "kv", "engine") {
 		found = append(found, f.forbid(func(i imported) bool {

@@ -96,6 +96,9 @@ var cases = []struct {
 
 	{"cobra in a library", "kv/pool/a.go", imports("github.com/spf13/cobra"), "business of cmd"},
 	{"progressbar in a library", "engine/a.go", imports("github.com/schollz/progressbar/v3"), "business of cmd"},
+	{"go-nvml in cmd", "cmd/sluice/a.go", imports("github.com/NVIDIA/go-nvml/pkg/nvml"), "hides missing symbols"},
+	{"go-nvml in its test", "cuda/a_test.go", imports("github.com/NVIDIA/go-nvml/pkg/nvml"), "hides missing symbols"},
+	{"go-nvml in its package", "cmd/sluice/internal/nvml/a.go", imports("github.com/NVIDIA/go-nvml/pkg/dl"), ""},
 	{"cobra in cmd", "cmd/sluice/a.go", imports("github.com/spf13/cobra"), ""},
 	{"testify in a backend", "backends/shm/a_test.go", imports("github.com/stretchr/testify/require"), "use package testing"},
 	{"testify outside tests", "kv/pool/a.go", imports("github.com/stretchr/testify/require"), "use package testing"},

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !cgo || !linux || nonvml
+
+package nvml
+
+// Examine needs C, which this build has not.
+func Examine(string) (Findings, error) {
+	return Findings{}, unavailable("this build cannot call NVML", "build on Linux with CGO_ENABLED=1, without the tag nonvml")
+}

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !cgo || !linux || nonvml
+
+package nvml
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+func TestWithout(t *testing.T) {
+	var missing *backends.UnavailableError
+	if f, err := Examine(""); !errors.As(err, &missing) || missing.Backend != "nvml" || missing.Fix == "" || len(f.GPUs) != 0 {
+		t.Errorf("%+v, %v", f, err)
+	}
+}

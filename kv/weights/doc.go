@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package weights brings the tensors of safetensors files into memory of the caller, which may
+// be registered with an engine or pinned: in large sequential reads, several at a time, ahead
+// of who needs them, and within the memory that was lent.
+//
+// Open reads and checks the headers of all files of a model. Load reads tensors in the order in
+// which they will be needed, into memory that is used as a ring: each tensor is handed out when its
+// bytes are there, is whole and in one piece, and keeps its place until Release. Where all fits at
+// once, nothing has to be released.
+//
+// Files come from elsewhere, so all that a header says is checked before anything is read by it: lengths
+// and products that overflow, types, overlaps, holes, what lies beyond the end, names given twice. What is
+// wrong is said in a *FileError with file and tensor.
+package weights

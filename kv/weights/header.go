@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package weights
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+const (
+	// HeaderMax bounds the header of a file in bytes: what other readers of safetensors accept.
+	HeaderMax = 100_000_000
+	dimsMax   = 64
+	prefix    = 8 // bytes that say how long the header is
+)
+
+// Source is one file. Its ReaderAt is used by several goroutines at once.
+type Source struct {
+	Name string // in errors
+	io.ReaderAt
+	Size int64 // bytes
+}
+
+// Tensor is one tensor of a file.
+type Tensor struct {
+	Name  string
+	Type  DType
+	Shape []uint64 // empty: a single element
+	Len   int64    // bytes
+
+	file   int   // of the Model
+	offset int64 // in the file
+}
+
+// Header is what a file says of itself.
+type Header struct {
+	Tensors  []Tensor // in the order of their bytes
+	Metadata map[string]string
+}
+
+// ReadHeader reads and checks the header of a file.
+func ReadHeader(src Source) (Header, error) {
+	h, _, err := readHeader(src)
+	return h, err
+}
+
+// readHeader returns the header's bytes, too.
+func readHeader(src Source) (h Header, text []byte, err error) {
+	var length [prefix]byte
+	if src.Size < prefix {
+		return h, nil, faulty(src.Name, "", "%d bytes are too few for a safetensors file", src.Size)
+	}
+	if err := readFull(src, length[:], 0); err != nil {
+		return h, nil, err
+	}
+	n := binary.LittleEndian.Uint64(length[:])
+	switch {
+	case n > HeaderMax:
+		return h, nil, faulty(src.Name, "", "the header would have %d bytes, of at most %d: is this a safetensors file?", n, HeaderMax)
+	case int64(n) > src.Size-prefix:
+		return h, nil, faulty(src.Name, "", "the header has %d bytes, the file ends %d bytes before its end", n, int64(n)-(src.Size-prefix))
+	}
+	text = make([]byte, n)
+	if err := readFull(src, text, prefix); err != nil {
+		return h, nil, err
+	}
+	if h, err = parse(src.Name, text); err != nil {
+		return h, nil, err
+	}
+	return h, text, h.place(src, prefix+int64(n))
+}
+
+// readFull reads all of b.
+func readFull(src Source, b []byte, at int64) error {
+	n, err := src.ReadAt(b, at)
+	switch {
+	case n == len(b): // io.EOF is no fault then
+		return nil
+	case err == nil || errors.Is(err, io.EOF):
+		return faulty(src.Name, "", "it ends at %d, its size was said to be %d", at+int64(n), src.Size)
+	}
+	return &FileError{File: src.Name, Err: fmt.Errorf("read at %d: %w", at, err)}
+}
+
+// place puts the tensors in order and finds overlaps, holes and what is missing: the bytes of
+// the file belong to one tensor each. Until then offset counts from the end of the header.
+func (h *Header) place(src Source, data int64) error {
+	slices.SortStableFunc(h.Tensors, func(a, b Tensor) int {
+		switch {
+		case a.offset != b.offset:
+			return sign(a.offset - b.offset)
+		case a.Len != b.Len:
+			return sign(a.Len - b.Len) // empty ones first
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	end := int64(0)
+	for i := range h.Tensors {
+		t := &h.Tensors[i]
+		switch {
+		case t.offset < end:
+			return faulty(src.Name, t.Name, "it begins at byte %d of the data, within the one before, which ends at %d", t.offset, end)
+		case t.offset > end:
+			return faulty(src.Name, t.Name, "it begins at byte %d of the data, after a hole of %d bytes", t.offset, t.offset-end)
+		case t.Len > src.Size-data-end:
+			return faulty(src.Name, t.Name, "it ends %d bytes after the end of the file: the file is cut", t.Len-(src.Size-data-end))
+		}
+		end += t.Len
+		t.offset += data
+	}
+	if rest := src.Size - data - end; rest > 0 {
+		return faulty(src.Name, "", "%d bytes after the last tensor belong to none", rest)
+	}
+	return nil
+}
+
+func sign(n int64) int {
+	if n < 0 {
+		return -1
+	}
+	return 1
+}
+
+// parser reads the JSON of a header, strictly, in one pass and without recursion.
+type parser struct {
+	*json.Decoder
+	file, tensor string
+}
+
+func parse(file string, text []byte) (h Header, err error) {
+	if len(text) == 0 || text[0] != '{' || !utf8.Valid(text) {
+		return h, faulty(file, "", "the header is not a JSON object in UTF-8")
+	}
+	p := parser{Decoder: json.NewDecoder(bytes.NewReader(text)), file: file}
+	p.UseNumber()
+	h.Metadata = map[string]string{}
+	err = p.object(map[string]bool{}, func(name string) error {
+		if name == "__metadata__" {
+			return p.object(map[string]bool{}, func(key string) error {
+				value, err := p.text()
+				h.Metadata[key] = value
+				return err
+			})
+		}
+		p.tensor = name
+		t, err := p.entry(name)
+		h.Tensors = append(h.Tensors, t)
+		p.tensor = ""
+		return err
+	})
+	if err != nil {
+		return Header{}, err
+	}
+	if _, err := p.Token(); !errors.Is(err, io.EOF) {
+		return Header{}, p.fault("something follows the header's object")
+	}
+	return h, nil
+}
+
+func (p *parser) fault(format string, args ...any) error {
+	return faulty(p.file, p.tensor, "header: "+format, args...)
+}
+
+func (p *parser) token() (json.Token, error) {
+	t, err := p.Token()
+	if err != nil {
+		return nil, p.fault("at byte %d: %v", p.InputOffset(), err)
+	}
+	return t, nil
+}
+
+// delim takes one bracket.
+func (p *parser) delim(want json.Delim) error {
+	t, err := p.token()
+	if err == nil && t != want {
+		err = p.fault("at byte %d: %v where %v should be", p.InputOffset(), t, want)
+	}
+	return err
+}
+
+// object takes an object whose names are given once each.
+func (p *parser) object(seen map[string]bool, value func(name string) error) error {
+	if err := p.delim('{'); err != nil {
+		return err
+	}
+	for p.More() {
+		name, err := p.text()
+		if err != nil {
+			return err
+		}
+		if seen[name] {
+			return p.fault("%.200q is there twice", name)
+		}
+		seen[name] = true
+		if err := value(name); err != nil {
+			return err
+		}
+	}
+	return p.delim('}')
+}
+
+func (p *parser) text() (string, error) {
+	t, err := p.token()
+	if err != nil {
+		return "", err
+	}
+	s, ok := t.(string)
+	if !ok {
+		return "", p.fault("at byte %d: %v where a string should be", p.InputOffset(), t)
+	}
+	return s, nil
+}
+
+// numbers takes a list of whole numbers.
+func (p *parser) numbers(most int) (list []uint64, err error) {
+	if err := p.delim('['); err != nil {
+		return nil, err
+	}
+	list = []uint64{}
+	for p.More() {
+		t, err := p.token()
+		if err != nil {
+			return nil, err
+		}
+		text, ok := t.(json.Number)
+		n, err := strconv.ParseUint(string(text), 10, 63)
+		if !ok || err != nil || len(list) == most {
+			return nil, p.fault("at byte %d: not a list of at most %d whole numbers below 2^63", p.InputOffset(), most)
+		}
+		list = append(list, n)
+	}
+	return list, p.delim(']')
+}
+
+// entry takes what is said of one tensor.
+func (p *parser) entry(name string) (t Tensor, err error) {
+	t.Name = name
+	var offsets []uint64
+	seen := map[string]bool{}
+	err = p.object(seen, func(key string) (err error) {
+		switch key {
+		case "dtype":
+			var text string
+			text, err = p.text()
+			t.Type = DType(text)
+		case "shape":
+			t.Shape, err = p.numbers(dimsMax)
+		case "data_offsets":
+			offsets, err = p.numbers(2)
+		default:
+			err = p.fault("%.200q is nothing that a tensor has", key)
+		}
+		return err
+	})
+	if err != nil {
+		return t, err
+	}
+	for _, key := range []string{"dtype", "shape", "data_offsets"} {
+		if !seen[key] {
+			return t, p.fault("no %s", key)
+		}
+	}
+	if t.Type.Bits() == 0 {
+		return t, p.fault("dtype %.40q is not known", t.Type)
+	}
+	if len(offsets) != 2 || offsets[0] > offsets[1] {
+		return t, p.fault("data_offsets %v are no range", offsets)
+	}
+	size, ok := t.Type.size(t.Shape)
+	t.offset, t.Len = int64(offsets[0]), int64(offsets[1]-offsets[0])
+	if !ok {
+		return t, p.fault("%s of shape %v has no whole number of bytes that can be", t.Type, t.Shape)
+	}
+	if size != uint64(t.Len) {
+		return t, p.fault("%d bytes where %s of shape %v has %d", t.Len, t.Type, t.Shape, size)
+	}
+	return t, nil
+}

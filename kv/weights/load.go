@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package weights
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"iter"
+	"sync"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/engine"
+)
+
+// Config says how tensors are read. Its zero values mean the defaults.
+type Config struct {
+	// Memory is where tensors go. It is the caller's, who may have registered or pinned it, and is lent
+	// until Load.Close has returned. It must have room for the largest tensor; what it has
+	// beyond is how far reading runs ahead.
+	Memory []byte
+	// Names are the tensors that are wanted, in the order of need; nil: all, in the order of
+	// files. Neighbours in a file that follow each other here are read together.
+	Names []string
+	// Piece is the most bytes of one read; 0: 8 MiB.
+	Piece int
+	// Readers is how many reads are under way at a time; 0: 4.
+	Readers int
+}
+
+// Bounds of a Config.
+const (
+	pieceDefault   = 8 << 20 // 8 MiB: long enough for any disk to stream
+	pieceMax       = 1 << 30
+	readersDefault = 4
+	readersMax     = 256
+)
+
+// EnsureDefaults fills in what is zero.
+func (c *Config) EnsureDefaults() {
+	if c.Piece == 0 {
+		c.Piece = pieceDefault
+	}
+	if c.Readers == 0 {
+		c.Readers = readersDefault
+	}
+}
+
+func (c *Config) check() error {
+	if c.Piece < 1 || c.Piece > pieceMax {
+		return fmt.Errorf("load weights: config: Piece is %d, want 1 to %d: %w", c.Piece, pieceMax, engine.ErrBounds)
+	}
+	if c.Readers < 1 || c.Readers > readersMax {
+		return fmt.Errorf("load weights: config: Readers is %d, want 1 to %d: %w", c.Readers, readersMax, engine.ErrBounds)
+	}
+	return nil
+}
+
+// Loaded is a tensor whose bytes are there.
+type Loaded struct {
+	Tensor
+	Bytes []byte // within Config.Memory; the caller's until Release
+}
+
+// Load is the reading of a model's tensors. All methods may be called by any goroutine.
+type Load struct {
+	cfg    Config
+	source []Source
+	byName map[string]int
+	ended  sync.WaitGroup // readers
+	unhook func() bool    // from the context
+
+	mu      sync.Mutex
+	room    sync.Cond     // readers wait for memory; with mu
+	news    chan struct{} // closed, and made anew, when a tensor has arrived or all is over
+	items   []item        // in the order of need
+	ring    ring
+	next    int   // the first item that is not read in full or under way
+	done    int64 // bytes of it that are
+	last    int   // the last item before it that is not empty; -1: none
+	arrived []int // items that Next has not handed out
+	handed  int   // items that it has
+	err     error // why no more is read
+}
+
+// Load begins to read tensors, and returns at once. It ends when all are read, with ctx, with the first
+// fault, or with Close, which must be called in any case.
+func (m *Model) Load(ctx context.Context, cfg Config) (*Load, error) {
+	cfg.EnsureDefaults()
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	chosen, err := m.choose(cfg.Names)
+	if err != nil {
+		return nil, err
+	}
+	l := &Load{cfg: cfg, source: m.sources, byName: make(map[string]int, len(chosen)), items: make([]item, len(chosen)), news: make(chan struct{})}
+	l.room.L = &l.mu
+	l.ring.memory, l.last = cfg.Memory, -1
+	for i, t := range chosen {
+		if t.Len > int64(len(cfg.Memory)) {
+			return nil, fmt.Errorf("load weights: tensor %q has %d bytes, Config.Memory %d: %w", t.Name, t.Len, len(cfg.Memory), engine.ErrBounds)
+		}
+		l.items[i] = item{Tensor: t, left: t.Len}
+		l.byName[t.Name] = i
+	}
+	for range cfg.Readers {
+		l.ended.Go(l.read)
+	}
+	l.unhook = context.AfterFunc(ctx, func() { l.end(backends.ContextError(ctx)) })
+	return l, nil
+}
+
+// Next hands out the next tensor that has arrived: each once, however its bytes came. After the
+// last it returns io.EOF. Wait may have returned the same tensor.
+func (l *Load) Next(ctx context.Context) (t Loaded, err error) {
+	err = l.until(ctx, func() (bool, error) {
+		if len(l.arrived) > 0 {
+			t = l.items[l.arrived[0]].loaded()
+			l.arrived = l.arrived[1:]
+			l.handed++
+			return true, nil
+		}
+		if l.handed == len(l.items) {
+			return false, io.EOF
+		}
+		return false, l.err
+	})
+	return t, err
+}
+
+// All iterates over Next, and ends with the first error.
+func (l *Load) All(ctx context.Context) iter.Seq2[Loaded, error] {
+	return func(yield func(Loaded, error) bool) {
+		for {
+			t, err := l.Next(ctx)
+			if err == io.EOF || !yield(t, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// Wait returns one tensor when it has arrived. It is read in its turn: with all memory full of tensors that
+// nobody releases, it never is, and Wait ends with ctx.
+func (l *Load) Wait(ctx context.Context, name string) (t Loaded, err error) {
+	i, ok := l.byName[name]
+	if !ok {
+		return t, fmt.Errorf("wait for tensor %q, which is not being read: %w", name, engine.ErrBounds)
+	}
+	err = l.until(ctx, func() (bool, error) {
+		switch it := &l.items[i]; it.state {
+		case ready:
+			t = it.loaded()
+			return true, nil
+		case released:
+			return false, fmt.Errorf("wait for tensor %q, which was released: %w", name, engine.ErrClosed)
+		}
+		return false, l.err
+	})
+	return t, err
+}
+
+// until tries whenever there are news, until it succeeds or fails, or ctx ends.
+func (l *Load) until(ctx context.Context, try func() (bool, error)) error {
+	for {
+		l.mu.Lock()
+		ok, err := try()
+		news := l.news
+		l.mu.Unlock()
+		if ok || err != nil {
+			return err
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for weights, with %d tensors in memory that were not released: %w", l.held(), backends.ContextError(ctx))
+		}
+	}
+}
+
+func (l *Load) held() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.ring.held(l.items)
+}
+
+// Release gives the memory of a tensor back, which is then read into again. It is an error to release what
+// has not arrived, or twice.
+func (l *Load) Release(name string) error {
+	i, ok := l.byName[name]
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !ok || l.items[i].state != ready {
+		return fmt.Errorf("release tensor %q, which is not there: %w", name, engine.ErrBounds)
+	}
+	l.items[i].state = released
+	l.ring.release(l.items)
+	l.room.Broadcast()
+	return nil
+}
+
+// Close ends the reading, and waits for the reads that are under way: afterwards no byte of Config.Memory
+// changes. Tensors that were handed out keep their bytes.
+func (l *Load) Close() error {
+	l.end(fmt.Errorf("load weights: %w", engine.ErrClosed))
+	l.unhook()
+	l.ended.Wait()
+	return nil
+}
+
+// end stops all readers, once.
+func (l *Load) end(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err == nil {
+		l.err = err
+		l.tell()
+		l.room.Broadcast()
+	}
+}
+
+// tell wakes all who wait for tensors. With mu.
+func (l *Load) tell() {
+	close(l.news)
+	l.news = make(chan struct{})
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package weights
+
+import (
+	"fmt"
+	"io/fs"
+)
+
+// Model is the tensors of one or several files. It may be used by any goroutine.
+type Model struct {
+	sources []Source
+	tensors []Tensor
+	byName  map[string]int
+	headers []Header
+}
+
+// Open reads and checks the headers of a model's files. A name that two of them have is a fault.
+func Open(files ...Source) (*Model, error) {
+	return open(files, func(int, []byte) error { return nil })
+}
+
+// open has the text of each header checked, too.
+func open(files []Source, check func(i int, header []byte) error) (*Model, error) {
+	m := &Model{sources: files, byName: map[string]int{}}
+	for i, src := range files {
+		h, text, err := readHeader(src)
+		if err == nil {
+			err = check(i, text)
+		}
+		if err != nil {
+			return nil, err
+		}
+		m.headers = append(m.headers, h)
+		for _, t := range h.Tensors {
+			if other, twice := m.byName[t.Name]; twice {
+				return nil, faulty(src.Name, t.Name, "%s has it, too", files[m.tensors[other].file].Name)
+			}
+			t.file = i
+			m.byName[t.Name] = len(m.tensors)
+			m.tensors = append(m.tensors, t)
+		}
+	}
+	return m, nil
+}
+
+// Tensors lists all, in the order of files and bytes. The list is the Model's.
+func (m *Model) Tensors() []Tensor { return m.tensors }
+
+// Header returns what file i says of itself.
+func (m *Model) Header(i int) Header { return m.headers[i] }
+
+// Tensor finds one by its name.
+func (m *Model) Tensor(name string) (Tensor, bool) {
+	i, ok := m.byName[name]
+	if !ok {
+		return Tensor{}, false
+	}
+	return m.tensors[i], true
+}
+
+// choose lists tensors by names; nil names all.
+func (m *Model) choose(names []string) ([]Tensor, error) {
+	if names == nil {
+		return m.tensors, nil
+	}
+	chosen := make([]Tensor, 0, len(names))
+	seen := map[string]bool{}
+	for _, name := range names {
+		t, ok := m.Tensor(name)
+		switch {
+		case !ok:
+			return nil, fmt.Errorf("load weights: no file has a tensor %q: %w", name, fs.ErrNotExist)
+		case seen[name]:
+			return nil, fmt.Errorf("load weights: tensor %q is wanted twice: %w", name, fs.ErrExist)
+		}
+		seen[name] = true
+		chosen = append(chosen, t)
+	}
+	return chosen, nil
+}

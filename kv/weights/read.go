@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package weights
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// piece is one read: bytes that follow each other in a file and in memory, of one or several tensors.
+type piece struct {
+	file   int
+	offset int64
+	into   []byte
+	first  int // item
+	skip   int64
+}
+
+// read is what each reader does until all is read or over.
+func (l *Load) read() {
+	for {
+		p, ok := l.claim()
+		if !ok {
+			return
+		}
+		n, err := l.source[p.file].ReadAt(p.into, p.offset)
+		if n < len(p.into) { // io.EOF behind all that was asked for is no fault
+			l.end(l.fault(&p, n, cmp.Or(err, io.ErrUnexpectedEOF)))
+			return
+		}
+		l.credit(&p)
+	}
+}
+
+// claim takes the next piece, as soon as there is memory for a part of it.
+func (l *Load) claim() (p piece, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.err == nil && l.next < len(l.items) {
+		if p, ok = l.gather(); ok {
+			return p, true
+		}
+		if l.next < len(l.items) && l.items[l.next].state == waiting {
+			l.room.Wait()
+		}
+	}
+	return piece{}, false
+}
+
+// gather puts one piece together: what is left of the next tensor, and those behind it while they follow in
+// the file and there is memory right behind. With mu.
+func (l *Load) gather() (p piece, ok bool) {
+	size := int64(0)
+	for l.next < len(l.items) && size < int64(l.cfg.Piece) {
+		it := &l.items[l.next]
+		if it.state == waiting && !l.ring.place(l.items, l.next, l.follows()) {
+			break
+		}
+		if it.Len == 0 {
+			l.arrive(l.next)
+			l.next++
+			continue
+		}
+		switch at := it.at + l.done; {
+		case size == 0:
+			p = piece{file: it.file, offset: it.offset + l.done, first: l.next, skip: l.done}
+		case it.file != p.file || it.offset != p.offset+size || at != l.items[p.first].at+p.skip+size:
+			return l.cut(p, size)
+		}
+		n := min(it.Len-l.done, int64(l.cfg.Piece)-size)
+		size += n
+		if l.done += n; l.done == it.Len {
+			l.last, l.next, l.done = l.next, l.next+1, 0
+		}
+	}
+	return l.cut(p, size)
+}
+
+// cut gives a piece its memory.
+func (l *Load) cut(p piece, size int64) (piece, bool) {
+	if size == 0 {
+		return p, false
+	}
+	at := l.items[p.first].at + p.skip
+	p.into = l.ring.memory[at : at+size : at+size]
+	return p, true
+}
+
+// follows reports whether the next item begins where the last one with bytes ends. With mu.
+func (l *Load) follows() bool {
+	if l.last < 0 {
+		return false
+	}
+	before, it := &l.items[l.last], &l.items[l.next]
+	return before.file == it.file && before.offset+before.Len == it.offset
+}
+
+// credit hands out what a read has completed.
+func (l *Load) credit(p *piece) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	rest, skip := int64(len(p.into)), p.skip
+	for i := p.first; rest > 0; i++ { // the items of a piece follow each other, empty ones between them
+		it := &l.items[i]
+		part := min(rest, it.Len-skip)
+		rest, skip = rest-part, 0
+		if it.left -= part; it.left == 0 && part > 0 {
+			l.arrive(i)
+		}
+	}
+}
+
+// fault says which file and tensor a read failed in, after n bytes.
+func (l *Load) fault(p *piece, n int, err error) error {
+	i, past := p.first, int64(n)+p.skip
+	for ; past >= l.items[i].Len && i < len(l.items)-1; i++ {
+		past -= l.items[i].Len
+	}
+	src, name, at := l.source[p.file], l.items[i].Name, p.offset+int64(n)
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return faulty(src.Name, name, "the file ends at %d, and had %d bytes when it was opened", at, src.Size)
+	}
+	return &FileError{File: src.Name, Tensor: name, Err: fmt.Errorf("read at %d: %w", at, err)}
+}
+
+// arrive makes an item one that is handed out. With mu.
+func (l *Load) arrive(i int) {
+	l.items[i].state = ready
+	l.arrived = append(l.arrived, i)
+	l.tell()
+}
