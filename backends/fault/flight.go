@@ -63,10 +63,15 @@ func (x *batch) pieces() int {
 	return len(x.descs)
 }
 
-// flight is a batch that a rule has hit. backend.mu guards it.
+// flight is a batch that a rule has hit.
 type flight struct {
 	moment
-	b       *backend
+	b *backend
+	life
+}
+
+// life is what a flight is while it is somebody's. backend.mu guards it.
+type life struct {
 	p       *peer
 	tag     uint64
 	state   state
@@ -138,9 +143,8 @@ func (f *flight) leave() {
 
 // reset forgets all but the memory that the next flight can use.
 func (f *flight) reset() {
-	m, b := f.moment, f.b
 	descs, msg := f.batch.descs[:0], f.batch.msg[:0]
-	*f = flight{moment: moment{turn: m.turn, come: m.come}, b: b}
+	f.life = life{}
 	f.batch.descs, f.batch.msg = descs, msg
 }
 
