@@ -5,6 +5,7 @@ package fault
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -267,7 +268,9 @@ func (p *peer) flap(d time.Duration) {
 		return
 	}
 	p.flapped = true
-	b.refused[p.addr] = time.Now().Add(d)
+	now := time.Now()
+	maps.DeleteFunc(b.refused, func(_ string, until time.Time) bool { return until.Before(now) })
+	b.refused[p.addr] = now.Add(d)
 	b.tasks.Go(func() {
 		p.shut(backends.ErrPeerLost)
 		_ = p.inner.Close()
