@@ -50,7 +50,11 @@ var (
 
 func TestMain(m *testing.M) { backendtest.Main(m, plainMem, slowMem, slowShm, fullMem) }
 
-func TestWithoutRules(t *testing.T) { backendtest.Run(t, plainMem) }
+func TestWithoutRules(t *testing.T) {
+	h := plainMem
+	h.Wirings = backendtest.Pair
+	backendtest.Run(t, h)
+}
 
 func TestHarmlessRules(t *testing.T) { backendtest.Run(t, slowMem) }
 
