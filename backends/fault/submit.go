@@ -10,7 +10,7 @@ import (
 
 // Submit implements backends.Peer.
 func (p *peer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
-	if p.passes(noLetter) {
+	if p.passes() {
 		return p.inner.Submit(op, tag, descs)
 	}
 	return p.submit(tag, batch{op: op, descs: descs})
@@ -22,7 +22,7 @@ func (s pager) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, ms
 	if msg != nil {
 		x.letter = message
 	}
-	if s.p.passes(x.letter) {
+	if s.p.passes() {
 		return s.p.parts.pager.SubmitPages(op, tag, pages, msg)
 	}
 	return s.p.submit(tag, x)
@@ -30,7 +30,7 @@ func (s pager) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, ms
 
 // SubmitNotify is backends.Notifier's.
 func (s notifier) SubmitNotify(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
-	if s.p.passes(message) {
+	if s.p.passes() {
 		return s.p.parts.notifier.SubmitNotify(op, tag, descs, msg)
 	}
 	return s.p.submit(tag, batch{op: op, descs: descs, letter: message, msg: msg})
@@ -38,14 +38,14 @@ func (s notifier) SubmitNotify(op backends.Op, tag uint64, descs []backends.Desc
 
 // SubmitCount is backends.Counter's.
 func (s counter) SubmitCount(tag uint64, descs []backends.Desc, pages *backends.Pages, number uint32) error {
-	if s.p.passes(count) {
+	if s.p.passes() {
 		return s.p.parts.counter.SubmitCount(tag, descs, pages, number)
 	}
 	return s.p.submit(tag, batch{op: backends.Write, descs: descs, pages: pages, letter: count, counter: number})
 }
 
 // passes reports whether no rule can concern a batch.
-func (p *peer) passes(l letter) bool {
+func (p *peer) passes() bool {
 	return p.b.about&batches == 0 && p.dropping.Load() == 0
 }
 
