@@ -37,6 +37,7 @@ type replayFlags struct {
 	trace, model, backend, pool string
 	requests, threads           int
 	speed, abortRate            float64
+	faults, faultSide           string
 	seed                        uint64
 	timeout                     time.Duration
 	overlap, asJSON             bool
@@ -59,9 +60,19 @@ gbps counts the time in which a layer was in flight, memcpy_gbps the same pieces
 copied by memcpy by as many threads, in alternation; filling and digests are
 reported apart, and happen while no layer is in flight unless --overlap or --speed
 says otherwise. request_ms runs from the offer to the confirmation, without the
-time of filling and memcpy.`,
+time of filling and memcpy.
+
+--fault wraps the backends of both processes, or of the one that --fault-side names, in
+rules of misbehaviour, one a line or with semicolons between: EVENT [CONDITION...]: DEED.
+Events are batch, read, write, message, connect, receive and others; conditions size>=,
+peer=, p=, every=, most=, after= and others; deeds delay, late, drop, swallow, fail,
+refuse, stall, flap, limit and others, with a ! before those that break the contract of
+backends. What is wrong with a rule is an error that lists what could stand there. A
+hand-over that fails is begun again over a new connection, up to 30 times, and each wait
+of one side for the other takes at most a quarter of --timeout.`,
 		Example: `  sluice replay --model deepseek-v3.2 --requests 40 --backend shm
   sluice replay --trace conversation_trace.jsonl --requests 40 --abort-rate 0.2 --json
+  sluice replay --timeout 4s --fault 'seed 7; message every=50: flap 100ms; write p=0.01: drop'
   sluice replay --backend rdma --devices mlx5_0 --peer-devices mlx5_1`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return runReplay(c, &f) },
@@ -79,6 +90,8 @@ time of filling and memcpy.`,
 	f.network.rdma.registerPeers(c)
 	s.IntVar(&f.threads, "threads", 1, "threads that copy")
 	s.Uint64Var(&f.seed, "seed", 1, "of the generator")
+	s.StringVar(&f.faults, "fault", "", "have the backends misbehave: rules such as 'write p=0.01: drop; batch: delay 5ms±1ms', or @FILE")
+	s.StringVar(&f.faultSide, "fault-side", "both", "which process --fault is for: both, prefill, decode")
 	s.DurationVar(&f.timeout, "timeout", 30*time.Second, "limit for a process that does not answer or move on; at least 2s")
 	s.BoolVar(&f.asJSON, "json", false, "print JSON")
 	return c
@@ -107,6 +120,9 @@ func (f *replayFlags) check() (pool uint64, err error) {
 		}
 	}
 	if err := f.network.settle(f.backend); err != nil {
+		return 0, err
+	}
+	if _, err := f.rules(); err != nil {
 		return 0, err
 	}
 	switch {
@@ -148,6 +164,10 @@ func runReplay(c *cobra.Command, f *replayFlags) error {
 	if err != nil {
 		return err
 	}
+	rules, err := f.rules()
+	if err != nil {
+		return err
+	}
 	prefillEnd, decodeEnd, err := procs.Pair()
 	if err != nil {
 		return err
@@ -158,7 +178,7 @@ func runReplay(c *cobra.Command, f *replayFlags) error {
 	var bar *progress
 	r, err := replay.Run(c.Context(), replay.Options{
 		Model: f.model, Backend: f.backend, Requests: requests, Speed: f.speed, Overlap: f.overlap, AbortRate: f.abortRate,
-		PoolBytes: pool, Threads: f.threads, Limit: f.timeout,
+		PoolBytes: pool, Threads: f.threads, Limit: f.timeout, Faults: rules,
 		Start: func(s replay.Side) (*procs.Child, error) {
 			// The child's copy is the last one: its death closes the connection.
 			defer ends[s].Close()

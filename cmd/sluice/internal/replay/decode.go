@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/procs"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/handoff"
@@ -26,6 +27,7 @@ type decode struct {
 	geometry *layout.Geometry
 	memory   *engine.Memory
 	eng      *engine.Engine
+	backends []backends.Backend // of eng
 	blocks   *pool.Pool
 	receiver *handoff.Receiver
 
@@ -44,11 +46,12 @@ func Decode(c *procs.Control, open OpenFunc) error {
 	if err := c.Expect(kindPlan, &d.plan); err != nil {
 		return err
 	}
-	list, err := open(d.plan.Backend, d.plan.Threads)
+	list, err := d.plan.open(DecodeSide, open)
 	if err != nil {
 		return err
 	}
-	d.eng, err = engine.Open(engine.Config{Name: string(DecodeSide), Backends: list, TransferTimeout: d.plan.limit(), HandshakeTimeout: d.plan.limit()})
+	d.backends = list
+	d.eng, err = engine.Open(engine.Config{Name: string(DecodeSide), Backends: list, TransferTimeout: d.plan.patience(), HandshakeTimeout: d.plan.patience()})
 	if err != nil {
 		return err
 	}
@@ -89,7 +92,7 @@ func (d *decode) serve() error {
 	}
 	mux := handoff.NewMux(d.eng)
 	defer mux.Close()
-	limit := d.plan.limit()
+	limit := d.plan.patience()
 	d.receiver, err = handoff.NewReceiver(mux, handoff.ReceiverConfig{
 		Region: region, Geometry: d.geometry, Pool: d.blocks,
 		RoomTimeout: limit, IdleTimeout: limit, RevokeTimeout: limit, NotifyTimeout: limit,
@@ -98,11 +101,10 @@ func (d *decode) serve() error {
 		return err
 	}
 	defer d.receiver.Close()
-	conn, err := procs.Conn(d.c.Extra(0))
+	l, err := d.listener()
 	if err != nil {
 		return err
 	}
-	l := procs.NewSingle(conn)
 	defer l.Close()
 	if err := d.c.Send(kindReady, nil); err != nil {
 		return err
@@ -192,7 +194,7 @@ func (d *decode) handle(q *handoff.Request) {
 	case err == nil:
 		d.checker.request(q)
 		d.through(q)
-	case planned && (errors.Is(err, engine.ErrAborted) || errors.Is(err, handoff.ErrCancelled)):
+	case planned && (errors.Is(err, engine.ErrAborted) || errors.Is(err, handoff.ErrCancelled)), d.plan.faulty():
 		d.through(q) // the next request may have the blocks, if it is faster
 		d.watch.freed(q)
 	default:
@@ -213,6 +215,6 @@ func (d *decode) sum() DecodeResult {
 	c := &d.checker
 	return DecodeResult{
 		Memory: d.memory.From(), Checked: c.checked, Watched: d.watch.count, Mismatches: c.mismatches, First: c.first, Digest: c.took,
-		Leaked: uint64(s.Used) + d.receiver.Stats().Quarantined,
+		Leaked: uint64(s.Used) + d.receiver.Stats().Quarantined, Faults: faultsFired(d.backends),
 	}
 }

@@ -46,6 +46,8 @@ type Plan struct {
 	PoolBlocks uint64          `json:"pool_blocks"`
 	Threads    int             `json:"threads"`  // that copy
 	LimitMs    int64           `json:"limit_ms"` // for everything that waits for the other process
+	Faults     map[Side]string `json:"faults"`   // rules of package fault; a side without any is absent
+	Meeting    string          `json:"meeting"`  // with faults: the Unix socket that decode listens on
 }
 
 // geometry is that of a pool of this plan.

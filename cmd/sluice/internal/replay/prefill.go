@@ -31,15 +31,16 @@ const (
 
 // prefill is the process that makes content and pushes it.
 type prefill struct {
-	c       *procs.Control
-	plan    Plan
-	ctx     context.Context
-	staging *staging
-	eng     *engine.Engine
-	local   *engine.Region
-	peer    *engine.Peer
-	sender  *handoff.Sender
-	base    *baseline
+	c        *procs.Control
+	plan     Plan
+	ctx      context.Context
+	staging  *staging
+	eng      *engine.Engine
+	backends []backends.Backend // of eng
+	local    *engine.Region
+	peer     *engine.Peer
+	sender   *handoff.Sender
+	base     *baseline
 
 	landed chan handoff.LayerReport
 	layers *bench.Samples
@@ -54,11 +55,12 @@ func Prefill(c *procs.Control, open OpenFunc) error {
 	if err := c.Expect(kindPlan, &p.plan); err != nil {
 		return err
 	}
-	list, err := open(p.plan.Backend, p.plan.Threads)
+	list, err := p.plan.open(PrefillSide, open)
 	if err != nil {
 		return err
 	}
-	limit := p.plan.limit()
+	p.backends = list
+	limit := p.plan.patience()
 	p.eng, err = engine.Open(engine.Config{Name: string(PrefillSide), Backends: list, TransferTimeout: limit, HandshakeTimeout: limit})
 	if err != nil {
 		return err
@@ -91,13 +93,7 @@ func (p *prefill) prepare() (err error) {
 	if err := p.c.Expect(kindStart, nil); err != nil {
 		return err
 	}
-	conn, err := procs.Conn(p.c.Extra(0))
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	p.peer, err = p.eng.DialConn(p.ctx, conn)
-	return err
+	return p.dial()
 }
 
 func (p *prefill) close() error {
@@ -114,7 +110,7 @@ func (p *prefill) close() error {
 // work pushes all requests and reports.
 func (p *prefill) work() (err error) {
 	p.landed = make(chan handoff.LayerReport, p.staging.geometry.Layers())
-	limit := p.plan.limit()
+	limit := p.plan.patience()
 	mux := handoff.NewMux(p.eng)
 	defer mux.Close()
 	p.sender, err = handoff.NewSender(mux, handoff.SenderConfig{
@@ -141,7 +137,7 @@ func (p *prefill) work() (err error) {
 			return err
 		}
 	}
-	p.res.Replay = time.Since(begin)
+	p.res.Replay, p.res.Faults = time.Since(begin), faultsFired(p.backends)
 	p.res.LayerUs = quantiles(p.layers, time.Microsecond)
 	p.res.Memcpy, p.res.MemcpyBytes = p.base.took, p.base.bytes
 	return p.c.Send(kindResult, p.res)

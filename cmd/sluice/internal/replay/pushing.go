@@ -23,24 +23,26 @@ func (p *prefill) request(i int) error {
 	}
 	idle := p.res.Fill + p.base.took
 	begin := time.Now()
-	push, err := p.sender.Begin(p.ctx, p.peer, uint64(i), blocks)
-	if err == nil {
-		err = p.push(push, q, i)
-	}
+	push, err := p.handOver(i, blocks)
 	p.progress(len(blocks) * p.staging.geometry.Layers())
-	abort, planned := p.plan.Aborts[i]
 	switch {
 	case err == nil:
 		p.res.Requests = append(p.res.Requests, time.Since(begin)-(p.res.Fill+p.base.took-idle))
 		p.res.BlocksMoved += uint64(push.Missing())
 		p.res.BlocksReused += uint64(len(blocks) - push.Missing())
 		return nil
-	case planned && abort.By == PrefillSide && errors.Is(err, engine.ErrAborted),
-		planned && abort.By == DecodeSide && errors.Is(err, handoff.ErrCancelled):
+	case p.asPlanned(i, err):
 		p.res.Aborted++
 		return nil
 	}
 	return err
+}
+
+// asPlanned reports whether a request was aborted as it should be.
+func (p *prefill) asPlanned(i int, err error) bool {
+	abort, planned := p.plan.Aborts[i]
+	return planned && (abort.By == PrefillSide && errors.Is(err, engine.ErrAborted) ||
+		abort.By == DecodeSide && errors.Is(err, handoff.ErrCancelled))
 }
 
 // push sends the layers in order.
@@ -66,7 +68,7 @@ func (p *prefill) awaitCancel(push *handoff.Push) error {
 	select {
 	case <-push.Ended():
 		return push.Err()
-	case <-time.After(p.plan.limit()):
+	case <-time.After(p.plan.patience()):
 		return errors.Join(fmt.Errorf("the decode side does not cancel: %w", engine.ErrTimeout), push.Abort(p.ctx))
 	}
 }

@@ -47,6 +47,8 @@ type Report struct {
 	BlocksWatched   uint64   `json:"blocks_watched"`   // poisoned after an abort
 	BlocksLeaked    uint64   `json:"blocks_leaked"`    // in use by nobody's request at the end
 	FirstMismatches []string `json:"first_mismatches"` // the first few, in words
+	Faults          uint64   `json:"faults"`           // that rules have brought about, in both processes
+	Retried         int      `json:"retried"`          // hand-overs that failed and were begun again
 	Seconds         Times    `json:"seconds"`
 }
 
@@ -75,6 +77,8 @@ type PrefillResult struct {
 	Replay       time.Duration   `json:"replay_ns"`
 	Requests     []time.Duration `json:"requests_ns"`
 	LayerUs      Quantiles       `json:"layer_us"`
+	Faults       uint64          `json:"faults"`
+	Retried      int             `json:"retried"`
 }
 
 // DecodeResult is the decode process's part.
@@ -86,6 +90,7 @@ type DecodeResult struct {
 	Mismatches uint64        `json:"mismatches"`
 	First      []string      `json:"first"`
 	Digest     time.Duration `json:"digest_ns"`
+	Faults     uint64        `json:"faults"`
 }
 
 func merge(plan *Plan, pre *PrefillResult, dec *DecodeResult, setup time.Duration) *Report {
@@ -99,7 +104,7 @@ func merge(plan *Plan, pre *PrefillResult, dec *DecodeResult, setup time.Duratio
 		GBps: bench.GBps(pre.Bytes, pre.Transfer), MemcpyGBps: bench.GBps(pre.MemcpyBytes, pre.Memcpy),
 		RequestMs: quantiles(requests, time.Millisecond), LayerUs: pre.LayerUs, Route: pre.Route,
 		Model: plan.Model, Memory: dec.Memory, Threads: plan.Threads, BlocksChecked: dec.Checked, BlocksWatched: dec.Watched,
-		BlocksLeaked: dec.Leaked, FirstMismatches: append([]string{}, dec.First...),
+		BlocksLeaked: dec.Leaked, Faults: pre.Faults + dec.Faults, Retried: pre.Retried, FirstMismatches: append([]string{}, dec.First...),
 		Seconds: Times{Setup: setup.Seconds(), Replay: pre.Replay.Seconds(), Fill: pre.Fill.Seconds(),
 			Transfer: pre.Transfer.Seconds(), Memcpy: pre.Memcpy.Seconds(), Digest: dec.Digest.Seconds()},
 	}
@@ -138,6 +143,9 @@ time        setup %.2f s, replay %.2f s; prefill: filling %.2f s, memcpy %.2f s;
 		bench.RoundSize(r.Bytes), t.Transfer, r.GBps, r.MemcpyGBps, r.Ratio,
 		r.RequestMs.P50, r.RequestMs.P99, r.LayerUs.P50, r.LayerUs.P99,
 		t.Setup, t.Replay, t.Fill, t.Memcpy, t.Digest)
+	if err == nil && r.Faults > 0 {
+		_, err = fmt.Fprintf(w, "faults      %d brought about, %d hand-overs begun again\n", r.Faults, r.Retried)
+	}
 	if err != nil {
 		return fmt.Errorf("write report: %w", err)
 	}

@@ -24,6 +24,10 @@ type Options struct {
 	Threads   int           // that copy
 	Limit     time.Duration // without a sign of life or progress
 
+	// Faults are rules of package fault for the backends of a side; absent: none. With
+	// any, a request that fails is handed over again.
+	Faults map[Side]string
+
 	// Start starts a process that runs Prefill or Decode with these files.
 	Start func(s Side) (*procs.Child, error)
 	// Progress is told how much is done of how much.
@@ -37,6 +41,9 @@ func (o *Options) plan() (*Plan, error) {
 	}
 	p := &Plan{Model: o.Model, Backend: o.Backend, Requests: o.Requests, Speed: o.Speed,
 		Overlap: o.Overlap || o.Speed > 0, Threads: o.Threads, LimitMs: o.Limit.Milliseconds()}
+	if len(o.Faults) > 0 {
+		p.Faults, p.Meeting = o.Faults, meetingPlace()
+	}
 	if err := p.choosePool(o.PoolBytes, hostmem.Limits().Available); err != nil {
 		return nil, err
 	}

@@ -138,7 +138,11 @@ func (s *supervisor) handle(e event) error {
 		if s.plan.Overlap {
 			return nil
 		}
-		return s.children[1].Send(kindChecked, e.msg.Body)
+		err := s.children[1].Send(kindChecked, e.msg.Body)
+		if s.plan.faulty() {
+			return nil // that of a try that failed may come when the prefill has done all
+		}
+		return err
 	case kindResult:
 		return s.result(c, &e.msg)
 	}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fault
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+)
+
+// breaches are rules against the contract, and the checks of the suite that must find them.
+var breaches = []struct {
+	rules  string
+	checks []string
+}{
+	{"write every=7: !duplicate", []string{"Load", "Hammer"}},
+	{"batch every=3: !forget", []string{"Load", "Full", "PeerClose"}},
+	{"write: !early 5ms", []string{"Lengths", "Pages"}},
+	{"read: !early 5ms", []string{"Lengths"}},
+	{"write every=5: !corrupt", []string{"Lengths", "Load"}},
+	{"write: !corrupt", []string{"DescsMax", "Neighbours"}},
+	{"read: !corrupt", []string{"Lengths", "Pages"}},
+	{"write: !skip", []string{"Lengths", "Neighbours"}},
+	{"write size>=1MiB p=0.5: swallow; write: !latewrite 8ms", []string{"CancelWrite", "PeerClose"}},
+	{"read p=0.5: swallow; read: !latewrite 8ms", []string{"CancelRead"}},
+	{"write p=0.2: delay 100µs; write: !latewrite 3ms", []string{"SilenceUnderWrites"}},
+	{"message: !overtake 2ms", []string{"NotifyAfterData"}},
+	{"receive p=0.2: !swap 2ms", []string{"NotifyOrder", "NotifyBackPressure"}},
+	{"receive every=5: !lose", []string{"NotifyBackPressure"}},
+	{"receive every=5: !repeat", []string{"NotifyOrder", "NotifyBackPressure"}},
+	{"fence: !skip", []string{"FenceRevokes", "SilenceUnderWrites"}},
+}
+
+// breachTries is how often a check may miss what harms only if two things coincide.
+const breachTries = 4
+
+// TestBreachesAreFound proves that the suite notices each of them. Some are data races.
+func TestBreachesAreFound(t *testing.T) {
+	if raceEnabled {
+		t.Log("not run with the race detector, which notices first")
+		return
+	}
+	for _, c := range breaches {
+		t.Run(c.rules, func(t *testing.T) {
+			h := wrapped("breach", func() (backends.Backend, error) { return openMem() }, c.rules)
+			h.Limit = 300 * time.Millisecond
+			h.Local, h.Remote = backendtest.ForeignMemory, backendtest.ForeignMemory
+			for _, name := range c.checks {
+				if !found(t, h, name) {
+					t.Errorf("%s did not notice in %d tries", name, breachTries)
+				}
+			}
+		})
+	}
+}
+
+func found(t *testing.T, h backendtest.Harness, name string) bool {
+	t.Helper()
+	for range breachTries {
+		if failures := backendtest.Failures(t, h, backendtest.Pair, name); len(failures) > 0 {
+			t.Logf("%s: %.160s", name, failures[0])
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fault
+
+import (
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/backends/shm"
+)
+
+// harmless are rules that a program cannot tell from a backend that is slow.
+const harmless = `seed 3
+batch p=0.3: delay 300µs±200µs
+write p=0.2: late 200µs±200µs
+read p=0.2: reorder 500µs
+batch: limit 20GB/s burst=1MiB
+batch: model 2µs 1ns 50GB/s
+receive p=0.3: delay 300µs±300µs
+connect p=0.3: delay 100µs
+fence p=0.1: delay 50µs
+`
+
+func openMem() (backends.Backend, error) { return mem.New(mem.Config{BatchesMax: 256}) }
+func openShm() (backends.Backend, error) { return shm.New(shm.Config{Workers: 2}) }
+
+// wrapped is the harness of a backend under rules.
+func wrapped(name string, open func() (backends.Backend, error), text string) backendtest.Harness {
+	return backendtest.Harness{Name: name, New: func() (backends.Backend, error) {
+		rules, err := Parse(text)
+		if err != nil {
+			return nil, err
+		}
+		b, err := open()
+		if err != nil {
+			return nil, err
+		}
+		return Wrap(b, rules)
+	}}
+}
+
+var (
+	plainMem = wrapped("plain-mem", openMem, "")
+	slowMem  = wrapped("slow-mem", openMem, harmless)
+	slowShm  = wrapped("slow-shm", openShm, harmless)
+	fullMem  = wrapped("full-mem", openMem, "batch every=7: stall 300µs; batch p=0.3: delay 200µs±200µs")
+)
+
+func TestMain(m *testing.M) { backendtest.Main(m, plainMem, slowMem, slowShm, fullMem) }
+
+func TestWithoutRules(t *testing.T) {
+	h := plainMem
+	h.Wirings = backendtest.Pair
+	backendtest.Run(t, h)
+}
+
+func TestHarmlessRules(t *testing.T) { backendtest.Run(t, slowMem) }
+
+// TestHarmlessRulesOverShm is between two processes: within one it is the same code.
+func TestHarmlessRulesOverShm(t *testing.T) {
+	h := slowShm
+	h.Wirings = backendtest.Processes
+	backendtest.Run(t, h)
+}
+
+// TestStalls leaves out the checks that count on room where nothing is in flight.
+func TestStalls(t *testing.T) {
+	h := fullMem
+	h.Wirings = backendtest.Pair
+	h.Only = []string{"Load", "NotifyOrder", "NotifyBackPressure", "CancelWrite", "ArmCompletion", "ArmFull", "ArmPingPong", "PeerClose", "Hammer"}
+	backendtest.Run(t, h)
+}
+
+func BenchmarkWithoutRules(b *testing.B) { backendtest.Benchmark(b, plainMem) }

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fault
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+func TestDelayHoldsTheCompletionAndNotTheBytes(t *testing.T) {
+	r := newRig(t, "write: delay 30ms")
+	begin := time.Now()
+	tag := r.write(0, 1000)
+	if !r.landed(0, 1000) {
+		t.Error("the bytes are not there, though mem copies in Submit")
+	}
+	check(t, r.await(tag))
+	if took := time.Since(begin); took < 30*time.Millisecond {
+		t.Errorf("complete after %v", took)
+	}
+	r.once()
+}
+
+func TestLateHoldsTheBytes(t *testing.T) {
+	r := newRig(t, "write: late 30ms")
+	tag := r.write(0, 1000)
+	if r.landed(0, 1000) {
+		t.Error("the bytes are there at once")
+	}
+	check(t, r.await(tag))
+	if !r.landed(0, 1000) {
+		t.Error("the bytes are not there")
+	}
+	late := r.write(1000, 1000)
+	r.peer.(backends.Canceler).Cancel(late)
+	if err := r.await(late); !errors.Is(err, backends.ErrAborted) {
+		t.Errorf("cancelled before it began: %v", err)
+	}
+	time.Sleep(40 * time.Millisecond)
+	if r.landed(1000, 1000) {
+		t.Error("it landed although it was cancelled")
+	}
+	r.once()
+}
+
+func TestLateMessagesKeepTheirOrder(t *testing.T) {
+	r := newRig(t, "message p=0.5: late 3ms±3ms")
+	p := r.peer.(backends.Notifier)
+	for i := range byte(100) {
+		r.tags++
+		check(t, p.SubmitNotify(backends.Write, r.tags, r.desc(uint64(i)*8, 8), []byte{i}))
+	}
+	var got []byte
+	for len(got) < 100 {
+		var msgs [8]backends.Message
+		n, err := r.far.(backends.Receiver).Receive(msgs[:])
+		check(t, err)
+		for _, m := range msgs[:n] {
+			if at := uint64(m.Data[0]) * 8; !r.landed(at, 8) {
+				t.Errorf("message %d came before its bytes", m.Data[0])
+			}
+			got = append(got, m.Data[0])
+		}
+	}
+	if !slices.IsSorted(got) {
+		t.Errorf("order %v", got)
+	}
+	for tag := range r.tags {
+		check(t, r.await(tag+1))
+	}
+	r.once()
+}
+
+func TestDroppedCompletionsComeAtTheEnd(t *testing.T) {
+	r := newRig(t, "write: drop")
+	moved, aborted := r.write(0, 1000), r.write(1000, 1000)
+	r.silent(moved)
+	if !r.landed(0, 2000) {
+		t.Error("the bytes have not moved")
+	}
+	r.peer.(backends.Canceler).Cancel(aborted)
+	check(t, r.await(aborted)) // the outcome that came first
+	r.silent(moved)
+	check(t, r.peer.Close())
+	r.once()
+}
+
+func TestSwallowedBatchesEndAtTheEnd(t *testing.T) {
+	r := newRig(t, "write: swallow")
+	kept, cancelled := r.write(0, 1000), r.write(1000, 1000)
+	r.silent(kept)
+	r.peer.(backends.Canceler).Cancel(cancelled)
+	if err := r.await(cancelled); !errors.Is(err, backends.ErrAborted) {
+		t.Errorf("cancelled: %v", err)
+	}
+	check(t, r.peer.Close())
+	if err := r.await(kept); !errors.Is(err, backends.ErrClosed) || r.landed(0, 1000) {
+		t.Errorf("closed: %v, landed: %v", err, r.landed(0, 1000))
+	}
+	r.once()
+}
+
+func TestTheDeathOfAPeerEndsWhatWaits(t *testing.T) {
+	r := newRig(t, "write size>=2: swallow; write size=1: drop")
+	swallowed, dropped := r.write(0, 1000), r.write(0, 1)
+	r.silent(swallowed)
+	check(t, r.far.Close())
+	if err := r.await(swallowed); !errors.Is(err, backends.ErrPeerLost) {
+		t.Errorf("swallowed: %v", err)
+	}
+	check(t, r.await(dropped))
+	r.once()
+}
+
+func TestFailAndRefuse(t *testing.T) {
+	r := newRig(t, "write size=1: fail revoked; write size=2: refuse corrupt; connect peer=1: refuse unavailable; import skip=1 most=1: refuse badtoken; fence most=1: refuse timeout; register skip=1: refuse busy")
+	if err := r.await(r.write(0, 1)); !errors.Is(err, backends.ErrRevoked) || r.landed(0, 1) && r.from[0] != 0 {
+		t.Errorf("fail: %v", err)
+	}
+	if err := r.peer.Submit(backends.Write, 100, r.desc(0, 2)); !errors.Is(err, backends.ErrCorrupt) {
+		t.Errorf("refuse: %v", err)
+	}
+	if _, err := r.near.Connect(context.Background(), r.far.Addr()); !errors.Is(err, backends.ErrUnavailable) {
+		t.Errorf("connect: %v", err)
+	}
+	token, err := r.remote.AppendToken(nil)
+	check(t, err)
+	if _, _, err := r.peer.Import(token); !errors.Is(err, backends.ErrBadToken) {
+		t.Errorf("import: %v", err)
+	}
+	r.imports()
+	if err := r.near.(backends.Fencer).Fence(context.Background(), r.local.Key()); !errors.Is(err, backends.ErrTimeout) {
+		t.Errorf("fence: %v", err)
+	}
+	if _, err := r.near.Register(backends.Segment{Kind: backends.DRAM, Len: 1, Mem: r.from[:1]}); !errors.Is(err, backends.ErrBusy) {
+		t.Errorf("register: %v", err)
+	}
+	r.once()
+}
+
+func TestStallIsFullForAWhile(t *testing.T) {
+	r := newRig(t, "write most=1: stall 30ms")
+	begin := time.Now()
+	if err := r.peer.Submit(backends.Write, 100, r.desc(0, 8)); !errors.Is(err, backends.ErrFull) {
+		t.Fatalf("stalled: %v", err)
+	}
+	ready := func() bool {
+		ok, err := r.near.(backends.Armer).Arm()
+		check(t, err)
+		return ok
+	}
+	for !ready() { // which the end of the stall makes so
+		if time.Since(begin) > patience {
+			t.Fatal("nobody was told that there is room again")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	check(t, r.await(r.write(0, 8)))
+	if took := time.Since(begin); took < 30*time.Millisecond {
+		t.Errorf("room after %v", took)
+	}
+}
+
+func TestFlapLosesTheConnection(t *testing.T) {
+	r := newRig(t, "write every=3 most=1: flap 50ms; write size=7: swallow")
+	held := r.write(0, 7)
+	check(t, r.await(r.write(8, 8)))
+	begin := time.Now()
+	if err := r.peer.Submit(backends.Write, 100, r.desc(0, 8)); !errors.Is(err, backends.ErrPeerLost) {
+		t.Errorf("submit: %v", err)
+	}
+	if err := r.await(held); !errors.Is(err, backends.ErrPeerLost) {
+		t.Errorf("what was in flight: %v", err)
+	}
+	select {
+	case <-r.peer.(backends.Watcher).Lost():
+	case <-time.After(patience):
+		t.Error("Lost is not closed")
+	}
+	for {
+		p, err := r.near.Connect(context.Background(), r.far.Addr())
+		if err == nil {
+			if took := time.Since(begin); took < 50*time.Millisecond {
+				t.Errorf("connected after %v", took)
+			}
+			r.peer = p
+			break
+		}
+		if !errors.Is(err, backends.ErrPeerLost) || time.Since(begin) > patience {
+			t.Fatalf("connect: %v", err)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	r.imports()
+	check(t, r.await(r.write(0, 8)))
+	r.once()
+}
+
+func TestLimitAndModelTakeTheirTime(t *testing.T) {
+	for rules, least := range map[string]time.Duration{
+		"write: limit 10MB/s":            40 * time.Millisecond, // 4 x 100 kB
+		"write: limit 10MB/s burst=1MiB": 0,
+		"write: model 20ms 1ms 1GB/s":    21 * time.Millisecond,
+	} {
+		t.Run(rules, func(t *testing.T) {
+			r := newRig(t, rules)
+			begin := time.Now()
+			for range 4 {
+				r.write(0, 100_000)
+			}
+			for tag := range r.tags {
+				check(t, r.await(tag+1))
+			}
+			if took := time.Since(begin); took < least {
+				t.Errorf("took %v, want at least %v", took, least)
+			}
+			r.once()
+		})
+	}
+}
+
+// TestTheSeedDecides has the same calls meet the same faults, and others with another seed.
+func TestTheSeedDecides(t *testing.T) {
+	pattern := func(seed string) (list []bool) {
+		r := newRig(t, seed+"\nwrite p=0.3: fail lost\nwrite p=0.5 size>=16: delay 100µs±50µs")
+		for i := range uint64(200) {
+			list = append(list, r.await(r.write(0, 8+i%16)) != nil)
+		}
+		if h := r.hits(); h[0].Matched != 200 || h[0].Fired < 30 || h[0].Fired > 90 {
+			t.Errorf("hits %+v", h)
+		}
+		return list
+	}
+	a, b, c := pattern("seed 5"), pattern("seed 5"), pattern("seed 6")
+	if !slices.Equal(a, b) {
+		t.Error("the same seed, other faults")
+	}
+	if slices.Equal(a, c) {
+		t.Error("another seed, the same faults")
+	}
+}
+
+func TestConditions(t *testing.T) {
+	r := newRig(t, "write skip=2 every=3 most=2: fail lost; read: drop; write peer=1: fail revoked; write after=1h: fail corrupt; write before=1ns: fail corrupt")
+	var failed []int
+	for i := range 20 {
+		if r.await(r.write(0, 8)) != nil {
+			failed = append(failed, i+1)
+		}
+	}
+	if !slices.Equal(failed, []int{5, 8}) {
+		t.Errorf("failed %v, want the third and the sixth after two", failed)
+	}
+	r.dial()
+	if err := r.await(r.write(0, 8)); !errors.Is(err, backends.ErrRevoked) {
+		t.Errorf("the second connection: %v", err)
+	}
+	if h := r.hits(); h[1] != (Hit{}) || h[3] != (Hit{}) || h[4] != (Hit{}) {
+		t.Errorf("hits %+v", h)
+	}
+}
+
+// TestPlacesAreBounded fills them without a completion, and empties them.
+func TestPlacesAreBounded(t *testing.T) {
+	r := newRig(t, "write: swallow")
+	full := 0
+	for range flightsMax + 50 {
+		r.tags++
+		if err := r.peer.Submit(backends.Write, r.tags, r.desc(0, 8)); errors.Is(err, backends.ErrFull) {
+			full++
+			r.tags--
+		} else {
+			check(t, err)
+		}
+	}
+	if full != 50 {
+		t.Errorf("%d were refused of 50 too many", full)
+	}
+	check(t, r.near.Close())
+	r.once()
+}
+
+// TestNothingIsAllocated submits what rules delay, over and over.
+func TestNothingIsAllocated(t *testing.T) {
+	r := newRig(t, "write: delay 1µs; write: late 1µs")
+	descs := r.desc(0, 8)
+	var done [1]backends.Completion
+	allocs := testing.AllocsPerRun(500, func() {
+		r.tags++
+		if err := r.peer.Submit(backends.Write, r.tags, descs); err != nil {
+			t.Error(err)
+		}
+		for n := 0; n == 0; n, _ = r.near.Poll(done[:]) {
+			time.Sleep(10 * time.Microsecond) // AllocsPerRun leaves one processor to all
+		}
+	})
+	if allocs > 0 && !raceEnabled {
+		t.Errorf("%v allocations for a batch that is late", allocs)
+	}
+}

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package fault wraps a backend and has it misbehave by rules, so that a program can be
+// tested without the hardware that misbehaves, and the tests of this project against a
+// backend that is slow, deaf or wrong.
+//
+//	rules, err := fault.Parse("seed 7; write p=0.01: drop; batch: delay 5ms±1ms")
+//	b, err := fault.Wrap(inner, rules)
+//
+// Most deeds are within the contract: completions that are late, out of order or do not
+// come until the connection is closed, batches that fail or are refused, connections that
+// flap, rates and latencies. Those that break it (Deed.Breaks) are for the tests of what
+// should notice.
+//
+// What is left to chance follows from the seed, the rule and how many events have matched
+// that rule, and from nothing else: the same sequence of calls meets the same faults.
+// After, Before and the order of concurrent calls are of course the clock's.
+//
+// # How it works
+//
+// A batch that no rule hits goes straight to the wrapped backend. One that is hit is a
+// flight: it takes one of flightsMax places, none free is ErrFull. A flight may wait
+// before it is handed on, or be held back when it is done; one goroutine for each backend,
+// with a heap of moments, does what is due. It wakes the sleeper through the wrapped
+// backend's own eventfd. Nothing is allocated for a flight once its place has been used.
+//
+// # Interfaces
+//
+// A wrapped backend has the optional interfaces that it has by itself, and so do its
+// peers: package engine finds them by type assertion, and one that is always there but
+// does nothing would be taken at its word. An interface that Go asserts must be in the type,
+// so there is a type for each combination (shapes.go), all made of the same parts.
+package fault
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/park"
+)
+
+// flightsMax is how many batches of a backend may be held up at once. Messages that have
+// come in and are held back have as many places again.
+const flightsMax = 1024
+
+// Injector is what every wrapped backend is as well.
+type Injector interface {
+	backends.Backend
+
+	// Rules returns what it was wrapped with.
+	Rules() Rules
+
+	// Hits returns how often each rule has fired, in their order.
+	Hits() []Hit
+}
+
+// Hit counts the events of one rule.
+type Hit struct {
+	Matched uint64 // whether it fired or not
+	Fired   uint64
+}
+
+// backend is a wrapped backend without its optional interfaces, which are other types.
+type backend struct {
+	inner backends.Backend
+	parts parts
+	caps  backends.Caps
+	rules Rules
+	odds  []odds // one for each rule
+	about Event  // what any rule is about
+	began time.Time
+	flaps bool // some rule does, so the end of any batch may have to be explained
+
+	wake    *park.Event // a duplicate of the wrapped backend's; nil: nobody can be woken
+	armed   atomic.Bool
+	news    atomic.Bool  // there may be room again
+	starved atomic.Bool  // a Submit found no place
+	held    atomic.Int64 // flights and extra completions: Poll has something of ours to look after
+	closed  atomic.Bool
+	closing sync.Once
+	tasks   sync.WaitGroup // the scheduler, watchers and flaps
+
+	clock  clock
+	inbox  inbox
+	pollMu sync.Mutex // before mu: held while the wrapped backend is polled
+
+	mu      sync.Mutex // guards what follows, flights, and what peers say it guards
+	handed  *sync.Cond // a flight is no longer handed on
+	flights map[uint64]*flight
+	free    []*flight // the last used on top
+	places  int       // flights, and completions in ready
+	ready   []backends.Completion
+	hidden  uint64 // tags of our own
+	peers   map[*peer]struct{}
+	numbers uint64            // of connections
+	locals  map[uint32]extent // by key
+	refused map[string]time.Time
+}
+
+// Wrap has b misbehave by the rules. The result owns b: closing it closes b, and b is not to
+// be used beside it. Both ends of a connection may be wrapped or only one. The name in
+// Caps is that of b, so that routes and descriptions fit; Caps.Ordered is given up where
+// rules make batches late.
+func Wrap(b backends.Backend, rules Rules) (backends.Backend, error) {
+	if b == nil {
+		return nil, fmt.Errorf("wrap a backend: there is none: %w", backends.ErrBounds)
+	}
+	if err := rules.Check(); err != nil {
+		return nil, fmt.Errorf("wrap backend %s: %w", b.Caps().Name, err)
+	}
+	w := &backend{
+		inner: b, parts: partsOf(b), caps: b.Caps(), began: time.Now(),
+		rules:   Rules{Seed: rules.Seed, List: append([]Rule(nil), rules.List...)},
+		odds:    make([]odds, len(rules.List)),
+		flights: map[uint64]*flight{}, peers: map[*peer]struct{}{},
+		locals: map[uint32]extent{}, refused: map[string]time.Time{},
+	}
+	w.handed = sync.NewCond(&w.mu)
+	w.clock.init()
+	w.inbox.wake.come = w.wakeUp
+	for i := range rules.List {
+		r := &rules.List[i]
+		w.about |= r.On
+		w.flaps = w.flaps || r.Do == Flap
+		if r.Do == Late || r.Do == Limit || r.Do == Model || r.Do == BreakEarly {
+			w.caps.Ordered = false
+		}
+	}
+	if w.about&Batch != 0 || w.flaps {
+		w.about |= batches
+	}
+	if w.parts.armer != nil {
+		wake, err := park.EventFromFD(w.parts.armer.FD())
+		if err != nil {
+			return nil, fmt.Errorf("wrap backend %s: %w", w.caps.Name, err)
+		}
+		w.wake = wake
+	}
+	if len(rules.List) > 0 {
+		w.tasks.Go(w.schedule)
+	}
+	return shapeOf(w), nil
+}
+
+// Caps implements backends.Backend.
+func (b *backend) Caps() backends.Caps { return b.caps }
+
+// Addr implements backends.Backend.
+func (b *backend) Addr() []byte { return b.inner.Addr() }
+
+// Rules implements Injector.
+func (b *backend) Rules() Rules {
+	return Rules{Seed: b.rules.Seed, List: append([]Rule(nil), b.rules.List...)}
+}
+
+// Hits implements Injector.
+func (b *backend) Hits() []Hit {
+	list := make([]Hit, len(b.odds))
+	for i := range b.odds {
+		list[i] = Hit{b.odds[i].matched.Load(), b.odds[i].fired.Load()}
+	}
+	return list
+}
+
+// signal wakes whoever sleeps on the descriptor.
+func (b *backend) signal() {
+	if b.wake != nil && b.armed.CompareAndSwap(true, false) {
+		_ = b.wake.Signal() // fails only when closed: nobody sleeps any more
+	}
+}
+
+// wakeUp has whoever sleeps, or is about to, look again.
+func (b *backend) wakeUp() {
+	b.news.Store(true)
+	b.signal()
+}
+
+// Close implements backends.Backend. What is held up ends first, so that the wrapped
+// backend has its peers' work alone to end.
+func (b *backend) Close() (err error) {
+	b.closing.Do(func() {
+		b.mu.Lock()
+		b.closed.Store(true)
+		peers := make([]*peer, 0, len(b.peers))
+		for p := range b.peers {
+			peers = append(peers, p)
+		}
+		b.mu.Unlock()
+		for _, p := range peers {
+			p.shut(backends.ErrClosed)
+		}
+		err = b.inner.Close()
+		for _, p := range peers {
+			p.awaitHanded()
+		}
+		b.clock.stop()
+		b.forgetLocals()
+		b.tasks.Wait()
+		if b.wake != nil {
+			_ = b.wake.Close()
+		}
+	})
+	return err
+}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fault
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+// patience bounds every wait of these tests.
+const patience = 20 * time.Second
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func parse(t testing.TB, text string) Rules {
+	t.Helper()
+	r, err := Parse(text)
+	check(t, err)
+	return r
+}
+
+func connect(t testing.TB, from, to backends.Backend) backends.Peer {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	p, err := from.Connect(ctx, to.Addr())
+	check(t, err)
+	return p
+}
+
+// rig is mem under rules, connected to mem without.
+type rig struct {
+	testing.TB
+	near, far     backends.Backend
+	peer          backends.Peer
+	local, remote backends.Memory
+	from, to      []byte
+	key           uint32 // of remote
+	tags          uint64
+	done          map[uint64][]error
+}
+
+func newRig(t testing.TB, rules string) *rig {
+	t.Helper()
+	leak.Check(t)
+	inner, err := openMem()
+	check(t, err)
+	near, err := Wrap(inner, parse(t, rules))
+	check(t, err)
+	far, err := openMem()
+	check(t, err)
+	far, err = Wrap(far, Rules{})
+	check(t, err)
+	r := &rig{TB: t, near: near, far: far, done: map[uint64][]error{}}
+	t.Cleanup(func() {
+		check(t, near.Close())
+		check(t, far.Close())
+	})
+	r.from, r.to = make([]byte, 1<<20), make([]byte, 1<<20)
+	_, _ = rand.Read(r.from)
+	r.local, r.remote = register(t, near, r.from), register(t, far, r.to)
+	r.dial()
+	return r
+}
+
+func register(t testing.TB, b backends.Backend, mem []byte) backends.Memory {
+	t.Helper()
+	seg := backends.Segment{Kind: backends.DRAM, Len: uint64(len(mem)), Mem: mem}
+	_, _ = rand.Read(seg.Secret[:])
+	m, err := b.Register(seg)
+	check(t, err)
+	return m
+}
+
+// dial connects, and imports what there is.
+func (r *rig) dial() {
+	r.Helper()
+	r.peer = connect(r, r.near, r.far)
+	r.imports()
+}
+
+func (r *rig) imports() {
+	r.Helper()
+	token, err := r.remote.AppendToken(nil)
+	check(r, err)
+	r.key, _, err = r.peer.Import(token)
+	check(r, err)
+}
+
+func (r *rig) desc(off, n uint64) []backends.Desc {
+	return []backends.Desc{{Local: off, Remote: off, Len: n, LocalKey: r.local.Key(), RemoteKey: r.key}}
+}
+
+// write submits a write and returns its tag.
+func (r *rig) write(off, n uint64) uint64 {
+	r.Helper()
+	r.tags++
+	check(r, r.peer.Submit(backends.Write, r.tags, r.desc(off, n)))
+	return r.tags
+}
+
+// poll notes what is complete.
+func (r *rig) poll() {
+	r.Helper()
+	var done [16]backends.Completion
+	for {
+		n, err := r.near.Poll(done[:])
+		for _, c := range done[:n] {
+			r.done[c.Tag] = append(r.done[c.Tag], c.Err)
+		}
+		if n == 0 || err != nil {
+			return
+		}
+	}
+}
+
+// await returns the outcome of a tag.
+func (r *rig) await(tag uint64) error {
+	r.Helper()
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
+		if r.poll(); len(r.done[tag]) > 0 {
+			return r.done[tag][0]
+		}
+	}
+	r.Fatalf("tag %d is not complete after %v", tag, patience)
+	return nil
+}
+
+// silent fails if a tag completes within a while.
+func (r *rig) silent(tag uint64) {
+	r.Helper()
+	for end := time.Now().Add(20 * time.Millisecond); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if r.poll(); len(r.done[tag]) > 0 {
+			r.Fatalf("tag %d ended with %v", tag, r.done[tag])
+		}
+	}
+}
+
+// once fails unless each tag so far completed exactly once.
+func (r *rig) once() {
+	r.Helper()
+	r.poll()
+	for tag := uint64(1); tag <= r.tags; tag++ {
+		if len(r.done[tag]) != 1 {
+			r.Errorf("tag %d completed with %v, want one outcome", tag, r.done[tag])
+		}
+	}
+}
+
+func (r *rig) landed(off, n uint64) bool { return bytes.Equal(r.to[off:off+n], r.from[off:off+n]) }
+
+func (r *rig) hits() []Hit { return r.near.(Injector).Hits() }

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fault
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// peer is a wrapped connection without its optional interfaces, which are other types.
+type peer struct {
+	b      *backend
+	inner  backends.Peer
+	parts  peerParts
+	addr   string
+	number uint64
+	over   chan struct{} // closed when it is shut
+
+	entry        sync.RWMutex // held for reading while a batch is handed on
+	closed, lost bool         // guarded by entry
+
+	lined    atomic.Int64 // len(line)
+	dropping atomic.Int64 // imports that are dropped and still needed
+
+	// Guarded by b.mu:
+	imports map[uint32]extent
+	line    []*flight // with messages, in order of submission, that wait to be handed on
+	stalled time.Time // Submit says full until then
+	flapped bool
+}
+
+// Connect implements backends.Backend.
+func (b *backend) Connect(ctx context.Context, addr []byte) (backends.Peer, error) {
+	b.mu.Lock()
+	until, number := b.refused[string(addr)], b.numbers
+	if !until.After(time.Now()) {
+		delete(b.refused, string(addr))
+	}
+	b.mu.Unlock()
+	if b.closed.Load() {
+		return nil, backends.ErrClosed
+	}
+	if until.After(time.Now()) {
+		return nil, fmt.Errorf("connect: the connection flaps, by a fault rule: %w", backends.ErrPeerLost)
+	}
+	if err := b.callRules(ctx, Connect, number); err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	inner, err := b.inner.Connect(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	p := &peer{
+		b: b, inner: inner, parts: peerPartsOf(inner), addr: string(addr),
+		over: make(chan struct{}), imports: map[uint32]extent{},
+	}
+	b.mu.Lock()
+	if b.closed.Load() {
+		b.mu.Unlock()
+		_ = inner.Close()
+		return nil, backends.ErrClosed
+	}
+	p.number = b.numbers
+	b.numbers++
+	b.peers[p] = struct{}{}
+	if b.holdsOn() && p.parts.watcher != nil {
+		b.tasks.Go(p.watch)
+	}
+	b.mu.Unlock()
+	return peerShapeOf(p), nil
+}
+
+// holdsOn reports whether a rule has batches wait for the end of the connection.
+func (b *backend) holdsOn() bool {
+	for i := range b.rules.List {
+		if d := b.rules.List[i].Do; d == Drop || d == Swallow {
+			return true
+		}
+	}
+	return false
+}
+
+// watch ends what waits for the end of a connection when the other side dies.
+func (p *peer) watch() {
+	select {
+	case <-p.over:
+		return
+	case <-p.parts.watcher.Lost():
+	}
+	b := p.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, f := range b.flightsOf(p) {
+		if f.state == swallowed || f.kept {
+			f.release(backends.ErrPeerLost)
+		}
+	}
+}
+
+// callRules holds a call against the rules: it waits, or is refused.
+func (b *backend) callRules(ctx context.Context, e Event, number uint64) error {
+	if b.about&e == 0 {
+		return nil
+	}
+	v := b.judge(&occasion{events: e, peer: number})
+	if err := pause(ctx, v.hold); err != nil {
+		return err
+	}
+	if v.ending == Refuse {
+		return fmt.Errorf("refused by a fault rule: %w", v.err)
+	}
+	if v.breach.skip {
+		return errSkipped
+	}
+	return nil
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return backends.ContextError(ctx)
+	}
+}
+
+// Import implements backends.Peer.
+func (p *peer) Import(token []byte) (uint32, uint64, error) {
+	p.entry.RLock()
+	err := p.gone()
+	p.entry.RUnlock()
+	if err != nil {
+		return 0, 0, err
+	}
+	if err := p.b.callRules(context.Background(), Import, p.number); err != nil {
+		return 0, 0, fmt.Errorf("import: %w", err)
+	}
+	key, size, err := p.inner.Import(token)
+	if err != nil {
+		return 0, 0, err
+	}
+	p.b.mu.Lock()
+	defer p.b.mu.Unlock()
+	p.imports[key] = extentOf(token, size)
+	return key, size, nil
+}
+
+// Drop implements backends.Peer. A key that a batch needs which is still to be handed on
+// stays with the wrapped backend until then.
+func (p *peer) Drop(key uint32) {
+	b := p.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	e, ok := p.imports[key]
+	if !ok || e.dropped {
+		return
+	}
+	e.dropped = true
+	p.imports[key] = e
+	p.dropping.Add(1)
+	p.settleDrops()
+}
+
+// settleDrops drops what was asked for and is needed no more.
+// Preconditions: b.mu is held.
+func (p *peer) settleDrops() {
+	if p.dropping.Load() == 0 {
+		return
+	}
+	needed := map[uint32]bool{}
+	for _, f := range p.b.flights {
+		if f.p != p || f.state != waiting && f.state != handing {
+			continue
+		}
+		for i := range f.batch.descs {
+			needed[f.batch.descs[i].RemoteKey] = true
+		}
+		if f.batch.pages != nil {
+			needed[f.batch.pages.RemoteKey] = true
+		}
+	}
+	for key, e := range p.imports {
+		if e.dropped && !needed[key] {
+			delete(p.imports, key)
+			p.dropping.Add(-1)
+			p.inner.Drop(key)
+		}
+	}
+}
+
+// flightsOf lists the flights of a peer, in the order of their tags.
+// Preconditions: b.mu is held.
+func (b *backend) flightsOf(p *peer) (list []*flight) {
+	for _, f := range b.flights {
+		if f.p == p {
+			list = append(list, f)
+		}
+	}
+	sortByTag(list)
+	return list
+}
+
+// shut has the connection take no more, and ends what is held up.
+func (p *peer) shut(why error) {
+	p.entry.Lock()
+	first := !p.closed && !p.lost
+	if why == backends.ErrClosed {
+		p.closed = true
+	} else {
+		p.lost = true
+	}
+	p.entry.Unlock()
+	if first {
+		close(p.over)
+	}
+	b := p.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, f := range b.flightsOf(p) {
+		f.release(why)
+	}
+}
+
+// Close implements backends.Peer.
+func (p *peer) Close() error {
+	p.shut(backends.ErrClosed)
+	err := p.inner.Close()
+	p.awaitHanded()
+	b := p.b
+	b.mu.Lock()
+	delete(b.peers, p)
+	b.mu.Unlock()
+	b.signal() // what the wrapped backend has just ended is held back no more
+	return err
+}
+
+// awaitHanded waits until the clock's goroutine has no flight of a connection in hand that
+// takes no more.
+func (p *peer) awaitHanded() {
+	b := p.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for slices.ContainsFunc(b.flightsOf(p), func(f *flight) bool { return f.state == handing }) {
+		b.handed.Wait()
+	}
+}
+
+// flap loses the connection: no other is made to the address for a while. The wrapped
+// connection is closed by a goroutine, as whoever submits must not wait for it.
+// Preconditions: p.entry is held for reading.
+func (p *peer) flap(d time.Duration) {
+	b := p.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if p.flapped || b.closed.Load() {
+		return
+	}
+	p.flapped = true
+	now := time.Now()
+	maps.DeleteFunc(b.refused, func(_ string, until time.Time) bool { return until.Before(now) })
+	b.refused[p.addr] = now.Add(d)
+	b.tasks.Go(func() {
+		p.shut(backends.ErrPeerLost)
+		_ = p.inner.Close()
+		b.signal()
+	})
+}
+
+// Cancel is backends.Canceler's.
+func (c canceler) Cancel(tag uint64) {
+	b := c.p.b
+	if b.held.Load() > 0 && !b.cancel(c.p, tag) {
+		return
+	}
+	c.p.parts.canceler.Cancel(tag)
+}
+
+// cancel ends the waiting of a flight, and reports whether the wrapped backend must be
+// told.
+func (b *backend) cancel(p *peer, tag uint64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	f := b.flights[tag]
+	switch {
+	case f == nil:
+		return true
+	case f.p != p:
+		return false
+	}
+	flown := f.state == flying
+	f.release(backends.ErrAborted)
+	return flown
+}
+
+// Lost is backends.Watcher's.
+func (w watcher) Lost() <-chan struct{} { return w.p.parts.watcher.Lost() }
+
+// Help is backends.Helper's. What is not with the wrapped backend it does not know.
+func (h helper) Help(tag uint64, stop <-chan struct{}) bool {
+	return h.p.parts.helper.Help(tag, stop)
+}
+
+// Explain is backends.Explainer's.
+func (x explainer) Explain(localKey, remoteKey uint32) string {
+	line := x.p.parts.explainer.Explain(localKey, remoteKey)
+	if n := len(x.p.b.rules.List); n > 0 {
+		line = fmt.Sprintf("%s; behind %d fault rules", line, n)
+	}
+	return line
+}

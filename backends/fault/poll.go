@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fault
+
+import "github.com/sluicehq/sluice/backends"
+
+// Poll implements backends.Backend. What is not of a flight passes as it is.
+func (b *backend) Poll(done []backends.Completion) (int, error) {
+	if b.about == 0 {
+		return b.inner.Poll(done)
+	}
+	b.pollMu.Lock() // against reap
+	defer b.pollMu.Unlock()
+	if b.held.Load() == 0 {
+		return b.inner.Poll(done)
+	}
+	n := b.takeReady(done)
+	if n == len(done) {
+		return n, nil
+	}
+	for {
+		m, err := b.inner.Poll(done[n:])
+		if m == 0 {
+			if n += b.takeReady(done[n:]); n > 0 {
+				return n, nil
+			}
+			return 0, err
+		}
+		kept := b.sift(done[n : n+m])
+		if n += kept; n > 0 {
+			return n, nil
+		}
+	}
+}
+
+// takeReady moves completions of ours that are ready.
+func (b *backend) takeReady(done []backends.Completion) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n := copy(done, b.ready)
+	b.ready = b.ready[:copy(b.ready, b.ready[n:])]
+	b.held.Add(int64(-n))
+	for range n {
+		b.vacate()
+	}
+	return n
+}
+
+// reap makes room in the wrapped backend, for what it is full of may be completions that
+// nobody polls: a batch that was taken must go on all the same.
+// Preconditions: b.mu is held, which it lets go of meanwhile.
+func (b *backend) reap() {
+	if b.places >= 2*flightsMax {
+		return
+	}
+	b.mu.Unlock()
+	defer b.mu.Lock()
+	if !b.pollMu.TryLock() {
+		return // somebody polls
+	}
+	defer b.pollMu.Unlock()
+	var done [32]backends.Completion
+	n, _ := b.inner.Poll(done[:])
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, c := range done[:n] {
+		switch f := b.flights[c.Tag]; {
+		case f == nil:
+			b.places++
+			b.deliver(c)
+		case f.observe(c.Err):
+			f.finish(f.err)
+		}
+	}
+}
+
+// sift keeps what is to be delivered now, in order, and returns how many.
+func (b *backend) sift(done []backends.Completion) (kept int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, c := range done {
+		f := b.flights[c.Tag]
+		if f != nil {
+			if !f.observe(c.Err) {
+				continue
+			}
+			if f.own || f.breach != (breach{}) {
+				f.finish(f.err)
+				continue
+			}
+			c.Err = f.err
+			f.leave()
+			b.vacate()
+		}
+		done[kept] = c
+		kept++
+	}
+	return kept
+}
+
+// FD is backends.Armer's: the wrapped backend's own, which is signalled for ours as well.
+func (a armer) FD() int { return a.b.parts.armer.FD() }
+
+// Arm is backends.Armer's. The flag goes up before the look, as whoever brings something
+// does it the other way round.
+func (a armer) Arm() (bool, error) {
+	b := a.b
+	b.armed.Store(true)
+	ready, err := b.parts.armer.Arm()
+	b.mu.Lock()
+	waits := len(b.ready) > 0
+	b.mu.Unlock()
+	return ready || waits || b.inbox.isReady() || b.news.Swap(false), err
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fault
+
+import (
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Submit implements backends.Peer.
+func (p *peer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
+	if p.passes() {
+		return p.inner.Submit(op, tag, descs)
+	}
+	return p.submit(tag, batch{op: op, descs: descs})
+}
+
+// SubmitPages is backends.Pager's.
+func (s pager) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, msg []byte) error {
+	x := batch{op: op, pages: pages, msg: msg}
+	if msg != nil {
+		x.letter = message
+	}
+	if s.p.passes() {
+		return s.p.parts.pager.SubmitPages(op, tag, pages, msg)
+	}
+	return s.p.submit(tag, x)
+}
+
+// SubmitNotify is backends.Notifier's.
+func (s notifier) SubmitNotify(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+	if s.p.passes() {
+		return s.p.parts.notifier.SubmitNotify(op, tag, descs, msg)
+	}
+	return s.p.submit(tag, batch{op: op, descs: descs, letter: message, msg: msg})
+}
+
+// SubmitCount is backends.Counter's.
+func (s counter) SubmitCount(tag uint64, descs []backends.Desc, pages *backends.Pages, number uint32) error {
+	if s.p.passes() {
+		return s.p.parts.counter.SubmitCount(tag, descs, pages, number)
+	}
+	return s.p.submit(tag, batch{op: backends.Write, descs: descs, pages: pages, letter: count, counter: number})
+}
+
+// passes reports whether no rule can concern a batch.
+func (p *peer) passes() bool {
+	return p.b.about&batches == 0 && p.dropping.Load() == 0
+}
+
+// hand gives a batch to the wrapped backend.
+func (p *peer) hand(tag uint64, x *batch) error {
+	p.entry.RLock()
+	defer p.entry.RUnlock()
+	if err := p.gone(); err != nil {
+		return err
+	}
+	return p.pass(tag, x)
+}
+
+// gone says why a connection takes nothing any more.
+// Preconditions: p.entry is held.
+func (p *peer) gone() error {
+	switch {
+	case p.closed:
+		return backends.ErrClosed
+	case p.lost:
+		return backends.ErrPeerLost
+	}
+	return nil
+}
+
+func (p *peer) pass(tag uint64, x *batch) error {
+	switch {
+	case x.letter == count:
+		return p.parts.counter.SubmitCount(tag, x.descs, x.pages, x.counter)
+	case x.pages != nil:
+		return p.parts.pager.SubmitPages(x.op, tag, x.pages, x.message())
+	case x.letter == message:
+		return p.parts.notifier.SubmitNotify(x.op, tag, x.descs, x.message())
+	}
+	return p.inner.Submit(x.op, tag, x.descs)
+}
+
+// message is nil if there is none; an empty one is one.
+func (x *batch) message() []byte {
+	switch {
+	case x.letter != message:
+		return nil
+	case x.msg == nil:
+		return []byte{}
+	}
+	return x.msg
+}
+
+// submit holds a batch against the rules.
+func (p *peer) submit(tag uint64, x batch) error {
+	p.entry.RLock()
+	defer p.entry.RUnlock()
+	if err := p.gone(); err != nil {
+		return err
+	}
+	if err := p.check(&x); err != nil {
+		return err // no rule hits what is not to be tried again
+	}
+	b := p.b
+	b.mu.Lock()
+	if p.stalled.After(time.Now()) {
+		b.mu.Unlock()
+		return backends.ErrFull
+	}
+	f := b.take()
+	b.mu.Unlock()
+	if f == nil {
+		return backends.ErrFull
+	}
+	v := b.judge(&occasion{events: x.events(), size: x.bytes(), pieces: x.pieces(), peer: p.number})
+	if !v.hit && !b.flaps && !p.mustLine(x.letter) {
+		f.giveUp()
+		return p.pass(tag, &x)
+	}
+	err := p.carryOut(f, tag, &x, &v)
+	if err != nil {
+		f.giveUp()
+	}
+	return err
+}
+
+// giveUp gives a flight back that comes to nothing.
+func (f *flight) giveUp() {
+	b := f.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.vacate()
+	if f.state != idle {
+		f.leave()
+		return
+	}
+	f.reset()
+	b.free = append(b.free, f)
+}
+
+// carryOut does to a batch what the rules have in store for it. On an error the flight is
+// as it was, or known.
+func (p *peer) carryOut(f *flight, tag uint64, x *batch, v *verdict) error {
+	switch v.ending {
+	case Refuse:
+		return v.err
+	case Stall:
+		p.stall(v.time)
+		return backends.ErrFull
+	case Flap:
+		p.flap(v.time)
+		return backends.ErrPeerLost
+	}
+	held := v.ending == Swallow || v.ending == Fail || !v.start.IsZero() || p.mustLine(x.letter)
+	if v.hold > 0 {
+		f.due = time.Now().Add(v.hold)
+		if v.start.After(time.Now()) {
+			f.due = v.start.Add(v.hold)
+		}
+	}
+	f.kept, f.breach = v.ending == Drop, v.breach
+	if v.breach != (breach{}) {
+		return p.breach(f, tag, x, v)
+	}
+	if !held {
+		return p.goOn(f, tag, x)
+	}
+	if v.ending != 0 || p.mustLine(x.letter) || !p.mustTry(x) {
+		return p.holdUp(f, tag, x, v)
+	}
+	if f.due.Before(v.start) {
+		f.due = v.start
+	}
+	err := p.goOn(f, tag, x)
+	if err == nil {
+		p.tried(x)
+	}
+	return err
+}
+
+// goOn hands a batch on at once, as a flight.
+func (p *peer) goOn(f *flight, tag uint64, x *batch) error {
+	f.b.mu.Lock()
+	f.enter(p, tag, flying)
+	f.b.mu.Unlock()
+	return p.pass(tag, x)
+}
+
+// holdUp keeps a batch for later, or for ever.
+func (p *peer) holdUp(f *flight, tag uint64, x *batch, v *verdict) error {
+	b := f.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	f.keep(x)
+	switch v.ending {
+	case Swallow:
+		f.enter(p, tag, swallowed)
+		return nil
+	case Fail:
+		f.enter(p, tag, over)
+		if f.err = v.err; f.due.After(time.Now()) {
+			f.wait(f.due)
+		} else {
+			f.finish(f.err)
+		}
+		return nil
+	}
+	f.enter(p, tag, waiting)
+	if x.letter != noLetter {
+		p.line = append(p.line, f)
+		p.lined.Add(1)
+	}
+	if v.start.IsZero() {
+		v.start = time.Now()
+	}
+	f.wait(v.start)
+	return nil
+}
+
+// mustLine reports whether a batch must wait since its message must not overtake others.
+func (p *peer) mustLine(l letter) bool { return l != noLetter && p.lined.Load() > 0 }
+
+// waits reports whether a flight must wait for a message before its own.
+// Preconditions: b.mu is held.
+func (p *peer) waits(f *flight) bool {
+	return f.batch.letter != noLetter && len(p.line) > 0 && p.line[0] != f
+}
+
+// unline takes a flight out of its peer's line.
+// Preconditions: b.mu is held.
+func (p *peer) unline(f *flight) {
+	for i, other := range p.line {
+		if other == f {
+			p.line = append(p.line[:i], p.line[i+1:]...)
+			p.lined.Add(-1)
+			if i == 0 && len(p.line) > 0 && p.line[0].ripe && p.line[0].state == waiting {
+				p.line[0].wait(time.Now())
+			}
+			return
+		}
+	}
+}
+
+// next returns the flight that heads the line, if it may go.
+// Preconditions: b.mu is held.
+func (p *peer) next() *flight {
+	if len(p.line) > 0 && p.line[0].ripe {
+		return p.line[0]
+	}
+	return nil
+}
+
+// stall has the connection full for a while.
+func (p *peer) stall(d time.Duration) {
+	b := p.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p.stalled = time.Now().Add(d)
+	b.clock.set(&moment{come: b.wakeUp}, p.stalled)
+}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestReplayUnderFaults has completions lost, late and refused, and connections that flap:
+// the replay ends, and every byte is right.
+func TestReplayUnderFaults(t *testing.T) {
+	const rules = `seed 7
+write p=0.003: drop
+batch p=0.002: swallow
+write p=0.005: fail lost
+message every=60 most=4: flap 50ms
+batch p=0.3: late 300µs±200µs
+batch: delay 200µs±200µs
+`
+	file := filepath.Join(t.TempDir(), "rules")
+	if err := os.WriteFile(file, []byte("# a bad day\n"+rules), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, side := range []string{"both", "prefill"} {
+		r := replayReport(t, "--trace", smallTrace(t, 6), "--requests", "6", "--backend", "shm", "--timeout", "3s",
+			"--abort-rate", "0.2", "--fault", "@"+file, "--fault-side", side)
+		wantNumbers(t, r, map[string]float64{"requests": 6, "aborted": 1, "mismatches": 0, "blocks_leaked": 0})
+		if r["faults"].(float64) < 10 || r["retried"].(float64) < 1 {
+			t.Errorf("%s: %v faults, %v tried again", side, r["faults"], r["retried"])
+		}
+	}
+}
+
+// TestReplayFindsWhatBreaksTheContract proves that its digests can fail.
+func TestReplayFindsWhatBreaksTheContract(t *testing.T) {
+	o := sluice(t, "replay", "--model", smallModel, "--trace", smallTrace(t, 4), "--requests", "4", "--backend", "shm",
+		"--fault", "write every=40: !corrupt", "--fault-side", "prefill")
+	if o.status == 0 || !strings.Contains(o.stderr, "mismatches") || !strings.Contains(o.stderr, "digest") {
+		t.Errorf("%+v", o)
+	}
+}

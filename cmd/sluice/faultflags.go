@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/sluicehq/sluice/backends/fault"
+	"github.com/sluicehq/sluice/cmd/sluice/internal/replay"
+)
+
+// faultBytesMax bounds a file of rules.
+const faultBytesMax = 1 << 20
+
+// rules reads --fault, and says which side has which rules. Each child reads them once
+// more, so they go as text.
+func (f *replayFlags) rules() (map[replay.Side]string, error) {
+	sides, ok := map[string][]replay.Side{
+		"both":    {replay.PrefillSide, replay.DecodeSide},
+		"prefill": {replay.PrefillSide}, "decode": {replay.DecodeSide},
+	}[f.faultSide]
+	if !ok {
+		return nil, usagef("--fault-side %q: want both, prefill or decode", f.faultSide)
+	}
+	if f.faults == "" {
+		return nil, nil
+	}
+	text := f.faults
+	if name, ok := strings.CutPrefix(text, "@"); ok {
+		info, err := os.Stat(name)
+		if err == nil && info.Size() > faultBytesMax {
+			err = fmt.Errorf("%s has %d bytes, at most %d", name, info.Size(), faultBytesMax)
+		}
+		var file []byte
+		if err == nil {
+			file, err = os.ReadFile(name)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read fault rules: %w", err)
+		}
+		text = string(file)
+	}
+	rules, err := fault.Parse(text)
+	if err != nil {
+		return nil, &usageError{fmt.Errorf("--fault: %w", err)}
+	}
+	if len(rules.List) == 0 {
+		return nil, usagef("--fault %q: there is no rule in it", f.faults)
+	}
+	list := map[replay.Side]string{}
+	for _, s := range sides {
+		list[s] = rules.String()
+	}
+	return list, nil
+}
