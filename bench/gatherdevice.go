@@ -117,7 +117,7 @@ func (g *deviceGathering) ways() ([]*way, error) {
 		return nil, err
 	}
 	if g.launch.Kernel == cuda.KernelBulk {
-		kernels = append(kernels, struct{ name, prefer string }{cuda.KernelRows, cuda.KernelRows})
+		kernels = append(kernels, struct{ name, prefer string }{cuda.VariantRows, cuda.VariantRows})
 	}
 	var list []*way
 	for _, k := range kernels {

@@ -146,20 +146,21 @@ func deviceIndex(t *testing.T, d *Device, x *Index) DeviceIndex {
 func TestDeviceEqualsTheTwin(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
 	for _, c := range []struct {
-		compute, prefer, kernel string
-		sizes                   []int
+		compute, only, kernel string
+		sizes                 []int
 	}{
-		{"90", "", KernelBulk, []int{656}}, {"90", KernelRows, KernelRows, []int{656}}, {"80", "", KernelRows, []int{656}},
-		{"90", "", KernelRows, []int{584}}, {"90", "", KernelRows, []int{656, 132}}, {"90", "", KernelBulk, []int{1152, 16}},
+		{"90", VariantBulk, KernelBulk, []int{656}}, {"90", VariantRows, KernelRows, []int{656}}, {"80", VariantRows, KernelRows, []int{656}},
+		{"90", VariantRows, KernelRows, []int{584}}, {"90", VariantRows, KernelRows, []int{656, 132}}, {"90", VariantBulk, KernelBulk, []int{1152, 16}},
+		{"90", "", "", []int{656}},
 	} {
-		t.Run(fmt.Sprint(c.compute, c.prefer, c.sizes), func(t *testing.T) {
+		t.Run(fmt.Sprint(c.compute, c.only, c.sizes), func(t *testing.T) {
 			d := device(t, c.compute)
 			for kinds := range 9 {
 				m := draw(rng, c.sizes, 16*(kinds%2), 150, kinds/3, kinds%3)
 				dm := onDevice(t, d, m, kinds%2 == 0)
 				want, wantErr := Run(m)
-				got, l, err := d.Run(dm, Budget{SMs: 2}, c.prefer)
-				if got != want || err != wantErr || l.Kernel != c.kernel && !onCard() {
+				got, l, err := d.Run(dm, Budget{SMs: 2}, c.only)
+				if got != want || err != wantErr || l.Kernel != c.kernel && c.kernel != "" && !onCard() {
 					t.Fatalf("%+v, %v by %s, want %+v, %v by %s", got, err, l.Kernel, want, wantErr, c.kernel)
 				}
 				for k, p := range m.Parts {
@@ -229,13 +230,13 @@ func TestDeviceThatIsMissing(t *testing.T) {
 	}
 }
 
-// TestDeviceTakesTheNextModule where the driver does not compile the best.
+// TestDeviceTakesTheNextModule where the driver does not compile the best, and says so.
 func TestDeviceTakesTheNextModule(t *testing.T) {
 	t.Setenv("STANDIN_REFUSES", "90")
 	d := device(t, "90")
-	m := onDevice(t, d, draw(rand.New(rand.NewPCG(3, 1)), []int{656}, 0, 10, 0, 0), false)
+	m := onDevice(t, d, draw(rand.New(rand.NewPCG(3, 1)), []int{656}, 0, 10, 0, 1), false)
 	got, l, err := d.Run(m, Budget{SMs: 1}, "")
-	if err != nil || got.Moved != 10 || !onCard() && (l.Kernel != KernelRows || !strings.Contains(l.Why, "gather_sm80 has no bulk copies")) {
+	if err != nil || got.Moved+got.Skipped != 10 || !onCard() && (l.Kernel != KernelRows || !strings.Contains(l.Why, "driver did not take the module")) {
 		t.Errorf("%+v, %+v, %v", got, l, err)
 	}
 }
@@ -260,7 +261,8 @@ func TestDeviceRefuses(t *testing.T) {
 		{"short list", func(m *DeviceMove) { m.Src.List = span(memory(t, d, false, make([]byte, 12)), 12) }, Budget{SMs: 1}, backends.ErrBounds},
 		{"odd list", func(m *DeviceMove) { m.Src.List = Span{memory(t, d, false, make([]byte, 40)), 2, 32} }, Budget{SMs: 1}, backends.ErrBounds},
 		{"another device's", func(m *DeviceMove) { m.Parts[0].Src.Memory = memory(t, other, false, make([]byte, 64)) }, Budget{SMs: 1}, backends.ErrBounds},
-		{"no budget", func(*DeviceMove) {}, Budget{}, ErrBudget},
+		{"a negative budget", func(*DeviceMove) {}, Budget{SMs: -1}, ErrBudget},
+		{"two budgets", func(*DeviceMove) {}, Budget{SMs: 1, InFlight: 1}, ErrBudget},
 	}
 	for _, c := range cases {
 		m := good()

@@ -183,7 +183,7 @@ CUresult cuMemFree_v2(CUdeviceptr at)
 }
 
 /* Pinned memory, by where it begins. */
-#define PINS 64
+#define PINS 4096
 static void *pinned[PINS];
 
 static void **slot(const void *mem)
