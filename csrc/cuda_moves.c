@@ -3,7 +3,7 @@
 
 #include <dlfcn.h>
 
-/* Written before anything is opened that uses it, always to the same. */
+/* Written once, before anything is opened that uses it. */
 static struct {
 #define X(name, args) CUresult(*name) args;
 	SL_CUDA_CALLS(X)
@@ -18,10 +18,10 @@ static struct {
 			return try_rc; \
 	} while (0)
 
-int sl_cuda_moves(const struct sl_cuda *c, const char *path)
+/* Whether the library is there, as it is after sl_cuda_load. */
+static int look(const char *path)
 {
 	void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
-	int has = 0;
 
 	if (!lib)
 		return 0;
@@ -30,6 +30,15 @@ int sl_cuda_moves(const struct sl_cuda *c, const char *path)
 	SL_CUDA_MOVE_CALLS(X)
 #undef X
 	dlclose(lib); /* it stays, by RTLD_NODELETE of who opened it */
+	return 1;
+}
+
+int sl_cuda_moves(const struct sl_cuda *c, const char *path)
+{
+	int has = 0;
+
+	if (!cu.cuInit && !look(path))
+		return 0;
 	if (cu.cuEventCreate && cu.cuEventRecord && cu.cuEventSynchronize && cu.cuEventDestroy_v2 && cu.cuMemcpyAsync)
 		has |= SL_CUDA_COPIES;
 	if (has && cu.cuMemcpyBatchAsync && c->driver >= 12080)

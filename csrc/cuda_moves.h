@@ -14,7 +14,10 @@
 #define SL_CUDA_BATCHES 2
 #define SL_CUDA_GRAPHS 4
 
-/* Looks for the functions, in the library that sl_cuda_load opened by that path, and returns the bits. */
+/*
+ * Returns the bits, after it looked for the functions in the library that sl_cuda_load opened by that path. The
+ * caller sees to it that only one call runs.
+ */
 int sl_cuda_moves(const struct sl_cuda *c, const char *path);
 
 /* Gives the stream the highest priority instead of the lowest. Nothing may be under way. */

@@ -8,6 +8,8 @@
 #define SL_HOST
 #include "../gather.cu"
 
+#include "../decode.cu"
+
 #include "ring_host.h"
 
 #include "../../csrc/cuda_calls.h"
@@ -38,9 +40,11 @@ struct CUfunc_st {
 };
 static void run_rows(const void *args) { sl_move_rows(*(const struct sl_move *)args); }
 static void run_bulk(const void *args) { sl_move_bulk(*(const struct sl_move *)args); }
+static void run_step(const void *args) { sl_decode_step(*(const struct sl_step *)args); }
 static struct CUfunc_st functions[] = {
 	{"sl_move_rows", run_rows, sizeof(struct sl_move), SL_ROWS_THREADS, 48 << 10},
 	{"sl_move_bulk", run_bulk, sizeof(struct sl_move), SL_BULK_THREADS, 48 << 10},
+	{"sl_decode_step", run_step, sizeof(struct sl_step), SL_STEP_THREADS, 48 << 10},
 	{0},
 };
 
