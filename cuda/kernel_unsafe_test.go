@@ -50,7 +50,8 @@ func TestKernelsOnTheCPU(t *testing.T) {
 		planted       map[string]string // a test that cannot fail proves nothing
 	}{
 		{"gcc", "apt-get install gcc libc6-dev", sanitizers,
-			map[string]string{"index": "heap-buffer-overflow", "alignment": "misaligned address"}},
+			map[string]string{"index": "heap-buffer-overflow", "index dst": "heap-buffer-overflow", "list": "heap-buffer-overflow",
+				"alignment": "misaligned address", "bulk index": "heap-buffer-overflow", "bulk index dst": "heap-buffer-overflow"}},
 		{"clang-19", "apt-get install clang-19", []string{"-O3"}, nil},
 	} {
 		t.Run(c.compiler, func(t *testing.T) {
@@ -62,8 +63,12 @@ func TestKernelsOnTheCPU(t *testing.T) {
 			}
 			for planted, want := range c.planted {
 				out, err := exec.Command(exe, planted).CombinedOutput()
-				if err == nil || !strings.Contains(string(out), want) || !strings.Contains(string(out), "gather.h:") {
-					t.Errorf("%s: %v, want %q in gather.h:\n%s", planted, err, want, out)
+				where := "gather.h:"
+				if strings.HasPrefix(planted, "bulk") {
+					where = "ring_host.h:"
+				}
+				if err == nil || !strings.Contains(string(out), want) || !strings.Contains(string(out), where) {
+					t.Errorf("%s: %v, want %q in %s\n%s", planted, err, want, where, out)
 				}
 			}
 		})
