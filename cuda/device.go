@@ -88,14 +88,15 @@ func (d *Device) Name() string {
 func (d *Device) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.mover != nil {
+		d.mover.close()
+		d.mover = nil
+	}
 	if err := d.d.Free(d.tally); err != nil {
 		if err == backends.ErrClosed {
 			return nil
 		}
 		return err
-	}
-	if d.mover != nil {
-		d.mover.close()
 	}
 	return d.d.Close()
 }

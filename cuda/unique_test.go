@@ -137,7 +137,7 @@ func TestUniqueForgets(t *testing.T) {
 	for _, stamp := range []uint32{0, math.MaxUint32 - 2} {
 		u.stamp = stamp
 		for i := range uint32(4) {
-			list := []uint32{i, i, 9}
+			list := []uint32{i, i, 9, 0}
 			n, err := u.U32(list, unique, at)
 			if err != nil {
 				t.Fatal(err)

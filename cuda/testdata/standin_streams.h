@@ -216,6 +216,9 @@ CUresult cuGraphLaunch(CUgraphExec e, CUstream s)
 	CONTEXT();
 	if (!e || !s || s->capture)
 		return INVALID_VALUE;
+	for (int i = 0; i < e->graph.n; i++)
+		if (e->graph.ops[i].f && e->graph.ops[i].shared > e->graph.ops[i].f->shared)
+			return INVALID_VALUE;
 	for (int i = 0; i < e->graph.n && !rc; i++)
 		rc = begin(s, &e->graph.ops[i], 1);
 	return rc;
