@@ -147,6 +147,20 @@ func TestUniqueForgets(t *testing.T) {
 	}
 }
 
+// TestUniqueBeginsAnew where empty slots would look like those of index 0.
+func TestUniqueBeginsAnew(t *testing.T) {
+	u, err := NewUnique(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.stamp = math.MaxUint32
+	list, unique, at := []uint32{5, 0}, make([]uint32, 2), make([]uint32, 2)
+	if u.begin(2, 2, 2) != nil || u.stamp != 1 {
+		t.Fatalf("stamp %d", u.stamp)
+	}
+	checkUnique(t, list, unique, at, find(u, list, unique, at, Skip32), Skip32)
+}
+
 func TestUniqueDoesNotAllocate(t *testing.T) {
 	u, err := NewUnique(100)
 	if err != nil {

@@ -423,6 +423,20 @@ func TestVariantsThatDoNotServe(t *testing.T) {
 	}
 }
 
+// TestDriverTooOldForBulkCopies: the next variant, and why.
+func TestDriverTooOldForBulkCopies(t *testing.T) {
+	if onCard() {
+		return // which has a driver of its own
+	}
+	t.Setenv("STANDIN_DRIVER", "11080")
+	d := device(t, "90")
+	dm := onDevice(t, d, draw(rand.New(rand.NewPCG(4, 2)), []int{656}, 0, 20, 0, 1), false)
+	c, err := d.Explain(dm, Budget{SMs: 1}, "")
+	if err != nil || c.Variant != VariantRows || !strings.Contains(c.Why, "bulk: the driver is too old for the bulk module: it says 11080, want 12000") {
+		t.Errorf("%s, %v", c.String(), err)
+	}
+}
+
 // TestTwoDevices: a process may have several, and their memories do not mix.
 func TestTwoDevices(t *testing.T) {
 	t.Setenv("STANDIN_DEVICES", "2")
