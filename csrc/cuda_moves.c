@@ -128,6 +128,21 @@ static int record(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threa
 	return cu.cuMemcpyDtoHAsync_v2(host, tally, n, c->stream);
 }
 
+int sl_cuda_launch(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads, unsigned shared, const uint8_t *args,
+		   CUdeviceptr tally, uint8_t *host, const uint8_t *fresh, size_t n)
+{
+	int rc = 0, waited;
+
+	TRY(cu.cuCtxSetCurrent(c->context));
+	TRY(allow(c, kernel, shared));
+	if (fresh)
+		rc = cu.cuMemcpyHtoDAsync_v2(tally, fresh, n, c->stream);
+	if (!rc)
+		rc = record(c, kernel, blocks, threads, shared, args, tally, host, n);
+	waited = cu.cuStreamSynchronize(c->stream);
+	return rc ? rc : waited;
+}
+
 int sl_cuda_capture(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads, unsigned shared, const uint8_t *args,
 		    CUdeviceptr tally, uint8_t *host, size_t n, CUgraphExec *exec)
 {

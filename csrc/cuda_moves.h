@@ -37,6 +37,13 @@ int sl_cuda_await(struct sl_cuda *c, CUevent mark);
 void sl_cuda_mark_close(struct sl_cuda *c, CUevent mark);
 
 /*
+ * sl_cuda_run with less to wait for: `tally` is written before only if `fresh` is not NULL, and comes
+ * back to `host`, which is pinned.
+ */
+int sl_cuda_launch(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads, unsigned shared, const uint8_t *args,
+		   CUdeviceptr tally, uint8_t *host, const uint8_t *fresh, size_t n);
+
+/*
  * Captures the launch of a kernel, and the copy of n bytes at `tally` to `host`, which is pinned. args
  * are read now, memory that they point to at each replay.
  */

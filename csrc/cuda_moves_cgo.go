@@ -13,6 +13,8 @@ package csrc
 #cgo nocallback sl_cuda_mark
 #cgo noescape sl_cuda_await
 #cgo nocallback sl_cuda_await
+#cgo noescape sl_cuda_launch
+#cgo nocallback sl_cuda_launch
 #cgo noescape sl_cuda_replay
 #cgo nocallback sl_cuda_replay
 #include <stdlib.h>
@@ -131,6 +133,19 @@ func (p *CUDACopier) Await(i int) error {
 		return backends.ErrClosed
 	}
 	return cudaResult("wait for event", C.sl_cuda_await(&p.d.c, p.marks[i]))
+}
+
+// Launch is Run for a tally in pinned memory, which is written to the device's before only if fresh has
+// what to write: two copies less to wait for. Moves must have been called.
+func (d *CUDADevice) Launch(l *CUDALaunch, tally, fresh []byte) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.open {
+		return backends.ErrClosed
+	}
+	rc := C.sl_cuda_launch(&d.c, C.int(l.Kernel), C.unsigned(l.Blocks), C.unsigned(l.Threads), C.unsigned(l.Shared),
+		bytePtr(l.Args), C.CUdeviceptr(l.Tally), bytePtr(tally), bytePtr(fresh), C.size_t(len(tally)))
+	return cudaResult("run kernel", rc)
 }
 
 // CUDAGraph is a launch that is replayed.

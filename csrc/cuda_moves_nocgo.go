@@ -10,6 +10,11 @@ func (*CUDADevice) Moves() CUDAMoves { return CUDAMoves{} }
 // Urge is never called.
 func (*CUDADevice) Urge() error { return cudaUnavailable(cudaNoCgo, cudaNoCgoFix) }
 
+// Launch is never called.
+func (*CUDADevice) Launch(*CUDALaunch, []byte, []byte) error {
+	return cudaUnavailable(cudaNoCgo, cudaNoCgoFix)
+}
+
 // CUDACopier copies on a device's stream; there is none without cgo.
 type CUDACopier struct{}
 

@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -26,7 +27,7 @@ type Device struct {
 	d       *csrc.CUDADevice
 	card    Card
 	module  Module
-	tally   uint64 // in device memory
+	count   counting
 	moves   csrc.CUDAMoves
 	threads int
 
@@ -52,7 +53,7 @@ func OpenDevice(o DeviceOptions) (*Device, error) {
 	dev := &Device{d: d, card: Card{f.Compute, f.Driver, f.SMs, f.Shared}, moves: d.Moves(), threads: o.Threads,
 		choices: map[class]*Choice{}}
 	if err := dev.load(); err != nil {
-		d.Close()
+		_ = dev.Close()
 		return nil, fmt.Errorf("open device %d, %s: %w", o.Ordinal, f.Name, err)
 	}
 	return dev, nil
@@ -67,8 +68,7 @@ func (d *Device) load() (err error) {
 	}
 	for _, d.module = range fit {
 		if err = d.d.Load(d.module.PTX, d.module.Kernels); err == nil {
-			d.tally, err = d.d.Alloc(tallyBytes)
-			return err
+			return d.count.open(d.d)
 		}
 	}
 	return err
@@ -92,13 +92,7 @@ func (d *Device) Close() error {
 		d.mover.close()
 		d.mover = nil
 	}
-	if err := d.d.Free(d.tally); err != nil {
-		if err == backends.ErrClosed {
-			return nil
-		}
-		return err
-	}
-	return d.d.Close()
+	return errors.Join(d.count.close(d.d), d.d.Close())
 }
 
 // Memory is what the kernels of one Device reach: memory of the card, or pinned memory of
@@ -229,7 +223,11 @@ func (d *Device) Run(m *DeviceMove, b Budget, only string) (Tally, Launch, error
 
 func (d *Device) launch(l *Launch, a *args, t *tally) error {
 	c := d.csrcLaunch(l, a)
-	return d.d.Run(&c, t.bytes())
+	if err := d.d.Launch(&c, d.count.out, d.count.fresh()); err != nil {
+		return err
+	}
+	*t = d.count.took()
+	return nil
 }
 
 func (d *Device) csrcLaunch(l *Launch, a *args) csrc.CUDALaunch {

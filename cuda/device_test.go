@@ -182,6 +182,28 @@ func TestDeviceEqualsTheTwin(t *testing.T) {
 	}
 }
 
+// TestDeviceCountsAfresh: what one Move left out is not counted by the next, nor after one that failed.
+func TestDeviceCountsAfresh(t *testing.T) {
+	d := device(t, "90")
+	bad := onDevice(t, d, &Move{Count: 3, Src: Index{U32: []uint32{0, Skip32, 99}},
+		Parts: []Part{{Entry: 16, Dst: make([]byte, 48), Src: make([]byte, 48)}}}, false)
+	good := onDevice(t, d, &Move{Count: 3, Parts: []Part{{Entry: 16, Dst: make([]byte, 48), Src: make([]byte, 48)}}}, false)
+	for range 3 {
+		if got, _, err := d.Run(bad, Budget{SMs: 1}, VariantRows); err != backends.ErrBounds || got != (Tally{Moved: 1, Skipped: 1, Bad: 1, FirstBad: 2}) {
+			t.Errorf("%+v, %v", got, err)
+		}
+		for range 2 {
+			if got, _, err := d.Run(good, Budget{SMs: 1}, VariantRows); err != nil || got != (Tally{Moved: 3}) {
+				t.Errorf("%+v, %v", got, err)
+			}
+		}
+	}
+	d.count.fresh() // for a launch that fails, after it wrote what it wrote
+	if d.count.fresh() == nil {
+		t.Error("what a failed launch left is taken for clean")
+	}
+}
+
 func TestDeviceRunDoesNotAllocate(t *testing.T) {
 	d := device(t, "90")
 	m := onDevice(t, d, draw(rand.New(rand.NewPCG(1, 1)), []int{656}, 0, 10, 0, 1), false)
@@ -300,5 +322,8 @@ func TestDeviceClose(t *testing.T) {
 	}
 	if _, err := d.Alloc(1); !errors.Is(err, backends.ErrClosed) {
 		t.Errorf("%v", err)
+	}
+	if left := hostmem.InUse()["cuda-tally"]; left != 0 {
+		t.Errorf("%d bytes left", left)
 	}
 }

@@ -7,11 +7,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
-	"github.com/sluicehq/sluice/internal/hostmem"
 )
-
-// preparedBytes is the pinned page in which a replay leaves its tally.
-const preparedBytes = 4096
 
 // Prepared is a Move whose launch the driver has captured as a CUDA graph: replaying it is one call of the
 // driver, without the arguments being read and checked again. The addresses are fixed, what they
@@ -20,13 +16,10 @@ const preparedBytes = 4096
 type Prepared struct {
 	dev    *Device
 	launch Launch
-	count  uint64
+	n      uint64 // entries
 	graph  *csrc.CUDAGraph
 	spans  []preparedSpan
-	tally  uint64 // in device memory
-	page   *hostmem.Buffer
-	out    []byte // where a replay leaves the tally
-	dirty  bool   // the tally in device memory is not clean
+	count  counting
 	closed bool
 }
 
@@ -59,7 +52,7 @@ func (d *Device) Prepare(m *DeviceMove, b Budget, only string) (*Prepared, error
 	if err != nil {
 		return nil, err
 	}
-	p := &Prepared{dev: d, launch: l, count: a.count, dirty: true}
+	p := &Prepared{dev: d, launch: l, n: a.count}
 	if err := p.open(&a); err != nil {
 		p.free()
 		return nil, fmt.Errorf("prepare: %w", err)
@@ -92,19 +85,12 @@ func (d *Device) chooseKernel(m *DeviceMove, a *args, b Budget, only string) (La
 // open captures the launch.
 func (p *Prepared) open(a *args) (err error) {
 	d := p.dev
-	if p.tally, err = d.d.Alloc(tallyBytes); err != nil {
+	if err = p.count.open(d.d); err != nil {
 		return err
 	}
-	if p.page, err = hostmem.Alloc(preparedBytes, hostmem.Options{Purpose: "cuda-prepared", Populate: true}); err != nil {
-		return err
-	}
-	if _, err = d.d.Pin(p.page.Bytes()); err != nil {
-		return err
-	}
-	p.out = p.page.Bytes()[:tallyBytes]
-	a.slots, a.tally = p.launch.Slots, p.tally
+	a.slots, a.tally = p.launch.Slots, p.count.at
 	c := d.csrcLaunch(&p.launch, a)
-	p.graph, err = d.d.Capture(&c, p.out)
+	p.graph, err = d.d.Capture(&c, p.count.out)
 	return err
 }
 
@@ -139,18 +125,11 @@ func (p *Prepared) Run() (Tally, error) {
 			return Tally{}, backends.ErrClosed
 		}
 	}
-	var fresh []byte
-	t := clean
-	if p.dirty {
-		fresh = t.bytes()
-	}
-	p.dirty = true
-	if err := p.graph.Replay(fresh); err != nil {
+	if err := p.graph.Replay(p.count.fresh()); err != nil {
 		return Tally{}, err
 	}
-	copy(t.bytes(), p.out)
-	p.dirty = t != clean
-	return t.sum(p.count)
+	t := p.count.took()
+	return t.sum(p.n)
 }
 
 // Close frees the graph. It is idempotent.
@@ -166,20 +145,8 @@ func (p *Prepared) Close() error {
 // free undoes open, or what there is of it. The caller holds dev.mu.
 func (p *Prepared) free() error {
 	p.closed = true
-	var err error
 	if p.graph != nil {
 		p.graph.Close()
 	}
-	if p.out != nil {
-		err = p.dev.d.Unpin(p.page.Bytes())
-	}
-	if p.page != nil {
-		_ = p.page.Close()
-	}
-	if p.tally != 0 {
-		if freed := p.dev.d.Free(p.tally); err == nil {
-			err = freed
-		}
-	}
-	return err
+	return p.count.close(p.dev.d)
 }

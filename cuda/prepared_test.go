@@ -103,8 +103,8 @@ func TestPreparedCountsAfresh(t *testing.T) {
 }
 
 func TestPrepareRefuses(t *testing.T) {
-	before := hostmem.InUse()["cuda-prepared"]
 	d := device(t, "90")
+	before := hostmem.InUse()["cuda-tally"]
 	dm := onDevice(t, d, draw(rand.New(rand.NewPCG(1, 8)), []int{656}, 0, 9, 0, 1), false)
 	for _, c := range []struct {
 		b       Budget
@@ -138,7 +138,7 @@ func TestPrepareRefuses(t *testing.T) {
 	if _, err := p.Run(); err != backends.ErrClosed {
 		t.Errorf("closed: %v", err)
 	}
-	if left := hostmem.InUse()["cuda-prepared"] - before; left != 0 {
+	if left := hostmem.InUse()["cuda-tally"] - before; left != 0 {
 		t.Errorf("%d bytes left", left)
 	}
 	if _, err := d.Prepare(dm, Budget{SMs: 1}, ""); !errors.Is(err, backends.ErrClosed) {

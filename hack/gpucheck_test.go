@@ -69,7 +69,7 @@ func TestGPUCheck(t *testing.T) {
 	script(t, 0, nil, "./gpu-check", "build", dir)
 
 	env := []string{"SLUICE_LIBCUDA=" + library, "GPU_CHECK_ARGS=--rounds 1 --seconds 0.01 --spread 4MiB --batch 300 --neighbour 1",
-		"GPU_CHECK_LIMIT=900", "STANDIN_DRIVER=12080"}
+		"GPU_CHECK_LIMIT=4600", "STANDIN_DRIVER=12080"}
 	script(t, 0, env, filepath.Join(dir, "gpu-check"), "run", out)
 	r := read(t, out)
 	steps := map[string]string{}
