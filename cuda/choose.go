@@ -42,8 +42,10 @@ func (d *Device) Explain(m *DeviceMove, b Budget, only string) (Choice, error) {
 		return Choice{}, err
 	}
 	if only != "" {
-		_, err := d.plan(only, m, &a, b)
-		return Choice{only, "asked for", []Candidate{{Variant: only}}}, err
+		if _, err := d.plan(only, m, &a, b); err != nil {
+			return Choice{}, err
+		}
+		return Choice{Variant: only, Why: "asked for", Candidates: []Candidate{{Variant: only}}}, nil
 	}
 	c, err := d.choice(m, &a, b)
 	if err != nil {
@@ -100,10 +102,10 @@ func (d *Device) choice(m *DeviceMove, a *args, b Budget) (*Choice, error) {
 		return c, nil
 	}
 	c, err := d.decide(m, a, b, run)
-	if err != nil || a.count == 0 {
-		return c, err
+	if err != nil {
+		return nil, err
 	}
-	if len(d.choices) < choicesMax {
+	if !c.passing && len(d.choices) < choicesMax {
 		d.choices[k] = c
 	}
 	return c, nil
@@ -206,7 +208,7 @@ func (d *Device) compete(c *Choice, m *DeviceMove, a *args, b Budget) error {
 		}
 	}
 	if bytes == 0 {
-		c.Why = "none of the entries moves, so nothing is measured"
+		c.Why, c.passing = "none of the entries moves, so nothing is measured", true
 		return nil
 	}
 	for i, p := range who {

@@ -61,6 +61,8 @@ type Choice struct {
 	Variant    string      `json:"variant"`
 	Why        string      `json:"why"`
 	Candidates []Candidate `json:"candidates"` // all variants
+
+	passing bool // there was nothing to measure by: the next Move of this kind may have
 }
 
 // String is the choice and the reasons on one line.

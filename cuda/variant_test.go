@@ -344,6 +344,9 @@ func TestChoiceOfMovesThatSkip(t *testing.T) {
 		!onCard() && !strings.Contains(l.Why, "nothing is measured") {
 		t.Errorf("%+v, %+v, %v", got, l, err)
 	}
+	if len(d.choices) != 0 && !lacks(d, VariantBulk) {
+		t.Error("a choice without a measurement is kept")
+	}
 	m.Count = 0
 	if got, l, err := d.Run(onDevice(t, d, m, false), Budget{SMs: 1}, ""); err != nil || got != (Tally{}) || l.Variant == "" {
 		t.Errorf("%+v, %+v, %v", got, l, err)
