@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build cgo
-
 // Package hack has tests of the scripts beside it.
 package hack
 
@@ -15,6 +13,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/cuda"
 )
 
 func have(t *testing.T, name, fix string) {
@@ -60,6 +59,9 @@ func read(t *testing.T, out string) (r report) {
 // TestGPUCheck goes the whole way of the script, with a software stand-in of the driver: built here,
 // run in a folder without source, where tools of NVIDIA's may be missing and nothing else is.
 func TestGPUCheck(t *testing.T) {
+	if !cuda.Native {
+		backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: "cuda", Reason: "built without cgo", Fix: "CGO_ENABLED=1"})
+	}
 	have(t, "gcc", "apt-get install gcc libc6-dev")
 	have(t, "timeout", "apt-get install coreutils")
 	dir, out := filepath.Join(t.TempDir(), "built"), filepath.Join(t.TempDir(), "out")
