@@ -4,202 +4,182 @@ package bench
 
 import (
 	"context"
-	"encoding/binary"
+	"errors"
 	"fmt"
-	"time"
+	"strings"
 
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/cuda"
-	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
-// CUDAName is what results call the gather kernel on a card.
-const CUDAName = "cuda"
+// What results call a Move by a card, and by what stands in for one in tests, whose figures
+// say nothing of a card.
+const (
+	CUDAName    = "cuda"
+	StandInName = "stand-in"
+)
 
-// fewEntries is the short Move that parts the fixed cost of a launch from the slope: what a
-// layer of a decode step misses.
-const fewEntries = 200
+// Card is what GatherOnDevice measures on.
+type Card struct {
+	Device *cuda.Device
+	Budget cuda.Budget
+	// Neighbour, unless nil, is measured alone and beside the Moves.
+	Neighbour *cuda.Neighbour
+}
 
-// GatherOnDevice measures the gather kernel between pinned memory of the host and memory of a
-// card, beside one large copy of as many bytes by the copy engine and, where Plan takes bulk
-// copies, the kernel through registers. Shape.Threads must be 1: Moves of a Device go one
-// after the other. Extra has the fixed cost and the slope that 200 entries and a whole
-// batch make.
-func GatherOnDevice(ctx context.Context, d *cuda.Device, b cuda.Budget, s Shape, o Options) (Result, error) {
+// The short Moves that are measured alone: what a layer of a decode step takes, cold and warm.
+var aloneBatches = []int{2048, 200}
+
+// GatherOnDevice measures Moves of a shape between pinned memory of the host and memory of a
+// card, all in alternation in one run: by the variant that the Device chooses, beside one large copy of as
+// many bytes by the copy engine in either direction, and every variant that serves. Shape.Threads
+// must be 1: Moves of a Device go one after the other. Extra has the fixed cost and the slope of a
+// line through several sizes, and what the Moves cost a neighbour. Further results are 2,048 and 200
+// entries alone, from call to completion, also as a replayed graph.
+func GatherOnDevice(ctx context.Context, card Card, s Shape, o Options) ([]Result, error) {
 	if err := s.Check(); err != nil {
-		return Result{}, err
+		return nil, err
 	}
 	if !s.Pages || s.Threads != 1 {
-		return Result{}, fmt.Errorf("gather on a device by one thread, entries that lie apart: %w", ErrShape)
+		return nil, fmt.Errorf("gather on a device by one thread, entries that lie apart: %w", ErrShape)
 	}
 	o = o.withDefaults()
-	o.lists = s.lists()
-	g := &deviceGathering{dev: d, budget: b, shape: s, plan: s.plans()[0]}
+	o.lists = 2 // the pool is mapped when it is pinned
+	o.Time /= 4
+	g, err := openDevicePool(card, s)
+	if err != nil {
+		return nil, err
+	}
 	defer g.close()
-	ways, err := g.ways()
+	list, err := g.all(ctx, o)
 	if err != nil {
-		return Result{}, err
+		return nil, fmt.Errorf("gather %d x %d bytes on %s: %w", s.Batch, s.Size, card.Device.Name(), err)
 	}
-	if err := race(ctx, ways, NewContest(nil), o, s.BatchBytes()); err != nil {
-		return Result{}, fmt.Errorf("gather %d x %d bytes on %s: %w", s.Batch, s.Size, d.Name(), err)
-	}
-	return g.sum(ways)
+	return list, nil
 }
 
-// deviceGathering holds what one run opened.
-type deviceGathering struct {
-	dev            *cuda.Device
-	budget         cuda.Budget
-	shape          Shape
-	plan           plan
-	pool           *hostmem.Buffer
-	pinned, onCard *cuda.Memory
-	lists          *cuda.Memory // all of them, one behind the other
-	launch         cuda.Launch
-}
-
-func (g *deviceGathering) close() {
-	for _, m := range []*cuda.Memory{g.pinned, g.onCard, g.lists} {
-		if m != nil {
-			m.Close()
-		}
-	}
-	if g.pool != nil {
-		g.pool.Close()
-	}
-}
-
-// open allocates the pool and what the card needs.
-func (g *deviceGathering) open() (err error) {
-	s := &g.shape
-	g.pool, err = hostmem.Alloc(s.ScatteredBytes(), hostmem.Options{Purpose: "bench-pool", Populate: true})
+// all measures the batch, then what goes beside it, then the short Moves.
+func (g *devicePool) all(ctx context.Context, o Options) ([]Result, error) {
+	first, err := g.whole(ctx, o)
 	if err != nil {
-		return fmt.Errorf("allocate the pool: %w", err)
-	}
-	if g.pinned, err = g.dev.Pin(g.pool.Bytes()); err != nil {
-		return err
-	}
-	if g.onCard, err = g.dev.Alloc(s.CompactBytes()); err != nil {
-		return err
-	}
-	var all []byte
-	for _, places := range g.plan.places {
-		for _, place := range places {
-			all = binary.LittleEndian.AppendUint32(all, place)
-		}
-	}
-	if g.lists, err = g.dev.Alloc(uint64(len(all))); err != nil {
-		return err
-	}
-	return g.lists.WriteAt(all, 0)
-}
-
-// move is the Move of one list of places, or of its first entries.
-func (g *deviceGathering) move(list, count int) *cuda.DeviceMove {
-	s := &g.shape
-	pool := cuda.Span{Memory: g.pinned, N: s.ScatteredBytes()}
-	compact := cuda.Span{Memory: g.onCard, N: s.CompactBytes()}
-	index := cuda.DeviceIndex{List: cuda.Span{Memory: g.lists, Off: uint64(list*s.Batch) * 4, N: uint64(count) * 4}}
-	if s.Op == backends.Write {
-		return &cuda.DeviceMove{Count: count, Dst: index, Parts: []cuda.DevicePart{{Dst: pool, Src: compact, Entry: s.Size}}}
-	}
-	return &cuda.DeviceMove{Count: count, Src: index, Parts: []cuda.DevicePart{{Dst: compact, Src: pool, Entry: s.Size}}}
-}
-
-// ways makes the kernel and then what stands beside it.
-func (g *deviceGathering) ways() ([]*way, error) {
-	if err := g.open(); err != nil {
 		return nil, err
 	}
-	kernels := []struct{ name, prefer string }{{CUDAName, ""}}
-	var err error
-	if _, g.launch, err = g.dev.Run(g.move(0, g.shape.Batch), g.budget, ""); err != nil {
+	if err := g.fit(ctx, &first); err != nil {
 		return nil, err
 	}
-	if g.launch.Kernel == cuda.KernelBulk {
-		kernels = append(kernels, struct{ name, prefer string }{cuda.KernelRows, cuda.KernelRows})
+	if err := g.disturb(ctx, &first, o); err != nil {
+		return nil, err
 	}
-	var list []*way
-	for _, k := range kernels {
-		w, err := newWay(k.name, &g.shape, func(int) (copier, error) { return g.launched(k.prefer), nil })
+	list := []Result{first}
+	for _, batch := range aloneBatches {
+		if batch >= g.shape.Batch {
+			continue
+		}
+		r, err := g.alone(ctx, batch, o)
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, w)
+		list = append(list, r)
 	}
-	engine, err := newWay("copy-engine", &g.shape, func(int) (copier, error) { return &copyEngine{g}, nil })
-	return append(list[:1], append([]*way{engine}, list[1:]...)...), err
+	return list, nil
 }
 
-// launched is the kernel: a Move for each list of places, in turn.
-type launched struct {
-	g      *deviceGathering
-	prefer string
-	moves  []*cuda.DeviceMove
-}
-
-func (g *deviceGathering) launched(prefer string) *launched {
-	c := &launched{g: g, prefer: prefer}
-	for i := range g.plan.places {
-		c.moves = append(c.moves, g.move(i, g.shape.Batch))
+// name is who the results are of.
+func (g *devicePool) name() string {
+	if strings.Contains(g.dev.Name(), StandInName) {
+		return StandInName
 	}
-	return c
+	return CUDAName
 }
 
-func (c *launched) do(i int) error {
-	_, _, err := c.g.dev.Run(c.moves[i%len(c.moves)], c.g.budget, c.prefer)
-	return err
-}
-
-// copyEngine copies as many bytes at once.
-type copyEngine struct{ g *deviceGathering }
-
-func (c *copyEngine) do(i int) error {
-	n := c.g.shape.BatchBytes()
-	places := uint64(len(c.g.pool.Bytes())) / n
-	from := c.g.pool.Bytes()[uint64(i)%places*n:][:n]
-	if c.g.shape.Op == backends.Write {
-		return c.g.onCard.ReadAt(from, 0)
+// whole measures the shape itself.
+func (g *devicePool) whole(ctx context.Context, o Options) (Result, error) {
+	s := &g.shape
+	back := "copy-engine-d2h"
+	if s.Op == backends.Write {
+		back = "copy-engine-h2d"
 	}
-	return c.g.onCard.WriteAt(from, 0)
+	ways := []*way{g.way(g.name(), s, g.moves("", s.Batch)), g.way("copy-engine", s, &copyEngine{g, s.BatchBytes(), s.Op == backends.Write}),
+		g.way(back, s, &copyEngine{g, s.BatchBytes(), s.Op != backends.Write})}
+	more, notes, err := g.variants(s)
+	if err != nil {
+		return Result{}, err
+	}
+	ways = append(ways, more...)
+	if err := race(ctx, ways, NewContest(nil), o, s.BatchBytes()); err != nil {
+		return Result{}, err
+	}
+	return g.sum(s, ways, notes)
 }
 
-func (g *deviceGathering) sum(ways []*way) (Result, error) {
-	s, own := &g.shape, ways[0]
-	res := s.result(CUDAName, own)
-	res.Memory, res.Route = CUDAName, g.launch.Kernel
+// alone measures the first entries of each list.
+func (g *devicePool) alone(ctx context.Context, batch int, o Options) (Result, error) {
+	s := g.shape
+	s.Batch = batch
+	ways := []*way{g.way(g.name(), &s, g.moves("", batch)), g.way("copy-engine", &s, &copyEngine{g, s.BatchBytes(), s.Op == backends.Write})}
+	replays, err := g.replays(batch)
+	if err != nil && !errors.Is(err, backends.ErrNotSupported) && !errors.Is(err, cuda.ErrBudget) {
+		return Result{}, err
+	}
+	defer replays.close()
+	if err == nil {
+		ways = append(ways, g.way("replay", &s, replays))
+	}
+	more, notes, err := g.variants(&s)
+	if err != nil {
+		return Result{}, err
+	}
+	ways = append(ways, more...)
+	if err := race(ctx, ways, NewContest(nil), o, s.BatchBytes()); err != nil {
+		return Result{}, err
+	}
+	r, err := g.sum(&s, ways, notes)
+	for _, w := range ways[2:] {
+		if w.name == "replay" {
+			r.Extra = map[string]float64{"replay-p99-us": Micros(w.lats.Percentile(99))}
+		}
+	}
+	return r, err
+}
+
+// variants are the ways of those that serve; the notes say why the others do not.
+func (g *devicePool) variants(s *Shape) (list []*way, notes []string, err error) {
+	for _, v := range cuda.Variants() {
+		_, err := g.dev.Explain(g.move(0, s.Batch, v), g.budget, v)
+		var no *cuda.VariantError
+		switch {
+		case errors.As(err, &no):
+			notes = append(notes, no.Error())
+		case err != nil:
+			return nil, nil, err
+		default:
+			list = append(list, g.way(v, s, g.moves(v, s.Batch)))
+		}
+	}
+	return list, notes, nil
+}
+
+func (g *devicePool) way(name string, s *Shape, c copier) *way {
+	w, _ := newWay(name, s, func(int) (copier, error) { return c, nil }) // which fails if that does
+	return w
+}
+
+func (g *devicePool) sum(s *Shape, ways []*way, notes []string) (Result, error) {
+	c, err := g.dev.Explain(g.move(0, s.Batch, ""), g.budget, "")
+	if err != nil {
+		return Result{}, err
+	}
+	res := s.result(g.name(), ways[0])
+	res.Memory, res.Route = CUDAName, c.Variant
+	res.Spread = g.shape.ScatteredBytes()
 	var list []Baseline
 	for _, w := range ways[1:] {
 		list = append(list, w.baseline())
 	}
 	res.SetBaselines(list)
-	res.Notes = []string{fmt.Sprintf("%s on %s: %d blocks of %d threads, %d bytes under way at most: %s",
-		g.launch.Kernel, g.dev.Name(), g.launch.Blocks, g.launch.Threads, g.launch.InFlight, g.launch.Why)}
-	if s.Batch < 2*fewEntries {
-		return res, nil
-	}
-	few, err := g.few()
-	if err != nil {
-		return Result{}, err
-	}
-	res.Extra = map[string]float64{"us-for-200": few}
-	if each := (res.P50us - few) / float64(s.Batch-fewEntries); each > 0 {
-		res.Extra["t0-us"] = few - fewEntries*each
-		res.Extra["slope-GB/s"] = float64(s.Size) / each / 1e3
+	res.Notes = append([]string{"on " + g.dev.Name() + ", " + c.String()}, notes...)
+	if g.name() == StandInName {
+		res.Notes = append(res.Notes, "these are figures of a software stand-in of the driver, not of a card")
 	}
 	return res, nil
-}
-
-// few is the median time of a short Move, in microseconds.
-func (g *deviceGathering) few() (float64, error) {
-	lats := NewSamples(fewEntries)
-	for i := range fewEntries {
-		m := g.move(i%len(g.plan.places), fewEntries)
-		begin := time.Now()
-		if _, _, err := g.dev.Run(m, g.budget, ""); err != nil {
-			return 0, err
-		}
-		lats.Add(time.Since(begin))
-	}
-	return Micros(lats.Percentile(50)), nil
 }

@@ -23,10 +23,12 @@ type Shape struct {
 	Threads int
 }
 
-// The bounds of a shape.
+// BatchMax bounds the pieces of an operation: 64 MiB of 256 bytes each.
+const BatchMax = 1 << 18
+
+// The other bounds of a shape.
 const (
 	sizeMax    = 1 << 30 // 1 GiB
-	batchMax   = 1 << 16
 	threadsMax = 64
 	bytesMax   = 4 << 30 // of all threads' batches: both ends, twice over, must fit in memory
 )
@@ -41,8 +43,8 @@ func (s *Shape) Check() error {
 		return fmt.Errorf("operation %v, want read or write: %w", s.Op, ErrShape)
 	case s.Size < 1 || s.Size > sizeMax:
 		return fmt.Errorf("size %d, want 1 to %d: %w", s.Size, sizeMax, ErrShape)
-	case s.Batch < 1 || s.Batch > batchMax:
-		return fmt.Errorf("batch %d, want 1 to %d: %w", s.Batch, batchMax, ErrShape)
+	case s.Batch < 1 || s.Batch > BatchMax:
+		return fmt.Errorf("batch %d, want 1 to %d: %w", s.Batch, BatchMax, ErrShape)
 	case s.Threads < 1 || s.Threads > threadsMax:
 		return fmt.Errorf("%d threads, want 1 to %d: %w", s.Threads, threadsMax, ErrShape)
 	case s.Hot && s.Pages:

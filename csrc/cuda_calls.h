@@ -65,4 +65,40 @@ enum {
 	X(cuLaunchKernel, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, \
 			   void **, void **))
 
+/* For graphs and copies in batches (cuda_moves.h). A driver may lack any of them: then it is NULL. */
+#ifndef CUDA_VERSION
+typedef struct CUevent_st *CUevent;
+typedef struct CUgraph_st *CUgraph;
+typedef struct CUgraphExec_st *CUgraphExec;
+typedef int CUstreamCaptureMode;
+typedef struct {
+	int srcAccessOrder;
+	struct {
+		int type, id;
+	} srcLocHint, dstLocHint; /* heeded for managed memory alone */
+	unsigned flags;
+} CUmemcpyAttributes;
+
+enum {
+	CU_EVENT_DISABLE_TIMING = 2,
+	CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
+	CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1,
+};
+#endif
+
+#define SL_CUDA_MOVE_CALLS(X) \
+	X(cuEventCreate, (CUevent *, unsigned)) \
+	X(cuEventRecord, (CUevent, CUstream)) \
+	X(cuEventSynchronize, (CUevent)) \
+	X(cuEventDestroy_v2, (CUevent)) \
+	X(cuMemcpyAsync, (CUdeviceptr, CUdeviceptr, size_t, CUstream)) \
+	X(cuMemcpyBatchAsync, (CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUmemcpyAttributes *, size_t *, size_t, \
+			       size_t *, CUstream)) \
+	X(cuStreamBeginCapture_v2, (CUstream, CUstreamCaptureMode)) \
+	X(cuStreamEndCapture, (CUstream, CUgraph *)) \
+	X(cuGraphInstantiateWithFlags, (CUgraphExec *, CUgraph, unsigned long long)) \
+	X(cuGraphLaunch, (CUgraphExec, CUstream)) \
+	X(cuGraphExecDestroy, (CUgraphExec)) \
+	X(cuGraphDestroy, (CUgraph))
+
 #endif

@@ -11,3 +11,6 @@ func (a *args) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(a)), 
 
 // bytes are what a kernel adds to.
 func (t *tally) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(t)), unsafe.Sizeof(*t)) }
+
+// bytes are what the kernel takes by value.
+func (s *step) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(s)), unsafe.Sizeof(*s)) }

@@ -3,8 +3,8 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"sync"
 
@@ -16,23 +16,32 @@ import (
 type DeviceOptions struct {
 	Library string // a path of libcuda; "" is the system's libcuda.so.1
 	Ordinal int    // of the card, as CUDA counts
+	// Threads of the CPU gather where a budget has no multiprocessor; 0: half the processors, at most 4.
+	Threads int
 }
 
 // Device is a card with the gather kernels loaded. It has run against a software stand-in of
 // the driver alone, not yet on a card. All methods may be called by any goroutine; Moves go
 // one after the other.
 type Device struct {
-	d      *csrc.CUDADevice
-	card   Card
-	module Module
-	tally  uint64 // in device memory
+	d       *csrc.CUDADevice
+	card    Card
+	module  Module
+	count   counting
+	moves   csrc.CUDAMoves
+	threads int
 
-	mu sync.Mutex // held by a Move, and by who takes memory away from it
+	mu      sync.Mutex // held by a Move, and by who takes memory away from it; guards what follows
+	choices map[class]*Choice
+	mover   *mover // nil: not needed yet
 }
 
 // OpenDevice opens libcuda, a card, and the most capable module that its driver takes. Where
 // something is missing or too old, the error is a *backends.UnavailableError.
 func OpenDevice(o DeviceOptions) (*Device, error) {
+	if o.Threads < 0 || o.Threads > threadsMax {
+		return nil, fmt.Errorf("%d threads, want 0 to %d: %w", o.Threads, threadsMax, backends.ErrBounds)
+	}
 	if err := csrc.LoadCUDA(o.Library); err != nil {
 		return nil, err
 	}
@@ -41,9 +50,10 @@ func OpenDevice(o DeviceOptions) (*Device, error) {
 		return nil, err
 	}
 	f := d.Facts()
-	dev := &Device{d: d, card: Card{f.Compute, f.Driver, f.SMs, f.Shared}}
+	dev := &Device{d: d, card: Card{f.Compute, f.Driver, f.SMs, f.Shared}, moves: d.Moves(), threads: o.Threads,
+		choices: map[class]*Choice{}}
 	if err := dev.load(); err != nil {
-		d.Close()
+		_ = dev.Close()
 		return nil, fmt.Errorf("open device %d, %s: %w", o.Ordinal, f.Name, err)
 	}
 	return dev, nil
@@ -58,8 +68,7 @@ func (d *Device) load() (err error) {
 	}
 	for _, d.module = range fit {
 		if err = d.d.Load(d.module.PTX, d.module.Kernels); err == nil {
-			d.tally, err = d.d.Alloc(tallyBytes)
-			return err
+			return d.count.open(d.d)
 		}
 	}
 	return err
@@ -79,13 +88,11 @@ func (d *Device) Name() string {
 func (d *Device) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.d.Free(d.tally); err != nil {
-		if err == backends.ErrClosed {
-			return nil
-		}
-		return err
+	if d.mover != nil {
+		d.mover.close()
+		d.mover = nil
 	}
-	return d.d.Close()
+	return errors.Join(d.count.close(d.d), d.d.Close())
 }
 
 // Memory is what the kernels of one Device reach: memory of the card, or pinned memory of
@@ -191,22 +198,23 @@ type DeviceIndex struct {
 	Wide bool // 64 bits an index, not 32
 }
 
-// Run moves entries by a kernel within the budget, and waits for the end. It leaves out and
-// counts as the twin's Run does, and says how it was launched. prefer is Plan's.
-func (d *Device) Run(m *DeviceMove, b Budget, prefer string) (Tally, Launch, error) {
+// Run moves entries within the budget, and waits for the end. It leaves out and counts as the
+// twin's Run does, and says how it was performed. only names a variant: that one or a
+// *VariantError, and never another; "" takes the one that was fastest when the first Move of this kind (entries,
+// their number and runs, memories, budget) was performed by each that serves.
+func (d *Device) Run(m *DeviceMove, b Budget, only string) (Tally, Launch, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var a args
 	if err := m.fill(&a, d); err != nil {
 		return Tally{}, Launch{}, err
 	}
-	l, err := a.plan(&d.module, &d.card, b, prefer)
+	l, err := d.choose(m, &a, b, only)
 	if err != nil {
 		return Tally{}, Launch{}, err
 	}
-	a.slots, a.tally = l.Slots, d.tally
-	t := tally{firstBad: math.MaxUint64}
-	if err := d.launch(&l, &a, &t); err != nil {
+	t := clean
+	if err := d.perform(&l, m, &a, &t); err != nil {
 		return Tally{}, l, err
 	}
 	sum, err := t.sum(a.count)
@@ -214,8 +222,17 @@ func (d *Device) Run(m *DeviceMove, b Budget, prefer string) (Tally, Launch, err
 }
 
 func (d *Device) launch(l *Launch, a *args, t *tally) error {
-	return d.d.Run(&csrc.CUDALaunch{Kernel: slices.Index(d.module.Kernels, l.Kernel), Blocks: l.Blocks, Threads: l.Threads,
-		Shared: l.Shared, Args: a.bytes(), Tally: a.tally}, t.bytes())
+	c := d.csrcLaunch(l, a)
+	if err := d.d.Launch(&c, d.count.out, d.count.fresh()); err != nil {
+		return err
+	}
+	*t = d.count.took()
+	return nil
+}
+
+func (d *Device) csrcLaunch(l *Launch, a *args) csrc.CUDALaunch {
+	return csrc.CUDALaunch{Kernel: slices.Index(d.module.Kernels, l.Kernel), Blocks: l.Blocks, Threads: l.Threads,
+		Shared: l.Shared, Args: a.bytes(), Tally: a.tally}
 }
 
 func (m *DeviceMove) fill(a *args, d *Device) error {

@@ -48,6 +48,7 @@ struct sl_tally {
 /* The most threads of a block: what leaves each enough registers, and each a ring. */
 #define SL_ROWS_THREADS 768
 #define SL_BULK_THREADS 64
+#define SL_STEP_THREADS 256 /* of decode.cu */
 
 /*
  * The ring of a thread that copies in bulk: slots of a header (a barrier, and where the

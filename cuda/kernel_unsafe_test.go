@@ -50,7 +50,8 @@ func TestKernelsOnTheCPU(t *testing.T) {
 		planted       map[string]string // a test that cannot fail proves nothing
 	}{
 		{"gcc", "apt-get install gcc libc6-dev", sanitizers,
-			map[string]string{"index": "heap-buffer-overflow", "alignment": "misaligned address"}},
+			map[string]string{"index": "heap-buffer-overflow", "index dst": "heap-buffer-overflow", "list": "heap-buffer-overflow",
+				"alignment": "misaligned address", "bulk index": "heap-buffer-overflow", "bulk index dst": "heap-buffer-overflow"}},
 		{"clang-19", "apt-get install clang-19", []string{"-O3"}, nil},
 	} {
 		t.Run(c.compiler, func(t *testing.T) {
@@ -62,8 +63,12 @@ func TestKernelsOnTheCPU(t *testing.T) {
 			}
 			for planted, want := range c.planted {
 				out, err := exec.Command(exe, planted).CombinedOutput()
-				if err == nil || !strings.Contains(string(out), want) || !strings.Contains(string(out), "gather.h:") {
-					t.Errorf("%s: %v, want %q in gather.h:\n%s", planted, err, want, out)
+				where := "gather.h:"
+				if strings.HasPrefix(planted, "bulk") {
+					where = "ring_host.h:"
+				}
+				if err == nil || !strings.Contains(string(out), want) || !strings.Contains(string(out), where) {
+					t.Errorf("%s: %v, want %q in %s\n%s", planted, err, want, where, out)
 				}
 			}
 		})
@@ -93,8 +98,8 @@ const clangOfModules = "19.1.7"
 // TestModulesAreOfThisSource makes the modules again.
 func TestModulesAreOfThisSource(t *testing.T) {
 	commands := generators(t)
-	if len(commands) != len(Modules()) {
-		t.Fatalf("%d commands for %d modules", len(commands), len(Modules()))
+	if len(commands) != len(Modules())+1 {
+		t.Fatalf("%d commands for %d modules and that of the neighbour", len(commands), len(Modules()))
 	}
 	for _, command := range commands {
 		clang := tool(t, command[0], "apt-get install clang-19")
@@ -167,7 +172,7 @@ func TestModulesSayWhatTheyNeed(t *testing.T) {
 // TestModulesAssemble has NVIDIA's assembler look at what clang does not: inline assembly.
 func TestModulesAssemble(t *testing.T) {
 	ptxas := tool(t, "ptxas", "pip download nvidia-cuda-nvcc-cu12, or install a CUDA toolkit from 12.0 on")
-	for _, m := range Modules() {
+	for _, m := range append(Modules(), decode) {
 		file := filepath.Join(t.TempDir(), "module.ptx")
 		if err := os.WriteFile(file, []byte(m.PTX), 0o600); err != nil {
 			t.Fatal(err)
@@ -176,7 +181,7 @@ func TestModulesAssemble(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v\n%s", m.Name, err, out)
 		}
-		_, rows, _ := strings.Cut(string(out), "Function properties for "+KernelRows)
+		_, rows, _ := strings.Cut(string(out), "Function properties for "+m.Kernels[0])
 		if !strings.Contains(rows, " 0 bytes spill stores, 0 bytes spill loads") {
 			t.Errorf("%s: registers are spilled:\n%s", m.Name, out)
 		}

@@ -13,12 +13,21 @@ import (
 //
 //go:generate clang-19 -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib --cuda-feature=+ptx78 -O3 -std=c++17 -S gather.cu -o gather_sm80.ptx
 //go:generate clang-19 -x cuda --cuda-device-only --cuda-gpu-arch=sm_90 -nocudainc -nocudalib --cuda-feature=+ptx80 -O3 -std=c++17 -S gather.cu -o gather_sm90.ptx
+//go:generate clang-19 -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib --cuda-feature=+ptx78 -O3 -std=c++17 -S decode.cu -o decode_sm80.ptx
 
 //go:embed gather_sm80.ptx
 var sm80 string
 
 //go:embed gather_sm90.ptx
 var sm90 string
+
+//go:embed decode_sm80.ptx
+var decode80 string
+
+// decode is the module of Neighbour.
+var decode = Module{"decode_sm80", decode80, 80, 11080, []string{kernelStep}}
+
+const kernelStep = "sl_decode_step"
 
 // The kernels by name. Each takes one struct sl_move (gather.h) by value.
 const (

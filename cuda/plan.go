@@ -10,8 +10,8 @@ import (
 	"github.com/sluicehq/sluice/backends"
 )
 
-// ErrBudget is what a budget is answered with that no kernel can work within.
-var ErrBudget = errors.New("no budget for a kernel")
+// ErrBudget is what is answered where a budget does not allow what is asked for.
+var ErrBudget = errors.New("beyond the budget")
 
 // Card is what a plan must know of a card.
 type Card struct {
@@ -23,20 +23,22 @@ type Card struct {
 
 // Budget is what a Move may take of a card, by one of its fields: how many multiprocessors,
 // or how many bytes may be under way. A bus that answers in 1.3 microseconds needs 57 KiB
-// under way for 45 GB/s. The kernel spreads over as few multiprocessors as that takes.
+// under way for 45 GB/s. The kernel spreads over as few multiprocessors as that takes. The zero
+// value leaves all of them to others: copy engine and CPU do the work.
 type Budget struct {
 	SMs      int
 	InFlight uint64
 }
 
-// Launch is how a Move is launched.
+// Launch is how a Move is performed. Module to Slots are those of kernels alone.
 type Launch struct {
+	Variant         string
 	Module, Kernel  string
 	Blocks, Threads uint32
 	Shared          uint32 // bytes of dynamic shared memory
 	Slots           uint32 // of the ring of each thread
-	InFlight        uint64 // bytes under way at most
-	Why             string // this kernel and not the other
+	InFlight        uint64 // bytes under way at most; 0: as many as the copy engine likes
+	Why             string // this variant and not another
 }
 
 // The shapes of the kernels, as in gather.h.
@@ -51,13 +53,13 @@ const (
 	laneBytes   = 64 // that a lane has under way
 )
 
-// Plan chooses a kernel for a Move and its shape within a budget. Bulk copies are taken where
-// card and driver have them, all is a multiple of 16 and a ring of at least two entries a
-// thread fits in shared memory; registers otherwise. Which of the two is faster on a card has
-// not been measured: prefer KernelRows has the one, anything else leaves it to Plan. A budget
-// of nothing is ErrBudget: the copy engine and Twin need no multiprocessor. A card or driver
-// that is too old is a *backends.UnavailableError.
-func Plan(m *Move, c Card, b Budget, prefer string) (Launch, error) {
+// Plan chooses a variant for a Move between the host and a card, and its shape within a budget,
+// from what is known beforehand; a Device measures. Bulk copies are taken where card and
+// driver have them, all is a multiple of 16 and a ring of at least two entries a thread fits in
+// shared memory; registers otherwise; the CPU and the copy engine where the budget is nothing. only
+// names a variant: that one or a *VariantError. A card or driver that is too old is a
+// *backends.UnavailableError, a layout that kernels do not take a *LayoutError.
+func Plan(m *Move, c Card, b Budget, only string) (Launch, error) {
 	var a args
 	if err := m.fill(&a); err != nil {
 		return Launch{}, err
@@ -66,36 +68,75 @@ func Plan(m *Move, c Card, b Budget, prefer string) (Launch, error) {
 	if len(fit) == 0 {
 		return Launch{}, c.tooOld()
 	}
-	return a.plan(&fit[0], &c, b, prefer)
+	variant, why := only, "asked for"
+	switch {
+	case only != "":
+	case b == (Budget{}):
+		variant, why = VariantStaged, "the budget has no multiprocessor: the CPU gathers, the copy engine moves"
+	default:
+		variant, why = VariantBulk, "bulk copies: one operation an entry"
+		var no *VariantError
+		if _, err := a.plan(&fit[0], &c, b, variant); errors.As(err, &no) && no.Err != ErrBudget {
+			variant, why = VariantRows, no.Reason
+		}
+	}
+	l, err := a.plan(&fit[0], &c, b, variant)
+	if err != nil {
+		return Launch{}, err
+	}
+	l.Why = why
+	return l, nil
 }
 
-func (a *args) plan(mod *Module, c *Card, b Budget, prefer string) (Launch, error) {
+// plan is the launch of a variant, or a *VariantError; for a kernel it may be a *LayoutError.
+func (a *args) plan(mod *Module, c *Card, b Budget, variant string) (Launch, error) {
+	if kernelOf(variant) == "" {
+		return Launch{Variant: variant}, knownVariant(variant)
+	}
+	if err := b.check(variant); err != nil {
+		return Launch{}, err
+	}
 	if err := a.aligned(); err != nil {
 		return Launch{}, err
 	}
-	switch {
-	case b.SMs < 0 || b.SMs == 0 && b.InFlight == 0:
-		return Launch{}, fmt.Errorf("%w: %d multiprocessors, %d bytes under way: gather by Twin and copy once",
-			ErrBudget, b.SMs, b.InFlight)
-	case b.SMs > 0 && b.InFlight > 0:
-		return Launch{}, fmt.Errorf("%w: %d multiprocessors and %d bytes under way: give one of them",
-			ErrBudget, b.SMs, b.InFlight)
+	l := a.rows()
+	if variant == VariantBulk {
+		var why string
+		if l, why = a.bulk(c); why == "" {
+			why = mod.lacksBulk(c)
+		}
+		if why != "" {
+			return Launch{}, unfit(variant, why)
+		}
 	}
-	l, why := a.bulk(c)
-	switch {
-	case prefer == KernelRows:
-		l, why = a.rows(), "asked for"
-	case why != "":
-		l = a.rows()
-	case !slices.Contains(mod.Kernels, KernelBulk):
-		l, why = a.rows(), mod.Name+" has no bulk copies: they need compute capability 9.0 and driver 12000, this is "+c.version()
-	default:
-		why = "bulk copies: one operation an entry"
-	}
-	l.Module, l.Why = mod.Name, why
+	l.Module, l.Variant = mod.Name, variant
 	l.Blocks = a.blocks(&l, c.SMs, b)
 	l.InFlight *= uint64(l.Blocks)
 	return l, nil
+}
+
+// check reports whether a kernel has a place within the budget.
+func (b Budget) check(variant string) error {
+	switch {
+	case b.SMs < 0 || b.SMs == 0 && b.InFlight == 0:
+		return &VariantError{variant, fmt.Sprintf("a kernel needs a multiprocessor, the budget has %d", b.SMs), ErrBudget}
+	case b.SMs > 0 && b.InFlight > 0:
+		return &VariantError{variant, fmt.Sprintf("%d multiprocessors and %d bytes under way: give one of them", b.SMs, b.InFlight), ErrBudget}
+	}
+	return nil
+}
+
+// lacksBulk is why a module has no bulk copies; "" if it has.
+func (m *Module) lacksBulk(c *Card) string {
+	switch {
+	case slices.Contains(m.Kernels, KernelBulk):
+		return ""
+	case c.Compute < modules[0].Compute:
+		return m.Name + " has no bulk copies: they need compute capability 9.0, this is " + c.version()
+	case c.Driver < modules[0].Driver:
+		return fmt.Sprintf("the driver is too old for the bulk module: it says %d, want %d", c.Driver, modules[0].Driver)
+	}
+	return m.Name + " has no bulk copies, and the driver did not take the module that has: this is " + c.version()
 }
 
 // modules are those that the card can load by what it says, the most capable first.

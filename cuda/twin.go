@@ -14,6 +14,9 @@ import (
 // tally is struct sl_tally of gather.h.
 type tally struct{ skipped, bad, firstBad uint64 }
 
+// clean is a tally before a Move.
+var clean = tally{firstBad: math.MaxUint64}
+
 // Gather copies the entry at place from[i] of src to place i of dst, for every index of the
 // list, one entry behind the other on both sides. It is Run for the plainest Move.
 func Gather(dst, src []byte, entry uint64, from Index) (Tally, error) {
@@ -42,7 +45,7 @@ func Run(m *Move) (Tally, error) {
 	if err := m.fill(&a); err != nil {
 		return Tally{}, err
 	}
-	t := tally{firstBad: math.MaxUint64}
+	t := clean
 	if m.Count > 0 {
 		move(m, &a, 0, a.count, &t)
 	}
@@ -109,7 +112,7 @@ func (t *Twin) work(w *worker) {
 
 // take moves pieces until there are none.
 func (t *Twin) take(sum *tally) {
-	*sum = tally{firstBad: math.MaxUint64}
+	*sum = clean
 	for {
 		first := t.next.Add(pieceEntries) - pieceEntries
 		if first >= t.args.count {

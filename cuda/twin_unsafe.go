@@ -38,6 +38,7 @@ const (
 	_ = uint(slotsMin - C.SL_SLOTS_MIN)
 	_ = uint(C.SL_ROWS_THREADS - rowsThreads)
 	_ = uint(C.SL_BULK_THREADS - bulkThreads)
+	_ = uint(C.SL_STEP_THREADS - stepThreads)
 )
 
 // move moves entries [first, first+n) and adds to the tally.

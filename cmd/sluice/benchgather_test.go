@@ -3,8 +3,11 @@
 package main
 
 import (
+	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -85,17 +88,72 @@ func TestBenchGatherOverTheStandIn(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for op, kernel := range map[string]string{"gather": cuda.KernelBulk, "scatter": cuda.KernelBulk} {
-		o := sluice(t, "bench", "gather", "--device", "cuda", "--library", library, "--op", op,
-			"--rounds", "1", "--spread", "6MiB", "--batch", "512", "--json")
+	saved := filepath.Join(t.TempDir(), "gather.json")
+	for _, c := range []struct {
+		op, sms  string
+		variants []string
+	}{
+		{"gather", "2", []string{"bulk", "rows", "staged", "loop"}},
+		{"scatter", "2", []string{"bulk", "rows", "staged", "loop"}},
+		{"gather", "0", []string{"staged", "loop"}},
+	} {
+		o := sluice(t, "bench", "gather", "--device", "cuda", "--library", library, "--op", c.op, "--sms", c.sms, "--neighbour", "1",
+			"--rounds", "1", "--seconds", "0.01", "--spread", "6MiB", "--batch", "512", "--save", saved, "--json")
 		if o.status != 0 || o.stderr != "" {
 			t.Fatalf("%+v", o)
 		}
-		r := decode(t, o.stdout).([]any)[0].(map[string]any)
-		wantKeys(t, "result", r, append([]string{"extra", "notes"}, benchKeys...)...)
-		if r["op"] != op || r["backend"] != "cuda" || r["route"] != kernel || !strings.Contains(r["notes"].([]any)[0].(string), "stand-in") ||
-			r["baseline"].(map[string]any)["name"] != "copy-engine" || len(r["baselines"].([]any)) != 2 {
+		if text, err := os.ReadFile(saved); err != nil || string(text) != o.stdout {
+			t.Errorf("saved %q, %v, printed %q", text, err, o.stdout)
+		}
+		checkOnDevice(t, decode(t, o.stdout).([]any), c.op, c.sms, c.variants)
+	}
+	o := sluice(t, "bench", "gather", "--device", "cuda", "--library", library, "--neighbour", "0", "--in-flight", "64KiB",
+		"--rounds", "1", "--spread", "6MiB", "--batch", "100")
+	if o.status != 0 || !strings.Contains(o.stdout, "stand-in") || strings.Contains(o.stdout, "step-p99") {
+		t.Errorf("%+v", o)
+	}
+	if o := sluice(t, "bench", "gather", "--device", "cuda", "--library", library, "--spread", "6MiB", "--batch", "10", "--size", "130"); o.status != statusUsage {
+		t.Errorf("130 bytes: %+v", o)
+	}
+}
+
+// checkOnDevice looks at the batch and 200 entries alone; 2,048 are more than the batch.
+func checkOnDevice(t *testing.T, list []any, op, sms string, variants []string) {
+	t.Helper()
+	if len(list) != 2 {
+		t.Fatalf("%d results", len(list))
+	}
+	for i, want := range [][]string{{"copy-engine", map[string]string{"gather": "copy-engine-d2h", "scatter": "copy-engine-h2d"}[op]}, {"copy-engine", "replay"}} {
+		if sms == "0" && i == 1 {
+			want = want[:1] // nothing to replay
+		}
+		r := list[i].(map[string]any)
+		keys := append([]string{"notes"}, benchKeys...)
+		if i == 0 || sms != "0" {
+			keys = append(keys, "extra")
+		}
+		wantKeys(t, "result", r, keys...)
+		var names []string
+		for _, b := range r["baselines"].([]any) {
+			names = append(names, b.(map[string]any)["name"].(string))
+			if b.(map[string]any)["gbps"].(float64) <= 0 {
+				t.Errorf("%v", b)
+			}
+		}
+		if want := append(want, variants...); !slices.Equal(names, want) {
+			t.Errorf("%s, row %d: beside %v, want %v", op, i, names, want)
+		}
+		// Figures of a stand-in are never called a card's.
+		if r["op"] != op || r["backend"] != "stand-in" || !slices.Contains(variants, r["route"].(string)) || r["gbps"].(float64) <= 0 ||
+			!strings.Contains(fmt.Sprint(r["notes"]), "not of a card") || !strings.Contains(fmt.Sprint(r["notes"]), "cuMemcpyBatchAsync") {
 			t.Errorf("%v", r)
+		}
+	}
+	extra := list[0].(map[string]any)["extra"].(map[string]any)
+	route := list[0].(map[string]any)["route"].(string)
+	for _, unit := range []string{"t0-us", "step-p99-us-alone", "step-p99-us-beside-" + route, "step-p99-slower-percent-beside-" + route, "step-p99-us-beside-copy-engine"} {
+		if _, there := extra[unit]; !there {
+			t.Errorf("no %s in %v", unit, extra)
 		}
 	}
 }
@@ -111,12 +169,16 @@ func TestBenchGatherUsage(t *testing.T) {
 		{[]string{"--size", "5 apples"}, "KiB"},
 		{[]string{"--spread", "99TiB"}, "spread"},
 		{[]string{"--spread", "much"}, "KiB"},
-		{[]string{"--batch", "0"}, "batch 0"},
+		{[]string{"--batch", "-1"}, "--batch -1"},
+		{[]string{"--batch", "300000"}, "1 to 262144"},
 		{[]string{"--threads", "65"}, "1 to 64"},
 		{[]string{"--seconds", "0"}, "--seconds"},
 		{[]string{"--rounds", "-1"}, "--rounds"},
 		{[]string{"--format", "xml"}, "gobench"},
-		{[]string{"--device", "cuda", "--sms", "0"}, "--sms 0"},
+		{[]string{"--device", "cuda", "--sms", "-1"}, "--sms -1"},
+		{[]string{"--device", "cuda", "--in-flight", "some"}, "KiB"},
+		{[]string{"--neighbour", "2000"}, "0 to 1024"},
+		{[]string{"--in-flight", "64KiB"}, "--device cuda alone"},
 		{[]string{"--device", "cuda", "--threads", "2"}, "one at a time"},
 		{[]string{"--library", "x.so"}, "--device cuda alone"},
 		{[]string{"now"}, `"now"`},

@@ -5,6 +5,16 @@
  */
 #ifdef REAL
 #include <cuda.h>
+#if CUDA_VERSION < 12080
+typedef struct {
+	int srcAccessOrder;
+	struct {
+		int type, id;
+	} srcLocHint, dstLocHint;
+	unsigned flags;
+} CUmemcpyAttributes;
+enum { CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1 };
+#endif
 #endif
 #include "cuda_calls.h"
 
@@ -15,6 +25,13 @@
 	_Static_assert(__builtin_types_compatible_p(__typeof__(&name), CUresult(CUDAAPI *) args), \
 		       #name " has another prototype");
 SL_CUDA_CALLS(SAME)
+/* Older headers have it not, newer ones under another name; no driver drops the old one. */
+#if CUDA_VERSION < 12080 || CUDA_VERSION >= 13000
+#define cuMemcpyBatchAsync cuMemcpyBatchAsync_of_12_8
+CUresult cuMemcpyBatchAsync(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUmemcpyAttributes *, size_t *, size_t, size_t *,
+			    CUstream);
+#endif
+SL_CUDA_MOVE_CALLS(SAME)
 #endif
 
 #define VALUE(v) printf("%s = %lld\n", #v, (long long)(v));
@@ -29,5 +46,8 @@ int main(void)
 	VALUE(CU_MEMHOSTREGISTER_PORTABLE) VALUE(CU_MEMHOSTREGISTER_DEVICEMAP)
 	SIZE(CUresult) SIZE(CUdevice) SIZE(CUdeviceptr) SIZE(CUcontext) SIZE(CUmodule) SIZE(CUfunction) SIZE(CUstream)
 	SIZE(CUdevice_attribute) SIZE(CUfunction_attribute) SIZE(CUjit_option)
+	VALUE(CU_EVENT_DISABLE_TIMING) VALUE(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) VALUE(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
+	SIZE(CUevent) SIZE(CUgraph) SIZE(CUgraphExec) SIZE(CUstreamCaptureMode) SIZE(CUmemcpyAttributes)
+	VALUE(offsetof(CUmemcpyAttributes, dstLocHint)) VALUE(offsetof(CUmemcpyAttributes, flags))
 	return 0;
 }

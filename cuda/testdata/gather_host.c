@@ -47,6 +47,8 @@ static void *list(int kind, uint64_t n, uint64_t places)
 			v = places + (uint64_t)rand() % 3 * places;
 		else if (i % 13 == 6)
 			v = 0xfffffffe;
+		else if (i % 17 == 9 && kind == WIDE)
+			v |= 1ull << 32; /* the lower half is a place */
 		wide[i] = v;
 		narrow[i] = (uint32_t)v;
 	}
@@ -189,24 +191,30 @@ static void check(const uint32_t *entry, uint32_t pad, uint32_t skew, uint64_t n
 	free((void *)t.m.src_index);
 }
 
-/* Lies about the number of places, or about the alignment. */
+/* Lies about the number of places of a side, the length of a list, or the alignment. */
 static void plant(const char *what)
 {
 	struct memory dst = memory(4, 656, 656, 0), src = memory(4, 656, 656, 0);
-	uint32_t index[1] = {strcmp(what, "index") == 0 ? 4 : 0};
+	uint32_t *index = malloc(sizeof *index);
 	struct sl_tally tally = {0, 0, SL_SKIP};
-	struct sl_move m = {.dst_places = 4, .src_places = 5, .count = 1, .parts = 1};
+	struct sl_move m = {.dst_places = 5, .src_places = 5, .count = 1, .parts = 1, .slots = SL_SLOTS_MIN};
+	void (*kernel)(struct sl_move) = strncmp(what, "bulk", 4) ? sl_move_rows : sl_move_bulk;
 
+	*index = strstr(what, "index") ? 4 : 0;
 	m.part[0] = (struct sl_part){(uint64_t)dst.block, (uint64_t)src.block, 656, 656, 656, 16};
 	if (strcmp(what, "alignment") == 0) {
 		m.part[0].src += 8;
 		m.part[0].entry = 640;
 	}
-	m.src_index = (uint64_t)index;
+	if (strcmp(what, "list") == 0)
+		m.count = 2;
+	*(strstr(what, "dst") ? &m.dst_index : &m.src_index) = (uint64_t)index;
 	m.tally = (uint64_t)&tally;
+	ring.size = 32 * m.slots * (SL_SLOT_HEAD + 656);
+	ring.memory = aligned_alloc(16, ring.size);
 	sl_at = (struct sl_at){0, 0, 32, 1};
 	for (; sl_at.tid < 32; sl_at.tid++)
-		sl_move_rows(m);
+		kernel(m);
 	FAIL("nobody saw the planted %s", what);
 }
 

@@ -3,10 +3,12 @@
  * A software stand-in of libcuda for tests, never installed: device memory is memory of the
  * host, and kernels are those of gather.cu, compiled for the CPU. It refuses what a driver
  * refuses and tests could get wrong. STANDIN_COMPUTE and STANDIN_DRIVER say what card it is,
- * STANDIN_DEVICES how many there are, STANDIN_REFUSES the module that it does not compile.
+ * STANDIN_DEVICES (at most 4) how many there are, STANDIN_REFUSES the module that it does not compile.
  */
 #define SL_HOST
 #include "../gather.cu"
+
+#include "../decode.cu"
 
 #include "ring_host.h"
 
@@ -27,14 +29,24 @@ enum {
 struct CUctx_st {
 	int held;
 };
-static struct CUctx_st context;
+static struct CUctx_st contexts[4];
 static _Thread_local CUcontext current;
 
 struct CUfunc_st {
-	void (*run)(struct sl_move);
+	const char *name;
+	void (*run)(const void *args);
+	size_t args;
 	unsigned threads, shared;
 };
-static struct CUfunc_st rows = {sl_move_rows, SL_ROWS_THREADS, 48 << 10}, bulk = {sl_move_bulk, SL_BULK_THREADS, 48 << 10};
+static void run_rows(const void *args) { sl_move_rows(*(const struct sl_move *)args); }
+static void run_bulk(const void *args) { sl_move_bulk(*(const struct sl_move *)args); }
+static void run_step(const void *args) { sl_decode_step(*(const struct sl_step *)args); }
+static struct CUfunc_st functions[] = {
+	{"sl_move_rows", run_rows, sizeof(struct sl_move), SL_ROWS_THREADS, 48 << 10},
+	{"sl_move_bulk", run_bulk, sizeof(struct sl_move), SL_BULK_THREADS, 48 << 10},
+	{"sl_decode_step", run_step, sizeof(struct sl_step), SL_STEP_THREADS, 48 << 10},
+	{0},
+};
 
 struct CUmod_st {
 	char *ptx;
@@ -51,12 +63,14 @@ static int setting(const char *name, int otherwise)
 	if (!current || !current->held) \
 	return INVALID_CONTEXT
 
+#include "standin_streams.h"
+
 CUresult cuInit(unsigned flags) { return flags ? INVALID_VALUE : 0; }
 CUresult cuGetErrorName(CUresult r, const char **name) { return *name = r ? "STANDIN_ERROR" : "CUDA_SUCCESS", 0; }
 CUresult cuGetErrorString(CUresult r, const char **text) { return *text = r ? "stand-in" : "no error", 0; }
 CUresult cuDriverGetVersion(int *v) { return *v = setting("STANDIN_DRIVER", 12040), 0; }
 CUresult cuDeviceGetCount(int *n) { return *n = setting("STANDIN_DEVICES", 1), 0; }
-CUresult cuDeviceGet(CUdevice *d, int ordinal) { return *d = ordinal, ordinal; }
+CUresult cuDeviceGet(CUdevice *d, int ordinal) { return *d = ordinal, ordinal >= 4; }
 CUresult cuDeviceGetName(char *s, int n, CUdevice d) { return snprintf(s, n, "software stand-in %d", d), 0; }
 CUresult cuDeviceGetPCIBusId(char *s, int n, CUdevice d) { return snprintf(s, n, "0000:0%d:00.0", d), 0; }
 
@@ -69,17 +83,17 @@ CUresult cuDeviceGetAttribute(int *v, CUdevice_attribute what, CUdevice d)
 	     : what == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT		     ? 4
 	     : what == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN ? 227 << 10
 									     : -1;
-	return d || *v < 0 ? INVALID_VALUE : 0;
+	return d >= 4 || *v < 0 ? INVALID_VALUE : 0;
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d)
 {
-	context.held++;
-	*c = &context;
-	return d;
+	contexts[d].held++;
+	*c = &contexts[d];
+	return 0;
 }
 
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) { return context.held-- ? d : INVALID_CONTEXT; }
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) { return contexts[d].held-- ? 0 : INVALID_CONTEXT; }
 CUresult cuCtxSetCurrent(CUcontext c) { return current = c, c && c->held ? 0 : INVALID_CONTEXT; }
 
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
@@ -93,21 +107,24 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
 CUresult cuStreamCreateWithPriority(CUstream *s, unsigned flags, int priority)
 {
 	CONTEXT();
-	*s = malloc(1);
-	return flags == CU_STREAM_NON_BLOCKING && priority == 0 ? 0 : INVALID_VALUE;
+	*s = stream_open();
+	return flags == CU_STREAM_NON_BLOCKING && priority <= 0 && priority >= -5 ? 0 : INVALID_VALUE;
 }
 
 CUresult cuStreamDestroy_v2(CUstream s)
 {
 	CONTEXT();
-	free(s);
+	stream_close(s);
 	return 0;
 }
 
 CUresult cuStreamSynchronize(CUstream s)
 {
 	CONTEXT();
-	return s ? 0 : INVALID_VALUE;
+	if (!s || s->capture)
+		return s ? CAPTURE_UNSUPPORTED : INVALID_VALUE;
+	flush(s);
+	return 0;
 }
 
 CUresult cuModuleLoadDataEx(CUmodule *m, const void *image, unsigned n, CUjit_option *o, void **v)
@@ -140,8 +157,9 @@ CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name)
 
 	CONTEXT();
 	snprintf(entry, sizeof entry, ".visible .entry %s(", name);
-	*f = strcmp(name, "sl_move_bulk") ? &rows : &bulk;
-	return strstr(m->ptx, entry) ? 0 : NOT_FOUND;
+	for (*f = functions; (*f)->name && strcmp((*f)->name, name); ++*f)
+		;
+	return (*f)->name && strstr(m->ptx, entry) ? 0 : NOT_FOUND;
 }
 
 CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute what, int v)
@@ -163,12 +181,13 @@ CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t n)
 CUresult cuMemFree_v2(CUdeviceptr at)
 {
 	CONTEXT();
+	flush_all();
 	free((void *)at);
 	return 0;
 }
 
 /* Pinned memory, by where it begins. */
-#define PINS 64
+#define PINS 4096
 static void *pinned[PINS];
 
 static void **slot(const void *mem)
@@ -195,6 +214,7 @@ CUresult cuMemHostRegister_v2(void *mem, size_t n, unsigned flags)
 CUresult cuMemHostUnregister(void *mem)
 {
 	CONTEXT();
+	flush_all();
 	if (!slot(mem))
 		return NOT_MAPPED;
 	*slot(mem) = NULL;
@@ -210,33 +230,40 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *at, void *mem, unsigned flags
 
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t n, CUstream s)
 {
+	struct op o = {.to = to, .from = (CUdeviceptr)from, .n = n};
+
 	CONTEXT();
-	memcpy((void *)to, from, n);
-	return s ? 0 : INVALID_VALUE;
+	return s ? begin(s, &o, 0) : INVALID_VALUE;
 }
 
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t n, CUstream s)
 {
+	struct op o = {.to = (CUdeviceptr)to, .from = from, .n = n};
+
 	CONTEXT();
-	memcpy(to, (void *)from, n);
-	return s ? 0 : INVALID_VALUE;
+	return s ? begin(s, &o, 0) : INVALID_VALUE;
+}
+
+static void perform_launch(const struct op *o)
+{
+	ring.late_loads = ring.late_stores = 1;
+	ring.size = o->shared;
+	ring.memory = aligned_alloc(16, o->shared + 16);
+	sl_at = (struct sl_at){0, 0, o->threads, o->blocks};
+	for (sl_at.bid = 0; sl_at.bid < o->blocks; sl_at.bid++)
+		for (sl_at.tid = 0; sl_at.tid < o->threads; sl_at.tid++)
+			o->f->run(o->args);
+	free(ring.memory);
 }
 
 CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
 			unsigned shared, CUstream s, void **params, void **extra)
 {
-	struct sl_move m = *(struct sl_move *)params[0];
+	struct op o = {.f = f, .blocks = gx, .threads = bx, .shared = shared};
 
 	CONTEXT();
 	if (!f || !gx || gy != 1 || gz != 1 || !bx || bx > f->threads || by != 1 || bz != 1 || shared > f->shared || !s || extra)
 		return INVALID_VALUE;
-	ring.late_loads = ring.late_stores = 1;
-	ring.size = shared;
-	ring.memory = aligned_alloc(16, shared + 16);
-	sl_at = (struct sl_at){0, 0, bx, gx};
-	for (sl_at.bid = 0; sl_at.bid < gx; sl_at.bid++)
-		for (sl_at.tid = 0; sl_at.tid < bx; sl_at.tid++)
-			f->run(m);
-	free(ring.memory);
-	return 0;
+	memcpy(o.args, params[0], f->args);
+	return begin(s, &o, 0);
 }

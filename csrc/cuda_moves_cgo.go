@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package csrc
+
+/*
+#cgo noescape sl_cuda_copy
+#cgo nocallback sl_cuda_copy
+#cgo noescape sl_cuda_sync
+#cgo nocallback sl_cuda_sync
+#cgo noescape sl_cuda_mark
+#cgo nocallback sl_cuda_mark
+#cgo noescape sl_cuda_await
+#cgo nocallback sl_cuda_await
+#cgo noescape sl_cuda_launch
+#cgo nocallback sl_cuda_launch
+#cgo noescape sl_cuda_replay
+#cgo nocallback sl_cuda_replay
+#include <stdlib.h>
+#include "cuda_moves.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Moves looks for what the driver has of CUDAMoves.
+// Implements: int sl_cuda_moves(const struct sl_cuda *c, const char *path)
+func (d *CUDADevice) Moves() CUDAMoves {
+	cudaLoaded.Lock()
+	defer cudaLoaded.Unlock()
+	path := C.CString(cudaLoaded.path)
+	defer C.free(unsafe.Pointer(path))
+	has := C.sl_cuda_moves(&d.c, path)
+	return CUDAMoves{has&C.SL_CUDA_COPIES != 0, has&C.SL_CUDA_BATCHES != 0, has&C.SL_CUDA_GRAPHS != 0}
+}
+
+// Urge gives the device's stream the highest priority. Moves must have been called.
+func (d *CUDADevice) Urge() error {
+	return d.with("raise the priority", func(c *C.struct_sl_cuda) C.int { return C.sl_cuda_urge(c) })
+}
+
+// CUDACopier copies on a device's stream without waiting. Its methods follow the rules of the
+// device's, which must be open for as long.
+type CUDACopier struct {
+	d       *CUDADevice
+	batches bool
+	marks   [CUDAMarks]C.CUevent
+	opened  int // of marks
+}
+
+// OpenCopier needs CUDAMoves.Copies.
+func (d *CUDADevice) OpenCopier() (*CUDACopier, error) {
+	has := d.Moves()
+	if !has.Copies {
+		return nil, fmt.Errorf("copies without waiting: the driver lacks functions: %w", backends.ErrNotSupported)
+	}
+	p := &CUDACopier{d: d, batches: has.Batches}
+	for i := range p.marks {
+		var mark C.CUevent
+		if err := d.with("create event", func(c *C.struct_sl_cuda) C.int { return C.sl_cuda_mark_open(c, &mark) }); err != nil {
+			p.Close()
+			return nil, err
+		}
+		p.marks[i], p.opened = mark, i+1
+	}
+	return p, nil
+}
+
+// Close frees the marks, after what is under way. The device must be open.
+func (p *CUDACopier) Close() {
+	p.d.mu.Lock()
+	defer p.d.mu.Unlock()
+	if p.d.open {
+		C.sl_cuda_sync(&p.d.c)
+		for _, mark := range p.marks[:p.opened] {
+			C.sl_cuda_mark_close(&p.d.c, mark)
+		}
+	}
+	p.opened = 0
+}
+
+// Copy begins copies between memories that the device sees, each from src[i] to dst[i], in a
+// batch or one by one. It may return before they are over, after a failure too: Sync.
+func (p *CUDACopier) Copy(batch bool, dst, src, n []uint64) error {
+	if len(dst) != len(n) || len(src) != len(n) || batch && !p.batches {
+		return backends.ErrBounds
+	}
+	p.d.mu.Lock()
+	defer p.d.mu.Unlock()
+	if !p.d.open {
+		return backends.ErrClosed
+	}
+	one := C.int(0)
+	if batch {
+		one = 1
+	}
+	return cudaResult("copy", C.sl_cuda_copy(&p.d.c, one, wordPtr(dst), wordPtr(src), wordPtr(n), C.size_t(len(n))))
+}
+
+func wordPtr(b []uint64) *C.uint64_t { return (*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(b))) }
+
+// Sync waits for all that was begun.
+func (p *CUDACopier) Sync() error {
+	p.d.mu.Lock()
+	defer p.d.mu.Unlock()
+	if !p.d.open {
+		return backends.ErrClosed
+	}
+	return cudaResult("wait for copies", C.sl_cuda_sync(&p.d.c))
+}
+
+// Mark notes under a number below CUDAMarks what has been begun.
+func (p *CUDACopier) Mark(i int) error {
+	p.d.mu.Lock()
+	defer p.d.mu.Unlock()
+	if !p.d.open || i >= p.opened {
+		return backends.ErrClosed
+	}
+	return cudaResult("record event", C.sl_cuda_mark(&p.d.c, p.marks[i]))
+}
+
+// Await waits for what had been begun at the last Mark of that number; without one for nothing.
+func (p *CUDACopier) Await(i int) error {
+	p.d.mu.Lock()
+	defer p.d.mu.Unlock()
+	if !p.d.open || i >= p.opened {
+		return backends.ErrClosed
+	}
+	return cudaResult("wait for event", C.sl_cuda_await(&p.d.c, p.marks[i]))
+}
+
+// Launch is Run for a tally in pinned memory, which is written to the device's before only if fresh has
+// what to write: two copies less to wait for. Moves must have been called.
+func (d *CUDADevice) Launch(l *CUDALaunch, tally, fresh []byte) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.open {
+		return backends.ErrClosed
+	}
+	rc := C.sl_cuda_launch(&d.c, C.int(l.Kernel), C.unsigned(l.Blocks), C.unsigned(l.Threads), C.unsigned(l.Shared),
+		bytePtr(l.Args), C.CUdeviceptr(l.Tally), bytePtr(tally), bytePtr(fresh), C.size_t(len(tally)))
+	return cudaResult("run kernel", rc)
+}
+
+// CUDAGraph is a launch that is replayed.
+type CUDAGraph struct {
+	d      *CUDADevice
+	exec   C.CUgraphExec
+	kernel C.int
+	shared C.unsigned
+	tally  C.CUdeviceptr
+	n      int
+}
+
+// Capture prepares a launch for Replay; needs CUDAMoves.Graphs. The kernel adds to l.Tally, and
+// tally, pinned memory, has it after each replay. Args are read now.
+func (d *CUDADevice) Capture(l *CUDALaunch, tally []byte) (*CUDAGraph, error) {
+	if !d.Moves().Graphs {
+		return nil, fmt.Errorf("capture a launch: the driver lacks functions: %w", backends.ErrNotSupported)
+	}
+	g := &CUDAGraph{d: d, kernel: C.int(l.Kernel), shared: C.unsigned(l.Shared), tally: C.CUdeviceptr(l.Tally), n: len(tally)}
+	var exec C.CUgraphExec
+	err := d.with("capture launch", func(c *C.struct_sl_cuda) C.int {
+		return C.sl_cuda_capture(c, g.kernel, C.unsigned(l.Blocks), C.unsigned(l.Threads), g.shared, bytePtr(l.Args),
+			g.tally, bytePtr(tally), C.size_t(len(tally)), &exec)
+	})
+	if err != nil {
+		return nil, err
+	}
+	g.exec = exec
+	return g, nil
+}
+
+// Replay launches and waits: one crossing, without an allocation. fresh is written to the tally
+// before; nil: it stays as it is.
+func (g *CUDAGraph) Replay(fresh []byte) error {
+	g.d.mu.Lock()
+	defer g.d.mu.Unlock()
+	if !g.d.open || g.exec == nil {
+		return backends.ErrClosed
+	}
+	return cudaResult("replay launch", C.sl_cuda_replay(&g.d.c, g.exec, g.kernel, g.shared, g.tally, bytePtr(fresh), C.size_t(len(fresh))))
+}
+
+// Close frees the graph. It is idempotent.
+func (g *CUDAGraph) Close() {
+	g.d.mu.Lock()
+	defer g.d.mu.Unlock()
+	if g.d.open && g.exec != nil {
+		C.sl_cuda_graph_close(&g.d.c, g.exec)
+	}
+	g.exec = nil
+}

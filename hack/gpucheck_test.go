@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package hack has tests of the scripts beside it.
+package hack
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/cuda"
+)
+
+func have(t *testing.T, name, fix string) {
+	t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: name, Reason: err.Error(), Fix: fix})
+	}
+}
+
+func script(t *testing.T, status int, env []string, path string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(path, args...)
+	cmd.Env = append(os.Environ(), env...)
+	out, _ := cmd.CombinedOutput()
+	if got := cmd.ProcessState.ExitCode(); got != status {
+		t.Fatalf("%s %v: status %d, want %d\n%s", path, args, got, status, out)
+	}
+	return string(out)
+}
+
+// report is gpu-check.json.
+type report struct {
+	Card  string
+	Steps []struct{ Name, Status string }
+	Bench []struct {
+		Args    string
+		Results []map[string]any
+	}
+}
+
+func read(t *testing.T, out string) (r report) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(out, "gpu-check.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(text, &r); err != nil {
+		t.Fatalf("%v in %s", err, text)
+	}
+	return r
+}
+
+// TestGPUCheck goes the whole way of the script, with a software stand-in of the driver: built here,
+// run in a folder without source, where tools of NVIDIA's may be missing and nothing else is.
+func TestGPUCheck(t *testing.T) {
+	if !cuda.Native {
+		backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: "cuda", Reason: "built without cgo", Fix: "CGO_ENABLED=1"})
+	}
+	have(t, "gcc", "apt-get install gcc libc6-dev")
+	have(t, "timeout", "apt-get install coreutils")
+	dir, out := filepath.Join(t.TempDir(), "built"), filepath.Join(t.TempDir(), "out")
+	library := filepath.Join(t.TempDir(), "libcuda-standin.so")
+	script(t, 0, nil, "gcc", "-std=c11", "-O2", "-Wno-unknown-pragmas", "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", library,
+		"../cuda/testdata/libcuda_standin.c")
+	script(t, 0, nil, "./gpu-check", "build", dir)
+
+	env := []string{"SLUICE_LIBCUDA=" + library, "GPU_CHECK_ARGS=--rounds 1 --seconds 0.01 --spread 4MiB --batch 300 --neighbour 1",
+		"GPU_CHECK_LIMIT=4600", "STANDIN_DRIVER=12080"}
+	script(t, 0, env, filepath.Join(dir, "gpu-check"), "run", out)
+	r := read(t, out)
+	steps := map[string]string{}
+	for _, s := range r.Steps {
+		steps[s.Name] = s.Status
+	}
+	for _, name := range []string{"smoke", "tests"} {
+		if steps[name] != "ok" {
+			t.Errorf("%s: %q", name, steps[name])
+		}
+	}
+	for _, name := range []string{"card", "ptxas gather_sm80", "ptxas gather_sm90", "ptxas decode_sm80", "memcheck", "backend"} {
+		if steps[name] != "ok" && steps[name] != "missing" {
+			t.Errorf("%s: %q", name, steps[name])
+		}
+	}
+	if len(r.Bench) != 12 {
+		t.Errorf("%d measurements, want 12", len(r.Bench))
+	}
+	for _, b := range r.Bench {
+		for _, row := range b.Results {
+			who := row["backend"]
+			if who != "stand-in" && !strings.HasPrefix(b.Args, "--device cpu") || row["gbps"].(float64) <= 0 {
+				t.Errorf("%s: %v", b.Args, row)
+			}
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(out, "gpu-check.txt"))
+	if err != nil || !strings.Contains(string(text), "not of a card") || !strings.Contains(string(text), "--- PASS: TestDeviceEqualsTheTwin") {
+		t.Errorf("%v in %s", err, text)
+	}
+	if left, _ := filepath.Glob(filepath.Join(out, "step*")); left != nil {
+		t.Errorf("left behind: %v", left)
+	}
+
+	// A machine without a driver, and no time: a failure that is told, and a report all the same.
+	script(t, 1, []string{"SLUICE_LIBCUDA=/nonexistent.so", "GPU_CHECK_LIMIT=0"}, filepath.Join(dir, "gpu-check"), "run", out)
+	for _, s := range read(t, out).Steps {
+		if s.Status != "no time left" && s.Status != "missing" {
+			t.Errorf("%+v", s)
+		}
+	}
+}
+
+func TestGPUCheckUsage(t *testing.T) {
+	for _, args := range [][]string{{}, {"run"}, {"prepare", "x"}, {"run", "x", "y"}} {
+		if out := script(t, 2, nil, "./gpu-check", args...); !strings.Contains(out, "gpu-check run OUT") {
+			t.Errorf("%v: %s", args, out)
+		}
+	}
+}
