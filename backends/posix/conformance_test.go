@@ -20,8 +20,6 @@ func harness(name string, cfg Config, remote backendtest.Allocator) backendtest.
 	}
 }
 
-func TestMain(m *testing.M) { backendtest.Main(m) }
-
 // tmpfs is a directory in memory.
 const tmpfs = "/dev/shm"
 

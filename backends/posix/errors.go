@@ -14,7 +14,7 @@ import (
 // FileError is why a transfer failed at a file. A *backends.PieceError around it names the
 // piece of the batch, unless Op is "sync".
 type FileError struct {
-	Op   string // "read", "write" or "sync"
+	Op   string // "read", "write", "sync" or "reserve"
 	Name string // of the file, as the system knows it now
 	Off  int64  // where in the file it ended, in bytes; -1 of a sync
 	Err  error  // a syscall.Errno, or io.ErrUnexpectedEOF where the file has become shorter
