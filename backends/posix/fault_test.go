@@ -29,7 +29,7 @@ func bothPaths(t *testing.T, run func(t *testing.T, cfg Config)) {
 }
 
 // newFile makes a file of that many bytes.
-func newFile(t *testing.T, dir string, n int64) *os.File {
+func newFile(t testing.TB, dir string, n int64) *os.File {
 	t.Helper()
 	f, err := os.Create(filepath.Join(dir, "file"))
 	if err != nil {
@@ -285,6 +285,7 @@ func TestMixedWrites(t *testing.T) {
 		const part, parts = 100_000, 40
 		f := newFile(t, t.TempDir(), part*parts)
 		r := newRig(t, cfg, fileSegment(f, part*parts), part*parts)
+		s := sabotage(r, nil)
 		for round := range 6 {
 			for i := range r.mem {
 				r.mem[i] = byte(i*7 + i>>13 + round)
@@ -315,6 +316,10 @@ func TestMixedWrites(t *testing.T) {
 			if err != nil || !bytes.Equal(got, r.mem) {
 				t.Fatalf("round %d: the file differs from what was written (%v)", round, err)
 			}
+		}
+		if s.kinds[cached] == 0 || s.kinds[direct] == 0 || s.mixed > 0 {
+			t.Errorf("%d writes through the page cache and %d past it, %d of them beside the other kind",
+				s.kinds[cached], s.kinds[direct], s.mixed)
 		}
 	})
 }

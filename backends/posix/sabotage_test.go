@@ -21,11 +21,19 @@ type saboteur struct {
 	mover
 	alter func(l *landing)
 	syncs atomic.Int32 // begun
+	kinds [2]int       // writes, by access
+	mixed int          // of those that began while one of the other kind was under way
 }
 
 func (s *saboteur) put(r *request) {
 	if r.kind == syncFile {
 		s.syncs.Add(1)
+	}
+	if r.kind == writeFrom {
+		s.kinds[r.access()]++
+		if r.f.writing[1-r.access()] > 0 {
+			s.mixed++
+		}
 	}
 	s.mover.put(r)
 }
