@@ -35,7 +35,7 @@ with what the machine offers them; --all shows the checks that only they need.`,
 			s := machine.Source{Root: root, LibraryDirs: filepath.SplitList(os.Getenv("LD_LIBRARY_PATH"))}
 			s.Backends = builtBackends(root == "", n.ucx)
 			if root == "" {
-				s.Known = append(ucxChecks(&n.ucx, os.Environ()), rdmaChecks(&n.rdma)...)
+				s.Known = slices.Concat(ucxChecks(&n.ucx, os.Environ()), rdmaChecks(&n.rdma), posixChecks())
 			}
 			r := machine.Examine(s)
 			if asJSON {
