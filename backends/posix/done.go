@@ -85,8 +85,7 @@ func (b *Backend) Arm() (ready bool, err error) {
 	defer b.gate.Exit()
 	b.mu.Lock()
 	b.armed.Store(true)
-	b.listen()
-	b.mu.Unlock()
+	b.leave()
 	return b.done.ready.Load() > 0 || b.mover.pending(), nil
 }
 

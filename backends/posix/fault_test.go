@@ -197,6 +197,11 @@ func TestRegisterRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer writer.Close()
+	appender, err := os.OpenFile(f.Name(), os.O_RDWR|os.O_APPEND, 0) // writes of any offset would go to its end
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer appender.Close()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -212,6 +217,7 @@ func TestRegisterRefuses(t *testing.T) {
 		"past the end":         {past, backends.ErrBounds},
 		"may only be read":     {fileSegment(reader, 5000), backends.ErrReadOnly},
 		"may only be written":  {fileSegment(writer, 5000), backends.ErrNotSupported},
+		"appends":              {fileSegment(appender, 5000), backends.ErrNotSupported},
 		"no file":              {fileSegment(null, 5000), backends.ErrNotSupported},
 	} {
 		if _, err := b.Register(c.seg); !errors.Is(err, c.want) {
@@ -322,4 +328,52 @@ func TestMixedWrites(t *testing.T) {
 				s.kinds[cached], s.kinds[direct], s.mixed)
 		}
 	})
+}
+
+// TestFlagsStay opens what the caller has opened with O_DIRECT, or O_DSYNC, or both.
+func TestFlagsStay(t *testing.T) {
+	bothPaths(t, func(t *testing.T, cfg Config) {
+		const size = 300_000
+		made := newFile(t, t.TempDir(), size)
+		for _, flags := range []int{unix.O_DIRECT, unix.O_DSYNC, unix.O_DIRECT | unix.O_DSYNC} {
+			f, err := os.OpenFile(made.Name(), os.O_RDWR|flags, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := newRig(t, cfg, fileSegment(f, size), size)
+			for fd := range r.b.descriptors() {
+				got, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+				if err != nil || got&unix.O_DSYNC != flags&unix.O_DSYNC {
+					t.Errorf("opened with %#x, and once more with %#x, %v", flags, got, err)
+				}
+			}
+			for i := range r.mem {
+				r.mem[i] = byte(i * flags >> 7)
+			}
+			for off := uint64(0); off < 3; off++ {
+				if err := r.move(t, backends.Write, backends.Desc{Local: off, Remote: off, Len: size - off}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got, err := os.ReadFile(f.Name()); err != nil || !bytes.Equal(got, r.mem) {
+				t.Errorf("flags %#x: the file differs (%v)", flags, err)
+			}
+			if err := f.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// descriptors visits those of all files.
+func (b *Backend) descriptors() func(yield func(int) bool) {
+	return func(yield func(int) bool) {
+		for _, f := range b.files {
+			for _, fd := range []int{f.fd, f.direct} {
+				if fd >= 0 && !yield(fd) {
+					return
+				}
+			}
+		}
+	}
 }

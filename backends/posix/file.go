@@ -62,7 +62,7 @@ func openFile(fd int, id fileID, buffered bool) (_ *file, err error) {
 		f.fd = -1
 		return nil, fmt.Errorf("duplicate descriptor %d: %w", fd, os.NewSyscallError("fcntl", err))
 	}
-	mode := id.flags & unix.O_ACCMODE
+	mode := id.flags &^ unix.O_DIRECT
 	if id.flags&unix.O_DIRECT != 0 {
 		if err := f.swapDirect(mode); err != nil {
 			return nil, err
@@ -169,7 +169,10 @@ func examine(fd int) (id fileID, size uint64, err error) {
 	if err != nil {
 		return id, 0, fmt.Errorf("descriptor %d: %w", fd, os.NewSyscallError("fcntl", err))
 	}
-	id = fileID{uint64(st.Dev), st.Ino, flags & (unix.O_ACCMODE | unix.O_DIRECT)}
+	if flags&(unix.O_APPEND|unix.O_PATH) != 0 {
+		return id, 0, fmt.Errorf("descriptor %d: open it without O_APPEND and O_PATH: %w", fd, backends.ErrNotSupported)
+	}
+	id = fileID{uint64(st.Dev), st.Ino, flags & (unix.O_ACCMODE | unix.O_DIRECT | unix.O_SYNC)}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
 		return id, uint64(st.Size), nil

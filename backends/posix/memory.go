@@ -145,8 +145,6 @@ func (m *memory) end(ctx context.Context) error {
 	m.epoch++
 	b, epoch := m.b, m.epoch
 	b.endJobs(backends.ErrRevoked, func(j *job) bool { return j.reaches(m, epoch) })
-	b.leave()
-	b.mu.Lock()
 	return b.wait(ctx, func() bool {
 		for i := range b.jobs {
 			if j := &b.jobs[i]; j.live && j.reaches(m, epoch) {

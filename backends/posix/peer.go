@@ -114,11 +114,9 @@ func (p *peer) Close() error {
 	}
 	defer b.gate.Exit()
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	p.closed = true
 	b.endJobs(backends.ErrClosed, func(j *job) bool { return j.p == p })
-	b.leave()
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	err := b.wait(context.Background(), func() bool {
 		for i := range b.jobs {
 			if j := &b.jobs[i]; j.live && j.p == p {

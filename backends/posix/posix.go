@@ -154,8 +154,6 @@ func (b *Backend) close() error {
 		p.closed = true
 	}
 	b.endJobs(backends.ErrClosed, func(*job) bool { return true })
-	b.leave()
-	b.mu.Lock()
 	_ = b.wait(context.Background(), func() bool { return len(b.freeJobs) == len(b.jobs) })
 	clear(b.peers)
 	b.mu.Unlock()

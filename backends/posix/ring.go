@@ -35,6 +35,8 @@ type ring struct {
 	cqes   []cqe
 	tail   uint32 // of the submission queue, as we have filled it
 
+	owed atomic.Bool // the keeper is to be woken by kick: something was there before it was wanted
+
 	files     []bool // places of the table of files that are taken
 	buffers   []bool // those of buffers, but the first, which is the requests'
 	hasBounce bool
@@ -123,6 +125,7 @@ func (g *ring) keep() {
 		for g.pending() {
 			g.b.serve()
 		}
+		g.kick()
 	}
 }
 
@@ -191,18 +194,25 @@ func (g *ring) publish() {
 	g.sq.tail.Store(g.tail)
 }
 
-// kick implements mover: one call for all that was put, by whomever.
+// kick implements mover: one call into the kernel for all that was put, by whomever. What the kernel does not
+// take for a while, having no memory for requests, is left to the keeper.
 func (g *ring) kick() {
-	for pause := time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
+	if g.owed.Load() && g.owed.CompareAndSwap(true, false) {
+		_ = g.bell.Signal() // fails only when closed
+	}
+	for try := 0; try < kicksMax; try++ {
 		n := g.sq.tail.Load() - g.sq.head.Load()
 		if n == 0 {
 			return
 		}
-		if _, err := g.enter(n); err != 0 && err != syscall.EINTR {
-			time.Sleep(pause) // the kernel has no memory for requests just now
+		if errno := g.enter(n); errno != 0 && errno != syscall.EINTR {
+			time.Sleep(time.Duration(try+1) * 10 * time.Microsecond)
 		}
 	}
+	_ = g.bell.Signal() // fails only when closed
 }
+
+const kicksMax = 20 // about 2 ms
 
 // pending implements mover.
 func (g *ring) pending() bool { return g.cq.tail.Load() != g.cq.head.Load() }
@@ -234,7 +244,7 @@ func (g *ring) listen(on bool) {
 	}
 	g.cq.flags.Store(0)
 	if g.pending() {
-		_ = g.bell.Signal() // fails only when closed
+		g.owed.Store(true)
 	}
 }
 

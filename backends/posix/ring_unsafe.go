@@ -134,9 +134,9 @@ func ringSetup(entries uint32, p *ringParams) (int, syscall.Errno) {
 }
 
 // enter has the kernel take up to n entries.
-func (g *ring) enter(n uint32) (int, syscall.Errno) {
-	taken, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(g.fd), uintptr(n), 0, 0, 0, 0)
-	return int(taken), errno
+func (g *ring) enter(n uint32) syscall.Errno {
+	_, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(g.fd), uintptr(n), 0, 0, 0, 0)
+	return errno
 }
 
 func (g *ring) register(what int, arg unsafe.Pointer, n int) error {

@@ -234,7 +234,8 @@ func (b *Backend) endJobs(why error, which func(*job) bool) {
 func (b *Backend) wait(ctx context.Context, met func() bool) error {
 	b.waiters++
 	defer func() { b.waiters-- }()
-	b.listen()
+	b.leave()
+	b.mu.Lock()
 	stop := context.AfterFunc(ctx, func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
