@@ -23,6 +23,9 @@ type diskFigure struct {
 	rate float64       // requests a second
 	cpu  time.Duration // processor time of a request, user and system
 	p50  time.Duration // of a request; 0: not measured
+	p99  time.Duration // the same
+
+	allocs float64 // of a request, of our own alone
 }
 
 // preadThreads is how many threads stand beside entries at random places.
@@ -135,7 +138,9 @@ func (d *disk) close() error {
 func (d *disk) ways() []diskWay {
 	if d.shape.Pages {
 		return []diskWay{
-			{"posix", func(context.Context) (diskFigure, error) { return d.own.gather(&d.shape) }},
+			{"posix", func(context.Context) (diskFigure, error) {
+				return counted(func() (diskFigure, error) { return d.own.gather(&d.shape) }, 0)
+			}},
 			{fmt.Sprintf("%d-preads", preadThreads), func(context.Context) (diskFigure, error) {
 				return preads(d.file.Segment().FD, d.own, &d.shape)
 			}},
@@ -143,7 +148,9 @@ func (d *disk) ways() []diskWay {
 		}
 	}
 	return []diskWay{
-		{"posix", func(context.Context) (diskFigure, error) { return d.own.requests(&d.shape, d.slice) }},
+		{"posix", func(context.Context) (diskFigure, error) {
+			return counted(func() (diskFigure, error) { return d.own.requests(&d.shape, d.slice) }, d.slice)
+		}},
 		{FioName, func(ctx context.Context) (diskFigure, error) { return runFio(ctx, d.path, &d.shape, d.slice) }},
 		{"posix-threads", func(context.Context) (diskFigure, error) { return d.threads.requests(&d.shape, d.slice) }},
 	}
@@ -158,7 +165,8 @@ func (d *disk) sum(ways []diskWay, figures [][]diskFigure, notes []string, round
 	}
 	own := medianOf(figures[0])
 	r := Result{Backend: "posix", Op: s.Op.String(), Size: s.Size, Batch: s.Batch, Pages: s.Pages, Spread: s.Spread,
-		Threads: 1, GBps: own.rate * bytes / 1e9, OpsPerS: own.rate, P50us: Micros(own.p50), Rounds: rounds,
+		Threads: 1, GBps: own.rate * bytes / 1e9, OpsPerS: own.rate, P50us: Micros(own.p50), P99us: Micros(own.p99),
+		AllocsPerOp: own.allocs, Rounds: rounds,
 		Route: d.own.explain(), Memory: "host", Notes: notes, Extra: map[string]float64{"cpu-us": Micros(own.cpu)}}
 	var beside []Baseline
 	for i := 1; i < len(ways); i++ {
@@ -174,14 +182,22 @@ func (d *disk) sum(ways []diskWay, figures [][]diskFigure, notes []string, round
 }
 
 func medianOf(list []diskFigure) diskFigure {
-	middle := func(by func(a, b diskFigure) int) diskFigure {
-		slices.SortFunc(list, by)
-		return list[len(list)/2]
+	duration := func(of func(f *diskFigure) time.Duration) time.Duration {
+		var all []time.Duration
+		for i := range list {
+			all = append(all, of(&list[i]))
+		}
+		return Percentile(slices.Sorted(slices.Values(all)), 50)
+	}
+	var rates, allocs []float64
+	for i := range list {
+		rates, allocs = append(rates, list[i].rate), append(allocs, list[i].allocs)
 	}
 	return diskFigure{
-		rate: middle(func(a, b diskFigure) int { return int(a.rate - b.rate) }).rate,
-		cpu:  middle(func(a, b diskFigure) int { return int(a.cpu - b.cpu) }).cpu,
-		p50:  middle(func(a, b diskFigure) int { return int(a.p50 - b.p50) }).p50,
+		rate: Median(rates), allocs: Median(allocs),
+		cpu: duration(func(f *diskFigure) time.Duration { return f.cpu }),
+		p50: duration(func(f *diskFigure) time.Duration { return f.p50 }),
+		p99: duration(func(f *diskFigure) time.Duration { return f.p99 }),
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"time"
 
@@ -27,6 +28,7 @@ type diskEnd struct {
 	begun         []time.Time // of each request
 	lats          *Samples
 	done          [64]backends.Completion
+	desc          [1]backends.Desc
 	poll          [1]unix.PollFd
 	places        []uint32
 }
@@ -97,10 +99,10 @@ func (e *diskEnd) sleep() error {
 func (e *diskEnd) requests(s *Shape, slice time.Duration) (diskFigure, error) {
 	places := s.Spread / s.Size
 	submit := func(slot uint64) error {
-		d := [1]backends.Desc{{Local: slot * s.Size, Remote: rand.Uint64N(places) * s.Size, Len: s.Size,
-			LocalKey: e.local, RemoteKey: e.remote}}
+		e.desc[0] = backends.Desc{Local: slot * s.Size, Remote: rand.Uint64N(places) * s.Size, Len: s.Size,
+			LocalKey: e.local, RemoteKey: e.remote}
 		e.begun[slot] = time.Now()
-		return e.p.Submit(s.Op, slot, d[:])
+		return e.p.Submit(s.Op, slot, e.desc[:])
 	}
 	e.lats.Reset()
 	begin, used := time.Now(), processTime()
@@ -130,11 +132,23 @@ func (e *diskEnd) requests(s *Shape, slice time.Duration) (diskFigure, error) {
 			return diskFigure{}, err
 		}
 	}
-	return e.figure(ops, time.Since(begin), processTime()-used, e.lats.Percentile(50)), nil
+	f := figureOf(ops, time.Since(begin), processTime()-used, e.lats.Percentile(50))
+	f.p99 = e.lats.Percentile(99)
+	return f, nil
 }
 
-func (e *diskEnd) figure(ops int, took, used, p50 time.Duration) diskFigure {
-	return diskFigure{float64(ops) / took.Seconds(), used / time.Duration(ops), p50}
+func figureOf(ops int, took, used, p50 time.Duration) diskFigure {
+	return diskFigure{rate: float64(ops) / took.Seconds(), cpu: used / time.Duration(ops), p50: p50, p99: p50}
+}
+
+// counted adds to a figure what was allocated for each request.
+func counted(run func() (diskFigure, error), slice time.Duration) (diskFigure, error) {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f, err := run()
+	runtime.ReadMemStats(&after)
+	f.allocs = float64(after.Mallocs-before.Mallocs) / max(1, f.rate*slice.Seconds())
+	return f, err
 }
 
 // draw takes new places.
@@ -161,7 +175,7 @@ func (e *diskEnd) gather(s *Shape) (diskFigure, error) {
 		n, err := e.b.Poll(e.done[:1])
 		if n == 1 {
 			took := time.Since(begin)
-			return e.figure(1, took, processTime()-used, took), e.done[0].Err
+			return figureOf(1, took, processTime()-used, took), e.done[0].Err
 		}
 		if err == nil {
 			err = e.sleep()
@@ -193,7 +207,7 @@ func preads(fd int, e *diskEnd, s *Shape) (diskFigure, error) {
 	}
 	all.Wait()
 	took := time.Since(begin)
-	return e.figure(1, took, processTime()-used, took), errors.Join(errs[:]...)
+	return figureOf(1, took, processTime()-used, took), errors.Join(errs[:]...)
 }
 
 // processTime is the processor time of this process and of what the kernel's threads of it
