@@ -85,6 +85,8 @@ func (b *Backend) Arm() (ready bool, err error) {
 	defer b.gate.Exit()
 	b.mu.Lock()
 	b.armed.Store(true)
+	b.armings.Add(1)
+	b.doubt.Store(0)
 	b.leave()
 	return b.done.ready.Load() > 0 || b.mover.pending(), nil
 }

@@ -83,7 +83,8 @@ func (p *pool) pending() bool { return p.count.Load() > 0 }
 
 // The rest of mover: the threads look after what they have done by themselves, and know
 // neither files nor buffers.
-func (p *pool) listen(bool)         {}
+func (p *pool) listen(_, _ bool)    {}
+func (p *pool) tells() bool         { return false }
 func (p *pool) kick()               {}
 func (p *pool) fixedBuffers() int32 { return -1 }
 func (p *pool) addFile(*file)       {}

@@ -52,6 +52,8 @@ type Backend struct {
 	gate     gate.Gate // whoever uses the mover
 	closed   atomic.Bool
 	armed    atomic.Bool
+	armings  atomic.Uint64 // calls of Arm
+	doubt    atomic.Uint64 // the call since which the kernel tells the sleeper of a landing; 0: none
 	closing  sync.Once
 	closeErr error
 

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/sluicehq/sluice/internal/park"
 )
 
 // ring is io_uring. Any goroutine submits, so the ring is not bound to one thread
@@ -21,12 +19,12 @@ import (
 // it saves. Nor does it defer the kernel's part to the next call (COOP_TASKRUN): a
 // goroutine that computes may make none for long.
 //
-// One goroutine, the keeper, sleeps on an eventfd that the kernel writes only while
-// somebody wants it to (listen). Who polls takes completions without it.
+// Who has armed sleeps on an eventfd that the kernel itself writes, only while it is wanted
+// (listen). Where more is to be begun than the table holds, or somebody waits for an end, one
+// goroutine, the keeper, waits in the kernel for completions. Who polls needs neither.
 type ring struct {
-	b    *Backend
-	fd   int
-	bell *park.Event // wakes the keeper
+	b  *Backend
+	fd int
 
 	ringsMap, entriesMap []byte
 
@@ -35,12 +33,16 @@ type ring struct {
 	cqes   []cqe
 	tail   uint32 // of the submission queue, as we have filled it
 
-	owed atomic.Bool // the keeper is to be woken by kick: something was there before it was wanted
+	bells bool        // the kernel writes the eventfd; guarded by Backend.mu
+	owed  atomic.Bool // kick is to do it: something was there before that was wanted
 
 	files     []bool // places of the table of files that are taken
 	buffers   []bool // those of buffers, but the first, which is the requests'
 	hasBounce bool
-	keeper    sync.WaitGroup
+
+	wanted atomic.Bool   // the keeper is
+	token  chan struct{} // ends its sleep
+	keeper sync.WaitGroup
 }
 
 // queueMap are the words of a queue that the kernel and we share.
@@ -85,17 +87,15 @@ func openRing(b *Backend) (_ *ring, err error) {
 	if err := g.probe(); err != nil {
 		return nil, err
 	}
-	if g.bell, err = park.NewEvent(); err != nil {
-		return nil, err
-	}
-	if err := g.registerEvent(g.bell.FD()); err != nil {
+	if err := g.registerEvent(b.event.FD()); err != nil {
 		return nil, fmt.Errorf("io_uring_register of an eventfd: %w", err)
 	}
 	if n := min(filesMax, descriptorsMax()); g.registerFiles(n) == nil {
 		g.files = make([]bool, n)
 	}
 	g.registerBounce()
-	g.listen(false)
+	g.listen(false, false)
+	g.token = make(chan struct{}, 1)
 	g.keeper.Go(g.keep)
 	return g, nil
 }
@@ -119,13 +119,16 @@ func (g *ring) registerBounce() {
 	}
 }
 
-// keep serves what nobody polls for.
+// keep serves what cannot wait for Poll. While it is wanted something is with the kernel, whose
+// end ends its wait there.
 func (g *ring) keep() {
-	for g.bell.Wait() == nil {
-		for g.pending() {
-			g.b.serve()
+	for range g.token {
+		for g.wanted.Load() {
+			_ = g.enter(0, 1) // EINTR at most: then once more
+			for g.pending() {
+				g.b.serve()
+			}
 		}
-		g.kick()
 	}
 }
 
@@ -194,25 +197,21 @@ func (g *ring) publish() {
 	g.sq.tail.Store(g.tail)
 }
 
-// kick implements mover: one call into the kernel for all that was put, by whomever. What the kernel does not
-// take for a while, having no memory for requests, is left to the keeper.
+// kick implements mover: one call into the kernel for all that was put, by whomever.
 func (g *ring) kick() {
 	if g.owed.Load() && g.owed.CompareAndSwap(true, false) {
-		_ = g.bell.Signal() // fails only when closed
+		g.b.wake()
 	}
-	for try := 0; try < kicksMax; try++ {
+	for pause := 10 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
 		n := g.sq.tail.Load() - g.sq.head.Load()
 		if n == 0 {
 			return
 		}
-		if errno := g.enter(n); errno != 0 && errno != syscall.EINTR {
-			time.Sleep(time.Duration(try+1) * 10 * time.Microsecond)
+		if errno := g.enter(n, 0); errno != 0 && errno != syscall.EINTR {
+			time.Sleep(pause) // the kernel has no memory for requests just now
 		}
 	}
-	_ = g.bell.Signal() // fails only when closed
 }
-
-const kicksMax = 20 // about 2 ms
 
 // pending implements mover.
 func (g *ring) pending() bool { return g.cq.tail.Load() != g.cq.head.Load() }
@@ -234,11 +233,19 @@ func (g *ring) reap(out []landing) (n int) {
 
 // listen implements mover. The kernel looks at the flag after it has shown a completion, and
 // we look for completions after we have changed the flag: one of the two sees the other.
-func (g *ring) listen(on bool) {
-	if g.cq.flags == nil {
-		return // before Linux 5.8 every completion rings
+func (g *ring) listen(need, armed bool) {
+	g.wanted.Store(need)
+	if need {
+		select {
+		case g.token <- struct{}{}:
+		default:
+		}
 	}
-	if !on {
+	g.bells = armed && !need // the keeper wakes the sleeper when there is something for it
+	if g.cq.flags == nil {
+		return // before Linux 5.8 every completion is told
+	}
+	if !g.bells {
 		g.cq.flags.Store(eventfdDisabled)
 		return
 	}
@@ -247,6 +254,9 @@ func (g *ring) listen(on bool) {
 		g.owed.Store(true)
 	}
 }
+
+// tells implements mover.
+func (g *ring) tells() bool { return g.bells }
 
 // fixedBuffers implements mover.
 func (g *ring) fixedBuffers() int32 {
@@ -291,8 +301,13 @@ func (g *ring) dropFile(f *file) {
 // close implements mover.
 func (g *ring) close() error {
 	var errs []error
-	if g.bell != nil {
-		errs = append(errs, g.bell.Close())
+	if g.token != nil {
+		g.wanted.Store(false)
+		e := g.nextEntry()
+		e.opcode, e.fd, e.userData = opNop, -1, cancelTag // ends the keeper's wait
+		g.publish()
+		g.kick()
+		close(g.token)
 		g.keeper.Wait()
 	}
 	if g.fd >= 0 {

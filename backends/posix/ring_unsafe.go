@@ -15,6 +15,7 @@ import (
 
 // The kernel's interface, of include/uapi/linux/io_uring.h.
 const (
+	opNop         = 0
 	opReadv       = 1
 	opWritev      = 2
 	opFsync       = 3
@@ -27,6 +28,8 @@ const (
 	flagFixedFile = 1 << 0
 	flagAsync     = 1 << 4
 	fsyncData     = 1 << 0
+
+	enterGetEvents = 1 << 0
 
 	setupClamp     = 1 << 4
 	setupSubmitAll = 1 << 7
@@ -133,9 +136,13 @@ func ringSetup(entries uint32, p *ringParams) (int, syscall.Errno) {
 	return int(fd), errno
 }
 
-// enter has the kernel take up to n entries.
-func (g *ring) enter(n uint32) syscall.Errno {
-	_, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(g.fd), uintptr(n), 0, 0, 0, 0)
+// enter has the kernel take up to n entries, and waits for so many completions.
+func (g *ring) enter(n, wait uint32) syscall.Errno {
+	flags := uintptr(0)
+	if wait > 0 {
+		flags = enterGetEvents
+	}
+	_, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(g.fd), uintptr(n), uintptr(wait), flags, 0, 0)
 	return errno
 }
 

@@ -5,22 +5,25 @@ package posix
 import (
 	"context"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluicehq/sluice/backends"
 )
 
 // mover hands requests to the kernel: io_uring, or threads.
 type mover interface {
 	// put, cancel, reap and listen are called with Backend.mu held and make no system call.
-	put(r *request)         // never more than Config.Depth at a time
-	cancel(r *request)      // asks for its end; it lands all the same
-	reap(out []landing) int // takes what has landed
-	listen(on bool)         // whether what lands is to be served though nobody polls
-	fixedBuffers() int32    // the registered buffer that the requests' are in, or -1
-	kick()                  // has the kernel begin what was put; without the lock
-	pending() bool          // whether there is something to reap; without the lock
-	addFile(f *file)        // makes a file known, where that is of use
-	dropFile(f *file)       // no request of it is left
-	pin(mem []byte) pin     // registers memory, where that is of use
+	put(r *request)          // never more than Config.Depth at a time
+	cancel(r *request)       // asks for its end; it lands all the same
+	reap(out []landing) int  // takes what has landed
+	listen(need, armed bool) // whether somebody is to serve what lands, and whether somebody sleeps
+	tells() bool             // whether what lands wakes the sleeper
+	fixedBuffers() int32     // the registered buffer that the requests' are in, or -1
+	kick()                   // has the kernel begin what was put; without the lock
+	pending() bool           // whether there is something to reap; without the lock
+	addFile(f *file)         // makes a file known, where that is of use
+	dropFile(f *file)        // no request of it is left
+	pin(mem []byte) pin      // registers memory, where that is of use
 	unpin(p pin)
 	close() error // nothing is in flight
 }
@@ -36,9 +39,17 @@ const reapMax = 32
 
 // serve handles what has landed and begins what there is room for.
 func (b *Backend) serve() {
+	rung := b.doubt.Load()
+	if rung > 0 && !readable(b.event.FD()) {
+		rung = 0
+	}
 	b.mu.Lock()
 	t := b.takeTray()
 	list := t[:b.mover.reap(t[:])]
+	told := b.mover.tells() && len(list) > 0
+	if told {
+		b.noteTold(rung)
+	}
 	scatter := false
 	for _, l := range list {
 		scatter = scatter || l.scatters()
@@ -57,8 +68,21 @@ func (b *Backend) serve() {
 		list[i] = landing{}
 	}
 	b.trays = append(b.trays, t)
+	b.news = b.news && !told
 	b.pump()
 	b.leave()
+}
+
+// noteTold notes that the kernel tells the sleeper of what was reaped, or is about to. It may
+// stop to do so when it has: when the event is found signalled at a later landing, with no
+// Arm in between (rung). Until then nobody knows whether the sleeper has taken the signal, or it is still to come.
+func (b *Backend) noteTold(rung uint64) {
+	if rung > 0 && rung == b.doubt.Load() {
+		b.doubt.Store(0)
+		b.armed.Store(false)
+		return
+	}
+	b.doubt.Store(b.armings.Load())
 }
 
 // tray holds landings while they are served. There are as many as have ever been in use at
@@ -92,12 +116,12 @@ func (b *Backend) leave() {
 	b.mover.kick()
 }
 
-// listen has somebody look after landings that cannot wait for Poll.
+// listen has somebody look after landings that cannot wait for Poll, or wakes who sleeps.
 //
 // Preconditions: mu is held.
 func (b *Backend) listen() {
 	more := b.queue.n > 0 || b.cfg.Durable && len(b.freeJobs) < len(b.jobs)
-	b.mover.listen(more || b.waiters > 0 || b.armed.Load())
+	b.mover.listen(more || b.waiters > 0, b.armed.Load())
 }
 
 // pump begins what there is room for, the jobs in turn.
@@ -268,4 +292,11 @@ func (q *turns) pop() *job {
 	q.head = (q.head + 1) % len(q.list)
 	q.n--
 	return j
+}
+
+// readable reports whether an eventfd is signalled.
+func readable(fd int) bool {
+	poll := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(poll[:], 0)
+	return n == 1 && err == nil
 }
