@@ -29,6 +29,7 @@ type diskEnd struct {
 	lats          *Samples
 	done          [64]backends.Completion
 	desc          [1]backends.Desc
+	pages         backends.Pages
 	poll          [1]unix.PollFd
 	places        []uint32
 }
@@ -161,14 +162,14 @@ func (e *diskEnd) draw(s *Shape) {
 // gather moves entries at random places as one transfer.
 func (e *diskEnd) gather(s *Shape) (diskFigure, error) {
 	e.draw(s)
-	g := backends.Pages{Count: s.Batch, EntryLen: s.Size, LocalStride: s.Size, RemoteStride: s.Size,
+	e.pages = backends.Pages{Count: s.Batch, EntryLen: s.Size, LocalStride: s.Size, RemoteStride: s.Size,
 		Remote: e.places, LocalKey: e.local, RemoteKey: e.remote}
 	pager, ok := e.p.(backends.Pager)
 	if !ok {
 		return diskFigure{}, fmt.Errorf("posix takes no pages: %w", backends.ErrNotSupported)
 	}
 	begin, used := time.Now(), processTime()
-	if err := pager.SubmitPages(s.Op, 0, &g, nil); err != nil {
+	if err := pager.SubmitPages(s.Op, 0, &e.pages, nil); err != nil {
 		return diskFigure{}, err
 	}
 	for {
