@@ -35,6 +35,10 @@ has ibv_devinfo ibverbs-utils
 has ib_write_bw perftest
 has qemu-system-x86_64 qemu-system-x86
 has ip iproute2
+# Files: what the benchmark of a disk stands beside, and what tests make block devices with.
+has fio fio
+has losetup mount
+has mkfs.ext4 e2fsprogs
 has kmod kmod
 has cpio cpio
 { command -v busybox >/dev/null && ! ldd "$(command -v busybox)" >/dev/null 2>&1; } || missing="$missing busybox-static"

@@ -155,7 +155,7 @@ func checkUnknownKeys(s *stage) {
 		s.peer.Drop(key) // of what is not there: ignored
 	}
 	s.compare(l, r, "after batches with unknown keys")
-	s.move(backends.Write, good)
+	s.move(backends.Write, desc(l, 0, r, 0, n)) // compare may have imported it anew
 	s.compare(l, r, "after a write with good keys")
 }
 
@@ -191,6 +191,6 @@ func checkReadOnly(s *stage) {
 		s.refused("pages to read-only memory", backends.ErrReadOnly, s.paging(backends.Write, pages))
 	}
 	s.compare(l, r, "after writes to read-only memory")
-	s.move(backends.Read, good...)
+	s.move(backends.Read, desc(l, 0, r, 0, n))
 	s.compare(l, r, "after a read of read-only memory")
 }

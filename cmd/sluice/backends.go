@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/backends/posix"
 	"github.com/sluicehq/sluice/backends/rdma"
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/backends/ucx"
@@ -44,6 +45,9 @@ var makers = []maker{
 	}},
 	{"mem", backends.InProcess, func(o openOptions) (backends.Backend, error) {
 		return asBackend(mem.New(mem.Config{Workers: o.threads}))
+	}},
+	{posixName, backends.InProcess, func(openOptions) (backends.Backend, error) {
+		return asBackend(posix.New(posix.Config{}))
 	}},
 }
 

@@ -37,7 +37,7 @@ they could be, and which NIC and drive are near to which GPU.`,
 			s := machine.Source{Root: root, LibraryDirs: filepath.SplitList(os.Getenv("LD_LIBRARY_PATH"))}
 			s.Backends = builtBackends(root == "", n.ucx)
 			if root == "" {
-				s.Known = append(ucxChecks(&n.ucx, os.Environ()), rdmaChecks(&n.rdma)...)
+				s.Known = slices.Concat(ucxChecks(&n.ucx, os.Environ()), rdmaChecks(&n.rdma), posixChecks())
 			}
 			tree := examineDevices(root)
 			s.Known = append(s.Known, deviceChecks(&tree)...)

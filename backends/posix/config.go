@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package posix
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Path is how requests reach the kernel.
+type Path uint8
+
+// The paths.
+const (
+	PathAuto    Path = iota // io_uring, or threads where the kernel refuses it
+	PathRing                // io_uring or an error
+	PathThreads             // threads
+)
+
+// Config bounds what a Backend uses. The zero value is useful: every zero field takes its
+// default.
+type Config struct {
+	Path     Path
+	Threads  int    // of the path without io_uring, started with the backend; default 32
+	Depth    int    // requests with the kernel at a time; default 128, each with 64 KiB of buffer
+	PieceMax int    // bytes of one request; default 1 MiB, a multiple of 64 KiB
+	GapMax   int    // bytes between two entries that a read takes along; default 16 KiB, negative: none
+	JobsMax  int    // tags accepted and not yet polled; default 1,024
+	KeysMax  int    // memories registered at a time; default 64 Ki, at most 1 Mi
+	PinMax   uint64 // bytes of host memory registered with io_uring, in order of Register; default none
+
+	// Buffered has all bytes go through the page cache, also where O_DIRECT would do.
+	Buffered bool
+
+	// Durable has a write complete only once an fdatasync that began after its last byte
+	// has ended: one for all writes to a file that wait for it.
+	Durable bool
+}
+
+const (
+	bounceBytes = 64 << 10 // of a request: unaligned and scattered reads come through it
+	descsMax    = 4096
+	pagesMax    = 64 << 10
+	iovecsMax   = 64       // places in memory of one request
+	blockMin    = 4 << 10  // whole blocks and nothing else go past the page cache: a page at least
+	splitMin    = 64 << 10 // bytes of whole blocks within a piece that are worth a request apart
+	inlineMax   = 64 << 10 // bytes that Submit lets the kernel copy to or from the page cache
+	turnMax     = 32       // requests of one job before the next has its turn
+	retriesMax  = 1000     // of a request that the kernel neither did nor refused
+	threadsMax  = 1024
+	depthMax    = 4096
+)
+
+func (c *Config) ensureDefaults() {
+	setDefault(&c.Threads, 32)
+	setDefault(&c.Depth, 128)
+	setDefault(&c.PieceMax, 1<<20)
+	setDefault(&c.GapMax, 16<<10)
+	setDefault(&c.JobsMax, 1024)
+	setDefault(&c.KeysMax, 64<<10)
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+func (c *Config) check() error {
+	switch {
+	case c.Path > PathThreads:
+		return fmt.Errorf("config: Path %d is not known: %w", c.Path, backends.ErrBounds)
+	case c.Threads < 1 || c.Threads > threadsMax:
+		return fmt.Errorf("config: Threads %d is not within 1 to %d: %w", c.Threads, threadsMax, backends.ErrBounds)
+	case c.Depth < 1 || c.Depth > depthMax:
+		return fmt.Errorf("config: Depth %d is not within 1 to %d: %w", c.Depth, depthMax, backends.ErrBounds)
+	case c.PieceMax < bounceBytes || c.PieceMax > 1<<30 || c.PieceMax%bounceBytes != 0:
+		return fmt.Errorf("config: PieceMax %d is no multiple of 64 KiB up to 1 GiB: %w", c.PieceMax, backends.ErrBounds)
+	case c.JobsMax < 1 || c.JobsMax > 1<<20:
+		return fmt.Errorf("config: JobsMax %d is not within 1 to 1 Mi: %w", c.JobsMax, backends.ErrBounds)
+	case c.KeysMax < 1 || c.KeysMax > 1<<20:
+		return fmt.Errorf("config: KeysMax %d is not within 1 to 1 Mi: %w", c.KeysMax, backends.ErrBounds)
+	}
+	return nil
+}
+
+func caps() backends.Caps {
+	var pairs backends.Pairs
+	pairs[backends.DRAM] = backends.KindsOf(backends.File)
+	return backends.Caps{
+		Name: "posix", Reach: backends.InProcess, Pairs: pairs,
+		DescsMax: descsMax, PagesMax: pagesMax,
+		Cost: backends.Cost{Setup: 60 * time.Microsecond, PerPiece: 10 * time.Microsecond, Rate: 2e9},
+	}
+}

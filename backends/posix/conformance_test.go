@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package posix
+
+import (
+	"os"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+)
+
+// harness is the backend over files.
+func harness(name string, cfg Config, remote backendtest.Allocator) backendtest.Harness {
+	return backendtest.Harness{
+		Name:     name,
+		New:      func() (backends.Backend, error) { return New(cfg) },
+		Remote:   remote,
+		SelfOnly: true,
+	}
+}
+
+// tmpfs is a directory in memory.
+const tmpfs = "/dev/shm"
+
+// moving are the checks that see where bytes lie and how they are cut: all that a place, or
+// a limit, can make different.
+var moving = []string{"Lengths", "DescsMax", "Neighbours", "SeveralMemories", "Pages", "PagesMax", "Load", "Full", "CancelWrite", "CancelRead", "NoAllocation", "Hammer"}
+
+// variants are ways of the backend, each over memory that lies off bytes behind whole blocks
+// of its file.
+var variants = []struct {
+	name string
+	cfg  Config
+	dir  string
+	off  uint64
+	only []string
+}{
+	{"ring", Config{Path: PathRing}, os.TempDir(), 0, nil},
+	{"ring-odd", Config{Path: PathRing}, os.TempDir(), 777, moving},
+	{"ring-sector", Config{Path: PathRing, PinMax: 1 << 30}, os.TempDir(), 512, moving},
+	{"ring-small", Config{Path: PathRing, Depth: 3, PieceMax: 64 << 10, JobsMax: 9, PinMax: 1 << 30}, os.TempDir(), 0, nil},
+	{"ring-tmpfs", Config{Path: PathRing}, tmpfs, 0, moving},
+	{"ring-durable", Config{Path: PathRing, Durable: true}, tmpfs, 5, moving},
+	{"threads", Config{Path: PathThreads}, os.TempDir(), 0, moving},
+	{"threads-odd", Config{Path: PathThreads, Threads: 2, Depth: 5}, os.TempDir(), 777, nil},
+	{"threads-tmpfs", Config{Path: PathThreads, Threads: 1, Durable: true}, tmpfs, 0, moving},
+}
+
+func TestBackend(t *testing.T) {
+	for _, v := range variants {
+		t.Run(v.name, func(t *testing.T) {
+			h := harness(v.name, v.cfg, backendtest.FileMemory(v.dir, v.off))
+			h.Only = v.only
+			backendtest.Run(t, h)
+		})
+	}
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package posix
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"syscall"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// FileError is why a transfer failed at a file. A *backends.PieceError around it names the
+// piece of the batch, unless Op is "sync".
+type FileError struct {
+	Op   string // "read", "write", "sync" or "reserve"
+	Name string // of the file, as the system knows it now
+	Off  int64  // where in the file it ended, in bytes; -1 of a sync
+	Err  error  // a syscall.Errno, or io.ErrUnexpectedEOF where the file has become shorter
+}
+
+// Error names the file, the offset and what mends it where that is known.
+func (e *FileError) Error() string {
+	where := ""
+	if e.Off >= 0 {
+		where = fmt.Sprintf(" at byte %d", e.Off)
+	}
+	return fmt.Sprintf("%s %s%s: %v%s", e.Op, e.Name, where, e.Err, e.cure())
+}
+
+// Unwrap returns the cause.
+func (e *FileError) Unwrap() error { return e.Err }
+
+func (e *FileError) cure() string {
+	switch {
+	case errors.Is(e.Err, syscall.ENOSPC), errors.Is(e.Err, syscall.EDQUOT):
+		return " (reserve the room beforehand with posix.File.Grow)"
+	case errors.Is(e.Err, syscall.EIO):
+		return " (the device failed, see the kernel's log: what was written before may be lost as well)"
+	case errors.Is(e.Err, io.ErrUnexpectedEOF):
+		return " (the file was cut since it was registered)"
+	}
+	return ""
+}
+
+var (
+	errUnknownKey = fmt.Errorf("unknown key: %w", backends.ErrBounds)
+	errNotLocal   = fmt.Errorf("posix moves between host memory of the initiator and files: %w", backends.ErrNotSupported)
+	errElsewhere  = errors.New("posix reaches files of its own process only: those of others are served by their engines")
+)

@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package posix
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+// bothPaths runs a test over each of them.
+func bothPaths(t *testing.T, run func(t *testing.T, cfg Config)) {
+	for name, cfg := range map[string]Config{"ring": {Path: PathRing}, "threads": {Path: PathThreads, Threads: 3}} {
+		t.Run(name, func(t *testing.T) {
+			leak.Check(t)
+			run(t, cfg)
+		})
+	}
+}
+
+// newFile makes a file of that many bytes.
+func newFile(t testing.TB, dir string, n int64) *os.File {
+	t.Helper()
+	f, err := os.Create(filepath.Join(dir, "file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	if err := f.Truncate(n); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func fileSegment(f *os.File, n uint64) backends.Segment {
+	return backends.Segment{Kind: backends.File, Len: n, FD: int(f.Fd())}
+}
+
+// move runs a batch and returns its outcome.
+func (r *rig) move(t *testing.T, op backends.Op, descs ...backends.Desc) error {
+	t.Helper()
+	for i := range descs {
+		descs[i].LocalKey, descs[i].RemoteKey = r.local, r.remote
+	}
+	if err := r.p.Submit(op, 7, descs); err != nil {
+		return err
+	}
+	return r.outcome(t, 7)
+}
+
+// outcome waits for the only tag under way.
+func (r *rig) outcome(t *testing.T, tag uint64) error {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Microsecond) {
+		k, err := r.b.Poll(r.done[:])
+		switch {
+		case err != nil:
+			t.Fatalf("poll: %v", err)
+		case k == 1 && r.done[0].Tag == tag:
+			return r.done[0].Err
+		case k > 0:
+			t.Fatalf("%d completions, the first %+v", k, r.done[0])
+		case time.Now().After(end):
+			t.Fatalf("no completion")
+		}
+	}
+}
+
+// wantFileError wants an error to say which piece failed, how, and where.
+func wantFileError(t *testing.T, err error, piece int, op string, off int64, cause error) {
+	t.Helper()
+	var p *backends.PieceError
+	var f *FileError
+	if !errors.As(err, &p) || !errors.As(err, &f) || !errors.Is(err, cause) {
+		t.Fatalf("%v: want a *PieceError of a *FileError of %v", err, cause)
+	}
+	if p.Piece != piece || f.Op != op || f.Off != off && off >= 0 {
+		t.Errorf("%v: want piece %d, %s, byte %d", err, piece, op, off)
+	}
+}
+
+func TestFileCutShort(t *testing.T) {
+	bothPaths(t, func(t *testing.T, cfg Config) {
+		for _, buffered := range []bool{false, true} {
+			const size, left = 8 << 20, 3<<20 + 1234
+			cfg.Buffered = buffered
+			f := newFile(t, t.TempDir(), size)
+			r := newRig(t, cfg, fileSegment(f, size), size)
+			if err := r.move(t, backends.Read, backends.Desc{Len: size}); err != nil {
+				t.Fatal(err)
+			}
+			if err := f.Truncate(left); err != nil {
+				t.Fatal(err)
+			}
+			whole := []backends.Desc{{Len: 1 << 20}, {Local: 1 << 20, Remote: 1 << 20, Len: size - 1<<20}}
+			wantFileError(t, r.move(t, backends.Read, whole...), 1, "read", -1, io.ErrUnexpectedEOF)
+			for _, n := range []uint64{1, 656} {
+				gone := backends.Desc{Remote: left - 1, Len: n + 1}
+				wantFileError(t, r.move(t, backends.Read, gone), 0, "read", left, io.ErrUnexpectedEOF)
+			}
+			for _, d := range []backends.Desc{{Len: left}, {Remote: left - 656, Len: 656}} {
+				if err := r.move(t, backends.Read, d); err != nil {
+					t.Errorf("read of %d bytes that are there: %v", d.Len, err)
+				}
+			}
+		}
+	})
+}
+
+// TestFileCutMeanwhile cuts and grows a file under reads: each ends, well or with the
+// typed error.
+func TestFileCutMeanwhile(t *testing.T) {
+	bothPaths(t, func(t *testing.T, cfg Config) {
+		const size = 4 << 20
+		f := newFile(t, t.TempDir(), size)
+		r := newRig(t, cfg, fileSegment(f, size), size)
+		stop, stopped := make(chan struct{}), make(chan error)
+		go func() {
+			var err error
+			for i := 0; err == nil; i++ {
+				select {
+				case <-stop:
+					stopped <- nil
+					return
+				default:
+					err = f.Truncate(int64(i % 5 * (size / 4)))
+				}
+			}
+			<-stop
+			stopped <- err
+		}()
+		failed := 0
+		for range 200 {
+			err := r.move(t, backends.Read, backends.Desc{Len: size - 1})
+			if err == nil {
+				continue
+			}
+			failed++
+			wantFileError(t, err, 0, "read", -1, io.ErrUnexpectedEOF)
+		}
+		close(stop)
+		if err := <-stopped; err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%d of 200 reads found the file cut", failed)
+	})
+}
+
+func TestDescriptorClosed(t *testing.T) {
+	bothPaths(t, func(t *testing.T, cfg Config) {
+		const size = 1 << 20
+		f := newFile(t, t.TempDir(), size)
+		r := newRig(t, cfg, fileSegment(f, size), size)
+		gone := fileSegment(f, size)
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.b.Register(gone); !errors.Is(err, syscall.EBADF) {
+			t.Errorf("register a closed descriptor: %v", err)
+		}
+		copy(r.mem, "still here")
+		if err := r.move(t, backends.Write, backends.Desc{Len: size}); err != nil {
+			t.Errorf("write to a file whose caller has closed it: %v", err)
+		}
+		clear(r.mem)
+		if err := r.move(t, backends.Read, backends.Desc{Len: 10}); err != nil || string(r.mem[:10]) != "still here" {
+			t.Errorf("read %q, %v", r.mem[:10], err)
+		}
+	})
+}
+
+func TestRegisterRefuses(t *testing.T) {
+	leak.Check(t)
+	b, err := New(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	f := newFile(t, t.TempDir(), 5000)
+	reader, err := os.Open(f.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	writer, err := os.OpenFile(f.Name(), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer writer.Close()
+	appender, err := os.OpenFile(f.Name(), os.O_RDWR|os.O_APPEND, 0) // writes of any offset would go to its end
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer appender.Close()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	past := fileSegment(f, 4000)
+	past.FileOff = 1001
+	for name, c := range map[string]struct {
+		seg  backends.Segment
+		want error
+	}{
+		"longer than the file": {fileSegment(f, 5001), backends.ErrBounds},
+		"past the end":         {past, backends.ErrBounds},
+		"may only be read":     {fileSegment(reader, 5000), backends.ErrReadOnly},
+		"may only be written":  {fileSegment(writer, 5000), backends.ErrNotSupported},
+		"appends":              {fileSegment(appender, 5000), backends.ErrNotSupported},
+		"no file":              {fileSegment(null, 5000), backends.ErrNotSupported},
+	} {
+		if _, err := b.Register(c.seg); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+	}
+	seg := fileSegment(reader, 5000)
+	seg.ReadOnly = true
+	if _, err := b.Register(seg); err != nil {
+		t.Errorf("a file that may only be read, for reading: %v", err)
+	}
+}
+
+func TestDiskFull(t *testing.T) {
+	dir := mountSmall(t, 24<<20)
+	bothPaths(t, func(t *testing.T, cfg Config) {
+		for _, buffered := range []bool{false, true} {
+			cfg.Buffered = buffered
+			const size = 64 << 20
+			f := newFile(t, dir, size) // has no blocks yet
+			r := newRig(t, cfg, fileSegment(f, size), size)
+			for i := range r.mem {
+				r.mem[i] = byte(i)
+			}
+			err := r.move(t, backends.Write, backends.Desc{Len: size})
+			wantFileError(t, err, 0, "write", -1, syscall.ENOSPC)
+			if err := f.Truncate(0); err != nil {
+				t.Fatal(err)
+			}
+			if err := f.Truncate(size); err != nil {
+				t.Fatal(err)
+			}
+			if err := r.move(t, backends.Write, backends.Desc{Len: 1 << 20}); err != nil {
+				t.Errorf("write when there is room again: %v", err)
+			}
+		}
+	})
+}
+
+// TestDeviceFails cuts the file under a loop device: what is past its end is EIO.
+func TestDeviceFails(t *testing.T) {
+	device, file := loopDevice(t, 8<<20)
+	bothPaths(t, func(t *testing.T, cfg Config) {
+		if err := os.Truncate(file, 8<<20); err != nil {
+			t.Fatal(err)
+		}
+		f, err := Open(device, OpenOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		r := newRig(t, cfg, f.Segment(), 8<<20)
+		if err := r.move(t, backends.Read, backends.Desc{Len: 8 << 20}); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(file, 4<<20); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.move(t, backends.Read, backends.Desc{Len: 4 << 20}); err != nil {
+			t.Errorf("read of what is there: %v", err)
+		}
+		err = r.move(t, backends.Read, backends.Desc{Len: 1 << 20}, backends.Desc{Local: 1 << 20, Remote: 5 << 20, Len: 3 << 20})
+		wantFileError(t, err, 1, "read", -1, syscall.EIO)
+	})
+}
+
+// TestMixedWrites has neighbours in the same pages written past the page cache and through
+// it, from many batches at once: none of the bytes may get lost.
+func TestMixedWrites(t *testing.T) {
+	bothPaths(t, func(t *testing.T, cfg Config) {
+		const part, parts = 100_000, 40
+		f := newFile(t, t.TempDir(), part*parts)
+		r := newRig(t, cfg, fileSegment(f, part*parts), part*parts)
+		s := sabotage(r, nil)
+		for round := range 6 {
+			for i := range r.mem {
+				r.mem[i] = byte(i*7 + i>>13 + round)
+			}
+			for i := range uint64(parts) {
+				d := []backends.Desc{{Local: i * part, Remote: i * part, Len: part, LocalKey: r.local, RemoteKey: r.remote}}
+				if err := r.p.Submit(backends.Write, i, d); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for left := parts; left > 0; {
+				k, err := r.b.Poll(r.done[:])
+				for _, c := range r.done[:k] {
+					err = errors.Join(err, c.Err)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				left -= k
+			}
+			if err := f.Sync(); err != nil {
+				t.Fatalf("sync: %v", err)
+			}
+			if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+				t.Fatal(err)
+			}
+			got, err := os.ReadFile(f.Name())
+			if err != nil || !bytes.Equal(got, r.mem) {
+				t.Fatalf("round %d: the file differs from what was written (%v)", round, err)
+			}
+		}
+		if s.kinds[cached] == 0 || s.kinds[direct] == 0 || s.mixed > 0 {
+			t.Errorf("%d writes through the page cache and %d past it, %d of them beside the other kind",
+				s.kinds[cached], s.kinds[direct], s.mixed)
+		}
+	})
+}
+
+// TestFlagsStay opens what the caller has opened with O_DIRECT, or O_DSYNC, or both.
+func TestFlagsStay(t *testing.T) {
+	bothPaths(t, func(t *testing.T, cfg Config) {
+		const size = 300_000
+		made := newFile(t, t.TempDir(), size)
+		for _, flags := range []int{unix.O_DIRECT, unix.O_DSYNC, unix.O_DIRECT | unix.O_DSYNC} {
+			f, err := os.OpenFile(made.Name(), os.O_RDWR|flags, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := newRig(t, cfg, fileSegment(f, size), size)
+			for fd := range r.b.descriptors() {
+				got, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+				if err != nil || got&unix.O_DSYNC != flags&unix.O_DSYNC {
+					t.Errorf("opened with %#x, and once more with %#x, %v", flags, got, err)
+				}
+			}
+			for i := range r.mem {
+				r.mem[i] = byte(i * flags >> 7)
+			}
+			for off := uint64(0); off < 3; off++ {
+				if err := r.move(t, backends.Write, backends.Desc{Local: off, Remote: off, Len: size - off}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got, err := os.ReadFile(f.Name()); err != nil || !bytes.Equal(got, r.mem) {
+				t.Errorf("flags %#x: the file differs (%v)", flags, err)
+			}
+			if err := f.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// descriptors visits those of all files.
+func (b *Backend) descriptors() func(yield func(int) bool) {
+	return func(yield func(int) bool) {
+		for _, f := range b.files {
+			for _, fd := range []int{f.fd, f.direct} {
+				if fd >= 0 && !yield(fd) {
+					return
+				}
+			}
+		}
+	}
+}

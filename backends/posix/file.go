@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package posix
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// fileID tells files apart: registrations of one file share its descriptors.
+type fileID struct {
+	dev, ino uint64
+	flags    int // how the caller's descriptor was opened
+}
+
+// file is an open file or block device that memories lie in.
+type file struct {
+	id   fileID
+	refs int // memories; guarded by Backend.mu
+
+	fd     int // a descriptor of our own, through the page cache
+	direct int // the same file past the page cache; -1: there is none
+	why    string
+	block  uint64 // offsets and lengths past the page cache are multiples of it; a power of two
+	align  uint64 // so are addresses of this one
+
+	fixed, fixedDirect int32 // places in the table of io_uring; -1: none
+
+	// Guarded by Backend.mu.
+	refused  bool   // direct is of no use, as has turned out: see why
+	writing  [2]int // requests under way: through the page cache, past it
+	turn     *job   // waits until the other kind of write has ended
+	turnKind int    // and wants this kind
+	syncing  bool
+	waiting  []*job // for a sync that has not begun
+	covered  []*job // by that under way
+	listed   bool   // in Backend.unsynced
+}
+
+// The two kinds of access, as indices of file.writing.
+const (
+	cached = iota
+	direct
+)
+
+// openFile opens the file behind a caller's descriptor for ourselves, so that nothing of
+// what we do depends on how long the caller keeps it.
+func openFile(fd int, id fileID, buffered bool) (_ *file, err error) {
+	f := &file{id: id, fd: -1, direct: -1, fixed: -1, fixedDirect: -1}
+	defer func() {
+		if err != nil {
+			_ = f.close()
+		}
+	}()
+	if f.fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+		f.fd = -1
+		return nil, fmt.Errorf("duplicate descriptor %d: %w", fd, os.NewSyscallError("fcntl", err))
+	}
+	mode := id.flags &^ unix.O_DIRECT
+	if id.flags&unix.O_DIRECT != 0 {
+		if err := f.swapDirect(mode); err != nil {
+			return nil, err
+		}
+	}
+	switch {
+	case buffered:
+		f.why = "Config.Buffered"
+		err = f.dropDirect()
+	case f.direct < 0:
+		f.openDirect(mode)
+	}
+	if err == nil && f.direct >= 0 {
+		f.measure()
+	}
+	return f, err
+}
+
+// swapDirect keeps a caller's O_DIRECT descriptor for what it is, and opens another.
+func (f *file) swapDirect(mode int) error {
+	plain, err := reopen(f.fd, mode)
+	if err != nil {
+		return fmt.Errorf("open once more without O_DIRECT, for what is no whole block: %w", err)
+	}
+	f.direct, f.fd = f.fd, plain
+	return nil
+}
+
+func (f *file) openDirect(mode int) {
+	fd, err := reopen(f.fd, mode|unix.O_DIRECT)
+	if err != nil {
+		f.why = "no O_DIRECT: " + err.Error()
+		return
+	}
+	f.direct = fd
+}
+
+func reopen(fd, flags int) (int, error) {
+	again, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, os.NewSyscallError("open", err)
+	}
+	return again, nil
+}
+
+// measure asks how blocks past the page cache must be aligned. A page is the least: two
+// kinds of write within one would not keep apart.
+func (f *file) measure() {
+	f.block, f.align = blockMin, 512
+	var st unix.Statx_t
+	err := unix.Statx(f.direct, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
+	if err == nil && st.Mask&unix.STATX_DIOALIGN != 0 {
+		f.align = uint64(st.Dio_mem_align)
+		f.block = max(f.block, uint64(st.Dio_offset_align))
+	}
+	f.block = max(f.block, uint64(os.Getpagesize()))
+	if err == nil && st.Mask&unix.STATX_DIOALIGN != 0 && st.Dio_offset_align == 0 {
+		f.why = "the filesystem has no O_DIRECT for this file"
+		_ = f.dropDirect()
+		return
+	}
+	if f.block > bounceBytes/2 || f.block&(f.block-1) != 0 || f.align > f.block || f.align == 0 {
+		f.why = fmt.Sprintf("O_DIRECT wants blocks of %d bytes", f.block)
+		_ = f.dropDirect()
+	}
+}
+
+// mayPast reports whether there is a way past the page cache.
+func (f *file) mayPast() bool { return f.direct >= 0 && !f.refused }
+
+func (f *file) dropDirect() error {
+	fd := f.direct
+	f.direct, f.block = -1, 0
+	if fd < 0 {
+		return nil
+	}
+	return unix.Close(fd)
+}
+
+func (f *file) close() error {
+	err := f.dropDirect()
+	if f.fd >= 0 {
+		err = errors.Join(err, unix.Close(f.fd))
+	}
+	return err
+}
+
+// name is what the system calls it now.
+func (f *file) name() string {
+	name, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(f.fd))
+	if err != nil {
+		return fmt.Sprintf("file %d:%d", f.id.dev, f.id.ino)
+	}
+	return name
+}
+
+// examine looks at a caller's descriptor: what it is, and how many bytes it holds.
+func examine(fd int) (id fileID, size uint64, err error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return id, 0, fmt.Errorf("descriptor %d: %w", fd, os.NewSyscallError("fstat", err))
+	}
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	if err != nil {
+		return id, 0, fmt.Errorf("descriptor %d: %w", fd, os.NewSyscallError("fcntl", err))
+	}
+	if flags&(unix.O_APPEND|unix.O_PATH) != 0 {
+		return id, 0, fmt.Errorf("descriptor %d: open it without O_APPEND and O_PATH: %w", fd, backends.ErrNotSupported)
+	}
+	id = fileID{uint64(st.Dev), st.Ino, flags & (unix.O_ACCMODE | unix.O_DIRECT | unix.O_SYNC)}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return id, uint64(st.Size), nil
+	case unix.S_IFBLK:
+		size, err := deviceSize(fd)
+		return id, size, err
+	}
+	return id, 0, fmt.Errorf("descriptor %d is neither a file nor a block device: %w", fd, backends.ErrNotSupported)
+}
+
+// admit refuses what transfers could not work with.
+func admit(seg *backends.Segment, id fileID, size uint64) error {
+	switch mode := id.flags & unix.O_ACCMODE; {
+	case mode == unix.O_WRONLY:
+		return fmt.Errorf("descriptor %d may only be written: open it with O_RDWR: %w", seg.FD, backends.ErrNotSupported)
+	case mode == unix.O_RDONLY && !seg.ReadOnly:
+		return fmt.Errorf("descriptor %d may only be read: set Segment.ReadOnly or open it with O_RDWR: %w", seg.FD, backends.ErrReadOnly)
+	case seg.FileOff > size || seg.Len > size-seg.FileOff:
+		return fmt.Errorf("[%d, +%d) of a file of %d bytes: make it as long first, with posix.File.Grow: %w",
+			seg.FileOff, seg.Len, size, backends.ErrBounds)
+	}
+	return nil
+}

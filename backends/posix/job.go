@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package posix
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// job is a batch under way. Jobs are made at the start and reused, with the memory of
+// their lists. All is guarded by Backend.mu.
+type job struct {
+	p    *peer
+	op   backends.Op
+	tag  uint64
+	live bool
+
+	paged  bool
+	pages  backends.Pages
+	sorted bool     // by order: the entries of the pattern do not rise in the file
+	order  []uint64 // file index and entry
+	items  []item   // of descriptors, rising in the file within each view
+	views  []view
+	count  int
+
+	at     cursor // what the next request begins with
+	high   uint64 // end of what was begun in the file of the view
+	flying int    // requests
+	syncs  int    // files whose sync it waits for
+	synced bool   // it has asked for those
+	queued bool   // in Backend.queue
+	err    error
+}
+
+// cursor is a place in the pieces of a job.
+type cursor struct {
+	piece int
+	off   uint64 // within the piece
+}
+
+// item is a descriptor.
+type item struct {
+	local, remote, n uint64
+	view, index      uint32
+}
+
+// view is a pair of memories.
+type view struct {
+	localKey, remoteKey uint32
+	local               *memory
+	remote              remote
+}
+
+func (v *view) shows(localKey, remoteKey uint32) bool {
+	return v.localKey == localKey && v.remoteKey == remoteKey
+}
+
+// reaches reports whether the job uses a memory by a token of an epoch before, or as its
+// own, which has no epoch.
+func (j *job) reaches(m *memory, epoch uint64) bool {
+	for i := range j.views {
+		v := &j.views[i]
+		if v.remote.m == m && v.remote.epoch < epoch || v.local == m && m.closed {
+			return true
+		}
+	}
+	return false
+}
+
+// piece returns one, in the order in which they are done.
+func (j *job) piece(i int) item {
+	if !j.paged {
+		return j.items[i]
+	}
+	if j.sorted {
+		i = int(uint32(j.order[i]))
+	}
+	return item{local: j.pages.LocalAt(i), remote: j.pages.RemoteAt(i), n: j.pages.EntryLen, index: uint32(i)}
+}
+
+// setDescs takes a list, whose memory is the caller's, in the order of the file.
+func (j *job) setDescs(descs []backends.Desc) {
+	j.paged, j.items = false, j.items[:0]
+	rising, at := true, 0
+	for i := range descs {
+		d := &descs[i]
+		for !j.views[at].shows(d.LocalKey, d.RemoteKey) {
+			at++
+		}
+		j.items = append(j.items, item{d.Local, d.Remote, d.Len, uint32(at), uint32(i)})
+		rising = rising && (i == 0 || less(&j.items[i-1], &j.items[i]) < 0)
+	}
+	if !rising {
+		slices.SortFunc(j.items, func(a, b item) int { return less(&a, &b) })
+	}
+	j.count = len(descs)
+}
+
+func less(a, b *item) int {
+	if a.view != b.view {
+		return cmp.Compare(a.view, b.view)
+	}
+	if a.remote != b.remote {
+		return cmp.Compare(a.remote, b.remote)
+	}
+	return cmp.Compare(a.index, b.index)
+}
+
+// setPages takes a pattern. Its lists stay as they are until the job ends.
+func (j *job) setPages(p *backends.Pages) {
+	j.paged, j.pages, j.count = true, *p, p.Count
+	j.sorted = p.Remote != nil && !slices.IsSorted(p.Remote)
+	if !j.sorted {
+		return
+	}
+	j.order = j.order[:0]
+	for i, index := range p.Remote {
+		j.order = append(j.order, uint64(index)<<32|uint64(i))
+	}
+	slices.Sort(j.order)
+}
+
+// clear forgets what the job pointed to, and lists of a length that is seldom.
+func (j *job) clear() {
+	clear(j.views)
+	j.views, j.pages, j.p, j.err = j.views[:0], backends.Pages{}, nil, nil
+	j.live = false
+	if cap(j.order) > keptMax {
+		j.order = nil
+	}
+}
+
+const keptMax = 16 << 10 // entries: 128 KiB a job

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package posix
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// OpenOptions say which range of a file is opened, and how.
+type OpenOptions struct {
+	Off, Len uint64 // bytes; Len 0 is all from Off to the end
+	Create   bool   // make the file if there is none, and Grow it to the range
+	ReadOnly bool
+}
+
+// File is a range of an open file or block device, for the engine to register. It is not
+// for several goroutines at once.
+type File struct {
+	f        *os.File
+	off, n   uint64
+	device   bool
+	readOnly bool
+}
+
+// Open opens a range of a file or of a block device. A range past the end is ErrBounds,
+// unless the options have the file grow.
+func Open(path string, o OpenOptions) (*File, error) {
+	flags := os.O_RDWR
+	if o.ReadOnly {
+		flags = os.O_RDONLY
+	}
+	if o.Create {
+		flags |= os.O_CREATE
+	}
+	f, err := os.OpenFile(path, flags, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open region: %w", err)
+	}
+	r := &File{f: f, off: o.Off, readOnly: o.ReadOnly}
+	if err := r.open(&o); err != nil {
+		return nil, errors.Join(fmt.Errorf("open region of %s: %w", path, err), f.Close())
+	}
+	return r, nil
+}
+
+func (r *File) open(o *OpenOptions) error {
+	info, err := r.f.Stat()
+	if err != nil {
+		return err
+	}
+	_, size, err := examine(int(r.f.Fd()))
+	if err != nil {
+		return err
+	}
+	r.device = info.Mode()&os.ModeDevice != 0
+	if o.Off > math.MaxInt64 || o.Len > math.MaxInt64-o.Off {
+		return fmt.Errorf("[%d, +%d) is no range of a file: %w", o.Off, o.Len, backends.ErrBounds)
+	}
+	r.n = o.Len
+	if o.Len == 0 {
+		r.n = size - min(o.Off, size)
+	}
+	switch {
+	case r.n == 0:
+		return fmt.Errorf("no bytes from %d on: give a length: %w", o.Off, backends.ErrBounds)
+	case o.Off+r.n <= size:
+		return nil
+	case o.Create:
+		return r.Grow(r.n)
+	}
+	return fmt.Errorf("[%d, +%d) of %d bytes: set OpenOptions.Create, or open less: %w", o.Off, r.n, size, backends.ErrBounds)
+}
+
+// Grow makes the range n bytes long, and reserves room on the disk for all of it: no write
+// to it runs out of space later. What is new reads as zeros. Memory that was registered
+// keeps its length. ErrNotSupported says that a device, or the filesystem, cannot.
+func (r *File) Grow(n uint64) error {
+	if n < r.n || n > math.MaxInt64-r.off {
+		return fmt.Errorf("grow region from %d to %d bytes: %w", r.n, n, backends.ErrBounds)
+	}
+	if r.readOnly {
+		return fmt.Errorf("grow region: %w", backends.ErrReadOnly)
+	}
+	if r.device {
+		return fmt.Errorf("grow region: a block device has the size it has: %w", backends.ErrNotSupported)
+	}
+	for {
+		switch err := unix.Fallocate(int(r.f.Fd()), 0, int64(r.off), int64(n)); err {
+		case nil:
+			r.n = n
+			return nil
+		case unix.EINTR:
+		case unix.EOPNOTSUPP:
+			return fmt.Errorf("grow region: the filesystem cannot reserve room: %w", backends.ErrNotSupported)
+		default:
+			return fmt.Errorf("grow region: %w", &FileError{Op: "reserve", Name: r.f.Name(), Off: int64(r.off), Err: err})
+		}
+	}
+}
+
+// Segment returns what Engine.Register takes. Its descriptor is the File's: close that after
+// Register has returned.
+func (r *File) Segment() backends.Segment {
+	return backends.Segment{Kind: backends.File, Len: r.n, FD: int(r.f.Fd()), FileOff: r.off, ReadOnly: r.readOnly}
+}
+
+// Close closes the descriptor. Regions that were registered stay.
+func (r *File) Close() error { return r.f.Close() }

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package posix
+
+import (
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+func TestOpen(t *testing.T) {
+	leak.Check(t)
+	path := filepath.Join(t.TempDir(), "pool")
+	if _, err := Open(path, OpenOptions{}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("open what is not there: %v", err)
+	}
+	f, err := Open(path, OpenOptions{Create: true, Off: 4096, Len: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if s := f.Segment(); s.Kind != backends.File || s.FileOff != 4096 || s.Len != 1<<20 {
+		t.Errorf("segment %+v", s)
+	}
+	blocks := func() int64 {
+		var st syscall.Stat_t
+		if err := syscall.Stat(path, &st); err != nil {
+			t.Fatal(err)
+		}
+		return st.Blocks * 512
+	}
+	if n := blocks(); n < 1<<20 {
+		t.Errorf("%d bytes reserved of %d", n, 1<<20)
+	}
+	if err := f.Grow(4 << 20); err != nil {
+		t.Fatal(err)
+	}
+	if n := blocks(); n < 4<<20 || f.Segment().Len != 4<<20 {
+		t.Errorf("after Grow: %d bytes reserved, segment of %d", n, f.Segment().Len)
+	}
+	for _, n := range []uint64{0, 1 << 20, math.MaxUint64, math.MaxInt64} {
+		if err := f.Grow(n); !errors.Is(err, backends.ErrBounds) {
+			t.Errorf("grow to %d: %v", n, err)
+		}
+	}
+	for _, o := range []OpenOptions{{Off: 8 << 20}, {Off: 4096, Len: 4<<20 + 1}, {Off: 1 << 63}, {Off: 5, Len: math.MaxUint64}, {ReadOnly: true, Len: 8 << 20}} {
+		if _, err := Open(path, o); !errors.Is(err, backends.ErrBounds) {
+			t.Errorf("open %+v of 4 MiB: %v", o, err)
+		}
+	}
+	reader, err := Open(path, OpenOptions{ReadOnly: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	if s := reader.Segment(); !s.ReadOnly || s.Len != 4<<20+4096 {
+		t.Errorf("segment %+v", s)
+	}
+	if err := reader.Grow(8 << 20); !errors.Is(err, backends.ErrReadOnly) {
+		t.Errorf("grow what may only be read: %v", err)
+	}
+	for _, path := range []string{os.DevNull, t.TempDir()} {
+		if _, err := Open(path, OpenOptions{ReadOnly: true}); err == nil {
+			t.Errorf("opened %s", path)
+		}
+	}
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package posix
+
+import (
+	"github.com/sluicehq/sluice/backends"
+)
+
+// pin is host memory that io_uring knows, so that its pages are not looked up for each
+// request. The zero value is memory that it does not know.
+//
+// The kernel then goes on with the pages that were there, so memory that others map is
+// held where it is (backends.Holder), and a fence of it by fresh pages is refused meanwhile.
+type pin struct {
+	mem     []byte
+	first   int32 // place of the first of its buffers, each of bufferMax bytes
+	count   int32
+	release func()
+}
+
+// pinMemory registers host memory with io_uring while Config.PinMax has room for it.
+// Without, transfers work as well.
+func (b *Backend) pinMemory(seg *backends.Segment) pin {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if seg.Len > b.cfg.PinMax-b.pinned {
+		return pin{}
+	}
+	release := func() {}
+	if h, ok := seg.Shared.(backends.Holder); ok {
+		var err error
+		if release, err = h.Hold(); err != nil {
+			return pin{}
+		}
+	} else if seg.Shared != nil {
+		return pin{}
+	}
+	p := b.mover.pin(seg.Mem)
+	if p.count == 0 {
+		release()
+		return p
+	}
+	p.release = release
+	b.pinned += seg.Len
+	return p
+}
+
+func (b *Backend) unpin(p pin) {
+	if p.count == 0 {
+		return
+	}
+	b.mu.Lock()
+	b.mover.unpin(p)
+	b.pinned -= uint64(len(p.mem))
+	b.mu.Unlock()
+	p.release()
+}
+
+// holds returns the place of the buffer that all of mem lies in, or -1. mem is a part of
+// the memory that is pinned.
+func (p *pin) holds(mem []byte) int32 {
+	if p.count == 0 {
+		return -1
+	}
+	off := addressOf(mem) - addressOf(p.mem)
+	if off/bufferMax != (off+uint64(len(mem))-1)/bufferMax {
+		return -1
+	}
+	return p.first + int32(off/bufferMax)
+}
+
+// pin implements mover: neighbouring places of the table, each for up to bufferMax bytes.
+func (g *ring) pin(mem []byte) pin {
+	count := (len(mem) + bufferMax - 1) / bufferMax
+	first := g.room(count)
+	if first < 0 {
+		return pin{}
+	}
+	p := pin{mem: mem, first: int32(first)}
+	for off := 0; off < len(mem); off += bufferMax {
+		if g.updateBuffer(first+int(p.count), mem[off:min(off+bufferMax, len(mem))]) != nil {
+			g.unpin(p)
+			return pin{}
+		}
+		g.buffers[first+int(p.count)] = true
+		p.count++
+	}
+	return p
+}
+
+// room finds neighbouring places that are free, -1 for none.
+func (g *ring) room(count int) int {
+	run := 0
+	for i, taken := range g.buffers {
+		if run++; taken {
+			run = 0
+		}
+		if run == count && count > 0 {
+			return i - count + 1
+		}
+	}
+	return -1
+}
+
+// unpin implements mover.
+func (g *ring) unpin(p pin) {
+	for i := p.first; i < p.first+p.count; i++ {
+		if g.updateBuffer(int(i), nil) == nil {
+			g.buffers[i] = false
+		}
+	}
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package posix moves bytes between host memory and files or block devices of one
+// process: a File segment is a region like any other.
+//
+// A batch becomes requests (plan.go): whole blocks go past the page cache, straight
+// between the disk and the program's memory; the rest of a read comes through
+// aligned buffers of the backend, the rest of a write through the page cache. A bounded
+// table of requests is with the kernel at any time, by io_uring (ring.go) or, where that is
+// refused, by threads that call preadv and pwritev (pool.go). One mutex guards the books
+// (serve.go); no byte is moved and no system call is made under it.
+//
+// # The page cache
+//
+// Blocks that were written past the page cache and bytes that were written through it may
+// share a page only one after the other: the backend never has both kinds of write to one
+// file under way at once. A program that writes a file by other means beside the backend
+// has to keep clear of the pages that the backend writes.
+//
+// # What proves that nothing lands later
+//
+// Nobody but this process reaches a file, and nothing is with the kernel that is not
+// in the table: Fence, Cancel and Close start nothing more, cancel what is under way
+// and wait for its end. A disk that does not answer holds them up, as nothing in user space
+// ends a request that a disk has.
+package posix
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/gate"
+	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/park"
+)
+
+// Backend implements backends.Backend, Armer and Fencer; its peers are Pagers, Cancelers
+// and Explainers.
+type Backend struct {
+	cfg      Config
+	owner    keys.Owner
+	addr     []byte
+	table    keys.Table[memory]
+	event    *park.Event // for who has armed
+	mover    mover
+	choice   string // which mover, and why
+	done     doneRing
+	gate     gate.Gate // whoever uses the mover
+	closed   atomic.Bool
+	armed    atomic.Bool
+	armings  atomic.Uint64 // calls of Arm
+	doubt    atomic.Uint64 // the call since which the kernel tells the sleeper of a landing; 0: none
+	closing  sync.Once
+	closeErr error
+
+	mu       sync.Mutex // guards all that follows; no system call is made under it but in cold calls
+	calm     sync.Cond  // a job has ended
+	waiters  int        // on calm
+	news     bool       // completions that nobody was woken for
+	failed   bool       // jobs in the queue may have failed
+	files    map[fileID]*file
+	peers    map[*peer]struct{}
+	jobs     []job
+	freeJobs []*job
+	queue    turns // jobs with pieces that no request was made of
+	requests []request
+	free     []*request
+	again    []*request // to be handed to the mover once more
+	trays    []*tray
+	unsynced []*file // jobs wait for a sync that has not begun
+	bounce   []byte  // bounceBytes for each request
+	pinned   uint64  // bytes of registered buffers, of Config.PinMax
+}
+
+var (
+	_ backends.Backend = (*Backend)(nil)
+	_ backends.Armer   = (*Backend)(nil)
+	_ backends.Fencer  = (*Backend)(nil)
+)
+
+// New opens a backend. With PathRing it answers *backends.UnavailableError where the kernel
+// refuses io_uring.
+func New(cfg Config) (*Backend, error) {
+	cfg.ensureDefaults()
+	if err := cfg.check(); err != nil {
+		return nil, fmt.Errorf("posix: %w", err)
+	}
+	b := &Backend{cfg: cfg, owner: keys.NewOwner(), files: map[fileID]*file{}, peers: map[*peer]struct{}{}}
+	b.table.Most = cfg.KeysMax
+	b.addr = append([]byte("posix:"), b.owner[:]...)
+	b.calm.L = &b.mu
+	b.done.init(cfg.JobsMax)
+	if err := b.open(); err != nil {
+		return nil, errors.Join(err, b.release())
+	}
+	return b, nil
+}
+
+func (b *Backend) open() (err error) {
+	if b.event, err = park.NewEvent(); err != nil {
+		return fmt.Errorf("posix: %w", err)
+	}
+	if b.bounce, err = mapAnonymous(b.cfg.Depth * bounceBytes); err != nil {
+		return fmt.Errorf("posix: map %d buffers: %w", b.cfg.Depth, err)
+	}
+	b.jobs = make([]job, b.cfg.JobsMax)
+	b.freeJobs = make([]*job, 0, b.cfg.JobsMax)
+	for i := range b.jobs {
+		b.freeJobs = append(b.freeJobs, &b.jobs[len(b.jobs)-1-i])
+	}
+	b.queue.list = make([]*job, b.cfg.JobsMax)
+	b.requests = make([]request, b.cfg.Depth)
+	b.free = make([]*request, 0, b.cfg.Depth)
+	b.again = make([]*request, 0, b.cfg.Depth)
+	for i := range b.requests {
+		r := &b.requests[b.cfg.Depth-1-i]
+		r.slot = b.cfg.Depth - 1 - i
+		r.buffer = b.bounce[r.slot*bounceBytes:][:bounceBytes:bounceBytes]
+		b.free = append(b.free, r)
+	}
+	b.mover, b.choice, err = openMover(b)
+	return err
+}
+
+// Caps implements backends.Backend.
+func (b *Backend) Caps() backends.Caps { return caps() }
+
+// Addr implements backends.Backend. It opens nothing in another process.
+func (b *Backend) Addr() []byte { return b.addr }
+
+// Choice says by what the requests reach the kernel, and why, in a few words.
+func (b *Backend) Choice() string { return b.choice }
+
+// Pinned returns the bytes of memory that are registered with io_uring: those of
+// Config.PinMax that are taken.
+func (b *Backend) Pinned() uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.pinned
+}
+
+// Close implements backends.Backend. It waits for what the disks have in hand.
+func (b *Backend) Close() error {
+	b.closing.Do(func() { b.closeErr = b.close() })
+	return b.closeErr
+}
+
+func (b *Backend) close() error {
+	b.mu.Lock()
+	b.closed.Store(true)
+	for p := range b.peers {
+		p.closed = true
+	}
+	b.endJobs(backends.ErrClosed, func(*job) bool { return true })
+	_ = b.wait(context.Background(), func() bool { return len(b.freeJobs) == len(b.jobs) })
+	clear(b.peers)
+	b.mu.Unlock()
+	for _, m := range b.table.All() {
+		_ = m.Close() // nothing is in flight that it would wait for
+	}
+	b.gate.Shut()
+	b.gate.Wait()
+	return b.release()
+}
+
+// release gives back what open made.
+func (b *Backend) release() error {
+	var errs []error
+	if b.mover != nil {
+		errs = append(errs, b.mover.close())
+	}
+	if b.bounce != nil {
+		errs = append(errs, unmap(b.bounce))
+	}
+	if b.event != nil {
+		errs = append(errs, b.event.Close())
+	}
+	return errors.Join(errs...)
+}

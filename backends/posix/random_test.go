@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package posix
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/rand/v2"
+	"os"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// TestRandomBatches moves random lists of pieces, scattered and side by side, long and short,
+// aligned and not, and compares file and memory with a model after each.
+func TestRandomBatches(t *testing.T) {
+	bothPaths(t, func(t *testing.T, cfg Config) {
+		for _, cfg.GapMax = range []int{0, -1, 64 << 10} {
+			for _, cfg.Buffered = range []bool{false, true} {
+				cfg.Depth, cfg.PieceMax = 1+rand.IntN(20), (64<<10)*(1+rand.IntN(3))
+				testRandomBatches(t, cfg, rand.Uint64())
+			}
+		}
+	})
+}
+
+func testRandomBatches(t *testing.T, cfg Config, seed uint64) {
+	const size = 2 << 20
+	random := rand.New(rand.NewPCG(seed, 1))
+	f := newFile(t, t.TempDir(), size)
+	r := newRig(t, cfg, fileSegment(f, size), size)
+	inFile, inMemory := make([]byte, size), make([]byte, size)
+	for round := range 14 {
+		op := []backends.Op{backends.Read, backends.Write}[round%2]
+		fill(r.mem, random)
+		copy(inMemory, r.mem)
+		descs := randomPieces(random, size)
+		for _, d := range descs {
+			if op == backends.Read {
+				copy(inMemory[d.Local:][:d.Len], inFile[d.Remote:])
+			} else {
+				copy(inFile[d.Remote:][:d.Len], inMemory[d.Local:])
+			}
+		}
+		if err := r.move(t, op, descs...); err != nil {
+			t.Fatalf("seed %d, round %d, %+v: %v of %d pieces: %v", seed, round, cfg, op, len(descs), err)
+		}
+		got, err := os.ReadFile(f.Name())
+		if err != nil || !bytes.Equal(got, inFile) || !bytes.Equal(r.mem, inMemory) {
+			t.Fatalf("seed %d, round %d, %+v: %v of %d pieces: wrong bytes (%v)", seed, round, cfg, op, len(descs), err)
+		}
+	}
+}
+
+// fill changes every byte.
+func fill(p []byte, random *rand.Rand) {
+	for ; len(p) >= 8; p = p[8:] {
+		binary.LittleEndian.PutUint64(p, random.Uint64())
+	}
+}
+
+// randomPieces cuts both sides into as many parts, none of which lies over another of its side,
+// in any order. Many are neighbours, and many are aligned.
+func randomPieces(random *rand.Rand, size uint64) []backends.Desc {
+	lengths := []uint64{1, 8, 512, 656, 4095, 4096, 8192, 20_000, 65_536, 70_001, 131_072, 300_000}
+	gaps := []uint64{0, 0, 0, 1, 512, 3440, 4096, 5000, 16 << 10, 40_000}
+	var descs []backends.Desc
+	at := gaps[random.IntN(len(gaps))]
+	for limit := 1 + random.IntN(60); len(descs) < limit; {
+		n := lengths[random.IntN(len(lengths))]
+		if at+n > size {
+			break
+		}
+		descs = append(descs, backends.Desc{Remote: at, Len: n})
+		at += n + gaps[random.IntN(len(gaps))]
+	}
+	local, slack := uint64(0), size-total(descs)
+	for _, i := range random.Perm(len(descs)) {
+		shift := random.Uint64N(slack/uint64(len(descs)) + 1)
+		if random.IntN(2) == 0 {
+			shift &^= 4095
+		}
+		descs[i].Local = local + shift
+		local += shift + descs[i].Len
+	}
+	if random.IntN(2) == 0 {
+		random.Shuffle(len(descs), func(i, j int) { descs[i], descs[j] = descs[j], descs[i] })
+	}
+	return descs
+}
+
+func total(descs []backends.Desc) (n uint64) {
+	for i := range descs {
+		n += descs[i].Len
+	}
+	return n
+}

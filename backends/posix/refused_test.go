@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package posix
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+)
+
+// refusedVariable has the test binary work without io_uring, as it would in a container.
+const refusedVariable = "SLUICE_TEST_POSIX_REFUSED"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(refusedVariable) != "" {
+		if err := workRefused(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	backendtest.Main(m)
+}
+
+// workRefused opens backends in a process whose kernel refuses io_uring_setup.
+func workRefused() error {
+	if err := refuseRing(); err != nil {
+		return err
+	}
+	var missing *backends.UnavailableError
+	if _, err := New(Config{Path: PathRing}); !errors.As(err, &missing) || !strings.Contains(missing.Reason, "not permitted") || missing.Fix == "" {
+		return fmt.Errorf("PathRing without io_uring: %w", err)
+	}
+	b, err := New(Config{})
+	if err != nil {
+		return err
+	}
+	if c := b.Choice(); !strings.Contains(c, "threads") || !strings.Contains(c, "io_uring_setup: operation not permitted") {
+		return fmt.Errorf("the choice is explained as %q", c)
+	}
+	return b.Close()
+}
+
+func TestRingRefused(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe)
+	cmd.Env = append(os.Environ(), refusedVariable+"=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// refuseRing has the kernel answer EPERM to io_uring_setup, in all threads.
+func refuseRing() error {
+	const load, jump, ret = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
+	const allow, refuse = 0x7fff0000, 0x00050000 | uint32(unix.EPERM)
+	program := []unix.SockFilter{
+		{Code: load, K: 0}, // the number of the call
+		{Code: jump, K: unix.SYS_IO_URING_SETUP, Jf: 1},
+		{Code: ret, K: refuse},
+		{Code: ret, K: allow},
+	}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("no new privileges: %w", err)
+	}
+	return installFilter(program)
+}
+
+func TestElsewhere(t *testing.T) {
+	bothPaths(t, func(t *testing.T, cfg Config) {
+		f := newFile(t, t.TempDir(), 4096)
+		ours, theirs := newRig(t, cfg, fileSegment(f, 4096), 4096), newRig(t, cfg, fileSegment(f, 4096), 4096)
+		_, err := ours.b.Connect(t.Context(), theirs.b.Addr())
+		if !errors.Is(err, backends.ErrNotSupported) || !strings.Contains(err.Error(), "own process") {
+			t.Errorf("connect to another backend: %v", err)
+		}
+		for _, m := range theirs.b.table.All() {
+			token, err := m.AppendToken(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err = ours.p.Import(token); !errors.Is(err, backends.ErrNotSupported) || !errors.Is(err, backends.ErrBadToken) {
+				t.Errorf("import of another backend's token: %v", err)
+			}
+		}
+		if text := ours.p.(backends.Explainer).Explain(ours.local, ours.remote); !strings.Contains(text, ours.b.Choice()) {
+			t.Errorf("explained as %q", text)
+		}
+		for _, m := range ours.b.table.All() { // host memory is no target
+			if m.file != nil {
+				continue
+			}
+			token, err := m.AppendToken(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := ours.p.Import(token); !errors.Is(err, backends.ErrNotSupported) {
+				t.Errorf("import of host memory: %v", err)
+			}
+		}
+	})
+}
+
+func TestConfigRefuses(t *testing.T) {
+	for _, cfg := range []Config{{Path: 9}, {Threads: -1}, {Threads: 5000}, {Depth: -1}, {Depth: 1 << 20}, {PieceMax: 5000}, {JobsMax: -1}, {KeysMax: -1}} {
+		if b, err := New(cfg); !errors.Is(err, backends.ErrBounds) {
+			t.Errorf("%+v: %v, want %v", cfg, err, backends.ErrBounds)
+			_ = b.Close()
+		}
+	}
+}

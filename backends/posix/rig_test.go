@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package posix
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/internal/hostmem"
+)
+
+// rig is a backend with host memory and a file, connected to itself.
+type rig struct {
+	b             *Backend
+	p             backends.Peer
+	mem           []byte
+	local, remote uint32
+	done          [64]backends.Completion
+}
+
+func newRig(tb testing.TB, cfg Config, file backends.Segment, bytes uint64) *rig {
+	tb.Helper()
+	b, err := New(cfg)
+	if err != nil {
+		backendtest.SkipIfUnavailable(tb, err)
+	}
+	buf, err := hostmem.Alloc(bytes, hostmem.Options{Purpose: "test", Populate: true})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	r := &rig{b: b, mem: buf.Segment().Mem}
+	tb.Cleanup(func() {
+		if err := errors.Join(b.Close(), buf.Close()); err != nil {
+			tb.Error(err)
+		}
+	})
+	l, err := b.Register(buf.Segment())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	m, err := b.Register(file)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if r.p, err = b.Connect(context.Background(), b.Addr()); err != nil {
+		tb.Fatal(err)
+	}
+	token, err := m.AppendToken(nil)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	r.local = l.Key()
+	if r.remote, _, err = r.p.Import(token); err != nil {
+		tb.Fatal(err)
+	}
+	return r
+}

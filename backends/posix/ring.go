@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package posix
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ring is io_uring. Any goroutine submits, so the ring is not bound to one thread
+// (SINGLE_ISSUER and what needs it): to hand each batch to such a thread would cost more than
+// it saves. Nor does it defer the kernel's part to the next call (COOP_TASKRUN): a
+// goroutine that computes may make none for long.
+//
+// Who has armed sleeps on an eventfd that the kernel itself writes, only while it is wanted
+// (listen). Where more is to be begun than the table holds, or somebody waits for an end, one
+// goroutine, the keeper, waits in the kernel for completions. Who polls needs neither.
+type ring struct {
+	b  *Backend
+	fd int
+
+	ringsMap, entriesMap []byte
+
+	sq, cq queueMap
+	sqes   []sqe
+	cqes   []cqe
+	tail   uint32 // of the submission queue, as we have filled it
+
+	bells bool        // the kernel writes the eventfd; guarded by Backend.mu
+	owed  atomic.Bool // kick is to do it: something was there before that was wanted
+
+	files     []bool // places of the table of files that are taken
+	buffers   []bool // those of buffers, but the first, which is the requests'
+	hasBounce bool
+
+	wanted atomic.Bool   // the keeper is
+	token  chan struct{} // ends its sleep
+	keeper sync.WaitGroup
+}
+
+// queueMap are the words of a queue that the kernel and we share.
+type queueMap struct {
+	head, tail, flags *atomic.Uint32
+	mask              uint32
+}
+
+const (
+	filesMax   = 1024 // registered; others are reached by their descriptors
+	buffersMax = 1024 // registered
+	bufferMax  = 1 << 30
+
+	cancelTag = 1 << 32 // in user_data: the end of what asked for a cancel
+)
+
+// openMover takes what the configuration says, and what the kernel lets us have.
+func openMover(b *Backend) (mover, string, error) {
+	if b.cfg.Path == PathThreads {
+		return openPool(b), fmt.Sprintf("%d threads (Config.Path)", b.cfg.Threads), nil
+	}
+	g, err := openRing(b)
+	switch {
+	case err == nil:
+		return g, "io_uring", nil
+	case b.cfg.Path == PathRing:
+		return nil, "", unavailable(err)
+	}
+	return openPool(b), fmt.Sprintf("%d threads (%v)", b.cfg.Threads, err), nil
+}
+
+func openRing(b *Backend) (_ *ring, err error) {
+	g := &ring{b: b, fd: -1}
+	defer func() {
+		if err != nil {
+			_ = g.close()
+		}
+	}()
+	if err := g.setup(uint32(2 * b.cfg.Depth)); err != nil { // half of it for cancels
+		return nil, err
+	}
+	if err := g.probe(); err != nil {
+		return nil, err
+	}
+	if err := g.registerEvent(b.event.FD()); err != nil {
+		return nil, fmt.Errorf("io_uring_register of an eventfd: %w", err)
+	}
+	if n := min(filesMax, descriptorsMax()); g.registerFiles(n) == nil {
+		g.files = make([]bool, n)
+	}
+	g.registerBounce()
+	g.listen(false, false)
+	g.token = make(chan struct{}, 1)
+	g.keeper.Go(g.keep)
+	return g, nil
+}
+
+// descriptorsMax bounds the table of files, too.
+func descriptorsMax() int {
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
+		return 0
+	}
+	return int(min(limit.Cur, filesMax))
+}
+
+// registerBounce makes the requests' buffers known, and room for Config.PinMax. Without the
+// right to pin memory, and with older kernels, there is none.
+func (g *ring) registerBounce() {
+	if g.registerBufferTable(buffersMax) == nil {
+		g.hasBounce = g.updateBuffer(0, g.b.bounce) == nil
+		g.buffers = make([]bool, buffersMax)
+		g.buffers[0] = true
+	}
+}
+
+// keep serves what cannot wait for Poll. While it is wanted something is with the kernel, whose
+// end ends its wait there.
+func (g *ring) keep() {
+	for range g.token {
+		for g.wanted.Load() {
+			_ = g.enter(0, 1) // EINTR at most: then once more
+			for g.pending() {
+				g.b.serve()
+			}
+		}
+	}
+}
+
+// put implements mover. There is room: the queue has twice the places of the table.
+func (g *ring) put(r *request) {
+	e := g.nextEntry()
+	e.userData = uint64(r.slot)
+	e.fd = int32(r.fd())
+	if r.kind == syncFile {
+		e.opcode, e.rwFlags = opFsync, fsyncData
+	} else {
+		e.describe(r)
+	}
+	if at := r.place(); at >= 0 {
+		e.fd, e.flags = at, e.flags|flagFixedFile
+	}
+	g.publish()
+}
+
+// place is where io_uring knows the request's descriptor, or -1.
+func (r *request) place() int32 {
+	if r.past {
+		return r.f.fixedDirect
+	}
+	return r.f.fixed
+}
+
+// describe fills in a read or a write.
+func (e *sqe) describe(r *request) {
+	e.off = r.off + r.done
+	switch {
+	case len(r.iov) > 1:
+		e.opcode = [...]uint8{opReadv, opWritev}[r.kind]
+		e.point(r.iov)
+	case r.fixed >= 0:
+		e.opcode, e.bufIndex = [...]uint8{opReadFixed, opWriteFixed}[r.kind], uint16(r.fixed)
+		e.pointAt(&r.iov[0])
+	default:
+		e.opcode = [...]uint8{opRead, opWrite}[r.kind]
+		e.pointAt(&r.iov[0])
+	}
+	if !r.past && r.n > inlineMax {
+		e.flags |= flagAsync // a thread of the kernel copies, not who submits
+	}
+}
+
+// cancel implements mover. Without room the request runs to its end.
+func (g *ring) cancel(r *request) {
+	if g.tail-g.sq.head.Load() > g.sq.mask {
+		return
+	}
+	e := g.nextEntry()
+	e.opcode, e.fd, e.userData = opAsyncCancel, -1, cancelTag
+	e.addr = uint64(r.slot)
+	g.publish()
+}
+
+func (g *ring) nextEntry() *sqe {
+	e := &g.sqes[g.tail&g.sq.mask]
+	*e = sqe{}
+	return e
+}
+
+func (g *ring) publish() {
+	g.tail++
+	g.sq.tail.Store(g.tail)
+}
+
+// kick implements mover: one call into the kernel for all that was put, by whomever.
+func (g *ring) kick() {
+	if g.owed.Load() && g.owed.CompareAndSwap(true, false) {
+		g.b.wake()
+	}
+	for pause := 10 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
+		n := g.sq.tail.Load() - g.sq.head.Load()
+		if n == 0 {
+			return
+		}
+		if errno := g.enter(n, 0); errno != 0 && errno != syscall.EINTR {
+			time.Sleep(pause) // the kernel has no memory for requests just now
+		}
+	}
+}
+
+// pending implements mover.
+func (g *ring) pending() bool { return g.cq.tail.Load() != g.cq.head.Load() }
+
+// reap implements mover.
+func (g *ring) reap(out []landing) (n int) {
+	head, tail := g.cq.head.Load(), g.cq.tail.Load()
+	for ; head != tail && n < len(out); head++ {
+		e := &g.cqes[head&g.cq.mask]
+		if e.userData == cancelTag {
+			continue
+		}
+		out[n] = landing{&g.b.requests[e.userData], int(e.res)}
+		n++
+	}
+	g.cq.head.Store(head)
+	return n
+}
+
+// listen implements mover. The kernel looks at the flag after it has shown a completion, and
+// we look for completions after we have changed the flag: one of the two sees the other.
+func (g *ring) listen(need, armed bool) {
+	g.wanted.Store(need)
+	if need {
+		select {
+		case g.token <- struct{}{}:
+		default:
+		}
+	}
+	g.bells = armed && !need // the keeper wakes the sleeper when there is something for it
+	if g.cq.flags == nil {
+		return // before Linux 5.8 every completion is told
+	}
+	if !g.bells {
+		g.cq.flags.Store(eventfdDisabled)
+		return
+	}
+	g.cq.flags.Store(0)
+	if g.pending() {
+		g.owed.Store(true)
+	}
+}
+
+// tells implements mover.
+func (g *ring) tells() bool { return g.bells }
+
+// fixedBuffers implements mover.
+func (g *ring) fixedBuffers() int32 {
+	if g.hasBounce {
+		return 0
+	}
+	return -1
+}
+
+// addFile implements mover.
+func (g *ring) addFile(f *file) {
+	f.fixed = g.addDescriptor(f.fd)
+	f.fixedDirect = g.addDescriptor(f.direct)
+}
+
+func (g *ring) addDescriptor(fd int) int32 {
+	if fd < 0 {
+		return -1
+	}
+	for i, taken := range g.files {
+		if !taken {
+			if g.updateFile(i, fd) != nil {
+				return -1
+			}
+			g.files[i] = true
+			return int32(i)
+		}
+	}
+	return -1
+}
+
+// dropFile implements mover.
+func (g *ring) dropFile(f *file) {
+	for _, at := range []*int32{&f.fixed, &f.fixedDirect} {
+		if *at >= 0 && g.updateFile(int(*at), -1) == nil {
+			g.files[*at] = false
+		}
+		*at = -1
+	}
+}
+
+// close implements mover.
+func (g *ring) close() error {
+	var errs []error
+	if g.token != nil {
+		g.wanted.Store(false)
+		e := g.nextEntry()
+		e.opcode, e.fd, e.userData = opNop, -1, cancelTag // ends the keeper's wait
+		g.publish()
+		g.kick()
+		close(g.token)
+		g.keeper.Wait()
+	}
+	if g.fd >= 0 {
+		errs = append(errs, g.unmap(), unix.Close(g.fd))
+	}
+	return errors.Join(errs...)
+}
+
+func sysErr(call string, errno syscall.Errno) error {
+	if errno == 0 {
+		return nil
+	}
+	return os.NewSyscallError(call, errno)
+}

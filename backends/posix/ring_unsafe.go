@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package posix
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The kernel's interface, of include/uapi/linux/io_uring.h.
+const (
+	opNop         = 0
+	opReadv       = 1
+	opWritev      = 2
+	opFsync       = 3
+	opReadFixed   = 4
+	opWriteFixed  = 5
+	opAsyncCancel = 14
+	opRead        = 22
+	opWrite       = 23
+
+	flagFixedFile = 1 << 0
+	flagAsync     = 1 << 4
+	fsyncData     = 1 << 0
+
+	enterGetEvents = 1 << 0
+
+	setupClamp     = 1 << 4
+	setupSubmitAll = 1 << 7
+
+	featSingleMmap = 1 << 0
+	featNoDrop     = 1 << 1
+
+	registerFiles     = 2
+	registerEventfd   = 4
+	updateFiles       = 6
+	registerProbe     = 8
+	registerBuffers2  = 15
+	updateBuffers     = 16
+	resourceSparse    = 1 << 0
+	opSupported       = 1 << 0
+	eventfdDisabled   = 1 << 0
+	offSQRing         = 0
+	offSQEs           = 0x10000000
+	probeOps          = 64
+	bytesOfQueueEntry = 16
+)
+
+// sqe is what is asked of the kernel; cqe is its answer.
+type sqe struct {
+	opcode, flags uint8
+	ioprio        uint16
+	fd            int32
+	off, addr     uint64
+	len, rwFlags  uint32
+	userData      uint64
+	bufIndex      uint16
+	personality   uint16
+	spliceFD      int32
+	_             [2]uint64
+}
+
+type cqe struct {
+	userData uint64
+	res      int32
+	flags    uint32
+}
+
+type ringOffsets struct {
+	head, tail, mask, entries uint32
+	a, b, c, d                uint32 // sq: flags, dropped, array, -; cq: overflow, cqes, flags, -
+	_                         uint64
+}
+
+type ringParams struct {
+	sqEntries, cqEntries, flags, cpu, idle, features, wqFD uint32
+	_                                                      [3]uint32
+	sq, cq                                                 ringOffsets
+}
+
+// setup makes the ring and maps its queues.
+func (g *ring) setup(entries uint32) error {
+	p := ringParams{flags: setupClamp | setupSubmitAll}
+	fd, errno := ringSetup(entries, &p)
+	if errno == syscall.EINVAL { // before Linux 5.18
+		p = ringParams{flags: setupClamp}
+		fd, errno = ringSetup(entries, &p)
+	}
+	if errno != 0 {
+		return sysErr("io_uring_setup", errno)
+	}
+	g.fd = fd
+	if p.features&featSingleMmap == 0 || p.features&featNoDrop == 0 || p.sqEntries < entries {
+		return fmt.Errorf("the kernel's io_uring is too old: features %#x, %d entries", p.features, p.sqEntries)
+	}
+	size := max(uint64(p.sq.c)+4*uint64(p.sqEntries), uint64(p.cq.b)+bytesOfQueueEntry*uint64(p.cqEntries))
+	rings, err := unix.Mmap(fd, offSQRing, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+	if err != nil {
+		return fmt.Errorf("map io_uring: %w", err)
+	}
+	entriesMap, err := unix.Mmap(fd, offSQEs, int(p.sqEntries)*int(unsafe.Sizeof(sqe{})),
+		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+	if err != nil {
+		return errors.Join(fmt.Errorf("map io_uring: %w", err), unix.Munmap(rings))
+	}
+	g.ringsMap, g.entriesMap = rings, entriesMap
+	word := func(off uint32) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&rings[off])) }
+	g.sq = queueMap{head: word(p.sq.head), tail: word(p.sq.tail), mask: word(p.sq.mask).Load()}
+	g.cq = queueMap{head: word(p.cq.head), tail: word(p.cq.tail), mask: word(p.cq.mask).Load()}
+	if p.cq.c != 0 {
+		g.cq.flags = word(p.cq.c)
+	}
+	g.sqes = unsafe.Slice((*sqe)(unsafe.Pointer(&entriesMap[0])), p.sqEntries)
+	g.cqes = unsafe.Slice((*cqe)(unsafe.Pointer(&rings[p.cq.b])), p.cqEntries)
+	for i := range p.sqEntries { // entry i of the queue is always the i-th
+		word(p.sq.c + 4*i).Store(i)
+	}
+	return nil
+}
+
+func (g *ring) unmap() error {
+	if g.ringsMap == nil {
+		return nil
+	}
+	return errors.Join(unix.Munmap(g.ringsMap), unix.Munmap(g.entriesMap))
+}
+
+func ringSetup(entries uint32, p *ringParams) (int, syscall.Errno) {
+	fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, uintptr(entries), uintptr(unsafe.Pointer(p)), 0)
+	return int(fd), errno
+}
+
+// enter has the kernel take up to n entries, and waits for so many completions.
+func (g *ring) enter(n, wait uint32) syscall.Errno {
+	flags := uintptr(0)
+	if wait > 0 {
+		flags = enterGetEvents
+	}
+	_, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(g.fd), uintptr(n), uintptr(wait), flags, 0, 0)
+	return errno
+}
+
+func (g *ring) register(what int, arg unsafe.Pointer, n int) error {
+	_, _, errno := unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(g.fd), uintptr(what), uintptr(arg), uintptr(n), 0, 0)
+	return sysErr("io_uring_register", errno)
+}
+
+// probe wants what we use: Linux 5.6.
+func (g *ring) probe() error {
+	var p struct {
+		last, count uint8
+		_           [14]byte
+		ops         [probeOps]struct {
+			op, _ uint8
+			flags uint16
+			_     uint32
+		}
+	}
+	if err := g.register(registerProbe, unsafe.Pointer(&p), probeOps); err != nil {
+		return err
+	}
+	for _, op := range []int{opReadv, opWritev, opFsync, opReadFixed, opWriteFixed, opAsyncCancel, opRead, opWrite} {
+		if p.ops[op].flags&opSupported == 0 {
+			return fmt.Errorf("the kernel's io_uring has no operation %d", op)
+		}
+	}
+	return nil
+}
+
+func (g *ring) registerEvent(fd int) error {
+	v := int32(fd)
+	return g.register(registerEventfd, unsafe.Pointer(&v), 1)
+}
+
+// registerFiles makes a table of n files, none of which is there.
+func (g *ring) registerFiles(n int) error {
+	if n == 0 {
+		return errors.ErrUnsupported
+	}
+	none := make([]int32, n)
+	for i := range none {
+		none[i] = -1
+	}
+	return g.register(registerFiles, unsafe.Pointer(&none[0]), n)
+}
+
+func (g *ring) updateFile(at, fd int) error {
+	v := int32(fd)
+	u := struct {
+		offset, _ uint32
+		fds       uint64
+	}{offset: uint32(at), fds: uint64(uintptr(unsafe.Pointer(&v)))}
+	err := g.register(updateFiles, unsafe.Pointer(&u), 1)
+	runtime.KeepAlive(&v)
+	return err
+}
+
+// registerBufferTable makes a table of n buffers, none of which is there: Linux 5.19.
+func (g *ring) registerBufferTable(n int) error {
+	r := struct {
+		nr, flags        uint32
+		_, data, tagsPtr uint64
+	}{nr: uint32(n), flags: resourceSparse}
+	return g.register(registerBuffers2, unsafe.Pointer(&r), int(unsafe.Sizeof(r)))
+}
+
+// updateBuffer puts memory into the table, or takes it out where it is nil.
+func (g *ring) updateBuffer(at int, mem []byte) error {
+	v := unix.Iovec{}
+	if len(mem) > 0 {
+		v.Base = &mem[0]
+		v.SetLen(len(mem))
+	}
+	u := struct {
+		offset, _  uint32
+		data, tags uint64
+		nr, _      uint32
+	}{offset: uint32(at), data: uint64(uintptr(unsafe.Pointer(&v))), nr: 1}
+	err := g.register(updateBuffers, unsafe.Pointer(&u), int(unsafe.Sizeof(u)))
+	runtime.KeepAlive(&v)
+	return err
+}
+
+// point names the places in memory of a request, which live as long as it; pointAt its only
+// one.
+func (e *sqe) point(iov []unix.Iovec) {
+	e.addr, e.len = uint64(uintptr(unsafe.Pointer(&iov[0]))), uint32(len(iov))
+}
+
+func (e *sqe) pointAt(v *unix.Iovec) {
+	e.addr, e.len = uint64(uintptr(unsafe.Pointer(v.Base))), uint32(v.Len)
+}

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package posix
+
+import (
+	"context"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// mover hands requests to the kernel: io_uring, or threads.
+type mover interface {
+	// put, cancel, reap and listen are called with Backend.mu held and make no system call.
+	put(r *request)          // never more than Config.Depth at a time
+	cancel(r *request)       // asks for its end; it lands all the same
+	reap(out []landing) int  // takes what has landed
+	listen(need, armed bool) // whether somebody is to serve what lands, and whether somebody sleeps
+	tells() bool             // whether what lands wakes the sleeper
+	fixedBuffers() int32     // the registered buffer that the requests' are in, or -1
+	kick()                   // has the kernel begin what was put; without the lock
+	pending() bool           // whether there is something to reap; without the lock
+	addFile(f *file)         // makes a file known, where that is of use
+	dropFile(f *file)        // no request of it is left
+	pin(mem []byte) pin      // registers memory, where that is of use
+	unpin(p pin)
+	close() error // nothing is in flight
+}
+
+// landing is what became of a request.
+type landing struct {
+	r   *request
+	res int // bytes, or minus an errno
+}
+
+// reapMax is how many landings are handled under one hold of the lock.
+const reapMax = 32
+
+// serve handles what has landed and begins what there is room for.
+func (b *Backend) serve() {
+	rung := b.doubt.Load()
+	if rung > 0 && !readable(b.event.FD()) {
+		rung = 0
+	}
+	b.mu.Lock()
+	t := b.takeTray()
+	list := t[:b.mover.reap(t[:])]
+	told := b.mover.tells() && len(list) > 0
+	if told {
+		b.noteTold(rung)
+	}
+	scatter := false
+	for _, l := range list {
+		scatter = scatter || l.scatters()
+	}
+	if scatter { // without the lock: the requests are still ours, and so are their jobs
+		b.mu.Unlock()
+		for _, l := range list {
+			if l.scatters() {
+				l.r.scatter()
+			}
+		}
+		b.mu.Lock()
+	}
+	for i, l := range list {
+		b.land(l)
+		list[i] = landing{}
+	}
+	b.trays = append(b.trays, t)
+	b.news = b.news && !told
+	b.pump()
+	b.leave()
+}
+
+// noteTold notes that the kernel tells the sleeper of what was reaped, or is about to. It may
+// stop to do so when it has: when the event is found signalled at a later landing, with no
+// Arm in between (rung). Until then nobody knows whether the sleeper has taken the signal, or it is still to come.
+func (b *Backend) noteTold(rung uint64) {
+	if rung > 0 && rung == b.doubt.Load() {
+		b.doubt.Store(0)
+		b.armed.Store(false)
+		return
+	}
+	b.doubt.Store(b.armings.Load())
+}
+
+// tray holds landings while they are served. There are as many as have ever been in use at
+// once.
+type tray [reapMax]landing
+
+func (b *Backend) takeTray() *tray {
+	n := len(b.trays)
+	if n == 0 {
+		return new(tray)
+	}
+	t := b.trays[n-1]
+	b.trays = b.trays[:n-1]
+	return t
+}
+
+// scatters reports whether all has come that is to be scattered.
+func (l *landing) scatters() bool {
+	return l.r.bounce && l.res > 0 && l.r.done+uint64(l.res) >= l.r.need
+}
+
+// leave gives the lock up, and then does what must not be done under it.
+func (b *Backend) leave() {
+	b.listen()
+	news := b.news
+	b.news = false
+	b.mu.Unlock()
+	if news {
+		b.wake()
+	}
+	b.mover.kick()
+}
+
+// listen has somebody look after landings that cannot wait for Poll, or wakes who sleeps.
+//
+// Preconditions: mu is held.
+func (b *Backend) listen() {
+	more := b.queue.n > 0 || b.cfg.Durable && len(b.freeJobs) < len(b.jobs)
+	b.mover.listen(more || b.waiters > 0, b.armed.Load())
+}
+
+// pump begins what there is room for, the jobs in turn.
+//
+// Preconditions: mu is held.
+func (b *Backend) pump() {
+	for _, r := range b.again {
+		b.launch(r)
+	}
+	b.again = b.again[:0]
+	b.beginSyncs()
+	for idle := 0; idle < b.queue.n && (len(b.free) > 0 || b.failed); {
+		j := b.queue.pop()
+		before := j.at
+		if b.advance(j) {
+			j.queued = false
+			b.settle(j)
+			continue
+		}
+		b.queue.push(j)
+		if idle++; j.at != before {
+			idle = 0
+		}
+	}
+	b.failed = false
+}
+
+// advance makes requests of a job, as many as it may in its turn. It reports whether
+// there is nothing to make any more.
+func (b *Backend) advance(j *job) bool {
+	for range turnMax {
+		if j.err != nil || j.at.piece == j.count {
+			return true
+		}
+		if len(b.free) == 0 {
+			return false
+		}
+		r := b.cut(j)
+		if r == nil {
+			return false
+		}
+		j.flying++
+		b.launch(r)
+	}
+	return false
+}
+
+func (b *Backend) launch(r *request) {
+	if r.kind == writeFrom {
+		r.f.writing[r.access()]++
+	}
+	b.mover.put(r)
+}
+
+// land handles the end of a request, which may be the beginning of another try.
+func (b *Backend) land(l landing) {
+	r := l.r
+	if r.kind == writeFrom {
+		r.f.writing[r.access()]--
+	}
+	again, err := r.judge(l.res)
+	if again {
+		b.again = append(b.again, r)
+		return
+	}
+	j, f, sync := r.j, r.f, r.kind == syncFile
+	r.release()
+	b.free = append(b.free, r)
+	if sync {
+		b.synced(f, err)
+		return
+	}
+	j.flying--
+	if err != nil {
+		b.fail(j, err)
+	}
+	b.settle(j)
+}
+
+func (b *Backend) fail(j *job, err error) {
+	if j.err == nil {
+		j.err = err
+	}
+	b.failed = true
+}
+
+// settle completes a job that has nothing under way and nothing to begin.
+func (b *Backend) settle(j *job) {
+	if j.queued || j.flying > 0 || j.syncs > 0 {
+		return
+	}
+	if j.err == nil && b.cfg.Durable && j.op == backends.Write && !j.synced {
+		b.askSyncs(j)
+		b.beginSyncs()
+		return
+	}
+	for i := range j.views {
+		if f := j.views[i].remote.m.file; f.turn == j {
+			f.turn = nil
+		}
+	}
+	tag, err := j.tag, j.err
+	j.clear()
+	b.freeJobs = append(b.freeJobs, j)
+	b.done.push(tag, err)
+	b.news = true
+	if b.waiters > 0 {
+		b.calm.Broadcast()
+	}
+}
+
+// endJobs ends those that which picks, as early as can be.
+//
+// Preconditions: mu is held.
+func (b *Backend) endJobs(why error, which func(*job) bool) {
+	for i := range b.jobs {
+		if j := &b.jobs[i]; j.live && which(j) {
+			b.fail(j, why)
+		}
+	}
+	for i := range b.requests {
+		if r := &b.requests[i]; r.j != nil && r.j.err != nil && !r.ending.Load() {
+			r.ending.Store(true)
+			b.mover.cancel(r)
+		}
+	}
+	b.pump()
+}
+
+// wait returns when the condition holds, or the context has ended. It gives the lock up
+// meanwhile; the condition is looked at whenever a job has ended.
+//
+// Preconditions: mu is held.
+func (b *Backend) wait(ctx context.Context, met func() bool) error {
+	b.waiters++
+	defer func() { b.waiters-- }()
+	b.leave()
+	b.mu.Lock()
+	stop := context.AfterFunc(ctx, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.calm.Broadcast()
+	})
+	defer stop()
+	for !met() {
+		if ctx.Err() != nil {
+			return backends.ContextError(ctx)
+		}
+		b.calm.Wait()
+	}
+	return nil
+}
+
+// turns is a queue of jobs that take turns; each stands in it once at most.
+type turns struct {
+	list    []*job
+	head, n int
+}
+
+func (q *turns) push(j *job) {
+	q.list[(q.head+q.n)%len(q.list)] = j
+	q.n++
+}
+
+func (q *turns) pop() *job {
+	j := q.list[q.head]
+	q.list[q.head] = nil
+	q.head = (q.head + 1) % len(q.list)
+	q.n--
+	return j
+}
+
+// readable reports whether an eventfd is signalled.
+func readable(fd int) bool {
+	poll := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(poll[:], 0)
+	return n == 1 && err == nil
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package posix
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// TestSleeperBesidePoller has one goroutine sleep and another one poll, which takes all
+// completions: the sleeper must be woken by each that comes after it has armed.
+func TestSleeperBesidePoller(t *testing.T) {
+	bothPaths(t, func(t *testing.T, cfg Config) {
+		const size = 64 << 10
+		cfg.Depth = 4
+		f := newFile(t, t.TempDir(), size)
+		if _, err := f.WriteAt(make([]byte, size), 0); err != nil { // blocks, so that the disk has to answer
+			t.Fatal(err)
+		}
+		if err := f.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		r := newRig(t, cfg, fileSegment(f, size), size)
+		var polling sync.WaitGroup
+		var stop atomic.Bool
+		var taken atomic.Int64
+		polling.Go(func() {
+			for !stop.Load() {
+				n, err := r.b.Poll(r.done[:])
+				if err != nil {
+					t.Errorf("poll: %v", err)
+					return
+				}
+				taken.Add(int64(n))
+				runtime.Gosched()
+			}
+		})
+		defer func() {
+			stop.Store(true)
+			polling.Wait()
+		}()
+		for round := range int64(1500) {
+			n := uint64(4096) // of every third round more than the table holds at once
+			if round%3 == 0 {
+				n = size
+			}
+			if _, err := r.b.Arm(); err != nil {
+				t.Fatal(err)
+			}
+			descs := []backends.Desc{{Len: n/2 - 1, LocalKey: r.local, RemoteKey: r.remote},
+				{Local: n / 2, Remote: n / 2, Len: n / 2, LocalKey: r.local, RemoteKey: r.remote}}
+			if err := r.p.Submit(backends.Read, uint64(round), descs); err != nil {
+				t.Fatal(err)
+			}
+			poll := [1]unix.PollFd{{Fd: int32(r.b.FD()), Events: unix.POLLIN}}
+			for end := time.Now().Add(20 * time.Second); poll[0].Revents == 0; {
+				if _, err := unix.Poll(poll[:], 1000); err != nil && err != unix.EINTR {
+					t.Fatal(err)
+				}
+				if time.Now().After(end) {
+					t.Fatalf("round %d: %d completions were taken and the sleeper was not woken", round, taken.Load())
+				}
+			}
+			for end := time.Now().Add(20 * time.Second); taken.Load() <= round; runtime.Gosched() {
+				if time.Now().After(end) {
+					t.Fatalf("round %d: no completion", round)
+				}
+			}
+			var drained [8]byte
+			_, _ = unix.Read(r.b.FD(), drained[:])
+		}
+	})
+}

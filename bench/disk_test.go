@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+func TestDisk(t *testing.T) {
+	leak.Check(t)
+	const spread = 16 << 20
+	path := filepath.Join(t.TempDir(), "file")
+	if err := MakeDiskFile(path, spread); err != nil {
+		t.Fatal(err)
+	}
+	o := Options{Rounds: 2, Slice: 50 * time.Millisecond}
+	for _, s := range []Shape{
+		{Op: backends.Read, Size: 64 << 10, Batch: 8, Spread: spread, Threads: 1},
+		{Op: backends.Write, Size: 4 << 10, Batch: 8, Spread: spread, Threads: 1},
+		{Op: backends.Read, Size: 656, Batch: 300, Pages: true, Spread: spread, Threads: 1},
+	} {
+		r, err := Disk(t.Context(), path, s, o)
+		if err != nil {
+			t.Fatalf("%+v: %v", s, err)
+		}
+		if r.GBps <= 0 || r.P50us <= 0 || r.Extra["cpu-us"] <= 0 || !strings.Contains(r.Route, "io_uring") && !strings.Contains(r.Route, "threads") {
+			t.Errorf("%+v: %+v", s, r)
+		}
+		if len(r.Baselines) != 2 && !strings.Contains(strings.Join(r.Notes, " "), "not installed") {
+			t.Errorf("%+v: %d baselines, notes %q", s, len(r.Baselines), r.Notes)
+		}
+		for _, b := range r.Baselines {
+			if b.GBps <= 0 || b.P50us <= 0 {
+				t.Errorf("%+v: %+v", s, b)
+			}
+		}
+	}
+	_, err := Disk(t.Context(), path, Shape{Op: backends.Read, Size: 4096, Batch: 1, Spread: 2 * spread, Threads: 1}, o)
+	if !errors.Is(err, ErrShape) {
+		t.Errorf("a file that is too short: %v", err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Disk(ended, path, Shape{Op: backends.Read, Size: 4096, Batch: 1, Spread: spread, Threads: 1}, o); !errors.Is(err, context.Canceled) {
+		t.Errorf("an ended context: %v", err)
+	}
+}
+
+func TestParseFio(t *testing.T) {
+	const out = `{"jobs":[{"usr_cpu":10,"sys_cpu":30,"write":{"total_ios":0,"runtime":0},
+		"read":{"total_ios":8000,"runtime":1000,"clat_ns":{"percentile":{"50.000000":70000}}}}]}`
+	f, err := parseFio([]byte(out), &Shape{Op: backends.Read})
+	if err != nil || f.rate != 8000 || f.p50 != 70*time.Microsecond || f.cpu != 50*time.Microsecond {
+		t.Errorf("%+v, %v", f, err)
+	}
+	for _, bad := range []string{"", "{}", "nonsense", `{"jobs":[{}]}`} {
+		if _, err := parseFio([]byte(bad), &Shape{Op: backends.Read}); !errors.Is(err, errFio) {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+	if _, err := parseFio([]byte(out), &Shape{Op: backends.Write}); !errors.Is(err, errFio) {
+		t.Errorf("the other direction: %v", err)
+	}
+}
