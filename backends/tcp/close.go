@@ -81,11 +81,21 @@ func (p *peer) awaitQuiet() {
 		p.mu.Lock()
 		n := len(p.byTag)
 		p.mu.Unlock()
-		if n == 0 && p.conns[express].posted() == 0 {
+		if n == 0 && p.written() {
 			return
 		}
 		time.Sleep(pause)
 	}
+}
+
+// written reports whether nothing waits to be written.
+func (p *peer) written() bool {
+	for _, c := range p.conns {
+		if c.kicks.Load() > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // outlive waits until nothing that we said can let bytes land: the owner lands what was sent

@@ -10,13 +10,33 @@ import (
 )
 
 var plainHarness = backendtest.Harness{
-	Name:  "tcp",
-	New:   func() (backends.Backend, error) { return New(Config{Plaintext: true, Listen: "127.0.0.1:0"}) },
-	Limit: 5e9,
+	Name: "tcp",
+	New:  func() (backends.Backend, error) { return New(Config{Plaintext: true, Listen: "127.0.0.1:0"}) },
 }
 
-func TestMain(m *testing.M) { backendtest.Main(m, plainHarness) }
+// secureHarness is the same backend with TLS, by IPv6.
+var secureHarness = backendtest.Harness{
+	Name:    "tcp-tls",
+	New:     func() (backends.Backend, error) { return New(Config{TLS: sharedAuthority.config(), Listen: "[::1]:0"}) },
+	Wirings: backendtest.Pair | backendtest.Processes,
+	Without: []string{"NoAllocation", "NoAllocationPages"}, // crypto/tls allocates for each record
+}
+
+// singleHarness has one connection for all data, and little in flight.
+var singleHarness = backendtest.Harness{
+	Name: "tcp-single",
+	New: func() (backends.Backend, error) {
+		return New(Config{Plaintext: true, Listen: "127.0.0.1:0", Conns: 1, Flight: 512 << 10, BatchesMax: 64, NotesMax: 64})
+	},
+	Wirings: backendtest.Pair,
+}
+
+func TestMain(m *testing.M) { backendtest.Main(m, plainHarness, secureHarness, singleHarness) }
 
 func TestBackend(t *testing.T) { backendtest.Run(t, plainHarness) }
+
+func TestBackendSecure(t *testing.T) { backendtest.Run(t, secureHarness) }
+
+func TestBackendSingle(t *testing.T) { backendtest.Run(t, singleHarness) }
 
 func BenchmarkBackend(b *testing.B) { backendtest.Benchmark(b, plainHarness) }
