@@ -89,3 +89,10 @@ func (a *address) readPlaces(r *control.Reader) {
 		a.places = append(a.places, place)
 	}
 }
+
+// Places says what an Addr of this backend says: host:port of each place where its owner
+// listens, and whether TLS is spoken there.
+func Places(addr []byte) (places []string, secure bool, err error) {
+	a, err := decodeAddress(addr)
+	return a.places, a.secure, err
+}

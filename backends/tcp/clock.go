@@ -4,10 +4,12 @@ package tcp
 
 import "time"
 
-var began = time.Now()
+// began lies before the process does, so that no time by the clock is near 0, which stands for
+// never.
+var began = time.Now().Add(-time.Hour)
 
-// clock is nanoseconds since the process began. It stands still while the host is suspended.
-func clock() int64 { return int64(time.Since(began)) + 1 }
+// clock is nanoseconds since began. It stands still while the host is suspended.
+func clock() int64 { return int64(time.Since(began)) }
 
 // stampMax is how old what we know of the owner's clock may be: two clocks that drift apart by
 // 200 ppm are 12 ms apart by then.

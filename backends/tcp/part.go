@@ -19,6 +19,12 @@ type part struct {
 	n     uint64
 	v     int
 	note  bool // it is a note, and n is 0
+
+	// A part is over when both are so. Most often the first comes first, but who has written
+	// the last bytes may be slower than the owner, and a malicious owner may say anything.
+	out    bool // nobody reads of the batch to send it
+	acked  bool
+	status control.Status
 }
 
 // books are the parts of one connection. p.mu guards them.
@@ -124,10 +130,11 @@ func (p *peer) cut(c *conn, x *batch) {
 	q.n, h.count = x.tabulate(o, v)
 	h.length = h.count * entryBytes
 	x.sent++
+	q.out = x.op == backends.Read
 	h.id = p.books[c.index].open(q)
 	if x.op == backends.Write {
 		h.length += uint32(q.n)
-		o.src = source{mem: v.local.seg.Mem, open: true}
+		o.src = source{mem: v.local.seg.Mem, id: h.id, open: true}
 		o.src.ranges = ranges{batch: x, i: q.first, off: q.skip, left: q.n}
 		p.lastSent = clock()
 	}
@@ -180,31 +187,49 @@ func (p *peer) sendNote(x *batch) {
 	if x.note == count {
 		h.flags = flagCounts
 	}
-	h.id = p.books[express].open(part{batch: x, note: true})
+	h.id = p.books[express].open(part{batch: x, note: true, out: true})
 	c.post(&h, x.msg)
 	p.lastSent = clock()
 }
 
-// sent implements end: nothing follows the payload of a Write.
+// sent implements end: nobody reads what follows the head of a Write any more.
 func (p *peer) sent(c *conn) {
+	p.mu.Lock()
+	q := p.books[c.index].at(c.out.src.id)
+	if q == nil {
+		p.mu.Unlock()
+		return
+	}
+	q.out = true
+	p.endPart(c, q, c.out.src.id)
 	if c.index != express {
 		p.conns[express].kickAnswers() // its note, perhaps
 	}
 }
 
-// acked takes a part off the books. It reports false for one that the peer made up.
+// acked takes word that a part is in place. It reports false for one that the peer made up.
 func (p *peer) acked(c *conn, h *header) bool {
 	p.mu.Lock()
-	k := &p.books[c.index]
-	q := k.at(h.id)
-	if q == nil {
+	q := p.books[c.index].at(h.id)
+	if q == nil || q.acked {
 		p.mu.Unlock()
 		return false
 	}
-	if err := control.Status(h.status).Err(); err != nil {
+	q.acked, q.status = true, control.Status(h.status)
+	p.endPart(c, q, h.id)
+	return true
+}
+
+// endPart takes a part off the books if it is over. p.mu is held, and is not when it returns.
+func (p *peer) endPart(c *conn, q *part, id uint64) {
+	if !q.out || !q.acked {
+		p.mu.Unlock()
+		return
+	}
+	if err := q.status.Err(); err != nil {
 		p.drop(q.batch, err)
 	}
-	x := k.close(h.id)
+	x := p.books[c.index].close(id)
 	over := p.settled(x)
 	waits := p.turnOf(c) != nil
 	p.mu.Unlock()
@@ -215,5 +240,4 @@ func (p *peer) acked(c *conn, h *header) bool {
 		c.kick(c.index != express)
 	}
 	p.conns[express].kickAnswers()
-	return true
 }

@@ -32,6 +32,7 @@ type source struct {
 	m      *memory // of the owner, whose gate is held by each piece
 	ticket uint64
 	status control.Status // Revoked: what is left is filled with zeros
+	id     uint64         // of the part
 	open   bool           // sent is to be called
 }
 

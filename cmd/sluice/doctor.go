@@ -29,13 +29,13 @@ that mends what is missing. Backends that are not in this build yet are listed
 with what the machine offers them; --all shows the checks that only they need.`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := n.settle(auto); err != nil {
+			if err := n.settleDoctor(); err != nil {
 				return err
 			}
 			s := machine.Source{Root: root, LibraryDirs: filepath.SplitList(os.Getenv("LD_LIBRARY_PATH"))}
-			s.Backends = builtBackends(root == "", n.ucx)
+			s.Backends = builtBackends(root == "", &n)
 			if root == "" {
-				s.Known = append(ucxChecks(&n.ucx, os.Environ()), rdmaChecks(&n.rdma)...)
+				s.Known = slices.Concat(ucxChecks(&n.ucx, os.Environ()), rdmaChecks(&n.rdma), tcpChecks(&n.tcp))
 			}
 			r := machine.Examine(s)
 			if asJSON {
@@ -53,13 +53,13 @@ with what the machine offers them; --all shows the checks that only they need.`,
 }
 
 // builtBackends lists what this build has; to try one is to open it here.
-func builtBackends(try bool, u ucxFlags) map[string]func() error {
+func builtBackends(try bool, n *networkFlags) map[string]func() error {
 	built := map[string]func() error{}
 	for _, m := range makers {
 		built[m.name] = nil
 		if try {
 			built[m.name] = func() error {
-				b, err := m.open(openOptions{threads: 1, ucx: u})
+				b, err := m.open(openOptions{threads: 1, ucx: n.ucx, tcp: n.tcp})
 				if err != nil {
 					return err
 				}
