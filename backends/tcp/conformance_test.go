@@ -18,7 +18,7 @@ var plainHarness = backendtest.Harness{
 var secureHarness = backendtest.Harness{
 	Name:    "tcp-tls",
 	New:     func() (backends.Backend, error) { return New(Config{TLS: sharedAuthority.config(), Listen: "[::1]:0"}) },
-	Wirings: backendtest.Pair | backendtest.Processes,
+	Wirings: backendtest.Processes,
 	Without: []string{"NoAllocation", "NoAllocationPages"}, // crypto/tls allocates for each record
 }
 
@@ -29,6 +29,8 @@ var singleHarness = backendtest.Harness{
 		return New(Config{Plaintext: true, Listen: "127.0.0.1:0", Conns: 1, Flight: 512 << 10, BatchesMax: 64, NotesMax: 64})
 	},
 	Wirings: backendtest.Pair,
+	Only: []string{"Load", "Full", "NotifyAfterData", "NotifyOrder", "NotifyBackPressure", "CountAfterData", "CancelWrite",
+		"CancelNotify", "PeerClose", "LastMessageInFlight", "SilenceUnderWrites", "ArmFull", "NoAllocation", "Hammer"},
 }
 
 func TestMain(m *testing.M) { backendtest.Main(m, plainHarness, secureHarness, singleHarness) }
