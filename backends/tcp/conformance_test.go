@@ -3,6 +3,8 @@
 package tcp
 
 import (
+	"fmt"
+	"os"
 	"testing"
 
 	"github.com/sluicehq/sluice/backends"
@@ -33,7 +35,16 @@ var singleHarness = backendtest.Harness{
 		"CancelNotify", "PeerClose", "LastMessageInFlight", "SilenceUnderWrites", "ArmFull", "NoAllocation", "Hammer"},
 }
 
-func TestMain(m *testing.M) { backendtest.Main(m, plainHarness, secureHarness, singleHarness) }
+func TestMain(m *testing.M) {
+	if os.Getenv(ownerVariable) != "" {
+		if err := serveOwner(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	backendtest.Main(m, plainHarness, secureHarness, singleHarness)
+}
 
 func TestBackend(t *testing.T) { backendtest.Run(t, plainHarness) }
 
