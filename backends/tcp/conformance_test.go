@@ -36,8 +36,8 @@ var singleHarness = backendtest.Harness{
 }
 
 func TestMain(m *testing.M) {
-	if os.Getenv(ownerVariable) != "" {
-		if err := serveOwner(); err != nil {
+	if path := os.Getenv(ownerVariable); path != "" {
+		if err := serveOwner(path); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}

@@ -75,10 +75,13 @@ func (l *landing) leave() {
 	}
 }
 
-// fill copies bytes into place. It returns how many were used: all that belong to the
-// payload, unless it says hold.
+// handMax is how many bytes are copied behind one look: a process that is stopped right after
+// it copies them when it goes on.
+const handMax = 16 << 10
+
+// fill copies bytes into place, at most handMax. It returns how many were used.
 func (l *landing) fill(b []byte) (int, verdict) {
-	b = b[:min(uint64(len(b)), l.left)]
+	b = b[:min(uint64(len(b)), l.left, handMax)]
 	if len(b) == 0 {
 		return 0, more
 	}
@@ -132,6 +135,9 @@ func (c *conn) consume() verdict {
 			in.from += n
 			if v != more {
 				return v
+			}
+			if in.land.left > 0 && in.from < in.to {
+				continue
 			}
 			if in.land.left > 0 {
 				return more
