@@ -93,7 +93,10 @@ func (l *landing) fill(b []byte) (int, verdict) {
 		return len(b), more
 	}
 	defer l.leave()
+	ahead := scout{l.ranges, l.mem}
+	ahead.look(scoutAhead)
 	for rest := b; len(rest) > 0; {
+		ahead.look(1)
 		off, n := l.next()
 		n = min(n, uint64(len(rest)))
 		copy(l.mem[off:off+n], rest)

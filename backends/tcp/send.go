@@ -242,7 +242,10 @@ func (c *conn) gather() bool {
 // copyPieces copies small pieces into the chunk until it is full or a large one comes.
 func (o *sender) copyPieces(all bool) {
 	s := &o.src
+	ahead := scout{s.ranges, s.mem}
+	ahead.look(scoutAhead)
 	for s.left > 0 && o.room() > 0 {
+		ahead.look(1)
 		off, n := s.next()
 		if !all && n >= gatherMin {
 			return
