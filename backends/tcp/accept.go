@@ -23,27 +23,53 @@ func (b *Backend) accept() {
 			return
 		}
 		if err != nil {
-			select {
-			case <-time.After(10 * time.Millisecond): // out of descriptors: others may be given back
-			case <-b.stop:
-				return
-			}
+			b.breathe() // out of descriptors: others may be given back
 			continue
 		}
-		if !b.admit(tcp) || !b.tasks.Start(func() { b.hear(tcp) }) {
+		for !b.admit(tcp) {
+			b.breathe() // the next ones wait in the kernel
+		}
+		if !b.tasks.Start(func() { b.hear(tcp) }) {
 			_ = tcp.Close()
 		}
 	}
 }
 
-// admit counts a stranger, unless there are too many.
+// breathe waits a little.
+func (b *Backend) breathe() {
+	select {
+	case <-time.After(5 * time.Millisecond):
+	case <-b.stop:
+	}
+}
+
+// strangerMin is what a stranger has in any case to say who it is. Where there are too many, the
+// one who has had most is hung up on after it.
+const strangerMin = 500 * time.Millisecond
+
+// admit counts a stranger. It reports false if there are too many, of whom each has come just
+// now.
 func (b *Backend) admit(tcp net.Conn) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed.Load() || len(b.strangers) >= b.cfg.Strangers {
-		return false
+	if len(b.strangers) >= b.cfg.Strangers && !b.closed.Load() {
+		var oldest net.Conn
+		for c, since := range b.strangers {
+			if oldest == nil || since < b.strangers[oldest] {
+				oldest = c
+			}
+		}
+		if clock()-b.strangers[oldest] < int64(strangerMin) {
+			return false
+		}
+		_ = oldest.Close()
+		delete(b.strangers, oldest)
 	}
-	b.strangers[tcp] = struct{}{}
+	if b.closed.Load() {
+		_ = tcp.Close()
+	} else {
+		b.strangers[tcp] = clock()
+	}
 	return true
 }
 

@@ -10,6 +10,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -129,25 +130,30 @@ func TestSlowStrangersAreHungUpOn(t *testing.T) {
 	works(t, b)
 }
 
-// More strangers than there are places are hung up on at once.
+// Strangers who take all places and say nothing make room for who comes after them; many who come
+// at once wait for each other.
 func TestStrangersAreFew(t *testing.T) {
 	leak.Check(t)
-	b := open(t, Config{Strangers: 4})
+	b := open(t, Config{Strangers: 4, Handshake: limit})
+	var silent []net.Conn
 	for range 4 {
-		rawDial(t, b)
+		silent = append(silent, rawDial(t, b))
 	}
-	for end := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {
-		b.mu.Lock()
-		n := len(b.strangers)
-		b.mu.Unlock()
-		if n == 4 {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%d strangers, want 4", n)
-		}
+	works(t, b)
+	hungUp(t, "a silent stranger", silent[0], 0)
+	near := open(t, Config{Handshake: limit})
+	var wg sync.WaitGroup
+	for range 10 {
+		wg.Go(func() {
+			p, err := near.Connect(context.Background(), b.Addr())
+			if err != nil {
+				t.Errorf("one of many: %v", err)
+				return
+			}
+			_ = p.Close()
+		})
 	}
-	hungUp(t, "a stranger too many", rawDial(t, b), 0)
+	wg.Wait()
 }
 
 // welcomed says hello as a peer of ours would, and returns the connections.

@@ -52,7 +52,7 @@ type Backend struct {
 	mu        sync.Mutex // guards what follows
 	peers     map[*peer]struct{}
 	guests    map[uint64]*inbound
-	strangers map[net.Conn]struct{} // that have not said who they are
+	strangers map[net.Conn]int64 // that have not said who they are, and since when
 }
 
 var (
@@ -83,7 +83,7 @@ func New(cfg Config) (*Backend, error) {
 	b := &Backend{
 		cfg: cfg, secure: newIdentities(cfg.TLS), stop: make(chan struct{}),
 		memories: keys.Table[memory]{Most: cfg.KeysMax},
-		peers:    map[*peer]struct{}{}, guests: map[uint64]*inbound{}, strangers: map[net.Conn]struct{}{},
+		peers:    map[*peer]struct{}{}, guests: map[uint64]*inbound{}, strangers: map[net.Conn]int64{},
 	}
 	b.address = address{owner: keys.NewOwner(), secure: b.secure != nil}
 	b.done.init(cfg.BatchesMax)
