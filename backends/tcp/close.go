@@ -8,7 +8,7 @@ import (
 	"github.com/sluicehq/sluice/backends"
 )
 
-// Close implements backends.Peer. What is on its way is waited for, for Config.CloseMax; after
+// Close implements backends.Peer. What is on its way is waited for, see Config.CloseMax; after
 // that the connections are cut, and we wait until the owner takes what it still finds in its
 // sockets for too old.
 func (p *peer) Close() error {
@@ -74,10 +74,14 @@ func (p *peer) dropAll(why error) {
 	p.conns[express].kickAnswers()
 }
 
-// awaitQuiet waits for what is on its way.
+// awaitQuiet waits for what is on its way: CloseMax for an owner that says nothing, and four times
+// that for one that is slow.
 func (p *peer) awaitQuiet() {
-	end := time.Now().Add(p.b.cfg.CloseMax)
-	for pause := 10 * time.Microsecond; !p.dead.Load() && time.Now().Before(end); pause = min(2*pause, time.Millisecond) {
+	begin, silence := clock(), int64(p.b.cfg.CloseMax)
+	for pause := 10 * time.Microsecond; !p.dead.Load(); pause = min(2*pause, time.Millisecond) {
+		if now := clock(); now-max(begin, p.heard.Load()) > silence || now-begin > 4*silence {
+			return
+		}
 		p.mu.Lock()
 		n := len(p.byTag)
 		p.mu.Unlock()

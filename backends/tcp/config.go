@@ -48,7 +48,11 @@ type Config struct {
 	// slow network costs a question. Default 300 ms.
 	Grace time.Duration
 
-	CloseMax  time.Duration // how long Peer.Close waits for what is on its way; default 1 s
+	// CloseMax is how long Peer.Close waits for a peer that says nothing to acknowledge what is on
+	// its way, and a quarter of how long for one that is slow. Keep it below the engine's AbortGrace.
+	// Default 500 ms.
+	CloseMax time.Duration
+
 	Failure   time.Duration // a host, or a program that owes us an answer, is lost after it; default 10 s
 	Handshake time.Duration // for a connection to say who it is, and for an Import; default 5 s
 }
@@ -72,7 +76,7 @@ func (c *Config) EnsureDefaults() {
 	setDefault(&c.PeersMax, 1024)
 	setDefault(&c.Strangers, 64)
 	setDefault(&c.Grace, 300*time.Millisecond)
-	setDefault(&c.CloseMax, time.Second)
+	setDefault(&c.CloseMax, 500*time.Millisecond)
 	setDefault(&c.Failure, 10*time.Second)
 	setDefault(&c.Handshake, 5*time.Second)
 }
