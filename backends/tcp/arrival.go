@@ -12,6 +12,7 @@ type notes struct {
 	spare    []*arrival
 	waiting  map[uint64]letter // by number: due, and one before it is not
 	next     uint64
+	held     int // messages that came and are not delivered
 	kept     int // messages that are delivered and not received
 }
 
@@ -70,14 +71,16 @@ func (g *inbound) noted(c *conn, h *header) verdict {
 		return finished
 	}
 	g.mu.Lock()
-	if len(g.notes.arrivals) > arrivalsMax || len(g.notes.waiting) > waitingMax || g.notes.kept > g.b.cfg.NotesMax {
+	if len(g.notes.arrivals) > arrivalsMax || len(g.notes.waiting) > waitingMax ||
+		!counts && g.notes.held+g.notes.kept >= g.b.cfg.NotesMax {
 		g.mu.Unlock()
 		return finished
 	}
 	a := g.notes.of(h.batch)
 	a.told, a.need, a.counts, a.number, a.target = true, h.count, counts, h.ticket, h.key
 	if !counts {
-		a.msg = append(make([]byte, 0, len(c.in.body)), c.in.body...)
+		a.msg = append(make([]byte, 0, len(c.in.body)), c.in.body...) // not nil: a message
+		g.notes.held++
 	}
 	credit := g.settle(h.batch, a)
 	g.mu.Unlock()
@@ -116,6 +119,9 @@ func (g *inbound) settle(batch uint64, a *arrival) (credit int) {
 		g.b.count(a.target)
 	case a.counts:
 	case a.failed:
+		if a.msg != nil {
+			n.held--
+		}
 		n.waiting[a.number] = letter{}
 		credit = g.returns()
 	default:
@@ -133,6 +139,7 @@ func (g *inbound) settle(batch uint64, a *arrival) (credit int) {
 		delete(n.waiting, n.next)
 		n.next++
 		if l.from != nil && !g.ended {
+			n.held--
 			n.kept++
 			g.b.deliver(l)
 		}

@@ -236,6 +236,13 @@ func TestPeersThatCheat(t *testing.T) {
 		}
 		hungUp(t, name, conns[express], 0)
 	}
+	_, _, hoarder := welcomed(t, b)
+	go func() { // messages that wait for one that never comes
+		for i := range uint64(b.cfg.NotesMax + 1) {
+			_, _ = hoarder[express].Write(frame(header{kind: kindNote, batch: i, ticket: i + 2, stamp: clock()}, make([]byte, 100)))
+		}
+	}()
+	hungUp(t, "a hoarder of messages", hoarder[express], (b.cfg.NotesMax+1)*headBytes)
 	_, _, conns := welcomed(t, b)
 	if _, err := conns[express].Write(write(m, m.ticket^1<<40, 0, 16, 16)); err != nil {
 		t.Fatal(err)
