@@ -78,6 +78,10 @@ type Harness struct {
 	// another harness of the same backend. Empty: all.
 	Only []string
 
+	// Without names checks that another harness of the same backend passes, and this one
+	// cannot.
+	Without []string
+
 	populated bool // in benchmarks
 }
 
@@ -150,6 +154,11 @@ func (h Harness) wirings(caps backends.Caps) []Wiring {
 	return list
 }
 
+// asksFor reports whether a check is to run.
+func (h *Harness) asksFor(name string) bool {
+	return (len(h.Only) == 0 || slices.Contains(h.Only, name)) && !slices.Contains(h.Without, name)
+}
+
 // mainCalled guards against a test binary without Main: its second process
 // would run all tests instead of taking orders.
 var mainCalled bool
@@ -178,15 +187,15 @@ func Run(t *testing.T, h Harness) {
 	if err := b.Close(); err != nil {
 		t.Fatalf("close a fresh backend: %v", err)
 	}
-	for _, name := range h.Only {
+	for _, name := range slices.Concat(h.Only, h.Without) {
 		if !slices.ContainsFunc(checks, func(c check) bool { return c.name == name }) {
-			t.Errorf("Harness.Only names %q, which is no check", name)
+			t.Errorf("Harness.Only or Without names %q, which is no check", name)
 		}
 	}
 	for _, w := range h.wirings(caps) {
 		t.Run(w.String(), func(t *testing.T) {
 			for _, c := range checks {
-				if c.wirings&w != 0 && (len(h.Only) == 0 || slices.Contains(h.Only, c.name)) {
+				if c.wirings&w != 0 && h.asksFor(c.name) {
 					t.Run(c.name, func(t *testing.T) { c.perform(t, h, w) })
 				}
 			}

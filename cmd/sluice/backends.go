@@ -22,11 +22,15 @@ type maker struct {
 	open  func(o openOptions) (backends.Backend, error)
 }
 
+// opensPort reports whether it opens a port for peers of this host as well, which need none.
+func (m *maker) opensPort() bool { return m.name == rdmaName || m.name == tcpName }
+
 // openOptions are what a command line says about how to open backends.
 type openOptions struct {
 	threads int // that copy
 	ucx     ucxFlags
 	rdma    rdmaFlags
+	tcp     tcpFlags
 
 	elsewhere bool // as if the peer were on another host
 	nearOnly  bool // peers of this host alone: no port is opened for what nobody asked for
@@ -42,6 +46,9 @@ var makers = []maker{
 	}},
 	{ucxName, backends.Network, func(o openOptions) (backends.Backend, error) {
 		return asBackend(openUCX(o))
+	}},
+	{tcpName, backends.Network, func(o openOptions) (backends.Backend, error) {
+		return asBackend(o.tcp.open())
 	}},
 	{"mem", backends.InProcess, func(o openOptions) (backends.Backend, error) {
 		return asBackend(mem.New(mem.Config{Workers: o.threads}))
@@ -142,7 +149,7 @@ func openBackends(name string, reach backends.Reach, o openOptions) ([]backends.
 	var list []backends.Backend
 	var errs []error
 	for _, m := range makers {
-		if m.reach < reach || m.name == rdmaName && reach <= backends.SameHost && !o.elsewhere {
+		if m.reach < reach || m.opensPort() && reach <= backends.SameHost && !o.elsewhere {
 			continue // nobody asked for the ports that it opens
 		}
 		b, err := openBackend(m, o)

@@ -32,7 +32,7 @@ type benchFlags struct {
 }
 
 func (f *benchFlags) openOptions() openOptions {
-	return openOptions{threads: f.threads, ucx: f.network.ucx, rdma: f.network.rdma}
+	return openOptions{threads: f.threads, ucx: f.network.ucx, rdma: f.network.rdma, tcp: f.network.tcp}
 }
 
 func newBench() *cobra.Command {

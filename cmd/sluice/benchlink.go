@@ -208,7 +208,7 @@ func benchTarget(c *procs.Control, n networkFlags) error {
 		return err
 	}
 	n.give(cfg.Backend)
-	list, err := openBackends(cfg.Backend, backends.SameHost, openOptions{threads: cfg.Threads, ucx: n.ucx, rdma: n.rdma})
+	list, err := openBackends(cfg.Backend, backends.SameHost, openOptions{threads: cfg.Threads, ucx: n.ucx, rdma: n.rdma, tcp: n.tcp})
 	if err != nil {
 		return err
 	}

@@ -31,13 +31,13 @@ Then where GPUs, NICs and NVMe drives are plugged in, which of their links are s
 they could be, and which NIC and drive are near to which GPU.`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := n.settle(auto); err != nil {
+			if err := n.settleDoctor(); err != nil {
 				return err
 			}
 			s := machine.Source{Root: root, LibraryDirs: filepath.SplitList(os.Getenv("LD_LIBRARY_PATH"))}
-			s.Backends = builtBackends(root == "", n.ucx)
+			s.Backends = builtBackends(root == "", &n)
 			if root == "" {
-				s.Known = slices.Concat(ucxChecks(&n.ucx, os.Environ()), rdmaChecks(&n.rdma), posixChecks())
+				s.Known = slices.Concat(ucxChecks(&n.ucx, os.Environ()), rdmaChecks(&n.rdma), tcpChecks(&n.tcp), posixChecks())
 			}
 			tree := examineDevices(root)
 			s.Known = append(s.Known, deviceChecks(&tree)...)
@@ -60,13 +60,13 @@ they could be, and which NIC and drive are near to which GPU.`,
 }
 
 // builtBackends lists what this build has; to try one is to open it here.
-func builtBackends(try bool, u ucxFlags) map[string]func() error {
+func builtBackends(try bool, n *networkFlags) map[string]func() error {
 	built := map[string]func() error{}
 	for _, m := range makers {
 		built[m.name] = nil
 		if try {
 			built[m.name] = func() error {
-				b, err := m.open(openOptions{threads: 1, ucx: u})
+				b, err := m.open(openOptions{threads: 1, ucx: n.ucx, tcp: n.tcp})
 				if err != nil {
 					return err
 				}

@@ -36,7 +36,7 @@ are connected as such a peer would be, over the network devices of this one.`,
 			if err != nil {
 				return err
 			}
-			q := question{backend: backend, sameHost: sameHost, options: openOptions{threads: 1, ucx: n.ucx, rdma: n.rdma, elsewhere: !sameHost}}
+			q := question{backend: backend, sameHost: sameHost, options: openOptions{threads: 1, ucx: n.ucx, rdma: n.rdma, tcp: n.tcp, elsewhere: !sameHost}}
 			if q.local, err = parseKind(local); err != nil {
 				return err
 			}
@@ -129,7 +129,7 @@ func (q *question) ask(ctx context.Context) (engine.Explanation, error) {
 
 // obstacle says why a backend cannot serve, as far as it says so itself.
 func (q *question) obstacle(m maker) (string, error) {
-	if m.name == rdmaName && q.backend == auto && q.sameHost {
+	if m.opensPort() && q.backend == auto && q.sameHost {
 		return "not asked: it opens a port on the network, which a peer of this host needs not", nil
 	}
 	if m.name == ucxName {

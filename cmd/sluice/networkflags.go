@@ -15,6 +15,7 @@ type networkFlags struct {
 	devices string // of the backend that is meant
 	ucx     ucxFlags
 	rdma    rdmaFlags
+	tcp     tcpFlags
 }
 
 func (n *networkFlags) register(c *cobra.Command) {
@@ -22,6 +23,7 @@ func (n *networkFlags) register(c *cobra.Command) {
 		"of backend ucx: as UCX_NET_DEVICES, such as eth0 or mlx5_0:1; of backend rdma: DEVICE, DEVICE:PORT or DEVICE:PORT#GID, with commas; without it the backend chooses")
 	n.ucx.register(c)
 	n.rdma.register(c)
+	n.tcp.register(c)
 }
 
 // settle is give, and refuses flags that do not concern the backend: what is ignored in
@@ -34,7 +36,23 @@ func (n *networkFlags) settle(backend string) error {
 	if err := n.ucx.check(backend); err != nil {
 		return err
 	}
-	return n.rdma.check(backend)
+	if err := n.rdma.check(backend); err != nil {
+		return err
+	}
+	return n.tcp.check(backend)
+}
+
+// settleDoctor is settle for who looks at all backends: what tcp would listen at, and with which
+// certificates, can be looked at beforehand.
+func (n *networkFlags) settleDoctor() error {
+	if err := n.tcp.check(tcpName); err != nil {
+		return err
+	}
+	others := networkFlags{devices: n.devices, ucx: n.ucx, rdma: n.rdma}
+	err := others.settle(auto)
+	others.tcp = n.tcp
+	*n = others
+	return err
 }
 
 // give gives --devices to whom it concerns.
@@ -51,6 +69,9 @@ func (n *networkFlags) examine(backend string) error {
 	if backend == rdmaName {
 		return n.rdma.examine()
 	}
+	if backend == tcpName {
+		return n.tcp.examine()
+	}
 	return n.ucx.examine(backend)
 }
 
@@ -60,7 +81,7 @@ func (n *networkFlags) args(backend string) []string {
 	if backend == rdmaName {
 		devices = n.rdma.other()
 	}
-	list := slices.Concat(n.ucx.args(), n.rdma.args())
+	list := slices.Concat(n.ucx.args(), n.rdma.args(), n.tcp.args())
 	if devices != "" {
 		list = append(list, "--devices="+devices)
 	}

@@ -28,7 +28,7 @@ func init() {
 func openForReplay(n networkFlags) replay.OpenFunc {
 	return func(name string, threads int) ([]backends.Backend, error) {
 		n.give(name)
-		return openBackends(name, backends.SameHost, openOptions{threads: threads, ucx: n.ucx, rdma: n.rdma})
+		return openBackends(name, backends.SameHost, openOptions{threads: threads, ucx: n.ucx, rdma: n.rdma, tcp: n.tcp})
 	}
 }
 

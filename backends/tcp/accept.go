@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/control"
+)
+
+// accept takes connections until the listener is closed.
+func (b *Backend) accept() {
+	for {
+		tcp, err := b.listener.AcceptTCP()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			b.breathe() // out of descriptors: others may be given back
+			continue
+		}
+		for !b.admit(tcp) {
+			b.breathe() // the next ones wait in the kernel
+		}
+		if !b.tasks.Start(func() { b.hear(tcp) }) {
+			_ = tcp.Close()
+		}
+	}
+}
+
+// breathe waits a little.
+func (b *Backend) breathe() {
+	select {
+	case <-time.After(5 * time.Millisecond):
+	case <-b.stop:
+	}
+}
+
+// strangerMin is what a stranger has in any case to say who it is. Where there are too many, the
+// one who has had most is hung up on after it.
+const strangerMin = 500 * time.Millisecond
+
+// admit counts a stranger. It reports false if there are too many, of whom each has come just
+// now.
+func (b *Backend) admit(tcp net.Conn) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.strangers) >= b.cfg.Strangers && !b.closed.Load() {
+		var oldest net.Conn
+		for c, since := range b.strangers {
+			if oldest == nil || since < b.strangers[oldest] {
+				oldest = c
+			}
+		}
+		if clock()-b.strangers[oldest] < int64(strangerMin) {
+			return false
+		}
+		_ = oldest.Close()
+		delete(b.strangers, oldest)
+	}
+	if b.closed.Load() {
+		_ = tcp.Close()
+	} else {
+		b.strangers[tcp] = clock()
+	}
+	return true
+}
+
+// known takes a connection off the strangers.
+func (b *Backend) known(tcp net.Conn) {
+	b.mu.Lock()
+	delete(b.strangers, tcp)
+	b.mu.Unlock()
+}
+
+// hear waits for a stranger to say who it is, for as long as Config.Handshake. Whoever says
+// anything else is told nothing.
+func (b *Backend) hear(tcp *net.TCPConn) {
+	defer b.known(tcp)
+	_ = tcp.SetDeadline(time.Now().Add(b.cfg.Handshake)) // fails only where it is closed
+	b.tune(tcp)
+	secure, err := b.secure.answer(context.Background(), tcp)
+	if err == nil {
+		err = b.introduce(tcp, secure)
+	}
+	if err != nil {
+		_ = tcp.Close()
+	}
+}
+
+func (b *Backend) introduce(tcp *net.TCPConn, secure net.Conn) error {
+	h, body, err := readFrame(secure, kindHello, kindJoin)
+	if err != nil {
+		return err
+	}
+	var g *inbound
+	index := ctl
+	if h.kind == kindHello {
+		g, err = b.meet(&h, body)
+	} else {
+		index = int(h.count)
+		g, err = b.join(&h, body)
+	}
+	answer := header{kind: kindWelcome, status: uint8(control.StatusOf(err)), stamp: clock()}
+	var secret []byte
+	if err == nil && h.kind == kindHello {
+		answer.id, answer.count, answer.ticket = g.session, uint32(b.cfg.NotesMax), uint64(b.cfg.Grace)
+		secret = g.secret[:]
+	}
+	if err := writeFrame(secure, answer, secret); err != nil || g == nil {
+		g.end(false)
+		return errors.Join(err, backends.ErrPeerLost)
+	}
+	c, err := newConn(b, index, tcp, secure)
+	if err == nil {
+		err = tcp.SetDeadline(time.Time{})
+	}
+	if err != nil || !g.add(c) {
+		g.end(false)
+		return errors.Join(err, backends.ErrPeerLost)
+	}
+	return nil
+}
+
+// meet makes the owner's end of a new peer.
+func (b *Backend) meet(h *header, body []byte) (*inbound, error) {
+	if len(body) < 8 || h.count < bulk || h.count > 1+connsMax {
+		return nil, fmt.Errorf("a hello of %d bytes for %d connections: %w", len(body), h.count, backends.ErrCorrupt)
+	}
+	if subtle.ConstantTimeCompare(body[:8], b.address.owner[:]) != 1 {
+		return nil, backends.ErrPeerLost // whom it means is gone, and we have its place
+	}
+	if _, err := decodeAddress(body[8:]); err != nil {
+		return nil, fmt.Errorf("a hello without an address: %w", backends.ErrCorrupt)
+	}
+	g := newInbound(b, string(body[8:]), int(h.count))
+	_, _ = rand.Read(g.secret[:]) // never fails: it ends the program instead
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed.Load() {
+		return nil, backends.ErrPeerLost
+	}
+	if len(b.guests) >= b.cfg.PeersMax {
+		return nil, fmt.Errorf("%d peers, raise Config.PeersMax: %w", len(b.guests), backends.ErrFull)
+	}
+	for g.session = newTicket(); b.guests[g.session] != nil; {
+		g.session = newTicket()
+	}
+	b.guests[g.session] = g
+	return g, nil
+}
+
+// join finds the peer that one more connection belongs to, which shows that it knows the
+// secret of the first.
+func (b *Backend) join(h *header, secret []byte) (*inbound, error) {
+	b.mu.Lock()
+	g := b.guests[h.id]
+	b.mu.Unlock()
+	if g == nil || subtle.ConstantTimeCompare(g.secret[:], secret) != 1 {
+		return nil, backends.ErrBadToken
+	}
+	if h.count < express || int(h.count) >= len(g.conns) {
+		return nil, backends.ErrCorrupt
+	}
+	return g, nil
+}
+
+// dismiss forgets an inbound that has ended.
+func (b *Backend) dismiss(g *inbound) {
+	b.mu.Lock()
+	delete(b.guests, g.session)
+	b.mu.Unlock()
+}

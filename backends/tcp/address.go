@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"net"
+	"strconv"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/keys"
+)
+
+// address is what Addr says: who the backend is, and where it listens. The digest tells one
+// that was cut or altered; it is no protection against who makes one up.
+type address struct {
+	owner  keys.Owner
+	secure bool     // TLS is spoken
+	places []string // host:port, a name or a number
+}
+
+const (
+	addressMark  = "tcp1" // with the version of everything that passes between backends
+	addressCheck = 8
+	placesMax    = 16
+	placeMax     = 253 + 6 // a name and a port
+)
+
+func (a *address) encode() ([]byte, error) {
+	b := append([]byte(addressMark), a.owner[:]...)
+	b = append(b, control.Flag(a.secure), byte(len(a.places)))
+	for _, p := range a.places {
+		if len(p) > placeMax {
+			return nil, fmt.Errorf("address %q is longer than %d bytes: %w", p, placeMax, backends.ErrBounds)
+		}
+		b = append(b, byte(len(p)>>8), byte(len(p)))
+		b = append(b, p...)
+	}
+	sum := sha256.Sum256(b)
+	b = append(b, sum[:addressCheck]...)
+	if len(b) > backends.AddrMax || len(a.places) > placesMax {
+		return nil, fmt.Errorf("%d addresses of %d bytes, at most %d of %d: name fewer in Config.Advertise: %w",
+			len(a.places), len(b), placesMax, backends.AddrMax, backends.ErrBounds)
+	}
+	return b, nil
+}
+
+func decodeAddress(b []byte) (a address, err error) {
+	if !bytes.HasPrefix(b, []byte(addressMark[:3])) {
+		return a, fmt.Errorf("%d bytes that are no tcp address: %w", len(b), backends.ErrCorrupt)
+	}
+	if !bytes.HasPrefix(b, []byte(addressMark)) {
+		return a, fmt.Errorf("tcp address of another version: use the same release on both sides: %w", backends.ErrVersion)
+	}
+	if len(b) < len(addressMark)+addressCheck || len(b) > backends.AddrMax {
+		return a, fmt.Errorf("tcp address of %d bytes: %w", len(b), backends.ErrCorrupt)
+	}
+	body, check := b[:len(b)-addressCheck], b[len(b)-addressCheck:]
+	if sum := sha256.Sum256(body); !bytes.Equal(sum[:addressCheck], check) {
+		return a, fmt.Errorf("tcp address is damaged: %w", backends.ErrCorrupt)
+	}
+	r := control.Read(body[len(addressMark):])
+	copy(a.owner[:], r.Bytes(8))
+	a.secure = r.Flag()
+	a.readPlaces(&r)
+	if !r.Done() || len(a.places) == 0 {
+		return address{}, fmt.Errorf("tcp address: %w", backends.ErrCorrupt)
+	}
+	return a, nil
+}
+
+func (a *address) readPlaces(r *control.Reader) {
+	n := int(r.Uint8())
+	if n > placesMax {
+		r.Fail()
+	}
+	for range n {
+		size := int(r.Uint8())<<8 | int(r.Uint8())
+		place := string(r.Bytes(size))
+		host, port, err := net.SplitHostPort(place)
+		number, portErr := strconv.ParseUint(port, 10, 16)
+		if r.Failed() || err != nil || portErr != nil || host == "" || number == 0 || size > placeMax {
+			r.Fail()
+			return
+		}
+		a.places = append(a.places, place)
+	}
+}
+
+// Places says what an Addr of this backend says: host:port of each place where its owner
+// listens, and whether TLS is spoken there.
+func Places(addr []byte) (places []string, secure bool, err error) {
+	a, err := decodeAddress(addr)
+	return a.places, a.secure, err
+}

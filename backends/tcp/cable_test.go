@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"bytes"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/internal/netns"
+)
+
+// nearVariable marks a run of this test binary within the near host of a pair. The far one is
+// its descriptor 3.
+const nearVariable = "SLUICE_TCP_TEST_NEAR"
+
+// betweenHosts runs the test once more on a host of its own. There it returns the host at the
+// other end of the cable; here it returns nil, when that is over.
+func betweenHosts(t *testing.T, setUp ...func(*netns.Pair) error) *netns.Host {
+	t.Helper()
+	if os.Getenv(nearVariable) == t.Name() {
+		return netns.FromFile(os.NewFile(3, "far host"))
+	}
+	pair, err := netns.NewPair()
+	if err != nil {
+		backendtest.SkipIfUnavailable(t, err)
+	}
+	defer pair.Close()
+	awaitCable(t, pair)
+	for _, f := range setUp {
+		if err := f(pair); err != nil {
+			backendtest.SkipIfUnavailable(t, err)
+		}
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	again := exec.Command(exe, "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=2m")
+	again.Env = append(os.Environ(), nearVariable+"="+t.Name())
+	again.ExtraFiles = []*os.File{pair.Far.File()}
+	again.Stdout, again.Stderr = &out, &out
+	if err := pair.Near.Start(again); err != nil {
+		t.Fatal(err)
+	}
+	if err := again.Wait(); err != nil {
+		t.Errorf("on a host of its own: %v", err)
+	}
+	for line := range strings.Lines(out.String()) {
+		if !strings.HasPrefix(line, "=== ") {
+			t.Log(strings.TrimRight(line, "\n"))
+		}
+	}
+	return nil
+}
+
+// awaitCable waits until both ends carry.
+func awaitCable(t *testing.T, pair *netns.Pair) {
+	t.Helper()
+	for _, h := range []*netns.Host{pair.Near, pair.Far} {
+		for end := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {
+			var device *net.Interface
+			err := h.Do(func() (err error) {
+				device, err = net.InterfaceByName(h.Device)
+				return err
+			})
+			if err == nil && device.Flags&net.FlagRunning != 0 {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("the cable is not up within %v: %v", limit, err)
+			}
+		}
+	}
+}
+
+// cable is two backends at the ends of a cable.
+type cable struct {
+	near        *Backend
+	p           *peer
+	descs       []backends.Desc
+	local, away []byte
+}
+
+func layCable(t *testing.T, far *netns.Host, cfg Config) *cable {
+	t.Helper()
+	const n = 32 << 20
+	var owner *Backend
+	cfg.Listen = ":0"
+	if err := far.Do(func() error { owner = open(t, cfg); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	x := &cable{near: open(t, cfg)}
+	m, away := share(t, owner, n)
+	l, local := share(t, x.near, n)
+	x.p = dial(t, x.near, owner.Addr())
+	x.local, x.away = local, away
+	x.descs = []backends.Desc{{Len: n, LocalKey: l.key, RemoteKey: take(t, x.p, m)}}
+	return x
+}
+
+// plug runs ip in the near host, which is ours.
+func plug(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+		t.Fatalf("ip %v: %v: %s", args, err, out)
+	}
+}
+
+const cableDevice = "cable0" // as netns names it
+
+// A cable that is out for a moment costs time, and nothing else.
+func TestCableOutForAMoment(t *testing.T) {
+	far := betweenHosts(t)
+	if far == nil {
+		return
+	}
+	x := layCable(t, far, Config{})
+	for i, op := range []backends.Op{backends.Write, backends.Read} {
+		fill(x.local, byte(3+i))
+		if op == backends.Read {
+			fill(x.away, 9)
+		}
+		if err := x.p.Submit(op, 1, x.descs); err != nil {
+			t.Fatal(err)
+		}
+		plug(t, "link", "set", cableDevice, "down")
+		time.Sleep(500 * time.Millisecond) // longer than Grace
+		plug(t, "link", "set", cableDevice, "up")
+		if err := await(t, x.near, 1); err != nil {
+			t.Errorf("%v over a cable that was out for a moment: %v", op, err)
+		}
+		if !bytes.Equal(x.local, x.away) {
+			t.Errorf("%v over a cable that was out for a moment: the bytes differ", op)
+		}
+	}
+}
+
+// A cable that stays out, and a host whose address is gone, end what is in flight.
+func TestCableOutForGood(t *testing.T) {
+	far := betweenHosts(t)
+	if far == nil {
+		return
+	}
+	for _, how := range [][]string{
+		{"address", "flush", "dev", cableDevice},
+		{"link", "set", cableDevice, "down"},
+	} {
+		x := layCable(t, far, Config{Failure: time.Second})
+		for tag := range uint64(20) {
+			if err := x.p.Submit(backends.Write, tag, x.descs); err != nil {
+				t.Fatal(err)
+			}
+		}
+		plug(t, how...)
+		wantError(t, strings.Join(how, " "), await(t, x.near, 19), backends.ErrPeerLost)
+		select {
+		case <-x.p.Lost():
+		case <-time.After(limit):
+			t.Errorf("%v: the peer is not lost", how)
+		}
+		plug(t, "address", "replace", "192.0.2.1/30", "dev", cableDevice)
+		plug(t, "link", "set", cableDevice, "up")
+	}
+}
+
+// A bad line, where the kernel can make one: 20 ms away, and one packet of a hundred is lost.
+func TestBadLine(t *testing.T) {
+	far := betweenHosts(t, func(pair *netns.Pair) error {
+		var out []byte
+		err := pair.Near.Do(func() (err error) {
+			c := exec.Command("tc", "qdisc", "add", "dev", cableDevice, "root", "netem", "delay", "20ms", "loss", "1%")
+			out, err = c.CombinedOutput()
+			return err
+		})
+		if err != nil {
+			return &backends.UnavailableError{Backend: "netem", Reason: strings.TrimSpace(string(out)) + " " + err.Error(), Fix: "modprobe sch_netem"}
+		}
+		return nil
+	})
+	if far == nil {
+		return
+	}
+	x := layCable(t, far, Config{})
+	fill(x.local, 7)
+	if err := x.p.Submit(backends.Write, 1, x.descs); err != nil {
+		t.Fatal(err)
+	}
+	if err := await(t, x.near, 1); err != nil || !bytes.Equal(x.local, x.away) {
+		t.Errorf("write over a bad line: %v", err)
+	}
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"crypto/tls"
+	"fmt"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/keys"
+)
+
+// Config says where to listen and how peers prove who they are, and bounds what a Backend
+// uses. Every zero field takes its default, but one of TLS and Plaintext must be set.
+type Config struct {
+	// TLS is the identity of this host and who its peers may be: Certificates, RootCAs and
+	// ClientCAs must be set. TLS 1.3 with certificates of both sides is asked for on every
+	// connection, whatever else it says. An owner's certificate must be for ServerName where
+	// that is set; else any certificate of RootCAs will do, so that these should be of
+	// the project's own authority.
+	TLS *tls.Config
+
+	// Plaintext lets everybody on the network read and change what passes: only for networks
+	// that are trusted. Memory is still opened by tokens alone.
+	Plaintext bool
+
+	// Listen is a host, a port, or both: "10.0.0.1:7000", "[::1]:0", "eth.example:7000-7100",
+	// where the first free port of a range is taken. Empty: all addresses, any port.
+	Listen string
+
+	// Advertise lists hosts, by name or number, at which peers reach us; the port is added.
+	// Empty: where we listen, and where that is everywhere all addresses of this host.
+	Advertise []string
+
+	Conns      int // connections for data to a peer; default 3, at most 64
+	Flight     int // bytes on their way over each of them; default 8 MiB
+	BatchesMax int // tags accepted and not yet polled; default 1,024
+	NotesMax   int // messages of a peer on their way or not received; default 256
+	MessageMax int // bytes of a notification; default 32 KiB, at most 64 KiB
+	KeysMax    int // memories registered at a time; default 64 Ki, at most 1 Mi
+	PeersMax   int // peers connected to us at a time; default 1,024
+	Strangers  int // connections that have not said yet who they are; default 64
+
+	// Grace is how old bytes may be when they land. What a peer finds in its sockets that is
+	// older, such as one that was frozen, it asks about; from who has given up no answer
+	// comes. So Close waits that long for a peer that does not answer. It bounds no transfer: a
+	// slow network costs a question. Default 300 ms.
+	Grace time.Duration
+
+	// CloseMax is how long Peer.Close waits for a peer that says nothing to acknowledge what is on
+	// its way, and a quarter of how long for one that is slow. Keep it below the engine's AbortGrace.
+	// Default 500 ms.
+	CloseMax time.Duration
+
+	Failure   time.Duration // a host, or a program that owes us an answer, is lost after it; default 10 s
+	Handshake time.Duration // for a connection to say who it is, and for an Import; default 5 s
+}
+
+const (
+	descsMax = 4096
+	pagesMax = 64 << 10
+	graceMin = 10 * time.Millisecond
+	graceMax = 10 * time.Second
+	connsMax = 64
+)
+
+// EnsureDefaults fills in the zero fields.
+func (c *Config) EnsureDefaults() {
+	setDefault(&c.Conns, 3)
+	setDefault(&c.Flight, 8<<20)
+	setDefault(&c.BatchesMax, 1024)
+	setDefault(&c.NotesMax, 256)
+	setDefault(&c.MessageMax, 32<<10)
+	setDefault(&c.KeysMax, 64<<10)
+	setDefault(&c.PeersMax, 1024)
+	setDefault(&c.Strangers, 64)
+	setDefault(&c.Grace, 300*time.Millisecond)
+	setDefault(&c.CloseMax, 500*time.Millisecond)
+	setDefault(&c.Failure, 10*time.Second)
+	setDefault(&c.Handshake, 5*time.Second)
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+func (c *Config) check() error {
+	for _, f := range []struct {
+		name            string
+		value, low, top int
+	}{
+		{"Conns", c.Conns, 1, connsMax},
+		{"Flight", c.Flight, partBytes, 1 << 30},
+		{"BatchesMax", c.BatchesMax, 1, 1 << 20},
+		{"NotesMax", c.NotesMax, 1, 1 << 16},
+		{"MessageMax", c.MessageMax, 1, messageLimit},
+		{"KeysMax", c.KeysMax, 1, keys.Limit},
+		{"PeersMax", c.PeersMax, 1, 1 << 20},
+		{"Strangers", c.Strangers, 1, 1 << 16},
+		{"Grace in ms", int(c.Grace.Milliseconds()), int(graceMin.Milliseconds()), int(graceMax.Milliseconds())},
+		{"CloseMax in ms", int(c.CloseMax.Milliseconds()), 1, 1 << 20},
+		{"Failure in ms", int(c.Failure.Milliseconds()), 100, 1 << 30},
+		{"Handshake in ms", int(c.Handshake.Milliseconds()), 10, 1 << 30},
+	} {
+		if f.value < f.low || f.value > f.top {
+			return fmt.Errorf("config: %s is %d, want %d to %d: %w", f.name, f.value, f.low, f.top, backends.ErrBounds)
+		}
+	}
+	return c.checkTLS()
+}
+
+func (c *Config) checkTLS() error {
+	switch t := c.TLS; {
+	case t == nil && !c.Plaintext:
+		return fmt.Errorf("config: neither TLS nor Plaintext: set TLS, or Plaintext on a network that is trusted: %w", backends.ErrBounds)
+	case t != nil && c.Plaintext:
+		return fmt.Errorf("config: both TLS and Plaintext: %w", backends.ErrBounds)
+	case t == nil:
+	case len(t.Certificates) == 0 && t.GetCertificate == nil:
+		return fmt.Errorf("config: TLS has no Certificates: %w", backends.ErrBounds)
+	case t.RootCAs == nil || t.ClientCAs == nil:
+		return fmt.Errorf("config: TLS needs RootCAs and ClientCAs, by which peers are known: %w", backends.ErrBounds)
+	}
+	return nil
+}
+
+func (c *Config) caps() backends.Caps {
+	var pairs backends.Pairs
+	pairs[backends.DRAM] = backends.KindsOf(backends.DRAM)
+	return backends.Caps{
+		Name: "tcp", Reach: backends.Network, Pairs: pairs,
+		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: c.MessageMax,
+		Cost: backends.Cost{Setup: 20 * time.Microsecond, PerPiece: 200 * time.Nanosecond, Rate: 3e9},
+	}
+}

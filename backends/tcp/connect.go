@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/control"
+)
+
+// Connect implements backends.Backend.
+func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, error) {
+	if b.closed.Load() {
+		return nil, backends.ErrClosed
+	}
+	to, err := decodeAddress(addr)
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	if to.secure != (b.secure != nil) {
+		return nil, fmt.Errorf("connect: of us two only one has Config.TLS: set it on both sides, or on none: %w", backends.ErrNotSupported)
+	}
+	ctx, cancel := context.WithTimeout(ctx, b.cfg.Handshake)
+	defer cancel()
+	p := &peer{
+		b: b, to: to, closing: make(chan struct{}), lost: make(chan struct{}),
+		byTag: map[uint64]*batch{}, asked: map[uint64]chan imported{}, conns: make([]*conn, 1+b.cfg.Conns),
+		books: make([]books, 1+b.cfg.Conns),
+	}
+	if err := p.open(ctx); err != nil {
+		p.abandon()
+		if b.closed.Load() {
+			err = backends.ErrClosed
+		}
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	return p, nil
+}
+
+// open says hello, and joins the other connections to the first.
+func (p *peer) open(ctx context.Context) error {
+	hello := header{kind: kindHello, count: uint32(len(p.conns))}
+	body := append(append([]byte{}, p.to.owner[:]...), p.b.addr...)
+	welcome, secret, err := p.greet(ctx, ctl, hello, body)
+	if err != nil {
+		return err
+	}
+	if len(secret) != 16 {
+		return fmt.Errorf("a welcome with a secret of %d bytes: %w", len(secret), backends.ErrCorrupt)
+	}
+	p.credit = int(welcome.count)
+	p.grace = min(int64(welcome.ticket), int64(graceMax))
+	p.learn(welcome.stamp)
+	join := header{kind: kindJoin, id: welcome.id}
+	errs := make([]error, len(p.conns))
+	var wg sync.WaitGroup
+	for i := express; i < len(p.conns); i++ {
+		h := join
+		h.count = uint32(i)
+		wg.Go(func() { _, _, errs[i] = p.greet(ctx, i, h, secret) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if !p.b.enter(p) {
+		return backends.ErrClosed
+	}
+	for _, c := range p.conns {
+		c.run(p)
+		c.send(header{kind: kindReady}) // on each, since none of them knows which ends first
+	}
+	return nil
+}
+
+// greet opens connection i with a frame, and returns what the owner says.
+func (p *peer) greet(ctx context.Context, i int, h header, body []byte) (header, []byte, error) {
+	tcp, secure, err := p.b.dial(ctx, p.to.places)
+	if err != nil {
+		return h, nil, err
+	}
+	c, err := newConn(p.b, i, tcp, secure)
+	if err != nil {
+		return h, nil, errors.Join(err, tcp.Close())
+	}
+	p.conns[i] = c
+	stop := context.AfterFunc(ctx, func() { _ = tcp.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if err = writeFrame(secure, h, body); err == nil {
+		h, body, err = readFrame(secure, kindWelcome)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return h, nil, backends.ContextError(ctx)
+	case err != nil:
+		return h, nil, fmt.Errorf("await the welcome: %w", errors.Join(err, backends.ErrPeerLost))
+	}
+	if err := control.Status(h.status).Err(); err != nil {
+		return h, nil, fmt.Errorf("the owner refuses: %w", err)
+	}
+	if !stop() {
+		return h, nil, backends.ContextError(ctx)
+	}
+	return h, body, tcp.SetDeadline(time.Time{})
+}
+
+// abandon closes what Connect opened.
+func (p *peer) abandon() {
+	for _, c := range p.conns {
+		if c != nil {
+			c.close(false)
+		}
+	}
+}
+
+// enter has Close end the peer, unless that has begun.
+func (b *Backend) enter(p *peer) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed.Load() {
+		return false
+	}
+	b.peers[p] = struct{}{}
+	return true
+}
+
+// writeFrame and readFrame are for the first words, which are said in turn.
+func writeFrame(w io.Writer, h header, body []byte) error {
+	h.length = uint32(len(body))
+	_, err := w.Write(append(h.append(nil), body...))
+	return err
+}
+
+func readFrame(r io.Reader, kinds ...uint8) (h header, body []byte, err error) {
+	var head [headBytes]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return h, nil, err
+	}
+	if err := h.decode(&head); err != nil {
+		return h, nil, err
+	}
+	for _, k := range kinds {
+		if k == h.kind {
+			body = make([]byte, h.length) // at most bodyMax
+			_, err = io.ReadFull(r, body)
+			return h, body, err
+		}
+	}
+	return h, nil, fmt.Errorf("frame of kind %d out of place: %w", h.kind, backends.ErrCorrupt)
+}

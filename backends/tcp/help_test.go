@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+)
+
+// limit is for a machine that is very busy.
+const limit = 20 * time.Second
+
+// open opens a backend that ends with the test.
+func open(tb testing.TB, cfg Config) *Backend {
+	tb.Helper()
+	if cfg.TLS == nil {
+		cfg.Plaintext = true
+	}
+	if cfg.Listen == "" {
+		cfg.Listen = "127.0.0.1:0"
+	}
+	b, err := New(cfg)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			tb.Errorf("close: %v", err)
+		}
+	})
+	return b
+}
+
+// share registers fresh memory.
+func share(tb testing.TB, b *Backend, n uint64) (*memory, []byte) {
+	tb.Helper()
+	space, err := backendtest.PopulatedMemory(n)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = space.Free() })
+	seg := space.Segment
+	seg.Secret[0] = 7
+	m, err := b.Register(seg)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return m.(*memory), seg.Mem
+}
+
+func dial(tb testing.TB, b *Backend, addr []byte) *peer {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	p, err := b.Connect(ctx, addr)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return p.(*peer)
+}
+
+// take imports memory of a peer.
+func take(tb testing.TB, p *peer, m *memory) uint32 {
+	tb.Helper()
+	token, err := m.AppendToken(nil)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	key, _, err := p.Import(token)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return key
+}
+
+// await polls until a tag is complete.
+func await(tb testing.TB, b *Backend, tag uint64) error {
+	tb.Helper()
+	var done [1]backends.Completion
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
+		n, err := b.Poll(done[:])
+		if err != nil {
+			tb.Fatal(err)
+		}
+		if n == 1 && done[0].Tag == tag {
+			return done[0].Err
+		}
+	}
+	tb.Fatalf("tag %d does not complete", tag)
+	return nil
+}
+
+func wantError(tb testing.TB, what string, err, want error) {
+	tb.Helper()
+	if !errors.Is(err, want) {
+		tb.Errorf("%s: %v, want %v", what, err, want)
+	}
+}
+
+func fill(b []byte, v byte) {
+	for i := range b {
+		b[i] = v
+	}
+}

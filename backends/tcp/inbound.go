@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/control"
+)
+
+// inbound is the owner's end of a peer: over it the peer reaches our memory and sends
+// messages. The reading goroutines of its connections do all the work.
+type inbound struct {
+	b       *Backend
+	addr    string // Addr of the peer
+	session uint64
+	secret  [16]byte // what its further connections show
+
+	vouched atomic.Int64 // when we asked what was answered last; what is older than Grace then is in doubt
+
+	mu       sync.Mutex // after wmu of a connection, before ctlMu
+	conns    []*conn    // nil: has not joined yet
+	answers  []answers  // by connection
+	had      bool       // the peer's program has the connection
+	ended    bool
+	doubted  int64 // when we asked what is not answered yet; 0: nothing
+	notes    notes
+	returned int // messages that were received, and of which the peer is not told
+}
+
+// postedMax bounds the acknowledgements that a peer has us keep.
+const postedMax = 256 << 10
+
+func newInbound(b *Backend, addr string, n int) *inbound {
+	return &inbound{
+		b: b, addr: addr, conns: make([]*conn, n), answers: make([]answers, n),
+		notes: notes{arrivals: map[uint64]*arrival{}, waiting: map[uint64]letter{}, next: 1},
+	}
+}
+
+// add begins a connection that was welcomed. It reports false when it is too late, or there
+// is one in its place.
+func (g *inbound) add(c *conn) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.ended || g.conns[c.index] != nil {
+		return false
+	}
+	g.conns[c.index] = c
+	c.run(g)
+	return true
+}
+
+// end ends all connections, once nothing lands any more that came over one of them. The last
+// word tells the program, unless it is the program that closes.
+func (g *inbound) end(lastWord bool) {
+	if g == nil {
+		return
+	}
+	g.mu.Lock()
+	was := g.ended
+	g.ended = true
+	had := g.had
+	g.mu.Unlock()
+	if was {
+		return
+	}
+	for _, c := range g.conns {
+		if c != nil {
+			c.stop()
+		}
+	}
+	for _, c := range g.conns {
+		if c != nil {
+			c.close(false)
+		}
+	}
+	g.b.dismiss(g)
+	if lastWord && had {
+		g.b.deliver(letter{from: g, err: backends.ErrPeerLost})
+	}
+}
+
+// broken implements end.
+func (g *inbound) broken(*conn, error) { g.end(true) }
+
+// fresh reports whether what was sent then may land now. If not, the peer is asked, and its
+// readers are told to go on when it answers; it is asked early, so that a slow network
+// need not wait.
+func (g *inbound) fresh(stamp int64) bool {
+	now := clock()
+	age := now - max(min(stamp, now), g.vouched.Load())
+	grace := int64(g.b.cfg.Grace)
+	if age > grace/2 {
+		g.doubt(now)
+	}
+	return age <= grace
+}
+
+// doubt asks the peer whether it still wants what it sent, unless it was asked just now.
+func (g *inbound) doubt(now int64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.doubted != 0 && now-g.doubted < int64(g.b.cfg.Grace)/2 || g.conns[ctl] == nil || g.ended {
+		return
+	}
+	g.doubted = now
+	c := g.conns[ctl]
+	c.post(&header{kind: kindChallenge, id: uint64(now)}, nil)
+	g.b.tasks.Start(func() { c.kick(false) }) // our caller holds locks of other connections
+}
+
+// vouch takes the answer to a question of ours.
+func (g *inbound) vouch(asked int64) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if asked > clock() || asked <= 0 {
+		return false
+	}
+	g.vouched.Store(max(asked, g.vouched.Load()))
+	if asked == g.doubted {
+		g.doubted = 0
+	}
+	for _, c := range g.conns {
+		if c != nil {
+			c.proceed()
+		}
+	}
+	return true
+}
+
+// accept implements end: what a peer may say.
+func (g *inbound) accept(c *conn) verdict {
+	if c.posted() > postedMax {
+		c.choked.Store(true)
+		if c.posted() > postedMax { // look again: it may have been written meanwhile
+			return hold
+		}
+	}
+	h := &c.in.h
+	v := finished
+	switch {
+	case h.kind == kindReady:
+		g.mu.Lock()
+		g.had = true
+		g.mu.Unlock()
+		v = more
+	case c.index == ctl:
+		v = g.told(c, h)
+	case h.kind == kindWrite:
+		v = g.aim(c, h)
+	case h.kind == kindRead:
+		v = g.ask(c, h)
+	case h.kind == kindNote && c.index == express:
+		v = g.noted(c, h)
+	case h.kind == kindVoid && c.index == express:
+		v = g.voided(c, h)
+	}
+	if v == finished {
+		c.in.err = fmt.Errorf("frame of kind %d out of place: %w", h.kind, backends.ErrCorrupt)
+	}
+	return v
+}
+
+// told takes what comes over the control connection.
+func (g *inbound) told(c *conn, h *header) verdict {
+	switch h.kind {
+	case kindImport:
+		return g.show(c, h)
+	case kindPing:
+		c.post(&header{kind: kindPong, stamp: clock()}, nil)
+	case kindAnswer:
+		if !g.vouch(int64(h.id)) {
+			return finished
+		}
+	default:
+		return finished
+	}
+	return more
+}
+
+// show answers an Import.
+func (g *inbound) show(c *conn, h *header) verdict {
+	if len(c.in.body) != 16 {
+		return finished
+	}
+	a := header{kind: kindImported, id: h.id}
+	m, ticket, err := g.b.show(h.key, h.ticket, c.in.body)
+	a.status = uint8(control.StatusOf(err))
+	if err == nil {
+		a.ticket, a.batch = ticket, m.seg.Len
+		if m.seg.ReadOnly {
+			a.flags = flagReadOnly
+		}
+	}
+	c.post(&a, nil)
+	return more
+}
+
+// aim says where the bytes of a Write go. Those for memory whose epoch has ended go nowhere.
+func (g *inbound) aim(c *conn, h *header) verdict {
+	l := &c.in.land
+	l.left, l.owner, l.stamp, l.ticket = h.payload(), g, h.stamp, h.ticket
+	m := g.b.memories.At(h.key)
+	if m == nil || !m.opened(h.ticket) {
+		l.status = control.Revoked
+		return more
+	}
+	sum, ok := tableBytes(c.in.body, m.seg.Len)
+	if !ok || sum != l.left || m.seg.ReadOnly {
+		return finished // no peer of ours asks for that
+	}
+	l.table, l.m, l.mem = c.in.body, m, m.seg.Mem
+	return more
+}
+
+// opened is opens for who does not hold the gate: what it says may change at once.
+func (m *memory) opened(ticket uint64) bool {
+	m.gate.RLock()
+	defer m.gate.RUnlock()
+	return m.opens(ticket)
+}
+
+// finish implements end.
+func (g *inbound) finish(c *conn) {
+	h := &c.in.h
+	if h.kind != kindWrite {
+		return
+	}
+	status := c.in.land.status
+	c.post(&header{kind: kindAck, id: h.id, status: uint8(status), stamp: clock()}, nil)
+	if h.flags&flagNoted != 0 {
+		g.landed(h.batch, status == control.OK)
+	}
+}

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// listen opens our port and fills in where peers find it.
+func (b *Backend) listen() error {
+	host, low, high, err := parseListen(b.cfg.Listen)
+	if err != nil {
+		return fmt.Errorf("config: Listen %q: %w", b.cfg.Listen, err)
+	}
+	var l net.Listener
+	for port := low; ; port++ {
+		l, err = net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+		if err == nil || port == high || !errors.Is(err, syscall.EADDRINUSE) {
+			break
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("listen for peers, see Config.Listen: %w", err)
+	}
+	tcp, ok := l.(*net.TCPListener)
+	if !ok {
+		return errors.Join(fmt.Errorf("listen at %v: no socket of TCP: %w", l.Addr(), backends.ErrNotSupported), l.Close())
+	}
+	b.listener = tcp
+	return b.advertise(tcp.Addr())
+}
+
+// parseListen reads "host", "host:port", ":port" and "host:low-high".
+func parseListen(s string) (host string, low, high int, err error) {
+	if s == "" {
+		return "", 0, 0, nil
+	}
+	host, ports, err := net.SplitHostPort(s)
+	if err != nil {
+		return "", 0, 0, fmt.Errorf("want host:port, host:low-high, or :port: %w", backends.ErrBounds)
+	}
+	first, last, ranged := strings.Cut(ports, "-")
+	if !ranged {
+		last = first
+	}
+	from, err1 := strconv.ParseUint(first, 10, 16)
+	to, err2 := strconv.ParseUint(last, 10, 16)
+	if err1 != nil || err2 != nil || from > to || ranged && from == 0 {
+		return "", 0, 0, fmt.Errorf("%q are no ports: %w", ports, backends.ErrBounds)
+	}
+	return host, int(from), int(to), nil
+}
+
+func (b *Backend) advertise(at net.Addr) error {
+	bound, err := netip.ParseAddrPort(at.String())
+	if err != nil {
+		return fmt.Errorf("listen at %v: %w", at, err)
+	}
+	hosts := b.cfg.Advertise
+	if len(hosts) == 0 {
+		hosts = ownHosts(bound.Addr())
+	}
+	for _, h := range hosts {
+		b.address.places = append(b.address.places, net.JoinHostPort(h, strconv.Itoa(int(bound.Port()))))
+	}
+	return nil
+}
+
+// ownHosts lists where a socket that is bound to an address is reached: the loopback only
+// where there is nothing else.
+func ownHosts(bound netip.Addr) (list []string) {
+	if !bound.IsUnspecified() {
+		return []string{bound.Unmap().String()}
+	}
+	addresses, _ := net.InterfaceAddrs() // none is an answer
+	for _, a := range addresses {
+		p, err := netip.ParsePrefix(a.String())
+		if err == nil && p.Addr().IsGlobalUnicast() && len(list) < placesMax {
+			list = append(list, p.Addr().Unmap().String())
+		}
+	}
+	if len(list) == 0 {
+		list = []string{"127.0.0.1"}
+	}
+	return list
+}
+
+// placeTime is how long one place of several may keep us from the others.
+const placeTime = time.Second
+
+// dial connects to the first place of an owner that answers.
+func (b *Backend) dial(ctx context.Context, places []string) (tcp *net.TCPConn, secure net.Conn, err error) {
+	var errs []error
+	for i, at := range places {
+		d := net.Dialer{}
+		if i < len(places)-1 {
+			d.Timeout = placeTime
+		}
+		conn, err := d.DialContext(ctx, "tcp", at)
+		if err == nil {
+			return b.present(ctx, conn)
+		}
+		errs = append(errs, err)
+		if ctx.Err() != nil {
+			return nil, nil, backends.ContextError(ctx)
+		}
+	}
+	return nil, nil, errors.Join(append(errs, backends.ErrPeerLost)...)
+}
+
+func (b *Backend) present(ctx context.Context, conn net.Conn) (*net.TCPConn, net.Conn, error) {
+	tcp, ok := conn.(*net.TCPConn)
+	if !ok {
+		return nil, nil, errors.Join(fmt.Errorf("no connection of TCP: %w", backends.ErrNotSupported), conn.Close())
+	}
+	b.tune(tcp)
+	secure, err := b.secure.call(ctx, conn)
+	if err != nil {
+		return nil, nil, errors.Join(err, conn.Close())
+	}
+	return tcp, secure, nil
+}
+
+// tune has the kernel give a dead host up in time: one that owes an acknowledgement after
+// Failure, and one that is silent because nothing is said to it as well.
+func (b *Backend) tune(tcp *net.TCPConn) {
+	patience := b.cfg.Failure
+	_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{ // a kernel without one of these takes longer
+		Enable: true, Idle: max(patience/2, time.Second), Interval: max(patience/6, time.Second), Count: 3,
+	})
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) {
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(patience.Milliseconds()))
+	})
+}

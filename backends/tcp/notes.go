@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// inbox holds what peers sent until Receive. Credit bounds it.
+type inbox struct {
+	ready atomic.Int64 // letters in list: looked at before the lock
+
+	mu   sync.Mutex
+	list []letter
+}
+
+// letter is a message, or the last word of a connection.
+type letter struct {
+	from *inbound
+	data []byte
+	err  error
+}
+
+func (b *Backend) deliver(l letter) {
+	b.inbox.mu.Lock()
+	b.inbox.list = append(b.inbox.list, l)
+	b.inbox.ready.Add(1)
+	b.inbox.mu.Unlock()
+	b.wake()
+}
+
+// Receive implements backends.Receiver.
+func (b *Backend) Receive(msgs []backends.Message) (int, error) {
+	if b.inbox.ready.Load() == 0 {
+		if b.closed.Load() {
+			return 0, backends.ErrClosed
+		}
+		return 0, nil
+	}
+	for i := range msgs {
+		l, ok := b.inbox.pop()
+		if !ok {
+			return i, nil
+		}
+		msgs[i] = backends.Message{From: l.from.addr, Data: l.data, Err: l.err}
+		if l.err == nil {
+			l.from.received()
+		}
+	}
+	return len(msgs), nil
+}
+
+func (x *inbox) pop() (letter, bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if len(x.list) == 0 {
+		return letter{}, false
+	}
+	l := x.list[0]
+	x.list[0] = letter{} // keep nothing alive
+	if x.list = x.list[1:]; len(x.list) == 0 {
+		x.list = nil
+	}
+	x.ready.Add(-1)
+	return l, true
+}
+
+// counter counts arrivals.
+type counter struct {
+	value   atomic.Uint64
+	awaited atomic.Uint64 // whoever reaches it wakes the sleeper; 0: nobody waits
+}
+
+// count adds an arrival. The value goes up before the look, and AwaitCount does it the
+// other way round: one of the two sees the other.
+func (b *Backend) count(number uint32) {
+	c := &b.counters[number]
+	value := c.value.Add(1)
+	if n := c.awaited.Load(); n != 0 && value >= n {
+		b.alarm()
+	}
+}
+
+// Count implements backends.Counting.
+func (b *Backend) Count(counter uint32) uint64 { return b.counters[counter].value.Load() }
+
+// AwaitCount implements backends.Counting.
+func (b *Backend) AwaitCount(counter uint32, n uint64) bool {
+	c := &b.counters[counter]
+	c.awaited.Store(n)
+	return c.value.Load() >= n
+}

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"math"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/control"
+)
+
+// part is what one frame carries of a batch: pieces of one pair of memories. It is on its
+// connection's books until the owner has acknowledged it.
+type part struct {
+	batch *batch // nil: free
+	turn  uint32 // how often the place was used
+	first int    // piece; the part begins at skip in it
+	skip  uint64
+	n     uint64
+	v     int
+	note  bool // it is a note, and n is 0
+
+	// A part is over when both are so. Most often the first comes first, but who has written
+	// the last bytes may be slower than the owner, and a malicious owner may say anything.
+	out    bool // nobody reads of the batch to send it
+	acked  bool
+	status control.Status
+}
+
+// books are the parts of one connection. p.mu guards them.
+type books struct {
+	parts  []part
+	free   []uint32
+	flying uint64 // bytes
+}
+
+func (k *books) open(q part) (id uint64) {
+	var i uint32
+	if n := len(k.free); n > 0 {
+		i, k.free = k.free[n-1], k.free[:n-1]
+	} else {
+		i = uint32(len(k.parts))
+		k.parts = append(k.parts, part{})
+	}
+	q.turn = k.parts[i].turn + 1
+	k.parts[i] = q
+	k.flying += q.n
+	q.batch.flying++
+	return uint64(q.turn)<<32 | uint64(i)
+}
+
+// at returns the part of an id; nil: the peer made it up.
+func (k *books) at(id uint64) *part {
+	i := id & math.MaxUint32
+	if i >= uint64(len(k.parts)) || k.parts[i].batch == nil || k.parts[i].turn != uint32(id>>32) {
+		return nil
+	}
+	return &k.parts[i]
+}
+
+func (k *books) close(id uint64) *batch {
+	q := k.at(id)
+	x := q.batch
+	k.flying -= q.n
+	x.flying--
+	q.batch = nil
+	k.free = append(k.free, uint32(id))
+	return x
+}
+
+// next implements end: it cuts the next part off a batch that waits.
+func (p *peer) next(c *conn) bool {
+	if c.index == ctl {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	x := p.turnOf(c)
+	if x == nil || p.failed {
+		return false
+	}
+	if x.whole() { // a note alone
+		p.sendNote(x)
+		return true // it is queued, and goes next
+	}
+	k := &p.books[c.index]
+	if k.flying > 0 && k.flying+min(partBytes, x.bytes) > uint64(p.b.cfg.Flight) {
+		return false
+	}
+	p.cut(c, x)
+	switch {
+	case !x.whole():
+	case x.note != noNote:
+		p.sendNote(x)
+	default:
+		x.line.remove(x)
+	}
+	return true
+}
+
+// turnOf returns the batch of which a connection sends the next part; p.mu is held.
+func (p *peer) turnOf(c *conn) *batch {
+	if c.index == express && p.small.first != nil {
+		return p.small.first
+	}
+	if c.index == express && len(p.conns) > bulk {
+		return nil
+	}
+	return p.large.first
+}
+
+// cut puts a frame of the next part into the chunk of a connection; p.mu is held.
+func (p *peer) cut(c *conn, x *batch) {
+	o := &c.out
+	q := part{batch: x, first: x.i, skip: x.off}
+	first := x.at(x.i)
+	for !x.views[x.v].shows(&first) {
+		x.v++
+	}
+	q.v = x.v
+	v := &x.views[x.v]
+	start := o.chunk.n
+	h := header{kind: kindWrite, key: v.remote.key, ticket: v.remote.ticket, batch: x.id, stamp: p.stamp()}
+	if x.op == backends.Read {
+		h.kind = kindRead
+	} else if x.note != noNote {
+		h.flags = flagNoted
+	}
+	o.put(&h) // the place: what it says comes later
+	q.n, h.count = x.tabulate(o, v)
+	h.length = h.count * entryBytes
+	x.sent++
+	q.out = x.op == backends.Read
+	h.id = p.books[c.index].open(q)
+	if x.op == backends.Write {
+		h.length += uint32(q.n)
+		o.src = source{mem: v.local.seg.Mem, id: h.id, open: true}
+		o.src.ranges = ranges{batch: x, i: q.first, off: q.skip, left: q.n}
+		p.lastSent = clock()
+	}
+	h.append(o.chunk.mem[start:start])
+}
+
+// tabulate writes the owner's side of pieces until the part is full, or another pair of
+// memories comes. Neighbours become one entry.
+func (x *batch) tabulate(o *sender, v *view) (bytes uint64, entries uint32) {
+	var off, n uint64 // of the entry under way
+	b := o.chunk.mem[:o.chunk.n]
+	for x.i < x.count && bytes < partBytes {
+		d := x.at(x.i)
+		if !v.shows(&d) {
+			break
+		}
+		k := min(d.Len-x.off, partBytes-bytes)
+		if n > 0 && off+n == d.Remote+x.off {
+			n += k
+		} else {
+			if n > 0 {
+				b = appendEntry(b, off, n)
+				entries++
+			}
+			if entries == entriesMax {
+				n = 0
+				break
+			}
+			off, n = d.Remote+x.off, k
+		}
+		bytes += k
+		if x.off += k; x.off == d.Len {
+			x.i, x.off = x.i+1, 0
+		}
+	}
+	if n > 0 {
+		b = appendEntry(b, off, n)
+		entries++
+	}
+	o.chunk.n = len(b)
+	return bytes, entries
+}
+
+// sendNote queues the note of a batch, of which all parts are on their way, and takes it out
+// of its line; p.mu is held.
+func (p *peer) sendNote(x *batch) {
+	x.line.remove(x)
+	c := p.conns[express]
+	h := header{kind: kindNote, count: x.sent, batch: x.id, ticket: x.number, key: x.target, stamp: p.stamp()}
+	if x.note == count {
+		h.flags = flagCounts
+	}
+	h.id = p.books[express].open(part{batch: x, note: true, out: true})
+	c.post(&h, x.msg)
+	p.lastSent = clock()
+}
+
+// sent implements end: nobody reads what follows the head of a Write any more.
+func (p *peer) sent(c *conn) {
+	p.mu.Lock()
+	q := p.books[c.index].at(c.out.src.id)
+	if q == nil {
+		p.mu.Unlock()
+		return
+	}
+	q.out = true
+	p.endPart(c, q, c.out.src.id)
+	if c.index != express {
+		p.conns[express].kickAnswers() // its note, perhaps
+	}
+}
+
+// acked takes word that a part is in place. It reports false for one that the peer made up.
+func (p *peer) acked(c *conn, h *header) bool {
+	p.mu.Lock()
+	q := p.books[c.index].at(h.id)
+	if q == nil || q.acked {
+		p.mu.Unlock()
+		return false
+	}
+	q.acked, q.status = true, control.Status(h.status)
+	p.endPart(c, q, h.id)
+	return true
+}
+
+// endPart takes a part off the books if it is over. p.mu is held, and is not when it returns.
+func (p *peer) endPart(c *conn, q *part, id uint64) {
+	if !q.out || !q.acked {
+		p.mu.Unlock()
+		return
+	}
+	if err := q.status.Err(); err != nil {
+		p.drop(q.batch, err)
+	}
+	x := p.books[c.index].close(id)
+	over := p.settled(x)
+	waits := p.turnOf(c) != nil
+	p.mu.Unlock()
+	if over {
+		p.finishBatch(x)
+	}
+	if waits {
+		c.kick(c.index != express)
+	}
+	p.conns[express].kickAnswers()
+}

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/gate"
+	"github.com/sluicehq/sluice/internal/keys"
+)
+
+// peer is our end of connections that we began: over them we reach the owner's memory.
+type peer struct {
+	b     *Backend
+	to    address
+	conns []*conn
+	grace int64 // how long what we sent may land, in nanoseconds; the owner's
+
+	entry   gate.Gate     // every call of the program is in it
+	closing chan struct{} // closed when Close begins
+	dead    atomic.Bool   // nothing new begins
+	why     error         // of dead; written before it
+	lost    chan struct{}
+	losing  sync.Once
+	ending  sync.Once
+
+	offset  atomic.Int64 // the owner's clock, less ours
+	learned atomic.Int64 // when we learned it
+	heard   atomic.Int64 // when something came last
+	pinged  atomic.Bool  // and nothing came since
+	askedAt int64        // when; of pulse
+
+	mu       sync.Mutex // after wmu of a connection, before ctlMu
+	small    line
+	large    line
+	books    []books // by connection
+	byTag    map[uint64]*batch
+	failed   bool
+	lastID   uint64
+	messages uint64 // numbers of messages given out
+	credit   int    // messages that the owner has room for
+	starved  bool   // a Submit found none
+	lastSent int64  // when we last said something that lets bytes land
+
+	importMu sync.RWMutex
+	imports  []*remote // by key; nil: free
+	freeKeys []uint32
+	asked    map[uint64]chan imported
+	lastAsk  uint64
+}
+
+// imported is what the owner says to an Import.
+type imported struct {
+	r   *remote
+	err error
+}
+
+// Import implements backends.Peer.
+func (p *peer) Import(token []byte) (uint32, uint64, error) {
+	if !p.entry.Enter() {
+		return 0, 0, backends.ErrClosed
+	}
+	defer p.entry.Exit()
+	t, err := keys.Decode(token, &p.to.owner)
+	if err != nil {
+		return 0, 0, fmt.Errorf("import: %w", err)
+	}
+	answer, id := p.ask(&t)
+	defer p.forget(id)
+	limit := time.NewTimer(p.b.cfg.Handshake)
+	defer limit.Stop()
+	select {
+	case a := <-answer:
+		if a.err != nil {
+			return 0, 0, fmt.Errorf("import: %w", a.err)
+		}
+		if a.r.size != t.Size {
+			return 0, 0, fmt.Errorf("import: token of %d bytes, the memory has %d: %w", t.Size, a.r.size, backends.ErrBadToken)
+		}
+		a.r.key = t.Key
+		return p.keep(a.r), t.Size, nil
+	case <-p.lost:
+		return 0, 0, fmt.Errorf("import: %w", backends.ErrPeerLost)
+	case <-p.closing:
+		return 0, 0, backends.ErrClosed
+	case <-limit.C:
+		return 0, 0, fmt.Errorf("import: the peer does not answer for %v: %w", p.b.cfg.Handshake, backends.ErrTimeout)
+	}
+}
+
+func (p *peer) ask(t *keys.Token) (chan imported, uint64) {
+	answer := make(chan imported, 1)
+	p.importMu.Lock()
+	p.lastAsk++
+	id := p.lastAsk
+	p.asked[id] = answer
+	p.importMu.Unlock()
+	h := header{kind: kindImport, id: id, key: t.Key, ticket: t.Epoch}
+	p.conns[ctl].post(&h, t.Secret[:])
+	p.conns[ctl].kick(false)
+	return answer, id
+}
+
+func (p *peer) forget(id uint64) {
+	p.importMu.Lock()
+	delete(p.asked, id)
+	p.importMu.Unlock()
+}
+
+// keep gives an import a key of its own.
+func (p *peer) keep(r *remote) uint32 {
+	p.importMu.Lock()
+	defer p.importMu.Unlock()
+	if n := len(p.freeKeys); n > 0 {
+		key := p.freeKeys[n-1]
+		p.freeKeys = p.freeKeys[:n-1]
+		p.imports[key] = r
+		return key
+	}
+	p.imports = append(p.imports, r)
+	return uint32(len(p.imports) - 1)
+}
+
+func (p *peer) imported(key uint32) *remote {
+	p.importMu.RLock()
+	defer p.importMu.RUnlock()
+	if uint64(key) >= uint64(len(p.imports)) {
+		return nil
+	}
+	return p.imports[key]
+}
+
+// Drop implements backends.Peer. A batch in flight has what it needs of the import.
+func (p *peer) Drop(key uint32) {
+	p.importMu.Lock()
+	defer p.importMu.Unlock()
+	if uint64(key) < uint64(len(p.imports)) && p.imports[key] != nil {
+		p.imports[key] = nil
+		p.freeKeys = append(p.freeKeys, key)
+	}
+}
+
+// Lost implements backends.Watcher.
+func (p *peer) Lost() <-chan struct{} { return p.lost }
+
+// Explain implements backends.Explainer.
+func (p *peer) Explain(_, _ uint32) string {
+	how := "in plain text"
+	if p.conns[ctl].tls {
+		how = "by TLS 1.3"
+	}
+	return fmt.Sprintf("%s to %s, %d connections for data", how, p.conns[ctl].tcp.RemoteAddr(), len(p.conns)-1)
+}
+
+// accept implements end: what an owner may say.
+func (p *peer) accept(c *conn) verdict {
+	h := &c.in.h
+	p.heard.Store(clock())
+	p.pinged.Store(false)
+	ok := false
+	if c.index == ctl {
+		ok = p.told(c, h)
+	} else {
+		switch h.kind {
+		case kindData:
+			ok = p.aim(c, h)
+		case kindAck:
+			p.learn(h.stamp)
+			ok = p.acked(c, h)
+		}
+	}
+	if !ok {
+		c.in.err = fmt.Errorf("frame of kind %d out of place: %w", h.kind, backends.ErrCorrupt)
+		return finished
+	}
+	return more
+}
+
+// told takes what comes over the control connection.
+func (p *peer) told(c *conn, h *header) bool {
+	switch h.kind {
+	case kindImported:
+		p.answered(h)
+	case kindPong:
+		p.learn(h.stamp)
+	case kindChallenge:
+		p.vouch(c, h)
+	case kindCredit:
+		p.credited(int(h.count))
+	default:
+		return false
+	}
+	return true
+}
+
+func (p *peer) answered(h *header) {
+	a := imported{err: control.Status(h.status).Err()}
+	if a.err == nil {
+		a.r = &remote{ticket: h.ticket, size: h.batch, readOnly: h.flags&flagReadOnly != 0}
+	}
+	p.importMu.Lock()
+	defer p.importMu.Unlock()
+	if answer := p.asked[h.id]; answer != nil {
+		delete(p.asked, h.id) // one answer, for which there is a place
+		answer <- a
+	}
+}
+
+// vouch tells the owner that what we sent so far is still wanted. It is asked where that is too
+// old: a connection that has ended answers nothing.
+func (p *peer) vouch(c *conn, h *header) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.failed {
+		return
+	}
+	p.lastSent = clock()
+	c.post(&header{kind: kindAnswer, id: h.id}, nil)
+}
+
+func (p *peer) credited(n int) {
+	p.mu.Lock()
+	p.credit += min(n, 1<<16)
+	starved := p.starved
+	p.starved = false
+	p.mu.Unlock()
+	if starved {
+		p.b.alarm()
+	}
+}
+
+// aim says where the bytes of a Read go.
+func (p *peer) aim(c *conn, h *header) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	q := p.books[c.index].at(h.id)
+	if q == nil || q.note || q.batch.op != backends.Read || q.n != uint64(h.length) {
+		return false
+	}
+	x := q.batch
+	c.in.land = landing{mem: x.views[q.v].local.seg.Mem, cancel: &x.dropped}
+	c.in.land.ranges = ranges{batch: x, i: q.first, off: q.skip, left: q.n}
+	return true
+}
+
+// finish implements end: a Read is over when its acknowledgement comes.
+func (p *peer) finish(*conn) {}
+
+// broken implements end.
+func (p *peer) broken(_ *conn, err error) { p.lose(err) }
+
+// lose ends the connections because the peer is gone. What is in flight completes once it is
+// certain that nothing of it lands.
+func (p *peer) lose(err error) {
+	p.losing.Do(func() {
+		if !errors.Is(err, backends.ErrPeerLost) {
+			err = errors.Join(err, backends.ErrPeerLost)
+		}
+		p.why = err
+		p.dead.Store(true)
+		p.b.tasks.Start(func() { p.part(backends.ErrPeerLost) })
+		close(p.lost)
+	})
+}

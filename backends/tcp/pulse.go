@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// pulse asks peers that owe us something whether they are there, and gives up those that say
+// nothing for Failure. One that owes nothing is not asked: of hosts that die the kernel
+// tells.
+func (b *Backend) pulse() {
+	period := b.cfg.Failure / 4
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	for last := clock(); ; {
+		select {
+		case <-tick.C:
+		case <-b.stop:
+			return
+		}
+		now := clock()
+		slept := now-last > 2*int64(period) // it was we who stood still
+		last = now
+		for _, p := range b.allPeers() {
+			p.check(now, slept)
+		}
+	}
+}
+
+func (b *Backend) allPeers() []*peer {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	list := make([]*peer, 0, len(b.peers))
+	for p := range b.peers {
+		list = append(list, p)
+	}
+	return list
+}
+
+func (p *peer) check(now int64, slept bool) {
+	p.mu.Lock()
+	owes := len(p.byTag) > 0
+	p.mu.Unlock()
+	switch {
+	case !owes || slept:
+		p.pinged.Store(false)
+	case !p.pinged.Swap(true):
+		p.askedAt = now
+		p.conns[ctl].send(header{kind: kindPing})
+	case now-max(p.askedAt, p.heard.Load()) > int64(p.b.cfg.Failure):
+		p.lose(fmt.Errorf("the peer says nothing for %v: %w", p.b.cfg.Failure, backends.ErrPeerLost))
+	}
+}

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"github.com/sluicehq/sluice/internal/control"
+)
+
+// gatherMin is from how many contiguous bytes on the kernel takes them where they lie. Less
+// is gathered in a chunk first.
+const gatherMin = 8 << 10
+
+// inlineMax is how many bytes of a batch the caller of Submit may write itself.
+const inlineMax = 64 << 10
+
+// sender is what a connection is about to write. wmu guards it.
+type sender struct {
+	chunk  *chunk
+	from   int // written of chunk
+	direct [vectorMax - 1][]byte
+	first  int // of direct that is not written
+	count  int
+	src    source
+	vector vector
+	err    error
+}
+
+// source is the payload that follows a head.
+type source struct {
+	ranges
+	mem    []byte
+	m      *memory // of the owner, whose gate is held by each piece
+	ticket uint64
+	status control.Status // Revoked: what is left is filled with zeros
+	id     uint64         // of the part
+	open   bool           // sent is to be called
+}
+
+func (o *sender) pending() bool {
+	return o.chunk != nil && o.from < o.chunk.n || o.first < o.count
+}
+
+func (o *sender) release(b *Backend) {
+	if o.chunk != nil {
+		b.chunks.give(o.chunk)
+		o.chunk = nil
+	}
+	o.vector.drop()
+	clear(o.direct[:o.count])
+	o.from, o.first, o.count = 0, 0, 0
+}
+
+// room is how much the chunk takes.
+func (o *sender) room() int { return len(o.chunk.mem) - o.chunk.n }
+
+// put appends a head.
+func (o *sender) put(h *header) { o.chunk.n = len(h.append(o.chunk.mem[:o.chunk.n])) }
+
+// post queues a frame that goes before data; kick must follow.
+func (c *conn) post(h *header, body []byte) {
+	h.length = uint32(len(body))
+	c.ctlMu.Lock()
+	c.ctl = append(h.append(c.ctl), body...)
+	c.ctlMu.Unlock()
+}
+
+// posted is how many bytes wait.
+func (c *conn) posted() int {
+	c.ctlMu.Lock()
+	defer c.ctlMu.Unlock()
+	return len(c.ctl)
+}
+
+// send is post and kick.
+func (c *conn) send(h header) {
+	c.post(&h, nil)
+	c.kick(false)
+}
+
+func (c *conn) kickAnswers() {
+	if c.posted() > 0 || c.serves.Load() {
+		c.kick(false)
+	}
+}
+
+// kick has somebody write: this goroutine as far as the socket takes it, unless the work is
+// large, or another is at it, who then looks again.
+func (c *conn) kick(large bool) {
+	if c.kicks.Add(1) > 1 {
+		return
+	}
+	if large || c.tls || c.raw.Write(c.writeNow) != nil {
+		c.handOver()
+	}
+}
+
+// handOver leaves the writing to the goroutine. Only who has it may call this.
+func (c *conn) handOver() {
+	c.start.Do(func() { c.b.tasks.Start(c.write) })
+	c.work <- struct{}{} // there is one who has the writing, and one place
+}
+
+func (c *conn) write() {
+	for {
+		select {
+		case <-c.work:
+		case <-c.gone:
+			return
+		}
+		if c.tls {
+			c.drain(-1)
+		} else if c.raw.Write(c.writeOut) != nil {
+			return // it is closed
+		}
+	}
+}
+
+// drain writes what there is, and gives the writing up unless the socket is full.
+func (c *conn) drain(fd int) verdict {
+	for {
+		before := c.kicks.Load()
+		switch v := c.flush(fd); v {
+		case blocked, finished:
+			return v
+		}
+		if c.kicks.CompareAndSwap(before, 0) {
+			return dry
+		}
+	}
+}
+
+// flush writes until there is nothing left, or the socket takes no more.
+func (c *conn) flush(fd int) verdict {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	o := &c.out
+	for {
+		if c.over.Load() {
+			return finished
+		}
+		if !o.pending() && !c.load() {
+			o.release(c.b)
+			return dry
+		}
+		n, err := c.push(fd)
+		if wouldBlock(err) {
+			return blocked
+		}
+		if err != nil {
+			// The reader finds the same, and tells of it.
+			return finished
+		}
+		o.wrote(n)
+	}
+}
+
+// load puts together what goes next: queued frames, then data. It reports whether there is
+// something.
+func (c *conn) load() bool {
+	o := &c.out
+	if o.chunk == nil {
+		o.chunk = c.b.chunks.take()
+	}
+	o.chunk.n, o.from, o.first, o.count = 0, 0, 0, 0
+	for {
+		switch {
+		case o.src.left > 0:
+			if !c.gather() {
+				return true
+			}
+		case o.count > 0:
+			return true // what follows goes behind the direct bytes
+		case o.src.open:
+			c.end.sent(c)
+			o.src = source{}
+		case o.room() < chunkSlack:
+			return true
+		case c.takePosted():
+		case !c.end.next(c):
+			return o.chunk.n > 0
+		}
+	}
+}
+
+// takePosted moves queued frames into the chunk. Those that do not fit go as they are.
+func (c *conn) takePosted() bool {
+	o := &c.out
+	c.ctlMu.Lock()
+	defer c.ctlMu.Unlock()
+	if len(c.ctl) == 0 {
+		return false
+	}
+	if c.choked.Swap(false) {
+		c.proceed()
+	}
+	if len(c.ctl) <= o.room() {
+		o.chunk.n += copy(o.chunk.mem[o.chunk.n:], c.ctl)
+		if c.ctl = c.ctl[:0]; cap(c.ctl) > bodyMax {
+			c.ctl = nil
+		}
+		return true
+	}
+	o.direct[0], o.count = c.ctl, 1
+	c.ctl = nil
+	return true
+}
+
+// gather adds the next piece of the payload. It reports false if the chunk is full, or there is
+// as much in place as one call takes.
+func (c *conn) gather() bool {
+	o, s := &c.out, &c.out.src
+	if s.status == control.Revoked {
+		return o.zeros()
+	}
+	off, n := s.next()
+	if !c.tls && n >= gatherMin {
+		if o.count == len(o.direct) {
+			return false
+		}
+		o.direct[o.count] = s.mem[off : off+n]
+		o.count++
+		s.advance(n)
+		return true
+	}
+	if o.count > 0 || o.room() == 0 {
+		return false
+	}
+	if s.m == nil {
+		o.copyPieces(c.tls)
+		return true
+	}
+	s.m.gate.RLock()
+	defer s.m.gate.RUnlock()
+	if s.m.opens(s.ticket) {
+		o.copyPieces(c.tls)
+	} else {
+		s.status = control.Revoked
+	}
+	return true
+}
+
+// copyPieces copies small pieces into the chunk until it is full or a large one comes.
+func (o *sender) copyPieces(all bool) {
+	s := &o.src
+	ahead := scout{s.ranges, s.mem}
+	ahead.look(scoutAhead)
+	for s.left > 0 && o.room() > 0 {
+		ahead.look(1)
+		off, n := s.next()
+		if !all && n >= gatherMin {
+			return
+		}
+		n = min(n, uint64(o.room()))
+		o.chunk.n += copy(o.chunk.mem[o.chunk.n:], s.mem[off:off+n])
+		s.advance(n)
+	}
+}
+
+// zeros stands in for bytes that may be read no more: a frame has its length.
+func (o *sender) zeros() bool {
+	n := min(uint64(o.room()), o.src.left)
+	if o.count > 0 || n == 0 {
+		return false
+	}
+	clear(o.chunk.mem[o.chunk.n:][:n])
+	o.chunk.n += int(n)
+	o.src.left -= n
+	return true
+}
+
+// push writes once. What lies in memory of the owner is written behind its gate.
+func (c *conn) push(fd int) (int, error) {
+	o := &c.out
+	head := o.chunk.mem[o.from:o.chunk.n]
+	if c.tls {
+		if len(head) == 0 {
+			return c.net.Write(o.direct[o.first])
+		}
+		return c.net.Write(head)
+	}
+	if m := o.src.m; m != nil && o.first < o.count {
+		m.gate.RLock()
+		defer m.gate.RUnlock()
+		if !m.opens(o.src.ticket) {
+			o.revoke()
+		}
+	}
+	o.vector.reset()
+	o.vector.add(head)
+	for _, b := range o.direct[o.first:o.count] {
+		o.vector.add(b)
+	}
+	if o.vector.sum == 0 {
+		return 0, nil
+	}
+	n, err := o.vector.write(fd)
+	o.vector.drop()
+	return n, err
+}
+
+// revoke takes back what was to be written from memory whose epoch has ended.
+func (o *sender) revoke() {
+	for _, b := range o.direct[o.first:o.count] {
+		o.src.left += uint64(len(b))
+	}
+	clear(o.direct[:o.count])
+	o.first, o.count = 0, 0
+	o.src.status = control.Revoked
+}
+
+// wrote counts what the socket has taken.
+func (o *sender) wrote(n int) {
+	k := min(n, o.chunk.n-o.from)
+	o.from += k
+	for n -= k; n > 0; {
+		b := o.direct[o.first]
+		k := min(n, len(b))
+		if o.direct[o.first] = b[k:]; k == len(b) {
+			o.first++
+		}
+		n -= k
+	}
+}

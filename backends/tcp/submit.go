@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"fmt"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Submit implements backends.Peer.
+func (p *peer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
+	return p.submit(op, tag, descs, nil, noNote, nil, 0)
+}
+
+// SubmitPages implements backends.Pager.
+func (p *peer) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, msg []byte) error {
+	kind := noNote
+	if msg != nil {
+		kind = message
+	}
+	return p.submit(op, tag, nil, pages, kind, msg, 0)
+}
+
+// SubmitNotify implements backends.Notifier.
+func (p *peer) SubmitNotify(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+	return p.submit(op, tag, descs, nil, message, msg, 0)
+}
+
+// SubmitCount implements backends.Counter.
+func (p *peer) SubmitCount(tag uint64, descs []backends.Desc, pages *backends.Pages, counter uint32) error {
+	if counter >= backends.CountersMax {
+		return backends.ErrBounds
+	}
+	return p.submit(backends.Write, tag, descs, pages, count, nil, counter)
+}
+
+func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages, kind noteKind, msg []byte, counter uint32) error {
+	if !p.entry.Enter() {
+		return backends.ErrClosed
+	}
+	defer p.entry.Exit()
+	if p.dead.Load() {
+		return backends.ErrPeerLost
+	}
+	if len(msg) > p.b.cfg.MessageMax {
+		return fmt.Errorf("notification of %d bytes, at most %d: %w", len(msg), p.b.cfg.MessageMax, backends.ErrBounds)
+	}
+	if !p.b.done.take() {
+		return backends.ErrFull
+	}
+	x := p.b.batches.take()
+	err := x.take(p, op, descs, pages)
+	if err == nil {
+		x.tag, x.note, x.target = tag, kind, counter
+		x.msg = append(x.msg, msg...)
+		err = p.begin(x)
+	}
+	if err != nil {
+		p.b.batches.give(x)
+		p.b.done.giveBack()
+	}
+	return err
+}
+
+// begin puts a batch in its line and has it sent.
+func (p *peer) begin(x *batch) error {
+	large := x.bytes > inlineMax
+	p.mu.Lock()
+	if p.failed {
+		p.mu.Unlock()
+		return backends.ErrPeerLost
+	}
+	if x.note == message {
+		if p.credit == 0 {
+			p.starved = true
+			p.mu.Unlock()
+			return backends.ErrFull
+		}
+		p.credit--
+		p.messages++
+		x.number = p.messages
+	}
+	p.lastID++
+	x.id = p.lastID
+	p.byTag[x.tag] = x
+	if large {
+		p.large.push(x)
+	} else {
+		p.small.push(x)
+	}
+	p.mu.Unlock()
+	if !large {
+		p.conns[express].kick(false)
+		return nil
+	}
+	for _, c := range p.carriers() {
+		c.kick(true)
+	}
+	return nil
+}
+
+// carriers are the connections for large batches.
+func (p *peer) carriers() []*conn {
+	if len(p.conns) > bulk {
+		return p.conns[bulk:]
+	}
+	return p.conns[express:]
+}
+
+// Cancel implements backends.Canceler. What is on its way comes to its end: that it is
+// acknowledged proves that nothing more of it lands.
+func (p *peer) Cancel(tag uint64) {
+	p.mu.Lock()
+	x := p.byTag[tag]
+	if x == nil {
+		p.mu.Unlock()
+		return
+	}
+	if x.op == backends.Read {
+		x.dropped.Store(true)
+		p.drop(x, backends.ErrAborted)
+	} else if x.line != nil {
+		p.drop(x, backends.ErrAborted)
+	}
+	over := p.settled(x)
+	p.mu.Unlock()
+	if over {
+		p.finishBatch(x)
+	}
+	p.conns[express].kickAnswers()
+}
+
+// drop takes a batch out of its line for a reason; p.mu is held. The owner is told that no
+// note follows.
+func (p *peer) drop(x *batch, why error) {
+	if x.err == nil {
+		x.err = why
+	}
+	if x.line == nil {
+		return
+	}
+	x.line.remove(x)
+	p.voidNote(x)
+}
+
+// voidNote takes a note back that was not sent; p.mu is held.
+func (p *peer) voidNote(x *batch) {
+	if x.note == noNote {
+		return
+	}
+	h := header{kind: kindVoid, count: x.sent, batch: x.id, ticket: x.number}
+	if x.note == count {
+		h.flags = flagCounts
+	} else {
+		p.credit++ // no message takes the place that was reserved
+	}
+	x.note = noNote
+	p.conns[express].post(&h, nil)
+}
+
+// settled takes a batch that is over off the books; p.mu is held.
+func (p *peer) settled(x *batch) bool {
+	if x.line != nil || x.flying > 0 {
+		return false
+	}
+	if p.byTag[x.tag] != x {
+		return false // somebody else has
+	}
+	delete(p.byTag, x.tag)
+	return true
+}
+
+// finishBatch completes a batch that was settled.
+func (p *peer) finishBatch(x *batch) {
+	tag, err := x.tag, x.err
+	p.b.batches.give(x) // before its place in done comes free
+	p.b.complete(tag, err)
+}

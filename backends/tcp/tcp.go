@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package tcp moves bytes between any two hosts, with no library and no privilege.
+//
+// A peer has one connection for control and several for data. A Write is frames that say
+// where their bytes go, a Read is frames that ask for some, and the owner's goroutines serve
+// both without its program: so a fence of memory is local, a new ticket that is compared
+// before each piece. What a frozen peer finds in its sockets when it goes on is too old to land
+// unless who sent it says that it is still wanted. A connection that breaks ends its peer;
+// whoever wants it back connects again.
+//
+// TLS 1.3 with certificates of both sides is spoken on every connection, or plain text where
+// the Config says so.
+package tcp
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/gate"
+	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/park"
+)
+
+// Backend implements backends.Backend, Receiver, Counting, Armer and Fencer.
+type Backend struct {
+	cfg      Config
+	secure   *identities
+	address  address
+	addr     []byte
+	listener *net.TCPListener
+	event    *park.Event
+	tasks    gate.Tasks
+	entry    gate.Gate // Register is in it
+	stop     chan struct{}
+	closing  sync.Once
+	closed   atomic.Bool
+	armed    atomic.Bool // somebody sleeps on event
+	news     atomic.Bool // something for the sleeper that is in no queue
+
+	memories keys.Table[memory]
+	done     doneRing
+	inbox    inbox
+	chunks   chunks
+	batches  batches
+	counters [backends.CountersMax]counter
+
+	mu        sync.Mutex // guards what follows
+	peers     map[*peer]struct{}
+	guests    map[uint64]*inbound
+	strangers map[net.Conn]int64 // that have not said who they are, and since when
+}
+
+var (
+	_ backends.Backend  = (*Backend)(nil)
+	_ backends.Receiver = (*Backend)(nil)
+	_ backends.Counting = (*Backend)(nil)
+	_ backends.Armer    = (*Backend)(nil)
+	_ backends.Fencer   = (*Backend)(nil)
+
+	_ interface {
+		backends.Peer
+		backends.Canceler
+		backends.Pager
+		backends.Notifier
+		backends.Counter
+		backends.Watcher
+		backends.Explainer
+	} = (*peer)(nil)
+)
+
+// New starts a backend: its port, one goroutine that accepts peers and one that looks after
+// those that owe us an answer.
+func New(cfg Config) (*Backend, error) {
+	cfg.EnsureDefaults()
+	if err := cfg.check(); err != nil {
+		return nil, fmt.Errorf("tcp: %w", err)
+	}
+	b := &Backend{
+		cfg: cfg, secure: newIdentities(cfg.TLS), stop: make(chan struct{}),
+		memories: keys.Table[memory]{Most: cfg.KeysMax},
+		peers:    map[*peer]struct{}{}, guests: map[uint64]*inbound{}, strangers: map[net.Conn]int64{},
+	}
+	b.address = address{owner: keys.NewOwner(), secure: b.secure != nil}
+	b.done.init(cfg.BatchesMax)
+	if err := b.open(); err != nil {
+		return nil, errors.Join(fmt.Errorf("tcp: %w", err), b.release())
+	}
+	b.tasks.Start(b.accept)
+	b.tasks.Start(b.pulse)
+	return b, nil
+}
+
+func (b *Backend) open() (err error) {
+	if b.event, err = park.NewEvent(); err != nil {
+		return err
+	}
+	if err := b.listen(); err != nil {
+		return err
+	}
+	b.addr, err = b.address.encode()
+	return err
+}
+
+// release gives back what open made.
+func (b *Backend) release() error {
+	var errs []error
+	if b.listener != nil {
+		errs = append(errs, b.listener.Close())
+	}
+	if b.event != nil {
+		errs = append(errs, b.event.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Caps implements backends.Backend.
+func (b *Backend) Caps() backends.Caps { return b.cfg.caps() }
+
+// Addr implements backends.Backend.
+func (b *Backend) Addr() []byte { return b.addr }
+
+// Close implements backends.Backend.
+func (b *Backend) Close() error {
+	var err error
+	b.closing.Do(func() { err = b.close() })
+	return err
+}
+
+func (b *Backend) close() error {
+	b.entry.Shut()
+	b.mu.Lock()
+	b.closed.Store(true)
+	peers := make([]*peer, 0, len(b.peers))
+	for p := range b.peers {
+		peers = append(peers, p)
+	}
+	guests := make([]*inbound, 0, len(b.guests))
+	for _, g := range b.guests {
+		guests = append(guests, g)
+	}
+	for c := range b.strangers {
+		_ = c.Close()
+	}
+	b.mu.Unlock()
+	close(b.stop)
+	var wg sync.WaitGroup
+	for _, p := range peers {
+		wg.Go(func() { _ = p.Close() }) // a peer's Close has nothing to report
+	}
+	wg.Wait()
+	for _, g := range guests {
+		g.end(false)
+	}
+	b.entry.Wait()
+	for _, m := range b.memories.All() {
+		_ = m.Close() // never fails
+	}
+	err := b.release()
+	b.tasks.Wait()
+	return err
+}
+
+// leave forgets a peer that has ended.
+func (b *Backend) leave(p *peer) {
+	b.mu.Lock()
+	delete(b.peers, p)
+	b.mu.Unlock()
+}
+
+// batches are those that nobody uses. There are never more than BatchesMax in use.
+type batches struct {
+	mu   sync.Mutex
+	free []*batch
+}
+
+func (s *batches) take() *batch {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := len(s.free); n > 0 {
+		x := s.free[n-1]
+		s.free = s.free[:n-1]
+		return x
+	}
+	return &batch{}
+}
+
+func (s *batches) give(x *batch) {
+	x.reset()
+	s.mu.Lock()
+	s.free = append(s.free, x)
+	s.mu.Unlock()
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// All that passes over a connection is frames: a head of one size, then what the head says
+// the length of. Numbers have the low byte first.
+const (
+	wireVersion = 1
+	headBytes   = 48
+	entryBytes  = 12 // of a table: offset, 8 bytes; length, 4
+
+	partBytes    = 256 << 10 // of data in one frame: how long a small frame may wait behind it
+	partLimit    = 1 << 20   // what we take
+	entriesMax   = 1024      // in one frame: a table of 12 KiB
+	bodyMax      = 2 << 10   // of the control messages
+	messageLimit = 64 << 10
+)
+
+// The kinds. The initiator began the connection, the owner has the memory.
+const (
+	kindHello     = 1 + iota // initiator: who I am; the first frame of a peer
+	kindJoin                 // initiator: one more connection of that peer
+	kindWelcome              // owner: to both
+	kindReady                // initiator: all connections are there
+	kindImport               // initiator: what is behind this token?
+	kindImported             // owner: this
+	kindPing                 // initiator: are you there?
+	kindPong                 // owner
+	kindChallenge            // owner: do you still want what lies here?
+	kindAnswer               // initiator: yes
+	kindCredit               // owner: so many messages were received
+	kindWrite                // initiator: a table, and the bytes for it
+	kindRead                 // initiator: a table
+	kindData                 // owner: the bytes of a Read; its kindAck follows
+	kindAck                  // owner: a part, or a note, is done
+	kindNote                 // initiator: a message or a count, once the parts of its batch are in place
+	kindVoid                 // initiator: no note follows for this batch
+	kindCount
+)
+
+// Flags of a head.
+const (
+	flagNoted    = 1 << iota // kindWrite: a note follows for its batch
+	flagCounts               // kindNote: it counts; kindVoid: it would have
+	flagReadOnly             // kindImported
+)
+
+// header is the head of a frame. What a field means depends on the kind.
+type header struct {
+	length uint32 // of what follows
+	kind   uint8
+	flags  uint8
+	status uint8  // how a request ended: control.Status
+	count  uint32 // entries of the table; kindNote, kindVoid: parts of the batch
+	key    uint32 // of memory of the owner; of a counter
+	ticket uint64 // what opens that memory in this epoch; kindNote: the number of the message
+	id     uint64 // names a part or a request; comes back with the answer
+	batch  uint64
+	stamp  int64 // nanoseconds of the owner's clock: by the initiator, not later than it was sent
+}
+
+func (h *header) append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, h.length)
+	b = append(b, wireVersion, h.kind, h.flags, h.status)
+	b = binary.LittleEndian.AppendUint32(b, h.count)
+	b = binary.LittleEndian.AppendUint32(b, h.key)
+	b = binary.LittleEndian.AppendUint64(b, h.ticket)
+	b = binary.LittleEndian.AppendUint64(b, h.id)
+	b = binary.LittleEndian.AppendUint64(b, h.batch)
+	return binary.LittleEndian.AppendUint64(b, uint64(h.stamp))
+}
+
+// decode reads what a peer sent, which may be anything, and holds every length to its bound.
+func (h *header) decode(b *[headBytes]byte) error {
+	if b[4] != wireVersion {
+		return fmt.Errorf("frame of version %d, ours is %d: use the same release on both sides: %w",
+			b[4], wireVersion, backends.ErrVersion)
+	}
+	h.length = binary.LittleEndian.Uint32(b[0:])
+	h.kind, h.flags, h.status = b[5], b[6], b[7]
+	h.count = binary.LittleEndian.Uint32(b[8:])
+	h.key = binary.LittleEndian.Uint32(b[12:])
+	h.ticket = binary.LittleEndian.Uint64(b[16:])
+	h.id = binary.LittleEndian.Uint64(b[24:])
+	h.batch = binary.LittleEndian.Uint64(b[32:])
+	h.stamp = int64(binary.LittleEndian.Uint64(b[40:]))
+	if !h.sound() {
+		return fmt.Errorf("frame of kind %d with %d entries and %d bytes: %w", h.kind, h.count, h.length, backends.ErrCorrupt)
+	}
+	return nil
+}
+
+// sound reports whether the lengths are within their bounds and fit each other.
+func (h *header) sound() bool {
+	table := uint64(h.count) * entryBytes
+	switch h.kind {
+	case kindWrite:
+		return h.hasTable() && uint64(h.length) > table && uint64(h.length)-table <= partLimit
+	case kindRead:
+		return h.hasTable() && uint64(h.length) == table
+	case kindData:
+		return h.length > 0 && h.length <= partLimit
+	case kindNote:
+		return h.length <= messageLimit
+	case kindHello, kindJoin, kindWelcome, kindImport:
+		return h.length <= bodyMax
+	}
+	return h.kind > 0 && h.kind < kindCount && h.length == 0
+}
+
+func (h *header) hasTable() bool { return h.count > 0 && h.count <= entriesMax }
+
+// buffered is how much of what follows is needed as a whole: the rest is payload.
+func (h *header) buffered() int {
+	switch h.kind {
+	case kindWrite:
+		return int(h.count) * entryBytes
+	case kindData:
+		return 0
+	}
+	return int(h.length)
+}
+
+func (h *header) payload() uint64 { return uint64(h.length) - uint64(h.buffered()) }
+
+func appendEntry(b []byte, off, n uint64) []byte {
+	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint64(b, off), uint32(n))
+}
+
+func entryAt(table []byte, i int) (off, n uint64) {
+	e := table[i*entryBytes:][:entryBytes]
+	return binary.LittleEndian.Uint64(e), uint64(binary.LittleEndian.Uint32(e[8:]))
+}
+
+// tableBytes adds a table up; ok is false if a piece is empty or not within size.
+func tableBytes(table []byte, size uint64) (sum uint64, ok bool) {
+	for i := range len(table) / entryBytes {
+		off, n := entryAt(table, i)
+		if n == 0 || n > size || off > size-n {
+			return 0, false
+		}
+		sum += n // at most entriesMax times 4 GiB
+	}
+	return sum, true
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"bytes"
+	"math"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/keys"
+)
+
+func TestHeader(t *testing.T) {
+	want := header{length: 32, kind: kindWrite, flags: 2, status: 3, count: 1, key: 5, ticket: 6, id: 7, batch: 8, stamp: 9}
+	b := want.append(nil)
+	var got header
+	if err := got.decode((*[headBytes]byte)(b)); err != nil || got != want || len(b) != headBytes {
+		t.Errorf("decoded %+v (%v), want %+v", got, err, want)
+	}
+	b[4]++
+	wantError(t, "another version", got.decode((*[headBytes]byte)(b)), backends.ErrVersion)
+}
+
+// Every length has its bound, and what does not fit together is refused.
+func TestUnsoundHeaders(t *testing.T) {
+	for _, h := range []header{
+		{}, {kind: kindCount}, {kind: 255},
+		{kind: kindWrite, count: 0, length: 20}, {kind: kindWrite, count: 1, length: entryBytes},
+		{kind: kindWrite, count: entriesMax + 1, length: (entriesMax+1)*entryBytes + 1},
+		{kind: kindWrite, count: 1, length: entryBytes + partLimit + 1}, {kind: kindWrite, count: 1, length: math.MaxUint32},
+		{kind: kindRead, count: 1, length: entryBytes + 1}, {kind: kindRead, count: math.MaxUint32, length: math.MaxUint32},
+		{kind: kindData}, {kind: kindData, length: partLimit + 1}, {kind: kindNote, length: messageLimit + 1},
+		{kind: kindHello, length: bodyMax + 1}, {kind: kindAck, length: 1}, {kind: kindPing, length: 1},
+	} {
+		var got header
+		wantError(t, "an unsound head", got.decode((*[headBytes]byte)(h.append(nil))), backends.ErrCorrupt)
+	}
+}
+
+func TestTable(t *testing.T) {
+	table := appendEntry(appendEntry(nil, 4, 6), 0, 10)
+	if sum, ok := tableBytes(table, 10); sum != 16 || !ok {
+		t.Errorf("a table of 6 and 10 bytes adds up to %d, %v", sum, ok)
+	}
+	for _, bad := range [][]byte{appendEntry(nil, 5, 6), appendEntry(nil, 0, 0), appendEntry(nil, math.MaxUint64, 2), appendEntry(nil, 0, 11)} {
+		if sum, ok := tableBytes(append(table[:len(table):len(table)], bad...), 10); ok {
+			t.Errorf("a piece that is not within 10 bytes passes, %d in all", sum)
+		}
+	}
+}
+
+// FuzzFrames gives an owner and an initiator what a peer may say: anything. They take it or
+// refuse it, and no byte goes beside the memory that was named.
+func FuzzFrames(f *testing.F) {
+	m := header{kind: kindWrite, count: 1, key: 0, ticket: fuzzTicket, stamp: math.MaxInt64}
+	f.Add(frame(m, append(appendEntry(nil, 16, 8), 1, 2, 3, 4, 5, 6, 7, 8)))
+	f.Add(frame(header{kind: kindNote, flags: flagCounts, batch: 1, stamp: math.MaxInt64}, nil))
+	f.Add(frame(header{kind: kindNote, ticket: 1, stamp: math.MaxInt64}, []byte("hello")))
+	f.Add(frame(header{kind: kindRead, count: 2, ticket: fuzzTicket}, appendEntry(appendEntry(nil, 0, 8), 8, 8)))
+	f.Add(frame(header{kind: kindVoid, batch: 3, ticket: 1}, nil))
+	f.Add(frame(header{kind: kindAnswer, id: 1}, nil))
+	f.Add(frame(header{kind: kindAck, id: 1 << 32}, nil))
+	f.Add(frame(header{kind: kindData, id: 1 << 32}, make([]byte, 8)))
+	f.Fuzz(func(t *testing.T, said []byte) {
+		b := &Backend{memories: keys.Table[memory]{Most: 4}}
+		b.cfg.EnsureDefaults()
+		b.done.init(8)
+		mem := bytes.Repeat([]byte{0xAA}, 96)
+		key, _, err := b.memories.Take()
+		if err != nil {
+			t.Fatal(err)
+		}
+		seg := backends.Segment{Kind: backends.DRAM, Len: 32, Mem: mem[32:64:64]}
+		b.memories.Put(key, &memory{b: b, key: key, seg: seg, ticket: fuzzTicket})
+		for index := ctl; index <= express; index++ {
+			fuzzEnd(b, newInbound(b, "peer", 2), index, said)
+			p := &peer{b: b, conns: make([]*conn, 2), books: make([]books, 2), byTag: map[uint64]*batch{}, asked: map[uint64]chan imported{}}
+			fuzzEnd(b, p, index, said)
+		}
+		if guard := bytes.Repeat([]byte{0xAA}, 32); !bytes.Equal(mem[:32], guard) || !bytes.Equal(mem[64:], guard) {
+			t.Error("bytes beside the memory have changed")
+		}
+	})
+}
+
+const fuzzTicket = 0x1234_5678_9ABC_DEF0
+
+// fuzzEnd has one end take what was said, as if it came over one connection. Nothing is written:
+// the connection is over from the start.
+func fuzzEnd(b *Backend, e end, index int, said []byte) {
+	conns := []*conn{}
+	for i := range 2 {
+		c := &conn{b: b, end: e, index: i, tls: true, resume: make(chan struct{}, 1), work: make(chan struct{}, 1), gone: make(chan struct{})}
+		c.kicks.Store(1) // somebody writes already
+		conns = append(conns, c)
+	}
+	switch e := e.(type) {
+	case *inbound:
+		copy(e.conns, conns)
+	case *peer:
+		copy(e.conns, conns)
+	}
+	in := &conns[index].in
+	in.chunk = b.chunks.take()
+	for len(said) > 0 {
+		in.from, in.to = 0, copy(in.chunk.mem[:chunkBytes], said)
+		said = said[in.to:]
+		if conns[index].consume() != more {
+			return
+		}
+	}
+}
+
+func FuzzAddress(f *testing.F) {
+	good := address{owner: keys.NewOwner(), places: []string{"10.0.0.1:7000", "[::1]:1", "eth.example:65535"}}
+	b, err := good.encode()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add([]byte(addressMark))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		a, err := decodeAddress(b)
+		if err != nil {
+			return
+		}
+		again, err := a.encode()
+		if err != nil || !bytes.Equal(again, b) {
+			t.Errorf("%x decodes to %+v, which encodes to %x (%v)", b, a, again, err)
+		}
+	})
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/tcp"
+)
+
+// tcpName is the backend that tcpFlags are for.
+const tcpName = "tcp"
+
+// loopback is where tcp listens unless the command line says otherwise: plain text that
+// leaves this host must be asked for.
+const loopback = "127.0.0.1:0"
+
+// tcpFlags are what a command line says about the tcp backend, and about nothing else.
+type tcpFlags struct {
+	listen        string
+	plaintext     bool
+	cert, key, ca string // files
+	conns         int
+}
+
+func (t *tcpFlags) register(c *cobra.Command) {
+	s := c.Flags()
+	s.StringVar(&t.listen, "tcp-listen", "", "of backend tcp alone: HOST:PORT or HOST:PORT-PORT for peers; without it the loopback, which needs no certificates")
+	s.BoolVar(&t.plaintext, "tcp-plaintext", false, "of backend tcp alone: everybody on the network of --tcp-listen may read and change what passes")
+	s.StringVar(&t.cert, "tcp-cert", "", "of backend tcp alone: file of the certificate (PEM), for TLS")
+	s.StringVar(&t.key, "tcp-key", "", "of backend tcp alone: file of its key (PEM)")
+	s.StringVar(&t.ca, "tcp-ca", "", "of backend tcp alone: file of the authority whose certificates peers show (PEM)")
+	s.IntVar(&t.conns, "tcp-conns", 0, "of backend tcp alone: connections for data to a peer; 0: what the backend thinks right")
+}
+
+// given names the flags that were set.
+func (t *tcpFlags) given() []string {
+	var names []string
+	for _, f := range []struct {
+		name string
+		set  bool
+	}{
+		{"--tcp-listen", t.listen != ""}, {"--tcp-plaintext", t.plaintext}, {"--tcp-cert", t.cert != ""},
+		{"--tcp-key", t.key != ""}, {"--tcp-ca", t.ca != ""}, {"--tcp-conns", t.conns != 0},
+	} {
+		if f.set {
+			names = append(names, f.name)
+		}
+	}
+	return names
+}
+
+func (t *tcpFlags) check(backend string) error {
+	if names := t.given(); len(names) > 0 && backend != tcpName {
+		return usagef("%s is of backend %s alone: say --backend %s, not %q", names[0], tcpName, tcpName, backend)
+	}
+	secure := t.cert != "" || t.key != "" || t.ca != ""
+	switch {
+	case secure && (t.cert == "" || t.key == "" || t.ca == ""):
+		return usagef("--tcp-cert, --tcp-key and --tcp-ca go together: TLS is spoken by both sides")
+	case secure && t.plaintext:
+		return usagef("--tcp-plaintext and --tcp-cert: want one of them")
+	case t.listen != "" && !secure && !t.plaintext:
+		return usagef("--tcp-listen %s: say --tcp-cert, --tcp-key and --tcp-ca, or --tcp-plaintext where the network is trusted", t.listen)
+	case t.conns < 0:
+		return usagef("--tcp-conns %d: want 1 or more, or 0 for what the backend thinks right", t.conns)
+	}
+	return nil
+}
+
+// config is the backend's.
+func (t *tcpFlags) config() (tcp.Config, error) {
+	cfg := tcp.Config{Listen: t.listen, Plaintext: t.cert == "", Conns: t.conns}
+	if cfg.Listen == "" {
+		cfg.Listen = loopback
+	}
+	if t.cert == "" {
+		return cfg, nil
+	}
+	pair, err := tls.LoadX509KeyPair(t.cert, t.key)
+	if err != nil {
+		return cfg, fmt.Errorf("--tcp-cert and --tcp-key: %w", err)
+	}
+	text, err := os.ReadFile(t.ca)
+	if err != nil {
+		return cfg, fmt.Errorf("--tcp-ca: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return cfg, fmt.Errorf("--tcp-ca: %s holds no certificate: %w", t.ca, backends.ErrBounds)
+	}
+	cfg.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: pool, ClientCAs: pool}
+	return cfg, nil
+}
+
+// open opens the backend.
+func (t *tcpFlags) open() (*tcp.Backend, error) {
+	cfg, err := t.config()
+	if err != nil {
+		return nil, err
+	}
+	return tcp.New(cfg)
+}
+
+// examine opens what each process will open.
+func (t *tcpFlags) examine() error {
+	b, err := t.open()
+	switch {
+	case err == nil:
+		return b.Close()
+	case errors.Is(err, backends.ErrBounds), errors.Is(err, os.ErrNotExist):
+		return &usageError{err}
+	}
+	return err
+}
+
+// args are the flags once more, for a child process.
+func (t *tcpFlags) args() []string {
+	var list []string
+	for _, f := range []struct{ name, value string }{
+		{"tcp-listen", t.listen}, {"tcp-cert", t.cert}, {"tcp-key", t.key}, {"tcp-ca", t.ca},
+	} {
+		if f.value != "" {
+			list = append(list, "--"+f.name+"="+f.value)
+		}
+	}
+	if t.plaintext {
+		list = append(list, "--tcp-plaintext")
+	}
+	return number(list, "tcp-conns", t.conns)
+}
