@@ -258,3 +258,23 @@ func TestCancelDropsTheRest(t *testing.T) {
 		})
 	}
 }
+
+// TestSmallOvertakesLarge has one stream for all: a short batch comes between the chunks of a long
+// one.
+func TestSmallOvertakesLarge(t *testing.T) {
+	onStandIn(t)
+	cfg := testConfig()
+	cfg.Streams = 1
+	r := newRig(t, cfg)
+	const n = 160 << 20 // 20 chunks
+	l, d := r.memory(sparse, n), r.memory(hbmUntouched, n)
+	host, kv := r.memory(backendtest.HostMemory, 4096), r.memory(hbm, 4096)
+	driver.Set(t, fakecuda.DelayMicros, 10000)
+	long := r.submit(backends.Write, l, d, backends.Desc{Len: n})
+	for range 3 {
+		r.move(backends.Write, host, kv, backends.Desc{Len: 4096}) // fails if the long one ends before
+	}
+	if err := r.end(long); err != nil {
+		t.Error(err)
+	}
+}
