@@ -65,35 +65,109 @@ enum {
 	X(cuLaunchKernel, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, \
 			   void **, void **))
 
-/* For graphs and copies in batches (cuda_moves.h). A driver may lack any of them: then it is NULL. */
+/*
+ * What package backends/cuda calls beyond that: streams beside each other, events, and what
+ * the driver knows of an address. All of it is in CUDA 11.
+ */
 #ifndef CUDA_VERSION
 typedef struct CUevent_st *CUevent;
-typedef struct CUgraph_st *CUgraph;
-typedef struct CUgraphExec_st *CUgraphExec;
-typedef int CUstreamCaptureMode;
-typedef struct {
-	int srcAccessOrder;
+typedef int CUpointer_attribute;
+typedef int CUmemAllocationType, CUmemAllocationHandleType, CUmemLocationType, CUmemAccess_flags;
+typedef int CUmemAllocationGranularity_flags, CUmemRangeHandleType, CUmemcpySrcAccessOrder;
+typedef unsigned long long CUmemGenericAllocationHandle;
+
+typedef struct CUmemLocation_st {
+	CUmemLocationType type;
+	int id;
+} CUmemLocation;
+
+typedef struct CUmemAllocationProp_st {
+	CUmemAllocationType type;
+	CUmemAllocationHandleType requestedHandleTypes;
+	CUmemLocation location;
+	void *win32HandleMetaData;
 	struct {
-		int type, id;
-	} srcLocHint, dstLocHint; /* heeded for managed memory alone */
-	unsigned flags;
+		unsigned char compressionType, gpuDirectRDMACapable;
+		unsigned short usage;
+		unsigned char reserved[4];
+	} allocFlags;
+} CUmemAllocationProp;
+
+typedef struct CUmemAccessDesc_st {
+	CUmemLocation location;
+	CUmemAccess_flags flags;
+} CUmemAccessDesc;
+
+typedef struct CUmemcpyAttributes_st {
+	CUmemcpySrcAccessOrder srcAccessOrder;
+	CUmemLocation srcLocHint, dstLocHint;
+	unsigned int flags;
 } CUmemcpyAttributes;
 
 enum {
+	CUDA_ERROR_INVALID_VALUE = 1,
+	CUDA_ERROR_OUT_OF_MEMORY = 2,
+	CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
+	CU_EVENT_BLOCKING_SYNC = 1,
 	CU_EVENT_DISABLE_TIMING = 2,
-	CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
+	CU_MEMORYTYPE_DEVICE = 2,
+	CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
+	CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
+	CU_POINTER_ATTRIBUTE_RANGE_START_ADDR = 11,
+	CU_POINTER_ATTRIBUTE_RANGE_SIZE = 12,
+	CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
+	CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103,
+	CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED = 110,
+	CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED = 124,
+	CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
+	CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1,
+	CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+	CU_MEM_LOCATION_TYPE_DEVICE = 1,
+	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
+	CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
 	CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1,
 };
 #endif
 
-#define SL_CUDA_MOVE_CALLS(X) \
+#define SL_CUDA_MOVER_CALLS(X) \
 	X(cuEventCreate, (CUevent *, unsigned)) \
+	X(cuEventDestroy_v2, (CUevent)) \
 	X(cuEventRecord, (CUevent, CUstream)) \
 	X(cuEventSynchronize, (CUevent)) \
-	X(cuEventDestroy_v2, (CUevent)) \
+	X(cuStreamWaitEvent, (CUstream, CUevent, unsigned)) \
+	X(cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, CUstream)) \
 	X(cuMemcpyAsync, (CUdeviceptr, CUdeviceptr, size_t, CUstream)) \
-	X(cuMemcpyBatchAsync, (CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUmemcpyAttributes *, size_t *, size_t, \
-			       size_t *, CUstream)) \
+	X(cuMemHostAlloc, (void **, size_t, unsigned)) \
+	X(cuMemFreeHost, (void *)) \
+	X(cuPointerGetAttribute, (void *, CUpointer_attribute, CUdeviceptr))
+
+/* NULL where the driver is too old for them. */
+#define SL_CUDA_OPTIONAL_CALLS(X) \
+	X(cuMemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long)) \
+	X(cuMemAddressFree, (CUdeviceptr, size_t)) \
+	X(cuMemCreate, (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long)) \
+	X(cuMemRelease, (CUmemGenericAllocationHandle)) \
+	X(cuMemMap, (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long)) \
+	X(cuMemUnmap, (CUdeviceptr, size_t)) \
+	X(cuMemSetAccess, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t)) \
+	X(cuMemGetAllocationGranularity, (size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags)) \
+	X(cuMemGetHandleForAddressRange, (void *, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long))
+
+/* Of CUDA 12.8; in 13 the plain name is another function to who includes cuda.h, not in the library. */
+#define SL_CUDA_BATCH_CALLS(X) \
+	X(cuMemcpyBatchAsync, (CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUmemcpyAttributes *, size_t *, size_t, size_t *, \
+			       CUstream))
+
+/* For graphs (cuda_moves.h). A driver may lack any of them: then it is NULL. */
+#ifndef CUDA_VERSION
+typedef struct CUgraph_st *CUgraph;
+typedef struct CUgraphExec_st *CUgraphExec;
+typedef int CUstreamCaptureMode;
+
+enum { CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1 };
+#endif
+
+#define SL_CUDA_GRAPH_CALLS(X) \
 	X(cuStreamBeginCapture_v2, (CUstream, CUstreamCaptureMode)) \
 	X(cuStreamEndCapture, (CUstream, CUgraph *)) \
 	X(cuGraphInstantiateWithFlags, (CUgraphExec *, CUgraph, unsigned long long)) \

@@ -7,7 +7,9 @@
 static struct {
 #define X(name, args) CUresult(*name) args;
 	SL_CUDA_CALLS(X)
-	SL_CUDA_MOVE_CALLS(X)
+	SL_CUDA_MOVER_CALLS(X)
+	SL_CUDA_BATCH_CALLS(X)
+	SL_CUDA_GRAPH_CALLS(X)
 #undef X
 } cu;
 
@@ -27,7 +29,9 @@ static int look(const char *path)
 		return 0;
 #define X(call, args) *(void **)&cu.call = dlsym(lib, #call);
 	SL_CUDA_CALLS(X)
-	SL_CUDA_MOVE_CALLS(X)
+	SL_CUDA_MOVER_CALLS(X)
+	SL_CUDA_BATCH_CALLS(X)
+	SL_CUDA_GRAPH_CALLS(X)
 #undef X
 	dlclose(lib); /* it stays, by RTLD_NODELETE of who opened it */
 	return 1;

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/cuda"
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/posix"
 	"github.com/sluicehq/sluice/backends/rdma"
@@ -55,6 +56,9 @@ var makers = []maker{
 	}},
 	{posixName, backends.InProcess, func(openOptions) (backends.Backend, error) {
 		return asBackend(posix.New(posix.Config{}))
+	}},
+	{"cuda", backends.InProcess, func(openOptions) (backends.Backend, error) {
+		return asBackend(cuda.New(cuda.Config{}))
 	}},
 }
 

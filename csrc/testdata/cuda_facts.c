@@ -5,16 +5,6 @@
  */
 #ifdef REAL
 #include <cuda.h>
-#if CUDA_VERSION < 12080
-typedef struct {
-	int srcAccessOrder;
-	struct {
-		int type, id;
-	} srcLocHint, dstLocHint;
-	unsigned flags;
-} CUmemcpyAttributes;
-enum { CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1 };
-#endif
 #endif
 #include "cuda_calls.h"
 
@@ -25,16 +15,16 @@ enum { CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1 };
 	_Static_assert(__builtin_types_compatible_p(__typeof__(&name), CUresult(CUDAAPI *) args), \
 		       #name " has another prototype");
 SL_CUDA_CALLS(SAME)
-/* Older headers have it not, newer ones under another name; no driver drops the old one. */
-#if CUDA_VERSION < 12080 || CUDA_VERSION >= 13000
-#define cuMemcpyBatchAsync cuMemcpyBatchAsync_of_12_8
-CUresult cuMemcpyBatchAsync(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUmemcpyAttributes *, size_t *, size_t, size_t *,
-			    CUstream);
+SL_CUDA_MOVER_CALLS(SAME)
+SL_CUDA_OPTIONAL_CALLS(SAME)
+SL_CUDA_GRAPH_CALLS(SAME)
+#if CUDA_VERSION >= 12080 && CUDA_VERSION < 13000
+SL_CUDA_BATCH_CALLS(SAME)
 #endif
-SL_CUDA_MOVE_CALLS(SAME)
 #endif
 
 #define VALUE(v) printf("%s = %lld\n", #v, (long long)(v));
+#define OFFSET(t, f) printf("offset of %s.%s = %zu\n", #t, #f, offsetof(t, f));
 #define SIZE(t) printf("sizeof %s = %zu\n", #t, sizeof(t));
 
 int main(void)
@@ -46,8 +36,20 @@ int main(void)
 	VALUE(CU_MEMHOSTREGISTER_PORTABLE) VALUE(CU_MEMHOSTREGISTER_DEVICEMAP)
 	SIZE(CUresult) SIZE(CUdevice) SIZE(CUdeviceptr) SIZE(CUcontext) SIZE(CUmodule) SIZE(CUfunction) SIZE(CUstream)
 	SIZE(CUdevice_attribute) SIZE(CUfunction_attribute) SIZE(CUjit_option)
-	VALUE(CU_EVENT_DISABLE_TIMING) VALUE(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) VALUE(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
-	SIZE(CUevent) SIZE(CUgraph) SIZE(CUgraphExec) SIZE(CUstreamCaptureMode) SIZE(CUmemcpyAttributes)
-	VALUE(offsetof(CUmemcpyAttributes, dstLocHint)) VALUE(offsetof(CUmemcpyAttributes, flags))
+	VALUE(CUDA_ERROR_INVALID_VALUE) VALUE(CUDA_ERROR_OUT_OF_MEMORY) VALUE(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+	VALUE(CU_EVENT_BLOCKING_SYNC) VALUE(CU_EVENT_DISABLE_TIMING) VALUE(CU_MEMORYTYPE_DEVICE)
+	VALUE(CU_POINTER_ATTRIBUTE_MEMORY_TYPE) VALUE(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+	VALUE(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR) VALUE(CU_POINTER_ATTRIBUTE_RANGE_SIZE)
+	VALUE(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
+	VALUE(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)
+	VALUE(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) VALUE(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)
+	VALUE(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) VALUE(CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
+	VALUE(CU_MEM_ALLOCATION_TYPE_PINNED) VALUE(CU_MEM_LOCATION_TYPE_DEVICE) VALUE(CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+	VALUE(CU_MEM_ALLOC_GRANULARITY_MINIMUM) VALUE(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
+	SIZE(CUevent) SIZE(CUpointer_attribute) SIZE(CUmemLocation) SIZE(CUmemAllocationProp) SIZE(CUmemAccessDesc)
+	SIZE(CUmemcpyAttributes) SIZE(CUmemGenericAllocationHandle)
+	OFFSET(CUmemAllocationProp, location) OFFSET(CUmemAllocationProp, allocFlags.gpuDirectRDMACapable)
+	OFFSET(CUmemcpyAttributes, dstLocHint) OFFSET(CUmemcpyAttributes, flags) OFFSET(CUmemAccessDesc, flags)
+	VALUE(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) SIZE(CUgraph) SIZE(CUgraphExec) SIZE(CUstreamCaptureMode)
 	return 0;
 }

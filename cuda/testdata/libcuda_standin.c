@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A software stand-in of libcuda for tests, never installed: device memory is memory of the
- * host, and kernels are those of gather.cu, compiled for the CPU. It refuses what a driver
+ * host, and kernels are those of gather.cu, compiled for the CPU. Streams work beside the program, each
+ * in a thread of its own. It refuses what a driver
  * refuses and tests could get wrong. STANDIN_COMPUTE and STANDIN_DRIVER say what card it is,
- * STANDIN_DEVICES (at most 4) how many there are, STANDIN_REFUSES the module that it does not compile.
+ * STANDIN_DEVICES how many there are, STANDIN_REFUSES the module that it does not compile, and
+ * STANDIN_PANEL the file of standin_panel.h. Compiled with STANDIN_OLD it is a driver without what is optional.
  */
 #define SL_HOST
 #include "../gather.cu"
@@ -13,6 +15,7 @@
 #include "ring_host.h"
 
 #include "../../csrc/cuda_calls.h"
+#include "standin_panel.h"
 
 enum {
 	INVALID_VALUE = 1,
@@ -26,11 +29,14 @@ enum {
 	NOT_MAPPED = 211,
 };
 
+#define DEVICES_MAX 4
 struct CUctx_st {
-	int held;
+	_Atomic int held;
+	int device;
 };
-static struct CUctx_st contexts[4];
+static struct CUctx_st contexts[DEVICES_MAX];
 static _Thread_local CUcontext current;
+static _Atomic int sick[1]; /* what every call answers after a fault */
 
 struct CUfunc_st {
 	const char *name;
@@ -60,17 +66,22 @@ static int setting(const char *name, int otherwise)
 }
 
 #define CONTEXT() \
-	if (!current || !current->held) \
-	return INVALID_CONTEXT
+	do { \
+		if (!current || !current->held) \
+			return INVALID_CONTEXT; \
+		if (sick[0]) \
+			return (CUresult)sick[0]; \
+	} while (0)
 
-#include "standin_streams.h"
+static int standin_devices(void) { return setting("STANDIN_DEVICES", 1); }
+
 
 CUresult cuInit(unsigned flags) { return flags ? INVALID_VALUE : 0; }
 CUresult cuGetErrorName(CUresult r, const char **name) { return *name = r ? "STANDIN_ERROR" : "CUDA_SUCCESS", 0; }
 CUresult cuGetErrorString(CUresult r, const char **text) { return *text = r ? "stand-in" : "no error", 0; }
 CUresult cuDriverGetVersion(int *v) { return *v = setting("STANDIN_DRIVER", 12040), 0; }
-CUresult cuDeviceGetCount(int *n) { return *n = setting("STANDIN_DEVICES", 1), 0; }
-CUresult cuDeviceGet(CUdevice *d, int ordinal) { return *d = ordinal, ordinal >= 4; }
+CUresult cuDeviceGetCount(int *n) { return *n = standin_devices(), 0; }
+CUresult cuDeviceGet(CUdevice *d, int ordinal) { return *d = ordinal, ordinal < DEVICES_MAX ? 0 : CUDA_ERROR_INVALID_DEVICE; }
 CUresult cuDeviceGetName(char *s, int n, CUdevice d) { return snprintf(s, n, "software stand-in %d", d), 0; }
 CUresult cuDeviceGetPCIBusId(char *s, int n, CUdevice d) { return snprintf(s, n, "0000:0%d:00.0", d), 0; }
 
@@ -82,18 +93,39 @@ CUresult cuDeviceGetAttribute(int *v, CUdevice_attribute what, CUdevice d)
 	     : what == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR	     ? compute % 10
 	     : what == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT		     ? 4
 	     : what == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN ? 227 << 10
-									     : -1;
-	return d >= 4 || *v < 0 ? INVALID_VALUE : 0;
+	     : what == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ||
+			       what == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED ||
+			       what == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED ||
+			       what == CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
+		     ? 1
+		     : -1;
+	return d >= DEVICES_MAX || *v < 0 ? INVALID_VALUE : 0;
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d)
 {
+	contexts[d].device = d;
 	contexts[d].held++;
+	COUNT(contexts, 1);
 	*c = &contexts[d];
 	return 0;
 }
 
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) { return contexts[d].held-- ? 0 : INVALID_CONTEXT; }
+static void forget_all(void);
+
+/* The last one ends the context, and with it what ailed it. */
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d)
+{
+	if (contexts[d].held == 0)
+		return INVALID_CONTEXT;
+	COUNT(contexts, -1);
+	if (--contexts[d].held == 0 && sick[0]) {
+		forget_all();
+		sick[0] = 0;
+	}
+	return 0;
+}
+
 CUresult cuCtxSetCurrent(CUcontext c) { return current = c, c && c->held ? 0 : INVALID_CONTEXT; }
 
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
@@ -101,29 +133,6 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
 	CONTEXT();
 	*least = 0;
 	*greatest = -5;
-	return 0;
-}
-
-CUresult cuStreamCreateWithPriority(CUstream *s, unsigned flags, int priority)
-{
-	CONTEXT();
-	*s = stream_open();
-	return flags == CU_STREAM_NON_BLOCKING && priority <= 0 && priority >= -5 ? 0 : INVALID_VALUE;
-}
-
-CUresult cuStreamDestroy_v2(CUstream s)
-{
-	CONTEXT();
-	stream_close(s);
-	return 0;
-}
-
-CUresult cuStreamSynchronize(CUstream s)
-{
-	CONTEXT();
-	if (!s || s->capture)
-		return s ? CAPTURE_UNSUPPORTED : INVALID_VALUE;
-	flush(s);
 	return 0;
 }
 
@@ -171,99 +180,7 @@ CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute what, int v)
 	return 0;
 }
 
-CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t n)
-{
-	CONTEXT();
-	*at = n && n < 1ul << 40 ? (CUdeviceptr)aligned_alloc(256, (n + 255) / 256 * 256) : 0;
-	return *at ? 0 : n ? OUT_OF_MEMORY : INVALID_VALUE;
-}
-
-CUresult cuMemFree_v2(CUdeviceptr at)
-{
-	CONTEXT();
-	flush_all();
-	free((void *)at);
-	return 0;
-}
-
-/* Pinned memory, by where it begins. */
-#define PINS 4096
-static void *pinned[PINS];
-
-static void **slot(const void *mem)
-{
-	for (int i = 0; i < PINS; i++)
-		if (pinned[i] == mem)
-			return &pinned[i];
-	return NULL;
-}
-
-CUresult cuMemHostRegister_v2(void *mem, size_t n, unsigned flags)
-{
-	CONTEXT();
-	if (!mem || !n || flags != (CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP))
-		return INVALID_VALUE;
-	if (slot(mem))
-		return ALREADY_MAPPED;
-	if (!slot(NULL))
-		return OUT_OF_MEMORY;
-	*slot(NULL) = mem;
-	return 0;
-}
-
-CUresult cuMemHostUnregister(void *mem)
-{
-	CONTEXT();
-	flush_all();
-	if (!slot(mem))
-		return NOT_MAPPED;
-	*slot(mem) = NULL;
-	return 0;
-}
-
-CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *at, void *mem, unsigned flags)
-{
-	CONTEXT();
-	*at = (CUdeviceptr)mem;
-	return slot(mem) && !flags ? 0 : INVALID_VALUE;
-}
-
-CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t n, CUstream s)
-{
-	struct op o = {.to = to, .from = (CUdeviceptr)from, .n = n};
-
-	CONTEXT();
-	return s ? begin(s, &o, 0) : INVALID_VALUE;
-}
-
-CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t n, CUstream s)
-{
-	struct op o = {.to = (CUdeviceptr)to, .from = from, .n = n};
-
-	CONTEXT();
-	return s ? begin(s, &o, 0) : INVALID_VALUE;
-}
-
-static void perform_launch(const struct op *o)
-{
-	ring.late_loads = ring.late_stores = 1;
-	ring.size = o->shared;
-	ring.memory = aligned_alloc(16, o->shared + 16);
-	sl_at = (struct sl_at){0, 0, o->threads, o->blocks};
-	for (sl_at.bid = 0; sl_at.bid < o->blocks; sl_at.bid++)
-		for (sl_at.tid = 0; sl_at.tid < o->threads; sl_at.tid++)
-			o->f->run(o->args);
-	free(ring.memory);
-}
-
-CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-			unsigned shared, CUstream s, void **params, void **extra)
-{
-	struct op o = {.f = f, .blocks = gx, .threads = bx, .shared = shared};
-
-	CONTEXT();
-	if (!f || !gx || gy != 1 || gz != 1 || !bx || bx > f->threads || by != 1 || bz != 1 || shared > f->shared || !s || extra)
-		return INVALID_VALUE;
-	memcpy(o.args, params[0], f->args);
-	return begin(s, &o, 0);
-}
+static void quiet(void);
+#include "standin_memory.h"
+#include "standin_streams.h"
+#include "standin_graphs.h"

@@ -1,241 +1,378 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the stand-in's streams keep: copies between memories that the device sees, which happen
- * as late as a card may have them happen, and what is captured. One lock keeps it all together.
+ * Streams of the stand-in: each has a thread that does its work in order, beside the others and
+ * after the call has returned, so that what is not ordered shows. Copies of memory that is not pinned
+ * are like the driver's: the source is read before the call returns, the destination
+ * is written before it does.
  */
 #ifndef STANDIN_STREAMS_H
 #define STANDIN_STREAMS_H
 
-#include <pthread.h>
+struct CUevent_st {
+	unsigned long recorded, reached;
+	int users; /* operations, and the program until it destroys the event */
+};
 
 enum { CAPTURE_UNSUPPORTED = 900, CAPTURE_UNMATCHED = 903, NOT_SUPPORTED = 801 };
 
-#define ARGS_MAX 256
-
-/* A copy, or a launch if there is a function. */
-struct op {
-	CUfunction f;
-	CUdeviceptr to, from;
-	size_t n;
-	unsigned blocks, threads, shared;
-	char args[ARGS_MAX];
-};
-
-struct CUgraph_st {
-	int n;
-	struct op ops[8];
-};
-
-struct CUgraphExec_st {
-	struct CUgraph_st graph;
+struct operation {
+	struct operation *next;
+	enum { COPY, RUN, RECORD, AWAIT, STOP } kind;
+	void *to;
+	const void *from;
+	size_t bytes;
+	void *staged; /* to be freed */
+	struct CUevent_st *event;
+	unsigned long mark;
+	CUfunction kernel;
+	unsigned grid, block, shared;
+	char args[256]; /* one struct by value */
 };
 
 struct CUstream_st {
-	struct op *late; /* those begun and not done are [done, begun) */
-	size_t done, begun, room;
-	CUgraph capture; /* NULL: nothing is captured */
-	CUstream next;
+	struct operation *first, *last;
+	int busy;
+	struct CUgraph_st *capture; /* NULL: nothing is captured */
+	int device;
+	pthread_t thread;
+	struct CUstream_st *next;
 };
 
-struct CUevent_st {
-	CUstream stream;
-	size_t begun;
-};
+/* One lock for streams and events: a stand-in need not be fast. */
+static pthread_mutex_t works = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
+static pthread_mutex_t kernels = PTHREAD_MUTEX_INITIALIZER; /* they are functions over globals */
+static struct CUstream_st *streams;
 
-static pthread_mutex_t order = PTHREAD_MUTEX_INITIALIZER;
-static CUstream streams;
-
-static void perform_launch(const struct op *o);
-
-static void perform_op(const struct op *o)
+static void unuse(struct CUevent_st *e)
 {
-	if (o->f)
-		perform_launch(o);
-	else
-		memmove((void *)o->to, (void *)o->from, o->n);
+	if (--e->users == 0)
+		free(e);
 }
 
-static void flush_to(CUstream s, size_t until)
+static void quiet(void)
 {
-	for (; s->done < until; s->done++)
-		perform_op(&s->late[s->done % s->room]);
-}
-
-/* What was begun on a stream happens now. */
-static void flush(CUstream s)
-{
-	pthread_mutex_lock(&order);
-	flush_to(s, s->begun);
-	pthread_mutex_unlock(&order);
-}
-
-static void flush_all(void)
-{
-	pthread_mutex_lock(&order);
-	for (CUstream s = streams; s; s = s->next)
-		flush_to(s, s->begun);
-	pthread_mutex_unlock(&order);
-}
-
-#define LATE_MAX 512
-
-/* Captures an operation, or begins it: at once, or as late as may be. */
-static CUresult begin(CUstream s, const struct op *o, int late)
-{
-	if (s->capture && s->capture->n == 8)
-		return NOT_SUPPORTED;
-	if (s->capture) {
-		s->capture->ops[s->capture->n++] = *o;
-		return 0;
+	pthread_mutex_lock(&works);
+	for (struct CUstream_st *s = streams; s;) {
+		if (!s->first && !s->busy) {
+			s = s->next;
+			continue;
+		}
+		pthread_cond_wait(&moved, &works);
+		s = streams;
 	}
-	pthread_mutex_lock(&order);
-	if (!s->late)
-		s->late = calloc(s->room = LATE_MAX, sizeof *s->late);
-	if (s->begun - s->done == s->room)
-		flush_to(s, s->done + 1);
-	s->late[s->begun++ % s->room] = *o;
-	if (!late)
-		flush_to(s, s->begun);
-	pthread_mutex_unlock(&order);
+	pthread_mutex_unlock(&works);
+}
+
+static void run(const struct operation *o)
+{
+	pthread_mutex_lock(&kernels);
+	ring.late_loads = ring.late_stores = 1;
+	ring.size = o->shared;
+	ring.memory = aligned_alloc(16, o->shared + 16);
+	sl_at = (struct sl_at){0, 0, o->block, o->grid};
+	for (sl_at.bid = 0; sl_at.bid < o->grid; sl_at.bid++)
+		for (sl_at.tid = 0; sl_at.tid < o->block; sl_at.tid++)
+			o->kernel->run(o->args);
+	free(ring.memory);
+	pthread_mutex_unlock(&kernels);
+}
+
+/* What a device does, outside of the lock. */
+static void carry_out(const struct operation *o)
+{
+	unsigned us = WORD(delay_us);
+
+	if (us && (o->kind == COPY || o->kind == RUN))
+		usleep(us);
+	while (o->kind == COPY && o->bytes == 13 && WORD(hold))
+		usleep(200);
+	if (sick[0]) /* a device that has faulted does nothing any more */
+		return;
+	if (o->kind == RUN)
+		run(o);
+	if (o->kind == COPY)
+		memcpy(o->to, o->from, o->bytes);
+}
+
+/* An operation that is told to fail ends the use of the device, as a fault does. */
+static void chance(const struct operation *o)
+{
+	if ((o->kind == COPY || o->kind == RUN) && WORD(fault_after) && COUNT(fault_after, -1) == 1)
+		sick[0] = (int)WORD(fault_result);
+}
+
+static void *stream_thread(void *arg)
+{
+	struct CUstream_st *s = arg;
+
+	for (int stop = 0; !stop;) {
+		struct operation *o;
+
+		pthread_mutex_lock(&works);
+		while (!s->first)
+			pthread_cond_wait(&moved, &works);
+		o = s->first;
+		s->busy = 1;
+		while (o->kind == AWAIT && o->event->reached < o->mark)
+			pthread_cond_wait(&moved, &works);
+		pthread_mutex_unlock(&works);
+		chance(o);
+		carry_out(o);
+		pthread_mutex_lock(&works);
+		s->first = o->next;
+		s->busy = 0;
+		stop = o->kind == STOP;
+		if (o->kind == RECORD && o->event->reached < o->mark)
+			o->event->reached = o->mark;
+		if (o->event)
+			unuse(o->event);
+		pthread_cond_broadcast(&moved);
+		pthread_mutex_unlock(&works);
+		free(o->staged);
+		free(o);
+	}
+	return NULL;
+}
+
+/* The lock is held. */
+static void push(struct CUstream_st *s, struct operation o)
+{
+	struct operation *own = malloc(sizeof *own);
+
+	*own = o;
+	own->next = NULL;
+	if (own->event)
+		own->event->users++;
+	if (s->first)
+		s->last->next = own;
+	else
+		s->first = own;
+	s->last = own;
+	pthread_cond_broadcast(&moved);
+}
+
+static CUresult record(struct CUgraph_st *g, const struct operation *o);
+
+static CUresult enqueue(struct CUstream_st *s, struct operation o)
+{
+	if (!s)
+		return INVALID_VALUE;
+	if (s->capture)
+		return record(s->capture, &o);
+	pthread_mutex_lock(&works);
+	push(s, o);
+	pthread_mutex_unlock(&works);
 	return 0;
 }
 
-static CUstream stream_open(void)
+CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority)
 {
-	CUstream s = calloc(1, sizeof *s);
+	struct CUstream_st *s;
 
-	pthread_mutex_lock(&order);
+	CONTEXT();
+	if (flags != CU_STREAM_NON_BLOCKING || priority > 0 || priority < -5)
+		return INVALID_VALUE;
+	s = calloc(1, sizeof *s);
+	s->device = current->device;
+	pthread_mutex_lock(&works);
 	s->next = streams;
 	streams = s;
-	pthread_mutex_unlock(&order);
-	return s;
+	pthread_mutex_unlock(&works);
+	if (pthread_create(&s->thread, NULL, stream_thread, s))
+		return OUT_OF_MEMORY;
+	COUNT(streams, 1);
+	*out = s;
+	return 0;
 }
 
-static void stream_close(CUstream s)
+CUresult cuStreamDestroy_v2(CUstream s)
 {
-	flush(s);
-	pthread_mutex_lock(&order);
-	for (CUstream *p = &streams; *p; p = &(*p)->next)
+	if (!s)
+		return INVALID_VALUE;
+	enqueue(s, (struct operation){.kind = STOP});
+	pthread_join(s->thread, NULL);
+	pthread_mutex_lock(&works);
+	for (struct CUstream_st **p = &streams; *p; p = &(*p)->next)
 		if (*p == s) {
 			*p = s->next;
 			break;
 		}
-	pthread_mutex_unlock(&order);
-	free(s->late);
+	pthread_mutex_unlock(&works);
 	free(s);
+	COUNT(streams, -1);
+	return 0;
 }
 
-CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s)
+CUresult cuStreamSynchronize(CUstream s)
 {
-	struct op o = {.to = to, .from = from, .n = n};
-
 	CONTEXT();
-	return s && to && from ? begin(s, &o, 1) : INVALID_VALUE;
-}
-
-CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *n, size_t count, CUmemcpyAttributes *how, size_t *first,
-			    size_t hows, size_t *failed, CUstream s)
-{
-	int rc = 0;
-
-	CONTEXT();
-	if (setting("STANDIN_DRIVER", 12040) < 12080)
-		return NOT_SUPPORTED;
-	if (!s || !count || hows != 1 || *first || how->srcAccessOrder != CU_MEMCPY_SRC_ACCESS_ORDER_STREAM || how->flags)
-		return INVALID_VALUE;
-	if (s->capture)
-		return NOT_SUPPORTED;
-	for (*failed = 0; *failed < count && !rc; ++*failed)
-		rc = n[*failed] ? cuMemcpyAsync(to[*failed], from[*failed], n[*failed], s) : INVALID_VALUE;
-	return rc;
+	if (!s || s->capture)
+		return s ? CAPTURE_UNSUPPORTED : INVALID_VALUE;
+	pthread_mutex_lock(&works);
+	while (s->first || s->busy)
+		pthread_cond_wait(&moved, &works);
+	pthread_mutex_unlock(&works);
+	return (CUresult)sick[0];
 }
 
 CUresult cuEventCreate(CUevent *e, unsigned flags)
 {
 	CONTEXT();
+	if (flags & ~(unsigned)(CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING))
+		return INVALID_VALUE;
 	*e = calloc(1, sizeof **e);
-	return flags == CU_EVENT_DISABLE_TIMING ? 0 : INVALID_VALUE;
-}
-
-CUresult cuEventRecord(CUevent e, CUstream s)
-{
-	CONTEXT();
-	*e = (struct CUevent_st){s, s->begun};
-	return 0;
-}
-
-CUresult cuEventSynchronize(CUevent e)
-{
-	CONTEXT();
-	if (!e->stream)
-		return 0;
-	pthread_mutex_lock(&order);
-	flush_to(e->stream, e->begun);
-	pthread_mutex_unlock(&order);
+	(*e)->users = 1;
+	COUNT(events, 1);
 	return 0;
 }
 
 CUresult cuEventDestroy_v2(CUevent e)
 {
-	CONTEXT();
-	free(e);
+	pthread_mutex_lock(&works);
+	unuse(e);
+	pthread_mutex_unlock(&works);
+	COUNT(events, -1);
 	return 0;
 }
 
-CUresult cuStreamBeginCapture_v2(CUstream s, CUstreamCaptureMode mode)
+CUresult cuEventRecord(CUevent e, CUstream s)
 {
 	CONTEXT();
-	if (!s || s->capture || mode != CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+	if (!e || !s)
 		return INVALID_VALUE;
-	s->capture = calloc(1, sizeof *s->capture);
+	pthread_mutex_lock(&works);
+	push(s, (struct operation){.kind = RECORD, .event = e, .mark = ++e->recorded});
+	pthread_mutex_unlock(&works);
 	return 0;
 }
 
-CUresult cuStreamEndCapture(CUstream s, CUgraph *g)
+CUresult cuEventSynchronize(CUevent e)
 {
+	unsigned long mark;
+
 	CONTEXT();
-	*g = s->capture;
-	s->capture = NULL;
-	return *g ? 0 : CAPTURE_UNMATCHED;
+	pthread_mutex_lock(&works);
+	for (mark = e->recorded; e->reached < mark;)
+		pthread_cond_wait(&moved, &works);
+	pthread_mutex_unlock(&works);
+	return (CUresult)sick[0];
 }
 
-CUresult cuGraphInstantiateWithFlags(CUgraphExec *e, CUgraph g, unsigned long long flags)
+CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags)
 {
 	CONTEXT();
-	if (!g->n || flags)
+	if (!s || !e || flags)
 		return INVALID_VALUE;
-	*e = malloc(sizeof **e);
-	(*e)->graph = *g;
+	pthread_mutex_lock(&works);
+	push(s, (struct operation){.kind = AWAIT, .event = e, .mark = e->recorded});
+	pthread_mutex_unlock(&works);
 	return 0;
 }
 
-CUresult cuGraphLaunch(CUgraphExec e, CUstream s)
+/* Refused calls are told to the caller alone. */
+static CUresult refused(void)
 {
-	int rc = 0;
+	return WORD(refuse_after) && COUNT(refuse_after, -1) == 1 ? (CUresult)WORD(refuse_result) : 0;
+}
 
-	CONTEXT();
-	if (!e || !s || s->capture)
+static CUresult copy_from_host(CUdeviceptr to, const void *from, size_t n, CUstream s)
+{
+	struct operation o = {.kind = COPY, .to = (void *)to, .from = from, .bytes = n};
+
+	if (!is(PINNED, (unsigned long)from, n)) {
+		o.from = o.staged = malloc(n);
+		memcpy(o.staged, from, n);
+	}
+	return enqueue(s, o);
+}
+
+static CUresult copy_to_host(void *to, CUdeviceptr from, size_t n, CUstream s)
+{
+	CUresult rc = enqueue(s, (struct operation){.kind = COPY, .to = to, .from = (void *)from, .bytes = n});
+
+	return rc || is(PINNED, (unsigned long)to, n) ? rc : cuStreamSynchronize(s);
+}
+
+#define COPIES() \
+	do { \
+		CUresult no; \
+		CONTEXT(); \
+		no = refused(); \
+		if (no) \
+			return no; \
+		COUNT(copies, 1); \
+	} while (0)
+
+/* Pinned memory has an address on the device as well. */
+static int reached(CUdeviceptr at, size_t n) { return is(DEVICE, at, n) || is(PINNED, at, n); }
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t n, CUstream s)
+{
+	COPIES();
+	return reached(to, n) && !is(DEVICE, (unsigned long)from, 1) ? copy_from_host(to, from, n, s) : INVALID_VALUE;
+}
+
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t n, CUstream s)
+{
+	COPIES();
+	return reached(from, n) && !is(DEVICE, (unsigned long)to, 1) ? copy_to_host(to, from, n, s) : INVALID_VALUE;
+}
+
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s)
+{
+	COPIES();
+	if (!is(DEVICE, to, n) || !is(DEVICE, from, n))
 		return INVALID_VALUE;
-	for (int i = 0; i < e->graph.n; i++)
-		if (e->graph.ops[i].f && e->graph.ops[i].shared > e->graph.ops[i].f->shared)
-			return INVALID_VALUE;
-	for (int i = 0; i < e->graph.n && !rc; i++)
-		rc = begin(s, &e->graph.ops[i], 1);
-	return rc;
+	return enqueue(s, (struct operation){.kind = COPY, .to = (void *)to, .from = (void *)from, .bytes = n});
 }
 
-CUresult cuGraphExecDestroy(CUgraphExec e)
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s)
 {
-	CONTEXT();
-	free(e);
-	return 0;
+	COPIES();
+	if (is(DEVICE, to, n) && is(DEVICE, from, n))
+		return enqueue(s, (struct operation){.kind = COPY, .to = (void *)to, .from = (void *)from, .bytes = n});
+	if (is(DEVICE, to, n))
+		return copy_from_host(to, (void *)from, n, s);
+	return is(DEVICE, from, n) ? copy_to_host((void *)to, from, n, s) : INVALID_VALUE;
 }
 
-CUresult cuGraphDestroy(CUgraph g)
+#ifndef STANDIN_OLD
+CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *n, size_t count, CUmemcpyAttributes *a, size_t *first,
+			    size_t attributes, size_t *failed, CUstream s)
 {
 	CONTEXT();
-	free(g);
+	*failed = SIZE_MAX;
+	if (!count || attributes != 1 || first[0] || a->srcAccessOrder != CU_MEMCPY_SRC_ACCESS_ORDER_STREAM || !s)
+		return INVALID_VALUE;
+	COUNT(batches, 1);
+	for (size_t i = 0; i < count; i++) {
+		CUresult rc = n[i] ? cuMemcpyAsync(to[i], from[i], n[i], s) : INVALID_VALUE;
+
+		if (rc) {
+			*failed = i;
+			return rc;
+		}
+	}
 	return 0;
+}
+#endif
+
+CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+			unsigned shared, CUstream s, void **params, void **extra)
+{
+	struct operation o = {.kind = RUN, .kernel = f, .grid = gx, .block = bx, .shared = shared};
+	CUresult no;
+
+	CONTEXT();
+	if (!f || !gx || gy != 1 || gz != 1 || !bx || bx > f->threads || by != 1 || bz != 1 || shared > f->shared || !s || extra)
+		return INVALID_VALUE;
+	no = refused();
+	if (no)
+		return no;
+	COUNT(launches, 1);
+	memcpy(o.args, params[0], f->args);
+	return enqueue(s, o);
 }
 
 #endif

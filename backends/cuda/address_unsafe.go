@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import "unsafe"
+
+// addressOf says where memory outside the Go heap lies.
+func addressOf(mem []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))) }

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"fmt"
+	"math/bits"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/cuda"
+	"github.com/sluicehq/sluice/internal/keys"
+)
+
+// Config bounds the backend. The zero value is useful.
+type Config struct {
+	Library string // a path of libcuda; "" is the system's libcuda.so.1
+	Devices []int  // ordinals, as CUDA counts; nil: all
+
+	// Budget is what the gather kernel may take of a card for one SubmitPages: multiprocessors, or
+	// bytes under way. Zero: no kernel runs, and entries are gathered by a processor where they
+	// come from or go to dense memory of a device, else copied one by one; Explain says so.
+	Budget cuda.Budget
+
+	Streams    int // that batches of a device share; default 4, at most 32
+	Gated      int // batches of a device that wait for events at a time; default 32, at most 256
+	BatchesMax int // outstanding batches, and messages that wait in a receiver; a power of two, default 1,024
+	MessageMax int // bytes of a notification; default 64 KiB
+	KeysMax    int // registrations; default and at most 1,048,576
+}
+
+const (
+	descsMax    = 4096
+	pagesMax    = 32 << 10
+	placesCount = 8        // launches of a device under way
+	entryMax    = 16 << 10 // bytes of an entry, from where on the copy engine does better than the kernel
+	stageHalf   = 512 << 10
+)
+
+func (c Config) withDefaults() (Config, error) {
+	for _, f := range []struct {
+		name              string
+		field             *int
+		value, from, most int
+	}{
+		{"Streams", &c.Streams, 4, 1, 32},
+		{"Gated", &c.Gated, 32, 1, 256},
+		{"BatchesMax", &c.BatchesMax, 1024, 1, 1 << 16},
+		{"MessageMax", &c.MessageMax, 64 << 10, 1, 1 << 30},
+		{"KeysMax", &c.KeysMax, keys.Limit, 1, keys.Limit},
+	} {
+		if *f.field == 0 {
+			*f.field = f.value
+		}
+		if *f.field < f.from || *f.field > f.most {
+			return c, fmt.Errorf("Config.%s is %d, want %d to %d: %w", f.name, *f.field, f.from, f.most, backends.ErrBounds)
+		}
+	}
+	if bits.OnesCount(uint(c.BatchesMax)) != 1 {
+		return c, fmt.Errorf("Config.BatchesMax is %d, want a power of two: %w", c.BatchesMax, backends.ErrBounds)
+	}
+	if c.Budget.SMs < 0 || c.Budget.SMs > 0 && c.Budget.InFlight > 0 {
+		return c, fmt.Errorf("Config.Budget is %d multiprocessors and %d bytes, want one of them: %w", c.Budget.SMs, c.Budget.InFlight, backends.ErrBounds)
+	}
+	return c, nil
+}
+
+// kernels reports whether the gather kernel may run.
+func (c *Config) kernels() bool { return c.Budget.SMs > 0 || c.Budget.InFlight > 0 }

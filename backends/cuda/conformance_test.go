@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/cuda"
+	"github.com/sluicehq/sluice/internal/fakecuda"
+)
+
+// driver is the stand-in of libcuda, nil on a machine with a card: SLUICE_LIBCUDA names its library.
+var driver *fakecuda.Library
+
+func libraryPath() string {
+	if driver != nil {
+		return driver.Path
+	}
+	return os.Getenv("SLUICE_LIBCUDA")
+}
+
+func TestMain(m *testing.M) {
+	if os.Getenv("SLUICE_LIBCUDA") == "" {
+		if err := openDriver(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	backendtest.Main(m, upHarness, downHarness, withinHarness)
+}
+
+// flagsVariable names flags for the build of the stand-in, to a test that runs alone.
+const flagsVariable = "SLUICE_STANDIN_FLAGS"
+
+func openDriver() (err error) {
+	if driver, err = fakecuda.Build(strings.Fields(os.Getenv(flagsVariable))...); err != nil {
+		return err
+	}
+	defer driver.Remove()
+	if err := errors.Join(os.Setenv("STANDIN_PANEL", driver.Panel), os.Setenv("STANDIN_DEVICES", "2")); err != nil {
+		return err
+	}
+	return csrc.LoadCUDA(driver.Path) // and then the file may go
+}
+
+// harness is small limits and the kernel.
+func harness(name string, local, remote backendtest.Allocator, w backendtest.Wiring) backendtest.Harness {
+	return backendtest.Harness{
+		Name: name, Local: local, Remote: remote, Wirings: w,
+		New: func() (backends.Backend, error) {
+			b, err := New(testConfig())
+			if err != nil {
+				return nil, err
+			}
+			return b, nil
+		},
+	}
+}
+
+func testConfig() Config {
+	return Config{Library: libraryPath(), BatchesMax: 256, Budget: cuda.Budget{SMs: 2}}
+}
+
+var (
+	upHarness     = harness("up", nil, hbm, 0)
+	downHarness   = harness("down", hbm, nil, backendtest.Self)
+	withinHarness = harness("within", hbm, hbm, backendtest.Pair)
+)
+
+func TestDRAMToHBM(t *testing.T) { backendtest.Run(t, upHarness) }
+func TestHBMToDRAM(t *testing.T) { backendtest.Run(t, downHarness) }
+func TestHBMToHBM(t *testing.T)  { backendtest.Run(t, withinHarness) }
+
+func BenchmarkDRAMToHBM(b *testing.B) { backendtest.Benchmark(b, upHarness) }
+func BenchmarkHBMToHBM(b *testing.B)  { backendtest.Benchmark(b, withinHarness) }
+
+// card is the test's own way to memory of devices, which is not the backend's.
+var card struct {
+	sync.Mutex
+	open map[int]*csrc.CUDADevice
+}
+
+func openCard(ordinal int) (*csrc.CUDADevice, error) {
+	card.Lock()
+	defer card.Unlock()
+	if d := card.open[ordinal]; d != nil {
+		return d, nil
+	}
+	if err := csrc.LoadCUDA(libraryPath()); err != nil {
+		return nil, err
+	}
+	d, err := csrc.OpenCUDA(ordinal)
+	if err != nil {
+		return nil, err
+	}
+	if card.open == nil {
+		card.open = map[int]*csrc.CUDADevice{}
+	}
+	card.open[ordinal] = d
+	return d, nil
+}
+
+// hbm makes memory of the first device.
+func hbm(n uint64) (*backendtest.Space, error) { return hbmOn(0, n) }
+
+func hbmOn(ordinal int, n uint64) (*backendtest.Space, error) {
+	d, err := openCard(ordinal)
+	if err != nil {
+		return nil, err
+	}
+	at, err := d.Alloc(n)
+	if err != nil {
+		return nil, err
+	}
+	seg := backends.Segment{Kind: backends.HBM, Len: n, Addr: at, Device: ordinal}
+	s := &backendtest.Space{Segment: seg, Bytes: deviceBytes{d, at, n}, Free: func() error { return d.Free(at) }}
+	_, err = s.Bytes.WriteAt(make([]byte, n), 0)
+	return s, err
+}
+
+// deviceBytes looks into memory of a device.
+type deviceBytes struct {
+	d     *csrc.CUDADevice
+	at, n uint64
+}
+
+func (b deviceBytes) ReadAt(p []byte, off int64) (int, error) {
+	if err := b.bound(p, off); err != nil || len(p) == 0 {
+		return 0, err
+	}
+	return len(p), b.d.Read(p, b.at+uint64(off))
+}
+
+func (b deviceBytes) WriteAt(p []byte, off int64) (int, error) {
+	if err := b.bound(p, off); err != nil || len(p) == 0 {
+		return 0, err
+	}
+	return len(p), b.d.Write(b.at+uint64(off), p)
+}
+
+func (b deviceBytes) bound(p []byte, off int64) error {
+	if off < 0 || uint64(off)+uint64(len(p)) > b.n {
+		return fmt.Errorf("%d bytes at %d of %d of device memory: %w", len(p), off, b.n, backends.ErrBounds)
+	}
+	return nil
+}

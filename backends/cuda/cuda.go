@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cuda moves bytes between HBM and DRAM, and between HBM and HBM, within one process:
+// batches of copies by the copy engines, and patterns of small entries by the gather kernel of
+// package cuda beside this one. It has run against a software stand-in of the driver alone, not
+// yet on a card.
+//
+// A backend (cuda.go) has devices (device.go), memories (memory.go, pins.go), and peers (peer.go), which
+// turn batches into copies (submit.go, pages.go) on streams of a device. A thread of C for each
+// stream waits for their ends and puts them into a ring, from where whoever comes first takes
+// them (finish.go): Poll, a fence, or, where a message waits for its data (notify.go), a goroutine.
+// Streams of the program can be ordered with transfers (order.go).
+//
+// Proof that nothing lands later: the event behind the last copy of a batch. A fence lets nobody in
+// with an older token, has batches drop what is not yet on a stream, and waits for those events.
+// There is no other hand, since peers are in this process.
+package cuda
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/park"
+)
+
+// Backend moves bytes between memory of devices and of the host. All methods may be called by any
+// goroutine; Poll and Receive as package backends says.
+type Backend struct {
+	cfg      Config
+	addr     string
+	owner    keys.Owner
+	devices  []*device
+	ends     *csrc.CUDAEnds
+	wake     *park.Event // of the program
+	heed     *park.Event // of the attendant
+	attended chan struct{}
+	memories keys.Table[memory]
+	gates    gates
+	closed   atomic.Bool
+
+	closing atomic.Bool // nobody is left to attend to
+
+	open     sync.RWMutex // held for reading by what uses devices and is no batch
+	starting sync.RWMutex // held for reading while a batch goes on a stream
+
+	reaping sync.Mutex // held by who takes ends off the ring; guards what follows
+	done    []csrc.Done
+	ready   queue
+	down    bool // the ring is gone; waking, too
+
+	waking sync.Mutex // held by who wakes the sleeper, last of all locks
+
+	taken   atomic.Int64 // tags that have not been polled
+	news    atomic.Bool  // something for the sleeper that is not in a queue
+	starved atomic.Bool  // a Submit of ours found the receiver full
+
+	mu      sync.Mutex // guards what follows
+	jobs    []*job
+	free    []*job
+	scratch [][]csrc.CUDAPiece
+	peers   map[*peer]struct{} // ours to others
+	senders map[*peer]struct{} // others' to us
+
+	counters [backends.CountersMax]counter
+
+	inboxMu  sync.Mutex
+	inbox    []backends.Message
+	promised atomic.Int64 // messages in the inbox or on their way
+}
+
+// registry finds the backends of this process by Addr.
+var registry = struct {
+	sync.RWMutex
+	byAddr map[string]*Backend
+}{byAddr: map[string]*Backend{}}
+
+// New opens the devices. Where driver or device is missing, or too old, the error is a
+// *backends.UnavailableError.
+func New(cfg Config) (*Backend, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("open cuda backend: %w", err)
+	}
+	if err := csrc.LoadCUDA(cfg.Library); err != nil {
+		return nil, err
+	}
+	b := &Backend{
+		cfg: cfg, addr: "cuda:" + rand.Text(), owner: keys.NewOwner(), attended: make(chan struct{}),
+		memories: keys.Table[memory]{Most: cfg.KeysMax}, done: make([]csrc.Done, 64),
+		ready: queue{places: make([]backends.Completion, cfg.BatchesMax)},
+		peers: map[*peer]struct{}{}, senders: map[*peer]struct{}{},
+	}
+	for i := range cfg.BatchesMax {
+		b.jobs = append(b.jobs, &job{b: b, number: i})
+	}
+	b.free = append(b.free, b.jobs...)
+	if err := b.start(); err != nil {
+		b.stop()
+		return nil, err
+	}
+	go b.attend()
+	registry.Lock()
+	registry.byAddr[b.addr] = b
+	registry.Unlock()
+	return b, nil
+}
+
+func (b *Backend) start() (err error) {
+	if b.wake, err = park.NewEvent(); err != nil {
+		return fmt.Errorf("open cuda backend: %w", err)
+	}
+	if b.heed, err = park.NewEvent(); err != nil {
+		return fmt.Errorf("open cuda backend: %w", err)
+	}
+	if b.ends, err = csrc.NewCUDAEnds(b.cfg.BatchesMax, b.wake.FD(), b.heed.FD()); err != nil {
+		return err
+	}
+	return b.openDevices()
+}
+
+// stop gives back what start and openDevices have made. No batch is under way.
+func (b *Backend) stop() error {
+	var errs []error
+	for _, d := range b.devices {
+		d.close()
+	}
+	b.goDown()
+	for _, e := range []*park.Event{b.wake, b.heed} {
+		if e != nil {
+			errs = append(errs, e.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// goDown gives the ring back, after what was in it. No thread is left that could end a batch.
+func (b *Backend) goDown() {
+	b.reaping.Lock()
+	defer b.reaping.Unlock()
+	if b.ends != nil {
+		b.reap()
+	}
+	b.waking.Lock()
+	defer b.waking.Unlock()
+	b.down = true
+	if b.ends != nil {
+		b.ends.Close()
+	}
+}
+
+// Caps implements backends.Backend.
+func (b *Backend) Caps() backends.Caps {
+	return backends.Caps{
+		Name: "cuda", Reach: backends.InProcess,
+		Pairs: backends.Pairs{
+			backends.DRAM: backends.KindsOf(backends.HBM),
+			backends.HBM:  backends.KindsOf(backends.HBM, backends.DRAM),
+		},
+		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: b.cfg.MessageMax,
+		Cost: backends.Cost{Setup: 8000, PerPiece: 800, Rate: 25e9},
+	}
+}
+
+// Addr implements backends.Backend.
+func (b *Backend) Addr() []byte { return []byte(b.addr) }
+
+// FD implements backends.Armer.
+func (b *Backend) FD() int { return b.wake.FD() }
+
+// Arm implements backends.Armer. The flag goes up before the look, and whoever brings
+// something looks at the flag afterwards: one of the two sees the other.
+func (b *Backend) Arm() (bool, error) {
+	if b.closed.Load() {
+		return false, backends.ErrClosed
+	}
+	b.reaping.Lock()
+	defer b.reaping.Unlock()
+	if b.down {
+		return false, backends.ErrClosed
+	}
+	ready := b.ends.Arm() || b.ready.n > 0
+	b.inboxMu.Lock()
+	defer b.inboxMu.Unlock()
+	return ready || len(b.inbox) > 0 || b.news.Swap(false), nil
+}
+
+// signal wakes who sleeps on FD.
+func (b *Backend) signal() {
+	b.waking.Lock()
+	defer b.waking.Unlock()
+	if !b.down && b.ends.Disarm() {
+		_ = b.wake.Signal() // fails only when closed: nobody sleeps any more
+	}
+}
+
+// Poll implements backends.Backend.
+func (b *Backend) Poll(done []backends.Completion) (int, error) {
+	b.reaping.Lock()
+	defer b.reaping.Unlock()
+	b.reap()
+	n := b.ready.take(done)
+	b.taken.Add(int64(-n))
+	if n == 0 && b.closed.Load() {
+		return 0, backends.ErrClosed
+	}
+	return n, nil
+}
+
+// Close implements backends.Backend.
+func (b *Backend) Close() error {
+	if !b.closed.CompareAndSwap(false, true) {
+		return nil
+	}
+	registry.Lock()
+	delete(registry.byAddr, b.addr)
+	registry.Unlock()
+	b.open.Lock() // who registers is done, or sees closed
+	b.open.Unlock()
+	b.mu.Lock()
+	ours, theirs := listOf(b.peers), listOf(b.senders)
+	b.mu.Unlock()
+	for _, p := range ours {
+		_ = p.Close()
+	}
+	for _, p := range theirs {
+		p.lose()
+		p.settle() // its batches may use our memory
+	}
+	for _, m := range b.memories.All() {
+		_ = m.Close()
+	}
+	b.open.Lock() // nobody uses a device any more, and closed keeps others out
+	defer b.open.Unlock()
+	b.closing.Store(true)
+	_ = b.heed.Signal()
+	<-b.attended
+	return b.stop()
+}
+
+func listOf(set map[*peer]struct{}) (list []*peer) {
+	for p := range set {
+		list = append(list, p)
+	}
+	return list
+}
+
+var _ interface {
+	backends.Backend
+	backends.Receiver
+	backends.Counting
+	backends.Armer
+	backends.Fencer
+} = (*Backend)(nil)
+
+var _ interface {
+	backends.Peer
+	backends.Canceler
+	backends.Pager
+	backends.Notifier
+	backends.Counter
+	backends.Watcher
+	backends.Explainer
+} = (*peer)(nil)

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/cuda"
+)
+
+// device is a card with its streams.
+type device struct {
+	ordinal int
+	index   int // in Backend.devices
+	facts   csrc.CUDAFacts
+	mover   *csrc.CUDAMover
+	kernels *cuda.Kernels  // nil: none may run
+	loads   []atomic.Int32 // batches on each shared stream
+
+	mu     sync.Mutex // guards what follows
+	gated  []bool     // lanes that are taken
+	places []*csrc.CUDAPlace
+	free   []*csrc.CUDAPlace
+}
+
+func (b *Backend) openDevices() error {
+	count, err := csrc.CUDADevices()
+	if err != nil {
+		return err
+	}
+	ordinals := b.cfg.Devices
+	if ordinals == nil {
+		for i := range count {
+			ordinals = append(ordinals, i)
+		}
+	}
+	for _, o := range ordinals {
+		if b.device(o) != nil {
+			return fmt.Errorf("open cuda backend: Config.Devices names %d twice: %w", o, backends.ErrBounds)
+		}
+		d, err := b.openDevice(o)
+		if err != nil {
+			return err
+		}
+		d.index = len(b.devices)
+		b.devices = append(b.devices, d)
+	}
+	if len(b.devices) == 0 {
+		return fmt.Errorf("open cuda backend: Config.Devices is empty: leave it nil for all: %w", backends.ErrBounds)
+	}
+	return nil
+}
+
+func (b *Backend) openDevice(ordinal int) (*device, error) {
+	one, err := csrc.OpenCUDA(ordinal)
+	if err != nil {
+		return nil, err
+	}
+	d := &device{ordinal: ordinal, facts: one.Facts(), loads: make([]atomic.Int32, b.cfg.Streams), gated: make([]bool, b.cfg.Gated)}
+	if err := one.Close(); err != nil {
+		return nil, err
+	}
+	if d.mover, err = csrc.OpenCUDAMover(ordinal, b.ends, b.cfg.BatchesMax, b.cfg.Streams, b.cfg.Gated); err != nil {
+		return nil, err
+	}
+	if b.cfg.kernels() {
+		card := cuda.Card{Compute: d.facts.Compute, Driver: d.facts.Driver, SMs: d.facts.SMs, Shared: d.facts.Shared}
+		if d.kernels, err = cuda.LoadKernels(card, d.mover.Load); err != nil {
+			d.mover.Close()
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+// close gives the device back. Nothing is under way on it.
+func (d *device) close() {
+	for _, p := range d.places {
+		d.mover.Displace(*p)
+	}
+	d.mover.Close()
+}
+
+// device finds one by its ordinal, nil: it is not ours.
+func (b *Backend) device(ordinal int) *device {
+	for _, d := range b.devices {
+		if d.ordinal == ordinal {
+			return d
+		}
+	}
+	return nil
+}
+
+// lane takes the shared stream with the fewest batches, so that short ones need not queue behind
+// long ones as long as there is another.
+func (d *device) lane() int {
+	best := 0
+	for i := range d.loads {
+		if d.loads[i].Load() < d.loads[best].Load() {
+			best = i
+		}
+	}
+	d.loads[best].Add(1)
+	return best
+}
+
+// gatedLane takes a stream that no other batch waits on, or answers backends.ErrFull: a batch whose
+// event is late must not hold others up, least of all those that the event waits for.
+func (d *device) gatedLane() (number, lane int, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i, taken := range d.gated {
+		if taken {
+			continue
+		}
+		lane, err := d.mover.Gated(i)
+		if err != nil {
+			return 0, 0, err
+		}
+		d.gated[i] = true
+		return i, lane, nil
+	}
+	return 0, 0, backends.ErrFull
+}
+
+func (d *device) ungate(number int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.gated[number] = false
+}
+
+// placeBytes is room for a tally and two lists.
+const placeBytes = tallyRoom + 2*4*pagesMax
+
+// place takes room for indices; made when first needed. backends.ErrFull: all are under way.
+func (d *device) place() (*csrc.CUDAPlace, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if n := len(d.free); n > 0 {
+		p := d.free[n-1]
+		d.free = d.free[:n-1]
+		return p, nil
+	}
+	if len(d.places) == placesCount {
+		return nil, backends.ErrFull
+	}
+	p, err := d.mover.Place(placeBytes)
+	if err != nil {
+		return nil, err
+	}
+	d.places = append(d.places, &p)
+	return &p, nil
+}
+
+func (d *device) unplace(p *csrc.CUDAPlace) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.free = append(d.free, p)
+}
+
+func (d *device) String() string {
+	return fmt.Sprintf("device %d, %s at %s", d.ordinal, d.facts.Name, d.facts.Bus)
+}

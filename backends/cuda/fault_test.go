@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package cuda
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/fakecuda"
+)
+
+// TestRefusedInMidBatch has the driver refuse one call of a batch: it ends with that piece, once
+// what was before is done, and the device goes on.
+func TestRefusedInMidBatch(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	l, d := r.memory(backendtest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
+	var descs []backends.Desc
+	for i := range uint64(10) {
+		descs = append(descs, backends.Desc{Local: i * 8192, Remote: i * 8192, Len: 4096, LocalKey: l.m.key, RemoteKey: d.key})
+	}
+	want := r.content(d)
+	for _, i := range []int{0, 1, 2, 3, 4, 5} {
+		copy(want[i*8192:][:4096], r.content(l)[i*8192:])
+	}
+	driver.Set(t, fakecuda.RefuseResult, 2)
+	driver.Put(fakecuda.RefuseAfter, 7)
+	if err := r.p.Submit(backends.Write, 1, descs); err != nil {
+		t.Fatal(err)
+	}
+	err := r.end(1)
+	var piece *backends.PieceError
+	var said *csrc.CUDAError
+	if !errors.As(err, &piece) || piece.Piece != 6 || !errors.As(err, &said) || said.Result != 2 {
+		t.Errorf("%v, want piece 6 and the driver's result 2", err)
+	}
+	r.same("what was before the failure", r.content(d), want)
+	r.move(backends.Write, l, d, backends.Desc{Len: 1 << 20})
+	r.same("after a failure", r.content(d), r.content(l))
+	r.refusedLaunch(l, d)
+}
+
+// refusedLaunch has the driver refuse a kernel: its place must come free.
+func (r *rig) refusedLaunch(l, d *place) {
+	r.t.Helper()
+	p := backends.Pages{Count: 64, EntryLen: 656, LocalStride: 656, RemoteStride: 656, LocalKey: l.m.key, RemoteKey: d.key}
+	for i := range uint64(2 * placesCount) {
+		driver.Put(fakecuda.RefuseAfter, 2)
+		if err := r.p.SubmitPages(backends.Write, 100+i, &p, nil); err != nil {
+			r.t.Fatal(err)
+		}
+		var said *csrc.CUDAError
+		if err := r.end(100 + i); !errors.As(err, &said) || said.Call != "gather by kernel" {
+			r.t.Errorf("a launch that was refused: %v", err)
+		}
+	}
+	r.pages(backends.Write, &p, l, d)
+}
+
+// TestFault has the device fault under many batches: each ends once, with what the driver said, and
+// so does what comes later; fences and Close return.
+func TestFault(t *testing.T) {
+	if !alone(t, "") {
+		return
+	}
+	b, err := New(testConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := b.Connect(context.Background(), b.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{t: t, b: b, p: p.(*peer)}
+	l := r.memory(backendtest.ForeignMemory, 1<<20)
+	seg, owner, err := b.AllocDevice(0, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := r.register(seg)
+	d := &place{m: m, key: r.imported(m)}
+	r.move(backends.Write, l, d, backends.Desc{Len: 1 << 20})
+	driver.Set(t, fakecuda.DelayMicros, 500)
+	driver.Put(fakecuda.FaultResult, 700)
+	driver.Put(fakecuda.FaultAfter, 30)
+	outcomes, tags := map[uint64]error{}, 0
+	for tag := uint64(1); tag <= 100; tag++ {
+		if err := r.p.Submit(backends.Write, tag, []backends.Desc{{Len: 64, LocalKey: l.m.key, RemoteKey: d.key}}); err == nil {
+			tags++
+		}
+	}
+	for len(outcomes) < tags {
+		var done [8]backends.Completion
+		n, err := b.Poll(done[:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range done[:n] {
+			if _, twice := outcomes[c.Tag]; twice {
+				t.Fatalf("tag %d ended twice", c.Tag)
+			}
+			outcomes[c.Tag] = c.Err
+		}
+	}
+	bad := 0
+	for tag, err := range outcomes {
+		var said *csrc.CUDAError
+		switch {
+		case err == nil:
+		case errors.As(err, &said) && said.Result == 700:
+			bad++
+		default:
+			t.Errorf("tag %d: %v", tag, err)
+		}
+	}
+	if bad == 0 {
+		t.Errorf("%d batches on a device that faulted, and none failed", tags)
+	}
+	if err := b.Fence(context.Background(), d.m.key); err != nil {
+		t.Errorf("fence: %v", err)
+	}
+	if err := b.Close(); err != nil {
+		t.Logf("close: %v", err) // unpinning fails as all does
+	}
+	_ = owner.Close()
+	if n := driver.Get(fakecuda.Streams) + driver.Get(fakecuda.Events); n != 0 {
+		t.Errorf("%d streams and events are left", n)
+	}
+}
+
+// TestTwoDevices moves between the memories of two devices, also where the peer has opened one only.
+func TestTwoDevices(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	l := r.memory(backendtest.HostMemory, 1<<20)
+	one := r.memory(hbm, 1<<20)
+	two := r.memory(func(n uint64) (*backendtest.Space, error) { return hbmOn(1, n) }, 1<<20)
+	for _, step := range []struct {
+		op      backends.Op
+		from, d *place
+	}{{backends.Write, l, one}, {backends.Write, one, two}, {backends.Read, l, two}, {backends.Read, one, two}} {
+		r.fill(step.from)
+		want := r.content(step.from)
+		if step.op == backends.Read {
+			want = r.content(step.d)
+		}
+		r.move(step.op, step.from, step.d, backends.Desc{Len: 1 << 20})
+		r.same("the local side", r.content(step.from), want)
+		r.same("the remote side", r.content(step.d), want)
+	}
+	p := backends.Pages{Count: 100, EntryLen: 656, LocalStride: 656, RemoteStride: 656, Remote: shuffled(100, 4), LocalKey: one.m.key, RemoteKey: two.key}
+	r.pages(backends.Write, &p, one, two)
+	r.mixed(l, one, two)
+	cfg := testConfig()
+	cfg.Devices = []int{1}
+	other, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	_, err = other.Register(one.space.Segment)
+	sameError(t, "memory of a device that was left out", err, backends.ErrNotSupported)
+}
+
+// mixed has one batch name memory of both devices.
+func (r *rig) mixed(l, one, two *place) {
+	r.t.Helper()
+	r.fill(l)
+	var descs []backends.Desc
+	for i := range uint64(8) {
+		for _, d := range []*place{one, two} {
+			descs = append(descs, backends.Desc{Local: i * 4096, Remote: i * 8192, Len: 4096, LocalKey: l.m.key, RemoteKey: d.key})
+		}
+	}
+	want := r.content(one)
+	for i := range 8 {
+		copy(want[i*8192:][:4096], r.content(l)[i*4096:])
+	}
+	r.tag++
+	if err := r.p.Submit(backends.Write, r.tag, descs); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := r.end(r.tag); err != nil {
+		r.t.Fatal(err)
+	}
+	r.same("the first device", r.content(one), want)
+	for i := range 8 {
+		r.same("the second device", r.content(two)[i*8192:][:4096], want[i*8192:][:4096])
+	}
+}
+
+// TestEngine moves bytes by transfers, as a program does.
+func TestEngine(t *testing.T) {
+	r := newRig(t, testConfig())
+	eng, err := engine.Open(engine.Config{Name: "cuda", Backends: []backends.Backend{r.b}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = eng.Close() })
+	const n = 2 << 20
+	host, err := backendtest.HostMemory(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev, err := hbm(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = eng.Close(); _ = host.Free(); _ = dev.Free() })
+	dram, err := eng.Register("dram", host.Segment)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = eng.Register("kv", dev.Segment)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, d := &place{space: host}, &place{space: dev}
+	r.fill(l)
+	r.transfer(eng, engine.Write, dram, "kv", n)
+	r.same("written by the engine", r.content(d), r.content(l))
+	r.fill(d)
+	r.transfer(eng, engine.Read, dram, "kv", n)
+	r.same("read by the engine", r.content(l), r.content(d))
+}
+
+// transfer runs one transfer of the engine to its end.
+func (r *rig) transfer(eng *engine.Engine, op engine.Op, local *engine.Region, remote string, n uint64) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	self, err := eng.Self()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	m, err := self.Remote(remote)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	t, err := eng.NewTransfer(self, op, engine.Route{Only: "cuda"})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer t.Close()
+	if err := errors.Join(t.Add(local, 0, m, 0, n), t.Post()); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := t.Wait(ctx); err != nil {
+		r.t.Fatal(err)
+	}
+}

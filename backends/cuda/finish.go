@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+)
+
+// queue is completions that wait for Poll, in a ring with a place for each tag.
+type queue struct {
+	places   []backends.Completion
+	first, n int
+}
+
+func (q *queue) put(c backends.Completion) {
+	q.places[(q.first+q.n)%len(q.places)] = c
+	q.n++
+}
+
+func (q *queue) take(done []backends.Completion) int {
+	n := min(len(done), q.n)
+	for i := range n {
+		at := (q.first + i) % len(q.places)
+		done[i], q.places[at] = q.places[at], backends.Completion{}
+	}
+	q.first, q.n = (q.first+n)%len(q.places), q.n-n
+	return n
+}
+
+// reap takes what has ended off the ring. The caller holds reaping.
+func (b *Backend) reap() {
+	if b.down {
+		return
+	}
+	for {
+		n := b.ends.Poll(b.done)
+		for i := range b.done[:n] {
+			b.finish(&b.done[i])
+		}
+		if n < len(b.done) {
+			return
+		}
+	}
+}
+
+// help is reap by somebody who waits for a batch of this backend.
+func (b *Backend) help() {
+	b.reaping.Lock()
+	defer b.reaping.Unlock()
+	b.reap()
+}
+
+// attend takes ends off the ring that nobody may poll for: the messages behind them wait.
+func (b *Backend) attend() {
+	defer close(b.attended)
+	for b.heed.Wait() == nil && !b.closing.Load() {
+		b.help()
+	}
+}
+
+// finish ends a batch. The caller holds reaping.
+func (b *Backend) finish(d *csrc.Done) {
+	j := b.jobs[d.Tag]
+	j.written.Load()
+	p, c := j.p, backends.Completion{Tag: j.tag, Err: j.outcome(d)}
+	if j.letter != nil {
+		b.ends.Heed(-1)
+		p.post(j.letter, c.Err)
+	}
+	j.give()
+	b.ready.put(c)
+	p.unfinished.Add(-1)
+}
+
+func (j *job) outcome(d *csrc.Done) error {
+	if d.Status == 0 {
+		return nil
+	}
+	if why := j.why.Load(); why != nil && d.Status == csrc.CUDACanceled {
+		return *why
+	}
+	err := csrc.CUDAStatus(j.call, d.Status)
+	if d.Piece >= 0 {
+		return &backends.PieceError{Piece: int(d.Piece), Err: err}
+	}
+	return err
+}
+
+// complete ends a tag that was no batch.
+func (b *Backend) complete(c backends.Completion) {
+	b.reaping.Lock()
+	defer b.reaping.Unlock()
+	b.ready.put(c)
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+)
+
+// job is a batch. Jobs are made at the start and reused; their number is what C knows them by.
+type job struct {
+	b      *Backend
+	number int
+
+	live bool // under way; Backend.mu guards it, and what follows from others until then
+	p    *peer
+	tag  uint64
+	why  atomic.Pointer[error] // it was asked to end early
+
+	written atomic.Bool // all of it is: stored before C has it, loaded when C has given it back
+
+	dev    *device
+	views  []view
+	events []uint64 // that it waits for
+	letter *letter
+	shared int // stream that it counts on, -1: none
+	gate   int // lane of its own, -1: none
+	place  *csrc.CUDAPlace
+	slow   bool // it names memory that is not pinned
+	call   string
+	run    csrc.CUDARun
+	gather csrc.CUDAEntries
+}
+
+// view is a pair of memories. Neighbouring descriptors mostly name the same, so it is looked up
+// only when the keys change.
+type view struct {
+	localKey, remoteKey uint32
+	local               *memory
+	remote              *remote
+	way                 csrc.CUDAWay
+}
+
+func (v *view) shows(d *backends.Desc) bool {
+	return v.localKey == d.LocalKey && v.remoteKey == d.RemoteKey
+}
+
+// take returns a job for a tag, nil if there is none.
+func (b *Backend) take(p *peer, tag uint64) *job {
+	if b.taken.Add(1) > int64(len(b.jobs)) {
+		b.taken.Add(-1)
+		return nil
+	}
+	b.mu.Lock()
+	j := b.free[len(b.free)-1]
+	b.free = b.free[:len(b.free)-1]
+	b.mu.Unlock()
+	j.p, j.tag, j.dev, j.letter, j.place = p, tag, nil, nil, nil
+	j.shared, j.gate, j.slow, j.call = -1, -1, false, "copy"
+	j.events = j.events[:0]
+	j.why.Store(nil)
+	return j
+}
+
+// give makes a job free that is under way no more; its tag stays taken until it is polled.
+func (j *job) give() {
+	for i := range j.views {
+		j.views[i].local.own.leave()
+		j.views[i].remote.grant.leave()
+	}
+	if j.shared >= 0 {
+		j.dev.loads[j.shared].Add(-1)
+	}
+	if j.gate >= 0 {
+		j.dev.ungate(j.gate)
+	}
+	if j.place != nil {
+		j.dev.unplace(j.place)
+	}
+	j.b.mu.Lock()
+	defer j.b.mu.Unlock()
+	j.live = false
+	clear(j.views)
+	j.views = j.views[:0]
+	j.gather = csrc.CUDAEntries{}
+	j.b.free = append(j.b.free, j)
+}
+
+// undo is give for a job that was never started.
+func (j *job) undo() {
+	j.give()
+	j.b.taken.Add(-1)
+}
+
+// show makes a job known to who cancels.
+func (j *job) show() {
+	j.b.mu.Lock()
+	j.live = true
+	j.b.mu.Unlock()
+}
+
+// names reports whether the batch reaches memory of a peer. Backend.mu is held.
+func (j *job) names(m *memory) bool {
+	for i := range j.views {
+		if r := j.views[i].remote; r.m == m && r.grant.ended.Load() {
+			return true
+		}
+	}
+	return false
+}
+
+// cancel drops what is not yet on a stream of the batches that a condition names.
+func (b *Backend) cancel(which func(*job) bool, why *error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, j := range b.jobs {
+		if j.live && which(j) && j.why.CompareAndSwap(nil, why) {
+			j.dev.mover.Cancel(j.number)
+		}
+	}
+}
+
+// cancelSenders does so with batches of our peers.
+func (b *Backend) cancelSenders(which func(*job) bool, why *error) {
+	for _, from := range b.sources() {
+		from.cancel(which, why)
+	}
+}
+
+// look adds a pair of memories to the batch, and enters both.
+func (j *job) look(op backends.Op, localKey, remoteKey uint32) error {
+	local, r := j.b.memories.At(localKey), j.p.remote(remoteKey)
+	switch {
+	case local == nil:
+		return fmt.Errorf("local key %d: %w", localKey, backends.ErrBounds)
+	case r == nil:
+		return fmt.Errorf("remote key %d: %w", remoteKey, backends.ErrBounds)
+	case op == backends.Write && r.m.seg.ReadOnly:
+		return backends.ErrReadOnly
+	case local.dev == nil && r.m.dev == nil:
+		return fmt.Errorf("from dram to dram: another backend does that: %w", backends.ErrNotSupported)
+	case !local.own.enter():
+		return fmt.Errorf("local key %d: %w", localKey, backends.ErrBounds)
+	case !r.grant.enter():
+		local.own.leave()
+		return backends.ErrRevoked
+	}
+	v := view{localKey: localKey, remoteKey: remoteKey, local: local, remote: r}
+	src, dst := local, r.m
+	if op == backends.Read {
+		src, dst = dst, src
+	}
+	if j.dev == nil {
+		j.dev = j.b.ours(src, dst)
+	}
+	v.way = j.way(src, dst)
+	j.views = append(j.views, v)
+	return nil
+}
+
+// ours is the device on whose stream a copy goes: of the source, if that is one's. The peer's
+// memory may be on a device that we have not opened.
+func (b *Backend) ours(src, dst *memory) *device {
+	for _, m := range []*memory{src, dst} {
+		if m.dev != nil {
+			if d := b.device(m.dev.ordinal); d != nil {
+				return d
+			}
+		}
+	}
+	return b.devices[0]
+}
+
+func (j *job) way(src, dst *memory) csrc.CUDAWay {
+	here := func(m *memory) bool { return m.dev.ordinal == j.dev.ordinal }
+	for _, m := range [...]*memory{src, dst} {
+		if m.pin != nil && !m.pin.pinned() {
+			j.slow = true
+		}
+	}
+	switch {
+	case src.dev == nil && here(dst):
+		return csrc.CUDAUp
+	case dst.dev == nil && here(src):
+		return csrc.CUDADown
+	case src.dev != nil && dst.dev != nil && here(src) && here(dst):
+		return csrc.CUDAWithin
+	}
+	return csrc.CUDAAny
+}

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/keys"
+)
+
+// memory is one registration.
+type memory struct {
+	b    *Backend
+	key  uint32
+	seg  backends.Segment
+	base uint64   // address, of the host or of the device
+	dev  *device  // nil: host memory
+	pin  *pin     // of host memory
+	at   []uint64 // of pinned host memory, where kernels of each of the backend's devices see it
+	own  grant    // batches of ours that name it as local memory
+
+	mu     sync.Mutex // guards what follows
+	now    *grant
+	past   []*grant // ended, and perhaps not quiet yet
+	closed bool
+}
+
+// Register implements backends.Backend. Memory of a device must be allocated, all of it on that
+// device. Host memory is pinned; what cannot be is moved all the same, at the pace of
+// copies that the driver makes through memory of its own: Explain says so.
+func (b *Backend) Register(seg backends.Segment) (backends.Memory, error) {
+	if seg.Kind != backends.DRAM && seg.Kind != backends.HBM {
+		return nil, fmt.Errorf("register %v with cuda: %w", seg.Kind, backends.ErrNotSupported)
+	}
+	if err := seg.Check(); err != nil {
+		return nil, err
+	}
+	b.open.RLock()
+	defer b.open.RUnlock()
+	if b.closed.Load() {
+		return nil, backends.ErrClosed
+	}
+	m := &memory{b: b, seg: seg}
+	if err := m.find(); err != nil {
+		return nil, err
+	}
+	key, epoch, err := b.memories.Take()
+	if err != nil {
+		return nil, errors.Join(err, m.unpin())
+	}
+	m.key, m.now = key, &grant{epoch: epoch}
+	b.memories.Put(key, m)
+	return m, nil
+}
+
+// find makes the memory known to the devices.
+func (m *memory) find() (err error) {
+	if m.seg.Kind == backends.DRAM {
+		m.base = addressOf(m.seg.Mem)
+		if m.pin, err = pins.use(m.b, m.seg); err != nil || !m.pin.pinned() || !m.b.cfg.kernels() {
+			return err
+		}
+		return m.locate()
+	}
+	m.base, m.dev = m.seg.Addr, m.b.device(m.seg.Device)
+	if m.dev == nil {
+		return fmt.Errorf("register memory of device %d, which Config.Devices leaves out: %w", m.seg.Device, backends.ErrNotSupported)
+	}
+	return m.dev.holds(m.base, m.seg.Len)
+}
+
+// locate asks each device where it sees host memory.
+func (m *memory) locate() error {
+	for _, d := range m.b.devices {
+		at, err := m.hostAddress(d)
+		if err != nil {
+			return errors.Join(err, m.unpin())
+		}
+		m.at = append(m.at, at)
+	}
+	return nil
+}
+
+// holds checks that a range is allocated, and all of it on the device.
+func (d *device) holds(at, n uint64) error {
+	whose, until, err := d.mover.Whose(at, n)
+	switch {
+	case err != nil && until > at:
+		return fmt.Errorf("register %d bytes of device memory at %#x: only %d of them are allocated: %w", n, at, until-at, backends.ErrBounds)
+	case err != nil:
+		return fmt.Errorf("register %d bytes at %#x, which is not device memory, or was freed: %w (%w)", n, at, backends.ErrBounds, err)
+	case whose != d.ordinal:
+		return fmt.Errorf("register %d bytes at %#x, which are of device %d and not of %d: %w", n, at, whose, d.ordinal, backends.ErrBounds)
+	}
+	return nil
+}
+
+func (m *memory) Key() uint32 { return m.key }
+
+// AppendToken implements backends.Memory.
+func (m *memory) AppendToken(dst []byte) ([]byte, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return dst, backends.ErrClosed
+	}
+	t := keys.Token{Secret: m.seg.Secret, Key: m.key, Epoch: m.now.epoch, Size: m.seg.Len}
+	return t.Append(dst, &m.b.owner), nil
+}
+
+// admit returns the epoch of a token, if it is the present one.
+func (m *memory) admit(t *keys.Token) (*grant, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.closed, subtle.ConstantTimeCompare(m.seg.Secret[:], t.Secret[:]) == 0, m.seg.Len != t.Size, t.Epoch > m.now.epoch:
+		return nil, backends.ErrBadToken
+	case t.Epoch < m.now.epoch:
+		return nil, backends.ErrRevoked
+	}
+	return m.now, nil
+}
+
+// Close implements backends.Memory. It waits for batches that name the memory.
+func (m *memory) Close() error {
+	m.b.open.RLock()
+	defer m.b.open.RUnlock()
+	m.mu.Lock()
+	gone := m.closed
+	m.closed = true
+	m.mu.Unlock()
+	if gone {
+		return nil
+	}
+	m.b.memories.Remove(m.key)
+	m.own.end()
+	next := m.endEpoch()
+	_ = m.b.until(m.own.quiet, always)
+	_ = m.untilQuiet(always)
+	m.b.memories.GiveBack(m.key, next)
+	return m.unpin()
+}
+
+// endEpoch begins the next one, has batches of older ones drop what they can, and returns it.
+func (m *memory) endEpoch() uint64 {
+	m.mu.Lock()
+	m.now.end()
+	m.past = append(m.past, m.now)
+	m.now = &grant{epoch: m.now.epoch + 1}
+	next := m.now.epoch
+	m.mu.Unlock()
+	m.b.cancelSenders(func(j *job) bool { return j.names(m) }, &backends.ErrRevoked)
+	return next
+}
+
+// quiet reports whether nobody uses the memory under an epoch that has ended.
+func (m *memory) quiet() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.past = slices.DeleteFunc(m.past, (*grant).quiet)
+	return len(m.past) == 0
+}
+
+func (m *memory) unpin() error {
+	if m.pin == nil {
+		return nil
+	}
+	return pins.unuse(m.b, m.pin)
+}
+
+// Fence implements backends.Fencer. What is on a stream already ends by itself, within the
+// time of two chunks.
+func (b *Backend) Fence(ctx context.Context, key uint32) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	m := b.memories.At(key)
+	if m == nil {
+		return fmt.Errorf("fence key %d: no such memory: %w", key, backends.ErrBounds)
+	}
+	m.endEpoch()
+	return m.untilQuiet(func() error {
+		if ctx.Err() != nil {
+			return fmt.Errorf("fence: %w", backends.ContextError(ctx))
+		}
+		return nil
+	})
+}
+
+// untilQuiet waits for batches of peers, whose ends are in rings of their backends.
+func (m *memory) untilQuiet(stop func() error) error {
+	senders := m.b.sources()
+	return m.b.until(func() bool {
+		for _, from := range senders {
+			if from != m.b {
+				from.help()
+			}
+		}
+		return m.quiet()
+	}, stop)
+}

@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package cuda
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/fakecuda"
+)
+
+// TestRegisterRefuses gives addresses that are no memory of the device: each is an error that names
+// why, and none is kept.
+func TestRegisterRefuses(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	s, err := hbm(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := s.Segment
+	host, err := backendtest.HostMemory(4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Free()
+	for name, c := range map[string]struct {
+		change func(*backends.Segment)
+		want   error
+		text   string
+	}{
+		"past the end":       {func(s *backends.Segment) { s.Len += 4096 }, backends.ErrBounds, "only 1048576 of them"},
+		"another device's":   {func(s *backends.Segment) { s.Device = 1 }, backends.ErrBounds, "of device 0"},
+		"a device not there": {func(s *backends.Segment) { s.Device = 9 }, backends.ErrNotSupported, "device 9"},
+		"host memory":        {func(s *backends.Segment) { s.Addr, s.Len = addressOf(host.Segment.Mem), 4096 }, backends.ErrBounds, "not device memory"},
+		"no address":         {func(s *backends.Segment) { s.Addr = 0 }, backends.ErrBounds, "no device address"},
+		"a file":             {func(s *backends.Segment) { *s = backends.Segment{Kind: backends.File, Len: 1} }, backends.ErrNotSupported, "file"},
+	} {
+		seg := good
+		c.change(&seg)
+		if _, err := r.b.Register(seg); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: %v, want %v and %q", name, err, c.want, c.text)
+		}
+	}
+	if err := s.Free(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.b.Register(good); !errors.Is(err, backends.ErrBounds) || !strings.Contains(err.Error(), "freed") {
+		t.Errorf("memory that was freed: %v", err)
+	}
+}
+
+// TestFreedUnderARegistration frees memory that is registered: copies and kernels fail with the
+// driver's word, and the device goes on.
+func TestFreedUnderARegistration(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	l, good := r.memory(backendtest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
+	gone := r.memory(hbm, 1<<20)
+	if err := gone.space.Free(); err != nil {
+		t.Fatal(err)
+	}
+	gone.space.Free = nil
+	for _, op := range []backends.Op{backends.Read, backends.Write} {
+		err := r.end(r.submit(op, l, gone, backends.Desc{Len: 4096}))
+		var piece *backends.PieceError
+		var said *csrc.CUDAError
+		if !errors.As(err, &piece) || piece.Piece != 0 || !errors.As(err, &said) || said.Result != 1 {
+			t.Errorf("%v of freed memory: %v, want piece 0 and the driver's result 1", op, err)
+		}
+		pages := backends.Pages{Count: 4, EntryLen: 656, LocalStride: 656, RemoteStride: 656, LocalKey: l.m.key, RemoteKey: gone.key}
+		if err := r.p.SubmitPages(op, 99, &pages, nil); !errors.As(err, &said) {
+			t.Errorf("pages of freed memory: %v, want the driver's result", err)
+		}
+		r.move(op, l, good, backends.Desc{Len: 1 << 20})
+	}
+	r.same("after failures", r.content(good), r.content(l))
+}
+
+// TestPins has registrations share what is pinned, and give it back with the last.
+func TestPins(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	s, err := backendtest.HostMemory(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Free()
+	before := driver.Get(fakecuda.Pins)
+	whole := r.register(s.Segment)
+	part, err := s.Segment.Slice(4096, 8192, [16]byte{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	inner := r.register(part)
+	if n := driver.Get(fakecuda.Pins) - before; n != 1 || pins.bytes() != 1<<20 {
+		t.Errorf("%d ranges and %d bytes are pinned for a range and a part of it", n, pins.bytes())
+	}
+	if err := whole.Close(); err != nil {
+		t.Error(err)
+	}
+	if n := driver.Get(fakecuda.Pins) - before; n != 1 || !inner.pin.pinned() {
+		t.Errorf("%d ranges are pinned for the part that is left", n)
+	}
+	if err := inner.Close(); err != nil {
+		t.Error(err)
+	}
+	if n := driver.Get(fakecuda.Pins) - before; n != 0 || pins.bytes() != 0 {
+		t.Errorf("%d ranges are pinned for nobody", n)
+	}
+}
+
+// TestNotPinned moves memory that the driver does not pin, or that overlaps what it has pinned, and says so.
+func TestNotPinned(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	d := r.memory(hbm, 4<<20)
+	whole, err := backendtest.HostMemory(4 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.b.Close(); _ = whole.Free() })
+	half, err := whole.Segment.Slice(0, 2<<20, [16]byte{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.register(half)
+	overlapping := func(uint64) (*backendtest.Space, error) {
+		return &backendtest.Space{Segment: whole.Segment}, nil
+	}
+	for name, c := range map[string]struct {
+		alloc backendtest.Allocator
+		pin   uint32
+		why   string
+	}{
+		"a limit":  {backendtest.HostMemory, 2, "STANDIN_ERROR (2)"},
+		"overlaps": {overlapping, 0, "register the largest range first"},
+	} {
+		driver.Set(t, fakecuda.PinResult, c.pin)
+		l := r.memory(c.alloc, 4<<20)
+		if text := r.p.Explain(l.m.key, d.key); !strings.Contains(text, "not pinned") || !strings.Contains(text, c.why) {
+			t.Errorf("%s: Explain says %q", name, text)
+		}
+		r.move(backends.Write, l, d, backends.Desc{Len: 4 << 20})
+		r.same(name+", written", r.content(d), r.content(l))
+		r.fill(d)
+		r.move(backends.Read, l, d, backends.Desc{Len: 4 << 20})
+		r.same(name+", read", r.content(l), r.content(d))
+		pages := backends.Pages{Count: 64, EntryLen: 656, LocalStride: 1024, RemoteStride: 656, LocalKey: l.m.key, RemoteKey: d.key}
+		r.pages(backends.Write, &pages, l, d)
+	}
+}
+
+// TestPinnedBySomebody accepts memory that another part of the program has pinned.
+func TestPinnedBySomebody(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	s, err := backendtest.HostMemory(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := openCard(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.Pin(s.Segment.Mem); err != nil {
+		t.Fatal(err)
+	}
+	d := r.memory(hbm, 1<<20)
+	l := &place{space: s, m: r.register(s.Segment)}
+	if text := r.p.Explain(l.m.key, d.key); !strings.Contains(text, "memory pinned") || pins.bytes() != 0 {
+		t.Errorf("Explain says %q, and %d bytes are ours", text, pins.bytes())
+	}
+	r.move(backends.Read, l, d, backends.Desc{Len: 1 << 20})
+	r.same("memory that somebody pinned", r.content(l), r.content(d))
+	if err := l.m.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := other.Unpin(s.Segment.Mem); err != nil {
+		t.Errorf("the other's pin: %v", err)
+	}
+	_ = s.Free()
+}
+
+// TestAllocDevice moves bytes of memory that the backend made, and looks at its dma-buf.
+func TestAllocDevice(t *testing.T) {
+	r := newRig(t, testConfig())
+	seg, owner, err := r.b.AllocDevice(0, 3<<20+5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if seg.Len != 3<<20+5 || seg.Check() != nil {
+		t.Errorf("%+v: %v", seg, seg.Check())
+	}
+	m := r.register(seg)
+	d := &place{m: m, key: r.imported(m)}
+	l := r.memory(backendtest.HostMemory, seg.Len)
+	want := r.content(l)
+	r.move(backends.Write, l, d, backends.Desc{Len: seg.Len})
+	r.fill(l)
+	r.move(backends.Read, l, d, backends.Desc{Len: seg.Len})
+	r.same("memory of AllocDevice", r.content(l), want)
+	if driver != nil {
+		r.exported(seg, want)
+	}
+	if err := r.b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := owner.Close(); err != nil {
+			t.Errorf("close after the backend: %v", err)
+		}
+	}
+	_, _, err = r.b.AllocDevice(0, 1)
+	sameError(t, "AllocDevice of a closed backend", err, backends.ErrClosed)
+}
+
+// exported reads the bytes through the dma-buf, which is a file here.
+func (r *rig) exported(seg backends.Segment, want []byte) {
+	r.t.Helper()
+	if seg.DMABuf == nil {
+		r.t.Fatal("no dma-buf")
+	}
+	got := make([]byte, len(want))
+	if n, err := unix.Pread(seg.DMABuf.FD, got, int64(seg.DMABuf.Offset)); n != len(want) || err != nil {
+		r.t.Fatalf("read the dma-buf: %d, %v", n, err)
+	}
+	r.same("the dma-buf", got, want)
+}
+
+func TestAllocDeviceRefuses(t *testing.T) {
+	r := newRig(t, testConfig())
+	for _, n := range []uint64{0, 1 << 62} {
+		_, _, err := r.b.AllocDevice(0, n)
+		sameError(t, "a length that cannot be", err, backends.ErrBounds)
+	}
+	_, _, err := r.b.AllocDevice(12, 1)
+	sameError(t, "a device that is not there", err, backends.ErrNotSupported)
+	var said *csrc.CUDAError
+	if _, _, err := r.b.AllocDevice(0, 1<<59); !errors.As(err, &said) {
+		t.Errorf("more than there is: %v, want the driver's result", err)
+	}
+}
+
+// TestOldDriverMoves has a driver without virtual memory management, dma-bufs and batches of copies:
+// all goes on, with what it has.
+func TestOldDriverMoves(t *testing.T) {
+	if !alone(t, "-DSTANDIN_OLD") {
+		return
+	}
+	r := newRig(t, testConfig())
+	seg, owner, err := r.b.AllocDevice(1, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if seg.DMABuf != nil || seg.Addr%uint64(os.Getpagesize()) != 0 {
+		t.Errorf("%+v", seg)
+	}
+	r.manyDescs()
+	if driver.Get(fakecuda.Batches) != 0 || driver.Get(fakecuda.Copies) == 0 {
+		t.Errorf("%d batches and %d copies", driver.Get(fakecuda.Batches), driver.Get(fakecuda.Copies))
+	}
+	if err := owner.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestManyDescs(t *testing.T) {
+	r := newRig(t, testConfig())
+	r.manyDescs()
+	if driver != nil && driver.Get(fakecuda.Batches) == 0 {
+		t.Error("the driver's batches were not used")
+	}
+}
+
+// manyDescs moves as many as one Submit takes, which is several chunks, in both directions.
+func (r *rig) manyDescs() {
+	r.t.Helper()
+	const n = 5000
+	l, d := r.memory(backendtest.HostMemory, descsMax*2*n), r.memory(hbm, descsMax*n)
+	descs := make([]backends.Desc, descsMax)
+	for _, op := range []backends.Op{backends.Write, backends.Read} {
+		from, to := r.content(l), r.content(d)
+		for i := range descs {
+			descs[i] = backends.Desc{Local: uint64(descsMax-1-i) * 2 * n, Remote: uint64(i) * n, Len: n, LocalKey: l.m.key, RemoteKey: d.key}
+			one, other := from[descs[i].Local:][:n], to[descs[i].Remote:][:n]
+			if op == backends.Write {
+				copy(other, one)
+			} else {
+				copy(one, other)
+			}
+		}
+		r.tag++
+		if err := r.p.Submit(op, r.tag, descs); err != nil {
+			r.t.Fatal(err)
+		}
+		if err := r.end(r.tag); err != nil {
+			r.t.Fatal(err)
+		}
+		r.same("host memory", r.content(l), from)
+		r.same("device memory", r.content(d), to)
+		r.fill(d)
+	}
+}
+
+// TestPinnedPagesStay: while the driver knows the pages of shared memory, nobody puts others in their place.
+func TestPinnedPagesStay(t *testing.T) {
+	r := newRig(t, testConfig())
+	s, err := backendtest.HostMemory(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Free()
+	m := r.register(s.Segment)
+	sameError(t, "fresh pages under pinned memory", s.Segment.Shared.Renew(0, 4096), backends.ErrBusy)
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Segment.Shared.Renew(0, 4096); err != nil {
+		t.Errorf("fresh pages when the memory was closed: %v", err)
+	}
+}

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package cuda
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/fakecuda"
+)
+
+// producer is a stream of the program that fills memory, with an event.
+type producer struct {
+	*csrc.CUDAStream
+	t     *testing.T
+	event uintptr
+}
+
+func newProducer(t *testing.T) *producer {
+	t.Helper()
+	s, err := csrc.OpenCUDAStream(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &producer{CUDAStream: s, t: t}
+	if p.event, err = s.NewEvent(); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func (p *producer) must(err error) {
+	p.t.Helper()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *producer) close() {
+	p.t.Helper()
+	p.must(p.Sync())
+	p.must(p.Drop(p.event))
+	p.must(p.Close())
+}
+
+// TestStartAfter posts transfers of layers before their bytes are there: each waits for the event
+// of its layer, of the present step, and for no other.
+func TestStartAfter(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	const layers, n = 3, 64 << 10
+	driver.Set(t, fakecuda.DelayMicros, 2000)
+	source, kv, host := r.memory(hbm, layers*n), r.memory(hbm, layers*n), r.memory(backendtest.HostMemory, layers*n)
+	var streams [layers]*producer
+	for i := range streams {
+		streams[i] = newProducer(t)
+		seg, err := kv.space.Segment.Slice(uint64(i)*n, n, [16]byte{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		streams[i].must(r.b.StartAfter(seg, streams[i].event))
+	}
+	for range 4 {
+		r.fill(source)
+		want := r.content(source)
+		var tags []uint64
+		for i := range uint64(layers) {
+			p := streams[i]
+			for range 3 { // so that it takes a while
+				p.must(p.Copy(kv.m.base+i*n, source.m.base+i*n, n))
+			}
+			p.must(p.Record(p.event))
+			tags = append(tags, r.submit(backends.Read, host, kv, backends.Desc{Local: i * n, Remote: i * n, Len: n}))
+		}
+		r.endAll(tags)
+		r.same("what the layers had when their events came", r.content(host), want)
+	}
+	for i, p := range streams {
+		seg, _ := kv.space.Segment.Slice(uint64(i)*n, n, [16]byte{})
+		p.must(r.b.StartAfter(seg, 0))
+		p.close()
+	}
+	r.move(backends.Read, host, kv, backends.Desc{Len: layers * n}) // the events are gone, and so are the gates
+}
+
+// endAll waits for tags in any order.
+func (r *rig) endAll(tags []uint64) {
+	r.t.Helper()
+	done := map[uint64]bool{}
+	for end := time.Now().Add(limit); len(done) < len(tags); time.Sleep(50 * time.Microsecond) {
+		r.drain(done)
+		if time.Now().After(end) {
+			r.t.Fatalf("%d of %d batches ended", len(done), len(tags))
+		}
+	}
+}
+
+// TestGatesHoldNobodyElseUp has a batch wait for an event that comes only after other batches: of
+// those that share streams, and of gated ones.
+func TestGatesHoldNobodyElseUp(t *testing.T) {
+	onStandIn(t)
+	cfg := testConfig()
+	cfg.Streams, cfg.Gated = 1, 2
+	r := newRig(t, cfg)
+	kv, host := r.memory(hbm, 4096), r.memory(backendtest.HostMemory, 4096)
+	other := r.memory(hbm, 4096)
+	blocked, late := newProducer(t), newProducer(t)
+	// An event that is recorded on a stream which waits for a transfer that is submitted later.
+	r.hold(late)
+	blocked.must(blocked.Await(late.event))
+	blocked.must(blocked.Record(blocked.event))
+	blocked.must(r.b.StartAfter(kv.space.Segment, blocked.event))
+	r.tag = 10
+	first := r.submit(backends.Read, host, kv, backends.Desc{Len: 1024})
+	second := r.submit(backends.Read, host, kv, backends.Desc{Local: 1024, Len: 1024})
+	r.tag = 20
+	if err := r.p.Submit(backends.Read, 99, []backends.Desc{{Len: 1, Local: 2048, LocalKey: host.m.key, RemoteKey: kv.key}}); !errors.Is(err, backends.ErrFull) {
+		t.Errorf("a third batch that waits: %v, want %v", err, backends.ErrFull)
+	}
+	for range 5 {
+		r.move(backends.Write, host, other, backends.Desc{Len: 4096})
+	}
+	r.release()
+	r.endAll([]uint64{first, second})
+	blocked.must(r.b.StartAfter(kv.space.Segment, 0))
+	blocked.close()
+	late.close()
+}
+
+// hold puts so much on a stream that it takes until release; its event is behind it.
+func (r *rig) hold(p *producer) {
+	r.t.Helper()
+	driver.Set(r.t, fakecuda.Hold, 1)
+	m := r.memory(hbm, 64)
+	p.must(p.Copy(m.m.base, m.m.base+32, 13)) // the length that the stand-in holds
+	p.must(p.Record(p.event))
+}
+
+func (r *rig) release() { driver.Put(fakecuda.Hold, 0) }
+
+// TestStreamWait has a stream read what a transfer brings, without waiting in between: short
+// ones, and such as are longer than what goes on a stream at once.
+func TestStreamWait(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	driver.Set(t, fakecuda.DelayMicros, 1500)
+	const most = 40 << 20
+	kv, copyOf, host := r.memory(hbm, most), r.memory(hbm, most), r.memory(backendtest.HostMemory, most)
+	p := newProducer(t)
+	for _, n := range []uint64{4096, 3 << 20, most} {
+		r.fill(host)
+		tag := r.submit(backends.Write, host, kv, backends.Desc{Len: n})
+		waited, err := r.b.StreamWait(p.Handle(), kv.space.Segment)
+		if err != nil || waited != 1 {
+			t.Fatalf("waits for %d batches, %v, want 1", waited, err)
+		}
+		p.must(p.Copy(copyOf.m.base, kv.m.base, n))
+		p.must(p.Sync())
+		r.same("what the stream read", r.content(copyOf)[:n], r.content(host)[:n])
+		if err := r.end(tag); err != nil {
+			t.Error(err)
+		}
+	}
+	if n, err := r.b.StreamWait(p.Handle(), kv.space.Segment); n != 0 || err != nil {
+		t.Errorf("idle memory: %d, %v", n, err)
+	}
+	p.close()
+}
+
+func TestOrderRefuses(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	driver.Set(t, fakecuda.PinResult, 2)
+	kv, host := r.memory(hbm, 1<<20), r.memory(backendtest.HostMemory, 1<<20)
+	p := newProducer(t)
+	sameError(t, "an event before host memory", r.b.StartAfter(host.space.Segment, p.event), backends.ErrNotSupported)
+	_, err := r.b.StreamWait(p.Handle(), host.space.Segment)
+	sameError(t, "a wait for host memory", err, backends.ErrNotSupported)
+	p.must(r.b.StartAfter(kv.space.Segment, p.event))
+	err = r.p.Submit(backends.Write, 1, []backends.Desc{{Len: 1, LocalKey: host.m.key, RemoteKey: kv.key}})
+	sameError(t, "memory that is not pinned, behind an event", err, backends.ErrNotSupported)
+	p.must(r.b.StartAfter(kv.space.Segment, 0))
+	driver.Set(t, fakecuda.DelayMicros, 50000)
+	tag := r.submit(backends.Write, host, kv, backends.Desc{Len: 1 << 20})
+	_, err = r.b.StreamWait(p.Handle(), kv.space.Segment)
+	sameError(t, "a stream behind memory that is not pinned", err, backends.ErrNotSupported)
+	if err := r.end(tag); err != nil {
+		t.Error(err)
+	}
+	p.close()
+	if err := r.b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	sameError(t, "StartAfter of a closed backend", r.b.StartAfter(kv.space.Segment, 1), backends.ErrClosed)
+	_, err = r.b.StreamWait(1, kv.space.Segment)
+	sameError(t, "StreamWait of a closed backend", err, backends.ErrClosed)
+}
+
+// TestManyEvents bounds what one batch waits for.
+func TestManyEvents(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	kv, host := r.memory(hbm, 1<<20), r.memory(backendtest.HostMemory, 1<<20)
+	p := newProducer(t)
+	var events []uintptr
+	for i := range uint64(csrc.CUDAWaitsMax + 1) {
+		e, err := p.NewEvent()
+		p.must(err)
+		events = append(events, e)
+		seg, err := kv.space.Segment.Slice(i*64, 64, [16]byte{})
+		p.must(err)
+		p.must(r.b.StartAfter(seg, e))
+	}
+	r.move(backends.Write, host, kv, backends.Desc{Len: csrc.CUDAWaitsMax * 64})
+	err := r.p.Submit(backends.Write, 99, []backends.Desc{{Len: 1 << 20, LocalKey: host.m.key, RemoteKey: kv.key}})
+	sameError(t, "too many events", err, backends.ErrBounds)
+	for i, e := range events {
+		seg, _ := kv.space.Segment.Slice(uint64(i)*64, 64, [16]byte{})
+		p.must(r.b.StartAfter(seg, 0))
+		p.must(p.Drop(e))
+	}
+	p.close()
+}
+
+// TestCancelDropsTheRest cancels, fences and closes under batches of many chunks on slow
+// devices: the rest is dropped.
+func TestCancelDropsTheRest(t *testing.T) {
+	onStandIn(t)
+	const n = 200 << 20 // 25 chunks
+	for name, c := range map[string]struct {
+		end  func(r *rig, d *place) error
+		want error
+	}{
+		"cancel": {func(r *rig, _ *place) error { r.p.Cancel(r.tag); return nil }, backends.ErrAborted},
+		"fence":  {func(r *rig, d *place) error { return r.b.Fence(context.Background(), d.m.key) }, backends.ErrRevoked},
+		"close":  {func(r *rig, _ *place) error { return r.p.Close() }, backends.ErrClosed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, testConfig())
+			l, d := r.memory(sparse, n), r.memory(hbmUntouched, n)
+			driver.Set(t, fakecuda.DelayMicros, 20000)
+			before := driver.Get(fakecuda.Copies)
+			tag := r.submit(backends.Write, l, d, backends.Desc{Len: n})
+			if err := c.end(r, d); err != nil {
+				t.Fatal(err)
+			}
+			sameError(t, "a batch that was ended early", r.end(tag), c.want)
+			if copies := driver.Get(fakecuda.Copies) - before; copies >= n/(8<<20) {
+				t.Errorf("%d copies: nothing was dropped", copies)
+			}
+		})
+	}
+}
+
+// TestSmallOvertakesLarge has one stream for all: a short batch comes between the chunks of a long
+// one.
+func TestSmallOvertakesLarge(t *testing.T) {
+	onStandIn(t)
+	cfg := testConfig()
+	cfg.Streams = 1
+	r := newRig(t, cfg)
+	const n = 160 << 20 // 20 chunks
+	l, d := r.memory(sparse, n), r.memory(hbmUntouched, n)
+	host, kv := r.memory(backendtest.HostMemory, 4096), r.memory(hbm, 4096)
+	driver.Set(t, fakecuda.DelayMicros, 10000)
+	long := r.submit(backends.Write, l, d, backends.Desc{Len: n})
+	for range 3 {
+		r.move(backends.Write, host, kv, backends.Desc{Len: 4096}) // fails if the long one ends before
+	}
+	if err := r.end(long); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"math"
+	"slices"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/cuda"
+)
+
+// tallyRoom keeps the lists behind a tally at a multiple of 16.
+const tallyRoom = (cuda.TallyBytes + 15) / 16 * 16
+
+// checkPages chooses who moves a pattern: a kernel, a processor with one copy, or
+// the copy engine with one for each run of entries.
+func (j *job) checkPages(op backends.Op, p *backends.Pages, pieces *[]csrc.CUDAPiece) error {
+	if err := j.look(op, p.LocalKey, p.RemoteKey); err != nil {
+		return err
+	}
+	v := &j.views[0]
+	if err := p.Check(v.local.seg.Len, v.remote.m.seg.Len); err != nil {
+		return err
+	}
+	if j.b.gates.count.Load() > 0 {
+		if err := j.gatePages(v, p); err != nil {
+			return err
+		}
+	}
+	switch {
+	case v.kernelWhy(j.b, p) == "":
+		return j.byKernel(op, v, p)
+	case len(j.events) == 0 && v.processor(p):
+		j.byProcessor(v, p)
+		return nil
+	}
+	for i := range p.Count {
+		d := p.Desc(i)
+		v.add(pieces, op, &d, i)
+	}
+	return nil
+}
+
+// gatePages looks at each entry, once there are gates at all.
+func (j *job) gatePages(v *view, p *backends.Pages) error {
+	for i := range p.Count {
+		d := p.Desc(i)
+		if err := j.gateOf(v, &d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// kernelWhy says why the gather kernel cannot take a pattern; empty: it can.
+func (v *view) kernelWhy(b *Backend, p *backends.Pages) string {
+	l, r := v.local, v.remote.m
+	switch {
+	case !b.cfg.kernels():
+		return "Config.Budget is zero"
+	case !l.pinnedOrDevice() || !r.pinnedOrDevice():
+		return "host memory is not pinned"
+	case v.way == csrc.CUDAAny:
+		return "two devices, or one that is not ours"
+	case p.EntryLen > entryMax:
+		return "entries that long are for the copy engine"
+	case p.LocalStride == 0 || p.RemoteStride == 0:
+		return "all entries are one"
+	case slices.Contains(p.Local, math.MaxUint32) || slices.Contains(p.Remote, math.MaxUint32):
+		return "the last index of 32 bits leaves an entry out"
+	}
+	shape := cuda.Pattern{Entry: p.EntryLen, Count: p.Count,
+		Dst: cuda.Reach{At: l.base + p.LocalBase, Len: p.EntryLen, Stride: p.LocalStride},
+		Src: cuda.Reach{At: r.base + p.RemoteBase, Len: p.EntryLen, Stride: p.RemoteStride}}
+	if !shape.Takes() {
+		return "lengths, strides and addresses must be multiples of 4"
+	}
+	return ""
+}
+
+func (m *memory) pinnedOrDevice() bool { return m.dev != nil || m.pin.pinned() }
+
+// byKernel fills in the launch, with lists in memory that the device reads from.
+func (j *job) byKernel(op backends.Op, v *view, p *backends.Pages) error {
+	place, err := j.dev.place()
+	if err != nil {
+		return err
+	}
+	j.place, j.call = place, "gather by kernel"
+	used := tallyRoom
+	list := func(indices []uint32) (at uint64) {
+		if indices == nil {
+			return 0
+		}
+		at = place.At + uint64(used)
+		used += copy(place.Host[used:], bytesOf(indices))
+		return at
+	}
+	cuda.TallyStart(place.Host)
+	local, err := v.local.reach(j.dev, p.LocalBase, p.LocalStride, list(p.Local))
+	if err != nil {
+		return err
+	}
+	remote, err := v.remote.m.reach(j.dev, p.RemoteBase, p.RemoteStride, list(p.Remote))
+	if err != nil {
+		return err
+	}
+	shape := cuda.Pattern{Dst: remote, Src: local, Entry: p.EntryLen, Count: p.Count, Tally: place.At, FarDst: v.way == csrc.CUDADown}
+	if op == backends.Read {
+		shape.Dst, shape.Src = local, remote
+	}
+	l, kernel, n, err := j.dev.kernels.Launch(&shape, j.b.cfg.Budget, j.run.Args[:])
+	if err != nil {
+		return err
+	}
+	r := &j.run
+	r.To, r.From, r.N = place.At, addressOf(place.Host), uint64(used)
+	r.OwnAt = [2]uint64{v.local.base, v.remote.m.base}
+	r.OwnLen = [2]uint64{v.local.deviceBytes(), v.remote.m.deviceBytes()}
+	r.Kernel, r.Blocks, r.Threads, r.Shared, r.ArgsLen = uint32(kernel), l.Blocks, l.Threads, l.Shared, uint32(n)
+	return nil
+}
+
+// deviceBytes is what of a memory may be freed under us and end the use of the device.
+func (m *memory) deviceBytes() uint64 {
+	if m.dev == nil {
+		return 0
+	}
+	return m.seg.Len
+}
+
+// reach is a memory as kernels of a device see it.
+func (m *memory) reach(d *device, base, stride, list uint64) (cuda.Reach, error) {
+	at := m.base
+	if m.dev == nil {
+		var err error
+		if at, err = m.seenBy(d); err != nil {
+			return cuda.Reach{}, err
+		}
+	}
+	return cuda.Reach{At: at + base, Len: m.seg.Len - base, Stride: stride, List: list}, nil
+}
+
+// seenBy is where a device sees host memory. A backend of the peer may know it that has no such device.
+func (m *memory) seenBy(d *device) (uint64, error) {
+	for i, at := range m.at {
+		if m.b.devices[i].ordinal == d.ordinal {
+			return at, nil
+		}
+	}
+	return m.hostAddress(d)
+}
+
+// processor reports whether a processor can gather a pattern for one copy: host memory on the
+// one side, and entries one behind the other on a device on the other.
+func (v *view) processor(p *backends.Pages) bool {
+	if p.EntryLen > stageHalf || v.way == csrc.CUDAAny || p.Count < 2 {
+		return false
+	}
+	if v.local.dev == nil {
+		return p.Remote == nil && p.RemoteStride == p.EntryLen
+	}
+	return v.remote.m.dev == nil && p.Local == nil && p.LocalStride == p.EntryLen
+}
+
+func (j *job) byProcessor(v *view, p *backends.Pages) {
+	j.call = "gather by a processor"
+	g := &j.gather
+	*g = csrc.CUDAEntries{Entry: p.EntryLen, Count: p.Count}
+	if v.local.dev == nil {
+		g.Host, g.Base, g.Stride, g.List, g.Dense = v.local.seg.Mem, p.LocalBase, p.LocalStride, p.Local, v.remote.m.base+p.RemoteBase
+	} else {
+		g.Host, g.Base, g.Stride, g.List, g.Dense = v.remote.m.seg.Mem, p.RemoteBase, p.RemoteStride, p.Remote, v.local.base+p.LocalBase
+	}
+	g.Up = v.way == csrc.CUDAUp
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package cuda
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/cuda"
+	"github.com/sluicehq/sluice/internal/fakecuda"
+)
+
+// pages moves a pattern and compares every byte of both sides with a loop of copies.
+func (r *rig) pages(op backends.Op, p *backends.Pages, l, d *place) {
+	r.t.Helper()
+	wantL, wantD := r.content(l), r.content(d)
+	for i := range p.Count {
+		one, other := wantL[p.LocalAt(i):][:p.EntryLen], wantD[p.RemoteAt(i):][:p.EntryLen]
+		if op == backends.Write {
+			copy(other, one)
+		} else {
+			copy(one, other)
+		}
+	}
+	r.tag++
+	if err := r.p.SubmitPages(op, r.tag, p, nil); err != nil {
+		r.t.Fatalf("%v of pages: %v", op, err)
+	}
+	if err := r.end(r.tag); err != nil {
+		r.t.Fatalf("%v of pages: %v", op, err)
+	}
+	r.same("local memory", r.content(l), wantL)
+	r.same("remote memory", r.content(d), wantD)
+}
+
+// shuffled is each of n places once.
+func shuffled(n int, seed uint64) []uint32 {
+	list := make([]uint32, n)
+	for i, v := range rand.New(rand.NewPCG(seed, 3)).Perm(n) {
+		list[i] = uint32(v)
+	}
+	return list
+}
+
+// TestPagesByEachWay moves patterns that suit the kernel, a processor, and neither: what did it shows
+// in the stand-in's counts, and what moved is the same.
+func TestPagesByEachWay(t *testing.T) {
+	onStandIn(t)
+	for _, budget := range []cuda.Budget{{SMs: 2}, {InFlight: 64 << 10}, {}} {
+		t.Run(fmt.Sprintf("%+v", budget), func(t *testing.T) { pagesByEachWay(t, budget) })
+	}
+}
+
+func pagesByEachWay(t *testing.T, budget cuda.Budget) {
+	const count = 700
+	cfg := testConfig()
+	cfg.Budget = budget
+	r := newRig(t, cfg)
+	for _, c := range []struct {
+		name                string
+		entry, stride, base uint64
+		local, remote       bool
+		kernel, processor   bool
+	}{
+		{"gathered", 656, 656, 0, true, false, true, true},
+		{"scattered", 656, 768, 16, false, true, true, false},
+		{"both", 584, 592, 8, true, true, true, false},
+		{"dense", 132, 132, 4, false, false, true, true},
+		{"odd", 131, 131, 3, true, false, false, true},
+		{"long", 20 << 10, 20 << 10, 0, true, false, false, true},
+	} {
+		l, d := r.memory(backendtest.HostMemory, count*c.stride+c.base), r.memory(hbm, count*c.stride+c.base)
+		p := backends.Pages{Count: count, EntryLen: c.entry, LocalBase: c.base, RemoteBase: c.base, LocalStride: c.stride, RemoteStride: c.stride,
+			LocalKey: l.m.key, RemoteKey: d.key}
+		if c.local {
+			p.Local = shuffled(count, 1)
+		}
+		if c.remote {
+			p.Remote = shuffled(count, 2)
+		}
+		for _, op := range []backends.Op{backends.Write, backends.Read} {
+			launches, copies := driver.Get(fakecuda.Launches), driver.Get(fakecuda.Copies)
+			r.pages(op, &p, l, d)
+			launches, copies = driver.Get(fakecuda.Launches)-launches, driver.Get(fakecuda.Copies)-copies
+			what := fmt.Sprintf("%+v: %v of %s entries: %d launches, %d copies", budget, op, c.name, launches, copies)
+			switch kernel := c.kernel && budget != (cuda.Budget{}); {
+			case kernel && launches != 1, !kernel && launches != 0:
+				t.Error(what)
+			case !kernel && c.processor && copies > 64+uint32(count*c.entry/stageHalf):
+				t.Errorf("%s: want few", what)
+			}
+			r.fill(l)
+		}
+	}
+}
+
+// TestPagesThatNoKernelTakes: what a kernel would read in another way goes by copies.
+func TestPagesThatNoKernelTakes(t *testing.T) {
+	r := newRig(t, testConfig())
+	l, d := r.memory(backendtest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
+	one := backends.Pages{Count: 3, EntryLen: 16, Local: []uint32{0, math.MaxUint32, 7}, RemoteStride: 16, LocalKey: l.m.key, RemoteKey: d.key}
+	r.pages(backends.Write, &one, l, d) // all entries are one
+	other := r.memory(hbm, 1<<20)
+	within := backends.Pages{Count: 40, EntryLen: 656, LocalStride: 656, RemoteStride: 1312, LocalKey: other.m.key, RemoteKey: d.key}
+	r.pages(backends.Write, &within, other, d)
+	r.pages(backends.Read, &within, other, d)
+}
+
+// TestPlaces has more launches under way than there is room for indices: the rest is full, and then not.
+func TestPlaces(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	driver.Set(t, fakecuda.DelayMicros, 3000)
+	l, d := r.memory(backendtest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
+	p := backends.Pages{Count: 64, EntryLen: 656, LocalStride: 656, RemoteStride: 656, Remote: shuffled(64, 1), LocalKey: l.m.key, RemoteKey: d.key}
+	full, done := 0, map[uint64]bool{}
+	for tag := uint64(1); tag <= 40; {
+		err := r.p.SubmitPages(backends.Write, tag, &p, nil)
+		switch {
+		case err == nil:
+			tag++
+			continue
+		case err != backends.ErrFull:
+			t.Fatal(err)
+		}
+		full++
+		r.drain(done)
+	}
+	for len(done) < 40 {
+		r.drain(done)
+	}
+	if full == 0 {
+		t.Errorf("40 launches at a time, want at most %d", placesCount)
+	}
+}
+
+// drain takes completions, which must be good and new.
+func (r *rig) drain(done map[uint64]bool) {
+	r.t.Helper()
+	var list [16]backends.Completion
+	n, err := r.b.Poll(list[:])
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, c := range list[:n] {
+		if c.Err != nil || done[c.Tag] {
+			r.t.Fatalf("tag %d: %v, or once more", c.Tag, c.Err)
+		}
+		done[c.Tag] = true
+	}
+}
+
+// TestExplain reads what a user would.
+func TestExplain(t *testing.T) {
+	for _, c := range []struct {
+		budget cuda.Budget
+		want   []string
+	}{
+		{cuda.Budget{SMs: 3}, []string{"device 0", "host memory pinned", "by kernel", "within 3 multiprocessors"}},
+		{cuda.Budget{InFlight: 65536}, []string{"by kernel", "65536 bytes under way"}},
+		{cuda.Budget{}, []string{"gathered by a processor", "Config.Budget is zero"}},
+	} {
+		t.Run(fmt.Sprintf("%+v", c.budget), func(t *testing.T) {
+			cfg := testConfig()
+			cfg.Budget = c.budget
+			r := newRig(t, cfg)
+			l, d := r.memory(backendtest.HostMemory, 4096), r.memory(hbm, 4096)
+			text := r.p.Explain(l.m.key, d.key)
+			for _, want := range c.want {
+				if !strings.Contains(text, want) {
+					t.Errorf("%q does not say %q", text, want)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/keys"
+)
+
+type peer struct {
+	from, to *Backend
+	lost     chan struct{}
+	loseOnce sync.Once
+
+	entry  sync.RWMutex // held for reading while Submit runs, so that Close can wait for it
+	closed bool         // guarded by entry
+
+	unfinished atomic.Int64 // batches
+
+	mu       sync.RWMutex // guards what follows
+	imports  []*remote    // by key; nil: free
+	freeKeys []uint32
+
+	lettersMu sync.Mutex
+	letters   []*letter // in order of submission
+}
+
+// remote is a token that was accepted.
+type remote struct {
+	m     *memory
+	grant *grant
+}
+
+// Connect implements backends.Backend.
+func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if b.closed.Load() {
+		return nil, backends.ErrClosed
+	}
+	registry.RLock()
+	to := registry.byAddr[string(addr)]
+	registry.RUnlock()
+	if to == nil {
+		return nil, fmt.Errorf("connect with cuda: no such backend in this process, and it reaches no further: %w", backends.ErrPeerLost)
+	}
+	p := &peer{from: b, to: to, lost: make(chan struct{})}
+	if err := b.admit(b.peers, p); err != nil {
+		return nil, err
+	}
+	if err := to.admit(to.senders, p); err != nil {
+		_ = p.Close()
+		return nil, fmt.Errorf("connect with cuda: %w", backends.ErrPeerLost)
+	}
+	return p, nil
+}
+
+func (b *Backend) admit(set map[*peer]struct{}, p *peer) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed.Load() {
+		return backends.ErrClosed
+	}
+	set[p] = struct{}{}
+	return nil
+}
+
+// sources are the backends that reach our memory.
+func (b *Backend) sources() (list []*Backend) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	seen := map[*Backend]bool{}
+	for p := range b.senders {
+		if !seen[p.from] {
+			seen[p.from] = true
+			list = append(list, p.from)
+		}
+	}
+	return list
+}
+
+// Import implements backends.Peer.
+func (p *peer) Import(token []byte) (uint32, uint64, error) {
+	p.entry.RLock()
+	defer p.entry.RUnlock()
+	if p.closed {
+		return 0, 0, backends.ErrClosed
+	}
+	if p.to.closed.Load() {
+		return 0, 0, backends.ErrPeerLost
+	}
+	t, err := keys.Decode(token, &p.to.owner)
+	if err != nil {
+		return 0, 0, err
+	}
+	m := p.to.memories.At(t.Key)
+	if m == nil {
+		return 0, 0, backends.ErrBadToken
+	}
+	g, err := m.admit(&t)
+	if err != nil {
+		return 0, 0, err
+	}
+	return p.keep(&remote{m, g}), t.Size, nil
+}
+
+func (p *peer) keep(r *remote) (key uint32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := len(p.freeKeys); n > 0 {
+		key, p.freeKeys = p.freeKeys[n-1], p.freeKeys[:n-1]
+		p.imports[key] = r
+		return key
+	}
+	p.imports = append(p.imports, r)
+	return uint32(len(p.imports) - 1)
+}
+
+// remote returns what a key names, nil for nothing.
+func (p *peer) remote(key uint32) *remote {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if uint64(key) >= uint64(len(p.imports)) {
+		return nil
+	}
+	return p.imports[key]
+}
+
+// Drop implements backends.Peer.
+func (p *peer) Drop(key uint32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if uint64(key) < uint64(len(p.imports)) && p.imports[key] != nil {
+		p.imports[key] = nil
+		p.freeKeys = append(p.freeKeys, key)
+	}
+}
+
+// Lost implements backends.Watcher.
+func (p *peer) Lost() <-chan struct{} { return p.lost }
+
+// lose ends the connection from the owner's side or ours: no new batch starts.
+func (p *peer) lose() {
+	p.loseOnce.Do(func() {
+		close(p.lost)
+		p.to.mu.Lock()
+		_, known := p.to.senders[p]
+		delete(p.to.senders, p)
+		p.to.mu.Unlock()
+		if known {
+			p.to.deliver(backends.Message{From: p.from.addr, Err: backends.ErrPeerLost})
+		}
+	})
+}
+
+// settle waits for what is under way.
+func (p *peer) settle() {
+	_ = p.from.until(func() bool { return p.unfinished.Load() == 0 }, always)
+}
+
+// Cancel implements backends.Canceler.
+func (p *peer) Cancel(tag uint64) {
+	p.from.cancel(func(j *job) bool { return j.p == p && j.tag == tag }, &backends.ErrAborted)
+}
+
+// Close implements backends.Peer.
+func (p *peer) Close() error {
+	p.entry.Lock()
+	p.closed = true
+	p.entry.Unlock()
+	p.from.cancel(func(j *job) bool { return j.p == p }, &backends.ErrClosed)
+	p.settle()
+	p.mu.Lock()
+	p.imports = nil
+	p.mu.Unlock()
+	p.lose()
+	p.from.mu.Lock()
+	delete(p.from.peers, p)
+	p.from.mu.Unlock()
+	return nil
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+	"sync"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// pin is a range of host memory that the driver knows, or why it does not.
+type pin struct {
+	mem     []byte
+	base    uint64
+	users   int    // pinTable.mu
+	ours    bool   // ours to unpin
+	why     string // not pinned; empty: it is
+	release func() // of a Holder; may be nil
+	ordered bool   // in the table, for parts of it
+}
+
+func (p *pin) pinned() bool { return p.why == "" }
+
+func (p *pin) end() uint64 { return p.base + uint64(len(p.mem)) }
+
+// pinTable finds ranges that are pinned by address: a registration that is a part of another one
+// uses what that one pinned, whichever backend of the process it was.
+type pinTable struct {
+	mu      sync.Mutex
+	list    []*pin // by base
+	longest uint64 // that ever was: bounds the search
+}
+
+// pins is one for the process, as the driver is.
+var pins pinTable
+
+// use returns what is known of a range, with one more user. unuse ends that. The pages of
+// memory that could change are held where they are.
+func (t *pinTable) use(b *Backend, seg backends.Segment) (*pin, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	base := addressOf(seg.Mem)
+	if p := t.find(base, base+seg.Len); p != nil {
+		p.users++
+		return p, nil
+	}
+	p := &pin{mem: seg.Mem, base: base, users: 1}
+	if h, ok := seg.Shared.(backends.Holder); ok {
+		release, err := h.Hold()
+		if err != nil {
+			return nil, fmt.Errorf("pin host memory: hold its pages: %w", err)
+		}
+		p.release = release
+	}
+	p.attempt(b)
+	if !p.pinned() {
+		p.drop()
+		return p, nil // not in the table: a part of it may have better luck
+	}
+	p.ordered = true
+	t.list = slices.Insert(t.list, t.after(base), p)
+	t.longest = max(t.longest, seg.Len)
+	return p, nil
+}
+
+// attempt pins the range, or finds out that somebody has.
+func (p *pin) attempt(b *Backend) {
+	m := b.devices[0].mover
+	switch err := m.Pin(p.mem); {
+	case err == nil:
+		p.ours = true
+	case !errors.Is(err, backends.ErrBusy):
+		p.why = err.Error()
+	case !m.HostPinned(p.mem):
+		p.why = "a part of it is pinned already, which the driver does not extend: register the largest range first"
+	}
+}
+
+func (p *pin) drop() {
+	if p.release != nil {
+		p.release()
+		p.release = nil
+	}
+}
+
+// after returns the index of the first range that begins past an address.
+// Preconditions: t.mu is held.
+func (t *pinTable) after(from uint64) int {
+	return sort.Search(len(t.list), func(i int) bool { return t.list[i].base > from })
+}
+
+// Preconditions: t.mu is held.
+func (t *pinTable) find(base, end uint64) *pin {
+	for i := t.after(base) - 1; i >= 0 && t.list[i].base+t.longest >= end; i-- {
+		if p := t.list[i]; p.end() >= end {
+			return p
+		}
+	}
+	return nil
+}
+
+func (t *pinTable) unuse(b *Backend, p *pin) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p.users--
+	if p.users > 0 || !p.ordered {
+		return nil
+	}
+	t.list = slices.DeleteFunc(t.list, func(other *pin) bool { return other == p })
+	var err error
+	if p.ours {
+		err = b.devices[0].mover.Unpin(p.mem)
+	}
+	p.drop()
+	return err
+}
+
+// bytes counts what is pinned by us.
+func (t *pinTable) bytes() (n uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, p := range t.list {
+		if p.ours {
+			n += uint64(len(p.mem))
+		}
+	}
+	return n
+}
+
+// hostAddress is where kernels of a device see pinned memory.
+func (m *memory) hostAddress(d *device) (uint64, error) {
+	at, err := d.mover.HostAddress(m.pin.mem)
+	return at + (m.base - m.pin.base), err
+}

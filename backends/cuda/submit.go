@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"fmt"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+)
+
+// Submit implements backends.Peer.
+func (p *peer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
+	return p.submit(op, tag, descs, nil, nil)
+}
+
+// SubmitPages implements backends.Pager.
+func (p *peer) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, msg []byte) error {
+	return p.submit(op, tag, nil, pages, letterOf(msg))
+}
+
+// SubmitNotify implements backends.Notifier.
+func (p *peer) SubmitNotify(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+	if msg == nil {
+		msg = []byte{}
+	}
+	return p.submit(op, tag, descs, nil, letterOf(msg))
+}
+
+// SubmitCount implements backends.Counter.
+func (p *peer) SubmitCount(tag uint64, descs []backends.Desc, pages *backends.Pages, counter uint32) error {
+	if counter >= backends.CountersMax {
+		return backends.ErrBounds
+	}
+	return p.submit(backends.Write, tag, descs, pages, &letter{counts: true, counter: counter})
+}
+
+func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages, l *letter) error {
+	p.entry.RLock()
+	defer p.entry.RUnlock()
+	switch {
+	case p.closed:
+		return backends.ErrClosed
+	case p.to.closed.Load():
+		return backends.ErrPeerLost
+	case op != backends.Read && op != backends.Write:
+		return fmt.Errorf("%v: %w", op, backends.ErrNotSupported)
+	case l != nil && len(l.data) > p.from.cfg.MessageMax:
+		return fmt.Errorf("notification of %d bytes, at most %d: %w", len(l.data), p.from.cfg.MessageMax, backends.ErrBounds)
+	}
+	j := p.from.take(p, tag)
+	if j == nil {
+		return backends.ErrFull
+	}
+	scratch := p.from.borrow()
+	err := j.begin(op, descs, pages, l, &scratch)
+	p.from.lend(scratch)
+	return err
+}
+
+// begin checks and starts a batch, or undoes all.
+func (j *job) begin(op backends.Op, descs []backends.Desc, pages *backends.Pages, l *letter, pieces *[]csrc.CUDAPiece) error {
+	p := j.p
+	err := j.check(op, descs, pages, pieces)
+	if err == nil {
+		err = p.promise(l)
+	}
+	if err != nil {
+		j.undo()
+		return err
+	}
+	if len(descs) == 0 && pages == nil {
+		j.give()
+		p.post(l, nil)
+		j.b.complete(backends.Completion{Tag: j.tag})
+		return nil
+	}
+	j.letter = l
+	if l != nil {
+		j.b.ends.Heed(1)
+	}
+	p.unfinished.Add(1)
+	if err = j.start(*pieces); err == nil {
+		return nil // and j may be another batch by now
+	}
+	p.unfinished.Add(-1)
+	if l != nil {
+		j.b.ends.Heed(-1)
+		p.post(l, err)
+	}
+	j.undo()
+	return err
+}
+
+// check validates the whole batch, so that what cannot work starts nothing, and makes it pieces, or
+// what a kernel or a processor needs.
+func (j *job) check(op backends.Op, descs []backends.Desc, pages *backends.Pages, pieces *[]csrc.CUDAPiece) error {
+	if pages != nil {
+		return j.checkPages(op, pages, pieces)
+	}
+	for i := range descs {
+		d := &descs[i]
+		if n := len(j.views); n == 0 || !j.views[n-1].shows(d) {
+			if err := j.look(op, d.LocalKey, d.RemoteKey); err != nil {
+				return &backends.PieceError{Piece: i, Err: err}
+			}
+		}
+		v := &j.views[len(j.views)-1]
+		if err := d.Check(v.local.seg.Len, v.remote.m.seg.Len); err != nil {
+			return &backends.PieceError{Piece: i, Err: err}
+		}
+		v.add(pieces, op, d, i)
+		if err := j.gateOf(v, d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// add makes a descriptor a piece, or a part of the one before.
+func (v *view) add(pieces *[]csrc.CUDAPiece, op backends.Op, d *backends.Desc, index int) {
+	dst, src := v.remote.m.base+d.Remote, v.local.base+d.Local
+	if op == backends.Read {
+		dst, src = src, dst
+	}
+	if n := len(*pieces); n > 0 {
+		last := &(*pieces)[n-1]
+		if last.Dst+last.Len == dst && last.Src+last.Len == src && last.Way == v.way {
+			last.Len += d.Len
+			return
+		}
+	}
+	*pieces = append(*pieces, csrc.CUDAPiece{Dst: dst, Src: src, Len: d.Len, Way: v.way, Index: uint32(index)})
+}
+
+// start puts the batch on a stream, or on the list of the patient one.
+func (j *job) start(pieces []csrc.CUDAPiece) error {
+	j.b.starting.RLock()
+	defer j.b.starting.RUnlock()
+	j.show()
+	m := j.dev.mover
+	if j.gather.Count > 0 {
+		j.written.Store(true)
+		return m.SubmitEntries(j.number, &j.gather)
+	}
+	lane, err := j.lane()
+	if err != nil {
+		return err
+	}
+	j.written.Store(true)
+	if j.place != nil {
+		return m.SubmitRun(lane, j.number, &j.run, j.events)
+	}
+	return m.Submit(lane, j.number, pieces, j.events)
+}
+
+func (j *job) lane() (lane int, err error) {
+	switch {
+	case j.slow && len(j.events) > 0:
+		return 0, fmt.Errorf("memory that is not pinned cannot wait for an event (Explain says why it is not): %w", backends.ErrNotSupported)
+	case j.slow:
+		return j.dev.mover.Patient(), nil
+	case len(j.events) > 0:
+		j.gate, lane, err = j.dev.gatedLane()
+		if err != nil {
+			j.gate = -1
+		}
+		return lane, err
+	}
+	j.shared = j.dev.lane()
+	return j.shared, nil
+}
+
+// borrow returns room for pieces, which a batch needs only until it is on a stream.
+func (b *Backend) borrow() []csrc.CUDAPiece {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if n := len(b.scratch); n > 0 {
+		s := b.scratch[n-1]
+		b.scratch = b.scratch[:n-1]
+		return s[:0]
+	}
+	return make([]csrc.CUDAPiece, 0, 64)
+}
+
+// scratchMax is how many are kept: as many as submit at once, mostly.
+const scratchMax = 8
+
+func (b *Backend) lend(s []csrc.CUDAPiece) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.scratch) < scratchMax {
+		b.scratch = append(b.scratch, s)
+	}
+}

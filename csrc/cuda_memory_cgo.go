@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package csrc
+
+/*
+#include "cuda_mover.h"
+*/
+import "C"
+
+import (
+	"os"
+	"syscall"
+	"unsafe"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+func syscallErrno(n int32) error { return syscall.Errno(n) }
+
+// Pin makes host memory known to all devices. It must lie outside the Go heap and stay until
+// Unpin. backends.ErrBusy: a part of it is pinned already.
+func (m *CUDAMover) Pin(mem []byte) error {
+	rc := C.sl_cuda_host_pin(m.c, unsafe.Pointer(unsafe.SliceData(mem)), C.size_t(len(mem)))
+	if rc == C.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED {
+		return backends.ErrBusy
+	}
+	return cudaResult("pin host memory", rc)
+}
+
+// Unpin undoes Pin.
+func (m *CUDAMover) Unpin(mem []byte) error {
+	return cudaResult("unpin host memory", C.sl_cuda_host_unpin(m.c, unsafe.Pointer(unsafe.SliceData(mem))))
+}
+
+// HostAddress is where kernels see pinned memory.
+func (m *CUDAMover) HostAddress(mem []byte) (at uint64, err error) {
+	var address C.CUdeviceptr
+	rc := C.sl_cuda_host_address(m.c, unsafe.Pointer(unsafe.SliceData(mem)), &address)
+	return uint64(address), cudaResult("find pinned memory", rc)
+}
+
+// HostPinned reports whether all of it is pinned, in one piece, whoever did it.
+func (m *CUDAMover) HostPinned(mem []byte) bool {
+	return bool(C.sl_cuda_host_pinned(m.c, C.uint64_t(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))), C.uint64_t(len(mem))))
+}
+
+// Whose returns which device has n bytes at an address; where none has all of them, until is
+// where they end.
+func (m *CUDAMover) Whose(at, n uint64) (device int, until uint64, err error) {
+	var d C.int
+	var end C.uint64_t
+	rc := C.sl_cuda_whose(m.c, C.uint64_t(at), C.uint64_t(n), &d, &end)
+	return int(d), uint64(end), cudaResult("look device memory up", rc)
+}
+
+// CUDAPlace is pinned memory with device memory of the same length beside it.
+type CUDAPlace struct {
+	Host []byte
+	At   uint64
+}
+
+// Place makes one.
+func (m *CUDAMover) Place(n int) (CUDAPlace, error) {
+	var host unsafe.Pointer
+	var at C.CUdeviceptr
+	if rc := C.sl_cuda_place_open(m.c, C.size_t(n), &host, &at); rc != 0 {
+		return CUDAPlace{}, cudaResult("allocate room for indices", rc)
+	}
+	return CUDAPlace{unsafe.Slice((*byte)(host), n), uint64(at)}, nil
+}
+
+// Displace gives it back.
+func (m *CUDAMover) Displace(p CUDAPlace) {
+	C.sl_cuda_place_close(m.c, unsafe.Pointer(unsafe.SliceData(p.Host)), C.CUdeviceptr(p.At))
+}
+
+// CUDABlock is memory of a device, which outlives movers. One goroutine at a time may use it.
+type CUDABlock struct {
+	c    C.struct_sl_cuda_block
+	At   uint64
+	Len  uint64
+	Maps bool // made by the driver's virtual memory management
+}
+
+// NewCUDABlock allocates n bytes. OpenCUDAMover must have succeeded once.
+func NewCUDABlock(ordinal int, n uint64) (*CUDABlock, error) {
+	b := &CUDABlock{Len: n}
+	if rc := C.sl_cuda_block_open(C.int(ordinal), C.size_t(n), &b.c); rc != 0 {
+		return nil, cudaResult("allocate device memory", rc)
+	}
+	b.At, b.Maps = uint64(b.c.at), b.c.mapped != 0
+	return b, nil
+}
+
+// Close frees it.
+func (b *CUDABlock) Close() error {
+	return cudaResult("free device memory", C.sl_cuda_block_close(&b.c))
+}
+
+// Export returns a dma-buf of all of it, whose descriptor is the caller's, and where in it the block begins. A descriptor
+// of -1 without an error: driver or device have no such call.
+func (b *CUDABlock) Export() (fd int, off uint64, err error) {
+	var f C.int
+	var o C.uint64_t
+	rc := C.sl_cuda_block_export(&b.c, C.size_t(os.Getpagesize()), &f, &o)
+	return int(f), uint64(o), cudaResult("export a dma-buf", rc)
+}

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package csrc
+
+/*
+#cgo noescape sl_cuda_submit
+#cgo nocallback sl_cuda_submit
+#cgo noescape sl_cuda_submit_run
+#cgo nocallback sl_cuda_submit_run
+#cgo noescape sl_cuda_gather
+#cgo nocallback sl_cuda_gather
+#cgo nocallback sl_cuda_cancel
+#include <stdlib.h>
+#include <errno.h>
+#include "cuda_mover.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// What crosses as it is has equal sizes in both directions.
+const (
+	_ = uint(unsafe.Sizeof(CUDAPiece{}) - unsafe.Sizeof(C.struct_sl_cuda_piece{}))
+	_ = uint(unsafe.Sizeof(C.struct_sl_cuda_piece{}) - unsafe.Sizeof(CUDAPiece{}))
+	_ = uint(unsafe.Offsetof(CUDAPiece{}.Index) - unsafe.Offsetof(C.struct_sl_cuda_piece{}.index))
+	_ = uint(unsafe.Sizeof(CUDARun{}) - unsafe.Sizeof(C.struct_sl_cuda_run{}))
+	_ = uint(unsafe.Sizeof(C.struct_sl_cuda_run{}) - unsafe.Sizeof(CUDARun{}))
+	_ = uint(unsafe.Offsetof(CUDARun{}.Args) - unsafe.Offsetof(C.struct_sl_cuda_run{}.args))
+	_ = uint(C.SL_CUDA_WAITS_MAX - CUDAWaitsMax)
+	_ = uint(C.ECANCELED + CUDACanceled)
+	_ = uint(-CUDACanceled - C.ECANCELED)
+	_ = uint(C.SL_CUDA_ANY - CUDAAny)
+)
+
+// moverLoaded says whether the functions that movers call beyond those of CUDADevice are there.
+var moverLoaded bool // guarded by cudaLoaded
+
+func loadMover() error {
+	cudaLoaded.Lock()
+	defer cudaLoaded.Unlock()
+	switch {
+	case cudaLoaded.path == "":
+		return cudaUnavailable("libcuda is not open", "call LoadCUDA first")
+	case moverLoaded:
+		return nil
+	}
+	name := C.CString(cudaLoaded.path)
+	defer C.free(unsafe.Pointer(name))
+	var why [512]C.char
+	if C.sl_cuda_mover_load(name, &why[0], C.size_t(len(why))) != 0 {
+		return cudaUnavailable(C.GoString(&why[0]), "install a driver from 450 on")
+	}
+	moverLoaded = true
+	return nil
+}
+
+// CUDADevices returns how many devices the driver shows. LoadCUDA must have succeeded.
+func CUDADevices() (int, error) {
+	if err := loadMover(); err != nil {
+		return 0, err
+	}
+	n := C.sl_cuda_count()
+	if n <= 0 {
+		return 0, cudaUnavailable("the driver has no device", "see what nvidia-smi says, and CUDA_VISIBLE_DEVICES")
+	}
+	return int(n), nil
+}
+
+// CUDAStatus is the error that a Done.Status stands for.
+func CUDAStatus(call string, status int32) error {
+	switch {
+	case status == CUDACanceled:
+		return backends.ErrAborted
+	case status < 0:
+		return fmt.Errorf("%s: %w", call, syscallErrno(-status))
+	}
+	return cudaResult(call, C.int(status))
+}
+
+// CUDAEnds is where movers say which batches have ended. Poll is for one goroutine at a time, the
+// others for any.
+type CUDAEnds struct {
+	c    *C.struct_sl_cuda_ends
+	ring ring
+	heed *atomic.Uint32
+}
+
+// NewCUDAEnds has room for as many batches, a power of two. wakeFD is an eventfd that is written to
+// after an end where Arm has asked for it, heedFD one that is written to after each end while
+// somebody heeds. Both stay the caller's, and must stay open until Close.
+// Implements: int sl_cuda_ends_open(struct sl_cuda_ends **ends, ...)
+func NewCUDAEnds(places, wakeFD, heedFD int) (*CUDAEnds, error) {
+	e := &CUDAEnds{}
+	if rc := C.sl_cuda_ends_open(&e.c, C.uint32_t(places), C.int(wakeFD), C.int(heedFD)); rc != 0 {
+		return nil, fmt.Errorf("make room for %d ends: %w", places, syscallErrno(int32(-rc)))
+	}
+	r := e.c.ring
+	e.ring = newRing(unsafe.Pointer(&r.head), unsafe.Pointer(&r.tail), unsafe.Pointer(&r.armed), unsafe.Pointer(&r.notes),
+		unsafe.Pointer(&r.first_len), unsafe.Pointer(&r.due), unsafe.Pointer(uintptr(unsafe.Pointer(r))+unsafe.Sizeof(*r)), places)
+	e.heed = (*atomic.Uint32)(unsafe.Pointer(&e.c.heed))
+	return e, nil
+}
+
+// Poll takes ends. It does not cross into C.
+func (e *CUDAEnds) Poll(done []Done) int { return e.ring.poll(done) }
+
+// Arm asks for one wake-up, and reports whether there is something already.
+func (e *CUDAEnds) Arm() bool { return e.ring.arm() }
+
+// Disarm reports whether a wake-up was asked for, once.
+func (e *CUDAEnds) Disarm() bool { return e.ring.armed.Load() != 0 && e.ring.armed.Swap(0) != 0 }
+
+// Heed counts batches whose end somebody awaits who does not poll.
+func (e *CUDAEnds) Heed(n int) { e.heed.Add(uint32(n)) }
+
+// Close gives the memory back, after the movers.
+func (e *CUDAEnds) Close() { C.sl_cuda_ends_close(e.c) }
+
+// CUDAMover moves batches on the streams of a device. Batches are numbered below the places of
+// its ends, and a number is in use until its end was polled. All methods may be called by any
+// goroutine, and none after Close.
+type CUDAMover struct {
+	c       *C.struct_sl_cuda_mover
+	streams int
+	gates   sync.Mutex
+}
+
+// OpenCUDAMover opens streams of a device that batches share, and room for as many that wait for
+// events. LoadCUDA must have succeeded. Errors are as OpenCUDA's.
+// Implements: int sl_cuda_mover_open(struct sl_cuda_mover **mover, ...)
+func OpenCUDAMover(ordinal int, ends *CUDAEnds, places, streams, gated int) (*CUDAMover, error) {
+	if err := loadMover(); err != nil {
+		return nil, err
+	}
+	m := &CUDAMover{streams: streams}
+	switch rc := C.sl_cuda_mover_open(&m.c, C.int(ordinal), ends.c, C.uint32_t(places), C.int(streams), C.int(gated)); rc {
+	case 0:
+		return m, nil
+	case C.CUDA_ERROR_NO_DEVICE, C.CUDA_ERROR_INVALID_DEVICE:
+		return nil, cudaUnavailable(fmt.Sprintf("there is no device %d", ordinal), "count them with nvidia-smi -L, from 0")
+	default:
+		return nil, CUDAStatus("open streams", int32(rc))
+	}
+}
+
+// Close waits for what is under way.
+func (m *CUDAMover) Close() { C.sl_cuda_mover_close(m.c) }
+
+// Patient is the lane whose thread does all work itself: for what a call may wait for, such as
+// copies of memory that is not pinned. Those below it are shared; Gated(i) follow.
+func (m *CUDAMover) Patient() int { return m.streams }
+
+// Gated returns the lane of gated batches with that number, which must be free, and makes it when
+// it is first needed.
+func (m *CUDAMover) Gated(i int) (lane int, err error) {
+	m.gates.Lock()
+	defer m.gates.Unlock()
+	lane = m.streams + 1 + i
+	return lane, CUDAStatus("open stream", int32(C.sl_cuda_gated_open(m.c, C.int(lane))))
+}
+
+// Load has the driver compile PTX and finds one or two kernels in it, as CUDADevice.Load does.
+func (m *CUDAMover) Load(ptx string, kernels []string) error {
+	text := C.CString(ptx)
+	defer C.free(unsafe.Pointer(text))
+	var names [2]*C.char
+	for i := range min(len(names), len(kernels)) {
+		names[i] = C.CString(kernels[i])
+		defer C.free(unsafe.Pointer(names[i]))
+	}
+	return cudaResult("load module", C.sl_cuda_mover_module(m.c, text, names[0], names[1]))
+}
+
+// Submit starts a batch of copies behind events, which are CUevents: one crossing, no allocation.
+// After an error nothing was started and nothing ends.
+func (m *CUDAMover) Submit(lane, batch int, pieces []CUDAPiece, events []uint64) error {
+	rc := C.sl_cuda_submit(m.c, C.int(lane), C.uint32_t(batch), (*C.struct_sl_cuda_piece)(unsafe.Pointer(unsafe.SliceData(pieces))),
+		C.size_t(len(pieces)), (*C.uint64_t)(unsafe.SliceData(events)), C.size_t(len(events)))
+	if rc == 0 {
+		return nil
+	}
+	return CUDAStatus("copy", int32(rc))
+}
+
+// SubmitRun starts a batch that is a launch.
+func (m *CUDAMover) SubmitRun(lane, batch int, r *CUDARun, events []uint64) error {
+	rc := C.sl_cuda_submit_run(m.c, C.int(lane), C.uint32_t(batch), (*C.struct_sl_cuda_run)(unsafe.Pointer(r)),
+		(*C.uint64_t)(unsafe.SliceData(events)), C.size_t(len(events)))
+	if rc == 0 {
+		return nil
+	}
+	return CUDAStatus("launch kernel", int32(rc))
+}
+
+// SubmitEntries starts a batch on the patient lane.
+func (m *CUDAMover) SubmitEntries(batch int, e *CUDAEntries) error {
+	up := C.int(0)
+	if e.Up {
+		up = 1
+	}
+	rc := C.sl_cuda_gather(m.c, C.uint32_t(batch), C.uint64_t(uintptr(unsafe.Pointer(unsafe.SliceData(e.Host)))), C.uint64_t(len(e.Host)),
+		C.uint64_t(e.Base), C.uint64_t(e.Stride), C.uint64_t(e.Entry), indexPtr(e.List), C.size_t(e.Count), C.uint64_t(e.Dense), up)
+	if rc == 0 {
+		return nil
+	}
+	return CUDAStatus("gather", int32(rc))
+}
+
+// Cancel drops what of a batch is not on its stream yet.
+func (m *CUDAMover) Cancel(batch int) { C.sl_cuda_cancel(m.c, C.uint32_t(batch)) }
+
+// Follow has a CUstream of the caller wait for the end of a batch that has not been polled.
+// backends.ErrNotSupported: it is on the patient lane.
+func (m *CUDAMover) Follow(batch int, stream uint64) error {
+	rc := C.sl_cuda_follow(m.c, C.uint32_t(batch), C.uint64_t(stream))
+	if rc == -C.EOPNOTSUPP {
+		return backends.ErrNotSupported
+	}
+	return CUDAStatus("wait on stream", int32(rc))
+}

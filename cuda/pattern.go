@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"fmt"
+	"math"
+	"slices"
+)
+
+// Kernels are those of a card, for who launches them on streams of its own, as the backend of
+// this name does. It may be used by any goroutine.
+type Kernels struct {
+	card   Card
+	module Module
+}
+
+// LoadKernels has load try the modules that the card can take, the most capable first, until one
+// is loaded. A card or driver that is too old is a *backends.UnavailableError.
+func LoadKernels(c Card, load func(ptx string, kernels []string) error) (*Kernels, error) {
+	fit := c.modules()
+	if len(fit) == 0 {
+		return nil, c.tooOld()
+	}
+	var err error
+	for _, m := range fit {
+		if err = load(m.PTX, m.Kernels); err == nil {
+			return &Kernels{c, m}, nil
+		}
+	}
+	return nil, fmt.Errorf("load kernels: %w", err)
+}
+
+// Names are the kernels that were loaded, in the order in which load was given them.
+func (k *Kernels) Names() []string { return slices.Clone(k.module.Kernels) }
+
+// Reach is memory by its address, as a card sees it.
+type Reach struct {
+	At, Len uint64 // of all of it
+	Stride  uint64 // bytes from one place to the next
+	List    uint64 // address of Count indices of 32 bits; 0: entry i is at place i
+}
+
+// Pattern is a Move of one part by addresses.
+type Pattern struct {
+	Dst, Src Reach
+	Entry    uint64 // bytes
+	Count    int
+	Tally    uint64 // address of TallyBytes, which are TallyStart before the launch
+	FarDst   bool   // the destination is host memory and the source is not
+}
+
+// TallyBytes is the room that a kernel counts in.
+const TallyBytes = int(tallyBytes)
+
+// TallyStart writes what the room must hold before a launch.
+func TallyStart(at []byte) { copy(at, (&tally{firstBad: math.MaxUint64}).bytes()) }
+
+// Takes reports whether a kernel can move entries of that length that lie so: everything must be
+// a multiple of Align.
+func (p *Pattern) Takes() bool {
+	var a args
+	return p.fill(&a) == nil && a.aligned() == nil
+}
+
+// Launch writes the argument of a kernel, one struct by value, into dst and says how to launch it
+// within the budget, and which of Names it is. It allocates nothing unless it fails. Errors are
+// those of Plan.
+func (k *Kernels) Launch(p *Pattern, b Budget, dst []byte) (l Launch, kernel, n int, err error) {
+	var a args
+	if err := p.fill(&a); err != nil {
+		return Launch{}, 0, 0, err
+	}
+	if l, err = a.shape(k, b); err != nil {
+		return Launch{}, 0, 0, err
+	}
+	a.slots = l.Slots
+	return l, slices.Index(k.module.Kernels, l.Kernel), copy(dst, a.bytes()), nil
+}
+
+// shape is the launch by bulk copies where card and entries allow it, through registers otherwise.
+func (a *args) shape(k *Kernels, b Budget) (Launch, error) {
+	if a.part[0].width == 16 && slices.Contains(k.module.Kernels, KernelBulk) && a.ringFits(&k.card) {
+		l, err := a.plan(&k.module, &k.card, b, VariantBulk)
+		l.Why = "bulk copies: one operation an entry"
+		return l, err
+	}
+	l, err := a.plan(&k.module, &k.card, b, VariantRows)
+	l.Why = "through registers: bulk copies need multiples of 16, rings that fit, and compute capability 9.0"
+	return l, err
+}
+
+func (p *Pattern) fill(a *args) error {
+	if err := a.begin(1, p.Count); err != nil {
+		return err
+	}
+	if err := a.fill(0, p.Entry, p.Dst.side(), p.Src.side()); err != nil {
+		return err
+	}
+	a.dstIndex, a.srcIndex, a.tally = p.Dst.List, p.Src.List, p.Tally
+	if p.Dst.List != 0 {
+		a.dstPlaces = min(a.dstPlaces, Skip32)
+	}
+	if p.Src.List != 0 {
+		a.srcPlaces = min(a.srcPlaces, Skip32)
+	}
+	if p.FarDst {
+		a.flags |= farDst
+	}
+	return nil
+}
+
+func (r *Reach) side() side { return side{r.At, r.Len, r.Stride} }
+
+// ringFits reports whether a ring of two entries a thread fits in shared memory.
+func (a *args) ringFits(c *Card) bool {
+	return uint64(c.Shared)/(warpThreads*(a.longest()+slotHead)) >= slotsMin
+}
