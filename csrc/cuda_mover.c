@@ -136,6 +136,8 @@ static int start(struct sl_cuda_lane *l)
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	rc = -pthread_create(&l->thread, &small, attend, l);
+	if (!rc)
+		(void)pthread_setname_np(l->thread, "sluice-cuda");
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	pthread_attr_destroy(&small);
 	return rc;

@@ -81,6 +81,9 @@ func TestDRAMToHBM(t *testing.T) { backendtest.Run(t, upHarness) }
 func TestHBMToDRAM(t *testing.T) { backendtest.Run(t, downHarness) }
 func TestHBMToHBM(t *testing.T)  { backendtest.Run(t, withinHarness) }
 
+func BenchmarkDRAMToHBM(b *testing.B) { backendtest.Benchmark(b, upHarness) }
+func BenchmarkHBMToHBM(b *testing.B)  { backendtest.Benchmark(b, withinHarness) }
+
 // card is the test's own way to memory of devices, which is not the backend's.
 var card struct {
 	sync.Mutex

@@ -62,6 +62,7 @@ func (b *Backend) attend() {
 // finish ends a batch. The caller holds reaping.
 func (b *Backend) finish(d *csrc.Done) {
 	j := b.jobs[d.Tag]
+	j.written.Load()
 	p, c := j.p, backends.Completion{Tag: j.tag, Err: j.outcome(d)}
 	if j.letter != nil {
 		b.ends.Heed(-1)

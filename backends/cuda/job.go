@@ -20,6 +20,8 @@ type job struct {
 	tag  uint64
 	why  atomic.Pointer[error] // it was asked to end early
 
+	written atomic.Bool // all of it is: stored before C has it, loaded when C has given it back
+
 	dev    *device
 	views  []view
 	events []uint64 // that it waits for

@@ -311,3 +311,21 @@ func (r *rig) manyDescs() {
 		r.fill(d)
 	}
 }
+
+// TestPinnedPagesStay: while the driver knows the pages of shared memory, nobody puts others in their place.
+func TestPinnedPagesStay(t *testing.T) {
+	r := newRig(t, testConfig())
+	s, err := backendtest.HostMemory(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Free()
+	m := r.register(s.Segment)
+	sameError(t, "fresh pages under pinned memory", s.Segment.Shared.Renew(0, 4096), backends.ErrBusy)
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Segment.Shared.Renew(0, 4096); err != nil {
+		t.Errorf("fresh pages when the memory was closed: %v", err)
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -53,12 +54,33 @@ func newRig(t *testing.T, cfg Config) *rig {
 		if n := pins.bytes(); n != 0 {
 			t.Errorf("%d bytes are pinned after Close", n)
 		}
+		if n := threads(t); n != 0 {
+			t.Errorf("%d threads of lanes are left after Close", n)
+		}
 	})
+	if n := threads(t); n < len(b.devices)*(b.cfg.Streams+1) {
+		t.Errorf("%d threads for %d devices of %d streams: the count of threads tells nothing", n, len(b.devices), b.cfg.Streams)
+	}
 	p, err := b.Connect(context.Background(), b.Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return &rig{t: t, b: b, p: p.(*peer)}
+}
+
+// threads counts those of lanes in this process.
+func threads(t *testing.T) (n int) {
+	t.Helper()
+	tasks, err := filepath.Glob("/proc/self/task/*/comm")
+	if err != nil || len(tasks) == 0 {
+		t.Fatalf("%d threads in /proc, %v", len(tasks), err)
+	}
+	for _, name := range tasks {
+		if comm, err := os.ReadFile(name); err == nil && string(comm) == "sluice-cuda\n" {
+			n++
+		}
+	}
+	return n
 }
 
 // onStandIn skips what commands the stand-in on a card.
@@ -143,11 +165,8 @@ func (r *rig) fill(p *place) {
 		return
 	}
 	r.seed++
-	rng := rand.New(rand.NewPCG(r.seed, 7))
 	mem := make([]byte, p.space.Segment.Len)
-	for i := range mem {
-		mem[i] = byte(rng.Uint32())
-	}
+	_, _ = rand.NewChaCha8([32]byte{byte(r.seed), 7}).Read(mem) // never fails
 	if _, err := p.bytes().WriteAt(mem, 0); err != nil {
 		r.t.Fatal(err)
 	}

@@ -140,12 +140,14 @@ func (j *job) start(pieces []csrc.CUDAPiece) error {
 	j.show()
 	m := j.dev.mover
 	if j.gather.Count > 0 {
+		j.written.Store(true)
 		return m.SubmitEntries(j.number, &j.gather)
 	}
 	lane, err := j.lane()
 	if err != nil {
 		return err
 	}
+	j.written.Store(true)
 	if j.place != nil {
 		return m.SubmitRun(lane, j.number, &j.run, j.events)
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/cuda"
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/rdma"
 	"github.com/sluicehq/sluice/backends/shm"
@@ -44,6 +45,9 @@ var makers = []maker{
 	}},
 	{"mem", backends.InProcess, func(o openOptions) (backends.Backend, error) {
 		return asBackend(mem.New(mem.Config{Workers: o.threads}))
+	}},
+	{"cuda", backends.InProcess, func(openOptions) (backends.Backend, error) {
+		return asBackend(cuda.New(cuda.Config{}))
 	}},
 }
 

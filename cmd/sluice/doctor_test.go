@@ -44,12 +44,13 @@ func TestDoctorOnAnotherMachine(t *testing.T) {
 	}
 	for _, want := range []string{`BACKEND +IN THIS BUILD +MACHINE`, `\nshm +yes +limited`, `\nucx +yes +missing +.*libucp.so.0 not found`, "apt-get install libucx0",
 		`\nrdma +yes +missing +.*libibverbs.so.1 not found`, "apt-get install libibverbs1",
+		`\ncuda +yes +missing +.*libcuda.so.1 not found`, "install the NVIDIA driver",
 		`\nTo mend:\n`, `--all shows them`} {
 		if !regexp.MustCompile(want).MatchString(o.stdout) {
 			t.Errorf("no %q in:\n%s", want, o.stdout)
 		}
 	}
-	const hint = "install the NVIDIA driver"
+	const hint = "install libcufile of the CUDA toolkit"
 	if strings.Contains(o.stdout, hint) {
 		t.Errorf("a hint for a backend that is not built in:\n%s", o.stdout)
 	}
