@@ -58,6 +58,7 @@ func TestStartAfter(t *testing.T) {
 	const layers, n = 3, 64 << 10
 	driver.Set(t, fakecuda.DelayMicros, 2000)
 	source, kv, host := r.memory(hbm, layers*n), r.memory(hbm, layers*n), r.memory(backendtest.HostMemory, layers*n)
+	scratch := r.memory(hbm, n)
 	var streams [layers]*producer
 	for i := range streams {
 		streams[i] = newProducer(t)
@@ -73,9 +74,10 @@ func TestStartAfter(t *testing.T) {
 		var tags []uint64
 		for i := range uint64(layers) {
 			p := streams[i]
-			for range 3 { // so that it takes a while
-				p.must(p.Copy(kv.m.base+i*n, source.m.base+i*n, n))
+			for range 4 { // so that it takes a while
+				p.must(p.Copy(scratch.m.base, source.m.base, n))
 			}
+			p.must(p.Copy(kv.m.base+i*n, source.m.base+i*n, n))
 			p.must(p.Record(p.event))
 			tags = append(tags, r.submit(backends.Read, host, kv, backends.Desc{Local: i * n, Remote: i * n, Len: n}))
 		}
@@ -109,27 +111,33 @@ func TestGatesHoldNobodyElseUp(t *testing.T) {
 	cfg := testConfig()
 	cfg.Streams, cfg.Gated = 1, 2
 	r := newRig(t, cfg)
-	kv, host := r.memory(hbm, 4096), r.memory(backendtest.HostMemory, 4096)
+	kv, host := r.memory(hbm, 3*4096), r.memory(backendtest.HostMemory, 4096)
 	other := r.memory(hbm, 4096)
+	middle, err := kv.space.Segment.Slice(4096, 4096, [16]byte{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	blocked, late := newProducer(t), newProducer(t)
 	// An event that is recorded on a stream which waits for a transfer that is submitted later.
 	r.hold(late)
 	blocked.must(blocked.Await(late.event))
 	blocked.must(blocked.Record(blocked.event))
-	blocked.must(r.b.StartAfter(kv.space.Segment, blocked.event))
+	blocked.must(r.b.StartAfter(middle, blocked.event))
 	r.tag = 10
-	first := r.submit(backends.Read, host, kv, backends.Desc{Len: 1024})
-	second := r.submit(backends.Read, host, kv, backends.Desc{Local: 1024, Len: 1024})
+	first := r.submit(backends.Read, host, kv, backends.Desc{Remote: 4096, Len: 1024})
+	second := r.submit(backends.Read, host, kv, backends.Desc{Local: 1024, Remote: 8191, Len: 1024})
 	r.tag = 20
-	if err := r.p.Submit(backends.Read, 99, []backends.Desc{{Len: 1, Local: 2048, LocalKey: host.m.key, RemoteKey: kv.key}}); !errors.Is(err, backends.ErrFull) {
+	if err := r.p.Submit(backends.Read, 99, []backends.Desc{{Len: 1, Local: 2048, Remote: 5000, LocalKey: host.m.key, RemoteKey: kv.key}}); !errors.Is(err, backends.ErrFull) {
 		t.Errorf("a third batch that waits: %v, want %v", err, backends.ErrFull)
 	}
 	for range 5 {
 		r.move(backends.Write, host, other, backends.Desc{Len: 4096})
+		r.move(backends.Read, host, kv, backends.Desc{Len: 4096})
+		r.move(backends.Read, host, kv, backends.Desc{Remote: 8192, Len: 4096})
 	}
 	r.release()
 	r.endAll([]uint64{first, second})
-	blocked.must(r.b.StartAfter(kv.space.Segment, 0))
+	blocked.must(r.b.StartAfter(middle, 0))
 	blocked.close()
 	late.close()
 }
@@ -277,4 +285,74 @@ func TestSmallOvertakesLarge(t *testing.T) {
 	if err := r.end(long); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestFenceWaits fences memory while a slow device writes to it: nothing lands afterwards.
+func TestFenceWaits(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	l, d := r.memory(backendtest.HostMemory, 64<<10), r.memory(hbm, 64<<10)
+	for range 5 {
+		driver.Put(fakecuda.DelayMicros, 20000)
+		tag := r.submit(backends.Write, l, d, backends.Desc{Len: 64 << 10})
+		if err := r.b.Fence(context.Background(), d.m.key); err != nil {
+			t.Fatal(err)
+		}
+		driver.Put(fakecuda.DelayMicros, 0)
+		r.fill(d)
+		want := r.content(d)
+		if err := r.end(tag); err != nil && !errors.Is(err, backends.ErrRevoked) {
+			t.Errorf("a write that was fenced off: %v", err)
+		}
+		r.same("memory after a fence", r.content(d), want)
+		d.key = r.imported(d.m)
+	}
+}
+
+// TestFenceThatIsTooLate has a fence wait for a device that is held up, for as long as its context
+// lasts; the next one finds the memory quiet.
+func TestFenceThatIsTooLate(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	l, d := r.memory(backendtest.HostMemory, 4096), r.memory(hbm, 4096)
+	driver.Set(t, fakecuda.Hold, 1)
+	tag := r.submit(backends.Write, l, d, backends.Desc{Len: 13})
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	sameError(t, "a fence against a device that is held up", r.b.Fence(ctx, d.m.key), backends.ErrTimeout)
+	r.release()
+	if err := r.b.Fence(context.Background(), d.m.key); err != nil {
+		t.Error(err)
+	}
+	if err := r.end(tag); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSubmitDoesNotWait has memory that is not pinned wait for a device that is held up: Submit
+// returns all the same.
+func TestSubmitDoesNotWait(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	driver.Set(t, fakecuda.PinResult, 2)
+	driver.Set(t, fakecuda.Hold, 1)
+	l, d := r.memory(backendtest.HostMemory, 4096), r.memory(hbm, 4096)
+	returned := make(chan error, 1)
+	go func() {
+		returned <- r.p.Submit(backends.Read, 1, []backends.Desc{{Len: 13, LocalKey: l.m.key, RemoteKey: d.key}})
+	}()
+	select {
+	case err := <-returned:
+		if err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(limit):
+		r.release()
+		t.Fatal("Submit waits for the bytes")
+	}
+	r.release()
+	if err := r.end(1); err != nil {
+		t.Error(err)
+	}
+	r.same("memory that is not pinned", r.content(l)[:13], r.content(d)[:13])
 }

@@ -107,6 +107,8 @@ func TestPagesThatNoKernelTakes(t *testing.T) {
 	l, d := r.memory(backendtest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
 	one := backends.Pages{Count: 3, EntryLen: 16, Local: []uint32{0, math.MaxUint32, 7}, RemoteStride: 16, LocalKey: l.m.key, RemoteKey: d.key}
 	r.pages(backends.Write, &one, l, d) // all entries are one
+	one.Local = []uint32{5, 0, 7}
+	r.pages(backends.Write, &one, l, d)
 	other := r.memory(hbm, 1<<20)
 	within := backends.Pages{Count: 40, EntryLen: 656, LocalStride: 656, RemoteStride: 1312, LocalKey: other.m.key, RemoteKey: d.key}
 	r.pages(backends.Write, &within, other, d)

@@ -138,20 +138,21 @@ func (j *job) start(pieces []csrc.CUDAPiece) error {
 	j.b.starting.RLock()
 	defer j.b.starting.RUnlock()
 	j.show()
-	m := j.dev.mover
-	if j.gather.Count > 0 {
+	m, number := j.dev.mover, j.number
+	if g := j.gather; g.Count > 0 {
 		j.written.Store(true)
-		return m.SubmitEntries(j.number, &j.gather)
+		return m.SubmitEntries(number, &g)
 	}
 	lane, err := j.lane()
 	if err != nil {
 		return err
 	}
-	j.written.Store(true)
-	if j.place != nil {
-		return m.SubmitRun(lane, j.number, &j.run, j.events)
+	run, events := j.place != nil, j.events
+	j.written.Store(true) // from here on it may be another batch
+	if run {
+		return m.SubmitRun(lane, number, &j.run, events)
 	}
-	return m.Submit(lane, j.number, pieces, j.events)
+	return m.Submit(lane, number, pieces, events)
 }
 
 func (j *job) lane() (lane int, err error) {
