@@ -36,6 +36,10 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 	}
+	if dir := os.Getenv(chainVariable); dir != "" {
+		fmt.Fprintln(os.Stderr, "the other process:", chainProcess(dir, os.Getenv(carrierVariable)))
+		os.Exit(1)
+	}
 	backendtest.Main(m, upHarness, downHarness, withinHarness)
 }
 
