@@ -40,6 +40,8 @@ int sluice_test(sluice_transfer transfer) { SLGO_CALL(slgoTest, transfer); }
 
 int sluice_wait(sluice_transfer transfer, int64_t timeout_ns) { SLGO_CALL(slgoWait, transfer, timeout_ns); }
 
+int sluice_post_and_wait(sluice_transfer transfer, int64_t timeout_ns) { SLGO_CALL(slgoPostAndWait, transfer, timeout_ns); }
+
 int sluice_abort(sluice_transfer transfer, int64_t timeout_ns) { SLGO_CALL(slgoAbort, transfer, timeout_ns); }
 
 int sluice_reset(sluice_transfer transfer) { SLGO_CALL(slgoReset, transfer); }

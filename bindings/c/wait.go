@@ -46,6 +46,27 @@ func slgoWait(h C.uint64_t, timeout C.int64_t, f *C.struct_slgo_fault) C.int {
 	if err != nil {
 		return answer(f, err)
 	}
+	return t.wait(timeout, f)
+}
+
+// slgoPostAndWait keeps the processor between the two: what runs in C has left it, and then
+// a goroutine of the backend's takes the copy over before the caller asks for it.
+//
+//export slgoPostAndWait
+func slgoPostAndWait(h C.uint64_t, timeout C.int64_t, f *C.struct_slgo_fault) C.int {
+	t, err := hold(h)
+	if err != nil {
+		return answer(f, err)
+	}
+	err = t.t.Post()
+	t.letGo()
+	if err != nil {
+		return answer(f, err)
+	}
+	return t.wait(timeout, f)
+}
+
+func (t *transfer) wait(timeout C.int64_t, f *C.struct_slgo_fault) C.int {
 	if timeout == 0 || t.t.Done() {
 		return t.test(f)
 	}
@@ -53,7 +74,7 @@ func slgoWait(h C.uint64_t, timeout C.int64_t, f *C.struct_slgo_fault) C.int {
 		return answer(f, t.t.Wait(context.Background()))
 	}
 	d := borrowLimit(time.Duration(timeout))
-	err = t.t.Wait(d)
+	err := t.t.Wait(d)
 	d.giveBack()
 	if err == errOver {
 		return C.SLUICE_PENDING

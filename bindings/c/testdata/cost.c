@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prints the nanoseconds of posting and waiting for 2,048 pages and for 64 bytes, a line for each
-// round; argv[1] is how many rounds of argv[2] posts.
+// Prints the nanoseconds of posting and waiting for 2,048 pages of 656 bytes, as many of 8, and 64
+// bytes, for each line that it reads; argv[1] is how many rounds of argv[2] posts,
+// argv[3] is "together" for post and wait in one call.
 #include <time.h>
 
 #include "check.h"
@@ -14,10 +15,16 @@ static double now(void)
 	return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
+static int together; // in one call, not two
+
 static double measure(sluice_transfer t, long posts)
 {
 	double start = now();
 	for (long i = 0; i < posts; i++) {
+		if (together) {
+			OK(sluice_post_and_wait(t, LIMIT));
+			continue;
+		}
 		OK(sluice_post(t));
 		OK(sluice_wait(t, LIMIT));
 	}
@@ -26,7 +33,8 @@ static double measure(sluice_transfer t, long posts)
 
 int main(int argc, char **argv)
 {
-	TRUE(argc == 3);
+	TRUE(argc == 4);
+	together = !strcmp(argv[3], "together");
 	long rounds = atol(argv[1]), posts = atol(argv[2]);
 	struct end a = open_end("a", "mem", COUNT * STRIDE), b = open_end("b", "mem", COUNT * STRIDE);
 	sluice_remote there;
@@ -38,13 +46,15 @@ int main(int argc, char **argv)
 	}
 	struct sluice_pages pages = {.size = sizeof pages, .count = COUNT, .entry_length = ENTRY, .local_stride = STRIDE,
 				     .remote_stride = STRIDE, .local = from, .remote = to};
-	sluice_transfer large = new_transfer(peer, SLUICE_WRITE), small = new_transfer(peer, SLUICE_WRITE);
+	sluice_transfer large = new_transfer(peer, SLUICE_WRITE), tiny = new_transfer(peer, SLUICE_WRITE), small = new_transfer(peer, SLUICE_WRITE);
 	OK(sluice_transfer_add_pages(large, a.region, there, &pages));
+	pages.entry_length = 8;
+	OK(sluice_transfer_add_pages(tiny, a.region, there, &pages));
 	add_one(small, a.region, there, 0, 0, 64);
-	measure(large, 10), measure(small, 1000);
+	measure(large, 10), measure(tiny, 10), measure(small, 1000);
 	char line[16];
 	for (long i = 0; i < rounds && fgets(line, sizeof line, stdin); i++) { // who reads says when
-		printf("%.0f %.1f\n", measure(large, posts), measure(small, posts * 100));
+		printf("%.0f %.0f %.1f\n", measure(large, posts), measure(tiny, posts * 10), measure(small, posts * 100));
 		fflush(stdout);
 	}
 	close_end(&a);

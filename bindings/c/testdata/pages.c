@@ -35,8 +35,7 @@ int main(void)
 	pages.count = COUNT - 1;
 	memset(b.bytes, 0, COUNT * STRIDE);
 	OK(sluice_transfer_add_pages(t, a.region, there, &pages));
-	OK(sluice_post(t));
-	OK(sluice_wait(t, LIMIT));
+	OK(sluice_post_and_wait(t, LIMIT));
 	for (uint32_t i = 0; i < COUNT - 1; i++)
 		TRUE(!memcmp(b.bytes + i * STRIDE, a.bytes + 8 + i * STRIDE, ENTRY));
 	OK(sluice_reset(t));
