@@ -181,9 +181,7 @@ func (e *openEngine) deliver(out *C.struct_sluice_notification, buffer *C.uint8_
 		out.status = C.int32_t(codeOf(n.Err))
 	}
 	if n.Peer != nil {
-		if handle, err := e.peerHandle(n.Peer); err == nil {
-			out.peer = C.uint64_t(handle)
-		}
+		out.peer = C.uint64_t(e.senderHandle(n.Peer))
 	}
 	return C.SLUICE_OK
 }

@@ -45,6 +45,24 @@ func (e *openEngine) peerHandle(p *engine.Peer) (uint64, error) {
 	return h, err
 }
 
+// senderHandle names who sent a message: 0 for a peer that is over and that the program
+// does not know, or no more.
+func (e *openEngine) senderHandle(p *engine.Peer) uint64 {
+	e.mu.Lock()
+	h, known := e.known[p]
+	e.mu.Unlock()
+	if known {
+		return h
+	}
+	select {
+	case <-p.Lost():
+		return 0
+	default:
+	}
+	h, _ = e.peerHandle(p) // 0 when there are no more
+	return h
+}
+
 // connected is how the functions that make a peer return.
 func (e *openEngine) connected(p *engine.Peer, err error, out *C.uint64_t, f *C.struct_slgo_fault) C.int {
 	if err != nil {

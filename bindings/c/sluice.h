@@ -27,8 +27,8 @@
  *
  * Signals. The library has a Go runtime, which starts when it is loaded and cannot be
  * unloaded. It takes SIGSEGV, SIGBUS and SIGFPE (a fault outside of Go goes on to the
- * handler that was there before), SIGPIPE (the same), and SIGURG. It leaves all others
- * alone. Handlers that a program installs before it loads the library go on working. One
+ * handler that was there before), SIGPIPE (the same), SIGURG, and 33, which is glibc's own. It
+ * leaves all others alone. Handlers that a program installs before it loads the library go on working. One
  * that is installed later needs SA_ONSTACK, and for the signals above it should call the
  * handler that it has replaced. Threads of the runtime receive signals that are sent to the process.
  *
@@ -338,7 +338,7 @@ int sluice_notify(sluice_peer peer, const void *message, size_t length, int64_t 
 struct sluice_notification {
 	uint32_t size;
 	int32_t status; /* SLUICE_OK, or SLUICE_ERR_PEER_LOST: the last word about this sender */
-	sluice_peer peer; /* 0: this engine has not connected to the sender. Not accepted yet: not to be closed */
+	sluice_peer peer; /* 0: not connected to the sender, or no more. Not accepted yet: not to be closed */
 	uint64_t length; /* bytes of the message */
 };
 
@@ -349,7 +349,10 @@ struct sluice_notification {
 int sluice_receive(sluice_engine engine, struct sluice_notification *notification,
 		   void *buffer, size_t capacity, int64_t timeout_ns);
 
-/* Readable while there may be a message: receive with timeout 0 until SLUICE_PENDING. Do not read or close it. */
+/*
+ * Readable while there may be a message: receive with timeout 0 until SLUICE_PENDING. Do not read or
+ * close it. SLUICE_ERR_BUSY: a thread receives just now; ask before any does.
+ */
 int sluice_notification_fd(sluice_engine engine, int *fd);
 
 /* How many transfers have counted here (sluice_transfer_count); waits until they are n. */

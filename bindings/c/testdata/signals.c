@@ -33,6 +33,22 @@ static void install(int number, void (*handler)(int), int flags)
 	TRUE(!sigaction(number, &action, NULL));
 }
 
+/* Compares the handlers with those of before: the library may have taken what sluice.h says. */
+static void untouched(const struct sigaction *before)
+{
+	for (int number = 1; number < 32; number++) {
+		struct sigaction now;
+		if (sigaction(number, NULL, &now))
+			continue;
+		int same = now.sa_handler == before[number].sa_handler;
+		int ours = number == SIGSEGV || number == SIGBUS || number == SIGFPE || number == SIGPIPE || number == SIGURG;
+		if (!same && !ours) {
+			fprintf(stderr, "signal %d was taken\n", number);
+			exit(1);
+		}
+	}
+}
+
 #define LOAD(name) __typeof__(&sluice_##name) p_##name = (__typeof__(&sluice_##name))dlsym(library, "sluice_" #name)
 
 int main(int argc, char **argv)
@@ -43,11 +59,15 @@ int main(int argc, char **argv)
 	install(SIGUSR1, on_user, SA_RESTART);
 	install(SIGPROF, on_profile, SA_RESTART);
 
+	struct sigaction before[32];
+	for (int number = 1; number < 32; number++)
+		sigaction(number, NULL, &before[number]);
 	void *library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
 	if (!library) {
 		fprintf(stderr, "%s\n", dlerror());
 		return 1;
 	}
+	untouched(before);
 	install(SIGUSR2, on_later, SA_RESTART | SA_ONSTACK);
 	LOAD(open);
 	LOAD(close);
