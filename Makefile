@@ -99,3 +99,22 @@ setup:
 clean:
 	rm -rf build
 	$(GO) clean -testcache
+
+# The C ABI: build/libsluice.so.1 and build/libsluice.a, and where a C compiler finds them.
+.PHONY: capi install
+PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
+VERSION ?= 0.0.0
+
+capi:
+	$(GO) build -buildmode=c-shared -o build/libsluice.so.1 \
+		-ldflags "-extldflags '-Wl,-soname,libsluice.so.1 -Wl,--version-script=$(CURDIR)/bindings/c/exports.map'" ./bindings/c
+	$(GO) build -buildmode=c-archive -o build/libsluice.a ./bindings/c
+
+install: capi
+	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(LIBDIR)/pkgconfig
+	install -m 644 bindings/c/sluice.h bindings/c/sluice.hpp $(DESTDIR)$(PREFIX)/include
+	install -m 755 build/libsluice.so.1 $(DESTDIR)$(LIBDIR)
+	install -m 644 build/libsluice.a $(DESTDIR)$(LIBDIR)
+	ln -sf libsluice.so.1 $(DESTDIR)$(LIBDIR)/libsluice.so
+	sed -e 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' bindings/c/sluice.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/sluice.pc

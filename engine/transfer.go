@@ -10,7 +10,7 @@ import (
 )
 
 // Transfer is a batch of copies with one completion. It is made once and posted
-// many times: idle, posted, done, posted again. Add, AddPages, Notify, Count, Post,
+// many times: idle, posted, done, posted again. Add, AddPages, Notify, Count, OnDone, Post,
 // Reset and Close belong to one goroutine at a time; Done, Err, Wait, Abort and
 // Completed may be called from any. Misuse is an error, ErrBusy while posted.
 type Transfer struct {
@@ -50,7 +50,7 @@ type Transfer struct {
 	completed   chan struct{}
 	sleepers    atomic.Int32 // who wants completed signalled
 	watched     atomic.Bool  // Completed is one of them
-	hook        func()       // called when it is done; it must not block. For the engine's own
+	hook        func()       // called when it is done; it must not block: see OnDone
 }
 
 // The states of a Transfer. Preparing is the part of Post in which the last

@@ -20,6 +20,9 @@ printf '#include <stdlib.h>\n' | { ! command -v gcc >/dev/null 2>&1 || gcc -E - 
 case $missing in *gcc*) missing="$missing libc6-dev" ;; esac
 needed=$missing
 
+# For the program in C++ of the C ABI's tests, which say so and skip without.
+command -v g++ >/dev/null 2>&1 || missing="$missing g++"
+
 # UCX: the library that is opened at run time, the headers that the declarations
 # are held against, the tool that is measured beside. Tests say so and skip without.
 ldconfig -p 2>/dev/null | grep -q 'libucp\.so\.0' || missing="$missing libucx0"

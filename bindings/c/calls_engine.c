@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// The functions of sluice.h around engines, memory, regions and leases.
+#include "_cgo_export.h"
+#include "faces.h"
+
+// The sizes of version 1 are the least that a program can have.
+enum {
+	CONFIG_LEAST = SLGO_THROUGH(struct sluice_config, handshakes_max),
+	ALLOC_LEAST = SLGO_THROUGH(struct sluice_alloc_options, backend),
+	SEGMENT_LEAST = SLGO_THROUGH(struct sluice_segment, file),
+	LEASE_LEAST = SLGO_THROUGH(struct sluice_lease_options, ttl_ns),
+};
+
+int sluice_open(const struct sluice_config *config, sluice_engine *engine)
+{
+	struct sluice_config known = {0};
+	int code = slgo_take(&known, sizeof known, CONFIG_LEAST, config, "sluice_config");
+	if (code)
+		return code;
+	SLGO_NEED(engine);
+	SLGO_CALL(slgoOpen, &known, engine);
+}
+
+int sluice_close(sluice_engine engine) { SLGO_CALL(slgoClose, engine); }
+
+int sluice_stats(sluice_engine engine, void *buffer, size_t capacity, size_t *length)
+{
+	SLGO_NEED(length);
+	SLGO_NEED(buffer || !capacity);
+	SLGO_CALL(slgoStats, engine, buffer, capacity, length);
+}
+
+int sluice_alloc(sluice_engine engine, const struct sluice_alloc_options *options, uint64_t length, sluice_memory *memory,
+		 void **address)
+{
+	struct sluice_alloc_options known = {0};
+	uint64_t at = 0;
+	int code = options ? slgo_take(&known, sizeof known, ALLOC_LEAST, options, "sluice_alloc_options") : slgo_check_fork();
+	if (code)
+		return code;
+	SLGO_NEED(memory);
+	SLGO_NEED(address);
+	code = slgoAlloc(engine, &known, length, memory, &at, slgo_fault());
+	if (!code)
+		*address = (void *)(uintptr_t)at;
+	return code;
+}
+
+int sluice_memory_close(sluice_memory memory) { SLGO_CALL(slgoMemoryClose, memory); }
+
+int sluice_register(sluice_engine engine, const char *name, const struct sluice_segment *segment, sluice_region *region)
+{
+	struct sluice_segment known = {0};
+	int code = slgo_take(&known, sizeof known, SEGMENT_LEAST, segment, "sluice_segment");
+	if (code)
+		return code;
+	SLGO_NEED(name);
+	SLGO_NEED(region);
+	SLGO_CALL(slgoRegister, engine, (char *)name, &known, region);
+}
+
+int sluice_region_close(sluice_region region) { SLGO_CALL(slgoRegionClose, region); }
+
+int sluice_lease_grant(sluice_region region, uint64_t offset, uint64_t length, const struct sluice_lease_options *options,
+		       sluice_lease *lease)
+{
+	struct sluice_lease_options known = {0};
+	int code = options ? slgo_take(&known, sizeof known, LEASE_LEAST, options, "sluice_lease_options") : slgo_check_fork();
+	if (code)
+		return code;
+	SLGO_NEED(lease);
+	SLGO_CALL(slgoLeaseGrant, region, offset, length, &known, lease);
+}
+
+int sluice_lease_token(sluice_lease lease, void *buffer, size_t capacity, size_t *length)
+{
+	SLGO_NEED(length);
+	SLGO_NEED(buffer || !capacity);
+	SLGO_CALL(slgoLeaseToken, lease, buffer, capacity, length);
+}
+
+int sluice_lease_revoke(sluice_lease lease, int64_t timeout_ns) { SLGO_CALL(slgoLeaseRevoke, lease, timeout_ns); }

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+// #include "faces.h"
+import "C"
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/engine"
+)
+
+// errArgument is a call that makes no sense, whatever the state of things.
+var errArgument = errors.New("argument")
+
+// argument says which.
+func argument(format string, args ...any) error {
+	return &argumentError{fmt.Sprintf(format, args...)}
+}
+
+type argumentError struct{ text string }
+
+func (e *argumentError) Error() string        { return e.text }
+func (e *argumentError) Is(target error) bool { return target == errArgument }
+
+// codes are in the order in which they are looked for: an error may be several.
+var codes = []struct {
+	err  error
+	code C.int
+}{
+	{errArgument, C.SLUICE_ERR_ARGUMENT},
+	{engine.ErrNoRoute, C.SLUICE_ERR_NO_ROUTE},
+	{engine.ErrUnavailable, C.SLUICE_ERR_UNAVAILABLE},
+	{engine.ErrRevoked, C.SLUICE_ERR_REVOKED},
+	{backends.ErrBadToken, C.SLUICE_ERR_TOKEN},
+	{backends.ErrReadOnly, C.SLUICE_ERR_READ_ONLY},
+	{engine.ErrUnproven, C.SLUICE_ERR_UNPROVEN},
+	{engine.ErrAborted, C.SLUICE_ERR_ABORTED},
+	{engine.ErrPeerLost, C.SLUICE_ERR_PEER_LOST},
+	{engine.ErrTimeout, C.SLUICE_ERR_TIMEOUT},
+	{context.DeadlineExceeded, C.SLUICE_ERR_TIMEOUT},
+	{engine.ErrClosed, C.SLUICE_ERR_CLOSED},
+	{engine.ErrFull, C.SLUICE_ERR_FULL},
+	{engine.ErrBusy, C.SLUICE_ERR_BUSY},
+	{engine.ErrBounds, C.SLUICE_ERR_BOUNDS},
+	{engine.ErrCorrupt, C.SLUICE_ERR_CORRUPT},
+	{engine.ErrVersion, C.SLUICE_ERR_VERSION},
+	{engine.ErrNotSupported, C.SLUICE_ERR_NOT_SUPPORTED},
+}
+
+func codeOf(err error) C.int {
+	if _, ok := err.(*staleError); ok {
+		return C.SLUICE_ERR_HANDLE
+	}
+	for _, c := range codes {
+		if errors.Is(err, c.err) {
+			return c.code
+		}
+	}
+	return C.SLUICE_ERR_SYSTEM
+}
+
+// answer is how an exported function returns err: its code, and its text in f.
+func answer(f *C.struct_slgo_fault, err error) C.int {
+	if err == nil {
+		return C.SLUICE_OK
+	}
+	setText(f, err.Error())
+	return codeOf(err)
+}

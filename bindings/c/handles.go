@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package main
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/engine"
+)
+
+// A handle is kind, generation and index. The generation makes the handle of something
+// that is gone differ from that of what has its place now, for 2^36 uses of a place.
+const (
+	indexBits      = 20
+	generationBits = 36
+	chunkSlots     = 1 << 10
+	chunksMax      = 1 << indexBits / chunkSlots
+)
+
+// kind is what a handle names.
+type kind uint64
+
+const (
+	kindEngine kind = iota + 1
+	kindMemory
+	kindRegion
+	kindPeer
+	kindRemote
+	kindTransfer
+	kindLease
+	kindListener
+)
+
+var kindNames = [...]string{"", "engine", "memory", "region", "peer", "remote", "transfer", "lease", "listener"}
+
+// table turns handles of one kind into what they name. Looking up takes two loads and no
+// lock; places that are given back are used again, the oldest first.
+type table[T any] struct {
+	kind   kind
+	chunks [chunksMax]atomic.Pointer[chunk[T]]
+
+	mu   sync.Mutex // guards what follows
+	used int        // places that were ever taken
+	free []int
+}
+
+type chunk[T any] [chunkSlots]slot[T]
+
+type slot[T any] struct {
+	entry      atomic.Pointer[entry[T]]
+	generation uint64 // guarded by table.mu
+}
+
+type entry[T any] struct {
+	handle uint64
+	value  *T
+}
+
+// staleError is what an unknown handle is answered with.
+type staleError struct {
+	want   kind
+	handle uint64
+}
+
+func (e *staleError) Error() string {
+	got := e.handle >> (indexBits + generationBits)
+	switch {
+	case e.handle == 0:
+		return fmt.Sprintf("0 is no handle, where a %s is wanted", kindNames[e.want])
+	case got == 0 || got >= uint64(len(kindNames)):
+		return fmt.Sprintf("%#x is no handle, where a %s is wanted", e.handle, kindNames[e.want])
+	case got != uint64(e.want):
+		return fmt.Sprintf("%#x is a %s, where a %s is wanted", e.handle, kindNames[got], kindNames[e.want])
+	}
+	return fmt.Sprintf("the %s %#x was closed, or its engine was", kindNames[e.want], e.handle)
+}
+
+// get returns what h names.
+func (t *table[T]) get(h uint64) (*T, error) {
+	index := h & (1<<indexBits - 1)
+	if c := t.chunks[index/chunkSlots].Load(); c != nil {
+		if e := c[index%chunkSlots].entry.Load(); e != nil && e.handle == h {
+			return e.value, nil
+		}
+	}
+	return nil, &staleError{want: t.kind, handle: h}
+}
+
+// put gives a handle to v.
+func (t *table[T]) put(v *T) (uint64, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	index := t.used
+	switch {
+	case len(t.free) > 0:
+		index, t.free = t.free[0], t.free[1:]
+	case t.used == 1<<indexBits:
+		return 0, fmt.Errorf("%d handles of a %s are in use: close some: %w", t.used, kindNames[t.kind], engine.ErrFull)
+	default:
+		t.used++
+		if index%chunkSlots == 0 {
+			t.chunks[index/chunkSlots].Store(new(chunk[T]))
+		}
+	}
+	s := &t.chunks[index/chunkSlots].Load()[index%chunkSlots]
+	s.generation++
+	h := uint64(t.kind)<<(indexBits+generationBits) | s.generation&(1<<generationBits-1)<<indexBits | uint64(index)
+	s.entry.Store(&entry[T]{handle: h, value: v})
+	return h, nil
+}
+
+// drop makes h stale, and reports whether it was in use.
+func (t *table[T]) drop(h uint64) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	index := h & (1<<indexBits - 1)
+	c := t.chunks[index/chunkSlots].Load()
+	if c == nil {
+		return false
+	}
+	s := &c[index%chunkSlots]
+	if e := s.entry.Load(); e == nil || e.handle != h {
+		return false
+	}
+	s.entry.Store(nil)
+	t.free = append(t.free, int(index))
+	return true
+}
+
+// dropAll makes stale what the function says, and returns it.
+func (t *table[T]) dropAll(which func(*T) bool) (dropped []*T) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for index := range t.used {
+		s := &t.chunks[index/chunkSlots].Load()[index%chunkSlots]
+		if e := s.entry.Load(); e != nil && which(e.value) {
+			s.entry.Store(nil)
+			t.free = append(t.free, index)
+			dropped = append(dropped, e.value)
+		}
+	}
+	return dropped
+}
+
+// The tables are the library's one global state: a handle means the same in all threads.
+var (
+	engines   = table[openEngine]{kind: kindEngine}
+	memories  = table[memory]{kind: kindMemory}
+	regions   = table[region]{kind: kindRegion}
+	peers     = table[peer]{kind: kindPeer}
+	remotes   = table[remote]{kind: kindRemote}
+	transfers = table[transfer]{kind: kindTransfer}
+	leases    = table[lease]{kind: kindLease}
+	listeners = table[listener]{kind: kindListener}
+)

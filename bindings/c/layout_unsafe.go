@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+// #include "faces.h"
+import "C"
+
+import (
+	"fmt"
+	"reflect"
+	"unsafe"
+)
+
+// goLayout is what Go makes of the structs that it reads in place, as the C compiler
+// describes them: "struct.field" -> "offset size", "struct" -> "size".
+func goLayout() map[string]string {
+	list := map[string]string{}
+	for name, v := range map[string]any{
+		"sluice_backend": C.struct_sluice_backend{}, "sluice_config": C.struct_sluice_config{},
+		"sluice_alloc_options": C.struct_sluice_alloc_options{}, "sluice_segment": C.struct_sluice_segment{},
+		"sluice_desc": C.struct_sluice_desc{}, "sluice_pages": C.struct_sluice_pages{},
+		"sluice_completion": C.struct_sluice_completion{}, "sluice_notification": C.struct_sluice_notification{},
+		"sluice_lease_options": C.struct_sluice_lease_options{},
+	} {
+		s := reflect.TypeOf(v)
+		list[name] = fmt.Sprint(s.Size())
+		for i := range s.NumField() {
+			f := s.Field(i)
+			list[name+"."+f.Name] = fmt.Sprint(f.Offset, f.Type.Size())
+		}
+	}
+	list["SLUICE_ABI_VERSION"] = fmt.Sprint(C.SLUICE_ABI_VERSION)
+	return list
+}
+
+// A Go array of handles or indices is what C has.
+const (
+	_ = uint(unsafe.Sizeof(C.sluice_region(0)) - unsafe.Sizeof(uint64(0)))
+	_ = uint(unsafe.Sizeof(uint64(0)) - unsafe.Sizeof(C.sluice_region(0)))
+)

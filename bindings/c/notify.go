@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+// #include "faces.h"
+import "C"
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/park"
+)
+
+// inbox is the way of messages to the program: from the engine's channel or, once a
+// descriptor was asked for, from a queue that a goroutine moves them into.
+type inbox struct {
+	turn chan struct{} // a lock, full while a thread receives
+
+	// Guarded by turn.
+	head  *engine.Notification // was too long for the buffer
+	queue chan engine.Notification
+	wake  *park.Event
+	moved chan struct{} // closed when that goroutine has ended
+}
+
+// queueLength is how many messages wait beside the engine's channel.
+const queueLength = 64
+
+func (in *inbox) init() { in.turn = make(chan struct{}, 1) }
+
+// source is where the next message comes from.
+// Preconditions: the turn is ours.
+func (in *inbox) source(e *openEngine) <-chan engine.Notification {
+	if in.queue != nil {
+		return in.queue
+	}
+	return e.Notifications()
+}
+
+// settle makes the descriptor readable if and only if there is something, but for
+// what comes meanwhile.
+// Preconditions: the turn is ours.
+func (in *inbox) settle() {
+	if in.wake == nil {
+		return
+	}
+	if in.head == nil && len(in.queue) == 0 {
+		in.wake.Drain()
+	}
+	if in.head != nil || len(in.queue) > 0 {
+		_ = in.wake.Signal()
+	}
+}
+
+// move brings messages from the engine's channel into the queue.
+func (in *inbox) move(e *openEngine) {
+	defer close(in.moved)
+	for {
+		select {
+		case n := <-e.Notifications():
+			select {
+			case in.queue <- n:
+				_ = in.wake.Signal()
+			case <-e.gone:
+				return
+			}
+		case <-e.gone:
+			return
+		}
+	}
+}
+
+// close ends it. The engine is gone by now.
+func (in *inbox) close() error {
+	in.turn <- struct{}{}
+	defer func() { <-in.turn }()
+	if in.wake == nil {
+		return nil
+	}
+	<-in.moved
+	return in.wake.Close()
+}
+
+//export slgoNotificationFd
+func slgoNotificationFd(h C.uint64_t, fd *C.int, f *C.struct_slgo_fault) C.int {
+	e, err := engines.get(uint64(h))
+	if err != nil {
+		return answer(f, err)
+	}
+	in := &e.inbox
+	select {
+	case in.turn <- struct{}{}:
+	default:
+		return answer(f, fmt.Errorf("notification descriptor: a thread receives: ask before, or when it has returned: %w", engine.ErrBusy))
+	}
+	defer func() { <-in.turn }()
+	if in.wake == nil {
+		if err := in.open(e); err != nil {
+			return answer(f, fmt.Errorf("notification descriptor: %w", err))
+		}
+	}
+	*fd = C.int(in.wake.FD())
+	return C.SLUICE_OK
+}
+
+// open starts the goroutine behind a descriptor.
+func (in *inbox) open(e *openEngine) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.over {
+		return engine.ErrClosed
+	}
+	wake, err := park.NewEvent()
+	if err != nil {
+		return err
+	}
+	in.wake, in.queue, in.moved = wake, make(chan engine.Notification, queueLength), make(chan struct{})
+	go in.move(e)
+	return nil
+}
+
+//export slgoReceive
+func slgoReceive(h C.uint64_t, out *C.struct_sluice_notification, buffer *C.uint8_t, capacity C.size_t, timeout C.int64_t, f *C.struct_slgo_fault) C.int {
+	e, err := engines.get(uint64(h))
+	if err != nil {
+		return answer(f, err)
+	}
+	over, stop := after(timeout)
+	defer stop()
+	in := &e.inbox
+	select {
+	case in.turn <- struct{}{}:
+	case <-over:
+		return C.SLUICE_PENDING
+	case <-e.gone:
+		return answer(f, errReceiveClosed)
+	}
+	defer func() { <-in.turn }()
+	defer in.settle()
+	if in.head == nil {
+		select {
+		case n := <-in.source(e):
+			in.head = &n
+		default:
+		}
+	}
+	if in.head == nil && timeout == 0 {
+		return C.SLUICE_PENDING
+	}
+	if in.head == nil {
+		select {
+		case n := <-in.source(e):
+			in.head = &n
+		case <-over:
+			return C.SLUICE_PENDING
+		case <-e.gone:
+			return answer(f, errReceiveClosed)
+		}
+	}
+	return e.deliver(out, buffer, capacity, f)
+}
+
+var errReceiveClosed = fmt.Errorf("receive: the engine: %w", engine.ErrClosed)
+
+// deliver gives the program what is at the head.
+// Preconditions: the turn is ours.
+func (e *openEngine) deliver(out *C.struct_sluice_notification, buffer *C.uint8_t, capacity C.size_t, f *C.struct_slgo_fault) C.int {
+	n := e.inbox.head
+	out.length = C.uint64_t(len(n.Data))
+	var length C.size_t
+	if code := hand(n.Data, buffer, capacity, &length, f); code != C.SLUICE_OK {
+		return code
+	}
+	e.inbox.head = nil
+	out.status, out.peer = C.SLUICE_OK, 0
+	if n.Err != nil {
+		out.status = C.int32_t(codeOf(n.Err))
+	}
+	if n.Peer != nil {
+		out.peer = C.uint64_t(e.senderHandle(n.Peer))
+	}
+	return C.SLUICE_OK
+}
+
+//export slgoNotify
+func slgoNotify(h C.uint64_t, message *C.uint8_t, length C.size_t, timeout C.int64_t, f *C.struct_slgo_fault) C.int {
+	p, err := peers.get(uint64(h))
+	if err != nil {
+		return answer(f, err)
+	}
+	b, err := inPlace[byte](message, min(uint64(length), math.MaxInt), "message")
+	if err != nil {
+		return answer(f, err)
+	}
+	if limit := p.p.MessageMax(); len(b) > limit {
+		return answer(f, fmt.Errorf("message of %d bytes, at most %d to this peer: %w", len(b), limit, engine.ErrBounds))
+	}
+	ctx, cancel := within(timeout)
+	defer cancel()
+	return answer(f, p.p.Notify(ctx, append([]byte{}, b...)))
+}
+
+//export slgoCounterValue
+func slgoCounterValue(h C.uint64_t, number C.uint32_t, value *C.uint64_t, f *C.struct_slgo_fault) C.int {
+	e, err := engines.get(uint64(h))
+	if err != nil {
+		return answer(f, err)
+	}
+	c, err := e.Counter(uint32(number))
+	if err != nil {
+		return answer(f, err)
+	}
+	*value = C.uint64_t(c.Value())
+	return C.SLUICE_OK
+}
+
+//export slgoCounterWait
+func slgoCounterWait(h C.uint64_t, number C.uint32_t, n C.uint64_t, timeout C.int64_t, f *C.struct_slgo_fault) C.int {
+	e, err := engines.get(uint64(h))
+	if err != nil {
+		return answer(f, err)
+	}
+	c, err := e.Counter(uint32(number))
+	if err != nil {
+		return answer(f, err)
+	}
+	ctx, cancel := within(timeout)
+	defer cancel()
+	if err = c.Wait(ctx, uint64(n)); errors.Is(err, context.DeadlineExceeded) {
+		return C.SLUICE_PENDING
+	}
+	return answer(f, err)
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package main
+
+import (
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/backends/rdma"
+	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/backends/ucx"
+)
+
+// makers open a backend with options; their names are what sluice_backend.name takes.
+var makers = []struct {
+	name string
+	open func(options []string) (backends.Backend, error)
+}{
+	{"mem", func(o []string) (backends.Backend, error) { return open(mem.New, o) }},
+	{"rdma", func(o []string) (backends.Backend, error) { return open(rdma.New, o) }},
+	{"shm", func(o []string) (backends.Backend, error) { return open(shm.New, o) }},
+	{"ucx", func(o []string) (backends.Backend, error) { return open(ucx.New, o) }},
+}
+
+// openBackend opens one by its name.
+func openBackend(name string, options []string) (backends.Backend, error) {
+	names := make([]string, len(makers))
+	for i, m := range makers {
+		if m.name == name {
+			return m.open(options)
+		}
+		names[i] = m.name
+	}
+	return nil, argument("backend %q does not exist: there are %s", name, strings.Join(names, ", "))
+}
+
+// open fills a Config of the backend's from options.
+func open[C any, B backends.Backend](make func(C) (B, error), options []string) (backends.Backend, error) {
+	var cfg C
+	if err := configure(reflect.ValueOf(&cfg).Elem(), options); err != nil {
+		return nil, err
+	}
+	b, err := make(cfg)
+	if err != nil {
+		return nil, err // b is a nil pointer, which would make an interface that is not nil
+	}
+	return b, nil
+}
+
+// configure sets fields of a Config: "ring_bytes=65536" is RingBytes. A field that is
+// a list takes one element an option.
+func configure(cfg reflect.Value, options []string) error {
+	for _, o := range options {
+		name, value, found := strings.Cut(o, "=")
+		if !found {
+			return argument("option %q: write it as name=value", o)
+		}
+		field, names := findField(cfg, name)
+		if !field.IsValid() {
+			return argument("option %q does not exist: there are %s", name, strings.Join(names, ", "))
+		}
+		if err := setField(field, value); err != nil {
+			return argument("option %s: %v", o, err)
+		}
+	}
+	return nil
+}
+
+// findField returns the field of that name, and the names of all.
+func findField(cfg reflect.Value, name string) (field reflect.Value, names []string) {
+	for i := range cfg.NumField() {
+		if f := cfg.Type().Field(i); f.IsExported() {
+			names = append(names, optionName(f.Name))
+			if optionName(f.Name) == name {
+				field = cfg.Field(i)
+			}
+		}
+	}
+	return field, names
+}
+
+// optionName writes RingBytes as ring_bytes, and MTU as mtu.
+func optionName(field string) string {
+	var b strings.Builder
+	lower := false
+	for _, r := range field {
+		if unicode.IsUpper(r) && lower {
+			b.WriteByte('_')
+		}
+		lower = unicode.IsLower(r)
+		b.WriteRune(unicode.ToLower(r))
+	}
+	return b.String()
+}
+
+func setField(field reflect.Value, value string) error {
+	switch p := field.Addr().Interface().(type) {
+	case *string:
+		*p = value
+		return nil
+	case *[]string:
+		*p = append(*p, value)
+		return nil
+	case *time.Duration:
+		d, err := time.ParseDuration(value)
+		*p = d
+		return err
+	case *int:
+		n, err := strconv.Atoi(value)
+		*p = n
+		return err
+	case *bool:
+		on, err := strconv.ParseBool(value)
+		*p = on
+		return err
+	}
+	return argument("it cannot be set from C")
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package main
+
+import (
+	"path/filepath"
+	"testing"
+)
+
+// sanitizers watch the program and what it hands over; the library itself is not built with them.
+var sanitizers = []string{"-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"}
+
+// TestPrograms runs the programs in C and C++, one for each behaviour.
+func TestPrograms(t *testing.T) {
+	for _, source := range []string{
+		"hello.c", "processes.c", "misuse.c", "pages.c", "fds.c", "leases.c", "endings.c", "threads.c", "forks.c", "cycles.c", "raii.cpp",
+	} {
+		t.Run(source, func(t *testing.T) { run(t, compile(t, source, sanitizers...)) })
+	}
+}
+
+// TestSignals: the program loads the library after it has installed its handlers, which is
+// also when a sanitizer would have taken some of them.
+func TestSignals(t *testing.T) {
+	run(t, compile(t, "signals.c", "-Wl,--as-needed"), filepath.Join(built, "libsluice.so.1"))
+}
+
+// TestArchive links the first program with libsluice.a.
+func TestArchive(t *testing.T) {
+	archive := filepath.Join(t.TempDir(), "libsluice.a")
+	if err := command("go", "build", "-buildmode=c-archive", "-ldflags", "-s -w", "-o", archive, "."); err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(t.TempDir(), "hello")
+	if err := command("gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I.", "-o", program, "testdata/hello.c", archive,
+		"-lpthread", "-ldl"); err != nil {
+		t.Fatal(err)
+	}
+	run(t, program)
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+// #include "faces.h"
+import "C"
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/sluicehq/sluice/engine"
+)
+
+// listener exchanges descriptions with whoever dials.
+type listener struct {
+	of    *openEngine
+	stop  context.CancelFunc
+	ended chan struct{}
+}
+
+// checkNetwork keeps to what sluice.h lists.
+func checkNetwork(network string) error {
+	if network != "unix" && network != "tcp" {
+		return argument("network %q: there are unix and tcp", network)
+	}
+	return nil
+}
+
+//export slgoServe
+func slgoServe(h C.uint64_t, network, address *C.char, bound *C.uint8_t, capacity C.size_t, out *C.uint64_t, f *C.struct_slgo_fault) C.int {
+	e, err := engines.get(uint64(h))
+	if err != nil {
+		return answer(f, err)
+	}
+	if err := checkNetwork(C.GoString(network)); err != nil {
+		return answer(f, err)
+	}
+	nl, err := net.Listen(C.GoString(network), C.GoString(address))
+	if err != nil {
+		return answer(f, fmt.Errorf("serve: %w", err))
+	}
+	if bound != nil {
+		var length C.size_t
+		if code := hand([]byte(nl.Addr().String()+"\x00"), bound, capacity, &length, f); code != C.SLUICE_OK {
+			_ = nl.Close()
+			return code
+		}
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	l := &listener{of: e, stop: stop, ended: make(chan struct{})}
+	handle, err := adopt(e, &listeners, l)
+	if err != nil {
+		stop()
+		_ = nl.Close()
+		return answer(f, err)
+	}
+	go func() {
+		defer close(l.ended)
+		_ = e.Serve(ctx, nl) // ends with the listener or the engine; dialers are told what went wrong
+	}()
+	*out = C.uint64_t(handle)
+	return C.SLUICE_OK
+}
+
+//export slgoListenerClose
+func slgoListenerClose(h C.uint64_t, f *C.struct_slgo_fault) C.int {
+	l, err := listeners.get(uint64(h))
+	if err != nil {
+		return answer(f, err)
+	}
+	l.stop()
+	<-l.ended
+	listeners.drop(uint64(h))
+	return C.SLUICE_OK
+}
+
+// welcome holds a peer that came through Serve until somebody accepts it. One that is
+// lost before, or that the engine closes, was nobody's.
+func (e *openEngine) welcome(p *engine.Peer) {
+	select {
+	case e.accepts <- p:
+		return
+	case <-p.Lost():
+	case <-e.gone:
+	}
+	_ = p.Close()
+	e.mu.Lock()
+	h, known := e.known[p]
+	e.mu.Unlock()
+	if !known {
+		return
+	}
+	if its, err := peers.get(h); err == nil { // a message of it has named it
+		its.forget(h)
+	}
+}
+
+// after is a channel that receives when the time is over: nil, which never does, for
+// SLUICE_FOREVER.
+func after(timeout C.int64_t) (over <-chan time.Time, stop func()) {
+	if timeout < 0 {
+		return nil, func() {}
+	}
+	t := time.NewTimer(time.Duration(timeout))
+	return t.C, func() { t.Stop() }
+}
+
+//export slgoAccept
+func slgoAccept(h C.uint64_t, timeout C.int64_t, out *C.uint64_t, f *C.struct_slgo_fault) C.int {
+	e, err := engines.get(uint64(h))
+	if err != nil {
+		return answer(f, err)
+	}
+	select {
+	case p := <-e.accepts:
+		return e.connected(p, nil, out, f)
+	default:
+	}
+	if timeout == 0 {
+		return C.SLUICE_PENDING
+	}
+	over, stop := after(timeout)
+	defer stop()
+	select {
+	case p := <-e.accepts:
+		return e.connected(p, nil, out, f)
+	case <-over:
+		return C.SLUICE_PENDING
+	case <-e.gone:
+		return answer(f, fmt.Errorf("accept: the engine: %w", engine.ErrClosed))
+	}
+}

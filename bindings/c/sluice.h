@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The C ABI of sluice: move bytes between HBM, DRAM and files, on one machine or
+ * between machines. Link with `pkg-config --cflags --libs sluice`.
+ *
+ * Results. Every function returns 0 (SLUICE_OK), SLUICE_PENDING where it says so,
+ * or a negative SLUICE_ERR_ code; sluice_error() then has the text, which says what
+ * to do next where that is known. What is returned through pointers is written on
+ * SLUICE_OK alone, except a length that a buffer was too small for.
+ *
+ * Handles are numbers, never 0. One that is stale, of another kind or made up gives
+ * SLUICE_ERR_HANDLE. Closing an engine makes all handles of it stale, but for memory.
+ *
+ * Threads. Any thread may call anything at any time, also threads that the program
+ * made itself, with one exception: add, add_pages, message, count, watch, post, reset and
+ * close of one transfer belong to one thread at a time; a second one gets
+ * SLUICE_ERR_BUSY. No function calls back into the program. Only those that take
+ * a timeout wait; SLUICE_FOREVER waits without one and 0 not at all.
+ *
+ * Memory. Arguments are read during the call and not kept, except: registered memory,
+ * until the region is closed; index lists of sluice_pages, until the transfer is
+ * reset or closed. Strings are UTF-8 and end with 0.
+ *
+ * Structs that begin with `size` carry sizeof of themselves, so that a program
+ * built with an older header works with a newer library. All other fields may be 0,
+ * which is the default. A newer program that sets what an older library lacks is told so.
+ *
+ * Signals. The library has a Go runtime, which starts when it is loaded and cannot be
+ * unloaded. It takes SIGSEGV, SIGBUS and SIGFPE (a fault outside of Go goes on to the
+ * handler that was there before), SIGPIPE (the same), SIGURG, and 33, which is glibc's own. It
+ * leaves all others alone. Handlers that a program installs before it loads the library go on working. One
+ * that is installed later needs SA_ONSTACK, and for the signals above it should call the
+ * handler that it has replaced. Threads of the runtime receive signals that are sent to the process.
+ *
+ * Fork. After fork without exec every call in the child returns SLUICE_ERR_FORK:
+ * the threads that do the work are not there. Fork before the library is loaded (dlopen),
+ * or exec. Descriptors are closed on exec.
+ */
+#ifndef SLUICE_API_H
+#define SLUICE_API_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Raised when anything below changes in a way that a built program would notice. */
+#define SLUICE_ABI_VERSION 1
+
+#define SLUICE_FOREVER ((int64_t)-1)
+
+enum {
+	SLUICE_OK = 0,
+	SLUICE_PENDING = 1,            /* not yet: nothing is wrong, ask again */
+	SLUICE_ERR_HANDLE = -1,        /* stale, foreign, or of another kind */
+	SLUICE_ERR_ARGUMENT = -2,      /* NULL, a size, or a value that does not exist */
+	SLUICE_ERR_FORK = -3,          /* the child of a fork */
+	SLUICE_ERR_SPACE = -4,         /* the buffer is too small; the length it needs is written */
+	SLUICE_ERR_SYSTEM = -5,        /* the operating system; see the text */
+	SLUICE_ERR_CLOSED = -6,
+	SLUICE_ERR_UNAVAILABLE = -7,   /* a backend cannot work here; the text says what mends it */
+	SLUICE_ERR_NOT_SUPPORTED = -8,
+	SLUICE_ERR_FULL = -9,          /* a limit of sluice_config is reached */
+	SLUICE_ERR_BUSY = -10,         /* in use: posted, listed by a transfer, name taken */
+	SLUICE_ERR_BOUNDS = -11,       /* outside a range or limit */
+	SLUICE_ERR_PEER_LOST = -12,    /* dead, frozen for too long, or closed */
+	SLUICE_ERR_ABORTED = -13,      /* ended by sluice_abort */
+	SLUICE_ERR_REVOKED = -14,      /* the owner ended the lease or the region */
+	SLUICE_ERR_VERSION = -15,      /* the other side speaks another version */
+	SLUICE_ERR_NO_ROUTE = -16,     /* no backend serves this pair of memories */
+	SLUICE_ERR_CORRUPT = -17,      /* bytes that are not what they claim */
+	SLUICE_ERR_TOKEN = -18,        /* a token that is cut, altered or foreign */
+	SLUICE_ERR_UNPROVEN = -19,     /* the peer may still place what it has in hand */
+	SLUICE_ERR_READ_ONLY = -20,    /* peers may only read that memory */
+	SLUICE_ERR_TIMEOUT = -21       /* a deadline has passed */
+};
+
+typedef uint64_t sluice_engine;
+typedef uint64_t sluice_memory;
+typedef uint64_t sluice_region;
+typedef uint64_t sluice_peer;
+typedef uint64_t sluice_remote;
+typedef uint64_t sluice_transfer;
+typedef uint64_t sluice_lease;
+typedef uint64_t sluice_listener;
+
+/* SLUICE_ABI_VERSION of the library. */
+uint32_t sluice_abi_version(void);
+
+/*
+ * Why the last call on this thread that failed did. Never NULL; at most 1,023 bytes; valid
+ * until the next call on this thread that fails. Works in the child of a fork.
+ */
+const char *sluice_error(void);
+
+/* "SLUICE_ERR_BUSY" and so on; "unknown" for what is no code. A constant. */
+const char *sluice_code_name(int code);
+
+/* ---- engine ---- */
+
+enum { SLUICE_OPTIONAL = 1 }; /* sluice_backend.flags: leave it out where it is unavailable */
+
+/*
+ * A backend by its name: "shm", "mem", "ucx", "rdma". Options are "name=value" strings
+ * ended by NULL, or NULL; durations are "50ms" and the like, booleans do not occur.
+ *   mem:  workers inline_max batches_max message_max
+ *   shm:  workers inline_max piece_max keys_max jobs_max conns_max ring_bytes grace socket_dir
+ *   ucx:  library transports devices workers rendezvous_min grace
+ *   rdma: library devices rails listen queue_depth slice flight timeout retries
+ * A name that does not exist is SLUICE_ERR_ARGUMENT and the text lists those that do.
+ */
+struct sluice_backend {
+	const char *name;
+	const char *const *options;
+	uint32_t flags;
+	uint32_t reserved; /* 0 */
+};
+
+struct sluice_config {
+	uint32_t size; /* sizeof(struct sluice_config) */
+	uint32_t flags; /* 0 */
+	const char *name; /* shown to peers, at most 255 bytes */
+	const struct sluice_backend *backends; /* at least one; earlier ones win where costs are equal */
+	size_t backends_count;
+	int64_t transfer_timeout_ns; /* bounds every transfer; 30 s */
+	int64_t abort_grace_ns; /* for a backend to end a transfer; 1 s */
+	int64_t connect_timeout_ns; /* of connect and dial; 5 s */
+	int64_t handshake_timeout_ns; /* of one exchange with who dials; 5 s */
+	int64_t spin_ns; /* how long sluice_wait looks before it sleeps; 20 us; negative: not */
+	int64_t staging_bytes; /* for chains of backends; 256 MiB; negative: none */
+	uint64_t description_max; /* bytes; 16 MiB */
+	uint32_t transfers_max; /* 4,096, at most 65,536 */
+	uint32_t regions_max; /* 65,536 */
+	uint32_t leases_max; /* 65,536 */
+	uint32_t peers_max; /* 1,024 */
+	uint32_t notifications_max; /* 1,024 that nobody has received yet */
+	uint32_t handshakes_max; /* 64 at once */
+};
+
+/* Opens an engine, one for each process mostly. SLUICE_ERR_UNAVAILABLE: a backend that is not optional. */
+int sluice_open(const struct sluice_config *config, sluice_engine *engine);
+
+/*
+ * Ends transfers in flight (SLUICE_ERR_CLOSED), revokes leases, closes peers and regions, in
+ * a time that abort_grace_ns bounds. Threads that wait for something of the engine return
+ * with SLUICE_ERR_CLOSED. Its descriptors are closed: take them out of epoll first.
+ */
+int sluice_close(sluice_engine engine);
+
+/* Counters as JSON, into a buffer: *length is what it takes. SLUICE_ERR_SPACE: more than capacity. */
+int sluice_stats(sluice_engine engine, void *buffer, size_t capacity, size_t *length);
+
+/* ---- memory and regions ---- */
+
+enum { SLUICE_NO_HUGE = 1, SLUICE_POPULATE = 2 }; /* sluice_alloc_options.flags */
+
+struct sluice_alloc_options {
+	uint32_t size;
+	uint32_t flags;
+	uint32_t node; /* NUMA node plus one; 0: any */
+	uint32_t reserved; /* 0 */
+	const char *backend; /* whose memory it must be; NULL: what suits the engine's first */
+};
+
+/*
+ * Zeroed memory that peers reach best, at *address. It is no handle of the engine's: it outlives
+ * it and is given back by sluice_memory_close. Options may be NULL.
+ */
+int sluice_alloc(sluice_engine engine, const struct sluice_alloc_options *options, uint64_t length,
+		 sluice_memory *memory, void **address);
+
+/* Unmaps it. SLUICE_ERR_BUSY while a region lies on it. */
+int sluice_memory_close(sluice_memory memory);
+
+enum { SLUICE_MEMORY = 1, SLUICE_HOST = 2, SLUICE_DEVICE = 3, SLUICE_FILE = 4 }; /* sluice_segment.kind */
+enum { SLUICE_READ_ONLY = 1, SLUICE_PRIVATE = 2, SLUICE_DMABUF = 4 }; /* sluice_segment.flags */
+
+struct sluice_segment {
+	uint32_t size;
+	uint32_t kind; /* one of the above: says which fields count */
+	uint32_t flags; /* READ_ONLY: for peers; PRIVATE: in no description; DMABUF: that field counts */
+	int32_t device; /* DEVICE: its ordinal */
+	uint64_t length; /* bytes; MEMORY: 0 is all from offset on */
+	uint64_t offset; /* MEMORY, FILE: in bytes, where it begins there */
+	sluice_memory memory; /* MEMORY: of sluice_alloc */
+	void *host; /* HOST: stays mapped and in place until the region is closed */
+	uint64_t device_address; /* DEVICE */
+	uint64_t dmabuf_offset; /* DEVICE with DMABUF */
+	int32_t dmabuf; /* DEVICE with DMABUF: a descriptor, which may be closed afterwards */
+	int32_t file; /* FILE: a descriptor, which stays open until the region is closed */
+};
+
+/* Makes memory known under a name that no other region has. Nothing is copied. */
+int sluice_register(sluice_engine engine, const char *name, const struct sluice_segment *segment, sluice_region *region);
+
+/*
+ * Fences the region, so that no peer reaches it any more. SLUICE_ERR_BUSY while a transfer
+ * lists it or a lease on it stands. After another error it may be called again.
+ */
+int sluice_region_close(sluice_region region);
+
+/* ---- peers ---- */
+
+/*
+ * The bytes with which a peer connects: of the regions given, or of all when there are
+ * none. Whoever has them can reach those regions: send them over a channel that you trust.
+ */
+int sluice_describe(sluice_engine engine, const sluice_region *regions, size_t count,
+		    void *buffer, size_t capacity, size_t *length);
+
+/* A peer of such bytes. The engine's own give the engine as its own peer, as sluice_self does. */
+int sluice_connect(sluice_engine engine, const void *description, size_t length, int64_t timeout_ns, sluice_peer *peer);
+int sluice_self(sluice_engine engine, sluice_peer *peer);
+
+/*
+ * Exchanges descriptions with whoever dials. Network is "unix" (peers of other users are
+ * refused) or "tcp" (nobody is, and nothing is encrypted). Bound, if not NULL, gets the address,
+ * with the port that the kernel chose for port 0. Who dialled is accepted, or closed when lost.
+ */
+int sluice_serve(sluice_engine engine, const char *network, const char *address,
+		 char *bound, size_t capacity, sluice_listener *listener);
+int sluice_listener_close(sluice_listener listener);
+
+/* The next peer that came through sluice_serve. SLUICE_PENDING: none within the timeout. */
+int sluice_accept(sluice_engine engine, int64_t timeout_ns, sluice_peer *peer);
+
+/* Connects to an engine that serves there; when it returns the other side has connected back. */
+int sluice_dial(sluice_engine engine, const char *network, const char *address, int64_t timeout_ns, sluice_peer *peer);
+
+/* *lost is 1 when no connection to the peer is alive any more. Connect anew for another peer. */
+int sluice_peer_lost(sluice_peer peer, int *lost);
+
+/* Takes newer bytes of the same engine: its regions become known. Remotes in use are not disturbed. */
+int sluice_peer_refresh(sluice_peer peer, const void *description, size_t length);
+
+/* Ends its transfers with SLUICE_ERR_CLOSED; its remotes are stale then, its transfers not. */
+int sluice_peer_close(sluice_peer peer);
+
+/* The peer's region of that name, as described; the same handle for as long as it is. */
+int sluice_remote_find(sluice_peer peer, const char *name, sluice_remote *remote);
+
+/* A range that was leased to us, from the token of sluice_lease_token. */
+int sluice_remote_import(sluice_peer peer, const void *token, size_t length, sluice_remote *remote);
+
+int sluice_remote_length(sluice_remote remote, uint64_t *bytes);
+
+/* SLUICE_ERR_BUSY while a transfer lists it. */
+int sluice_remote_close(sluice_remote remote);
+
+/* ---- transfers ---- */
+
+enum { SLUICE_READ = 1, SLUICE_WRITE = 2 }; /* from the peer; to the peer */
+
+/* One contiguous copy; offsets in bytes within region and remote. */
+struct sluice_desc {
+	uint64_t local, remote, length;
+};
+
+/*
+ * Entries of one length: entry i lies at base + index[i] * stride on each side. A list of count
+ * indices, or NULL: then index[i] is i. Lists stay the program's, unchanged until the transfer
+ * is reset or closed.
+ */
+struct sluice_pages {
+	uint32_t size;
+	uint32_t flags; /* 0 */
+	uint64_t count;
+	uint64_t entry_length;
+	uint64_t local_base, local_stride;
+	uint64_t remote_base, remote_stride;
+	const uint32_t *local, *remote;
+};
+
+/*
+ * An empty transfer: filled once, posted many times. Only is the one backend that may serve it;
+ * NULL: the engine chooses, and sluice_explain says what and why.
+ */
+int sluice_transfer_new(sluice_peer peer, uint32_t op, const char *only, sluice_transfer *transfer);
+
+/* Lists count copies. The array is read in place. On an error those before the wrong one are listed. */
+int sluice_transfer_add(sluice_transfer transfer, sluice_region region, sluice_remote remote,
+			const struct sluice_desc *descs, size_t count);
+int sluice_transfer_add_pages(sluice_transfer transfer, sluice_region region, sluice_remote remote,
+			      const struct sluice_pages *pages);
+
+/* A message that the peer receives after the data is visible there; or one more for a counter of it. */
+int sluice_transfer_message(sluice_transfer transfer, const void *message, size_t length);
+int sluice_transfer_count(sluice_transfer transfer, uint32_t counter);
+
+/* Each post that is done from now on is told by sluice_completions, with this word of the program's. */
+int sluice_transfer_watch(sluice_transfer transfer, uint64_t word);
+
+/* Starts it and returns at once. Only misuse is an error here; what happens on the way is the outcome. */
+int sluice_post(sluice_transfer transfer);
+
+/* SLUICE_PENDING, or the outcome. For a thread that spins. */
+int sluice_test(sluice_transfer transfer);
+
+/* Waits for the outcome, copying along where that helps. SLUICE_PENDING: the timeout ended the wait, not the transfer. */
+int sluice_wait(sluice_transfer transfer, int64_t timeout_ns);
+
+/* Both in one call: quicker for a thread that has nothing else to do, since it copies before others wake. */
+int sluice_post_and_wait(sluice_transfer transfer, int64_t timeout_ns);
+
+/*
+ * Ends it. On SLUICE_OK no byte of it lands any more, on either side, and sluice_test says how
+ * it ended. SLUICE_PENDING: nothing is proved within the timeout, call again.
+ */
+int sluice_abort(sluice_transfer transfer, int64_t timeout_ns);
+
+int sluice_reset(sluice_transfer transfer); /* empties the list, to be filled anew */
+int sluice_transfer_close(sluice_transfer transfer); /* SLUICE_ERR_BUSY while posted: abort first */
+
+/* ---- completions and messages, also for poll and epoll ---- */
+
+struct sluice_completion {
+	sluice_transfer transfer;
+	uint64_t word; /* of sluice_transfer_watch */
+	int32_t status; /* as sluice_test: SLUICE_PENDING when it has been posted anew meanwhile */
+	int32_t reserved;
+};
+
+/*
+ * A descriptor that is readable while a watched transfer has ended that sluice_completions
+ * has not told of. It may be readable for nothing. Do not read or close it. Beside a thread that spins it may
+ * be a millisecond late.
+ */
+int sluice_completion_fd(sluice_engine engine, int *fd);
+
+/* Takes at most max completions without waiting; *count may be 0. One entry a transfer, however often it was posted. */
+int sluice_completions(sluice_engine engine, struct sluice_completion *list, size_t max, size_t *count);
+
+/* Sends a message without data, and returns when it is on its way. SLUICE_ERR_TIMEOUT: the peer had no room. */
+int sluice_notify(sluice_peer peer, const void *message, size_t length, int64_t timeout_ns);
+
+struct sluice_notification {
+	uint32_t size;
+	int32_t status; /* SLUICE_OK, or SLUICE_ERR_PEER_LOST: the last word about this sender */
+	sluice_peer peer; /* 0: not connected to the sender, or no more. Not accepted yet: not to be closed */
+	uint64_t length; /* bytes of the message */
+};
+
+/*
+ * The next message, into the buffer. SLUICE_PENDING: none within the timeout. SLUICE_ERR_SPACE: it is
+ * longer than capacity; notification->length says how long, and it stays the next one.
+ */
+int sluice_receive(sluice_engine engine, struct sluice_notification *notification,
+		   void *buffer, size_t capacity, int64_t timeout_ns);
+
+/*
+ * Readable while there may be a message: receive with timeout 0 until SLUICE_PENDING. Do not read or
+ * close it. SLUICE_ERR_BUSY: a thread receives just now; ask before any does.
+ */
+int sluice_notification_fd(sluice_engine engine, int *fd);
+
+/* How many transfers have counted here (sluice_transfer_count); waits until they are n. */
+int sluice_counter_value(sluice_engine engine, uint32_t counter, uint64_t *value);
+int sluice_counter_wait(sluice_engine engine, uint32_t counter, uint64_t n, int64_t timeout_ns);
+
+/* ---- leases ---- */
+
+struct sluice_lease_options {
+	uint32_t size;
+	uint32_t flags; /* SLUICE_READ_ONLY */
+	int64_t ttl_ns; /* 0: until it is revoked */
+};
+
+/* Permission to reach a range of a region, for whoever holds its token. Options may be NULL. */
+int sluice_lease_grant(sluice_region region, uint64_t offset, uint64_t length,
+		       const struct sluice_lease_options *options, sluice_lease *lease);
+int sluice_lease_token(sluice_lease lease, void *buffer, size_t capacity, size_t *length);
+
+/*
+ * Ends it; the handle is stale then. On SLUICE_OK no byte of the holder's lands any more, whatever
+ * state it is in. After an error there is no proof yet: call again. Also for a lease whose time is over.
+ */
+int sluice_lease_revoke(sluice_lease lease, int64_t timeout_ns);
+
+/* ---- why ---- */
+
+enum { SLUICE_TEXT = 1, SLUICE_JSON = 2 };
+
+/* Which backends could serve, what the engine would choose, and why. Buffer as for sluice_stats; text ends with 0. */
+int sluice_explain(sluice_peer peer, sluice_region region, sluice_remote remote, uint32_t format,
+		   void *buffer, size_t capacity, size_t *length);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

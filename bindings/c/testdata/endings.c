@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waits that end before the transfer does, aborts, and closing an engine with work in flight.
+// Messages that nobody receives keep transfers in flight for as long as the test wants.
+#include <pthread.h>
+#include <unistd.h>
+
+#include "check.h"
+
+static const char *const few[] = {"batches_max=4", NULL};
+
+static struct end narrow(const char *name)
+{
+	struct sluice_backend list[] = {{.name = "mem", .options = few}};
+	struct sluice_config config = {.size = sizeof config, .name = name, .backends = list, .backends_count = 1, .notifications_max = 1};
+	struct end e;
+	OK(sluice_open(&config, &e.engine));
+	OK(sluice_alloc(e.engine, NULL, 1 << 20, &e.memory, (void **)&e.bytes));
+	struct sluice_segment segment = {.size = sizeof segment, .kind = SLUICE_MEMORY, .memory = e.memory};
+	OK(sluice_register(e.engine, "data", &segment, &e.region));
+	return e;
+}
+
+/* A transfer that is posted and stays so, since the other side has no room for its message. */
+static sluice_transfer stuck(struct end *a, sluice_peer peer, sluice_remote there)
+{
+	for (int i = 0; i < 1000; i++) {
+		sluice_transfer t = new_transfer(peer, SLUICE_WRITE);
+		add_one(t, a->region, there, 0, 0, 64);
+		OK(sluice_transfer_message(t, "m", 1));
+		OK(sluice_post(t));
+		int code = sluice_wait(t, SECOND); // a second is no proof, but a copy of 64 bytes has had its time
+		if (code == SLUICE_PENDING)
+			return t;
+		OK(code);
+		OK(sluice_transfer_close(t));
+	}
+	TRUE(!"every message found room");
+	return 0;
+}
+
+static sluice_transfer shared;
+
+/* Who begins to wait before the engine closes learns of that; who comes later has a stale handle. */
+static void closed(int code) { TRUE((code == SLUICE_ERR_CLOSED || code == SLUICE_ERR_HANDLE) && sluice_error()[0]); }
+
+static void *waits(void *engine)
+{
+	(void)engine;
+	closed(sluice_wait(shared, LIMIT));
+	return NULL;
+}
+
+static void *receives(void *engine)
+{
+	char buffer[8];
+	struct sluice_notification note = {.size = sizeof note};
+	closed(sluice_receive(*(sluice_engine *)engine, &note, buffer, sizeof buffer, LIMIT));
+	return NULL;
+}
+
+static void *accepts(void *engine)
+{
+	sluice_peer peer;
+	closed(sluice_accept(*(sluice_engine *)engine, LIMIT, &peer));
+	return NULL;
+}
+
+int main(void)
+{
+	struct end a = open_end("a", "mem", 1 << 20), b = narrow("b");
+	sluice_remote there;
+	sluice_peer peer = connect_ends(&a, &b, &there);
+
+	sluice_transfer t = stuck(&a, peer, there);
+	WANT(SLUICE_PENDING, sluice_test(t));
+	WANT(SLUICE_PENDING, sluice_wait(t, 0));
+	WANT(SLUICE_PENDING, sluice_wait(t, 1000));
+	WANT(SLUICE_PENDING, sluice_wait(t, SECOND / 50)); // with the limit that was given back, or another
+	WANT(SLUICE_ERR_BUSY, sluice_post(t));
+	WANT(SLUICE_ERR_BUSY, sluice_reset(t));
+	WANT(SLUICE_ERR_BUSY, sluice_transfer_close(t));
+	WANT(SLUICE_ERR_BUSY, sluice_transfer_watch(t, 1));
+	WANT(SLUICE_ERR_BUSY, sluice_region_close(a.region));
+	WANT(SLUICE_ERR_BUSY, sluice_remote_close(there));
+	WANT(SLUICE_ERR_TIMEOUT, sluice_notify(peer, "n", 1, SECOND / 50));
+	OK(sluice_abort(t, LIMIT));
+	OK(sluice_abort(t, LIMIT));
+	WANT(SLUICE_ERR_ABORTED, sluice_test(t));
+	WANT(SLUICE_ERR_ABORTED, sluice_wait(t, LIMIT));
+	OK(sluice_transfer_close(t));
+
+	char buffer[8];
+	struct sluice_notification note = {.size = sizeof note};
+	WANT(SLUICE_PENDING, sluice_receive(a.engine, &note, buffer, sizeof buffer, 1000));
+
+	shared = stuck(&a, peer, there);
+	pthread_t threads[4];
+	TRUE(!pthread_create(&threads[0], NULL, waits, NULL));
+	TRUE(!pthread_create(&threads[1], NULL, waits, NULL));
+	TRUE(!pthread_create(&threads[2], NULL, receives, &a.engine));
+	TRUE(!pthread_create(&threads[3], NULL, accepts, &a.engine));
+	usleep(100000); // most have begun to wait by now
+	OK(sluice_close(a.engine));
+	for (int i = 0; i < 4; i++)
+		TRUE(!pthread_join(threads[i], NULL));
+	WANT(SLUICE_ERR_HANDLE, sluice_test(shared));
+	OK(sluice_memory_close(a.memory));
+	close_end(&b);
+	puts("ok");
+	return 0;
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// A write with a message, between two engines of one process; a read back; counters; why.
+#include "check.h"
+
+int main(void)
+{
+	struct end a = open_end("a", "mem", 1 << 20), b = open_end("b", "mem", 1 << 20);
+	sluice_remote there;
+	sluice_peer peer = connect_ends(&a, &b, &there);
+	uint64_t length;
+	OK(sluice_remote_length(there, &length));
+	TRUE(length == 1 << 20);
+
+	memset(a.bytes, 'x', 1 << 20);
+	sluice_transfer t = new_transfer(peer, SLUICE_WRITE);
+	add_one(t, a.region, there, 4096, 8192, 1 << 16);
+	OK(sluice_transfer_message(t, "done", 4));
+	for (int i = 0; i < 3; i++) {
+		memset(b.bytes, 0, 1 << 20);
+		OK(sluice_post(t));
+		OK(sluice_wait(t, LIMIT));
+		OK(sluice_test(t));
+		char message[16];
+		struct sluice_notification note = {.size = sizeof note};
+		WANT(SLUICE_ERR_SPACE, sluice_receive(b.engine, &note, message, 3, LIMIT));
+		TRUE(note.length == 4);
+		OK(sluice_receive(b.engine, &note, message, sizeof message, LIMIT));
+		TRUE(note.length == 4 && !memcmp(message, "done", 4) && note.status == SLUICE_OK && !note.peer);
+		TRUE(b.bytes[8191] == 0 && b.bytes[8192] == 'x' && b.bytes[8192 + (1 << 16) - 1] == 'x' && b.bytes[8192 + (1 << 16)] == 0);
+	}
+	OK(sluice_reset(t));
+	add_one(t, a.region, there, 0, 0, 8);
+	OK(sluice_transfer_count(t, 7));
+	OK(sluice_post(t));
+	OK(sluice_wait(t, SLUICE_FOREVER));
+	OK(sluice_counter_wait(b.engine, 7, 1, LIMIT));
+	uint64_t counted;
+	OK(sluice_counter_value(b.engine, 7, &counted));
+	TRUE(counted == 1);
+	WANT(SLUICE_PENDING, sluice_counter_wait(b.engine, 7, 2, 1000));
+	OK(sluice_transfer_close(t));
+
+	memset(a.bytes, 0, 1 << 20);
+	t = new_transfer(peer, SLUICE_READ);
+	add_one(t, a.region, there, 0, 8192, 4096);
+	OK(sluice_post(t));
+	OK(sluice_wait(t, LIMIT));
+	TRUE(a.bytes[0] == 'x' && a.bytes[4095] == 'x' && a.bytes[4096] == 0);
+
+	char text[4096];
+	size_t n;
+	OK(sluice_explain(peer, a.region, there, SLUICE_TEXT, text, sizeof text, &n));
+	TRUE(strstr(text, "mem") && n == strlen(text) + 1);
+	OK(sluice_explain(peer, a.region, there, SLUICE_JSON, text, sizeof text, &n));
+	TRUE(strstr(text, "\"chosen\":\"mem\""));
+	WANT(SLUICE_ERR_SPACE, sluice_explain(peer, a.region, there, SLUICE_TEXT, NULL, 0, &n));
+	OK(sluice_stats(a.engine, text, sizeof text, &n));
+	TRUE(strstr(text, "\"posted\":0") && strstr(text, "\"backend\":\"mem\""));
+
+	sluice_peer self;
+	OK(sluice_self(a.engine, &self));
+	OK(sluice_notify(peer, "bye", 3, LIMIT));
+	WANT(SLUICE_ERR_BUSY, sluice_memory_close(a.memory));
+	close_end(&a);
+	close_end(&b);
+	puts("ok");
+	return 0;
+}

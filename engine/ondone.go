@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+// OnDone has f called once for each Post, when that is done: for who serves many transfers
+// from one place and wants no goroutine for each. Nil takes it away. It is called from
+// whatever goroutine ended the transfer, perhaps before Post has returned, so it must
+// not block and must not call the engine: it leaves word, and who reads that asks Done.
+// By then the transfer may have been posted again. ErrBusy while it is posted.
+func (t *Transfer) OnDone(f func()) error {
+	if s := t.state.Load(); s != idle && s != done {
+		return t.misuse("change")
+	}
+	t.hook = f
+	return nil
+}
