@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -517,4 +518,50 @@ func TestStagedClose(t *testing.T) {
 			t.Errorf("%v: %v", op, err)
 		}
 	}
+}
+
+// stubborn is a way between hosts whose fence has no proof until it is told so.
+type stubborn struct {
+	*mem.Backend
+	refuses atomic.Bool
+	asked   atomic.Int32
+}
+
+func (s *stubborn) Fence(ctx context.Context, key uint32) error {
+	if s.asked.Add(1); s.refuses.Load() {
+		return ErrTimeout
+	}
+	return s.Backend.Fence(ctx, key)
+}
+
+// TestStagedWindowWithoutProof keeps staging memory that a peer may still write into, and gives it
+// back once that is proved to be over.
+func TestStagedWindowWithoutProof(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	inner, err := mem.New(mem.Config{})
+	check(t, err)
+	wire := &stubborn{Backend: inner}
+	a := newHost(t, "a")
+	b := newHostOver(t, wire, "b", func(c *Config) { c.AbortGrace = 20 * time.Millisecond })
+	p := connect(t, a.e, b.e)
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1))
+	run(t, tr)
+	check(t, tr.Close())
+	wire.refuses.Store(true)
+	check(t, p.Close())
+	eventually(t, "the fence is asked more than once", func() {
+		for wire.asked.Load() < 3 {
+			time.Sleep(time.Millisecond)
+		}
+	})
+	if b.e.stager.used.Load() == 0 {
+		t.Error("staging memory was given back without proof")
+	}
+	wire.refuses.Store(false)
+	eventually(t, "it is given back", func() {
+		for b.e.stager.used.Load() > 0 {
+			time.Sleep(time.Millisecond)
+		}
+	})
 }

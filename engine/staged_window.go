@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"time"
 
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/internal/wire"
@@ -176,15 +177,27 @@ func (w *window) end(known bool) {
 	if !stuck {
 		stuck = !w.closeTransfers()
 	}
-	if w.lease != nil {
-		stuck = w.lease.end(w.s.e.cfg.AbortGrace) != nil || stuck
-	}
+	stuck = !w.revoke() || stuck
 	if w.pool != nil {
 		w.pool.close(w.s, stuck)
 	}
 	if w.held {
 		w.s.unhold(w.from)
 	}
+}
+
+// revoke ends the lease. Where there is no proof, as of a frozen writer into pages that a device
+// holds, it tries again until there is, or until the engine closes.
+func (w *window) revoke() bool {
+	grace := w.s.e.cfg.AbortGrace
+	for w.lease != nil && w.lease.end(grace) != nil {
+		select {
+		case <-time.After(grace):
+		case <-w.s.e.life.Done():
+			return false
+		}
+	}
+	return true
 }
 
 // closeTransfers reports false when one of them was given up.
