@@ -76,6 +76,10 @@ typedef int CUmemAllocationType, CUmemAllocationHandleType, CUmemLocationType, C
 typedef int CUmemAllocationGranularity_flags, CUmemRangeHandleType, CUmemcpySrcAccessOrder;
 typedef unsigned long long CUmemGenericAllocationHandle;
 
+typedef struct CUuuid_st {
+	char bytes[16];
+} CUuuid;
+
 typedef struct CUmemLocation_st {
 	CUmemLocationType type;
 	int id;
@@ -151,7 +155,11 @@ enum {
 	X(cuMemUnmap, (CUdeviceptr, size_t)) \
 	X(cuMemSetAccess, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t)) \
 	X(cuMemGetAllocationGranularity, (size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags)) \
-	X(cuMemGetHandleForAddressRange, (void *, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long))
+	X(cuMemGetHandleForAddressRange, (void *, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long)) \
+	X(cuMemExportToShareableHandle, (void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long)) \
+	X(cuMemImportFromShareableHandle, (CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType)) \
+	X(cuDeviceGetUuid_v2, (CUuuid *, CUdevice)) \
+	X(cuCtxSynchronize, (void))
 
 /* Of CUDA 12.8; in 13 the plain name is another function to who includes cuda.h, not in the library. */
 #define SL_CUDA_BATCH_CALLS(X) \

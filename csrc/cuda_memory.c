@@ -95,52 +95,56 @@ static bool maps(int device)
 	       can(device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 }
 
-static CUmemAllocationProp property(int device)
+void sl_cuda_property(int device, CUmemAllocationProp *p)
 {
-	CUmemAllocationProp p;
-
-	memset(&p, 0, sizeof p);
-	p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-	p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-	p.location.id = device;
+	memset(p, 0, sizeof *p);
+	p->type = CU_MEM_ALLOCATION_TYPE_PINNED;
+	p->location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+	p->location.id = device;
 	if (can(device, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED))
-		p.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-	p.allocFlags.gpuDirectRDMACapable = (unsigned char)can(device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
-	return p;
+		p->requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	p->allocFlags.gpuDirectRDMACapable = (unsigned char)can(device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
 }
 
-/* The handle may go at once: the mapping keeps the memory. */
-static int map(CUdeviceptr at, size_t size, const CUmemAllocationProp *prop)
+int sl_cuda_map(CUdeviceptr at, const struct sl_cuda_block *b, CUmemGenericAllocationHandle handle)
 {
-	CUmemAccessDesc access = {prop->location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-	CUmemGenericAllocationHandle handle;
+	CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, b->device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 	int rc;
 
-	SL_CUDA_TRY(sl_cu.cuMemCreate(&handle, size, prop, 0));
-	rc = sl_cu.cuMemMap(at, size, 0, handle, 0);
-	sl_cu.cuMemRelease(handle);
+	SL_CUDA_TRY(sl_cu.cuMemMap(at, b->mapped, 0, handle, 0));
+	rc = sl_cu.cuMemSetAccess(at, b->mapped, &access, 1);
 	if (rc)
-		return rc;
-	rc = sl_cu.cuMemSetAccess(at, size, &access, 1);
+		sl_cu.cuMemUnmap(at, b->mapped);
+	return rc;
+}
+
+int sl_cuda_map_anywhere(CUdeviceptr *at, const struct sl_cuda_block *b, CUmemGenericAllocationHandle handle)
+{
+	int rc;
+
+	SL_CUDA_TRY(sl_cu.cuMemAddressReserve(at, b->mapped, 0, 0, 0));
+	rc = sl_cuda_map(*at, b, handle);
 	if (rc)
-		sl_cu.cuMemUnmap(at, size);
+		sl_cu.cuMemAddressFree(*at, b->mapped);
 	return rc;
 }
 
 static int open_mapped(int device, size_t bytes, struct sl_cuda_block *b)
 {
-	CUmemAllocationProp prop = property(device);
+	CUmemAllocationProp prop;
 	size_t unit = 0;
 	int rc;
 
+	sl_cuda_property(device, &prop);
 	SL_CUDA_TRY(sl_cu.cuMemGetAllocationGranularity(&unit, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
 	if (unit == 0 || bytes > SIZE_MAX - unit)
 		return CUDA_ERROR_INVALID_VALUE;
 	b->mapped = (bytes + unit - 1) / unit * unit;
-	SL_CUDA_TRY(sl_cu.cuMemAddressReserve(&b->at, b->mapped, 0, 0, 0));
-	rc = map(b->at, b->mapped, &prop);
+	SL_CUDA_TRY(sl_cu.cuMemCreate(&b->handle, b->mapped, &prop, 0));
+	rc = sl_cuda_map_anywhere(&b->at, b, b->handle);
 	if (rc)
-		sl_cu.cuMemAddressFree(b->at, b->mapped);
+		sl_cu.cuMemRelease(b->handle);
+	b->owns = !rc;
 	return rc;
 }
 
@@ -178,6 +182,8 @@ int sl_cuda_block_close(struct sl_cuda_block *b)
 		rc = sl_cu.cuMemUnmap(b->at, b->mapped);
 		freed = sl_cu.cuMemAddressFree(b->at, b->mapped);
 		rc = rc ? rc : freed;
+		if (b->owns)
+			sl_cu.cuMemRelease(b->handle);
 	} else if (!rc) {
 		rc = sl_cu.cuMemFree_v2(b->at);
 	}

@@ -5,11 +5,14 @@
 package csrc
 
 /*
+#include <errno.h>
+
 #include "cuda_mover.h"
 */
 import "C"
 
 import (
+	"fmt"
 	"os"
 	"syscall"
 	"unsafe"
@@ -106,4 +109,46 @@ func (b *CUDABlock) Export() (fd int, off uint64, err error) {
 	var o C.uint64_t
 	rc := C.sl_cuda_block_export(&b.c, C.size_t(os.Getpagesize()), &f, &o)
 	return int(f), uint64(o), cudaResult("export a dma-buf", rc)
+}
+
+// Share returns a descriptor, the caller's, by which another process of the host maps the memory that is
+// there now. backends.ErrNotSupported: memory, driver or device has no such thing.
+func (b *CUDABlock) Share() (fd int, err error) {
+	var f C.int
+	rc := C.sl_cuda_block_share(&b.c, &f)
+	return int(f), shareResult("export device memory", rc)
+}
+
+// ImportCUDABlock maps n bytes that another process has shared; the descriptor stays the caller's.
+// backends.ErrNotSupported: the driver has no such thing.
+func ImportCUDABlock(ordinal, fd int, n uint64) (*CUDABlock, error) {
+	b := &CUDABlock{Len: n, Maps: true}
+	if rc := C.sl_cuda_block_import(C.int(ordinal), C.int(fd), C.size_t(n), &b.c); rc != 0 {
+		return nil, shareResult("map device memory of another process", rc)
+	}
+	b.At = uint64(b.c.at)
+	return b, nil
+}
+
+// Renew puts other memory under the addresses, with the same content, so that what other processes
+// have mapped is nobody's any more. It waits for all that this process has begun on the device; nobody may use the
+// memory meanwhile.
+func (b *CUDABlock) Renew() error {
+	return shareResult("put other device memory under a range", C.sl_cuda_block_renew(&b.c))
+}
+
+// Mapped is how many bytes a mapping of all of it has.
+func (b *CUDABlock) Mapped() uint64 { return uint64(b.c.mapped) }
+
+// CUDAUUID names a device on the host, whatever its ordinal in a process.
+func CUDAUUID(ordinal int) (id [16]byte, err error) {
+	rc := C.sl_cuda_uuid(C.int(ordinal), (*C.uint8_t)(unsafe.Pointer(&id)))
+	return id, shareResult("name a device", rc)
+}
+
+func shareResult(call string, rc C.int) error {
+	if rc == -C.EOPNOTSUPP {
+		return fmt.Errorf("%s: driver, device or memory cannot: %w", call, backends.ErrNotSupported)
+	}
+	return cudaResult(call, rc)
 }

@@ -209,11 +209,34 @@ struct sl_cuda_block {
 	CUcontext context;
 	CUdeviceptr at;
 	size_t bytes, mapped; /* mapped: of the reserved range; 0: plain memory */
+	CUmemGenericAllocationHandle handle; /* of what is mapped; one that was imported has none */
+	bool owns;			     /* the handle */
 };
 int sl_cuda_block_open(int device, size_t bytes, struct sl_cuda_block *b);
 int sl_cuda_block_close(struct sl_cuda_block *b);
 /* A dma-buf of all of it: a descriptor for the caller to close, or -1 and what the driver said, 0: it has no such call. */
 int sl_cuda_block_export(const struct sl_cuda_block *b, size_t page, int *fd, uint64_t *off);
+
+/* What such memory is made with; maps it at addresses that are reserved, or at others. */
+void sl_cuda_property(int device, CUmemAllocationProp *p);
+int sl_cuda_map(CUdeviceptr at, const struct sl_cuda_block *b, CUmemGenericAllocationHandle handle);
+int sl_cuda_map_anywhere(CUdeviceptr *at, const struct sl_cuda_block *b, CUmemGenericAllocationHandle handle);
+
+/*
+ * Memory of a device in other processes. A descriptor of the memory that is mapped now, the caller's to close;
+ * -EOPNOTSUPP: memory, driver or device has no such thing.
+ */
+int sl_cuda_block_share(const struct sl_cuda_block *b, int *fd);
+/* Maps such memory of another process, `mapped` bytes; the descriptor stays the caller's. -EOPNOTSUPP as above. */
+int sl_cuda_block_import(int device, int fd, size_t mapped, struct sl_cuda_block *b);
+/*
+ * Puts other memory under the addresses of a block, with the content of the old, once all is done that this
+ * process had begun on the device. Nobody of this process may use the block meanwhile. A failure before anything was
+ * taken away leaves the block as it was; one after that leaves addresses without memory.
+ */
+int sl_cuda_block_renew(struct sl_cuda_block *b);
+/* What names a device on the host. -EOPNOTSUPP: the driver is too old. */
+int sl_cuda_uuid(int device, uint8_t uuid[16]);
 
 /* The first failure ends a function. */
 #define SL_CUDA_TRY(call) \

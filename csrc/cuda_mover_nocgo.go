@@ -107,3 +107,18 @@ func (*CUDABlock) Close() error { return noMover() }
 
 // Export is never called.
 func (*CUDABlock) Export() (int, uint64, error) { return -1, 0, noMover() }
+
+// Share is never called.
+func (*CUDABlock) Share() (int, error) { return -1, noMover() }
+
+// Renew is never called.
+func (*CUDABlock) Renew() error { return noMover() }
+
+// Mapped is never called.
+func (*CUDABlock) Mapped() uint64 { return 0 }
+
+// ImportCUDABlock is never called.
+func ImportCUDABlock(int, int, uint64) (*CUDABlock, error) { return nil, noMover() }
+
+// CUDAUUID is never called.
+func CUDAUUID(int) ([16]byte, error) { return [16]byte{}, noMover() }

@@ -32,6 +32,9 @@ const chainVariable, carrierVariable = "SLUICE_CHAIN_AT", "SLUICE_CHAIN_BY"
 
 const chainBytes = 5 << 20
 
+// direct is shm as the carrier of what cuda cannot carry itself, with Config.Peers.
+const direct = "cuda and shm"
+
 // chainEnd is an engine with memory of a device, a file, and a backend between processes that
 // knows of neither.
 type chainEnd struct {
@@ -42,7 +45,7 @@ type chainEnd struct {
 
 func carrierOf(name string) (backends.Backend, error) {
 	switch name {
-	case "shm":
+	case "shm", direct:
 		return shm.New(shm.Config{})
 	case "tcp":
 		return tcp.New(tcp.Config{Listen: "127.0.0.1:0", Plaintext: true})
@@ -55,7 +58,9 @@ func openChainEnd(carrier string) (*chainEnd, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err := New(testConfig())
+	cfg := testConfig()
+	cfg.Peers = carrier == direct
+	b, err := New(cfg)
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
@@ -134,9 +139,10 @@ func startChain(t *testing.T, carrier string) (dir string) {
 }
 
 // TestChainsBetweenProcesses moves memory of a device to that of another process and to a file of
-// it, and back, where no single backend can: device, DRAM, whatever carries it, DRAM, device or disk.
+// it, and back, where no single backend can: device, DRAM, whatever carries it, DRAM, device or disk. With
+// Config.Peers one can from device to device.
 func TestChainsBetweenProcesses(t *testing.T) {
-	for _, carrier := range []string{"shm", "ucx", "tcp"} {
+	for _, carrier := range []string{"shm", "ucx", "tcp", direct} {
 		t.Run(carrier, func(t *testing.T) {
 			end, err := openChainEnd(carrier)
 			if err != nil {
@@ -159,7 +165,11 @@ func TestChainsBetweenProcesses(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, there := range []string{"hbm", "file"} {
-				roundTrip(ctx, t, end, p, local, there)
+				by := engine.Staged
+				if carrier == direct && there == "hbm" {
+					by = "cuda"
+				}
+				roundTrip(ctx, t, end, p, local, there, by)
 			}
 			onDisk, err := os.ReadFile(filepath.Join(dir, "file"))
 			if err != nil {
@@ -174,14 +184,14 @@ func TestChainsBetweenProcesses(t *testing.T) {
 
 // roundTrip writes all of the device's memory there, and has it come back, entries of 656 bytes in
 // another order.
-func roundTrip(ctx context.Context, t *testing.T, end *chainEnd, p *engine.Peer, local *engine.Region, there string) {
+func roundTrip(ctx context.Context, t *testing.T, end *chainEnd, p *engine.Peer, local *engine.Region, there, by string) {
 	t.Helper()
 	m, err := p.Remote(there)
 	if err != nil {
 		t.Fatal(err)
 	}
 	x, err := end.e.Explain(p, local, m)
-	if err != nil || x.Chosen != engine.Staged {
+	if err != nil || x.Chosen != by {
 		t.Fatalf("explained, %v:\n%v", err, &x)
 	}
 	t.Log(x.Candidates[len(x.Candidates)-1].Reason)

@@ -5,6 +5,7 @@ package cuda
 import (
 	"fmt"
 	"math/bits"
+	"time"
 
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/cuda"
@@ -26,6 +27,13 @@ type Config struct {
 	BatchesMax int // outstanding batches, and messages that wait in a receiver; a power of two, default 1,024
 	MessageMax int // bytes of a notification; default 64 KiB
 	KeysMax    int // registrations; default and at most 1,048,576
+
+	// Peers has backends of other processes of this host and user reach memory of AllocDevice, and ours reach
+	// theirs, as far as both have it. False: the backend reaches those of its own process alone, and has no socket.
+	Peers       bool
+	PeersMax    int           // processes that reach us at a time; default 256, at most 4,096
+	FenceGrace  time.Duration // how long Fence waits for a silent process before it takes the memory away; default 200 ms
+	DialTimeout time.Duration // for a handshake, and for an answer of another process; default 5 s
 }
 
 const (
@@ -47,6 +55,7 @@ func (c Config) withDefaults() (Config, error) {
 		{"BatchesMax", &c.BatchesMax, 1024, 1, 1 << 16},
 		{"MessageMax", &c.MessageMax, 64 << 10, 1, 1 << 30},
 		{"KeysMax", &c.KeysMax, keys.Limit, 1, keys.Limit},
+		{"PeersMax", &c.PeersMax, 256, 1, 4096},
 	} {
 		if *f.field == 0 {
 			*f.field = f.value
@@ -54,6 +63,15 @@ func (c Config) withDefaults() (Config, error) {
 		if *f.field < f.from || *f.field > f.most {
 			return c, fmt.Errorf("Config.%s is %d, want %d to %d: %w", f.name, *f.field, f.from, f.most, backends.ErrBounds)
 		}
+	}
+	if c.FenceGrace < 0 || c.DialTimeout < 0 {
+		return c, fmt.Errorf("Config.FenceGrace is %v and Config.DialTimeout %v, want no negative time: %w", c.FenceGrace, c.DialTimeout, backends.ErrBounds)
+	}
+	if c.FenceGrace == 0 {
+		c.FenceGrace = 200 * time.Millisecond
+	}
+	if c.DialTimeout == 0 {
+		c.DialTimeout = 5 * time.Second
 	}
 	if bits.OnesCount(uint(c.BatchesMax)) != 1 {
 		return c, fmt.Errorf("Config.BatchesMax is %d, want a power of two: %w", c.BatchesMax, backends.ErrBounds)
@@ -66,3 +84,10 @@ func (c Config) withDefaults() (Config, error) {
 
 // kernels reports whether the gather kernel may run.
 func (c *Config) kernels() bool { return c.Budget.SMs > 0 || c.Budget.InFlight > 0 }
+
+func (c *Config) reach() backends.Reach {
+	if c.Peers {
+		return backends.SameHost
+	}
+	return backends.InProcess
+}

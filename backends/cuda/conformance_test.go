@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/csrc"
@@ -30,28 +32,57 @@ func libraryPath() string {
 }
 
 func TestMain(m *testing.M) {
+	if address := os.Getenv(knockVariable); address != "" { // before it needs a driver, which another user may not open
+		if err := knock(address); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if os.Getenv("SLUICE_LIBCUDA") == "" {
 		if err := openDriver(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 	}
+	if os.Getenv(ownerVariable) != "" {
+		if err := serveOwner(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if dir := os.Getenv(chainVariable); dir != "" {
 		fmt.Fprintln(os.Stderr, "the other process:", chainProcess(dir, os.Getenv(carrierVariable)))
 		os.Exit(1)
 	}
-	backendtest.Main(m, upHarness, downHarness, withinHarness)
+	backendtest.Main(m, upHarness, downHarness, withinHarness, betweenHarness, betweenUpHarness)
 }
 
 // flagsVariable names flags for the build of the stand-in, to a test that runs alone.
 const flagsVariable = "SLUICE_STANDIN_FLAGS"
 
+// builtVariable names the stand-in that the parent of this process has built.
+const builtVariable = "SLUICE_STANDIN_BUILT"
+
 func openDriver() (err error) {
+	_, other := os.LookupEnv(flagsVariable)
+	if path := os.Getenv(builtVariable); path != "" && !other {
+		driver = &fakecuda.Library{Path: path}
+		return errors.Join(os.Unsetenv("STANDIN_PANEL"), csrc.LoadCUDA(path))
+	}
 	if driver, err = fakecuda.Build(strings.Fields(os.Getenv(flagsVariable))...); err != nil {
 		return err
 	}
 	defer driver.Remove()
 	if err := errors.Join(os.Setenv("STANDIN_PANEL", driver.Panel), os.Setenv("STANDIN_DEVICES", "2")); err != nil {
+		return err
+	}
+	built, err := unix.Open(driver.Path, unix.O_RDONLY|unix.O_CLOEXEC, 0) // for other processes, as long as this one lives
+	if err != nil {
+		return err
+	}
+	if err := os.Setenv(builtVariable, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), built)); err != nil {
 		return err
 	}
 	return csrc.LoadCUDA(driver.Path) // and then the file may go
@@ -81,12 +112,42 @@ var (
 	withinHarness = harness("within", hbm, hbm, backendtest.Pair)
 )
 
+// Between processes, with memory that AllocDevice makes.
+var (
+	betweenHarness   = between("between", hbm, backendtest.Processes)
+	betweenUpHarness = between("between-up", nil, 0, "Lengths", "Pages", "FenceRevokes", "FenceFrozen", "SilenceUnderWrites")
+)
+
+func between(name string, local backendtest.Allocator, w backendtest.Wiring, only ...string) backendtest.Harness {
+	h := harness(name, local, sharedHBM, w)
+	h.Only = only
+	h.New = func() (backends.Backend, error) {
+		b, err := New(peersConfig())
+		if err != nil {
+			return nil, err
+		}
+		return b, nil
+	}
+	return h
+}
+
+func peersConfig() Config {
+	cfg := testConfig()
+	cfg.Peers = true
+	return cfg
+}
+
+func TestHBMBetweenProcesses(t *testing.T)       { backendtest.Run(t, betweenHarness) }
+func TestDRAMToHBMBetweenProcesses(t *testing.T) { backendtest.Run(t, betweenUpHarness) }
+
 func TestDRAMToHBM(t *testing.T) { backendtest.Run(t, upHarness) }
 func TestHBMToDRAM(t *testing.T) { backendtest.Run(t, downHarness) }
 func TestHBMToHBM(t *testing.T)  { backendtest.Run(t, withinHarness) }
 
-func BenchmarkDRAMToHBM(b *testing.B) { backendtest.Benchmark(b, upHarness) }
-func BenchmarkHBMToHBM(b *testing.B)  { backendtest.Benchmark(b, withinHarness) }
+func BenchmarkDRAMToHBM(b *testing.B)           { backendtest.Benchmark(b, upHarness) }
+func BenchmarkHBMBetweenProcesses(b *testing.B) { backendtest.Benchmark(b, betweenHarness) }
+
+func BenchmarkHBMToHBM(b *testing.B) { backendtest.Benchmark(b, withinHarness) }
 
 // card is the test's own way to memory of devices, which is not the backend's.
 var card struct {
@@ -128,6 +189,25 @@ func hbmOn(ordinal int, n uint64) (*backendtest.Space, error) {
 	}
 	seg := backends.Segment{Kind: backends.HBM, Len: n, Addr: at, Device: ordinal}
 	s := &backendtest.Space{Segment: seg, Bytes: deviceBytes{d, at, n}, Free: func() error { return d.Free(at) }}
+	_, err = s.Bytes.WriteAt(make([]byte, n), 0)
+	return s, err
+}
+
+// sharedHBM is memory of the first device as AllocDevice makes it for other processes.
+func sharedHBM(n uint64) (*backendtest.Space, error) {
+	d, err := openCard(0)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := csrc.CUDADevices(); err != nil { // loads what blocks need
+		return nil, err
+	}
+	o, err := newOwnBlock(0, n, true)
+	if err != nil {
+		return nil, err
+	}
+	seg := backends.Segment{Kind: backends.HBM, Len: n, Addr: o.block.At}
+	s := &backendtest.Space{Segment: seg, Bytes: deviceBytes{d, seg.Addr, n}, Free: o.Close}
 	_, err = s.Bytes.WriteAt(make([]byte, n), 0)
 	return s, err
 }

@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cuda moves bytes between HBM and DRAM, and between HBM and HBM, within one process:
-// batches of copies by the copy engines, and patterns of small entries by the gather kernel of
-// package cuda beside this one. It has run against a software stand-in of the driver alone, not
-// yet on a card.
+// Package cuda moves bytes between HBM and DRAM, and between HBM and HBM: batches of copies by
+// the copy engines, and patterns of small entries by the gather kernel of package cuda beside this one. The other
+// side is a backend of this process or, with Config.Peers, one of another process of the same host and user, whose HBM
+// is mapped here. It has run against a software stand-in of the driver alone, not yet on a card.
 //
-// A backend (cuda.go) has devices (device.go), memories (memory.go, pins.go), and peers (peer.go), which
+// A backend (cuda.go) has devices (device.go), memories (memory.go, pins.go, block.go), and peers (peer.go), which
 // turn batches into copies (submit.go, pages.go) on streams of a device. A thread of C for each
 // stream waits for their ends and puts them into a ring, from where whoever comes first takes
-// them (finish.go): Poll, a fence, or, where a message waits for its data (notify.go), a goroutine.
-// Streams of the program can be ordered with transfers (order.go).
+// them (finish.go): Poll, a fence, or, where a message or another process waits for them (notify.go), a goroutine.
+// Streams of the program can be ordered with transfers (order.go). A peer of another process is a farPeer (far.go)
+// over a link (link.go); the owner knows it as a guest (server.go, guest.go). Both speak as message.go says.
 //
 // Proof that nothing lands later: the event behind the last copy of a batch. A fence lets nobody in
-// with an older token, has batches drop what is not yet on a stream, and waits for those events.
-// There is no other hand, since peers are in this process.
+// with an older token, has batches drop what is not yet on a stream, and waits for those events. Another process
+// announces each batch in a page of shared memory before anything of it is on a stream, looks then whether its import
+// is still good, and takes the announcement back when the event has ended. Whoever dies takes its streams along;
+// whoever stays silent for longer than Config.FenceGrace loses the memory: other memory comes under the range.
 package cuda
 
 import (
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"sync"
@@ -67,6 +69,8 @@ type Backend struct {
 	peers   map[*peer]struct{} // ours to others
 	senders map[*peer]struct{} // others' to us
 
+	server server // for other processes
+
 	counters [backends.CountersMax]counter
 
 	inboxMu  sync.Mutex
@@ -78,7 +82,18 @@ type Backend struct {
 var registry = struct {
 	sync.RWMutex
 	byAddr map[string]*Backend
-}{byAddr: map[string]*Backend{}}
+	open   map[*Backend]struct{} // until all that reach it are gone
+}{byAddr: map[string]*Backend{}, open: map[*Backend]struct{}{}}
+
+// servers are all backends of this process.
+func servers() (list []*Backend) {
+	registry.RLock()
+	defer registry.RUnlock()
+	for b := range registry.open {
+		list = append(list, b)
+	}
+	return list
+}
 
 // New opens the devices. Where driver or device is missing, or too old, the error is a
 // *backends.UnavailableError.
@@ -91,7 +106,7 @@ func New(cfg Config) (*Backend, error) {
 		return nil, err
 	}
 	b := &Backend{
-		cfg: cfg, addr: "cuda:" + rand.Text(), owner: keys.NewOwner(), attended: make(chan struct{}),
+		cfg: cfg, addr: newAddress(&cfg), owner: keys.NewOwner(), attended: make(chan struct{}),
 		memories: keys.Table[memory]{Most: cfg.KeysMax}, done: make([]csrc.Done, 64),
 		ready: queue{places: make([]backends.Completion, cfg.BatchesMax)},
 		peers: map[*peer]struct{}{}, senders: map[*peer]struct{}{},
@@ -107,7 +122,11 @@ func New(cfg Config) (*Backend, error) {
 	go b.attend()
 	registry.Lock()
 	registry.byAddr[b.addr] = b
+	registry.open[b] = struct{}{}
 	registry.Unlock()
+	if err := b.serve(); err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
 	return b, nil
 }
 
@@ -157,7 +176,7 @@ func (b *Backend) goDown() {
 // Caps implements backends.Backend.
 func (b *Backend) Caps() backends.Caps {
 	return backends.Caps{
-		Name: "cuda", Reach: backends.InProcess,
+		Name: "cuda", Reach: b.cfg.reach(),
 		Pairs: backends.Pairs{
 			backends.DRAM: backends.KindsOf(backends.HBM),
 			backends.HBM:  backends.KindsOf(backends.HBM, backends.DRAM),
@@ -232,15 +251,20 @@ func (b *Backend) Close() error {
 		p.lose()
 		p.settle() // its batches may use our memory
 	}
+	var errs []error
 	for _, m := range b.memories.All() {
-		_ = m.Close()
+		errs = append(errs, m.Close())
 	}
+	b.dismiss()
+	registry.Lock()
+	delete(registry.open, b)
+	registry.Unlock()
 	b.open.Lock() // nobody uses a device any more, and closed keeps others out
 	defer b.open.Unlock()
 	b.closing.Store(true)
 	_ = b.heed.Signal()
 	<-b.attended
-	return b.stop()
+	return errors.Join(append(errs, b.stop())...)
 }
 
 func listOf(set map[*peer]struct{}) (list []*peer) {
@@ -267,3 +291,11 @@ var _ interface {
 	backends.Watcher
 	backends.Explainer
 } = (*peer)(nil)
+
+var _ interface {
+	backends.Peer
+	backends.Canceler
+	backends.Pager
+	backends.Watcher
+	backends.Explainer
+} = farPeer{}

@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -15,7 +16,8 @@ import (
 // device is a card with its streams.
 type device struct {
 	ordinal int
-	index   int // in Backend.devices
+	index   int      // in Backend.devices
+	uuid    [16]byte // where other processes matter
 	facts   csrc.CUDAFacts
 	mover   *csrc.CUDAMover
 	kernels *cuda.Kernels  // nil: none may run
@@ -63,6 +65,14 @@ func (b *Backend) openDevice(ordinal int) (*device, error) {
 	d := &device{ordinal: ordinal, facts: one.Facts(), loads: make([]atomic.Int32, b.cfg.Streams), gated: make([]bool, b.cfg.Gated)}
 	if err := one.Close(); err != nil {
 		return nil, err
+	}
+	if b.cfg.Peers {
+		if d.uuid, err = csrc.CUDAUUID(ordinal); errors.Is(err, backends.ErrNotSupported) {
+			return nil, &backends.UnavailableError{Backend: "cuda", Reason: "Config.Peers: the driver does not name devices",
+				Fix: "CUDA 11.4 or later, or leave Config.Peers off"}
+		} else if err != nil {
+			return nil, err
+		}
 	}
 	if d.mover, err = csrc.OpenCUDAMover(ordinal, b.ends, b.cfg.BatchesMax, b.cfg.Streams, b.cfg.Gated); err != nil {
 		return nil, err

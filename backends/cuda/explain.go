@@ -19,7 +19,11 @@ func (p *peer) Explain(localKey, remoteKey uint32) string {
 		return "from dram to dram: another backend does that"
 	}
 	d := p.from.ours(l, r.m)
-	return fmt.Sprintf("%s; descriptors by the copy engine, %s; small entries %s", d, pinning(l, r.m), p.from.entries(d, l, r.m))
+	where := d.String()
+	if p.far != nil {
+		where += ", memory of another process mapped here"
+	}
+	return fmt.Sprintf("%s; descriptors by the copy engine, %s; small entries %s", where, pinning(l, r.m), p.from.entries(d, l, r.m))
 }
 
 // pinning says how the copy engine reaches host memory.

@@ -64,14 +64,20 @@ func (b *Backend) finish(d *csrc.Done) {
 	j := b.jobs[d.Tag]
 	j.written.Load()
 	p, c := j.p, backends.Completion{Tag: j.tag, Err: j.outcome(d)}
-	if j.letter != nil {
-		b.ends.Heed(-1)
-		p.post(j.letter, c.Err)
+	if c.Err == nil && j.overtaken() {
+		c.Err = backends.ErrRevoked
 	}
+	if j.heeded() {
+		b.ends.Heed(-1)
+	}
+	p.post(j.letter, c.Err)
 	j.give()
 	b.ready.put(c)
 	p.unfinished.Add(-1)
 }
+
+// heeded reports whether somebody awaits the end who does not poll: a message, or another process.
+func (j *job) heeded() bool { return j.letter != nil || j.p.far != nil }
 
 func (j *job) outcome(d *csrc.Done) error {
 	if d.Status == 0 {

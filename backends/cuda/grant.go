@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"math"
 	"sync/atomic"
 	"time"
 )
@@ -12,7 +13,22 @@ type grant struct {
 	epoch uint64
 	users atomic.Int64
 	ended atomic.Bool
+	far   *line // of memory of another process; nil: it is this one's
 }
+
+// line is what two processes share about an import: the one who uses the memory counts batches, the owner says
+// what has become of it.
+type line struct {
+	users, state *atomic.Uint64
+}
+
+// The states of an import. No batch begins under any but the first.
+const (
+	passGood  = iota
+	passOver  // its epoch has ended
+	passMoves // other memory comes; what ends before it does counts
+	passMoved // it came while a batch was under way, whose bytes are nobody's
+)
 
 // enter reports whether the caller is in; then it must leave.
 func (g *grant) enter() bool {
@@ -21,10 +37,32 @@ func (g *grant) enter() bool {
 		g.users.Add(-1)
 		return false
 	}
+	if g.far == nil {
+		return true
+	}
+	g.far.users.Add(1) // pairs with the store of the owner, who looks at the users afterwards
+	if g.far.state.Load() != passGood {
+		g.leave()
+		return false
+	}
 	return true
 }
 
-func (g *grant) leave() { g.users.Add(-1) }
+func (g *grant) leave() {
+	if g.far != nil {
+		g.far.users.Add(math.MaxUint64)
+	}
+	g.users.Add(-1)
+}
+
+// overtaken reports whether the bytes of a batch that is in may be lost, since another process has taken the memory away.
+func (g *grant) overtaken() bool {
+	if g.far == nil {
+		return false
+	}
+	state := g.far.state.Load()
+	return state == passOver || state == passMoved
+}
 
 // end lets nobody in any more.
 func (g *grant) end() { g.ended.Store(true) }

@@ -48,6 +48,14 @@ func (v *view) shows(d *backends.Desc) bool {
 	return v.localKey == d.LocalKey && v.remoteKey == d.RemoteKey
 }
 
+// leave undoes what look entered.
+func (v *view) leave() {
+	v.local.block.leave()
+	v.remote.m.block.leave()
+	v.local.own.leave()
+	v.remote.leave()
+}
+
 // take returns a job for a tag, nil if there is none.
 func (b *Backend) take(p *peer, tag uint64) *job {
 	if b.taken.Add(1) > int64(len(b.jobs)) {
@@ -68,8 +76,7 @@ func (b *Backend) take(p *peer, tag uint64) *job {
 // give makes a job free that is under way no more; its tag stays taken until it is polled.
 func (j *job) give() {
 	for i := range j.views {
-		j.views[i].local.own.leave()
-		j.views[i].remote.grant.leave()
+		j.views[i].leave()
 	}
 	if j.shared >= 0 {
 		j.dev.loads[j.shared].Add(-1)
@@ -112,6 +119,17 @@ func (j *job) names(m *memory) bool {
 	return false
 }
 
+// overtaken reports whether another process has ended an import that the batch used: what was written then
+// may be in memory that is nobody's.
+func (j *job) overtaken() bool {
+	for i := range j.views {
+		if j.views[i].remote.grant.overtaken() {
+			return true
+		}
+	}
+	return false
+}
+
 // cancel drops what is not yet on a stream of the batches that a condition names.
 func (b *Backend) cancel(which func(*job) bool, why *error) {
 	b.mu.Lock()
@@ -144,11 +162,22 @@ func (j *job) look(op backends.Op, localKey, remoteKey uint32) error {
 		return fmt.Errorf("from dram to dram: another backend does that: %w", backends.ErrNotSupported)
 	case !local.own.enter():
 		return fmt.Errorf("local key %d: %w", localKey, backends.ErrBounds)
-	case !r.grant.enter():
+	case !r.enter():
 		local.own.leave()
-		return backends.ErrRevoked
+		return j.p.refused(remoteKey, r)
 	}
 	v := view{localKey: localKey, remoteKey: remoteKey, local: local, remote: r}
+	if !local.block.enter() {
+		local.own.leave()
+		r.leave()
+		return backends.ErrFull // other memory goes under it
+	}
+	if !r.m.block.enter() {
+		local.block.leave()
+		local.own.leave()
+		r.leave()
+		return backends.ErrFull
+	}
 	src, dst := local, r.m
 	if op == backends.Read {
 		src, dst = dst, src

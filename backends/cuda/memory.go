@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/internal/keys"
@@ -24,6 +25,8 @@ type memory struct {
 	pin  *pin     // of host memory
 	at   []uint64 // of pinned host memory, where kernels of each of the backend's devices see it
 	own  grant    // batches of ours that name it as local memory
+	// block is what AllocDevice made of it for other processes as well, nil: none of it.
+	block *ownBlock
 
 	mu     sync.Mutex // guards what follows
 	now    *grant
@@ -72,7 +75,13 @@ func (m *memory) find() (err error) {
 	if m.dev == nil {
 		return fmt.Errorf("register memory of device %d, which Config.Devices leaves out: %w", m.seg.Device, backends.ErrNotSupported)
 	}
-	return m.dev.holds(m.base, m.seg.Len)
+	if err := m.dev.holds(m.base, m.seg.Len); err != nil {
+		return err
+	}
+	if o := blocks.find(m.base, m.seg.Len); o != nil && o.peers {
+		m.block = o
+	}
+	return nil
 }
 
 // locate asks each device where it sees host memory.
@@ -142,9 +151,9 @@ func (m *memory) Close() error {
 	m.own.end()
 	next := m.endEpoch()
 	_ = m.b.until(m.own.quiet, always)
-	_ = m.untilQuiet(always)
+	err := m.untilQuiet(always)
 	m.b.memories.GiveBack(m.key, next)
-	return m.unpin()
+	return errors.Join(err, m.unpin())
 }
 
 // endEpoch begins the next one, has batches of older ones drop what they can, and returns it.
@@ -156,6 +165,7 @@ func (m *memory) endEpoch() uint64 {
 	next := m.now.epoch
 	m.mu.Unlock()
 	m.b.cancelSenders(func(j *job) bool { return j.names(m) }, &backends.ErrRevoked)
+	m.b.endPasses(m.over)
 	return next
 }
 
@@ -196,7 +206,7 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 // untilQuiet waits for batches of peers, whose ends are in rings of their backends.
 func (m *memory) untilQuiet(stop func() error) error {
 	senders := m.b.sources()
-	return m.b.until(func() bool {
+	err := m.b.until(func() bool {
 		for _, from := range senders {
 			if from != m.b {
 				from.help()
@@ -204,4 +214,26 @@ func (m *memory) untilQuiet(stop func() error) error {
 		}
 		return m.quiet()
 	}, stop)
+	if err != nil {
+		return err
+	}
+	return m.untilGuestsAreOut(stop)
+}
+
+// over reports whether what a process was given is of an epoch that has ended.
+func (m *memory) over(s *pass) bool { return s.m == m && s.g.ended.Load() }
+
+// untilGuestsAreOut waits for batches of other processes. Who is silent for too long is frozen: then the memory is
+// taken away.
+func (m *memory) untilGuestsAreOut(stop func() error) error {
+	deadline := time.Now().Add(m.b.cfg.FenceGrace)
+	in := func() bool { return m.b.guestsIn(m.over) }
+	err := await(func() bool { return !in() || time.Now().After(deadline) }, stop)
+	if err != nil || !in() {
+		return err
+	}
+	if err := m.block.renew(m.b.cfg.FenceGrace, m.over, stop); err != nil {
+		return fmt.Errorf("take memory away from a frozen process: %w", err)
+	}
+	return nil
 }

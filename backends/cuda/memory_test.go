@@ -257,6 +257,7 @@ func TestOldDriverMoves(t *testing.T) {
 	if !alone(t, "-DSTANDIN_OLD") {
 		return
 	}
+	unavailable(t, peersConfig(), "Config.Peers")
 	r := newRig(t, testConfig())
 	seg, owner, err := r.b.AllocDevice(1, 1<<20)
 	if err != nil {

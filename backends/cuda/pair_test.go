@@ -113,8 +113,16 @@ type hostBytes []byte
 func (m hostBytes) ReadAt(p []byte, off int64) (int, error)  { return copy(p, m[off:]), nil }
 func (m hostBytes) WriteAt(p []byte, off int64) (int, error) { return copy(m[off:], p), nil }
 
-// memory makes, fills and registers memory.
+// memory makes, fills, registers and imports memory.
 func (r *rig) memory(alloc backendtest.Allocator, n uint64) *place {
+	r.t.Helper()
+	p := r.local(alloc, n)
+	p.key = r.imported(p.m)
+	return p
+}
+
+// local makes, fills and registers memory.
+func (r *rig) local(alloc backendtest.Allocator, n uint64) *place {
 	r.t.Helper()
 	s, err := alloc(n)
 	if err != nil {
@@ -131,7 +139,6 @@ func (r *rig) memory(alloc backendtest.Allocator, n uint64) *place {
 	p := &place{space: s}
 	r.fill(p)
 	p.m = r.register(s.Segment)
-	p.key = r.imported(p.m)
 	return p
 }
 

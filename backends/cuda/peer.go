@@ -13,7 +13,8 @@ import (
 )
 
 type peer struct {
-	from, to *Backend
+	from, to *Backend // to is nil where far is not
+	far      *link    // to another process; nil: within this one
 	lost     chan struct{}
 	loseOnce sync.Once
 
@@ -34,6 +35,20 @@ type peer struct {
 type remote struct {
 	m     *memory
 	grant *grant
+	far   *farMemory // nil: of this process
+}
+
+func (r *remote) enter() bool {
+	if r.grant.enter() {
+		return true
+	}
+	r.far.letGo(r.grant)
+	return false
+}
+
+func (r *remote) leave() {
+	r.grant.leave()
+	r.far.letGo(r.grant)
 }
 
 // Connect implements backends.Backend.
@@ -48,7 +63,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, erro
 	to := registry.byAddr[string(addr)]
 	registry.RUnlock()
 	if to == nil {
-		return nil, fmt.Errorf("connect with cuda: no such backend in this process, and it reaches no further: %w", backends.ErrPeerLost)
+		return b.connectFar(ctx, addr)
 	}
 	p := &peer{from: b, to: to, lost: make(chan struct{})}
 	if err := b.admit(b.peers, p); err != nil {
@@ -92,7 +107,7 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	if p.closed {
 		return 0, 0, backends.ErrClosed
 	}
-	if p.to.closed.Load() {
+	if p.gone() {
 		return 0, 0, backends.ErrPeerLost
 	}
 	t, err := keys.Decode(token, &p.to.owner)
@@ -107,7 +122,7 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	return p.keep(&remote{m, g}), t.Size, nil
+	return p.keep(&remote{m: m, grant: g}), t.Size, nil
 }
 
 func (p *peer) keep(r *remote) (key uint32) {
@@ -137,8 +152,22 @@ func (p *peer) Drop(key uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if uint64(key) < uint64(len(p.imports)) && p.imports[key] != nil {
+		p.imports[key].forget()
 		p.imports[key] = nil
 		p.freeKeys = append(p.freeKeys, key)
+	}
+}
+
+// gone reports whether the other side is known to be no more.
+func (p *peer) gone() bool {
+	if p.far == nil {
+		return p.to.closed.Load()
+	}
+	select {
+	case <-p.lost:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -149,6 +178,9 @@ func (p *peer) Lost() <-chan struct{} { return p.lost }
 func (p *peer) lose() {
 	p.loseOnce.Do(func() {
 		close(p.lost)
+		if p.far != nil {
+			return
+		}
 		p.to.mu.Lock()
 		_, known := p.to.senders[p]
 		delete(p.to.senders, p)
@@ -176,6 +208,7 @@ func (p *peer) Close() error {
 	p.entry.Unlock()
 	p.from.cancel(func(j *job) bool { return j.p == p }, &backends.ErrClosed)
 	p.settle()
+	p.far.end()
 	p.mu.Lock()
 	p.imports = nil
 	p.mu.Unlock()

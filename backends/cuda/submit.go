@@ -41,7 +41,7 @@ func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *
 	switch {
 	case p.closed:
 		return backends.ErrClosed
-	case p.to.closed.Load():
+	case p.gone():
 		return backends.ErrPeerLost
 	case op != backends.Read && op != backends.Write:
 		return fmt.Errorf("%v: %w", op, backends.ErrNotSupported)
@@ -76,7 +76,8 @@ func (j *job) begin(op backends.Op, descs []backends.Desc, pages *backends.Pages
 		return nil
 	}
 	j.letter = l
-	if l != nil {
+	heeded := j.heeded()
+	if heeded {
 		j.b.ends.Heed(1)
 	}
 	p.unfinished.Add(1)
@@ -84,10 +85,10 @@ func (j *job) begin(op backends.Op, descs []backends.Desc, pages *backends.Pages
 		return nil // and j may be another batch by now
 	}
 	p.unfinished.Add(-1)
-	if l != nil {
+	if heeded {
 		j.b.ends.Heed(-1)
-		p.post(l, err)
 	}
+	p.post(l, err)
 	j.undo()
 	return err
 }
@@ -101,7 +102,11 @@ func (j *job) check(op backends.Op, descs []backends.Desc, pages *backends.Pages
 	for i := range descs {
 		d := &descs[i]
 		if n := len(j.views); n == 0 || !j.views[n-1].shows(d) {
-			if err := j.look(op, d.LocalKey, d.RemoteKey); err != nil {
+			switch err := j.look(op, d.LocalKey, d.RemoteKey); err {
+			case nil:
+			case backends.ErrFull: // of no piece: try again
+				return err
+			default:
 				return &backends.PieceError{Piece: i, Err: err}
 			}
 		}

@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/sealed"
 )
 
 // handshakesMax bounds what strangers can make us hold: a socket and 17 KB each,
@@ -66,7 +68,7 @@ func (b *Backend) greet(conn *net.UnixConn) (*inbound, error) {
 		return nil, err
 	}
 	c := &inbound{b: b, sock: conn, event: -1}
-	c.pid.fd = -1
+	c.pid.FD = -1
 	if err := firstError(c.inbox.open(conn), c.bell.open(conn)); err != nil {
 		return nil, err
 	}
@@ -119,16 +121,16 @@ func (c *inbound) hello(body []byte, fds []int) (err error) {
 	if err := checkEventFD(fds[1]); err != nil {
 		return err
 	}
-	if c.pid, err = identify(c.sock); err != nil {
+	if c.pid.Remote, err = process.Identify(c.sock); err != nil {
 		return err
 	}
-	page, err := mapReceived(fds[0], ringAt+ring, unix.PROT_READ|unix.PROT_WRITE)
+	page, err := sealed.Map(fds[0], ringAt+ring, unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
-		c.pid.release()
+		c.pid.Release()
 		return err
 	}
 	if word(page, pageMagicAt).Load() != pageMagic || word(page, pageRingAt).Load() != ring {
-		c.pid.release()
+		c.pid.Release()
 		_ = unix.Munmap(page)
 		return fmt.Errorf("connection page: %w", backends.ErrCorrupt)
 	}

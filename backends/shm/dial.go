@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/sealed"
 )
 
 // Connect implements backends.Backend.
@@ -47,7 +49,7 @@ func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
 	}
 	p := &peer{b: b, owner: owner, self: owner == b.address, sock: conn.(*net.UnixConn), event: -1,
 		lostCh: make(chan struct{}), arenas: make(map[uint32]*peerArena), fetches: make(map[uint32]*fetch)}
-	p.pid.fd = -1
+	p.pid.FD = -1
 	p.imports.Store(new([]atomic.Pointer[imported]))
 	if err := p.handshake(ctx); err != nil {
 		_ = p.sock.SetDeadline(time.Time{})
@@ -78,11 +80,11 @@ func (b *Backend) adopt(p *peer) error {
 func (p *peer) handshake(ctx context.Context) (err error) {
 	stop := context.AfterFunc(ctx, func() { _ = p.sock.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	if p.pid, err = identify(p.sock); err != nil {
+	if p.pid.Remote, err = process.Identify(p.sock); err != nil {
 		return err
 	}
 	ring := uint64(p.b.cfg.RingBytes)
-	fd, page, err := newShared("sluice-connection", ringAt+ring, false)
+	fd, page, err := sealed.New("sluice-connection", ringAt+ring, false)
 	if err != nil {
 		return err
 	}

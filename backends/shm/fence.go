@@ -83,7 +83,7 @@ func (c *inbound) eachIn(key uint32, thorough bool, f func(line int, value uint6
 		if of != key {
 			continue
 		}
-		if thorough && c.pid.dead() {
+		if thorough && c.pid.Dead() {
 			c.left = true
 			return
 		}
@@ -136,7 +136,7 @@ func (b *Backend) anybodyIn() bool {
 func (c *inbound) busy() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.page == nil || c.left || c.pid.dead() {
+	if c.page == nil || c.left || c.pid.Dead() {
 		return false
 	}
 	for i := range announceMax {

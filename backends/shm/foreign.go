@@ -37,11 +37,11 @@ func (v *vectors) flush(pid *processID) error {
 	if v.n == 0 {
 		return nil
 	}
-	n, err := unix.ProcessVMReadv(pid.pid, v.local[:v.n], v.remote[:v.n], 0)
+	n, err := unix.ProcessVMReadv(pid.PID, v.local[:v.n], v.remote[:v.n], 0)
 	if err == nil && uint64(n) != v.bytes {
 		err = unix.EFAULT
 	}
-	if err == nil && pid.dead() {
+	if err == nil && pid.Dead() {
 		err = unix.ESRCH // the number may have been another process's by then
 	}
 	v.reset()

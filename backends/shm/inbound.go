@@ -52,7 +52,7 @@ func (c *inbound) listen() {
 		kind, body, fds, err := c.inbox.read()
 		if err != nil {
 			c.mu.Lock()
-			c.left = c.left || !c.pid.known() || c.pid.dead()
+			c.left = c.left || !c.pid.Known() || c.pid.Dead()
 			c.mu.Unlock()
 			return
 		}
@@ -87,7 +87,7 @@ func (c *inbound) finished() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.said && !c.left {
-		c.left = c.pid.dead()
+		c.left = c.pid.Dead()
 	}
 	return c.said && c.left
 }
@@ -114,7 +114,7 @@ func (c *inbound) shed() {
 		c.event = -1
 	}
 	if c.left {
-		c.pid.release()
+		c.pid.Release()
 	}
 }
 
@@ -128,5 +128,5 @@ func (c *inbound) release() {
 		_ = unix.Munmap(c.page) // our own mapping, whole: cannot fail
 		c.page = nil
 	}
-	c.pid.release()
+	c.pid.Release()
 }

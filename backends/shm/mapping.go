@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/sealed"
 )
 
 // peerArena is an arena of the peer as we see it.
@@ -84,7 +85,7 @@ func placeExtent(mem []byte, e backends.Extent, fds []int, at *uint64) error {
 		return fmt.Errorf("extent at %d: %w", e.Off, backends.ErrCorrupt)
 	}
 	n := min(e.Len, size-e.Off)
-	if err := checkSealed(fds[e.FD], e.FDOff+n); err != nil {
+	if err := sealed.Check(fds[e.FD], e.FDOff+n); err != nil {
 		return err
 	}
 	if err := placeShared(mem[e.Off:e.Off+n], fds[e.FD], e.FDOff); err != nil {

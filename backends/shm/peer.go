@@ -141,7 +141,7 @@ func (p *peer) release() {
 	if p.event >= 0 {
 		_ = unix.Close(p.event)
 	}
-	p.pid.release()
+	p.pid.Release()
 }
 
 // markLost ends what waits for the other side.

@@ -15,6 +15,8 @@ import (
 
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/sealed"
 )
 
 func rawDial(t *testing.T, b *Backend) *net.UnixConn {
@@ -36,11 +38,11 @@ func hello(b *Backend, ring uint64) []byte {
 // served all the same.
 func TestStrangersAreHungUpOn(t *testing.T) {
 	b := open(t, Config{DialTimeout: 300 * time.Millisecond})
-	page, _, err := newShared("test", ringAt+ringBytesMin, false)
+	page, _, err := sealed.New("test", ringAt+ringBytesMin, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	small, _, err := newShared("test", pageBytes, false)
+	small, _, err := sealed.New("test", pageBytes, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +182,7 @@ func TestGarbageInAPullTouchesNothing(t *testing.T) {
 	b := open(t, Config{})
 	m, mem := share(t, b, backendtest.ForeignMemory, 1<<20)
 	p := dial(t, b, b.Addr())
-	c := &inbound{b: b, pid: processID{pid: os.Getpid(), fd: -1}}
+	c := &inbound{b: b, pid: processID{process.Remote{PID: os.Getpid(), FD: -1}}}
 	at := p.place(3)
 	post := func(count, key, epoch, from, to, n uint64) error {
 		word(at, pullCountAt).Store(count)

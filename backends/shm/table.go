@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/sealed"
 )
 
 // table is the key table, seen by its owner or by a peer.
@@ -33,7 +34,7 @@ const (
 )
 
 func newTable(keys uint32) (fd int, t table, err error) {
-	fd, mem, err := newShared("sluice-keys", tableBytes(keys), true)
+	fd, mem, err := sealed.New("sluice-keys", tableBytes(keys), true)
 	if err != nil {
 		return -1, table{}, err
 	}
@@ -47,7 +48,7 @@ func openTable(fd int, keys uint32) (table, error) {
 	if keys == 0 || keys > 1<<20 {
 		return table{}, fmt.Errorf("peer's key table has %d keys: %w", keys, backends.ErrCorrupt)
 	}
-	mem, err := mapReceived(fd, tableBytes(keys), unix.PROT_READ)
+	mem, err := sealed.Map(fd, tableBytes(keys), unix.PROT_READ)
 	if err != nil {
 		return table{}, err
 	}

@@ -282,6 +282,7 @@ CUresult cuMemAddressFree(CUdeviceptr at, size_t n)
 /* A handle is a descriptor, with the device above it. */
 CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t n, const CUmemAllocationProp *p, unsigned long long flags)
 {
+	char name[64];
 	int fd;
 
 	CONTEXT();
@@ -289,7 +290,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t n, const CUmemAlloc
 		return INVALID_VALUE;
 	if (n >= 1ul << 40)
 		return OUT_OF_MEMORY;
-	fd = memfd_create("standin-device-memory", MFD_CLOEXEC);
+	snprintf(name, sizeof name, "standin-device-memory-%d", p->location.id);
+	fd = memfd_create(name, MFD_CLOEXEC);
 	if (fd < 0 || ftruncate(fd, (off_t)n))
 		return OUT_OF_MEMORY;
 	*h = (unsigned long long)p->location.id << 32 | (unsigned)fd;
@@ -356,6 +358,8 @@ CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr at, size_t n, C
 	*(int *)handle = fd;
 	return fd < 0 ? INVALID_VALUE : 0;
 }
+
+#include "standin_share.h"
 #endif
 
 #endif

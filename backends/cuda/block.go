@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"sort"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/csrc"
+)
+
+// ownBlock is memory of AllocDevice.
+type ownBlock struct {
+	once    sync.Once
+	block   *csrc.CUDABlock
+	fd      int  // of its dma-buf; -1: none
+	peers   bool // processes beside this one may map it
+	ordinal int
+
+	users  atomic.Int64 // batches of this process
+	moving atomic.Bool  // other memory goes under the addresses: no batch may begin
+
+	renewing sync.Mutex // held by who puts it there
+
+	mu sync.Mutex // guards what follows, and the block against who shares it
+	id uint64     // of the memory that is there now, of all that this process ever had
+}
+
+// blockIDs numbers memory.
+var blockIDs atomic.Uint64
+
+// blockTable finds blocks by address.
+type blockTable struct {
+	mu   sync.RWMutex
+	list []*ownBlock // by address
+}
+
+// blocks is one for the process, as the driver is.
+var blocks blockTable
+
+// after returns the index of the first block that begins past an address.
+// Preconditions: t.mu is held.
+func (t *blockTable) after(at uint64) int {
+	return sort.Search(len(t.list), func(i int) bool { return t.list[i].block.At > at })
+}
+
+func (t *blockTable) add(o *ownBlock) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.list = slices.Insert(t.list, t.after(o.block.At), o)
+}
+
+func (t *blockTable) remove(o *ownBlock) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.list = slices.DeleteFunc(t.list, func(other *ownBlock) bool { return other == o })
+}
+
+// find returns the block that has all of a range, nil: none has.
+func (t *blockTable) find(at, n uint64) *ownBlock {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	i := t.after(at) - 1
+	if i < 0 {
+		return nil
+	}
+	o := t.list[i]
+	if from := at - o.block.At; from > o.block.Len || n > o.block.Len-from {
+		return nil
+	}
+	return o
+}
+
+// newOwnBlock allocates. Only what no NIC knows may be mapped by other processes: a NIC holds on to the
+// memory that a fence against a frozen process replaces.
+func newOwnBlock(ordinal int, n uint64, peers bool) (*ownBlock, error) {
+	block, err := csrc.NewCUDABlock(ordinal, n)
+	if err != nil {
+		return nil, err
+	}
+	o := &ownBlock{block: block, fd: -1, peers: peers, ordinal: ordinal, id: blockIDs.Add(1)}
+	blocks.add(o)
+	return o, nil
+}
+
+// Close implements io.Closer.
+func (o *ownBlock) Close() (err error) {
+	o.once.Do(func() {
+		blocks.remove(o)
+		err = o.block.Close()
+		if o.fd >= 0 {
+			err = errors.Join(err, os.NewSyscallError("close", unix.Close(o.fd)))
+		}
+	})
+	return err
+}
+
+// enter reports whether a batch may begin; then it must leave. A block of nil is memory from elsewhere.
+func (o *ownBlock) enter() bool {
+	if o == nil {
+		return true
+	}
+	o.users.Add(1) // pairs with the store in renew
+	if o.moving.Load() {
+		o.users.Add(-1)
+		return false
+	}
+	return true
+}
+
+func (o *ownBlock) leave() {
+	if o != nil {
+		o.users.Add(-1)
+	}
+}
+
+// renew puts other memory under the addresses, with the same content, so that what frozen processes
+// still write lands in memory that is nobody's. Processes that are well map the other memory when they next use
+// it; what they have under way is waited for. frozen says who is waited for no more; it is asked once more
+// when it is our turn.
+func (o *ownBlock) renew(grace time.Duration, frozen func(*pass) bool, stop func() error) error {
+	o.renewing.Lock()
+	defer o.renewing.Unlock()
+	list := servers()
+	if !guestsAreIn(list, frozen) {
+		return nil
+	}
+	o.moving.Store(true) // pairs with the look in guest.admit
+	defer o.settle()
+	over := func(s *pass) bool { return s.m.block == o }
+	well := func(s *pass) bool { return over(s) && !frozen(s) }
+	for _, b := range list {
+		b.turnPasses(over, passGood, passMoves)
+	}
+	deadline := time.Now().Add(patience * grace)
+	err := await(func() bool {
+		for _, b := range list {
+			b.help()
+		}
+		return o.users.Load() == 0 && (!guestsAreIn(list, well) || time.Now().After(deadline))
+	}, stop)
+	if err != nil {
+		return err
+	}
+	for _, b := range list {
+		b.turnPasses(over, passMoves, passMoved)
+	}
+	if err := o.replace(); err != nil {
+		return err
+	}
+	for _, b := range list {
+		b.disown(over)
+	}
+	return nil
+}
+
+// patience is how many times the grace those get who use another part of a block.
+const patience = 5
+
+func guestsAreIn(list []*Backend, which func(*pass) bool) bool {
+	return slices.ContainsFunc(list, func(b *Backend) bool { return b.guestsIn(which) })
+}
+
+func (o *ownBlock) replace() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if err := o.block.Renew(); err != nil {
+		return err
+	}
+	o.id = blockIDs.Add(1)
+	return nil
+}
+
+// settle lets batches begin again, and wakes those who were told to wait.
+func (o *ownBlock) settle() {
+	o.moving.Store(false)
+	for _, b := range servers() {
+		b.news.Store(true)
+		b.signal()
+	}
+}
+
+// await looks again and again whether a condition holds; stop says when to give up.
+func await(holds func() bool, stop func() error) error {
+	for pause := 10 * time.Microsecond; !holds(); pause = min(2*pause, time.Millisecond) {
+		if err := stop(); err != nil {
+			return err
+		}
+		time.Sleep(pause)
+	}
+	return nil
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/sealed"
+)
+
+// farPeer is a peer in another process. It is no Notifier: messages are another backend's.
+type farPeer struct{ p *peer }
+
+// Import implements backends.Peer.
+func (f farPeer) Import(token []byte) (key uint32, size uint64, err error) {
+	type outcome struct {
+		r   *remote
+		err error
+	}
+	if f.p.gone() {
+		return 0, 0, f.p.why()
+	}
+	done := make(chan outcome, 1)
+	if !f.p.far.begin(func() {
+		r, err := f.p.far.open(token)
+		if err == nil {
+			key, err = f.p.keepFar(r)
+		}
+		done <- outcome{r, err}
+	}) {
+		return 0, 0, backends.ErrClosed
+	}
+	o := <-done
+	if o.err != nil {
+		return 0, 0, fmt.Errorf("import device memory of another process: %w", o.err)
+	}
+	return key, o.r.m.seg.Len, nil
+}
+
+// Drop implements backends.Peer.
+func (f farPeer) Drop(key uint32) { f.p.Drop(key) }
+
+// Submit implements backends.Peer.
+func (f farPeer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
+	return f.p.Submit(op, tag, descs)
+}
+
+// SubmitPages implements backends.Pager.
+func (f farPeer) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, msg []byte) error {
+	if msg != nil {
+		return fmt.Errorf("a message to another process: %w", backends.ErrNotSupported)
+	}
+	return f.p.SubmitPages(op, tag, pages, nil)
+}
+
+// Cancel implements backends.Canceler.
+func (f farPeer) Cancel(tag uint64) { f.p.Cancel(tag) }
+
+// Lost implements backends.Watcher.
+func (f farPeer) Lost() <-chan struct{} { return f.p.lost }
+
+// Explain implements backends.Explainer.
+func (f farPeer) Explain(localKey, remoteKey uint32) string { return f.p.Explain(localKey, remoteKey) }
+
+// Close implements backends.Peer.
+func (f farPeer) Close() error { return f.p.Close() }
+
+// why says what a connection that is no more has ended by.
+func (p *peer) why() error {
+	p.entry.RLock()
+	defer p.entry.RUnlock()
+	if p.closed {
+		return backends.ErrClosed
+	}
+	return backends.ErrPeerLost
+}
+
+// keepFar gives a key, unless the connection was closed meanwhile.
+func (p *peer) keepFar(r *remote) (uint32, error) {
+	p.entry.RLock()
+	defer p.entry.RUnlock()
+	if p.closed {
+		return 0, backends.ErrClosed // and the link lets go of everything
+	}
+	return p.keep(r), nil
+}
+
+// farMemory is an import: a slot of the owner's, and the mapping.
+type farMemory struct {
+	l         *link
+	token     []byte
+	slot      uint32
+	on        *mapped
+	once      sync.Once
+	reopening atomic.Bool
+}
+
+// open shows a token, and maps what it opens.
+func (l *link) open(token []byte) (*remote, error) {
+	if len(token) > backends.TokenMax {
+		return nil, backends.ErrBadToken
+	}
+	a, err := l.ask(token)
+	if err != nil {
+		closeDescriptor(a.fd)
+		return nil, err
+	}
+	defer closeDescriptor(a.fd)
+	m, on, err := l.reach(&a)
+	if err != nil {
+		_ = l.say(&head{Kind: sayDrop, Slot: a.Slot}, nil)
+		return nil, err
+	}
+	words := &line{users: sealed.Word(l.users, int(8*a.Slot)), state: sealed.Word(l.states, int(8*a.Slot))}
+	return &remote{m: m, grant: &grant{far: words}, far: &farMemory{l: l, token: slices.Clone(token), slot: a.Slot, on: on}}, nil
+}
+
+// reach checks an answer and maps the memory, or finds it mapped.
+func (l *link) reach(a *answer) (*memory, *mapped, error) {
+	if a.Slot >= slotsMax || a.Size == 0 || a.Off > a.Mapped || a.Size > a.Mapped-a.Off || a.fd < 0 {
+		return nil, nil, fmt.Errorf("%d bytes at %d of %d in slot %d: %w", a.Size, a.Off, a.Mapped, a.Slot, backends.ErrCorrupt)
+	}
+	b := l.p.from
+	d := b.deviceNamed(a.Device)
+	if d == nil {
+		return nil, nil, fmt.Errorf("memory of a device that this process, or Config.Devices, leaves out: %w", backends.ErrNotSupported)
+	}
+	on, err := l.attach(a, d)
+	if err != nil {
+		return nil, nil, err
+	}
+	seg := backends.Segment{Kind: backends.HBM, Len: a.Size, Addr: on.block.At + a.Off, Device: d.ordinal, ReadOnly: a.ReadOnly != 0}
+	return &memory{b: b, seg: seg, base: seg.Addr, dev: d}, on, nil
+}
+
+func (b *Backend) deviceNamed(uuid [16]byte) *device {
+	for _, d := range b.devices {
+		if d.uuid == uuid {
+			return d
+		}
+	}
+	return nil
+}
+
+// attach finds or makes the mapping of a block.
+func (l *link) attach(a *answer, d *device) (*mapped, error) {
+	l.mapping.Lock()
+	defer l.mapping.Unlock()
+	on := l.maps[a.Block]
+	if on == nil {
+		block, err := csrc.ImportCUDABlock(d.ordinal, a.fd, a.Mapped)
+		if err != nil {
+			return nil, err
+		}
+		on = &mapped{id: a.Block, block: block}
+		l.maps[a.Block] = on
+	}
+	if on.block.Len != a.Mapped {
+		return nil, fmt.Errorf("a block of %d bytes that had %d: %w", a.Mapped, on.block.Len, backends.ErrCorrupt)
+	}
+	on.users++
+	return on, nil
+}
+
+// refused says why no batch begins with an import. Where other memory has come, that is mapped now, and
+// the batch may begin then.
+func (p *peer) refused(key uint32, r *remote) error {
+	if r.far == nil || r.grant.ended.Load() || r.grant.far.state.Load() < passMoves {
+		return backends.ErrRevoked
+	}
+	if r.far.reopening.CompareAndSwap(false, true) && !r.far.l.begin(func() { p.reopen(key, r) }) {
+		return backends.ErrClosed
+	}
+	return backends.ErrFull
+}
+
+// reopen shows the token again, and has the key name what it opens now.
+func (p *peer) reopen(key uint32, r *remote) {
+	fresh, err := p.far.openSoon(r.far.token)
+	switch {
+	case err == nil:
+		p.replace(key, r, fresh)
+	case errors.Is(err, backends.ErrTimeout), errors.Is(err, backends.ErrFull):
+		r.far.reopening.Store(false) // whoever submits tries again
+	default:
+		r.grant.end()
+	}
+	p.from.news.Store(true)
+	p.from.signal()
+}
+
+// openSoon is open for as long as the owner is replacing the memory.
+func (l *link) openSoon(token []byte) (r *remote, err error) {
+	late := time.Now().Add(l.p.from.cfg.DialTimeout)
+	for pause := time.Millisecond; ; pause *= 2 {
+		r, err = l.open(token)
+		if !errors.Is(err, backends.ErrFull) || time.Now().After(late) {
+			return r, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-l.closing:
+			return nil, backends.ErrClosed
+		}
+	}
+}
+
+// replace has a key name another import, unless it was dropped meanwhile.
+func (p *peer) replace(key uint32, r, fresh *remote) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if uint64(key) < uint64(len(p.imports)) && p.imports[key] == r {
+		p.imports[key] = fresh
+		r.forget()
+		return
+	}
+	fresh.forget()
+}
+
+// forget ends an import, once the last batch that uses it has ended.
+func (r *remote) forget() {
+	if r.far == nil {
+		return
+	}
+	r.grant.end()
+	r.far.letGo(r.grant)
+}
+
+// letGo gives the import back if it was forgotten and no batch is in. Unmapping may wait for the device, so that
+// it is not done by who ends a batch.
+func (f *farMemory) letGo(g *grant) {
+	if f == nil || !g.ended.Load() || !g.quiet() {
+		return
+	}
+	f.once.Do(func() { f.l.begin(f.release) })
+}
+
+func (f *farMemory) release() {
+	_ = f.l.say(&head{Kind: sayDrop, Slot: f.slot}, nil)
+	f.l.mapping.Lock()
+	defer f.l.mapping.Unlock()
+	f.on.users--
+	if f.on.users == 0 {
+		delete(f.l.maps, f.on.id)
+		_ = f.on.block.Close() // the memory is another's
+	}
+}

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package cuda
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/fakecuda"
+	"github.com/sluicehq/sluice/internal/sealed"
+)
+
+// newFarRig connects a backend to itself as to one of another process: over the socket, by mappings.
+func newFarRig(t *testing.T, cfg Config) (r *rig, far farPeer) {
+	t.Helper()
+	cfg.Peers = true
+	r = newRig(t, cfg)
+	return r, r.dialFar()
+}
+
+func (r *rig) dialFar() farPeer {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	p, err := r.b.connectFar(ctx, r.b.Addr())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	far := p.(farPeer)
+	r.p = far.p
+	return far
+}
+
+// shared is a place that the peer reaches as memory of another process.
+func (r *rig) shared(far farPeer, n uint64) (*place, *ownBlock) {
+	r.t.Helper()
+	space, err := sharedHBM(n)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() {
+		_ = r.b.Close()
+		if err := space.Free(); err != nil {
+			r.t.Error(err)
+		}
+	})
+	m := r.register(space.Segment)
+	p := &place{space: space, m: m, key: r.farKey(far, m)}
+	r.fill(p)
+	return p, m.block
+}
+
+func (r *rig) farKey(far farPeer, m *memory) uint32 {
+	r.t.Helper()
+	token, err := m.AppendToken(nil)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	key, size, err := far.Import(token)
+	if err != nil || size != m.seg.Len {
+		r.t.Fatalf("import: %d bytes, %v", size, err)
+	}
+	return key
+}
+
+// TestFarRefusals shows tokens that open nothing, and memory that no other process reaches.
+func TestFarRefusals(t *testing.T) {
+	r, far := newFarRig(t, testConfig())
+	d, _ := r.shared(far, 1<<20)
+	token, err := d.m.AppendToken(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	guess := d.m.seg
+	guess.Secret[15] ^= 1
+	forged := &memory{b: r.b, key: d.m.key, seg: guess, now: d.m.now}
+	wrong, err := forged.AppendToken(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, b := range map[string][]byte{"another secret": wrong, "none": nil, "a cut token": token[:len(token)-1]} {
+		_, _, err := far.Import(b)
+		sameError(t, what, err, backends.ErrBadToken)
+	}
+	for what, alloc := range map[string]backendtest.Allocator{"AllocDevice": hbm, "host memory": backendtest.HostMemory} {
+		space, err := alloc(1 << 20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := r.register(space.Segment)
+		token, err := m.AppendToken(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _, err = far.Import(token)
+		if !errors.Is(err, backends.ErrNotSupported) || !strings.Contains(err.Error(), what) {
+			t.Errorf("import of what no other process reaches: %v, want %q and %v", err, what, backends.ErrNotSupported)
+		}
+		if err := errors.Join(m.Close(), space.Free()); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := far.Close(); err != nil {
+		t.Error(err)
+	}
+	_, _, err = far.Import(token)
+	sameError(t, "import after Close", err, backends.ErrClosed)
+}
+
+// TestSilentProcess has a process announce a batch and say no more: a fence takes the memory away, what the
+// process writes is nobody's, and who is well goes on in the other part of the block.
+func TestSilentProcess(t *testing.T) {
+	cfg := testConfig()
+	cfg.FenceGrace = 20 * time.Millisecond
+	r, silent := newFarRig(t, cfg)
+	d, block := r.shared(silent, 4<<20)
+	l := r.local(backendtest.HostMemory, 1<<20)
+	seg, err := d.m.seg.Slice(2<<20, 1<<20, [16]byte{7})
+	if err != nil {
+		t.Fatal(err)
+	}
+	part := r.register(seg)
+	well := r.dialFar()
+	beside := &place{space: &backendtest.Space{Segment: seg, Bytes: deviceBytes{d.space.Bytes.(deviceBytes).d, seg.Addr, seg.Len}}, m: part, key: r.farKey(well, part)}
+	stuck := silent.p.remote(d.key)
+	if !stuck.enter() {
+		t.Fatal("an import that nobody has ended is not good")
+	}
+	_ = silent.p.far.wire.conn.Close() // and the process lives
+	want, before := r.content(d), block.id
+	if err := r.b.Fence(context.Background(), d.m.key); err != nil {
+		t.Fatal(err)
+	}
+	r.same("the content after a fence", r.content(d), want)
+	if block.id == before {
+		t.Error("a process may be writing, and the memory is the same")
+	}
+	writeCard(t, backends.Segment{Addr: stuck.m.base}, make([]byte, 4<<20))
+	r.same("what a process wrote to memory that was taken away", r.content(d), want)
+	r.moveSoon(backends.Write, l, beside, backends.Desc{Len: 1 << 20})
+	r.same("what another process wrote beside", r.content(beside), r.content(l))
+	if err := r.b.Fence(context.Background(), d.m.key); err != nil {
+		t.Fatal(err)
+	}
+	if block.id != before+1 {
+		t.Error("a second fence has taken the memory away again from a process that was shut out")
+	}
+	stuck.leave()
+}
+
+// TestMemoryThatStays has the driver refuse to replace memory: then there is no proof, and the next fence tries again.
+func TestMemoryThatStays(t *testing.T) {
+	onStandIn(t)
+	cfg := testConfig()
+	cfg.FenceGrace = 20 * time.Millisecond
+	r, silent := newFarRig(t, cfg)
+	d, block := r.shared(silent, 1<<20)
+	want, before := r.content(d), block.id
+	stuck := silent.p.remote(d.key)
+	if !stuck.enter() {
+		t.Fatal("an import that nobody has ended is not good")
+	}
+	defer stuck.leave()
+	driver.Set(t, fakecuda.RefuseResult, 2)
+	driver.Put(fakecuda.RefuseAfter, 1)
+	var said *csrc.CUDAError
+	if err := r.b.Fence(context.Background(), d.m.key); !errors.As(err, &said) || block.id != before {
+		t.Errorf("fence with a driver that refuses: %v, memory %d, want the driver's word and %d", err, block.id, before)
+	}
+	r.same("the content after a failure", r.content(d), want)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Microsecond)
+	defer cancel()
+	sameError(t, "fence within a microsecond", r.b.Fence(ctx, d.m.key), context.DeadlineExceeded)
+	if err := r.b.Fence(context.Background(), d.m.key); err != nil || block.id != before+1 {
+		t.Errorf("fence once more: %v, memory %d, want %d", err, block.id, before+1)
+	}
+	r.same("the content after a fence", r.content(d), want)
+}
+
+// moveSoon repeats what is answered with backends.ErrFull.
+func (r *rig) moveSoon(op backends.Op, l, remote *place, d backends.Desc) {
+	r.t.Helper()
+	d.LocalKey, d.RemoteKey = l.m.key, remote.key
+	for deadline := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {
+		r.tag++
+		err := r.p.Submit(op, r.tag, []backends.Desc{d})
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, backends.ErrFull) || time.Now().After(deadline) {
+			r.t.Fatalf("submit: %v", err)
+		}
+	}
+	if err := r.end(r.tag); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// TestFarDrop drops imports, before and after the end of batches, until nothing is mapped any more.
+func TestFarDrop(t *testing.T) {
+	r, far := newFarRig(t, testConfig())
+	d, _ := r.shared(far, 1<<20)
+	l := r.local(backendtest.HostMemory, 1<<20)
+	for range 3 * slotsMax / 2 { // more than there are slots
+		far.Drop(r.farKey(far, d.m))
+	}
+	r.move(backends.Write, l, d, backends.Desc{Len: 1 << 20})
+	tag := r.submit(backends.Read, l, d, backends.Desc{Len: 1 << 20})
+	far.Drop(d.key)
+	if err := r.end(tag); err != nil {
+		t.Error(err)
+	}
+	r.same("memory that was dropped", r.content(d), r.content(l))
+	for deadline := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {
+		far.p.far.mapping.Lock()
+		n := len(far.p.far.maps)
+		far.p.far.mapping.Unlock()
+		if n == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d mappings are left of imports that were dropped", n)
+		}
+	}
+}
+
+// TestStrangers sends what no backend would: all are hung up on, and who behaves is served.
+func TestStrangers(t *testing.T) {
+	cfg := testConfig()
+	cfg.DialTimeout = 300 * time.Millisecond
+	r, far := newFarRig(t, cfg)
+	d, _ := r.shared(far, 1<<20)
+	page, mem, err := sealed.New("test", pageBytes, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	small, less, err := sealed.New("test", 4096, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _, _, _, _ = unix.Close(page), unix.Close(small), unix.Munmap(mem), unix.Munmap(less) }()
+	soft, err := unix.MemfdCreate("test", unix.MFD_ALLOW_SEALING|unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(soft)
+	if err := unix.Ftruncate(soft, pageBytes); err != nil {
+		t.Fatal(err)
+	}
+	hello := head{Kind: sayHello}
+	for what, send := range map[string]func(*wire) error{
+		"nothing":             func(*wire) error { return nil },
+		"one byte":            func(w *wire) error { _, err := w.conn.Write([]byte{1}); return err },
+		"much":                func(w *wire) error { _, err := w.conn.Write(make([]byte, 2*packetMax)); return err },
+		"no page":             func(w *wire) error { return w.send(&hello, nil, limit) },
+		"two pages":           func(w *wire) error { return w.send(&hello, nil, limit, page, page) },
+		"a short page":        func(w *wire) error { return w.send(&hello, nil, limit, small) },
+		"a page that shrinks": func(w *wire) error { return w.send(&hello, nil, limit, soft) },
+		"another packet":      func(w *wire) error { return w.send(&head{Kind: sayAsk}, nil, limit, page) },
+		"nonsense later":      func(w *wire) error { return w.afterHello(&head{Kind: 99}, page) },
+		"a slot it never had": func(w *wire) error { return w.afterHello(&head{Kind: sayDrop, Slot: 5}, page) },
+		"a slot of none":      func(w *wire) error { return w.afterHello(&head{Kind: sayDrop, Slot: 1 << 31}, page) },
+	} {
+		w := r.stranger()
+		if err := send(w); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		_ = w.conn.SetReadDeadline(time.Now().Add(limit))
+		if _, _, fd, err := w.receive(); !errors.Is(err, unix.ECONNRESET) && (err == nil || errors.Is(err, backends.ErrTimeout)) {
+			t.Errorf("%s: a packet (descriptor %d), %v, want to be hung up on", what, fd, err)
+		}
+	}
+	for range 2 * strangersMax {
+		r.stranger()
+	}
+	r.p = far.p
+	if !bytes.Equal(r.content(d), r.content(d)) || far.p.gone() {
+		t.Error("strangers have ended the connection of somebody else")
+	}
+}
+
+// stranger is a connection that has said nothing.
+func (r *rig) stranger() *wire {
+	r.t.Helper()
+	at, err := socketOf(r.b.Addr())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	conn, err := dialUnix(at)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = conn.Close() })
+	return &wire{conn: conn}
+}
+
+// afterHello says something once it is a guest.
+func (w *wire) afterHello(h *head, page int) error {
+	if err := w.send(&head{Kind: sayHello}, nil, limit, page); err != nil {
+		return err
+	}
+	welcome, _, fd, err := w.receive()
+	closeDescriptor(fd)
+	if err == nil && (welcome.Kind != sayWelcome || welcome.Outcome != 0) {
+		err = backends.ErrCorrupt
+	}
+	if err != nil {
+		return err
+	}
+	return w.send(h, nil, limit)
+}

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/sealed"
+)
+
+// guest is another process that reaches our memory.
+type guest struct {
+	b       *Backend
+	wire    wire
+	process process.Remote
+	users   []byte // theirs, which we only read
+	states  []byte // ours, which they can only read
+	saying  sync.Mutex
+	due     atomic.Bool // a hint that somebody else's packet held up
+
+	mu     sync.Mutex // guards what follows
+	passes [slotsMax]*pass
+	next   uint32       // slots that were never given are from here on
+	free   []uint32     // that were given back
+	left   bool         // nothing of it is under way, and the pages may be gone
+	ends   *park.Waiter // watches the process; nil: not yet
+	away   bool         // Close has begun: who does not say bye is not waited for
+}
+
+// pass is what a guest was given under a slot: a memory in an epoch.
+type pass struct {
+	m    *memory
+	g    *grant
+	lost bool // what it still does lands in memory that is nobody's
+}
+
+func (g *guest) usersOf(slot uint32) *atomic.Uint64 { return sealed.Word(g.users, int(8*slot)) }
+func (g *guest) stateOf(slot uint32) *atomic.Uint64 { return sealed.Word(g.states, int(8*slot)) }
+
+// attend answers until the connection ends, and stays until nothing of the guest is under way.
+func (g *guest) attend() {
+	polite := g.listen()
+	_ = g.wire.conn.Close()
+	if !polite {
+		g.untilDead()
+	}
+	g.leave()
+}
+
+// listen reports whether the guest has said that nothing is under way.
+func (g *guest) listen() (polite bool) {
+	for {
+		h, tail, fd, err := g.wire.receive()
+		if err != nil {
+			return false
+		}
+		closeDescriptor(fd) // a guest has none to give after its hello
+		switch h.Kind {
+		case sayAsk:
+			err = g.answer(h.ID, tail)
+		case sayDrop:
+			err = g.takeBack(h.Slot)
+		case sayBye:
+			return true
+		default:
+			err = backends.ErrCorrupt
+		}
+		if err != nil {
+			return false
+		}
+	}
+}
+
+// untilDead waits for the end of the process: its copies end with it, not with its socket.
+func (g *guest) untilDead() {
+	w, err := park.NewWaiter(g.process.FD)
+	if err != nil {
+		for !g.process.Dead() && !g.isAway() { // out of descriptors
+			time.Sleep(10 * time.Millisecond)
+		}
+		return
+	}
+	defer w.Close()
+	g.mu.Lock()
+	g.ends = w
+	away := g.away
+	g.mu.Unlock()
+	if !away {
+		_ = w.Wait() // or Close of the backend
+	}
+}
+
+func (g *guest) isAway() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.away
+}
+
+// dismiss ends the connection; no memory is left that the guest could reach.
+func (g *guest) dismiss() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.away = true
+	_ = g.wire.conn.Close()
+	if g.ends != nil {
+		_ = g.ends.Close()
+	}
+}
+
+// leave forgets the guest.
+func (g *guest) leave() {
+	s := &g.b.server
+	s.mu.Lock()
+	delete(s.guests, g)
+	s.mu.Unlock()
+	g.release()
+}
+
+func (g *guest) release() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.left = true
+	for _, page := range [][]byte{g.users, g.states} {
+		if page != nil {
+			_ = unix.Munmap(page) // ours, whole: cannot fail
+		}
+	}
+	g.users, g.states = nil, nil
+	g.process.Release()
+}
+
+// say sends a packet that nobody waits for.
+func (g *guest) say(h *head, tail []byte, limit time.Duration, fds ...int) error {
+	g.saying.Lock()
+	err := g.wire.send(h, tail, limit, fds...)
+	g.saying.Unlock()
+	if g.due.Swap(false) {
+		g.hint()
+	}
+	return err
+}
+
+// hint says that a slot has ended. It waits for nobody: who is frozen needs no hint.
+func (g *guest) hint() {
+	if !g.saying.TryLock() {
+		g.due.Store(true)
+		return
+	}
+	defer g.saying.Unlock()
+	_ = g.wire.send(&head{Kind: sayEnded}, nil, hintMax)
+}
+
+// answer gives what a token opens, or says why not. Only an error of the connection is returned.
+func (g *guest) answer(id uint32, token []byte) error {
+	h, fd, err := g.give(token)
+	h.Kind, h.ID, h.Outcome = sayAnswer, id, outcomeOf(err)
+	if err != nil {
+		text := err.Error()
+		return g.say(&h, []byte(text[:min(len(text), 1024)]), g.b.cfg.DialTimeout)
+	}
+	defer closeDescriptor(fd)
+	return g.say(&h, nil, g.b.cfg.DialTimeout, fd)
+}
+
+// give opens a token, for a slot.
+func (g *guest) give(token []byte) (h head, fd int, err error) {
+	t, err := keys.Decode(token, &g.b.owner)
+	if err != nil {
+		return h, -1, err
+	}
+	m := g.b.memories.At(t.Key)
+	if m == nil {
+		return h, -1, backends.ErrBadToken
+	}
+	epoch, err := m.admit(&t)
+	if err != nil {
+		return h, -1, err
+	}
+	if err := m.reachable(); err != nil {
+		return h, -1, err
+	}
+	slot, err := g.admit(&pass{m: m, g: epoch})
+	if err != nil {
+		return h, -1, err
+	}
+	h, fd, err = m.share()
+	h.Slot = slot
+	if err != nil {
+		err = errors.Join(err, g.takeBack(slot))
+	}
+	return h, fd, err
+}
+
+// reachable says why no other process can reach a memory.
+func (m *memory) reachable() error {
+	switch {
+	case m.dev == nil:
+		return fmt.Errorf("host memory of another process is for another backend, such as shm: %w", backends.ErrNotSupported)
+	case m.block == nil:
+		return fmt.Errorf("device memory of another process is reached where AllocDevice of a backend with Config.Peers made it: %w", backends.ErrNotSupported)
+	}
+	return nil
+}
+
+// share describes a memory, with a descriptor of what is there now.
+func (m *memory) share() (h head, fd int, err error) {
+	o := m.block
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	fd, err = o.block.Share()
+	if m.seg.ReadOnly {
+		h.ReadOnly = 1
+	}
+	h.Block, h.Mapped, h.Off, h.Size, h.Device = o.id, o.block.Mapped(), m.base-o.block.At, m.seg.Len, m.dev.uuid
+	return h, fd, err
+}
+
+// admit gives a slot. Whoever ends the epoch, or replaces the memory, marks its beginning and looks at the slots then;
+// here it is the other way round: one of the two sees the other.
+func (g *guest) admit(p *pass) (slot uint32, err error) {
+	slot, err = g.put(p)
+	if err != nil {
+		return 0, err
+	}
+	switch {
+	case p.g.ended.Load():
+		err = backends.ErrRevoked
+	case p.m.block.moving.Load():
+		err = fmt.Errorf("a fence against a frozen process replaces the memory now, try again: %w", backends.ErrFull)
+	default:
+		return slot, nil
+	}
+	return 0, errors.Join(err, g.takeBack(slot))
+}
+
+func (g *guest) put(p *pass) (slot uint32, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch n := len(g.free); {
+	case g.left:
+		return 0, backends.ErrClosed
+	case n > 0:
+		slot, g.free = g.free[n-1], g.free[:n-1]
+	case g.next < slotsMax:
+		slot, g.next = g.next, g.next+1
+	default:
+		return 0, fmt.Errorf("%d imports over one connection, drop some: %w", slotsMax, backends.ErrFull)
+	}
+	g.stateOf(slot).Store(passGood)
+	g.passes[slot] = p
+	return slot, nil
+}
+
+// takeBack makes a slot free. Who gives back what it uses is none to be believed any more.
+func (g *guest) takeBack(slot uint32) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.left || slot >= slotsMax || g.passes[slot] == nil || g.usersOf(slot).Load() != 0 {
+		return fmt.Errorf("slot %d given back: %w", slot, backends.ErrCorrupt)
+	}
+	g.passes[slot] = nil
+	g.free = append(g.free, slot)
+	return nil
+}
+
+// endPasses ends what the guest was given, and tells it, who may drop what it has not begun.
+func (g *guest) endPasses(which func(*pass) bool) {
+	ended := false
+	g.eachPass(which, func(slot uint32, _ *pass) {
+		ended = g.stateOf(slot).Swap(passOver) != passOver || ended
+	})
+	if ended {
+		g.hint()
+	}
+}
+
+// turn changes a state where it is as it was thought to be.
+func (g *guest) turn(which func(*pass) bool, from, to uint64) {
+	g.eachPass(which, func(slot uint32, _ *pass) { g.stateOf(slot).CompareAndSwap(from, to) })
+}
+
+// eachPass calls f for what a condition says, under the lock.
+func (g *guest) eachPass(which func(*pass) bool, f func(slot uint32, p *pass)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.left {
+		return
+	}
+	for slot, p := range g.passes[:g.next] {
+		if p != nil && which(p) {
+			f(uint32(slot), p)
+		}
+	}
+}
+
+// hintMax is how long a hint may take where the socket is full.
+const hintMax = time.Millisecond
+
+// isIn reports whether the guest has batches under way with what a condition says.
+func (g *guest) isIn(which func(*pass) bool) bool {
+	in := false
+	g.eachPass(which, func(slot uint32, p *pass) { in = in || !p.lost && g.usersOf(slot).Load() != 0 })
+	return in && !g.isDead()
+}
+
+func (g *guest) isDead() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.left || g.process.Dead()
+}
+
+func (g *guest) disown(which func(*pass) bool) {
+	g.eachPass(which, func(_ uint32, p *pass) { p.lost = true })
+}

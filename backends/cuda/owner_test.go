@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package cuda
+
+import (
+	"bufio"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/internal/freeze"
+	"github.com/sluicehq/sluice/internal/sealed"
+)
+
+// ownerVariable makes the test binary an owner of memory, which prints its address and a token and stays until its
+// input ends; knockVariable one that knocks at an address.
+const ownerVariable, knockVariable = "SLUICE_CUDA_TEST_OWNER", "SLUICE_CUDA_TEST_KNOCK"
+
+func dialUnix(at *net.UnixAddr) (*net.UnixConn, error) { return net.DialUnix(at.Net, nil, at) }
+
+func serveOwner() error {
+	b, err := New(peersConfig())
+	if err != nil {
+		return err
+	}
+	seg, owner, err := b.AllocDevice(0, 1<<20)
+	if err != nil {
+		return err
+	}
+	m, err := b.Register(seg)
+	if err != nil {
+		return err
+	}
+	token, err := m.AppendToken(nil)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%x %x\n", b.Addr(), token)
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	return errors.Join(b.Close(), owner.Close())
+}
+
+// knock says hello to an address, and prints whether it was let in.
+func knock(address string) error {
+	at, err := socketOf([]byte(address))
+	if err != nil {
+		return err
+	}
+	conn, err := dialUnix(at)
+	if err != nil {
+		return err
+	}
+	page, _, err := sealed.New("test", pageBytes, false)
+	if err != nil {
+		return err
+	}
+	w := &wire{conn: conn}
+	err = w.send(&head{Kind: sayHello}, nil, limit, page)
+	if err == nil {
+		_, _, _, err = w.receive()
+	}
+	fmt.Println(err == nil)
+	return nil
+}
+
+// startOwner starts an owner in a process of its own.
+func startOwner(t *testing.T) (p *os.Process, addr, token []byte) {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), ownerVariable+"=1", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGCONT)
+		_ = in.Close()
+		late := time.AfterFunc(limit, func() { _ = cmd.Process.Kill() })
+		_ = cmd.Wait()
+		late.Stop()
+	})
+	text, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, s, _ := strings.Cut(strings.TrimSpace(text), " ")
+	addr, err = hex.DecodeString(a)
+	token, err2 := hex.DecodeString(s)
+	if err = errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	return cmd.Process, addr, token
+}
+
+// TestOwnerOfAnotherProcess writes to it, freezes it, and kills it.
+func TestOwnerOfAnotherProcess(t *testing.T) {
+	cfg := peersConfig()
+	cfg.DialTimeout = 2 * time.Second
+	r := newRig(t, cfg)
+	owner, addr, token := startOwner(t)
+	connect := func() (backends.Peer, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		defer cancel()
+		return r.b.Connect(ctx, addr)
+	}
+	one, err := connect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.p = one.(farPeer).p
+	key, size, err := one.Import(token)
+	if err != nil || size != 1<<20 {
+		t.Fatalf("import: %d bytes, %v", size, err)
+	}
+	l := r.local(backendtest.HostMemory, 1<<20)
+	back := r.local(hbm, 1<<20)
+	there := &place{key: key}
+	r.move(backends.Write, l, there, backends.Desc{Len: 1 << 20})
+	r.move(backends.Read, back, there, backends.Desc{Len: 1 << 20})
+	r.same("what went to another process and came back", r.content(back), r.content(l))
+
+	if err := freeze.Process(owner); err != nil {
+		t.Fatal(err)
+	}
+	r.fill(l)
+	r.move(backends.Write, l, there, backends.Desc{Len: 1 << 20}) // without its help
+	_, _, err = one.Import(token)
+	sameError(t, "import from a frozen process", err, backends.ErrTimeout)
+	_, err = connect()
+	sameError(t, "connect to a frozen process", err, backends.ErrTimeout)
+	two := one.(farPeer)
+	select {
+	case <-two.Lost():
+		t.Error("a frozen process counts as lost")
+	default:
+	}
+	if err := owner.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-two.Lost():
+	case <-time.After(limit):
+		t.Fatal("the death of an idle process is not noticed")
+	}
+	d := backends.Desc{Len: 8, LocalKey: l.m.key, RemoteKey: key}
+	sameError(t, "submit to a dead process", two.Submit(backends.Write, 1, []backends.Desc{d}), backends.ErrPeerLost)
+	_, _, err = two.Import(token)
+	sameError(t, "import from a dead process", err, backends.ErrPeerLost)
+	if _, err = connect(); err == nil {
+		t.Error("connected to a dead process")
+	}
+	if err := two.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestOtherUsers has a process of another user knock, with the address of ours and with one that lies.
+func TestOtherUsers(t *testing.T) {
+	r := newRig(t, peersConfig())
+	mine := string(r.b.Addr())
+	_, name, _ := strings.Cut(strings.TrimPrefix(mine, soleMarker), ":")
+	other := soleMarker + "65534:" + name
+	if unix.Getuid() != 65534 {
+		_, err := r.b.Connect(context.Background(), []byte(other))
+		sameError(t, "connect to a process of another user", err, os.ErrPermission)
+	}
+	if unix.Getuid() != 0 {
+		t.Log("not root: that another user is let in nowhere is not exercised")
+		return
+	}
+	for uid, want := range map[uint32]string{0: "true\n", 65534: "false\n"} {
+		cmd := exec.Command("/proc/self/exe")
+		address := mine
+		if uid != 0 {
+			address = other
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+		}
+		cmd.Env = append(os.Environ(), knockVariable+"="+address)
+		cmd.Stderr = os.Stderr
+		if out, err := cmd.Output(); err != nil || string(out) != want {
+			t.Errorf("uid %d: let in: %q, %v, want %q", uid, out, err, want)
+		}
+	}
+}

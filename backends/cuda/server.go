@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/sealed"
+)
+
+// strangersMax bounds what processes can make us hold before they have said who they are: a socket and 5 KB each, for
+// Config.DialTimeout.
+const strangersMax = 16
+
+// server is what other processes reach.
+type server struct {
+	listener *net.UnixListener // nil: none do
+	tasks    sync.WaitGroup
+	rooms    chan struct{} // of strangers
+
+	mu      sync.Mutex // guards what follows
+	closed  bool
+	waiting map[*net.UnixConn]struct{} // strangers
+	guests  map[*guest]struct{}
+}
+
+// serve opens the socket where the Config asks for it.
+func (b *Backend) serve() error {
+	if !b.cfg.Peers {
+		return nil
+	}
+	s := &b.server
+	s.rooms, s.waiting, s.guests = make(chan struct{}, strangersMax), map[*net.UnixConn]struct{}{}, map[*guest]struct{}{}
+	at, err := socketOf([]byte(b.addr))
+	if err != nil {
+		return err
+	}
+	l, err := net.ListenUnix("unixpacket", at)
+	if err != nil {
+		return fmt.Errorf("open cuda backend: %w", err)
+	}
+	s.listener = l
+	s.tasks.Go(b.accept)
+	return nil
+}
+
+// accept serves other processes until the listener is closed.
+func (b *Backend) accept() {
+	s := &b.server
+	for {
+		s.rooms <- struct{}{}
+		conn, err := s.listener.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			<-s.rooms
+			time.Sleep(10 * time.Millisecond) // out of descriptors: let some be closed
+			continue
+		}
+		s.tasks.Go(func() {
+			g, err := b.greet(conn)
+			<-s.rooms
+			if err != nil {
+				_ = conn.Close() // a stranger learns no more than that
+				return
+			}
+			g.attend()
+		})
+	}
+}
+
+// stranger keeps the list of handshakes, so that Close can break them off.
+func (s *server) stranger(conn *net.UnixConn, is bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !is {
+		delete(s.waiting, conn)
+		return
+	}
+	s.waiting[conn] = struct{}{}
+	if s.closed {
+		_ = conn.Close()
+	}
+}
+
+// greet checks a new connection and answers it.
+func (b *Backend) greet(conn *net.UnixConn) (*guest, error) {
+	b.server.stranger(conn, true)
+	defer b.server.stranger(conn, false)
+	if err := conn.SetDeadline(time.Now().Add(b.cfg.DialTimeout)); err != nil {
+		return nil, err
+	}
+	g := &guest{b: b, wire: wire{conn: conn}}
+	fd, err := g.hello()
+	if err != nil {
+		g.release()
+		return nil, err
+	}
+	defer closeDescriptor(fd) // the mappings keep it
+	err = b.enlist(g)
+	answer := head{Kind: sayWelcome, Outcome: outcomeOf(err)}
+	if err != nil {
+		_ = g.wire.send(&answer, []byte(err.Error()), b.cfg.DialTimeout)
+		g.release()
+		return nil, err
+	}
+	if err = g.wire.send(&answer, nil, b.cfg.DialTimeout, fd); err == nil {
+		err = conn.SetDeadline(time.Time{})
+	}
+	if err != nil {
+		g.leave() // it was given no slot
+		return nil, err
+	}
+	return g, nil
+}
+
+// hello takes the page of a process of our user, and makes ours.
+func (g *guest) hello() (fd int, err error) {
+	if g.process, err = process.Identify(g.wire.conn); err != nil {
+		return -1, err
+	}
+	if !g.process.Known() {
+		return -1, &backends.UnavailableError{Backend: "cuda", Reason: "the kernel has no pidfd, so that the end of a process's copies cannot be known", Fix: "Linux 5.3 or later"}
+	}
+	h, _, page, err := g.wire.receive()
+	if err != nil {
+		return -1, err
+	}
+	defer closeDescriptor(page)
+	if h.Kind != sayHello || page < 0 {
+		return -1, fmt.Errorf("hello of kind %d: %w", h.Kind, backends.ErrCorrupt)
+	}
+	if g.users, err = sealed.Map(page, pageBytes, unix.PROT_READ); err != nil {
+		return -1, err
+	}
+	fd, g.states, err = sealed.New("sluice-cuda-slots", pageBytes, true)
+	return fd, err
+}
+
+// enlist puts a guest where fences see it, before it can be given anything.
+func (b *Backend) enlist(g *guest) error {
+	s := &b.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return backends.ErrClosed
+	}
+	if len(s.guests) >= b.cfg.PeersMax {
+		return fmt.Errorf("%d processes, raise Config.PeersMax: %w", len(s.guests), backends.ErrFull)
+	}
+	s.guests[g] = struct{}{}
+	return nil
+}
+
+// each calls f for every guest.
+func (s *server) each(f func(*guest)) {
+	s.mu.Lock()
+	list := make([]*guest, 0, len(s.guests))
+	for g := range s.guests {
+		list = append(list, g)
+	}
+	s.mu.Unlock()
+	for _, g := range list {
+		f(g)
+	}
+}
+
+// dismiss ends the server; no memory is registered any more.
+func (b *Backend) dismiss() {
+	s := &b.server
+	if s.listener == nil {
+		return
+	}
+	s.mu.Lock()
+	s.closed = true
+	for conn := range s.waiting {
+		_ = conn.Close()
+	}
+	s.mu.Unlock()
+	_ = s.listener.Close() // accept ends by it
+	s.each((*guest).dismiss)
+	s.tasks.Wait()
+}
+
+// endPasses ends what guests were given, as a condition says.
+func (b *Backend) endPasses(which func(*pass) bool) {
+	b.server.each(func(g *guest) { g.endPasses(which) })
+}
+
+// turnPasses changes the state of what guests were given.
+func (b *Backend) turnPasses(which func(*pass) bool, from, to uint64) {
+	b.server.each(func(g *guest) { g.turn(which, from, to) })
+}
+
+// guestsIn reports whether a batch of another process uses what it was given.
+func (b *Backend) guestsIn(which func(*pass) bool) (in bool) {
+	b.server.each(func(g *guest) { in = in || g.isIn(which) })
+	return in
+}
+
+// disown has batches of other processes count no more: the memory that they use is nobody's.
+func (b *Backend) disown(which func(*pass) bool) {
+	b.server.each(func(g *guest) { g.disown(which) })
+}
