@@ -26,9 +26,11 @@ func TestStagedForgeries(t *testing.T) {
 	check(t, good.Add(honest.hbm, 0, remote(t, p, "hbm"), 0, hostBytes))
 	m := remote(t, q, "hbm")
 	check(t, bad.Add(liar.hbm, 0, m, 0, hostBytes))
+	fill(honest.mem, 5) // what was written stays in the slots, for a forgery to place
+	fill(liar.mem, 77)
 	run(t, good)
 	run(t, bad)
-	fill(liar.mem, 77)
+	fill(b.mem, 42)
 	before := bytes.Clone(b.mem)
 
 	sp, other := q.staged().p.(*stagedPeer), p.staged().p.(*stagedPeer)
@@ -75,8 +77,19 @@ func TestStagedForgeries(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 	}
+	behind := transfer(t, q, Read)
+	check(t, behind.Add(liar.hbm, 0, m, 0, 1))
+	run(t, behind) // its request came behind them all
+	eventually(t, "the hops have ended", func() {
+		for b.e.slots.posted() > 0 {
+			time.Sleep(time.Millisecond)
+		}
+	})
+	if !bytes.Equal(b.mem, before) {
+		t.Error("a forgery has changed the peer's memory")
+	}
 	fill(honest.mem, 3)
-	run(t, good) // behind them all
+	run(t, good)
 	if !bytes.Equal(b.mem, honest.mem) || bytes.Equal(before, b.mem) {
 		t.Error("the peer's memory has other bytes than the honest ones")
 	}
