@@ -217,3 +217,19 @@ func TestStagedFence(t *testing.T) {
 	check(t, err)
 	m.leave()
 }
+
+// TestStagedRequestsAreBounded by what a slot holds, before the list is looked at.
+func TestStagedRequestsAreBounded(t *testing.T) {
+	ok := farHop{token: make([]byte, farToken), count: listMax}
+	check(t, new(farHop).parse(ok.append(nil)))
+	for name, h := range map[string]farHop{
+		"descriptors": {count: listMax + 1},
+		"indices":     {paged: true, listed: true, pages: Pages{Count: listBytes/4 + 1, EntryLen: 1}},
+		"entries":     {paged: true, pages: Pages{Count: pieceBytes/656 + 1, EntryLen: 656}},
+	} {
+		h.token = ok.token
+		if err := new(farHop).parse(h.append(nil)); !errors.Is(err, ErrBounds) {
+			t.Errorf("too many %s: %v", name, err)
+		}
+	}
+}
