@@ -27,6 +27,7 @@ type Counter struct {
 
 	tally *tally
 	waits []*countWait // guarded by tally.mu
+	seen  []uint64     // what look has read of each lane; guarded by tally.mu
 }
 
 // tally has the counters that somebody has asked for.
@@ -58,6 +59,7 @@ func (e *Engine) Counter(number uint32) (*Counter, error) {
 			c.lanes = append(c.lanes, l)
 		}
 	}
+	c.seen = make([]uint64, len(c.lanes))
 	if len(c.lanes) == 0 {
 		return nil, &OpError{Op: "counter", Err: fmt.Errorf("none of the backends counts arrivals: %w", ErrNotSupported)}
 	}
@@ -130,7 +132,7 @@ func (c *Counter) resign(w *countWait) bool {
 // Preconditions: c.tally.mu is held.
 func (c *Counter) look() {
 	for {
-		value := c.Value()
+		value := c.read()
 		c.waits = slices.DeleteFunc(c.waits, func(w *countWait) bool {
 			if value < w.n {
 				return false
@@ -145,9 +147,20 @@ func (c *Counter) look() {
 	}
 }
 
+// read is Value, and keeps what it has seen of each lane.
+// Preconditions: c.tally.mu is held.
+func (c *Counter) read() (value uint64) {
+	for i, l := range c.lanes {
+		c.seen[i] = l.counting.Count(c.number)
+		value += c.seen[i]
+	}
+	return value
+}
+
 // ask has the backends tell of the arrival that the first of the waits needs, and reports
 // whether that is there already. Of several backends each may bring a part of what is
-// missing: one of them brings its share at least.
+// missing: one of them brings its share at least. What is missing, and the shares, are of
+// the value that read has seen: an arrival since then is one of those we ask for.
 // Preconditions: c.tally.mu is held.
 func (c *Counter) ask(value uint64) (reached bool) {
 	missing := uint64(0)
@@ -157,10 +170,10 @@ func (c *Counter) ask(value uint64) (reached bool) {
 		}
 	}
 	lanes := uint64(len(c.lanes))
-	for _, l := range c.lanes {
+	for i, l := range c.lanes {
 		n := uint64(math.MaxUint64)
 		if missing > 0 {
-			n = l.counting.Count(c.number) + (missing-1)/lanes + 1
+			n = c.seen[i] + (missing-1)/lanes + 1
 		}
 		reached = l.counting.AwaitCount(c.number, n) || reached
 	}

@@ -181,3 +181,47 @@ func TestCountUnsupported(t *testing.T) {
 		t.Errorf("counter: %v", err)
 	}
 }
+
+// busyCounter is a backend of which an arrival comes between two looks at its count.
+type busyCounter struct {
+	value, looks, arriveAt uint64
+	awaited                uint64
+}
+
+func (b *busyCounter) Count(uint32) uint64 {
+	b.looks++
+	if b.looks == b.arriveAt {
+		b.value++
+	}
+	return b.value
+}
+
+func (b *busyCounter) AwaitCount(_ uint32, n uint64) bool {
+	b.awaited = n
+	return b.value >= n
+}
+
+// TestCountWhileAsking: what arrives between the look at the counts and the request to be told
+// of the next is among what is asked for.
+func TestCountWhileAsking(t *testing.T) {
+	for arriveAt := range uint64(4) {
+		first, second := &busyCounter{value: 4, arriveAt: arriveAt + 1}, &busyCounter{value: 5}
+		c := &Counter{
+			lanes: []*lane{{counting: first}, {counting: second}},
+			seen:  make([]uint64, 2), tally: &tally{},
+		}
+		w := &countWait{n: 10, done: make(chan struct{})}
+		c.enlist(w)
+		select {
+		case <-w.done:
+		default:
+			if first.value == 5 {
+				t.Fatalf("arrival at look %d: the count is at 10, and who waits for it asked to be told of %d and %d",
+					arriveAt+1, first.awaited, second.awaited)
+			}
+			if first.awaited != 5 || second.awaited != 6 {
+				t.Errorf("asked to be told of %d and %d, want 5 and 6", first.awaited, second.awaited)
+			}
+		}
+	}
+}
