@@ -170,6 +170,8 @@ func (c *conn) load() bool {
 			}
 		case o.count > 0:
 			return true // what follows goes behind the direct bytes
+		case o.room() < headBytes:
+			return true // small pieces fill a chunk to its end: what sent puts goes into the next
 		case o.src.open:
 			c.end.sent(c)
 			o.src = source{}
