@@ -203,7 +203,8 @@ func (sp *stagedPeer) submit(j *stagedJob) error {
 func (sp *stagedPeer) Cancel(tag uint64) { sp.s.push(&stagedCancel{sp, tag}) }
 
 // Close implements backends.Peer. A peer that does not answer for what it has in hand is
-// waited for no longer than the hops of this side may take.
+// waited for no longer than half of what the engine gives Close before it gives our batches
+// up: see sweeper.
 func (sp *stagedPeer) Close() error {
 	sp.mu.Lock()
 	was := sp.closed
@@ -224,7 +225,7 @@ func (sp *stagedPeer) Close() error {
 		return nil
 	}
 	grace := sp.s.e.cfg.AbortGrace
-	if !waitFor(ended.done, grace) {
+	if !waitFor(ended.done, grace/2) {
 		sp.s.push(&stagedForce{sp})
 		waitFor(ended.done, 3*grace)
 	}

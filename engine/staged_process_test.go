@@ -186,13 +186,62 @@ func TestStagedKilledPeer(t *testing.T) {
 	check(t, f.peer.Close())
 }
 
+// stagedDo is an event of a test.
+type stagedDo func()
+
+func (do stagedDo) happen() { do() }
+
+// TestStagedLateHop kills the other process while this side has not heard yet that the hop to
+// it has ended: the loss of the connection is heard first.
+func TestStagedLateHop(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	e, hbm, _ := near(t, Config{AbortGrace: 200 * time.Millisecond})
+	f := startFar(t, e)
+	tr := transfer(t, f.peer, Write)
+	check(t, tr.Add(hbm, 0, f.hbm, 0, hostBytes))
+	run(t, tr)
+	f.hold(t)
+	check(t, tr.Post())
+	f.expect(t, "has one in hand")
+	sp := f.peer.staged().p.(*stagedPeer)
+	var late []*slot
+	tell := func(do func()) {
+		done := make(chan struct{})
+		if !sp.s.push(stagedDo(func() { do(); close(done) })) {
+			t.Fatal("the stager has ended")
+		}
+		<-done
+	}
+	for end := time.Now().Add(10 * time.Second); len(late) == 0 && time.Now().Before(end); {
+		tell(func() {
+			for _, s := range sp.slots {
+				if s.step == atHand {
+					s.step = atBy
+					late = append(late, s)
+				}
+			}
+		})
+	}
+	check(t, f.process.Kill())
+	<-f.peer.Lost()
+	tell(func() {
+		for _, s := range late {
+			s.proceed()
+		}
+	})
+	if err := tr.Wait(within(t)); !errors.Is(err, ErrPeerLost) || len(late) == 0 {
+		t.Errorf("outcome %v, %d pieces were late", err, len(late))
+	}
+	check(t, f.peer.Close())
+}
+
 // TestStagedFrozenPeer stops the other process with pieces in its hand. An abort ends in time
 // and says what it cannot prove; memory of this side is free.
 func TestStagedFrozenPeer(t *testing.T) {
 	for _, op := range []Op{Write, Read} {
 		t.Run(op.String(), func(t *testing.T) {
 			leak.Check(t, hostmem.InUse)
-			e, hbm, b := near(t, Config{AbortGrace: 200 * time.Millisecond})
+			e, hbm, b := near(t, Config{AbortGrace: 500 * time.Millisecond})
 			f := startFar(t, e)
 			tr := transfer(t, f.peer, op)
 			check(t, tr.Add(hbm, 0, f.hbm, 0, hostBytes))

@@ -161,6 +161,8 @@ func (s *slot) await() {
 	switch {
 	case s.answered:
 		s.proceed()
+	case s.sp.p.conns[s.c.by.index].isLost():
+		s.giveUp() // carrierLost may have been here before us
 	case s.job.err != nil:
 		s.stop()
 	}
