@@ -24,7 +24,9 @@ func (p *peer) Close() error {
 // whoever does it.
 func (p *peer) part(why error) {
 	p.ending.Do(func() {
-		if !p.dead.Load() {
+		if p.dead.Load() {
+			why = backends.ErrPeerLost // also where the program hears of it and closes first
+		} else {
 			p.dropAll(why)
 			p.awaitQuiet()
 		}

@@ -264,7 +264,7 @@ func (p *peer) lose(err error) {
 		}
 		p.why = err
 		p.dead.Store(true)
+		close(p.lost) // before anything completes for that reason
 		p.b.tasks.Start(func() { p.part(backends.ErrPeerLost) })
-		close(p.lost)
 	})
 }
