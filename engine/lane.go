@@ -41,8 +41,9 @@ type lane struct {
 	spins   atomic.Uint64
 	parked  atomic.Int64
 	napping atomic.Bool
-	kick    chan struct{} // ends a nap
-	wake    *park.Event   // a duplicate of the armer's
+	kick    chan struct{}   // ends a nap, or a sleep without wake
+	bell    <-chan struct{} // of a Ringer
+	wake    *park.Event     // a duplicate of the armer's; nil for a Ringer
 
 	backlogs
 }
@@ -60,14 +61,17 @@ func newLane(e *Engine, index int, b backends.Backend) (*lane, error) {
 	if a := l.caps.Align; a > 1 && (a&(a-1) != 0 || l.caps.LenMax%a != 0) {
 		return nil, fmt.Errorf("its Caps.Align of %d is no power of two, or LenMax of %d no multiple of it", a, l.caps.LenMax)
 	}
-	if l.armer != nil {
-		wake, err := park.EventFromFD(l.armer.FD())
-		if err != nil {
-			return nil, err
-		}
-		l.wake = wake
+	return l, l.listen()
+}
+
+// listen finds out what wakes the progress goroutine.
+func (l *lane) listen() (err error) {
+	if r, ok := l.b.(backends.Ringer); ok {
+		l.bell = r.Bell()
+	} else if l.armer != nil {
+		l.wake, err = park.EventFromFD(l.armer.FD())
 	}
-	return l, nil
+	return err
 }
 
 func (l *lane) start() {
@@ -153,10 +157,24 @@ func (l *lane) serve() {
 			continue
 		}
 		misses = 0
-		if l.wake.Wait() != nil {
+		if !l.sleep() {
 			return // closed
 		}
 	}
+}
+
+// sleep waits for what Arm has asked for. It reports false when the lane is closed.
+func (l *lane) sleep() bool {
+	if l.wake != nil {
+		return l.wake.Wait() == nil
+	}
+	select {
+	case <-l.bell:
+	case <-l.kick:
+	case <-l.e.closing:
+		return false
+	}
+	return true
 }
 
 // nap leaves the polling to a goroutine that spins, so that the backend, not

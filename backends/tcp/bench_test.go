@@ -65,7 +65,7 @@ func (x *bench) sleep() {
 	if ready, err := x.near.Arm(); err != nil || ready {
 		return
 	}
-	_ = x.near.event.Wait()
+	<-x.near.Bell()
 }
 
 func (x *bench) write(descs []backends.Desc) {

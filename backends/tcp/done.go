@@ -76,12 +76,28 @@ func (b *Backend) complete(tag uint64, err error) {
 	b.wake()
 }
 
-// FD implements backends.Armer.
-func (b *Backend) FD() int { return b.event.FD() }
+// Bell implements backends.Ringer.
+func (b *Backend) Bell() <-chan struct{} { return b.bell }
 
-// wake signals the event if somebody armed it.
+// FD implements backends.Armer. Who asks for the first time may have armed before, and heard
+// nothing of what rang since: the descriptor is readable then.
+func (b *Backend) FD() int {
+	if !b.watched.Load() && b.watched.CompareAndSwap(false, true) {
+		_ = b.event.Signal() // fails only when closed
+	}
+	return b.event.FD()
+}
+
+// wake rings if somebody armed.
 func (b *Backend) wake() {
-	if b.armed.Load() && b.armed.CompareAndSwap(true, false) {
+	if !b.armed.Load() || !b.armed.CompareAndSwap(true, false) {
+		return
+	}
+	select {
+	case b.bell <- struct{}{}:
+	default: // it rings
+	}
+	if b.watched.Load() {
 		_ = b.event.Signal() // fails only when closed: nobody sleeps any more
 	}
 }
