@@ -3,7 +3,9 @@
 package tcp
 
 import (
+	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -121,5 +123,30 @@ func TestIdleConnections(t *testing.T) {
 	fds, err := os.ReadDir("/proc/self/fd")
 	if err != nil || len(fds) < peers*conns*2 {
 		t.Errorf("%d descriptors are open (%v), want those of %d connections", len(fds), err, peers*conns)
+	}
+}
+
+// An owner takes as many peers as it was told, says so to the next, and takes that one when
+// there is room.
+func TestPeersMax(t *testing.T) {
+	leak.Check(t)
+	owner, near := open(t, Config{PeersMax: 1}), open(t, Config{})
+	first := dial(t, near, owner.Addr())
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	if _, err := near.Connect(ctx, owner.Addr()); !errors.Is(err, backends.ErrFull) || !strings.Contains(err.Error(), "PeersMax") {
+		t.Errorf("one peer too many: %v", err)
+	}
+	_ = first.Close()
+	for { // the owner hears of it a little later
+		p, err := near.Connect(ctx, owner.Addr())
+		if err == nil {
+			_ = p.Close()
+			return
+		}
+		if !errors.Is(err, backends.ErrFull) {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond)
 	}
 }

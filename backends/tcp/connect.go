@@ -101,13 +101,24 @@ func (p *peer) greet(ctx context.Context, i int, h header, body []byte) (header,
 	case err != nil:
 		return h, nil, fmt.Errorf("await the welcome: %w", errors.Join(err, backends.ErrPeerLost))
 	}
-	if err := control.Status(h.status).Err(); err != nil {
-		return h, nil, fmt.Errorf("the owner refuses: %w", err)
+	if err := refusal(control.Status(h.status)); err != nil {
+		return h, nil, err
 	}
 	if !stop() {
 		return h, nil, backends.ContextError(ctx)
 	}
 	return h, body, tcp.SetDeadline(time.Time{})
+}
+
+// refusal says why an owner does not want us.
+func refusal(status control.Status) error {
+	switch err := status.Err(); {
+	case errors.Is(err, backends.ErrFull):
+		return fmt.Errorf("the owner has as many peers as its Config.PeersMax allows: %w", err)
+	case err != nil:
+		return fmt.Errorf("the owner refuses: %w", err)
+	}
+	return nil
 }
 
 // abandon closes what Connect opened.

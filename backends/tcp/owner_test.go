@@ -41,7 +41,7 @@ func sharedFile(path string) ([]byte, error) {
 
 // serveOwner says its address and a token, and serves until its input ends.
 func serveOwner(path string) error {
-	b, err := New(Config{Plaintext: true, Listen: "127.0.0.1:0"})
+	b, err := New(Config{Plaintext: true, Listen: "127.0.0.1:0", PeersMax: 1 << 14})
 	if err != nil {
 		return err
 	}
@@ -69,7 +69,7 @@ type owner struct {
 	addr, token []byte
 }
 
-func startOwner(t *testing.T) *owner {
+func startOwner(t testing.TB) *owner {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
