@@ -3,6 +3,7 @@
 package tcp
 
 import (
+	"crypto/tls"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -72,6 +73,15 @@ func (x *bench) write(descs []backends.Desc) {
 	x.run(func(tag uint64) error { return x.p.Submit(backends.Write, tag, descs) })
 }
 
+// spread lists pieces that are adjacent here and not adjacent there.
+func (x *bench) spread(size, count uint64) (descs []backends.Desc) {
+	for i := range count {
+		descs = append(descs, backends.Desc{
+			Local: i * size, Remote: 2 * i * size, Len: size, LocalKey: x.localKey, RemoteKey: x.remoteKey})
+	}
+	return descs
+}
+
 // beside alternates blocks of ours and of another way, and reports the median time of one, and
 // the median of the ratios of the other's to ours (over 1: we are faster).
 func beside(b *testing.B, block int, ours, other func()) {
@@ -109,8 +119,8 @@ type sockets struct {
 	done chan struct{}
 }
 
-// newSockets has each connection receive `each` bytes a time into memory of its own.
-func newSockets(b *testing.B, into [][]byte) *sockets {
+// newSockets has each connection receive as many bytes a time as its memory has.
+func newSockets(b *testing.B, secure *tls.Config, into [][]byte) *sockets {
 	s := &sockets{b: b, done: make(chan struct{}, len(into))}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -125,6 +135,9 @@ func newSockets(b *testing.B, into [][]byte) *sockets {
 		far, err := l.Accept()
 		if err != nil {
 			b.Fatal(err)
+		}
+		if secure != nil {
+			near, far = tls.Client(near, secure), tls.Server(far, secure)
 		}
 		b.Cleanup(func() { _ = near.Close(); _ = far.Close() })
 		s.near = append(s.near, near)
@@ -184,18 +197,44 @@ func BenchmarkLarge(b *testing.B) {
 		for _, conns := range []int{1, 2, 3, 5} {
 			b.Run(fmt.Sprintf("%s/%d", shape.name, conns), func(b *testing.B) {
 				x := newBench(b, Config{Conns: conns}, 64<<20)
-				var descs []backends.Desc
-				for i := range shape.count {
-					descs = append(descs, backends.Desc{
-						Local: i * shape.n, Remote: 2 * i * shape.n, Len: shape.n, LocalKey: x.localKey, RemoteKey: x.remoteKey})
-				}
+				descs := x.spread(shape.n, shape.count)
 				total := shape.n * shape.count
 				carriers := len(x.p.carriers())
-				s := newSockets(b, parts(x.remote[32<<20:][:total], carriers))
+				s := newSockets(b, nil, parts(x.remote[32<<20:][:total], carriers))
 				from := parts(x.local[:total], carriers)
 				beside(b, 4, func() { x.write(descs) }, func() { s.send(from) })
 			})
 		}
+	}
+}
+
+// BenchmarkSecure is BenchmarkLarge beside connections of crypto/tls.
+func BenchmarkSecure(b *testing.B) {
+	secure := sharedAuthority.config()
+	bare := secure.Clone()
+	bare.InsecureSkipVerify, bare.MinVersion = true, tls.VersionTLS13
+	for _, size := range []uint64{1 << 20, 64 << 10} {
+		b.Run(fmt.Sprintf("%dKiB", size>>10), func(b *testing.B) {
+			x := newBench(b, Config{TLS: secure}, 64<<20)
+			descs := x.spread(size, 16<<20/size)
+			carriers := len(x.p.carriers())
+			s := newSockets(b, bare, parts(x.remote[32<<20:][:16<<20], carriers))
+			from := parts(x.local[:16<<20], carriers)
+			beside(b, 2, func() { x.write(descs) }, func() { s.send(from) })
+		})
+	}
+}
+
+// BenchmarkRead reads what it then writes: the ratio is the write's time over the read's.
+func BenchmarkRead(b *testing.B) {
+	for _, shape := range [][2]uint64{{1 << 20, 16}, {64 << 10, 64}, {656, 2048}, {656, 64}, {656, 1}} {
+		b.Run(fmt.Sprintf("%dx%dB", shape[1], shape[0]), func(b *testing.B) {
+			x := newBench(b, Config{}, 64<<20)
+			descs := x.spread(shape[0], shape[1])
+			beside(b, 4, func() {
+				x.run(func(tag uint64) error { return x.p.Submit(backends.Read, tag, descs) })
+			}, func() { x.write(descs) })
+		})
 	}
 }
 
@@ -209,7 +248,7 @@ func BenchmarkSmall(b *testing.B) {
 				descs = append(descs, backends.Desc{
 					Local: i * 1000, Remote: (count - 1 - i) * 1000, Len: 656, LocalKey: x.localKey, RemoteKey: x.remoteKey})
 			}
-			s := newSockets(b, [][]byte{x.remote[1<<20:][:count*656]})
+			s := newSockets(b, nil, [][]byte{x.remote[1<<20:][:count*656]})
 			from := [][]byte{x.local[:count*656]}
 			beside(b, 64, func() { x.write(descs) }, func() { s.send(from) })
 		})
@@ -238,7 +277,7 @@ func BenchmarkPages(b *testing.B) {
 	}
 	carriers := len(x.p.carriers())
 	total := scatterCount * scatterEntry
-	s := newSockets(b, parts(x.remote[:total], carriers))
+	s := newSockets(b, nil, parts(x.remote[:total], carriers))
 	from := parts(x.local[:total], carriers)
 	beside(b, 1, func() {
 		next()
