@@ -106,7 +106,7 @@ func readWord(c net.Conn) (h header, body []byte, err error) {
 }
 
 // silentOwner welcomes a peer, answers its Imports, and nothing else: a program that froze.
-func silentOwner(t *testing.T, grace time.Duration) (addr []byte, token []byte) {
+func silentOwner(t testing.TB, grace time.Duration) (addr []byte, token []byte) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -12,8 +12,10 @@ import (
 // pulse asks peers that owe us something whether they are there, and gives up those that say
 // nothing for Failure. One that owes nothing is not asked: of hosts that die the kernel
 // tells.
+// The period is lost twice, before the question and after the last moment for an answer: a
+// twelfth lets no silent peer be found later than 1.2 times Failure.
 func (b *Backend) pulse() {
-	period := b.cfg.Failure / 4
+	period := b.cfg.Failure / 12
 	tick := time.NewTicker(period)
 	defer tick.Stop()
 	for last := clock(); ; {
@@ -23,7 +25,7 @@ func (b *Backend) pulse() {
 			return
 		}
 		now := clock()
-		slept := now-last > 2*int64(period) // it was we who stood still
+		slept := now-last > int64(b.cfg.Failure)/2 // it was we who stood still
 		last = now
 		for _, p := range b.allPeers() {
 			p.check(now, slept)
