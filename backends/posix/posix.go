@@ -33,6 +33,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/done"
 	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/park"
@@ -48,7 +49,7 @@ type Backend struct {
 	event    *park.Event // for who has armed
 	mover    mover
 	choice   string // which mover, and why
-	done     doneRing
+	done     done.Ring
 	gate     gate.Gate // whoever uses the mover
 	closed   atomic.Bool
 	armed    atomic.Bool
@@ -93,7 +94,7 @@ func New(cfg Config) (*Backend, error) {
 	b.table.Most = cfg.KeysMax
 	b.addr = append([]byte("posix:"), b.owner[:]...)
 	b.calm.L = &b.mu
-	b.done.init(cfg.JobsMax)
+	b.done.Init(cfg.JobsMax)
 	if err := b.open(); err != nil {
 		return nil, errors.Join(err, b.release())
 	}

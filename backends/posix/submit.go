@@ -43,7 +43,7 @@ func (p *peer) accept(op backends.Op, tag uint64, descs []backends.Desc, pages *
 	if op != backends.Read && op != backends.Write {
 		return backends.ErrNotSupported
 	}
-	if len(b.freeJobs) == 0 || !b.done.take() { // a job for each place, but those that wait for Poll
+	if len(b.freeJobs) == 0 || !b.done.Take() { // a job for each place, but those that wait for Poll
 		return backends.ErrFull
 	}
 	j := b.freeJobs[len(b.freeJobs)-1]
@@ -55,7 +55,7 @@ func (p *peer) accept(op backends.Op, tag uint64, descs []backends.Desc, pages *
 	}
 	if err != nil {
 		j.clear()
-		b.done.taken.Add(-1)
+		b.done.GiveBack()
 		return err
 	}
 	b.freeJobs = b.freeJobs[:len(b.freeJobs)-1]

@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/done"
 )
 
 // Backend implements backends.Backend, Receiver, Armer and Fencer.
@@ -53,7 +54,7 @@ type Backend struct {
 	peers      map[*peer]struct{}
 	strangers  map[*net.UnixConn]struct{} // handshakes under way
 
-	done  doneRing
+	done  done.Ring
 	jobs  jobPool
 	queue queue
 
@@ -112,7 +113,7 @@ func (b *Backend) start() {
 	b.peers = make(map[*peer]struct{})
 	b.strangers = make(map[*net.UnixConn]struct{})
 	b.inbound.Store(new([]*inbound))
-	b.done.init(b.cfg.JobsMax)
+	b.done.Init(b.cfg.JobsMax)
 	b.jobs.init(b.cfg.JobsMax)
 	// Each job stands in the queue at most once for itself; others may join in
 	// while fewer than JobsMax stand there, and each of those has one in hand.

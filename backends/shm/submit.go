@@ -52,13 +52,13 @@ func (p *peer) accept(t *batch) error {
 	if err := p.check(t); err != nil {
 		return err
 	}
-	if !p.b.done.take() {
+	if !p.b.done.Take() {
 		return backends.ErrFull
 	}
 	if t.msg != nil {
 		var err error
 		if t.note, err = p.reserveNote(t.msg); err != nil {
-			p.b.done.giveBack()
+			p.b.done.GiveBack()
 			return err
 		}
 	}
@@ -143,7 +143,7 @@ func (p *peer) inline(t *batch) bool {
 		return false
 	}
 	p.endNote(t.note, err == nil)
-	p.b.done.push(t.tag, err) // no wake-up: the caller polls after Submit
+	p.b.done.Push(t.tag, err) // no wake-up: the caller polls after Submit
 	p.exit()
 	return true
 }

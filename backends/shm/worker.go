@@ -144,7 +144,7 @@ func (b *Backend) finish(j *job, err error) {
 	j.runs, j.descs, j.pages, j.note = j.runs[:0], j.descs[:0], backends.Pages{}, note{}
 	tag := j.tag
 	b.jobs.put(j)
-	b.done.push(tag, err)
+	b.done.Push(tag, err)
 }
 
 // Cancel implements backends.Canceler.

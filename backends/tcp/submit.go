@@ -46,7 +46,7 @@ func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *
 	if len(msg) > p.b.cfg.MessageMax {
 		return fmt.Errorf("notification of %d bytes, at most %d: %w", len(msg), p.b.cfg.MessageMax, backends.ErrBounds)
 	}
-	if !p.b.done.take() {
+	if !p.b.done.Take() {
 		return backends.ErrFull
 	}
 	x := p.b.batches.take()
@@ -58,7 +58,7 @@ func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *
 	}
 	if err != nil {
 		p.b.batches.give(x)
-		p.b.done.giveBack()
+		p.b.done.GiveBack()
 	}
 	return err
 }

@@ -21,6 +21,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/done"
 	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/park"
@@ -45,7 +46,7 @@ type Backend struct {
 	news     atomic.Bool // something for the sleeper that is in no queue
 
 	memories keys.Table[memory]
-	done     doneRing
+	done     done.Ring
 	inbox    inbox
 	chunks   chunks
 	batches  batches
@@ -88,7 +89,7 @@ func New(cfg Config) (*Backend, error) {
 		peers:    map[*peer]struct{}{}, guests: map[uint64]*inbound{}, strangers: map[net.Conn]int64{},
 	}
 	b.address = address{owner: keys.NewOwner(), secure: b.secure != nil}
-	b.done.init(cfg.BatchesMax)
+	b.done.Init(cfg.BatchesMax)
 	if err := b.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("tcp: %w", err), b.release())
 	}

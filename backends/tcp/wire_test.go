@@ -65,7 +65,7 @@ func FuzzFrames(f *testing.F) {
 	f.Fuzz(func(t *testing.T, said []byte) {
 		b := &Backend{memories: keys.Table[memory]{Most: 4}}
 		b.cfg.EnsureDefaults()
-		b.done.init(8)
+		b.done.Init(8)
 		mem := bytes.Repeat([]byte{0xAA}, 96)
 		key, _, err := b.memories.Take()
 		if err != nil {

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package done holds the completions of a backend until Poll takes them.
+package done
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Ring holds completions in the order in which they came. A tag takes its place when Submit
+// accepts it, so there is always room for its completion. All methods but Init may be called by
+// any goroutine at any time.
+type Ring struct {
+	taken atomic.Int64 // tags accepted and not yet popped
+	ready atomic.Int64 // completions in list: Pop looks here before it locks
+
+	mu   sync.Mutex
+	list []backends.Completion
+	head int
+	n    int
+}
+
+// Init makes room for so many tags.
+func (r *Ring) Init(size int) { r.list = make([]backends.Completion, size) }
+
+// Take reserves the place of one tag. It reports false if there is none.
+func (r *Ring) Take() bool {
+	if r.taken.Add(1) <= int64(len(r.list)) {
+		return true
+	}
+	r.taken.Add(-1)
+	return false
+}
+
+// GiveBack undoes Take for a tag that was not accepted.
+func (r *Ring) GiveBack() { r.taken.Add(-1) }
+
+// Taken is how many tags have a place.
+func (r *Ring) Taken() int64 { return r.taken.Load() }
+
+// Ready is how many completions Pop would find.
+func (r *Ring) Ready() int64 { return r.ready.Load() }
+
+// Push completes a tag that has a place.
+func (r *Ring) Push(tag uint64, err error) {
+	r.mu.Lock()
+	r.list[(r.head+r.n)%len(r.list)] = backends.Completion{Tag: tag, Err: err}
+	r.n++
+	r.ready.Add(1)
+	r.mu.Unlock()
+}
+
+// Pop moves completions into done and returns how many. It costs one load when there is none.
+func (r *Ring) Pop(done []backends.Completion) int {
+	if r.ready.Load() == 0 || len(done) == 0 {
+		return 0
+	}
+	r.mu.Lock()
+	n := min(r.n, len(done))
+	for i := range n {
+		done[i] = r.list[r.head]
+		r.list[r.head].Err = nil // keep no error alive
+		r.head = (r.head + 1) % len(r.list)
+	}
+	r.n -= n
+	r.ready.Add(int64(-n))
+	r.mu.Unlock()
+	r.taken.Add(int64(-n))
+	return n
+}

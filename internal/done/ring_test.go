@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package done
+
+import (
+	"errors"
+	"runtime"
+	"sync"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+func TestRing(t *testing.T) {
+	var r Ring
+	r.Init(3)
+	broken := errors.New("broken")
+	var got [8]backends.Completion
+	for round := range uint64(5) { // the places are used again, in any turn
+		for range 3 {
+			if !r.Take() {
+				t.Fatal("there is room, and Take reports none")
+			}
+		}
+		if r.Take() {
+			t.Fatal("Take reports a fourth place of three")
+		}
+		r.GiveBack()
+		if r.Pop(got[:]) != 0 || r.Taken() != 2 {
+			t.Fatalf("%d are ready and %d taken, want 0 and 2", r.Ready(), r.Taken())
+		}
+		r.Push(10*round, nil)
+		r.Push(10*round+1, broken)
+		if r.Ready() != 2 || r.Pop(got[:0]) != 0 || r.Pop(got[:1]) != 1 || got[0].Tag != 10*round || got[0].Err != nil {
+			t.Fatalf("first completion %+v", got[0])
+		}
+		if r.Pop(got[:]) != 1 || got[0].Tag != 10*round+1 || got[0].Err != broken {
+			t.Fatalf("second completion %+v", got[0])
+		}
+		if r.Ready() != 0 || r.Taken() != 0 {
+			t.Fatalf("%d are ready and %d taken when all is popped", r.Ready(), r.Taken())
+		}
+	}
+	for i := range r.list {
+		if r.list[i].Err != nil {
+			t.Error("an error that was popped is kept alive")
+		}
+	}
+}
+
+// TestRingTogether has completions pushed and popped by several goroutines: each arrives once.
+func TestRingTogether(t *testing.T) {
+	const pushers, each, places = 4, 5000, 8
+	var r Ring
+	r.Init(places)
+	var seen [pushers * each]int
+	var all sync.WaitGroup
+	for p := range uint64(pushers) {
+		all.Go(func() {
+			for i := range uint64(each) {
+				for !r.Take() {
+					runtime.Gosched()
+				}
+				r.Push(p*each+i, nil)
+			}
+		})
+	}
+	var mu sync.Mutex
+	left := pushers * each
+	for range 2 {
+		all.Go(func() {
+			var got [3]backends.Completion
+			for {
+				n := r.Pop(got[:])
+				mu.Lock()
+				for _, c := range got[:n] {
+					seen[c.Tag]++
+				}
+				left -= n
+				end := left == 0
+				mu.Unlock()
+				if end {
+					return
+				}
+				if n == 0 {
+					runtime.Gosched()
+				}
+			}
+		})
+	}
+	all.Wait()
+	for tag, n := range seen {
+		if n != 1 {
+			t.Fatalf("tag %d has arrived %d times", tag, n)
+		}
+	}
+}
