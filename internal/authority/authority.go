@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"math/big"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/sluicehq/sluice/backends"
@@ -114,6 +115,9 @@ func (a *Authority) Issue(m Member) (Pair, *x509.Certificate, error) {
 		hosts = []string{m.Name}
 	}
 	for _, h := range hosts {
+		if h == "" || strings.ContainsAny(h, " \t\r\n/:@") && net.ParseIP(h) == nil {
+			return Pair{}, nil, fmt.Errorf("host %q: want a name or an address, without a port: %w", h, backends.ErrBounds)
+		}
 		if ip := net.ParseIP(h); ip != nil {
 			t.IPAddresses = append(t.IPAddresses, ip)
 		} else {
