@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -19,6 +20,15 @@ type Config struct {
 	// Backends that the engine owns from Open on: it closes them, also when Open
 	// fails. Their names must differ. Earlier ones win where costs are equal.
 	Backends []backends.Backend
+
+	// Identity secures Serve and Dial over a network: TLS 1.3 with certificates of both sides,
+	// before a byte of a description goes either way. Give backend tcp the same.
+	Identity *identity.Identity
+
+	// Plaintext lets Serve and Dial exchange descriptions over a network in the open: whoever
+	// reads one reaches the regions in it, and whoever connects is given one. Only for networks
+	// that are trusted. A Unix socket needs neither: the kernel tells of which user the other side is.
+	Plaintext bool
 
 	// All durations below are at most 8,760 h, a year.
 
@@ -50,7 +60,7 @@ type Config struct {
 	PeersMax         int // live peers; default 1,024
 	NotificationsMax int // depth of the Notifications channel; default 1,024
 	DescriptionMax   int // bytes of a peer's description; default 16 MiB
-	HandshakesMax    int // exchanges that Serve holds at once; default 64
+	HandshakesMax    int // exchanges that Serve holds at once, and strangers beside them; default 64
 
 	// OnPeer is called once for each peer that came through Serve, from a
 	// goroutine of its own, after this engine has connected back. The engine does
@@ -122,6 +132,9 @@ func (c Config) withDefaults() (Config, error) {
 func (c *Config) checkBackends() error {
 	if len(c.Name) > wire.NameMax {
 		return fmt.Errorf("config: name of %d bytes, at most %d: %w", len(c.Name), wire.NameMax, ErrBounds)
+	}
+	if c.Identity != nil && c.Plaintext {
+		return fmt.Errorf("config: both Identity and Plaintext: want one of them: %w", ErrBounds)
 	}
 	if len(c.Backends) == 0 || len(c.Backends) > wire.BackendsMax {
 		return fmt.Errorf("config: %d backends, from 1 to %d: %w", len(c.Backends), wire.BackendsMax, ErrBounds)

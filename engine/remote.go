@@ -51,6 +51,9 @@ func (m *Remote) Size() uint64 { return m.size }
 // Kind returns where its bytes live.
 func (m *Remote) Kind() backends.Kind { return m.kind }
 
+// ReadOnly reports whether peers may only read it.
+func (m *Remote) ReadOnly() bool { return m.readOnly }
+
 // key imports the token of a lane at first use. It may wait for the peer.
 func (m *Remote) key(lane int) (uint32, error) {
 	m.mu.Lock()

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/sluicehq/sluice/internal/wire"
@@ -27,47 +28,118 @@ const (
 	refusalMax  = 1 << 10
 )
 
-// Serve exchanges descriptions with whoever dials, until ctx ends or the listener
-// is closed, and connects back: Config.OnPeer is given each new peer. The
-// listener may be TCP, a Unix socket (peers of another user are refused) or TLS
-// by tls.NewListener. Each exchange is bounded by HandshakeTimeout and
-// DescriptionMax, and HandshakesMax of them run at once. Serve closes the listener.
+// Serve exchanges descriptions with whoever dials and may, until ctx ends or the listener
+// is closed, and connects back: Config.OnPeer is given each new peer. The listener may be
+// a Unix socket (peers of another user are refused), or of a network: then Config.Identity says who
+// may be a peer, or Config.Plaintext that everybody may. A listener that speaks TLS itself, by
+// tls.NewListener, must ask for certificates.
+//
+// Whoever has not proved who it is is told nothing. Each exchange is bounded by HandshakeTimeout
+// and DescriptionMax; HandshakesMax of them run at once, and as many strangers beside them, of
+// whom the oldest makes room. Serve closes the listener.
 func (e *Engine) Serve(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer l.Close()
-	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
-	defer stop()
-	go func() {
-		select {
-		case <-e.closing:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	var exchanges sync.WaitGroup
-	defer exchanges.Wait()
-	places := make(chan struct{}, e.cfg.HandshakesMax)
-	for {
-		select {
-		case places <- struct{}{}:
-		case <-ctx.Done():
-			return e.serveEnd(ctx)
-		}
-		conn, err := l.Accept()
-		if err != nil {
-			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
-				return e.serveEnd(ctx)
-			}
+	if _, plain := l.(*net.TCPListener); plain && e.cfg.Identity == nil {
+		if err := e.checkPlain(); err != nil {
 			return &OpError{Op: "serve " + l.Addr().String(), Err: err}
 		}
-		exchanges.Add(1)
-		go func() {
-			defer func() { <-places; exchanges.Done() }()
-			e.greet(ctx, conn)
-		}()
+	}
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+	defer context.AfterFunc(e.life, cancel)()
+	s := &server{e: e, in: lobby{most: e.cfg.HandshakesMax, in: map[net.Conn]visit{}}, places: make(chan struct{}, e.cfg.HandshakesMax)}
+	defer s.exchanges.Wait()
+	for {
+		conn, err := l.Accept()
+		switch {
+		case err == nil:
+		case ctx.Err() != nil || errors.Is(err, net.ErrClosed):
+			return e.serveEnd(ctx)
+		case passes(err):
+			breathe(ctx)
+			continue
+		default:
+			return &OpError{Op: "serve " + l.Addr().String(), Err: err}
+		}
+		for !s.in.admit(conn) && ctx.Err() == nil {
+			breathe(ctx) // the next ones wait in the kernel
+		}
+		s.exchanges.Go(func() { s.hear(ctx, conn) })
 	}
 }
+
+// server is one call of Serve.
+type server struct {
+	e         *Engine
+	in        lobby
+	places    chan struct{}
+	exchanges sync.WaitGroup
+}
+
+// passes reports whether Accept will do better later: strangers may have taken all descriptors.
+func passes(err error) bool {
+	for _, is := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ECONNABORTED, syscall.ENOBUFS, syscall.ENOMEM} {
+		if errors.Is(err, is) {
+			return true
+		}
+	}
+	return false
+}
+
+// breathe waits a little.
+func breathe(ctx context.Context) {
+	select {
+	case <-time.After(5 * time.Millisecond):
+	case <-ctx.Done():
+	}
+}
+
+// hear waits for who has connected to prove who it is and to describe itself, and then
+// exchanges descriptions. What goes wrong is told to the dialer, once there is a stream to
+// tell it over; a server has nobody else to tell.
+func (s *server) hear(ctx context.Context, conn net.Conn) {
+	defer conn.Close()
+	defer s.in.leave(conn)
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	_ = conn.SetDeadline(time.Now().Add(s.e.cfg.HandshakeTimeout)) // fails only where it is closed
+	secure, theirs, err := s.listen(ctx, conn)
+	if err == nil {
+		select {
+		case s.places <- struct{}{}:
+			defer func() { <-s.places }()
+			s.in.leave(conn)
+			err = s.greet(ctx, secure, theirs)
+		case <-ctx.Done():
+			return
+		}
+	}
+	if err != nil && secure != nil {
+		_ = writeFrame(secure, refusalMark, []byte(err.Error()))
+	}
+}
+
+// listen returns what the other side says of itself. In plain text, that it can say so is
+// all the proof there is.
+func (s *server) listen(ctx context.Context, conn net.Conn) (secure net.Conn, theirs []byte, err error) {
+	shaking, cancel := context.WithTimeout(ctx, s.e.cfg.HandshakeTimeout)
+	defer cancel()
+	secure, proven, err := s.e.answer(shaking, conn)
+	if err == nil && proven && !s.in.prove(conn) {
+		return nil, nil, errHungUp
+	}
+	if err != nil {
+		return secure, nil, err
+	}
+	theirs, err = s.e.readDescription(secure)
+	if err == nil && !s.in.prove(conn) {
+		return nil, nil, errHungUp
+	}
+	return secure, theirs, err
+}
+
+var errHungUp = errors.New("too many strangers")
 
 func (e *Engine) serveEnd(ctx context.Context) error {
 	if e.isClosing() {
@@ -76,31 +148,32 @@ func (e *Engine) serveEnd(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// greet is the server's side of one exchange. What goes wrong is told to the
-// dialer; a server has nobody else to tell.
-func (e *Engine) greet(ctx context.Context, conn net.Conn) {
-	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	defer stop()
-	_ = conn.SetDeadline(time.Now().Add(e.cfg.HandshakeTimeout))
-	p, err := e.meet(ctx, conn)
+// greet answers a description, and connects back.
+func (s *server) greet(ctx context.Context, conn net.Conn, theirs []byte) error {
+	ours, err := s.e.Describe()
 	if err != nil {
-		_ = writeFrame(conn, refusalMark, []byte(err.Error()))
-		return
+		return err
+	}
+	if err := writeFrame(conn, frameMark, ours); err != nil {
+		return err
+	}
+	p, err := s.e.Connect(ctx, theirs)
+	if err != nil {
+		return err
 	}
 	p.served.Store(true)
-	if writeFrame(conn, frameMark, nil) != nil {
-		_ = p.closeUnlessSelf()
-		return
+	if err := writeFrame(conn, frameMark, nil); err != nil {
+		return errors.Join(err, p.closeUnlessSelf())
 	}
-	if e.cfg.OnPeer != nil {
-		go e.cfg.OnPeer(p)
-		return
+	if s.e.cfg.OnPeer != nil {
+		go s.e.cfg.OnPeer(p)
+		return nil
 	}
 	go func() { // nobody else can close it
 		<-p.lost
 		_ = p.closeUnlessSelf()
 	}()
+	return nil
 }
 
 // closeUnlessSelf closes a peer that one exchange has made; Self is everybody's.
@@ -111,26 +184,9 @@ func (p *Peer) closeUnlessSelf() error {
 	return p.Close()
 }
 
-func (e *Engine) meet(ctx context.Context, conn net.Conn) (*Peer, error) {
-	if err := checkUser(conn); err != nil {
-		return nil, err
-	}
-	theirs, err := e.readDescription(conn)
-	if err != nil {
-		return nil, err
-	}
-	ours, err := e.Describe()
-	if err != nil {
-		return nil, err
-	}
-	if err := writeFrame(conn, frameMark, ours); err != nil {
-		return nil, err
-	}
-	return e.Connect(ctx, theirs)
-}
-
 // Dial connects to an engine that serves at the address: "unix" and a path, or
-// "tcp" and host:port. When it returns, the other side has connected back.
+// "tcp" and host:port. When it returns, the other side has connected back. Over a network,
+// Config.Identity says who we are and who the other side may be.
 func (e *Engine) Dial(ctx context.Context, network, address string) (*Peer, error) {
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.ConnectTimeout)
 	defer cancel()
@@ -139,18 +195,30 @@ func (e *Engine) Dial(ctx context.Context, network, address string) (*Peer, erro
 	if err != nil {
 		return nil, &OpError{Op: "dial", Err: err}
 	}
-	return e.DialConn(ctx, conn)
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		host = ""
+	}
+	return e.dial(ctx, conn, host)
 }
 
-// DialConn is Dial over a stream that is there already, TLS for instance. It
-// closes the stream.
+// DialConn is Dial over a stream that is there already; TLS that somebody else has set up on it
+// must have verified who answers. It closes the stream.
 func (e *Engine) DialConn(ctx context.Context, conn net.Conn) (*Peer, error) {
+	return e.dial(ctx, conn, "")
+}
+
+func (e *Engine) dial(ctx context.Context, conn net.Conn, host string) (*Peer, error) {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.ConnectTimeout)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })
 	defer stop()
-	p, err := e.introduce(ctx, conn)
+	secure, err := e.call(ctx, conn, host)
+	var p *Peer
+	if err == nil {
+		p, err = e.introduce(ctx, secure)
+	}
 	if err != nil {
 		if ctx.Err() != nil && errors.Is(err, os.ErrDeadlineExceeded) {
 			err = fmt.Errorf("the other side did not answer in time: %w", ctx.Err())
@@ -161,19 +229,16 @@ func (e *Engine) DialConn(ctx context.Context, conn net.Conn) (*Peer, error) {
 }
 
 func (e *Engine) introduce(ctx context.Context, conn net.Conn) (*Peer, error) {
-	if err := checkUser(conn); err != nil {
-		return nil, err
-	}
 	ours, err := e.Describe()
 	if err != nil {
 		return nil, err
 	}
 	if err := writeFrame(conn, frameMark, ours); err != nil {
-		return nil, err
+		return nil, e.explain(err, conn)
 	}
 	theirs, err := e.readDescription(conn)
 	if err != nil {
-		return nil, err
+		return nil, e.explain(err, conn)
 	}
 	p, err := e.Connect(ctx, theirs)
 	if err != nil {

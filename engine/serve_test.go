@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/leak"
 )
@@ -44,28 +45,42 @@ func serve(t *testing.T, e *Engine, l net.Listener) {
 
 func TestServeAndDial(t *testing.T) {
 	certificate, roots := selfSigned(t)
+	both := &tls.Config{Certificates: []tls.Certificate{certificate}, RootCAs: roots, ClientCAs: roots, ServerName: "sluice",
+		ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS13}
+	id, err := identity.FromTLS(both)
+	check(t, err)
+	plain := func(c *Config) { c.Plaintext = true }
 	for name, link := range map[string]struct {
+		change func(*Config)
 		listen func(t *testing.T) net.Listener
 		dial   func(e *Engine, l net.Listener) (*Peer, error)
 	}{
 		"unix": {
+			func(*Config) {},
 			func(t *testing.T) net.Listener { return listen(t, "unix", filepath.Join(t.TempDir(), "s")) },
 			func(e *Engine, l net.Listener) (*Peer, error) {
 				return e.Dial(context.Background(), "unix", l.Addr().String())
 			},
 		},
 		"tcp": {
+			plain,
+			func(t *testing.T) net.Listener { return listen(t, "tcp", "127.0.0.1:0") },
+			func(e *Engine, l net.Listener) (*Peer, error) {
+				return e.Dial(context.Background(), "tcp", l.Addr().String())
+			},
+		},
+		"identity": {
+			func(c *Config) { c.Identity = id },
 			func(t *testing.T) net.Listener { return listen(t, "tcp", "127.0.0.1:0") },
 			func(e *Engine, l net.Listener) (*Peer, error) {
 				return e.Dial(context.Background(), "tcp", l.Addr().String())
 			},
 		},
 		"tls": {
-			func(t *testing.T) net.Listener {
-				return tls.NewListener(listen(t, "tcp", "127.0.0.1:0"), &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13})
-			},
+			func(*Config) {},
+			func(t *testing.T) net.Listener { return tls.NewListener(listen(t, "tcp", "127.0.0.1:0"), both) },
 			func(e *Engine, l net.Listener) (*Peer, error) {
-				conn, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{RootCAs: roots, ServerName: "sluice"})
+				conn, err := tls.Dial("tcp", l.Addr().String(), both)
 				if err != nil {
 					return nil, err
 				}
@@ -76,8 +91,8 @@ func TestServeAndDial(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			leak.Check(t, hostmem.InUse)
 			came := make(chan *Peer, 1)
-			decode := open(t, "decode", func(c *Config) { c.OnPeer = func(p *Peer) { came <- p } })
-			prefill := open(t, "prefill")
+			decode := open(t, "decode", link.change, func(c *Config) { c.OnPeer = func(p *Peer) { came <- p } })
+			prefill := open(t, "prefill", link.change)
 			register(t, decode, "kv", 4096)
 			src := register(t, prefill, "src", 4096)
 			l := link.listen(t)
@@ -127,7 +142,7 @@ func selfSigned(t *testing.T) (tls.Certificate, *x509.CertPool) {
 
 // TestStrangersAreBounded has strangers send garbage, too much, or nothing.
 func TestStrangersAreBounded(t *testing.T) {
-	e := open(t, "server", func(c *Config) { c.HandshakeTimeout = 100 * time.Millisecond; c.HandshakesMax = 2 })
+	e := open(t, "server", func(c *Config) { c.HandshakeTimeout, c.HandshakesMax, c.Plaintext = 100*time.Millisecond, 2, true })
 	l := listen(t, "tcp", "127.0.0.1:0")
 	serve(t, e, l)
 	oversize := binary.LittleEndian.AppendUint32([]byte{frameMark}, 1<<31)
@@ -152,13 +167,13 @@ func TestStrangersAreBounded(t *testing.T) {
 	if n := e.Stats().Peers; n != 0 {
 		t.Errorf("%d peers came of it", n)
 	}
-	p, err := open(t, "friend").Dial(within(t), "tcp", l.Addr().String()) // and it still serves
+	p, err := open(t, "friend", func(c *Config) { c.Plaintext = true }).Dial(within(t), "tcp", l.Addr().String()) // and it still serves
 	check(t, err)
 	check(t, p.Close())
 }
 
 func TestDialRefused(t *testing.T) {
-	e := open(t, "dialler", func(c *Config) { c.ConnectTimeout = 200 * time.Millisecond })
+	e := open(t, "dialler", func(c *Config) { c.ConnectTimeout, c.Plaintext = 200*time.Millisecond, true })
 	silent := listen(t, "tcp", "127.0.0.1:0")
 	if _, err := e.Dial(within(t), "tcp", silent.Addr().String()); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a server that says nothing: %v", err)
@@ -182,10 +197,10 @@ func TestDialRefused(t *testing.T) {
 // take no place for ever.
 func TestServeForgetsWhoIsLost(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
-	e := open(t, "server", func(c *Config) { c.PeersMax = 2 })
+	e := open(t, "server", func(c *Config) { c.PeersMax, c.Plaintext = 2, true })
 	l := listen(t, "tcp", "127.0.0.1:0")
 	serve(t, e, l)
-	friend := open(t, "friend")
+	friend := open(t, "friend", func(c *Config) { c.Plaintext = true })
 	for range 8 {
 		p, err := friend.Dial(within(t), "tcp", l.Addr().String())
 		check(t, err)

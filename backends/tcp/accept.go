@@ -86,7 +86,7 @@ func (b *Backend) hear(tcp *net.TCPConn) {
 	defer b.known(tcp)
 	_ = tcp.SetDeadline(time.Now().Add(b.cfg.Handshake)) // fails only where it is closed
 	b.tune(tcp)
-	secure, err := b.secure.answer(context.Background(), tcp)
+	secure, err := b.answer(context.Background(), tcp)
 	if err == nil {
 		err = b.introduce(tcp, secure)
 	}

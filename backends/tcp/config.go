@@ -8,11 +8,13 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
 // Config says where to listen and how peers prove who they are, and bounds what a Backend
-// uses. Every zero field takes its default, but one of TLS and Plaintext must be set.
+// uses. Every zero field takes its default, but one of TLS, Identity and
+// Plaintext must be set.
 type Config struct {
 	// TLS is the identity of this host and who its peers may be: Certificates, RootCAs and
 	// ClientCAs must be set. TLS 1.3 with certificates of both sides is asked for on every
@@ -20,6 +22,9 @@ type Config struct {
 	// that is set; else any certificate of RootCAs will do, so that these should be of
 	// the project's own authority.
 	TLS *tls.Config
+
+	// Identity stands in place of TLS: that of the engine, from files that may change.
+	Identity *identity.Identity
 
 	// Plaintext lets everybody on the network read and change what passes: only for networks
 	// that are trusted. Memory is still opened by tokens alone.
@@ -110,22 +115,30 @@ func (c *Config) check() error {
 			return fmt.Errorf("config: %s is %d, want %d to %d: %w", f.name, f.value, f.low, f.top, backends.ErrBounds)
 		}
 	}
-	return c.checkTLS()
+	return nil
 }
 
-func (c *Config) checkTLS() error {
-	switch t := c.TLS; {
-	case t == nil && !c.Plaintext:
-		return fmt.Errorf("config: neither TLS nor Plaintext: set TLS, or Plaintext on a network that is trusted: %w", backends.ErrBounds)
-	case t != nil && c.Plaintext:
-		return fmt.Errorf("config: both TLS and Plaintext: %w", backends.ErrBounds)
-	case t == nil:
-	case len(t.Certificates) == 0 && t.GetCertificate == nil:
-		return fmt.Errorf("config: TLS has no Certificates: %w", backends.ErrBounds)
-	case t.RootCAs == nil || t.ClientCAs == nil:
-		return fmt.Errorf("config: TLS needs RootCAs and ClientCAs, by which peers are known: %w", backends.ErrBounds)
+// secure is how peers know us, of the three ways to be known; nil: plain text.
+func (c *Config) secure() (*identity.Identity, error) {
+	given := 0
+	for _, is := range []bool{c.TLS != nil, c.Identity != nil, c.Plaintext} {
+		if is {
+			given++
+		}
 	}
-	return nil
+	switch {
+	case given == 0:
+		return nil, fmt.Errorf("config: neither TLS nor Plaintext: set TLS or Identity, or Plaintext on a network that is trusted: %w", backends.ErrBounds)
+	case given > 1:
+		return nil, fmt.Errorf("config: both TLS and Plaintext, or Identity and one of them: %w", backends.ErrBounds)
+	case c.TLS == nil:
+		return c.Identity, nil
+	}
+	id, err := identity.FromTLS(c.TLS)
+	if err != nil {
+		return nil, fmt.Errorf("config: TLS: %w", err)
+	}
+	return id, nil
 }
 
 func (c *Config) caps() backends.Caps {

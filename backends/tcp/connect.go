@@ -24,7 +24,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, erro
 		return nil, fmt.Errorf("connect: %w", err)
 	}
 	if to.secure != (b.secure != nil) {
-		return nil, fmt.Errorf("connect: of us two only one has Config.TLS: set it on both sides, or on none: %w", backends.ErrNotSupported)
+		return nil, fmt.Errorf("connect: of us two only one has a Config.TLS or Identity: set it on both sides, or on none: %w", backends.ErrNotSupported)
 	}
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.Handshake)
 	defer cancel()
@@ -99,7 +99,7 @@ func (p *peer) greet(ctx context.Context, i int, h header, body []byte) (header,
 	case ctx.Err() != nil:
 		return h, nil, backends.ContextError(ctx)
 	case err != nil:
-		return h, nil, fmt.Errorf("await the welcome: %w", errors.Join(err, backends.ErrPeerLost))
+		return h, nil, fmt.Errorf("await the welcome: %w", errors.Join(p.b.refusal(err, tcp), backends.ErrPeerLost))
 	}
 	if err := refusal(control.Status(h.status)); err != nil {
 		return h, nil, err

@@ -110,7 +110,7 @@ func (b *Backend) dial(ctx context.Context, places []string) (tcp *net.TCPConn, 
 		}
 		conn, err := d.DialContext(ctx, "tcp", at)
 		if err == nil {
-			return b.present(ctx, conn)
+			return b.present(ctx, conn, at)
 		}
 		errs = append(errs, err)
 		if ctx.Err() != nil {
@@ -120,13 +120,13 @@ func (b *Backend) dial(ctx context.Context, places []string) (tcp *net.TCPConn, 
 	return nil, nil, errors.Join(append(errs, backends.ErrPeerLost)...)
 }
 
-func (b *Backend) present(ctx context.Context, conn net.Conn) (*net.TCPConn, net.Conn, error) {
+func (b *Backend) present(ctx context.Context, conn net.Conn, place string) (*net.TCPConn, net.Conn, error) {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
 		return nil, nil, errors.Join(fmt.Errorf("no connection of TCP: %w", backends.ErrNotSupported), conn.Close())
 	}
 	b.tune(tcp)
-	secure, err := b.secure.call(ctx, conn)
+	secure, err := b.call(ctx, conn, place)
 	if err != nil {
 		return nil, nil, errors.Join(err, conn.Close())
 	}

@@ -21,6 +21,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/done"
 	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/keys"
@@ -30,7 +31,7 @@ import (
 // Backend implements backends.Backend, Receiver, Counting, Armer and Fencer.
 type Backend struct {
 	cfg      Config
-	secure   *identities
+	secure   *identity.Identity // nil: plain text
 	address  address
 	addr     []byte
 	listener *net.TCPListener
@@ -83,8 +84,12 @@ func New(cfg Config) (*Backend, error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("tcp: %w", err)
 	}
+	secure, err := cfg.secure()
+	if err != nil {
+		return nil, fmt.Errorf("tcp: %w", err)
+	}
 	b := &Backend{
-		cfg: cfg, secure: newIdentities(cfg.TLS), stop: make(chan struct{}), bell: make(chan struct{}, 1),
+		cfg: cfg, secure: secure, stop: make(chan struct{}), bell: make(chan struct{}, 1),
 		memories: keys.Table[memory]{Most: cfg.KeysMax},
 		peers:    map[*peer]struct{}{}, guests: map[uint64]*inbound{}, strangers: map[net.Conn]int64{},
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/identity"
 )
 
 // openEngine is an engine and what belongs to it here.
@@ -21,6 +22,7 @@ type openEngine struct {
 	handle uint64
 	gone   chan struct{} // closed as the engine begins to close
 
+	speaks  bool              // over networks, by certificates or in plain text
 	accepts chan *engine.Peer // unbuffered: who serves a peer waits for who accepts it
 	ended   endings
 	inbox   inbox
@@ -38,7 +40,7 @@ func slgoOpen(c *C.struct_sluice_config, out *C.uint64_t, f *C.struct_slgo_fault
 	if err != nil {
 		return answer(f, err)
 	}
-	cfg.OnPeer = e.welcome
+	cfg.OnPeer, e.speaks = e.welcome, cfg.Identity != nil || cfg.Plaintext
 	if cfg.Backends, err = openBackends(c); err != nil {
 		return answer(f, err)
 	}
@@ -53,14 +55,20 @@ func slgoOpen(c *C.struct_sluice_config, out *C.uint64_t, f *C.struct_slgo_fault
 }
 
 func configOf(c *C.struct_sluice_config) (engine.Config, error) {
-	if c.flags != 0 {
-		return engine.Config{}, argument("sluice_config.flags is %#x: there are none", c.flags)
+	if c.flags&^C.SLUICE_PLAINTEXT != 0 {
+		return engine.Config{}, argument("sluice_config.flags is %#x: there is SLUICE_PLAINTEXT alone", c.flags)
+	}
+	id, err := identityOf(c)
+	if err != nil {
+		return engine.Config{}, err
 	}
 	if c.description_max > 1<<30 {
 		return engine.Config{}, fmt.Errorf("sluice_config.description_max is %d, at most %d: %w", c.description_max, 1<<30, engine.ErrBounds)
 	}
 	return engine.Config{
 		Name:             C.GoString(c.name),
+		Identity:         id,
+		Plaintext:        c.flags&C.SLUICE_PLAINTEXT != 0,
 		TransferTimeout:  time.Duration(c.transfer_timeout_ns),
 		AbortGrace:       time.Duration(c.abort_grace_ns),
 		ConnectTimeout:   time.Duration(c.connect_timeout_ns),
@@ -75,6 +83,17 @@ func configOf(c *C.struct_sluice_config) (engine.Config, error) {
 		NotificationsMax: int(c.notifications_max),
 		HandshakesMax:    int(c.handshakes_max),
 	}, nil
+}
+
+// identityOf reads the certificates; nil: none are named.
+func identityOf(c *C.struct_sluice_config) (*identity.Identity, error) {
+	if c.cert_file == nil && c.key_file == nil && c.ca_file == nil {
+		return nil, nil
+	}
+	if c.cert_file == nil || c.key_file == nil || c.ca_file == nil {
+		return nil, argument("sluice_config.cert_file, key_file and ca_file go together")
+	}
+	return identity.FromFiles(C.GoString(c.cert_file), C.GoString(c.key_file), C.GoString(c.ca_file))
 }
 
 // openBackends opens those that the config names, or none.

@@ -29,6 +29,14 @@ func checkNetwork(network string) error {
 	return nil
 }
 
+// allowed says at once what Serve would say to nobody.
+func (e *openEngine) allowed(network string) error {
+	if network == "unix" || e.speaks {
+		return nil
+	}
+	return argument("network %q: name certificates in sluice_config, or say SLUICE_PLAINTEXT where the network is trusted", network)
+}
+
 //export slgoServe
 func slgoServe(h C.uint64_t, network, address *C.char, bound *C.uint8_t, capacity C.size_t, out *C.uint64_t, f *C.struct_slgo_fault) C.int {
 	e, err := engines.get(uint64(h))
@@ -36,6 +44,9 @@ func slgoServe(h C.uint64_t, network, address *C.char, bound *C.uint8_t, capacit
 		return answer(f, err)
 	}
 	if err := checkNetwork(C.GoString(network)); err != nil {
+		return answer(f, err)
+	}
+	if err := e.allowed(C.GoString(network)); err != nil {
 		return answer(f, err)
 	}
 	nl, err := net.Listen(C.GoString(network), C.GoString(address))

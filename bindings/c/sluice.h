@@ -118,9 +118,15 @@ struct sluice_backend {
 	uint32_t reserved; /* 0 */
 };
 
+/*
+ * sluice_config.flags. PLAINTEXT: sluice_serve and sluice_dial over "tcp" exchange descriptions in the open.
+ * Only on networks that are trusted: whoever connects is given one, and reaches the regions in it.
+ */
+enum { SLUICE_PLAINTEXT = 1 };
+
 struct sluice_config {
 	uint32_t size; /* sizeof(struct sluice_config) */
-	uint32_t flags; /* 0 */
+	uint32_t flags; /* of the above */
 	const char *name; /* shown to peers, at most 255 bytes */
 	const struct sluice_backend *backends; /* at least one; earlier ones win where costs are equal */
 	size_t backends_count;
@@ -137,6 +143,9 @@ struct sluice_config {
 	uint32_t peers_max; /* 1,024 */
 	uint32_t notifications_max; /* 1,024 that nobody has received yet */
 	uint32_t handshakes_max; /* 64 at once */
+	const char *cert_file; /* PEM, for "tcp" with TLS 1.3: all three or none; read again when they change */
+	const char *key_file;
+	const char *ca_file; /* whose members peers must be */
 };
 
 /* Opens an engine, one for each process mostly. SLUICE_ERR_UNAVAILABLE: a backend that is not optional. */
@@ -216,7 +225,7 @@ int sluice_self(sluice_engine engine, sluice_peer *peer);
 
 /*
  * Exchanges descriptions with whoever dials. Network is "unix" (peers of other users are
- * refused) or "tcp" (nobody is, and nothing is encrypted). Bound, if not NULL, gets the address,
+ * refused) or "tcp", for which sluice_config names certificates, or says SLUICE_PLAINTEXT. Bound, if not NULL, gets the address,
  * with the port that the kernel chose for port 0. Who dialled is accepted, or closed when lost.
  */
 int sluice_serve(sluice_engine engine, const char *network, const char *address,

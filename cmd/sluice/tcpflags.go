@@ -3,8 +3,6 @@
 package main
 
 import (
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"os"
@@ -13,6 +11,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/tcp"
+	"github.com/sluicehq/sluice/identity"
 )
 
 // tcpName is the backend that tcpFlags are for.
@@ -84,19 +83,11 @@ func (t *tcpFlags) config() (tcp.Config, error) {
 	if t.cert == "" {
 		return cfg, nil
 	}
-	pair, err := tls.LoadX509KeyPair(t.cert, t.key)
+	id, err := identity.FromFiles(t.cert, t.key, t.ca)
 	if err != nil {
-		return cfg, fmt.Errorf("--tcp-cert and --tcp-key: %w", err)
+		return cfg, fmt.Errorf("--tcp-cert, --tcp-key and --tcp-ca: %w", err)
 	}
-	text, err := os.ReadFile(t.ca)
-	if err != nil {
-		return cfg, fmt.Errorf("--tcp-ca: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(text) {
-		return cfg, fmt.Errorf("--tcp-ca: %s holds no certificate: %w", t.ca, backends.ErrBounds)
-	}
-	cfg.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: pool, ClientCAs: pool}
+	cfg.Identity = id
 	return cfg, nil
 }
 

@@ -44,7 +44,7 @@
 static inline sluice_engine open_engine(const char *name, const char *backend)
 {
 	struct sluice_backend list[] = {{.name = backend}};
-	struct sluice_config config = {.size = sizeof config, .name = name, .backends = list, .backends_count = 1};
+	struct sluice_config config = {.size = sizeof config, .flags = SLUICE_PLAINTEXT, .name = name, .backends = list, .backends_count = 1};
 	sluice_engine engine;
 	OK(sluice_open(&config, &engine));
 	return engine;

@@ -21,6 +21,7 @@ int main(void)
 	AT(sluice_config, staging_bytes), AT(sluice_config, description_max), AT(sluice_config, transfers_max);
 	AT(sluice_config, regions_max), AT(sluice_config, leases_max), AT(sluice_config, peers_max);
 	AT(sluice_config, notifications_max), AT(sluice_config, handshakes_max);
+	AT(sluice_config, cert_file), AT(sluice_config, key_file), AT(sluice_config, ca_file);
 	SIZE(sluice_alloc_options);
 	AT(sluice_alloc_options, size), AT(sluice_alloc_options, flags), AT(sluice_alloc_options, node);
 	AT(sluice_alloc_options, reserved), AT(sluice_alloc_options, backend);

@@ -123,6 +123,22 @@ static void sizes(struct end *a, sluice_peer peer)
 	OK(sluice_open(&newer.known, &h));
 	OK(sluice_close(h));
 	WANT(SLUICE_ERR_HANDLE, sluice_close(h));
+
+	// Plain text over a network, and certificates.
+	sluice_listener listener;
+	newer.known.flags = 2;
+	WANT(SLUICE_ERR_ARGUMENT, sluice_open(&newer.known, &h));
+	newer.known.flags = 0;
+	OK(sluice_open(&newer.known, &h));
+	WANT(SLUICE_ERR_ARGUMENT, sluice_serve(h, "tcp", "127.0.0.1:0", NULL, 0, &listener));
+	TEXT("SLUICE_PLAINTEXT");
+	OK(sluice_close(h));
+	newer.known.cert_file = "/nonexistent/cert.pem";
+	WANT(SLUICE_ERR_ARGUMENT, sluice_open(&newer.known, &h));
+	newer.known.key_file = newer.known.ca_file = newer.known.cert_file;
+	TRUE(sluice_open(&newer.known, &h) != SLUICE_OK);
+	TEXT("/nonexistent/cert.pem");
+	newer.known.cert_file = newer.known.key_file = newer.known.ca_file = NULL;
 	options[1] = "speed=9";
 	WANT(SLUICE_ERR_ARGUMENT, sluice_open(&newer.known, &h));
 	TEXT("inline_max");

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluicehq/sluice/engine"
+)
+
+func newAgent() *cobra.Command {
+	a := agent{}
+	var regions []string
+	c := &cobra.Command{
+		Use:   "agent",
+		Short: "Serve memory and files to peers",
+		Long: `Serve regions to peers until it is interrupted: memory of a size, which begins as zeros,
+and files or parts of them. Peers are who has a certificate of the authority; who has none
+learns nothing. sluice ls, get and put are such peers, and so is any engine that dials.`,
+		Example: `  sluice agent --listen 10.0.0.2:7000 --cert a.pem --key a-key.pem --ca ca.pem --region kv=1GiB --region weights=/data/model.bin
+  sluice agent --listen 127.0.0.1:7000 --plaintext --region scratch=64MiB
+  sluice ls --peer 10.0.0.2:7000 --cert b.pem --key b-key.pem --ca ca.pem`,
+		Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := a.check(regions); err != nil {
+				return err
+			}
+			return a.run(c.Context(), c.OutOrStdout(), c.ErrOrStderr())
+		},
+	}
+	s := c.Flags()
+	s.StringVar(&a.listen, "listen", "", "HOST:PORT where peers introduce themselves; port 0: any that is free")
+	s.StringVar(&a.data, "data", "", "HOST:PORT or HOST:PORT-PORT of backend tcp for their bytes; without it any free port of the host in --listen")
+	s.StringArrayVar(&regions, "region", nil, "NAME=SIZE, NAME=FILE or NAME=FILE:OFFSET:LENGTH, as often as there are regions")
+	a.register(c)
+	return c
+}
+
+// agent serves regions.
+type agent struct {
+	memberFlags
+	listen, data string
+	specs        []regionSpec
+
+	mu     sync.Mutex // guards what peers' goroutines write
+	stderr io.Writer
+	peers  sync.WaitGroup
+}
+
+func (a *agent) check(regions []string) error {
+	if a.listen == "" {
+		return usagef("--listen is missing: say where peers connect, such as 10.0.0.2:7000")
+	}
+	host, _, err := net.SplitHostPort(a.listen)
+	if err != nil {
+		return usagef("--listen %q: want HOST:PORT", a.listen)
+	}
+	if a.data == "" {
+		a.data = net.JoinHostPort(host, "0")
+	}
+	if len(regions) == 0 {
+		return usagef("--region is missing: say what to serve, such as kv=1GiB")
+	}
+	names := map[string]bool{}
+	for _, text := range regions {
+		s, err := parseRegion(text)
+		if err != nil {
+			return err
+		}
+		if names[s.name] {
+			return usagef("--region %s is there twice", s.name)
+		}
+		names[s.name] = true
+		a.specs = append(a.specs, s)
+	}
+	return a.memberFlags.check()
+}
+
+// extra are backends that the regions need beside those that reach peers.
+func (a *agent) extra() []string {
+	for _, s := range a.specs {
+		if s.path != "" {
+			return []string{posixName}
+		}
+	}
+	return nil
+}
+
+func (a *agent) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
+	a.stderr = stderr
+	id, err := a.identity()
+	if err != nil {
+		return err
+	}
+	var regions []*served
+	defer func() { // after the engine: peers are told before memory goes
+		for _, r := range regions {
+			err = errors.Join(err, r.free())
+		}
+	}()
+	e, err := a.open(a.data, func(c *engine.Config) { c.OnPeer = a.attend }, a.extra()...)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		err = errors.Join(err, e.Close())
+		a.peers.Wait()
+	}()
+	for _, s := range a.specs {
+		r, err := s.serve(e)
+		if err != nil {
+			return err
+		}
+		regions = append(regions, r)
+	}
+	l, err := net.Listen("tcp", a.listen)
+	if err != nil {
+		return fmt.Errorf("listen at %s: %w", a.listen, err)
+	}
+	if err := a.announce(stdout, l.Addr(), a.privacy(id), regions); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	if err := e.Serve(ctx, l); ctx.Err() == nil {
+		return err
+	}
+	return tellf(stdout, "ending: peers are told\n")
+}
+
+func (a *agent) announce(w io.Writer, at net.Addr, privacy string, regions []*served) error {
+	text := privacy
+	for _, r := range regions {
+		text += r.String() + "\n"
+	}
+	return tellf(w, "%sserving at %v\n", text, at)
+}
+
+// attend looks after one peer until it is lost.
+func (a *agent) attend(p *engine.Peer) {
+	a.peers.Add(1)
+	defer a.peers.Done()
+	a.say("peer %q has come", p.Name())
+	<-p.Lost()
+	_ = p.Close()
+	a.say("peer %q has gone", p.Name())
+}
+
+func (a *agent) say(format string, args ...any) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	fmt.Fprintf(a.stderr, format+"\n", args...)
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// serving is an agent that runs.
+type serving struct {
+	c      *exec.Cmd
+	at     string
+	said   string
+	rest   chan string // what it says after that
+	stderr *bytes.Buffer
+}
+
+// startAgent returns when it serves.
+func startAgent(t *testing.T, args ...string) *serving {
+	t.Helper()
+	s := &serving{rest: make(chan string, 1)}
+	s.c, _, s.stderr = command(t, append([]string{"agent", "--listen", "127.0.0.1:0"}, args...)...)
+	s.c.Stdout = nil
+	out, err := s.c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.c.Process.Kill() })
+	lines := bufio.NewReader(out)
+	for s.at == "" {
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			t.Fatalf("the agent ended: %v, stderr %s", s.c.Wait(), s.stderr)
+		}
+		s.said += line
+		if at, found := strings.CutPrefix(line, "serving at "); found {
+			s.at = strings.TrimSpace(at)
+		}
+	}
+	go func() {
+		rest, _ := io.ReadAll(lines)
+		s.rest <- string(rest)
+	}()
+	return s
+}
+
+// end signals it, and returns its status and what it said then.
+func (s *serving) end(t *testing.T, sig syscall.Signal) (int, string) {
+	t.Helper()
+	if err := s.c.Process.Signal(sig); err != nil {
+		t.Fatal(err)
+	}
+	rest := <-s.rest
+	return status(t, s.c.Wait()), rest
+}
+
+func randomFile(t *testing.T, n int) (path string, content []byte) {
+	t.Helper()
+	content = make([]byte, n)
+	source := rand.NewChaCha8([32]byte{7})
+	_, _ = source.Read(content)
+	path = filepath.Join(t.TempDir(), "content")
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path, content
+}
+
+func TestAgent(t *testing.T) {
+	dir := cluster(t, "agent", "user")
+	path, content := randomFile(t, 3<<20+17)
+	a := startAgent(t, append(as(dir, "agent"), "--region", "kv=8MiB", "--region", "file="+path, "--region", "part="+path+":4096:100")...)
+	for _, want := range []string{"TLS 1.3", "kv: 8MiB of memory", "part: 100B of " + path + " at 4096"} {
+		if !strings.Contains(a.said, want) {
+			t.Errorf("no %q in %s", want, a.said)
+		}
+	}
+	user := append(as(dir, "user"), "--peer", a.at)
+	with := func(args ...string) []string { return append(args, user...) }
+	for _, backend := range []string{"shm,tcp", "tcp"} {
+		o := ok(t, sluice(t, with("ls", "--check-host", "--backend", backend)...))
+		if !strings.Contains(o.stdout, "kv") || !strings.Contains(o.stdout, "staged") || !strings.Contains(o.stdout, backend[:3]) {
+			t.Errorf("ls: %s", o.stdout)
+		}
+		ok(t, sluice(t, with("put", "kv", "--offset", "4KiB", "--input", path, "--backend", backend)...))
+		if o := ok(t, sluice(t, with("get", "kv", "--offset", "4KiB", "--length", "3145745", "--backend", backend)...)); o.stdout != string(content) {
+			t.Errorf("%s: kv has other bytes", backend)
+		}
+		if o := ok(t, sluice(t, with("get", "file", "--backend", backend)...)); o.stdout != string(content) {
+			t.Errorf("%s: file has other bytes", backend)
+		}
+		if o := ok(t, sluice(t, with("get", "part", "--backend", backend)...)); o.stdout != string(content[4096:4196]) {
+			t.Errorf("%s: part has other bytes", backend)
+		}
+	}
+	out := filepath.Join(t.TempDir(), "out")
+	ok(t, sluice(t, with("get", "kv", "--offset", "4096", "--length", "10", "--output", out)...))
+	if got, err := os.ReadFile(out); err != nil || !bytes.Equal(got, content[:10]) {
+		t.Errorf("--output: %q (%v)", got, err)
+	}
+	c, _, stderr := command(t, with("put", "part", "--offset", "98")...)
+	c.Stdin = strings.NewReader("xyz")
+	if status(t, c.Run()) == 0 || !strings.Contains(stderr.String(), "out of bounds") {
+		t.Errorf("past the end: %s", stderr)
+	}
+	for want, args := range map[string][]string{
+		"describes no such region": {"get", "nothing"},
+		"past its end":             {"get", "part", "--offset", "90", "--length", "11"},
+	} {
+		if o := sluice(t, with(args...)...); o.status == 0 || !strings.Contains(o.stderr, want) {
+			t.Errorf("%v: %+v, want %q", args, o, want)
+		}
+	}
+	if code, said := a.end(t, syscall.SIGINT); code != 0 || !strings.Contains(said, "ending") {
+		t.Errorf("interrupted: status %d, %q, stderr %s", code, said, a.stderr)
+	}
+}
+
+// Who is no member is told why, and sees nothing.
+func TestAgentRefusesStrangers(t *testing.T) {
+	dir, other := cluster(t, "agent"), cluster(t, "user")
+	a := startAgent(t, append(as(dir, "agent"), "--region", "secret-name=4KiB")...)
+	for want, flags := range map[string][]string{
+		"signed by another authority": as(other, "user"),
+		"it may ask for TLS":          {"--plaintext"},
+	} {
+		o := sluice(t, append([]string{"ls", "--peer", a.at}, flags...)...)
+		if o.status != statusFailed || !strings.Contains(o.stderr, want) || strings.Contains(o.stderr+o.stdout, "secret-name") {
+			t.Errorf("%+v, want %q", o, want)
+		}
+	}
+	if code, _ := a.end(t, syscall.SIGTERM); code != 0 || strings.Contains(a.stderr.String(), "has come") {
+		t.Errorf("status %d, stderr %s", code, a.stderr)
+	}
+}
+
+// A transfer ends soon when the agent is killed, and when its user interrupts it.
+func TestAgentIsKilled(t *testing.T) {
+	for name, end := range map[string]struct {
+		deed   func(a *serving, c *exec.Cmd) error
+		status int
+		want   string
+	}{
+		"killed":      {func(a *serving, _ *exec.Cmd) error { return a.c.Process.Kill() }, statusFailed, ""},
+		"ended":       {func(a *serving, _ *exec.Cmd) error { return a.c.Process.Signal(syscall.SIGTERM) }, statusFailed, ""},
+		"interrupted": {func(_ *serving, c *exec.Cmd) error { return c.Process.Signal(syscall.SIGINT) }, statusInterrupted, "interrupted"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := startAgent(t, "--plaintext", "--region", "kv=64MiB")
+			c, _, stderr := command(t, "put", "kv", "--plaintext", "--peer", a.at, "--backend", "tcp")
+			in, err := c.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := in.Write(make([]byte, 5<<20)); err != nil { // it is connected by the time that it reads
+				t.Fatal(err)
+			}
+			if err := end.deed(a, c); err != nil {
+				t.Fatal(err)
+			}
+			go func() { // more to write than it takes, should it have ended
+				for {
+					if _, err := in.Write(make([]byte, 1<<20)); err != nil {
+						return
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+			}()
+			if got := status(t, c.Wait()); got != end.status || !strings.Contains(stderr.String(), end.want) {
+				t.Errorf("status %d, want %d: %s", got, end.status, stderr)
+			}
+		})
+	}
+}

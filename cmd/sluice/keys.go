@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/authority"
+)
+
+func newKeys() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "keys",
+		Short: "Make certificates by which peers know each other, for tests and small clusters",
+		Long: `Make a certificate authority in a directory, and certificates of members. Whoever has a
+certificate of the authority is a peer; whoever has the authority's key makes members of
+others, so the directory stays where it was made and members get three files each.
+Keys are ECDSA on P-256, in files that only their owner reads.`,
+		Example: `  sluice keys init ca
+  sluice keys issue ca decode-0 --host decode-0.example --host 10.0.0.2
+  sluice agent --listen 10.0.0.2:7000 --cert ca/decode-0.pem --key ca/decode-0-key.pem --ca ca/ca.pem --region kv=1GiB`,
+		Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(newKeysInit(), newKeysIssue())
+	return c
+}
+
+// validity is a flag for how long a certificate is good.
+func validity(c *cobra.Command, valid *time.Duration, days int) {
+	c.Flags().DurationVar(valid, "validity", time.Duration(days)*24*time.Hour, "for how long it is valid, from now on, such as 720h")
+}
+
+// validityMax keeps dates within what certificates can say (RFC 5280: four digits of a year).
+const validityMax = 100 * 8760 * time.Hour
+
+func checkValidity(valid time.Duration) error {
+	if valid <= 0 || valid > validityMax {
+		return usagef("--validity %v: want more than 0, and at most %v", valid, validityMax)
+	}
+	return nil
+}
+
+// failure is a usage error where words of the command line are to blame.
+func failure(err error) error {
+	if errors.Is(err, backends.ErrBounds) || errors.Is(err, backends.ErrBusy) || errors.Is(err, os.ErrExist) || errors.Is(err, os.ErrNotExist) {
+		return &usageError{err}
+	}
+	return err
+}
+
+func newKeysInit() *cobra.Command {
+	var name string
+	var valid time.Duration
+	var force bool
+	c := &cobra.Command{
+		Use:   "init DIR",
+		Short: "Make an authority in a directory, which is made as well",
+		Args:  words("a directory"),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := checkValidity(valid); err != nil {
+				return err
+			}
+			dir := args[0]
+			a, pair, err := authority.New(name, valid)
+			if err == nil {
+				err = os.MkdirAll(dir, 0o700)
+			}
+			if err == nil {
+				err = authority.Store(pair, filepath.Join(dir, authority.CertFile), filepath.Join(dir, authority.KeyFile), force)
+			}
+			if err != nil {
+				return failure(err)
+			}
+			return tellf(c.OutOrStdout(), `authority %q, valid until %s
+  %s  its certificate: every member needs it
+  %s  its key: it stays here; whoever has it makes members
+next: sluice keys issue %s NAME --host ADDRESS
+`, name, day(a.Cert().NotAfter), filepath.Join(dir, authority.CertFile), filepath.Join(dir, authority.KeyFile), dir)
+		},
+	}
+	c.Flags().StringVar(&name, "name", "sluice", "what the authority is called in certificates, and in errors")
+	validity(c, &valid, 3650)
+	c.Flags().BoolVar(&force, "force", false, "replace an authority that is there: certificates of its members are worth nothing then")
+	return c
+}
+
+func newKeysIssue() *cobra.Command {
+	m := authority.Member{}
+	var force bool
+	c := &cobra.Command{
+		Use:   "issue DIR NAME",
+		Short: "Issue a certificate for a member, with its key",
+		Long: `Issue a certificate for a member, with its key, by the authority of a directory. It is for
+both sides of a connection. Hosts are what --check-host compares with what was dialled.
+A running agent takes files that are replaced at its next handshake.`,
+		Args: words("the authority's directory", "a name"),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := checkValidity(m.Valid); err != nil {
+				return err
+			}
+			m.Name = args[1]
+			return issue(c.OutOrStdout(), args[0], m, force)
+		},
+	}
+	c.Flags().StringArrayVar(&m.Hosts, "host", nil, "a name or an address of the member, as often as there are; without it the member's name")
+	validity(c, &m.Valid, 365)
+	c.Flags().BoolVar(&force, "force", false, "replace a certificate that is there: the old one stays valid until it expires")
+	return c
+}
+
+func issue(w io.Writer, dir string, m authority.Member, force bool) error {
+	if err := authority.CheckName(m.Name); err != nil {
+		return failure(err)
+	}
+	a, err := authority.Load(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return usagef("no authority in %s: make one with sluice keys init %s (%v)", dir, dir, err)
+	}
+	if err != nil {
+		return fmt.Errorf("authority in %s: %w", dir, err)
+	}
+	pair, leaf, err := a.Issue(m)
+	if err != nil {
+		return failure(err)
+	}
+	cert, key := authority.Paths(dir, m.Name)
+	if err := authority.Store(pair, cert, key, force); err != nil {
+		return failure(err)
+	}
+	ca := filepath.Join(dir, authority.CertFile)
+	hosts := append([]string(nil), leaf.DNSNames...)
+	for _, ip := range leaf.IPAddresses {
+		hosts = append(hosts, ip.String())
+	}
+	return tellf(w, `certificate of %q for %v, valid until %s
+copy to the host of %s, and delete %s here then:
+  %s  its certificate
+  %s  its key: for its owner alone
+  %s  the authority's certificate
+use: sluice agent --cert %s --key %s --ca %s
+`, m.Name, hosts, day(leaf.NotAfter), m.Name, key, cert, key, ca, cert, key, ca)
+}
+
+func day(t time.Time) string { return t.UTC().Format(time.DateOnly) }
+
+// tellf writes what a command has to say.
+func tellf(w io.Writer, format string, args ...any) error {
+	if _, err := fmt.Fprintf(w, format, args...); err != nil {
+		return fmt.Errorf("write result: %w", err)
+	}
+	return nil
+}
+
+// words wants as many arguments as it names.
+func words(what ...string) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		switch {
+		case len(args) < len(what):
+			return usagef("%s is missing", what[len(args)])
+		case len(args) > len(what):
+			return usagef("unexpected argument %q", args[len(what)])
+		}
+		return nil
+	}
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/tcp"
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/identity"
+)
+
+// memberFlags say who we are towards other engines, and by which backends they reach us.
+type memberFlags struct {
+	cert, key, ca string // files
+	checkHost     bool
+	plaintext     bool
+	backends      []string
+	name          string
+}
+
+func (m *memberFlags) register(c *cobra.Command) {
+	s := c.Flags()
+	s.StringVar(&m.cert, "cert", "", "file of our certificate (PEM); see sluice keys")
+	s.StringVar(&m.key, "key", "", "file of its key (PEM)")
+	s.StringVar(&m.ca, "ca", "", "file of the authority whose members peers must be (PEM)")
+	s.BoolVar(&m.checkHost, "check-host", false, "whom we dial must have a certificate for that name or address, too")
+	s.BoolVar(&m.plaintext, "plaintext", false, "no certificates: everybody on the network may connect, read and change what passes")
+	s.StringSliceVar(&m.backends, "backend", []string{"shm", tcpName}, "by which peers reach us, with commas: shm (this host), tcp (secured as the rest), ucx, rdma (not encrypted)")
+	host, _ := os.Hostname() // empty is a name like any other
+	s.StringVar(&m.name, "name", host, "how we are called in messages to people")
+}
+
+func (m *memberFlags) check() error {
+	named := 0
+	for _, f := range []string{m.cert, m.key, m.ca} {
+		if f != "" {
+			named++
+		}
+	}
+	switch {
+	case named == 0 && !m.plaintext:
+		return usagef("say --cert, --key and --ca (sluice keys makes them), or --plaintext where the network is trusted")
+	case named > 0 && m.plaintext:
+		return usagef("--plaintext and --cert: want one of them")
+	case named > 0 && named < 3:
+		return usagef("--cert, --key and --ca go together: TLS is spoken by both sides")
+	case m.checkHost && m.plaintext:
+		return usagef("--check-host and --plaintext: without certificates there is nothing to check")
+	case len(m.backends) == 0:
+		return usagef("--backend: want at least one of %s", backendNames(backends.SameHost))
+	}
+	for _, name := range m.backends {
+		if name == auto {
+			return usagef("--backend %s: name those that may be opened, such as shm,tcp", auto)
+		}
+		if _, err := findMaker(name, backends.SameHost); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// identity reads the files; nil: plain text.
+func (m *memberFlags) identity() (*identity.Identity, error) {
+	if m.plaintext {
+		return nil, nil
+	}
+	id, err := identity.FromFiles(m.cert, m.key, m.ca)
+	if errors.Is(err, backends.ErrBounds) || errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
+		return nil, &usageError{fmt.Errorf("--cert, --key and --ca: %w", err)}
+	}
+	if err == nil && m.checkHost {
+		id = id.CheckHost()
+	}
+	return id, err
+}
+
+// open opens an engine with the backends of the command line, and those of extra.
+func (m *memberFlags) open(listen string, change func(*engine.Config), extra ...string) (*engine.Engine, error) {
+	id, err := m.identity()
+	if err != nil {
+		return nil, err
+	}
+	cfg := engine.Config{Name: m.name, Identity: id, Plaintext: m.plaintext}
+	for _, name := range append(m.backends[:len(m.backends):len(m.backends)], extra...) {
+		b, err := openMember(name, tcp.Config{Listen: listen, Identity: id, Plaintext: m.plaintext})
+		if err != nil {
+			return nil, errors.Join(err, closeAll(cfg.Backends))
+		}
+		cfg.Backends = append(cfg.Backends, b)
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	return engine.Open(cfg)
+}
+
+func openMember(name string, t tcp.Config) (backends.Backend, error) {
+	if name == tcpName {
+		return asBackend(tcp.New(t))
+	}
+	m, err := findMaker(name, backends.InProcess)
+	if err != nil {
+		return nil, err
+	}
+	return openBackend(m, openOptions{threads: 1})
+}
+
+// privacy says who can read what passes, a line each.
+func (m *memberFlags) privacy(id *identity.Identity) string {
+	var b strings.Builder
+	if id == nil {
+		b.WriteString("plain text: everybody on the network may connect, and read and change what passes\n")
+	} else {
+		f := id.Facts()
+		fmt.Fprintf(&b, "TLS 1.3: we are %q, valid until %s; peers are who has a certificate of %q\n", f.Name, f.NotAfter.UTC().Format(time.RFC3339), f.Issuer)
+	}
+	for _, name := range m.backends {
+		if name == rdmaName || name == ucxName {
+			fmt.Fprintf(&b, "%s: its data is not encrypted; memory is opened by tokens, which only such peers are given\n", name)
+		}
+	}
+	return b.String()
+}
+
+// ownAddress is the address of this host from which another one is reached.
+func ownAddress(peer string) (string, error) {
+	c, err := net.Dial("udp", peer) // sends nothing
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	host, _, err := net.SplitHostPort(c.LocalAddr().String())
+	return host, err
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/wire"
+)
+
+// regionSpec is what a --region says: memory of a size, or a part of a file.
+type regionSpec struct {
+	name   string
+	size   uint64 // of memory, unless path is set
+	path   string
+	off, n uint64 // of the file; n 0: to its end
+}
+
+// parseRegion reads NAME=SIZE and NAME=PATH[:OFFSET:LENGTH]. What is no size is a path; ./64
+// is one as well.
+func parseRegion(text string) (regionSpec, error) {
+	name, what, found := strings.Cut(text, "=")
+	if !found || name == "" || what == "" || len(name) > wire.NameMax {
+		return regionSpec{}, usagef("--region %q: want NAME=SIZE, or NAME=FILE, or NAME=FILE:OFFSET:LENGTH", text)
+	}
+	s := regionSpec{name: name}
+	if n, err := bench.ParseSize(what); err == nil {
+		s.size = n
+		return s, nil
+	}
+	s.path = what
+	head, length, two := cutLast(what)
+	path, offset, three := cutLast(head)
+	if !two || !three {
+		return s, nil
+	}
+	off, err := parseOffset(offset)
+	n, err2 := bench.ParseSize(length)
+	if err != nil || err2 != nil {
+		return s, nil // colons of its name
+	}
+	s.path, s.off, s.n = path, off, n
+	return s, nil
+}
+
+func cutLast(s string) (head, tail string, found bool) {
+	i := strings.LastIndexByte(s, ':')
+	if i < 0 {
+		return s, "", false
+	}
+	return s[:i], s[i+1:], true
+}
+
+// parseOffset is bench.ParseSize that takes 0 as well.
+func parseOffset(text string) (uint64, error) {
+	if text == "0" {
+		return 0, nil
+	}
+	return bench.ParseSize(text)
+}
+
+// served is a region while it is served.
+type served struct {
+	spec   regionSpec
+	region *engine.Region
+	memory *engine.Memory
+	file   *os.File
+}
+
+// serve registers a region.
+func (s regionSpec) serve(e *engine.Engine) (*served, error) {
+	r := &served{spec: s}
+	var seg backends.Segment
+	var err error
+	if s.path == "" {
+		if r.memory, err = e.Alloc(s.size, engine.AllocOptions{Purpose: "region " + s.name}); err == nil {
+			seg = r.memory.Segment()
+		}
+	} else {
+		seg, err = r.openFile()
+	}
+	if err == nil {
+		r.region, err = e.Register(s.name, seg)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("region %s: %w", s.name, err), r.free())
+	}
+	return r, nil
+}
+
+// openFile opens the file, for reading alone where it may not be written.
+func (r *served) openFile() (seg backends.Segment, err error) {
+	s := &r.spec
+	r.file, err = os.OpenFile(s.path, os.O_RDWR, 0)
+	if errors.Is(err, os.ErrPermission) {
+		seg.ReadOnly = true
+		r.file, err = os.Open(s.path)
+	}
+	if err != nil {
+		return seg, &usageError{err}
+	}
+	info, err := r.file.Stat()
+	if err != nil {
+		return seg, err
+	}
+	size := uint64(info.Size())
+	switch {
+	case !info.Mode().IsRegular() && s.n == 0:
+		return seg, usagef("%s is no regular file: say its :OFFSET:LENGTH", s.path)
+	case s.n == 0 && size == 0:
+		return seg, usagef("%s is empty: make it as long as the region (truncate -s SIZE), which does not grow", s.path)
+	case s.n == 0:
+		s.n = size
+	case info.Mode().IsRegular() && (s.off > size || s.n > size-s.off):
+		return seg, usagef("%s has %d bytes: %d at %d are past its end", s.path, size, s.n, s.off)
+	}
+	seg.Kind, seg.FD, seg.FileOff, seg.Len = backends.File, int(r.file.Fd()), s.off, s.n
+	return seg, nil
+}
+
+// free gives memory and file back, once the engine is closed.
+func (r *served) free() error {
+	var errs []error
+	if r.memory != nil {
+		errs = append(errs, r.memory.Close())
+	}
+	if r.file != nil {
+		errs = append(errs, r.file.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (r *served) String() string {
+	if r.spec.path == "" {
+		return fmt.Sprintf("%s: %s of memory", r.spec.name, bench.FormatSize(r.spec.size))
+	}
+	access := ""
+	if r.region.Segment().ReadOnly {
+		access = ", for reading alone"
+	}
+	return fmt.Sprintf("%s: %s of %s at %d%s", r.spec.name, bench.FormatSize(r.spec.n), r.spec.path, r.spec.off, access)
+}

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/engine"
+)
+
+// remoteFlags are for commands that reach another engine's regions.
+type remoteFlags struct {
+	memberFlags
+	peer string
+}
+
+func (r *remoteFlags) register(c *cobra.Command) {
+	c.Flags().StringVar(&r.peer, "peer", "", "HOST:PORT where it serves: what sluice agent prints")
+	r.memberFlags.register(c)
+}
+
+func (r *remoteFlags) check() error {
+	if r.peer == "" {
+		return usagef("--peer is missing: say where the agent serves, such as 10.0.0.2:7000")
+	}
+	if _, _, err := net.SplitHostPort(r.peer); err != nil {
+		return usagef("--peer %q: want HOST:PORT", r.peer)
+	}
+	return r.memberFlags.check()
+}
+
+// with runs f with the peer. When ctx ends the engine is closed, and with it what f does.
+func (r *remoteFlags) with(ctx context.Context, f func(e *engine.Engine, p *engine.Peer) error) (err error) {
+	host, err := ownAddress(r.peer)
+	if err != nil {
+		return fmt.Errorf("reach %s: %w", r.peer, err)
+	}
+	e, err := r.open(net.JoinHostPort(host, "0"), nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, e.Close()) }()
+	defer context.AfterFunc(ctx, func() { _ = e.Close() })()
+	p, err := e.Dial(ctx, "tcp", r.peer)
+	if err != nil {
+		return fmt.Errorf("%s: %w", r.peer, err)
+	}
+	return f(e, p)
+}
+
+// listed is a region in the output of ls.
+type listed struct {
+	Name     string `json:"name"`
+	Kind     string `json:"kind"`
+	Size     uint64 `json:"size"`
+	ReadOnly bool   `json:"read_only"`
+	Route    string `json:"route"` // the backend that would move its bytes; empty: none can
+}
+
+func newLs() *cobra.Command {
+	var r remoteFlags
+	var asJSON bool
+	c := &cobra.Command{
+		Use:     "ls",
+		Short:   "List the regions of an agent, and how they are reached",
+		Example: "  sluice ls --peer 10.0.0.2:7000 --cert b.pem --key b-key.pem --ca ca.pem",
+		Args:    noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := r.check(); err != nil {
+				return err
+			}
+			list := []listed{}
+			err := r.with(c.Context(), func(e *engine.Engine, p *engine.Peer) (err error) {
+				list, err = listRegions(e, p)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return printJSON(c.OutOrStdout(), list)
+			}
+			return printRegions(c.OutOrStdout(), list)
+		},
+	}
+	r.register(c)
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return c
+}
+
+func listRegions(e *engine.Engine, p *engine.Peer) (list []listed, err error) {
+	m, err := e.Alloc(1<<16, engine.AllocOptions{Purpose: "ls"})
+	if err != nil {
+		return nil, err
+	}
+	local, err := e.RegisterPrivate("ls", m.Segment())
+	if err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	defer func() { err = errors.Join(err, local.Close(), m.Close()) }()
+	list = []listed{}
+	for _, name := range p.Remotes() {
+		there, err := p.Remote(name)
+		if err != nil {
+			continue // closed just now
+		}
+		x, err := e.Explain(p, local, there)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, listed{name, there.Kind().String(), there.Size(), there.ReadOnly(), x.Chosen})
+	}
+	return list, nil
+}
+
+func printRegions(w io.Writer, list []listed) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "NAME\tSIZE\tKIND\tACCESS\tROUTE")
+	for _, r := range list {
+		access, route := "read, write", r.Route
+		if r.ReadOnly {
+			access = "read"
+		}
+		if route == "" {
+			route = "none"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", r.Name, bench.FormatSize(r.Size), r.Kind, access, route)
+	}
+	if err := t.Flush(); err != nil {
+		return fmt.Errorf("write result: %w", err)
+	}
+	return nil
+}
+
+// rangeFlags name a range of a region.
+type rangeFlags struct {
+	remoteFlags
+	offset, length string
+	file           string
+}
+
+func (r *rangeFlags) register(c *cobra.Command, file, use string) {
+	r.remoteFlags.register(c)
+	c.Flags().StringVar(&r.offset, "offset", "0", "where the range begins in the region: bytes, or with a unit such as 4KiB")
+	c.Flags().StringVar(&r.length, "length", "", "of the range; without it to the end")
+	c.Flags().StringVar(&r.file, file, "-", use)
+}
+
+// span is the range in bytes; all: to the end.
+func (r *rangeFlags) span() (off, n uint64, all bool, err error) {
+	if off, err = parseOffset(r.offset); err != nil {
+		return 0, 0, false, usagef("--offset: %v", err)
+	}
+	if r.length == "" {
+		return off, 0, true, nil
+	}
+	if n, err = parseOffset(r.length); err != nil {
+		return 0, 0, false, usagef("--length: %v", err)
+	}
+	return off, n, false, nil
+}
+
+func newGet() *cobra.Command {
+	var r rangeFlags
+	c := &cobra.Command{
+		Use:     "get NAME",
+		Short:   "Read a range of an agent's region",
+		Example: "  sluice get kv --peer 10.0.0.2:7000 --cert b.pem --key b-key.pem --ca ca.pem --length 4KiB | xxd | head",
+		Args:    words("the name of a region"),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := r.check(); err != nil {
+				return err
+			}
+			return r.get(c.Context(), args[0], c.OutOrStdout(), c.ErrOrStderr())
+		},
+	}
+	r.register(c, "output", "file to write to, made anew; -: standard output")
+	return c
+}
+
+func (r *rangeFlags) get(ctx context.Context, name string, stdout, stderr io.Writer) error {
+	off, n, all, err := r.span()
+	if err != nil {
+		return err
+	}
+	return r.with(ctx, func(_ *engine.Engine, p *engine.Peer) (err error) {
+		m, err := p.Remote(name)
+		if err != nil {
+			return err
+		}
+		if off > m.Size() || !all && n > m.Size()-off {
+			return usagef("region %s has %d bytes: %d at %d are past its end", name, m.Size(), n, off)
+		}
+		if all {
+			n = m.Size() - off
+		}
+		w := stdout
+		if r.file != "-" {
+			f, err := os.Create(r.file)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, f.Close()) }()
+			w = f
+		}
+		return r.move(ctx, w, io.NewSectionReader(m, int64(off), int64(n)), "read", stderr)
+	})
+}
+
+func newPut() *cobra.Command {
+	var r rangeFlags
+	c := &cobra.Command{
+		Use:     "put NAME",
+		Short:   "Write a range of an agent's region",
+		Example: "  echo hello | sluice put kv --offset 4KiB --peer 10.0.0.2:7000 --cert b.pem --key b-key.pem --ca ca.pem",
+		Args:    words("the name of a region"),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := r.check(); err != nil {
+				return err
+			}
+			return r.put(c.Context(), args[0], c.InOrStdin(), c.ErrOrStderr())
+		},
+	}
+	r.register(c, "input", "file to read from; -: standard input")
+	return c
+}
+
+func (r *rangeFlags) put(ctx context.Context, name string, stdin io.Reader, stderr io.Writer) error {
+	off, n, all, err := r.span()
+	if err != nil {
+		return err
+	}
+	in := stdin
+	if r.file != "-" {
+		f, err := os.Open(r.file)
+		if err != nil {
+			return &usageError{err}
+		}
+		defer f.Close()
+		in = f
+	}
+	return r.with(ctx, func(_ *engine.Engine, p *engine.Peer) error {
+		m, err := p.Remote(name)
+		if err != nil {
+			return err
+		}
+		if off > m.Size() || !all && n > m.Size()-off {
+			return usagef("region %s has %d bytes: %d at %d are past its end", name, m.Size(), n, off)
+		}
+		if !all {
+			in = io.LimitReader(in, int64(n))
+		}
+		return r.move(ctx, io.NewOffsetWriter(m, int64(off)), in, "written", stderr)
+	})
+}
+
+// moveBytes is how much get and put hold of what they move.
+const moveBytes = 4 << 20
+
+// move copies, and says what it did. A signal ends it even where standard input says nothing.
+func (r *rangeFlags) move(ctx context.Context, to io.Writer, from io.Reader, verb string, stderr io.Writer) error {
+	type result struct {
+		n   int64
+		err error
+	}
+	start, ended := time.Now(), make(chan result, 1)
+	go func() {
+		n, err := io.CopyBuffer(onlyWriter{to}, onlyReader{from}, make([]byte, moveBytes))
+		ended <- result{n, err}
+	}()
+	select {
+	case x := <-ended:
+		if x.err != nil {
+			return fmt.Errorf("after %d bytes: %w", x.n, x.err)
+		}
+		took := time.Since(start)
+		fmt.Fprintf(stderr, "%d bytes %s in %v\n", x.n, verb, took.Round(time.Millisecond))
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// onlyReader and onlyWriter keep io.Copy from other ways, which take other pieces.
+type onlyReader struct{ io.Reader }
+type onlyWriter struct{ io.Writer }

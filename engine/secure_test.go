@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/identity"
+	"github.com/sluicehq/sluice/internal/authority"
+	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+// club is an authority with its file, of which tests make members.
+type club struct {
+	t  *testing.T
+	a  *authority.Authority
+	ca string
+}
+
+func newClub(t *testing.T, name string) *club {
+	t.Helper()
+	a, pair, err := authority.New(name, time.Hour)
+	check(t, err)
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	check(t, os.WriteFile(ca, pair.Cert, 0o600))
+	return &club{t, a, ca}
+}
+
+// files makes those of a member, once more where they are there.
+func (c *club) files(dir, name string) (cert, key string) {
+	c.t.Helper()
+	pair, _, err := c.a.Issue(authority.Member{Name: name, Valid: time.Hour})
+	check(c.t, err)
+	cert, key = authority.Paths(dir, name)
+	check(c.t, authority.Store(pair, cert, key, true))
+	return cert, key
+}
+
+func (c *club) member(name string) *identity.Identity {
+	c.t.Helper()
+	cert, key := c.files(c.t.TempDir(), name)
+	id, err := identity.FromFiles(cert, key, c.ca)
+	check(c.t, err)
+	return id
+}
+
+func as(id *identity.Identity) func(*Config) { return func(c *Config) { c.Identity = id } }
+
+// secured is an engine that serves a region to members.
+func secured(t *testing.T, c *club, change ...func(*Config)) (*Engine, net.Listener) {
+	t.Helper()
+	e := open(t, "server", append(change, as(c.member("server")))...)
+	register(t, e, "secret-region", 4096)
+	l := listen(t, "tcp", "127.0.0.1:0")
+	serve(t, e, l)
+	return e, l
+}
+
+func nobodyCame(t *testing.T, e *Engine) {
+	t.Helper()
+	if n := e.Stats().Peers; n != 0 {
+		t.Errorf("%d peers came of it", n)
+	}
+}
+
+// Plain text over a network must be asked for, on both sides.
+func TestPlainTextIsAskedFor(t *testing.T) {
+	l := listen(t, "tcp", "127.0.0.1:0")
+	err := open(t, "server").Serve(within(t), l)
+	if !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "Config.Plaintext") {
+		t.Errorf("serve: %v", err)
+	}
+	l = listen(t, "tcp", "127.0.0.1:0")
+	serve(t, open(t, "server", func(c *Config) { c.Plaintext = true }), l)
+	_, err = open(t, "dialler").Dial(within(t), "tcp", l.Addr().String())
+	if !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "Config.Identity") {
+		t.Errorf("dial: %v", err)
+	}
+	cfg := Config{Identity: newClub(t, "ours").member("x"), Plaintext: true, Backends: nil}
+	if _, err := Open(cfg); !errors.Is(err, ErrBounds) {
+		t.Errorf("both: %v", err)
+	}
+}
+
+// Who is no member learns why, and nothing else; the server learns nothing of it.
+func TestDiallersThatAreNoMembers(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	ours, theirs := newClub(t, "ours"), newClub(t, "theirs")
+	e, l := secured(t, ours)
+	for name, c := range map[string]struct {
+		change func(*Config)
+		want   string
+	}{
+		"of another authority": {as(theirs.member("stranger")), `certificate of 127.0.0.1 is signed by another authority ("ours")`},
+		"in plain text":        {func(c *Config) { c.Plaintext = true }, "hung up on plain text: it may ask for TLS"},
+	} {
+		_, err := open(t, "stranger", c.change).Dial(within(t), "tcp", l.Addr().String())
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q in it", name, err, c.want)
+		}
+	}
+	both := theirs.member("naive") // trusts whoever answers, as a stranger may
+	conn, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13})
+	check(t, err)
+	if _, err = open(t, "stranger", as(both)).DialConn(within(t), conn); err == nil || !strings.Contains(err.Error(), "asks for a certificate, and we show none") {
+		t.Errorf("without a certificate: %v", err)
+	}
+	nobodyCame(t, e)
+	p, err := open(t, "friend", as(ours.member("friend"))).Dial(within(t), "tcp", l.Addr().String())
+	check(t, err)
+	remote(t, p, "secret-region")
+	check(t, p.Close())
+}
+
+// A listener that speaks TLS but asks for no certificate would give everybody a description.
+func TestListenersThatAskForNoCertificate(t *testing.T) {
+	certificate, roots := selfSigned(t)
+	e := open(t, "server")
+	l := tls.NewListener(listen(t, "tcp", "127.0.0.1:0"), &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13})
+	serve(t, e, l)
+	conn, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{RootCAs: roots, ServerName: "sluice"})
+	check(t, err)
+	if _, err := open(t, "stranger").DialConn(within(t), conn); !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "RequireAndVerifyClientCert") {
+		t.Errorf("dialled: %v", err)
+	}
+	nobodyCame(t, e)
+}
+
+// A dialer gives its description to nobody whose certificate it has not verified.
+func TestServersThatAreNoMembers(t *testing.T) {
+	theirs := newClub(t, "theirs")
+	_, l := secured(t, theirs)
+	between := listen(t, "tcp", "127.0.0.1:0")
+	var heard bytes.Buffer
+	done := relay(t, between, l.Addr().String(), &heard)
+	e := open(t, "dialler", as(newClub(t, "ours").member("dialler")))
+	register(t, e, "our-secret", 4096)
+	_, err := e.Dial(within(t), "tcp", between.Addr().String())
+	if !errors.Is(err, os.ErrPermission) {
+		t.Errorf("dialled a server of another authority: %v", err)
+	}
+	<-done
+	if bytes.Contains(heard.Bytes(), []byte("our-secret")) {
+		t.Error("it was told of a region")
+	}
+}
+
+// relay passes one connection on and keeps what the dialer says.
+func relay(t *testing.T, l net.Listener, to string, heard io.Writer) <-chan struct{} {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		near, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer near.Close()
+		far, err := net.Dial("tcp", to)
+		if err != nil {
+			return
+		}
+		defer far.Close()
+		var both sync.WaitGroup
+		both.Go(func() { _, _ = io.Copy(io.MultiWriter(far, heard), near); _ = far.(*net.TCPConn).CloseWrite() })
+		both.Go(func() { _, _ = io.Copy(near, far); _ = near.(*net.TCPConn).CloseWrite() })
+		both.Wait()
+	}()
+	return done
+}
+
+// What a member has said once opens nothing when somebody else says it again.
+func TestReplayedExchange(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	ours := newClub(t, "ours")
+	e, l := secured(t, ours)
+	between := listen(t, "tcp", "127.0.0.1:0")
+	var heard bytes.Buffer
+	done := relay(t, between, l.Addr().String(), &heard)
+	p, err := open(t, "friend", as(ours.member("friend"))).Dial(within(t), "tcp", between.Addr().String())
+	check(t, err)
+	check(t, p.Close())
+	<-done
+	for end := time.Now().Add(limit); e.Stats().Peers > 0 && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	conn, err := net.Dial("tcp", l.Addr().String())
+	check(t, err)
+	defer conn.Close()
+	_, err = conn.Write(heard.Bytes())
+	check(t, err)
+	_ = conn.SetReadDeadline(time.Now().Add(limit))
+	answer, err := io.ReadAll(conn)
+	if timeout, ok := err.(net.Error); ok && timeout.Timeout() {
+		t.Error("the server did not hang up")
+	}
+	if bytes.Contains(answer, []byte("secret-region")) {
+		t.Error("a replayed exchange was answered with a description")
+	}
+	nobodyCame(t, e)
+}
+
+// Strangers who take all places make room for members; none of them is given a byte of a
+// description, whatever it says.
+func TestStrangersTakeNoPlaces(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	ours := newClub(t, "ours")
+	e, l := secured(t, ours, func(c *Config) { c.HandshakesMax, c.HandshakeTimeout = 4, limit })
+	say := [][]byte{
+		nil, {0x16, 3, 1, 2, 0}, []byte("GET / HTTP/1.1\r\n\r\n"), bytes.Repeat([]byte{0xff}, 1<<16),
+		binary.LittleEndian.AppendUint32([]byte{frameMark}, 1<<31),
+	}
+	var strangers []net.Conn
+	for i := range 20 {
+		c, err := net.Dial("tcp", l.Addr().String())
+		check(t, err)
+		defer c.Close()
+		strangers = append(strangers, c)
+		if text := say[i%len(say)]; len(text) > 0 {
+			_, _ = c.Write(text) // one that is refused is hung up on meanwhile
+		}
+		if i%len(say) == 1 { // one byte now and then
+			go func() {
+				for _, err := c.Write([]byte{0}); err == nil; _, err = c.Write([]byte{0}) {
+					time.Sleep(50 * time.Millisecond)
+				}
+			}()
+		}
+	}
+	p, err := open(t, "friend", as(ours.member("friend")), func(c *Config) { c.ConnectTimeout = limit }).Dial(within(t), "tcp", l.Addr().String())
+	check(t, err)
+	check(t, p.Close())
+	for i, c := range strangers {
+		_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
+		answer, _ := io.ReadAll(c)
+		if bytes.Contains(answer, []byte("secret-region")) || len(answer) > 64 { // an alert has 7 bytes
+			t.Errorf("stranger %d was told %q", i, answer)
+		}
+	}
+	for end := time.Now().Add(limit); e.Stats().Peers > 0 && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	nobodyCame(t, e)
+}
+
+// A member is bounded like everybody: by time, by the size of what it describes, and by sense.
+func TestMembersAreBounded(t *testing.T) {
+	ours := newClub(t, "ours")
+	e, l := secured(t, ours, func(c *Config) { c.DescriptionMax, c.HandshakeTimeout = 1000, 300*time.Millisecond })
+	id := ours.member("member")
+	for name, c := range map[string]struct {
+		say  []byte
+		want string
+	}{
+		"oversize": {binary.LittleEndian.AppendUint32([]byte{frameMark}, 1001), "at most 1000"},
+		"garbage":  {[]byte("GET / HTTP/1.1\r\n\r\n"), "does not speak this protocol"},
+		"nonsense": {append(binary.LittleEndian.AppendUint32([]byte{frameMark}, 4), "SLUX"...), ""},
+		"half":     {[]byte{frameMark, 200, 0}, ""},
+	} {
+		conn, err := net.Dial("tcp", l.Addr().String())
+		check(t, err)
+		secure, err := id.Call(within(t), conn, "")
+		check(t, err)
+		_, err = secure.Write(c.say)
+		check(t, err)
+		_ = conn.SetReadDeadline(time.Now().Add(limit))
+		answer, err := io.ReadAll(secure)
+		if timeout, ok := err.(net.Error); ok && timeout.Timeout() {
+			t.Errorf("%s: not hung up on", name)
+		}
+		if len(answer) > 0 && answer[0] != refusalMark || !bytes.Contains(answer, []byte(c.want)) {
+			t.Errorf("%s: answered %q, want a refusal with %q in it", name, answer, c.want)
+		}
+		_ = conn.Close()
+	}
+	nobodyCame(t, e)
+}
+
+// Certificates that are replaced while an engine serves are in use for who comes next.
+func TestRotation(t *testing.T) {
+	first, second := newClub(t, "first"), newClub(t, "second")
+	dir := t.TempDir()
+	cert, key := first.files(dir, "node")
+	ca := filepath.Join(dir, "ca.pem")
+	trust := func(c *club) {
+		text, err := os.ReadFile(c.ca)
+		check(t, err)
+		check(t, os.WriteFile(ca+".new", text, 0o600))
+		check(t, os.Rename(ca+".new", ca))
+	}
+	trust(first)
+	id, err := identity.FromFiles(cert, key, ca)
+	check(t, err)
+	e := open(t, "server", as(id))
+	l := listen(t, "tcp", "127.0.0.1:0")
+	serve(t, e, l)
+	old, young := open(t, "old", as(first.member("old"))), open(t, "young", as(second.member("young")))
+	_, err = old.Dial(within(t), "tcp", l.Addr().String())
+	check(t, err)
+	if _, err = young.Dial(within(t), "tcp", l.Addr().String()); !errors.Is(err, os.ErrPermission) {
+		t.Errorf("before: %v", err)
+	}
+	second.files(dir, "node")
+	trust(second)
+	_, err = young.Dial(within(t), "tcp", l.Addr().String())
+	check(t, err)
+	if _, err = old.Dial(context.Background(), "tcp", l.Addr().String()); !errors.Is(err, os.ErrPermission) {
+		t.Errorf("after: %v", err)
+	}
+}

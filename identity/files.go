@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package identity
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// FromFiles makes an Identity of three files in PEM: a certificate (and those between it and
+// the authority, if there are any), its key, and the certificates of the authorities whose
+// members peers may be. The files are looked at before each handshake, and read again when
+// they have changed; files that do not fit together, as while they are being replaced, leave
+// those of before in use (Facts.RenewError).
+func FromFiles(cert, key, ca string) (*Identity, error) {
+	s := &files{paths: [...]string{cert, key, ca}}
+	seen, err := s.look()
+	if err == nil {
+		s.now, err = s.read()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("identity: %w", err)
+	}
+	s.seen = seen
+	return &Identity{source: s}, nil
+}
+
+// files is a source that follows three files.
+type files struct {
+	paths [3]string // certificate, key, authority
+
+	mu   sync.Mutex // guards what follows
+	seen [3]os.FileInfo
+	now  *faces
+	err  error // why what has changed is not in use
+}
+
+// current implements source.
+func (s *files) current() *faces {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	seen, err := s.look()
+	if err != nil {
+		s.err = err
+		return s.now
+	}
+	if same(&seen, &s.seen) {
+		s.err = nil
+		return s.now
+	}
+	f, err := s.read()
+	if s.err = err; err == nil { // else the next handshake tries again
+		s.now, s.seen = f, seen
+	}
+	return s.now
+}
+
+// trouble implements source.
+func (s *files) trouble() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+func (s *files) look() (seen [3]os.FileInfo, err error) {
+	for i, path := range s.paths {
+		if seen[i], err = os.Stat(path); err != nil {
+			return seen, err
+		}
+	}
+	return seen, nil
+}
+
+func same(a, b *[3]os.FileInfo) bool {
+	for i := range a {
+		if !os.SameFile(a[i], b[i]) || a[i].Size() != b[i].Size() || !a[i].ModTime().Equal(b[i].ModTime()) {
+			return false
+		}
+	}
+	return true
+}
+
+// fileMax bounds what is read of a file: certificates are small.
+const fileMax = 1 << 20
+
+func readFile(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() > fileMax {
+		return nil, fmt.Errorf("%s has %d bytes, no certificate or key has more than %d: %w", path, info.Size(), fileMax, backends.ErrBounds)
+	}
+	return os.ReadFile(path)
+}
+
+func (s *files) read() (*faces, error) {
+	var text [3][]byte
+	for i, path := range s.paths {
+		var err error
+		if text[i], err = readFile(path); err != nil {
+			return nil, err
+		}
+	}
+	pair, err := tls.X509KeyPair(text[0], text[1])
+	if err != nil {
+		return nil, fmt.Errorf("certificate %s with key %s: %w", s.paths[0], s.paths[1], errors.Join(err, backends.ErrBounds))
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(text[2]) {
+		return nil, fmt.Errorf("%s holds no certificate of an authority: %w", s.paths[2], backends.ErrBounds)
+	}
+	if err := s.fits(&pair, roots); err != nil {
+		return nil, err
+	}
+	return newFaces(&tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: roots, ClientCAs: roots}), nil
+}
+
+// fits has our own certificate verified as peers will verify it, so that a mistake is found
+// here, with the names of files.
+func (s *files) fits(pair *tls.Certificate, roots *x509.CertPool) error {
+	leaf, err := leafOf(pair)
+	if err != nil {
+		return fmt.Errorf("certificate %s: %w", s.paths[0], err)
+	}
+	among := x509.NewCertPool()
+	for _, raw := range pair.Certificate[1:] {
+		if c, err := x509.ParseCertificate(raw); err == nil {
+			among.AddCert(c)
+		}
+	}
+	for _, usage := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
+		_, err = leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: among, KeyUsages: []x509.ExtKeyUsage{usage}})
+		if err != nil {
+			return fmt.Errorf("certificate %s: %w", s.paths[0], s.misfit(err, leaf))
+		}
+	}
+	return nil
+}
+
+func (s *files) misfit(err error, leaf *x509.Certificate) error {
+	var unknown x509.UnknownAuthorityError
+	var invalid x509.CertificateInvalidError
+	switch {
+	case errors.As(err, &unknown):
+		return &Error{fmt.Sprintf("it is signed by %q, which is not among those of %s", leaf.Issuer.CommonName, s.paths[2]),
+			"give the authority that issued it", err}
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return &Error{validity(leaf), "issue a new one (sluice keys issue), or set the clock", err}
+	case errors.As(err, &invalid) && invalid.Reason == x509.IncompatibleUsage:
+		return &Error{"it is not for both sides of a connection", "issue one for servers and clients (sluice keys issue)", err}
+	}
+	return err
+}
+
+func validity(c *x509.Certificate) string {
+	now := time.Now()
+	if now.Before(c.NotBefore) {
+		return fmt.Sprintf("it is valid from %s on, and here it is %s", c.NotBefore.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+	}
+	return fmt.Sprintf("it was valid until %s", c.NotAfter.UTC().Format(time.RFC3339))
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package identity says who a program is towards its peers on a network, and who they may be:
+// TLS 1.3 with certificates of both sides, from files or from a tls.Config. Engines exchange
+// their descriptions so (engine.Config.Identity), and backend tcp its bytes
+// (tcp.Config.Identity); one Identity serves both.
+//
+// A peer is known by the authority that signed its certificate: whoever has a certificate of
+// it is a member, by whatever name and address, so the authority should be the project's
+// own. CheckHost asks for the name as well.
+package identity
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Identity makes connections secure. It may be used from any goroutine, by any number of
+// engines and backends. FromFiles and FromTLS make one.
+type Identity struct {
+	source source
+	host   bool
+}
+
+// source gives what the next handshake takes.
+type source interface {
+	current() *faces
+	trouble() error // of the last attempt to renew it
+}
+
+// faces are what one handshake takes: of who began a connection, and of who was called.
+type faces struct {
+	caller, called *tls.Config
+	leaf           *x509.Certificate // nil: known when it is asked for
+}
+
+// FromTLS makes an Identity of a tls.Config, of which Certificates (or GetCertificate and
+// GetClientCertificate), RootCAs and ClientCAs must be set. TLS 1.3 with certificates of both
+// sides is asked for on every connection, whatever else it says. Who is called must show a
+// certificate for ServerName where that is set; else any of RootCAs will do.
+func FromTLS(base *tls.Config) (*Identity, error) {
+	switch {
+	case base == nil:
+		return nil, fmt.Errorf("identity: no tls.Config: %w", backends.ErrBounds)
+	case len(base.Certificates) == 0 && base.GetCertificate == nil:
+		return nil, fmt.Errorf("identity: the tls.Config has no Certificates: %w", backends.ErrBounds)
+	case base.RootCAs == nil || base.ClientCAs == nil:
+		return nil, fmt.Errorf("identity: the tls.Config needs RootCAs and ClientCAs, by which peers are known: %w", backends.ErrBounds)
+	}
+	return &Identity{source: fixed{newFaces(base)}}, nil
+}
+
+// CheckHost returns an Identity that asks of who is called, besides, that its certificate is
+// for the host that was dialled. It keeps one member from answering in another's place.
+func (i *Identity) CheckHost() *Identity { return &Identity{i.source, true} }
+
+// fixed is a source that never changes.
+type fixed struct{ f *faces }
+
+func (s fixed) current() *faces { return s.f }
+func (s fixed) trouble() error  { return nil }
+
+func newFaces(base *tls.Config) *faces {
+	called := base.Clone()
+	called.MinVersion = tls.VersionTLS13
+	called.ClientAuth = tls.RequireAndVerifyClientCert
+	called.InsecureSkipVerify = false
+	called.SessionTicketsDisabled = true // each connection shows its certificate
+	caller := base.Clone()
+	caller.MinVersion = tls.VersionTLS13
+	caller.ClientSessionCache = nil
+	caller.InsecureSkipVerify = base.ServerName == ""
+	if base.ServerName == "" {
+		caller.VerifyConnection = memberOf(base.RootCAs, base.Time, base.VerifyConnection)
+	}
+	if len(base.Certificates) == 1 && base.GetClientCertificate == nil {
+		// Shown whatever the other side asks for: it refuses a wrong one with a better reason
+		// than none.
+		caller.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &base.Certificates[0], nil }
+	}
+	f := &faces{caller: caller, called: called}
+	if len(base.Certificates) > 0 {
+		f.leaf, _ = leafOf(&base.Certificates[0]) // one that cannot be read fails in the handshake
+	}
+	return f
+}
+
+func leafOf(c *tls.Certificate) (*x509.Certificate, error) {
+	if c.Leaf != nil {
+		return c.Leaf, nil
+	}
+	if len(c.Certificate) == 0 {
+		return nil, errors.New("no certificate in it")
+	}
+	return x509.ParseCertificate(c.Certificate[0])
+}
+
+// memberOf verifies everything of a certificate but its name: hosts are known by numbers that
+// come and go.
+func memberOf(roots *x509.CertPool, clock func() time.Time, also func(tls.ConnectionState) error) func(tls.ConnectionState) error {
+	return func(s tls.ConnectionState) error {
+		if len(s.PeerCertificates) == 0 {
+			return errors.New("the other side shows no certificate")
+		}
+		o := x509.VerifyOptions{Roots: roots, Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+		if clock != nil {
+			o.CurrentTime = clock()
+		}
+		for _, c := range s.PeerCertificates[1:] {
+			o.Intermediates.AddCert(c)
+		}
+		_, err := s.PeerCertificates[0].Verify(o)
+		if err == nil && also != nil {
+			err = also(s)
+		}
+		return err
+	}
+}
+
+// Call secures a connection that we began, to host, which CheckHost looks at; empty: what the
+// connection's address says. Where it fails the connection is the caller's to close.
+func (i *Identity) Call(ctx context.Context, conn net.Conn, host string) (net.Conn, error) {
+	cfg := i.source.current().caller
+	if i.host {
+		if host == "" {
+			host = hostOf(conn)
+		}
+		cfg = cfg.Clone()
+		cfg.VerifyConnection = forHost(host, cfg.VerifyConnection)
+	}
+	return i.shake(ctx, tls.Client(conn, cfg))
+}
+
+func forHost(host string, also func(tls.ConnectionState) error) func(tls.ConnectionState) error {
+	return func(s tls.ConnectionState) error {
+		if also != nil {
+			if err := also(s); err != nil {
+				return err
+			}
+		}
+		return s.PeerCertificates[0].VerifyHostname(host)
+	}
+}
+
+// Answer secures a connection that somebody else began. When it returns without an error, the
+// other side has shown a certificate. Where it fails the connection is the caller's to close.
+func (i *Identity) Answer(ctx context.Context, conn net.Conn) (net.Conn, error) {
+	return i.shake(ctx, tls.Server(conn, i.source.current().called))
+}
+
+func (i *Identity) shake(ctx context.Context, c *tls.Conn) (net.Conn, error) {
+	if err := c.HandshakeContext(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("handshake of TLS: %w", backends.ContextError(ctx))
+		}
+		return nil, fmt.Errorf("handshake of TLS: %w", i.Explain(err, hostOf(c)))
+	}
+	return c, nil
+}
+
+func hostOf(c net.Conn) string {
+	at := c.RemoteAddr()
+	if at == nil {
+		return "the other side"
+	}
+	if host, _, err := net.SplitHostPort(at.String()); err == nil {
+		return host
+	}
+	return at.String()
+}
+
+// Facts are what can be said of an Identity without a secret.
+type Facts struct {
+	Name       string   // of whom the certificate is
+	Hosts      []string // that it is for, names and addresses
+	Issuer     string
+	NotBefore  time.Time
+	NotAfter   time.Time
+	RenewError error // the files have changed, and could not be read: those of before are in use
+}
+
+// Facts looks at what the next handshake will take. It is empty where a tls.Config gives the
+// certificate by a function.
+func (i *Identity) Facts() Facts {
+	if i.source == nil {
+		return Facts{}
+	}
+	f := i.source.current()
+	facts := Facts{RenewError: i.source.trouble()}
+	if c := f.leaf; c != nil {
+		facts.Name, facts.Issuer = c.Subject.CommonName, c.Issuer.CommonName
+		facts.NotBefore, facts.NotAfter = c.NotBefore, c.NotAfter
+		facts.Hosts = namesOf(c)
+	}
+	return facts
+}
+
+func namesOf(c *x509.Certificate) []string {
+	names := append([]string(nil), c.DNSNames...)
+	for _, ip := range c.IPAddresses {
+		names = append(names, ip.String())
+	}
+	return names
+}

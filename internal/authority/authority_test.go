@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authority
+
+import (
+	"bytes"
+	"crypto/x509"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+func TestIssue(t *testing.T) {
+	a, pair, err := New("ours", time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, err = Parse(pair); err != nil { // as the next command reads it
+		t.Fatal(err)
+	}
+	_, leaf, err := a.Issue(Member{Name: "node", Hosts: []string{"node.test", "10.0.0.2", "fd00::2"}, Valid: 24 * time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(a.Cert())
+	for _, host := range []string{"node.test", "10.0.0.2", "fd00::2"} {
+		for _, usage := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
+			if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: host, KeyUsages: []x509.ExtKeyUsage{usage}}); err != nil {
+				t.Errorf("%s: %v", host, err)
+			}
+		}
+	}
+	if leaf.NotAfter.After(a.Cert().NotAfter) {
+		t.Errorf("valid until %v, and the authority until %v", leaf.NotAfter, a.Cert().NotAfter)
+	}
+	if leaf.IsCA || leaf.KeyUsage&x509.KeyUsageCertSign != 0 {
+		t.Error("a member signs members")
+	}
+	other, _, err := New("ours", time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := leaf.CheckSignatureFrom(other.Cert()); err == nil {
+		t.Error("signed by another authority of the same name")
+	}
+}
+
+func TestBadNames(t *testing.T) {
+	a, pair, err := New("ours", time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []Member{{}, {Name: string(make([]byte, 65))}, {Name: "x", Hosts: []string{""}}, {Name: "x", Hosts: []string{"a b"}}} {
+		m.Valid = time.Hour
+		if _, _, err := a.Issue(m); !errors.Is(err, backends.ErrBounds) {
+			t.Errorf("%+v: %v", m, err)
+		}
+	}
+	for _, name := range []string{"", ".", "..", "a/b", "../x", "ca", "ca-key", ".hidden", "a b"} {
+		if CheckName(name) == nil {
+			t.Errorf("%q is taken for a name", name)
+		}
+	}
+	leaf, _, err := a.Issue(Member{Name: "node", Valid: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, p := range map[string]Pair{
+		"a member": leaf, "nothing": {}, "another key": {pair.Cert, leaf.Key}, "noise": {pair.Cert, []byte("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")},
+	} {
+		if _, err := Parse(p); err == nil {
+			t.Errorf("%s was taken for an authority", name)
+		}
+	}
+}
+
+func TestStore(t *testing.T) {
+	dir := t.TempDir()
+	_, pair, err := New("ours", time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, key := filepath.Join(dir, CertFile), filepath.Join(dir, KeyFile)
+	if err := Store(pair, cert, key, false); err != nil {
+		t.Fatal(err)
+	}
+	_, other, err := New("other", time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Store(other, cert, key, false); !errors.Is(err, os.ErrExist) {
+		t.Errorf("over files that are there: %v", err)
+	}
+	if text, err := os.ReadFile(key); err != nil || !bytes.Equal(text, pair.Key) {
+		t.Errorf("the key was replaced (%v)", err)
+	}
+	if err := Store(other, cert, key, true); err != nil {
+		t.Error(err)
+	}
+	for path, mode := range map[string]os.FileMode{key: 0o600, cert: 0o644} {
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != mode {
+			t.Errorf("%s: mode %v, want %v (%v)", path, info.Mode(), mode, err)
+		}
+	}
+	if a, err := Load(dir); err != nil || a.Cert().Subject.CommonName != "other" {
+		t.Errorf("load: %v", err)
+	}
+	if list, _ := os.ReadDir(dir); len(list) != 2 {
+		t.Errorf("left behind: %v", list)
+	}
+}
