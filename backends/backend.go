@@ -143,6 +143,18 @@ type Pager interface {
 	SubmitPages(op Op, tag uint64, p *Pages, msg []byte) error
 }
 
+// Persister is implemented by a Peer that can write to memory which outlives the machine's
+// power, and say when the bytes are there.
+type Persister interface {
+	// SubmitDurable is Submit of a Write, or SubmitPages where pages is not nil, that must
+	// complete without an error only once its bytes, and what is needed to find them, would
+	// survive a loss of power: by a sync, say, that began after the last byte was written
+	// and has ended. One such sync may serve any number of batches. Memory of which the
+	// backend cannot promise that is answered with ErrNotSupported. A batch that failed
+	// promises nothing of any of its bytes.
+	SubmitDurable(tag uint64, descs []Desc, pages *Pages) error
+}
+
 // Notifier is implemented by a Peer that carries messages with its data.
 type Notifier interface {
 	// SubmitNotify is Submit followed by a message. The op is guaranteed to be

@@ -31,11 +31,14 @@ type batch struct {
 	message []byte // nil: none
 	counts  bool   // one more for counter follows the data
 	counter uint32
+	durable bool // it ends once its bytes would survive a loss of power
 	last    bool // only after all others have ended: it carries the message, or the count
 }
 
 func (b *batch) submit(op Op, tag uint64) error {
 	switch {
+	case b.durable:
+		return b.conn.persister.SubmitDurable(tag, b.descs, b.pages)
 	case b.counts:
 		return b.conn.counter.SubmitCount(tag, b.descs, b.pages, b.counter)
 	case b.pages != nil:
@@ -230,11 +233,11 @@ func (t *Transfer) prepare() error {
 		t.bytes += g.bytes
 		for rest := g.descs; len(rest) > 0; {
 			n := min(len(rest), g.conn.lane.caps.DescsMax)
-			t.batches = append(t.batches, batch{conn: g.conn, descs: rest[:n:n]})
+			t.batches = append(t.batches, batch{conn: g.conn, descs: rest[:n:n], durable: t.route.Durable})
 			rest = rest[n:]
 		}
 		for j := range g.pages {
-			t.batches = append(t.batches, batch{conn: g.conn, pages: &g.pages[j]})
+			t.batches = append(t.batches, batch{conn: g.conn, pages: &g.pages[j], durable: t.route.Durable})
 		}
 	}
 	if err := t.attach(); err != nil {
@@ -261,13 +264,13 @@ func (t *Transfer) listConns() {
 }
 
 // attach gives the message or the count to the last batch, or to one of its own where
-// that cannot carry it: a read's, or one of a backend without messages.
+// that cannot carry it: a read's, a durable one, or one of a backend without messages.
 func (t *Transfer) attach() error {
 	if !t.notify && !t.counts {
 		return nil
 	}
 	n := len(t.batches)
-	if n == 0 || t.op != Write || !t.batches[n-1].conn.carries(t.counts) {
+	if n == 0 || t.op != Write || t.route.Durable || !t.batches[n-1].conn.carries(t.counts) {
 		c := t.p.messenger(t.route, t.counts)
 		if c == nil {
 			return t.noMessenger()

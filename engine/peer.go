@@ -40,16 +40,17 @@ type Peer struct {
 
 // conn is a Peer's way over one backend.
 type conn struct {
-	peer     *Peer
-	lane     *lane
-	p        backends.Peer
-	pager    backends.Pager
-	notifier backends.Notifier
-	counter  backends.Counter
-	canceler backends.Canceler
-	helper   backends.Helper
-	watcher  backends.Watcher
-	counters counters
+	peer      *Peer
+	lane      *lane
+	p         backends.Peer
+	pager     backends.Pager
+	persister backends.Persister
+	notifier  backends.Notifier
+	counter   backends.Counter
+	canceler  backends.Canceler
+	helper    backends.Helper
+	watcher   backends.Watcher
+	counters  counters
 
 	backlog []*Transfer  // guarded by lane.backlogMu
 	waiting atomic.Int64 // len(backlog)
@@ -64,6 +65,7 @@ func newConn(peer *Peer, l *lane, p backends.Peer) *conn {
 	if l.caps.PagesMax > 0 {
 		c.pager, _ = p.(backends.Pager)
 	}
+	c.persister, _ = p.(backends.Persister)
 	c.notifier, _ = p.(backends.Notifier)
 	c.counter, _ = p.(backends.Counter)
 	c.canceler, _ = p.(backends.Canceler)

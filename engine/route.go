@@ -15,6 +15,12 @@ type Route struct {
 	// Only names one backend: it serves the transfer or Add fails. Empty: the
 	// engine takes the cheapest that serves the pair of memories.
 	Only string
+
+	// Durable has a Write end without error only once its bytes would survive a loss of power,
+	// as those of a file do after a sync. What serves the transfer then is a backend that can
+	// say so, or a chain whose last hop is one; where none can, Add fails with ErrNoRoute. A
+	// message, or a count, follows the bytes as ever. Reads have no such thing: ErrNotSupported.
+	Durable bool
 }
 
 func (r Route) check(e *Engine) error {
@@ -163,7 +169,7 @@ func (p *Peer) stagedCandidate(local *Region, remote *Remote, route Route, other
 		return c
 	}
 	sp := c.conn.p.(*stagedPeer)
-	cost, text, obstacle := sp.route(local, remote)
+	cost, text, obstacle := sp.route(local, remote, route.Durable)
 	if c.Reason = obstacle; obstacle != "" {
 		return c
 	}
@@ -204,6 +210,8 @@ func (p *Peer) obstacle(l *lane, i int, local *Region, remote *Remote, route Rou
 		return p.reasons[i]
 	case p.conns[i].isLost():
 		return "the connection is lost: connect anew"
+	case route.Durable && p.conns[i].persister == nil:
+		return notDurable
 	case local.mems[i] == nil:
 		return "the local region is not registered with it"
 	case remote.tokens[i] == nil:
@@ -211,6 +219,8 @@ func (p *Peer) obstacle(l *lane, i int, local *Region, remote *Remote, route Rou
 	}
 	return ""
 }
+
+const notDurable = "it does not say when written bytes would survive a loss of power, as Route.Durable asks"
 
 // choose picks the connection for a pair of memories and imports the peer's.
 func (p *Peer) choose(local *Region, remote *Remote, op Op, route Route) (*conn, uint32, error) {

@@ -22,35 +22,41 @@ type chain struct {
 const handOver = 10 * time.Microsecond
 
 // chain plans the way, or says why there is none.
-func (sp *stagedPeer) chain(local *Region, remote *Remote) (c chain, obstacle string) {
+func (sp *stagedPeer) chain(local *Region, remote *Remote, durable bool) (c chain, obstacle string) {
 	s, p := sp.s, sp.p
 	c.self = p.isSelf()
 	if s.e.cfg.StagingBytes < slotBytes {
 		return c, "Config.StagingBytes leaves no staging memory"
 	}
-	if l := p.single(local, remote); l != nil {
+	if durable && remote.kind != backends.File {
+		return c, fmt.Sprintf("%v does not survive a loss of power, as Route.Durable asks", remote.kind)
+	}
+	if l := p.single(local, remote, durable); l != nil {
 		return c, fmt.Sprintf("%s moves %v to and from %v alone", l.caps.Name, local.Kind(), remote.kind)
 	}
 	if local.Kind() != backends.DRAM {
-		if c.near = s.nearest(local.Kind(), local.mems); c.near == nil {
+		if c.near = s.nearest(local.Kind(), local.mems, func(*lane) bool { return true }); c.near == nil {
 			return c, fmt.Sprintf("no backend moves %v of this engine to and from DRAM", local.Kind())
 		}
 	}
-	if c.by = p.direct(remote); c.by != nil && c.near != nil {
+	if c.by = p.direct(remote, durable); c.by != nil && c.near != nil {
 		return c, ""
 	}
 	if c.self {
+		if durable {
+			return c, fmt.Sprintf("no backend moves DRAM to %v and says when it would survive a loss of power", remote.kind)
+		}
 		return c, fmt.Sprintf("no backend moves %v to and from DRAM", remote.kind)
 	}
-	c.far = true
+	c.far = true // whether its engine can make its hop a durable one is seen when it is asked to
 	c.by, obstacle = sp.carrier(remote)
 	return c, obstacle
 }
 
 // single returns the lane that serves the pair alone, if there is one.
-func (p *Peer) single(local *Region, remote *Remote) *lane {
+func (p *Peer) single(local *Region, remote *Remote, durable bool) *lane {
 	for i, l := range p.e.lanes {
-		if l != p.e.stager.lane && p.obstacle(l, i, local, remote, Route{}) == "" {
+		if l != p.e.stager.lane && p.obstacle(l, i, local, remote, Route{Durable: durable}) == "" {
 			if _, err := remote.key(i); err == nil {
 				return l
 			}
@@ -59,10 +65,11 @@ func (p *Peer) single(local *Region, remote *Remote) *lane {
 	return nil
 }
 
-// nearest returns the cheapest lane by which the engine reaches memory of its own from DRAM.
-func (s *stager) nearest(kind backends.Kind, mems []backends.Memory) (best *lane) {
+// nearest returns the cheapest lane that will do, by which the engine reaches memory of its own
+// from DRAM.
+func (s *stager) nearest(kind backends.Kind, mems []backends.Memory, will func(*lane) bool) (best *lane) {
 	for i, l := range s.e.lanes {
-		if l != s.lane && mems[i] != nil && l.caps.Pairs.Serves(backends.DRAM, kind) && (best == nil || cheaper(l, best)) {
+		if l != s.lane && will(l) && mems[i] != nil && l.caps.Pairs.Serves(backends.DRAM, kind) && (best == nil || cheaper(l, best)) {
 			best = l
 		}
 	}
@@ -70,9 +77,9 @@ func (s *stager) nearest(kind backends.Kind, mems []backends.Memory) (best *lane
 }
 
 // direct returns the cheapest lane that reaches memory of the peer from DRAM.
-func (p *Peer) direct(remote *Remote) (best *lane) {
+func (p *Peer) direct(remote *Remote, durable bool) (best *lane) {
 	for i, l := range p.e.lanes {
-		if l == p.e.stager.lane || !p.alive(i) || !l.caps.Pairs.Serves(backends.DRAM, remote.kind) || remote.tokens[i] == nil {
+		if durable && !p.persists(l) || l == p.e.stager.lane || !p.alive(i) || !l.caps.Pairs.Serves(backends.DRAM, remote.kind) || remote.tokens[i] == nil {
 			continue
 		}
 		if _, err := remote.key(i); err == nil && (best == nil || cheaper(l, best)) {
@@ -100,6 +107,12 @@ func (sp *stagedPeer) carrier(remote *Remote) (best *lane, obstacle string) {
 		return nil, "no backend that connects us moves DRAM to DRAM and carries messages"
 	}
 	return best, ""
+}
+
+// persists reports whether a lane to the peer says when written bytes would survive a loss of
+// power.
+func (p *Peer) persists(l *lane) bool {
+	return p.conns[l.index] != nil && p.conns[l.index].persister != nil
 }
 
 func (p *Peer) alive(lane int) bool { return p.conns[lane] != nil && !p.conns[lane].isLost() }
@@ -145,13 +158,17 @@ func (c *chain) describe(local, remote backends.Kind, slots int) string {
 	return b.String()
 }
 
-// shape is what a chain depends on of a local memory: its kind, and which lanes know it.
-func shape(r *Region) uint64 {
-	lanes := uint64(0)
+// shape is what a chain depends on, for one memory of the peer: the kind of the local one, which
+// lanes know it, and whether writes are durable.
+func shape(r *Region, durable bool) uint64 {
+	lanes, kind := uint64(0), uint64(r.seg.Kind)
+	if durable {
+		kind |= 1 << 7
+	}
 	for i, m := range r.mems {
 		if m != nil {
 			lanes |= 1 << i
 		}
 	}
-	return lanes<<8 | uint64(r.seg.Kind)
+	return lanes<<8 | kind
 }

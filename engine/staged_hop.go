@@ -14,7 +14,7 @@ func (s *slot) prepareHop(to step) (*Transfer, error) {
 	case to == atNear:
 		return s.prepareNear()
 	case to == atAsk:
-		t, err := s.transfer(&s.by, s.sp.p, Write, s.c.by)
+		t, err := s.transfer(&s.by, s.sp.p, Write, Route{Only: s.c.by.caps.Name})
 		if err != nil {
 			return nil, err
 		}
@@ -22,7 +22,7 @@ func (s *slot) prepareHop(to step) (*Transfer, error) {
 	case s.c.far:
 		return s.prepareFar()
 	}
-	t, err := s.transfer(&s.by, s.sp.p, s.job.op, s.c.by)
+	t, err := s.transfer(&s.by, s.sp.p, s.job.op, Route{Only: s.c.by.caps.Name, Durable: s.job.durable})
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +43,7 @@ func (s *slot) prepareNear() (*Transfer, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := s.transfer(&s.near, self, op, s.c.near)
+	t, err := s.transfer(&s.near, self, op, Route{Only: s.c.near.caps.Name})
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +52,7 @@ func (s *slot) prepareNear() (*Transfer, error) {
 
 // prepareFar moves between here and the peer's slot; a write tells the peer then.
 func (s *slot) prepareFar() (*Transfer, error) {
-	t, err := s.transfer(&s.by, s.sp.p, s.job.op, s.c.by)
+	t, err := s.transfer(&s.by, s.sp.p, s.job.op, Route{Only: s.c.by.caps.Name})
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +115,7 @@ func (s *slot) addStraight(t *Transfer) error {
 func (s *slot) tell(t *Transfer, what byte) error {
 	at := s.at + pieceBytes
 	list := s.pool.region.Bytes()[at:][:listBytes]
-	h := farHop{window: s.sp.there.number, slot: uint16(s.index), number: s.number, token: s.to.tokens[s.sp.s.lane.index]}
+	h := farHop{window: s.sp.there.number, slot: uint16(s.index), number: s.number, token: s.to.tokens[s.sp.s.lane.index], durable: s.job.durable}
 	n := 0
 	if s.paged {
 		h.pages = Pages{Count: s.pages.Count, EntryLen: s.pages.EntryLen, RemoteBase: s.pages.RemoteBase, RemoteStride: s.pages.RemoteStride}
@@ -162,16 +162,16 @@ func (s *slot) withdraw() {
 }
 
 // transfer returns the slot's transfer of that kind, made anew where the way has changed.
-func (s *slot) transfer(of *[2]*Transfer, p *Peer, op Op, by *lane) (*Transfer, error) {
+func (s *slot) transfer(of *[2]*Transfer, p *Peer, op Op, by Route) (*Transfer, error) {
 	t := of[op-1]
-	if t != nil && t.p == p && t.route.Only == by.caps.Name {
+	if t != nil && t.p == p && t.route == by {
 		return t, nil
 	}
 	if t != nil {
 		_ = t.Close()
 		of[op-1] = nil
 	}
-	t, err := s.sp.s.e.NewTransfer(p, op, Route{Only: by.caps.Name})
+	t, err := s.sp.s.e.NewTransfer(p, op, by)
 	if err == nil {
 		of[op-1] = t
 	}

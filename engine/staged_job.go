@@ -17,6 +17,8 @@ type stagedJob struct {
 	pages backends.Pages  // the same
 	paged bool
 
+	durable bool
+
 	flying     int // pieces
 	unanswered int // pieces that the peer had in hand and did not answer for
 	err        error
@@ -123,7 +125,7 @@ func (j *stagedJob) plan() (chain, error) {
 	}
 	j.sp.mu.Lock()
 	defer j.sp.mu.Unlock()
-	c, ok := remote.chains[shape(local.region)]
+	c, ok := remote.chains[shape(local.region, j.durable)]
 	if !ok {
 		return c, errNotPrepared
 	}

@@ -43,16 +43,18 @@ type farHop struct {
 	number uint32
 	token  []byte
 
+	durable       bool // of a put: the answer comes once the bytes would survive a loss of power
 	paged, listed bool // listed: indices lie in the slot's list
 	count         int  // descriptors in the slot's list, unless paged
 	pages         Pages
 }
 
 const (
-	nameBytes  = 8 + 2 + 4
-	hopBytes   = nameBytes + farToken + 1 + 4 + 8 + 8 + 8
-	flagPaged  = 1
-	flagListed = 2
+	nameBytes   = 8 + 2 + 4
+	hopBytes    = nameBytes + farToken + 1 + 4 + 8 + 8 + 8
+	flagPaged   = 1
+	flagListed  = 2
+	flagDurable = 4
 )
 
 func (h *farHop) appendName(b []byte) []byte {
@@ -69,6 +71,9 @@ func (h *farHop) append(b []byte) []byte {
 	}
 	if h.listed {
 		flags |= flagListed
+	}
+	if h.durable {
+		flags |= flagDurable
 	}
 	b = binary.LittleEndian.AppendUint32(append(b, flags), uint32(count))
 	b = binary.LittleEndian.AppendUint64(b, h.pages.EntryLen)
@@ -95,11 +100,11 @@ func (h *farHop) parse(b []byte) error {
 	}
 	h.token, rest = rest[:farToken], rest[farToken:]
 	flags, count := rest[0], binary.LittleEndian.Uint32(rest[1:])
-	h.paged, h.listed = flags&flagPaged != 0, flags&flagListed != 0
+	h.paged, h.listed, h.durable = flags&flagPaged != 0, flags&flagListed != 0, flags&flagDurable != 0
 	h.pages = Pages{EntryLen: binary.LittleEndian.Uint64(rest[5:]), RemoteBase: binary.LittleEndian.Uint64(rest[13:]),
 		RemoteStride: binary.LittleEndian.Uint64(rest[21:])}
 	switch {
-	case flags > flagPaged|flagListed, h.listed && !h.paged, count == 0:
+	case flags > flagPaged|flagListed|flagDurable, h.listed && !h.paged, count == 0:
 		return fmt.Errorf("a request with flags %#x for %d pieces: %w", flags, count, ErrCorrupt)
 	case !h.paged && count > listMax, h.listed && count > listBytes/4:
 		return fmt.Errorf("a request with a list of %d, longer than its place: %w", count, ErrBounds)

@@ -43,8 +43,7 @@ type stagedPeer struct {
 	closing *stagedClose
 }
 
-// stagedRemote is a memory of the peer and the ways to it that were prepared, by the shape of
-// the local memory.
+// stagedRemote is a memory of the peer and the ways to it that were prepared, by shape.
 type stagedRemote struct {
 	*Remote
 	chains map[uint64]chain
@@ -62,14 +61,14 @@ func (s *stager) connect(p *Peer, addr []byte) *stagedPeer {
 }
 
 // route prepares the way between two memories and describes it, or says why there is none.
-func (sp *stagedPeer) route(local *Region, remote *Remote) (cost backends.Cost, text, obstacle string) {
-	c, obstacle := sp.chain(local, remote)
+func (sp *stagedPeer) route(local *Region, remote *Remote, durable bool) (cost backends.Cost, text, obstacle string) {
+	c, obstacle := sp.chain(local, remote, durable)
 	if obstacle != "" {
 		return cost, "", obstacle
 	}
 	slots, err := sp.prepare(&c)
 	if err == nil {
-		err = sp.remember(local, remote, c)
+		err = sp.remember(local, remote, durable, c)
 	}
 	if err != nil {
 		return cost, "", fmt.Sprintf("staging memory: %v", err)
@@ -106,7 +105,7 @@ func (sp *stagedPeer) prepare(c *chain) (slots int, err error) {
 }
 
 // remember keeps a way for the batches to come.
-func (sp *stagedPeer) remember(local *Region, remote *Remote, c chain) error {
+func (sp *stagedPeer) remember(local *Region, remote *Remote, durable bool, c chain) error {
 	key, err := sp.key(remote)
 	if err != nil {
 		return err
@@ -114,7 +113,7 @@ func (sp *stagedPeer) remember(local *Region, remote *Remote, c chain) error {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	if m := sp.remotes[key]; m != nil {
-		m.chains[shape(local)] = c
+		m.chains[shape(local, durable)] = c
 	}
 	return nil
 }
@@ -178,6 +177,20 @@ func (sp *stagedPeer) SubmitPages(op backends.Op, tag uint64, p *backends.Pages,
 	j := &stagedJob{sp: sp, op: op, tag: tag, pages: *p, paged: true}
 	if p.EntryLen > pieceBytes {
 		return ErrBounds // the engine lists such entries one by one
+	}
+	return sp.submit(j)
+}
+
+// SubmitDurable implements backends.Persister: the last hop of each piece is a durable one.
+func (sp *stagedPeer) SubmitDurable(tag uint64, descs []backends.Desc, p *backends.Pages) error {
+	j := &stagedJob{sp: sp, op: Write, tag: tag, durable: true}
+	switch {
+	case p == nil:
+		j.descs = append([]backends.Desc(nil), descs...)
+	case p.EntryLen > pieceBytes:
+		return ErrBounds
+	default:
+		j.pages, j.paged = *p, true
 	}
 	return sp.submit(j)
 }

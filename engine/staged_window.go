@@ -309,15 +309,18 @@ func (h *hop) prepare(op backends.Op, at uint64, req *farHop) error {
 	if err != nil {
 		return err
 	}
-	by := s.nearest(h.memory.region.seg.Kind, h.memory.region.mems)
-	if by == nil {
+	by := s.nearest(h.memory.region.seg.Kind, h.memory.region.mems, func(l *lane) bool { return !req.durable || self.persists(l) })
+	switch {
+	case by == nil && req.durable:
+		return fmt.Errorf("no backend there says when bytes of its %v would survive a loss of power: %w", h.memory.region.Kind(), ErrNoRoute)
+	case by == nil:
 		return ErrNoRoute
 	}
 	own, err := h.memory.own(self)
 	if err != nil {
 		return err
 	}
-	if h.t, err = h.transfer(self, op, by); err != nil {
+	if h.t, err = h.transfer(self, op, Route{Only: by.caps.Name, Durable: req.durable}); err != nil {
 		return err
 	}
 	if req.paged {
@@ -337,16 +340,16 @@ func (h *hop) prepare(op backends.Op, at uint64, req *farHop) error {
 	return nil
 }
 
-func (h *hop) transfer(self *Peer, op backends.Op, by *lane) (*Transfer, error) {
+func (h *hop) transfer(self *Peer, op backends.Op, by Route) (*Transfer, error) {
 	t := h.ts[op-1]
-	if t != nil && t.p == self && t.route.Only == by.caps.Name {
+	if t != nil && t.p == self && t.route == by {
 		return t, nil
 	}
 	if t != nil {
 		_ = t.Close()
 		h.ts[op-1] = nil
 	}
-	t, err := h.w.s.e.NewTransfer(self, op, Route{Only: by.caps.Name})
+	t, err := h.w.s.e.NewTransfer(self, op, by)
 	if err == nil {
 		h.ts[op-1] = t
 	}

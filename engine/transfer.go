@@ -69,6 +69,9 @@ func (e *Engine) NewTransfer(p *Peer, op Op, route Route) (*Transfer, error) {
 	if op != Read && op != Write {
 		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: fmt.Errorf("%v is neither Read nor Write: %w", op, ErrNotSupported)}
 	}
+	if op == Read && route.Durable {
+		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: fmt.Errorf("Route.Durable is for writes: %w", ErrNotSupported)}
+	}
 	if p.e != e {
 		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: fmt.Errorf("the peer belongs to another engine: %w", ErrNoRoute)}
 	}

@@ -42,6 +42,7 @@ const (
 	notifier optional = iota
 	counter
 	pager
+	persister
 	canceler
 	fencer
 	armer
@@ -60,6 +61,8 @@ func (s *stage) has(o optional) (ok bool) {
 		_, ok = s.peer.(backends.Counter)
 	case pager:
 		_, ok = s.peer.(backends.Pager)
+	case persister:
+		_, ok = s.peer.(backends.Persister)
 	case canceler:
 		_, ok = s.peer.(backends.Canceler)
 	case fencer:
@@ -84,13 +87,13 @@ func (s *stage) lacks(o optional) string {
 		return ""
 	}
 	return "the backend has no " + [...]string{
-		"Notifier", "Counter", "Pager", "Canceler", "Fencer", "Armer", "Watcher", "Explainer", "Helper", "Allocator, or no memory of its own",
+		"Notifier", "Counter", "Pager", "Persister", "Canceler", "Fencer", "Armer", "Watcher", "Explainer", "Helper", "Allocator, or no memory of its own",
 	}[o]
 }
 
 // checks is the suite.
 var checks = join(
-	lengthChecks, boundsChecks, tokenChecks, pagesChecks, notifyChecks, countChecks, lastWordChecks,
+	lengthChecks, boundsChecks, tokenChecks, pagesChecks, durableChecks, notifyChecks, countChecks, lastWordChecks,
 	completionChecks, noPollChecks, cancelChecks, helpChecks, fenceChecks, besideChecks, armChecks, allocChecks,
 	allocatorChecks, connectChecks, lifecycleChecks, hammerChecks,
 )

@@ -65,6 +65,11 @@ type Harness struct {
 	// Nil is (*exec.Cmd).Start.
 	Start func(*exec.Cmd) error
 
+	// Syncs has a backend that is about to be used, and whose peers are Persisters, tell of its
+	// syncs: begun is called before one begins, ended when it has ended and nobody was told
+	// yet, in the same order. Nil: what syncs cover is not looked at.
+	Syncs func(b backends.Backend, begun, ended func())
+
 	// Limit bounds every single wait, a Fence or a Close included; past it the
 	// check fails with a dump of all goroutines. Zero is 20 s. It must exceed
 	// the backend's grace for frozen peers.

@@ -14,6 +14,7 @@ type batch struct {
 	op      backends.Op
 	descs   []backends.Desc
 	pages   *backends.Pages // nil: none
+	durable bool
 	letter  letter
 	msg     []byte
 	counter uint32

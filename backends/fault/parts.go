@@ -28,6 +28,7 @@ func partsOf(b backends.Backend) (x parts) {
 type peerParts struct {
 	canceler  backends.Canceler
 	pager     backends.Pager
+	persister backends.Persister
 	notifier  backends.Notifier
 	counter   backends.Counter
 	watcher   backends.Watcher
@@ -38,6 +39,7 @@ type peerParts struct {
 func peerPartsOf(p backends.Peer) (x peerParts) {
 	x.canceler, _ = p.(backends.Canceler)
 	x.pager, _ = p.(backends.Pager)
+	x.persister, _ = p.(backends.Persister)
 	x.notifier, _ = p.(backends.Notifier)
 	x.counter, _ = p.(backends.Counter)
 	x.watcher, _ = p.(backends.Watcher)
@@ -56,6 +58,7 @@ type (
 
 	canceler  struct{ p *peer }
 	pager     struct{ p *peer }
+	persister struct{ p *peer }
 	notifier  struct{ p *peer }
 	counter   struct{ p *peer }
 	watcher   struct{ p *peer }
@@ -72,7 +75,7 @@ func shapeOf(b *backend) backends.Backend {
 // peerShapeOf gives a connection the interfaces that the wrapped one has.
 func peerShapeOf(p *peer) backends.Peer {
 	x := &p.parts
-	return peerShapes[bits(x.canceler != nil, x.pager != nil, x.notifier != nil, x.counter != nil,
+	return peerShapes[bits(x.canceler != nil, x.pager != nil, x.persister != nil, x.notifier != nil, x.counter != nil,
 		x.watcher != nil, x.helper != nil, x.explainer != nil)](p)
 }
 

@@ -246,7 +246,7 @@ var backendShapes = [...]func(b *backend) backends.Backend{
 	},
 }
 
-// peerShapes are by the bits of what they have: canceler, pager, notifier, counter, watcher, helper, explainer.
+// peerShapes are by the bits of what they have: canceler, pager, persister, notifier, counter, watcher, helper, explainer.
 var peerShapes = [...]func(p *peer) backends.Peer{
 	func(p *peer) backends.Peer { return &struct{ *peer }{p} },
 	func(p *peer) backends.Peer {
@@ -267,6 +267,34 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			canceler
 			pager
 		}{p, canceler{p}, pager{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			persister
+		}{p, persister{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+		}{p, canceler{p}, persister{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+		}{p, pager{p}, persister{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+		}{p, canceler{p}, pager{p}, persister{p}}
 	},
 	func(p *peer) backends.Peer {
 		return &struct {
@@ -299,6 +327,38 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 	func(p *peer) backends.Peer {
 		return &struct {
 			*peer
+			persister
+			notifier
+		}{p, persister{p}, notifier{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			notifier
+		}{p, canceler{p}, persister{p}, notifier{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			notifier
+		}{p, pager{p}, persister{p}, notifier{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			notifier
+		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
 			counter
 		}{p, counter{p}}
 	},
@@ -323,6 +383,38 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			pager
 			counter
 		}{p, canceler{p}, pager{p}, counter{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			persister
+			counter
+		}{p, persister{p}, counter{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			counter
+		}{p, canceler{p}, persister{p}, counter{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			counter
+		}{p, pager{p}, persister{p}, counter{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			counter
+		}{p, canceler{p}, pager{p}, persister{p}, counter{p}}
 	},
 	func(p *peer) backends.Peer {
 		return &struct {
@@ -359,6 +451,42 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 	func(p *peer) backends.Peer {
 		return &struct {
 			*peer
+			persister
+			notifier
+			counter
+		}{p, persister{p}, notifier{p}, counter{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			notifier
+			counter
+		}{p, canceler{p}, persister{p}, notifier{p}, counter{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			notifier
+			counter
+		}{p, pager{p}, persister{p}, notifier{p}, counter{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			notifier
+			counter
+		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, counter{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
 			watcher
 		}{p, watcher{p}}
 	},
@@ -383,6 +511,38 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			pager
 			watcher
 		}{p, canceler{p}, pager{p}, watcher{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			persister
+			watcher
+		}{p, persister{p}, watcher{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			watcher
+		}{p, canceler{p}, persister{p}, watcher{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			watcher
+		}{p, pager{p}, persister{p}, watcher{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			watcher
+		}{p, canceler{p}, pager{p}, persister{p}, watcher{p}}
 	},
 	func(p *peer) backends.Peer {
 		return &struct {
@@ -419,6 +579,42 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 	func(p *peer) backends.Peer {
 		return &struct {
 			*peer
+			persister
+			notifier
+			watcher
+		}{p, persister{p}, notifier{p}, watcher{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			notifier
+			watcher
+		}{p, canceler{p}, persister{p}, notifier{p}, watcher{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			notifier
+			watcher
+		}{p, pager{p}, persister{p}, notifier{p}, watcher{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			notifier
+			watcher
+		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, watcher{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
 			counter
 			watcher
 		}{p, counter{p}, watcher{p}}
@@ -447,6 +643,42 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			counter
 			watcher
 		}{p, canceler{p}, pager{p}, counter{p}, watcher{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			persister
+			counter
+			watcher
+		}{p, persister{p}, counter{p}, watcher{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			counter
+			watcher
+		}{p, canceler{p}, persister{p}, counter{p}, watcher{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			counter
+			watcher
+		}{p, pager{p}, persister{p}, counter{p}, watcher{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			counter
+			watcher
+		}{p, canceler{p}, pager{p}, persister{p}, counter{p}, watcher{p}}
 	},
 	func(p *peer) backends.Peer {
 		return &struct {
@@ -487,6 +719,46 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 	func(p *peer) backends.Peer {
 		return &struct {
 			*peer
+			persister
+			notifier
+			counter
+			watcher
+		}{p, persister{p}, notifier{p}, counter{p}, watcher{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			notifier
+			counter
+			watcher
+		}{p, canceler{p}, persister{p}, notifier{p}, counter{p}, watcher{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			notifier
+			counter
+			watcher
+		}{p, pager{p}, persister{p}, notifier{p}, counter{p}, watcher{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			notifier
+			counter
+			watcher
+		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, counter{p}, watcher{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
 			helper
 		}{p, helper{p}}
 	},
@@ -511,6 +783,38 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			pager
 			helper
 		}{p, canceler{p}, pager{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			persister
+			helper
+		}{p, persister{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			helper
+		}{p, canceler{p}, persister{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			helper
+		}{p, pager{p}, persister{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			helper
+		}{p, canceler{p}, pager{p}, persister{p}, helper{p}}
 	},
 	func(p *peer) backends.Peer {
 		return &struct {
@@ -547,6 +851,42 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 	func(p *peer) backends.Peer {
 		return &struct {
 			*peer
+			persister
+			notifier
+			helper
+		}{p, persister{p}, notifier{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			notifier
+			helper
+		}{p, canceler{p}, persister{p}, notifier{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			notifier
+			helper
+		}{p, pager{p}, persister{p}, notifier{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			notifier
+			helper
+		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
 			counter
 			helper
 		}{p, counter{p}, helper{p}}
@@ -575,6 +915,42 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			counter
 			helper
 		}{p, canceler{p}, pager{p}, counter{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			persister
+			counter
+			helper
+		}{p, persister{p}, counter{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			counter
+			helper
+		}{p, canceler{p}, persister{p}, counter{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			counter
+			helper
+		}{p, pager{p}, persister{p}, counter{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			counter
+			helper
+		}{p, canceler{p}, pager{p}, persister{p}, counter{p}, helper{p}}
 	},
 	func(p *peer) backends.Peer {
 		return &struct {
@@ -615,6 +991,46 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 	func(p *peer) backends.Peer {
 		return &struct {
 			*peer
+			persister
+			notifier
+			counter
+			helper
+		}{p, persister{p}, notifier{p}, counter{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			notifier
+			counter
+			helper
+		}{p, canceler{p}, persister{p}, notifier{p}, counter{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			notifier
+			counter
+			helper
+		}{p, pager{p}, persister{p}, notifier{p}, counter{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			notifier
+			counter
+			helper
+		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, counter{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
 			watcher
 			helper
 		}{p, watcher{p}, helper{p}}
@@ -643,6 +1059,42 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 			helper
 		}{p, canceler{p}, pager{p}, watcher{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			persister
+			watcher
+			helper
+		}{p, persister{p}, watcher{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			watcher
+			helper
+		}{p, canceler{p}, persister{p}, watcher{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			watcher
+			helper
+		}{p, pager{p}, persister{p}, watcher{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			watcher
+			helper
+		}{p, canceler{p}, pager{p}, persister{p}, watcher{p}, helper{p}}
 	},
 	func(p *peer) backends.Peer {
 		return &struct {
@@ -683,6 +1135,46 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 	func(p *peer) backends.Peer {
 		return &struct {
 			*peer
+			persister
+			notifier
+			watcher
+			helper
+		}{p, persister{p}, notifier{p}, watcher{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			notifier
+			watcher
+			helper
+		}{p, canceler{p}, persister{p}, notifier{p}, watcher{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			notifier
+			watcher
+			helper
+		}{p, pager{p}, persister{p}, notifier{p}, watcher{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			notifier
+			watcher
+			helper
+		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, watcher{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
 			counter
 			watcher
 			helper
@@ -715,6 +1207,46 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 			helper
 		}{p, canceler{p}, pager{p}, counter{p}, watcher{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			persister
+			counter
+			watcher
+			helper
+		}{p, persister{p}, counter{p}, watcher{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			counter
+			watcher
+			helper
+		}{p, canceler{p}, persister{p}, counter{p}, watcher{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			counter
+			watcher
+			helper
+		}{p, pager{p}, persister{p}, counter{p}, watcher{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			counter
+			watcher
+			helper
+		}{p, canceler{p}, pager{p}, persister{p}, counter{p}, watcher{p}, helper{p}}
 	},
 	func(p *peer) backends.Peer {
 		return &struct {
@@ -759,6 +1291,50 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 	func(p *peer) backends.Peer {
 		return &struct {
 			*peer
+			persister
+			notifier
+			counter
+			watcher
+			helper
+		}{p, persister{p}, notifier{p}, counter{p}, watcher{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			notifier
+			counter
+			watcher
+			helper
+		}{p, canceler{p}, persister{p}, notifier{p}, counter{p}, watcher{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			notifier
+			counter
+			watcher
+			helper
+		}{p, pager{p}, persister{p}, notifier{p}, counter{p}, watcher{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			notifier
+			counter
+			watcher
+			helper
+		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, counter{p}, watcher{p}, helper{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
 			explainer
 		}{p, explainer{p}}
 	},
@@ -783,6 +1359,38 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			pager
 			explainer
 		}{p, canceler{p}, pager{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			persister
+			explainer
+		}{p, persister{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			explainer
+		}{p, canceler{p}, persister{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			explainer
+		}{p, pager{p}, persister{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			explainer
+		}{p, canceler{p}, pager{p}, persister{p}, explainer{p}}
 	},
 	func(p *peer) backends.Peer {
 		return &struct {
@@ -819,6 +1427,42 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 	func(p *peer) backends.Peer {
 		return &struct {
 			*peer
+			persister
+			notifier
+			explainer
+		}{p, persister{p}, notifier{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			notifier
+			explainer
+		}{p, canceler{p}, persister{p}, notifier{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			notifier
+			explainer
+		}{p, pager{p}, persister{p}, notifier{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			notifier
+			explainer
+		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
 			counter
 			explainer
 		}{p, counter{p}, explainer{p}}
@@ -847,6 +1491,42 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			counter
 			explainer
 		}{p, canceler{p}, pager{p}, counter{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			persister
+			counter
+			explainer
+		}{p, persister{p}, counter{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			counter
+			explainer
+		}{p, canceler{p}, persister{p}, counter{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			counter
+			explainer
+		}{p, pager{p}, persister{p}, counter{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			counter
+			explainer
+		}{p, canceler{p}, pager{p}, persister{p}, counter{p}, explainer{p}}
 	},
 	func(p *peer) backends.Peer {
 		return &struct {
@@ -887,6 +1567,46 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 	func(p *peer) backends.Peer {
 		return &struct {
 			*peer
+			persister
+			notifier
+			counter
+			explainer
+		}{p, persister{p}, notifier{p}, counter{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			notifier
+			counter
+			explainer
+		}{p, canceler{p}, persister{p}, notifier{p}, counter{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			notifier
+			counter
+			explainer
+		}{p, pager{p}, persister{p}, notifier{p}, counter{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			notifier
+			counter
+			explainer
+		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, counter{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
 			watcher
 			explainer
 		}{p, watcher{p}, explainer{p}}
@@ -915,6 +1635,42 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 			explainer
 		}{p, canceler{p}, pager{p}, watcher{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			persister
+			watcher
+			explainer
+		}{p, persister{p}, watcher{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			watcher
+			explainer
+		}{p, canceler{p}, persister{p}, watcher{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			watcher
+			explainer
+		}{p, pager{p}, persister{p}, watcher{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			watcher
+			explainer
+		}{p, canceler{p}, pager{p}, persister{p}, watcher{p}, explainer{p}}
 	},
 	func(p *peer) backends.Peer {
 		return &struct {
@@ -955,6 +1711,46 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 	func(p *peer) backends.Peer {
 		return &struct {
 			*peer
+			persister
+			notifier
+			watcher
+			explainer
+		}{p, persister{p}, notifier{p}, watcher{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			notifier
+			watcher
+			explainer
+		}{p, canceler{p}, persister{p}, notifier{p}, watcher{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			notifier
+			watcher
+			explainer
+		}{p, pager{p}, persister{p}, notifier{p}, watcher{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			notifier
+			watcher
+			explainer
+		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, watcher{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
 			counter
 			watcher
 			explainer
@@ -987,6 +1783,46 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 			explainer
 		}{p, canceler{p}, pager{p}, counter{p}, watcher{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			persister
+			counter
+			watcher
+			explainer
+		}{p, persister{p}, counter{p}, watcher{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			counter
+			watcher
+			explainer
+		}{p, canceler{p}, persister{p}, counter{p}, watcher{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			counter
+			watcher
+			explainer
+		}{p, pager{p}, persister{p}, counter{p}, watcher{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			counter
+			watcher
+			explainer
+		}{p, canceler{p}, pager{p}, persister{p}, counter{p}, watcher{p}, explainer{p}}
 	},
 	func(p *peer) backends.Peer {
 		return &struct {
@@ -1031,6 +1867,50 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 	func(p *peer) backends.Peer {
 		return &struct {
 			*peer
+			persister
+			notifier
+			counter
+			watcher
+			explainer
+		}{p, persister{p}, notifier{p}, counter{p}, watcher{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			notifier
+			counter
+			watcher
+			explainer
+		}{p, canceler{p}, persister{p}, notifier{p}, counter{p}, watcher{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			notifier
+			counter
+			watcher
+			explainer
+		}{p, pager{p}, persister{p}, notifier{p}, counter{p}, watcher{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			notifier
+			counter
+			watcher
+			explainer
+		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, counter{p}, watcher{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
 			helper
 			explainer
 		}{p, helper{p}, explainer{p}}
@@ -1059,6 +1939,42 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 			explainer
 		}{p, canceler{p}, pager{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			persister
+			helper
+			explainer
+		}{p, persister{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			helper
+			explainer
+		}{p, canceler{p}, persister{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			helper
+			explainer
+		}{p, pager{p}, persister{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			helper
+			explainer
+		}{p, canceler{p}, pager{p}, persister{p}, helper{p}, explainer{p}}
 	},
 	func(p *peer) backends.Peer {
 		return &struct {
@@ -1099,6 +2015,46 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 	func(p *peer) backends.Peer {
 		return &struct {
 			*peer
+			persister
+			notifier
+			helper
+			explainer
+		}{p, persister{p}, notifier{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			notifier
+			helper
+			explainer
+		}{p, canceler{p}, persister{p}, notifier{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			notifier
+			helper
+			explainer
+		}{p, pager{p}, persister{p}, notifier{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			notifier
+			helper
+			explainer
+		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
 			counter
 			helper
 			explainer
@@ -1131,6 +2087,46 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 			explainer
 		}{p, canceler{p}, pager{p}, counter{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			persister
+			counter
+			helper
+			explainer
+		}{p, persister{p}, counter{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			counter
+			helper
+			explainer
+		}{p, canceler{p}, persister{p}, counter{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			counter
+			helper
+			explainer
+		}{p, pager{p}, persister{p}, counter{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			counter
+			helper
+			explainer
+		}{p, canceler{p}, pager{p}, persister{p}, counter{p}, helper{p}, explainer{p}}
 	},
 	func(p *peer) backends.Peer {
 		return &struct {
@@ -1175,6 +2171,50 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 	func(p *peer) backends.Peer {
 		return &struct {
 			*peer
+			persister
+			notifier
+			counter
+			helper
+			explainer
+		}{p, persister{p}, notifier{p}, counter{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			notifier
+			counter
+			helper
+			explainer
+		}{p, canceler{p}, persister{p}, notifier{p}, counter{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			notifier
+			counter
+			helper
+			explainer
+		}{p, pager{p}, persister{p}, notifier{p}, counter{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			notifier
+			counter
+			helper
+			explainer
+		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, counter{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
 			watcher
 			helper
 			explainer
@@ -1207,6 +2247,46 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 			explainer
 		}{p, canceler{p}, pager{p}, watcher{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			persister
+			watcher
+			helper
+			explainer
+		}{p, persister{p}, watcher{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			watcher
+			helper
+			explainer
+		}{p, canceler{p}, persister{p}, watcher{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			watcher
+			helper
+			explainer
+		}{p, pager{p}, persister{p}, watcher{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			watcher
+			helper
+			explainer
+		}{p, canceler{p}, pager{p}, persister{p}, watcher{p}, helper{p}, explainer{p}}
 	},
 	func(p *peer) backends.Peer {
 		return &struct {
@@ -1251,6 +2331,50 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 	func(p *peer) backends.Peer {
 		return &struct {
 			*peer
+			persister
+			notifier
+			watcher
+			helper
+			explainer
+		}{p, persister{p}, notifier{p}, watcher{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			notifier
+			watcher
+			helper
+			explainer
+		}{p, canceler{p}, persister{p}, notifier{p}, watcher{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			notifier
+			watcher
+			helper
+			explainer
+		}{p, pager{p}, persister{p}, notifier{p}, watcher{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			notifier
+			watcher
+			helper
+			explainer
+		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, watcher{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
 			counter
 			watcher
 			helper
@@ -1287,6 +2411,50 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 			explainer
 		}{p, canceler{p}, pager{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			persister
+			counter
+			watcher
+			helper
+			explainer
+		}{p, persister{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			counter
+			watcher
+			helper
+			explainer
+		}{p, canceler{p}, persister{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			counter
+			watcher
+			helper
+			explainer
+		}{p, pager{p}, persister{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			counter
+			watcher
+			helper
+			explainer
+		}{p, canceler{p}, pager{p}, persister{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
 	},
 	func(p *peer) backends.Peer {
 		return &struct {
@@ -1331,5 +2499,53 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 			explainer
 		}{p, canceler{p}, pager{p}, notifier{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			persister
+			notifier
+			counter
+			watcher
+			helper
+			explainer
+		}{p, persister{p}, notifier{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			persister
+			notifier
+			counter
+			watcher
+			helper
+			explainer
+		}{p, canceler{p}, persister{p}, notifier{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			persister
+			notifier
+			counter
+			watcher
+			helper
+			explainer
+		}{p, pager{p}, persister{p}, notifier{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			persister
+			notifier
+			counter
+			watcher
+			helper
+			explainer
+		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
 	},
 }

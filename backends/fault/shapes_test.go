@@ -24,12 +24,13 @@ func backendHas(b any) int {
 func peerHas(p any) int {
 	_, c := p.(backends.Canceler)
 	_, g := p.(backends.Pager)
+	_, d := p.(backends.Persister)
 	_, n := p.(backends.Notifier)
 	_, k := p.(backends.Counter)
 	_, w := p.(backends.Watcher)
 	_, h := p.(backends.Helper)
 	_, x := p.(backends.Explainer)
-	return bits(c, g, n, k, w, h, x)
+	return bits(c, g, d, n, k, w, h, x)
 }
 
 // TestAssertionsTellTheTruth makes every combination of interfaces.
@@ -45,10 +46,10 @@ func TestAssertionsTellTheTruth(t *testing.T) {
 	}
 	for mask, shape := range peerShapes {
 		if got := peerHas(shape(&peer{})); got != mask {
-			t.Errorf("a peer with interfaces %07b has %07b", mask, got)
+			t.Errorf("a peer with interfaces %08b has %08b", mask, got)
 		}
 	}
-	if len(backendShapes) != 1<<5 || len(peerShapes) != 1<<7 {
+	if len(backendShapes) != 1<<5 || len(peerShapes) != 1<<8 {
 		t.Errorf("%d and %d shapes", len(backendShapes), len(peerShapes))
 	}
 }
@@ -63,7 +64,7 @@ func TestShapesFollowTheWrapped(t *testing.T) {
 		outside := connect(t, b, b)
 		inside := connect(t, inner, inner)
 		if backendHas(b) != backendHas(inner) || peerHas(outside) != peerHas(inside) {
-			t.Errorf("%s has %05b and %07b, wrapped %05b and %07b", name, backendHas(inner), peerHas(inside), backendHas(b), peerHas(outside))
+			t.Errorf("%s has %05b and %08b, wrapped %05b and %08b", name, backendHas(inner), peerHas(inside), backendHas(b), peerHas(outside))
 		}
 		check(t, inside.Close())
 		check(t, b.Close())

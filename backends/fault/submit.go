@@ -28,6 +28,14 @@ func (s pager) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, ms
 	return s.p.submit(tag, x)
 }
 
+// SubmitDurable is backends.Persister's.
+func (s persister) SubmitDurable(tag uint64, descs []backends.Desc, pages *backends.Pages) error {
+	if s.p.passes() {
+		return s.p.parts.persister.SubmitDurable(tag, descs, pages)
+	}
+	return s.p.submit(tag, batch{op: backends.Write, descs: descs, pages: pages, durable: true})
+}
+
 // SubmitNotify is backends.Notifier's.
 func (s notifier) SubmitNotify(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
 	if s.p.passes() {
@@ -73,6 +81,8 @@ func (p *peer) gone() error {
 
 func (p *peer) pass(tag uint64, x *batch) error {
 	switch {
+	case x.durable:
+		return p.parts.persister.SubmitDurable(tag, x.descs, x.pages)
 	case x.letter == count:
 		return p.parts.counter.SubmitCount(tag, x.descs, x.pages, x.counter)
 	case x.pages != nil:

@@ -34,7 +34,7 @@ type Config struct {
 	// Buffered has all bytes go through the page cache, also where O_DIRECT would do.
 	Buffered bool
 
-	// Durable has a write complete only once an fdatasync that began after its last byte
+	// Durable has every write be what SubmitDurable makes of one: it completes only once an fdatasync that began after its last byte
 	// has ended: one for all writes to a file that wait for it.
 	Durable bool
 }

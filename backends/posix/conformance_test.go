@@ -17,7 +17,38 @@ func harness(name string, cfg Config, remote backendtest.Allocator) backendtest.
 		New:      func() (backends.Backend, error) { return New(cfg) },
 		Remote:   remote,
 		SelfOnly: true,
+		Syncs:    func(b backends.Backend, begun, ended func()) { watchSyncs(b.(*Backend), begun, ended) },
 	}
+}
+
+// syncWatcher tells of syncs.
+type syncWatcher struct {
+	mover
+	begun, ended func()
+}
+
+// watchSyncs puts a watcher into a backend that is idle.
+func watchSyncs(b *Backend, begun, ended func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.mover = &syncWatcher{b.mover, begun, ended}
+}
+
+func (w *syncWatcher) put(r *request) {
+	if r.kind == syncFile {
+		w.begun()
+	}
+	w.mover.put(r)
+}
+
+func (w *syncWatcher) reap(out []landing) int {
+	n := w.mover.reap(out)
+	for i := range out[:n] {
+		if out[i].r.kind == syncFile && out[i].res >= 0 {
+			w.ended()
+		}
+	}
+	return n
 }
 
 // tmpfs is a directory in memory.
@@ -25,7 +56,7 @@ const tmpfs = "/dev/shm"
 
 // moving are the checks that see where bytes lie and how they are cut: all that a place, or
 // a limit, can make different.
-var moving = []string{"Lengths", "DescsMax", "Neighbours", "SeveralMemories", "Pages", "PagesMax", "Load", "Full", "CancelWrite", "CancelRead", "NoAllocation", "Hammer"}
+var moving = []string{"Lengths", "DescsMax", "Neighbours", "SeveralMemories", "Pages", "PagesMax", "Load", "Full", "CancelWrite", "CancelRead", "NoAllocation", "Hammer", "DurableWrites", "DurablePages"}
 
 // variants are ways of the backend, each over memory that lies off bytes behind whole blocks
 // of its file.

@@ -25,13 +25,14 @@ type job struct {
 	views  []view
 	count  int
 
-	at     cursor // what the next request begins with
-	high   uint64 // end of what was begun in the file of the view
-	flying int    // requests
-	syncs  int    // files whose sync it waits for
-	synced bool   // it has asked for those
-	queued bool   // in Backend.queue
-	err    error
+	at      cursor // what the next request begins with
+	high    uint64 // end of what was begun in the file of the view
+	flying  int    // requests
+	syncs   int    // files whose sync it waits for
+	durable bool   // it ends once the disk has what it wrote
+	synced  bool   // it has asked for those
+	queued  bool   // in Backend.queue
+	err     error
 }
 
 // cursor is a place in the pieces of a job.

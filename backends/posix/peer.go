@@ -29,6 +29,7 @@ var _ interface {
 	backends.Peer
 	backends.Canceler
 	backends.Pager
+	backends.Persister
 	backends.Explainer
 } = (*peer)(nil)
 

@@ -39,8 +39,8 @@ import (
 	"github.com/sluicehq/sluice/internal/park"
 )
 
-// Backend implements backends.Backend, Armer and Fencer; its peers are Pagers, Cancelers
-// and Explainers.
+// Backend implements backends.Backend, Armer and Fencer; its peers are Pagers, Persisters,
+// Cancelers and Explainers.
 type Backend struct {
 	cfg      Config
 	owner    keys.Owner
@@ -73,6 +73,7 @@ type Backend struct {
 	again    []*request // to be handed to the mover once more
 	trays    []*tray
 	unsynced []*file // jobs wait for a sync that has not begun
+	durables int     // jobs that end with a sync
 	bounce   []byte  // bounceBytes for each request
 	pinned   uint64  // bytes of registered buffers, of Config.PinMax
 }

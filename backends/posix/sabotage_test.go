@@ -179,6 +179,40 @@ func TestDurable(t *testing.T) {
 	})
 }
 
+// TestDurableOne asks for one durable write among others: it alone waits for a sync.
+func TestDurableOne(t *testing.T) {
+	bothPaths(t, func(t *testing.T, cfg Config) {
+		const part = 64 << 10
+		r := newRig(t, cfg, fileSegment(newFile(t, t.TempDir(), 2*part), 2*part), 2*part)
+		s := sabotage(r, nil)
+		for i, durable := range []bool{false, true, false} {
+			before := s.syncs.Load()
+			d := []backends.Desc{{Local: part, Len: part, LocalKey: r.local, RemoteKey: r.remote}}
+			submit := r.p.Submit
+			if durable {
+				submit = func(_ backends.Op, tag uint64, descs []backends.Desc) error {
+					return r.p.(backends.Persister).SubmitDurable(tag, descs, nil)
+				}
+			}
+			if err := submit(backends.Write, uint64(i), d); err != nil {
+				t.Fatal(err)
+			}
+			for n := 0; n == 0; {
+				var err error
+				if n, err = r.b.Poll(r.done[:]); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := s.syncs.Load() - before; got > 0 != durable || r.done[0].Err != nil {
+				t.Errorf("durable %v: %d syncs, %v", durable, got, r.done[0].Err)
+			}
+		}
+		if r.b.durables != 0 {
+			t.Errorf("%d durable writes are left over", r.b.durables)
+		}
+	})
+}
+
 // TestSyncFails has a sync fail: so does each write that it covers, and not the next.
 func TestSyncFails(t *testing.T) {
 	bothPaths(t, func(t *testing.T, cfg Config) {

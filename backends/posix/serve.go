@@ -120,7 +120,7 @@ func (b *Backend) leave() {
 //
 // Preconditions: mu is held.
 func (b *Backend) listen() {
-	more := b.queue.n > 0 || b.cfg.Durable && len(b.freeJobs) < len(b.jobs)
+	more := b.queue.n > 0 || b.durables > 0
 	b.mover.listen(more || b.waiters > 0, b.armed.Load())
 }
 
@@ -213,7 +213,7 @@ func (b *Backend) settle(j *job) {
 	if j.queued || j.flying > 0 || j.syncs > 0 {
 		return
 	}
-	if j.err == nil && b.cfg.Durable && j.op == backends.Write && !j.synced {
+	if j.err == nil && j.durable && !j.synced {
 		b.askSyncs(j)
 		b.beginSyncs()
 		return
@@ -224,6 +224,9 @@ func (b *Backend) settle(j *job) {
 		}
 	}
 	tag, err := j.tag, j.err
+	if j.durable {
+		b.durables--
+	}
 	j.clear()
 	b.freeJobs = append(b.freeJobs, j)
 	b.done.Push(tag, err)

@@ -8,23 +8,28 @@ import (
 
 // Submit implements backends.Peer.
 func (p *peer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
-	return p.submit(op, tag, descs, nil)
+	return p.submit(op, tag, descs, nil, p.b.cfg.Durable)
 }
 
 // SubmitPages implements backends.Pager.
 func (p *peer) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, _ []byte) error {
-	return p.submit(op, tag, nil, pages)
+	return p.submit(op, tag, nil, pages, p.b.cfg.Durable)
+}
+
+// SubmitDurable implements backends.Persister.
+func (p *peer) SubmitDurable(tag uint64, descs []backends.Desc, pages *backends.Pages) error {
+	return p.submit(backends.Write, tag, descs, pages, true)
 }
 
 // submit takes a batch and hands its first requests to the kernel, with one call.
-func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages) error {
+func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages, durable bool) error {
 	b := p.b
 	if !b.gate.Enter() {
 		return backends.ErrClosed
 	}
 	defer b.gate.Exit()
 	b.mu.Lock()
-	err := p.accept(op, tag, descs, pages)
+	err := p.accept(op, tag, descs, pages, durable)
 	if err != nil {
 		b.mu.Unlock()
 		return err
@@ -35,7 +40,7 @@ func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *
 }
 
 // accept makes a job of a batch, or says why not.
-func (p *peer) accept(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages) error {
+func (p *peer) accept(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages, durable bool) error {
 	b := p.b
 	if p.closed {
 		return backends.ErrClosed
@@ -66,6 +71,9 @@ func (p *peer) accept(op backends.Op, tag uint64, descs []backends.Desc, pages *
 	}
 	j.p, j.op, j.tag, j.live, j.queued = p, op, tag, true, true
 	j.at, j.high, j.flying, j.syncs, j.synced = cursor{}, 0, 0, 0, false
+	if j.durable = durable && op == backends.Write; j.durable {
+		b.durables++
+	}
 	b.queue.push(j)
 	return nil
 }

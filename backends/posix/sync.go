@@ -2,7 +2,7 @@
 
 package posix
 
-// With Config.Durable a write has ended when an fdatasync has that began after its last
+// A write that is to be durable, as all are with Config.Durable, has ended when an fdatasync has that began after its last
 // byte was written. One is under way for each file; who comes meanwhile waits for the
 // next, so a burst of writes costs two.
 

@@ -38,17 +38,27 @@ func isTerminal(w io.Writer) bool {
 type progress struct{ bar *progressbar.ProgressBar }
 
 func newProgress(w io.Writer, total int64, what string) *progress {
+	return drawProgress(w, total, what, progressbar.OptionShowCount())
+}
+
+// newBytesProgress is a bar that counts bytes, and says how many come in a second.
+func newBytesProgress(w io.Writer, total int64, what string) *progress {
+	return drawProgress(w, total, what, progressbar.OptionShowBytes(true), progressbar.OptionUseIECUnits(true))
+}
+
+func drawProgress(w io.Writer, total int64, what string, counts ...progressbar.Option) *progress {
 	if !isTerminal(w) {
 		return &progress{}
 	}
-	return &progress{progressbar.NewOptions64(total,
+	bar := progressbar.NewOptions64(total, append(counts,
 		progressbar.OptionSetWriter(w),
 		progressbar.OptionSetDescription(what),
-		progressbar.OptionShowCount(),
 		progressbar.OptionSetPredictTime(true),
 		progressbar.OptionThrottle(100*time.Millisecond),
 		progressbar.OptionClearOnFinish(),
-	)}
+	)...)
+	_ = bar.RenderBlank() // work of a moment shows as well
+	return &progress{bar}
 }
 
 // set moves the bar to n of the total.

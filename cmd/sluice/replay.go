@@ -42,6 +42,7 @@ type replayFlags struct {
 	timeout                     time.Duration
 	overlap, asJSON             bool
 	network                     networkFlags
+	offload                     offloadFlags
 	exactly                     bool // --requests was given: fewer are an error
 }
 
@@ -69,10 +70,20 @@ peer=, p=, every=, most=, after= and others; deeds delay, late, drop, swallow, f
 refuse, stall, flap, limit and others, with a ! before those that break the contract of
 backends. What is wrong with a rule is an error that lists what could stand there. A
 hand-over that fails is begun again over a new connection, up to 30 times, and each wait
-of one side for the other takes at most a quarter of --timeout.`,
+of one side for the other takes at most a quarter of --timeout.
+
+--offload ssd has the decode process spill each block that has come to a file, once, and
+read it back: when a later request has the same block, and all that is left at the end.
+Every layer of what comes back is checked, and counts among the mismatches. The file has
+room for --offload-size; the oldest blocks make way. Beside it, in alternation, 8 threads
+move the same blocks by pread and pwrite, past the page cache as well. The file is gone
+afterwards, whatever happens; one that --offload-file names is kept, and what it holds is
+checked when the next replay of the same --model takes it up. Requests that are aborted
+spill nothing, and --fault is for what lies between the processes, not for the file.`,
 		Example: `  sluice replay --model deepseek-v3.2 --requests 40 --backend shm
   sluice replay --trace conversation_trace.jsonl --requests 40 --abort-rate 0.2 --json
   sluice replay --timeout 4s --fault 'seed 7; message every=50: flap 100ms; write p=0.01: drop'
+  sluice replay --offload ssd --offload-dir /mnt/nvme --offload-size 16GiB
   sluice replay --backend rdma --devices mlx5_0 --peer-devices mlx5_1`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return runReplay(c, &f) },
@@ -88,6 +99,7 @@ of one side for the other takes at most a quarter of --timeout.`,
 	s.StringVar(&f.pool, "pool", "", "size of the decode side's pool (default: 1.5 times the largest request, if memory allows)")
 	f.network.register(c)
 	f.network.rdma.registerPeers(c)
+	f.offload.register(c)
 	s.IntVar(&f.threads, "threads", 1, "threads that copy")
 	s.Uint64Var(&f.seed, "seed", 1, "of the generator")
 	s.StringVar(&f.faults, "fault", "", "have the backends misbehave: rules such as 'write p=0.01: drop; batch: delay 5ms±1ms', or @FILE")
@@ -160,6 +172,10 @@ func runReplay(c *cobra.Command, f *replayFlags) error {
 	if err := f.network.examine(f.backend); err != nil {
 		return err
 	}
+	offload, err := f.offload.options(c.Flags().Changed)
+	if err != nil {
+		return err
+	}
 	requests, err := f.load()
 	if err != nil {
 		return err
@@ -178,7 +194,7 @@ func runReplay(c *cobra.Command, f *replayFlags) error {
 	var bar *progress
 	r, err := replay.Run(c.Context(), replay.Options{
 		Model: f.model, Backend: f.backend, Requests: requests, Speed: f.speed, Overlap: f.overlap, AbortRate: f.abortRate,
-		PoolBytes: pool, Threads: f.threads, Limit: f.timeout, Faults: rules,
+		PoolBytes: pool, Threads: f.threads, Limit: f.timeout, Faults: rules, Offload: offload,
 		Start: func(s replay.Side) (*procs.Child, error) {
 			// The child's copy is the last one: its death closes the connection.
 			defer ends[s].Close()

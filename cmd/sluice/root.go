@@ -65,7 +65,8 @@ func newRoot() *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.SetHelpCommand(newHelp())
-	root.AddCommand(newReplay(), newBench(), newDoctor(), newExplain(), newKeys(), newAgent(), newLs(), newGet(), newPut(), newVersion(), newPeer())
+	root.AddCommand(newReplay(), newLoad(), newBench(), newDoctor(), newExplain(),
+		newKeys(), newAgent(), newLs(), newGet(), newPut(), newVersion(), newPeer())
 	return root
 }
 

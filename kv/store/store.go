@@ -77,7 +77,8 @@ type Store struct {
 	closed bool
 }
 
-// Create makes a new store, with room on the disk for all of it. The path must be free.
+// Create makes a new store, with room on the disk for all of it: a *RoomError says that there
+// is none. The path must be free.
 func Create(path string, g Geometry, o Options) (*Store, error) {
 	if err := g.check(); err != nil {
 		return nil, err
@@ -150,20 +151,6 @@ func lock(f *os.File) error {
 		return fmt.Errorf("another process has the store: %w", engine.ErrBusy)
 	}
 	return os.NewSyscallError("flock", err)
-}
-
-// reserve makes the file as long as that, with room on the disk where the filesystem can
-// say so.
-func reserve(f *os.File, n uint64) error {
-	for {
-		switch err := unix.Fallocate(int(f.Fd()), 0, 0, int64(n)); err {
-		case unix.EINTR:
-		case unix.EOPNOTSUPP:
-			return f.Truncate(int64(n))
-		default:
-			return os.NewSyscallError("fallocate", err)
-		}
-	}
 }
 
 // Geometry returns the shape of the store.

@@ -7,6 +7,8 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/sluicehq/sluice/engine"
@@ -23,6 +25,19 @@ func create(t *testing.T) (*Store, string) {
 	noError(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	return s, path
+}
+
+// TestNoRoom: a store that cannot fit takes nothing from what is left, and says what would mend it.
+func TestNoRoom(t *testing.T) {
+	leak.Check(t)
+	path := filepath.Join(t.TempDir(), "store")
+	_, err := Create(path, Geometry{BlockBytes: 4 << 30, Blocks: 1 << 18}, Options{}) // a petabyte
+	errorIs(t, err, syscall.ENOSPC)
+	var full *RoomError
+	isTrue(t, errors.As(err, &full) && full.Path == path && full.Need > 1<<50 && full.Free < full.Need, err)
+	isTrue(t, strings.Contains(err.Error(), path) && strings.Contains(err.Error(), "fewer blocks"), err)
+	_, err = os.Stat(path)
+	errorIs(t, err, os.ErrNotExist)
 }
 
 func TestReopen(t *testing.T) {

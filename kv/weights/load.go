@@ -26,6 +26,10 @@ type Config struct {
 	Piece int
 	// Readers is how many reads are under way at a time; 0: 4.
 	Readers int
+	// Straight has tensors lie at the same place within a page of Memory as in their file, which
+	// lets a File read them past the page cache. Memory must begin at a page then; each run of
+	// neighbours takes up to a page more of it: see Model.MemoryFor.
+	Straight bool
 }
 
 // Bounds of a Config.
@@ -96,7 +100,7 @@ func (m *Model) Load(ctx context.Context, cfg Config) (*Load, error) {
 	}
 	l := &Load{cfg: cfg, source: m.sources, byName: make(map[string]int, len(chosen)), items: make([]item, len(chosen)), news: make(chan struct{})}
 	l.room.L = &l.mu
-	l.ring.memory, l.last = cfg.Memory, -1
+	l.ring.memory, l.ring.straight, l.last = cfg.Memory, cfg.Straight, -1
 	for i, t := range chosen {
 		if t.Len > int64(len(cfg.Memory)) {
 			return nil, fmt.Errorf("load weights: tensor %q has %d bytes, Config.Memory %d: %w", t.Name, t.Len, len(cfg.Memory), engine.ErrBounds)

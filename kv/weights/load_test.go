@@ -433,7 +433,8 @@ func TestHammer(t *testing.T) {
 		if rng.IntN(2) == 0 {
 			rng.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 		}
-		l := load(t, m, Config{Memory: make([]byte, most+rng.IntN(3*most)), Names: names, Piece: 1 + rng.IntN(3000), Readers: 1 + rng.IntN(5)})
+		l := load(t, m, Config{Memory: make([]byte, most+rng.IntN(3*most)), Names: names, Piece: 1 + rng.IntN(9000), Readers: 1 + rng.IntN(5),
+			Straight: rng.IntN(2) == 0})
 		var group sync.WaitGroup
 		var count atomic.Int64
 		for range 3 {

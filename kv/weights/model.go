@@ -5,6 +5,8 @@ package weights
 import (
 	"fmt"
 	"io/fs"
+
+	"github.com/sluicehq/sluice/engine"
 )
 
 // Model is the tensors of one or several files. It may be used by any goroutine.
@@ -57,6 +59,29 @@ func (m *Model) Tensor(name string) (Tensor, bool) {
 		return Tensor{}, false
 	}
 	return m.tensors[i], true
+}
+
+// MemoryFor returns how many bytes of memory hold all tensors of these names at once, read in
+// this order, with Config.Straight or without; nil names all.
+func (m *Model) MemoryFor(names []string) (bytes int64, err error) {
+	chosen, err := m.choose(names)
+	if err != nil {
+		return 0, err
+	}
+	file, end := -1, int64(0)
+	for _, t := range chosen {
+		if t.Len == 0 {
+			continue
+		}
+		if t.file != file || t.offset != end {
+			bytes += pageBytes
+		}
+		file, end = t.file, t.offset+t.Len
+		if bytes += t.Len; bytes < 0 {
+			return 0, fmt.Errorf("load weights: the tensors have more bytes than there can be: %w", engine.ErrBounds)
+		}
+	}
+	return bytes, nil
 }
 
 // choose lists tensors by names; nil names all.

@@ -52,8 +52,8 @@ func (l *Load) claim() (p piece, ok bool) {
 // gather puts one piece together: what is left of the next tensor, and those behind it while they follow in
 // the file and there is memory right behind. With mu.
 func (l *Load) gather() (p piece, ok bool) {
-	size := int64(0)
-	for l.next < len(l.items) && size < int64(l.cfg.Piece) {
+	size, most := int64(0), int64(l.cfg.Piece)
+	for l.next < len(l.items) && size < most {
 		it := &l.items[l.next]
 		if it.state == waiting && !l.ring.place(l.items, l.next, l.follows()) {
 			break
@@ -66,10 +66,13 @@ func (l *Load) gather() (p piece, ok bool) {
 		switch at := it.at + l.done; {
 		case size == 0:
 			p = piece{file: it.file, offset: it.offset + l.done, first: l.next, skip: l.done}
+			if past := (p.offset + most) % pageBytes; l.cfg.Straight && past < most {
+				most -= past // the next one begins at a page
+			}
 		case it.file != p.file || it.offset != p.offset+size || at != l.items[p.first].at+p.skip+size:
 			return l.cut(p, size)
 		}
-		n := min(it.Len-l.done, int64(l.cfg.Piece)-size)
+		n := min(it.Len-l.done, most-size)
 		size += n
 		if l.done += n; l.done == it.Len {
 			l.last, l.next, l.done = l.next, l.next+1, 0

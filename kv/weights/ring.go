@@ -30,31 +30,44 @@ const align = 64
 // ring hands out memory in turn. Each tensor is in one piece, so the end of memory may stay unused. Empty tensors take
 // none.
 type ring struct {
-	memory []byte
-	live   []int // items that have memory, in the order in which they got it
+	memory   []byte
+	straight bool  // see Config.Straight
+	live     []int // items that have memory, in the order in which they got it
+}
+
+// begin is the first place from at on for an item that does not follow its neighbour.
+func (r *ring) begin(at int64, it *item) int64 {
+	if r.straight {
+		return at + (it.offset-at)&(pageBytes-1)
+	}
+	return (at + align - 1) / align * align
 }
 
 // place finds memory for an item. Follows says that it comes right after the last one in its file, and should in
 // memory, so that one read brings both. There is none before something is released where it returns false.
 func (r *ring) place(items []item, i int, follows bool) bool {
 	it := &items[i]
-	at := int64(0)
+	at, limit := int64(0), int64(len(r.memory))
+	if len(r.live) == 0 && it.Len > 0 {
+		if at = r.begin(0, it); at+it.Len > limit {
+			at = 0 // not straight then
+		}
+	}
 	if len(r.live) > 0 && it.Len > 0 {
 		oldest, newest := &items[r.live[0]], &items[r.live[len(r.live)-1]]
-		limit := int64(len(r.memory))
 		wrapped := newest.at < oldest.at
 		if wrapped {
 			limit = oldest.at
 		}
 		at = newest.at + newest.Len
 		if !follows {
-			at = (at + align - 1) / align * align
+			at = r.begin(at, it)
 		}
 		if at+it.Len > limit {
-			if wrapped || it.Len > oldest.at {
+			at = r.begin(0, it)
+			if wrapped || at+it.Len > oldest.at {
 				return false
 			}
-			at = 0
 		}
 	}
 	it.at, it.state = at, placed

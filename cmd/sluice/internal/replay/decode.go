@@ -34,6 +34,7 @@ type decode struct {
 	handlers sync.WaitGroup
 	checker  checker
 	watch    watch
+	tier     *tier // nil: no offload
 
 	mu  sync.Mutex
 	err error // of the first handler that failed
@@ -59,6 +60,9 @@ func Decode(c *procs.Control, open OpenFunc) error {
 	if err == nil {
 		err = d.serve()
 	}
+	if d.tier != nil {
+		err = errors.Join(err, d.tier.close())
+	}
 	err = errors.Join(err, d.eng.Close())
 	if d.memory != nil {
 		err = errors.Join(err, d.memory.Close())
@@ -81,7 +85,13 @@ func (d *decode) prepare() (err error) {
 	}
 	d.checker = checker{geometry: d.geometry, memory: d.memory.Bytes()}
 	d.watch = watch{checker: &d.checker, blocks: d.blocks, poisoned: map[uint32]uint64{}}
-	return nil
+	if d.plan.Offload == nil {
+		return nil
+	}
+	d.tier, err = newTier(d.c.Context(), &d.plan, &d.checker, d.memory, func(blocks int) {
+		_ = d.c.Send(kindOffload, blocks) // the end of the pipe ends the context
+	})
+	return err
 }
 
 // serve receives requests until the parent says that there are no more.
@@ -120,7 +130,14 @@ func (d *decode) serve() error {
 	if err := d.acceptAll(); err != nil {
 		return err
 	}
-	return d.c.Send(kindResult, d.sum())
+	r := d.sum()
+	if d.tier != nil {
+		if r.Offload, err = d.tier.finish(d.c.Context()); err != nil {
+			return err
+		}
+		r.Mismatches, r.First, r.Digest = d.checker.mismatches, d.checker.first, d.checker.took
+	}
+	return d.c.Send(kindResult, r)
 }
 
 // acceptAll handles each request in a goroutine of its own, until the parent says
@@ -193,6 +210,11 @@ func (d *decode) handle(q *handoff.Request) {
 	switch {
 	case err == nil:
 		d.checker.request(q)
+		if d.tier != nil {
+			if err := d.tier.request(d.c.Context(), q); err != nil {
+				d.fail(err)
+			}
+		}
 		d.through(q)
 	case planned && (errors.Is(err, engine.ErrAborted) || errors.Is(err, handoff.ErrCancelled)), d.plan.faulty():
 		d.through(q) // the next request may have the blocks, if it is faster

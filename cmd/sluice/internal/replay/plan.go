@@ -48,6 +48,7 @@ type Plan struct {
 	LimitMs    int64           `json:"limit_ms"` // for everything that waits for the other process
 	Faults     map[Side]string `json:"faults"`   // rules of package fault; a side without any is absent
 	Meeting    string          `json:"meeting"`  // with faults: the Unix socket that decode listens on
+	Offload    *Offload        `json:"offload"`  // nil: none
 }
 
 // geometry is that of a pool of this plan.
@@ -124,7 +125,7 @@ func (p *Plan) choosePool(bytes, available uint64) error {
 			at+1, need, bench.RoundSize(need*g.Stride()), bench.FormatSize(bytes), p.PoolBlocks, poolSize(need*g.Stride()))
 	}
 	want := p.PoolBlocks * g.Stride()
-	beside := baselineBytes(uint64(largest)*g.LayerBytes(), p.PoolBlocks*g.BlockBytes()) + stagingSlots*uint64(largest)*g.LayerBytes()
+	beside := p.Offload.memory(g) + baselineBytes(uint64(largest)*g.LayerBytes(), p.PoolBlocks*g.BlockBytes()) + stagingSlots*uint64(largest)*g.LayerBytes()
 	if available > 0 && want+beside > available {
 		return fmt.Errorf("the pool needs %s for %d blocks of %s, and prefill %s, %s are available: use fewer --requests, a smaller --model or a smaller --pool",
 			bench.RoundSize(want), p.PoolBlocks, bench.RoundSize(g.Stride()), bench.RoundSize(beside), bench.RoundSize(available))

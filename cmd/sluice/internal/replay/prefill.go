@@ -25,6 +25,7 @@ const (
 	kindStart    = "start"    // to both, when both are ready: connect
 	kindProgress = "progress" // from the prefill: layers of blocks that are through
 	kindChecked  = "checked"  // from the decode, passed on to the prefill: a request is checked, or was aborted
+	kindOffload  = "offload"  // from the decode: it has spilled blocks, or read some back
 	kindFinish   = "finish"   // to the decode, when the prefill is done
 	kindResult   = "result"   // from both: PrefillResult, DecodeResult
 )

@@ -50,6 +50,8 @@ type Report struct {
 	Faults          uint64   `json:"faults"`           // that rules have brought about, in both processes
 	Retried         int      `json:"retried"`          // hand-overs that failed and were begun again
 	Seconds         Times    `json:"seconds"`
+
+	Offload *OffloadReport `json:"offload,omitempty"` // with --offload alone
 }
 
 // Times say where the time went. The two processes work side by side, so that
@@ -91,6 +93,8 @@ type DecodeResult struct {
 	First      []string      `json:"first"`
 	Digest     time.Duration `json:"digest_ns"`
 	Faults     uint64        `json:"faults"`
+
+	Offload *OffloadResult `json:"offload"`
 }
 
 func merge(plan *Plan, pre *PrefillResult, dec *DecodeResult, setup time.Duration) *Report {
@@ -111,6 +115,7 @@ func merge(plan *Plan, pre *PrefillResult, dec *DecodeResult, setup time.Duratio
 	if r.MemcpyGBps > 0 {
 		r.Ratio = r.GBps / r.MemcpyGBps
 	}
+	r.Offload = dec.Offload.report()
 	return r
 }
 
@@ -145,6 +150,9 @@ time        setup %.2f s, replay %.2f s; prefill: filling %.2f s, memcpy %.2f s;
 		t.Setup, t.Replay, t.Fill, t.Memcpy, t.Digest)
 	if err == nil && r.Faults > 0 {
 		_, err = fmt.Fprintf(w, "faults      %d brought about, %d hand-overs begun again\n", r.Faults, r.Retried)
+	}
+	if err == nil && r.Offload != nil {
+		err = r.Offload.text(w)
 	}
 	if err != nil {
 		return fmt.Errorf("write report: %w", err)

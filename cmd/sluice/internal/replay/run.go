@@ -28,6 +28,9 @@ type Options struct {
 	// any, a request that fails is handed over again.
 	Faults map[Side]string
 
+	// Offload has the decode process spill blocks to a file, and read them back; nil: none.
+	Offload *Offload
+
 	// Start starts a process that runs Prefill or Decode with these files.
 	Start func(s Side) (*procs.Child, error)
 	// Progress is told how much is done of how much.
@@ -43,6 +46,13 @@ func (o *Options) plan() (*Plan, error) {
 		Overlap: o.Overlap || o.Speed > 0, Threads: o.Threads, LimitMs: o.Limit.Milliseconds()}
 	if len(o.Faults) > 0 {
 		p.Faults, p.Meeting = o.Faults, meetingPlace()
+	}
+	if o.Offload != nil {
+		own := *o.Offload
+		if err := own.choose(p); err != nil {
+			return nil, err
+		}
+		p.Offload = &own
 	}
 	if err := p.choosePool(o.PoolBytes, hostmem.Limits().Available); err != nil {
 		return nil, err

@@ -134,6 +134,8 @@ func (s *supervisor) handle(e event) error {
 		return nil
 	case kindProgress:
 		return s.progress(&e.msg)
+	case kindOffload:
+		return nil // a sign that it moves on
 	case kindChecked:
 		if s.plan.Overlap {
 			return nil
