@@ -6,9 +6,9 @@ import (
 	"context"
 	"crypto/subtle"
 	"encoding/binary"
-	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
+	"time"
 
 	"github.com/sluicehq/sluice/backends"
 )
@@ -24,6 +24,7 @@ type audit struct {
 	peer   *Peer  // for the answers; a connection of its own, whose loss ends the audit
 	by     *lane
 
+	used     time.Duration // guarded by stager.mu: when it was asked last
 	requests chan []byte
 	bye      chan struct{}
 	answers  [answersMax]*Transfer
@@ -49,31 +50,42 @@ func (s *stager) greetAudit(m *stagedMessage) {
 	}
 	a := &audit{s: s, number: rand.Uint64(), nonce: nonce, to: to, from: m.from, peer: back, by: m.lane,
 		requests: make(chan []byte, auditBacklog), bye: make(chan struct{}, 1)}
-	err := s.hire(a)
+	s.hire(a)
 	b := binary.LittleEndian.AppendUint64(appendHead(nil, a.to, isAuditReady), a.nonce)
-	b = appendOutcome(binary.LittleEndian.AppendUint64(b, a.number), err)
-	known := err == nil
-	if sent := a.tell(b); known && sent == nil && s.serve(a.run) {
-		return
+	b = appendOutcome(binary.LittleEndian.AppendUint64(b, a.number), nil)
+	if a.tell(b) != nil || !s.serve(a.run) {
+		a.end()
 	}
-	a.end()
 }
 
-// hire makes an audit known, unless its sender has enough.
-func (s *stager) hire(a *audit) error {
+// hire makes an audit known. Where its sender has enough, the one that has been idle for longest
+// ends: most likely its connection was lost there, and its goodbye with it.
+func (s *stager) hire(a *audit) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	var oldest *audit
 	held := 0
 	for _, other := range s.audits {
 		if other.from == a.from {
 			held++
+			if oldest == nil || other.used < oldest.used {
+				oldest = other
+			}
 		}
 	}
 	if held >= auditsMax {
-		return fmt.Errorf("this engine sums for %d peers of yours already: close some: %w", held, ErrFull)
+		oldest.dismiss()
 	}
+	a.used = s.e.now()
 	s.audits[a.number] = a
-	return nil
+}
+
+// dismiss has the goroutine end, soon.
+func (a *audit) dismiss() {
+	select {
+	case a.bye <- struct{}{}:
+	default:
+	}
 }
 
 // receiveSum hands a request to its audit. What makes no sense is dropped.
@@ -83,6 +95,9 @@ func (s *stager) receiveSum(from string, body []byte) {
 	}
 	s.mu.Lock()
 	a := s.audits[binary.LittleEndian.Uint64(body)]
+	if a != nil && a.from == from {
+		a.used = s.e.now()
+	}
 	s.mu.Unlock()
 	if a == nil || a.from != from {
 		return
@@ -120,12 +135,8 @@ func (s *stager) receiveAuditBye(from string, body []byte) {
 	s.mu.Lock()
 	a := s.audits[binary.LittleEndian.Uint64(body)]
 	s.mu.Unlock()
-	if a == nil || a.from != from {
-		return
-	}
-	select {
-	case a.bye <- struct{}{}:
-	default:
+	if a != nil && a.from == from {
+		a.dismiss()
 	}
 }
 
