@@ -78,6 +78,7 @@ func (t *Transfer) interrupt(why error) {
 			}
 		}
 	}
+	t.forsakeAll(nil, why)
 	t.pump(nil)
 	t.poll()
 }

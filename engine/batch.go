@@ -31,8 +31,9 @@ type batch struct {
 	message []byte // nil: none
 	counts  bool   // one more for counter follows the data
 	counter uint32
-	durable bool // it ends once its bytes would survive a loss of power
-	last    bool // only after all others have ended: it carries the message, or the count
+	durable bool     // it ends once its bytes would survive a loss of power
+	sum     *summing // nil: the bytes are not compared
+	last    bool     // only after all others have ended: it carries the message, or the count
 }
 
 func (b *batch) submit(op Op, tag uint64) error {
@@ -176,6 +177,11 @@ func (t *Transfer) join(local *Region, remote *Remote) (g *group, localKey, remo
 	if err := t.hold(local); err != nil {
 		return nil, 0, 0, err
 	}
+	if t.checked {
+		if err := c.audit(); err != nil {
+			return nil, 0, 0, err
+		}
+	}
 	localKey = local.mems[c.lane.index].Key()
 	for i := range t.groups {
 		if t.groups[i].conn == c {
@@ -231,6 +237,12 @@ func (t *Transfer) prepare() error {
 	for i := range t.groups {
 		g := &t.groups[i]
 		t.bytes += g.bytes
+		if t.checked {
+			if err := t.prepareSummed(g); err != nil {
+				return err
+			}
+			continue
+		}
 		for rest := g.descs; len(rest) > 0; {
 			n := min(len(rest), g.conn.lane.caps.DescsMax)
 			t.batches = append(t.batches, batch{conn: g.conn, descs: rest[:n:n], durable: t.route.Durable})
@@ -270,7 +282,7 @@ func (t *Transfer) attach() error {
 		return nil
 	}
 	n := len(t.batches)
-	if n == 0 || t.op != Write || t.route.Durable || !t.batches[n-1].conn.carries(t.counts) {
+	if n == 0 || t.op != Write || t.checked || t.route.Durable || !t.batches[n-1].conn.carries(t.counts) {
 		c := t.p.messenger(t.route, t.counts)
 		if c == nil {
 			return t.noMessenger()

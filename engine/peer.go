@@ -52,6 +52,9 @@ type conn struct {
 	watcher   backends.Watcher
 	counters  counters
 
+	sums     atomic.Pointer[sumWay] // once a checksum was asked for
+	auditing sync.Mutex             // one goroutine at a time asks
+
 	backlog []*Transfer  // guarded by lane.backlogMu
 	waiting atomic.Int64 // len(backlog)
 
@@ -102,7 +105,11 @@ func (c *conn) watch(w backends.Watcher) {
 
 // lose marks the connection dead: no new transfer takes it.
 func (c *conn) lose() {
-	c.goneOnce.Do(func() { close(c.gone) })
+	first := false
+	c.goneOnce.Do(func() { close(c.gone); first = true })
+	if first {
+		c.forsake(ErrPeerLost)
+	}
 	staged := c.peer.staged()
 	if sp := staged.p.(*stagedPeer); c != staged {
 		sp.s.push(&carrierLost{sp, c.lane})

@@ -20,6 +20,7 @@ import (
 	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/backends/tcp"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/leak"
@@ -81,6 +82,9 @@ func TestBrokenPromisesAreFound(t *testing.T) {
 var promisesBackends = map[string]func() (backends.Backend, error){
 	"mem": func() (backends.Backend, error) { return mem.New(mem.Config{}) },
 	"shm": func() (backends.Backend, error) { return shm.New(shm.Config{}) },
+	"tcp": func() (backends.Backend, error) {
+		return tcp.New(tcp.Config{Plaintext: true, Listen: "127.0.0.1:0", Grace: 20 * time.Millisecond, CloseMax: 100 * time.Millisecond})
+	},
 }
 
 // rulesOf makes rules within the contract that differ from seed to seed.
@@ -389,6 +393,9 @@ func (w *promiser) transfer(op engine.Op, m *engine.Remote, at uint64, beside fu
 	off := uint64(w.rng.IntN(int(slotBytes-n+1))) &^ 7
 	if err := t.Add(w.src, w.slot*slotBytes+off, m, at+off, n); err != nil {
 		return // lost, or revoked
+	}
+	if w.rng.IntN(4) == 0 && t.Checksum() != nil {
+		return // lost
 	}
 	number := (w.slot+1)<<56 | w.count
 	if op == engine.Write && w.rng.IntN(3) == 0 {

@@ -91,7 +91,7 @@ func (t *Transfer) submitMore(from *conn) (full *conn) {
 		// The index moves first: the completion may come before Submit returns.
 		t.submitted.Store(int64(next + 1))
 		tag := tag(t.slot, t.generation.Load(), bit)
-		err := b.submit(t.op, tag)
+		err := t.submitBatch(b, tag, next, bit)
 		if err == nil {
 			t.submittedOne(c, from, tag)
 			continue
@@ -104,6 +104,13 @@ func (t *Transfer) submitMore(from *conn) (full *conn) {
 		t.fail(t.backendError(c, err))
 		t.stopped.Store(true)
 	}
+}
+
+func (t *Transfer) submitBatch(b *batch, tag uint64, index, bit int) error {
+	if b.sum != nil {
+		return b.submitSum(t, tag, index, bit)
+	}
+	return b.submit(t.op, tag)
 }
 
 // submittedOne does what a batch that the backend has taken needs at once. It may
@@ -168,16 +175,28 @@ func (e *Engine) finish(l *lane, c *backends.Completion) {
 		e.dropped.Add(1)
 		return
 	}
-	if t.outstanding.And(^uint64(1<<bit))&(1<<bit) == 0 {
-		e.dropped.Add(1)
+	later, err := t.moved(bit, c.Tag, c.Err)
+	if later {
 		return
 	}
-	if c.Err != nil {
-		if errors.Is(c.Err, backends.ErrUnproven) {
+	if err != nil {
+		if errors.Is(err, backends.ErrUnproven) {
 			t.unanswered.Store(true)
 		}
+		err = t.completionError(l, err)
+	}
+	t.endBatch(l, bit, err)
+}
+
+// endBatch ends the batch of a bit.
+func (t *Transfer) endBatch(l *lane, bit int, err error) {
+	if t.outstanding.And(^uint64(1<<bit))&(1<<bit) == 0 {
+		t.e.dropped.Add(1)
+		return
+	}
+	if err != nil {
 		t.short.Store(true)
-		t.fail(t.completionError(l, c.Err))
+		t.fail(err)
 		t.stopped.Store(true)
 	}
 	// Taken before end: with the last batch the transfer is somebody else's.

@@ -67,6 +67,10 @@ type stager struct {
 	draining bool           // guarded by mu: no more windows
 	holders  map[string]int // guarded by mu: windows by the address of the sender
 
+	secrets map[[16]byte]*stagedMemory // guarded by mu: by what their tokens begin with
+	ways    map[uint64]*sumWay         // guarded by mu
+	audits  map[uint64]*audit          // guarded by mu
+
 	windows map[uint64]*window // touched by the goroutine alone
 }
 
@@ -75,6 +79,7 @@ type stagedEvent interface{ happen() }
 
 func newStager(e *Engine) *stager {
 	s := &stager{e: e, memories: map[uint32]*stagedMemory{}, sessions: map[uint64]session{}, holders: map[string]int{}, windows: map[uint64]*window{},
+		secrets: map[[16]byte]*stagedMemory{}, ways: map[uint64]*sumWay{}, audits: map[uint64]*audit{},
 		wake: make(chan struct{}, 1), ended: make(chan struct{}), hellos: make(chan struct{}, e.cfg.HandshakesMax)}
 	rand.Read(s.id[:])
 	return s

@@ -45,12 +45,17 @@ func (sp *stagedPeer) openWindow(ctx context.Context, carrier *lane) (*farWindow
 // hello is the message that asks: with a description of this engine by which the peer can
 // connect back and answer.
 func (s *stager) hello(to []byte, w *farWindow) ([]byte, error) {
+	return s.introduction(to, isHello, w.nonce, w.carrier)
+}
+
+// introduction is a message with which one engine asks another for something that is answered.
+func (s *stager) introduction(to []byte, what byte, nonce uint64, by *lane) ([]byte, error) {
 	d := &wire.Description{Engine: s.e.id, Host: s.e.host, Name: s.e.cfg.Name, Backends: []wire.Backend{
-		{Name: w.carrier.caps.Name, Addr: w.carrier.b.Addr()}, {Name: Staged, Addr: s.Addr()}}}
-	b := binary.LittleEndian.AppendUint64(appendHead(nil, to, isHello), w.nonce)
-	b, err := wire.Encode(append(b, byte(len(w.carrier.caps.Name))), d)
-	if err == nil && len(b) > w.carrier.caps.MessageMax {
-		err = fmt.Errorf("a request of %d bytes, and %s carries messages of at most %d: %w", len(b), w.carrier.caps.Name, w.carrier.caps.MessageMax, ErrBounds)
+		{Name: by.caps.Name, Addr: by.b.Addr()}, {Name: Staged, Addr: s.Addr()}}}
+	b := binary.LittleEndian.AppendUint64(appendHead(nil, to, what), nonce)
+	b, err := wire.Encode(append(b, byte(len(by.caps.Name))), d)
+	if err == nil && len(b) > by.caps.MessageMax {
+		err = fmt.Errorf("a request of %d bytes, and %s carries messages of at most %d: %w", len(b), by.caps.Name, by.caps.MessageMax, ErrBounds)
 	}
 	return b, err
 }
@@ -147,6 +152,20 @@ func (s *stager) takes(l *lane, m *backends.Message) bool {
 	what, body, ours := s.head(m.Data)
 	if !ours {
 		return false
+	}
+	switch what {
+	case isAuditHello:
+		s.receiveAuditHello(&stagedMessage{s, l, m.From, what, body})
+		return true
+	case isSum:
+		s.receiveSum(m.From, body)
+		return true
+	case isSummed, isAuditReady:
+		s.receiveSummed(l, what, body)
+		return true
+	case isAuditBye:
+		s.receiveAuditBye(m.From, body)
+		return true
 	}
 	s.mu.Lock()
 	room := s.messages < stagedEvents

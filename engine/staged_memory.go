@@ -35,7 +35,7 @@ func (s *stager) register(seg backends.Segment, mems []backends.Memory) backends
 	for s.lastKey++; s.memories[s.lastKey] != nil || s.lastKey == 0; s.lastKey++ {
 	}
 	m.key = s.lastKey
-	s.memories[m.key] = m
+	s.memories[m.key], s.secrets[seg.Secret] = m, m
 	return m
 }
 
@@ -134,6 +134,7 @@ func (f *fenced) happen() {
 func (m *stagedMemory) Close() error {
 	m.s.mu.Lock()
 	delete(m.s.memories, m.key)
+	delete(m.s.secrets, m.region.seg.Secret)
 	m.s.mu.Unlock()
 	if r := m.self.Swap(nil); r != nil {
 		_ = r.Close() // busy: a hop that was given up still lists it

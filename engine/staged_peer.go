@@ -223,6 +223,14 @@ func (sp *stagedPeer) Close() error {
 	was := sp.closed
 	sp.closed = true
 	sp.mu.Unlock()
+	for _, c := range sp.p.conns {
+		if c == nil {
+			continue
+		}
+		if w := c.sums.Load(); w != nil {
+			w.close(sp)
+		}
+	}
 	sp.endLife()
 	sp.opening.Lock() // nobody prepares any more; another Close has ended
 	defer sp.opening.Unlock()

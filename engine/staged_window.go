@@ -51,6 +51,11 @@ type hop struct {
 
 // receiveHello has a goroutine connect back, unless too many are at it.
 func (s *stager) receiveHello(m *stagedMessage) {
+	s.welcome(func() { s.greet(m) })
+}
+
+// welcome runs greet in a goroutine, where there is a place.
+func (s *stager) welcome(greet func()) {
 	select {
 	case s.hellos <- struct{}{}:
 	default:
@@ -58,34 +63,44 @@ func (s *stager) receiveHello(m *stagedMessage) {
 	}
 	if !s.serve(func() {
 		defer func() { <-s.hellos }()
-		s.greet(m)
+		greet()
 	}) {
 		<-s.hellos
 	}
 }
 
-// greet connects to who asked, and gives it a window or says why not. Who cannot be reached
-// gets no answer.
-func (s *stager) greet(m *stagedMessage) {
+// callBack connects to who has sent a hello; nil: it cannot be reached, or made no sense.
+func (s *stager) callBack(m *stagedMessage) (back *Peer, nonce uint64, stager []byte) {
 	if len(m.body) < 8+1 {
-		return
+		return nil, 0, nil
 	}
 	d, err := wire.Decode(m.body[9:])
 	if err != nil || d.Engine == s.e.id || string(d.Addr(m.lane.caps.Name)) != m.from {
-		return
+		return nil, 0, nil
 	}
 	to := d.Addr(Staged)
 	if len(to) != len(s.id)+1 {
-		return
+		return nil, 0, nil
 	}
 	ctx, cancel := context.WithTimeout(s.e.life, s.e.cfg.ConnectTimeout)
 	defer cancel()
 	d.Backends = []wire.Backend{{Name: m.lane.caps.Name, Addr: []byte(m.from)}}
-	back, err := s.e.connectHidden(ctx, d)
-	if err != nil {
+	if back, err = s.e.connectHidden(ctx, d); err != nil {
+		return nil, 0, nil
+	}
+	return back, binary.LittleEndian.Uint64(m.body), to[:len(s.id)]
+}
+
+// greet connects to who asked, and gives it a window or says why not. Who cannot be reached
+// gets no answer.
+func (s *stager) greet(m *stagedMessage) {
+	back, nonce, to := s.callBack(m)
+	if back == nil {
 		return
 	}
-	w := &window{s: s, number: rand.Uint64(), nonce: binary.LittleEndian.Uint64(m.body), to: to[:len(s.id)],
+	ctx, cancel := context.WithTimeout(s.e.life, s.e.cfg.ConnectTimeout)
+	defer cancel()
+	w := &window{s: s, number: rand.Uint64(), nonce: nonce, to: to,
 		from: m.from, peer: back, by: m.lane, bye: make(chan struct{}, 1)}
 	token, err := w.open()
 	if err == nil && !s.push(&windowOpened{w}) {

@@ -27,6 +27,8 @@ type Transfer struct {
 	notify  bool // message follows the data
 	counts  bool // or one more for counter does
 	counter uint32
+	checked bool // see Checksum
+	sums    *sums
 	dirty   bool // the list has changed since batches was made
 	batches []batch
 	bytes   uint64
@@ -195,7 +197,7 @@ func (t *Transfer) release() {
 		t.groups[i].clear()
 	}
 	t.groups = t.groups[:0]
-	t.message, t.notify, t.counts, t.dirty, t.bytes = nil, false, false, true, 0
+	t.message, t.notify, t.counts, t.checked, t.dirty, t.bytes = nil, false, false, false, true, 0
 }
 
 // Close gives the transfer back. It is ErrBusy while posted: Abort it first.

@@ -40,7 +40,7 @@ type replayFlags struct {
 	faults, faultSide           string
 	seed                        uint64
 	timeout                     time.Duration
-	overlap, asJSON             bool
+	overlap, asJSON, checksum   bool
 	network                     networkFlags
 	offload                     offloadFlags
 	exactly                     bool // --requests was given: fewer are an error
@@ -105,6 +105,7 @@ spill nothing, and --fault is for what lies between the processes, not for the f
 	s.StringVar(&f.faults, "fault", "", "have the backends misbehave: rules such as 'write p=0.01: drop; batch: delay 5ms±1ms', or @FILE")
 	s.StringVar(&f.faultSide, "fault-side", "both", "which process --fault is for: both, prefill, decode")
 	s.DurationVar(&f.timeout, "timeout", 30*time.Second, "limit for a process that does not answer or move on; at least 2s")
+	s.BoolVar(&f.checksum, "checksum", true, "have both engines compare the bytes of 7 layers in 8 by CRC-32C, and show what that costs; --checksum=false: of none")
 	s.BoolVar(&f.asJSON, "json", false, "print JSON")
 	return c
 }
@@ -194,7 +195,7 @@ func runReplay(c *cobra.Command, f *replayFlags) error {
 	var bar *progress
 	r, err := replay.Run(c.Context(), replay.Options{
 		Model: f.model, Backend: f.backend, Requests: requests, Speed: f.speed, Overlap: f.overlap, AbortRate: f.abortRate,
-		PoolBytes: pool, Threads: f.threads, Limit: f.timeout, Faults: rules, Offload: offload,
+		PoolBytes: pool, Threads: f.threads, Checksum: f.checksum, Limit: f.timeout, Faults: rules, Offload: offload,
 		Start: func(s replay.Side) (*procs.Child, error) {
 			// The child's copy is the last one: its death closes the connection.
 			defer ends[s].Close()

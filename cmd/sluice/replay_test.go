@@ -37,7 +37,7 @@ func smallTrace(t *testing.T, requests int) string {
 // replayKeys are the interface; the keys and those added since.
 var replayKeys = []string{"requests", "blocks_moved", "blocks_reused", "bytes", "mismatches", "aborted", "gbps", "memcpy_gbps",
 	"request_ms", "layer_us", "route", "model", "ratio", "threads", "pool_bytes", "memory", "blocks_checked", "blocks_watched",
-	"blocks_leaked", "first_mismatches", "faults", "retried", "seconds"}
+	"blocks_leaked", "first_mismatches", "faults", "retried", "seconds", "checksum", "plain_gbps", "plain_ratio"}
 
 func replayReport(t *testing.T, args ...string) map[string]any {
 	t.Helper()

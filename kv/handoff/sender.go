@@ -31,6 +31,11 @@ type SenderConfig struct {
 	AbortTimeout  time.Duration // for each transfer to end, and for the news of it to leave; default 5 s
 	MessageMax    int           // bytes of a notification; default 4 KiB, at least MessageMin
 
+	// Checksum, if set, says of which layers the bytes are compared on both sides before the
+	// receiver hears of them: see engine.Transfer.Checksum. One that differs ends the hand-over
+	// with engine.ErrCorrupt. It is called by Layer, and must not wait.
+	Checksum func(layer int) bool
+
 	// OnLayer, if set, is called for each layer that was written, in order, by a
 	// goroutine of the Push. It must not wait.
 	OnLayer func(LayerReport)

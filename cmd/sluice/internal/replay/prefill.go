@@ -15,6 +15,10 @@ import (
 	"github.com/sluicehq/sluice/kv/handoff"
 )
 
+// plainEvery is how often a layer goes without a checksum, so that one run shows what they cost:
+// decode's digests are of all layers.
+const plainEvery = 8
+
 // OpenFunc opens the backends that a name stands for.
 type OpenFunc func(name string, threads int) ([]backends.Backend, error)
 
@@ -117,7 +121,8 @@ func (p *prefill) work() (err error) {
 	p.sender, err = handoff.NewSender(mux, handoff.SenderConfig{
 		Region: p.local, Geometry: p.staging.geometry, Route: p.route(), Window: 1,
 		AnswerTimeout: limit, LayerTimeout: limit, TakenTimeout: limit, AbortTimeout: limit,
-		OnLayer: func(r handoff.LayerReport) { p.landed <- r }, // one in flight: has room
+		Checksum: p.plan.checksum,
+		OnLayer:  func(r handoff.LayerReport) { p.landed <- r }, // one in flight: has room
 	})
 	if err != nil {
 		return err

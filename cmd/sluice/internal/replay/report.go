@@ -39,7 +39,10 @@ type Report struct {
 	Route        string    `json:"route"`
 
 	Model           string   `json:"model"`
-	Ratio           float64  `json:"ratio"` // gbps / memcpy_gbps
+	Ratio           float64  `json:"ratio"`       // gbps / memcpy_gbps
+	Checksum        bool     `json:"checksum"`    // of seven layers in eight, or of all under faults
+	PlainGBps       float64  `json:"plain_gbps"`  // of the others; 0: there was none
+	PlainRatio      float64  `json:"plain_ratio"` // plain_gbps / memcpy_gbps
 	Threads         int      `json:"threads"`
 	PoolBytes       uint64   `json:"pool_bytes"`
 	Memory          string   `json:"memory"`           // of the pool: "host", or the backend whose it was
@@ -67,20 +70,22 @@ type Times struct {
 
 // PrefillResult and DecodeResult are what the processes report.
 type PrefillResult struct {
-	BlocksMoved  uint64          `json:"blocks_moved"`
-	BlocksReused uint64          `json:"blocks_reused"`
-	Bytes        uint64          `json:"bytes"`
-	MemcpyBytes  uint64          `json:"memcpy_bytes"`
-	Aborted      int             `json:"aborted"`
-	Route        string          `json:"route"`
-	Fill         time.Duration   `json:"fill_ns"`
-	Transfer     time.Duration   `json:"transfer_ns"`
-	Memcpy       time.Duration   `json:"memcpy_ns"`
-	Replay       time.Duration   `json:"replay_ns"`
-	Requests     []time.Duration `json:"requests_ns"`
-	LayerUs      Quantiles       `json:"layer_us"`
-	Faults       uint64          `json:"faults"`
-	Retried      int             `json:"retried"`
+	BlocksMoved   uint64          `json:"blocks_moved"`
+	BlocksReused  uint64          `json:"blocks_reused"`
+	Bytes         uint64          `json:"bytes"`
+	MemcpyBytes   uint64          `json:"memcpy_bytes"`
+	Aborted       int             `json:"aborted"`
+	Route         string          `json:"route"`
+	Fill          time.Duration   `json:"fill_ns"`
+	Transfer      time.Duration   `json:"transfer_ns"`
+	PlainBytes    uint64          `json:"plain_bytes"` // of Bytes, without checksums
+	PlainTransfer time.Duration   `json:"plain_transfer_ns"`
+	Memcpy        time.Duration   `json:"memcpy_ns"`
+	Replay        time.Duration   `json:"replay_ns"`
+	Requests      []time.Duration `json:"requests_ns"`
+	LayerUs       Quantiles       `json:"layer_us"`
+	Faults        uint64          `json:"faults"`
+	Retried       int             `json:"retried"`
 }
 
 // DecodeResult is the decode process's part.
@@ -112,8 +117,9 @@ func merge(plan *Plan, pre *PrefillResult, dec *DecodeResult, setup time.Duratio
 		Seconds: Times{Setup: setup.Seconds(), Replay: pre.Replay.Seconds(), Fill: pre.Fill.Seconds(),
 			Transfer: pre.Transfer.Seconds(), Memcpy: pre.Memcpy.Seconds(), Digest: dec.Digest.Seconds()},
 	}
+	r.Checksum, r.PlainGBps = plan.Checksum, bench.GBps(pre.PlainBytes, pre.PlainTransfer)
 	if r.MemcpyGBps > 0 {
-		r.Ratio = r.GBps / r.MemcpyGBps
+		r.Ratio, r.PlainRatio = r.GBps/r.MemcpyGBps, r.PlainGBps/r.MemcpyGBps
 	}
 	r.Offload = dec.Offload.report()
 	return r
@@ -148,6 +154,9 @@ time        setup %.2f s, replay %.2f s; prefill: filling %.2f s, memcpy %.2f s;
 		bench.RoundSize(r.Bytes), t.Transfer, r.GBps, r.MemcpyGBps, r.Ratio,
 		r.RequestMs.P50, r.RequestMs.P99, r.LayerUs.P50, r.LayerUs.P99,
 		t.Setup, t.Replay, t.Fill, t.Memcpy, t.Digest)
+	if err == nil && r.Checksum && r.PlainGBps > 0 {
+		_, err = fmt.Fprintf(w, "checksums   of 7 layers in 8; the others %.2f GB/s, ratio %.3f\n", r.PlainGBps, r.PlainRatio)
+	}
 	if err == nil && r.Faults > 0 {
 		_, err = fmt.Fprintf(w, "faults      %d brought about, %d hand-overs begun again\n", r.Faults, r.Retried)
 	}

@@ -22,6 +22,7 @@ type Options struct {
 	AbortRate float64       // share of the requests, 0 to 1
 	PoolBytes uint64        // of the decode side; 0: chosen
 	Threads   int           // that copy
+	Checksum  bool          // compare the bytes of layers on both sides, and show what it costs
 	Limit     time.Duration // without a sign of life or progress
 
 	// Faults are rules of package fault for the backends of a side; absent: none. With
@@ -43,7 +44,7 @@ func (o *Options) plan() (*Plan, error) {
 		return nil, fmt.Errorf("the trace has no requests")
 	}
 	p := &Plan{Model: o.Model, Backend: o.Backend, Requests: o.Requests, Speed: o.Speed,
-		Overlap: o.Overlap || o.Speed > 0, Threads: o.Threads, LimitMs: o.Limit.Milliseconds()}
+		Overlap: o.Overlap || o.Speed > 0, Threads: o.Threads, Checksum: o.Checksum, LimitMs: o.Limit.Milliseconds()}
 	if len(o.Faults) > 0 {
 		p.Faults, p.Meeting = o.Faults, meetingPlace()
 	}

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Checksum has the bytes of the transfer compared, by CRC-32C, until Reset. The peer's engine
+// sums what lies in its memory, once the bytes of a Write are there, and this engine sums its
+// own: only ranges that agree are done. What is promised, over any backend:
+//
+//   - The transfer succeeds, and its message or count goes, only if each range had the same sum
+//     on both sides after it was moved. Otherwise it ends with a *CorruptError, which is
+//     ErrCorrupt and names a range, and nothing follows the data. The target's memory has
+//     what was wrong until it is written anew: a Write is one-sided, and takes nothing back.
+//   - A sum is of memory as it is at that moment. Whoever else writes the range between the
+//     move and the outcome, another range of the same transfer too, is taken for corruption, and
+//     what comes to be wrong later is not found.
+//   - CRC-32C finds every error of up to 32 bits in a row, and all but one in 2^32 of others. It is
+//     no proof against a peer that lies.
+//
+// Both memories must be DRAM, and the peer's engine must be able to connect to this one by the
+// backend that moves the bytes: it is asked at the next Add, or now for what is listed, and the
+// answer waited for. It costs reading the bytes once more on both sides, and a round trip.
+func (t *Transfer) Checksum() error {
+	if s := t.state.Load(); s != idle && s != done {
+		return t.misuse("change")
+	}
+	for i := range t.groups {
+		if err := t.groups[i].conn.audit(); err != nil {
+			return err
+		}
+	}
+	t.checked, t.dirty = true, true
+	return nil
+}
+
+// CorruptError is a range whose bytes are not those of the other side. It is ErrCorrupt.
+type CorruptError struct {
+	Op          Op
+	Peer        string
+	Region      string // the peer's name for it
+	Offset, Len uint64 // bytes, in that region
+}
+
+// Error implements error.
+func (e *CorruptError) Error() string {
+	return fmt.Sprintf("%v of %d bytes at %d of region %s of peer %s: the two sides' checksums differ: move them again, and mistrust the way if it happens again: %v",
+		e.Op, e.Len, e.Offset, e.Region, e.Peer, ErrCorrupt)
+}
+
+// Unwrap makes it ErrCorrupt.
+func (e *CorruptError) Unwrap() error { return ErrCorrupt }
+
+// sumBytes is how much of a transfer is summed at a time: small enough that moving the next
+// part and summing this one overlap.
+const sumBytes = 2 << 20 // 2 MiB
+
+// summing is what a batch needs whose bytes are compared.
+type summing struct {
+	way     *sumWay
+	request []byte // to the peer's engine; the tag is put in by each post
+	local   *Region
+	remote  *Remote
+	descs   []backends.Desc // what is compared: these, or
+	pages   *Pages
+	op      Op
+}
+
+// The states of a batch whose bytes are compared, by its bit.
+const (
+	sumIdle    uint32 = iota
+	sumFlying         // neither moved nor answered
+	sumMoved          // the answer is missing
+	sumHeard          // its completion is missing
+	sumWorking        // being compared; whoever does ends it
+)
+
+// sums is what a transfer has for batches under way whose bytes are compared.
+type sums struct {
+	state [batchesInFlight]atomic.Uint32
+	batch [batchesInFlight]int // by bit; set before the batch is submitted
+	heard [batchesInFlight][]byte
+}
+
+// prepareSummed cuts a group's list into batches that can be compared.
+func (t *Transfer) prepareSummed(g *group) error {
+	if t.sums == nil {
+		t.sums = &sums{}
+	}
+	c := &sumCutter{t: t, g: g}
+	for i := range g.descs {
+		if err := c.add(g.descs[i]); err != nil {
+			return err
+		}
+	}
+	c.cut()
+	for i := range g.pages {
+		if err := c.addPages(g.pages[i]); err != nil {
+			return err
+		}
+	}
+	return c.list()
+}
+
+// sumCutter makes batches of a list.
+type sumCutter struct {
+	t     *Transfer
+	g     *group
+	descs []backends.Desc // of the batch under way
+	bytes uint64
+	made  []summing
+}
+
+func (c *sumCutter) add(d backends.Desc) error {
+	most := min(c.g.conn.lane.caps.DescsMax, sumDescsMax(c.g.conn.lane.caps.MessageMax))
+	if most < 1 {
+		return c.noRoom()
+	}
+	for d.Len > 0 {
+		if n := len(c.descs); n == most || c.bytes >= sumBytes || n > 0 && (c.descs[0].LocalKey != d.LocalKey || c.descs[0].RemoteKey != d.RemoteKey) {
+			c.cut()
+		}
+		piece := d
+		piece.Len = min(d.Len, sumBytes-c.bytes)
+		c.descs = append(c.descs, piece)
+		c.bytes += piece.Len
+		d.Local, d.Remote, d.Len = d.Local+piece.Len, d.Remote+piece.Len, d.Len-piece.Len
+	}
+	return nil
+}
+
+func (c *sumCutter) cut() {
+	if len(c.descs) > 0 {
+		c.made = append(c.made, summing{descs: c.descs})
+		c.descs, c.bytes = nil, 0
+	}
+}
+
+func (c *sumCutter) addPages(p Pages) error {
+	most := sumPagesMax(c.g.conn.lane.caps.MessageMax)
+	if most < 1 {
+		return c.noRoom()
+	}
+	if p.EntryLen > 0 {
+		most = min(most, max(1, int(sumBytes/p.EntryLen)))
+	}
+	for p.Count > most {
+		head := cutPages(&p, most)
+		c.made = append(c.made, summing{pages: &head})
+	}
+	c.made = append(c.made, summing{pages: &p})
+	return nil
+}
+
+func (c *sumCutter) noRoom() error {
+	l := c.g.conn.lane
+	return &OpError{Op: "checksum", Backend: l.caps.Name, Err: fmt.Errorf("its messages of at most %d bytes are too short for any list: %w", l.caps.MessageMax, ErrNotSupported)}
+}
+
+// list gives a Write's batch its request, which follows the data; a Read's has one of its own,
+// for when all data is here.
+func (c *sumCutter) list() error {
+	t, conn := c.t, c.g.conn
+	moved := len(t.batches)
+	for i := range c.made {
+		s := &c.made[i]
+		if err := c.complete(s); err != nil {
+			return err
+		}
+		b := batch{conn: conn, descs: s.descs, pages: s.pages}
+		if t.op == Write {
+			b.sum, b.message = s, s.request
+		}
+		t.batches = append(t.batches, b)
+	}
+	if t.op == Write {
+		return nil
+	}
+	for i := range c.made {
+		s := &c.made[i]
+		t.batches = append(t.batches, batch{conn: conn, sum: s, message: s.request, last: i == 0 && moved+len(c.made) > 0})
+	}
+	return nil
+}
+
+// complete fills in what the batch is about.
+func (c *sumCutter) complete(s *summing) error {
+	var localKey, remoteKey uint32
+	if s.pages != nil {
+		localKey, remoteKey = s.pages.LocalKey, s.pages.RemoteKey
+	} else {
+		localKey, remoteKey = s.descs[0].LocalKey, s.descs[0].RemoteKey
+	}
+	lane := c.g.conn.lane.index
+	for _, r := range c.t.regions {
+		if m := r.mems[lane]; m != nil && m.Key() == localKey {
+			s.local = r
+		}
+	}
+	for _, m := range c.t.remotes {
+		if key, err := m.key(lane); err == nil && key == remoteKey {
+			s.remote = m
+		}
+	}
+	if s.local == nil || s.remote == nil {
+		return fmt.Errorf("checksum: a region of the list is gone: Reset and Add it again: %w", ErrRevoked)
+	}
+	if s.local.seg.Kind != backends.DRAM || s.remote.kind != backends.DRAM {
+		return &OpError{Op: "checksum", Peer: c.t.p.name, Err: fmt.Errorf("of %v and %v: both sides must be DRAM: %w", s.local.seg.Kind, s.remote.kind, ErrNotSupported)}
+	}
+	s.op, s.way = c.t.op, c.g.conn.sums.Load()
+	var err error
+	s.request, err = s.appendRequest(nil, s.remote.tokens[lane])
+	return err
+}
+
+// submitSum is submit for a batch whose bytes are compared.
+func (b *batch) submitSum(t *Transfer, tag uint64, index, bit int) error {
+	way := b.sum.way
+	if !way.begin() {
+		return backends.ErrFull
+	}
+	t.sums.batch[bit], t.sums.heard[bit] = index, nil
+	t.sums.state[bit].Store(sumFlying)
+	way.name(b.sum.request, tag)
+	var err error
+	switch {
+	case way.self && b.descs == nil && b.pages == nil: // a Read's: all bytes are here
+		t.sums.state[bit].Store(sumWorking)
+		way.push(sumWork{t, tag})
+	case way.self:
+		err = b.submitPlain(tag)
+	case b.pages != nil:
+		err = b.conn.pager.SubmitPages(Write, tag, b.pages, b.message)
+	default:
+		err = b.conn.notifier.SubmitNotify(Write, tag, b.descs, b.message)
+	}
+	if err != nil {
+		t.sums.state[bit].Store(sumIdle)
+		way.end()
+	}
+	return err
+}
+
+// submitPlain moves a Write's bytes and says nothing.
+func (b *batch) submitPlain(tag uint64) error {
+	if b.pages != nil {
+		return b.conn.pager.SubmitPages(Write, tag, b.pages, nil)
+	}
+	return b.conn.p.Submit(Write, tag, b.descs)
+}
+
+// summed returns what the batch of a bit is to be compared by; nil: it is not.
+func (t *Transfer) summed(bit int) *summing {
+	if t.sums == nil || t.sums.state[bit].Load() == sumIdle {
+		return nil
+	}
+	return t.batches[t.sums.batch[bit]].sum
+}
+
+// moved notes that the bytes of a batch are there, unless it has failed. later: its end comes
+// when they have been compared. Otherwise it ends now, with that error.
+func (t *Transfer) moved(bit int, tag uint64, err error) (later bool, end error) {
+	s := t.summed(bit)
+	if s == nil {
+		return false, err
+	}
+	state := &t.sums.state[bit]
+	if err != nil {
+		if state.Swap(sumIdle) != sumIdle {
+			s.way.end()
+		}
+		return false, err
+	}
+	switch {
+	case s.way.self && state.CompareAndSwap(sumFlying, sumWorking), state.CompareAndSwap(sumHeard, sumWorking):
+		s.way.push(sumWork{t, tag})
+	case state.CompareAndSwap(sumFlying, sumMoved):
+		// Who ends all waits may have looked before.
+		if t.stopped.Load() && t.forsake(bit) {
+			return false, ErrAborted
+		}
+		if s.way.conn.isLost() && t.forsake(bit) {
+			return false, ErrPeerLost
+		}
+	case state.CompareAndSwap(sumHeard, sumWorking): // the answer has overtaken us just now
+		s.way.push(sumWork{t, tag})
+	}
+	return true, nil
+}
+
+// forsake ends the wait for an answer. It reports whether there was one.
+func (t *Transfer) forsake(bit int) bool {
+	s := t.summed(bit)
+	if s == nil || !t.sums.state[bit].CompareAndSwap(sumMoved, sumIdle) {
+		return false
+	}
+	s.way.end()
+	return true
+}
+
+// forsakeAll ends all waits for answers, over one connection or (nil) over all.
+// Preconditions: gripped.
+func (t *Transfer) forsakeAll(of *conn, why error) {
+	if t.sums == nil {
+		return
+	}
+	for bit := range batchesInFlight {
+		s := t.summed(bit)
+		if s == nil || of != nil && s.way.conn != of || !t.forsake(bit) {
+			continue
+		}
+		t.endBatch(s.way.conn.lane, bit, why)
+	}
+}
