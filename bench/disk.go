@@ -58,7 +58,8 @@ func MakeDiskFile(path string, n uint64) error {
 // Disk measures backend posix over a file that MakeDiskFile has made, of Spread bytes:
 // Batch requests under way at once, each of Size bytes at a random place, beside fio and
 // beside posix without io_uring. With Pages it measures Batch entries at random places as one
-// transfer, beside threads that call pread; nothing of them is in the page cache. Slice is of
+// transfer, beside threads that call pread; nothing of them is in the page cache. With Durable
+// each batch is one write that is over once the disk has it, and fio calls fdatasync as often. Slice is of
 // one way in one round, a second by default, and Rounds are 3 by default.
 func Disk(ctx context.Context, path string, s Shape, o Options) (Result, error) {
 	if err := s.Check(); err != nil {
@@ -116,7 +117,8 @@ func (d *disk) open() (err error) {
 	if d.file, err = posix.Open(d.path, options); err != nil {
 		return err
 	}
-	if n := d.file.Segment().Len; n < d.shape.Spread || d.shape.Spread < d.shape.Size {
+	least := d.shape.Size * uint64(max(d.shape.Dense*d.shape.Batch, 1))
+	if n := d.file.Segment().Len; n < d.shape.Spread || d.shape.Spread < least {
 		return fmt.Errorf("a file of %d bytes for a spread of %d: %w", n, d.shape.Spread, ErrShape)
 	}
 	if d.own, err = openDiskEnd(posix.Config{Depth: max(d.shape.Batch, 128)}, d.file, &d.shape); err != nil {
@@ -147,6 +149,15 @@ func (d *disk) ways() []diskWay {
 			{"posix-threads", func(context.Context) (diskFigure, error) { return d.threads.gather(&d.shape) }},
 		}
 	}
+	if d.shape.Durable {
+		return []diskWay{
+			{"posix", func(context.Context) (diskFigure, error) {
+				return counted(func() (diskFigure, error) { return d.own.persist(&d.shape, d.slice) }, d.slice)
+			}},
+			{FioName, func(ctx context.Context) (diskFigure, error) { return runFio(ctx, d.path, &d.shape, d.slice) }},
+			{"posix-threads", func(context.Context) (diskFigure, error) { return d.threads.persist(&d.shape, d.slice) }},
+		}
+	}
 	return []diskWay{
 		{"posix", func(context.Context) (diskFigure, error) {
 			return counted(func() (diskFigure, error) { return d.own.requests(&d.shape, d.slice) }, d.slice)
@@ -168,6 +179,12 @@ func (d *disk) sum(ways []diskWay, figures [][]diskFigure, notes []string, round
 		Threads: 1, GBps: own.rate * bytes / 1e9, OpsPerS: own.rate, P50us: Micros(own.p50), P99us: Micros(own.p99),
 		AllocsPerOp: own.allocs, Rounds: rounds,
 		Route: d.own.explain(), Memory: "host", Notes: notes, Extra: map[string]float64{"cpu-us": Micros(own.cpu)}}
+	switch {
+	case s.Dense > 0:
+		r.Lane = fmt.Sprintf("1-in-%d", s.Dense)
+	case s.Durable:
+		r.Lane = "durable"
+	}
 	var beside []Baseline
 	for i := 1; i < len(ways); i++ {
 		if len(figures[i]) == 0 {

@@ -26,6 +26,8 @@ func TestDisk(t *testing.T) {
 		{Op: backends.Read, Size: 64 << 10, Batch: 8, Spread: spread, Threads: 1},
 		{Op: backends.Write, Size: 4 << 10, Batch: 8, Spread: spread, Threads: 1},
 		{Op: backends.Read, Size: 656, Batch: 300, Pages: true, Spread: spread, Threads: 1},
+		{Op: backends.Read, Size: 656, Batch: 300, Pages: true, Dense: 8, Spread: spread, Threads: 1},
+		{Op: backends.Write, Size: 4 << 10, Batch: 8, Durable: true, Spread: spread, Threads: 1},
 	} {
 		r, err := Disk(t.Context(), path, s, o)
 		if err != nil {
@@ -50,6 +52,23 @@ func TestDisk(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := Disk(ended, path, Shape{Op: backends.Read, Size: 4096, Batch: 1, Spread: spread, Threads: 1}, o); !errors.Is(err, context.Canceled) {
+		t.Errorf("an ended context: %v", err)
+	}
+}
+
+func TestDiskLoad(t *testing.T) {
+	leak.Check(t)
+	dir := t.TempDir()
+	r, err := Load(t.Context(), dir, 64<<20, Options{Rounds: 2})
+	if err != nil || r.GBps <= 0 || len(r.Baselines) < 1 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if left, err := filepath.Glob(dir + "/*"); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Load(ended, dir, 64<<20, Options{Rounds: 1}); !errors.Is(err, context.Canceled) {
 		t.Errorf("an ended context: %v", err)
 	}
 }

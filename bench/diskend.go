@@ -154,8 +154,63 @@ func counted(run func() (diskFigure, error), slice time.Duration) (diskFigure, e
 
 // draw takes new places.
 func (e *diskEnd) draw(s *Shape) {
+	if s.Dense > 0 {
+		room := s.Spread/s.Size - uint64(s.Dense*s.Batch) + 1
+		base := uint32(rand.Uint64N(room))
+		for i := range e.places {
+			e.places[i] = base + uint32(i*s.Dense) + rand.Uint32N(uint32(s.Dense))
+		}
+		rand.Shuffle(len(e.places), func(i, j int) { e.places[i], e.places[j] = e.places[j], e.places[i] })
+		return
+	}
 	for i := range e.places {
 		e.places[i] = rand.Uint32N(uint32(s.Spread / s.Size))
+	}
+}
+
+// persist writes batches, one after the other, each of which ends once the disk has it.
+func (e *diskEnd) persist(s *Shape, slice time.Duration) (diskFigure, error) {
+	p, ok := e.p.(backends.Persister)
+	if !ok {
+		return diskFigure{}, fmt.Errorf("posix writes nothing durably: %w", backends.ErrNotSupported)
+	}
+	descs := make([]backends.Desc, s.Batch)
+	e.lats.Reset()
+	ops := 0
+	begin, used := time.Now(), processTime()
+	for time.Since(begin) < slice {
+		for i := range descs {
+			descs[i] = backends.Desc{Local: uint64(i) * s.Size, Remote: rand.Uint64N(s.Spread/s.Size) * s.Size, Len: s.Size,
+				LocalKey: e.local, RemoteKey: e.remote}
+		}
+		start := time.Now()
+		if err := p.SubmitDurable(0, descs, nil); err != nil {
+			return diskFigure{}, err
+		}
+		if err := e.finish(); err != nil {
+			return diskFigure{}, err
+		}
+		e.lats.Add(time.Since(start))
+		ops += s.Batch
+	}
+	f := figureOf(ops, time.Since(begin), processTime()-used, e.lats.Percentile(50))
+	f.p99 = e.lats.Percentile(99)
+	return f, nil
+}
+
+// finish waits for the only batch that is under way.
+func (e *diskEnd) finish() error {
+	for {
+		n, err := e.b.Poll(e.done[:1])
+		if n == 1 {
+			return e.done[0].Err
+		}
+		if err == nil {
+			err = e.sleep()
+		}
+		if err != nil {
+			return err
+		}
 	}
 }
 
@@ -172,19 +227,11 @@ func (e *diskEnd) gather(s *Shape) (diskFigure, error) {
 	if err := pager.SubmitPages(s.Op, 0, &e.pages, nil); err != nil {
 		return diskFigure{}, err
 	}
-	for {
-		n, err := e.b.Poll(e.done[:1])
-		if n == 1 {
-			took := time.Since(begin)
-			return figureOf(1, took, processTime()-used, took), e.done[0].Err
-		}
-		if err == nil {
-			err = e.sleep()
-		}
-		if err != nil {
-			return diskFigure{}, err
-		}
+	if err := e.finish(); err != nil {
+		return diskFigure{}, err
 	}
+	took := time.Since(begin)
+	return figureOf(1, took, processTime()-used, took), nil
 }
 
 // preads reads as many entries with a loop of pread in each thread.

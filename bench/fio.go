@@ -47,10 +47,14 @@ func runFio(ctx context.Context, path string, s *Shape, t time.Duration) (diskFi
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*t+30*time.Second)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, tool, "--name=beside", "--filename="+path, "--rw=rand"+s.Op.String(),
+	args := []string{"--name=beside", "--filename=" + path, "--rw=rand" + s.Op.String(),
 		fmt.Sprint("--bs=", s.Size), fmt.Sprint("--iodepth=", s.Batch), fmt.Sprint("--size=", s.Spread),
 		"--ioengine=io_uring", "--direct=1", "--fixedbufs=1", "--registerfiles=1", "--norandommap", "--time_based",
-		fmt.Sprintf("--runtime=%dms", t.Milliseconds()), "--output-format=json").Output()
+		fmt.Sprintf("--runtime=%dms", t.Milliseconds()), "--output-format=json"}
+	if s.Durable {
+		args = append(args, fmt.Sprint("--fdatasync=", s.Batch))
+	}
+	out, err := exec.CommandContext(ctx, tool, args...).Output()
 	if err != nil {
 		return diskFigure{}, fmt.Errorf("%s: %w: %.200s", FioName, err, out)
 	}

@@ -19,6 +19,8 @@ type Shape struct {
 	Pages   bool   // pieces at random places of a large memory, as one pattern
 	Spread  uint64 // bytes of that memory; 0: 1 GiB
 	Hot     bool   // all pieces at one place on each side, which stays in the caches; not with Pages
+	Dense   int    // with Pages: they lie in one range, one in this many entries of it; 0: anywhere
+	Durable bool   // of files: an operation ends once the disk has all that it wrote
 	Gather  bool   // with Pages: the random places are the initiator's, and the peer's are one run
 	Threads int
 }
@@ -49,6 +51,10 @@ func (s *Shape) Check() error {
 		return fmt.Errorf("%d threads, want 1 to %d: %w", s.Threads, threadsMax, ErrShape)
 	case s.Hot && s.Pages:
 		return fmt.Errorf("pieces at one place and at random places: %w", ErrShape)
+	case s.Dense < 0 || s.Dense > 1<<16 || s.Dense > 0 && !s.Pages:
+		return fmt.Errorf("one entry in %d, of pages: %w", s.Dense, ErrShape)
+	case s.Durable && (s.Pages || s.Op != backends.Write):
+		return fmt.Errorf("durable reads, or pages: %w", ErrShape)
 	case s.Gather && !s.Pages:
 		return fmt.Errorf("gathered pieces that are no pages: %w", ErrShape)
 	case s.Spread > bytesMax:

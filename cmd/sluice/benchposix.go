@@ -22,7 +22,10 @@ type posixFlags struct {
 	format               string
 	batch, rounds        int
 	seconds              float64
+	dense                int
 	pages, asJSON        bool
+	durable, load        bool
+	loadBytes            string
 }
 
 func newBenchPosix() *cobra.Command {
@@ -36,13 +39,21 @@ same size and as many at once, and beside the same backend without io_uring; in
 alternation in one run. All figures are medians of rounds.
 
 --pages is one transfer of scattered entries, beside 32 threads that call pread;
-nothing of them is in the page cache at first.
+nothing of them is in the page cache at first. With --dense N they lie in one range of
+the file, one in N entries of it.
 
-Without --op, --size and --pages a table of shapes. The file is made anew in --dir,
-and removed.`,
+--durable writes batch after batch, each of which is over once the disk has it, beside
+fio that calls fdatasync after as many writes. --load is package weights that reads
+safetensors files, beside fio that reads them in order and beside a program that maps
+them and copies, with nothing in the page cache.
+
+Without --op, --size, --batch, --pages and --load a table of all of that, with the
+processor time of a request by each way. The file is made anew in --dir, and removed.`,
 		Example: `  sluice bench posix --dir /mnt/nvme
   sluice bench posix --dir /mnt/nvme --op write --size 64KiB --batch 32 --json
-  sluice bench posix --dir /mnt/nvme --size 656 --batch 2048 --pages`,
+  sluice bench posix --dir /mnt/nvme --size 656 --batch 2048 --pages --dense 8
+  sluice bench posix --dir /mnt/nvme --op write --size 4KiB --batch 32 --durable
+  sluice bench posix --dir /mnt/nvme --load`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return runBenchPosix(c, &f) },
 	}
@@ -53,6 +64,10 @@ and removed.`,
 	s.StringVar(&f.size, "size", "1MiB", "bytes of a request, or of an entry of --pages")
 	s.IntVar(&f.batch, "batch", 32, "requests at once, or entries of --pages")
 	s.BoolVar(&f.pages, "pages", false, "scattered entries, as one transfer")
+	s.IntVar(&f.dense, "dense", 0, "with --pages: one entry in this many of a range; 0: anywhere in the file")
+	s.BoolVar(&f.durable, "durable", false, "with --op write: a batch is over once the disk has it")
+	s.BoolVar(&f.load, "load", false, "load safetensors files")
+	s.StringVar(&f.loadBytes, "load-bytes", "1GiB", "size of those files in all")
 	s.Float64Var(&f.seconds, "seconds", 1, "time of each way in each round")
 	s.IntVar(&f.rounds, "rounds", 3, "rounds")
 	s.StringVar(&f.format, "format", "text", "text, json or gobench (for benchstat)")
@@ -71,7 +86,15 @@ func posixTable(spread uint64) (list []bench.Shape) {
 			list = append(list, bench.Shape{Op: op, Size: s.size, Batch: s.batch, Spread: spread, Threads: 1})
 		}
 	}
-	return append(list, bench.Shape{Op: backends.Read, Size: tableEntry, Batch: tableEntries, Pages: true, Spread: spread, Threads: 1})
+	for _, size := range []uint64{4 << 10, 64 << 10} {
+		list = append(list, bench.Shape{Op: backends.Write, Size: size, Batch: 32, Durable: true, Spread: spread, Threads: 1})
+	}
+	for _, dense := range []int{0, 8} {
+		if uint64(dense*tableEntries*tableEntry) <= spread {
+			list = append(list, bench.Shape{Op: backends.Read, Size: tableEntry, Batch: tableEntries, Pages: true, Dense: dense, Spread: spread, Threads: 1})
+		}
+	}
+	return list
 }
 
 // shapes reads the flags; what is wrong with them is a usage error.
@@ -90,7 +113,10 @@ func (f *posixFlags) shapes(table bool) ([]bench.Shape, error) {
 		if ops[f.op] == 0 || f.pages && f.op != "read" {
 			return nil, usagef("--op %q: there are read and write, and read alone with --pages", f.op)
 		}
-		list = []bench.Shape{{Op: ops[f.op], Size: size, Batch: f.batch, Pages: f.pages, Spread: spread, Threads: 1}}
+		if f.dense != 0 && !f.pages || f.durable && (f.op != "write" || f.pages) {
+			return nil, usagef("--dense is for --pages, and --durable for --op write")
+		}
+		list = []bench.Shape{{Op: ops[f.op], Size: size, Batch: f.batch, Pages: f.pages, Dense: f.dense, Durable: f.durable, Spread: spread, Threads: 1}}
 	}
 	for i := range list {
 		if err := list[i].Check(); err != nil {
@@ -98,6 +124,9 @@ func (f *posixFlags) shapes(table bool) ([]bench.Shape, error) {
 		}
 		if spread < list[i].Size {
 			return nil, usagef("--bytes %s is less than a request", f.bytes)
+		}
+		if n := uint64(list[i].Dense*list[i].Batch) * list[i].Size; n > spread {
+			return nil, usagef("--bytes %s is less than the range of %d entries, %s", f.bytes, list[i].Dense*list[i].Batch, bench.FormatSize(n))
 		}
 	}
 	return list, nil
@@ -117,16 +146,25 @@ func runBenchPosix(c *cobra.Command, f *posixFlags) (err error) {
 		return usagef("--rounds %d: want 1 to 1000", f.rounds)
 	}
 	flags := c.Flags()
-	shapes, err := f.shapes(!flags.Changed("op") && !flags.Changed("size") && !flags.Changed("batch") && !f.pages)
+	table := !flags.Changed("op") && !flags.Changed("size") && !flags.Changed("batch") && !f.pages && !f.load
+	shapes, err := f.shapes(table)
 	if err != nil {
 		return err
 	}
-	path, remove, err := f.makeFile(shapes[0].Spread)
+	load, err := bench.ParseSize(f.loadBytes)
+	if err != nil {
+		return &usageError{fmt.Errorf("--load-bytes: %w", err)}
+	}
+	room := shapes[0].Spread
+	if f.load {
+		room, shapes = load, nil
+	}
+	path, remove, err := f.makeFile(room, len(shapes) > 0)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, remove()) }()
-	bar := newProgress(c.ErrOrStderr(), int64(len(shapes)), "bench posix")
+	bar := newProgress(c.ErrOrStderr(), int64(len(shapes)+1), "bench posix")
 	defer bar.clear()
 	var results []bench.Result
 	for i, s := range shapes {
@@ -138,11 +176,21 @@ func runBenchPosix(c *cobra.Command, f *posixFlags) (err error) {
 		results = append(results, r)
 		bar.set(int64(i + 1))
 	}
+	if table || f.load {
+		if err := os.Truncate(path, 0); err != nil { // its room is for the files of the load
+			return err
+		}
+		r, err := bench.Load(c.Context(), filepath.Dir(path), load, bench.Options{Rounds: f.rounds})
+		if err != nil {
+			return err
+		}
+		results = append(results, r)
+	}
 	return printer(c.OutOrStdout(), results)
 }
 
-// makeFile makes the file, if there is room for it.
-func (f *posixFlags) makeFile(bytes uint64) (path string, remove func() error, err error) {
+// makeFile makes the file, if there is room for it; with all of its bytes, or none.
+func (f *posixFlags) makeFile(bytes uint64, whole bool) (path string, remove func() error, err error) {
 	var room unix.Statfs_t
 	if err := unix.Statfs(f.dir, &room); err != nil {
 		return "", nil, fmt.Errorf("look at --dir %s: %w", f.dir, err)
@@ -157,6 +205,9 @@ func (f *posixFlags) makeFile(bytes uint64) (path string, remove func() error, e
 	}
 	remove = func() error { return os.RemoveAll(dir) }
 	path = filepath.Join(dir, "file")
+	if !whole {
+		bytes = 0
+	}
 	if err := bench.MakeDiskFile(path, bytes); err != nil {
 		return "", nil, errors.Join(fmt.Errorf("make the file: %w", err), remove())
 	}
