@@ -147,6 +147,7 @@ class StandIn:
         assert self._library.cuMemFree_v2(ctypes.c_uint64(address)) == 0
 
 
-@pytest.fixture
-def standin(tmp_path: Path) -> StandIn:
-    return StandIn(tmp_path)
+@pytest.fixture(scope="session")
+def standin(tmp_path_factory: pytest.TempPathFactory) -> StandIn:
+    """One for the process, which opens a driver once."""
+    return StandIn(tmp_path_factory.mktemp("standin"))
