@@ -187,6 +187,20 @@ def test_release_ends_the_writes(start: Any) -> None:
     agent.close()
 
 
+def test_a_frozen_peer_is_told_of(start: Any) -> None:
+    length = 64 << 20
+    child, agent, address = begin(start, "TCP", {"plaintext": "true", "listen": "127.0.0.1:0", "failure": "1s"}, length)
+    source = np.zeros(length, np.uint8)
+    agent.register_memory([(source.ctypes.data, length, 0, "")], "DRAM")
+    descs = [agent.get_xfer_descs([(at, length, 0)], "DRAM") for at in (source.ctypes.data, address)]
+    h = agent.initialize_xfer("WRITE", descs[0], descs[1], "target")
+    os.kill(child.pid, signal.SIGSTOP)
+    with pytest.raises(b.nixlRemoteDisconnectError):
+        finish(agent, h)
+    h.release()
+    agent.close()
+
+
 def begin(start: Any, backend: str, params: dict[str, str], length: int) -> tuple[Any, nixl.nixl_agent, int]:
     child = start("nixl_target.py", backend, json.dumps(params), str(length))
     metadata, address = json.loads(child.stdout.readline())
@@ -360,6 +374,32 @@ def test_cards_by_the_stand_in(standin: Any) -> None:
     assert a.get_xfer_descs([card, Card(address, 8, 1)]) is None
     a.deregister_memory(mine)
     a.close()
+    standin.free(address)
+
+
+def test_cards_and_files(standin: Any, tmp_path: Path) -> None:
+    """Under the name GDS, by way of host memory."""
+    a = nixl.nixl_agent("gds", nixl.nixl_agent_config(backends=["GDS"]))
+    a.create_backend("CUDA", {"library": standin.path, "devices": "0"})
+    address, name = standin.alloc(65536), tmp_path / "file"
+    name.write_bytes(np.random.default_rng(5).integers(0, 256, 65536, np.uint8).tobytes())
+    with open(name, "r+b") as f:
+        a.register_memory([(address, 65536, 0, "")], "VRAM")
+        a.register_memory([(0, 65536, f.fileno(), "")], "FILE")
+
+        def move(op: str, card: int, file: int, n: int) -> None:
+            h = a.initialize_xfer(
+                op, a.get_xfer_descs([(address + card, n, 0)], "VRAM"), a.get_xfer_descs([(file, n, f.fileno())], "FILE"), "gds"
+            )
+            finish(a, h)
+            assert a.query_xfer_backend(h) == "GDS"
+            h.release()
+
+        move("READ", 100, 5000, 40000)
+        move("WRITE", 100, 7, 3000)
+    a.close()
+    found = name.read_bytes()
+    assert found[7:3007] == found[5000:8000]
     standin.free(address)
 
 
