@@ -290,7 +290,7 @@ def test_deregistered_memory_is_out_of_reach(two: Two) -> None:
 def test_metadata_that_was_altered(two: Two) -> None:
     good = two.b.get_agent_metadata()
     rng = random.Random(3)
-    for _ in range(300):
+    for _ in range(3000):
         bad = bytearray(good)
         if rng.random() < 0.5:
             del bad[rng.randrange(len(bad)) :]

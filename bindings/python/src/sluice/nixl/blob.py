@@ -31,8 +31,8 @@ def encode(m: Metadata) -> bytes:
     name = m.agent.encode()
     parts = [_HEAD.pack(m.whole, len(name), len(m.ranges), len(m.description)), name]
     parts += [_RANGE.pack(r.kind.value, r.device, r.address, r.length, int(r.name)) for r in m.ranges]
-    body = b"".join([*parts, m.description])
-    return _MAGIC + struct.pack("<I", zlib.crc32(body)) + zlib.compress(body, 1)
+    packed = zlib.compress(b"".join([*parts, m.description]), 1)
+    return _MAGIC + struct.pack("<I", zlib.crc32(packed)) + packed
 
 
 def decode(data: bytes) -> Metadata:
@@ -40,10 +40,13 @@ def decode(data: bytes) -> Metadata:
     try:
         if not data.startswith(_MAGIC):
             raise ValueError("this is no metadata of sluice's: both sides must run it")
-        unpack = zlib.decompressobj()
-        body = unpack.decompress(data[len(_MAGIC) + 4 :], _MOST)
-        if not unpack.eof or zlib.crc32(body) != struct.unpack_from("<I", data, len(_MAGIC))[0]:
+        packed = data[len(_MAGIC) + 4 :]
+        if zlib.crc32(packed) != struct.unpack_from("<I", data, len(_MAGIC))[0]:
             raise ValueError("the metadata is cut or altered")
+        unpack = zlib.decompressobj()
+        body = unpack.decompress(packed, _MOST)
+        if not unpack.eof:
+            raise ValueError(f"the metadata is longer than {_MOST} bytes")
         whole, name_length, count, description_length = _HEAD.unpack_from(body)
         at = _HEAD.size + name_length
         if len(body) != at + count * _RANGE.size + description_length:
