@@ -38,6 +38,7 @@ test: setup
 	$(GO) vet ./...
 	$(MAKE) --no-print-directory nocgo
 	$(MAKE) --no-print-directory race
+	$(MAKE) --no-print-directory python
 	$(MAKE) --no-print-directory guest
 
 # Tests on real RDMA verbs, whose names begin with TestReal, in a small virtual machine with
@@ -118,3 +119,12 @@ install: capi
 	install -m 644 build/libsluice.a $(DESTDIR)$(LIBDIR)
 	ln -sf libsluice.so.1 $(DESTDIR)$(LIBDIR)/libsluice.so
 	sed -e 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' bindings/c/sluice.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/sluice.pc
+
+# The Python package: build/wheel/sluice-*.whl, which carries the library, and its tests over what
+# was installed from it. ARGS are pytest's.
+.PHONY: wheel python
+wheel:
+	@GO=$(GO) hack/python-test wheel
+
+python:
+	@GO=$(GO) hack/python-test $(ARGS)

@@ -23,6 +23,10 @@ needed=$missing
 # For the program in C++ of the C ABI's tests, which say so and skip without.
 command -v g++ >/dev/null 2>&1 || missing="$missing g++"
 
+# For the tests of the Python package, which say so and skip without.
+python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || missing="$missing python3-venv"
+command -v openssl >/dev/null 2>&1 || missing="$missing openssl"
+
 # UCX: the library that is opened at run time, the headers that the declarations
 # are held against, the tool that is measured beside. Tests say so and skip without.
 ldconfig -p 2>/dev/null | grep -q 'libucp\.so\.0' || missing="$missing libucx0"

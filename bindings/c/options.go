@@ -23,9 +23,12 @@ var makers = []struct {
 	name string
 	open func(options []string) (backends.Backend, error)
 }{
+	{"cuda", func(o []string) (backends.Backend, error) { return open(newCUDA, o) }},
 	{"mem", func(o []string) (backends.Backend, error) { return open(mem.New, o) }},
+	{"posix", func(o []string) (backends.Backend, error) { return open(newPosix, o) }},
 	{"rdma", func(o []string) (backends.Backend, error) { return open(rdma.New, o) }},
 	{"shm", func(o []string) (backends.Backend, error) { return open(shm.New, o) }},
+	{"tcp", func(o []string) (backends.Backend, error) { return open(newTCP, o) }},
 	{"ucx", func(o []string) (backends.Backend, error) { return open(ucx.New, o) }},
 }
 
@@ -73,14 +76,15 @@ func configure(cfg reflect.Value, options []string) error {
 	return nil
 }
 
-// findField returns the field of that name, and the names of all.
+// findField returns the field of that name, and the names of all that can be set.
 func findField(cfg reflect.Value, name string) (field reflect.Value, names []string) {
-	for i := range cfg.NumField() {
-		if f := cfg.Type().Field(i); f.IsExported() {
-			names = append(names, optionName(f.Name))
-			if optionName(f.Name) == name {
-				field = cfg.Field(i)
-			}
+	for _, f := range reflect.VisibleFields(cfg.Type()) {
+		if f.Anonymous || !f.IsExported() || !canSet(f.Type) {
+			continue
+		}
+		names = append(names, optionName(f.Name))
+		if optionName(f.Name) == name {
+			field = cfg.FieldByIndex(f.Index)
 		}
 	}
 	return field, names
@@ -100,26 +104,35 @@ func optionName(field string) string {
 	return b.String()
 }
 
-func setField(field reflect.Value, value string) error {
-	switch p := field.Addr().Interface().(type) {
-	case *string:
-		*p = value
+// setters parse a value into a field, by the field's type.
+var setters = map[reflect.Type]func(field reflect.Value, value string) error{
+	reflect.TypeFor[string](): func(f reflect.Value, v string) error {
+		f.SetString(v)
 		return nil
-	case *[]string:
-		*p = append(*p, value)
+	},
+	reflect.TypeFor[[]string](): func(f reflect.Value, v string) error {
+		f.Set(reflect.Append(f, reflect.ValueOf(v)))
 		return nil
-	case *time.Duration:
-		d, err := time.ParseDuration(value)
-		*p = d
+	},
+	reflect.TypeFor[time.Duration](): parsed(time.ParseDuration),
+	reflect.TypeFor[bool]():          parsed(strconv.ParseBool),
+	reflect.TypeFor[int]():           parsed(strconv.Atoi),
+	reflect.TypeFor[uint64]():        parsed(func(v string) (uint64, error) { return strconv.ParseUint(v, 10, 64) }),
+	reflect.TypeFor[[]int](): func(f reflect.Value, v string) error {
+		n, err := strconv.Atoi(v)
+		f.Set(reflect.Append(f, reflect.ValueOf(n)))
 		return err
-	case *int:
-		n, err := strconv.Atoi(value)
-		*p = n
-		return err
-	case *bool:
-		on, err := strconv.ParseBool(value)
-		*p = on
+	},
+}
+
+func parsed[T any](parse func(string) (T, error)) func(reflect.Value, string) error {
+	return func(field reflect.Value, value string) error {
+		v, err := parse(value)
+		field.Set(reflect.ValueOf(v))
 		return err
 	}
-	return argument("it cannot be set from C")
 }
+
+func canSet(t reflect.Type) bool { return setters[t] != nil }
+
+func setField(field reflect.Value, value string) error { return setters[field.Type()](field, value) }

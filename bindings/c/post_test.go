@@ -9,12 +9,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/engine"
 )
@@ -151,13 +153,24 @@ func TestLimit(t *testing.T) {
 // adds. Most of the first is the copy, whose time is another in each process.
 func BenchmarkFromC(b *testing.B) {
 	for _, how := range []string{"together", "apart"} {
-		b.Run(how, func(b *testing.B) { benchmarkFromC(b, how) })
+		b.Run(how, func(b *testing.B) { benchmarkFrom(b, how, compile(b, "cost.c", "-O2")) })
 	}
 }
 
-func benchmarkFromC(b *testing.B, how string) {
+// BenchmarkFromPython does so with the package as hack/python-test has installed it.
+func BenchmarkFromPython(b *testing.B) {
+	python := "../../build/venv/bin/python"
+	if _, err := os.Stat(python); err != nil {
+		backendtest.SkipIfUnavailable(b, &backends.UnavailableError{Backend: "Python", Reason: err.Error(), Fix: "make wheel"})
+	}
+	for _, how := range []string{"together", "apart"} {
+		b.Run(how, func(b *testing.B) { benchmarkFrom(b, how, python, "../python/tests/cost.py") })
+	}
+}
+
+func benchmarkFrom(b *testing.B, how string, program ...string) {
 	const rounds, posts = 31, 100
-	c := exec.Command(compile(b, "cost.c", "-O2"), fmt.Sprint(rounds), fmt.Sprint(posts), how)
+	c := exec.Command(program[0], append(program[1:], fmt.Sprint(rounds), fmt.Sprint(posts), how)...)
 	in, err := c.StdinPipe()
 	if err != nil {
 		b.Fatal(err)

@@ -5,8 +5,11 @@
 package main
 
 import (
+	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/sluicehq/sluice/internal/fakecuda"
 )
 
 // sanitizers watch the program and what it hands over; the library itself is not built with them.
@@ -39,4 +42,29 @@ func TestArchive(t *testing.T) {
 		t.Fatal(err)
 	}
 	run(t, program)
+}
+
+// TestTCP goes over sockets, in plain text and by TLS.
+func TestTCP(t *testing.T) {
+	run(t, compile(t, "tcp.c", sanitizers...), certificates(t)...)
+}
+
+// TestFiles has its files where a disk is, so that O_DIRECT is tried.
+func TestFiles(t *testing.T) {
+	run(t, compile(t, "files.c", sanitizers...), t.TempDir())
+}
+
+// TestDevice goes over the stand-in of the driver, or the libcuda that SLUICE_LIBCUDA names.
+func TestDevice(t *testing.T) {
+	library := os.Getenv("SLUICE_LIBCUDA")
+	if library == "" {
+		driver, err := fakecuda.Build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer driver.Remove()
+		t.Setenv("STANDIN_PANEL", driver.Panel)
+		library = driver.Path
+	}
+	run(t, compile(t, "device.c", "-Wno-strict-prototypes"), library)
 }

@@ -103,12 +103,17 @@ const char *sluice_code_name(int code);
 enum { SLUICE_OPTIONAL = 1 }; /* sluice_backend.flags: leave it out where it is unavailable */
 
 /*
- * A backend by its name: "shm", "mem", "ucx", "rdma". Options are "name=value" strings
- * ended by NULL, or NULL; durations are "50ms" and the like, booleans do not occur.
- *   mem:  workers inline_max batches_max message_max
- *   shm:  workers inline_max piece_max keys_max jobs_max conns_max ring_bytes grace socket_dir
- *   ucx:  library transports devices workers rendezvous_min grace
- *   rdma: library devices rails listen queue_depth slice flight timeout retries
+ * A backend by its name. Options are "name=value" strings ended by NULL, or NULL; durations are
+ * "50ms" and the like, booleans "true" and "false"; what is a list takes one element an option.
+ *   mem:   workers inline_max batches_max message_max
+ *   shm:   workers inline_max piece_max keys_max jobs_max conns_max ring_bytes grace socket_dir
+ *   tcp:   certificate key authority (files, PEM) server_name; or plaintext; listen advertise (a list) conns flight grace failure
+ *   posix: path (ring, threads) threads depth piece_max gap_max pin_max buffered durable
+ *   cuda:  library devices (a list of ordinals) sms in_flight streams peers
+ *   ucx:   library transports devices workers rendezvous_min grace
+ *   rdma:  library devices rails listen queue_depth slice flight timeout retries
+ * tcp asks for certificates of both sides, or for plaintext=true, which lets everybody on the network of listen read and
+ * change what passes. posix reaches files of this process, cuda its cards.
  * A name that does not exist is SLUICE_ERR_ARGUMENT and the text lists those that do.
  */
 struct sluice_backend {

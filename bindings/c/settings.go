@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package main
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"os"
+
+	"github.com/sluicehq/sluice/backends/cuda"
+	"github.com/sluicehq/sluice/backends/posix"
+	"github.com/sluicehq/sluice/backends/tcp"
+	gather "github.com/sluicehq/sluice/cuda"
+)
+
+// What a Config cannot say by options alone: its exported fields are options, too.
+
+type tcpSettings struct {
+	Certificate, Key string // files, PEM: who we are
+	Authority        string // file, PEM: whose certificates peers show
+	ServerName       string // for whom an owner's certificate must be; empty: any of the authority's
+	tcp.Config
+}
+
+func newTCP(s tcpSettings) (*tcp.Backend, error) {
+	secure := s.Certificate != "" || s.Key != "" || s.Authority != "" || s.ServerName != ""
+	switch {
+	case secure && s.Plaintext:
+		return nil, argument("options plaintext and certificate: want one of them")
+	case secure && (s.Certificate == "" || s.Key == "" || s.Authority == ""):
+		return nil, argument("options certificate, key and authority go together: TLS is spoken by both sides")
+	case !secure:
+		return tcp.New(s.Config) // which asks for one of the two
+	}
+	pair, err := tls.LoadX509KeyPair(s.Certificate, s.Key)
+	if err != nil {
+		return nil, fmt.Errorf("options certificate and key: %w", err)
+	}
+	text, err := os.ReadFile(s.Authority)
+	if err != nil {
+		return nil, fmt.Errorf("option authority: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, argument("option authority: %s holds no certificate", s.Authority)
+	}
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: pool, ClientCAs: pool, ServerName: s.ServerName}
+	return tcp.New(s.Config)
+}
+
+type posixSettings struct {
+	Path string // "ring" or "threads"; empty: what the kernel allows
+	posix.Config
+}
+
+func newPosix(s posixSettings) (*posix.Backend, error) {
+	paths := map[string]posix.Path{"": posix.PathAuto, "ring": posix.PathRing, "threads": posix.PathThreads}
+	path, ok := paths[s.Path]
+	if !ok {
+		return nil, argument("option path=%s: there are ring and threads", s.Path)
+	}
+	s.Config.Path = path
+	return posix.New(s.Config)
+}
+
+type cudaSettings struct {
+	SMs      int    // multiprocessors that the gather kernel may take
+	InFlight uint64 // or bytes that it may have under way
+	cuda.Config
+}
+
+func newCUDA(s cudaSettings) (*cuda.Backend, error) {
+	s.Budget = gather.Budget{SMs: s.SMs, InFlight: s.InFlight}
+	return cuda.New(s.Config)
+}

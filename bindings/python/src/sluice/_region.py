@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory, regions of it, and leases on parts of a region."""
+
+from __future__ import annotations
+
+import ctypes
+from types import TracebackType
+from typing import TYPE_CHECKING, Optional, Type
+
+from . import _library
+from ._clock import nanoseconds
+from ._library import lib
+from ._segments import Located
+from .errors import HandleError, check
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+class Closing:
+    """What a `with` closes at its end."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+        self.close()
+
+
+class Memory(Closing):
+    """Zeroed memory that peers reach best. It has the buffer protocol by `view`.
+
+    It belongs to no engine and outlives it; it is unmapped by `close`, or when nobody
+    holds it. Nothing of it may be touched after `close`.
+    """
+
+    def __init__(self, handle: int, address: int, length: int) -> None:
+        self._handle, self.address, self.length = handle, address, length
+
+    @property
+    def view(self) -> memoryview:
+        """Its bytes, which numpy.frombuffer and torch.frombuffer take as well."""
+        block = (ctypes.c_ubyte * self.length).from_address(self.address)
+        setattr(block, "memory", self)  # so that it is mapped as long as somebody looks
+        return memoryview(block).cast("B")
+
+    def close(self) -> None:
+        """Unmaps it. BusyError while a region lies on it."""
+        if self._handle:
+            check(lib.memory_close(self._handle))
+            self._handle = 0
+
+    def __enter__(self) -> Memory:
+        return self
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", 0):
+            lib.memory_close(self._handle)
+
+
+class Region(Closing):
+    """A registered range, known to peers by its name. Its engine holds it until `close`."""
+
+    def __init__(self, engine: Engine, handle: int, name: str, located: Located) -> None:
+        self.engine, self._handle, self.name = engine, handle, name
+        self.length: int = located.segment.length
+        self._located = located
+
+    @property
+    def writable(self) -> bool:
+        """Whether reads may land in it."""
+        return self._located.writable
+
+    def lease(self, offset: int, length: int, *, ttl: Optional[float] = None, read_only: bool = False) -> Lease:
+        """Lets whoever holds the lease's token reach a part, for ttl seconds or until it is revoked."""
+        options = _library.LeaseOptions(flags=_library.READ_ONLY if read_only else 0)
+        options.size = ctypes.sizeof(options)
+        options.ttl_ns = max(1, nanoseconds(ttl)) if ttl is not None else 0
+        out = ctypes.c_uint64()
+        check(lib.lease_grant(self._handle, offset, length, ctypes.byref(options), ctypes.byref(out)))
+        return Lease(self, out.value)
+
+    def close(self) -> None:
+        """Fences it, so that no peer reaches it any more; then its memory is the program's again.
+
+        BusyError while a transfer lists it or a lease on it stands.
+        """
+        if self._handle:
+            code = lib.region_close(self._handle)
+            if code != HandleError.code:  # else the engine has closed it
+                check(code)
+            self._forget()
+
+    def _forget(self) -> None:
+        self._handle = 0
+        self.engine._regions.pop(self.name, None)
+        self._located.release()
+
+    def __enter__(self) -> Region:
+        return self
+
+    def __repr__(self) -> str:
+        return f"<Region {self.name!r} of {self.length} bytes>"
+
+
+class Lease(Closing):
+    """Permission that was given, until `revoke`."""
+
+    def __init__(self, region: Region, handle: int) -> None:
+        self.region, self._handle = region, handle
+
+    def token(self) -> bytes:
+        """What its holder shows: `Peer.lease(token)`."""
+        return grow(lambda buffer, room, length: lib.lease_token(self._handle, buffer, room, length), 512)
+
+    def revoke(self, timeout: Optional[float] = None) -> None:
+        """Ends it. When this returns, no byte of the holder's lands any more, whatever state it is in."""
+        if self._handle:
+            check(lib.lease_revoke(self._handle, nanoseconds(timeout)))
+            self._handle = 0
+
+    close = revoke
+
+    def __enter__(self) -> Lease:
+        return self
+
+
+def grow(call: object, room: int) -> bytes:
+    """What a call writes into a buffer, which it says the size of."""
+    assert callable(call)
+    length = ctypes.c_size_t()
+    while True:
+        buffer = ctypes.create_string_buffer(room)
+        code = call(buffer, room, ctypes.byref(length))
+        if code != SPACE:
+            check(code)
+            return buffer.raw[: length.value]
+        room = length.value + length.value // 8  # it may have grown meanwhile
+
+
+SPACE = -4

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The constants, exceptions and lists, where programs for NIXL import them from."""
+
+from sluice.nixl.bindings import *  # noqa: F401,F403
+from sluice.nixl.bindings import nixl_cost_t
+
+NIXL_COST_ANALYTICAL_BACKEND = nixl_cost_t.NIXL_COST_ANALYTICAL_BACKEND
+HAVE_UCX_GPU_DEVICE_API = False

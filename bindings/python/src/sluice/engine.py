@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine: backends, memory, regions, peers and messages."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+import warnings
+from dataclasses import dataclass
+from typing import Any, Iterable, NamedTuple, Optional, Union
+
+from . import _library
+from ._asyncio import Arrivals
+from ._clock import in_slices, nanoseconds
+from ._library import lib
+from ._region import SPACE, Closing, Memory, Region, grow
+from ._segments import Located, locate
+from .errors import ArgumentError, Error, check, failure
+from .peer import Peer
+
+
+class Backend:
+    """What moves bytes, by its name, with options as sluice.h lists them.
+
+    `Backend("tcp", plaintext=True, listen="10.0.0.1:0")`. Durations are strings such as
+    "50ms"; a list gives an option several times. An optional one is left out where it is unavailable.
+    """
+
+    def __init__(self, name: str, *, optional: bool = False, **options: Union[str, int, bool, Iterable[Union[str, int]]]) -> None:
+        self.name, self.optional = name, optional
+        self.options = [f"{k}={_word(v)}" for k, given in options.items() for v in _listed(given)]
+
+    def __repr__(self) -> str:
+        return f"Backend({', '.join([repr(self.name), *self.options])})"
+
+
+def _listed(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+DEFAULT_BACKENDS = ("shm", Backend("posix", optional=True))
+
+
+class Notification(NamedTuple):
+    """A message that has come. `sender` is None when we are not connected to who sent it."""
+
+    data: bytes
+    sender: Optional[Peer]
+    lost: bool  # the last word about this sender, without data: it is lost
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an engine uses at most. 0 is the library's default, as sluice.h says."""
+
+    transfers: int = 0
+    regions: int = 0
+    leases: int = 0
+    peers: int = 0
+    notifications: int = 0
+    handshakes: int = 0
+    staging_bytes: int = 0  # negative: no chains of backends
+    description_bytes: int = 0
+
+
+class Engine(Closing):
+    """Opens backends, registers memory and connects to peers: mostly one for each process.
+
+    Any thread may call anything. Times are seconds; None for the engine's own default.
+    """
+
+    def __init__(
+        self,
+        name: str = "",
+        backends: Iterable[Union[str, Backend]] = DEFAULT_BACKENDS,
+        *,
+        transfer_timeout: Optional[float] = None,
+        abort_grace: Optional[float] = None,
+        connect_timeout: Optional[float] = None,
+        handshake_timeout: Optional[float] = None,
+        spin: Optional[float] = None,
+        limits: Limits = Limits(),
+    ) -> None:
+        self.name, self._handle = name, 0
+        self._regions: dict[str, Region] = {}
+        self._peers: dict[int, Peer] = {}
+        self._lock = threading.Lock()  # guards _peers
+        self._room = threading.local()
+        config, keep = _config(name, [Backend(b) if isinstance(b, str) else b for b in backends], limits)
+        for field, seconds in (
+            ("transfer_timeout_ns", transfer_timeout),
+            ("abort_grace_ns", abort_grace),
+            ("connect_timeout_ns", connect_timeout),
+            ("handshake_timeout_ns", handshake_timeout),
+            ("spin_ns", spin),
+        ):
+            setattr(config, field, 0 if seconds is None else int(seconds * 1e9) or -1)
+        out = ctypes.c_uint64()
+        check(lib.open(ctypes.byref(config), ctypes.byref(out)))
+        del keep
+        self._handle = out.value
+        self._arrivals = Arrivals(self)
+
+    def alloc(
+        self,
+        length: int,
+        *,
+        node: Optional[int] = None,
+        huge: bool = True,
+        populate: bool = False,
+        backend: Optional[str] = None,
+    ) -> Memory:
+        """Zeroed memory that peers reach best: on a NUMA node, in huge pages, found at once, as one backend wants it."""
+        options = _library.AllocOptions(node=0 if node is None else node + 1)
+        options.size = ctypes.sizeof(options)
+        options.flags = (0 if huge else _library.NO_HUGE) | (_library.POPULATE if populate else 0)
+        options.backend = backend.encode() if backend else None
+        out, address = ctypes.c_uint64(), ctypes.c_void_p()
+        check(lib.alloc(self._handle, ctypes.byref(options), length, ctypes.byref(out), ctypes.byref(address)))
+        return Memory(out.value, address.value or 0, length)
+
+    def register(self, name: str, source: Any, *, read_only: bool = False, private: bool = False) -> Region:
+        """Makes memory known under a name that no other region has. Nothing is copied.
+
+        `source` is Memory, File, a buffer, an array, a tensor of the host or of a card, or an address as HostMemory or
+        DeviceMemory. It is held until the region or the engine is closed. Peers may only read what is read_only; what is
+        private is in no description.
+        """
+        if isinstance(source, Memory):
+            located = Located(_library.Segment(kind=_library.KIND_MEMORY, memory=source._handle, length=source.length), source)
+        else:
+            located = locate(source)
+        segment = located.segment
+        if read_only or not located.writable:
+            segment.flags |= _library.READ_ONLY
+        if private:
+            segment.flags |= _library.PRIVATE
+        out = ctypes.c_uint64()
+        code = lib.register(self._handle, name.encode(), ctypes.byref(segment), ctypes.byref(out))
+        if code:
+            error = failure(code)
+            located.release()
+            raise error
+        region = Region(self, out.value, name, located)
+        self._regions[name] = region
+        return region
+
+    def describe(self, *regions: Region) -> bytes:
+        """The bytes with which a peer connects, of the regions given or of all.
+
+        Whoever has them can reach those regions: send them over a channel that you trust.
+        """
+        handles = (ctypes.c_uint64 * len(regions))(*[r._handle for r in regions])
+        return grow(lambda buffer, room, n: lib.describe(self._handle, handles, len(regions), buffer, room, n), 4096)
+
+    def connect(self, description: bytes, timeout: Optional[float] = 5.0) -> Peer:
+        """The engine that a description is of. Our own gives what `self_peer` gives."""
+        out = ctypes.c_uint64()
+        check(lib.connect(self._handle, description, len(description), nanoseconds(timeout), ctypes.byref(out)))
+        return self._peer(out.value)
+
+    def self_peer(self) -> Peer:
+        """This engine as a peer: for moves within the process, and for files."""
+        out = ctypes.c_uint64()
+        check(lib.self(self._handle, ctypes.byref(out)))
+        return self._peer(out.value)
+
+    def serve(self, address: str) -> Listener:
+        """Exchanges descriptions with who dials "unix:/path" or "tcp:host:port"; `accept` then has the peer.
+
+        Over unix, other users are refused; over tcp nobody is, and nothing is encrypted.
+        """
+        network, where = _split(address)
+        bound, out = ctypes.create_string_buffer(512), ctypes.c_uint64()
+        check(lib.serve(self._handle, network, where, bound, len(bound), ctypes.byref(out)))
+        return Listener(f"{network.decode()}:{bound.value.decode()}", out.value)
+
+    def accept(self, timeout: Optional[float] = None) -> Peer:
+        """The next peer that came through `serve`."""
+        out = ctypes.c_uint64()
+        check(in_slices(lambda ns: lib.accept(self._handle, ns, ctypes.byref(out)), timeout))
+        return self._peer(out.value)
+
+    def dial(self, address: str, timeout: Optional[float] = 5.0) -> Peer:
+        """The engine that serves there, which has connected back when this returns."""
+        network, where = _split(address)
+        out = ctypes.c_uint64()
+        check(lib.dial(self._handle, network, where, nanoseconds(timeout), ctypes.byref(out)))
+        return self._peer(out.value)
+
+    def _peer(self, handle: int) -> Peer:
+        with self._lock:
+            return self._peers.setdefault(handle, Peer(self, handle))
+
+    def receive(self, timeout: Optional[float] = None) -> Notification:
+        """The next message. The data that it came with is visible then."""
+        note = _library.Notification()
+        note.size = ctypes.sizeof(note)
+        room = getattr(self._room, "buffer", None) or ctypes.create_string_buffer(1 << 16)
+        self._room.buffer = room
+
+        def wait(ns: int) -> int:
+            return lib.receive(self._handle, ctypes.byref(note), room, len(room), ns)
+
+        code = in_slices(wait, timeout)
+        if code == SPACE:
+            self._room.buffer = ctypes.create_string_buffer(note.length)
+            return self.receive(timeout)
+        check(code)
+        sender = self._peer(note.peer) if note.peer else None
+        return Notification(ctypes.string_at(room, note.length), sender, note.status != 0)
+
+    async def next_notification(self) -> Notification:
+        """The next message, in an asyncio loop. Ask first before threads begin to receive."""
+        while True:
+            try:
+                return self.receive(0)
+            except TimeoutError:
+                await self._arrivals.message()
+
+    def counter(self, number: int) -> Counter:
+        """A counter that transfers of peers count up."""
+        return Counter(self, number)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters: what is posted and registered, and for each peer and backend bytes, errors and latencies."""
+        data = grow(lambda buffer, room, n: lib.stats(self._handle, buffer, room, n), 4096)
+        stats: dict[str, Any] = json.loads(data.rstrip(b"\0"))
+        return stats
+
+    @property
+    def closed(self) -> bool:
+        return not self._handle
+
+    def close(self) -> None:
+        """Ends transfers in flight with ClosedError, and closes peers and regions. It takes no longer than the abort's grace."""
+        handle, self._handle = self._handle, 0
+        if not handle:
+            return
+        code = lib.close(handle)
+        error = failure(code) if code else None
+        self._arrivals.close()
+        for region in list(self._regions.values()):
+            region._forget()
+        self._peers.clear()
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", 0):
+            warnings.warn(f"engine {self.name!r} was never closed", ResourceWarning, source=self)
+            try:
+                self.close()
+            except Error:  # the child of a fork has nothing to close
+                pass
+
+
+class Listener(Closing):
+    """Answers who dials, at `address`, until it is closed."""
+
+    def __init__(self, address: str, handle: int) -> None:
+        self.address, self._handle = address, handle
+
+    def close(self) -> None:
+        if self._handle:
+            lib.listener_close(self._handle)  # stale when the engine has closed it
+            self._handle = 0
+
+    def __enter__(self) -> Listener:
+        return self
+
+
+class Counter:
+    """How many transfers have counted here."""
+
+    def __init__(self, engine: Engine, number: int) -> None:
+        self.engine, self.number = engine, number
+
+    @property
+    def value(self) -> int:
+        out = ctypes.c_uint64()
+        check(lib.counter_value(self.engine._handle, self.number, ctypes.byref(out)))
+        return out.value
+
+    def wait(self, n: int, timeout: Optional[float] = None) -> None:
+        """Waits until it is n or more."""
+        handle = self.engine._handle
+        check(in_slices(lambda ns: lib.counter_wait(handle, self.number, n, ns), timeout))
+
+
+def _split(address: str) -> tuple[bytes, bytes]:
+    network, colon, where = address.partition(":")
+    if not colon or network not in ("unix", "tcp"):
+        raise ArgumentError(f'address {address!r}: write "unix:/path" or "tcp:host:port"')
+    return network.encode(), where.encode()
+
+
+def _config(name: str, backends: list[Backend], limits: Limits) -> tuple[_library.Config, Any]:
+    """The struct of sluice.h, and what it points to."""
+    named = (_library.Backend * len(backends))()
+    for c, b in zip(named, backends):
+        c.name = b.name.encode()
+        c.options = (ctypes.c_char_p * (len(b.options) + 1))(*[o.encode() for o in b.options], None)
+        c.flags = _library.OPTIONAL if b.optional else 0
+    config = _library.Config(name=name.encode(), backends=named, backends_count=len(backends))
+    config.size = ctypes.sizeof(config)
+    config.staging_bytes, config.description_max = limits.staging_bytes, limits.description_bytes
+    for field in ("transfers", "regions", "leases", "peers", "notifications", "handshakes"):
+        setattr(config, field + "_max", getattr(limits, field))
+    return config, named

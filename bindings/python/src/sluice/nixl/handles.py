@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepared lists and transfers, as programs hold them."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Iterator, Optional
+
+from .. import errors
+from ..transfer import Transfer
+from . import bindings as b
+from .places import Located
+
+if TYPE_CHECKING:
+    from .agent import nixl_agent
+
+_CLASSES = (
+    (errors.PeerLostError, b.nixlRemoteDisconnectError),
+    (errors.AbortedError, b.nixlCancelledError),
+    (errors.BusyError, b.nixlNotAllowedError),
+    (errors.ReadOnlyError, b.nixlNotAllowedError),
+    (errors.RevokedError, b.nixlNotFoundError),
+    (errors.TokenError, b.nixlNotFoundError),
+    (errors.NotSupportedError, b.nixlNotSupportedError),
+    (errors.UnavailableError, b.nixlNotSupportedError),
+    (errors.NoRouteError, b.nixlNotFoundError),
+    (errors.VersionError, b.nixlMismatchError),
+    (errors.CorruptError, b.nixlMismatchError),
+    (errors.BoundsError, b.nixlInvalidParamError),
+    (errors.ArgumentError, b.nixlInvalidParamError),
+    (errors.ClosedError, b.nixlInvalidParamError),
+)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Has errors of sluice come as those of NIXL, with sluice's text."""
+    try:
+        yield
+    except errors.Error as e:
+        raise as_nixl(e) from e
+
+
+def as_nixl(e: errors.Error) -> Exception:
+    for ours, theirs in _CLASSES:
+        if isinstance(e, ours):
+            return theirs(str(e))
+    return b.nixlBackendError(str(e))
+
+
+class nixl_prepped_dlist_handle:
+    """Descriptors that were looked up, for make_prepped_xfer."""
+
+    def __init__(self, agent: str, at: Optional[Located[Any]], files: bool, backends: list[str]) -> None:
+        self.agent, self.at, self.files, self.backends = agent, at, files, backends
+        self._released = False
+
+    def release(self) -> None:
+        """Forgets them. Transfers that were made of them go on."""
+        self.at, self._released = None, True
+
+    def __repr__(self) -> str:
+        return f"nixl_prepped_dlist_handle(agent={self.agent!r}, released={self._released})"
+
+
+class nixl_xfer_handle:
+    """A transfer. `release` ends it: when that returns, no byte of it lands any more."""
+
+    def __init__(self, agent: nixl_agent, transfer: Transfer, plugin: str, total: int, count: int) -> None:
+        self.agent, self.plugin, self.total, self.count = agent, plugin, total, count
+        self._transfer: Optional[Transfer] = transfer
+        self._posted = 0.0  # when, as time.time
+        self._began = self._took = self._lasted = 0.0  # by the clock that never goes back
+
+    @property
+    def transfer(self) -> Transfer:
+        if self._transfer is None:
+            raise b.nixlInvalidParamError("the transfer was released")
+        return self._transfer
+
+    def set_message(self, message: bytes) -> None:
+        try:
+            self.transfer.message(message)
+        except errors.BusyError as e:
+            raise b.nixlRepostActiveError(str(e)) from e
+
+    def post(self) -> str:
+        t = self.transfer
+        self._posted, self._began, self._lasted = time.time(), time.perf_counter(), 0.0
+        try:
+            t.post()
+        except errors.BusyError as e:
+            raise b.nixlRepostActiveError(str(e)) from e
+        except errors.Error as e:
+            raise as_nixl(e) from e
+        self._took = time.perf_counter() - self._began
+        return self.state()
+
+    def state(self) -> str:
+        t = self.transfer
+        if not self._posted:
+            raise b.nixlNotPostedError("the transfer was not posted")
+        try:
+            if not t.test():
+                return "PROC"
+        except errors.Error as e:
+            raise as_nixl(e) from e
+        if not self._lasted:
+            self._lasted = time.perf_counter() - self._began
+        return "DONE"
+
+    def telemetry(self) -> b.nixlXferTelemetry:
+        if not self._lasted:
+            raise b.nixlNotPostedError("the transfer is not done, or was not seen done")
+        return b.nixlXferTelemetry(self._posted * 1e6, self._took * 1e6, self._lasted * 1e6, self.total, self.count)
+
+    def release(self) -> None:
+        """Aborts it where it is under way, and gives it back."""
+        t = self._transfer
+        if t is not None:
+            with translated():
+                t.close()
+            self._transfer = None
+
+    def __repr__(self) -> str:
+        return f"nixl_xfer_handle({self.plugin}, {self.total} bytes, released={self._transfer is None})"

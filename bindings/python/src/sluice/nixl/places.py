@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which region an address lies in: NIXL names memory by addresses, sluice by regions and offsets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Generic, Optional, Tuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..transfer import Transfer
+from .bindings import Rows, nixl_mem_t, nixlNotFoundError
+
+T = TypeVar("T")
+Kind = Tuple[nixl_mem_t, int]  # of memory, and the device
+
+
+@dataclass
+class Range(Generic[T]):
+    """A registered range. `what` is a Region of ours or a Remote of a peer's."""
+
+    kind: nixl_mem_t
+    address: int
+    length: int
+    device: int
+    name: str
+    what: T
+
+
+@dataclass
+class _Table(Generic[T]):
+    """The ranges of one kind by address; of those that begin together the longest is last."""
+
+    starts: Rows
+    lengths: Rows
+    ranges: list[Range[T]]
+
+    def around(self, address: int, length: int, kind: nixl_mem_t) -> int:
+        """Any range that holds all of it."""
+        for i, r in enumerate(self.ranges):
+            if r.address <= address and address + length <= r.address + r.length:
+                return i
+        raise nixlNotFoundError(f"{length} bytes at {address:#x} of {kind.name} lie in no registered range, or go past its end")
+
+
+@dataclass
+class Located(Generic[T]):
+    """Descriptors by range and offset."""
+
+    ranges: list[Range[T]]  # that occur
+    which: Optional[npt.NDArray[np.int64]]  # an index into ranges for each; None: there is one
+    offsets: Rows
+    lengths: Rows
+    pattern: Optional[Pattern] = field(default=None)
+
+    def pick(self, indices: Any) -> Located[T]:
+        which = None if self.which is None else self.which[indices]
+        pattern = None if self.pattern is None else self.pattern.pick(indices)
+        return Located(self.ranges, which, self.offsets[indices], self.lengths[indices], pattern)
+
+
+@dataclass
+class Pattern:
+    """Entries of one length in one range: entry i lies at base + index[i] * stride."""
+
+    base: int
+    stride: int
+    length: int
+    index: npt.NDArray[np.uint32]
+
+    def pick(self, indices: Any) -> Pattern:
+        return Pattern(self.base, self.stride, self.length, self.index[indices])
+
+
+PATTERN_LEAST = 8  # below it a pattern saves nothing
+
+
+def find_pattern(at: Located[Any]) -> Optional[Pattern]:
+    """What a list of blocks of a cache is mostly."""
+    if at.which is not None or len(at.offsets) < PATTERN_LEAST or (at.lengths != at.lengths[0]).any():
+        return None
+    base = int(at.offsets.min())
+    away = at.offsets - np.uint64(base)
+    stride = int(np.gcd.reduce(away))
+    if stride == 0 or int(away.max()) // stride >= 1 << 32:
+        return None
+    return Pattern(base, stride, int(at.lengths[0]), (away // np.uint64(stride)).astype(np.uint32))
+
+
+class Places(Generic[T]):
+    """The ranges of one agent."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[str, Range[T]] = {}
+        self._sorted: dict[Kind, _Table[T]] = {}
+
+    def put(self, r: Range[T]) -> None:
+        self._ranges[r.name] = r
+        self._sorted.pop((r.kind, r.device), None)
+
+    def drop(self, name: str) -> None:
+        r = self._ranges.pop(name)
+        self._sorted.pop((r.kind, r.device), None)
+
+    def all(self) -> list[Range[T]]:
+        return list(self._ranges.values())
+
+    def exact(self, kind: nixl_mem_t, address: int, length: int, device: int) -> Optional[Range[T]]:
+        """The latest that is registered as this range, neither more nor less."""
+        table = self._table((kind, device))
+        lo, hi = np.searchsorted(table.starts, np.uint64(address), "left"), np.searchsorted(table.starts, np.uint64(address), "right")
+        for i in range(int(hi) - 1, int(lo) - 1, -1):
+            if table.ranges[i].length == length:
+                return table.ranges[i]
+        return None
+
+    def locate(self, kind: nixl_mem_t, rows: Rows) -> Located[T]:
+        """Finds descriptors. nixlNotFoundError for what lies in no range, or goes past its end."""
+        devices = np.unique(rows[:, 2])
+        if len(devices) == 1:
+            return self._locate(kind, int(devices[0]), rows)
+        which, offsets = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.uint64)
+        ranges: list[Range[T]] = []
+        for device in devices.tolist():
+            mine = rows[:, 2] == device
+            part = self._locate(kind, int(device), rows[mine])
+            which[mine] = len(ranges) + (0 if part.which is None else part.which)
+            offsets[mine] = part.offsets
+            ranges += part.ranges
+        return Located(ranges, which, offsets, rows[:, 1])
+
+    def _locate(self, kind: nixl_mem_t, device: int, rows: Rows) -> Located[T]:
+        table = self._table((kind, device))
+        addresses, lengths = rows[:, 0], rows[:, 1]
+        at = np.searchsorted(table.starts, addresses, "right") - 1
+        low = at < 0
+        at[low] = 0
+        if not table.ranges:
+            raise nixlNotFoundError(f"no {kind.name} of device {device} is registered, or its metadata is not loaded")
+        offsets = addresses - table.starts[at]
+        room = table.lengths[at]
+        bad = low | (offsets > room) | (lengths > room - np.minimum(offsets, room))
+        for i in np.flatnonzero(bad).tolist():  # ranges that overlap, or a mistake
+            at[i] = table.around(int(addresses[i]), int(lengths[i]), kind)
+            offsets[i] = addresses[i] - table.starts[at[i]]
+        used, which = np.unique(at, return_inverse=True)
+        ranges = [table.ranges[i] for i in used.tolist()]
+        return Located(ranges, None if len(ranges) == 1 else which.astype(np.int64), offsets, lengths)
+
+    def _table(self, key: Kind) -> _Table[T]:
+        table = self._sorted.get(key)
+        if table is None:
+            mine = [r for r in self._ranges.values() if (r.kind, r.device) == key]
+            mine.sort(key=lambda r: (r.address, r.length))
+            starts = np.array([r.address for r in mine], np.uint64)
+            table = self._sorted[key] = _Table(starts, np.array([r.length for r in mine], np.uint64), mine)
+        return table
+
+
+def fill(t: Transfer, local: Located[Any], remote: Located[Any]) -> int:
+    """Lists pairs of descriptors, as a pattern where they are one. Returns how many were listed."""
+    n = len(local.offsets)
+    here = local.pattern or find_pattern(local)
+    there = remote.pattern or find_pattern(remote)
+    if here is not None and there is not None and n >= PATTERN_LEAST:
+        t.add_pages(
+            local.ranges[0].what,
+            remote.ranges[0].what,
+            here.length,
+            here.index,
+            there.index,
+            base=here.base,
+            stride=here.stride,
+            remote_base=there.base,
+            remote_stride=there.stride,
+        )
+        return n
+    descs = np.stack([local.offsets, remote.offsets, local.lengths], axis=1)
+    groups = np.zeros(n, np.int64) if local.which is None else local.which * len(remote.ranges)
+    if remote.which is not None:
+        groups = groups + remote.which
+    for g in np.unique(groups).tolist():
+        i, j = divmod(g, len(remote.ranges))
+        t.add_many(local.ranges[i].what, remote.ranges[j].what, np.ascontiguousarray(descs[groups == g]))
+    return n

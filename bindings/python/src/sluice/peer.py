@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another engine, and what it lets us reach."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from typing import TYPE_CHECKING, Any, Optional
+
+from . import _library
+from ._clock import nanoseconds
+from ._library import lib
+from ._region import Closing, Region, grow
+from .errors import ArgumentError, check
+from .transfer import Transfer
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+class Peer(Closing):
+    """An engine that is connected. An engine is its own peer for local moves and files."""
+
+    def __init__(self, engine: Engine, handle: int) -> None:
+        self.engine, self._handle = engine, handle
+
+    def remote(self, name: str) -> Remote:
+        """Its region of that name, as described. NoRouteError when there is none."""
+        out = ctypes.c_uint64()
+        check(lib.remote_find(self._handle, name.encode(), ctypes.byref(out)))
+        return Remote(self, out.value)
+
+    def lease(self, token: bytes) -> Remote:
+        """A range that was leased to us."""
+        out = ctypes.c_uint64()
+        check(lib.remote_import(self._handle, token, len(token), ctypes.byref(out)))
+        return Remote(self, out.value)
+
+    def transfer(self, op: str, *, only: Optional[str] = None) -> Transfer:
+        """An empty transfer: "read" from the peer or "write" to it, by one backend alone where `only` names it."""
+        ops = {"read": _library.READ, "write": _library.WRITE}
+        if op not in ops:
+            raise ArgumentError(f'op is {op!r}: there are "read" and "write"')
+        out = ctypes.c_uint64()
+        check(lib.transfer_new(self._handle, ops[op], only.encode() if only else None, ctypes.byref(out)))
+        return Transfer(self, op, out.value)
+
+    def notify(self, message: bytes, timeout: Optional[float] = 5.0) -> None:
+        """Sends a message without data. TimeoutError when the peer had no room for it."""
+        check(lib.notify(self._handle, message, len(message), nanoseconds(timeout)))
+
+    def refresh(self, description: bytes) -> None:
+        """Takes a newer description of the same engine: its new regions become known."""
+        check(lib.peer_refresh(self._handle, description, len(description)))
+
+    @property
+    def lost(self) -> bool:
+        """Whether no connection to it is alive any more: connect anew for another peer."""
+        lost = ctypes.c_int()
+        check(lib.peer_lost(self._handle, ctypes.byref(lost)))
+        return bool(lost.value)
+
+    def explain(self, region: Region, remote: Remote) -> str:
+        """Which backends could serve, which would, and why, as text."""
+        return self._explain(region, remote, _library.TEXT)
+
+    def explain_data(self, region: Region, remote: Remote) -> dict[str, Any]:
+        """The same as data."""
+        data: dict[str, Any] = json.loads(self._explain(region, remote, _library.JSON))
+        return data
+
+    def _explain(self, region: Region, remote: Remote, how: int) -> str:
+        def ask(buffer: Any, room: int, length: Any) -> int:
+            return lib.explain(self._handle, region._handle, remote._handle, how, buffer, room, length)
+
+        return grow(ask, 4096).rstrip(b"\0").decode()
+
+    def close(self) -> None:
+        """Ends its transfers with ClosedError."""
+        if self._handle:
+            lib.peer_close(self._handle)  # stale when the engine has closed it
+            self._handle = 0
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Peer) and self._handle == other._handle
+
+    def __hash__(self) -> int:
+        return hash(self._handle)
+
+
+class Remote(Closing):
+    """A region of a peer's, or a part of one that was leased to us."""
+
+    def __init__(self, peer: Peer, handle: int) -> None:
+        self.peer, self._handle = peer, handle
+        out = ctypes.c_uint64()
+        check(lib.remote_length(handle, ctypes.byref(out)))
+        self.length = out.value
+
+    def close(self) -> None:
+        """Forgets it. BusyError while a transfer lists it."""
+        if self._handle:
+            check(lib.remote_close(self._handle))
+            self._handle = 0
+
+    def __enter__(self) -> Remote:
+        return self

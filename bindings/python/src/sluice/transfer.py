@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch of copies with one completion, filled once and posted many times."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, Generator, Iterable, Optional, Union
+
+from . import _library
+from ._buffers import Held, Indices, hold_indices
+from ._clock import SLICE_NS, in_slices, nanoseconds
+from ._library import lib
+from ._region import Closing, Region
+from .errors import BusyError, Error, HandleError, ReadOnlyError, check, failure
+
+if TYPE_CHECKING:
+    from .peer import Peer, Remote
+
+_PENDING = _library.PENDING
+SLICE = SLICE_NS / 1e9
+
+
+class Transfer(Closing):
+    """Reads from a peer or writes to it. One thread at a time fills and posts it.
+
+    `await transfer` waits in an asyncio loop, `wait` on a thread; both end with the
+    outcome, as an exception where it is not success.
+    """
+
+    def __init__(self, peer: Peer, op: str, handle: int) -> None:
+        self.peer, self.op, self._handle = peer, op, handle
+        check(lib.transfer_watch(handle, handle))  # for await: it cannot be asked for once it is posted
+        self._keep: list[Any] = []  # lists and regions that the library refers to
+
+    def add(self, region: Region, offset: int, remote: Remote, remote_offset: int, length: int) -> None:
+        """Lists one contiguous copy, in bytes. BoundsError for what lies outside, and nothing is listed then."""
+        desc = _library.Desc(offset, remote_offset, length)
+        self._add(region, remote, ctypes.addressof(desc), 1)
+
+    def add_many(self, region: Region, remote: Remote, descs: Union[Any, Iterable[tuple[int, int, int]]]) -> None:
+        """Lists copies of (offset, remote offset, length): an array of shape (n, 3) of 64-bit integers is read in place."""
+        try:
+            view = memoryview(descs)  # type: ignore[arg-type]
+        except TypeError:
+            flat = [int(v) for desc in descs for v in desc]
+            if len(flat) % 3:
+                raise ValueError("descs: want three numbers each: offset, remote offset, length") from None
+            packed = (ctypes.c_uint64 * len(flat))(*flat)
+            self._add(region, remote, ctypes.addressof(packed), len(flat) // 3)
+            return
+        if view.ndim != 2 or view.shape is None or view.shape[1] != 3 or view.itemsize != 8 or view.format not in ("L", "l", "Q", "q"):
+            raise TypeError(f"descs: want 64-bit integers of shape (n, 3), not {view.format!r} of {view.shape}")
+        held = Held(descs)
+        self._add(region, remote, held.address, view.shape[0])
+        held.release()
+
+    def _add(self, region: Region, remote: Remote, address: int, count: int) -> None:
+        self._check_writable(region)
+        check(lib.transfer_add(self._handle, region._handle, remote._handle, address, count))
+        self._keep.append(region)
+
+    def _check_writable(self, region: Region) -> None:
+        if self.op == "read" and not region.writable:
+            raise ReadOnlyError(f"a read would change {region.name!r}, which is memory that may only be read")
+
+    def add_pages(
+        self,
+        region: Region,
+        remote: Remote,
+        entry_length: int,
+        local: Optional[Indices] = None,
+        remote_indices: Optional[Indices] = None,
+        *,
+        count: Optional[int] = None,
+        base: int = 0,
+        stride: Optional[int] = None,
+        remote_base: int = 0,
+        remote_stride: Optional[int] = None,
+    ) -> None:
+        """Lists entries of one length: entry i lies at base + local[i] * stride, and likewise at the peer.
+
+        None for a list is 0, 1, 2 and so on; strides are the entry's length unless given. Arrays of 32-bit integers
+        are not copied: leave them as they are until `reset` or `close`.
+        """
+        self._check_writable(region)
+        pages = _library.Pages(entry_length=entry_length, local_base=base, remote_base=remote_base)
+        pages.size = ctypes.sizeof(pages)
+        pages.local_stride = entry_length if stride is None else stride
+        pages.remote_stride = entry_length if remote_stride is None else remote_stride
+        keep: list[Any] = [region]
+        for field, indices, name in (("local", local, "local"), ("remote", remote_indices, "remote_indices")):
+            if indices is None:
+                continue
+            held, n = hold_indices(indices, name)
+            if count is not None and n != count:
+                raise ValueError(f"{name} has {n} entries, and {count} are wanted")
+            count = n
+            setattr(pages, field, held.address)
+            keep.append(held)
+        if count is None:
+            raise ValueError("pages: say how many by a list or by count")
+        pages.count = count
+        check(lib.transfer_add_pages(self._handle, region._handle, remote._handle, ctypes.byref(pages)))
+        self._keep += keep
+
+    def message(self, message: bytes) -> None:
+        """The peer receives this after the data is visible there."""
+        check(lib.transfer_message(self._handle, message, len(message)))
+
+    def count(self, counter: int) -> None:
+        """One more for a counter of the peer's, after the data is visible there."""
+        check(lib.transfer_count(self._handle, counter))
+
+    def post(self) -> None:
+        """Starts it and returns at once. Only misuse is an error here."""
+        code = lib.post(self._handle)
+        if code:
+            raise failure(code)
+
+    def run(self, timeout: Optional[float] = None) -> None:
+        """Posts and waits, quicker than in two calls for a thread that has nothing else to do."""
+        long = timeout is None or timeout > SLICE
+        code = lib.post_and_wait(self._handle, SLICE_NS if long else nanoseconds(timeout))
+        if code:
+            self._go_on(code, long, timeout)
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not. BusyError when it was never posted."""
+        code = lib.test(self._handle)
+        if code in (BusyError.code, HandleError.code):
+            raise failure(code)
+        return code != _PENDING
+
+    def test(self) -> bool:
+        """False while it is under way, True when it is done; its error as an exception."""
+        code = lib.test(self._handle)
+        if code < 0:
+            raise failure(code)
+        return code != _PENDING
+
+    def wait(self, timeout: Optional[float] = None) -> None:
+        """Waits for the outcome. WaitTimeout ends the wait, not the transfer."""
+        long = timeout is None or timeout > SLICE
+        code = lib.wait(self._handle, SLICE_NS if long else nanoseconds(timeout))
+        if code:
+            self._go_on(code, long, timeout)
+
+    def _go_on(self, code: int, long: bool, timeout: Optional[float]) -> None:
+        """After the first slice of a wait, which is the only one mostly."""
+        if code == _PENDING and long:
+            handle = self._handle
+            code = in_slices(lambda ns: lib.wait(handle, ns), None if timeout is None else timeout - SLICE)
+        if code:
+            raise failure(code)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self.peer.engine._arrivals.outcome(self).__await__()
+
+    def abort(self, timeout: Optional[float] = None) -> None:
+        """Ends it. When this returns, no byte of it lands any more on either side, and `test` says how it ended."""
+        handle = self._handle
+        check(in_slices(lambda ns: lib.abort(handle, ns), timeout))
+
+    def reset(self) -> None:
+        """Empties the list. BusyError while it is posted."""
+        check(lib.reset(self._handle))
+        self._let_go()
+
+    def close(self) -> None:
+        """Aborts it if it is under way, and gives it back."""
+        if not self._handle:
+            return
+        code = lib.transfer_close(self._handle)
+        if code == BusyError.code:
+            self.abort()
+            code = lib.transfer_close(self._handle)
+        if code != HandleError.code:
+            check(code)
+        self._handle = 0
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for kept in self._keep:
+            if isinstance(kept, Held):
+                kept.release()
+        self._keep.clear()
+
+    def __enter__(self) -> Transfer:
+        return self
+
+    def __del__(self) -> None:
+        try:
+            self.close()
+        except Error:  # the child of a fork, or a peer that proves nothing: the engine keeps what it needs
+            pass

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two engines of one process, and what tests of faults need."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import pytest
+import sluice
+
+LIMIT = 60.0
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+MIB = 1 << 20
+
+
+class End:
+    """An engine with a region "data" of 1 MiB."""
+
+    def __init__(self, name: str, backends: Any = ("mem",), **config: Any) -> None:
+        self.engine = sluice.Engine(name, backends, **config)
+        self.memory = self.engine.alloc(MIB)
+        self.bytes = self.memory.view
+        self.region = self.engine.register("data", self.memory)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+class Pair:
+    """a reaches b."""
+
+    def __init__(self, a: End, b: End) -> None:
+        self.a, self.b = a, b
+        self.peer = a.engine.connect(b.engine.describe(), LIMIT)
+        self.remote = self.peer.remote("data")
+
+    def write(self, *descs: tuple[int, int, int], op: str = "write") -> sluice.Transfer:
+        t = self.peer.transfer(op)
+        for offset, there, n in descs:
+            t.add(self.a.region, offset, self.remote, there, n)
+        return t
+
+    def stuck(self) -> sluice.Transfer:
+        """A transfer that stays posted, since the other side has no room for its message."""
+        for _ in range(1000):
+            t = self.write((0, 0, 64))
+            t.message(b"m")
+            t.post()
+            try:
+                t.wait(1.0)  # no proof, but a copy of 64 bytes has had its time
+            except sluice.WaitTimeout:
+                return t
+        raise AssertionError("every message found room")
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    a, b = End("a"), End("b")
+    yield Pair(a, b)
+    a.close()
+    b.close()
+
+
+@pytest.fixture
+def narrow() -> Iterator[Pair]:
+    """A pair whose second side takes one message and no more."""
+    a = End("a")
+    b = End("b", [sluice.Backend("mem", batches_max=4)], limits=sluice.Limits(notifications=1))
+    yield Pair(a, b)
+    a.close()
+    b.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Starts a program of this folder with this interpreter."""
+    children = []
+
+    def begin(name: str, *args: str, **options: Any) -> "subprocess.Popen[str]":
+        child = subprocess.Popen(
+            [sys.executable, str(HERE / name), *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
+        )
+        children.append(child)
+        return child
+
+    yield begin
+    for child in children:
+        child.kill()
+        child.wait()
+        for pipe in (child.stdin, child.stdout):
+            if pipe:
+                pipe.close()
+
+
+def descriptors() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def need(module: str, fix: str) -> Any:
+    """A module that tests can do without: skips with what to install, and on nothing else."""
+    try:
+        return __import__(module)
+    except ModuleNotFoundError as e:
+        if e.name != module:
+            raise
+        pytest.skip(f"unavailable: {module} is not installed: {fix}")
+
+
+def need_program(name: str, fix: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"unavailable: no {name}: {fix}")
+    return path
+
+
+class StandIn:
+    """The software stand-in of the CUDA driver, as the tests of package cuda build it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "libcuda-standin.so")
+        source = ROOT / "cuda" / "testdata" / "libcuda_standin.c"
+        compiler = need_program("gcc", "apt-get install gcc")
+        subprocess.run([compiler, "-std=c11", "-O1", "-D_GNU_SOURCE", "-pthread", "-shared", "-fPIC", "-o", self.path, str(source)], check=True)
+        panel = folder / "panel"
+        panel.write_bytes(bytes(4096))
+        os.environ["STANDIN_PANEL"] = str(panel)
+        self._library = ctypes.CDLL(self.path)
+        context = ctypes.c_void_p()
+        assert self._library.cuInit(0) == 0 and self._library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        assert self._library.cuCtxSetCurrent(context) == 0
+
+    def alloc(self, length: int) -> int:
+        out = ctypes.c_uint64()
+        assert self._library.cuMemAlloc_v2(ctypes.byref(out), ctypes.c_size_t(length)) == 0
+        return out.value
+
+    def free(self, address: int) -> None:
+        assert self._library.cuMemFree_v2(ctypes.c_uint64(address)) == 0
+
+
+@pytest.fixture(scope="session")
+def standin(tmp_path_factory: pytest.TempPathFactory) -> StandIn:
+    """One for the process, which opens a driver once."""
+    return StandIn(tmp_path_factory.mktemp("standin"))

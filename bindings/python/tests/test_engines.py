@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opening and closing: what is refused, and that nothing is left."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import re
+import warnings
+import weakref
+
+import numpy as np
+import pytest
+import sluice
+from conftest import LIMIT, ROOT, End, Pair, descriptors
+from sluice import _library, errors
+
+
+def test_layout_is_that_of_the_header() -> None:
+    listed = (ROOT / "bindings/c/testdata/layout.txt").read_text().splitlines()
+    known = [f"SLUICE_ABI_VERSION {_library.ABI_VERSION}"]
+    for name, struct in _library.STRUCTS.items():
+        known.append(f"{name} {ctypes.sizeof(struct)}")
+        for field, *_ in struct._fields_:
+            place = getattr(struct, field)
+            known.append(f"{name}.{field} {place.offset} {place.size}")
+    assert known == listed[: len(known)]
+    codes = {int(n): name for name, n in (line.split() for line in listed[len(known) :]) if name.startswith("SLUICE_ERR_")}
+    codes.pop(-4)  # SPACE: buffers grow
+    assert set(codes) == set(errors.BY_CODE)
+    for code, kind in errors.BY_CODE.items():
+        words = codes[code][len("SLUICE_ERR_") :]
+        plain = {"SYSTEM": "OPERATINGSYSTEM", "NO_ROUTE": "NOROUTE"}.get(words, words.replace("_", ""))
+        assert kind.__name__.upper() == plain + "ERROR"
+
+
+def test_every_function_of_the_header_is_known() -> None:
+    header = (ROOT / "bindings/c/sluice.h").read_text()
+    declared = set(re.findall(r"^int sluice_(\w+)\(", header, re.M))
+    assert declared == set(_library._FUNCTIONS)
+
+
+def test_refused() -> None:
+    with pytest.raises(sluice.ArgumentError, match="there are cuda, mem"):
+        sluice.Engine("x", ["nothing"])
+    with pytest.raises(sluice.ArgumentError, match="ring_bytes"):
+        sluice.Engine("x", [sluice.Backend("shm", ring=1)])
+    with pytest.raises(sluice.UnavailableError):
+        sluice.Engine("x", [sluice.Backend("cuda", library="/nowhere")])
+    with pytest.raises(sluice.Error):
+        sluice.Engine("x" * 256, ["mem"])
+    with pytest.raises(sluice.Error):
+        sluice.Engine("x", [])
+    with sluice.Engine("x", ["mem", sluice.Backend("cuda", library="/nowhere", optional=True)], spin=0, transfer_timeout=1.5) as e:
+        for wrong in ("", "udp:1", "/tmp/x"):
+            with pytest.raises(sluice.ArgumentError):
+                e.serve(wrong)
+        with pytest.raises(OSError):
+            e.dial("unix:/nowhere/at/all", LIMIT)
+        with pytest.raises(sluice.CorruptError):
+            e.connect(b"what is this", LIMIT)
+        with pytest.raises(sluice.WaitTimeout):
+            e.accept(0.01)
+    with pytest.raises(sluice.FullError):
+        with sluice.Engine("x", ["mem"], limits=sluice.Limits(regions=1)) as e:
+            e.register("a", b"1")
+            e.register("b", b"1")
+
+
+def test_nothing_is_left() -> None:
+    def once() -> "weakref.ref[sluice.Engine]":
+        a, b = End("a"), End("b")
+        pair = Pair(a, b)
+        data = np.zeros(100, np.uint8)
+        region = a.engine.register("more", data)
+        t = pair.write((0, 0, 100))
+        t.add(region, 0, pair.remote, 0, 100)
+        t.message(b"m")
+        t.run(LIMIT)
+        b.engine.receive(LIMIT)
+        lease = b.region.lease(0, 8)
+        pair.peer.lease(lease.token())
+        a.close()
+        b.close()
+        data.resize(200)  # nobody holds it
+        return weakref.ref(a.engine)
+
+    once()
+    before, maps = descriptors(), mapped()
+    for _ in range(20):
+        ref = once()
+        gc.collect()
+        assert ref() is None
+    assert descriptors() == before
+    assert mapped() <= maps + (8 << 20)  # 40 MiB and more were mapped meanwhile
+
+
+def mapped() -> int:
+    """Bytes of shared and anonymous memory in use, as the kernel counts them."""
+    text = open("/proc/self/statm").read().split()
+    return int(text[1]) * 4096
+
+
+def test_regions_stay_while_they_are_registered(pair: Pair) -> None:
+    name = "kept"
+    pair.b.engine.register(name, bytearray(b"kept alive"))
+    gc.collect()
+    pair.peer.refresh(pair.b.engine.describe())
+    with pair.peer.transfer("read") as t:
+        t.add(pair.a.region, 0, pair.peer.remote(name), 0, 10)
+        t.run(LIMIT)
+    assert pair.a.bytes[:10] == b"kept alive"
+
+
+def test_memory_is_mapped_while_somebody_looks(pair: Pair) -> None:
+    view = np.frombuffer(pair.a.engine.alloc(4096).view, np.uint8)
+    gc.collect()
+    view[:] = 7
+    assert view.sum() == 7 * 4096
+
+
+def test_an_engine_that_nobody_closed_says_so() -> None:
+    sluice.Engine("lost", ["mem"])
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        gc.collect()
+        sluice.Engine("lost", ["mem"])
+        gc.collect()
+    assert any(issubclass(w.category, ResourceWarning) and "lost" in str(w.message) for w in seen)
+
+
+def test_a_posted_transfer_that_nobody_holds(narrow: Pair) -> None:
+    index = np.zeros(4, np.int32)
+    t = narrow.stuck()
+    del t
+    t = narrow.peer.transfer("write")
+    t.add_pages(narrow.a.region, narrow.remote, 8, index)
+    del t
+    gc.collect()
+    assert narrow.a.engine.stats()["posted"] == 0
+    index.resize(8)  # refused while somebody holds it

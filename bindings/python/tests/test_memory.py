@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be registered, and that its bytes are where transfers go."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sluice
+from conftest import LIMIT, MIB, End, Pair, need
+
+
+def moves(pair: Pair, source: Any, look: Any, n: int) -> None:
+    """Writes from the object and reads into it."""
+    region = pair.a.engine.register("other", source)
+    assert region.length == n and region.writable
+    t = pair.peer.transfer("read")
+    pair.b.bytes[:n] = bytes(i * 7 % 256 for i in range(n))
+    t.add(region, 0, pair.remote, 0, n)
+    t.run(LIMIT)
+    assert look() == bytes(pair.b.bytes[:n])
+    t.close()
+    region.close()
+    region.close()
+
+
+def test_bytearray(pair: Pair) -> None:
+    data = bytearray(4096)
+    region = pair.a.engine.register("busy", data)
+    with pytest.raises(BufferError):
+        data.append(1)  # its bytes would move
+    region.close()
+    data.append(1)
+    moves(pair, data, lambda: bytes(data), 4097)
+
+
+def test_array_of_numpy(pair: Pair) -> None:
+    a = np.zeros((16, 32), np.float32)
+    moves(pair, a, a.tobytes, 2048)
+    fortran = np.zeros((16, 32), np.float32, order="F")
+    with pytest.raises(sluice.ArgumentError, match="contiguous"):
+        pair.a.engine.register("rows", a[:, ::2])
+    with pytest.raises(sluice.ArgumentError, match="contiguous"):
+        pair.a.engine.register("rows", fortran)
+    moves(pair, a[3], a[3].tobytes, 128)
+
+
+def test_mmap(pair: Pair) -> None:
+    with mmap.mmap(-1, 8192) as m:
+        moves(pair, m, lambda: bytes(m), 8192)
+
+
+def test_ctypes(pair: Pair) -> None:
+    block = (ctypes.c_char * 100)()
+    moves(pair, block, lambda: block.raw, 100)
+    moves(pair, sluice.HostMemory(ctypes.addressof(block), 100), lambda: block.raw, 100)
+
+
+def test_memory_of_the_engine(pair: Pair) -> None:
+    with pair.a.engine.alloc(8192, populate=True, huge=False) as m:
+        view = np.frombuffer(m.view, np.uint8)
+        moves(pair, m, view.tobytes, 8192)
+        region = pair.a.engine.register("busy", m)
+        with pytest.raises(sluice.BusyError):
+            m.close()
+        region.close()
+    with pytest.raises(sluice.NotSupportedError):
+        pair.a.engine.alloc(8192, backend="rdma")
+    with pytest.raises(sluice.BoundsError):
+        pair.a.engine.alloc(0)
+
+
+def test_tensor_of_torch(pair: Pair) -> None:
+    torch = need("torch", "pip install torch --index-url https://download.pytorch.org/whl/cpu")
+    t = torch.zeros(64, 8, dtype=torch.bfloat16)
+    moves(pair, t, lambda: t.view(torch.uint8).numpy().tobytes(), 1024)
+    with pytest.raises(sluice.ArgumentError, match="contiguous"):
+        pair.a.engine.register("columns", t.t())
+    moves(pair, t[3], lambda: t[3].view(torch.uint8).numpy().tobytes(), 16)
+
+
+class TensorLike:
+    """The part of a tensor of torch that is looked at."""
+
+    def __init__(self, of: Any, device: int = -1) -> None:
+        self.of, self.device = of, device
+
+    def data_ptr(self) -> int:
+        address: int = self.of.ctypes.data
+        return address
+
+    def is_contiguous(self) -> bool:
+        return bool(self.of.flags.c_contiguous)
+
+    def numel(self) -> int:
+        return int(self.of.size)
+
+    def element_size(self) -> int:
+        return int(self.of.itemsize)
+
+    def get_device(self) -> int:
+        return self.device
+
+
+def test_what_looks_like_a_tensor(pair: Pair) -> None:
+    a = np.zeros(100, np.float16)
+    moves(pair, TensorLike(a), a.tobytes, 200)
+
+
+class OnlyDLPack:
+    def __init__(self, of: Any) -> None:
+        self.of = of
+
+    def __dlpack_device__(self) -> Any:
+        return self.of.__dlpack_device__()
+
+    def __dlpack__(self) -> Any:
+        return self.of.__dlpack__()
+
+
+def test_dlpack(pair: Pair) -> None:
+    a = np.zeros((10, 10), np.int64)
+    moves(pair, OnlyDLPack(a), a.tobytes, 800)
+    with pytest.raises(sluice.ArgumentError, match="contiguous"):
+        pair.a.engine.register("columns", OnlyDLPack(a[:, 1:3]))
+
+
+def test_bytes_are_read_only(pair: Pair) -> None:
+    region = pair.a.engine.register("fixed", b"constant")
+    assert not region.writable
+    with pytest.raises(sluice.ReadOnlyError):
+        pair.peer.transfer("read").add(region, 0, pair.remote, 0, 8)
+    t = pair.peer.transfer("write")
+    t.add(region, 0, pair.remote, 0, 8)
+    t.run(LIMIT)
+    assert pair.b.bytes[:8] == b"constant"
+    back = pair.b.engine.connect(pair.a.engine.describe())
+    with pytest.raises(sluice.ReadOnlyError):
+        back.transfer("write").add(pair.b.region, 0, back.remote("fixed"), 0, 8)
+
+
+def test_what_has_no_bytes(pair: Pair) -> None:
+    for wrong in (object(), 7, "text", [1, 2]):
+        with pytest.raises(TypeError):
+            pair.a.engine.register("x", wrong)
+    with pytest.raises(sluice.ArgumentError):
+        pair.a.engine.register("x", b"")
+    pair.a.engine.register("x", b"1")
+    with pytest.raises(sluice.BusyError):
+        pair.a.engine.register("x", b"2")
+
+
+def test_private_regions_are_not_described(pair: Pair) -> None:
+    pair.b.engine.register("secret", b"1", private=True)
+    pair.b.engine.register("open", b"1")
+    pair.peer.refresh(pair.b.engine.describe())
+    pair.peer.remote("open")
+    with pytest.raises(sluice.NoRouteError):
+        pair.peer.remote("secret")
+
+
+@pytest.mark.parametrize("options", [{}, {"path": "threads", "threads": 2}])
+def test_files(tmp_path: Path, options: dict[str, Any]) -> None:
+    end = End("files", ["mem", sluice.Backend("posix", **options)])
+    name = tmp_path / "file"
+    name.write_bytes(bytes(MIB))
+    with open(name, "r+b") as f:
+        end.engine.register("file", sluice.File(f, offset=4096))
+        self_peer = end.engine.self_peer()
+        remote = self_peer.remote("file")
+        assert remote.length == MIB - 4096
+        end.bytes[:] = np.random.default_rng(1).integers(0, 256, MIB, np.uint8).tobytes()
+        t = self_peer.transfer("write")
+        t.add(end.region, 0, remote, 0, 65536)
+        t.add(end.region, 70001, remote, 70003, 999)
+        t.run(LIMIT)
+        found = name.read_bytes()
+        assert found[4096 : 4096 + 65536] == end.bytes[:65536]
+        assert found[74099 : 74099 + 999] == end.bytes[70001:71000]
+        with pytest.raises(sluice.BoundsError):
+            t.reset()
+            t.add(end.region, 0, remote, MIB - 4096 - 1, 2)
+        f.truncate(5000)
+        t.close()
+        t = self_peer.transfer("read")
+        t.add(end.region, 0, remote, 65536, 4096)
+        with pytest.raises(sluice.Error):  # the file was cut behind our back
+            t.run(LIMIT)
+        t.close()
+        with pytest.raises(sluice.ArgumentError, match="longer"):
+            end.engine.register("empty", sluice.File(f, offset=5000))
+        end.close()
+
+
+def test_cuda_by_the_stand_in(standin: Any) -> None:
+    """Device memory by the array interface, by what looks like a tensor, by DLPack's device and by address."""
+    device = standin.alloc(65536)
+    end = End("cuda", ["mem", sluice.Backend("cuda", library=standin.path, devices=[0])])
+
+    class Array:
+        __cuda_array_interface__ = {"shape": (64, 256), "typestr": "<f4", "data": (device, False), "version": 3, "strides": None}
+
+    class Tensor(TensorLike):
+        def data_ptr(self) -> int:
+            return int(device)
+
+    sources = [Array(), Tensor(np.zeros(65536, np.uint8), device=0), sluice.DeviceMemory(device, 65536)]
+    for i, source in enumerate(sources):
+        region = end.engine.register(f"hbm {i}", source)
+        assert region.length == 65536
+        peer = end.engine.self_peer()
+        remote = peer.remote(f"hbm {i}")
+        end.bytes[:65536] = bytes((j * 3 + i) % 256 for j in range(65536))
+        with peer.transfer("write") as t:
+            t.add(end.region, 0, remote, 0, 65536)
+            t.run(LIMIT)
+        want = bytes(end.bytes[100:1100])
+        end.bytes[:65536] = bytes(65536)
+        with peer.transfer("read") as t:
+            t.add(end.region, 0, remote, 100, 1000)
+            t.run(LIMIT)
+        assert end.bytes[:1000] == want
+        remote.close()
+        region.close()
+    Array.__cuda_array_interface__ = dict(Array.__cuda_array_interface__, strides=(2048, 4))
+    with pytest.raises(sluice.ArgumentError, match="contiguous"):
+        end.engine.register("holes", Array())
+    end.close()
+    standin.free(device)

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C ends a wait that has no limit."""
+
+from __future__ import annotations
+
+import signal
+
+import sluice
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+with sluice.Engine("waits", ["mem"]) as engine:
+    print("waiting", flush=True)
+    try:
+        engine.receive()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
