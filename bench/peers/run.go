@@ -17,7 +17,7 @@ type Options struct {
 	Slice  time.Duration // of one participant in one round; default 100 ms
 	Memory uint64        // registered at each end; default 512 MiB
 	Batch  uint64        // bytes of an operation at most; default half of Memory
-	Fate   time.Duration // how long a caller has to notice a dead or frozen peer; default 20 s, quick 12 s; negative: not measured
+	Fate   time.Duration // how long a caller has to notice a dead or frozen peer; default 20 s, quick 16 s; negative: not measured
 	Budget time.Duration // for shapes of both lanes: rounds are cut, then shapes left out; default 12 min, quick 4 min
 	// Revision of sluice, for the report.
 	Revision string
@@ -50,7 +50,7 @@ func (o Options) withDefaults() Options {
 			}
 		}
 	}
-	span(&o.Fate, 20*time.Second, 12*time.Second)
+	span(&o.Fate, 20*time.Second, 16*time.Second)
 	span(&o.Budget, 12*time.Minute, 4*time.Minute)
 	if o.Progress == nil {
 		o.Progress = func(string) {}

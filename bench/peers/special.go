@@ -85,7 +85,7 @@ func (r *runner) handovers(ctx context.Context) error {
 	})
 }
 
-// pings measures round trips of notifications, both ends looking for them all the time.
+// pings measures round trips of notifications.
 func (r *runner) pings(ctx context.Context) error {
 	shape := Shape{Size: pingSize, Batch: 1}
 	return r.each(ctx, KindPing, shape, func(s *seat) error {

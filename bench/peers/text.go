@@ -218,7 +218,7 @@ var specials = []special{
 	{KindContact, "First contact: from the other end's description to the first bytes there", func(r *Row) string {
 		return fmt.Sprintf("%.2f ms", r.P50us/1e3)
 	}},
-	{KindPing, "Round trip of a notification, both ends looking all the time", func(r *Row) string {
+	{KindPing, "Round trip of a notification, each end waiting as its makers advise", func(r *Row) string {
 		return fmt.Sprintf("p50 %.1f µs, p99 %.1f µs", r.P50us, r.P99us)
 	}},
 	{KindCall, "The cheapest call into the library from the driver's language", func(r *Row) string { return fmt.Sprintf("%.2f µs", r.P50us) }},

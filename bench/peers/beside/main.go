@@ -46,7 +46,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.BoolVar(&o.run.Quick, "quick", false, "fewer shapes and repeats: some minutes")
 	f.IntVar(&o.run.Rounds, "rounds", 0, "rounds of each shape; 0: 5, quick 3")
 	f.DurationVar(&o.run.Slice, "slice", 0, "of one participant in one round; 0: 100ms")
-	f.DurationVar(&o.run.Fate, "fate", 0, "how long a caller has to notice a dead or frozen peer; 0: 20s, quick 12s")
+	f.DurationVar(&o.run.Fate, "fate", 0, "how long a caller has to notice a dead or frozen peer; 0: 20s, quick 16s")
 	f.DurationVar(&o.run.Budget, "budget", 0, "time for the shapes of both lanes: rounds are cut, then shapes left out; 0: 12m, quick 4m")
 	f.StringVar(&o.memory, "memory", "512MiB", "memory registered at each end; an operation moves half of it at most")
 	f.StringVar(&o.bin, "bin", "build/peers", "folder of the drivers in Go")

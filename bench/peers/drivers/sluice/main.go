@@ -27,6 +27,7 @@ type way struct {
 	lane     string
 	open     func() (backends.Backend, error)
 	foreign  bool // memory that the engine did not allocate
+	parked   bool // who awaits a message sleeps: who looks for it takes the processor from who brings it
 	settings string
 }
 
@@ -43,10 +44,10 @@ var ways = map[string]way{
 		settings: "backend ucx over " + nearTransports + ", memory of Engine.Alloc"},
 	"tcp": {lane: "tcp", open: func() (backends.Backend, error) {
 		return tcp.New(tcp.Config{Listen: "127.0.0.1:0", Plaintext: true})
-	}, settings: "backend tcp, plain text"},
+	}, parked: true, settings: "backend tcp, plain text"},
 	"ucx-tcp": {lane: "tcp", open: func() (backends.Backend, error) {
 		return ucx.New(ucx.Config{Transports: farTransports, Devices: "lo"})
-	}, settings: "backend ucx over tcp"},
+	}, parked: true, settings: "backend ucx over tcp"},
 }
 
 func main() {
@@ -112,7 +113,11 @@ func (e *end) Open(r *peers.Request) (peers.Answer, error) {
 		return peers.Answer{}, err
 	}
 	a, err := e.described()
-	a.Version, a.Settings = "sluice", e.way.settings+", AddPages for scattered pieces and Add for adjacent ones, made once"
+	waits := "messages looked for"
+	if e.way.parked {
+		waits = "messages slept for"
+	}
+	a.Version, a.Settings = "sluice", e.way.settings+", AddPages for scattered pieces and Add for adjacent ones, made once, "+waits
 	return a, err
 }
 
@@ -189,6 +194,10 @@ func (e *end) Notify(message []byte) error { return e.peer.Notify(context.Backgr
 
 // Receive implements peers.End.
 func (e *end) Receive() (bool, error) {
+	if e.way.parked {
+		note := <-e.eng.Notifications()
+		return true, note.Err
+	}
 	var notes [1]engine.Notification
 	if e.eng.Receive(notes[:]) == 0 {
 		return false, nil
