@@ -34,6 +34,7 @@ type WorkloadOptions struct {
 	BlockTokens int    // default kvlayout.BlockTokens
 	Threads     int    // default 1
 	BytesMax    uint64 // of an operation; more pieces are cut; default 128 MiB
+	Spread      uint64 // bytes of the pool that blocks lie in, at least twice an operation; default 1 GiB
 }
 
 // The defaults, and the entries that a step of sparse attention asks for.
@@ -127,7 +128,7 @@ func (w *Workload) add(o WorkloadOptions, what string, size uint64, batch, times
 	kept := min(batch, max(int(o.BytesMax/size), 1))
 	s := Shape{Op: o.Op, Size: size, Batch: kept, Threads: o.Threads}
 	if batch > 1 {
-		s.Pages, s.Spread = true, 2*size*uint64(kept)*uint64(o.Threads)
+		s.Pages, s.Spread = true, o.Spread
 	}
 	w.Steps = append(w.Steps, Step{Shape: s, Name: w.Name + " " + what, Times: times, Cut: batch - kept})
 }

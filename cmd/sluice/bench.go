@@ -85,7 +85,7 @@ handover-ms is the whole prompt: one operation, or one for each layer.`,
 	s.IntVar(&f.batch, "batch", 16, "pieces of an operation")
 	s.BoolVar(&f.pages, "pages", false, "pieces at random places of a large memory, as one pattern")
 	s.BoolVar(&f.gather, "gather", false, "with --pages: the random places are this side's, and the peer's are one run")
-	s.StringVar(&f.spread, "spread", "1GiB", "size of the memory that --pages and --table draw places from; at least twice what is moved")
+	s.StringVar(&f.spread, "spread", "1GiB", "size of the memory that --pages, --table and --workload draw places from; at least twice what is moved")
 	s.StringVar(&f.memory, "memory", string(bench.BackendMemory), "what is moved: backend (its own memory, if it has such) or host")
 	s.IntVar(&f.threads, "threads", 1, "goroutines that post, and workers that copy")
 	s.BoolVar(&f.sweep, "sweep", false, "measure sizes from 64 B to 16 MiB instead of --size and --batch")

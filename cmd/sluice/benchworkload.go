@@ -47,7 +47,7 @@ func (f *benchFlags) checkWorkload(c *cobra.Command) error {
 		}
 		return nil
 	}
-	for _, name := range []string{"size", "batch", "sweep", "pages", "gather", "spread", "notify", "table", "hot"} {
+	for _, name := range []string{"size", "batch", "sweep", "pages", "gather", "notify", "table", "hot"} {
 		if flags.Changed(name) {
 			return usagef("--workload has shapes of its own: it takes no --%s", name)
 		}
@@ -79,6 +79,10 @@ func (f *benchFlags) newWorkload() (*bench.Workload, error) {
 	if err != nil {
 		return nil, &usageError{err}
 	}
+	spread, err := bench.ParseSize(f.spread)
+	if err != nil {
+		return nil, &usageError{err}
+	}
 	op := engine.Write
 	if f.op == "read" {
 		op = engine.Read
@@ -92,7 +96,7 @@ func (f *benchFlags) newWorkload() (*bench.Workload, error) {
 		return nil, usagef("--operation-bytes %s: want 1 or more", f.workload.bytesMax)
 	}
 	w, err := bench.NewWorkload(f.workload.name, bench.WorkloadOptions{Op: op, Tokens: f.workload.tokens,
-		BlockTokens: f.workload.blockTokens, Threads: f.threads, BytesMax: bytes})
+		BlockTokens: f.workload.blockTokens, Threads: f.threads, BytesMax: bytes, Spread: spread})
 	if err != nil {
 		return nil, &usageError{err}
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 func TestBenchWorkloadOverEachBackend(t *testing.T) {
-	o := sluice(t, "bench", "--workload", "llama3.1-8b/tp8/pp4", "--tokens", "64", "--rounds", "1", "--json")
+	o := sluice(t, "bench", "--workload", "llama3.1-8b/tp8/pp4", "--tokens", "64", "--spread", "4MiB", "--rounds", "1", "--json")
 	if o.status != 0 {
 		t.Fatalf("%+v", o)
 	}
@@ -46,7 +46,7 @@ func TestBenchWorkloadFormats(t *testing.T) {
 		"text":    {"write pages", "deepseek-v3.2/token latent of tokens, one layer, shm", "656B", "132B", "handover-ms", "memcpy"},
 		"gobench": {"/workload=deepseek-v3.2,token_latent_of_tokens,_one_layer/", "/size=656/batch=32/by=shm-1", " handover-ms"},
 	} {
-		o := sluice(t, "bench", "--workload", "deepseek-v3.2/token", "--tokens", "32", "--backend", "shm", "--rounds", "1", "--format", format)
+		o := sluice(t, "bench", "--workload", "deepseek-v3.2/token", "--tokens", "32", "--backend", "shm", "--spread", "4MiB", "--rounds", "1", "--format", format)
 		if o.status != 0 || o.stderr != "" {
 			t.Fatalf("%+v", o)
 		}
@@ -59,7 +59,7 @@ func TestBenchWorkloadFormats(t *testing.T) {
 }
 
 func TestBenchWorkloadSweepWithinAProcess(t *testing.T) {
-	o := sluice(t, "bench", "--workload", "nixlbench-batch", "--backend", "mem", "--op", "read", "--operation-bytes", "1MiB", "--rounds", "1", "--json")
+	o := sluice(t, "bench", "--workload", "nixlbench-batch", "--backend", "mem", "--op", "read", "--operation-bytes", "1MiB", "--spread", "4MiB", "--rounds", "1", "--json")
 	if o.status != 0 || o.stderr != "" {
 		t.Fatalf("%+v", o)
 	}
