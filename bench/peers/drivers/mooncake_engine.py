@@ -7,9 +7,11 @@ from importlib import metadata
 import wire
 
 try:
-    from mooncake.engine import TransferEngine, TransferOpcode
+    from mooncake.engine import TransferEngine, TransferNotify, TransferOpcode
 except Exception as e:
     wire.missing("mooncake", e)
+
+BATCH_MAX = 2048  # its queue refuses what is much longer
 
 
 def wheel():
@@ -48,7 +50,10 @@ class Engine(wire.Peer):
 
     def post(self, request):
         op, ours, theirs, sizes = request
-        self.ok("batch_transfer_sync", self.engine.batch_transfer_sync(self.card["session"], ours, theirs, sizes, op))
+        for at in range(0, len(sizes), BATCH_MAX):
+            part = slice(at, at + BATCH_MAX)
+            self.ok("batch_transfer_sync", self.engine.batch_transfer_sync(
+                self.card["session"], ours[part], theirs[part], sizes[part], op))
 
     def regions(self, memory, count, size):
         self.ok("unregister_memory", self.engine.unregister_memory(memory.ctypes.data))
@@ -57,6 +62,15 @@ class Engine(wire.Peer):
             self.ok("register_memory", self.engine.register_memory(memory.ctypes.data + i * size, size))
         end = time.perf_counter()
         return end - begin, 0.0, {"session": self.session, "base": memory.ctypes.data}, 0
+
+    def notify(self, message):
+        """A notification goes with a transfer: here the smallest."""
+        self.ok("transfer_sync", self.engine.transfer_sync(
+            self.card["session"], self.memory.ctypes.data, self.card["base"], 8, TransferOpcode.Write,
+            TransferNotify(self.session, message.decode())))
+
+    def receive(self):
+        return self.engine.get_notifies()
 
     def null_call(self, request):
         self.engine.get_rpc_port()
