@@ -19,6 +19,7 @@ type Options struct {
 	Batch  uint64        // bytes of an operation at most; default half of Memory
 	Fate   time.Duration // how long a caller has to notice a dead or frozen peer; default 20 s, quick 16 s; negative: not measured
 	Budget time.Duration // for shapes of both lanes: rounds are cut, then shapes left out; default 12 min, quick 4 min
+	Idle   time.Duration // for which a pair is watched while nothing is asked of it; default 2 s, quick 1 s
 	// Revision of sluice, for the report.
 	Revision string
 	// Progress is told what begins.
@@ -51,6 +52,7 @@ func (o Options) withDefaults() Options {
 		}
 	}
 	span(&o.Fate, 20*time.Second, 16*time.Second)
+	span(&o.Idle, 2*time.Second, time.Second)
 	span(&o.Budget, 12*time.Minute, 4*time.Minute)
 	if o.Progress == nil {
 		o.Progress = func(string) {}
@@ -139,11 +141,7 @@ func (r *runner) open(ctx context.Context) error {
 			continue
 		}
 		row := s.row(KindIdle)
-		span := 2 * time.Second
-		if r.o.Quick {
-			span = time.Second
-		}
-		share, err := s.pair.Idle(ctx, span)
+		share, err := s.pair.Idle(ctx, r.o.Idle)
 		if err != nil {
 			return err
 		}
@@ -317,7 +315,7 @@ func (r *runner) replace(ctx context.Context, s *seat) error {
 	if err := r.enter(ctx, s); err != nil || s.pair == nil {
 		return err
 	}
-	if _, err := s.pair.Idle(ctx, time.Second/2); err != nil {
+	if _, err := s.pair.Idle(ctx, r.o.Idle/2); err != nil {
 		return err
 	}
 	s.pair.Rest()

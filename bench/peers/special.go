@@ -19,7 +19,7 @@ const (
 	regionSize     = 4096
 	pingSize       = 64
 	pingCount      = 500
-	smallMemory    = 64 << 20 // of pairs that are opened for one figure
+	smallMemory    = 16 << 20 // of pairs that are opened for one figure
 	fateSize       = 64 << 10
 	fateBatch      = 16
 	fateLead       = 300 * time.Millisecond // that operations run before the target's end
@@ -139,18 +139,14 @@ func (r *runner) calls(ctx context.Context) error {
 	})
 }
 
-// fresh runs a measurement with a small pair of its own for each participant.
-func (r *runner) fresh(ctx context.Context, kind string, measure func(*seat, *Pair) error) error {
+// alone runs a measurement with each participant that is not out. It opens what it needs itself.
+func (r *runner) alone(ctx context.Context, kind string, measure func(*seat) error) error {
 	for _, s := range r.seats {
 		if s.Yardstick || s.failures >= failuresMax {
 			continue
 		}
 		r.o.Progress(fmt.Sprintf("%s: %s, %s", s.Lane, kind, s.Name))
-		pair, err := OpenPair(ctx, s.Participant, smallMemory)
-		if err == nil {
-			err = measure(s, pair)
-			pair.Close()
-		}
+		err := measure(s)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -159,6 +155,18 @@ func (r *runner) fresh(ctx context.Context, kind string, measure func(*seat, *Pa
 		}
 	}
 	return nil
+}
+
+// fresh is alone with a small pair for each measurement.
+func (r *runner) fresh(ctx context.Context, kind string, measure func(*seat, *Pair) error) error {
+	return r.alone(ctx, kind, func(s *seat) error {
+		pair, err := OpenPair(ctx, s.Participant, smallMemory)
+		if err != nil {
+			return err
+		}
+		defer pair.Close()
+		return measure(s, pair)
+	})
 }
 
 // contacts measures from the other end's description to the first bytes there.
@@ -186,7 +194,7 @@ func (r *runner) contacts(ctx context.Context) error {
 // regions measures registering and describing many regions, and what the other end takes to learn
 // of them.
 func (r *runner) regions(ctx context.Context) error {
-	return r.fresh(ctx, KindRegions, func(s *seat, _ *Pair) error {
+	return r.alone(ctx, KindRegions, func(s *seat) error {
 		target, err := StartDriver(s.Name+" regions", s.Command, s.Env)
 		if err != nil {
 			return err
