@@ -117,10 +117,7 @@ func (p *Pair) meet(ctx context.Context) error {
 		return err
 	}
 	if !p.Yardstick {
-		if _, err := p.ask(ctx, Request{Do: DoPrepare, Op: "write", Size: sizes[0], Local: [][]int32{{0}}, Remote: [][]int32{{0}}}); err != nil {
-			return err
-		}
-		first, err := p.ask(ctx, Request{Do: DoOnce})
+		first, err := p.first(ctx)
 		if err != nil {
 			return err
 		}
@@ -130,6 +127,26 @@ func (p *Pair) meet(ctx context.Context) error {
 		return err
 	}
 	return p.serve(ctx, false)
+}
+
+// first moves one piece.
+func (p *Pair) first(ctx context.Context) (Answer, error) {
+	if _, err := p.ask(ctx, Request{Do: DoPrepare, Op: "write", Size: sizes[0], Local: [][]int32{{0}}, Remote: [][]int32{{0}}}); err != nil {
+		return Answer{}, err
+	}
+	return p.ask(ctx, Request{Do: DoOnce})
+}
+
+// probe reports whether a pair that has failed can still move something.
+func (p *Pair) probe(ctx context.Context) error {
+	if p.Yardstick {
+		return nil
+	}
+	if err := p.serve(ctx, true); err != nil {
+		return err
+	}
+	_, err := p.first(ctx)
+	return errors.Join(err, p.serve(ctx, false))
 }
 
 // ask asks the initiator.

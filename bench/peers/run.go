@@ -98,7 +98,7 @@ type seat struct {
 	reason   error // of this shape
 }
 
-// failuresMax is how often a participant may lose a process on a lane before it is out.
+// failuresMax is how often a participant may lose a process or a connection on a lane before it is out.
 const failuresMax = 3
 
 func (r *runner) run(ctx context.Context) error {
@@ -302,14 +302,16 @@ func (r *runner) settle(ctx context.Context, s *seat, shape *Shape) error {
 	return nil
 }
 
-// replace opens a new pair for one of which a process is gone, a few times.
+// replace opens a new pair for one of which a process is gone, or the connection, a few times.
 func (r *runner) replace(ctx context.Context, s *seat) error {
-	if s.pair.whole() {
+	s.pair.Wake()
+	if s.pair.whole() && s.pair.probe(ctx) == nil {
+		s.pair.Rest()
 		return nil
 	}
 	s.leave()
 	if s.failures++; s.failures >= failuresMax {
-		r.report.add(s.failed(KindTransfer, Shape{}, fmt.Errorf("out, after it lost its processes %d times", s.failures)))
+		r.report.add(s.failed(KindTransfer, Shape{}, fmt.Errorf("out, after it lost its processes or their connection %d times", s.failures)))
 		return nil
 	}
 	if err := r.enter(ctx, s); err != nil || s.pair == nil {

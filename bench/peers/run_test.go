@@ -28,7 +28,7 @@ func rowsOf(r *Report, peer, kind string) (list []Row) {
 func TestRunMakesRowsOfWhateverHappens(t *testing.T) {
 	list := []Participant{
 		fake(t, "ours", "good", Host), fake(t, "theirs", "good", Host), fake(t, "liar", "lies", Host),
-		fake(t, "crasher", "crashes", Host), fake(t, "refuser", "refuses", Host), fake(t, "absent", "unsupported", Host),
+		fake(t, "crasher", "crashes", Host), fake(t, "refuser", "refuses", Host), fake(t, "loser", "loses", Host), fake(t, "absent", "unsupported", Host),
 		fake(t, "dead", "dies", Host), {Name: "missing", Lane: Host, Command: []string{"/no/such/driver"}},
 	}
 	list[0].Ours = true
@@ -70,9 +70,11 @@ func wantReasons(t *testing.T, report *Report, shapes int) {
 	if rows := rowsOf(report, "liar", KindTransfer); len(rows) != shapes {
 		t.Errorf("the liar has %d rows for %d shapes", len(rows), shapes)
 	}
-	crashes := rowsOf(report, "crasher", KindTransfer)
-	if last := crashes[len(crashes)-1]; !strings.Contains(last.Reason, "3 times") || crashes[0].Reason != "" {
-		t.Errorf("crasher: %+v", crashes)
+	for _, peer := range []string{"crasher", "loser"} { // each is opened anew, a few times
+		rows := rowsOf(report, peer, KindTransfer)
+		if last := rows[len(rows)-1]; !strings.Contains(last.Reason, "3 times") || rows[0].Reason != "" || len(rows) < 6 {
+			t.Errorf("%s: %+v", peer, rows)
+		}
 	}
 	for _, row := range rowsOf(report, "refuser", KindTransfer) {
 		if refused := strings.Contains(row.Reason, "more pieces"); refused != (row.Batch > 1) {
