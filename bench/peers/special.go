@@ -18,7 +18,9 @@ const (
 	regionCount    = 2048
 	regionSize     = 4096
 	pingSize       = 64
-	pingCount      = 500
+	pingCount      = 500 // round trips at a time at most
+	pingProbe      = 20  // the first ones, which say how many fit pingTime
+	pingTime       = 2 * time.Second
 	smallMemory    = 16 << 20 // of pairs that are opened for one figure
 	fateSize       = 64 << 10
 	fateBatch      = 16
@@ -90,19 +92,16 @@ func (r *runner) pings(ctx context.Context) error {
 	shape := Shape{Size: pingSize, Batch: 1}
 	return r.each(ctx, KindPing, shape, func(s *seat) error {
 		var t tally
-		for range r.o.repeats() + 1 {
-			if err := s.pair.target.Send(Request{Do: DoPong, Count: pingCount, Size: pingSize}, askLimit); err != nil {
+		count := pingProbe
+		for i := range r.o.repeats() + 1 {
+			a, took, err := s.pair.ping(ctx, count)
+			if err != nil {
 				return err
 			}
-			a, err := s.pair.ask(ctx, Request{Do: DoPing, Count: pingCount, Size: pingSize})
-			if err != nil { // then the other end waits for what does not come
-				s.pair.target.Kill()
-				return err
+			if i > 0 { // the first ones warm up
+				t.add(&a, pingSize, 0)
 			}
-			if _, err := s.pair.target.Await(ctx, DoPong, askLimit); err != nil {
-				return err
-			}
-			t.add(&a, pingSize, 0)
+			count = min(max(int(pingTime*time.Duration(count)/max(took, 1)), pingProbe), pingCount)
 		}
 		row := s.row(KindPing)
 		row.Shape = shape
@@ -111,6 +110,20 @@ func (r *runner) pings(ctx context.Context) error {
 		r.report.add(row)
 		return nil
 	})
+}
+
+// ping has the ends send so many messages to and fro.
+func (p *Pair) ping(ctx context.Context, count int) (a Answer, took time.Duration, err error) {
+	begin := time.Now()
+	if err := p.target.Send(Request{Do: DoPong, Count: count, Size: pingSize}, askLimit); err != nil {
+		return a, 0, err
+	}
+	if a, err = p.ask(ctx, Request{Do: DoPing, Count: count, Size: pingSize}); err != nil {
+		p.target.Kill() // it waits for what does not come
+		return a, 0, err
+	}
+	_, err = p.target.Await(ctx, DoPong, askLimit)
+	return a, time.Since(begin), err
 }
 
 // calls measures what the language of a driver costs for one call into the library.
