@@ -15,7 +15,7 @@ export CGO_CFLAGS ?= -g -O2 -Wno-deprecated-declarations
 # What must build and pass without cgo.
 PURE = $(shell $(GO) list ./... 2>/dev/null | grep -v -e /csrc -e /cuda -e /bindings)
 
-.PHONY: all build replay replay-rdma bench-rdma test race asan nocgo guest lint fuzz bench bench-ucx setup clean
+.PHONY: all build replay replay-rdma bench-rdma test race asan nocgo guest lint fuzz bench bench-ucx bench-peers setup clean
 
 all: build
 
@@ -93,6 +93,15 @@ bench-ucx: build
 # What RDMA verbs are compared by, in that machine: transfers beside perftest.
 bench-rdma: build
 	hack/guest/run -t 600 $(abspath $(BIN)) bench --backend rdma --devices rxe0,rxe2 --peer-devices rxe1,rxe3 --table --format gobench $(ARGS)
+
+# Other engines side by side with ours, from the packages of their makers: a table as text and
+# JSON, and a picture. PEERS_QUICK=1 for the shapes that tell most, ARGS for further flags.
+PEERS := build/peers
+bench-peers: setup
+	$(GO) build -o $(PEERS)/ ./bench/peers/...
+	bench/peers/setup.sh $(PEERS)/envs
+	$(PEERS)/beside -bin $(PEERS) -envs $(PEERS)/envs -out $(or $(PEERS_OUT),$(PEERS)/peers) \
+		-revision '$(shell git describe --always --dirty 2>/dev/null)' $(if $(PEERS_QUICK),-quick) $(ARGS)
 
 setup:
 	@hack/setup.sh

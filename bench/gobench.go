@@ -88,6 +88,9 @@ func goBenchName(r *Result, by string) string {
 	if r.Hot {
 		pages += "/hot"
 	}
+	if r.Workload != "" {
+		pages += "/workload=" + strings.NewReplacer("/", ",", " ", "_").Replace(r.Workload)
+	}
 	if r.Lane != "" {
 		pages += "/lane=" + r.Lane
 	}

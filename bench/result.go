@@ -29,6 +29,8 @@ type Result struct {
 
 	// Lane names the transports, where a run measures several.
 	Lane string `json:"lane,omitempty"`
+	// Workload names the step of a workload that this is.
+	Workload string `json:"workload,omitempty"`
 	// Extra are further figures, by unit.
 	Extra map[string]float64 `json:"extra,omitempty"`
 	// Notes say what was not measured, and why, and what to keep in mind.

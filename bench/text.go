@@ -63,7 +63,11 @@ func Text(w io.Writer, results []Result) error {
 // remarks are the further figures and the notes, a line each.
 func (r *Result) remarks() []string {
 	var list []string
-	title := fmt.Sprintf("%s %s %d x %s", strings.TrimSpace(r.Backend+" "+r.Lane), r.Op, r.Batch, FormatSize(r.Size))
+	title := r.Workload
+	if title != "" {
+		title += ", "
+	}
+	title += fmt.Sprintf("%s %s %d x %s", strings.TrimSpace(r.Backend+" "+r.Lane), r.Op, r.Batch, FormatSize(r.Size))
 	var figures []string
 	for _, unit := range slices.Sorted(maps.Keys(r.Extra)) {
 		figures = append(figures, fmt.Sprintf("%.1f %s", r.Extra[unit], unit))

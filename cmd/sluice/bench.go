@@ -26,6 +26,7 @@ type benchFlags struct {
 	table, hot                bool
 	seconds                   float64
 	asJSON                    bool
+	workload                  workloadFlags
 	network                   networkFlags
 	perftest                  *bench.PerfTest  // made when first needed
 	verbstest                 *bench.VerbsTest // the same
@@ -58,12 +59,21 @@ processes. --table measures all of that over memory and over TCP.
 Beside backend rdma stand ib_write_bw, ib_read_bw and ib_write_lat (package
 perftest) between the same two ports, with as many requests under way. With
 --gather also the same transfers with one request for each piece. --table measures
-all of that, and the share of each rail.`,
+all of that, and the share of each rail.
+
+--workload takes the shapes that others measure: the sweeps of nixlbench, or what a
+prompt of --tokens is in the KV cache of a model, as kvbench has it. By block, a piece
+is all layers of a block; by layer, each part of one layer of a block; by token, of a
+token. /tpN is one of N tensor-parallel ranks, /ppN the fullest of N pipeline stages. Without
+--backend it measures over each that moves bytes between processes and works here.
+handover-ms is the whole prompt: one operation, or one for each layer.`,
 		Example: `  sluice bench --backend shm --op write --size 1MiB --batch 16 --threads 2
   sluice bench --backend shm --op write --size 656 --batch 2048 --pages --json
   sluice bench --backend shm --sweep --format gobench | tee new.txt
   sluice bench --backend ucx --transports tcp --devices lo --size 64KiB --batch 32 --hot
   sluice bench --backend ucx --table
+  sluice bench --workload list
+  sluice bench --workload llama3.1-70b/layer/tp8/pp2 --tokens 8192 --json
   sluice bench --backend rdma --devices mlx5_0 --peer-devices mlx5_1 --table`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return runBench(c, &f) },
@@ -75,13 +85,14 @@ all of that, and the share of each rail.`,
 	s.IntVar(&f.batch, "batch", 16, "pieces of an operation")
 	s.BoolVar(&f.pages, "pages", false, "pieces at random places of a large memory, as one pattern")
 	s.BoolVar(&f.gather, "gather", false, "with --pages: the random places are this side's, and the peer's are one run")
-	s.StringVar(&f.spread, "spread", "1GiB", "size of the memory that --pages and --table draw places from; at least twice what is moved")
+	s.StringVar(&f.spread, "spread", "1GiB", "size of the memory that --pages, --table and --workload draw places from; at least twice what is moved")
 	s.StringVar(&f.memory, "memory", string(bench.BackendMemory), "what is moved: backend (its own memory, if it has such) or host")
 	s.IntVar(&f.threads, "threads", 1, "goroutines that post, and workers that copy")
 	s.BoolVar(&f.sweep, "sweep", false, "measure sizes from 64 B to 16 MiB instead of --size and --batch")
 	s.BoolVar(&f.notify, "notify", false, "measure notifications instead of bandwidth")
 	s.BoolVar(&f.hot, "hot", false, "all pieces at one place on each side, which stays in the caches")
 	s.BoolVar(&f.table, "table", false, "measure what UCX is compared by, beside ucx_perftest and a bare loop over UCX")
+	f.workload.register(c)
 	f.network.register(c)
 	f.network.rdma.registerPeers(c)
 	s.Float64Var(&f.seconds, "seconds", 3, "time to measure each shape, baselines included")
@@ -106,6 +117,12 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 	printer, ok := printers[f.format]
 	if !ok {
 		return usagef("unknown format %q: there are text, json, gobench", f.format)
+	}
+	if err := f.checkWorkload(c); err != nil {
+		return err
+	}
+	if f.workload.name != "" {
+		return runWorkload(c, f, printer)
 	}
 	for _, name := range []string{"op", "size", "batch", "threads"} {
 		if f.table && c.Flags().Changed(name) {

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peers
+
+import (
+	"fmt"
+	"math/rand/v2"
+)
+
+// Lane is what lies between the two processes.
+type Lane string
+
+// The lanes.
+const (
+	Host Lane = "host" // one host, whatever a peer does best there
+	TCP  Lane = "tcp"  // sockets, here over the loopback
+)
+
+// Shape is what one operation moves: Batch pieces of Size bytes.
+type Shape struct {
+	Op       string `json:"op"` // "write" or "read", by the initiator
+	Size     uint64 `json:"size"`
+	Batch    int    `json:"batch"`
+	Adjacent bool   `json:"adjacent"` // pieces side by side at both ends; else at random places at both
+}
+
+// Bytes is what one operation moves.
+func (s *Shape) Bytes() uint64 { return s.Size * uint64(s.Batch) }
+
+// String names the shape as tables do.
+func (s *Shape) String() string {
+	where := "scattered"
+	if s.Adjacent {
+		where = "adjacent"
+	}
+	return fmt.Sprintf("%s %s %d x %d", s.Op, where, s.Batch, s.Size)
+}
+
+// The sizes and batches that are compared.
+var (
+	sizes   = []uint64{656, 4 << 10, 64 << 10, 1 << 20, 16 << 20}
+	batches = []int{1, 64, 2048}
+)
+
+// Shapes are all of them, writes and reads, scattered and adjacent. A batch of more than
+// most bytes is cut to what those hold; what is then measured already is left out, as is
+// the second arrangement of a single piece. quick keeps the ones that tell most.
+func Shapes(most uint64, quick bool) []Shape {
+	var list []Shape
+	for _, size := range sizes {
+		for _, batch := range cut(size, most) {
+			for _, op := range []string{"write", "read"} {
+				for _, adjacent := range []bool{false, true} {
+					s := Shape{op, size, batch, adjacent}
+					if batch == 1 && adjacent || quick && !s.telling() {
+						continue
+					}
+					list = append(list, s)
+				}
+			}
+		}
+	}
+	return list
+}
+
+// cut are the batches of a size.
+func cut(size, most uint64) []int {
+	var list []int
+	for _, batch := range batches {
+		batch = min(batch, max(int(most/size), 1))
+		if len(list) == 0 || batch > list[len(list)-1] {
+			list = append(list, batch)
+		}
+	}
+	return list
+}
+
+// telling shapes are those of a quick run: small and many, large and few.
+func (s *Shape) telling() bool {
+	switch {
+	case s.Adjacent:
+		return s.Op == "write" && s.Size == 656 && s.Batch == 2048
+	case s.Size == 656:
+		return s.Batch != 64
+	case s.Size == 4<<10:
+		return s.Batch == 2048 && s.Op == "write"
+	case s.Size == 64<<10:
+		return s.Batch == 64
+	}
+	return s.Size == 1<<20 && s.Batch == 1
+}
+
+// How many lists of places are used in turn, so that none stays in a cache where it is
+// small: together at most placesMax pieces.
+const (
+	listsMax  = 64
+	placesMax = 1 << 17
+)
+
+// places draws the slots of each list at both ends, none of them twice at one end. They depend on the
+// shape alone. The memory must hold the shape once at least.
+func (s *Shape) places(memory uint64) (local, remote [][]int32) {
+	slots := int(memory / s.Size)
+	lists := min(max(placesMax/s.Batch, 1), listsMax, slots/s.Batch)
+	random := rand.New(rand.NewPCG(s.Size, uint64(s.Batch)))
+	for _, side := range []*[][]int32{&local, &remote} {
+		order := s.order(random, slots, lists*s.Batch)
+		for i := range lists {
+			*side = append(*side, order[i*s.Batch:][:s.Batch])
+		}
+	}
+	return local, remote
+}
+
+func (s *Shape) order(random *rand.Rand, slots, n int) []int32 {
+	if s.Adjacent {
+		order := make([]int32, n)
+		for i := range order {
+			order[i] = int32(i)
+		}
+		return order
+	}
+	order := make([]int32, n)
+	for i, slot := range random.Perm(slots)[:n] {
+		order[i] = int32(slot)
+	}
+	return order
+}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peers
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+)
+
+// python finds an interpreter that can do what the code says: that of the system, or of the
+// environments that setup.sh makes by default.
+func python(t *testing.T, code string) string {
+	t.Helper()
+	var reasons []string
+	for _, name := range []string{"python3", "../../build/peers/envs/nixl/bin/python"} {
+		path, err := exec.LookPath(name)
+		if err == nil {
+			var out []byte
+			if out, err = exec.Command(path, "-c", code).CombinedOutput(); err == nil {
+				return path
+			}
+			lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+			err = fmt.Errorf("%s: %s", name, lines[len(lines)-1])
+		}
+		reasons = append(reasons, err.Error())
+	}
+	backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: "python", Reason: strings.Join(reasons, "; "),
+		Fix: "apt-get install python3 python3-numpy"})
+	return ""
+}
+
+func TestScriptsAreWellFormed(t *testing.T) {
+	interpreter := python(t, "pass")
+	scripts, err := filepath.Glob("drivers/*.py")
+	if err != nil || len(scripts) < 3 {
+		t.Fatalf("scripts %v, %v", scripts, err)
+	}
+	args := append([]string{"-c", "import ast, sys\nfor name in sys.argv[1:]: ast.parse(open(name).read(), name)", "plot.py"}, scripts...)
+	if out, err := exec.Command(interpreter, args...).CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// TestDriverWithoutItsLibraryIsARow runs the drivers where nothing but Python is.
+func TestDriverWithoutItsLibraryIsARow(t *testing.T) {
+	interpreter := python(t, "import numpy")
+	for _, script := range []string{"nixl_agent.py", "mooncake_engine.py"} {
+		p := Participant{Name: script, Lane: TCP, Command: []string{interpreter, "-S", filepath.Join("drivers", script)},
+			Env: []string{"PYTHONPATH=" + numpyAlone(t, interpreter)}}
+		_, err := OpenPair(context.Background(), p, 1<<20)
+		if err == nil || !strings.Contains(err.Error(), "cannot be imported") {
+			t.Errorf("%s: %v", script, err)
+		}
+	}
+}
+
+// numpyAlone is a folder with that and nothing else of the interpreter's packages.
+func numpyAlone(t *testing.T, interpreter string) string {
+	t.Helper()
+	out, err := exec.Command(interpreter, "-c", "import numpy, os; print(os.path.dirname(numpy.__file__))").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	numpy := strings.TrimSpace(string(out))
+	dir := t.TempDir()
+	for _, name := range []string{"numpy", "numpy.libs"} {
+		if err := os.Symlink(filepath.Join(filepath.Dir(numpy), name), filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestPythonLoopMovesBytesAndCountsTime(t *testing.T) {
+	interpreter := python(t, "import numpy")
+	p := Participant{Name: "fake", Lane: Host, Command: []string{interpreter, "testdata/fake_peer.py"}}
+	o := testOptions()
+	report, err := Run(context.Background(), []Participant{p}, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := rowsOf(report, "fake", KindTransfer)
+	if want := len(Shapes(o.Memory/2, true)); len(rows) != want {
+		t.Fatalf("%d rows for %d shapes: %+v", len(rows), want, rows)
+	}
+	for _, row := range rows {
+		if row.Reason != "" || row.GBps <= 0 || row.P50us <= 0 || row.CPUPerGB <= 0 {
+			t.Errorf("%+v", row)
+		}
+	}
+	for kind, reason := range map[string]string{KindPing: "no notifications", KindRegions: "no regions"} {
+		if rows := rowsOf(report, "fake", kind); len(rows) != 1 || !strings.Contains(rows[0].Reason, reason) {
+			t.Errorf("%s: %+v", kind, rows)
+		}
+	}
+	if rows := rowsOf(report, "fake", KindCall); len(rows) != 1 || rows[0].P50us <= 0 {
+		t.Errorf("call: %+v", rows)
+	}
+	p.Lane = TCP
+	if _, err := OpenPair(context.Background(), p, 1<<20); err == nil || !strings.Contains(err.Error(), "one host alone") {
+		t.Errorf("another lane: %v", err)
+	}
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peers
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Report is one run: where, with what, and its rows. The JSON keys are an interface.
+type Report struct {
+	Machine  Machine   `json:"machine"`
+	Begun    time.Time `json:"begun"`
+	Revision string    `json:"revision,omitempty"` // of sluice
+	Minutes  float64   `json:"minutes"`
+	Quick    bool      `json:"quick,omitempty"`
+	Rounds   int       `json:"rounds"`
+	SliceMS  float64   `json:"slice_ms"`
+	Memory   uint64    `json:"memory"` // registered at each end
+	Peers    []Known   `json:"peers"`
+	Rows     []Row     `json:"rows"`
+}
+
+// Machine is where the run was.
+type Machine struct {
+	Processor  string  `json:"processor"`
+	Processors int     `json:"processors"`
+	MemoryGiB  float64 `json:"memory_gib"`
+	Kernel     string  `json:"kernel"`
+	LoadBefore float64 `json:"load_before"` // of one minute
+	LoadAfter  float64 `json:"load_after"`
+}
+
+// Busy reports whether others used the machine when the run began: then its figures are
+// indicative.
+func (m *Machine) Busy() bool { return m.LoadBefore > float64(m.Processors)/4 }
+
+// Known is what a participant says of itself.
+type Known struct {
+	Lane     Lane   `json:"lane"`
+	Name     string `json:"name"`
+	Version  string `json:"version"`
+	Settings string `json:"settings"`
+}
+
+func newReport(o Options) *Report {
+	return &Report{Machine: thisMachine(), Begun: time.Now().UTC().Truncate(time.Second), Quick: o.Quick, Rounds: o.Rounds,
+		SliceMS: o.Slice.Seconds() * 1e3, Memory: o.Memory, Revision: o.Revision}
+}
+
+func (r *Report) end() {
+	r.Minutes = time.Since(r.Begun).Minutes()
+	r.Machine.LoadAfter = load()
+}
+
+func (r *Report) add(row Row) { r.Rows = append(r.Rows, row) }
+
+func (r *Report) know(p *Pair) {
+	k := Known{p.Lane, p.Name, p.Version, p.Settings}
+	if !slices.Contains(r.Peers, k) {
+		r.Peers = append(r.Peers, k)
+	}
+}
+
+// Write writes JSON.
+func (r *Report) Write(w io.Writer) error {
+	out := json.NewEncoder(w)
+	out.SetIndent("", " ")
+	return out.Encode(r)
+}
+
+// Read reads a report that was written.
+func Read(from io.Reader) (*Report, error) {
+	r := &Report{}
+	if err := json.NewDecoder(from).Decode(r); err != nil {
+		return nil, fmt.Errorf("read a report: %w", err)
+	}
+	return r, nil
+}
+
+func thisMachine() Machine {
+	m := Machine{Processor: "unknown", Processors: runtime.NumCPU(), LoadBefore: load()}
+	if text, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		if _, after, ok := strings.Cut(string(text), "model name\t: "); ok {
+			m.Processor, _, _ = strings.Cut(after, "\n")
+		}
+	}
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) == nil {
+		m.MemoryGiB = float64(info.Totalram*uint64(info.Unit)) / (1 << 30)
+	}
+	var name unix.Utsname
+	if unix.Uname(&name) == nil {
+		m.Kernel = unix.ByteSliceToString(name.Release[:])
+	}
+	return m
+}
+
+// load is that of the last minute; 0 where the kernel does not say.
+func load() float64 {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 0
+	}
+	first, _, _ := strings.Cut(string(text), " ")
+	l, _ := strconv.ParseFloat(first, 64)
+	return l
+}

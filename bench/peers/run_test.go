@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peers
+
+import (
+	"bytes"
+	"context"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+// testOptions are as short as a run can be.
+func testOptions() Options {
+	return Options{Quick: true, Rounds: 2, Slice: time.Millisecond, Memory: 4 << 20, Fate: -1, Idle: 10 * time.Millisecond, Budget: time.Hour}
+}
+
+func rowsOf(r *Report, peer, kind string) (list []Row) {
+	for _, row := range r.Rows {
+		if row.Peer == peer && row.Kind == kind {
+			list = append(list, row)
+		}
+	}
+	return list
+}
+
+func TestRunMakesRowsOfWhateverHappens(t *testing.T) {
+	list := []Participant{
+		fake(t, "ours", "good", Host), fake(t, "theirs", "good", Host), fake(t, "liar", "lies", Host),
+		fake(t, "crasher", "crashes", Host), fake(t, "refuser", "refuses", Host), fake(t, "loser", "loses", Host), fake(t, "absent", "unsupported", Host),
+		fake(t, "dead", "dies", Host), {Name: "missing", Lane: Host, Command: []string{"/no/such/driver"}},
+	}
+	list[0].Ours = true
+	report, err := Run(context.Background(), list, testOptions())
+	if err != nil {
+		t.Fatal(err)
+	}
+	shapes := Shapes(2<<20, true)
+	for _, peer := range []string{"ours", "theirs"} {
+		rows := rowsOf(report, peer, KindTransfer)
+		if len(rows) != len(shapes) {
+			t.Fatalf("%s has %d rows for %d shapes", peer, len(rows), len(shapes))
+		}
+		for i, row := range rows {
+			if row.Shape != shapes[i] || row.Reason != "" || row.GBps <= 0 || row.P50us <= 0 || row.P99us < row.P50us || row.Rounds != 2 || row.Ops < 2 {
+				t.Errorf("%s, %s: %+v", peer, &shapes[i], row)
+			}
+		}
+		for _, kind := range []string{KindIdle, KindPing, KindContact, KindRegions, KindLearn} {
+			if rows := rowsOf(report, peer, kind); len(rows) != 1 {
+				t.Errorf("%s: %d rows of kind %s", peer, len(rows), kind)
+			}
+		}
+	}
+	wantReasons(t, report, len(shapes))
+	if leads := report.Leads(Host); len(leads) != len(shapes) || leads[0].Ratio("ours") <= 0 || leads[0].Theirs.Peer == "liar" {
+		t.Errorf("leads: %+v", leads)
+	}
+	wantReadable(t, report)
+}
+
+func wantReasons(t *testing.T, report *Report, shapes int) {
+	t.Helper()
+	for _, row := range rowsOf(report, "liar", KindTransfer) {
+		if !strings.Contains(row.Reason, "bytes that arrived are not those") || row.GBps != 0 {
+			t.Errorf("liar: %+v", row)
+		}
+	}
+	if rows := rowsOf(report, "liar", KindTransfer); len(rows) != shapes {
+		t.Errorf("the liar has %d rows for %d shapes", len(rows), shapes)
+	}
+	for _, peer := range []string{"crasher", "loser"} { // each is opened anew, a few times
+		rows := rowsOf(report, peer, KindTransfer)
+		if last := rows[len(rows)-1]; !strings.Contains(last.Reason, "3 times") || rows[0].Reason != "" || len(rows) < 6 {
+			t.Errorf("%s: %+v", peer, rows)
+		}
+	}
+	for _, row := range rowsOf(report, "refuser", KindTransfer) {
+		if refused := strings.Contains(row.Reason, "more pieces"); refused != (row.Batch > 1) {
+			t.Errorf("refuser: %+v", row)
+		}
+	}
+	for peer, reason := range map[string]string{"absent": "no library", "dead": "no such device", "missing": "not there"} {
+		rows := rowsOf(report, peer, KindTransfer)
+		if len(rows) != 1 || !strings.Contains(rows[0].Reason, reason) {
+			t.Errorf("%s: %+v", peer, rows)
+		}
+	}
+}
+
+func wantReadable(t *testing.T, report *Report) {
+	t.Helper()
+	var file, text bytes.Buffer
+	if err := report.Write(&file); err != nil {
+		t.Fatal(err)
+	}
+	again, err := Read(&file)
+	if err != nil || !reflect.DeepEqual(again, report) {
+		t.Errorf("a report that was written and read is another: %v", err)
+	}
+	if err := report.Text(&text); err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range report.Rows {
+		if !strings.Contains(text.String(), row.Peer) {
+			t.Errorf("the text does not name %s", row.Peer)
+		}
+	}
+}
+
+func TestFatesAreTimedOrSaid(t *testing.T) {
+	o := testOptions().withDefaults()
+	for _, c := range []struct {
+		kind string
+		end  func(*Driver)
+		fate time.Duration
+	}{{KindKilled, (*Driver).Kill, ample}, {KindFrozen, (*Driver).Stop, 100 * time.Millisecond}} {
+		o.Fate = c.fate
+		r := &runner{o: o, report: newReport(o), seats: []*seat{{Participant: fake(t, "theirs", "good", Host)}}}
+		err := r.fresh(context.Background(), c.kind, func(s *seat, p *Pair) error { return r.fate(context.Background(), s, p, c.kind, c.end) })
+		rows := rowsOf(r.report, "theirs", c.kind)
+		if err != nil || len(rows) != 1 {
+			t.Fatalf("%s: %v, rows %+v", c.kind, err, rows)
+		}
+		noticed := strings.Contains(rows[0].Said, "gone") && rows[0].Reason == "" && rows[0].Seconds < ample.Seconds()
+		if said := strings.Contains(rows[0].Reason, "not noticed"); noticed != (c.kind == KindKilled) || said != (c.kind == KindFrozen) {
+			t.Errorf("%s: %+v", c.kind, rows[0])
+		}
+	}
+}
+
+func TestRunThatIsLateSaysSo(t *testing.T) {
+	o := testOptions()
+	o.Budget = time.Nanosecond
+	report, err := Run(context.Background(), []Participant{fake(t, "ours", "good", TCP)}, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := rowsOf(report, "ours", KindTransfer)
+	if len(rows) == 0 || rows[len(rows)-1].Reason != errLate.Error() {
+		t.Errorf("rows: %+v", rows)
+	}
+}
+
+func TestRunEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	o := testOptions()
+	o.Progress = func(what string) {
+		if strings.Contains(what, "scattered") {
+			cancel()
+		}
+	}
+	report, err := Run(ctx, []Participant{fake(t, "ours", "good", Host)}, o)
+	if err != context.Canceled || len(rowsOf(report, "ours", KindIdle)) != 1 {
+		t.Errorf("error %v, rows %+v", err, report.Rows)
+	}
+}

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peers
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/sluicehq/sluice/bench"
+)
+
+// Text prints a report for people: where and with what, who leads where, and all rows.
+func (r *Report) Text(w io.Writer) error {
+	var b strings.Builder
+	r.head(&b)
+	for _, lane := range []Lane{Host, TCP} {
+		r.summary(&b, lane)
+	}
+	for _, lane := range []Lane{Host, TCP} {
+		r.transfers(&b, lane)
+	}
+	r.specials(&b)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (r *Report) head(b *strings.Builder) {
+	m := &r.Machine
+	fmt.Fprintf(b, "%s, %d processors, %.0f GiB, Linux %s, %s, %.0f minutes\n", m.Processor, m.Processors, m.MemoryGiB, m.Kernel,
+		r.Begun.Format("2006-01-02 15:04 MST"), r.Minutes)
+	if r.Revision != "" {
+		fmt.Fprintf(b, "sluice at %s\n", r.Revision)
+	}
+	fmt.Fprintf(b, "%d rounds of %.0f ms for each participant and shape, in turn; %s registered at each end; load %.1f before, %.1f after\n",
+		r.Rounds, r.SliceMS, bench.FormatSize(r.Memory), m.LoadBefore, m.LoadAfter)
+	if m.Busy() {
+		fmt.Fprintln(b, "INDICATIVE: others used the machine when this began. Ratios between participants may hold, figures do not.")
+	}
+	fmt.Fprintln(b)
+	t := table(b, 0)
+	for _, k := range r.Peers {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", k.Lane, k.Name, k.Version, k.Settings)
+	}
+	t.Flush()
+	for i := range r.Rows {
+		if row := &r.Rows[i]; row.Kind == KindTransfer && row.Size == 0 {
+			fmt.Fprintf(b, "%s  %s did not run, or no longer: %s\n", row.Lane, row.Peer, row.Reason)
+		}
+	}
+}
+
+func table(w io.Writer, flags uint) *tabwriter.Writer {
+	return tabwriter.NewWriter(w, 0, 0, 2, ' ', flags)
+}
+
+// Lead is each of ours beside the best of theirs in one shape.
+type Lead struct {
+	Shape
+	Theirs *Row
+	Ours   map[string]*Row // by participant
+}
+
+// Ratio is how many times as fast ours is as theirs, by the medians of one operation, which other work on
+// a machine disturbs least: above 1 we lead. It is 0 where one has no figure.
+func (l *Lead) Ratio(peer string) float64 {
+	if l.Ours[peer] == nil {
+		return 0
+	}
+	return l.Theirs.P50us / l.Ours[peer].P50us
+}
+
+// Best is the largest ratio.
+func (l *Lead) Best() float64 {
+	best := 0.0
+	for peer := range l.Ours {
+		best = max(best, l.Ratio(peer))
+	}
+	return best
+}
+
+// Leads compare where both sides have a figure, in the order of the run. Yardsticks are no side.
+func (r *Report) Leads(lane Lane) []Lead {
+	var list []Lead
+	at := map[Shape]int{}
+	for _, row := range r.of(KindTransfer, lane) {
+		if row.P50us == 0 || row.Yardstick {
+			continue
+		}
+		i, ok := at[row.Shape]
+		if !ok {
+			i = len(list)
+			at[row.Shape] = i
+			list = append(list, Lead{Shape: row.Shape, Ours: map[string]*Row{}})
+		}
+		switch l := &list[i]; {
+		case row.Ours:
+			l.Ours[row.Peer] = row
+		case l.Theirs == nil || l.Theirs.P50us > row.P50us:
+			l.Theirs = row
+		}
+	}
+	return slices.DeleteFunc(list, func(l Lead) bool { return l.Theirs == nil || len(l.Ours) == 0 })
+}
+
+func (r *Report) summary(b *strings.Builder, lane Lane) {
+	leads := r.Leads(lane)
+	if len(leads) == 0 {
+		return
+	}
+	var ours []string
+	for _, row := range r.of(KindTransfer, lane) {
+		if row.Ours && !slices.Contains(ours, row.Peer) {
+			ours = append(ours, row.Peer)
+		}
+	}
+	fmt.Fprintf(b, "\n## Lane %s: sluice beside the best of the others, by p50: above 1 is faster\n\n", lane)
+	t := table(b, tabwriter.AlignRight)
+	fmt.Fprintf(t, "op\twhere\tsize\tbatch\tbest of the others\tGB/s\tp50 µs\t%s\t\n", strings.Join(ours, "\t"))
+	behind := 0
+	for i := range leads {
+		l := &leads[i]
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%.1f\t", l.Op, where(&l.Shape), bench.FormatSize(l.Size), l.Batch,
+			l.Theirs.Peer, figure(l.Theirs.GBps), l.Theirs.P50us)
+		for _, peer := range ours {
+			if ratio := l.Ratio(peer); ratio > 0 {
+				fmt.Fprintf(t, "%.2f", ratio)
+			} else {
+				fmt.Fprint(t, "-")
+			}
+			fmt.Fprint(t, "\t")
+		}
+		if l.Best() < 1 {
+			behind++
+			fmt.Fprint(t, "  behind")
+		}
+		fmt.Fprintln(t)
+	}
+	t.Flush()
+	fmt.Fprintf(b, "\nBehind with all of ours in %d of %d shapes.\n", behind, len(leads))
+}
+
+func where(s *Shape) string {
+	if s.Adjacent {
+		return "adjacent"
+	}
+	return "scattered"
+}
+
+// figure has three digits that count, and more before the point.
+func figure(v float64) string {
+	switch {
+	case v >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 10:
+		return fmt.Sprintf("%.1f", v)
+	case v >= 1:
+		return fmt.Sprintf("%.2f", v)
+	}
+	return fmt.Sprintf("%.3f", v)
+}
+
+func (r *Report) transfers(b *strings.Builder, lane Lane) {
+	rows := r.of(KindTransfer, lane)
+	rows = slices.DeleteFunc(rows, func(row *Row) bool { return row.Size == 0 })
+	if len(rows) == 0 {
+		return
+	}
+	fmt.Fprintf(b, "\n## Lane %s: transfers\n\n", lane)
+	t := table(b, tabwriter.AlignRight)
+	fmt.Fprintln(t, "op\twhere\tsize\tbatch\tpeer\tGB/s\tpieces/s\tp50 µs\tp99 µs\tCPU s/GB\tops\t")
+	for _, row := range rows {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t", row.Op, where(&row.Shape), bench.FormatSize(row.Size), row.Batch, row.Peer)
+		if row.Reason != "" {
+			fmt.Fprintf(t, "-\t-\t-\t-\t-\t-\t  %s\n", row.Reason)
+			continue
+		}
+		cpu := "-"
+		if !row.Yardstick {
+			cpu = figure(row.CPUPerGB)
+		}
+		fmt.Fprintf(t, "%s\t%.0f\t%.1f\t%.1f\t%s\t%d\t\n", figure(row.GBps), row.DescsPerS, row.P50us, row.P99us, cpu, row.Ops)
+	}
+	t.Flush()
+}
+
+// of are the rows of a kind on a lane, in the order of the run.
+func (r *Report) of(kind string, lane Lane) []*Row {
+	var list []*Row
+	for i := range r.Rows {
+		if row := &r.Rows[i]; row.Kind == kind && (lane == "" || row.Lane == lane) {
+			list = append(list, row)
+		}
+	}
+	return list
+}
+
+// special is a kind of rows beside transfers, and how its figures are said.
+type special struct {
+	kind, title string
+	say         func(*Row) string
+}
+
+var specials = []special{
+	{KindHandover, "100,000 pieces of 656 B, scattered, in one list that is used once", func(r *Row) string {
+		return fmt.Sprintf("%.1f ms, of which %.1f ms from the list to a request; %s GB/s; %s CPU s/GB", r.P50us/1e3, r.PrepareUS/1e3, figure(r.GBps), figure(r.CPUPerGB))
+	}},
+	{KindRegions, "2,048 regions registered one by one, and described", func(r *Row) string {
+		if r.Bytes == 0 {
+			return fmt.Sprintf("registered in %.2f ms; no description to hand over", r.PrepareUS/1e3)
+		}
+		return fmt.Sprintf("registered in %.2f ms; described in %.2f ms, %d bytes", r.PrepareUS/1e3, r.P50us/1e3, r.Bytes)
+	}},
+	{KindLearn, "The other end learns of those regions", func(r *Row) string { return fmt.Sprintf("%.2f ms", r.P50us/1e3) }},
+	{KindContact, "First contact: from the other end's description to the first bytes there", func(r *Row) string {
+		return fmt.Sprintf("%.2f ms", r.P50us/1e3)
+	}},
+	{KindPing, "Round trip of a notification, each end waiting as its makers advise", func(r *Row) string {
+		return fmt.Sprintf("p50 %.1f µs, p99 %.1f µs", r.P50us, r.P99us)
+	}},
+	{KindCall, "The cheapest call into the library from the driver's language", func(r *Row) string { return fmt.Sprintf("%.2f µs", r.P50us) }},
+	{KindIdle, "Processors taken by both ends while nothing is asked of them", func(r *Row) string {
+		return fmt.Sprintf("%.1f %% of one", 100*r.Share)
+	}},
+	{KindKilled, "The peer is killed under writes: until the caller knows", said},
+	{KindFrozen, "The peer is frozen under writes: until the caller knows", said},
+}
+
+func said(r *Row) string { return fmt.Sprintf("%.3f s (%s)", r.Seconds, clip(r.Said, 120)) }
+
+func clip(s string, n int) string {
+	s = strings.Join(strings.Fields(s), " ")
+	if runes := []rune(s); len(runes) > n {
+		return string(runes[:n-1]) + "…"
+	}
+	return s
+}
+
+func (r *Report) specials(b *strings.Builder) {
+	for _, s := range specials {
+		rows := r.of(s.kind, "")
+		if len(rows) == 0 {
+			continue
+		}
+		slices.SortStableFunc(rows, func(a, b *Row) int { return cmp.Compare(a.Lane, b.Lane) })
+		fmt.Fprintf(b, "\n## %s\n\n", s.title)
+		t := table(b, 0)
+		for _, row := range rows {
+			text := clip(row.Reason, 200)
+			if text == "" {
+				text = s.say(row)
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\n", row.Lane, row.Peer, text)
+		}
+		t.Flush()
+	}
+}

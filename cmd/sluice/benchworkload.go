@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/hostmem"
+)
+
+// listWorkloads is the name that lists the others.
+const listWorkloads = "list"
+
+// workloadFlags say what of a workload the command line decides.
+type workloadFlags struct {
+	name        string
+	tokens      int
+	blockTokens int
+	bytesMax    string
+}
+
+func (w *workloadFlags) register(c *cobra.Command) {
+	s := c.Flags()
+	s.StringVar(&w.name, "workload", "", "measure the shapes of that name, such as nixlbench or llama3.1-70b/layer/tp8/pp2; list: say what there is")
+	s.IntVar(&w.tokens, "tokens", 2048, "of --workload alone: tokens of the prompt")
+	s.IntVar(&w.blockTokens, "block-tokens", 16, "of --workload alone: tokens of a block")
+	s.StringVar(&w.bytesMax, "operation-bytes", "128MiB", "of --workload alone: bytes of an operation at most; pieces beyond are cut")
+}
+
+// check refuses what a workload decides itself, and what is a workload's alone.
+func (f *benchFlags) checkWorkload(c *cobra.Command) error {
+	flags := c.Flags()
+	if f.workload.name == "" {
+		for _, name := range []string{"tokens", "block-tokens", "operation-bytes"} {
+			if flags.Changed(name) {
+				return usagef("--%s is of workloads alone: say --workload NAME", name)
+			}
+		}
+		return nil
+	}
+	for _, name := range []string{"size", "batch", "sweep", "pages", "gather", "notify", "table", "hot"} {
+		if flags.Changed(name) {
+			return usagef("--workload has shapes of its own: it takes no --%s", name)
+		}
+	}
+	return nil
+}
+
+// runWorkload lists the workloads, or measures one over each backend that serves.
+func runWorkload(c *cobra.Command, f *benchFlags, printer func(io.Writer, []bench.Result) error) error {
+	if f.workload.name == listWorkloads {
+		return printWorkloads(c.OutOrStdout(), f.format == "json")
+	}
+	w, err := f.newWorkload()
+	if err != nil {
+		return err
+	}
+	results, err := f.overBackends(c, w)
+	if err != nil {
+		return err
+	}
+	return printer(c.OutOrStdout(), results)
+}
+
+func (f *benchFlags) newWorkload() (*bench.Workload, error) {
+	if _, err := f.shapes(); err != nil { // what concerns any shape
+		return nil, err
+	}
+	bytes, err := bench.ParseSize(f.workload.bytesMax)
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	spread, err := bench.ParseSize(f.spread)
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	op := engine.Write
+	if f.op == "read" {
+		op = engine.Read
+	}
+	switch {
+	case f.workload.tokens < 1:
+		return nil, usagef("--tokens %d: want 1 or more", f.workload.tokens)
+	case f.workload.blockTokens < 1:
+		return nil, usagef("--block-tokens %d: want 1 or more", f.workload.blockTokens)
+	case bytes < 1:
+		return nil, usagef("--operation-bytes %s: want 1 or more", f.workload.bytesMax)
+	}
+	w, err := bench.NewWorkload(f.workload.name, bench.WorkloadOptions{Op: op, Tokens: f.workload.tokens,
+		BlockTokens: f.workload.blockTokens, Threads: f.threads, BytesMax: bytes, Spread: spread})
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	return w, nil
+}
+
+// workloadEntry is a line of --workload list --json.
+type workloadEntry struct {
+	Name  string `json:"name"`
+	About string `json:"about"`
+}
+
+func printWorkloads(out io.Writer, asJSON bool) error {
+	var list []workloadEntry
+	for _, w := range bench.Workloads() {
+		list = append(list, workloadEntry{w.Name, w.About})
+	}
+	if asJSON {
+		return printJSON(out, list)
+	}
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, w := range list {
+		fmt.Fprintf(t, "%s\t%s\n", w.Name, w.About)
+	}
+	return t.Flush()
+}
+
+// overBackends measures over the backend of the command line, or over each that moves bytes between
+// processes and works here.
+func (f *benchFlags) overBackends(c *cobra.Command, w *bench.Workload) ([]bench.Result, error) {
+	if c.Flags().Changed("backend") {
+		return f.overBackend(c, w)
+	}
+	var all []bench.Result
+	var missing []error
+	for _, m := range makers {
+		if m.reach < backends.SameHost {
+			continue
+		}
+		g := *f
+		g.backend, g.perftest, g.verbstest = m.name, nil, nil
+		results, err := g.overBackend(c, w)
+		var unavailable *backends.UnavailableError
+		switch {
+		case errors.As(err, &unavailable):
+			missing = append(missing, err)
+			fmt.Fprintf(c.ErrOrStderr(), "%s is left out: %v\n", m.name, err)
+		case err != nil:
+			return nil, err
+		}
+		all = append(all, results...)
+	}
+	if len(all) == 0 {
+		return nil, errors.Join(missing...)
+	}
+	return all, nil
+}
+
+// overBackend measures the steps, and says which is which.
+func (f *benchFlags) overBackend(c *cobra.Command, w *bench.Workload) ([]bench.Result, error) {
+	if err := f.settle(); err != nil {
+		return nil, err
+	}
+	if err := f.opens(); err != nil {
+		return nil, err
+	}
+	var shapes []bench.Shape
+	for _, s := range w.Steps {
+		shapes = append(shapes, s.Shape)
+	}
+	if err := fits(shapes, hostmem.Limits().Available, f.beside()); err != nil {
+		return nil, fmt.Errorf("%w; or a smaller --operation-bytes", err)
+	}
+	if err := f.network.examine(f.backend); err != nil {
+		return nil, err
+	}
+	bar := newProgress(c.ErrOrStderr(), int64(len(shapes))*1000, "bench "+f.backend)
+	defer bar.clear()
+	return f.measureSteps(c.Context(), w, shapes, bar)
+}
+
+// opens finds out whether the backend is there, before anything is started for it.
+func (f *benchFlags) opens() error {
+	list, err := openBackends(f.backend, backends.InProcess, f.openOptions())
+	if err != nil {
+		return err
+	}
+	return closeAll(list)
+}
+
+func (f *benchFlags) measureSteps(ctx context.Context, w *bench.Workload, shapes []bench.Shape, bar *progress) ([]bench.Result, error) {
+	results, err := f.measure(ctx, shapes, bar)
+	if err != nil {
+		return nil, err
+	}
+	for i := range results {
+		results[i].Step(&w.Steps[i])
+	}
+	return results, nil
+}
