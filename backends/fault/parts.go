@@ -33,6 +33,7 @@ type peerParts struct {
 	watcher   backends.Watcher
 	helper    backends.Helper
 	explainer backends.Explainer
+	yielder   backends.Yielder
 }
 
 func peerPartsOf(p backends.Peer) (x peerParts) {
@@ -43,6 +44,7 @@ func peerPartsOf(p backends.Peer) (x peerParts) {
 	x.watcher, _ = p.(backends.Watcher)
 	x.helper, _ = p.(backends.Helper)
 	x.explainer, _ = p.(backends.Explainer)
+	x.yielder, _ = p.(backends.Yielder)
 	return x
 }
 
@@ -61,6 +63,7 @@ type (
 	watcher   struct{ p *peer }
 	helper    struct{ p *peer }
 	explainer struct{ p *peer }
+	yielder   struct{ p *peer }
 )
 
 // shapeOf gives a backend the interfaces that the wrapped one has.
@@ -73,7 +76,7 @@ func shapeOf(b *backend) backends.Backend {
 func peerShapeOf(p *peer) backends.Peer {
 	x := &p.parts
 	return peerShapes[bits(x.canceler != nil, x.pager != nil, x.notifier != nil, x.counter != nil,
-		x.watcher != nil, x.helper != nil, x.explainer != nil)](p)
+		x.watcher != nil, x.helper != nil, x.explainer != nil, x.yielder != nil)](p)
 }
 
 // bits makes a number of which the first flag is the lowest bit.

@@ -320,3 +320,8 @@ func (x explainer) Explain(localKey, remoteKey uint32) string {
 	}
 	return line
 }
+
+// Yields is backends.Yielder's.
+func (y yielder) Yields(localKey, remoteKey uint32) string {
+	return y.p.parts.yielder.Yields(localKey, remoteKey)
+}

@@ -246,7 +246,7 @@ var backendShapes = [...]func(b *backend) backends.Backend{
 	},
 }
 
-// peerShapes are by the bits of what they have: canceler, pager, notifier, counter, watcher, helper, explainer.
+// peerShapes are by the bits of what they have: canceler, pager, notifier, counter, watcher, helper, explainer, yielder.
 var peerShapes = [...]func(p *peer) backends.Peer{
 	func(p *peer) backends.Peer { return &struct{ *peer }{p} },
 	func(p *peer) backends.Peer {
@@ -1331,5 +1331,1221 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 			explainer
 		}{p, canceler{p}, pager{p}, notifier{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			yielder
+		}{p, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			yielder
+		}{p, canceler{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			yielder
+		}{p, pager{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			yielder
+		}{p, canceler{p}, pager{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			notifier
+			yielder
+		}{p, notifier{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			notifier
+			yielder
+		}{p, canceler{p}, notifier{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			notifier
+			yielder
+		}{p, pager{p}, notifier{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			notifier
+			yielder
+		}{p, canceler{p}, pager{p}, notifier{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			counter
+			yielder
+		}{p, counter{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			counter
+			yielder
+		}{p, canceler{p}, counter{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			counter
+			yielder
+		}{p, pager{p}, counter{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			counter
+			yielder
+		}{p, canceler{p}, pager{p}, counter{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			notifier
+			counter
+			yielder
+		}{p, notifier{p}, counter{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			notifier
+			counter
+			yielder
+		}{p, canceler{p}, notifier{p}, counter{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			notifier
+			counter
+			yielder
+		}{p, pager{p}, notifier{p}, counter{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			notifier
+			counter
+			yielder
+		}{p, canceler{p}, pager{p}, notifier{p}, counter{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			watcher
+			yielder
+		}{p, watcher{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			watcher
+			yielder
+		}{p, canceler{p}, watcher{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			watcher
+			yielder
+		}{p, pager{p}, watcher{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			watcher
+			yielder
+		}{p, canceler{p}, pager{p}, watcher{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			notifier
+			watcher
+			yielder
+		}{p, notifier{p}, watcher{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			notifier
+			watcher
+			yielder
+		}{p, canceler{p}, notifier{p}, watcher{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			notifier
+			watcher
+			yielder
+		}{p, pager{p}, notifier{p}, watcher{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			notifier
+			watcher
+			yielder
+		}{p, canceler{p}, pager{p}, notifier{p}, watcher{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			counter
+			watcher
+			yielder
+		}{p, counter{p}, watcher{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			counter
+			watcher
+			yielder
+		}{p, canceler{p}, counter{p}, watcher{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			counter
+			watcher
+			yielder
+		}{p, pager{p}, counter{p}, watcher{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			counter
+			watcher
+			yielder
+		}{p, canceler{p}, pager{p}, counter{p}, watcher{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			notifier
+			counter
+			watcher
+			yielder
+		}{p, notifier{p}, counter{p}, watcher{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			notifier
+			counter
+			watcher
+			yielder
+		}{p, canceler{p}, notifier{p}, counter{p}, watcher{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			notifier
+			counter
+			watcher
+			yielder
+		}{p, pager{p}, notifier{p}, counter{p}, watcher{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			notifier
+			counter
+			watcher
+			yielder
+		}{p, canceler{p}, pager{p}, notifier{p}, counter{p}, watcher{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			helper
+			yielder
+		}{p, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			helper
+			yielder
+		}{p, canceler{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			helper
+			yielder
+		}{p, pager{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			helper
+			yielder
+		}{p, canceler{p}, pager{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			notifier
+			helper
+			yielder
+		}{p, notifier{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			notifier
+			helper
+			yielder
+		}{p, canceler{p}, notifier{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			notifier
+			helper
+			yielder
+		}{p, pager{p}, notifier{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			notifier
+			helper
+			yielder
+		}{p, canceler{p}, pager{p}, notifier{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			counter
+			helper
+			yielder
+		}{p, counter{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			counter
+			helper
+			yielder
+		}{p, canceler{p}, counter{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			counter
+			helper
+			yielder
+		}{p, pager{p}, counter{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			counter
+			helper
+			yielder
+		}{p, canceler{p}, pager{p}, counter{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			notifier
+			counter
+			helper
+			yielder
+		}{p, notifier{p}, counter{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			notifier
+			counter
+			helper
+			yielder
+		}{p, canceler{p}, notifier{p}, counter{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			notifier
+			counter
+			helper
+			yielder
+		}{p, pager{p}, notifier{p}, counter{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			notifier
+			counter
+			helper
+			yielder
+		}{p, canceler{p}, pager{p}, notifier{p}, counter{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			watcher
+			helper
+			yielder
+		}{p, watcher{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			watcher
+			helper
+			yielder
+		}{p, canceler{p}, watcher{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			watcher
+			helper
+			yielder
+		}{p, pager{p}, watcher{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			watcher
+			helper
+			yielder
+		}{p, canceler{p}, pager{p}, watcher{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			notifier
+			watcher
+			helper
+			yielder
+		}{p, notifier{p}, watcher{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			notifier
+			watcher
+			helper
+			yielder
+		}{p, canceler{p}, notifier{p}, watcher{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			notifier
+			watcher
+			helper
+			yielder
+		}{p, pager{p}, notifier{p}, watcher{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			notifier
+			watcher
+			helper
+			yielder
+		}{p, canceler{p}, pager{p}, notifier{p}, watcher{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			counter
+			watcher
+			helper
+			yielder
+		}{p, counter{p}, watcher{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			counter
+			watcher
+			helper
+			yielder
+		}{p, canceler{p}, counter{p}, watcher{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			counter
+			watcher
+			helper
+			yielder
+		}{p, pager{p}, counter{p}, watcher{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			counter
+			watcher
+			helper
+			yielder
+		}{p, canceler{p}, pager{p}, counter{p}, watcher{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			notifier
+			counter
+			watcher
+			helper
+			yielder
+		}{p, notifier{p}, counter{p}, watcher{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			notifier
+			counter
+			watcher
+			helper
+			yielder
+		}{p, canceler{p}, notifier{p}, counter{p}, watcher{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			notifier
+			counter
+			watcher
+			helper
+			yielder
+		}{p, pager{p}, notifier{p}, counter{p}, watcher{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			notifier
+			counter
+			watcher
+			helper
+			yielder
+		}{p, canceler{p}, pager{p}, notifier{p}, counter{p}, watcher{p}, helper{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			explainer
+			yielder
+		}{p, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			explainer
+			yielder
+		}{p, canceler{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			explainer
+			yielder
+		}{p, pager{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			explainer
+			yielder
+		}{p, canceler{p}, pager{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			notifier
+			explainer
+			yielder
+		}{p, notifier{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			notifier
+			explainer
+			yielder
+		}{p, canceler{p}, notifier{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			notifier
+			explainer
+			yielder
+		}{p, pager{p}, notifier{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			notifier
+			explainer
+			yielder
+		}{p, canceler{p}, pager{p}, notifier{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			counter
+			explainer
+			yielder
+		}{p, counter{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			counter
+			explainer
+			yielder
+		}{p, canceler{p}, counter{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			counter
+			explainer
+			yielder
+		}{p, pager{p}, counter{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			counter
+			explainer
+			yielder
+		}{p, canceler{p}, pager{p}, counter{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			notifier
+			counter
+			explainer
+			yielder
+		}{p, notifier{p}, counter{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			notifier
+			counter
+			explainer
+			yielder
+		}{p, canceler{p}, notifier{p}, counter{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			notifier
+			counter
+			explainer
+			yielder
+		}{p, pager{p}, notifier{p}, counter{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			notifier
+			counter
+			explainer
+			yielder
+		}{p, canceler{p}, pager{p}, notifier{p}, counter{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			watcher
+			explainer
+			yielder
+		}{p, watcher{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			watcher
+			explainer
+			yielder
+		}{p, canceler{p}, watcher{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			watcher
+			explainer
+			yielder
+		}{p, pager{p}, watcher{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			watcher
+			explainer
+			yielder
+		}{p, canceler{p}, pager{p}, watcher{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			notifier
+			watcher
+			explainer
+			yielder
+		}{p, notifier{p}, watcher{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			notifier
+			watcher
+			explainer
+			yielder
+		}{p, canceler{p}, notifier{p}, watcher{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			notifier
+			watcher
+			explainer
+			yielder
+		}{p, pager{p}, notifier{p}, watcher{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			notifier
+			watcher
+			explainer
+			yielder
+		}{p, canceler{p}, pager{p}, notifier{p}, watcher{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			counter
+			watcher
+			explainer
+			yielder
+		}{p, counter{p}, watcher{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			counter
+			watcher
+			explainer
+			yielder
+		}{p, canceler{p}, counter{p}, watcher{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			counter
+			watcher
+			explainer
+			yielder
+		}{p, pager{p}, counter{p}, watcher{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			counter
+			watcher
+			explainer
+			yielder
+		}{p, canceler{p}, pager{p}, counter{p}, watcher{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			notifier
+			counter
+			watcher
+			explainer
+			yielder
+		}{p, notifier{p}, counter{p}, watcher{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			notifier
+			counter
+			watcher
+			explainer
+			yielder
+		}{p, canceler{p}, notifier{p}, counter{p}, watcher{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			notifier
+			counter
+			watcher
+			explainer
+			yielder
+		}{p, pager{p}, notifier{p}, counter{p}, watcher{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			notifier
+			counter
+			watcher
+			explainer
+			yielder
+		}{p, canceler{p}, pager{p}, notifier{p}, counter{p}, watcher{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			helper
+			explainer
+			yielder
+		}{p, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			helper
+			explainer
+			yielder
+		}{p, canceler{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			helper
+			explainer
+			yielder
+		}{p, pager{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			helper
+			explainer
+			yielder
+		}{p, canceler{p}, pager{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			notifier
+			helper
+			explainer
+			yielder
+		}{p, notifier{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			notifier
+			helper
+			explainer
+			yielder
+		}{p, canceler{p}, notifier{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			notifier
+			helper
+			explainer
+			yielder
+		}{p, pager{p}, notifier{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			notifier
+			helper
+			explainer
+			yielder
+		}{p, canceler{p}, pager{p}, notifier{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			counter
+			helper
+			explainer
+			yielder
+		}{p, counter{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			counter
+			helper
+			explainer
+			yielder
+		}{p, canceler{p}, counter{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			counter
+			helper
+			explainer
+			yielder
+		}{p, pager{p}, counter{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			counter
+			helper
+			explainer
+			yielder
+		}{p, canceler{p}, pager{p}, counter{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			notifier
+			counter
+			helper
+			explainer
+			yielder
+		}{p, notifier{p}, counter{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			notifier
+			counter
+			helper
+			explainer
+			yielder
+		}{p, canceler{p}, notifier{p}, counter{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			notifier
+			counter
+			helper
+			explainer
+			yielder
+		}{p, pager{p}, notifier{p}, counter{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			notifier
+			counter
+			helper
+			explainer
+			yielder
+		}{p, canceler{p}, pager{p}, notifier{p}, counter{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			watcher
+			helper
+			explainer
+			yielder
+		}{p, watcher{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			watcher
+			helper
+			explainer
+			yielder
+		}{p, canceler{p}, watcher{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			watcher
+			helper
+			explainer
+			yielder
+		}{p, pager{p}, watcher{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			watcher
+			helper
+			explainer
+			yielder
+		}{p, canceler{p}, pager{p}, watcher{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			notifier
+			watcher
+			helper
+			explainer
+			yielder
+		}{p, notifier{p}, watcher{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			notifier
+			watcher
+			helper
+			explainer
+			yielder
+		}{p, canceler{p}, notifier{p}, watcher{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			notifier
+			watcher
+			helper
+			explainer
+			yielder
+		}{p, pager{p}, notifier{p}, watcher{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			notifier
+			watcher
+			helper
+			explainer
+			yielder
+		}{p, canceler{p}, pager{p}, notifier{p}, watcher{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			counter
+			watcher
+			helper
+			explainer
+			yielder
+		}{p, counter{p}, watcher{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			counter
+			watcher
+			helper
+			explainer
+			yielder
+		}{p, canceler{p}, counter{p}, watcher{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			counter
+			watcher
+			helper
+			explainer
+			yielder
+		}{p, pager{p}, counter{p}, watcher{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			counter
+			watcher
+			helper
+			explainer
+			yielder
+		}{p, canceler{p}, pager{p}, counter{p}, watcher{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			notifier
+			counter
+			watcher
+			helper
+			explainer
+			yielder
+		}{p, notifier{p}, counter{p}, watcher{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			notifier
+			counter
+			watcher
+			helper
+			explainer
+			yielder
+		}{p, canceler{p}, notifier{p}, counter{p}, watcher{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			pager
+			notifier
+			counter
+			watcher
+			helper
+			explainer
+			yielder
+		}{p, pager{p}, notifier{p}, counter{p}, watcher{p}, helper{p}, explainer{p}, yielder{p}}
+	},
+	func(p *peer) backends.Peer {
+		return &struct {
+			*peer
+			canceler
+			pager
+			notifier
+			counter
+			watcher
+			helper
+			explainer
+			yielder
+		}{p, canceler{p}, pager{p}, notifier{p}, counter{p}, watcher{p}, helper{p}, explainer{p}, yielder{p}}
 	},
 }

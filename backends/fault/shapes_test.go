@@ -29,7 +29,8 @@ func peerHas(p any) int {
 	_, w := p.(backends.Watcher)
 	_, h := p.(backends.Helper)
 	_, x := p.(backends.Explainer)
-	return bits(c, g, n, k, w, h, x)
+	_, y := p.(backends.Yielder)
+	return bits(c, g, n, k, w, h, x, y)
 }
 
 // TestAssertionsTellTheTruth makes every combination of interfaces.
@@ -45,10 +46,10 @@ func TestAssertionsTellTheTruth(t *testing.T) {
 	}
 	for mask, shape := range peerShapes {
 		if got := peerHas(shape(&peer{})); got != mask {
-			t.Errorf("a peer with interfaces %07b has %07b", mask, got)
+			t.Errorf("a peer with interfaces %08b has %08b", mask, got)
 		}
 	}
-	if len(backendShapes) != 1<<5 || len(peerShapes) != 1<<7 {
+	if len(backendShapes) != 1<<5 || len(peerShapes) != 1<<8 {
 		t.Errorf("%d and %d shapes", len(backendShapes), len(peerShapes))
 	}
 }
