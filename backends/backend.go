@@ -267,6 +267,14 @@ type Explainer interface {
 	Explain(localKey, remoteKey uint32) string
 }
 
+// Yielder is implemented by a Peer that serves pairs for which the engine's chain through host memory may be the better
+// way: so it was measured, or so the program has said.
+type Yielder interface {
+	// Yields returns why that chain, where there is one, should serve a pair of keys, or "" where the peer should.
+	// It must be the same for as long as both keys are in use.
+	Yields(localKey, remoteKey uint32) string
+}
+
 // Allocator is implemented by a Backend with memory of its own, which its peers
 // reach better than memory from elsewhere. Register must take both.
 type Allocator interface {

@@ -41,10 +41,11 @@ func (r Route) check(e *Engine) error {
 type Candidate struct {
 	Backend  string        `json:"backend"`
 	Usable   bool          `json:"usable"`
-	Reason   string        `json:"reason"`      // why not, or how it would move the bytes
-	Estimate time.Duration `json:"estimate_ns"` // for 1 MiB in one piece; 0 unless usable
-	Rate     float64       `json:"rate"`        // bytes a second that the estimate uses
-	Measured bool          `json:"measured"`    // the rate was measured here, not declared
+	Reason   string        `json:"reason"`           // why not, or how it would move the bytes
+	Estimate time.Duration `json:"estimate_ns"`      // for 1 MiB in one piece; 0 unless usable
+	Rate     float64       `json:"rate"`             // bytes a second that the estimate uses
+	Measured bool          `json:"measured"`         // the rate was measured here, not declared
+	Yields   string        `json:"yields,omitempty"` // why it leaves the pair to the chain Staged where there is one; mostly empty
 	conn     *conn
 	key      uint32
 }
@@ -101,6 +102,9 @@ func (e *Engine) Explain(p *Peer, local *Region, remote *Remote) (Explanation, e
 	if best := cheapest(x.Candidates); best != nil {
 		x.Chosen = best.Backend
 		x.Why = fmt.Sprintf("%s is the cheapest of %d that can", best.Backend, usable(x.Candidates))
+		if y := yielding(x.Candidates); y != nil && best.Backend == Staged {
+			x.Why = fmt.Sprintf("%s, since %s yields to it: %s", Staged, y.Backend, y.Yields)
+		}
 	} else {
 		x.Why = "no backend can"
 	}
@@ -116,13 +120,41 @@ func usable(list []Candidate) (n int) {
 	return n
 }
 
+// cheapest returns the candidate with the least estimate; those that yield come last.
 func cheapest(list []Candidate) (best *Candidate) {
 	for i := range list {
-		if c := &list[i]; c.Usable && (best == nil || c.Estimate < best.Estimate) {
+		c := &list[i]
+		if !c.Usable {
+			continue
+		}
+		if best == nil || c.willing() && !best.willing() || c.willing() == best.willing() && c.Estimate < best.Estimate {
 			best = c
 		}
 	}
 	return best
+}
+
+// willing reports whether it does not yield.
+func (c *Candidate) willing() bool { return c.Yields == "" }
+
+// yielding returns the first that could serve and yields.
+func yielding(list []Candidate) *Candidate {
+	for i := range list {
+		if c := &list[i]; c.Usable && !c.willing() {
+			return c
+		}
+	}
+	return nil
+}
+
+// keen counts those that could serve and do not yield.
+func keen(list []Candidate) (n int) {
+	for i := range list {
+		if list[i].Usable && list[i].willing() {
+			n++
+		}
+	}
+	return n
 }
 
 // nominalBytes is the size for which routes are compared.
@@ -153,10 +185,10 @@ func (p *Peer) candidates(local *Region, remote *Remote, route Route) []Candidat
 }
 
 // stagedCandidate is the chain's answer; nil where none is asked for, as both memories are
-// DRAM or as one backend serves.
+// DRAM or as one backend serves that does not yield to it.
 func (p *Peer) stagedCandidate(local *Region, remote *Remote, route Route, others []Candidate) *Candidate {
 	named := route.Only == Staged
-	if !named && (local.Kind() == backends.DRAM && remote.kind == backends.DRAM || usable(others) > 0) {
+	if !named && (local.Kind() == backends.DRAM && remote.kind == backends.DRAM || keen(others) > 0) {
 		return nil
 	}
 	c := &Candidate{Backend: Staged, conn: p.staged()}
@@ -196,6 +228,9 @@ func (c *Candidate) accept(local *Region, key uint32) {
 	c.Reason = "ready"
 	if x, ok := c.conn.p.(backends.Explainer); ok {
 		c.Reason = x.Explain(local.mems[c.conn.lane.index].Key(), key)
+	}
+	if y, ok := c.conn.p.(backends.Yielder); ok {
+		c.Yields = y.Yields(local.mems[c.conn.lane.index].Key(), key)
 	}
 }
 

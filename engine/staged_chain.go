@@ -53,11 +53,15 @@ func (sp *stagedPeer) chain(local *Region, remote *Remote, durable bool) (c chai
 	return c, obstacle
 }
 
-// single returns the lane that serves the pair alone, if there is one.
+// single returns the lane that serves the pair alone, if there is one, and does not yield it.
 func (p *Peer) single(local *Region, remote *Remote, durable bool) *lane {
 	for i, l := range p.e.lanes {
 		if l != p.e.stager.lane && p.obstacle(l, i, local, remote, Route{Durable: durable}) == "" {
-			if _, err := remote.key(i); err == nil {
+			key, err := remote.key(i)
+			if err != nil {
+				continue
+			}
+			if y, ok := p.conns[i].p.(backends.Yielder); !ok || y.Yields(local.mems[i].Key(), key) == "" {
 				return l
 			}
 		}

@@ -42,6 +42,10 @@ type report struct {
 		Args    string
 		Results []map[string]any
 	}
+	GDS []struct {
+		Mode    string
+		Results []map[string]any
+	}
 }
 
 func read(t *testing.T, out string) (r report) {
@@ -68,17 +72,22 @@ func TestGPUCheck(t *testing.T) {
 	library := filepath.Join(t.TempDir(), "libcuda-standin.so")
 	script(t, 0, nil, "gcc", "-std=c11", "-O2", "-Wno-unknown-pragmas", "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", library,
 		"../cuda/testdata/libcuda_standin.c")
+	cufile := filepath.Join(t.TempDir(), "libcufile-standin.so")
+	script(t, 0, nil, "gcc", "-std=c11", "-O2", "-D_GNU_SOURCE", "-pthread", "-shared", "-fPIC", "-I../csrc", "-o", cufile,
+		"../internal/fakecufile/testdata/libcufile_standin.c")
 	script(t, 0, nil, "./gpu-check", "build", dir)
 
 	env := []string{"SLUICE_LIBCUDA=" + library, "GPU_CHECK_ARGS=--rounds 1 --seconds 0.01 --spread 4MiB --batch 300 --neighbour 1",
-		"GPU_CHECK_LIMIT=4600", "STANDIN_DRIVER=12080"}
+		"GPU_CHECK_LIMIT=4600", "STANDIN_DRIVER=12080", "SLUICE_LIBCUFILE=" + cufile, "STANDIN_LIBCUDA=" + library,
+		"CUFILE_LOGFILE_PATH=" + filepath.Join(t.TempDir(), "cufile.log"),
+		"GPU_CHECK_GDS=--bytes 8MiB --seconds 0.01 --rounds 1 --dir " + t.TempDir()}
 	script(t, 0, env, filepath.Join(dir, "gpu-check"), "run", out)
 	r := read(t, out)
 	steps := map[string]string{}
 	for _, s := range r.Steps {
 		steps[s.Name] = s.Status
 	}
-	for _, name := range []string{"smoke", "tests"} {
+	for _, name := range []string{"smoke", "tests", "gds-tests", "gds as-it-is", "gds compat"} {
 		if steps[name] != "ok" {
 			t.Errorf("%s: %q", name, steps[name])
 		}
@@ -99,6 +108,16 @@ func TestGPUCheck(t *testing.T) {
 			}
 		}
 	}
+	if len(r.GDS) != 2 || len(r.GDS[0].Results) != 8 || len(r.GDS[1].Results) != 8 {
+		t.Errorf("cuFile: %v", r.GDS)
+	}
+	for _, b := range r.GDS {
+		for _, row := range b.Results {
+			if row["backend"] != "stand-in" || row["gbps"].(float64) <= 0 || row["ratio"].(float64) <= 0 {
+				t.Errorf("%s: %v", b.Mode, row)
+			}
+		}
+	}
 	text, err := os.ReadFile(filepath.Join(out, "gpu-check.txt"))
 	if err != nil || !strings.Contains(string(text), "not of a card") || !strings.Contains(string(text), "--- PASS: TestDeviceEqualsTheTwin") {
 		t.Errorf("%v in %s", err, text)
@@ -108,7 +127,7 @@ func TestGPUCheck(t *testing.T) {
 	}
 
 	// A machine without a driver, and no time: a failure that is told, and a report all the same.
-	script(t, 1, []string{"SLUICE_LIBCUDA=/nonexistent.so", "GPU_CHECK_LIMIT=0"}, filepath.Join(dir, "gpu-check"), "run", out)
+	script(t, 1, []string{"SLUICE_LIBCUDA=/nonexistent.so", "SLUICE_LIBCUFILE=/nonexistent.so", "GPU_CHECK_LIMIT=0"}, filepath.Join(dir, "gpu-check"), "run", out)
 	for _, s := range read(t, out).Steps {
 		if s.Status != "no time left" && s.Status != "missing" {
 			t.Errorf("%+v", s)

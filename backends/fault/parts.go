@@ -34,6 +34,7 @@ type peerParts struct {
 	watcher   backends.Watcher
 	helper    backends.Helper
 	explainer backends.Explainer
+	yielder   backends.Yielder
 }
 
 func peerPartsOf(p backends.Peer) (x peerParts) {
@@ -45,6 +46,7 @@ func peerPartsOf(p backends.Peer) (x peerParts) {
 	x.watcher, _ = p.(backends.Watcher)
 	x.helper, _ = p.(backends.Helper)
 	x.explainer, _ = p.(backends.Explainer)
+	x.yielder, _ = p.(backends.Yielder)
 	return x
 }
 

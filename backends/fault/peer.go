@@ -320,3 +320,11 @@ func (x explainer) Explain(localKey, remoteKey uint32) string {
 	}
 	return line
 }
+
+// Yields implements backends.Yielder for all: a connection that does not yield says nothing.
+func (p *peer) Yields(localKey, remoteKey uint32) string {
+	if p.parts.yielder == nil {
+		return ""
+	}
+	return p.parts.yielder.Yields(localKey, remoteKey)
+}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/cuda"
+	"github.com/sluicehq/sluice/backends/gds"
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/posix"
 	"github.com/sluicehq/sluice/backends/rdma"
@@ -59,6 +60,9 @@ var makers = []maker{
 	}},
 	{"cuda", backends.InProcess, func(openOptions) (backends.Backend, error) {
 		return asBackend(cuda.New(cuda.Config{}))
+	}},
+	{gdsName, backends.InProcess, func(openOptions) (backends.Backend, error) {
+		return asBackend(gds.New(gds.Config{}))
 	}},
 }
 

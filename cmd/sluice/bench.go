@@ -99,7 +99,7 @@ handover-ms is the whole prompt: one operation, or one for each layer.`,
 	s.IntVar(&f.rounds, "rounds", 0, "measure that many rounds instead of --seconds")
 	s.StringVar(&f.format, "format", "text", "text, json or gobench (for benchstat)")
 	s.BoolVar(&f.asJSON, "json", false, "print JSON: the same as --format json")
-	c.AddCommand(newBenchGather(), newBenchPosix())
+	c.AddCommand(newBenchGather(), newBenchPosix(), newBenchGDS())
 	return c
 }
 

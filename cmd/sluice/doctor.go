@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluicehq/sluice/backends/gds"
 	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/machine"
 )
@@ -37,7 +38,7 @@ they could be, and which NIC and drive are near to which GPU.`,
 			s := machine.Source{Root: root, LibraryDirs: filepath.SplitList(os.Getenv("LD_LIBRARY_PATH"))}
 			s.Backends = builtBackends(root == "", &n)
 			if root == "" {
-				s.Known = slices.Concat(ucxChecks(&n.ucx, os.Environ()), rdmaChecks(&n.rdma), tcpChecks(&n.tcp), posixChecks())
+				s.Known = slices.Concat(ucxChecks(&n.ucx, os.Environ()), rdmaChecks(&n.rdma), tcpChecks(&n.tcp), posixChecks(), gdsChecks(gds.Config{}))
 			}
 			tree := examineDevices(root)
 			s.Known = append(s.Known, deviceChecks(&tree)...)

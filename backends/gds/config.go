@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gds
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+)
+
+// Way is how requests are handed to cuFile.
+type Way uint8
+
+// The ways.
+const (
+	WayAuto    Way = iota // batches, or threads where the library is too old for them
+	WayBatch              // cuFileBatchIO*, from cuFile 1.8 on
+	WayStream             // cuFileReadAsync and cuFileWriteAsync on streams of the backend, from 1.7 on
+	WayThreads            // cuFileRead and cuFileWrite in a pool of threads
+)
+
+var wayNames = [...]string{"auto", "batches", "streams", "threads"}
+
+// String returns "auto", "batches", "streams" or "threads".
+func (w Way) String() string {
+	if int(w) < len(wayNames) {
+		return wayNames[w]
+	}
+	return "unknown"
+}
+
+// Config bounds what a Backend uses. The zero value is useful: every zero field takes its default.
+type Config struct {
+	Library string // a path of libcufile; "" is the system's libcufile.so.0
+	CUDA    string // a path of libcuda; "" is the system's libcuda.so.1
+
+	Way      Way
+	Threads  int // that call cuFile; default 16, and 4 with batches and streams, each with many requests at a time
+	BatchMax int // entries of a batch; default and at most what the library says, and at most 256
+	Depth    int // requests with cuFile or on their way to it at a time; default 128, at most 4,096
+	PieceMax int // bytes of one request; default 4 MiB, and never more than the library's max_direct_io_size
+	JobsMax  int // tags accepted and not yet polled; default 1,024
+	KeysMax  int // memories registered at a time; default 64 Ki, at most 1 Mi
+
+	// BufferMax is how many bytes of memory the backends of a process register with cuFile, in order of Register; default
+	// what the library may pin of a device. Other memory is moved through buffers of the library: Explain says so.
+	BufferMax uint64
+
+	// Host has host memory served as well, which cuFile takes from 1.9 on.
+	Host bool
+
+	// Direct refuses compat mode, in which cuFile reads and writes by way of host memory: New then answers a
+	// *backends.UnavailableError.
+	Direct bool
+
+	// Yield, if not empty, is why this program wants the engine's chain through host memory (engine.Staged: io_uring and
+	// the copy engine) to serve device memory and files where it can: "sluice bench gds: 0.7 of the staged route", say.
+	// A Route that names gds gets it all the same. Explain shows the text.
+	Yield string
+
+	// LogFile is where the library writes its messages; "" is cufile.log in a folder of this user below the one for
+	// temporary files. It is not the working directory, where the library would put it. What the user has set by
+	// CUFILE_LOGFILE_PATH, or as logging.dir of the configuration, stays. It counts for the first backend of a process.
+	LogFile string
+}
+
+const (
+	descsMax   = 4096
+	blockBytes = 4 << 10 // cuFile writes blocks: what a write changes of one it reads before
+	turnMax    = 32      // requests of one job before the next has its turn
+	retriesMax = 100     // of a request that was neither done nor refused
+	shortMax   = 10      // tries of a write that ends within a block again and again
+	oldVersion = 1090    // the first that takes host memory
+	threadsMax = 256
+	depthMax   = 4096
+)
+
+func (c *Config) ensureDefaults() {
+	setDefault(&c.Depth, 128)
+	setDefault(&c.PieceMax, 4<<20)
+	setDefault(&c.JobsMax, 1024)
+	setDefault(&c.KeysMax, 64<<10)
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+func (c *Config) check() error {
+	for _, f := range []struct {
+		name        string
+		value, most int
+	}{
+		{"Threads", c.Threads, threadsMax}, {"BatchMax", c.BatchMax, csrc.CuFileBatchMax}, {"Depth", c.Depth, depthMax},
+		{"PieceMax", c.PieceMax, 1 << 30}, {"JobsMax", c.JobsMax, 1 << 20}, {"KeysMax", c.KeysMax, 1 << 20},
+	} {
+		if f.value < 0 || f.value > f.most {
+			return fmt.Errorf("config: %s %d is not within 1 to %d: %w", f.name, f.value, f.most, backends.ErrBounds)
+		}
+	}
+	switch {
+	case c.Way > WayThreads:
+		return fmt.Errorf("config: Way %d is not known: %w", c.Way, backends.ErrBounds)
+	case c.PieceMax%blockBytes != 0:
+		return fmt.Errorf("config: PieceMax %d is no multiple of 4 KiB: %w", c.PieceMax, backends.ErrBounds)
+	}
+	return nil
+}
+
+// settle fits what was left open to what the library can.
+func (c *Config) settle(f *Facts) error {
+	switch {
+	case c.Way == WayAuto && f.Batches:
+		c.Way = WayBatch
+	case c.Way == WayAuto:
+		c.Way = WayThreads
+	case c.Way == WayBatch && !f.Batches:
+		return unavailable("cuFile "+f.Version+" has no batches", "CUDA 12.2 or later, or Config.Way = WayThreads")
+	case c.Way == WayStream && !f.Streams:
+		return unavailable("cuFile "+f.Version+" has no calls on streams", "CUDA 12.2 or later, or Config.Way = WayThreads")
+	}
+	if c.Threads == 0 {
+		c.Threads = 4
+		if c.Way == WayThreads {
+			c.Threads = 16
+		}
+	}
+	most := f.BatchMax
+	if most <= 0 {
+		most = 128
+	}
+	if c.BatchMax == 0 || c.BatchMax > most {
+		c.BatchMax = min(most, csrc.CuFileBatchMax)
+	}
+	if f.DirectMax >= blockBytes {
+		c.PieceMax = int(min(uint64(c.PieceMax), f.DirectMax&^(blockBytes-1)))
+	}
+	if c.BufferMax == 0 {
+		c.BufferMax = f.PinnedMax
+	}
+	return nil
+}
+
+// caps is what the backend serves. In compat mode the bytes cross host memory, as on the chain that is the alternative.
+func caps(cfg *Config, compat bool) backends.Caps {
+	var pairs backends.Pairs
+	pairs[backends.HBM] = backends.KindsOf(backends.File)
+	if cfg.Host {
+		pairs[backends.DRAM] = backends.KindsOf(backends.File)
+	}
+	cost := backends.Cost{Setup: 80 * time.Microsecond, PerPiece: 15 * time.Microsecond, Rate: 5e9}
+	if compat {
+		cost.Rate = 1.5e9
+	}
+	return backends.Caps{Name: "gds", Reach: backends.InProcess, Pairs: pairs, DescsMax: descsMax, Cost: cost}
+}

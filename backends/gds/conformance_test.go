@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package gds
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/fakecuda"
+	"github.com/sluicehq/sluice/internal/fakecufile"
+)
+
+// The stand-ins of libcuda and libcufile; nil on a machine with a card, where SLUICE_LIBCUDA and SLUICE_LIBCUFILE name
+// the libraries.
+var (
+	driver  *fakecuda.Library
+	library *fakecufile.Library
+)
+
+// flagsVariable names flags for the build of libcufile's stand-in, to a test that runs alone; bareVariable has nothing
+// opened before the test.
+const (
+	flagsVariable = "SLUICE_STANDIN_FLAGS"
+	bareVariable  = "SLUICE_STANDIN_BARE"
+	builtVariable = "SLUICE_STANDIN_BUILT" // the stand-in of libcuda that the parent of this process has built
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv("SLUICE_LIBCUDA") == "" {
+		if err := openLibraries(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	backendtest.Main(m)
+}
+
+func openLibraries() (err error) {
+	if path := os.Getenv(builtVariable); path != "" {
+		driver = &fakecuda.Library{Path: path}
+	} else if driver, err = buildDriver(); err != nil {
+		return err
+	}
+	if library, err = fakecufile.Build(strings.Fields(os.Getenv(flagsVariable))...); err != nil {
+		return err
+	}
+	err = errors.Join(os.Setenv("STANDIN_DEVICES", "2"),
+		os.Setenv("STANDIN_LIBCUDA", driver.Path), os.Setenv("STANDIN_CUFILE_PANEL", library.Panel))
+	if err != nil || os.Getenv(bareVariable) != "" {
+		return err
+	}
+	defer driver.Remove()
+	defer library.Remove()
+	_, err = Examine(testConfig())
+	return err
+}
+
+// buildDriver keeps what it built open, for other processes, as long as this one lives.
+func buildDriver() (*fakecuda.Library, error) {
+	d, err := fakecuda.Build()
+	if err != nil {
+		return nil, err
+	}
+	built, err := unix.Open(d.Path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return d, os.Setenv(builtVariable, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), built))
+}
+
+// testConfig names the libraries.
+func testConfig() Config {
+	if driver == nil {
+		return Config{CUDA: os.Getenv("SLUICE_LIBCUDA"), Library: os.Getenv("SLUICE_LIBCUFILE")}
+	}
+	return Config{CUDA: driver.Path, Library: library.Path}
+}
+
+// onStandIn skips what commands the stand-ins.
+func onStandIn(tb testing.TB) {
+	tb.Helper()
+	if library == nil {
+		backendtest.SkipIfUnavailable(tb, &backends.UnavailableError{Backend: "gds", Reason: "this test commands the stand-in of libcufile",
+			Fix: "run it without SLUICE_LIBCUDA"})
+	}
+}
+
+// tmpfs is a directory in memory.
+const tmpfs = "/dev/shm"
+
+// variants are ways of the backend, each over a file in which memory lies off bytes behind whole blocks.
+var variants = []struct {
+	name string
+	cfg  Config
+	dir  string
+	host bool
+	off  uint64
+	only []string
+}{
+	{"batches", Config{Way: WayBatch}, os.TempDir(), false, 0, nil},
+	{"batches-odd", Config{Way: WayBatch, Depth: 5, Threads: 2, BatchMax: 3, PieceMax: 64 << 10, JobsMax: 9}, os.TempDir(), false, 777, moving},
+	{"streams", Config{Way: WayStream}, tmpfs, false, 0, moving},
+	{"streams-odd", Config{Way: WayStream, Depth: 3, PieceMax: 64 << 10}, tmpfs, false, 777, moving},
+	{"threads", Config{Way: WayThreads}, tmpfs, false, 0, moving},
+	{"threads-odd", Config{Way: WayThreads, Threads: 2, Depth: 5}, tmpfs, false, 777, moving},
+	{"host", Config{Host: true, BufferMax: 1 << 20}, tmpfs, true, 5, moving},
+}
+
+// moving are the checks that see where bytes lie and how they are cut.
+var moving = []string{"Lengths", "DescsMax", "Neighbours", "SeveralMemories", "Load", "Full", "CancelWrite", "CancelRead", "NoAllocation", "Hammer"}
+
+func TestBackend(t *testing.T) {
+	for _, v := range variants {
+		t.Run(v.name, func(t *testing.T) {
+			cfg := v.cfg
+			cfg.CUDA, cfg.Library = testConfig().CUDA, testConfig().Library
+			h := backendtest.Harness{
+				Name: v.name, Local: hbm, Remote: backendtest.FileMemory(v.dir, v.off), SelfOnly: true, Only: v.only,
+				New: func() (backends.Backend, error) {
+					b, err := New(cfg)
+					if err != nil {
+						return nil, err
+					}
+					return b, nil
+				},
+			}
+			if v.host {
+				h.Local = backendtest.HostMemory
+			}
+			backendtest.Run(t, h)
+			nothingInUse(t)
+		})
+	}
+}
+
+// nothingInUse wants all given back to the stand-ins.
+func nothingInUse(t *testing.T) {
+	t.Helper()
+	if library == nil {
+		return
+	}
+	if n := library.InUse(); len(n) > 0 {
+		t.Errorf("left in the library: %v", n)
+	}
+	if n := library.Get(fakecufile.ChangedBlocks); n > 0 {
+		t.Errorf("%d writes of other than whole blocks were left to cuFile", n)
+	}
+}
+
+// card is the test's own way to memory of devices, which is not the backend's.
+var card struct {
+	sync.Mutex
+	open map[int]*csrc.CUDADevice
+}
+
+func openCard(ordinal int) (*csrc.CUDADevice, error) {
+	card.Lock()
+	defer card.Unlock()
+	if d := card.open[ordinal]; d != nil {
+		return d, nil
+	}
+	if err := csrc.LoadCUDA(testConfig().CUDA); err != nil {
+		return nil, err
+	}
+	d, err := csrc.OpenCUDA(ordinal)
+	if err != nil {
+		return nil, err
+	}
+	if card.open == nil {
+		card.open = map[int]*csrc.CUDADevice{}
+	}
+	card.open[ordinal] = d
+	return d, nil
+}
+
+// hbm makes memory of the first device.
+func hbm(n uint64) (*backendtest.Space, error) { return hbmOn(0, n) }
+
+func hbmOn(ordinal int, n uint64) (*backendtest.Space, error) {
+	d, err := openCard(ordinal)
+	if err != nil {
+		return nil, err
+	}
+	at, err := d.Alloc(n)
+	if err != nil {
+		return nil, err
+	}
+	seg := backends.Segment{Kind: backends.HBM, Len: n, Addr: at, Device: ordinal}
+	s := &backendtest.Space{Segment: seg, Bytes: deviceBytes{d, at, n}, Free: func() error { return d.Free(at) }}
+	_, err = s.Bytes.WriteAt(make([]byte, n), 0)
+	return s, err
+}
+
+// deviceBytes looks into memory of a device.
+type deviceBytes struct {
+	d     *csrc.CUDADevice
+	at, n uint64
+}
+
+func (b deviceBytes) ReadAt(p []byte, off int64) (int, error) {
+	if err := b.bound(p, off); err != nil || len(p) == 0 {
+		return 0, err
+	}
+	return len(p), b.d.Read(p, b.at+uint64(off))
+}
+
+func (b deviceBytes) WriteAt(p []byte, off int64) (int, error) {
+	if err := b.bound(p, off); err != nil || len(p) == 0 {
+		return 0, err
+	}
+	return len(p), b.d.Write(b.at+uint64(off), p)
+}
+
+func (b deviceBytes) bound(p []byte, off int64) error {
+	if off < 0 || uint64(off)+uint64(len(p)) > b.n {
+		return fmt.Errorf("%d bytes at %d of %d of device memory: %w", len(p), off, b.n, backends.ErrBounds)
+	}
+	return nil
+}

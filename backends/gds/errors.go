@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gds
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"syscall"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+)
+
+// FileError is why a transfer failed at a file. A *backends.PieceError around it names the piece of the batch.
+type FileError struct {
+	Op   string // "read" or "write"
+	Name string // of the file, as the system knows it now
+	Off  int64  // where in the file it ended, in bytes
+	Err  error  // a syscall.Errno, a *csrc.CuFileError, or io.ErrUnexpectedEOF where the file has become shorter
+}
+
+// Error names the file, the offset and what mends it where that is known.
+func (e *FileError) Error() string {
+	return fmt.Sprintf("%s %s at byte %d: %v%s", e.Op, e.Name, e.Off, e.Err, e.cure())
+}
+
+// Unwrap returns the cause.
+func (e *FileError) Unwrap() error { return e.Err }
+
+func (e *FileError) cure() string {
+	var said *csrc.CuFileError
+	switch {
+	case errors.Is(e.Err, syscall.ENOSPC), errors.Is(e.Err, syscall.EDQUOT):
+		return " (reserve the room beforehand with posix.File.Grow)"
+	case errors.Is(e.Err, syscall.EIO):
+		return " (the device failed, see the kernel's log and cuFile's: what was written before may be lost as well)"
+	case errors.Is(e.Err, io.ErrUnexpectedEOF):
+		return " (the file was cut since it was registered)"
+	case errors.As(e.Err, &said):
+		return " (see cuFile's log)"
+	}
+	return ""
+}
+
+var (
+	errUnknownKey = fmt.Errorf("unknown key: %w", backends.ErrBounds)
+	errNotLocal   = fmt.Errorf("gds moves between memory of the initiator and files: %w", backends.ErrNotSupported)
+	errElsewhere  = errors.New("gds reaches files of its own process only: those of others are served by their engines")
+)
+
+func unavailable(reason, fix string) error {
+	return &backends.UnavailableError{Backend: "gds", Reason: reason, Fix: fix}
+}

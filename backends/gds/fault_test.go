@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package gds
+
+import (
+	"context"
+	"errors"
+	"io"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/fakecufile"
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+// wantFileError wants an error to say which piece failed, how, and where.
+func wantFileError(t *testing.T, err error, piece int, op string, off int64, cause error) {
+	t.Helper()
+	var p *backends.PieceError
+	var f *FileError
+	if !errors.As(err, &p) || !errors.As(err, &f) || !errors.Is(err, cause) {
+		t.Fatalf("%v: want a *PieceError of a *FileError of %v", err, cause)
+	}
+	if p.Piece != piece || f.Op != op || f.Off != off && off >= 0 {
+		t.Errorf("%v: want piece %d, %s, byte %d", err, piece, op, off)
+	}
+}
+
+// TestShort has each call move less than it was asked for: transfers go on until they are whole.
+func TestShort(t *testing.T) {
+	onStandIn(t)
+	eachWay(t, func(t *testing.T, cfg Config) {
+		leak.Check(t)
+		const size = 1 << 20
+		r := newRig(t, cfg, size)
+		library.Set(t, fakecufile.ShortMax, 100<<10)
+		if err := r.move(backends.Read, backends.Desc{Len: size}); err != nil {
+			t.Fatal(err)
+		}
+		r.same("read in parts", r.memory(), r.content())
+		mine := pattern(size, 77)
+		if _, err := r.dev.Bytes.WriteAt(mine, 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.move(backends.Write, backends.Desc{Local: 5, Remote: 5, Len: size - 10}); err != nil {
+			t.Fatal(err)
+		}
+		r.same("written in parts", r.content()[5:size-5], mine[5:size-5])
+	})
+}
+
+// TestEndOfFile has the file end in the middle of a batch: the error names piece and byte.
+func TestEndOfFile(t *testing.T) {
+	onStandIn(t)
+	eachWay(t, func(t *testing.T, cfg Config) {
+		const size, end = 1 << 20, 300<<10 + 123
+		r := newRig(t, cfg, size)
+		library.Set(t, fakecufile.EndAt, end)
+		pieces := []backends.Desc{{Len: 64 << 10}, {Local: 64 << 10, Remote: 64 << 10, Len: 100 << 10},
+			{Local: 164 << 10, Remote: 164 << 10, Len: 200 << 10}, {Local: 600 << 10, Remote: 16 << 10, Len: 4096}}
+		wantFileError(t, r.move(backends.Read, pieces...), 2, "read", end, io.ErrUnexpectedEOF)
+		wantFileError(t, r.move(backends.Write, pieces...), 2, "write", end, io.ErrShortWrite)
+		if err := r.move(backends.Read, backends.Desc{Len: end}); err != nil {
+			t.Errorf("of what is there: %v", err)
+		}
+	})
+}
+
+// TestOneFails has one of many requests fail: the batch ends with that piece, and the next one works.
+func TestOneFails(t *testing.T) {
+	onStandIn(t)
+	eachWay(t, func(t *testing.T, cfg Config) {
+		cfg.Threads, cfg.PieceMax = 1, 64<<10
+		r := newRig(t, cfg, 2<<20)
+		var pieces []backends.Desc
+		for i := range uint64(16) {
+			pieces = append(pieces, backends.Desc{Local: i * 100 << 10, Remote: (15 - i) * 100 << 10, Len: 10 << 10})
+		}
+		for _, c := range []struct {
+			code  uint32
+			cause error
+		}{{uint32(syscall.EIO), syscall.EIO}, {uint32(syscall.ENOSPC), syscall.ENOSPC}, {5008, nil}} {
+			library.Set(t, fakecufile.FailCode, c.code)
+			library.Put(fakecufile.FailAfter, 6)
+			err := r.move(backends.Write, append([]backends.Desc{}, pieces...)...)
+			if c.cause != nil {
+				wantFileError(t, err, pieceOf(err), "write", -1, c.cause)
+			}
+			var said *csrc.CuFileError
+			if c.cause == nil && (!errors.As(err, &said) || said.Code != 5008 || !strings.Contains(err.Error(), "not supported for this file")) {
+				t.Errorf("%v, want cuFile's 5008", err)
+			}
+			if err := r.move(backends.Write, pieces...); err != nil {
+				t.Errorf("after a failure: %v", err)
+			}
+		}
+	})
+}
+
+func pieceOf(err error) int {
+	var p *backends.PieceError
+	if errors.As(err, &p) {
+		return p.Piece
+	}
+	return -1
+}
+
+// TestStatuses has an entry of a batch end with each status that is no success.
+func TestStatuses(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, Config{Way: WayBatch, Threads: 1}, 1<<20)
+	for status, cause := range map[uint32]error{0x04: syscall.EINVAL, 0x20: syscall.ETIMEDOUT, 0x40: syscall.EIO} {
+		library.Set(t, fakecufile.FailCode, uint32(map[bool]syscall.Errno{true: syscall.EINVAL, false: syscall.EIO}[status == 0x04]))
+		library.Set(t, fakecufile.FailStatus, status)
+		library.Put(fakecufile.FailAfter, 1)
+		before := r.content()
+		err := r.move(backends.Write, backends.Desc{Len: 4096}, backends.Desc{Local: 64 << 10, Remote: 64 << 10, Len: 4096},
+			backends.Desc{Local: 256 << 10, Remote: 256 << 10, Len: 4096})
+		if !errors.Is(err, cause) {
+			t.Errorf("status %#x: %v, want %v", status, err, cause)
+		}
+		if n := library.Get(fakecufile.UnderWay); n != 0 {
+			t.Errorf("status %#x: told while %d requests are under way", status, n)
+		}
+		_ = before
+		if err := r.move(backends.Read, backends.Desc{Len: 1 << 20}); err != nil {
+			t.Errorf("after status %#x: %v", status, err)
+		}
+	}
+	library.Put(fakecufile.StatusResult, 5030)
+	if err := r.move(backends.Read, backends.Desc{Len: 4096}, backends.Desc{Local: 64 << 10, Remote: 64 << 10, Len: 4096}); !errors.Is(err, syscall.EIO) {
+		t.Errorf("a batch that the library does not tell of: %v", err)
+	}
+	if n := library.Get(fakecufile.UnderWay); n != 0 {
+		t.Errorf("%d requests are under way", n)
+	}
+}
+
+// TestBatchLimit has the library take fewer entries than it says, or none, and no streams: transfers work all the same,
+// and Explain says so.
+func TestBatchLimit(t *testing.T) {
+	onStandIn(t)
+	const size = 4 << 20
+	scattered := func() (list []backends.Desc) {
+		for i := range uint64(512) {
+			list = append(list, backends.Desc{Local: i * 8192, Remote: i * 8192, Len: 4096})
+		}
+		return list
+	}
+	for _, c := range []struct {
+		name  string
+		cfg   Config
+		word  fakecufile.Word
+		value uint32
+	}{{"three entries", Config{Way: WayBatch}, fakecufile.BatchLimit, 3}, {"one entry", Config{Way: WayBatch, Depth: 100}, fakecufile.BatchLimit, 1},
+		{"no batch", Config{Way: WayBatch}, fakecufile.BatchResult, 5036}, {"no streams", Config{Way: WayStream}, fakecufile.StreamResult, 5038}} {
+		t.Run(c.name, func(t *testing.T) {
+			leak.Check(t)
+			r := newRig(t, c.cfg, size)
+			library.Set(t, c.word, c.value)
+			if err := r.move(backends.Read, scattered()...); err != nil {
+				t.Fatal(err)
+			}
+			mem, text := r.memory(), r.content()
+			for _, d := range scattered() {
+				r.same("an entry", mem[d.Local:][:d.Len], text[d.Remote:][:d.Len])
+			}
+			if text := r.p.(backends.Explainer).Explain(r.local, r.far); !strings.Contains(text, "took less at a time") {
+				t.Errorf("explained as %q", text)
+			}
+		})
+	}
+}
+
+// TestNotRegistered has the library refuse to register memory, or there be no room for it: it is moved all the same.
+func TestNotRegistered(t *testing.T) {
+	onStandIn(t)
+	for name, c := range map[string]struct {
+		cfg    Config
+		result uint32
+		why    string
+	}{"refused": {Config{}, 5036, "no room to pin memory"}, "limited": {Config{BufferMax: 64 << 10}, 0, "BufferMax"}} {
+		t.Run(name, func(t *testing.T) {
+			library.Set(t, fakecufile.RegisterResult, c.result)
+			r := newRig(t, c.cfg, 1<<20)
+			if err := r.move(backends.Read, backends.Desc{Len: 1 << 20}); err != nil {
+				t.Fatal(err)
+			}
+			r.same("read without registration", r.memory(), r.content())
+			if text := r.p.(backends.Explainer).Explain(r.local, r.far); !strings.Contains(text, "memory not registered") || !strings.Contains(text, c.why) {
+				t.Errorf("explained as %q", text)
+			}
+		})
+	}
+	t.Run("file", func(t *testing.T) {
+		r := newRig(t, Config{}, 4096)
+		f := newRig(t, Config{}, 8192)
+		library.Set(t, fakecufile.HandleResult, 5008)
+		_, err := r.b.Register(backends.Segment{Kind: backends.File, Len: 4096, FD: int(f.f.Fd())})
+		var said *csrc.CuFileError
+		if !errors.As(err, &said) || said.Code != 5008 {
+			t.Errorf("a file that cuFile does not take: %v", err)
+		}
+	})
+}
+
+// TestPartsAreOneBuffer registers memory, parts of it, and it once more: cuFile knows it once.
+func TestPartsAreOneBuffer(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, Config{}, 1<<20)
+	before := library.Get(fakecufile.Buffers)
+	var parts []backends.Memory
+	for _, n := range []uint64{4096, 1 << 20} {
+		seg, err := r.dev.Segment.Slice(1<<20-n, n, [16]byte{1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := r.b.Register(seg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		parts = append(parts, m)
+	}
+	if now := library.Get(fakecufile.Buffers); now != before {
+		t.Errorf("%d buffers, and %d with parts", before, now)
+	}
+	r.local = parts[0].Key()
+	if err := r.move(backends.Read, backends.Desc{Remote: 77, Len: 4096}); err != nil {
+		t.Fatal(err)
+	}
+	r.same("a part", r.memory()[1<<20-4096:], r.content()[77:77+4096])
+	for _, m := range append(parts, r.l) {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if now := library.Get(fakecufile.Buffers); now != before-1 {
+		t.Errorf("%d buffers after all are closed, want %d", now, before-1)
+	}
+}
+
+// TestNeighboursInABlock has many writes share blocks, each slow between the look at a block and the write of it.
+func TestNeighboursInABlock(t *testing.T) {
+	onStandIn(t)
+	eachWay(t, func(t *testing.T, cfg Config) {
+		cfg.Threads = 8
+		r := newRig(t, cfg, 64<<10)
+		want := pattern(64<<10, 200)
+		if _, err := r.dev.Bytes.WriteAt(want, 0); err != nil {
+			t.Fatal(err)
+		}
+		library.Set(t, fakecufile.DelayMicros, 300)
+		var pieces []backends.Desc
+		for i := uint64(0); i < 64; i += 2 { // odd ones apart, so that none touch
+			pieces = append(pieces, backends.Desc{Local: i * 700, Remote: i * 700, Len: 700})
+		}
+		for tag, first := range []uint64{0, 700} {
+			list := append([]backends.Desc{}, pieces...)
+			for i := range list {
+				list[i].Local, list[i].Remote = list[i].Local+first, list[i].Remote+first
+			}
+			r.submit(backends.Write, uint64(tag), list...)
+		}
+		ended := map[uint64]bool{}
+		r.until("both batches", func() bool {
+			var done [4]backends.Completion
+			n, _ := r.b.Poll(done[:])
+			for _, d := range done[:n] {
+				if d.Err != nil || ended[d.Tag] {
+					t.Fatalf("%+v", d)
+				}
+				ended[d.Tag] = true
+			}
+			return len(ended) == 2
+		})
+		r.same("neighbours", r.content()[:64*700], want[:64*700])
+	})
+}
+
+// TestFenceOfWhatHangs has the library not answer: a fence gives up when its context ends and says so, a cancel takes away what
+// has not begun, and nothing completes before it is known to be over.
+func TestFenceOfWhatHangs(t *testing.T) {
+	onStandIn(t)
+	eachWay(t, func(t *testing.T, cfg Config) {
+		leak.Check(t)
+		cfg.Depth, cfg.PieceMax, cfg.Threads = 8, 64<<10, 1
+		r := newRig(t, cfg, 4<<20)
+		library.Set(t, fakecufile.Hold, 1)
+		r.submit(backends.Read, 1, backends.Desc{Len: 4 << 20})
+		r.until("the first request", func() bool { return library.Get(fakecufile.UnderWay) > 0 })
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+		defer cancel()
+		if err := r.b.Fence(ctx, r.m.Key()); !errors.Is(err, backends.ErrTimeout) || !strings.Contains(err.Error(), "has not answered") {
+			t.Errorf("fence of what hangs: %v", err)
+		}
+		r.none()
+		before := library.Get(fakecufile.Reads) + library.Get(fakecufile.AsyncCalls) + library.Get(fakecufile.Submits)
+		library.Put(fakecufile.Hold, 0)
+		if err := r.outcome(1); !errors.Is(err, backends.ErrRevoked) {
+			t.Errorf("the outcome of a fenced batch: %v", err)
+		}
+		if n := library.Get(fakecufile.UnderWay); n != 0 {
+			t.Errorf("%d requests are under way", n)
+		}
+		mem := r.memory()
+		for range 20 {
+			runtime.Gosched()
+			time.Sleep(time.Millisecond)
+		}
+		r.same("after the outcome", r.memory(), mem)
+		if after := library.Get(fakecufile.Reads) + library.Get(fakecufile.AsyncCalls) + library.Get(fakecufile.Submits); after > before+8 {
+			t.Errorf("%d calls after the fence", after-before)
+		}
+		r.far = r.imported()
+		if err := r.move(backends.Read, backends.Desc{Len: 4 << 20}); err != nil {
+			t.Errorf("under the next epoch: %v", err)
+		}
+	})
+}
+
+// TestCloseWhileItHangs closes a backend while the library does not answer: Close returns when it does, and each tag ends once.
+func TestCloseWhileItHangs(t *testing.T) {
+	onStandIn(t)
+	eachWay(t, func(t *testing.T, cfg Config) {
+		leak.Check(t)
+		r := newRig(t, cfg, 4<<20)
+		library.Set(t, fakecufile.Hold, 1)
+		for tag := range uint64(20) {
+			r.submit(backends.Read, tag, backends.Desc{Len: 4 << 20})
+		}
+		r.until("the first request", func() bool { return library.Get(fakecufile.UnderWay) > 0 })
+		time.AfterFunc(20*time.Millisecond, func() { library.Put(fakecufile.Hold, 0) })
+		if err := r.b.Close(); err != nil {
+			t.Fatal(err)
+		}
+		nothingInUse(t)
+		ended := map[uint64]bool{}
+		for {
+			var done [4]backends.Completion
+			n, err := r.b.Poll(done[:])
+			for _, d := range done[:n] {
+				if ended[d.Tag] || d.Err != nil && !errors.Is(d.Err, backends.ErrClosed) {
+					t.Errorf("%+v", d)
+				}
+				ended[d.Tag] = true
+			}
+			if errors.Is(err, backends.ErrClosed) {
+				break
+			}
+		}
+		if len(ended) != 20 {
+			t.Errorf("%d tags ended of 20", len(ended))
+		}
+	})
+}
+
+// TestNoAllocation posts and polls a batch of many descriptors.
+func TestNoAllocation(t *testing.T) {
+	onStandIn(t)
+	eachWay(t, func(t *testing.T, cfg Config) {
+		r := newRig(t, cfg, 1<<20)
+		descs := make([]backends.Desc, 0, 64)
+		for i := range uint64(64) {
+			descs = append(descs, backends.Desc{Local: i * 8192, Remote: i * 8192, Len: 4096, LocalKey: r.local, RemoteKey: r.far})
+		}
+		var done [4]backends.Completion
+		run := func() {
+			if err := r.p.Submit(backends.Read, 1, descs); err != nil {
+				t.Fatal(err)
+			}
+			for end := time.Now().Add(limit); ; time.Sleep(10 * time.Microsecond) {
+				if n, _ := r.b.Poll(done[:]); n == 1 {
+					return
+				}
+				if time.Now().After(end) {
+					t.Fatal("no completion")
+				}
+			}
+		}
+		for range 20 {
+			run()
+		}
+		if n := testing.AllocsPerRun(100, run); n >= 1 {
+			t.Errorf("%v allocations a batch", n)
+		}
+	})
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package gds moves bytes between device memory and files of one process by NVIDIA's cuFile (GPUDirect Storage): a File
+// segment is a region like any other, and with nvidia-fs, or PCI P2PDMA, the disk reads and writes the memory of
+// the card itself. Where it cannot, cuFile works in its compat mode, by way of host memory, as the engine's
+// chain does: Explain says which it is. The package has run against a software stand-in of libcufile alone, not yet
+// on a card.
+//
+// libcufile is opened at run time, and only where libcuda has found a device. Files and memory are registered with it
+// once. A batch becomes requests of bounded size (plan.go), a bounded table of which is with threads in C that
+// hand them to cuFile as batches, on streams, or one by one (Config.Way). One mutex guards the books (serve.go); no byte
+// is moved under it and no call into C is made.
+//
+// # Blocks
+//
+// Where a write is not aligned, cuFile reads whole blocks, changes and writes them, and undoes what others write there
+// meanwhile. It is therefore given whole blocks alone: the edges of a write go by way of host memory and the page cache.
+// Writes that share a block are never under way at once.
+//
+// # What proves that nothing lands later
+//
+// Nobody but this process reaches a file, and nothing is with cuFile that is not in the table: Fence, Cancel and Close
+// start nothing more and wait for the end of what is under way, since cuFile cannot recall it. What has timed out in a
+// batch has ended when the batch was cancelled and destroyed. A disk that does not answer holds them up.
+package gds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/gate"
+	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/park"
+)
+
+// Backend implements backends.Backend, Armer and Fencer; its peers are Cancelers, Explainers and Yielders.
+type Backend struct {
+	cfg      Config
+	facts    Facts
+	caps     backends.Caps
+	owner    keys.Owner
+	addr     []byte
+	table    keys.Table[memory]
+	event    *park.Event // for who has armed; C signals it at the end of a request
+	heed     *park.Event // for attend; C signals it while somebody heeds
+	attended sync.WaitGroup
+	ends     *csrc.CUDAEnds
+	mover    *csrc.CuFileMover
+	done     doneRing
+	gate     gate.Gate // whoever uses ends and mover
+	closed   atomic.Bool
+	closing  sync.Once
+	closeErr error
+
+	mu       sync.Mutex // guards all that follows; no call into C is made under it but in cold calls
+	calm     sync.Cond  // a job has ended
+	waiters  int        // on calm
+	heeding  bool       // attend is told of ends
+	news     bool       // completions that nobody was woken for
+	failed   bool       // jobs in the queue may have failed
+	files    map[fileID]*file
+	peers    map[*peer]struct{}
+	jobs     []job
+	freeJobs []*job
+	queue    turns // jobs with pieces that no request was made of
+	requests []request
+	free     []*request
+	landed   [reapMax]csrc.Done
+	out      *parcel // to be handed to the mover
+
+	sparing sync.Mutex // after mu; guards what follows
+	spare   []*parcel
+}
+
+// parcel is what crosses into C at a time.
+type parcel struct{ list []csrc.CuFileRequest }
+
+// reapMax is how many ends are handled at a time.
+const reapMax = 64
+
+var (
+	_ backends.Backend = (*Backend)(nil)
+	_ backends.Armer   = (*Backend)(nil)
+	_ backends.Fencer  = (*Backend)(nil)
+)
+
+// New opens libcuda and libcufile, and a backend. Where one is missing, or has no device, it answers a
+// *backends.UnavailableError.
+func New(cfg Config) (*Backend, error) {
+	cfg.ensureDefaults()
+	if err := cfg.check(); err != nil {
+		return nil, fmt.Errorf("gds: %w", err)
+	}
+	facts, err := Examine(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := cfg.settle(&facts); err != nil {
+		return nil, err
+	}
+	b := &Backend{cfg: cfg, facts: facts, owner: keys.NewOwner(), files: map[fileID]*file{}, peers: map[*peer]struct{}{}}
+	b.caps = caps(&b.cfg, facts.Compat)
+	b.table.Most = cfg.KeysMax
+	b.addr = append([]byte("gds:"), b.owner[:]...)
+	b.calm.L = &b.mu
+	b.done.init(cfg.JobsMax)
+	b.makeTables()
+	if err := b.open(); err != nil {
+		return nil, errors.Join(fmt.Errorf("gds: %w", err), b.release())
+	}
+	return b, nil
+}
+
+func (b *Backend) makeTables() {
+	b.jobs = make([]job, b.cfg.JobsMax)
+	b.freeJobs = make([]*job, 0, b.cfg.JobsMax)
+	for i := range b.jobs {
+		b.freeJobs = append(b.freeJobs, &b.jobs[len(b.jobs)-1-i])
+	}
+	b.queue.list = make([]*job, b.cfg.JobsMax)
+	b.requests = make([]request, b.cfg.Depth)
+	b.free = make([]*request, 0, b.cfg.Depth)
+	for i := range b.requests {
+		r := &b.requests[b.cfg.Depth-1-i]
+		r.slot = uint32(b.cfg.Depth - 1 - i)
+		b.free = append(b.free, r)
+	}
+	b.out = b.newParcel()
+}
+
+func (b *Backend) open() (err error) {
+	if b.event, err = park.NewEvent(); err != nil {
+		return err
+	}
+	if b.heed, err = park.NewEvent(); err != nil {
+		return err
+	}
+	slots := 1 << bits.Len(uint(b.cfg.Depth-1))
+	if b.ends, err = csrc.NewCUDAEnds(slots, b.event.FD(), b.heed.FD()); err != nil {
+		return err
+	}
+	way := map[Way]csrc.CuFileWay{WayBatch: csrc.CuFileBatch, WayStream: csrc.CuFileStream, WayThreads: csrc.CuFileOne}[b.cfg.Way]
+	if b.mover, err = csrc.OpenCuFileMover(b.ends, slots, b.cfg.Threads, way, b.cfg.BatchMax); err != nil {
+		return err
+	}
+	b.attended.Go(b.attend)
+	return nil
+}
+
+// attend handles ends that cannot wait for Poll.
+func (b *Backend) attend() {
+	for b.heed.Wait() == nil {
+		if !b.gate.Enter() {
+			return
+		}
+		b.serve()
+		b.gate.Exit()
+	}
+}
+
+// Caps implements backends.Backend.
+func (b *Backend) Caps() backends.Caps { return b.caps }
+
+// Addr implements backends.Backend. It opens nothing in another process.
+func (b *Backend) Addr() []byte { return b.addr }
+
+// Facts says what the library said of itself when the backend was opened.
+func (b *Backend) Facts() Facts { return b.facts }
+
+// Close implements backends.Backend. It waits for what the disks have in hand.
+func (b *Backend) Close() error {
+	b.closing.Do(func() { b.closeErr = b.close() })
+	return b.closeErr
+}
+
+func (b *Backend) close() error {
+	b.mu.Lock()
+	b.closed.Store(true)
+	for p := range b.peers {
+		p.closed = true
+	}
+	b.endJobs(backends.ErrClosed, func(*job) bool { return true })
+	_ = b.wait(context.Background(), func() bool { return len(b.freeJobs) == len(b.jobs) })
+	clear(b.peers)
+	b.mu.Unlock()
+	var errs []error
+	for _, m := range b.table.All() {
+		errs = append(errs, m.Close()) // nothing is in flight that it would wait for
+	}
+	b.gate.Shut()
+	b.gate.Wait()
+	return errors.Join(append(errs, b.release())...)
+}
+
+// release gives back what open made.
+func (b *Backend) release() error {
+	var errs []error
+	if b.mover != nil {
+		b.mover.Close()
+	}
+	for _, e := range []*park.Event{b.heed, b.event} {
+		if e != nil {
+			errs = append(errs, e.Close())
+		}
+	}
+	b.attended.Wait()
+	if b.ends != nil {
+		b.ends.Close()
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/gds"
+	"github.com/sluicehq/sluice/bench"
+)
+
+// gdsFlags are the words of the command line.
+type gdsFlags struct {
+	dir, bytes, op, size string
+	library, cufile, way string
+	save, format         string
+	batch, rounds        int
+	seconds              float64
+	asJSON               bool
+}
+
+func newBenchGDS() *cobra.Command {
+	var f gdsFlags
+	c := &cobra.Command{
+		Use:   "gds",
+		Short: "Measure a card's memory and a file by cuFile, beside the engine's own chain",
+		Long: `Measure transfers between a card's memory and random places of a file by cuFile
+(backend gds), beside the engine's own chain: io_uring, pinned memory of the host and
+the copy engine (route staged); in alternation in one run. All figures are medians of
+rounds. Below 1 the ratio says that gds.Config.Yield should be set on this machine.
+
+Without --op and --size a table of shapes. The file is made anew in --dir, and removed.
+It needs NVIDIA's driver and libcufile, and has not run on a card yet.`,
+		Example: `  sluice bench gds --dir /mnt/nvme
+  sluice bench gds --dir /mnt/nvme --op read --size 1MiB --way threads --json`,
+		Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return runBenchGDS(c, &f) },
+	}
+	s := c.Flags()
+	s.StringVar(&f.dir, "dir", os.TempDir(), "directory on the disk to measure")
+	s.StringVar(&f.bytes, "bytes", "4GiB", "size of the file")
+	s.StringVar(&f.op, "op", "read", "write or read")
+	s.StringVar(&f.size, "size", "1MiB", "bytes of a piece, a multiple of 4 KiB")
+	s.IntVar(&f.batch, "batch", 32, "pieces of a transfer")
+	s.StringVar(&f.library, "library", "", "a path of libcuda; without it the system's")
+	s.StringVar(&f.cufile, "cufile", "", "a path of libcufile; without it the system's")
+	s.StringVar(&f.way, "way", "auto", "how cuFile is called: auto, batches, streams or threads")
+	s.Float64Var(&f.seconds, "seconds", 1, "time of each way in each round")
+	s.IntVar(&f.rounds, "rounds", 3, "rounds")
+	s.StringVar(&f.save, "save", "", "also write JSON to that file")
+	s.StringVar(&f.format, "format", "text", "text, json or gobench (for benchstat)")
+	s.BoolVar(&f.asJSON, "json", false, "print JSON: the same as --format json")
+	return c
+}
+
+// gdsShapes are what a way to the disk is judged by.
+func gdsShapes(spread uint64) (list []bench.Shape) {
+	for _, s := range []struct {
+		size  uint64
+		batch int
+	}{{4 << 20, 8}, {1 << 20, 32}, {64 << 10, 128}, {4 << 10, 128}} {
+		for _, op := range []backends.Op{backends.Read, backends.Write} {
+			list = append(list, bench.Shape{Op: op, Size: s.size, Batch: s.batch, Spread: spread, Threads: 1})
+		}
+	}
+	return list
+}
+
+// shapes reads the flags; what is wrong with them is a usage error.
+func (f *gdsFlags) shapes(table bool) ([]bench.Shape, error) {
+	spread, err := bench.ParseSize(f.bytes)
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	list := gdsShapes(spread)
+	if !table {
+		size, err := bench.ParseSize(f.size)
+		if err != nil {
+			return nil, &usageError{err}
+		}
+		op := map[string]backends.Op{"read": backends.Read, "write": backends.Write}[f.op]
+		if op == 0 {
+			return nil, usagef("--op %q: there are read and write", f.op)
+		}
+		list = []bench.Shape{{Op: op, Size: size, Batch: f.batch, Spread: spread, Threads: 1}}
+	}
+	for i := range list {
+		s := &list[i]
+		if err := s.Check(); err != nil {
+			return nil, &usageError{err}
+		}
+		if s.Size%4096 != 0 || spread < s.Size {
+			return nil, usagef("--size %d: want a multiple of 4 KiB, at most --bytes", s.Size)
+		}
+	}
+	return list, nil
+}
+
+func (f *gdsFlags) libraries() (l bench.GDSLibraries, err error) {
+	l = bench.GDSLibraries{CUDA: f.library, CuFile: f.cufile}
+	for way := gds.WayAuto; way <= gds.WayThreads; way++ {
+		if way.String() == f.way {
+			l.Way = way
+			return l, nil
+		}
+	}
+	return l, usagef("--way %q: there are auto, batches, streams, threads", f.way)
+}
+
+func runBenchGDS(c *cobra.Command, f *gdsFlags) (err error) {
+	if f.asJSON {
+		f.format = "json"
+	}
+	printer, ok := printers[f.format]
+	switch {
+	case !ok:
+		return usagef("unknown format %q: there are text, json, gobench", f.format)
+	case !(f.seconds > 0 && f.seconds <= secondsMax):
+		return usagef("--seconds %v: want more than 0, at most %d", f.seconds, secondsMax)
+	case f.rounds < 1 || f.rounds > 1000:
+		return usagef("--rounds %d: want 1 to 1000", f.rounds)
+	}
+	l, err := f.libraries()
+	if err != nil {
+		return err
+	}
+	flags := c.Flags()
+	shapes, err := f.shapes(!flags.Changed("op") && !flags.Changed("size") && !flags.Changed("batch"))
+	if err != nil {
+		return err
+	}
+	facts, err := gds.Examine(gds.Config{CUDA: l.CUDA, Library: l.CuFile})
+	if err != nil {
+		return err
+	}
+	results, err := f.measure(c, shapes, l)
+	if err != nil {
+		return err
+	}
+	for i := range results {
+		results[i].Notes = append(results[i].Notes, facts.String())
+	}
+	if f.save != "" {
+		var text bytes.Buffer
+		if err := errors.Join(printJSON(&text, results), os.WriteFile(f.save, text.Bytes(), 0o600)); err != nil {
+			return fmt.Errorf("save results: %w", err)
+		}
+	}
+	return printer(c.OutOrStdout(), results)
+}
+
+// measure makes a file, measures the shapes, and removes it.
+func (f *gdsFlags) measure(c *cobra.Command, shapes []bench.Shape, l bench.GDSLibraries) (results []bench.Result, err error) {
+	path, remove, err := (&posixFlags{dir: f.dir}).makeFile(shapes[0].Spread, true)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	bar := newProgress(c.ErrOrStderr(), int64(len(shapes)), "bench gds")
+	defer bar.clear()
+	for i, s := range shapes {
+		r, err := bench.GDS(c.Context(), path, s, l, bench.Options{Rounds: f.rounds, Slice: time.Duration(f.seconds * float64(time.Second))})
+		if err != nil {
+			return nil, err
+		}
+		results = append(results, r)
+		bar.set(int64(i + 1))
+	}
+	return results, nil
+}

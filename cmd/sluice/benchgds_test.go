@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/cuda"
+)
+
+// gdsLibraries builds software stand-ins of libcuda and libcufile.
+func gdsLibraries(t *testing.T) (library, cufile string) {
+	t.Helper()
+	if !cuda.Native {
+		backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: "gds", Reason: "built without cgo", Fix: "CGO_ENABLED=1"})
+	}
+	dir := t.TempDir()
+	library, cufile = filepath.Join(dir, "libcuda-standin.so"), filepath.Join(dir, "libcufile-standin.so")
+	for _, args := range [][]string{{"-Wno-unknown-pragmas", "-o", library, "../../cuda/testdata/libcuda_standin.c"},
+		{"-I../../csrc", "-o", cufile, "../../internal/fakecufile/testdata/libcufile_standin.c"}} {
+		build := exec.Command("gcc", append([]string{"-std=c11", "-O2", "-D_GNU_SOURCE", "-pthread", "-shared", "-fPIC"}, args...)...)
+		if out, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	return library, cufile
+}
+
+// TestBenchGDSOverTheStandIns goes the whole way of the command, with software stand-ins of both libraries.
+func TestBenchGDSOverTheStandIns(t *testing.T) {
+	library, cufile := gdsLibraries(t)
+	t.Setenv("STANDIN_LIBCUDA", library)
+	t.Setenv("CUFILE_LOGFILE_PATH", filepath.Join(t.TempDir(), "cufile.log"))
+	dir, saved := t.TempDir(), filepath.Join(t.TempDir(), "gds.json")
+	base := []string{"bench", "gds", "--dir", dir, "--library", library, "--cufile", cufile, "--rounds", "1", "--seconds", "0.01", "--bytes", "8MiB"}
+	for _, way := range []string{"auto", "batches", "streams", "threads"} {
+		o := sluice(t, append(base, "--size", "64KiB", "--batch", "8", "--op", "write", "--way", way, "--save", saved, "--json")...)
+		if o.status != 0 || o.stderr != "" {
+			t.Fatalf("%s: %+v", way, o)
+		}
+		if text, err := os.ReadFile(saved); err != nil || string(text) != o.stdout {
+			t.Errorf("saved %q, %v, printed %q", text, err, o.stdout)
+		}
+		list := decode(t, o.stdout).([]any)
+		if len(list) != 1 {
+			t.Fatalf("%d results", len(list))
+		}
+		r := list[0].(map[string]any)
+		wantKeys(t, "result", r, append([]string{"notes"}, benchKeys...)...)
+		notes, beside := fmt.Sprint(r["notes"]), r["baseline"].(map[string]any)
+		if r["backend"] != "stand-in" || r["op"] != "write" || r["gbps"].(float64) <= 0 || beside["name"] != "staged" || beside["gbps"].(float64) <= 0 {
+			t.Errorf("%s: %v", way, r)
+		}
+		for _, want := range []string{"not of a card", "of the staged route", "cuFile compat: bounces through host"} {
+			if !strings.Contains(notes, want) {
+				t.Errorf("%s: no %q in %s", way, want, notes)
+			}
+		}
+		if want := map[string]string{"auto": "batches of", "batches": "batches of", "streams": "on streams", "threads": "one request each"}[way]; !strings.Contains(r["route"].(string), want) {
+			t.Errorf("%s: route %q", way, r["route"])
+		}
+	}
+	if o := sluice(t, base...); o.status != 0 || strings.Count(o.stdout, "stand-in") < 8 {
+		t.Errorf("the table: %+v", o)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "*")); left != nil {
+		t.Errorf("left behind: %v", left)
+	}
+	for _, args := range [][]string{{"--size", "100"}, {"--op", "erase"}, {"--way", "best"}, {"--rounds", "0"}, {"--seconds", "-1"}, {"--size", "16MiB"}, {"--format", "x"}} {
+		if o := sluice(t, append(base, args...)...); o.status != statusUsage {
+			t.Errorf("%v: %+v", args, o)
+		}
+	}
+	if o := sluice(t, "bench", "gds", "--library", filepath.Join(dir, "none.so"), "--bytes", "8MiB"); o.status == 0 || !strings.Contains(o.stderr, "none.so") {
+		t.Errorf("without a driver: %+v", o)
+	}
+}
