@@ -55,7 +55,8 @@ func (s *stage) together(jobs []func() error) {
 			}
 		}()
 	}
-	if err := within(s.h.Limit, func() error { wg.Wait(); return nil }); err != nil {
+	// A job under way at the end may wait twice, and uses memory that a check which is over gives back.
+	if err := within(hammerTime+4*s.h.Limit, func() error { wg.Wait(); return nil }); err != nil {
 		s.hang("goroutines side by side")
 	}
 }
