@@ -34,6 +34,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/done"
 	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/park"
@@ -52,7 +53,7 @@ type Backend struct {
 	attended sync.WaitGroup
 	ends     *csrc.CUDAEnds
 	mover    *csrc.CuFileMover
-	done     doneRing
+	done     done.Ring
 	gate     gate.Gate // whoever uses ends and mover
 	closed   atomic.Bool
 	closing  sync.Once
@@ -109,7 +110,7 @@ func New(cfg Config) (*Backend, error) {
 	b.table.Most = cfg.KeysMax
 	b.addr = append([]byte("gds:"), b.owner[:]...)
 	b.calm.L = &b.mu
-	b.done.init(cfg.JobsMax)
+	b.done.Init(cfg.JobsMax)
 	b.makeTables()
 	if err := b.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("gds: %w", err), b.release())

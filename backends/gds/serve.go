@@ -126,7 +126,7 @@ func (b *Backend) settle(j *job) {
 	tag, err := j.tag, j.err
 	j.clear()
 	b.freeJobs = append(b.freeJobs, j)
-	b.done.push(tag, err)
+	b.done.Push(tag, err)
 	b.news = true
 	if b.waiters > 0 {
 		b.calm.Broadcast()

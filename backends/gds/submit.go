@@ -32,13 +32,13 @@ func (p *peer) accept(op backends.Op, tag uint64, descs []backends.Desc) error {
 	if op != backends.Read && op != backends.Write {
 		return backends.ErrNotSupported
 	}
-	if len(b.freeJobs) == 0 || !b.done.take() { // a job for each place, but those that wait for Poll
+	if len(b.freeJobs) == 0 || !b.done.Take() { // a job for each place, but those that wait for Poll
 		return backends.ErrFull
 	}
 	j := b.freeJobs[len(b.freeJobs)-1]
 	if err := p.look(j, op, descs); err != nil {
 		j.clear()
-		b.done.taken.Add(-1)
+		b.done.GiveBack()
 		return err
 	}
 	b.freeJobs = b.freeJobs[:len(b.freeJobs)-1]
