@@ -12,8 +12,11 @@ import sluice
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
+    config = settings["config"]
+    if "identity" in config:
+        config["identity"] = sluice.Identity(*config["identity"])
     backend = sluice.Backend(settings["backend"], **settings["options"])
-    with sluice.Engine("target", [backend], handshake_timeout=60) as engine:
+    with sluice.Engine("target", [backend], handshake_timeout=60, **config) as engine:
         memory = engine.alloc(1 << 20)
         engine.register("data", memory)
         with engine.serve(settings["address"]) as listener:

@@ -20,7 +20,7 @@ PLAIN: dict[str, Any] = {"plaintext": True, "listen": "127.0.0.1:0"}
 
 
 def connect(start: Any, backend: str, options: dict[str, Any], address: str, **config: Any) -> tuple[Any, End, sluice.Peer]:
-    child = start("target.py", json.dumps({"backend": backend, "options": options, "address": address}))
+    child = start("target.py", json.dumps({"backend": backend, "options": options, "address": address, "config": config}))
     bound = child.stdout.readline().strip()
     assert bound.startswith(address.partition(":")[0] + ":")
     end = End("initiator", [sluice.Backend(backend, **options)], **config)
@@ -37,7 +37,8 @@ def write_all(end: End, peer: sluice.Peer) -> sluice.Transfer:
 @pytest.mark.parametrize("network", ["unix", "tcp"])
 def test_write_and_messages(start: Any, tmp_path: Path, backend: str, network: str) -> None:
     address = f"unix:{tmp_path}/s" if network == "unix" else "tcp:127.0.0.1:0"
-    child, end, peer = connect(start, backend, PLAIN if backend == "tcp" else {}, address)
+    config = {"plaintext": True} if network == "tcp" else {}
+    child, end, peer = connect(start, backend, PLAIN if backend == "tcp" else {}, address, **config)
     end.bytes[:] = os.urandom(MIB)
     t = write_all(end, peer)
     t.message(b"all of it")
@@ -60,9 +61,16 @@ def test_write_and_messages(start: Any, tmp_path: Path, backend: str, network: s
 def test_certificates(start: Any, tmp_path: Path) -> None:
     openssl = need_program("openssl", "apt-get install openssl")
     options = certificates(openssl, tmp_path)
-    child, end, peer = connect(start, "tcp", options, "tcp:127.0.0.1:0")
+    identity = sluice.Identity(options["certificate"], options["key"], options["authority"])
+    child, end, peer = connect(start, "tcp", options, "tcp:127.0.0.1:0", identity=identity)
     write_all(end, peer).run(LIMIT)
     end.close()
+    open_to_all = End("plain", [sluice.Backend("tcp", **options)])
+    with pytest.raises(sluice.Error, match="Plaintext|PLAINTEXT"):
+        open_to_all.engine.serve("tcp:127.0.0.1:0")
+    open_to_all.close()
+    with pytest.raises(sluice.Error, match="no-such-file"):
+        sluice.Engine("lost", ["shm"], identity=identity._replace(key="no-such-file"))
     stranger = End("stranger", [sluice.Backend("tcp", **PLAIN)])
     owner = End("owner", [sluice.Backend("tcp", **options)])
     with pytest.raises(sluice.Error):

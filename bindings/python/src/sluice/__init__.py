@@ -9,7 +9,7 @@ An `Engine` registers memory as regions, describes them to peers, and connects t
 
 from ._region import Lease, Memory, Region
 from ._segments import DeviceMemory, File, HostMemory
-from .engine import Backend, Counter, Engine, Limits, Listener, Notification
+from .engine import Backend, Counter, Engine, Identity, Limits, Listener, Notification
 from .errors import (
     AbortedError,
     ArgumentError,
@@ -39,7 +39,7 @@ from .transfer import Transfer
 
 __all__ = [
     "AbortedError", "ArgumentError", "Backend", "BoundsError", "BusyError", "ClosedError", "CorruptError", "Counter", "DeviceMemory",
-    "Engine", "Error", "File", "ForkError", "FullError", "HandleError", "HostMemory", "Lease", "Limits", "Listener", "Memory",
+    "Engine", "Error", "File", "ForkError", "FullError", "HandleError", "HostMemory", "Identity", "Lease", "Limits", "Listener", "Memory",
     "NoRouteError", "NotSupportedError", "Notification", "OperatingSystemError", "Peer", "PeerLostError", "ReadOnlyError", "Region",
     "Remote", "RevokedError", "TimeoutError", "TokenError", "Transfer", "UnavailableError", "UnprovenError", "VersionError",
     "WaitTimeout",

@@ -16,6 +16,7 @@ ABI_VERSION = 1
 
 OK, PENDING = 0, 1
 OPTIONAL = 1
+PLAINTEXT = 1
 NO_HUGE, POPULATE = 1, 2
 KIND_MEMORY, KIND_HOST, KIND_DEVICE, KIND_FILE = 1, 2, 3, 4
 READ_ONLY, PRIVATE, DMABUF = 1, 2, 4
@@ -52,6 +53,9 @@ class Config(ctypes.Structure):
         ("peers_max", c_uint32),
         ("notifications_max", c_uint32),
         ("handshakes_max", c_uint32),
+        ("cert_file", c_char_p),
+        ("key_file", c_char_p),
+        ("ca_file", c_char_p),
     ]
 
 

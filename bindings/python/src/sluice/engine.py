@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import threading
 import warnings
 from dataclasses import dataclass
@@ -68,10 +69,22 @@ class Limits:
     description_bytes: int = 0
 
 
+class Identity(NamedTuple):
+    """Three files of PEM: who we are to peers over a network, and whose members they must be.
+
+    They are read again when they change. `sluice keys` makes them.
+    """
+
+    certificate: str
+    key: str
+    authority: str
+
+
 class Engine(Closing):
     """Opens backends, registers memory and connects to peers: mostly one for each process.
 
-    Any thread may call anything. Times are seconds; None for the engine's own default.
+    Any thread may call anything. Times are seconds; None for the engine's own default. `serve` and `dial` over tcp
+    want an identity, or plaintext on a network that is trusted: then whoever connects reaches the regions.
     """
 
     def __init__(
@@ -79,6 +92,8 @@ class Engine(Closing):
         name: str = "",
         backends: Iterable[Union[str, Backend]] = DEFAULT_BACKENDS,
         *,
+        identity: Optional[Identity] = None,
+        plaintext: bool = False,
         transfer_timeout: Optional[float] = None,
         abort_grace: Optional[float] = None,
         connect_timeout: Optional[float] = None,
@@ -92,6 +107,9 @@ class Engine(Closing):
         self._lock = threading.Lock()  # guards _peers
         self._room = threading.local()
         config, keep = _config(name, [Backend(b) if isinstance(b, str) else b for b in backends], limits)
+        config.flags = _library.PLAINTEXT if plaintext else 0
+        if identity is not None:
+            config.cert_file, config.key_file, config.ca_file = [os.fsencode(path) for path in identity]
         for field, seconds in (
             ("transfer_timeout_ns", transfer_timeout),
             ("abort_grace_ns", abort_grace),
@@ -173,7 +191,7 @@ class Engine(Closing):
     def serve(self, address: str) -> Listener:
         """Exchanges descriptions with who dials "unix:/path" or "tcp:host:port"; `accept` then has the peer.
 
-        Over unix, other users are refused; over tcp nobody is, and nothing is encrypted.
+        Over unix, other users are refused; over tcp, who has no certificate of the authority: see `Engine`.
         """
         network, where = _split(address)
         bound, out = ctypes.create_string_buffer(512), ctypes.c_uint64()
