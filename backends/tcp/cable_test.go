@@ -44,7 +44,7 @@ func betweenHosts(t *testing.T, setUp ...func(*netns.Pair) error) *netns.Host {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	again := exec.Command(exe, "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=2m")
+	again := exec.Command(exe, "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=5m")
 	again.Env = append(os.Environ(), nearVariable+"="+t.Name())
 	again.ExtraFiles = []*os.File{pair.Far.File()}
 	again.Stdout, again.Stderr = &out, &out

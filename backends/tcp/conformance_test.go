@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	backendtest.Main(m, plainHarness, secureHarness, singleHarness)
+	backendtest.Main(m, plainHarness, secureHarness, singleHarness, hostHarness, secureHostHarness)
 }
 
 func TestBackend(t *testing.T) { backendtest.Run(t, plainHarness) }

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+)
+
+// Of two hosts, each has addresses that the other finds.
+var (
+	hostHarness = backendtest.Harness{
+		Name:    "tcp-host",
+		New:     func() (backends.Backend, error) { return New(Config{Plaintext: true, Listen: ":0"}) },
+		Wirings: backendtest.Processes,
+	}
+	secureHostHarness = backendtest.Harness{
+		Name:    "tcp-tls-host",
+		New:     func() (backends.Backend, error) { return New(Config{TLS: sharedAuthority.config(), Listen: ":0"}) },
+		Wirings: backendtest.Processes,
+		Only: []string{"Load", "NotifyAfterData", "NotifyOrder", "CancelWrite", "PeerClose", "LastMessageInFlight",
+			"SilenceUnderWrites", "ArmPingPong", "Hammer"},
+	}
+)
+
+// TestBetweenHosts is the suite over a cable between two network namespaces.
+func TestBetweenHosts(t *testing.T) { overCable(t, hostHarness) }
+
+func TestBetweenHostsSecure(t *testing.T) { overCable(t, secureHostHarness) }
+
+func overCable(t *testing.T, h backendtest.Harness) {
+	far := betweenHosts(t)
+	if far == nil {
+		return
+	}
+	h.Start = far.Start
+	backendtest.Run(t, h)
+}
