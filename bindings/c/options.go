@@ -12,6 +12,7 @@ import (
 	"unicode"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/gds"
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/rdma"
 	"github.com/sluicehq/sluice/backends/shm"
@@ -24,6 +25,7 @@ var makers = []struct {
 	open func(options []string) (backends.Backend, error)
 }{
 	{"cuda", func(o []string) (backends.Backend, error) { return open(newCUDA, o) }},
+	{"gds", func(o []string) (backends.Backend, error) { return open(gds.New, o) }},
 	{"mem", func(o []string) (backends.Backend, error) { return open(mem.New, o) }},
 	{"posix", func(o []string) (backends.Backend, error) { return open(newPosix, o) }},
 	{"rdma", func(o []string) (backends.Backend, error) { return open(rdma.New, o) }},

@@ -25,7 +25,13 @@ int main(int argc, char **argv)
 	struct end e;
 	WANT(SLUICE_ERR_UNAVAILABLE, sluice_open(&config, &e.engine));
 	TEXT("/nowhere");
-	list[1].options = options;
+	char driver_of_gds[4096];
+	snprintf(driver_of_gds, sizeof driver_of_gds, "cuda=%s", argv[1]);
+	const char *const no_cufile[] = {driver_of_gds, "library=/nowhere/libcufile.so", "threads=2", "host=true", NULL};
+	list[1] = (struct sluice_backend){.name = "gds", .options = no_cufile};
+	WANT(SLUICE_ERR_UNAVAILABLE, sluice_open(&config, &e.engine));
+	TEXT("/nowhere/libcufile.so");
+	list[1] = (struct sluice_backend){.name = "cuda", .options = options};
 	OK(sluice_open(&config, &e.engine));
 	OK(sluice_alloc(e.engine, NULL, 1 << 20, &e.memory, (void **)&e.bytes));
 	struct sluice_segment segment = {.size = sizeof segment, .kind = SLUICE_MEMORY, .memory = e.memory};

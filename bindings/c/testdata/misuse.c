@@ -114,7 +114,7 @@ static void sizes(struct end *a, sluice_peer peer)
 	newer.later = 0;
 	newer.known.backends_count = 2;
 	WANT(SLUICE_ERR_ARGUMENT, sluice_open(&newer.known, &h));
-	TEXT("there are cuda, mem,");
+	TEXT("there are cuda, gds, mem,");
 	newer.known.backends_count = 0;
 	WANT(SLUICE_ERR_BOUNDS, sluice_open(&newer.known, &h));
 	const char *options[] = {"workers=2", "inline_max=4096", NULL};
