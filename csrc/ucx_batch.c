@@ -242,9 +242,9 @@ static int64_t refuse(struct sl_ucx_conn *n, int note)
 {
 	struct sl_ucx_worker *w = n->worker;
 
-	if (n->closed || n->ended)
+	if (n->closed && !n->gone)
 		return EBADF;
-	if (n->lost)
+	if (n->lost || n->gone)
 		return EPIPE;
 	/* A place in the ring is taken until the completion was polled. */
 	if (w->live + (w->ring->head - __atomic_load_n(&w->ring->tail, __ATOMIC_ACQUIRE)) > w->ring->mask)

@@ -331,6 +331,7 @@ static void end(struct sl_ucx_conn *n, int32_t status)
 	if (n->ended)
 		return;
 	n->ended = n->closed = 1;
+	n->gone = status == SL_UCX_LOST;
 	sl_ucx_shut_gate(n);
 	if (n->lent) /* UCX must not send from memory whose batch is over */
 		sl_ucx_cut(n);

@@ -143,6 +143,7 @@ struct sl_ucx_conn {
 	int refused; /* for this reason, an errno */
 	int failed; /* UCX says so */
 	int closed, ended, lost;
+	int gone; /* ended because the peer is: who submits just then has not closed anything */
 	uint64_t last_in, last_out; /* ns */
 	ucs_status_ptr_t closing;   /* request of the end of handle, which is NULL then */
 	struct sl_ucx_parcel sending; /* ring of messages that UCX has not let go of */
