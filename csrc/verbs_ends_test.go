@@ -130,6 +130,9 @@ func endConnections(t *testing.T, d verbsHosts) {
 		if err := l.conn.Submit(backends.Write, 1, l.descs(backends.Desc{Len: 1}), nil); !errors.Is(err, want) {
 			t.Errorf("submit to what has ended: %v, want %v", err, want)
 		}
+		if _, err := l.conn.Import(VerbsImport{Size: 10, RemoteKeys: []uint32{1}}); !errors.Is(err, want) {
+			t.Errorf("import from what has ended: %v, want %v", err, want)
+		}
 		if _, err := l.conn.LaneMake(0, 0); !errors.Is(err, backends.ErrClosed) {
 			t.Errorf("a lane of what has ended: %v", err)
 		}

@@ -53,7 +53,7 @@ int sl_verbs_import(struct sl_verbs_conn *n, uint64_t base, uint64_t size, uint3
 			im->lanes |= 1u << i;
 	}
 	sl_verbs_enter(n->context);
-	rc = n->ended ? -EBADF : find_place(n, slot);
+	rc = n->outcome == SL_VERBS_LOST ? -EPIPE : n->ended ? -EBADF : find_place(n, slot);
 	if (rc == 0)
 		n->imports[*slot] = im;
 	sl_verbs_unlock(n->context);
