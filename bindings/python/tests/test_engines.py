@@ -41,7 +41,7 @@ def test_every_function_of_the_header_is_known() -> None:
 
 
 def test_refused() -> None:
-    with pytest.raises(sluice.ArgumentError, match="there are cuda, mem"):
+    with pytest.raises(sluice.ArgumentError, match="there are cuda, gds, mem"):
         sluice.Engine("x", ["nothing"])
     with pytest.raises(sluice.ArgumentError, match="ring_bytes"):
         sluice.Engine("x", [sluice.Backend("shm", ring=1)])
