@@ -131,8 +131,9 @@ func TestRealReplayOverACutWire(t *testing.T) {
 	}
 }
 
-// awaitTraffic returns when a process that was just started moves bytes.
-func awaitTraffic(t *testing.T) {
+// awaitTraffic returns when a process that was just started moves bytes. What it says instead is
+// in stderr.
+func awaitTraffic(t *testing.T, stderr fmt.Stringer) {
 	t.Helper()
 	if !guest.Inside() {
 		time.Sleep(2 * time.Second)
@@ -140,7 +141,7 @@ func awaitTraffic(t *testing.T) {
 	}
 	for begun, before := time.Now(), sent(t); sent(t) < before+1e6; time.Sleep(50 * time.Millisecond) {
 		if time.Since(begun) > 30*time.Second {
-			t.Fatal("nothing goes over the wire")
+			t.Fatalf("nothing goes over the wire, stderr %q", stderr)
 		}
 	}
 }
@@ -167,7 +168,7 @@ func TestRealSignalsEndCleanly(t *testing.T) {
 			t.Fatal(err)
 		}
 		pids := awaitChildren(t, c.Process.Pid, map[string]int{"replay": 2, "bench": 1}[args[0]])
-		awaitTraffic(t)
+		awaitTraffic(t, stderr)
 		if err := c.Process.Signal(syscall.SIGINT); err != nil {
 			t.Fatal(err)
 		}
@@ -188,7 +189,7 @@ func TestRealDeadProcessIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	pids := awaitChildren(t, c.Process.Pid, 2)
-	awaitTraffic(t)
+	awaitTraffic(t, stderr)
 	victim := awaitRole(t, pids, "replay-decode")
 	if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
