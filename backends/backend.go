@@ -218,17 +218,6 @@ type Armer interface {
 	Arm() (ready bool, err error)
 }
 
-// Ringer is implemented by an Armer whose completions and messages are found by goroutines of
-// this process: a channel wakes whoever sleeps for an eighth of what a descriptor costs.
-type Ringer interface {
-	Armer
-
-	// Bell has something to receive whenever FD would be readable. It is the same channel
-	// each time and is never closed; several wake-ups may add up to one. Whoever sleeps on it
-	// does not ask for FD, so that nobody pays for both.
-	Bell() <-chan struct{}
-}
-
 // Fencer is implemented by a Backend that can prove that a range is quiet.
 type Fencer interface {
 	// Fence ends the epoch of a registered memory: it must return nil only when

@@ -41,9 +41,8 @@ type lane struct {
 	spins   atomic.Uint64
 	parked  atomic.Int64
 	napping atomic.Bool
-	kick    chan struct{}   // ends a nap, or a sleep without wake
-	bell    <-chan struct{} // of a Ringer
-	wake    *park.Event     // a duplicate of the armer's; nil for a Ringer
+	kick    chan struct{} // ends a nap
+	wake    *park.Event   // a duplicate of the armer's
 
 	backlogs
 }
@@ -61,17 +60,14 @@ func newLane(e *Engine, index int, b backends.Backend) (*lane, error) {
 	if a := l.caps.Align; a > 1 && (a&(a-1) != 0 || l.caps.LenMax%a != 0) {
 		return nil, fmt.Errorf("its Caps.Align of %d is no power of two, or LenMax of %d no multiple of it", a, l.caps.LenMax)
 	}
-	return l, l.listen()
-}
-
-// listen finds out what wakes the progress goroutine.
-func (l *lane) listen() (err error) {
-	if r, ok := l.b.(backends.Ringer); ok {
-		l.bell = r.Bell()
-	} else if l.armer != nil {
-		l.wake, err = park.EventFromFD(l.armer.FD())
+	if l.armer != nil {
+		wake, err := park.EventFromFD(l.armer.FD())
+		if err != nil {
+			return nil, err
+		}
+		l.wake = wake
 	}
-	return err
+	return l, nil
 }
 
 func (l *lane) start() {
@@ -157,24 +153,10 @@ func (l *lane) serve() {
 			continue
 		}
 		misses = 0
-		if !l.sleep() {
+		if l.wake.Wait() != nil {
 			return // closed
 		}
 	}
-}
-
-// sleep waits for what Arm has asked for. It reports false when the lane is closed.
-func (l *lane) sleep() bool {
-	if l.wake != nil {
-		return l.wake.Wait() == nil
-	}
-	select {
-	case <-l.bell:
-	case <-l.kick:
-	case <-l.e.closing:
-		return false
-	}
-	return true
 }
 
 // nap leaves the polling to a goroutine that spins, so that the backend, not

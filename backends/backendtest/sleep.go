@@ -10,9 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// park sleeps as the engine does, on the bell of a backend that has one and on its
-// descriptor else: arm, and sleep only if there is nothing already. Past the limit
-// it returns errLate.
+// park sleeps on the backend's descriptor as the engine does: arm, and sleep
+// only if there is nothing already. Past the limit it returns errLate.
 func (h *host) park(limit time.Duration) error {
 	a, ok := h.b.(backends.Armer)
 	if !ok {
@@ -22,22 +21,7 @@ func (h *host) park(limit time.Duration) error {
 	if err != nil || ready {
 		return err
 	}
-	if r, ok := a.(backends.Ringer); ok {
-		return listenTo(r.Bell(), limit)
-	}
 	return sleepOn(a.FD(), limit)
-}
-
-// listenTo is sleepOn for a bell.
-func listenTo(bell <-chan struct{}, limit time.Duration) error {
-	late := time.NewTimer(limit)
-	defer late.Stop()
-	select {
-	case <-bell:
-		return nil
-	case <-late.C:
-		return errLate
-	}
 }
 
 // sleepOn waits until an eventfd is readable and drains it.

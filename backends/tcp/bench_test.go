@@ -66,7 +66,7 @@ func (x *bench) sleep() {
 	if ready, err := x.near.Arm(); err != nil || ready {
 		return
 	}
-	<-x.near.Bell()
+	_ = x.near.event.Wait()
 }
 
 func (x *bench) write(descs []backends.Desc) {

@@ -19,28 +19,12 @@ func (b *Backend) complete(tag uint64, err error) {
 	b.wake()
 }
 
-// Bell implements backends.Ringer.
-func (b *Backend) Bell() <-chan struct{} { return b.bell }
+// FD implements backends.Armer.
+func (b *Backend) FD() int { return b.event.FD() }
 
-// FD implements backends.Armer. Who asks for the first time may have armed before, and heard
-// nothing of what rang since: the descriptor is readable then.
-func (b *Backend) FD() int {
-	if !b.watched.Load() && b.watched.CompareAndSwap(false, true) {
-		_ = b.event.Signal() // fails only when closed
-	}
-	return b.event.FD()
-}
-
-// wake rings if somebody armed.
+// wake signals the event if somebody armed it.
 func (b *Backend) wake() {
-	if !b.armed.Load() || !b.armed.CompareAndSwap(true, false) {
-		return
-	}
-	select {
-	case b.bell <- struct{}{}:
-	default: // it rings
-	}
-	if b.watched.Load() {
+	if b.armed.Load() && b.armed.CompareAndSwap(true, false) {
 		_ = b.event.Signal() // fails only when closed: nobody sleeps any more
 	}
 }

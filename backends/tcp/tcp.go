@@ -41,9 +41,7 @@ type Backend struct {
 	stop     chan struct{}
 	closing  sync.Once
 	closed   atomic.Bool
-	bell     chan struct{}
-	armed    atomic.Bool // somebody sleeps on bell, or on event
-	watched  atomic.Bool // somebody has asked for the descriptor of event
+	armed    atomic.Bool // somebody sleeps on event
 	news     atomic.Bool // something for the sleeper that is in no queue
 
 	memories keys.Table[memory]
@@ -63,7 +61,7 @@ var (
 	_ backends.Backend  = (*Backend)(nil)
 	_ backends.Receiver = (*Backend)(nil)
 	_ backends.Counting = (*Backend)(nil)
-	_ backends.Ringer   = (*Backend)(nil)
+	_ backends.Armer    = (*Backend)(nil)
 	_ backends.Fencer   = (*Backend)(nil)
 
 	_ interface {
@@ -89,7 +87,7 @@ func New(cfg Config) (*Backend, error) {
 		return nil, fmt.Errorf("tcp: %w", err)
 	}
 	b := &Backend{
-		cfg: cfg, secure: secure, stop: make(chan struct{}), bell: make(chan struct{}, 1),
+		cfg: cfg, secure: secure, stop: make(chan struct{}),
 		memories: keys.Table[memory]{Most: cfg.KeysMax},
 		peers:    map[*peer]struct{}{}, guests: map[uint64]*inbound{}, strangers: map[net.Conn]int64{},
 	}
