@@ -144,7 +144,7 @@ func parseModel(name string) (*modelName, error) {
 	words := strings.Split(name, "/")
 	m, err := kvlayout.Lookup(words[0])
 	if err != nil {
-		return nil, fmt.Errorf("no workload %q: there are %s, %s, and models: %w", words[0], sizeSweep, batchSweep, errors.Join(err, ErrWorkload))
+		return nil, fmt.Errorf("no workload %q: there are %s, %s, and models: %w (%w)", words[0], sizeSweep, batchSweep, err, ErrWorkload)
 	}
 	n := &modelName{model: m, tp: 1, pp: 1}
 	for _, word := range words[1:] {

@@ -102,6 +102,9 @@ func (r *served) openFile() (seg backends.Segment, err error) {
 		seg.ReadOnly = true
 		r.file, err = os.Open(s.path)
 	}
+	if errors.Is(err, os.ErrNotExist) {
+		return seg, usagef("%q is neither a size, such as 1GiB, nor a file that is there: %w", s.path, err)
+	}
 	if err != nil {
 		return seg, &usageError{err}
 	}

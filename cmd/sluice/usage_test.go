@@ -51,6 +51,7 @@ func TestUsageErrors(t *testing.T) {
 		{"unknown workload", []string{"bench", "--workload", "gpt-5"}, []string{"gpt-5", "nixlbench", "llama3.1-8b"}},
 		{"a layout that is none", []string{"bench", "--workload", "qwen3-8b/tp5"}, []string{"qwen3-8b", "5 ranks"}},
 		{"a workload of one's own", []string{"bench", "--workload", "nixlbench", "--size", "64"}, []string{"--workload", "--size"}},
+		{"a region that is neither", []string{"agent", "--listen", "127.0.0.1:0", "--plaintext", "--region", "kv=9XB"}, []string{"9XB", "1GiB", "file"}},
 		{"a prompt of no workload", []string{"bench", "--tokens", "64"}, []string{"--tokens", "--workload"}},
 		{"no prompt", []string{"bench", "--workload", "qwen3-8b", "--tokens", "0"}, []string{"--tokens 0"}},
 		{"unknown backend of a workload", []string{"bench", "--workload", "nixlbench", "--backend", "smoke"}, []string{"smoke", "shm"}},
