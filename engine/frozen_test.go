@@ -115,7 +115,7 @@ func TestFrozenPeer(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	process, socket := startDecode(t)
-	b, err := shm.New(shm.Config{CloseMax: grace})
+	b, err := shm.New(shm.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -69,7 +69,7 @@ func (b *Backend) greet(conn *net.UnixConn) (*inbound, error) {
 	}
 	c := &inbound{b: b, sock: conn, event: -1}
 	c.pid.FD = -1
-	if err := firstError(c.inbox.open(conn), c.bell.open(conn)); err != nil {
+	if err := c.inbox.open(conn); err != nil {
 		return nil, err
 	}
 	kind, body, fds, err := c.inbox.read()

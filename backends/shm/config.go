@@ -22,7 +22,6 @@ type Config struct {
 	RingBytes   int           // notifications under way to one peer; power of two, default 256 KiB
 	Grace       time.Duration // how long Fence waits for a silent peer before the strong means; default 50 ms
 	DialTimeout time.Duration // for a handshake, and for an answer on the control socket; default 5 s
-	CloseMax    time.Duration // how long Peer.Close waits for a frozen peer in the middle of a pull; default 2 s
 	SocketDir   string        // for the control socket; empty: an abstract socket, in no directory
 }
 
@@ -43,7 +42,6 @@ func (c *Config) EnsureDefaults() {
 	setDefault(&c.RingBytes, 256<<10)
 	setDefault(&c.Grace, 50*time.Millisecond)
 	setDefault(&c.DialTimeout, 5*time.Second)
-	setDefault(&c.CloseMax, 2*time.Second)
 	c.Workers = min(c.Workers, runtime.GOMAXPROCS(0))
 	c.InlineMax = max(c.InlineMax, 0)
 }
@@ -69,7 +67,7 @@ func (c *Config) check() error {
 		return fmt.Errorf("config: ConnsMax %d is below 1: %w", c.ConnsMax, backends.ErrBounds)
 	case !ringSizeFits(uint64(c.RingBytes)):
 		return fmt.Errorf("config: RingBytes %d is no power of two from %d to %d: %w", c.RingBytes, ringBytesMin, ringBytesMax, backends.ErrBounds)
-	case c.Grace < 0 || c.DialTimeout < 0 || c.CloseMax < 0:
+	case c.Grace < 0 || c.DialTimeout < 0:
 		return fmt.Errorf("config: a negative duration: %w", backends.ErrBounds)
 	}
 	return nil

@@ -26,6 +26,9 @@ var foreignHarness = backendtest.Harness{
 
 func TestMain(m *testing.M) {
 	if kind, ok := os.LookupEnv(ownerVariable); ok {
+		if kind == "writer" {
+			os.Exit(writeAndFreeze())
+		}
 		os.Exit(serveOwner(kind))
 	}
 	backendtest.Main(m, sharedHarness, foreignHarness)

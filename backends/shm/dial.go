@@ -93,9 +93,6 @@ func (p *peer) handshake(ctx context.Context) (err error) {
 	word(page, pageRingAt).Store(ring)
 	word(page, pageMagicAt).Store(pageMagic)
 	p.notes.init(page)
-	if err := p.pulls.init(p.sock); err != nil {
-		return err
-	}
 	if err := p.inbox.open(p.sock); err != nil {
 		return err
 	}
@@ -154,9 +151,6 @@ func (p *peer) listen() {
 		switch kind {
 		case msgExtents:
 			err = p.answered(body, fds)
-		case msgPulled:
-			closeAll(fds)
-			err = p.pulled(body)
 		default:
 			closeAll(fds)
 			err = backends.ErrCorrupt

@@ -21,9 +21,7 @@ const (
 
 // Fence implements backends.Fencer. It ends the epoch, so that nobody enters any
 // more, and waits until nobody announces a copy. A peer that is in the memory for
-// longer than Config.Grace is frozen; then fresh pages go under the range, and
-// what that peer still writes lands in pages that are nobody's. Nothing of a
-// reader can land here, so for readers alone no page moves.
+// longer than Config.Grace is frozen, and is shut out, see shutOut.
 func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	b.fences.RLock()
 	defer b.fences.RUnlock()
@@ -34,37 +32,38 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	b.table.epoch(key).Add(1) // pairs with the announcement in move, before it looks at the epoch
 	deadline := time.Now().Add(b.cfg.Grace)
 	pause := fenceSleep
-	for i := 0; ; i++ {
-		busy, writes := b.whoIsIn(m, i > fenceSpins)
-		if !busy {
-			return nil
-		}
+	for i := 0; b.anybodyIn(m, i > fenceSpins); i++ {
 		if i < fenceSpins {
 			runtime.Gosched()
 			continue
 		}
-		if time.Now().After(deadline) && m.pulls.Load() == 0 {
-			return b.shutOut(m, writes)
+		if time.Now().After(deadline) {
+			return b.shutOut(ctx, m)
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("fence memory: %w", backends.ContextError(ctx))
-		case <-time.After(pause):
+		if err := rest(ctx, pause); err != nil {
+			return err
 		}
 		pause = min(2*pause, fenceSleepMax)
 	}
+	return nil
 }
 
-// whoIsIn looks for announcements of a memory. thorough also asks the kernel
-// whether who announces still lives.
-func (b *Backend) whoIsIn(m *memory, thorough bool) (busy, writes bool) {
-	busy = m.pulls.Load() > 0
-	for _, c := range *b.inbound.Load() {
-		c.eachIn(m.key, thorough, func(_ int, _ uint64, write bool) {
-			busy, writes = true, writes || write
-		})
+func rest(ctx context.Context, pause time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return fmt.Errorf("fence memory: %w", backends.ContextError(ctx))
+	case <-time.After(pause):
+		return nil
 	}
-	return busy, writes
+}
+
+// anybodyIn looks for announcements of a memory. thorough also asks the kernel
+// whether who announces still lives.
+func (b *Backend) anybodyIn(m *memory, thorough bool) (busy bool) {
+	for _, c := range *b.inbound.Load() {
+		c.eachIn(m.key, thorough, func(int, uint64, bool) { busy = true })
+	}
+	return busy
 }
 
 // eachIn calls f for every live announcement of a key.
@@ -92,21 +91,31 @@ func (c *inbound) eachIn(key uint32, thorough bool, f func(line int, value uint6
 }
 
 // shutOut makes what silent peers still do harmless, and remembers who they are,
-// so that the next Fence does not wait for them again.
-func (b *Backend) shutOut(m *memory, writes bool) error {
-	type place struct {
-		c     *inbound
-		line  int
-		value uint64
-	}
-	var silent []place
+// so that the next Fence does not wait for them again. Under shared memory it puts
+// fresh pages: what such a peer still writes lands in pages that are nobody's.
+// Before foreign memory it shuts the gate. Nothing of a reader can land here, so for
+// readers alone it does nothing.
+func (b *Backend) shutOut(ctx context.Context, m *memory) error {
+	var silent, writers []silence
 	for _, c := range *b.inbound.Load() {
-		c.eachIn(m.key, true, func(line int, value uint64, _ bool) { silent = append(silent, place{c, line, value}) })
+		c.eachIn(m.key, true, func(line int, value uint64, write bool) {
+			s := silence{c, line, value}
+			silent = append(silent, s)
+			if write {
+				writers = append(writers, s)
+			}
+		})
 	}
-	if writes && m.arena != nil && !m.readOnly {
-		if err := m.arena.renew(&b.table, m.off, uint64(len(m.bytes))); err != nil {
-			return fmt.Errorf("fence memory: put fresh pages under a frozen peer: %w", err)
-		}
+	var err error
+	switch {
+	case len(writers) == 0 || m.readOnly:
+	case m.arena != nil:
+		err = m.arena.renew(&b.table, m.off, uint64(len(m.bytes)))
+	default:
+		err = b.shutGate(ctx, writers)
+	}
+	if err != nil {
+		return fmt.Errorf("fence memory: keep a frozen peer out: %w", err)
 	}
 	for _, s := range silent {
 		s.c.mu.Lock()
@@ -119,12 +128,12 @@ func (b *Backend) shutOut(m *memory, writes bool) error {
 // awaitQuiet gives all peers Config.Grace to leave all memories.
 func (b *Backend) awaitQuiet() {
 	deadline := time.Now().Add(b.cfg.Grace)
-	for time.Now().Before(deadline) && b.anybodyIn() {
+	for time.Now().Before(deadline) && b.busy() {
 		time.Sleep(fenceSleep)
 	}
 }
 
-func (b *Backend) anybodyIn() bool {
+func (b *Backend) busy() bool {
 	for _, c := range *b.inbound.Load() {
 		if c.busy() {
 			return true

@@ -4,71 +4,121 @@ package shm
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/backends"
 )
 
-// vectorsMax is what process_vm_readv takes in one call (UIO_MAXIOV).
+// vectorsMax is what process_vm_readv and process_vm_writev take in one call (UIO_MAXIOV).
 const vectorsMax = 1024
 
-// vectors are the arguments of one process_vm_readv.
+// vectors are the arguments of one such call. The first place is the gate's.
 type vectors struct {
-	n      int
-	bytes  uint64
+	n      int    // with the gate
+	bytes  uint64 // without
+	passed [1]byte
 	local  [vectorsMax]unix.Iovec
 	remote [vectorsMax]unix.RemoteIovec
 }
 
 var vectorPool = sync.Pool{New: func() any { return new(vectors) }}
 
-// add takes one stretch. into is not empty.
-func (v *vectors) add(into []byte, from uint64) {
-	v.local[v.n].Base = &into[0]
-	v.local[v.n].SetLen(len(into))
-	v.remote[v.n] = unix.RemoteIovec{Base: uintptr(from), Len: len(into)}
-	v.n++
-	v.bytes += uint64(len(into))
+// add takes one stretch, which is not empty. It reports false when there is no place.
+func (v *vectors) add(mine []byte, theirs uint64) bool {
+	if last := v.n - 1; last > 0 && v.continues(last, mine, theirs) {
+		v.local[last].SetLen(int(v.local[last].Len) + len(mine))
+		v.remote[last].Len += len(mine)
+	} else {
+		if v.n == vectorsMax {
+			return false
+		}
+		v.local[v.n].Base = &mine[0]
+		v.local[v.n].SetLen(len(mine))
+		v.remote[v.n] = unix.RemoteIovec{Base: uintptr(theirs), Len: len(mine)}
+		v.n++
+	}
+	v.bytes += uint64(len(mine))
+	return true
 }
 
-// flush reads what was added. A short read means that the peer unmapped some of it.
-func (v *vectors) flush(pid *processID) error {
-	if v.n == 0 {
-		return nil
-	}
-	n, err := unix.ProcessVMReadv(pid.PID, v.local[:v.n], v.remote[:v.n], 0)
-	if err == nil && uint64(n) != v.bytes {
-		err = unix.EFAULT
-	}
-	if err == nil && pid.Dead() {
-		err = unix.ESRCH // the number may have been another process's by then
-	}
-	v.reset()
-	return foreignError(err)
+// continues reports whether a stretch goes on where one ends, at both ends.
+func (v *vectors) continues(last int, mine []byte, theirs uint64) bool {
+	return uint64(v.remote[last].Base)+uint64(v.remote[last].Len) == theirs &&
+		addressOfByte(v.local[last].Base)+v.local[last].Len == addressOf(mine)
 }
 
 // reset forgets the addresses, so that the pool keeps no memory alive.
 func (v *vectors) reset() {
 	clear(v.local[:v.n])
-	v.n, v.bytes = 0, 0
+	v.n, v.bytes = 1, 0
 }
 
-// readForeign reads from memory that only its process has.
-func (p *peer) readForeign(pc *piece) error {
+// moveForeign copies to or from memory that only its process has.
+func (p *peer) moveForeign(pc *piece, epoch *atomic.Uint64) error {
 	v := vectorPool.Get().(*vectors)
 	defer vectorPool.Put(v)
+	v.n = 1
 	for i := range pc.n {
 		d := pc.at(i)
-		v.add(pc.local.bytes[d.Local:d.Local+d.Len], pc.remote.base+d.Remote)
-		if v.n == vectorsMax {
-			if err := v.flush(&p.pid); err != nil {
-				return err
-			}
+		mine, theirs := pc.local.bytes[d.Local:d.Local+d.Len], pc.remote.base+d.Remote
+		if v.add(mine, theirs) {
+			continue
+		}
+		if err := p.flush(v, pc, epoch); err != nil {
+			return err
+		}
+		v.add(mine, theirs)
+	}
+	return p.flush(v, pc, epoch)
+}
+
+// flush copies what was added. A short copy means that the peer unmapped some of it.
+func (p *peer) flush(v *vectors, pc *piece, epoch *atomic.Uint64) error {
+	defer v.reset()
+	var n int
+	var err error
+	if pc.op == backends.Write {
+		n, err = p.flushWrite(v, pc.remote.epoch, epoch)
+	} else {
+		n, err = unix.ProcessVMReadv(p.pid.PID, v.local[1:v.n], v.remote[1:v.n], 0)
+	}
+	if err == nil && uint64(n) != v.bytes {
+		err = unix.EFAULT
+	}
+	if err == nil && p.pid.Dead() {
+		err = unix.ESRCH // the number may have been another process's by then
+	}
+	return foreignError(err)
+}
+
+// gatesMax is how often an owner may shut the gate before a write that is not concerned
+// gives up. Each time it has met a peer that was silent for Config.Grace.
+const gatesMax = 1000
+
+// flushWrite writes through the gate. The epoch is looked at after the gate: an owner
+// ends the epoch first, so who sees the new gate sees that, too.
+func (p *peer) flushWrite(v *vectors, granted uint64, epoch *atomic.Uint64) (n int, err error) {
+	v.local[0].Base = &v.passed[0]
+	v.local[0].SetLen(1)
+	for range gatesMax {
+		gate := p.table.gate().Load()
+		if epoch.Load() != granted {
+			return 0, backends.ErrRevoked
+		}
+		v.remote[0] = unix.RemoteIovec{Base: uintptr(gate), Len: 1}
+		passing()
+		n, err = unix.ProcessVMWritev(p.pid.PID, v.local[:v.n], v.remote[:v.n], 0)
+		if err != unix.EFAULT || p.table.gate().Load() == gate {
+			return n - 1, err
 		}
 	}
-	return v.flush(&p.pid)
+	return 0, backends.ErrPeerLost
 }
+
+// passing is called between the last look at the epoch and the copy; tests freeze there.
+var passing = func() {}
 
 // at returns entry i of a piece.
 func (pc *piece) at(i int) backends.Desc {

@@ -21,11 +21,6 @@ type imported struct {
 	broken atomic.Pointer[fetchError]
 }
 
-// pulled reports whether the owner's hand must move the bytes.
-func (m *imported) pulled(op backends.Op) bool {
-	return op == backends.Write && m.arena == nil && m.self == nil
-}
-
 // Import implements backends.Peer. The first import of an arena, and the first
 // after its pages moved, asks the owner for descriptors; others make no system call.
 func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {

@@ -19,7 +19,6 @@ type inbound struct {
 	from  string // Addr of the peer
 	sock  *net.UnixConn
 	inbox inbox
-	bell  bell
 	event int // the peer's
 	pid   processID
 
@@ -60,8 +59,6 @@ func (c *inbound) listen() {
 		switch kind {
 		case msgFetch:
 			err = c.answer(body)
-		case msgPull:
-			err = c.pull(body)
 		case msgBye:
 			c.mu.Lock()
 			c.left = true

@@ -107,11 +107,7 @@ func (j *job) cut(max uint64, scratch *[1]backends.Desc) piece {
 		return p
 	}
 	var bytes uint64
-	limit := r.n - j.next
-	if r.remote.pulled(j.op) {
-		limit = min(limit, pullEntriesMax)
-	}
-	for p.n = 0; p.n < limit; p.n++ {
+	for p.n = 0; p.n < r.n-j.next; p.n++ {
 		n := j.lenAt(p.first + p.n)
 		if bytes+n > max {
 			break

@@ -6,7 +6,7 @@ package shm
 // it alone writes, every peer maps it read-only. The connection page belongs to
 // one connection: both write, so neither believes what it reads there.
 const (
-	version    = 1
+	version    = 2
 	tableMagic = 0x31656c6261547331 // "1sTable1"
 	pageMagic  = 0x3165676150737331 // "1ssPage1"
 	pageBytes  = 4096
@@ -17,6 +17,7 @@ const (
 const (
 	tableMagicAt = 0
 	tableKeysAt  = 8
+	tableGateAt  = 16 // where the owner's gate is, see gate; 0: shut for good
 
 	slotBytes   = 64
 	slotEpochAt = 0
@@ -31,7 +32,7 @@ func tableBytes(keys uint32) uint64 {
 	return (pageBytes + uint64(keys)*(slotBytes+8) + pageBytes - 1) &^ (pageBytes - 1)
 }
 
-// The connection page: a header, announcements, pull requests, the ring.
+// The connection page: a header, announcements, the ring.
 const (
 	pageMagicAt   = 0
 	pageRingAt    = 8             // bytes of the ring
@@ -42,23 +43,10 @@ const (
 	announceAt  = pageBytes
 	announceMax = 64 // copies at a time of one initiator, one line each
 
-	pullAt         = announceAt + announceMax*lineBytes
-	pullMax        = 16 // pulls at a time of one initiator
-	pullBytes      = 8192
-	pullStateAt    = 0
-	pullCountAt    = 8
-	pullKeyAt      = 16
-	pullEpochAt    = 24
-	pullEntriesAt  = 64
-	pullEntryBytes = 24 // address at the initiator, offset in the memory, length
-	pullEntriesMax = 256
-
-	ringAt       = pullAt + pullMax*pullBytes
+	ringAt       = announceAt + announceMax*lineBytes
 	ringBytesMin = 4 * messageMax // 128 KiB: two of the longest messages fit however they lie
 	ringBytesMax = 64 << 20
 )
-
-const _ = uint(pullBytes - pullEntriesAt - pullEntriesMax*pullEntryBytes)
 
 func ringSizeFits(n uint64) bool {
 	return n >= ringBytesMin && n <= ringBytesMax && n&(n-1) == 0

@@ -18,7 +18,6 @@ type memory struct {
 	arena    *arena // nil: foreign
 	off      uint64 // in the arena
 	readOnly bool
-	pulls    atomic.Int32 // pulls into it by our own hand
 	closed   atomic.Bool
 }
 

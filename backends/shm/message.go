@@ -19,8 +19,6 @@ const (
 	msgWelcome            // owner: what I have; with key table and event
 	msgFetch              // dialer: the extents behind this token, please
 	msgExtents            // owner: here they are, a part at a time
-	msgPull               // dialer: a pull request lies in the page
-	msgPulled             // owner: it is done
 	msgBye                // dialer: I am out
 )
 
@@ -33,19 +31,14 @@ const (
 	statusBadToken
 	statusVersion
 	statusBounds
-	statusReadOnly
-	statusForbidden
-	statusLost
 	statusFull
-	statusWithdrawn
 	statusFailed
 )
 
 var statusErrors = [...]error{
 	statusOK: nil, statusRevoked: backends.ErrRevoked, statusBadToken: backends.ErrBadToken,
-	statusVersion: backends.ErrVersion, statusBounds: backends.ErrBounds, statusReadOnly: backends.ErrReadOnly,
-	statusForbidden: errForbidden, statusLost: errForeignGone, statusFull: backends.ErrFull,
-	statusWithdrawn: backends.ErrAborted, statusFailed: backends.ErrCorrupt,
+	statusVersion: backends.ErrVersion, statusBounds: backends.ErrBounds, statusFull: backends.ErrFull,
+	statusFailed: backends.ErrCorrupt,
 }
 
 func statusError(s status) error {
@@ -80,15 +73,6 @@ func (in *inbox) read() (kind byte, body []byte, fds []int, err error) {
 		return 0, nil, nil, err
 	}
 	return in.buf[0], in.buf[1:in.n], fds, nil
-}
-
-// ring sends a pull message about one place.
-func (b *bell) ring(kind, place byte, s status) error {
-	b.buf = [3]byte{kind, place, byte(s)}
-	if err := b.raw.Write(b.step); err != nil {
-		return err
-	}
-	return b.err
 }
 
 func receivedFDs(oob []byte) ([]int, error) {

@@ -64,7 +64,7 @@ func (p *peer) move(pc *piece, hint int) error {
 	case m.arena != nil:
 		return p.moveMapped(pc, line)
 	default:
-		err = p.readForeign(pc)
+		err = p.moveForeign(pc, epoch)
 	}
 	line.Store(0)
 	if pc.op == backends.Read && epoch.Load() != m.epoch {

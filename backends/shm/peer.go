@@ -49,7 +49,6 @@ type peer struct {
 	parked   []*job
 
 	notes noteSender
-	pulls puller
 }
 
 var (
@@ -66,7 +65,6 @@ var (
 var (
 	errUnknownKey = fmt.Errorf("unknown key: %w", backends.ErrBounds)
 	errStale      = errors.New("pages have moved") // never leaves the package
-	errPull       = errors.New("the owner pulls")  // never leaves the package
 )
 
 // enter begins a use of the mappings; exit ends it. Close waits for all.
@@ -94,10 +92,7 @@ func (p *peer) imported(key uint32) *imported {
 	return list[key].Load()
 }
 
-// Close implements backends.Peer. It waits for pieces in hand. Only a peer that
-// is frozen in the middle of a pull from our memory makes it wait longer, for
-// Config.CloseMax: after that the pull counts as lost, and what such a peer
-// still reads when it continues lands in its own foreign memory.
+// Close implements backends.Peer. It waits for pieces in hand, which no peer can hold up.
 func (p *peer) Close() error {
 	p.closeOne.Do(p.close)
 	return nil
@@ -106,14 +101,9 @@ func (p *peer) Close() error {
 func (p *peer) close() {
 	p.closing.Store(true)
 	p.failFetches(backends.ErrClosed)
-	p.withdraw(nil, backends.ErrClosed)
-	deadline := time.Now().Add(p.b.cfg.CloseMax)
 	for pause := 10 * time.Microsecond; p.inflight.Load() > 0; pause = min(2*pause, time.Millisecond) {
 		time.Sleep(pause)
 		p.unpark()
-		if time.Now().After(deadline) {
-			p.abandonPulls(backends.ErrClosed)
-		}
 	}
 	p.say([]byte{msgBye})
 	_ = p.sock.Close() // the reader ends by it
@@ -151,7 +141,6 @@ func (p *peer) markLost() {
 	}
 	close(p.lostCh)
 	p.failFetches(backends.ErrPeerLost)
-	p.abandonPulls(backends.ErrPeerLost)
 	p.unpark()
 }
 
@@ -173,6 +162,6 @@ func (p *peer) Explain(localKey, remoteKey uint32) string {
 	case imp.arena != nil:
 		return "direct: the peer's memory is mapped here, one copy"
 	}
-	return "pull: the bytes pass through process_vm_readv (the reader's hand; for a write the owner's), " +
+	return "kernel: one copy by process_vm_readv or process_vm_writev, page by page, " +
 		"because the peer's memory is not shareable: allocate it with hostmem for the direct path"
 }

@@ -38,8 +38,8 @@ func (p *processID) probe(base uint64) error {
 // errForbidden is the answer where the kernel forbids one process to read another.
 var errForbidden error = &backends.UnavailableError{
 	Backend: "shm",
-	Reason:  "foreign memory of another process: process_vm_readv is not permitted",
-	Fix:     "sysctl kernel.yama.ptrace_scope=0, or allow process_vm_readv in the container's seccomp profile, or allocate the memory with hostmem",
+	Reason:  "foreign memory of another process: process_vm_readv and process_vm_writev are not permitted",
+	Fix:     "sysctl kernel.yama.ptrace_scope=0, or allow both in the container's seccomp profile, or allocate the memory with hostmem",
 }
 
 var errForeignGone = fmt.Errorf("peer's memory is not mapped any more: %w", backends.ErrPeerLost)
@@ -55,5 +55,5 @@ func foreignError(err error) error {
 	case syscall.EFAULT:
 		return errForeignGone
 	}
-	return fmt.Errorf("read peer's memory: %w", os.NewSyscallError("process_vm_readv", err))
+	return fmt.Errorf("copy to or from peer's memory: %w", os.NewSyscallError("process_vm_readv or process_vm_writev", err))
 }

@@ -6,8 +6,9 @@
 // moves the bytes. The peer announces each piece in a page that both see, so the
 // owner can prove that nobody is in its memory (Fence), and puts fresh pages
 // under the range when a frozen peer does not leave. Foreign memory, which only
-// its process has, is read with process_vm_readv by the reader, and is written
-// by its owner, who pulls.
+// its process has, is read with process_vm_readv and written with process_vm_writev,
+// one copy as well; there a frozen writer is kept out by a gate, a page that each of
+// its calls passes first.
 //
 // A peer maps an arena as a whole and writable. Bounds, ReadOnly and epochs keep
 // programs apart that use this package; against a hostile process of the same
@@ -54,6 +55,7 @@ type Backend struct {
 	peers      map[*peer]struct{}
 	strangers  map[*net.UnixConn]struct{} // handshakes under way
 
+	gate  gate
 	done  done.Ring
 	jobs  jobPool
 	queue queue
@@ -81,7 +83,7 @@ func New(cfg Config) (*Backend, error) {
 	}
 	b := &Backend{cfg: cfg, caps: cfg.caps(), address: newAddress(cfg.SocketDir), event: -1, tableFD: -1}
 	if err := b.open(); err != nil {
-		return nil, errors.Join(fmt.Errorf("shm: %w", err), b.release())
+		return nil, errors.Join(fmt.Errorf("shm: %w", err), b.gate.release(), b.release())
 	}
 	b.start()
 	return b, nil
@@ -96,6 +98,9 @@ func (b *Backend) open() (err error) {
 		return fmt.Errorf("create event: %w", os.NewSyscallError("eventfd", err))
 	}
 	if b.tableFD, b.table, err = newTable(uint32(b.cfg.KeysMax)); err != nil {
+		return err
+	}
+	if err := b.gate.renew(&b.table); err != nil {
 		return err
 	}
 	b.listener, err = net.ListenUnix("unixpacket", &net.UnixAddr{Name: b.address.socket(), Net: "unixpacket"})
@@ -167,12 +172,13 @@ func (b *Backend) close() error {
 	}
 	wg.Wait()
 	b.endEpochs()
+	err = errors.Join(err, b.closeGate())
 	for _, c := range *b.inbound.Load() {
 		c.hangUp()
 	}
 	b.queue.close()
 	b.tasks.Wait()
-	b.fences.Lock() // nobody waits in Fence for longer than Grace
+	b.fences.Lock() // nobody waits in Fence for longer than Grace once closed is set
 	defer b.fences.Unlock()
 	for _, c := range *b.inbound.Load() {
 		c.release()

@@ -64,23 +64,3 @@ func (in *inbox) next() error {
 	}
 	return in.err
 }
-
-// bell sends the three bytes of a pull request or its answer without allocating.
-// At most pullMax of them are under way, so the socket has room for them.
-type bell struct {
-	raw  syscall.RawConn
-	step func(fd uintptr) bool
-	buf  [3]byte
-	err  error
-}
-
-func (b *bell) open(c *net.UnixConn) (err error) {
-	b.step = b.write
-	b.raw, err = c.SyscallConn()
-	return err
-}
-
-func (b *bell) write(fd uintptr) bool {
-	_, b.err = unix.Write(int(fd), b.buf[:])
-	return b.err != unix.EAGAIN
-}

@@ -7,15 +7,12 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net"
-	"os"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
-	"github.com/sluicehq/sluice/internal/process"
 	"github.com/sluicehq/sluice/internal/sealed"
 )
 
@@ -175,36 +172,4 @@ func TestGarbageInTheHeadIsAFullRing(t *testing.T) {
 		err := p.SubmitNotify(backends.Write, 1, nil, make([]byte, messageMax))
 		wantError(t, "notify over a wild head", err, backends.ErrFull)
 	}
-}
-
-// Wild pull requests reach nothing.
-func TestGarbageInAPullTouchesNothing(t *testing.T) {
-	b := open(t, Config{})
-	m, mem := share(t, b, backendtest.ForeignMemory, 1<<20)
-	p := dial(t, b, b.Addr())
-	c := &inbound{b: b, pid: processID{process.Remote{PID: os.Getpid(), FD: -1}}}
-	at := p.place(3)
-	post := func(count, key, epoch, from, to, n uint64) error {
-		word(at, pullCountAt).Store(count)
-		word(at, pullKeyAt).Store(key)
-		word(at, pullEpochAt).Store(epoch)
-		e := at[pullEntriesAt:]
-		word(e, 0).Store(from)
-		word(e, 8).Store(to)
-		word(e, 16).Store(n)
-		word(at, pullStateAt).Store(pullPosted)
-		return c.pullInto(at)
-	}
-	key, epoch, from := uint64(m.Key()), b.table.epoch(m.key).Load(), addressOf(mem)
-	wantError(t, "count", post(pullEntriesMax+1, key, epoch, from, 0, 8), backends.ErrBounds)
-	wantError(t, "key past the table", post(1, 1<<40, epoch, from, 0, 8), backends.ErrBounds)
-	wantError(t, "unused key", post(1, key+1, epoch, from, 0, 8), backends.ErrRevoked)
-	wantError(t, "past epoch", post(1, key, epoch+1, from, 0, 8), backends.ErrRevoked)
-	wantError(t, "past the end", post(1, key, epoch, from, 1<<20-7, 8), backends.ErrBounds)
-	wantError(t, "overflow", post(1, key, epoch, from, 8, ^uint64(0)), backends.ErrBounds)
-	wantError(t, "address that is not mapped", post(1, key, epoch, 8, 0, 8), backends.ErrPeerLost)
-	if err := post(1, key, epoch, from+8, 0, 8); err != nil {
-		t.Errorf("sound request: %v", err)
-	}
-	wantError(t, "taken twice", c.pullInto(at), backends.ErrAborted)
 }

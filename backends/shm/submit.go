@@ -139,7 +139,7 @@ func (p *peer) inline(t *batch) bool {
 		err = p.inlineRun(t, t.descs[i:i+n], t.descs[i].LocalKey, t.descs[i].RemoteKey, n)
 		i += n
 	}
-	if err == errStale || err == errPull {
+	if err == errStale {
 		return false
 	}
 	p.endNote(t.note, err == nil)
@@ -152,9 +152,6 @@ func (p *peer) inlineRun(t *batch, descs []backends.Desc, localKey, remoteKey ui
 	local, remote, err := p.resolve(t.op, localKey, remoteKey)
 	if err != nil {
 		return backends.ErrRevoked // it was there a moment ago: closed meanwhile
-	}
-	if remote.pulled(t.op) {
-		return errPull
 	}
 	return p.move(&piece{run: run{local: local, remote: remote, n: n}, op: t.op, descs: descs, pages: t.pages}, 0)
 }

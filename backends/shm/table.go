@@ -64,6 +64,9 @@ func (t *table) slot(key uint32) []byte {
 	return t.mem[at : at+slotBytes]
 }
 
+// gate is where the owner's gate is.
+func (t *table) gate() *atomic.Uint64 { return word(t.mem, tableGateAt) }
+
 func (t *table) epoch(key uint32) *atomic.Uint64 { return word(t.slot(key), slotEpochAt) }
 
 // generation moves on whenever the pages of an arena do.

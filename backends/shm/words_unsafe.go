@@ -20,6 +20,8 @@ func word(mem []byte, off uint64) *atomic.Uint64 {
 // addressOf returns where a slice starts, for the kernel only.
 func addressOf(mem []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))) }
 
+func addressOfByte(b *byte) uint64 { return uint64(uintptr(unsafe.Pointer(b))) }
+
 // reserveAddresses sets aside n bytes, at a multiple of 2 MiB so that huge pages
 // can be mapped as such. whole is what unmapAddresses takes.
 func reserveAddresses(n uint64) (mem, whole []byte, err error) {

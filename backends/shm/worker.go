@@ -71,10 +71,6 @@ func (b *Backend) step(j *job, line int, scratch *[1]backends.Desc, wake func())
 	if join {
 		b.queue.push(j) // for another worker to join in
 	}
-	if p.remote.pulled(p.op) {
-		j.peer.startPull(j, &p) // holds the job until the owner answers
-		return false
-	}
 	j.landed(&p, j.peer.move(&p, line))
 	return true
 }
@@ -159,7 +155,6 @@ func (p *peer) Cancel(tag uint64) {
 		}
 		j.mu.Unlock()
 		if hit {
-			p.withdraw(j, backends.ErrAborted)
 			p.unpark()
 			return
 		}

@@ -123,10 +123,12 @@ func (e *end) Open(r *peers.Request) (peers.Answer, error) {
 
 func (e *end) alloc(bytes uint64) (err error) {
 	if e.way.foreign {
-		e.memory, err = unix.Mmap(-1, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
+		e.memory, err = unix.Mmap(-1, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 		if err != nil {
 			return fmt.Errorf("map %d bytes: %w", bytes, err)
 		}
+		_ = unix.Madvise(e.memory, unix.MADV_HUGEPAGE) // as numpy has it, whose memory the drivers in Python use
+		clear(e.memory)                                // faulted in
 		e.free = func() error { return unix.Munmap(e.memory) }
 		e.whole = engine.HostSegment(e.memory)
 		return nil

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/internal/freeze"
+)
+
+// TestGate writes through a gate, through one that another replaced, and through one
+// that is shut.
+func TestGate(t *testing.T) {
+	_, table, err := newTable(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var g gate
+	pass := func(at uint64) error {
+		b := []byte{1}
+		local := []unix.Iovec{{Base: &b[0], Len: 1}}
+		_, err := unix.ProcessVMWritev(os.Getpid(), local, []unix.RemoteIovec{{Base: uintptr(at), Len: 1}}, 0)
+		return err
+	}
+	var places []uint64
+	for range 3 {
+		if err := g.renew(&table); err != nil {
+			t.Fatal(err)
+		}
+		places = append(places, table.gate().Load())
+		if err := pass(places[len(places)-1]); err != nil {
+			t.Fatalf("through an open gate: %v", err)
+		}
+		for _, old := range places[:len(places)-1] {
+			wantError(t, "through a gate that was replaced", pass(old), unix.EFAULT)
+		}
+	}
+	if err := g.close(&table); err != nil || table.gate().Load() != 0 {
+		t.Errorf("close: %v, the table says %#x", err, table.gate().Load())
+	}
+	wantError(t, "through a gate that is shut", pass(places[2]), unix.EFAULT)
+	wantError(t, "another one afterwards", g.renew(&table), backends.ErrClosed)
+	if err := g.release(); err != nil || len(g.shut) != 0 {
+		t.Errorf("release: %v, %d places are left", err, len(g.shut))
+	}
+	if places[0] == places[1] || places[1] == places[2] {
+		t.Errorf("gates at %#x: want a new place each time", places)
+	}
+}
+
+// writeAndFreeze is a writer that stops between its last look at the epoch and its
+// copy. It reads address and token, and says how the write ended.
+func writeAndFreeze() int {
+	var addr, token string
+	if _, err := fmt.Scanf("%s %s\n", &addr, &token); err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	err := frozenWrite(addr, token)
+	fmt.Println(errors.Is(err, backends.ErrRevoked), err)
+	return 0
+}
+
+func frozenWrite(addr, token string) error {
+	to, _ := hex.DecodeString(addr)
+	with, _ := hex.DecodeString(token)
+	b, err := New(Config{})
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	space, err := backendtest.ForeignMemory(4096)
+	if err != nil {
+		return err
+	}
+	fill(space.Segment.Mem, 0xEE)
+	m, err := b.Register(space.Segment)
+	if err != nil {
+		return err
+	}
+	p, err := b.Connect(context.Background(), to)
+	if err != nil {
+		return err
+	}
+	key, size, err := p.Import(with)
+	if err != nil {
+		return err
+	}
+	passing = func() {
+		passing = func() {}
+		runtime.LockOSThread()
+		_ = unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP) // of the process this thread stops first, here
+	}
+	if err := p.Submit(backends.Write, 1, []backends.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}); err != nil {
+		return err
+	}
+	var done [1]backends.Completion
+	for n := 0; n == 0; {
+		if n, err = b.Poll(done[:]); err != nil {
+			return err
+		}
+	}
+	return done[0].Err
+}
+
+// TestFrozenWriterIsKeptOutOfForeignMemory has a process look at everything, stop, and
+// go on after the fence.
+func TestFrozenWriterIsKeptOutOfForeignMemory(t *testing.T) {
+	b := open(t, Config{})
+	m, mem := share(t, b, backendtest.ForeignMemory, 4096)
+	token, err := m.AppendToken(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), ownerVariable+"=writer", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	cmd.Stdin, cmd.Stderr = strings.NewReader(fmt.Sprintf("%x %x\n", b.Addr(), token)), os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	for end := time.Now().Add(10 * time.Second); !b.busy(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			_ = cmd.Process.Kill()
+			said, _ := io.ReadAll(out)
+			t.Fatalf("the writer announces nothing, it says %q", said)
+		}
+	}
+	if err := freeze.Process(cmd.Process); err != nil { // it does so itself, in a moment
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if err := b.Fence(ctx, m.Key()); err != nil {
+		t.Fatalf("fence against a frozen writer: %v", err)
+	}
+	if err := freeze.Thaw(cmd.Process); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
+	line, _ := bufio.NewReader(out).ReadString('\n')
+	if !strings.HasPrefix(line, "true ") {
+		t.Errorf("the writer says %q, want that the memory was revoked", line)
+	}
+	if bytes.Contains(mem, []byte{0xEE}) {
+		t.Error("bytes of a frozen writer landed after the fence")
+	}
+	if len(b.gate.shut) == 0 {
+		t.Error("the writer was not frozen in the middle: nothing was tried")
+	}
+}
+
+// TestWritesGoOnThroughOtherGates has gates be replaced under writes into memory that
+// nobody fences.
+func TestWritesGoOnThroughOtherGates(t *testing.T) {
+	owner, b := open(t, Config{}), open(t, Config{})
+	far, there := share(t, owner, backendtest.ForeignMemory, 1<<20)
+	near, here := share(t, b, backendtest.ForeignMemory, 1<<20)
+	p := dial(t, b, owner.Addr())
+	token, _ := far.AppendToken(nil)
+	key, _, err := p.Import(token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var met atomic.Int32
+	passing = func() {
+		if met.Add(1)%3 == 1 {
+			if err := owner.gate.renew(&owner.table); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	defer func() { passing = func() {} }()
+	for i := range uint64(100) {
+		fill(here, byte(i+1))
+		d := []backends.Desc{{Local: 3, Remote: 5, Len: 5000, LocalKey: near.Key(), RemoteKey: key},
+			{Local: 9000, Remote: 8000, Len: 100, LocalKey: near.Key(), RemoteKey: key}}
+		if err := p.Submit(backends.Write, i, d); err != nil {
+			t.Fatal(err)
+		}
+		if err := await(t, b, i); err != nil {
+			t.Fatalf("write %d: %v", i, err)
+		}
+		if there[5] != byte(i+1) || there[5004] != byte(i+1) || there[5005] != 0 || there[8099] != byte(i+1) || there[8100] != 0 {
+			t.Fatalf("write %d landed in part, or elsewhere", i)
+		}
+	}
+	if met.Load() <= 100 {
+		t.Errorf("%d calls for 100 writes: no gate was shut before one", met.Load())
+	}
+}
+
+// TestFenceWaitsForACopyInTheKernel holds a writer's call up after it has passed the
+// gate: its source has a page that is not there yet. No gate ends that call, so no fence
+// may say that nothing lands.
+func TestFenceWaitsForACopyInTheKernel(t *testing.T) {
+	owner, b := open(t, Config{Grace: 10 * time.Millisecond}), open(t, Config{InlineMax: 1 << 20})
+	far, there := share(t, owner, backendtest.ForeignMemory, 64<<10)
+	near, here := share(t, b, backendtest.ForeignMemory, 64<<10)
+	late, err := withhold(here)
+	if err != nil {
+		backendtest.SkipIfUnavailable(t, err)
+	}
+	p := dial(t, b, owner.Addr())
+	token, _ := far.AppendToken(nil)
+	key, size, err := p.Import(token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fill(there, 0x11)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer late.supply(t)
+	wg.Go(func() {
+		if err := p.Submit(backends.Write, 1, []backends.Desc{{Len: size, LocalKey: near.Key(), RemoteKey: key}}); err != nil {
+			t.Error(err)
+		}
+	})
+	late.await(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	defer cancel()
+	wantError(t, "fence of a copy that is held up", owner.Fence(ctx, far.Key()), context.DeadlineExceeded)
+	late.supply(t)
+	if err := owner.Fence(context.Background(), far.Key()); err != nil {
+		t.Fatal(err)
+	}
+	after := append([]byte(nil), there...)
+	wg.Wait()
+	if err := await(t, b, 1); err != nil {
+		t.Errorf("the write: %v", err)
+	}
+	if !bytes.Equal(there, after) || there[0] != 0 {
+		t.Error("bytes landed after the fence, or none before it")
+	}
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"sync"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// withheld is memory whose pages do not come until they are supplied: who touches one
+// stands in the kernel until then.
+type withheld struct {
+	fd   int
+	mem  []byte
+	once sync.Once
+}
+
+// What userfaultfd(2) takes, of <linux/userfaultfd.h>.
+const (
+	uffdAPI      = 0xc018aa3f
+	uffdRegister = 0xc020aa00
+	uffdZero     = 0xc020aa04
+)
+
+// withhold takes the pages of a private mapping away.
+func withhold(mem []byte) (*withheld, error) {
+	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0) // a blocking one cannot be polled
+	if errno != 0 {
+		return nil, &backends.UnavailableError{Backend: "shm", Reason: "userfaultfd: " + errno.Error(), Fix: "run the test as root"}
+	}
+	w := &withheld{fd: int(fd), mem: mem}
+	if err := unix.Madvise(mem, unix.MADV_DONTNEED); err != nil {
+		return nil, err
+	}
+	api := [3]uint64{0xAA}
+	if err := w.control(uffdAPI, unsafe.Pointer(&api)); err != nil {
+		return nil, err
+	}
+	const missing = 1
+	register := [4]uint64{addressOf(mem), uint64(len(mem)), missing}
+	return w, w.control(uffdRegister, unsafe.Pointer(&register))
+}
+
+func (w *withheld) control(request uintptr, arg unsafe.Pointer) error {
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(w.fd), request, uintptr(arg)); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// await returns when somebody stands.
+func (w *withheld) await(t *testing.T) {
+	t.Helper()
+	fds := []unix.PollFd{{Fd: int32(w.fd), Events: unix.POLLIN}}
+	if n, err := unix.Poll(fds, 20_000); n != 1 || fds[0].Revents != unix.POLLIN {
+		t.Fatalf("nobody touches the memory: %v, %#x", err, fds[0].Revents)
+	}
+}
+
+// supply fills all pages with zeros, and lets everybody go on.
+func (w *withheld) supply(t *testing.T) {
+	w.once.Do(func() {
+		zero := [4]uint64{addressOf(w.mem), uint64(len(w.mem))}
+		if err := w.control(uffdZero, unsafe.Pointer(&zero)); err != nil {
+			t.Error(err)
+		}
+		_ = unix.Close(w.fd)
+	})
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package process
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Threads finds out whether a system call that a process may have begun before is over, although the
+// process says nothing: it may be stopped, or frozen by a cgroup.
+type Threads struct {
+	dir  string
+	call string
+	left []string // the threads that have not been seen outside the call
+}
+
+// ThreadsOf lists the threads that may be in a call by now. What begins it later is not of interest.
+func ThreadsOf(pid int, call uintptr) (*Threads, error) {
+	t := &Threads{dir: "/proc/" + strconv.Itoa(pid) + "/task/", call: strconv.Itoa(int(call))}
+	dir, err := os.Open(t.dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return t, nil // it has ended
+	}
+	if err == nil {
+		t.left, err = dir.Readdirnames(-1)
+		_ = dir.Close() // only read
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the threads of process %d: %w", pid, err)
+	}
+	return t, nil
+}
+
+// Out reports whether each of the threads was seen outside the call at least once. It does not wait: ask
+// again after a while.
+func (t *Threads) Out() bool {
+	left := t.left[:0]
+	for _, id := range t.left {
+		if !t.out(id) {
+			left = append(left, id)
+		}
+	}
+	t.left = left
+	return len(left) == 0
+}
+
+// out looks at one thread. One that is stopped, or waits to be collected, is in no call. Of others the
+// kernel says which call they sleep in, to whom it lets trace them; of one that runs it does not say.
+func (t *Threads) out(id string) bool {
+	stat, err := os.ReadFile(t.dir + id + "/stat")
+	if err != nil {
+		return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH)
+	}
+	_, state, _ := bytes.Cut(stat[bytes.LastIndexByte(stat, ')')+1:], []byte(" "))
+	if len(state) > 0 && bytes.IndexByte([]byte("TtZX"), state[0]) >= 0 {
+		return true
+	}
+	text, err := os.ReadFile(t.dir + id + "/syscall")
+	if err != nil {
+		return false
+	}
+	call, _, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
+	return call != "running" && call != t.call
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package process_test
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/internal/freeze"
+	"github.com/sluicehq/sluice/internal/process"
+)
+
+// TestThreads looks at a process that sleeps in a call, at the same one stopped, and at
+// one that is no more.
+func TestThreads(t *testing.T) {
+	c := exec.Command("sleep", "60")
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Process.Kill(); _ = c.Wait() }()
+	list := func(call uintptr) *process.Threads {
+		t.Helper()
+		threads, err := process.ThreadsOf(c.Process.Pid, call)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return threads
+	}
+	out := func(threads *process.Threads, limit time.Duration) bool {
+		for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			if threads.Out() {
+				return true
+			}
+		}
+		return false
+	}
+	if !out(list(unix.SYS_PROCESS_VM_WRITEV), 10*time.Second) { // once it sleeps
+		t.Error("a process that sleeps is said to be in another call")
+	}
+	if inside := list(unix.SYS_CLOCK_NANOSLEEP); out(inside, 50*time.Millisecond) {
+		t.Error("a process is said to be out of the call that it sleeps in")
+	} else if err := freeze.Process(c.Process); err != nil {
+		t.Fatal(err)
+	} else if !inside.Out() {
+		t.Error("a stopped process is said to be in a call")
+	}
+	_ = c.Process.Kill()
+	_ = c.Wait()
+	if !list(unix.SYS_CLOCK_NANOSLEEP).Out() {
+		t.Error("a process that is no more is said to be in a call")
+	}
+	if self, err := process.ThreadsOf(os.Getpid(), unix.SYS_PROCESS_VM_WRITEV); err != nil || !out(self, 10*time.Second) {
+		t.Errorf("of ourselves: %v, or in a call that nobody makes", err)
+	}
+}
