@@ -159,10 +159,11 @@ int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag, cons
 
 void sl_ucx_cancel(struct sl_ucx_conn *n, uint64_t tag);
 
-/*
- * Moves a piece of a batch, or waits a moment for a peer who serves it. 1: there was
- * something to do; 0: nothing.
- */
+/* What a helper did. */
+#define SL_UCX_HELPED 1 /* something, and what ended by it woke nobody: the caller polls */
+#define SL_UCX_AGAIN 2	/* and there may be more to do */
+
+/* Moves a piece of a batch, or waits a moment for a peer who serves it. 0: there was nothing to do. */
 int sl_ucx_help(struct sl_ucx_conn *n, uint64_t tag);
 
 /* Who helped stops before the end. */

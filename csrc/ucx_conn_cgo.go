@@ -183,8 +183,12 @@ func (n *UCXConn) Cancel(tag uint64) { C.sl_ucx_cancel(n.c, C.uint64_t(tag)) }
 // Help moves a batch in the caller, as backends.Helper has it.
 func (n *UCXConn) Help(tag uint64, stop <-chan struct{}) bool {
 	helped := false
-	for C.sl_ucx_help(n.c, C.uint64_t(tag)) != 0 {
-		helped = true
+	for {
+		did := C.sl_ucx_help(n.c, C.uint64_t(tag))
+		helped = helped || did != 0
+		if did&C.SL_UCX_AGAIN == 0 {
+			return helped
+		}
 		select {
 		case <-stop:
 			C.sl_ucx_unhelp(n.c)
@@ -192,7 +196,6 @@ func (n *UCXConn) Help(tag uint64, stop <-chan struct{}) bool {
 		default:
 		}
 	}
-	return helped
 }
 
 // Drain ends what has not begun, with ErrClosed, refuses what is new, and waits for the

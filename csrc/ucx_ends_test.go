@@ -225,6 +225,36 @@ func TestUCXManyMessages(t *testing.T) {
 	})
 }
 
+// What ends in the hands of a helper wakes nobody, since he looks for it: so he must be told that something did.
+func TestUCXHelpSaysThatSomethingEnded(t *testing.T) {
+	everyWay(t, func(t *testing.T, l *lane) {
+		armed := l.near.rings[0].armed
+		alone := 0
+		for range 3000 {
+			l.tag++
+			for l.near.Arm() {
+				l.near.Poll(make([]Done, 1))
+			}
+			if err := l.conn.Submit(backends.Read, l.tag, []backends.Desc{l.desc(8, 16, 8)}, nil); err != nil {
+				t.Fatal(err)
+			}
+			inline := l.near.rings[0].head.Load() != l.near.rings[0].tail.Load() // Submit's caller polls
+			if !l.conn.Help(l.tag, nil) && !inline {
+				for end := time.Now().Add(10 * time.Second); armed.Load() != 0; time.Sleep(time.Microsecond) {
+					if l.near.rings[0].head.Load() != l.near.rings[0].tail.Load() && time.Now().After(end) {
+						t.Fatal("a batch has ended, nobody was woken, and Help says that it did nothing")
+					}
+				}
+				alone++
+			}
+			if err := l.outcome(t, l.tag); err != nil {
+				t.Fatal(err)
+			}
+		}
+		t.Logf("%d of 3000 reads ended without help", alone)
+	})
+}
+
 func TestUCXMemoryOutlivesItsContext(t *testing.T) {
 	l := openLane(t, ways[0])
 	l.closed = true

@@ -54,30 +54,35 @@ static int wait_for_owner(struct sl_ucx_conn *n, uint64_t tag)
 			sl_ucx_lock(w);
 		}
 	}
-	return moved && find(n, tag) == NULL ? 0 : moved;
+	return moved ? SL_UCX_HELPED | (find(n, tag) ? SL_UCX_AGAIN : 0) : 0;
 }
 
 int sl_ucx_help(struct sl_ucx_conn *n, uint64_t tag)
 {
 	struct sl_ucx_worker *w = n->worker;
 	struct sl_ucx_batch *b;
-	int moved = 0;
+	uint64_t ended;
+	int done = 0;
 
 	sl_ucx_lock(w);
+	ended = w->ring->head;
 	b = find(n, tag);
 	if (b && b->served && !n->ended) {
-		moved = wait_for_owner(n, tag);
+		done = wait_for_owner(n, tag);
 	} else if (b && !b->issued && b->status == 0 && !n->head->served) { /* those before it first */
 		n->head->helped = sl_ucx_about_now();
 		w->polled = 1;
 		atomic_fetch_add_explicit(&w->drives, 1, memory_order_relaxed);
-		moved = sl_ucx_move(n, HELPING);
+		if (sl_ucx_move(n, HELPING))
+			done = SL_UCX_HELPED | SL_UCX_AGAIN;
 		w->polled = 0;
 	}
+	if (w->ring->head != ended) /* whatever batch that was, and whatever UCX says of it */
+		done |= SL_UCX_HELPED;
 	sl_ucx_unlock(w);
-	if (moved)
+	if (done)
 		sl_ucx_let_in(w);
-	return moved;
+	return done;
 }
 
 void sl_ucx_unhelp(struct sl_ucx_conn *n)
