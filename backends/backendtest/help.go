@@ -3,6 +3,7 @@
 package backendtest
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -16,6 +17,7 @@ var helpChecks = []check{
 	{name: "HelpNothing", wirings: everywhere, needs: []optional{helper}, run: checkHelpNothing},
 	{name: "HelpStopped", wirings: everywhere, needs: []optional{helper}, run: checkHelpStopped},
 	{name: "HelpThenSleep", wirings: everywhere, needs: []optional{helper, armer}, run: checkHelpThenSleep},
+	{name: "HelpBesideSleeper", wirings: everywhere, needs: []optional{helper, armer}, run: checkHelpBesideSleeper},
 }
 
 // helpers is how many goroutines help at once.
@@ -186,4 +188,52 @@ func checkHelpThenSleep(s *stage) {
 		s.apply(backends.Write, d...)
 	}
 	s.compare(l, r, "after help and sleep")
+}
+
+// checkHelpBesideSleeper helps while somebody sleeps who armed before. A helper that says that it did nothing
+// does not poll: what it ended all the same must wake the sleeper.
+func checkHelpBesideSleeper(s *stage) {
+	n := s.fit(300000)
+	l, r := s.local(n), s.remote(n)
+	slept := 0
+	for i := range 300 {
+		for ready := true; ready; {
+			var err error
+			if ready, err = s.near.b.(backends.Armer).Arm(); err != nil {
+				s.Fatalf("arm: %v", err)
+			}
+			if _, err := s.near.ledger.poll(); err != nil {
+				s.Fatalf("poll: %v", err)
+			}
+		}
+		d := s.batch(l, r, s.fit([]uint64{64, 4096, 300000}[i%3]))
+		op := bothOps[i/2%2]
+		tag := s.submit(op, d...)
+		s.apply(op, d...)
+		done := s.isDone(tag)
+		if n, _ := s.near.ledger.poll(); n == 0 && !s.help(tag, nil) && !done() { // who submits polls, too
+			slept++
+			s.sleepArmed(fmt.Sprintf("%v %d beside a helper that did nothing", op, i))
+		}
+		if err := s.await(tag); err != nil {
+			s.Fatalf("%v with help: %v", op, err)
+		}
+	}
+	s.compare(l, r, "after help beside a sleeper")
+	s.Logf("%d of 300 batches woke the sleeper", slept)
+}
+
+// sleepArmed sleeps on what was armed before, until something is there.
+func (s *stage) sleepArmed(what string) {
+	s.Helper()
+	fd := s.near.b.(backends.Armer).FD()
+	switch err := sleepOn(fd, s.h.Limit/2); {
+	case errors.Is(err, errLate):
+		if n, _ := s.near.ledger.poll(); n > 0 {
+			s.Fatalf("%s: it has ended, and nobody was woken for %v", what, s.h.Limit/2)
+		}
+		s.hang(what)
+	case err != nil:
+		s.Fatalf("%s: %v", what, err)
+	}
 }

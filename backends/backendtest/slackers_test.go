@@ -92,6 +92,20 @@ var slackers = []struct {
 		},
 		poll: pollLazily,
 	}},
+	{"says nothing of what ended in its hands", []string{"HelpBesideSleeper"}, sabotage{
+		submit: func(p *saboteurPeer, op backends.Op, tag uint64, descs []backends.Desc) error {
+			p.remember(tag, flight{op: op, descs: descs})
+			return nil
+		},
+		help: func(p *saboteurPeer, tag uint64, _ <-chan struct{}) bool {
+			if f, ok := p.b.recall(tag); ok {
+				f.land()
+				p.b.put(backends.Completion{Tag: tag})
+			}
+			return false
+		},
+		poll: pollStash,
+	}},
 	{"does not wake for what a helper left", []string{"HelpThenSleep"}, sabotage{
 		help: func(p *saboteurPeer, _ uint64, _ <-chan struct{}) bool { return p.b.every(1) },
 		arm: func(b *saboteur) (bool, error) {
