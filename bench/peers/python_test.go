@@ -52,7 +52,7 @@ func TestScriptsAreWellFormed(t *testing.T) {
 // TestDriverWithoutItsLibraryIsARow runs the drivers where nothing but Python is.
 func TestDriverWithoutItsLibraryIsARow(t *testing.T) {
 	interpreter := python(t, "import numpy")
-	for _, script := range []string{"nixl_agent.py", "mooncake_engine.py"} {
+	for _, script := range []string{"nixl_agent.py", "mooncake_engine.py", "sluice_engine.py"} {
 		p := Participant{Name: script, Lane: TCP, Command: []string{interpreter, "-S", filepath.Join("drivers", script)},
 			Env: []string{"PYTHONPATH=" + numpyAlone(t, interpreter)}}
 		_, err := OpenPair(context.Background(), p, 1<<20)
@@ -81,7 +81,7 @@ func numpyAlone(t *testing.T, interpreter string) string {
 
 func TestPythonLoopMovesBytesAndCountsTime(t *testing.T) {
 	interpreter := python(t, "import numpy")
-	p := Participant{Name: "fake", Lane: Host, Command: []string{interpreter, "testdata/fake_peer.py"}}
+	p := Participant{Name: "fake", Lane: Host, Command: []string{interpreter, "testdata/fake_peer.py"}, Scripted: true}
 	o := testOptions()
 	report, err := Run(context.Background(), []Participant{p}, o)
 	if err != nil {
