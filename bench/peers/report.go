@@ -27,6 +27,7 @@ type Report struct {
 	SliceMS  float64   `json:"slice_ms"`
 
 	LimitMinutes float64 `json:"limit_minutes,omitempty"`
+	FateSeconds  float64 `json:"fate_seconds,omitempty"` // for which a caller was watched; negative: it was not
 
 	Memory uint64  `json:"memory"` // registered at each end
 	Peers  []Known `json:"peers"`
@@ -62,7 +63,7 @@ type Known struct {
 
 func newReport(o Options) *Report {
 	r := &Report{Machine: thisMachine(), Begun: time.Now().UTC().Truncate(time.Second), Quick: o.Quick, Rounds: o.Rounds,
-		SliceMS: o.Slice.Seconds() * 1e3, LimitMinutes: o.Limit.Minutes(), Memory: o.Memory, Revision: o.Revision}
+		SliceMS: o.Slice.Seconds() * 1e3, LimitMinutes: o.Limit.Minutes(), FateSeconds: o.Fate.Seconds(), Memory: o.Memory, Revision: o.Revision}
 	r.Machine.BusyBefore = busy(o.Idle)
 	r.Machine.judge()
 	return r
