@@ -97,14 +97,14 @@ def lane_row(panels, report, lane):
     for axes, op in zip(panels, ("write", "read")):
         rows = list(largest(transfers(report, lane, op=op, adjacent=False)))
         draw(axes, rows, "size", "gbps", max, style)
-        ruled(axes, f"{LANES[lane]}: {op}, up to 64 scattered pieces (higher is better)", sorted({row["size"] for row in rows}), size_name,
-              "size of a piece", "GB/s")
+        ruled(axes, f"{LANES[lane]}: {op} (higher is better)", sorted({row["size"] for row in rows}), size_name,
+              "size of each of up to 64 scattered pieces", "GB/s")
     small = SMALL.get(lane, 656)
     rows = list(transfers(report, lane, op="write", adjacent=False, size=small))
     draw(panels[2], rows, "batch", "p50_us", min, style)
-    ruled(panels[2], f"{LANES[lane]}: write of scattered pieces of {size_name(small)} (lower is better)", sorted({row["batch"] for row in rows}),
-          number, "pieces of an operation", "p50 of an operation, µs")
-    panels[0].legend(fontsize=8, loc="best")
+    ruled(panels[2], f"{LANES[lane]}: write of {size_name(small)} each (lower is better)", sorted({row["batch"] for row in rows}),
+          number, "scattered pieces of an operation", "p50 of an operation, µs")
+    panels[0].legend(fontsize=8, loc="best", framealpha=0.6)
 
 
 def main(report_file, picture):

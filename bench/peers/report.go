@@ -3,6 +3,7 @@
 package peers
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -81,6 +82,12 @@ func (m *Machine) judge() {
 }
 
 func (r *Report) add(row Row) { r.Rows = append(r.Rows, row) }
+
+// order sorts the rows from one on by their shapes, as a list has them; rows of no shape come last.
+func (r *Report) order(from int, list []Shape) {
+	at := func(row *Row) uint { return uint(slices.Index(list, row.Shape)) } // -1 is the largest
+	slices.SortStableFunc(r.Rows[from:], func(a, b Row) int { return cmp.Compare(at(&a), at(&b)) })
+}
 
 func (r *Report) know(p *Pair) {
 	k := Known{p.Lane, p.Name, p.Version, p.Settings}

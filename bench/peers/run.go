@@ -132,10 +132,10 @@ const failuresMax = 3
 func (r *runner) run(ctx context.Context, until time.Time) error {
 	defer r.close()
 	r.end = until
-	parts := []part{r.step(6, r.open), r.step(50, r.shapes)}
+	parts := []part{r.step(7, r.open), r.step(65, r.shapes)}
 	if r.seats[0].Lane != File { // which has no peer
-		parts = append(parts, r.step(1, r.calls), r.step(10, r.handovers), r.step(8, r.pings), r.step(1, r.leave),
-			r.step(6, r.contacts), r.step(4, r.regions), r.step(5, r.killed))
+		parts = append(parts, r.step(1, r.calls), r.step(8, r.handovers), r.step(7, r.pings), r.step(1, r.leave),
+			r.step(6, r.contacts), r.step(3, r.regions), r.step(4, r.killed))
 	}
 	return inTurn(ctx, r.o.now, until, parts)
 }
@@ -226,9 +226,12 @@ func (r *runner) present(yardsticks bool) []*seat {
 }
 
 // shapes measures each shape with all participants in alternation: what is behind its time gets
-// one round, and what comes after its end none.
+// one round, and what comes after its end none. Those that tell most are the first, so that a machine that
+// is slow has some of each size; the report has them in order.
 func (r *runner) shapes(ctx context.Context) error {
 	list := r.seats[0].Lane.shapes(&r.o)
+	defer r.report.order(len(r.report.Rows), slices.Clone(list))
+	slices.SortStableFunc(list, tellingFirst)
 	begun := r.o.now()
 	budget := r.until.Sub(begun)
 	for i, shape := range list {

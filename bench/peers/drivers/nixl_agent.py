@@ -22,12 +22,14 @@ SLOTS_MAX = 1 << 17  # of a prepared list; larger ones are made of the pieces th
 BLOCK = 4096  # what pieces of a file are multiples of that go past the page cache
 
 
-def version():
-    """Of the wheel, or of ours behind the shim, which has none of that name on the path."""
+def faced():
+    """Whether the package of that name is our shim."""
     import nixl
-    if "_shim" in str(nixl.__file__):
-        return f"sluice {metadata.version('sluice')}, its face of NIXL's API"
-    return f"nixl {metadata.version('nixl')}"
+    return "_shim" in str(nixl.__file__)
+
+
+def version():
+    return f"sluice {metadata.version('sluice')}, its face of NIXL's API" if faced() else f"nixl {metadata.version('nixl')}"
 
 
 class Agent(wire.Peer):
@@ -40,6 +42,8 @@ class Agent(wire.Peer):
         self.agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
         self.lists = {}
         thread = "a progress thread (the wheel's default)" if self.thread else "no progress thread, the target polls"
+        if faced():
+            thread = "which is shm here, and needs no progress"
         return (version(), f"backend UCX, {thread}, prep_xfer_dlist and make_prepped_xfer",
                 {"name": name, "base": memory.ctypes.data, "bytes": memory.nbytes, "metadata": self.agent.get_agent_metadata()})
 
