@@ -95,11 +95,13 @@ bench-rdma: build
 	hack/guest/run -t 600 $(abspath $(BIN)) bench --backend rdma --devices rxe0,rxe2 --peer-devices rxe1,rxe3 --table --format gobench $(ARGS)
 
 # Other engines side by side with ours, from the packages of their makers: a table as text and
-# JSON, and a picture. PEERS_QUICK=1 for the shapes that tell most, ARGS for further flags.
+# JSON, and a picture. PEERS_QUICK=1 for the shapes that tell most, ARGS for further
+# flags, PEERS_OUT=bench/results/peers for a run that is to be kept.
 PEERS := build/peers
 bench-peers: setup
 	$(GO) build -o $(PEERS)/ ./bench/peers/...
-	bench/peers/setup.sh $(PEERS)/envs
+	-@GO=$(GO) hack/python-test wheel # without it ours from Python is a row that says so
+	bench/peers/setup.sh $(PEERS)/envs build/wheel
 	$(PEERS)/beside -bin $(PEERS) -envs $(PEERS)/envs -out $(or $(PEERS_OUT),$(PEERS)/peers) \
 		-revision '$(shell git describe --always --dirty 2>/dev/null)' $(if $(PEERS_QUICK),-quick) $(ARGS)
 

@@ -154,7 +154,7 @@ func (d *disk) ways() []diskWay {
 			{"posix", func(context.Context) (diskFigure, error) {
 				return counted(func() (diskFigure, error) { return d.own.persist(&d.shape, d.slice) }, d.slice)
 			}},
-			{FioName, func(ctx context.Context) (diskFigure, error) { return runFio(ctx, d.path, &d.shape, d.slice) }},
+			{FioName, func(ctx context.Context) (diskFigure, error) { return runFio(ctx, d.path, &d.shape, d.slice, false) }},
 			{"posix-threads", func(context.Context) (diskFigure, error) { return d.threads.persist(&d.shape, d.slice) }},
 		}
 	}
@@ -162,7 +162,7 @@ func (d *disk) ways() []diskWay {
 		{"posix", func(context.Context) (diskFigure, error) {
 			return counted(func() (diskFigure, error) { return d.own.requests(&d.shape, d.slice) }, d.slice)
 		}},
-		{FioName, func(ctx context.Context) (diskFigure, error) { return runFio(ctx, d.path, &d.shape, d.slice) }},
+		{FioName, func(ctx context.Context) (diskFigure, error) { return runFio(ctx, d.path, &d.shape, d.slice, false) }},
 		{"posix-threads", func(context.Context) (diskFigure, error) { return d.threads.requests(&d.shape, d.slice) }},
 	}
 }

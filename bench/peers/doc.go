@@ -8,12 +8,13 @@
 // Requests from descriptor 3 and writes Answers to descriptor 4, a JSON object a
 // line; its standard output and error are kept for messages about its death. The
 // program of this package starts it twice, as target and as initiator, and takes
-// times of processors from outside, so that they are counted alike for all. A new
-// peer is one file: Serve is the loop of drivers in Go, drivers/wire.py that of
-// those in Python.
+// times of processors from outside, so that they are counted alike for all. A file is
+// no peer: there the target is a driver that keeps it. A new peer is one file: Serve is
+// the loop of drivers in Go, drivers/wire.py that of those in Python.
 //
 // A driver that dies, hangs or answers nonsense is killed and becomes a row with
 // the reason, as does one whose library is not there. Pairs that take processors
 // while nobody asks anything of them are stopped outside their turns, so that the
-// others do not pay for it.
+// others do not pay for it. A run has one limit: what there is no time for becomes a row
+// that says so, too.
 package peers

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 )
 
@@ -16,45 +15,14 @@ type Participant struct {
 	Name      string // as tables have it
 	Lane      Lane
 	Command   []string // the driver
+	Target    []string // the driver of the target, where it is another: of a file, what keeps it
 	Env       []string // NAME=VALUE, beside the environment
 	Ours      bool     // it is sluice
+	Scripted  bool     // its driver is no compiled program: calls into the library cost something
 	Yardstick bool     // a program that moves bytes and is no engine: no lists, no content, no processor times
-}
 
-// Where the drivers are: Bin are those in Go, Scripts those in Python, which run with Python.
-type Where struct {
-	Bin, Scripts string
-	Python       func(peer string) string // the interpreter of a peer's environment
-}
-
-// Participants are all there are, those of one lane together. What cannot run says so itself.
-func Participants(w Where) []Participant {
-	var list []Participant
-	own := func(lane Lane, names ...string) {
-		for _, name := range names {
-			list = append(list, Participant{Name: "sluice-" + name, Lane: lane, Ours: true,
-				Command: []string{filepath.Join(w.Bin, "sluice"), name}})
-		}
-	}
-	python := func(lane Lane, name, peer, script string, env []string, args ...string) {
-		list = append(list, Participant{Name: name, Lane: lane, Env: env,
-			Command: append([]string{w.Python(peer), filepath.Join(w.Scripts, script)}, args...)})
-	}
-	for _, lane := range []Lane{Host, TCP} {
-		var env []string
-		if lane == Host {
-			own(lane, "shm", "foreign", "ucx")
-		} else {
-			own(lane, "tcp", "ucx-tcp")
-			env = []string{"UCX_TLS=tcp", "UCX_NET_DEVICES=lo"}
-		}
-		python(lane, "nixl", "nixl", "nixl_agent.py", env)
-		python(lane, "nixl-polled", "nixl", "nixl_agent.py", env, "polled")
-		python(lane, "mooncake", "mooncake", "mooncake_engine.py", nil)
-		list = append(list, Participant{Name: "ucx_perftest", Lane: lane, Yardstick: true,
-			Command: []string{filepath.Join(w.Bin, "perftest")}})
-	}
-	return list
+	// Needs says why the participant cannot run on this machine, and what to do; nil: it can.
+	Needs func() error
 }
 
 // The limits of one request: a driver that exceeds them hangs.
@@ -80,6 +48,11 @@ type Pair struct {
 
 // OpenPair starts both ends, connects them, and moves a first piece.
 func OpenPair(ctx context.Context, p Participant, memory uint64) (_ *Pair, err error) {
+	if p.Needs != nil {
+		if err := p.Needs(); err != nil {
+			return nil, err
+		}
+	}
 	if _, err := os.Stat(p.Command[0]); err != nil {
 		return nil, fmt.Errorf("%s is not there: %w: %w", p.Command[0], err, ErrUnsupported)
 	}
@@ -89,21 +62,31 @@ func OpenPair(ctx context.Context, p Participant, memory uint64) (_ *Pair, err e
 			pair.Close()
 		}
 	}()
-	for _, end := range []struct {
-		role   string
-		driver **Driver
-		card   *string
-	}{{RoleTarget, &pair.target, &pair.targetCard}, {RoleInitiator, &pair.initiator, &pair.initiatorCard}} {
-		if *end.driver, err = StartDriver(p.Name+" "+end.role, p.Command, p.Env); err != nil {
-			return nil, err
-		}
-		a, err := (*end.driver).Ask(ctx, Request{Do: DoOpen, Lane: string(p.Lane), Role: end.role, Name: end.role, Bytes: memory}, openLimit)
-		if err != nil {
-			return nil, err
-		}
-		*end.card, pair.Version, pair.Settings = a.Card, a.Version, a.Settings
+	target := p.Command
+	if p.Target != nil {
+		target = p.Target
+	}
+	kept, err := pair.start(ctx, RoleTarget, target, &pair.target)
+	if err != nil {
+		return nil, err
+	}
+	a, err := pair.start(ctx, RoleInitiator, p.Command, &pair.initiator)
+	if err != nil {
+		return nil, err
+	}
+	pair.targetCard, pair.initiatorCard, pair.Version, pair.Settings = kept.Card, a.Card, a.Version, a.Settings
+	if p.Target != nil {
+		pair.Settings += "; " + kept.Settings
 	}
 	return pair, pair.meet(ctx)
+}
+
+// start starts and opens one end.
+func (p *Pair) start(ctx context.Context, role string, command []string, driver **Driver) (a Answer, err error) {
+	if *driver, err = StartDriver(p.Name+" "+role, command, p.Env); err != nil {
+		return a, err
+	}
+	return (*driver).Ask(ctx, Request{Do: DoOpen, Lane: string(p.Lane), Role: role, Name: role, Bytes: p.Memory}, openLimit)
 }
 
 // meet measures the first contact. The target learns of the initiator afterwards, where it has need
@@ -200,6 +183,16 @@ func (p *Pair) Idle(ctx context.Context, span time.Duration) (float64, error) {
 	p.idle = float64(p.CPU()-before) / float64(time.Since(begin))
 	p.greedy = p.idle > greedyFrom
 	return p.idle, nil
+}
+
+// cache has the page cache of a file be in the same state for all: past whole blocks there is
+// nothing in it, and pieces that are none find all of the file there.
+func (p *Pair) cache(ctx context.Context, s *Shape) error {
+	if p.Lane != File {
+		return nil
+	}
+	_, err := p.target.Ask(ctx, Request{Do: DoCache, On: s.Size%wholeBlock != 0}, askLimit)
+	return err
 }
 
 // check has one operation move bytes that were not there before and compares both ends.

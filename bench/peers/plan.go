@@ -14,7 +14,12 @@ type Lane string
 const (
 	Host Lane = "host" // one host, whatever a peer does best there
 	TCP  Lane = "tcp"  // sockets, here over the loopback
+	RDMA Lane = "rdma" // verbs, from a device of this host to itself
+	File Lane = "file" // one process and a regular file: no peer
 )
+
+// Lanes are all of them, in the order of tables.
+var Lanes = []Lane{Host, TCP, RDMA, File}
 
 // Shape is what one operation moves: Batch pieces of Size bytes.
 type Shape struct {
@@ -63,6 +68,45 @@ func Shapes(most uint64, quick bool) []Shape {
 	return list
 }
 
+// wholeBlock is what offsets and lengths of a file are multiples of where bytes go past the page
+// cache. Pieces that are not go through it: no engine has another way.
+const wholeBlock = 4 << 10
+
+// FileShapes are those of a file: many requests at once, large ones, and pieces that are no blocks. quick
+// leaves out those between.
+func FileShapes(most uint64, quick bool) []Shape {
+	var list []Shape
+	for _, s := range []Shape{{Size: 4 << 10, Batch: 64}, {Size: 4 << 10, Batch: 2048}, {Size: 64 << 10, Batch: 64}, {Size: 1 << 20, Batch: 16},
+		{Size: 656, Batch: 2048}} {
+		between := s.Size == 4<<10 && s.Batch == 2048 || s.Size == 64<<10
+		for _, op := range []string{"write", "read"} {
+			if s.Op = op; s.Bytes() <= most && !(quick && between) {
+				list = append(list, s)
+			}
+		}
+	}
+	return list
+}
+
+// shapes are those of a run.
+func (l Lane) shapes(o *Options) []Shape {
+	if l == File {
+		return FileShapes(l.memory(o)/2, o.Quick)
+	}
+	return Shapes(o.Batch, o.Quick)
+}
+
+// fileMemory bounds a file: each participant has one of its own, which is written anew.
+const fileMemory = 256 << 20
+
+// memory is what is registered at each end.
+func (l Lane) memory(o *Options) uint64 {
+	if l == File {
+		return min(o.Memory, fileMemory)
+	}
+	return o.Memory
+}
+
 // cut are the batches of a size.
 func cut(size, most uint64) []int {
 	var list []int
@@ -88,6 +132,17 @@ func (s *Shape) telling() bool {
 		return s.Batch == 64
 	}
 	return s.Size == 1<<20 && s.Batch == 1
+}
+
+// tellingFirst has the shapes of a quick run before the others.
+func tellingFirst(a, b Shape) int {
+	switch {
+	case a.telling() == b.telling():
+		return 0
+	case a.telling():
+		return -1
+	}
+	return 1
 }
 
 // How many lists of places are used in turn, so that none stays in a cache where it is

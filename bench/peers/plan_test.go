@@ -2,7 +2,10 @@
 
 package peers
 
-import "testing"
+import (
+	"slices"
+	"testing"
+)
 
 func TestShapesFitTheMemory(t *testing.T) {
 	const most = 256 << 20
@@ -62,6 +65,53 @@ func TestPlacesAreNeverTakenTwice(t *testing.T) {
 		}
 		if again[0][0] != local[0][0] {
 			t.Errorf("%s: drawn anew", &s)
+		}
+	}
+}
+
+func TestFileShapesFitTheFile(t *testing.T) {
+	full, quick := FileShapes(64<<20, false), FileShapes(64<<20, true)
+	for _, want := range []Shape{{"write", 4 << 10, 64, false}, {"read", 4 << 10, 2048, false}, {"read", 64 << 10, 64, false}, {"write", 1 << 20, 16, false}, {"read", 656, 2048, false}} {
+		if !slices.Contains(full, want) {
+			t.Errorf("%s is missing", &want)
+		}
+	}
+	for _, s := range quick {
+		if !slices.Contains(full, s) {
+			t.Errorf("%s is in the quick run alone", &s)
+		}
+	}
+	if len(quick) == 0 || len(quick) >= len(full) {
+		t.Errorf("%d of %d shapes are quick", len(quick), len(full))
+	}
+	for _, s := range FileShapes(2<<20, false) {
+		if s.Bytes() > 2<<20 {
+			t.Errorf("%s is too large", &s)
+		}
+	}
+}
+
+// TestTellingShapesComeFirst: of each size before all of one.
+func TestTellingShapesComeFirst(t *testing.T) {
+	list := Shapes(256<<20, false)
+	want := slices.Clone(list)
+	slices.SortStableFunc(list, tellingFirst)
+	quick := Shapes(256<<20, true)
+	if !slices.Equal(list[:len(quick)], quick) {
+		t.Errorf("the first are %v", list[:len(quick)])
+	}
+	r := &Report{Rows: []Row{{Peer: "before"}}}
+	for _, s := range list {
+		r.Rows = append(r.Rows, Row{Peer: "a", Shape: s}, Row{Peer: "b", Shape: s})
+	}
+	r.Rows = slices.Insert(r.Rows, 3, Row{Peer: "out"})
+	r.order(1, want)
+	if last := r.Rows[len(r.Rows)-1]; r.Rows[0].Peer != "before" || last.Peer != "out" {
+		t.Errorf("the first row is %+v, the last %+v", r.Rows[0], last)
+	}
+	for i, s := range want {
+		if a, b := r.Rows[1+2*i], r.Rows[2+2*i]; a.Shape != s || b.Shape != s || a.Peer != "a" || b.Peer != "b" {
+			t.Errorf("%s: %+v, %+v", &s, a, b)
 		}
 	}
 }

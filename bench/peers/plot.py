@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""plot.py REPORT.json OUT.svg: bandwidth over size and latency over batch, of each lane."""
+"""plot.py REPORT.json OUT: bandwidth over size and latency over batch, of each lane, as OUT's ending says (svg, png)."""
 
 import json
 import sys
@@ -9,9 +9,17 @@ import matplotlib
 matplotlib.use("Agg")
 matplotlib.rcParams["svg.hashsalt"] = "peers"  # the same report gives the same file
 import matplotlib.pyplot as plt
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-LANES = {"host": "one host", "tcp": "TCP, loopback"}
+LANES = {"host": "One host", "tcp": "TCP over the loopback", "rdma": "RDMA", "file": "A file"}
+
+# One line for each engine: of several settings of one the best, and of ours no drivers in Python, which the table has.
+FAMILIES = {"nixl": "NIXL, best of its settings", "nixl-polled": "NIXL, best of its settings", "nixl-uring": "NIXL, best of its settings",
+            "mooncake": "Mooncake"}
+LEFT_OUT = {"sluice-python", "sluice-nixl"}
+COLOURS = {"NIXL, best of its settings": "tab:orange", "Mooncake": "tab:green"}
+OURS = ("tab:blue", "tab:cyan", "tab:purple")
+SMALL = {"file": 4096}  # the size of the pieces that latency is drawn for; elsewhere 656
 
 
 def size_name(size, _=None):
@@ -21,28 +29,39 @@ def size_name(size, _=None):
     return f"{int(size)} B"
 
 
+def number(value, _=None):
+    return f"{value:,.0f}" if value >= 1 else f"{value:g}"
+
+
 def transfers(report, lane, **want):
     for row in report["rows"]:
-        if row["kind"] == "transfer" and row["lane"] == lane and row.get("gbps"):
+        if row["kind"] == "transfer" and row["lane"] == lane and row.get("gbps") and row["peer"] not in LEFT_OUT:
             if all(row[key] == value for key, value in want.items()):
                 yield row
 
 
-def draw(axes, rows, over, value, style):
+def draw(axes, rows, over, value, best, style):
     lines = {}
     for row in rows:
-        lines.setdefault(row["peer"], []).append((row[over], row[value]))
-    for peer, points in lines.items():
-        axes.plot(*zip(*sorted(points)), label=peer, **style[peer])
+        points = lines.setdefault(FAMILIES.get(row["peer"], row["peer"]), {})
+        points[row[over]] = best(points.get(row[over], row[value]), row[value])
+    for name, points in lines.items():
+        axes.plot(*zip(*sorted(points.items())), label=name, **style[name])
 
 
-def styles(report):
-    peers = dict.fromkeys(row["peer"] for row in report["rows"])
-    colours, found = plt.get_cmap("tab10").colors, {}
-    for i, peer in enumerate(peers):
-        ours = peer.startswith("sluice")
-        found[peer] = {"color": colours[i % 10], "marker": "o" if ours else "s", "markersize": 4,
-                       "linestyle": "-" if ours else "--", "linewidth": 2 if ours else 1.3}
+def styles(rows):
+    """Ours are thick and blue, the others dashed, yardsticks grey and dotted."""
+    found, ours = {}, iter(OURS * 2)
+    for row in rows:
+        name = FAMILIES.get(row["peer"], row["peer"])
+        if name in found:
+            continue
+        if row.get("yardstick"):
+            found[name] = {"color": "grey", "linestyle": ":", "marker": "^", "markersize": 4, "linewidth": 1.2}
+        elif row.get("ours"):
+            found[name] = {"color": next(ours), "linestyle": "-", "marker": "o", "markersize": 5, "linewidth": 2.2}
+        else:
+            found[name] = {"color": COLOURS.get(name, "tab:red"), "linestyle": "--", "marker": "s", "markersize": 5, "linewidth": 1.8}
     return found
 
 
@@ -57,30 +76,54 @@ def largest(rows):
     return best.values()
 
 
+def ruled(axes, title, ticks, tick_name, x, y):
+    axes.set(xscale="log", yscale="log", xlabel=x, ylabel=y)
+    axes.set_title(title, fontsize=10)
+    axes.set_xticks(ticks, minor=False)
+    axes.xaxis.set_major_formatter(FuncFormatter(tick_name))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(axis="x", which="minor", bottom=False)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
+    low, high = axes.get_ylim()
+    if high / low > 100:
+        axes.yaxis.set_major_locator(LogLocator(numticks=12))
+    axes.yaxis.set_major_formatter(FuncFormatter(number))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.grid(True, which="major", alpha=0.3)
+
+
+def lane_row(panels, report, lane):
+    style = styles(transfers(report, lane))
+    for axes, op in zip(panels, ("write", "read")):
+        rows = list(largest(transfers(report, lane, op=op, adjacent=False)))
+        draw(axes, rows, "size", "gbps", max, style)
+        ruled(axes, f"{LANES[lane]}: {op} (higher is better)", sorted({row["size"] for row in rows}), size_name,
+              "size of each of up to 64 scattered pieces", "GB/s")
+    small = SMALL.get(lane, 656)
+    rows = list(transfers(report, lane, op="write", adjacent=False, size=small))
+    draw(panels[2], rows, "batch", "p50_us", min, style)
+    ruled(panels[2], f"{LANES[lane]}: write of {size_name(small)} each (lower is better)", sorted({row["batch"] for row in rows}),
+          number, "scattered pieces of an operation", "p50 of an operation, µs")
+    panels[0].legend(fontsize=8, loc="best", framealpha=0.6)
+
+
 def main(report_file, picture):
     with open(report_file) as f:
         report = json.load(f)
     lanes = [lane for lane in LANES if any(True for _ in transfers(report, lane))]
     if not lanes:
         sys.exit("the report has no transfers")
-    style = styles(report)
-    figure, grid = plt.subplots(len(lanes), 3, figsize=(16, 4.6 * len(lanes)), squeeze=False, layout="constrained")
+    figure, grid = plt.subplots(len(lanes), 3, figsize=(16, 4.4 * len(lanes)), squeeze=False, layout="constrained")
     for panels, lane in zip(grid, lanes):
-        for axes, op in zip(panels, ("write", "read")):
-            draw(axes, largest(transfers(report, lane, op=op, adjacent=False)), "size", "gbps", style)
-            axes.set(title=f"{LANES[lane]}: {op}, up to 64 scattered pieces", xlabel="size of a piece", ylabel="GB/s", xscale="log", yscale="log")
-            axes.xaxis.set_major_formatter(FuncFormatter(size_name))
-            axes.set_xticks(sorted({row["size"] for row in transfers(report, lane)}), minor=False)
-            axes.minorticks_off()
-        draw(panels[2], transfers(report, lane, op="write", adjacent=False, size=656), "batch", "p50_us", style)
-        panels[2].set(title=f"{LANES[lane]}: write, 656 B, scattered", xlabel="pieces of an operation", ylabel="p50, µs", xscale="log", yscale="log")
-        for axes in panels:
-            axes.grid(True, which="major", alpha=0.3)
-        panels[0].legend(fontsize=8)
+        lane_row(panels, report, lane)
     m = report["machine"]
-    busy = m["load_before"] > m["processors"] / 4
-    figure.suptitle(f"{m['processor']}, {m['processors']} processors, {report['begun'][:10]}" + (", busy: indicative" if busy else ""), fontsize=10)
-    figure.savefig(picture, metadata={"Date": None})
+    title = f"{m['processor']}, {m['processors']} processors, {report['begun'][:10]}"
+    if report.get("revision"):
+        title += f", sluice at {report['revision']}"
+    if m.get("indicative"):
+        title += ": others used the machine, so these figures are indicative"
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(picture, dpi=90, metadata={"Date": None} if picture.endswith(".svg") else None)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ const (
 	DoDrop     = "drop"     // give the requests back
 	DoStamp    = "stamp"    // Size, Slots, Seed: eight bytes at the front of each slot
 	DoDigest   = "digest"   // Size, Slots -> CRC of their content
+	DoCache    = "cache"    // On: all of the file into the page cache; else written back, and nothing of it there
 	DoHandover = "handover" // Op, Size, Local, Remote: from lists to the last byte, nothing prepared -> PrepareNS, NS
 	DoRegions  = "regions"  // Count, Size: register one by one, describe -> PrepareNS, NS, Bytes, Card
 	DoPing     = "ping"     // Count, Size: round trips -> Samples
@@ -71,7 +72,7 @@ type Answer struct {
 	Noticed     bool    `json:"noticed,omitempty"`
 	Pending     bool    `json:"pending,omitempty"` // an operation was under way when the time was over
 	At          int64   `json:"at,omitempty"`      // CLOCK_MONOTONIC: of the error, or of the last operation that was done
-	Text        string  `json:"text,omitempty"`    // of that error
+	Text        string  `json:"text,omitempty"`    // of that error; of messages, what is to be known of them
 }
 
 // samplesMax bounds an answer: of more samples every second, third, ... is kept.

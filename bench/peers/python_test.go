@@ -20,7 +20,7 @@ import (
 func python(t *testing.T, code string) string {
 	t.Helper()
 	var reasons []string
-	for _, name := range []string{"python3", "../../build/peers/envs/nixl/bin/python"} {
+	for _, name := range []string{"python3", "../../build/peers/envs/nixl/bin/python", "../../build/peers/envs/sluice/bin/python"} {
 		path, err := exec.LookPath(name)
 		if err == nil {
 			var out []byte
@@ -33,8 +33,38 @@ func python(t *testing.T, code string) string {
 		reasons = append(reasons, err.Error())
 	}
 	backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: "python", Reason: strings.Join(reasons, "; "),
-		Fix: "apt-get install python3 python3-numpy"})
+		Fix: "apt-get install python3 python3-numpy; of ours, make wheel and bench/peers/setup.sh build/peers/envs"})
 	return ""
+}
+
+// TestOursFromPythonMovesBytes runs our own API and our face of NIXL's over what make wheel has built.
+func TestOursFromPythonMovesBytes(t *testing.T) {
+	interpreter := python(t, "import numpy, sluice.nixl")
+	for _, p := range Participants(Where{Scripts: "drivers", Python: func(string) string { return interpreter }}) {
+		if !p.Ours || !p.Scripted || p.Lane != Host {
+			continue
+		}
+		t.Run(p.Name, func(t *testing.T) {
+			pair, err := OpenPair(context.Background(), p, 4<<20)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer pair.Close()
+			for _, shape := range []Shape{{"write", 656, 64, false}, {"read", 4096, 16, true}} {
+				local, remote := shape.places(pair.Memory)
+				_, err := pair.ask(context.Background(), Request{Do: DoPrepare, Op: shape.Op, Size: shape.Size, Local: local[:1], Remote: remote[:1]})
+				if err == nil {
+					err = pair.check(context.Background(), &shape, local[0], remote[0], 1)
+				}
+				if err != nil {
+					t.Errorf("%s: %v", &shape, err)
+				}
+			}
+			if a, _, err := pair.ping(context.Background(), 3); err != nil || len(a.Samples) != 3 {
+				t.Errorf("messages: %+v, %v", a, err)
+			}
+		})
+	}
 }
 
 func TestScriptsAreWellFormed(t *testing.T) {
@@ -52,7 +82,7 @@ func TestScriptsAreWellFormed(t *testing.T) {
 // TestDriverWithoutItsLibraryIsARow runs the drivers where nothing but Python is.
 func TestDriverWithoutItsLibraryIsARow(t *testing.T) {
 	interpreter := python(t, "import numpy")
-	for _, script := range []string{"nixl_agent.py", "mooncake_engine.py"} {
+	for _, script := range []string{"nixl_agent.py", "mooncake_engine.py", "sluice_engine.py"} {
 		p := Participant{Name: script, Lane: TCP, Command: []string{interpreter, "-S", filepath.Join("drivers", script)},
 			Env: []string{"PYTHONPATH=" + numpyAlone(t, interpreter)}}
 		_, err := OpenPair(context.Background(), p, 1<<20)
@@ -81,7 +111,7 @@ func numpyAlone(t *testing.T, interpreter string) string {
 
 func TestPythonLoopMovesBytesAndCountsTime(t *testing.T) {
 	interpreter := python(t, "import numpy")
-	p := Participant{Name: "fake", Lane: Host, Command: []string{interpreter, "testdata/fake_peer.py"}}
+	p := Participant{Name: "fake", Lane: Host, Command: []string{interpreter, "testdata/fake_peer.py"}, Scripted: true}
 	o := testOptions()
 	report, err := Run(context.Background(), []Participant{p}, o)
 	if err != nil {

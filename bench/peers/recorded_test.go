@@ -32,7 +32,7 @@ func TestTextOfARecordedRun(t *testing.T) {
 	if !bytes.Equal(got.Bytes(), want) {
 		t.Errorf("the text is\n%s", got.String())
 	}
-	for _, must := range []string{"INDICATIVE", "behind", "gone did not run", "no answer in time", "not noticed within"} {
+	for _, must := range []string{"INDICATIVE", "behind", "gone did not run", "is ahead in", "no answer in time", "not noticed within"} {
 		if !strings.Contains(got.String(), must) {
 			t.Errorf("no %q in the text", must)
 		}
@@ -66,6 +66,23 @@ func TestLeadsTakeTheBestOfEachSide(t *testing.T) {
 	leads := report.Leads(Host)
 	if len(leads) != 1 || leads[0].Theirs.Peer != "b" || leads[0].Ratio("x") != 2 || leads[0].Ratio("y") != 0.5 || leads[0].Best() != 2 || leads[0].Ratio("z") != 0 {
 		t.Errorf("%+v", leads)
+	}
+}
+
+func TestScoreCountsShapesWithFiguresOfBothSides(t *testing.T) {
+	lead := func(theirs float64, ours map[string]float64) Lead {
+		l := Lead{Theirs: &Row{P50us: theirs}, Ours: map[string]*Row{}}
+		for peer, p50 := range ours {
+			l.Ours[peer] = &Row{P50us: p50}
+		}
+		return l
+	}
+	leads := []Lead{lead(10, map[string]float64{"x": 5}), lead(10, map[string]float64{"x": 20, "y": 2}), lead(10, map[string]float64{"x": 10.1}), lead(10, nil)}
+	if got := scoreOf(leads, "x"); got != (score{1, 1, 1}) {
+		t.Errorf("x: %+v", got)
+	}
+	if got := scoreOf(leads, "y"); got != (score{1, 0, 0}) {
+		t.Errorf("y: %+v", got)
 	}
 }
 

@@ -3,6 +3,7 @@
 package peers
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -25,9 +26,13 @@ type Report struct {
 	Quick    bool      `json:"quick,omitempty"`
 	Rounds   int       `json:"rounds"`
 	SliceMS  float64   `json:"slice_ms"`
-	Memory   uint64    `json:"memory"` // registered at each end
-	Peers    []Known   `json:"peers"`
-	Rows     []Row     `json:"rows"`
+
+	LimitMinutes float64 `json:"limit_minutes,omitempty"`
+	FateSeconds  float64 `json:"fate_seconds,omitempty"` // for which a caller was watched; negative: it was not
+
+	Memory uint64  `json:"memory"` // registered at each end
+	Peers  []Known `json:"peers"`
+	Rows   []Row   `json:"rows"`
 }
 
 // Machine is where the run was.
@@ -38,11 +43,16 @@ type Machine struct {
 	Kernel     string  `json:"kernel"`
 	LoadBefore float64 `json:"load_before"` // of one minute
 	LoadAfter  float64 `json:"load_after"`
+	BusyBefore float64 `json:"busy_before"` // processors that others used just before, as /proc/stat has it
+	BusyAfter  float64 `json:"busy_after"`
+
+	// Indicative says that others used the machine when the run began, or when it ended: the load average
+	// does not, since it remembers what built the programs.
+	Indicative bool `json:"indicative,omitempty"`
 }
 
-// Busy reports whether others used the machine when the run began: then its figures are
-// indicative.
-func (m *Machine) Busy() bool { return m.LoadBefore > float64(m.Processors)/4 }
+// busyFrom is the share of all processors from which on others disturb.
+const busyFrom = 0.1
 
 // Known is what a participant says of itself.
 type Known struct {
@@ -53,16 +63,31 @@ type Known struct {
 }
 
 func newReport(o Options) *Report {
-	return &Report{Machine: thisMachine(), Begun: time.Now().UTC().Truncate(time.Second), Quick: o.Quick, Rounds: o.Rounds,
-		SliceMS: o.Slice.Seconds() * 1e3, Memory: o.Memory, Revision: o.Revision}
+	r := &Report{Machine: thisMachine(), Begun: time.Now().UTC().Truncate(time.Second), Quick: o.Quick, Rounds: o.Rounds,
+		SliceMS: o.Slice.Seconds() * 1e3, LimitMinutes: o.Limit.Minutes(), FateSeconds: o.Fate.Seconds(), Memory: o.Memory, Revision: o.Revision}
+	r.Machine.BusyBefore = busy(o.Idle)
+	r.Machine.judge()
+	return r
 }
 
-func (r *Report) end() {
+// end watches the machine once more, when all processes are gone.
+func (r *Report) end(watch time.Duration) {
 	r.Minutes = time.Since(r.Begun).Minutes()
-	r.Machine.LoadAfter = load()
+	r.Machine.LoadAfter, r.Machine.BusyAfter = load(), busy(watch)
+	r.Machine.judge()
+}
+
+func (m *Machine) judge() {
+	m.Indicative = max(m.BusyBefore, m.BusyAfter) > busyFrom*float64(m.Processors)
 }
 
 func (r *Report) add(row Row) { r.Rows = append(r.Rows, row) }
+
+// order sorts the rows from one on by their shapes, as a list has them; rows of no shape come last.
+func (r *Report) order(from int, list []Shape) {
+	at := func(row *Row) uint { return uint(slices.Index(list, row.Shape)) } // -1 is the largest
+	slices.SortStableFunc(r.Rows[from:], func(a, b Row) int { return cmp.Compare(at(&a), at(&b)) })
+}
 
 func (r *Report) know(p *Pair) {
 	k := Known{p.Lane, p.Name, p.Version, p.Settings}
@@ -114,4 +139,39 @@ func load() float64 {
 	first, _, _ := strings.Cut(string(text), " ")
 	l, _ := strconv.ParseFloat(first, 64)
 	return l
+}
+
+// busy is how many processors were in use while we slept for so long; 0 where the kernel does
+// not say.
+func busy(watch time.Duration) float64 {
+	worked, idle := ticks(os.ReadFile("/proc/stat"))
+	time.Sleep(watch)
+	after, idleAfter := ticks(os.ReadFile("/proc/stat"))
+	if whole := after - worked + idleAfter - idle; whole > 0 {
+		return (after - worked) / whole * float64(runtime.NumCPU())
+	}
+	return 0
+}
+
+// ticks are those of all processors since the machine began: at work, or stolen, and idle, or waiting
+// for a disk. The first line is "cpu user nice system idle iowait irq softirq steal guest guest_nice",
+// and guests are in user as well.
+func ticks(stat []byte, err error) (worked, idle float64) {
+	line, _, _ := strings.Cut(string(stat), "\n")
+	fields := strings.Fields(line)
+	if err != nil || len(fields) < 9 || fields[0] != "cpu" {
+		return 0, 0
+	}
+	for i, field := range fields[1:9] {
+		n, err := strconv.ParseFloat(field, 64)
+		switch {
+		case err != nil:
+			return 0, 0
+		case i == 3 || i == 4:
+			idle += n
+		default:
+			worked += n
+		}
+	}
+	return worked, idle
 }

@@ -46,6 +46,7 @@ type Row struct {
 	Ours      bool   `json:"ours,omitempty"`
 	Yardstick bool   `json:"yardstick,omitempty"`
 	Said      string `json:"said,omitempty"`   // the error that told the caller
+	Note      string `json:"note,omitempty"`   // what is to be known of the figure
 	Reason    string `json:"reason,omitempty"` // why there are no figures
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -18,12 +19,14 @@ type Options struct {
 	Memory uint64        // registered at each end; default 512 MiB
 	Batch  uint64        // bytes of an operation at most; default half of Memory
 	Fate   time.Duration // how long a caller has to notice a dead or frozen peer; default 20 s, quick 16 s; negative: not measured
-	Budget time.Duration // for shapes of both lanes: rounds are cut, then shapes left out; default 12 min, quick 4 min
-	Idle   time.Duration // for which a pair is watched while nothing is asked of it; default 2 s, quick 1 s
+	Limit  time.Duration // of the whole run: rounds are cut, then what is left is left out and said; default 20 min, quick 8 min
+	Idle   time.Duration // for which a pair, and the machine before the run, is watched while nothing is asked of it; default 2 s, quick 1 s
 	// Revision of sluice, for the report.
 	Revision string
 	// Progress is told what begins.
 	Progress func(string)
+
+	now func() time.Time // tests have a clock of their own
 }
 
 func (o Options) withDefaults() Options {
@@ -53,40 +56,64 @@ func (o Options) withDefaults() Options {
 	}
 	span(&o.Fate, 20*time.Second, 16*time.Second)
 	span(&o.Idle, 2*time.Second, time.Second)
-	span(&o.Budget, 12*time.Minute, 4*time.Minute)
+	span(&o.Limit, 20*time.Minute, 8*time.Minute)
+	if o.now == nil {
+		o.now = time.Now
+	}
 	if o.Progress == nil {
 		o.Progress = func(string) {}
 	}
 	return o
 }
 
-// Run measures the participants, lane by lane. A participant that fails is no reason to end: the
-// only errors are those of ctx, and what was measured until then is in the report all the same.
+// Run measures the participants, lane by lane, and at last what takes long while it sleeps. A
+// participant that fails is no reason to end: the only errors are those of ctx, and what was
+// measured until then is in the report all the same.
 func Run(ctx context.Context, list []Participant, o Options) (*Report, error) {
 	o = o.withDefaults()
+	ctx, cancel, end := bounds(ctx, o.now(), o.Limit)
+	defer cancel()
 	report := newReport(o)
-	defer report.end()
-	for _, lane := range []Lane{Host, TCP} {
+	defer report.end(o.Idle)
+	var parts []part
+	all := &runner{o: o, report: report}
+	for _, lane := range runOrder {
 		r := &runner{o: o, report: report}
 		for _, p := range list {
 			if p.Lane == lane {
 				r.seats = append(r.seats, &seat{Participant: p})
 			}
 		}
-		err := r.run(ctx)
-		r.close()
-		if err != nil {
-			return report, err
+		if len(r.seats) == 0 {
+			continue
+		}
+		parts = append(parts, part{laneWeights[lane], r.run})
+		if lane != File {
+			all.seats = append(all.seats, r.seats...)
 		}
 	}
-	return report, nil
+	if len(all.seats) > 0 && o.Fate >= 0 {
+		parts = append(parts, all.step(frozenWeight, all.frozen))
+	}
+	return report, inTurn(ctx, o.now, end, parts)
 }
+
+// The lanes in the order of the run. Where there is no device for verbs, that lane takes no time: it
+// is the first, so that the others have its share.
+var (
+	runOrder    = []Lane{RDMA, Host, TCP, File}
+	laneWeights = map[Lane]float64{RDMA: 4, Host: 4, TCP: 4, File: 1}
+)
+
+const frozenWeight = 1.5
 
 // runner measures the participants of one lane.
 type runner struct {
 	o      Options
 	report *Report
 	seats  []*seat
+	until  time.Time // of the part that runs
+	end    time.Time // of the lane
 }
 
 // seat is a participant and its pair.
@@ -101,20 +128,36 @@ type seat struct {
 // failuresMax is how often a participant may lose a process or a connection on a lane before it is out.
 const failuresMax = 3
 
-func (r *runner) run(ctx context.Context) error {
-	steps := []func(context.Context) error{r.open, r.shapes, r.calls, r.handovers, r.pings, r.leave, r.contacts, r.regions, r.fates}
-	for _, step := range steps {
-		if err := step(ctx); err != nil {
-			return err
-		}
+// run measures a lane.
+func (r *runner) run(ctx context.Context, until time.Time) error {
+	defer r.close()
+	r.end = until
+	parts := []part{r.step(7, r.open), r.step(65, r.shapes)}
+	if r.seats[0].Lane != File { // which has no peer
+		parts = append(parts, r.step(1, r.calls), r.step(8, r.handovers), r.step(7, r.pings), r.step(1, r.leave),
+			r.step(6, r.contacts), r.step(3, r.regions), r.step(4, r.killed))
 	}
-	return nil
+	return inTurn(ctx, r.o.now, until, parts)
 }
 
+// step is a part of a lane.
+func (r *runner) step(weight float64, do func(context.Context) error) part {
+	return part{weight, func(ctx context.Context, until time.Time) error {
+		r.until = until
+		return do(ctx)
+	}}
+}
+
+// late reports whether the part's time is over.
+func (r *runner) late() bool { return r.o.now().After(r.until) }
+
+// close ends all pairs at once, since each may take a while.
 func (r *runner) close() {
+	var all sync.WaitGroup
 	for _, s := range r.seats {
-		s.leave()
+		all.Go(s.leave)
 	}
+	all.Wait()
 }
 
 func (r *runner) leave(context.Context) error {
@@ -134,6 +177,11 @@ func (s *seat) leave() {
 func (r *runner) open(ctx context.Context) error {
 	for _, s := range r.seats {
 		r.o.Progress(fmt.Sprintf("%s: open %s", s.Lane, s.Name))
+		if r.o.now().After(r.end) { // who is not opened is out, so the other parts' time goes first
+			s.failures = failuresMax
+			r.report.add(s.failed(KindTransfer, Shape{}, errLate))
+			continue
+		}
 		if err := r.enter(ctx, s); err != nil {
 			return err
 		}
@@ -142,11 +190,15 @@ func (r *runner) open(ctx context.Context) error {
 		}
 		row := s.row(KindIdle)
 		share, err := s.pair.Idle(ctx, r.o.Idle)
-		if err != nil {
-			return err
+		switch {
+		case ended(ctx) != nil:
+			return ended(ctx)
+		case err != nil:
+			r.report.add(s.failed(KindIdle, Shape{}, err))
+		default:
+			row.Share = share
+			r.report.add(row)
 		}
-		row.Share = share
-		r.report.add(row)
 		s.pair.Rest()
 	}
 	return nil
@@ -154,10 +206,10 @@ func (r *runner) open(ctx context.Context) error {
 
 // enter opens a pair. One that cannot be opened is out, and a row.
 func (r *runner) enter(ctx context.Context, s *seat) error {
-	pair, err := OpenPair(ctx, s.Participant, r.o.Memory)
+	pair, err := OpenPair(ctx, s.Participant, s.Lane.memory(&r.o))
 	switch {
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
+	case ended(ctx) != nil:
+		return ended(ctx)
 	case err != nil:
 		s.failures = failuresMax
 		r.report.add(s.failed(KindTransfer, Shape{}, err))
@@ -173,22 +225,25 @@ func (r *runner) present(yardsticks bool) []*seat {
 	return slices.DeleteFunc(slices.Clone(r.seats), func(s *seat) bool { return s.pair == nil || s.Yardstick && !yardsticks })
 }
 
-// shapes measures each shape with all participants in alternation, within the lane's half of the
-// budget: what is behind its time gets one round, and what comes after its end none.
+// shapes measures each shape with all participants in alternation: what is behind its time gets
+// one round, and what comes after its end none. Those that tell most are the first, so that a machine that
+// is slow has some of each size; the report has them in order.
 func (r *runner) shapes(ctx context.Context) error {
-	list := Shapes(r.o.Batch, r.o.Quick)
-	begun, budget := time.Now(), r.o.Budget/2
+	list := r.seats[0].Lane.shapes(&r.o)
+	defer r.report.order(len(r.report.Rows), slices.Clone(list))
+	slices.SortStableFunc(list, tellingFirst)
+	begun := r.o.now()
+	budget := r.until.Sub(begun)
 	for i, shape := range list {
 		if len(r.present(true)) == 0 {
 			return nil
 		}
-		spent := time.Since(begun)
 		rounds := r.o.Rounds
 		switch {
-		case spent > budget:
-			r.late(list[i:])
+		case r.late():
+			r.leaveOut(list[i:])
 			return nil
-		case spent > budget*time.Duration(i+1)/time.Duration(len(list)):
+		case r.o.now().Sub(begun) > budget*time.Duration(i+1)/time.Duration(len(list)):
 			rounds = 1
 		}
 		r.o.Progress(fmt.Sprintf("%s: %s", r.seats[0].Lane, &shape))
@@ -199,10 +254,7 @@ func (r *runner) shapes(ctx context.Context) error {
 	return nil
 }
 
-// errLate is the reason of what there was no time for.
-var errLate = errors.New("left out: the time for shapes was over")
-
-func (r *runner) late(list []Shape) {
+func (r *runner) leaveOut(list []Shape) {
 	for _, shape := range list {
 		for _, s := range r.present(true) {
 			r.report.add(s.failed(KindTransfer, shape, errLate))
@@ -211,21 +263,25 @@ func (r *runner) late(list []Shape) {
 }
 
 func (r *runner) shape(ctx context.Context, shape *Shape, seed uint64, rounds int) error {
-	local, remote := shape.places(r.o.Memory)
+	local, remote := shape.places(r.seats[0].Lane.memory(&r.o))
 	for _, s := range r.present(true) {
 		s.tally, s.reason = tally{}, nil
+		if r.late() {
+			s.reason = errLate
+			continue
+		}
 		s.turn(func() error { return s.begin(ctx, shape, local, remote, seed, r.o.Slice) })
 	}
 	for n := range rounds {
 		seats := r.present(true)
 		for i := range seats {
 			s := seats[(i+n)%len(seats)]
-			if s.reason != nil || s.Yardstick && n > 0 {
+			if s.reason != nil || n > 0 && (s.Yardstick || r.late()) {
 				continue
 			}
 			s.turn(func() error { return s.round(ctx, shape, r.o.Slice) })
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
+			if err := ended(ctx); err != nil {
+				return err
 			}
 		}
 	}
@@ -252,9 +308,12 @@ func (s *seat) begin(ctx context.Context, shape *Shape, local, remote [][]int32,
 		return err
 	}
 	if s.Yardstick {
-		return nil
+		return s.pair.cache(ctx, shape)
 	}
 	if err := s.pair.check(ctx, shape, local[0], remote[0], seed); err != nil {
+		return err
+	}
+	if err := s.pair.cache(ctx, shape); err != nil {
 		return err
 	}
 	_, err := s.work(ctx, slice/2)
@@ -291,7 +350,11 @@ func (r *runner) settle(ctx context.Context, s *seat, shape *Shape) error {
 			return err
 		})
 	}
-	if s.reason != nil {
+	switch {
+	case errors.Is(s.reason, errLate):
+		r.report.add(s.failed(KindTransfer, *shape, errLate))
+		return nil
+	case s.reason != nil:
 		r.report.add(s.failed(KindTransfer, *shape, s.reason))
 		return r.replace(ctx, s)
 	}
@@ -317,8 +380,8 @@ func (r *runner) replace(ctx context.Context, s *seat) error {
 	if err := r.enter(ctx, s); err != nil || s.pair == nil {
 		return err
 	}
-	if _, err := s.pair.Idle(ctx, r.o.Idle/2); err != nil {
-		return err
+	if _, err := s.pair.Idle(ctx, r.o.Idle/2); err != nil && ended(ctx) != nil {
+		return ended(ctx)
 	}
 	s.pair.Rest()
 	return nil

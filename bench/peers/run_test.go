@@ -13,7 +13,7 @@ import (
 
 // testOptions are as short as a run can be.
 func testOptions() Options {
-	return Options{Quick: true, Rounds: 2, Slice: time.Millisecond, Memory: 4 << 20, Fate: -1, Idle: 10 * time.Millisecond, Budget: time.Hour}
+	return Options{Quick: true, Rounds: 2, Slice: time.Millisecond, Memory: 4 << 20, Fate: -1, Idle: 10 * time.Millisecond, Limit: time.Hour}
 }
 
 func rowsOf(r *Report, peer, kind string) (list []Row) {
@@ -109,30 +109,9 @@ func wantReadable(t *testing.T, report *Report) {
 	}
 }
 
-func TestFatesAreTimedOrSaid(t *testing.T) {
-	o := testOptions().withDefaults()
-	for _, c := range []struct {
-		kind string
-		end  func(*Driver)
-		fate time.Duration
-	}{{KindKilled, (*Driver).Kill, ample}, {KindFrozen, (*Driver).Stop, 100 * time.Millisecond}} {
-		o.Fate = c.fate
-		r := &runner{o: o, report: newReport(o), seats: []*seat{{Participant: fake(t, "theirs", "good", Host)}}}
-		err := r.fresh(context.Background(), c.kind, func(s *seat, p *Pair) error { return r.fate(context.Background(), s, p, c.kind, c.end) })
-		rows := rowsOf(r.report, "theirs", c.kind)
-		if err != nil || len(rows) != 1 {
-			t.Fatalf("%s: %v, rows %+v", c.kind, err, rows)
-		}
-		noticed := strings.Contains(rows[0].Said, "gone") && rows[0].Reason == "" && rows[0].Seconds < ample.Seconds()
-		if said := strings.Contains(rows[0].Reason, "not noticed"); noticed != (c.kind == KindKilled) || said != (c.kind == KindFrozen) {
-			t.Errorf("%s: %+v", c.kind, rows[0])
-		}
-	}
-}
-
 func TestRunThatIsLateSaysSo(t *testing.T) {
 	o := testOptions()
-	o.Budget = time.Nanosecond
+	o.Limit = time.Nanosecond
 	report, err := Run(context.Background(), []Participant{fake(t, "ours", "good", TCP)}, o)
 	if err != nil {
 		t.Fatal(err)
@@ -140,6 +119,78 @@ func TestRunThatIsLateSaysSo(t *testing.T) {
 	rows := rowsOf(report, "ours", KindTransfer)
 	if len(rows) == 0 || rows[len(rows)-1].Reason != errLate.Error() {
 		t.Errorf("rows: %+v", rows)
+	}
+}
+
+// TestRunWhoseTimeEndsSaysWhatItLeftOut spends all of the time in the midst of the shapes.
+func TestRunWhoseTimeEndsSaysWhatItLeftOut(t *testing.T) {
+	o := testOptions()
+	o.Fate = time.Second
+	now := time.Now()
+	o.now = func() time.Time { return now }
+	o.Progress = func(what string) {
+		if strings.Contains(what, "write scattered 1 x 656") {
+			now = now.Add(o.Limit)
+		}
+	}
+	report, err := Run(context.Background(), []Participant{fake(t, "ours", "good", Host)}, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := rowsOf(report, "ours", KindTransfer)
+	if want := len(Shapes(o.Memory/2, true)); len(rows) != want {
+		t.Errorf("%d rows for %d shapes", len(rows), want)
+	}
+	for _, kind := range []string{KindHandover, KindPing, KindContact, KindRegions, KindKilled, KindFrozen} {
+		if kind != KindHandover { // which is larger than the memory of this test
+			rows = append(rows, rowsOf(report, "ours", kind)...)
+		}
+		if list := rowsOf(report, "ours", kind); kind != KindHandover && len(list) != 1 {
+			t.Errorf("%s: %d rows", kind, len(list))
+		}
+	}
+	for _, row := range rows {
+		if row.Reason != errLate.Error() {
+			t.Errorf("%+v", row)
+		}
+	}
+}
+
+func TestDriverThatHangsEndsWithTheRun(t *testing.T) {
+	o := testOptions()
+	o.Limit = 300 * time.Millisecond
+	report, err := Run(context.Background(), []Participant{fake(t, "hung", "hangs", Host)}, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rows := rowsOf(report, "hung", KindTransfer); len(rows) != 1 || rows[0].Reason != errLate.Error() {
+		t.Errorf("rows: %+v", rows)
+	}
+}
+
+func TestFileLaneHasShapesAlone(t *testing.T) {
+	p := fake(t, "ours", "good", File)
+	p.Target, p.Ours = p.Command, true
+	o := testOptions()
+	o.Memory = 64 << 20
+	if _, err := OpenPair(context.Background(), p, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	report, err := Run(context.Background(), []Participant{p}, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := rowsOf(report, "ours", KindTransfer)
+	if len(rows) != len(FileShapes(o.Memory/2, true)) {
+		t.Fatalf("%d rows", len(rows))
+	}
+	for _, row := range rows { // the fake keeps no file
+		if !strings.Contains(row.Reason, "keeps no file") {
+			t.Errorf("%+v", row)
+		}
+	}
+	if len(report.Rows) != len(rows)+1 || len(rowsOf(report, "ours", KindIdle)) != 1 {
+		t.Errorf("more than transfers: %+v", report.Rows)
 	}
 }
 

@@ -46,6 +46,14 @@ type Measurer interface {
 	Measure(ctx context.Context) (perOperation time.Duration, err error)
 }
 
+// Keeper is an End whose bytes are those of a file rather than its Memory.
+type Keeper interface {
+	io.ReaderAt
+	io.WriterAt
+	// Cache brings all of it into the page cache, or writes it back and leaves nothing there.
+	Cache(all bool) error
+}
+
 // Serve answers requests on the driver's descriptors until the harness closes its end.
 func Serve(e End) error {
 	s := &server{end: e}
@@ -99,7 +107,9 @@ func (s *server) answer(r *Request) (Answer, error) {
 	case DoStamp:
 		return Answer{}, s.stamp(r)
 	case DoDigest:
-		return s.digest(r), nil
+		return s.digest(r)
+	case DoCache:
+		return Answer{}, s.cache(r.On)
 	case DoHandover:
 		return s.handover(r)
 	case DoRegions:
@@ -188,8 +198,16 @@ func thin(samples []int64) []int64 {
 	return kept
 }
 
-func (s *server) slot(r *Request, slot int32) []byte {
-	return s.end.Memory()[uint64(slot)*r.Size:][:r.Size]
+// slot is where a piece lies in memory; of a file it is a copy.
+func (s *server) slot(r *Request, slot int32) ([]byte, error) {
+	at := uint64(slot) * r.Size
+	keeper, ok := s.end.(Keeper)
+	if !ok {
+		return s.end.Memory()[at:][:r.Size], nil
+	}
+	b := make([]byte, r.Size)
+	_, err := keeper.ReadAt(b, int64(at))
+	return b, err
 }
 
 func (s *server) stamp(r *Request) error {
@@ -197,17 +215,37 @@ func (s *server) stamp(r *Request) error {
 		return fmt.Errorf("stamp slots of %d bytes: %w", r.Size, ErrUnsupported)
 	}
 	for _, slot := range r.Slots {
-		binary.LittleEndian.PutUint64(s.slot(r, slot), r.Seed)
+		b, err := s.slot(r, slot)
+		if err != nil {
+			return err
+		}
+		binary.LittleEndian.PutUint64(b, r.Seed)
+		if keeper, ok := s.end.(Keeper); ok {
+			if _, err := keeper.WriteAt(b[:8], int64(slot)*int64(r.Size)); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
 
-func (s *server) digest(r *Request) Answer {
-	crc := uint32(0)
+func (s *server) digest(r *Request) (a Answer, err error) {
 	for _, slot := range r.Slots {
-		crc = crc32.Update(crc, crc32.IEEETable, s.slot(r, slot))
+		b, err := s.slot(r, slot)
+		if err != nil {
+			return a, err
+		}
+		a.CRC = crc32.Update(a.CRC, crc32.IEEETable, b)
 	}
-	return Answer{CRC: crc}
+	return a, nil
+}
+
+func (s *server) cache(all bool) error {
+	keeper, ok := s.end.(Keeper)
+	if !ok {
+		return fmt.Errorf("it keeps no file: %w", ErrUnsupported)
+	}
+	return keeper.Cache(all)
 }
 
 func (s *server) handover(r *Request) (Answer, error) {

@@ -1,11 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# setup.sh DIR: makes the environments that the drivers in Python run in, below DIR, and the one that
-# draws. What cannot be installed is said and left out: its driver becomes a row with the reason.
-# A folder that is complete is kept. PEERS_NIXL and PEERS_MOONCAKE are versions, such as ==1.5.1.
+# setup.sh DIR [WHEELS]: makes the environments that the drivers in Python run in, below DIR, and the one
+# that draws. Our own wheel is in WHEELS, where make wheel has put it. What cannot be installed is said and left out:
+# its driver becomes a row with the reason. A folder that is complete is kept. PEERS_NIXL and
+# PEERS_MOONCAKE are versions, such as ==1.5.1.
 set -u
-dir=${1:?usage: setup.sh DIR}
+dir=${1:?usage: setup.sh DIR [WHEELS]}
+wheels=${2:-build/wheel}
 python=${PYTHON:-python3}
 mkdir -p "$dir"
 
@@ -28,6 +30,13 @@ environment() {
 deps=--no-deps
 environment nixl "nixl${PEERS_NIXL:-}" "nixl-cu12${PEERS_NIXL:-}" numpy
 environment mooncake "mooncake-transfer-engine-non-cuda${PEERS_MOONCAKE:-}" numpy
+environment sluice numpy
 deps=
 environment plot matplotlib
+
+# Ours is another one with each build.
+if [ -e "$dir/sluice/complete" ]; then
+	"$dir/sluice/bin/pip" install --quiet --no-input --no-deps --no-index --force-reinstall "$wheels"/sluice-*.whl >"$dir/sluice.log" 2>&1 ||
+		echo "setup: sluice: not installed: $(tail -n 1 "$dir/sluice.log"): run make wheel" >&2
+fi
 exit 0

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/sluicehq/sluice/bench"
@@ -22,9 +23,6 @@ const (
 	pingProbe      = 20  // the first ones, which say how many fit pingTime
 	pingTime       = 2 * time.Second
 	smallMemory    = 16 << 20 // of pairs that are opened for one figure
-	fateSize       = 64 << 10
-	fateBatch      = 16
-	fateLead       = 300 * time.Millisecond // that operations run before the target's end
 )
 
 // repeats is how often what happens once a connection is measured.
@@ -37,13 +35,17 @@ func (o *Options) repeats() int {
 
 // each runs a measurement with each participant in turn. It makes its rows itself; an error is one
 // more, unless the context ended.
-func (r *runner) each(ctx context.Context, kind string, shape Shape, measure func(*seat) error) error {
-	for _, s := range r.present(false) {
+func (r *runner) each(ctx context.Context, kind string, shape Shape, seats []*seat, measure func(*seat) error) error {
+	for _, s := range seats {
+		if r.late() {
+			r.report.add(s.failed(kind, shape, errLate))
+			continue
+		}
 		r.o.Progress(fmt.Sprintf("%s: %s, %s", s.Lane, kind, s.Name))
 		s.reason = nil
 		s.turn(func() error { return measure(s) })
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
+		if err := ended(ctx); err != nil {
+			return err
 		}
 		if s.reason == nil {
 			continue
@@ -64,12 +66,15 @@ func (r *runner) handovers(ctx context.Context) error {
 	}
 	local, remote := shape.places(r.o.Memory)
 	request := Request{Do: DoHandover, Op: shape.Op, Size: shape.Size, Local: local[:1], Remote: remote[:1]}
-	return r.each(ctx, KindHandover, shape, func(s *seat) error {
+	return r.each(ctx, KindHandover, shape, r.present(false), func(s *seat) error {
 		if err := s.pair.serve(ctx, true); err != nil {
 			return err
 		}
 		var prepared, whole, cpus []float64
-		for range max(r.o.repeats(), 2) { // the first one warms up
+		for n := range max(r.o.repeats(), 2) { // the first one warms up
+			if n > 1 && r.late() {
+				break
+			}
 			before := s.pair.CPU()
 			a, err := s.pair.ask(ctx, request)
 			if err != nil {
@@ -90,8 +95,9 @@ func (r *runner) handovers(ctx context.Context) error {
 // pings measures round trips of notifications.
 func (r *runner) pings(ctx context.Context) error {
 	shape := Shape{Size: pingSize, Batch: 1}
-	return r.each(ctx, KindPing, shape, func(s *seat) error {
+	return r.each(ctx, KindPing, shape, r.present(false), func(s *seat) error {
 		var t tally
+		var note string
 		count := pingProbe
 		for i := range r.o.repeats() + 1 {
 			a, took, err := s.pair.ping(ctx, count)
@@ -101,12 +107,13 @@ func (r *runner) pings(ctx context.Context) error {
 			if i > 0 { // the first ones warm up
 				t.add(&a, pingSize, 0)
 			}
+			note = a.Text
 			count = min(max(int(pingTime*time.Duration(count)/max(took, 1)), pingProbe), pingCount)
 		}
 		row := s.row(KindPing)
 		row.Shape = shape
 		t.fill(&row)
-		row.GBps, row.DescsPerS, row.CPUPerGB = 0, 0, 0
+		row.GBps, row.DescsPerS, row.CPUPerGB, row.Note = 0, 0, 0, note
 		r.report.add(row)
 		return nil
 	})
@@ -126,13 +133,11 @@ func (p *Pair) ping(ctx context.Context, count int) (a Answer, took time.Duratio
 	return a, time.Since(begin), err
 }
 
-// calls measures what the language of a driver costs for one call into the library.
+// calls measures what the language of a script costs for one call into the library.
 func (r *runner) calls(ctx context.Context) error {
 	shape := Shape{Op: "write", Size: sizes[0], Batch: 1}
-	return r.each(ctx, KindCall, shape, func(s *seat) error {
-		if s.Ours {
-			return nil
-		}
+	scripts := slices.DeleteFunc(r.present(false), func(s *seat) bool { return !s.Scripted })
+	return r.each(ctx, KindCall, shape, scripts, func(s *seat) error {
 		if _, err := s.pair.ask(ctx, Request{Do: DoPrepare, Op: shape.Op, Size: shape.Size, Local: [][]int32{{0}}, Remote: [][]int32{{0}}}); err != nil {
 			return err
 		}
@@ -158,10 +163,14 @@ func (r *runner) alone(ctx context.Context, kind string, measure func(*seat) err
 		if s.Yardstick || s.failures >= failuresMax {
 			continue
 		}
+		if r.late() {
+			r.report.add(s.failed(kind, Shape{}, errLate))
+			continue
+		}
 		r.o.Progress(fmt.Sprintf("%s: %s, %s", s.Lane, kind, s.Name))
 		err := measure(s)
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
+		if ended(ctx) != nil {
+			return ended(ctx)
 		}
 		if err != nil {
 			r.report.add(s.failed(kind, Shape{}, err))
@@ -170,38 +179,26 @@ func (r *runner) alone(ctx context.Context, kind string, measure func(*seat) err
 	return nil
 }
 
-// fresh is alone with a small pair for each measurement.
-func (r *runner) fresh(ctx context.Context, kind string, measure func(*seat, *Pair) error) error {
-	return r.alone(ctx, kind, func(s *seat) error {
-		pair, err := OpenPair(ctx, s.Participant, smallMemory)
-		if err != nil {
-			return err
-		}
-		defer pair.Close()
-		return measure(s, pair)
-	})
-}
-
 // contacts measures from the other end's description to the first bytes there.
 func (r *runner) contacts(ctx context.Context) error {
-	times := map[string][]float64{}
-	for range r.o.repeats() {
-		err := r.fresh(ctx, KindContact, func(s *seat, p *Pair) error {
-			times[s.Name] = append(times[s.Name], float64(p.Contact)/1e3)
-			return nil
-		})
-		if err != nil {
-			return err
+	return r.alone(ctx, KindContact, func(s *seat) error {
+		var list []float64
+		for range r.o.repeats() {
+			if len(list) > 0 && r.late() {
+				break
+			}
+			pair, err := OpenPair(ctx, s.Participant, smallMemory)
+			if err != nil {
+				return err
+			}
+			list = append(list, float64(pair.Contact)/1e3)
+			pair.Close()
 		}
-	}
-	for _, s := range r.seats {
-		if list := times[s.Name]; len(list) > 0 {
-			row := s.row(KindContact)
-			row.P50us, row.Ops = bench.Median(list), len(list)
-			r.report.add(row)
-		}
-	}
-	return nil
+		row := s.row(KindContact)
+		row.P50us, row.Ops = bench.Median(list), len(list)
+		r.report.add(row)
+		return nil
+	})
 }
 
 // regions measures registering and describing many regions, and what the other end takes to learn
@@ -243,59 +240,4 @@ func (r *runner) regions(ctx context.Context) error {
 		r.report.add(row)
 		return nil
 	})
-}
-
-// fates measures how long an initiator that writes all the time takes to know that the target was
-// killed, or frozen.
-func (r *runner) fates(ctx context.Context) error {
-	if r.o.Fate < 0 {
-		return nil
-	}
-	for _, fate := range []struct {
-		kind string
-		end  func(*Driver)
-	}{{KindKilled, (*Driver).Kill}, {KindFrozen, (*Driver).Stop}} {
-		err := r.fresh(ctx, fate.kind, func(s *seat, p *Pair) error { return r.fate(ctx, s, p, fate.kind, fate.end) })
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (r *runner) fate(ctx context.Context, s *seat, p *Pair, kind string, end func(*Driver)) error {
-	shape := Shape{Op: "write", Size: fateSize, Batch: fateBatch}
-	local, remote := shape.places(smallMemory)
-	if _, err := p.ask(ctx, Request{Do: DoPrepare, Op: shape.Op, Size: shape.Size, Local: local, Remote: remote}); err != nil {
-		return err
-	}
-	if err := p.serve(ctx, true); err != nil {
-		return err
-	}
-	if err := p.initiator.Send(Request{Do: DoFate, NS: int64(r.o.Fate + fateLead)}, askLimit); err != nil {
-		return err
-	}
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(fateLead):
-	}
-	since := monotonic()
-	end(p.target)
-	a, err := p.initiator.Await(ctx, DoFate, r.o.Fate+askLimit)
-	if err != nil {
-		return err
-	}
-	row := s.row(kind)
-	row.Shape, row.Ops, row.Said = shape, a.Ops, a.Text
-	switch {
-	case a.Noticed:
-		row.Seconds = max(float64(a.At-since)/1e9, 0)
-	case a.Pending:
-		row.Reason = fmt.Sprintf("not noticed within %v: an operation was still said to be under way", r.o.Fate)
-	default:
-		row.Reason = fmt.Sprintf("not noticed within %v: its memory took operations as before (one-sided)", r.o.Fate)
-	}
-	r.report.add(row)
-	return nil
 }

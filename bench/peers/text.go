@@ -17,10 +17,11 @@ import (
 func (r *Report) Text(w io.Writer) error {
 	var b strings.Builder
 	r.head(&b)
-	for _, lane := range []Lane{Host, TCP} {
+	r.standing(&b)
+	for _, lane := range Lanes {
 		r.summary(&b, lane)
 	}
-	for _, lane := range []Lane{Host, TCP} {
+	for _, lane := range Lanes {
 		r.transfers(&b, lane)
 	}
 	r.specials(&b)
@@ -37,8 +38,11 @@ func (r *Report) head(b *strings.Builder) {
 	}
 	fmt.Fprintf(b, "%d rounds of %.0f ms for each participant and shape, in turn; %s registered at each end; load %.1f before, %.1f after\n",
 		r.Rounds, r.SliceMS, bench.FormatSize(r.Memory), m.LoadBefore, m.LoadAfter)
-	if m.Busy() {
-		fmt.Fprintln(b, "INDICATIVE: others used the machine when this began. Ratios between participants may hold, figures do not.")
+	if m.BusyBefore+m.BusyAfter > 0 {
+		fmt.Fprintf(b, "others used %.2f processors just before, %.2f just after\n", m.BusyBefore, m.BusyAfter)
+	}
+	if m.Indicative {
+		fmt.Fprintln(b, "INDICATIVE: others used the machine when this began or ended. Ratios between participants may hold, figures do not.")
 	}
 	fmt.Fprintln(b)
 	t := table(b, 0)
@@ -55,92 +59,6 @@ func (r *Report) head(b *strings.Builder) {
 
 func table(w io.Writer, flags uint) *tabwriter.Writer {
 	return tabwriter.NewWriter(w, 0, 0, 2, ' ', flags)
-}
-
-// Lead is each of ours beside the best of theirs in one shape.
-type Lead struct {
-	Shape
-	Theirs *Row
-	Ours   map[string]*Row // by participant
-}
-
-// Ratio is how many times as fast ours is as theirs, by the medians of one operation, which other work on
-// a machine disturbs least: above 1 we lead. It is 0 where one has no figure.
-func (l *Lead) Ratio(peer string) float64 {
-	if l.Ours[peer] == nil {
-		return 0
-	}
-	return l.Theirs.P50us / l.Ours[peer].P50us
-}
-
-// Best is the largest ratio.
-func (l *Lead) Best() float64 {
-	best := 0.0
-	for peer := range l.Ours {
-		best = max(best, l.Ratio(peer))
-	}
-	return best
-}
-
-// Leads compare where both sides have a figure, in the order of the run. Yardsticks are no side.
-func (r *Report) Leads(lane Lane) []Lead {
-	var list []Lead
-	at := map[Shape]int{}
-	for _, row := range r.of(KindTransfer, lane) {
-		if row.P50us == 0 || row.Yardstick {
-			continue
-		}
-		i, ok := at[row.Shape]
-		if !ok {
-			i = len(list)
-			at[row.Shape] = i
-			list = append(list, Lead{Shape: row.Shape, Ours: map[string]*Row{}})
-		}
-		switch l := &list[i]; {
-		case row.Ours:
-			l.Ours[row.Peer] = row
-		case l.Theirs == nil || l.Theirs.P50us > row.P50us:
-			l.Theirs = row
-		}
-	}
-	return slices.DeleteFunc(list, func(l Lead) bool { return l.Theirs == nil || len(l.Ours) == 0 })
-}
-
-func (r *Report) summary(b *strings.Builder, lane Lane) {
-	leads := r.Leads(lane)
-	if len(leads) == 0 {
-		return
-	}
-	var ours []string
-	for _, row := range r.of(KindTransfer, lane) {
-		if row.Ours && !slices.Contains(ours, row.Peer) {
-			ours = append(ours, row.Peer)
-		}
-	}
-	fmt.Fprintf(b, "\n## Lane %s: sluice beside the best of the others, by p50: above 1 is faster\n\n", lane)
-	t := table(b, tabwriter.AlignRight)
-	fmt.Fprintf(t, "op\twhere\tsize\tbatch\tbest of the others\tGB/s\tp50 µs\t%s\t\n", strings.Join(ours, "\t"))
-	behind := 0
-	for i := range leads {
-		l := &leads[i]
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%.1f\t", l.Op, where(&l.Shape), bench.FormatSize(l.Size), l.Batch,
-			l.Theirs.Peer, figure(l.Theirs.GBps), l.Theirs.P50us)
-		for _, peer := range ours {
-			if ratio := l.Ratio(peer); ratio > 0 {
-				fmt.Fprintf(t, "%.2f", ratio)
-			} else {
-				fmt.Fprint(t, "-")
-			}
-			fmt.Fprint(t, "\t")
-		}
-		if l.Best() < 1 {
-			behind++
-			fmt.Fprint(t, "  behind")
-		}
-		fmt.Fprintln(t)
-	}
-	t.Flush()
-	fmt.Fprintf(b, "\nBehind with all of ours in %d of %d shapes.\n", behind, len(leads))
 }
 
 func where(s *Shape) string {
@@ -219,14 +137,18 @@ var specials = []special{
 		return fmt.Sprintf("%.2f ms", r.P50us/1e3)
 	}},
 	{KindPing, "Round trip of a notification, each end waiting as its makers advise", func(r *Row) string {
-		return fmt.Sprintf("p50 %.1f µs, p99 %.1f µs", r.P50us, r.P99us)
+		text := fmt.Sprintf("p50 %.1f µs, p99 %.1f µs", r.P50us, r.P99us)
+		if r.Note != "" {
+			text += ": " + r.Note
+		}
+		return text
 	}},
 	{KindCall, "The cheapest call into the library from the driver's language", func(r *Row) string { return fmt.Sprintf("%.2f µs", r.P50us) }},
 	{KindIdle, "Processors taken by both ends while nothing is asked of them", func(r *Row) string {
 		return fmt.Sprintf("%.1f %% of one", 100*r.Share)
 	}},
 	{KindKilled, "The peer is killed under writes: until the caller knows", said},
-	{KindFrozen, "The peer is frozen under writes: until the caller knows", said},
+	{KindFrozen, "The peer is frozen under writes, some pairs at a time: until the caller knows", said},
 }
 
 func said(r *Row) string { return fmt.Sprintf("%.3f s (%s)", r.Seconds, clip(r.Said, 120)) }

@@ -27,6 +27,7 @@ import (
 type options struct {
 	run                      peers.Options
 	bin, scripts, envs, out  string
+	files                    string
 	only, lane, from, memory string
 }
 
@@ -47,14 +48,15 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.IntVar(&o.run.Rounds, "rounds", 0, "rounds of each shape; 0: 5, quick 3")
 	f.DurationVar(&o.run.Slice, "slice", 0, "of one participant in one round; 0: 100ms")
 	f.DurationVar(&o.run.Fate, "fate", 0, "how long a caller has to notice a dead or frozen peer; 0: 20s, quick 16s")
-	f.DurationVar(&o.run.Budget, "budget", 0, "time for the shapes of both lanes: rounds are cut, then shapes left out; 0: 12m, quick 4m")
+	f.DurationVar(&o.run.Limit, "limit", 0, "of the whole run: rounds are cut, and what there is no time for is a row that says so; 0: 20m, quick 8m")
 	f.StringVar(&o.memory, "memory", "512MiB", "memory registered at each end; an operation moves half of it at most")
 	f.StringVar(&o.bin, "bin", "build/peers", "folder of the drivers in Go")
 	f.StringVar(&o.scripts, "scripts", "bench/peers/drivers", "folder of the drivers in Python")
 	f.StringVar(&o.envs, "envs", "build/peers/envs", "folder of the environments for Python, as setup.sh makes them")
+	f.StringVar(&o.files, "files", "build/peers", "folder on the disk that lane file measures: its files have no names and end with the run")
 	f.StringVar(&o.out, "out", "build/peers/peers", "the files that are written, without .txt, .json and .svg")
 	f.StringVar(&o.only, "only", "", "participants, with commas; empty: all")
-	f.StringVar(&o.lane, "lane", "", "host or tcp; empty: both")
+	f.StringVar(&o.lane, "lane", "", "host, tcp, rdma or file; empty: all")
 	f.StringVar(&o.run.Revision, "revision", "", "of sluice, for the report")
 	f.StringVar(&o.from, "from", "", "print and draw this report, and measure nothing")
 	if err := f.Parse(args); err != nil {
@@ -92,7 +94,7 @@ func (o *options) report(ctx context.Context, stderr io.Writer) (*peers.Report, 
 		defer f.Close()
 		return peers.Read(f)
 	}
-	list := peers.Participants(peers.Where{Bin: o.bin, Scripts: o.scripts, Python: o.python})
+	list := peers.Participants(peers.Where{Bin: o.bin, Scripts: o.scripts, Python: o.python, Files: o.files})
 	names := strings.Split(o.only, ",")
 	list = slices.DeleteFunc(list, func(p peers.Participant) bool {
 		return o.lane != "" && string(p.Lane) != o.lane || o.only != "" && !slices.Contains(names, p.Name)

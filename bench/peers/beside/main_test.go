@@ -38,6 +38,8 @@ func TestBadCommandLines(t *testing.T) {
 		{[]string{"-lane", "moon"}, `"moon"`},
 		{[]string{"-from", "/no/such/report"}, "/no/such/report"},
 		{[]string{"-rounds", "many"}, "many"},
+		{[]string{"-limit", "soon"}, "soon"},
+		{[]string{"-lane", "file", "-only", "mooncake"}, `"mooncake"`},
 	} {
 		var said bytes.Buffer
 		if err := beside(context.Background(), c.args, &said, &said); err == nil || !strings.Contains(err.Error(), c.says) {

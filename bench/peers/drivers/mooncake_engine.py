@@ -24,6 +24,8 @@ def wheel():
 
 
 class Engine(wire.Peer):
+    message_note = "each is a write of 8 bytes with a TransferNotify, since none goes without a transfer; get_notifies is polled"
+
     def open(self, lane, role, name, memory):
         if lane != "tcp":
             raise wire.Unsupported("this build's engine reaches another process of the host by TCP alone: see lane tcp")
@@ -64,7 +66,7 @@ class Engine(wire.Peer):
         return end - begin, 0.0, {"session": self.session, "base": memory.ctypes.data}, 0
 
     def notify(self, message):
-        """A notification goes with a transfer: here the smallest."""
+        """A notification goes with a transfer: here a small one."""
         self.ok("transfer_sync", self.engine.transfer_sync(
             self.card["session"], self.memory.ctypes.data, self.card["base"], 8, TransferOpcode.Write,
             TransferNotify(self.session, message.decode())))

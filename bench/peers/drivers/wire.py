@@ -31,6 +31,9 @@ class TimedOut(Exception):
 class Peer:
     """One end of a peer. A subclass names its library and fills in what it can do."""
 
+    # What is to be known of its messages.
+    message_note = ""
+
     # Seconds since the epoch of time.monotonic after which a wait gives up.
     deadline = float("inf")
 
@@ -204,7 +207,7 @@ class Server:
             self.peer.notify(message)
             self.await_message()
             samples.append(time.perf_counter_ns() - begin)
-        return {"samples": thin(samples), "ops": r["count"]}
+        return {"samples": thin(samples), "ops": r["count"], "text": self.peer.message_note}
 
     def do_pong(self, r):
         message = b"p" * r["size"]

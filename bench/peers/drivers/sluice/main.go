@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/rdma"
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/backends/tcp"
 	"github.com/sluicehq/sluice/backends/ucx"
@@ -48,6 +49,8 @@ var ways = map[string]way{
 	"ucx-tcp": {lane: "tcp", open: func() (backends.Backend, error) {
 		return ucx.New(ucx.Config{Transports: farTransports, Devices: "lo"})
 	}, parked: true, settings: "backend ucx over tcp"},
+	"rdma": {lane: "rdma", open: func() (backends.Backend, error) { return rdma.New(rdma.Config{}) },
+		settings: "backend rdma, memory of Engine.Alloc"},
 }
 
 func main() {
@@ -60,6 +63,11 @@ func main() {
 func drive(args []string) error {
 	if len(args) != 1 {
 		return fmt.Errorf("want one argument, a way to move bytes")
+	}
+	if args[0] == "posix" {
+		e := &fileEnd{}
+		defer e.close()
+		return peers.Serve(e)
 	}
 	w, ok := ways[args[0]]
 	if !ok {
@@ -223,28 +231,38 @@ func (p posting) Close() error { return p.t.Close() }
 
 // Prepare implements peers.End.
 func (e *end) Prepare(op string, size uint64, local, remote []int32) (peers.Posting, error) {
+	return prepare(e.eng, e.peer, places{e.region, e.remote}, op, size, local, remote)
+}
+
+// places are where pieces lie.
+type places struct {
+	region *engine.Region
+	remote *engine.Remote
+}
+
+func prepare(eng *engine.Engine, peer *engine.Peer, where places, op string, size uint64, local, remote []int32) (peers.Posting, error) {
 	kind := engine.Write
 	if op == "read" {
 		kind = engine.Read
 	}
-	t, err := e.eng.NewTransfer(e.peer, kind, engine.Route{})
+	t, err := eng.NewTransfer(peer, kind, engine.Route{})
 	if err != nil {
 		return nil, err
 	}
-	if err := e.list(t, size, local, remote); err != nil {
+	if err := where.list(t, size, local, remote); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
 	return posting{t}, nil
 }
 
 // list adds the pieces: adjacent ones so that the engine may merge them, others as one pattern.
-func (e *end) list(t *engine.Transfer, size uint64, local, remote []int32) error {
+func (p *places) list(t *engine.Transfer, size uint64, local, remote []int32) error {
 	if !adjacent(local) || !adjacent(remote) {
-		return t.AddPages(e.region, e.remote, engine.Pages{Count: len(local), EntryLen: size,
+		return t.AddPages(p.region, p.remote, engine.Pages{Count: len(local), EntryLen: size,
 			LocalStride: size, RemoteStride: size, Local: unsigned(local), Remote: unsigned(remote)})
 	}
 	for i := range local {
-		if err := t.Add(e.region, uint64(local[i])*size, e.remote, uint64(remote[i])*size, size); err != nil {
+		if err := t.Add(p.region, uint64(local[i])*size, p.remote, uint64(remote[i])*size, size); err != nil {
 			return err
 		}
 	}

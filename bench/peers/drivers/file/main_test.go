@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/bench/peers"
+)
+
+func opened(t *testing.T, n uint64) *end {
+	t.Helper()
+	dir := t.TempDir()
+	e := &end{folder: dir}
+	a, err := e.Open(&peers.Request{Bytes: n})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { e.Close() })
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("the file has a name: %v, %v", left, err)
+	}
+	var card struct {
+		Path  string
+		Bytes uint64
+	}
+	text, err := base64.StdEncoding.DecodeString(a.Card)
+	if err == nil {
+		err = json.Unmarshal(text, &card)
+	}
+	if info, statErr := os.Stat(card.Path); err != nil || statErr != nil || card.Bytes != n || info.Size() != int64(n) {
+		t.Errorf("card %q: %v, %v", text, err, statErr)
+	}
+	if !strings.HasPrefix(a.Settings, "a file on ") {
+		t.Errorf("settings %q", a.Settings)
+	}
+	return e
+}
+
+func TestFileIsReachedByItsCard(t *testing.T) {
+	e := opened(t, 1<<20)
+	if _, err := e.WriteAt([]byte("mark"), 5000); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(e.Cache(false), e.Cache(true)); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 4)
+	if _, err := e.ReadAt(got, 5000); err != nil || !bytes.Equal(got, []byte("mark")) {
+		t.Errorf("%q, %v", got, err)
+	}
+	if _, err := e.Prepare("write", 1, nil, nil); !errors.Is(err, peers.ErrUnsupported) {
+		t.Errorf("a file moves bytes: %v", err)
+	}
+}
+
+// TestPageCacheIsAsAsked reads without waiting: what is not there is refused, and a first refusal may
+// bring the rest, so that only one is asked for.
+func TestPageCacheIsAsAsked(t *testing.T) {
+	const n = 1 << 20
+	e := opened(t, n)
+	unavailable := func(reason string) {
+		backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: "disk", Reason: reason, Fix: "set TMPDIR to a folder on a disk"})
+	}
+	if strings.Contains(e.system(), "tmpfs") {
+		unavailable("tmpfs is page cache and nothing else")
+	}
+	at := func(off int64) error {
+		_, err := unix.Preadv2(int(e.Fd()), [][]byte{make([]byte, 1)}, off, unix.RWF_NOWAIT)
+		return err
+	}
+	if err := e.Cache(true); err != nil {
+		t.Fatal(err)
+	}
+	if err := at(n - 1); errors.Is(err, unix.EOPNOTSUPP) {
+		unavailable(e.system() + " cannot say what is in the page cache")
+	}
+	for off := int64(0); off < n; off += 4096 {
+		if err := at(off); err != nil {
+			t.Fatalf("byte %d is not there: %v", off, err)
+		}
+	}
+	if err := e.Cache(false); err != nil {
+		t.Fatal(err)
+	}
+	if err := at(n / 2); err != unix.EAGAIN {
+		t.Errorf("after all was dropped: %v", err)
+	}
+}
+
+func TestFolderThatIsNotThere(t *testing.T) {
+	e := &end{folder: "/no/such/folder"}
+	if _, err := e.Open(&peers.Request{Bytes: 4096}); err == nil {
+		t.Error("it opened")
+	}
+	if err := drive(nil); err == nil {
+		t.Error("it ran without a folder")
+	}
+}

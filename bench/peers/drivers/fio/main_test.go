@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/base64"
+	"errors"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/bench/peers"
+)
+
+func TestRunOfAShape(t *testing.T) {
+	e := &end{}
+	if _, err := e.Open(&peers.Request{Lane: "tcp"}); !errors.Is(err, peers.ErrUnsupported) {
+		t.Errorf("another lane: %v", err)
+	}
+	if err := e.Connect("no card"); err == nil {
+		t.Error("it read what is no card")
+	}
+	if err := e.Connect(base64.StdEncoding.EncodeToString([]byte(`{"path": "/tmp/x", "bytes": 4096}`))); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		op     string
+		size   uint64
+		cached bool
+		want   backends.Op
+	}{{"write", 4096, false, backends.Write}, {"read", 656, true, backends.Read}} {
+		p, err := e.Prepare(c.op, c.size, make([]int32, 5), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		run := p.(*posting)
+		if run.fio.Path != "/tmp/x" || run.fio.Cached != c.cached || run.shape.Op != c.want || run.shape.Batch != 5 || run.shape.Size != c.size || run.shape.Spread != 4096 {
+			t.Errorf("%+v", run)
+		}
+	}
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peers
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// fated is a runner of so many participants.
+func fated(t *testing.T, count int, fate time.Duration) *runner {
+	t.Helper()
+	o := testOptions().withDefaults()
+	o.Fate = fate
+	r := &runner{o: o, report: newReport(o), until: time.Now().Add(time.Hour)}
+	for i := range count {
+		r.seats = append(r.seats, &seat{Participant: fake(t, fmt.Sprint("theirs-", i), "good", Host)})
+	}
+	return r
+}
+
+func TestDeathIsTimed(t *testing.T) {
+	r := fated(t, 1, ample)
+	if err := r.killed(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	rows := r.report.Rows
+	if len(rows) != 1 || rows[0].Kind != KindKilled || !strings.Contains(rows[0].Said, "gone") || rows[0].Reason != "" || rows[0].Seconds >= ample.Seconds() {
+		t.Errorf("%+v", rows)
+	}
+}
+
+// TestFrozenPairsSleepTogether: more than at once, in the order of the list.
+func TestFrozenPairsSleepTogether(t *testing.T) {
+	const count = fateAtOnce + 1
+	r := fated(t, count, 100*time.Millisecond)
+	r.seats[0].failures = failuresMax // it is out
+	if err := r.frozen(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.report.Rows) != count-1 {
+		t.Fatalf("%d rows", len(r.report.Rows))
+	}
+	for i, row := range r.report.Rows {
+		if row.Peer != fmt.Sprint("theirs-", i+1) || row.Kind != KindFrozen || !strings.Contains(row.Reason, "not noticed within 100ms") {
+			t.Errorf("%d: %+v", i, row)
+		}
+	}
+}
+
+func TestFateThatDoesNotFitIsLeftOut(t *testing.T) {
+	r := fated(t, 2, 2*time.Hour)
+	if err := r.frozen(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if rows := r.report.Rows; len(rows) != 2 || rows[0].Reason != errLate.Error() {
+		t.Errorf("%+v", rows)
+	}
+}
+
+func TestFateEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	r := fated(t, 2, ample)
+	if err := r.frozen(ctx); err != context.Canceled {
+		t.Errorf("%v", err)
+	}
+	if err := r.killed(ctx); err != context.Canceled {
+		t.Errorf("%v", err)
+	}
+}
