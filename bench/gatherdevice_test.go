@@ -8,26 +8,24 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"os/exec"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/cuda"
+	"github.com/sluicehq/sluice/internal/fakecuda"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // standIn opens the software stand-in of libcuda, which a process can do once.
 func standIn(t *testing.T) *cuda.Device {
 	t.Helper()
-	library := filepath.Join(t.TempDir(), "libcuda-standin.so")
-	out, err := exec.Command("gcc", "-std=c11", "-O2", "-Wno-unknown-pragmas", "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", library,
-		"../cuda/testdata/libcuda_standin.c").CombinedOutput()
+	library, err := fakecuda.Build()
 	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Fatal(err)
 	}
-	d, err := cuda.OpenDevice(cuda.DeviceOptions{Library: library})
+	t.Cleanup(library.Remove)
+	d, err := cuda.OpenDevice(cuda.DeviceOptions{Library: library.Path})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,4 +24,11 @@ struct sl_ring {
 	_Alignas(64) struct sl_done done[];
 };
 
+/* Shows the end of a batch to the poller. Who calls it holds the lock of all that do. */
+static inline void sl_ring_put(struct sl_ring *r, struct sl_done d)
+{
+	r->done[r->head & r->mask] = d;
+	__atomic_store_n(&r->head, r->head + 1, __ATOMIC_SEQ_CST);
+}
+
 #endif

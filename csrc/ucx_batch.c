@@ -89,11 +89,9 @@ static void end(struct sl_ucx_batch *b)
 {
 	struct sl_ucx_conn *n = b->conn;
 	struct sl_ucx_worker *w = n->worker;
-	struct sl_ring *r = w->ring;
 
 	free_note(b);
-	r->done[r->head & r->mask] = (struct sl_done){b->tag, b->status, b->piece};
-	__atomic_store_n(&r->head, r->head + 1, __ATOMIC_SEQ_CST);
+	sl_ring_put(w->ring, (struct sl_done){b->tag, b->status, b->piece});
 	if (n->head == b)
 		n->head = b->next;
 	b->prev->next = b->next;

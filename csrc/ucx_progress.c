@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The lock of a worker, the thread that moves it, and waiting. */
 #define _GNU_SOURCE
+#include "spin.h"
 #include "ucx_worker.h"
 
 #include <errno.h>
@@ -16,15 +17,6 @@
 /* Looks at a lock that is held before sleeping on it: some ten microseconds. */
 #define SPINS 1000
 
-static inline void relax(void)
-{
-#if defined(__x86_64__)
-	__builtin_ia32_pause();
-#elif defined(__aarch64__)
-	__asm__ volatile("yield");
-#endif
-}
-
 void sl_ucx_lock(struct sl_ucx_worker *w)
 {
 	int busy = pthread_mutex_trylock(&w->lock);
@@ -39,7 +31,7 @@ void sl_ucx_lock(struct sl_ucx_worker *w)
 	for (int i = 0; i < SPINS && busy; i++) {
 		busy = pthread_mutex_trylock(&w->lock);
 		if (busy)
-			relax();
+			sl_relax();
 	}
 	if (busy)
 		pthread_mutex_lock(&w->lock);
@@ -58,7 +50,7 @@ void sl_ucx_let_in(struct sl_ucx_worker *w)
 	for (int i = 0; i < SPINS && atomic_load(&w->waiting); i++) {
 		if (atomic_load_explicit(&w->turns, memory_order_relaxed) != turn)
 			return;
-		relax();
+		sl_relax();
 		if (i % 16 == 15) /* who waits may want this core */
 			sched_yield();
 	}

@@ -39,12 +39,10 @@ static void end(struct sl_verbs_batch *b)
 	struct sl_verbs_conn *n = b->conn;
 	struct sl_verbs_context *c = n->context;
 	struct sl_verbs_traffic *t = c->traffic;
-	struct sl_ring *r = c->ring;
 
 	sl_verbs_unqueue_note(b);
 	release(c, b);
-	r->done[r->head & r->mask] = (struct sl_done){b->tag, b->status, b->piece};
-	__atomic_store_n(&r->head, r->head + 1, __ATOMIC_SEQ_CST);
+	sl_ring_put(c->ring, (struct sl_done){b->tag, b->status, b->piece});
 	if (n->head == b)
 		n->head = b->next;
 	b->prev->next = b->next;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The lock of a context, the thread that takes completions when nobody else does, and waiting. */
 #define _GNU_SOURCE
+#include "spin.h"
 #include "verbs_lane.h"
 
 #include <errno.h>
@@ -28,15 +29,6 @@
 #define PAUSE_MIN 20000
 #define PAUSE_MAX 2000000
 
-static inline void relax(void)
-{
-#if defined(__x86_64__)
-	__builtin_ia32_pause();
-#elif defined(__aarch64__)
-	__asm__ volatile("yield");
-#endif
-}
-
 void sl_verbs_enter(struct sl_verbs_context *c)
 {
 	int busy = pthread_mutex_trylock(&c->lock);
@@ -48,7 +40,7 @@ void sl_verbs_enter(struct sl_verbs_context *c)
 	for (int i = 0; i < SPINS && busy; i++) {
 		busy = pthread_mutex_trylock(&c->lock);
 		if (busy)
-			relax();
+			sl_relax();
 	}
 	if (busy)
 		pthread_mutex_lock(&c->lock);
@@ -59,7 +51,7 @@ void sl_verbs_enter(struct sl_verbs_context *c)
 static void let_in(struct sl_verbs_traffic *t)
 {
 	for (int i = 0; atomic_load(&t->waiting) && i < SPINS; i++) {
-		relax();
+		sl_relax();
 		if (i % 16 == 15) /* who waits may want this core */
 			sched_yield();
 	}

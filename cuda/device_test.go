@@ -11,8 +11,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -20,20 +18,21 @@ import (
 
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/fakecuda"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // standIn is where the software stand-in of libcuda is built, once: a process opens one driver.
 var standIn struct {
-	once sync.Once
-	dir  string
-	err  error
+	once    sync.Once
+	library *fakecuda.Library
+	err     error
 }
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if standIn.dir != "" {
-		_ = os.RemoveAll(standIn.dir)
+	if standIn.library != nil {
+		standIn.library.Remove()
 	}
 	os.Exit(code)
 }
@@ -53,21 +52,12 @@ func library(t *testing.T) string {
 	if onCard() {
 		return os.Getenv("SLUICE_LIBCUDA")
 	}
-	gcc := tool(t, "gcc", "apt-get install gcc libc6-dev")
-	standIn.once.Do(func() {
-		if standIn.dir, standIn.err = os.MkdirTemp("", "sluice-standin-*"); standIn.err != nil {
-			return
-		}
-		out, err := exec.Command(gcc, "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-D_GNU_SOURCE",
-			"-shared", "-fPIC", "-o", filepath.Join(standIn.dir, "libcuda-standin.so"), "testdata/libcuda_standin.c").CombinedOutput()
-		if err != nil {
-			standIn.err = fmt.Errorf("%w\n%s", err, out)
-		}
-	})
+	tool(t, "gcc", "apt-get install gcc libc6-dev")
+	standIn.once.Do(func() { standIn.library, standIn.err = fakecuda.Build() })
 	if standIn.err != nil {
 		t.Fatal(standIn.err)
 	}
-	return filepath.Join(standIn.dir, "libcuda-standin.so")
+	return standIn.library.Path
 }
 
 // device opens the stand-in as a card of that compute capability.

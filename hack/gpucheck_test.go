@@ -14,6 +14,8 @@ import (
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/cuda"
+	"github.com/sluicehq/sluice/internal/fakecuda"
+	"github.com/sluicehq/sluice/internal/fakecufile"
 )
 
 func have(t *testing.T, name, fix string) {
@@ -69,16 +71,20 @@ func TestGPUCheck(t *testing.T) {
 	have(t, "gcc", "apt-get install gcc libc6-dev")
 	have(t, "timeout", "apt-get install coreutils")
 	dir, out := filepath.Join(t.TempDir(), "built"), filepath.Join(t.TempDir(), "out")
-	library := filepath.Join(t.TempDir(), "libcuda-standin.so")
-	script(t, 0, nil, "gcc", "-std=c11", "-O2", "-Wno-unknown-pragmas", "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", library,
-		"../cuda/testdata/libcuda_standin.c")
-	cufile := filepath.Join(t.TempDir(), "libcufile-standin.so")
-	script(t, 0, nil, "gcc", "-std=c11", "-O2", "-D_GNU_SOURCE", "-pthread", "-shared", "-fPIC", "-I../csrc", "-o", cufile,
-		"../internal/fakecufile/testdata/libcufile_standin.c")
+	library, err := fakecuda.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(library.Remove)
+	cufile, err := fakecufile.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(cufile.Remove)
 	script(t, 0, nil, "./gpu-check", "build", dir)
 
-	env := []string{"SLUICE_LIBCUDA=" + library, "GPU_CHECK_ARGS=--rounds 1 --seconds 0.01 --spread 4MiB --batch 300 --neighbour 1",
-		"GPU_CHECK_LIMIT=4600", "STANDIN_DRIVER=12080", "SLUICE_LIBCUFILE=" + cufile, "STANDIN_LIBCUDA=" + library,
+	env := []string{"SLUICE_LIBCUDA=" + library.Path, "GPU_CHECK_ARGS=--rounds 1 --seconds 0.01 --spread 4MiB --batch 300 --neighbour 1",
+		"GPU_CHECK_LIMIT=4600", "STANDIN_DRIVER=12080", "SLUICE_LIBCUFILE=" + cufile.Path, "STANDIN_LIBCUDA=" + library.Path,
 		"CUFILE_LOGFILE_PATH=" + filepath.Join(t.TempDir(), "cufile.log"),
 		"GPU_CHECK_GDS=--bytes 8MiB --seconds 0.01 --rounds 1 --dir " + t.TempDir()}
 	script(t, 0, env, filepath.Join(dir, "gpu-check"), "run", out)

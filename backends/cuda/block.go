@@ -182,8 +182,7 @@ func (o *ownBlock) replace() error {
 func (o *ownBlock) settle() {
 	o.moving.Store(false)
 	for _, b := range servers() {
-		b.news.Store(true)
-		b.signal()
+		b.box.Alarm()
 	}
 }
 

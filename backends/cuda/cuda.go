@@ -28,6 +28,7 @@ import (
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
 	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/letters"
 	"github.com/sluicehq/sluice/internal/park"
 )
 
@@ -58,9 +59,7 @@ type Backend struct {
 
 	waking sync.Mutex // held by who wakes the sleeper, last of all locks
 
-	taken   atomic.Int64 // tags that have not been polled
-	news    atomic.Bool  // something for the sleeper that is not in a queue
-	starved atomic.Bool  // a Submit of ours found the receiver full
+	taken atomic.Int64 // tags that have not been polled
 
 	mu      sync.Mutex // guards what follows
 	jobs    []*job
@@ -71,11 +70,7 @@ type Backend struct {
 
 	server server // for other processes
 
-	counters [backends.CountersMax]counter
-
-	inboxMu  sync.Mutex
-	inbox    []backends.Message
-	promised atomic.Int64 // messages in the inbox or on their way
+	box letters.Box
 }
 
 // registry finds the backends of this process by Addr.
@@ -111,6 +106,7 @@ func New(cfg Config) (*Backend, error) {
 		ready: queue{places: make([]backends.Completion, cfg.BatchesMax)},
 		peers: map[*peer]struct{}{}, senders: map[*peer]struct{}{},
 	}
+	b.box.Open(b.addr, cfg.BatchesMax, b.signal)
 	for i := range cfg.BatchesMax {
 		b.jobs = append(b.jobs, &job{b: b, number: i})
 	}
@@ -203,10 +199,7 @@ func (b *Backend) Arm() (bool, error) {
 	if b.down {
 		return false, backends.ErrClosed
 	}
-	ready := b.ends.Arm() || b.ready.n > 0
-	b.inboxMu.Lock()
-	defer b.inboxMu.Unlock()
-	return ready || len(b.inbox) > 0 || b.news.Swap(false), nil
+	return b.ends.Arm() || b.ready.n > 0 || b.box.Ready(), nil
 }
 
 // signal wakes who sleeps on FD.

@@ -89,7 +89,7 @@ func (p *peer) keepFar(r *remote) (uint32, error) {
 	if p.closed {
 		return 0, backends.ErrClosed // and the link lets go of everything
 	}
-	return p.keep(r), nil
+	return p.keep(r)
 }
 
 // farMemory is an import: a slot of the owner's, and the mapping.
@@ -192,8 +192,7 @@ func (p *peer) reopen(key uint32, r *remote) {
 	default:
 		r.grant.end()
 	}
-	p.from.news.Store(true)
-	p.from.signal()
+	p.from.box.Alarm()
 }
 
 // openSoon is open for as long as the owner is replacing the memory.
@@ -216,8 +215,7 @@ func (l *link) openSoon(token []byte) (r *remote, err error) {
 func (p *peer) replace(key uint32, r, fresh *remote) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if uint64(key) < uint64(len(p.imports)) && p.imports[key] == r {
-		p.imports[key] = fresh
+	if p.imports.Replace(key, r, fresh) {
 		r.forget()
 		return
 	}

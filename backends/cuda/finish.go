@@ -70,7 +70,7 @@ func (b *Backend) finish(d *csrc.Done) {
 	if j.heeded() {
 		b.ends.Heed(-1)
 	}
-	p.post(j.letter, c.Err)
+	p.letters.Post(j.letter, c.Err)
 	j.give()
 	b.ready.put(c)
 	p.unfinished.Add(-1)

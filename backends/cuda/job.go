@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/letters"
 )
 
 // job is a batch. Jobs are made at the start and reused; their number is what C knows them by.
@@ -25,7 +26,7 @@ type job struct {
 	dev    *device
 	views  []view
 	events []uint64 // that it waits for
-	letter *letter
+	letter *letters.Letter
 	shared int // stream that it counts on, -1: none
 	gate   int // lane of its own, -1: none
 	place  *csrc.CUDAPlace

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/letters"
 )
 
 type peer struct {
@@ -23,12 +24,10 @@ type peer struct {
 
 	unfinished atomic.Int64 // batches
 
-	mu       sync.RWMutex // guards what follows
-	imports  []*remote    // by key; nil: free
-	freeKeys []uint32
+	mu      sync.RWMutex // guards what follows
+	imports keys.Imports[remote]
 
-	lettersMu sync.Mutex
-	letters   []*letter // in order of submission
+	letters letters.Line
 }
 
 // remote is a token that was accepted.
@@ -65,7 +64,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, erro
 	if to == nil {
 		return b.connectFar(ctx, addr)
 	}
-	p := &peer{from: b, to: to, lost: make(chan struct{})}
+	p := &peer{from: b, to: to, lost: make(chan struct{}), letters: letters.Line{From: &b.box, To: &to.box}}
 	if err := b.admit(b.peers, p); err != nil {
 		return nil, err
 	}
@@ -122,39 +121,33 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	return p.keep(&remote{m: m, grant: g}), t.Size, nil
+	key, err := p.keep(&remote{m: m, grant: g})
+	return key, t.Size, err
 }
 
-func (p *peer) keep(r *remote) (key uint32) {
+// keep gives an import a key, or forgets it where there is none.
+func (p *peer) keep(r *remote) (key uint32, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if n := len(p.freeKeys); n > 0 {
-		key, p.freeKeys = p.freeKeys[n-1], p.freeKeys[:n-1]
-		p.imports[key] = r
-		return key
+	if key, err = p.imports.Add(r); err != nil {
+		r.forget()
 	}
-	p.imports = append(p.imports, r)
-	return uint32(len(p.imports) - 1)
+	return key, err
 }
 
 // remote returns what a key names, nil for nothing.
 func (p *peer) remote(key uint32) *remote {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	if uint64(key) >= uint64(len(p.imports)) {
-		return nil
-	}
-	return p.imports[key]
+	return p.imports.At(key)
 }
 
 // Drop implements backends.Peer.
 func (p *peer) Drop(key uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if uint64(key) < uint64(len(p.imports)) && p.imports[key] != nil {
-		p.imports[key].forget()
-		p.imports[key] = nil
-		p.freeKeys = append(p.freeKeys, key)
+	if r := p.imports.Drop(key); r != nil {
+		r.forget()
 	}
 }
 
@@ -186,7 +179,7 @@ func (p *peer) lose() {
 		delete(p.to.senders, p)
 		p.to.mu.Unlock()
 		if known {
-			p.to.deliver(backends.Message{From: p.from.addr, Err: backends.ErrPeerLost})
+			p.to.box.Deliver(backends.Message{From: p.from.addr, Err: backends.ErrPeerLost})
 		}
 	})
 }
@@ -210,7 +203,7 @@ func (p *peer) Close() error {
 	p.settle()
 	p.far.end()
 	p.mu.Lock()
-	p.imports = nil
+	p.imports = keys.Imports[remote]{}
 	p.mu.Unlock()
 	p.lose()
 	p.from.mu.Lock()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/letters"
 )
 
 // Submit implements backends.Peer.
@@ -16,7 +17,7 @@ func (p *peer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
 
 // SubmitPages implements backends.Pager.
 func (p *peer) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, msg []byte) error {
-	return p.submit(op, tag, nil, pages, letterOf(msg))
+	return p.submit(op, tag, nil, pages, letters.Message(msg))
 }
 
 // SubmitNotify implements backends.Notifier.
@@ -24,7 +25,7 @@ func (p *peer) SubmitNotify(op backends.Op, tag uint64, descs []backends.Desc, m
 	if msg == nil {
 		msg = []byte{}
 	}
-	return p.submit(op, tag, descs, nil, letterOf(msg))
+	return p.submit(op, tag, descs, nil, letters.Message(msg))
 }
 
 // SubmitCount implements backends.Counter.
@@ -32,10 +33,10 @@ func (p *peer) SubmitCount(tag uint64, descs []backends.Desc, pages *backends.Pa
 	if counter >= backends.CountersMax {
 		return backends.ErrBounds
 	}
-	return p.submit(backends.Write, tag, descs, pages, &letter{counts: true, counter: counter})
+	return p.submit(backends.Write, tag, descs, pages, letters.Count(counter))
 }
 
-func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages, l *letter) error {
+func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages, l *letters.Letter) error {
 	p.entry.RLock()
 	defer p.entry.RUnlock()
 	switch {
@@ -45,8 +46,8 @@ func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *
 		return backends.ErrPeerLost
 	case op != backends.Read && op != backends.Write:
 		return fmt.Errorf("%v: %w", op, backends.ErrNotSupported)
-	case l != nil && len(l.data) > p.from.cfg.MessageMax:
-		return fmt.Errorf("notification of %d bytes, at most %d: %w", len(l.data), p.from.cfg.MessageMax, backends.ErrBounds)
+	case l.Len() > p.from.cfg.MessageMax:
+		return fmt.Errorf("notification of %d bytes, at most %d: %w", l.Len(), p.from.cfg.MessageMax, backends.ErrBounds)
 	}
 	j := p.from.take(p, tag)
 	if j == nil {
@@ -59,11 +60,11 @@ func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *
 }
 
 // begin checks and starts a batch, or undoes all.
-func (j *job) begin(op backends.Op, descs []backends.Desc, pages *backends.Pages, l *letter, pieces *[]csrc.CUDAPiece) error {
+func (j *job) begin(op backends.Op, descs []backends.Desc, pages *backends.Pages, l *letters.Letter, pieces *[]csrc.CUDAPiece) error {
 	p := j.p
 	err := j.check(op, descs, pages, pieces)
 	if err == nil {
-		err = p.promise(l)
+		err = p.letters.Promise(l)
 	}
 	if err != nil {
 		j.undo()
@@ -71,7 +72,7 @@ func (j *job) begin(op backends.Op, descs []backends.Desc, pages *backends.Pages
 	}
 	if len(descs) == 0 && pages == nil {
 		j.give()
-		p.post(l, nil)
+		p.letters.Post(l, nil)
 		j.b.complete(backends.Completion{Tag: j.tag})
 		return nil
 	}
@@ -88,7 +89,7 @@ func (j *job) begin(op backends.Op, descs []backends.Desc, pages *backends.Pages
 	if heeded {
 		j.b.ends.Heed(-1)
 	}
-	p.post(l, err)
+	p.letters.Post(l, err)
 	j.undo()
 	return err
 }

@@ -2,7 +2,9 @@
 
 //go:build ignore
 
-// This program writes shapes.go: a type for each combination of optional interfaces.
+// This program writes shapes.go: a type for each combination of optional interfaces. It is as long as there are
+// combinations because a method set is fixed when a program is compiled: neither a type parameter nor a type made by
+// package reflect can be embedded for its methods.
 
 package main
 

@@ -3,11 +3,13 @@
 package gds
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/internal/limits"
 )
 
 // Way is how requests are handed to cuFile.
@@ -78,30 +80,22 @@ const (
 )
 
 func (c *Config) ensureDefaults() {
-	setDefault(&c.Depth, 128)
-	setDefault(&c.PieceMax, 4<<20)
-	setDefault(&c.JobsMax, 1024)
-	setDefault(&c.KeysMax, 64<<10)
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
+	limits.Default(&c.Depth, 128)
+	limits.Default(&c.PieceMax, 4<<20)
+	limits.Default(&c.JobsMax, 1024)
+	limits.Default(&c.KeysMax, 64<<10)
 }
 
 func (c *Config) check() error {
-	for _, f := range []struct {
-		name        string
-		value, most int
-	}{
-		{"Threads", c.Threads, threadsMax}, {"BatchMax", c.BatchMax, csrc.CuFileBatchMax}, {"Depth", c.Depth, depthMax},
-		{"PieceMax", c.PieceMax, 1 << 30}, {"JobsMax", c.JobsMax, 1 << 20}, {"KeysMax", c.KeysMax, 1 << 20},
-	} {
-		if f.value < 0 || f.value > f.most {
-			return fmt.Errorf("config: %s %d is not within 1 to %d: %w", f.name, f.value, f.most, backends.ErrBounds)
-		}
+	if err := cmp.Or(
+		limits.Within("Threads", c.Threads, 0, threadsMax),
+		limits.Within("BatchMax", c.BatchMax, 0, csrc.CuFileBatchMax), // and 0: settle says
+		limits.Within("Depth", c.Depth, 1, depthMax),
+		limits.Within("PieceMax", c.PieceMax, 1, 1<<30),
+		limits.Within("JobsMax", c.JobsMax, 1, 1<<20),
+		limits.Within("KeysMax", c.KeysMax, 1, 1<<20),
+	); err != nil {
+		return err
 	}
 	switch {
 	case c.Way > WayThreads:

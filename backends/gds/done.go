@@ -6,14 +6,14 @@ import "github.com/sluicehq/sluice/backends"
 
 // Poll implements backends.Backend.
 func (b *Backend) Poll(done []backends.Completion) (int, error) {
-	if b.gate.Enter() {
+	if b.books.Gate.Enter() {
 		if b.ends.Pending() {
 			b.serve()
 		}
-		b.gate.Exit()
+		b.books.Gate.Exit()
 	}
 	n := b.done.Pop(done)
-	if n == 0 && b.closed.Load() && b.done.Taken() == 0 {
+	if n == 0 && b.books.Closed() && b.done.Taken() == 0 {
 		return 0, backends.ErrClosed
 	}
 	return n, nil
@@ -25,10 +25,10 @@ func (b *Backend) FD() int { return b.event.FD() }
 // Arm implements backends.Armer. The flag goes up before the look, and who brings a completion, or the end of a
 // request that may be one, looks at the flag afterwards.
 func (b *Backend) Arm() (ready bool, err error) {
-	if !b.gate.Enter() {
+	if !b.books.Gate.Enter() {
 		return false, backends.ErrClosed
 	}
-	defer b.gate.Exit()
+	defer b.books.Gate.Exit()
 	return b.ends.Arm() || b.done.Ready() > 0, nil
 }
 

@@ -43,12 +43,6 @@ func (e *FileError) cure() string {
 	return ""
 }
 
-var (
-	errUnknownKey = fmt.Errorf("unknown key: %w", backends.ErrBounds)
-	errNotLocal   = fmt.Errorf("gds moves between memory of the initiator and files: %w", backends.ErrNotSupported)
-	errElsewhere  = errors.New("gds reaches files of its own process only: those of others are served by their engines")
-)
-
 func unavailable(reason, fix string) error {
 	return &backends.UnavailableError{Backend: "gds", Reason: reason, Fix: fix}
 }

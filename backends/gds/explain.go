@@ -12,20 +12,18 @@ import (
 func (p *peer) Explain(localKey, remoteKey uint32) string {
 	b := p.b
 	text := b.facts.Mode + "; cuFile " + b.facts.Version + b.manner()
-	if m := b.table.At(localKey); m != nil && m.buffer != nil {
-		if m.buffer.registered() {
+	if m := b.books.At(localKey); m != nil && m.Extent.buffer != nil {
+		if m.Extent.buffer.registered() {
 			text += "; memory registered"
 		} else {
-			text += "; memory not registered (" + m.buffer.why + "), so that cuFile copies once more"
+			text += "; memory not registered (" + m.Extent.buffer.why + "), so that cuFile copies once more"
 		}
 	}
-	p.b.mu.Lock()
-	if uint64(remoteKey) < uint64(len(p.imports)) && p.imports[remoteKey].m != nil {
-		if f := p.imports[remoteKey].m.file; f.why != "" {
-			text += "; the file has no O_DIRECT: " + f.why
-		}
+	b.books.Mu.Lock()
+	if m := p.Imported(remoteKey); m != nil && m.Extent.file.why != "" {
+		text += "; the file has no O_DIRECT: " + m.Extent.file.why
 	}
-	p.b.mu.Unlock()
+	b.books.Mu.Unlock()
 	if n := b.mover.Lessened(); n > 0 {
 		text += fmt.Sprintf("; the library took less at a time than it was given, %d times", n)
 	}
@@ -51,7 +49,7 @@ func (b *Backend) manner() string {
 
 // Yields implements backends.Yielder.
 func (p *peer) Yields(localKey, _ uint32) string {
-	if m := p.b.table.At(localKey); m == nil || m.kind != backends.HBM {
+	if m := p.b.books.At(localKey); m == nil || m.Kind != backends.HBM {
 		return ""
 	}
 	return p.b.cfg.Yield

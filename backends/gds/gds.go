@@ -25,18 +25,15 @@
 package gds
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/bits"
 	"sync"
-	"sync/atomic"
 
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
 	"github.com/sluicehq/sluice/internal/done"
-	"github.com/sluicehq/sluice/internal/gate"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/ownfiles"
 	"github.com/sluicehq/sluice/internal/park"
 )
 
@@ -45,37 +42,30 @@ type Backend struct {
 	cfg      Config
 	facts    Facts
 	caps     backends.Caps
-	owner    keys.Owner
-	addr     []byte
-	table    keys.Table[memory]
-	event    *park.Event // for who has armed; C signals it at the end of a request
-	heed     *park.Event // for attend; C signals it while somebody heeds
+	books    ownfiles.Books[extent] // Gate: whoever uses ends and mover
+	event    *park.Event            // for who has armed; C signals it at the end of a request
+	heed     *park.Event            // for attend; C signals it while somebody heeds
 	attended sync.WaitGroup
 	ends     *csrc.CUDAEnds
 	mover    *csrc.CuFileMover
 	done     done.Ring
-	gate     gate.Gate // whoever uses ends and mover
-	closed   atomic.Bool
 	closing  sync.Once
 	closeErr error
 
-	mu       sync.Mutex // guards all that follows; no call into C is made under it but in cold calls
-	calm     sync.Cond  // a job has ended
-	waiters  int        // on calm
-	heeding  bool       // attend is told of ends
-	news     bool       // completions that nobody was woken for
-	failed   bool       // jobs in the queue may have failed
-	files    map[fileID]*file
-	peers    map[*peer]struct{}
+	// Guarded by books.Mu, under which no call into C is made but in cold calls.
+	heeding  bool // attend is told of ends
+	news     bool // completions that nobody was woken for
+	failed   bool // jobs in the queue may have failed
+	files    map[ownfiles.ID]*file
 	jobs     []job
 	freeJobs []*job
-	queue    turns // jobs with pieces that no request was made of
+	queue    ownfiles.Turns[job] // jobs with pieces that no request was made of
 	requests []request
 	free     []*request
 	landed   [reapMax]csrc.Done
 	out      *parcel // to be handed to the mover
 
-	sparing sync.Mutex // after mu; guards what follows
+	sparing sync.Mutex // after books.Mu; guards what follows
 	spare   []*parcel
 }
 
@@ -105,11 +95,10 @@ func New(cfg Config) (*Backend, error) {
 	if err := cfg.settle(&facts); err != nil {
 		return nil, err
 	}
-	b := &Backend{cfg: cfg, facts: facts, owner: keys.NewOwner(), files: map[fileID]*file{}, peers: map[*peer]struct{}{}}
+	b := &Backend{cfg: cfg, facts: facts, files: map[ownfiles.ID]*file{}}
 	b.caps = caps(&b.cfg, facts.Compat)
-	b.table.Most = cfg.KeysMax
-	b.addr = append([]byte("gds:"), b.owner[:]...)
-	b.calm.L = &b.mu
+	b.books.Open(ownfiles.Config[extent]{Name: "gds", Memory: "memory", Mover: "cuFile", KeysMax: cfg.KeysMax,
+		Stop: b.stop, Leave: b.leave, Release: b.giveBack})
 	b.done.Init(cfg.JobsMax)
 	b.makeTables()
 	if err := b.open(); err != nil {
@@ -122,9 +111,11 @@ func (b *Backend) makeTables() {
 	b.jobs = make([]job, b.cfg.JobsMax)
 	b.freeJobs = make([]*job, 0, b.cfg.JobsMax)
 	for i := range b.jobs {
-		b.freeJobs = append(b.freeJobs, &b.jobs[len(b.jobs)-1-i])
+		j := &b.jobs[len(b.jobs)-1-i]
+		b.books.Add(&j.Job)
+		b.freeJobs = append(b.freeJobs, j)
 	}
-	b.queue.list = make([]*job, b.cfg.JobsMax)
+	b.queue = ownfiles.NewTurns[job](b.cfg.JobsMax)
 	b.requests = make([]request, b.cfg.Depth)
 	b.free = make([]*request, 0, b.cfg.Depth)
 	for i := range b.requests {
@@ -157,11 +148,11 @@ func (b *Backend) open() (err error) {
 // attend handles ends that cannot wait for Poll.
 func (b *Backend) attend() {
 	for b.heed.Wait() == nil {
-		if !b.gate.Enter() {
+		if !b.books.Gate.Enter() {
 			return
 		}
 		b.serve()
-		b.gate.Exit()
+		b.books.Gate.Exit()
 	}
 }
 
@@ -169,34 +160,15 @@ func (b *Backend) attend() {
 func (b *Backend) Caps() backends.Caps { return b.caps }
 
 // Addr implements backends.Backend. It opens nothing in another process.
-func (b *Backend) Addr() []byte { return b.addr }
+func (b *Backend) Addr() []byte { return b.books.Addr() }
 
 // Facts says what the library said of itself when the backend was opened.
 func (b *Backend) Facts() Facts { return b.facts }
 
 // Close implements backends.Backend. It waits for what the disks have in hand.
 func (b *Backend) Close() error {
-	b.closing.Do(func() { b.closeErr = b.close() })
+	b.closing.Do(func() { b.closeErr = errors.Join(b.books.Close(), b.release()) })
 	return b.closeErr
-}
-
-func (b *Backend) close() error {
-	b.mu.Lock()
-	b.closed.Store(true)
-	for p := range b.peers {
-		p.closed = true
-	}
-	b.endJobs(backends.ErrClosed, func(*job) bool { return true })
-	_ = b.wait(context.Background(), func() bool { return len(b.freeJobs) == len(b.jobs) })
-	clear(b.peers)
-	b.mu.Unlock()
-	var errs []error
-	for _, m := range b.table.All() {
-		errs = append(errs, m.Close()) // nothing is in flight that it would wait for
-	}
-	b.gate.Shut()
-	b.gate.Wait()
-	return errors.Join(append(errs, b.release())...)
 }
 
 // release gives back what open made.

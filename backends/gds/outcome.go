@@ -36,12 +36,12 @@ func (r *request) judge(d *csrc.Done) (again bool, err error) {
 		}
 	}
 	r.done += moved
-	return r.done < r.n && r.j.err == nil, nil
+	return r.done < r.n && r.j.Err == nil, nil
 }
 
 // refused judges a failure.
 func (r *request) refused(d *csrc.Done) (again bool, err error) {
-	if r.j.err != nil {
+	if r.j.Err != nil {
 		return false, nil // it has ended anyway
 	}
 	err = csrc.CuFileStatus(r.op(), d)

@@ -7,7 +7,7 @@ import (
 	"github.com/sluicehq/sluice/csrc"
 )
 
-// request is one read or write with cuFile, or about to be. Requests are made at the start. All is guarded by Backend.mu.
+// request is one read or write with cuFile, or about to be. Requests are made at the start. All is guarded by books.Mu.
 type request struct {
 	slot    uint32
 	j       *job // nil: free
@@ -28,10 +28,10 @@ type request struct {
 // returns nil when that has to wait until others have ended.
 func (b *Backend) cut(j *job) *request {
 	it := &j.items[j.at.item]
-	v := &j.views[it.view]
-	f, off := v.remote.m.file, v.remote.m.off+it.remote+j.at.off
+	v := &j.Views[it.view]
+	f, off := v.Remote.Extent.file, v.Remote.Extent.off+it.remote+j.at.off
 	next, n := j.reach(uint64(b.cfg.PieceMax) - off%blockBytes) // so that what follows begins with a whole block
-	write, edge := j.op == backends.Write, false
+	write, edge := j.Op == backends.Write, false
 	if write {
 		first := n
 		if first, edge = wholeBlocks(off, n); first < n {
@@ -48,7 +48,7 @@ func (b *Backend) cut(j *job) *request {
 	}
 	r := b.free[len(b.free)-1]
 	b.free = b.free[:len(b.free)-1]
-	*r = request{slot: r.slot, j: j, f: f, write: write, edge: edge, mem: v.local, local: it.local + j.at.off, off: off, n: n, first: j.at}
+	*r = request{slot: r.slot, j: j, f: f, write: write, edge: edge, mem: v.Local, local: it.local + j.at.off, off: off, n: n, first: j.at}
 	b.mover.Cancel(r.slot, false)
 	j.at = next
 	return r
@@ -113,7 +113,7 @@ func (b *Backend) blocked(f *file, edge bool, off, n uint64) bool {
 	from, to := off&^(blockBytes-1), off+n+blockBytes-1
 	for i := range b.requests {
 		r := &b.requests[i]
-		if r.j == nil || !r.write || !r.f.id.sameFile(f.id) {
+		if r.j == nil || !r.write || !r.f.id.SameFile(f.id) {
 			continue
 		}
 		if r.edge != edge {
@@ -128,12 +128,12 @@ func (b *Backend) blocked(f *file, edge bool, off, n uint64) bool {
 
 // launch puts what is left of a request into the next parcel.
 func (b *Backend) launch(r *request) {
-	base, offset := r.mem.base(r.local + r.done)
+	base, offset := r.mem.Extent.base(r.local + r.done)
 	r.asked = r.n - r.done
 	c := csrc.CuFileRequest{Handle: r.f.handle, Base: base, Offset: offset, At: r.off + r.done, Len: r.asked,
-		Slot: r.slot, FD: int32(r.f.plain), Device: uint16(r.mem.device)}
+		Slot: r.slot, FD: int32(r.f.plain), Device: uint16(r.mem.Extent.device)}
 	switch {
-	case r.edge && r.mem.kind == backends.HBM:
+	case r.edge && r.mem.Kind == backends.HBM:
 		c.Kind = csrc.CuFileEdgeOfDevice
 	case r.edge:
 		c.Kind = csrc.CuFileEdgeOfHost

@@ -2,16 +2,11 @@
 
 package gds
 
-import (
-	"context"
-
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/csrc"
-)
+import "github.com/sluicehq/sluice/csrc"
 
 // serve handles requests that have ended, and begins what there is room for.
 func (b *Backend) serve() {
-	b.mu.Lock()
+	b.books.Mu.Lock()
 	for {
 		n := b.ends.Poll(b.landed[:])
 		for i := range n {
@@ -27,7 +22,7 @@ func (b *Backend) serve() {
 
 // leave gives the lock up, and then does what must not be done under it.
 func (b *Backend) leave() {
-	need := b.queue.n > 0 || b.waiters > 0 // what has ended cannot wait for Poll
+	need := b.queue.Len() > 0 || b.books.Waited() // what has ended cannot wait for Poll
 	nudge := need && !b.heeding
 	switch {
 	case nudge:
@@ -39,7 +34,7 @@ func (b *Backend) leave() {
 	news := b.news
 	b.news = false
 	p := b.takeParcel()
-	b.mu.Unlock()
+	b.books.Mu.Unlock()
 	if p != nil {
 		b.hand(p)
 	}
@@ -53,17 +48,17 @@ func (b *Backend) leave() {
 
 // pump begins what there is room for, the jobs in turn.
 //
-// Preconditions: mu is held.
+// Preconditions: books.Mu is held.
 func (b *Backend) pump() {
-	for idle := 0; idle < b.queue.n && (len(b.free) > 0 || b.failed); {
-		j := b.queue.pop()
+	for idle := 0; idle < b.queue.Len() && (len(b.free) > 0 || b.failed); {
+		j := b.queue.Pop()
 		before := j.at
 		if b.advance(j) {
 			j.queued = false
 			b.settle(j)
 			continue
 		}
-		b.queue.push(j)
+		b.queue.Push(j)
 		if idle++; j.at != before {
 			idle = 0
 		}
@@ -74,7 +69,7 @@ func (b *Backend) pump() {
 // advance makes requests of a job, as many as it may in its turn. It reports whether there is nothing to make any more.
 func (b *Backend) advance(j *job) bool {
 	for range turnMax {
-		if j.err != nil || j.at.item == len(j.items) {
+		if j.Err != nil || j.at.item == len(j.items) {
 			return true
 		}
 		if len(b.free) == 0 {
@@ -109,8 +104,8 @@ func (b *Backend) land(d *csrc.Done) {
 }
 
 func (b *Backend) fail(j *job, err error) {
-	if j.err == nil {
-		j.err = err
+	if j.Err == nil {
+		j.Err = err
 	}
 	b.failed = true
 }
@@ -120,57 +115,27 @@ func (b *Backend) settle(j *job) {
 	if j.queued || j.flying > 0 {
 		return
 	}
-	for i := range j.views {
-		j.views[i].remote.m.file.endTurn(j)
+	for i := range j.Views {
+		j.Views[i].Remote.Extent.file.endTurn(j)
 	}
-	tag, err := j.tag, j.err
-	j.clear()
+	tag, err := j.Tag, j.Err
+	j.Clear()
 	b.freeJobs = append(b.freeJobs, j)
 	b.done.Push(tag, err)
 	b.news = true
-	if b.waiters > 0 {
-		b.calm.Broadcast()
-	}
+	b.books.Ended()
 }
 
-// endJobs ends those that which picks, as early as can be.
+// stop ends requests of jobs that have failed, and begins no more of them.
 //
-// Preconditions: mu is held.
-func (b *Backend) endJobs(why error, which func(*job) bool) {
-	for i := range b.jobs {
-		if j := &b.jobs[i]; j.live && which(j) {
-			b.fail(j, why)
-		}
-	}
+// Preconditions: books.Mu is held.
+func (b *Backend) stop() {
+	b.failed = true
 	for i := range b.requests {
-		if r := &b.requests[i]; r.j != nil && r.j.err != nil && !r.ending {
+		if r := &b.requests[i]; r.j != nil && r.j.Err != nil && !r.ending {
 			r.ending = true
 			b.mover.Cancel(r.slot, true)
 		}
 	}
 	b.pump()
-}
-
-// wait returns when the condition holds, or the context has ended. It gives the lock up meanwhile; the condition is
-// looked at whenever a job has ended.
-//
-// Preconditions: mu is held.
-func (b *Backend) wait(ctx context.Context, met func() bool) error {
-	b.waiters++
-	defer func() { b.waiters-- }()
-	b.leave()
-	b.mu.Lock()
-	stop := context.AfterFunc(ctx, func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.calm.Broadcast()
-	})
-	defer stop()
-	for !met() {
-		if ctx.Err() != nil {
-			return backends.ContextError(ctx)
-		}
-		b.calm.Wait()
-	}
-	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/letters"
 )
 
 // job is a batch that a worker copies. Jobs are made at the start and reused.
@@ -16,7 +17,7 @@ type job struct {
 	tag    uint64
 	descs  []backends.Desc // a copy: the caller's may change
 	views  []view
-	letter *letter
+	letter *letters.Letter
 	cancel atomic.Pointer[error]
 }
 
@@ -27,7 +28,7 @@ func (p *peer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
 
 // SubmitPages implements backends.Pager.
 func (p *peer) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, msg []byte) error {
-	return p.submit(op, tag, nil, pages, letterOf(msg))
+	return p.submit(op, tag, nil, pages, letters.Message(msg))
 }
 
 // SubmitNotify implements backends.Notifier.
@@ -35,7 +36,7 @@ func (p *peer) SubmitNotify(op backends.Op, tag uint64, descs []backends.Desc, m
 	if msg == nil {
 		msg = []byte{}
 	}
-	return p.submit(op, tag, descs, nil, letterOf(msg))
+	return p.submit(op, tag, descs, nil, letters.Message(msg))
 }
 
 // SubmitCount implements backends.Counter.
@@ -43,10 +44,10 @@ func (p *peer) SubmitCount(tag uint64, descs []backends.Desc, pages *backends.Pa
 	if counter >= backends.CountersMax {
 		return backends.ErrBounds
 	}
-	return p.submit(backends.Write, tag, descs, pages, &letter{counts: true, counter: counter})
+	return p.submit(backends.Write, tag, descs, pages, letters.Count(counter))
 }
 
-func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages, l *letter) error {
+func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages, l *letters.Letter) error {
 	p.entry.RLock()
 	defer p.entry.RUnlock()
 	if p.closed {
@@ -60,13 +61,13 @@ func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *
 	if err != nil {
 		return err
 	}
-	if l != nil && len(l.data) > p.from.cfg.MessageMax {
-		return fmt.Errorf("notification of %d bytes, at most %d: %w", len(l.data), p.from.cfg.MessageMax, backends.ErrBounds)
+	if l.Len() > p.from.cfg.MessageMax {
+		return fmt.Errorf("notification of %d bytes, at most %d: %w", l.Len(), p.from.cfg.MessageMax, backends.ErrBounds)
 	}
 	if !p.from.take() {
 		return backends.ErrFull
 	}
-	if err := p.promise(l); err != nil {
+	if err := p.letters.Promise(l); err != nil {
 		p.from.taken.Add(-1)
 		return err
 	}
@@ -75,14 +76,14 @@ func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *
 		return nil
 	}
 	err = copyAll(op, descs, views, nil)
-	p.post(l, err)
+	p.letters.Post(l, err)
 	p.from.complete(tag, err)
 	return nil
 }
 
 // hand gives a batch to a worker, or runs it here in the memory of a job if it
 // is small.
-func (p *peer) hand(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages, views []view, l *letter, bytes uint64) {
+func (p *peer) hand(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages, views []view, l *letters.Letter, bytes uint64) {
 	j := p.from.takeJob()
 	j.p, j.op, j.tag, j.letter = p, op, tag, l
 	j.cancel.Store(nil)
@@ -137,7 +138,7 @@ func (j *job) run() {
 	p, tag := j.p, j.tag
 	err := copyAll(j.op, j.descs, j.views, &j.cancel)
 	clear(j.views)
-	p.post(j.letter, err)
+	p.letters.Post(j.letter, err)
 	p.mu.Lock()
 	delete(p.flying, tag)
 	p.mu.Unlock()
@@ -201,10 +202,10 @@ func (p *peer) look(op backends.Op, localKey, remoteKey uint32) (view, error) {
 	}
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	if uint64(remoteKey) >= uint64(len(p.imports)) || p.imports[remoteKey] == nil {
+	r := p.imports.At(remoteKey)
+	if r == nil {
 		return view{}, fmt.Errorf("remote key %d: %w", remoteKey, backends.ErrBounds)
 	}
-	r := p.imports[remoteKey]
 	if op == backends.Write && r.m.seg.ReadOnly {
 		return view{}, backends.ErrReadOnly
 	}

@@ -3,8 +3,7 @@
 // Package mem copies within one process. It is the reference for what every
 // backend means, the template for a new one, and the fixture of everybody
 // else's tests: a backend (mem.go) has memories (memory.go) and peers (peer.go),
-// which copy batches (batch.go) and carry notifications (notify.go) and counts
-// (count.go).
+// which copy batches (batch.go) and carry notifications and counts (notify.go).
 //
 // Proof that nothing lands later: a copy holds the gate of the memory that the
 // peer owns, for at most pieceMax bytes at a time, and looks at the epoch under
@@ -18,6 +17,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/letters"
 	"github.com/sluicehq/sluice/internal/park"
 )
 
@@ -57,12 +57,10 @@ type Backend struct {
 	freeMu  sync.Mutex
 	workers sync.WaitGroup
 
-	done    chan backends.Completion // a place is taken before it is needed, so never full
-	taken   atomic.Int64             // places of done that are taken
-	armed   atomic.Bool              // somebody sleeps on wake
-	news    atomic.Bool              // something for the sleeper that is not in a queue
-	starved atomic.Bool              // a Submit of ours found the receiver full
-	closed  atomic.Bool
+	done   chan backends.Completion // a place is taken before it is needed, so never full
+	taken  atomic.Int64             // places of done that are taken
+	armed  atomic.Bool              // somebody sleeps on wake
+	closed atomic.Bool
 
 	mu       sync.RWMutex // guards the tables
 	memories []*memory    // by key; nil: free
@@ -70,11 +68,7 @@ type Backend struct {
 	peers    map[*peer]struct{} // ours to others
 	senders  map[*peer]struct{} // others' to us
 
-	counters [backends.CountersMax]counter
-
-	inboxMu  sync.Mutex
-	inbox    []backends.Message
-	promised atomic.Int64 // messages in the inbox or on their way
+	box letters.Box
 }
 
 // registry finds the backends of this process by Addr: the wire of this one.
@@ -96,6 +90,7 @@ func New(cfg Config) (*Backend, error) {
 		done:  make(chan backends.Completion, cfg.BatchesMax),
 		peers: map[*peer]struct{}{}, senders: map[*peer]struct{}{},
 	}
+	b.box.Open(b.addr, cfg.BatchesMax, b.signal)
 	for range cfg.BatchesMax {
 		b.free = append(b.free, &job{})
 	}
@@ -132,10 +127,7 @@ func (b *Backend) Arm() (bool, error) {
 		return false, backends.ErrClosed
 	}
 	b.armed.Store(true)
-	b.inboxMu.Lock()
-	messages := len(b.inbox)
-	b.inboxMu.Unlock()
-	return len(b.done) > 0 || messages > 0 || b.news.Swap(false), nil
+	return len(b.done) > 0 || b.box.Ready(), nil
 }
 
 func (b *Backend) signal() {

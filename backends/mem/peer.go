@@ -11,6 +11,8 @@ import (
 	"sync"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/letters"
 )
 
 type peer struct {
@@ -22,14 +24,12 @@ type peer struct {
 	closed bool         // guarded by entry
 
 	mu         sync.RWMutex // guards what follows; never held while copying
-	imports    []*remote    // by key; nil: free
-	freeKeys   []uint32
+	imports    keys.Imports[remote]
 	flying     map[uint64]*job // with a worker
 	unfinished int             // of those, and of those that complete right now
 	idle       *sync.Cond      // unfinished is 0
 
-	letters   []*letter // in order of submission; guarded by lettersMu
-	lettersMu sync.Mutex
+	letters letters.Line
 }
 
 // remote is a token that was accepted.
@@ -52,7 +52,8 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, erro
 	if to == nil {
 		return nil, fmt.Errorf("connect with mem: no such backend in this process: %w", backends.ErrPeerLost)
 	}
-	p := &peer{from: b, to: to, lost: make(chan struct{}), flying: map[uint64]*job{}}
+	p := &peer{from: b, to: to, lost: make(chan struct{}), flying: map[uint64]*job{},
+		letters: letters.Line{From: &b.box, To: &to.box}}
 	p.idle = sync.NewCond(&p.mu)
 	if err := b.admit(b.peersOf, p); err != nil {
 		return nil, err
@@ -106,14 +107,10 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	r := &remote{m, epoch}
-	if n := len(p.freeKeys); n > 0 {
-		key, p.freeKeys = p.freeKeys[n-1], p.freeKeys[:n-1]
-		p.imports[key] = r
-		return key, size, nil
+	if key, err = p.imports.Add(&remote{m, epoch}); err != nil {
+		return 0, 0, fmt.Errorf("import memory: %w", err)
 	}
-	p.imports = append(p.imports, r)
-	return uint32(len(p.imports) - 1), size, nil
+	return key, size, nil
 }
 
 func parseToken(token []byte) (key uint32, epoch, size uint64, err error) {
@@ -139,10 +136,7 @@ func parseToken(token []byte) (key uint32, epoch, size uint64, err error) {
 func (p *peer) Drop(key uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if uint64(key) < uint64(len(p.imports)) && p.imports[key] != nil {
-		p.imports[key] = nil
-		p.freeKeys = append(p.freeKeys, key)
-	}
+	p.imports.Drop(key)
 }
 
 // Lost implements backends.Watcher.
@@ -157,7 +151,7 @@ func (p *peer) lose() {
 		delete(p.to.senders, p)
 		p.to.mu.Unlock()
 		if known {
-			p.to.deliver(backends.Message{From: p.from.addr, Err: backends.ErrPeerLost})
+			p.to.box.Deliver(backends.Message{From: p.from.addr, Err: backends.ErrPeerLost})
 		}
 	})
 }
@@ -183,7 +177,7 @@ func (p *peer) Close() error {
 	for p.unfinished > 0 {
 		p.idle.Wait()
 	}
-	p.imports = nil
+	p.imports = keys.Imports[remote]{}
 	p.mu.Unlock()
 	p.lose()
 	p.from.mu.Lock()

@@ -3,10 +3,12 @@
 package posix
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/limits"
 )
 
 // Path is how requests reach the kernel.
@@ -54,35 +56,28 @@ const (
 )
 
 func (c *Config) ensureDefaults() {
-	setDefault(&c.Threads, 32)
-	setDefault(&c.Depth, 128)
-	setDefault(&c.PieceMax, 1<<20)
-	setDefault(&c.GapMax, 16<<10)
-	setDefault(&c.JobsMax, 1024)
-	setDefault(&c.KeysMax, 64<<10)
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
+	limits.Default(&c.Threads, 32)
+	limits.Default(&c.Depth, 128)
+	limits.Default(&c.PieceMax, 1<<20)
+	limits.Default(&c.GapMax, 16<<10)
+	limits.Default(&c.JobsMax, 1024)
+	limits.Default(&c.KeysMax, 64<<10)
 }
 
 func (c *Config) check() error {
+	if err := cmp.Or(
+		limits.Within("Threads", c.Threads, 1, threadsMax),
+		limits.Within("Depth", c.Depth, 1, depthMax),
+		limits.Within("JobsMax", c.JobsMax, 1, 1<<20),
+		limits.Within("KeysMax", c.KeysMax, 1, 1<<20),
+	); err != nil {
+		return err
+	}
 	switch {
 	case c.Path > PathThreads:
 		return fmt.Errorf("config: Path %d is not known: %w", c.Path, backends.ErrBounds)
-	case c.Threads < 1 || c.Threads > threadsMax:
-		return fmt.Errorf("config: Threads %d is not within 1 to %d: %w", c.Threads, threadsMax, backends.ErrBounds)
-	case c.Depth < 1 || c.Depth > depthMax:
-		return fmt.Errorf("config: Depth %d is not within 1 to %d: %w", c.Depth, depthMax, backends.ErrBounds)
 	case c.PieceMax < bounceBytes || c.PieceMax > 1<<30 || c.PieceMax%bounceBytes != 0:
 		return fmt.Errorf("config: PieceMax %d is no multiple of 64 KiB up to 1 GiB: %w", c.PieceMax, backends.ErrBounds)
-	case c.JobsMax < 1 || c.JobsMax > 1<<20:
-		return fmt.Errorf("config: JobsMax %d is not within 1 to 1 Mi: %w", c.JobsMax, backends.ErrBounds)
-	case c.KeysMax < 1 || c.KeysMax > 1<<20:
-		return fmt.Errorf("config: KeysMax %d is not within 1 to 1 Mi: %w", c.KeysMax, backends.ErrBounds)
 	}
 	return nil
 }

@@ -29,8 +29,8 @@ type syncWatcher struct {
 
 // watchSyncs puts a watcher into a backend that is idle.
 func watchSyncs(b *Backend, begun, ended func()) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	b.books.Mu.Lock()
+	defer b.books.Mu.Unlock()
 	b.mover = &syncWatcher{b.mover, begun, ended}
 }
 

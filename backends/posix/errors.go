@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"io"
 	"syscall"
-
-	"github.com/sluicehq/sluice/backends"
 )
 
 // FileError is why a transfer failed at a file. A *backends.PieceError around it names the
@@ -43,9 +41,3 @@ func (e *FileError) cure() string {
 	}
 	return ""
 }
-
-var (
-	errUnknownKey = fmt.Errorf("unknown key: %w", backends.ErrBounds)
-	errNotLocal   = fmt.Errorf("posix moves between host memory of the initiator and files: %w", backends.ErrNotSupported)
-	errElsewhere  = errors.New("posix reaches files of its own process only: those of others are served by their engines")
-)

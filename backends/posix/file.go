@@ -6,23 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/ownfiles"
 )
-
-// fileID tells files apart: registrations of one file share its descriptors.
-type fileID struct {
-	dev, ino uint64
-	flags    int // how the caller's descriptor was opened
-}
 
 // file is an open file or block device that memories lie in.
 type file struct {
-	id   fileID
-	refs int // memories; guarded by Backend.mu
+	id   ownfiles.ID
+	refs int // memories; guarded by books.Mu
 
 	fd     int // a descriptor of our own, through the page cache
 	direct int // the same file past the page cache; -1: there is none
@@ -32,7 +25,7 @@ type file struct {
 
 	fixed, fixedDirect int32 // places in the table of io_uring; -1: none
 
-	// Guarded by Backend.mu.
+	// Guarded by books.Mu.
 	refused  bool   // direct is of no use, as has turned out: see why
 	writing  [2]int // requests under way: through the page cache, past it
 	turn     *job   // waits until the other kind of write has ended
@@ -51,7 +44,7 @@ const (
 
 // openFile opens the file behind a caller's descriptor for ourselves, so that nothing of
 // what we do depends on how long the caller keeps it.
-func openFile(fd int, id fileID, buffered bool) (_ *file, err error) {
+func openFile(fd int, id ownfiles.ID, buffered bool) (_ *file, err error) {
 	f := &file{id: id, fd: -1, direct: -1, fixed: -1, fixedDirect: -1}
 	defer func() {
 		if err != nil {
@@ -62,8 +55,8 @@ func openFile(fd int, id fileID, buffered bool) (_ *file, err error) {
 		f.fd = -1
 		return nil, fmt.Errorf("duplicate descriptor %d: %w", fd, os.NewSyscallError("fcntl", err))
 	}
-	mode := id.flags &^ unix.O_DIRECT
-	if id.flags&unix.O_DIRECT != 0 {
+	mode := id.Flags &^ unix.O_DIRECT
+	if id.Flags&unix.O_DIRECT != 0 {
 		if err := f.swapDirect(mode); err != nil {
 			return nil, err
 		}
@@ -83,7 +76,7 @@ func openFile(fd int, id fileID, buffered bool) (_ *file, err error) {
 
 // swapDirect keeps a caller's O_DIRECT descriptor for what it is, and opens another.
 func (f *file) swapDirect(mode int) error {
-	plain, err := reopen(f.fd, mode)
+	plain, err := ownfiles.Reopen(f.fd, mode)
 	if err != nil {
 		return fmt.Errorf("open once more without O_DIRECT, for what is no whole block: %w", err)
 	}
@@ -92,20 +85,12 @@ func (f *file) swapDirect(mode int) error {
 }
 
 func (f *file) openDirect(mode int) {
-	fd, err := reopen(f.fd, mode|unix.O_DIRECT)
+	fd, err := ownfiles.Reopen(f.fd, mode|unix.O_DIRECT)
 	if err != nil {
 		f.why = "no O_DIRECT: " + err.Error()
 		return
 	}
 	f.direct = fd
-}
-
-func reopen(fd, flags int) (int, error) {
-	again, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), flags|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, os.NewSyscallError("open", err)
-	}
-	return again, nil
 }
 
 // measure asks how blocks past the page cache must be aligned. A page is the least: two
@@ -142,57 +127,13 @@ func (f *file) dropDirect() error {
 	return unix.Close(fd)
 }
 
+// name is what the system calls it now.
+func (f *file) name() string { return f.id.Name(f.fd) }
+
 func (f *file) close() error {
 	err := f.dropDirect()
 	if f.fd >= 0 {
 		err = errors.Join(err, unix.Close(f.fd))
 	}
 	return err
-}
-
-// name is what the system calls it now.
-func (f *file) name() string {
-	name, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(f.fd))
-	if err != nil {
-		return fmt.Sprintf("file %d:%d", f.id.dev, f.id.ino)
-	}
-	return name
-}
-
-// examine looks at a caller's descriptor: what it is, and how many bytes it holds.
-func examine(fd int) (id fileID, size uint64, err error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return id, 0, fmt.Errorf("descriptor %d: %w", fd, os.NewSyscallError("fstat", err))
-	}
-	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
-	if err != nil {
-		return id, 0, fmt.Errorf("descriptor %d: %w", fd, os.NewSyscallError("fcntl", err))
-	}
-	if flags&(unix.O_APPEND|unix.O_PATH) != 0 {
-		return id, 0, fmt.Errorf("descriptor %d: open it without O_APPEND and O_PATH: %w", fd, backends.ErrNotSupported)
-	}
-	id = fileID{uint64(st.Dev), st.Ino, flags & (unix.O_ACCMODE | unix.O_DIRECT | unix.O_SYNC)}
-	switch st.Mode & unix.S_IFMT {
-	case unix.S_IFREG:
-		return id, uint64(st.Size), nil
-	case unix.S_IFBLK:
-		size, err := deviceSize(fd)
-		return id, size, err
-	}
-	return id, 0, fmt.Errorf("descriptor %d is neither a file nor a block device: %w", fd, backends.ErrNotSupported)
-}
-
-// admit refuses what transfers could not work with.
-func admit(seg *backends.Segment, id fileID, size uint64) error {
-	switch mode := id.flags & unix.O_ACCMODE; {
-	case mode == unix.O_WRONLY:
-		return fmt.Errorf("descriptor %d may only be written: open it with O_RDWR: %w", seg.FD, backends.ErrNotSupported)
-	case mode == unix.O_RDONLY && !seg.ReadOnly:
-		return fmt.Errorf("descriptor %d may only be read: set Segment.ReadOnly or open it with O_RDWR: %w", seg.FD, backends.ErrReadOnly)
-	case seg.FileOff > size || seg.Len > size-seg.FileOff:
-		return fmt.Errorf("[%d, +%d) of a file of %d bytes: make it as long first, with posix.File.Grow: %w",
-			seg.FileOff, seg.Len, size, backends.ErrBounds)
-	}
-	return nil
 }

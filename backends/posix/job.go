@@ -7,22 +7,19 @@ import (
 	"slices"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/ownfiles"
 )
 
 // job is a batch under way. Jobs are made at the start and reused, with the memory of
-// their lists. All is guarded by Backend.mu.
+// their lists. All is guarded by books.Mu.
 type job struct {
-	p    *peer
-	op   backends.Op
-	tag  uint64
-	live bool
+	ownfiles.Job[extent]
 
 	paged  bool
 	pages  backends.Pages
 	sorted bool     // by order: the entries of the pattern do not rise in the file
 	order  []uint64 // file index and entry
 	items  []item   // of descriptors, rising in the file within each view
-	views  []view
 	count  int
 
 	at      cursor // what the next request begins with
@@ -32,7 +29,6 @@ type job struct {
 	durable bool   // it ends once the disk has what it wrote
 	synced  bool   // it has asked for those
 	queued  bool   // in Backend.queue
-	err     error
 }
 
 // cursor is a place in the pieces of a job.
@@ -45,29 +41,6 @@ type cursor struct {
 type item struct {
 	local, remote, n uint64
 	view, index      uint32
-}
-
-// view is a pair of memories.
-type view struct {
-	localKey, remoteKey uint32
-	local               *memory
-	remote              remote
-}
-
-func (v *view) shows(localKey, remoteKey uint32) bool {
-	return v.localKey == localKey && v.remoteKey == remoteKey
-}
-
-// reaches reports whether the job uses a memory by a token of an epoch before, or as its
-// own, which has no epoch.
-func (j *job) reaches(m *memory, epoch uint64) bool {
-	for i := range j.views {
-		v := &j.views[i]
-		if v.remote.m == m && v.remote.epoch < epoch || v.local == m && m.closed {
-			return true
-		}
-	}
-	return false
 }
 
 // piece returns one, in the order in which they are done.
@@ -87,7 +60,7 @@ func (j *job) setDescs(descs []backends.Desc) {
 	rising, at := true, 0
 	for i := range descs {
 		d := &descs[i]
-		for !j.views[at].shows(d.LocalKey, d.RemoteKey) {
+		for !j.Views[at].Shows(d) {
 			at++
 		}
 		j.items = append(j.items, item{d.Local, d.Remote, d.Len, uint32(at), uint32(i)})
@@ -125,9 +98,8 @@ func (j *job) setPages(p *backends.Pages) {
 
 // clear forgets what the job pointed to, and lists of a length that is seldom.
 func (j *job) clear() {
-	clear(j.views)
-	j.views, j.pages, j.p, j.err = j.views[:0], backends.Pages{}, nil, nil
-	j.live = false
+	j.Clear()
+	j.pages = backends.Pages{}
 	if cap(j.order) > keptMax {
 		j.order = nil
 	}

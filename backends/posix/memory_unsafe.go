@@ -3,9 +3,6 @@
 package posix
 
 import (
-	"fmt"
-	"os"
-	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -32,15 +29,6 @@ func vectored(call uintptr, fd int, iov []unix.Iovec, off uint64) int {
 		return -int(errno)
 	}
 	return int(n)
-}
-
-// deviceSize asks a block device how many bytes it has.
-func deviceSize(fd int) (size uint64, err error) {
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.BLKGETSIZE64, uintptr(unsafe.Pointer(&size)))
-	if errno != 0 {
-		return 0, fmt.Errorf("size of the device: %w", os.NewSyscallError("ioctl", syscall.Errno(errno)))
-	}
-	return size, nil
 }
 
 // mapAnonymous returns zeroed, page-aligned bytes outside the Go heap.

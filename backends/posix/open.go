@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/ownfiles"
 )
 
 // OpenOptions say which range of a file is opened, and how.
@@ -55,7 +56,7 @@ func (r *File) open(o *OpenOptions) error {
 	if err != nil {
 		return err
 	}
-	_, size, err := examine(int(r.f.Fd()))
+	_, size, err := ownfiles.Examine(int(r.f.Fd()))
 	if err != nil {
 		return err
 	}

@@ -22,7 +22,7 @@ func (r *request) judge(res int) (again bool, err error) {
 	}
 	r.advance(uint64(res))
 	switch {
-	case r.done >= r.need, r.j.err != nil:
+	case r.done >= r.need, r.j.Err != nil:
 		return false, nil
 	case r.past && r.done%r.f.block != 0:
 		if r.kind == readInto { // past the page cache a read ends within a block only where the file does
@@ -35,7 +35,7 @@ func (r *request) judge(res int) (again bool, err error) {
 
 // refused judges an errno.
 func (r *request) refused(errno syscall.Errno) (again bool, err error) {
-	ended := r.j != nil && r.j.err != nil
+	ended := r.j != nil && r.j.Err != nil
 	switch errno {
 	case syscall.EINTR, syscall.EAGAIN, syscall.ECANCELED:
 		// Without our asking for it the kernel cancels what a thread had begun that has ended.

@@ -21,8 +21,8 @@ type pin struct {
 // pinMemory registers host memory with io_uring while Config.PinMax has room for it.
 // Without, transfers work as well.
 func (b *Backend) pinMemory(seg *backends.Segment) pin {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	b.books.Mu.Lock()
+	defer b.books.Mu.Unlock()
 	if seg.Len > b.cfg.PinMax-b.pinned {
 		return pin{}
 	}
@@ -49,10 +49,10 @@ func (b *Backend) unpin(p pin) {
 	if p.count == 0 {
 		return
 	}
-	b.mu.Lock()
+	b.books.Mu.Lock()
 	b.mover.unpin(p)
 	b.pinned -= uint64(len(p.mem))
-	b.mu.Unlock()
+	b.books.Mu.Unlock()
 	p.release()
 }
 

@@ -8,18 +8,18 @@ import (
 
 // place is where a job stands: the rest of a piece, in memory and in its file.
 type place struct {
-	v   *view
-	f   *file
-	mem []byte
-	off uint64 // in the file
+	local *extent
+	f     *file
+	mem   []byte
+	off   uint64 // in the file
 }
 
 // place looks up a cursor.
 func (j *job) place(c cursor) place {
 	p := j.piece(c.piece)
-	v := &j.views[p.view]
-	m := v.remote.m
-	return place{v, m.file, v.local.mem[p.local+c.off:][:p.n-c.off], m.off + p.remote + c.off}
+	v := &j.Views[p.view]
+	local, remote := &v.Local.Extent, &v.Remote.Extent
+	return place{local, remote.file, local.mem[p.local+c.off:][:p.n-c.off], remote.off + p.remote + c.off}
 }
 
 // step moves the cursor by n bytes within its piece, or to the next one.
@@ -56,7 +56,7 @@ func (b *Backend) cut(j *job) *request {
 	p := j.place(j.at)
 	skip, whole := p.whole()
 	straight := skip == 0 && whole > 0
-	write := j.op == backends.Write
+	write := j.Op == backends.Write
 	if write && !b.mayWrite(j, &p, straight) {
 		return nil
 	}
@@ -122,7 +122,7 @@ func (j *job) next(f *file, off uint64) (place, bool) {
 // in the file.
 func (b *Backend) cutWhole(r *request, j *job, p place, n uint64) {
 	r.past = true
-	pin := p.v.local.pin
+	pin := p.local.pin
 	r.fixed = pin.holds(p.mem[:min(n, uint64(b.cfg.PieceMax))])
 	for ok := true; ok; {
 		n = min(n, uint64(b.cfg.PieceMax)-r.n)

@@ -26,7 +26,6 @@
 package posix
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -34,8 +33,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/internal/done"
-	"github.com/sluicehq/sluice/internal/gate"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/ownfiles"
 	"github.com/sluicehq/sluice/internal/park"
 )
 
@@ -43,31 +41,24 @@ import (
 // Cancelers and Explainers.
 type Backend struct {
 	cfg      Config
-	owner    keys.Owner
-	addr     []byte
-	table    keys.Table[memory]
-	event    *park.Event // for who has armed
+	books    ownfiles.Books[extent] // Gate: whoever uses the mover
+	event    *park.Event            // for who has armed
 	mover    mover
 	choice   string // which mover, and why
 	done     done.Ring
-	gate     gate.Gate // whoever uses the mover
-	closed   atomic.Bool
 	armed    atomic.Bool
 	armings  atomic.Uint64 // calls of Arm
 	doubt    atomic.Uint64 // the call since which the kernel tells the sleeper of a landing; 0: none
 	closing  sync.Once
 	closeErr error
 
-	mu       sync.Mutex // guards all that follows; no system call is made under it but in cold calls
-	calm     sync.Cond  // a job has ended
-	waiters  int        // on calm
-	news     bool       // completions that nobody was woken for
-	failed   bool       // jobs in the queue may have failed
-	files    map[fileID]*file
-	peers    map[*peer]struct{}
+	// Guarded by books.Mu, under which no system call is made but in cold calls.
+	news     bool // completions that nobody was woken for
+	failed   bool // jobs in the queue may have failed
+	files    map[ownfiles.ID]*file
 	jobs     []job
 	freeJobs []*job
-	queue    turns // jobs with pieces that no request was made of
+	queue    ownfiles.Turns[job] // jobs with pieces that no request was made of
 	requests []request
 	free     []*request
 	again    []*request // to be handed to the mover once more
@@ -91,10 +82,9 @@ func New(cfg Config) (*Backend, error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("posix: %w", err)
 	}
-	b := &Backend{cfg: cfg, owner: keys.NewOwner(), files: map[fileID]*file{}, peers: map[*peer]struct{}{}}
-	b.table.Most = cfg.KeysMax
-	b.addr = append([]byte("posix:"), b.owner[:]...)
-	b.calm.L = &b.mu
+	b := &Backend{cfg: cfg, files: map[ownfiles.ID]*file{}}
+	b.books.Open(ownfiles.Config[extent]{Name: "posix", Memory: "host memory", Mover: "the disk", KeysMax: cfg.KeysMax,
+		Stop: b.stop, Leave: b.leave, Release: b.giveBack})
 	b.done.Init(cfg.JobsMax)
 	if err := b.open(); err != nil {
 		return nil, errors.Join(err, b.release())
@@ -112,9 +102,11 @@ func (b *Backend) open() (err error) {
 	b.jobs = make([]job, b.cfg.JobsMax)
 	b.freeJobs = make([]*job, 0, b.cfg.JobsMax)
 	for i := range b.jobs {
-		b.freeJobs = append(b.freeJobs, &b.jobs[len(b.jobs)-1-i])
+		j := &b.jobs[len(b.jobs)-1-i]
+		b.books.Add(&j.Job)
+		b.freeJobs = append(b.freeJobs, j)
 	}
-	b.queue.list = make([]*job, b.cfg.JobsMax)
+	b.queue = ownfiles.NewTurns[job](b.cfg.JobsMax)
 	b.requests = make([]request, b.cfg.Depth)
 	b.free = make([]*request, 0, b.cfg.Depth)
 	b.again = make([]*request, 0, b.cfg.Depth)
@@ -132,7 +124,7 @@ func (b *Backend) open() (err error) {
 func (b *Backend) Caps() backends.Caps { return caps() }
 
 // Addr implements backends.Backend. It opens nothing in another process.
-func (b *Backend) Addr() []byte { return b.addr }
+func (b *Backend) Addr() []byte { return b.books.Addr() }
 
 // Choice says by what the requests reach the kernel, and why, in a few words.
 func (b *Backend) Choice() string { return b.choice }
@@ -140,33 +132,15 @@ func (b *Backend) Choice() string { return b.choice }
 // Pinned returns the bytes of memory that are registered with io_uring: those of
 // Config.PinMax that are taken.
 func (b *Backend) Pinned() uint64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	b.books.Mu.Lock()
+	defer b.books.Mu.Unlock()
 	return b.pinned
 }
 
 // Close implements backends.Backend. It waits for what the disks have in hand.
 func (b *Backend) Close() error {
-	b.closing.Do(func() { b.closeErr = b.close() })
+	b.closing.Do(func() { b.closeErr = errors.Join(b.books.Close(), b.release()) })
 	return b.closeErr
-}
-
-func (b *Backend) close() error {
-	b.mu.Lock()
-	b.closed.Store(true)
-	for p := range b.peers {
-		p.closed = true
-	}
-	b.endJobs(backends.ErrClosed, func(*job) bool { return true })
-	_ = b.wait(context.Background(), func() bool { return len(b.freeJobs) == len(b.jobs) })
-	clear(b.peers)
-	b.mu.Unlock()
-	for _, m := range b.table.All() {
-		_ = m.Close() // nothing is in flight that it would wait for
-	}
-	b.gate.Shut()
-	b.gate.Wait()
-	return b.release()
 }
 
 // release gives back what open made.

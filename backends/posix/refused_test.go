@@ -85,7 +85,7 @@ func TestElsewhere(t *testing.T) {
 		if !errors.Is(err, backends.ErrNotSupported) || !strings.Contains(err.Error(), "own process") {
 			t.Errorf("connect to another backend: %v", err)
 		}
-		for _, m := range theirs.b.table.All() {
+		for _, m := range theirs.b.books.All() {
 			token, err := m.AppendToken(nil)
 			if err != nil {
 				t.Fatal(err)
@@ -97,8 +97,8 @@ func TestElsewhere(t *testing.T) {
 		if text := ours.p.(backends.Explainer).Explain(ours.local, ours.remote); !strings.Contains(text, ours.b.Choice()) {
 			t.Errorf("explained as %q", text)
 		}
-		for _, m := range ours.b.table.All() { // host memory is no target
-			if m.file != nil {
+		for _, m := range ours.b.books.All() { // host memory is no target
+			if m.Extent.file != nil {
 				continue
 			}
 			token, err := m.AppendToken(nil)

@@ -33,7 +33,7 @@ type ring struct {
 	cqes   []cqe
 	tail   uint32 // of the submission queue, as we have filled it
 
-	bells bool        // the kernel writes the eventfd; guarded by Backend.mu
+	bells bool        // the kernel writes the eventfd; guarded by books.Mu
 	owed  atomic.Bool // kick is to do it: something was there before that was wanted
 
 	files     []bool // places of the table of files that are taken

@@ -53,8 +53,8 @@ func (s *saboteur) reap(out []landing) int {
 
 // sabotage puts a saboteur into a rig that is idle.
 func sabotage(r *rig, alter func(l *landing)) *saboteur {
-	r.b.mu.Lock()
-	defer r.b.mu.Unlock()
+	r.b.books.Mu.Lock()
+	defer r.b.books.Mu.Unlock()
 	s := &saboteur{mover: r.b.mover, alter: alter}
 	r.b.mover = s
 	return s
@@ -228,9 +228,9 @@ func TestSyncFails(t *testing.T) {
 		if !errors.As(err, &f) || f.Op != "sync" || !errors.Is(err, syscall.EIO) {
 			t.Errorf("a write whose sync failed: %v", err)
 		}
-		r.b.mu.Lock()
+		r.b.books.Mu.Lock()
 		s.alter = nil
-		r.b.mu.Unlock()
+		r.b.books.Mu.Unlock()
 		if err := r.move(t, backends.Write, backends.Desc{Len: 1 << 20}); err != nil {
 			t.Errorf("the next write: %v", err)
 		}
@@ -274,7 +274,7 @@ func TestRegistersBuffers(t *testing.T) {
 	if n := r.b.Pinned(); n != size {
 		t.Errorf("%d bytes pinned, want %d still", n, size)
 	}
-	for _, m := range append(r.b.table.All(), second.(*memory)) {
+	for _, m := range append(r.b.books.All(), second.(*memory)) {
 		if err := m.Close(); err != nil {
 			t.Error(err)
 		}

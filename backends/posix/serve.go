@@ -2,17 +2,11 @@
 
 package posix
 
-import (
-	"context"
-
-	"golang.org/x/sys/unix"
-
-	"github.com/sluicehq/sluice/backends"
-)
+import "golang.org/x/sys/unix"
 
 // mover hands requests to the kernel: io_uring, or threads.
 type mover interface {
-	// put, cancel, reap and listen are called with Backend.mu held and make no system call.
+	// put, cancel, reap and listen are called with books.Mu held and make no system call.
 	put(r *request)          // never more than Config.Depth at a time
 	cancel(r *request)       // asks for its end; it lands all the same
 	reap(out []landing) int  // takes what has landed
@@ -43,7 +37,7 @@ func (b *Backend) serve() {
 	if rung > 0 && !readable(b.event.FD()) {
 		rung = 0
 	}
-	b.mu.Lock()
+	b.books.Mu.Lock()
 	t := b.takeTray()
 	list := t[:b.mover.reap(t[:])]
 	told := b.mover.tells() && len(list) > 0
@@ -55,13 +49,13 @@ func (b *Backend) serve() {
 		scatter = scatter || l.scatters()
 	}
 	if scatter { // without the lock: the requests are still ours, and so are their jobs
-		b.mu.Unlock()
+		b.books.Mu.Unlock()
 		for _, l := range list {
 			if l.scatters() {
 				l.r.scatter()
 			}
 		}
-		b.mu.Lock()
+		b.books.Mu.Lock()
 	}
 	for i, l := range list {
 		b.land(l)
@@ -109,7 +103,7 @@ func (b *Backend) leave() {
 	b.listen()
 	news := b.news
 	b.news = false
-	b.mu.Unlock()
+	b.books.Mu.Unlock()
 	if news {
 		b.wake()
 	}
@@ -118,30 +112,30 @@ func (b *Backend) leave() {
 
 // listen has somebody look after landings that cannot wait for Poll, or wakes who sleeps.
 //
-// Preconditions: mu is held.
+// Preconditions: books.Mu is held.
 func (b *Backend) listen() {
-	more := b.queue.n > 0 || b.durables > 0
-	b.mover.listen(more || b.waiters > 0, b.armed.Load())
+	more := b.queue.Len() > 0 || b.durables > 0
+	b.mover.listen(more || b.books.Waited(), b.armed.Load())
 }
 
 // pump begins what there is room for, the jobs in turn.
 //
-// Preconditions: mu is held.
+// Preconditions: books.Mu is held.
 func (b *Backend) pump() {
 	for _, r := range b.again {
 		b.launch(r)
 	}
 	b.again = b.again[:0]
 	b.beginSyncs()
-	for idle := 0; idle < b.queue.n && (len(b.free) > 0 || b.failed); {
-		j := b.queue.pop()
+	for idle := 0; idle < b.queue.Len() && (len(b.free) > 0 || b.failed); {
+		j := b.queue.Pop()
 		before := j.at
 		if b.advance(j) {
 			j.queued = false
 			b.settle(j)
 			continue
 		}
-		b.queue.push(j)
+		b.queue.Push(j)
 		if idle++; j.at != before {
 			idle = 0
 		}
@@ -153,7 +147,7 @@ func (b *Backend) pump() {
 // there is nothing to make any more.
 func (b *Backend) advance(j *job) bool {
 	for range turnMax {
-		if j.err != nil || j.at.piece == j.count {
+		if j.Err != nil || j.at.piece == j.count {
 			return true
 		}
 		if len(b.free) == 0 {
@@ -202,8 +196,8 @@ func (b *Backend) land(l landing) {
 }
 
 func (b *Backend) fail(j *job, err error) {
-	if j.err == nil {
-		j.err = err
+	if j.Err == nil {
+		j.Err = err
 	}
 	b.failed = true
 }
@@ -213,17 +207,17 @@ func (b *Backend) settle(j *job) {
 	if j.queued || j.flying > 0 || j.syncs > 0 {
 		return
 	}
-	if j.err == nil && j.durable && !j.synced {
+	if j.Err == nil && j.durable && !j.synced {
 		b.askSyncs(j)
 		b.beginSyncs()
 		return
 	}
-	for i := range j.views {
-		if f := j.views[i].remote.m.file; f.turn == j {
+	for i := range j.Views {
+		if f := j.Views[i].Remote.Extent.file; f.turn == j {
 			f.turn = nil
 		}
 	}
-	tag, err := j.tag, j.err
+	tag, err := j.Tag, j.Err
 	if j.durable {
 		b.durables--
 	}
@@ -231,70 +225,21 @@ func (b *Backend) settle(j *job) {
 	b.freeJobs = append(b.freeJobs, j)
 	b.done.Push(tag, err)
 	b.news = true
-	if b.waiters > 0 {
-		b.calm.Broadcast()
-	}
+	b.books.Ended()
 }
 
-// endJobs ends those that which picks, as early as can be.
+// stop ends requests of jobs that have failed, and begins no more of them.
 //
-// Preconditions: mu is held.
-func (b *Backend) endJobs(why error, which func(*job) bool) {
-	for i := range b.jobs {
-		if j := &b.jobs[i]; j.live && which(j) {
-			b.fail(j, why)
-		}
-	}
+// Preconditions: books.Mu is held.
+func (b *Backend) stop() {
+	b.failed = true
 	for i := range b.requests {
-		if r := &b.requests[i]; r.j != nil && r.j.err != nil && !r.ending.Load() {
+		if r := &b.requests[i]; r.j != nil && r.j.Err != nil && !r.ending.Load() {
 			r.ending.Store(true)
 			b.mover.cancel(r)
 		}
 	}
 	b.pump()
-}
-
-// wait returns when the condition holds, or the context has ended. It gives the lock up
-// meanwhile; the condition is looked at whenever a job has ended.
-//
-// Preconditions: mu is held.
-func (b *Backend) wait(ctx context.Context, met func() bool) error {
-	b.waiters++
-	defer func() { b.waiters-- }()
-	b.leave()
-	b.mu.Lock()
-	stop := context.AfterFunc(ctx, func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.calm.Broadcast()
-	})
-	defer stop()
-	for !met() {
-		if ctx.Err() != nil {
-			return backends.ContextError(ctx)
-		}
-		b.calm.Wait()
-	}
-	return nil
-}
-
-// turns is a queue of jobs that take turns; each stands in it once at most.
-type turns struct {
-	list    []*job
-	head, n int
-}
-
-func (q *turns) push(j *job) {
-	q.list[(q.head+q.n)%len(q.list)] = j
-	q.n++
-}
-
-func (q *turns) pop() *job {
-	j := q.list[q.head]
-	q.list[q.head] = nil
-	q.head = (q.head + 1) % len(q.list)
-	q.n--
-	return j
 }
 
 // readable reports whether an eventfd is signalled.

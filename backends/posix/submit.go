@@ -24,14 +24,14 @@ func (p *peer) SubmitDurable(tag uint64, descs []backends.Desc, pages *backends.
 // submit takes a batch and hands its first requests to the kernel, with one call.
 func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages, durable bool) error {
 	b := p.b
-	if !b.gate.Enter() {
+	if !b.books.Gate.Enter() {
 		return backends.ErrClosed
 	}
-	defer b.gate.Exit()
-	b.mu.Lock()
+	defer b.books.Gate.Exit()
+	b.books.Mu.Lock()
 	err := p.accept(op, tag, descs, pages, durable)
 	if err != nil {
-		b.mu.Unlock()
+		b.books.Mu.Unlock()
 		return err
 	}
 	b.pump()
@@ -42,21 +42,18 @@ func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *
 // accept makes a job of a batch, or says why not.
 func (p *peer) accept(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages, durable bool) error {
 	b := p.b
-	if p.closed {
-		return backends.ErrClosed
-	}
-	if op != backends.Read && op != backends.Write {
-		return backends.ErrNotSupported
+	err := p.Accepts(op)
+	if err != nil {
+		return err
 	}
 	if len(b.freeJobs) == 0 || !b.done.Take() { // a job for each place, but those that wait for Poll
 		return backends.ErrFull
 	}
 	j := b.freeJobs[len(b.freeJobs)-1]
-	var err error
 	if pages != nil {
-		err = p.lookPages(j, op, pages)
+		err = j.viewPages(p, op, pages)
 	} else {
-		err = p.lookDescs(j, op, descs)
+		err = j.ViewAll(&p.Peer, op, descs, descsMax)
 	}
 	if err != nil {
 		j.clear()
@@ -69,67 +66,22 @@ func (p *peer) accept(op backends.Op, tag uint64, descs []backends.Desc, pages *
 	} else {
 		j.setDescs(descs)
 	}
-	j.p, j.op, j.tag, j.live, j.queued = p, op, tag, true, true
-	j.at, j.high, j.flying, j.syncs, j.synced = cursor{}, 0, 0, 0, false
+	j.Begin(&p.Peer, op, tag)
+	j.queued, j.at, j.high, j.flying, j.syncs, j.synced = true, cursor{}, 0, 0, 0, false
 	if j.durable = durable && op == backends.Write; j.durable {
 		b.durables++
 	}
-	b.queue.push(j)
+	b.queue.Push(j)
 	return nil
 }
 
-// lookPages checks a pattern and finds its memories.
-func (p *peer) lookPages(j *job, op backends.Op, g *backends.Pages) error {
+// viewPages checks a pattern and notes its memories.
+func (j *job) viewPages(p *peer, op backends.Op, g *backends.Pages) error {
 	if g.Count > pagesMax {
 		return backends.ErrBounds
 	}
-	v, err := p.look(op, g.LocalKey, g.RemoteKey)
-	if err != nil {
+	if err := j.View(&p.Peer, op, g.LocalKey, g.RemoteKey); err != nil {
 		return err
 	}
-	j.views = append(j.views, v)
-	return g.Check(v.local.size, v.remote.m.size)
-}
-
-// lookDescs checks all descriptors and finds the memories of each stretch that has the
-// same.
-func (p *peer) lookDescs(j *job, op backends.Op, descs []backends.Desc) error {
-	if len(descs) == 0 || len(descs) > descsMax {
-		return backends.ErrBounds
-	}
-	for i := range descs {
-		d := &descs[i]
-		if n := len(j.views); n == 0 || !j.views[n-1].shows(d.LocalKey, d.RemoteKey) {
-			v, err := p.look(op, d.LocalKey, d.RemoteKey)
-			if err != nil {
-				return err
-			}
-			j.views = append(j.views, v)
-		}
-		v := &j.views[len(j.views)-1]
-		if d.Len == 0 || !within(d.Local, d.Len, v.local.size) || !within(d.Remote, d.Len, v.remote.m.size) {
-			return d.Check(v.local.size, v.remote.m.size)
-		}
-	}
-	return nil
-}
-
-func within(off, n, size uint64) bool { return off <= size && n <= size-off }
-
-// look finds both memories of a pair of keys.
-func (p *peer) look(op backends.Op, localKey, remoteKey uint32) (view, error) {
-	local := p.b.table.At(localKey)
-	if local == nil || uint64(remoteKey) >= uint64(len(p.imports)) || p.imports[remoteKey].m == nil {
-		return view{}, errUnknownKey
-	}
-	r := p.imports[remoteKey]
-	switch {
-	case local.file != nil:
-		return view{}, errNotLocal
-	case r.m.closed || r.epoch != r.m.epoch:
-		return view{}, backends.ErrRevoked
-	case op == backends.Write && r.m.readOnly:
-		return view{}, backends.ErrReadOnly
-	}
-	return view{localKey, remoteKey, local, r}, nil
+	return g.Check(j.Views[0].Local.Size, j.Views[0].Remote.Size)
 }

@@ -9,8 +9,8 @@ package posix
 // askSyncs has a job wait for a sync of each of its files.
 func (b *Backend) askSyncs(j *job) {
 	j.synced = true
-	for i := range j.views {
-		f := j.views[i].remote.m.file
+	for i := range j.Views {
+		f := j.Views[i].Remote.Extent.file
 		if n := len(f.waiting); n > 0 && f.waiting[n-1] == j {
 			continue
 		}

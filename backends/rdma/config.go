@@ -3,6 +3,7 @@
 package rdma
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
 	"net"
@@ -12,6 +13,7 @@ import (
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
 	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/limits"
 )
 
 // Config says which devices to use and bounds what a Backend uses. The zero value is
@@ -90,19 +92,19 @@ const (
 
 // EnsureDefaults fills in the zero fields.
 func (c *Config) EnsureDefaults() {
-	setDefault(&c.Rails, 8)
-	setDefault(&c.QueueDepth, 128)
-	setDefault(&c.Slice, 1<<20)
-	setDefault(&c.Flight, max(16<<20, c.Slice))
-	setDefault(&c.BatchesMax, 1024)
-	setDefault(&c.NotesMax, 64)
-	setDefault(&c.KeysMax, 64<<10)
-	setDefault(&c.ConnsMax, 64)
-	setDefault(&c.Timeout, 200*time.Millisecond)
-	setDefault(&c.Retries, 4)
-	setDefault(&c.Spin, defaultSpin())
-	setDefault(&c.Grace, 1500*time.Millisecond)
-	setDefault(&c.Failure, 3*time.Second)
+	limits.Default(&c.Rails, 8)
+	limits.Default(&c.QueueDepth, 128)
+	limits.Default(&c.Slice, 1<<20)
+	limits.Default(&c.Flight, max(16<<20, c.Slice))
+	limits.Default(&c.BatchesMax, 1024)
+	limits.Default(&c.NotesMax, 64)
+	limits.Default(&c.KeysMax, 64<<10)
+	limits.Default(&c.ConnsMax, 64)
+	limits.Default(&c.Timeout, 200*time.Millisecond)
+	limits.Default(&c.Retries, 4)
+	limits.Default(&c.Spin, defaultSpin())
+	limits.Default(&c.Grace, 1500*time.Millisecond)
+	limits.Default(&c.Failure, 3*time.Second)
 	if c.sysfs == nil {
 		c.sysfs = thisMachine
 	}
@@ -111,27 +113,22 @@ func (c *Config) EnsureDefaults() {
 	}
 }
 
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
-}
-
 func (c *Config) check() error {
-	for _, f := range []struct {
-		name          string
-		value, lo, hi int
-	}{
-		{"Rails", c.Rails, 1, railsMax}, {"QueueDepth", c.QueueDepth, 2, 1 << 14},
-		{"Slice", c.Slice, 4096, 1 << 30}, {"Entries", c.Entries, 0, 1 << 10}, {"Flight", c.Flight, c.Slice, 1 << 40},
-		{"BatchesMax", c.BatchesMax, 2, 1 << 20}, {"NotesMax", c.NotesMax, 1, 1 << 15},
-		{"KeysMax", c.KeysMax, 1, keys.Limit}, {"ConnsMax", c.ConnsMax, 1, 1 << 16},
-		{"Retries", c.Retries, 1, retriesMax}, {"Level", c.Level, 0, 15}, {"TrafficClass", c.TrafficClass, 0, 255},
-	} {
-		if f.value < f.lo || f.value > f.hi {
-			return fmt.Errorf("config: %s %d is not within %d to %d: %w", f.name, f.value, f.lo, f.hi, backends.ErrBounds)
-		}
+	if err := cmp.Or(
+		limits.Within("Rails", c.Rails, 1, railsMax),
+		limits.Within("QueueDepth", c.QueueDepth, 2, 1<<14),
+		limits.Within("Slice", c.Slice, 4096, 1<<30),
+		limits.Within("Entries", c.Entries, 0, 1<<10),
+		limits.Within("Flight", c.Flight, c.Slice, 1<<40),
+		limits.Within("BatchesMax", c.BatchesMax, 2, 1<<20),
+		limits.Within("NotesMax", c.NotesMax, 1, 1<<15),
+		limits.Within("KeysMax", c.KeysMax, 1, keys.Limit),
+		limits.Within("ConnsMax", c.ConnsMax, 1, 1<<16),
+		limits.Within("Retries", c.Retries, 1, retriesMax),
+		limits.Within("Level", c.Level, 0, 15),
+		limits.Within("TrafficClass", c.TrafficClass, 0, 255),
+	); err != nil {
+		return err
 	}
 	if _, err := c.mtu(); err != nil {
 		return err

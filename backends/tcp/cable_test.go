@@ -5,8 +5,6 @@ package tcp
 import (
 	"bytes"
 	"errors"
-	"net"
-	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -17,69 +15,15 @@ import (
 	"github.com/sluicehq/sluice/internal/netns"
 )
 
-// nearVariable marks a run of this test binary within the near host of a pair. The far one is
-// its descriptor 3.
-const nearVariable = "SLUICE_TCP_TEST_NEAR"
-
 // betweenHosts runs the test once more on a host of its own. There it returns the host at the
 // other end of the cable; here it returns nil, when that is over.
 func betweenHosts(t *testing.T, setUp ...func(*netns.Pair) error) *netns.Host {
 	t.Helper()
-	if os.Getenv(nearVariable) == t.Name() {
-		return netns.FromFile(os.NewFile(3, "far host"))
-	}
-	pair, err := netns.NewPair()
+	far, err := netns.BetweenHosts(t, setUp...)
 	if err != nil {
 		backendtest.SkipIfUnavailable(t, err)
 	}
-	defer pair.Close()
-	awaitCable(t, pair)
-	for _, f := range setUp {
-		if err := f(pair); err != nil {
-			backendtest.SkipIfUnavailable(t, err)
-		}
-	}
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var out bytes.Buffer
-	again := exec.Command(exe, "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=5m")
-	again.Env = append(os.Environ(), nearVariable+"="+t.Name())
-	again.ExtraFiles = []*os.File{pair.Far.File()}
-	again.Stdout, again.Stderr = &out, &out
-	if err := pair.Near.Start(again); err != nil {
-		t.Fatal(err)
-	}
-	if err := again.Wait(); err != nil {
-		t.Errorf("on a host of its own: %v", err)
-	}
-	for line := range strings.Lines(out.String()) {
-		if !strings.HasPrefix(line, "=== ") {
-			t.Log(strings.TrimRight(line, "\n"))
-		}
-	}
-	return nil
-}
-
-// awaitCable waits until both ends carry.
-func awaitCable(t *testing.T, pair *netns.Pair) {
-	t.Helper()
-	for _, h := range []*netns.Host{pair.Near, pair.Far} {
-		for end := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {
-			var device *net.Interface
-			err := h.Do(func() (err error) {
-				device, err = net.InterfaceByName(h.Device)
-				return err
-			})
-			if err == nil && device.Flags&net.FlagRunning != 0 {
-				break
-			}
-			if time.Now().After(end) {
-				t.Fatalf("the cable is not up within %v: %v", limit, err)
-			}
-		}
-	}
+	return far
 }
 
 // cable is two backends at the ends of a cable.

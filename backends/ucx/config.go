@@ -3,12 +3,14 @@
 package ucx
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
 	"time"
 
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/limits"
 )
 
 // Config says which UCX to use and bounds what a Backend uses. The zero value is
@@ -72,36 +74,27 @@ const (
 
 // EnsureDefaults fills in the zero fields.
 func (c *Config) EnsureDefaults() {
-	setDefault(&c.Transports, "all")
-	setDefault(&c.Workers, 1)
-	setDefault(&c.BatchesMax, 1024)
-	setDefault(&c.NotesMax, 64)
-	setDefault(&c.KeysMax, 64<<10)
-	setDefault(&c.ConnsMax, 1024)
-	setDefault(&c.Spin, defaultSpin())
-	setDefault(&c.Grace, 1500*time.Millisecond)
-	setDefault(&c.FenceGrace, c.Grace/4)
-	setDefault(&c.CloseMax, c.Grace)
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
+	limits.Default(&c.Transports, "all")
+	limits.Default(&c.Workers, 1)
+	limits.Default(&c.BatchesMax, 1024)
+	limits.Default(&c.NotesMax, 64)
+	limits.Default(&c.KeysMax, 64<<10)
+	limits.Default(&c.ConnsMax, 1024)
+	limits.Default(&c.Spin, defaultSpin())
+	limits.Default(&c.Grace, 1500*time.Millisecond)
+	limits.Default(&c.FenceGrace, c.Grace/4)
+	limits.Default(&c.CloseMax, c.Grace)
 }
 
 func (c *Config) check() error {
-	for _, f := range []struct {
-		name          string
-		value, lo, hi int
-	}{
-		{"Workers", c.Workers, 1, workersMax}, {"BatchesMax", c.BatchesMax, 2, 1 << 20}, {"NotesMax", c.NotesMax, 1, 1 << 15},
-		{"KeysMax", c.KeysMax, 1, keys.Limit}, {"ConnsMax", c.ConnsMax, 1, 1 << 20},
-	} {
-		if f.value < f.lo || f.value > f.hi {
-			return fmt.Errorf("config: %s %d is not within %d to %d: %w", f.name, f.value, f.lo, f.hi, backends.ErrBounds)
-		}
+	if err := cmp.Or(
+		limits.Within("Workers", c.Workers, 1, workersMax),
+		limits.Within("BatchesMax", c.BatchesMax, 2, 1<<20),
+		limits.Within("NotesMax", c.NotesMax, 1, 1<<15),
+		limits.Within("KeysMax", c.KeysMax, 1, keys.Limit),
+		limits.Within("ConnsMax", c.ConnsMax, 1, 1<<20),
+	); err != nil {
+		return err
 	}
 	switch {
 	case c.BatchesMax&(c.BatchesMax-1) != 0:

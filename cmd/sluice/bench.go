@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,18 +17,18 @@ import (
 
 // benchFlags are the words of the command line.
 type benchFlags struct {
-	backend, op, size, format string
-	spread, memory            string
-	batch, threads, rounds    int
-	pages, gather             bool
-	sweep, notify             bool
-	table, hot                bool
-	seconds                   float64
-	asJSON                    bool
-	workload                  workloadFlags
-	network                   networkFlags
-	perftest                  *bench.PerfTest  // made when first needed
-	verbstest                 *bench.VerbsTest // the same
+	backend, op, size string
+	spread, memory    string
+	batch, threads    int
+	pages, gather     bool
+	sweep, notify     bool
+	table, hot        bool
+	result            resultFlags
+	timeFlags
+	workload  workloadFlags
+	network   networkFlags
+	perftest  *bench.PerfTest  // made when first needed
+	verbstest *bench.VerbsTest // the same
 }
 
 func (f *benchFlags) openOptions() openOptions {
@@ -95,34 +94,22 @@ handover-ms is the whole prompt: one operation, or one for each layer.`,
 	f.workload.register(c)
 	f.network.register(c)
 	f.network.rdma.registerPeers(c)
-	s.Float64Var(&f.seconds, "seconds", 3, "time to measure each shape, baselines included")
-	s.IntVar(&f.rounds, "rounds", 0, "measure that many rounds instead of --seconds")
-	s.StringVar(&f.format, "format", "text", "text, json or gobench (for benchstat)")
-	s.BoolVar(&f.asJSON, "json", false, "print JSON: the same as --format json")
+	f.registerTotal(c, "time to measure each shape")
+	f.result.register(c)
 	c.AddCommand(newBenchGather(), newBenchPosix(), newBenchGDS())
 	return c
 }
 
-// printers are the formats.
-var printers = map[string]func(io.Writer, []bench.Result) error{
-	"text":    bench.Text,
-	"json":    func(w io.Writer, r []bench.Result) error { return printJSON(w, r) },
-	"gobench": bench.GoBench,
-}
-
 func runBench(c *cobra.Command, f *benchFlags) error {
-	if f.asJSON {
-		f.format = "json"
-	}
-	printer, ok := printers[f.format]
-	if !ok {
-		return usagef("unknown format %q: there are text, json, gobench", f.format)
+	write, err := f.result.printer()
+	if err != nil {
+		return err
 	}
 	if err := f.checkWorkload(c); err != nil {
 		return err
 	}
 	if f.workload.name != "" {
-		return runWorkload(c, f, printer)
+		return runWorkload(c, f, write)
 	}
 	for _, name := range []string{"op", "size", "batch", "threads"} {
 		if f.table && c.Flags().Changed(name) {
@@ -151,7 +138,7 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 	if err != nil {
 		return err
 	}
-	return printer(c.OutOrStdout(), results)
+	return write(c.OutOrStdout(), results)
 }
 
 // results measures what was asked for.
@@ -183,9 +170,6 @@ const (
 	sweepBatchMax   = 256
 )
 
-// secondsMax is a day.
-const secondsMax = 24 * 3600
-
 // shapes reads the flags; what is wrong with them is a usage error.
 func (f *benchFlags) shapes() ([]bench.Shape, error) {
 	ops := map[string]engine.Op{"write": engine.Write, "read": engine.Read}
@@ -204,10 +188,6 @@ func (f *benchFlags) shapes() ([]bench.Shape, error) {
 	switch {
 	case f.memory != string(bench.BackendMemory) && f.memory != string(bench.HostMemory):
 		return nil, usagef("unknown memory %q: there are %s, %s", f.memory, bench.BackendMemory, bench.HostMemory)
-	case !(f.seconds > 0 && f.seconds <= secondsMax):
-		return nil, usagef("--seconds %v: want more than 0, at most %d", f.seconds, secondsMax)
-	case f.rounds < 0:
-		return nil, usagef("--rounds %d: want 1 or more, or 0 for --seconds", f.rounds)
 	case f.gather && !f.pages:
 		return nil, usagef("--gather says where pages lie: it takes --pages")
 	case f.table && (f.sweep || f.pages || f.notify || f.hot):
@@ -216,6 +196,9 @@ func (f *benchFlags) shapes() ([]bench.Shape, error) {
 		return nil, usagef("--hot puts large pieces at one place: it takes no --pages and no --notify")
 	case f.notify && (f.sweep || f.pages):
 		return nil, usagef("--notify measures small messages: it takes no --sweep and no --pages")
+	}
+	if err := f.checkTotal(); err != nil {
+		return nil, err
 	}
 	if f.table && f.backend == rdmaName {
 		return f.verbsShapes(), nil
@@ -273,7 +256,7 @@ func (f *benchFlags) measure(ctx context.Context, shapes []bench.Shape, bar *pro
 	defer closeLink()
 	ctx, unwatch := link.watch(ctx)
 	defer unwatch()
-	total := time.Duration(f.seconds * float64(time.Second))
+	total := f.time()
 	var results []bench.Result
 	for i, s := range shapes {
 		o := bench.Options{Time: total, Rounds: f.rounds, Rivals: f.rivals(s, link), Bare: f.table}

@@ -5,7 +5,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -32,12 +31,10 @@ type gatherFlags struct {
 	save       string
 	size       string
 	spread     string
-	format     string
 	batch      int
 	threads    int
-	rounds     int
-	seconds    float64
-	asJSON     bool
+	result     resultFlags
+	timeFlags
 }
 
 func newBenchGather() *cobra.Command {
@@ -78,21 +75,16 @@ driver and has not run on a card yet; without one it says what is missing.`,
 	s.IntVar(&f.batch, "batch", 0, "entries of an operation; 0: 2048, or 64 MiB of them on a card")
 	s.StringVar(&f.spread, "spread", "", "size of the pool, at least twice what is moved; without it 1GiB, or 4GiB on a card")
 	s.IntVar(&f.threads, "threads", 1, "goroutines that gather, each a batch of its own")
-	s.Float64Var(&f.seconds, "seconds", 3, "time to measure, baselines included")
-	s.IntVar(&f.rounds, "rounds", 0, "measure that many rounds instead of --seconds")
-	s.StringVar(&f.format, "format", "text", "text, json or gobench (for benchstat)")
 	s.StringVar(&f.save, "save", "", "also write JSON to that file")
-	s.BoolVar(&f.asJSON, "json", false, "print JSON: the same as --format json")
+	f.registerTotal(c, "time to measure")
+	f.result.register(c)
 	return c
 }
 
 func runBenchGather(c *cobra.Command, f *gatherFlags) error {
-	if f.asJSON {
-		f.format = "json"
-	}
-	printer, ok := printers[f.format]
-	if !ok {
-		return usagef("unknown format %q: there are text, json, gobench", f.format)
+	write, err := f.result.printer()
+	if err != nil {
+		return err
 	}
 	shape, err := f.shape()
 	if err != nil {
@@ -114,18 +106,10 @@ func runBenchGather(c *cobra.Command, f *gatherFlags) error {
 			return err
 		}
 	}
-	return printer(c.OutOrStdout(), list)
+	return write(c.OutOrStdout(), list)
 }
 
 // saveJSON writes what --json prints.
-func saveJSON(path string, list []bench.Result) error {
-	file, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(printJSON(file, list), file.Close())
-}
-
 // fits reports whether there is memory: a card's run needs one pool, without those of baselines.
 func (f *gatherFlags) fits(s *bench.Shape, available uint64) error {
 	if f.device == cpuDevice {
@@ -138,7 +122,7 @@ func (f *gatherFlags) fits(s *bench.Shape, available uint64) error {
 }
 
 func (f *gatherFlags) measure(c *cobra.Command, shape bench.Shape) ([]bench.Result, error) {
-	total := time.Duration(f.seconds * float64(time.Second))
+	total := f.time()
 	bar := newProgress(c.ErrOrStderr(), 1000, "bench gather")
 	defer bar.clear()
 	o := bench.Options{Time: total, Rounds: f.rounds,
@@ -221,10 +205,9 @@ func (f *gatherFlags) shape() (bench.Shape, error) {
 		return bench.Shape{}, usagef("--batch %d: want 1 or more, or 0 for the default", f.batch)
 	case !ok:
 		return bench.Shape{}, usagef("unknown operation %q: there are %s, %s", f.op, bench.GatherOp, bench.ScatterOp)
-	case !(f.seconds > 0 && f.seconds <= secondsMax):
-		return bench.Shape{}, usagef("--seconds %v: want more than 0, at most %d", f.seconds, secondsMax)
-	case f.rounds < 0:
-		return bench.Shape{}, usagef("--rounds %d: want 1 or more, or 0 for --seconds", f.rounds)
+	}
+	if err := f.checkTotal(); err != nil {
+		return bench.Shape{}, err
 	}
 	size, err := bench.ParseSize(f.size)
 	if err != nil {

@@ -5,7 +5,6 @@ package main
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/cuda"
+	"github.com/sluicehq/sluice/internal/fakecuda"
 )
 
 func TestBenchGatherJSON(t *testing.T) {
@@ -82,12 +82,12 @@ func TestBenchGatherOverTheStandIn(t *testing.T) {
 	if !cuda.Native {
 		backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: "cuda", Reason: "built without cgo", Fix: "CGO_ENABLED=1"})
 	}
-	library := filepath.Join(t.TempDir(), "libcuda-standin.so")
-	build := exec.Command("gcc", "-std=c11", "-O2", "-Wno-unknown-pragmas", "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", library,
-		"../../cuda/testdata/libcuda_standin.c")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	driver, err := fakecuda.Build()
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(driver.Remove)
+	library := driver.Path
 	saved := filepath.Join(t.TempDir(), "gather.json")
 	for _, c := range []struct {
 		op, sms  string

@@ -3,11 +3,9 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -20,10 +18,10 @@ import (
 type gdsFlags struct {
 	dir, bytes, op, size string
 	library, cufile, way string
-	save, format         string
-	batch, rounds        int
-	seconds              float64
-	asJSON               bool
+	save                 string
+	batch                int
+	result               resultFlags
+	timeFlags
 }
 
 func newBenchGDS() *cobra.Command {
@@ -52,11 +50,9 @@ It needs NVIDIA's driver and libcufile, and has not run on a card yet.`,
 	s.StringVar(&f.library, "library", "", "a path of libcuda; without it the system's")
 	s.StringVar(&f.cufile, "cufile", "", "a path of libcufile; without it the system's")
 	s.StringVar(&f.way, "way", "auto", "how cuFile is called: auto, batches, streams or threads")
-	s.Float64Var(&f.seconds, "seconds", 1, "time of each way in each round")
-	s.IntVar(&f.rounds, "rounds", 3, "rounds")
+	f.registerSlices(c)
 	s.StringVar(&f.save, "save", "", "also write JSON to that file")
-	s.StringVar(&f.format, "format", "text", "text, json or gobench (for benchstat)")
-	s.BoolVar(&f.asJSON, "json", false, "print JSON: the same as --format json")
+	f.result.register(c)
 	return c
 }
 
@@ -115,17 +111,12 @@ func (f *gdsFlags) libraries() (l bench.GDSLibraries, err error) {
 }
 
 func runBenchGDS(c *cobra.Command, f *gdsFlags) (err error) {
-	if f.asJSON {
-		f.format = "json"
+	write, err := f.result.printer()
+	if err != nil {
+		return err
 	}
-	printer, ok := printers[f.format]
-	switch {
-	case !ok:
-		return usagef("unknown format %q: there are text, json, gobench", f.format)
-	case !(f.seconds > 0 && f.seconds <= secondsMax):
-		return usagef("--seconds %v: want more than 0, at most %d", f.seconds, secondsMax)
-	case f.rounds < 1 || f.rounds > 1000:
-		return usagef("--rounds %d: want 1 to 1000", f.rounds)
+	if err := f.checkSlices(); err != nil {
+		return err
 	}
 	l, err := f.libraries()
 	if err != nil {
@@ -148,12 +139,11 @@ func runBenchGDS(c *cobra.Command, f *gdsFlags) (err error) {
 		results[i].Notes = append(results[i].Notes, facts.String())
 	}
 	if f.save != "" {
-		var text bytes.Buffer
-		if err := errors.Join(printJSON(&text, results), os.WriteFile(f.save, text.Bytes(), 0o600)); err != nil {
+		if err := saveJSON(f.save, results); err != nil {
 			return fmt.Errorf("save results: %w", err)
 		}
 	}
-	return printer(c.OutOrStdout(), results)
+	return write(c.OutOrStdout(), results)
 }
 
 // measure makes a file, measures the shapes, and removes it.
@@ -166,7 +156,7 @@ func (f *gdsFlags) measure(c *cobra.Command, shapes []bench.Shape, l bench.GDSLi
 	bar := newProgress(c.ErrOrStderr(), int64(len(shapes)), "bench gds")
 	defer bar.clear()
 	for i, s := range shapes {
-		r, err := bench.GDS(c.Context(), path, s, l, bench.Options{Rounds: f.rounds, Slice: time.Duration(f.seconds * float64(time.Second))})
+		r, err := bench.GDS(c.Context(), path, s, l, bench.Options{Rounds: f.rounds, Slice: f.time()})
 		if err != nil {
 			return nil, err
 		}

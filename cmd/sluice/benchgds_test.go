@@ -5,7 +5,6 @@ package main
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,6 +12,8 @@ import (
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/cuda"
+	"github.com/sluicehq/sluice/internal/fakecuda"
+	"github.com/sluicehq/sluice/internal/fakecufile"
 )
 
 // gdsLibraries builds software stand-ins of libcuda and libcufile.
@@ -21,16 +22,17 @@ func gdsLibraries(t *testing.T) (library, cufile string) {
 	if !cuda.Native {
 		backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: "gds", Reason: "built without cgo", Fix: "CGO_ENABLED=1"})
 	}
-	dir := t.TempDir()
-	library, cufile = filepath.Join(dir, "libcuda-standin.so"), filepath.Join(dir, "libcufile-standin.so")
-	for _, args := range [][]string{{"-Wno-unknown-pragmas", "-o", library, "../../cuda/testdata/libcuda_standin.c"},
-		{"-I../../csrc", "-o", cufile, "../../internal/fakecufile/testdata/libcufile_standin.c"}} {
-		build := exec.Command("gcc", append([]string{"-std=c11", "-O2", "-D_GNU_SOURCE", "-pthread", "-shared", "-fPIC"}, args...)...)
-		if out, err := build.CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+	l, err := fakecuda.Build()
+	if err != nil {
+		t.Fatal(err)
 	}
-	return library, cufile
+	t.Cleanup(l.Remove)
+	f, err := fakecufile.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.Remove)
+	return l.Path, f.Path
 }
 
 // TestBenchGDSOverTheStandIns goes the whole way of the command, with software stand-ins of both libraries.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -19,13 +18,11 @@ import (
 // posixFlags are the words of the command line.
 type posixFlags struct {
 	dir, bytes, op, size string
-	format               string
-	batch, rounds        int
-	seconds              float64
-	dense                int
-	pages, asJSON        bool
-	durable, load        bool
+	batch, dense         int
+	pages, durable, load bool
 	loadBytes            string
+	result               resultFlags
+	timeFlags
 }
 
 func newBenchPosix() *cobra.Command {
@@ -68,10 +65,8 @@ processor time of a request by each way. The file is made anew in --dir, and rem
 	s.BoolVar(&f.durable, "durable", false, "with --op write: a batch is over once the disk has it")
 	s.BoolVar(&f.load, "load", false, "load safetensors files")
 	s.StringVar(&f.loadBytes, "load-bytes", "1GiB", "size of those files in all")
-	s.Float64Var(&f.seconds, "seconds", 1, "time of each way in each round")
-	s.IntVar(&f.rounds, "rounds", 3, "rounds")
-	s.StringVar(&f.format, "format", "text", "text, json or gobench (for benchstat)")
-	s.BoolVar(&f.asJSON, "json", false, "print JSON: the same as --format json")
+	f.registerSlices(c)
+	f.result.register(c)
 	return c
 }
 
@@ -133,17 +128,12 @@ func (f *posixFlags) shapes(table bool) ([]bench.Shape, error) {
 }
 
 func runBenchPosix(c *cobra.Command, f *posixFlags) (err error) {
-	if f.asJSON {
-		f.format = "json"
+	write, err := f.result.printer()
+	if err != nil {
+		return err
 	}
-	printer, ok := printers[f.format]
-	switch {
-	case !ok:
-		return usagef("unknown format %q: there are text, json, gobench", f.format)
-	case !(f.seconds > 0 && f.seconds <= secondsMax):
-		return usagef("--seconds %v: want more than 0, at most %d", f.seconds, secondsMax)
-	case f.rounds < 1 || f.rounds > 1000:
-		return usagef("--rounds %d: want 1 to 1000", f.rounds)
+	if err := f.checkSlices(); err != nil {
+		return err
 	}
 	flags := c.Flags()
 	table := !flags.Changed("op") && !flags.Changed("size") && !flags.Changed("batch") && !f.pages && !f.load
@@ -168,7 +158,7 @@ func runBenchPosix(c *cobra.Command, f *posixFlags) (err error) {
 	defer bar.clear()
 	var results []bench.Result
 	for i, s := range shapes {
-		o := bench.Options{Rounds: f.rounds, Slice: time.Duration(f.seconds * float64(time.Second))}
+		o := bench.Options{Rounds: f.rounds, Slice: f.time()}
 		r, err := bench.Disk(c.Context(), path, s, o)
 		if err != nil {
 			return err
@@ -186,7 +176,7 @@ func runBenchPosix(c *cobra.Command, f *posixFlags) (err error) {
 		}
 		results = append(results, r)
 	}
-	return printer(c.OutOrStdout(), results)
+	return write(c.OutOrStdout(), results)
 }
 
 // makeFile makes the file, if there is room for it; with all of its bytes, or none.

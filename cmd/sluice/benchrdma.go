@@ -54,7 +54,7 @@ func (f *benchFlags) verbs(l *benchLink) *bench.VerbsTest {
 	if f.verbstest != nil {
 		return f.verbstest
 	}
-	f.verbstest = &bench.VerbsTest{Time: min(time.Duration(f.seconds*float64(time.Second)/bench.Blocks), time.Second)}
+	f.verbstest = &bench.VerbsTest{Time: min(f.time()/bench.Blocks, time.Second)}
 	for _, ours := range l.ours {
 		for _, theirs := range l.theirs {
 			if ours.Subnet.Masked() == theirs.Subnet.Masked() {
@@ -102,7 +102,7 @@ func (r *singleRival) Measure(ctx context.Context) (float64, time.Duration, erro
 		}
 		r.l.single = single
 	}
-	res, err := bench.Run(ctx, r.l.single.Link, r.s, bench.Options{Time: time.Duration(r.f.seconds * float64(time.Second) / bench.Blocks), Bare: true})
+	res, err := bench.Run(ctx, r.l.single.Link, r.s, bench.Options{Time: r.f.time() / bench.Blocks, Bare: true})
 	if err != nil {
 		return 0, 0, r.l.single.explain(ctx, err)
 	}
@@ -230,7 +230,7 @@ func (f *benchFlags) measureLanding(ctx context.Context) (bench.Result, error) {
 	defer unwatch()
 	samples := bench.NewSamples(notifyMax)
 	rivals := bench.NewContest([]bench.Rival{bench.VerbsLatency(f.verbs(l), tablePing)})
-	each := time.Duration(f.seconds * float64(time.Second) / bench.Blocks)
+	each := f.time() / bench.Blocks
 	for range bench.Blocks {
 		for begun := time.Now(); time.Since(begun) < each; {
 			if err := l.landing(ctx, samples); err != nil {

@@ -50,7 +50,7 @@ func (f *benchFlags) rivals(s bench.Shape, l *benchLink) []bench.Rival {
 // many messages take a second.
 func (f *benchFlags) perf() *bench.PerfTest {
 	if f.perftest == nil {
-		each := time.Duration(f.seconds * float64(time.Second) / bench.Blocks)
+		each := f.time() / bench.Blocks
 		f.perftest = &bench.PerfTest{Transports: f.network.ucx.transports, Devices: f.network.ucx.devices, Time: min(each, time.Second)}
 	}
 	return f.perftest

@@ -56,9 +56,9 @@ func (f *benchFlags) checkWorkload(c *cobra.Command) error {
 }
 
 // runWorkload lists the workloads, or measures one over each backend that serves.
-func runWorkload(c *cobra.Command, f *benchFlags, printer func(io.Writer, []bench.Result) error) error {
+func runWorkload(c *cobra.Command, f *benchFlags, write printer) error {
 	if f.workload.name == listWorkloads {
-		return printWorkloads(c.OutOrStdout(), f.format == "json")
+		return printWorkloads(c.OutOrStdout(), f.result.format == "json")
 	}
 	w, err := f.newWorkload()
 	if err != nil {
@@ -68,7 +68,7 @@ func runWorkload(c *cobra.Command, f *benchFlags, printer func(io.Writer, []benc
 	if err != nil {
 		return err
 	}
-	return printer(c.OutOrStdout(), results)
+	return write(c.OutOrStdout(), results)
 }
 
 func (f *benchFlags) newWorkload() (*bench.Workload, error) {

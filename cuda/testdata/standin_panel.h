@@ -6,10 +6,7 @@
 #ifndef STANDIN_PANEL_H
 #define STANDIN_PANEL_H
 
-#include <fcntl.h>
 #include <pthread.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 struct panel {
 	_Atomic unsigned delay_us;     /* before each copy or kernel */
@@ -23,24 +20,7 @@ struct panel {
 	_Atomic unsigned copies, batches, launches; /* calls */
 };
 
-static struct panel own, *panel = &own;
-
-#define WORD(name) (panel->name)
-/* Returns what it was before. */
-#define COUNT(name, n) __atomic_fetch_add((unsigned *)&panel->name, (unsigned)(n), __ATOMIC_SEQ_CST)
-
-__attribute__((constructor)) static void find_panel(void)
-{
-	const char *name = getenv("STANDIN_PANEL");
-	int fd = name ? open(name, O_RDWR | O_CLOEXEC) : -1;
-	void *mem;
-
-	if (fd < 0)
-		return;
-	mem = mmap(NULL, sizeof own, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (mem != MAP_FAILED)
-		panel = mem;
-	close(fd);
-}
+#define PANEL_VARIABLE "STANDIN_PANEL"
+#include "standin_words.h"
 
 #endif

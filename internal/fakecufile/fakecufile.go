@@ -8,16 +8,10 @@
 package fakecufile
 
 import (
-	"encoding/binary"
-	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
-	"sync/atomic"
-	"testing"
 
-	"golang.org/x/sys/unix"
+	"github.com/sluicehq/sluice/internal/standin"
 )
 
 // Word is a word of the stand-in's panel: testdata/standin_panel.h says what each means. A test may set those before
@@ -64,79 +58,17 @@ var names = [words]string{
 	"changed_blocks",
 }
 
-// Library is a stand-in that was built.
-type Library struct {
-	Path  string
-	Panel string // what the environment must have as STANDIN_CUFILE_PANEL when the library is opened
-	dir   string
-	panel []byte
-}
+// Library is a stand-in that was built. The environment must have its Panel as STANDIN_CUFILE_PANEL when it is opened.
+type Library = standin.Library[Word]
 
 // Build compiles it, with further flags: -DSTANDIN_OLD is a library without what is optional. It knows memory of devices
 // by the stand-in of libcuda that the environment names as STANDIN_LIBCUDA when it is opened.
 func Build(flags ...string) (*Library, error) {
-	dir, err := os.MkdirTemp("", "fakecufile-*")
-	if err != nil {
-		return nil, err
-	}
-	l := &Library{Path: filepath.Join(dir, "libcufile-standin.so"), dir: dir}
-	if err := l.build(flags); err != nil {
-		return nil, fmt.Errorf("build the stand-in of libcufile: %w", err)
-	}
-	return l, nil
-}
-
-func (l *Library) build(flags []string) error {
 	_, here, _, _ := runtime.Caller(0)
 	folder := filepath.Dir(here)
-	args := append([]string{"-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-pthread", "-shared", "-fPIC",
-		"-I", filepath.Join(folder, "..", "..", "csrc"), "-o", l.Path, filepath.Join(folder, "testdata", "libcufile_standin.c")}, flags...)
-	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("%w (apt-get install gcc libc6-dev)\n%s", err, out)
-	}
-	l.Panel = filepath.Join(l.dir, "panel")
-	if err := os.WriteFile(l.Panel, make([]byte, 4*words), 0o600); err != nil {
-		return err
-	}
-	f, err := os.OpenFile(l.Panel, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	l.panel, err = unix.Mmap(int(f.Fd()), 0, int(4*words), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	return err
-}
-
-// Remove deletes the files; the library stays open where it was opened.
-func (l *Library) Remove() { _ = os.RemoveAll(l.dir) }
-
-// Get reads a word.
-func (l *Library) Get(w Word) uint32 { return binary.NativeEndian.Uint32(l.panel[4*w:]) }
-
-// Set writes a word until the test ends.
-func (l *Library) Set(t testing.TB, w Word, value uint32) {
-	t.Helper()
-	before := l.Get(w)
-	l.Put(w, value)
-	t.Cleanup(func() { l.Put(w, before) })
-}
-
-// order keeps the writes of words apart from what follows them, as another process would see it.
-var order atomic.Uint32
-
-// Put writes a word.
-func (l *Library) Put(w Word, value uint32) {
-	binary.NativeEndian.PutUint32(l.panel[4*w:], value)
-	order.Add(1)
-}
-
-// InUse counts what the program has of the library, for tests of leaks.
-func (l *Library) InUse() map[string]uint64 {
-	n := map[string]uint64{}
-	for w := Handles; w <= UnderWay; w++ {
-		if v := l.Get(w); v != 0 {
-			n["cufile "+names[w]] = uint64(v)
-		}
-	}
-	return n
+	return standin.Source[Word]{
+		Name: "libcufile", File: filepath.Join(folder, "testdata", "libcufile_standin.c"),
+		Flags: []string{"-I", filepath.Join(folder, "..", "..", "csrc")},
+		Words: names[:], Owner: "cufile", First: Handles, Last: UnderWay,
+	}.Build(flags...)
 }

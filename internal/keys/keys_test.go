@@ -69,3 +69,35 @@ func TestTable(t *testing.T) {
 		t.Errorf("%d memories, want 2", n)
 	}
 }
+
+func TestImports(t *testing.T) {
+	var i Imports[int]
+	values := []*int{new(int), new(int), new(int)}
+	for want, v := range values {
+		if key, err := i.Add(v); err != nil || key != uint32(want) {
+			t.Fatalf("key %d, %v, want %d", key, err, want)
+		}
+	}
+	if i.At(3) != nil || i.Drop(3) != nil || i.At(1) != values[1] {
+		t.Error("a key names what it does not stand for")
+	}
+	if i.Drop(1) != values[1] || i.Drop(1) != nil || i.At(1) != nil {
+		t.Error("a key that was dropped names something")
+	}
+	if i.Replace(1, values[1], values[0]) || !i.Replace(2, values[2], values[0]) || i.At(2) != values[0] {
+		t.Error("replaced what was dropped, or not what was there")
+	}
+	if got := i.All(); !slices.Equal(got, []*int{values[0], values[0]}) {
+		t.Errorf("all are %v", got)
+	}
+	if key, err := i.Add(values[1]); err != nil || key != 1 {
+		t.Errorf("key %d, %v, want the one that came free", key, err)
+	}
+}
+
+func TestImportsAreBounded(t *testing.T) {
+	i := Imports[int]{list: make([]*int, Limit)}
+	if _, err := i.Add(new(int)); !errors.Is(err, backends.ErrFull) {
+		t.Errorf("one more than all keys: %v", err)
+	}
+}

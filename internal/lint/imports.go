@@ -96,8 +96,9 @@ var forbidden = []arrow{
 		instead: "cmd calls bench, not the reverse",
 	},
 	{
-		from:    []string{"engine", "backends", "kv", "bench", "csrc", "cuda", "bindings", "cmd"},
-		mustNot: []string{"internal/lint", "internal/leak", "internal/netns", "internal/freeze", "internal/fakeverbs", "internal/fakesysfs", "internal/guest"},
+		from: []string{"engine", "backends", "kv", "bench", "csrc", "cuda", "bindings", "cmd"},
+		mustNot: []string{"internal/lint", "internal/leak", "internal/netns", "internal/freeze", "internal/fakeverbs", "internal/fakesysfs",
+			"internal/standin", "internal/fakecuda", "internal/fakecufile", "internal/guest"},
 		instead: "this package is for tests",
 		except:  []string{suite},
 	},

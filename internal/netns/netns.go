@@ -8,12 +8,7 @@
 // test finds on the machine (interfaces, addresses, named namespaces) is never touched. It
 // takes root and the command ip; without them the error is a *backends.UnavailableError.
 //
-// A test that wants both ends of something on a host of their own runs itself again in
-// the near one, and hands the far one on:
-//
-//	again := exec.Command(os.Args[0], "-test.run=^TestBetweenHosts$")
-//	again.ExtraFiles = []*os.File{pair.Far.File()} // 3: netns.FromFile(os.NewFile(3, "far"))
-//	err := pair.Near.Start(again)
+// A test that wants both ends of something on a host of their own calls BetweenHosts.
 package netns
 
 import (

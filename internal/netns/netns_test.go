@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -194,6 +195,54 @@ func reaches(t *testing.T, p *Pair) {
 	}
 	t.Fatalf("the cable is in, and %v", err)
 }
+
+// TestBetweenHosts: the other run finds the cable and the far host, and nothing of this one's.
+func TestBetweenHosts(t *testing.T) {
+	ran := filepath.Join(t.TempDir(), "ran")
+	far, err := BetweenHosts(t, func(*Pair) error { return os.Setenv("SLUICE_NETNS_RAN", ran) })
+	if err != nil {
+		backendtest.SkipIfUnavailable(t, err)
+	}
+	if far == nil {
+		if where, err := os.ReadFile(ran); err != nil || string(where) == link("net") {
+			t.Errorf("the other run was in %q, %v", where, err)
+		}
+		return
+	}
+	p := &Pair{Near: &Host{}, Far: far}
+	if p.Near.net, err = ofThread(); err != nil {
+		t.Fatal(err)
+	}
+	p.Far.Addr = netip.MustParseAddr(farIP)
+	reaches(t, p)
+	if err := os.WriteFile(os.Getenv("SLUICE_NETNS_RAN"), []byte(link("net")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestBetweenHostsFails with the other run, and tells what that said.
+func TestBetweenHostsFails(t *testing.T) {
+	r := &recorder{TB: t}
+	far, err := BetweenHosts(r)
+	if err != nil {
+		backendtest.SkipIfUnavailable(t, err)
+	}
+	if far != nil {
+		t.Fatal("the other run is meant to fail")
+	}
+	if text := r.text.String(); !strings.Contains(text, "exit status 1") || !strings.Contains(text, "meant to fail") {
+		t.Errorf("the test was told %q", text)
+	}
+}
+
+// recorder is a test that does not fail.
+type recorder struct {
+	testing.TB
+	text strings.Builder
+}
+
+func (r *recorder) Errorf(format string, args ...any) { fmt.Fprintf(&r.text, format+"\n", args...) }
+func (r *recorder) Log(args ...any)                   { fmt.Fprintln(&r.text, args...) }
 
 func output(t *testing.T, start func(*exec.Cmd) error, role string, files ...*os.File) []string {
 	t.Helper()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/limits"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/pool"
 )
@@ -30,12 +31,12 @@ type ReceiverConfig struct {
 }
 
 func (c *ReceiverConfig) ensureDefaults() {
-	setDefault(&c.RequestsMax, 256)
-	setDefault(&c.RoomTimeout, 30*time.Second)
-	setDefault(&c.IdleTimeout, 60*time.Second)
-	setDefault(&c.RevokeTimeout, 5*time.Second)
-	setDefault(&c.NotifyTimeout, 5*time.Second)
-	setDefault(&c.MessageMax, messageDefault)
+	limits.Default(&c.RequestsMax, 256)
+	limits.Default(&c.RoomTimeout, 30*time.Second)
+	limits.Default(&c.IdleTimeout, 60*time.Second)
+	limits.Default(&c.RevokeTimeout, 5*time.Second)
+	limits.Default(&c.NotifyTimeout, 5*time.Second)
+	limits.Default(&c.MessageMax, messageDefault)
 }
 
 func (c *ReceiverConfig) check() error {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/limits"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/pool"
 )
@@ -50,23 +51,17 @@ type LayerReport struct {
 }
 
 func (c *SenderConfig) ensureDefaults() {
-	setDefault(&c.Window, 4)
-	setDefault(&c.PushesMax, 256)
-	setDefault(&c.AnswerTimeout, 30*time.Second)
-	setDefault(&c.LayerTimeout, 10*time.Second)
-	setDefault(&c.TakenTimeout, 10*time.Second)
-	setDefault(&c.AbortTimeout, 5*time.Second)
-	setDefault(&c.MessageMax, messageDefault)
+	limits.Default(&c.Window, 4)
+	limits.Default(&c.PushesMax, 256)
+	limits.Default(&c.AnswerTimeout, 30*time.Second)
+	limits.Default(&c.LayerTimeout, 10*time.Second)
+	limits.Default(&c.TakenTimeout, 10*time.Second)
+	limits.Default(&c.AbortTimeout, 5*time.Second)
+	limits.Default(&c.MessageMax, messageDefault)
 }
 
 // messageDefault holds the leases of some twenty blocks.
 const messageDefault = 4 << 10 // 4 KiB
-
-func setDefault[T int | time.Duration](field *T, value T) {
-	if *field == 0 {
-		*field = value
-	}
-}
 
 func (c *SenderConfig) check() error {
 	switch {

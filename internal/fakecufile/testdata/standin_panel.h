@@ -6,11 +6,6 @@
 #ifndef STANDIN_PANEL_H
 #define STANDIN_PANEL_H
 
-#include <fcntl.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 struct panel {
 	_Atomic unsigned delay_us;	 /* before each request is done */
 	_Atomic unsigned hold;		 /* requests wait while this is not 0 */
@@ -32,24 +27,7 @@ struct panel {
 	_Atomic unsigned changed_blocks;				/* writes that were not aligned */
 };
 
-static struct panel own, *panel = &own;
-
-#define WORD(name) (panel->name)
-/* Returns what it was before. */
-#define COUNT(name, n) __atomic_fetch_add((unsigned *)&panel->name, (unsigned)(n), __ATOMIC_SEQ_CST)
-
-__attribute__((constructor)) static void find_panel(void)
-{
-	const char *name = getenv("STANDIN_CUFILE_PANEL");
-	int fd = name ? open(name, O_RDWR | O_CLOEXEC) : -1;
-	void *mem;
-
-	if (fd < 0)
-		return;
-	mem = mmap(NULL, sizeof own, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (mem != MAP_FAILED)
-		panel = mem;
-	close(fd);
-}
+#define PANEL_VARIABLE "STANDIN_CUFILE_PANEL"
+#include "../../../cuda/testdata/standin_words.h"
 
 #endif

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package limits fills in and checks what a Config bounds.
+package limits
+
+import (
+	"fmt"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Default sets a field that is zero.
+func Default[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// Within returns an error where the value of a field is below low or above high: it names the field, and wraps
+// backends.ErrBounds.
+func Within(field string, value, low, high int) error {
+	if value < low || value > high {
+		return fmt.Errorf("config: %s %d is not within %d to %d: %w", field, value, low, high, backends.ErrBounds)
+	}
+	return nil
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package ownfiles keeps the books of a backend that moves bytes between memory and files of its own process: which
+// memories and files it has, what its peers, who are the process itself, may reach by which token and epoch, which
+// batches are under way, and how one waits until none of an epoch is left. How the bytes move is the backend's.
+package ownfiles
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/gate"
+	"github.com/sluicehq/sluice/internal/keys"
+)
+
+// Config is what the books are told of their backend.
+type Config[E any] struct {
+	Name    string // of the backend
+	Memory  string // what it moves files from and to: "host memory"
+	Mover   string // who moves the bytes, and may not answer: "the disk"
+	KeysMax int    // memories at a time
+
+	// Stop ends jobs whose Err is set, as early as can be. Books.Mu is held.
+	Stop func()
+	// Leave gives Books.Mu up, and then begins what there is to begin.
+	Leave func()
+	// Release gives back what a memory has, which nobody uses any more. Books.Mu is not held.
+	Release func(*Memory[E]) error
+}
+
+// Books are those of one backend. E is what it notes of where a memory lies.
+type Books[E any] struct {
+	Mu   sync.Mutex // guards what is called with it held, and what the backend has under way
+	Gate gate.Gate  // whoever uses what moves the bytes
+
+	cfg     Config[E]
+	owner   keys.Owner
+	addr    []byte
+	table   keys.Table[Memory[E]]
+	closed  atomic.Bool
+	foreign error // of a local key that is a file, or a token that is not
+	distant error // of another process
+
+	// Guarded by Mu.
+	peers   map[*Peer[E]]struct{}
+	jobs    []*Job[E]
+	ended   sync.Cond // a job has
+	waiters int       // for that
+}
+
+var errUnknownKey = fmt.Errorf("unknown key: %w", backends.ErrBounds)
+
+// Open begins the books, before anything else is called.
+func (b *Books[E]) Open(cfg Config[E]) {
+	b.cfg, b.owner = cfg, keys.NewOwner()
+	b.addr = append([]byte(cfg.Name+":"), b.owner[:]...)
+	b.table.Most = cfg.KeysMax
+	b.foreign = fmt.Errorf("%s moves between %s of the initiator and files: %w", cfg.Name, cfg.Memory, backends.ErrNotSupported)
+	b.distant = fmt.Errorf("%s reaches files of its own process only: those of others are served by their engines", cfg.Name)
+	b.peers = map[*Peer[E]]struct{}{}
+	b.ended.L = &b.Mu
+}
+
+// Addr is for backends.Backend. It opens nothing in another process.
+func (b *Books[E]) Addr() []byte { return b.addr }
+
+// Closed reports whether Close has begun.
+func (b *Books[E]) Closed() bool { return b.closed.Load() }
+
+// At returns the memory of a key, nil for none.
+func (b *Books[E]) At(key uint32) *Memory[E] { return b.table.At(key) }
+
+// All lists the memories.
+func (b *Books[E]) All() []*Memory[E] { return b.table.All() }
+
+// Connect has a peer that was just made reach these memories, if addr is the backend's own.
+func (b *Books[E]) Connect(ctx context.Context, addr []byte, p *Peer[E]) error {
+	if ctx.Err() != nil {
+		return backends.ContextError(ctx)
+	}
+	if b.closed.Load() {
+		return backends.ErrClosed
+	}
+	if !bytes.Equal(addr, b.addr) {
+		return fmt.Errorf("connect: %w: %w", b.distant, backends.ErrNotSupported)
+	}
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	if b.closed.Load() {
+		return backends.ErrClosed
+	}
+	p.books = b
+	b.peers[p] = struct{}{}
+	return nil
+}
+
+// Fence is for backends.Fencer.
+func (b *Books[E]) Fence(ctx context.Context, key uint32) error {
+	if ctx.Err() != nil {
+		return backends.ContextError(ctx)
+	}
+	if !b.Gate.Enter() {
+		return backends.ErrClosed
+	}
+	defer b.Gate.Exit()
+	m := b.table.At(key)
+	if m == nil {
+		return fmt.Errorf("fence key %d: %w", key, errUnknownKey)
+	}
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	if m.closed {
+		return nil
+	}
+	if err := m.end(ctx); err != nil {
+		return fmt.Errorf("fence key %d: %s has not answered: %w", key, b.cfg.Mover, err)
+	}
+	return nil
+}
+
+// Close ends all jobs and waits for them, closes peers and memories, and lets nobody through Gate any more. It is
+// called once.
+func (b *Books[E]) Close() error {
+	b.Mu.Lock()
+	b.closed.Store(true)
+	for p := range b.peers {
+		p.closed = true
+	}
+	_ = b.end(context.Background(), backends.ErrClosed, func(*Job[E]) bool { return true })
+	clear(b.peers)
+	b.Mu.Unlock()
+	var errs []error
+	for _, m := range b.table.All() {
+		errs = append(errs, m.Close()) // nothing is under way that it would wait for
+	}
+	b.Gate.Shut()
+	b.Gate.Wait()
+	return errors.Join(errs...)
+}

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ownfiles
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// rig is a backend that moves nothing: its job is under way until land.
+type rig struct {
+	Books[int]
+	t        *testing.T
+	job      Job[int]
+	peer     Peer[int]
+	mem      backends.Memory
+	file     backends.Memory
+	key      uint32 // of file, as the peer knows it
+	slow     bool   // stop does not land it
+	released []int
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	r := &rig{t: t}
+	r.Open(Config[int]{Name: "idle", Memory: "memory", Mover: "nobody", KeysMax: 8,
+		Stop: r.stop, Leave: r.Mu.Unlock, Release: r.release})
+	r.Add(&r.job)
+	if err := r.Connect(t.Context(), r.Addr(), &r.peer); err != nil {
+		t.Fatal(err)
+	}
+	r.mem = r.register(backends.Segment{Kind: backends.DRAM, Len: 100, Mem: make([]byte, 100)}, 1)
+	r.file = r.register(backends.Segment{Kind: backends.File, Len: 100, FD: 0}, 2)
+	key, size, err := r.peer.Import(r.token(r.file))
+	if err != nil || size != 100 {
+		t.Fatalf("%d bytes, %v", size, err)
+	}
+	r.key = key
+	return r
+}
+
+func (r *rig) register(seg backends.Segment, extent int) backends.Memory {
+	r.t.Helper()
+	m, err := r.Register(&seg, func(m *Memory[int]) error {
+		m.Extent = extent
+		return nil
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return m
+}
+
+func (r *rig) token(m backends.Memory) []byte {
+	r.t.Helper()
+	token, err := m.AppendToken(nil)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return token
+}
+
+func (r *rig) release(m *Memory[int]) error {
+	r.released = append(r.released, m.Extent)
+	return nil
+}
+
+func (r *rig) stop() {
+	if r.job.Err != nil && !r.slow {
+		r.land()
+	}
+}
+
+func (r *rig) land() {
+	r.job.Clear()
+	r.Ended()
+}
+
+// begin has the job be under way.
+func (r *rig) begin() error {
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
+	d := backends.Desc{Len: 10, LocalKey: r.mem.Key(), RemoteKey: r.key}
+	err := errors.Join(r.peer.Accepts(backends.Read), r.job.ViewAll(&r.peer, backends.Read, []backends.Desc{d, d}, 2))
+	if err != nil {
+		r.job.Clear()
+		return err
+	}
+	if len(r.job.Views) != 1 || r.job.Views[0].Local.Extent != 1 || r.job.Views[0].Remote.Extent != 2 {
+		r.t.Errorf("views %+v", r.job.Views)
+	}
+	r.job.Begin(&r.peer, backends.Read, 7)
+	return nil
+}
+
+func (r *rig) underWay() bool {
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
+	return r.job.by != nil
+}
+
+// TestEnds: whatever takes a job its right to be under way returns when it is not.
+func TestEnds(t *testing.T) {
+	for name, v := range map[string]struct {
+		end   func(r *rig) error
+		after error // of the next job
+	}{
+		"fence":           {func(r *rig) error { return r.Fence(t.Context(), r.file.Key()) }, backends.ErrRevoked},
+		"close of file":   {func(r *rig) error { return r.file.Close() }, backends.ErrRevoked},
+		"close of memory": {func(r *rig) error { return r.mem.Close() }, backends.ErrBounds},
+		"close of peer":   {func(r *rig) error { return r.peer.Close() }, backends.ErrClosed},
+		"close":           {func(r *rig) error { return r.Books.Close() }, backends.ErrClosed},
+		"cancel":          {func(r *rig) error { r.peer.Cancel(7); return nil }, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			if err := r.begin(); err != nil {
+				t.Fatal(err)
+			}
+			if err := v.end(r); err != nil {
+				t.Error(err)
+			}
+			if r.underWay() {
+				t.Error("the job is under way still")
+			}
+			if err := r.begin(); !errors.Is(err, v.after) {
+				t.Errorf("the next job: %v, want %v", err, v.after)
+			}
+		})
+	}
+}
+
+// TestLeavesOthersAlone: a fence of one memory is nothing to those that do not use it.
+func TestLeavesOthersAlone(t *testing.T) {
+	r := newRig(t)
+	other := r.register(backends.Segment{Kind: backends.File, Len: 100, FD: 0}, 3)
+	if err := r.begin(); err != nil {
+		t.Fatal(err)
+	}
+	r.peer.Cancel(8)
+	for _, key := range []uint32{other.Key(), r.mem.Key()} { // local memory has no epoch
+		if err := r.Fence(t.Context(), key); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := other.Close(); err != nil {
+		t.Error(err)
+	}
+	if !r.underWay() {
+		t.Error("a job was ended that did not use the memory")
+	}
+	if !slices.Equal(r.released, []int{3}) {
+		t.Errorf("released %v", r.released)
+	}
+}
+
+// TestFenceWaits for what does not end at once, no longer than its context.
+func TestFenceWaits(t *testing.T) {
+	r := newRig(t)
+	r.slow = true
+	if err := r.begin(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if err := r.Fence(ctx, r.file.Key()); !errors.Is(err, backends.ErrTimeout) {
+		t.Errorf("a fence while nothing ends: %v", err)
+	}
+	over := make(chan error)
+	go func() { over <- r.Fence(t.Context(), r.file.Key()) }()
+	for waited := false; !waited; time.Sleep(time.Millisecond) {
+		r.Mu.Lock()
+		waited = r.Waited()
+		r.Mu.Unlock()
+	}
+	select {
+	case err := <-over:
+		t.Errorf("the fence is over while the job is under way: %v", err)
+	default:
+	}
+	r.Mu.Lock()
+	r.land()
+	r.Mu.Unlock()
+	if err := <-over; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTokens(t *testing.T) {
+	r := newRig(t)
+	before := r.token(r.file)
+	if err := r.Fence(t.Context(), r.file.Key()); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := r.peer.Import(before); !errors.Is(err, backends.ErrRevoked) {
+		t.Errorf("a token from before the fence: %v", err)
+	}
+	if _, _, err := r.peer.Import(r.token(r.mem)); !errors.Is(err, backends.ErrNotSupported) {
+		t.Errorf("a token of what is no file: %v", err)
+	}
+	other := newRig(t)
+	if _, _, err := r.peer.Import(other.token(other.file)); !errors.Is(err, backends.ErrBadToken) || !errors.Is(err, backends.ErrNotSupported) {
+		t.Errorf("a token of another backend: %v", err)
+	}
+	if err := r.Connect(t.Context(), other.Addr(), &Peer[int]{}); !errors.Is(err, backends.ErrNotSupported) {
+		t.Errorf("connect to another backend: %v", err)
+	}
+	r.peer.Drop(r.key)
+	if err := r.begin(); !errors.Is(err, backends.ErrBounds) || r.peer.Imported(r.key) != nil {
+		t.Errorf("a key that was dropped: %v", err)
+	}
+}
+
+func TestTurns(t *testing.T) {
+	q := NewTurns[int](2)
+	a, b := new(int), new(int)
+	q.Push(a)
+	q.Push(b)
+	for range 5 {
+		for _, want := range []*int{a, b} {
+			got := q.Pop()
+			if got != want || q.Len() != 1 {
+				t.Fatal("out of turn")
+			}
+			q.Push(got)
+		}
+	}
+}
+
+func TestAdmit(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(name, make([]byte, 4096), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range []struct {
+		flags int
+		seg   backends.Segment
+		want  error
+	}{
+		{os.O_RDWR, backends.Segment{FileOff: 96, Len: 4000}, nil},
+		{os.O_RDONLY, backends.Segment{Len: 4096, ReadOnly: true}, nil},
+		{os.O_RDWR, backends.Segment{FileOff: 97, Len: 4000}, backends.ErrBounds},
+		{os.O_RDWR, backends.Segment{FileOff: 1 << 63, Len: 1 << 63}, backends.ErrBounds},
+		{os.O_RDONLY, backends.Segment{Len: 4096}, backends.ErrReadOnly},
+		{os.O_WRONLY, backends.Segment{Len: 4096}, backends.ErrNotSupported},
+		{os.O_RDWR | os.O_APPEND, backends.Segment{Len: 4096}, backends.ErrNotSupported},
+		{unix.O_PATH, backends.Segment{Len: 4096}, backends.ErrNotSupported},
+	} {
+		f, err := os.OpenFile(name, v.flags, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v.seg.FD = int(f.Fd())
+		id, err := Admit(&v.seg)
+		if !errors.Is(err, v.want) {
+			t.Errorf("flags %#x, [%d, +%d): %v, want %v", v.flags, v.seg.FileOff, v.seg.Len, err, v.want)
+		}
+		if err == nil && id.Name(v.seg.FD) != name {
+			t.Errorf("its name is %q", id.Name(v.seg.FD))
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := Admit(&backends.Segment{FD: -1}); !errors.Is(err, unix.EBADF) {
+		t.Errorf("no descriptor: %v", err)
+	}
+}
+
+func TestReopenedIsOurs(t *testing.T) {
+	f, err := os.CreateTemp(t.TempDir(), "file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, _, err := Examine(int(f.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd, err := Reopen(int(f.Fd()), os.O_RDONLY)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	ours, _, err := Examine(fd)
+	if err != nil || !ours.SameFile(theirs) || ours == theirs {
+		t.Errorf("%+v, %v, want %+v read-only", ours, err, theirs)
+	}
+}

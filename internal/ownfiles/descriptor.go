@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ownfiles
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// ID tells files apart: registrations of one file share its descriptors.
+type ID struct {
+	Dev, Ino uint64
+	Flags    int // how the caller's descriptor was opened: of O_ACCMODE, O_DIRECT and O_SYNC
+}
+
+// SameFile reports whether both are one file on the disk, however it was opened.
+func (id ID) SameFile(other ID) bool { return id.Dev == other.Dev && id.Ino == other.Ino }
+
+// Examine looks at a caller's descriptor: what it is, and how many bytes it holds.
+func Examine(fd int) (id ID, size uint64, err error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return id, 0, fmt.Errorf("descriptor %d: %w", fd, os.NewSyscallError("fstat", err))
+	}
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	if err != nil {
+		return id, 0, fmt.Errorf("descriptor %d: %w", fd, os.NewSyscallError("fcntl", err))
+	}
+	if flags&(unix.O_APPEND|unix.O_PATH) != 0 {
+		return id, 0, fmt.Errorf("descriptor %d: open it without O_APPEND and O_PATH: %w", fd, backends.ErrNotSupported)
+	}
+	id = ID{uint64(st.Dev), st.Ino, flags & (unix.O_ACCMODE | unix.O_DIRECT | unix.O_SYNC)}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return id, uint64(st.Size), nil
+	case unix.S_IFBLK:
+		size, err := deviceSize(fd)
+		return id, size, err
+	}
+	return id, 0, fmt.Errorf("descriptor %d is neither a file nor a block device: %w", fd, backends.ErrNotSupported)
+}
+
+// Admit examines the descriptor of a segment, and refuses what transfers could not work with.
+func Admit(seg *backends.Segment) (ID, error) {
+	id, size, err := Examine(seg.FD)
+	if err != nil {
+		return id, err
+	}
+	switch mode := id.Flags & unix.O_ACCMODE; {
+	case mode == unix.O_WRONLY:
+		return id, fmt.Errorf("descriptor %d may only be written: open it with O_RDWR: %w", seg.FD, backends.ErrNotSupported)
+	case mode == unix.O_RDONLY && !seg.ReadOnly:
+		return id, fmt.Errorf("descriptor %d may only be read: set Segment.ReadOnly or open it with O_RDWR: %w", seg.FD, backends.ErrReadOnly)
+	case seg.FileOff > size || seg.Len > size-seg.FileOff:
+		return id, fmt.Errorf("[%d, +%d) of a file of %d bytes: make it as long first, with posix.File.Grow: %w",
+			seg.FileOff, seg.Len, size, backends.ErrBounds)
+	}
+	return id, nil
+}
+
+// Reopen opens the file behind a descriptor once more, for who needs other flags, or must not depend on how long the
+// caller keeps it.
+func Reopen(fd, flags int) (int, error) {
+	again, err := unix.Open(path(fd), flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, os.NewSyscallError("open", err)
+	}
+	return again, nil
+}
+
+// Name is what the system calls the file behind a descriptor now.
+func (id ID) Name(fd int) string {
+	name, err := os.Readlink(path(fd))
+	if err != nil {
+		return fmt.Sprintf("file %d:%d", id.Dev, id.Ino)
+	}
+	return name
+}
+
+func path(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ownfiles
+
+import (
+	"context"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// Job is a batch under way, as far as the books know it: a part of a backend's own jobs, which are made at the start
+// and reused, with the memory of their lists. All is guarded by Books.Mu.
+type Job[E any] struct {
+	Op    backends.Op
+	Tag   uint64
+	Views []View[E]
+	Err   error // why it ends before it is done
+
+	by *Peer[E] // nil: not under way
+}
+
+// View is a pair of memories that a stretch of descriptors names.
+type View[E any] struct {
+	Local, Remote *Memory[E]
+
+	localKey, remoteKey uint32
+	epoch               uint64 // of the token that remoteKey stands for
+}
+
+// Shows reports whether these are the memories of a descriptor.
+func (v *View[E]) Shows(d *backends.Desc) bool {
+	return v.localKey == d.LocalKey && v.remoteKey == d.RemoteKey
+}
+
+// Add has the books know a job that is not under way yet, of those that are made at the start.
+func (b *Books[E]) Add(j *Job[E]) { b.jobs = append(b.jobs, j) }
+
+// Begin has a job be under way, whose Views are there.
+//
+// Preconditions: Books.Mu is held.
+func (j *Job[E]) Begin(p *Peer[E], op backends.Op, tag uint64) { j.by, j.Op, j.Tag = p, op, tag }
+
+// Clear ends it, or a try to begin it, and forgets what it pointed to.
+//
+// Preconditions: Books.Mu is held.
+func (j *Job[E]) Clear() {
+	clear(j.Views)
+	j.Views, j.by, j.Err = j.Views[:0], nil, nil
+}
+
+// ViewAll checks all of 1 to most descriptors, and notes the memories of each stretch that has the same.
+//
+// Preconditions: Books.Mu is held.
+func (j *Job[E]) ViewAll(p *Peer[E], op backends.Op, descs []backends.Desc, most int) error {
+	if len(descs) == 0 || len(descs) > most {
+		return backends.ErrBounds
+	}
+	for i := range descs {
+		d := &descs[i]
+		if n := len(j.Views); n == 0 || !j.Views[n-1].Shows(d) {
+			if err := j.View(p, op, d.LocalKey, d.RemoteKey); err != nil {
+				return err
+			}
+		}
+		v := &j.Views[len(j.Views)-1]
+		if d.Len == 0 || !within(d.Local, d.Len, v.Local.Size) || !within(d.Remote, d.Len, v.Remote.Size) {
+			return d.Check(v.Local.Size, v.Remote.Size)
+		}
+	}
+	return nil
+}
+
+func within(off, n, size uint64) bool { return off <= size && n <= size-off }
+
+// View notes both memories of a pair of keys.
+//
+// Preconditions: Books.Mu is held.
+func (j *Job[E]) View(p *Peer[E], op backends.Op, localKey, remoteKey uint32) error {
+	local, r := p.books.table.At(localKey), p.imports.At(remoteKey)
+	if local == nil || r == nil {
+		return errUnknownKey
+	}
+	switch {
+	case local.Kind == backends.File:
+		return p.books.foreign
+	case r.m.closed || r.epoch != r.m.epoch:
+		return backends.ErrRevoked
+	case op == backends.Write && r.m.ReadOnly:
+		return backends.ErrReadOnly
+	}
+	j.Views = append(j.Views, View[E]{local, r.m, localKey, remoteKey, r.epoch})
+	return nil
+}
+
+// reaches reports whether the job uses a memory by a token of an epoch before, or as its own, which has no epoch.
+func (j *Job[E]) reaches(m *Memory[E], epoch uint64) bool {
+	for i := range j.Views {
+		v := &j.Views[i]
+		if v.Remote == m && v.epoch < epoch || v.Local == m && m.closed {
+			return true
+		}
+	}
+	return false
+}
+
+// Waited reports whether somebody waits for jobs to end.
+//
+// Preconditions: Mu is held.
+func (b *Books[E]) Waited() bool { return b.waiters > 0 }
+
+// Ended tells who waits that a job has been cleared.
+//
+// Preconditions: Mu is held.
+func (b *Books[E]) Ended() {
+	if b.waiters > 0 {
+		b.ended.Broadcast()
+	}
+}
+
+// stop ends those that which picks, as early as can be.
+//
+// Preconditions: Mu is held.
+func (b *Books[E]) stop(why error, which func(*Job[E]) bool) {
+	for _, j := range b.jobs {
+		if j.by != nil && j.Err == nil && which(j) {
+			j.Err = why
+		}
+	}
+	b.cfg.Stop()
+}
+
+// end ends those that which picks, and returns when none is left or the context has ended. It gives the lock up
+// meanwhile, and looks whenever a job has ended.
+//
+// Preconditions: Mu is held.
+func (b *Books[E]) end(ctx context.Context, why error, which func(*Job[E]) bool) error {
+	b.stop(why, which)
+	b.waiters++
+	defer func() { b.waiters-- }()
+	b.cfg.Leave()
+	b.Mu.Lock()
+	stop := context.AfterFunc(ctx, func() {
+		b.Mu.Lock()
+		defer b.Mu.Unlock()
+		b.ended.Broadcast()
+	})
+	defer stop()
+	for b.any(which) {
+		if ctx.Err() != nil {
+			return backends.ContextError(ctx)
+		}
+		b.ended.Wait()
+	}
+	return nil
+}
+
+// any reports whether there is a job under way that which picks.
+func (b *Books[E]) any(which func(*Job[E]) bool) bool {
+	for _, j := range b.jobs {
+		if j.by != nil && which(j) {
+			return true
+		}
+	}
+	return false
+}
+
+// Turns is a queue of jobs that take turns; each stands in it once at most.
+type Turns[J any] struct {
+	list    []*J
+	head, n int
+}
+
+// NewTurns makes room for so many.
+func NewTurns[J any](most int) Turns[J] { return Turns[J]{list: make([]*J, most)} }
+
+// Len is how many stand in it.
+func (q *Turns[J]) Len() int { return q.n }
+
+// Push puts one behind the others.
+func (q *Turns[J]) Push(j *J) {
+	q.list[(q.head+q.n)%len(q.list)] = j
+	q.n++
+}
+
+// Pop takes the first, of one or more.
+func (q *Turns[J]) Pop() *J {
+	j := q.list[q.head]
+	q.list[q.head] = nil
+	q.head = (q.head + 1) % len(q.list)
+	q.n--
+	return j
+}

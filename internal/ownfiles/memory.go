@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ownfiles
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/keys"
+)
+
+// Memory is one registration: memory of a device or of the host, or a range of a file. It is a backends.Memory.
+type Memory[E any] struct {
+	Kind     backends.Kind
+	Size     uint64
+	ReadOnly bool
+	Extent   E // the backend's own
+
+	books  *Books[E]
+	key    uint32
+	secret [16]byte
+
+	// Guarded by Books.Mu.
+	epoch  uint64
+	closed bool
+}
+
+// Register makes a segment a memory. find says where it lies, before anybody can see the memory.
+func (b *Books[E]) Register(seg *backends.Segment, find func(*Memory[E]) error) (backends.Memory, error) {
+	if err := seg.Check(); err != nil {
+		return nil, fmt.Errorf("register memory: %w", err)
+	}
+	if b.closed.Load() || !b.Gate.Enter() {
+		return nil, fmt.Errorf("register memory: %w", backends.ErrClosed)
+	}
+	defer b.Gate.Exit()
+	m := &Memory[E]{Kind: seg.Kind, Size: seg.Len, ReadOnly: seg.ReadOnly, books: b, secret: seg.Secret}
+	var err error
+	if m.key, m.epoch, err = b.table.Take(); err != nil {
+		return nil, fmt.Errorf("register memory: %w", err)
+	}
+	if err := find(m); err != nil {
+		b.table.GiveBack(m.key, m.epoch)
+		return nil, fmt.Errorf("register %v with %s: %w", seg.Kind, b.cfg.Name, err)
+	}
+	b.table.Put(m.key, m)
+	return m, nil
+}
+
+// Key implements backends.Memory.
+func (m *Memory[E]) Key() uint32 { return m.key }
+
+// AppendToken implements backends.Memory. It is of use in this process alone.
+func (m *Memory[E]) AppendToken(dst []byte) ([]byte, error) {
+	b := m.books
+	b.Mu.Lock()
+	t := keys.Token{Secret: m.secret, Key: m.key, Epoch: m.epoch, Size: m.Size}
+	closed := m.closed
+	b.Mu.Unlock()
+	if closed {
+		return dst, backends.ErrClosed
+	}
+	return t.Append(dst, &b.owner), nil
+}
+
+// Close implements backends.Memory. It ends what is in flight and waits for it.
+func (m *Memory[E]) Close() error {
+	b := m.books
+	if !b.Gate.Enter() {
+		return nil // Books.Close closes every memory
+	}
+	defer b.Gate.Exit()
+	b.Mu.Lock()
+	if m.closed {
+		b.Mu.Unlock()
+		return nil
+	}
+	m.closed = true
+	err := m.end(context.Background())
+	b.Mu.Unlock()
+	b.table.Remove(m.key)
+	err = errors.Join(err, b.cfg.Release(m))
+	b.table.GiveBack(m.key, m.epoch+1)
+	return err
+}
+
+// end moves the epoch on, and returns when no job of one before is left.
+//
+// Preconditions: Books.Mu is held; it is given up meanwhile.
+func (m *Memory[E]) end(ctx context.Context) error {
+	m.epoch++
+	epoch := m.epoch
+	return m.books.end(ctx, backends.ErrRevoked, func(j *Job[E]) bool { return j.reaches(m, epoch) })
+}
+
+// admit compares what a token says with the memory.
+//
+// Preconditions: Books.Mu is held.
+func (m *Memory[E]) admit(t *keys.Token) error {
+	switch {
+	case m.closed || t.Epoch < m.epoch:
+		return backends.ErrRevoked
+	case t.Epoch > m.epoch, t.Size != m.Size, subtle.ConstantTimeCompare(t.Secret[:], m.secret[:]) != 1:
+		return backends.ErrBadToken
+	case m.Kind != backends.File:
+		return m.books.foreign
+	}
+	return nil
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ownfiles
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/keys"
+)
+
+// Peer is a way of a backend to its own files: what its peers have in common. All is guarded by Books.Mu.
+type Peer[E any] struct {
+	books   *Books[E]
+	closed  bool
+	imports keys.Imports[imported[E]]
+}
+
+// imported is a token that was accepted.
+type imported[E any] struct {
+	m     *Memory[E]
+	epoch uint64
+}
+
+// Import implements backends.Peer. A token of another backend answers to ErrBadToken and
+// ErrNotSupported.
+func (p *Peer[E]) Import(token []byte) (uint32, uint64, error) {
+	b := p.books
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	if p.closed {
+		return 0, 0, backends.ErrClosed
+	}
+	t, err := keys.Decode(token, &b.owner)
+	if err != nil {
+		return 0, 0, fmt.Errorf("import file: %w (%w: %w)", err, b.distant, backends.ErrNotSupported)
+	}
+	m := b.table.At(t.Key)
+	if m == nil {
+		return 0, 0, fmt.Errorf("import file: its registration has ended: %w", backends.ErrRevoked)
+	}
+	if err := m.admit(&t); err != nil {
+		return 0, 0, fmt.Errorf("import file: %w", err)
+	}
+	key, err := p.imports.Add(&imported[E]{m, t.Epoch})
+	if err != nil {
+		return 0, 0, fmt.Errorf("import file: %w", err)
+	}
+	return key, m.Size, nil
+}
+
+// Imported returns the memory that a remote key names, nil for none.
+//
+// Preconditions: Books.Mu is held.
+func (p *Peer[E]) Imported(key uint32) *Memory[E] {
+	if r := p.imports.At(key); r != nil {
+		return r.m
+	}
+	return nil
+}
+
+// Drop implements backends.Peer.
+func (p *Peer[E]) Drop(key uint32) {
+	p.books.Mu.Lock()
+	defer p.books.Mu.Unlock()
+	p.imports.Drop(key)
+}
+
+// Accepts says why a batch is refused that any other would be as well.
+//
+// Preconditions: Books.Mu is held.
+func (p *Peer[E]) Accepts(op backends.Op) error {
+	if p.closed {
+		return backends.ErrClosed
+	}
+	if op != backends.Read && op != backends.Write {
+		return backends.ErrNotSupported
+	}
+	return nil
+}
+
+// Cancel implements backends.Canceler.
+func (p *Peer[E]) Cancel(tag uint64) {
+	b := p.books
+	if !b.Gate.Enter() {
+		return
+	}
+	defer b.Gate.Exit()
+	b.Mu.Lock()
+	b.stop(backends.ErrAborted, func(j *Job[E]) bool { return j.by == p && j.Tag == tag })
+	b.cfg.Leave()
+}
+
+// Close implements backends.Peer.
+func (p *Peer[E]) Close() error {
+	b := p.books
+	if !b.Gate.Enter() {
+		return nil // Books.Close has closed every peer
+	}
+	defer b.Gate.Exit()
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	p.closed = true
+	err := b.end(context.Background(), backends.ErrClosed, func(j *Job[E]) bool { return j.by == p })
+	p.imports = keys.Imports[imported[E]]{}
+	delete(b.peers, p)
+	return err
+}
