@@ -294,6 +294,22 @@ struct sluice_pages {
  */
 int sluice_transfer_new(sluice_peer peer, uint32_t op, const char *only, sluice_transfer *transfer);
 
+/*
+ * sluice_route.flags. DURABLE: a write ends without error only once its bytes would survive a loss of
+ * power, as those of a file do after a sync; a message or count follows then. What cannot say so does not
+ * serve it: sluice_transfer_add gives SLUICE_ERR_NO_ROUTE where nothing can. Reads: SLUICE_ERR_NOT_SUPPORTED.
+ */
+enum { SLUICE_DURABLE = 1 };
+
+struct sluice_route {
+	uint32_t size;
+	uint32_t flags; /* of the above */
+	const char *only; /* as for sluice_transfer_new */
+};
+
+/* The same with all that can be asked of a route. NULL: nothing. */
+int sluice_transfer_new_route(sluice_peer peer, uint32_t op, const struct sluice_route *route, sluice_transfer *transfer);
+
 /* Lists count copies. The array is read in place. On an error those before the wrong one are listed. */
 int sluice_transfer_add(sluice_transfer transfer, sluice_region region, sluice_remote remote,
 			const struct sluice_desc *descs, size_t count);

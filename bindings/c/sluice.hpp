@@ -111,6 +111,12 @@ struct peer : owner<sluice_peer_close> {
 		check(sluice_transfer_new(id(), op, only, &t));
 		return transfer(t);
 	}
+	transfer make_transfer(uint32_t op, const sluice_route &route) const
+	{
+		sluice_transfer t;
+		check(sluice_transfer_new_route(id(), op, &route, &t));
+		return transfer(t);
+	}
 };
 
 struct engine : owner<sluice_close> {

@@ -33,6 +33,12 @@ class End:
     def close(self) -> None:
         self.engine.close()
 
+    def __enter__(self) -> End:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 class Pair:
     """a reaches b."""
