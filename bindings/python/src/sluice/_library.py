@@ -165,6 +165,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "accept": [_HANDLE, c_int64, _OUT],
     "dial": [_HANDLE, c_char_p, c_char_p, c_int64, _OUT],
     "peer_lost": [_HANDLE, POINTER(c_int)],
+    "peer_about": [_HANDLE, c_void_p, c_size_t, _SIZE_OUT],
     "peer_refresh": [_HANDLE, c_char_p, c_size_t],
     "peer_close": [_HANDLE],
     "remote_find": [_HANDLE, c_char_p, _OUT],
@@ -177,6 +178,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "transfer_add_pages": [_HANDLE, _HANDLE, _HANDLE, POINTER(Pages)],
     "transfer_message": [_HANDLE, c_char_p, c_size_t],
     "transfer_count": [_HANDLE, c_uint32],
+    "transfer_checksum": [_HANDLE],
     "transfer_watch": [_HANDLE, c_uint64],
     "post": [_HANDLE],
     "test": [_HANDLE],
@@ -194,6 +196,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "counter_wait": [_HANDLE, c_uint32, c_uint64, c_int64],
     "lease_grant": [_HANDLE, c_uint64, c_uint64, POINTER(LeaseOptions), _OUT],
     "lease_token": [_HANDLE, c_void_p, c_size_t, _SIZE_OUT],
+    "lease_ended": [_HANDLE, POINTER(c_int)],
     "lease_revoke": [_HANDLE, c_int64],
     "explain": [_HANDLE, _HANDLE, _HANDLE, c_uint32, c_void_p, c_size_t, _SIZE_OUT],
 }

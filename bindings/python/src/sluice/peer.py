@@ -66,6 +66,17 @@ class Peer(Closing):
         check(lib.peer_lost(self._handle, ctypes.byref(lost)))
         return bool(lost.value)
 
+    @property
+    def name(self) -> str:
+        """What its engine has called itself."""
+        return str(self.about()["name"])
+
+    def about(self) -> dict[str, Any]:
+        """What it has said of itself: name, same_host, message_max in bytes, and its regions, each with name, kind, length and read_only."""
+        data = grow(lambda buffer, room, n: lib.peer_about(self._handle, buffer, room, n), 4096)
+        about: dict[str, Any] = json.loads(data.rstrip(b"\0"))
+        return about
+
     def explain(self, region: Region, remote: Remote) -> str:
         """Which backends could serve, which would, and why, as text."""
         return self._explain(region, remote, _library.TEXT)
