@@ -21,9 +21,9 @@ func (e *Engine) Describe(regions ...*Region) ([]byte, error) {
 		regions = e.visible()
 	}
 	d := e.describe(regions)
-	kept := d.Regions[:0]
+	kept, room := d.Regions[:0], newTokenRoom(len(regions), len(e.lanes))
 	for i, r := range regions {
-		tokens, err := e.tokens(r.mems)
+		tokens, err := room.tokens(r.mems)
 		if errors.Is(err, ErrClosed) && !named {
 			continue // closed since it was listed
 		}
@@ -41,10 +41,28 @@ func (e *Engine) Describe(regions ...*Region) ([]byte, error) {
 	return b, nil
 }
 
-// visible returns the regions that Describe tells of, by name.
+// list has visible tell of a region, too. Who registers many names mostly does so in order, and then
+// nothing needs to be sorted later. Whoever reads the list just now sees no more than its old end.
+// Preconditions: e.mu is held.
+func (e *Engine) list(r *Region) {
+	n := len(e.sorted)
+	switch {
+	case r.private:
+	case e.sorted != nil && (n == 0 || e.sorted[n-1].name < r.name):
+		e.sorted = append(e.sorted, r)
+	default:
+		e.sorted = nil
+	}
+}
+
+// visible returns the regions that Describe tells of, by name. The list is shared, and is not
+// to be changed.
 func (e *Engine) visible() []*Region {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.sorted != nil {
+		return e.sorted
+	}
 	list := make([]*Region, 0, len(e.regions))
 	for _, r := range e.regions {
 		if !r.private && r.mems != nil {
@@ -52,6 +70,7 @@ func (e *Engine) visible() []*Region {
 		}
 	}
 	slices.SortFunc(list, func(a, b *Region) int { return strings.Compare(a.name, b.name) })
+	e.sorted = list
 	return list
 }
 
@@ -66,21 +85,42 @@ func (e *Engine) describe(regions []*Region) *wire.Description {
 	return d
 }
 
-func (e *Engine) tokens(mems []backends.Memory) ([][]byte, error) {
-	tokens := make([][]byte, len(mems))
-	var all []byte // one allocation for most
+// tokenRoom is where the tokens of many regions lie together, so that a description of
+// thousands takes two allocations and not as many thousands.
+type tokenRoom struct {
+	lists [][]byte // of all regions, by lane
+	bytes []byte
+	lanes int
+}
+
+// tokenGuess is what a token of most backends takes at most; longer ones cost an allocation.
+const tokenGuess = 32
+
+func newTokenRoom(regions, lanes int) *tokenRoom {
+	return &tokenRoom{lists: make([][]byte, regions*lanes), bytes: make([]byte, 0, regions*lanes*tokenGuess), lanes: lanes}
+}
+
+// tokens returns those of a region, by lane.
+func (room *tokenRoom) tokens(mems []backends.Memory) ([][]byte, error) {
+	list := room.lists[:room.lanes:room.lanes]
+	room.lists = room.lists[room.lanes:]
 	for i, m := range mems {
 		if m == nil {
 			continue
 		}
-		start := len(all)
-		var err error
-		if all, err = m.AppendToken(all); err != nil {
+		start := len(room.bytes)
+		all, err := m.AppendToken(room.bytes)
+		if err != nil {
 			return nil, err
 		}
-		if len(all) > start { // otherwise no peer reaches it by that lane
-			tokens[i] = all[start:len(all):len(all)]
+		if room.bytes = all; len(all) > start { // otherwise no peer reaches it by that lane
+			list[i] = all[start:len(all):len(all)]
 		}
 	}
-	return tokens, nil
+	return list, nil
+}
+
+// tokens returns those of one region, by lane.
+func (e *Engine) tokens(mems []backends.Memory) ([][]byte, error) {
+	return newTokenRoom(1, len(e.lanes)).tokens(mems)
 }

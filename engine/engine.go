@@ -49,6 +49,7 @@ type Engine struct {
 	mu      sync.Mutex // guards what follows; never held across a backend's call that may block
 	closed  bool
 	regions map[string]*Region
+	sorted  []*Region // those of them that Describe tells of, by name; nil: to be looked for
 	peers   map[*Peer]struct{}
 	places  int // in peers, for those that connect now
 	self    *Peer
@@ -75,7 +76,7 @@ func Open(cfg Config) (*Engine, error) {
 	}
 	e := &Engine{
 		cfg: cfg, host: hostID(), born: time.Now(),
-		regions: map[string]*Region{}, peers: map[*Peer]struct{}{}, leases: map[*Lease]struct{}{},
+		regions: map[string]*Region{}, sorted: []*Region{}, peers: map[*Peer]struct{}{}, leases: map[*Lease]struct{}{},
 		inbox: make(chan Notification, cfg.NotificationsMax), closing: make(chan struct{}),
 	}
 	rand.Read(e.id[:])

@@ -117,6 +117,7 @@ func (e *Engine) complete(r *Region, mems []backends.Memory) bool {
 		return false
 	}
 	r.mems = mems
+	e.list(r)
 	return true
 }
 
@@ -140,6 +141,9 @@ func (e *Engine) forget(r *Region) {
 	defer e.mu.Unlock()
 	if e.regions[r.name] == r {
 		delete(e.regions, r.name)
+		if !r.private {
+			e.sorted = nil
+		}
 	}
 }
 

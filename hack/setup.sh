@@ -23,6 +23,9 @@ needed=$missing
 # For the program in C++ of the C ABI's tests, which say so and skip without.
 command -v g++ >/dev/null 2>&1 || missing="$missing g++"
 
+# For the program in C of examples, which is built as its users build.
+command -v pkg-config >/dev/null 2>&1 || missing="$missing pkg-config"
+
 # For the tests of the Python package, which say so and skip without.
 python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || missing="$missing python3-venv"
 command -v openssl >/dev/null 2>&1 || missing="$missing openssl"

@@ -77,7 +77,7 @@ func (b *Backend) releaseArena(a *arena) {
 // noticeRenewal moves our generation on when somebody else renewed pages.
 func (a *arena) noticeRenewal(t *table) {
 	now := a.shared.Generation()
-	if a.generation.Swap(now) != now {
+	if a.generation.Load() != now && a.generation.Swap(now) != now {
 		t.generation(a.index).Add(1)
 	}
 }

@@ -79,4 +79,10 @@ int sluice_lease_token(sluice_lease lease, void *buffer, size_t capacity, size_t
 	SLGO_CALL(slgoLeaseToken, lease, buffer, capacity, length);
 }
 
+int sluice_lease_ended(sluice_lease lease, int *ended)
+{
+	SLGO_NEED(ended);
+	SLGO_CALL(slgoLeaseEnded, lease, ended);
+}
+
 int sluice_lease_revoke(sluice_lease lease, int64_t timeout_ns) { SLGO_CALL(slgoLeaseRevoke, lease, timeout_ns); }

@@ -54,6 +54,13 @@ int sluice_peer_lost(sluice_peer peer, int *lost)
 	SLGO_CALL(slgoPeerLost, peer, lost);
 }
 
+int sluice_peer_about(sluice_peer peer, void *buffer, size_t capacity, size_t *length)
+{
+	SLGO_NEED(length);
+	SLGO_NEED(buffer || !capacity);
+	SLGO_CALL(slgoPeerAbout, peer, buffer, capacity, length);
+}
+
 int sluice_peer_refresh(sluice_peer peer, const void *description, size_t length)
 {
 	SLGO_CALL(slgoPeerRefresh, peer, (uint8_t *)description, length);

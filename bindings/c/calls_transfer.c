@@ -5,8 +5,19 @@
 
 int sluice_transfer_new(sluice_peer peer, uint32_t op, const char *only, sluice_transfer *transfer)
 {
+	struct sluice_route route = {.size = sizeof route, .only = only};
 	SLGO_NEED(transfer);
-	SLGO_CALL(slgoTransferNew, peer, op, (char *)only, transfer);
+	SLGO_CALL(slgoTransferNew, peer, op, &route, transfer);
+}
+
+int sluice_transfer_new_route(sluice_peer peer, uint32_t op, const struct sluice_route *route, sluice_transfer *transfer)
+{
+	struct sluice_route known = {0};
+	int code = route ? slgo_take(&known, sizeof known, SLGO_THROUGH(struct sluice_route, only), route, "sluice_route") : slgo_check_fork();
+	if (code)
+		return code;
+	SLGO_NEED(transfer);
+	SLGO_CALL(slgoTransferNew, peer, op, &known, transfer);
 }
 
 int sluice_transfer_add(sluice_transfer transfer, sluice_region region, sluice_remote remote, const struct sluice_desc *descs,
@@ -31,6 +42,8 @@ int sluice_transfer_message(sluice_transfer transfer, const void *message, size_
 }
 
 int sluice_transfer_count(sluice_transfer transfer, uint32_t counter) { SLGO_CALL(slgoTransferCount, transfer, counter); }
+
+int sluice_transfer_checksum(sluice_transfer transfer) { SLGO_CALL(slgoTransferChecksum, transfer); }
 
 int sluice_transfer_watch(sluice_transfer transfer, uint64_t word) { SLGO_CALL(slgoTransferWatch, transfer, word); }
 

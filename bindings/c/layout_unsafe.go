@@ -20,7 +20,7 @@ func goLayout() map[string]string {
 		"sluice_alloc_options": C.struct_sluice_alloc_options{}, "sluice_segment": C.struct_sluice_segment{},
 		"sluice_desc": C.struct_sluice_desc{}, "sluice_pages": C.struct_sluice_pages{},
 		"sluice_completion": C.struct_sluice_completion{}, "sluice_notification": C.struct_sluice_notification{},
-		"sluice_lease_options": C.struct_sluice_lease_options{},
+		"sluice_lease_options": C.struct_sluice_lease_options{}, "sluice_route": C.struct_sluice_route{},
 	} {
 		s := reflect.TypeOf(v)
 		list[name] = fmt.Sprint(s.Size())

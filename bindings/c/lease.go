@@ -51,6 +51,26 @@ func slgoLeaseToken(h C.uint64_t, buffer *C.uint8_t, capacity C.size_t, length *
 	return hand(l.l.Token(), buffer, capacity, length, f)
 }
 
+//export slgoLeaseEnded
+func slgoLeaseEnded(h C.uint64_t, ended *C.int, f *C.struct_slgo_fault) C.int {
+	l, err := leases.get(uint64(h))
+	if err != nil {
+		return answer(f, err)
+	}
+	*ended = isClosed(l.l.Revoked())
+	return C.SLUICE_OK
+}
+
+// isClosed is 1 for a channel that is.
+func isClosed(c <-chan struct{}) C.int {
+	select {
+	case <-c:
+		return 1
+	default:
+		return 0
+	}
+}
+
 //export slgoLeaseRevoke
 func slgoLeaseRevoke(h C.uint64_t, timeout C.int64_t, f *C.struct_slgo_fault) C.int {
 	l, err := leases.get(uint64(h))

@@ -160,12 +160,7 @@ func slgoPeerLost(h C.uint64_t, lost *C.int, f *C.struct_slgo_fault) C.int {
 	if err != nil {
 		return answer(f, err)
 	}
-	select {
-	case <-p.p.Lost():
-		*lost = 1
-	default:
-		*lost = 0
-	}
+	*lost = isClosed(p.p.Lost())
 	return C.SLUICE_OK
 }
 

@@ -5,19 +5,13 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
-	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -28,17 +22,14 @@ const (
 	strideBytes = 1024
 )
 
-// threeTransfers between two engines: 2,048 pages, as many of 8 bytes, and 64 bytes.
-func threeTransfers(t testing.TB) (list [3]*engine.Transfer) {
-	t.Helper()
-	need := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+// checker ends what it is in the middle of when something fails: a test, or a program.
+type checker func(error)
+
+// threeTransfers between two engines over a backend: 2,048 pages, as many of 8 bytes, and 64 bytes.
+func threeTransfers(need checker, backend string) (list [3]*engine.Transfer, end func()) {
+	var ends []func()
 	open := func(name string) (*engine.Engine, *engine.Region) {
-		b, err := mem.New(mem.Config{})
+		b, err := openBackend(backend, nil)
 		need(err)
 		e, err := engine.Open(engine.Config{Name: name, Backends: []backends.Backend{b}})
 		need(err)
@@ -46,7 +37,7 @@ func threeTransfers(t testing.TB) (list [3]*engine.Transfer) {
 		need(err)
 		r, err := e.Register("data", m.Segment())
 		need(err)
-		t.Cleanup(func() {
+		ends = append(ends, func() {
 			need(e.Close())
 			need(m.Close())
 		})
@@ -72,7 +63,11 @@ func threeTransfers(t testing.TB) (list [3]*engine.Transfer) {
 	pages.EntryLen = 8
 	need(list[1].AddPages(local, m, pages))
 	need(list[2].Add(local, 0, m, 0, 64))
-	return list
+	return list, func() {
+		for _, end := range ends {
+			end()
+		}
+	}
 }
 
 // postAndWait calls exported functions, whose C types a test cannot name.
@@ -100,8 +95,20 @@ func takeInto[T any](take func([]T) int) func() int {
 
 // TestNoAllocations: posting, waiting with a limit, testing, and taking completions.
 func TestNoAllocations(t *testing.T) {
+	for _, backend := range []string{"mem", "shm"} {
+		t.Run(backend, func(t *testing.T) { noAllocations(t, backend) })
+	}
+}
+
+func noAllocations(t *testing.T, backend string) {
 	owner := &openEngine{}
-	for i, et := range threeTransfers(t) {
+	list, end := threeTransfers(func(err error) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}, backend)
+	defer end()
+	for i, et := range list {
 		tr := &transfer{of: owner, t: et}
 		h, err := transfers.put(tr)
 		if err != nil {
@@ -147,84 +154,4 @@ func TestLimit(t *testing.T) {
 	if next := borrowLimit(time.Hour); next == l || next.Err() != nil {
 		t.Error("used a limit again that had come")
 	}
-}
-
-// BenchmarkFromC posts and waits from a program in C and in Go, in turns, and reports what C
-// adds. Most of the first is the copy, whose time is another in each process.
-func BenchmarkFromC(b *testing.B) {
-	for _, how := range []string{"together", "apart"} {
-		b.Run(how, func(b *testing.B) { benchmarkFrom(b, how, compile(b, "cost.c", "-O2")) })
-	}
-}
-
-// BenchmarkFromPython does so with the package as hack/python-test has installed it.
-func BenchmarkFromPython(b *testing.B) {
-	python := "../../build/venv/bin/python"
-	if _, err := os.Stat(python); err != nil {
-		backendtest.SkipIfUnavailable(b, &backends.UnavailableError{Backend: "Python", Reason: err.Error(), Fix: "make wheel"})
-	}
-	for _, how := range []string{"together", "apart"} {
-		b.Run(how, func(b *testing.B) { benchmarkFrom(b, how, python, "../python/tests/cost.py") })
-	}
-}
-
-func benchmarkFrom(b *testing.B, how string, program ...string) {
-	const rounds, posts = 31, 100
-	c := exec.Command(program[0], append(program[1:], fmt.Sprint(rounds), fmt.Sprint(posts), how)...)
-	in, err := c.StdinPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	out, err := c.StdoutPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		b.Fatal(err)
-	}
-	list, lines := threeTransfers(b), bufio.NewReader(out)
-	var ours, theirs [3][]float64
-	for range rounds {
-		var took [3]float64
-		if _, err := fmt.Fprintln(in); err != nil {
-			b.Fatal(err)
-		}
-		if _, err := fmt.Fscanln(lines, &took[0], &took[1], &took[2]); err != nil {
-			b.Fatal(err)
-		}
-		for i, more := range []int{1, 10, 100} {
-			theirs[i] = append(theirs[i], took[i])
-			ours[i] = append(ours[i], inGo(b, list[i], posts*more))
-		}
-	}
-	_ = in.Close()
-	if err := c.Wait(); err != nil {
-		b.Fatal(err)
-	}
-	for i, name := range []string{"2048x656B", "2048x8B", "64B"} {
-		from, direct := median(theirs[i]), median(ours[i])
-		b.ReportMetric(from-direct, name+"-added-ns")
-		b.ReportMetric(direct, name+"-Go-ns")
-		b.ReportMetric(from/direct, name+"-ratio")
-	}
-	b.ReportMetric(0, "ns/op")
-}
-
-// inGo is the same from Go, on a goroutine of its own, in ns a post.
-func inGo(b *testing.B, t *engine.Transfer, posts int) float64 {
-	start := time.Now()
-	for range posts {
-		if err := t.Post(); err != nil {
-			b.Fatal(err)
-		}
-		if err := t.Wait(context.Background()); err != nil {
-			b.Fatal(err)
-		}
-	}
-	return float64(time.Since(start).Nanoseconds()) / float64(posts)
-}
-
-func median(list []float64) float64 {
-	slices.Sort(list)
-	return list[len(list)/2]
 }

@@ -32,6 +32,8 @@
  * that is installed later needs SA_ONSTACK, and for the signals above it should call the
  * handler that it has replaced. Threads of the runtime receive signals that are sent to the process.
  *
+ * What of the Go API is not here, and why, is in README.md beside.
+ *
  * Fork. After fork without exec every call in the child returns SLUICE_ERR_FORK:
  * the threads that do the work are not there. Fork before the library is loaded (dlopen),
  * or exec. Descriptors are closed on exec.
@@ -247,6 +249,13 @@ int sluice_dial(sluice_engine engine, const char *network, const char *address, 
 /* *lost is 1 when no connection to the peer is alive any more. Connect anew for another peer. */
 int sluice_peer_lost(sluice_peer peer, int *lost);
 
+/*
+ * What the peer has said of itself, as JSON: "name", "same_host", "message_max" (bytes; 0: no backend to it carries
+ * messages) and its "regions" by name, each with "name", "kind" ("dram", "hbm" or "file"), "length" and "read_only".
+ * Buffer as for sluice_stats.
+ */
+int sluice_peer_about(sluice_peer peer, void *buffer, size_t capacity, size_t *length);
+
 /* Takes newer bytes of the same engine: its regions become known. Remotes in use are not disturbed. */
 int sluice_peer_refresh(sluice_peer peer, const void *description, size_t length);
 
@@ -294,6 +303,22 @@ struct sluice_pages {
  */
 int sluice_transfer_new(sluice_peer peer, uint32_t op, const char *only, sluice_transfer *transfer);
 
+/*
+ * sluice_route.flags. DURABLE: a write ends without error only once its bytes would survive a loss of
+ * power, as those of a file do after a sync; a message or count follows then. What cannot say so does not
+ * serve it: sluice_transfer_add gives SLUICE_ERR_NO_ROUTE where nothing can. Reads: SLUICE_ERR_NOT_SUPPORTED.
+ */
+enum { SLUICE_DURABLE = 1 };
+
+struct sluice_route {
+	uint32_t size;
+	uint32_t flags; /* of the above */
+	const char *only; /* as for sluice_transfer_new */
+};
+
+/* The same with all that can be asked of a route. NULL: nothing. */
+int sluice_transfer_new_route(sluice_peer peer, uint32_t op, const struct sluice_route *route, sluice_transfer *transfer);
+
 /* Lists count copies. The array is read in place. On an error those before the wrong one are listed. */
 int sluice_transfer_add(sluice_transfer transfer, sluice_region region, sluice_remote remote,
 			const struct sluice_desc *descs, size_t count);
@@ -303,6 +328,17 @@ int sluice_transfer_add_pages(sluice_transfer transfer, sluice_region region, sl
 /* A message that the peer receives after the data is visible there; or one more for a counter of it. */
 int sluice_transfer_message(sluice_transfer transfer, const void *message, size_t length);
 int sluice_transfer_count(sluice_transfer transfer, uint32_t counter);
+
+/*
+ * Has both engines compare the bytes by CRC-32C, until sluice_reset, over any backend that carries
+ * messages. A range that differs on both sides once it was moved ends the transfer with
+ * SLUICE_ERR_CORRUPT, whose text names it, and no message or count follows; a write takes nothing back.
+ * Whoever else writes a range meanwhile, another of the same transfer too, is taken for corruption.
+ * Both memories must be DRAM: SLUICE_ERR_NOT_SUPPORTED, here or when something is added. It costs reading
+ * the bytes once more on both sides, and a round trip; the peer is asked at the next add, or now for
+ * what is listed, and its answer waited for.
+ */
+int sluice_transfer_checksum(sluice_transfer transfer);
 
 /* Each post that is done from now on is told by sluice_completions, with this word of the program's. */
 int sluice_transfer_watch(sluice_transfer transfer, uint64_t word);
@@ -386,6 +422,9 @@ struct sluice_lease_options {
 int sluice_lease_grant(sluice_region region, uint64_t offset, uint64_t length,
 		       const struct sluice_lease_options *options, sluice_lease *lease);
 int sluice_lease_token(sluice_lease lease, void *buffer, size_t capacity, size_t *length);
+
+/* *ended is 1 when its time is over and it is proved that no byte of the holder's lands any more. Revoke it all the same. */
+int sluice_lease_ended(sluice_lease lease, int *ended);
 
 /*
  * Ends it; the handle is stale then. On SLUICE_OK no byte of the holder's lands any more, whatever

@@ -92,6 +92,7 @@ struct transfer : owner<end_transfer> {
 		check(sluice_transfer_add_pages(id(), local.id(), there, &pages));
 	}
 	void message(const std::string &text) { check(sluice_transfer_message(id(), text.data(), text.size())); }
+	void checksum() { check(sluice_transfer_checksum(id())); }
 	void post() { check(sluice_post(id())); }
 	bool done() { return check(sluice_test(id())); }
 	bool wait(nanoseconds timeout = forever) { return check(sluice_wait(id(), timeout.count())); }
@@ -109,6 +110,12 @@ struct peer : owner<sluice_peer_close> {
 	{
 		sluice_transfer t;
 		check(sluice_transfer_new(id(), op, only, &t));
+		return transfer(t);
+	}
+	transfer make_transfer(uint32_t op, const sluice_route &route) const
+	{
+		sluice_transfer t;
+		check(sluice_transfer_new_route(id(), op, &route, &t));
 		return transfer(t);
 	}
 };

@@ -45,7 +45,7 @@ func hold(h C.uint64_t) (*transfer, error) {
 func (t *transfer) letGo() { t.held.Store(false) }
 
 //export slgoTransferNew
-func slgoTransferNew(h C.uint64_t, op C.uint32_t, only *C.char, out *C.uint64_t, f *C.struct_slgo_fault) C.int {
+func slgoTransferNew(h C.uint64_t, op C.uint32_t, route *C.struct_sluice_route, out *C.uint64_t, f *C.struct_slgo_fault) C.int {
 	p, err := peers.get(uint64(h))
 	if err != nil {
 		return answer(f, err)
@@ -53,8 +53,11 @@ func slgoTransferNew(h C.uint64_t, op C.uint32_t, only *C.char, out *C.uint64_t,
 	if op != C.SLUICE_READ && op != C.SLUICE_WRITE {
 		return answer(f, argument("op is %d: there are SLUICE_READ and SLUICE_WRITE", op))
 	}
-	t := &transfer{of: p.of}
-	if t.t, err = p.of.NewTransfer(p.p, engine.Op(op), engine.Route{Only: C.GoString(only)}); err != nil {
+	if route.flags&^C.SLUICE_DURABLE != 0 {
+		return answer(f, argument("sluice_route.flags is %#x: there is SLUICE_DURABLE", route.flags))
+	}
+	t, by := &transfer{of: p.of}, engine.Route{Only: C.GoString(route.only), Durable: route.flags&C.SLUICE_DURABLE != 0}
+	if t.t, err = p.of.NewTransfer(p.p, engine.Op(op), by); err != nil {
 		return answer(f, err)
 	}
 	if t.handle, err = adopt(p.of, &transfers, t); err != nil {
@@ -156,6 +159,16 @@ func slgoTransferCount(h C.uint64_t, counter C.uint32_t, f *C.struct_slgo_fault)
 	}
 	defer t.letGo()
 	return answer(f, t.t.Count(uint32(counter)))
+}
+
+//export slgoTransferChecksum
+func slgoTransferChecksum(h C.uint64_t, f *C.struct_slgo_fault) C.int {
+	t, err := hold(h)
+	if err != nil {
+		return answer(f, err)
+	}
+	defer t.letGo()
+	return answer(f, t.t.Checksum())
 }
 
 //export slgoPost

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 
 	"github.com/sluicehq/sluice/backends"
 )
@@ -69,28 +70,43 @@ func Encode(dst []byte, d *Description) ([]byte, error) {
 		return dst, err
 	}
 	start := len(dst)
-	b := append(dst, magic...)
+	b := append(slices.Grow(dst, d.room()), magic...)
 	b = append(b, Version)
 	b = append(b, d.Engine[:]...)
 	b = append(b, d.Host[:]...)
-	b = appendBlock(b, []byte(d.Name))
+	b = appendBlock(b, d.Name)
 	b = binary.AppendUvarint(b, uint64(len(d.Backends)))
 	for _, be := range d.Backends {
-		b = appendBlock(b, []byte(be.Name))
+		b = appendBlock(b, be.Name)
 		b = appendBlock(b, be.Addr)
 	}
 	b = binary.AppendUvarint(b, uint64(len(d.Regions)))
-	var previous []byte
+	previous := ""
 	for i := range d.Regions {
 		b = appendRegion(b, previous, &d.Regions[i])
-		previous = []byte(d.Regions[i].Name)
+		previous = d.Regions[i].Name
 	}
-	sum := seal(b[start:])
-	return append(b[:start], sum...), nil
+	return seal(b, start), nil
 }
 
-func appendRegion(b, previous []byte, r *Region) []byte {
-	b = appendFront(b, previous, []byte(r.Name))
+// room is about what a description takes: one allocation for most.
+func (d *Description) room() int {
+	n := 128 + len(d.Name)
+	for i := range d.Backends {
+		n += 16 + len(d.Backends[i].Name) + len(d.Backends[i].Addr)
+	}
+	for i := range d.Regions {
+		r := &d.Regions[i]
+		n += 8 + len(r.Name)
+		for _, token := range r.Tokens {
+			n += 2 + len(token)
+		}
+	}
+	return n
+}
+
+func appendRegion(b []byte, previous string, r *Region) []byte {
+	b = appendFront(b, previous, r.Name)
 	flags := byte(r.Kind)
 	if r.ReadOnly {
 		flags |= readOnlyFlag

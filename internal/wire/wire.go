@@ -27,9 +27,9 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// seal appends the checksum of all of b.
-func seal(b []byte) []byte {
-	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+// seal appends the checksum of all of b from start on.
+func seal(b []byte, start int) []byte {
+	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b[start:], castagnoli))
 }
 
 // open checks the frame and returns the body.
@@ -127,11 +127,11 @@ func (r *reader) front(prev []byte, limit uint64) []byte {
 	return append(append(make([]byte, 0, shared+uint64(len(tail))), prev[:shared]...), tail...)
 }
 
-func appendBlock(dst, b []byte) []byte {
+func appendBlock[T ~string | ~[]byte](dst []byte, b T) []byte {
 	return append(binary.AppendUvarint(dst, uint64(len(b))), b...)
 }
 
-func appendFront(dst, prev, b []byte) []byte {
+func appendFront[T ~string | ~[]byte](dst []byte, prev, b T) []byte {
 	n := 0
 	for n < len(prev) && n < len(b) && prev[n] == b[n] {
 		n++

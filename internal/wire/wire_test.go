@@ -116,7 +116,7 @@ func FuzzDecode(f *testing.F) {
 		if _, err := Decode(b); err == nil {
 			return
 		}
-		sealed := seal(bytes.Clone(b))
+		sealed := seal(bytes.Clone(b), 0)
 		d, err := Decode(sealed)
 		if err != nil {
 			if d != nil {

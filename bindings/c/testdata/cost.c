@@ -36,7 +36,7 @@ int main(int argc, char **argv)
 	TRUE(argc == 4);
 	together = !strcmp(argv[3], "together");
 	long rounds = atol(argv[1]), posts = atol(argv[2]);
-	struct end a = open_end("a", "mem", COUNT * STRIDE), b = open_end("b", "mem", COUNT * STRIDE);
+	struct end a = open_end("a", "shm", COUNT * STRIDE), b = open_end("b", "shm", COUNT * STRIDE);
 	sluice_remote there;
 	sluice_peer peer = connect_ends(&a, &b, &there);
 	static uint32_t from[COUNT], to[COUNT];

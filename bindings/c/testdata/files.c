@@ -91,6 +91,64 @@ static void between(const char *name)
 	TRUE(!close(fd));
 }
 
+static sluice_transfer durable(sluice_peer peer, const char *only)
+{
+	sluice_transfer t;
+	struct sluice_route route = {.size = sizeof route, .flags = SLUICE_DURABLE, .only = only};
+	OK(sluice_transfer_new_route(peer, SLUICE_WRITE, &route, &t));
+	return t;
+}
+
+static void durably(struct end *e, sluice_peer peer, const char *only, sluice_remote there, int fd, int fill)
+{
+	char found[5000];
+	memset(e->bytes, fill, sizeof found);
+	sluice_transfer t = durable(peer, only);
+	add_one(t, e->region, there, 0, 3, sizeof found);
+	if (!only) // files carry no messages: another backend does
+		OK(sluice_transfer_message(t, "kept", 4));
+	OK(sluice_post(t));
+	OK(sluice_wait(t, LIMIT));
+	TRUE(pread(fd, found, sizeof found, SKIPPED + 3) == sizeof found && found[0] == fill && found[sizeof found - 1] == fill);
+	OK(sluice_transfer_close(t));
+}
+
+/* Done when the disk has it, to a file of ours and of a peer; what cannot say so is an error. */
+static void on_disk(const char *name)
+{
+	int fd = open(name, O_RDWR | O_CREAT | O_TRUNC, 0600);
+	TRUE(fd >= 0 && !ftruncate(fd, SKIPPED + LENGTH));
+	struct end a = open_with(NULL), b = open_with(NULL);
+	open_file(&a, fd);
+	open_file(&b, fd);
+	sluice_peer self, peer;
+	sluice_remote there, theirs, memory;
+	OK(sluice_self(a.engine, &self));
+	OK(sluice_remote_find(self, "file", &there));
+	durably(&a, self, "posix", there, fd, 'd');
+	peer = connect_ends(&a, &b, &memory);
+	OK(sluice_remote_find(peer, "file", &theirs));
+	durably(&a, peer, NULL, theirs, fd, 'D');
+
+	struct sluice_desc desc = {0, 0, 8};
+	struct sluice_route route = {.size = sizeof route, .flags = SLUICE_DURABLE};
+	sluice_transfer t = durable(peer, NULL);
+	WANT(SLUICE_ERR_NO_ROUTE, sluice_transfer_add(t, a.region, memory, &desc, 1));
+	OK(sluice_transfer_close(t));
+	WANT(SLUICE_ERR_NOT_SUPPORTED, sluice_transfer_new_route(self, SLUICE_READ, &route, &t));
+	route.flags = 6;
+	WANT(SLUICE_ERR_ARGUMENT, sluice_transfer_new_route(self, SLUICE_WRITE, &route, &t));
+	TEXT("SLUICE_DURABLE");
+	route.size = 8;
+	WANT(SLUICE_ERR_ARGUMENT, sluice_transfer_new_route(self, SLUICE_WRITE, &route, &t));
+	TEXT("sizeof(struct sluice_route)");
+	OK(sluice_transfer_new_route(self, SLUICE_READ, NULL, &t));
+	OK(sluice_transfer_close(t));
+	close_end(&a);
+	close_end(&b);
+	TRUE(!close(fd));
+}
+
 int main(int argc, char **argv)
 {
 	TRUE(argc == 2);
@@ -105,6 +163,7 @@ int main(int argc, char **argv)
 	round_trip(NULL, name);
 	round_trip(threads, name);
 	between(name);
+	on_disk(name);
 	TRUE(!unlink(name));
 	puts("ok");
 	return 0;

@@ -31,6 +31,8 @@ int main(void)
 	AT(sluice_segment, device_address), AT(sluice_segment, dmabuf_offset), AT(sluice_segment, dmabuf), AT(sluice_segment, file);
 	SIZE(sluice_desc);
 	AT(sluice_desc, local), AT(sluice_desc, remote), AT(sluice_desc, length);
+	SIZE(sluice_route);
+	AT(sluice_route, size), AT(sluice_route, flags), AT(sluice_route, only);
 	SIZE(sluice_pages);
 	AT(sluice_pages, size), AT(sluice_pages, flags), AT(sluice_pages, count), AT(sluice_pages, entry_length);
 	AT(sluice_pages, local_base), AT(sluice_pages, local_stride), AT(sluice_pages, remote_base), AT(sluice_pages, remote_stride);
@@ -49,6 +51,6 @@ int main(void)
 	VALUE(SLUICE_ERR_READ_ONLY), VALUE(SLUICE_ERR_TIMEOUT), VALUE(SLUICE_FOREVER);
 	VALUE(SLUICE_OPTIONAL), VALUE(SLUICE_NO_HUGE), VALUE(SLUICE_POPULATE), VALUE(SLUICE_MEMORY), VALUE(SLUICE_HOST);
 	VALUE(SLUICE_DEVICE), VALUE(SLUICE_FILE), VALUE(SLUICE_READ_ONLY), VALUE(SLUICE_PRIVATE), VALUE(SLUICE_DMABUF);
-	VALUE(SLUICE_READ), VALUE(SLUICE_WRITE), VALUE(SLUICE_TEXT), VALUE(SLUICE_JSON);
+	VALUE(SLUICE_READ), VALUE(SLUICE_WRITE), VALUE(SLUICE_DURABLE), VALUE(SLUICE_TEXT), VALUE(SLUICE_JSON);
 	return 0;
 }

@@ -35,7 +35,11 @@ int main(void)
 	TRUE(b.bytes[4095] == 0 && b.bytes[4096] == 'l' && b.bytes[8191] == 'l' && b.bytes[8192] == 0);
 	WANT(SLUICE_ERR_BUSY, sluice_region_close(b.region));
 
+	int ended = -1;
+	OK(sluice_lease_ended(lease, &ended));
+	TRUE(!ended);
 	OK(sluice_lease_revoke(lease, LIMIT));
+	WANT(SLUICE_ERR_HANDLE, sluice_lease_ended(lease, &ended));
 	WANT(SLUICE_ERR_HANDLE, sluice_lease_revoke(lease, LIMIT));
 	memset(b.bytes, 0, 1 << 20);
 	OK(sluice_post(t));
@@ -64,6 +68,9 @@ int main(void)
 		if ((code = sluice_remote_import(peer, token, length, &leased)) == SLUICE_OK)
 			OK(sluice_remote_close(leased));
 	TRUE(is_over(code));
+	for (int i = 0; i < 60000 && !ended; i++, usleep(1000))
+		OK(sluice_lease_ended(lease, &ended));
+	TRUE(ended);
 	OK(sluice_lease_revoke(lease, LIMIT)); // its handle is still there to be given back
 	OK(sluice_transfer_close(t));
 	OK(sluice_region_close(b.region));

@@ -10,10 +10,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 import pytest
 import sluice
+
+if TYPE_CHECKING:
+    from nixl_agents import Two
 
 LIMIT = 60.0
 HERE = Path(__file__).parent
@@ -32,6 +35,12 @@ class End:
 
     def close(self) -> None:
         self.engine.close()
+
+    def __enter__(self) -> End:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Pair:
@@ -151,3 +160,13 @@ class StandIn:
 def standin(tmp_path_factory: pytest.TempPathFactory) -> StandIn:
     """One for the process, which opens a driver once."""
     return StandIn(tmp_path_factory.mktemp("standin"))
+
+
+@pytest.fixture
+def two() -> Iterator[Two]:
+    """Two agents of the face of NIXL."""
+    from nixl_agents import Two  # which takes LIMIT from here
+
+    made = Two()
+    yield made
+    made.close()

@@ -26,7 +26,7 @@ def measure(t: sluice.Transfer, posts: int, together: bool) -> float:
 
 def main() -> None:
     rounds, posts, together = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "together"
-    with sluice.Engine("a", ["mem"]) as a, sluice.Engine("b", ["mem"]) as b:
+    with sluice.Engine("a", ["shm"]) as a, sluice.Engine("b", ["shm"]) as b:
         local = a.register("data", a.alloc(COUNT * STRIDE))
         b.register("data", b.alloc(COUNT * STRIDE))
         peer = a.connect(b.describe())

@@ -26,8 +26,10 @@ def test_a_range_until_it_is_revoked(pair: Pair) -> None:
     with pytest.raises(sluice.BusyError):
         pair.b.region.close()
     token = lease.token()
+    assert not lease.ended
     lease.revoke(LIMIT)
     lease.revoke(LIMIT)
+    assert lease.ended
     pair.b.bytes[:] = bytes(MIB)
     with pytest.raises(sluice.RevokedError):
         t.run(LIMIT)
@@ -67,4 +69,7 @@ def test_a_lease_that_ends_by_itself(pair: Pair) -> None:
             break
     with pytest.raises(OVER):
         pair.peer.lease(token)
+    while not lease.ended and time.monotonic() < end:
+        time.sleep(0.001)
+    assert lease.ended
     lease.revoke(LIMIT)

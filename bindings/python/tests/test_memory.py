@@ -196,6 +196,28 @@ def test_files(tmp_path: Path, options: dict[str, Any]) -> None:
         end.close()
 
 
+def test_durable_writes(tmp_path: Path) -> None:
+    """To a file, ours or a peer's, and nowhere else."""
+    backends = ["mem", sluice.Backend("posix")]
+    with End("a", backends) as a, End("b", backends) as b:
+        pair, name = Pair(a, b), tmp_path / "file"
+        name.write_bytes(bytes(MIB))
+        with open(name, "r+b") as f:
+            b.engine.register("file", sluice.File(f))
+            pair.peer.refresh(b.engine.describe())
+            for i, (end, peer, only) in enumerate([(b, b.engine.self_peer(), "posix"), (a, pair.peer, None)]):
+                end.bytes[:5000] = bytes([i + 1]) * 5000
+                with peer.transfer("write", only=only, durable=True) as t:
+                    t.add(end.region, 0, peer.remote("file"), 3, 5000)
+                    t.run(LIMIT)
+                assert name.read_bytes()[:5004] == b"\0\0\0" + bytes([i + 1]) * 5000 + b"\0"
+        with pair.peer.transfer("write", durable=True) as t:
+            with pytest.raises(sluice.NoRouteError):
+                t.add(a.region, 0, pair.remote, 0, 8)
+        with pytest.raises(sluice.NotSupportedError):
+            pair.peer.transfer("read", durable=True)
+
+
 def test_cuda_by_the_stand_in(standin: Any) -> None:
     """Device memory by the array interface, by what looks like a tensor, by DLPack's device and by address."""
     device = standin.alloc(65536)

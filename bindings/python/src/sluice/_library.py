@@ -21,6 +21,7 @@ NO_HUGE, POPULATE = 1, 2
 KIND_MEMORY, KIND_HOST, KIND_DEVICE, KIND_FILE = 1, 2, 3, 4
 READ_ONLY, PRIVATE, DMABUF = 1, 2, 4
 READ, WRITE = 1, 2
+DURABLE = 1
 TEXT, JSON = 1, 2
 
 
@@ -90,6 +91,10 @@ class Desc(ctypes.Structure):
     _fields_ = [("local", c_uint64), ("remote", c_uint64), ("length", c_uint64)]
 
 
+class Route(ctypes.Structure):
+    _fields_ = [("size", c_uint32), ("flags", c_uint32), ("only", c_char_p)]
+
+
 class Pages(ctypes.Structure):
     _fields_ = [
         ("size", c_uint32),
@@ -133,6 +138,7 @@ STRUCTS = {
     "sluice_alloc_options": AllocOptions,
     "sluice_segment": Segment,
     "sluice_desc": Desc,
+    "sluice_route": Route,
     "sluice_pages": Pages,
     "sluice_completion": Completion,
     "sluice_notification": Notification,
@@ -159,6 +165,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "accept": [_HANDLE, c_int64, _OUT],
     "dial": [_HANDLE, c_char_p, c_char_p, c_int64, _OUT],
     "peer_lost": [_HANDLE, POINTER(c_int)],
+    "peer_about": [_HANDLE, c_void_p, c_size_t, _SIZE_OUT],
     "peer_refresh": [_HANDLE, c_char_p, c_size_t],
     "peer_close": [_HANDLE],
     "remote_find": [_HANDLE, c_char_p, _OUT],
@@ -166,10 +173,12 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "remote_length": [_HANDLE, POINTER(c_uint64)],
     "remote_close": [_HANDLE],
     "transfer_new": [_HANDLE, c_uint32, c_char_p, _OUT],
+    "transfer_new_route": [_HANDLE, c_uint32, POINTER(Route), _OUT],
     "transfer_add": [_HANDLE, _HANDLE, _HANDLE, c_void_p, c_size_t],
     "transfer_add_pages": [_HANDLE, _HANDLE, _HANDLE, POINTER(Pages)],
     "transfer_message": [_HANDLE, c_char_p, c_size_t],
     "transfer_count": [_HANDLE, c_uint32],
+    "transfer_checksum": [_HANDLE],
     "transfer_watch": [_HANDLE, c_uint64],
     "post": [_HANDLE],
     "test": [_HANDLE],
@@ -187,6 +196,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "counter_wait": [_HANDLE, c_uint32, c_uint64, c_int64],
     "lease_grant": [_HANDLE, c_uint64, c_uint64, POINTER(LeaseOptions), _OUT],
     "lease_token": [_HANDLE, c_void_p, c_size_t, _SIZE_OUT],
+    "lease_ended": [_HANDLE, POINTER(c_int)],
     "lease_revoke": [_HANDLE, c_int64],
     "explain": [_HANDLE, _HANDLE, _HANDLE, c_uint32, c_void_p, c_size_t, _SIZE_OUT],
 }

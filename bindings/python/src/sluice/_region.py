@@ -116,6 +116,15 @@ class Lease(Closing):
         """What its holder shows: `Peer.lease(token)`."""
         return grow(lambda buffer, room, length: lib.lease_token(self._handle, buffer, room, length), 512)
 
+    @property
+    def ended(self) -> bool:
+        """Whether it is over, by `revoke` or by its time, and proved: no byte of the holder's lands any more. Revoke it all the same."""
+        if not self._handle:
+            return True
+        ended = ctypes.c_int()
+        check(lib.lease_ended(self._handle, ctypes.byref(ended)))
+        return bool(ended.value)
+
     def revoke(self, timeout: Optional[float] = None) -> None:
         """Ends it. When this returns, no byte of the holder's lands any more, whatever state it is in."""
         if self._handle:

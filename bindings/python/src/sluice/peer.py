@@ -36,13 +36,19 @@ class Peer(Closing):
         check(lib.remote_import(self._handle, token, len(token), ctypes.byref(out)))
         return Remote(self, out.value)
 
-    def transfer(self, op: str, *, only: Optional[str] = None) -> Transfer:
-        """An empty transfer: "read" from the peer or "write" to it, by one backend alone where `only` names it."""
+    def transfer(self, op: str, *, only: Optional[str] = None, durable: bool = False) -> Transfer:
+        """An empty transfer: "read" from the peer or "write" to it, by one backend alone where `only` names it.
+
+        A durable write ends without error only once its bytes would survive a loss of power, as those of a file do
+        after a sync; `add` raises NoRouteError where nothing can promise that.
+        """
         ops = {"read": _library.READ, "write": _library.WRITE}
         if op not in ops:
             raise ArgumentError(f'op is {op!r}: there are "read" and "write"')
+        route = _library.Route(flags=_library.DURABLE if durable else 0, only=only.encode() if only else None)
+        route.size = ctypes.sizeof(route)
         out = ctypes.c_uint64()
-        check(lib.transfer_new(self._handle, ops[op], only.encode() if only else None, ctypes.byref(out)))
+        check(lib.transfer_new_route(self._handle, ops[op], ctypes.byref(route), ctypes.byref(out)))
         return Transfer(self, op, out.value)
 
     def notify(self, message: bytes, timeout: Optional[float] = 5.0) -> None:
@@ -59,6 +65,17 @@ class Peer(Closing):
         lost = ctypes.c_int()
         check(lib.peer_lost(self._handle, ctypes.byref(lost)))
         return bool(lost.value)
+
+    @property
+    def name(self) -> str:
+        """What its engine has called itself."""
+        return str(self.about()["name"])
+
+    def about(self) -> dict[str, Any]:
+        """What it has said of itself: name, same_host, message_max in bytes, and its regions, each with name, kind, length and read_only."""
+        data = grow(lambda buffer, room, n: lib.peer_about(self._handle, buffer, room, n), 4096)
+        about: dict[str, Any] = json.loads(data.rstrip(b"\0"))
+        return about
 
     def explain(self, region: Region, remote: Remote) -> str:
         """Which backends could serve, which would, and why, as text."""

@@ -13,7 +13,7 @@ from . import bindings as b
 from .places import Located
 
 if TYPE_CHECKING:
-    from .agent import nixl_agent
+    from .backends import Backends
 
 _CLASSES = (
     (errors.PeerLostError, b.nixlRemoteDisconnectError),
@@ -67,7 +67,7 @@ class nixl_prepped_dlist_handle:
 class nixl_xfer_handle:
     """A transfer. `release` ends it: when that returns, no byte of it lands any more."""
 
-    def __init__(self, agent: nixl_agent, transfer: Transfer, plugin: str, total: int, count: int) -> None:
+    def __init__(self, agent: Backends, transfer: Transfer, plugin: str, total: int, count: int) -> None:
         self.agent, self.plugin, self.total, self.count = agent, plugin, total, count
         self._transfer: Optional[Transfer] = transfer
         self._posted = 0.0  # when, as time.time

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of an agent that registers memory, and the lists that name it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any, Iterable, Optional
+
+from .. import errors
+from .._region import Region
+from .._segments import DeviceMemory, File, HostMemory
+from ..engine import Engine
+from . import bindings as b
+from . import lists, plugins
+from .backends import Backends, logger
+from .handles import as_nixl, translated
+from .places import Places, Range
+
+
+class Memory(Backends):
+    """Ranges that are registered, and where they lie."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._places: Places[Region] = Places()
+        self._numbers = itertools.count(1)
+
+    def get_xfer_descs(self, descs: Any, mem_type: Optional[str] = None) -> Any:
+        """A list for transfers of tuples (address, length, device), rows of them, or tensors; None for anything else."""
+        return lists.xfer_list(descs, mem_type)
+
+    def get_reg_descs(self, descs: Any, mem_type: Optional[str] = None) -> Any:
+        """A list for registering of tuples (address, length, device, meta), rows of the first three, or tensors."""
+        return lists.reg_list(descs, mem_type)
+
+    def get_remote_descs(self, descs: Any, mem_type: Optional[str] = None) -> Optional[b.nixlRemoteDList]:
+        """A list of tuples (address, length, device, agent)."""
+        if isinstance(descs, b.nixlRemoteDList):
+            return descs
+        if mem_type is None or not isinstance(descs[0], tuple) or len(descs[0]) != 4:
+            logger.error("want a type of memory and tuples (address, length, device, agent)")
+            return None
+        return b.nixlRemoteDList(lists.MEMS[mem_type], descs)
+
+    def get_serialized_descs(self, descs: Any) -> bytes:
+        """Bytes of a list, which deserialize_descs of any agent takes. They are data, and no pickle."""
+        return b.encode_list(descs)
+
+    def deserialize_descs(self, serialized_descs: bytes) -> Any:
+        """The list again."""
+        return b.decode_list(serialized_descs)
+
+    def register_memory(self, reg_list: Any, mem_type: Optional[str] = None, backends: Iterable[str] = ()) -> b.nixlRegDList:
+        """Registers ranges, tensors or a list; the list that it returns is what deregister_memory takes."""
+        descs: Optional[b.nixlRegDList] = self.get_reg_descs(reg_list, mem_type)
+        self._handles(backends)
+        if descs is None:
+            raise TypeError("register_memory: this is no list of memory")
+        kind = descs.getType()
+        if not any(kind.name in plugins.PLUGINS[name].mems for name in backends or self.backends):
+            raise b.nixlNotFoundError(f"no backend of this agent serves {kind.name}")
+        done: list[Range[Region]] = []
+        with self._lock:
+            engine = self._open(descs.rows[:, 2].tolist() if kind == b.VRAM_SEG else ())
+            try:
+                for i in range(descs.descCount()):
+                    done.append(self._register(engine, kind, *descs[i][:3]))
+            except errors.Error as e:
+                for r in done:
+                    r.what.close()
+                raise as_nixl(e) from e
+            for r in done:
+                self._places.put(r)
+        return descs
+
+    def _register(self, engine: Engine, kind: b.nixl_mem_t, address: int, length: int, device: int) -> Range[Region]:
+        source: Any
+        if kind == b.DRAM_SEG:
+            source = HostMemory(address, length)
+        elif kind == b.VRAM_SEG:
+            source = DeviceMemory(address, length, device)
+        elif kind in (b.FILE_SEG, b.BLK_SEG):
+            source = File(device, address, length or None)
+        else:
+            raise errors.NotSupportedError(f"there is no backend for {kind.name}")
+        number = next(self._numbers)
+        region = engine.register(str(number), source)
+        return Range(kind, address, region.length, device, str(number), region)
+
+    def deregister_memory(self, dereg_list: b.nixlRegDList, backends: Iterable[str] = ()) -> None:
+        """Ends registrations: no peer reaches them any more when this returns.
+
+        nixlNotAllowedError while a transfer that was not released lists one.
+        """
+        self._handles(backends)
+        kind = dereg_list.getType()
+        with self._lock:
+            found = [self._places.exact(kind, *dereg_list[i][:3]) for i in range(dereg_list.descCount())]
+            if None in found:
+                raise b.nixlNotFoundError(f"descriptor {found.index(None)} is not registered as this range")
+            for r in found:
+                assert r is not None
+                with translated():
+                    r.what.close()
+                self._places.drop(r.name)
+
+    def query_memory(self, reg_list: Any, backend: str, mem_type: Optional[str] = None) -> list[Optional[dict[str, str]]]:
+        """For files named by their paths: size, mode and time of change, or None for one that is not there."""
+        descs: Optional[b.nixlRegDList] = self.get_reg_descs(reg_list, mem_type)
+        if backend not in self.backends:
+            raise ValueError(f"there is no backend {backend!r}: there are {list(self.backends)}")
+        if descs is None:
+            raise TypeError("query_memory: this is no list of memory")
+        if "FILE_SEG" not in plugins.PLUGINS[backend].mems:
+            raise b.nixlNotSupportedError(f"{backend} knows nothing of memory")
+        return [_query(descs[i][3]) for i in range(descs.descCount())]
+
+
+def _query(path: bytes) -> Optional[dict[str, str]]:
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return {"size": str(found.st_size), "mode": str(found.st_mode), "mtime": str(int(found.st_mtime))}

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of an agent that moves bytes."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Optional, Union
+
+import numpy as np
+
+from . import bindings as b
+from . import lists, messages, plugins
+from .bindings import as_text
+from .handles import nixl_prepped_dlist_handle, nixl_xfer_handle, translated
+from .meeting import Meeting, Name
+from .places import Located, Places, Range, fill, find_pattern
+
+_OPS = {"WRITE": "write", "READ": "read"}
+
+
+class Transfers(Meeting):
+    """Transfers between lists of descriptors."""
+
+    _telemetry = False  # whether their times are kept
+
+    def prep_xfer_dlist(
+        self, agent_name: Name, xfer_list: Any, mem_type: Optional[str] = None, backends: Iterable[str] = ()
+    ) -> nixl_prepped_dlist_handle:
+        """Looks descriptors up once, for make_prepped_xfer. An agent of "" or "NIXL_INIT_AGENT" is the local side."""
+        names = self._handles(backends)
+        rows, kind = self._rows(xfer_list, mem_type)
+        agent = as_text(agent_name)
+        agent = "" if agent == "NIXL_INIT_AGENT" else agent
+        with self._lock:
+            at = self._side(agent).locate(kind, rows)
+        at.pattern = find_pattern(at)
+        return nixl_prepped_dlist_handle(agent, at, kind in (b.FILE_SEG, b.BLK_SEG), names)
+
+    def _rows(self, descs: Any, mem_type: Optional[str]) -> tuple[b.Rows, b.nixl_mem_t]:
+        if isinstance(descs, np.ndarray) and descs.ndim == 2 and descs.shape[1] == 5:
+            if mem_type is None:
+                raise ValueError("say the type of memory of strided descriptors")
+            return _unroll(descs), lists.MEMS[mem_type]
+        made: Optional[b.nixlXferDList] = self.get_xfer_descs(descs, mem_type)
+        if made is None:
+            raise TypeError("prep_xfer_dlist: this is no list of descriptors")
+        if made.isEmpty():
+            raise b.nixlInvalidParamError("the list is empty")
+        return made.rows, made.getType()
+
+    def _side(self, agent: str) -> Places[Any]:
+        """Where the memory of an agent lies; ours for "" and for our own name."""
+        return self._places if agent in ("", self.name) else self._known(agent).places
+
+    def make_prepped_xfer(
+        self,
+        operation: str,
+        local_xfer_side: nixl_prepped_dlist_handle,
+        local_indices: Any,
+        remote_xfer_side: nixl_prepped_dlist_handle,
+        remote_indices: Any,
+        notif_msg: Union[str, bytes] = b"",
+        backends: Iterable[str] = (),
+        skip_desc_merge: bool = False,
+    ) -> nixl_xfer_handle:
+        """A transfer of some of the descriptors on each side, by their indices."""
+        op, names = _OPS[operation], self._handles(backends)
+        if local_xfer_side.at is None or remote_xfer_side.at is None:
+            raise b.nixlInvalidParamError("a list of descriptors was released")
+        if local_xfer_side.agent != "" or remote_xfer_side.agent == "":
+            raise b.nixlInvalidParamError('want a local side, prepared for "NIXL_INIT_AGENT", and a remote one, for an agent')
+        here = _indices(local_indices, len(local_xfer_side.at.offsets))
+        there = _indices(remote_indices, len(remote_xfer_side.at.offsets))
+        files = local_xfer_side.files or remote_xfer_side.files
+        local, remote = local_xfer_side.at.pick(here), remote_xfer_side.at.pick(there)
+        return self._make(op, local, remote, remote_xfer_side.agent, notif_msg, names, files)
+
+    def initialize_xfer(
+        self,
+        operation: str,
+        local_descs: b.nixlXferDList,
+        remote_descs: b.nixlXferDList,
+        remote_agent: Name,
+        notif_msg: Union[str, bytes] = b"",
+        backends: Iterable[str] = (),
+    ) -> nixl_xfer_handle:
+        """A transfer between two lists. Posting it again costs nothing that this has done."""
+        op, names = _OPS[operation], self._handles(backends)
+        agent = as_text(remote_agent)
+        if local_descs.isEmpty():
+            raise b.nixlInvalidParamError("the list is empty")
+        with self._lock:
+            remote = self._side(agent or self.name).locate(remote_descs.getType(), remote_descs.rows)
+            local = self._places.locate(local_descs.getType(), local_descs.rows)
+        files = {b.FILE_SEG, b.BLK_SEG} & {local_descs.getType(), remote_descs.getType()}
+        return self._make(op, local, remote, agent, notif_msg, names, bool(files))
+
+    def _make(
+        self,
+        op: str,
+        local: Located[Any],
+        remote: Located[Any],
+        agent: str,
+        message: Union[str, bytes],
+        names: list[str],
+        files: bool,
+    ) -> nixl_xfer_handle:
+        if len(local.offsets) != len(remote.offsets):
+            raise b.nixlInvalidParamError(f"{len(local.offsets)} local descriptors, and {len(remote.offsets)} remote ones")
+        if (local.lengths != remote.lengths).any():
+            raise b.nixlInvalidParamError("descriptors of a pair differ in length")
+        plugin = self._plugin(names, files)
+        with self._lock, translated():
+            engine = self._open()
+            itself = agent in ("", self.name)
+            peer = engine.self_peer() if itself else self._known(agent).peer
+            if itself:
+                ranges = [Range[Any](r.kind, r.address, r.length, r.device, r.name, peer.remote(r.name)) for r in remote.ranges]
+                remote = Located(ranges, remote.which, remote.offsets, remote.lengths, remote.pattern)
+            t = peer.transfer(op)
+            try:
+                count = fill(t, local, remote)
+                handle = nixl_xfer_handle(self, t, plugin, int(local.lengths.sum()), count)
+                if len(message):
+                    handle.set_message(messages.frame(self.name, message))
+            except BaseException:
+                t.close()
+                raise
+        return handle
+
+    def _plugin(self, names: list[str], files: bool) -> str:
+        """Under which name query_xfer_backend knows a transfer."""
+        want = "FILE_SEG" if files else "DRAM_SEG"
+        for name in names or self.backends:
+            if want in plugins.PLUGINS[name].mems and (files or plugins.PLUGINS[name].remote):
+                return name
+        raise b.nixlNotFoundError(f"no backend that was {'named' if names else 'created'} serves such a transfer")
+
+    def transfer(self, handle: nixl_xfer_handle, notif_msg: Union[str, bytes] = b"") -> str:
+        """Posts it, for the first time or again: "DONE" or "PROC". How it failed is an exception."""
+        if len(notif_msg):
+            handle.set_message(messages.frame(self.name, notif_msg))
+        return handle.post()
+
+    def check_xfer_state(self, handle: nixl_xfer_handle) -> str:
+        """ "DONE" or "PROC". How it failed is an exception."""
+        return handle.state()
+
+    def estimate_xfer_cost(self, req_handle: nixl_xfer_handle) -> tuple[int, int, str]:
+        """Microseconds, their margin, and how that is known: by what this agent has measured, or "UNKNOWN"."""
+        req_handle.transfer  # one that was released has no cost
+        rates = [r for r in self._open().stats()["routes"] if r["rate"] > 0]
+        if not rates:
+            return 0, 0, "UNKNOWN"
+        best = max(rates, key=lambda r: float(r["rate"]))
+        margin = max(0, best["p99_ns"] - best["p50_ns"]) // 1000
+        return int(req_handle.total / best["rate"] * 1e6), int(margin), "ANALYTICAL_BACKEND"
+
+    def get_xfer_telemetry(self, handle: nixl_xfer_handle) -> b.nixlXferTelemetry:
+        """Times and bytes of the last post of a transfer that is done."""
+        if not self._telemetry:
+            raise b.nixlNoTelemetryError("make the agent with capture_telemetry=True")
+        return handle.telemetry()
+
+    def query_xfer_backend(self, handle: nixl_xfer_handle) -> str:
+        """The name of the backend that serves it."""
+        return handle.plugin
+
+    def release_xfer_handle(self, handle: nixl_xfer_handle) -> None:
+        """Ends a transfer, also one under way: when this returns, no byte of it lands any more."""
+        handle.release()
+
+    def release_dlist_handle(self, handle: nixl_prepped_dlist_handle) -> None:
+        """Forgets what was prepared."""
+        handle.release()
+
+    def prep_mem_view(self, dlist: Any, *, backends: Optional[Iterable[str]] = None) -> int:
+        """Not supported."""
+        raise b.nixlNotSupportedError("there are no memory views for device code here")
+
+    def release_mem_view(self, mvh: int) -> None:
+        """Not supported."""
+        raise b.nixlNotSupportedError("there are no memory views for device code here")
+
+
+def _unroll(strided: Any) -> b.Rows:
+    """Rows of (address, length, device, stride, count) as one row for each block."""
+    rows = np.array(strided, np.uint64)
+    counts = rows[:, 4].astype(np.int64)
+    if (counts < 0).any() or int(counts.sum()) > 1 << 31:
+        raise b.nixlInvalidParamError("a count of strided descriptors is negative, or their sum above 2^31")
+    number = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    out = np.repeat(rows[:, :3], counts, axis=0)
+    out[:, 0] += number.astype(np.uint64) * np.repeat(rows[:, 3], counts)
+    return out
+
+
+def _indices(given: Any, n: int) -> Any:
+    indices = np.asarray(given, dtype=np.int64)
+    if indices.ndim != 1 or not len(indices):
+        raise b.nixlInvalidParamError("want one index or more")
+    if (indices < 0).any() or (indices >= n).any():
+        raise b.nixlInvalidParamError(f"an index is outside of the {n} descriptors")
+    return indices

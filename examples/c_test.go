@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package examples
+
+import (
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/backendtest"
+)
+
+// TestC installs the library, builds the program by the line in its head, and runs it.
+func TestC(t *testing.T) {
+	for _, tool := range []string{"cc", "make", "pkg-config"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: "C", Reason: err.Error(), Fix: "apt-get install gcc make pkg-config"})
+		}
+	}
+	prefix := t.TempDir()
+	command(t, "make", "-C", "..", "--no-print-directory", "install", "PREFIX="+prefix)
+	t.Setenv("PKG_CONFIG_PATH", filepath.Join(prefix, "lib", "pkgconfig"))
+	t.Setenv("LD_LIBRARY_PATH", filepath.Join(prefix, "lib"))
+	program := filepath.Join(prefix, "handover")
+	command(t, "sh", "-c", "cc -Wall -Wextra -Werror -o "+program+" c/handover.c $(pkg-config --cflags --libs sluice)")
+	for _, backend := range []string{"shm", "tcp"} {
+		t.Run(backend, func(t *testing.T) { want(t, handOver(t, program, backend), "layer 0: keys and values\n") })
+	}
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command lease lends a range of memory and takes it back: when Revoke has returned, no byte of
+// the holder's lands there any more, so that the range may be used for another request.
+//
+//	go run ./examples/lease
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/engine"
+)
+
+func main() {
+	holder, local := open("holder", (*engine.Engine).Register)
+	owner, cache := open("owner", (*engine.Engine).RegisterPrivate) // in no description: by leases alone
+	defer holder.Close()
+	defer owner.Close()
+	ctx := context.Background()
+	description, err := owner.Describe()
+	check(err)
+	peer, err := holder.Connect(ctx, description)
+	check(err)
+
+	lease, err := cache.Lease(8192, 4096, engine.LeaseOptions{}) // whole pages are best; TTL bounds its time
+	check(err)
+	remote, err := peer.Import(lease.Token()) // the owner sends these bytes with the request
+	check(err)
+
+	t, err := holder.NewTransfer(peer, engine.Write, engine.Route{})
+	check(err)
+	copy(local.Bytes(), "mine")
+	check(t.Add(local, 0, remote, 0, 4)) // offsets begin at the lease
+	if err := t.Add(local, 0, remote, 4096, 1); errors.Is(err, engine.ErrBounds) {
+		fmt.Println("past its end: refused")
+	}
+	check(t.Post())
+	check(t.Wait(ctx))
+	fmt.Printf("before: %s\n", cache.Bytes()[8192:8196])
+
+	check(lease.Revoke(ctx)) // also when the holder is frozen or gone
+	copy(cache.Bytes()[8192:], "ours")
+	check(t.Post())
+	if err := t.Wait(ctx); errors.Is(err, engine.ErrRevoked) {
+		fmt.Println("after Revoke: refused")
+	}
+	fmt.Printf("after: %s\n", cache.Bytes()[8192:8196])
+}
+
+// register is one of the two ways to make memory known.
+type register func(*engine.Engine, string, backends.Segment) (*engine.Region, error)
+
+func open(name string, add register) (*engine.Engine, *engine.Region) {
+	b, err := shm.New(shm.Config{})
+	check(err)
+	e, err := engine.Open(engine.Config{Name: name, Backends: []backends.Backend{b}})
+	check(err)
+	memory, err := e.Alloc(1<<20, engine.AllocOptions{}) // goes with the process
+	check(err)
+	region, err := add(e, "kv", memory.Segment())
+	check(err)
+	return e, region
+}
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}

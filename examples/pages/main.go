@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command pages moves 2,048 scattered entries of a paged KV cache as one pattern: two lists of
+// numbers, not 2,048 copies. Both engines are in this process for brevity.
+//
+//	go run ./examples/pages
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log"
+	"math/rand/v2"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/engine"
+)
+
+const blocks, block, moved = 4096, 656, 2048 // blocks of the cache, bytes of each, and how many move
+
+func main() {
+	prefill, local := open("prefill")
+	decode, arrived := open("decode")
+	defer prefill.Close()
+	defer decode.Close()
+	for i := range local.Bytes() {
+		local.Bytes()[i] = byte(i / block * 7)
+	}
+
+	ctx := context.Background()
+	description, err := decode.Describe()
+	check(err)
+	peer, err := prefill.Connect(ctx, description)
+	check(err)
+	remote, err := peer.Remote("kv")
+	check(err)
+
+	t, err := prefill.NewTransfer(peer, engine.Write, engine.Route{})
+	check(err)
+	from, to := places(), places()
+	check(t.AddPages(local, remote, engine.Pages{
+		Count: moved, EntryLen: block, LocalStride: block, RemoteStride: block, Local: from, Remote: to, // kept, not copied
+	}))
+	check(t.Post())
+	check(t.Wait(ctx))
+
+	for i := range from {
+		if !bytes.Equal(at(local, from[i]), at(arrived, to[i])) {
+			log.Fatalf("entry %d is not what it was", i)
+		}
+	}
+	fmt.Printf("%d blocks of %d bytes are in place\n", moved, block)
+}
+
+// places are blocks of the cache in no order, as a pool gives them out.
+func places() []uint32 {
+	list := make([]uint32, moved)
+	for i, p := range rand.Perm(blocks)[:moved] {
+		list[i] = uint32(p)
+	}
+	return list
+}
+
+func at(r *engine.Region, i uint32) []byte { return r.Bytes()[i*block:][:block] }
+
+func open(name string) (*engine.Engine, *engine.Region) {
+	b, err := shm.New(shm.Config{})
+	check(err)
+	e, err := engine.Open(engine.Config{Name: name, Backends: []backends.Backend{b}})
+	check(err)
+	memory, err := e.Alloc(blocks*block, engine.AllocOptions{Populate: true}) // goes with the process
+	check(err)
+	region, err := e.Register("kv", memory.Segment())
+	check(err)
+	return e, region
+}
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}
