@@ -34,6 +34,9 @@ func (p *peer) part(why error) {
 		p.failed = true
 		busy := len(p.byTag) > 0
 		last := p.lastSent
+		if p.lead.watch != nil {
+			p.lead.watch.Stop()
+		}
 		p.mu.Unlock()
 		for _, c := range p.conns[express:] {
 			c.stop()
@@ -72,7 +75,7 @@ func (p *peer) dropAll(why error) {
 	}
 	p.mu.Unlock()
 	for _, x := range over {
-		p.finishBatch(x)
+		p.finishBatch(x, true)
 	}
 	p.conns[express].kickAnswers()
 }
@@ -134,6 +137,6 @@ func (p *peer) completeAll(why error) {
 	p.small, p.large, p.books = line{}, line{}, make([]books, len(p.conns))
 	p.mu.Unlock()
 	for _, x := range left {
-		p.finishBatch(x)
+		p.finishBatch(x, true)
 	}
 }

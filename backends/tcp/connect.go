@@ -72,6 +72,8 @@ func (p *peer) open(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
+	p.readLed = p.takeLead
+	p.lead.setUp(p)
 	if !p.b.enter(p) {
 		return backends.ErrClosed
 	}

@@ -39,10 +39,12 @@ type peer struct {
 	pinged  atomic.Bool  // and nothing came since
 	askedAt int64        // when; of pulse
 
-	mu       sync.Mutex // after wmu of a connection, before ctlMu
+	readLed  func(fd uintptr) bool // takeLead, made once
+	mu       sync.Mutex            // after wmu of a connection, before ctlMu
 	small    line
 	large    line
 	books    []books // by connection
+	lead     lead
 	byTag    map[uint64]*batch
 	failed   bool
 	lastID   uint64
