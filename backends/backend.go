@@ -237,13 +237,14 @@ type Watcher interface {
 	Lost() <-chan struct{}
 }
 
-// Helper is implemented by a Peer whose batches are copied by this process, in
-// goroutines of the backend.
+// Helper is implemented by a Peer whose batches are copied, or whose ends are read off
+// a socket, by this process in goroutines of the backend.
 type Helper interface {
-	// Help copies the batch of a tag in the caller, who waits for it anyway, when
-	// nobody else has it in hand: that saves waking somebody, and the bytes stay in
-	// the caller's cache. It returns when the batch has no more to copy or, one
-	// piece later at most, when stop is closed, and reports whether it did anything.
+	// Help copies the batch of a tag, or reads its end, in the caller, who waits for it
+	// anyway, when nobody else has it in hand: that saves waking somebody, and the bytes
+	// stay in the caller's cache. It returns when there is no more to do for the batch or,
+	// one piece or a few milliseconds later at most, when stop is closed, and reports
+	// whether it did anything.
 	// The engine is guaranteed to poll then, so a completion that came of it needs no
 	// wake-up. It may be called for any tag, by any number of goroutines.
 	Help(tag uint64, stop <-chan struct{}) bool

@@ -106,6 +106,7 @@ type Caps struct {
 	Align      uint64 // power of two that offsets and lengths must be multiples of; 0 or 1: any
 	MessageMax int    // bytes of a notification; 0 without a Notifier
 	Ordered    bool   // batches to one peer land in the order of submission
+	Sleep      bool   // who waits should sleep at once: to spin keeps from running whom the kernel wakes for its completions
 	Cost       Cost
 }
 

@@ -46,7 +46,8 @@ type Config struct {
 	ConnectTimeout, HandshakeTimeout time.Duration
 
 	// Spin is how long Wait looks for the end of a transfer before it parks.
-	// At most 1 s, since no context ends it; default 20 µs; negative: it parks at once.
+	// At most 1 s, since no context ends it; default 20 µs; negative: it parks at once, as it
+	// does for a backend whose Caps.Sleep is set.
 	Spin time.Duration
 
 	// StagingBytes bounds the staging memory of all peers, for chains of backends:

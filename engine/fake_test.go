@@ -20,6 +20,7 @@ type fake struct {
 	room        int    // outstanding batches before ErrFull; 0: any number
 	brokenClose bool   // Peer.Close completes nothing, against the contract
 	manual      bool   // batches stay until finishOne
+	sleep       bool   // who waits should sleep at once
 	double      bool   // everything completes twice, against the contract
 
 	// Called first, without a lock; nil: not. Peers are numbered as they connect.
@@ -38,7 +39,7 @@ type fake struct {
 }
 
 func (f *fake) Caps() backends.Caps {
-	return backends.Caps{Name: cmp.Or(f.name, "fake"), Pairs: backends.Pairs{backends.DRAM: backends.KindsOf(backends.DRAM)}, DescsMax: 1, MessageMax: 8, Cost: backends.Cost{Rate: 1e9}}
+	return backends.Caps{Name: cmp.Or(f.name, "fake"), Pairs: backends.Pairs{backends.DRAM: backends.KindsOf(backends.DRAM)}, DescsMax: 1, MessageMax: 8, Sleep: f.sleep, Cost: backends.Cost{Rate: 1e9}}
 }
 
 func (f *fake) Register(backends.Segment) (backends.Memory, error) { return fakeMemory{}, nil }

@@ -83,8 +83,14 @@ func (t *Transfer) help(ctx context.Context) bool {
 	return t.state.Load() == done
 }
 
-// spin polls for Config.Spin: most transfers of a few pieces end within.
+// spin polls for Config.Spin, unless a backend asks not to: most transfers of a few pieces end
+// within.
 func (t *Transfer) spin() bool {
+	for _, c := range t.via() {
+		if c.lane.caps.Sleep {
+			return false
+		}
+	}
 	end := t.e.now() + t.e.cfg.Spin
 	for t.e.cfg.Spin > 0 && t.e.now() < end {
 		t.poll()

@@ -34,3 +34,26 @@ func TestEveryWaiterWakes(t *testing.T) {
 		}
 	}
 }
+
+// TestWaitSpinsUnlessTheBackendAsks has a spin that would last longer than any test.
+func TestWaitSpinsUnlessTheBackendAsks(t *testing.T) {
+	for _, sleep := range []bool{false, true} {
+		f := &fake{manual: true, sleep: sleep}
+		p, r, m := overFake(t, f, limit)
+		p.e.cfg.Spin = 2 * limit
+		tr := transfer(t, p, Write)
+		scattered(t, tr, r, m, 1)
+		check(t, tr.Post())
+		spun := make(chan bool, 1)
+		go func() { spun <- tr.spin() }()
+		if sleep && <-spun {
+			t.Error("what is under way is found done")
+		}
+		for !f.finishOne(nil) {
+		}
+		if !sleep && !<-spun {
+			t.Error("who spins does not find the end")
+		}
+		check(t, tr.Wait(within(t)))
+	}
+}

@@ -112,7 +112,10 @@ func (b *Backend) introduce(tcp *net.TCPConn, secure net.Conn) error {
 	var secret []byte
 	if err == nil && h.kind == kindHello {
 		answer.id, answer.count, answer.ticket = g.session, uint32(b.cfg.NotesMax), uint64(b.cfg.Grace)
-		secret = g.secret[:]
+		secret = appendView(g.secret[:], tcp.RemoteAddr(), tcp.LocalAddr())
+	}
+	if g != nil {
+		b.known(tcp) // that it is closed says now that nothing of this peer lands any more
 	}
 	if err := writeFrame(secure, answer, secret); err != nil || g == nil {
 		g.end(false)

@@ -40,13 +40,13 @@ func newBench(b *testing.B, cfg Config, n uint64) *bench {
 	return &bench{b: b, near: near, p: p, local: local, remote: remote, localKey: m.key, remoteKey: take(b, p, far)}
 }
 
-// run submits and sleeps until the end. It does not spin first, as the engine does: on few CPUs
-// that keeps the other end, which is in this process, from running.
+// run submits and waits for the end as the engine does.
 func (x *bench) run(submit func(tag uint64) error) {
 	x.tag++
 	if err := submit(x.tag); err != nil {
 		x.b.Fatal(err)
 	}
+	x.p.Help(x.tag, nil)
 	for {
 		n, err := x.near.Poll(x.completions[:])
 		if err != nil {

@@ -34,16 +34,20 @@ func (p *peer) part(why error) {
 		p.failed = true
 		busy := len(p.byTag) > 0
 		last := p.lastSent
+		if p.lead.watch != nil {
+			p.lead.watch.Stop()
+		}
 		p.mu.Unlock()
-		for _, c := range p.conns {
+		for _, c := range p.conns[express:] {
 			c.stop()
 		}
-		for _, c := range p.conns {
+		for _, c := range p.conns[express:] {
 			c.close(busy)
 		}
 		if busy {
 			p.outlive(last)
 		}
+		p.conns[ctl].close(busy)
 		p.completeAll(why)
 		p.b.leave(p)
 		p.losing.Do(func() {
@@ -71,7 +75,7 @@ func (p *peer) dropAll(why error) {
 	}
 	p.mu.Unlock()
 	for _, x := range over {
-		p.finishBatch(x)
+		p.finishBatch(x, true)
 	}
 	p.conns[express].kickAnswers()
 }
@@ -104,15 +108,18 @@ func (p *peer) written() bool {
 	return true
 }
 
-// outlive waits until nothing that we said can let bytes land: the owner lands what was sent
-// within its grace, and else asks us, who say nothing any more. The eighth is for clocks that do
-// not run alike.
+// outlive waits until nothing that we said can let bytes land: the owner has closed control, or what
+// we said is too old. The owner lands what was sent within its grace, and else asks us, who say nothing
+// any more. The eighth is for clocks that do not run alike.
 func (p *peer) outlive(last int64) {
 	if last == 0 {
 		return
 	}
-	if left := last + p.grace + p.grace/8 - clock(); left > 0 {
-		time.Sleep(time.Duration(left))
+	old := time.NewTimer(time.Duration(last + p.grace + p.grace/8 - clock()))
+	defer old.Stop()
+	select {
+	case <-old.C:
+	case <-p.quit:
 	}
 }
 
@@ -130,6 +137,6 @@ func (p *peer) completeAll(why error) {
 	p.small, p.large, p.books = line{}, line{}, make([]books, len(p.conns))
 	p.mu.Unlock()
 	for _, x := range left {
-		p.finishBatch(x)
+		p.finishBatch(x, true)
 	}
 }

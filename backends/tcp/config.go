@@ -146,7 +146,7 @@ func (c *Config) caps() backends.Caps {
 	pairs[backends.DRAM] = backends.KindsOf(backends.DRAM)
 	return backends.Caps{
 		Name: "tcp", Reach: backends.Network, Pairs: pairs,
-		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: c.MessageMax,
+		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: c.MessageMax, Sleep: true,
 		Cost: backends.Cost{Setup: 20 * time.Microsecond, PerPiece: 200 * time.Nanosecond, Rate: 3e9},
 	}
 }

@@ -81,6 +81,7 @@ const (
 	dry                    // nothing to read, or to write
 	blocked                // the socket takes no more
 	hold                   // wait until told to resume
+	aside                  // let others read
 	finished
 )
 

@@ -3,6 +3,7 @@
 package tcp
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -29,7 +30,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, erro
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.Handshake)
 	defer cancel()
 	p := &peer{
-		b: b, to: to, closing: make(chan struct{}), lost: make(chan struct{}),
+		b: b, to: to, closing: make(chan struct{}), lost: make(chan struct{}), quit: make(chan struct{}),
 		byTag: map[uint64]*batch{}, asked: map[uint64]chan imported{}, conns: make([]*conn, 1+b.cfg.Conns),
 		books: make([]books, 1+b.cfg.Conns),
 	}
@@ -51,9 +52,11 @@ func (p *peer) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if len(secret) != 16 {
+	if len(secret) < 16 {
 		return fmt.Errorf("a welcome with a secret of %d bytes: %w", len(secret), backends.ErrCorrupt)
 	}
+	secret, view := secret[:16], secret[16:]
+	p.direct = !p.conns[ctl].tls && bytes.Equal(view, appendView(nil, p.conns[ctl].tcp.LocalAddr(), p.conns[ctl].tcp.RemoteAddr()))
 	p.credit = int(welcome.count)
 	p.grace = min(int64(welcome.ticket), int64(graceMax))
 	p.learn(welcome.stamp)
@@ -69,6 +72,8 @@ func (p *peer) open(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
+	p.readLed = p.takeLead
+	p.lead.setUp(p)
 	if !p.b.enter(p) {
 		return backends.ErrClosed
 	}

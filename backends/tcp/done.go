@@ -13,12 +13,6 @@ func (b *Backend) Poll(done []backends.Completion) (int, error) {
 	return n, nil
 }
 
-// complete ends a tag.
-func (b *Backend) complete(tag uint64, err error) {
-	b.done.Push(tag, err)
-	b.wake()
-}
-
 // FD implements backends.Armer.
 func (b *Backend) FD() int { return b.event.FD() }
 

@@ -132,6 +132,9 @@ func (p *peer) cut(c *conn, x *batch) {
 	x.sent++
 	q.out = x.op == backends.Read
 	h.id = p.books[c.index].open(q)
+	if c.index == express {
+		p.expect()
+	}
 	if x.op == backends.Write {
 		h.length += uint32(q.n)
 		o.src = source{mem: v.local.seg.Mem, id: h.id, open: true}
@@ -188,6 +191,7 @@ func (p *peer) sendNote(x *batch) {
 		h.flags = flagCounts
 	}
 	h.id = p.books[express].open(part{batch: x, note: true, out: true})
+	p.expect()
 	c.post(&h, x.msg)
 	p.lastSent = clock()
 }
@@ -201,7 +205,7 @@ func (p *peer) sent(c *conn) {
 		return
 	}
 	q.out = true
-	p.endPart(c, q, c.out.src.id)
+	p.endPart(c, q, c.out.src.id, false)
 	if c.index != express {
 		p.conns[express].kickAnswers() // its note, perhaps
 	}
@@ -216,12 +220,13 @@ func (p *peer) acked(c *conn, h *header) bool {
 		return false
 	}
 	q.acked, q.status = true, control.Status(h.status)
-	p.endPart(c, q, h.id)
+	p.endPart(c, q, h.id, true)
 	return true
 }
 
-// endPart takes a part off the books if it is over. p.mu is held, and is not when it returns.
-func (p *peer) endPart(c *conn, q *part, id uint64) {
+// endPart takes a part off the books if it is over, for who reads or for who writes. p.mu is held,
+// and is not when it returns.
+func (p *peer) endPart(c *conn, q *part, id uint64, reads bool) {
 	if !q.out || !q.acked {
 		p.mu.Unlock()
 		return
@@ -230,11 +235,14 @@ func (p *peer) endPart(c *conn, q *part, id uint64) {
 		p.drop(q.batch, err)
 	}
 	x := p.books[c.index].close(id)
-	over := p.settled(x)
+	over, led := p.settled(x), p.leads(x)
+	if over && led && !reads {
+		p.nudge()
+	}
 	waits := p.turnOf(c) != nil
 	p.mu.Unlock()
 	if over {
-		p.finishBatch(x)
+		p.finishBatch(x, !led || !reads)
 	}
 	if waits {
 		c.kick(c.index != express)

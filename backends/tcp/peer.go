@@ -22,6 +22,9 @@ type peer struct {
 	conns []*conn
 	grace int64 // how long what we sent may land, in nanoseconds; the owner's
 
+	direct bool          // nobody is between us and the owner's kernel
+	quit   chan struct{} // closed when the owner has closed control: nothing of ours lands any more
+
 	entry   gate.Gate     // every call of the program is in it
 	closing chan struct{} // closed when Close begins
 	dead    atomic.Bool   // nothing new begins
@@ -36,10 +39,12 @@ type peer struct {
 	pinged  atomic.Bool  // and nothing came since
 	askedAt int64        // when; of pulse
 
-	mu       sync.Mutex // after wmu of a connection, before ctlMu
+	readLed  func(fd uintptr) bool // takeLead, made once
+	mu       sync.Mutex            // after wmu of a connection, before ctlMu
 	small    line
 	large    line
 	books    []books // by connection
+	lead     lead
 	byTag    map[uint64]*batch
 	failed   bool
 	lastID   uint64
@@ -253,7 +258,12 @@ func (p *peer) aim(c *conn, h *header) bool {
 func (p *peer) finish(*conn) {}
 
 // broken implements end.
-func (p *peer) broken(_ *conn, err error) { p.lose(err) }
+func (p *peer) broken(c *conn, err error) {
+	if c.index == ctl && p.direct && errors.Is(err, errEnded) {
+		close(p.quit) // its one reader ends once
+	}
+	p.lose(err)
+}
 
 // lose ends the connections because the peer is gone. What is in flight completes once it is
 // certain that nothing of it lands.

@@ -213,6 +213,9 @@ func (c *conn) fetch(fd int) (n int, err error, v verdict) {
 // readable is what the poller calls: it reads until there is nothing left.
 func (c *conn) readable(fd uintptr) bool {
 	c.after = c.readAll(int(fd))
+	if p, ours := c.end.(*peer); ours && c.after == dry && c.index == express && p.stepAside() {
+		c.after = aside
+	}
 	return c.after != dry
 }
 
@@ -270,7 +273,7 @@ func (c *conn) readPlain() error {
 			return err
 		}
 		c.kickAnswers()
-		if c.after == hold && c.awaitResume() {
+		if c.after == hold && c.awaitResume() || c.after == aside && c.awaitReturn() {
 			continue
 		}
 		return c.in.err

@@ -124,9 +124,12 @@ func (p *peer) Cancel(tag uint64) {
 		p.drop(x, backends.ErrAborted)
 	}
 	over := p.settled(x)
+	if over && p.leads(x) {
+		p.nudge()
+	}
 	p.mu.Unlock()
 	if over {
-		p.finishBatch(x)
+		p.finishBatch(x, true)
 	}
 	p.conns[express].kickAnswers()
 }
@@ -171,9 +174,13 @@ func (p *peer) settled(x *batch) bool {
 	return true
 }
 
-// finishBatch completes a batch that was settled.
-func (p *peer) finishBatch(x *batch) {
+// finishBatch completes a batch that was settled. Nobody need be woken where its end was read by who
+// waits for it, and polls next.
+func (p *peer) finishBatch(x *batch, wake bool) {
 	tag, err := x.tag, x.err
 	p.b.batches.give(x) // before its place in done comes free
-	p.b.complete(tag, err)
+	p.b.done.Push(tag, err)
+	if wake {
+		p.b.wake()
+	}
 }

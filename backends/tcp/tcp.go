@@ -70,6 +70,7 @@ var (
 		backends.Pager
 		backends.Notifier
 		backends.Counter
+		backends.Helper
 		backends.Watcher
 		backends.Explainer
 	} = (*peer)(nil)

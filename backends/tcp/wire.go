@@ -12,7 +12,7 @@ import (
 // All that passes over a connection is frames: a head of one size, then what the head says
 // the length of. Numbers have the low byte first.
 const (
-	wireVersion = 1
+	wireVersion = 2
 	headBytes   = 48
 	entryBytes  = 12 // of a table: offset, 8 bytes; length, 4
 

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/internal/leak"
+)
+
+// longGrace is longer than any test waits.
+const longGrace = int64(time.Hour)
+
+// An owner that is killed in the midst of writes has closed control by that: they end without a
+// look at the clock.
+func TestKilledOwnerEndsWrites(t *testing.T) {
+	leak.Check(t)
+	for range 4 {
+		o := startOwner(t)
+		b := open(t, Config{})
+		m, _ := share(t, b, ownerBytes)
+		p := dial(t, b, o.addr)
+		if !p.direct {
+			t.Fatal("the owner sees another connection than we do")
+		}
+		p.grace = longGrace
+		key, size, err := p.Import(o.token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := []backends.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
+		for tag := range uint64(64) {
+			if err := p.Submit(backends.Write, tag, d); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := o.cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		wantError(t, "a write to a killed owner", await(t, b, 63), backends.ErrPeerLost)
+	}
+}
+
+// A proxy hangs up while the owner is well, and may still be reading: that ends nothing before
+// Grace.
+func TestProxyThatHangsUpProvesNothing(t *testing.T) {
+	leak.Check(t)
+	owner := open(t, Config{Grace: 400 * time.Millisecond})
+	far, _ := share(t, owner, 8<<20)
+	x := startProxy(t, owner)
+	b := open(t, Config{})
+	m, _ := share(t, b, 8<<20)
+	p := dial(t, b, x.addr)
+	if p.direct {
+		t.Fatal("a connection through a proxy is taken for a direct one")
+	}
+	d := []backends.Desc{{Len: 8 << 20, LocalKey: m.key, RemoteKey: take(t, p, far)}}
+	for tag := range uint64(64) {
+		if err := p.Submit(backends.Write, tag, d); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x.hangUp()
+	wantError(t, "a write through a proxy that hangs up", await(t, b, 63), backends.ErrPeerLost)
+	p.mu.Lock()
+	last := p.lastSent
+	p.mu.Unlock()
+	if past := clock() - last; past < p.grace {
+		t.Errorf("it ended %v after its last bytes were sent, which may land for %v", time.Duration(past), time.Duration(p.grace))
+	}
+}
+
+// proxy passes on what comes, each way.
+type proxy struct {
+	addr  []byte
+	mu    sync.Mutex
+	conns []net.Conn
+	all   sync.WaitGroup
+}
+
+func startProxy(t *testing.T, owner *Backend) *proxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := &proxy{}
+	a := owner.address
+	a.places = []string{l.Addr().String()}
+	if x.addr, err = a.encode(); err != nil {
+		t.Fatal(err)
+	}
+	x.all.Go(func() {
+		for {
+			near, err := l.Accept()
+			if err != nil {
+				return
+			}
+			far, err := net.Dial("tcp", owner.listener.Addr().String())
+			if err != nil {
+				_ = near.Close()
+				return
+			}
+			x.mu.Lock()
+			x.conns = append(x.conns, near, far)
+			x.mu.Unlock()
+			x.all.Go(func() { pass(far, near) })
+			x.all.Go(func() { pass(near, far) })
+		}
+	})
+	t.Cleanup(func() { _ = l.Close(); x.hangUp(); x.all.Wait() })
+	return x
+}
+
+// pass copies until somebody hangs up. It hides what the connections are: the runtime would keep
+// pipes for them.
+func pass(to io.Writer, from io.Reader) {
+	_, _ = io.Copy(struct{ io.Writer }{to}, struct{ io.Reader }{from})
+}
+
+func (x *proxy) hangUp() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, c := range x.conns {
+		_ = c.Close()
+	}
+}
+
+// Both sides of a connection see the same, whichever family of addresses their sockets are of.
+func TestView(t *testing.T) {
+	near := &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 5}
+	far := &net.TCPAddr{IP: net.IPv4(10, 0, 0, 2).To4(), Port: 6}
+	other := &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1).To4(), Port: 7}
+	same := &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1).To4(), Port: 5}
+	if !bytes.Equal(appendView(nil, near, far), appendView(nil, same, far)) {
+		t.Error("an address is not the same in four bytes and in sixteen")
+	}
+	if bytes.Equal(appendView(nil, near, far), appendView(nil, other, far)) || bytes.Equal(appendView(nil, near, far), appendView(nil, far, near)) {
+		t.Error("two connections look like one")
+	}
+}
