@@ -40,7 +40,7 @@ func (b *Backend) serve() {
 	b.books.Mu.Lock()
 	t := b.takeTray()
 	list := t[:b.mover.reap(t[:])]
-	told := b.mover.tells() && len(list) > 0
+	told, armings := b.mover.tells() && len(list) > 0, b.armings.Load()
 	if told {
 		b.noteTold(rung)
 	}
@@ -56,6 +56,7 @@ func (b *Backend) serve() {
 			}
 		}
 		b.books.Mu.Lock()
+		told = told && b.armings.Load() == armings // who has armed meanwhile saw neither the landing nor its job's end
 	}
 	for i, l := range list {
 		b.land(l)
