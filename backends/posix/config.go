@@ -48,7 +48,7 @@ const (
 	iovecsMax   = 64       // places in memory of one request
 	blockMin    = 4 << 10  // whole blocks and nothing else go past the page cache: a page at least
 	splitMin    = 64 << 10 // bytes of whole blocks within a piece that are worth a request apart
-	inlineMax   = 64 << 10 // bytes that Submit lets the kernel copy to or from the page cache
+	inlineMax   = 64 << 10 // bytes of one request that Submit lets the kernel copy from the page cache, and a scribe to it
 	turnMax     = 32       // requests of one job before the next has its turn
 	retriesMax  = 1000     // of a request that the kernel neither did nor refused
 	threadsMax  = 1024

@@ -23,7 +23,8 @@ type file struct {
 	block  uint64 // offsets and lengths past the page cache are multiples of it; a power of two
 	align  uint64 // so are addresses of this one
 
-	fixed, fixedDirect int32 // places in the table of io_uring; -1: none
+	fixed, fixedDirect int32   // places in the table of io_uring; -1: none
+	scribe             *scribe // does short writes through the page cache; nil: io_uring does
 
 	// Guarded by books.Mu.
 	refused  bool   // direct is of no use, as has turned out: see why

@@ -21,7 +21,8 @@ import (
 //
 // Who has armed sleeps on an eventfd that the kernel itself writes, only while it is wanted
 // (listen). Where more is to be begun than the table holds, or somebody waits for an end, one
-// goroutine, the keeper, waits in the kernel for completions. Who polls needs neither.
+// goroutine, the keeper, waits in the kernel for completions. Who polls needs neither. Short
+// writes through the page cache are not the ring's (scribe).
 type ring struct {
 	b  *Backend
 	fd int
@@ -39,6 +40,15 @@ type ring struct {
 	files     []bool // places of the table of files that are taken
 	buffers   []bool // those of buffers, but the first, which is the requests'
 	hasBounce bool
+
+	// What scribes do. Guarded by books.Mu where it is not atomic.
+	flying  int          // requests with the kernel
+	landed  []landing    // written, not yet reaped
+	written atomic.Int32 // of landed
+	rising  []*scribe    // to be started
+	risen   atomic.Bool  // by kick
+	silent  bool         // the kernel did not tell of all that was reaped last
+	writers sync.WaitGroup
 
 	wanted atomic.Bool   // the keeper is
 	token  chan struct{} // ends its sleep
@@ -75,7 +85,7 @@ func openMover(b *Backend) (mover, string, error) {
 }
 
 func openRing(b *Backend) (_ *ring, err error) {
-	g := &ring{b: b, fd: -1}
+	g := &ring{b: b, fd: -1, landed: make([]landing, 0, b.cfg.Depth)}
 	defer func() {
 		if err != nil {
 			_ = g.close()
@@ -134,6 +144,11 @@ func (g *ring) keep() {
 
 // put implements mover. There is room: the queue has twice the places of the table.
 func (g *ring) put(r *request) {
+	if r.scribes() {
+		r.f.scribe.add(r)
+		return
+	}
+	g.flying++
 	e := g.nextEntry()
 	e.userData = uint64(r.slot)
 	e.fd = int32(r.fd())
@@ -177,7 +192,7 @@ func (e *sqe) describe(r *request) {
 
 // cancel implements mover. Without room the request runs to its end.
 func (g *ring) cancel(r *request) {
-	if g.tail-g.sq.head.Load() > g.sq.mask {
+	if g.tail-g.sq.head.Load() > g.sq.mask || r.scribes() {
 		return
 	}
 	e := g.nextEntry()
@@ -199,6 +214,9 @@ func (g *ring) publish() {
 
 // kick implements mover: one call into the kernel for all that was put, by whomever.
 func (g *ring) kick() {
+	if g.risen.Load() {
+		g.raise()
+	}
 	if g.owed.Load() && g.owed.CompareAndSwap(true, false) {
 		g.b.wake()
 	}
@@ -214,10 +232,12 @@ func (g *ring) kick() {
 }
 
 // pending implements mover.
-func (g *ring) pending() bool { return g.cq.tail.Load() != g.cq.head.Load() }
+func (g *ring) pending() bool { return g.cq.tail.Load() != g.cq.head.Load() || g.written.Load() > 0 }
 
 // reap implements mover.
 func (g *ring) reap(out []landing) (n int) {
+	n = g.reapWritten(out)
+	g.silent = n > 0
 	head, tail := g.cq.head.Load(), g.cq.tail.Load()
 	for ; head != tail && n < len(out); head++ {
 		e := &g.cqes[head&g.cq.mask]
@@ -225,6 +245,7 @@ func (g *ring) reap(out []landing) (n int) {
 			continue
 		}
 		out[n] = landing{&g.b.requests[e.userData], int(e.res)}
+		g.flying--
 		n++
 	}
 	g.cq.head.Store(head)
@@ -234,6 +255,7 @@ func (g *ring) reap(out []landing) (n int) {
 // listen implements mover. The kernel looks at the flag after it has shown a completion, and
 // we look for completions after we have changed the flag: one of the two sees the other.
 func (g *ring) listen(need, armed bool) {
+	need = need && g.flying > 0 // scribes serve what they have done
 	g.wanted.Store(need)
 	if need {
 		select {
@@ -256,7 +278,7 @@ func (g *ring) listen(need, armed bool) {
 }
 
 // tells implements mover.
-func (g *ring) tells() bool { return g.bells }
+func (g *ring) tells() bool { return g.bells && !g.silent }
 
 // fixedBuffers implements mover.
 func (g *ring) fixedBuffers() int32 {
@@ -270,6 +292,7 @@ func (g *ring) fixedBuffers() int32 {
 func (g *ring) addFile(f *file) {
 	f.fixed = g.addDescriptor(f.fd)
 	f.fixedDirect = g.addDescriptor(f.direct)
+	f.scribe = g.openScribe(f.fd)
 }
 
 func (g *ring) addDescriptor(fd int) int32 {
@@ -301,6 +324,7 @@ func (g *ring) dropFile(f *file) {
 // close implements mover.
 func (g *ring) close() error {
 	var errs []error
+	g.writers.Wait()
 	if g.token != nil {
 		g.wanted.Store(false)
 		e := g.nextEntry()

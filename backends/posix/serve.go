@@ -11,7 +11,7 @@ type mover interface {
 	cancel(r *request)       // asks for its end; it lands all the same
 	reap(out []landing) int  // takes what has landed
 	listen(need, armed bool) // whether somebody is to serve what lands, and whether somebody sleeps
-	tells() bool             // whether what lands wakes the sleeper
+	tells() bool             // whether what was reaped just now has woken the sleeper, or is about to
 	fixedBuffers() int32     // the registered buffer that the requests' are in, or -1
 	kick()                   // has the kernel begin what was put; without the lock
 	pending() bool           // whether there is something to reap; without the lock
@@ -40,7 +40,7 @@ func (b *Backend) serve() {
 	b.books.Mu.Lock()
 	t := b.takeTray()
 	list := t[:b.mover.reap(t[:])]
-	told := b.mover.tells() && len(list) > 0
+	told, armings := b.mover.tells() && len(list) > 0, b.armings.Load()
 	if told {
 		b.noteTold(rung)
 	}
@@ -56,6 +56,7 @@ func (b *Backend) serve() {
 			}
 		}
 		b.books.Mu.Lock()
+		told = told && b.armings.Load() == armings // who has armed meanwhile saw neither the landing nor its job's end
 	}
 	for i, l := range list {
 		b.land(l)

@@ -56,7 +56,8 @@ func TestSleeperBesidePoller(t *testing.T) {
 			}
 			descs := []backends.Desc{{Len: n/2 - 1, LocalKey: r.local, RemoteKey: r.remote},
 				{Local: n / 2, Remote: n / 2, Len: n / 2, LocalKey: r.local, RemoteKey: r.remote}}
-			if err := r.p.Submit(backends.Read, uint64(round), descs); err != nil {
+			op := [...]backends.Op{backends.Read, backends.Write}[round/3%2]
+			if err := r.p.Submit(op, uint64(round), descs); err != nil {
 				t.Fatal(err)
 			}
 			poll := [1]unix.PollFd{{Fd: int32(r.b.FD()), Events: unix.POLLIN}}

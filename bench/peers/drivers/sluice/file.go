@@ -8,8 +8,6 @@ import (
 	"errors"
 	"fmt"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/posix"
 	"github.com/sluicehq/sluice/bench/peers"
@@ -23,6 +21,7 @@ const blockSize = 4 << 10
 // cache and one that goes through it, as the others do by two descriptors.
 type fileEnd struct {
 	memory         []byte
+	owner          *engine.Memory // of memory
 	blocks, pieces half
 }
 
@@ -41,12 +40,12 @@ func (e *fileEnd) Open(r *peers.Request) (peers.Answer, error) {
 		return peers.Answer{}, fmt.Errorf("it is for lane %s: %w", peers.File, peers.ErrUnsupported)
 	}
 	var err error
-	e.memory, err = unix.Mmap(-1, 0, int(r.Bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
-	if err != nil {
-		return peers.Answer{}, fmt.Errorf("map %d bytes: %w", r.Bytes, err)
+	if e.owner, err = engine.Alloc(r.Bytes, engine.AllocOptions{Purpose: "bench", Populate: true}); err != nil {
+		return peers.Answer{}, err
 	}
+	e.memory = e.owner.Bytes()
 	err = errors.Join(e.blocks.open(e.memory, false), e.pieces.open(e.memory, true))
-	return peers.Answer{Version: "sluice", Settings: "backend posix; for pieces that are no blocks one with Buffered"}, err
+	return peers.Answer{Version: "sluice", Settings: "backend posix, memory of engine.Alloc; for pieces that are no blocks one with Buffered"}, err
 }
 
 func (h *half) open(memory []byte, buffered bool) error {
@@ -121,5 +120,8 @@ func (e *fileEnd) close() {
 		if h.file != nil {
 			h.file.Close()
 		}
+	}
+	if e.owner != nil {
+		e.owner.Close()
 	}
 }

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package posix
+
+import (
+	"bytes"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends"
+)
+
+// TestScribe writes through the page cache, more pieces than the table holds: short ones do not go to
+// the ring, a long one does, all are in the file, and nobody is left to write when nothing is.
+func TestScribe(t *testing.T) {
+	const size, entry, count = 1 << 20, 656, 600
+	f := newFile(t, t.TempDir(), size)
+	r := newRig(t, Config{Path: PathRing, Buffered: true, Depth: 16}, fileSegment(f, size), size)
+	g := r.b.mover.(*ring)
+	for i := range r.mem {
+		r.mem[i] = byte(i * 7)
+	}
+	want := make([]byte, size)
+	var descs []backends.Desc
+	for i := range uint64(count) {
+		d := backends.Desc{Local: i * entry, Remote: (count - i) * 1000, Len: entry, LocalKey: r.local, RemoteKey: r.remote}
+		copy(want[d.Remote:], r.mem[d.Local:][:d.Len])
+		descs = append(descs, d)
+	}
+	before := g.sq.tail.Load()
+	r.write(t, descs)
+	if n := g.sq.tail.Load() - before; n != 0 {
+		t.Errorf("%d of %d short writes went to the ring", n, count)
+	}
+	long := backends.Desc{Remote: size - 100_000, Len: 100_000, LocalKey: r.local, RemoteKey: r.remote}
+	copy(want[long.Remote:], r.mem[:long.Len])
+	r.write(t, []backends.Desc{long})
+	if n := g.sq.tail.Load() - before; n != 1 {
+		t.Errorf("a long write became %d requests of the ring", n)
+	}
+	got, err := os.ReadFile(f.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Error("the file does not hold what was written")
+	}
+	g.writers.Wait() // they end by themselves
+}
+
+// write sleeps until a batch has ended, and polls only then.
+func (r *rig) write(t *testing.T, descs []backends.Desc) {
+	t.Helper()
+	if err := r.p.Submit(backends.Write, 1, descs); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(20 * time.Second); ; {
+		ready, err := r.b.Arm()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !ready {
+			poll := [1]unix.PollFd{{Fd: int32(r.b.FD()), Events: unix.POLLIN}}
+			if n, err := unix.Poll(poll[:], 20_000); n == 0 && err == nil {
+				t.Fatal("nobody was woken")
+			}
+			var drained [8]byte
+			_, _ = unix.Read(r.b.FD(), drained[:])
+		}
+		n, err := r.b.Poll(r.done[:])
+		if err != nil || n > 0 && r.done[0].Err != nil {
+			t.Fatal(err, r.done[0].Err)
+		}
+		if n == 1 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("no completion")
+		}
+	}
+}
