@@ -63,7 +63,7 @@ func (b *Backend) step(j *job, line int, scratch *[1]backends.Desc, wake func())
 		return false
 	}
 	p := j.cut(uint64(b.cfg.PieceMax), scratch)
-	join := j.left > 0 && j.held < b.cfg.Workers && b.queue.len() < b.cfg.JobsMax
+	join := j.left > 0 && j.held < b.hands(j) && b.queue.len() < b.cfg.JobsMax
 	if join {
 		j.held++
 	}
@@ -73,6 +73,15 @@ func (b *Backend) step(j *job, line int, scratch *[1]backends.Desc, wake func())
 	}
 	j.landed(&p, j.peer.move(&p, line))
 	return true
+}
+
+// hands is how many may copy one job: the workers, and the goroutine that helps.
+// Preconditions: j.mu is held.
+func (b *Backend) hands(j *job) int {
+	if j.helped {
+		return b.cfg.Workers + 1
+	}
+	return b.cfg.Workers
 }
 
 // landed notes how the copy of a piece ended.
