@@ -181,7 +181,7 @@ func (p *Pair) Idle(ctx context.Context, span time.Duration) (float64, error) {
 	case <-time.After(span):
 	}
 	p.idle = float64(p.CPU()-before) / float64(time.Since(begin))
-	p.greedy = p.idle > greedyFrom
+	p.greedy = p.idle > greedyFrom && !p.Ours // ours takes none, and takes a peer that is stopped for lost
 	return p.idle, nil
 }
 
