@@ -34,7 +34,7 @@ func smallTrace(t *testing.T, requests int) string {
 	return file
 }
 
-// replayKeys are the interface; the keys and those added since.
+// replayKeys are what programs that read --json rely on: keys are only added.
 var replayKeys = []string{"requests", "blocks_moved", "blocks_reused", "bytes", "mismatches", "aborted", "gbps", "memcpy_gbps",
 	"request_ms", "layer_us", "route", "model", "ratio", "threads", "pool_bytes", "memory", "blocks_checked", "blocks_watched",
 	"blocks_leaked", "first_mismatches", "faults", "retried", "seconds", "checksum", "plain_gbps", "plain_ratio"}
