@@ -122,8 +122,17 @@ func frozenWrite(addr, token string) error {
 }
 
 // TestFrozenWriterIsKeptOutOfForeignMemory has a process look at everything, stop, and
-// go on after the fence.
+// go on after the fence, or after the backend has closed.
 func TestFrozenWriterIsKeptOutOfForeignMemory(t *testing.T) {
+	t.Run("fence", func(t *testing.T) {
+		keepOut(t, func(ctx context.Context, b *Backend, m *memory) error { return b.Fence(ctx, m.Key()) })
+	})
+	t.Run("close", func(t *testing.T) {
+		keepOut(t, func(_ context.Context, b *Backend, _ *memory) error { return b.Close() })
+	})
+}
+
+func keepOut(t *testing.T, shut func(context.Context, *Backend, *memory) error) {
 	b := open(t, Config{})
 	m, mem := share(t, b, backendtest.ForeignMemory, 4096)
 	token, err := m.AppendToken(nil)
@@ -153,16 +162,16 @@ func TestFrozenWriterIsKeptOutOfForeignMemory(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	if err := b.Fence(ctx, m.Key()); err != nil {
-		t.Fatalf("fence against a frozen writer: %v", err)
+	if err := shut(ctx, b, m); err != nil {
+		t.Fatalf("against a frozen writer: %v", err)
 	}
 	if err := freeze.Thaw(cmd.Process); err != nil {
 		t.Fatal(err)
 	}
 	time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
 	line, _ := bufio.NewReader(out).ReadString('\n')
-	if !strings.HasPrefix(line, "true ") {
-		t.Errorf("the writer says %q, want that the memory was revoked", line)
+	if want := fmt.Sprintln(true, backends.ErrRevoked); line != want {
+		t.Errorf("the writer says %q, want %q", line, want)
 	}
 	if bytes.Contains(mem, []byte{0xEE}) {
 		t.Error("bytes of a frozen writer landed after the fence")
@@ -209,6 +218,34 @@ func TestWritesGoOnThroughOtherGates(t *testing.T) {
 	}
 	if met.Load() <= 100 {
 		t.Errorf("%d calls for 100 writes: no gate was shut before one", met.Load())
+	}
+}
+
+// An owner that shuts every gate does not keep a writer for ever.
+func TestGatesAreTriedSoOften(t *testing.T) {
+	owner, b := open(t, Config{}), open(t, Config{})
+	far, _ := share(t, owner, backendtest.ForeignMemory, 4096)
+	near, _ := share(t, b, backendtest.ForeignMemory, 4096)
+	p := dial(t, b, owner.Addr())
+	token, _ := far.AppendToken(nil)
+	key, size, err := p.Import(token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tried := 0
+	passing = func() {
+		tried++
+		if err := owner.gate.renew(&owner.table); err != nil {
+			t.Error(err)
+		}
+	}
+	defer func() { passing = func() {} }()
+	if err := p.Submit(backends.Write, 1, []backends.Desc{{Len: size, LocalKey: near.Key(), RemoteKey: key}}); err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, "a write of which every gate is shut", await(t, b, 1), backends.ErrPeerLost)
+	if tried != gatesMax {
+		t.Errorf("%d gates were tried, want %d", tried, gatesMax)
 	}
 }
 

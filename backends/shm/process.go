@@ -46,8 +46,8 @@ var errForeignGone = fmt.Errorf("peer's memory is not mapped any more: %w", back
 
 func foreignError(err error) error {
 	switch err {
-	case nil:
-		return nil
+	case nil, backends.ErrRevoked, backends.ErrPeerLost:
+		return err // not the kernel's
 	case syscall.EPERM, syscall.ENOSYS:
 		return errForbidden
 	case syscall.ESRCH:
