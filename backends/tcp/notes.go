@@ -68,28 +68,15 @@ func (x *inbox) pop() (letter, bool) {
 	return l, true
 }
 
-// counter counts arrivals.
-type counter struct {
-	value   atomic.Uint64
-	awaited atomic.Uint64 // whoever reaches it wakes the sleeper; 0: nobody waits
-}
-
-// count adds an arrival. The value goes up before the look, and AwaitCount does it the
-// other way round: one of the two sees the other.
+// count adds an arrival.
 func (b *Backend) count(number uint32) {
-	c := &b.counters[number]
-	value := c.value.Add(1)
-	if n := c.awaited.Load(); n != 0 && value >= n {
+	if b.counters.Arrive(number) {
 		b.alarm()
 	}
 }
 
 // Count implements backends.Counting.
-func (b *Backend) Count(counter uint32) uint64 { return b.counters[counter].value.Load() }
+func (b *Backend) Count(counter uint32) uint64 { return b.counters.Count(counter) }
 
 // AwaitCount implements backends.Counting.
-func (b *Backend) AwaitCount(counter uint32, n uint64) bool {
-	c := &b.counters[counter]
-	c.awaited.Store(n)
-	return c.value.Load() >= n
-}
+func (b *Backend) AwaitCount(counter uint32, n uint64) bool { return b.counters.Await(counter, n) }

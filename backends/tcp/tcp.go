@@ -25,6 +25,7 @@ import (
 	"github.com/sluicehq/sluice/internal/done"
 	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/letters"
 	"github.com/sluicehq/sluice/internal/park"
 )
 
@@ -49,7 +50,7 @@ type Backend struct {
 	inbox    inbox
 	chunks   chunks
 	batches  batches
-	counters [backends.CountersMax]counter
+	counters letters.Counters
 
 	mu        sync.Mutex // guards what follows
 	peers     map[*peer]struct{}

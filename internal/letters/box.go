@@ -17,7 +17,7 @@ type Box struct {
 	wake func()
 	news atomic.Bool // something for the sleeper that is in no list
 
-	counters [backends.CountersMax]counter
+	counters Counters
 	promised atomic.Int64 // messages in list or on their way
 
 	mu      sync.Mutex
@@ -103,28 +103,15 @@ func (b *Box) forget(n int) {
 	b.starved = b.starved[:0]
 }
 
-// counter counts arrivals.
-type counter struct {
-	value   atomic.Uint64
-	awaited atomic.Uint64 // whoever reaches it wakes the sleeper; 0: nobody waits
-}
-
-// arrive adds one. The value goes up before the look, and AwaitCount does it the other way round: one of the two sees
-// the other.
+// arrive counts one.
 func (b *Box) arrive(number uint32) {
-	c := &b.counters[number]
-	value := c.value.Add(1)
-	if n := c.awaited.Load(); n != 0 && value >= n {
+	if b.counters.Arrive(number) {
 		b.Alarm()
 	}
 }
 
 // Count is for backends.Counting.
-func (b *Box) Count(counter uint32) uint64 { return b.counters[counter].value.Load() }
+func (b *Box) Count(counter uint32) uint64 { return b.counters.Count(counter) }
 
 // AwaitCount is for backends.Counting.
-func (b *Box) AwaitCount(counter uint32, n uint64) bool {
-	c := &b.counters[counter]
-	c.awaited.Store(n)
-	return c.value.Load() >= n
-}
+func (b *Box) AwaitCount(counter uint32, n uint64) bool { return b.counters.Await(counter, n) }
