@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -70,7 +70,7 @@ func (c *cluster) open(name string, n uint64, rules fault.Rules) (*engine.Engine
 	c.check(err)
 	b, err := fault.Wrap(inner, rules)
 	c.check(err)
-	e, err := engine.Open(engine.Config{Name: name, Backends: []backends.Backend{b}, PeersMax: 2 * clusterPeers})
+	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}, PeersMax: 2 * clusterPeers})
 	c.check(err)
 	c.Cleanup(func() { _ = e.Close() })
 	m, err := e.Alloc(n, engine.AllocOptions{Purpose: "cluster"})

@@ -6,8 +6,8 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/cuda"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
@@ -91,7 +91,7 @@ func (g *devicePool) move(list, count int, variant string) *cuda.DeviceMove {
 		lists = g.hostLists
 	}
 	index := cuda.DeviceIndex{List: cuda.Span{Memory: lists, Off: uint64(list*s.Batch) * 4, N: uint64(count) * 4}}
-	if s.Op == backends.Write {
+	if s.Op == driver.Write {
 		return &cuda.DeviceMove{Count: count, Dst: index, Parts: []cuda.DevicePart{{Dst: pool, Src: compact, Entry: s.Size}}}
 	}
 	return &cuda.DeviceMove{Count: count, Src: index, Parts: []cuda.DevicePart{{Dst: compact, Src: pool, Entry: s.Size}}}

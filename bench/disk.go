@@ -14,8 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/posix"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // diskFigure is what one way has done in one slice.
@@ -113,7 +113,7 @@ type diskWay struct {
 }
 
 func (d *disk) open() (err error) {
-	options := posix.OpenOptions{ReadOnly: d.shape.Op == backends.Read}
+	options := posix.OpenOptions{ReadOnly: d.shape.Op == driver.Read}
 	if d.file, err = posix.Open(d.path, options); err != nil {
 		return err
 	}

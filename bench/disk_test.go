@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 func TestDisk(t *testing.T) {
@@ -23,11 +23,11 @@ func TestDisk(t *testing.T) {
 	}
 	o := Options{Rounds: 2, Slice: 50 * time.Millisecond}
 	for _, s := range []Shape{
-		{Op: backends.Read, Size: 64 << 10, Batch: 8, Spread: spread, Threads: 1},
-		{Op: backends.Write, Size: 4 << 10, Batch: 8, Spread: spread, Threads: 1},
-		{Op: backends.Read, Size: 656, Batch: 300, Pages: true, Spread: spread, Threads: 1},
-		{Op: backends.Read, Size: 656, Batch: 300, Pages: true, Dense: 8, Spread: spread, Threads: 1},
-		{Op: backends.Write, Size: 4 << 10, Batch: 8, Durable: true, Spread: spread, Threads: 1},
+		{Op: driver.Read, Size: 64 << 10, Batch: 8, Spread: spread, Threads: 1},
+		{Op: driver.Write, Size: 4 << 10, Batch: 8, Spread: spread, Threads: 1},
+		{Op: driver.Read, Size: 656, Batch: 300, Pages: true, Spread: spread, Threads: 1},
+		{Op: driver.Read, Size: 656, Batch: 300, Pages: true, Dense: 8, Spread: spread, Threads: 1},
+		{Op: driver.Write, Size: 4 << 10, Batch: 8, Durable: true, Spread: spread, Threads: 1},
 	} {
 		r, err := Disk(t.Context(), path, s, o)
 		if err != nil {
@@ -45,13 +45,13 @@ func TestDisk(t *testing.T) {
 			}
 		}
 	}
-	_, err := Disk(t.Context(), path, Shape{Op: backends.Read, Size: 4096, Batch: 1, Spread: 2 * spread, Threads: 1}, o)
+	_, err := Disk(t.Context(), path, Shape{Op: driver.Read, Size: 4096, Batch: 1, Spread: 2 * spread, Threads: 1}, o)
 	if !errors.Is(err, ErrShape) {
 		t.Errorf("a file that is too short: %v", err)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Disk(ended, path, Shape{Op: backends.Read, Size: 4096, Batch: 1, Spread: spread, Threads: 1}, o); !errors.Is(err, context.Canceled) {
+	if _, err := Disk(ended, path, Shape{Op: driver.Read, Size: 4096, Batch: 1, Spread: spread, Threads: 1}, o); !errors.Is(err, context.Canceled) {
 		t.Errorf("an ended context: %v", err)
 	}
 }
@@ -76,16 +76,16 @@ func TestDiskLoad(t *testing.T) {
 func TestParseFio(t *testing.T) {
 	const out = `{"jobs":[{"usr_cpu":10,"sys_cpu":30,"write":{"total_ios":0,"runtime":0},
 		"read":{"total_ios":8000,"runtime":1000,"clat_ns":{"percentile":{"50.000000":70000}}}}]}`
-	f, err := parseFio([]byte(out), &Shape{Op: backends.Read})
+	f, err := parseFio([]byte(out), &Shape{Op: driver.Read})
 	if err != nil || f.rate != 8000 || f.p50 != 70*time.Microsecond || f.cpu != 50*time.Microsecond {
 		t.Errorf("%+v, %v", f, err)
 	}
 	for _, bad := range []string{"", "{}", "nonsense", `{"jobs":[{}]}`} {
-		if _, err := parseFio([]byte(bad), &Shape{Op: backends.Read}); !errors.Is(err, errFio) {
+		if _, err := parseFio([]byte(bad), &Shape{Op: driver.Read}); !errors.Is(err, errFio) {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
-	if _, err := parseFio([]byte(out), &Shape{Op: backends.Write}); !errors.Is(err, errFio) {
+	if _, err := parseFio([]byte(out), &Shape{Op: driver.Write}); !errors.Is(err, errFio) {
 		t.Errorf("the other direction: %v", err)
 	}
 }

@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/posix"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
@@ -22,14 +22,14 @@ import (
 type diskEnd struct {
 	closers
 	b             *posix.Backend
-	p             backends.Peer
+	p             driver.Peer
 	mem           []byte
 	local, remote uint32
 	begun         []time.Time // of each request
 	lats          *Samples
-	done          [64]backends.Completion
-	desc          [1]backends.Desc
-	pages         backends.Pages
+	done          [64]driver.Completion
+	desc          [1]driver.Desc
+	pages         driver.Pages
 	poll          [1]unix.PollFd
 	places        []uint32
 }
@@ -78,7 +78,7 @@ func (e *diskEnd) close() error {
 }
 
 func (e *diskEnd) explain() string {
-	return e.p.(backends.Explainer).Explain(e.local, e.remote)
+	return e.p.(driver.Explainer).Explain(e.local, e.remote)
 }
 
 // sleep parks until something is there, as the engine does.
@@ -100,7 +100,7 @@ func (e *diskEnd) sleep() error {
 func (e *diskEnd) requests(s *Shape, slice time.Duration) (diskFigure, error) {
 	places := s.Spread / s.Size
 	submit := func(slot uint64) error {
-		e.desc[0] = backends.Desc{Local: slot * s.Size, Remote: rand.Uint64N(places) * s.Size, Len: s.Size,
+		e.desc[0] = driver.Desc{Local: slot * s.Size, Remote: rand.Uint64N(places) * s.Size, Len: s.Size,
 			LocalKey: e.local, RemoteKey: e.remote}
 		e.begun[slot] = time.Now()
 		return e.p.Submit(s.Op, slot, e.desc[:])
@@ -170,17 +170,17 @@ func (e *diskEnd) draw(s *Shape) {
 
 // persist writes batches, one after the other, each of which ends once the disk has it.
 func (e *diskEnd) persist(s *Shape, slice time.Duration) (diskFigure, error) {
-	p, ok := e.p.(backends.Persister)
+	p, ok := e.p.(driver.Persister)
 	if !ok {
-		return diskFigure{}, fmt.Errorf("posix writes nothing durably: %w", backends.ErrNotSupported)
+		return diskFigure{}, fmt.Errorf("posix writes nothing durably: %w", driver.ErrNotSupported)
 	}
-	descs := make([]backends.Desc, s.Batch)
+	descs := make([]driver.Desc, s.Batch)
 	e.lats.Reset()
 	ops := 0
 	begin, used := time.Now(), processTime()
 	for time.Since(begin) < slice {
 		for i := range descs {
-			descs[i] = backends.Desc{Local: uint64(i) * s.Size, Remote: rand.Uint64N(s.Spread/s.Size) * s.Size, Len: s.Size,
+			descs[i] = driver.Desc{Local: uint64(i) * s.Size, Remote: rand.Uint64N(s.Spread/s.Size) * s.Size, Len: s.Size,
 				LocalKey: e.local, RemoteKey: e.remote}
 		}
 		start := time.Now()
@@ -217,11 +217,11 @@ func (e *diskEnd) finish() error {
 // gather moves entries at random places as one transfer.
 func (e *diskEnd) gather(s *Shape) (diskFigure, error) {
 	e.draw(s)
-	e.pages = backends.Pages{Count: s.Batch, EntryLen: s.Size, LocalStride: s.Size, RemoteStride: s.Size,
+	e.pages = driver.Pages{Count: s.Batch, EntryLen: s.Size, LocalStride: s.Size, RemoteStride: s.Size,
 		Remote: e.places, LocalKey: e.local, RemoteKey: e.remote}
-	pager, ok := e.p.(backends.Pager)
+	pager, ok := e.p.(driver.Pager)
 	if !ok {
-		return diskFigure{}, fmt.Errorf("posix takes no pages: %w", backends.ErrNotSupported)
+		return diskFigure{}, fmt.Errorf("posix takes no pages: %w", driver.ErrNotSupported)
 	}
 	begin, used := time.Now(), processTime()
 	if err := pager.SubmitPages(s.Op, 0, &e.pages, nil); err != nil {
@@ -236,7 +236,7 @@ func (e *diskEnd) gather(s *Shape) (diskFigure, error) {
 
 // preads reads as many entries with a loop of pread in each thread.
 func preads(fd int, e *diskEnd, s *Shape) (diskFigure, error) {
-	if s.Op != backends.Read {
+	if s.Op != driver.Read {
 		return diskFigure{}, fmt.Errorf("pread beside %v: %w", s.Op, ErrShape)
 	}
 	e.draw(s)

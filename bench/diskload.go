@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/kv/weights"
 )
@@ -194,7 +194,7 @@ func (d *diskLoad) fio(ctx context.Context) (diskFigure, error) {
 	if err != nil {
 		return diskFigure{}, fmt.Errorf("%s: %w: %.200s", FioName, err, out)
 	}
-	return parseFio(out, &Shape{Op: backends.Read})
+	return parseFio(out, &Shape{Op: driver.Read})
 }
 
 func (d *diskLoad) sum(ways []diskWay, figures [][]diskFigure, notes []string, rounds int) Result {

@@ -10,7 +10,7 @@ import (
 	"os/exec"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // FioName is the program that stands beside files.
@@ -86,7 +86,7 @@ func parseFio(out []byte, s *Shape) (diskFigure, error) {
 	}
 	j := &r.Jobs[0]
 	side := &j.Read
-	if s.Op == backends.Write {
+	if s.Op == driver.Write {
 		side = &j.Write
 	}
 	if side.Requests == 0 || side.Runtime == 0 {

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/cuda"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
@@ -122,7 +122,7 @@ func (s *Shape) result(by string, own *way) Result {
 		GBps:   Median(own.rates), P50us: Micros(own.lats.Percentile(50)), P99us: Micros(own.lats.Percentile(99)),
 		Rounds: len(own.rates), Ops: own.ops,
 	}
-	if s.Op == backends.Write {
+	if s.Op == driver.Write {
 		res.Op = ScatterOp
 	}
 	res.OpsPerS = res.GBps * 1e9 / float64(s.BatchBytes())
@@ -141,7 +141,7 @@ func newGathered(m *memories, p *plan) *gathered {
 	for _, places := range p.places {
 		move := *layout(&p.shape)
 		move.Count = len(places)
-		if p.shape.Op == backends.Write {
+		if p.shape.Op == driver.Write {
 			move.Parts[0].Dst, move.Parts[0].Src, move.Dst.U32 = scattered, compact, places
 		} else {
 			move.Parts[0].Dst, move.Parts[0].Src, move.Src.U32 = compact, scattered, places

@@ -7,19 +7,19 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/cuda"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 func TestGather(t *testing.T) {
-	for _, op := range []backends.Op{backends.Read, backends.Write} {
+	for _, op := range []driver.Op{driver.Read, driver.Write} {
 		s := Shape{Op: op, Size: 656, Batch: 64, Pages: true, Spread: 4 << 20, Threads: 2}
 		r, err := Gather(t.Context(), s, Options{Rounds: 2, Slice: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := map[backends.Op]string{backends.Read: GatherOp, backends.Write: ScatterOp}[op]
+		want := map[driver.Op]string{driver.Read: GatherOp, driver.Write: ScatterOp}[op]
 		if r.Op != want || r.Backend != CPUName || r.Rounds != 2 || r.GBps <= 0 || r.Spread == 0 || len(r.Baselines) != 2 {
 			t.Errorf("%+v", r)
 		}
@@ -34,11 +34,11 @@ func TestGather(t *testing.T) {
 
 func TestGatherRefuses(t *testing.T) {
 	var layout *cuda.LayoutError
-	_, err := Gather(t.Context(), Shape{Op: backends.Read, Size: 130, Batch: 1, Pages: true, Threads: 1}, Options{})
+	_, err := Gather(t.Context(), Shape{Op: driver.Read, Size: 130, Batch: 1, Pages: true, Threads: 1}, Options{})
 	if !errors.As(err, &layout) {
 		t.Errorf("130 bytes: %v", err)
 	}
-	for _, s := range []Shape{{Op: backends.Read, Size: 656, Batch: 1, Threads: 1}, {Op: backends.Read, Size: 656, Pages: true, Threads: 1}} {
+	for _, s := range []Shape{{Op: driver.Read, Size: 656, Batch: 1, Threads: 1}, {Op: driver.Read, Size: 656, Pages: true, Threads: 1}} {
 		if _, err := Gather(t.Context(), s, Options{}); !errors.Is(err, ErrShape) {
 			t.Errorf("%+v: %v", s, err)
 		}
@@ -47,7 +47,7 @@ func TestGatherRefuses(t *testing.T) {
 
 // TestGatheredIsWhatPlainCopies: both ways of a comparison do the same.
 func TestGatheredIsWhatPlainCopies(t *testing.T) {
-	for _, op := range []backends.Op{backends.Read, backends.Write} {
+	for _, op := range []driver.Op{driver.Read, driver.Write} {
 		s := &Shape{Op: op, Size: 656, Batch: 50, Pages: true, Spread: 1 << 20, Threads: 2}
 		var ends [2]*memories
 		for i := range ends {

@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/cuda"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // What results call a Move by a card, and by what stands in for one in tests, whose figures
@@ -96,11 +96,11 @@ func (g *devicePool) name() string {
 func (g *devicePool) whole(ctx context.Context, o Options) (Result, error) {
 	s := &g.shape
 	back := "copy-engine-d2h"
-	if s.Op == backends.Write {
+	if s.Op == driver.Write {
 		back = "copy-engine-h2d"
 	}
-	ways := []*way{g.way(g.name(), s, g.moves("", s.Batch)), g.way("copy-engine", s, &copyEngine{g, s.BatchBytes(), s.Op == backends.Write}),
-		g.way(back, s, &copyEngine{g, s.BatchBytes(), s.Op != backends.Write})}
+	ways := []*way{g.way(g.name(), s, g.moves("", s.Batch)), g.way("copy-engine", s, &copyEngine{g, s.BatchBytes(), s.Op == driver.Write}),
+		g.way(back, s, &copyEngine{g, s.BatchBytes(), s.Op != driver.Write})}
 	more, notes, err := g.variants(s)
 	if err != nil {
 		return Result{}, err
@@ -116,9 +116,9 @@ func (g *devicePool) whole(ctx context.Context, o Options) (Result, error) {
 func (g *devicePool) alone(ctx context.Context, batch int, o Options) (Result, error) {
 	s := g.shape
 	s.Batch = batch
-	ways := []*way{g.way(g.name(), &s, g.moves("", batch)), g.way("copy-engine", &s, &copyEngine{g, s.BatchBytes(), s.Op == backends.Write})}
+	ways := []*way{g.way(g.name(), &s, g.moves("", batch)), g.way("copy-engine", &s, &copyEngine{g, s.BatchBytes(), s.Op == driver.Write})}
 	replays, err := g.replays(batch)
-	if err != nil && !errors.Is(err, backends.ErrNotSupported) && !errors.Is(err, cuda.ErrBudget) {
+	if err != nil && !errors.Is(err, driver.ErrNotSupported) && !errors.Is(err, cuda.ErrBudget) {
 		return Result{}, err
 	}
 	defer replays.close()

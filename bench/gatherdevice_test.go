@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/cuda"
-	"github.com/sluicehq/sluice/internal/fakecuda"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
 // standIn opens the software stand-in of libcuda, which a process can do once.
@@ -35,7 +35,7 @@ func standIn(t *testing.T) *cuda.Device {
 
 func TestGatherOnDevice(t *testing.T) {
 	d := standIn(t)
-	for _, op := range []backends.Op{backends.Read, backends.Write} {
+	for _, op := range []driver.Op{driver.Read, driver.Write} {
 		s := Shape{Op: op, Size: 656, Batch: 2100, Pages: true, Spread: 6 << 20, Threads: 1}
 		t.Run("moves the bytes", func(t *testing.T) { checkMoves(t, d, s) })
 		list, err := GatherOnDevice(t.Context(), Card{Device: d, Budget: cuda.Budget{SMs: 2}}, s, Options{Rounds: 1, Slice: 1})
@@ -56,7 +56,7 @@ func TestGatherOnDevice(t *testing.T) {
 	}
 	cancelled, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
 	defer cancel()
-	s := Shape{Op: backends.Read, Size: 656, Batch: 100, Pages: true, Spread: 6 << 20, Threads: 1}
+	s := Shape{Op: driver.Read, Size: 656, Batch: 100, Pages: true, Spread: 6 << 20, Threads: 1}
 	if _, err := GatherOnDevice(cancelled, Card{Device: d, Budget: cuda.Budget{SMs: 2}}, s, Options{}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("cancelled: %v", err)
 	}
@@ -95,7 +95,7 @@ func checkMoves(t *testing.T, d *cuda.Device, s Shape) {
 		}
 		want := [2][]byte{bytes.Clone(pool), compact}
 		for j, place := range g.plan.places[0] {
-			if s.Op == backends.Write {
+			if s.Op == driver.Write {
 				copy(want[0][int(place)*n:][:n], compact[j*n:])
 			} else {
 				copy(want[1][j*n:][:n], pool[int(place)*n:])

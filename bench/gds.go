@@ -10,11 +10,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/cuda"
 	"github.com/sluicehq/sluice/backends/gds"
 	"github.com/sluicehq/sluice/backends/posix"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -93,7 +93,7 @@ func (e *gdsEnd) open(path string, l GDSLibraries) error {
 	if err != nil {
 		return errors.Join(err, b.Close(), card.Close())
 	}
-	eng, err := engine.Open(engine.Config{Name: "bench", Backends: []backends.Backend{b, card, disk}})
+	eng, err := engine.Open(engine.Config{Name: "bench", Backends: []driver.Backend{b, card, disk}})
 	if err != nil {
 		return err // it has closed them
 	}
@@ -109,7 +109,7 @@ func (e *gdsEnd) open(path string, l GDSLibraries) error {
 	if e.local, err = eng.Register("hbm", seg); err != nil {
 		return err
 	}
-	file, err := posix.Open(path, posix.OpenOptions{ReadOnly: e.shape.Op == backends.Read})
+	file, err := posix.Open(path, posix.OpenOptions{ReadOnly: e.shape.Op == driver.Read})
 	if err != nil {
 		return err
 	}
@@ -151,7 +151,7 @@ func (e *gdsEnd) connect(eng *engine.Engine) error {
 		}
 	}
 	for i, name := range gdsWays {
-		if e.transfers[i], err = eng.NewTransfer(self, map[backends.Op]engine.Op{backends.Read: engine.Read, backends.Write: engine.Write}[e.shape.Op],
+		if e.transfers[i], err = eng.NewTransfer(self, map[driver.Op]engine.Op{driver.Read: engine.Read, driver.Write: engine.Write}[e.shape.Op],
 			engine.Route{Only: name}); err != nil {
 			return err
 		}

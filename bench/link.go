@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
@@ -100,7 +100,7 @@ func (r *runner) ways(ctx context.Context) ([]*way, error) {
 		return ways, nil
 	}
 	name := "process_vm_writev"
-	if r.shape.Op == backends.Read {
+	if r.shape.Op == driver.Read {
 		name = "process_vm_readv"
 	}
 	w, err := newWay(name, &r.shape, func(t int) (copier, error) { return newVectored(&r.link, &r.plans[t]), nil })

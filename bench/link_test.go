@@ -10,20 +10,20 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
-func memBackend(t *testing.T) []backends.Backend {
+func memBackend(t *testing.T) []driver.Backend {
 	t.Helper()
 	b, err := mem.New(mem.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return []backends.Backend{b}
+	return []driver.Backend{b}
 }
 
 func loop(t *testing.T, s Shape) Link {
@@ -45,8 +45,8 @@ func loop(t *testing.T, s Shape) Link {
 // side, and no byte beside them has changed.
 func TestRunMovesThePieces(t *testing.T) {
 	for _, s := range []Shape{
-		{Op: backends.Write, Size: 100, Batch: 5, Threads: 2},
-		{Op: backends.Write, Size: 656, Batch: 16, Pages: true, Spread: 1 << 20, Threads: 1},
+		{Op: driver.Write, Size: 100, Batch: 5, Threads: 2},
+		{Op: driver.Write, Size: 656, Batch: 16, Pages: true, Spread: 1 << 20, Threads: 1},
 	} {
 		l := loop(t, s)
 		local := l.Local.Bytes()
@@ -89,7 +89,7 @@ func TestRunMovesThePieces(t *testing.T) {
 
 // TestRunGathers: the places are the initiator's, and come one behind the other.
 func TestRunGathers(t *testing.T) {
-	s := Shape{Op: backends.Write, Size: 656, Batch: 16, Pages: true, Gather: true, Spread: 1 << 20, Threads: 1}
+	s := Shape{Op: driver.Write, Size: 656, Batch: 16, Pages: true, Gather: true, Spread: 1 << 20, Threads: 1}
 	l := loop(t, s)
 	local := l.Local.Bytes()
 	for at := uint64(0); at < uint64(len(local)); at += s.Size {
@@ -125,7 +125,7 @@ func TestRunRefusesABadShape(t *testing.T) {
 }
 
 func TestRunEndsWithItsContext(t *testing.T) {
-	s := Shape{Op: backends.Read, Size: 1, Batch: 1, Threads: 1}
+	s := Shape{Op: driver.Read, Size: 1, Batch: 1, Threads: 1}
 	l := loop(t, s)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()

@@ -10,8 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // LoopName is how results call the bare loop over ucp_put_nbx and ucp_get_nbx.
@@ -36,7 +36,7 @@ type LoopEnd struct {
 }
 
 // OpenLoop opens one end with that many bytes, faulted in. transports and devices are as
-// UCX_TLS and UCX_NET_DEVICES. Without UCX the error is a *backends.UnavailableError.
+// UCX_TLS and UCX_NET_DEVICES. Without UCX the error is a *driver.UnavailableError.
 func OpenLoop(transports, devices string, bytes uint64) (*LoopEnd, error) {
 	if err := csrc.LoadUCX(""); err != nil {
 		return nil, err
@@ -109,7 +109,7 @@ func (e *LoopEnd) Close() error {
 // looped moves the batches of a plan by the bare loop.
 type looped struct {
 	e       *LoopEnd
-	op      backends.Op
+	op      driver.Op
 	batches []*csrc.UCXBatch
 	posting *Samples // of a batch, until its last piece was posted
 }
@@ -120,9 +120,9 @@ func newLooped(e *LoopEnd, p *plan) (*looped, error) {
 	c := &looped{e: e, op: p.shape.Op, posting: NewSamples(samplesMax)}
 	stride := p.shape.stride()
 	for _, places := range p.places {
-		descs := make([]backends.Desc, len(places))
+		descs := make([]driver.Desc, len(places))
 		for j, slot := range places {
-			descs[j] = backends.Desc{Local: p.compact + uint64(j)*p.shape.step(), Remote: p.scattered + uint64(slot)*stride, Len: p.shape.Size}
+			descs[j] = driver.Desc{Local: p.compact + uint64(j)*p.shape.step(), Remote: p.scattered + uint64(slot)*stride, Len: p.shape.Size}
 		}
 		b, err := e.loop.Batch(descs, len(descs))
 		if err != nil {

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // loopEnds are both ends of a bare loop in this process.
@@ -18,7 +18,7 @@ func loopEnds(t *testing.T, transports, devices string, compact, scattered uint6
 	t.Helper()
 	var err error
 	if far, err = OpenLoop(transports, devices, scattered); err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 	}
 	if near, err = OpenLoop(transports, devices, compact); err != nil {
 		t.Fatal(err)
@@ -50,9 +50,9 @@ func loopEnds(t *testing.T, transports, devices string, compact, scattered uint6
 func TestLoopStandsBesideTheEngine(t *testing.T) {
 	for _, lane := range [][2]string{{"posix,sysv,cma,self", ""}, {"tcp", "lo"}} {
 		for _, s := range []Shape{
-			{Op: backends.Write, Size: 656, Batch: 16, Pages: true, Spread: 64 << 10, Threads: 1},
-			{Op: backends.Read, Size: 5000, Batch: 4, Threads: 1},
-			{Op: backends.Write, Size: 8, Batch: 3, Threads: 1, Hot: true},
+			{Op: driver.Write, Size: 656, Batch: 16, Pages: true, Spread: 64 << 10, Threads: 1},
+			{Op: driver.Read, Size: 5000, Batch: 4, Threads: 1},
+			{Op: driver.Write, Size: 8, Batch: 3, Threads: 1, Hot: true},
 		} {
 			l := loop(t, s)
 			var spins *[]bool
@@ -81,7 +81,7 @@ func TestLoopStandsBesideTheEngine(t *testing.T) {
 }
 
 func TestLoopMovesThePiecesOfThePlan(t *testing.T) {
-	s := Shape{Op: backends.Write, Size: 100, Batch: 5, Pages: true, Spread: 4096, Threads: 1}
+	s := Shape{Op: driver.Write, Size: 100, Batch: 5, Pages: true, Spread: 4096, Threads: 1}
 	near, far, _ := loopEnds(t, "posix,sysv,cma,self", "", s.CompactBytes(), s.ScatteredBytes())
 	p := &s.plans()[0]
 	c, err := newLooped(near, p)
@@ -104,7 +104,7 @@ func TestLoopMovesThePiecesOfThePlan(t *testing.T) {
 }
 
 func TestLoopOfSeveralThreads(t *testing.T) {
-	s := Shape{Op: backends.Write, Size: 64, Batch: 2, Threads: 2}
+	s := Shape{Op: driver.Write, Size: 64, Batch: 2, Threads: 2}
 	l := loop(t, s)
 	l.Loop = &LoopEnd{}
 	r, err := Run(t.Context(), l, s, Options{Rounds: 1, Slice: time.Millisecond, Bare: true})

@@ -5,7 +5,7 @@ package bench
 import (
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
@@ -26,7 +26,7 @@ type plain struct {
 func (c *plain) do(i int) error {
 	size, stride, step := c.p.shape.Size, c.p.shape.stride(), c.p.shape.step()
 	places := c.p.places[i%len(c.p.places)]
-	if (c.p.shape.Op == backends.Write) != c.p.shape.Gather {
+	if (c.p.shape.Op == driver.Write) != c.p.shape.Gather {
 		for j, slot := range places {
 			copy(c.scattered[uint64(slot)*stride:][:size], c.compact[uint64(j)*step:][:size])
 		}

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // PerfTest runs ucx_perftest, UCX's own benchmark, as a server and a client on this
@@ -28,7 +28,7 @@ type PerfTest struct {
 }
 
 // Measure runs a test once, the first time after a short run that finds out how many
-// messages take Time. Without a ucx_perftest the error is a *backends.UnavailableError.
+// messages take Time. Without a ucx_perftest the error is a *driver.UnavailableError.
 func (p *PerfTest) Measure(ctx context.Context, r PerfRun) (PerfFigure, error) {
 	p.pair.tool, p.pair.time = p, orSecond(p.Time)
 	return p.pair.measure(ctx, r)
@@ -48,7 +48,7 @@ func (p *PerfTest) find(*PerfRun) (string, error) {
 	}
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return "", &backends.UnavailableError{Backend: PerfName, Reason: err.Error(), Fix: "apt-get install ucx-utils"}
+		return "", &driver.UnavailableError{Backend: PerfName, Reason: err.Error(), Fix: "apt-get install ucx-utils"}
 	}
 	return path, nil
 }

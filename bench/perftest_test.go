@@ -17,8 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // pretend makes the test binary play ucx_perftest, in the way that its value says.
@@ -243,7 +243,7 @@ func TestPerfTestThatHangs(t *testing.T) {
 func TestPerfTestThatIsMissing(t *testing.T) {
 	p := &PerfTest{Path: filepath.Join(t.TempDir(), "ucx_perftest")}
 	_, err := p.Measure(t.Context(), PerfRun{Test: "ucp_get", Size: 8, Window: 1})
-	var missing *backends.UnavailableError
+	var missing *driver.UnavailableError
 	if !errors.As(err, &missing) || missing.Fix != "apt-get install ucx-utils" {
 		t.Errorf("error %v", err)
 	}
@@ -259,8 +259,8 @@ func TestPerfTestOfThisMachine(t *testing.T) {
 		for _, r := range []PerfRun{{"ucp_put_bw", 65536, 4}, {"ucp_get", 65536, 4}, {"ucp_am_lat", 8, 1}, {"ucp_put_lat", 8, 1}} {
 			f, err := p.Measure(t.Context(), r)
 			if err != nil {
-				if errors.Is(err, backends.ErrUnavailable) {
-					backendtest.SkipIfUnavailable(t, err)
+				if errors.Is(err, driver.ErrUnavailable) {
+					drivertest.SkipIfUnavailable(t, err)
 				}
 				t.Fatalf("%+v: %v", r, err)
 			}

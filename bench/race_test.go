@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
@@ -35,7 +35,7 @@ func counterWay(t *testing.T, name string, s *Shape, n *atomic.Int64, err error)
 }
 
 func TestAlternateGivesEveryWayTheSameRounds(t *testing.T) {
-	s := &Shape{Op: backends.Write, Size: 1, Batch: 1, Threads: 2}
+	s := &Shape{Op: driver.Write, Size: 1, Batch: 1, Threads: 2}
 	var a, b atomic.Int64
 	ways := []*way{counterWay(t, "a", s, &a, nil), counterWay(t, "b", s, &b, nil)}
 	seen := 0
@@ -60,7 +60,7 @@ func TestAlternateGivesEveryWayTheSameRounds(t *testing.T) {
 }
 
 func TestAlternateEnds(t *testing.T) {
-	s := &Shape{Op: backends.Write, Size: 1, Batch: 1, Threads: 1}
+	s := &Shape{Op: driver.Write, Size: 1, Batch: 1, Threads: 1}
 	var n atomic.Int64
 	broken := errors.New("broken")
 	o := Options{Slice: time.Millisecond, Time: time.Millisecond}
@@ -75,14 +75,14 @@ func TestAlternateEnds(t *testing.T) {
 }
 
 func TestPlainCopiesEveryPiece(t *testing.T) {
-	for _, s := range []*Shape{{Op: backends.Write}, {Op: backends.Read}, {Op: backends.Write, Pages: true, Gather: true}, {Op: backends.Read, Pages: true, Gather: true}} {
+	for _, s := range []*Shape{{Op: driver.Write}, {Op: driver.Read}, {Op: driver.Write, Pages: true, Gather: true}, {Op: driver.Read, Pages: true, Gather: true}} {
 		s.Size, s.Batch, s.Threads, s.Spread = 100, 7, 2, 1<<16
 		m, err := allocMemories(s, hostmem.HugeNone)
 		if err != nil {
 			t.Fatal(err)
 		}
 		from := m.compact.Bytes()
-		if (s.Op == backends.Read) != s.Gather {
+		if (s.Op == driver.Read) != s.Gather {
 			from = m.scattered.Bytes()
 		}
 		for i := range from {

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Rival is a program of its own that moves the same pieces. It takes too long to start
@@ -102,7 +102,7 @@ func race(ctx context.Context, ways []*way, rivals *Contest, o Options, bytes ui
 // the caches (Shape.Hot).
 func PerfRival(p *PerfTest, s Shape) Rival {
 	test := "ucp_put_bw"
-	if s.Op == backends.Read {
+	if s.Op == driver.Read {
 		test = "ucp_get"
 	}
 	return &perfRival{p, PerfName, PerfRun{Test: test, Size: s.Size, Window: s.Batch}, s.BatchBytes()}
@@ -112,7 +112,7 @@ func PerfRival(p *PerfTest, s Shape) Rival {
 // the same size under way. It moves one buffer again and again (Shape.Hot).
 func VerbsRival(v *VerbsTest, s Shape, window int) Rival {
 	test := "ib_write_bw"
-	if s.Op == backends.Read {
+	if s.Op == driver.Read {
 		test = "ib_read_bw"
 	}
 	return &perfRival{v, VerbsName, PerfRun{Test: test, Size: s.Size, Window: window}, s.BatchBytes()}

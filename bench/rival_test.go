@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // scripted is a rival with these rates, one a measurement; 0 is a failure.
@@ -31,7 +31,7 @@ func (s *scripted) Measure(context.Context) (float64, time.Duration, error) {
 }
 
 func TestRivalsAreMeasuredBetweenTheRounds(t *testing.T) {
-	s := Shape{Op: backends.Write, Size: 64, Batch: 2, Threads: 1}
+	s := Shape{Op: driver.Write, Size: 64, Batch: 2, Threads: 1}
 	good, bad := &scripted{rates: []float64{1, 9, 2}}, &scripted{rates: []float64{1, 0}}
 	var progress []time.Duration
 	r, err := Run(t.Context(), loop(t, s), s, Options{Rounds: 5, Slice: time.Millisecond, Rivals: []Rival{good, bad},
@@ -55,7 +55,7 @@ func TestRivalsAreMeasuredBetweenTheRounds(t *testing.T) {
 
 func TestRivalsEndWithTheContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	s := Shape{Op: backends.Write, Size: 64, Batch: 2, Threads: 1}
+	s := Shape{Op: driver.Write, Size: 64, Batch: 2, Threads: 1}
 	_, err := Run(ctx, loop(t, s), s, Options{Rounds: 1, Slice: time.Millisecond, Rivals: []Rival{cancelling(cancel)}, Bare: true})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
@@ -73,7 +73,7 @@ func (f cancelling) Measure(context.Context) (float64, time.Duration, error) {
 
 func TestPerfRivalAsksForTheSameShape(t *testing.T) {
 	p, seen := pretending(t, "well")
-	for op, test := range map[backends.Op]string{backends.Write: "ucp_put_bw", backends.Read: "ucp_get"} {
+	for op, test := range map[driver.Op]string{driver.Write: "ucp_put_bw", driver.Read: "ucp_get"} {
 		r := PerfRival(p, Shape{Op: op, Size: 4096, Batch: 7})
 		gbps, batch, err := r.Measure(t.Context())
 		if err != nil || gbps <= 0 || r.Name() != PerfName {
@@ -93,7 +93,7 @@ func TestPerfRivalAsksForTheSameShape(t *testing.T) {
 }
 
 func TestHotPiecesLieAtOnePlace(t *testing.T) {
-	s := Shape{Op: backends.Write, Size: 100, Batch: 5, Threads: 2, Hot: true}
+	s := Shape{Op: driver.Write, Size: 100, Batch: 5, Threads: 2, Hot: true}
 	if err := s.Check(); err != nil {
 		t.Fatal(err)
 	}

@@ -7,13 +7,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Shape is what one operation moves, and how many threads do so at once, each
 // with a batch of its own.
 type Shape struct {
-	Op      backends.Op
+	Op      driver.Op
 	Size    uint64 // bytes of a piece
 	Batch   int    // pieces of an operation
 	Pages   bool   // pieces at random places of a large memory, as one pattern
@@ -41,7 +41,7 @@ var ErrShape = errors.New("bad shape")
 // Check reports whether the shape is within bounds.
 func (s *Shape) Check() error {
 	switch {
-	case s.Op != backends.Read && s.Op != backends.Write:
+	case s.Op != driver.Read && s.Op != driver.Write:
 		return fmt.Errorf("operation %v, want read or write: %w", s.Op, ErrShape)
 	case s.Size < 1 || s.Size > sizeMax:
 		return fmt.Errorf("size %d, want 1 to %d: %w", s.Size, sizeMax, ErrShape)
@@ -53,7 +53,7 @@ func (s *Shape) Check() error {
 		return fmt.Errorf("pieces at one place and at random places: %w", ErrShape)
 	case s.Dense < 0 || s.Dense > 1<<16 || s.Dense > 0 && !s.Pages:
 		return fmt.Errorf("one entry in %d, of pages: %w", s.Dense, ErrShape)
-	case s.Durable && (s.Pages || s.Op != backends.Write):
+	case s.Durable && (s.Pages || s.Op != driver.Write):
 		return fmt.Errorf("durable reads, or pages: %w", ErrShape)
 	case s.Gather && !s.Pages:
 		return fmt.Errorf("gathered pieces that are no pages: %w", ErrShape)

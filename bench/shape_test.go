@@ -6,11 +6,11 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func TestShapeBounds(t *testing.T) {
-	good := Shape{Op: backends.Write, Size: 656, Batch: 64, Threads: 1}
+	good := Shape{Op: driver.Write, Size: 656, Batch: 64, Threads: 1}
 	if err := good.Check(); err != nil {
 		t.Fatal(err)
 	}
@@ -34,10 +34,10 @@ func TestShapeBounds(t *testing.T) {
 
 func TestPlansStayWithinAndApart(t *testing.T) {
 	for _, s := range []Shape{
-		{Op: backends.Write, Size: 1 << 20, Batch: 16, Threads: 2},
-		{Op: backends.Read, Size: 1, Batch: 1, Threads: 3},
-		{Op: backends.Write, Size: 656, Batch: 2048, Pages: true, Spread: 64 << 20, Threads: 2},
-		{Op: backends.Write, Size: 8 << 20, Batch: 64, Pages: true, Threads: 1},
+		{Op: driver.Write, Size: 1 << 20, Batch: 16, Threads: 2},
+		{Op: driver.Read, Size: 1, Batch: 1, Threads: 3},
+		{Op: driver.Write, Size: 656, Batch: 2048, Pages: true, Spread: 64 << 20, Threads: 2},
+		{Op: driver.Write, Size: 8 << 20, Batch: 64, Pages: true, Threads: 1},
 	} {
 		taken := map[uint64]bool{}
 		for _, p := range s.plans() {
@@ -64,7 +64,7 @@ func TestPlansStayWithinAndApart(t *testing.T) {
 
 // TestNeighboursAreRare keeps merging engines from moving one long piece.
 func TestNeighboursAreRare(t *testing.T) {
-	s := Shape{Op: backends.Write, Size: 1 << 20, Batch: 16, Threads: 4}
+	s := Shape{Op: driver.Write, Size: 1 << 20, Batch: 16, Threads: 4}
 	for _, p := range s.plans() {
 		places, rows := p.places[0], 0
 		for i := 1; i < len(places); i++ {

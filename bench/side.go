@@ -5,7 +5,7 @@ package bench
 import (
 	"errors"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -75,7 +75,7 @@ func (s *Side) Close() error {
 
 // Loop is a Link from an engine to itself, for backends that stay within a
 // process, with that many bytes at each end. Close the Side to end it.
-func Loop(list []backends.Backend, only string, compact, scattered uint64, use Memory) (*Side, Link, error) {
+func Loop(list []driver.Backend, only string, compact, scattered uint64, use Memory) (*Side, Link, error) {
 	side, err := OpenSide(engine.Config{Name: "bench", Backends: list}, compact, use)
 	if err != nil {
 		return nil, Link{}, err

@@ -9,17 +9,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // landlord is a backend with memory of its own.
-type landlord struct{ backends.Backend }
+type landlord struct{ driver.Backend }
 
-func (landlord) Alloc(n uint64) (backends.Segment, io.Closer, error) {
+func (landlord) Alloc(n uint64) (driver.Segment, io.Closer, error) {
 	b, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
-	return backends.Segment{Kind: backends.DRAM, Len: n, Mem: b}, &lease{b}, err
+	return driver.Segment{Kind: driver.DRAM, Len: n, Mem: b}, &lease{b}, err
 }
 
 type lease struct{ b []byte }
@@ -37,9 +37,9 @@ func (l *lease) Close() error {
 // memory all the same where that is asked for.
 func TestSideHasTheMemoryThatIsWanted(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
-	s := Shape{Op: backends.Write, Size: 4096, Batch: 1, Threads: 1}
+	s := Shape{Op: driver.Write, Size: 4096, Batch: 1, Threads: 1}
 	for use, want := range map[Memory]string{BackendMemory: "mem", HostMemory: "host"} {
-		side, l, err := Loop([]backends.Backend{landlord{memBackend(t)[0]}}, "mem", 4096, 4096, use)
+		side, l, err := Loop([]driver.Backend{landlord{memBackend(t)[0]}}, "mem", 4096, 4096, use)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // vectored moves the pieces with process_vm_writev or process_vm_readv: what a
@@ -29,7 +29,7 @@ type vectors struct {
 const iovMax = 1024
 
 func newVectored(l *Link, p *plan) *vectored {
-	v := &vectored{pid: l.Process, write: p.shape.Op == backends.Write}
+	v := &vectored{pid: l.Process, write: p.shape.Op == driver.Write}
 	size, stride, step := p.shape.Size, p.shape.stride(), p.shape.step()
 	local := l.Local.Bytes()[p.compact:]
 	for _, places := range p.places {

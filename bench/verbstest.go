@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // VerbsTest runs the benchmarks of package perftest (ib_write_bw, ib_read_bw, ib_write_lat)
@@ -42,7 +42,7 @@ type VerbsPort struct {
 const VerbsName = "perftest"
 
 // Measure runs a test once, the first time after a short run that finds out how many
-// messages take Time. Without the programs the error is a *backends.UnavailableError.
+// messages take Time. Without the programs the error is a *driver.UnavailableError.
 func (v *VerbsTest) Measure(ctx context.Context, r PerfRun) (PerfFigure, error) {
 	v.pair.tool, v.pair.time = v, orSecond(v.Time)
 	f, err := v.pair.measure(ctx, r)
@@ -59,7 +59,7 @@ const verbsAgain = 3
 func (v *VerbsTest) find(r *PerfRun) (string, error) {
 	path, err := exec.LookPath(filepath.Join(v.Dir, r.Test))
 	if err != nil {
-		return "", &backends.UnavailableError{Backend: VerbsName, Reason: err.Error(), Fix: "apt-get install perftest"}
+		return "", &driver.UnavailableError{Backend: VerbsName, Reason: err.Error(), Fix: "apt-get install perftest"}
 	}
 	return path, nil
 }

@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
-	"github.com/sluicehq/sluice/internal/guest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/guest"
 )
 
 const recordedBandwidth = `Device not recognized to implement inline feature. Disabling it
@@ -74,7 +74,7 @@ func FuzzParseVerbs(f *testing.F) {
 func TestVerbsTestSaysWhatItLacks(t *testing.T) {
 	v := &VerbsTest{Dir: t.TempDir()}
 	_, err := v.Measure(t.Context(), PerfRun{Test: "ib_write_bw", Size: 8, Window: 1})
-	var missing *backends.UnavailableError
+	var missing *driver.UnavailableError
 	if !errors.As(err, &missing) || missing.Fix != "apt-get install perftest" {
 		t.Errorf("error %v", err)
 	}
@@ -93,7 +93,7 @@ func TestVerbsTestSaysWhatItLacks(t *testing.T) {
 func TestRealVerbsTest(t *testing.T) {
 	devices, err := guest.Devices(2)
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 	}
 	gid := 3 // of RoCE v2 over IPv4 on most NICs
 	if guest.Inside() {
@@ -103,8 +103,8 @@ func TestRealVerbsTest(t *testing.T) {
 	for _, r := range []PerfRun{{"ib_write_bw", 65536, 32}, {"ib_read_bw", 65536, 16}, {"ib_write_lat", 8, 1}} {
 		f, err := v.Measure(t.Context(), r)
 		if err != nil {
-			if errors.Is(err, backends.ErrUnavailable) {
-				backendtest.SkipIfUnavailable(t, err)
+			if errors.Is(err, driver.ErrUnavailable) {
+				drivertest.SkipIfUnavailable(t, err)
 			}
 			t.Fatalf("%+v: %v", r, err)
 		}

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	kvlayout "github.com/sluicehq/sluice/kv/layout"
 )
 
@@ -29,7 +29,7 @@ type Step struct {
 
 // WorkloadOptions are what a workload does not say itself. The zero value of a field means its default.
 type WorkloadOptions struct {
-	Op          backends.Op
+	Op          driver.Op
 	Tokens      int    // of the prompt; default 2,048
 	BlockTokens int    // default kvlayout.BlockTokens
 	Threads     int    // default 1

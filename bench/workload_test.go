@@ -7,12 +7,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func workload(t *testing.T, name string, o WorkloadOptions) *Workload {
 	t.Helper()
-	o.Op = backends.Write
+	o.Op = driver.Write
 	w, err := NewWorkload(name, o)
 	if err != nil {
 		t.Fatal(err)
@@ -87,12 +87,12 @@ func TestBadWorkloads(t *testing.T) {
 		"nixlbench/tp2":       "no workload",
 		"llama3.1-8b/tp0/pp1": "1 or more",
 	} {
-		_, err := NewWorkload(name, WorkloadOptions{Op: backends.Write})
+		_, err := NewWorkload(name, WorkloadOptions{Op: driver.Write})
 		if !errors.Is(err, ErrWorkload) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
-	if _, err := NewWorkload("qwen3-8b", WorkloadOptions{Op: backends.Write, Tokens: -1}); !errors.Is(err, ErrWorkload) {
+	if _, err := NewWorkload("qwen3-8b", WorkloadOptions{Op: driver.Write, Tokens: -1}); !errors.Is(err, ErrWorkload) {
 		t.Errorf("-1 tokens: %v", err)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
@@ -22,14 +22,14 @@ func BenchmarkScattered(b *testing.B) {
 	for _, shape := range []struct{ entry, count int }{{656, 2048}, {656, 64}, {4096, 512}, {128, 2048}} {
 		b.Run(fmt.Sprintf("%dx%dB", shape.count, shape.entry), func(b *testing.B) {
 			n := uint64(shape.entry)
-			p := backends.Pages{Count: shape.count, EntryLen: n, LocalStride: n, RemoteStride: n,
+			p := driver.Pages{Count: shape.count, EntryLen: n, LocalStride: n, RemoteStride: n,
 				Local: make([]uint32, shape.count), Remote: make([]uint32, shape.count)}
 			rng := rand.New(rand.NewPCG(1, 2))
 			var ours, plain []float64
 			for range b.N {
 				shuffle(rng, &p, size/n)
 				begin := time.Now()
-				_ = CopyPages(backends.Write, local, remote, &p, 0, p.Count)
+				_ = CopyPages(driver.Write, local, remote, &p, 0, p.Count)
 				ours = append(ours, float64(time.Since(begin)))
 				shuffle(rng, &p, size/n)
 				begin = time.Now()
@@ -49,7 +49,7 @@ func BenchmarkScattered(b *testing.B) {
 	}
 }
 
-func shuffle(rng *rand.Rand, p *backends.Pages, places uint64) {
+func shuffle(rng *rand.Rand, p *driver.Pages, places uint64) {
 	for i := range p.Count {
 		p.Local[i], p.Remote[i] = uint32(rng.Uint64N(places)), uint32(rng.Uint64N(places))
 	}

@@ -17,7 +17,7 @@ import "C"
 import (
 	"unsafe"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Native says whether copies run in C.
@@ -25,23 +25,23 @@ const Native = true
 
 // A Desc is read by C as it is: equal sizes in both directions, equal offsets.
 const (
-	_ = uint(unsafe.Sizeof(backends.Desc{}) - unsafe.Sizeof(C.struct_sl_desc{}))
-	_ = uint(unsafe.Sizeof(C.struct_sl_desc{}) - unsafe.Sizeof(backends.Desc{}))
-	_ = uint(unsafe.Offsetof(backends.Desc{}.RemoteKey) - unsafe.Offsetof(C.struct_sl_desc{}.remote_key))
-	_ = uint(unsafe.Offsetof(C.struct_sl_desc{}.remote_key) - unsafe.Offsetof(backends.Desc{}.RemoteKey))
-	_ = uint(unsafe.Offsetof(backends.Desc{}.Len) - unsafe.Offsetof(C.struct_sl_desc{}.len))
-	_ = uint(unsafe.Offsetof(C.struct_sl_desc{}.len) - unsafe.Offsetof(backends.Desc{}.Len))
+	_ = uint(unsafe.Sizeof(driver.Desc{}) - unsafe.Sizeof(C.struct_sl_desc{}))
+	_ = uint(unsafe.Sizeof(C.struct_sl_desc{}) - unsafe.Sizeof(driver.Desc{}))
+	_ = uint(unsafe.Offsetof(driver.Desc{}.RemoteKey) - unsafe.Offsetof(C.struct_sl_desc{}.remote_key))
+	_ = uint(unsafe.Offsetof(C.struct_sl_desc{}.remote_key) - unsafe.Offsetof(driver.Desc{}.RemoteKey))
+	_ = uint(unsafe.Offsetof(driver.Desc{}.Len) - unsafe.Offsetof(C.struct_sl_desc{}.len))
+	_ = uint(unsafe.Offsetof(C.struct_sl_desc{}.len) - unsafe.Offsetof(driver.Desc{}.Len))
 )
 
 // Implements: int sl_copy_descs(uint8_t *local, uint64_t local_len, ...)
-func copyDescs(op backends.Op, local, remote []byte, descs []backends.Desc) error {
+func copyDescs(op driver.Op, local, remote []byte, descs []driver.Desc) error {
 	rc := C.sl_copy_descs(bytePtr(local), C.uint64_t(len(local)), bytePtr(remote), C.uint64_t(len(remote)),
 		(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(descs))), C.size_t(len(descs)), toRemote(op))
 	return result(rc)
 }
 
 // Implements: int sl_copy_pages(uint8_t *local, uint64_t local_len, ...)
-func copyPages(op backends.Op, local, remote []byte, p *backends.Pages, first, n int) error {
+func copyPages(op driver.Op, local, remote []byte, p *driver.Pages, first, n int) error {
 	rc := C.sl_copy_pages(bytePtr(local), C.uint64_t(len(local)), bytePtr(remote), C.uint64_t(len(remote)),
 		indexPtr(p.Local), C.uint64_t(p.LocalBase), C.uint64_t(p.LocalStride),
 		indexPtr(p.Remote), C.uint64_t(p.RemoteBase), C.uint64_t(p.RemoteStride),
@@ -55,8 +55,8 @@ func indexPtr(list []uint32) *C.uint32_t {
 	return (*C.uint32_t)(unsafe.Pointer(unsafe.SliceData(list)))
 }
 
-func toRemote(op backends.Op) C.int {
-	if op == backends.Write {
+func toRemote(op driver.Op) C.int {
+	if op == driver.Write {
 		return 1
 	}
 	return 0
@@ -65,7 +65,7 @@ func toRemote(op backends.Op) C.int {
 // The only errno of the copies is ERANGE.
 func result(rc C.int) error {
 	if rc != 0 {
-		return backends.ErrBounds
+		return driver.ErrBounds
 	}
 	return nil
 }

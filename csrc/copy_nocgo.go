@@ -5,16 +5,16 @@
 package csrc
 
 import (
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Native says whether copies run in C.
 const Native = false
 
-func copyDescs(op backends.Op, local, remote []byte, descs []backends.Desc) error {
+func copyDescs(op driver.Op, local, remote []byte, descs []driver.Desc) error {
 	for i := range descs {
 		if err := descs[i].Check(uint64(len(local)), uint64(len(remote))); err != nil {
-			return backends.ErrBounds
+			return driver.ErrBounds
 		}
 	}
 	for i := range descs {
@@ -23,20 +23,20 @@ func copyDescs(op backends.Op, local, remote []byte, descs []backends.Desc) erro
 	return nil
 }
 
-func copyPages(op backends.Op, local, remote []byte, p *backends.Pages, first, n int) error {
+func copyPages(op driver.Op, local, remote []byte, p *driver.Pages, first, n int) error {
 	for i := first; i < first+n; i++ {
 		d := p.Desc(i)
 		if err := d.Check(uint64(len(local)), uint64(len(remote))); err != nil {
-			return backends.ErrBounds
+			return driver.ErrBounds
 		}
 		copyOne(op, local, remote, &d)
 	}
 	return nil
 }
 
-func copyOne(op backends.Op, local, remote []byte, d *backends.Desc) {
+func copyOne(op driver.Op, local, remote []byte, d *driver.Desc) {
 	l, r := local[d.Local:][:d.Len], remote[d.Remote:][:d.Len]
-	if op == backends.Write {
+	if op == driver.Write {
 		copy(r, l)
 	} else {
 		copy(l, r)

@@ -8,7 +8,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 const pattern = 0xA5
@@ -23,10 +23,10 @@ func filled(n int, seed uint64) []byte {
 }
 
 // want applies descs byte by byte, the slow and obvious way.
-func want(op backends.Op, local, remote []byte, descs []backends.Desc) {
+func want(op driver.Op, local, remote []byte, descs []driver.Desc) {
 	for _, d := range descs {
 		for i := range d.Len {
-			if op == backends.Write {
+			if op == driver.Write {
 				remote[d.Remote+i] = local[d.Local+i]
 			} else {
 				local[d.Local+i] = remote[d.Remote+i]
@@ -40,11 +40,11 @@ func TestCopyDescsEqualsTheObviousWay(t *testing.T) {
 	for round := range 200 {
 		local, remote := filled(8192, uint64(round)), filled(8192, uint64(round)+1000)
 		wantLocal, wantRemote := bytes.Clone(local), bytes.Clone(remote)
-		op := backends.Op(1 + round%2)
-		var descs []backends.Desc
+		op := driver.Op(1 + round%2)
+		var descs []driver.Desc
 		for range 1 + rng.IntN(20) {
 			n := uint64(1 + rng.IntN(700))
-			d := backends.Desc{Local: rng.Uint64N(8192 - n + 1), Remote: rng.Uint64N(8192 - n + 1), Len: n}
+			d := driver.Desc{Local: rng.Uint64N(8192 - n + 1), Remote: rng.Uint64N(8192 - n + 1), Len: n}
 			if len(descs) > 0 && rng.IntN(3) == 0 { // an adjacent one, to be merged
 				last := descs[len(descs)-1]
 				if last.Local+last.Len+n <= 8192 && last.Remote+last.Len+n <= 8192 {
@@ -68,8 +68,8 @@ func TestCopyPagesEqualsTheObviousWay(t *testing.T) {
 	for round := range 200 {
 		local, remote := filled(16384, uint64(round)), filled(16384, uint64(round)+1000)
 		wantLocal, wantRemote := bytes.Clone(local), bytes.Clone(remote)
-		op := backends.Op(1 + round%2)
-		p := backends.Pages{Count: 1 + rng.IntN(12), EntryLen: uint64(1 + rng.IntN(500)), LocalBase: 100, RemoteBase: 7}
+		op := driver.Op(1 + round%2)
+		p := driver.Pages{Count: 1 + rng.IntN(12), EntryLen: uint64(1 + rng.IntN(500)), LocalBase: 100, RemoteBase: 7}
 		p.LocalStride, p.RemoteStride = p.EntryLen+uint64(rng.IntN(2)*300), p.EntryLen
 		if round%3 > 0 {
 			p.Local = permutation(rng, p.Count)
@@ -81,7 +81,7 @@ func TestCopyPagesEqualsTheObviousWay(t *testing.T) {
 			t.Fatal(err)
 		}
 		first := rng.IntN(p.Count)
-		var descs []backends.Desc
+		var descs []driver.Desc
 		for i := first; i < p.Count; i++ {
 			descs = append(descs, p.Desc(i))
 		}
@@ -106,19 +106,19 @@ func permutation(rng *rand.Rand, n int) []uint32 {
 func TestCopyRefusesWhatLeavesTheRange(t *testing.T) {
 	whole := bytes.Repeat([]byte{pattern}, 256)
 	local, remote := filled(128, 1), whole[64:192]
-	bad := []backends.Desc{{Local: 0, Remote: 120, Len: 9}, {Local: 120, Remote: 0, Len: 9},
+	bad := []driver.Desc{{Local: 0, Remote: 120, Len: 9}, {Local: 120, Remote: 0, Len: 9},
 		{Local: 1 << 63, Remote: 0, Len: 1 << 63}, {Local: 0, Remote: ^uint64(0), Len: 2}}
 	for _, d := range bad {
-		good := backends.Desc{Local: 0, Remote: 0, Len: 8}
-		if err := CopyDescs(backends.Write, local, remote, []backends.Desc{good, d}); !errors.Is(err, backends.ErrBounds) {
+		good := driver.Desc{Local: 0, Remote: 0, Len: 8}
+		if err := CopyDescs(driver.Write, local, remote, []driver.Desc{good, d}); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%+v: %v, want ErrBounds", d, err)
 		}
 	}
-	p := backends.Pages{Count: 1, EntryLen: 100, LocalStride: 100, RemoteStride: 100, Remote: []uint32{1}}
-	if err := CopyPages(backends.Write, local, remote, &p, 0, 1); !errors.Is(err, backends.ErrBounds) {
+	p := driver.Pages{Count: 1, EntryLen: 100, LocalStride: 100, RemoteStride: 100, Remote: []uint32{1}}
+	if err := CopyPages(driver.Write, local, remote, &p, 0, 1); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("page past the end: %v, want ErrBounds", err)
 	}
-	if err := CopyPages(backends.Write, local, remote, &p, 0, 2); !errors.Is(err, backends.ErrBounds) {
+	if err := CopyPages(driver.Write, local, remote, &p, 0, 2); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("list shorter than the range: %v, want ErrBounds", err)
 	}
 	if !bytes.Equal(whole, bytes.Repeat([]byte{pattern}, 256)) {
@@ -128,11 +128,11 @@ func TestCopyRefusesWhatLeavesTheRange(t *testing.T) {
 
 func TestCopyDoesNotAllocate(t *testing.T) {
 	local, remote := make([]byte, 4096), make([]byte, 4096)
-	descs := []backends.Desc{{Local: 0, Remote: 0, Len: 100}, {Local: 300, Remote: 200, Len: 100}}
-	p := backends.Pages{Count: 2, EntryLen: 64, LocalStride: 64, RemoteStride: 128, Local: []uint32{1, 0}}
+	descs := []driver.Desc{{Local: 0, Remote: 0, Len: 100}, {Local: 300, Remote: 200, Len: 100}}
+	p := driver.Pages{Count: 2, EntryLen: 64, LocalStride: 64, RemoteStride: 128, Local: []uint32{1, 0}}
 	if n := testing.AllocsPerRun(100, func() {
-		_ = CopyDescs(backends.Write, local, remote, descs)
-		_ = CopyPages(backends.Read, local, remote, &p, 0, 2)
+		_ = CopyDescs(driver.Write, local, remote, descs)
+		_ = CopyPages(driver.Read, local, remote, &p, 0, 2)
 	}); n != 0 {
 		t.Errorf("%v allocations a copy, want 0", n)
 	}

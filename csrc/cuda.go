@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // cudaLibrary is what LoadCUDA opens when it is given no path.
@@ -20,7 +20,7 @@ var cudaLoaded struct {
 // LoadCUDA opens libcuda and initialises it, once in the life of the process. path names the
 // library, "" the one of the system. When it cannot be used (missing, a function missing, no
 // device, another one open already) nothing is changed, a later call may try again, and the
-// error is a *backends.UnavailableError.
+// error is a *driver.UnavailableError.
 func LoadCUDA(path string) error {
 	if path == "" {
 		path = cudaLibrary
@@ -43,7 +43,7 @@ func LoadCUDA(path string) error {
 }
 
 func cudaUnavailable(reason, fix string) error {
-	return &backends.UnavailableError{Backend: "cuda", Reason: reason, Fix: fix}
+	return &driver.UnavailableError{Backend: "cuda", Reason: reason, Fix: fix}
 }
 
 // CUDAError is what the driver answered. Most of them end the process's use of the device.

@@ -21,7 +21,7 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // loadCUDA opens the library and returns "", or why not and what to do.
@@ -41,7 +41,7 @@ func loadCUDA(path string) (reason, fix string) {
 
 // CUDADevice is a device with its primary context and a stream of the lowest priority. Its
 // methods may be called by any goroutine, one after the other; those of a closed one answer
-// backends.ErrClosed.
+// driver.ErrClosed.
 type CUDADevice struct {
 	mu   sync.Mutex
 	c    C.struct_sl_cuda
@@ -81,7 +81,7 @@ func (d *CUDADevice) with(call string, f func(c *C.struct_sl_cuda) C.int) error 
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.open {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	return cudaResult(call, f(&d.c))
 }
@@ -150,7 +150,7 @@ func (d *CUDADevice) Run(l *CUDALaunch, tally []byte) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.open {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	rc := C.sl_cuda_run(&d.c, C.int(l.Kernel), C.unsigned(l.Blocks), C.unsigned(l.Threads), C.unsigned(l.Shared),
 		bytePtr(l.Args), C.CUdeviceptr(l.Tally), bytePtr(tally), C.size_t(len(tally)))

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // fakeCUDA is a library with all functions that LoadCUDA looks for, of which cuInit answers
@@ -60,13 +60,13 @@ func TestLoadCUDAThatFails(t *testing.T) {
 		{"no device", fakeCUDA(t, "", "100"), "cuInit answers 100, CUDA_ERROR_NO_DEVICE: no CUDA-capable device", "nvidia-smi"},
 	} {
 		err := LoadCUDA(c.path)
-		var u *backends.UnavailableError
+		var u *driver.UnavailableError
 		if !errors.As(err, &u) || u.Backend != "cuda" || !strings.Contains(u.Fix, c.fix) ||
 			!strings.Contains(u.Reason, c.reason) || !strings.Contains(u.Reason, c.path) {
 			t.Errorf("%s: %v, want an UnavailableError with %q and the path", c.name, err, c.reason)
 		}
 	}
-	var u *backends.UnavailableError
+	var u *driver.UnavailableError
 	if _, err := OpenCUDA(0); !errors.As(err, &u) {
 		t.Errorf("a device without a library: %v", err)
 	}
@@ -77,7 +77,7 @@ func TestCUDADeclarations(t *testing.T) {
 	cmd := exec.Command("gcc", "-E", "-P", "-x", "c", "-")
 	cmd.Stdin = strings.NewReader("#include <cuda.h>\n")
 	if err := cmd.Run(); err != nil {
-		backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: "cuda", Reason: "no cuda.h to compare with",
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "cuda", Reason: "no cuda.h to compare with",
 			Fix: "pip download nvidia-cuda-runtime-cu12, unpack it, and name its include folder in CPATH"})
 	}
 	var said [2]string

@@ -17,17 +17,17 @@ import (
 	"syscall"
 	"unsafe"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func syscallErrno(n int32) error { return syscall.Errno(n) }
 
 // Pin makes host memory known to all devices. It must lie outside the Go heap and stay until
-// Unpin. backends.ErrBusy: a part of it is pinned already.
+// Unpin. driver.ErrBusy: a part of it is pinned already.
 func (m *CUDAMover) Pin(mem []byte) error {
 	rc := C.sl_cuda_host_pin(m.c, unsafe.Pointer(unsafe.SliceData(mem)), C.size_t(len(mem)))
 	if rc == C.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED {
-		return backends.ErrBusy
+		return driver.ErrBusy
 	}
 	return cudaResult("pin host memory", rc)
 }
@@ -112,7 +112,7 @@ func (b *CUDABlock) Export() (fd int, off uint64, err error) {
 }
 
 // Share returns a descriptor, the caller's, by which another process of the host maps the memory that is
-// there now. backends.ErrNotSupported: memory, driver or device has no such thing.
+// there now. driver.ErrNotSupported: memory, driver or device has no such thing.
 func (b *CUDABlock) Share() (fd int, err error) {
 	var f C.int
 	rc := C.sl_cuda_block_share(&b.c, &f)
@@ -120,7 +120,7 @@ func (b *CUDABlock) Share() (fd int, err error) {
 }
 
 // ImportCUDABlock maps n bytes that another process has shared; the descriptor stays the caller's.
-// backends.ErrNotSupported: the driver has no such thing.
+// driver.ErrNotSupported: the driver has no such thing.
 func ImportCUDABlock(ordinal, fd int, n uint64) (*CUDABlock, error) {
 	b := &CUDABlock{Len: n, Maps: true}
 	if rc := C.sl_cuda_block_import(C.int(ordinal), C.int(fd), C.size_t(n), &b.c); rc != 0 {
@@ -148,7 +148,7 @@ func CUDAUUID(ordinal int) (id [16]byte, err error) {
 
 func shareResult(call string, rc C.int) error {
 	if rc == -C.EOPNOTSUPP {
-		return fmt.Errorf("%s: driver, device or memory cannot: %w", call, backends.ErrNotSupported)
+		return fmt.Errorf("%s: driver, device or memory cannot: %w", call, driver.ErrNotSupported)
 	}
 	return cudaResult(call, rc)
 }

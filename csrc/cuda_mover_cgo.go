@@ -24,7 +24,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // What crosses as it is has equal sizes in both directions.
@@ -79,7 +79,7 @@ func CUDADevices() (int, error) {
 func CUDAStatus(call string, status int32) error {
 	switch {
 	case status == CUDACanceled:
-		return backends.ErrAborted
+		return driver.ErrAborted
 	case status < 0:
 		return fmt.Errorf("%s: %w", call, syscallErrno(-status))
 	}
@@ -219,11 +219,11 @@ func (m *CUDAMover) SubmitEntries(batch int, e *CUDAEntries) error {
 func (m *CUDAMover) Cancel(batch int) { C.sl_cuda_cancel(m.c, C.uint32_t(batch)) }
 
 // Follow has a CUstream of the caller wait for the end of a batch that has not been polled.
-// backends.ErrNotSupported: it is on the patient lane.
+// driver.ErrNotSupported: it is on the patient lane.
 func (m *CUDAMover) Follow(batch int, stream uint64) error {
 	rc := C.sl_cuda_follow(m.c, C.uint32_t(batch), C.uint64_t(stream))
 	if rc == -C.EOPNOTSUPP {
-		return backends.ErrNotSupported
+		return driver.ErrNotSupported
 	}
 	return CUDAStatus("wait on stream", int32(rc))
 }

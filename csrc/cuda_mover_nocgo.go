@@ -6,7 +6,7 @@ package csrc
 
 func noMover() error { return cudaUnavailable(cudaNoCgo, cudaNoCgoFix) }
 
-// CUDADevices answers a *backends.UnavailableError without cgo.
+// CUDADevices answers a *driver.UnavailableError without cgo.
 func CUDADevices() (int, error) { return 0, noMover() }
 
 // CUDAStatus is never called: nothing ends.
@@ -15,7 +15,7 @@ func CUDAStatus(string, int32) error { return noMover() }
 // CUDAEnds is where movers say which batches have ended.
 type CUDAEnds struct{}
 
-// NewCUDAEnds answers a *backends.UnavailableError without cgo.
+// NewCUDAEnds answers a *driver.UnavailableError without cgo.
 func NewCUDAEnds(int, int, int) (*CUDAEnds, error) { return nil, noMover() }
 
 // Poll is never called, and neither is anything else here.
@@ -36,7 +36,7 @@ func (*CUDAEnds) Close() {}
 // CUDAMover is a device; there is none without cgo.
 type CUDAMover struct{}
 
-// OpenCUDAMover answers a *backends.UnavailableError without cgo.
+// OpenCUDAMover answers a *driver.UnavailableError without cgo.
 func OpenCUDAMover(int, *CUDAEnds, int, int, int) (*CUDAMover, error) { return nil, noMover() }
 
 // Close is never called, and neither is anything else of a CUDAMover.
@@ -99,7 +99,7 @@ type CUDABlock struct {
 	Maps    bool
 }
 
-// NewCUDABlock answers a *backends.UnavailableError without cgo.
+// NewCUDABlock answers a *driver.UnavailableError without cgo.
 func NewCUDABlock(int, uint64) (*CUDABlock, error) { return nil, noMover() }
 
 // Close is never called.

@@ -26,7 +26,7 @@ import (
 	"fmt"
 	"unsafe"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Moves looks for what the driver has of CUDAMoves.
@@ -58,7 +58,7 @@ type CUDACopier struct {
 func (d *CUDADevice) OpenCopier() (*CUDACopier, error) {
 	has := d.Moves()
 	if !has.Copies {
-		return nil, fmt.Errorf("copies without waiting: the driver lacks functions: %w", backends.ErrNotSupported)
+		return nil, fmt.Errorf("copies without waiting: the driver lacks functions: %w", driver.ErrNotSupported)
 	}
 	p := &CUDACopier{d: d, batches: has.Batches}
 	for i := range p.marks {
@@ -89,12 +89,12 @@ func (p *CUDACopier) Close() {
 // batch or one by one. It may return before they are over, after a failure too: Sync.
 func (p *CUDACopier) Copy(batch bool, dst, src, n []uint64) error {
 	if len(dst) != len(n) || len(src) != len(n) || batch && !p.batches {
-		return backends.ErrBounds
+		return driver.ErrBounds
 	}
 	p.d.mu.Lock()
 	defer p.d.mu.Unlock()
 	if !p.d.open {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	one := C.int(0)
 	if batch {
@@ -110,7 +110,7 @@ func (p *CUDACopier) Sync() error {
 	p.d.mu.Lock()
 	defer p.d.mu.Unlock()
 	if !p.d.open {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	return cudaResult("wait for copies", C.sl_cuda_sync(&p.d.c))
 }
@@ -120,7 +120,7 @@ func (p *CUDACopier) Mark(i int) error {
 	p.d.mu.Lock()
 	defer p.d.mu.Unlock()
 	if !p.d.open || i >= p.opened {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	return cudaResult("record event", C.sl_cuda_mark(&p.d.c, p.marks[i]))
 }
@@ -130,7 +130,7 @@ func (p *CUDACopier) Await(i int) error {
 	p.d.mu.Lock()
 	defer p.d.mu.Unlock()
 	if !p.d.open || i >= p.opened {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	return cudaResult("wait for event", C.sl_cuda_await(&p.d.c, p.marks[i]))
 }
@@ -141,7 +141,7 @@ func (d *CUDADevice) Launch(l *CUDALaunch, tally, fresh []byte) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.open {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	rc := C.sl_cuda_launch(&d.c, C.int(l.Kernel), C.unsigned(l.Blocks), C.unsigned(l.Threads), C.unsigned(l.Shared),
 		bytePtr(l.Args), C.CUdeviceptr(l.Tally), bytePtr(tally), bytePtr(fresh), C.size_t(len(tally)))
@@ -162,7 +162,7 @@ type CUDAGraph struct {
 // tally, pinned memory, has it after each replay. Args are read now.
 func (d *CUDADevice) Capture(l *CUDALaunch, tally []byte) (*CUDAGraph, error) {
 	if !d.Moves().Graphs {
-		return nil, fmt.Errorf("capture a launch: the driver lacks functions: %w", backends.ErrNotSupported)
+		return nil, fmt.Errorf("capture a launch: the driver lacks functions: %w", driver.ErrNotSupported)
 	}
 	g := &CUDAGraph{d: d, kernel: C.int(l.Kernel), shared: C.unsigned(l.Shared), tally: C.CUdeviceptr(l.Tally), n: len(tally)}
 	var exec C.CUgraphExec
@@ -183,7 +183,7 @@ func (g *CUDAGraph) Replay(fresh []byte) error {
 	g.d.mu.Lock()
 	defer g.d.mu.Unlock()
 	if !g.d.open || g.exec == nil {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	return cudaResult("replay launch", C.sl_cuda_replay(&g.d.c, g.exec, g.kernel, g.shared, g.tally, bytePtr(fresh), C.size_t(len(fresh))))
 }

@@ -14,7 +14,7 @@ func loadCUDA(string) (reason, fix string) { return cudaNoCgo, cudaNoCgoFix }
 // CUDADevice is a device; there is none without cgo.
 type CUDADevice struct{}
 
-// OpenCUDA answers a *backends.UnavailableError without cgo.
+// OpenCUDA answers a *driver.UnavailableError without cgo.
 func OpenCUDA(int) (*CUDADevice, error) { return nil, cudaUnavailable(cudaNoCgo, cudaNoCgoFix) }
 
 // Facts is never called: there is no device.

@@ -7,7 +7,7 @@ package csrc
 // CUDAStream is a stream; there is none without cgo.
 type CUDAStream struct{}
 
-// OpenCUDAStream answers a *backends.UnavailableError without cgo.
+// OpenCUDAStream answers a *driver.UnavailableError without cgo.
 func OpenCUDAStream(int) (*CUDAStream, error) { return nil, noMover() }
 
 // Handle is never called, and neither is anything else of a CUDAStream.

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // cufileLibrary is what LoadCuFile opens when it is given no path.
@@ -20,7 +20,7 @@ var cufileLoaded struct {
 // LoadCuFile opens libcufile and its driver, once in the life of the process: neither is closed again, as other
 // parts of the program may use the same. LoadCUDA must have succeeded, which is to say that cuInit did: without
 // a device the library is not touched. path names the library, "" the one of the system; log is the file that it writes
-// its messages to unless CUFILE_LOGFILE_PATH is set, "" leaves that alone. An error is a *backends.UnavailableError;
+// its messages to unless CUFILE_LOGFILE_PATH is set, "" leaves that alone. An error is a *driver.UnavailableError;
 // then a later call may try again.
 func LoadCuFile(path, log string) error {
 	if path == "" {
@@ -47,7 +47,7 @@ func LoadCuFile(path, log string) error {
 }
 
 func cufileUnavailable(reason, fix string) error {
-	return &backends.UnavailableError{Backend: "gds", Reason: reason, Fix: fix}
+	return &driver.UnavailableError{Backend: "gds", Reason: reason, Fix: fix}
 }
 
 // CuFileError is what cuFile answered, other than an errno.

@@ -19,7 +19,7 @@ import (
 	"syscall"
 	"unsafe"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // What crosses as it is has equal sizes in both directions.
@@ -176,7 +176,7 @@ func CuFileStatus(call string, d *Done) error {
 	case d.Status <= -cufileBase:
 		return &CuFileError{call, int(-d.Status), 0}
 	case d.Status == -C.ECANCELED:
-		return backends.ErrAborted
+		return driver.ErrAborted
 	}
 	return syscall.Errno(-d.Status)
 }

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // fakeCuFile is a library with all functions that LoadCuFile must find, of which cuFileDriverOpen answers that result.
@@ -56,7 +56,7 @@ func TestLoadCuFileThatFails(t *testing.T) {
 
 // TestCuFileBehindCUDA wants libcufile left alone until libcuda is open.
 func TestCuFileBehindCUDA(t *testing.T) {
-	var u *backends.UnavailableError
+	var u *driver.UnavailableError
 	if err := LoadCuFile(fakeCuFile(t, "", "0, 0"), ""); !errors.As(err, &u) || !strings.Contains(u.Reason, "libcuda is not open") {
 		t.Errorf("cuFile without CUDA: %v", err)
 	}
@@ -70,7 +70,7 @@ func TestCuFileDeclarations(t *testing.T) {
 	cmd := exec.Command("gcc", "-E", "-P", "-x", "c", "-")
 	cmd.Stdin = strings.NewReader("#include <cufile.h>\n")
 	if err := cmd.Run(); err != nil {
-		backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: "gds", Reason: "no cufile.h to compare with",
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "gds", Reason: "no cufile.h to compare with",
 			Fix: "pip download nvidia-cufile-cu12 nvidia-cuda-runtime-cu12, unpack them, and name their include folders in CPATH"})
 	}
 	ours, theirs := facts(t, "testdata/cufile_facts.c"), facts(t, "testdata/cufile_facts.c", "-DREAL")

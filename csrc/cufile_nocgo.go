@@ -11,7 +11,7 @@ func loadCuFile(string, string) (reason, fix string) { return cudaNoCgo, cudaNoC
 // CuFileEnvironment returns nothing: there is no library to be told.
 func CuFileEnvironment() (log, config string) { return "", "" }
 
-// LookAtCuFile answers a *backends.UnavailableError without cgo.
+// LookAtCuFile answers a *driver.UnavailableError without cgo.
 func LookAtCuFile() (CuFileFacts, error) {
 	return CuFileFacts{}, cufileUnavailable(cudaNoCgo, cudaNoCgoFix)
 }
@@ -19,7 +19,7 @@ func LookAtCuFile() (CuFileFacts, error) {
 // CuFileMover is a way to cuFile; there is none without cgo.
 type CuFileMover struct{}
 
-// OpenCuFileMover answers a *backends.UnavailableError without cgo.
+// OpenCuFileMover answers a *driver.UnavailableError without cgo.
 func OpenCuFileMover(*CUDAEnds, int, int, CuFileWay, int) (*CuFileMover, error) {
 	return nil, cufileUnavailable(cudaNoCgo, cudaNoCgoFix)
 }
@@ -50,7 +50,7 @@ func (*CuFileMover) Register(int, uint64, uint64) error { return nil }
 // Deregister is never called.
 func (*CuFileMover) Deregister(int, uint64) error { return nil }
 
-// OpenCuFile answers a *backends.UnavailableError without cgo.
+// OpenCuFile answers a *driver.UnavailableError without cgo.
 func OpenCuFile(int) (uint64, error) { return 0, cufileUnavailable(cudaNoCgo, cudaNoCgoFix) }
 
 // CloseCuFile is never called.

@@ -50,15 +50,15 @@
 package csrc
 
 import (
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // CopyDescs copies a batch between two ranges: from local to remote for a Write,
 // back for a Read. The keys in descs are not looked at; offsets are in bytes from
 // the start of each slice. Adjacent descriptors become one copy. A descriptor
-// that leaves its range is answered with backends.ErrBounds before any byte moves.
+// that leaves its range is answered with driver.ErrBounds before any byte moves.
 // The ranges must not overlap. Parallel calls are allowed.
-func CopyDescs(op backends.Op, local, remote []byte, descs []backends.Desc) error {
+func CopyDescs(op driver.Op, local, remote []byte, descs []driver.Desc) error {
 	if len(descs) == 0 || len(local) == 0 || len(remote) == 0 {
 		return emptyError(len(descs))
 	}
@@ -67,13 +67,13 @@ func CopyDescs(op backends.Op, local, remote []byte, descs []backends.Desc) erro
 
 // CopyPages copies entries [first, first+n) of a pattern between two ranges, as
 // CopyDescs does. An entry that leaves its range is answered with
-// backends.ErrBounds; entries before it were copied.
-func CopyPages(op backends.Op, local, remote []byte, p *backends.Pages, first, n int) error {
+// driver.ErrBounds; entries before it were copied.
+func CopyPages(op driver.Op, local, remote []byte, p *driver.Pages, first, n int) error {
 	if n == 0 || len(local) == 0 || len(remote) == 0 {
 		return emptyError(n)
 	}
 	if first < 0 || n < 0 || first > p.Count-n || !listCovers(p.Local, p.Count) || !listCovers(p.Remote, p.Count) {
-		return backends.ErrBounds
+		return driver.ErrBounds
 	}
 	return copyPages(op, local, remote, p, first, n)
 }
@@ -84,5 +84,5 @@ func emptyError(n int) error {
 	if n == 0 {
 		return nil
 	}
-	return backends.ErrBounds
+	return driver.ErrBounds
 }

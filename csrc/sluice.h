@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* One contiguous copy; the same bytes as backends.Desc. */
+/* One contiguous copy; the same bytes as driver.Desc. */
 struct sl_desc {
 	uint64_t local, remote, len;
 	uint32_t local_key, remote_key;
@@ -25,7 +25,7 @@ _Static_assert(offsetof(struct sl_desc, local_key) == 24, "sl_desc crosses from 
 int sl_copy_descs(uint8_t *local, uint64_t local_len, uint8_t *remote, uint64_t remote_len,
 		  const struct sl_desc *d, size_t n, int to_remote);
 
-/* A pattern, as backends.Pages; the lists are beside it, and may be NULL. */
+/* A pattern, as driver.Pages; the lists are beside it, and may be NULL. */
 struct sl_pages {
 	uint64_t count, entry;
 	uint64_t local_base, remote_base, local_stride, remote_stride;

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // ucxLibrary is what LoadUCX opens when it is given no path.
@@ -21,7 +21,7 @@ var ucxLoaded struct {
 // lock. path names the library, "" the one of the system. When it cannot be used
 // (missing, too old, a function missing, another one open already) nothing is
 // changed, a later call may try again, and the error is a
-// *backends.UnavailableError.
+// *driver.UnavailableError.
 //
 // The first call sets variables of the C environment that the user has not set,
 // so it must not run while other C code reads that.
@@ -47,5 +47,5 @@ func LoadUCX(path string) error {
 }
 
 func ucxUnavailable(reason, fix string) error {
-	return &backends.UnavailableError{Backend: "ucx", Reason: reason, Fix: fix}
+	return &driver.UnavailableError{Backend: "ucx", Reason: reason, Fix: fix}
 }

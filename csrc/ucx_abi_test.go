@@ -14,8 +14,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // compile builds a C file and fails the test with the compiler's words.
@@ -54,7 +54,7 @@ func skipWithoutHeaders(t *testing.T) int {
 	cmd.Stdin = strings.NewReader("#include <ucp/api/ucp_version.h>\nminor=UCP_API_MINOR\n")
 	out, err := cmd.Output()
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, &backends.UnavailableError{
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{
 			Backend: "ucx", Reason: "no headers to compare with", Fix: "apt-get install libucx-dev"})
 	}
 	var minor int

@@ -9,7 +9,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // finish waits for one completion, helping as a waiter would.
@@ -27,10 +27,10 @@ func BenchmarkUCX(b *testing.B) {
 	for _, w := range ways {
 		b.Run(w.name, func(b *testing.B) {
 			l := openLane(b, w)
-			for _, op := range []backends.Op{backends.Write, backends.Read} {
+			for _, op := range []driver.Op{driver.Write, driver.Read} {
 				for _, n := range []uint64{8, 656, 4 << 10, 64 << 10, 1 << 20, 4 << 20} {
 					b.Run(fmt.Sprintf("%v/%d", op, n), func(b *testing.B) {
-						d := []backends.Desc{{Len: n, LocalKey: testKey, RemoteKey: l.slot}}
+						d := []driver.Desc{{Len: n, LocalKey: testKey, RemoteKey: l.slot}}
 						b.SetBytes(int64(n))
 						b.ReportAllocs()
 						for b.Loop() {
@@ -44,7 +44,7 @@ func BenchmarkUCX(b *testing.B) {
 				}
 				b.Run(fmt.Sprintf("%v/pages", op), func(b *testing.B) {
 					r := rand.New(rand.NewPCG(1, 1))
-					p := &backends.Pages{Count: 2048, EntryLen: 656, LocalStride: 656, RemoteStride: 1312,
+					p := &driver.Pages{Count: 2048, EntryLen: 656, LocalStride: 656, RemoteStride: 1312,
 						LocalKey: testKey, RemoteKey: l.slot}
 					for _, i := range r.Perm(2048) {
 						p.Remote = append(p.Remote, uint32(i))

@@ -22,7 +22,7 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // UCXConn is our end of a connection. Its methods may be called by any goroutine, but
@@ -69,13 +69,13 @@ func (n *UCXConn) Bind(p UCXPeer) error {
 }
 
 // Pulls returns nil if this end copies from the peer's memory, since Bind; else why not, where
-// backends.ErrNotSupported is the choice of one of the two.
+// driver.ErrNotSupported is the choice of one of the two.
 func (n *UCXConn) Pulls() error {
 	switch rc := C.sl_ucx_pulls(n.c); rc {
 	case 0:
 		return nil
 	case -C.ENOTSUP:
-		return backends.ErrNotSupported
+		return driver.ErrNotSupported
 	default:
 		return os.NewSyscallError("process_vm_readv", syscall.Errno(-rc))
 	}
@@ -124,9 +124,9 @@ func (n *UCXConn) Drop(slot uint32) { C.sl_ucx_drop(n.c, C.uint32_t(slot)) }
 // Direct reports whether an import is mapped.
 func (n *UCXConn) Direct(slot uint32) bool { return C.sl_ucx_direct(n.c, C.uint32_t(slot)) != 0 }
 
-// Submit starts a batch in one crossing, under the rules of backends.Peer and
-// backends.Notifier. A nil msg is none.
-func (n *UCXConn) Submit(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+// Submit starts a batch in one crossing, under the rules of driver.Peer and
+// driver.Notifier. A nil msg is none.
+func (n *UCXConn) Submit(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
 	// Bytes are typed: cgo would look through all that lies around them for pointers.
 	rc := C.sl_ucx_submit(n.c, toRemote(op), C.uint64_t(tag),
 		(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(descs))), C.size_t(len(descs)),
@@ -137,10 +137,10 @@ func (n *UCXConn) Submit(op backends.Op, tag uint64, descs []backends.Desc, msg 
 	return ucxRefusal(int64(rc))
 }
 
-// SubmitPages is Submit for a pattern, as backends.Pager has it.
-func (n *UCXConn) SubmitPages(op backends.Op, tag uint64, p *backends.Pages, msg []byte) error {
+// SubmitPages is Submit for a pattern, as driver.Pager has it.
+func (n *UCXConn) SubmitPages(op driver.Op, tag uint64, p *driver.Pages, msg []byte) error {
 	if p.Count <= 0 || (p.Local != nil && len(p.Local) != p.Count) || (p.Remote != nil && len(p.Remote) != p.Count) {
-		return backends.ErrBounds
+		return driver.ErrBounds
 	}
 	form := C.struct_sl_pages{
 		count: C.uint64_t(p.Count), entry: C.uint64_t(p.EntryLen),
@@ -170,8 +170,8 @@ func ucxMessage(msg []byte) *byte {
 // ucxRefusal makes an error of what submit returns.
 func ucxRefusal(rc int64) error {
 	switch err := ucxErrno("submit", rc&0xffff); err {
-	case backends.ErrBounds, backends.ErrReadOnly:
-		return &backends.PieceError{Piece: int(rc >> 16), Err: err}
+	case driver.ErrBounds, driver.ErrReadOnly:
+		return &driver.PieceError{Piece: int(rc >> 16), Err: err}
 	default:
 		return err
 	}
@@ -180,7 +180,7 @@ func ucxRefusal(rc int64) error {
 // Cancel asks for the end of a batch that is not over. Unknown tags are ignored.
 func (n *UCXConn) Cancel(tag uint64) { C.sl_ucx_cancel(n.c, C.uint64_t(tag)) }
 
-// Help moves a batch in the caller, as backends.Helper has it.
+// Help moves a batch in the caller, as driver.Helper has it.
 func (n *UCXConn) Help(tag uint64, stop <-chan struct{}) bool {
 	helped := false
 	for {

@@ -7,7 +7,7 @@ package csrc
 import (
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // UCXConn needs cgo: without it there is none.
@@ -17,22 +17,22 @@ type UCXConn struct{}
 func (*UCXConn) ID() uint64 { return 0 }
 
 // Bind is not supported.
-func (*UCXConn) Bind(UCXPeer) error { return backends.ErrNotSupported }
+func (*UCXConn) Bind(UCXPeer) error { return driver.ErrNotSupported }
 
 // Gate is none.
 func (*UCXConn) Gate() UCXGate { return UCXGate{} }
 
 // Pulls is not supported.
-func (*UCXConn) Pulls() error { return backends.ErrNotSupported }
+func (*UCXConn) Pulls() error { return driver.ErrNotSupported }
 
 // Control is not supported.
-func (*UCXConn) Control([]byte) error { return backends.ErrNotSupported }
+func (*UCXConn) Control([]byte) error { return driver.ErrNotSupported }
 
 // Lanes is empty.
 func (*UCXConn) Lanes() string { return "" }
 
 // Import is not supported.
-func (*UCXConn) Import(UCXImport) (uint32, error) { return 0, backends.ErrNotSupported }
+func (*UCXConn) Import(UCXImport) (uint32, error) { return 0, driver.ErrNotSupported }
 
 // Drop does nothing.
 func (*UCXConn) Drop(uint32) {}
@@ -41,13 +41,13 @@ func (*UCXConn) Drop(uint32) {}
 func (*UCXConn) Direct(uint32) bool { return false }
 
 // Submit is not supported.
-func (*UCXConn) Submit(backends.Op, uint64, []backends.Desc, []byte) error {
-	return backends.ErrNotSupported
+func (*UCXConn) Submit(driver.Op, uint64, []driver.Desc, []byte) error {
+	return driver.ErrNotSupported
 }
 
 // SubmitPages is not supported.
-func (*UCXConn) SubmitPages(backends.Op, uint64, *backends.Pages, []byte) error {
-	return backends.ErrNotSupported
+func (*UCXConn) SubmitPages(driver.Op, uint64, *driver.Pages, []byte) error {
+	return driver.ErrNotSupported
 }
 
 // Cancel does nothing.

@@ -12,11 +12,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
 	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 const (
@@ -66,7 +66,7 @@ func openContext(t testing.TB, c UCXConfig, wake *park.Event) *UCXContext {
 		x, err = OpenUCX(c)
 	}
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 		t.Fatal(err)
 	}
 	return x
@@ -193,7 +193,7 @@ func (l *lane) note(t *testing.T) UCXNote {
 	return UCXNote{}
 }
 
-func (l *lane) move(t *testing.T, op backends.Op, descs ...backends.Desc) error {
+func (l *lane) move(t *testing.T, op driver.Op, descs ...driver.Desc) error {
 	t.Helper()
 	l.tag++
 	for i := range descs {
@@ -222,14 +222,14 @@ func TestUCXMovesBytes(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
 		fill(l.local, 1)
 		for _, n := range []uint64{1, 8, 656, 4095, 16000, 16001, 40000, 70000, 1 << 20, testBytes - 3} {
-			if err := l.move(t, backends.Write, backends.Desc{Local: 1, Remote: 3, Len: n}); err != nil {
+			if err := l.move(t, driver.Write, driver.Desc{Local: 1, Remote: 3, Len: n}); err != nil {
 				t.Fatalf("write %d: %v", n, err)
 			}
 			if !bytes.Equal(l.remote[3:3+n], l.local[1:1+n]) {
 				t.Fatalf("write %d: other bytes", n)
 			}
 			clear(l.local)
-			if err := l.move(t, backends.Read, backends.Desc{Local: 2, Remote: 3, Len: n}); err != nil {
+			if err := l.move(t, driver.Read, driver.Desc{Local: 2, Remote: 3, Len: n}); err != nil {
 				t.Fatalf("read %d: %v", n, err)
 			}
 			if !bytes.Equal(l.remote[3:3+n], l.local[2:2+n]) {
@@ -247,11 +247,11 @@ func TestUCXMovesScatteredBytes(t *testing.T) {
 		for _, entry := range []uint64{1, 656, 5000, 40000} {
 			count := int(min(2048, testBytes/entry/2))
 			from, to := r.Perm(count), r.Perm(count)
-			var descs []backends.Desc
+			var descs []driver.Desc
 			for i := range count {
-				descs = append(descs, backends.Desc{Local: uint64(from[i]) * entry, Remote: uint64(to[i]) * entry * 2, Len: entry})
+				descs = append(descs, driver.Desc{Local: uint64(from[i]) * entry, Remote: uint64(to[i]) * entry * 2, Len: entry})
 			}
-			if err := l.move(t, backends.Write, descs...); err != nil {
+			if err := l.move(t, driver.Write, descs...); err != nil {
 				t.Fatal(err)
 			}
 			for _, d := range descs {
@@ -260,7 +260,7 @@ func TestUCXMovesScatteredBytes(t *testing.T) {
 				}
 			}
 			clear(l.local)
-			if err := l.move(t, backends.Read, descs...); err != nil {
+			if err := l.move(t, driver.Read, descs...); err != nil {
 				t.Fatal(err)
 			}
 			for _, d := range descs {
@@ -275,7 +275,7 @@ func TestUCXMovesScatteredBytes(t *testing.T) {
 
 func TestUCXNotes(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
-		d := []backends.Desc{{Len: 100000, LocalKey: testKey, RemoteKey: l.slot}}
+		d := []driver.Desc{{Len: 100000, LocalKey: testKey, RemoteKey: l.slot}}
 		for i := range 10 {
 			fill(l.local[:100000], uint64(i))
 			var around struct { // a message may lie beside pointers, which concern nobody
@@ -285,7 +285,7 @@ func TestUCXNotes(t *testing.T) {
 			around.next = new(int)
 			msg := around.msg[:i*400]
 			fill(msg, uint64(i))
-			if err := l.conn.Submit(backends.Write, uint64(i), d, msg); err != nil {
+			if err := l.conn.Submit(driver.Write, uint64(i), d, msg); err != nil {
 				t.Fatal(err)
 			}
 			note := l.note(t)
@@ -304,16 +304,16 @@ func TestUCXNotes(t *testing.T) {
 
 func TestUCXFence(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
-		if err := l.move(t, backends.Write, backends.Desc{Len: 100}); err != nil {
+		if err := l.move(t, driver.Write, driver.Desc{Len: 100}); err != nil {
 			t.Fatal(err)
 		}
 		if err := l.far.Fence(testKey, 2, testGrace); err != nil {
 			t.Fatal(err)
 		}
-		if err := l.move(t, backends.Write, backends.Desc{Len: 100}); !errors.Is(err, backends.ErrRevoked) {
+		if err := l.move(t, driver.Write, driver.Desc{Len: 100}); !errors.Is(err, driver.ErrRevoked) {
 			t.Fatalf("write with an old ticket: %v", err)
 		}
-		if err := l.move(t, backends.Read, backends.Desc{Len: 100000}); !errors.Is(err, backends.ErrRevoked) {
+		if err := l.move(t, driver.Read, driver.Desc{Len: 100000}); !errors.Is(err, driver.ErrRevoked) {
 			t.Fatalf("read with an old ticket: %v", err)
 		}
 	})

@@ -22,7 +22,7 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // UCXContext is a context of UCX with its workers, each with a thread that moves it.
@@ -39,7 +39,7 @@ type UCXContext struct {
 }
 
 // OpenUCX opens a context in the library that LoadUCX has opened. What UCX cannot
-// do on this machine is a *backends.UnavailableError.
+// do on this machine is a *driver.UnavailableError.
 func OpenUCX(cfg UCXConfig) (*UCXContext, error) {
 	conf := (*C.struct_sl_ucx_config)(C.calloc(1, C.sizeof_struct_sl_ucx_config))
 	defer C.free(unsafe.Pointer(conf))
@@ -99,7 +99,7 @@ func ucxSettings(settings []string, text func(string) *C.char) (**C.char, error)
 		name, value, ok := strings.Cut(s, "=")
 		if !ok || name == "" {
 			C.free(unsafe.Pointer(list))
-			return nil, fmt.Errorf("ucx setting %q: want NAME=VALUE: %w", s, backends.ErrBounds)
+			return nil, fmt.Errorf("ucx setting %q: want NAME=VALUE: %w", s, driver.ErrBounds)
 		}
 		slots[2*i], slots[2*i+1] = text(name), text(value)
 	}
@@ -281,7 +281,7 @@ func ucxExport(e *C.struct_sl_ucx_export) UCXExport {
 // c fills the form of an export in C; a zero one stays zero.
 func (x *UCXExport) c(e *C.struct_sl_ucx_export) error {
 	if len(x.Rkey) > UCXRkeyMax {
-		return fmt.Errorf("key of %d bytes, want at most %d: %w", len(x.Rkey), UCXRkeyMax, backends.ErrBadToken)
+		return fmt.Errorf("key of %d bytes, want at most %d: %w", len(x.Rkey), UCXRkeyMax, driver.ErrBadToken)
 	}
 	e.base, e.generation, e.rkey_len = C.uint64_t(x.Base), C.uint32_t(x.Generation), C.uint32_t(len(x.Rkey))
 	for i, b := range x.Rkey {
@@ -323,19 +323,19 @@ func (a *UCXAllocation) Close() error {
 func ucxErrno(what string, errno int64) error {
 	switch e := syscall.Errno(errno); e {
 	case syscall.EAGAIN:
-		return backends.ErrFull
+		return driver.ErrFull
 	case syscall.ERANGE:
-		return backends.ErrBounds
+		return driver.ErrBounds
 	case syscall.EROFS:
-		return backends.ErrReadOnly
+		return driver.ErrReadOnly
 	case syscall.EPIPE:
-		return backends.ErrPeerLost
+		return driver.ErrPeerLost
 	case syscall.EBADF:
-		return backends.ErrClosed
+		return driver.ErrClosed
 	case syscall.ETIMEDOUT:
-		return fmt.Errorf("%s over UCX: a peer does not answer: %w", what, backends.ErrTimeout)
+		return fmt.Errorf("%s over UCX: a peer does not answer: %w", what, driver.ErrTimeout)
 	case syscall.EHOSTUNREACH:
-		return fmt.Errorf("%s over UCX: no transport reaches the peer: %w", what, backends.ErrPeerLost)
+		return fmt.Errorf("%s over UCX: no transport reaches the peer: %w", what, driver.ErrPeerLost)
 	default:
 		return fmt.Errorf("%s over UCX: %w", what, e)
 	}

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // UCXContext needs cgo: without it OpenUCX makes none, and its methods are there
@@ -46,16 +46,16 @@ func (*UCXContext) Receive() (UCXNote, bool) { return UCXNote{}, false }
 func (*UCXContext) Control() (UCXControl, bool) { return UCXControl{}, false }
 
 // Map is not supported.
-func (*UCXContext) Map(uint32, UCXMemory) error { return backends.ErrNotSupported }
+func (*UCXContext) Map(uint32, UCXMemory) error { return driver.ErrNotSupported }
 
 // Unmap does nothing.
 func (*UCXContext) Unmap(uint32) {}
 
 // Fence is not supported.
-func (*UCXContext) Fence(uint32, uint64, time.Duration) error { return backends.ErrNotSupported }
+func (*UCXContext) Fence(uint32, uint64, time.Duration) error { return driver.ErrNotSupported }
 
 // Refresh is not supported.
-func (*UCXContext) Refresh(uint32) error { return backends.ErrNotSupported }
+func (*UCXContext) Refresh(uint32) error { return driver.ErrNotSupported }
 
 // Beside does nothing.
 func (*UCXContext) Beside(*UCXContext) {}
@@ -67,7 +67,7 @@ func (*UCXContext) Export(uint32) (UCXExport, bool) { return UCXExport{}, false 
 func (*UCXContext) Words() UCXExport { return UCXExport{} }
 
 // Allocate is not supported.
-func (*UCXContext) Allocate(uint64) (*UCXAllocation, error) { return nil, backends.ErrNotSupported }
+func (*UCXContext) Allocate(uint64) (*UCXAllocation, error) { return nil, driver.ErrNotSupported }
 
 // Bytes is none.
 func (*UCXAllocation) Bytes() []byte { return nil }
@@ -76,6 +76,6 @@ func (*UCXAllocation) Bytes() []byte { return nil }
 func (*UCXAllocation) Close() error { return nil }
 
 // Connect is not supported.
-func (*UCXContext) Connect(int, []byte) (*UCXConn, error) { return nil, backends.ErrNotSupported }
+func (*UCXContext) Connect(int, []byte) (*UCXConn, error) { return nil, driver.ErrNotSupported }
 
 func ucxStatus(status int32) string { return strconv.Itoa(int(status)) }

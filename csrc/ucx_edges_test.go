@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // outcomes collects completions until each tag of [from, to) has one, and sees that none has two.
@@ -38,15 +38,15 @@ func (l *lane) outcomes(t *testing.T, from, to uint64) map[uint64]error {
 	return got
 }
 
-func (l *lane) desc(local, remote, n uint64) backends.Desc {
-	return backends.Desc{Local: local, Remote: remote, Len: n, LocalKey: testKey, RemoteKey: l.slot}
+func (l *lane) desc(local, remote, n uint64) driver.Desc {
+	return driver.Desc{Local: local, Remote: remote, Len: n, LocalKey: testKey, RemoteKey: l.slot}
 }
 
 // works sees that the connection is as good as new.
 func (l *lane) works(t *testing.T) {
 	t.Helper()
 	fill(l.local[:1000], l.tag)
-	if err := l.move(t, backends.Write, backends.Desc{Local: 1, Remote: 2, Len: 999}); err != nil {
+	if err := l.move(t, driver.Write, driver.Desc{Local: 1, Remote: 2, Len: 999}); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(l.local[1:1000], l.remote[2:1001]) {
@@ -59,11 +59,11 @@ func TestUCXDoesNotKeepTheCallersArrays(t *testing.T) {
 		fill(l.remote[:4096], 3)
 		for i := range 200 {
 			clear(l.local[:4096])
-			d := []backends.Desc{l.desc(100, 0, 300), l.desc(1000, 700, 300)}
-			p := &backends.Pages{Count: 2, EntryLen: 100, LocalBase: 2000, LocalStride: 100, RemoteStride: 100,
+			d := []driver.Desc{l.desc(100, 0, 300), l.desc(1000, 700, 300)}
+			p := &driver.Pages{Count: 2, EntryLen: 100, LocalBase: 2000, LocalStride: 100, RemoteStride: 100,
 				LocalKey: testKey, RemoteKey: l.slot, Remote: []uint32{7, 3}}
 			tag := uint64(2 * i)
-			if err := errors.Join(l.conn.Submit(backends.Read, tag, d, nil), l.conn.SubmitPages(backends.Read, tag+1, p, nil)); err != nil {
+			if err := errors.Join(l.conn.Submit(driver.Read, tag, d, nil), l.conn.SubmitPages(driver.Read, tag+1, p, nil)); err != nil {
 				t.Fatal(err)
 			}
 			d[0], d[1] = l.desc(3000, 2000, 300), l.desc(3500, 2500, 300)
@@ -84,7 +84,7 @@ func TestUCXDoesNotKeepTheCallersArrays(t *testing.T) {
 func TestUCXRefusesUnknownKeys(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
 		good := l.desc(0, 0, 10)
-		for name, bad := range map[string]backends.Desc{
+		for name, bad := range map[string]driver.Desc{
 			"local key":      {Len: 10, LocalKey: 99, RemoteKey: l.slot},
 			"far local key":  {Len: 10, LocalKey: UCXKeysMax + 5, RemoteKey: l.slot},
 			"slot":           {Len: 10, LocalKey: testKey, RemoteKey: l.slot + 1},
@@ -95,14 +95,14 @@ func TestUCXRefusesUnknownKeys(t *testing.T) {
 			"round the end":  l.desc(1<<63, 1<<63, 1<<63),
 			"beyond the end": l.desc(^uint64(0)-4, 0, 10),
 		} {
-			err := l.conn.Submit(backends.Write, 1, []backends.Desc{good, good, bad}, nil)
-			var piece *backends.PieceError
-			if !errors.Is(err, backends.ErrBounds) || !errors.As(err, &piece) || piece.Piece != 2 {
+			err := l.conn.Submit(driver.Write, 1, []driver.Desc{good, good, bad}, nil)
+			var piece *driver.PieceError
+			if !errors.Is(err, driver.ErrBounds) || !errors.As(err, &piece) || piece.Piece != 2 {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		p := &backends.Pages{Count: 2, EntryLen: 1, LocalStride: 1 << 40, RemoteStride: 1, LocalKey: testKey, RemoteKey: l.slot}
-		if err := l.conn.SubmitPages(backends.Read, 1, p, nil); !errors.Is(err, backends.ErrBounds) {
+		p := &driver.Pages{Count: 2, EntryLen: 1, LocalStride: 1 << 40, RemoteStride: 1, LocalKey: testKey, RemoteKey: l.slot}
+		if err := l.conn.SubmitPages(driver.Read, 1, p, nil); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("pages that overflow: %v", err)
 		}
 		l.works(t)
@@ -114,16 +114,16 @@ func TestUCXMovesManyUnalignedPieces(t *testing.T) {
 		fill(l.local, 5)
 		fill(l.remote, 6)
 		r := rand.New(rand.NewPCG(7, 7))
-		var descs []backends.Desc
+		var descs []driver.Desc
 		for i, at := range r.Perm(4096) {
 			descs = append(descs, l.desc(uint64(i)*1001+3, uint64(at)*997+5, uint64(1+r.IntN(990))))
 		}
-		pages := &backends.Pages{Count: 65536, EntryLen: 17, LocalBase: 7, LocalStride: 33, RemoteBase: 11, RemoteStride: 29,
+		pages := &driver.Pages{Count: 65536, EntryLen: 17, LocalBase: 7, LocalStride: 33, RemoteBase: 11, RemoteStride: 29,
 			LocalKey: testKey, RemoteKey: l.slot}
 		for _, at := range r.Perm(65536) {
 			pages.Remote = append(pages.Remote, uint32(at))
 		}
-		for _, op := range []backends.Op{backends.Write, backends.Read} {
+		for _, op := range []driver.Op{driver.Write, driver.Read} {
 			if err := l.move(t, op, descs...); err != nil {
 				t.Fatal(err)
 			}
@@ -144,9 +144,9 @@ func TestUCXMovesManyUnalignedPieces(t *testing.T) {
 			}
 		}
 		// One range of 65,536 neighbours: its pieces must not be put together for each message.
-		pages = &backends.Pages{Count: 65536, EntryLen: 64, LocalStride: 64, RemoteStride: 64, LocalKey: testKey, RemoteKey: l.slot}
+		pages = &driver.Pages{Count: 65536, EntryLen: 64, LocalStride: 64, RemoteStride: 64, LocalKey: testKey, RemoteKey: l.slot}
 		l.tag++
-		if err := errors.Join(l.conn.SubmitPages(backends.Read, l.tag, pages, nil), l.outcome(t, l.tag)); err != nil {
+		if err := errors.Join(l.conn.SubmitPages(driver.Read, l.tag, pages, nil), l.outcome(t, l.tag)); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(l.local, l.remote) {
@@ -156,11 +156,11 @@ func TestUCXMovesManyUnalignedPieces(t *testing.T) {
 }
 
 // insist submits a write with a message, as soon as the credit for it is back.
-func (l *lane) insist(t *testing.T, tag uint64, d []backends.Desc, msg []byte) {
+func (l *lane) insist(t *testing.T, tag uint64, d []driver.Desc, msg []byte) {
 	t.Helper()
-	err := backends.ErrFull
-	for end := time.Now().Add(time.Second); errors.Is(err, backends.ErrFull) && time.Now().Before(end); {
-		err = l.conn.Submit(backends.Write, tag, d, msg)
+	err := driver.ErrFull
+	for end := time.Now().Add(time.Second); errors.Is(err, driver.ErrFull) && time.Now().Before(end); {
+		err = l.conn.Submit(driver.Write, tag, d, msg)
 	}
 	if err != nil {
 		t.Fatalf("batch %d: %v", tag, err)
@@ -176,7 +176,7 @@ func TestUCXCreditComesBack(t *testing.T) {
 				l.insist(t, i, nil, msg[:UCXNoteMax*(i%2)])
 			}
 			l.outcomes(t, 0, 4)
-			if err := l.conn.Submit(backends.Write, 5, nil, msg); !errors.Is(err, backends.ErrFull) {
+			if err := l.conn.Submit(driver.Write, 5, nil, msg); !errors.Is(err, driver.ErrFull) {
 				t.Fatalf("one message too many: %v", err)
 			}
 			l.wake.Drain()
@@ -202,9 +202,9 @@ func TestUCXRefusedBatchesKeepCredit(t *testing.T) {
 		}
 		msg := []byte("not delivered")
 		for i := range uint64(20) {
-			d := []backends.Desc{l.desc(0, 0, 100000)}
+			d := []driver.Desc{l.desc(0, 0, 100000)}
 			l.insist(t, i, d, msg)
-			if err := l.outcome(t, i); !errors.Is(err, backends.ErrRevoked) {
+			if err := l.outcome(t, i); !errors.Is(err, driver.ErrRevoked) {
 				t.Fatalf("batch %d: %v", i, err)
 			}
 		}

@@ -10,14 +10,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // begin submits n batches that take a while, tags from 0 up.
-func (l *lane) begin(t *testing.T, op backends.Op, n uint64) {
+func (l *lane) begin(t *testing.T, op driver.Op, n uint64) {
 	t.Helper()
 	for tag := range n {
-		d := []backends.Desc{l.desc(1, 3, 1<<20), l.desc(2<<20, 5<<19, 1<<20)}
+		d := []driver.Desc{l.desc(1, 3, 1<<20), l.desc(2<<20, 5<<19, 1<<20)}
 		if err := l.conn.Submit(op, tag, d, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -27,7 +27,7 @@ func (l *lane) begin(t *testing.T, op backends.Op, n uint64) {
 func TestUCXCancelAtEveryStage(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
 		for round := range 60 {
-			op := []backends.Op{backends.Write, backends.Read}[round%2]
+			op := []driver.Op{driver.Write, driver.Read}[round%2]
 			l.begin(t, op, 4)
 			for spin := time.Now(); time.Since(spin) < time.Duration(round)*20*time.Microsecond; {
 			}
@@ -35,7 +35,7 @@ func TestUCXCancelAtEveryStage(t *testing.T) {
 				l.conn.Cancel(tag)
 			}
 			for tag, err := range l.outcomes(t, 0, 4) {
-				if err != nil && (!errors.Is(err, backends.ErrAborted) || tag == 2) {
+				if err != nil && (!errors.Is(err, driver.ErrAborted) || tag == 2) {
 					t.Fatalf("round %d, tag %d: %v", round, tag, err)
 				}
 			}
@@ -53,21 +53,21 @@ func TestUCXDrainAndEndWithWorkInFlight(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			everyWay(t, func(t *testing.T, l *lane) {
-				for _, op := range []backends.Op{backends.Write, backends.Read} {
+				for _, op := range []driver.Op{driver.Write, driver.Read} {
 					l.begin(t, op, 6)
 					if err := end(l); err != nil {
 						t.Fatal(err)
 					}
 					for tag, err := range l.outcomes(t, 0, 6) {
-						if err != nil && !errors.Is(err, backends.ErrClosed) && !errors.Is(err, backends.ErrPeerLost) {
+						if err != nil && !errors.Is(err, driver.ErrClosed) && !errors.Is(err, driver.ErrPeerLost) {
 							t.Fatalf("tag %d: %v", tag, err)
 						}
 					}
-					why := backends.ErrClosed
+					why := driver.ErrClosed
 					if name == "lost" {
-						why = backends.ErrPeerLost
+						why = driver.ErrPeerLost
 					}
-					if err := l.conn.Submit(op, 9, []backends.Desc{l.desc(0, 0, 1)}, nil); !errors.Is(err, why) {
+					if err := l.conn.Submit(op, 9, []driver.Desc{l.desc(0, 0, 1)}, nil); !errors.Is(err, why) {
 						t.Fatalf("submit after the end: %v", err)
 					}
 					if _, err := l.conn.Import(UCXImport{Key: testKey, Size: 10, Ticket: 1}); !errors.Is(err, why) {
@@ -102,12 +102,12 @@ func (l *lane) imports(t *testing.T) {
 func TestUCXCloseWithWorkInFlight(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
 		for range 4 {
-			l.begin(t, backends.Write, 3)
+			l.begin(t, driver.Write, 3)
 			_, _ = l.conn.Close(testGrace), l.back.Close(testGrace)
 			l.outcomes(t, 0, 3)
 			l.conn, l.back = join(t, l.near, l.far)
 			l.imports(t)
-			l.begin(t, backends.Read, 3)
+			l.begin(t, driver.Read, 3)
 			l.again(t)
 			l.outcomes(t, 0, 3)
 		}
@@ -119,10 +119,10 @@ func TestUCXDropInFlight(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
 		for range 20 {
 			slot := l.slot
-			l.begin(t, backends.Read, 2)
+			l.begin(t, driver.Read, 2)
 			l.conn.Drop(slot)
 			l.conn.Drop(slot)
-			if err := l.conn.Submit(backends.Read, 9, []backends.Desc{l.desc(0, 0, 1)}, nil); !errors.Is(err, backends.ErrBounds) {
+			if err := l.conn.Submit(driver.Read, 9, []driver.Desc{l.desc(0, 0, 1)}, nil); !errors.Is(err, driver.ErrBounds) {
 				t.Fatalf("submit to what was dropped: %v", err)
 			}
 			l.imports(t)
@@ -153,17 +153,17 @@ func TestUCXTwoConnectionsToOnePeer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l.begin(t, backends.Write, 3)
+		l.begin(t, driver.Write, 3)
 		fill(l.local[3<<20:], 4)
-		d := backends.Desc{Local: 3 << 20, Remote: 3<<20 + 5<<17, Len: 1000, LocalKey: testKey, RemoteKey: slot}
-		if err := conn.Submit(backends.Write, 3, []backends.Desc{d}, nil); err != nil {
+		d := driver.Desc{Local: 3 << 20, Remote: 3<<20 + 5<<17, Len: 1000, LocalKey: testKey, RemoteKey: slot}
+		if err := conn.Submit(driver.Write, 3, []driver.Desc{d}, nil); err != nil {
 			t.Fatal(err)
 		}
 		l.outcomes(t, 0, 4)
 		if !bytes.Equal(l.local[d.Local:d.Local+1000], l.remote[d.Remote:d.Remote+1000]) {
 			t.Fatal("other bytes")
 		}
-		l.begin(t, backends.Read, 3)
+		l.begin(t, driver.Read, 3)
 		_, _ = conn.Close(testGrace), back.Close(testGrace)
 		for tag, err := range l.outcomes(t, 0, 3) {
 			if err != nil {
@@ -183,10 +183,10 @@ func TestUCXConnectionToItself(t *testing.T) {
 		}
 		fill(l.local[:100000], 1)
 		for i := range 50 {
-			d := []backends.Desc{{Remote: 1 << 20, Len: 50000, LocalKey: testKey, RemoteKey: slot},
+			d := []driver.Desc{{Remote: 1 << 20, Len: 50000, LocalKey: testKey, RemoteKey: slot},
 				{Local: 50000, Remote: 1<<20 + 50001, Len: 40000, LocalKey: testKey, RemoteKey: slot}}
 			for tag := range uint64(3) {
-				if err := conn.Submit([]backends.Op{backends.Write, backends.Read}[i%2], tag, d, nil); err != nil {
+				if err := conn.Submit([]driver.Op{driver.Write, driver.Read}[i%2], tag, d, nil); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -196,11 +196,11 @@ func TestUCXConnectionToItself(t *testing.T) {
 		if err := l.near.Fence(testKey, 2, testGrace); err != nil {
 			t.Fatal(err)
 		}
-		d := []backends.Desc{{Remote: 1 << 20, Len: 50000, LocalKey: testKey, RemoteKey: slot}}
-		if err := errors.Join(conn.Submit(backends.Write, 1, d, []byte("x"))); err != nil {
+		d := []driver.Desc{{Remote: 1 << 20, Len: 50000, LocalKey: testKey, RemoteKey: slot}}
+		if err := errors.Join(conn.Submit(driver.Write, 1, d, []byte("x"))); err != nil {
 			t.Fatal(err)
 		}
-		if err := l.outcome(t, 1); !errors.Is(err, backends.ErrRevoked) {
+		if err := l.outcome(t, 1); !errors.Is(err, driver.ErrRevoked) {
 			t.Fatalf("an old ticket: %v", err)
 		}
 		_, _ = conn.Close(testGrace), back.Close(testGrace)
@@ -212,7 +212,7 @@ func TestUCXManyMessages(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
 		for i := range 20000 {
 			l.tag++
-			if err := l.conn.Submit(backends.Op(1+i%2), l.tag, []backends.Desc{l.desc(8, 16, 8)}, nil); err != nil {
+			if err := l.conn.Submit(driver.Op(1+i%2), l.tag, []driver.Desc{l.desc(8, 16, 8)}, nil); err != nil {
 				t.Fatal(err)
 			}
 			for l.conn.Help(l.tag, nil) {
@@ -235,7 +235,7 @@ func TestUCXHelpSaysThatSomethingEnded(t *testing.T) {
 			for l.near.Arm() {
 				l.near.Poll(make([]Done, 1))
 			}
-			if err := l.conn.Submit(backends.Read, l.tag, []backends.Desc{l.desc(8, 16, 8)}, nil); err != nil {
+			if err := l.conn.Submit(driver.Read, l.tag, []driver.Desc{l.desc(8, 16, 8)}, nil); err != nil {
 				t.Fatal(err)
 			}
 			inline := l.near.rings[0].head.Load() != l.near.rings[0].tail.Load() // Submit's caller polls
@@ -268,16 +268,16 @@ func TestUCXMemoryOutlivesItsContext(t *testing.T) {
 	fill(l.remote, 1)
 	l.far.Unmap(testKey)
 	l.far.Drive()
-	if _, err := l.far.Allocate(4096); !errors.Is(err, backends.ErrClosed) {
+	if _, err := l.far.Allocate(4096); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("allocate after the end: %v", err)
 	}
-	if err := l.far.Map(testKey, UCXMemory{Mem: l.remote, Ticket: 1}); !errors.Is(err, backends.ErrClosed) {
+	if err := l.far.Map(testKey, UCXMemory{Mem: l.remote, Ticket: 1}); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("map after the end: %v", err)
 	}
-	if err := l.far.Fence(testKey, 2, testGrace); !errors.Is(err, backends.ErrBounds) {
+	if err := l.far.Fence(testKey, 2, testGrace); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("fence after the end: %v", err)
 	}
-	if _, err := l.far.Connect(0, nil); !errors.Is(err, backends.ErrClosed) {
+	if _, err := l.far.Connect(0, nil); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("connect after the end: %v", err)
 	}
 	_, received := l.far.Receive()

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // UCXConfig says how to open a UCXContext.
@@ -111,8 +111,8 @@ const (
 var errUCXFault = errors.New("the kernel cannot read this memory, or cannot write to it: was it unmapped before its registration was closed?")
 
 var ucxOutcomes = map[int32]error{
-	UCXAborted: backends.ErrAborted, UCXRevoked: backends.ErrRevoked, UCXClosed: backends.ErrClosed,
-	UCXLost: backends.ErrPeerLost, UCXReadOnly: backends.ErrReadOnly, UCXBounds: backends.ErrBounds, UCXFault: errUCXFault,
+	UCXAborted: driver.ErrAborted, UCXRevoked: driver.ErrRevoked, UCXClosed: driver.ErrClosed,
+	UCXLost: driver.ErrPeerLost, UCXReadOnly: driver.ErrReadOnly, UCXBounds: driver.ErrBounds, UCXFault: errUCXFault,
 }
 
 // The fatal statuses of UCX that say that the peer is gone.
@@ -138,12 +138,12 @@ func UCXError(d Done) error {
 	case ours:
 	case d.Status == ucxCanceled || d.Status == ucxRejected || d.Status == ucxNotConnected ||
 		d.Status == ucxConnectionReset || d.Status == ucxUnreachable || d.Status == ucxEndpointTimeout:
-		err = fmt.Errorf("move bytes over UCX: %s: %w", ucxStatus(d.Status), backends.ErrPeerLost)
+		err = fmt.Errorf("move bytes over UCX: %s: %w", ucxStatus(d.Status), driver.ErrPeerLost)
 	default:
 		err = fmt.Errorf("move bytes over UCX: %s", ucxStatus(d.Status))
 	}
 	if d.Piece < 0 {
 		return err
 	}
-	return &backends.PieceError{Piece: int(d.Piece), Err: err}
+	return &driver.PieceError{Piece: int(d.Piece), Err: err}
 }

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Writers of many epochs: once a fence is over, no byte of an earlier one lands.
@@ -28,9 +28,9 @@ func TestUCXFenceDuringWrites(t *testing.T) {
 		for g := range uint64(3) {
 			wg.Go(func() {
 				for tag := g; !stop.Load(); tag += 3 {
-					d := []backends.Desc{l.desc(g<<20, g<<20, 300000), l.desc(g<<20, g<<20+400000, 300000)}
+					d := []driver.Desc{l.desc(g<<20, g<<20, 300000), l.desc(g<<20, g<<20+400000, 300000)}
 					d[0].RemoteKey, d[1].RemoteKey = slot.Load(), slot.Load()
-					_ = l.conn.Submit(backends.Write, tag, d, nil) // full, or dropped: again
+					_ = l.conn.Submit(driver.Write, tag, d, nil) // full, or dropped: again
 					l.conn.Help(tag, nil)
 				}
 			})
@@ -76,7 +76,7 @@ func TestUCXFencesOfSeveralAtOnce(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if err := l.far.Fence(1000, 2, testGrace); !errors.Is(err, backends.ErrBounds) {
+		if err := l.far.Fence(1000, 2, testGrace); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("an unknown key: %v", err)
 		}
 	})
@@ -121,8 +121,8 @@ func TestUCXRefreshReachesTheNeighbour(t *testing.T) {
 	for key, part := range parts {
 		fill(l.local[:len(part)], uint64(key))
 		l.tag++
-		d := []backends.Desc{{Len: uint64(len(part)), LocalKey: testKey, RemoteKey: slots[key]}}
-		if err := errors.Join(l.conn.Submit(backends.Write, l.tag, d, nil), l.outcome(t, l.tag)); err != nil {
+		d := []driver.Desc{{Len: uint64(len(part)), LocalKey: testKey, RemoteKey: slots[key]}}
+		if err := errors.Join(l.conn.Submit(driver.Write, l.tag, d, nil), l.outcome(t, l.tag)); err != nil {
 			t.Fatalf("key %d: %v", key, err)
 		}
 		if !bytes.Equal(part, l.local[:len(part)]) {
@@ -151,16 +151,16 @@ func TestUCXManyMemories(t *testing.T) {
 		if err := l.far.Map(UCXKeysMax, UCXMemory{Mem: l.remote[:8], Ticket: 1}); err == nil {
 			t.Error("a key beyond the table")
 		}
-		var d []backends.Desc
+		var d []driver.Desc
 		for key := uint32(100); key < 100+n; key += 997 {
 			slot, err := l.conn.Import(UCXImport{Key: key, Size: 8, Ticket: uint64(key)})
 			if err != nil {
 				t.Fatal(err)
 			}
-			d = append(d, backends.Desc{Local: uint64(key), Len: 8, LocalKey: testKey, RemoteKey: slot})
+			d = append(d, driver.Desc{Local: uint64(key), Len: 8, LocalKey: testKey, RemoteKey: slot})
 		}
 		fill(l.local[:n+200], 3)
-		if err := errors.Join(l.conn.Submit(backends.Write, 1, d, nil), l.outcome(t, 1)); err != nil {
+		if err := errors.Join(l.conn.Submit(driver.Write, 1, d, nil), l.outcome(t, 1)); err != nil {
 			t.Fatal(err)
 		}
 		for _, d := range d {
@@ -171,7 +171,7 @@ func TestUCXManyMemories(t *testing.T) {
 		for key := uint32(100); key < 100+n; key++ {
 			l.far.Unmap(key)
 		}
-		if err := errors.Join(l.conn.Submit(backends.Write, 2, d, nil), l.outcome(t, 2)); !errors.Is(err, backends.ErrRevoked) {
+		if err := errors.Join(l.conn.Submit(driver.Write, 2, d, nil), l.outcome(t, 2)); !errors.Is(err, driver.ErrRevoked) {
 			t.Fatalf("write to what is not there any more: %v", err)
 		}
 	})

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func everyVictim(t *testing.T, f func(t *testing.T, v *victim)) {
@@ -106,7 +106,7 @@ func TestUCXForgedMessagesChangeNothing(t *testing.T) {
 }
 
 // read submits one and returns the request that the forger got.
-func (v *victim) read(t *testing.T, tag uint64, d ...backends.Desc) forged {
+func (v *victim) read(t *testing.T, tag uint64, d ...driver.Desc) forged {
 	t.Helper()
 	slot, err := v.conn.Import(UCXImport{Key: 1, Size: 1 << 20, Ticket: 5})
 	if err != nil {
@@ -115,7 +115,7 @@ func (v *victim) read(t *testing.T, tag uint64, d ...backends.Desc) forged {
 	for i := range d {
 		d[i].LocalKey, d[i].RemoteKey = 7, slot
 	}
-	if err := v.conn.Submit(backends.Read, tag, d, nil); err != nil {
+	if err := v.conn.Submit(driver.Read, tag, d, nil); err != nil {
 		t.Fatal(err)
 	}
 	return v.f.await(msgRead)
@@ -142,14 +142,14 @@ func TestUCXForgedAnswers(t *testing.T) {
 		answer := forged{kind: msgData, conn: v.conn.ID()}
 		long := bytes.Repeat([]byte{0xaa}, 120)
 		for tag, data := range [][]byte{long, long[:99], nil} { // not what was asked for
-			answer.seq = v.read(t, uint64(tag), backends.Desc{Local: 10, Len: 100}).seq
+			answer.seq = v.read(t, uint64(tag), driver.Desc{Local: 10, Len: 100}).seq
 			v.f.send(answer, data)
 			if err := v.outcome(t, uint64(tag)); err == nil {
 				t.Fatalf("an answer of %d bytes in the place of 100", len(data))
 			}
 		}
 		// By rendezvous, in the place of one that is scattered.
-		answer.seq = v.read(t, 10, backends.Desc{Local: 10, Len: 100}, backends.Desc{Local: 300, Len: 100}).seq
+		answer.seq = v.read(t, 10, driver.Desc{Local: 10, Len: 100}, driver.Desc{Local: 300, Len: 100}).seq
 		v.f.announce(answer, 200)
 		if err := v.outcome(t, 10); err == nil {
 			t.Fatal("a rendezvous that was not asked for")
@@ -158,9 +158,9 @@ func TestUCXForgedAnswers(t *testing.T) {
 			t.Fatal("answers that are none changed memory")
 		}
 		// Cancelled, and answered afterwards.
-		answer.seq = v.read(t, 11, backends.Desc{Local: 10, Len: 100}).seq
+		answer.seq = v.read(t, 11, driver.Desc{Local: 10, Len: 100}).seq
 		v.conn.Cancel(11)
-		if err := v.outcome(t, 11); !errors.Is(err, backends.ErrAborted) {
+		if err := v.outcome(t, 11); !errors.Is(err, driver.ErrAborted) {
 			t.Fatal(err)
 		}
 		v.f.send(answer, long[:100])
@@ -169,7 +169,7 @@ func TestUCXForgedAnswers(t *testing.T) {
 			t.Fatal("the answer to a cancelled read landed")
 		}
 		// Twice, the second time by rendezvous.
-		answer.seq = v.read(t, 12, backends.Desc{Local: 10, Len: 100}).seq
+		answer.seq = v.read(t, 12, driver.Desc{Local: 10, Len: 100}).seq
 		v.f.send(answer, long[:100])
 		if err := v.outcome(t, 12); err != nil {
 			t.Fatal(err)
@@ -219,7 +219,7 @@ func TestUCXFenceOfMemoryExportedMeanwhile(t *testing.T) {
 	}
 	late := func(ticket uint64, why string) {
 		t.Helper()
-		if err := v.Fence(11, ticket, 20*time.Millisecond); !errors.Is(err, backends.ErrTimeout) {
+		if err := v.Fence(11, ticket, 20*time.Millisecond); !errors.Is(err, driver.ErrTimeout) {
 			t.Fatalf("%s: %v", why, err)
 		}
 	}

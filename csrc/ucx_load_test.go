@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // library builds a shared object of a line of C.
@@ -49,7 +49,7 @@ func TestLoadUCX(t *testing.T) {
 		{"not UCX at all", library(t, "int answer = 42;"), "has no function"},
 	} {
 		err := LoadUCX(c.path)
-		var u *backends.UnavailableError
+		var u *driver.UnavailableError
 		if !errors.As(err, &u) || u.Backend != "ucx" || u.Fix != "apt-get install libucx0" ||
 			!strings.Contains(u.Reason, c.reason) || !strings.Contains(u.Reason, c.path) {
 			t.Errorf("%s: %v, want an UnavailableError with %q and the path", c.name, err, c.reason)
@@ -60,14 +60,14 @@ func TestLoadUCX(t *testing.T) {
 	}
 	for range 2 {
 		if err := LoadUCX(""); err != nil {
-			backendtest.SkipIfUnavailable(t, err)
+			drivertest.SkipIfUnavailable(t, err)
 			t.Fatal(err)
 		}
 	}
 	if v := UCXVersion(); !strings.HasPrefix(v, "1.") {
 		t.Errorf("version %q", v)
 	}
-	var u *backends.UnavailableError
+	var u *driver.UnavailableError
 	if err := LoadUCX(missing); !errors.As(err, &u) || !strings.Contains(u.Reason, "open already") {
 		t.Errorf("a second library: %v, want an UnavailableError", err)
 	}

@@ -5,7 +5,7 @@ package csrc
 import (
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // UCXOffer is what a UCXLoop needs to reach the memory of another.
@@ -19,20 +19,20 @@ type UCXOffer struct {
 // UCXBatch is a list of descriptors that a UCXLoop has checked, once: the loop
 // itself is to cost nothing but the calls of UCX.
 type UCXBatch struct {
-	descs  []backends.Desc
+	descs  []driver.Desc
 	loop   *UCXLoop
 	window int
 }
 
 // newUCXBatch checks that each piece is within two memories of that many bytes. At
 // most window pieces will be under way at once.
-func newUCXBatch(l *UCXLoop, descs []backends.Desc, window int, local, remote uint64) (*UCXBatch, error) {
+func newUCXBatch(l *UCXLoop, descs []driver.Desc, window int, local, remote uint64) (*UCXBatch, error) {
 	if len(descs) == 0 || window < 1 {
-		return nil, fmt.Errorf("%d pieces, %d at once: %w", len(descs), window, backends.ErrBounds)
+		return nil, fmt.Errorf("%d pieces, %d at once: %w", len(descs), window, driver.ErrBounds)
 	}
 	for i, d := range descs {
 		if d.Local > local || d.Len > local-d.Local || d.Remote > remote || d.Len > remote-d.Remote {
-			return nil, &backends.PieceError{Piece: i, Err: backends.ErrBounds}
+			return nil, &driver.PieceError{Piece: i, Err: driver.ErrBounds}
 		}
 	}
 	return &UCXBatch{descs: descs, loop: l, window: window}, nil

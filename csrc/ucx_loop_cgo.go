@@ -18,7 +18,7 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // UCXLoop is the least that moves pieces over UCX: a context and a worker, without a
@@ -32,7 +32,7 @@ type UCXLoop struct {
 
 // OpenUCXLoop opens a loop in the library that LoadUCX has opened. transports and
 // devices are as UCX_TLS and UCX_NET_DEVICES; "": UCX's own choice. What UCX cannot do
-// on this machine is a *backends.UnavailableError.
+// on this machine is a *driver.UnavailableError.
 // Implements: int sl_ucx_loop_open(const char *transports, ...)
 func OpenUCXLoop(transports, devices string) (*UCXLoop, error) {
 	var c [2]*C.char
@@ -54,7 +54,7 @@ func OpenUCXLoop(transports, devices string) (*UCXLoop, error) {
 // zeroed. A loop has one; it lives until Close.
 func (l *UCXLoop) Allocate(n uint64) ([]byte, error) {
 	if n == 0 || n > 1<<40 {
-		return nil, fmt.Errorf("allocate %d bytes: %w", n, backends.ErrBounds)
+		return nil, fmt.Errorf("allocate %d bytes: %w", n, driver.ErrBounds)
 	}
 	var base unsafe.Pointer
 	if rc := C.sl_ucx_loop_allocate(l.c, C.uint64_t(n), &base); rc != 0 {
@@ -81,7 +81,7 @@ func (l *UCXLoop) Offer() (UCXOffer, error) {
 // one peer.
 func (l *UCXLoop) Connect(o UCXOffer) error {
 	if len(o.Address) == 0 || len(o.Rkey) == 0 {
-		return fmt.Errorf("connect to an offer without an address or a key: %w", backends.ErrBadToken)
+		return fmt.Errorf("connect to an offer without an address or a key: %w", driver.ErrBadToken)
 	}
 	address, rkey := C.CBytes(o.Address), C.CBytes(o.Rkey)
 	defer C.free(address)
@@ -95,16 +95,16 @@ func (l *UCXLoop) Connect(o UCXOffer) error {
 
 // Batch checks descriptors against the two memories and keeps them. Their offsets
 // count from the start of each memory, and their keys are not looked at.
-func (l *UCXLoop) Batch(descs []backends.Desc, window int) (*UCXBatch, error) {
+func (l *UCXLoop) Batch(descs []driver.Desc, window int) (*UCXBatch, error) {
 	return newUCXBatch(l, descs, window, uint64(len(l.mem)), l.remote)
 }
 
 // Move moves a batch of this loop, one operation of UCX a piece, and returns when it has ended: a
 // Write when the bytes are there. posted is the time until the last piece was posted.
-// Past the limit the error is backends.ErrTimeout, and the loop is of no further use.
-func (l *UCXLoop) Move(op backends.Op, b *UCXBatch, limit time.Duration) (posted time.Duration, err error) {
+// Past the limit the error is driver.ErrTimeout, and the loop is of no further use.
+func (l *UCXLoop) Move(op driver.Op, b *UCXBatch, limit time.Duration) (posted time.Duration, err error) {
 	if b.loop != l {
-		return 0, fmt.Errorf("move a batch of another loop: %w", backends.ErrBounds)
+		return 0, fmt.Errorf("move a batch of another loop: %w", driver.ErrBounds)
 	}
 	var ns C.uint64_t
 	rc := C.sl_ucx_loop_move(l.c, toRemote(op), (*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(b.descs))),
@@ -128,9 +128,9 @@ func (l *UCXLoop) Close(limit time.Duration) {
 func loopError(what string, rc C.int) error {
 	switch e := syscall.Errno(-rc); e {
 	case syscall.ETIMEDOUT:
-		return fmt.Errorf("%s in a bare loop of UCX: %w", what, backends.ErrTimeout)
+		return fmt.Errorf("%s in a bare loop of UCX: %w", what, driver.ErrTimeout)
 	case syscall.EHOSTUNREACH:
-		return fmt.Errorf("%s in a bare loop of UCX: no transport reaches the peer's memory: %w", what, backends.ErrPeerLost)
+		return fmt.Errorf("%s in a bare loop of UCX: no transport reaches the peer's memory: %w", what, driver.ErrPeerLost)
 	default:
 		return fmt.Errorf("%s in a bare loop of UCX: %w", what, e)
 	}

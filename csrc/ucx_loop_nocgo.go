@@ -7,7 +7,7 @@ package csrc
 import (
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // UCXLoop needs cgo: without it OpenUCXLoop makes none.
@@ -20,22 +20,22 @@ func OpenUCXLoop(_, _ string) (*UCXLoop, error) {
 }
 
 // Allocate is not supported.
-func (*UCXLoop) Allocate(uint64) ([]byte, error) { return nil, backends.ErrNotSupported }
+func (*UCXLoop) Allocate(uint64) ([]byte, error) { return nil, driver.ErrNotSupported }
 
 // Offer is not supported.
-func (*UCXLoop) Offer() (UCXOffer, error) { return UCXOffer{}, backends.ErrNotSupported }
+func (*UCXLoop) Offer() (UCXOffer, error) { return UCXOffer{}, driver.ErrNotSupported }
 
 // Connect is not supported.
-func (*UCXLoop) Connect(UCXOffer) error { return backends.ErrNotSupported }
+func (*UCXLoop) Connect(UCXOffer) error { return driver.ErrNotSupported }
 
 // Batch checks against no memory.
-func (l *UCXLoop) Batch(descs []backends.Desc, window int) (*UCXBatch, error) {
+func (l *UCXLoop) Batch(descs []driver.Desc, window int) (*UCXBatch, error) {
 	return newUCXBatch(l, descs, window, 0, 0)
 }
 
 // Move is not supported.
-func (*UCXLoop) Move(backends.Op, *UCXBatch, time.Duration) (time.Duration, error) {
-	return 0, backends.ErrNotSupported
+func (*UCXLoop) Move(driver.Op, *UCXBatch, time.Duration) (time.Duration, error) {
+	return 0, driver.ErrNotSupported
 }
 
 // Progress does nothing.

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 const loopLimit = 10 * time.Second
@@ -31,7 +31,7 @@ func openLoop(t *testing.T, transports, devices string) *UCXLoop {
 		l, err = OpenUCXLoop(transports, devices)
 	}
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 		t.Fatal(err)
 	}
 	return l
@@ -76,13 +76,13 @@ func TestUCXLoopMovesItsPieces(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			e := openLoops(t, lanes[0], lanes[1])
 			for round, size := range []uint64{1, 656, 9000} {
-				for _, op := range []backends.Op{backends.Write, backends.Read} {
+				for _, op := range []driver.Op{driver.Write, driver.Read} {
 					copy(e.local, filled(testBytes, uint64(round)))
 					copy(e.remote, filled(testBytes, uint64(round)+100))
 					wantLocal, wantRemote := bytes.Clone(e.local), bytes.Clone(e.remote)
-					var descs []backends.Desc
+					var descs []driver.Desc
 					for i := range uint64(50) {
-						descs = append(descs, backends.Desc{Local: i * 10000, Remote: (49 - i) * 20001, Len: size})
+						descs = append(descs, driver.Desc{Local: i * 10000, Remote: (49 - i) * 20001, Len: size})
 					}
 					want(op, wantLocal, wantRemote, descs)
 					b, err := e.near.Batch(descs, 8)
@@ -104,26 +104,26 @@ func TestUCXLoopMovesItsPieces(t *testing.T) {
 
 func TestUCXLoopRefusesWhatIsNotItsOwn(t *testing.T) {
 	e := openLoops(t, "posix,sysv,cma,self", "")
-	for _, bad := range []backends.Desc{{Local: testBytes, Len: 1}, {Remote: testBytes - 1, Len: 2}, {Local: 1, Len: ^uint64(0)}} {
-		var piece *backends.PieceError
-		if _, err := e.near.Batch([]backends.Desc{{Len: 1}, bad}, 1); !errors.As(err, &piece) || piece.Piece != 1 || !errors.Is(err, backends.ErrBounds) {
+	for _, bad := range []driver.Desc{{Local: testBytes, Len: 1}, {Remote: testBytes - 1, Len: 2}, {Local: 1, Len: ^uint64(0)}} {
+		var piece *driver.PieceError
+		if _, err := e.near.Batch([]driver.Desc{{Len: 1}, bad}, 1); !errors.As(err, &piece) || piece.Piece != 1 || !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%+v: %v", bad, err)
 		}
 	}
-	if _, err := e.near.Batch(nil, 1); !errors.Is(err, backends.ErrBounds) {
+	if _, err := e.near.Batch(nil, 1); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("no pieces: %v", err)
 	}
-	b, err := e.near.Batch([]backends.Desc{{Len: 1}}, 1)
+	b, err := e.near.Batch([]driver.Desc{{Len: 1}}, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.far.Move(backends.Write, b, time.Second); err == nil {
+	if _, err := e.far.Move(driver.Write, b, time.Second); err == nil {
 		t.Error("a batch of another loop was moved")
 	}
 	if _, err := e.near.Allocate(1); err == nil {
 		t.Error("a second memory")
 	}
-	if err := e.near.Connect(UCXOffer{}); !errors.Is(err, backends.ErrBadToken) {
+	if err := e.near.Connect(UCXOffer{}); !errors.Is(err, driver.ErrBadToken) {
 		t.Errorf("an empty offer: %v", err)
 	}
 }
@@ -146,15 +146,15 @@ func TestUCXLoopEndsWithItsLimit(t *testing.T) {
 	if err := near.Connect(offer); err != nil {
 		t.Fatal(err)
 	}
-	b, err := near.Batch([]backends.Desc{{Len: testBytes}}, 1)
+	b, err := near.Batch([]driver.Desc{{Len: testBytes}}, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	begin := time.Now()
-	if _, err := near.Move(backends.Write, b, 50*time.Millisecond); !errors.Is(err, backends.ErrTimeout) {
+	if _, err := near.Move(driver.Write, b, 50*time.Millisecond); !errors.Is(err, driver.ErrTimeout) {
 		t.Errorf("nobody answers: %v, want ErrTimeout", err)
 	}
-	if _, err := near.Move(backends.Write, b, time.Second); err == nil || errors.Is(err, backends.ErrTimeout) {
+	if _, err := near.Move(driver.Write, b, time.Second); err == nil || errors.Is(err, driver.ErrTimeout) {
 		t.Errorf("after that: %v, want a refusal", err)
 	}
 	if took := time.Since(begin); took > 5*time.Second {
@@ -164,12 +164,12 @@ func TestUCXLoopEndsWithItsLimit(t *testing.T) {
 
 func TestUCXLoopDoesNotAllocate(t *testing.T) {
 	e := openLoops(t, "posix,sysv,cma,self", "")
-	b, err := e.near.Batch([]backends.Desc{{Len: 656}, {Local: 700, Remote: 5000, Len: 656}}, 32)
+	b, err := e.near.Batch([]driver.Desc{{Len: 656}, {Local: 700, Remote: 5000, Len: 656}}, 32)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if n := testing.AllocsPerRun(50, func() {
-		if _, err := e.near.Move(backends.Write, b, loopLimit); err != nil {
+		if _, err := e.near.Move(driver.Write, b, loopLimit); err != nil {
 			t.Error(err)
 		}
 	}); n != 0 {

@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 const pulledWay = 1 // of ways
@@ -139,7 +139,7 @@ func TestUCXKnowsWhomItReads(t *testing.T) {
 }
 
 // fetch submits a read of the forger's buffer, and returns the question that follows it.
-func (v *victim) fetch(t *testing.T, tag, base uint64, d ...backends.Desc) forged {
+func (v *victim) fetch(t *testing.T, tag, base uint64, d ...driver.Desc) forged {
 	t.Helper()
 	slot, err := v.conn.Import(UCXImport{Key: 1, Size: 1 << 20, Ticket: 5, Export: UCXExport{Base: base}})
 	if err != nil {
@@ -148,7 +148,7 @@ func (v *victim) fetch(t *testing.T, tag, base uint64, d ...backends.Desc) forge
 	for i := range d {
 		d[i].LocalKey, d[i].RemoteKey = 7, slot
 	}
-	if err := v.conn.Submit(backends.Read, tag, d, nil); err != nil {
+	if err := v.conn.Submit(driver.Read, tag, d, nil); err != nil {
 		t.Fatal(err)
 	}
 	q := v.f.await(msgRead)
@@ -163,7 +163,7 @@ func TestUCXFetchesAndThenAsks(t *testing.T) {
 	answer := func(q forged, status int32) {
 		v.f.send(forged{kind: msgData, conn: v.conn.ID(), seq: q.seq, status_: uint32(status)}, nil)
 	}
-	pieces := []backends.Desc{{Local: 10, Remote: 5, Len: 100}, {Local: 300, Remote: 200000, Len: 700}}
+	pieces := []driver.Desc{{Local: 10, Remote: 5, Len: 100}, {Local: 300, Remote: 200000, Len: 700}}
 	answer(v.fetch(t, 1, v.f.buffer, pieces...), UCXOK)
 	if err := v.outcome(t, 1); err != nil {
 		t.Fatal(err)
@@ -173,22 +173,22 @@ func TestUCXFetchesAndThenAsks(t *testing.T) {
 		t.Fatal("other bytes")
 	}
 	answer(v.fetch(t, 2, v.f.buffer, pieces...), UCXRevoked)
-	if err := v.outcome(t, 2); !errors.Is(err, backends.ErrRevoked) {
+	if err := v.outcome(t, 2); !errors.Is(err, driver.ErrRevoked) {
 		t.Fatalf("bytes that may be of another epoch: %v", err)
 	}
 	// Memory that is not there: its owner says whether it should be.
 	answer(v.fetch(t, 3, v.f.buffer-200000+1<<20, pieces...), UCXRevoked)
-	if err := v.outcome(t, 3); !errors.Is(err, backends.ErrRevoked) {
+	if err := v.outcome(t, 3); !errors.Is(err, driver.ErrRevoked) {
 		t.Fatalf("memory that went with its epoch: %v", err)
 	}
 	answer(v.fetch(t, 4, 4096, pieces...), UCXOK)
-	var piece *backends.PieceError
+	var piece *driver.PieceError
 	if err := v.outcome(t, 4); !errors.Is(err, errUCXFault) || !errors.As(err, &piece) || piece.Piece != 0 {
 		t.Fatalf("memory that cannot be read: %v", err)
 	}
 	q := v.fetch(t, 5, v.f.buffer, pieces...)
 	v.conn.Cancel(5)
-	if err := v.outcome(t, 5); !errors.Is(err, backends.ErrAborted) {
+	if err := v.outcome(t, 5); !errors.Is(err, driver.ErrAborted) {
 		t.Fatal(err)
 	}
 	answer(q, UCXOK)
@@ -199,10 +199,10 @@ func TestUCXFetchesAndThenAsks(t *testing.T) {
 		t.Fatal(err)
 	}
 	clear(mem)
-	if err := v.conn.Submit(backends.Read, 6, []backends.Desc{{Len: 100, LocalKey: 7, RemoteKey: slot}}, nil); err != nil {
+	if err := v.conn.Submit(driver.Read, 6, []driver.Desc{{Len: 100, LocalKey: 7, RemoteKey: slot}}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := v.outcome(t, 6); !errors.Is(err, backends.ErrPeerLost) || !errors.As(err, &piece) {
+	if err := v.outcome(t, 6); !errors.Is(err, driver.ErrPeerLost) || !errors.As(err, &piece) {
 		t.Fatalf("a process that is another one by now: %v", err)
 	}
 	if bytes.Count(mem, []byte{0}) != len(mem) {
@@ -222,11 +222,11 @@ func TestUCXAsksForEachMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	var d []backends.Desc
+	var d []driver.Desc
 	for i, slot := range []uint32{slots[0], slots[1], slots[0]} {
-		d = append(d, backends.Desc{Local: uint64(i) * 500, Remote: uint64(i) * 500, Len: 100, LocalKey: 7, RemoteKey: slot})
+		d = append(d, driver.Desc{Local: uint64(i) * 500, Remote: uint64(i) * 500, Len: 100, LocalKey: 7, RemoteKey: slot})
 	}
-	if err := v.conn.Submit(backends.Read, 1, d, nil); err != nil {
+	if err := v.conn.Submit(driver.Read, 1, d, nil); err != nil {
 		t.Fatal(err)
 	}
 	for i, status := range []int32{UCXOK, UCXRevoked, UCXOK} {
@@ -236,8 +236,8 @@ func TestUCXAsksForEachMemory(t *testing.T) {
 		}
 		v.f.send(forged{kind: msgData, conn: v.conn.ID(), seq: q.seq, status_: uint32(status)}, nil)
 	}
-	var piece *backends.PieceError
-	if err := v.outcome(t, 1); !errors.Is(err, backends.ErrRevoked) || !errors.As(err, &piece) || piece.Piece != 1 {
+	var piece *driver.PieceError
+	if err := v.outcome(t, 1); !errors.Is(err, driver.ErrRevoked) || !errors.As(err, &piece) || piece.Piece != 1 {
 		t.Errorf("bytes of which some may be of another epoch: %v", err)
 	}
 }
@@ -286,7 +286,7 @@ func isReserved(t *testing.T, at uint64) bool {
 // that was frozen after it had compared the ticket.
 func TestUCXGateShutsOnWhoIsLate(t *testing.T) {
 	v := openVictim(t, ways[pulledWay])
-	for name, d := range map[string][]backends.Desc{
+	for name, d := range map[string][]driver.Desc{
 		"plain":     {{Len: 5000}},
 		"scattered": {{Len: 50}, {Local: 100, Remote: 200, Len: 60}},
 	} {
@@ -297,7 +297,7 @@ func TestUCXGateShutsOnWhoIsLate(t *testing.T) {
 		for i := range d {
 			d[i].LocalKey, d[i].RemoteKey = 7, slot
 		}
-		if err := v.conn.Submit(backends.Write, 1, d, nil); err != nil {
+		if err := v.conn.Submit(driver.Write, 1, d, nil); err != nil {
 			t.Fatal(err)
 		}
 		o := v.f.await(msgWrite)
@@ -316,7 +316,7 @@ func TestUCXGateShutsOnWhoIsLate(t *testing.T) {
 		if got := pull(); got != -1 {
 			t.Fatalf("%s: the owner gets %d bytes when it is over", name, got)
 		}
-		if err := v.outcome(t, 1); !errors.Is(err, backends.ErrClosed) {
+		if err := v.outcome(t, 1); !errors.Is(err, driver.ErrClosed) {
 			t.Fatal(err)
 		}
 		_ = v.conn.Close(testGrace / 4)

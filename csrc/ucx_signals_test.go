@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // signalsVariable makes the test below the child of the one after it.
@@ -74,7 +74,7 @@ func signalsWith(t *testing.T, variable string) string {
 
 func TestUCXLeavesSignalsToGo(t *testing.T) {
 	if err := LoadUCX(""); err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 		t.Fatal(err)
 	}
 	out := signalsWith(t, "NONE=")
@@ -88,7 +88,7 @@ func TestUCXLeavesSignalsToGo(t *testing.T) {
 // What the user has set stays; and so it is seen that the test above can fail.
 func TestUCXLeavesTheUsersSettings(t *testing.T) {
 	if err := LoadUCX(""); err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 		t.Fatal(err)
 	}
 	if out := signalsWith(t, "UCX_DEBUG_SIGNO=HUP"); strings.Contains(out, "caught hangup") {

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // crowd moves bytes over one connection of a context of several workers, in a range of its own.
@@ -27,11 +27,11 @@ type crowd struct {
 const crowdRange = testBytes / 8
 
 // submit waits for a place.
-func (c *crowd) submit(op backends.Op, tag uint64, msg []byte) error {
-	d := []backends.Desc{{Local: c.from, Remote: c.from, Len: crowdRange, LocalKey: testKey, RemoteKey: c.slot}}
+func (c *crowd) submit(op driver.Op, tag uint64, msg []byte) error {
+	d := []driver.Desc{{Local: c.from, Remote: c.from, Len: crowdRange, LocalKey: testKey, RemoteKey: c.slot}}
 	for end := time.Now().Add(10 * time.Second); ; {
 		err := c.conn.Submit(op, tag, d, msg)
-		if !errors.Is(err, backends.ErrFull) || time.Now().After(end) {
+		if !errors.Is(err, driver.ErrFull) || time.Now().After(end) {
 			return err
 		}
 		time.Sleep(50 * time.Microsecond)
@@ -41,11 +41,11 @@ func (c *crowd) submit(op backends.Op, tag uint64, msg []byte) error {
 func (c *crowd) run(t *testing.T, g uint64) {
 	local, remote := c.local[c.from:][:crowdRange], c.remote[c.from:][:crowdRange]
 	for i := range uint64(30) {
-		op := backends.Op(1 + i%2)
+		op := driver.Op(1 + i%2)
 		fill(local[:100], g*100+i)
 		tag := g<<32 | i
 		msg := []byte{byte(g)}
-		if op == backends.Read {
+		if op == driver.Read {
 			msg = nil
 		}
 		if err := c.submit(op, tag, msg); err != nil {

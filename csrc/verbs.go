@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // verbsLibrary is what LoadVerbs opens when it is given no path.
@@ -21,7 +21,7 @@ var verbsLoaded struct {
 // LoadVerbs opens libibverbs; further calls cost a lock. path names the library, "" the one of
 // the system. It stays open for the life of the process. When it cannot be used (missing, a
 // function missing, another one in use by a context) nothing is changed, a later call
-// may try again, and the error is a *backends.UnavailableError.
+// may try again, and the error is a *driver.UnavailableError.
 func LoadVerbs(path string) error {
 	if path == "" {
 		path = verbsLibrary
@@ -60,7 +60,7 @@ func verbsRelease() {
 }
 
 // VerbsDevices counts the devices that the library which LoadVerbs has opened finds
-// now. None at all is a *backends.UnavailableError that says what is missing.
+// now. None at all is a *driver.UnavailableError that says what is missing.
 func VerbsDevices() (int, error) {
 	if err := verbsHold(); err != nil {
 		return 0, err
@@ -81,5 +81,5 @@ func VerbsDevices() (int, error) {
 }
 
 func verbsUnavailable(reason, fix string) error {
-	return &backends.UnavailableError{Backend: "rdma", Reason: reason, Fix: fix}
+	return &driver.UnavailableError{Backend: "rdma", Reason: reason, Fix: fix}
 }

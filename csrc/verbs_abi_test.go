@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // skipWithoutVerbsHeaders skips where libibverbs-dev is missing.
@@ -19,7 +19,7 @@ func skipWithoutVerbsHeaders(t *testing.T) {
 	cmd := exec.Command("gcc", "-E", "-x", "c", "-")
 	cmd.Stdin = strings.NewReader("#include <infiniband/verbs.h>\n")
 	if err := cmd.Run(); err != nil {
-		backendtest.SkipIfUnavailable(t, &backends.UnavailableError{
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{
 			Backend: "rdma", Reason: "no headers to compare with", Fix: "apt-get install libibverbs-dev"})
 	}
 }

@@ -13,12 +13,12 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // queued keeps so many batches under way, as perftest does with requests.
-func (l *verbsLink) queued(b *testing.B, op backends.Op, n uint64, depth int) {
-	d := l.descs(backends.Desc{Len: n})
+func (l *verbsLink) queued(b *testing.B, op driver.Op, n uint64, depth int) {
+	d := l.descs(driver.Desc{Len: n})
 	var done [64]Done
 	under := 0
 	wait := func(most int) {
@@ -51,7 +51,7 @@ func (l *verbsLink) queued(b *testing.B, op backends.Op, n uint64, depth int) {
 func benchVerbs(b *testing.B, d verbsHosts) {
 	l := openVerbsLink(b, d, verbsShape{spin: true, lanes: len(d.near), timeout: 16, retries: 6,
 		config: VerbsConfig{BatchesMax: 256, Depth: 128, SliceMax: 1 << 20, FlightMax: 16 << 20}})
-	for _, op := range []backends.Op{backends.Write, backends.Read} {
+	for _, op := range []driver.Op{driver.Write, driver.Read} {
 		for _, n := range []uint64{64 << 10, 1 << 20} {
 			b.Run(fmt.Sprintf("%v/%d", op, n), func(b *testing.B) { l.queued(b, op, n, 16) })
 		}
@@ -62,8 +62,8 @@ func benchVerbs(b *testing.B, d verbsHosts) {
 }
 
 // pages is 656 B x 2,048 into one run of the peer's memory.
-func (l *verbsLink) pages(b *testing.B, op backends.Op) {
-	p := &backends.Pages{Count: 2048, EntryLen: 656, LocalStride: 1312, RemoteStride: 656, LocalKey: testKey, RemoteKey: l.slot}
+func (l *verbsLink) pages(b *testing.B, op driver.Op) {
+	p := &driver.Pages{Count: 2048, EntryLen: 656, LocalStride: 1312, RemoteStride: 656, LocalKey: testKey, RemoteKey: l.slot}
 	before := l.counters(b)
 	b.SetBytes(int64(p.Bytes()))
 	b.ReportAllocs()
@@ -100,7 +100,7 @@ func (l *verbsLink) opposite(b *testing.B) *verbsLink {
 func ball(mem []byte, at int) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&mem[at])) }
 
 // throw writes a word to the other end, when the one before it is over.
-func (l *verbsLink) throw(b *testing.B, d []backends.Desc, v uint64) {
+func (l *verbsLink) throw(b *testing.B, d []driver.Desc, v uint64) {
 	var done [1]Done
 	if v > 1 {
 		for l.near.Poll(done[:]) == 0 {
@@ -108,7 +108,7 @@ func (l *verbsLink) throw(b *testing.B, d []backends.Desc, v uint64) {
 		}
 	}
 	ball(l.local, 64).Store(v)
-	if err := l.conn.Submit(backends.Write, v, d, nil); err != nil || done[0].Status != 0 {
+	if err := l.conn.Submit(driver.Write, v, d, nil); err != nil || done[0].Status != 0 {
 		b.Error(err, done[0])
 	}
 }
@@ -118,8 +118,8 @@ func (l *verbsLink) throw(b *testing.B, d []backends.Desc, v uint64) {
 func pingVerbs(b *testing.B, d verbsHosts) {
 	l := openVerbsLink(b, d, verbsShape{spin: true, timeout: 16, retries: 6})
 	o := l.opposite(b)
-	to := []backends.Desc{{Local: 64, Remote: 128, Len: 8, LocalKey: testKey}}
-	fro := append([]backends.Desc(nil), to...)
+	to := []driver.Desc{{Local: 64, Remote: 128, Len: 8, LocalKey: testKey}}
+	fro := append([]driver.Desc(nil), to...)
 	to[0].RemoteKey, fro[0].RemoteKey = l.slot, o.slot
 	trips := uint64(b.N+1) / 2
 	var pong sync.WaitGroup

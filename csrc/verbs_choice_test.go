@@ -7,8 +7,8 @@ package csrc
 import (
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/fakeverbs"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
 
 // TestNearRailsGoFirst checks that a rail which does not suit memory moves nothing of it while one that does is live.
@@ -22,8 +22,8 @@ func TestNearRailsGoFirst(t *testing.T) {
 		}
 		return c.BytesOut + c.BytesIn
 	}
-	for _, op := range []backends.Op{backends.Write, backends.Read} {
-		if err := l.move(t, op, backends.Desc{Len: n}); err != nil {
+	for _, op := range []driver.Op{driver.Write, driver.Read} {
+		if err := l.move(t, op, driver.Desc{Len: n}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -33,7 +33,7 @@ func TestNearRailsGoFirst(t *testing.T) {
 	if err := l.conn.LaneEnd(1); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.move(t, backends.Write, backends.Desc{Len: n}); err != nil || moved(0) != n {
+	if err := l.move(t, driver.Write, driver.Desc{Len: n}); err != nil || moved(0) != n {
 		t.Errorf("without the near rail: %v, %d bytes over the other", err, moved(0))
 	}
 }
@@ -45,7 +45,7 @@ func TestFlightBoundsLanes(t *testing.T) {
 	l := openVerbsLink(t, d, verbsShape{bytes: n, timeout: 20, config: VerbsConfig{SliceMax: 64 << 10, FlightMax: flight, Depth: 32}})
 	near := d.fake.Device(0)
 	near.Set(fakeverbs.Frozen, 1)
-	tag := l.submit(t, backends.Write, nil, backends.Desc{Len: n})
+	tag := l.submit(t, driver.Write, nil, driver.Desc{Len: n})
 	if c := l.counters(t); c.InFlight != flight {
 		t.Errorf("%d bytes under way on a lane, want %d", c.InFlight, flight)
 	}

@@ -19,7 +19,7 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // VerbsConn is our end of a connection. Its methods may be called by any goroutine, but
@@ -103,7 +103,7 @@ func (n *VerbsConn) Import(m VerbsImport) (slot uint32, err error) {
 		flags = C.SL_VERBS_READ_ONLY
 	}
 	if len(m.RemoteKeys) > VerbsLanesMax {
-		return 0, backends.ErrBounds
+		return 0, driver.ErrBounds
 	}
 	var s C.uint32_t
 	rc := C.sl_verbs_import(n.c, C.uint64_t(m.Base), C.uint64_t(m.Size), flags,
@@ -124,29 +124,29 @@ func (n *VerbsConn) Expire(slot uint32) {
 	C.sl_verbs_expire(n.c, C.uint32_t(slot))
 }
 
-// Submit starts a batch in one crossing, under the rules of backends.Peer and
-// backends.Notifier. A nil msg is none.
-func (n *VerbsConn) Submit(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+// Submit starts a batch in one crossing, under the rules of driver.Peer and
+// driver.Notifier. A nil msg is none.
+func (n *VerbsConn) Submit(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
 	return n.submit(op, tag, descs, msg, -1)
 }
 
-// SubmitPages is Submit for a pattern, as backends.Pager has it.
-func (n *VerbsConn) SubmitPages(op backends.Op, tag uint64, p *backends.Pages, msg []byte) error {
+// SubmitPages is Submit for a pattern, as driver.Pager has it.
+func (n *VerbsConn) SubmitPages(op driver.Op, tag uint64, p *driver.Pages, msg []byte) error {
 	return n.submitPages(op, tag, p, msg, -1)
 }
 
-// SubmitCount writes, and then counts at the peer, as backends.Counter has it.
-func (n *VerbsConn) SubmitCount(tag uint64, descs []backends.Desc, p *backends.Pages, counter uint32) error {
+// SubmitCount writes, and then counts at the peer, as driver.Counter has it.
+func (n *VerbsConn) SubmitCount(tag uint64, descs []driver.Desc, p *driver.Pages, counter uint32) error {
 	if counter >= VerbsCountersMax {
-		return backends.ErrBounds
+		return driver.ErrBounds
 	}
 	if p != nil {
-		return n.submitPages(backends.Write, tag, p, nil, int32(counter))
+		return n.submitPages(driver.Write, tag, p, nil, int32(counter))
 	}
-	return n.submit(backends.Write, tag, descs, nil, int32(counter))
+	return n.submit(driver.Write, tag, descs, nil, int32(counter))
 }
 
-func (n *VerbsConn) submit(op backends.Op, tag uint64, descs []backends.Desc, msg []byte, counter int32) error {
+func (n *VerbsConn) submit(op driver.Op, tag uint64, descs []driver.Desc, msg []byte, counter int32) error {
 	n.context.keepBack()
 	// Bytes are typed: cgo would look through all that lies around them for pointers.
 	rc := C.sl_verbs_submit(n.c, toRemote(op), C.uint64_t(tag),
@@ -159,9 +159,9 @@ func (n *VerbsConn) submit(op backends.Op, tag uint64, descs []backends.Desc, ms
 	return verbsRefusal(int64(rc))
 }
 
-func (n *VerbsConn) submitPages(op backends.Op, tag uint64, p *backends.Pages, msg []byte, counter int32) error {
+func (n *VerbsConn) submitPages(op driver.Op, tag uint64, p *driver.Pages, msg []byte, counter int32) error {
 	if p.Count <= 0 || (p.Local != nil && len(p.Local) != p.Count) || (p.Remote != nil && len(p.Remote) != p.Count) {
-		return backends.ErrBounds
+		return driver.ErrBounds
 	}
 	form := C.struct_sl_pages{
 		count: C.uint64_t(p.Count), entry: C.uint64_t(p.EntryLen),

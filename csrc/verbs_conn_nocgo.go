@@ -7,7 +7,7 @@ package csrc
 import (
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // VerbsConn needs cgo: without it there is none.
@@ -17,22 +17,22 @@ type VerbsConn struct{}
 func (*VerbsConn) ID() uint64 { return 0 }
 
 // LaneMake is not supported.
-func (*VerbsConn) LaneMake(int, int) (VerbsEnd, error) { return VerbsEnd{}, backends.ErrNotSupported }
+func (*VerbsConn) LaneMake(int, int) (VerbsEnd, error) { return VerbsEnd{}, driver.ErrNotSupported }
 
 // LaneBegin is not supported.
-func (*VerbsConn) LaneBegin(int, VerbsEnd) error { return backends.ErrNotSupported }
+func (*VerbsConn) LaneBegin(int, VerbsEnd) error { return driver.ErrNotSupported }
 
 // LaneEnd does nothing.
 func (*VerbsConn) LaneEnd(int) error { return nil }
 
 // LaneSettle is not supported.
-func (*VerbsConn) LaneSettle(int, uint64) error { return backends.ErrNotSupported }
+func (*VerbsConn) LaneSettle(int, uint64) error { return driver.ErrNotSupported }
 
 // Seen is 0.
 func (*VerbsConn) Seen() uint64 { return 0 }
 
 // Import is not supported.
-func (*VerbsConn) Import(VerbsImport) (uint32, error) { return 0, backends.ErrNotSupported }
+func (*VerbsConn) Import(VerbsImport) (uint32, error) { return 0, driver.ErrNotSupported }
 
 // Drop does nothing.
 func (*VerbsConn) Drop(uint32) {}
@@ -41,18 +41,18 @@ func (*VerbsConn) Drop(uint32) {}
 func (*VerbsConn) Expire(uint32) {}
 
 // Submit is not supported.
-func (*VerbsConn) Submit(backends.Op, uint64, []backends.Desc, []byte) error {
-	return backends.ErrNotSupported
+func (*VerbsConn) Submit(driver.Op, uint64, []driver.Desc, []byte) error {
+	return driver.ErrNotSupported
 }
 
 // SubmitPages is not supported.
-func (*VerbsConn) SubmitPages(backends.Op, uint64, *backends.Pages, []byte) error {
-	return backends.ErrNotSupported
+func (*VerbsConn) SubmitPages(driver.Op, uint64, *driver.Pages, []byte) error {
+	return driver.ErrNotSupported
 }
 
 // SubmitCount is not supported.
-func (*VerbsConn) SubmitCount(uint64, []backends.Desc, *backends.Pages, uint32) error {
-	return backends.ErrNotSupported
+func (*VerbsConn) SubmitCount(uint64, []driver.Desc, *driver.Pages, uint32) error {
+	return driver.ErrNotSupported
 }
 
 // Cancel does nothing.

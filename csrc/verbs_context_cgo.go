@@ -33,7 +33,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // VerbsContext holds rails, memory on them, and connections, with a thread that takes
@@ -156,7 +156,7 @@ func (c *VerbsContext) News() (VerbsNews, bool) {
 }
 
 // OpenRail opens a port of a device and returns the number of the rail. What this machine
-// does not have is a *backends.UnavailableError.
+// does not have is a *driver.UnavailableError.
 func (c *VerbsContext) OpenRail(cfg VerbsRailConfig) (int, error) {
 	defer runtime.KeepAlive(c)
 	name := C.CString(cfg.Device)
@@ -171,7 +171,7 @@ func (c *VerbsContext) OpenRail(cfg VerbsRailConfig) (int, error) {
 	var rail C.uint32_t
 	var why [256]C.char
 	if rc := C.sl_verbs_rail_open(c.c, conf, &rail, &why[0], C.size_t(len(why))); rc != 0 {
-		return 0, &backends.UnavailableError{Backend: "rdma",
+		return 0, &driver.UnavailableError{Backend: "rdma",
 			Reason: fmt.Sprintf("port %d of device %s: %s", cfg.Port, cfg.Device, C.GoString(&why[0])), Fix: "choose a device and a port that `sluice doctor` lists as active"}
 	}
 	return int(rail), nil
@@ -267,7 +267,7 @@ func (p *VerbsPin) Close() error {
 func (c *VerbsContext) Map(key uint32, mem []byte, pins []*VerbsPin, prefer uint32) error {
 	defer runtime.KeepAlive(c)
 	if len(pins) > VerbsRailsMax {
-		return backends.ErrBounds
+		return driver.ErrBounds
 	}
 	list := verbsPins(pins)
 	defer C.free(unsafe.Pointer(list))
@@ -279,7 +279,7 @@ func (c *VerbsContext) Map(key uint32, mem []byte, pins []*VerbsPin, prefer uint
 func (c *VerbsContext) MapDevice(key uint32, addr, n uint64, pins []*VerbsPin, prefer uint32) error {
 	defer runtime.KeepAlive(c)
 	if len(pins) > VerbsRailsMax {
-		return backends.ErrBounds
+		return driver.ErrBounds
 	}
 	list := verbsPins(pins)
 	defer C.free(unsafe.Pointer(list))

@@ -4,7 +4,7 @@
 
 package csrc
 
-import "github.com/sluicehq/sluice/backends"
+import "github.com/sluicehq/sluice/driver"
 
 // VerbsContext needs cgo: without it OpenVerbs makes none, and its methods are there for
 // the compiler only.
@@ -15,7 +15,7 @@ type VerbsPin struct{}
 
 // OpenVerbs answers with the reason.
 func OpenVerbs(VerbsConfig) (*VerbsContext, error) {
-	return nil, &backends.UnavailableError{Backend: "rdma", Reason: "this program was built without cgo",
+	return nil, &driver.UnavailableError{Backend: "rdma", Reason: "this program was built without cgo",
 		Fix: "build it with CGO_ENABLED=1 and gcc"}
 }
 
@@ -44,14 +44,14 @@ func (*VerbsContext) AwaitCount(uint32, uint64) bool { return false }
 func (*VerbsContext) News() (VerbsNews, bool) { return VerbsNews{}, false }
 
 // OpenRail is not supported.
-func (*VerbsContext) OpenRail(VerbsRailConfig) (int, error) { return 0, backends.ErrNotSupported }
+func (*VerbsContext) OpenRail(VerbsRailConfig) (int, error) { return 0, driver.ErrNotSupported }
 
 // Rail is not supported.
-func (*VerbsContext) Rail(int) (VerbsRail, error) { return VerbsRail{}, backends.ErrNotSupported }
+func (*VerbsContext) Rail(int) (VerbsRail, error) { return VerbsRail{}, driver.ErrNotSupported }
 
 // Counters is not supported.
 func (*VerbsContext) Counters(int) (VerbsCounters, error) {
-	return VerbsCounters{}, backends.ErrNotSupported
+	return VerbsCounters{}, driver.ErrNotSupported
 }
 
 // RailUp does nothing.
@@ -59,33 +59,33 @@ func (*VerbsContext) RailUp(int, bool) {}
 
 // Pin is not supported.
 func (*VerbsContext) Pin(int, []byte, uint32) (*VerbsPin, error) {
-	return nil, backends.ErrNotSupported
+	return nil, driver.ErrNotSupported
 }
 
 // PinDevice is not supported.
 func (*VerbsContext) PinDevice(int, VerbsDevice, uint32) (*VerbsPin, error) {
-	return nil, backends.ErrNotSupported
+	return nil, driver.ErrNotSupported
 }
 
 // Close does nothing.
 func (*VerbsPin) Close() error { return nil }
 
 // Map is not supported.
-func (*VerbsContext) Map(uint32, []byte, []*VerbsPin, uint32) error { return backends.ErrNotSupported }
+func (*VerbsContext) Map(uint32, []byte, []*VerbsPin, uint32) error { return driver.ErrNotSupported }
 
 // MapDevice is not supported.
 func (*VerbsContext) MapDevice(uint32, uint64, uint64, []*VerbsPin, uint32) error {
-	return backends.ErrNotSupported
+	return driver.ErrNotSupported
 }
 
 // Unmap does nothing.
 func (*VerbsContext) Unmap(uint32) {}
 
 // Grant is not supported.
-func (*VerbsContext) Grant(uint32, int, uint32) (uint32, error) { return 0, backends.ErrNotSupported }
+func (*VerbsContext) Grant(uint32, int, uint32) (uint32, error) { return 0, driver.ErrNotSupported }
 
 // Revoke is not supported.
-func (*VerbsContext) Revoke(uint32) error { return backends.ErrNotSupported }
+func (*VerbsContext) Revoke(uint32) error { return driver.ErrNotSupported }
 
 // Connect is not supported.
-func (*VerbsContext) Connect(bool, int) (*VerbsConn, error) { return nil, backends.ErrNotSupported }
+func (*VerbsContext) Connect(bool, int) (*VerbsConn, error) { return nil, driver.ErrNotSupported }

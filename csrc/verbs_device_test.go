@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/fakeverbs"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
 
 // deviceAddr is where nothing of this process is.
@@ -50,10 +50,10 @@ func pinDevice(t testing.TB, c *VerbsContext, d VerbsDevice) *VerbsPin {
 }
 
 // between moves one piece between two keys.
-func (l *verbsLink) between(t *testing.T, op backends.Op, d backends.Desc) error {
+func (l *verbsLink) between(t *testing.T, op driver.Op, d driver.Desc) error {
 	t.Helper()
 	l.tag++
-	if err := l.conn.Submit(op, l.tag, []backends.Desc{d}, nil); err != nil {
+	if err := l.conn.Submit(op, l.tag, []driver.Desc{d}, nil); err != nil {
 		t.Fatal(err)
 	}
 	return l.outcome(t, l.tag)
@@ -74,7 +74,7 @@ func TestDeviceMemory(t *testing.T) {
 	mine := mem[8192+150:][:10_000]
 	inlined := d.fake.Device(0).Get(fakeverbs.Inlined)
 	for _, n := range []uint64{8, 9000} {
-		if err := l.between(t, backends.Write, backends.Desc{Local: 500, Remote: 7, Len: n, LocalKey: key, RemoteKey: l.slot}); err != nil {
+		if err := l.between(t, driver.Write, driver.Desc{Local: 500, Remote: 7, Len: n, LocalKey: key, RemoteKey: l.slot}); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(mine[500:500+n], l.remote[7:7+n]) {
@@ -87,7 +87,7 @@ func TestDeviceMemory(t *testing.T) {
 	fill(l.remote, 4)
 	want := bytes.Clone(mem)
 	copy(want[8192+150+1000:], l.remote[60:60+4000])
-	if err := l.between(t, backends.Read, backends.Desc{Local: 1000, Remote: 60, Len: 4000, LocalKey: key, RemoteKey: l.slot}); err != nil {
+	if err := l.between(t, driver.Read, driver.Desc{Local: 1000, Remote: 60, Len: 4000, LocalKey: key, RemoteKey: l.slot}); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(mem, want) {
@@ -128,7 +128,7 @@ func TestGrantsOfDeviceMemory(t *testing.T) {
 		fill(l.local, uint64(epoch)+1)
 		want := bytes.Clone(mem)
 		copy(want[4096+at+10:], l.local[:4990])
-		if err := l.between(t, backends.Write, backends.Desc{Remote: 10, Len: 4990, LocalKey: testKey, RemoteKey: slot}); err != nil {
+		if err := l.between(t, driver.Write, driver.Desc{Remote: 10, Len: 4990, LocalKey: testKey, RemoteKey: slot}); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(mem, want) {

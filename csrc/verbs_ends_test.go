@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // outcomes takes so many completions.
@@ -37,9 +37,9 @@ func cancelBatches(t *testing.T, d verbsHosts) {
 	var tags []uint64
 	for i := range 4 {
 		at := uint64(i) * n
-		tags = append(tags, l.submit(t, backends.Write, nil, backends.Desc{Local: at, Remote: at, Len: n}))
+		tags = append(tags, l.submit(t, driver.Write, nil, driver.Desc{Local: at, Remote: at, Len: n}))
 	}
-	msg := l.submit(t, backends.Write, []byte("never"), backends.Desc{Len: n})
+	msg := l.submit(t, driver.Write, []byte("never"), driver.Desc{Len: n})
 	for _, tag := range []uint64{tags[1], tags[3], msg, 12345} {
 		l.conn.Cancel(tag)
 		l.conn.Cancel(tag)
@@ -47,7 +47,7 @@ func cancelBatches(t *testing.T, d verbsHosts) {
 	all := l.outcomes(t, 5)
 	for i, tag := range append(tags, msg) {
 		err, aborted := all[tag], i == 1 || i == 3 || i == 4
-		if aborted && !errors.Is(err, backends.ErrAborted) || !aborted && err != nil {
+		if aborted && !errors.Is(err, driver.ErrAborted) || !aborted && err != nil {
 			t.Errorf("batch %d: %v", i, err)
 		}
 	}
@@ -57,7 +57,7 @@ func cancelBatches(t *testing.T, d verbsHosts) {
 	if c := l.counters(t); c.InFlight != 0 {
 		t.Errorf("%d bytes under way after the completions", c.InFlight)
 	}
-	if err := l.outcome(t, l.submit(t, backends.Write, []byte("first"))); err != nil {
+	if err := l.outcome(t, l.submit(t, driver.Write, []byte("first"))); err != nil {
 		t.Fatal(err)
 	}
 	if n := l.note(t); string(n.Data) != "first" {
@@ -68,7 +68,7 @@ func cancelBatches(t *testing.T, d verbsHosts) {
 // revokeGrants checks that an epoch which is over fails batches, and only those of that import.
 func revokeGrants(t *testing.T, d verbsHosts) {
 	l := openVerbsLink(t, d, verbsShape{})
-	if err := l.move(t, backends.Write, backends.Desc{Len: 100}); err != nil {
+	if err := l.move(t, driver.Write, driver.Desc{Len: 100}); err != nil {
 		t.Fatal(err)
 	}
 	before := append([]byte(nil), l.remote[:5000]...)
@@ -77,10 +77,10 @@ func revokeGrants(t *testing.T, d verbsHosts) {
 	}
 	fresh := l.imported(t)
 	fill(l.local, 2)
-	stale := l.submit(t, backends.Write, []byte("stale"), backends.Desc{Len: 5000})
+	stale := l.submit(t, driver.Write, []byte("stale"), driver.Desc{Len: 5000})
 	l.tag++
 	good := l.tag
-	if err := l.conn.Submit(backends.Write, good, []backends.Desc{{Remote: 9000, Len: 4000, LocalKey: testKey, RemoteKey: fresh}}, []byte("good")); err != nil {
+	if err := l.conn.Submit(driver.Write, good, []driver.Desc{{Remote: 9000, Len: 4000, LocalKey: testKey, RemoteKey: fresh}}, []byte("good")); err != nil {
 		t.Fatal(err)
 	}
 	if n := l.awaitNews(t, VerbsLaneFailed); n.Lane != 0 {
@@ -89,7 +89,7 @@ func revokeGrants(t *testing.T, d verbsHosts) {
 	l.make(t, 0)
 	l.awaitNews(t, VerbsLaneLive)
 	all := l.outcomes(t, 2)
-	if !errors.Is(all[stale], backends.ErrRevoked) {
+	if !errors.Is(all[stale], driver.ErrRevoked) {
 		t.Errorf("write with an old key: %v", all[stale])
 	}
 	if all[good] != nil {
@@ -101,7 +101,7 @@ func revokeGrants(t *testing.T, d verbsHosts) {
 	if n := l.note(t); string(n.Data) != "good" {
 		t.Errorf("message %q", n.Data)
 	}
-	if err := l.conn.Submit(backends.Read, 1, l.descs(backends.Desc{Len: 1}), nil); !errors.Is(err, backends.ErrRevoked) {
+	if err := l.conn.Submit(driver.Read, 1, l.descs(driver.Desc{Len: 1}), nil); !errors.Is(err, driver.ErrRevoked) {
 		t.Errorf("read with an old key: %v", err)
 	}
 }
@@ -109,10 +109,10 @@ func revokeGrants(t *testing.T, d verbsHosts) {
 // endConnections checks that all batches end, once, and nothing is accepted afterwards.
 func endConnections(t *testing.T, d verbsHosts) {
 	d.slow()
-	for status, want := range map[int32]error{VerbsClosed: backends.ErrClosed, VerbsLost: backends.ErrPeerLost} {
+	for status, want := range map[int32]error{VerbsClosed: driver.ErrClosed, VerbsLost: driver.ErrPeerLost} {
 		l := openVerbsLink(t, d, verbsShape{config: VerbsConfig{Depth: 2, FlightMax: 64 << 10, SliceMax: 32 << 10}})
 		for range 5 {
-			l.submit(t, backends.Write, []byte{1}, backends.Desc{Len: 1 << 20})
+			l.submit(t, driver.Write, []byte{1}, driver.Desc{Len: 1 << 20})
 		}
 		l.conn.End(status)
 		l.conn.End(VerbsAborted)
@@ -127,13 +127,13 @@ func endConnections(t *testing.T, d verbsHosts) {
 		if ended == 0 {
 			t.Error("all batches went through")
 		}
-		if err := l.conn.Submit(backends.Write, 1, l.descs(backends.Desc{Len: 1}), nil); !errors.Is(err, want) {
+		if err := l.conn.Submit(driver.Write, 1, l.descs(driver.Desc{Len: 1}), nil); !errors.Is(err, want) {
 			t.Errorf("submit to what has ended: %v, want %v", err, want)
 		}
 		if _, err := l.conn.Import(VerbsImport{Size: 10, RemoteKeys: []uint32{1}}); !errors.Is(err, want) {
 			t.Errorf("import from what has ended: %v, want %v", err, want)
 		}
-		if _, err := l.conn.LaneMake(0, 0); !errors.Is(err, backends.ErrClosed) {
+		if _, err := l.conn.LaneMake(0, 0); !errors.Is(err, driver.ErrClosed) {
 			t.Errorf("a lane of what has ended: %v", err)
 		}
 		l.close(t)
@@ -145,19 +145,19 @@ func drainConnections(t *testing.T, d verbsHosts) {
 	d.slow()
 	l := openVerbsLink(t, d, verbsShape{config: VerbsConfig{Depth: 2, FlightMax: 64 << 10, SliceMax: 32 << 10}})
 	fill(l.local, 3)
-	small := l.submit(t, backends.Write, nil, backends.Desc{Len: 1000})
-	large := l.submit(t, backends.Write, nil, backends.Desc{Remote: 1 << 20, Len: 1 << 20})
+	small := l.submit(t, driver.Write, nil, driver.Desc{Len: 1000})
+	large := l.submit(t, driver.Write, nil, driver.Desc{Remote: 1 << 20, Len: 1 << 20})
 	if err := l.conn.Drain(verbsPatience); err != nil {
 		t.Fatal(err)
 	}
 	all := l.outcomes(t, 2)
-	if all[small] != nil || !errors.Is(all[large], backends.ErrClosed) {
+	if all[small] != nil || !errors.Is(all[large], driver.ErrClosed) {
 		t.Errorf("outcomes %v", all)
 	}
 	if !bytes.Equal(l.local[:1000], l.remote[:1000]) {
 		t.Error("other bytes")
 	}
-	if err := l.conn.Submit(backends.Write, 1, l.descs(backends.Desc{Len: 1}), nil); !errors.Is(err, backends.ErrClosed) {
+	if err := l.conn.Submit(driver.Write, 1, l.descs(driver.Desc{Len: 1}), nil); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("submit while it drains: %v", err)
 	}
 }
@@ -173,7 +173,7 @@ func remakeLanes(t *testing.T, d verbsHosts) {
 		for i := range 3 {
 			at := uint64(len(tags)%16) * n
 			_ = i
-			tags = append(tags, l.submit(t, backends.Write, numbered(len(tags)), backends.Desc{Local: at, Remote: at, Len: n}))
+			tags = append(tags, l.submit(t, driver.Write, numbered(len(tags)), driver.Desc{Local: at, Remote: at, Len: n}))
 		}
 		lane := round % len(d.near)
 		if round%2 == 0 {
@@ -221,10 +221,10 @@ func waitForLanes(t *testing.T, d verbsHosts) {
 	if err := l.conn.LaneEnd(0); err != nil {
 		t.Fatal(err)
 	}
-	keep := l.submit(t, backends.Write, numbered(1), backends.Desc{Len: 1000})
-	gone := l.submit(t, backends.Write, numbered(2), backends.Desc{Len: 1000})
+	keep := l.submit(t, driver.Write, numbered(1), driver.Desc{Len: 1000})
+	gone := l.submit(t, driver.Write, numbered(2), driver.Desc{Len: 1000})
 	l.conn.Cancel(gone)
-	if err := l.outcome(t, gone); !errors.Is(err, backends.ErrAborted) {
+	if err := l.outcome(t, gone); !errors.Is(err, driver.ErrAborted) {
 		t.Errorf("cancelled while it waits: %v", err)
 	}
 	var done [1]Done

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"syscall"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // VerbsConfig says how to open a VerbsContext.
@@ -120,7 +120,7 @@ const (
 	VerbsLanesMax    = 16
 	VerbsNoteMax     = 4096
 	VerbsKeysMax     = 4 << 20
-	VerbsCountersMax = backends.CountersMax
+	VerbsCountersMax = driver.CountersMax
 )
 
 // The outcomes of Done.Status beside those of completions, which are above 0.
@@ -133,8 +133,8 @@ const (
 )
 
 var verbsOutcomes = map[int32]error{
-	VerbsAborted: backends.ErrAborted, VerbsRevoked: backends.ErrRevoked, VerbsClosed: backends.ErrClosed,
-	VerbsLost: backends.ErrPeerLost,
+	VerbsAborted: driver.ErrAborted, VerbsRevoked: driver.ErrRevoked, VerbsClosed: driver.ErrClosed,
+	VerbsLost: driver.ErrPeerLost,
 }
 
 // verbsStatuses are the statuses of completions, by their number.
@@ -168,7 +168,7 @@ func VerbsError(d Done) error {
 	if d.Piece < 0 {
 		return err
 	}
-	return &backends.PieceError{Piece: int(d.Piece), Err: err}
+	return &driver.PieceError{Piece: int(d.Piece), Err: err}
 }
 
 // verbsErrno makes an error of an errno; 0 is none.
@@ -177,23 +177,23 @@ func verbsErrno(what string, errno int64) error {
 	case 0:
 		return nil
 	case syscall.EAGAIN:
-		return backends.ErrFull
+		return driver.ErrFull
 	case syscall.ERANGE:
-		return backends.ErrBounds
+		return driver.ErrBounds
 	case syscall.EROFS:
-		return backends.ErrReadOnly
+		return driver.ErrReadOnly
 	case syscall.EPIPE:
-		return backends.ErrPeerLost
+		return driver.ErrPeerLost
 	case syscall.EBADF:
-		return backends.ErrClosed
+		return driver.ErrClosed
 	case syscall.ESTALE:
-		return backends.ErrRevoked
+		return driver.ErrRevoked
 	case syscall.EBUSY:
-		return backends.ErrBusy
+		return driver.ErrBusy
 	case syscall.EHOSTUNREACH:
-		return backends.ErrNoRoute
+		return driver.ErrNoRoute
 	case syscall.ETIMEDOUT:
-		return fmt.Errorf("%s over RDMA: it takes too long: %w", what, backends.ErrTimeout)
+		return fmt.Errorf("%s over RDMA: it takes too long: %w", what, driver.ErrTimeout)
 	case syscall.ENOMEM:
 		return fmt.Errorf("%s over RDMA: %w (locked memory is limited: `ulimit -l unlimited`, or LimitMEMLOCK=infinity for a service)", what, e)
 	default:
@@ -204,8 +204,8 @@ func verbsErrno(what string, errno int64) error {
 // verbsRefusal makes an error of what submit returns: it names the piece where one is wrong.
 func verbsRefusal(rc int64) error {
 	switch err := verbsErrno("submit", rc&0xffff); err {
-	case backends.ErrBounds, backends.ErrReadOnly, backends.ErrRevoked, backends.ErrNoRoute:
-		return &backends.PieceError{Piece: int(rc >> 16), Err: err}
+	case driver.ErrBounds, driver.ErrReadOnly, driver.ErrRevoked, driver.ErrNoRoute:
+		return &driver.PieceError{Piece: int(rc >> 16), Err: err}
 	default:
 		return err
 	}

@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/fakeverbs"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
 
 // Statuses of completions, as enum ibv_wc_status has them.
@@ -121,7 +121,7 @@ func TestLostAcknowledgements(t *testing.T) {
 		near.Set(fakeverbs.After, uint32(i%3))
 		near.LoseNext(1)
 		n := uint64(300_000)
-		tag := l.submit(t, backends.Write, numbered(i), backends.Desc{Local: 5, Remote: 9, Len: n})
+		tag := l.submit(t, driver.Write, numbered(i), driver.Desc{Local: 5, Remote: 9, Len: n})
 		if err := l.outcome(t, tag); err != nil {
 			t.Fatalf("write %d: %v", i, err)
 		}
@@ -152,11 +152,11 @@ func TestNothingLandsLate(t *testing.T) {
 	for i := range 5 {
 		fill(l.local, uint64(2*i))
 		near.DelayNext(1, late)
-		if err := l.move(t, backends.Write, backends.Desc{Len: 4096}); err != nil {
+		if err := l.move(t, driver.Write, driver.Desc{Len: 4096}); err != nil {
 			t.Fatal(err)
 		}
 		fill(l.local, uint64(2*i+1))
-		if err := l.move(t, backends.Write, backends.Desc{Len: 4096}); err != nil {
+		if err := l.move(t, driver.Write, driver.Desc{Len: 4096}); err != nil {
 			t.Fatal(err)
 		}
 		awaitLate(near, uint32(i))
@@ -190,10 +190,10 @@ func TestNothingLandsAfterCancel(t *testing.T) {
 		before := near.Get(fakeverbs.LandedLate) + near.Get(fakeverbs.DroppedLate)
 		near.DelayNext(1, time.Duration(1+i%5*10)*time.Millisecond)
 		fill(l.local, uint64(i))
-		tag := l.submit(t, backends.Write, nil, backends.Desc{Len: 4096})
+		tag := l.submit(t, driver.Write, nil, driver.Desc{Len: 4096})
 		time.Sleep(time.Duration(i%3) * time.Millisecond)
 		l.conn.Cancel(tag)
-		if err := l.outcome(t, tag); err != nil && !errors.Is(err, backends.ErrAborted) {
+		if err := l.outcome(t, tag); err != nil && !errors.Is(err, driver.ErrAborted) {
 			t.Fatal(err)
 		}
 		fill(l.remote[:4096], uint64(1000+i))
@@ -219,7 +219,7 @@ func TestFailuresByKind(t *testing.T) {
 			var wrong int
 			outcomes := map[uint64]error{}
 			for i := range 6 {
-				l.submit(t, backends.Write, nil, backends.Desc{Local: uint64(i) * 8192, Remote: uint64(i) * 4096, Len: 4096})
+				l.submit(t, driver.Write, nil, driver.Desc{Local: uint64(i) * 8192, Remote: uint64(i) * 4096, Len: 4096})
 			}
 			for range 6 {
 				done := l.take(t)
@@ -227,7 +227,7 @@ func TestFailuresByKind(t *testing.T) {
 			}
 			for tag, err := range outcomes {
 				at := (tag - 1) * 4096
-				var piece *backends.PieceError
+				var piece *driver.PieceError
 				switch {
 				case err == nil && bytes.Equal(l.remote[at:at+4096], l.local[2*at:2*at+4096]):
 				case err == nil:
@@ -241,7 +241,7 @@ func TestFailuresByKind(t *testing.T) {
 			if wrong != 1 {
 				t.Errorf("%d batches failed, want the one whose request did: %v", wrong, outcomes)
 			}
-			if err := l.move(t, backends.Read, backends.Desc{Len: 100}); err != nil {
+			if err := l.move(t, driver.Read, driver.Desc{Len: 100}); err != nil {
 				t.Errorf("afterwards: %v", err)
 			}
 		})
@@ -257,21 +257,21 @@ func TestFailureByARevokedKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	fill(l.local, 9)
-	if err := l.move(t, backends.Write, backends.Desc{Len: 100_000}); !errors.Is(err, backends.ErrRevoked) {
+	if err := l.move(t, driver.Write, driver.Desc{Len: 100_000}); !errors.Is(err, driver.ErrRevoked) {
 		t.Errorf("with a key that was revoked: %v", err)
 	}
 	if bytes.ContainsFunc(l.remote, func(r rune) bool { return r != 0 }) {
 		t.Error("bytes landed")
 	}
-	err := l.conn.Submit(backends.Write, 77, l.descs(backends.Desc{Len: 10}), nil)
+	err := l.conn.Submit(driver.Write, 77, l.descs(driver.Desc{Len: 10}), nil)
 	if err == nil {
 		err = l.outcome(t, 77)
 	}
-	if !errors.Is(err, backends.ErrRevoked) {
+	if !errors.Is(err, driver.ErrRevoked) {
 		t.Errorf("once more: %v", err)
 	}
 	l.slot = l.imported(t)
-	if err := l.move(t, backends.Write, backends.Desc{Len: 100_000}); err != nil || !bytes.Equal(l.remote[:100_000], l.local[:100_000]) {
+	if err := l.move(t, driver.Write, driver.Desc{Len: 100_000}); err != nil || !bytes.Equal(l.remote[:100_000], l.local[:100_000]) {
 		t.Errorf("in the next epoch: %v", err)
 	}
 }
@@ -285,7 +285,7 @@ func TestNothingLandsAfterRevoke(t *testing.T) {
 		near := d.fake.Device(0)
 		near.Set(fakeverbs.Rate, 50)
 		fill(l.local, 11)
-		tag := l.submit(t, backends.Write, nil, backends.Desc{Len: testBytes})
+		tag := l.submit(t, driver.Write, nil, driver.Desc{Len: testBytes})
 		near.Await(t, fakeverbs.KiBLanded, 300)
 		near.Set(fakeverbs.Frozen, frozen)
 		if err := l.far.Revoke(testKey); err != nil {
@@ -294,7 +294,7 @@ func TestNothingLandsAfterRevoke(t *testing.T) {
 		want := bytes.Clone(l.remote)
 		near.Set(fakeverbs.Rate, 0)
 		near.Set(fakeverbs.Frozen, 0)
-		if err := l.outcome(t, tag); !errors.Is(err, backends.ErrRevoked) {
+		if err := l.outcome(t, tag); !errors.Is(err, driver.ErrRevoked) {
 			t.Errorf("the write ended with %v", err)
 		}
 		if !bytes.Equal(l.remote, want) {
@@ -316,7 +316,7 @@ func TestFailuresOfTheWay(t *testing.T) {
 	for _, status := range []uint32{wcRetry, wcNotReady, 7, 16, 19, 20, 21} {
 		fill(l.local, uint64(status))
 		d.fake.Device(0).FailNext(1, status)
-		if err := l.move(t, backends.Write, backends.Desc{Len: 70_000}); err != nil {
+		if err := l.move(t, driver.Write, driver.Desc{Len: 70_000}); err != nil {
 			t.Errorf("%s: %v", VerbsStatus(int32(status)), err)
 		}
 		if !bytes.Equal(l.remote[:70_000], l.local[:70_000]) {
@@ -339,7 +339,7 @@ func TestDeviceGone(t *testing.T) {
 			gone.Set(fakeverbs.Rate, 50)
 			m := l.mend(t, 0)
 			fill(l.local, 3)
-			tag := l.submit(t, backends.Write, []byte("all there"), backends.Desc{Len: testBytes})
+			tag := l.submit(t, driver.Write, []byte("all there"), driver.Desc{Len: testBytes})
 			gone.Await(t, fakeverbs.KiBLanded, 100)
 			gone.Set(fakeverbs.Fatal, how)
 			if err := l.outcome(t, tag); err != nil {
@@ -373,7 +373,7 @@ func TestWireCutInTransfer(t *testing.T) {
 	for round := range 3 {
 		fill(l.local, uint64(round))
 		before := d.fake.Device(2).Get(fakeverbs.KiBLanded)
-		tag := l.submit(t, backends.Write, numbered(round), backends.Desc{Len: testBytes})
+		tag := l.submit(t, driver.Write, numbered(round), driver.Desc{Len: testBytes})
 		d.fake.Device(2).Await(t, fakeverbs.KiBLanded, before+64)
 		cut.SetLink(false)
 		if err := l.outcome(t, tag); err != nil {
@@ -405,7 +405,7 @@ func awaitLive(t testing.TB, l *verbsLink, lanes int) {
 			}
 		}
 		count(&before)
-		if err := l.move(t, backends.Write, backends.Desc{Len: testBytes}); err != nil {
+		if err := l.move(t, driver.Write, driver.Desc{Len: testBytes}); err != nil {
 			t.Fatal(err)
 		}
 		count(&after)

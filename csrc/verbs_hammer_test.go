@@ -18,8 +18,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/fakeverbs"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
 
 // TestVerbsShareRails checks that a large transfer is spread by how fast the rails are, and that small ones take
@@ -35,7 +35,7 @@ func TestVerbsShareRails(t *testing.T) {
 		return c.BytesOut
 	}
 	for i := range 20 {
-		if err := l.move(t, backends.Write, backends.Desc{Remote: uint64(i) * 100, Len: 100}); err != nil {
+		if err := l.move(t, driver.Write, driver.Desc{Remote: uint64(i) * 100, Len: 100}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -49,7 +49,7 @@ func TestVerbsShareRails(t *testing.T) {
 	for range 20 {
 		a, b := bytesOf(0), bytesOf(1)
 		for range 6 {
-			if err := l.move(t, backends.Write, backends.Desc{Len: testBytes}); err != nil {
+			if err := l.move(t, driver.Write, driver.Desc{Len: testBytes}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -64,16 +64,16 @@ func TestVerbsShareRails(t *testing.T) {
 // TestVerbsAllocatesNothing holds for the Go side of the hot path.
 func TestVerbsAllocatesNothing(t *testing.T) {
 	l := openVerbsLink(t, fakeDevices(t, 1), verbsShape{spin: true})
-	d := l.descs(backends.Desc{Len: 5000})
-	p := &backends.Pages{Count: 64, EntryLen: 656, LocalStride: 656, RemoteStride: 656, Local: make([]uint32, 64),
+	d := l.descs(driver.Desc{Len: 5000})
+	p := &driver.Pages{Count: 64, EntryLen: 656, LocalStride: 656, RemoteStride: 656, Local: make([]uint32, 64),
 		LocalKey: testKey, RemoteKey: l.slot}
 	var done [1]Done
 	n := testing.AllocsPerRun(100, func() {
-		_ = l.conn.Submit(backends.Write, 1, d, nil)
+		_ = l.conn.Submit(driver.Write, 1, d, nil)
 		for l.near.Poll(done[:]) == 0 {
 			l.near.Drive()
 		}
-		_ = l.conn.SubmitPages(backends.Read, 2, p, nil)
+		_ = l.conn.SubmitPages(driver.Read, 2, p, nil)
 		for l.near.Poll(done[:]) == 0 {
 			l.near.Drive()
 		}
@@ -102,7 +102,7 @@ func (h *hammer) work(t *testing.T, id int, until time.Time) {
 		n := 1 + r.Uint64N(hammerPart)
 		fill(local[:n], r.Uint64())
 		tag := uint64(id)<<32 | uint64(i)
-		d := []backends.Desc{{Local: from, Remote: from, Len: n, LocalKey: testKey, RemoteKey: h.l.slot}}
+		d := []driver.Desc{{Local: from, Remote: from, Len: n, LocalKey: testKey, RemoteKey: h.l.slot}}
 		cancel := r.IntN(4) == 0
 		if !h.submit(t, tag, d, r.IntN(3) == 0 && !cancel) {
 			return
@@ -114,7 +114,7 @@ func (h *hammer) work(t *testing.T, id int, until time.Time) {
 		switch err := VerbsError(end); {
 		case end.Tag != tag:
 			t.Errorf("tag %x ends, want %x", end.Tag, tag)
-		case cancel && errors.Is(err, backends.ErrAborted):
+		case cancel && errors.Is(err, driver.ErrAborted):
 		case err != nil:
 			t.Errorf("batch of %d: %v", n, err)
 		case !bytes.Equal(local[:n], remote[:n]):
@@ -123,14 +123,14 @@ func (h *hammer) work(t *testing.T, id int, until time.Time) {
 	}
 }
 
-func (h *hammer) submit(t *testing.T, tag uint64, d []backends.Desc, note bool) bool {
+func (h *hammer) submit(t *testing.T, tag uint64, d []driver.Desc, note bool) bool {
 	for {
 		var msg []byte
 		if note {
 			h.number.Lock()
 			msg = numbered(int(h.sent))
 		}
-		err := h.l.conn.Submit(backends.Write, tag, d, msg)
+		err := h.l.conn.Submit(driver.Write, tag, d, msg)
 		if note {
 			if err == nil {
 				h.sent++
@@ -140,7 +140,7 @@ func (h *hammer) submit(t *testing.T, tag uint64, d []backends.Desc, note bool) 
 		if err == nil {
 			return true
 		}
-		if !errors.Is(err, backends.ErrFull) {
+		if !errors.Is(err, driver.ErrFull) {
 			t.Error(err)
 			return false
 		}
@@ -218,7 +218,7 @@ func hammerLink(t *testing.T, d verbsHosts) {
 // them, and not in turns.
 func TestVerbsIdle(t *testing.T) {
 	l := openVerbsLink(t, fakeDevices(t, 2), verbsShape{lanes: 2})
-	if err := l.move(t, backends.Write, backends.Desc{Len: 1000}); err != nil {
+	if err := l.move(t, driver.Write, driver.Desc{Len: 1000}); err != nil {
 		t.Fatal(err)
 	}
 	best := ^uint64(0)

@@ -9,13 +9,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
-	"github.com/sluicehq/sluice/internal/fakeverbs"
-	"github.com/sluicehq/sluice/internal/guest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
 	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
+	"github.com/sluicehq/sluice/internal/testing/guest"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // verbsPatience is what a test waits for anything: the guest's machine is emulated.
@@ -81,7 +81,7 @@ func realDevices(t testing.TB, lanes int) verbsHosts {
 		err = LoadVerbs("")
 	}
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 		t.Fatal(err)
 	}
 	leak.Check(t, hostmem.InUse)
@@ -276,7 +276,7 @@ func (l *verbsLink) awaitNews(t testing.TB, kind int) VerbsNews {
 }
 
 // descs names the keys.
-func (l *verbsLink) descs(descs ...backends.Desc) []backends.Desc {
+func (l *verbsLink) descs(descs ...driver.Desc) []driver.Desc {
 	for i := range descs {
 		descs[i].LocalKey, descs[i].RemoteKey = testKey, l.slot
 	}
@@ -284,7 +284,7 @@ func (l *verbsLink) descs(descs ...backends.Desc) []backends.Desc {
 }
 
 // submit starts a batch, when there is room, and returns its tag.
-func (l *verbsLink) submit(t testing.TB, op backends.Op, msg []byte, descs ...backends.Desc) uint64 {
+func (l *verbsLink) submit(t testing.TB, op driver.Op, msg []byte, descs ...driver.Desc) uint64 {
 	t.Helper()
 	l.tag++
 	for end := time.Now().Add(verbsPatience); ; time.Sleep(20 * time.Microsecond) {
@@ -292,7 +292,7 @@ func (l *verbsLink) submit(t testing.TB, op backends.Op, msg []byte, descs ...ba
 		if err == nil {
 			return l.tag
 		}
-		if !errors.Is(err, backends.ErrFull) || time.Now().After(end) {
+		if !errors.Is(err, driver.ErrFull) || time.Now().After(end) {
 			t.Fatal(err)
 		}
 	}
@@ -330,7 +330,7 @@ func (l *verbsLink) outcome(t testing.TB, tag uint64) error {
 }
 
 // move runs one batch.
-func (l *verbsLink) move(t testing.TB, op backends.Op, descs ...backends.Desc) error {
+func (l *verbsLink) move(t testing.TB, op driver.Op, descs ...driver.Desc) error {
 	t.Helper()
 	return l.outcome(t, l.submit(t, op, nil, descs...))
 }

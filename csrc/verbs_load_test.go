@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
-	"github.com/sluicehq/sluice/internal/fakeverbs"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
 
 func TestLoadVerbs(t *testing.T) {
@@ -24,7 +24,7 @@ func TestLoadVerbs(t *testing.T) {
 		{"functions without versions", library(t, "void *ibv_get_device_list(int *n) { return n; }"), "has no function"},
 	} {
 		err := LoadVerbs(c.path)
-		var u *backends.UnavailableError
+		var u *driver.UnavailableError
 		if !errors.As(err, &u) || u.Backend != "rdma" || u.Fix != "apt-get install libibverbs1 ibverbs-providers" ||
 			!strings.Contains(u.Reason, c.reason) || !strings.Contains(u.Reason, c.path) {
 			t.Errorf("%s: %v, want an UnavailableError with %q and the path", c.name, err, c.reason)
@@ -37,7 +37,7 @@ func TestLoadVerbs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var u *backends.UnavailableError
+	var u *driver.UnavailableError
 	if err := LoadVerbs(missing); !errors.As(err, &u) || !strings.Contains(u.Reason, "is in use") {
 		t.Errorf("a second library beside a context: %v, want an UnavailableError", err)
 	}
@@ -49,7 +49,7 @@ func TestLoadVerbs(t *testing.T) {
 
 func TestDevicesSayWhatIsMissing(t *testing.T) {
 	fakeverbs.Open(t, 0, LoadVerbs)
-	var u *backends.UnavailableError
+	var u *driver.UnavailableError
 	if _, err := VerbsDevices(); !errors.As(err, &u) || !strings.Contains(u.Fix, "ibverbs-providers") {
 		t.Errorf("an empty list: %v, want an UnavailableError with a cure", err)
 	}
@@ -64,11 +64,11 @@ func TestLibraryOfTheSystem(t *testing.T) {
 		}
 	})
 	if err := LoadVerbs(""); err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 		t.Fatal(err)
 	}
 	n, err := VerbsDevices()
-	var u *backends.UnavailableError
+	var u *driver.UnavailableError
 	if n == 0 && (!errors.As(err, &u) || !strings.Contains(u.Fix, "modprobe")) {
 		t.Errorf("%d devices: %v, want an UnavailableError with a cure", n, err)
 	}

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/fakeverbs"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
 
 // pages returns memory outside of the Go heap.
@@ -77,7 +77,7 @@ func TestPinsAndMaps(t *testing.T) {
 	if err := c.Map(1, mem, []*VerbsPin{p0}, 1); !errors.Is(err, syscall.EEXIST) {
 		t.Errorf("a key that is not free: %v", err)
 	}
-	if err := p1.Close(); !errors.Is(err, backends.ErrBusy) {
+	if err := p1.Close(); !errors.Is(err, driver.ErrBusy) {
 		t.Errorf("a pin that is in use was closed: %v", err)
 	}
 	for _, key := range []uint32{0, 1, VerbsKeysMax - 1, 77} {
@@ -139,7 +139,7 @@ func TestGrantsOfReadOnlyMemory(t *testing.T) {
 	if err := c.Map(1, mem, []*VerbsPin{pin(t, c, 0, mem, VerbsReadOnly)}, 0); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Grant(1, 0, 0); !errors.Is(err, backends.ErrReadOnly) {
+	if _, err := c.Grant(1, 0, 0); !errors.Is(err, driver.ErrReadOnly) {
 		t.Errorf("read-only memory was granted for writing: %v", err)
 	}
 	if _, err := c.Grant(1, 0, VerbsReadOnly); err != nil {
@@ -163,7 +163,7 @@ func TestRevokeThatFails(t *testing.T) {
 		}
 	}
 	f.Device(1).Set(fakeverbs.DeregisterBusy, 1)
-	if err := c.Revoke(1); !errors.Is(err, backends.ErrBusy) {
+	if err := c.Revoke(1); !errors.Is(err, driver.ErrBusy) {
 		t.Errorf("revoked: %v", err)
 	}
 	if a, b := f.Device(0).Get(fakeverbs.Regions), f.Device(1).Get(fakeverbs.Regions); a != 2 || b != 3 {
@@ -177,7 +177,7 @@ func TestRevokeThatFails(t *testing.T) {
 	}
 	f.Device(1).Set(fakeverbs.DeregisterBusy, 1)
 	p := pin(t, c, 1, mem, 0)
-	if err := p.Close(); !errors.Is(err, backends.ErrBusy) {
+	if err := p.Close(); !errors.Is(err, driver.ErrBusy) {
 		t.Errorf("a pin that the NIC keeps was closed: %v", err)
 	}
 	if err := p.Close(); err != nil {

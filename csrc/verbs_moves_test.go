@@ -11,7 +11,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // verbsBase is the address that the peer's requests name.
@@ -60,14 +60,14 @@ func moveBytes(t *testing.T, d verbsHosts) {
 	l := openVerbsLink(t, d, verbsShape{})
 	fill(l.local, 1)
 	for _, n := range []uint64{1, 8, 656, 4095, 70000, 256 << 10, 1<<20 + 1, testBytes - 3} {
-		if err := l.move(t, backends.Write, backends.Desc{Local: 1, Remote: 3, Len: n}); err != nil {
+		if err := l.move(t, driver.Write, driver.Desc{Local: 1, Remote: 3, Len: n}); err != nil {
 			t.Fatalf("write %d: %v", n, err)
 		}
 		if !bytes.Equal(l.remote[3:3+n], l.local[1:1+n]) {
 			t.Fatalf("write %d: other bytes", n)
 		}
 		clear(l.local)
-		if err := l.move(t, backends.Read, backends.Desc{Local: 2, Remote: 3, Len: n}); err != nil {
+		if err := l.move(t, driver.Read, driver.Desc{Local: 2, Remote: 3, Len: n}); err != nil {
 			t.Fatalf("read %d: %v", n, err)
 		}
 		if !bytes.Equal(l.remote[3:3+n], l.local[2:2+n]) {
@@ -84,11 +84,11 @@ func moveScattered(t *testing.T, d verbsHosts) {
 	for _, entry := range []uint64{1, 656, 40000} {
 		count := int(min(512, testBytes/entry/2))
 		from, to := r.Perm(count), r.Perm(count)
-		var descs []backends.Desc
+		var descs []driver.Desc
 		for i := range count {
-			descs = append(descs, backends.Desc{Local: uint64(from[i]) * entry, Remote: uint64(to[i]) * entry * 2, Len: entry})
+			descs = append(descs, driver.Desc{Local: uint64(from[i]) * entry, Remote: uint64(to[i]) * entry * 2, Len: entry})
 		}
-		for _, op := range []backends.Op{backends.Write, backends.Read} {
+		for _, op := range []driver.Op{driver.Write, driver.Read} {
 			if err := l.move(t, op, descs...); err != nil {
 				t.Fatal(err)
 			}
@@ -107,12 +107,12 @@ func movePages(t *testing.T, d verbsHosts) {
 	l := openVerbsLink(t, d, verbsShape{})
 	fill(l.local, 1)
 	r := rand.New(rand.NewPCG(3, 3))
-	p := &backends.Pages{Count: 512, EntryLen: 656, LocalBase: 5, LocalStride: 700, RemoteBase: 100, RemoteStride: 656,
+	p := &driver.Pages{Count: 512, EntryLen: 656, LocalBase: 5, LocalStride: 700, RemoteBase: 100, RemoteStride: 656,
 		LocalKey: testKey, RemoteKey: l.slot}
 	for _, i := range r.Perm(1024)[:512] {
 		p.Local = append(p.Local, uint32(i))
 	}
-	for _, op := range []backends.Op{backends.Write, backends.Read} {
+	for _, op := range []driver.Op{driver.Write, driver.Read} {
 		l.tag++
 		if err := l.conn.SubmitPages(op, l.tag, p, nil); err != nil {
 			t.Fatal(err)
@@ -137,13 +137,13 @@ func gatherEntries(t *testing.T, d verbsHosts) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &backends.Pages{Count: 2048, EntryLen: 656, LocalStride: 1312, RemoteStride: 656, LocalKey: testKey, RemoteKey: l.slot}
+	p := &driver.Pages{Count: 2048, EntryLen: 656, LocalStride: 1312, RemoteStride: 656, LocalKey: testKey, RemoteKey: l.slot}
 	want := uint64((p.Count + rail.SGEMax - 1) / rail.SGEMax)
 	if rail.SGEMax < 5 {
 		t.Fatalf("the device takes %d entries", rail.SGEMax)
 	}
 	fill(l.local, 1)
-	for _, op := range []backends.Op{backends.Write, backends.Read} {
+	for _, op := range []driver.Op{driver.Write, driver.Read} {
 		before := l.counters(t)
 		l.tag++
 		if err := l.conn.SubmitPages(op, l.tag, p, nil); err != nil {
@@ -173,26 +173,26 @@ func (l *verbsLink) counters(t testing.TB) VerbsCounters {
 
 func refuseWrong(t *testing.T, d verbsHosts) {
 	l := openVerbsLink(t, d, verbsShape{})
-	good := backends.Desc{Len: 1, LocalKey: testKey, RemoteKey: l.slot}
+	good := driver.Desc{Len: 1, LocalKey: testKey, RemoteKey: l.slot}
 	wrong := []struct {
-		d    backends.Desc
+		d    driver.Desc
 		want error
 	}{
-		{backends.Desc{Len: 1, LocalKey: testKey + 1, RemoteKey: l.slot}, backends.ErrBounds},
-		{backends.Desc{Len: 1, LocalKey: testKey, RemoteKey: l.slot + 1}, backends.ErrBounds},
-		{backends.Desc{Len: testBytes + 1, LocalKey: testKey, RemoteKey: l.slot}, backends.ErrBounds},
-		{backends.Desc{Local: 1, Len: testBytes, LocalKey: testKey, RemoteKey: l.slot}, backends.ErrBounds},
-		{backends.Desc{Remote: ^uint64(0), Len: 2, LocalKey: testKey, RemoteKey: l.slot}, backends.ErrBounds},
-		{backends.Desc{LocalKey: testKey, RemoteKey: l.slot}, backends.ErrBounds},
+		{driver.Desc{Len: 1, LocalKey: testKey + 1, RemoteKey: l.slot}, driver.ErrBounds},
+		{driver.Desc{Len: 1, LocalKey: testKey, RemoteKey: l.slot + 1}, driver.ErrBounds},
+		{driver.Desc{Len: testBytes + 1, LocalKey: testKey, RemoteKey: l.slot}, driver.ErrBounds},
+		{driver.Desc{Local: 1, Len: testBytes, LocalKey: testKey, RemoteKey: l.slot}, driver.ErrBounds},
+		{driver.Desc{Remote: ^uint64(0), Len: 2, LocalKey: testKey, RemoteKey: l.slot}, driver.ErrBounds},
+		{driver.Desc{LocalKey: testKey, RemoteKey: l.slot}, driver.ErrBounds},
 	}
 	for _, w := range wrong {
-		err := l.conn.Submit(backends.Write, 1, []backends.Desc{good, w.d}, nil)
-		var piece *backends.PieceError
+		err := l.conn.Submit(driver.Write, 1, []driver.Desc{good, w.d}, nil)
+		var piece *driver.PieceError
 		if !errors.Is(err, w.want) || !errors.As(err, &piece) || piece.Piece != 1 {
 			t.Errorf("%+v: %v, want piece 1: %v", w.d, err, w.want)
 		}
 	}
-	if err := l.back.Submit(backends.Write, 1, []backends.Desc{good}, nil); !errors.Is(err, backends.ErrClosed) {
+	if err := l.back.Submit(driver.Write, 1, []driver.Desc{good}, nil); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("the owner submits: %v", err)
 	}
 	im := VerbsImport{Base: verbsBase(l.remote), Size: testBytes, ReadOnly: true, RemoteKeys: []uint32{1}}
@@ -201,15 +201,15 @@ func refuseWrong(t *testing.T, d verbsHosts) {
 		t.Fatal(err)
 	}
 	good.RemoteKey = slot
-	if err := l.conn.Submit(backends.Write, 1, []backends.Desc{good}, nil); !errors.Is(err, backends.ErrReadOnly) {
+	if err := l.conn.Submit(driver.Write, 1, []driver.Desc{good}, nil); !errors.Is(err, driver.ErrReadOnly) {
 		t.Errorf("write of what is read-only: %v", err)
 	}
 	l.conn.Expire(slot)
-	if err := l.conn.Submit(backends.Read, 1, []backends.Desc{good}, nil); !errors.Is(err, backends.ErrRevoked) {
+	if err := l.conn.Submit(driver.Read, 1, []driver.Desc{good}, nil); !errors.Is(err, driver.ErrRevoked) {
 		t.Errorf("read with a past epoch: %v", err)
 	}
 	l.conn.Drop(slot)
-	if err := l.conn.Submit(backends.Read, 1, []backends.Desc{good}, nil); !errors.Is(err, backends.ErrBounds) {
+	if err := l.conn.Submit(driver.Read, 1, []driver.Desc{good}, nil); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("read of what was dropped: %v", err)
 	}
 	im.ReadOnly, im.RemoteKeys = false, []uint32{0, 1}
@@ -217,7 +217,7 @@ func refuseWrong(t *testing.T, d verbsHosts) {
 		t.Fatal(err)
 	}
 	good.RemoteKey = slot
-	if err := l.conn.Submit(backends.Read, 1, []backends.Desc{good}, nil); !errors.Is(err, backends.ErrNoRoute) {
+	if err := l.conn.Submit(driver.Read, 1, []driver.Desc{good}, nil); !errors.Is(err, driver.ErrNoRoute) {
 		t.Errorf("read over a lane that is not there: %v", err)
 	}
 }
@@ -232,13 +232,13 @@ func manyBatches(t *testing.T, d verbsHosts) {
 		at := uint64(i%200) * n
 		if i < count {
 			tag := uint64(1000 + i)
-			err := l.conn.Submit(backends.Write, tag, l.descs(backends.Desc{Local: at, Remote: at, Len: n}), nil)
+			err := l.conn.Submit(driver.Write, tag, l.descs(driver.Desc{Local: at, Remote: at, Len: n}), nil)
 			if err == nil {
 				under[tag] = true
 				i++
 				continue
 			}
-			if !errors.Is(err, backends.ErrFull) {
+			if !errors.Is(err, driver.ErrFull) {
 				t.Fatal(err)
 			}
 		}

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // followData checks that each message comes after its data, in order, and whole.
@@ -19,14 +19,14 @@ func followData(t *testing.T, d verbsHosts) {
 	l := openVerbsLink(t, d, verbsShape{})
 	for i := range 12 {
 		n := uint64(i) * 50000 // from a message alone to many slices
-		var descs []backends.Desc
+		var descs []driver.Desc
 		if n > 0 {
 			fill(l.local[:n], uint64(i))
-			descs = append(descs, backends.Desc{Len: n})
+			descs = append(descs, driver.Desc{Len: n})
 		}
 		msg := make([]byte, i*372)
 		fill(msg, uint64(i))
-		tag := l.submit(t, backends.Write, msg, descs...)
+		tag := l.submit(t, driver.Write, msg, descs...)
 		note := l.note(t)
 		if !bytes.Equal(note.Data, msg) || note.Conn != l.back.ID() {
 			t.Fatalf("message %d: %d bytes from %d", i, len(note.Data), note.Conn)
@@ -38,10 +38,10 @@ func followData(t *testing.T, d verbsHosts) {
 			t.Fatal(err)
 		}
 	}
-	if err := l.conn.Submit(backends.Write, 1, nil, make([]byte, VerbsNoteMax+1)); !errors.Is(err, backends.ErrBounds) {
+	if err := l.conn.Submit(driver.Write, 1, nil, make([]byte, VerbsNoteMax+1)); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("a message too long: %v", err)
 	}
-	if err := l.conn.Submit(backends.Read, 1, nil, []byte{1}); !errors.Is(err, backends.ErrBounds) {
+	if err := l.conn.Submit(driver.Read, 1, nil, []byte{1}); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("a message behind a read: %v", err)
 	}
 }
@@ -55,8 +55,8 @@ func creditBounds(t *testing.T, d verbsHosts) {
 	sent, got := 0, 0
 	for {
 		l.tag++
-		err := l.conn.Submit(backends.Write, l.tag, nil, numbered(sent))
-		if errors.Is(err, backends.ErrFull) {
+		err := l.conn.Submit(driver.Write, l.tag, nil, numbered(sent))
+		if errors.Is(err, driver.ErrFull) {
 			break
 		}
 		if err != nil || sent > l.shape.config.NotesMax {
@@ -88,13 +88,13 @@ func creditBounds(t *testing.T, d verbsHosts) {
 	}
 	for end := time.Now().Add(verbsPatience); sent < 200 && time.Now().Before(end); {
 		l.tag++
-		switch err := l.conn.Submit(backends.Write, l.tag, nil, numbered(sent)); {
+		switch err := l.conn.Submit(driver.Write, l.tag, nil, numbered(sent)); {
 		case err == nil:
 			sent++
 			l.outcome(t, l.tag)
-		case errors.Is(err, backends.ErrFull) && got < sent:
+		case errors.Is(err, driver.ErrFull) && got < sent:
 			take()
-		case errors.Is(err, backends.ErrFull): // credit is under way
+		case errors.Is(err, driver.ErrFull): // credit is under way
 			time.Sleep(20 * time.Microsecond)
 		default:
 			t.Fatal(err)
@@ -113,7 +113,7 @@ func notesOutlive(t *testing.T, d verbsHosts) {
 	l := openVerbsLink(t, d, verbsShape{})
 	id := l.back.ID()
 	for i := range 3 {
-		if err := l.outcome(t, l.submit(t, backends.Write, numbered(i))); err != nil {
+		if err := l.outcome(t, l.submit(t, driver.Write, numbered(i))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -138,7 +138,7 @@ func wakeSleepers(t *testing.T, d verbsHosts) {
 		l.far.Arm()
 		go func() { _ = l.wake.Wait(); woken <- "near" }()
 		go func() { _ = l.farWake.Wait(); woken <- "far" }()
-		tag := l.submit(t, backends.Write, numbered(i), backends.Desc{Len: 100})
+		tag := l.submit(t, driver.Write, numbered(i), driver.Desc{Len: 100})
 		for range 2 {
 			select {
 			case <-woken:
@@ -194,8 +194,8 @@ func TestRoomIsToldToWhoArmsLater(t *testing.T) {
 	sent := 0
 	for ; ; sent++ {
 		l.tag++
-		err := l.conn.Submit(backends.Write, l.tag, nil, numbered(sent))
-		if errors.Is(err, backends.ErrFull) {
+		err := l.conn.Submit(driver.Write, l.tag, nil, numbered(sent))
+		if errors.Is(err, driver.ErrFull) {
 			break
 		}
 		if err != nil {

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
-	"github.com/sluicehq/sluice/internal/fakeverbs"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
 
 // Go's race detector does not see into C: the thread sanitizer of the C compiler does.
@@ -26,7 +26,7 @@ func TestVerbsHasNoRaces(t *testing.T) {
 		"testdata/verbs_race.c"}, sources...)
 	if out, err := exec.Command("gcc", append(args, "-ldl", "-lpthread")...).CombinedOutput(); err != nil {
 		if strings.Contains(string(out), "tsan") {
-			backendtest.SkipIfUnavailable(t, &backends.UnavailableError{
+			drivertest.SkipIfUnavailable(t, &driver.UnavailableError{
 				Backend: "rdma", Reason: "gcc has no thread sanitizer here", Fix: "apt-get install libtsan2"})
 		}
 		t.Fatalf("gcc: %v\n%s", err, out)
@@ -36,7 +36,7 @@ func TestVerbsHasNoRaces(t *testing.T) {
 	defer cancel()
 	out, err := exec.CommandContext(ctx, exe, library, control).CombinedOutput()
 	if strings.Contains(string(out), "unexpected memory mapping") {
-		backendtest.SkipIfUnavailable(t, &backends.UnavailableError{
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{
 			Backend: "rdma", Reason: "the thread sanitizer does not run on this kernel", Fix: "sysctl vm.mmap_rnd_bits=28"})
 	}
 	if err != nil {

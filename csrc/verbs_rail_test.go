@@ -11,10 +11,10 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/fakeverbs"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // verbsTestConfig is small.
@@ -191,7 +191,7 @@ func TestRailRefusals(t *testing.T) {
 		_, err := c.OpenRail(cfg)
 		f.Device(0).Set(x.word, 0)
 		f.Device(0).SetLink(true)
-		var u *backends.UnavailableError
+		var u *driver.UnavailableError
 		if !errors.As(err, &u) || !strings.Contains(u.Reason, x.reason) {
 			t.Errorf("%s: %v, want an UnavailableError with %q", x.name, err, x.reason)
 		}
@@ -200,7 +200,7 @@ func TestRailRefusals(t *testing.T) {
 		}
 	}
 	openRails(t, c, f, 1) // and then it works
-	if _, err := c.Rail(1); !errors.Is(err, backends.ErrClosed) {
+	if _, err := c.Rail(1); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("a rail that was not opened: %v", err)
 	}
 }
@@ -234,10 +234,10 @@ func TestNothingAfterClose(t *testing.T) {
 	if _, err := c.OpenRail(verbsRailConfig(f.Device(0))); err == nil {
 		t.Error("a rail was opened in a closed context")
 	}
-	if _, err := c.Rail(0); !errors.Is(err, backends.ErrClosed) {
+	if _, err := c.Rail(0); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("a rail of a closed context: %v", err)
 	}
-	if _, err := c.Pin(0, make([]byte, 1), 0); !errors.Is(err, backends.ErrClosed) {
+	if _, err := c.Pin(0, make([]byte, 1), 0); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("a pin in a closed context: %v", err)
 	}
 	if err := c.Revoke(1); err == nil {

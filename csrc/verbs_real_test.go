@@ -7,9 +7,9 @@ package csrc
 import (
 	"testing"
 
-	"github.com/sluicehq/sluice/backends/backendtest"
-	"github.com/sluicehq/sluice/internal/guest"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/guest"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // realVerbs opens a context on the devices of the machine, or of the guest.
@@ -17,7 +17,7 @@ func realVerbs(t testing.TB, n int) ([]string, *VerbsContext) {
 	t.Helper()
 	devices, err := guest.Devices(n)
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 		t.Fatal(err)
 	}
 	if err := LoadVerbs(""); err != nil {

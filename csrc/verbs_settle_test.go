@@ -8,7 +8,7 @@ import (
 	"bytes"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // awaitMessage checks which comes next.
@@ -26,8 +26,8 @@ func TestSeenProvesWrites(t *testing.T) {
 	l := openVerbsLink(t, d, verbsShape{bytes: 64 << 10})
 	fill(l.local, 1)
 	d.fake.Device(0).MuteNext(3)
-	before := l.submit(t, backends.Write, nil, backends.Desc{Local: 10_000, Remote: 10_000, Len: 5000})
-	tag := l.submit(t, backends.Write, numbered(1), backends.Desc{Len: 5000})
+	before := l.submit(t, driver.Write, nil, driver.Desc{Local: 10_000, Remote: 10_000, Len: 5000})
+	tag := l.submit(t, driver.Write, numbered(1), driver.Desc{Len: 5000})
 	l.awaitMessage(t, 1)
 	l.awaitNews(t, VerbsLaneFailed)
 	if !bytes.Equal(l.remote[:5000], l.local[:5000]) || !bytes.Equal(l.remote[10_000:15_000], l.local[10_000:15_000]) {
@@ -42,7 +42,7 @@ func TestSeenProvesWrites(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := l.move(t, backends.Write, backends.Desc{Local: 50_000, Remote: 50_000, Len: 1}); err != nil {
+	if err := l.move(t, driver.Write, driver.Desc{Local: 50_000, Remote: 50_000, Len: 1}); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(l.remote[:20_000], want[:20_000]) {
@@ -56,8 +56,8 @@ func TestSeenDoesNotProveReads(t *testing.T) {
 	l := openVerbsLink(t, d, verbsShape{bytes: 64 << 10})
 	fill(l.remote, 3)
 	d.fake.Device(0).MuteNext(3)
-	read := l.submit(t, backends.Read, nil, backends.Desc{Len: 5000})
-	l.submit(t, backends.Write, numbered(1), backends.Desc{Local: 10_000, Remote: 10_000, Len: 5000})
+	read := l.submit(t, driver.Read, nil, driver.Desc{Len: 5000})
+	l.submit(t, driver.Write, numbered(1), driver.Desc{Local: 10_000, Remote: 10_000, Len: 5000})
 	l.awaitMessage(t, 1)
 	l.awaitNews(t, VerbsLaneFailed)
 	l.make(t, 0)
@@ -78,13 +78,13 @@ func TestSeenIsLessThanArrived(t *testing.T) {
 	d := fakeDevices(t, 1)
 	l := openVerbsLink(t, d, verbsShape{bytes: 64 << 10})
 	for i := range 3 {
-		if err := l.outcome(t, l.submit(t, backends.Write, numbered(i))); err != nil {
+		if err := l.outcome(t, l.submit(t, driver.Write, numbered(i))); err != nil {
 			t.Fatal(err)
 		}
 		l.awaitMessage(t, i)
 	}
 	d.fake.Device(0).MuteNext(1)
-	tag := l.submit(t, backends.Write, numbered(3))
+	tag := l.submit(t, driver.Write, numbered(3))
 	l.awaitNews(t, VerbsLaneFailed)
 	l.makeHaving(t, 0, func() uint64 { return 2 })
 	l.awaitNews(t, VerbsLaneLive)
@@ -92,7 +92,7 @@ func TestSeenIsLessThanArrived(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.awaitMessage(t, 3)
-	if err := l.outcome(t, l.submit(t, backends.Write, numbered(4))); err != nil {
+	if err := l.outcome(t, l.submit(t, driver.Write, numbered(4))); err != nil {
 		t.Fatal(err)
 	}
 	l.awaitMessage(t, 4)

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/fakeverbs"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
 
 const (
@@ -53,32 +53,32 @@ func (s *verbsSoak) submit(t *testing.T) {
 	if s.far[place] != nil && !bytes.Equal(far, s.far[place]) {
 		t.Fatalf("place %d has changed after its batch had ended", place)
 	}
-	op := backends.Op(backends.Write)
+	op := driver.Op(driver.Write)
 	if s.r.IntN(4) == 0 {
-		op = backends.Read
+		op = driver.Read
 		fill(far, s.r.Uint64())
 		clear(local)
 	} else {
 		fill(local, s.r.Uint64())
 	}
 	var msg []byte
-	if op == backends.Write && s.r.IntN(2) == 0 {
+	if op == driver.Write && s.r.IntN(2) == 0 {
 		msg = numbered(int(s.number + 1))
 	}
 	s.l.tag++
 	from := uint64(place * soakBytes)
 	descs := s.l.descs(
-		backends.Desc{Local: from, Remote: from, Len: 1000},
-		backends.Desc{Local: from + 1000, Remote: from + 1000, Len: 30_000},
-		backends.Desc{Local: from + 31_000, Remote: from + 31_000, Len: soakBytes - 31_000})
-	counts := op == backends.Write && msg == nil && s.r.IntN(2) == 0
+		driver.Desc{Local: from, Remote: from, Len: 1000},
+		driver.Desc{Local: from + 1000, Remote: from + 1000, Len: 30_000},
+		driver.Desc{Local: from + 31_000, Remote: from + 31_000, Len: soakBytes - 31_000})
+	counts := op == driver.Write && msg == nil && s.r.IntN(2) == 0
 	var err error
 	if counts {
 		err = s.l.conn.SubmitCount(s.l.tag, descs, nil, uint32(place))
 	} else {
 		err = s.l.conn.Submit(op, s.l.tag, descs, msg)
 	}
-	if errors.Is(err, backends.ErrFull) && (msg != nil || counts) {
+	if errors.Is(err, driver.ErrFull) && (msg != nil || counts) {
 		return
 	}
 	if err != nil {
@@ -91,7 +91,7 @@ func (s *verbsSoak) submit(t *testing.T) {
 	s.free = s.free[:len(s.free)-1]
 	s.counts[s.l.tag] = counts
 	s.places[s.l.tag] = place
-	s.writes[s.l.tag] = op == backends.Write
+	s.writes[s.l.tag] = op == driver.Write
 	if s.r.IntN(8) == 0 {
 		tag, after := s.l.tag, time.Duration(s.r.IntN(3000))*time.Microsecond
 		time.Sleep(after / 8)
@@ -108,7 +108,7 @@ func (s *verbsSoak) finish(t *testing.T, d Done) {
 	delete(s.places, d.Tag)
 	local, far := s.at(place)
 	switch err := VerbsError(d); {
-	case errors.Is(err, backends.ErrAborted):
+	case errors.Is(err, driver.ErrAborted):
 		s.aborted++
 		if s.counts[d.Tag] {
 			s.maybe[place]++
@@ -219,7 +219,7 @@ func TestFaultsByChance(t *testing.T) {
 				n := uint64(r.IntN(200_000))
 				at, from := uint64(r.IntN(1<<20-200_000)), uint64(r.IntN(1<<20-200_000))
 				if i%3 == 2 {
-					if err := l.move(t, backends.Read, backends.Desc{Local: from, Remote: at, Len: n}); err != nil {
+					if err := l.move(t, driver.Read, driver.Desc{Local: from, Remote: at, Len: n}); err != nil {
 						t.Fatalf("read %d: %v", i, err)
 					}
 					if !bytes.Equal(l.local[from:from+n], shadow[at:at+n]) {
@@ -229,7 +229,7 @@ func TestFaultsByChance(t *testing.T) {
 				}
 				fill(l.local[from:from+n], r.Uint64())
 				copy(shadow[at:at+n], l.local[from:from+n])
-				tag := l.submit(t, backends.Write, numbered(i), backends.Desc{Local: from, Remote: at, Len: n})
+				tag := l.submit(t, driver.Write, numbered(i), driver.Desc{Local: from, Remote: at, Len: n})
 				if err := l.outcome(t, tag); err != nil {
 					t.Fatalf("write %d: %v", i, err)
 				}

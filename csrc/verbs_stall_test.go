@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/fakeverbs"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
 
 const (
@@ -27,7 +27,7 @@ func TestStalledLaneFails(t *testing.T) {
 	near.Set(fakeverbs.Frozen, 1)
 	fill(l.local, 3)
 	begin := time.Now()
-	tag := l.submit(t, backends.Write, numbered(0), backends.Desc{Len: 4096})
+	tag := l.submit(t, driver.Write, numbered(0), driver.Desc{Len: 4096})
 	if n := l.awaitNews(t, VerbsLaneFailed); n.Status != wcRespTimeout {
 		t.Errorf("the lane failed with %s", VerbsStatus(n.Status))
 	}
@@ -51,7 +51,7 @@ func TestSlowLanesDoNotStall(t *testing.T) {
 	near := d.fake.Device(0)
 	near.Set(fakeverbs.DelayMicros, uint32((stallTime / 2).Microseconds()))
 	for range 2 {
-		if err := l.move(t, backends.Write, backends.Desc{Len: 16 * 4096}); err != nil { // 8 times the delay in all
+		if err := l.move(t, driver.Write, driver.Desc{Len: 16 * 4096}); err != nil { // 8 times the delay in all
 			t.Error(err)
 		}
 		time.Sleep(6 * stallTime)

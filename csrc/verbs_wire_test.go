@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
-	"github.com/sluicehq/sluice/internal/guest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/guest"
 )
 
 // verbsWire is the wire between the first two devices; whatever a test does to it, it is mended.
@@ -20,7 +20,7 @@ func verbsWire(t *testing.T) guest.Wire {
 	t.Helper()
 	w, err := guest.NewWire(0)
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -56,12 +56,12 @@ func TestRealVerbsCutOff(t *testing.T) {
 	l := openVerbsLink(t, realDevices(t, 1), verbsShape{timeout: 10, retries: 2, config: VerbsConfig{SliceMax: 64 << 10}})
 	fill(l.local, 5)
 	stop, ended := make(chan struct{}), make(chan int, 1)
-	first := l.submit(t, backends.Write, numbered(0), backends.Desc{Len: testBytes})
+	first := l.submit(t, driver.Write, numbered(0), driver.Desc{Len: testBytes})
 	time.Sleep(10 * time.Millisecond)
 	if err := w.Loss("100%"); err != nil {
 		t.Fatal(err)
 	}
-	second := l.submit(t, backends.Write, numbered(1), backends.Desc{Len: 1000})
+	second := l.submit(t, driver.Write, numbered(1), driver.Desc{Len: 1000})
 	if n := l.awaitNews(t, VerbsLaneFailed); n.Status != 12 {
 		t.Errorf("the lane failed with %s", VerbsStatus(n.Status))
 	}
@@ -102,7 +102,7 @@ func TestRealVerbsCancelOnDeadWire(t *testing.T) {
 	if err := w.Loss("100%"); err != nil {
 		t.Fatal(err)
 	}
-	tag := l.submit(t, backends.Write, []byte("never"), backends.Desc{Len: 1 << 20})
+	tag := l.submit(t, driver.Write, []byte("never"), driver.Desc{Len: 1 << 20})
 	l.conn.Cancel(tag)
 	l.awaitNews(t, VerbsLaneFailed)
 	var done [1]Done
@@ -111,7 +111,7 @@ func TestRealVerbsCancelOnDeadWire(t *testing.T) {
 	}
 	l.make(t, 0)
 	err := l.outcome(t, tag)
-	if !errors.Is(err, backends.ErrAborted) {
+	if !errors.Is(err, driver.ErrAborted) {
 		t.Errorf("aborted batch: %v", err)
 	}
 }
@@ -126,7 +126,7 @@ func TestRealVerbsBadWire(t *testing.T) {
 		}
 		for i := range 4 {
 			fill(l.local[:1<<20], uint64(i))
-			tag := l.submit(t, backends.Write, numbered(i), backends.Desc{Len: 1 << 20})
+			tag := l.submit(t, driver.Write, numbered(i), driver.Desc{Len: 1 << 20})
 			if n := l.note(t); !bytes.Equal(n.Data, numbered(i)) {
 				t.Errorf("message %x, want %d", n.Data, i)
 			}

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // A choice is measured on the first entries of the first Move of its kind: performing a Move twice is
@@ -154,7 +154,7 @@ func (d *Device) decide(m *DeviceMove, a *args, b Budget, run uint64) (*Choice, 
 	}
 	if c.Variant == "" {
 		c.explain()
-		return nil, fmt.Errorf("no variant serves: %s: %w", c.Why, backends.ErrNotSupported)
+		return nil, fmt.Errorf("no variant serves: %s: %w", c.Why, driver.ErrNotSupported)
 	}
 	if err := d.compete(c, m, a, b); err != nil {
 		return nil, err
@@ -242,7 +242,7 @@ func (d *Device) time(variant string, m *DeviceMove, a *args, b Budget) (took ti
 	}
 	took = time.Since(begin)
 	sum, err := t.sum(a.count)
-	if errors.Is(err, backends.ErrBounds) {
+	if errors.Is(err, driver.ErrBounds) {
 		err = nil // whose Move it is will be told
 	}
 	return took, sum.Moved, err

@@ -5,8 +5,8 @@ package cuda
 import (
 	"errors"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
@@ -69,7 +69,7 @@ func (c *counting) close(d *csrc.CUDADevice) (err error) {
 		err = errors.Join(err, d.Free(c.at))
 		c.at = 0
 	}
-	if errors.Is(err, backends.ErrClosed) {
+	if errors.Is(err, driver.ErrClosed) {
 		return nil
 	}
 	return err

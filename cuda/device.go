@@ -8,8 +8,8 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // DeviceOptions say which card; the zero value is the first one.
@@ -37,10 +37,10 @@ type Device struct {
 }
 
 // OpenDevice opens libcuda, a card, and the most capable module that its driver takes. Where
-// something is missing or too old, the error is a *backends.UnavailableError.
+// something is missing or too old, the error is a *driver.UnavailableError.
 func OpenDevice(o DeviceOptions) (*Device, error) {
 	if o.Threads < 0 || o.Threads > threadsMax {
-		return nil, fmt.Errorf("%d threads, want 0 to %d: %w", o.Threads, threadsMax, backends.ErrBounds)
+		return nil, fmt.Errorf("%d threads, want 0 to %d: %w", o.Threads, threadsMax, driver.ErrBounds)
 	}
 	if err := csrc.LoadCUDA(o.Library); err != nil {
 		return nil, err
@@ -124,7 +124,7 @@ func (d *Device) Pin(mem []byte) (*Memory, error) {
 }
 
 // Close frees memory of the card, and unpins memory of the host, after the Move under way. It
-// is idempotent. A Move that names it afterwards is answered with backends.ErrClosed.
+// is idempotent. A Move that names it afterwards is answered with driver.ErrClosed.
 func (m *Memory) Close() error {
 	m.dev.mu.Lock()
 	defer m.dev.mu.Unlock()
@@ -165,9 +165,9 @@ func (m *Memory) ReadAt(b []byte, off uint64) error {
 func (m *Memory) span(off, n uint64) (uint64, error) {
 	switch {
 	case m.at == 0:
-		return 0, backends.ErrClosed
+		return 0, driver.ErrClosed
 	case off > m.n || n > m.n-off:
-		return 0, backends.ErrBounds
+		return 0, driver.ErrBounds
 	}
 	return m.at + off, nil
 }
@@ -266,7 +266,7 @@ func (m *DeviceMove) fill(a *args, d *Device) error {
 
 func (s *Span) side(d *Device, stride uint64) (side, error) {
 	if s.Memory == nil || s.Memory.dev != d {
-		return side{}, fmt.Errorf("memory of another device: %w", backends.ErrBounds)
+		return side{}, fmt.Errorf("memory of another device: %w", driver.ErrBounds)
 	}
 	at, err := s.Memory.span(s.Off, s.N)
 	return side{at, s.N, stride}, err

@@ -16,10 +16,10 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
-	"github.com/sluicehq/sluice/internal/fakecuda"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
 // standIn is where the software stand-in of libcuda is built, once: a process opens one driver.
@@ -179,7 +179,7 @@ func TestDeviceCountsAfresh(t *testing.T) {
 		Parts: []Part{{Entry: 16, Dst: make([]byte, 48), Src: make([]byte, 48)}}}, false)
 	good := onDevice(t, d, &Move{Count: 3, Parts: []Part{{Entry: 16, Dst: make([]byte, 48), Src: make([]byte, 48)}}}, false)
 	for range 3 {
-		if got, _, err := d.Run(bad, Budget{SMs: 1}, VariantRows); err != backends.ErrBounds || got != (Tally{Moved: 1, Skipped: 1, Bad: 1, FirstBad: 2}) {
+		if got, _, err := d.Run(bad, Budget{SMs: 1}, VariantRows); err != driver.ErrBounds || got != (Tally{Moved: 1, Skipped: 1, Bad: 1, FirstBad: 2}) {
 			t.Errorf("%+v, %v", got, err)
 		}
 		for range 2 {
@@ -236,13 +236,13 @@ func TestDeviceThatIsMissing(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Setenv(c.variable, c.value)
 			_, err := OpenDevice(DeviceOptions{Library: path})
-			var u *backends.UnavailableError
+			var u *driver.UnavailableError
 			if !errors.As(err, &u) || u.Fix == "" || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v, want an UnavailableError with %q", err, c.want)
 			}
 		})
 	}
-	var u *backends.UnavailableError
+	var u *driver.UnavailableError
 	for _, o := range []DeviceOptions{{Library: path, Ordinal: 77}, {Library: path, Ordinal: -1}, {Library: "another.so"}} {
 		if _, err := OpenDevice(o); !errors.As(err, &u) {
 			t.Errorf("%+v: %v", o, err)
@@ -273,14 +273,14 @@ func TestDeviceRefuses(t *testing.T) {
 		b     Budget
 		want  error
 	}{
-		{"closed", func(m *DeviceMove) { _ = m.Parts[0].Src.Memory.Close() }, Budget{SMs: 1}, backends.ErrClosed},
-		{"no memory", func(m *DeviceMove) { m.Parts[0].Dst = Span{} }, Budget{SMs: 1}, backends.ErrBounds},
-		{"past the end", func(m *DeviceMove) { m.Parts[0].Dst.N++ }, Budget{SMs: 1}, backends.ErrBounds},
-		{"wraps", func(m *DeviceMove) { m.Parts[0].Dst.Off = ^uint64(0) }, Budget{SMs: 1}, backends.ErrBounds},
-		{"odd", func(m *DeviceMove) { m.Parts[0].Dst.Off, m.Parts[0].Dst.N = 1, 60 }, Budget{SMs: 1}, backends.ErrBounds},
-		{"short list", func(m *DeviceMove) { m.Src.List = span(memory(t, d, false, make([]byte, 12)), 12) }, Budget{SMs: 1}, backends.ErrBounds},
-		{"odd list", func(m *DeviceMove) { m.Src.List = Span{memory(t, d, false, make([]byte, 40)), 2, 32} }, Budget{SMs: 1}, backends.ErrBounds},
-		{"another device's", func(m *DeviceMove) { m.Parts[0].Src.Memory = memory(t, other, false, make([]byte, 64)) }, Budget{SMs: 1}, backends.ErrBounds},
+		{"closed", func(m *DeviceMove) { _ = m.Parts[0].Src.Memory.Close() }, Budget{SMs: 1}, driver.ErrClosed},
+		{"no memory", func(m *DeviceMove) { m.Parts[0].Dst = Span{} }, Budget{SMs: 1}, driver.ErrBounds},
+		{"past the end", func(m *DeviceMove) { m.Parts[0].Dst.N++ }, Budget{SMs: 1}, driver.ErrBounds},
+		{"wraps", func(m *DeviceMove) { m.Parts[0].Dst.Off = ^uint64(0) }, Budget{SMs: 1}, driver.ErrBounds},
+		{"odd", func(m *DeviceMove) { m.Parts[0].Dst.Off, m.Parts[0].Dst.N = 1, 60 }, Budget{SMs: 1}, driver.ErrBounds},
+		{"short list", func(m *DeviceMove) { m.Src.List = span(memory(t, d, false, make([]byte, 12)), 12) }, Budget{SMs: 1}, driver.ErrBounds},
+		{"odd list", func(m *DeviceMove) { m.Src.List = Span{memory(t, d, false, make([]byte, 40)), 2, 32} }, Budget{SMs: 1}, driver.ErrBounds},
+		{"another device's", func(m *DeviceMove) { m.Parts[0].Src.Memory = memory(t, other, false, make([]byte, 64)) }, Budget{SMs: 1}, driver.ErrBounds},
 		{"a negative budget", func(*DeviceMove) {}, Budget{SMs: -1}, ErrBudget},
 		{"two budgets", func(*DeviceMove) {}, Budget{SMs: 1, InFlight: 1}, ErrBudget},
 	}
@@ -310,7 +310,7 @@ func TestDeviceClose(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := d.Alloc(1); !errors.Is(err, backends.ErrClosed) {
+	if _, err := d.Alloc(1); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("%v", err)
 	}
 	if left := hostmem.InUse()["cuda-tally"]; left != 0 {

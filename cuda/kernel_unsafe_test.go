@@ -13,8 +13,8 @@ import (
 	"testing"
 	"unsafe"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // tool finds a program, or skips and says which package has it.
@@ -22,7 +22,7 @@ func tool(t *testing.T, name, fix string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: name, Reason: err.Error(), Fix: fix})
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: name, Reason: err.Error(), Fix: fix})
 	}
 	return path
 }
@@ -108,7 +108,7 @@ func TestModulesAreOfThisSource(t *testing.T) {
 			t.Fatal(err)
 		}
 		if first, _, _ := strings.Cut(string(version), "\n"); !strings.Contains(first, clangOfModules) {
-			backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: command[0],
+			drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: command[0],
 				Reason: first + " is there, the modules were made by " + clangOfModules, Fix: "install that, or run go generate with this one"})
 		}
 		output := len(command) - 1

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // The bounds of a Move.
@@ -77,8 +77,8 @@ func (e *LayoutError) Error() string {
 	return fmt.Sprintf("part %d: %s: want %s", e.Part, e.What, e.Want)
 }
 
-// Is makes errors.Is(err, backends.ErrBounds) true.
-func (e *LayoutError) Is(target error) bool { return target == backends.ErrBounds }
+// Is makes errors.Is(err, driver.ErrBounds) true.
+func (e *LayoutError) Is(target error) bool { return target == driver.ErrBounds }
 
 // args are what kernels and twin take: struct sl_move of gather.h. The addresses of the
 // lists and of the tally are left to whoever launches.

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // obvious is what every Move must come to.
@@ -36,7 +36,7 @@ func obvious(m *Move) (Tally, error) {
 		}
 	}
 	if t.Bad > 0 {
-		return t, backends.ErrBounds
+		return t, driver.ErrBounds
 	}
 	return t, nil
 }
@@ -227,7 +227,7 @@ func TestBadIndicesAreCounted(t *testing.T) {
 		m := &Move{Count: 5, Dst: Index{U64: []uint64{0, 1, bad, 2, bad}},
 			Parts: []Part{{Dst: guard[64 : 64+4*64], Src: make([]byte, 5*64), Entry: 64}}}
 		got, err := Run(m)
-		if err != backends.ErrBounds || got != (Tally{Moved: 3, Bad: 2, FirstBad: 2}) {
+		if err != driver.ErrBounds || got != (Tally{Moved: 3, Bad: 2, FirstBad: 2}) {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}
 		if n := bytes.Count(guard, []byte{0}); n != 3*64 {
@@ -263,7 +263,7 @@ func TestLayoutErrors(t *testing.T) {
 		for _, run := range []func(*Move) (Tally, error){Run, twin.Run, func(m *Move) (Tally, error) { return Tally{}, m.Check() }} {
 			got, err := run(&c.m)
 			var layout *LayoutError
-			if !errors.As(err, &layout) || !errors.Is(err, backends.ErrBounds) || !strings.Contains(err.Error(), c.want) || got != (Tally{}) {
+			if !errors.As(err, &layout) || !errors.Is(err, driver.ErrBounds) || !strings.Contains(err.Error(), c.want) || got != (Tally{}) {
 				t.Errorf("%s: %+v, %v, want %q", c.name, got, err, c.want)
 			}
 		}
@@ -312,7 +312,7 @@ func TestRunDoesNotAllocate(t *testing.T) {
 
 func TestTwinBounds(t *testing.T) {
 	for _, n := range []int{0, -1, threadsMax + 1} {
-		if _, err := NewTwin(n); !errors.Is(err, backends.ErrBounds) {
+		if _, err := NewTwin(n); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%d threads: %v", n, err)
 		}
 	}
@@ -326,7 +326,7 @@ func TestTwinBounds(t *testing.T) {
 		}
 	}
 	m := &Move{Parts: []Part{{Entry: 16}}}
-	if _, err := twin.Run(m); !errors.Is(err, backends.ErrClosed) {
+	if _, err := twin.Run(m); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("closed: %v", err)
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // The shape of a step: two blocks a multiprocessor, as one that is bound by memory has, and
@@ -39,7 +39,7 @@ type step struct {
 // OpenNeighbour takes so many bytes of a card's memory, a multiple of 16, for its steps to read.
 func OpenNeighbour(o DeviceOptions, bytes uint64) (*Neighbour, error) {
 	if bytes == 0 || bytes%16 != 0 {
-		return nil, fmt.Errorf("steps that read %d bytes, want a multiple of 16: %w", bytes, backends.ErrBounds)
+		return nil, fmt.Errorf("steps that read %d bytes, want a multiple of 16: %w", bytes, driver.ErrBounds)
 	}
 	if err := csrc.LoadCUDA(o.Library); err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func (n *Neighbour) Step() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	var done [8]byte
 	l := csrc.CUDALaunch{Blocks: n.blocks, Threads: stepThreads, Args: n.args.bytes(), Tally: n.args.done}
@@ -88,7 +88,7 @@ func (n *Neighbour) Step() error {
 		return err
 	}
 	if steps := binary.LittleEndian.Uint64(done[:]); steps != 1 {
-		return fmt.Errorf("%d steps were counted for one: %w", steps, backends.ErrCorrupt)
+		return fmt.Errorf("%d steps were counted for one: %w", steps, driver.ErrCorrupt)
 	}
 	return nil
 }

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // TestNeighbourOnDeviceReadsAll: every word of the memory is in the sum of some thread.
@@ -87,7 +87,7 @@ func TestNeighbourOnDeviceRefuses(t *testing.T) {
 	device(t, "90")
 	o := DeviceOptions{Library: library(t)}
 	for _, bytes := range []uint64{0, 24} {
-		if _, err := OpenNeighbour(o, bytes); !errors.Is(err, backends.ErrBounds) {
+		if _, err := OpenNeighbour(o, bytes); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%d bytes: %v", bytes, err)
 		}
 	}
@@ -104,7 +104,7 @@ func TestNeighbourOnDeviceRefuses(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if err := n.Step(); err != backends.ErrClosed {
+	if err := n.Step(); err != driver.ErrClosed {
 		t.Errorf("closed: %v", err)
 	}
 }

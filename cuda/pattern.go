@@ -16,7 +16,7 @@ type Kernels struct {
 }
 
 // LoadKernels has load try the modules that the card can take, the most capable first, until one
-// is loaded. A card or driver that is too old is a *backends.UnavailableError.
+// is loaded. A card or driver that is too old is a *driver.UnavailableError.
 func LoadKernels(c Card, load func(ptx string, kernels []string) error) (*Kernels, error) {
 	fit := c.modules()
 	if len(fit) == 0 {

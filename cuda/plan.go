@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // ErrBudget is what is answered where a budget does not allow what is asked for.
@@ -58,7 +58,7 @@ const (
 // driver have them, all is a multiple of 16 and a ring of at least two entries a thread fits in
 // shared memory; registers otherwise; the CPU and the copy engine where the budget is nothing. only
 // names a variant: that one or a *VariantError. A card or driver that is too old is a
-// *backends.UnavailableError, a layout that kernels do not take a *LayoutError.
+// *driver.UnavailableError, a layout that kernels do not take a *LayoutError.
 func Plan(m *Move, c Card, b Budget, only string) (Launch, error) {
 	var a args
 	if err := m.fill(&a); err != nil {
@@ -150,7 +150,7 @@ func (c *Card) modules() []Module {
 }
 
 func (c *Card) tooOld() error {
-	return &backends.UnavailableError{Backend: "cuda",
+	return &driver.UnavailableError{Backend: "cuda",
 		Reason: "compute capability 8.0 and driver 11080 are the least, this is " + c.version(),
 		Fix:    "install a driver from 520 on, or gather by Twin"}
 }

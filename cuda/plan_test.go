@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 var (
@@ -83,7 +83,7 @@ func TestPlanErrors(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for variant, want := range map[string]error{VariantRows: ErrBudget, VariantBulk: ErrBudget, "dma": backends.ErrNotSupported} {
+	for variant, want := range map[string]error{VariantRows: ErrBudget, VariantBulk: ErrBudget, "dma": driver.ErrNotSupported} {
 		var no *VariantError
 		if _, err := Plan(m, hopper, Budget{}, variant); !errors.Is(err, want) || !errors.As(err, &no) || no.Variant != variant {
 			t.Errorf("%s: %v", variant, err)
@@ -94,7 +94,7 @@ func TestPlanErrors(t *testing.T) {
 		t.Errorf("bulk copies of 132 bytes: %v", err)
 	}
 	for _, c := range []Card{{Compute: 75, Driver: 13000}, {Compute: 90, Driver: 11000}} {
-		var missing *backends.UnavailableError
+		var missing *driver.UnavailableError
 		if _, err := Plan(m, c, Budget{SMs: 1}, ""); !errors.As(err, &missing) || missing.Fix == "" {
 			t.Errorf("%+v: %v", c, err)
 		}

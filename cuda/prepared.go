@@ -5,8 +5,8 @@ package cuda
 import (
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Prepared is a Move whose launch the driver has captured as a CUDA graph: replaying it is one call of the
@@ -31,7 +31,7 @@ type preparedSpan struct {
 
 // Prepare captures a Move by the kernel that Run would take, or that only names. Where that has not been
 // measured yet, it is, which performs the Move. Graphs have no variant without a kernel, and a budget without a multiprocessor is a *VariantError. A driver without graphs
-// is answered with backends.ErrNotSupported: Run does the same. Close it before the Device.
+// is answered with driver.ErrNotSupported: Run does the same. Close it before the Device.
 func (d *Device) Prepare(m *DeviceMove, b Budget, only string) (*Prepared, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -40,7 +40,7 @@ func (d *Device) Prepare(m *DeviceMove, b Budget, only string) (*Prepared, error
 		return nil, err
 	}
 	if !d.moves.Graphs {
-		return nil, fmt.Errorf("prepare: the driver lacks graphs: %w", backends.ErrNotSupported)
+		return nil, fmt.Errorf("prepare: the driver lacks graphs: %w", driver.ErrNotSupported)
 	}
 	if only != "" && kernelOf(only) == "" {
 		return nil, unfit(only, "a graph launches a kernel, this variant has none")
@@ -113,16 +113,16 @@ func (p *Prepared) keep(m *DeviceMove) {
 func (p *Prepared) Launch() Launch { return p.launch }
 
 // Run replays the launch and waits for the end: one crossing, without an allocation. It leaves out,
-// counts and answers as Device.Run does. Closed memory is backends.ErrClosed.
+// counts and answers as Device.Run does. Closed memory is driver.ErrClosed.
 func (p *Prepared) Run() (Tally, error) {
 	p.dev.mu.Lock()
 	defer p.dev.mu.Unlock()
 	if p.closed {
-		return Tally{}, backends.ErrClosed
+		return Tally{}, driver.ErrClosed
 	}
 	for i := range p.spans {
 		if p.spans[i].m.at != p.spans[i].at {
-			return Tally{}, backends.ErrClosed
+			return Tally{}, driver.ErrClosed
 		}
 	}
 	if err := p.graph.Replay(p.count.fresh()); err != nil {

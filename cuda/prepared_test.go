@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
@@ -85,7 +85,7 @@ func TestPreparedCountsAfresh(t *testing.T) {
 	dm := onDevice(t, d, m, false)
 	p := prepare(t, d, dm, VariantRows)
 	for range 2 {
-		if got, err := p.Run(); err != backends.ErrBounds || got != (Tally{Moved: 1, Skipped: 1, Bad: 1, FirstBad: 2}) {
+		if got, err := p.Run(); err != driver.ErrBounds || got != (Tally{Moved: 1, Skipped: 1, Bad: 1, FirstBad: 2}) {
 			t.Errorf("%+v, %v", got, err)
 		}
 	}
@@ -113,8 +113,8 @@ func TestPrepareRefuses(t *testing.T) {
 		message string
 	}{
 		{Budget{}, "", ErrBudget, "budget has 0"},
-		{Budget{SMs: 1}, VariantStaged, backends.ErrNotSupported, "this variant has none"},
-		{Budget{SMs: 1}, "teleport", backends.ErrNotSupported, "teleport"},
+		{Budget{SMs: 1}, VariantStaged, driver.ErrNotSupported, "this variant has none"},
+		{Budget{SMs: 1}, "teleport", driver.ErrNotSupported, "teleport"},
 	} {
 		if p, err := d.Prepare(dm, c.b, c.only); p != nil || !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.message) {
 			t.Errorf("%+v %q: %v", c.b, c.only, err)
@@ -127,7 +127,7 @@ func TestPrepareRefuses(t *testing.T) {
 	if err := dm.Src.List.Memory.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Run(); err != backends.ErrClosed {
+	if _, err := p.Run(); err != driver.ErrClosed {
 		t.Errorf("a list that is closed: %v", err)
 	}
 	for range 2 {
@@ -135,13 +135,13 @@ func TestPrepareRefuses(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := p.Run(); err != backends.ErrClosed {
+	if _, err := p.Run(); err != driver.ErrClosed {
 		t.Errorf("closed: %v", err)
 	}
 	if left := hostmem.InUse()["cuda-tally"] - before; left != 0 {
 		t.Errorf("%d bytes left", left)
 	}
-	if _, err := d.Prepare(dm, Budget{SMs: 1}, ""); !errors.Is(err, backends.ErrClosed) {
+	if _, err := d.Prepare(dm, Budget{SMs: 1}, ""); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("prepare with a closed list: %v", err)
 	}
 }

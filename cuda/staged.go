@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // stages says which way a Move would be staged, or why it cannot be.
@@ -79,7 +79,7 @@ func (v *mover) gatherPiece(m *DeviceMove, a *args, piece, i, n uint64, t *tally
 	}
 	v.piece.Src = v.lists[1].slice(i, n)
 	moved, err := v.twin.Run(&v.piece)
-	if err != nil && err != backends.ErrBounds {
+	if err != nil && err != driver.ErrBounds {
 		return err
 	}
 	// The twin knows nothing of the end of the card's memory, and skips must leave gaps there.
@@ -169,7 +169,7 @@ func (v *mover) scatterPiece(m *DeviceMove, a *args, piece, i, n uint64, t *tall
 	}
 	v.piece.Dst = v.lists[0].slice(i, n)
 	moved, err := v.twin.Run(&v.piece)
-	if err != nil && err != backends.ErrBounds {
+	if err != nil && err != driver.ErrBounds {
 		return err
 	}
 	t.skipped += moved.Skipped

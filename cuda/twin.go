@@ -8,7 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // tally is struct sl_tally of gather.h.
@@ -36,7 +36,7 @@ func (x *Index) len() int { return max(len(x.U32), len(x.U64)) }
 
 // Run moves entries on the CPU, on the calling thread, as the kernels do on a card. Entries
 // with a bad index are left out and counted, all others moved: then the error is
-// backends.ErrBounds. A *LayoutError says that nothing was moved. Memory may lie at any address. Run allocates nothing
+// driver.ErrBounds. A *LayoutError says that nothing was moved. Memory may lie at any address. Run allocates nothing
 // unless it fails; parallel calls are allowed.
 //
 // A scatter over 128 MiB and more goes past the caches.
@@ -58,7 +58,7 @@ func (t *tally) sum(count uint64) (Tally, error) {
 		return sum, nil
 	}
 	sum.FirstBad = t.firstBad
-	return sum, backends.ErrBounds
+	return sum, driver.ErrBounds
 }
 
 // The threads of a Twin take entries by pieces: as few as are worth a word with the others,
@@ -92,7 +92,7 @@ type worker struct {
 // NewTwin starts threads-1 goroutines: the caller of Run is a thread, too.
 func NewTwin(threads int) (*Twin, error) {
 	if threads < 1 || threads > threadsMax {
-		return nil, fmt.Errorf("%d threads, want 1 to %d: %w", threads, threadsMax, backends.ErrBounds)
+		return nil, fmt.Errorf("%d threads, want 1 to %d: %w", threads, threadsMax, driver.ErrBounds)
 	}
 	t := &Twin{}
 	for range threads - 1 {
@@ -123,12 +123,12 @@ func (t *Twin) take(sum *tally) {
 }
 
 // Run is the function of the same name by all threads. A Twin that is closed answers
-// backends.ErrClosed.
+// driver.ErrClosed.
 func (t *Twin) Run(m *Move) (Tally, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
-		return Tally{}, backends.ErrClosed
+		return Tally{}, driver.ErrClosed
 	}
 	t.args = args{}
 	if err := m.fill(&t.args); err != nil {

@@ -7,7 +7,7 @@ import (
 	"math/bits"
 	"math/rand/v2"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // uniqueMax bounds the table of a Unique: 16 bytes for each of twice as many indices.
@@ -34,7 +34,7 @@ type uniqueSlot struct {
 // NewUnique makes one for lists of up to max indices, at most 1<<24.
 func NewUnique(max int) (*Unique, error) {
 	if max < 1 || max > uniqueMax {
-		return nil, fmt.Errorf("lists of %d indices, want 1 to %d: %w", max, uniqueMax, backends.ErrBounds)
+		return nil, fmt.Errorf("lists of %d indices, want 1 to %d: %w", max, uniqueMax, driver.ErrBounds)
 	}
 	power := bits.Len(uint(2*max - 1))
 	return &Unique{slots: make([]uniqueSlot, 1<<power), shift: 64 - power, seed: rand.Uint64() | 1, max: max}, nil
@@ -43,7 +43,7 @@ func NewUnique(max int) (*Unique, error) {
 // U32 writes the different indices of a list to the front of unique, in the order in which they first
 // appear, and for each of the list to at where among them it is. Skip32 is none: it stays Skip32 in at. It returns
 // how many there are. Lists that are longer than max, or than unique or at, are
-// backends.ErrBounds.
+// driver.ErrBounds.
 //
 // A gather of the different ones to a scratch memory, and a Move on the card from there by
 // Src: Index{U32: at}, is the gather of the list.
@@ -64,7 +64,7 @@ func (u *Unique) U64(list, unique []uint64, at []uint32) (n int, err error) {
 
 func (u *Unique) begin(list, unique, at int) error {
 	if list > u.max || unique < list || at < list {
-		return backends.ErrBounds
+		return driver.ErrBounds
 	}
 	if u.stamp++; u.stamp == 0 { // once in four billion lists
 		clear(u.slots)

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // checkUnique compares with a map.
@@ -108,7 +108,7 @@ func TestUniqueThenFanOut(t *testing.T) {
 
 func TestUniqueBounds(t *testing.T) {
 	for _, n := range []int{0, -1, uniqueMax + 1} {
-		if _, err := NewUnique(n); !errors.Is(err, backends.ErrBounds) {
+		if _, err := NewUnique(n); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%d indices: %v", n, err)
 		}
 	}
@@ -117,10 +117,10 @@ func TestUniqueBounds(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, n := range [][3]int{{5, 5, 5}, {4, 3, 4}, {4, 4, 3}} {
-		if _, err := u.U32(make([]uint32, n[0]), make([]uint32, n[1]), make([]uint32, n[2])); err != backends.ErrBounds {
+		if _, err := u.U32(make([]uint32, n[0]), make([]uint32, n[1]), make([]uint32, n[2])); err != driver.ErrBounds {
 			t.Errorf("U32 of %v: %v", n, err)
 		}
-		if _, err := u.U64(make([]uint64, n[0]), make([]uint64, n[1]), make([]uint32, n[2])); err != backends.ErrBounds {
+		if _, err := u.U64(make([]uint64, n[0]), make([]uint64, n[1]), make([]uint32, n[2])); err != driver.ErrBounds {
 			t.Errorf("U64 of %v: %v", n, err)
 		}
 	}

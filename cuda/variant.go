@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // The variants: ways to perform a Move between the host and a card.
@@ -34,7 +34,7 @@ func Variants() []string {
 type VariantError struct {
 	Variant string
 	Reason  string
-	// Err is ErrBudget where the budget is the reason, else backends.ErrNotSupported.
+	// Err is ErrBudget where the budget is the reason, else driver.ErrNotSupported.
 	Err error
 }
 
@@ -45,7 +45,7 @@ func (e *VariantError) Error() string { return "variant " + e.Variant + ": " + e
 func (e *VariantError) Unwrap() error { return e.Err }
 
 func unfit(variant, reason string) error {
-	return &VariantError{variant, reason, backends.ErrNotSupported}
+	return &VariantError{variant, reason, driver.ErrNotSupported}
 }
 
 // Candidate is what a Choice knows of one variant.

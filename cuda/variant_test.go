@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
@@ -190,7 +190,7 @@ func TestListsByChunks(t *testing.T) {
 		}
 		dm := inMemory(t, d, m, scatter, false)
 		sameAsTwin(t, d, dm, m, Budget{}, VariantStaged)
-		if got, _, err := d.Run(dm, Budget{}, VariantStaged); err != backends.ErrBounds || got.FirstBad != n-7 {
+		if got, _, err := d.Run(dm, Budget{}, VariantStaged); err != driver.ErrBounds || got.FirstBad != n-7 {
 			t.Errorf("%+v, %v", got, err)
 		}
 	}
@@ -321,7 +321,7 @@ func TestChoiceIsMeasuredOnce(t *testing.T) {
 	if (best.Variant != c.Variant || best.GBps <= 0) && !lacks(d, VariantBulk) {
 		t.Errorf("%s was taken of %+v", c.Variant, c.Candidates)
 	}
-	if _, l, err := d.Run(dm, Budget{SMs: 2}, ""); err != nil && err != backends.ErrBounds || l.Why != c.Why || l.Variant != c.Variant {
+	if _, l, err := d.Run(dm, Budget{SMs: 2}, ""); err != nil && err != driver.ErrBounds || l.Why != c.Why || l.Variant != c.Variant {
 		t.Errorf("%+v, %v after %s", l, err, c.String())
 	}
 	if len(d.choices) != 1 {
@@ -340,7 +340,7 @@ func TestChoiceOfMovesThatSkip(t *testing.T) {
 	d := device(t, "90")
 	m := &Move{Count: 2, Src: Index{U32: []uint32{Skip32, 900}}, Parts: []Part{{Entry: 656, Dst: make([]byte, 2*656), Src: make([]byte, 2*656)}}}
 	got, l, err := d.Run(onDevice(t, d, m, false), Budget{SMs: 1}, "")
-	if err != backends.ErrBounds || got != (Tally{Skipped: 1, Bad: 1, FirstBad: 1}) ||
+	if err != driver.ErrBounds || got != (Tally{Skipped: 1, Bad: 1, FirstBad: 1}) ||
 		!onCard() && !strings.Contains(l.Why, "nothing is measured") {
 		t.Errorf("%+v, %+v, %v", got, l, err)
 	}
@@ -397,16 +397,16 @@ func TestVariantsThatDoNotServe(t *testing.T) {
 		want    error
 		message string
 	}{
-		{"unknown", plain, Budget{SMs: 1}, "teleport", backends.ErrNotSupported, "there are bulk, rows"},
-		{"bulk on ampere", plain, Budget{SMs: 1}, VariantBulk, backends.ErrNotSupported, "compute capability 9.0"},
-		{"batch by an old driver", plain, Budget{SMs: 1}, VariantBatch, backends.ErrNotSupported, "want 12080"},
+		{"unknown", plain, Budget{SMs: 1}, "teleport", driver.ErrNotSupported, "there are bulk, rows"},
+		{"bulk on ampere", plain, Budget{SMs: 1}, VariantBulk, driver.ErrNotSupported, "compute capability 9.0"},
+		{"batch by an old driver", plain, Budget{SMs: 1}, VariantBatch, driver.ErrNotSupported, "want 12080"},
 		{"rows by none", plain, Budget{}, VariantRows, ErrBudget, "budget has 0"},
-		{"staged within the card", onCardAlone, Budget{}, VariantStaged, backends.ErrNotSupported, "between the host's memory and the card's"},
-		{"staged to a list", listed, Budget{}, VariantStaged, backends.ErrNotSupported, "without a list or gaps"},
-		{"staged from a list", listedBack, Budget{}, VariantStaged, backends.ErrNotSupported, "without a list or gaps"},
-		{"staged, too large", large, Budget{}, VariantStaged, backends.ErrNotSupported, "do not fit in a slot"},
-		{"odd address", odd, Budget{SMs: 1}, "", backends.ErrBounds, "odd address"},
-		{"odd address by name", odd, Budget{SMs: 1}, VariantRows, backends.ErrBounds, "odd address"},
+		{"staged within the card", onCardAlone, Budget{}, VariantStaged, driver.ErrNotSupported, "between the host's memory and the card's"},
+		{"staged to a list", listed, Budget{}, VariantStaged, driver.ErrNotSupported, "without a list or gaps"},
+		{"staged from a list", listedBack, Budget{}, VariantStaged, driver.ErrNotSupported, "without a list or gaps"},
+		{"staged, too large", large, Budget{}, VariantStaged, driver.ErrNotSupported, "do not fit in a slot"},
+		{"odd address", odd, Budget{SMs: 1}, "", driver.ErrBounds, "odd address"},
+		{"odd address by name", odd, Budget{SMs: 1}, VariantRows, driver.ErrBounds, "odd address"},
 	} {
 		if onCard() && (c.only == VariantBulk || c.only == VariantBatch) {
 			continue // the card there may well have them
@@ -421,7 +421,7 @@ func TestVariantsThatDoNotServe(t *testing.T) {
 		}
 	}
 	// What kernels do not take, copies do.
-	if _, l, err := d.Run(odd, Budget{}, ""); err != nil && err != backends.ErrBounds || kernelOf(l.Variant) != "" {
+	if _, l, err := d.Run(odd, Budget{}, ""); err != nil && err != driver.ErrBounds || kernelOf(l.Variant) != "" {
 		t.Errorf("%+v, %v", l, err)
 	}
 }
@@ -445,7 +445,7 @@ func TestTwoDevices(t *testing.T) {
 	t.Setenv("STANDIN_DEVICES", "2")
 	first := device(t, "90")
 	second, err := OpenDevice(DeviceOptions{Library: library(t), Ordinal: 1})
-	var missing *backends.UnavailableError
+	var missing *driver.UnavailableError
 	if onCard() && errors.As(err, &missing) {
 		return // a machine with one card
 	}
@@ -463,7 +463,7 @@ func TestTwoDevices(t *testing.T) {
 	}
 	mixed := onDevice(t, first, draw(rng, []int{656}, 0, 5, 0, 0), false)
 	mixed.Parts[0].Src = span(memory(t, second, false, make([]byte, 8*656)), 8*656)
-	if _, _, err := first.Run(mixed, Budget{SMs: 1}, ""); !errors.Is(err, backends.ErrBounds) || !strings.Contains(err.Error(), "another device") {
+	if _, _, err := first.Run(mixed, Budget{SMs: 1}, ""); !errors.Is(err, driver.ErrBounds) || !strings.Contains(err.Error(), "another device") {
 		t.Errorf("memories of two devices: %v", err)
 	}
 }
@@ -507,11 +507,11 @@ func TestDeviceGivesAllBack(t *testing.T) {
 		t.Errorf("%d bytes left", left)
 	}
 	empty := DeviceMove{Count: 1, Parts: []DevicePart{{Entry: 4, Dst: Span{Memory: &Memory{dev: d, n: 4, at: 4}, N: 4}, Src: Span{Memory: &Memory{dev: d, n: 4, at: 8}, N: 4}}}}
-	if _, _, err := d.Run(&empty, Budget{}, VariantLoop); !errors.Is(err, backends.ErrClosed) {
+	if _, _, err := d.Run(&empty, Budget{}, VariantLoop); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("closed: %v", err)
 	}
 	for _, n := range []int{-1, threadsMax + 1} {
-		if _, err := OpenDevice(DeviceOptions{Library: library(t), Threads: n}); !errors.Is(err, backends.ErrBounds) {
+		if _, err := OpenDevice(DeviceOptions{Library: library(t), Threads: n}); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%d threads: %v", n, err)
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Abort ends the transfer and returns nil when its outcome is known and final:
@@ -26,7 +26,7 @@ func (t *Transfer) Abort(ctx context.Context) error {
 	case t.unproven.Load():
 		return &OpError{Op: "abort", Peer: t.p.name, Err: fmt.Errorf("the backend neither ended the transfer nor closed its connection: do not reuse the memory: %w", ErrTimeout)}
 	case t.unanswered.Load():
-		return &OpError{Op: "abort", Peer: t.p.name, Err: fmt.Errorf("memory here is free, but the peer may still place what it has in hand, until it revokes or ends: %w", backends.ErrUnproven)}
+		return &OpError{Op: "abort", Peer: t.p.name, Err: fmt.Errorf("memory here is free, but the peer may still place what it has in hand, until it revokes or ends: %w", driver.ErrUnproven)}
 	}
 	return nil
 }
@@ -85,7 +85,7 @@ func (t *Transfer) interrupt(why error) {
 
 // backendError is what a transfer that Submit refused ends with.
 func (t *Transfer) backendError(c *conn, err error) error {
-	if errors.Is(err, backends.ErrClosed) && c.isLost() && !t.p.ending.Load() {
+	if errors.Is(err, driver.ErrClosed) && c.isLost() && !t.p.ending.Load() {
 		err = ErrPeerLost
 	}
 	return &OpError{Op: t.op.String(), Backend: c.lane.caps.Name, Peer: t.p.name, Err: err}

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
@@ -107,12 +107,12 @@ func furnish(mem []byte, o AllocOptions) error {
 // lent is memory of a backend.
 type lent struct {
 	mu      sync.Mutex // guards what follows
-	seg     backends.Segment
+	seg     driver.Segment
 	owner   io.Closer
 	uncount func()
 }
 
-func (m *lent) Segment() backends.Segment {
+func (m *lent) Segment() driver.Segment {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.seg
@@ -122,7 +122,7 @@ func (m *lent) Segment() backends.Segment {
 func (m *lent) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.seg = backends.Segment{Kind: backends.DRAM}
+	m.seg = driver.Segment{Kind: driver.DRAM}
 	if err := m.owner.Close(); err != nil {
 		return &OpError{Op: "give memory back", Err: err}
 	}

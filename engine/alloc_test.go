@@ -13,10 +13,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // landlord is mem with memory of its own.
@@ -34,25 +34,25 @@ func newLandlord(t testing.TB, name string) *landlord {
 	return &landlord{Backend: b, name: name}
 }
 
-func (l *landlord) Caps() backends.Caps {
+func (l *landlord) Caps() driver.Caps {
 	c := l.Backend.Caps()
 	c.Name = l.name
 	return c
 }
 
-func (l *landlord) Alloc(n uint64) (backends.Segment, io.Closer, error) {
+func (l *landlord) Alloc(n uint64) (driver.Segment, io.Closer, error) {
 	if l.fault != nil {
-		return backends.Segment{}, nil, l.fault
+		return driver.Segment{}, nil, l.fault
 	}
 	if n == 0 || n > 1<<40 {
-		return backends.Segment{}, nil, backends.ErrBounds
+		return driver.Segment{}, nil, driver.ErrBounds
 	}
 	b, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON|unix.MAP_NORESERVE)
 	if err != nil {
-		return backends.Segment{}, nil, err
+		return driver.Segment{}, nil, err
 	}
 	l.leased.Add(int64(n))
-	return backends.Segment{Kind: backends.DRAM, Len: n, Mem: b}, closer(sync.OnceValue(func() error {
+	return driver.Segment{Kind: driver.DRAM, Len: n, Mem: b}, closer(sync.OnceValue(func() error {
 		l.leased.Add(-int64(n))
 		return unix.Munmap(b)
 	})), nil
@@ -62,7 +62,7 @@ type closer func() error
 
 func (f closer) Close() error { return f() }
 
-func over(list ...backends.Backend) func(*Config) {
+func over(list ...driver.Backend) func(*Config) {
 	return func(c *Config) { c.Backends = list }
 }
 
@@ -110,10 +110,10 @@ func TestAllocIsTheFirstBackends(t *testing.T) {
 func TestAllocIsHostMemoryIfTheFirstBackendHasNone(t *testing.T) {
 	leak.Check(t)
 	none, b := newLandlord(t, "none"), newLandlord(t, "second")
-	none.fault = backends.ErrNotSupported
+	none.fault = driver.ErrNotSupported
 	plain, err := mem.New(mem.Config{})
 	check(t, err)
-	for name, list := range map[string][]backends.Backend{"no allocator": {plain, b}, "not as configured": {none}} {
+	for name, list := range map[string][]driver.Backend{"no allocator": {plain, b}, "not as configured": {none}} {
 		e := open(t, "tenant", over(list...))
 		if m := alloc(t, e, 1, AllocOptions{Node: 0, NoHuge: true}); m.From() != "host" {
 			t.Errorf("%s: memory from %q", name, m.From())
@@ -127,7 +127,7 @@ func TestAllocSaysWhatToDo(t *testing.T) {
 	plain, err := mem.New(mem.Config{})
 	check(t, err)
 	broken, none, b := newLandlord(t, "broken"), newLandlord(t, "none"), newLandlord(t, "own")
-	broken.fault, none.fault = errors.New("no room in /dev/shm"), backends.ErrNotSupported
+	broken.fault, none.fault = errors.New("no room in /dev/shm"), driver.ErrNotSupported
 	e := open(t, "tenant", over(b, plain, broken, none))
 	for _, c := range []struct {
 		n    uint64

@@ -8,14 +8,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // twoPeers opens an engine over a fake and another one that it connects to twice.
 func twoPeers(t *testing.T, f *fake) (a, b *Peer, local *Region) {
 	t.Helper()
-	e := open(t, "e", func(c *Config) { c.Backends = []backends.Backend{f} })
-	other := open(t, "other", func(c *Config) { c.Backends = []backends.Backend{&fake{}} })
+	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{f} })
+	other := open(t, "other", func(c *Config) { c.Backends = []driver.Backend{&fake{}} })
 	register(t, other, "r", 1<<16)
 	return connect(t, e, other), connect(t, e, other), register(t, e, "local", 1<<16)
 }
@@ -24,7 +24,7 @@ func twoPeers(t *testing.T, f *fake) (a, b *Peer, local *Region) {
 // one overtakes those that wait for it.
 func TestOnePeerHoldsUpNoOther(t *testing.T) {
 	f := &fake{}
-	f.onSubmit = func(peer int, _ backends.Op, _ uint64, _ bool) error {
+	f.onSubmit = func(peer int, _ driver.Op, _ uint64, _ bool) error {
 		if peer == 0 {
 			return ErrFull
 		}
@@ -52,7 +52,7 @@ func TestOnePeerHoldsUpNoOther(t *testing.T) {
 func TestRoomIsShared(t *testing.T) {
 	f := &fake{room: 1, manual: true}
 	turns := map[int]int{}
-	f.onSubmit = func(peer int, _ backends.Op, _ uint64, _ bool) error {
+	f.onSubmit = func(peer int, _ driver.Op, _ uint64, _ bool) error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if len(f.tags) == 0 {
@@ -86,7 +86,7 @@ func TestLostPeerEndsWhoWaits(t *testing.T) {
 	dead := make(chan struct{})
 	var peer *fakePeer
 	f := &fake{}
-	f.onSubmit = func(int, backends.Op, uint64, bool) error {
+	f.onSubmit = func(int, driver.Op, uint64, bool) error {
 		select {
 		case <-dead:
 			return ErrPeerLost
@@ -94,7 +94,7 @@ func TestLostPeerEndsWhoWaits(t *testing.T) {
 			return ErrFull
 		}
 	}
-	e := open(t, "e", func(c *Config) { c.Backends = []backends.Backend{newArmedFake(t, f)} })
+	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{newArmedFake(t, f)} })
 	local := register(t, e, "local", 1<<16)
 	p, err := e.Self()
 	check(t, err)

@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // group is the part of a transfer's list that goes over one connection.
 type group struct {
 	conn  *conn
-	descs []backends.Desc
+	descs []driver.Desc
 	pages []Pages
 	bytes uint64
 }
@@ -26,7 +26,7 @@ func (g *group) clear() {
 // batch is one call of Submit.
 type batch struct {
 	conn    *conn
-	descs   []backends.Desc
+	descs   []driver.Desc
 	pages   *Pages
 	message []byte // nil: none
 	counts  bool   // one more for counter follows the data
@@ -57,7 +57,7 @@ func (t *Transfer) Add(local *Region, localOff uint64, remote *Remote, remoteOff
 	if err != nil {
 		return err
 	}
-	d := backends.Desc{Local: localOff, Remote: remoteOff, Len: n, LocalKey: localKey, RemoteKey: remoteKey}
+	d := driver.Desc{Local: localOff, Remote: remoteOff, Len: n, LocalKey: localKey, RemoteKey: remoteKey}
 	if err := d.Check(local.seg.Len, remote.size); err != nil {
 		return fmt.Errorf("add %s to %s: %w", remote.name, local.name, err)
 	}
@@ -70,7 +70,7 @@ func (t *Transfer) Add(local *Region, localOff uint64, remote *Remote, remoteOff
 	return nil
 }
 
-func (g *group) add(d backends.Desc, lenMax uint64) {
+func (g *group) add(d driver.Desc, lenMax uint64) {
 	g.bytes += d.Len
 	if n := len(g.descs); n > 0 {
 		prev := &g.descs[n-1]

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Checksum has the bytes of the transfer compared, by CRC-32C, until Reset. The peer's engine
@@ -66,7 +66,7 @@ type summing struct {
 	request []byte // to the peer's engine; the tag is put in by each post
 	local   *Region
 	remote  *Remote
-	descs   []backends.Desc // what is compared: these, or
+	descs   []driver.Desc // what is compared: these, or
 	pages   *Pages
 	op      Op
 }
@@ -111,12 +111,12 @@ func (t *Transfer) prepareSummed(g *group) error {
 type sumCutter struct {
 	t     *Transfer
 	g     *group
-	descs []backends.Desc // of the batch under way
+	descs []driver.Desc // of the batch under way
 	bytes uint64
 	made  []summing
 }
 
-func (c *sumCutter) add(d backends.Desc) error {
+func (c *sumCutter) add(d driver.Desc) error {
 	most := min(c.g.conn.lane.caps.DescsMax, sumDescsMax(c.g.conn.lane.caps.MessageMax))
 	if most < 1 {
 		return c.noRoom()
@@ -210,7 +210,7 @@ func (c *sumCutter) complete(s *summing) error {
 	if s.local == nil || s.remote == nil {
 		return fmt.Errorf("checksum: a region of the list is gone: Reset and Add it again: %w", ErrRevoked)
 	}
-	if s.local.seg.Kind != backends.DRAM || s.remote.kind != backends.DRAM {
+	if s.local.seg.Kind != driver.DRAM || s.remote.kind != driver.DRAM {
 		return &OpError{Op: "checksum", Peer: c.t.p.name, Err: fmt.Errorf("of %v and %v: both sides must be DRAM: %w", s.local.seg.Kind, s.remote.kind, ErrNotSupported)}
 	}
 	s.op, s.way = c.t.op, c.g.conn.sums.Load()
@@ -223,7 +223,7 @@ func (c *sumCutter) complete(s *summing) error {
 func (b *batch) submitSum(t *Transfer, tag uint64, index, bit int) error {
 	way := b.sum.way
 	if !way.begin() {
-		return backends.ErrFull
+		return driver.ErrFull
 	}
 	t.sums.batch[bit], t.sums.heard[bit] = index, nil
 	t.sums.state[bit].Store(sumFlying)

@@ -10,7 +10,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // audit is what we do for a peer that compares checksums: sum ranges of our memory for which it
@@ -260,12 +260,12 @@ func (s *stager) sum(l *lane, r *sumRequest, b []byte) ([]byte, error) {
 // leaves. It looks at the token after it is counted: an epoch that ends later waits.
 func (s *stager) enterBy(l *lane, token []byte) (*stagedMemory, error) {
 	if len(token) < 16 {
-		return nil, backends.ErrBadToken
+		return nil, driver.ErrBadToken
 	}
 	s.mu.Lock()
 	m := s.secrets[[16]byte(token)]
 	s.mu.Unlock()
-	if m == nil || m.region.mems[l.index] == nil || m.region.seg.Kind != backends.DRAM {
+	if m == nil || m.region.mems[l.index] == nil || m.region.seg.Kind != driver.DRAM {
 		return nil, ErrRevoked
 	}
 	m.mu.Lock()

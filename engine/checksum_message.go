@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Messages about checksums, between stagers: see staged_message.go.
@@ -148,7 +148,7 @@ func (s *summing) ranges() int {
 	return len(s.descs)
 }
 
-func (s *summing) at(i int) backends.Desc {
+func (s *summing) at(i int) driver.Desc {
 	if s.pages != nil {
 		return s.pages.Desc(i)
 	}

@@ -7,7 +7,7 @@ import (
 	"math"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // request writes one as a peer of ours would, and returns what follows the head.
@@ -26,7 +26,7 @@ func TestSumRequests(t *testing.T) {
 		s    *summing
 		want [][2]uint64
 	}{
-		"descriptors":     {&summing{descs: []backends.Desc{{Remote: 5, Len: 10}, {Remote: 500, Len: 1}}}, [][2]uint64{{5, 10}, {500, 1}}},
+		"descriptors":     {&summing{descs: []driver.Desc{{Remote: 5, Len: 10}, {Remote: 500, Len: 1}}}, [][2]uint64{{5, 10}, {500, 1}}},
 		"a listed one":    {&summing{pages: pages}, [][2]uint64{{200, 16}, {100, 16}, {150, 16}}},
 		"one that is not": {&summing{pages: plain}, [][2]uint64{{100, 16}, {150, 16}}},
 	} {
@@ -52,9 +52,9 @@ func TestSumRequests(t *testing.T) {
 
 // What a peer may say reaches no byte outside the memory that it named.
 func FuzzSumRequest(f *testing.F) {
-	f.Add(sumBody(f, &summing{descs: []backends.Desc{{Remote: 5, Len: 10}}}))
+	f.Add(sumBody(f, &summing{descs: []driver.Desc{{Remote: 5, Len: 10}}}))
 	f.Add(sumBody(f, &summing{pages: &Pages{EntryLen: 16, Count: 2, RemoteBase: 1, RemoteStride: 50, Remote: []uint32{2, 0}}}))
-	f.Add(sumBody(f, &summing{descs: []backends.Desc{{Remote: math.MaxUint64 - 3, Len: 10}}}))
+	f.Add(sumBody(f, &summing{descs: []driver.Desc{{Remote: math.MaxUint64 - 3, Len: 10}}}))
 	f.Add(sumBody(f, &summing{pages: &Pages{EntryLen: math.MaxUint64, Count: 2, RemoteBase: math.MaxUint64, RemoteStride: math.MaxUint64}}))
 	f.Add(sumBody(f, &summing{pages: &Pages{EntryLen: 1, Count: 2, RemoteStride: 1 << 63, Remote: []uint32{2, math.MaxUint32}}}))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -78,7 +78,7 @@ func TestHostileSums(t *testing.T) {
 	l := e.lanes[0]
 	token, err := r.mems[0].AppendToken(nil)
 	check(t, err)
-	ask := func(token []byte, descs ...backends.Desc) error {
+	ask := func(token []byte, descs ...driver.Desc) error {
 		s := &summing{descs: descs, way: &sumWay{far: make([]byte, 16)}}
 		b, err := s.appendRequest(nil, token)
 		check(t, err)
@@ -88,18 +88,18 @@ func TestHostileSums(t *testing.T) {
 		}
 		return parseOutcome(answer)
 	}
-	check(t, ask(token, backends.Desc{Remote: 0, Len: 4096}, backends.Desc{Remote: 4095, Len: 1}))
+	check(t, ask(token, driver.Desc{Remote: 0, Len: 4096}, driver.Desc{Remote: 4095, Len: 1}))
 	guess := append([]byte(nil), token...)
 	guess[len(guess)-1] ^= 1
 	for name, c := range map[string]struct {
 		token []byte
-		d     backends.Desc
+		d     driver.Desc
 	}{
-		"past the end":    {token, backends.Desc{Remote: 4096, Len: 1}},
-		"by an overflow":  {token, backends.Desc{Remote: math.MaxUint64, Len: 2}},
-		"a guessed token": {guess, backends.Desc{Len: 1}},
-		"no token":        {nil, backends.Desc{Len: 1}},
-		"a foreign token": {make([]byte, 64), backends.Desc{Len: 1}},
+		"past the end":    {token, driver.Desc{Remote: 4096, Len: 1}},
+		"by an overflow":  {token, driver.Desc{Remote: math.MaxUint64, Len: 2}},
+		"a guessed token": {guess, driver.Desc{Len: 1}},
+		"no token":        {nil, driver.Desc{Len: 1}},
+		"a foreign token": {make([]byte, 64), driver.Desc{Len: 1}},
 	} {
 		if err := ask(c.token, c.d); err == nil {
 			t.Errorf("%s: was summed", name)
@@ -109,14 +109,14 @@ func TestHostileSums(t *testing.T) {
 	for _, what := range []byte{isAuditHello, isAuditReady, isSum, isSummed, isAuditBye} {
 		for n := range 40 {
 			body := binary.LittleEndian.AppendUint64(appendHead(nil, id[:], what), 1)
-			m := &backends.Message{From: "nobody", Data: append(body, make([]byte, n)...)[:headBytes+n]}
+			m := &driver.Message{From: "nobody", Data: append(body, make([]byte, n)...)[:headBytes+n]}
 			if !e.stager.takes(l, m) {
 				t.Fatal("the program was given a message of the engine's")
 			}
 		}
 	}
 	check(t, r.Close())
-	if err := ask(token, backends.Desc{Len: 1}); err == nil {
+	if err := ask(token, driver.Desc{Len: 1}); err == nil {
 		t.Error("a region that is closed was summed")
 	}
 }

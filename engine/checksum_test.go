@@ -11,28 +11,28 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/backends/tcp"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // carriers are the backends over which checksums are tested.
-var carriers = map[string]func() (backends.Backend, error){
-	"mem": func() (backends.Backend, error) { return mem.New(mem.Config{}) },
-	"shm": func() (backends.Backend, error) { return shm.New(shm.Config{}) },
-	"tcp": func() (backends.Backend, error) { return tcp.New(tcp.Config{Plaintext: true, Listen: "127.0.0.1:0"}) },
+var carriers = map[string]func() (driver.Backend, error){
+	"mem": func() (driver.Backend, error) { return mem.New(mem.Config{}) },
+	"shm": func() (driver.Backend, error) { return shm.New(shm.Config{}) },
+	"tcp": func() (driver.Backend, error) { return tcp.New(tcp.Config{Plaintext: true, Listen: "127.0.0.1:0"}) },
 }
 
 // sumEnd is an engine with one region.
 type sumEnd struct {
 	*engine.Engine
 	r *engine.Region
-	b backends.Backend
+	b driver.Backend
 }
 
 func (e *sumEnd) mem() []byte { return e.r.Bytes() }
@@ -50,7 +50,7 @@ func newSumEnd(t testing.TB, name, carrier, rules string, n uint64, change ...fu
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := engine.Config{Name: name, Backends: []backends.Backend{b}}
+	cfg := engine.Config{Name: name, Backends: []driver.Backend{b}}
 	for _, f := range change {
 		f(&cfg)
 	}

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // sumWay is how the sums of a connection's transfers are asked for and compared. One
@@ -106,7 +106,7 @@ func (w *sumWay) introduce(life context.Context, sp *stagedPeer) error {
 	case <-w.conn.gone:
 		return ErrPeerLost
 	case <-ctx.Done():
-		return fmt.Errorf("no answer: its engine must be able to connect to this one with %s, and know of checksums: %w", w.conn.lane.caps.Name, backends.ContextError(ctx))
+		return fmt.Errorf("no answer: its engine must be able to connect to this one with %s, and know of checksums: %w", w.conn.lane.caps.Name, driver.ContextError(ctx))
 	}
 }
 

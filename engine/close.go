@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Close ends the transfers (ErrClosed), revokes the leases, and closes peers,
@@ -91,7 +91,7 @@ func atOnce[T any](list []T, end func(T) error) error {
 	return errors.Join(errs...)
 }
 
-func closeBackends(list []backends.Backend) error {
+func closeBackends(list []driver.Backend) error {
 	var errs []error
 	for _, b := range list {
 		errs = append(errs, b.Close())

@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // eventually fails the test when f does not return within limit.
@@ -32,7 +32,7 @@ func TestCloseBesideConnect(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
 	connecting, closed := make(chan struct{}), make(chan struct{})
 	f := &fake{onConnect: func(int) error { close(connecting); <-closed; return nil }}
-	e := open(t, "e", func(c *Config) { c.Backends = []backends.Backend{f} })
+	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{f} })
 	outcome := make(chan error)
 	go func() {
 		_, err := e.Self()
@@ -117,7 +117,7 @@ func TestPostAfterClose(t *testing.T) {
 func TestEveryCloseWaits(t *testing.T) {
 	fencing, fenced := make(chan struct{}, 9), make(chan struct{})
 	f := &fake{onFence: func(context.Context) error { fencing <- struct{}{}; <-fenced; return nil }}
-	e := open(t, "e", func(c *Config) { c.Backends = []backends.Backend{f} })
+	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{f} })
 	r := register(t, e, "r", 64)
 	early := make(chan string, 4)
 	var all sync.WaitGroup

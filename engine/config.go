@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/wire"
 )
@@ -19,7 +19,7 @@ type Config struct {
 
 	// Backends that the engine owns from Open on: it closes them, also when Open
 	// fails. Their names must differ. Earlier ones win where costs are equal.
-	Backends []backends.Backend
+	Backends []driver.Backend
 
 	// Identity secures Serve and Dial over a network: TLS 1.3 with certificates of both sides,
 	// before a byte of a description goes either way. Give backend tcp the same.

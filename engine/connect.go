@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -99,7 +99,7 @@ func (p *Peer) connectLane(ctx context.Context, i int, l *lane, d *wire.Descript
 	if addr == nil {
 		return fmt.Errorf("the peer has no backend of this name: %w", ErrNotSupported)
 	}
-	if l.caps.Reach < backends.Network && d.Host != p.e.host {
+	if l.caps.Reach < driver.Network && d.Host != p.e.host {
 		return fmt.Errorf("it reaches within a %v, and the peer is on another: %w", l.caps.Reach, ErrNotSupported)
 	}
 	bp, err := l.b.Connect(ctx, addr)

@@ -10,11 +10,11 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // CountersMax is how many counters an engine has.
-const CountersMax = backends.CountersMax
+const CountersMax = driver.CountersMax
 
 // Counter is one of an engine's counters of arrivals. Transfers of peers count on it with
 // Transfer.Count, once each and when their data is visible here, whoever the peer is. A

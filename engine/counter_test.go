@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func counterOf(t testing.TB, e *Engine, number uint32) *Counter {
@@ -73,7 +73,7 @@ func TestCountAcrossBackends(t *testing.T) {
 		check(t, err)
 		second, err := mem.New(mem.Config{})
 		check(t, err)
-		c.Backends = []backends.Backend{renamed{first, "one"}, renamed{second, "two"}}
+		c.Backends = []driver.Backend{renamed{first, "one"}, renamed{second, "two"}}
 	}
 	a, b := open(t, "a", both), open(t, "b", both)
 	p := connect(t, a, b)
@@ -98,7 +98,7 @@ type renamed struct {
 	name string
 }
 
-func (r renamed) Caps() backends.Caps {
+func (r renamed) Caps() driver.Caps {
 	c := r.Backend.Caps()
 	c.Name = r.name
 	return c
@@ -168,7 +168,7 @@ func TestCountUnsupported(t *testing.T) {
 	over := func(c *Config) {
 		s, err := shm.New(shm.Config{})
 		check(t, err)
-		c.Backends = []backends.Backend{s}
+		c.Backends = []driver.Backend{s}
 	}
 	a, b := open(t, "a", over), open(t, "b", over)
 	p := connect(t, a, b)

@@ -10,14 +10,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // overFake opens an engine over a fake, with its own region as the peer's.
 func overFake(t *testing.T, f *fake, timeout time.Duration) (*Peer, *Region, *Remote) {
 	t.Helper()
 	e := open(t, "fake", func(c *Config) {
-		c.Backends = []backends.Backend{f}
+		c.Backends = []driver.Backend{f}
 		c.TransferTimeout, c.AbortGrace = timeout, 30*time.Millisecond
 	})
 	r := register(t, e, "r", 1<<16)
@@ -126,7 +126,7 @@ func TestErrorSkipsTheRest(t *testing.T) {
 	tr := transfer(t, p, Write)
 	scattered(t, tr, r, m, 10)
 	check(t, tr.Post())
-	cause := &backends.PieceError{Piece: 0, Err: ErrRevoked}
+	cause := &driver.PieceError{Piece: 0, Err: ErrRevoked}
 	f.finishOne(cause)
 	for end := time.Now().Add(limit); !tr.Done() && time.Now().Before(end); {
 		f.finishOne(nil) // a second one may have taken the room before the error was seen

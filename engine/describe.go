@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -101,7 +101,7 @@ func newTokenRoom(regions, lanes int) *tokenRoom {
 }
 
 // tokens returns those of a region, by lane.
-func (room *tokenRoom) tokens(mems []backends.Memory) ([][]byte, error) {
+func (room *tokenRoom) tokens(mems []driver.Memory) ([][]byte, error) {
 	list := room.lists[:room.lanes:room.lanes]
 	room.lists = room.lists[room.lanes:]
 	for i, m := range mems {
@@ -121,6 +121,6 @@ func (room *tokenRoom) tokens(mems []backends.Memory) ([][]byte, error) {
 }
 
 // tokens returns those of one region, by lane.
-func (e *Engine) tokens(mems []backends.Memory) ([][]byte, error) {
+func (e *Engine) tokens(mems []driver.Memory) ([][]byte, error) {
 	return newTokenRoom(1, len(e.lanes)).tokens(mems)
 }

@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/backends/tcp"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -30,7 +30,7 @@ func openMany(b testing.TB, name string, count int) many {
 	need(b, err)
 	w, err := tcp.New(tcp.Config{Plaintext: true, Listen: "127.0.0.1:0"})
 	need(b, err)
-	e, err := engine.Open(engine.Config{Name: name, Backends: []backends.Backend{s, w}})
+	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{s, w}})
 	need(b, err)
 	m, err := e.Alloc(uint64(count)*4096, engine.AllocOptions{})
 	need(b, err)

@@ -11,9 +11,9 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // describes fails the test unless the engine tells of these regions, in order, and each can be reached.
@@ -83,7 +83,7 @@ func TestDescribeAfterTheEpochHasEnded(t *testing.T) {
 			t.Fatal("the description is that of the region that was closed")
 		}
 		check(t, old.Refresh(before))
-		if err := readOnce(t, old, src); !errors.Is(err, ErrRevoked) && !errors.Is(err, backends.ErrBadToken) {
+		if err := readOnce(t, old, src); !errors.Is(err, ErrRevoked) && !errors.Is(err, driver.ErrBadToken) {
 			t.Errorf("what was described before the region was closed: %v", err)
 		}
 		check(t, old.Refresh(after))

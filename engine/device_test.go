@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
@@ -20,13 +20,13 @@ import (
 type device struct {
 	*mem.Backend
 	name string
-	kind backends.Kind
+	kind driver.Kind
 
 	mu     sync.Mutex // guards what follows
 	memory map[uint64][]byte
 	held   []heldCopy // in order
 	hold   bool
-	ended  []backends.Completion
+	ended  []driver.Completion
 }
 
 type heldCopy struct {
@@ -35,28 +35,28 @@ type heldCopy struct {
 	submit func() error
 }
 
-func newDevice(t testing.TB, name string, kind backends.Kind) *device {
+func newDevice(t testing.TB, name string, kind driver.Kind) *device {
 	t.Helper()
 	d, err := openDevice(name, kind)
 	check(t, err)
 	return d
 }
 
-func openDevice(name string, kind backends.Kind) (*device, error) {
+func openDevice(name string, kind driver.Kind) (*device, error) {
 	b, err := mem.New(mem.Config{})
 	return &device{Backend: b, name: name, kind: kind, memory: map[uint64][]byte{}}, err
 }
 
-func (d *device) Caps() backends.Caps {
+func (d *device) Caps() driver.Caps {
 	c := d.Backend.Caps()
-	c.Name, c.Pairs, c.MessageMax = d.name, backends.Pairs{backends.DRAM: backends.KindsOf(d.kind)}, 0
-	c.Pairs[d.kind] = backends.KindsOf(backends.DRAM, d.kind)
+	c.Name, c.Pairs, c.MessageMax = d.name, driver.Pairs{driver.DRAM: driver.KindsOf(d.kind)}, 0
+	c.Pairs[d.kind] = driver.KindsOf(driver.DRAM, d.kind)
 	c.PagesMax = 1 << 16
 	return c
 }
 
 // alloc makes memory of the device's kind.
-func (d *device) alloc(t testing.TB, n uint64) (seg backends.Segment, bytes []byte) {
+func (d *device) alloc(t testing.TB, n uint64) (seg driver.Segment, bytes []byte) {
 	t.Helper()
 	b, err := hostmem.Alloc(n, hostmem.Options{Purpose: "device"})
 	check(t, err)
@@ -65,12 +65,12 @@ func (d *device) alloc(t testing.TB, n uint64) (seg backends.Segment, bytes []by
 }
 
 // own takes memory for the device's.
-func (d *device) own(b []byte) backends.Segment {
+func (d *device) own(b []byte) driver.Segment {
 	at := addressOf(b)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	seg := backends.Segment{Kind: d.kind, Len: uint64(len(b))}
-	if d.kind == backends.File {
+	seg := driver.Segment{Kind: d.kind, Len: uint64(len(b))}
+	if d.kind == driver.File {
 		seg.FD, seg.FileOff = 1, at
 	} else {
 		seg.Addr = at
@@ -79,7 +79,7 @@ func (d *device) own(b []byte) backends.Segment {
 	return seg
 }
 
-func (d *device) Register(seg backends.Segment) (backends.Memory, error) {
+func (d *device) Register(seg driver.Segment) (driver.Memory, error) {
 	if seg.Kind != d.kind {
 		return d.Backend.Register(seg)
 	}
@@ -88,27 +88,27 @@ func (d *device) Register(seg backends.Segment) (backends.Memory, error) {
 	defer d.mu.Unlock()
 	for base, b := range d.memory {
 		if at >= base && at+seg.Len <= base+uint64(len(b)) {
-			seg.Kind, seg.Mem, seg.Addr, seg.FD, seg.FileOff = backends.DRAM, b[at-base:][:seg.Len], 0, 0, 0
+			seg.Kind, seg.Mem, seg.Addr, seg.FD, seg.FileOff = driver.DRAM, b[at-base:][:seg.Len], 0, 0, 0
 			return d.Backend.Register(seg)
 		}
 	}
-	return nil, backends.ErrBounds
+	return nil, driver.ErrBounds
 }
 
 // Connect reaches nobody but itself.
-func (d *device) Connect(ctx context.Context, addr []byte) (backends.Peer, error) {
+func (d *device) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	if string(addr) != string(d.Addr()) {
-		return nil, backends.ErrNotSupported
+		return nil, driver.ErrNotSupported
 	}
 	p, err := d.Backend.Connect(ctx, addr)
 	if err != nil {
 		return nil, err
 	}
-	return &devicePeer{p, p.(backends.Pager), d}, nil
+	return &devicePeer{p, p.(driver.Pager), d}, nil
 }
 
-// Poll implements backends.Backend.
-func (d *device) Poll(done []backends.Completion) (int, error) {
+// Poll implements driver.Backend.
+func (d *device) Poll(done []driver.Completion) (int, error) {
 	d.mu.Lock()
 	n := copy(done, d.ended)
 	d.ended = d.ended[n:]
@@ -149,24 +149,24 @@ func (d *device) release() {
 
 func (d *device) end(tag uint64, err error) {
 	d.mu.Lock()
-	d.ended = append(d.ended, backends.Completion{Tag: tag, Err: err})
+	d.ended = append(d.ended, driver.Completion{Tag: tag, Err: err})
 	d.mu.Unlock()
 	_, _ = unix.Write(d.FD(), []byte{1, 0, 0, 0, 0, 0, 0, 0})
 }
 
 // devicePeer carries no messages.
 type devicePeer struct {
-	backends.Peer
-	pager backends.Pager
+	driver.Peer
+	pager driver.Pager
 	d     *device
 }
 
-func (p *devicePeer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
-	descs = append([]backends.Desc(nil), descs...)
+func (p *devicePeer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
+	descs = append([]driver.Desc(nil), descs...)
 	return p.submit(tag, func() error { return p.Peer.Submit(op, tag, descs) })
 }
 
-func (p *devicePeer) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, msg []byte) error {
+func (p *devicePeer) SubmitPages(op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
 	pattern := *pages
 	return p.submit(tag, func() error { return p.pager.SubmitPages(op, tag, &pattern, msg) })
 }
@@ -184,11 +184,11 @@ func (p *devicePeer) submit(tag uint64, f func() error) error {
 
 // Cancel ends what is held back.
 func (p *devicePeer) Cancel(tag uint64) {
-	p.drop(func(h *heldCopy) bool { return h.tag == tag }, backends.ErrAborted)
+	p.drop(func(h *heldCopy) bool { return h.tag == tag }, driver.ErrAborted)
 }
 
 func (p *devicePeer) Close() error {
-	p.drop(func(h *heldCopy) bool { return h.p == p }, backends.ErrClosed)
+	p.drop(func(h *heldCopy) bool { return h.p == p }, driver.ErrClosed)
 	return p.Peer.Close()
 }
 

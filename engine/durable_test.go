@@ -10,10 +10,10 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // disk is a device of files that says when their bytes would survive a loss of power.
@@ -28,9 +28,9 @@ type diskPeer struct {
 	d *disk
 }
 
-func newDisk(t testing.TB) *disk { return &disk{device: newDevice(t, "disk", backends.File)} }
+func newDisk(t testing.TB) *disk { return &disk{device: newDevice(t, "disk", driver.File)} }
 
-func (d *disk) Connect(ctx context.Context, addr []byte) (backends.Peer, error) {
+func (d *disk) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	p, err := d.device.Connect(ctx, addr)
 	if err != nil {
 		return nil, err
@@ -38,22 +38,22 @@ func (d *disk) Connect(ctx context.Context, addr []byte) (backends.Peer, error) 
 	return &diskPeer{p.(*devicePeer), d}, nil
 }
 
-func (p *diskPeer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
-	if op == backends.Write {
+func (p *diskPeer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
+	if op == driver.Write {
 		p.d.plain.Add(1)
 	}
 	return p.devicePeer.Submit(op, tag, descs)
 }
 
-func (p *diskPeer) SubmitDurable(tag uint64, descs []backends.Desc, pages *backends.Pages) error {
+func (p *diskPeer) SubmitDurable(tag uint64, descs []driver.Desc, pages *driver.Pages) error {
 	if pages != nil {
 		p.d.durable.Add(int64(pages.Bytes()))
-		return p.devicePeer.SubmitPages(backends.Write, tag, pages, nil)
+		return p.devicePeer.SubmitPages(driver.Write, tag, pages, nil)
 	}
 	for i := range descs {
 		p.d.durable.Add(int64(descs[i].Len))
 	}
-	return p.devicePeer.Submit(backends.Write, tag, descs)
+	return p.devicePeer.Submit(driver.Write, tag, descs)
 }
 
 // wrote fails the test unless so many bytes were written durably, and none otherwise.
@@ -78,10 +78,10 @@ func durable(t testing.TB, p *Peer) *Transfer {
 // TestDurable writes to a file of the own engine, of descriptors and of patterns, and with a message behind.
 func TestDurable(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
-	d, hbm := newDisk(t), newDevice(t, "device", backends.HBM)
+	d, hbm := newDisk(t), newDevice(t, "device", driver.HBM)
 	wire, err := mem.New(mem.Config{})
 	check(t, err)
-	e := open(t, "e", func(c *Config) { c.Backends = []backends.Backend{wire, hbm, d} })
+	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{wire, hbm, d} })
 	src := register(t, e, "src", 3<<20)
 	seg, file := d.alloc(t, 3<<20)
 	_, err = e.Register("file", seg)
@@ -128,14 +128,14 @@ func TestDurable(t *testing.T) {
 func TestDurableFar(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
 	d := newDisk(t)
-	wires := [2]backends.Backend{}
+	wires := [2]driver.Backend{}
 	for i := range wires {
 		b, err := mem.New(mem.Config{})
 		check(t, err)
 		wires[i] = b
 	}
-	a := open(t, "a", func(c *Config) { c.Backends = []backends.Backend{wires[0]} })
-	b := open(t, "b", func(c *Config) { c.Backends = []backends.Backend{wires[1], d} })
+	a := open(t, "a", func(c *Config) { c.Backends = []driver.Backend{wires[0]} })
+	b := open(t, "b", func(c *Config) { c.Backends = []driver.Backend{wires[1], d} })
 	src := register(t, a, "src", 5<<20)
 	seg, file := d.alloc(t, 5<<20)
 	_, err := b.Register("file", seg)
@@ -162,15 +162,15 @@ func TestDurableFar(t *testing.T) {
 // TestDurableRefused: nobody is told that bytes are safe by what cannot know.
 func TestDurableRefused(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
-	plain := newDevice(t, "disk", backends.File) // a peer's, that does not say when
-	wires := [2]backends.Backend{}
+	plain := newDevice(t, "disk", driver.File) // a peer's, that does not say when
+	wires := [2]driver.Backend{}
 	for i := range wires {
 		b, err := mem.New(mem.Config{})
 		check(t, err)
 		wires[i] = b
 	}
-	a := open(t, "a", func(c *Config) { c.Backends = []backends.Backend{wires[0]} })
-	b := open(t, "b", func(c *Config) { c.Backends = []backends.Backend{wires[1], plain} })
+	a := open(t, "a", func(c *Config) { c.Backends = []driver.Backend{wires[0]} })
+	b := open(t, "b", func(c *Config) { c.Backends = []driver.Backend{wires[1], plain} })
 	src, _ := register(t, a, "src", 1<<20), register(t, b, "dram", 1<<20)
 	own := register(t, b, "own", 1<<20)
 	seg, file := plain.alloc(t, 1<<20)

@@ -20,21 +20,21 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // Op is the direction of a transfer.
-type Op = backends.Op
+type Op = driver.Op
 
 // The two operations: Read fetches from the peer, Write places there.
 const (
-	Read  = backends.Read
-	Write = backends.Write
+	Read  = driver.Read
+	Write = driver.Write
 )
 
 // Pages is a pattern of scattered entries; its keys are the engine's to fill in.
-type Pages = backends.Pages
+type Pages = driver.Pages
 
 // Engine is one participant: its backends, its regions and its peers.
 type Engine struct {

@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // limit bounds every wait of these tests.
@@ -37,7 +37,7 @@ func open(t testing.TB, name string, change ...func(*Config)) *Engine {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cfg.Backends = []backends.Backend{b}
+		cfg.Backends = []driver.Backend{b}
 	}
 	e, err := Open(cfg)
 	if err != nil {

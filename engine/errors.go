@@ -5,26 +5,26 @@ package engine
 import (
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // The errors of the engine are those of package backends, so that a program
 // needs to import only one of the two.
 var (
-	ErrClosed       = backends.ErrClosed       // is os.ErrClosed
-	ErrUnavailable  = backends.ErrUnavailable  // *backends.UnavailableError says why and what mends it
-	ErrNotSupported = backends.ErrNotSupported // is errors.ErrUnsupported
-	ErrFull         = backends.ErrFull         // a limit of Config is reached
-	ErrBusy         = backends.ErrBusy         // in use: posted, listed by a transfer, name taken
-	ErrBounds       = backends.ErrBounds       // outside a range or limit
-	ErrPeerLost     = backends.ErrPeerLost     // dead, frozen for too long, or closed
-	ErrAborted      = backends.ErrAborted      // ended by Abort
-	ErrRevoked      = backends.ErrRevoked      // the owner ended the lease or the region
-	ErrVersion      = backends.ErrVersion      // the other side speaks another version
-	ErrNoRoute      = backends.ErrNoRoute      // no backend serves this pair of memories
-	ErrCorrupt      = backends.ErrCorrupt      // bytes that are not what they claim
-	ErrUnproven     = backends.ErrUnproven     // the peer has not said that it is done with what it has in hand: see Staged
-	ErrTimeout      = backends.ErrTimeout      // is os.ErrDeadlineExceeded
+	ErrClosed       = driver.ErrClosed       // is os.ErrClosed
+	ErrUnavailable  = driver.ErrUnavailable  // *driver.UnavailableError says why and what mends it
+	ErrNotSupported = driver.ErrNotSupported // is errors.ErrUnsupported
+	ErrFull         = driver.ErrFull         // a limit of Config is reached
+	ErrBusy         = driver.ErrBusy         // in use: posted, listed by a transfer, name taken
+	ErrBounds       = driver.ErrBounds       // outside a range or limit
+	ErrPeerLost     = driver.ErrPeerLost     // dead, frozen for too long, or closed
+	ErrAborted      = driver.ErrAborted      // ended by Abort
+	ErrRevoked      = driver.ErrRevoked      // the owner ended the lease or the region
+	ErrVersion      = driver.ErrVersion      // the other side speaks another version
+	ErrNoRoute      = driver.ErrNoRoute      // no backend serves this pair of memories
+	ErrCorrupt      = driver.ErrCorrupt      // bytes that are not what they claim
+	ErrUnproven     = driver.ErrUnproven     // the peer has not said that it is done with what it has in hand: see Staged
+	ErrTimeout      = driver.ErrTimeout      // is os.ErrDeadlineExceeded
 )
 
 // OpError is what cold calls return: which operation failed, on which backend,

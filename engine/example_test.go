@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"log"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -18,7 +18,7 @@ func start(name string) (*engine.Engine, *engine.Region) {
 	if err != nil {
 		log.Fatal(err)
 	}
-	e, err := engine.Open(engine.Config{Name: name, Backends: []backends.Backend{b}})
+	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func alone(name string) *engine.Engine {
 	if err != nil {
 		log.Fatal(err)
 	}
-	e, err := engine.Open(engine.Config{Name: name, Backends: []backends.Backend{b}})
+	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/park"
 )
 
@@ -25,28 +25,28 @@ type fake struct {
 
 	// Called first, without a lock; nil: not. Peers are numbered as they connect.
 	onConnect func(peer int) error
-	onSubmit  func(peer int, op backends.Op, tag uint64, notify bool) error
+	onSubmit  func(peer int, op driver.Op, tag uint64, notify bool) error
 	onCancel  func(tag uint64)
 	onImport  func() error
-	onReceive func(msgs []backends.Message) int
+	onReceive func(msgs []driver.Message) int
 	onFence   func(ctx context.Context) error
 
 	peers   atomic.Int32
 	mu      sync.Mutex
 	tags    []uint64 // outstanding, in order of submission
 	batches []int    // descriptors of each batch so far; -1: with a message
-	ready   []backends.Completion
+	ready   []driver.Completion
 }
 
-func (f *fake) Caps() backends.Caps {
-	return backends.Caps{Name: cmp.Or(f.name, "fake"), Pairs: backends.Pairs{backends.DRAM: backends.KindsOf(backends.DRAM)}, DescsMax: 1, MessageMax: 8, Sleep: f.sleep, Cost: backends.Cost{Rate: 1e9}}
+func (f *fake) Caps() driver.Caps {
+	return driver.Caps{Name: cmp.Or(f.name, "fake"), Pairs: driver.Pairs{driver.DRAM: driver.KindsOf(driver.DRAM)}, DescsMax: 1, MessageMax: 8, Sleep: f.sleep, Cost: driver.Cost{Rate: 1e9}}
 }
 
-func (f *fake) Register(backends.Segment) (backends.Memory, error) { return fakeMemory{}, nil }
-func (f *fake) Addr() []byte                                       { return []byte("fake") }
-func (f *fake) Close() error                                       { return nil }
+func (f *fake) Register(driver.Segment) (driver.Memory, error) { return fakeMemory{}, nil }
+func (f *fake) Addr() []byte                                   { return []byte("fake") }
+func (f *fake) Close() error                                   { return nil }
 
-func (f *fake) Connect(context.Context, []byte) (backends.Peer, error) {
+func (f *fake) Connect(context.Context, []byte) (driver.Peer, error) {
 	p := &fakePeer{f: f, number: int(f.peers.Add(1)) - 1, lost: make(chan struct{})}
 	if f.onConnect != nil {
 		return p, f.onConnect(p.number)
@@ -54,7 +54,7 @@ func (f *fake) Connect(context.Context, []byte) (backends.Peer, error) {
 	return p, nil
 }
 
-func (f *fake) Receive(msgs []backends.Message) (int, error) {
+func (f *fake) Receive(msgs []driver.Message) (int, error) {
 	if f.onReceive != nil {
 		return f.onReceive(msgs), nil
 	}
@@ -68,7 +68,7 @@ func (f *fake) Fence(ctx context.Context, _ uint32) error {
 	return nil
 }
 
-func (f *fake) Poll(done []backends.Completion) (int, error) {
+func (f *fake) Poll(done []driver.Completion) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := copy(done, f.ready)
@@ -80,7 +80,7 @@ func (f *fake) submit(tag uint64, size int) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.room > 0 && len(f.tags) >= f.room {
-		return backends.ErrFull
+		return driver.ErrFull
 	}
 	f.batches = append(f.batches, size)
 	f.tags = append(f.tags, tag)
@@ -92,7 +92,7 @@ func (f *fake) submit(tag uint64, size int) error {
 
 // finish completes the oldest batch.
 func (f *fake) finish(err error) {
-	f.ready = append(f.ready, backends.Completion{Tag: f.tags[0], Err: err})
+	f.ready = append(f.ready, driver.Completion{Tag: f.tags[0], Err: err})
 	if f.double {
 		f.ready = append(f.ready, f.ready[len(f.ready)-1])
 	}
@@ -142,15 +142,15 @@ func (p *fakePeer) Drop(uint32)           {}
 func (p *fakePeer) Lost() <-chan struct{} { return p.lost }
 func (p *fakePeer) lose()                 { p.loseOnce.Do(func() { close(p.lost) }) }
 
-func (p *fakePeer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
+func (p *fakePeer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
 	return p.submit(op, tag, len(descs), false)
 }
 
-func (p *fakePeer) SubmitNotify(op backends.Op, tag uint64, descs []backends.Desc, _ []byte) error {
+func (p *fakePeer) SubmitNotify(op driver.Op, tag uint64, descs []driver.Desc, _ []byte) error {
 	return p.submit(op, tag, -1, true)
 }
 
-func (p *fakePeer) submit(op backends.Op, tag uint64, size int, notify bool) error {
+func (p *fakePeer) submit(op driver.Op, tag uint64, size int, notify bool) error {
 	if p.f.onSubmit != nil {
 		if err := p.f.onSubmit(p.number, op, tag, notify); err != nil {
 			return err
@@ -173,7 +173,7 @@ func (f *fake) drop(tag uint64, err error) {
 	for i, other := range f.tags {
 		if other == tag {
 			f.tags = append(f.tags[:i:i], f.tags[i+1:]...)
-			f.ready = append(f.ready, backends.Completion{Tag: tag, Err: err})
+			f.ready = append(f.ready, driver.Completion{Tag: tag, Err: err})
 			return
 		}
 	}
@@ -183,7 +183,7 @@ func (p *fakePeer) Close() error {
 	p.f.mu.Lock()
 	defer p.f.mu.Unlock()
 	for !p.f.brokenClose && len(p.f.tags) > 0 {
-		p.f.finish(backends.ErrClosed)
+		p.f.finish(driver.ErrClosed)
 	}
 	p.lose()
 	return nil

@@ -15,12 +15,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/freeze"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/freeze"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // decodeAt makes the test binary a process that serves this socket.
@@ -54,7 +54,7 @@ func decodeProcess(socket string) error {
 	if err != nil {
 		return err
 	}
-	e, err := engine.Open(engine.Config{Name: "decode", Backends: []backends.Backend{b}})
+	e, err := engine.Open(engine.Config{Name: "decode", Backends: []driver.Backend{b}})
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func TestFrozenPeer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := engine.Open(engine.Config{Name: "prefill", Backends: []backends.Backend{b}, TransferTimeout: timeout, AbortGrace: grace})
+	e, err := engine.Open(engine.Config{Name: "prefill", Backends: []driver.Backend{b}, TransferTimeout: timeout, AbortGrace: grace})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // TestHammer does everything at once, for the race detector: transfers that are

@@ -8,27 +8,27 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/dmabuf"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // hbmFake notes the dma-bufs that it is given, and how long the file behind each is.
 type hbmFake struct {
 	fake
-	bufs   []backends.DMABuf
+	bufs   []driver.DMABuf
 	sizes  []int64
 	refuse error
 }
 
-func (f *hbmFake) Caps() backends.Caps {
+func (f *hbmFake) Caps() driver.Caps {
 	c := f.fake.Caps()
-	c.Pairs[backends.HBM] = backends.KindsOf(backends.HBM)
+	c.Pairs[driver.HBM] = driver.KindsOf(driver.HBM)
 	return c
 }
 
-func (f *hbmFake) Register(seg backends.Segment) (backends.Memory, error) {
+func (f *hbmFake) Register(seg driver.Segment) (driver.Memory, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(seg.DMABuf.FD, &st); err != nil {
 		return nil, err
@@ -50,9 +50,9 @@ func memoryFile(t *testing.T, n int64) int {
 func TestDMABufOfARegion(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
 	f := &hbmFake{}
-	e := open(t, "e", func(c *Config) { c.Backends = []backends.Backend{f} })
+	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{f} })
 	fd := memoryFile(t, 1<<20)
-	seg := backends.Segment{Kind: backends.HBM, Addr: 1 << 40, Len: 1 << 16, DMABuf: &backends.DMABuf{FD: fd, Offset: 8192}}
+	seg := driver.Segment{Kind: driver.HBM, Addr: 1 << 40, Len: 1 << 16, DMABuf: &driver.DMABuf{FD: fd, Offset: 8192}}
 	r, err := e.Register("hbm", seg)
 	check(t, err)
 	check(t, unix.Close(fd))
@@ -80,10 +80,10 @@ func TestDMABufOfARegion(t *testing.T) {
 // TestDMABufOfNoRegion leaves no descriptor behind where nothing was registered.
 func TestDMABufOfNoRegion(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
-	f := &hbmFake{refuse: backends.ErrNotSupported}
-	e := open(t, "e", func(c *Config) { c.Backends = []backends.Backend{f} })
+	f := &hbmFake{refuse: driver.ErrNotSupported}
+	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{f} })
 	fd := memoryFile(t, 1<<20)
-	seg := backends.Segment{Kind: backends.HBM, Addr: 1 << 40, Len: 1 << 16, DMABuf: &backends.DMABuf{FD: fd}}
+	seg := driver.Segment{Kind: driver.HBM, Addr: 1 << 40, Len: 1 << 16, DMABuf: &driver.DMABuf{FD: fd}}
 	if _, err := e.Register("hbm", seg); !errors.Is(err, ErrNotSupported) || len(f.bufs) != 1 {
 		t.Errorf("%v, %d registrations", err, len(f.bufs))
 	}

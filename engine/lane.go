@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/park"
 )
 
@@ -18,24 +18,24 @@ import (
 type lane struct {
 	e        *Engine
 	index    int
-	b        backends.Backend
-	caps     backends.Caps
-	armer    backends.Armer    // nil: found by polling while something is in flight
-	receiver backends.Receiver // nil: no messages
-	counting backends.Counting // nil: it does not count
-	fencer   backends.Fencer   // nil: Memory.Close is the proof
+	b        driver.Backend
+	caps     driver.Caps
+	armer    driver.Armer    // nil: found by polling while something is in flight
+	receiver driver.Receiver // nil: no messages
+	counting driver.Counting // nil: it does not count
+	fencer   driver.Fencer   // nil: Memory.Close is the proof
 
-	allocator backends.Allocator // nil: it has no memory of its own
+	allocator driver.Allocator // nil: it has no memory of its own
 
 	pollMu sync.Mutex // taken by TryLock alone; whoever has it polls for all
 	wanted atomic.Uint64
-	done   [64]backends.Completion // guarded by pollMu
+	done   [64]driver.Completion // guarded by pollMu
 
 	receiveMu sync.Mutex
-	messages  [64]backends.Message // guarded by receiveMu
-	received  atomic.Uint64        // calls of receive
-	relief    bool                 // guarded by receiveMu: somebody waits to push into a full inbox
-	senders   sync.Map             // Addr string -> *Peer
+	messages  [64]driver.Message // guarded by receiveMu
+	received  atomic.Uint64      // calls of receive
+	relief    bool               // guarded by receiveMu: somebody waits to push into a full inbox
+	senders   sync.Map           // Addr string -> *Peer
 
 	posted  atomic.Int64 // transfers in flight; counted without an armer only
 	spins   atomic.Uint64
@@ -47,13 +47,13 @@ type lane struct {
 	backlogs
 }
 
-func newLane(e *Engine, index int, b backends.Backend) (*lane, error) {
+func newLane(e *Engine, index int, b driver.Backend) (*lane, error) {
 	l := &lane{e: e, index: index, b: b, caps: b.Caps(), kick: make(chan struct{}, 1)}
-	l.armer, _ = b.(backends.Armer)
-	l.receiver, _ = b.(backends.Receiver)
-	l.counting, _ = b.(backends.Counting)
-	l.fencer, _ = b.(backends.Fencer)
-	l.allocator, _ = b.(backends.Allocator)
+	l.armer, _ = b.(driver.Armer)
+	l.receiver, _ = b.(driver.Receiver)
+	l.counting, _ = b.(driver.Counting)
+	l.fencer, _ = b.(driver.Fencer)
+	l.allocator, _ = b.(driver.Allocator)
 	if l.caps.DescsMax < 1 {
 		return nil, errors.New("its Caps.DescsMax is below 1")
 	}

@@ -5,7 +5,7 @@ package engine
 import (
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // TestMessageByAnotherLane reads by one backend and tells the peer by another,
@@ -13,13 +13,13 @@ import (
 // itself has to look for the completion.
 func TestMessageByAnotherLane(t *testing.T) {
 	data, talk := &fake{name: "data", manual: true}, &fake{name: "talk"}
-	var ops []backends.Op
-	talk.onSubmit = func(_ int, op backends.Op, _ uint64, notify bool) error {
+	var ops []driver.Op
+	talk.onSubmit = func(_ int, op driver.Op, _ uint64, notify bool) error {
 		ops = append(ops, op)
 		return nil
 	}
 	e := open(t, "e", func(c *Config) {
-		c.Backends = []backends.Backend{newArmedFake(t, data), newArmedFake(t, talk)}
+		c.Backends = []driver.Backend{newArmedFake(t, data), newArmedFake(t, talk)}
 		c.Spin = -1
 	})
 	r := register(t, e, "r", 1<<16)

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // narrow is mem with limits so small that lists are cut into hundreds of batches.
@@ -18,7 +18,7 @@ type narrow struct {
 	lenMax   uint64
 }
 
-func (n narrow) Caps() backends.Caps {
+func (n narrow) Caps() driver.Caps {
 	c := n.Backend.Caps()
 	c.DescsMax, c.PagesMax, c.LenMax = 3, n.pagesMax, n.lenMax
 	return c
@@ -53,7 +53,7 @@ func TestHugeLists(t *testing.T) {
 func move(t *testing.T, limits narrow, p Pages) {
 	over := func(c *Config) {
 		limits.Backend, _ = mem.New(mem.Config{BatchesMax: 16})
-		c.Backends = []backends.Backend{limits}
+		c.Backends = []driver.Backend{limits}
 	}
 	a, b := open(t, "a", over), open(t, "b", over)
 	src, dst := register(t, a, "src", 1<<16), register(t, b, "dst", 1<<16)

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -24,7 +24,7 @@ type Lease struct {
 	e      *Engine
 	region *Region
 	off, n uint64
-	mems   []backends.Memory
+	mems   []driver.Memory
 	token  []byte
 	expiry *time.Timer
 
@@ -60,7 +60,7 @@ func (r *Region) Lease(off, n uint64, o LeaseOptions) (*Lease, error) {
 	return l, nil
 }
 
-func (l *Lease) register(seg backends.Segment) error {
+func (l *Lease) register(seg driver.Segment) error {
 	mems, err := l.region.registerPart(seg)
 	if err != nil {
 		return err

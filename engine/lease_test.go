@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
@@ -59,7 +59,7 @@ func TestLease(t *testing.T) {
 	if bytes.ContainsFunc(pool.Bytes(), func(r rune) bool { return r != 0 }) {
 		t.Error("bytes landed after Revoke")
 	}
-	if _, err := p.Import(l.Token()); !errors.Is(err, ErrRevoked) && !errors.Is(err, backends.ErrBadToken) {
+	if _, err := p.Import(l.Token()); !errors.Is(err, ErrRevoked) && !errors.Is(err, driver.ErrBadToken) {
 		t.Errorf("import of an ended lease: %v", err)
 	}
 	check(t, tr.Reset())
@@ -95,7 +95,7 @@ func TestReadOnlyLease(t *testing.T) {
 	check(t, err)
 	m, err := p.Import(l.Token())
 	check(t, err)
-	if err := transfer(t, p, Write).Add(local, 0, m, 0, 1); !errors.Is(err, backends.ErrReadOnly) {
+	if err := transfer(t, p, Write).Add(local, 0, m, 0, 1); !errors.Is(err, driver.ErrReadOnly) {
 		t.Errorf("write: %v", err)
 	}
 	tr := transfer(t, p, Read)
@@ -115,7 +115,7 @@ func TestForeignAndBrokenTokens(t *testing.T) {
 	check(t, err)
 	token := l.Token()
 	p := connect(t, holder, other)
-	if _, err := p.Import(token); !errors.Is(err, backends.ErrBadToken) {
+	if _, err := p.Import(token); !errors.Is(err, driver.ErrBadToken) {
 		t.Errorf("the lease of another engine: %v", err)
 	}
 	q := connect(t, holder, owner)
@@ -143,7 +143,7 @@ func TestForeignAndBrokenTokens(t *testing.T) {
 func TestRevokeWaitsNoLongerThanItsContext(t *testing.T) {
 	fencing, fenced := make(chan struct{}, 9), make(chan struct{})
 	f := &fake{onFence: func(context.Context) error { fencing <- struct{}{}; <-fenced; return nil }}
-	e := open(t, "e", func(c *Config) { c.Backends = []backends.Backend{f} })
+	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{f} })
 	l, err := register(t, e, "r", 64).Lease(0, 64, LeaseOptions{})
 	check(t, err)
 	first := make(chan error)

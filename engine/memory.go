@@ -3,7 +3,7 @@
 package engine
 
 import (
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
@@ -17,7 +17,7 @@ type Memory struct {
 
 // holder is who made the memory. Its Segment is empty once it is closed.
 type holder interface {
-	Segment() backends.Segment
+	Segment() driver.Segment
 	Close() error
 }
 
@@ -58,7 +58,7 @@ func Alloc(n uint64, o AllocOptions) (*Memory, error) {
 func (m *Memory) Bytes() []byte { return m.of.Segment().Mem }
 
 // Segment returns what Engine.Register takes.
-func (m *Memory) Segment() backends.Segment { return m.of.Segment() }
+func (m *Memory) Segment() driver.Segment { return m.of.Segment() }
 
 // From says whose memory it is: the name of the backend that made it, or "host".
 func (m *Memory) From() string { return m.from }
@@ -71,8 +71,8 @@ func (m *Memory) Close() error { return m.of.Close() }
 // must stay mapped and must not move, which rules out a slice that the Go heap
 // may reclaim. Peers of this host then reach it by process_vm_readv, several times
 // slower for small pieces than memory of Alloc.
-func HostSegment(b []byte) backends.Segment {
-	return backends.Segment{Kind: backends.DRAM, Mem: b, Len: uint64(len(b))}
+func HostSegment(b []byte) driver.Segment {
+	return driver.Segment{Kind: driver.DRAM, Mem: b, Len: uint64(len(b))}
 }
 
 // MemoryInUse returns the bytes of all Memory of this process by purpose, whoever

@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Notification is a message from a peer, delivered after the data that it came
@@ -118,7 +118,7 @@ func (l *lane) deliver() (found bool) {
 
 // relieve waits for room in a goroutine of its own.
 // Preconditions: l.receiveMu is held.
-func (l *lane) relieve(first Notification, rest []backends.Message) {
+func (l *lane) relieve(first Notification, rest []driver.Message) {
 	l.relief = true
 	notes := []Notification{first}
 	for i := range rest {
@@ -144,7 +144,7 @@ func (l *lane) relieve(first Notification, rest []backends.Message) {
 	}()
 }
 
-func (l *lane) notification(m *backends.Message) Notification {
+func (l *lane) notification(m *driver.Message) Notification {
 	n := Notification{Backend: l.caps.Name, From: m.From, Data: m.Data, Err: m.Err}
 	m.Data = nil
 	if p, ok := l.senders.Load(m.From); ok {

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // TestNotifyGivesUp has a peer without room. The error says why, and nothing of
@@ -55,23 +55,23 @@ func TestReceiveLeavesNothingBehind(t *testing.T) {
 	received, spinning, goOn := 0, make(chan struct{}), make(chan struct{})
 	var held bool
 	f := &fake{}
-	f.onReceive = func(msgs []backends.Message) int { // called under receiveMu
+	f.onReceive = func(msgs []driver.Message) int { // called under receiveMu
 		switch {
 		case !held && len(msgs) == 1: // the spinner
 			held = true
 			close(spinning)
 			<-goOn
-			msgs[0] = backends.Message{Data: []byte{0}}
+			msgs[0] = driver.Message{Data: []byte{0}}
 			received = 1
 			return 1
 		case held && received == 1:
-			msgs[0] = backends.Message{Data: []byte{1}}
+			msgs[0] = driver.Message{Data: []byte{1}}
 			received = 2
 			return 1
 		}
 		return 0
 	}
-	e := open(t, "e", func(c *Config) { c.Backends = []backends.Backend{newArmedFake(t, f)} })
+	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{newArmedFake(t, f)} })
 	first := make(chan int)
 	go func() {
 		var one [1]Notification

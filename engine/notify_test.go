@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // next waits for a notification.
@@ -76,7 +76,7 @@ func TestNobodyReads(t *testing.T) {
 	small, err := mem.New(mem.Config{BatchesMax: 8})
 	check(t, err)
 	a := open(t, "a")
-	b := open(t, "b", func(c *Config) { c.NotificationsMax = 4; c.Backends = []backends.Backend{small} })
+	b := open(t, "b", func(c *Config) { c.NotificationsMax = 4; c.Backends = []driver.Backend{small} })
 	p := connect(t, a, b)
 	const total = 100
 	transfers := make([]*Transfer, total)

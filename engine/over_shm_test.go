@@ -11,11 +11,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // openShm opens an engine over shm with one region of its own.
@@ -25,7 +25,7 @@ func openShm(t testing.TB, name string, n uint64, onPeer func(*engine.Peer)) (*e
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := engine.Open(engine.Config{Name: name, Backends: []backends.Backend{b}, OnPeer: onPeer})
+	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}, OnPeer: onPeer})
 	if err != nil {
 		t.Fatal(err)
 	}

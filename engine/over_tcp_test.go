@@ -13,13 +13,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/backends/posix"
 	"github.com/sluicehq/sluice/backends/tcp"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // chainEnd is an engine with DRAM and a file, which reaches others by tcp alone.
@@ -27,7 +27,7 @@ type chainEnd struct {
 	*engine.Engine
 	dram, file *engine.Region
 	path       string
-	tcp        backends.Backend
+	tcp        driver.Backend
 }
 
 const chainBytes = 6 << 20
@@ -52,7 +52,7 @@ func newChainEnd(t *testing.T, name, rules string) *chainEnd {
 			t.Fatal(err)
 		}
 	}
-	c.Engine, err = engine.Open(engine.Config{Name: name, Backends: []backends.Backend{c.tcp, disk}, TransferTimeout: 3 * time.Second})
+	c.Engine, err = engine.Open(engine.Config{Name: name, Backends: []driver.Backend{c.tcp, disk}, TransferTimeout: 3 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func newChainEnd(t *testing.T, name, rules string) *chainEnd {
 	})
 	c.dram, err = c.Register("dram", m.Segment())
 	if err == nil {
-		c.file, err = c.Register("file", backends.Segment{Kind: backends.File, FD: int(f.Fd()), Len: chainBytes})
+		c.file, err = c.Register("file", driver.Segment{Kind: driver.File, FD: int(f.Fd()), Len: chainBytes})
 	}
 	if err != nil {
 		t.Fatal(err)

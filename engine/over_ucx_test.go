@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/backends/ucx"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -21,13 +21,13 @@ func openShmAndUCX(t *testing.T, name string) (*engine.Engine, *engine.Region) {
 	t.Helper()
 	u, err := ucx.New(ucx.Config{})
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 	}
 	s, err := shm.New(shm.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := engine.Open(engine.Config{Name: name, Backends: []backends.Backend{s, u}})
+	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{s, u}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -42,14 +42,14 @@ type Peer struct {
 type conn struct {
 	peer      *Peer
 	lane      *lane
-	p         backends.Peer
-	pager     backends.Pager
-	persister backends.Persister
-	notifier  backends.Notifier
-	counter   backends.Counter
-	canceler  backends.Canceler
-	helper    backends.Helper
-	watcher   backends.Watcher
+	p         driver.Peer
+	pager     driver.Pager
+	persister driver.Persister
+	notifier  driver.Notifier
+	counter   driver.Counter
+	canceler  driver.Canceler
+	helper    driver.Helper
+	watcher   driver.Watcher
 	counters  counters
 
 	sums     atomic.Pointer[sumWay] // once a checksum was asked for
@@ -63,17 +63,17 @@ type conn struct {
 	severing sync.Once
 }
 
-func newConn(peer *Peer, l *lane, p backends.Peer) *conn {
+func newConn(peer *Peer, l *lane, p driver.Peer) *conn {
 	c := &conn{peer: peer, lane: l, p: p, gone: make(chan struct{})}
 	if l.caps.PagesMax > 0 {
-		c.pager, _ = p.(backends.Pager)
+		c.pager, _ = p.(driver.Pager)
 	}
-	c.persister, _ = p.(backends.Persister)
-	c.notifier, _ = p.(backends.Notifier)
-	c.counter, _ = p.(backends.Counter)
-	c.canceler, _ = p.(backends.Canceler)
-	c.helper, _ = p.(backends.Helper)
-	c.watcher, _ = p.(backends.Watcher)
+	c.persister, _ = p.(driver.Persister)
+	c.notifier, _ = p.(driver.Notifier)
+	c.counter, _ = p.(driver.Counter)
+	c.canceler, _ = p.(driver.Canceler)
+	c.helper, _ = p.(driver.Helper)
+	c.watcher, _ = p.(driver.Watcher)
 	return c
 }
 
@@ -93,7 +93,7 @@ func (p *Peer) watch() {
 	}
 }
 
-func (c *conn) watch(w backends.Watcher) {
+func (c *conn) watch(w driver.Watcher) {
 	defer c.peer.e.running.Done()
 	select {
 	case <-w.Lost():
@@ -266,7 +266,7 @@ func (p *Peer) decode(b []byte) (*wire.Description, error) {
 		return nil, &OpError{Op: "import", Peer: p.name, Err: err}
 	}
 	if d.Engine != p.id {
-		return nil, &OpError{Op: "import", Peer: p.name, Err: fmt.Errorf("it is of engine %q, which is another one or an earlier run of this: %w", d.Name, backends.ErrBadToken)}
+		return nil, &OpError{Op: "import", Peer: p.name, Err: fmt.Errorf("it is of engine %q, which is another one or an earlier run of this: %w", d.Name, driver.ErrBadToken)}
 	}
 	return d, nil
 }

@@ -16,14 +16,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/backends/tcp"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 var (
@@ -79,10 +79,10 @@ func TestBrokenPromisesAreFound(t *testing.T) {
 	}
 }
 
-var promisesBackends = map[string]func() (backends.Backend, error){
-	"mem": func() (backends.Backend, error) { return mem.New(mem.Config{}) },
-	"shm": func() (backends.Backend, error) { return shm.New(shm.Config{}) },
-	"tcp": func() (backends.Backend, error) {
+var promisesBackends = map[string]func() (driver.Backend, error){
+	"mem": func() (driver.Backend, error) { return mem.New(mem.Config{}) },
+	"shm": func() (driver.Backend, error) { return shm.New(shm.Config{}) },
+	"tcp": func() (driver.Backend, error) {
 		return tcp.New(tcp.Config{Plaintext: true, Listen: "127.0.0.1:0", Grace: 20 * time.Millisecond, CloseMax: 100 * time.Millisecond})
 	},
 }
@@ -98,8 +98,8 @@ func rulesOf(seed uint64) fault.Rules {
 		{On: fault.Read, Chance: p(0.5), Do: fault.Reorder, Time: us(1000)},
 		{On: fault.Write, Chance: p(0.01), Do: fault.Drop},
 		{On: fault.Batch, Chance: p(0.01), Do: fault.Swallow},
-		{On: fault.Batch, Chance: p(0.02), Do: fault.Fail, Err: backends.ErrPeerLost},
-		{On: fault.Batch, Chance: p(0.01), Do: fault.Refuse, Err: backends.ErrRevoked},
+		{On: fault.Batch, Chance: p(0.02), Do: fault.Fail, Err: driver.ErrPeerLost},
+		{On: fault.Batch, Chance: p(0.01), Do: fault.Refuse, Err: driver.ErrRevoked},
 		{On: fault.Batch, Every: 100 + uint64(r.IntN(400)), Do: fault.Stall, Time: us(3000)},
 		{On: fault.Batch, Every: 500 + uint64(r.IntN(500)), Do: fault.Flap, Time: us(5000)},
 		{On: fault.Batch, Do: fault.Limit, Rate: 2e9 + uint64(r.IntN(1e9)), Burst: 1 << 20},
@@ -131,11 +131,11 @@ type promises struct {
 	sent                                                      map[uint64]bool
 }
 
-func keepPromises(t *testing.T, open func() (backends.Backend, error), rules fault.Rules, seed uint64, long time.Duration) *promises {
+func keepPromises(t *testing.T, open func() (driver.Backend, error), rules fault.Rules, seed uint64, long time.Duration) *promises {
 	t.Helper()
 	leak.Check(t, hostmem.InUse)
 	p := &promises{t: t, rules: rules, heard: map[uint64]int{}, sent: map[uint64]bool{}}
-	var wrapped backends.Backend
+	var wrapped driver.Backend
 	p.a, wrapped = p.open("a", open)
 	p.b, _ = p.open("b", open)
 	p.src, p.dst = p.register(p.a, "src"), p.register(p.b, "dst")
@@ -161,7 +161,7 @@ func keepPromises(t *testing.T, open func() (backends.Backend, error), rules fau
 	return p
 }
 
-func (p *promises) open(name string, open func() (backends.Backend, error)) (*engine.Engine, backends.Backend) {
+func (p *promises) open(name string, open func() (driver.Backend, error)) (*engine.Engine, driver.Backend) {
 	p.t.Helper()
 	b, err := open()
 	if err == nil {
@@ -170,7 +170,7 @@ func (p *promises) open(name string, open func() (backends.Backend, error)) (*en
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	e, err := engine.Open(engine.Config{Name: name, Backends: []backends.Backend{b}, TransferTimeout: 100 * time.Millisecond, AbortGrace: 10 * time.Second})
+	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}, TransferTimeout: 100 * time.Millisecond, AbortGrace: 10 * time.Second})
 	if err != nil {
 		p.t.Fatal(err)
 	}

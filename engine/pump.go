@@ -6,7 +6,7 @@ import (
 	"errors"
 	"math/bits"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // batchesInFlight is how many batches of one transfer a backend has at most: one
@@ -98,7 +98,7 @@ func (t *Transfer) submitMore(from *conn) (full *conn) {
 		}
 		t.outstanding.And(^uint64(1 << bit))
 		t.submitted.Store(int64(next))
-		if errors.Is(err, backends.ErrFull) {
+		if errors.Is(err, driver.ErrFull) {
 			return c
 		}
 		t.fail(t.backendError(c, err))
@@ -168,7 +168,7 @@ func (t *Transfer) settle() {
 // finish takes one completion from a backend. A tag that nobody waits for is
 // counted and dropped: it belongs to a transfer that was given up, or to a
 // backend that completes twice.
-func (e *Engine) finish(l *lane, c *backends.Completion) {
+func (e *Engine) finish(l *lane, c *driver.Completion) {
 	slot, generation, bit := untag(c.Tag)
 	t := e.slots.get(slot)
 	if t == nil || t.generation.Load()&(1<<generationBits-1) != generation || t.state.Load() != posted {
@@ -180,7 +180,7 @@ func (e *Engine) finish(l *lane, c *backends.Completion) {
 		return
 	}
 	if err != nil {
-		if errors.Is(err, backends.ErrUnproven) {
+		if errors.Is(err, driver.ErrUnproven) {
 			t.unanswered.Store(true)
 		}
 		err = t.completionError(l, err)
@@ -208,7 +208,7 @@ func (t *Transfer) endBatch(l *lane, bit int, err error) {
 }
 
 func (t *Transfer) completionError(l *lane, err error) error {
-	if err == backends.ErrAborted {
+	if err == driver.ErrAborted {
 		return ErrAborted // by us: no news about backend and peer
 	}
 	return t.backendError(t.p.conns[l.index], err)

@@ -11,7 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/dmabuf"
 	"github.com/sluicehq/sluice/internal/wire"
 )
@@ -20,10 +20,10 @@ import (
 type Region struct {
 	e       *Engine
 	name    string
-	seg     backends.Segment  // with a dma-buf of our own, since leases register parts later
-	mems    []backends.Memory // by lane; nil: that backend does not serve this kind
-	private bool              // in no description
-	users   atomic.Int64      // transfers that list it and leases on it; regionClosed is added on Close
+	seg     driver.Segment  // with a dma-buf of our own, since leases register parts later
+	mems    []driver.Memory // by lane; nil: that backend does not serve this kind
+	private bool            // in no description
+	users   atomic.Int64    // transfers that list it and leases on it; regionClosed is added on Close
 
 	ending sync.Mutex // held while the proof is sought
 	ended  bool       // guarded by ending
@@ -38,22 +38,22 @@ const regionClosed = -1 << 40
 // backend that serves its kind registers it; at least one must. The bytes are not
 // copied and must stay mapped, or allocated, until the Region is closed. The descriptor
 // of a dma-buf may be closed when Register has returned.
-func (e *Engine) Register(name string, seg backends.Segment) (*Region, error) {
+func (e *Engine) Register(name string, seg driver.Segment) (*Region, error) {
 	return e.register(name, seg, false)
 }
 
 // RegisterPrivate is Register of a region that no description tells of: peers
 // reach it by leases alone.
-func (e *Engine) RegisterPrivate(name string, seg backends.Segment) (*Region, error) {
+func (e *Engine) RegisterPrivate(name string, seg driver.Segment) (*Region, error) {
 	return e.register(name, seg, true)
 }
 
 // registerHidden is RegisterPrivate under a name that nobody chose.
-func (e *Engine) registerHidden(seg backends.Segment) (*Region, error) {
+func (e *Engine) registerHidden(seg driver.Segment) (*Region, error) {
 	return e.register("(hidden) "+rand.Text(), seg, true)
 }
 
-func (e *Engine) register(name string, seg backends.Segment, private bool) (*Region, error) {
+func (e *Engine) register(name string, seg driver.Segment, private bool) (*Region, error) {
 	if name == "" || len(name) > wire.NameMax {
 		return nil, &OpError{Op: "register", Err: fmt.Errorf("region name of %d bytes, from 1 to %d: %w", len(name), wire.NameMax, ErrBounds)}
 	}
@@ -91,7 +91,7 @@ func (r *Region) begin() error {
 }
 
 // registerPart registers a slice of its segment once more.
-func (r *Region) registerPart(seg backends.Segment) ([]backends.Memory, error) {
+func (r *Region) registerPart(seg driver.Segment) ([]driver.Memory, error) {
 	r.parts.RLock()
 	defer r.parts.RUnlock()
 	if r.released {
@@ -110,7 +110,7 @@ func (r *Region) letGo() error {
 
 // complete gives a reserved region its memories; from here on peers may be told of
 // it. It fails when the engine has begun to close.
-func (e *Engine) complete(r *Region, mems []backends.Memory) bool {
+func (e *Engine) complete(r *Region, mems []driver.Memory) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
@@ -149,9 +149,9 @@ func (e *Engine) forget(r *Region) {
 
 // registerSegment registers with every lane that serves the kind, each time
 // under one fresh secret.
-func (e *Engine) registerSegment(seg backends.Segment) ([]backends.Memory, error) {
+func (e *Engine) registerSegment(seg driver.Segment) ([]driver.Memory, error) {
 	rand.Read(seg.Secret[:])
-	mems := make([]backends.Memory, len(e.lanes))
+	mems := make([]driver.Memory, len(e.lanes))
 	var errs []error
 	served := false
 	for i, l := range e.lanes {
@@ -177,7 +177,7 @@ func (e *Engine) registerSegment(seg backends.Segment) ([]backends.Memory, error
 
 // fence ends the epoch of every memory and then closes it. On an error the
 // memories stay, so that the caller may try again.
-func (e *Engine) fence(ctx context.Context, mems []backends.Memory) error {
+func (e *Engine) fence(ctx context.Context, mems []driver.Memory) error {
 	for i, m := range mems {
 		if m == nil || e.lanes[i].fencer == nil {
 			continue
@@ -205,14 +205,14 @@ func (r *Region) Name() string { return r.name }
 func (r *Region) Size() uint64 { return r.seg.Len }
 
 // Kind returns where its bytes live.
-func (r *Region) Kind() backends.Kind { return r.seg.Kind }
+func (r *Region) Kind() driver.Kind { return r.seg.Kind }
 
 // Bytes returns the memory itself; nil unless it is DRAM.
 func (r *Region) Bytes() []byte { return r.seg.Mem }
 
 // Segment returns what was registered, for a second registration of a part of it. The
 // descriptor of its dma-buf is the Region's, until Close.
-func (r *Region) Segment() backends.Segment { return r.seg }
+func (r *Region) Segment() driver.Segment { return r.seg }
 
 // ReadAt implements io.ReaderAt on the local bytes of a DRAM region.
 func (r *Region) ReadAt(p []byte, off int64) (int, error) {

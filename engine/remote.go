@@ -9,7 +9,7 @@ import (
 	"io"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
@@ -17,7 +17,7 @@ import (
 type Remote struct {
 	p        *Peer
 	name     string
-	kind     backends.Kind
+	kind     driver.Kind
 	readOnly bool
 	size     uint64
 	tokens   [][]byte // by lane; nil: that backend does not reach it
@@ -38,7 +38,7 @@ type imported struct {
 	err   error
 }
 
-func newRemote(p *Peer, name string, kind backends.Kind, readOnly bool, size uint64, tokens [][]byte) *Remote {
+func newRemote(p *Peer, name string, kind driver.Kind, readOnly bool, size uint64, tokens [][]byte) *Remote {
 	return &Remote{p: p, name: name, kind: kind, readOnly: readOnly, size: size, tokens: tokens, imports: make([]imported, len(tokens))}
 }
 
@@ -49,7 +49,7 @@ func (m *Remote) Name() string { return m.name }
 func (m *Remote) Size() uint64 { return m.size }
 
 // Kind returns where its bytes live.
-func (m *Remote) Kind() backends.Kind { return m.kind }
+func (m *Remote) Kind() driver.Kind { return m.kind }
 
 // ReadOnly reports whether peers may only read it.
 func (m *Remote) ReadOnly() bool { return m.readOnly }
@@ -77,7 +77,7 @@ func (m *Remote) key(lane int) (uint32, error) {
 // isFinal reports whether an import that failed would fail again: the token is at
 // fault, not the moment.
 func isFinal(err error) bool {
-	return errors.Is(err, ErrRevoked) || errors.Is(err, backends.ErrBadToken) || errors.Is(err, ErrCorrupt) || errors.Is(err, ErrNotSupported)
+	return errors.Is(err, ErrRevoked) || errors.Is(err, driver.ErrBadToken) || errors.Is(err, ErrCorrupt) || errors.Is(err, ErrNotSupported)
 }
 
 // importError returns the error of an import that failed, if one did.

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
@@ -32,7 +32,7 @@ func TestImportIsTriedAgain(t *testing.T) {
 	for _, c := range []struct {
 		err   error
 		tries int
-	}{{ErrTimeout, 2}, {ErrFull, 2}, {ErrRevoked, 1}, {backends.ErrBadToken, 1}} {
+	}{{ErrTimeout, 2}, {ErrFull, 2}, {ErrRevoked, 1}, {driver.ErrBadToken, 1}} {
 		tries := 0
 		f := &fake{}
 		f.onImport = func() error {

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Route says which backend may serve a transfer.
@@ -188,7 +188,7 @@ func (p *Peer) candidates(local *Region, remote *Remote, route Route) []Candidat
 // DRAM or as one backend serves that does not yield to it.
 func (p *Peer) stagedCandidate(local *Region, remote *Remote, route Route, others []Candidate) *Candidate {
 	named := route.Only == Staged
-	if !named && (local.Kind() == backends.DRAM && remote.kind == backends.DRAM || keen(others) > 0) {
+	if !named && (local.Kind() == driver.DRAM && remote.kind == driver.DRAM || keen(others) > 0) {
 		return nil
 	}
 	c := &Candidate{Backend: Staged, conn: p.staged()}
@@ -226,10 +226,10 @@ func (c *Candidate) accept(local *Region, key uint32) {
 	}
 	c.Rate, c.Estimate = cost.Rate, cost.Estimate(1, nominalBytes)
 	c.Reason = "ready"
-	if x, ok := c.conn.p.(backends.Explainer); ok {
+	if x, ok := c.conn.p.(driver.Explainer); ok {
 		c.Reason = x.Explain(local.mems[c.conn.lane.index].Key(), key)
 	}
-	if y, ok := c.conn.p.(backends.Yielder); ok {
+	if y, ok := c.conn.p.(driver.Yielder); ok {
 		c.Yields = y.Yields(local.mems[c.conn.lane.index].Key(), key)
 	}
 }
@@ -263,7 +263,7 @@ func (p *Peer) choose(local *Region, remote *Remote, op Op, route Route) (*conn,
 		return nil, 0, fmt.Errorf("add: region, remote and transfer belong to different engines or peers: %w", ErrNoRoute)
 	}
 	if op == Write && remote.readOnly {
-		return nil, 0, fmt.Errorf("add: region %s of peer %s may only be read: %w", remote.name, p.name, backends.ErrReadOnly)
+		return nil, 0, fmt.Errorf("add: region %s of peer %s may only be read: %w", remote.name, p.name, driver.ErrReadOnly)
 	}
 	if c, key, ok := remote.cachedRoute(local, route); ok {
 		return c, key, nil

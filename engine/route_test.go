@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // named is a backend under another name and cost.
@@ -23,7 +23,7 @@ type named struct {
 	rate float64
 }
 
-func (n named) Caps() backends.Caps {
+func (n named) Caps() driver.Caps {
 	c := n.Backend.Caps()
 	c.Name, c.Cost.Rate = n.name, n.rate
 	return c
@@ -214,7 +214,7 @@ func TestRefresh(t *testing.T) {
 	}
 	other, err := a.Describe()
 	check(t, err)
-	if err := p.Refresh(other); !errors.Is(err, backends.ErrBadToken) {
+	if err := p.Refresh(other); !errors.Is(err, driver.ErrBadToken) {
 		t.Errorf("the description of another engine: %v", err)
 	}
 }
@@ -224,10 +224,10 @@ func TestConfigIsChecked(t *testing.T) {
 	two, _ := mem.New(mem.Config{})
 	for name, cfg := range map[string]Config{
 		"no backend":  {},
-		"name twice":  {Backends: []backends.Backend{one, two}},
-		"negative":    {Backends: []backends.Backend{one}, TransferTimeout: -time.Second},
-		"too many":    {Backends: []backends.Backend{one}, TransfersMax: 1 << 20},
-		"name length": {Backends: []backends.Backend{one}, Name: strings.Repeat("n", 300)},
+		"name twice":  {Backends: []driver.Backend{one, two}},
+		"negative":    {Backends: []driver.Backend{one}, TransferTimeout: -time.Second},
+		"too many":    {Backends: []driver.Backend{one}, TransfersMax: 1 << 20},
+		"name length": {Backends: []driver.Backend{one}, Name: strings.Repeat("n", 300)},
 	} {
 		if e, err := Open(cfg); err == nil {
 			t.Errorf("%s was accepted", name)
@@ -268,7 +268,7 @@ func TestDurationsAreBounded(t *testing.T) {
 		"grace":    func(c *Config) { c.AbortGrace = math.MaxInt64 },
 		"spin":     func(c *Config) { c.Spin = math.MaxInt64 },
 	} {
-		cfg := Config{Backends: []backends.Backend{&fake{}}}
+		cfg := Config{Backends: []driver.Backend{&fake{}}}
 		change(&cfg)
 		if e, err := Open(cfg); !errors.Is(err, ErrBounds) {
 			t.Errorf("%s: %v", name, err)

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Staged is the name of the engine's own route: a chain of backends through staging memory
@@ -210,18 +210,18 @@ func (p *pool) close(s *stager, stuck bool) {
 	s.giveSlots(p.slots)
 }
 
-// Caps implements backends.Backend.
-func (s *stager) Caps() backends.Caps {
-	all := backends.KindsOf(backends.DRAM, backends.HBM, backends.File)
-	return backends.Caps{Name: Staged, Reach: backends.Network, Pairs: backends.Pairs{all, all, all},
+// Caps implements driver.Backend.
+func (s *stager) Caps() driver.Caps {
+	all := driver.KindsOf(driver.DRAM, driver.HBM, driver.File)
+	return driver.Caps{Name: Staged, Reach: driver.Network, Pairs: driver.Pairs{all, all, all},
 		DescsMax: stagedDescs, PagesMax: stagedPages, LenMax: pieceBytes}
 }
 
-// Register implements backends.Backend; the engine registers by the method of that name in
+// Register implements driver.Backend; the engine registers by the method of that name in
 // lower case, which has the memories of the other lanes.
-func (s *stager) Register(backends.Segment) (backends.Memory, error) { return nil, ErrNotSupported }
+func (s *stager) Register(driver.Segment) (driver.Memory, error) { return nil, ErrNotSupported }
 
-// Addr implements backends.Backend: whom messages are meant for, and what kinds of memory it
+// Addr implements driver.Backend: whom messages are meant for, and what kinds of memory it
 // reaches.
 func (s *stager) Addr() []byte {
 	if s.e.cfg.StagingBytes < slotBytes {
@@ -231,26 +231,26 @@ func (s *stager) Addr() []byte {
 }
 
 // reachable are the kinds of memory that the engine can move from and to DRAM of its own.
-func (s *stager) reachable() (kinds backends.Kinds) {
+func (s *stager) reachable() (kinds driver.Kinds) {
 	for _, l := range s.e.lanes {
 		if l != s.lane {
-			kinds |= l.caps.Pairs[backends.DRAM]
+			kinds |= l.caps.Pairs[driver.DRAM]
 		}
 	}
 	return kinds
 }
 
-// Connect implements backends.Backend; the engine has connect, which has the other lanes' peers.
-func (s *stager) Connect(context.Context, []byte) (backends.Peer, error) {
+// Connect implements driver.Backend; the engine has connect, which has the other lanes' peers.
+func (s *stager) Connect(context.Context, []byte) (driver.Peer, error) {
 	return nil, ErrNotSupported
 }
 
-// Poll implements backends.Backend: the goroutine delivers completions itself.
-func (s *stager) Poll([]backends.Completion) (int, error) { return 0, nil }
+// Poll implements driver.Backend: the goroutine delivers completions itself.
+func (s *stager) Poll([]driver.Completion) (int, error) { return 0, nil }
 
 // complete ends a tag.
 func (s *stager) complete(tag uint64, err error) {
-	s.e.finish(s.lane, &backends.Completion{Tag: tag, Err: err})
+	s.e.finish(s.lane, &driver.Completion{Tag: tag, Err: err})
 	s.lane.retry()
 }
 
@@ -273,7 +273,7 @@ func (s *stager) serve(f func()) bool {
 	return true
 }
 
-// Close implements backends.Backend: it ends the goroutine. Peers and windows are closed by now.
+// Close implements driver.Backend: it ends the goroutine. Peers and windows are closed by now.
 func (s *stager) Close() error {
 	s.mu.Lock()
 	s.closed = true

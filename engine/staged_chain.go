@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // chain is how bytes go between a local memory and one of a peer.
@@ -28,13 +28,13 @@ func (sp *stagedPeer) chain(local *Region, remote *Remote, durable bool) (c chai
 	if s.e.cfg.StagingBytes < slotBytes {
 		return c, "Config.StagingBytes leaves no staging memory"
 	}
-	if durable && remote.kind != backends.File {
+	if durable && remote.kind != driver.File {
 		return c, fmt.Sprintf("%v does not survive a loss of power, as Route.Durable asks", remote.kind)
 	}
 	if l := p.single(local, remote, durable); l != nil {
 		return c, fmt.Sprintf("%s moves %v to and from %v alone", l.caps.Name, local.Kind(), remote.kind)
 	}
-	if local.Kind() != backends.DRAM {
+	if local.Kind() != driver.DRAM {
 		if c.near = s.nearest(local.Kind(), local.mems, func(*lane) bool { return true }); c.near == nil {
 			return c, fmt.Sprintf("no backend moves %v of this engine to and from DRAM", local.Kind())
 		}
@@ -61,7 +61,7 @@ func (p *Peer) single(local *Region, remote *Remote, durable bool) *lane {
 			if err != nil {
 				continue
 			}
-			if y, ok := p.conns[i].p.(backends.Yielder); !ok || y.Yields(local.mems[i].Key(), key) == "" {
+			if y, ok := p.conns[i].p.(driver.Yielder); !ok || y.Yields(local.mems[i].Key(), key) == "" {
 				return l
 			}
 		}
@@ -71,9 +71,9 @@ func (p *Peer) single(local *Region, remote *Remote, durable bool) *lane {
 
 // nearest returns the cheapest lane that will do, by which the engine reaches memory of its own
 // from DRAM.
-func (s *stager) nearest(kind backends.Kind, mems []backends.Memory, will func(*lane) bool) (best *lane) {
+func (s *stager) nearest(kind driver.Kind, mems []driver.Memory, will func(*lane) bool) (best *lane) {
 	for i, l := range s.e.lanes {
-		if l != s.lane && will(l) && mems[i] != nil && l.caps.Pairs.Serves(backends.DRAM, kind) && (best == nil || cheaper(l, best)) {
+		if l != s.lane && will(l) && mems[i] != nil && l.caps.Pairs.Serves(driver.DRAM, kind) && (best == nil || cheaper(l, best)) {
 			best = l
 		}
 	}
@@ -83,7 +83,7 @@ func (s *stager) nearest(kind backends.Kind, mems []backends.Memory, will func(*
 // direct returns the cheapest lane that reaches memory of the peer from DRAM.
 func (p *Peer) direct(remote *Remote, durable bool) (best *lane) {
 	for i, l := range p.e.lanes {
-		if durable && !p.persists(l) || l == p.e.stager.lane || !p.alive(i) || !l.caps.Pairs.Serves(backends.DRAM, remote.kind) || remote.tokens[i] == nil {
+		if durable && !p.persists(l) || l == p.e.stager.lane || !p.alive(i) || !l.caps.Pairs.Serves(driver.DRAM, remote.kind) || remote.tokens[i] == nil {
 			continue
 		}
 		if _, err := remote.key(i); err == nil && (best == nil || cheaper(l, best)) {
@@ -103,7 +103,7 @@ func (sp *stagedPeer) carrier(remote *Remote) (best *lane, obstacle string) {
 	}
 	for i, l := range sp.s.e.lanes {
 		if l != sp.s.lane && sp.p.alive(i) && sp.p.conns[i].notifier != nil &&
-			l.caps.Pairs.Serves(backends.DRAM, backends.DRAM) && (best == nil || cheaper(l, best)) {
+			l.caps.Pairs.Serves(driver.DRAM, driver.DRAM) && (best == nil || cheaper(l, best)) {
 			best = l
 		}
 	}
@@ -127,7 +127,7 @@ func cheaper(a, b *lane) bool {
 
 // cost is that of all hops: one after the other for the first piece, and then as fast as the
 // slowest. What the peer's last hop costs is not known; it is taken for one like ours.
-func (c *chain) cost() (sum backends.Cost) {
+func (c *chain) cost() (sum driver.Cost) {
 	sum.Rate = c.by.caps.Cost.Rate
 	for _, l := range c.lanes() {
 		sum.Setup += l.caps.Cost.Setup + handOver
@@ -148,7 +148,7 @@ func (c *chain) lanes() []*lane {
 }
 
 // describe draws the chain.
-func (c *chain) describe(local, remote backends.Kind, slots int) string {
+func (c *chain) describe(local, remote driver.Kind, slots int) string {
 	var b strings.Builder
 	b.WriteString(local.String())
 	if c.near != nil {

@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -78,7 +78,7 @@ func (sp *stagedPeer) accept(ctx context.Context, w *farWindow) error {
 	case <-sp.p.conns[w.carrier.index].gone:
 		return ErrPeerLost
 	case <-ctx.Done():
-		return fmt.Errorf("no answer: its engine must be able to connect to this one with %s: %w", w.carrier.caps.Name, backends.ContextError(ctx))
+		return fmt.Errorf("no answer: its engine must be able to connect to this one with %s: %w", w.carrier.caps.Name, driver.ContextError(ctx))
 	}
 	const fixed = 8 + 2
 	if len(body) < fixed {
@@ -95,7 +95,7 @@ func (sp *stagedPeer) accept(ctx context.Context, w *farWindow) error {
 	if err != nil {
 		return err
 	}
-	if len(d.Regions) != 1 || d.Regions[0].Size < uint64(w.slots)*slotBytes || d.Regions[0].Kind != backends.DRAM {
+	if len(d.Regions) != 1 || d.Regions[0].Size < uint64(w.slots)*slotBytes || d.Regions[0].Kind != driver.DRAM {
 		return fmt.Errorf("a window of %d slots with another memory: %w", w.slots, ErrCorrupt)
 	}
 	w.remote = sp.p.remoteOf(d, &d.Regions[0])
@@ -148,7 +148,7 @@ type stagedMessage struct {
 }
 
 // takes keeps a message from the program that is for the stager.
-func (s *stager) takes(l *lane, m *backends.Message) bool {
+func (s *stager) takes(l *lane, m *driver.Message) bool {
 	what, body, ours := s.head(m.Data)
 	if !ours {
 		return false

@@ -5,7 +5,7 @@ package engine
 import (
 	"encoding/binary"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // prepareHop fills a transfer with what the step moves.
@@ -180,7 +180,7 @@ func (s *slot) transfer(of *[2]*Transfer, p *Peer, op Op, by Route) (*Transfer, 
 
 // ownOp is the direction of a hop between staging memory, which is local to it, and memory
 // of the engine's own peer.
-func ownOp(what byte) backends.Op {
+func ownOp(what byte) driver.Op {
 	if what == isPut {
 		return Write
 	}

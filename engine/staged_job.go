@@ -5,16 +5,16 @@ package engine
 import (
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // stagedJob is a batch.
 type stagedJob struct {
 	sp    *stagedPeer
-	op    backends.Op
+	op    driver.Op
 	tag   uint64
-	descs []backends.Desc // that have no slot yet
-	pages backends.Pages  // the same
+	descs []driver.Desc // that have no slot yet
+	pages driver.Pages  // the same
 	paged bool
 
 	durable bool
@@ -36,7 +36,7 @@ func (j *stagedJob) look() error {
 		if err := j.sp.lookup(d.LocalKey, d.RemoteKey, func(l *stagedMemory, m *stagedRemote) error {
 			return d.Check(l.region.seg.Len, m.size)
 		}); err != nil {
-			return &backends.PieceError{Piece: i, Err: err}
+			return &driver.PieceError{Piece: i, Err: err}
 		}
 	}
 	return nil
@@ -74,7 +74,7 @@ func (j *stagedJob) outcome() error {
 	if j.unanswered == 0 {
 		return j.err
 	}
-	return fmt.Errorf("the peer has not answered for %d pieces that it has in hand: %w: %w", j.unanswered, backends.ErrUnproven, j.err)
+	return fmt.Errorf("the peer has not answered for %d pieces that it has in hand: %w: %w", j.unanswered, driver.ErrUnproven, j.err)
 }
 
 func (j *stagedJob) happen() {

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // stagedMemory is a registration as the stager knows it: the memories of the other lanes,
@@ -28,7 +28,7 @@ type stagedMemory struct {
 }
 
 // register makes a segment known that the other lanes know by mems.
-func (s *stager) register(seg backends.Segment, mems []backends.Memory) backends.Memory {
+func (s *stager) register(seg driver.Segment, mems []driver.Memory) driver.Memory {
 	m := &stagedMemory{s: s, region: &Region{e: s.e, name: "(staged)", seg: seg, mems: mems, private: true}}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -45,15 +45,15 @@ func (s *stager) memory(key uint32) *stagedMemory {
 	return s.memories[key]
 }
 
-// Key implements backends.Memory.
+// Key implements driver.Memory.
 func (m *stagedMemory) Key() uint32 { return m.key }
 
 // farToken is what a peer must show for a hop of ours: 28 bytes.
 const farToken = 16 + 4 + 8
 
-// AppendToken implements backends.Memory. DRAM has none: a backend that connects us reaches it.
+// AppendToken implements driver.Memory. DRAM has none: a backend that connects us reaches it.
 func (m *stagedMemory) AppendToken(dst []byte) ([]byte, error) {
-	if m.region.seg.Kind == backends.DRAM {
+	if m.region.seg.Kind == driver.DRAM {
 		return dst, nil
 	}
 	dst = append(dst, m.region.seg.Secret[:]...)
@@ -64,7 +64,7 @@ func (m *stagedMemory) AppendToken(dst []byte) ([]byte, error) {
 // enter admits a hop for whoever shows this token. Who was admitted leaves.
 func (s *stager) enter(token []byte) (*stagedMemory, error) {
 	if len(token) != farToken {
-		return nil, backends.ErrBadToken
+		return nil, driver.ErrBadToken
 	}
 	m := s.memory(binary.LittleEndian.Uint32(token[16:]))
 	if m == nil {
@@ -91,7 +91,7 @@ func (m *stagedMemory) leave() {
 	}
 }
 
-// Fence implements backends.Fencer: no hop for a peer begins, and those under way end.
+// Fence implements driver.Fencer: no hop for a peer begins, and those under way end.
 func (s *stager) Fence(ctx context.Context, key uint32) error {
 	m := s.memory(key)
 	if m == nil {
@@ -113,7 +113,7 @@ func (s *stager) Fence(ctx context.Context, key uint32) error {
 	case <-quiet:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("hops for peers are under way: %w", backends.ContextError(ctx))
+		return fmt.Errorf("hops for peers are under way: %w", driver.ContextError(ctx))
 	}
 }
 
@@ -130,7 +130,7 @@ func (f *fenced) happen() {
 	}
 }
 
-// Close implements backends.Memory.
+// Close implements driver.Memory.
 func (m *stagedMemory) Close() error {
 	m.s.mu.Lock()
 	delete(m.s.memories, m.key)

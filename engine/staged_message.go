@@ -8,7 +8,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // A message between stagers begins with whom it is for, 16 bytes that nobody could guess, and
@@ -120,7 +120,7 @@ func (h *farHop) parse(b []byte) error {
 }
 
 // readList reads the slot's list once: the peer can change it at any time.
-func (h *farHop) readList(list []byte, descs []backends.Desc, indices []uint32) ([]backends.Desc, []uint32, error) {
+func (h *farHop) readList(list []byte, descs []driver.Desc, indices []uint32) ([]driver.Desc, []uint32, error) {
 	if h.paged {
 		for i := 0; h.listed && i < h.pages.Count; i++ {
 			indices = append(indices, binary.LittleEndian.Uint32(list[4*i:]))
@@ -129,7 +129,7 @@ func (h *farHop) readList(list []byte, descs []backends.Desc, indices []uint32) 
 	}
 	sum := uint64(0)
 	for i := range h.count {
-		d := backends.Desc{Remote: binary.LittleEndian.Uint64(list[listEntry*i:]), Len: binary.LittleEndian.Uint64(list[listEntry*i+8:])}
+		d := driver.Desc{Remote: binary.LittleEndian.Uint64(list[listEntry*i:]), Len: binary.LittleEndian.Uint64(list[listEntry*i+8:])}
 		if d.Len == 0 || d.Len > pieceBytes-sum {
 			return descs, indices, fmt.Errorf("piece %d of a request is one of %d bytes, at most %d in all: %w", i, d.Len, pieceBytes, ErrBounds)
 		}
@@ -141,7 +141,7 @@ func (h *farHop) readList(list []byte, descs []backends.Desc, indices []uint32) 
 }
 
 // The outcomes as they go over the wire, by index: 0 is success, the last everything else.
-var farErrors = []error{nil, ErrAborted, ErrRevoked, ErrBounds, backends.ErrReadOnly, backends.ErrBadToken,
+var farErrors = []error{nil, ErrAborted, ErrRevoked, ErrBounds, driver.ErrReadOnly, driver.ErrBadToken,
 	ErrClosed, ErrFull, ErrNotSupported, ErrTimeout, ErrNoRoute, ErrCorrupt, errFar}
 
 var errFar = errors.New("the peer's engine failed")

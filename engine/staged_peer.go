@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // stagedPeer is the way to a peer by chains. Its batches are cut into pieces, which take
@@ -18,7 +18,7 @@ type stagedPeer struct {
 	s        *stager
 	p        *Peer
 	far      []byte // whom messages to the peer's stager are for; nil: it has none
-	farKinds backends.Kinds
+	farKinds driver.Kinds
 	lost     chan struct{} // closed with the peer
 	life     context.Context
 	endLife  context.CancelFunc
@@ -55,13 +55,13 @@ func (s *stager) connect(p *Peer, addr []byte) *stagedPeer {
 		remotes: map[uint32]*stagedRemote{}, keys: map[*Remote]uint32{}, jobs: map[uint64]*stagedJob{}}
 	sp.life, sp.endLife = context.WithCancel(s.e.life)
 	if len(addr) == len(s.id)+1 {
-		sp.far, sp.farKinds = addr[:len(s.id)], backends.Kinds(addr[len(s.id)])
+		sp.far, sp.farKinds = addr[:len(s.id)], driver.Kinds(addr[len(s.id)])
 	}
 	return sp
 }
 
 // route prepares the way between two memories and describes it, or says why there is none.
-func (sp *stagedPeer) route(local *Region, remote *Remote, durable bool) (cost backends.Cost, text, obstacle string) {
+func (sp *stagedPeer) route(local *Region, remote *Remote, durable bool) (cost driver.Cost, text, obstacle string) {
 	c, obstacle := sp.chain(local, remote, durable)
 	if obstacle != "" {
 		return cost, "", obstacle
@@ -148,10 +148,10 @@ func (sp *stagedPeer) forget(m *Remote) {
 	delete(sp.keys, m)
 }
 
-// Import implements backends.Peer; the engine has key, which knows the Remote.
+// Import implements driver.Peer; the engine has key, which knows the Remote.
 func (sp *stagedPeer) Import([]byte) (uint32, uint64, error) { return 0, 0, ErrNotSupported }
 
-// Drop implements backends.Peer.
+// Drop implements driver.Peer.
 func (sp *stagedPeer) Drop(key uint32) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
@@ -161,16 +161,16 @@ func (sp *stagedPeer) Drop(key uint32) {
 	}
 }
 
-// Lost implements backends.Watcher.
+// Lost implements driver.Watcher.
 func (sp *stagedPeer) Lost() <-chan struct{} { return sp.lost }
 
-// Submit implements backends.Peer.
-func (sp *stagedPeer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
-	return sp.submit(&stagedJob{sp: sp, op: op, tag: tag, descs: append([]backends.Desc(nil), descs...)})
+// Submit implements driver.Peer.
+func (sp *stagedPeer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
+	return sp.submit(&stagedJob{sp: sp, op: op, tag: tag, descs: append([]driver.Desc(nil), descs...)})
 }
 
-// SubmitPages implements backends.Pager. Messages go by other lanes.
-func (sp *stagedPeer) SubmitPages(op backends.Op, tag uint64, p *backends.Pages, msg []byte) error {
+// SubmitPages implements driver.Pager. Messages go by other lanes.
+func (sp *stagedPeer) SubmitPages(op driver.Op, tag uint64, p *driver.Pages, msg []byte) error {
 	if msg != nil {
 		return ErrNotSupported
 	}
@@ -181,12 +181,12 @@ func (sp *stagedPeer) SubmitPages(op backends.Op, tag uint64, p *backends.Pages,
 	return sp.submit(j)
 }
 
-// SubmitDurable implements backends.Persister: the last hop of each piece is a durable one.
-func (sp *stagedPeer) SubmitDurable(tag uint64, descs []backends.Desc, p *backends.Pages) error {
+// SubmitDurable implements driver.Persister: the last hop of each piece is a durable one.
+func (sp *stagedPeer) SubmitDurable(tag uint64, descs []driver.Desc, p *driver.Pages) error {
 	j := &stagedJob{sp: sp, op: Write, tag: tag, durable: true}
 	switch {
 	case p == nil:
-		j.descs = append([]backends.Desc(nil), descs...)
+		j.descs = append([]driver.Desc(nil), descs...)
 	case p.EntryLen > pieceBytes:
 		return ErrBounds
 	default:
@@ -212,10 +212,10 @@ func (sp *stagedPeer) submit(j *stagedJob) error {
 	return nil
 }
 
-// Cancel implements backends.Canceler.
+// Cancel implements driver.Canceler.
 func (sp *stagedPeer) Cancel(tag uint64) { sp.s.push(&stagedCancel{sp, tag}) }
 
-// Close implements backends.Peer. A peer that does not answer for what it has in hand is
+// Close implements driver.Peer. A peer that does not answer for what it has in hand is
 // waited for no longer than half of what the engine gives Close before it gives our batches
 // up: see sweeper.
 func (sp *stagedPeer) Close() error {

@@ -17,11 +17,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/shm"
-	"github.com/sluicehq/sluice/internal/freeze"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/freeze"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // DeviceAt makes the test binary a process that serves memory of a device at this socket.
@@ -63,11 +63,11 @@ func deviceEngine(cfg Config) (*Engine, *device, *Memory, error) {
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	dev, err := openDevice("device", backends.HBM)
+	dev, err := openDevice("device", driver.HBM)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	cfg.Backends = []backends.Backend{s, dev}
+	cfg.Backends = []driver.Backend{s, dev}
 	e, err := Open(cfg)
 	if err != nil {
 		return nil, nil, nil, err

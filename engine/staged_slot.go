@@ -5,7 +5,7 @@ package engine
 import (
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // slot is a place of the staging memory and the piece that passes through it.
@@ -20,8 +20,8 @@ type slot struct {
 	c     chain
 	local *stagedMemory
 	to    *Remote
-	descs []backends.Desc
-	pages backends.Pages
+	descs []driver.Desc
+	pages driver.Pages
 	paged bool
 	bytes uint64
 
@@ -196,7 +196,7 @@ func (s *slot) finish(err error) {
 	if err != nil {
 		j.fail(err)
 	}
-	s.job, s.step, s.local, s.to, s.descs, s.pages = nil, atRest, nil, nil, nil, backends.Pages{}
+	s.job, s.step, s.local, s.to, s.descs, s.pages = nil, atRest, nil, nil, nil, driver.Pages{}
 	j.flying--
 	if !j.more() {
 		s.sp.settle(j)

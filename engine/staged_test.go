@@ -13,12 +13,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/ucx"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // host is an engine with DRAM, memory of a device, and a way between hosts that moves DRAM
@@ -40,11 +40,11 @@ func newHost(t testing.TB, name string, change ...func(*Config)) *host {
 	return newHostOver(t, wire, name, change...)
 }
 
-func newHostOver(t testing.TB, wire backends.Backend, name string, change ...func(*Config)) *host {
+func newHostOver(t testing.TB, wire driver.Backend, name string, change ...func(*Config)) *host {
 	t.Helper()
-	h := &host{dev: newDevice(t, "device", backends.HBM)}
+	h := &host{dev: newDevice(t, "device", driver.HBM)}
 	var err error
-	h.e = open(t, name, append(change, func(c *Config) { c.Backends = []backends.Backend{wire, h.dev} })...)
+	h.e = open(t, name, append(change, func(c *Config) { c.Backends = []driver.Backend{wire, h.dev} })...)
 	seg, b := h.dev.alloc(t, hostBytes)
 	h.mem = b
 	h.hbm, err = h.e.Register("hbm", seg)
@@ -53,8 +53,8 @@ func newHostOver(t testing.TB, wire backends.Backend, name string, change ...fun
 	return h
 }
 
-func (h *host) region(kind backends.Kind) (*Region, []byte) {
-	if kind == backends.HBM {
+func (h *host) region(kind driver.Kind) (*Region, []byte) {
+	if kind == driver.HBM {
 		return h.hbm, h.mem
 	}
 	return h.dram, h.dram.Bytes()
@@ -73,7 +73,7 @@ func TestStaged(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
 	a, b := newHost(t, "a"), newHost(t, "b")
 	p := connect(t, a.e, b.e)
-	for _, kinds := range [][2]backends.Kind{{backends.HBM, backends.HBM}, {backends.DRAM, backends.HBM}, {backends.HBM, backends.DRAM}} {
+	for _, kinds := range [][2]driver.Kind{{driver.HBM, driver.HBM}, {driver.DRAM, driver.HBM}, {driver.HBM, driver.DRAM}} {
 		for _, op := range []Op{Write, Read} {
 			t.Run(fmt.Sprintf("%v/%v-%v", op, kinds[0], kinds[1]), func(t *testing.T) {
 				local, near := a.region(kinds[0])
@@ -105,7 +105,7 @@ func TestStaged(t *testing.T) {
 
 // list is a transfer's, as Descs or as Pages.
 type list struct {
-	descs []backends.Desc
+	descs []driver.Desc
 	pages *Pages
 }
 
@@ -113,15 +113,15 @@ func lists() map[string]list {
 	r := rand.New(rand.NewPCG(7, 7))
 	scattered := list{}
 	for i := range uint64(3000) {
-		scattered.descs = append(scattered.descs, backends.Desc{Local: 1000 * i, Remote: 1000 * (2999 - i), Len: 1 + r.Uint64N(990)})
+		scattered.descs = append(scattered.descs, driver.Desc{Local: 1000 * i, Remote: 1000 * (2999 - i), Len: 1 + r.Uint64N(990)})
 	}
 	pages := &Pages{Count: 4000, EntryLen: 656, LocalBase: 16, LocalStride: 656, RemoteBase: 32, RemoteStride: 704}
 	for i := range uint32(4000) {
 		pages.Local, pages.Remote = append(pages.Local, (i*7)%4001), append(pages.Remote, (i*11+3)%4001)
 	}
 	return map[string]list{
-		"a byte":           {descs: []backends.Desc{{Local: 5, Remote: 77, Len: 1}}},
-		"large":            {descs: []backends.Desc{{Local: 3, Remote: 1 << 10, Len: 5<<20 + 13}}},
+		"a byte":           {descs: []driver.Desc{{Local: 5, Remote: 77, Len: 1}}},
+		"large":            {descs: []driver.Desc{{Local: 3, Remote: 1 << 10, Len: 5<<20 + 13}}},
 		"scattered":        scattered,
 		"pages":            {pages: pages},
 		"pages in a row":   {pages: &Pages{Count: 300, EntryLen: 8192, LocalStride: 8192, RemoteStride: 16384}},
@@ -163,7 +163,7 @@ func TestStagedOverUCX(t *testing.T) {
 	over := func(name string) *host {
 		wire, err := ucx.New(ucx.Config{})
 		if err != nil {
-			backendtest.SkipIfUnavailable(t, err)
+			drivertest.SkipIfUnavailable(t, err)
 		}
 		return newHostOver(t, wire, name)
 	}
@@ -189,8 +189,8 @@ func TestStagedOverUCX(t *testing.T) {
 // TestStagedWithinAnEngine goes from one device to another of the same process.
 func TestStagedWithinAnEngine(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
-	hbm, disk := newDevice(t, "device", backends.HBM), newDevice(t, "disk", backends.File)
-	e := open(t, "e", func(c *Config) { c.Backends = []backends.Backend{hbm, disk} })
+	hbm, disk := newDevice(t, "device", driver.HBM), newDevice(t, "disk", driver.File)
+	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{hbm, disk} })
 	seg, src := hbm.alloc(t, 3<<20)
 	from, err := e.Register("hbm", seg)
 	check(t, err)
@@ -370,7 +370,7 @@ func TestStagedRefusals(t *testing.T) {
 		tr = transfer(t, p, Write)
 		check(t, tr.Add(a.hbm, 0, m, 0, 4096))
 		check(t, tr.Post())
-		if err := tr.Wait(within(t)); !errors.Is(err, backends.ErrReadOnly) {
+		if err := tr.Wait(within(t)); !errors.Is(err, driver.ErrReadOnly) {
 			t.Errorf("a write: %v", err)
 		}
 		m.size *= 2

@@ -10,7 +10,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -44,7 +44,7 @@ type hop struct {
 	memory  *stagedMemory // nil: at rest
 	t       *Transfer
 	ts      [2]*Transfer // by Op-1
-	descs   []backends.Desc
+	descs   []driver.Desc
 	indices []uint32
 	hook    func()
 }
@@ -303,7 +303,7 @@ func (h *hop) begin(req *farHop, m *stagedMessage) (err error) {
 	h.w.busy++
 	op := ownOp(m.what)
 	if op == Write && h.memory.region.seg.ReadOnly {
-		return backends.ErrReadOnly
+		return driver.ErrReadOnly
 	}
 	at := uint64(h.index) * slotBytes
 	list := h.w.pool.region.Bytes()[at+pieceBytes:][:listBytes]
@@ -318,7 +318,7 @@ func (h *hop) begin(req *farHop, m *stagedMessage) (err error) {
 }
 
 // prepare fills the transfer, which checks the bounds of the memory.
-func (h *hop) prepare(op backends.Op, at uint64, req *farHop) error {
+func (h *hop) prepare(op driver.Op, at uint64, req *farHop) error {
 	s := h.w.s
 	self, err := s.e.Self()
 	if err != nil {
@@ -355,7 +355,7 @@ func (h *hop) prepare(op backends.Op, at uint64, req *farHop) error {
 	return nil
 }
 
-func (h *hop) transfer(self *Peer, op backends.Op, by Route) (*Transfer, error) {
+func (h *hop) transfer(self *Peer, op driver.Op, by Route) (*Transfer, error) {
 	t := h.ts[op-1]
 	if t != nil && t.p == self && t.route == by {
 		return t, nil

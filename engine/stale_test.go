@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // TestAbortOfWhatIsJustSubmitted aborts while Submit runs: the backend does not
@@ -19,7 +19,7 @@ func TestAbortOfWhatIsJustSubmitted(t *testing.T) {
 	f := &fake{manual: true}
 	var once sync.Once
 	submitting, aborting := make(chan struct{}), make(chan struct{})
-	f.onSubmit = func(int, backends.Op, uint64, bool) error {
+	f.onSubmit = func(int, driver.Op, uint64, bool) error {
 		close(submitting)
 		<-aborting
 		return nil
@@ -51,7 +51,7 @@ func TestAbortOfWhatIsJustSubmitted(t *testing.T) {
 func TestAbortRacesTheNextPost(t *testing.T) {
 	f := &fake{}
 	var moved atomic.Uint64
-	f.onSubmit = func(int, backends.Op, uint64, bool) error { moved.Add(1); return nil }
+	f.onSubmit = func(int, driver.Op, uint64, bool) error { moved.Add(1); return nil }
 	p, r, m := overFake(t, f, limit)
 	tr := transfer(t, p, Write)
 	scattered(t, tr, r, m, 1)
@@ -100,7 +100,7 @@ func TestAbortGraceBeginsAtAbort(t *testing.T) {
 			t.Errorf("stage %d, for another %v", tr.stage.Load(), left)
 		}
 	}
-	f.finishOne(backends.ErrAborted)
+	f.finishOne(driver.ErrAborted)
 	if err := tr.Wait(within(t)); !errors.Is(err, ErrAborted) {
 		t.Errorf("outcome: %v", err)
 	}
@@ -113,7 +113,7 @@ func TestAbortTooLate(t *testing.T) {
 	p, r, m := overFake(t, f, time.Hour)
 	tr := transfer(t, p, Write)
 	scattered(t, tr, r, m, 1)
-	for _, outcome := range []error{nil, backends.ErrAborted, nil} {
+	for _, outcome := range []error{nil, driver.ErrAborted, nil} {
 		check(t, tr.Post())
 		f.onCancel = func(uint64) { f.finishOne(outcome) }
 		check(t, tr.Abort(within(t)))

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // yielder is a way from a device's memory to files that yields, if it has a reason. It moves nothing.
@@ -18,13 +18,13 @@ type yielder struct {
 	why string
 }
 
-func (y *yielder) Caps() backends.Caps {
+func (y *yielder) Caps() driver.Caps {
 	c := y.fake.Caps()
-	c.Name, c.Pairs = "straight", backends.Pairs{backends.HBM: backends.KindsOf(backends.File)}
+	c.Name, c.Pairs = "straight", driver.Pairs{driver.HBM: driver.KindsOf(driver.File)}
 	return c
 }
 
-func (y *yielder) Connect(ctx context.Context, addr []byte) (backends.Peer, error) {
+func (y *yielder) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	p, err := y.fake.Connect(ctx, addr)
 	return &yieldingPeer{p.(*fakePeer), y.why}, err
 }
@@ -49,11 +49,11 @@ func TestYields(t *testing.T) {
 		{"0.7 of the chain, measured", true, Staged, "staged, since straight yields to it: 0.7 of the chain, measured"},
 		{"0.7 of the chain, measured", false, "straight", "straight is the cheapest of 1"},
 	} {
-		straight, hbm := &yielder{fake{name: "straight"}, c.why}, newDevice(t, "device", backends.HBM)
-		list := []backends.Backend{straight, hbm}
-		seg := backends.Segment{Kind: backends.File, Len: 1 << 16}
+		straight, hbm := &yielder{fake{name: "straight"}, c.why}, newDevice(t, "device", driver.HBM)
+		list := []driver.Backend{straight, hbm}
+		seg := driver.Segment{Kind: driver.File, Len: 1 << 16}
 		if c.disk {
-			disk := newDevice(t, "disk", backends.File)
+			disk := newDevice(t, "disk", driver.File)
 			list = append(list, disk)
 			seg, _ = disk.alloc(t, 1<<16)
 		}

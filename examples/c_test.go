@@ -9,15 +9,15 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // TestC installs the library, builds the program by the line in its head, and runs it.
 func TestC(t *testing.T) {
 	for _, tool := range []string{"cc", "make", "pkg-config"} {
 		if _, err := exec.LookPath(tool); err != nil {
-			backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: "C", Reason: err.Error(), Fix: "apt-get install gcc make pkg-config"})
+			drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "C", Reason: err.Error(), Fix: "apt-get install gcc make pkg-config"})
 		}
 	}
 	prefix := t.TempDir()

@@ -11,17 +11,17 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/cuda"
-	"github.com/sluicehq/sluice/internal/fakecuda"
-	"github.com/sluicehq/sluice/internal/fakecufile"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/fakecuda"
+	"github.com/sluicehq/sluice/internal/testing/fakecufile"
 )
 
 func have(t *testing.T, name, fix string) {
 	t.Helper()
 	if _, err := exec.LookPath(name); err != nil {
-		backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: name, Reason: err.Error(), Fix: fix})
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: name, Reason: err.Error(), Fix: fix})
 	}
 }
 
@@ -66,7 +66,7 @@ func read(t *testing.T, out string) (r report) {
 // run in a folder without source, where tools of NVIDIA's may be missing and nothing else is.
 func TestGPUCheck(t *testing.T) {
 	if !cuda.Native {
-		backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: "cuda", Reason: "built without cgo", Fix: "CGO_ENABLED=1"})
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "cuda", Reason: "built without cgo", Fix: "CGO_ENABLED=1"})
 	}
 	have(t, "gcc", "apt-get install gcc libc6-dev")
 	have(t, "timeout", "apt-get install coreutils")

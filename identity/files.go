@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // FromFiles makes an Identity of three files in PEM: a certificate (and those between it and
@@ -96,7 +96,7 @@ func readFile(path string) ([]byte, error) {
 		return nil, err
 	}
 	if info.Size() > fileMax {
-		return nil, fmt.Errorf("%s has %d bytes, no certificate or key has more than %d: %w", path, info.Size(), fileMax, backends.ErrBounds)
+		return nil, fmt.Errorf("%s has %d bytes, no certificate or key has more than %d: %w", path, info.Size(), fileMax, driver.ErrBounds)
 	}
 	return os.ReadFile(path)
 }
@@ -111,11 +111,11 @@ func (s *files) read() (*faces, error) {
 	}
 	pair, err := tls.X509KeyPair(text[0], text[1])
 	if err != nil {
-		return nil, fmt.Errorf("certificate %s with key %s: %w", s.paths[0], s.paths[1], errors.Join(err, backends.ErrBounds))
+		return nil, fmt.Errorf("certificate %s with key %s: %w", s.paths[0], s.paths[1], errors.Join(err, driver.ErrBounds))
 	}
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(text[2]) {
-		return nil, fmt.Errorf("%s holds no certificate of an authority: %w", s.paths[2], backends.ErrBounds)
+		return nil, fmt.Errorf("%s holds no certificate of an authority: %w", s.paths[2], driver.ErrBounds)
 	}
 	if err := s.fits(&pair, roots); err != nil {
 		return nil, err

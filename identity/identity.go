@@ -19,7 +19,7 @@ import (
 	"net"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Identity makes connections secure. It may be used from any goroutine, by any number of
@@ -48,11 +48,11 @@ type faces struct {
 func FromTLS(base *tls.Config) (*Identity, error) {
 	switch {
 	case base == nil:
-		return nil, fmt.Errorf("identity: no tls.Config: %w", backends.ErrBounds)
+		return nil, fmt.Errorf("identity: no tls.Config: %w", driver.ErrBounds)
 	case len(base.Certificates) == 0 && base.GetCertificate == nil:
-		return nil, fmt.Errorf("identity: the tls.Config has no Certificates: %w", backends.ErrBounds)
+		return nil, fmt.Errorf("identity: the tls.Config has no Certificates: %w", driver.ErrBounds)
 	case base.RootCAs == nil || base.ClientCAs == nil:
-		return nil, fmt.Errorf("identity: the tls.Config needs RootCAs and ClientCAs, by which peers are known: %w", backends.ErrBounds)
+		return nil, fmt.Errorf("identity: the tls.Config needs RootCAs and ClientCAs, by which peers are known: %w", driver.ErrBounds)
 	}
 	return &Identity{source: fixed{newFaces(base)}}, nil
 }
@@ -158,7 +158,7 @@ func (i *Identity) Answer(ctx context.Context, conn net.Conn) (net.Conn, error) 
 func (i *Identity) shake(ctx context.Context, c *tls.Conn) (net.Conn, error) {
 	if err := c.HandshakeContext(ctx); err != nil {
 		if ctx.Err() != nil {
-			return nil, fmt.Errorf("handshake of TLS: %w", backends.ContextError(ctx))
+			return nil, fmt.Errorf("handshake of TLS: %w", driver.ContextError(ctx))
 		}
 		return nil, fmt.Errorf("handshake of TLS: %w", i.Explain(err, hostOf(c)))
 	}

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // AllocDevice returns n bytes of a device's memory, not zeroed, as a segment that each backend can
@@ -22,30 +22,30 @@ import (
 //
 // The Closer frees it. It must be closed after every registration of the memory was, at any time,
 // also after the backend; closing it again does nothing.
-func (b *Backend) AllocDevice(ordinal int, n uint64) (backends.Segment, io.Closer, error) {
+func (b *Backend) AllocDevice(ordinal int, n uint64) (driver.Segment, io.Closer, error) {
 	if n == 0 || n > 1<<60 {
-		return backends.Segment{}, nil, fmt.Errorf("allocate %d bytes of device memory: %w", n, backends.ErrBounds)
+		return driver.Segment{}, nil, fmt.Errorf("allocate %d bytes of device memory: %w", n, driver.ErrBounds)
 	}
 	b.open.RLock()
 	defer b.open.RUnlock()
 	switch {
 	case b.closed.Load():
-		return backends.Segment{}, nil, backends.ErrClosed
+		return driver.Segment{}, nil, driver.ErrClosed
 	case b.device(ordinal) == nil:
-		return backends.Segment{}, nil, fmt.Errorf("allocate on device %d, which Config.Devices leaves out: %w", ordinal, backends.ErrNotSupported)
+		return driver.Segment{}, nil, fmt.Errorf("allocate on device %d, which Config.Devices leaves out: %w", ordinal, driver.ErrNotSupported)
 	}
 	own, err := newOwnBlock(ordinal, n, b.cfg.Peers)
 	if err != nil {
-		return backends.Segment{}, nil, err
+		return driver.Segment{}, nil, err
 	}
-	seg := backends.Segment{Kind: backends.HBM, Len: n, Device: ordinal, Addr: own.block.At}
+	seg := driver.Segment{Kind: driver.HBM, Len: n, Device: ordinal, Addr: own.block.At}
 	if b.cfg.Peers {
 		return seg, own, nil
 	}
 	fd, off, err := own.block.Export()
 	if err == nil && fd >= 0 { // what cannot be exported is memory all the same
 		own.fd = fd
-		seg.DMABuf = &backends.DMABuf{FD: fd, Offset: off}
+		seg.DMABuf = &driver.DMABuf{FD: fd, Offset: off}
 	}
 	return seg, own, nil
 }

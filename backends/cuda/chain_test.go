@@ -18,12 +18,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/backends/posix"
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/backends/tcp"
 	"github.com/sluicehq/sluice/backends/ucx"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -39,11 +39,11 @@ const direct = "cuda and shm"
 // knows of neither.
 type chainEnd struct {
 	e    *engine.Engine
-	hbm  backends.Segment
+	hbm  driver.Segment
 	free func() error
 }
 
-func carrierOf(name string) (backends.Backend, error) {
+func carrierOf(name string) (driver.Backend, error) {
 	switch name {
 	case "shm", direct:
 		return shm.New(shm.Config{})
@@ -72,7 +72,7 @@ func openChainEnd(carrier string) (*chainEnd, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.Close(), b.Close(), disk.Close())
 	}
-	e, err := engine.Open(engine.Config{Name: carrier, Backends: []backends.Backend{c, b, disk}})
+	e, err := engine.Open(engine.Config{Name: carrier, Backends: []driver.Backend{c, b, disk}})
 	if err != nil {
 		return nil, errors.Join(err, owner.Close())
 	}
@@ -146,7 +146,7 @@ func TestChainsBetweenProcesses(t *testing.T) {
 		t.Run(carrier, func(t *testing.T) {
 			end, err := openChainEnd(carrier)
 			if err != nil {
-				backendtest.SkipIfUnavailable(t, err)
+				drivertest.SkipIfUnavailable(t, err)
 			}
 			defer func() {
 				if err := end.free(); err != nil {
@@ -230,7 +230,7 @@ func roundTrip(ctx context.Context, t *testing.T, end *chainEnd, p *engine.Peer,
 	run(engine.Write, func(tr *engine.Transfer) error { return tr.Add(local, 0, m, 0, chainBytes) })
 }
 
-func writeCard(t *testing.T, seg backends.Segment, b []byte) {
+func writeCard(t *testing.T, seg driver.Segment, b []byte) {
 	t.Helper()
 	d, err := openCard(seg.Device)
 	if err == nil {
@@ -241,7 +241,7 @@ func writeCard(t *testing.T, seg backends.Segment, b []byte) {
 	}
 }
 
-func readCard(t *testing.T, seg backends.Segment) []byte {
+func readCard(t *testing.T, seg driver.Segment) []byte {
 	t.Helper()
 	b := make([]byte, seg.Len)
 	d, err := openCard(seg.Device)

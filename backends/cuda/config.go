@@ -7,8 +7,8 @@ import (
 	"math/bits"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/cuda"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
@@ -61,11 +61,11 @@ func (c Config) withDefaults() (Config, error) {
 			*f.field = f.value
 		}
 		if *f.field < f.from || *f.field > f.most {
-			return c, fmt.Errorf("Config.%s is %d, want %d to %d: %w", f.name, *f.field, f.from, f.most, backends.ErrBounds)
+			return c, fmt.Errorf("Config.%s is %d, want %d to %d: %w", f.name, *f.field, f.from, f.most, driver.ErrBounds)
 		}
 	}
 	if c.FenceGrace < 0 || c.DialTimeout < 0 {
-		return c, fmt.Errorf("Config.FenceGrace is %v and Config.DialTimeout %v, want no negative time: %w", c.FenceGrace, c.DialTimeout, backends.ErrBounds)
+		return c, fmt.Errorf("Config.FenceGrace is %v and Config.DialTimeout %v, want no negative time: %w", c.FenceGrace, c.DialTimeout, driver.ErrBounds)
 	}
 	if c.FenceGrace == 0 {
 		c.FenceGrace = 200 * time.Millisecond
@@ -74,10 +74,10 @@ func (c Config) withDefaults() (Config, error) {
 		c.DialTimeout = 5 * time.Second
 	}
 	if bits.OnesCount(uint(c.BatchesMax)) != 1 {
-		return c, fmt.Errorf("Config.BatchesMax is %d, want a power of two: %w", c.BatchesMax, backends.ErrBounds)
+		return c, fmt.Errorf("Config.BatchesMax is %d, want a power of two: %w", c.BatchesMax, driver.ErrBounds)
 	}
 	if c.Budget.SMs < 0 || c.Budget.SMs > 0 && c.Budget.InFlight > 0 {
-		return c, fmt.Errorf("Config.Budget is %d multiprocessors and %d bytes, want one of them: %w", c.Budget.SMs, c.Budget.InFlight, backends.ErrBounds)
+		return c, fmt.Errorf("Config.Budget is %d multiprocessors and %d bytes, want one of them: %w", c.Budget.SMs, c.Budget.InFlight, driver.ErrBounds)
 	}
 	return c, nil
 }
@@ -85,9 +85,9 @@ func (c Config) withDefaults() (Config, error) {
 // kernels reports whether the gather kernel may run.
 func (c *Config) kernels() bool { return c.Budget.SMs > 0 || c.Budget.InFlight > 0 }
 
-func (c *Config) reach() backends.Reach {
+func (c *Config) reach() driver.Reach {
 	if c.Peers {
-		return backends.SameHost
+		return driver.SameHost
 	}
-	return backends.InProcess
+	return driver.InProcess
 }

@@ -14,25 +14,25 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/csrc"
 	"github.com/sluicehq/sluice/cuda"
-	"github.com/sluicehq/sluice/internal/fakecuda"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
 // driver is the stand-in of libcuda, nil on a machine with a card: SLUICE_LIBCUDA names its library.
-var driver *fakecuda.Library
+var libcuda *fakecuda.Library
 
 func libraryPath() string {
-	if driver != nil {
-		return driver.Path
+	if libcuda != nil {
+		return libcuda.Path
 	}
 	return os.Getenv("SLUICE_LIBCUDA")
 }
 
 func TestMain(m *testing.M) {
-	if address := os.Getenv(knockVariable); address != "" { // before it needs a driver, which another user may not open
+	if address := os.Getenv(knockVariable); address != "" { // before it needs a libcuda, which another user may not open
 		if err := knock(address); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -56,7 +56,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "the other process:", chainProcess(dir, os.Getenv(carrierVariable)))
 		os.Exit(1)
 	}
-	backendtest.Main(m, upHarness, downHarness, withinHarness, betweenHarness, betweenUpHarness)
+	drivertest.Main(m, upHarness, downHarness, withinHarness, betweenHarness, betweenUpHarness)
 }
 
 // flagsVariable names flags for the build of the stand-in, to a test that runs alone.
@@ -68,31 +68,31 @@ const builtVariable = "SLUICE_STANDIN_BUILT"
 func openDriver() (err error) {
 	_, other := os.LookupEnv(flagsVariable)
 	if path := os.Getenv(builtVariable); path != "" && !other {
-		driver = &fakecuda.Library{Path: path}
+		libcuda = &fakecuda.Library{Path: path}
 		return errors.Join(os.Unsetenv("STANDIN_PANEL"), csrc.LoadCUDA(path))
 	}
-	if driver, err = fakecuda.Build(strings.Fields(os.Getenv(flagsVariable))...); err != nil {
+	if libcuda, err = fakecuda.Build(strings.Fields(os.Getenv(flagsVariable))...); err != nil {
 		return err
 	}
-	defer driver.Remove()
-	if err := errors.Join(os.Setenv("STANDIN_PANEL", driver.Panel), os.Setenv("STANDIN_DEVICES", "2")); err != nil {
+	defer libcuda.Remove()
+	if err := errors.Join(os.Setenv("STANDIN_PANEL", libcuda.Panel), os.Setenv("STANDIN_DEVICES", "2")); err != nil {
 		return err
 	}
-	built, err := unix.Open(driver.Path, unix.O_RDONLY|unix.O_CLOEXEC, 0) // for other processes, as long as this one lives
+	built, err := unix.Open(libcuda.Path, unix.O_RDONLY|unix.O_CLOEXEC, 0) // for other processes, as long as this one lives
 	if err != nil {
 		return err
 	}
 	if err := os.Setenv(builtVariable, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), built)); err != nil {
 		return err
 	}
-	return csrc.LoadCUDA(driver.Path) // and then the file may go
+	return csrc.LoadCUDA(libcuda.Path) // and then the file may go
 }
 
 // harness is small limits and the kernel.
-func harness(name string, local, remote backendtest.Allocator, w backendtest.Wiring) backendtest.Harness {
-	return backendtest.Harness{
+func harness(name string, local, remote drivertest.Allocator, w drivertest.Wiring) drivertest.Harness {
+	return drivertest.Harness{
 		Name: name, Local: local, Remote: remote, Wirings: w,
-		New: func() (backends.Backend, error) {
+		New: func() (driver.Backend, error) {
 			b, err := New(testConfig())
 			if err != nil {
 				return nil, err
@@ -108,20 +108,20 @@ func testConfig() Config {
 
 var (
 	upHarness     = harness("up", nil, hbm, 0)
-	downHarness   = harness("down", hbm, nil, backendtest.Self)
-	withinHarness = harness("within", hbm, hbm, backendtest.Pair)
+	downHarness   = harness("down", hbm, nil, drivertest.Self)
+	withinHarness = harness("within", hbm, hbm, drivertest.Pair)
 )
 
 // Between processes, with memory that AllocDevice makes.
 var (
-	betweenHarness   = between("between", hbm, backendtest.Processes)
+	betweenHarness   = between("between", hbm, drivertest.Processes)
 	betweenUpHarness = between("between-up", nil, 0, "Lengths", "Pages", "FenceRevokes", "FenceFrozen", "SilenceUnderWrites")
 )
 
-func between(name string, local backendtest.Allocator, w backendtest.Wiring, only ...string) backendtest.Harness {
+func between(name string, local drivertest.Allocator, w drivertest.Wiring, only ...string) drivertest.Harness {
 	h := harness(name, local, sharedHBM, w)
 	h.Only = only
-	h.New = func() (backends.Backend, error) {
+	h.New = func() (driver.Backend, error) {
 		b, err := New(peersConfig())
 		if err != nil {
 			return nil, err
@@ -137,17 +137,17 @@ func peersConfig() Config {
 	return cfg
 }
 
-func TestHBMBetweenProcesses(t *testing.T)       { backendtest.Run(t, betweenHarness) }
-func TestDRAMToHBMBetweenProcesses(t *testing.T) { backendtest.Run(t, betweenUpHarness) }
+func TestHBMBetweenProcesses(t *testing.T)       { drivertest.Run(t, betweenHarness) }
+func TestDRAMToHBMBetweenProcesses(t *testing.T) { drivertest.Run(t, betweenUpHarness) }
 
-func TestDRAMToHBM(t *testing.T) { backendtest.Run(t, upHarness) }
-func TestHBMToDRAM(t *testing.T) { backendtest.Run(t, downHarness) }
-func TestHBMToHBM(t *testing.T)  { backendtest.Run(t, withinHarness) }
+func TestDRAMToHBM(t *testing.T) { drivertest.Run(t, upHarness) }
+func TestHBMToDRAM(t *testing.T) { drivertest.Run(t, downHarness) }
+func TestHBMToHBM(t *testing.T)  { drivertest.Run(t, withinHarness) }
 
-func BenchmarkDRAMToHBM(b *testing.B)           { backendtest.Benchmark(b, upHarness) }
-func BenchmarkHBMBetweenProcesses(b *testing.B) { backendtest.Benchmark(b, betweenHarness) }
+func BenchmarkDRAMToHBM(b *testing.B)           { drivertest.Benchmark(b, upHarness) }
+func BenchmarkHBMBetweenProcesses(b *testing.B) { drivertest.Benchmark(b, betweenHarness) }
 
-func BenchmarkHBMToHBM(b *testing.B) { backendtest.Benchmark(b, withinHarness) }
+func BenchmarkHBMToHBM(b *testing.B) { drivertest.Benchmark(b, withinHarness) }
 
 // card is the test's own way to memory of devices, which is not the backend's.
 var card struct {
@@ -176,9 +176,9 @@ func openCard(ordinal int) (*csrc.CUDADevice, error) {
 }
 
 // hbm makes memory of the first device.
-func hbm(n uint64) (*backendtest.Space, error) { return hbmOn(0, n) }
+func hbm(n uint64) (*drivertest.Space, error) { return hbmOn(0, n) }
 
-func hbmOn(ordinal int, n uint64) (*backendtest.Space, error) {
+func hbmOn(ordinal int, n uint64) (*drivertest.Space, error) {
 	d, err := openCard(ordinal)
 	if err != nil {
 		return nil, err
@@ -187,14 +187,14 @@ func hbmOn(ordinal int, n uint64) (*backendtest.Space, error) {
 	if err != nil {
 		return nil, err
 	}
-	seg := backends.Segment{Kind: backends.HBM, Len: n, Addr: at, Device: ordinal}
-	s := &backendtest.Space{Segment: seg, Bytes: deviceBytes{d, at, n}, Free: func() error { return d.Free(at) }}
+	seg := driver.Segment{Kind: driver.HBM, Len: n, Addr: at, Device: ordinal}
+	s := &drivertest.Space{Segment: seg, Bytes: deviceBytes{d, at, n}, Free: func() error { return d.Free(at) }}
 	_, err = s.Bytes.WriteAt(make([]byte, n), 0)
 	return s, err
 }
 
 // sharedHBM is memory of the first device as AllocDevice makes it for other processes.
-func sharedHBM(n uint64) (*backendtest.Space, error) {
+func sharedHBM(n uint64) (*drivertest.Space, error) {
 	d, err := openCard(0)
 	if err != nil {
 		return nil, err
@@ -206,8 +206,8 @@ func sharedHBM(n uint64) (*backendtest.Space, error) {
 	if err != nil {
 		return nil, err
 	}
-	seg := backends.Segment{Kind: backends.HBM, Len: n, Addr: o.block.At}
-	s := &backendtest.Space{Segment: seg, Bytes: deviceBytes{d, seg.Addr, n}, Free: o.Close}
+	seg := driver.Segment{Kind: driver.HBM, Len: n, Addr: o.block.At}
+	s := &drivertest.Space{Segment: seg, Bytes: deviceBytes{d, seg.Addr, n}, Free: o.Close}
 	_, err = s.Bytes.WriteAt(make([]byte, n), 0)
 	return s, err
 }
@@ -234,7 +234,7 @@ func (b deviceBytes) WriteAt(p []byte, off int64) (int, error) {
 
 func (b deviceBytes) bound(p []byte, off int64) error {
 	if off < 0 || uint64(off)+uint64(len(p)) > b.n {
-		return fmt.Errorf("%d bytes at %d of %d of device memory: %w", len(p), off, b.n, backends.ErrBounds)
+		return fmt.Errorf("%d bytes at %d of %d of device memory: %w", len(p), off, b.n, driver.ErrBounds)
 	}
 	return nil
 }

@@ -25,8 +25,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/letters"
 	"github.com/sluicehq/sluice/internal/park"
@@ -91,7 +91,7 @@ func servers() (list []*Backend) {
 }
 
 // New opens the devices. Where driver or device is missing, or too old, the error is a
-// *backends.UnavailableError.
+// *driver.UnavailableError.
 func New(cfg Config) (*Backend, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -103,7 +103,7 @@ func New(cfg Config) (*Backend, error) {
 	b := &Backend{
 		cfg: cfg, addr: newAddress(&cfg), owner: keys.NewOwner(), attended: make(chan struct{}),
 		memories: keys.Table[memory]{Most: cfg.KeysMax}, done: make([]csrc.Done, 64),
-		ready: queue{places: make([]backends.Completion, cfg.BatchesMax)},
+		ready: queue{places: make([]driver.Completion, cfg.BatchesMax)},
 		peers: map[*peer]struct{}{}, senders: map[*peer]struct{}{},
 	}
 	b.box.Open(b.addr, cfg.BatchesMax, b.signal)
@@ -169,35 +169,35 @@ func (b *Backend) goDown() {
 	}
 }
 
-// Caps implements backends.Backend.
-func (b *Backend) Caps() backends.Caps {
-	return backends.Caps{
+// Caps implements driver.Backend.
+func (b *Backend) Caps() driver.Caps {
+	return driver.Caps{
 		Name: "cuda", Reach: b.cfg.reach(),
-		Pairs: backends.Pairs{
-			backends.DRAM: backends.KindsOf(backends.HBM),
-			backends.HBM:  backends.KindsOf(backends.HBM, backends.DRAM),
+		Pairs: driver.Pairs{
+			driver.DRAM: driver.KindsOf(driver.HBM),
+			driver.HBM:  driver.KindsOf(driver.HBM, driver.DRAM),
 		},
 		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: b.cfg.MessageMax,
-		Cost: backends.Cost{Setup: 8000, PerPiece: 800, Rate: 25e9},
+		Cost: driver.Cost{Setup: 8000, PerPiece: 800, Rate: 25e9},
 	}
 }
 
-// Addr implements backends.Backend.
+// Addr implements driver.Backend.
 func (b *Backend) Addr() []byte { return []byte(b.addr) }
 
-// FD implements backends.Armer.
+// FD implements driver.Armer.
 func (b *Backend) FD() int { return b.wake.FD() }
 
-// Arm implements backends.Armer. The flag goes up before the look, and whoever brings
+// Arm implements driver.Armer. The flag goes up before the look, and whoever brings
 // something looks at the flag afterwards: one of the two sees the other.
 func (b *Backend) Arm() (bool, error) {
 	if b.closed.Load() {
-		return false, backends.ErrClosed
+		return false, driver.ErrClosed
 	}
 	b.reaping.Lock()
 	defer b.reaping.Unlock()
 	if b.down {
-		return false, backends.ErrClosed
+		return false, driver.ErrClosed
 	}
 	return b.ends.Arm() || b.ready.n > 0 || b.box.Ready(), nil
 }
@@ -211,20 +211,20 @@ func (b *Backend) signal() {
 	}
 }
 
-// Poll implements backends.Backend.
-func (b *Backend) Poll(done []backends.Completion) (int, error) {
+// Poll implements driver.Backend.
+func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	b.reaping.Lock()
 	defer b.reaping.Unlock()
 	b.reap()
 	n := b.ready.take(done)
 	b.taken.Add(int64(-n))
 	if n == 0 && b.closed.Load() {
-		return 0, backends.ErrClosed
+		return 0, driver.ErrClosed
 	}
 	return n, nil
 }
 
-// Close implements backends.Backend.
+// Close implements driver.Backend.
 func (b *Backend) Close() error {
 	if !b.closed.CompareAndSwap(false, true) {
 		return nil
@@ -268,27 +268,27 @@ func listOf(set map[*peer]struct{}) (list []*peer) {
 }
 
 var _ interface {
-	backends.Backend
-	backends.Receiver
-	backends.Counting
-	backends.Armer
-	backends.Fencer
+	driver.Backend
+	driver.Receiver
+	driver.Counting
+	driver.Armer
+	driver.Fencer
 } = (*Backend)(nil)
 
 var _ interface {
-	backends.Peer
-	backends.Canceler
-	backends.Pager
-	backends.Notifier
-	backends.Counter
-	backends.Watcher
-	backends.Explainer
+	driver.Peer
+	driver.Canceler
+	driver.Pager
+	driver.Notifier
+	driver.Counter
+	driver.Watcher
+	driver.Explainer
 } = (*peer)(nil)
 
 var _ interface {
-	backends.Peer
-	backends.Canceler
-	backends.Pager
-	backends.Watcher
-	backends.Explainer
+	driver.Peer
+	driver.Canceler
+	driver.Pager
+	driver.Watcher
+	driver.Explainer
 } = farPeer{}

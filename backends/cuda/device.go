@@ -8,9 +8,9 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
 	"github.com/sluicehq/sluice/cuda"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // device is a card with its streams.
@@ -42,7 +42,7 @@ func (b *Backend) openDevices() error {
 	}
 	for _, o := range ordinals {
 		if b.device(o) != nil {
-			return fmt.Errorf("open cuda backend: Config.Devices names %d twice: %w", o, backends.ErrBounds)
+			return fmt.Errorf("open cuda backend: Config.Devices names %d twice: %w", o, driver.ErrBounds)
 		}
 		d, err := b.openDevice(o)
 		if err != nil {
@@ -52,7 +52,7 @@ func (b *Backend) openDevices() error {
 		b.devices = append(b.devices, d)
 	}
 	if len(b.devices) == 0 {
-		return fmt.Errorf("open cuda backend: Config.Devices is empty: leave it nil for all: %w", backends.ErrBounds)
+		return fmt.Errorf("open cuda backend: Config.Devices is empty: leave it nil for all: %w", driver.ErrBounds)
 	}
 	return nil
 }
@@ -67,8 +67,8 @@ func (b *Backend) openDevice(ordinal int) (*device, error) {
 		return nil, err
 	}
 	if b.cfg.Peers {
-		if d.uuid, err = csrc.CUDAUUID(ordinal); errors.Is(err, backends.ErrNotSupported) {
-			return nil, &backends.UnavailableError{Backend: "cuda", Reason: "Config.Peers: the driver does not name devices",
+		if d.uuid, err = csrc.CUDAUUID(ordinal); errors.Is(err, driver.ErrNotSupported) {
+			return nil, &driver.UnavailableError{Backend: "cuda", Reason: "Config.Peers: the driver does not name devices",
 				Fix: "CUDA 11.4 or later, or leave Config.Peers off"}
 		} else if err != nil {
 			return nil, err
@@ -118,7 +118,7 @@ func (d *device) lane() int {
 	return best
 }
 
-// gatedLane takes a stream that no other batch waits on, or answers backends.ErrFull: a batch whose
+// gatedLane takes a stream that no other batch waits on, or answers driver.ErrFull: a batch whose
 // event is late must not hold others up, least of all those that the event waits for.
 func (d *device) gatedLane() (number, lane int, err error) {
 	d.mu.Lock()
@@ -134,7 +134,7 @@ func (d *device) gatedLane() (number, lane int, err error) {
 		d.gated[i] = true
 		return i, lane, nil
 	}
-	return 0, 0, backends.ErrFull
+	return 0, 0, driver.ErrFull
 }
 
 func (d *device) ungate(number int) {
@@ -146,7 +146,7 @@ func (d *device) ungate(number int) {
 // placeBytes is room for a tally and two lists.
 const placeBytes = tallyRoom + 2*4*pagesMax
 
-// place takes room for indices; made when first needed. backends.ErrFull: all are under way.
+// place takes room for indices; made when first needed. driver.ErrFull: all are under way.
 func (d *device) place() (*csrc.CUDAPlace, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -156,7 +156,7 @@ func (d *device) place() (*csrc.CUDAPlace, error) {
 		return p, nil
 	}
 	if len(d.places) == placesCount {
-		return nil, backends.ErrFull
+		return nil, driver.ErrFull
 	}
 	p, err := d.mover.Place(placeBytes)
 	if err != nil {

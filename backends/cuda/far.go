@@ -10,15 +10,15 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/sealed"
 )
 
 // farPeer is a peer in another process. It is no Notifier: messages are another backend's.
 type farPeer struct{ p *peer }
 
-// Import implements backends.Peer.
+// Import implements driver.Peer.
 func (f farPeer) Import(token []byte) (key uint32, size uint64, err error) {
 	type outcome struct {
 		r   *remote
@@ -35,7 +35,7 @@ func (f farPeer) Import(token []byte) (key uint32, size uint64, err error) {
 		}
 		done <- outcome{r, err}
 	}) {
-		return 0, 0, backends.ErrClosed
+		return 0, 0, driver.ErrClosed
 	}
 	o := <-done
 	if o.err != nil {
@@ -44,32 +44,32 @@ func (f farPeer) Import(token []byte) (key uint32, size uint64, err error) {
 	return key, o.r.m.seg.Len, nil
 }
 
-// Drop implements backends.Peer.
+// Drop implements driver.Peer.
 func (f farPeer) Drop(key uint32) { f.p.Drop(key) }
 
-// Submit implements backends.Peer.
-func (f farPeer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
+// Submit implements driver.Peer.
+func (f farPeer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
 	return f.p.Submit(op, tag, descs)
 }
 
-// SubmitPages implements backends.Pager.
-func (f farPeer) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, msg []byte) error {
+// SubmitPages implements driver.Pager.
+func (f farPeer) SubmitPages(op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
 	if msg != nil {
-		return fmt.Errorf("a message to another process: %w", backends.ErrNotSupported)
+		return fmt.Errorf("a message to another process: %w", driver.ErrNotSupported)
 	}
 	return f.p.SubmitPages(op, tag, pages, nil)
 }
 
-// Cancel implements backends.Canceler.
+// Cancel implements driver.Canceler.
 func (f farPeer) Cancel(tag uint64) { f.p.Cancel(tag) }
 
-// Lost implements backends.Watcher.
+// Lost implements driver.Watcher.
 func (f farPeer) Lost() <-chan struct{} { return f.p.lost }
 
-// Explain implements backends.Explainer.
+// Explain implements driver.Explainer.
 func (f farPeer) Explain(localKey, remoteKey uint32) string { return f.p.Explain(localKey, remoteKey) }
 
-// Close implements backends.Peer.
+// Close implements driver.Peer.
 func (f farPeer) Close() error { return f.p.Close() }
 
 // why says what a connection that is no more has ended by.
@@ -77,9 +77,9 @@ func (p *peer) why() error {
 	p.entry.RLock()
 	defer p.entry.RUnlock()
 	if p.closed {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
-	return backends.ErrPeerLost
+	return driver.ErrPeerLost
 }
 
 // keepFar gives a key, unless the connection was closed meanwhile.
@@ -87,7 +87,7 @@ func (p *peer) keepFar(r *remote) (uint32, error) {
 	p.entry.RLock()
 	defer p.entry.RUnlock()
 	if p.closed {
-		return 0, backends.ErrClosed // and the link lets go of everything
+		return 0, driver.ErrClosed // and the link lets go of everything
 	}
 	return p.keep(r)
 }
@@ -104,8 +104,8 @@ type farMemory struct {
 
 // open shows a token, and maps what it opens.
 func (l *link) open(token []byte) (*remote, error) {
-	if len(token) > backends.TokenMax {
-		return nil, backends.ErrBadToken
+	if len(token) > driver.TokenMax {
+		return nil, driver.ErrBadToken
 	}
 	a, err := l.ask(token)
 	if err != nil {
@@ -125,18 +125,18 @@ func (l *link) open(token []byte) (*remote, error) {
 // reach checks an answer and maps the memory, or finds it mapped.
 func (l *link) reach(a *answer) (*memory, *mapped, error) {
 	if a.Slot >= slotsMax || a.Size == 0 || a.Off > a.Mapped || a.Size > a.Mapped-a.Off || a.fd < 0 {
-		return nil, nil, fmt.Errorf("%d bytes at %d of %d in slot %d: %w", a.Size, a.Off, a.Mapped, a.Slot, backends.ErrCorrupt)
+		return nil, nil, fmt.Errorf("%d bytes at %d of %d in slot %d: %w", a.Size, a.Off, a.Mapped, a.Slot, driver.ErrCorrupt)
 	}
 	b := l.p.from
 	d := b.deviceNamed(a.Device)
 	if d == nil {
-		return nil, nil, fmt.Errorf("memory of a device that this process, or Config.Devices, leaves out: %w", backends.ErrNotSupported)
+		return nil, nil, fmt.Errorf("memory of a device that this process, or Config.Devices, leaves out: %w", driver.ErrNotSupported)
 	}
 	on, err := l.attach(a, d)
 	if err != nil {
 		return nil, nil, err
 	}
-	seg := backends.Segment{Kind: backends.HBM, Len: a.Size, Addr: on.block.At + a.Off, Device: d.ordinal, ReadOnly: a.ReadOnly != 0}
+	seg := driver.Segment{Kind: driver.HBM, Len: a.Size, Addr: on.block.At + a.Off, Device: d.ordinal, ReadOnly: a.ReadOnly != 0}
 	return &memory{b: b, seg: seg, base: seg.Addr, dev: d}, on, nil
 }
 
@@ -163,7 +163,7 @@ func (l *link) attach(a *answer, d *device) (*mapped, error) {
 		l.maps[a.Block] = on
 	}
 	if on.block.Len != a.Mapped {
-		return nil, fmt.Errorf("a block of %d bytes that had %d: %w", a.Mapped, on.block.Len, backends.ErrCorrupt)
+		return nil, fmt.Errorf("a block of %d bytes that had %d: %w", a.Mapped, on.block.Len, driver.ErrCorrupt)
 	}
 	on.users++
 	return on, nil
@@ -173,12 +173,12 @@ func (l *link) attach(a *answer, d *device) (*mapped, error) {
 // the batch may begin then.
 func (p *peer) refused(key uint32, r *remote) error {
 	if r.far == nil || r.grant.ended.Load() || r.grant.far.state.Load() < passMoves {
-		return backends.ErrRevoked
+		return driver.ErrRevoked
 	}
 	if r.far.reopening.CompareAndSwap(false, true) && !r.far.l.begin(func() { p.reopen(key, r) }) {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
-	return backends.ErrFull
+	return driver.ErrFull
 }
 
 // reopen shows the token again, and has the key name what it opens now.
@@ -187,7 +187,7 @@ func (p *peer) reopen(key uint32, r *remote) {
 	switch {
 	case err == nil:
 		p.replace(key, r, fresh)
-	case errors.Is(err, backends.ErrTimeout), errors.Is(err, backends.ErrFull):
+	case errors.Is(err, driver.ErrTimeout), errors.Is(err, driver.ErrFull):
 		r.far.reopening.Store(false) // whoever submits tries again
 	default:
 		r.grant.end()
@@ -200,13 +200,13 @@ func (l *link) openSoon(token []byte) (r *remote, err error) {
 	late := time.Now().Add(l.p.from.cfg.DialTimeout)
 	for pause := time.Millisecond; ; pause *= 2 {
 		r, err = l.open(token)
-		if !errors.Is(err, backends.ErrFull) || time.Now().After(late) {
+		if !errors.Is(err, driver.ErrFull) || time.Now().After(late) {
 			return r, err
 		}
 		select {
 		case <-time.After(pause):
 		case <-l.closing:
-			return nil, backends.ErrClosed
+			return nil, driver.ErrClosed
 		}
 	}
 }

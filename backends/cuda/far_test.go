@@ -14,11 +14,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/csrc"
-	"github.com/sluicehq/sluice/internal/fakecuda"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/sealed"
+	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
 // newFarRig connects a backend to itself as to one of another process: over the socket, by mappings.
@@ -91,9 +91,9 @@ func TestFarRefusals(t *testing.T) {
 	}
 	for what, b := range map[string][]byte{"another secret": wrong, "none": nil, "a cut token": token[:len(token)-1]} {
 		_, _, err := far.Import(b)
-		sameError(t, what, err, backends.ErrBadToken)
+		sameError(t, what, err, driver.ErrBadToken)
 	}
-	for what, alloc := range map[string]backendtest.Allocator{"AllocDevice": hbm, "host memory": backendtest.HostMemory} {
+	for what, alloc := range map[string]drivertest.Allocator{"AllocDevice": hbm, "host memory": drivertest.HostMemory} {
 		space, err := alloc(1 << 20)
 		if err != nil {
 			t.Fatal(err)
@@ -104,8 +104,8 @@ func TestFarRefusals(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, _, err = far.Import(token)
-		if !errors.Is(err, backends.ErrNotSupported) || !strings.Contains(err.Error(), what) {
-			t.Errorf("import of what no other process reaches: %v, want %q and %v", err, what, backends.ErrNotSupported)
+		if !errors.Is(err, driver.ErrNotSupported) || !strings.Contains(err.Error(), what) {
+			t.Errorf("import of what no other process reaches: %v, want %q and %v", err, what, driver.ErrNotSupported)
 		}
 		if err := errors.Join(m.Close(), space.Free()); err != nil {
 			t.Error(err)
@@ -115,7 +115,7 @@ func TestFarRefusals(t *testing.T) {
 		t.Error(err)
 	}
 	_, _, err = far.Import(token)
-	sameError(t, "import after Close", err, backends.ErrClosed)
+	sameError(t, "import after Close", err, driver.ErrClosed)
 }
 
 // TestSilentProcess has a process announce a batch and say no more: a fence takes the memory away, what the
@@ -125,14 +125,14 @@ func TestSilentProcess(t *testing.T) {
 	cfg.FenceGrace = 20 * time.Millisecond
 	r, silent := newFarRig(t, cfg)
 	d, block := r.shared(silent, 4<<20)
-	l := r.local(backendtest.HostMemory, 1<<20)
+	l := r.local(drivertest.HostMemory, 1<<20)
 	seg, err := d.m.seg.Slice(2<<20, 1<<20, [16]byte{7})
 	if err != nil {
 		t.Fatal(err)
 	}
 	part := r.register(seg)
 	well := r.dialFar()
-	beside := &place{space: &backendtest.Space{Segment: seg, Bytes: deviceBytes{d.space.Bytes.(deviceBytes).d, seg.Addr, seg.Len}}, m: part, key: r.farKey(well, part)}
+	beside := &place{space: &drivertest.Space{Segment: seg, Bytes: deviceBytes{d.space.Bytes.(deviceBytes).d, seg.Addr, seg.Len}}, m: part, key: r.farKey(well, part)}
 	stuck := silent.p.remote(d.key)
 	if !stuck.enter() {
 		t.Fatal("an import that nobody has ended is not good")
@@ -146,9 +146,9 @@ func TestSilentProcess(t *testing.T) {
 	if block.id == before {
 		t.Error("a process may be writing, and the memory is the same")
 	}
-	writeCard(t, backends.Segment{Addr: stuck.m.base}, make([]byte, 4<<20))
+	writeCard(t, driver.Segment{Addr: stuck.m.base}, make([]byte, 4<<20))
 	r.same("what a process wrote to memory that was taken away", r.content(d), want)
-	r.moveSoon(backends.Write, l, beside, backends.Desc{Len: 1 << 20})
+	r.moveSoon(driver.Write, l, beside, driver.Desc{Len: 1 << 20})
 	r.same("what another process wrote beside", r.content(beside), r.content(l))
 	if err := r.b.Fence(context.Background(), d.m.key); err != nil {
 		t.Fatal(err)
@@ -172,8 +172,8 @@ func TestMemoryThatStays(t *testing.T) {
 		t.Fatal("an import that nobody has ended is not good")
 	}
 	defer stuck.leave()
-	driver.Set(t, fakecuda.RefuseResult, 2)
-	driver.Put(fakecuda.RefuseAfter, 1)
+	libcuda.Set(t, fakecuda.RefuseResult, 2)
+	libcuda.Put(fakecuda.RefuseAfter, 1)
 	var said *csrc.CUDAError
 	if err := r.b.Fence(context.Background(), d.m.key); !errors.As(err, &said) || block.id != before {
 		t.Errorf("fence with a driver that refuses: %v, memory %d, want the driver's word and %d", err, block.id, before)
@@ -188,17 +188,17 @@ func TestMemoryThatStays(t *testing.T) {
 	r.same("the content after a fence", r.content(d), want)
 }
 
-// moveSoon repeats what is answered with backends.ErrFull.
-func (r *rig) moveSoon(op backends.Op, l, remote *place, d backends.Desc) {
+// moveSoon repeats what is answered with driver.ErrFull.
+func (r *rig) moveSoon(op driver.Op, l, remote *place, d driver.Desc) {
 	r.t.Helper()
 	d.LocalKey, d.RemoteKey = l.m.key, remote.key
 	for deadline := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {
 		r.tag++
-		err := r.p.Submit(op, r.tag, []backends.Desc{d})
+		err := r.p.Submit(op, r.tag, []driver.Desc{d})
 		if err == nil {
 			break
 		}
-		if !errors.Is(err, backends.ErrFull) || time.Now().After(deadline) {
+		if !errors.Is(err, driver.ErrFull) || time.Now().After(deadline) {
 			r.t.Fatalf("submit: %v", err)
 		}
 	}
@@ -211,12 +211,12 @@ func (r *rig) moveSoon(op backends.Op, l, remote *place, d backends.Desc) {
 func TestFarDrop(t *testing.T) {
 	r, far := newFarRig(t, testConfig())
 	d, _ := r.shared(far, 1<<20)
-	l := r.local(backendtest.HostMemory, 1<<20)
+	l := r.local(drivertest.HostMemory, 1<<20)
 	for range 3 * slotsMax / 2 { // more than there are slots
 		far.Drop(r.farKey(far, d.m))
 	}
-	r.move(backends.Write, l, d, backends.Desc{Len: 1 << 20})
-	tag := r.submit(backends.Read, l, d, backends.Desc{Len: 1 << 20})
+	r.move(driver.Write, l, d, driver.Desc{Len: 1 << 20})
+	tag := r.submit(driver.Read, l, d, driver.Desc{Len: 1 << 20})
 	far.Drop(d.key)
 	if err := r.end(tag); err != nil {
 		t.Error(err)
@@ -277,7 +277,7 @@ func TestStrangers(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 		_ = w.conn.SetReadDeadline(time.Now().Add(limit))
-		if _, _, fd, err := w.receive(); !errors.Is(err, unix.ECONNRESET) && (err == nil || errors.Is(err, backends.ErrTimeout)) {
+		if _, _, fd, err := w.receive(); !errors.Is(err, unix.ECONNRESET) && (err == nil || errors.Is(err, driver.ErrTimeout)) {
 			t.Errorf("%s: a packet (descriptor %d), %v, want to be hung up on", what, fd, err)
 		}
 	}
@@ -313,7 +313,7 @@ func (w *wire) afterHello(h *head, page int) error {
 	welcome, _, fd, err := w.receive()
 	closeDescriptor(fd)
 	if err == nil && (welcome.Kind != sayWelcome || welcome.Outcome != 0) {
-		err = backends.ErrCorrupt
+		err = driver.ErrCorrupt
 	}
 	if err != nil {
 		return err

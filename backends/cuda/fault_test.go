@@ -9,11 +9,11 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/fakecuda"
+	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
 // TestRefusedInMidBatch has the driver refuse one call of a batch: it ends with that piece, once
@@ -21,28 +21,28 @@ import (
 func TestRefusedInMidBatch(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
-	l, d := r.memory(backendtest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
-	var descs []backends.Desc
+	l, d := r.memory(drivertest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
+	var descs []driver.Desc
 	for i := range uint64(10) {
-		descs = append(descs, backends.Desc{Local: i * 8192, Remote: i * 8192, Len: 4096, LocalKey: l.m.key, RemoteKey: d.key})
+		descs = append(descs, driver.Desc{Local: i * 8192, Remote: i * 8192, Len: 4096, LocalKey: l.m.key, RemoteKey: d.key})
 	}
 	want := r.content(d)
 	for _, i := range []int{0, 1, 2, 3, 4, 5} {
 		copy(want[i*8192:][:4096], r.content(l)[i*8192:])
 	}
-	driver.Set(t, fakecuda.RefuseResult, 2)
-	driver.Put(fakecuda.RefuseAfter, 7)
-	if err := r.p.Submit(backends.Write, 1, descs); err != nil {
+	libcuda.Set(t, fakecuda.RefuseResult, 2)
+	libcuda.Put(fakecuda.RefuseAfter, 7)
+	if err := r.p.Submit(driver.Write, 1, descs); err != nil {
 		t.Fatal(err)
 	}
 	err := r.end(1)
-	var piece *backends.PieceError
+	var piece *driver.PieceError
 	var said *csrc.CUDAError
 	if !errors.As(err, &piece) || piece.Piece != 6 || !errors.As(err, &said) || said.Result != 2 {
 		t.Errorf("%v, want piece 6 and the driver's result 2", err)
 	}
 	r.same("what was before the failure", r.content(d), want)
-	r.move(backends.Write, l, d, backends.Desc{Len: 1 << 20})
+	r.move(driver.Write, l, d, driver.Desc{Len: 1 << 20})
 	r.same("after a failure", r.content(d), r.content(l))
 	r.refusedLaunch(l, d)
 }
@@ -50,10 +50,10 @@ func TestRefusedInMidBatch(t *testing.T) {
 // refusedLaunch has the driver refuse a kernel: its place must come free.
 func (r *rig) refusedLaunch(l, d *place) {
 	r.t.Helper()
-	p := backends.Pages{Count: 64, EntryLen: 656, LocalStride: 656, RemoteStride: 656, LocalKey: l.m.key, RemoteKey: d.key}
+	p := driver.Pages{Count: 64, EntryLen: 656, LocalStride: 656, RemoteStride: 656, LocalKey: l.m.key, RemoteKey: d.key}
 	for i := range uint64(2 * placesCount) {
-		driver.Put(fakecuda.RefuseAfter, 2)
-		if err := r.p.SubmitPages(backends.Write, 100+i, &p, nil); err != nil {
+		libcuda.Put(fakecuda.RefuseAfter, 2)
+		if err := r.p.SubmitPages(driver.Write, 100+i, &p, nil); err != nil {
 			r.t.Fatal(err)
 		}
 		var said *csrc.CUDAError
@@ -61,7 +61,7 @@ func (r *rig) refusedLaunch(l, d *place) {
 			r.t.Errorf("a launch that was refused: %v", err)
 		}
 	}
-	r.pages(backends.Write, &p, l, d)
+	r.pages(driver.Write, &p, l, d)
 }
 
 // TestFault has the device fault under many batches: each ends once, with what the driver said, and
@@ -79,25 +79,25 @@ func TestFault(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := &rig{t: t, b: b, p: p.(*peer)}
-	l := r.memory(backendtest.ForeignMemory, 1<<20)
+	l := r.memory(drivertest.ForeignMemory, 1<<20)
 	seg, owner, err := b.AllocDevice(0, 1<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
 	m := r.register(seg)
 	d := &place{m: m, key: r.imported(m)}
-	r.move(backends.Write, l, d, backends.Desc{Len: 1 << 20})
-	driver.Set(t, fakecuda.DelayMicros, 500)
-	driver.Put(fakecuda.FaultResult, 700)
-	driver.Put(fakecuda.FaultAfter, 30)
+	r.move(driver.Write, l, d, driver.Desc{Len: 1 << 20})
+	libcuda.Set(t, fakecuda.DelayMicros, 500)
+	libcuda.Put(fakecuda.FaultResult, 700)
+	libcuda.Put(fakecuda.FaultAfter, 30)
 	outcomes, tags := map[uint64]error{}, 0
 	for tag := uint64(1); tag <= 100; tag++ {
-		if err := r.p.Submit(backends.Write, tag, []backends.Desc{{Len: 64, LocalKey: l.m.key, RemoteKey: d.key}}); err == nil {
+		if err := r.p.Submit(driver.Write, tag, []driver.Desc{{Len: 64, LocalKey: l.m.key, RemoteKey: d.key}}); err == nil {
 			tags++
 		}
 	}
 	for len(outcomes) < tags {
-		var done [8]backends.Completion
+		var done [8]driver.Completion
 		n, err := b.Poll(done[:])
 		if err != nil {
 			t.Fatal(err)
@@ -130,7 +130,7 @@ func TestFault(t *testing.T) {
 		t.Logf("close: %v", err) // unpinning fails as all does
 	}
 	_ = owner.Close()
-	if n := driver.Get(fakecuda.Streams) + driver.Get(fakecuda.Events); n != 0 {
+	if n := libcuda.Get(fakecuda.Streams) + libcuda.Get(fakecuda.Events); n != 0 {
 		t.Errorf("%d streams and events are left", n)
 	}
 }
@@ -139,24 +139,24 @@ func TestFault(t *testing.T) {
 func TestTwoDevices(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
-	l := r.memory(backendtest.HostMemory, 1<<20)
+	l := r.memory(drivertest.HostMemory, 1<<20)
 	one := r.memory(hbm, 1<<20)
-	two := r.memory(func(n uint64) (*backendtest.Space, error) { return hbmOn(1, n) }, 1<<20)
+	two := r.memory(func(n uint64) (*drivertest.Space, error) { return hbmOn(1, n) }, 1<<20)
 	for _, step := range []struct {
-		op      backends.Op
+		op      driver.Op
 		from, d *place
-	}{{backends.Write, l, one}, {backends.Write, one, two}, {backends.Read, l, two}, {backends.Read, one, two}} {
+	}{{driver.Write, l, one}, {driver.Write, one, two}, {driver.Read, l, two}, {driver.Read, one, two}} {
 		r.fill(step.from)
 		want := r.content(step.from)
-		if step.op == backends.Read {
+		if step.op == driver.Read {
 			want = r.content(step.d)
 		}
-		r.move(step.op, step.from, step.d, backends.Desc{Len: 1 << 20})
+		r.move(step.op, step.from, step.d, driver.Desc{Len: 1 << 20})
 		r.same("the local side", r.content(step.from), want)
 		r.same("the remote side", r.content(step.d), want)
 	}
-	p := backends.Pages{Count: 100, EntryLen: 656, LocalStride: 656, RemoteStride: 656, Remote: shuffled(100, 4), LocalKey: one.m.key, RemoteKey: two.key}
-	r.pages(backends.Write, &p, one, two)
+	p := driver.Pages{Count: 100, EntryLen: 656, LocalStride: 656, RemoteStride: 656, Remote: shuffled(100, 4), LocalKey: one.m.key, RemoteKey: two.key}
+	r.pages(driver.Write, &p, one, two)
 	r.mixed(l, one, two)
 	cfg := testConfig()
 	cfg.Devices = []int{1}
@@ -166,17 +166,17 @@ func TestTwoDevices(t *testing.T) {
 	}
 	defer other.Close()
 	_, err = other.Register(one.space.Segment)
-	sameError(t, "memory of a device that was left out", err, backends.ErrNotSupported)
+	sameError(t, "memory of a device that was left out", err, driver.ErrNotSupported)
 }
 
 // mixed has one batch name memory of both devices.
 func (r *rig) mixed(l, one, two *place) {
 	r.t.Helper()
 	r.fill(l)
-	var descs []backends.Desc
+	var descs []driver.Desc
 	for i := range uint64(8) {
 		for _, d := range []*place{one, two} {
-			descs = append(descs, backends.Desc{Local: i * 4096, Remote: i * 8192, Len: 4096, LocalKey: l.m.key, RemoteKey: d.key})
+			descs = append(descs, driver.Desc{Local: i * 4096, Remote: i * 8192, Len: 4096, LocalKey: l.m.key, RemoteKey: d.key})
 		}
 	}
 	want := r.content(one)
@@ -184,7 +184,7 @@ func (r *rig) mixed(l, one, two *place) {
 		copy(want[i*8192:][:4096], r.content(l)[i*4096:])
 	}
 	r.tag++
-	if err := r.p.Submit(backends.Write, r.tag, descs); err != nil {
+	if err := r.p.Submit(driver.Write, r.tag, descs); err != nil {
 		r.t.Fatal(err)
 	}
 	if err := r.end(r.tag); err != nil {
@@ -199,13 +199,13 @@ func (r *rig) mixed(l, one, two *place) {
 // TestEngine moves bytes by transfers, as a program does.
 func TestEngine(t *testing.T) {
 	r := newRig(t, testConfig())
-	eng, err := engine.Open(engine.Config{Name: "cuda", Backends: []backends.Backend{r.b}})
+	eng, err := engine.Open(engine.Config{Name: "cuda", Backends: []driver.Backend{r.b}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = eng.Close() })
 	const n = 2 << 20
-	host, err := backendtest.HostMemory(n)
+	host, err := drivertest.HostMemory(n)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,26 +3,26 @@
 package cuda
 
 import (
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // queue is completions that wait for Poll, in a ring with a place for each tag.
 type queue struct {
-	places   []backends.Completion
+	places   []driver.Completion
 	first, n int
 }
 
-func (q *queue) put(c backends.Completion) {
+func (q *queue) put(c driver.Completion) {
 	q.places[(q.first+q.n)%len(q.places)] = c
 	q.n++
 }
 
-func (q *queue) take(done []backends.Completion) int {
+func (q *queue) take(done []driver.Completion) int {
 	n := min(len(done), q.n)
 	for i := range n {
 		at := (q.first + i) % len(q.places)
-		done[i], q.places[at] = q.places[at], backends.Completion{}
+		done[i], q.places[at] = q.places[at], driver.Completion{}
 	}
 	q.first, q.n = (q.first+n)%len(q.places), q.n-n
 	return n
@@ -63,9 +63,9 @@ func (b *Backend) attend() {
 func (b *Backend) finish(d *csrc.Done) {
 	j := b.jobs[d.Tag]
 	j.written.Load()
-	p, c := j.p, backends.Completion{Tag: j.tag, Err: j.outcome(d)}
+	p, c := j.p, driver.Completion{Tag: j.tag, Err: j.outcome(d)}
 	if c.Err == nil && j.overtaken() {
-		c.Err = backends.ErrRevoked
+		c.Err = driver.ErrRevoked
 	}
 	if j.heeded() {
 		b.ends.Heed(-1)
@@ -88,13 +88,13 @@ func (j *job) outcome(d *csrc.Done) error {
 	}
 	err := csrc.CUDAStatus(j.call, d.Status)
 	if d.Piece >= 0 {
-		return &backends.PieceError{Piece: int(d.Piece), Err: err}
+		return &driver.PieceError{Piece: int(d.Piece), Err: err}
 	}
 	return err
 }
 
 // complete ends a tag that was no batch.
-func (b *Backend) complete(c backends.Completion) {
+func (b *Backend) complete(c driver.Completion) {
 	b.reaping.Lock()
 	defer b.reaping.Unlock()
 	b.ready.put(c)

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/park"
 	"github.com/sluicehq/sluice/internal/process"
@@ -73,7 +73,7 @@ func (g *guest) listen() (polite bool) {
 		case sayBye:
 			return true
 		default:
-			err = backends.ErrCorrupt
+			err = driver.ErrCorrupt
 		}
 		if err != nil {
 			return false
@@ -180,7 +180,7 @@ func (g *guest) give(token []byte) (h head, fd int, err error) {
 	}
 	m := g.b.memories.At(t.Key)
 	if m == nil {
-		return h, -1, backends.ErrBadToken
+		return h, -1, driver.ErrBadToken
 	}
 	epoch, err := m.admit(&t)
 	if err != nil {
@@ -205,9 +205,9 @@ func (g *guest) give(token []byte) (h head, fd int, err error) {
 func (m *memory) reachable() error {
 	switch {
 	case m.dev == nil:
-		return fmt.Errorf("host memory of another process is for another backend, such as shm: %w", backends.ErrNotSupported)
+		return fmt.Errorf("host memory of another process is for another backend, such as shm: %w", driver.ErrNotSupported)
 	case m.block == nil:
-		return fmt.Errorf("device memory of another process is reached where AllocDevice of a backend with Config.Peers made it: %w", backends.ErrNotSupported)
+		return fmt.Errorf("device memory of another process is reached where AllocDevice of a backend with Config.Peers made it: %w", driver.ErrNotSupported)
 	}
 	return nil
 }
@@ -234,9 +234,9 @@ func (g *guest) admit(p *pass) (slot uint32, err error) {
 	}
 	switch {
 	case p.g.ended.Load():
-		err = backends.ErrRevoked
+		err = driver.ErrRevoked
 	case p.m.block.moving.Load():
-		err = fmt.Errorf("a fence against a frozen process replaces the memory now, try again: %w", backends.ErrFull)
+		err = fmt.Errorf("a fence against a frozen process replaces the memory now, try again: %w", driver.ErrFull)
 	default:
 		return slot, nil
 	}
@@ -248,13 +248,13 @@ func (g *guest) put(p *pass) (slot uint32, err error) {
 	defer g.mu.Unlock()
 	switch n := len(g.free); {
 	case g.left:
-		return 0, backends.ErrClosed
+		return 0, driver.ErrClosed
 	case n > 0:
 		slot, g.free = g.free[n-1], g.free[:n-1]
 	case g.next < slotsMax:
 		slot, g.next = g.next, g.next+1
 	default:
-		return 0, fmt.Errorf("%d imports over one connection, drop some: %w", slotsMax, backends.ErrFull)
+		return 0, fmt.Errorf("%d imports over one connection, drop some: %w", slotsMax, driver.ErrFull)
 	}
 	g.stateOf(slot).Store(passGood)
 	g.passes[slot] = p
@@ -266,7 +266,7 @@ func (g *guest) takeBack(slot uint32) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.left || slot >= slotsMax || g.passes[slot] == nil || g.usersOf(slot).Load() != 0 {
-		return fmt.Errorf("slot %d given back: %w", slot, backends.ErrCorrupt)
+		return fmt.Errorf("slot %d given back: %w", slot, driver.ErrCorrupt)
 	}
 	g.passes[slot] = nil
 	g.free = append(g.free, slot)

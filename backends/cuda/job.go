@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/letters"
 )
 
@@ -45,7 +45,7 @@ type view struct {
 	way                 csrc.CUDAWay
 }
 
-func (v *view) shows(d *backends.Desc) bool {
+func (v *view) shows(d *driver.Desc) bool {
 	return v.localKey == d.LocalKey && v.remoteKey == d.RemoteKey
 }
 
@@ -150,19 +150,19 @@ func (b *Backend) cancelSenders(which func(*job) bool, why *error) {
 }
 
 // look adds a pair of memories to the batch, and enters both.
-func (j *job) look(op backends.Op, localKey, remoteKey uint32) error {
+func (j *job) look(op driver.Op, localKey, remoteKey uint32) error {
 	local, r := j.b.memories.At(localKey), j.p.remote(remoteKey)
 	switch {
 	case local == nil:
-		return fmt.Errorf("local key %d: %w", localKey, backends.ErrBounds)
+		return fmt.Errorf("local key %d: %w", localKey, driver.ErrBounds)
 	case r == nil:
-		return fmt.Errorf("remote key %d: %w", remoteKey, backends.ErrBounds)
-	case op == backends.Write && r.m.seg.ReadOnly:
-		return backends.ErrReadOnly
+		return fmt.Errorf("remote key %d: %w", remoteKey, driver.ErrBounds)
+	case op == driver.Write && r.m.seg.ReadOnly:
+		return driver.ErrReadOnly
 	case local.dev == nil && r.m.dev == nil:
-		return fmt.Errorf("from dram to dram: another backend does that: %w", backends.ErrNotSupported)
+		return fmt.Errorf("from dram to dram: another backend does that: %w", driver.ErrNotSupported)
 	case !local.own.enter():
-		return fmt.Errorf("local key %d: %w", localKey, backends.ErrBounds)
+		return fmt.Errorf("local key %d: %w", localKey, driver.ErrBounds)
 	case !r.enter():
 		local.own.leave()
 		return j.p.refused(remoteKey, r)
@@ -171,16 +171,16 @@ func (j *job) look(op backends.Op, localKey, remoteKey uint32) error {
 	if !local.block.enter() {
 		local.own.leave()
 		r.leave()
-		return backends.ErrFull // other memory goes under it
+		return driver.ErrFull // other memory goes under it
 	}
 	if !r.m.block.enter() {
 		local.block.leave()
 		local.own.leave()
 		r.leave()
-		return backends.ErrFull
+		return driver.ErrFull
 	}
 	src, dst := local, r.m
-	if op == backends.Read {
+	if op == driver.Read {
 		src, dst = dst, src
 	}
 	if j.dev == nil {

@@ -9,9 +9,9 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/fakecuda"
+	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
 // TestLayer is what a program does for a layer of a KV cache: it goes to host memory when the kernels behind an
@@ -31,7 +31,7 @@ func TestLayer(t *testing.T) {
 	})
 	first, second := r.memory(hbm, n), r.memory(hbm, n)
 	want := r.content(first)
-	e, err := engine.Open(engine.Config{Name: "decode", Backends: []backends.Backend{r.b}})
+	e, err := engine.Open(engine.Config{Name: "decode", Backends: []driver.Backend{r.b}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,8 +47,8 @@ func TestLayer(t *testing.T) {
 	p.must(err)
 	p.must(r.b.StartAfter(layer, p.event))
 	post, wait := r.layer(e, seg, pool, 2*n, n)
-	if driver != nil {
-		driver.Set(t, fakecuda.DelayMicros, 3000)
+	if libcuda != nil {
+		libcuda.Set(t, fakecuda.DelayMicros, 3000)
 	}
 
 	p.must(p.Copy(first.m.base, first.m.base, 1)) // what a kernel takes
@@ -67,7 +67,7 @@ func TestLayer(t *testing.T) {
 }
 
 // layer makes a transfer from a part of device memory to host memory.
-func (r *rig) layer(e *engine.Engine, seg backends.Segment, pool *engine.Memory, off, n uint64) (post, wait func()) {
+func (r *rig) layer(e *engine.Engine, seg driver.Segment, pool *engine.Memory, off, n uint64) (post, wait func()) {
 	r.t.Helper()
 	must := func(err error) {
 		r.t.Helper()

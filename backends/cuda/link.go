@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/process"
 	"github.com/sluicehq/sluice/internal/sealed"
 )
@@ -54,9 +54,9 @@ type mapped struct {
 }
 
 // connectFar dials another process.
-func (b *Backend) connectFar(ctx context.Context, addr []byte) (backends.Peer, error) {
+func (b *Backend) connectFar(ctx context.Context, addr []byte) (driver.Peer, error) {
 	if !b.cfg.Peers {
-		return nil, fmt.Errorf("connect with cuda: no such backend in this process, and without Config.Peers it reaches no further: %w", backends.ErrPeerLost)
+		return nil, fmt.Errorf("connect with cuda: no such backend in this process, and without Config.Peers it reaches no further: %w", driver.ErrPeerLost)
 	}
 	at, err := socketOf(addr)
 	if err != nil {
@@ -66,7 +66,7 @@ func (b *Backend) connectFar(ctx context.Context, addr []byte) (backends.Peer, e
 	defer cancel()
 	conn, err := new(net.Dialer).DialContext(ctx, at.Net, at.Name)
 	if errors.Is(err, unix.ECONNREFUSED) {
-		err = fmt.Errorf("%w: %w", backends.ErrPeerLost, err)
+		err = fmt.Errorf("%w: %w", driver.ErrPeerLost, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("connect with cuda: %w", because(ctx, err))
@@ -88,7 +88,7 @@ func (b *Backend) connectFar(ctx context.Context, addr []byte) (backends.Peer, e
 // because adds why a context has ended, if it has.
 func because(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return fmt.Errorf("%w: %w", backends.ContextError(ctx), err)
+		return fmt.Errorf("%w: %w", driver.ContextError(ctx), err)
 	}
 	return err
 }
@@ -120,7 +120,7 @@ func (l *link) greet(ctx context.Context) error {
 		return err
 	}
 	if h.Kind != sayWelcome || theirs < 0 {
-		return fmt.Errorf("welcome of kind %d: %w", h.Kind, backends.ErrCorrupt)
+		return fmt.Errorf("welcome of kind %d: %w", h.Kind, driver.ErrCorrupt)
 	}
 	if l.states, err = sealed.Map(theirs, pageBytes, unix.PROT_READ); err != nil {
 		return err
@@ -144,7 +144,7 @@ func (l *link) listen() {
 			l.deliver(answer{h, fd, h.outcome(tail)})
 		case sayEnded:
 			closeDescriptor(fd)
-			l.p.from.cancel(func(j *job) bool { return j.p == l.p && j.overtaken() }, &backends.ErrRevoked)
+			l.p.from.cancel(func(j *job) bool { return j.p == l.p && j.overtaken() }, &driver.ErrRevoked)
 		default:
 			closeDescriptor(fd)
 			return
@@ -189,7 +189,7 @@ func (l *link) ask(token []byte) (answer, error) {
 	l.asks[id] = reply
 	l.mu.Unlock()
 	if err := l.say(&head{Kind: sayAsk, ID: id}, token); err != nil {
-		return answer{}, l.forget(id, reply, fmt.Errorf("%w: %w", backends.ErrPeerLost, err))
+		return answer{}, l.forget(id, reply, fmt.Errorf("%w: %w", driver.ErrPeerLost, err))
 	}
 	late := time.NewTimer(l.p.from.cfg.DialTimeout)
 	defer late.Stop()
@@ -197,11 +197,11 @@ func (l *link) ask(token []byte) (answer, error) {
 	case a := <-reply:
 		return a, a.err
 	case <-l.p.lost:
-		return answer{}, l.forget(id, reply, backends.ErrPeerLost)
+		return answer{}, l.forget(id, reply, driver.ErrPeerLost)
 	case <-l.closing:
-		return answer{}, l.forget(id, reply, backends.ErrClosed)
+		return answer{}, l.forget(id, reply, driver.ErrClosed)
 	case <-late.C:
-		return answer{}, l.forget(id, reply, fmt.Errorf("the other process does not answer: %w", backends.ErrTimeout))
+		return answer{}, l.forget(id, reply, fmt.Errorf("the other process does not answer: %w", driver.ErrTimeout))
 	}
 }
 

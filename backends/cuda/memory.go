@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
@@ -19,7 +19,7 @@ import (
 type memory struct {
 	b    *Backend
 	key  uint32
-	seg  backends.Segment
+	seg  driver.Segment
 	base uint64   // address, of the host or of the device
 	dev  *device  // nil: host memory
 	pin  *pin     // of host memory
@@ -34,12 +34,12 @@ type memory struct {
 	closed bool
 }
 
-// Register implements backends.Backend. Memory of a device must be allocated, all of it on that
+// Register implements driver.Backend. Memory of a device must be allocated, all of it on that
 // device. Host memory is pinned; what cannot be is moved all the same, at the pace of
 // copies that the driver makes through memory of its own: Explain says so.
-func (b *Backend) Register(seg backends.Segment) (backends.Memory, error) {
-	if seg.Kind != backends.DRAM && seg.Kind != backends.HBM {
-		return nil, fmt.Errorf("register %v with cuda: %w", seg.Kind, backends.ErrNotSupported)
+func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
+	if seg.Kind != driver.DRAM && seg.Kind != driver.HBM {
+		return nil, fmt.Errorf("register %v with cuda: %w", seg.Kind, driver.ErrNotSupported)
 	}
 	if err := seg.Check(); err != nil {
 		return nil, err
@@ -47,7 +47,7 @@ func (b *Backend) Register(seg backends.Segment) (backends.Memory, error) {
 	b.open.RLock()
 	defer b.open.RUnlock()
 	if b.closed.Load() {
-		return nil, backends.ErrClosed
+		return nil, driver.ErrClosed
 	}
 	m := &memory{b: b, seg: seg}
 	if err := m.find(); err != nil {
@@ -64,7 +64,7 @@ func (b *Backend) Register(seg backends.Segment) (backends.Memory, error) {
 
 // find makes the memory known to the devices.
 func (m *memory) find() (err error) {
-	if m.seg.Kind == backends.DRAM {
+	if m.seg.Kind == driver.DRAM {
 		m.base = addressOf(m.seg.Mem)
 		if m.pin, err = pins.use(m.b, m.seg); err != nil || !m.pin.pinned() || !m.b.cfg.kernels() {
 			return err
@@ -73,7 +73,7 @@ func (m *memory) find() (err error) {
 	}
 	m.base, m.dev = m.seg.Addr, m.b.device(m.seg.Device)
 	if m.dev == nil {
-		return fmt.Errorf("register memory of device %d, which Config.Devices leaves out: %w", m.seg.Device, backends.ErrNotSupported)
+		return fmt.Errorf("register memory of device %d, which Config.Devices leaves out: %w", m.seg.Device, driver.ErrNotSupported)
 	}
 	if err := m.dev.holds(m.base, m.seg.Len); err != nil {
 		return err
@@ -101,23 +101,23 @@ func (d *device) holds(at, n uint64) error {
 	whose, until, err := d.mover.Whose(at, n)
 	switch {
 	case err != nil && until > at:
-		return fmt.Errorf("register %d bytes of device memory at %#x: only %d of them are allocated: %w", n, at, until-at, backends.ErrBounds)
+		return fmt.Errorf("register %d bytes of device memory at %#x: only %d of them are allocated: %w", n, at, until-at, driver.ErrBounds)
 	case err != nil:
-		return fmt.Errorf("register %d bytes at %#x, which is not device memory, or was freed: %w (%w)", n, at, backends.ErrBounds, err)
+		return fmt.Errorf("register %d bytes at %#x, which is not device memory, or was freed: %w (%w)", n, at, driver.ErrBounds, err)
 	case whose != d.ordinal:
-		return fmt.Errorf("register %d bytes at %#x, which are of device %d and not of %d: %w", n, at, whose, d.ordinal, backends.ErrBounds)
+		return fmt.Errorf("register %d bytes at %#x, which are of device %d and not of %d: %w", n, at, whose, d.ordinal, driver.ErrBounds)
 	}
 	return nil
 }
 
 func (m *memory) Key() uint32 { return m.key }
 
-// AppendToken implements backends.Memory.
+// AppendToken implements driver.Memory.
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return dst, backends.ErrClosed
+		return dst, driver.ErrClosed
 	}
 	t := keys.Token{Secret: m.seg.Secret, Key: m.key, Epoch: m.now.epoch, Size: m.seg.Len}
 	return t.Append(dst, &m.b.owner), nil
@@ -129,14 +129,14 @@ func (m *memory) admit(t *keys.Token) (*grant, error) {
 	defer m.mu.Unlock()
 	switch {
 	case m.closed, subtle.ConstantTimeCompare(m.seg.Secret[:], t.Secret[:]) == 0, m.seg.Len != t.Size, t.Epoch > m.now.epoch:
-		return nil, backends.ErrBadToken
+		return nil, driver.ErrBadToken
 	case t.Epoch < m.now.epoch:
-		return nil, backends.ErrRevoked
+		return nil, driver.ErrRevoked
 	}
 	return m.now, nil
 }
 
-// Close implements backends.Memory. It waits for batches that name the memory.
+// Close implements driver.Memory. It waits for batches that name the memory.
 func (m *memory) Close() error {
 	m.b.open.RLock()
 	defer m.b.open.RUnlock()
@@ -164,7 +164,7 @@ func (m *memory) endEpoch() uint64 {
 	m.now = &grant{epoch: m.now.epoch + 1}
 	next := m.now.epoch
 	m.mu.Unlock()
-	m.b.cancelSenders(func(j *job) bool { return j.names(m) }, &backends.ErrRevoked)
+	m.b.cancelSenders(func(j *job) bool { return j.names(m) }, &driver.ErrRevoked)
 	m.b.endPasses(m.over)
 	return next
 }
@@ -184,7 +184,7 @@ func (m *memory) unpin() error {
 	return pins.unuse(m.b, m.pin)
 }
 
-// Fence implements backends.Fencer. What is on a stream already ends by itself, within the
+// Fence implements driver.Fencer. What is on a stream already ends by itself, within the
 // time of two chunks.
 func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	if err := ctx.Err(); err != nil {
@@ -192,12 +192,12 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	}
 	m := b.memories.At(key)
 	if m == nil {
-		return fmt.Errorf("fence key %d: no such memory: %w", key, backends.ErrBounds)
+		return fmt.Errorf("fence key %d: no such memory: %w", key, driver.ErrBounds)
 	}
 	m.endEpoch()
 	return m.untilQuiet(func() error {
 		if ctx.Err() != nil {
-			return fmt.Errorf("fence: %w", backends.ContextError(ctx))
+			return fmt.Errorf("fence: %w", driver.ContextError(ctx))
 		}
 		return nil
 	})

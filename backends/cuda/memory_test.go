@@ -12,10 +12,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/csrc"
-	"github.com/sluicehq/sluice/internal/fakecuda"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
 // TestRegisterRefuses gives addresses that are no memory of the device: each is an error that names
@@ -28,22 +28,22 @@ func TestRegisterRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	good := s.Segment
-	host, err := backendtest.HostMemory(4096)
+	host, err := drivertest.HostMemory(4096)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer host.Free()
 	for name, c := range map[string]struct {
-		change func(*backends.Segment)
+		change func(*driver.Segment)
 		want   error
 		text   string
 	}{
-		"past the end":       {func(s *backends.Segment) { s.Len += 4096 }, backends.ErrBounds, "only 1048576 of them"},
-		"another device's":   {func(s *backends.Segment) { s.Device = 1 }, backends.ErrBounds, "of device 0"},
-		"a device not there": {func(s *backends.Segment) { s.Device = 9 }, backends.ErrNotSupported, "device 9"},
-		"host memory":        {func(s *backends.Segment) { s.Addr, s.Len = addressOf(host.Segment.Mem), 4096 }, backends.ErrBounds, "not device memory"},
-		"no address":         {func(s *backends.Segment) { s.Addr = 0 }, backends.ErrBounds, "no device address"},
-		"a file":             {func(s *backends.Segment) { *s = backends.Segment{Kind: backends.File, Len: 1} }, backends.ErrNotSupported, "file"},
+		"past the end":       {func(s *driver.Segment) { s.Len += 4096 }, driver.ErrBounds, "only 1048576 of them"},
+		"another device's":   {func(s *driver.Segment) { s.Device = 1 }, driver.ErrBounds, "of device 0"},
+		"a device not there": {func(s *driver.Segment) { s.Device = 9 }, driver.ErrNotSupported, "device 9"},
+		"host memory":        {func(s *driver.Segment) { s.Addr, s.Len = addressOf(host.Segment.Mem), 4096 }, driver.ErrBounds, "not device memory"},
+		"no address":         {func(s *driver.Segment) { s.Addr = 0 }, driver.ErrBounds, "no device address"},
+		"a file":             {func(s *driver.Segment) { *s = driver.Segment{Kind: driver.File, Len: 1} }, driver.ErrNotSupported, "file"},
 	} {
 		seg := good
 		c.change(&seg)
@@ -54,7 +54,7 @@ func TestRegisterRefuses(t *testing.T) {
 	if err := s.Free(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.b.Register(good); !errors.Is(err, backends.ErrBounds) || !strings.Contains(err.Error(), "freed") {
+	if _, err := r.b.Register(good); !errors.Is(err, driver.ErrBounds) || !strings.Contains(err.Error(), "freed") {
 		t.Errorf("memory that was freed: %v", err)
 	}
 }
@@ -64,24 +64,24 @@ func TestRegisterRefuses(t *testing.T) {
 func TestFreedUnderARegistration(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
-	l, good := r.memory(backendtest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
+	l, good := r.memory(drivertest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
 	gone := r.memory(hbm, 1<<20)
 	if err := gone.space.Free(); err != nil {
 		t.Fatal(err)
 	}
 	gone.space.Free = nil
-	for _, op := range []backends.Op{backends.Read, backends.Write} {
-		err := r.end(r.submit(op, l, gone, backends.Desc{Len: 4096}))
-		var piece *backends.PieceError
+	for _, op := range []driver.Op{driver.Read, driver.Write} {
+		err := r.end(r.submit(op, l, gone, driver.Desc{Len: 4096}))
+		var piece *driver.PieceError
 		var said *csrc.CUDAError
 		if !errors.As(err, &piece) || piece.Piece != 0 || !errors.As(err, &said) || said.Result != 1 {
 			t.Errorf("%v of freed memory: %v, want piece 0 and the driver's result 1", op, err)
 		}
-		pages := backends.Pages{Count: 4, EntryLen: 656, LocalStride: 656, RemoteStride: 656, LocalKey: l.m.key, RemoteKey: gone.key}
+		pages := driver.Pages{Count: 4, EntryLen: 656, LocalStride: 656, RemoteStride: 656, LocalKey: l.m.key, RemoteKey: gone.key}
 		if err := r.p.SubmitPages(op, 99, &pages, nil); !errors.As(err, &said) {
 			t.Errorf("pages of freed memory: %v, want the driver's result", err)
 		}
-		r.move(op, l, good, backends.Desc{Len: 1 << 20})
+		r.move(op, l, good, driver.Desc{Len: 1 << 20})
 	}
 	r.same("after failures", r.content(good), r.content(l))
 }
@@ -90,31 +90,31 @@ func TestFreedUnderARegistration(t *testing.T) {
 func TestPins(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
-	s, err := backendtest.HostMemory(1 << 20)
+	s, err := drivertest.HostMemory(1 << 20)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Free()
-	before := driver.Get(fakecuda.Pins)
+	before := libcuda.Get(fakecuda.Pins)
 	whole := r.register(s.Segment)
 	part, err := s.Segment.Slice(4096, 8192, [16]byte{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	inner := r.register(part)
-	if n := driver.Get(fakecuda.Pins) - before; n != 1 || pins.bytes() != 1<<20 {
+	if n := libcuda.Get(fakecuda.Pins) - before; n != 1 || pins.bytes() != 1<<20 {
 		t.Errorf("%d ranges and %d bytes are pinned for a range and a part of it", n, pins.bytes())
 	}
 	if err := whole.Close(); err != nil {
 		t.Error(err)
 	}
-	if n := driver.Get(fakecuda.Pins) - before; n != 1 || !inner.pin.pinned() {
+	if n := libcuda.Get(fakecuda.Pins) - before; n != 1 || !inner.pin.pinned() {
 		t.Errorf("%d ranges are pinned for the part that is left", n)
 	}
 	if err := inner.Close(); err != nil {
 		t.Error(err)
 	}
-	if n := driver.Get(fakecuda.Pins) - before; n != 0 || pins.bytes() != 0 {
+	if n := libcuda.Get(fakecuda.Pins) - before; n != 0 || pins.bytes() != 0 {
 		t.Errorf("%d ranges are pinned for nobody", n)
 	}
 }
@@ -124,7 +124,7 @@ func TestNotPinned(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
 	d := r.memory(hbm, 4<<20)
-	whole, err := backendtest.HostMemory(4 << 20)
+	whole, err := drivertest.HostMemory(4 << 20)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,29 +134,29 @@ func TestNotPinned(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.register(half)
-	overlapping := func(uint64) (*backendtest.Space, error) {
-		return &backendtest.Space{Segment: whole.Segment}, nil
+	overlapping := func(uint64) (*drivertest.Space, error) {
+		return &drivertest.Space{Segment: whole.Segment}, nil
 	}
 	for name, c := range map[string]struct {
-		alloc backendtest.Allocator
+		alloc drivertest.Allocator
 		pin   uint32
 		why   string
 	}{
-		"a limit":  {backendtest.HostMemory, 2, "STANDIN_ERROR (2)"},
+		"a limit":  {drivertest.HostMemory, 2, "STANDIN_ERROR (2)"},
 		"overlaps": {overlapping, 0, "register the largest range first"},
 	} {
-		driver.Set(t, fakecuda.PinResult, c.pin)
+		libcuda.Set(t, fakecuda.PinResult, c.pin)
 		l := r.memory(c.alloc, 4<<20)
 		if text := r.p.Explain(l.m.key, d.key); !strings.Contains(text, "not pinned") || !strings.Contains(text, c.why) {
 			t.Errorf("%s: Explain says %q", name, text)
 		}
-		r.move(backends.Write, l, d, backends.Desc{Len: 4 << 20})
+		r.move(driver.Write, l, d, driver.Desc{Len: 4 << 20})
 		r.same(name+", written", r.content(d), r.content(l))
 		r.fill(d)
-		r.move(backends.Read, l, d, backends.Desc{Len: 4 << 20})
+		r.move(driver.Read, l, d, driver.Desc{Len: 4 << 20})
 		r.same(name+", read", r.content(l), r.content(d))
-		pages := backends.Pages{Count: 64, EntryLen: 656, LocalStride: 1024, RemoteStride: 656, LocalKey: l.m.key, RemoteKey: d.key}
-		r.pages(backends.Write, &pages, l, d)
+		pages := driver.Pages{Count: 64, EntryLen: 656, LocalStride: 1024, RemoteStride: 656, LocalKey: l.m.key, RemoteKey: d.key}
+		r.pages(driver.Write, &pages, l, d)
 	}
 }
 
@@ -164,7 +164,7 @@ func TestNotPinned(t *testing.T) {
 func TestPinnedBySomebody(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
-	s, err := backendtest.HostMemory(1 << 20)
+	s, err := drivertest.HostMemory(1 << 20)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func TestPinnedBySomebody(t *testing.T) {
 	if text := r.p.Explain(l.m.key, d.key); !strings.Contains(text, "memory pinned") || pins.bytes() != 0 {
 		t.Errorf("Explain says %q, and %d bytes are ours", text, pins.bytes())
 	}
-	r.move(backends.Read, l, d, backends.Desc{Len: 1 << 20})
+	r.move(driver.Read, l, d, driver.Desc{Len: 1 << 20})
 	r.same("memory that somebody pinned", r.content(l), r.content(d))
 	if err := l.m.Close(); err != nil {
 		t.Error(err)
@@ -203,13 +203,13 @@ func TestAllocDevice(t *testing.T) {
 	}
 	m := r.register(seg)
 	d := &place{m: m, key: r.imported(m)}
-	l := r.memory(backendtest.HostMemory, seg.Len)
+	l := r.memory(drivertest.HostMemory, seg.Len)
 	want := r.content(l)
-	r.move(backends.Write, l, d, backends.Desc{Len: seg.Len})
+	r.move(driver.Write, l, d, driver.Desc{Len: seg.Len})
 	r.fill(l)
-	r.move(backends.Read, l, d, backends.Desc{Len: seg.Len})
+	r.move(driver.Read, l, d, driver.Desc{Len: seg.Len})
 	r.same("memory of AllocDevice", r.content(l), want)
-	if driver != nil {
+	if libcuda != nil {
 		r.exported(seg, want)
 	}
 	if err := r.b.Close(); err != nil {
@@ -221,11 +221,11 @@ func TestAllocDevice(t *testing.T) {
 		}
 	}
 	_, _, err = r.b.AllocDevice(0, 1)
-	sameError(t, "AllocDevice of a closed backend", err, backends.ErrClosed)
+	sameError(t, "AllocDevice of a closed backend", err, driver.ErrClosed)
 }
 
 // exported reads the bytes through the dma-buf, which is a file here.
-func (r *rig) exported(seg backends.Segment, want []byte) {
+func (r *rig) exported(seg driver.Segment, want []byte) {
 	r.t.Helper()
 	if seg.DMABuf == nil {
 		r.t.Fatal("no dma-buf")
@@ -241,10 +241,10 @@ func TestAllocDeviceRefuses(t *testing.T) {
 	r := newRig(t, testConfig())
 	for _, n := range []uint64{0, 1 << 62} {
 		_, _, err := r.b.AllocDevice(0, n)
-		sameError(t, "a length that cannot be", err, backends.ErrBounds)
+		sameError(t, "a length that cannot be", err, driver.ErrBounds)
 	}
 	_, _, err := r.b.AllocDevice(12, 1)
-	sameError(t, "a device that is not there", err, backends.ErrNotSupported)
+	sameError(t, "a device that is not there", err, driver.ErrNotSupported)
 	var said *csrc.CUDAError
 	if _, _, err := r.b.AllocDevice(0, 1<<59); !errors.As(err, &said) {
 		t.Errorf("more than there is: %v, want the driver's result", err)
@@ -267,8 +267,8 @@ func TestOldDriverMoves(t *testing.T) {
 		t.Errorf("%+v", seg)
 	}
 	r.manyDescs()
-	if driver.Get(fakecuda.Batches) != 0 || driver.Get(fakecuda.Copies) == 0 {
-		t.Errorf("%d batches and %d copies", driver.Get(fakecuda.Batches), driver.Get(fakecuda.Copies))
+	if libcuda.Get(fakecuda.Batches) != 0 || libcuda.Get(fakecuda.Copies) == 0 {
+		t.Errorf("%d batches and %d copies", libcuda.Get(fakecuda.Batches), libcuda.Get(fakecuda.Copies))
 	}
 	if err := owner.Close(); err != nil {
 		t.Error(err)
@@ -278,7 +278,7 @@ func TestOldDriverMoves(t *testing.T) {
 func TestManyDescs(t *testing.T) {
 	r := newRig(t, testConfig())
 	r.manyDescs()
-	if driver != nil && driver.Get(fakecuda.Batches) == 0 {
+	if libcuda != nil && libcuda.Get(fakecuda.Batches) == 0 {
 		t.Error("the driver's batches were not used")
 	}
 }
@@ -287,14 +287,14 @@ func TestManyDescs(t *testing.T) {
 func (r *rig) manyDescs() {
 	r.t.Helper()
 	const n = 5000
-	l, d := r.memory(backendtest.HostMemory, descsMax*2*n), r.memory(hbm, descsMax*n)
-	descs := make([]backends.Desc, descsMax)
-	for _, op := range []backends.Op{backends.Write, backends.Read} {
+	l, d := r.memory(drivertest.HostMemory, descsMax*2*n), r.memory(hbm, descsMax*n)
+	descs := make([]driver.Desc, descsMax)
+	for _, op := range []driver.Op{driver.Write, driver.Read} {
 		from, to := r.content(l), r.content(d)
 		for i := range descs {
-			descs[i] = backends.Desc{Local: uint64(descsMax-1-i) * 2 * n, Remote: uint64(i) * n, Len: n, LocalKey: l.m.key, RemoteKey: d.key}
+			descs[i] = driver.Desc{Local: uint64(descsMax-1-i) * 2 * n, Remote: uint64(i) * n, Len: n, LocalKey: l.m.key, RemoteKey: d.key}
 			one, other := from[descs[i].Local:][:n], to[descs[i].Remote:][:n]
-			if op == backends.Write {
+			if op == driver.Write {
 				copy(other, one)
 			} else {
 				copy(one, other)
@@ -316,13 +316,13 @@ func (r *rig) manyDescs() {
 // TestPinnedPagesStay: while the driver knows the pages of shared memory, nobody puts others in their place.
 func TestPinnedPagesStay(t *testing.T) {
 	r := newRig(t, testConfig())
-	s, err := backendtest.HostMemory(1 << 20)
+	s, err := drivertest.HostMemory(1 << 20)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Free()
 	m := r.register(s.Segment)
-	sameError(t, "fresh pages under pinned memory", s.Segment.Shared.Renew(0, 4096), backends.ErrBusy)
+	sameError(t, "fresh pages under pinned memory", s.Segment.Shared.Renew(0, 4096), driver.ErrBusy)
 	if err := m.Close(); err != nil {
 		t.Fatal(err)
 	}

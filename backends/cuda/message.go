@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Between processes there is a socket, with a message in each packet: a head, and what follows it. Descriptors travel
@@ -60,7 +60,7 @@ type head struct {
 var headBytes = binary.Size(head{})
 
 // outcomes are what an owner answers, by number.
-var outcomes = [...]error{nil, backends.ErrBadToken, backends.ErrRevoked, backends.ErrNotSupported, backends.ErrFull, backends.ErrClosed, backends.ErrVersion}
+var outcomes = [...]error{nil, driver.ErrBadToken, driver.ErrRevoked, driver.ErrNotSupported, driver.ErrFull, driver.ErrClosed, driver.ErrVersion}
 
 // outcomeOf finds the number of an error.
 func outcomeOf(err error) uint8 {
@@ -123,12 +123,12 @@ func (w *wire) receive() (h head, tail []byte, fd int, err error) {
 	case fdErr != nil:
 		err = fdErr
 	case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || n < headBytes:
-		err = fmt.Errorf("packet of %d bytes: %w", n, backends.ErrCorrupt)
+		err = fmt.Errorf("packet of %d bytes: %w", n, driver.ErrCorrupt)
 	default:
 		_, err = binary.Decode(w.buf[:headBytes], binary.LittleEndian, &h)
 	}
 	if err == nil && h.Version != protocol {
-		err = fmt.Errorf("the other process speaks version %d, we %d: use the same release on both sides: %w", h.Version, protocol, backends.ErrVersion)
+		err = fmt.Errorf("the other process speaks version %d, we %d: use the same release on both sides: %w", h.Version, protocol, driver.ErrVersion)
 	}
 	if err != nil {
 		closeDescriptor(fd)
@@ -144,7 +144,7 @@ func theDescriptor(oob []byte) (fd int, err error) {
 	}
 	msgs, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
-		return -1, fmt.Errorf("descriptors: %w", backends.ErrCorrupt)
+		return -1, fmt.Errorf("descriptors: %w", driver.ErrCorrupt)
 	}
 	fd = -1
 	for i := range msgs {
@@ -153,7 +153,7 @@ func theDescriptor(oob []byte) (fd int, err error) {
 			unix.CloseOnExec(one)
 			if fd >= 0 {
 				closeDescriptor(one)
-				err = fmt.Errorf("more than one descriptor: %w", backends.ErrCorrupt)
+				err = fmt.Errorf("more than one descriptor: %w", driver.ErrCorrupt)
 				continue
 			}
 			fd = one
@@ -182,7 +182,7 @@ func socketOf(addr []byte) (*net.UnixAddr, error) {
 	user, name, both := strings.Cut(string(rest), ":")
 	uid, err := strconv.ParseUint(user, 10, 32)
 	if !ok || !both || err != nil || len(name) != len(rand.Text()) || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return nil, fmt.Errorf("%.80q is no backend of this process, and none that another has opened with Config.Peers: %w", addr, backends.ErrPeerLost)
+		return nil, fmt.Errorf("%.80q is no backend of this process, and none that another has opened with Config.Peers: %w", addr, driver.ErrPeerLost)
 	}
 	if uid != uint64(os.Getuid()) {
 		return nil, fmt.Errorf("the other process runs as uid %d, we as %d: run both as one user: %w", uid, os.Getuid(), os.ErrPermission)

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/cuda"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func TestConfig(t *testing.T) {
@@ -20,8 +20,8 @@ func TestConfig(t *testing.T) {
 		"message": {MessageMax: -5}, "keys": {KeysMax: 1 << 30},
 		"peers": {PeersMax: 1 << 20}, "grace": {FenceGrace: -1}, "dial": {DialTimeout: -1},
 	} {
-		if _, err := New(c); !errors.Is(err, backends.ErrBounds) || !strings.Contains(err.Error(), "Config.") {
-			t.Errorf("%s: %v, want %v and the field", name, err, backends.ErrBounds)
+		if _, err := New(c); !errors.Is(err, driver.ErrBounds) || !strings.Contains(err.Error(), "Config.") {
+			t.Errorf("%s: %v, want %v and the field", name, err, driver.ErrBounds)
 		}
 	}
 }
@@ -33,9 +33,9 @@ func unavailable(t *testing.T, cfg Config, reason string) {
 	if err == nil {
 		_ = b.Close()
 	}
-	var u *backends.UnavailableError
+	var u *driver.UnavailableError
 	if !errors.As(err, &u) || !strings.Contains(u.Reason, reason) || u.Fix == "" {
-		t.Errorf("%v, want a *backends.UnavailableError about %q with what to do", err, reason)
+		t.Errorf("%v, want a *driver.UnavailableError about %q with what to do", err, reason)
 	}
 }
 
@@ -48,7 +48,7 @@ func TestOpenRefuses(t *testing.T) {
 	for _, list := range [][]int{{0, 0}, {}} {
 		cfg.Devices = list
 		_, err := New(cfg)
-		sameError(t, "devices twice, or none", err, backends.ErrBounds)
+		sameError(t, "devices twice, or none", err, driver.ErrBounds)
 	}
 	cfg = testConfig()
 	t.Run("old card", func(t *testing.T) {
@@ -76,6 +76,6 @@ func TestOpenRefuses(t *testing.T) {
 // TestOldDriver has a driver that lacks a function that all streams need.
 func TestOldDriver(t *testing.T) {
 	if alone(t, "-DcuEventRecord=cuEventRecordOfAnother") {
-		unavailable(t, Config{Library: driver.Path}, "has no function cuEventRecord")
+		unavailable(t, Config{Library: libcuda.Path}, "has no function cuEventRecord")
 	}
 }

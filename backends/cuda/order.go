@@ -9,8 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // gates are events of the program before memory of devices.
@@ -41,18 +41,18 @@ func (g *gate) meets(device int, from, end uint64) bool {
 // batches that wait for it have ended.
 //
 // At most Config.Gated batches of a device may wait at a time; further ones are answered with
-// backends.ErrFull, which the engine repeats. Host memory that could not be pinned cannot wait: such batches
+// driver.ErrFull, which the engine repeats. Host memory that could not be pinned cannot wait: such batches
 // are answered with ErrNotSupported. A batch on a stream ends only when its event comes: Abort, a
 // fence and Close wait for it.
-func (b *Backend) StartAfter(seg backends.Segment, event uintptr) error {
-	if seg.Kind != backends.HBM {
-		return fmt.Errorf("gate %v: only device memory can wait for an event: %w", seg.Kind, backends.ErrNotSupported)
+func (b *Backend) StartAfter(seg driver.Segment, event uintptr) error {
+	if seg.Kind != driver.HBM {
+		return fmt.Errorf("gate %v: only device memory can wait for an event: %w", seg.Kind, driver.ErrNotSupported)
 	}
 	if err := seg.Check(); err != nil {
 		return err
 	}
 	if b.closed.Load() {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	g := gate{seg.Device, seg.Addr, seg.Addr + seg.Len, uint64(event)}
 	b.gates.mu.Lock()
@@ -67,7 +67,7 @@ func (b *Backend) StartAfter(seg backends.Segment, event uintptr) error {
 }
 
 // gateOf adds the events before a descriptor to those of the batch.
-func (j *job) gateOf(v *view, d *backends.Desc) error {
+func (j *job) gateOf(v *view, d *driver.Desc) error {
 	g := &j.b.gates
 	if g.count.Load() == 0 {
 		return nil
@@ -79,7 +79,7 @@ func (j *job) gateOf(v *view, d *backends.Desc) error {
 			continue
 		}
 		if len(j.events) == csrc.CUDAWaitsMax {
-			return fmt.Errorf("a batch that waits for more than %d events: split it: %w", csrc.CUDAWaitsMax, backends.ErrBounds)
+			return fmt.Errorf("a batch that waits for more than %d events: split it: %w", csrc.CUDAWaitsMax, driver.ErrBounds)
 		}
 		j.events = append(j.events, g.list[i].event)
 	}
@@ -87,7 +87,7 @@ func (j *job) gateOf(v *view, d *backends.Desc) error {
 }
 
 // meets reports whether a descriptor reads or writes behind a gate.
-func (v *view) meets(g *gate, d *backends.Desc) bool {
+func (v *view) meets(g *gate, d *driver.Desc) bool {
 	l, r := v.local, v.remote.m
 	return l.dev != nil && g.meets(l.dev.ordinal, l.base+d.Local, l.base+d.Local+d.Len) ||
 		r.dev != nil && g.meets(r.dev.ordinal, r.base+d.Remote, r.base+d.Remote+d.Len)
@@ -99,16 +99,16 @@ func (v *view) meets(g *gate, d *backends.Desc) bool {
 // its stream now, so that it can be aborted no more. Batches that failed hold
 // nothing up: their outcome is told by the transfer alone.
 //
-// backends.ErrNotSupported: one of them moves host memory that could not be pinned, or is gathered by a
+// driver.ErrNotSupported: one of them moves host memory that could not be pinned, or is gathered by a
 // processor; wait for that transfer first. The others were waited for all the same.
-func (b *Backend) StreamWait(stream uintptr, seg backends.Segment) (n int, err error) {
-	if seg.Kind != backends.HBM {
-		return 0, fmt.Errorf("wait for transfers of %v on a stream: %w", seg.Kind, backends.ErrNotSupported)
+func (b *Backend) StreamWait(stream uintptr, seg driver.Segment) (n int, err error) {
+	if seg.Kind != driver.HBM {
+		return 0, fmt.Errorf("wait for transfers of %v on a stream: %w", seg.Kind, driver.ErrNotSupported)
 	}
 	b.open.RLock()
 	defer b.open.RUnlock()
 	if b.closed.Load() {
-		return 0, backends.ErrClosed
+		return 0, driver.ErrClosed
 	}
 	b.starting.Lock() // a batch is on a stream, or not there
 	defer b.starting.Unlock()

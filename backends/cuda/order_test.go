@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/csrc"
-	"github.com/sluicehq/sluice/internal/fakecuda"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
 // producer is a stream of the program that fills memory, with an event.
@@ -56,8 +56,8 @@ func TestStartAfter(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
 	const layers, n = 3, 64 << 10
-	driver.Set(t, fakecuda.DelayMicros, 2000)
-	source, kv, host := r.memory(hbm, layers*n), r.memory(hbm, layers*n), r.memory(backendtest.HostMemory, layers*n)
+	libcuda.Set(t, fakecuda.DelayMicros, 2000)
+	source, kv, host := r.memory(hbm, layers*n), r.memory(hbm, layers*n), r.memory(drivertest.HostMemory, layers*n)
 	scratch := r.memory(hbm, n)
 	var streams [layers]*producer
 	for i := range streams {
@@ -79,7 +79,7 @@ func TestStartAfter(t *testing.T) {
 			}
 			p.must(p.Copy(kv.m.base+i*n, source.m.base+i*n, n))
 			p.must(p.Record(p.event))
-			tags = append(tags, r.submit(backends.Read, host, kv, backends.Desc{Local: i * n, Remote: i * n, Len: n}))
+			tags = append(tags, r.submit(driver.Read, host, kv, driver.Desc{Local: i * n, Remote: i * n, Len: n}))
 		}
 		r.endAll(tags)
 		r.same("what the layers had when their events came", r.content(host), want)
@@ -89,7 +89,7 @@ func TestStartAfter(t *testing.T) {
 		p.must(r.b.StartAfter(seg, 0))
 		p.close()
 	}
-	r.move(backends.Read, host, kv, backends.Desc{Len: layers * n}) // the events are gone, and so are the gates
+	r.move(driver.Read, host, kv, driver.Desc{Len: layers * n}) // the events are gone, and so are the gates
 }
 
 // endAll waits for tags in any order.
@@ -111,7 +111,7 @@ func TestGatesHoldNobodyElseUp(t *testing.T) {
 	cfg := testConfig()
 	cfg.Streams, cfg.Gated = 1, 2
 	r := newRig(t, cfg)
-	kv, host := r.memory(hbm, 3*4096), r.memory(backendtest.HostMemory, 4096)
+	kv, host := r.memory(hbm, 3*4096), r.memory(drivertest.HostMemory, 4096)
 	other := r.memory(hbm, 4096)
 	middle, err := kv.space.Segment.Slice(4096, 4096, [16]byte{})
 	if err != nil {
@@ -124,16 +124,16 @@ func TestGatesHoldNobodyElseUp(t *testing.T) {
 	blocked.must(blocked.Record(blocked.event))
 	blocked.must(r.b.StartAfter(middle, blocked.event))
 	r.tag = 10
-	first := r.submit(backends.Read, host, kv, backends.Desc{Remote: 4096, Len: 1024})
-	second := r.submit(backends.Read, host, kv, backends.Desc{Local: 1024, Remote: 8191, Len: 1024})
+	first := r.submit(driver.Read, host, kv, driver.Desc{Remote: 4096, Len: 1024})
+	second := r.submit(driver.Read, host, kv, driver.Desc{Local: 1024, Remote: 8191, Len: 1024})
 	r.tag = 20
-	if err := r.p.Submit(backends.Read, 99, []backends.Desc{{Len: 1, Local: 2048, Remote: 5000, LocalKey: host.m.key, RemoteKey: kv.key}}); !errors.Is(err, backends.ErrFull) {
-		t.Errorf("a third batch that waits: %v, want %v", err, backends.ErrFull)
+	if err := r.p.Submit(driver.Read, 99, []driver.Desc{{Len: 1, Local: 2048, Remote: 5000, LocalKey: host.m.key, RemoteKey: kv.key}}); !errors.Is(err, driver.ErrFull) {
+		t.Errorf("a third batch that waits: %v, want %v", err, driver.ErrFull)
 	}
 	for range 5 {
-		r.move(backends.Write, host, other, backends.Desc{Len: 4096})
-		r.move(backends.Read, host, kv, backends.Desc{Len: 4096})
-		r.move(backends.Read, host, kv, backends.Desc{Remote: 8192, Len: 4096})
+		r.move(driver.Write, host, other, driver.Desc{Len: 4096})
+		r.move(driver.Read, host, kv, driver.Desc{Len: 4096})
+		r.move(driver.Read, host, kv, driver.Desc{Remote: 8192, Len: 4096})
 	}
 	r.release()
 	r.endAll([]uint64{first, second})
@@ -145,26 +145,26 @@ func TestGatesHoldNobodyElseUp(t *testing.T) {
 // hold puts so much on a stream that it takes until release; its event is behind it.
 func (r *rig) hold(p *producer) {
 	r.t.Helper()
-	driver.Set(r.t, fakecuda.Hold, 1)
+	libcuda.Set(r.t, fakecuda.Hold, 1)
 	m := r.memory(hbm, 64)
 	p.must(p.Copy(m.m.base, m.m.base+32, 13)) // the length that the stand-in holds
 	p.must(p.Record(p.event))
 }
 
-func (r *rig) release() { driver.Put(fakecuda.Hold, 0) }
+func (r *rig) release() { libcuda.Put(fakecuda.Hold, 0) }
 
 // TestStreamWait has a stream read what a transfer brings, without waiting in between: short
 // ones, and such as are longer than what goes on a stream at once.
 func TestStreamWait(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
-	driver.Set(t, fakecuda.DelayMicros, 1500)
+	libcuda.Set(t, fakecuda.DelayMicros, 1500)
 	const most = 40 << 20
-	kv, copyOf, host := r.memory(hbm, most), r.memory(hbm, most), r.memory(backendtest.HostMemory, most)
+	kv, copyOf, host := r.memory(hbm, most), r.memory(hbm, most), r.memory(drivertest.HostMemory, most)
 	p := newProducer(t)
 	for _, n := range []uint64{4096, 3 << 20, most} {
 		r.fill(host)
-		tag := r.submit(backends.Write, host, kv, backends.Desc{Len: n})
+		tag := r.submit(driver.Write, host, kv, driver.Desc{Len: n})
 		waited, err := r.b.StreamWait(p.Handle(), kv.space.Segment)
 		if err != nil || waited != 1 {
 			t.Fatalf("waits for %d batches, %v, want 1", waited, err)
@@ -185,20 +185,20 @@ func TestStreamWait(t *testing.T) {
 func TestOrderRefuses(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
-	driver.Set(t, fakecuda.PinResult, 2)
-	kv, host := r.memory(hbm, 1<<20), r.memory(backendtest.HostMemory, 1<<20)
+	libcuda.Set(t, fakecuda.PinResult, 2)
+	kv, host := r.memory(hbm, 1<<20), r.memory(drivertest.HostMemory, 1<<20)
 	p := newProducer(t)
-	sameError(t, "an event before host memory", r.b.StartAfter(host.space.Segment, p.event), backends.ErrNotSupported)
+	sameError(t, "an event before host memory", r.b.StartAfter(host.space.Segment, p.event), driver.ErrNotSupported)
 	_, err := r.b.StreamWait(p.Handle(), host.space.Segment)
-	sameError(t, "a wait for host memory", err, backends.ErrNotSupported)
+	sameError(t, "a wait for host memory", err, driver.ErrNotSupported)
 	p.must(r.b.StartAfter(kv.space.Segment, p.event))
-	err = r.p.Submit(backends.Write, 1, []backends.Desc{{Len: 1, LocalKey: host.m.key, RemoteKey: kv.key}})
-	sameError(t, "memory that is not pinned, behind an event", err, backends.ErrNotSupported)
+	err = r.p.Submit(driver.Write, 1, []driver.Desc{{Len: 1, LocalKey: host.m.key, RemoteKey: kv.key}})
+	sameError(t, "memory that is not pinned, behind an event", err, driver.ErrNotSupported)
 	p.must(r.b.StartAfter(kv.space.Segment, 0))
-	driver.Set(t, fakecuda.DelayMicros, 50000)
-	tag := r.submit(backends.Write, host, kv, backends.Desc{Len: 1 << 20})
+	libcuda.Set(t, fakecuda.DelayMicros, 50000)
+	tag := r.submit(driver.Write, host, kv, driver.Desc{Len: 1 << 20})
 	_, err = r.b.StreamWait(p.Handle(), kv.space.Segment)
-	sameError(t, "a stream behind memory that is not pinned", err, backends.ErrNotSupported)
+	sameError(t, "a stream behind memory that is not pinned", err, driver.ErrNotSupported)
 	if err := r.end(tag); err != nil {
 		t.Error(err)
 	}
@@ -206,16 +206,16 @@ func TestOrderRefuses(t *testing.T) {
 	if err := r.b.Close(); err != nil {
 		t.Fatal(err)
 	}
-	sameError(t, "StartAfter of a closed backend", r.b.StartAfter(kv.space.Segment, 1), backends.ErrClosed)
+	sameError(t, "StartAfter of a closed backend", r.b.StartAfter(kv.space.Segment, 1), driver.ErrClosed)
 	_, err = r.b.StreamWait(1, kv.space.Segment)
-	sameError(t, "StreamWait of a closed backend", err, backends.ErrClosed)
+	sameError(t, "StreamWait of a closed backend", err, driver.ErrClosed)
 }
 
 // TestManyEvents bounds what one batch waits for.
 func TestManyEvents(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
-	kv, host := r.memory(hbm, 1<<20), r.memory(backendtest.HostMemory, 1<<20)
+	kv, host := r.memory(hbm, 1<<20), r.memory(drivertest.HostMemory, 1<<20)
 	p := newProducer(t)
 	var events []uintptr
 	for i := range uint64(csrc.CUDAWaitsMax + 1) {
@@ -226,9 +226,9 @@ func TestManyEvents(t *testing.T) {
 		p.must(err)
 		p.must(r.b.StartAfter(seg, e))
 	}
-	r.move(backends.Write, host, kv, backends.Desc{Len: csrc.CUDAWaitsMax * 64})
-	err := r.p.Submit(backends.Write, 99, []backends.Desc{{Len: 1 << 20, LocalKey: host.m.key, RemoteKey: kv.key}})
-	sameError(t, "too many events", err, backends.ErrBounds)
+	r.move(driver.Write, host, kv, driver.Desc{Len: csrc.CUDAWaitsMax * 64})
+	err := r.p.Submit(driver.Write, 99, []driver.Desc{{Len: 1 << 20, LocalKey: host.m.key, RemoteKey: kv.key}})
+	sameError(t, "too many events", err, driver.ErrBounds)
 	for i, e := range events {
 		seg, _ := kv.space.Segment.Slice(uint64(i)*64, 64, [16]byte{})
 		p.must(r.b.StartAfter(seg, 0))
@@ -246,21 +246,21 @@ func TestCancelDropsTheRest(t *testing.T) {
 		end  func(r *rig, d *place) error
 		want error
 	}{
-		"cancel": {func(r *rig, _ *place) error { r.p.Cancel(r.tag); return nil }, backends.ErrAborted},
-		"fence":  {func(r *rig, d *place) error { return r.b.Fence(context.Background(), d.m.key) }, backends.ErrRevoked},
-		"close":  {func(r *rig, _ *place) error { return r.p.Close() }, backends.ErrClosed},
+		"cancel": {func(r *rig, _ *place) error { r.p.Cancel(r.tag); return nil }, driver.ErrAborted},
+		"fence":  {func(r *rig, d *place) error { return r.b.Fence(context.Background(), d.m.key) }, driver.ErrRevoked},
+		"close":  {func(r *rig, _ *place) error { return r.p.Close() }, driver.ErrClosed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, testConfig())
 			l, d := r.memory(sparse, n), r.memory(hbmUntouched, n)
-			driver.Set(t, fakecuda.DelayMicros, 20000)
-			before := driver.Get(fakecuda.Copies)
-			tag := r.submit(backends.Write, l, d, backends.Desc{Len: n})
+			libcuda.Set(t, fakecuda.DelayMicros, 20000)
+			before := libcuda.Get(fakecuda.Copies)
+			tag := r.submit(driver.Write, l, d, driver.Desc{Len: n})
 			if err := c.end(r, d); err != nil {
 				t.Fatal(err)
 			}
 			sameError(t, "a batch that was ended early", r.end(tag), c.want)
-			if copies := driver.Get(fakecuda.Copies) - before; copies >= n/(8<<20) {
+			if copies := libcuda.Get(fakecuda.Copies) - before; copies >= n/(8<<20) {
 				t.Errorf("%d copies: nothing was dropped", copies)
 			}
 		})
@@ -276,11 +276,11 @@ func TestSmallOvertakesLarge(t *testing.T) {
 	r := newRig(t, cfg)
 	const n = 160 << 20 // 20 chunks
 	l, d := r.memory(sparse, n), r.memory(hbmUntouched, n)
-	host, kv := r.memory(backendtest.HostMemory, 4096), r.memory(hbm, 4096)
-	driver.Set(t, fakecuda.DelayMicros, 10000)
-	long := r.submit(backends.Write, l, d, backends.Desc{Len: n})
+	host, kv := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
+	libcuda.Set(t, fakecuda.DelayMicros, 10000)
+	long := r.submit(driver.Write, l, d, driver.Desc{Len: n})
 	for range 3 {
-		r.move(backends.Write, host, kv, backends.Desc{Len: 4096}) // fails if the long one ends before
+		r.move(driver.Write, host, kv, driver.Desc{Len: 4096}) // fails if the long one ends before
 	}
 	if err := r.end(long); err != nil {
 		t.Error(err)
@@ -291,17 +291,17 @@ func TestSmallOvertakesLarge(t *testing.T) {
 func TestFenceWaits(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
-	l, d := r.memory(backendtest.HostMemory, 64<<10), r.memory(hbm, 64<<10)
+	l, d := r.memory(drivertest.HostMemory, 64<<10), r.memory(hbm, 64<<10)
 	for range 5 {
-		driver.Put(fakecuda.DelayMicros, 20000)
-		tag := r.submit(backends.Write, l, d, backends.Desc{Len: 64 << 10})
+		libcuda.Put(fakecuda.DelayMicros, 20000)
+		tag := r.submit(driver.Write, l, d, driver.Desc{Len: 64 << 10})
 		if err := r.b.Fence(context.Background(), d.m.key); err != nil {
 			t.Fatal(err)
 		}
-		driver.Put(fakecuda.DelayMicros, 0)
+		libcuda.Put(fakecuda.DelayMicros, 0)
 		r.fill(d)
 		want := r.content(d)
-		if err := r.end(tag); err != nil && !errors.Is(err, backends.ErrRevoked) {
+		if err := r.end(tag); err != nil && !errors.Is(err, driver.ErrRevoked) {
 			t.Errorf("a write that was fenced off: %v", err)
 		}
 		r.same("memory after a fence", r.content(d), want)
@@ -314,12 +314,12 @@ func TestFenceWaits(t *testing.T) {
 func TestFenceThatIsTooLate(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
-	l, d := r.memory(backendtest.HostMemory, 4096), r.memory(hbm, 4096)
-	driver.Set(t, fakecuda.Hold, 1)
-	tag := r.submit(backends.Write, l, d, backends.Desc{Len: 13})
+	l, d := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
+	libcuda.Set(t, fakecuda.Hold, 1)
+	tag := r.submit(driver.Write, l, d, driver.Desc{Len: 13})
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
-	sameError(t, "a fence against a device that is held up", r.b.Fence(ctx, d.m.key), backends.ErrTimeout)
+	sameError(t, "a fence against a device that is held up", r.b.Fence(ctx, d.m.key), driver.ErrTimeout)
 	r.release()
 	if err := r.b.Fence(context.Background(), d.m.key); err != nil {
 		t.Error(err)
@@ -334,12 +334,12 @@ func TestFenceThatIsTooLate(t *testing.T) {
 func TestSubmitDoesNotWait(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
-	driver.Set(t, fakecuda.PinResult, 2)
-	driver.Set(t, fakecuda.Hold, 1)
-	l, d := r.memory(backendtest.HostMemory, 4096), r.memory(hbm, 4096)
+	libcuda.Set(t, fakecuda.PinResult, 2)
+	libcuda.Set(t, fakecuda.Hold, 1)
+	l, d := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
 	returned := make(chan error, 1)
 	go func() {
-		returned <- r.p.Submit(backends.Read, 1, []backends.Desc{{Len: 13, LocalKey: l.m.key, RemoteKey: d.key}})
+		returned <- r.p.Submit(driver.Read, 1, []driver.Desc{{Len: 13, LocalKey: l.m.key, RemoteKey: d.key}})
 	}()
 	select {
 	case err := <-returned:

@@ -21,10 +21,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
-	"github.com/sluicehq/sluice/internal/freeze"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/sealed"
+	"github.com/sluicehq/sluice/internal/testing/freeze"
 )
 
 // ownerVariable makes the test binary an owner of memory, which prints its address and a token and stays until its
@@ -121,7 +121,7 @@ func TestOwnerOfAnotherProcess(t *testing.T) {
 	cfg.DialTimeout = 2 * time.Second
 	r := newRig(t, cfg)
 	owner, addr, token := startOwner(t)
-	connect := func() (backends.Peer, error) {
+	connect := func() (driver.Peer, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), limit)
 		defer cancel()
 		return r.b.Connect(ctx, addr)
@@ -135,22 +135,22 @@ func TestOwnerOfAnotherProcess(t *testing.T) {
 	if err != nil || size != 1<<20 {
 		t.Fatalf("import: %d bytes, %v", size, err)
 	}
-	l := r.local(backendtest.HostMemory, 1<<20)
+	l := r.local(drivertest.HostMemory, 1<<20)
 	back := r.local(hbm, 1<<20)
 	there := &place{key: key}
-	r.move(backends.Write, l, there, backends.Desc{Len: 1 << 20})
-	r.move(backends.Read, back, there, backends.Desc{Len: 1 << 20})
+	r.move(driver.Write, l, there, driver.Desc{Len: 1 << 20})
+	r.move(driver.Read, back, there, driver.Desc{Len: 1 << 20})
 	r.same("what went to another process and came back", r.content(back), r.content(l))
 
 	if err := freeze.Process(owner); err != nil {
 		t.Fatal(err)
 	}
 	r.fill(l)
-	r.move(backends.Write, l, there, backends.Desc{Len: 1 << 20}) // without its help
+	r.move(driver.Write, l, there, driver.Desc{Len: 1 << 20}) // without its help
 	_, _, err = one.Import(token)
-	sameError(t, "import from a frozen process", err, backends.ErrTimeout)
+	sameError(t, "import from a frozen process", err, driver.ErrTimeout)
 	_, err = connect()
-	sameError(t, "connect to a frozen process", err, backends.ErrTimeout)
+	sameError(t, "connect to a frozen process", err, driver.ErrTimeout)
 	two := one.(farPeer)
 	select {
 	case <-two.Lost():
@@ -165,10 +165,10 @@ func TestOwnerOfAnotherProcess(t *testing.T) {
 	case <-time.After(limit):
 		t.Fatal("the death of an idle process is not noticed")
 	}
-	d := backends.Desc{Len: 8, LocalKey: l.m.key, RemoteKey: key}
-	sameError(t, "submit to a dead process", two.Submit(backends.Write, 1, []backends.Desc{d}), backends.ErrPeerLost)
+	d := driver.Desc{Len: 8, LocalKey: l.m.key, RemoteKey: key}
+	sameError(t, "submit to a dead process", two.Submit(driver.Write, 1, []driver.Desc{d}), driver.ErrPeerLost)
 	_, _, err = two.Import(token)
-	sameError(t, "import from a dead process", err, backends.ErrPeerLost)
+	sameError(t, "import from a dead process", err, driver.ErrPeerLost)
 	if _, err = connect(); err == nil {
 		t.Error("connected to a dead process")
 	}

@@ -6,9 +6,9 @@ import (
 	"math"
 	"slices"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
 	"github.com/sluicehq/sluice/cuda"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // tallyRoom keeps the lists behind a tally at a multiple of 16.
@@ -16,7 +16,7 @@ const tallyRoom = (cuda.TallyBytes + 15) / 16 * 16
 
 // checkPages chooses who moves a pattern: a kernel, a processor with one copy, or
 // the copy engine with one for each run of entries.
-func (j *job) checkPages(op backends.Op, p *backends.Pages, pieces *[]csrc.CUDAPiece) error {
+func (j *job) checkPages(op driver.Op, p *driver.Pages, pieces *[]csrc.CUDAPiece) error {
 	if err := j.look(op, p.LocalKey, p.RemoteKey); err != nil {
 		return err
 	}
@@ -44,7 +44,7 @@ func (j *job) checkPages(op backends.Op, p *backends.Pages, pieces *[]csrc.CUDAP
 }
 
 // gatePages looks at each entry, once there are gates at all.
-func (j *job) gatePages(v *view, p *backends.Pages) error {
+func (j *job) gatePages(v *view, p *driver.Pages) error {
 	for i := range p.Count {
 		d := p.Desc(i)
 		if err := j.gateOf(v, &d); err != nil {
@@ -55,7 +55,7 @@ func (j *job) gatePages(v *view, p *backends.Pages) error {
 }
 
 // kernelWhy says why the gather kernel cannot take a pattern; empty: it can.
-func (v *view) kernelWhy(b *Backend, p *backends.Pages) string {
+func (v *view) kernelWhy(b *Backend, p *driver.Pages) string {
 	l, r := v.local, v.remote.m
 	switch {
 	case !b.cfg.kernels():
@@ -83,7 +83,7 @@ func (v *view) kernelWhy(b *Backend, p *backends.Pages) string {
 func (m *memory) pinnedOrDevice() bool { return m.dev != nil || m.pin.pinned() }
 
 // byKernel fills in the launch, with lists in memory that the device reads from.
-func (j *job) byKernel(op backends.Op, v *view, p *backends.Pages) error {
+func (j *job) byKernel(op driver.Op, v *view, p *driver.Pages) error {
 	place, err := j.dev.place()
 	if err != nil {
 		return err
@@ -108,7 +108,7 @@ func (j *job) byKernel(op backends.Op, v *view, p *backends.Pages) error {
 		return err
 	}
 	shape := cuda.Pattern{Dst: remote, Src: local, Entry: p.EntryLen, Count: p.Count, Tally: place.At, FarDst: v.way == csrc.CUDADown}
-	if op == backends.Read {
+	if op == driver.Read {
 		shape.Dst, shape.Src = local, remote
 	}
 	l, kernel, n, err := j.dev.kernels.Launch(&shape, j.b.cfg.Budget, j.run.Args[:])
@@ -155,7 +155,7 @@ func (m *memory) seenBy(d *device) (uint64, error) {
 
 // processor reports whether a processor can gather a pattern for one copy: host memory on the
 // one side, and entries one behind the other on a device on the other.
-func (v *view) processor(p *backends.Pages) bool {
+func (v *view) processor(p *driver.Pages) bool {
 	if p.EntryLen > stageHalf || v.way == csrc.CUDAAny || p.Count < 2 {
 		return false
 	}
@@ -165,7 +165,7 @@ func (v *view) processor(p *backends.Pages) bool {
 	return v.remote.m.dev == nil && p.Local == nil && p.LocalStride == p.EntryLen
 }
 
-func (j *job) byProcessor(v *view, p *backends.Pages) {
+func (j *job) byProcessor(v *view, p *driver.Pages) {
 	j.call = "gather by a processor"
 	g := &j.gather
 	*g = csrc.CUDAEntries{Entry: p.EntryLen, Count: p.Count}

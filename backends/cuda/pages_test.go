@@ -11,19 +11,19 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/cuda"
-	"github.com/sluicehq/sluice/internal/fakecuda"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
 // pages moves a pattern and compares every byte of both sides with a loop of copies.
-func (r *rig) pages(op backends.Op, p *backends.Pages, l, d *place) {
+func (r *rig) pages(op driver.Op, p *driver.Pages, l, d *place) {
 	r.t.Helper()
 	wantL, wantD := r.content(l), r.content(d)
 	for i := range p.Count {
 		one, other := wantL[p.LocalAt(i):][:p.EntryLen], wantD[p.RemoteAt(i):][:p.EntryLen]
-		if op == backends.Write {
+		if op == driver.Write {
 			copy(other, one)
 		} else {
 			copy(one, other)
@@ -76,8 +76,8 @@ func pagesByEachWay(t *testing.T, budget cuda.Budget) {
 		{"odd", 131, 131, 3, true, false, false, true},
 		{"long", 20 << 10, 20 << 10, 0, true, false, false, true},
 	} {
-		l, d := r.memory(backendtest.HostMemory, count*c.stride+c.base), r.memory(hbm, count*c.stride+c.base)
-		p := backends.Pages{Count: count, EntryLen: c.entry, LocalBase: c.base, RemoteBase: c.base, LocalStride: c.stride, RemoteStride: c.stride,
+		l, d := r.memory(drivertest.HostMemory, count*c.stride+c.base), r.memory(hbm, count*c.stride+c.base)
+		p := driver.Pages{Count: count, EntryLen: c.entry, LocalBase: c.base, RemoteBase: c.base, LocalStride: c.stride, RemoteStride: c.stride,
 			LocalKey: l.m.key, RemoteKey: d.key}
 		if c.local {
 			p.Local = shuffled(count, 1)
@@ -85,10 +85,10 @@ func pagesByEachWay(t *testing.T, budget cuda.Budget) {
 		if c.remote {
 			p.Remote = shuffled(count, 2)
 		}
-		for _, op := range []backends.Op{backends.Write, backends.Read} {
-			launches, copies := driver.Get(fakecuda.Launches), driver.Get(fakecuda.Copies)
+		for _, op := range []driver.Op{driver.Write, driver.Read} {
+			launches, copies := libcuda.Get(fakecuda.Launches), libcuda.Get(fakecuda.Copies)
 			r.pages(op, &p, l, d)
-			launches, copies = driver.Get(fakecuda.Launches)-launches, driver.Get(fakecuda.Copies)-copies
+			launches, copies = libcuda.Get(fakecuda.Launches)-launches, libcuda.Get(fakecuda.Copies)-copies
 			what := fmt.Sprintf("%+v: %v of %s entries: %d launches, %d copies", budget, op, c.name, launches, copies)
 			switch kernel := c.kernel && budget != (cuda.Budget{}); {
 			case kernel && launches != 1, !kernel && launches != 0:
@@ -104,32 +104,32 @@ func pagesByEachWay(t *testing.T, budget cuda.Budget) {
 // TestPagesThatNoKernelTakes: what a kernel would read in another way goes by copies.
 func TestPagesThatNoKernelTakes(t *testing.T) {
 	r := newRig(t, testConfig())
-	l, d := r.memory(backendtest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
-	one := backends.Pages{Count: 3, EntryLen: 16, Local: []uint32{0, math.MaxUint32, 7}, RemoteStride: 16, LocalKey: l.m.key, RemoteKey: d.key}
-	r.pages(backends.Write, &one, l, d) // all entries are one
+	l, d := r.memory(drivertest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
+	one := driver.Pages{Count: 3, EntryLen: 16, Local: []uint32{0, math.MaxUint32, 7}, RemoteStride: 16, LocalKey: l.m.key, RemoteKey: d.key}
+	r.pages(driver.Write, &one, l, d) // all entries are one
 	one.Local = []uint32{5, 0, 7}
-	r.pages(backends.Write, &one, l, d)
+	r.pages(driver.Write, &one, l, d)
 	other := r.memory(hbm, 1<<20)
-	within := backends.Pages{Count: 40, EntryLen: 656, LocalStride: 656, RemoteStride: 1312, LocalKey: other.m.key, RemoteKey: d.key}
-	r.pages(backends.Write, &within, other, d)
-	r.pages(backends.Read, &within, other, d)
+	within := driver.Pages{Count: 40, EntryLen: 656, LocalStride: 656, RemoteStride: 1312, LocalKey: other.m.key, RemoteKey: d.key}
+	r.pages(driver.Write, &within, other, d)
+	r.pages(driver.Read, &within, other, d)
 }
 
 // TestPlaces has more launches under way than there is room for indices: the rest is full, and then not.
 func TestPlaces(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
-	driver.Set(t, fakecuda.DelayMicros, 3000)
-	l, d := r.memory(backendtest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
-	p := backends.Pages{Count: 64, EntryLen: 656, LocalStride: 656, RemoteStride: 656, Remote: shuffled(64, 1), LocalKey: l.m.key, RemoteKey: d.key}
+	libcuda.Set(t, fakecuda.DelayMicros, 3000)
+	l, d := r.memory(drivertest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
+	p := driver.Pages{Count: 64, EntryLen: 656, LocalStride: 656, RemoteStride: 656, Remote: shuffled(64, 1), LocalKey: l.m.key, RemoteKey: d.key}
 	full, done := 0, map[uint64]bool{}
 	for tag := uint64(1); tag <= 40; {
-		err := r.p.SubmitPages(backends.Write, tag, &p, nil)
+		err := r.p.SubmitPages(driver.Write, tag, &p, nil)
 		switch {
 		case err == nil:
 			tag++
 			continue
-		case err != backends.ErrFull:
+		case err != driver.ErrFull:
 			t.Fatal(err)
 		}
 		full++
@@ -146,7 +146,7 @@ func TestPlaces(t *testing.T) {
 // drain takes completions, which must be good and new.
 func (r *rig) drain(done map[uint64]bool) {
 	r.t.Helper()
-	var list [16]backends.Completion
+	var list [16]driver.Completion
 	n, err := r.b.Poll(list[:])
 	if err != nil {
 		r.t.Fatal(err)
@@ -173,7 +173,7 @@ func TestExplain(t *testing.T) {
 			cfg := testConfig()
 			cfg.Budget = c.budget
 			r := newRig(t, cfg)
-			l, d := r.memory(backendtest.HostMemory, 4096), r.memory(hbm, 4096)
+			l, d := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
 			text := r.p.Explain(l.m.key, d.key)
 			for _, want := range c.want {
 				if !strings.Contains(text, want) {

@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // limit bounds every wait, on the slowest of machines.
@@ -34,18 +34,18 @@ type rig struct {
 
 func newRig(t *testing.T, cfg Config) *rig {
 	t.Helper()
-	if driver != nil {
+	if libcuda != nil {
 		if _, err := openCard(0); err != nil { // the test's own, which stays
 			t.Fatal(err)
 		}
 		if _, err := openCard(1); err != nil {
 			t.Fatal(err)
 		}
-		leak.Check(t, driver.InUse)
+		leak.Check(t, libcuda.InUse)
 	}
 	b, err := New(cfg)
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 	}
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
@@ -86,22 +86,22 @@ func threads(t *testing.T) (n int) {
 // onStandIn skips what commands the stand-in on a card.
 func onStandIn(t *testing.T) {
 	t.Helper()
-	if driver == nil {
-		backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: "cuda", Reason: "this test commands the stand-in", Fix: "unset SLUICE_LIBCUDA"})
+	if libcuda == nil {
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "cuda", Reason: "this test commands the stand-in", Fix: "unset SLUICE_LIBCUDA"})
 	}
 }
 
 // place is registered memory, known under both keys.
 type place struct {
-	space *backendtest.Space
+	space *drivertest.Space
 	m     *memory
 	key   uint32 // as imported
 }
 
 // bytes looks into the memory.
-func (p *place) bytes() backendtest.Bytes { return spaceBytes(p.space) }
+func (p *place) bytes() drivertest.Bytes { return spaceBytes(p.space) }
 
-func spaceBytes(s *backendtest.Space) backendtest.Bytes {
+func spaceBytes(s *drivertest.Space) drivertest.Bytes {
 	if s.Bytes != nil {
 		return s.Bytes
 	}
@@ -114,7 +114,7 @@ func (m hostBytes) ReadAt(p []byte, off int64) (int, error)  { return copy(p, m[
 func (m hostBytes) WriteAt(p []byte, off int64) (int, error) { return copy(m[off:], p), nil }
 
 // memory makes, fills, registers and imports memory.
-func (r *rig) memory(alloc backendtest.Allocator, n uint64) *place {
+func (r *rig) memory(alloc drivertest.Allocator, n uint64) *place {
 	r.t.Helper()
 	p := r.local(alloc, n)
 	p.key = r.imported(p.m)
@@ -122,7 +122,7 @@ func (r *rig) memory(alloc backendtest.Allocator, n uint64) *place {
 }
 
 // local makes, fills and registers memory.
-func (r *rig) local(alloc backendtest.Allocator, n uint64) *place {
+func (r *rig) local(alloc drivertest.Allocator, n uint64) *place {
 	r.t.Helper()
 	s, err := alloc(n)
 	if err != nil {
@@ -142,7 +142,7 @@ func (r *rig) local(alloc backendtest.Allocator, n uint64) *place {
 	return p
 }
 
-func (r *rig) register(seg backends.Segment) *memory {
+func (r *rig) register(seg driver.Segment) *memory {
 	r.t.Helper()
 	seg.Secret = [16]byte{1, 2, 3}
 	m, err := r.b.Register(seg)
@@ -200,11 +200,11 @@ func (r *rig) same(what string, got, want []byte) {
 }
 
 // submit starts a batch of one descriptor.
-func (r *rig) submit(op backends.Op, l, remote *place, d backends.Desc) uint64 {
+func (r *rig) submit(op driver.Op, l, remote *place, d driver.Desc) uint64 {
 	r.t.Helper()
 	r.tag++
 	d.LocalKey, d.RemoteKey = l.m.key, remote.key
-	if err := r.p.Submit(op, r.tag, []backends.Desc{d}); err != nil {
+	if err := r.p.Submit(op, r.tag, []driver.Desc{d}); err != nil {
 		r.t.Fatalf("submit: %v", err)
 	}
 	return r.tag
@@ -214,7 +214,7 @@ func (r *rig) submit(op backends.Op, l, remote *place, d backends.Desc) uint64 {
 func (r *rig) end(tag uint64) error {
 	r.t.Helper()
 	for deadline := time.Now().Add(limit); ; time.Sleep(50 * time.Microsecond) {
-		var done [1]backends.Completion
+		var done [1]driver.Completion
 		n, err := r.b.Poll(done[:])
 		switch {
 		case err != nil:
@@ -230,7 +230,7 @@ func (r *rig) end(tag uint64) error {
 }
 
 // move runs a batch to its end, which must be good.
-func (r *rig) move(op backends.Op, l, remote *place, d backends.Desc) {
+func (r *rig) move(op driver.Op, l, remote *place, d driver.Desc) {
 	r.t.Helper()
 	if err := r.end(r.submit(op, l, remote, d)); err != nil {
 		r.t.Fatalf("%v: %v", op, err)
@@ -263,8 +263,8 @@ func sameError(t *testing.T, what string, err, want error) {
 }
 
 // sparse is memory whose pages nobody has touched, and which fill leaves alone.
-func sparse(n uint64) (*backendtest.Space, error) {
-	s, err := backendtest.ForeignMemory(n)
+func sparse(n uint64) (*drivertest.Space, error) {
+	s, err := drivertest.ForeignMemory(n)
 	if err == nil {
 		s.Bytes = nothing{}
 	}
@@ -272,14 +272,14 @@ func sparse(n uint64) (*backendtest.Space, error) {
 }
 
 // hbmUntouched is device memory of that sort.
-func hbmUntouched(n uint64) (*backendtest.Space, error) {
+func hbmUntouched(n uint64) (*drivertest.Space, error) {
 	d, err := openCard(0)
 	if err != nil {
 		return nil, err
 	}
 	at, err := d.Alloc(n)
-	seg := backends.Segment{Kind: backends.HBM, Len: n, Addr: at}
-	return &backendtest.Space{Segment: seg, Bytes: nothing{}, Free: func() error { return d.Free(at) }}, err
+	seg := driver.Segment{Kind: driver.HBM, Len: n, Addr: at}
+	return &drivertest.Space{Segment: seg, Bytes: nothing{}, Free: func() error { return d.Free(at) }}, err
 }
 
 // nothing keeps what is written to itself.

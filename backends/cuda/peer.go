@@ -8,7 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/letters"
 )
@@ -50,13 +50,13 @@ func (r *remote) leave() {
 	r.far.letGo(r.grant)
 }
 
-// Connect implements backends.Backend.
-func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, error) {
+// Connect implements driver.Backend.
+func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	if b.closed.Load() {
-		return nil, backends.ErrClosed
+		return nil, driver.ErrClosed
 	}
 	registry.RLock()
 	to := registry.byAddr[string(addr)]
@@ -70,7 +70,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, erro
 	}
 	if err := to.admit(to.senders, p); err != nil {
 		_ = p.Close()
-		return nil, fmt.Errorf("connect with cuda: %w", backends.ErrPeerLost)
+		return nil, fmt.Errorf("connect with cuda: %w", driver.ErrPeerLost)
 	}
 	return p, nil
 }
@@ -79,7 +79,7 @@ func (b *Backend) admit(set map[*peer]struct{}, p *peer) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	set[p] = struct{}{}
 	return nil
@@ -99,15 +99,15 @@ func (b *Backend) sources() (list []*Backend) {
 	return list
 }
 
-// Import implements backends.Peer.
+// Import implements driver.Peer.
 func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	p.entry.RLock()
 	defer p.entry.RUnlock()
 	if p.closed {
-		return 0, 0, backends.ErrClosed
+		return 0, 0, driver.ErrClosed
 	}
 	if p.gone() {
-		return 0, 0, backends.ErrPeerLost
+		return 0, 0, driver.ErrPeerLost
 	}
 	t, err := keys.Decode(token, &p.to.owner)
 	if err != nil {
@@ -115,7 +115,7 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	}
 	m := p.to.memories.At(t.Key)
 	if m == nil {
-		return 0, 0, backends.ErrBadToken
+		return 0, 0, driver.ErrBadToken
 	}
 	g, err := m.admit(&t)
 	if err != nil {
@@ -142,7 +142,7 @@ func (p *peer) remote(key uint32) *remote {
 	return p.imports.At(key)
 }
 
-// Drop implements backends.Peer.
+// Drop implements driver.Peer.
 func (p *peer) Drop(key uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -164,7 +164,7 @@ func (p *peer) gone() bool {
 	}
 }
 
-// Lost implements backends.Watcher.
+// Lost implements driver.Watcher.
 func (p *peer) Lost() <-chan struct{} { return p.lost }
 
 // lose ends the connection from the owner's side or ours: no new batch starts.
@@ -179,7 +179,7 @@ func (p *peer) lose() {
 		delete(p.to.senders, p)
 		p.to.mu.Unlock()
 		if known {
-			p.to.box.Deliver(backends.Message{From: p.from.addr, Err: backends.ErrPeerLost})
+			p.to.box.Deliver(driver.Message{From: p.from.addr, Err: driver.ErrPeerLost})
 		}
 	})
 }
@@ -189,17 +189,17 @@ func (p *peer) settle() {
 	_ = p.from.until(func() bool { return p.unfinished.Load() == 0 }, always)
 }
 
-// Cancel implements backends.Canceler.
+// Cancel implements driver.Canceler.
 func (p *peer) Cancel(tag uint64) {
-	p.from.cancel(func(j *job) bool { return j.p == p && j.tag == tag }, &backends.ErrAborted)
+	p.from.cancel(func(j *job) bool { return j.p == p && j.tag == tag }, &driver.ErrAborted)
 }
 
-// Close implements backends.Peer.
+// Close implements driver.Peer.
 func (p *peer) Close() error {
 	p.entry.Lock()
 	p.closed = true
 	p.entry.Unlock()
-	p.from.cancel(func(j *job) bool { return j.p == p }, &backends.ErrClosed)
+	p.from.cancel(func(j *job) bool { return j.p == p }, &driver.ErrClosed)
 	p.settle()
 	p.far.end()
 	p.mu.Lock()

@@ -9,7 +9,7 @@ import (
 	"sort"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // pin is a range of host memory that the driver knows, or why it does not.
@@ -40,7 +40,7 @@ var pins pinTable
 
 // use returns what is known of a range, with one more user. unuse ends that. The pages of
 // memory that could change are held where they are.
-func (t *pinTable) use(b *Backend, seg backends.Segment) (*pin, error) {
+func (t *pinTable) use(b *Backend, seg driver.Segment) (*pin, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	base := addressOf(seg.Mem)
@@ -49,7 +49,7 @@ func (t *pinTable) use(b *Backend, seg backends.Segment) (*pin, error) {
 		return p, nil
 	}
 	p := &pin{mem: seg.Mem, base: base, users: 1}
-	if h, ok := seg.Shared.(backends.Holder); ok {
+	if h, ok := seg.Shared.(driver.Holder); ok {
 		release, err := h.Hold()
 		if err != nil {
 			return nil, fmt.Errorf("pin host memory: hold its pages: %w", err)
@@ -73,7 +73,7 @@ func (p *pin) attempt(b *Backend) {
 	switch err := m.Pin(p.mem); {
 	case err == nil:
 		p.ours = true
-	case !errors.Is(err, backends.ErrBusy):
+	case !errors.Is(err, driver.ErrBusy):
 		p.why = err.Error()
 	case !m.HostPinned(p.mem):
 		p.why = "a part of it is pinned already, which the driver does not extend: register the largest range first"

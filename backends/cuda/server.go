@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/process"
 	"github.com/sluicehq/sluice/internal/sealed"
 )
@@ -129,7 +129,7 @@ func (g *guest) hello() (fd int, err error) {
 		return -1, err
 	}
 	if !g.process.Known() {
-		return -1, &backends.UnavailableError{Backend: "cuda", Reason: "the kernel has no pidfd, so that the end of a process's copies cannot be known", Fix: "Linux 5.3 or later"}
+		return -1, &driver.UnavailableError{Backend: "cuda", Reason: "the kernel has no pidfd, so that the end of a process's copies cannot be known", Fix: "Linux 5.3 or later"}
 	}
 	h, _, page, err := g.wire.receive()
 	if err != nil {
@@ -137,7 +137,7 @@ func (g *guest) hello() (fd int, err error) {
 	}
 	defer closeDescriptor(page)
 	if h.Kind != sayHello || page < 0 {
-		return -1, fmt.Errorf("hello of kind %d: %w", h.Kind, backends.ErrCorrupt)
+		return -1, fmt.Errorf("hello of kind %d: %w", h.Kind, driver.ErrCorrupt)
 	}
 	if g.users, err = sealed.Map(page, pageBytes, unix.PROT_READ); err != nil {
 		return -1, err
@@ -152,10 +152,10 @@ func (b *Backend) enlist(g *guest) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	if len(s.guests) >= b.cfg.PeersMax {
-		return fmt.Errorf("%d processes, raise Config.PeersMax: %w", len(s.guests), backends.ErrFull)
+		return fmt.Errorf("%d processes, raise Config.PeersMax: %w", len(s.guests), driver.ErrFull)
 	}
 	s.guests[g] = struct{}{}
 	return nil

@@ -5,53 +5,53 @@ package cuda
 import (
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/letters"
 )
 
-// Submit implements backends.Peer.
-func (p *peer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
+// Submit implements driver.Peer.
+func (p *peer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
 	return p.submit(op, tag, descs, nil, nil)
 }
 
-// SubmitPages implements backends.Pager.
-func (p *peer) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, msg []byte) error {
+// SubmitPages implements driver.Pager.
+func (p *peer) SubmitPages(op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
 	return p.submit(op, tag, nil, pages, letters.Message(msg))
 }
 
-// SubmitNotify implements backends.Notifier.
-func (p *peer) SubmitNotify(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+// SubmitNotify implements driver.Notifier.
+func (p *peer) SubmitNotify(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
 	if msg == nil {
 		msg = []byte{}
 	}
 	return p.submit(op, tag, descs, nil, letters.Message(msg))
 }
 
-// SubmitCount implements backends.Counter.
-func (p *peer) SubmitCount(tag uint64, descs []backends.Desc, pages *backends.Pages, counter uint32) error {
-	if counter >= backends.CountersMax {
-		return backends.ErrBounds
+// SubmitCount implements driver.Counter.
+func (p *peer) SubmitCount(tag uint64, descs []driver.Desc, pages *driver.Pages, counter uint32) error {
+	if counter >= driver.CountersMax {
+		return driver.ErrBounds
 	}
-	return p.submit(backends.Write, tag, descs, pages, letters.Count(counter))
+	return p.submit(driver.Write, tag, descs, pages, letters.Count(counter))
 }
 
-func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages, l *letters.Letter) error {
+func (p *peer) submit(op driver.Op, tag uint64, descs []driver.Desc, pages *driver.Pages, l *letters.Letter) error {
 	p.entry.RLock()
 	defer p.entry.RUnlock()
 	switch {
 	case p.closed:
-		return backends.ErrClosed
+		return driver.ErrClosed
 	case p.gone():
-		return backends.ErrPeerLost
-	case op != backends.Read && op != backends.Write:
-		return fmt.Errorf("%v: %w", op, backends.ErrNotSupported)
+		return driver.ErrPeerLost
+	case op != driver.Read && op != driver.Write:
+		return fmt.Errorf("%v: %w", op, driver.ErrNotSupported)
 	case l.Len() > p.from.cfg.MessageMax:
-		return fmt.Errorf("notification of %d bytes, at most %d: %w", l.Len(), p.from.cfg.MessageMax, backends.ErrBounds)
+		return fmt.Errorf("notification of %d bytes, at most %d: %w", l.Len(), p.from.cfg.MessageMax, driver.ErrBounds)
 	}
 	j := p.from.take(p, tag)
 	if j == nil {
-		return backends.ErrFull
+		return driver.ErrFull
 	}
 	scratch := p.from.borrow()
 	err := j.begin(op, descs, pages, l, &scratch)
@@ -60,7 +60,7 @@ func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *
 }
 
 // begin checks and starts a batch, or undoes all.
-func (j *job) begin(op backends.Op, descs []backends.Desc, pages *backends.Pages, l *letters.Letter, pieces *[]csrc.CUDAPiece) error {
+func (j *job) begin(op driver.Op, descs []driver.Desc, pages *driver.Pages, l *letters.Letter, pieces *[]csrc.CUDAPiece) error {
 	p := j.p
 	err := j.check(op, descs, pages, pieces)
 	if err == nil {
@@ -73,7 +73,7 @@ func (j *job) begin(op backends.Op, descs []backends.Desc, pages *backends.Pages
 	if len(descs) == 0 && pages == nil {
 		j.give()
 		p.letters.Post(l, nil)
-		j.b.complete(backends.Completion{Tag: j.tag})
+		j.b.complete(driver.Completion{Tag: j.tag})
 		return nil
 	}
 	j.letter = l
@@ -96,7 +96,7 @@ func (j *job) begin(op backends.Op, descs []backends.Desc, pages *backends.Pages
 
 // check validates the whole batch, so that what cannot work starts nothing, and makes it pieces, or
 // what a kernel or a processor needs.
-func (j *job) check(op backends.Op, descs []backends.Desc, pages *backends.Pages, pieces *[]csrc.CUDAPiece) error {
+func (j *job) check(op driver.Op, descs []driver.Desc, pages *driver.Pages, pieces *[]csrc.CUDAPiece) error {
 	if pages != nil {
 		return j.checkPages(op, pages, pieces)
 	}
@@ -105,15 +105,15 @@ func (j *job) check(op backends.Op, descs []backends.Desc, pages *backends.Pages
 		if n := len(j.views); n == 0 || !j.views[n-1].shows(d) {
 			switch err := j.look(op, d.LocalKey, d.RemoteKey); err {
 			case nil:
-			case backends.ErrFull: // of no piece: try again
+			case driver.ErrFull: // of no piece: try again
 				return err
 			default:
-				return &backends.PieceError{Piece: i, Err: err}
+				return &driver.PieceError{Piece: i, Err: err}
 			}
 		}
 		v := &j.views[len(j.views)-1]
 		if err := d.Check(v.local.seg.Len, v.remote.m.seg.Len); err != nil {
-			return &backends.PieceError{Piece: i, Err: err}
+			return &driver.PieceError{Piece: i, Err: err}
 		}
 		v.add(pieces, op, d, i)
 		if err := j.gateOf(v, d); err != nil {
@@ -124,9 +124,9 @@ func (j *job) check(op backends.Op, descs []backends.Desc, pages *backends.Pages
 }
 
 // add makes a descriptor a piece, or a part of the one before.
-func (v *view) add(pieces *[]csrc.CUDAPiece, op backends.Op, d *backends.Desc, index int) {
+func (v *view) add(pieces *[]csrc.CUDAPiece, op driver.Op, d *driver.Desc, index int) {
 	dst, src := v.remote.m.base+d.Remote, v.local.base+d.Local
-	if op == backends.Read {
+	if op == driver.Read {
 		dst, src = src, dst
 	}
 	if n := len(*pieces); n > 0 {
@@ -164,7 +164,7 @@ func (j *job) start(pieces []csrc.CUDAPiece) error {
 func (j *job) lane() (lane int, err error) {
 	switch {
 	case j.slow && len(j.events) > 0:
-		return 0, fmt.Errorf("memory that is not pinned cannot wait for an event (Explain says why it is not): %w", backends.ErrNotSupported)
+		return 0, fmt.Errorf("memory that is not pinned cannot wait for an event (Explain says why it is not): %w", driver.ErrNotSupported)
 	case j.slow:
 		return j.dev.mover.Patient(), nil
 	case len(j.events) > 0:

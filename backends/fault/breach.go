@@ -5,7 +5,7 @@ package fault
 import (
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // breach does to a batch what the contract forbids. f has what is left for later.
@@ -41,7 +41,7 @@ func (p *peer) early(f *flight, tag uint64, x *batch, v *verdict) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.places++ // for the completion; f keeps its own
-	b.deliver(backends.Completion{Tag: tag})
+	b.deliver(driver.Completion{Tag: tag})
 	f.launch(p, x, v.breach.after)
 	return nil
 }
@@ -74,7 +74,7 @@ func (p *peer) overtake(f *flight, tag uint64, x *batch, v *verdict) error {
 	g := b.take()
 	if g == nil {
 		b.mu.Unlock()
-		return backends.ErrFull
+		return driver.ErrFull
 	}
 	g.own = true
 	g.enter(p, b.ownTag(), flying)
@@ -98,7 +98,7 @@ func (f *flight) aftermath(err error) {
 		return
 	}
 	b, p, x := f.b, f.p, f.batch
-	x.descs = append([]backends.Desc(nil), f.batch.descs...)
+	x.descs = append([]driver.Desc(nil), f.batch.descs...)
 	if x.pages != nil {
 		x = batch{op: x.op, descs: expanded(&f.pages, f.pages.Count)}
 	}
@@ -112,7 +112,7 @@ func (f *flight) aftermath(err error) {
 			return
 		}
 		l, r := local.mem[d.Local:][:d.Len], remote.mem[d.Remote:][:d.Len]
-		if x.op == backends.Read {
+		if x.op == driver.Read {
 			l, r = r, l
 		}
 		places = append(places, place{r, l})
@@ -159,7 +159,7 @@ func corrupted(x *batch, descsMax int) batch {
 	half := last.Len / 2
 	tail := last
 	tail.Remote, tail.Len = last.Remote+last.Len-half, half
-	if x.op == backends.Read {
+	if x.op == driver.Read {
 		tail.Local, tail.Remote = last.Local+last.Len-half, last.Remote
 	}
 	last.Len -= half
@@ -178,7 +178,7 @@ func shortened(x *batch, descsMax int) batch {
 	if x.pages != nil {
 		y.pages, y.descs = nil, expanded(x.pages, descsMax)
 	} else {
-		y.descs = append([]backends.Desc(nil), x.descs...)
+		y.descs = append([]driver.Desc(nil), x.descs...)
 	}
 	if last.Len--; last.Len == 0 {
 		y.descs = y.descs[:len(y.descs)-1]
@@ -188,7 +188,7 @@ func shortened(x *batch, descsMax int) batch {
 	return y
 }
 
-func lastOf(x *batch, descsMax int) (d backends.Desc, ok bool) {
+func lastOf(x *batch, descsMax int) (d driver.Desc, ok bool) {
 	switch {
 	case x.pages != nil:
 		return x.pages.Desc(min(x.pages.Count, descsMax) - 1), true
@@ -198,7 +198,7 @@ func lastOf(x *batch, descsMax int) (d backends.Desc, ok bool) {
 	return d, false
 }
 
-func expanded(pages *backends.Pages, most int) (list []backends.Desc) {
+func expanded(pages *driver.Pages, most int) (list []driver.Desc) {
 	for i := range min(pages.Count, most) {
 		list = append(list, pages.Desc(i))
 	}

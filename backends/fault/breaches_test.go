@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // breaches are rules against the contract, and the checks of the suite that must find them.
@@ -44,9 +44,9 @@ func TestBreachesAreFound(t *testing.T) {
 	}
 	for _, c := range breaches {
 		t.Run(c.rules, func(t *testing.T) {
-			h := wrapped("breach", func() (backends.Backend, error) { return openMem() }, c.rules)
+			h := wrapped("breach", func() (driver.Backend, error) { return openMem() }, c.rules)
 			h.Limit = 300 * time.Millisecond
-			h.Local, h.Remote = backendtest.ForeignMemory, backendtest.ForeignMemory
+			h.Local, h.Remote = drivertest.ForeignMemory, drivertest.ForeignMemory
 			for _, name := range c.checks {
 				if !found(t, h, name) {
 					t.Errorf("%s did not notice in %d tries", name, breachTries)
@@ -56,10 +56,10 @@ func TestBreachesAreFound(t *testing.T) {
 	}
 }
 
-func found(t *testing.T, h backendtest.Harness, name string) bool {
+func found(t *testing.T, h drivertest.Harness, name string) bool {
 	t.Helper()
 	for range breachTries {
-		if failures := backendtest.Failures(t, h, backendtest.Pair, name); len(failures) > 0 {
+		if failures := drivertest.Failures(t, h, drivertest.Pair, name); len(failures) > 0 {
 			t.Logf("%s: %.160s", name, failures[0])
 			return true
 		}

@@ -5,10 +5,10 @@ package fault
 import (
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // harmless are rules that a program cannot tell from a backend that is slow.
@@ -23,12 +23,12 @@ connect p=0.3: delay 100µs
 fence p=0.1: delay 50µs
 `
 
-func openMem() (backends.Backend, error) { return mem.New(mem.Config{BatchesMax: 256}) }
-func openShm() (backends.Backend, error) { return shm.New(shm.Config{Workers: 2}) }
+func openMem() (driver.Backend, error) { return mem.New(mem.Config{BatchesMax: 256}) }
+func openShm() (driver.Backend, error) { return shm.New(shm.Config{Workers: 2}) }
 
 // wrapped is the harness of a backend under rules.
-func wrapped(name string, open func() (backends.Backend, error), text string) backendtest.Harness {
-	return backendtest.Harness{Name: name, New: func() (backends.Backend, error) {
+func wrapped(name string, open func() (driver.Backend, error), text string) drivertest.Harness {
+	return drivertest.Harness{Name: name, New: func() (driver.Backend, error) {
 		rules, err := Parse(text)
 		if err != nil {
 			return nil, err
@@ -48,29 +48,29 @@ var (
 	fullMem  = wrapped("full-mem", openMem, "batch every=7: stall 300µs; batch p=0.3: delay 200µs±200µs")
 )
 
-func TestMain(m *testing.M) { backendtest.Main(m, plainMem, slowMem, slowShm, fullMem) }
+func TestMain(m *testing.M) { drivertest.Main(m, plainMem, slowMem, slowShm, fullMem) }
 
 func TestWithoutRules(t *testing.T) {
 	h := plainMem
-	h.Wirings = backendtest.Pair
-	backendtest.Run(t, h)
+	h.Wirings = drivertest.Pair
+	drivertest.Run(t, h)
 }
 
-func TestHarmlessRules(t *testing.T) { backendtest.Run(t, slowMem) }
+func TestHarmlessRules(t *testing.T) { drivertest.Run(t, slowMem) }
 
 // TestHarmlessRulesOverShm is between two processes: within one it is the same code.
 func TestHarmlessRulesOverShm(t *testing.T) {
 	h := slowShm
-	h.Wirings = backendtest.Processes
-	backendtest.Run(t, h)
+	h.Wirings = drivertest.Processes
+	drivertest.Run(t, h)
 }
 
 // TestStalls leaves out the checks that count on room where nothing is in flight.
 func TestStalls(t *testing.T) {
 	h := fullMem
-	h.Wirings = backendtest.Pair
+	h.Wirings = drivertest.Pair
 	h.Only = []string{"Load", "NotifyOrder", "NotifyBackPressure", "CancelWrite", "ArmCompletion", "ArmFull", "ArmPingPong", "PeerClose", "Hammer"}
-	backendtest.Run(t, h)
+	drivertest.Run(t, h)
 }
 
-func BenchmarkWithoutRules(b *testing.B) { backendtest.Benchmark(b, plainMem) }
+func BenchmarkWithoutRules(b *testing.B) { drivertest.Benchmark(b, plainMem) }

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // BenchmarkCost is what a wrapper costs, beside the backend without one: writes of 64 bytes,
@@ -62,10 +62,10 @@ func (r *rig) strip() {
 func (r *rig) writes(n int) {
 	r.Helper()
 	descs := r.desc(0, 64)
-	var done [1]backends.Completion
+	var done [1]driver.Completion
 	for range n {
 		r.tags++
-		if err := r.peer.Submit(backends.Write, r.tags, descs); err != nil {
+		if err := r.peer.Submit(driver.Write, r.tags, descs); err != nil {
 			r.Fatal(err)
 		}
 		for got := 0; got == 0; {

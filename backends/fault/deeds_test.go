@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func TestDelayHoldsTheCompletionAndNotTheBytes(t *testing.T) {
@@ -37,8 +37,8 @@ func TestLateHoldsTheBytes(t *testing.T) {
 		t.Error("the bytes are not there")
 	}
 	late := r.write(1000, 1000)
-	r.peer.(backends.Canceler).Cancel(late)
-	if err := r.await(late); !errors.Is(err, backends.ErrAborted) {
+	r.peer.(driver.Canceler).Cancel(late)
+	if err := r.await(late); !errors.Is(err, driver.ErrAborted) {
 		t.Errorf("cancelled before it began: %v", err)
 	}
 	time.Sleep(40 * time.Millisecond)
@@ -50,15 +50,15 @@ func TestLateHoldsTheBytes(t *testing.T) {
 
 func TestLateMessagesKeepTheirOrder(t *testing.T) {
 	r := newRig(t, "message p=0.5: late 3ms±3ms")
-	p := r.peer.(backends.Notifier)
+	p := r.peer.(driver.Notifier)
 	for i := range byte(100) {
 		r.tags++
-		check(t, p.SubmitNotify(backends.Write, r.tags, r.desc(uint64(i)*8, 8), []byte{i}))
+		check(t, p.SubmitNotify(driver.Write, r.tags, r.desc(uint64(i)*8, 8), []byte{i}))
 	}
 	var got []byte
 	for len(got) < 100 {
-		var msgs [8]backends.Message
-		n, err := r.far.(backends.Receiver).Receive(msgs[:])
+		var msgs [8]driver.Message
+		n, err := r.far.(driver.Receiver).Receive(msgs[:])
 		check(t, err)
 		for _, m := range msgs[:n] {
 			if at := uint64(m.Data[0]) * 8; !r.landed(at, 8) {
@@ -83,7 +83,7 @@ func TestDroppedCompletionsComeAtTheEnd(t *testing.T) {
 	if !r.landed(0, 2000) {
 		t.Error("the bytes have not moved")
 	}
-	r.peer.(backends.Canceler).Cancel(aborted)
+	r.peer.(driver.Canceler).Cancel(aborted)
 	check(t, r.await(aborted)) // the outcome that came first
 	r.silent(moved)
 	check(t, r.peer.Close())
@@ -94,12 +94,12 @@ func TestSwallowedBatchesEndAtTheEnd(t *testing.T) {
 	r := newRig(t, "write: swallow")
 	kept, cancelled := r.write(0, 1000), r.write(1000, 1000)
 	r.silent(kept)
-	r.peer.(backends.Canceler).Cancel(cancelled)
-	if err := r.await(cancelled); !errors.Is(err, backends.ErrAborted) {
+	r.peer.(driver.Canceler).Cancel(cancelled)
+	if err := r.await(cancelled); !errors.Is(err, driver.ErrAborted) {
 		t.Errorf("cancelled: %v", err)
 	}
 	check(t, r.peer.Close())
-	if err := r.await(kept); !errors.Is(err, backends.ErrClosed) || r.landed(0, 1000) {
+	if err := r.await(kept); !errors.Is(err, driver.ErrClosed) || r.landed(0, 1000) {
 		t.Errorf("closed: %v, landed: %v", err, r.landed(0, 1000))
 	}
 	r.once()
@@ -110,7 +110,7 @@ func TestTheDeathOfAPeerEndsWhatWaits(t *testing.T) {
 	swallowed, dropped := r.write(0, 1000), r.write(0, 1)
 	r.silent(swallowed)
 	check(t, r.far.Close())
-	if err := r.await(swallowed); !errors.Is(err, backends.ErrPeerLost) {
+	if err := r.await(swallowed); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("swallowed: %v", err)
 	}
 	check(t, r.await(dropped))
@@ -119,25 +119,25 @@ func TestTheDeathOfAPeerEndsWhatWaits(t *testing.T) {
 
 func TestFailAndRefuse(t *testing.T) {
 	r := newRig(t, "write size=1: fail revoked; write size=2: refuse corrupt; connect peer=1: refuse unavailable; import skip=1 most=1: refuse badtoken; fence most=1: refuse timeout; register skip=1: refuse busy")
-	if err := r.await(r.write(0, 1)); !errors.Is(err, backends.ErrRevoked) || r.landed(0, 1) && r.from[0] != 0 {
+	if err := r.await(r.write(0, 1)); !errors.Is(err, driver.ErrRevoked) || r.landed(0, 1) && r.from[0] != 0 {
 		t.Errorf("fail: %v", err)
 	}
-	if err := r.peer.Submit(backends.Write, 100, r.desc(0, 2)); !errors.Is(err, backends.ErrCorrupt) {
+	if err := r.peer.Submit(driver.Write, 100, r.desc(0, 2)); !errors.Is(err, driver.ErrCorrupt) {
 		t.Errorf("refuse: %v", err)
 	}
-	if _, err := r.near.Connect(context.Background(), r.far.Addr()); !errors.Is(err, backends.ErrUnavailable) {
+	if _, err := r.near.Connect(context.Background(), r.far.Addr()); !errors.Is(err, driver.ErrUnavailable) {
 		t.Errorf("connect: %v", err)
 	}
 	token, err := r.remote.AppendToken(nil)
 	check(t, err)
-	if _, _, err := r.peer.Import(token); !errors.Is(err, backends.ErrBadToken) {
+	if _, _, err := r.peer.Import(token); !errors.Is(err, driver.ErrBadToken) {
 		t.Errorf("import: %v", err)
 	}
 	r.imports()
-	if err := r.near.(backends.Fencer).Fence(context.Background(), r.local.Key()); !errors.Is(err, backends.ErrTimeout) {
+	if err := r.near.(driver.Fencer).Fence(context.Background(), r.local.Key()); !errors.Is(err, driver.ErrTimeout) {
 		t.Errorf("fence: %v", err)
 	}
-	if _, err := r.near.Register(backends.Segment{Kind: backends.DRAM, Len: 1, Mem: r.from[:1]}); !errors.Is(err, backends.ErrBusy) {
+	if _, err := r.near.Register(driver.Segment{Kind: driver.DRAM, Len: 1, Mem: r.from[:1]}); !errors.Is(err, driver.ErrBusy) {
 		t.Errorf("register: %v", err)
 	}
 	r.once()
@@ -146,11 +146,11 @@ func TestFailAndRefuse(t *testing.T) {
 func TestStallIsFullForAWhile(t *testing.T) {
 	r := newRig(t, "write most=1: stall 30ms")
 	begin := time.Now()
-	if err := r.peer.Submit(backends.Write, 100, r.desc(0, 8)); !errors.Is(err, backends.ErrFull) {
+	if err := r.peer.Submit(driver.Write, 100, r.desc(0, 8)); !errors.Is(err, driver.ErrFull) {
 		t.Fatalf("stalled: %v", err)
 	}
 	ready := func() bool {
-		ok, err := r.near.(backends.Armer).Arm()
+		ok, err := r.near.(driver.Armer).Arm()
 		check(t, err)
 		return ok
 	}
@@ -171,14 +171,14 @@ func TestFlapLosesTheConnection(t *testing.T) {
 	held := r.write(0, 7)
 	check(t, r.await(r.write(8, 8)))
 	begin := time.Now()
-	if err := r.peer.Submit(backends.Write, 100, r.desc(0, 8)); !errors.Is(err, backends.ErrPeerLost) {
+	if err := r.peer.Submit(driver.Write, 100, r.desc(0, 8)); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("submit: %v", err)
 	}
-	if err := r.await(held); !errors.Is(err, backends.ErrPeerLost) {
+	if err := r.await(held); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("what was in flight: %v", err)
 	}
 	select {
-	case <-r.peer.(backends.Watcher).Lost():
+	case <-r.peer.(driver.Watcher).Lost():
 	case <-time.After(patience):
 		t.Error("Lost is not closed")
 	}
@@ -191,7 +191,7 @@ func TestFlapLosesTheConnection(t *testing.T) {
 			r.peer = p
 			break
 		}
-		if !errors.Is(err, backends.ErrPeerLost) || time.Since(begin) > patience {
+		if !errors.Is(err, driver.ErrPeerLost) || time.Since(begin) > patience {
 			t.Fatalf("connect: %v", err)
 		}
 		time.Sleep(time.Millisecond)
@@ -257,7 +257,7 @@ func TestConditions(t *testing.T) {
 		t.Errorf("failed %v, want the third and the sixth after two", failed)
 	}
 	r.dial()
-	if err := r.await(r.write(0, 8)); !errors.Is(err, backends.ErrRevoked) {
+	if err := r.await(r.write(0, 8)); !errors.Is(err, driver.ErrRevoked) {
 		t.Errorf("the second connection: %v", err)
 	}
 	if h := r.hits(); h[1] != (Hit{}) || h[3] != (Hit{}) || h[4] != (Hit{}) {
@@ -271,7 +271,7 @@ func TestPlacesAreBounded(t *testing.T) {
 	full := 0
 	for range flightsMax + 50 {
 		r.tags++
-		if err := r.peer.Submit(backends.Write, r.tags, r.desc(0, 8)); errors.Is(err, backends.ErrFull) {
+		if err := r.peer.Submit(driver.Write, r.tags, r.desc(0, 8)); errors.Is(err, driver.ErrFull) {
 			full++
 			r.tags--
 		} else {
@@ -289,10 +289,10 @@ func TestPlacesAreBounded(t *testing.T) {
 func TestNothingIsAllocated(t *testing.T) {
 	r := newRig(t, "write: delay 1µs; write: late 1µs")
 	descs := r.desc(0, 8)
-	var done [1]backends.Completion
+	var done [1]driver.Completion
 	allocs := testing.AllocsPerRun(500, func() {
 		r.tags++
-		if err := r.peer.Submit(backends.Write, r.tags, descs); err != nil {
+		if err := r.peer.Submit(driver.Write, r.tags, descs); err != nil {
 			t.Error(err)
 		}
 		for n := 0; n == 0; n, _ = r.near.Poll(done[:]) {

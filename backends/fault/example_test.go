@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"log"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -32,7 +32,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	e, err := engine.Open(engine.Config{Name: "example", Backends: []backends.Backend{b}})
+	e, err := engine.Open(engine.Config{Name: "example", Backends: []driver.Backend{b}})
 	if err != nil {
 		log.Fatal(err)
 	}

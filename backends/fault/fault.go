@@ -38,7 +38,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/park"
 )
 
@@ -48,7 +48,7 @@ const flightsMax = 1024
 
 // Injector is what every wrapped backend is as well.
 type Injector interface {
-	backends.Backend
+	driver.Backend
 
 	// Rules returns what it was wrapped with.
 	Rules() Rules
@@ -65,9 +65,9 @@ type Hit struct {
 
 // backend is a wrapped backend without its optional interfaces, which are other types.
 type backend struct {
-	inner backends.Backend
+	inner driver.Backend
 	parts parts
-	caps  backends.Caps
+	caps  driver.Caps
 	rules Rules
 	odds  []odds // one for each rule
 	about Event  // what any rule is about
@@ -92,7 +92,7 @@ type backend struct {
 	flights map[uint64]*flight
 	free    []*flight // the last used on top
 	places  int       // flights, and completions in ready
-	ready   []backends.Completion
+	ready   []driver.Completion
 	hidden  uint64 // tags of our own
 	peers   map[*peer]struct{}
 	numbers uint64            // of connections
@@ -104,9 +104,9 @@ type backend struct {
 // be used beside it. Both ends of a connection may be wrapped or only one. The name in
 // Caps is that of b, so that routes and descriptions fit; Caps.Ordered is given up where
 // rules make batches late.
-func Wrap(b backends.Backend, rules Rules) (backends.Backend, error) {
+func Wrap(b driver.Backend, rules Rules) (driver.Backend, error) {
 	if b == nil {
-		return nil, fmt.Errorf("wrap a backend: there is none: %w", backends.ErrBounds)
+		return nil, fmt.Errorf("wrap a backend: there is none: %w", driver.ErrBounds)
 	}
 	if err := rules.Check(); err != nil {
 		return nil, fmt.Errorf("wrap backend %s: %w", b.Caps().Name, err)
@@ -145,10 +145,10 @@ func Wrap(b backends.Backend, rules Rules) (backends.Backend, error) {
 	return shapeOf(w), nil
 }
 
-// Caps implements backends.Backend.
-func (b *backend) Caps() backends.Caps { return b.caps }
+// Caps implements driver.Backend.
+func (b *backend) Caps() driver.Caps { return b.caps }
 
-// Addr implements backends.Backend.
+// Addr implements driver.Backend.
 func (b *backend) Addr() []byte { return b.inner.Addr() }
 
 // Rules implements Injector.
@@ -178,7 +178,7 @@ func (b *backend) wakeUp() {
 	b.signal()
 }
 
-// Close implements backends.Backend. What is held up ends first, so that the wrapped
+// Close implements driver.Backend. What is held up ends first, so that the wrapped
 // backend has its peers' work alone to end.
 func (b *backend) Close() (err error) {
 	b.closing.Do(func() {
@@ -190,7 +190,7 @@ func (b *backend) Close() (err error) {
 		}
 		b.mu.Unlock()
 		for _, p := range peers {
-			p.shut(backends.ErrClosed)
+			p.shut(driver.ErrClosed)
 		}
 		err = b.inner.Close()
 		for _, p := range peers {

@@ -6,14 +6,14 @@ import (
 	"errors"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // batch is what was submitted.
 type batch struct {
-	op      backends.Op
-	descs   []backends.Desc
-	pages   *backends.Pages // nil: none
+	op      driver.Op
+	descs   []driver.Desc
+	pages   *driver.Pages // nil: none
 	durable bool
 	letter  letter
 	msg     []byte
@@ -33,7 +33,7 @@ const (
 func (x *batch) events() Event {
 	e := Batch
 	switch {
-	case x.op == backends.Read:
+	case x.op == driver.Read:
 		e |= Read
 	case len(x.descs) > 0 || x.pages != nil:
 		e |= Write
@@ -79,7 +79,7 @@ type life struct {
 	when    time.Time // of the moment
 	due     time.Time // no completion before
 	batch   batch     // with descs, pattern and message of its own if it was held
-	pages   backends.Pages
+	pages   driver.Pages
 	err     error // the outcome, once over
 	own     bool  // the tag is ours: nobody hears of the end
 	ripe    bool  // may start once it heads its peer's line
@@ -178,16 +178,16 @@ func (f *flight) finish(err error) {
 	case f.own || f.breach.forget:
 		b.vacate()
 	default:
-		b.deliver(backends.Completion{Tag: f.tag, Err: err})
+		b.deliver(driver.Completion{Tag: f.tag, Err: err})
 		if f.breach.duplicate {
 			b.places++ // gone with the second completion
-			b.deliver(backends.Completion{Tag: f.tag, Err: err})
+			b.deliver(driver.Completion{Tag: f.tag, Err: err})
 		}
 	}
 	f.leave()
 }
 
-func (b *backend) deliver(c backends.Completion) {
+func (b *backend) deliver(c driver.Completion) {
 	b.ready = append(b.ready, c)
 	b.held.Add(1)
 	b.signal()
@@ -233,7 +233,7 @@ func (f *flight) start() {
 		f.b.mu.Unlock()
 		err := p.hand(f.tag, &f.batch)
 		f.b.mu.Lock()
-		if errors.Is(err, backends.ErrFull) && !f.ended {
+		if errors.Is(err, driver.ErrFull) && !f.ended {
 			f.state = waiting
 			f.wait(time.Now().Add(retryAfter))
 			f.b.reap()
@@ -250,7 +250,7 @@ func (f *flight) start() {
 func (f *flight) handed(err error) {
 	p, tag := f.p, f.tag
 	switch {
-	case errors.Is(err, backends.ErrFull): // and its end was asked for meanwhile
+	case errors.Is(err, driver.ErrFull): // and its end was asked for meanwhile
 		f.finish(f.why)
 		return
 	case err != nil:
@@ -278,8 +278,8 @@ func (f *flight) handed(err error) {
 // is to be delivered now.
 // Preconditions: b.mu is held.
 func (f *flight) observe(err error) (now bool) {
-	if f.p.flapped && errors.Is(err, backends.ErrClosed) {
-		err = backends.ErrPeerLost
+	if f.p.flapped && errors.Is(err, driver.ErrClosed) {
+		err = driver.ErrPeerLost
 	}
 	f.err = err
 	if f.state == handing {

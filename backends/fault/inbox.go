@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // inboxMax bounds the messages that are held back. Those that have no place stay with the
@@ -20,12 +20,12 @@ type inbox struct {
 	list []held               // in the order in which they are to be received
 	last map[string]time.Time // by sender: when the last of its messages is due
 	wake moment
-	buf  [16]backends.Message
+	buf  [16]driver.Message
 }
 
 type held struct {
 	due time.Time
-	m   backends.Message
+	m   driver.Message
 }
 
 func (x *inbox) isReady() bool {
@@ -34,8 +34,8 @@ func (x *inbox) isReady() bool {
 	return len(x.list) > 0 && !x.list[0].due.After(time.Now())
 }
 
-// Receive is backends.Receiver's.
-func (r receiver) Receive(msgs []backends.Message) (int, error) {
+// Receive is driver.Receiver's.
+func (r receiver) Receive(msgs []driver.Message) (int, error) {
 	b := r.b
 	if b.about&Receive == 0 {
 		return b.parts.receiver.Receive(msgs)
@@ -81,7 +81,7 @@ func (b *backend) fetch() error {
 
 // admit holds a message against the rules and gives it its place.
 // Preconditions: inbox.mu is held.
-func (b *backend) admit(m backends.Message) {
+func (b *backend) admit(m driver.Message) {
 	x := &b.inbox
 	v := b.judge(&occasion{events: Receive, size: uint64(len(m.Data))})
 	due := time.Now().Add(v.hold)

@@ -11,7 +11,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // extent is a memory as batches name it.
@@ -32,16 +32,16 @@ var known = struct {
 
 // memory is a registration.
 type memory struct {
-	backends.Memory
+	driver.Memory
 	b    *backend
-	seg  backends.Segment
+	seg  driver.Segment
 	once sync.Once
 }
 
-// Register implements backends.Backend.
-func (b *backend) Register(seg backends.Segment) (backends.Memory, error) {
+// Register implements driver.Backend.
+func (b *backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if b.closed.Load() {
-		return nil, backends.ErrClosed
+		return nil, driver.ErrClosed
 	}
 	if err := b.callRules(context.Background(), Register, 0); err != nil {
 		return nil, fmt.Errorf("register: %w", err)
@@ -60,7 +60,7 @@ func (b *backend) Register(seg backends.Segment) (backends.Memory, error) {
 	return m, nil
 }
 
-// Close implements backends.Memory. The key may be another's as soon as the wrapped one is
+// Close implements driver.Memory. The key may be another's as soon as the wrapped one is
 // closed.
 func (m *memory) Close() error {
 	m.once.Do(func() {
@@ -109,7 +109,7 @@ func extentOf(token []byte, size uint64) extent {
 // mustTry reports whether a batch writes to memory of which nobody knows whether it is
 // read-only: it is not to begin late, as it may have to be refused.
 func (p *peer) mustTry(x *batch) bool {
-	if x.op != backends.Write {
+	if x.op != driver.Write {
 		return false
 	}
 	p.b.mu.Lock()
@@ -147,17 +147,17 @@ func (p *peer) tried(x *batch) {
 func (p *peer) check(x *batch) error {
 	b := p.b
 	switch {
-	case x.op != backends.Read && x.op != backends.Write:
-		return fmt.Errorf("%v: %w", x.op, backends.ErrNotSupported)
+	case x.op != driver.Read && x.op != driver.Write:
+		return fmt.Errorf("%v: %w", x.op, driver.ErrNotSupported)
 	case x.letter == message && len(x.msg) > b.caps.MessageMax:
-		return fmt.Errorf("notification of %d bytes, at most %d: %w", len(x.msg), b.caps.MessageMax, backends.ErrBounds)
-	case x.letter == count && x.counter >= backends.CountersMax:
-		return backends.ErrBounds
+		return fmt.Errorf("notification of %d bytes, at most %d: %w", len(x.msg), b.caps.MessageMax, driver.ErrBounds)
+	case x.letter == count && x.counter >= driver.CountersMax:
+		return driver.ErrBounds
 	}
 	if w := p.parts.watcher; w != nil {
 		select {
 		case <-w.Lost():
-			return backends.ErrPeerLost
+			return driver.ErrPeerLost
 		default:
 		}
 	}
@@ -177,7 +177,7 @@ func (p *peer) check(x *batch) error {
 			err = d.Check(local.size, remote.size)
 		}
 		if err != nil {
-			return &backends.PieceError{Piece: i, Err: err}
+			return &driver.PieceError{Piece: i, Err: err}
 		}
 	}
 	return nil
@@ -185,17 +185,17 @@ func (p *peer) check(x *batch) error {
 
 // extents looks both keys up.
 // Preconditions: b.mu is held.
-func (p *peer) extents(op backends.Op, localKey, remoteKey uint32) (local, remote extent, err error) {
+func (p *peer) extents(op driver.Op, localKey, remoteKey uint32) (local, remote extent, err error) {
 	local, ok := p.b.locals[localKey]
 	if !ok {
-		return local, remote, fmt.Errorf("local key %d: %w", localKey, backends.ErrBounds)
+		return local, remote, fmt.Errorf("local key %d: %w", localKey, driver.ErrBounds)
 	}
 	remote, ok = p.imports[remoteKey]
 	switch {
 	case !ok || remote.dropped:
-		err = fmt.Errorf("remote key %d: %w", remoteKey, backends.ErrBounds)
-	case op == backends.Write && remote.readOnly:
-		err = backends.ErrReadOnly
+		err = fmt.Errorf("remote key %d: %w", remoteKey, driver.ErrBounds)
+	case op == driver.Write && remote.readOnly:
+		err = driver.ErrReadOnly
 	}
 	return local, remote, err
 }
@@ -207,7 +207,7 @@ func sortByTag(list []*flight) {
 // errSkipped says that a call is to be left out, against the contract.
 var errSkipped = errors.New("skipped by a fault rule")
 
-// Fence is backends.Fencer's.
+// Fence is driver.Fencer's.
 func (f fencer) Fence(ctx context.Context, key uint32) error {
 	switch err := f.b.callRules(ctx, Fence, 0); {
 	case err == errSkipped:
@@ -218,15 +218,15 @@ func (f fencer) Fence(ctx context.Context, key uint32) error {
 	return f.b.parts.fencer.Fence(ctx, key)
 }
 
-// Alloc is backends.Allocator's.
-func (a allocator) Alloc(n uint64) (backends.Segment, io.Closer, error) {
+// Alloc is driver.Allocator's.
+func (a allocator) Alloc(n uint64) (driver.Segment, io.Closer, error) {
 	return a.b.parts.allocator.Alloc(n)
 }
 
-// Count is backends.Counting's.
+// Count is driver.Counting's.
 func (c counting) Count(number uint32) uint64 { return c.b.parts.counting.Count(number) }
 
-// AwaitCount is backends.Counting's.
+// AwaitCount is driver.Counting's.
 func (c counting) AwaitCount(number uint32, n uint64) bool {
 	return c.b.parts.counting.AwaitCount(number, n)
 }

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // patience bounds every wait of these tests.
@@ -30,7 +30,7 @@ func parse(t testing.TB, text string) Rules {
 	return r
 }
 
-func connect(t testing.TB, from, to backends.Backend) backends.Peer {
+func connect(t testing.TB, from, to driver.Backend) driver.Peer {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -42,9 +42,9 @@ func connect(t testing.TB, from, to backends.Backend) backends.Peer {
 // rig is mem under rules, connected to mem without.
 type rig struct {
 	testing.TB
-	near, far     backends.Backend
-	peer          backends.Peer
-	local, remote backends.Memory
+	near, far     driver.Backend
+	peer          driver.Peer
+	local, remote driver.Memory
 	from, to      []byte
 	key           uint32 // of remote
 	tags          uint64
@@ -74,9 +74,9 @@ func newRig(t testing.TB, rules string) *rig {
 	return r
 }
 
-func register(t testing.TB, b backends.Backend, mem []byte) backends.Memory {
+func register(t testing.TB, b driver.Backend, mem []byte) driver.Memory {
 	t.Helper()
-	seg := backends.Segment{Kind: backends.DRAM, Len: uint64(len(mem)), Mem: mem}
+	seg := driver.Segment{Kind: driver.DRAM, Len: uint64(len(mem)), Mem: mem}
 	_, _ = rand.Read(seg.Secret[:])
 	m, err := b.Register(seg)
 	check(t, err)
@@ -98,22 +98,22 @@ func (r *rig) imports() {
 	check(r, err)
 }
 
-func (r *rig) desc(off, n uint64) []backends.Desc {
-	return []backends.Desc{{Local: off, Remote: off, Len: n, LocalKey: r.local.Key(), RemoteKey: r.key}}
+func (r *rig) desc(off, n uint64) []driver.Desc {
+	return []driver.Desc{{Local: off, Remote: off, Len: n, LocalKey: r.local.Key(), RemoteKey: r.key}}
 }
 
 // write submits a write and returns its tag.
 func (r *rig) write(off, n uint64) uint64 {
 	r.Helper()
 	r.tags++
-	check(r, r.peer.Submit(backends.Write, r.tags, r.desc(off, n)))
+	check(r, r.peer.Submit(driver.Write, r.tags, r.desc(off, n)))
 	return r.tags
 }
 
 // poll notes what is complete.
 func (r *rig) poll() {
 	r.Helper()
-	var done [16]backends.Completion
+	var done [16]driver.Completion
 	for {
 		n, err := r.near.Poll(done[:])
 		for _, c := range done[:n] {

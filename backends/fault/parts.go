@@ -2,51 +2,51 @@
 
 package fault
 
-import "github.com/sluicehq/sluice/backends"
+import "github.com/sluicehq/sluice/driver"
 
 //go:generate go run shapes_generate.go
 
 // parts are the optional interfaces of a wrapped backend; nil: it lacks it.
 type parts struct {
-	receiver  backends.Receiver
-	armer     backends.Armer
-	fencer    backends.Fencer
-	counting  backends.Counting
-	allocator backends.Allocator
+	receiver  driver.Receiver
+	armer     driver.Armer
+	fencer    driver.Fencer
+	counting  driver.Counting
+	allocator driver.Allocator
 }
 
-func partsOf(b backends.Backend) (x parts) {
-	x.receiver, _ = b.(backends.Receiver)
-	x.armer, _ = b.(backends.Armer)
-	x.fencer, _ = b.(backends.Fencer)
-	x.counting, _ = b.(backends.Counting)
-	x.allocator, _ = b.(backends.Allocator)
+func partsOf(b driver.Backend) (x parts) {
+	x.receiver, _ = b.(driver.Receiver)
+	x.armer, _ = b.(driver.Armer)
+	x.fencer, _ = b.(driver.Fencer)
+	x.counting, _ = b.(driver.Counting)
+	x.allocator, _ = b.(driver.Allocator)
 	return x
 }
 
 // peerParts are those of a wrapped connection.
 type peerParts struct {
-	canceler  backends.Canceler
-	pager     backends.Pager
-	persister backends.Persister
-	notifier  backends.Notifier
-	counter   backends.Counter
-	watcher   backends.Watcher
-	helper    backends.Helper
-	explainer backends.Explainer
-	yielder   backends.Yielder
+	canceler  driver.Canceler
+	pager     driver.Pager
+	persister driver.Persister
+	notifier  driver.Notifier
+	counter   driver.Counter
+	watcher   driver.Watcher
+	helper    driver.Helper
+	explainer driver.Explainer
+	yielder   driver.Yielder
 }
 
-func peerPartsOf(p backends.Peer) (x peerParts) {
-	x.canceler, _ = p.(backends.Canceler)
-	x.pager, _ = p.(backends.Pager)
-	x.persister, _ = p.(backends.Persister)
-	x.notifier, _ = p.(backends.Notifier)
-	x.counter, _ = p.(backends.Counter)
-	x.watcher, _ = p.(backends.Watcher)
-	x.helper, _ = p.(backends.Helper)
-	x.explainer, _ = p.(backends.Explainer)
-	x.yielder, _ = p.(backends.Yielder)
+func peerPartsOf(p driver.Peer) (x peerParts) {
+	x.canceler, _ = p.(driver.Canceler)
+	x.pager, _ = p.(driver.Pager)
+	x.persister, _ = p.(driver.Persister)
+	x.notifier, _ = p.(driver.Notifier)
+	x.counter, _ = p.(driver.Counter)
+	x.watcher, _ = p.(driver.Watcher)
+	x.helper, _ = p.(driver.Helper)
+	x.explainer, _ = p.(driver.Explainer)
+	x.yielder, _ = p.(driver.Yielder)
 	return x
 }
 
@@ -69,13 +69,13 @@ type (
 )
 
 // shapeOf gives a backend the interfaces that the wrapped one has.
-func shapeOf(b *backend) backends.Backend {
+func shapeOf(b *backend) driver.Backend {
 	x := &b.parts
 	return backendShapes[bits(x.receiver != nil, x.armer != nil, x.fencer != nil, x.counting != nil, x.allocator != nil)](b)
 }
 
 // peerShapeOf gives a connection the interfaces that the wrapped one has.
-func peerShapeOf(p *peer) backends.Peer {
+func peerShapeOf(p *peer) driver.Peer {
 	x := &p.parts
 	return peerShapes[bits(x.canceler != nil, x.pager != nil, x.persister != nil, x.notifier != nil, x.counter != nil,
 		x.watcher != nil, x.helper != nil, x.explainer != nil)](p)

@@ -11,13 +11,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // peer is a wrapped connection without its optional interfaces, which are other types.
 type peer struct {
 	b      *backend
-	inner  backends.Peer
+	inner  driver.Peer
 	parts  peerParts
 	addr   string
 	number uint64
@@ -36,8 +36,8 @@ type peer struct {
 	flapped bool
 }
 
-// Connect implements backends.Backend.
-func (b *backend) Connect(ctx context.Context, addr []byte) (backends.Peer, error) {
+// Connect implements driver.Backend.
+func (b *backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	b.mu.Lock()
 	until, number := b.refused[string(addr)], b.numbers
 	if !until.After(time.Now()) {
@@ -45,10 +45,10 @@ func (b *backend) Connect(ctx context.Context, addr []byte) (backends.Peer, erro
 	}
 	b.mu.Unlock()
 	if b.closed.Load() {
-		return nil, backends.ErrClosed
+		return nil, driver.ErrClosed
 	}
 	if until.After(time.Now()) {
-		return nil, fmt.Errorf("connect: the connection flaps, by a fault rule: %w", backends.ErrPeerLost)
+		return nil, fmt.Errorf("connect: the connection flaps, by a fault rule: %w", driver.ErrPeerLost)
 	}
 	if err := b.callRules(ctx, Connect, number); err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
@@ -65,7 +65,7 @@ func (b *backend) Connect(ctx context.Context, addr []byte) (backends.Peer, erro
 	if b.closed.Load() {
 		b.mu.Unlock()
 		_ = inner.Close()
-		return nil, backends.ErrClosed
+		return nil, driver.ErrClosed
 	}
 	p.number = b.numbers
 	b.numbers++
@@ -99,7 +99,7 @@ func (p *peer) watch() {
 	defer b.mu.Unlock()
 	for _, f := range b.flightsOf(p) {
 		if f.state == swallowed || f.kept {
-			f.release(backends.ErrPeerLost)
+			f.release(driver.ErrPeerLost)
 		}
 	}
 }
@@ -132,11 +132,11 @@ func pause(ctx context.Context, d time.Duration) error {
 	case <-timer.C:
 		return nil
 	case <-ctx.Done():
-		return backends.ContextError(ctx)
+		return driver.ContextError(ctx)
 	}
 }
 
-// Import implements backends.Peer.
+// Import implements driver.Peer.
 func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	p.entry.RLock()
 	err := p.gone()
@@ -157,7 +157,7 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	return key, size, nil
 }
 
-// Drop implements backends.Peer. A key that a batch needs which is still to be handed on
+// Drop implements driver.Peer. A key that a batch needs which is still to be handed on
 // stays with the wrapped backend until then.
 func (p *peer) Drop(key uint32) {
 	b := p.b
@@ -216,7 +216,7 @@ func (b *backend) flightsOf(p *peer) (list []*flight) {
 func (p *peer) shut(why error) {
 	p.entry.Lock()
 	first := !p.closed && !p.lost
-	if why == backends.ErrClosed {
+	if why == driver.ErrClosed {
 		p.closed = true
 	} else {
 		p.lost = true
@@ -233,9 +233,9 @@ func (p *peer) shut(why error) {
 	}
 }
 
-// Close implements backends.Peer.
+// Close implements driver.Peer.
 func (p *peer) Close() error {
-	p.shut(backends.ErrClosed)
+	p.shut(driver.ErrClosed)
 	err := p.inner.Close()
 	p.awaitHanded()
 	b := p.b
@@ -272,13 +272,13 @@ func (p *peer) flap(d time.Duration) {
 	maps.DeleteFunc(b.refused, func(_ string, until time.Time) bool { return until.Before(now) })
 	b.refused[p.addr] = now.Add(d)
 	b.tasks.Go(func() {
-		p.shut(backends.ErrPeerLost)
+		p.shut(driver.ErrPeerLost)
 		_ = p.inner.Close()
 		b.signal()
 	})
 }
 
-// Cancel is backends.Canceler's.
+// Cancel is driver.Canceler's.
 func (c canceler) Cancel(tag uint64) {
 	b := c.p.b
 	if b.held.Load() > 0 && !b.cancel(c.p, tag) {
@@ -300,19 +300,19 @@ func (b *backend) cancel(p *peer, tag uint64) bool {
 		return false
 	}
 	flown := f.state == flying
-	f.release(backends.ErrAborted)
+	f.release(driver.ErrAborted)
 	return flown
 }
 
-// Lost is backends.Watcher's.
+// Lost is driver.Watcher's.
 func (w watcher) Lost() <-chan struct{} { return w.p.parts.watcher.Lost() }
 
-// Help is backends.Helper's. What is not with the wrapped backend it does not know.
+// Help is driver.Helper's. What is not with the wrapped backend it does not know.
 func (h helper) Help(tag uint64, stop <-chan struct{}) bool {
 	return h.p.parts.helper.Help(tag, stop)
 }
 
-// Explain is backends.Explainer's.
+// Explain is driver.Explainer's.
 func (x explainer) Explain(localKey, remoteKey uint32) string {
 	line := x.p.parts.explainer.Explain(localKey, remoteKey)
 	if n := len(x.p.b.rules.List); n > 0 {
@@ -321,7 +321,7 @@ func (x explainer) Explain(localKey, remoteKey uint32) string {
 	return line
 }
 
-// Yields implements backends.Yielder for all: a connection that does not yield says nothing.
+// Yields implements driver.Yielder for all: a connection that does not yield says nothing.
 func (p *peer) Yields(localKey, remoteKey uint32) string {
 	if p.parts.yielder == nil {
 		return ""

@@ -2,10 +2,10 @@
 
 package fault
 
-import "github.com/sluicehq/sluice/backends"
+import "github.com/sluicehq/sluice/driver"
 
-// Poll implements backends.Backend. What is not of a flight passes as it is.
-func (b *backend) Poll(done []backends.Completion) (int, error) {
+// Poll implements driver.Backend. What is not of a flight passes as it is.
+func (b *backend) Poll(done []driver.Completion) (int, error) {
 	if b.about == 0 {
 		return b.inner.Poll(done)
 	}
@@ -34,7 +34,7 @@ func (b *backend) Poll(done []backends.Completion) (int, error) {
 }
 
 // takeReady moves completions of ours that are ready.
-func (b *backend) takeReady(done []backends.Completion) int {
+func (b *backend) takeReady(done []driver.Completion) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	n := copy(done, b.ready)
@@ -59,7 +59,7 @@ func (b *backend) reap() {
 		return // somebody polls
 	}
 	defer b.pollMu.Unlock()
-	var done [32]backends.Completion
+	var done [32]driver.Completion
 	n, _ := b.inner.Poll(done[:])
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -75,7 +75,7 @@ func (b *backend) reap() {
 }
 
 // sift keeps what is to be delivered now, in order, and returns how many.
-func (b *backend) sift(done []backends.Completion) (kept int) {
+func (b *backend) sift(done []driver.Completion) (kept int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, c := range done {
@@ -98,10 +98,10 @@ func (b *backend) sift(done []backends.Completion) (kept int) {
 	return kept
 }
 
-// FD is backends.Armer's: the wrapped backend's own, which is signalled for ours as well.
+// FD is driver.Armer's: the wrapped backend's own, which is signalled for ours as well.
 func (a armer) FD() int { return a.b.parts.armer.FD() }
 
-// Arm is backends.Armer's. The flag goes up before the look, as whoever brings something
+// Arm is driver.Armer's. The flag goes up before the look, as whoever brings something
 // does it the other way round.
 func (a armer) Arm() (bool, error) {
 	b := a.b

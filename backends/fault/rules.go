@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Rules say how a wrapped backend misbehaves. The zero value is one that does not. Parse
@@ -202,10 +202,10 @@ var Errors = []struct {
 	Name string
 	Err  error
 }{
-	{"aborted", backends.ErrAborted}, {"badtoken", backends.ErrBadToken}, {"bounds", backends.ErrBounds},
-	{"busy", backends.ErrBusy}, {"closed", backends.ErrClosed}, {"corrupt", backends.ErrCorrupt},
-	{"lost", backends.ErrPeerLost}, {"readonly", backends.ErrReadOnly}, {"revoked", backends.ErrRevoked},
-	{"timeout", backends.ErrTimeout}, {"unavailable", backends.ErrUnavailable}, {"unsupported", backends.ErrNotSupported},
+	{"aborted", driver.ErrAborted}, {"badtoken", driver.ErrBadToken}, {"bounds", driver.ErrBounds},
+	{"busy", driver.ErrBusy}, {"closed", driver.ErrClosed}, {"corrupt", driver.ErrCorrupt},
+	{"lost", driver.ErrPeerLost}, {"readonly", driver.ErrReadOnly}, {"revoked", driver.ErrRevoked},
+	{"timeout", driver.ErrTimeout}, {"unavailable", driver.ErrUnavailable}, {"unsupported", driver.ErrNotSupported},
 }
 
 func nameOf(err error) string {
@@ -217,14 +217,14 @@ func nameOf(err error) string {
 	return ""
 }
 
-// Check reports what no wrapped backend can do. Its errors are backends.ErrBounds.
+// Check reports what no wrapped backend can do. Its errors are driver.ErrBounds.
 func (r *Rules) Check() error {
 	if len(r.List) > RulesMax {
-		return fmt.Errorf("fault: %d rules, at most %d: %w", len(r.List), RulesMax, backends.ErrBounds)
+		return fmt.Errorf("fault: %d rules, at most %d: %w", len(r.List), RulesMax, driver.ErrBounds)
 	}
 	for i := range r.List {
 		if what := r.List[i].flaw(); what != "" {
-			return fmt.Errorf("fault: rule %d: %s: %w", i+1, what, backends.ErrBounds)
+			return fmt.Errorf("fault: rule %d: %s: %w", i+1, what, driver.ErrBounds)
 		}
 	}
 	return nil

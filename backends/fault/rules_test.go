@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 const sample = `seed 7
@@ -117,11 +117,11 @@ func TestCheckRefusesWhatCannotBe(t *testing.T) {
 		{On: Write, Do: Stall, Jitter: 1}, {On: Write, Do: Drop, Burst: 1}, {On: Write, Do: Delay, PerPiece: 1},
 		{On: Receive, Do: Delay, Peer: Range{Min: 1}}, {On: Write, Do: Drop, Size: Range{Min: 1, Max: 1, Exact: true}},
 	} {
-		if err := (&Rules{List: []Rule{r}}).Check(); !errors.Is(err, backends.ErrBounds) {
+		if err := (&Rules{List: []Rule{r}}).Check(); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%+v: %v", r, err)
 		}
 	}
-	if err := (&Rules{List: make([]Rule, RulesMax+1)}).Check(); !errors.Is(err, backends.ErrBounds) {
+	if err := (&Rules{List: make([]Rule, RulesMax+1)}).Check(); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("too many rules: %v", err)
 	}
 }

@@ -4,51 +4,51 @@
 
 package fault
 
-import "github.com/sluicehq/sluice/backends"
+import "github.com/sluicehq/sluice/driver"
 
 // backendShapes are by the bits of what they have: receiver, armer, fencer, counting, allocator.
-var backendShapes = [...]func(b *backend) backends.Backend{
-	func(b *backend) backends.Backend { return &struct{ *backend }{b} },
-	func(b *backend) backends.Backend {
+var backendShapes = [...]func(b *backend) driver.Backend{
+	func(b *backend) driver.Backend { return &struct{ *backend }{b} },
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			receiver
 		}{b, receiver{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			armer
 		}{b, armer{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			receiver
 			armer
 		}{b, receiver{b}, armer{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			fencer
 		}{b, fencer{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			receiver
 			fencer
 		}{b, receiver{b}, fencer{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			armer
 			fencer
 		}{b, armer{b}, fencer{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			receiver
@@ -56,27 +56,27 @@ var backendShapes = [...]func(b *backend) backends.Backend{
 			fencer
 		}{b, receiver{b}, armer{b}, fencer{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			counting
 		}{b, counting{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			receiver
 			counting
 		}{b, receiver{b}, counting{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			armer
 			counting
 		}{b, armer{b}, counting{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			receiver
@@ -84,14 +84,14 @@ var backendShapes = [...]func(b *backend) backends.Backend{
 			counting
 		}{b, receiver{b}, armer{b}, counting{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			fencer
 			counting
 		}{b, fencer{b}, counting{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			receiver
@@ -99,7 +99,7 @@ var backendShapes = [...]func(b *backend) backends.Backend{
 			counting
 		}{b, receiver{b}, fencer{b}, counting{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			armer
@@ -107,7 +107,7 @@ var backendShapes = [...]func(b *backend) backends.Backend{
 			counting
 		}{b, armer{b}, fencer{b}, counting{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			receiver
@@ -116,27 +116,27 @@ var backendShapes = [...]func(b *backend) backends.Backend{
 			counting
 		}{b, receiver{b}, armer{b}, fencer{b}, counting{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			allocator
 		}{b, allocator{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			receiver
 			allocator
 		}{b, receiver{b}, allocator{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			armer
 			allocator
 		}{b, armer{b}, allocator{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			receiver
@@ -144,14 +144,14 @@ var backendShapes = [...]func(b *backend) backends.Backend{
 			allocator
 		}{b, receiver{b}, armer{b}, allocator{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			fencer
 			allocator
 		}{b, fencer{b}, allocator{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			receiver
@@ -159,7 +159,7 @@ var backendShapes = [...]func(b *backend) backends.Backend{
 			allocator
 		}{b, receiver{b}, fencer{b}, allocator{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			armer
@@ -167,7 +167,7 @@ var backendShapes = [...]func(b *backend) backends.Backend{
 			allocator
 		}{b, armer{b}, fencer{b}, allocator{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			receiver
@@ -176,14 +176,14 @@ var backendShapes = [...]func(b *backend) backends.Backend{
 			allocator
 		}{b, receiver{b}, armer{b}, fencer{b}, allocator{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			counting
 			allocator
 		}{b, counting{b}, allocator{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			receiver
@@ -191,7 +191,7 @@ var backendShapes = [...]func(b *backend) backends.Backend{
 			allocator
 		}{b, receiver{b}, counting{b}, allocator{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			armer
@@ -199,7 +199,7 @@ var backendShapes = [...]func(b *backend) backends.Backend{
 			allocator
 		}{b, armer{b}, counting{b}, allocator{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			receiver
@@ -208,7 +208,7 @@ var backendShapes = [...]func(b *backend) backends.Backend{
 			allocator
 		}{b, receiver{b}, armer{b}, counting{b}, allocator{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			fencer
@@ -216,7 +216,7 @@ var backendShapes = [...]func(b *backend) backends.Backend{
 			allocator
 		}{b, fencer{b}, counting{b}, allocator{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			receiver
@@ -225,7 +225,7 @@ var backendShapes = [...]func(b *backend) backends.Backend{
 			allocator
 		}{b, receiver{b}, fencer{b}, counting{b}, allocator{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			armer
@@ -234,7 +234,7 @@ var backendShapes = [...]func(b *backend) backends.Backend{
 			allocator
 		}{b, armer{b}, fencer{b}, counting{b}, allocator{b}}
 	},
-	func(b *backend) backends.Backend {
+	func(b *backend) driver.Backend {
 		return &struct {
 			*backend
 			receiver
@@ -247,48 +247,48 @@ var backendShapes = [...]func(b *backend) backends.Backend{
 }
 
 // peerShapes are by the bits of what they have: canceler, pager, persister, notifier, counter, watcher, helper, explainer.
-var peerShapes = [...]func(p *peer) backends.Peer{
-	func(p *peer) backends.Peer { return &struct{ *peer }{p} },
-	func(p *peer) backends.Peer {
+var peerShapes = [...]func(p *peer) driver.Peer{
+	func(p *peer) driver.Peer { return &struct{ *peer }{p} },
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
 		}{p, canceler{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
 		}{p, pager{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
 			pager
 		}{p, canceler{p}, pager{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
 		}{p, persister{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
 			persister
 		}{p, canceler{p}, persister{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
 			persister
 		}{p, pager{p}, persister{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -296,27 +296,27 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			persister
 		}{p, canceler{p}, pager{p}, persister{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			notifier
 		}{p, notifier{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
 			notifier
 		}{p, canceler{p}, notifier{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
 			notifier
 		}{p, pager{p}, notifier{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -324,14 +324,14 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			notifier
 		}{p, canceler{p}, pager{p}, notifier{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
 			notifier
 		}{p, persister{p}, notifier{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -339,7 +339,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			notifier
 		}{p, canceler{p}, persister{p}, notifier{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -347,7 +347,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			notifier
 		}{p, pager{p}, persister{p}, notifier{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -356,27 +356,27 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			notifier
 		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			counter
 		}{p, counter{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
 			counter
 		}{p, canceler{p}, counter{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
 			counter
 		}{p, pager{p}, counter{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -384,14 +384,14 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			counter
 		}{p, canceler{p}, pager{p}, counter{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
 			counter
 		}{p, persister{p}, counter{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -399,7 +399,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			counter
 		}{p, canceler{p}, persister{p}, counter{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -407,7 +407,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			counter
 		}{p, pager{p}, persister{p}, counter{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -416,14 +416,14 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			counter
 		}{p, canceler{p}, pager{p}, persister{p}, counter{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			notifier
 			counter
 		}{p, notifier{p}, counter{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -431,7 +431,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			counter
 		}{p, canceler{p}, notifier{p}, counter{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -439,7 +439,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			counter
 		}{p, pager{p}, notifier{p}, counter{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -448,7 +448,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			counter
 		}{p, canceler{p}, pager{p}, notifier{p}, counter{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -456,7 +456,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			counter
 		}{p, persister{p}, notifier{p}, counter{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -465,7 +465,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			counter
 		}{p, canceler{p}, persister{p}, notifier{p}, counter{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -474,7 +474,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			counter
 		}{p, pager{p}, persister{p}, notifier{p}, counter{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -484,27 +484,27 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			counter
 		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, counter{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			watcher
 		}{p, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
 			watcher
 		}{p, canceler{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
 			watcher
 		}{p, pager{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -512,14 +512,14 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, canceler{p}, pager{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
 			watcher
 		}{p, persister{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -527,7 +527,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, canceler{p}, persister{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -535,7 +535,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, pager{p}, persister{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -544,14 +544,14 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, canceler{p}, pager{p}, persister{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			notifier
 			watcher
 		}{p, notifier{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -559,7 +559,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, canceler{p}, notifier{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -567,7 +567,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, pager{p}, notifier{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -576,7 +576,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, canceler{p}, pager{p}, notifier{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -584,7 +584,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, persister{p}, notifier{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -593,7 +593,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, canceler{p}, persister{p}, notifier{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -602,7 +602,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, pager{p}, persister{p}, notifier{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -612,14 +612,14 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			counter
 			watcher
 		}{p, counter{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -627,7 +627,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, canceler{p}, counter{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -635,7 +635,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, pager{p}, counter{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -644,7 +644,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, canceler{p}, pager{p}, counter{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -652,7 +652,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, persister{p}, counter{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -661,7 +661,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, canceler{p}, persister{p}, counter{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -670,7 +670,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, pager{p}, persister{p}, counter{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -680,7 +680,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, canceler{p}, pager{p}, persister{p}, counter{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			notifier
@@ -688,7 +688,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, notifier{p}, counter{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -697,7 +697,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, canceler{p}, notifier{p}, counter{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -706,7 +706,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, pager{p}, notifier{p}, counter{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -716,7 +716,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, canceler{p}, pager{p}, notifier{p}, counter{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -725,7 +725,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, persister{p}, notifier{p}, counter{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -735,7 +735,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, canceler{p}, persister{p}, notifier{p}, counter{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -745,7 +745,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, pager{p}, persister{p}, notifier{p}, counter{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -756,27 +756,27 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			watcher
 		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, counter{p}, watcher{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			helper
 		}{p, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
 			helper
 		}{p, canceler{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
 			helper
 		}{p, pager{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -784,14 +784,14 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, pager{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
 			helper
 		}{p, persister{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -799,7 +799,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, persister{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -807,7 +807,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, pager{p}, persister{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -816,14 +816,14 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, pager{p}, persister{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			notifier
 			helper
 		}{p, notifier{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -831,7 +831,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, notifier{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -839,7 +839,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, pager{p}, notifier{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -848,7 +848,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, pager{p}, notifier{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -856,7 +856,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, persister{p}, notifier{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -865,7 +865,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, persister{p}, notifier{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -874,7 +874,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, pager{p}, persister{p}, notifier{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -884,14 +884,14 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			counter
 			helper
 		}{p, counter{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -899,7 +899,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, counter{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -907,7 +907,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, pager{p}, counter{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -916,7 +916,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, pager{p}, counter{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -924,7 +924,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, persister{p}, counter{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -933,7 +933,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, persister{p}, counter{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -942,7 +942,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, pager{p}, persister{p}, counter{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -952,7 +952,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, pager{p}, persister{p}, counter{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			notifier
@@ -960,7 +960,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, notifier{p}, counter{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -969,7 +969,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, notifier{p}, counter{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -978,7 +978,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, pager{p}, notifier{p}, counter{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -988,7 +988,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, pager{p}, notifier{p}, counter{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -997,7 +997,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, persister{p}, notifier{p}, counter{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1007,7 +1007,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, persister{p}, notifier{p}, counter{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1017,7 +1017,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, pager{p}, persister{p}, notifier{p}, counter{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1028,14 +1028,14 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, counter{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			watcher
 			helper
 		}{p, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1043,7 +1043,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1051,7 +1051,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, pager{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1060,7 +1060,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, pager{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -1068,7 +1068,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, persister{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1077,7 +1077,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, persister{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1086,7 +1086,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, pager{p}, persister{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1096,7 +1096,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, pager{p}, persister{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			notifier
@@ -1104,7 +1104,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, notifier{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1113,7 +1113,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, notifier{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1122,7 +1122,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, pager{p}, notifier{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1132,7 +1132,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, pager{p}, notifier{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -1141,7 +1141,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, persister{p}, notifier{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1151,7 +1151,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, persister{p}, notifier{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1161,7 +1161,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, pager{p}, persister{p}, notifier{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1172,7 +1172,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			counter
@@ -1180,7 +1180,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, counter{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1189,7 +1189,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, counter{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1198,7 +1198,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, pager{p}, counter{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1208,7 +1208,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, pager{p}, counter{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -1217,7 +1217,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, persister{p}, counter{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1227,7 +1227,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, persister{p}, counter{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1237,7 +1237,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, pager{p}, persister{p}, counter{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1248,7 +1248,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, pager{p}, persister{p}, counter{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			notifier
@@ -1257,7 +1257,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, notifier{p}, counter{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1267,7 +1267,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, notifier{p}, counter{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1277,7 +1277,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, pager{p}, notifier{p}, counter{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1288,7 +1288,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, pager{p}, notifier{p}, counter{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -1298,7 +1298,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, persister{p}, notifier{p}, counter{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1309,7 +1309,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, persister{p}, notifier{p}, counter{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1320,7 +1320,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, pager{p}, persister{p}, notifier{p}, counter{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1332,27 +1332,27 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			helper
 		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, counter{p}, watcher{p}, helper{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			explainer
 		}{p, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
 			explainer
 		}{p, canceler{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
 			explainer
 		}{p, pager{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1360,14 +1360,14 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
 			explainer
 		}{p, persister{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1375,7 +1375,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, persister{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1383,7 +1383,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, persister{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1392,14 +1392,14 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, persister{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			notifier
 			explainer
 		}{p, notifier{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1407,7 +1407,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, notifier{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1415,7 +1415,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, notifier{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1424,7 +1424,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, notifier{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -1432,7 +1432,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, persister{p}, notifier{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1441,7 +1441,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, persister{p}, notifier{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1450,7 +1450,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, persister{p}, notifier{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1460,14 +1460,14 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			counter
 			explainer
 		}{p, counter{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1475,7 +1475,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, counter{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1483,7 +1483,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, counter{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1492,7 +1492,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, counter{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -1500,7 +1500,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, persister{p}, counter{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1509,7 +1509,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, persister{p}, counter{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1518,7 +1518,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, persister{p}, counter{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1528,7 +1528,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, persister{p}, counter{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			notifier
@@ -1536,7 +1536,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, notifier{p}, counter{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1545,7 +1545,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, notifier{p}, counter{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1554,7 +1554,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, notifier{p}, counter{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1564,7 +1564,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, notifier{p}, counter{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -1573,7 +1573,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, persister{p}, notifier{p}, counter{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1583,7 +1583,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, persister{p}, notifier{p}, counter{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1593,7 +1593,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, persister{p}, notifier{p}, counter{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1604,14 +1604,14 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, counter{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			watcher
 			explainer
 		}{p, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1619,7 +1619,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1627,7 +1627,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1636,7 +1636,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -1644,7 +1644,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, persister{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1653,7 +1653,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, persister{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1662,7 +1662,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, persister{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1672,7 +1672,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, persister{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			notifier
@@ -1680,7 +1680,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, notifier{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1689,7 +1689,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, notifier{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1698,7 +1698,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, notifier{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1708,7 +1708,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, notifier{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -1717,7 +1717,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, persister{p}, notifier{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1727,7 +1727,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, persister{p}, notifier{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1737,7 +1737,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, persister{p}, notifier{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1748,7 +1748,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			counter
@@ -1756,7 +1756,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, counter{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1765,7 +1765,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, counter{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1774,7 +1774,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, counter{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1784,7 +1784,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, counter{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -1793,7 +1793,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, persister{p}, counter{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1803,7 +1803,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, persister{p}, counter{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1813,7 +1813,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, persister{p}, counter{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1824,7 +1824,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, persister{p}, counter{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			notifier
@@ -1833,7 +1833,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, notifier{p}, counter{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1843,7 +1843,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, notifier{p}, counter{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1853,7 +1853,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, notifier{p}, counter{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1864,7 +1864,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, notifier{p}, counter{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -1874,7 +1874,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, persister{p}, notifier{p}, counter{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1885,7 +1885,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, persister{p}, notifier{p}, counter{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1896,7 +1896,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, persister{p}, notifier{p}, counter{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1908,14 +1908,14 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, counter{p}, watcher{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			helper
 			explainer
 		}{p, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1923,7 +1923,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1931,7 +1931,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1940,7 +1940,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -1948,7 +1948,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, persister{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1957,7 +1957,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, persister{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -1966,7 +1966,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, persister{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1976,7 +1976,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, persister{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			notifier
@@ -1984,7 +1984,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, notifier{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -1993,7 +1993,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, notifier{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -2002,7 +2002,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, notifier{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2012,7 +2012,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, notifier{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -2021,7 +2021,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, persister{p}, notifier{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2031,7 +2031,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, persister{p}, notifier{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -2041,7 +2041,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, persister{p}, notifier{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2052,7 +2052,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			counter
@@ -2060,7 +2060,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, counter{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2069,7 +2069,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, counter{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -2078,7 +2078,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, counter{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2088,7 +2088,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, counter{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -2097,7 +2097,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, persister{p}, counter{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2107,7 +2107,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, persister{p}, counter{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -2117,7 +2117,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, persister{p}, counter{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2128,7 +2128,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, persister{p}, counter{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			notifier
@@ -2137,7 +2137,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, notifier{p}, counter{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2147,7 +2147,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, notifier{p}, counter{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -2157,7 +2157,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, notifier{p}, counter{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2168,7 +2168,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, notifier{p}, counter{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -2178,7 +2178,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, persister{p}, notifier{p}, counter{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2189,7 +2189,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, persister{p}, notifier{p}, counter{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -2200,7 +2200,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, persister{p}, notifier{p}, counter{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2212,7 +2212,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, counter{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			watcher
@@ -2220,7 +2220,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2229,7 +2229,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -2238,7 +2238,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2248,7 +2248,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -2257,7 +2257,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, persister{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2267,7 +2267,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, persister{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -2277,7 +2277,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, persister{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2288,7 +2288,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, persister{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			notifier
@@ -2297,7 +2297,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, notifier{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2307,7 +2307,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, notifier{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -2317,7 +2317,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, notifier{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2328,7 +2328,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, notifier{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -2338,7 +2338,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, persister{p}, notifier{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2349,7 +2349,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, persister{p}, notifier{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -2360,7 +2360,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, persister{p}, notifier{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2372,7 +2372,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, persister{p}, notifier{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			counter
@@ -2381,7 +2381,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, counter{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2391,7 +2391,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -2401,7 +2401,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2412,7 +2412,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -2422,7 +2422,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, persister{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2433,7 +2433,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, persister{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -2444,7 +2444,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, persister{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2456,7 +2456,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, persister{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			notifier
@@ -2466,7 +2466,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, notifier{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2477,7 +2477,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, notifier{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -2488,7 +2488,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, notifier{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2500,7 +2500,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, pager{p}, notifier{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			persister
@@ -2511,7 +2511,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, persister{p}, notifier{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler
@@ -2523,7 +2523,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, canceler{p}, persister{p}, notifier{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			pager
@@ -2535,7 +2535,7 @@ var peerShapes = [...]func(p *peer) backends.Peer{
 			explainer
 		}{p, pager{p}, persister{p}, notifier{p}, counter{p}, watcher{p}, helper{p}, explainer{p}}
 	},
-	func(p *peer) backends.Peer {
+	func(p *peer) driver.Peer {
 		return &struct {
 			*peer
 			canceler

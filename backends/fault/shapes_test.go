@@ -8,28 +8,28 @@ import (
 	"os/exec"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // The interfaces of a wrapped backend and of its connections, as they are asserted.
 func backendHas(b any) int {
-	_, r := b.(backends.Receiver)
-	_, a := b.(backends.Armer)
-	_, f := b.(backends.Fencer)
-	_, c := b.(backends.Counting)
-	_, l := b.(backends.Allocator)
+	_, r := b.(driver.Receiver)
+	_, a := b.(driver.Armer)
+	_, f := b.(driver.Fencer)
+	_, c := b.(driver.Counting)
+	_, l := b.(driver.Allocator)
 	return bits(r, a, f, c, l)
 }
 
 func peerHas(p any) int {
-	_, c := p.(backends.Canceler)
-	_, g := p.(backends.Pager)
-	_, d := p.(backends.Persister)
-	_, n := p.(backends.Notifier)
-	_, k := p.(backends.Counter)
-	_, w := p.(backends.Watcher)
-	_, h := p.(backends.Helper)
-	_, x := p.(backends.Explainer)
+	_, c := p.(driver.Canceler)
+	_, g := p.(driver.Pager)
+	_, d := p.(driver.Persister)
+	_, n := p.(driver.Notifier)
+	_, k := p.(driver.Counter)
+	_, w := p.(driver.Watcher)
+	_, h := p.(driver.Helper)
+	_, x := p.(driver.Explainer)
 	return bits(c, g, d, n, k, w, h, x)
 }
 
@@ -56,7 +56,7 @@ func TestAssertionsTellTheTruth(t *testing.T) {
 
 // TestShapesFollowTheWrapped compares a wrapped backend with the one inside.
 func TestShapesFollowTheWrapped(t *testing.T) {
-	for name, open := range map[string]func() (backends.Backend, error){"mem": openMem, "shm": openShm} {
+	for name, open := range map[string]func() (driver.Backend, error){"mem": openMem, "shm": openShm} {
 		inner, err := open()
 		check(t, err)
 		b, err := Wrap(inner, Rules{})

@@ -5,19 +5,19 @@ package fault
 import (
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
-// Submit implements backends.Peer.
-func (p *peer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
+// Submit implements driver.Peer.
+func (p *peer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
 	if p.passes() {
 		return p.inner.Submit(op, tag, descs)
 	}
 	return p.submit(tag, batch{op: op, descs: descs})
 }
 
-// SubmitPages is backends.Pager's.
-func (s pager) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, msg []byte) error {
+// SubmitPages is driver.Pager's.
+func (s pager) SubmitPages(op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
 	x := batch{op: op, pages: pages, msg: msg}
 	if msg != nil {
 		x.letter = message
@@ -28,28 +28,28 @@ func (s pager) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, ms
 	return s.p.submit(tag, x)
 }
 
-// SubmitDurable is backends.Persister's.
-func (s persister) SubmitDurable(tag uint64, descs []backends.Desc, pages *backends.Pages) error {
+// SubmitDurable is driver.Persister's.
+func (s persister) SubmitDurable(tag uint64, descs []driver.Desc, pages *driver.Pages) error {
 	if s.p.passes() {
 		return s.p.parts.persister.SubmitDurable(tag, descs, pages)
 	}
-	return s.p.submit(tag, batch{op: backends.Write, descs: descs, pages: pages, durable: true})
+	return s.p.submit(tag, batch{op: driver.Write, descs: descs, pages: pages, durable: true})
 }
 
-// SubmitNotify is backends.Notifier's.
-func (s notifier) SubmitNotify(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+// SubmitNotify is driver.Notifier's.
+func (s notifier) SubmitNotify(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
 	if s.p.passes() {
 		return s.p.parts.notifier.SubmitNotify(op, tag, descs, msg)
 	}
 	return s.p.submit(tag, batch{op: op, descs: descs, letter: message, msg: msg})
 }
 
-// SubmitCount is backends.Counter's.
-func (s counter) SubmitCount(tag uint64, descs []backends.Desc, pages *backends.Pages, number uint32) error {
+// SubmitCount is driver.Counter's.
+func (s counter) SubmitCount(tag uint64, descs []driver.Desc, pages *driver.Pages, number uint32) error {
 	if s.p.passes() {
 		return s.p.parts.counter.SubmitCount(tag, descs, pages, number)
 	}
-	return s.p.submit(tag, batch{op: backends.Write, descs: descs, pages: pages, letter: count, counter: number})
+	return s.p.submit(tag, batch{op: driver.Write, descs: descs, pages: pages, letter: count, counter: number})
 }
 
 // passes reports whether no rule can concern a batch.
@@ -72,9 +72,9 @@ func (p *peer) hand(tag uint64, x *batch) error {
 func (p *peer) gone() error {
 	switch {
 	case p.closed:
-		return backends.ErrClosed
+		return driver.ErrClosed
 	case p.lost:
-		return backends.ErrPeerLost
+		return driver.ErrPeerLost
 	}
 	return nil
 }
@@ -118,12 +118,12 @@ func (p *peer) submit(tag uint64, x batch) error {
 	b.mu.Lock()
 	if p.stalled.After(time.Now()) {
 		b.mu.Unlock()
-		return backends.ErrFull
+		return driver.ErrFull
 	}
 	f := b.take()
 	b.mu.Unlock()
 	if f == nil {
-		return backends.ErrFull
+		return driver.ErrFull
 	}
 	v := b.judge(&occasion{events: x.events(), size: x.bytes(), pieces: x.pieces(), peer: p.number})
 	if !v.hit && !b.flaps && !p.mustLine(x.letter) {
@@ -159,10 +159,10 @@ func (p *peer) carryOut(f *flight, tag uint64, x *batch, v *verdict) error {
 		return v.err
 	case Stall:
 		p.stall(v.time)
-		return backends.ErrFull
+		return driver.ErrFull
 	case Flap:
 		p.flap(v.time)
-		return backends.ErrPeerLost
+		return driver.ErrPeerLost
 	}
 	held := v.ending == Swallow || v.ending == Fail || !v.start.IsZero() || p.mustLine(x.letter)
 	if v.hold > 0 {

@@ -8,13 +8,13 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // buffer is a range of memory that cuFile knows, or why it does not.
 type buffer struct {
-	kind    backends.Kind
+	kind    driver.Kind
 	device  int
 	at, n   uint64
 	users   int    // bufferTable.mu
@@ -37,7 +37,7 @@ var buffers bufferTable
 
 // use returns what is known of a range, with one more user. unuse ends that. What cuFile does not take is moved through
 // buffers of its own.
-func (t *bufferTable) use(b *Backend, seg *backends.Segment, at uint64) (*buffer, error) {
+func (t *bufferTable) use(b *Backend, seg *driver.Segment, at uint64) (*buffer, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, u := range t.list {
@@ -47,7 +47,7 @@ func (t *bufferTable) use(b *Backend, seg *backends.Segment, at uint64) (*buffer
 		}
 	}
 	u := &buffer{kind: seg.Kind, device: seg.Device, at: at, n: seg.Len, users: 1}
-	if h, ok := seg.Shared.(backends.Holder); ok && seg.Kind == backends.DRAM {
+	if h, ok := seg.Shared.(driver.Holder); ok && seg.Kind == driver.DRAM {
 		release, err := h.Hold()
 		if err != nil {
 			return nil, fmt.Errorf("register host memory with cuFile: hold its pages: %w", err)

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/limits"
 )
 
@@ -54,7 +54,7 @@ type Config struct {
 	Host bool
 
 	// Direct refuses compat mode, in which cuFile reads and writes by way of host memory: New then answers a
-	// *backends.UnavailableError.
+	// *driver.UnavailableError.
 	Direct bool
 
 	// Yield, if not empty, is why this program wants the engine's chain through host memory (engine.Staged: io_uring and
@@ -99,9 +99,9 @@ func (c *Config) check() error {
 	}
 	switch {
 	case c.Way > WayThreads:
-		return fmt.Errorf("config: Way %d is not known: %w", c.Way, backends.ErrBounds)
+		return fmt.Errorf("config: Way %d is not known: %w", c.Way, driver.ErrBounds)
 	case c.PieceMax%blockBytes != 0:
-		return fmt.Errorf("config: PieceMax %d is no multiple of 4 KiB: %w", c.PieceMax, backends.ErrBounds)
+		return fmt.Errorf("config: PieceMax %d is no multiple of 4 KiB: %w", c.PieceMax, driver.ErrBounds)
 	}
 	return nil
 }
@@ -141,15 +141,15 @@ func (c *Config) settle(f *Facts) error {
 }
 
 // caps is what the backend serves. In compat mode the bytes cross host memory, as on the chain that is the alternative.
-func caps(cfg *Config, compat bool) backends.Caps {
-	var pairs backends.Pairs
-	pairs[backends.HBM] = backends.KindsOf(backends.File)
+func caps(cfg *Config, compat bool) driver.Caps {
+	var pairs driver.Pairs
+	pairs[driver.HBM] = driver.KindsOf(driver.File)
 	if cfg.Host {
-		pairs[backends.DRAM] = backends.KindsOf(backends.File)
+		pairs[driver.DRAM] = driver.KindsOf(driver.File)
 	}
-	cost := backends.Cost{Setup: 80 * time.Microsecond, PerPiece: 15 * time.Microsecond, Rate: 5e9}
+	cost := driver.Cost{Setup: 80 * time.Microsecond, PerPiece: 15 * time.Microsecond, Rate: 5e9}
 	if compat {
 		cost.Rate = 1.5e9
 	}
-	return backends.Caps{Name: "gds", Reach: backends.InProcess, Pairs: pairs, DescsMax: descsMax, Cost: cost}
+	return driver.Caps{Name: "gds", Reach: driver.InProcess, Pairs: pairs, DescsMax: descsMax, Cost: cost}
 }

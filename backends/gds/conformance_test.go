@@ -14,17 +14,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/csrc"
-	"github.com/sluicehq/sluice/internal/fakecuda"
-	"github.com/sluicehq/sluice/internal/fakecufile"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/fakecuda"
+	"github.com/sluicehq/sluice/internal/testing/fakecufile"
 )
 
 // The stand-ins of libcuda and libcufile; nil on a machine with a card, where SLUICE_LIBCUDA and SLUICE_LIBCUFILE name
 // the libraries.
 var (
-	driver  *fakecuda.Library
+	libcuda *fakecuda.Library
 	library *fakecufile.Library
 )
 
@@ -43,24 +43,24 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 	}
-	backendtest.Main(m)
+	drivertest.Main(m)
 }
 
 func openLibraries() (err error) {
 	if path := os.Getenv(builtVariable); path != "" {
-		driver = &fakecuda.Library{Path: path}
-	} else if driver, err = buildDriver(); err != nil {
+		libcuda = &fakecuda.Library{Path: path}
+	} else if libcuda, err = buildDriver(); err != nil {
 		return err
 	}
 	if library, err = fakecufile.Build(strings.Fields(os.Getenv(flagsVariable))...); err != nil {
 		return err
 	}
 	err = errors.Join(os.Setenv("STANDIN_DEVICES", "2"),
-		os.Setenv("STANDIN_LIBCUDA", driver.Path), os.Setenv("STANDIN_CUFILE_PANEL", library.Panel))
+		os.Setenv("STANDIN_LIBCUDA", libcuda.Path), os.Setenv("STANDIN_CUFILE_PANEL", library.Panel))
 	if err != nil || os.Getenv(bareVariable) != "" {
 		return err
 	}
-	defer driver.Remove()
+	defer libcuda.Remove()
 	defer library.Remove()
 	_, err = Examine(testConfig())
 	return err
@@ -81,17 +81,17 @@ func buildDriver() (*fakecuda.Library, error) {
 
 // testConfig names the libraries.
 func testConfig() Config {
-	if driver == nil {
+	if libcuda == nil {
 		return Config{CUDA: os.Getenv("SLUICE_LIBCUDA"), Library: os.Getenv("SLUICE_LIBCUFILE")}
 	}
-	return Config{CUDA: driver.Path, Library: library.Path}
+	return Config{CUDA: libcuda.Path, Library: library.Path}
 }
 
 // onStandIn skips what commands the stand-ins.
 func onStandIn(tb testing.TB) {
 	tb.Helper()
 	if library == nil {
-		backendtest.SkipIfUnavailable(tb, &backends.UnavailableError{Backend: "gds", Reason: "this test commands the stand-in of libcufile",
+		drivertest.SkipIfUnavailable(tb, &driver.UnavailableError{Backend: "gds", Reason: "this test commands the stand-in of libcufile",
 			Fix: "run it without SLUICE_LIBCUDA"})
 	}
 }
@@ -125,9 +125,9 @@ func TestBackend(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			cfg := v.cfg
 			cfg.CUDA, cfg.Library = testConfig().CUDA, testConfig().Library
-			h := backendtest.Harness{
-				Name: v.name, Local: hbm, Remote: backendtest.FileMemory(v.dir, v.off), SelfOnly: true, Only: v.only,
-				New: func() (backends.Backend, error) {
+			h := drivertest.Harness{
+				Name: v.name, Local: hbm, Remote: drivertest.FileMemory(v.dir, v.off), SelfOnly: true, Only: v.only,
+				New: func() (driver.Backend, error) {
 					b, err := New(cfg)
 					if err != nil {
 						return nil, err
@@ -136,9 +136,9 @@ func TestBackend(t *testing.T) {
 				},
 			}
 			if v.host {
-				h.Local = backendtest.HostMemory
+				h.Local = drivertest.HostMemory
 			}
-			backendtest.Run(t, h)
+			drivertest.Run(t, h)
 			nothingInUse(t)
 		})
 	}
@@ -185,9 +185,9 @@ func openCard(ordinal int) (*csrc.CUDADevice, error) {
 }
 
 // hbm makes memory of the first device.
-func hbm(n uint64) (*backendtest.Space, error) { return hbmOn(0, n) }
+func hbm(n uint64) (*drivertest.Space, error) { return hbmOn(0, n) }
 
-func hbmOn(ordinal int, n uint64) (*backendtest.Space, error) {
+func hbmOn(ordinal int, n uint64) (*drivertest.Space, error) {
 	d, err := openCard(ordinal)
 	if err != nil {
 		return nil, err
@@ -196,8 +196,8 @@ func hbmOn(ordinal int, n uint64) (*backendtest.Space, error) {
 	if err != nil {
 		return nil, err
 	}
-	seg := backends.Segment{Kind: backends.HBM, Len: n, Addr: at, Device: ordinal}
-	s := &backendtest.Space{Segment: seg, Bytes: deviceBytes{d, at, n}, Free: func() error { return d.Free(at) }}
+	seg := driver.Segment{Kind: driver.HBM, Len: n, Addr: at, Device: ordinal}
+	s := &drivertest.Space{Segment: seg, Bytes: deviceBytes{d, at, n}, Free: func() error { return d.Free(at) }}
 	_, err = s.Bytes.WriteAt(make([]byte, n), 0)
 	return s, err
 }
@@ -224,7 +224,7 @@ func (b deviceBytes) WriteAt(p []byte, off int64) (int, error) {
 
 func (b deviceBytes) bound(p []byte, off int64) error {
 	if off < 0 || uint64(off)+uint64(len(p)) > b.n {
-		return fmt.Errorf("%d bytes at %d of %d of device memory: %w", len(p), off, b.n, backends.ErrBounds)
+		return fmt.Errorf("%d bytes at %d of %d of device memory: %w", len(p), off, b.n, driver.ErrBounds)
 	}
 	return nil
 }

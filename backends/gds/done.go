@@ -2,10 +2,10 @@
 
 package gds
 
-import "github.com/sluicehq/sluice/backends"
+import "github.com/sluicehq/sluice/driver"
 
-// Poll implements backends.Backend.
-func (b *Backend) Poll(done []backends.Completion) (int, error) {
+// Poll implements driver.Backend.
+func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	if b.books.Gate.Enter() {
 		if b.ends.Pending() {
 			b.serve()
@@ -14,19 +14,19 @@ func (b *Backend) Poll(done []backends.Completion) (int, error) {
 	}
 	n := b.done.Pop(done)
 	if n == 0 && b.books.Closed() && b.done.Taken() == 0 {
-		return 0, backends.ErrClosed
+		return 0, driver.ErrClosed
 	}
 	return n, nil
 }
 
-// FD implements backends.Armer.
+// FD implements driver.Armer.
 func (b *Backend) FD() int { return b.event.FD() }
 
-// Arm implements backends.Armer. The flag goes up before the look, and who brings a completion, or the end of a
+// Arm implements driver.Armer. The flag goes up before the look, and who brings a completion, or the end of a
 // request that may be one, looks at the flag afterwards.
 func (b *Backend) Arm() (ready bool, err error) {
 	if !b.books.Gate.Enter() {
-		return false, backends.ErrClosed
+		return false, driver.ErrClosed
 	}
 	defer b.books.Gate.Exit()
 	return b.ends.Arm() || b.done.Ready() > 0, nil

@@ -8,11 +8,11 @@ import (
 	"io"
 	"syscall"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
-// FileError is why a transfer failed at a file. A *backends.PieceError around it names the piece of the batch.
+// FileError is why a transfer failed at a file. A *driver.PieceError around it names the piece of the batch.
 type FileError struct {
 	Op   string // "read" or "write"
 	Name string // of the file, as the system knows it now
@@ -44,5 +44,5 @@ func (e *FileError) cure() string {
 }
 
 func unavailable(reason, fix string) error {
-	return &backends.UnavailableError{Backend: "gds", Reason: reason, Fix: fix}
+	return &driver.UnavailableError{Backend: "gds", Reason: reason, Fix: fix}
 }

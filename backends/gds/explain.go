@@ -5,10 +5,10 @@ package gds
 import (
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
-// Explain implements backends.Explainer.
+// Explain implements driver.Explainer.
 func (p *peer) Explain(localKey, remoteKey uint32) string {
 	b := p.b
 	text := b.facts.Mode + "; cuFile " + b.facts.Version + b.manner()
@@ -47,9 +47,9 @@ func (b *Backend) manner() string {
 	return fmt.Sprintf(" by %d threads, one request each", b.cfg.Threads)
 }
 
-// Yields implements backends.Yielder.
+// Yields implements driver.Yielder.
 func (p *peer) Yields(localKey, _ uint32) string {
-	if m := p.b.books.At(localKey); m == nil || m.Kind != backends.HBM {
+	if m := p.b.books.At(localKey); m == nil || m.Kind != driver.HBM {
 		return ""
 	}
 	return p.b.cfg.Yield

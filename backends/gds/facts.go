@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Facts are what cuFile says of itself on this machine.
@@ -39,7 +39,7 @@ func yes(is bool) string {
 func mebibytes(n uint64) string { return fmt.Sprintf("%.4g MiB", float64(n)/(1<<20)) }
 
 // Examine opens the libraries, which stay open, and says what there is. Without a device cuFile is not touched, and
-// the error, a *backends.UnavailableError, says why.
+// the error, a *driver.UnavailableError, says why.
 func Examine(cfg Config) (Facts, error) {
 	if err := csrc.LoadCUDA(cfg.CUDA); err != nil {
 		return Facts{}, withoutDevice(err)
@@ -89,7 +89,7 @@ func mode(f *csrc.CuFileFacts) (compat bool, text string) {
 
 // withoutDevice says of a driver that is missing what that means here.
 func withoutDevice(err error) error {
-	var missing *backends.UnavailableError
+	var missing *driver.UnavailableError
 	if !errors.As(err, &missing) {
 		return err
 	}

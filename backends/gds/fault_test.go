@@ -14,16 +14,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
-	"github.com/sluicehq/sluice/internal/fakecufile"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/fakecufile"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // wantFileError wants an error to say which piece failed, how, and where.
 func wantFileError(t *testing.T, err error, piece int, op string, off int64, cause error) {
 	t.Helper()
-	var p *backends.PieceError
+	var p *driver.PieceError
 	var f *FileError
 	if !errors.As(err, &p) || !errors.As(err, &f) || !errors.Is(err, cause) {
 		t.Fatalf("%v: want a *PieceError of a *FileError of %v", err, cause)
@@ -41,7 +41,7 @@ func TestShort(t *testing.T) {
 		const size = 1 << 20
 		r := newRig(t, cfg, size)
 		library.Set(t, fakecufile.ShortMax, 100<<10)
-		if err := r.move(backends.Read, backends.Desc{Len: size}); err != nil {
+		if err := r.move(driver.Read, driver.Desc{Len: size}); err != nil {
 			t.Fatal(err)
 		}
 		r.same("read in parts", r.memory(), r.content())
@@ -49,7 +49,7 @@ func TestShort(t *testing.T) {
 		if _, err := r.dev.Bytes.WriteAt(mine, 0); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.move(backends.Write, backends.Desc{Local: 5, Remote: 5, Len: size - 10}); err != nil {
+		if err := r.move(driver.Write, driver.Desc{Local: 5, Remote: 5, Len: size - 10}); err != nil {
 			t.Fatal(err)
 		}
 		r.same("written in parts", r.content()[5:size-5], mine[5:size-5])
@@ -63,11 +63,11 @@ func TestEndOfFile(t *testing.T) {
 		const size, end = 1 << 20, 300<<10 + 123
 		r := newRig(t, cfg, size)
 		library.Set(t, fakecufile.EndAt, end)
-		pieces := []backends.Desc{{Len: 64 << 10}, {Local: 64 << 10, Remote: 64 << 10, Len: 100 << 10},
+		pieces := []driver.Desc{{Len: 64 << 10}, {Local: 64 << 10, Remote: 64 << 10, Len: 100 << 10},
 			{Local: 164 << 10, Remote: 164 << 10, Len: 200 << 10}, {Local: 600 << 10, Remote: 16 << 10, Len: 4096}}
-		wantFileError(t, r.move(backends.Read, pieces...), 2, "read", end, io.ErrUnexpectedEOF)
-		wantFileError(t, r.move(backends.Write, pieces...), 2, "write", end, io.ErrShortWrite)
-		if err := r.move(backends.Read, backends.Desc{Len: end}); err != nil {
+		wantFileError(t, r.move(driver.Read, pieces...), 2, "read", end, io.ErrUnexpectedEOF)
+		wantFileError(t, r.move(driver.Write, pieces...), 2, "write", end, io.ErrShortWrite)
+		if err := r.move(driver.Read, driver.Desc{Len: end}); err != nil {
 			t.Errorf("of what is there: %v", err)
 		}
 	})
@@ -79,9 +79,9 @@ func TestOneFails(t *testing.T) {
 	eachWay(t, func(t *testing.T, cfg Config) {
 		cfg.Threads, cfg.PieceMax = 1, 64<<10
 		r := newRig(t, cfg, 2<<20)
-		var pieces []backends.Desc
+		var pieces []driver.Desc
 		for i := range uint64(16) {
-			pieces = append(pieces, backends.Desc{Local: i * 100 << 10, Remote: (15 - i) * 100 << 10, Len: 10 << 10})
+			pieces = append(pieces, driver.Desc{Local: i * 100 << 10, Remote: (15 - i) * 100 << 10, Len: 10 << 10})
 		}
 		for _, c := range []struct {
 			code  uint32
@@ -89,7 +89,7 @@ func TestOneFails(t *testing.T) {
 		}{{uint32(syscall.EIO), syscall.EIO}, {uint32(syscall.ENOSPC), syscall.ENOSPC}, {5008, nil}} {
 			library.Set(t, fakecufile.FailCode, c.code)
 			library.Put(fakecufile.FailAfter, 6)
-			err := r.move(backends.Write, append([]backends.Desc{}, pieces...)...)
+			err := r.move(driver.Write, append([]driver.Desc{}, pieces...)...)
 			if c.cause != nil {
 				wantFileError(t, err, pieceOf(err), "write", -1, c.cause)
 			}
@@ -97,7 +97,7 @@ func TestOneFails(t *testing.T) {
 			if c.cause == nil && (!errors.As(err, &said) || said.Code != 5008 || !strings.Contains(err.Error(), "not supported for this file")) {
 				t.Errorf("%v, want cuFile's 5008", err)
 			}
-			if err := r.move(backends.Write, pieces...); err != nil {
+			if err := r.move(driver.Write, pieces...); err != nil {
 				t.Errorf("after a failure: %v", err)
 			}
 		}
@@ -105,7 +105,7 @@ func TestOneFails(t *testing.T) {
 }
 
 func pieceOf(err error) int {
-	var p *backends.PieceError
+	var p *driver.PieceError
 	if errors.As(err, &p) {
 		return p.Piece
 	}
@@ -121,8 +121,8 @@ func TestStatuses(t *testing.T) {
 		library.Set(t, fakecufile.FailStatus, status)
 		library.Put(fakecufile.FailAfter, 1)
 		before := r.content()
-		err := r.move(backends.Write, backends.Desc{Len: 4096}, backends.Desc{Local: 64 << 10, Remote: 64 << 10, Len: 4096},
-			backends.Desc{Local: 256 << 10, Remote: 256 << 10, Len: 4096})
+		err := r.move(driver.Write, driver.Desc{Len: 4096}, driver.Desc{Local: 64 << 10, Remote: 64 << 10, Len: 4096},
+			driver.Desc{Local: 256 << 10, Remote: 256 << 10, Len: 4096})
 		if !errors.Is(err, cause) {
 			t.Errorf("status %#x: %v, want %v", status, err, cause)
 		}
@@ -130,12 +130,12 @@ func TestStatuses(t *testing.T) {
 			t.Errorf("status %#x: told while %d requests are under way", status, n)
 		}
 		_ = before
-		if err := r.move(backends.Read, backends.Desc{Len: 1 << 20}); err != nil {
+		if err := r.move(driver.Read, driver.Desc{Len: 1 << 20}); err != nil {
 			t.Errorf("after status %#x: %v", status, err)
 		}
 	}
 	library.Put(fakecufile.StatusResult, 5030)
-	if err := r.move(backends.Read, backends.Desc{Len: 4096}, backends.Desc{Local: 64 << 10, Remote: 64 << 10, Len: 4096}); !errors.Is(err, syscall.EIO) {
+	if err := r.move(driver.Read, driver.Desc{Len: 4096}, driver.Desc{Local: 64 << 10, Remote: 64 << 10, Len: 4096}); !errors.Is(err, syscall.EIO) {
 		t.Errorf("a batch that the library does not tell of: %v", err)
 	}
 	if n := library.Get(fakecufile.UnderWay); n != 0 {
@@ -148,9 +148,9 @@ func TestStatuses(t *testing.T) {
 func TestBatchLimit(t *testing.T) {
 	onStandIn(t)
 	const size = 4 << 20
-	scattered := func() (list []backends.Desc) {
+	scattered := func() (list []driver.Desc) {
 		for i := range uint64(512) {
-			list = append(list, backends.Desc{Local: i * 8192, Remote: i * 8192, Len: 4096})
+			list = append(list, driver.Desc{Local: i * 8192, Remote: i * 8192, Len: 4096})
 		}
 		return list
 	}
@@ -165,14 +165,14 @@ func TestBatchLimit(t *testing.T) {
 			leak.Check(t)
 			r := newRig(t, c.cfg, size)
 			library.Set(t, c.word, c.value)
-			if err := r.move(backends.Read, scattered()...); err != nil {
+			if err := r.move(driver.Read, scattered()...); err != nil {
 				t.Fatal(err)
 			}
 			mem, text := r.memory(), r.content()
 			for _, d := range scattered() {
 				r.same("an entry", mem[d.Local:][:d.Len], text[d.Remote:][:d.Len])
 			}
-			if text := r.p.(backends.Explainer).Explain(r.local, r.far); !strings.Contains(text, "took less at a time") {
+			if text := r.p.(driver.Explainer).Explain(r.local, r.far); !strings.Contains(text, "took less at a time") {
 				t.Errorf("explained as %q", text)
 			}
 		})
@@ -190,11 +190,11 @@ func TestNotRegistered(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			library.Set(t, fakecufile.RegisterResult, c.result)
 			r := newRig(t, c.cfg, 1<<20)
-			if err := r.move(backends.Read, backends.Desc{Len: 1 << 20}); err != nil {
+			if err := r.move(driver.Read, driver.Desc{Len: 1 << 20}); err != nil {
 				t.Fatal(err)
 			}
 			r.same("read without registration", r.memory(), r.content())
-			if text := r.p.(backends.Explainer).Explain(r.local, r.far); !strings.Contains(text, "memory not registered") || !strings.Contains(text, c.why) {
+			if text := r.p.(driver.Explainer).Explain(r.local, r.far); !strings.Contains(text, "memory not registered") || !strings.Contains(text, c.why) {
 				t.Errorf("explained as %q", text)
 			}
 		})
@@ -203,7 +203,7 @@ func TestNotRegistered(t *testing.T) {
 		r := newRig(t, Config{}, 4096)
 		f := newRig(t, Config{}, 8192)
 		library.Set(t, fakecufile.HandleResult, 5008)
-		_, err := r.b.Register(backends.Segment{Kind: backends.File, Len: 4096, FD: int(f.f.Fd())})
+		_, err := r.b.Register(driver.Segment{Kind: driver.File, Len: 4096, FD: int(f.f.Fd())})
 		var said *csrc.CuFileError
 		if !errors.As(err, &said) || said.Code != 5008 {
 			t.Errorf("a file that cuFile does not take: %v", err)
@@ -216,7 +216,7 @@ func TestPartsAreOneBuffer(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, Config{}, 1<<20)
 	before := library.Get(fakecufile.Buffers)
-	var parts []backends.Memory
+	var parts []driver.Memory
 	for _, n := range []uint64{4096, 1 << 20} {
 		seg, err := r.dev.Segment.Slice(1<<20-n, n, [16]byte{1})
 		if err != nil {
@@ -232,7 +232,7 @@ func TestPartsAreOneBuffer(t *testing.T) {
 		t.Errorf("%d buffers, and %d with parts", before, now)
 	}
 	r.local = parts[0].Key()
-	if err := r.move(backends.Read, backends.Desc{Remote: 77, Len: 4096}); err != nil {
+	if err := r.move(driver.Read, driver.Desc{Remote: 77, Len: 4096}); err != nil {
 		t.Fatal(err)
 	}
 	r.same("a part", r.memory()[1<<20-4096:], r.content()[77:77+4096])
@@ -257,20 +257,20 @@ func TestNeighboursInABlock(t *testing.T) {
 			t.Fatal(err)
 		}
 		library.Set(t, fakecufile.DelayMicros, 300)
-		var pieces []backends.Desc
+		var pieces []driver.Desc
 		for i := uint64(0); i < 64; i += 2 { // odd ones apart, so that none touch
-			pieces = append(pieces, backends.Desc{Local: i * 700, Remote: i * 700, Len: 700})
+			pieces = append(pieces, driver.Desc{Local: i * 700, Remote: i * 700, Len: 700})
 		}
 		for tag, first := range []uint64{0, 700} {
-			list := append([]backends.Desc{}, pieces...)
+			list := append([]driver.Desc{}, pieces...)
 			for i := range list {
 				list[i].Local, list[i].Remote = list[i].Local+first, list[i].Remote+first
 			}
-			r.submit(backends.Write, uint64(tag), list...)
+			r.submit(driver.Write, uint64(tag), list...)
 		}
 		ended := map[uint64]bool{}
 		r.until("both batches", func() bool {
-			var done [4]backends.Completion
+			var done [4]driver.Completion
 			n, _ := r.b.Poll(done[:])
 			for _, d := range done[:n] {
 				if d.Err != nil || ended[d.Tag] {
@@ -293,17 +293,17 @@ func TestFenceOfWhatHangs(t *testing.T) {
 		cfg.Depth, cfg.PieceMax, cfg.Threads = 8, 64<<10, 1
 		r := newRig(t, cfg, 4<<20)
 		library.Set(t, fakecufile.Hold, 1)
-		r.submit(backends.Read, 1, backends.Desc{Len: 4 << 20})
+		r.submit(driver.Read, 1, driver.Desc{Len: 4 << 20})
 		r.until("the first request", func() bool { return library.Get(fakecufile.UnderWay) > 0 })
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 		defer cancel()
-		if err := r.b.Fence(ctx, r.m.Key()); !errors.Is(err, backends.ErrTimeout) || !strings.Contains(err.Error(), "has not answered") {
+		if err := r.b.Fence(ctx, r.m.Key()); !errors.Is(err, driver.ErrTimeout) || !strings.Contains(err.Error(), "has not answered") {
 			t.Errorf("fence of what hangs: %v", err)
 		}
 		r.none()
 		before := library.Get(fakecufile.Reads) + library.Get(fakecufile.AsyncCalls) + library.Get(fakecufile.Submits)
 		library.Put(fakecufile.Hold, 0)
-		if err := r.outcome(1); !errors.Is(err, backends.ErrRevoked) {
+		if err := r.outcome(1); !errors.Is(err, driver.ErrRevoked) {
 			t.Errorf("the outcome of a fenced batch: %v", err)
 		}
 		if n := library.Get(fakecufile.UnderWay); n != 0 {
@@ -319,7 +319,7 @@ func TestFenceOfWhatHangs(t *testing.T) {
 			t.Errorf("%d calls after the fence", after-before)
 		}
 		r.far = r.imported()
-		if err := r.move(backends.Read, backends.Desc{Len: 4 << 20}); err != nil {
+		if err := r.move(driver.Read, driver.Desc{Len: 4 << 20}); err != nil {
 			t.Errorf("under the next epoch: %v", err)
 		}
 	})
@@ -333,7 +333,7 @@ func TestCloseWhileItHangs(t *testing.T) {
 		r := newRig(t, cfg, 4<<20)
 		library.Set(t, fakecufile.Hold, 1)
 		for tag := range uint64(20) {
-			r.submit(backends.Read, tag, backends.Desc{Len: 4 << 20})
+			r.submit(driver.Read, tag, driver.Desc{Len: 4 << 20})
 		}
 		r.until("the first request", func() bool { return library.Get(fakecufile.UnderWay) > 0 })
 		time.AfterFunc(20*time.Millisecond, func() { library.Put(fakecufile.Hold, 0) })
@@ -343,15 +343,15 @@ func TestCloseWhileItHangs(t *testing.T) {
 		nothingInUse(t)
 		ended := map[uint64]bool{}
 		for {
-			var done [4]backends.Completion
+			var done [4]driver.Completion
 			n, err := r.b.Poll(done[:])
 			for _, d := range done[:n] {
-				if ended[d.Tag] || d.Err != nil && !errors.Is(d.Err, backends.ErrClosed) {
+				if ended[d.Tag] || d.Err != nil && !errors.Is(d.Err, driver.ErrClosed) {
 					t.Errorf("%+v", d)
 				}
 				ended[d.Tag] = true
 			}
-			if errors.Is(err, backends.ErrClosed) {
+			if errors.Is(err, driver.ErrClosed) {
 				break
 			}
 		}
@@ -366,13 +366,13 @@ func TestNoAllocation(t *testing.T) {
 	onStandIn(t)
 	eachWay(t, func(t *testing.T, cfg Config) {
 		r := newRig(t, cfg, 1<<20)
-		descs := make([]backends.Desc, 0, 64)
+		descs := make([]driver.Desc, 0, 64)
 		for i := range uint64(64) {
-			descs = append(descs, backends.Desc{Local: i * 8192, Remote: i * 8192, Len: 4096, LocalKey: r.local, RemoteKey: r.far})
+			descs = append(descs, driver.Desc{Local: i * 8192, Remote: i * 8192, Len: 4096, LocalKey: r.local, RemoteKey: r.far})
 		}
-		var done [4]backends.Completion
+		var done [4]driver.Completion
 		run := func() {
-			if err := r.p.Submit(backends.Read, 1, descs); err != nil {
+			if err := r.p.Submit(driver.Read, 1, descs); err != nil {
 				t.Fatal(err)
 			}
 			for end := time.Now().Add(limit); ; time.Sleep(10 * time.Microsecond) {

@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/ownfiles"
 )
 
@@ -57,7 +57,7 @@ func (f *file) close() error {
 func (f *file) name() string { return f.id.Name(f.fd) }
 
 // use finds the file of a segment, or opens it.
-func (b *Backend) use(seg *backends.Segment) (*file, error) {
+func (b *Backend) use(seg *driver.Segment) (*file, error) {
 	id, err := ownfiles.Admit(seg)
 	if err != nil {
 		return nil, err

@@ -30,18 +30,18 @@ import (
 	"math/bits"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/done"
 	"github.com/sluicehq/sluice/internal/ownfiles"
 	"github.com/sluicehq/sluice/internal/park"
 )
 
-// Backend implements backends.Backend, Armer and Fencer; its peers are Cancelers, Explainers and Yielders.
+// Backend implements driver.Backend, Armer and Fencer; its peers are Cancelers, Explainers and Yielders.
 type Backend struct {
 	cfg      Config
 	facts    Facts
-	caps     backends.Caps
+	caps     driver.Caps
 	books    ownfiles.Books[extent] // Gate: whoever uses ends and mover
 	event    *park.Event            // for who has armed; C signals it at the end of a request
 	heed     *park.Event            // for attend; C signals it while somebody heeds
@@ -76,13 +76,13 @@ type parcel struct{ list []csrc.CuFileRequest }
 const reapMax = 64
 
 var (
-	_ backends.Backend = (*Backend)(nil)
-	_ backends.Armer   = (*Backend)(nil)
-	_ backends.Fencer  = (*Backend)(nil)
+	_ driver.Backend = (*Backend)(nil)
+	_ driver.Armer   = (*Backend)(nil)
+	_ driver.Fencer  = (*Backend)(nil)
 )
 
 // New opens libcuda and libcufile, and a backend. Where one is missing, or has no device, it answers a
-// *backends.UnavailableError.
+// *driver.UnavailableError.
 func New(cfg Config) (*Backend, error) {
 	cfg.ensureDefaults()
 	if err := cfg.check(); err != nil {
@@ -156,16 +156,16 @@ func (b *Backend) attend() {
 	}
 }
 
-// Caps implements backends.Backend.
-func (b *Backend) Caps() backends.Caps { return b.caps }
+// Caps implements driver.Backend.
+func (b *Backend) Caps() driver.Caps { return b.caps }
 
-// Addr implements backends.Backend. It opens nothing in another process.
+// Addr implements driver.Backend. It opens nothing in another process.
 func (b *Backend) Addr() []byte { return b.books.Addr() }
 
 // Facts says what the library said of itself when the backend was opened.
 func (b *Backend) Facts() Facts { return b.facts }
 
-// Close implements backends.Backend. It waits for what the disks have in hand.
+// Close implements driver.Backend. It waits for what the disks have in hand.
 func (b *Backend) Close() error {
 	b.closing.Do(func() { b.closeErr = errors.Join(b.books.Close(), b.release()) })
 	return b.closeErr

@@ -3,7 +3,7 @@
 package gds
 
 import (
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/ownfiles"
 )
 
@@ -32,7 +32,7 @@ type item struct {
 }
 
 // set takes a list, whose memory is the caller's.
-func (j *job) set(descs []backends.Desc) {
+func (j *job) set(descs []driver.Desc) {
 	j.items = j.items[:0]
 	view := uint32(0)
 	for i := range descs {

@@ -6,8 +6,8 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/ownfiles"
 )
 
@@ -24,35 +24,35 @@ type extent struct {
 	off  uint64
 }
 
-// Register implements backends.Backend. A file is opened once more, so the caller's descriptor may be closed when Register
+// Register implements driver.Backend. A file is opened once more, so the caller's descriptor may be closed when Register
 // has returned; further ranges of it, and parts of registered memory, cost little. A file that cuFile does not take (its
 // filesystem, without compat mode) is an error that wraps *csrc.CuFileError.
-func (b *Backend) Register(seg backends.Segment) (backends.Memory, error) {
+func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if !b.caps.Pairs.Local().Has(seg.Kind) {
-		return nil, fmt.Errorf("register %v with gds: %w", seg.Kind, backends.ErrNotSupported)
+		return nil, fmt.Errorf("register %v with gds: %w", seg.Kind, driver.ErrNotSupported)
 	}
 	return b.books.Register(&seg, func(m *memory) error { return b.find(&m.Extent, &seg) })
 }
 
 // find makes the segment known to cuFile.
-func (b *Backend) find(e *extent, seg *backends.Segment) (err error) {
+func (b *Backend) find(e *extent, seg *driver.Segment) (err error) {
 	switch seg.Kind {
-	case backends.File:
+	case driver.File:
 		e.off = seg.FileOff
 		e.file, err = b.use(seg)
 		return err
-	case backends.HBM:
+	case driver.HBM:
 		e.device, e.at = seg.Device, seg.Addr
 	default:
 		e.at = addressOf(seg.Mem)
 	}
 	if e.device < 0 || e.device >= csrc.CuFileDevices {
-		return fmt.Errorf("device %d is not within 0 to %d: %w", e.device, csrc.CuFileDevices-1, backends.ErrBounds)
+		return fmt.Errorf("device %d is not within 0 to %d: %w", e.device, csrc.CuFileDevices-1, driver.ErrBounds)
 	}
 	if err := b.mover.Use(e.device); err != nil {
 		return err
 	}
-	if seg.Kind == backends.HBM {
+	if seg.Kind == driver.HBM {
 		if err := b.holds(e, seg.Len); err != nil {
 			return err
 		}
@@ -66,11 +66,11 @@ func (b *Backend) holds(e *extent, size uint64) error {
 	whose, until, err := b.mover.Whose(e.device, e.at, size)
 	switch {
 	case err != nil && until > e.at:
-		return fmt.Errorf("%d bytes of device memory at %#x: only %d of them are allocated: %w", size, e.at, until-e.at, backends.ErrBounds)
+		return fmt.Errorf("%d bytes of device memory at %#x: only %d of them are allocated: %w", size, e.at, until-e.at, driver.ErrBounds)
 	case err != nil:
-		return fmt.Errorf("%d bytes at %#x, which is not device memory, or was freed: %w (%w)", size, e.at, backends.ErrBounds, err)
+		return fmt.Errorf("%d bytes at %#x, which is not device memory, or was freed: %w (%w)", size, e.at, driver.ErrBounds, err)
 	case whose != e.device:
-		return fmt.Errorf("%d bytes at %#x, which are of device %d and not of %d: %w", size, e.at, whose, e.device, backends.ErrBounds)
+		return fmt.Errorf("%d bytes at %#x, which are of device %d and not of %d: %w", size, e.at, whose, e.device, driver.ErrBounds)
 	}
 	return nil
 }
@@ -91,5 +91,5 @@ func (b *Backend) giveBack(m *memory) error {
 	return buffers.unuse(b, m.Extent.buffer)
 }
 
-// Fence implements backends.Fencer.
+// Fence implements driver.Fencer.
 func (b *Backend) Fence(ctx context.Context, key uint32) error { return b.books.Fence(ctx, key) }

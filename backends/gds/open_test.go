@@ -12,10 +12,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
-	"github.com/sluicehq/sluice/internal/fakecufile"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/fakecufile"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // alone reports whether this is the process that a test wants for itself, in a folder of its own; elsewhere it makes one,
@@ -56,12 +56,12 @@ func TestFacts(t *testing.T) {
 	}
 	cfg := testConfig()
 	cfg.Direct = true
-	var missing *backends.UnavailableError
+	var missing *driver.UnavailableError
 	if _, err := New(cfg); !errors.As(err, &missing) || !strings.Contains(missing.Reason, "bounces through host") || missing.Fix == "" {
 		t.Errorf("Config.Direct in compat mode: %v", err)
 	}
 	r := newRig(t, Config{}, 4096)
-	text := r.p.(backends.Explainer).Explain(r.local, r.far)
+	text := r.p.(driver.Explainer).Explain(r.local, r.far)
 	for _, part := range []string{"cuFile compat: bounces through host", "cuFile 1.14 by 4 threads with batches of 128", "memory registered", "sluice bench gds"} {
 		if !strings.Contains(text, part) {
 			t.Errorf("explained as %q, without %q", text, part)
@@ -72,10 +72,10 @@ func TestFacts(t *testing.T) {
 		t.Errorf("with nvidia-fs: %+v, %v", f, err)
 	}
 	r = newRig(t, Config{Yield: "as measured", Direct: true}, 4096)
-	if text := r.p.(backends.Explainer).Explain(r.local, r.far); !strings.Contains(text, "yields to the staged route: as measured") {
+	if text := r.p.(driver.Explainer).Explain(r.local, r.far); !strings.Contains(text, "yields to the staged route: as measured") {
 		t.Errorf("explained as %q", text)
 	}
-	if y := r.p.(backends.Yielder).Yields(r.local, r.far); y != "as measured" {
+	if y := r.p.(driver.Yielder).Yields(r.local, r.far); y != "as measured" {
 		t.Errorf("yields %q", y)
 	}
 }
@@ -105,13 +105,13 @@ func TestOldLibrary(t *testing.T) {
 	for _, way := range []Way{WayBatch, WayStream} {
 		cfg := testConfig()
 		cfg.Way = way
-		if _, err := New(cfg); !errors.Is(err, backends.ErrUnavailable) || !strings.Contains(err.Error(), "before 1.8") {
+		if _, err := New(cfg); !errors.Is(err, driver.ErrUnavailable) || !strings.Contains(err.Error(), "before 1.8") {
 			t.Errorf("%v of an old library: %v", way, err)
 		}
 	}
 	cfg := testConfig()
 	cfg.Host = true
-	if _, err := New(cfg); !errors.Is(err, backends.ErrUnavailable) || !strings.Contains(err.Error(), "host memory") {
+	if _, err := New(cfg); !errors.Is(err, driver.ErrUnavailable) || !strings.Contains(err.Error(), "host memory") {
 		t.Errorf("host memory with an old library: %v", err)
 	}
 	const size = 3<<20 + 5
@@ -119,11 +119,11 @@ func TestOldLibrary(t *testing.T) {
 	if r.b.cfg.Way != WayThreads {
 		t.Errorf("an old library is used by %v", r.b.cfg.Way)
 	}
-	if err := r.move(backends.Read, backends.Desc{Len: size}); err != nil {
+	if err := r.move(driver.Read, driver.Desc{Len: size}); err != nil {
 		t.Fatal(err)
 	}
 	r.same("read with an old library", r.memory(), r.content())
-	if text := r.p.(backends.Explainer).Explain(r.local, r.far); !strings.Contains(text, "cuFile before 1.8 by 16 threads, one request each") {
+	if text := r.p.(driver.Explainer).Explain(r.local, r.far); !strings.Contains(text, "cuFile before 1.8 by 16 threads, one request each") {
 		t.Errorf("explained as %q", text)
 	}
 }
@@ -135,7 +135,7 @@ func TestUnavailable(t *testing.T) {
 	}
 	want := func(what string, cfg Config, reason string) {
 		t.Helper()
-		var missing *backends.UnavailableError
+		var missing *driver.UnavailableError
 		if _, err := New(cfg); !errors.As(err, &missing) || missing.Backend != "gds" || !strings.Contains(missing.Reason, reason) || missing.Fix == "" {
 			t.Errorf("%s: %v, want %q", what, err, reason)
 		}
@@ -239,8 +239,8 @@ func TestPrivateFolder(t *testing.T) {
 func TestConfigRefuses(t *testing.T) {
 	for _, cfg := range []Config{{Way: 9}, {Threads: -1}, {Threads: 5000}, {Depth: -1}, {Depth: 1 << 20}, {PieceMax: 5000}, {JobsMax: -1},
 		{KeysMax: -1}, {BatchMax: 1 << 10}} {
-		if b, err := New(cfg); !errors.Is(err, backends.ErrBounds) {
-			t.Errorf("%+v: %v, want %v", cfg, err, backends.ErrBounds)
+		if b, err := New(cfg); !errors.Is(err, driver.ErrBounds) {
+			t.Errorf("%+v: %v, want %v", cfg, err, driver.ErrBounds)
 			_ = b.Close()
 		}
 	}
@@ -265,17 +265,17 @@ func TestFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer folder.Close()
-	file := func(f *os.File, off, n uint64, readOnly bool) backends.Segment {
-		return backends.Segment{Kind: backends.File, FD: int(f.Fd()), FileOff: off, Len: n, ReadOnly: readOnly}
+	file := func(f *os.File, off, n uint64, readOnly bool) driver.Segment {
+		return driver.Segment{Kind: driver.File, FD: int(f.Fd()), FileOff: off, Len: n, ReadOnly: readOnly}
 	}
 	for _, c := range []struct {
-		seg  backends.Segment
+		seg  driver.Segment
 		want error
-	}{{file(r.f, 1, 8192, false), backends.ErrBounds}, {file(reader, 0, 8192, false), backends.ErrReadOnly}, {file(writer, 0, 8192, false), backends.ErrNotSupported},
-		{file(folder, 0, 1, true), backends.ErrNotSupported}, {backends.Segment{Kind: backends.DRAM, Len: 1, Mem: []byte{1}}, backends.ErrNotSupported},
-		{backends.Segment{Kind: backends.HBM, Len: 1 << 30, Addr: r.dev.Segment.Addr}, backends.ErrBounds},
-		{backends.Segment{Kind: backends.HBM, Len: 4096, Addr: r.dev.Segment.Addr, Device: 1}, backends.ErrBounds},
-		{backends.Segment{Kind: backends.HBM, Len: 4096, Addr: r.dev.Segment.Addr, Device: 99}, backends.ErrBounds}} {
+	}{{file(r.f, 1, 8192, false), driver.ErrBounds}, {file(reader, 0, 8192, false), driver.ErrReadOnly}, {file(writer, 0, 8192, false), driver.ErrNotSupported},
+		{file(folder, 0, 1, true), driver.ErrNotSupported}, {driver.Segment{Kind: driver.DRAM, Len: 1, Mem: []byte{1}}, driver.ErrNotSupported},
+		{driver.Segment{Kind: driver.HBM, Len: 1 << 30, Addr: r.dev.Segment.Addr}, driver.ErrBounds},
+		{driver.Segment{Kind: driver.HBM, Len: 4096, Addr: r.dev.Segment.Addr, Device: 1}, driver.ErrBounds},
+		{driver.Segment{Kind: driver.HBM, Len: 4096, Addr: r.dev.Segment.Addr, Device: 99}, driver.ErrBounds}} {
 		if _, err := r.b.Register(c.seg); !errors.Is(err, c.want) {
 			t.Errorf("%+v: %v, want %v", c.seg, err, c.want)
 		}
@@ -284,10 +284,10 @@ func TestFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.far = r.imported()
-	if err := r.move(backends.Read, backends.Desc{Len: 8192}); err != nil {
+	if err := r.move(driver.Read, driver.Desc{Len: 8192}); err != nil {
 		t.Error(err)
 	}
-	if err := r.p.Submit(backends.Write, 9, []backends.Desc{{Len: 1, LocalKey: r.local, RemoteKey: r.far}}); !errors.Is(err, backends.ErrReadOnly) {
+	if err := r.p.Submit(driver.Write, 9, []driver.Desc{{Len: 1, LocalKey: r.local, RemoteKey: r.far}}); !errors.Is(err, driver.ErrReadOnly) {
 		t.Errorf("write to what may only be read: %v", err)
 	}
 }
@@ -305,12 +305,12 @@ func TestTwoDevices(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var descs []backends.Desc
+		var descs []driver.Desc
 		for i := range uint64(16) {
-			descs = append(descs, backends.Desc{Local: i << 16, Remote: i << 16, Len: 5000, LocalKey: r.local, RemoteKey: r.far},
-				backends.Desc{Local: i << 16, Remote: i<<16 + 8192, Len: 4096, LocalKey: m.Key(), RemoteKey: r.far})
+			descs = append(descs, driver.Desc{Local: i << 16, Remote: i << 16, Len: 5000, LocalKey: r.local, RemoteKey: r.far},
+				driver.Desc{Local: i << 16, Remote: i<<16 + 8192, Len: 4096, LocalKey: m.Key(), RemoteKey: r.far})
 		}
-		if err := r.p.Submit(backends.Read, 3, descs); err != nil {
+		if err := r.p.Submit(driver.Read, 3, descs); err != nil {
 			t.Fatal(err)
 		}
 		if err := r.outcome(3); err != nil {

@@ -8,8 +8,8 @@ import (
 	"io"
 	"syscall"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // judge says what to do after a request has ended: to repeat it with what is left, or to end it, with an error or
@@ -23,7 +23,7 @@ func (r *request) judge(d *csrc.Done) (again bool, err error) {
 	case d.Status == 0:
 		return false, r.failure(io.ErrUnexpectedEOF)
 	case uint64(d.Status) > r.asked:
-		return false, r.failure(fmt.Errorf("cuFile says that it moved %d bytes of %d: %w", d.Status, r.asked, backends.ErrCorrupt))
+		return false, r.failure(fmt.Errorf("cuFile says that it moved %d bytes of %d: %w", d.Status, r.asked, driver.ErrCorrupt))
 	}
 	moved := uint64(d.Status)
 	if r.write && !r.edge && moved < r.asked { // go on with whole blocks
@@ -46,7 +46,7 @@ func (r *request) refused(d *csrc.Done) (again bool, err error) {
 	}
 	err = csrc.CuFileStatus(r.op(), d)
 	switch {
-	case errors.Is(err, syscall.EINTR), errors.Is(err, syscall.EAGAIN), errors.Is(err, backends.ErrAborted): // not by us
+	case errors.Is(err, syscall.EINTR), errors.Is(err, syscall.EAGAIN), errors.Is(err, driver.ErrAborted): // not by us
 		if r.retries++; r.retries < retriesMax {
 			return true, nil
 		}
@@ -68,5 +68,5 @@ func (r *request) failure(cause error) error {
 		before -= r.j.items[piece].n
 		piece++
 	}
-	return &backends.PieceError{Piece: piece, Err: &FileError{Op: r.op(), Name: r.f.name(), Off: int64(r.off + r.done), Err: cause}}
+	return &driver.PieceError{Piece: piece, Err: &FileError{Op: r.op(), Name: r.f.name(), Off: int64(r.off + r.done), Err: cause}}
 }

@@ -5,7 +5,7 @@ package gds
 import (
 	"context"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/ownfiles"
 )
 
@@ -16,14 +16,14 @@ type peer struct {
 }
 
 var _ interface {
-	backends.Peer
-	backends.Canceler
-	backends.Explainer
-	backends.Yielder
+	driver.Peer
+	driver.Canceler
+	driver.Explainer
+	driver.Yielder
 } = (*peer)(nil)
 
-// Connect implements backends.Backend, for the backend's own Addr.
-func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, error) {
+// Connect implements driver.Backend, for the backend's own Addr.
+func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	p := &peer{b: b}
 	if err := b.books.Connect(ctx, addr, &p.Peer); err != nil {
 		return nil, err

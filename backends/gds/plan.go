@@ -3,8 +3,8 @@
 package gds
 
 import (
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // request is one read or write with cuFile, or about to be. Requests are made at the start. All is guarded by books.Mu.
@@ -31,7 +31,7 @@ func (b *Backend) cut(j *job) *request {
 	v := &j.Views[it.view]
 	f, off := v.Remote.Extent.file, v.Remote.Extent.off+it.remote+j.at.off
 	next, n := j.reach(uint64(b.cfg.PieceMax) - off%blockBytes) // so that what follows begins with a whole block
-	write, edge := j.Op == backends.Write, false
+	write, edge := j.Op == driver.Write, false
 	if write {
 		first := n
 		if first, edge = wholeBlocks(off, n); first < n {
@@ -133,7 +133,7 @@ func (b *Backend) launch(r *request) {
 	c := csrc.CuFileRequest{Handle: r.f.handle, Base: base, Offset: offset, At: r.off + r.done, Len: r.asked,
 		Slot: r.slot, FD: int32(r.f.plain), Device: uint16(r.mem.Extent.device)}
 	switch {
-	case r.edge && r.mem.Kind == backends.HBM:
+	case r.edge && r.mem.Kind == driver.HBM:
 		c.Kind = csrc.CuFileEdgeOfDevice
 	case r.edge:
 		c.Kind = csrc.CuFileEdgeOfHost

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // limit bounds every wait of a test.
@@ -23,10 +23,10 @@ const limit = 20 * time.Second
 type rig struct {
 	t     testing.TB
 	b     *Backend
-	p     backends.Peer
-	dev   *backendtest.Space
+	p     driver.Peer
+	dev   *drivertest.Space
 	f     *os.File
-	l, m  backends.Memory
+	l, m  driver.Memory
 	local uint32
 	far   uint32
 }
@@ -37,7 +37,7 @@ func newRig(t testing.TB, cfg Config, bytes uint64) *rig {
 	cfg.CUDA, cfg.Library = testConfig().CUDA, testConfig().Library
 	b, err := New(cfg)
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 	}
 	r := &rig{t: t, b: b}
 	if r.dev, err = hbm(bytes); err != nil {
@@ -58,7 +58,7 @@ func newRig(t testing.TB, cfg Config, bytes uint64) *rig {
 	if r.l, err = b.Register(r.dev.Segment); err != nil {
 		t.Fatal(err)
 	}
-	if r.m, err = b.Register(backends.Segment{Kind: backends.File, Len: bytes, FD: int(r.f.Fd())}); err != nil {
+	if r.m, err = b.Register(driver.Segment{Kind: driver.File, Len: bytes, FD: int(r.f.Fd())}); err != nil {
 		t.Fatal(err)
 	}
 	if r.p, err = b.Connect(context.Background(), b.Addr()); err != nil {
@@ -90,7 +90,7 @@ func pattern(n uint64, seed byte) []byte {
 	return p
 }
 
-func (r *rig) submit(op backends.Op, tag uint64, descs ...backends.Desc) {
+func (r *rig) submit(op driver.Op, tag uint64, descs ...driver.Desc) {
 	r.t.Helper()
 	for i := range descs {
 		descs[i].LocalKey, descs[i].RemoteKey = r.local, r.far
@@ -101,7 +101,7 @@ func (r *rig) submit(op backends.Op, tag uint64, descs ...backends.Desc) {
 }
 
 // move runs a batch and returns its outcome.
-func (r *rig) move(op backends.Op, descs ...backends.Desc) error {
+func (r *rig) move(op driver.Op, descs ...driver.Desc) error {
 	r.t.Helper()
 	r.submit(op, 7, descs...)
 	return r.outcome(7)
@@ -110,7 +110,7 @@ func (r *rig) move(op backends.Op, descs ...backends.Desc) error {
 // outcome waits for the only tag under way.
 func (r *rig) outcome(tag uint64) error {
 	r.t.Helper()
-	var done [4]backends.Completion
+	var done [4]driver.Completion
 	for end := time.Now().Add(limit); ; time.Sleep(50 * time.Microsecond) {
 		k, err := r.b.Poll(done[:])
 		switch {
@@ -129,7 +129,7 @@ func (r *rig) outcome(tag uint64) error {
 // none wants nothing to complete.
 func (r *rig) none() {
 	r.t.Helper()
-	var done [4]backends.Completion
+	var done [4]driver.Completion
 	if k, err := r.b.Poll(done[:]); k != 0 || err != nil {
 		r.t.Fatalf("%d completions, the first %+v, and %v", k, done[0], err)
 	}

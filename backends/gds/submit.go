@@ -3,14 +3,14 @@
 package gds
 
 import (
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
-// Submit implements backends.Peer. It takes a batch and hands its first requests over, with one crossing into C.
-func (p *peer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
+// Submit implements driver.Peer. It takes a batch and hands its first requests over, with one crossing into C.
+func (p *peer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
 	b := p.b
 	if !b.books.Gate.Enter() {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	defer b.books.Gate.Exit()
 	b.books.Mu.Lock()
@@ -24,13 +24,13 @@ func (p *peer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
 }
 
 // accept makes a job of a batch, or says why not.
-func (p *peer) accept(op backends.Op, tag uint64, descs []backends.Desc) error {
+func (p *peer) accept(op driver.Op, tag uint64, descs []driver.Desc) error {
 	b := p.b
 	if err := p.Accepts(op); err != nil {
 		return err
 	}
 	if len(b.freeJobs) == 0 || !b.done.Take() { // a job for each place, but those that wait for Poll
-		return backends.ErrFull
+		return driver.ErrFull
 	}
 	j := b.freeJobs[len(b.freeJobs)-1]
 	if err := j.ViewAll(&p.Peer, op, descs, descsMax); err != nil {

@@ -6,55 +6,55 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/letters"
 )
 
 // job is a batch that a worker copies. Jobs are made at the start and reused.
 type job struct {
 	p      *peer
-	op     backends.Op
+	op     driver.Op
 	tag    uint64
-	descs  []backends.Desc // a copy: the caller's may change
+	descs  []driver.Desc // a copy: the caller's may change
 	views  []view
 	letter *letters.Letter
 	cancel atomic.Pointer[error]
 }
 
-// Submit implements backends.Peer.
-func (p *peer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
+// Submit implements driver.Peer.
+func (p *peer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
 	return p.submit(op, tag, descs, nil, nil)
 }
 
-// SubmitPages implements backends.Pager.
-func (p *peer) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, msg []byte) error {
+// SubmitPages implements driver.Pager.
+func (p *peer) SubmitPages(op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
 	return p.submit(op, tag, nil, pages, letters.Message(msg))
 }
 
-// SubmitNotify implements backends.Notifier.
-func (p *peer) SubmitNotify(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+// SubmitNotify implements driver.Notifier.
+func (p *peer) SubmitNotify(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
 	if msg == nil {
 		msg = []byte{}
 	}
 	return p.submit(op, tag, descs, nil, letters.Message(msg))
 }
 
-// SubmitCount implements backends.Counter.
-func (p *peer) SubmitCount(tag uint64, descs []backends.Desc, pages *backends.Pages, counter uint32) error {
-	if counter >= backends.CountersMax {
-		return backends.ErrBounds
+// SubmitCount implements driver.Counter.
+func (p *peer) SubmitCount(tag uint64, descs []driver.Desc, pages *driver.Pages, counter uint32) error {
+	if counter >= driver.CountersMax {
+		return driver.ErrBounds
 	}
-	return p.submit(backends.Write, tag, descs, pages, letters.Count(counter))
+	return p.submit(driver.Write, tag, descs, pages, letters.Count(counter))
 }
 
-func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages, l *letters.Letter) error {
+func (p *peer) submit(op driver.Op, tag uint64, descs []driver.Desc, pages *driver.Pages, l *letters.Letter) error {
 	p.entry.RLock()
 	defer p.entry.RUnlock()
 	if p.closed {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	if p.to.closed.Load() {
-		return backends.ErrPeerLost
+		return driver.ErrPeerLost
 	}
 	var few [4]view // most batches name one pair of memories
 	bytes, views, err := p.check(op, descs, pages, few[:0])
@@ -62,10 +62,10 @@ func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *
 		return err
 	}
 	if l.Len() > p.from.cfg.MessageMax {
-		return fmt.Errorf("notification of %d bytes, at most %d: %w", l.Len(), p.from.cfg.MessageMax, backends.ErrBounds)
+		return fmt.Errorf("notification of %d bytes, at most %d: %w", l.Len(), p.from.cfg.MessageMax, driver.ErrBounds)
 	}
 	if !p.from.take() {
-		return backends.ErrFull
+		return driver.ErrFull
 	}
 	if err := p.letters.Promise(l); err != nil {
 		p.from.taken.Add(-1)
@@ -83,7 +83,7 @@ func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *
 
 // hand gives a batch to a worker, or runs it here in the memory of a job if it
 // is small.
-func (p *peer) hand(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages, views []view, l *letters.Letter, bytes uint64) {
+func (p *peer) hand(op driver.Op, tag uint64, descs []driver.Desc, pages *driver.Pages, views []view, l *letters.Letter, bytes uint64) {
 	j := p.from.takeJob()
 	j.p, j.op, j.tag, j.letter = p, op, tag, l
 	j.cancel.Store(nil)
@@ -119,7 +119,7 @@ func (b *Backend) giveJob(j *job) {
 	b.free = append(b.free, j)
 }
 
-func pageCount(pages *backends.Pages) int {
+func pageCount(pages *driver.Pages) int {
 	if pages == nil {
 		return 0
 	}
@@ -154,9 +154,9 @@ func (j *job) run() {
 // check validates the whole batch, so that what cannot work starts nothing. It
 // returns the bytes and the memories that the batch looks at, in order: those
 // stay known to it when their keys are dropped.
-func (p *peer) check(op backends.Op, descs []backends.Desc, pages *backends.Pages, views []view) (bytes uint64, _ []view, err error) {
-	if op != backends.Read && op != backends.Write {
-		return 0, nil, fmt.Errorf("%v: %w", op, backends.ErrNotSupported)
+func (p *peer) check(op driver.Op, descs []driver.Desc, pages *driver.Pages, views []view) (bytes uint64, _ []view, err error) {
+	if op != driver.Read && op != driver.Write {
+		return 0, nil, fmt.Errorf("%v: %w", op, driver.ErrNotSupported)
 	}
 	if pages != nil {
 		v, err := p.look(op, pages.LocalKey, pages.RemoteKey)
@@ -170,13 +170,13 @@ func (p *peer) check(op backends.Op, descs []backends.Desc, pages *backends.Page
 		if n := len(views); n == 0 || !views[n-1].shows(d) {
 			v, err := p.look(op, d.LocalKey, d.RemoteKey)
 			if err != nil {
-				return 0, nil, &backends.PieceError{Piece: i, Err: err}
+				return 0, nil, &driver.PieceError{Piece: i, Err: err}
 			}
 			views = append(views, v)
 		}
 		v := &views[len(views)-1]
 		if err := d.Check(uint64(len(v.local)), v.remote.m.seg.Len); err != nil {
-			return 0, nil, &backends.PieceError{Piece: i, Err: err}
+			return 0, nil, &driver.PieceError{Piece: i, Err: err}
 		}
 		bytes += d.Len
 	}
@@ -191,29 +191,29 @@ type view struct {
 	remote              *remote
 }
 
-func (v *view) shows(d *backends.Desc) bool {
+func (v *view) shows(d *driver.Desc) bool {
 	return v.localKey == d.LocalKey && v.remoteKey == d.RemoteKey
 }
 
-func (p *peer) look(op backends.Op, localKey, remoteKey uint32) (view, error) {
+func (p *peer) look(op driver.Op, localKey, remoteKey uint32) (view, error) {
 	local := p.from.memory(localKey)
 	if local == nil {
-		return view{}, fmt.Errorf("local key %d: %w", localKey, backends.ErrBounds)
+		return view{}, fmt.Errorf("local key %d: %w", localKey, driver.ErrBounds)
 	}
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	r := p.imports.At(remoteKey)
 	if r == nil {
-		return view{}, fmt.Errorf("remote key %d: %w", remoteKey, backends.ErrBounds)
+		return view{}, fmt.Errorf("remote key %d: %w", remoteKey, driver.ErrBounds)
 	}
-	if op == backends.Write && r.m.seg.ReadOnly {
-		return view{}, backends.ErrReadOnly
+	if op == driver.Write && r.m.seg.ReadOnly {
+		return view{}, driver.ErrReadOnly
 	}
 	return view{localKey, remoteKey, local.seg.Mem, r}, nil
 }
 
 // copyAll copies descriptors that check has passed, a piece under each gate.
-func copyAll(op backends.Op, descs []backends.Desc, views []view, cancel *atomic.Pointer[error]) error {
+func copyAll(op driver.Op, descs []driver.Desc, views []view, cancel *atomic.Pointer[error]) error {
 	var off uint64 // done of descs[i]
 	for i := 0; i < len(descs); {
 		if cancel != nil {
@@ -228,7 +228,7 @@ func copyAll(op backends.Op, descs []backends.Desc, views []view, cancel *atomic
 		v.remote.m.gate.RLock()
 		if v.remote.m.epoch != v.remote.epoch {
 			v.remote.m.gate.RUnlock()
-			return &backends.PieceError{Piece: i, Err: backends.ErrRevoked}
+			return &driver.PieceError{Piece: i, Err: driver.ErrRevoked}
 		}
 		for room := uint64(pieceMax); i < len(descs) && room > 0 && v.shows(&descs[i]); {
 			n := min(descs[i].Len-off, room)
@@ -243,10 +243,10 @@ func copyAll(op backends.Op, descs []backends.Desc, views []view, cancel *atomic
 	return nil
 }
 
-func copyPiece(op backends.Op, v *view, d *backends.Desc, off, n uint64) {
+func copyPiece(op driver.Op, v *view, d *driver.Desc, off, n uint64) {
 	local := v.local[d.Local+off:][:n]
 	remote := v.remote.m.seg.Mem[d.Remote+off:][:n]
-	if op == backends.Write {
+	if op == driver.Write {
 		copy(remote, local)
 	} else {
 		copy(local, remote)

@@ -16,7 +16,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/letters"
 	"github.com/sluicehq/sluice/internal/park"
 )
@@ -57,9 +57,9 @@ type Backend struct {
 	freeMu  sync.Mutex
 	workers sync.WaitGroup
 
-	done   chan backends.Completion // a place is taken before it is needed, so never full
-	taken  atomic.Int64             // places of done that are taken
-	armed  atomic.Bool              // somebody sleeps on wake
+	done   chan driver.Completion // a place is taken before it is needed, so never full
+	taken  atomic.Int64           // places of done that are taken
+	armed  atomic.Bool            // somebody sleeps on wake
 	closed atomic.Bool
 
 	mu       sync.RWMutex // guards the tables
@@ -87,7 +87,7 @@ func New(cfg Config) (*Backend, error) {
 	b := &Backend{
 		cfg: cfg, addr: "mem:" + rand.Text(), wake: wake,
 		jobs:  make(chan *job, cfg.BatchesMax),
-		done:  make(chan backends.Completion, cfg.BatchesMax),
+		done:  make(chan driver.Completion, cfg.BatchesMax),
 		peers: map[*peer]struct{}{}, senders: map[*peer]struct{}{},
 	}
 	b.box.Open(b.addr, cfg.BatchesMax, b.signal)
@@ -104,27 +104,27 @@ func New(cfg Config) (*Backend, error) {
 	return b, nil
 }
 
-// Caps implements backends.Backend.
-func (b *Backend) Caps() backends.Caps {
-	return backends.Caps{
-		Name: "mem", Reach: backends.InProcess,
-		Pairs:    backends.Pairs{backends.DRAM: backends.KindsOf(backends.DRAM)},
+// Caps implements driver.Backend.
+func (b *Backend) Caps() driver.Caps {
+	return driver.Caps{
+		Name: "mem", Reach: driver.InProcess,
+		Pairs:    driver.Pairs{driver.DRAM: driver.KindsOf(driver.DRAM)},
 		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: b.cfg.MessageMax,
-		Cost: backends.Cost{Setup: 200, PerPiece: 10, Rate: 9e9},
+		Cost: driver.Cost{Setup: 200, PerPiece: 10, Rate: 9e9},
 	}
 }
 
-// Addr implements backends.Backend.
+// Addr implements driver.Backend.
 func (b *Backend) Addr() []byte { return []byte(b.addr) }
 
-// FD implements backends.Armer.
+// FD implements driver.Armer.
 func (b *Backend) FD() int { return b.wake.FD() }
 
-// Arm implements backends.Armer. The flag goes up before the look, and whoever
+// Arm implements driver.Armer. The flag goes up before the look, and whoever
 // brings something looks at the flag afterwards: one of the two sees the other.
 func (b *Backend) Arm() (bool, error) {
 	if b.closed.Load() {
-		return false, backends.ErrClosed
+		return false, driver.ErrClosed
 	}
 	b.armed.Store(true)
 	return len(b.done) > 0 || b.box.Ready(), nil
@@ -136,15 +136,15 @@ func (b *Backend) signal() {
 	}
 }
 
-// Poll implements backends.Backend.
-func (b *Backend) Poll(done []backends.Completion) (int, error) {
+// Poll implements driver.Backend.
+func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	for n := range done {
 		select {
 		case done[n] = <-b.done:
 			b.taken.Add(-1)
 		default:
 			if n == 0 && b.closed.Load() {
-				return 0, backends.ErrClosed
+				return 0, driver.ErrClosed
 			}
 			return n, nil
 		}
@@ -153,7 +153,7 @@ func (b *Backend) Poll(done []backends.Completion) (int, error) {
 }
 
 // complete ends a tag whose place in done was taken by take.
-func (b *Backend) complete(tag uint64, err error) { b.done <- backends.Completion{Tag: tag, Err: err} }
+func (b *Backend) complete(tag uint64, err error) { b.done <- driver.Completion{Tag: tag, Err: err} }
 
 func (b *Backend) take() bool {
 	if b.taken.Add(1) <= int64(cap(b.done)) {
@@ -163,7 +163,7 @@ func (b *Backend) take() bool {
 	return false
 }
 
-// Close implements backends.Backend.
+// Close implements driver.Backend.
 func (b *Backend) Close() error {
 	if !b.closed.CompareAndSwap(false, true) {
 		return nil
@@ -199,19 +199,19 @@ func keysOf(set map[*peer]struct{}) (list []*peer) {
 }
 
 var _ interface {
-	backends.Backend
-	backends.Receiver
-	backends.Counting
-	backends.Armer
-	backends.Fencer
+	driver.Backend
+	driver.Receiver
+	driver.Counting
+	driver.Armer
+	driver.Fencer
 } = (*Backend)(nil)
 
 var _ interface {
-	backends.Peer
-	backends.Canceler
-	backends.Pager
-	backends.Notifier
-	backends.Counter
-	backends.Watcher
-	backends.Explainer
+	driver.Peer
+	driver.Canceler
+	driver.Pager
+	driver.Notifier
+	driver.Counter
+	driver.Watcher
+	driver.Explainer
 } = (*peer)(nil)

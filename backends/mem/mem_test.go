@@ -5,20 +5,20 @@ package mem_test
 import (
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
-var harness = backendtest.Harness{
+var harness = drivertest.Harness{
 	Name: "mem",
-	New: func() (backends.Backend, error) {
+	New: func() (driver.Backend, error) {
 		return mem.New(mem.Config{BatchesMax: 256})
 	},
 }
 
-func TestMain(m *testing.M) { backendtest.Main(m, harness) }
+func TestMain(m *testing.M) { drivertest.Main(m, harness) }
 
-func TestBackend(t *testing.T) { backendtest.Run(t, harness) }
+func TestBackend(t *testing.T) { drivertest.Run(t, harness) }
 
-func BenchmarkBackend(b *testing.B) { backendtest.Benchmark(b, harness) }
+func BenchmarkBackend(b *testing.B) { drivertest.Benchmark(b, harness) }

@@ -9,21 +9,21 @@ import (
 	"math"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 type memory struct {
 	b     *Backend
 	key   uint32
-	seg   backends.Segment
+	seg   driver.Segment
 	gate  sync.RWMutex // held for reading by each copy through a token
 	epoch uint64       // guarded by gate; odd while registered
 }
 
-// Register implements backends.Backend.
-func (b *Backend) Register(seg backends.Segment) (backends.Memory, error) {
-	if seg.Kind != backends.DRAM {
-		return nil, fmt.Errorf("register %v with mem: %w", seg.Kind, backends.ErrNotSupported)
+// Register implements driver.Backend.
+func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
+	if seg.Kind != driver.DRAM {
+		return nil, fmt.Errorf("register %v with mem: %w", seg.Kind, driver.ErrNotSupported)
 	}
 	if err := seg.Check(); err != nil {
 		return nil, err
@@ -32,7 +32,7 @@ func (b *Backend) Register(seg backends.Segment) (backends.Memory, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
-		return nil, backends.ErrClosed
+		return nil, driver.ErrClosed
 	}
 	if n := len(b.freeKeys); n > 0 {
 		m.key, b.freeKeys = b.freeKeys[n-1], b.freeKeys[:n-1]
@@ -46,12 +46,12 @@ func (b *Backend) Register(seg backends.Segment) (backends.Memory, error) {
 
 func (m *memory) Key() uint32 { return m.key }
 
-// AppendToken implements backends.Memory: secret, key, epoch, size.
+// AppendToken implements driver.Memory: secret, key, epoch, size.
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	m.gate.RLock()
 	defer m.gate.RUnlock()
 	if m.epoch == closedEpoch {
-		return dst, backends.ErrClosed
+		return dst, driver.ErrClosed
 	}
 	dst = append(dst, m.seg.Secret[:]...)
 	dst = binary.AppendUvarint(dst, uint64(m.key))
@@ -61,7 +61,7 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 
 const closedEpoch = math.MaxUint64
 
-// Close implements backends.Memory.
+// Close implements driver.Memory.
 func (m *memory) Close() error {
 	m.gate.Lock()
 	gone := m.epoch == closedEpoch
@@ -77,7 +77,7 @@ func (m *memory) Close() error {
 	return nil
 }
 
-// Fence implements backends.Fencer. The gate is free within one piece, since a
+// Fence implements driver.Fencer. The gate is free within one piece, since a
 // peer in this process cannot be frozen apart from us.
 func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	if err := ctx.Err(); err != nil {
@@ -85,7 +85,7 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	}
 	m := b.memory(key)
 	if m == nil {
-		return fmt.Errorf("fence key %d: no such memory: %w", key, backends.ErrBounds)
+		return fmt.Errorf("fence key %d: no such memory: %w", key, driver.ErrBounds)
 	}
 	m.gate.Lock()
 	defer m.gate.Unlock()

@@ -10,7 +10,7 @@ import (
 	"math"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/letters"
 )
@@ -38,19 +38,19 @@ type remote struct {
 	epoch uint64
 }
 
-// Connect implements backends.Backend.
-func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, error) {
+// Connect implements driver.Backend.
+func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	if b.closed.Load() {
-		return nil, backends.ErrClosed
+		return nil, driver.ErrClosed
 	}
 	registry.RLock()
 	to := registry.byAddr[string(addr)]
 	registry.RUnlock()
 	if to == nil {
-		return nil, fmt.Errorf("connect with mem: no such backend in this process: %w", backends.ErrPeerLost)
+		return nil, fmt.Errorf("connect with mem: no such backend in this process: %w", driver.ErrPeerLost)
 	}
 	p := &peer{from: b, to: to, lost: make(chan struct{}), flying: map[uint64]*job{},
 		letters: letters.Line{From: &b.box, To: &to.box}}
@@ -60,7 +60,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, erro
 	}
 	if err := to.admit(to.sendersOf, p); err != nil {
 		_ = p.Close()
-		return nil, fmt.Errorf("connect with mem: %w", backends.ErrPeerLost)
+		return nil, fmt.Errorf("connect with mem: %w", driver.ErrPeerLost)
 	}
 	return p, nil
 }
@@ -72,21 +72,21 @@ func (b *Backend) admit(set func() map[*peer]struct{}, p *peer) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	set()[p] = struct{}{}
 	return nil
 }
 
-// Import implements backends.Peer.
+// Import implements driver.Peer.
 func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	p.entry.RLock()
 	defer p.entry.RUnlock()
 	if p.closed {
-		return 0, 0, backends.ErrClosed
+		return 0, 0, driver.ErrClosed
 	}
 	if p.to.closed.Load() {
-		return 0, 0, backends.ErrPeerLost
+		return 0, 0, driver.ErrPeerLost
 	}
 	key, epoch, size, err := parseToken(token)
 	if err != nil {
@@ -94,16 +94,16 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	}
 	m := p.to.memory(key)
 	if m == nil || subtle.ConstantTimeCompare(m.seg.Secret[:], token[:16]) == 0 || m.seg.Len != size {
-		return 0, 0, backends.ErrBadToken
+		return 0, 0, driver.ErrBadToken
 	}
 	m.gate.RLock()
 	now := m.epoch
 	m.gate.RUnlock()
 	switch {
 	case epoch > now:
-		return 0, 0, backends.ErrBadToken
+		return 0, 0, driver.ErrBadToken
 	case epoch < now:
-		return 0, 0, backends.ErrRevoked
+		return 0, 0, driver.ErrRevoked
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -115,31 +115,31 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 
 func parseToken(token []byte) (key uint32, epoch, size uint64, err error) {
 	if len(token) < 16 {
-		return 0, 0, 0, backends.ErrBadToken
+		return 0, 0, 0, driver.ErrBadToken
 	}
 	var v [3]uint64
 	rest := token[16:]
 	for i := range v {
 		n := 0
 		if v[i], n = binary.Uvarint(rest); n <= 0 || (n > 1 && rest[n-1] == 0) { // one encoding for one value
-			return 0, 0, 0, backends.ErrBadToken
+			return 0, 0, 0, driver.ErrBadToken
 		}
 		rest = rest[n:]
 	}
 	if len(rest) != 0 || v[0] > math.MaxUint32 {
-		return 0, 0, 0, backends.ErrBadToken
+		return 0, 0, 0, driver.ErrBadToken
 	}
 	return uint32(v[0]), v[1], v[2], nil
 }
 
-// Drop implements backends.Peer.
+// Drop implements driver.Peer.
 func (p *peer) Drop(key uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.imports.Drop(key)
 }
 
-// Lost implements backends.Watcher.
+// Lost implements driver.Watcher.
 func (p *peer) Lost() <-chan struct{} { return p.lost }
 
 // lose ends the connection from the owner's side or ours: no new batch starts.
@@ -151,28 +151,28 @@ func (p *peer) lose() {
 		delete(p.to.senders, p)
 		p.to.mu.Unlock()
 		if known {
-			p.to.box.Deliver(backends.Message{From: p.from.addr, Err: backends.ErrPeerLost})
+			p.to.box.Deliver(driver.Message{From: p.from.addr, Err: driver.ErrPeerLost})
 		}
 	})
 }
 
-// Cancel implements backends.Canceler.
+// Cancel implements driver.Canceler.
 func (p *peer) Cancel(tag uint64) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	if j := p.flying[tag]; j != nil {
-		j.cancel.CompareAndSwap(nil, &backends.ErrAborted)
+		j.cancel.CompareAndSwap(nil, &driver.ErrAborted)
 	}
 }
 
-// Close implements backends.Peer.
+// Close implements driver.Peer.
 func (p *peer) Close() error {
 	p.entry.Lock()
 	p.closed = true
 	p.entry.Unlock()
 	p.mu.Lock()
 	for _, j := range p.flying {
-		j.cancel.CompareAndSwap(nil, &backends.ErrClosed)
+		j.cancel.CompareAndSwap(nil, &driver.ErrClosed)
 	}
 	for p.unfinished > 0 {
 		p.idle.Wait()
@@ -186,5 +186,5 @@ func (p *peer) Close() error {
 	return nil
 }
 
-// Explain implements backends.Explainer.
+// Explain implements driver.Explainer.
 func (p *peer) Explain(_, _ uint32) string { return "one copy within the process" }

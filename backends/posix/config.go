@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/limits"
 )
 
@@ -75,19 +75,19 @@ func (c *Config) check() error {
 	}
 	switch {
 	case c.Path > PathThreads:
-		return fmt.Errorf("config: Path %d is not known: %w", c.Path, backends.ErrBounds)
+		return fmt.Errorf("config: Path %d is not known: %w", c.Path, driver.ErrBounds)
 	case c.PieceMax < bounceBytes || c.PieceMax > 1<<30 || c.PieceMax%bounceBytes != 0:
-		return fmt.Errorf("config: PieceMax %d is no multiple of 64 KiB up to 1 GiB: %w", c.PieceMax, backends.ErrBounds)
+		return fmt.Errorf("config: PieceMax %d is no multiple of 64 KiB up to 1 GiB: %w", c.PieceMax, driver.ErrBounds)
 	}
 	return nil
 }
 
-func caps() backends.Caps {
-	var pairs backends.Pairs
-	pairs[backends.DRAM] = backends.KindsOf(backends.File)
-	return backends.Caps{
-		Name: "posix", Reach: backends.InProcess, Pairs: pairs,
+func caps() driver.Caps {
+	var pairs driver.Pairs
+	pairs[driver.DRAM] = driver.KindsOf(driver.File)
+	return driver.Caps{
+		Name: "posix", Reach: driver.InProcess, Pairs: pairs,
 		DescsMax: descsMax, PagesMax: pagesMax,
-		Cost: backends.Cost{Setup: 60 * time.Microsecond, PerPiece: 10 * time.Microsecond, Rate: 2e9},
+		Cost: driver.Cost{Setup: 60 * time.Microsecond, PerPiece: 10 * time.Microsecond, Rate: 2e9},
 	}
 }

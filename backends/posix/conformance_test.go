@@ -6,18 +6,18 @@ import (
 	"os"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // harness is the backend over files.
-func harness(name string, cfg Config, remote backendtest.Allocator) backendtest.Harness {
-	return backendtest.Harness{
+func harness(name string, cfg Config, remote drivertest.Allocator) drivertest.Harness {
+	return drivertest.Harness{
 		Name:     name,
-		New:      func() (backends.Backend, error) { return New(cfg) },
+		New:      func() (driver.Backend, error) { return New(cfg) },
 		Remote:   remote,
 		SelfOnly: true,
-		Syncs:    func(b backends.Backend, begun, ended func()) { watchSyncs(b.(*Backend), begun, ended) },
+		Syncs:    func(b driver.Backend, begun, ended func()) { watchSyncs(b.(*Backend), begun, ended) },
 	}
 }
 
@@ -81,9 +81,9 @@ var variants = []struct {
 func TestBackend(t *testing.T) {
 	for _, v := range variants {
 		t.Run(v.name, func(t *testing.T) {
-			h := harness(v.name, v.cfg, backendtest.FileMemory(v.dir, v.off))
+			h := harness(v.name, v.cfg, drivertest.FileMemory(v.dir, v.off))
 			h.Only = v.only
-			backendtest.Run(t, h)
+			drivertest.Run(t, h)
 		})
 	}
 }

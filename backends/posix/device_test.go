@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // loopDevice makes a block device of a file, which it also returns. Without the right to,
@@ -49,7 +49,7 @@ func loopDevice(t *testing.T, bytes int64) (device, file string) {
 // needs skips a test for what the machine, or the user, lacks.
 func needs(t *testing.T, reason string) {
 	t.Helper()
-	backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: "posix", Reason: reason, Fix: "run the test as root"})
+	drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "posix", Reason: reason, Fix: "run the test as root"})
 }
 
 // mountSmall mounts a new filesystem of so many bytes.
@@ -81,9 +81,9 @@ func TestBlockDevice(t *testing.T) {
 		off  uint64
 	}{{"ring", Config{Path: PathRing}, 0}, {"threads-odd", Config{Path: PathThreads}, 777}} {
 		t.Run(v.name, func(t *testing.T) {
-			h := harness(v.name, v.cfg, backendtest.DeviceMemory(device, size, v.off))
+			h := harness(v.name, v.cfg, drivertest.DeviceMemory(device, size, v.off))
 			h.Only = moving
-			backendtest.Run(t, h)
+			drivertest.Run(t, h)
 		})
 	}
 	f, err := Open(device, OpenOptions{})

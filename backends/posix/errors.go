@@ -9,7 +9,7 @@ import (
 	"syscall"
 )
 
-// FileError is why a transfer failed at a file. A *backends.PieceError around it names the
+// FileError is why a transfer failed at a file. A *driver.PieceError around it names the
 // piece of the batch, unless Op is "sync".
 type FileError struct {
 	Op   string // "read", "write", "sync" or "reserve"

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Examine opens a backend and says by what its requests reach the kernel, and why.
@@ -22,7 +22,7 @@ func Examine(cfg Config) (choice string, err error) {
 
 // unavailable says that io_uring was asked for and is not to be had.
 func unavailable(err error) error {
-	return &backends.UnavailableError{Backend: "posix", Reason: err.Error(), Fix: fix(err)}
+	return &driver.UnavailableError{Backend: "posix", Reason: err.Error(), Fix: fix(err)}
 }
 
 // fix names what would let us have io_uring.

@@ -14,8 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // bothPaths runs a test over each of them.
@@ -42,12 +42,12 @@ func newFile(t testing.TB, dir string, n int64) *os.File {
 	return f
 }
 
-func fileSegment(f *os.File, n uint64) backends.Segment {
-	return backends.Segment{Kind: backends.File, Len: n, FD: int(f.Fd())}
+func fileSegment(f *os.File, n uint64) driver.Segment {
+	return driver.Segment{Kind: driver.File, Len: n, FD: int(f.Fd())}
 }
 
 // move runs a batch and returns its outcome.
-func (r *rig) move(t *testing.T, op backends.Op, descs ...backends.Desc) error {
+func (r *rig) move(t *testing.T, op driver.Op, descs ...driver.Desc) error {
 	t.Helper()
 	for i := range descs {
 		descs[i].LocalKey, descs[i].RemoteKey = r.local, r.remote
@@ -79,7 +79,7 @@ func (r *rig) outcome(t *testing.T, tag uint64) error {
 // wantFileError wants an error to say which piece failed, how, and where.
 func wantFileError(t *testing.T, err error, piece int, op string, off int64, cause error) {
 	t.Helper()
-	var p *backends.PieceError
+	var p *driver.PieceError
 	var f *FileError
 	if !errors.As(err, &p) || !errors.As(err, &f) || !errors.Is(err, cause) {
 		t.Fatalf("%v: want a *PieceError of a *FileError of %v", err, cause)
@@ -96,20 +96,20 @@ func TestFileCutShort(t *testing.T) {
 			cfg.Buffered = buffered
 			f := newFile(t, t.TempDir(), size)
 			r := newRig(t, cfg, fileSegment(f, size), size)
-			if err := r.move(t, backends.Read, backends.Desc{Len: size}); err != nil {
+			if err := r.move(t, driver.Read, driver.Desc{Len: size}); err != nil {
 				t.Fatal(err)
 			}
 			if err := f.Truncate(left); err != nil {
 				t.Fatal(err)
 			}
-			whole := []backends.Desc{{Len: 1 << 20}, {Local: 1 << 20, Remote: 1 << 20, Len: size - 1<<20}}
-			wantFileError(t, r.move(t, backends.Read, whole...), 1, "read", -1, io.ErrUnexpectedEOF)
+			whole := []driver.Desc{{Len: 1 << 20}, {Local: 1 << 20, Remote: 1 << 20, Len: size - 1<<20}}
+			wantFileError(t, r.move(t, driver.Read, whole...), 1, "read", -1, io.ErrUnexpectedEOF)
 			for _, n := range []uint64{1, 656} {
-				gone := backends.Desc{Remote: left - 1, Len: n + 1}
-				wantFileError(t, r.move(t, backends.Read, gone), 0, "read", left, io.ErrUnexpectedEOF)
+				gone := driver.Desc{Remote: left - 1, Len: n + 1}
+				wantFileError(t, r.move(t, driver.Read, gone), 0, "read", left, io.ErrUnexpectedEOF)
 			}
-			for _, d := range []backends.Desc{{Len: left}, {Remote: left - 656, Len: 656}} {
-				if err := r.move(t, backends.Read, d); err != nil {
+			for _, d := range []driver.Desc{{Len: left}, {Remote: left - 656, Len: 656}} {
+				if err := r.move(t, driver.Read, d); err != nil {
 					t.Errorf("read of %d bytes that are there: %v", d.Len, err)
 				}
 			}
@@ -141,7 +141,7 @@ func TestFileCutMeanwhile(t *testing.T) {
 		}()
 		failed := 0
 		for range 200 {
-			err := r.move(t, backends.Read, backends.Desc{Len: size - 1})
+			err := r.move(t, driver.Read, driver.Desc{Len: size - 1})
 			if err == nil {
 				continue
 			}
@@ -169,11 +169,11 @@ func TestDescriptorClosed(t *testing.T) {
 			t.Errorf("register a closed descriptor: %v", err)
 		}
 		copy(r.mem, "still here")
-		if err := r.move(t, backends.Write, backends.Desc{Len: size}); err != nil {
+		if err := r.move(t, driver.Write, driver.Desc{Len: size}); err != nil {
 			t.Errorf("write to a file whose caller has closed it: %v", err)
 		}
 		clear(r.mem)
-		if err := r.move(t, backends.Read, backends.Desc{Len: 10}); err != nil || string(r.mem[:10]) != "still here" {
+		if err := r.move(t, driver.Read, driver.Desc{Len: 10}); err != nil || string(r.mem[:10]) != "still here" {
 			t.Errorf("read %q, %v", r.mem[:10], err)
 		}
 	})
@@ -210,15 +210,15 @@ func TestRegisterRefuses(t *testing.T) {
 	past := fileSegment(f, 4000)
 	past.FileOff = 1001
 	for name, c := range map[string]struct {
-		seg  backends.Segment
+		seg  driver.Segment
 		want error
 	}{
-		"longer than the file": {fileSegment(f, 5001), backends.ErrBounds},
-		"past the end":         {past, backends.ErrBounds},
-		"may only be read":     {fileSegment(reader, 5000), backends.ErrReadOnly},
-		"may only be written":  {fileSegment(writer, 5000), backends.ErrNotSupported},
-		"appends":              {fileSegment(appender, 5000), backends.ErrNotSupported},
-		"no file":              {fileSegment(null, 5000), backends.ErrNotSupported},
+		"longer than the file": {fileSegment(f, 5001), driver.ErrBounds},
+		"past the end":         {past, driver.ErrBounds},
+		"may only be read":     {fileSegment(reader, 5000), driver.ErrReadOnly},
+		"may only be written":  {fileSegment(writer, 5000), driver.ErrNotSupported},
+		"appends":              {fileSegment(appender, 5000), driver.ErrNotSupported},
+		"no file":              {fileSegment(null, 5000), driver.ErrNotSupported},
 	} {
 		if _, err := b.Register(c.seg); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
@@ -242,7 +242,7 @@ func TestDiskFull(t *testing.T) {
 			for i := range r.mem {
 				r.mem[i] = byte(i)
 			}
-			err := r.move(t, backends.Write, backends.Desc{Len: size})
+			err := r.move(t, driver.Write, driver.Desc{Len: size})
 			wantFileError(t, err, 0, "write", -1, syscall.ENOSPC)
 			if err := f.Truncate(0); err != nil {
 				t.Fatal(err)
@@ -250,7 +250,7 @@ func TestDiskFull(t *testing.T) {
 			if err := f.Truncate(size); err != nil {
 				t.Fatal(err)
 			}
-			if err := r.move(t, backends.Write, backends.Desc{Len: 1 << 20}); err != nil {
+			if err := r.move(t, driver.Write, driver.Desc{Len: 1 << 20}); err != nil {
 				t.Errorf("write when there is room again: %v", err)
 			}
 		}
@@ -270,16 +270,16 @@ func TestDeviceFails(t *testing.T) {
 		}
 		defer f.Close()
 		r := newRig(t, cfg, f.Segment(), 8<<20)
-		if err := r.move(t, backends.Read, backends.Desc{Len: 8 << 20}); err != nil {
+		if err := r.move(t, driver.Read, driver.Desc{Len: 8 << 20}); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.Truncate(file, 4<<20); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.move(t, backends.Read, backends.Desc{Len: 4 << 20}); err != nil {
+		if err := r.move(t, driver.Read, driver.Desc{Len: 4 << 20}); err != nil {
 			t.Errorf("read of what is there: %v", err)
 		}
-		err = r.move(t, backends.Read, backends.Desc{Len: 1 << 20}, backends.Desc{Local: 1 << 20, Remote: 5 << 20, Len: 3 << 20})
+		err = r.move(t, driver.Read, driver.Desc{Len: 1 << 20}, driver.Desc{Local: 1 << 20, Remote: 5 << 20, Len: 3 << 20})
 		wantFileError(t, err, 1, "read", -1, syscall.EIO)
 	})
 }
@@ -297,8 +297,8 @@ func TestMixedWrites(t *testing.T) {
 				r.mem[i] = byte(i*7 + i>>13 + round)
 			}
 			for i := range uint64(parts) {
-				d := []backends.Desc{{Local: i * part, Remote: i * part, Len: part, LocalKey: r.local, RemoteKey: r.remote}}
-				if err := r.p.Submit(backends.Write, i, d); err != nil {
+				d := []driver.Desc{{Local: i * part, Remote: i * part, Len: part, LocalKey: r.local, RemoteKey: r.remote}}
+				if err := r.p.Submit(driver.Write, i, d); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -351,7 +351,7 @@ func TestFlagsStay(t *testing.T) {
 				r.mem[i] = byte(i * flags >> 7)
 			}
 			for off := uint64(0); off < 3; off++ {
-				if err := r.move(t, backends.Write, backends.Desc{Local: off, Remote: off, Len: size - off}); err != nil {
+				if err := r.move(t, driver.Write, driver.Desc{Local: off, Remote: off, Len: size - off}); err != nil {
 					t.Fatal(err)
 				}
 			}

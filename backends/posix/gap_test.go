@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // BenchmarkGap reads 1,024 entries of 656 bytes that lie so far apart, each batch elsewhere
@@ -34,11 +34,11 @@ func BenchmarkGap(b *testing.B) {
 		for _, most := range []int{-1, 64 << 10} {
 			b.Run(fmt.Sprintf("gap=%d/most=%d", gap, most), func(b *testing.B) {
 				r := newRig(b, Config{GapMax: most}, fileSegment(f, size), entries*entry)
-				g := backends.Pages{Count: entries, EntryLen: entry, LocalStride: entry, RemoteStride: entry + gap,
+				g := driver.Pages{Count: entries, EntryLen: entry, LocalStride: entry, RemoteStride: entry + gap,
 					LocalKey: r.local, RemoteKey: r.remote}
 				for b.Loop() {
 					g.RemoteBase = rand.Uint64N(size - entries*(entry+gap))
-					if err := r.p.(backends.Pager).SubmitPages(backends.Read, 1, &g, nil); err != nil {
+					if err := r.p.(driver.Pager).SubmitPages(driver.Read, 1, &g, nil); err != nil {
 						b.Fatal(err)
 					}
 					for n := 0; n == 0; {

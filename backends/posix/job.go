@@ -6,7 +6,7 @@ import (
 	"cmp"
 	"slices"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/ownfiles"
 )
 
@@ -16,7 +16,7 @@ type job struct {
 	ownfiles.Job[extent]
 
 	paged  bool
-	pages  backends.Pages
+	pages  driver.Pages
 	sorted bool     // by order: the entries of the pattern do not rise in the file
 	order  []uint64 // file index and entry
 	items  []item   // of descriptors, rising in the file within each view
@@ -55,7 +55,7 @@ func (j *job) piece(i int) item {
 }
 
 // setDescs takes a list, whose memory is the caller's, in the order of the file.
-func (j *job) setDescs(descs []backends.Desc) {
+func (j *job) setDescs(descs []driver.Desc) {
 	j.paged, j.items = false, j.items[:0]
 	rising, at := true, 0
 	for i := range descs {
@@ -83,7 +83,7 @@ func less(a, b *item) int {
 }
 
 // setPages takes a pattern. Its lists stay as they are until the job ends.
-func (j *job) setPages(p *backends.Pages) {
+func (j *job) setPages(p *driver.Pages) {
 	j.paged, j.pages, j.count = true, *p, p.Count
 	j.sorted = p.Remote != nil && !slices.IsSorted(p.Remote)
 	if !j.sorted {
@@ -99,7 +99,7 @@ func (j *job) setPages(p *backends.Pages) {
 // clear forgets what the job pointed to, and lists of a length that is seldom.
 func (j *job) clear() {
 	j.Clear()
-	j.pages = backends.Pages{}
+	j.pages = driver.Pages{}
 	if cap(j.order) > keptMax {
 		j.order = nil
 	}

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // badDisk makes a disk of 8 MiB, of which the fifth answers all with EIO. It wants the device
@@ -60,15 +60,15 @@ func TestRealBadSectors(t *testing.T) {
 			}
 			defer f.Close()
 			r := newRig(t, cfg, f.Segment(), 8<<20)
-			good := []backends.Desc{{Len: 4 << 20}, {Local: 5 << 20, Remote: 5 << 20, Len: 3 << 20}}
-			bad := backends.Desc{Local: 4 << 20, Remote: 4<<20 + 8192, Len: 4096}
-			for _, op := range []backends.Op{backends.Read, backends.Write} { // a page that was not written stays in the cache
+			good := []driver.Desc{{Len: 4 << 20}, {Local: 5 << 20, Remote: 5 << 20, Len: 3 << 20}}
+			bad := driver.Desc{Local: 4 << 20, Remote: 4<<20 + 8192, Len: 4096}
+			for _, op := range []driver.Op{driver.Read, driver.Write} { // a page that was not written stays in the cache
 				if err := r.move(t, op, good...); err != nil {
 					t.Errorf("%v of what is good, buffered %t: %v", op, buffered, err)
 				}
 				err := r.move(t, op, good[0], bad)
 				var file *FileError
-				if buffered && op == backends.Write { // the page cache took it
+				if buffered && op == driver.Write { // the page cache took it
 					if !errors.As(err, &file) || file.Op != "sync" || !errors.Is(err, syscall.EIO) {
 						t.Errorf("a buffered write that no disk took: %v", err)
 					}

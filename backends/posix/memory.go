@@ -6,7 +6,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/ownfiles"
 )
 
@@ -22,14 +22,14 @@ type extent struct {
 	off  uint64
 }
 
-// Register implements backends.Backend. A file is opened once more, so the caller's
+// Register implements driver.Backend. A file is opened once more, so the caller's
 // descriptor may be closed when Register has returned; further ranges of it cost little.
-func (b *Backend) Register(seg backends.Segment) (backends.Memory, error) {
-	if seg.Kind != backends.DRAM && seg.Kind != backends.File {
-		return nil, fmt.Errorf("register %v with posix: %w", seg.Kind, backends.ErrNotSupported)
+func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
+	if seg.Kind != driver.DRAM && seg.Kind != driver.File {
+		return nil, fmt.Errorf("register %v with posix: %w", seg.Kind, driver.ErrNotSupported)
 	}
 	return b.books.Register(&seg, func(m *memory) (err error) {
-		if seg.Kind == backends.File {
+		if seg.Kind == driver.File {
 			m.Extent.off = seg.FileOff
 			m.Extent.file, err = b.use(&seg)
 			return err
@@ -49,7 +49,7 @@ func (b *Backend) giveBack(m *memory) error {
 }
 
 // use finds the file of a segment, or opens it.
-func (b *Backend) use(seg *backends.Segment) (*file, error) {
+func (b *Backend) use(seg *driver.Segment) (*file, error) {
 	id, err := ownfiles.Admit(seg)
 	if err != nil {
 		return nil, err
@@ -83,5 +83,5 @@ func (b *Backend) unuse(f *file) error {
 	return nil
 }
 
-// Fence implements backends.Fencer.
+// Fence implements driver.Fencer.
 func (b *Backend) Fence(ctx context.Context, key uint32) error { return b.books.Fence(ctx, key) }

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/ownfiles"
 )
 
@@ -62,7 +62,7 @@ func (r *File) open(o *OpenOptions) error {
 	}
 	r.device = info.Mode()&os.ModeDevice != 0
 	if o.Off > math.MaxInt64 || o.Len > math.MaxInt64-o.Off {
-		return fmt.Errorf("[%d, +%d) is no range of a file: %w", o.Off, o.Len, backends.ErrBounds)
+		return fmt.Errorf("[%d, +%d) is no range of a file: %w", o.Off, o.Len, driver.ErrBounds)
 	}
 	r.n = o.Len
 	if o.Len == 0 {
@@ -70,13 +70,13 @@ func (r *File) open(o *OpenOptions) error {
 	}
 	switch {
 	case r.n == 0:
-		return fmt.Errorf("no bytes from %d on: give a length: %w", o.Off, backends.ErrBounds)
+		return fmt.Errorf("no bytes from %d on: give a length: %w", o.Off, driver.ErrBounds)
 	case o.Off+r.n <= size:
 		return nil
 	case o.Create:
 		return r.Grow(r.n)
 	}
-	return fmt.Errorf("[%d, +%d) of %d bytes: set OpenOptions.Create, or open less: %w", o.Off, r.n, size, backends.ErrBounds)
+	return fmt.Errorf("[%d, +%d) of %d bytes: set OpenOptions.Create, or open less: %w", o.Off, r.n, size, driver.ErrBounds)
 }
 
 // Grow makes the range n bytes long, and reserves room on the disk for all of it: no write
@@ -84,13 +84,13 @@ func (r *File) open(o *OpenOptions) error {
 // keeps its length. ErrNotSupported says that a device, or the filesystem, cannot.
 func (r *File) Grow(n uint64) error {
 	if n < r.n || n > math.MaxInt64-r.off {
-		return fmt.Errorf("grow region from %d to %d bytes: %w", r.n, n, backends.ErrBounds)
+		return fmt.Errorf("grow region from %d to %d bytes: %w", r.n, n, driver.ErrBounds)
 	}
 	if r.readOnly {
-		return fmt.Errorf("grow region: %w", backends.ErrReadOnly)
+		return fmt.Errorf("grow region: %w", driver.ErrReadOnly)
 	}
 	if r.device {
-		return fmt.Errorf("grow region: a block device has the size it has: %w", backends.ErrNotSupported)
+		return fmt.Errorf("grow region: a block device has the size it has: %w", driver.ErrNotSupported)
 	}
 	for {
 		switch err := unix.Fallocate(int(r.f.Fd()), 0, int64(r.off), int64(n)); err {
@@ -99,7 +99,7 @@ func (r *File) Grow(n uint64) error {
 			return nil
 		case unix.EINTR:
 		case unix.EOPNOTSUPP:
-			return fmt.Errorf("grow region: the filesystem cannot reserve room: %w", backends.ErrNotSupported)
+			return fmt.Errorf("grow region: the filesystem cannot reserve room: %w", driver.ErrNotSupported)
 		default:
 			return fmt.Errorf("grow region: %w", &FileError{Op: "reserve", Name: r.f.Name(), Off: int64(r.off), Err: err})
 		}
@@ -108,8 +108,8 @@ func (r *File) Grow(n uint64) error {
 
 // Segment returns what Engine.Register takes. Its descriptor is the File's: close that after
 // Register has returned.
-func (r *File) Segment() backends.Segment {
-	return backends.Segment{Kind: backends.File, Len: r.n, FD: int(r.f.Fd()), FileOff: r.off, ReadOnly: r.readOnly}
+func (r *File) Segment() driver.Segment {
+	return driver.Segment{Kind: driver.File, Len: r.n, FD: int(r.f.Fd()), FileOff: r.off, ReadOnly: r.readOnly}
 }
 
 // Close closes the descriptor. Regions that were registered stay.

@@ -10,8 +10,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 func TestOpen(t *testing.T) {
@@ -25,7 +25,7 @@ func TestOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if s := f.Segment(); s.Kind != backends.File || s.FileOff != 4096 || s.Len != 1<<20 {
+	if s := f.Segment(); s.Kind != driver.File || s.FileOff != 4096 || s.Len != 1<<20 {
 		t.Errorf("segment %+v", s)
 	}
 	blocks := func() int64 {
@@ -45,12 +45,12 @@ func TestOpen(t *testing.T) {
 		t.Errorf("after Grow: %d bytes reserved, segment of %d", n, f.Segment().Len)
 	}
 	for _, n := range []uint64{0, 1 << 20, math.MaxUint64, math.MaxInt64} {
-		if err := f.Grow(n); !errors.Is(err, backends.ErrBounds) {
+		if err := f.Grow(n); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("grow to %d: %v", n, err)
 		}
 	}
 	for _, o := range []OpenOptions{{Off: 8 << 20}, {Off: 4096, Len: 4<<20 + 1}, {Off: 1 << 63}, {Off: 5, Len: math.MaxUint64}, {ReadOnly: true, Len: 8 << 20}} {
-		if _, err := Open(path, o); !errors.Is(err, backends.ErrBounds) {
+		if _, err := Open(path, o); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("open %+v of 4 MiB: %v", o, err)
 		}
 	}
@@ -62,7 +62,7 @@ func TestOpen(t *testing.T) {
 	if s := reader.Segment(); !s.ReadOnly || s.Len != 4<<20+4096 {
 		t.Errorf("segment %+v", s)
 	}
-	if err := reader.Grow(8 << 20); !errors.Is(err, backends.ErrReadOnly) {
+	if err := reader.Grow(8 << 20); !errors.Is(err, driver.ErrReadOnly) {
 		t.Errorf("grow what may only be read: %v", err)
 	}
 	for _, path := range []string{os.DevNull, t.TempDir()} {

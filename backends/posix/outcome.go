@@ -6,7 +6,7 @@ import (
 	"io"
 	"syscall"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // judge says what to do after a request has landed: to repeat it with what is left, or to
@@ -95,5 +95,5 @@ func (r *request) failure(cause error) error {
 	if uint64(e.Off) < at.off { // in the gap before it
 		e.Off = int64(at.off)
 	}
-	return &backends.PieceError{Piece: int(r.j.piece(c.piece).index), Err: e}
+	return &driver.PieceError{Piece: int(r.j.piece(c.piece).index), Err: e}
 }

@@ -6,7 +6,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/ownfiles"
 )
 
@@ -17,15 +17,15 @@ type peer struct {
 }
 
 var _ interface {
-	backends.Peer
-	backends.Canceler
-	backends.Pager
-	backends.Persister
-	backends.Explainer
+	driver.Peer
+	driver.Canceler
+	driver.Pager
+	driver.Persister
+	driver.Explainer
 } = (*peer)(nil)
 
-// Connect implements backends.Backend, for the backend's own Addr.
-func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, error) {
+// Connect implements driver.Backend, for the backend's own Addr.
+func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	p := &peer{b: b}
 	if err := b.books.Connect(ctx, addr, &p.Peer); err != nil {
 		return nil, err
@@ -33,7 +33,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, erro
 	return p, nil
 }
 
-// Explain implements backends.Explainer.
+// Explain implements driver.Explainer.
 func (p *peer) Explain(_, remoteKey uint32) string {
 	p.b.books.Mu.Lock()
 	defer p.b.books.Mu.Unlock()

@@ -3,14 +3,14 @@
 package posix
 
 import (
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // pin is host memory that io_uring knows, so that its pages are not looked up for each
 // request. The zero value is memory that it does not know.
 //
 // The kernel then goes on with the pages that were there, so memory that others map is
-// held where it is (backends.Holder), and a fence of it by fresh pages is refused meanwhile.
+// held where it is (driver.Holder), and a fence of it by fresh pages is refused meanwhile.
 type pin struct {
 	mem     []byte
 	first   int32 // place of the first of its buffers, each of bufferMax bytes
@@ -20,14 +20,14 @@ type pin struct {
 
 // pinMemory registers host memory with io_uring while Config.PinMax has room for it.
 // Without, transfers work as well.
-func (b *Backend) pinMemory(seg *backends.Segment) pin {
+func (b *Backend) pinMemory(seg *driver.Segment) pin {
 	b.books.Mu.Lock()
 	defer b.books.Mu.Unlock()
 	if seg.Len > b.cfg.PinMax-b.pinned {
 		return pin{}
 	}
 	release := func() {}
-	if h, ok := seg.Shared.(backends.Holder); ok {
+	if h, ok := seg.Shared.(driver.Holder); ok {
 		var err error
 		if release, err = h.Hold(); err != nil {
 			return pin{}

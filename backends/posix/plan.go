@@ -3,7 +3,7 @@
 package posix
 
 import (
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // place is where a job stands: the rest of a piece, in memory and in its file.
@@ -56,7 +56,7 @@ func (b *Backend) cut(j *job) *request {
 	p := j.place(j.at)
 	skip, whole := p.whole()
 	straight := skip == 0 && whole > 0
-	write := j.Op == backends.Write
+	write := j.Op == driver.Write
 	if write && !b.mayWrite(j, &p, straight) {
 		return nil
 	}

@@ -31,13 +31,13 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/done"
 	"github.com/sluicehq/sluice/internal/ownfiles"
 	"github.com/sluicehq/sluice/internal/park"
 )
 
-// Backend implements backends.Backend, Armer and Fencer; its peers are Pagers, Persisters,
+// Backend implements driver.Backend, Armer and Fencer; its peers are Pagers, Persisters,
 // Cancelers and Explainers.
 type Backend struct {
 	cfg      Config
@@ -70,12 +70,12 @@ type Backend struct {
 }
 
 var (
-	_ backends.Backend = (*Backend)(nil)
-	_ backends.Armer   = (*Backend)(nil)
-	_ backends.Fencer  = (*Backend)(nil)
+	_ driver.Backend = (*Backend)(nil)
+	_ driver.Armer   = (*Backend)(nil)
+	_ driver.Fencer  = (*Backend)(nil)
 )
 
-// New opens a backend. With PathRing it answers *backends.UnavailableError where the kernel
+// New opens a backend. With PathRing it answers *driver.UnavailableError where the kernel
 // refuses io_uring.
 func New(cfg Config) (*Backend, error) {
 	cfg.ensureDefaults()
@@ -120,10 +120,10 @@ func (b *Backend) open() (err error) {
 	return err
 }
 
-// Caps implements backends.Backend.
-func (b *Backend) Caps() backends.Caps { return caps() }
+// Caps implements driver.Backend.
+func (b *Backend) Caps() driver.Caps { return caps() }
 
-// Addr implements backends.Backend. It opens nothing in another process.
+// Addr implements driver.Backend. It opens nothing in another process.
 func (b *Backend) Addr() []byte { return b.books.Addr() }
 
 // Choice says by what the requests reach the kernel, and why, in a few words.
@@ -137,7 +137,7 @@ func (b *Backend) Pinned() uint64 {
 	return b.pinned
 }
 
-// Close implements backends.Backend. It waits for what the disks have in hand.
+// Close implements driver.Backend. It waits for what the disks have in hand.
 func (b *Backend) Close() error {
 	b.closing.Do(func() { b.closeErr = errors.Join(b.books.Close(), b.release()) })
 	return b.closeErr

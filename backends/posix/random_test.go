@@ -9,7 +9,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // TestRandomBatches moves random lists of pieces, scattered and side by side, long and short,
@@ -32,12 +32,12 @@ func testRandomBatches(t *testing.T, cfg Config, seed uint64) {
 	r := newRig(t, cfg, fileSegment(f, size), size)
 	inFile, inMemory := make([]byte, size), make([]byte, size)
 	for round := range 14 {
-		op := []backends.Op{backends.Read, backends.Write}[round%2]
+		op := []driver.Op{driver.Read, driver.Write}[round%2]
 		fill(r.mem, random)
 		copy(inMemory, r.mem)
 		descs := randomPieces(random, size)
 		for _, d := range descs {
-			if op == backends.Read {
+			if op == driver.Read {
 				copy(inMemory[d.Local:][:d.Len], inFile[d.Remote:])
 			} else {
 				copy(inFile[d.Remote:][:d.Len], inMemory[d.Local:])
@@ -62,17 +62,17 @@ func fill(p []byte, random *rand.Rand) {
 
 // randomPieces cuts both sides into as many parts, none of which lies over another of its side,
 // in any order. Many are neighbours, and many are aligned.
-func randomPieces(random *rand.Rand, size uint64) []backends.Desc {
+func randomPieces(random *rand.Rand, size uint64) []driver.Desc {
 	lengths := []uint64{1, 8, 512, 656, 4095, 4096, 8192, 20_000, 65_536, 70_001, 131_072, 300_000}
 	gaps := []uint64{0, 0, 0, 1, 512, 3440, 4096, 5000, 16 << 10, 40_000}
-	var descs []backends.Desc
+	var descs []driver.Desc
 	at := gaps[random.IntN(len(gaps))]
 	for limit := 1 + random.IntN(60); len(descs) < limit; {
 		n := lengths[random.IntN(len(lengths))]
 		if at+n > size {
 			break
 		}
-		descs = append(descs, backends.Desc{Remote: at, Len: n})
+		descs = append(descs, driver.Desc{Remote: at, Len: n})
 		at += n + gaps[random.IntN(len(gaps))]
 	}
 	local, slack := uint64(0), size-total(descs)
@@ -90,7 +90,7 @@ func randomPieces(random *rand.Rand, size uint64) []backends.Desc {
 	return descs
 }
 
-func total(descs []backends.Desc) (n uint64) {
+func total(descs []driver.Desc) (n uint64) {
 	for i := range descs {
 		n += descs[i].Len
 	}

@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // refusedVariable has the test binary work without io_uring, as it would in a container.
@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	backendtest.Main(m)
+	drivertest.Main(m)
 }
 
 // workRefused opens backends in a process whose kernel refuses io_uring_setup.
@@ -35,7 +35,7 @@ func workRefused() error {
 	if err := refuseRing(); err != nil {
 		return err
 	}
-	var missing *backends.UnavailableError
+	var missing *driver.UnavailableError
 	if _, err := New(Config{Path: PathRing}); !errors.As(err, &missing) || !strings.Contains(missing.Reason, "not permitted") || missing.Fix == "" {
 		return fmt.Errorf("PathRing without io_uring: %w", err)
 	}
@@ -82,7 +82,7 @@ func TestElsewhere(t *testing.T) {
 		f := newFile(t, t.TempDir(), 4096)
 		ours, theirs := newRig(t, cfg, fileSegment(f, 4096), 4096), newRig(t, cfg, fileSegment(f, 4096), 4096)
 		_, err := ours.b.Connect(t.Context(), theirs.b.Addr())
-		if !errors.Is(err, backends.ErrNotSupported) || !strings.Contains(err.Error(), "own process") {
+		if !errors.Is(err, driver.ErrNotSupported) || !strings.Contains(err.Error(), "own process") {
 			t.Errorf("connect to another backend: %v", err)
 		}
 		for _, m := range theirs.b.books.All() {
@@ -90,11 +90,11 @@ func TestElsewhere(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, _, err = ours.p.Import(token); !errors.Is(err, backends.ErrNotSupported) || !errors.Is(err, backends.ErrBadToken) {
+			if _, _, err = ours.p.Import(token); !errors.Is(err, driver.ErrNotSupported) || !errors.Is(err, driver.ErrBadToken) {
 				t.Errorf("import of another backend's token: %v", err)
 			}
 		}
-		if text := ours.p.(backends.Explainer).Explain(ours.local, ours.remote); !strings.Contains(text, ours.b.Choice()) {
+		if text := ours.p.(driver.Explainer).Explain(ours.local, ours.remote); !strings.Contains(text, ours.b.Choice()) {
 			t.Errorf("explained as %q", text)
 		}
 		for _, m := range ours.b.books.All() { // host memory is no target
@@ -105,7 +105,7 @@ func TestElsewhere(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, _, err := ours.p.Import(token); !errors.Is(err, backends.ErrNotSupported) {
+			if _, _, err := ours.p.Import(token); !errors.Is(err, driver.ErrNotSupported) {
 				t.Errorf("import of host memory: %v", err)
 			}
 		}
@@ -114,8 +114,8 @@ func TestElsewhere(t *testing.T) {
 
 func TestConfigRefuses(t *testing.T) {
 	for _, cfg := range []Config{{Path: 9}, {Threads: -1}, {Threads: 5000}, {Depth: -1}, {Depth: 1 << 20}, {PieceMax: 5000}, {JobsMax: -1}, {KeysMax: -1}} {
-		if b, err := New(cfg); !errors.Is(err, backends.ErrBounds) {
-			t.Errorf("%+v: %v, want %v", cfg, err, backends.ErrBounds)
+		if b, err := New(cfg); !errors.Is(err, driver.ErrBounds) {
+			t.Errorf("%+v: %v, want %v", cfg, err, driver.ErrBounds)
 			_ = b.Close()
 		}
 	}

@@ -7,25 +7,25 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // rig is a backend with host memory and a file, connected to itself.
 type rig struct {
 	b             *Backend
-	p             backends.Peer
+	p             driver.Peer
 	mem           []byte
 	local, remote uint32
-	done          [64]backends.Completion
+	done          [64]driver.Completion
 }
 
-func newRig(tb testing.TB, cfg Config, file backends.Segment, bytes uint64) *rig {
+func newRig(tb testing.TB, cfg Config, file driver.Segment, bytes uint64) *rig {
 	tb.Helper()
 	b, err := New(cfg)
 	if err != nil {
-		backendtest.SkipIfUnavailable(tb, err)
+		drivertest.SkipIfUnavailable(tb, err)
 	}
 	buf, err := hostmem.Alloc(bytes, hostmem.Options{Purpose: "test", Populate: true})
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // saboteur changes what the kernel has answered, before the backend hears of it.
@@ -100,15 +100,15 @@ func testPartialAnswers(t *testing.T, cfg Config, alter func(l *landing)) {
 		want[i] = byte(i*31 + i>>11)
 	}
 	copy(r.mem, want)
-	pieces := []backends.Desc{{Len: 2 << 20}, {Local: 2 << 20, Remote: 2 << 20, Len: 12345}, {Local: 2<<20 + 12345, Remote: 2<<20 + 12345, Len: 1<<20 - 12345}}
-	if err := r.move(t, backends.Write, pieces...); err != nil {
+	pieces := []driver.Desc{{Len: 2 << 20}, {Local: 2 << 20, Remote: 2 << 20, Len: 12345}, {Local: 2<<20 + 12345, Remote: 2<<20 + 12345, Len: 1<<20 - 12345}}
+	if err := r.move(t, driver.Write, pieces...); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(f.Name()); err != nil || !bytes.Equal(got, want) {
 		t.Fatalf("the file differs from what was written (%v)", err)
 	}
 	clear(r.mem)
-	if err := r.move(t, backends.Read, pieces...); err != nil {
+	if err := r.move(t, driver.Read, pieces...); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(r.mem, want) {
@@ -121,7 +121,7 @@ func TestNeverReady(t *testing.T) {
 	bothPaths(t, func(t *testing.T, cfg Config) {
 		r := newRig(t, cfg, fileSegment(newFile(t, t.TempDir(), 8192), 8192), 8192)
 		sabotage(r, func(l *landing) { l.res = -int(syscall.EAGAIN) })
-		wantFileError(t, r.move(t, backends.Read, backends.Desc{Len: 8192}), 0, "read", 0, syscall.EAGAIN)
+		wantFileError(t, r.move(t, driver.Read, driver.Desc{Len: 8192}), 0, "read", 0, syscall.EAGAIN)
 	})
 }
 
@@ -138,11 +138,11 @@ func TestDirectRefused(t *testing.T) {
 			}
 		})
 		for range 3 {
-			if err := r.move(t, backends.Read, backends.Desc{Len: size}); err != nil {
+			if err := r.move(t, driver.Read, driver.Desc{Len: size}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if why := r.p.(backends.Explainer).Explain(r.local, r.remote); refused == 0 || !strings.Contains(why, "refuses O_DIRECT") {
+		if why := r.p.(driver.Explainer).Explain(r.local, r.remote); refused == 0 || !strings.Contains(why, "refuses O_DIRECT") {
 			t.Errorf("refused %d times, and explains: %s", refused, why)
 		}
 	})
@@ -156,12 +156,12 @@ func TestDurable(t *testing.T) {
 		for _, cfg.Durable = range []bool{false, true} {
 			r := newRig(t, cfg, fileSegment(newFile(t, t.TempDir(), part*parts), part*parts), part*parts)
 			s := sabotage(r, nil)
-			if err := r.move(t, backends.Read, backends.Desc{Len: part}); err != nil || s.syncs.Load() != 0 {
+			if err := r.move(t, driver.Read, driver.Desc{Len: part}); err != nil || s.syncs.Load() != 0 {
 				t.Fatalf("a read: %v, %d syncs", err, s.syncs.Load())
 			}
 			for i := range uint64(parts) {
-				d := []backends.Desc{{Local: i * part, Remote: i * part, Len: part, LocalKey: r.local, RemoteKey: r.remote}}
-				if err := r.p.Submit(backends.Write, i, d); err != nil {
+				d := []driver.Desc{{Local: i * part, Remote: i * part, Len: part, LocalKey: r.local, RemoteKey: r.remote}}
+				if err := r.p.Submit(driver.Write, i, d); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -187,14 +187,14 @@ func TestDurableOne(t *testing.T) {
 		s := sabotage(r, nil)
 		for i, durable := range []bool{false, true, false} {
 			before := s.syncs.Load()
-			d := []backends.Desc{{Local: part, Len: part, LocalKey: r.local, RemoteKey: r.remote}}
+			d := []driver.Desc{{Local: part, Len: part, LocalKey: r.local, RemoteKey: r.remote}}
 			submit := r.p.Submit
 			if durable {
-				submit = func(_ backends.Op, tag uint64, descs []backends.Desc) error {
-					return r.p.(backends.Persister).SubmitDurable(tag, descs, nil)
+				submit = func(_ driver.Op, tag uint64, descs []driver.Desc) error {
+					return r.p.(driver.Persister).SubmitDurable(tag, descs, nil)
 				}
 			}
-			if err := submit(backends.Write, uint64(i), d); err != nil {
+			if err := submit(driver.Write, uint64(i), d); err != nil {
 				t.Fatal(err)
 			}
 			for n := 0; n == 0; {
@@ -223,7 +223,7 @@ func TestSyncFails(t *testing.T) {
 				l.res = -int(syscall.EIO)
 			}
 		})
-		err := r.move(t, backends.Write, backends.Desc{Len: 1 << 20})
+		err := r.move(t, driver.Write, driver.Desc{Len: 1 << 20})
 		var f *FileError
 		if !errors.As(err, &f) || f.Op != "sync" || !errors.Is(err, syscall.EIO) {
 			t.Errorf("a write whose sync failed: %v", err)
@@ -231,7 +231,7 @@ func TestSyncFails(t *testing.T) {
 		r.b.books.Mu.Lock()
 		s.alter = nil
 		r.b.books.Mu.Unlock()
-		if err := r.move(t, backends.Write, backends.Desc{Len: 1 << 20}); err != nil {
+		if err := r.move(t, driver.Write, driver.Desc{Len: 1 << 20}); err != nil {
 			t.Errorf("the next write: %v", err)
 		}
 	})
@@ -259,15 +259,15 @@ func TestRegistersBuffers(t *testing.T) {
 			fixed++
 		}
 	})
-	for _, op := range []backends.Op{backends.Write, backends.Read} {
-		if err := r.move(t, op, backends.Desc{Len: size}); err != nil {
+	for _, op := range []driver.Op{driver.Write, driver.Read} {
+		if err := r.move(t, op, driver.Desc{Len: size}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if fixed != 2*size>>20 {
 		t.Errorf("%d requests used the registered buffer, want %d", fixed, 2*size>>20)
 	}
-	second, err := r.b.Register(backends.Segment{Kind: backends.DRAM, Len: size, Mem: make([]byte, size)})
+	second, err := r.b.Register(driver.Segment{Kind: driver.DRAM, Len: size, Mem: make([]byte, size)})
 	if err != nil {
 		t.Fatalf("memory past PinMax: %v", err)
 	}

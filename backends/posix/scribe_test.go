@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // TestScribe writes through the page cache, more pieces than the table holds: short ones do not go to
@@ -24,9 +24,9 @@ func TestScribe(t *testing.T) {
 		r.mem[i] = byte(i * 7)
 	}
 	want := make([]byte, size)
-	var descs []backends.Desc
+	var descs []driver.Desc
 	for i := range uint64(count) {
-		d := backends.Desc{Local: i * entry, Remote: (count - i) * 1000, Len: entry, LocalKey: r.local, RemoteKey: r.remote}
+		d := driver.Desc{Local: i * entry, Remote: (count - i) * 1000, Len: entry, LocalKey: r.local, RemoteKey: r.remote}
 		copy(want[d.Remote:], r.mem[d.Local:][:d.Len])
 		descs = append(descs, d)
 	}
@@ -35,9 +35,9 @@ func TestScribe(t *testing.T) {
 	if n := g.sq.tail.Load() - before; n != 0 {
 		t.Errorf("%d of %d short writes went to the ring", n, count)
 	}
-	long := backends.Desc{Remote: size - 100_000, Len: 100_000, LocalKey: r.local, RemoteKey: r.remote}
+	long := driver.Desc{Remote: size - 100_000, Len: 100_000, LocalKey: r.local, RemoteKey: r.remote}
 	copy(want[long.Remote:], r.mem[:long.Len])
-	r.write(t, []backends.Desc{long})
+	r.write(t, []driver.Desc{long})
 	if n := g.sq.tail.Load() - before; n != 1 {
 		t.Errorf("a long write became %d requests of the ring", n)
 	}
@@ -52,9 +52,9 @@ func TestScribe(t *testing.T) {
 }
 
 // write sleeps until a batch has ended, and polls only then.
-func (r *rig) write(t *testing.T, descs []backends.Desc) {
+func (r *rig) write(t *testing.T, descs []driver.Desc) {
 	t.Helper()
-	if err := r.p.Submit(backends.Write, 1, descs); err != nil {
+	if err := r.p.Submit(driver.Write, 1, descs); err != nil {
 		t.Fatal(err)
 	}
 	for end := time.Now().Add(20 * time.Second); ; {

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // TestSleeperBesidePoller has one goroutine sleep and another one poll, which takes all
@@ -54,9 +54,9 @@ func TestSleeperBesidePoller(t *testing.T) {
 			if _, err := r.b.Arm(); err != nil {
 				t.Fatal(err)
 			}
-			descs := []backends.Desc{{Len: n/2 - 1, LocalKey: r.local, RemoteKey: r.remote},
+			descs := []driver.Desc{{Len: n/2 - 1, LocalKey: r.local, RemoteKey: r.remote},
 				{Local: n / 2, Remote: n / 2, Len: n / 2, LocalKey: r.local, RemoteKey: r.remote}}
-			op := [...]backends.Op{backends.Read, backends.Write}[round/3%2]
+			op := [...]driver.Op{driver.Read, driver.Write}[round/3%2]
 			if err := r.p.Submit(op, uint64(round), descs); err != nil {
 				t.Fatal(err)
 			}

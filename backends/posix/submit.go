@@ -3,29 +3,29 @@
 package posix
 
 import (
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
-// Submit implements backends.Peer.
-func (p *peer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
+// Submit implements driver.Peer.
+func (p *peer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
 	return p.submit(op, tag, descs, nil, p.b.cfg.Durable)
 }
 
-// SubmitPages implements backends.Pager.
-func (p *peer) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, _ []byte) error {
+// SubmitPages implements driver.Pager.
+func (p *peer) SubmitPages(op driver.Op, tag uint64, pages *driver.Pages, _ []byte) error {
 	return p.submit(op, tag, nil, pages, p.b.cfg.Durable)
 }
 
-// SubmitDurable implements backends.Persister.
-func (p *peer) SubmitDurable(tag uint64, descs []backends.Desc, pages *backends.Pages) error {
-	return p.submit(backends.Write, tag, descs, pages, true)
+// SubmitDurable implements driver.Persister.
+func (p *peer) SubmitDurable(tag uint64, descs []driver.Desc, pages *driver.Pages) error {
+	return p.submit(driver.Write, tag, descs, pages, true)
 }
 
 // submit takes a batch and hands its first requests to the kernel, with one call.
-func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages, durable bool) error {
+func (p *peer) submit(op driver.Op, tag uint64, descs []driver.Desc, pages *driver.Pages, durable bool) error {
 	b := p.b
 	if !b.books.Gate.Enter() {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	defer b.books.Gate.Exit()
 	b.books.Mu.Lock()
@@ -40,14 +40,14 @@ func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *
 }
 
 // accept makes a job of a batch, or says why not.
-func (p *peer) accept(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages, durable bool) error {
+func (p *peer) accept(op driver.Op, tag uint64, descs []driver.Desc, pages *driver.Pages, durable bool) error {
 	b := p.b
 	err := p.Accepts(op)
 	if err != nil {
 		return err
 	}
 	if len(b.freeJobs) == 0 || !b.done.Take() { // a job for each place, but those that wait for Poll
-		return backends.ErrFull
+		return driver.ErrFull
 	}
 	j := b.freeJobs[len(b.freeJobs)-1]
 	if pages != nil {
@@ -68,7 +68,7 @@ func (p *peer) accept(op backends.Op, tag uint64, descs []backends.Desc, pages *
 	}
 	j.Begin(&p.Peer, op, tag)
 	j.queued, j.at, j.high, j.flying, j.syncs, j.synced = true, cursor{}, 0, 0, 0, false
-	if j.durable = durable && op == backends.Write; j.durable {
+	if j.durable = durable && op == driver.Write; j.durable {
 		b.durables++
 	}
 	b.queue.Push(j)
@@ -76,9 +76,9 @@ func (p *peer) accept(op backends.Op, tag uint64, descs []backends.Desc, pages *
 }
 
 // viewPages checks a pattern and notes its memories.
-func (j *job) viewPages(p *peer, op backends.Op, g *backends.Pages) error {
+func (j *job) viewPages(p *peer, op driver.Op, g *driver.Pages) error {
 	if g.Count > pagesMax {
-		return backends.ErrBounds
+		return driver.ErrBounds
 	}
 	if err := j.View(&p.Peer, op, g.LocalKey, g.RemoteKey); err != nil {
 		return err

@@ -9,8 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 )
 
@@ -54,13 +54,13 @@ func (b *Backend) welcome(conn net.Conn) {
 	c := &inbound{b: b, ch: newChannel(conn, b.cfg.Grace/4, b.cfg.patience()), knows: make(map[*memory]struct{})}
 	defer c.ch.wait()
 	if !b.watch(c) {
-		c.ch.close(backends.ErrClosed)
+		c.ch.close(driver.ErrClosed)
 		return
 	}
 	defer b.unwatch(c)
 	h := c.hear()
 	if h == nil {
-		c.ch.close(backends.ErrCorrupt)
+		c.ch.close(driver.ErrCorrupt)
 		return
 	}
 	c.ch.start()
@@ -117,14 +117,14 @@ func (c *inbound) hurry(deadline time.Time) {
 func (c *inbound) open(h *hello) error {
 	from, err := decodeAddress(h.from)
 	if err != nil {
-		return fmt.Errorf("a hello without an address: %w", backends.ErrCorrupt)
+		return fmt.Errorf("a hello without an address: %w", driver.ErrCorrupt)
 	}
 	if h.to != c.b.address.owner || c.b.gate.IsShut() {
-		return backends.ErrPeerLost // whom it means is gone, and we have its place
+		return driver.ErrPeerLost // whom it means is gone, and we have its place
 	}
 	c.from, c.addr = from, string(h.from)
 	if !c.b.admit() {
-		return fmt.Errorf("%d peers, raise Config.ConnsMax: %w", c.b.cfg.ConnsMax, backends.ErrFull)
+		return fmt.Errorf("%d peers, raise Config.ConnsMax: %w", c.b.cfg.ConnsMax, driver.ErrFull)
 	}
 	link, err := c.b.net.connect(false, 0)
 	if err != nil {

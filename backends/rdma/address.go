@@ -10,7 +10,7 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/keys"
 )
@@ -42,7 +42,7 @@ const (
 	notesLimit   = 1 << 15
 )
 
-// encode refuses what does not fit in backends.AddrMax, which no machine comes near to.
+// encode refuses what does not fit in driver.AddrMax, which no machine comes near to.
 func (a *address) encode() ([]byte, error) {
 	b := append([]byte(addressMark), a.owner[:]...)
 	b = append(b, a.host[:]...)
@@ -63,25 +63,25 @@ func (a *address) encode() ([]byte, error) {
 	}
 	sum := sha256.Sum256(b)
 	b = append(b, sum[:addressCheck]...)
-	if len(b) > backends.AddrMax || len(a.control) > controlsMax || len(a.rails) > railsMax {
-		return nil, fmt.Errorf("address of %d bytes, at most %d: name fewer of Config.Devices: %w", len(b), backends.AddrMax, backends.ErrBounds)
+	if len(b) > driver.AddrMax || len(a.control) > controlsMax || len(a.rails) > railsMax {
+		return nil, fmt.Errorf("address of %d bytes, at most %d: name fewer of Config.Devices: %w", len(b), driver.AddrMax, driver.ErrBounds)
 	}
 	return b, nil
 }
 
 func decodeAddress(b []byte) (a address, err error) {
 	if !bytes.HasPrefix(b, []byte(addressMark[:4])) {
-		return a, fmt.Errorf("%d bytes that are no rdma address: %w", len(b), backends.ErrCorrupt)
+		return a, fmt.Errorf("%d bytes that are no rdma address: %w", len(b), driver.ErrCorrupt)
 	}
 	if !bytes.HasPrefix(b, []byte(addressMark)) {
-		return a, fmt.Errorf("rdma address of another version: use the same release on both sides: %w", backends.ErrVersion)
+		return a, fmt.Errorf("rdma address of another version: use the same release on both sides: %w", driver.ErrVersion)
 	}
-	if len(b) < len(addressMark)+addressCheck || len(b) > backends.AddrMax {
-		return a, fmt.Errorf("rdma address of %d bytes: %w", len(b), backends.ErrCorrupt)
+	if len(b) < len(addressMark)+addressCheck || len(b) > driver.AddrMax {
+		return a, fmt.Errorf("rdma address of %d bytes: %w", len(b), driver.ErrCorrupt)
 	}
 	body, check := b[:len(b)-addressCheck], b[len(b)-addressCheck:]
 	if sum := sha256.Sum256(body); !bytes.Equal(sum[:addressCheck], check) {
-		return a, fmt.Errorf("rdma address is damaged: %w", backends.ErrCorrupt)
+		return a, fmt.Errorf("rdma address is damaged: %w", driver.ErrCorrupt)
 	}
 	r := control.Read(body[len(addressMark):])
 	copy(a.owner[:], r.Bytes(8))
@@ -90,7 +90,7 @@ func decodeAddress(b []byte) (a address, err error) {
 	a.readControl(&r)
 	a.readRails(&r)
 	if !r.Done() || len(a.control) == 0 || len(a.rails) == 0 || a.notes == 0 || a.notes > notesLimit {
-		return address{}, fmt.Errorf("rdma address: %w", backends.ErrCorrupt)
+		return address{}, fmt.Errorf("rdma address: %w", driver.ErrCorrupt)
 	}
 	return a, nil
 }

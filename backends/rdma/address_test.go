@@ -11,7 +11,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
@@ -45,7 +45,7 @@ func TestAddress(t *testing.T) {
 			t.Errorf("bit %d turned over: no error", i)
 		}
 	}
-	if _, err := decodeAddress(append([]byte("rdma9"), b[5:]...)); !errors.Is(err, backends.ErrVersion) {
+	if _, err := decodeAddress(append([]byte("rdma9"), b[5:]...)); !errors.Is(err, driver.ErrVersion) {
 		t.Errorf("another version: %v", err)
 	}
 }
@@ -55,11 +55,11 @@ func TestLargestAddress(t *testing.T) {
 	a := someAddress()
 	a.rails = slices.Repeat(a.rails[:1], railsMax)
 	a.control = slices.Repeat(a.control[:1], controlsMax)
-	if b, err := a.encode(); err != nil || len(b) > backends.AddrMax {
+	if b, err := a.encode(); err != nil || len(b) > driver.AddrMax {
 		t.Errorf("%d bytes, %v", len(b), err)
 	}
 	a.rails = append(a.rails, a.rails[0])
-	if b, err := a.encode(); !errors.Is(err, backends.ErrBounds) {
+	if b, err := a.encode(); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("%d rails: %d bytes, %v", len(a.rails), len(b), err)
 	}
 }

@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // channel is the control connection of a peer: frames over TCP, each a length of four
@@ -173,7 +173,7 @@ func (c *channel) receive() (any, error) {
 		}
 		n := binary.LittleEndian.Uint32(c.head[:])
 		if n > controlMax {
-			return nil, c.failed(fmt.Errorf("control message of %d bytes: %w", n, backends.ErrCorrupt))
+			return nil, c.failed(fmt.Errorf("control message of %d bytes: %w", n, driver.ErrCorrupt))
 		}
 		if _, err := io.ReadFull(c.in, c.body[:n]); err != nil {
 			return nil, c.failed(err)

@@ -13,7 +13,7 @@ import (
 // aLongTimeAgo is a deadline that has passed.
 var aLongTimeAgo = time.Unix(1, 0)
 
-// Close implements backends.Backend. Peers are closed first, as Peer.Close does it, all at
+// Close implements driver.Backend. Peers are closed first, as Peer.Close does it, all at
 // once; then memories, so that nobody reaches them; then what others have to us.
 func (b *Backend) Close() error {
 	b.closeOnce.Do(func() { b.closeErr = b.close() })

@@ -10,8 +10,8 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/limits"
 )
@@ -135,18 +135,18 @@ func (c *Config) check() error {
 	}
 	switch {
 	case c.BatchesMax&(c.BatchesMax-1) != 0:
-		return fmt.Errorf("config: BatchesMax %d is no power of two: %w", c.BatchesMax, backends.ErrBounds)
+		return fmt.Errorf("config: BatchesMax %d is no power of two: %w", c.BatchesMax, driver.ErrBounds)
 	case c.Spin < 0:
-		return fmt.Errorf("config: Spin %v is negative: %w", c.Spin, backends.ErrBounds)
+		return fmt.Errorf("config: Spin %v is negative: %w", c.Spin, driver.ErrBounds)
 	case c.Timeout < ackUnit || c.ackTimeout() > time.Minute:
-		return fmt.Errorf("config: Timeout %v is not within %v to a minute: %w", c.Timeout, ackUnit, backends.ErrBounds)
+		return fmt.Errorf("config: Timeout %v is not within %v to a minute: %w", c.Timeout, ackUnit, driver.ErrBounds)
 	case c.Grace < graceMin || c.Failure < graceMin:
 		return fmt.Errorf("config: Grace %v or Failure %v is below %v: peers would be lost in the pauses of a busy machine: %w",
-			c.Grace, c.Failure, graceMin, backends.ErrBounds)
+			c.Grace, c.Failure, graceMin, driver.ErrBounds)
 	}
 	if c.Listen != "" {
 		if _, _, err := net.SplitHostPort(c.Listen); err != nil {
-			return fmt.Errorf("config: Listen %q, want host:port: %w", c.Listen, backends.ErrBounds)
+			return fmt.Errorf("config: Listen %q, want host:port: %w", c.Listen, driver.ErrBounds)
 		}
 	}
 	return nil
@@ -188,21 +188,21 @@ func (c *Config) mtu() (uint8, error) {
 			return uint8(i), nil
 		}
 	}
-	return 0, fmt.Errorf("config: MTU %d, want 256, 512, 1024, 2048 or 4096: %w", c.MTU, backends.ErrBounds)
+	return 0, fmt.Errorf("config: MTU %d, want 256, 512, 1024, 2048 or 4096: %w", c.MTU, driver.ErrBounds)
 }
 
 // caps are those of a backend whose rails take device memory, or do not. A peer's device
 // memory is reached either way: its own NICs must take it, not ours.
-func (c *Config) caps(devices bool) backends.Caps {
-	var pairs backends.Pairs
-	pairs[backends.DRAM] = backends.KindsOf(backends.DRAM, backends.HBM)
+func (c *Config) caps(devices bool) driver.Caps {
+	var pairs driver.Pairs
+	pairs[driver.DRAM] = driver.KindsOf(driver.DRAM, driver.HBM)
 	if devices {
-		pairs[backends.HBM] = pairs[backends.DRAM]
+		pairs[driver.HBM] = pairs[driver.DRAM]
 	}
-	return backends.Caps{
-		Name: "rdma", Reach: backends.Network, Pairs: pairs,
+	return driver.Caps{
+		Name: "rdma", Reach: driver.Network, Pairs: pairs,
 		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: messageMax,
-		Cost: backends.Cost{Setup: 3 * time.Microsecond, PerPiece: 50 * time.Nanosecond, Rate: 10e9},
+		Cost: driver.Cost{Setup: 3 * time.Microsecond, PerPiece: 50 * time.Nanosecond, Rate: 10e9},
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func TestConfig(t *testing.T) {
@@ -20,7 +20,7 @@ func TestConfig(t *testing.T) {
 		"grace": {Grace: time.Millisecond}, "failure": {Failure: time.Millisecond}, "listen": {Listen: "nowhere"},
 		"devices": {Devices: "a:b"}, "twice": {Devices: "a,a"}, "empty": {Devices: "a,"},
 	} {
-		if b, err := newConfigured(c); !errors.Is(err, backends.ErrBounds) {
+		if b, err := newConfigured(c); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%s: %v, %v", name, b, err)
 		}
 	}
@@ -72,14 +72,14 @@ func TestSplitDevices(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{"a:", "a:0", "a:256", "a:1#", "a:1#x", "a:1#256", "#1", ":1", "a b", "../a", "a.b", ","} {
-		if got, err := splitDevices(bad); !errors.Is(err, backends.ErrBounds) {
+		if got, err := splitDevices(bad); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%q is %v, %v", bad, got, err)
 		}
 	}
 }
 
 func TestChosenDevices(t *testing.T) {
-	var u *backends.UnavailableError
+	var u *driver.UnavailableError
 	for _, c := range []struct {
 		cfg  Config
 		want []string

@@ -5,17 +5,17 @@ package rdma
 import (
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // fakeHarness tests all that lies above C, without devices.
-var fakeHarness = backendtest.Harness{
+var fakeHarness = drivertest.Harness{
 	Name:    "rdma-fake",
-	New:     func() (backends.Backend, error) { return newFake(Config{}) },
-	Wirings: backendtest.Self | backendtest.Pair,
+	New:     func() (driver.Backend, error) { return newFake(Config{}) },
+	Wirings: drivertest.Self | drivertest.Pair,
 }
 
-func TestMain(m *testing.M) { backendtest.Main(m, fakeHarness, realHarness) }
+func TestMain(m *testing.M) { drivertest.Main(m, fakeHarness, realHarness) }
 
-func TestFake(t *testing.T) { backendtest.Run(t, fakeHarness) }
+func TestFake(t *testing.T) { drivertest.Run(t, fakeHarness) }

@@ -9,14 +9,14 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
-// Connect implements backends.Backend. The hello goes to the peer's control, which makes
+// Connect implements driver.Backend. The hello goes to the peer's control, which makes
 // its ends of the lanes and answers; nothing of it needs the peer's program.
-func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, error) {
+func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	if !b.gate.Enter() {
-		return nil, fmt.Errorf("connect peer: %w", backends.ErrClosed)
+		return nil, fmt.Errorf("connect peer: %w", driver.ErrClosed)
 	}
 	defer b.gate.Exit()
 	p, err := b.dial(ctx, addr)
@@ -28,7 +28,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, erro
 
 func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
 	if ctx.Err() != nil {
-		return nil, backends.ContextError(ctx)
+		return nil, driver.ContextError(ctx)
 	}
 	owner, err := decodeAddress(addr)
 	if err != nil {
@@ -75,16 +75,16 @@ func (b *Backend) until(ctx context.Context) (context.Context, context.CancelFun
 func (b *Backend) unreached(ctx context.Context, owner *address, err error) error {
 	select {
 	case <-b.closing:
-		return backends.ErrClosed
+		return driver.ErrClosed
 	default:
 	}
 	switch {
 	case ctx.Err() != nil:
-		return fmt.Errorf("reach the control of %v: %w", owner, backends.ContextError(ctx))
+		return fmt.Errorf("reach the control of %v: %w", owner, driver.ContextError(ctx))
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("%v is gone: %w (%w)", owner, backends.ErrPeerLost, err)
+		return fmt.Errorf("%v is gone: %w (%w)", owner, driver.ErrPeerLost, err)
 	}
-	return fmt.Errorf("reach the control of %v: %w (%w)", owner, backends.ErrNoRoute, err)
+	return fmt.Errorf("reach the control of %v: %w (%w)", owner, driver.ErrNoRoute, err)
 }
 
 // begin makes our end and its lanes, and says hello.
@@ -129,11 +129,11 @@ func (p *peer) awaitLive(ctx context.Context) error {
 	case err := <-p.refused:
 		return err
 	case <-p.lostCh:
-		return fmt.Errorf("%s: %w", p.whyLost(), backends.ErrPeerLost)
+		return fmt.Errorf("%s: %w", p.whyLost(), driver.ErrPeerLost)
 	case <-p.b.closing:
-		return backends.ErrClosed
+		return driver.ErrClosed
 	case <-ctx.Done():
-		return fmt.Errorf("no answer, %v may be frozen: %w", &p.owner, backends.ContextError(ctx))
+		return fmt.Errorf("no answer, %v may be frozen: %w", &p.owner, driver.ContextError(ctx))
 	}
 }
 

@@ -6,8 +6,8 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/keys"
 )
@@ -189,16 +189,16 @@ func appendEnd(b []byte, e *csrc.VerbsEnd) []byte {
 // decodeControl reads what a peer sent, which may be anything. Nothing of b is kept.
 func decodeControl(b []byte) (any, error) {
 	if len(b) < controlHead || len(b) > controlMax {
-		return nil, fmt.Errorf("control message of %d bytes: %w", len(b), backends.ErrCorrupt)
+		return nil, fmt.Errorf("control message of %d bytes: %w", len(b), driver.ErrCorrupt)
 	}
 	if b[0] != controlVersion {
 		return nil, fmt.Errorf("control message of version %d, ours is %d: use the same release on both sides: %w",
-			b[0], controlVersion, backends.ErrVersion)
+			b[0], controlVersion, driver.ErrVersion)
 	}
 	r := control.Read(b[controlHead:])
 	m := decodeBody(b[1], &r)
 	if m == nil || !r.Done() {
-		return nil, fmt.Errorf("control message of kind %d, %d bytes: %w", b[1], len(b), backends.ErrCorrupt)
+		return nil, fmt.Errorf("control message of kind %d, %d bytes: %w", b[1], len(b), driver.ErrCorrupt)
 	}
 	return m, nil
 }

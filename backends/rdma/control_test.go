@@ -8,8 +8,8 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/keys"
 )
@@ -43,18 +43,18 @@ func TestControl(t *testing.T) {
 			t.Errorf("%T of %d bytes", want, len(b))
 		}
 		for n := range b {
-			if _, err := decodeControl(b[:n:n]); !errors.Is(err, backends.ErrCorrupt) {
+			if _, err := decodeControl(b[:n:n]); !errors.Is(err, driver.ErrCorrupt) {
 				t.Errorf("%T cut to %d of %d bytes: %v", want, n, len(b), err)
 			}
 		}
-		if _, err := decodeControl(append(b, 0)); !errors.Is(err, backends.ErrCorrupt) {
+		if _, err := decodeControl(append(b, 0)); !errors.Is(err, driver.ErrCorrupt) {
 			t.Errorf("%T and a byte: %v", want, err)
 		}
 	}
-	if _, err := decodeControl([]byte{controlVersion + 1, kindQuit}); !errors.Is(err, backends.ErrVersion) {
+	if _, err := decodeControl([]byte{controlVersion + 1, kindQuit}); !errors.Is(err, driver.ErrVersion) {
 		t.Errorf("another version: %v", err)
 	}
-	if _, err := decodeControl([]byte{controlVersion, 99}); !errors.Is(err, backends.ErrCorrupt) {
+	if _, err := decodeControl([]byte{controlVersion, 99}); !errors.Is(err, driver.ErrCorrupt) {
 		t.Errorf("another kind: %v", err)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // wanted is an entry of Config.Devices.
@@ -25,11 +25,11 @@ func splitDevices(list string) (all []wanted, err error) {
 	for entry := range strings.SplitSeq(list, ",") {
 		w, ok := readWanted(entry)
 		if !ok {
-			return nil, fmt.Errorf("config: Devices has %q, want DEVICE, DEVICE:PORT or DEVICE:PORT#GID as in mlx5_0:1#3: %w", entry, backends.ErrBounds)
+			return nil, fmt.Errorf("config: Devices has %q, want DEVICE, DEVICE:PORT or DEVICE:PORT#GID as in mlx5_0:1#3: %w", entry, driver.ErrBounds)
 		}
 		for _, other := range all {
 			if other == w {
-				return nil, fmt.Errorf("config: Devices has %q twice: %w", entry, backends.ErrBounds)
+				return nil, fmt.Errorf("config: Devices has %q twice: %w", entry, driver.ErrBounds)
 			}
 		}
 		all = append(all, w)

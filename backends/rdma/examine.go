@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Findings are what this machine has for a Config, and what is wrong with it.
@@ -73,7 +73,7 @@ type Problem struct {
 const memlockLow = 1 << 30
 
 // Examine looks at what a Config names, or at all there is. It opens no port of the network
-// and pins nothing. The error is a *backends.UnavailableError where no backend can be
+// and pins nothing. The error is a *driver.UnavailableError where no backend can be
 // opened; the findings are good all the same.
 func Examine(cfg Config) (f Findings, err error) {
 	return examine(cfg, func(c *Config) error {
@@ -190,7 +190,7 @@ func packetMTU(frame int) int {
 
 // unwrapped says an error without the sentinel at its end.
 func unwrapped(err error) string {
-	return strings.TrimSuffix(err.Error(), ": "+backends.ErrNoRoute.Error())
+	return strings.TrimSuffix(err.Error(), ": "+driver.ErrNoRoute.Error())
 }
 
 // unusable says why no port was chosen.
@@ -236,7 +236,7 @@ func (f *Findings) names() string {
 
 // summarize collects what is wrong with the machine as a whole.
 func (f *Findings) summarize(list []wanted, err error) {
-	var u *backends.UnavailableError
+	var u *driver.UnavailableError
 	if errors.As(err, &u) {
 		f.Problems = append(f.Problems, Problem{u.Reason, u.Fix})
 	}

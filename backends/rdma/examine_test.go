@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // findings looks at the fixture, with a library that is there.
@@ -55,7 +55,7 @@ func TestExamine(t *testing.T) {
 func TestExamineNames(t *testing.T) {
 	for devices, want := range map[string]string{"mlx5_7": "mlx5_10:1", "mlx5_0:2": "Disabled", "mlx5_10:1#3": "index 3"} {
 		f, err := findings(t, devices)
-		var u *backends.UnavailableError
+		var u *driver.UnavailableError
 		if !errors.As(err, &u) || !strings.Contains(u.Reason, want) || len(f.Problems) == 0 {
 			t.Errorf("%s: %v, want %q", devices, err, want)
 		}
@@ -63,11 +63,11 @@ func TestExamineNames(t *testing.T) {
 	if f, err := findings(t, "mlx5_10,nowhere"); err != nil || len(f.Problems) == 0 || f.Devices[0].Ports[0].Chosen {
 		t.Errorf("one of two: %+v, %v", f, err)
 	}
-	if _, err := findings(t, "a b"); !errors.Is(err, backends.ErrBounds) {
+	if _, err := findings(t, "a b"); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("no list of devices: %v", err)
 	}
 	f, err := examine(Config{sysfs: &sysfs{root: filepath.Join(t.TempDir(), "none")}}, func(*Config) error { return nil })
-	if !errors.Is(err, backends.ErrUnavailable) || len(f.Problems) == 0 || f.Problems[0].Fix == "" {
+	if !errors.Is(err, driver.ErrUnavailable) || len(f.Problems) == 0 || f.Problems[0].Fix == "" {
 		t.Errorf("a machine without devices: %+v, %v", f.Problems, err)
 	}
 	missing := unavailable("no library", "install it")
@@ -87,7 +87,7 @@ func TestPacketMTU(t *testing.T) {
 // TestUnavailable is this machine as it is: either it has devices, or it says what mends that.
 func TestUnavailable(t *testing.T) {
 	b, err := New(Config{})
-	var u *backends.UnavailableError
+	var u *driver.UnavailableError
 	switch {
 	case err == nil:
 		if err := b.Close(); err != nil {
@@ -113,7 +113,7 @@ func TestMissingLibrary(t *testing.T) {
 	_, openErr := New(Config{Library: missing})
 	_, examineErr := Examine(Config{Library: missing})
 	for _, err := range []error{openErr, examineErr} {
-		var u *backends.UnavailableError
+		var u *driver.UnavailableError
 		if !errors.As(err, &u) || u.Backend != "rdma" || u.Reason == "" || u.Fix == "" {
 			t.Errorf("%v", err)
 		}

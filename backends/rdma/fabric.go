@@ -5,8 +5,8 @@ package rdma
 import (
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // fabric is what this package needs of a csrc.VerbsContext, where each method is
@@ -45,9 +45,9 @@ type link interface {
 	Import(m csrc.VerbsImport) (slot uint32, err error)
 	Drop(slot uint32)
 	Expire(slot uint32)
-	Submit(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error
-	SubmitPages(op backends.Op, tag uint64, p *backends.Pages, msg []byte) error
-	SubmitCount(tag uint64, descs []backends.Desc, p *backends.Pages, counter uint32) error
+	Submit(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error
+	SubmitPages(op driver.Op, tag uint64, p *driver.Pages, msg []byte) error
+	SubmitCount(tag uint64, descs []driver.Desc, p *driver.Pages, counter uint32) error
 	Cancel(tag uint64)
 	Drain(grace time.Duration) error
 	End(status int32)

@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // fakeNet is a fabric within this process, for tests of all that lies above C: queue pairs
@@ -252,11 +252,11 @@ func (f *fakeNet) pin(int, []byte, uint32) (pin, error) {
 }
 
 func (f *fakeNet) pinDevice(int, csrc.VerbsDevice, uint32) (pin, error) {
-	return nil, backends.ErrNotSupported // the stand-in for libibverbs has device memory
+	return nil, driver.ErrNotSupported // the stand-in for libibverbs has device memory
 }
 
 func (f *fakeNet) showDevice(uint32, uint64, uint64, []pin, uint32) error {
-	return backends.ErrNotSupported
+	return driver.ErrNotSupported
 }
 
 func (f *fakeNet) show(key uint32, mem []byte, pins []pin, prefer uint32) error {
@@ -286,7 +286,7 @@ func (f *fakeNet) Grant(key uint32, rail int, flags uint32) (uint32, error) {
 	defer f.mu.Unlock()
 	m := f.memories[key]
 	if m == nil {
-		return 0, backends.ErrBounds
+		return 0, driver.ErrBounds
 	}
 	if m.grants[rail] == 0 {
 		fakeWire.Lock()

@@ -13,9 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/fakeverbs"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // freshMemory has no pages yet.
@@ -30,7 +30,7 @@ func freshMemory(t testing.TB, n int) []byte {
 
 func registerMemory(t testing.TB, b *Backend, mem []byte, readOnly bool) *memory {
 	t.Helper()
-	m, err := b.Register(backends.Segment{Kind: backends.DRAM, Len: uint64(len(mem)), Mem: mem, ReadOnly: readOnly, Secret: [16]byte{1}})
+	m, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: uint64(len(mem)), Mem: mem, ReadOnly: readOnly, Secret: [16]byte{1}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,11 +98,11 @@ func TestLargeMemoryThatIsReadOnly(t *testing.T) {
 	if !r.pinned.readOnly {
 		t.Error("pinned to be written to")
 	}
-	d := backends.Desc{Remote: 1 << 20, Len: 1 << 20, LocalKey: l.key, RemoteKey: p.imports(t, r)}
-	if err := p.move(t, backends.Read, d); err != nil || !bytes.Equal(l.bytes, mem[1<<20:2<<20]) {
+	d := driver.Desc{Remote: 1 << 20, Len: 1 << 20, LocalKey: l.key, RemoteKey: p.imports(t, r)}
+	if err := p.move(t, driver.Read, d); err != nil || !bytes.Equal(l.bytes, mem[1<<20:2<<20]) {
 		t.Errorf("%v, the right bytes: %v", err, bytes.Equal(l.bytes, mem[1<<20:2<<20]))
 	}
-	if _, err := p.far.Register(backends.Segment{Kind: backends.DRAM, Len: faultInMin, Mem: mem}); err == nil {
+	if _, err := p.far.Register(driver.Segment{Kind: driver.DRAM, Len: faultInMin, Mem: mem}); err == nil {
 		t.Error("registered for peers to write to")
 	}
 }

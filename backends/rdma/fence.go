@@ -7,16 +7,16 @@ import (
 	"fmt"
 	"maps"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
-// Fence implements backends.Fencer. The NICs forget the keys of the epoch: that is a call
+// Fence implements driver.Fencer. The NICs forget the keys of the epoch: that is a call
 // of our own kernel, and no peer, frozen, dead or cut off, has a hand in it. Those that
 // were told the keys are told that they are void, so that they stop by themselves and not
 // by a queue pair that breaks.
 func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	if !b.gate.Enter() {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	defer b.gate.Exit()
 	m := b.table.At(key)
@@ -27,7 +27,7 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	case m.fencing <- struct{}{}:
 		defer func() { <-m.fencing }()
 	case <-ctx.Done():
-		return fmt.Errorf("fence memory: %w", backends.ContextError(ctx))
+		return fmt.Errorf("fence memory: %w", driver.ContextError(ctx))
 	}
 	if m.gone {
 		return fmt.Errorf("fence memory: %w", errUnknownKey)

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
@@ -36,17 +36,17 @@ func TestFenceTells(t *testing.T) {
 	if err := p.far.Fence(t.Context(), r.Key()); err != nil {
 		t.Fatal(err)
 	}
-	d := []backends.Desc{{Len: 100, LocalKey: l.key, RemoteKey: key}}
+	d := []driver.Desc{{Len: 100, LocalKey: l.key, RemoteKey: key}}
 	eventually(t, "the news that the epoch is over", func() bool {
 		p.tag++
-		err := p.peer.Submit(backends.Write, p.tag, d)
+		err := p.peer.Submit(driver.Write, p.tag, d)
 		if err == nil {
 			err = p.await(t, p.tag)
 		}
-		if !errors.Is(err, backends.ErrRevoked) {
+		if !errors.Is(err, driver.ErrRevoked) {
 			t.Fatalf("a write with a key of a past epoch: %v", err)
 		}
-		return p.peer.Submit(backends.Write, 1000, d) != nil
+		return p.peer.Submit(driver.Write, 1000, d) != nil
 	})
 	if err := p.await(t, p.write(t, l, p.imports(t, r), nil)); err != nil {
 		t.Errorf("with the next epoch: %v", err)
@@ -79,7 +79,7 @@ func TestFenceStuck(t *testing.T) {
 	if err := r.Close(); !errors.Is(err, errStuck) {
 		t.Errorf("close memory without proof: %v", err)
 	}
-	if _, err := r.AppendToken(nil); !errors.Is(err, backends.ErrClosed) {
+	if _, err := r.AppendToken(nil); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("token of memory that could not be closed: %v", err)
 	}
 	if err := r.Close(); err != nil {
@@ -132,15 +132,15 @@ func TestReusedKey(t *testing.T) {
 	if next.Key() != m.Key() {
 		t.Fatalf("key %d, want %d again", next.Key(), m.Key())
 	}
-	if _, _, err := p.peer.Import(old); !errors.Is(err, backends.ErrRevoked) {
+	if _, _, err := p.peer.Import(old); !errors.Is(err, driver.ErrRevoked) {
 		t.Errorf("import of the old token: %v", err)
 	}
 	forged := keys.Token{Secret: [16]byte{9}, Key: next.key, Epoch: next.epoch, Size: 4096}
-	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err, backends.ErrBadToken) {
+	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err, driver.ErrBadToken) {
 		t.Errorf("import with another secret: %v", err)
 	}
 	forged.Epoch++
-	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err, backends.ErrBadToken) {
+	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err, driver.ErrBadToken) {
 		t.Errorf("import of an epoch to come: %v", err)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // GIDChoice is what the rule says of one GID.
@@ -64,7 +64,7 @@ func chooseGID(p *Port, override int) (GID, []GIDChoice, error) {
 		choices[i], order[i] = GIDChoice{GID: p.GIDs[i]}, i
 	}
 	if len(choices) == 0 {
-		return GID{}, nil, fmt.Errorf("port %d has no GID: give its network device an address: %w", p.Number, backends.ErrNoRoute)
+		return GID{}, nil, fmt.Errorf("port %d has no GID: give its network device an address: %w", p.Number, driver.ErrNoRoute)
 	}
 	if override >= 0 {
 		return overrideGID(p, override, choices)
@@ -78,7 +78,7 @@ func chooseGID(p *Port, override int) (GID, []GIDChoice, error) {
 	})
 	best := order[0]
 	if rankGID(&p.GIDs[best]) == gidNone {
-		return GID{}, choices, fmt.Errorf("port %d has no GID of RoCE: %w", p.Number, backends.ErrNoRoute)
+		return GID{}, choices, fmt.Errorf("port %d has no GID of RoCE: %w", p.Number, driver.ErrNoRoute)
 	}
 	for i := range choices {
 		choices[i].Why = rejection(&p.GIDs[i], &p.GIDs[best])
@@ -107,7 +107,7 @@ func overrideGID(p *Port, index int, choices []GIDChoice) (GID, []GIDChoice, err
 		choices[i].Why = fmt.Sprintf("Config.Devices names index %d", index)
 	}
 	if at < 0 {
-		return GID{}, choices, fmt.Errorf("port %d has no GID of index %d, which Config.Devices names: %w", p.Number, index, backends.ErrNoRoute)
+		return GID{}, choices, fmt.Errorf("port %d has no GID of index %d, which Config.Devices names: %w", p.Number, index, driver.ErrNoRoute)
 	}
 	choices[at].Chosen = true
 	return p.GIDs[at], choices, nil
@@ -118,7 +118,7 @@ func infinibandGID(p *Port, choices []GIDChoice) (GID, []GIDChoice, error) {
 		choices[i].Why = "InfiniBand: index 0 is the port's own"
 	}
 	if p.GIDs[0].Index != 0 {
-		return GID{}, choices, fmt.Errorf("port %d has no GID of index 0: is a subnet manager running?: %w", p.Number, backends.ErrNoRoute)
+		return GID{}, choices, fmt.Errorf("port %d has no GID of index 0: is a subnet manager running?: %w", p.Number, driver.ErrNoRoute)
 	}
 	choices[0].Chosen = true
 	return p.GIDs[0], choices, nil

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // gid makes one of RoCE; a subnet is that of its network device.
@@ -43,7 +43,7 @@ func TestGIDRule(t *testing.T) {
 		p := Port{Number: 1, LinkLayer: "Ethernet", GIDs: c.gids}
 		got, choices, err := chooseGID(&p, -1)
 		if c.want < 0 {
-			if !errors.Is(err, backends.ErrNoRoute) {
+			if !errors.Is(err, driver.ErrNoRoute) {
 				t.Errorf("%s: %+v, %v", name, got, err)
 			}
 			continue
@@ -67,11 +67,11 @@ func TestGIDOfInfiniBand(t *testing.T) {
 	if got, choices, err := chooseGID(&p, 1); err != nil || got.Index != 1 || !choices[1].Chosen {
 		t.Errorf("by name: index %d, %v", got.Index, err)
 	}
-	if _, _, err := chooseGID(&p, 9); !errors.Is(err, backends.ErrNoRoute) {
+	if _, _, err := chooseGID(&p, 9); !errors.Is(err, driver.ErrNoRoute) {
 		t.Errorf("one that is not there: %v", err)
 	}
 	p.GIDs = p.GIDs[1:]
-	if _, _, err := chooseGID(&p, -1); !errors.Is(err, backends.ErrNoRoute) {
+	if _, _, err := chooseGID(&p, -1); !errors.Is(err, driver.ErrNoRoute) {
 		t.Errorf("without index 0: %v", err)
 	}
 }
@@ -112,7 +112,7 @@ func TestMatch(t *testing.T) {
 		for i := range got {
 			same = same && got[i] == c.want[i]
 		}
-		if !same || (err == nil) != (c.want != nil) || err != nil && !errors.Is(err, backends.ErrNoRoute) {
+		if !same || (err == nil) != (c.want != nil) || err != nil && !errors.Is(err, driver.ErrNoRoute) {
 			t.Errorf("%s: %v, %v, want %v", name, got, err, c.want)
 		}
 	}

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/dmabuf"
 )
 
@@ -48,7 +48,7 @@ func (f *refusal) failed(way string, err error) {
 
 // pinDevice pins device memory on each rail that can. The others are left out, and the
 // range knows why.
-func (b *Backend) pinDevice(p *pinned, d *backends.DMABuf) (err error) {
+func (b *Backend) pinDevice(p *pinned, d *driver.DMABuf) (err error) {
 	if p.dmabuf, err = dmabuf.Dup(d); err != nil {
 		return err
 	}

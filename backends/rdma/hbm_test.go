@@ -16,10 +16,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/fakeverbs"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // card stands for device memory that was exported: a file that the stand-in takes for its
@@ -50,9 +50,9 @@ func newCard(t testing.TB, addr uint64, n int) *card {
 }
 
 // segment is n bytes at an offset of it.
-func (c *card) segment(off, n uint64) backends.Segment {
-	return backends.Segment{Kind: backends.HBM, Addr: c.addr + off, Len: n, Secret: [16]byte{1},
-		DMABuf: &backends.DMABuf{FD: c.fd, Offset: off}}
+func (c *card) segment(off, n uint64) driver.Segment {
+	return driver.Segment{Kind: driver.HBM, Addr: c.addr + off, Len: n, Secret: [16]byte{1},
+		DMABuf: &driver.DMABuf{FD: c.fd, Offset: off}}
 }
 
 // close closes the program's descriptor.
@@ -104,7 +104,7 @@ func openHBM(t *testing.T, open func(Config) (*Backend, error), cfg Config) *pai
 	return p
 }
 
-func registerHBM(t testing.TB, b *Backend, seg backends.Segment) *memory {
+func registerHBM(t testing.TB, b *Backend, seg driver.Segment) *memory {
 	t.Helper()
 	m, err := b.Register(seg)
 	if err != nil {
@@ -114,10 +114,10 @@ func registerHBM(t testing.TB, b *Backend, seg backends.Segment) *memory {
 }
 
 // move runs one descriptor to its end.
-func (p *pair) move(t *testing.T, op backends.Op, d backends.Desc) error {
+func (p *pair) move(t *testing.T, op driver.Op, d driver.Desc) error {
 	t.Helper()
 	p.tag++
-	if err := p.peer.Submit(op, p.tag, []backends.Desc{d}); err != nil {
+	if err := p.peer.Submit(op, p.tag, []driver.Desc{d}); err != nil {
 		return err
 	}
 	return p.await(t, p.tag)
@@ -129,7 +129,7 @@ func TestHBM(t *testing.T) {
 	f, open := standIn(t, 4)
 	leak.Check(t, f.InUse)
 	p := openHBM(t, open, Config{Timeout: 1 << 20})
-	if pairs := p.near.Caps().Pairs; pairs[backends.HBM] != backends.KindsOf(backends.DRAM, backends.HBM) || pairs[backends.DRAM] != pairs[backends.HBM] {
+	if pairs := p.near.Caps().Pairs; pairs[driver.HBM] != driver.KindsOf(driver.DRAM, driver.HBM) || pairs[driver.DRAM] != pairs[driver.HBM] {
 		t.Errorf("pairs %v", pairs)
 	}
 	const n, nearOff, farOff = 5 << 20, 8192 + 100, 4096 + 777
@@ -143,17 +143,17 @@ func TestHBM(t *testing.T) {
 		t.Errorf("%d descriptors, want one for each memory", got)
 	}
 	key := p.imports(t, r)
-	for _, d := range []backends.Desc{{Local: 1000, Remote: 50, Len: 8}, {Local: 17, Remote: 4099, Len: 4 << 20}} {
+	for _, d := range []driver.Desc{{Local: 1000, Remote: 50, Len: 8}, {Local: 17, Remote: 4099, Len: 4 << 20}} {
 		d.LocalKey, d.RemoteKey = l.key, key
 		want := bytes.Clone(far.file)
 		copy(want[farOff+d.Remote:], near.file[nearOff+d.Local:][:d.Len])
-		if err := p.move(t, backends.Write, d); err != nil || !bytes.Equal(far.file, want) {
+		if err := p.move(t, driver.Write, d); err != nil || !bytes.Equal(far.file, want) {
 			t.Fatalf("write of %d bytes: %v, the right ones: %v", d.Len, err, bytes.Equal(far.file, want))
 		}
 		scribble(far.file, 3)
 		want = bytes.Clone(near.file)
 		copy(want[nearOff+d.Local:], far.file[farOff+d.Remote:][:d.Len])
-		if err := p.move(t, backends.Read, d); err != nil || !bytes.Equal(near.file, want) {
+		if err := p.move(t, driver.Read, d); err != nil || !bytes.Equal(near.file, want) {
 			t.Fatalf("read of %d bytes: %v, the right ones: %v", d.Len, err, bytes.Equal(near.file, want))
 		}
 	}
@@ -187,7 +187,7 @@ func (p *pair) fenceHBM(t *testing.T, l, r *memory, key uint32, near, far []byte
 		t.Fatal(err)
 	}
 	scribble(near, 4)
-	if err := p.move(t, backends.Write, backends.Desc{Len: 1 << 20, LocalKey: l.key, RemoteKey: key}); !errors.Is(err, backends.ErrRevoked) {
+	if err := p.move(t, driver.Write, driver.Desc{Len: 1 << 20, LocalKey: l.key, RemoteKey: key}); !errors.Is(err, driver.ErrRevoked) {
 		t.Errorf("write after the fence: %v", err)
 	}
 	if !bytes.Equal(before, far) {
@@ -291,7 +291,7 @@ func TestHBMWithoutMeans(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.Close()
-	if pairs := b.Caps().Pairs; pairs[backends.HBM] != 0 || !pairs.Serves(backends.DRAM, backends.HBM) {
+	if pairs := b.Caps().Pairs; pairs[driver.HBM] != 0 || !pairs.Serves(driver.DRAM, driver.HBM) {
 		t.Errorf("pairs %v", pairs)
 	}
 	c := newCard(t, 1<<45, 8192)
@@ -299,7 +299,7 @@ func TestHBMWithoutMeans(t *testing.T) {
 	bare := c.segment(0, 8192)
 	bare.DMABuf = nil
 	for _, x := range []struct {
-		seg    backends.Segment
+		seg    driver.Segment
 		reason string
 		fix    []string
 	}{
@@ -307,7 +307,7 @@ func TestHBMWithoutMeans(t *testing.T) {
 		{bare, "the Segment has no dma-buf", []string{"Segment.DMABuf", "CUDA 11.7", "modprobe nvidia_peermem"}},
 	} {
 		_, err := b.Register(x.seg)
-		var u *backends.UnavailableError
+		var u *driver.UnavailableError
 		if !errors.As(err, &u) || strings.Count(u.Reason, x.reason) != 2 || !strings.Contains(u.Reason, "fake1:1: ") {
 			t.Errorf("%v, want for both rails that it %s", err, x.reason)
 			continue
@@ -336,7 +336,7 @@ func TestHBMByPeermem(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := openHBM(t, open, Config{sysfs: kernel})
-	if !p.near.Caps().Pairs.Serves(backends.HBM, backends.HBM) {
+	if !p.near.Caps().Pairs.Serves(driver.HBM, driver.HBM) {
 		t.Errorf("pairs %v", p.near.Caps().Pairs)
 	}
 	mapped := newCard(t, 0, 64<<10)
@@ -375,22 +375,22 @@ func TestHBMThatIsWrong(t *testing.T) {
 	c := newCard(t, 1<<45, 8192)
 	long := c.segment(0, 8192)
 	long.Len = 8193
-	if _, err := b.Register(long); !errors.Is(err, syscall.EINVAL) || errors.Is(err, backends.ErrUnavailable) || !strings.Contains(err.Error(), "fake1:1: dma-buf: ") {
+	if _, err := b.Register(long); !errors.Is(err, syscall.EINVAL) || errors.Is(err, driver.ErrUnavailable) || !strings.Contains(err.Error(), "fake1:1: dma-buf: ") {
 		t.Errorf("memory that ends before its dma-buf: %v", err)
 	}
 	odd := c.segment(0, 100)
 	odd.DMABuf.Offset = 1
-	if _, err := b.Register(odd); !errors.Is(err, backends.ErrBounds) {
+	if _, err := b.Register(odd); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("another place in the page: %v", err)
 	}
 	if got := cardsOpen(t); got != 1 {
 		t.Errorf("%d descriptors, want the test's", got)
 	}
 	c.close(t)
-	if _, err := b.Register(c.segment(0, 8192)); !errors.Is(err, backends.ErrBounds) || !errors.Is(err, syscall.EBADF) {
+	if _, err := b.Register(c.segment(0, 8192)); !errors.Is(err, driver.ErrBounds) || !errors.Is(err, syscall.EBADF) {
 		t.Errorf("a descriptor that is closed: %v", err)
 	}
-	if _, err := b.Register(backends.Segment{Kind: backends.HBM, Len: 1}); !errors.Is(err, backends.ErrBounds) {
+	if _, err := b.Register(driver.Segment{Kind: driver.HBM, Len: 1}); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("no address: %v", err)
 	}
 	if len(b.pinnings.list) != 0 || f.Device(0).Get(fakeverbs.Regions) != 1 {
@@ -410,7 +410,7 @@ func TestHBMByTheEngine(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if ends[i], err = engine.Open(engine.Config{Backends: []backends.Backend{b}}); err != nil {
+		if ends[i], err = engine.Open(engine.Config{Backends: []driver.Backend{b}}); err != nil {
 			t.Fatal(err)
 		}
 		defer ends[i].Close()

@@ -6,9 +6,9 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // TestRegisterHolds has pages stay where they are for as long as NICs may know them, and no longer:
@@ -33,7 +33,7 @@ func TestRegisterHolds(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := registered.(*memory)
-	renews("while it is registered", backends.ErrBusy)
+	renews("while it is registered", driver.ErrBusy)
 	p.imports(t, m)
 	fake := fakeOf(p.far)
 	fake.mu.Lock()
@@ -42,13 +42,13 @@ func TestRegisterHolds(t *testing.T) {
 	if err := m.Close(); !errors.Is(err, errStuck) {
 		t.Fatalf("close memory whose key the NIC keeps: %v", err)
 	}
-	renews("while a NIC keeps its key", backends.ErrBusy)
+	renews("while a NIC keeps its key", driver.ErrBusy)
 	if err := m.Close(); err != nil {
 		t.Fatal(err)
 	}
 	renews("when it is closed", nil)
 	other := register(t, p.far, 100)
-	if _, err := p.far.Register(buf.Segment()); !errors.Is(err, backends.ErrFull) {
+	if _, err := p.far.Register(buf.Segment()); !errors.Is(err, driver.ErrFull) {
 		t.Errorf("one memory too many: %v", err)
 	}
 	renews("after it was refused a key", nil)
@@ -56,7 +56,7 @@ func TestRegisterHolds(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.far.locked = memlock{limits: func() (uint64, uint64, bool) { return 4096, 0, true }}
-	if _, err := p.far.Register(buf.Segment()); !errors.Is(err, backends.ErrUnavailable) {
+	if _, err := p.far.Register(buf.Segment()); !errors.Is(err, driver.ErrUnavailable) {
 		t.Errorf("more than may be pinned: %v", err)
 	}
 	renews("after it was not pinned", nil)

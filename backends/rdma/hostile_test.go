@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // stranger speaks to a backend's control as it likes.
@@ -129,7 +129,7 @@ func TestConnsMax(t *testing.T) {
 	near, far := openFakeBackend(t, Config{}), openFakeBackend(t, Config{ConnsMax: 2})
 	p := &pair{near: near, far: far}
 	first, second := p.connect(t), p.connect(t)
-	if _, err := near.Connect(t.Context(), far.Addr()); !errors.Is(err, backends.ErrFull) {
+	if _, err := near.Connect(t.Context(), far.Addr()); !errors.Is(err, driver.ErrFull) {
 		t.Errorf("a third peer: %v", err)
 	}
 	_ = first.Close()

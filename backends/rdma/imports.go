@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
@@ -29,7 +29,7 @@ type importResult struct {
 	err  error
 }
 
-// Import implements backends.Peer. It asks the owner, whose control answers; imports at
+// Import implements driver.Peer. It asks the owner, whose control answers; imports at
 // the same time do not wait for each other.
 func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
 	if err := p.enter(); err != nil {
@@ -65,12 +65,12 @@ func (p *peer) ask(t *keys.Token) (uint32, error) {
 		case r := <-a.done:
 			return r.slot, r.err
 		case <-p.lostCh:
-			return 0, backends.ErrPeerLost
+			return 0, driver.ErrPeerLost
 		case <-p.closing:
-			return 0, backends.ErrClosed
+			return 0, driver.ErrClosed
 		case <-look.C:
 			if quiet := p.ch.silent(); quiet > p.b.cfg.Grace {
-				return 0, fmt.Errorf("the peer is silent for %v, it may be frozen: %w (%w)", quiet, backends.ErrPeerLost, backends.ErrTimeout)
+				return 0, fmt.Errorf("the peer is silent for %v, it may be frozen: %w (%w)", quiet, driver.ErrPeerLost, driver.ErrTimeout)
 			}
 		}
 	}
@@ -111,10 +111,10 @@ func (p *peer) take(t *keys.Token, m *importAnswer) (uint32, error) {
 		return 0, err
 	}
 	if m.size != t.Size || len(m.keys) != len(p.pairs) || m.base+m.size < m.base {
-		return 0, fmt.Errorf("the owner tells of %d bytes over %d lanes, the token of %d bytes: %w", m.size, len(m.keys), t.Size, backends.ErrBadToken)
+		return 0, fmt.Errorf("the owner tells of %d bytes over %d lanes, the token of %d bytes: %w", m.size, len(m.keys), t.Size, driver.ErrBadToken)
 	}
 	if !p.hold.Enter() {
-		return 0, backends.ErrClosed
+		return 0, driver.ErrClosed
 	}
 	defer p.hold.Exit()
 	slot, err := p.link.Import(csrc.VerbsImport{Base: m.base, Size: m.size, ReadOnly: m.readOnly, RemoteKeys: m.keys})
@@ -146,7 +146,7 @@ func (p *peer) expire(m *expired) {
 	}
 }
 
-// Drop implements backends.Peer.
+// Drop implements driver.Peer.
 func (p *peer) Drop(key uint32) {
 	if !p.gate.Enter() {
 		return

@@ -5,8 +5,8 @@ package rdma
 import (
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/gate"
 )
@@ -50,7 +50,7 @@ func (c *inbound) run() {
 		case *bye:
 			parted, had = true, !m.abandoned
 		default:
-			c.ch.close(backends.ErrCorrupt)
+			c.ch.close(driver.ErrCorrupt)
 		}
 	}
 	c.retire(parted, had)
@@ -73,7 +73,7 @@ func (c *inbound) retire(parted, had bool) {
 		c.ch.send(quit{}.encode())
 		c.ch.farewell(c.b.cfg.Grace)
 	default:
-		c.ch.close(backends.ErrPeerLost)
+		c.ch.close(driver.ErrPeerLost)
 	}
 	c.asked.Wait()
 	for m := range c.knows {
@@ -95,7 +95,7 @@ func (c *inbound) question(q *importRequest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.questions) >= questionsMax {
-		go c.ch.close(backends.ErrFull)
+		go c.ch.close(driver.ErrFull)
 		return
 	}
 	c.questions = append(c.questions, q)
@@ -140,7 +140,7 @@ func (c *inbound) keysOf(granted []uint32) []uint32 {
 func (c *inbound) remake(q *laneRequest) {
 	lane := int(q.lane)
 	if lane >= len(c.rails) || c.link.LaneEnd(lane) != nil {
-		c.ch.close(backends.ErrCorrupt)
+		c.ch.close(driver.ErrCorrupt)
 		return
 	}
 	a := laneReply{lane: q.lane, attempt: q.attempt, seen: c.link.Seen()}

@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // fakeLink is one end of a connection of fakeNet.
@@ -57,9 +57,9 @@ type fakeSlot struct {
 }
 
 type fakeBatch struct {
-	op        backends.Op
+	op        driver.Op
 	tag       uint64
-	descs     []backends.Desc
+	descs     []driver.Desc
 	remotes   []*fakeSlot
 	msg       []byte
 	noted     bool
@@ -77,10 +77,10 @@ func (l *fakeLink) LaneMake(lane, rail int) (csrc.VerbsEnd, error) {
 	fakeWire.Lock()
 	defer fakeWire.Unlock()
 	if l.lanes[lane] != nil {
-		return csrc.VerbsEnd{}, backends.ErrBusy
+		return csrc.VerbsEnd{}, driver.ErrBusy
 	}
 	if l.net.rails[rail].gone {
-		return csrc.VerbsEnd{}, backends.ErrNoRoute
+		return csrc.VerbsEnd{}, driver.ErrNoRoute
 	}
 	fakeWire.next++
 	p := &fakeLane{link: l, lane: lane, number: fakeWire.next, rail: l.net.rails[rail]}
@@ -93,7 +93,7 @@ func (l *fakeLink) LaneBegin(lane int, theirs csrc.VerbsEnd) error {
 	p := l.lanes[lane]
 	if p == nil || l.held[lane] {
 		l.mu.Unlock()
-		return backends.ErrBusy
+		return driver.ErrBusy
 	}
 	fakeWire.Lock()
 	p.other = theirs.QueuePair
@@ -177,7 +177,7 @@ func (l *fakeLink) LaneSettle(lane int, seen uint64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if seen > l.sent {
-		return backends.ErrCorrupt
+		return driver.ErrCorrupt
 	}
 	l.held[lane] = false
 	l.seen = seen
@@ -219,31 +219,31 @@ func (l *fakeLink) Expire(slot uint32) {
 	}
 }
 
-func (l *fakeLink) Submit(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
-	return l.submit(op, tag, len(descs), func(i int) backends.Desc { return descs[i] }, msg, -1)
+func (l *fakeLink) Submit(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
+	return l.submit(op, tag, len(descs), func(i int) driver.Desc { return descs[i] }, msg, -1)
 }
 
-func (l *fakeLink) SubmitPages(op backends.Op, tag uint64, p *backends.Pages, msg []byte) error {
+func (l *fakeLink) SubmitPages(op driver.Op, tag uint64, p *driver.Pages, msg []byte) error {
 	return l.submitPages(op, tag, p, msg, -1)
 }
 
-func (l *fakeLink) SubmitCount(tag uint64, descs []backends.Desc, p *backends.Pages, counter uint32) error {
+func (l *fakeLink) SubmitCount(tag uint64, descs []driver.Desc, p *driver.Pages, counter uint32) error {
 	if counter >= csrc.VerbsCountersMax {
-		return backends.ErrBounds
+		return driver.ErrBounds
 	}
 	if p != nil {
-		return l.submitPages(backends.Write, tag, p, []byte{}, int(counter))
+		return l.submitPages(driver.Write, tag, p, []byte{}, int(counter))
 	}
-	return l.submit(backends.Write, tag, len(descs), func(i int) backends.Desc { return descs[i] }, []byte{}, int(counter))
+	return l.submit(driver.Write, tag, len(descs), func(i int) driver.Desc { return descs[i] }, []byte{}, int(counter))
 }
 
-func (l *fakeLink) submitPages(op backends.Op, tag uint64, p *backends.Pages, msg []byte, counter int) error {
+func (l *fakeLink) submitPages(op driver.Op, tag uint64, p *driver.Pages, msg []byte, counter int) error {
 	l.mu.Lock()
 	remote := l.imported(p.RemoteKey)
 	l.mu.Unlock()
 	local := l.net.memory(p.LocalKey)
 	if remote == nil || local == nil {
-		return backends.ErrBounds
+		return driver.ErrBounds
 	}
 	if err := p.Check(uint64(len(local.bytes)), remote.Size); err != nil {
 		return err
@@ -259,30 +259,30 @@ func (l *fakeLink) imported(slot uint32) *fakeSlot {
 }
 
 // check looks at a batch. Preconditions: l.mu is held.
-func (l *fakeLink) check(op backends.Op, n int, at func(int) backends.Desc) error {
+func (l *fakeLink) check(op driver.Op, n int, at func(int) driver.Desc) error {
 	if l.drained || l.ended {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	for i := range n {
 		d := at(i)
 		remote, local := l.imported(d.RemoteKey), l.net.memory(d.LocalKey)
 		if remote == nil || local == nil {
-			return backends.ErrBounds
+			return driver.ErrBounds
 		}
 		if err := d.Check(uint64(len(local.bytes)), remote.Size); err != nil {
 			return err
 		}
-		if op == backends.Write && remote.ReadOnly {
-			return backends.ErrReadOnly
+		if op == driver.Write && remote.ReadOnly {
+			return driver.ErrReadOnly
 		}
 		if remote.expired {
-			return backends.ErrRevoked
+			return driver.ErrRevoked
 		}
 	}
 	return nil
 }
 
-func (l *fakeLink) submit(op backends.Op, tag uint64, n int, at func(int) backends.Desc, msg []byte, counter int) error {
+func (l *fakeLink) submit(op driver.Op, tag uint64, n int, at func(int) driver.Desc, msg []byte, counter int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.check(op, n, at); err != nil {
@@ -295,7 +295,7 @@ func (l *fakeLink) submit(op backends.Op, tag uint64, n int, at func(int) backen
 	}
 	if full {
 		l.net.mu.Unlock()
-		return backends.ErrFull
+		return driver.ErrFull
 	}
 	if msg != nil {
 		l.credits--
@@ -429,7 +429,7 @@ func (l *fakeLink) settled(lane int) {
 }
 
 // move copies one piece, and reports whether the key was good for it.
-func (l *fakeLink) move(op backends.Op, d *backends.Desc, off uint64, remote *fakeSlot, key uint32) bool {
+func (l *fakeLink) move(op driver.Op, d *driver.Desc, off uint64, remote *fakeSlot, key uint32) bool {
 	fakeWire.Lock()
 	g := fakeWire.grants[key]
 	fakeWire.Unlock()
@@ -442,9 +442,9 @@ func (l *fakeLink) move(op backends.Op, d *backends.Desc, off uint64, remote *fa
 	g.mu.RLock()
 	defer g.mu.RUnlock()
 	switch {
-	case g.over || g.readOnly && op == backends.Write || at+n > uint64(len(g.bytes)):
+	case g.over || g.readOnly && op == driver.Write || at+n > uint64(len(g.bytes)):
 		return false
-	case op == backends.Write:
+	case op == driver.Write:
 		copy(g.bytes[at:][:n], local.bytes[d.Local+off:])
 	default:
 		copy(local.bytes[d.Local+off:][:n], g.bytes[at:])
@@ -540,7 +540,7 @@ func (l *fakeLink) Drain(grace time.Duration) error {
 			return nil
 		}
 		if time.Now().After(end) {
-			return backends.ErrTimeout
+			return driver.ErrTimeout
 		}
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // pairing is a lane to be: a rail of ours with one of the owner's.
@@ -22,7 +22,7 @@ func match(ours, theirs []railAddress) ([]pairing, error) {
 		}
 	}
 	return nil, fmt.Errorf("no rail of ours (%s) reaches one of the peer's (%s): choose Config.Devices and their GIDs in a common network: %w",
-		listRails(ours), listRails(theirs), backends.ErrNoRoute)
+		listRails(ours), listRails(theirs), driver.ErrNoRoute)
 }
 
 func matchBy(ours, theirs []railAddress, reaches func(a, b *railAddress) bool) (pairs []pairing) {

@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/keys"
@@ -38,21 +38,21 @@ type memory struct {
 	grants uint64                // how often the NICs were asked to take requests
 }
 
-// Register implements backends.Backend. The range is pinned on every rail, unless it is a
+// Register implements driver.Backend. The range is pinned on every rail, unless it is a
 // part of one that is. Peers reach it once the first of them has imported a token.
 //
 // Device memory is pinned on the rails that take its dma-buf or, with nvidia_peermem, its
 // address; the others carry none of it, and Explain says why. Where no rail does the error
-// is a *backends.UnavailableError, or what the registrations failed with.
-func (b *Backend) Register(seg backends.Segment) (backends.Memory, error) {
-	if seg.Kind != backends.DRAM && seg.Kind != backends.HBM {
-		return nil, fmt.Errorf("register %v memory: %w", seg.Kind, backends.ErrNotSupported)
+// is a *driver.UnavailableError, or what the registrations failed with.
+func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
+	if seg.Kind != driver.DRAM && seg.Kind != driver.HBM {
+		return nil, fmt.Errorf("register %v memory: %w", seg.Kind, driver.ErrNotSupported)
 	}
 	if err := seg.Check(); err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)
 	}
 	if !b.gate.Enter() {
-		return nil, fmt.Errorf("register memory: %w", backends.ErrClosed)
+		return nil, fmt.Errorf("register memory: %w", driver.ErrClosed)
 	}
 	defer b.gate.Exit()
 	m, err := b.register(&seg)
@@ -62,7 +62,7 @@ func (b *Backend) Register(seg backends.Segment) (backends.Memory, error) {
 	return m, nil
 }
 
-func (b *Backend) register(seg *backends.Segment) (*memory, error) {
+func (b *Backend) register(seg *driver.Segment) (*memory, error) {
 	m := &memory{b: b, span: spanOf(seg), secret: seg.Secret, readOnly: seg.ReadOnly, fencing: make(chan struct{}, 1)}
 	var err error
 	if m.release, err = hold(seg); err != nil {
@@ -92,8 +92,8 @@ func (b *Backend) show(m *memory) error {
 }
 
 // hold keeps the pages where the NICs will know them.
-func hold(seg *backends.Segment) (release func(), err error) {
-	if h, ok := seg.Shared.(backends.Holder); ok {
+func hold(seg *driver.Segment) (release func(), err error) {
+	if h, ok := seg.Shared.(driver.Holder); ok {
 		return h.Hold()
 	}
 	return func() {}, nil
@@ -106,17 +106,17 @@ func (m *memory) unpin() error {
 	return err
 }
 
-// Key implements backends.Memory.
+// Key implements driver.Memory.
 func (m *memory) Key() uint32 { return m.key }
 
-// AppendToken implements backends.Memory.
+// AppendToken implements driver.Memory.
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	m.mu.Lock()
 	t := keys.Token{Secret: m.secret, Key: m.key, Epoch: m.epoch, Size: m.size}
 	closed := m.closed
 	m.mu.Unlock()
 	if closed {
-		return dst, backends.ErrClosed
+		return dst, driver.ErrClosed
 	}
 	return t.Append(dst, &m.b.address.owner), nil
 }
@@ -200,7 +200,7 @@ func (m *memory) grant() ([]uint32, control.Status) {
 	return granted, control.OK
 }
 
-// Close implements backends.Memory. It fences what was not fenced, so that nothing lands
+// Close implements driver.Memory. It fences what was not fenced, so that nothing lands
 // after it.
 func (m *memory) Close() error {
 	if !m.b.gate.Enter() {
@@ -236,4 +236,4 @@ func (m *memory) close() error {
 	return nil
 }
 
-var errUnknownKey = fmt.Errorf("unknown key: %w", backends.ErrBounds)
+var errUnknownKey = fmt.Errorf("unknown key: %w", driver.ErrBounds)

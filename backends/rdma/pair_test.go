@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // pair is two backends over the fake fabric, one connected to the other.
@@ -61,7 +61,7 @@ func (p *pair) connect(t *testing.T) *peer {
 
 func register(t *testing.T, b *Backend, n int) *memory {
 	t.Helper()
-	m, err := b.Register(backends.Segment{Kind: backends.DRAM, Len: uint64(n), Mem: make([]byte, n), Secret: [16]byte{1}})
+	m, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: uint64(n), Mem: make([]byte, n), Secret: [16]byte{1}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,8 +85,8 @@ func (p *pair) imports(t *testing.T, m *memory) uint32 {
 func (p *pair) write(t *testing.T, l *memory, remote uint32, msg []byte) (tag uint64) {
 	t.Helper()
 	p.tag++
-	d := []backends.Desc{{Len: l.size, LocalKey: l.key, RemoteKey: remote}}
-	if err := p.peer.submit(backends.Write, p.tag, d, msg); err != nil {
+	d := []driver.Desc{{Len: l.size, LocalKey: l.key, RemoteKey: remote}}
+	if err := p.peer.submit(driver.Write, p.tag, d, msg); err != nil {
 		t.Fatalf("submit: %v", err)
 	}
 	return p.tag
@@ -95,7 +95,7 @@ func (p *pair) write(t *testing.T, l *memory, remote uint32, msg []byte) (tag ui
 // await polls for the outcome of a tag.
 func (p *pair) await(t *testing.T, tag uint64) error {
 	t.Helper()
-	var done [8]backends.Completion
+	var done [8]driver.Completion
 	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Microsecond) {
 		n, err := p.near.Poll(done[:])
 		if err != nil {
@@ -127,9 +127,9 @@ func eventually(t *testing.T, what string, ok func() bool) {
 }
 
 // received takes what a backend has.
-func received(t *testing.T, b *Backend) []backends.Message {
+func received(t *testing.T, b *Backend) []driver.Message {
 	t.Helper()
-	msgs := make([]backends.Message, 16)
+	msgs := make([]driver.Message, 16)
 	n, err := b.Receive(msgs)
 	if err != nil {
 		t.Fatal(err)
@@ -201,7 +201,7 @@ func TestAnswerIsLost(t *testing.T) {
 		if err := p.await(t, p.write(t, l, remote, []byte{byte(i)})); err != nil {
 			t.Fatal(err)
 		}
-		var msgs []backends.Message
+		var msgs []driver.Message
 		eventually(t, "a message", func() bool { msgs = append(msgs, received(t, p.far)...); return len(msgs) > 0 })
 		if len(msgs) != 1 || len(msgs[0].Data) != 1 || msgs[0].Data[0] != byte(i) || r.bytes[0] != byte(i) {
 			t.Fatalf("message %d: %v, byte %d", i, msgs, r.bytes[0])
@@ -219,22 +219,22 @@ func TestAllLanesFail(t *testing.T) {
 	}
 	begin := time.Now()
 	tag := p.write(t, l, remote, nil)
-	if err := p.await(t, tag); !errors.Is(err, backends.ErrPeerLost) {
+	if err := p.await(t, tag); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("a write without a lane: %v", err)
 	}
 	if took := time.Since(begin); took < 250*time.Millisecond || took > 4*time.Second {
 		t.Errorf("lost after %v, with a Failure of 300 ms", took)
 	}
 	<-p.peer.Lost()
-	if err := p.peer.Submit(backends.Write, 99, []backends.Desc{{Len: 1, LocalKey: l.key, RemoteKey: remote}}); !errors.Is(err, backends.ErrPeerLost) {
+	if err := p.peer.Submit(driver.Write, 99, []driver.Desc{{Len: 1, LocalKey: l.key, RemoteKey: remote}}); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("submit to a lost peer: %v", err)
 	}
 	if err := p.peer.Close(); err != nil {
 		t.Error(err)
 	}
-	var msgs []backends.Message
+	var msgs []driver.Message
 	eventually(t, "the last word", func() bool { msgs = append(msgs, received(t, p.far)...); return len(msgs) > 0 })
-	if len(msgs) != 1 || !errors.Is(msgs[0].Err, backends.ErrPeerLost) {
+	if len(msgs) != 1 || !errors.Is(msgs[0].Err, driver.ErrPeerLost) {
 		t.Errorf("messages of a peer that gave up: %+v", msgs)
 	}
 }
@@ -267,11 +267,11 @@ func TestDeviceGone(t *testing.T) {
 	for rail := range 2 {
 		fake.remove(rail)
 		p.tag++
-		err := p.peer.Submit(backends.Write, p.tag, []backends.Desc{{Len: 1 << 20, LocalKey: l.key, RemoteKey: remote}})
+		err := p.peer.Submit(driver.Write, p.tag, []driver.Desc{{Len: 1 << 20, LocalKey: l.key, RemoteKey: remote}})
 		if err == nil {
 			err = p.await(t, p.tag)
 		}
-		if rail == 0 && err != nil || rail == 1 && !errors.Is(err, backends.ErrPeerLost) {
+		if rail == 0 && err != nil || rail == 1 && !errors.Is(err, driver.ErrPeerLost) {
 			t.Errorf("without %d devices: %v", rail+1, err)
 		}
 		if up := p.near.Rails()[rail].Up; up {
@@ -302,7 +302,7 @@ func TestPortsDown(t *testing.T) {
 	fake.port(1, false)
 	eventually(t, "both ports down", func() bool { return !p.near.Rails()[0].Up && !p.near.Rails()[1].Up })
 	begin := time.Now()
-	if err := p.await(t, p.write(t, l, remote, nil)); !errors.Is(err, backends.ErrPeerLost) {
+	if err := p.await(t, p.write(t, l, remote, nil)); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("without a port: %v", err)
 	}
 	if took := time.Since(begin); took > 4*time.Second {
@@ -325,7 +325,7 @@ func TestOwnerCloses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, tag := range tags {
-		if err := p.await(t, tag); err != nil && !errors.Is(err, backends.ErrPeerLost) && !errors.Is(err, backends.ErrRevoked) {
+		if err := p.await(t, tag); err != nil && !errors.Is(err, driver.ErrPeerLost) && !errors.Is(err, driver.ErrRevoked) {
 			t.Errorf("a write to a backend that closes: %v", err)
 		}
 	}
@@ -333,7 +333,7 @@ func TestOwnerCloses(t *testing.T) {
 	if took := time.Since(begin); took > patience {
 		t.Errorf("the owner was gone after %v", took)
 	}
-	if _, _, err := p.peer.Import(nil); !errors.Is(err, backends.ErrPeerLost) {
+	if _, _, err := p.peer.Import(nil); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("import from a backend that is closed: %v", err)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/sluicehq/sluice/csrc"
 )
 
-// Close implements backends.Peer. What has not begun ends at once, the rest is given
+// Close implements driver.Peer. What has not begun ends at once, the rest is given
 // Config.Grace. Then our queue pairs end, and the owner is told; its answer is the proof
 // that its own have ended too, so that nothing of ours lands any more. An owner that is
 // silent for Config.Grace is frozen: by then what we sent has landed or is lost.

@@ -8,13 +8,13 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/gate"
 )
 
 // peer is our end of a connection that we began: over it we reach the owner's memory and
-// send messages. It implements backends.Peer, Canceler, Pager, Notifier, Counter, Watcher and
+// send messages. It implements driver.Peer, Canceler, Pager, Notifier, Counter, Watcher and
 // Explainer.
 type peer struct {
 	b      *Backend
@@ -48,13 +48,13 @@ type peer struct {
 }
 
 var (
-	_ backends.Peer      = (*peer)(nil)
-	_ backends.Canceler  = (*peer)(nil)
-	_ backends.Pager     = (*peer)(nil)
-	_ backends.Notifier  = (*peer)(nil)
-	_ backends.Counter   = (*peer)(nil)
-	_ backends.Watcher   = (*peer)(nil)
-	_ backends.Explainer = (*peer)(nil)
+	_ driver.Peer      = (*peer)(nil)
+	_ driver.Canceler  = (*peer)(nil)
+	_ driver.Pager     = (*peer)(nil)
+	_ driver.Notifier  = (*peer)(nil)
+	_ driver.Counter   = (*peer)(nil)
+	_ driver.Watcher   = (*peer)(nil)
+	_ driver.Explainer = (*peer)(nil)
 )
 
 func newPeer(b *Backend, owner address) *peer {
@@ -71,64 +71,64 @@ func newPeer(b *Backend, owner address) *peer {
 // enter begins a call of the program; gate.Exit ends it.
 func (p *peer) enter() error {
 	if !p.gate.Enter() {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	if p.gone.Load() {
 		p.gate.Exit()
-		return backends.ErrPeerLost
+		return driver.ErrPeerLost
 	}
 	return nil
 }
 
-// Submit implements backends.Peer.
-func (p *peer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
+// Submit implements driver.Peer.
+func (p *peer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
 	return p.submit(op, tag, descs, nil)
 }
 
-// SubmitNotify implements backends.Notifier.
-func (p *peer) SubmitNotify(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+// SubmitNotify implements driver.Notifier.
+func (p *peer) SubmitNotify(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
 	if msg == nil {
 		msg = []byte{}
 	}
 	return p.submit(op, tag, descs, msg)
 }
 
-func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+func (p *peer) submit(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
 	if err := p.enter(); err != nil {
 		return err
 	}
 	defer p.gate.Exit()
 	if len(descs) > descsMax || len(msg) > messageMax || len(descs) == 0 && msg == nil {
-		return backends.ErrBounds
+		return driver.ErrBounds
 	}
 	return p.link.Submit(op, tag, descs, msg)
 }
 
-// SubmitPages implements backends.Pager.
-func (p *peer) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, msg []byte) error {
+// SubmitPages implements driver.Pager.
+func (p *peer) SubmitPages(op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
 	if err := p.enter(); err != nil {
 		return err
 	}
 	defer p.gate.Exit()
 	if pages.Count > pagesMax || len(msg) > messageMax {
-		return backends.ErrBounds
+		return driver.ErrBounds
 	}
 	return p.link.SubmitPages(op, tag, pages, msg)
 }
 
-// SubmitCount implements backends.Counter.
-func (p *peer) SubmitCount(tag uint64, descs []backends.Desc, pages *backends.Pages, counter uint32) error {
+// SubmitCount implements driver.Counter.
+func (p *peer) SubmitCount(tag uint64, descs []driver.Desc, pages *driver.Pages, counter uint32) error {
 	if err := p.enter(); err != nil {
 		return err
 	}
 	defer p.gate.Exit()
 	if len(descs) > descsMax || pages != nil && pages.Count > pagesMax {
-		return backends.ErrBounds
+		return driver.ErrBounds
 	}
 	return p.link.SubmitCount(tag, descs, pages, counter)
 }
 
-// Cancel implements backends.Canceler.
+// Cancel implements driver.Canceler.
 func (p *peer) Cancel(tag uint64) {
 	if p.gate.Enter() {
 		p.link.Cancel(tag)
@@ -136,7 +136,7 @@ func (p *peer) Cancel(tag uint64) {
 	}
 }
 
-// Lost implements backends.Watcher.
+// Lost implements driver.Watcher.
 func (p *peer) Lost() <-chan struct{} { return p.lostCh }
 
 // news implements end.
@@ -161,7 +161,7 @@ func (p *peer) listen() {
 			return
 		}
 		if !p.heard(m) {
-			p.lose(p.ch.failed(fmt.Errorf("a control message that does not fit: %w", backends.ErrCorrupt)), false)
+			p.lose(p.ch.failed(fmt.Errorf("a control message that does not fit: %w", driver.ErrCorrupt)), false)
 			return
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/dmabuf"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
@@ -19,11 +19,11 @@ import (
 // on those that can.
 type pinned struct {
 	span
-	dmabuf   *backends.DMABuf // ours, as long as it is pinned: grants register it again; nil: none
-	readOnly bool             // the NICs must not write to it
-	pins     []pin            // by rail; nil: its device is gone, or refusals says why
-	refusals []*refusal       // by rail, of device memory
-	users    int              // pinnings.mu
+	dmabuf   *driver.DMABuf // ours, as long as it is pinned: grants register it again; nil: none
+	readOnly bool           // the NICs must not write to it
+	pins     []pin          // by rail; nil: its device is gone, or refusals says why
+	refusals []*refusal     // by rail, of device memory
+	users    int            // pinnings.mu
 }
 
 // pinnings finds ranges that are pinned by address: a registration that is a part of
@@ -38,7 +38,7 @@ type pinnings struct {
 
 // use returns a range that holds s, with one more user. unuse ends that. d is of device
 // memory; it is not looked at where a range that is pinned already holds s.
-func (t *pinnings) use(s *span, d *backends.DMABuf, readOnly bool) (*pinned, error) {
+func (t *pinnings) use(s *span, d *driver.DMABuf, readOnly bool) (*pinned, error) {
 	if p := t.find(s, readOnly); p != nil {
 		return p, nil
 	}

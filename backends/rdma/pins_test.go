@@ -8,8 +8,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 func (f *fakeNet) pinned() int {
@@ -25,7 +25,7 @@ func TestPinsAreShared(t *testing.T) {
 	mem := make([]byte, 100_000)
 	add := func(part []byte, want int) *memory {
 		t.Helper()
-		m, err := b.Register(backends.Segment{Kind: backends.DRAM, Len: uint64(len(part)), Mem: part})
+		m, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: uint64(len(part)), Mem: part})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -74,7 +74,7 @@ func TestMemlock(t *testing.T) {
 		if (err == nil) != c.fits {
 			t.Errorf("%d bytes on %d rails: %v", c.n, c.rails, err)
 		}
-		var u *backends.UnavailableError
+		var u *driver.UnavailableError
 		if err != nil && (!errors.As(err, &u) || !strings.Contains(u.Fix, "ulimit -l unlimited")) {
 			t.Errorf("%v does not say what mends it", err)
 		}
@@ -83,7 +83,7 @@ func TestMemlock(t *testing.T) {
 	if limit, _, ok := m.limits(); ok && limit == 0 {
 		t.Error("a limit of nothing")
 	}
-	if err := m.explain(syscall.ENOMEM, 1, 1); !errors.Is(err, backends.ErrUnavailable) {
+	if err := m.explain(syscall.ENOMEM, 1, 1); !errors.Is(err, driver.ErrUnavailable) {
 		t.Errorf("ENOMEM of the kernel: %v", err)
 	}
 	if err := m.explain(syscall.EFAULT, 1, 1); err != syscall.EFAULT {
@@ -95,8 +95,8 @@ func TestMemlock(t *testing.T) {
 func TestMemlockOfRegister(t *testing.T) {
 	b := openFakeBackend(t, Config{})
 	b.locked = memlock{limits: func() (uint64, uint64, bool) { return 4096, 0, true }}
-	_, err := b.Register(backends.Segment{Kind: backends.DRAM, Len: 4096, Mem: make([]byte, 4096)})
-	if !errors.Is(err, backends.ErrUnavailable) || fakeOf(b).pinned() != 0 {
+	_, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: 4096, Mem: make([]byte, 4096)})
+	if !errors.Is(err, driver.ErrUnavailable) || fakeOf(b).pinned() != 0 {
 		t.Errorf("%v, %d pins", err, fakeOf(b).pinned())
 	}
 }

@@ -7,14 +7,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
-// Poll implements backends.Backend. It looks at memory that C shares with us. Who finds
+// Poll implements driver.Backend. It looks at memory that C shares with us. Who finds
 // nothing and comes again at once waits: it takes completions off the NICs itself, which
 // saves waking the thread.
-func (b *Backend) Poll(done []backends.Completion) (int, error) {
+func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	ended := b.ended.Load() // before the look: what is found missing then is missing for good
 	n := b.collect(done)
 	if n == 0 && b.idle && !ended && b.gate.Enter() {
@@ -24,33 +24,33 @@ func (b *Backend) Poll(done []backends.Completion) (int, error) {
 	}
 	b.idle = n == 0
 	if n == 0 && ended && len(done) > 0 {
-		return 0, backends.ErrClosed
+		return 0, driver.ErrClosed
 	}
 	return n, nil
 }
 
 // collect takes what is in the ring, without a crossing into C.
-func (b *Backend) collect(done []backends.Completion) (n int) {
+func (b *Backend) collect(done []driver.Completion) (n int) {
 	for n < len(done) {
 		got := b.net.Poll(b.scratch[:min(len(b.scratch), len(done)-n)])
 		if got == 0 {
 			break
 		}
 		for _, d := range b.scratch[:got] {
-			done[n] = backends.Completion{Tag: d.Tag, Err: csrc.VerbsError(d)}
+			done[n] = driver.Completion{Tag: d.Tag, Err: csrc.VerbsError(d)}
 			n++
 		}
 	}
 	return n
 }
 
-// FD implements backends.Armer.
+// FD implements driver.Armer.
 func (b *Backend) FD() int { return b.event }
 
-// Arm implements backends.Armer.
+// Arm implements driver.Armer.
 func (b *Backend) Arm() (ready bool, err error) {
 	if !b.gate.Enter() {
-		return false, backends.ErrClosed
+		return false, driver.ErrClosed
 	}
 	defer b.gate.Exit()
 	ready = b.words.Arm()

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // muffler stands between a backend and an owner's control. When it is deaf it passes nothing
@@ -98,8 +98,8 @@ func TestQuietTime(t *testing.T) {
 		beside  time.Duration // how long the owner is waited for first
 		want    error
 	}{
-		"lost":   {failure: 300 * time.Millisecond, end: func(p *peer) { <-p.Lost() }, want: backends.ErrPeerLost},
-		"closed": {end: func(p *peer) { _ = p.Close() }, beside: grace, want: backends.ErrClosed},
+		"lost":   {failure: 300 * time.Millisecond, end: func(p *peer) { <-p.Lost() }, want: driver.ErrPeerLost},
+		"closed": {end: func(p *peer) { _ = p.Close() }, beside: grace, want: driver.ErrClosed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := openPair(t, Config{Timeout: 20 * time.Millisecond, Retries: 1, Grace: grace, Failure: c.failure})

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // rail is a port of a device that we opened.
@@ -210,7 +210,7 @@ func noRail(all []Device, refused []error) error {
 	}
 	reason, fix := fmt.Sprintf("no port of %d devices can be used", len(all)), ""
 	for _, err := range refused {
-		var u *backends.UnavailableError
+		var u *driver.UnavailableError
 		if errors.As(err, &u) {
 			reason, fix = reason+": "+u.Reason, u.Fix
 		} else {
@@ -221,5 +221,5 @@ func noRail(all []Device, refused []error) error {
 }
 
 func unavailable(reason, fix string) error {
-	return &backends.UnavailableError{Backend: "rdma", Reason: reason, Fix: fix}
+	return &driver.UnavailableError{Backend: "rdma", Reason: reason, Fix: fix}
 }

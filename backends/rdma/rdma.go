@@ -31,8 +31,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/lastword"
@@ -40,10 +40,10 @@ import (
 	"github.com/sluicehq/sluice/internal/process"
 )
 
-// Backend implements backends.Backend, Receiver, Armer and Fencer.
+// Backend implements driver.Backend, Receiver, Armer and Fencer.
 type Backend struct {
 	cfg     Config
-	caps    backends.Caps
+	caps    driver.Caps
 	address address
 	addr    []byte
 
@@ -84,11 +84,11 @@ type Backend struct {
 }
 
 var (
-	_ backends.Backend  = (*Backend)(nil)
-	_ backends.Receiver = (*Backend)(nil)
-	_ backends.Counting = (*Backend)(nil)
-	_ backends.Armer    = (*Backend)(nil)
-	_ backends.Fencer   = (*Backend)(nil)
+	_ driver.Backend  = (*Backend)(nil)
+	_ driver.Receiver = (*Backend)(nil)
+	_ driver.Counting = (*Backend)(nil)
+	_ driver.Armer    = (*Backend)(nil)
+	_ driver.Fencer   = (*Backend)(nil)
 )
 
 // end is our end of a connection. Its method is called by one goroutine, and must not
@@ -97,7 +97,7 @@ type end interface{ news(n csrc.VerbsNews) }
 
 // New opens libibverbs and the rails, and listens for peers. Where the library, the
 // kernel's support, a device or an active port is missing the error is a
-// *backends.UnavailableError, which says what would mend it.
+// *driver.UnavailableError, which says what would mend it.
 func New(cfg Config) (*Backend, error) {
 	return open(cfg, func(c *Config) error {
 		if err := csrc.LoadVerbs(c.Library); err != nil {
@@ -139,7 +139,7 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 
 // wrapOpen leaves alone what names the backend itself.
 func wrapOpen(err error) error {
-	if errors.Is(err, backends.ErrUnavailable) {
+	if errors.Is(err, driver.ErrUnavailable) {
 		return err
 	}
 	return fmt.Errorf("rdma: %w", err)
@@ -186,10 +186,10 @@ func (b *Backend) describe() (err error) {
 	return err
 }
 
-// Caps implements backends.Backend.
-func (b *Backend) Caps() backends.Caps { return b.caps }
+// Caps implements driver.Backend.
+func (b *Backend) Caps() driver.Caps { return b.caps }
 
-// Addr implements backends.Backend.
+// Addr implements driver.Backend.
 func (b *Backend) Addr() []byte { return b.addr }
 
 func (b *Backend) add(id uint64, e end) {

@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
-	"github.com/sluicehq/sluice/internal/guest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/guest"
 )
 
 // deviceVariable tells the second process which device is its own.
@@ -19,12 +19,12 @@ const deviceVariable = "SLUICE_TEST_RDMA_DEVICE"
 
 // realHarness runs over real verbs, between two processes: each has a device of its own
 // where there are two. What is said of one process TestStandIn covers.
-var realHarness = backendtest.Harness{
+var realHarness = drivertest.Harness{
 	Name:    "rdma",
-	New:     func() (backends.Backend, error) { return New(realConfig()) },
+	New:     func() (driver.Backend, error) { return New(realConfig()) },
 	Start:   startOnSecond,
 	Limit:   time.Minute,
-	Wirings: backendtest.Processes,
+	Wirings: drivertest.Processes,
 	Only:    onlyInGuest(),
 }
 
@@ -66,7 +66,7 @@ func startOnSecond(c *exec.Cmd) error {
 func TestRealHBM(t *testing.T) {
 	b, err := New(realConfig())
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 		t.Fatal(err)
 	}
 	defer b.Close()
@@ -76,12 +76,12 @@ func TestRealHBM(t *testing.T) {
 	}
 	defer pipe.Close()
 	defer other.Close()
-	_, err = b.Register(backends.Segment{Kind: backends.HBM, Addr: 1 << 46, Len: 4096, DMABuf: &backends.DMABuf{FD: int(pipe.Fd())}})
-	var u *backends.UnavailableError
-	if able := b.Caps().Pairs[backends.HBM] != 0; err == nil || errors.As(err, &u) == able {
+	_, err = b.Register(driver.Segment{Kind: driver.HBM, Addr: 1 << 46, Len: 4096, DMABuf: &driver.DMABuf{FD: int(pipe.Fd())}})
+	var u *driver.UnavailableError
+	if able := b.Caps().Pairs[driver.HBM] != 0; err == nil || errors.As(err, &u) == able {
 		t.Errorf("a driver that takes dma-bufs: %v; it says %v", able, err)
 	}
 	t.Log(err)
 }
 
-func TestRealConformance(t *testing.T) { backendtest.Run(t, realHarness) }
+func TestRealConformance(t *testing.T) { drivertest.Run(t, realHarness) }

@@ -9,11 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
-	"github.com/sluicehq/sluice/internal/guest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/guest"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // wired is a pair over real verbs, with as many rails as wires of the guest between.
@@ -33,13 +33,13 @@ func openWired(t *testing.T, rails int, cfg Config) *wired {
 	w := &wired{pair: pair{outcomes: map[uint64]error{}}}
 	devices, err := guest.Devices(2 * rails)
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 	}
 	var near, far []string
 	for i := range rails {
 		wire, err := guest.NewWire(i)
 		if err != nil {
-			backendtest.SkipIfUnavailable(t, err)
+			drivertest.SkipIfUnavailable(t, err)
 		}
 		w.wires = append(w.wires, wire)
 		t.Cleanup(func() {
@@ -64,7 +64,7 @@ func openReal(t *testing.T, cfg Config) *Backend {
 	t.Helper()
 	b, err := New(cfg)
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 	}
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
@@ -125,7 +125,7 @@ func (w *wired) finish(t *testing.T) {
 			t.Fatalf("round %d: %v; %s", w.round, err, w.peer.Explain(w.l.key, w.key))
 		}
 	}
-	var msgs []backends.Message
+	var msgs []driver.Message
 	eventually(t, "the messages", func() bool { msgs = append(msgs, received(t, w.far)...); return len(msgs) >= len(w.tags) })
 	for _, m := range msgs {
 		if len(m.Data) != 1 || m.Data[0] != w.round {
@@ -200,7 +200,7 @@ func wireCut(t *testing.T, fault func(guest.Wire) error) {
 	must(t, fault(w.wires[0]))
 	w.start(t)
 	begin := time.Now()
-	if err := w.await(t, w.tag); !errors.Is(err, backends.ErrPeerLost) {
+	if err := w.await(t, w.tag); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("a write over a wire that was cut: %v", err)
 	}
 	_, most := cfg.FailureTime()
@@ -210,9 +210,9 @@ func wireCut(t *testing.T, fault func(guest.Wire) error) {
 		t.Logf("lost after %v: %s", took, w.peer.Explain(0, 0))
 	}
 	<-w.peer.Lost()
-	var msgs []backends.Message
+	var msgs []driver.Message
 	eventually(t, "the last word", func() bool { msgs = append(msgs, received(t, w.far)...); return len(msgs) > 0 })
-	if last := msgs[len(msgs)-1]; !errors.Is(last.Err, backends.ErrPeerLost) {
+	if last := msgs[len(msgs)-1]; !errors.Is(last.Err, driver.ErrPeerLost) {
 		t.Errorf("messages of a peer that was cut off: %+v", msgs)
 	}
 }

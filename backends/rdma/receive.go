@@ -2,13 +2,13 @@
 
 package rdma
 
-import "github.com/sluicehq/sluice/backends"
+import "github.com/sluicehq/sluice/driver"
 
-// Receive implements backends.Receiver. A connection's last message waits until the ring
+// Receive implements driver.Receiver. A connection's last message waits until the ring
 // was seen empty after its end was known: then all messages before it are out.
-func (b *Backend) Receive(msgs []backends.Message) (int, error) {
+func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 	if !b.gate.Enter() {
-		return 0, backends.ErrClosed
+		return 0, driver.ErrClosed
 	}
 	defer b.gate.Exit()
 	n := b.gather(msgs)
@@ -20,19 +20,19 @@ func (b *Backend) Receive(msgs []backends.Message) (int, error) {
 	return n, nil
 }
 
-// Count implements backends.Counting.
+// Count implements driver.Counting.
 func (b *Backend) Count(counter uint32) uint64 { return b.net.Count(counter) }
 
-// AwaitCount implements backends.Counting.
+// AwaitCount implements driver.Counting.
 func (b *Backend) AwaitCount(counter uint32, n uint64) bool { return b.net.AwaitCount(counter, n) }
 
 // gather takes messages, then last words.
-func (b *Backend) gather(msgs []backends.Message) (n int) {
+func (b *Backend) gather(msgs []driver.Message) (n int) {
 	b.leaving = b.words.Pending(b.leaving[:0])
 	n = b.take(msgs)
 	told := b.leaving[:min(len(b.leaving), len(msgs)-n)]
 	for _, c := range told {
-		msgs[n] = backends.Message{From: c.addr, Err: backends.ErrPeerLost}
+		msgs[n] = driver.Message{From: c.addr, Err: driver.ErrPeerLost}
 		n++
 		b.remove(c.link.ID())
 	}
@@ -44,14 +44,14 @@ func (b *Backend) gather(msgs []backends.Message) (n int) {
 }
 
 // take fills msgs unless the ring is empty.
-func (b *Backend) take(msgs []backends.Message) (n int) {
+func (b *Backend) take(msgs []driver.Message) (n int) {
 	for n < len(msgs) {
 		note, ok := b.net.Receive()
 		if !ok {
 			break
 		}
 		if c, known := b.end(note.Conn).(*inbound); known {
-			msgs[n] = backends.Message{From: c.addr, Data: note.Data}
+			msgs[n] = driver.Message{From: c.addr, Data: note.Data}
 			n++
 		}
 	}

@@ -5,7 +5,7 @@ package rdma
 import (
 	"testing"
 
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // link returns the one that there is.

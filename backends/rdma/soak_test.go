@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/fakeverbs"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 const (
@@ -90,10 +90,10 @@ func (s *soak) submit(t *testing.T, p *soakPlace) {
 		p.key = s.imports(t, p.remote)
 		p.fenced = false
 	}
-	op, msg := backends.Op(backends.Write), []byte(nil)
+	op, msg := driver.Op(driver.Write), []byte(nil)
 	p.read, p.message = s.r.IntN(4) == 0, 0
 	if p.read {
-		op = backends.Read
+		op = driver.Read
 		s.scramble(p.remote.bytes)
 	} else {
 		s.scramble(p.local.bytes)
@@ -101,14 +101,14 @@ func (s *soak) submit(t *testing.T, p *soakPlace) {
 			msg = binary.LittleEndian.AppendUint64(nil, s.sent+1)
 		}
 	}
-	var descs []backends.Desc
+	var descs []driver.Desc
 	for at, n := uint64(0), uint64(0); at < soakBytes; at += n {
 		n = min(uint64(1+s.r.IntN(40_000)), soakBytes-at)
-		descs = append(descs, backends.Desc{Local: at, Remote: at, Len: n, LocalKey: p.local.key, RemoteKey: p.key})
+		descs = append(descs, driver.Desc{Local: at, Remote: at, Len: n, LocalKey: p.local.key, RemoteKey: p.key})
 	}
 	s.tag++
 	switch err := s.peer.submit(op, s.tag, descs, msg); {
-	case errors.Is(err, backends.ErrFull):
+	case errors.Is(err, driver.ErrFull):
 		return
 	case err != nil:
 		t.Fatalf("submit: %v", err)
@@ -139,15 +139,15 @@ func (s *soak) disturb(t *testing.T, p *soakPlace) {
 	p.still = bytes.Clone(p.remote.bytes)
 }
 
-func (s *soak) finish(t *testing.T, c backends.Completion) {
+func (s *soak) finish(t *testing.T, c driver.Completion) {
 	for _, p := range s.places {
 		if p.tag != c.Tag {
 			continue
 		}
 		switch {
-		case errors.Is(c.Err, backends.ErrAborted):
+		case errors.Is(c.Err, driver.ErrAborted):
 			s.cancelled++
-		case errors.Is(c.Err, backends.ErrRevoked) && p.fenced:
+		case errors.Is(c.Err, driver.ErrRevoked) && p.fenced:
 			s.revoked++
 		case c.Err != nil:
 			t.Fatalf("batch %d: %v", c.Tag, c.Err)
@@ -167,7 +167,7 @@ func (s *soak) finish(t *testing.T, c backends.Completion) {
 }
 
 func (s *soak) poll(t *testing.T) {
-	var done [8]backends.Completion
+	var done [8]driver.Completion
 	n, err := s.near.Poll(done[:])
 	if err != nil {
 		t.Fatal(err)

@@ -2,7 +2,7 @@
 
 package rdma
 
-import "github.com/sluicehq/sluice/backends"
+import "github.com/sluicehq/sluice/driver"
 
 // span is a range that the NICs are to know: of host memory, or of a device's.
 type span struct {
@@ -13,8 +13,8 @@ type span struct {
 
 const onHost = -1
 
-func spanOf(seg *backends.Segment) span {
-	if seg.Kind == backends.HBM {
+func spanOf(seg *driver.Segment) span {
+	if seg.Kind == driver.HBM {
 		return span{base: seg.Addr, size: seg.Len, device: seg.Device}
 	}
 	return span{bytes: seg.Mem, base: addressOf(seg.Mem), size: seg.Len, device: onHost}

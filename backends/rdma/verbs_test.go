@@ -8,11 +8,11 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/csrc"
-	"github.com/sluicehq/sluice/internal/fakeverbs"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // standIn is how to open backends over the stand-in for libibverbs: all of the host code, C
@@ -48,9 +48,9 @@ func standInSysfs(t testing.TB, devices int) *sysfs {
 func TestStandIn(t *testing.T) {
 	f, openStandIn := standIn(t, 2)
 	leak.Check(t, f.InUse)
-	backendtest.Run(t, backendtest.Harness{
+	drivertest.Run(t, drivertest.Harness{
 		Name:    "rdma-stand-in",
-		New:     func() (backends.Backend, error) { return openStandIn(Config{}) },
-		Wirings: backendtest.Self | backendtest.Pair,
+		New:     func() (driver.Backend, error) { return openStandIn(Config{}) },
+		Wirings: drivertest.Self | drivertest.Pair,
 	})
 }

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/process"
 	"github.com/sluicehq/sluice/internal/sealed"
 )
@@ -80,7 +80,7 @@ func (b *Backend) greet(conn *net.UnixConn) (*inbound, error) {
 		err = c.hello(body, fds)
 	} else {
 		closeAll(fds)
-		err = fmt.Errorf("hello of kind %d: %w", kind, backends.ErrCorrupt)
+		err = fmt.Errorf("hello of kind %d: %w", kind, driver.ErrCorrupt)
 	}
 	if err == nil {
 		err = b.enlist(c)
@@ -106,17 +106,17 @@ func (b *Backend) greet(conn *net.UnixConn) (*inbound, error) {
 func (c *inbound) hello(body []byte, fds []int) (err error) {
 	defer func() { closeAll(fds) }()
 	if len(body) < 1 || body[0] != version {
-		return fmt.Errorf("hello: %w", backends.ErrVersion)
+		return fmt.Errorf("hello: %w", driver.ErrVersion)
 	}
 	if len(body) < 9 || len(fds) != 2 {
-		return fmt.Errorf("hello of %d bytes, %d descriptors: %w", len(body), len(fds), backends.ErrCorrupt)
+		return fmt.Errorf("hello of %d bytes, %d descriptors: %w", len(body), len(fds), driver.ErrCorrupt)
 	}
 	ring := binary.LittleEndian.Uint64(body[1:])
 	if _, err := decodeAddress(body[9:]); err != nil {
 		return err
 	}
 	if !ringSizeFits(ring) {
-		return fmt.Errorf("ring of %d bytes: %w", ring, backends.ErrCorrupt)
+		return fmt.Errorf("ring of %d bytes: %w", ring, driver.ErrCorrupt)
 	}
 	if err := checkEventFD(fds[1]); err != nil {
 		return err
@@ -132,7 +132,7 @@ func (c *inbound) hello(body []byte, fds []int) (err error) {
 	if word(page, pageMagicAt).Load() != pageMagic || word(page, pageRingAt).Load() != ring {
 		c.pid.Release()
 		_ = unix.Munmap(page)
-		return fmt.Errorf("connection page: %w", backends.ErrCorrupt)
+		return fmt.Errorf("connection page: %w", driver.ErrCorrupt)
 	}
 	c.page, c.event, c.from = page, fds[1], string(body[9:])
 	fds = fds[:1] // the event stays
@@ -146,10 +146,10 @@ func (b *Backend) enlist(c *inbound) error {
 	defer b.mu.Unlock()
 	list := *b.inbound.Load()
 	if b.closed.Load() {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	if len(list) >= b.cfg.ConnsMax {
-		return fmt.Errorf("%d peers, raise Config.ConnsMax: %w", len(list), backends.ErrFull)
+		return fmt.Errorf("%d peers, raise Config.ConnsMax: %w", len(list), driver.ErrFull)
 	}
 	list = append(slices.Clone(list), c)
 	b.inbound.Store(&list)

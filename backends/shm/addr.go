@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // address is what Addr says: the version, the uid of the owner, 16 bytes that
@@ -35,23 +35,23 @@ func (a *address) encode() []byte {
 }
 
 func decodeAddress(b []byte) (a address, err error) {
-	if len(b) > backends.AddrMax {
-		return a, fmt.Errorf("shm address of %d bytes: %w", len(b), backends.ErrCorrupt)
+	if len(b) > driver.AddrMax {
+		return a, fmt.Errorf("shm address of %d bytes: %w", len(b), driver.ErrCorrupt)
 	}
 	fields := strings.SplitN(string(b), ":", 4)
 	if len(fields) != 4 || !strings.HasPrefix(fields[0], "shm") {
-		return a, fmt.Errorf("%q is no shm address: %w", b, backends.ErrCorrupt)
+		return a, fmt.Errorf("%q is no shm address: %w", b, driver.ErrCorrupt)
 	}
 	if fields[0] != fmt.Sprintf("shm%d", version) {
-		return a, fmt.Errorf("shm address of version %q, ours is %d: use the same release on both sides: %w", fields[0][3:], version, backends.ErrVersion)
+		return a, fmt.Errorf("shm address of version %q, ours is %d: use the same release on both sides: %w", fields[0][3:], version, driver.ErrVersion)
 	}
 	uid, err := strconv.ParseUint(fields[1], 10, 32)
 	if err != nil {
-		return a, fmt.Errorf("shm address of user %q: %w", fields[1], backends.ErrCorrupt)
+		return a, fmt.Errorf("shm address of user %q: %w", fields[1], driver.ErrCorrupt)
 	}
 	id, err := hex.DecodeString(fields[2])
 	if err != nil || len(id) != len(a.id) {
-		return a, fmt.Errorf("shm address names no backend: %w", backends.ErrCorrupt)
+		return a, fmt.Errorf("shm address names no backend: %w", driver.ErrCorrupt)
 	}
 	a.uid, a.dir = uint32(uid), fields[3]
 	copy(a.id[:], id)

@@ -7,20 +7,20 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
-// lender is what hostmem adds to backends.Shared: the descriptors stay open
+// lender is what hostmem adds to driver.Shared: the descriptors stay open
 // while f runs, whoever closes or renews meanwhile.
 type lender interface {
-	Lend(f func(extents []backends.Extent, generation uint64) error) error
+	Lend(f func(extents []driver.Extent, generation uint64) error) error
 }
 
 // answer sends the extents of the arena that a token opens: id, token. Only an
 // error of the connection is returned.
 func (c *inbound) answer(body []byte) error {
 	if len(body) < 4 {
-		return fmt.Errorf("question of %d bytes: %w", len(body), backends.ErrCorrupt)
+		return fmt.Errorf("question of %d bytes: %w", len(body), driver.ErrCorrupt)
 	}
 	id := binary.LittleEndian.Uint32(body)
 	a, err := c.b.openArena(body[4:])
@@ -49,10 +49,10 @@ func (b *Backend) openArena(tok []byte) (*arena, error) {
 	defer b.mu.Unlock()
 	m := b.memory(t.key)
 	if m == nil || subtle.ConstantTimeCompare(m.secret[:], t.secret[:]) != 1 {
-		return nil, backends.ErrRevoked
+		return nil, driver.ErrRevoked
 	}
 	if m.arena == nil {
-		return nil, backends.ErrBounds
+		return nil, driver.ErrBounds
 	}
 	m.arena.refs++
 	return m.arena, nil
@@ -65,17 +65,17 @@ func (c *inbound) lend(id uint32, a *arena) error {
 	a.noticeRenewal(&c.b.table)
 	generation := c.b.table.generation(a.index).Load()
 	if l, ok := a.shared.(lender); ok {
-		return l.Lend(func(extents []backends.Extent, _ uint64) error {
+		return l.Lend(func(extents []driver.Extent, _ uint64) error {
 			return c.sendExtents(id, a.size, generation, extents)
 		})
 	}
 	return c.sendExtents(id, a.size, generation, a.shared.Extents(nil))
 }
 
-func (c *inbound) sendExtents(id uint32, size, generation uint64, extents []backends.Extent) error {
+func (c *inbound) sendExtents(id uint32, size, generation uint64, extents []driver.Extent) error {
 	fds, index := descriptors(extents)
 	if len(fds) > fdsMax || len(extents) > extentsMax {
-		return fmt.Errorf("shared memory in %d descriptors, %d extents: %w", len(fds), len(extents), backends.ErrFull)
+		return fmt.Errorf("shared memory in %d descriptors, %d extents: %w", len(fds), len(extents), driver.ErrFull)
 	}
 	for first := 0; first < len(extents); first += extentsPart {
 		part := extents[first:min(first+extentsPart, len(extents))]
@@ -99,7 +99,7 @@ func (c *inbound) sendExtents(id uint32, size, generation uint64, extents []back
 }
 
 // descriptors lists each descriptor once.
-func descriptors(extents []backends.Extent) (fds []int, index map[int]uint32) {
+func descriptors(extents []driver.Extent) (fds []int, index map[int]uint32) {
 	index = make(map[int]uint32)
 	for _, e := range extents {
 		if _, ok := index[e.FD]; !ok {

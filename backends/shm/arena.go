@@ -10,14 +10,14 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // arena is one Shared, however many ranges of it are registered. Backend.mu
 // guards its place in the map; mu keeps its pages where they are.
 type arena struct {
 	index  uint32
-	shared backends.Shared
+	shared driver.Shared
 	size   uint64
 	refs   int // Backend.mu
 
@@ -30,9 +30,9 @@ type arena struct {
 
 // arenaOf returns the arena of a Shared with one more reference.
 // Preconditions: Backend.mu is held.
-func (b *Backend) arenaOf(s backends.Shared) (*arena, error) {
+func (b *Backend) arenaOf(s driver.Shared) (*arena, error) {
 	if !reflect.TypeOf(s).Comparable() {
-		return nil, fmt.Errorf("shared memory of type %T cannot be told apart: use a pointer: %w", s, backends.ErrNotSupported)
+		return nil, fmt.Errorf("shared memory of type %T cannot be told apart: use a pointer: %w", s, driver.ErrNotSupported)
 	}
 	if a := b.arenas[s]; a != nil {
 		a.refs++
@@ -50,11 +50,11 @@ func (b *Backend) arenaOf(s backends.Shared) (*arena, error) {
 	return a, nil
 }
 
-func sharedSize(s backends.Shared) (uint64, error) {
+func sharedSize(s driver.Shared) (uint64, error) {
 	var size uint64
 	for _, e := range s.Extents(nil) {
 		if e.Off != size || e.FDOff%pageBytes != 0 || e.Off%pageBytes != 0 {
-			return 0, fmt.Errorf("extent at %d has a gap before it or is not page-aligned: %w", e.Off, backends.ErrBounds)
+			return 0, fmt.Errorf("extent at %d has a gap before it or is not page-aligned: %w", e.Off, driver.ErrBounds)
 		}
 		size += e.Len
 	}

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // bench is two backends of one process; the peer's memory has its own mapping,
@@ -26,13 +26,13 @@ type bench struct {
 	localKey    uint32
 	remoteKey   uint32
 	tag         uint64
-	completions [1]backends.Completion
+	completions [1]driver.Completion
 }
 
 func newBench(b *testing.B, cfg Config, n uint64) *bench {
 	owner, near := open(b, cfg), open(b, cfg)
-	far, remote := share(b, owner, backendtest.PopulatedMemory, n)
-	m, local := share(b, near, backendtest.PopulatedMemory, n)
+	far, remote := share(b, owner, drivertest.PopulatedMemory, n)
+	m, local := share(b, near, drivertest.PopulatedMemory, n)
 	p := dial(b, near, owner.Addr())
 	token, err := far.AppendToken(nil)
 	if err != nil {
@@ -124,18 +124,18 @@ func BenchmarkLarge(b *testing.B) {
 		for hand, cfg := range hands {
 			b.Run(name+"/"+hand, func(b *testing.B) {
 				x := newBench(b, cfg, 64<<20)
-				var descs []backends.Desc
+				var descs []driver.Desc
 				for i := range uint64(count) {
-					descs = append(descs, backends.Desc{Local: i << 20, Remote: i << 21, Len: 1 << 20, LocalKey: x.localKey, RemoteKey: x.remoteKey})
+					descs = append(descs, driver.Desc{Local: i << 20, Remote: i << 21, Len: 1 << 20, LocalKey: x.localKey, RemoteKey: x.remoteKey})
 				}
-				beside(b, 4, func() { x.run(func(tag uint64) error { return x.p.Submit(backends.Write, tag, descs) }) },
+				beside(b, 4, func() { x.run(func(tag uint64) error { return x.p.Submit(driver.Write, tag, descs) }) },
 					[]string{"memcpy"}, func() { plain(x, descs) })
 			})
 		}
 	}
 }
 
-func plain(x *bench, descs []backends.Desc) {
+func plain(x *bench, descs []driver.Desc) {
 	for i := range descs {
 		d := &descs[i]
 		copy(x.remote[d.Remote:d.Remote+d.Len], x.local[d.Local:d.Local+d.Len])
@@ -162,13 +162,13 @@ type scatter struct {
 	x      *bench
 	perm   []int
 	at     int
-	pages  backends.Pages
+	pages  driver.Pages
 	local  [scatterCount]unix.Iovec
 	remote [scatterCount]unix.RemoteIovec
 }
 
 func newScatter(x *bench) *scatter {
-	return &scatter{x: x, perm: rand.New(rand.NewPCG(1, 2)).Perm(scatterPlaces), pages: backends.Pages{
+	return &scatter{x: x, perm: rand.New(rand.NewPCG(1, 2)).Perm(scatterPlaces), pages: driver.Pages{
 		Count: scatterCount, EntryLen: scatterEntry, LocalStride: scatterEntry, RemoteStride: scatterEntry,
 		LocalKey: x.localKey, RemoteKey: x.remoteKey, Local: make([]uint32, scatterCount), Remote: make([]uint32, scatterCount)}}
 }
@@ -184,7 +184,7 @@ func (s *scatter) next() {
 
 func (s *scatter) ours() {
 	s.next()
-	s.x.run(func(tag uint64) error { return s.x.p.SubmitPages(backends.Write, tag, &s.pages, nil) })
+	s.x.run(func(tag uint64) error { return s.x.p.SubmitPages(driver.Write, tag, &s.pages, nil) })
 }
 
 func (s *scatter) loop() {
@@ -213,10 +213,10 @@ func (s *scatter) vector() {
 // of it stays in a cache, so that the difference is what a request costs.
 func BenchmarkBatch(b *testing.B) {
 	x := newBench(b, Config{}, 4<<20)
-	var descs []backends.Desc
+	var descs []driver.Desc
 	for i := range uint64(64) {
-		descs = append(descs, backends.Desc{Local: i * 1000, Remote: (63 - i) * 1000, Len: 656, LocalKey: x.localKey, RemoteKey: x.remoteKey})
+		descs = append(descs, driver.Desc{Local: i * 1000, Remote: (63 - i) * 1000, Len: 656, LocalKey: x.localKey, RemoteKey: x.remoteKey})
 	}
-	beside(b, 64, func() { x.run(func(tag uint64) error { return x.p.Submit(backends.Write, tag, descs) }) },
+	beside(b, 64, func() { x.run(func(tag uint64) error { return x.p.Submit(driver.Write, tag, descs) }) },
 		[]string{"memcpy"}, func() { plain(x, descs) })
 }

@@ -7,7 +7,7 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Config bounds what a Backend uses. The zero value is useful: every zero field
@@ -56,29 +56,29 @@ func setDefault[T comparable](field *T, value T) {
 func (c *Config) check() error {
 	switch {
 	case c.Workers < 1:
-		return fmt.Errorf("config: Workers %d is below 1: %w", c.Workers, backends.ErrBounds)
+		return fmt.Errorf("config: Workers %d is below 1: %w", c.Workers, driver.ErrBounds)
 	case c.PieceMax < 4096:
-		return fmt.Errorf("config: PieceMax %d is below a page: %w", c.PieceMax, backends.ErrBounds)
+		return fmt.Errorf("config: PieceMax %d is below a page: %w", c.PieceMax, driver.ErrBounds)
 	case c.KeysMax < 1 || c.KeysMax > 1<<20:
-		return fmt.Errorf("config: KeysMax %d is not within 1 to 1 Mi: %w", c.KeysMax, backends.ErrBounds)
+		return fmt.Errorf("config: KeysMax %d is not within 1 to 1 Mi: %w", c.KeysMax, driver.ErrBounds)
 	case c.JobsMax < 1 || c.JobsMax > 1<<20:
-		return fmt.Errorf("config: JobsMax %d is not within 1 to 1 Mi: %w", c.JobsMax, backends.ErrBounds)
+		return fmt.Errorf("config: JobsMax %d is not within 1 to 1 Mi: %w", c.JobsMax, driver.ErrBounds)
 	case c.ConnsMax < 1:
-		return fmt.Errorf("config: ConnsMax %d is below 1: %w", c.ConnsMax, backends.ErrBounds)
+		return fmt.Errorf("config: ConnsMax %d is below 1: %w", c.ConnsMax, driver.ErrBounds)
 	case !ringSizeFits(uint64(c.RingBytes)):
-		return fmt.Errorf("config: RingBytes %d is no power of two from %d to %d: %w", c.RingBytes, ringBytesMin, ringBytesMax, backends.ErrBounds)
+		return fmt.Errorf("config: RingBytes %d is no power of two from %d to %d: %w", c.RingBytes, ringBytesMin, ringBytesMax, driver.ErrBounds)
 	case c.Grace < 0 || c.DialTimeout < 0:
-		return fmt.Errorf("config: a negative duration: %w", backends.ErrBounds)
+		return fmt.Errorf("config: a negative duration: %w", driver.ErrBounds)
 	}
 	return nil
 }
 
-func (c *Config) caps() backends.Caps {
-	var pairs backends.Pairs
-	pairs[backends.DRAM] = backends.KindsOf(backends.DRAM)
-	return backends.Caps{
-		Name: "shm", Reach: backends.SameHost, Pairs: pairs,
+func (c *Config) caps() driver.Caps {
+	var pairs driver.Pairs
+	pairs[driver.DRAM] = driver.KindsOf(driver.DRAM)
+	return driver.Caps{
+		Name: "shm", Reach: driver.SameHost, Pairs: pairs,
 		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: messageMax,
-		Cost: backends.Cost{Setup: 300 * time.Nanosecond, PerPiece: 30 * time.Nanosecond, Rate: 8e9},
+		Cost: driver.Cost{Setup: 300 * time.Nanosecond, PerPiece: 30 * time.Nanosecond, Rate: 8e9},
 	}
 }

@@ -6,22 +6,22 @@ import (
 	"os"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
-var sharedHarness = backendtest.Harness{
+var sharedHarness = drivertest.Harness{
 	Name: "shm",
-	New:  func() (backends.Backend, error) { return New(Config{Workers: 2}) },
+	New:  func() (driver.Backend, error) { return New(Config{Workers: 2}) },
 }
 
 // foreignHarness is the same backend over memory that only its process has.
-var foreignHarness = backendtest.Harness{
+var foreignHarness = drivertest.Harness{
 	Name:    "shm-foreign",
-	New:     func() (backends.Backend, error) { return New(Config{Workers: 2}) },
-	Local:   backendtest.ForeignMemory,
-	Remote:  backendtest.ForeignMemory,
-	Wirings: backendtest.Processes, // within one process it is the same code
+	New:     func() (driver.Backend, error) { return New(Config{Workers: 2}) },
+	Local:   drivertest.ForeignMemory,
+	Remote:  drivertest.ForeignMemory,
+	Wirings: drivertest.Processes, // within one process it is the same code
 }
 
 func TestMain(m *testing.M) {
@@ -31,11 +31,11 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(serveOwner(kind))
 	}
-	backendtest.Main(m, sharedHarness, foreignHarness)
+	drivertest.Main(m, sharedHarness, foreignHarness)
 }
 
-func TestBackend(t *testing.T) { backendtest.Run(t, sharedHarness) }
+func TestBackend(t *testing.T) { drivertest.Run(t, sharedHarness) }
 
-func TestBackendForeign(t *testing.T) { backendtest.Run(t, foreignHarness) }
+func TestBackendForeign(t *testing.T) { drivertest.Run(t, foreignHarness) }
 
-func BenchmarkBackend(b *testing.B) { backendtest.Benchmark(b, sharedHarness) }
+func BenchmarkBackend(b *testing.B) { drivertest.Benchmark(b, sharedHarness) }

@@ -13,17 +13,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/process"
 	"github.com/sluicehq/sluice/internal/sealed"
 )
 
-// Connect implements backends.Backend.
-func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, error) {
+// Connect implements driver.Backend.
+func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	p, err := b.connect(ctx, addr)
 	if err != nil {
 		if ctx.Err() != nil {
-			err = fmt.Errorf("%w: %w", backends.ContextError(ctx), err)
+			err = fmt.Errorf("%w: %w", driver.ContextError(ctx), err)
 		}
 		return nil, fmt.Errorf("connect peer: %w", err)
 	}
@@ -32,7 +32,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, erro
 
 func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
 	if b.closed.Load() {
-		return nil, backends.ErrClosed
+		return nil, driver.ErrClosed
 	}
 	owner, err := decodeAddress(addr)
 	if err != nil {
@@ -69,7 +69,7 @@ func (b *Backend) adopt(p *peer) error {
 		p.say([]byte{msgBye})
 		_ = p.sock.Close()
 		p.release()
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	b.peers[p] = struct{}{}
 	p.readerWG.Go(p.listen)
@@ -118,16 +118,16 @@ func (p *peer) welcomed() error {
 	}
 	defer func() { closeAll(fds) }()
 	if kind != msgWelcome || len(body) < 2 {
-		return fmt.Errorf("await welcome: message of kind %d: %w", kind, backends.ErrCorrupt)
+		return fmt.Errorf("await welcome: message of kind %d: %w", kind, driver.ErrCorrupt)
 	}
 	if body[0] != version {
-		return fmt.Errorf("peer speaks version %d, we %d: use the same release on both sides: %w", body[0], version, backends.ErrVersion)
+		return fmt.Errorf("peer speaks version %d, we %d: use the same release on both sides: %w", body[0], version, driver.ErrVersion)
 	}
 	if err := statusError(status(body[1])); err != nil {
 		return fmt.Errorf("peer refused: %w", err)
 	}
 	if len(body) != 6 || len(fds) != 2 {
-		return fmt.Errorf("await welcome: %d bytes, %d descriptors: %w", len(body), len(fds), backends.ErrCorrupt)
+		return fmt.Errorf("await welcome: %d bytes, %d descriptors: %w", len(body), len(fds), driver.ErrCorrupt)
 	}
 	if err := checkEventFD(fds[1]); err != nil {
 		return err
@@ -153,7 +153,7 @@ func (p *peer) listen() {
 			err = p.answered(body, fds)
 		default:
 			closeAll(fds)
-			err = backends.ErrCorrupt
+			err = driver.ErrCorrupt
 		}
 		if err != nil {
 			_ = p.sock.Close()

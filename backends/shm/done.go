@@ -2,18 +2,18 @@
 
 package shm
 
-import "github.com/sluicehq/sluice/backends"
+import "github.com/sluicehq/sluice/driver"
 
-// Poll implements backends.Backend.
-func (b *Backend) Poll(done []backends.Completion) (int, error) {
+// Poll implements driver.Backend.
+func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	n := b.done.Pop(done)
 	if n == 0 && b.closed.Load() && b.done.Taken() == 0 {
-		return 0, backends.ErrClosed
+		return 0, driver.ErrClosed
 	}
 	return n, nil
 }
 
-// FD implements backends.Armer.
+// FD implements driver.Armer.
 func (b *Backend) FD() int { return b.event }
 
 // wake signals the event if somebody armed it.
@@ -23,10 +23,10 @@ func (b *Backend) wake() {
 	}
 }
 
-// Arm implements backends.Armer.
+// Arm implements driver.Armer.
 func (b *Backend) Arm() (ready bool, err error) {
 	if b.closed.Load() {
-		return false, backends.ErrClosed
+		return false, driver.ErrClosed
 	}
 	b.armed.Store(true) // pairs with the load in wake: the work there is pushed before
 	ready = b.done.Ready() > 0

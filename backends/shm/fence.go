@@ -8,7 +8,7 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // How Fence waits: a copy of a piece takes well under a millisecond, so it spins
@@ -19,7 +19,7 @@ const (
 	fenceSleepMax = time.Millisecond
 )
 
-// Fence implements backends.Fencer. It ends the epoch, so that nobody enters any
+// Fence implements driver.Fencer. It ends the epoch, so that nobody enters any
 // more, and waits until nobody announces a copy. A peer that is in the memory for
 // longer than Config.Grace is frozen, and is shut out, see shutOut.
 func (b *Backend) Fence(ctx context.Context, key uint32) error {
@@ -51,7 +51,7 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 func rest(ctx context.Context, pause time.Duration) error {
 	select {
 	case <-ctx.Done():
-		return fmt.Errorf("fence memory: %w", backends.ContextError(ctx))
+		return fmt.Errorf("fence memory: %w", driver.ContextError(ctx))
 	case <-time.After(pause):
 		return nil
 	}

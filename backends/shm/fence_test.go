@@ -8,23 +8,23 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // silent puts the announcement of a peer that never leaves into a page.
-func silent(p *peer, key uint32, op backends.Op) {
+func silent(p *peer, key uint32, op driver.Op) {
 	p.announce(key, op, 7)
 }
 
 func TestFencePutsFreshPagesUnderASilentWriterOnce(t *testing.T) {
 	const grace = 500 * time.Millisecond // longer than a busy machine keeps us waiting
 	b := open(t, Config{Grace: grace})
-	m, mem := share(t, b, backendtest.HostMemory, 1<<20)
-	other, _ := share(t, b, backendtest.HostMemory, 1<<20)
+	m, mem := share(t, b, drivertest.HostMemory, 1<<20)
+	other, _ := share(t, b, drivertest.HostMemory, 1<<20)
 	p := dial(t, b, b.Addr())
 	fill(mem, 0x5A)
-	silent(p, m.Key(), backends.Write)
+	silent(p, m.Key(), driver.Write)
 	before := m.arena.shared.Generation()
 
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
@@ -56,10 +56,10 @@ func TestFencePutsFreshPagesUnderASilentWriterOnce(t *testing.T) {
 // What a reader still reads lands in its own memory: no page needs to move.
 func TestFenceMovesNoPagesForASilentReader(t *testing.T) {
 	b := open(t, Config{Grace: 10 * time.Millisecond})
-	for _, alloc := range []backendtest.Allocator{backendtest.HostMemory, backendtest.ForeignMemory} {
+	for _, alloc := range []drivertest.Allocator{drivertest.HostMemory, drivertest.ForeignMemory} {
 		m, _ := share(t, b, alloc, 1<<20)
 		p := dial(t, b, b.Addr())
-		silent(p, m.Key(), backends.Read)
+		silent(p, m.Key(), driver.Read)
 		if err := b.Fence(context.Background(), m.Key()); err != nil {
 			t.Fatal(err)
 		}
@@ -72,8 +72,8 @@ func TestFenceMovesNoPagesForASilentReader(t *testing.T) {
 // A copy that was under way while pages moved is done again, into the new ones.
 func TestMoveNoticesPagesThatMovedUnderIt(t *testing.T) {
 	owner, b := open(t, Config{}), open(t, Config{})
-	far, farMem := share(t, owner, backendtest.HostMemory, 1<<20)
-	near, mem := share(t, b, backendtest.HostMemory, 1<<20)
+	far, farMem := share(t, owner, drivertest.HostMemory, 1<<20)
+	near, mem := share(t, b, drivertest.HostMemory, 1<<20)
 	p := dial(t, b, owner.Addr())
 	token, _ := far.AppendToken(nil)
 	key, _, err := p.Import(token)
@@ -100,8 +100,8 @@ func TestMoveNoticesPagesThatMovedUnderIt(t *testing.T) {
 	}()
 	for i := range uint64(200) {
 		off := i * 4096
-		d := []backends.Desc{{Local: off, Remote: off, Len: 4096, LocalKey: near.Key(), RemoteKey: key}}
-		if err := p.Submit(backends.Write, i, d); err != nil {
+		d := []driver.Desc{{Local: off, Remote: off, Len: 4096, LocalKey: near.Key(), RemoteKey: key}}
+		if err := p.Submit(driver.Write, i, d); err != nil {
 			t.Fatal(err)
 		}
 		if err := await(t, b, i); err != nil {
@@ -121,10 +121,10 @@ func TestMoveNoticesPagesThatMovedUnderIt(t *testing.T) {
 
 func TestExplainNamesTheWay(t *testing.T) {
 	owner, b := open(t, Config{}), open(t, Config{})
-	near, _ := share(t, b, backendtest.HostMemory, 4096)
+	near, _ := share(t, b, drivertest.HostMemory, 4096)
 	p := dial(t, b, owner.Addr())
 	seen := make(map[string]bool)
-	for _, alloc := range []backendtest.Allocator{backendtest.HostMemory, backendtest.ForeignMemory} {
+	for _, alloc := range []drivertest.Allocator{drivertest.HostMemory, drivertest.ForeignMemory} {
 		m, _ := share(t, owner, alloc, 4096)
 		token, _ := m.AppendToken(nil)
 		key, _, err := p.Import(token)
@@ -136,7 +136,7 @@ func TestExplainNamesTheWay(t *testing.T) {
 	if len(seen) != 2 || seen["shm: unknown key"] {
 		t.Errorf("explanations: %v, want a mapped one and one by the kernel", seen)
 	}
-	if err := p.Submit(backends.Write, 1, []backends.Desc{{Len: 1, LocalKey: near.Key(), RemoteKey: 999}}); !errors.Is(err, backends.ErrBounds) {
+	if err := p.Submit(driver.Write, 1, []driver.Desc{{Len: 1, LocalKey: near.Key(), RemoteKey: 999}}); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("unknown key: %v, want ErrBounds", err)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // fetch is a question for the extents of an arena.
@@ -15,7 +15,7 @@ type fetch struct {
 	m          *imported
 	size       uint64
 	generation uint64
-	extents    []backends.Extent // FD is an index in fds
+	extents    []driver.Extent // FD is an index in fds
 	fds        []int
 	done       chan error // nil for a parked job, else of one place
 }
@@ -41,7 +41,7 @@ func (p *peer) refresh(m *imported) error {
 	case err := <-done:
 		return err
 	case <-timer.C:
-		return fmt.Errorf("ask for the memory's pages: no answer within %v, the peer may be frozen: %w", p.b.cfg.DialTimeout, backends.ErrTimeout)
+		return fmt.Errorf("ask for the memory's pages: no answer within %v, the peer may be frozen: %w", p.b.cfg.DialTimeout, driver.ErrTimeout)
 	}
 }
 
@@ -57,7 +57,7 @@ func (p *peer) ask(m *imported, done chan error) {
 	p.mu.Unlock()
 	if gone {
 		if done != nil {
-			done <- backends.ErrPeerLost
+			done <- driver.ErrPeerLost
 		}
 		return
 	}
@@ -70,7 +70,7 @@ func (p *peer) ask(m *imported, done chan error) {
 func (p *peer) answered(body []byte, fds []int) error {
 	if len(body) < 32 {
 		closeAll(fds)
-		return fmt.Errorf("answer of %d bytes: %w", len(body), backends.ErrCorrupt)
+		return fmt.Errorf("answer of %d bytes: %w", len(body), driver.ErrCorrupt)
 	}
 	id := binary.LittleEndian.Uint32(body)
 	p.mu.Lock()
@@ -108,10 +108,10 @@ func (f *fetch) take(b []byte) (more bool, err error) {
 	b = b[28:]
 	if total == 0 || total > extentsMax || count == 0 || count > extentsPart || len(b) != int(count)*extentBytes ||
 		len(f.extents)+int(count) > int(total) || f.size == 0 || f.size > arenaSizeMax || len(f.fds) > fdsMax {
-		return false, fmt.Errorf("peer's extents: %w", backends.ErrCorrupt)
+		return false, fmt.Errorf("peer's extents: %w", driver.ErrCorrupt)
 	}
 	for ; len(b) > 0; b = b[extentBytes:] {
-		f.extents = append(f.extents, backends.Extent{Off: binary.LittleEndian.Uint64(b), Len: binary.LittleEndian.Uint64(b[8:]),
+		f.extents = append(f.extents, driver.Extent{Off: binary.LittleEndian.Uint64(b), Len: binary.LittleEndian.Uint64(b[8:]),
 			FDOff: binary.LittleEndian.Uint64(b[16:]), FD: int(binary.LittleEndian.Uint32(b[24:]))})
 	}
 	return len(f.extents) < int(total), nil
@@ -120,7 +120,7 @@ func (f *fetch) take(b []byte) (more bool, err error) {
 // install maps the answer in place of older pages.
 func (p *peer) install(f *fetch) error {
 	if f.m.off+f.m.size > f.size {
-		return fmt.Errorf("memory of %d bytes at %d ends past its arena of %d: %w", f.m.size, f.m.off, f.size, backends.ErrCorrupt)
+		return fmt.Errorf("memory of %d bytes at %d ends past its arena of %d: %w", f.m.size, f.m.off, f.size, driver.ErrCorrupt)
 	}
 	m, err := mapExtents(f)
 	if err != nil {

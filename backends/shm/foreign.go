@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // vectorsMax is what process_vm_readv and process_vm_writev take in one call (UIO_MAXIOV).
@@ -79,7 +79,7 @@ func (p *peer) flush(v *vectors, pc *piece, epoch *atomic.Uint64) error {
 	defer v.reset()
 	var n int
 	var err error
-	if pc.op == backends.Write {
+	if pc.op == driver.Write {
 		n, err = p.flushWrite(v, pc.remote.epoch, epoch)
 	} else {
 		n, err = unix.ProcessVMReadv(p.pid.PID, v.local[1:v.n], v.remote[1:v.n], 0)
@@ -105,7 +105,7 @@ func (p *peer) flushWrite(v *vectors, granted uint64, epoch *atomic.Uint64) (n i
 	for range gatesMax {
 		gate := p.table.gate().Load()
 		if epoch.Load() != granted {
-			return 0, backends.ErrRevoked
+			return 0, driver.ErrRevoked
 		}
 		v.remote[0] = unix.RemoteIovec{Base: uintptr(gate), Len: 1}
 		passing()
@@ -114,14 +114,14 @@ func (p *peer) flushWrite(v *vectors, granted uint64, epoch *atomic.Uint64) (n i
 			return n - 1, err
 		}
 	}
-	return 0, backends.ErrPeerLost
+	return 0, driver.ErrPeerLost
 }
 
 // passing is called between the last look at the epoch and the copy; tests freeze there.
 var passing = func() {}
 
 // at returns entry i of a piece.
-func (pc *piece) at(i int) backends.Desc {
+func (pc *piece) at(i int) driver.Desc {
 	if pc.pages != nil {
 		return pc.pages.Desc(pc.first + i)
 	}

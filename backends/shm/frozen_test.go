@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // Neither kind of memory needs the hand of an owner that is frozen.
@@ -18,7 +18,7 @@ func TestFrozenOwnerTakesWrites(t *testing.T) {
 	for _, kind := range []string{"foreign", "shared"} {
 		o := startOwner(t, kind, 0)
 		b := open(t, Config{})
-		m, mem := share(t, b, backendtest.HostMemory, ownerBytes)
+		m, mem := share(t, b, drivertest.HostMemory, ownerBytes)
 		p := dial(t, b, o.addr)
 		key, size, err := p.Import(o.token)
 		if err != nil {
@@ -26,15 +26,15 @@ func TestFrozenOwnerTakesWrites(t *testing.T) {
 		}
 		o.freeze(t)
 		fill(mem, 0xEE)
-		d := []backends.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}
-		if err := p.Submit(backends.Write, 1, d); err != nil {
+		d := []driver.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}
+		if err := p.Submit(driver.Write, 1, d); err != nil {
 			t.Fatal(err)
 		}
 		if err := await(t, b, 1); err != nil {
 			t.Errorf("%s: write to a frozen owner: %v", kind, err)
 		}
 		fill(mem, 0)
-		if err := p.Submit(backends.Read, 2, d); err != nil {
+		if err := p.Submit(driver.Read, 2, d); err != nil {
 			t.Fatal(err)
 		}
 		if err := await(t, b, 2); err != nil || bytes.Count(mem, []byte{0xEE}) != len(mem) {
@@ -48,14 +48,14 @@ func TestFrozenOwnerDoesNotHoldUpClose(t *testing.T) {
 	for _, kind := range []string{"foreign", "shared"} {
 		o := startOwner(t, kind, 0)
 		b := open(t, Config{})
-		m, _ := share(t, b, backendtest.HostMemory, ownerBytes)
+		m, _ := share(t, b, drivertest.HostMemory, ownerBytes)
 		p := dial(t, b, o.addr)
 		key, size, err := p.Import(o.token)
 		if err != nil {
 			t.Fatal(err)
 		}
 		o.freeze(t)
-		if err := p.Submit(backends.Write, 1, []backends.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}); err != nil {
+		if err := p.Submit(driver.Write, 1, []driver.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}); err != nil {
 			t.Fatal(err)
 		}
 		begin := time.Now()
@@ -66,7 +66,7 @@ func TestFrozenOwnerDoesNotHoldUpClose(t *testing.T) {
 			t.Errorf("%s: close against a frozen owner took %v", kind, took)
 		}
 		if err := await(t, b, 1); err != nil {
-			wantError(t, kind+": outstanding write", err, backends.ErrClosed)
+			wantError(t, kind+": outstanding write", err, driver.ErrClosed)
 		}
 	}
 }
@@ -77,7 +77,7 @@ func TestFrozenOwnerDoesNotHoldUpImport(t *testing.T) {
 	p := dial(t, b, o.addr)
 	o.freeze(t)
 	_, _, err := p.Import(o.token)
-	wantError(t, "import from a frozen owner", err, backends.ErrTimeout)
+	wantError(t, "import from a frozen owner", err, driver.ErrTimeout)
 	o.thaw(t)
 	if _, _, err := p.Import(o.token); err != nil {
 		t.Errorf("import from an owner that went on: %v", err)
@@ -92,28 +92,28 @@ func TestFrozenOwnerDoesNotHoldUpImport(t *testing.T) {
 func TestKilledOwnerEndsItsTransfers(t *testing.T) {
 	o := startOwner(t, "foreign", 0)
 	b := open(t, Config{})
-	m, _ := share(t, b, backendtest.HostMemory, ownerBytes)
+	m, _ := share(t, b, drivertest.HostMemory, ownerBytes)
 	p := dial(t, b, o.addr)
 	key, size, err := p.Import(o.token)
 	if err != nil {
 		t.Fatal(err)
 	}
 	o.freeze(t)
-	d := []backends.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}
+	d := []driver.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}
 	if err := o.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	for tag, end := uint64(1), time.Now().Add(10*time.Second); err == nil; tag++ {
-		if err = p.Submit(backends.Write, tag, d); err == nil {
+		if err = p.Submit(driver.Write, tag, d); err == nil {
 			err = await(t, b, tag)
 		}
 		if time.Now().After(end) {
 			t.Fatal("writes to a killed owner go on")
 		}
 	}
-	wantError(t, "write to a killed owner", err, backends.ErrPeerLost)
+	wantError(t, "write to a killed owner", err, driver.ErrPeerLost)
 	<-p.Lost()
-	wantError(t, "submit afterwards", p.Submit(backends.Write, 1, d), backends.ErrPeerLost)
+	wantError(t, "submit afterwards", p.Submit(driver.Write, 1, d), driver.ErrPeerLost)
 }
 
 func TestOtherUsersAreRefused(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // gate is a page through which every write into foreign memory passes: a writer's
@@ -40,7 +40,7 @@ func (g *gate) renew(t *table) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.over {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	page, err := mapGate()
 	if err != nil {

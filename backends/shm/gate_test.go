@@ -21,9 +21,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
-	"github.com/sluicehq/sluice/internal/freeze"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/freeze"
 )
 
 // TestGate writes through a gate, through one that another replaced, and through one
@@ -57,7 +57,7 @@ func TestGate(t *testing.T) {
 		t.Errorf("close: %v, the table says %#x", err, table.gate().Load())
 	}
 	wantError(t, "through a gate that is shut", pass(places[2]), unix.EFAULT)
-	wantError(t, "another one afterwards", g.renew(&table), backends.ErrClosed)
+	wantError(t, "another one afterwards", g.renew(&table), driver.ErrClosed)
 	if err := g.release(); err != nil || len(g.shut) != 0 {
 		t.Errorf("release: %v, %d places are left", err, len(g.shut))
 	}
@@ -75,7 +75,7 @@ func writeAndFreeze() int {
 		return 1
 	}
 	err := frozenWrite(addr, token)
-	fmt.Println(errors.Is(err, backends.ErrRevoked), err)
+	fmt.Println(errors.Is(err, driver.ErrRevoked), err)
 	return 0
 }
 
@@ -87,7 +87,7 @@ func frozenWrite(addr, token string) error {
 		return err
 	}
 	defer b.Close()
-	space, err := backendtest.ForeignMemory(4096)
+	space, err := drivertest.ForeignMemory(4096)
 	if err != nil {
 		return err
 	}
@@ -109,10 +109,10 @@ func frozenWrite(addr, token string) error {
 		runtime.LockOSThread()
 		_ = unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP) // of the process this thread stops first, here
 	}
-	if err := p.Submit(backends.Write, 1, []backends.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}); err != nil {
+	if err := p.Submit(driver.Write, 1, []driver.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}); err != nil {
 		return err
 	}
-	var done [1]backends.Completion
+	var done [1]driver.Completion
 	for n := 0; n == 0; {
 		if n, err = b.Poll(done[:]); err != nil {
 			return err
@@ -134,7 +134,7 @@ func TestFrozenWriterIsKeptOutOfForeignMemory(t *testing.T) {
 
 func keepOut(t *testing.T, shut func(context.Context, *Backend, *memory) error) {
 	b := open(t, Config{})
-	m, mem := share(t, b, backendtest.ForeignMemory, 4096)
+	m, mem := share(t, b, drivertest.ForeignMemory, 4096)
 	token, err := m.AppendToken(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -170,7 +170,7 @@ func keepOut(t *testing.T, shut func(context.Context, *Backend, *memory) error) 
 	}
 	time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
 	line, _ := bufio.NewReader(out).ReadString('\n')
-	if want := fmt.Sprintln(true, backends.ErrRevoked); line != want {
+	if want := fmt.Sprintln(true, driver.ErrRevoked); line != want {
 		t.Errorf("the writer says %q, want %q", line, want)
 	}
 	if bytes.Contains(mem, []byte{0xEE}) {
@@ -185,8 +185,8 @@ func keepOut(t *testing.T, shut func(context.Context, *Backend, *memory) error) 
 // nobody fences.
 func TestWritesGoOnThroughOtherGates(t *testing.T) {
 	owner, b := open(t, Config{}), open(t, Config{})
-	far, there := share(t, owner, backendtest.ForeignMemory, 1<<20)
-	near, here := share(t, b, backendtest.ForeignMemory, 1<<20)
+	far, there := share(t, owner, drivertest.ForeignMemory, 1<<20)
+	near, here := share(t, b, drivertest.ForeignMemory, 1<<20)
 	p := dial(t, b, owner.Addr())
 	token, _ := far.AppendToken(nil)
 	key, _, err := p.Import(token)
@@ -204,9 +204,9 @@ func TestWritesGoOnThroughOtherGates(t *testing.T) {
 	defer func() { passing = func() {} }()
 	for i := range uint64(100) {
 		fill(here, byte(i+1))
-		d := []backends.Desc{{Local: 3, Remote: 5, Len: 5000, LocalKey: near.Key(), RemoteKey: key},
+		d := []driver.Desc{{Local: 3, Remote: 5, Len: 5000, LocalKey: near.Key(), RemoteKey: key},
 			{Local: 9000, Remote: 8000, Len: 100, LocalKey: near.Key(), RemoteKey: key}}
-		if err := p.Submit(backends.Write, i, d); err != nil {
+		if err := p.Submit(driver.Write, i, d); err != nil {
 			t.Fatal(err)
 		}
 		if err := await(t, b, i); err != nil {
@@ -224,8 +224,8 @@ func TestWritesGoOnThroughOtherGates(t *testing.T) {
 // An owner that shuts every gate does not keep a writer for ever.
 func TestGatesAreTriedSoOften(t *testing.T) {
 	owner, b := open(t, Config{}), open(t, Config{})
-	far, _ := share(t, owner, backendtest.ForeignMemory, 4096)
-	near, _ := share(t, b, backendtest.ForeignMemory, 4096)
+	far, _ := share(t, owner, drivertest.ForeignMemory, 4096)
+	near, _ := share(t, b, drivertest.ForeignMemory, 4096)
 	p := dial(t, b, owner.Addr())
 	token, _ := far.AppendToken(nil)
 	key, size, err := p.Import(token)
@@ -240,10 +240,10 @@ func TestGatesAreTriedSoOften(t *testing.T) {
 		}
 	}
 	defer func() { passing = func() {} }()
-	if err := p.Submit(backends.Write, 1, []backends.Desc{{Len: size, LocalKey: near.Key(), RemoteKey: key}}); err != nil {
+	if err := p.Submit(driver.Write, 1, []driver.Desc{{Len: size, LocalKey: near.Key(), RemoteKey: key}}); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, "a write of which every gate is shut", await(t, b, 1), backends.ErrPeerLost)
+	wantError(t, "a write of which every gate is shut", await(t, b, 1), driver.ErrPeerLost)
 	if tried != gatesMax {
 		t.Errorf("%d gates were tried, want %d", tried, gatesMax)
 	}
@@ -254,11 +254,11 @@ func TestGatesAreTriedSoOften(t *testing.T) {
 // may say that nothing lands.
 func TestFenceWaitsForACopyInTheKernel(t *testing.T) {
 	owner, b := open(t, Config{Grace: 10 * time.Millisecond}), open(t, Config{InlineMax: 1 << 20})
-	far, there := share(t, owner, backendtest.ForeignMemory, 64<<10)
-	near, here := share(t, b, backendtest.ForeignMemory, 64<<10)
+	far, there := share(t, owner, drivertest.ForeignMemory, 64<<10)
+	near, here := share(t, b, drivertest.ForeignMemory, 64<<10)
 	late, err := withhold(here)
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 	}
 	p := dial(t, b, owner.Addr())
 	token, _ := far.AppendToken(nil)
@@ -271,7 +271,7 @@ func TestFenceWaitsForACopyInTheKernel(t *testing.T) {
 	defer wg.Wait()
 	defer late.supply(t)
 	wg.Go(func() {
-		if err := p.Submit(backends.Write, 1, []backends.Desc{{Len: size, LocalKey: near.Key(), RemoteKey: key}}); err != nil {
+		if err := p.Submit(driver.Write, 1, []driver.Desc{{Len: size, LocalKey: near.Key(), RemoteKey: key}}); err != nil {
 			t.Error(err)
 		}
 	})

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // TestHelpStopsAfterAPiece has the only worker held up in another batch, so that
@@ -15,9 +15,9 @@ import (
 func TestHelpStopsAfterAPiece(t *testing.T) {
 	const piece, size = 4096, 1 << 20
 	b := open(t, Config{Workers: 1, InlineMax: -1, PieceMax: piece})
-	held, _ := share(t, b, backendtest.HostMemory, size)
-	from, src := share(t, b, backendtest.HostMemory, size)
-	to, dst := share(t, b, backendtest.HostMemory, size)
+	held, _ := share(t, b, drivertest.HostMemory, size)
+	from, src := share(t, b, drivertest.HostMemory, size)
+	to, dst := share(t, b, drivertest.HostMemory, size)
 	p := dial(t, b, b.Addr())
 	key := func(m *memory) uint32 {
 		token, err := m.AppendToken(nil)
@@ -34,8 +34,8 @@ func TestHelpStopsAfterAPiece(t *testing.T) {
 
 	held.arena.renewing.Store(true) // whoever copies into it waits
 	defer held.arena.renewing.Store(false)
-	first := []backends.Desc{{Len: piece, LocalKey: held.Key(), RemoteKey: key(from)}}
-	if err := p.Submit(backends.Read, 1, first); err != nil {
+	first := []driver.Desc{{Len: piece, LocalKey: held.Key(), RemoteKey: key(from)}}
+	if err := p.Submit(driver.Read, 1, first); err != nil {
 		t.Fatal(err)
 	}
 	for end := time.Now().Add(10 * time.Second); b.queue.len() > 0; time.Sleep(time.Millisecond) {
@@ -43,8 +43,8 @@ func TestHelpStopsAfterAPiece(t *testing.T) {
 			t.Fatal("the worker does not take the first batch")
 		}
 	}
-	second := []backends.Desc{{Len: size, LocalKey: from.Key(), RemoteKey: key(to)}}
-	if err := p.Submit(backends.Write, 2, second); err != nil {
+	second := []driver.Desc{{Len: size, LocalKey: from.Key(), RemoteKey: key(to)}}
+	if err := p.Submit(driver.Write, 2, second); err != nil {
 		t.Fatal(err)
 	}
 	stop := make(chan struct{})

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // imported is a peer's memory that we hold a token of.
@@ -21,7 +21,7 @@ type imported struct {
 	broken atomic.Pointer[fetchError]
 }
 
-// Import implements backends.Peer. The first import of an arena, and the first
+// Import implements driver.Peer. The first import of an arena, and the first
 // after its pages moved, asks the owner for descriptors; others make no system call.
 func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
 	if err := p.enter(); err != nil {
@@ -37,7 +37,7 @@ func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
 		return 0, 0, fmt.Errorf("import memory: %w", err)
 	}
 	if g.size == 0 || g.off+g.size < g.off {
-		return 0, 0, fmt.Errorf("import memory: %d bytes at %d: %w", g.size, g.off, backends.ErrCorrupt)
+		return 0, 0, fmt.Errorf("import memory: %d bytes at %d: %w", g.size, g.off, driver.ErrCorrupt)
 	}
 	m := &imported{key: t.key, epoch: t.epoch, grant: g, token: append([]byte(nil), tok...)}
 	m.refs.Store(1)
@@ -58,7 +58,7 @@ func (p *peer) reach(m *imported) error {
 	case p.self:
 		m.self = p.b.memory(m.key)
 		if m.self == nil {
-			return backends.ErrRevoked
+			return driver.ErrRevoked
 		}
 		return nil
 	case m.flags&flagForeign != 0:
@@ -88,7 +88,7 @@ func (p *peer) growImports() error {
 	old := *p.imports.Load()
 	size := max(64, 2*len(old))
 	if len(old) >= p.b.cfg.KeysMax {
-		return fmt.Errorf("%d imports, raise Config.KeysMax: %w", len(old), backends.ErrFull)
+		return fmt.Errorf("%d imports, raise Config.KeysMax: %w", len(old), driver.ErrFull)
 	}
 	list := make([]atomic.Pointer[imported], size)
 	for i := range old {
@@ -101,7 +101,7 @@ func (p *peer) growImports() error {
 	return nil
 }
 
-// Drop implements backends.Peer.
+// Drop implements driver.Peer.
 func (p *peer) Drop(key uint32) {
 	if p.enter() != nil {
 		return

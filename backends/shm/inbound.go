@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // inbound is our side of a connection that a peer dialled: it reaches our memory.
@@ -65,7 +65,7 @@ func (c *inbound) listen() {
 			c.mu.Unlock()
 			return
 		default:
-			err = fmt.Errorf("message of kind %d: %w", kind, backends.ErrCorrupt)
+			err = fmt.Errorf("message of kind %d: %w", kind, driver.ErrCorrupt)
 		}
 		if err != nil {
 			c.drop()

@@ -5,7 +5,7 @@ package shm
 import (
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // run is a stretch of a batch between one pair of memories.
@@ -18,16 +18,16 @@ type run struct {
 // piece is what a worker copies between two looks at the job.
 type piece struct {
 	run
-	op    backends.Op
-	descs []backends.Desc // nil: entries of pages
-	pages *backends.Pages
+	op    driver.Op
+	descs []driver.Desc // nil: entries of pages
+	pages *driver.Pages
 }
 
 // job is a batch that workers copy. Every worker that has a piece of it in hand,
 // and every place in the queue, holds it; the last to let go finishes it.
 type job struct {
 	peer *peer // constant while the job is live
-	op   backends.Op
+	op   driver.Op
 	tag  uint64
 	note note // the message that follows
 
@@ -40,9 +40,9 @@ type job struct {
 	held      int
 	err       error
 	runs      []run
-	descs     []backends.Desc  // our copy
-	scratch   [1]backends.Desc // of the goroutine that helps
-	pages     backends.Pages
+	descs     []driver.Desc  // our copy
+	scratch   [1]driver.Desc // of the goroutine that helps
+	pages     driver.Pages
 	paged     bool
 	bytes     uint64
 	left      uint64 // bytes not yet cut
@@ -88,7 +88,7 @@ func (j *job) rewind() {
 // cut takes the next piece off: whole descriptors or entries of one run up to
 // max bytes, or a part of one that is longer. scratch holds such a part.
 // Preconditions: j.mu is held, something is left.
-func (j *job) cut(max uint64, scratch *[1]backends.Desc) piece {
+func (j *job) cut(max uint64, scratch *[1]driver.Desc) piece {
 	r := j.runs[j.run]
 	p := piece{run: r, op: j.op}
 	p.first = r.first + j.next
@@ -131,7 +131,7 @@ func (j *job) took(n uint64) {
 	}
 }
 
-func (j *job) at(i int) backends.Desc {
+func (j *job) at(i int) driver.Desc {
 	if j.paged {
 		return j.pages.Desc(i)
 	}

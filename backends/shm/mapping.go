@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/sealed"
 )
 
@@ -71,18 +71,18 @@ func mapExtents(f *fetch) (*mapping, error) {
 	}
 	if at < f.size {
 		m.release()
-		return nil, fmt.Errorf("map peer memory: %d of %d bytes: %w", at, f.size, backends.ErrCorrupt)
+		return nil, fmt.Errorf("map peer memory: %d of %d bytes: %w", at, f.size, driver.ErrCorrupt)
 	}
 	_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // only a wish
 	return m, nil
 }
 
 // placeExtent checks one extent, whose FD is an index, and maps it.
-func placeExtent(mem []byte, e backends.Extent, fds []int, at *uint64) error {
+func placeExtent(mem []byte, e driver.Extent, fds []int, at *uint64) error {
 	size := uint64(len(mem))
 	if e.Off != *at || e.Off%pageBytes != 0 || e.FDOff%pageBytes != 0 || e.FD >= len(fds) ||
 		e.Len == 0 || e.Off >= size || e.FDOff+e.Len < e.FDOff {
-		return fmt.Errorf("extent at %d: %w", e.Off, backends.ErrCorrupt)
+		return fmt.Errorf("extent at %d: %w", e.Off, driver.ErrCorrupt)
 	}
 	n := min(e.Len, size-e.Off)
 	if err := sealed.Check(fds[e.FD], e.FDOff+n); err != nil {

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // checkEventFD refuses a descriptor that could block or kill who signals it.
@@ -19,7 +19,7 @@ func checkEventFD(fd int) error {
 		return fmt.Errorf("examine peer's event: %w", err)
 	}
 	if !strings.HasPrefix(name, "anon_inode:[eventfd]") {
-		return fmt.Errorf("peer's event is %q: %w", name, backends.ErrCorrupt)
+		return fmt.Errorf("peer's event is %q: %w", name, driver.ErrCorrupt)
 	}
 	return nil
 }

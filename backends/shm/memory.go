@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // memory is one registration.
@@ -21,11 +21,11 @@ type memory struct {
 	closed   atomic.Bool
 }
 
-// Register implements backends.Backend. A range of known shared memory costs a
+// Register implements driver.Backend. A range of known shared memory costs a
 // map look-up and a digest.
-func (b *Backend) Register(seg backends.Segment) (backends.Memory, error) {
-	if seg.Kind != backends.DRAM {
-		return nil, fmt.Errorf("register %v memory: %w", seg.Kind, backends.ErrNotSupported)
+func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
+	if seg.Kind != driver.DRAM {
+		return nil, fmt.Errorf("register %v memory: %w", seg.Kind, driver.ErrNotSupported)
 	}
 	if err := seg.Check(); err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)
@@ -33,11 +33,11 @@ func (b *Backend) Register(seg backends.Segment) (backends.Memory, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
-		return nil, fmt.Errorf("register memory: %w", backends.ErrClosed)
+		return nil, fmt.Errorf("register memory: %w", driver.ErrClosed)
 	}
 	n := len(b.freeKeys)
 	if n == 0 {
-		return nil, fmt.Errorf("register memory: all %d keys are taken, raise Config.KeysMax: %w", b.cfg.KeysMax, backends.ErrFull)
+		return nil, fmt.Errorf("register memory: all %d keys are taken, raise Config.KeysMax: %w", b.cfg.KeysMax, driver.ErrFull)
 	}
 	m := &memory{b: b, key: b.freeKeys[n-1], bytes: seg.Mem, secret: seg.Secret, off: seg.SharedOff, readOnly: seg.ReadOnly}
 	if err := b.place(m, &seg); err != nil {
@@ -51,7 +51,7 @@ func (b *Backend) Register(seg backends.Segment) (backends.Memory, error) {
 }
 
 // place finds the arena of a segment.
-func (b *Backend) place(m *memory, seg *backends.Segment) error {
+func (b *Backend) place(m *memory, seg *driver.Segment) error {
 	if seg.Shared == nil {
 		return nil
 	}
@@ -61,7 +61,7 @@ func (b *Backend) place(m *memory, seg *backends.Segment) error {
 	}
 	if seg.SharedOff > a.size || seg.Len > a.size-seg.SharedOff {
 		b.releaseArena(a)
-		return fmt.Errorf("[%d, +%d) of %d shared bytes: %w", seg.SharedOff, seg.Len, a.size, backends.ErrBounds)
+		return fmt.Errorf("[%d, +%d) of %d shared bytes: %w", seg.SharedOff, seg.Len, a.size, driver.ErrBounds)
 	}
 	m.arena = a
 	return nil
@@ -81,15 +81,15 @@ func (m *memory) grant() grant {
 	return g
 }
 
-// Key implements backends.Memory.
+// Key implements driver.Memory.
 func (m *memory) Key() uint32 { return m.key }
 
-// AppendToken implements backends.Memory.
+// AppendToken implements driver.Memory.
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	m.b.mu.Lock()
 	defer m.b.mu.Unlock()
 	if m.closed.Load() {
-		return dst, backends.ErrClosed
+		return dst, driver.ErrClosed
 	}
 	if m.arena != nil {
 		m.arena.noticeRenewal(&m.b.table)
@@ -98,7 +98,7 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	return t.append(dst, &m.b.address.id), nil
 }
 
-// Close implements backends.Memory.
+// Close implements driver.Memory.
 func (m *memory) Close() error {
 	m.b.mu.Lock()
 	defer m.b.mu.Unlock()

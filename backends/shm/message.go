@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Messages of the control socket: one kind byte, then the body.
@@ -36,14 +36,14 @@ const (
 )
 
 var statusErrors = [...]error{
-	statusOK: nil, statusRevoked: backends.ErrRevoked, statusBadToken: backends.ErrBadToken,
-	statusVersion: backends.ErrVersion, statusBounds: backends.ErrBounds, statusFull: backends.ErrFull,
-	statusFailed: backends.ErrCorrupt,
+	statusOK: nil, statusRevoked: driver.ErrRevoked, statusBadToken: driver.ErrBadToken,
+	statusVersion: driver.ErrVersion, statusBounds: driver.ErrBounds, statusFull: driver.ErrFull,
+	statusFailed: driver.ErrCorrupt,
 }
 
 func statusError(s status) error {
 	if int(s) >= len(statusErrors) {
-		return backends.ErrCorrupt
+		return driver.ErrCorrupt
 	}
 	return statusErrors[s]
 }
@@ -66,7 +66,7 @@ func (in *inbox) read() (kind byte, body []byte, fds []int, err error) {
 	}
 	fds, err = receivedFDs(in.oob[:in.hdr.Controllen])
 	if err == nil && in.hdr.Flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
-		err = fmt.Errorf("message is cut: %w", backends.ErrCorrupt)
+		err = fmt.Errorf("message is cut: %w", driver.ErrCorrupt)
 	}
 	if err != nil {
 		closeAll(fds)

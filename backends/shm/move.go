@@ -6,8 +6,8 @@ import (
 	"runtime"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // announceWorkers is the first announcement line of workers; callers of Submit
@@ -27,9 +27,9 @@ func announcedKey(word uint64) (key uint32, write bool) {
 }
 
 // announce claims a line.
-func (p *peer) announce(key uint32, op backends.Op, hint int) *atomic.Uint64 {
+func (p *peer) announce(key uint32, op driver.Op, hint int) *atomic.Uint64 {
 	value := uint64(key) + 1 | p.hints.Add(1)*announceStep
-	if op == backends.Write {
+	if op == driver.Write {
 		value |= announceWrite
 	}
 	for i := hint; ; i++ {
@@ -46,7 +46,7 @@ func (p *peer) announce(key uint32, op backends.Op, hint int) *atomic.Uint64 {
 // move copies one piece that this process can reach. errStale means that the
 // owner's pages moved: map them anew and copy the piece again.
 func (p *peer) move(pc *piece, hint int) error {
-	if pc.op == backends.Read {
+	if pc.op == driver.Read {
 		pc.local.enter()
 		defer pc.local.leave()
 	}
@@ -55,7 +55,7 @@ func (p *peer) move(pc *piece, hint int) error {
 	epoch := p.table.epoch(m.key)
 	if epoch.Load() != m.epoch {
 		line.Store(0)
-		return backends.ErrRevoked
+		return driver.ErrRevoked
 	}
 	var err error
 	switch {
@@ -67,8 +67,8 @@ func (p *peer) move(pc *piece, hint int) error {
 		err = p.moveForeign(pc, epoch)
 	}
 	line.Store(0)
-	if pc.op == backends.Read && epoch.Load() != m.epoch {
-		return backends.ErrRevoked // an owner that did not wait for us may have changed the bytes
+	if pc.op == driver.Read && epoch.Load() != m.epoch {
+		return driver.ErrRevoked // an owner that did not wait for us may have changed the bytes
 	}
 	return err
 }
@@ -94,8 +94,8 @@ func (p *peer) moveMapped(pc *piece, line *atomic.Uint64) error {
 	if generation.Load() != mapped.generation {
 		return errStale // we may have been in pages that are nobody's any more
 	}
-	if pc.op == backends.Read && p.table.epoch(m.key).Load() != m.epoch {
-		return backends.ErrRevoked
+	if pc.op == driver.Read && p.table.epoch(m.key).Load() != m.epoch {
+		return driver.ErrRevoked
 	}
 	return err
 }
@@ -103,7 +103,7 @@ func (p *peer) moveMapped(pc *piece, line *atomic.Uint64) error {
 // copySelf copies within this process.
 func (pc *piece) copySelf() error {
 	target := pc.remote.self
-	if pc.op == backends.Write {
+	if pc.op == driver.Write {
 		target.enter()
 		defer target.leave()
 	}

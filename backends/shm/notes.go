@@ -6,7 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // The ring of a connection page carries messages in the order of submission. An
@@ -62,7 +62,7 @@ func (s *noteSender) reserve(msg []byte) (note, error) {
 	if !s.fits(pad + need) {
 		s.wait.Store(1) // pairs with the exchange in inbound.receive
 		if !s.fits(pad + need) {
-			return note{}, backends.ErrFull
+			return note{}, driver.ErrFull
 		}
 	}
 	if pad > 0 {

@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
-	"github.com/sluicehq/sluice/internal/freeze"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/freeze"
 )
 
 // ownerVariable makes the test binary an owner of memory: it prints its address
@@ -33,9 +33,9 @@ type owner struct {
 }
 
 func serveOwner(kind string) int {
-	alloc := backendtest.HostMemory
+	alloc := drivertest.HostMemory
 	if kind == "foreign" {
-		alloc = backendtest.ForeignMemory
+		alloc = drivertest.ForeignMemory
 	}
 	space, err := alloc(ownerBytes)
 	if err == nil {
@@ -48,7 +48,7 @@ func serveOwner(kind string) int {
 	return 0
 }
 
-func serveSpace(space *backendtest.Space) error {
+func serveSpace(space *drivertest.Space) error {
 	b, err := New(Config{})
 	if err != nil {
 		return err
@@ -136,7 +136,7 @@ func open(t testing.TB, cfg Config) *Backend {
 }
 
 // share allocates and registers memory that ends with the test, after the backend.
-func share(t testing.TB, b *Backend, alloc backendtest.Allocator, n uint64) (*memory, []byte) {
+func share(t testing.TB, b *Backend, alloc drivertest.Allocator, n uint64) (*memory, []byte) {
 	t.Helper()
 	space, err := alloc(n)
 	if err != nil {
@@ -166,7 +166,7 @@ func dial(t testing.TB, b *Backend, addr []byte) *peer {
 // await polls for one completion.
 func await(t testing.TB, b *Backend, tag uint64) error {
 	t.Helper()
-	var done [1]backends.Completion
+	var done [1]driver.Completion
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Microsecond) {
 		n, err := b.Poll(done[:])
 		if err != nil {

@@ -12,11 +12,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // peer is our side of a connection that we dialled: it reaches the other side's
-// memory. It implements backends.Peer, Canceler, Pager, Notifier, Watcher
+// memory. It implements driver.Peer, Canceler, Pager, Notifier, Watcher
 // and Explainer.
 type peer struct {
 	b     *Backend
@@ -52,18 +52,18 @@ type peer struct {
 }
 
 var (
-	_ backends.Peer      = (*peer)(nil)
-	_ backends.Canceler  = (*peer)(nil)
-	_ backends.Pager     = (*peer)(nil)
-	_ backends.Notifier  = (*peer)(nil)
-	_ backends.Watcher   = (*peer)(nil)
-	_ backends.Helper    = (*peer)(nil)
-	_ backends.Explainer = (*peer)(nil)
+	_ driver.Peer      = (*peer)(nil)
+	_ driver.Canceler  = (*peer)(nil)
+	_ driver.Pager     = (*peer)(nil)
+	_ driver.Notifier  = (*peer)(nil)
+	_ driver.Watcher   = (*peer)(nil)
+	_ driver.Helper    = (*peer)(nil)
+	_ driver.Explainer = (*peer)(nil)
 )
 
 // Hot answers, made once.
 var (
-	errUnknownKey = fmt.Errorf("unknown key: %w", backends.ErrBounds)
+	errUnknownKey = fmt.Errorf("unknown key: %w", driver.ErrBounds)
 	errStale      = errors.New("pages have moved") // never leaves the package
 )
 
@@ -73,10 +73,10 @@ func (p *peer) enter() error {
 	switch {
 	case p.closing.Load():
 		p.exit()
-		return backends.ErrClosed
+		return driver.ErrClosed
 	case p.lost.Load():
 		p.exit()
-		return backends.ErrPeerLost
+		return driver.ErrPeerLost
 	}
 	return nil
 }
@@ -92,7 +92,7 @@ func (p *peer) imported(key uint32) *imported {
 	return list[key].Load()
 }
 
-// Close implements backends.Peer. It waits for pieces in hand, which no peer can hold up.
+// Close implements driver.Peer. It waits for pieces in hand, which no peer can hold up.
 func (p *peer) Close() error {
 	p.closeOne.Do(p.close)
 	return nil
@@ -100,7 +100,7 @@ func (p *peer) Close() error {
 
 func (p *peer) close() {
 	p.closing.Store(true)
-	p.failFetches(backends.ErrClosed)
+	p.failFetches(driver.ErrClosed)
 	for pause := 10 * time.Microsecond; p.inflight.Load() > 0; pause = min(2*pause, time.Millisecond) {
 		time.Sleep(pause)
 		p.unpark()
@@ -140,14 +140,14 @@ func (p *peer) markLost() {
 		return
 	}
 	close(p.lostCh)
-	p.failFetches(backends.ErrPeerLost)
+	p.failFetches(driver.ErrPeerLost)
 	p.unpark()
 }
 
-// Lost implements backends.Watcher.
+// Lost implements driver.Watcher.
 func (p *peer) Lost() <-chan struct{} { return p.lostCh }
 
-// Explain implements backends.Explainer.
+// Explain implements driver.Explainer.
 func (p *peer) Explain(localKey, remoteKey uint32) string {
 	if p.enter() != nil {
 		return "shm: the peer is gone"

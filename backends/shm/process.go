@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/process"
 )
 
@@ -36,22 +36,22 @@ func (p *processID) probe(base uint64) error {
 }
 
 // errForbidden is the answer where the kernel forbids one process to read another.
-var errForbidden error = &backends.UnavailableError{
+var errForbidden error = &driver.UnavailableError{
 	Backend: "shm",
 	Reason:  "foreign memory of another process: process_vm_readv and process_vm_writev are not permitted",
 	Fix:     "sysctl kernel.yama.ptrace_scope=0, or allow both in the container's seccomp profile, or allocate the memory with hostmem",
 }
 
-var errForeignGone = fmt.Errorf("peer's memory is not mapped any more: %w", backends.ErrPeerLost)
+var errForeignGone = fmt.Errorf("peer's memory is not mapped any more: %w", driver.ErrPeerLost)
 
 func foreignError(err error) error {
 	switch err {
-	case nil, backends.ErrRevoked, backends.ErrPeerLost:
+	case nil, driver.ErrRevoked, driver.ErrPeerLost:
 		return err // not the kernel's
 	case syscall.EPERM, syscall.ENOSYS:
 		return errForbidden
 	case syscall.ESRCH:
-		return backends.ErrPeerLost
+		return driver.ErrPeerLost
 	case syscall.EFAULT:
 		return errForeignGone
 	}

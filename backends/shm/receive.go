@@ -3,14 +3,14 @@
 package shm
 
 import (
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
-// Receive implements backends.Receiver. It takes from each peer in turn, and
+// Receive implements driver.Receiver. It takes from each peer in turn, and
 // begins with another one each time.
-func (b *Backend) Receive(msgs []backends.Message) (int, error) {
+func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 	if b.closed.Load() {
-		return 0, backends.ErrClosed
+		return 0, driver.ErrClosed
 	}
 	all := *b.inbound.Load()
 	n := 0
@@ -30,7 +30,7 @@ func (b *Backend) Receive(msgs []backends.Message) (int, error) {
 
 // receive takes messages of one peer. Everything in the ring is the peer's to
 // write, so nothing there is believed before it is checked.
-func (c *inbound) receive(msgs []backends.Message) (n int) {
+func (c *inbound) receive(msgs []driver.Message) (n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.page == nil {
@@ -43,7 +43,7 @@ func (c *inbound) receive(msgs []backends.Message) (n int) {
 			break
 		}
 		if data != nil {
-			msgs[n] = backends.Message{From: c.from, Data: data}
+			msgs[n] = driver.Message{From: c.from, Data: data}
 			n++
 		}
 	}
@@ -55,7 +55,7 @@ func (c *inbound) receive(msgs []backends.Message) (n int) {
 	}
 	if n < len(msgs) && c.gone && !c.said {
 		c.said = true
-		msgs[n] = backends.Message{From: c.from, Err: backends.ErrPeerLost}
+		msgs[n] = driver.Message{From: c.from, Err: driver.ErrPeerLost}
 		n++
 	}
 	return n

@@ -28,14 +28,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/done"
 )
 
-// Backend implements backends.Backend, Receiver, Armer and Fencer.
+// Backend implements driver.Backend, Receiver, Armer and Fencer.
 type Backend struct {
 	cfg      Config
-	caps     backends.Caps
+	caps     driver.Caps
 	address  address
 	addr     []byte
 	listener *net.UnixListener
@@ -50,7 +50,7 @@ type Backend struct {
 
 	mu         sync.Mutex // before arena.mu and peer.mu
 	freeKeys   []uint32
-	arenas     map[backends.Shared]*arena
+	arenas     map[driver.Shared]*arena
 	freeArenas []uint32
 	peers      map[*peer]struct{}
 	strangers  map[*net.UnixConn]struct{} // handshakes under way
@@ -68,10 +68,10 @@ type Backend struct {
 }
 
 var (
-	_ backends.Backend  = (*Backend)(nil)
-	_ backends.Receiver = (*Backend)(nil)
-	_ backends.Armer    = (*Backend)(nil)
-	_ backends.Fencer   = (*Backend)(nil)
+	_ driver.Backend  = (*Backend)(nil)
+	_ driver.Receiver = (*Backend)(nil)
+	_ driver.Armer    = (*Backend)(nil)
+	_ driver.Fencer   = (*Backend)(nil)
 )
 
 // New starts a backend: its control socket, one goroutine that accepts peers and
@@ -91,8 +91,8 @@ func New(cfg Config) (*Backend, error) {
 
 func (b *Backend) open() (err error) {
 	b.addr = b.address.encode()
-	if len(b.addr) > backends.AddrMax {
-		return fmt.Errorf("SocketDir of %d bytes: %w", len(b.cfg.SocketDir), backends.ErrBounds)
+	if len(b.addr) > driver.AddrMax {
+		return fmt.Errorf("SocketDir of %d bytes: %w", len(b.cfg.SocketDir), driver.ErrBounds)
 	}
 	if b.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return fmt.Errorf("create event: %w", os.NewSyscallError("eventfd", err))
@@ -114,7 +114,7 @@ func (b *Backend) start() {
 	b.memories = make([]atomic.Pointer[memory], b.cfg.KeysMax)
 	b.freeKeys = countdown(b.cfg.KeysMax)
 	b.freeArenas = countdown(b.cfg.KeysMax)
-	b.arenas = make(map[backends.Shared]*arena)
+	b.arenas = make(map[driver.Shared]*arena)
 	b.peers = make(map[*peer]struct{})
 	b.strangers = make(map[*net.UnixConn]struct{})
 	b.inbound.Store(new([]*inbound))
@@ -140,13 +140,13 @@ func countdown(n int) []uint32 {
 	return list
 }
 
-// Caps implements backends.Backend.
-func (b *Backend) Caps() backends.Caps { return b.caps }
+// Caps implements driver.Backend.
+func (b *Backend) Caps() driver.Caps { return b.caps }
 
-// Addr implements backends.Backend.
+// Addr implements driver.Backend.
 func (b *Backend) Addr() []byte { return b.addr }
 
-// Close implements backends.Backend. It ends every epoch and gives peers that
+// Close implements driver.Backend. It ends every epoch and gives peers that
 // are in the middle of a copy Config.Grace to leave.
 func (b *Backend) Close() error {
 	var err error

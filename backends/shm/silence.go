@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/process"
 )
 
@@ -37,7 +37,7 @@ func (b *Backend) shutGate(ctx context.Context, writers []silence) error {
 		}
 		for pause := fenceSleep; w.lasts() && !threads.Out(); pause = min(2*pause, fenceSleepMax) {
 			if b.closed.Load() {
-				return backends.ErrClosed
+				return driver.ErrClosed
 			}
 			if err := rest(ctx, pause); err != nil {
 				return err

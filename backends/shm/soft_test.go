@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // soft is a Shared of one page that could be cut under its peers.
@@ -26,8 +26,8 @@ func softShared(t *testing.T) *soft {
 	return &soft{fd}
 }
 
-func (s *soft) Extents(dst []backends.Extent) []backends.Extent {
-	return append(dst, backends.Extent{Len: 4096, FD: s.fd})
+func (s *soft) Extents(dst []driver.Extent) []driver.Extent {
+	return append(dst, driver.Extent{Len: 4096, FD: s.fd})
 }
 func (s *soft) Generation() uint64        { return 0 }
 func (s *soft) Renew(off, n uint64) error { return nil }

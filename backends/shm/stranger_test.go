@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/sealed"
 )
 
@@ -129,7 +129,7 @@ func TestGarbageInTheRingEndsTheConnection(t *testing.T) {
 	}
 	for _, w := range words {
 		p := dial(t, b, b.Addr())
-		if err := p.SubmitNotify(backends.Write, 1, nil, []byte("fine")); err != nil {
+		if err := p.SubmitNotify(driver.Write, 1, nil, []byte("fine")); err != nil {
 			t.Fatal(err)
 		}
 		if err := await(t, b, 1); err != nil {
@@ -137,7 +137,7 @@ func TestGarbageInTheRingEndsTheConnection(t *testing.T) {
 		}
 		word(p.notes.ring, p.notes.tail).Store(w)
 		msgs := receive(t, b, 2)
-		if string(msgs[0].Data) != "fine" || !errors.Is(msgs[1].Err, backends.ErrPeerLost) {
+		if string(msgs[0].Data) != "fine" || !errors.Is(msgs[1].Err, driver.ErrPeerLost) {
 			t.Fatalf("word %#x: received %v, want the message and a lost peer", w, msgs)
 		}
 		if err := p.Close(); err != nil {
@@ -146,10 +146,10 @@ func TestGarbageInTheRingEndsTheConnection(t *testing.T) {
 	}
 }
 
-func receive(t *testing.T, b *Backend, want int) []backends.Message {
+func receive(t *testing.T, b *Backend, want int) []driver.Message {
 	t.Helper()
-	var got []backends.Message
-	var buf [8]backends.Message
+	var got []driver.Message
+	var buf [8]driver.Message
 	for end := time.Now().Add(5 * time.Second); len(got) < want && time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
 		n, err := b.Receive(buf[:])
 		if err != nil {
@@ -169,7 +169,7 @@ func TestGarbageInTheHeadIsAFullRing(t *testing.T) {
 	p := dial(t, b, b.Addr())
 	for _, head := range []uint64{1, 1 << 40, 1 << 63} {
 		p.notes.head.Store(head)
-		err := p.SubmitNotify(backends.Write, 1, nil, make([]byte, messageMax))
-		wantError(t, "notify over a wild head", err, backends.ErrFull)
+		err := p.SubmitNotify(driver.Write, 1, nil, make([]byte, messageMax))
+		wantError(t, "notify over a wild head", err, driver.ErrFull)
 	}
 }

@@ -3,35 +3,35 @@
 package shm
 
 import (
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // batch is what one Submit carries.
 type batch struct {
-	op    backends.Op
+	op    driver.Op
 	tag   uint64
-	descs []backends.Desc
-	pages *backends.Pages
+	descs []driver.Desc
+	pages *driver.Pages
 	msg   []byte // nil: none
 	bytes uint64
 	note  note
 }
 
-// Submit implements backends.Peer.
-func (p *peer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
+// Submit implements driver.Peer.
+func (p *peer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
 	return p.submit(&batch{op: op, tag: tag, descs: descs})
 }
 
-// SubmitNotify implements backends.Notifier.
-func (p *peer) SubmitNotify(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+// SubmitNotify implements driver.Notifier.
+func (p *peer) SubmitNotify(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
 	if msg == nil {
 		msg = []byte{}
 	}
 	return p.submit(&batch{op: op, tag: tag, descs: descs, msg: msg})
 }
 
-// SubmitPages implements backends.Pager.
-func (p *peer) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, msg []byte) error {
+// SubmitPages implements driver.Pager.
+func (p *peer) SubmitPages(op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
 	return p.submit(&batch{op: op, tag: tag, pages: pages, msg: msg})
 }
 
@@ -53,7 +53,7 @@ func (p *peer) accept(t *batch) error {
 		return err
 	}
 	if !p.b.done.Take() {
-		return backends.ErrFull
+		return driver.ErrFull
 	}
 	if t.msg != nil {
 		var err error
@@ -70,11 +70,11 @@ func (p *peer) accept(t *batch) error {
 
 // check looks at every descriptor and counts the bytes.
 func (p *peer) check(t *batch) error {
-	if t.op != backends.Read && t.op != backends.Write {
-		return backends.ErrNotSupported
+	if t.op != driver.Read && t.op != driver.Write {
+		return driver.ErrNotSupported
 	}
 	if len(t.msg) > messageMax {
-		return backends.ErrBounds
+		return driver.ErrBounds
 	}
 	if g := t.pages; g != nil {
 		local, remote, err := p.resolve(t.op, g.LocalKey, g.RemoteKey)
@@ -85,7 +85,7 @@ func (p *peer) check(t *batch) error {
 		return g.Check(uint64(len(local.bytes)), remote.size)
 	}
 	if len(t.descs) > descsMax || len(t.descs) == 0 && t.msg == nil {
-		return backends.ErrBounds
+		return driver.ErrBounds
 	}
 	for i := 0; i < len(t.descs); {
 		n := stretch(t.descs[i:])
@@ -96,7 +96,7 @@ func (p *peer) check(t *batch) error {
 		for end := i + n; i < end; i++ {
 			d := &t.descs[i]
 			if d.Len == 0 || !within(d.Local, d.Len, uint64(len(local.bytes))) || !within(d.Remote, d.Len, remote.size) {
-				return backends.ErrBounds
+				return driver.ErrBounds
 			}
 			t.bytes += d.Len
 		}
@@ -107,7 +107,7 @@ func (p *peer) check(t *batch) error {
 func within(off, n, size uint64) bool { return off <= size && n <= size-off }
 
 // stretch counts the leading descriptors between one pair of memories.
-func stretch(descs []backends.Desc) int {
+func stretch(descs []driver.Desc) int {
 	n := 1
 	for n < len(descs) && descs[n].LocalKey == descs[0].LocalKey && descs[n].RemoteKey == descs[0].RemoteKey {
 		n++
@@ -116,13 +116,13 @@ func stretch(descs []backends.Desc) int {
 }
 
 // resolve finds both memories of a pair of keys.
-func (p *peer) resolve(op backends.Op, localKey, remoteKey uint32) (*memory, *imported, error) {
+func (p *peer) resolve(op driver.Op, localKey, remoteKey uint32) (*memory, *imported, error) {
 	local, remote := p.b.memory(localKey), p.imported(remoteKey)
 	if local == nil || remote == nil {
 		return nil, nil, errUnknownKey
 	}
-	if op == backends.Write && remote.flags&flagReadOnly != 0 {
-		return nil, nil, backends.ErrReadOnly
+	if op == driver.Write && remote.flags&flagReadOnly != 0 {
+		return nil, nil, driver.ErrReadOnly
 	}
 	return local, remote, nil
 }
@@ -148,10 +148,10 @@ func (p *peer) inline(t *batch) bool {
 	return true
 }
 
-func (p *peer) inlineRun(t *batch, descs []backends.Desc, localKey, remoteKey uint32, n int) error {
+func (p *peer) inlineRun(t *batch, descs []driver.Desc, localKey, remoteKey uint32, n int) error {
 	local, remote, err := p.resolve(t.op, localKey, remoteKey)
 	if err != nil {
-		return backends.ErrRevoked // it was there a moment ago: closed meanwhile
+		return driver.ErrRevoked // it was there a moment ago: closed meanwhile
 	}
 	return p.move(&piece{run: run{local: local, remote: remote, n: n}, op: t.op, descs: descs, pages: t.pages}, 0)
 }
@@ -184,7 +184,7 @@ func (p *peer) enqueue(t *batch) {
 func (j *job) addRun(p *peer, localKey, remoteKey uint32, first, n int) {
 	local, remote := p.b.memory(localKey), p.use(remoteKey)
 	if local == nil || remote == nil {
-		j.err = backends.ErrRevoked
+		j.err = driver.ErrRevoked
 	}
 	j.runs = append(j.runs, run{local, remote, first, n})
 }

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/sealed"
 )
 
@@ -46,7 +46,7 @@ func newTable(keys uint32) (fd int, t table, err error) {
 // openTable maps a peer's table.
 func openTable(fd int, keys uint32) (table, error) {
 	if keys == 0 || keys > 1<<20 {
-		return table{}, fmt.Errorf("peer's key table has %d keys: %w", keys, backends.ErrCorrupt)
+		return table{}, fmt.Errorf("peer's key table has %d keys: %w", keys, driver.ErrCorrupt)
 	}
 	mem, err := sealed.Map(fd, tableBytes(keys), unix.PROT_READ)
 	if err != nil {
@@ -54,7 +54,7 @@ func openTable(fd int, keys uint32) (table, error) {
 	}
 	if word(mem, tableMagicAt).Load() != tableMagic || word(mem, tableKeysAt).Load() != uint64(keys) {
 		_ = unix.Munmap(mem)
-		return table{}, fmt.Errorf("peer's key table: %w", backends.ErrCorrupt)
+		return table{}, fmt.Errorf("peer's key table: %w", driver.ErrCorrupt)
 	}
 	return table{mem, keys}, nil
 }

@@ -9,7 +9,7 @@ import (
 	"fmt"
 	"hash/crc32"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // token is what a peer must show: the secret, key and epoch, and four bytes that
@@ -42,20 +42,20 @@ func tokenCheck(body []byte, owner *[16]byte) uint32 {
 
 func decodeToken(b []byte, owner *[16]byte) (t token, err error) {
 	if len(b) < 16+1+1+checkBytes || len(b) > 16+5+10+checkBytes {
-		return t, fmt.Errorf("token of %d bytes: %w", len(b), backends.ErrBadToken)
+		return t, fmt.Errorf("token of %d bytes: %w", len(b), driver.ErrBadToken)
 	}
 	body, check := b[:len(b)-checkBytes], binary.LittleEndian.Uint32(b[len(b)-checkBytes:])
 	if tokenCheck(body, owner) != check {
-		return t, fmt.Errorf("token is damaged or another backend's: %w", backends.ErrBadToken)
+		return t, fmt.Errorf("token is damaged or another backend's: %w", driver.ErrBadToken)
 	}
 	copy(t.secret[:], body)
 	key, n := binary.Uvarint(body[16:])
 	if n <= 0 || key > 1<<20 {
-		return t, fmt.Errorf("token without a key: %w", backends.ErrBadToken)
+		return t, fmt.Errorf("token without a key: %w", driver.ErrBadToken)
 	}
 	epoch, m := binary.Uvarint(body[16+n:])
 	if m <= 0 || 16+n+m != len(body) {
-		return t, fmt.Errorf("token without an epoch: %w", backends.ErrBadToken)
+		return t, fmt.Errorf("token without an epoch: %w", driver.ErrBadToken)
 	}
 	t.key, t.epoch = uint32(key), epoch
 	return t, nil
@@ -80,15 +80,15 @@ func tagOf(secret *[16]byte, key uint32, g *grant) (tag [16]byte) {
 // open checks a token against a table and returns what it grants.
 func (t *token) open(tab *table) (grant, error) {
 	if t.key >= tab.keys {
-		return grant{}, fmt.Errorf("token of key %d: %w", t.key, backends.ErrBadToken)
+		return grant{}, fmt.Errorf("token of key %d: %w", t.key, driver.ErrBadToken)
 	}
 	epoch, tag, g, ok := tab.read(t.key)
 	if !ok || t.epoch < epoch {
-		return grant{}, fmt.Errorf("token of epoch %d, the memory is at %d: %w", t.epoch, epoch, backends.ErrRevoked)
+		return grant{}, fmt.Errorf("token of epoch %d, the memory is at %d: %w", t.epoch, epoch, driver.ErrRevoked)
 	}
 	want := tagOf(&t.secret, t.key, &g)
 	if t.epoch > epoch || subtle.ConstantTimeCompare(tag[:], want[:]) != 1 {
-		return grant{}, fmt.Errorf("token of key %d does not fit: %w", t.key, backends.ErrBadToken)
+		return grant{}, fmt.Errorf("token of key %d does not fit: %w", t.key, driver.ErrBadToken)
 	}
 	return g, nil
 }

@@ -6,17 +6,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // Thousands of regions must fit in one description of 64 KiB.
 func TestTokensAreShort(t *testing.T) {
 	b := open(t, Config{})
-	m, _ := share(t, b, backendtest.HostMemory, 16<<20)
+	m, _ := share(t, b, drivertest.HostMemory, 16<<20)
 	longest := 0
 	for i := range 2048 {
-		seg := backends.Segment{Kind: backends.DRAM, Mem: m.bytes[i*4096:][:4096], Len: 4096, Shared: m.arena.shared, SharedOff: uint64(i) * 4096}
+		seg := driver.Segment{Kind: driver.DRAM, Mem: m.bytes[i*4096:][:4096], Len: 4096, Shared: m.arena.shared, SharedOff: uint64(i) * 4096}
 		r, err := b.Register(seg)
 		if err != nil {
 			t.Fatal(err)
@@ -37,23 +37,23 @@ func TestTokensAreShort(t *testing.T) {
 
 func TestTokenOfAReusedKeyIsRevoked(t *testing.T) {
 	b := open(t, Config{KeysMax: 1})
-	m, mem := share(t, b, backendtest.HostMemory, 1<<20)
+	m, mem := share(t, b, drivertest.HostMemory, 1<<20)
 	old, err := m.AppendToken(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = b.Register(backends.Segment{Kind: backends.DRAM, Mem: mem, Len: uint64(len(mem))})
-	wantError(t, "register over KeysMax", err, backends.ErrFull)
+	_, err = b.Register(driver.Segment{Kind: driver.DRAM, Mem: mem, Len: uint64(len(mem))})
+	wantError(t, "register over KeysMax", err, driver.ErrFull)
 	if err := m.Close(); err != nil {
 		t.Fatal(err)
 	}
-	next, err := b.Register(backends.Segment{Kind: backends.DRAM, Mem: mem, Len: uint64(len(mem))})
+	next, err := b.Register(driver.Segment{Kind: driver.DRAM, Mem: mem, Len: uint64(len(mem))})
 	if err != nil {
 		t.Fatal(err)
 	}
 	p := dial(t, b, b.Addr())
 	_, _, err = p.Import(old)
-	wantError(t, "import of a closed memory's token", err, backends.ErrRevoked)
+	wantError(t, "import of a closed memory's token", err, driver.ErrRevoked)
 	fresh, err := next.AppendToken(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -67,15 +67,15 @@ func TestTokenOfAReusedKeyIsRevoked(t *testing.T) {
 // that can shrink are never mapped.
 func TestSharedIsMappedAnewAndChecked(t *testing.T) {
 	owner, b := open(t, Config{}), open(t, Config{DialTimeout: time.Second})
-	far, farMem := share(t, owner, backendtest.HostMemory, 4<<20)
-	near, mem := share(t, b, backendtest.HostMemory, 4<<20)
+	far, farMem := share(t, owner, drivertest.HostMemory, 4<<20)
+	near, mem := share(t, b, drivertest.HostMemory, 4<<20)
 	p := dial(t, b, owner.Addr())
 	token, _ := far.AppendToken(nil)
 	key, _, err := p.Import(token)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := []backends.Desc{{Len: 4 << 20, LocalKey: near.Key(), RemoteKey: key}}
+	d := []driver.Desc{{Len: 4 << 20, LocalKey: near.Key(), RemoteKey: key}}
 	for round := range byte(6) {
 		fill(mem, round+1)
 		if round%2 == 1 { // our own strong means, while an import is in use
@@ -88,7 +88,7 @@ func TestSharedIsMappedAnewAndChecked(t *testing.T) {
 			n = 4 << 20
 		}
 		d[0].Len = n
-		if err := p.Submit(backends.Write, uint64(round), d); err != nil {
+		if err := p.Submit(driver.Write, uint64(round), d); err != nil {
 			t.Fatal(err)
 		}
 		if err := await(t, b, uint64(round)); err != nil {
@@ -98,11 +98,11 @@ func TestSharedIsMappedAnewAndChecked(t *testing.T) {
 			t.Fatalf("round %d: the bytes are not there", round)
 		}
 	}
-	soft, err := owner.Register(backends.Segment{Kind: backends.DRAM, Mem: farMem[:4096], Len: 4096, Shared: softShared(t)})
+	soft, err := owner.Register(driver.Segment{Kind: driver.DRAM, Mem: farMem[:4096], Len: 4096, Shared: softShared(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	token, _ = soft.AppendToken(nil)
 	_, _, err = p.Import(token)
-	wantError(t, "import of memory whose descriptor can shrink", err, backends.ErrCorrupt)
+	wantError(t, "import of memory whose descriptor can shrink", err, driver.ErrCorrupt)
 }

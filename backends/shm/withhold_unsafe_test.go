@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // withheld is memory whose pages do not come until they are supplied: who touches one
@@ -31,7 +31,7 @@ const (
 func withhold(mem []byte) (*withheld, error) {
 	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0) // a blocking one cannot be polled
 	if errno != 0 {
-		return nil, &backends.UnavailableError{Backend: "shm", Reason: "userfaultfd: " + errno.Error(), Fix: "run the test as root"}
+		return nil, &driver.UnavailableError{Backend: "shm", Reason: "userfaultfd: " + errno.Error(), Fix: "run the test as root"}
 	}
 	w := &withheld{fd: int(fd), mem: mem}
 	if err := unix.Madvise(mem, unix.MADV_DONTNEED); err != nil {

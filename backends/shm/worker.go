@@ -3,13 +3,13 @@
 package shm
 
 import (
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // work copies pieces until the queue is closed.
 func (b *Backend) work(id int) {
 	defer b.tasks.Done()
-	var scratch [1]backends.Desc
+	var scratch [1]driver.Desc
 	for {
 		j := b.queue.next()
 		if j == nil {
@@ -21,7 +21,7 @@ func (b *Backend) work(id int) {
 
 // carry copies pieces of a job until none is left or another job waits: a long
 // one does not keep short ones waiting.
-func (b *Backend) carry(j *job, line int, scratch *[1]backends.Desc) {
+func (b *Backend) carry(j *job, line int, scratch *[1]driver.Desc) {
 	for b.step(j, line, scratch, b.wake) {
 		if b.queue.len() > 0 {
 			b.queue.push(j)
@@ -30,7 +30,7 @@ func (b *Backend) carry(j *job, line int, scratch *[1]backends.Desc) {
 	}
 }
 
-// Help implements backends.Helper.
+// Help implements driver.Helper.
 func (p *peer) Help(tag uint64, stop <-chan struct{}) bool {
 	if p.b.queue.len() == 0 || p.enter() != nil {
 		return false
@@ -55,7 +55,7 @@ func noWake() {}
 
 // step copies one piece of a job. It reports false when the caller holds the
 // job no more; wake is called when the job completed by it.
-func (b *Backend) step(j *job, line int, scratch *[1]backends.Desc, wake func()) bool {
+func (b *Backend) step(j *job, line int, scratch *[1]driver.Desc, wake func()) bool {
 	j.mu.Lock()
 	j.look()
 	if j.err != nil || j.stale || j.left == 0 {
@@ -105,11 +105,11 @@ func (j *job) look() {
 	}
 	switch {
 	case j.cancelled:
-		j.err = backends.ErrAborted
+		j.err = driver.ErrAborted
 	case j.peer.closing.Load():
-		j.err = backends.ErrClosed
+		j.err = driver.ErrClosed
 	case j.peer.lost.Load():
-		j.err = backends.ErrPeerLost
+		j.err = driver.ErrPeerLost
 	}
 }
 
@@ -146,13 +146,13 @@ func (b *Backend) finish(j *job, err error) {
 		p.unuse(j.runs[i].remote)
 		j.runs[i] = run{}
 	}
-	j.runs, j.descs, j.pages, j.note = j.runs[:0], j.descs[:0], backends.Pages{}, note{}
+	j.runs, j.descs, j.pages, j.note = j.runs[:0], j.descs[:0], driver.Pages{}, note{}
 	tag := j.tag
 	b.jobs.put(j)
 	b.done.Push(tag, err)
 }
 
-// Cancel implements backends.Canceler.
+// Cancel implements driver.Canceler.
 func (p *peer) Cancel(tag uint64) {
 	b := p.b
 	for i := range b.jobs.all {

@@ -11,7 +11,7 @@ import (
 	"net"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 )
 
@@ -119,7 +119,7 @@ func (b *Backend) introduce(tcp *net.TCPConn, secure net.Conn) error {
 	}
 	if err := writeFrame(secure, answer, secret); err != nil || g == nil {
 		g.end(false)
-		return errors.Join(err, backends.ErrPeerLost)
+		return errors.Join(err, driver.ErrPeerLost)
 	}
 	c, err := newConn(b, index, tcp, secure)
 	if err == nil {
@@ -127,7 +127,7 @@ func (b *Backend) introduce(tcp *net.TCPConn, secure net.Conn) error {
 	}
 	if err != nil || !g.add(c) {
 		g.end(false)
-		return errors.Join(err, backends.ErrPeerLost)
+		return errors.Join(err, driver.ErrPeerLost)
 	}
 	return nil
 }
@@ -135,23 +135,23 @@ func (b *Backend) introduce(tcp *net.TCPConn, secure net.Conn) error {
 // meet makes the owner's end of a new peer.
 func (b *Backend) meet(h *header, body []byte) (*inbound, error) {
 	if len(body) < 8 || h.count < bulk || h.count > 1+connsMax {
-		return nil, fmt.Errorf("a hello of %d bytes for %d connections: %w", len(body), h.count, backends.ErrCorrupt)
+		return nil, fmt.Errorf("a hello of %d bytes for %d connections: %w", len(body), h.count, driver.ErrCorrupt)
 	}
 	if subtle.ConstantTimeCompare(body[:8], b.address.owner[:]) != 1 {
-		return nil, backends.ErrPeerLost // whom it means is gone, and we have its place
+		return nil, driver.ErrPeerLost // whom it means is gone, and we have its place
 	}
 	if _, err := decodeAddress(body[8:]); err != nil {
-		return nil, fmt.Errorf("a hello without an address: %w", backends.ErrCorrupt)
+		return nil, fmt.Errorf("a hello without an address: %w", driver.ErrCorrupt)
 	}
 	g := newInbound(b, string(body[8:]), int(h.count))
 	_, _ = rand.Read(g.secret[:]) // never fails: it ends the program instead
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
-		return nil, backends.ErrPeerLost
+		return nil, driver.ErrPeerLost
 	}
 	if len(b.guests) >= b.cfg.PeersMax {
-		return nil, fmt.Errorf("%d peers, raise Config.PeersMax: %w", len(b.guests), backends.ErrFull)
+		return nil, fmt.Errorf("%d peers, raise Config.PeersMax: %w", len(b.guests), driver.ErrFull)
 	}
 	for g.session = newTicket(); b.guests[g.session] != nil; {
 		g.session = newTicket()
@@ -167,10 +167,10 @@ func (b *Backend) join(h *header, secret []byte) (*inbound, error) {
 	g := b.guests[h.id]
 	b.mu.Unlock()
 	if g == nil || subtle.ConstantTimeCompare(g.secret[:], secret) != 1 {
-		return nil, backends.ErrBadToken
+		return nil, driver.ErrBadToken
 	}
 	if h.count < express || int(h.count) >= len(g.conns) {
-		return nil, backends.ErrCorrupt
+		return nil, driver.ErrCorrupt
 	}
 	return g, nil
 }

@@ -9,7 +9,7 @@ import (
 	"net"
 	"strconv"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/keys"
 )
@@ -34,40 +34,40 @@ func (a *address) encode() ([]byte, error) {
 	b = append(b, control.Flag(a.secure), byte(len(a.places)))
 	for _, p := range a.places {
 		if len(p) > placeMax {
-			return nil, fmt.Errorf("address %q is longer than %d bytes: %w", p, placeMax, backends.ErrBounds)
+			return nil, fmt.Errorf("address %q is longer than %d bytes: %w", p, placeMax, driver.ErrBounds)
 		}
 		b = append(b, byte(len(p)>>8), byte(len(p)))
 		b = append(b, p...)
 	}
 	sum := sha256.Sum256(b)
 	b = append(b, sum[:addressCheck]...)
-	if len(b) > backends.AddrMax || len(a.places) > placesMax {
+	if len(b) > driver.AddrMax || len(a.places) > placesMax {
 		return nil, fmt.Errorf("%d addresses of %d bytes, at most %d of %d: name fewer in Config.Advertise: %w",
-			len(a.places), len(b), placesMax, backends.AddrMax, backends.ErrBounds)
+			len(a.places), len(b), placesMax, driver.AddrMax, driver.ErrBounds)
 	}
 	return b, nil
 }
 
 func decodeAddress(b []byte) (a address, err error) {
 	if !bytes.HasPrefix(b, []byte(addressMark[:3])) {
-		return a, fmt.Errorf("%d bytes that are no tcp address: %w", len(b), backends.ErrCorrupt)
+		return a, fmt.Errorf("%d bytes that are no tcp address: %w", len(b), driver.ErrCorrupt)
 	}
 	if !bytes.HasPrefix(b, []byte(addressMark)) {
-		return a, fmt.Errorf("tcp address of another version: use the same release on both sides: %w", backends.ErrVersion)
+		return a, fmt.Errorf("tcp address of another version: use the same release on both sides: %w", driver.ErrVersion)
 	}
-	if len(b) < len(addressMark)+addressCheck || len(b) > backends.AddrMax {
-		return a, fmt.Errorf("tcp address of %d bytes: %w", len(b), backends.ErrCorrupt)
+	if len(b) < len(addressMark)+addressCheck || len(b) > driver.AddrMax {
+		return a, fmt.Errorf("tcp address of %d bytes: %w", len(b), driver.ErrCorrupt)
 	}
 	body, check := b[:len(b)-addressCheck], b[len(b)-addressCheck:]
 	if sum := sha256.Sum256(body); !bytes.Equal(sum[:addressCheck], check) {
-		return a, fmt.Errorf("tcp address is damaged: %w", backends.ErrCorrupt)
+		return a, fmt.Errorf("tcp address is damaged: %w", driver.ErrCorrupt)
 	}
 	r := control.Read(body[len(addressMark):])
 	copy(a.owner[:], r.Bytes(8))
 	a.secure = r.Flag()
 	a.readPlaces(&r)
 	if !r.Done() || len(a.places) == 0 {
-		return address{}, fmt.Errorf("tcp address: %w", backends.ErrCorrupt)
+		return address{}, fmt.Errorf("tcp address: %w", driver.ErrCorrupt)
 	}
 	return a, nil
 }

@@ -2,7 +2,7 @@
 
 package tcp
 
-import "github.com/sluicehq/sluice/backends"
+import "github.com/sluicehq/sluice/driver"
 
 // notes are what follows batches of one peer. A note is due when all parts of its batch are in
 // place, over whichever connections they came; messages are delivered by their numbers, which
@@ -67,7 +67,7 @@ func (g *inbound) noted(c *conn, h *header) verdict {
 		return hold
 	}
 	counts := h.flags&flagCounts != 0
-	if counts && h.key >= backends.CountersMax || len(c.in.body) > g.b.cfg.MessageMax {
+	if counts && h.key >= driver.CountersMax || len(c.in.body) > g.b.cfg.MessageMax {
 		return finished
 	}
 	g.mu.Lock()

@@ -6,17 +6,17 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // batch is what one Submit handed over. p.mu guards what changes. Batches are reused.
 type batch struct {
-	op    backends.Op
+	op    driver.Op
 	tag   uint64
 	id    uint64 // of this connection, never used again
-	descs []backends.Desc
-	pages backends.Pages // of which the index lists are the caller's
-	count int            // of descs, or of pages
+	descs []driver.Desc
+	pages driver.Pages // of which the index lists are the caller's
+	count int          // of descs, or of pages
 	paged bool
 	views []view
 	bytes uint64
@@ -55,7 +55,7 @@ type view struct {
 	remote              *remote
 }
 
-func (v *view) shows(d *backends.Desc) bool {
+func (v *view) shows(d *driver.Desc) bool {
 	return v.localKey == d.LocalKey && v.remoteKey == d.RemoteKey
 }
 
@@ -68,7 +68,7 @@ type remote struct {
 }
 
 // at returns piece i.
-func (x *batch) at(i int) backends.Desc {
+func (x *batch) at(i int) driver.Desc {
 	if x.paged {
 		return x.pages.Desc(i)
 	}
@@ -95,7 +95,7 @@ func (x *batch) reset() {
 	if dropped {
 		x.dropped.Store(false)
 	}
-	x.pages = backends.Pages{}
+	x.pages = driver.Pages{}
 	x.descs, x.views, x.msg = descs, views, msg
 	x.bytes, x.paged, x.count = 0, false, 0
 	x.note, x.number, x.target = noNote, 0, 0
@@ -132,9 +132,9 @@ func (l *line) remove(x *batch) {
 }
 
 // take fills in and checks a whole batch, so that what cannot work starts nothing.
-func (x *batch) take(p *peer, op backends.Op, descs []backends.Desc, pages *backends.Pages) error {
-	if op != backends.Read && op != backends.Write {
-		return fmt.Errorf("%v: %w", op, backends.ErrNotSupported)
+func (x *batch) take(p *peer, op driver.Op, descs []driver.Desc, pages *driver.Pages) error {
+	if op != driver.Read && op != driver.Write {
+		return fmt.Errorf("%v: %w", op, driver.ErrNotSupported)
 	}
 	x.op = op
 	if pages != nil {
@@ -144,12 +144,12 @@ func (x *batch) take(p *peer, op backends.Op, descs []backends.Desc, pages *back
 		d := &descs[i]
 		if n := len(x.views); n == 0 || !x.views[n-1].shows(d) {
 			if err := x.look(p, d.LocalKey, d.RemoteKey); err != nil {
-				return &backends.PieceError{Piece: i, Err: err}
+				return &driver.PieceError{Piece: i, Err: err}
 			}
 		}
 		v := &x.views[len(x.views)-1]
 		if err := d.Check(v.local.seg.Len, v.remote.size); err != nil {
-			return &backends.PieceError{Piece: i, Err: err}
+			return &driver.PieceError{Piece: i, Err: err}
 		}
 		x.bytes += d.Len
 	}
@@ -157,7 +157,7 @@ func (x *batch) take(p *peer, op backends.Op, descs []backends.Desc, pages *back
 	return nil
 }
 
-func (x *batch) takePages(p *peer, pages *backends.Pages) error {
+func (x *batch) takePages(p *peer, pages *driver.Pages) error {
 	if err := x.look(p, pages.LocalKey, pages.RemoteKey); err != nil {
 		return err
 	}
@@ -172,14 +172,14 @@ func (x *batch) takePages(p *peer, pages *backends.Pages) error {
 func (x *batch) look(p *peer, localKey, remoteKey uint32) error {
 	local := p.b.memories.At(localKey)
 	if local == nil {
-		return fmt.Errorf("local key %d: %w", localKey, backends.ErrBounds)
+		return fmt.Errorf("local key %d: %w", localKey, driver.ErrBounds)
 	}
 	r := p.imported(remoteKey)
 	if r == nil {
-		return fmt.Errorf("remote key %d: %w", remoteKey, backends.ErrBounds)
+		return fmt.Errorf("remote key %d: %w", remoteKey, driver.ErrBounds)
 	}
-	if x.op == backends.Write && r.readOnly {
-		return backends.ErrReadOnly
+	if x.op == driver.Write && r.readOnly {
+		return driver.ErrReadOnly
 	}
 	x.views = append(x.views, view{localKey, remoteKey, local, r})
 	return nil

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // bench is two backends of one process, and beside them bare sockets that move the same bytes:
@@ -28,7 +28,7 @@ type bench struct {
 	localKey    uint32
 	remoteKey   uint32
 	tag         uint64
-	completions [1]backends.Completion
+	completions [1]driver.Completion
 }
 
 func newBench(b *testing.B, cfg Config, n uint64) *bench {
@@ -69,14 +69,14 @@ func (x *bench) sleep() {
 	_ = x.near.event.Wait()
 }
 
-func (x *bench) write(descs []backends.Desc) {
-	x.run(func(tag uint64) error { return x.p.Submit(backends.Write, tag, descs) })
+func (x *bench) write(descs []driver.Desc) {
+	x.run(func(tag uint64) error { return x.p.Submit(driver.Write, tag, descs) })
 }
 
 // spread lists pieces that are adjacent here and not adjacent there.
-func (x *bench) spread(size, count uint64) (descs []backends.Desc) {
+func (x *bench) spread(size, count uint64) (descs []driver.Desc) {
 	for i := range count {
-		descs = append(descs, backends.Desc{
+		descs = append(descs, driver.Desc{
 			Local: i * size, Remote: 2 * i * size, Len: size, LocalKey: x.localKey, RemoteKey: x.remoteKey})
 	}
 	return descs
@@ -232,7 +232,7 @@ func BenchmarkRead(b *testing.B) {
 			x := newBench(b, Config{}, 64<<20)
 			descs := x.spread(shape[0], shape[1])
 			beside(b, 4, func() {
-				x.run(func(tag uint64) error { return x.p.Submit(backends.Read, tag, descs) })
+				x.run(func(tag uint64) error { return x.p.Submit(driver.Read, tag, descs) })
 			}, func() { x.write(descs) })
 		})
 	}
@@ -243,9 +243,9 @@ func BenchmarkSmall(b *testing.B) {
 	for _, count := range []uint64{1, 64} {
 		b.Run(fmt.Sprintf("%dx656B", count), func(b *testing.B) {
 			x := newBench(b, Config{}, 4<<20)
-			var descs []backends.Desc
+			var descs []driver.Desc
 			for i := range count {
-				descs = append(descs, backends.Desc{
+				descs = append(descs, driver.Desc{
 					Local: i * 1000, Remote: (count - 1 - i) * 1000, Len: 656, LocalKey: x.localKey, RemoteKey: x.remoteKey})
 			}
 			s := newSockets(b, nil, [][]byte{x.remote[1<<20:][:count*656]})
@@ -264,7 +264,7 @@ func BenchmarkPages(b *testing.B) {
 	x := newBench(b, Config{}, scatterBytes)
 	const places = scatterBytes / scatterEntry
 	perm := rand.New(rand.NewPCG(1, 2)).Perm(places)
-	pages := backends.Pages{
+	pages := driver.Pages{
 		Count: scatterCount, EntryLen: scatterEntry, LocalStride: scatterEntry, RemoteStride: scatterEntry,
 		LocalKey: x.localKey, RemoteKey: x.remoteKey, Local: make([]uint32, scatterCount), Remote: make([]uint32, scatterCount)}
 	at := 0
@@ -281,6 +281,6 @@ func BenchmarkPages(b *testing.B) {
 	from := parts(x.local[:total], carriers)
 	beside(b, 1, func() {
 		next()
-		x.run(func(tag uint64) error { return x.p.SubmitPages(backends.Write, tag, &pages, nil) })
+		x.run(func(tag uint64) error { return x.p.SubmitPages(driver.Write, tag, &pages, nil) })
 	}, func() { s.send(from) })
 }

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
-	"github.com/sluicehq/sluice/internal/netns"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/netns"
 )
 
 // betweenHosts runs the test once more on a host of its own. There it returns the host at the
@@ -21,7 +21,7 @@ func betweenHosts(t *testing.T, setUp ...func(*netns.Pair) error) *netns.Host {
 	t.Helper()
 	far, err := netns.BetweenHosts(t, setUp...)
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 	}
 	return far
 }
@@ -30,7 +30,7 @@ func betweenHosts(t *testing.T, setUp ...func(*netns.Pair) error) *netns.Host {
 type cable struct {
 	near        *Backend
 	p           *peer
-	descs       []backends.Desc
+	descs       []driver.Desc
 	local, away []byte
 }
 
@@ -47,7 +47,7 @@ func layCable(t *testing.T, far *netns.Host, cfg Config) *cable {
 	l, local := share(t, x.near, n)
 	x.p = dial(t, x.near, owner.Addr())
 	x.local, x.away = local, away
-	x.descs = []backends.Desc{{Len: n, LocalKey: l.key, RemoteKey: take(t, x.p, m)}}
+	x.descs = []driver.Desc{{Len: n, LocalKey: l.key, RemoteKey: take(t, x.p, m)}}
 	return x
 }
 
@@ -68,9 +68,9 @@ func TestCableOutForAMoment(t *testing.T) {
 		return
 	}
 	x := layCable(t, far, Config{})
-	for i, op := range []backends.Op{backends.Write, backends.Read} {
+	for i, op := range []driver.Op{driver.Write, driver.Read} {
 		fill(x.local, byte(3+i))
-		if op == backends.Read {
+		if op == driver.Read {
 			fill(x.away, 9)
 		}
 		if err := x.p.Submit(op, 1, x.descs); err != nil {
@@ -100,12 +100,12 @@ func TestCableOutForGood(t *testing.T) {
 	} {
 		x := layCable(t, far, Config{Failure: time.Second})
 		for tag := range uint64(20) {
-			if err := x.p.Submit(backends.Write, tag, x.descs); err != nil {
+			if err := x.p.Submit(driver.Write, tag, x.descs); err != nil {
 				t.Fatal(err)
 			}
 		}
 		plug(t, how...)
-		wantError(t, strings.Join(how, " "), await(t, x.near, 19), backends.ErrPeerLost)
+		wantError(t, strings.Join(how, " "), await(t, x.near, 19), driver.ErrPeerLost)
 		select {
 		case <-x.p.Lost():
 		case <-time.After(limit):
@@ -127,7 +127,7 @@ func TestRealBadLine(t *testing.T) {
 			return err
 		})
 		if err != nil {
-			return &backends.UnavailableError{Backend: "netem", Reason: strings.TrimSpace(string(out)) + " " + err.Error(), Fix: "modprobe sch_netem, or make guest"}
+			return &driver.UnavailableError{Backend: "netem", Reason: strings.TrimSpace(string(out)) + " " + err.Error(), Fix: "modprobe sch_netem, or make guest"}
 		}
 		return nil
 	})
@@ -140,28 +140,28 @@ func TestRealBadLine(t *testing.T) {
 	x.local, x.away = x.local[:n], x.away[:n]
 	for round := range uint64(3) {
 		fill(x.local, byte(7+round))
-		if err := x.p.Submit(backends.Write, 3*round, x.descs); err != nil {
+		if err := x.p.Submit(driver.Write, 3*round, x.descs); err != nil {
 			t.Fatal(err)
 		}
 		if err := await(t, x.near, 3*round); err != nil || !bytes.Equal(x.local, x.away) {
 			t.Errorf("write over a bad line: %v", err)
 		}
 		fill(x.away, byte(70+round))
-		if err := x.p.Submit(backends.Read, 3*round+1, x.descs); err != nil {
+		if err := x.p.Submit(driver.Read, 3*round+1, x.descs); err != nil {
 			t.Fatal(err)
 		}
 		if err := await(t, x.near, 3*round+1); err != nil || !bytes.Equal(x.local, x.away) {
 			t.Errorf("read over a bad line: %v", err)
 		}
 		fill(x.local, byte(170+round))
-		if err := x.p.Submit(backends.Write, 3*round+2, x.descs); err != nil {
+		if err := x.p.Submit(driver.Write, 3*round+2, x.descs); err != nil {
 			t.Fatal(err)
 		}
 		x.p.Cancel(3*round + 2)
 		err := await(t, x.near, 3*round+2)
 		then := bytes.Clone(x.away)
 		time.Sleep(200 * time.Millisecond) // what the line still has would have come
-		if !errors.Is(err, backends.ErrAborted) || !bytes.Equal(x.away, then) {
+		if !errors.Is(err, driver.ErrAborted) || !bytes.Equal(x.away, then) {
 			t.Errorf("an ended write: %v; bytes landed afterwards: %t", err, !bytes.Equal(x.away, then))
 		}
 	}

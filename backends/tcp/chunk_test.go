@@ -6,7 +6,7 @@ import (
 	"bytes"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // TestAnswersThatFillAChunk: bytes in small pieces may leave less room in a chunk than the
@@ -23,17 +23,17 @@ func TestAnswersThatFillAChunk(t *testing.T) {
 	p := dial(t, near, owner.Addr())
 	key := take(t, p, far)
 	for n := most - 2*headBytes; n <= most+headBytes; n += step {
-		var descs []backends.Desc
+		var descs []driver.Desc
 		var want []byte
 		for at := 0; at < n; at += piece {
 			k := min(piece, n-at)
-			descs = append(descs, backends.Desc{
+			descs = append(descs, driver.Desc{
 				LocalKey: m.key, RemoteKey: key, Local: uint64(at), Remote: uint64(at * 3 / 2), Len: uint64(k),
 			})
 			want = append(want, remote[at*3/2:][:k]...)
 		}
 		clear(local)
-		if err := p.Submit(backends.Read, uint64(n), descs); err != nil {
+		if err := p.Submit(driver.Read, uint64(n), descs); err != nil {
 			t.Fatal(err)
 		}
 		if err := await(t, near, uint64(n)); err != nil {

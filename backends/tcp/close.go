@@ -5,10 +5,10 @@ package tcp
 import (
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
-// Close implements backends.Peer. What is on its way is waited for, see Config.CloseMax; after
+// Close implements driver.Peer. What is on its way is waited for, see Config.CloseMax; after
 // that the connections are cut, and we wait until the owner takes what it still finds in its
 // sockets for too old.
 func (p *peer) Close() error {
@@ -16,7 +16,7 @@ func (p *peer) Close() error {
 		close(p.closing)
 	}
 	p.entry.Wait()
-	p.part(backends.ErrClosed)
+	p.part(driver.ErrClosed)
 	return nil
 }
 
@@ -25,7 +25,7 @@ func (p *peer) Close() error {
 func (p *peer) part(why error) {
 	p.ending.Do(func() {
 		if p.dead.Load() {
-			why = backends.ErrPeerLost // also where the program hears of it and closes first
+			why = driver.ErrPeerLost // also where the program hears of it and closes first
 		} else {
 			p.dropAll(why)
 			p.awaitQuiet()
@@ -51,7 +51,7 @@ func (p *peer) part(why error) {
 		p.completeAll(why)
 		p.b.leave(p)
 		p.losing.Do(func() {
-			p.why = backends.ErrClosed
+			p.why = driver.ErrClosed
 			p.dead.Store(true)
 			close(p.lost)
 		})

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/keys"
 )
@@ -112,7 +112,7 @@ func (c *Config) check() error {
 		{"Handshake in ms", int(c.Handshake.Milliseconds()), 10, 1 << 30},
 	} {
 		if f.value < f.low || f.value > f.top {
-			return fmt.Errorf("config: %s is %d, want %d to %d: %w", f.name, f.value, f.low, f.top, backends.ErrBounds)
+			return fmt.Errorf("config: %s is %d, want %d to %d: %w", f.name, f.value, f.low, f.top, driver.ErrBounds)
 		}
 	}
 	return nil
@@ -128,9 +128,9 @@ func (c *Config) secure() (*identity.Identity, error) {
 	}
 	switch {
 	case given == 0:
-		return nil, fmt.Errorf("config: neither TLS nor Plaintext: set TLS or Identity, or Plaintext on a network that is trusted: %w", backends.ErrBounds)
+		return nil, fmt.Errorf("config: neither TLS nor Plaintext: set TLS or Identity, or Plaintext on a network that is trusted: %w", driver.ErrBounds)
 	case given > 1:
-		return nil, fmt.Errorf("config: both TLS and Plaintext, or Identity and one of them: %w", backends.ErrBounds)
+		return nil, fmt.Errorf("config: both TLS and Plaintext, or Identity and one of them: %w", driver.ErrBounds)
 	case c.TLS == nil:
 		return c.Identity, nil
 	}
@@ -141,12 +141,12 @@ func (c *Config) secure() (*identity.Identity, error) {
 	return id, nil
 }
 
-func (c *Config) caps() backends.Caps {
-	var pairs backends.Pairs
-	pairs[backends.DRAM] = backends.KindsOf(backends.DRAM)
-	return backends.Caps{
-		Name: "tcp", Reach: backends.Network, Pairs: pairs,
+func (c *Config) caps() driver.Caps {
+	var pairs driver.Pairs
+	pairs[driver.DRAM] = driver.KindsOf(driver.DRAM)
+	return driver.Caps{
+		Name: "tcp", Reach: driver.Network, Pairs: pairs,
 		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: c.MessageMax, Sleep: true,
-		Cost: backends.Cost{Setup: 20 * time.Microsecond, PerPiece: 200 * time.Nanosecond, Rate: 3e9},
+		Cost: driver.Cost{Setup: 20 * time.Microsecond, PerPiece: 200 * time.Nanosecond, Rate: 3e9},
 	}
 }

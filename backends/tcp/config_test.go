@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 func TestConfigBounds(t *testing.T) {
@@ -44,7 +44,7 @@ func TestConfigBounds(t *testing.T) {
 		if err == nil {
 			_ = b.Close()
 		}
-		wantError(t, c.want, err, backends.ErrBounds)
+		wantError(t, c.want, err, driver.ErrBounds)
 		if err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("config %+v: %v, want %q in it", c.cfg, err, c.want)
 		}
@@ -105,8 +105,8 @@ func TestIdleConnections(t *testing.T) {
 	before := used()
 	for range peers {
 		p := dial(t, near, owner.Addr())
-		d := []backends.Desc{{Len: 1 << 20, LocalKey: l.key, RemoteKey: take(t, p, m)}}
-		if err := p.Submit(backends.Write, 1, d); err != nil { // over each connection
+		d := []driver.Desc{{Len: 1 << 20, LocalKey: l.key, RemoteKey: take(t, p, m)}}
+		if err := p.Submit(driver.Write, 1, d); err != nil { // over each connection
 			t.Fatal(err)
 		}
 		if err := await(t, near, 1); err != nil {
@@ -134,7 +134,7 @@ func TestPeersMax(t *testing.T) {
 	first := dial(t, near, owner.Addr())
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	if _, err := near.Connect(ctx, owner.Addr()); !errors.Is(err, backends.ErrFull) || !strings.Contains(err.Error(), "PeersMax") {
+	if _, err := near.Connect(ctx, owner.Addr()); !errors.Is(err, driver.ErrFull) || !strings.Contains(err.Error(), "PeersMax") {
 		t.Errorf("one peer too many: %v", err)
 	}
 	_ = first.Close()
@@ -144,7 +144,7 @@ func TestPeersMax(t *testing.T) {
 			_ = p.Close()
 			return
 		}
-		if !errors.Is(err, backends.ErrFull) {
+		if !errors.Is(err, driver.ErrFull) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Millisecond)

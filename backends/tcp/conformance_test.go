@@ -7,30 +7,30 @@ import (
 	"os"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
-var plainHarness = backendtest.Harness{
+var plainHarness = drivertest.Harness{
 	Name: "tcp",
-	New:  func() (backends.Backend, error) { return New(Config{Plaintext: true, Listen: "127.0.0.1:0"}) },
+	New:  func() (driver.Backend, error) { return New(Config{Plaintext: true, Listen: "127.0.0.1:0"}) },
 }
 
 // secureHarness is the same backend with TLS, by IPv6.
-var secureHarness = backendtest.Harness{
+var secureHarness = drivertest.Harness{
 	Name:    "tcp-tls",
-	New:     func() (backends.Backend, error) { return New(Config{TLS: sharedAuthority.config(), Listen: "[::1]:0"}) },
-	Wirings: backendtest.Processes,
+	New:     func() (driver.Backend, error) { return New(Config{TLS: sharedAuthority.config(), Listen: "[::1]:0"}) },
+	Wirings: drivertest.Processes,
 	Without: []string{"NoAllocation", "NoAllocationPages"}, // crypto/tls allocates for each record
 }
 
 // singleHarness has one connection for all data, and little in flight.
-var singleHarness = backendtest.Harness{
+var singleHarness = drivertest.Harness{
 	Name: "tcp-single",
-	New: func() (backends.Backend, error) {
+	New: func() (driver.Backend, error) {
 		return New(Config{Plaintext: true, Listen: "127.0.0.1:0", Conns: 1, Flight: 512 << 10, BatchesMax: 64, NotesMax: 64})
 	},
-	Wirings: backendtest.Pair,
+	Wirings: drivertest.Pair,
 	Only: []string{"Load", "Full", "NotifyAfterData", "NotifyOrder", "NotifyBackPressure", "CountAfterData", "CancelWrite",
 		"CancelNotify", "PeerClose", "LastMessageInFlight", "SilenceUnderWrites", "ArmFull", "NoAllocation", "Hammer"},
 }
@@ -43,13 +43,13 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	backendtest.Main(m, plainHarness, secureHarness, singleHarness, hostHarness, secureHostHarness)
+	drivertest.Main(m, plainHarness, secureHarness, singleHarness, hostHarness, secureHostHarness)
 }
 
-func TestBackend(t *testing.T) { backendtest.Run(t, plainHarness) }
+func TestBackend(t *testing.T) { drivertest.Run(t, plainHarness) }
 
-func TestBackendSecure(t *testing.T) { backendtest.Run(t, secureHarness) }
+func TestBackendSecure(t *testing.T) { drivertest.Run(t, secureHarness) }
 
-func TestBackendSingle(t *testing.T) { backendtest.Run(t, singleHarness) }
+func TestBackendSingle(t *testing.T) { drivertest.Run(t, singleHarness) }
 
-func BenchmarkBackend(b *testing.B) { backendtest.Benchmark(b, plainHarness) }
+func BenchmarkBackend(b *testing.B) { drivertest.Benchmark(b, plainHarness) }

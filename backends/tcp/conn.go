@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // conn is one connection of a peer, at either end. A goroutine reads it, parked in the
@@ -121,7 +121,7 @@ func (c *conn) run(e end) {
 	})
 }
 
-var errEnded = fmt.Errorf("the other side has closed the connection: %w", backends.ErrPeerLost)
+var errEnded = fmt.Errorf("the other side has closed the connection: %w", driver.ErrPeerLost)
 
 // stop has nothing land any more: when it returns, nothing is in anybody's hand. The other
 // side notices nothing yet.

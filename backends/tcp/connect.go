@@ -11,21 +11,21 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 )
 
-// Connect implements backends.Backend.
-func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, error) {
+// Connect implements driver.Backend.
+func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	if b.closed.Load() {
-		return nil, backends.ErrClosed
+		return nil, driver.ErrClosed
 	}
 	to, err := decodeAddress(addr)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
 	if to.secure != (b.secure != nil) {
-		return nil, fmt.Errorf("connect: of us two only one has a Config.TLS or Identity: set it on both sides, or on none: %w", backends.ErrNotSupported)
+		return nil, fmt.Errorf("connect: of us two only one has a Config.TLS or Identity: set it on both sides, or on none: %w", driver.ErrNotSupported)
 	}
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.Handshake)
 	defer cancel()
@@ -37,7 +37,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, erro
 	if err := p.open(ctx); err != nil {
 		p.abandon()
 		if b.closed.Load() {
-			err = backends.ErrClosed
+			err = driver.ErrClosed
 		}
 		return nil, fmt.Errorf("connect: %w", err)
 	}
@@ -53,7 +53,7 @@ func (p *peer) open(ctx context.Context) error {
 		return err
 	}
 	if len(secret) < 16 {
-		return fmt.Errorf("a welcome with a secret of %d bytes: %w", len(secret), backends.ErrCorrupt)
+		return fmt.Errorf("a welcome with a secret of %d bytes: %w", len(secret), driver.ErrCorrupt)
 	}
 	secret, view := secret[:16], secret[16:]
 	p.direct = !p.conns[ctl].tls && bytes.Equal(view, appendView(nil, p.conns[ctl].tcp.LocalAddr(), p.conns[ctl].tcp.RemoteAddr()))
@@ -75,7 +75,7 @@ func (p *peer) open(ctx context.Context) error {
 	p.readLed = p.takeLead
 	p.lead.setUp(p)
 	if !p.b.enter(p) {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	for _, c := range p.conns {
 		c.run(p)
@@ -102,15 +102,15 @@ func (p *peer) greet(ctx context.Context, i int, h header, body []byte) (header,
 	}
 	switch {
 	case ctx.Err() != nil:
-		return h, nil, backends.ContextError(ctx)
+		return h, nil, driver.ContextError(ctx)
 	case err != nil:
-		return h, nil, fmt.Errorf("await the welcome: %w", errors.Join(p.b.refusal(err, tcp), backends.ErrPeerLost))
+		return h, nil, fmt.Errorf("await the welcome: %w", errors.Join(p.b.refusal(err, tcp), driver.ErrPeerLost))
 	}
 	if err := refusal(control.Status(h.status)); err != nil {
 		return h, nil, err
 	}
 	if !stop() {
-		return h, nil, backends.ContextError(ctx)
+		return h, nil, driver.ContextError(ctx)
 	}
 	return h, body, tcp.SetDeadline(time.Time{})
 }
@@ -118,7 +118,7 @@ func (p *peer) greet(ctx context.Context, i int, h header, body []byte) (header,
 // refusal says why an owner does not want us.
 func refusal(status control.Status) error {
 	switch err := status.Err(); {
-	case errors.Is(err, backends.ErrFull):
+	case errors.Is(err, driver.ErrFull):
 		return fmt.Errorf("the owner has as many peers as its Config.PeersMax allows: %w", err)
 	case err != nil:
 		return fmt.Errorf("the owner refuses: %w", err)
@@ -168,5 +168,5 @@ func readFrame(r io.Reader, kinds ...uint8) (h header, body []byte, err error) {
 			return h, body, err
 		}
 	}
-	return h, nil, fmt.Errorf("frame of kind %d out of place: %w", h.kind, backends.ErrCorrupt)
+	return h, nil, fmt.Errorf("frame of kind %d out of place: %w", h.kind, driver.ErrCorrupt)
 }

@@ -2,18 +2,18 @@
 
 package tcp
 
-import "github.com/sluicehq/sluice/backends"
+import "github.com/sluicehq/sluice/driver"
 
-// Poll implements backends.Backend.
-func (b *Backend) Poll(done []backends.Completion) (int, error) {
+// Poll implements driver.Backend.
+func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	n := b.done.Pop(done)
 	if n == 0 && b.closed.Load() && b.done.Taken() == 0 {
-		return 0, backends.ErrClosed
+		return 0, driver.ErrClosed
 	}
 	return n, nil
 }
 
-// FD implements backends.Armer.
+// FD implements driver.Armer.
 func (b *Backend) FD() int { return b.event.FD() }
 
 // wake signals the event if somebody armed it.
@@ -29,11 +29,11 @@ func (b *Backend) alarm() {
 	b.wake()
 }
 
-// Arm implements backends.Armer. The flag goes up before the look, and whoever brings
+// Arm implements driver.Armer. The flag goes up before the look, and whoever brings
 // something looks at the flag afterwards: one of the two sees the other.
 func (b *Backend) Arm() (ready bool, err error) {
 	if b.closed.Load() {
-		return false, backends.ErrClosed
+		return false, driver.ErrClosed
 	}
 	b.armed.Store(true)
 	return b.done.Ready() > 0 || b.inbox.ready.Load() > 0 || b.news.Swap(false), nil

@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/keys"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // What is older than Grace when it would land, as after a freeze of ours, is asked about: it
@@ -163,18 +163,18 @@ func TestSilentOwnerIsLost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := []backends.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
-	if err := p.Submit(backends.Write, 1, d); err != nil {
+	d := []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
+	if err := p.Submit(driver.Write, 1, d); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, "a write to a silent owner", await(t, b, 1), backends.ErrPeerLost)
+	wantError(t, "a write to a silent owner", await(t, b, 1), driver.ErrPeerLost)
 	p.mu.Lock()
 	last := p.lastSent
 	p.mu.Unlock()
 	if past := clock() - last; past < int64(grace) {
 		t.Errorf("a write ended %v after its last bytes were sent, which may land for %v", time.Duration(past), grace)
 	}
-	wantError(t, "submit afterwards", p.Submit(backends.Write, 2, d), backends.ErrPeerLost)
+	wantError(t, "submit afterwards", p.Submit(driver.Write, 2, d), driver.ErrPeerLost)
 	select {
 	case <-p.Lost():
 	default:
@@ -194,8 +194,8 @@ func TestSilentOwnerDoesNotHoldUpClose(t *testing.T) {
 		t.Fatal(err)
 	}
 	for tag := range uint64(3) {
-		d := []backends.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
-		if err := p.Submit([]backends.Op{backends.Write, backends.Read}[tag%2], tag, d); err != nil {
+		d := []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
+		if err := p.Submit([]driver.Op{driver.Write, driver.Read}[tag%2], tag, d); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -206,13 +206,13 @@ func TestSilentOwnerDoesNotHoldUpClose(t *testing.T) {
 	if took := time.Since(begin); took > limit {
 		t.Errorf("close took %v", took)
 	}
-	var done [4]backends.Completion
+	var done [4]driver.Completion
 	n, err := b.Poll(done[:])
 	if n != 3 || err != nil {
 		t.Fatalf("%d completions after Close (%v), want 3", n, err)
 	}
 	for _, c := range done[:n] {
-		wantError(t, "what was in flight at Close", c.Err, backends.ErrClosed)
+		wantError(t, "what was in flight at Close", c.Err, driver.ErrClosed)
 	}
 }
 
@@ -231,5 +231,5 @@ func TestConnectToSilence(t *testing.T) {
 	}
 	b := open(t, Config{Handshake: 100 * time.Millisecond})
 	_, err = b.Connect(context.Background(), addr)
-	wantError(t, "connect to silence", err, backends.ErrTimeout)
+	wantError(t, "connect to silence", err, driver.ErrTimeout)
 }

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // limit is for a machine that is very busy.
@@ -39,7 +39,7 @@ func open(tb testing.TB, cfg Config) *Backend {
 // share registers fresh memory.
 func share(tb testing.TB, b *Backend, n uint64) (*memory, []byte) {
 	tb.Helper()
-	space, err := backendtest.PopulatedMemory(n)
+	space, err := drivertest.PopulatedMemory(n)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func take(tb testing.TB, p *peer, m *memory) uint32 {
 // await polls until a tag is complete.
 func await(tb testing.TB, b *Backend, tag uint64) error {
 	tb.Helper()
-	var done [1]backends.Completion
+	var done [1]driver.Completion
 	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
 		n, err := b.Poll(done[:])
 		if err != nil {

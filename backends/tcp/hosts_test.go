@@ -5,21 +5,21 @@ package tcp
 import (
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // Of two hosts, each has addresses that the other finds.
 var (
-	hostHarness = backendtest.Harness{
+	hostHarness = drivertest.Harness{
 		Name:    "tcp-host",
-		New:     func() (backends.Backend, error) { return New(Config{Plaintext: true, Listen: ":0"}) },
-		Wirings: backendtest.Processes,
+		New:     func() (driver.Backend, error) { return New(Config{Plaintext: true, Listen: ":0"}) },
+		Wirings: drivertest.Processes,
 	}
-	secureHostHarness = backendtest.Harness{
+	secureHostHarness = drivertest.Harness{
 		Name:    "tcp-tls-host",
-		New:     func() (backends.Backend, error) { return New(Config{TLS: sharedAuthority.config(), Listen: ":0"}) },
-		Wirings: backendtest.Processes,
+		New:     func() (driver.Backend, error) { return New(Config{TLS: sharedAuthority.config(), Listen: ":0"}) },
+		Wirings: drivertest.Processes,
 		Only: []string{"Load", "NotifyAfterData", "NotifyOrder", "CancelWrite", "PeerClose", "LastMessageInFlight",
 			"SilenceUnderWrites", "ArmPingPong", "Hammer"},
 	}
@@ -30,11 +30,11 @@ func TestBetweenHosts(t *testing.T) { overCable(t, hostHarness) }
 
 func TestBetweenHostsSecure(t *testing.T) { overCable(t, secureHostHarness) }
 
-func overCable(t *testing.T, h backendtest.Harness) {
+func overCable(t *testing.T, h drivertest.Harness) {
 	far := betweenHosts(t)
 	if far == nil {
 		return
 	}
 	h.Start = far.Start
-	backendtest.Run(t, h)
+	drivertest.Run(t, h)
 }

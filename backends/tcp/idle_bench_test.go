@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // BenchmarkIdle holds as many idle connections as the limit of descriptors allows, at most
@@ -70,7 +70,7 @@ func BenchmarkSilence(b *testing.B) {
 		}
 		time.Sleep(failure / 12 * time.Duration(i%5) / 5) // any moment between two looks
 		begin := time.Now()
-		if err := p.Submit(backends.Write, 1, []backends.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}); err != nil {
+		if err := p.Submit(driver.Write, 1, []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}); err != nil {
 			b.Fatal(err)
 		}
 		<-p.Lost()

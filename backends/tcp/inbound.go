@@ -7,7 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 )
 
@@ -80,7 +80,7 @@ func (g *inbound) end(lastWord bool) {
 	}
 	g.b.dismiss(g)
 	if lastWord && had {
-		g.b.deliver(letter{from: g, err: backends.ErrPeerLost})
+		g.b.deliver(letter{from: g, err: driver.ErrPeerLost})
 	}
 }
 
@@ -160,7 +160,7 @@ func (g *inbound) accept(c *conn) verdict {
 		v = g.voided(c, h)
 	}
 	if v == finished {
-		c.in.err = fmt.Errorf("frame of kind %d out of place: %w", h.kind, backends.ErrCorrupt)
+		c.in.err = fmt.Errorf("frame of kind %d out of place: %w", h.kind, driver.ErrCorrupt)
 	}
 	return v
 }

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // led is a peer whose writes are waited for.
@@ -18,7 +18,7 @@ type led struct {
 	p           *peer
 	m           *memory // the owner's
 	local, away []byte
-	descs       []backends.Desc
+	descs       []driver.Desc
 	tag         uint64
 }
 
@@ -28,14 +28,14 @@ func newLed(t *testing.T) *led {
 	far, away := share(t, owner, 4096)
 	m, local := share(t, near, 4096)
 	x := &led{t: t, b: near, p: dial(t, near, owner.Addr()), m: far, local: local, away: away}
-	x.descs = []backends.Desc{{Len: 656, LocalKey: m.key, RemoteKey: take(t, x.p, far)}}
+	x.descs = []driver.Desc{{Len: 656, LocalKey: m.key, RemoteKey: take(t, x.p, far)}}
 	return x
 }
 
 func (x *led) submit() uint64 {
 	x.t.Helper()
 	x.tag++
-	if err := x.p.Submit(backends.Write, x.tag, x.descs); err != nil {
+	if err := x.p.Submit(driver.Write, x.tag, x.descs); err != nil {
 		x.t.Fatal(err)
 	}
 	return x.tag
@@ -80,7 +80,7 @@ func TestWhoWaitsReads(t *testing.T) {
 			x.untilAside()
 			continue
 		}
-		var done [2]backends.Completion
+		var done [2]driver.Completion
 		n, err := x.b.Poll(done[:])
 		if n != 1 || err != nil || done[0].Tag != tag || done[0].Err != nil {
 			t.Fatalf("%d completions after Help, %+v, %v", n, done[0], err)
@@ -148,7 +148,7 @@ func TestManyWaitAtOnce(t *testing.T) {
 	poll := func() {
 		pollMu.Lock()
 		defer pollMu.Unlock()
-		var done [8]backends.Completion
+		var done [8]driver.Completion
 		for {
 			n, _ := x.b.Poll(done[:])
 			for _, c := range done[:n] {
@@ -176,7 +176,7 @@ func TestManyWaitAtOnce(t *testing.T) {
 		waiters.Go(func() {
 			for i := range each {
 				tag := uint64(g*each + i)
-				if err := x.p.Submit(backends.Write, tag, x.descs); err != nil {
+				if err := x.p.Submit(driver.Write, tag, x.descs); err != nil {
 					t.Error(err)
 					return
 				}
@@ -204,7 +204,7 @@ func TestManyWaitAtOnce(t *testing.T) {
 func TestHelpAllocatesNothing(t *testing.T) {
 	x := newLed(t)
 	x.untilAside()
-	var done [1]backends.Completion
+	var done [1]driver.Completion
 	each := testing.AllocsPerRun(500, func() {
 		tag := x.submit()
 		x.p.Help(tag, nil)

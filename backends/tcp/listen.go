@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // listen opens our port and fills in where peers find it.
@@ -36,7 +36,7 @@ func (b *Backend) listen() error {
 	}
 	tcp, ok := l.(*net.TCPListener)
 	if !ok {
-		return errors.Join(fmt.Errorf("listen at %v: no socket of TCP: %w", l.Addr(), backends.ErrNotSupported), l.Close())
+		return errors.Join(fmt.Errorf("listen at %v: no socket of TCP: %w", l.Addr(), driver.ErrNotSupported), l.Close())
 	}
 	b.listener = tcp
 	return b.advertise(tcp.Addr())
@@ -49,7 +49,7 @@ func parseListen(s string) (host string, low, high int, err error) {
 	}
 	host, ports, err := net.SplitHostPort(s)
 	if err != nil {
-		return "", 0, 0, fmt.Errorf("want host:port, host:low-high, or :port: %w", backends.ErrBounds)
+		return "", 0, 0, fmt.Errorf("want host:port, host:low-high, or :port: %w", driver.ErrBounds)
 	}
 	first, last, ranged := strings.Cut(ports, "-")
 	if !ranged {
@@ -58,7 +58,7 @@ func parseListen(s string) (host string, low, high int, err error) {
 	from, err1 := strconv.ParseUint(first, 10, 16)
 	to, err2 := strconv.ParseUint(last, 10, 16)
 	if err1 != nil || err2 != nil || from > to || ranged && from == 0 {
-		return "", 0, 0, fmt.Errorf("%q are no ports: %w", ports, backends.ErrBounds)
+		return "", 0, 0, fmt.Errorf("%q are no ports: %w", ports, driver.ErrBounds)
 	}
 	return host, int(from), int(to), nil
 }
@@ -114,16 +114,16 @@ func (b *Backend) dial(ctx context.Context, places []string) (tcp *net.TCPConn, 
 		}
 		errs = append(errs, err)
 		if ctx.Err() != nil {
-			return nil, nil, backends.ContextError(ctx)
+			return nil, nil, driver.ContextError(ctx)
 		}
 	}
-	return nil, nil, errors.Join(append(errs, backends.ErrPeerLost)...)
+	return nil, nil, errors.Join(append(errs, driver.ErrPeerLost)...)
 }
 
 func (b *Backend) present(ctx context.Context, conn net.Conn, place string) (*net.TCPConn, net.Conn, error) {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
-		return nil, nil, errors.Join(fmt.Errorf("no connection of TCP: %w", backends.ErrNotSupported), conn.Close())
+		return nil, nil, errors.Join(fmt.Errorf("no connection of TCP: %w", driver.ErrNotSupported), conn.Close())
 	}
 	b.tune(tcp)
 	secure, err := b.call(ctx, conn, place)

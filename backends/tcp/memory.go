@@ -10,7 +10,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
@@ -18,7 +18,7 @@ import (
 type memory struct {
 	b   *Backend
 	key uint32
-	seg backends.Segment
+	seg driver.Segment
 
 	// gate is held for reading by each piece that a peer has land here, or be read from
 	// here; never while anybody waits for a peer.
@@ -28,16 +28,16 @@ type memory struct {
 	closed bool   // guarded by gate
 }
 
-// Register implements backends.Backend.
-func (b *Backend) Register(seg backends.Segment) (backends.Memory, error) {
-	if seg.Kind != backends.DRAM {
-		return nil, fmt.Errorf("register %v memory: %w", seg.Kind, backends.ErrNotSupported)
+// Register implements driver.Backend.
+func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
+	if seg.Kind != driver.DRAM {
+		return nil, fmt.Errorf("register %v memory: %w", seg.Kind, driver.ErrNotSupported)
 	}
 	if err := seg.Check(); err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)
 	}
 	if !b.entry.Enter() {
-		return nil, fmt.Errorf("register memory: %w", backends.ErrClosed)
+		return nil, fmt.Errorf("register memory: %w", driver.ErrClosed)
 	}
 	defer b.entry.Exit()
 	key, epoch, err := b.memories.Take()
@@ -55,21 +55,21 @@ func newTicket() uint64 {
 	return binary.LittleEndian.Uint64(b[:])
 }
 
-// Key implements backends.Memory.
+// Key implements driver.Memory.
 func (m *memory) Key() uint32 { return m.key }
 
-// AppendToken implements backends.Memory.
+// AppendToken implements driver.Memory.
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	m.gate.RLock()
 	defer m.gate.RUnlock()
 	if m.closed {
-		return dst, backends.ErrClosed
+		return dst, driver.ErrClosed
 	}
 	t := keys.Token{Secret: m.seg.Secret, Key: m.key, Epoch: m.epoch, Size: m.seg.Len}
 	return t.Append(dst, &m.b.address.owner), nil
 }
 
-// Close implements backends.Memory. It waits for the pieces in hand.
+// Close implements driver.Memory. It waits for the pieces in hand.
 func (m *memory) Close() error {
 	m.gate.Lock()
 	gone := m.closed
@@ -84,7 +84,7 @@ func (m *memory) Close() error {
 	return nil
 }
 
-// Fence implements backends.Fencer: a new ticket, once the pieces in hand have landed. No
+// Fence implements driver.Fencer: a new ticket, once the pieces in hand have landed. No
 // peer has a hand in it, so it takes as long as copying a piece.
 func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	if err := ctx.Err(); err != nil {
@@ -92,12 +92,12 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	}
 	m := b.memories.At(key)
 	if m == nil {
-		return fmt.Errorf("fence key %d: no such memory: %w", key, backends.ErrBounds)
+		return fmt.Errorf("fence key %d: no such memory: %w", key, driver.ErrBounds)
 	}
 	m.gate.Lock()
 	defer m.gate.Unlock()
 	if m.closed {
-		return fmt.Errorf("fence key %d: %w", key, backends.ErrClosed)
+		return fmt.Errorf("fence key %d: %w", key, driver.ErrClosed)
 	}
 	m.epoch, m.ticket = m.epoch+1, newTicket()
 	return nil
@@ -107,15 +107,15 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 func (b *Backend) show(key uint32, epoch uint64, secret []byte) (m *memory, ticket uint64, err error) {
 	m = b.memories.At(key)
 	if m == nil {
-		return nil, 0, backends.ErrRevoked // the token has passed keys.Decode: it is of a memory that is gone
+		return nil, 0, driver.ErrRevoked // the token has passed keys.Decode: it is of a memory that is gone
 	}
 	m.gate.RLock()
 	defer m.gate.RUnlock()
 	switch {
 	case m.closed, epoch < m.epoch:
-		return nil, 0, backends.ErrRevoked
+		return nil, 0, driver.ErrRevoked
 	case epoch > m.epoch, subtle.ConstantTimeCompare(m.seg.Secret[:], secret) != 1:
-		return nil, 0, backends.ErrBadToken
+		return nil, 0, driver.ErrBadToken
 	}
 	return m, m.ticket, nil
 }

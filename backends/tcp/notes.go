@@ -6,7 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // inbox holds what peers sent until Receive. Credit bounds it.
@@ -32,11 +32,11 @@ func (b *Backend) deliver(l letter) {
 	b.wake()
 }
 
-// Receive implements backends.Receiver.
-func (b *Backend) Receive(msgs []backends.Message) (int, error) {
+// Receive implements driver.Receiver.
+func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 	if b.inbox.ready.Load() == 0 {
 		if b.closed.Load() {
-			return 0, backends.ErrClosed
+			return 0, driver.ErrClosed
 		}
 		return 0, nil
 	}
@@ -45,7 +45,7 @@ func (b *Backend) Receive(msgs []backends.Message) (int, error) {
 		if !ok {
 			return i, nil
 		}
-		msgs[i] = backends.Message{From: l.from.addr, Data: l.data, Err: l.err}
+		msgs[i] = driver.Message{From: l.from.addr, Data: l.data, Err: l.err}
 		if l.err == nil {
 			l.from.received()
 		}
@@ -75,8 +75,8 @@ func (b *Backend) count(number uint32) {
 	}
 }
 
-// Count implements backends.Counting.
+// Count implements driver.Counting.
 func (b *Backend) Count(counter uint32) uint64 { return b.counters.Count(counter) }
 
-// AwaitCount implements backends.Counting.
+// AwaitCount implements driver.Counting.
 func (b *Backend) AwaitCount(counter uint32, n uint64) bool { return b.counters.Await(counter, n) }

@@ -17,8 +17,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/freeze"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/freeze"
 )
 
 // ownerVariable makes the test binary a process that owns memory.
@@ -50,7 +50,7 @@ func serveOwner(path string) error {
 	if err != nil {
 		return err
 	}
-	m, err := b.Register(backends.Segment{Kind: backends.DRAM, Len: ownerBytes, Mem: mem})
+	m, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: ownerBytes, Mem: mem})
 	if err != nil {
 		return err
 	}
@@ -128,9 +128,9 @@ func TestFrozenOwnerLandsNothingOfWhoHasGivenUp(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := []backends.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
+		d := []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
 		for tag := range uint64(16) {
-			if err := p.Submit(backends.Write, tag, d); err != nil {
+			if err := p.Submit(driver.Write, tag, d); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -141,7 +141,7 @@ func TestFrozenOwnerLandsNothingOfWhoHasGivenUp(t *testing.T) {
 		if err := p.Close(); err != nil {
 			t.Error(err)
 		}
-		var done [16]backends.Completion
+		var done [16]driver.Completion
 		n, err := b.Poll(done[:])
 		if n != 16 || err != nil {
 			t.Fatalf("%d of 16 completions after Close (%v)", n, err)
@@ -149,7 +149,7 @@ func TestFrozenOwnerLandsNothingOfWhoHasGivenUp(t *testing.T) {
 		for _, c := range done {
 			if c.Err != nil {
 				failed++
-				wantError(t, "a write to a frozen owner", c.Err, backends.ErrClosed)
+				wantError(t, "a write to a frozen owner", c.Err, driver.ErrClosed)
 			}
 		}
 		clear(o.mem)

@@ -5,7 +5,7 @@ package tcp
 import (
 	"math"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 )
 
@@ -121,7 +121,7 @@ func (p *peer) cut(c *conn, x *batch) {
 	v := &x.views[x.v]
 	start := o.chunk.n
 	h := header{kind: kindWrite, key: v.remote.key, ticket: v.remote.ticket, batch: x.id, stamp: p.stamp()}
-	if x.op == backends.Read {
+	if x.op == driver.Read {
 		h.kind = kindRead
 	} else if x.note != noNote {
 		h.flags = flagNoted
@@ -130,12 +130,12 @@ func (p *peer) cut(c *conn, x *batch) {
 	q.n, h.count = x.tabulate(o, v)
 	h.length = h.count * entryBytes
 	x.sent++
-	q.out = x.op == backends.Read
+	q.out = x.op == driver.Read
 	h.id = p.books[c.index].open(q)
 	if c.index == express {
 		p.expect()
 	}
-	if x.op == backends.Write {
+	if x.op == driver.Write {
 		h.length += uint32(q.n)
 		o.src = source{mem: v.local.seg.Mem, id: h.id, open: true}
 		o.src.ranges = ranges{batch: x, i: q.first, off: q.skip, left: q.n}

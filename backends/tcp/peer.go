@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/keys"
@@ -66,10 +66,10 @@ type imported struct {
 	err error
 }
 
-// Import implements backends.Peer.
+// Import implements driver.Peer.
 func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	if !p.entry.Enter() {
-		return 0, 0, backends.ErrClosed
+		return 0, 0, driver.ErrClosed
 	}
 	defer p.entry.Exit()
 	t, err := keys.Decode(token, &p.to.owner)
@@ -86,16 +86,16 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 			return 0, 0, fmt.Errorf("import: %w", a.err)
 		}
 		if a.r.size != t.Size {
-			return 0, 0, fmt.Errorf("import: token of %d bytes, the memory has %d: %w", t.Size, a.r.size, backends.ErrBadToken)
+			return 0, 0, fmt.Errorf("import: token of %d bytes, the memory has %d: %w", t.Size, a.r.size, driver.ErrBadToken)
 		}
 		a.r.key = t.Key
 		return p.keep(a.r), t.Size, nil
 	case <-p.lost:
-		return 0, 0, fmt.Errorf("import: %w", backends.ErrPeerLost)
+		return 0, 0, fmt.Errorf("import: %w", driver.ErrPeerLost)
 	case <-p.closing:
-		return 0, 0, backends.ErrClosed
+		return 0, 0, driver.ErrClosed
 	case <-limit.C:
-		return 0, 0, fmt.Errorf("import: the peer does not answer for %v: %w", p.b.cfg.Handshake, backends.ErrTimeout)
+		return 0, 0, fmt.Errorf("import: the peer does not answer for %v: %w", p.b.cfg.Handshake, driver.ErrTimeout)
 	}
 }
 
@@ -141,7 +141,7 @@ func (p *peer) imported(key uint32) *remote {
 	return p.imports[key]
 }
 
-// Drop implements backends.Peer. A batch in flight has what it needs of the import.
+// Drop implements driver.Peer. A batch in flight has what it needs of the import.
 func (p *peer) Drop(key uint32) {
 	p.importMu.Lock()
 	defer p.importMu.Unlock()
@@ -151,10 +151,10 @@ func (p *peer) Drop(key uint32) {
 	}
 }
 
-// Lost implements backends.Watcher.
+// Lost implements driver.Watcher.
 func (p *peer) Lost() <-chan struct{} { return p.lost }
 
-// Explain implements backends.Explainer.
+// Explain implements driver.Explainer.
 func (p *peer) Explain(_, _ uint32) string {
 	how := "in plain text"
 	if p.conns[ctl].tls {
@@ -181,7 +181,7 @@ func (p *peer) accept(c *conn) verdict {
 		}
 	}
 	if !ok {
-		c.in.err = fmt.Errorf("frame of kind %d out of place: %w", h.kind, backends.ErrCorrupt)
+		c.in.err = fmt.Errorf("frame of kind %d out of place: %w", h.kind, driver.ErrCorrupt)
 		return finished
 	}
 	return more
@@ -245,7 +245,7 @@ func (p *peer) aim(c *conn, h *header) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	q := p.books[c.index].at(h.id)
-	if q == nil || q.note || q.batch.op != backends.Read || q.n != uint64(h.length) {
+	if q == nil || q.note || q.batch.op != driver.Read || q.n != uint64(h.length) {
 		return false
 	}
 	x := q.batch
@@ -269,12 +269,12 @@ func (p *peer) broken(c *conn, err error) {
 // certain that nothing of it lands.
 func (p *peer) lose(err error) {
 	p.losing.Do(func() {
-		if !errors.Is(err, backends.ErrPeerLost) {
-			err = errors.Join(err, backends.ErrPeerLost)
+		if !errors.Is(err, driver.ErrPeerLost) {
+			err = errors.Join(err, driver.ErrPeerLost)
 		}
 		p.why = err
 		p.dead.Store(true)
 		close(p.lost) // before anything completes for that reason
-		p.b.tasks.Start(func() { p.part(backends.ErrPeerLost) })
+		p.b.tasks.Start(func() { p.part(driver.ErrPeerLost) })
 	})
 }

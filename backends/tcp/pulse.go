@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // pulse asks peers that owe us something whether they are there, and gives up those that say
@@ -54,6 +54,6 @@ func (p *peer) check(now int64, slept bool) {
 		p.askedAt = now
 		p.conns[ctl].send(header{kind: kindPing})
 	case now-max(p.askedAt, p.heard.Load()) > int64(p.b.cfg.Failure):
-		p.lose(fmt.Errorf("the peer says nothing for %v: %w", p.b.cfg.Failure, backends.ErrPeerLost))
+		p.lose(fmt.Errorf("the peer says nothing for %v: %w", p.b.cfg.Failure, driver.ErrPeerLost))
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // longGrace is far longer than a kernel takes to say that a process has ended.
@@ -43,16 +43,16 @@ func killedUnderWrites(t *testing.T) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := []backends.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
+	d := []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
 	for tag := range uint64(64) {
-		if err := p.Submit(backends.Write, tag, d); err != nil {
+		if err := p.Submit(driver.Write, tag, d); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if err := o.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, "a write to a killed owner", await(t, b, 63), backends.ErrPeerLost)
+	wantError(t, "a write to a killed owner", await(t, b, 63), driver.ErrPeerLost)
 	p.mu.Lock()
 	last := p.lastSent
 	p.mu.Unlock()
@@ -72,14 +72,14 @@ func TestProxyThatHangsUpProvesNothing(t *testing.T) {
 	if p.direct {
 		t.Fatal("a connection through a proxy is taken for a direct one")
 	}
-	d := []backends.Desc{{Len: 8 << 20, LocalKey: m.key, RemoteKey: take(t, p, far)}}
+	d := []driver.Desc{{Len: 8 << 20, LocalKey: m.key, RemoteKey: take(t, p, far)}}
 	for tag := range uint64(64) {
-		if err := p.Submit(backends.Write, tag, d); err != nil {
+		if err := p.Submit(driver.Write, tag, d); err != nil {
 			t.Fatal(err)
 		}
 	}
 	x.hangUp()
-	wantError(t, "a write through a proxy that hangs up", await(t, b, 63), backends.ErrPeerLost)
+	wantError(t, "a write through a proxy that hangs up", await(t, b, 63), driver.ErrPeerLost)
 	p.mu.Lock()
 	last := p.lastSent
 	p.mu.Unlock()

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // slowLine relays connections to an owner. Each way brings what it was given `delay` later, and
@@ -88,21 +88,21 @@ func TestSlowLine(t *testing.T) {
 	l, local := share(t, near, n)
 	p := dial(t, near, slowLine(t, owner, 10*time.Millisecond, 60*time.Millisecond))
 	key := take(t, p, m)
-	for round, op := range []backends.Op{backends.Write, backends.Read, backends.Write} {
+	for round, op := range []driver.Op{driver.Write, driver.Read, driver.Write} {
 		fill(local, byte(10+round))
 		want := byte(10 + round)
-		if op == backends.Read {
+		if op == driver.Read {
 			fill(away, 99)
 			want = 99
 		}
 		for i := range uint64(8) {
-			d := []backends.Desc{{Local: i * n / 8, Remote: i * n / 8, Len: n / 8, LocalKey: l.key, RemoteKey: key}}
+			d := []driver.Desc{{Local: i * n / 8, Remote: i * n / 8, Len: n / 8, LocalKey: l.key, RemoteKey: key}}
 			if err := p.Submit(op, i, d); err != nil {
 				t.Fatal(err)
 			}
 		}
 		ended := map[uint64]error{}
-		var done [8]backends.Completion
+		var done [8]driver.Completion
 		for end := time.Now().Add(3 * limit); len(ended) < 8 && time.Now().Before(end); time.Sleep(time.Millisecond) {
 			k, _ := near.Poll(done[:])
 			for _, c := range done[:k] {

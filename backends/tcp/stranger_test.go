@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 func rawDial(t *testing.T, b *Backend) net.Conn {
@@ -59,8 +59,8 @@ func works(t *testing.T, b *Backend) {
 	l, local := share(t, near, 4096)
 	p := dial(t, near, b.Addr())
 	fill(local, 9)
-	d := []backends.Desc{{Len: 4096, LocalKey: l.key, RemoteKey: take(t, p, m)}}
-	if err := p.Submit(backends.Write, 1, d); err != nil {
+	d := []driver.Desc{{Len: 4096, LocalKey: l.key, RemoteKey: take(t, p, m)}}
+	if err := p.Submit(driver.Write, 1, d); err != nil {
 		t.Fatal(err)
 	}
 	if err := await(t, near, 1); err != nil || mem[4095] != 9 {
@@ -225,7 +225,7 @@ func TestPeersThatCheat(t *testing.T) {
 		"by an overflow":       write(m, m.ticket, ^uint64(0)-5, 16, 16),
 		"more than it says":    write(m, m.ticket, 0, 16, 17),
 		"to constant memory":   write(constant, constant.ticket, 0, 16, 16),
-		"a counter too high":   frame(header{kind: kindNote, flags: flagCounts, key: backends.CountersMax, stamp: clock()}, nil),
+		"a counter too high":   frame(header{kind: kindNote, flags: flagCounts, key: driver.CountersMax, stamp: clock()}, nil),
 		"a Read past the end":  frame(header{kind: kindRead, count: 1, key: m.key, ticket: m.ticket}, table(4000, 97, 0)),
 		"a Read of too much":   frame(header{kind: kindRead, count: 1, key: m.key, ticket: m.ticket}, table(0, 1<<31, 0)),
 		"an owner's frame":     frame(header{kind: kindAck}, nil),

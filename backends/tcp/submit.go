@@ -5,16 +5,16 @@ package tcp
 import (
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
-// Submit implements backends.Peer.
-func (p *peer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
+// Submit implements driver.Peer.
+func (p *peer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
 	return p.submit(op, tag, descs, nil, noNote, nil, 0)
 }
 
-// SubmitPages implements backends.Pager.
-func (p *peer) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, msg []byte) error {
+// SubmitPages implements driver.Pager.
+func (p *peer) SubmitPages(op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
 	kind := noNote
 	if msg != nil {
 		kind = message
@@ -22,32 +22,32 @@ func (p *peer) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, ms
 	return p.submit(op, tag, nil, pages, kind, msg, 0)
 }
 
-// SubmitNotify implements backends.Notifier.
-func (p *peer) SubmitNotify(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+// SubmitNotify implements driver.Notifier.
+func (p *peer) SubmitNotify(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
 	return p.submit(op, tag, descs, nil, message, msg, 0)
 }
 
-// SubmitCount implements backends.Counter.
-func (p *peer) SubmitCount(tag uint64, descs []backends.Desc, pages *backends.Pages, counter uint32) error {
-	if counter >= backends.CountersMax {
-		return backends.ErrBounds
+// SubmitCount implements driver.Counter.
+func (p *peer) SubmitCount(tag uint64, descs []driver.Desc, pages *driver.Pages, counter uint32) error {
+	if counter >= driver.CountersMax {
+		return driver.ErrBounds
 	}
-	return p.submit(backends.Write, tag, descs, pages, count, nil, counter)
+	return p.submit(driver.Write, tag, descs, pages, count, nil, counter)
 }
 
-func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, pages *backends.Pages, kind noteKind, msg []byte, counter uint32) error {
+func (p *peer) submit(op driver.Op, tag uint64, descs []driver.Desc, pages *driver.Pages, kind noteKind, msg []byte, counter uint32) error {
 	if !p.entry.Enter() {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	defer p.entry.Exit()
 	if p.dead.Load() {
-		return backends.ErrPeerLost
+		return driver.ErrPeerLost
 	}
 	if len(msg) > p.b.cfg.MessageMax {
-		return fmt.Errorf("notification of %d bytes, at most %d: %w", len(msg), p.b.cfg.MessageMax, backends.ErrBounds)
+		return fmt.Errorf("notification of %d bytes, at most %d: %w", len(msg), p.b.cfg.MessageMax, driver.ErrBounds)
 	}
 	if !p.b.done.Take() {
-		return backends.ErrFull
+		return driver.ErrFull
 	}
 	x := p.b.batches.take()
 	err := x.take(p, op, descs, pages)
@@ -69,13 +69,13 @@ func (p *peer) begin(x *batch) error {
 	p.mu.Lock()
 	if p.failed {
 		p.mu.Unlock()
-		return backends.ErrPeerLost
+		return driver.ErrPeerLost
 	}
 	if x.note == message {
 		if p.credit == 0 {
 			p.starved = true
 			p.mu.Unlock()
-			return backends.ErrFull
+			return driver.ErrFull
 		}
 		p.credit--
 		p.messages++
@@ -108,7 +108,7 @@ func (p *peer) carriers() []*conn {
 	return p.conns[express:]
 }
 
-// Cancel implements backends.Canceler. What is on its way comes to its end: that it is
+// Cancel implements driver.Canceler. What is on its way comes to its end: that it is
 // acknowledged proves that nothing more of it lands.
 func (p *peer) Cancel(tag uint64) {
 	p.mu.Lock()
@@ -117,11 +117,11 @@ func (p *peer) Cancel(tag uint64) {
 		p.mu.Unlock()
 		return
 	}
-	if x.op == backends.Read {
+	if x.op == driver.Read {
 		x.dropped.Store(true)
-		p.drop(x, backends.ErrAborted)
+		p.drop(x, driver.ErrAborted)
 	} else if x.line != nil {
-		p.drop(x, backends.ErrAborted)
+		p.drop(x, driver.ErrAborted)
 	}
 	over := p.settled(x)
 	if over && p.leads(x) {

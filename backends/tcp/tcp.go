@@ -20,7 +20,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/done"
 	"github.com/sluicehq/sluice/internal/gate"
@@ -29,7 +29,7 @@ import (
 	"github.com/sluicehq/sluice/internal/park"
 )
 
-// Backend implements backends.Backend, Receiver, Counting, Armer and Fencer.
+// Backend implements driver.Backend, Receiver, Counting, Armer and Fencer.
 type Backend struct {
 	cfg      Config
 	secure   *identity.Identity // nil: plain text
@@ -59,21 +59,21 @@ type Backend struct {
 }
 
 var (
-	_ backends.Backend  = (*Backend)(nil)
-	_ backends.Receiver = (*Backend)(nil)
-	_ backends.Counting = (*Backend)(nil)
-	_ backends.Armer    = (*Backend)(nil)
-	_ backends.Fencer   = (*Backend)(nil)
+	_ driver.Backend  = (*Backend)(nil)
+	_ driver.Receiver = (*Backend)(nil)
+	_ driver.Counting = (*Backend)(nil)
+	_ driver.Armer    = (*Backend)(nil)
+	_ driver.Fencer   = (*Backend)(nil)
 
 	_ interface {
-		backends.Peer
-		backends.Canceler
-		backends.Pager
-		backends.Notifier
-		backends.Counter
-		backends.Helper
-		backends.Watcher
-		backends.Explainer
+		driver.Peer
+		driver.Canceler
+		driver.Pager
+		driver.Notifier
+		driver.Counter
+		driver.Helper
+		driver.Watcher
+		driver.Explainer
 	} = (*peer)(nil)
 )
 
@@ -126,13 +126,13 @@ func (b *Backend) release() error {
 	return errors.Join(errs...)
 }
 
-// Caps implements backends.Backend.
-func (b *Backend) Caps() backends.Caps { return b.cfg.caps() }
+// Caps implements driver.Backend.
+func (b *Backend) Caps() driver.Caps { return b.cfg.caps() }
 
-// Addr implements backends.Backend.
+// Addr implements driver.Backend.
 func (b *Backend) Addr() []byte { return b.addr }
 
-// Close implements backends.Backend.
+// Close implements driver.Backend.
 func (b *Backend) Close() error {
 	var err error
 	b.closing.Do(func() { err = b.close() })

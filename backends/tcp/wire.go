@@ -6,7 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // All that passes over a connection is frames: a head of one size, then what the head says
@@ -81,7 +81,7 @@ func (h *header) append(b []byte) []byte {
 func (h *header) decode(b *[headBytes]byte) error {
 	if b[4] != wireVersion {
 		return fmt.Errorf("frame of version %d, ours is %d: use the same release on both sides: %w",
-			b[4], wireVersion, backends.ErrVersion)
+			b[4], wireVersion, driver.ErrVersion)
 	}
 	h.length = binary.LittleEndian.Uint32(b[0:])
 	h.kind, h.flags, h.status = b[5], b[6], b[7]
@@ -92,7 +92,7 @@ func (h *header) decode(b *[headBytes]byte) error {
 	h.batch = binary.LittleEndian.Uint64(b[32:])
 	h.stamp = int64(binary.LittleEndian.Uint64(b[40:]))
 	if !h.sound() {
-		return fmt.Errorf("frame of kind %d with %d entries and %d bytes: %w", h.kind, h.count, h.length, backends.ErrCorrupt)
+		return fmt.Errorf("frame of kind %d with %d entries and %d bytes: %w", h.kind, h.count, h.length, driver.ErrCorrupt)
 	}
 	return nil
 }

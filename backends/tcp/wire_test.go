@@ -7,7 +7,7 @@ import (
 	"math"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
@@ -19,7 +19,7 @@ func TestHeader(t *testing.T) {
 		t.Errorf("decoded %+v (%v), want %+v", got, err, want)
 	}
 	b[4]++
-	wantError(t, "another version", got.decode((*[headBytes]byte)(b)), backends.ErrVersion)
+	wantError(t, "another version", got.decode((*[headBytes]byte)(b)), driver.ErrVersion)
 }
 
 // Every length has its bound, and what does not fit together is refused.
@@ -34,7 +34,7 @@ func TestUnsoundHeaders(t *testing.T) {
 		{kind: kindHello, length: bodyMax + 1}, {kind: kindAck, length: 1}, {kind: kindPing, length: 1},
 	} {
 		var got header
-		wantError(t, "an unsound head", got.decode((*[headBytes]byte)(h.append(nil))), backends.ErrCorrupt)
+		wantError(t, "an unsound head", got.decode((*[headBytes]byte)(h.append(nil))), driver.ErrCorrupt)
 	}
 }
 
@@ -71,7 +71,7 @@ func FuzzFrames(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		seg := backends.Segment{Kind: backends.DRAM, Len: 32, Mem: mem[32:64:64]}
+		seg := driver.Segment{Kind: driver.DRAM, Len: 32, Mem: mem[32:64:64]}
 		b.memories.Put(key, &memory{b: b, key: key, seg: seg, ticket: fuzzTicket})
 		for index := ctl; index <= express; index++ {
 			fuzzEnd(b, newInbound(b, "peer", 2), index, said)

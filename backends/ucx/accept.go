@@ -5,8 +5,8 @@ package ucx
 import (
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/keys"
 )
@@ -43,7 +43,7 @@ func (l *line) greet(worker int, m *hello) {
 		worker: worker, reply: workers[m.worker], gate: m.gate,
 	}
 	if m.to != l.b.address.owner || l.b.gate.IsShut() {
-		c.refusal = backends.ErrPeerLost // whom it means is gone, and we have its place
+		c.refusal = driver.ErrPeerLost // whom it means is gone, and we have its place
 	}
 	if !l.admit(c) {
 		return
@@ -59,7 +59,7 @@ func (l *line) admit(c *inbound) bool {
 	defer l.mu.Unlock()
 	most := l.b.cfg.ConnsMax
 	if len(l.guests) >= most && c.refusal == nil {
-		c.refusal = fmt.Errorf("%d peers, raise Config.ConnsMax: %w", len(l.guests), backends.ErrFull)
+		c.refusal = fmt.Errorf("%d peers, raise Config.ConnsMax: %w", len(l.guests), driver.ErrFull)
 	}
 	if l.guests[c.id] != nil || len(l.guests) >= most+refusalsMax {
 		return false

@@ -9,7 +9,7 @@ import (
 	"encoding/hex"
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/process"
@@ -34,7 +34,7 @@ const (
 	addressCheck = 8
 )
 
-// encode refuses what does not fit in backends.AddrMax: that happens with many
+// encode refuses what does not fit in driver.AddrMax: that happens with many
 // workers, or many devices.
 func (a *address) encode() ([]byte, error) {
 	b := append([]byte(addressMark), a.owner[:]...)
@@ -50,26 +50,26 @@ func (a *address) encode() ([]byte, error) {
 	}
 	sum := sha256.Sum256(b)
 	b = append(b, sum[:addressCheck]...)
-	if len(b) > backends.AddrMax {
+	if len(b) > driver.AddrMax {
 		return nil, fmt.Errorf("address of %d bytes, at most %d: lower Config.Workers, or name fewer of Config.Devices or Transports: %w",
-			len(b), backends.AddrMax, backends.ErrBounds)
+			len(b), driver.AddrMax, driver.ErrBounds)
 	}
 	return b, nil
 }
 
 func decodeAddress(b []byte) (a address, err error) {
 	if !bytes.HasPrefix(b, []byte(addressMark[:3])) {
-		return a, fmt.Errorf("%d bytes that are no ucx address: %w", len(b), backends.ErrCorrupt)
+		return a, fmt.Errorf("%d bytes that are no ucx address: %w", len(b), driver.ErrCorrupt)
 	}
 	if !bytes.HasPrefix(b, []byte(addressMark)) {
-		return a, fmt.Errorf("ucx address of another version: use the same release on both sides: %w", backends.ErrVersion)
+		return a, fmt.Errorf("ucx address of another version: use the same release on both sides: %w", driver.ErrVersion)
 	}
-	if len(b) < addressHead+2+addressCheck || len(b) > backends.AddrMax {
-		return a, fmt.Errorf("ucx address of %d bytes: %w", len(b), backends.ErrCorrupt)
+	if len(b) < addressHead+2+addressCheck || len(b) > driver.AddrMax {
+		return a, fmt.Errorf("ucx address of %d bytes: %w", len(b), driver.ErrCorrupt)
 	}
 	body, check := b[:len(b)-addressCheck], b[len(b)-addressCheck:]
 	if sum := sha256.Sum256(body); !bytes.Equal(sum[:addressCheck], check) {
-		return a, fmt.Errorf("ucx address is damaged: %w", backends.ErrCorrupt)
+		return a, fmt.Errorf("ucx address is damaged: %w", driver.ErrCorrupt)
 	}
 	r := control.Read(body[len(addressMark):])
 	copy(a.owner[:], r.Bytes(8))
@@ -77,7 +77,7 @@ func decodeAddress(b []byte) (a address, err error) {
 	a.process.PID, a.process.Start = r.Uint32(), r.Uint64()
 	a.near, a.far = readWorkers(&r), readWorkers(&r)
 	if !r.Done() || len(a.near)+len(a.far) == 0 {
-		return a, fmt.Errorf("ucx address: %w", backends.ErrCorrupt)
+		return a, fmt.Errorf("ucx address: %w", driver.ErrCorrupt)
 	}
 	return a, nil
 }

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/process"
 )
@@ -44,7 +44,7 @@ func TestAddress(t *testing.T) {
 			t.Errorf("bit %d turned over: no error", i)
 		}
 	}
-	if _, err := decodeAddress(append([]byte("ucx4"), b[4:]...)); !errors.Is(err, backends.ErrVersion) {
+	if _, err := decodeAddress(append([]byte("ucx4"), b[4:]...)); !errors.Is(err, driver.ErrVersion) {
 		t.Errorf("another version: %v", err)
 	}
 }
@@ -52,8 +52,8 @@ func TestAddress(t *testing.T) {
 func TestAddressTooLong(t *testing.T) {
 	a := someAddress()
 	a.far = slices.Repeat(a.far, 5)
-	if b, err := a.encode(); !errors.Is(err, backends.ErrBounds) {
-		t.Errorf("%d bytes, %v, want %v", len(b), err, backends.ErrBounds)
+	if b, err := a.encode(); !errors.Is(err, driver.ErrBounds) {
+		t.Errorf("%d bytes, %v, want %v", len(b), err, driver.ErrBounds)
 	}
 }
 

@@ -9,8 +9,8 @@ import (
 	"sort"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // allocation is memory of UCX's own, which near peers can map.
@@ -33,27 +33,27 @@ type allocations struct {
 // allocMax is more than a process can map.
 const allocMax = 1 << 46
 
-// Alloc implements backends.Allocator: near peers map this memory, and reach it
+// Alloc implements driver.Allocator: near peers map this memory, and reach it
 // without a hand of this process. Without transports that share memory there is
-// none, and the error is backends.ErrNotSupported.
-func (b *Backend) Alloc(n uint64) (backends.Segment, io.Closer, error) {
+// none, and the error is driver.ErrNotSupported.
+func (b *Backend) Alloc(n uint64) (driver.Segment, io.Closer, error) {
 	if !b.gate.Enter() {
-		return backends.Segment{}, nil, fmt.Errorf("allocate memory: %w", backends.ErrClosed)
+		return driver.Segment{}, nil, fmt.Errorf("allocate memory: %w", driver.ErrClosed)
 	}
 	defer b.gate.Exit()
 	if b.near == nil {
-		return backends.Segment{}, nil, fmt.Errorf("allocate memory: Config.Transports %q has none that shares memory, add posix: %w",
-			b.cfg.Transports, backends.ErrNotSupported)
+		return driver.Segment{}, nil, fmt.Errorf("allocate memory: Config.Transports %q has none that shares memory, add posix: %w",
+			b.cfg.Transports, driver.ErrNotSupported)
 	}
 	if n == 0 || n > allocMax {
-		return backends.Segment{}, nil, fmt.Errorf("allocate %d bytes, want 1 to 64 Ti: %w", n, backends.ErrBounds)
+		return driver.Segment{}, nil, fmt.Errorf("allocate %d bytes, want 1 to 64 Ti: %w", n, driver.ErrBounds)
 	}
 	store, err := b.near.net.allocate(n)
 	if err != nil {
-		return backends.Segment{}, nil, fmt.Errorf("allocate %d bytes: %w", n, err)
+		return driver.Segment{}, nil, fmt.Errorf("allocate %d bytes: %w", n, err)
 	}
 	mem := store.Bytes()[:n:n]
-	return backends.Segment{Kind: backends.DRAM, Len: n, Mem: mem}, b.allocations.add(store), nil
+	return driver.Segment{Kind: driver.DRAM, Len: n, Mem: mem}, b.allocations.add(store), nil
 }
 
 func (t *allocations) add(store storage) *allocation {

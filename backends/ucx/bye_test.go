@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // TestBye closes connections with a grace that no test waits for: what ends them in
@@ -21,7 +21,7 @@ func TestBye(t *testing.T) {
 			leak.Check(t)
 			open := func() *Backend { return openReal(t, Config{Transports: list, Devices: "lo", Grace: grace}) }
 			far, near := open(), open()
-			connect := func() backends.Peer {
+			connect := func() driver.Peer {
 				t.Helper()
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				defer cancel()
@@ -37,7 +37,7 @@ func TestBye(t *testing.T) {
 			p := connect()
 			inTime(t, "the owner's backend closes", far.Close)
 			select {
-			case <-p.(backends.Watcher).Lost():
+			case <-p.(driver.Watcher).Lost():
 			case <-time.After(patience):
 				t.Error("a peer does not hear that the owner's backend has closed")
 			}
@@ -69,12 +69,12 @@ func inTime(t *testing.T, what string, f func() error) {
 // parted waits for the last word, which is all that comes.
 func parted(t *testing.T, b *Backend, of string) {
 	t.Helper()
-	var msgs []backends.Message
+	var msgs []driver.Message
 	eventually(t, "the last word of "+of, func() bool {
 		msgs = append(msgs, received(t, b)...)
 		return len(msgs) > 0
 	})
-	if len(msgs) != 1 || !errors.Is(msgs[0].Err, backends.ErrPeerLost) {
+	if len(msgs) != 1 || !errors.Is(msgs[0].Err, driver.ErrPeerLost) {
 		t.Errorf("messages of %s: %+v, want the last word alone", of, msgs)
 	}
 }

@@ -9,11 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/backends/ucx"
+	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/leak"
-	"github.com/sluicehq/sluice/internal/netns"
+	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/netns"
 )
 
 // shortGrace makes the tests of failure quick; slack is what a machine with more to
@@ -39,7 +39,7 @@ func newStage(t *testing.T, c sideConfig, start func(*exec.Cmd) error) *stage {
 	c.Name = "near"
 	near, err := newSide(c)
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 	}
 	t.Cleanup(func() {
 		begin := time.Now()

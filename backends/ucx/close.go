@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Close implements backends.Backend. Peers are closed first, as Peer.Close does
+// Close implements driver.Backend. Peers are closed first, as Peer.Close does
 // it, all at once; then memories, so that nobody reaches them; then what others
 // have to us. Memory of Alloc stays until it is closed itself.
 func (b *Backend) Close() error {

@@ -8,7 +8,7 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/limits"
 )
@@ -98,27 +98,27 @@ func (c *Config) check() error {
 	}
 	switch {
 	case c.BatchesMax&(c.BatchesMax-1) != 0:
-		return fmt.Errorf("config: BatchesMax %d is no power of two: %w", c.BatchesMax, backends.ErrBounds)
+		return fmt.Errorf("config: BatchesMax %d is no power of two: %w", c.BatchesMax, driver.ErrBounds)
 	case c.RendezvousMin < 0:
-		return fmt.Errorf("config: RendezvousMin %d: want 0 for never, or bytes: %w", c.RendezvousMin, backends.ErrBounds)
+		return fmt.Errorf("config: RendezvousMin %d: want 0 for never, or bytes: %w", c.RendezvousMin, driver.ErrBounds)
 	case c.Spin < 0 || c.CloseMax < 0:
-		return fmt.Errorf("config: a negative duration: %w", backends.ErrBounds)
+		return fmt.Errorf("config: a negative duration: %w", driver.ErrBounds)
 	case c.Grace < graceMin:
-		return fmt.Errorf("config: Grace %v is below %v: peers would be lost in the pauses of a busy machine: %w", c.Grace, graceMin, backends.ErrBounds)
+		return fmt.Errorf("config: Grace %v is below %v: peers would be lost in the pauses of a busy machine: %w", c.Grace, graceMin, driver.ErrBounds)
 	case c.FenceGrace <= 0 || c.FenceGrace > c.Grace:
-		return fmt.Errorf("config: FenceGrace %v is not within Grace %v: %w", c.FenceGrace, c.Grace, backends.ErrBounds)
+		return fmt.Errorf("config: FenceGrace %v is not within Grace %v: %w", c.FenceGrace, c.Grace, driver.ErrBounds)
 	}
 	return nil
 }
 
 // caps ranks behind shm on one host: the same copy has more to do before it.
-func (c *Config) caps() backends.Caps {
-	var pairs backends.Pairs
-	pairs[backends.DRAM] = backends.KindsOf(backends.DRAM)
-	return backends.Caps{
-		Name: "ucx", Reach: backends.Network, Pairs: pairs,
+func (c *Config) caps() driver.Caps {
+	var pairs driver.Pairs
+	pairs[driver.DRAM] = driver.KindsOf(driver.DRAM)
+	return driver.Caps{
+		Name: "ucx", Reach: driver.Network, Pairs: pairs,
 		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: messageMax,
-		Cost: backends.Cost{Setup: 2 * time.Microsecond, PerPiece: 100 * time.Nanosecond, Rate: 5e9},
+		Cost: driver.Cost{Setup: 2 * time.Microsecond, PerPiece: 100 * time.Nanosecond, Rate: 5e9},
 	}
 }
 

@@ -6,57 +6,57 @@ import (
 	"os"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // directHarness moves between memory of UCX's own, which near peers map.
-var directHarness = backendtest.Harness{
+var directHarness = drivertest.Harness{
 	Name:      "ucx-direct",
-	New:       func() (backends.Backend, error) { return New(Config{}) },
+	New:       func() (driver.Backend, error) { return New(Config{}) },
 	OwnMemory: true,
 }
 
 // servedHarness is the same over memory that the kernel copies from, as the owner
 // asks it to.
-var servedHarness = backendtest.Harness{
+var servedHarness = drivertest.Harness{
 	Name: "ucx",
-	New:  func() (backends.Backend, error) { return New(Config{}) },
+	New:  func() (driver.Backend, error) { return New(Config{}) },
 }
 
 // messagesHarness is that where the kernel does not: the owner's thread lands messages.
-var messagesHarness = backendtest.Harness{
+var messagesHarness = drivertest.Harness{
 	Name:    "ucx-messages",
-	New:     func() (backends.Backend, error) { return New(Config{Transports: "posix,sysv,self"}) },
-	Wirings: backendtest.Processes,
+	New:     func() (driver.Backend, error) { return New(Config{Transports: "posix,sysv,self"}) },
+	Wirings: drivertest.Processes,
 }
 
 // tcpHarness is what peers on other machines see.
-var tcpHarness = backendtest.Harness{
+var tcpHarness = drivertest.Harness{
 	Name: "ucx-tcp",
-	New:  func() (backends.Backend, error) { return New(Config{Transports: "tcp", Devices: "lo"}) },
+	New:  func() (driver.Backend, error) { return New(Config{Transports: "tcp", Devices: "lo"}) },
 }
 
 // fakeHarness tests all that lies above C, without UCX.
-var fakeHarness = backendtest.Harness{
+var fakeHarness = drivertest.Harness{
 	Name:    "ucx-fake",
-	New:     func() (backends.Backend, error) { return newFake(Config{Workers: 2}) },
-	Wirings: backendtest.Self | backendtest.Pair,
+	New:     func() (driver.Backend, error) { return newFake(Config{Workers: 2}) },
+	Wirings: drivertest.Self | drivertest.Pair,
 }
 
 func TestMain(m *testing.M) {
 	if list, ok := os.LookupEnv(writerVariable); ok {
 		os.Exit(serveWriter(list))
 	}
-	backendtest.Main(m, directHarness, servedHarness, messagesHarness, tcpHarness, fakeHarness)
+	drivertest.Main(m, directHarness, servedHarness, messagesHarness, tcpHarness, fakeHarness)
 }
 
-func TestDirect(t *testing.T)   { backendtest.Run(t, directHarness) }
-func TestServed(t *testing.T)   { backendtest.Run(t, servedHarness) }
-func TestMessages(t *testing.T) { backendtest.Run(t, messagesHarness) }
-func TestTCP(t *testing.T)      { backendtest.Run(t, tcpHarness) }
-func TestFake(t *testing.T)     { backendtest.Run(t, fakeHarness) }
+func TestDirect(t *testing.T)   { drivertest.Run(t, directHarness) }
+func TestServed(t *testing.T)   { drivertest.Run(t, servedHarness) }
+func TestMessages(t *testing.T) { drivertest.Run(t, messagesHarness) }
+func TestTCP(t *testing.T)      { drivertest.Run(t, tcpHarness) }
+func TestFake(t *testing.T)     { drivertest.Run(t, fakeHarness) }
 
-func BenchmarkDirect(b *testing.B)   { backendtest.Benchmark(b, directHarness) }
-func BenchmarkServed(b *testing.B)   { backendtest.Benchmark(b, servedHarness) }
-func BenchmarkMessages(b *testing.B) { backendtest.Benchmark(b, messagesHarness) }
+func BenchmarkDirect(b *testing.B)   { drivertest.Benchmark(b, directHarness) }
+func BenchmarkServed(b *testing.B)   { drivertest.Benchmark(b, servedHarness) }
+func BenchmarkMessages(b *testing.B) { drivertest.Benchmark(b, messagesHarness) }

@@ -6,14 +6,14 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
-// Connect implements backends.Backend. The hello goes to the peer's control
+// Connect implements driver.Backend. The hello goes to the peer's control
 // goroutine, which connects back; nothing of it needs the peer's program.
-func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, error) {
+func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	if !b.gate.Enter() {
-		return nil, fmt.Errorf("connect peer: %w", backends.ErrClosed)
+		return nil, fmt.Errorf("connect peer: %w", driver.ErrClosed)
 	}
 	defer b.gate.Exit()
 	p, err := b.dial(ctx, addr)
@@ -25,7 +25,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (backends.Peer, erro
 
 func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
 	if ctx.Err() != nil {
-		return nil, backends.ContextError(ctx)
+		return nil, driver.ContextError(ctx)
 	}
 	owner, err := decodeAddress(addr)
 	if err != nil {
@@ -36,7 +36,7 @@ func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
 		return nil, err
 	}
 	if owner.host == b.address.host && owner.process == b.address.process && !registry.has(owner.owner) {
-		return nil, fmt.Errorf("%v is closed: %w", &owner, backends.ErrPeerLost)
+		return nil, fmt.Errorf("%v is closed: %w", &owner, driver.ErrPeerLost)
 	}
 	p := newPeer(l, owner)
 	if err := p.begin(); err != nil {
@@ -83,10 +83,10 @@ func (p *peer) awaitWelcome(ctx context.Context) error {
 	case err := <-p.welcomed:
 		return err
 	case <-p.lostCh:
-		return backends.ErrPeerLost
+		return driver.ErrPeerLost
 	case <-p.b.closing:
-		return backends.ErrClosed
+		return driver.ErrClosed
 	case <-ctx.Done():
-		return fmt.Errorf("no answer, %v may be frozen: %w", &p.owner, backends.ContextError(ctx))
+		return fmt.Errorf("no answer, %v may be frozen: %w", &p.owner, driver.ContextError(ctx))
 	}
 }

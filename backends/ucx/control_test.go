@@ -8,8 +8,8 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/keys"
 )
@@ -21,7 +21,7 @@ func someControl() []encoder {
 	export := csrc.UCXExport{Rkey: bytes.Repeat([]byte{9}, csrc.UCXRkeyMax), Base: 1 << 63, Generation: 5}
 	gate := csrc.UCXGate{At: 1 << 40, Mark: [16]byte{1, 15: 2}}
 	return []encoder{
-		&hello{conn: 3, worker: 2, to: keys.NewOwner(), gate: gate, from: bytes.Repeat([]byte{7}, backends.AddrMax)},
+		&hello{conn: 3, worker: 2, to: keys.NewOwner(), gate: gate, from: bytes.Repeat([]byte{7}, driver.AddrMax)},
 		&welcome{conn: 4, pulls: true, gate: gate, words: export}, &welcome{conn: 4, status: control.Full},
 		&bye{conn: 5, from: keys.NewOwner(), abandoned: true}, &bye{conn: 6},
 		farewell{}, quit{},
@@ -44,18 +44,18 @@ func TestControl(t *testing.T) {
 			continue
 		}
 		for n := range b {
-			if _, err := decodeControl(b[:n:n]); !errors.Is(err, backends.ErrCorrupt) {
+			if _, err := decodeControl(b[:n:n]); !errors.Is(err, driver.ErrCorrupt) {
 				t.Errorf("%T cut to %d of %d bytes: %v", want, n, len(b), err)
 			}
 		}
-		if _, err := decodeControl(append(b, 0)); !errors.Is(err, backends.ErrCorrupt) {
+		if _, err := decodeControl(append(b, 0)); !errors.Is(err, driver.ErrCorrupt) {
 			t.Errorf("%T and a byte: %v", want, err)
 		}
 	}
-	if _, err := decodeControl([]byte{controlVersion + 1, kindQuit}); !errors.Is(err, backends.ErrVersion) {
+	if _, err := decodeControl([]byte{controlVersion + 1, kindQuit}); !errors.Is(err, driver.ErrVersion) {
 		t.Errorf("another version: %v", err)
 	}
-	if _, err := decodeControl([]byte{controlVersion, 99}); !errors.Is(err, backends.ErrCorrupt) {
+	if _, err := decodeControl([]byte{controlVersion, 99}); !errors.Is(err, driver.ErrCorrupt) {
 		t.Errorf("another kind: %v", err)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // countBytes is one piece: what a writer copies without looking at the generation.
@@ -21,12 +21,12 @@ func counted(n int) byte { return byte(n%250) + 1 }
 
 // countAll writes one batch after another, each of another byte, and says how many
 // it was told have arrived.
-func countAll(b *Backend, p backends.Peer, mem []byte, from, to uint32) error {
-	var done [1]backends.Completion
+func countAll(b *Backend, p driver.Peer, mem []byte, from, to uint32) error {
+	var done [1]driver.Completion
 	for n := 1; ; n++ {
 		copy(mem, bytes.Repeat([]byte{counted(n)}, countBytes))
 		nextTag++
-		err := p.Submit(backends.Write, nextTag, []backends.Desc{{Len: countBytes, LocalKey: from, RemoteKey: to}})
+		err := p.Submit(driver.Write, nextTag, []driver.Desc{{Len: countBytes, LocalKey: from, RemoteKey: to}})
 		for got := 0; err == nil && got == 0; {
 			if got, err = b.Poll(done[:]); got > 0 {
 				err = done[0].Err
@@ -66,7 +66,7 @@ func TestFrozenInMidPiece(t *testing.T) {
 		w.thaw()
 		outcome := w.outcome()
 		var n int
-		if _, err := fmt.Sscanf(outcome, "wrote %d", &n); err != nil || !strings.Contains(outcome, backends.ErrRevoked.Error()) {
+		if _, err := fmt.Sscanf(outcome, "wrote %d", &n); err != nil || !strings.Contains(outcome, driver.ErrRevoked.Error()) {
 			t.Fatalf("round %d: the writer ended with %q", round, outcome)
 		}
 		for i, v := range seg.Mem {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends/ucx"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // ways are those in which bytes move. Where messages carry them an owner that is

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/park"
 	"github.com/sluicehq/sluice/internal/process"
 )
@@ -57,7 +57,7 @@ func (d *deaths) add(p process.ID, m mortal) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.watches == nil {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	w := d.watches[p]
 	if w == nil {

@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // patience bounds what must happen but not when.
@@ -54,7 +54,7 @@ func TestProcess(t *testing.T) {
 	for what, other := range map[string]process.ID{
 		"one that had our number before": {PID: p.PID, Start: p.Start - 1}, "none": {PID: 1 << 30, Start: p.Start}, "number 0": {PID: 0, Start: p.Start},
 	} {
-		if fd, err := other.Open(); !errors.Is(err, backends.ErrPeerLost) {
+		if fd, err := other.Open(); !errors.Is(err, driver.ErrPeerLost) {
 			t.Errorf("%s: descriptor %d, %v", what, fd, err)
 		}
 	}
@@ -97,7 +97,7 @@ func TestDeaths(t *testing.T) {
 	if len(first)+len(second)+len(gone) > 0 {
 		t.Error("told twice, or after remove")
 	}
-	if err := d.add(p, first); !errors.Is(err, backends.ErrPeerLost) {
+	if err := d.add(p, first); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("watch a dead process: %v", err)
 	}
 }
@@ -118,7 +118,7 @@ func TestDeathsClose(t *testing.T) {
 	}
 	d.remove(other, m)
 	d.close()
-	if err := d.add(p, m); !errors.Is(err, backends.ErrClosed) {
+	if err := d.add(p, m); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("watch after close: %v", err)
 	}
 	if len(m) > 0 {

@@ -10,8 +10,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Findings are what UCX has for a Config on this machine.
@@ -38,7 +38,7 @@ func Version(library string) (string, error) {
 
 // Examine tries what a Config names, or all that is known, each alone: UCX ignores
 // in silence a name that it does not know beside one that it does. An error is a
-// *backends.UnavailableError, or says what is wrong with the Config.
+// *driver.UnavailableError, or says what is wrong with the Config.
 func Examine(cfg Config) (f Findings, err error) {
 	cfg.EnsureDefaults()
 	list, err := splitTransports(cfg.Transports)
@@ -174,7 +174,7 @@ func (c Config) Elsewhere() (Config, error) {
 		return err == nil && i.Flags&stdnet.FlagLoopback != 0
 	})
 	if len(f.Far) == 0 || len(devices) == 0 {
-		return c, &backends.UnavailableError{Backend: "ucx", Reason: "no transport and network device that leads to another host",
+		return c, &driver.UnavailableError{Backend: "ucx", Reason: "no transport and network device that leads to another host",
 			Fix: "choose transports and devices that `ucx_info -d` lists"}
 	}
 	c.Transports, c.Devices = strings.Join(f.Far, ","), strings.Join(devices, ",")

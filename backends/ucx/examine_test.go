@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // TestMissingLibrary runs in a process of its own: this one may have loaded UCX.
@@ -30,7 +30,7 @@ func TestMissingLibrary(t *testing.T) {
 	_, versionErr := Version(missing)
 	_, examineErr := Examine(Config{Library: missing})
 	for _, err := range []error{openErr, versionErr, examineErr} {
-		var u *backends.UnavailableError
+		var u *driver.UnavailableError
 		if !errors.As(err, &u) || u.Backend != "ucx" || u.Reason == "" || u.Fix == "" {
 			t.Errorf("%v", err)
 		}
@@ -40,8 +40,8 @@ func TestMissingLibrary(t *testing.T) {
 func examine(t *testing.T, c Config) Findings {
 	t.Helper()
 	f, err := Examine(c)
-	if errors.Is(err, backends.ErrUnavailable) {
-		backendtest.SkipIfUnavailable(t, err)
+	if errors.Is(err, driver.ErrUnavailable) {
+		drivertest.SkipIfUnavailable(t, err)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -74,7 +74,7 @@ func TestExamineFindsNamesThatNobodyKnows(t *testing.T) {
 	if slices.Contains(f.Far, "tcp") || slices.Contains(f.Near, "cma") || len(f.Absent) > 0 {
 		t.Errorf("without tcp and cma: %+v", f)
 	}
-	if _, err := Examine(Config{Transports: "a b"}); !errors.Is(err, backends.ErrBounds) {
+	if _, err := Examine(Config{Transports: "a b"}); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("a blank in a name: %v", err)
 	}
 }
@@ -82,8 +82,8 @@ func TestExamineFindsNamesThatNobodyKnows(t *testing.T) {
 func TestElsewhereHasNothingOfThisHost(t *testing.T) {
 	examine(t, Config{})
 	c, err := Config{}.Elsewhere()
-	if errors.Is(err, backends.ErrUnavailable) {
-		backendtest.SkipIfUnavailable(t, err) // no network
+	if errors.Is(err, driver.ErrUnavailable) {
+		drivertest.SkipIfUnavailable(t, err) // no network
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -91,7 +91,7 @@ func TestElsewhereHasNothingOfThisHost(t *testing.T) {
 	if strings.Contains(c.Transports, "posix") || slices.Contains(strings.Split(c.Devices, ","), "lo") {
 		t.Errorf("%+v", c)
 	}
-	if _, err := (Config{Transports: "posix"}).Elsewhere(); !errors.Is(err, backends.ErrUnavailable) {
+	if _, err := (Config{Transports: "posix"}).Elsewhere(); !errors.Is(err, driver.ErrUnavailable) {
 		t.Errorf("without far transports: %v", err)
 	}
 }

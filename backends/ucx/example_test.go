@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"log"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/ucx"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -18,7 +18,7 @@ func start(name string) (*engine.Engine, *engine.Region, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	e, err := engine.Open(engine.Config{Name: name, Backends: []backends.Backend{b}})
+	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}})
 	if err != nil {
 		return nil, nil, errors.Join(err, b.Close())
 	}
@@ -37,7 +37,7 @@ func start(name string) (*engine.Engine, *engine.Region, error) {
 // any channel, or by engine.Serve and engine.Dial.
 func Example() {
 	prefill, local, err := start("prefill")
-	if errors.Is(err, backends.ErrUnavailable) {
+	if errors.Is(err, driver.ErrUnavailable) {
 		fmt.Println("keys and values") // err says what is missing: apt-get install libucx0
 		return
 	}

@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
-// Explain implements backends.Explainer.
+// Explain implements driver.Explainer.
 func (p *peer) Explain(localKey, remoteKey uint32) string {
 	if p.enter() != nil {
 		return "ucx: the peer is gone"
@@ -58,7 +58,7 @@ func (p *peer) hand() string {
 		return "served " + kernel + ": the owner's thread takes what is written, and we take what is read"
 	case why == nil:
 		return "served by the owner's thread: what is written " + messages + ", since the owner may not copy from this process; what is read " + kernel
-	case errors.Is(why, backends.ErrNotSupported):
+	case errors.Is(why, driver.ErrNotSupported):
 		return "served by the owner's thread " + messages + ", since Transports of one side leave out cma"
 	}
 	text := "served by the owner's thread " + messages

@@ -5,8 +5,8 @@ package ucx
 import (
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // fabric is what this package needs of a csrc.UCXContext, where each method is
@@ -41,8 +41,8 @@ type link interface {
 	Import(m csrc.UCXImport) (slot uint32, err error)
 	Drop(slot uint32)
 	Direct(slot uint32) bool
-	Submit(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error
-	SubmitPages(op backends.Op, tag uint64, p *backends.Pages, msg []byte) error
+	Submit(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error
+	SubmitPages(op driver.Op, tag uint64, p *driver.Pages, msg []byte) error
 	Cancel(tag uint64)
 	Help(tag uint64, stop <-chan struct{}) bool
 	Drain(grace time.Duration) error

@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // fakeNet is a fabric within this process, for tests of all that lies above C. As
@@ -207,7 +207,7 @@ func (f *fakeNet) Fence(key uint32, ticket uint64, grace time.Duration) error {
 	m.mu.Unlock()
 	if f.stuck.Load() {
 		time.Sleep(grace)
-		return backends.ErrTimeout
+		return driver.ErrTimeout
 	}
 	return nil
 }
@@ -247,7 +247,7 @@ func (f *fakeNet) connect(worker int, address []byte) (link, error) {
 	to := fakeNets.byName[name]
 	fakeNets.Unlock()
 	if to == nil {
-		return nil, backends.ErrPeerLost
+		return nil, driver.ErrPeerLost
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

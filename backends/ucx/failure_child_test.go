@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/internal/freeze"
+	"github.com/sluicehq/sluice/internal/testing/freeze"
 )
 
 // childVariable makes the test binary the other side of a test of failure; its value

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/ucx"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -61,7 +61,7 @@ func newSide(c sideConfig) (*side, error) {
 		return nil, err
 	}
 	s := &side{}
-	s.e, err = engine.Open(engine.Config{Name: c.Name, Backends: []backends.Backend{b}, AbortGrace: c.AbortGrace})
+	s.e, err = engine.Open(engine.Config{Name: c.Name, Backends: []driver.Backend{b}, AbortGrace: c.AbortGrace})
 	if err != nil {
 		return nil, err
 	}

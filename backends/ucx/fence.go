@@ -7,21 +7,21 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // fenceSlice is how long Fence waits in C at a time: the delay with which it obeys
 // its context.
 const fenceSlice = 5 * time.Millisecond
 
-// Fence implements backends.Fencer. The ticket changes, so that our threads refuse
+// Fence implements driver.Fencer. The ticket changes, so that our threads refuse
 // what shows the old one, and peers that were given direct access are asked
 // whether they are out. Who does not answer within Config.FenceGrace is frozen;
 // then fresh pages go under the range, and what such a peer still writes lands in
 // pages that are nobody's.
 func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	if !b.gate.Enter() {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	defer b.gate.Exit()
 	m := b.table.At(key)
@@ -33,7 +33,7 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	case m.fencing <- struct{}{}:
 		defer func() { <-m.fencing }()
 	case <-ctx.Done():
-		return fmt.Errorf("fence memory: %w", backends.ContextError(ctx))
+		return fmt.Errorf("fence memory: %w", driver.ContextError(ctx))
 	}
 	if m.gone {
 		return fmt.Errorf("fence memory: %w", errUnknownKey)
@@ -96,7 +96,7 @@ func (m *memory) prove(ctx context.Context, l *line, deadline time.Time) error {
 	}
 	for {
 		if ctx.Err() != nil {
-			return backends.ContextError(ctx)
+			return driver.ContextError(ctx)
 		}
 		left := time.Until(deadline)
 		if left <= 0 {
@@ -107,7 +107,7 @@ func (m *memory) prove(ctx context.Context, l *line, deadline time.Time) error {
 		}
 	}
 	if !l.near {
-		return fmt.Errorf("a peer does not end the rendezvous of a piece: close it, or leave Config.RendezvousMin at 0: %w", backends.ErrTimeout)
+		return fmt.Errorf("a peer does not end the rendezvous of a piece: close it, or leave Config.RendezvousMin at 0: %w", driver.ErrTimeout)
 	}
 	if err := l.net.Refresh(m.key); err != nil {
 		return fmt.Errorf("put fresh pages under a frozen peer: %w", err)

@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // pair is two backends over the fake fabric, one connected to the other.
@@ -58,14 +58,14 @@ func net(b *Backend) *fakeNet { return b.near.net.(*fakeNet) }
 // share registers memory and imports it.
 func (p *pair) share(t *testing.T) (*memory, uint32) {
 	t.Helper()
-	m, err := p.far.Register(backends.Segment{Kind: backends.DRAM, Len: 4096, Mem: make([]byte, 4096), Secret: [16]byte{1}})
+	m, err := p.far.Register(driver.Segment{Kind: driver.DRAM, Len: 4096, Mem: make([]byte, 4096), Secret: [16]byte{1}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return m.(*memory), p.imports(t, m)
 }
 
-func (p *pair) imports(t *testing.T, m backends.Memory) uint32 {
+func (p *pair) imports(t *testing.T, m driver.Memory) uint32 {
 	t.Helper()
 	token, err := m.AppendToken(nil)
 	if err != nil {
@@ -103,7 +103,7 @@ func TestFenceStuck(t *testing.T) {
 	fake.stuck.Store(true)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	if err := p.far.Fence(ctx, m.Key()); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, backends.ErrTimeout) {
+	if err := p.far.Fence(ctx, m.Key()); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, driver.ErrTimeout) {
 		t.Errorf("fence with a short context: %v", err)
 	}
 	if fake.memory(m.Key()).fresh {
@@ -128,13 +128,13 @@ func TestFenceStuckFar(t *testing.T) {
 	m, _ := p.share(t)
 	fake := p.far.far.net.(*fakeNet)
 	fake.stuck.Store(true)
-	if err := p.far.Fence(t.Context(), m.Key()); !errors.Is(err, backends.ErrTimeout) {
+	if err := p.far.Fence(t.Context(), m.Key()); !errors.Is(err, driver.ErrTimeout) {
 		t.Errorf("fence: %v", err)
 	}
-	if err := m.Close(); !errors.Is(err, backends.ErrTimeout) {
+	if err := m.Close(); !errors.Is(err, driver.ErrTimeout) {
 		t.Errorf("close memory: %v", err)
 	}
-	if _, err := m.AppendToken(nil); !errors.Is(err, backends.ErrClosed) {
+	if _, err := m.AppendToken(nil); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("token of memory that could not be closed: %v", err)
 	}
 	fake.stuck.Store(false)
@@ -161,15 +161,15 @@ func TestReusedKey(t *testing.T) {
 	if next.Key() != m.Key() {
 		t.Fatalf("key %d, want %d again", next.Key(), m.Key())
 	}
-	if _, _, err := p.peer.Import(old); !errors.Is(err, backends.ErrRevoked) {
+	if _, _, err := p.peer.Import(old); !errors.Is(err, driver.ErrRevoked) {
 		t.Errorf("import of the old token: %v", err)
 	}
 	forged := keys.Token{Secret: [16]byte{9}, Key: next.key, Epoch: next.epoch, Size: 4096}
-	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err, backends.ErrBadToken) {
+	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err, driver.ErrBadToken) {
 		t.Errorf("import with another secret: %v", err)
 	}
 	forged.Epoch++
-	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err, backends.ErrBadToken) {
+	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err, driver.ErrBadToken) {
 		t.Errorf("import of an epoch to come: %v", err)
 	}
 }
@@ -214,7 +214,7 @@ func TestAllocations(t *testing.T) {
 		t.Errorf("%v, %d allocations are left", err, len(b.allocations.list))
 	}
 	far := openFakeBackend(t, Config{Transports: "tcp"})
-	if _, _, err := far.Alloc(1); !errors.Is(err, backends.ErrNotSupported) {
+	if _, _, err := far.Alloc(1); !errors.Is(err, driver.ErrNotSupported) {
 		t.Errorf("memory without near transports: %v", err)
 	}
 }

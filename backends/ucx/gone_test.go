@@ -8,16 +8,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 func openReal(t *testing.T, cfg Config) *Backend {
 	t.Helper()
 	b, err := New(cfg)
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 	}
 	return b
 }
@@ -39,7 +39,7 @@ func TestConnectStale(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 				p, err := near.Connect(ctx, far.Addr())
 				cancel()
-				if !errors.Is(err, backends.ErrPeerLost) && !errors.Is(err, backends.ErrTimeout) {
+				if !errors.Is(err, driver.ErrPeerLost) && !errors.Is(err, driver.ErrTimeout) {
 					t.Errorf("connect to a backend that is gone: %v, %v", p, err)
 				}
 			}

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
@@ -25,9 +25,9 @@ func eventually(t *testing.T, what string, f func() bool) {
 }
 
 // received takes messages until there are none.
-func received(t *testing.T, b *Backend) (list []backends.Message) {
+func received(t *testing.T, b *Backend) (list []driver.Message) {
 	t.Helper()
-	var msgs [3]backends.Message
+	var msgs [3]driver.Message
 	for {
 		n, err := b.Receive(msgs[:])
 		if err != nil {
@@ -59,7 +59,7 @@ func TestHelloGivenUp(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Millisecond)
 		c, err := p.near.Connect(ctx, p.far.Addr())
 		cancel()
-		if !errors.Is(err, backends.ErrTimeout) || !errors.Is(err, context.DeadlineExceeded) {
+		if !errors.Is(err, driver.ErrTimeout) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("connect to a frozen backend: %v, %v", c, err)
 		}
 	}
@@ -78,7 +78,7 @@ func TestHelloGivenUpLate(t *testing.T) {
 	net(p.near).freeze()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	if _, err := p.near.Connect(ctx, p.far.Addr()); !errors.Is(err, backends.ErrTimeout) {
+	if _, err := p.near.Connect(ctx, p.far.Addr()); !errors.Is(err, driver.ErrTimeout) {
 		t.Errorf("connect without an answer: %v", err)
 	}
 	net(p.near).thaw()
@@ -92,7 +92,7 @@ func TestConnsMax(t *testing.T) {
 	p := openPair(t, Config{ConnsMax: 2})
 	second := p.connect(t)
 	for range 3 {
-		if _, err := p.near.Connect(t.Context(), p.far.Addr()); !errors.Is(err, backends.ErrFull) {
+		if _, err := p.near.Connect(t.Context(), p.far.Addr()); !errors.Is(err, driver.ErrFull) {
 			t.Fatalf("one connection too many: %v", err)
 		}
 	}
@@ -115,7 +115,7 @@ func TestHelloToAnother(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.near.Connect(t.Context(), addr); !errors.Is(err, backends.ErrPeerLost) {
+	if _, err := p.near.Connect(t.Context(), addr); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("connect to who is no more: %v", err)
 	}
 }
@@ -124,7 +124,7 @@ func TestNoRoute(t *testing.T) {
 	far := openFakeBackend(t, Config{Transports: "tcp"})
 	near := openFakeBackend(t, Config{Transports: "posix"})
 	for _, c := range [][2]*Backend{{far, near}, {near, far}} {
-		if _, err := c[0].Connect(t.Context(), c[1].Addr()); !errors.Is(err, backends.ErrNoRoute) {
+		if _, err := c[0].Connect(t.Context(), c[1].Addr()); !errors.Is(err, driver.ErrNoRoute) {
 			t.Errorf("connect without a transport in common: %v", err)
 		}
 	}
@@ -168,9 +168,9 @@ func TestLost(t *testing.T) {
 		m, _ := p.share(t)
 		fabricOf := func(b *Backend) *fakeNet { return b.lines[0].net.(*fakeNet) }
 		fabricOf(p.far).lose()
-		var msgs []backends.Message
+		var msgs []driver.Message
 		eventually(t, "the last word", func() bool { msgs = append(msgs, received(t, p.far)...); return len(msgs) > 0 })
-		if len(msgs) != 1 || !errors.Is(msgs[0].Err, backends.ErrPeerLost) || msgs[0].From != string(p.near.Addr()) {
+		if len(msgs) != 1 || !errors.Is(msgs[0].Err, driver.ErrPeerLost) || msgs[0].From != string(p.near.Addr()) {
 			t.Errorf("%s: %+v", list, msgs)
 		}
 		if list == "posix" { // it may be in the middle of a store: the link must stay
@@ -184,10 +184,10 @@ func TestLost(t *testing.T) {
 		fabricOf(p.near).lose()
 		<-p.peer.Lost()
 		token, _ := m.AppendToken(nil)
-		if _, _, err := p.peer.Import(token); !errors.Is(err, backends.ErrPeerLost) {
+		if _, _, err := p.peer.Import(token); !errors.Is(err, driver.ErrPeerLost) {
 			t.Errorf("%s: import over a lost connection: %v", list, err)
 		}
-		if err := p.peer.SubmitNotify(backends.Write, 1, nil, nil); !errors.Is(err, backends.ErrPeerLost) {
+		if err := p.peer.SubmitNotify(driver.Write, 1, nil, nil); !errors.Is(err, driver.ErrPeerLost) {
 			t.Errorf("%s: submit over a lost connection: %v", list, err)
 		}
 		if err := p.peer.Close(); err != nil {
@@ -211,7 +211,7 @@ func TestQuit(t *testing.T) {
 	if err := p.peer.Close(); err != nil || time.Since(begin) > p.near.cfg.Grace/2 {
 		t.Errorf("close after the owner has closed: %v, after %v", err, time.Since(begin))
 	}
-	if _, err := p.near.Connect(t.Context(), p.far.Addr()); !errors.Is(err, backends.ErrPeerLost) {
+	if _, err := p.near.Connect(t.Context(), p.far.Addr()); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("connect to a closed backend: %v", err)
 	}
 }
@@ -222,7 +222,7 @@ func TestImportUnanswered(t *testing.T) {
 	m, _ := p.share(t)
 	token, _ := m.AppendToken(nil)
 	net(p.far).freeze()
-	if _, _, err := p.peer.Import(token); !errors.Is(err, backends.ErrPeerLost) || !errors.Is(err, backends.ErrTimeout) {
+	if _, _, err := p.peer.Import(token); !errors.Is(err, driver.ErrPeerLost) || !errors.Is(err, driver.ErrTimeout) {
 		t.Errorf("import without an answer: %v", err)
 	}
 	net(p.far).thaw()
@@ -232,7 +232,7 @@ func TestImportUnanswered(t *testing.T) {
 	go func() { _, _, err := p.peer.Import(token); done <- err }()
 	time.Sleep(time.Millisecond)
 	_ = p.peer.Close()
-	if err := <-done; !errors.Is(err, backends.ErrClosed) {
+	if err := <-done; !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("import when the peer was closed: %v", err)
 	}
 	net(p.far).thaw()
@@ -241,7 +241,7 @@ func TestImportUnanswered(t *testing.T) {
 func TestExplain(t *testing.T) {
 	p := openPair(t, Config{})
 	m, key := p.share(t)
-	local, err := p.near.Register(backends.Segment{Kind: backends.DRAM, Len: 1, Mem: make([]byte, 1)})
+	local, err := p.near.Register(driver.Segment{Kind: driver.DRAM, Len: 1, Mem: make([]byte, 1)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -256,7 +256,7 @@ func TestExplain(t *testing.T) {
 		{nil, true, "served by one copy of the kernel: the owner's thread takes what is written, and we take what is read"},
 		{nil, false, "served by the owner's thread: what is written message by message through UCX's queue, two copies, " +
 			"since the owner may not copy from this process; what is read by one copy of the kernel"},
-		{backends.ErrNotSupported, false, "served by the owner's thread message by message through UCX's queue, two copies, since Transports of one side leave out cma"},
+		{driver.ErrNotSupported, false, "served by the owner's thread message by message through UCX's queue, two copies, since Transports of one side leave out cma"},
 		{syscall.EPERM, true, "served by the owner's thread: what is written by one copy of the kernel, what is read message by message through UCX's queue, " +
 			"two copies (operation not permitted: sysctl kernel.yama.ptrace_scope=0, or allow it in the container's seccomp profile)"},
 	} {

@@ -10,9 +10,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/backends/ucx"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -51,9 +51,9 @@ func cpuTime(b *testing.B) time.Duration {
 func openIdle(b *testing.B, name string, cfg ucx.Config) *engine.Engine {
 	u, err := ucx.New(cfg)
 	if err != nil {
-		backendtest.SkipIfUnavailable(b, err)
+		drivertest.SkipIfUnavailable(b, err)
 	}
-	e, err := engine.Open(engine.Config{Name: name, Backends: []backends.Backend{u}})
+	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{u}})
 	if err != nil {
 		b.Fatal(err)
 	}

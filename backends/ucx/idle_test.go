@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // TestIdle leaves a connection alone for many times the grace: the two ends keep it
@@ -27,14 +27,14 @@ func TestIdle(t *testing.T) {
 			}
 			time.Sleep(4 * grace)
 			select {
-			case <-p.(backends.Watcher).Lost():
+			case <-p.(driver.Watcher).Lost():
 				t.Fatal("an idle peer was given up")
 			default:
 			}
-			if err := p.(backends.Notifier).SubmitNotify(backends.Write, 1, nil, []byte("still here")); err != nil {
+			if err := p.(driver.Notifier).SubmitNotify(driver.Write, 1, nil, []byte("still here")); err != nil {
 				t.Fatal(err)
 			}
-			var msgs []backends.Message
+			var msgs []driver.Message
 			eventually(t, "a message after the pause", func() bool {
 				msgs = append(msgs, received(t, far)...)
 				return len(msgs) > 0

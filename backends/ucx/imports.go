@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
-// Import implements backends.Peer. It asks the owner, whose control goroutine
+// Import implements driver.Peer. It asks the owner, whose control goroutine
 // answers; imports at the same time do not wait for each other.
 func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
 	if err := p.enter(); err != nil {
@@ -55,11 +55,11 @@ func (p *peer) ask(t *keys.Token) (*importAnswer, error) {
 	case a := <-done:
 		return a, a.status.Err()
 	case <-p.lostCh:
-		return nil, backends.ErrPeerLost
+		return nil, driver.ErrPeerLost
 	case <-p.closing:
-		return nil, backends.ErrClosed
+		return nil, driver.ErrClosed
 	case <-timer.C:
-		return nil, fmt.Errorf("no answer within %v, the peer may be frozen: %w (%w)", p.b.cfg.Grace, backends.ErrPeerLost, backends.ErrTimeout)
+		return nil, fmt.Errorf("no answer within %v, the peer may be frozen: %w (%w)", p.b.cfg.Grace, driver.ErrPeerLost, driver.ErrTimeout)
 	}
 }
 
@@ -77,7 +77,7 @@ func (p *peer) answered(a *importAnswer) {
 // take makes what the owner told known to C.
 func (p *peer) take(t *keys.Token, a *importAnswer) (uint32, error) {
 	if a.size != t.Size {
-		return 0, fmt.Errorf("the owner tells of %d bytes, the token of %d: %w", a.size, t.Size, backends.ErrBadToken)
+		return 0, fmt.Errorf("the owner tells of %d bytes, the token of %d: %w", a.size, t.Size, driver.ErrBadToken)
 	}
 	key, err := p.link.Import(csrc.UCXImport{Key: t.Key, Size: t.Size, Ticket: a.ticket, ReadOnly: a.readOnly, Export: a.export})
 	if err != nil {
@@ -89,7 +89,7 @@ func (p *peer) take(t *keys.Token, a *importAnswer) (uint32, error) {
 	return key, nil
 }
 
-// Drop implements backends.Peer.
+// Drop implements driver.Peer.
 func (p *peer) Drop(key uint32) {
 	if !p.gate.Enter() {
 		return

@@ -7,8 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // line is one of the two contexts, with the ends of connections that are ours.
@@ -71,7 +71,7 @@ func (b *Backend) lineTo(a *address) (*line, error) {
 		where = "on this host"
 	}
 	return nil, fmt.Errorf("%v is %s, and both sides have no transports for that in common: set Config.Transports to all: %w",
-		a, where, backends.ErrNoRoute)
+		a, where, driver.ErrNoRoute)
 }
 
 func (l *line) add(id uint64, e end) {

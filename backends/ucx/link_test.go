@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // fakeLink is one end of a connection of fakeNet.
@@ -40,9 +40,9 @@ type fakeLink struct {
 
 // fakeBatch is a batch, or a control message.
 type fakeBatch struct {
-	op        backends.Op
+	op        driver.Op
 	tag       uint64
-	descs     []backends.Desc
+	descs     []driver.Desc
 	remotes   []*csrc.UCXImport
 	msg       []byte
 	noted     bool
@@ -72,7 +72,7 @@ func (l *fakeLink) Bind(there csrc.UCXPeer) error {
 
 func (l *fakeLink) Pulls() error {
 	if !l.net.cfg.Pull {
-		return backends.ErrNotSupported
+		return driver.ErrNotSupported
 	}
 	return l.net.refusal
 }
@@ -81,7 +81,7 @@ func (l *fakeLink) Control(msg []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	l.queue = append(l.queue, &fakeBatch{control: true, msg: slices.Clone(msg)})
 	l.more.Broadcast()
@@ -109,17 +109,17 @@ func (l *fakeLink) Drop(slot uint32) {
 
 func (l *fakeLink) Direct(uint32) bool { return false }
 
-func (l *fakeLink) Submit(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
-	return l.submit(op, tag, len(descs), func(i int) backends.Desc { return descs[i] }, msg)
+func (l *fakeLink) Submit(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
+	return l.submit(op, tag, len(descs), func(i int) driver.Desc { return descs[i] }, msg)
 }
 
-func (l *fakeLink) SubmitPages(op backends.Op, tag uint64, p *backends.Pages, msg []byte) error {
+func (l *fakeLink) SubmitPages(op driver.Op, tag uint64, p *driver.Pages, msg []byte) error {
 	l.mu.Lock()
 	remote := l.imported(p.RemoteKey)
 	l.mu.Unlock()
 	local := l.net.memory(p.LocalKey)
 	if remote == nil || local == nil {
-		return backends.ErrBounds
+		return driver.ErrBounds
 	}
 	if err := p.Check(uint64(len(local.bytes)), remote.Size); err != nil {
 		return err
@@ -135,27 +135,27 @@ func (l *fakeLink) imported(slot uint32) *csrc.UCXImport {
 }
 
 // check looks at a batch. Preconditions: l.mu is held.
-func (l *fakeLink) check(op backends.Op, n int, at func(int) backends.Desc) error {
+func (l *fakeLink) check(op driver.Op, n int, at func(int) driver.Desc) error {
 	if l.drained || l.ended {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	for i := range n {
 		d := at(i)
 		remote, local := l.imported(d.RemoteKey), l.net.memory(d.LocalKey)
 		if remote == nil || local == nil {
-			return backends.ErrBounds
+			return driver.ErrBounds
 		}
 		if err := d.Check(uint64(len(local.bytes)), remote.Size); err != nil {
 			return err
 		}
-		if op == backends.Write && remote.ReadOnly {
-			return backends.ErrReadOnly
+		if op == driver.Write && remote.ReadOnly {
+			return driver.ErrReadOnly
 		}
 	}
 	return nil
 }
 
-func (l *fakeLink) submit(op backends.Op, tag uint64, n int, at func(int) backends.Desc, msg []byte) error {
+func (l *fakeLink) submit(op driver.Op, tag uint64, n int, at func(int) driver.Desc, msg []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.check(op, n, at); err != nil {
@@ -164,12 +164,12 @@ func (l *fakeLink) submit(op backends.Op, tag uint64, n int, at func(int) backen
 	l.net.mu.Lock()
 	if l.net.taken == l.net.cfg.BatchesMax {
 		l.net.mu.Unlock()
-		return backends.ErrFull
+		return driver.ErrFull
 	}
 	if msg != nil && l.credits == 0 {
 		l.starved = true
 		l.net.mu.Unlock()
-		return backends.ErrFull
+		return driver.ErrFull
 	}
 	if msg != nil {
 		l.credits--
@@ -267,7 +267,7 @@ func (l *fakeLink) look(b *fakeBatch) int32 {
 	return csrc.UCXOK
 }
 
-func (l *fakeLink) move(b *fakeBatch, d backends.Desc, remote *csrc.UCXImport) int32 {
+func (l *fakeLink) move(b *fakeBatch, d driver.Desc, remote *csrc.UCXImport) int32 {
 	local, there := l.net.memory(d.LocalKey), l.to.memory(remote.Key)
 	for off := uint64(0); off < d.Len; off += fakePiece {
 		if status := l.look(b); status != csrc.UCXOK {
@@ -279,7 +279,7 @@ func (l *fakeLink) move(b *fakeBatch, d backends.Desc, remote *csrc.UCXImport) i
 		n := min(fakePiece, d.Len-off)
 		there.mu.RLock()
 		fits := there.ticket == remote.Ticket
-		if fits && b.op == backends.Write {
+		if fits && b.op == driver.Write {
 			copy(there.bytes[d.Remote+off:][:n], local.bytes[d.Local+off:])
 		} else if fits {
 			copy(local.bytes[d.Local+off:][:n], there.bytes[d.Remote+off:])
@@ -321,7 +321,7 @@ func (l *fakeLink) quiet(grace time.Duration) error {
 			return nil
 		}
 		if time.Now().After(end) {
-			return backends.ErrTimeout
+			return driver.ErrTimeout
 		}
 	}
 }

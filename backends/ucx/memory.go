@@ -12,8 +12,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/keys"
 )
@@ -38,17 +38,17 @@ type memory struct {
 	proved uint64 // the last epoch that is proved to have ended
 }
 
-// Register implements backends.Backend. Nothing is pinned: the near context maps
+// Register implements driver.Backend. Nothing is pinned: the near context maps
 // what is UCX's own, all other memory is only written down.
-func (b *Backend) Register(seg backends.Segment) (backends.Memory, error) {
-	if seg.Kind != backends.DRAM {
-		return nil, fmt.Errorf("register %v memory: %w", seg.Kind, backends.ErrNotSupported)
+func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
+	if seg.Kind != driver.DRAM {
+		return nil, fmt.Errorf("register %v memory: %w", seg.Kind, driver.ErrNotSupported)
 	}
 	if err := seg.Check(); err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)
 	}
 	if !b.gate.Enter() {
-		return nil, fmt.Errorf("register memory: %w", backends.ErrClosed)
+		return nil, fmt.Errorf("register memory: %w", driver.ErrClosed)
 	}
 	defer b.gate.Exit()
 	m := &memory{b: b, bytes: seg.Mem, secret: seg.Secret, readOnly: seg.ReadOnly, fencing: make(chan struct{}, 1)}
@@ -101,17 +101,17 @@ func (m *memory) hide(lines []*line) {
 	}
 }
 
-// Key implements backends.Memory.
+// Key implements driver.Memory.
 func (m *memory) Key() uint32 { return m.key }
 
-// AppendToken implements backends.Memory.
+// AppendToken implements driver.Memory.
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	m.mu.Lock()
 	t := keys.Token{Secret: m.secret, Key: m.key, Epoch: m.epoch, Size: uint64(len(m.bytes))}
 	closed := m.closed
 	m.mu.Unlock()
 	if closed {
-		return dst, backends.ErrClosed
+		return dst, driver.ErrClosed
 	}
 	return t.Append(dst, &m.b.address.owner), nil
 }
@@ -137,7 +137,7 @@ func (m *memory) answer(l *line, q *importRequest) importAnswer {
 	return a
 }
 
-// Close implements backends.Memory. It fences what was not fenced, with the
+// Close implements driver.Memory. It fences what was not fenced, with the
 // strong means as well, so that nothing lands after it.
 func (m *memory) Close() error {
 	if !m.b.gate.Enter() {
@@ -169,7 +169,7 @@ func (m *memory) close(deadline time.Time) error {
 	return nil
 }
 
-var errUnknownKey = fmt.Errorf("unknown key: %w", backends.ErrBounds)
+var errUnknownKey = fmt.Errorf("unknown key: %w", driver.ErrBounds)
 
 // isLate reports whether an error only says that the proof is not there yet.
-func isLate(err error) bool { return errors.Is(err, backends.ErrTimeout) }
+func isLate(err error) bool { return errors.Is(err, driver.ErrTimeout) }

@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/backends/ucx"
-	"github.com/sluicehq/sluice/internal/netns"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/netns"
 )
 
 // betweenHosts runs the test once more on a host of its own, where the backend of
@@ -26,7 +26,7 @@ func betweenHosts(t *testing.T) *netns.Host {
 		return b.Close()
 	})
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 	}
 	return far
 }
@@ -38,12 +38,12 @@ func TestBetweenHosts(t *testing.T) {
 	if far == nil {
 		return
 	}
-	backendtest.Run(t, backendtest.Harness{
+	drivertest.Run(t, drivertest.Harness{
 		Name:    "ucx", // the far side's backend: with the same Config, which is none
-		New:     func() (backends.Backend, error) { return ucx.New(ucx.Config{}) },
+		New:     func() (driver.Backend, error) { return ucx.New(ucx.Config{}) },
 		Start:   far.Start,
 		Limit:   10 * time.Second,
-		Wirings: backendtest.Processes,
+		Wirings: drivertest.Processes,
 	})
 }
 

@@ -8,13 +8,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/gate"
 )
 
 // peer is our end of a connection that we began: over it we reach the owner's
-// memory and send messages. It implements backends.Peer, Canceler, Pager,
+// memory and send messages. It implements driver.Peer, Canceler, Pager,
 // Notifier, Watcher, Helper and Explainer.
 type peer struct {
 	b     *Backend
@@ -43,13 +43,13 @@ type peer struct {
 }
 
 var (
-	_ backends.Peer      = (*peer)(nil)
-	_ backends.Canceler  = (*peer)(nil)
-	_ backends.Pager     = (*peer)(nil)
-	_ backends.Notifier  = (*peer)(nil)
-	_ backends.Watcher   = (*peer)(nil)
-	_ backends.Helper    = (*peer)(nil)
-	_ backends.Explainer = (*peer)(nil)
+	_ driver.Peer      = (*peer)(nil)
+	_ driver.Canceler  = (*peer)(nil)
+	_ driver.Pager     = (*peer)(nil)
+	_ driver.Notifier  = (*peer)(nil)
+	_ driver.Watcher   = (*peer)(nil)
+	_ driver.Helper    = (*peer)(nil)
+	_ driver.Explainer = (*peer)(nil)
 )
 
 func newPeer(l *line, owner address) *peer {
@@ -65,52 +65,52 @@ func newPeer(l *line, owner address) *peer {
 // enter begins a call of the program; exit ends it.
 func (p *peer) enter() error {
 	if !p.gate.Enter() {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	if p.gone.Load() {
 		p.gate.Exit()
-		return backends.ErrPeerLost
+		return driver.ErrPeerLost
 	}
 	return nil
 }
 
-// Submit implements backends.Peer.
-func (p *peer) Submit(op backends.Op, tag uint64, descs []backends.Desc) error {
+// Submit implements driver.Peer.
+func (p *peer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
 	return p.submit(op, tag, descs, nil)
 }
 
-// SubmitNotify implements backends.Notifier.
-func (p *peer) SubmitNotify(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+// SubmitNotify implements driver.Notifier.
+func (p *peer) SubmitNotify(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
 	if msg == nil {
 		msg = []byte{}
 	}
 	return p.submit(op, tag, descs, msg)
 }
 
-func (p *peer) submit(op backends.Op, tag uint64, descs []backends.Desc, msg []byte) error {
+func (p *peer) submit(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
 	if err := p.enter(); err != nil {
 		return err
 	}
 	defer p.gate.Exit()
 	if len(descs) > descsMax || len(msg) > messageMax || len(descs) == 0 && msg == nil {
-		return backends.ErrBounds
+		return driver.ErrBounds
 	}
 	return p.link.Submit(op, tag, descs, msg)
 }
 
-// SubmitPages implements backends.Pager.
-func (p *peer) SubmitPages(op backends.Op, tag uint64, pages *backends.Pages, msg []byte) error {
+// SubmitPages implements driver.Pager.
+func (p *peer) SubmitPages(op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
 	if err := p.enter(); err != nil {
 		return err
 	}
 	defer p.gate.Exit()
 	if pages.Count > pagesMax || len(msg) > messageMax {
-		return backends.ErrBounds
+		return driver.ErrBounds
 	}
 	return p.link.SubmitPages(op, tag, pages, msg)
 }
 
-// Cancel implements backends.Canceler.
+// Cancel implements driver.Canceler.
 func (p *peer) Cancel(tag uint64) {
 	if p.gate.Enter() {
 		p.link.Cancel(tag)
@@ -118,7 +118,7 @@ func (p *peer) Cancel(tag uint64) {
 	}
 }
 
-// Help implements backends.Helper.
+// Help implements driver.Helper.
 func (p *peer) Help(tag uint64, stop <-chan struct{}) bool {
 	if p.enter() != nil {
 		return false
@@ -127,7 +127,7 @@ func (p *peer) Help(tag uint64, stop <-chan struct{}) bool {
 	return p.link.Help(tag, stop)
 }
 
-// Lost implements backends.Watcher.
+// Lost implements driver.Watcher.
 func (p *peer) Lost() <-chan struct{} { return p.lostCh }
 
 // heard implements end.
@@ -182,7 +182,7 @@ func (p *peer) markLost() {
 	p.lostOnce.Do(func() { close(p.lostCh) })
 }
 
-// Close implements backends.Peer. What has not begun ends at once, the rest within
+// Close implements driver.Peer. What has not begun ends at once, the rest within
 // Config.Grace. Then the owner is told, and its answer is the proof that nothing
 // of ours lands any more. An owner that is silent for Config.Grace is frozen: it
 // drops what it finds when it goes on, since it comes too late by then.

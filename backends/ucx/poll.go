@@ -7,14 +7,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
-// Poll implements backends.Backend. It looks at memory that the workers share with
+// Poll implements driver.Backend. It looks at memory that the workers share with
 // us. Who finds nothing and comes again at once waits: it moves the workers itself,
 // which saves waking their threads.
-func (b *Backend) Poll(done []backends.Completion) (int, error) {
+func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	ended := b.ended.Load() // before the look: what is found missing then is missing for good
 	n := b.collect(done)
 	if n == 0 && b.idle && !ended {
@@ -23,13 +23,13 @@ func (b *Backend) Poll(done []backends.Completion) (int, error) {
 	}
 	b.idle = n == 0
 	if n == 0 && ended && len(done) > 0 {
-		return 0, backends.ErrClosed
+		return 0, driver.ErrClosed
 	}
 	return n, nil
 }
 
 // collect takes what is in the rings, without a crossing into C.
-func (b *Backend) collect(done []backends.Completion) (n int) {
+func (b *Backend) collect(done []driver.Completion) (n int) {
 	for _, l := range b.lines {
 		for n < len(done) {
 			got := l.net.Poll(b.scratch[:min(len(b.scratch), len(done)-n)])
@@ -37,7 +37,7 @@ func (b *Backend) collect(done []backends.Completion) (n int) {
 				break
 			}
 			for _, d := range b.scratch[:got] {
-				done[n] = backends.Completion{Tag: d.Tag, Err: csrc.UCXError(d)}
+				done[n] = driver.Completion{Tag: d.Tag, Err: csrc.UCXError(d)}
 				n++
 			}
 		}
@@ -53,13 +53,13 @@ func (b *Backend) drive() {
 	}
 }
 
-// FD implements backends.Armer.
+// FD implements driver.Armer.
 func (b *Backend) FD() int { return b.event }
 
-// Arm implements backends.Armer.
+// Arm implements driver.Armer.
 func (b *Backend) Arm() (ready bool, err error) {
 	if b.gate.IsShut() {
-		return false, backends.ErrClosed
+		return false, driver.ErrClosed
 	}
 	ready = b.words.Arm()
 	for _, l := range b.lines {

@@ -3,15 +3,15 @@
 package ucx
 
 import (
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
-// Receive implements backends.Receiver. A connection's last message waits until
+// Receive implements driver.Receiver. A connection's last message waits until
 // the rings were seen empty after its end was known: then all messages before it
 // are out.
-func (b *Backend) Receive(msgs []backends.Message) (int, error) {
+func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 	if b.gate.IsShut() {
-		return 0, backends.ErrClosed
+		return 0, driver.ErrClosed
 	}
 	n := b.gather(msgs)
 	if n == 0 && b.quiet {
@@ -23,7 +23,7 @@ func (b *Backend) Receive(msgs []backends.Message) (int, error) {
 }
 
 // gather takes from each context in turn, and begins with another one each time.
-func (b *Backend) gather(msgs []backends.Message) (n int) {
+func (b *Backend) gather(msgs []driver.Message) (n int) {
 	b.leaving = b.words.Pending(b.leaving[:0])
 	for i := range b.lines {
 		n += b.lines[(b.turn+i)%len(b.lines)].receive(msgs[n:])
@@ -31,7 +31,7 @@ func (b *Backend) gather(msgs []backends.Message) (n int) {
 	b.turn++
 	told := b.leaving[:min(len(b.leaving), len(msgs)-n)]
 	for _, c := range told {
-		msgs[n] = backends.Message{From: c.addr, Err: backends.ErrPeerLost}
+		msgs[n] = driver.Message{From: c.addr, Err: driver.ErrPeerLost}
 		n++
 		c.told()
 	}
@@ -44,7 +44,7 @@ func (b *Backend) gather(msgs []backends.Message) (n int) {
 
 // receive takes messages out of the rings of one context. It fills msgs unless
 // the rings are empty.
-func (l *line) receive(msgs []backends.Message) (n int) {
+func (l *line) receive(msgs []driver.Message) (n int) {
 	for n < len(msgs) {
 		note, ok := l.net.Receive()
 		if !ok {
@@ -54,7 +54,7 @@ func (l *line) receive(msgs []backends.Message) (n int) {
 		c, known := l.ends[note.Conn].(*inbound)
 		l.mu.RUnlock()
 		if known {
-			msgs[n] = backends.Message{From: c.addr, Data: note.Data}
+			msgs[n] = driver.Message{From: c.addr, Data: note.Data}
 			n++
 		}
 	}

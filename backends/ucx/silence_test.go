@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // TestSilence freezes a writer for longer than Config.Grace: it is given up by
@@ -50,7 +50,7 @@ func TestSilence(t *testing.T) {
 					time.Sleep(5 * time.Millisecond)
 					untouched(t, seg.Mem)
 				}
-				if got := w.outcome(); !strings.Contains(got, backends.ErrPeerLost.Error()) && !strings.Contains(got, backends.ErrRevoked.Error()) {
+				if got := w.outcome(); !strings.Contains(got, driver.ErrPeerLost.Error()) && !strings.Contains(got, driver.ErrRevoked.Error()) {
 					t.Errorf("round %d: the writer ended with %q", round, got)
 				}
 				untouched(t, seg.Mem)
@@ -59,7 +59,7 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-func memoryFor(t *testing.T, b *Backend, own bool) backends.Segment {
+func memoryFor(t *testing.T, b *Backend, own bool) driver.Segment {
 	t.Helper()
 	if own {
 		seg, owner, err := b.Alloc(writerBytes)
@@ -69,7 +69,7 @@ func memoryFor(t *testing.T, b *Backend, own bool) backends.Segment {
 		t.Cleanup(func() { _ = owner.Close() })
 		return seg
 	}
-	space, err := backendtest.HostMemory(writerBytes)
+	space, err := drivertest.HostMemory(writerBytes)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,16 +78,16 @@ func memoryFor(t *testing.T, b *Backend, own bool) backends.Segment {
 }
 
 // silentRound freezes the writer, waits for its last word, and fences.
-func silentRound(t *testing.T, b *Backend, m backends.Memory, w *writer) {
+func silentRound(t *testing.T, b *Backend, m driver.Memory, w *writer) {
 	t.Helper()
 	w.freeze()
 	begin := time.Now()
-	var msgs []backends.Message
+	var msgs []driver.Message
 	eventually(t, "the last word of a frozen peer", func() bool {
 		msgs = append(msgs, received(t, b)...)
 		return len(msgs) > 0
 	})
-	if !errors.Is(msgs[0].Err, backends.ErrPeerLost) || len(msgs) != 1 {
+	if !errors.Is(msgs[0].Err, driver.ErrPeerLost) || len(msgs) != 1 {
 		t.Errorf("messages of a frozen peer: %+v", msgs)
 	}
 	if took := time.Since(begin); took > 3*shortGrace {

@@ -8,8 +8,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // What was tried out for one eager message. The segment leaves room for the
@@ -56,7 +56,7 @@ func splitTransports(list string) (t transports, err error) {
 	for name := range strings.SplitSeq(rest, ",") {
 		name = strings.TrimSpace(name)
 		if name == "" || strings.ContainsAny(name, "^ =") {
-			return t, fmt.Errorf("config: Transports %q: %q is no name of a transport: %w", list, name, backends.ErrBounds)
+			return t, fmt.Errorf("config: Transports %q: %q is no name of a transport: %w", list, name, driver.ErrBounds)
 		}
 		names = append(names, name)
 	}
@@ -69,7 +69,7 @@ func splitTransports(list string) (t transports, err error) {
 		t = onlyTransports(names)
 	}
 	if t.near == "" && t.far == "" {
-		return t, fmt.Errorf("config: Transports %q leaves none that connects processes: add posix or tcp: %w", list, backends.ErrBounds)
+		return t, fmt.Errorf("config: Transports %q leaves none that connects processes: add posix or tcp: %w", list, driver.ErrBounds)
 	}
 	return t, nil
 }

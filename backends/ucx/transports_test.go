@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
@@ -33,8 +33,8 @@ func TestSplitTransports(t *testing.T) {
 		}
 	}
 	for _, list := range []string{"", "^", "self", "cma,self", "tcp,,rc", "tcp,^rc", "tcp rc", "A=b"} {
-		if got, err := splitTransports(list); !errors.Is(err, backends.ErrBounds) {
-			t.Errorf("%q: %+v, %v, want %v", list, got, err, backends.ErrBounds)
+		if got, err := splitTransports(list); !errors.Is(err, driver.ErrBounds) {
+			t.Errorf("%q: %+v, %v, want %v", list, got, err, driver.ErrBounds)
 		}
 	}
 }
@@ -88,7 +88,7 @@ func TestConfigCheck(t *testing.T) {
 		"negative Spin":         {Spin: -1},
 		"Transports":            {Transports: "self"},
 	} {
-		if b, err := newFake(c); !errors.Is(err, backends.ErrBounds) {
+		if b, err := newFake(c); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%s: %v, %v", what, b, err)
 		}
 	}

@@ -31,8 +31,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/lastword"
@@ -40,11 +40,11 @@ import (
 	"github.com/sluicehq/sluice/internal/process"
 )
 
-// Backend implements backends.Backend, Receiver, Armer, Fencer
+// Backend implements driver.Backend, Receiver, Armer, Fencer
 // and Allocator.
 type Backend struct {
 	cfg     Config
-	caps    backends.Caps
+	caps    driver.Caps
 	address address
 	addr    []byte
 
@@ -76,16 +76,16 @@ type Backend struct {
 }
 
 var (
-	_ backends.Backend   = (*Backend)(nil)
-	_ backends.Receiver  = (*Backend)(nil)
-	_ backends.Armer     = (*Backend)(nil)
-	_ backends.Fencer    = (*Backend)(nil)
-	_ backends.Allocator = (*Backend)(nil)
+	_ driver.Backend   = (*Backend)(nil)
+	_ driver.Receiver  = (*Backend)(nil)
+	_ driver.Armer     = (*Backend)(nil)
+	_ driver.Fencer    = (*Backend)(nil)
+	_ driver.Allocator = (*Backend)(nil)
 )
 
 // New opens UCX and starts a backend: Config.Workers threads for near peers and
 // as many for far ones, and one goroutine. Where UCX, or what it needs, is missing
-// the error is a *backends.UnavailableError.
+// the error is a *driver.UnavailableError.
 func New(cfg Config) (*Backend, error) {
 	return open(cfg, func(c *Config) error { return csrc.LoadUCX(c.Library) }, openUCX)
 }
@@ -158,8 +158,8 @@ func (b *Backend) openLine(u csrc.UCXConfig, with opener) (*line, error) {
 	return l, nil
 }
 
-// Caps implements backends.Backend.
-func (b *Backend) Caps() backends.Caps { return b.caps }
+// Caps implements driver.Backend.
+func (b *Backend) Caps() driver.Caps { return b.caps }
 
-// Addr implements backends.Backend.
+// Addr implements driver.Backend.
 func (b *Backend) Addr() []byte { return b.addr }

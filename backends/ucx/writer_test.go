@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/freeze"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/freeze"
 )
 
 // writerVariable makes the test binary a writer over these transports: for each line
@@ -37,7 +37,7 @@ func serveWriter(list string) int {
 	defer b.Close()
 	seg, owner, err := b.Alloc(writerBytes)
 	if err != nil {
-		seg = backends.Segment{Kind: backends.DRAM, Len: writerBytes, Mem: make([]byte, writerBytes)}
+		seg = driver.Segment{Kind: driver.DRAM, Len: writerBytes, Mem: make([]byte, writerBytes)}
 	} else {
 		defer owner.Close()
 	}
@@ -51,9 +51,9 @@ func serveWriter(list string) int {
 	}
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
 		words := strings.Fields(lines.Text())
-		write := func(p backends.Peer, from, to uint32) error { return writeAll(b, p, from, to) }
+		write := func(p driver.Peer, from, to uint32) error { return writeAll(b, p, from, to) }
 		if len(words) > 2 {
-			write = func(p backends.Peer, from, to uint32) error { return countAll(b, p, seg.Mem, from, to) }
+			write = func(p driver.Peer, from, to uint32) error { return countAll(b, p, seg.Mem, from, to) }
 		}
 		fmt.Println(strings.ReplaceAll(writeTo(b, m, words[0], words[1], write).Error(), "\n", " "))
 	}
@@ -63,7 +63,7 @@ func serveWriter(list string) int {
 var nextTag uint64
 
 // writeTo does it over a new connection.
-func writeTo(b *Backend, m backends.Memory, addr, token string, write func(p backends.Peer, from, to uint32) error) error {
+func writeTo(b *Backend, m driver.Memory, addr, token string, write func(p driver.Peer, from, to uint32) error) error {
 	to, err := hex.DecodeString(addr)
 	if err != nil {
 		return err
@@ -88,13 +88,13 @@ func writeTo(b *Backend, m backends.Memory, addr, token string, write func(p bac
 }
 
 // writeAll keeps the way to the memory full.
-func writeAll(b *Backend, p backends.Peer, from, to uint32) error {
-	var done [16]backends.Completion
+func writeAll(b *Backend, p driver.Peer, from, to uint32) error {
+	var done [16]driver.Completion
 	first := nextTag // those before ended when their peer was closed
 	for tag, flying := first, 0; ; tag++ {
 		nextTag = tag + 1
-		d := []backends.Desc{{Len: writerBytes, LocalKey: from, RemoteKey: to}}
-		if err := p.Submit(backends.Write, tag, d); err != nil {
+		d := []driver.Desc{{Len: writerBytes, LocalKey: from, RemoteKey: to}}
+		if err := p.Submit(driver.Write, tag, d); err != nil {
 			return fmt.Errorf("submit %d: %w", tag, err)
 		}
 		for flying++; flying > 3; {
@@ -162,7 +162,7 @@ func startWriter(t *testing.T, list string) *writer {
 }
 
 // write has it write to memory of ours; how is "" or "count".
-func (p *writer) write(b *Backend, m backends.Memory, how string) {
+func (p *writer) write(b *Backend, m driver.Memory, how string) {
 	p.t.Helper()
 	token, err := m.AppendToken(nil)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // python finds an interpreter that can do what the code says: that of the system, or of the
@@ -32,7 +32,7 @@ func python(t *testing.T, code string) string {
 		}
 		reasons = append(reasons, err.Error())
 	}
-	backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: "python", Reason: strings.Join(reasons, "; "),
+	drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "python", Reason: strings.Join(reasons, "; "),
 		Fix: "apt-get install python3 python3-numpy; of ours, make wheel and bench/peers/setup.sh build/peers/envs"})
 	return ""
 }

@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // built is where this run's libraries lie; TestMain takes it away.
@@ -77,7 +77,7 @@ func compile(t testing.TB, source string, flags ...string) string {
 	if filepath.Ext(source) == ".cpp" {
 		compiler, standard = "g++", "-std=c++17"
 		if _, err := exec.LookPath(compiler); err != nil {
-			backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: "C++", Reason: err.Error(), Fix: "apt-get install g++"})
+			drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "C++", Reason: err.Error(), Fix: "apt-get install g++"})
 		}
 	}
 	args := append([]string{standard, "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I.", "-o", out, source}, flags...)

@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -49,7 +49,7 @@ func BenchmarkFromC(b *testing.B) {
 func BenchmarkFromPython(b *testing.B) {
 	python := "../../build/venv/bin/python"
 	if _, err := os.Stat(python); err != nil {
-		backendtest.SkipIfUnavailable(b, &backends.UnavailableError{Backend: "Python", Reason: err.Error(), Fix: "make wheel"})
+		drivertest.SkipIfUnavailable(b, &driver.UnavailableError{Backend: "Python", Reason: err.Error(), Fix: "make wheel"})
 	}
 	for _, how := range []string{"together", "apart"} {
 		b.Run(how, func(b *testing.B) { benchmarkFrom(b, how, python, "../python/tests/cost.py") })

@@ -10,7 +10,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -36,8 +36,8 @@ var codes = []struct {
 	{engine.ErrNoRoute, C.SLUICE_ERR_NO_ROUTE},
 	{engine.ErrUnavailable, C.SLUICE_ERR_UNAVAILABLE},
 	{engine.ErrRevoked, C.SLUICE_ERR_REVOKED},
-	{backends.ErrBadToken, C.SLUICE_ERR_TOKEN},
-	{backends.ErrReadOnly, C.SLUICE_ERR_READ_ONLY},
+	{driver.ErrBadToken, C.SLUICE_ERR_TOKEN},
+	{driver.ErrReadOnly, C.SLUICE_ERR_READ_ONLY},
 	{engine.ErrUnproven, C.SLUICE_ERR_UNPROVEN},
 	{engine.ErrAborted, C.SLUICE_ERR_ABORTED},
 	{engine.ErrPeerLost, C.SLUICE_ERR_PEER_LOST},

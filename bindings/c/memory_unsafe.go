@@ -9,7 +9,7 @@ import (
 	"math"
 	"unsafe"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -65,7 +65,7 @@ func stringList(p **C.char) (list []string) {
 }
 
 // hostSegment is memory of the program's, which stays where it is.
-func hostSegment(s *C.struct_sluice_segment) (backends.Segment, error) {
+func hostSegment(s *C.struct_sluice_segment) (driver.Segment, error) {
 	mem, err := inPlace[byte]((*byte)(s.host), uint64(s.length), "sluice_segment.host")
 	if err == nil && len(mem) == 0 {
 		err = argument("sluice_segment.length is 0")

@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/identity"
 )
@@ -97,12 +97,12 @@ func identityOf(c *C.struct_sluice_config) (*identity.Identity, error) {
 }
 
 // openBackends opens those that the config names, or none.
-func openBackends(c *C.struct_sluice_config) ([]backends.Backend, error) {
+func openBackends(c *C.struct_sluice_config) ([]driver.Backend, error) {
 	named, err := inPlace[C.struct_sluice_backend](c.backends, uint64(c.backends_count), "sluice_config.backends")
 	if err != nil {
 		return nil, err
 	}
-	var list []backends.Backend
+	var list []driver.Backend
 	var missing []error
 	for i := range named {
 		n := &named[i]
@@ -126,7 +126,7 @@ func openBackends(c *C.struct_sluice_config) ([]backends.Backend, error) {
 	return list, nil
 }
 
-func closeAll(list []backends.Backend) error {
+func closeAll(list []driver.Backend) error {
 	var errs []error
 	for _, b := range list {
 		errs = append(errs, b.Close())

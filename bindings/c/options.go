@@ -11,31 +11,31 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/gds"
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/rdma"
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/backends/ucx"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // makers open a backend with options; their names are what sluice_backend.name takes.
 var makers = []struct {
 	name string
-	open func(options []string) (backends.Backend, error)
+	open func(options []string) (driver.Backend, error)
 }{
-	{"cuda", func(o []string) (backends.Backend, error) { return open(newCUDA, o) }},
-	{"gds", func(o []string) (backends.Backend, error) { return open(gds.New, o) }},
-	{"mem", func(o []string) (backends.Backend, error) { return open(mem.New, o) }},
-	{"posix", func(o []string) (backends.Backend, error) { return open(newPosix, o) }},
-	{"rdma", func(o []string) (backends.Backend, error) { return open(rdma.New, o) }},
-	{"shm", func(o []string) (backends.Backend, error) { return open(shm.New, o) }},
-	{"tcp", func(o []string) (backends.Backend, error) { return open(newTCP, o) }},
-	{"ucx", func(o []string) (backends.Backend, error) { return open(ucx.New, o) }},
+	{"cuda", func(o []string) (driver.Backend, error) { return open(newCUDA, o) }},
+	{"gds", func(o []string) (driver.Backend, error) { return open(gds.New, o) }},
+	{"mem", func(o []string) (driver.Backend, error) { return open(mem.New, o) }},
+	{"posix", func(o []string) (driver.Backend, error) { return open(newPosix, o) }},
+	{"rdma", func(o []string) (driver.Backend, error) { return open(rdma.New, o) }},
+	{"shm", func(o []string) (driver.Backend, error) { return open(shm.New, o) }},
+	{"tcp", func(o []string) (driver.Backend, error) { return open(newTCP, o) }},
+	{"ucx", func(o []string) (driver.Backend, error) { return open(ucx.New, o) }},
 }
 
 // openBackend opens one by its name.
-func openBackend(name string, options []string) (backends.Backend, error) {
+func openBackend(name string, options []string) (driver.Backend, error) {
 	names := make([]string, len(makers))
 	for i, m := range makers {
 		if m.name == name {
@@ -47,7 +47,7 @@ func openBackend(name string, options []string) (backends.Backend, error) {
 }
 
 // open fills a Config of the backend's from options.
-func open[C any, B backends.Backend](make func(C) (B, error), options []string) (backends.Backend, error) {
+func open[C any, B driver.Backend](make func(C) (B, error), options []string) (driver.Backend, error) {
 	var cfg C
 	if err := configure(reflect.ValueOf(&cfg).Elem(), options); err != nil {
 		return nil, err

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -31,7 +31,7 @@ func threeTransfers(need checker, backend string) (list [3]*engine.Transfer, end
 	open := func(name string) (*engine.Engine, *engine.Region) {
 		b, err := openBackend(backend, nil)
 		need(err)
-		e, err := engine.Open(engine.Config{Name: name, Backends: []backends.Backend{b}})
+		e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}})
 		need(err)
 		m, err := e.Alloc(pagesCount*strideBytes, engine.AllocOptions{})
 		need(err)

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/sluicehq/sluice/internal/fakecuda"
+	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
 // sanitizers watch the program and what it hands over; the library itself is not built with them.
@@ -58,13 +58,13 @@ func TestFiles(t *testing.T) {
 func TestDevice(t *testing.T) {
 	library := os.Getenv("SLUICE_LIBCUDA")
 	if library == "" {
-		driver, err := fakecuda.Build()
+		libcuda, err := fakecuda.Build()
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer driver.Remove()
-		t.Setenv("STANDIN_PANEL", driver.Panel)
-		library = driver.Path
+		defer libcuda.Remove()
+		t.Setenv("STANDIN_PANEL", libcuda.Panel)
+		library = libcuda.Path
 	}
 	run(t, compile(t, "device.c", "-Wno-strict-prototypes"), library)
 }

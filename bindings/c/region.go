@@ -9,7 +9,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -79,11 +79,11 @@ func (m *memory) close() error {
 }
 
 // use returns a part of it for a region, which calls unuse.
-func (m *memory) use(off, n uint64) (backends.Segment, error) {
+func (m *memory) use(off, n uint64) (driver.Segment, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return backends.Segment{}, fmt.Errorf("register memory: %w", engine.ErrClosed)
+		return driver.Segment{}, fmt.Errorf("register memory: %w", engine.ErrClosed)
 	}
 	seg := m.m.Segment()
 	if n == 0 && off < seg.Len {
@@ -132,7 +132,7 @@ func slgoRegister(h C.uint64_t, name *C.char, s *C.struct_sluice_segment, out *C
 }
 
 // segment is what the engine registers.
-func (r *region) segment(s *C.struct_sluice_segment) (seg backends.Segment, err error) {
+func (r *region) segment(s *C.struct_sluice_segment) (seg driver.Segment, err error) {
 	if s.flags&^(C.SLUICE_READ_ONLY|C.SLUICE_PRIVATE|C.SLUICE_DMABUF) != 0 {
 		return seg, argument("sluice_segment.flags is %#x: that does not exist", s.flags)
 	}
@@ -149,12 +149,12 @@ func (r *region) segment(s *C.struct_sluice_segment) (seg backends.Segment, err 
 	case C.SLUICE_HOST:
 		seg, err = hostSegment(s)
 	case C.SLUICE_DEVICE:
-		seg = backends.Segment{Kind: backends.HBM, Len: uint64(s.length), Device: int(s.device), Addr: uint64(s.device_address)}
+		seg = driver.Segment{Kind: driver.HBM, Len: uint64(s.length), Device: int(s.device), Addr: uint64(s.device_address)}
 		if s.flags&C.SLUICE_DMABUF != 0 {
-			seg.DMABuf = &backends.DMABuf{FD: int(s.dmabuf), Offset: uint64(s.dmabuf_offset)}
+			seg.DMABuf = &driver.DMABuf{FD: int(s.dmabuf), Offset: uint64(s.dmabuf_offset)}
 		}
 	case C.SLUICE_FILE:
-		seg = backends.Segment{Kind: backends.File, Len: uint64(s.length), FD: int(s.file), FileOff: uint64(s.offset)}
+		seg = driver.Segment{Kind: driver.File, Len: uint64(s.length), FD: int(s.file), FileOff: uint64(s.offset)}
 	default:
 		return seg, argument("sluice_segment.kind is %d: there are SLUICE_MEMORY, SLUICE_HOST, SLUICE_DEVICE and SLUICE_FILE", s.kind)
 	}

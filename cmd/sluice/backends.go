@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/cuda"
 	"github.com/sluicehq/sluice/backends/gds"
 	"github.com/sluicehq/sluice/backends/mem"
@@ -15,13 +14,14 @@ import (
 	"github.com/sluicehq/sluice/backends/rdma"
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/backends/ucx"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // maker opens a backend that a command line can name.
 type maker struct {
 	name  string
-	reach backends.Reach
-	open  func(o openOptions) (backends.Backend, error)
+	reach driver.Reach
+	open  func(o openOptions) (driver.Backend, error)
 }
 
 // opensPort reports whether it opens a port for peers of this host as well, which need none.
@@ -40,28 +40,28 @@ type openOptions struct {
 
 // makers are in the order of preference where the engine finds no difference.
 var makers = []maker{
-	{"shm", backends.SameHost, func(o openOptions) (backends.Backend, error) {
+	{"shm", driver.SameHost, func(o openOptions) (driver.Backend, error) {
 		return asBackend(shm.New(shm.Config{Workers: o.threads}))
 	}},
-	{rdmaName, backends.Network, func(o openOptions) (backends.Backend, error) {
+	{rdmaName, driver.Network, func(o openOptions) (driver.Backend, error) {
 		return asBackend(rdma.New(o.rdma.config()))
 	}},
-	{ucxName, backends.Network, func(o openOptions) (backends.Backend, error) {
+	{ucxName, driver.Network, func(o openOptions) (driver.Backend, error) {
 		return asBackend(openUCX(o))
 	}},
-	{tcpName, backends.Network, func(o openOptions) (backends.Backend, error) {
+	{tcpName, driver.Network, func(o openOptions) (driver.Backend, error) {
 		return asBackend(o.tcp.open())
 	}},
-	{"mem", backends.InProcess, func(o openOptions) (backends.Backend, error) {
+	{"mem", driver.InProcess, func(o openOptions) (driver.Backend, error) {
 		return asBackend(mem.New(mem.Config{Workers: o.threads}))
 	}},
-	{posixName, backends.InProcess, func(openOptions) (backends.Backend, error) {
+	{posixName, driver.InProcess, func(openOptions) (driver.Backend, error) {
 		return asBackend(posix.New(posix.Config{}))
 	}},
-	{"cuda", backends.InProcess, func(openOptions) (backends.Backend, error) {
+	{"cuda", driver.InProcess, func(openOptions) (driver.Backend, error) {
 		return asBackend(cuda.New(cuda.Config{}))
 	}},
-	{gdsName, backends.InProcess, func(openOptions) (backends.Backend, error) {
+	{gdsName, driver.InProcess, func(openOptions) (driver.Backend, error) {
 		return asBackend(gds.New(gds.Config{}))
 	}},
 }
@@ -81,7 +81,7 @@ func openUCX(o openOptions) (*ucx.Backend, error) {
 }
 
 // asBackend keeps a nil pointer from becoming an interface that is not nil.
-func asBackend[B backends.Backend](b B, err error) (backends.Backend, error) {
+func asBackend[B driver.Backend](b B, err error) (driver.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +92,7 @@ func asBackend[B backends.Backend](b B, err error) (backends.Backend, error) {
 const auto = "auto"
 
 // backendNames lists what --backend takes, for peers that far apart.
-func backendNames(reach backends.Reach) string {
+func backendNames(reach driver.Reach) string {
 	names := []string{auto}
 	for _, m := range makers {
 		if m.reach >= reach {
@@ -103,7 +103,7 @@ func backendNames(reach backends.Reach) string {
 }
 
 // findMaker returns the maker with that name; a usage error lists the others.
-func findMaker(name string, reach backends.Reach) (maker, error) {
+func findMaker(name string, reach driver.Reach) (maker, error) {
 	for _, m := range makers {
 		if m.name != name {
 			continue
@@ -126,9 +126,9 @@ func only(name string) string {
 
 // openBackend opens one. What a backend says about its being unavailable needs no
 // more words.
-func openBackend(m maker, o openOptions) (backends.Backend, error) {
+func openBackend(m maker, o openOptions) (driver.Backend, error) {
 	b, err := m.open(o)
-	var missing *backends.UnavailableError
+	var missing *driver.UnavailableError
 	switch {
 	case errors.As(err, &missing):
 		return nil, missing
@@ -141,7 +141,7 @@ func openBackend(m maker, o openOptions) (backends.Backend, error) {
 // openBackends opens one backend by its name, or with auto all that reach as far
 // and work here; it is an error when none does, or when one does not that the
 // command line has flags for.
-func openBackends(name string, reach backends.Reach, o openOptions) ([]backends.Backend, error) {
+func openBackends(name string, reach driver.Reach, o openOptions) ([]driver.Backend, error) {
 	if name != auto {
 		m, err := findMaker(name, reach)
 		if err != nil {
@@ -151,13 +151,13 @@ func openBackends(name string, reach backends.Reach, o openOptions) ([]backends.
 		if err != nil {
 			return nil, err
 		}
-		return []backends.Backend{b}, nil
+		return []driver.Backend{b}, nil
 	}
-	o.nearOnly = reach <= backends.SameHost && !o.elsewhere && len(o.ucx.given()) == 0
-	var list []backends.Backend
+	o.nearOnly = reach <= driver.SameHost && !o.elsewhere && len(o.ucx.given()) == 0
+	var list []driver.Backend
 	var errs []error
 	for _, m := range makers {
-		if m.reach < reach || m.opensPort() && reach <= backends.SameHost && !o.elsewhere {
+		if m.reach < reach || m.opensPort() && reach <= driver.SameHost && !o.elsewhere {
 			continue // nobody asked for the ports that it opens
 		}
 		b, err := openBackend(m, o)
@@ -176,7 +176,7 @@ func openBackends(name string, reach backends.Reach, o openOptions) ([]backends.
 	return list, nil
 }
 
-func closeAll(list []backends.Backend) error {
+func closeAll(list []driver.Backend) error {
 	var errs []error
 	for _, b := range list {
 		errs = append(errs, b.Close())

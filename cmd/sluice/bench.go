@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
@@ -78,7 +78,7 @@ handover-ms is the whole prompt: one operation, or one for each layer.`,
 		RunE: func(c *cobra.Command, _ []string) error { return runBench(c, &f) },
 	}
 	s := c.Flags()
-	s.StringVar(&f.backend, "backend", "shm", "what moves the bytes: "+backendNames(backends.InProcess))
+	s.StringVar(&f.backend, "backend", "shm", "what moves the bytes: "+backendNames(driver.InProcess))
 	s.StringVar(&f.op, "op", "write", "write or read")
 	s.StringVar(&f.size, "size", "1MiB", "bytes of a piece, such as 656 or 64KiB")
 	s.IntVar(&f.batch, "batch", 16, "pieces of an operation")
@@ -121,7 +121,7 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 		return err
 	}
 	if f.backend != auto {
-		if _, err := findMaker(f.backend, backends.InProcess); err != nil {
+		if _, err := findMaker(f.backend, driver.InProcess); err != nil {
 			return err
 		}
 	}
@@ -282,8 +282,8 @@ func (f *benchFlags) measure(ctx context.Context, shapes []bench.Shape, bar *pro
 
 // inProcess says whether the backend cannot reach another process.
 func (f *benchFlags) inProcess() bool {
-	m, err := findMaker(f.backend, backends.InProcess)
-	return err == nil && m.reach == backends.InProcess
+	m, err := findMaker(f.backend, driver.InProcess)
+	return err == nil && m.reach == driver.InProcess
 }
 
 // open connects the two ends: two processes, or one for backends that stay
@@ -292,7 +292,7 @@ func (f *benchFlags) open(ctx context.Context, shapes []bench.Shape) (*benchLink
 	if !f.inProcess() {
 		return f.dial(ctx, shapes)
 	}
-	list, err := openBackends(f.backend, backends.InProcess, f.openOptions())
+	list, err := openBackends(f.backend, driver.InProcess, f.openOptions())
 	if err != nil {
 		return nil, nil, err
 	}

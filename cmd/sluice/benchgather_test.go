@@ -10,10 +10,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/cuda"
-	"github.com/sluicehq/sluice/internal/fakecuda"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
 func TestBenchGatherJSON(t *testing.T) {
@@ -80,14 +80,14 @@ func TestBenchGatherWithoutACard(t *testing.T) {
 // of the driver in its place.
 func TestBenchGatherOverTheStandIn(t *testing.T) {
 	if !cuda.Native {
-		backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: "cuda", Reason: "built without cgo", Fix: "CGO_ENABLED=1"})
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "cuda", Reason: "built without cgo", Fix: "CGO_ENABLED=1"})
 	}
-	driver, err := fakecuda.Build()
+	libcuda, err := fakecuda.Build()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(driver.Remove)
-	library := driver.Path
+	t.Cleanup(libcuda.Remove)
+	library := libcuda.Path
 	saved := filepath.Join(t.TempDir(), "gather.json")
 	for _, c := range []struct {
 		op, sms  string

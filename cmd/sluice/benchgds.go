@@ -9,9 +9,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/gds"
 	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // gdsFlags are the words of the command line.
@@ -62,7 +62,7 @@ func gdsShapes(spread uint64) (list []bench.Shape) {
 		size  uint64
 		batch int
 	}{{4 << 20, 8}, {1 << 20, 32}, {64 << 10, 128}, {4 << 10, 128}} {
-		for _, op := range []backends.Op{backends.Read, backends.Write} {
+		for _, op := range []driver.Op{driver.Read, driver.Write} {
 			list = append(list, bench.Shape{Op: op, Size: s.size, Batch: s.batch, Spread: spread, Threads: 1})
 		}
 	}
@@ -81,7 +81,7 @@ func (f *gdsFlags) shapes(table bool) ([]bench.Shape, error) {
 		if err != nil {
 			return nil, &usageError{err}
 		}
-		op := map[string]backends.Op{"read": backends.Read, "write": backends.Write}[f.op]
+		op := map[string]driver.Op{"read": driver.Read, "write": driver.Write}[f.op]
 		if op == 0 {
 			return nil, usagef("--op %q: there are read and write", f.op)
 		}

@@ -9,18 +9,18 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/cuda"
-	"github.com/sluicehq/sluice/internal/fakecuda"
-	"github.com/sluicehq/sluice/internal/fakecufile"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/fakecuda"
+	"github.com/sluicehq/sluice/internal/testing/fakecufile"
 )
 
 // gdsLibraries builds software stand-ins of libcuda and libcufile.
 func gdsLibraries(t *testing.T) (library, cufile string) {
 	t.Helper()
 	if !cuda.Native {
-		backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: "gds", Reason: "built without cgo", Fix: "CGO_ENABLED=1"})
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "gds", Reason: "built without cgo", Fix: "CGO_ENABLED=1"})
 	}
 	l, err := fakecuda.Build()
 	if err != nil {

@@ -10,10 +10,10 @@ import (
 	"os"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/rdma"
 	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/procs"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -183,13 +183,13 @@ func (f *benchFlags) connect(ctx context.Context, l *benchLink, conn net.Conn, s
 
 // benchEngine is that of one end. What it waits for is the other process, which may be
 // starting on a machine that is slow.
-func benchEngine(name string, list []backends.Backend) engine.Config {
+func benchEngine(name string, list []driver.Backend) engine.Config {
 	return engine.Config{Name: name, Backends: list, HandshakeTimeout: startLimit, ConnectTimeout: startLimit, TransferTimeout: startLimit}
 }
 
 // openSameHost opens what the command line asks for, for a peer in another process.
-func (f *benchFlags) openSameHost() ([]backends.Backend, error) {
-	return openBackends(f.backend, backends.SameHost, f.openOptions())
+func (f *benchFlags) openSameHost() ([]driver.Backend, error) {
+	return openBackends(f.backend, driver.SameHost, f.openOptions())
 }
 
 // benchTarget is the passive process: it offers memory, and answers
@@ -208,7 +208,7 @@ func benchTarget(c *procs.Control, n networkFlags) error {
 		return err
 	}
 	n.give(cfg.Backend)
-	list, err := openBackends(cfg.Backend, backends.SameHost, openOptions{threads: cfg.Threads, ucx: n.ucx, rdma: n.rdma, tcp: n.tcp})
+	list, err := openBackends(cfg.Backend, driver.SameHost, openOptions{threads: cfg.Threads, ucx: n.ucx, rdma: n.rdma, tcp: n.tcp})
 	if err != nil {
 		return err
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // posixFlags are the words of the command line.
@@ -77,16 +77,16 @@ func posixTable(spread uint64) (list []bench.Shape) {
 		size  uint64
 		batch int
 	}{{1 << 20, 8}, {64 << 10, 32}, {4 << 10, 32}, {4 << 10, 1}} {
-		for _, op := range []backends.Op{backends.Read, backends.Write} {
+		for _, op := range []driver.Op{driver.Read, driver.Write} {
 			list = append(list, bench.Shape{Op: op, Size: s.size, Batch: s.batch, Spread: spread, Threads: 1})
 		}
 	}
 	for _, size := range []uint64{4 << 10, 64 << 10} {
-		list = append(list, bench.Shape{Op: backends.Write, Size: size, Batch: 32, Durable: true, Spread: spread, Threads: 1})
+		list = append(list, bench.Shape{Op: driver.Write, Size: size, Batch: 32, Durable: true, Spread: spread, Threads: 1})
 	}
 	for _, dense := range []int{0, 8} {
 		if uint64(dense*tableEntries*tableEntry) <= spread {
-			list = append(list, bench.Shape{Op: backends.Read, Size: tableEntry, Batch: tableEntries, Pages: true, Dense: dense, Spread: spread, Threads: 1})
+			list = append(list, bench.Shape{Op: driver.Read, Size: tableEntry, Batch: tableEntries, Pages: true, Dense: dense, Spread: spread, Threads: 1})
 		}
 	}
 	return list
@@ -94,7 +94,7 @@ func posixTable(spread uint64) (list []bench.Shape) {
 
 // shapes reads the flags; what is wrong with them is a usage error.
 func (f *posixFlags) shapes(table bool) ([]bench.Shape, error) {
-	ops := map[string]backends.Op{"read": backends.Read, "write": backends.Write}
+	ops := map[string]driver.Op{"read": driver.Read, "write": driver.Write}
 	spread, err := bench.ParseSize(f.bytes)
 	if err != nil {
 		return nil, &usageError{err}

@@ -10,9 +10,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/rdma"
 	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -26,7 +26,7 @@ type railPort struct {
 }
 
 // railsOf is what tells of a backend's rails; nil: it is another backend.
-func railsOf(list []backends.Backend) func() []rdma.Rail {
+func railsOf(list []driver.Backend) func() []rdma.Rail {
 	for _, b := range list {
 		if b, ok := b.(*rdma.Backend); ok {
 			return b.Rails
@@ -35,7 +35,7 @@ func railsOf(list []backends.Backend) func() []rdma.Rail {
 	return nil
 }
 
-func railPorts(list []backends.Backend) (ports []railPort) {
+func railPorts(list []driver.Backend) (ports []railPort) {
 	rails := railsOf(list)
 	if rails == nil {
 		return nil

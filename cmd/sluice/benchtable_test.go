@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 var quickTable = []string{"bench", "--backend", "shm", "--table", "--rounds", "3", "--seconds", "0.01", "--spread", "6MiB"}
@@ -86,7 +86,7 @@ func needPerfTest(t *testing.T) string {
 	t.Helper()
 	path, err := exec.LookPath("ucx_perftest")
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: "ucx_perftest", Reason: err.Error(), Fix: "apt-get install ucx-utils"})
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "ucx_perftest", Reason: err.Error(), Fix: "apt-get install ucx-utils"})
 	}
 	return path
 }

@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
@@ -133,13 +133,13 @@ func (f *benchFlags) overBackends(c *cobra.Command, w *bench.Workload) ([]bench.
 	var all []bench.Result
 	var missing []error
 	for _, m := range makers {
-		if m.reach < backends.SameHost {
+		if m.reach < driver.SameHost {
 			continue
 		}
 		g := *f
 		g.backend, g.perftest, g.verbstest = m.name, nil, nil
 		results, err := g.overBackend(c, w)
-		var unavailable *backends.UnavailableError
+		var unavailable *driver.UnavailableError
 		switch {
 		case errors.As(err, &unavailable):
 			missing = append(missing, err)
@@ -180,7 +180,7 @@ func (f *benchFlags) overBackend(c *cobra.Command, w *bench.Workload) ([]bench.R
 
 // opens finds out whether the backend is there, before anything is started for it.
 func (f *benchFlags) opens() error {
-	list, err := openBackends(f.backend, backends.InProcess, f.openOptions())
+	list, err := openBackends(f.backend, driver.InProcess, f.openOptions())
 	if err != nil {
 		return err
 	}

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func TestDoctorJSON(t *testing.T) {
@@ -24,7 +24,7 @@ func TestDoctorJSON(t *testing.T) {
 	built := 0
 	for _, b := range object["backends"].([]any) {
 		b := b.(map[string]any)
-		_, err := findMaker(b["name"].(string), backends.InProcess)
+		_, err := findMaker(b["name"].(string), driver.InProcess)
 		if has := err == nil; b["build"] != has || has == (b["state"] == "not built") {
 			t.Errorf("this build has %s: %v, the report says %v", b["name"], has, b)
 		} else if has {

@@ -8,10 +8,10 @@ import (
 	"io"
 	"path/filepath"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/devicetree"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/machine"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/nvml"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/topology"
 )
 
@@ -27,7 +27,7 @@ func examineDevices(root string) devicetree.Report {
 	kernel := topology.Sysfs(filepath.Join("/", root, "sys"))
 	return devicetree.Examine(kernel, func() (nvml.Findings, error) {
 		if root != "" {
-			return nvml.Findings{}, &backends.UnavailableError{Backend: "nvml", Reason: "another machine's driver cannot be asked"}
+			return nvml.Findings{}, &driver.UnavailableError{Backend: "nvml", Reason: "another machine's driver cannot be asked"}
 		}
 		return nvml.Examine("")
 	})

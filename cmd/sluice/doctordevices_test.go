@@ -11,7 +11,7 @@ import (
 
 	"github.com/sluicehq/sluice/cmd/sluice/internal/devicetree"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/machine"
-	"github.com/sluicehq/sluice/internal/fakesysfs"
+	"github.com/sluicehq/sluice/internal/testing/fakesysfs"
 )
 
 // server makes a directory for --root that has a server's devices.

@@ -5,9 +5,9 @@ package main
 import (
 	"errors"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/gds"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/machine"
+	"github.com/sluicehq/sluice/driver"
 )
 
 const gdsName = "gds"
@@ -18,7 +18,7 @@ func gdsChecks(cfg gds.Config) []machine.Check {
 	c := machine.Check{Name: "cufile", State: machine.OK, Backends: []string{gdsName},
 		Why: "sluice bench gds measures it beside the staged route on this machine"}
 	facts, err := gds.Examine(cfg)
-	var missing *backends.UnavailableError
+	var missing *driver.UnavailableError
 	switch {
 	case errors.As(err, &missing):
 		c.State, c.Found, c.Fix, c.Why = machine.Missing, missing.Reason, missing.Fix, "device memory and files are moved through host memory"

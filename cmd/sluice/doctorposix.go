@@ -5,9 +5,9 @@ package main
 import (
 	"errors"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/posix"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/machine"
+	"github.com/sluicehq/sluice/driver"
 )
 
 const posixName = "posix"
@@ -16,7 +16,7 @@ const posixName = "posix"
 func posixChecks() []machine.Check {
 	c := machine.Check{Name: "io_uring", State: machine.OK, Backends: []string{posixName},
 		Why: "files are read and written through a ring"}
-	var missing *backends.UnavailableError
+	var missing *driver.UnavailableError
 	_, err := posix.Examine(posix.Config{Path: posix.PathRing})
 	switch {
 	case errors.As(err, &missing):

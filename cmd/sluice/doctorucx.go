@@ -11,17 +11,17 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/ucx"
 	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/machine"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // ucxChecks says what UCX has on this machine, by trying it: which files are there
 // says little.
 func ucxChecks(u *ucxFlags, environment []string) []machine.Check {
 	found, err := ucx.Examine(u.config())
-	var missing *backends.UnavailableError
+	var missing *driver.UnavailableError
 	switch {
 	case errors.As(err, &missing):
 		return []machine.Check{ucxCheck("libucp", machine.Missing, missing.Reason, "opened at run time", missing.Fix)}

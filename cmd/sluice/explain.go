@@ -13,7 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -59,18 +59,18 @@ are connected as such a peer would be, over the network devices of this one.`,
 	s := c.Flags()
 	s.StringVar(&local, "local", "dram", "this side's memory: "+strings.Join(kindNames(), ", "))
 	s.StringVar(&remote, "remote", "dram", "the peer's memory")
-	s.StringVar(&backend, "backend", auto, "consider this one alone: "+backendNames(backends.InProcess))
+	s.StringVar(&backend, "backend", auto, "consider this one alone: "+backendNames(driver.InProcess))
 	s.BoolVar(&sameHost, "same-host", true, "the peer is another process of this host")
 	n.register(c)
 	s.BoolVar(&asJSON, "json", false, "print JSON")
 	return c
 }
 
-var kinds = map[string]backends.Kind{"dram": backends.DRAM, "hbm": backends.HBM, "file": backends.File}
+var kinds = map[string]driver.Kind{"dram": driver.DRAM, "hbm": driver.HBM, "file": driver.File}
 
 func kindNames() []string { return slices.Sorted(maps.Keys(kinds)) }
 
-func parseKind(name string) (backends.Kind, error) {
+func parseKind(name string) (driver.Kind, error) {
 	k, ok := kinds[name]
 	if !ok {
 		return 0, usagef("unknown memory %q: there are %s", name, strings.Join(kindNames(), ", "))
@@ -81,7 +81,7 @@ func parseKind(name string) (backends.Kind, error) {
 // question is what explain answers.
 type question struct {
 	backend       string
-	local, remote backends.Kind
+	local, remote driver.Kind
 	sameHost      bool
 	options       openOptions
 }
@@ -90,7 +90,7 @@ type question struct {
 // two engines, as a program would; for the others the obstacle is named.
 func (q *question) ask(ctx context.Context) (engine.Explanation, error) {
 	if q.backend != auto {
-		if _, err := findMaker(q.backend, backends.InProcess); err != nil {
+		if _, err := findMaker(q.backend, driver.InProcess); err != nil {
 			return engine.Explanation{}, err
 		}
 	}
@@ -133,14 +133,14 @@ func (q *question) obstacle(m maker) (string, error) {
 		return "not asked: it opens a port on the network, which a peer of this host needs not", nil
 	}
 	if m.name == ucxName {
-		if err := q.options.ucx.examine(ucxName); errors.Is(err, backends.ErrUnavailable) {
+		if err := q.options.ucx.examine(ucxName); errors.Is(err, driver.ErrUnavailable) {
 			return err.Error(), nil
 		} else if err != nil {
 			return "", err
 		}
 	}
 	b, err := openBackend(m, q.options)
-	if errors.Is(err, backends.ErrUnavailable) {
+	if errors.Is(err, driver.ErrUnavailable) {
 		return err.Error(), nil
 	}
 	if err != nil {
@@ -151,15 +151,15 @@ func (q *question) obstacle(m maker) (string, error) {
 		return "", fmt.Errorf("close backend %s: %w", m.name, err)
 	}
 	switch {
-	case m.name == ucxName && (q.local == backends.HBM || q.remote == backends.HBM):
+	case m.name == ucxName && (q.local == driver.HBM || q.remote == driver.HBM):
 		return "does not serve device memory: UCX has transports for it only where it was built with CUDA, which distributions do not", nil
 	case !caps.Pairs.Serves(q.local, q.remote):
 		return fmt.Sprintf("does not serve %v to %v", q.local, q.remote), nil
-	case q.local == backends.HBM || q.remote == backends.HBM:
+	case q.local == driver.HBM || q.remote == driver.HBM:
 		return fmt.Sprintf("serves %v to %v, but this command has no device memory to ask with: a program that has some asks by Engine.Explain", q.local, q.remote), nil
-	case caps.Reach == backends.InProcess:
+	case caps.Reach == driver.InProcess:
 		return "stays within one process", nil
-	case !q.sameHost && caps.Reach < backends.Network:
+	case !q.sameHost && caps.Reach < driver.Network:
 		return "stays within one host", nil
 	}
 	return "", nil
@@ -169,8 +169,8 @@ func (q *question) obstacle(m maker) (string, error) {
 func (q *question) connect(ctx context.Context, fit []maker) (x engine.Explanation, err error) {
 	var ends [2]*engine.Engine
 	var regions [2]*engine.Region
-	for i, kind := range []backends.Kind{q.local, q.remote} {
-		var list []backends.Backend
+	for i, kind := range []driver.Kind{q.local, q.remote} {
+		var list []driver.Backend
 		for _, m := range fit {
 			b, err := openBackend(m, q.options)
 			if err != nil {
@@ -207,25 +207,25 @@ func (q *question) connect(ctx context.Context, fit []maker) (x engine.Explanati
 }
 
 // sampleSegment is a little memory of a kind, as a program of that engine has it.
-func sampleSegment(e *engine.Engine, k backends.Kind) (backends.Segment, func(), error) {
+func sampleSegment(e *engine.Engine, k driver.Kind) (driver.Segment, func(), error) {
 	const size = 64 << 10
 	switch k {
-	case backends.DRAM:
+	case driver.DRAM:
 		m, err := e.Alloc(size, engine.AllocOptions{Purpose: "explain"})
 		if err != nil {
-			return backends.Segment{}, nil, err
+			return driver.Segment{}, nil, err
 		}
 		return m.Segment(), func() { m.Close() }, nil
-	case backends.File:
+	case driver.File:
 		f, err := os.CreateTemp("", "sluice-explain-*")
 		if err != nil {
-			return backends.Segment{}, nil, fmt.Errorf("make a sample file: %w", err)
+			return driver.Segment{}, nil, fmt.Errorf("make a sample file: %w", err)
 		}
 		os.Remove(f.Name()) // stays open, and leaves nothing behind
 		if err := f.Truncate(size); err != nil {
-			return backends.Segment{}, nil, errors.Join(fmt.Errorf("make a sample file: %w", err), f.Close())
+			return driver.Segment{}, nil, errors.Join(fmt.Errorf("make a sample file: %w", err), f.Close())
 		}
-		return backends.Segment{Kind: backends.File, Len: size, FD: int(f.Fd())}, func() { f.Close() }, nil
+		return driver.Segment{Kind: driver.File, Len: size, FD: int(f.Fd())}, func() { f.Close() }, nil
 	}
-	return backends.Segment{}, nil, fmt.Errorf("no sample of %v here: %w", k, backends.ErrNotSupported)
+	return driver.Segment{}, nil, fmt.Errorf("no sample of %v here: %w", k, driver.ErrNotSupported)
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/authority"
 )
 
@@ -51,7 +51,7 @@ func checkValidity(valid time.Duration) error {
 
 // failure is a usage error where words of the command line are to blame.
 func failure(err error) error {
-	if errors.Is(err, backends.ErrBounds) || errors.Is(err, backends.ErrBusy) || errors.Is(err, os.ErrExist) || errors.Is(err, os.ErrNotExist) {
+	if errors.Is(err, driver.ErrBounds) || errors.Is(err, driver.ErrBusy) || errors.Is(err, os.ErrExist) || errors.Is(err, os.ErrNotExist) {
 		return &usageError{err}
 	}
 	return err

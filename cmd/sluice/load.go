@@ -14,8 +14,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/kv/weights"
@@ -52,7 +52,7 @@ unless --memory is less: then each makes way for the next as soon as it is there
 	}
 	s := c.Flags()
 	s.IntVar(&f.rank, "rank", 0, "of a set: FILE is its root")
-	s.StringVar(&f.backend, "backend", auto, "what the memory is registered with: "+backendNames(backends.InProcess))
+	s.StringVar(&f.backend, "backend", auto, "what the memory is registered with: "+backendNames(driver.InProcess))
 	s.StringVar(&f.memory, "memory", "", "how much memory to read into (default: room for all tensors)")
 	s.StringVar(&f.piece, "piece", "8MiB", "most bytes of one read")
 	s.IntVar(&f.readers, "readers", 4, "reads at a time")
@@ -75,7 +75,7 @@ func (f *loadFlags) check(given func(flag string) bool) (err error) {
 		return usagef("--readers %d: want 1 to 256", f.readers)
 	}
 	if f.backend != auto {
-		if _, err := findMaker(f.backend, backends.InProcess); err != nil {
+		if _, err := findMaker(f.backend, driver.InProcess); err != nil {
 			return err
 		}
 	}
@@ -187,7 +187,7 @@ func (l *loading) register() (_ *engine.Memory, release func() error, err error)
 		return nil, nil, fmt.Errorf("the tensors take %s of memory, %s are available: give --memory, or fewer files",
 			bench.RoundSize(uint64(need)), bench.RoundSize(have))
 	}
-	list, err := openBackends(l.flags.backend, backends.InProcess, openOptions{threads: 1})
+	list, err := openBackends(l.flags.backend, driver.InProcess, openOptions{threads: 1})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -204,7 +204,7 @@ func (l *loading) register() (_ *engine.Memory, release func() error, err error)
 		return nil, nil, errors.Join(err, release())
 	}
 	for _, b := range list {
-		if b.Caps().Pairs.Local().Has(backends.DRAM) {
+		if b.Caps().Pairs.Local().Has(driver.DRAM) {
 			l.res.Registered = append(l.res.Registered, b.Caps().Name)
 		}
 	}

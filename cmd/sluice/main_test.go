@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/internal/guest"
+	"github.com/sluicehq/sluice/internal/testing/guest"
 )
 
 // binary is the command under test, built once.

@@ -12,8 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/tcp"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/identity"
 )
@@ -56,13 +56,13 @@ func (m *memberFlags) check() error {
 	case m.checkHost && m.plaintext:
 		return usagef("--check-host and --plaintext: without certificates there is nothing to check")
 	case len(m.backends) == 0:
-		return usagef("--backend: want at least one of %s", backendNames(backends.SameHost))
+		return usagef("--backend: want at least one of %s", backendNames(driver.SameHost))
 	}
 	for _, name := range m.backends {
 		if name == auto {
 			return usagef("--backend %s: name those that may be opened, such as shm,tcp", auto)
 		}
-		if _, err := findMaker(name, backends.SameHost); err != nil {
+		if _, err := findMaker(name, driver.SameHost); err != nil {
 			return err
 		}
 	}
@@ -75,7 +75,7 @@ func (m *memberFlags) identity() (*identity.Identity, error) {
 		return nil, nil
 	}
 	id, err := identity.FromFiles(m.cert, m.key, m.ca)
-	if errors.Is(err, backends.ErrBounds) || errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
+	if errors.Is(err, driver.ErrBounds) || errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
 		return nil, &usageError{fmt.Errorf("--cert, --key and --ca: %w", err)}
 	}
 	if err == nil && m.checkHost {
@@ -104,11 +104,11 @@ func (m *memberFlags) open(listen string, change func(*engine.Config), extra ...
 	return engine.Open(cfg)
 }
 
-func openMember(name string, t tcp.Config) (backends.Backend, error) {
+func openMember(name string, t tcp.Config) (driver.Backend, error) {
 	if name == tcpName {
 		return asBackend(tcp.New(t))
 	}
-	m, err := findMaker(name, backends.InProcess)
+	m, err := findMaker(name, driver.InProcess)
 	if err != nil {
 		return nil, err
 	}

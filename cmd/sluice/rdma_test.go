@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends/backendtest"
-	"github.com/sluicehq/sluice/internal/guest"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/guest"
 )
 
 // needPair skips where there are no two RDMA devices. It returns the flags that put a
@@ -23,7 +23,7 @@ func needPair(t *testing.T) []string {
 	t.Helper()
 	devices, err := guest.Devices(2)
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 	}
 	return []string{"--backend", "rdma", "--devices", devices[0], "--peer-devices", devices[1]}
 }
@@ -97,7 +97,7 @@ func TestRealReplayOverACutWire(t *testing.T) {
 	way := needPair(t)
 	w, err := guest.NewWire(0)
 	if err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 	}
 	defer w.Mend()
 	args := slices.Concat([]string{"replay", "--model", smallModel, "--trace", smallTrace(t, 16), "--requests", "16"}, way)

@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/rdma"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // rdmaName is the backend that rdmaFlags are for.
@@ -79,7 +79,7 @@ func (r *rdmaFlags) examine() error {
 		cfg.Devices = devices
 		b, err := rdma.New(cfg)
 		switch {
-		case errors.Is(err, backends.ErrBounds):
+		case errors.Is(err, driver.ErrBounds):
 			return &usageError{fmt.Errorf("--devices, --listen, --depth or --entries: %w", err)}
 		case err != nil:
 			return err

@@ -8,8 +8,8 @@ import (
 	"os"
 	"strings"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/wire"
 )
@@ -76,7 +76,7 @@ type served struct {
 // serve registers a region.
 func (s regionSpec) serve(e *engine.Engine) (*served, error) {
 	r := &served{spec: s}
-	var seg backends.Segment
+	var seg driver.Segment
 	var err error
 	if s.path == "" {
 		if r.memory, err = e.Alloc(s.size, engine.AllocOptions{Purpose: "region " + s.name}); err == nil {
@@ -95,7 +95,7 @@ func (s regionSpec) serve(e *engine.Engine) (*served, error) {
 }
 
 // openFile opens the file, for reading alone where it may not be written.
-func (r *served) openFile() (seg backends.Segment, err error) {
+func (r *served) openFile() (seg driver.Segment, err error) {
 	s := &r.spec
 	r.file, err = os.OpenFile(s.path, os.O_RDWR, 0)
 	if errors.Is(err, os.ErrPermission) {
@@ -123,7 +123,7 @@ func (r *served) openFile() (seg backends.Segment, err error) {
 	case info.Mode().IsRegular() && (s.off > size || s.n > size-s.off):
 		return seg, usagef("%s has %d bytes: %d at %d are past its end", s.path, size, s.n, s.off)
 	}
-	seg.Kind, seg.FD, seg.FileOff, seg.Len = backends.File, int(r.file.Fd()), s.off, s.n
+	seg.Kind, seg.FD, seg.FileOff, seg.Len = driver.File, int(r.file.Fd()), s.off, s.n
 	return seg, nil
 }
 

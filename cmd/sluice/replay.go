@@ -12,10 +12,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/procs"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/replay"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
@@ -26,9 +26,9 @@ func init() {
 
 // openForReplay opens what works between two processes.
 func openForReplay(n networkFlags) replay.OpenFunc {
-	return func(name string, threads int) ([]backends.Backend, error) {
+	return func(name string, threads int) ([]driver.Backend, error) {
 		n.give(name)
-		return openBackends(name, backends.SameHost, openOptions{threads: threads, ucx: n.ucx, rdma: n.rdma, tcp: n.tcp})
+		return openBackends(name, driver.SameHost, openOptions{threads: threads, ucx: n.ucx, rdma: n.rdma, tcp: n.tcp})
 	}
 }
 
@@ -92,7 +92,7 @@ spill nothing, and --fault is for what lies between the processes, not for the f
 	s.StringVar(&f.trace, "trace", "", "file of requests; without it they are generated")
 	s.StringVar(&f.model, "model", "deepseek-v3.2", "whose KV cache: "+strings.Join(layout.Names(), ", "))
 	s.IntVar(&f.requests, "requests", 40, "how many; 0: all of the trace; without the flag a shorter trace will do")
-	s.StringVar(&f.backend, "backend", auto, "what moves the bytes: "+backendNames(backends.SameHost))
+	s.StringVar(&f.backend, "backend", auto, "what moves the bytes: "+backendNames(driver.SameHost))
 	s.Float64Var(&f.speed, "speed", 0, "times the pace of the trace; 0: as fast as possible")
 	s.Float64Var(&f.abortRate, "abort-rate", 0, "share of the requests to abort in mid-flight, 0 to 1")
 	s.BoolVar(&f.overlap, "overlap", false, "check a request while the next one arrives, as --speed does; transfers then share the CPUs with digests")
@@ -128,7 +128,7 @@ func (f *replayFlags) check() (pool uint64, err error) {
 		return 0, usagef("unknown model %q: there are %s", f.model, strings.Join(layout.Names(), ", "))
 	}
 	if f.backend != auto {
-		if _, err := findMaker(f.backend, backends.SameHost); err != nil {
+		if _, err := findMaker(f.backend, driver.SameHost); err != nil {
 			return 0, err
 		}
 	}

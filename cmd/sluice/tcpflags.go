@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/tcp"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/identity"
 )
 
@@ -106,7 +106,7 @@ func (t *tcpFlags) examine() error {
 	switch {
 	case err == nil:
 		return b.Close()
-	case errors.Is(err, backends.ErrBounds), errors.Is(err, os.ErrNotExist):
+	case errors.Is(err, driver.ErrBounds), errors.Is(err, os.ErrNotExist):
 		return &usageError{err}
 	}
 	return err

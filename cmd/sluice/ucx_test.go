@@ -14,15 +14,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/backends/ucx"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // needUCX skips where there is none.
 func needUCX(t *testing.T) {
 	t.Helper()
 	if _, err := ucx.Version(""); err != nil {
-		backendtest.SkipIfUnavailable(t, err)
+		drivertest.SkipIfUnavailable(t, err)
 	}
 }
 

@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/ucx"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // ucxName is the backend that ucxFlags are for.
@@ -83,7 +83,7 @@ func (u *ucxFlags) examine(backend string) error {
 	}
 	found, err := ucx.Examine(u.config())
 	switch {
-	case errors.Is(err, backends.ErrUnavailable):
+	case errors.Is(err, driver.ErrUnavailable):
 		return err
 	case err != nil:
 		return &usageError{fmt.Errorf("--transports: %w", err)}
@@ -99,7 +99,7 @@ func (u *ucxFlags) absent(names []string) error {
 	if err != nil {
 		return err
 	}
-	return &backends.UnavailableError{
+	return &driver.UnavailableError{
 		Backend: ucxName,
 		Reason: fmt.Sprintf("this machine has no %s: there are transports %s, network devices %s", strings.Join(names, ", "),
 			strings.Join(slices.Concat(all.Near, all.Far), ", "), strings.Join(all.Devices, ", ")),

@@ -14,8 +14,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -26,7 +26,7 @@ func main() {
 	role := map[string]func(context.Context, *engine.Engine, *engine.Region, string) error{"decode": decode, "prefill": prefill}[os.Args[1]]
 	b, err := shm.New(shm.Config{})
 	check(err)
-	e, err := engine.Open(engine.Config{Name: os.Args[1], Backends: []backends.Backend{b}}) // the engine owns b
+	e, err := engine.Open(engine.Config{Name: os.Args[1], Backends: []driver.Backend{b}}) // the engine owns b
 	check(err)
 	memory, err := e.Alloc(1<<20, engine.AllocOptions{}) // what suits the backend: peers reach it with one copy
 	check(err)

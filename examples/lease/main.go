@@ -12,8 +12,8 @@ import (
 	"fmt"
 	"log"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -54,12 +54,12 @@ func main() {
 }
 
 // register is one of the two ways to make memory known.
-type register func(*engine.Engine, string, backends.Segment) (*engine.Region, error)
+type register func(*engine.Engine, string, driver.Segment) (*engine.Region, error)
 
 func open(name string, add register) (*engine.Engine, *engine.Region) {
 	b, err := shm.New(shm.Config{})
 	check(err)
-	e, err := engine.Open(engine.Config{Name: name, Backends: []backends.Backend{b}})
+	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}})
 	check(err)
 	memory, err := e.Alloc(1<<20, engine.AllocOptions{}) // goes with the process
 	check(err)

@@ -13,8 +13,8 @@ import (
 	"log"
 	"math/rand/v2"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -68,7 +68,7 @@ func at(r *engine.Region, i uint32) []byte { return r.Bytes()[i*block:][:block] 
 func open(name string) (*engine.Engine, *engine.Region) {
 	b, err := shm.New(shm.Config{})
 	check(err)
-	e, err := engine.Open(engine.Config{Name: name, Backends: []backends.Backend{b}})
+	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}})
 	check(err)
 	memory, err := e.Alloc(blocks*block, engine.AllocOptions{Populate: true}) // goes with the process
 	check(err)

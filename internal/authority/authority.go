@@ -18,7 +18,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Pair is a certificate and its key, in PEM.
@@ -56,7 +56,7 @@ func New(name string, valid time.Duration) (*Authority, Pair, error) {
 func Parse(p Pair) (*Authority, error) {
 	cert, key := block(p.Cert, "CERTIFICATE"), block(p.Key, "PRIVATE KEY")
 	if cert == nil || key == nil {
-		return nil, fmt.Errorf("no certificate, or no key, in PEM: %w", backends.ErrBounds)
+		return nil, fmt.Errorf("no certificate, or no key, in PEM: %w", driver.ErrBounds)
 	}
 	c, err := x509.ParseCertificate(cert)
 	if err != nil {
@@ -69,9 +69,9 @@ func Parse(p Pair) (*Authority, error) {
 	signer, ok := k.(*ecdsa.PrivateKey)
 	switch {
 	case !ok || !signer.PublicKey.Equal(c.PublicKey):
-		return nil, fmt.Errorf("the key is not that of the certificate of %q: %w", c.Subject.CommonName, backends.ErrBounds)
+		return nil, fmt.Errorf("the key is not that of the certificate of %q: %w", c.Subject.CommonName, driver.ErrBounds)
 	case !c.IsCA:
-		return nil, fmt.Errorf("the certificate of %q is no authority's: %w", c.Subject.CommonName, backends.ErrBounds)
+		return nil, fmt.Errorf("the certificate of %q is no authority's: %w", c.Subject.CommonName, driver.ErrBounds)
 	}
 	return &Authority{c, signer}, nil
 }
@@ -116,7 +116,7 @@ func (a *Authority) Issue(m Member) (Pair, *x509.Certificate, error) {
 	}
 	for _, h := range hosts {
 		if h == "" || strings.ContainsAny(h, " \t\r\n/:@") && net.ParseIP(h) == nil {
-			return Pair{}, nil, fmt.Errorf("host %q: want a name or an address, without a port: %w", h, backends.ErrBounds)
+			return Pair{}, nil, fmt.Errorf("host %q: want a name or an address, without a port: %w", h, driver.ErrBounds)
 		}
 		if ip := net.ParseIP(h); ip != nil {
 			t.IPAddresses = append(t.IPAddresses, ip)
@@ -136,7 +136,7 @@ const nameMax = 64
 
 func template(name string, from time.Time, valid time.Duration) (*x509.Certificate, error) {
 	if name == "" || len(name) > nameMax {
-		return nil, fmt.Errorf("a name of %d bytes, want 1 to %d: %w", len(name), nameMax, backends.ErrBounds)
+		return nil, fmt.Errorf("a name of %d bytes, want 1 to %d: %w", len(name), nameMax, driver.ErrBounds)
 	}
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {

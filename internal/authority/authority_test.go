@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func TestIssue(t *testing.T) {
@@ -57,7 +57,7 @@ func TestBadNames(t *testing.T) {
 	}
 	for _, m := range []Member{{}, {Name: string(make([]byte, 65))}, {Name: "x", Hosts: []string{""}}, {Name: "x", Hosts: []string{"a b"}}} {
 		m.Valid = time.Hour
-		if _, _, err := a.Issue(m); !errors.Is(err, backends.ErrBounds) {
+		if _, _, err := a.Issue(m); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%+v: %v", m, err)
 		}
 	}

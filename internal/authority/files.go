@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // The files of an authority in its directory. Those of a member have its name.
@@ -28,9 +28,9 @@ func CheckName(name string) error {
 	cert, key := Paths("", name)
 	switch {
 	case name == "" || name != filepath.Base(name) || strings.HasPrefix(name, ".") || strings.ContainsAny(name, "\x00/\\ \t\r\n"):
-		return fmt.Errorf("%q is no name for files: use letters, digits, dots and dashes: %w", name, backends.ErrBounds)
+		return fmt.Errorf("%q is no name for files: use letters, digits, dots and dashes: %w", name, driver.ErrBounds)
 	case cert == CertFile || cert == KeyFile || key == KeyFile:
-		return fmt.Errorf("%q would take the place of the authority's own files: choose another: %w", name, backends.ErrBusy)
+		return fmt.Errorf("%q would take the place of the authority's own files: choose another: %w", name, driver.ErrBusy)
 	}
 	return nil
 }

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func TestReader(t *testing.T) {
@@ -34,7 +34,7 @@ func TestStatus(t *testing.T) {
 			t.Errorf("status %d and %v do not belong together", s, err)
 		}
 	}
-	if StatusOf(errors.New("something else")) != Failed || Status(200).Err() != backends.ErrCorrupt {
+	if StatusOf(errors.New("something else")) != Failed || Status(200).Err() != driver.ErrCorrupt {
 		t.Error("what is unknown must be an error")
 	}
 }

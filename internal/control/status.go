@@ -5,7 +5,7 @@ package control
 import (
 	"errors"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Status is how the owner of memory answers.
@@ -22,14 +22,14 @@ const (
 )
 
 var statusErrors = [...]error{
-	OK: nil, Revoked: backends.ErrRevoked, BadToken: backends.ErrBadToken,
-	Closed: backends.ErrPeerLost, Full: backends.ErrFull, Failed: backends.ErrCorrupt,
+	OK: nil, Revoked: driver.ErrRevoked, BadToken: driver.ErrBadToken,
+	Closed: driver.ErrPeerLost, Full: driver.ErrFull, Failed: driver.ErrCorrupt,
 }
 
 // Err is the sentinel that says the same.
 func (s Status) Err() error {
 	if int(s) >= len(statusErrors) {
-		return backends.ErrCorrupt
+		return driver.ErrCorrupt
 	}
 	return statusErrors[s]
 }

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func TestDup(t *testing.T) {
@@ -16,7 +16,7 @@ func TestDup(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	given := &backends.DMABuf{FD: fd, Offset: 4096}
+	given := &driver.DMABuf{FD: fd, Offset: 4096}
 	own, err := Dup(given)
 	if err != nil {
 		t.Fatal(err)
@@ -30,7 +30,7 @@ func TestDup(t *testing.T) {
 	if err := Close(given); err != nil {
 		t.Error(err)
 	}
-	if _, err := Dup(given); !errors.Is(err, backends.ErrBounds) || !errors.Is(err, unix.EBADF) {
+	if _, err := Dup(given); !errors.Is(err, driver.ErrBounds) || !errors.Is(err, unix.EBADF) {
 		t.Errorf("a descriptor that is closed: %v", err)
 	}
 	if err := unix.Ftruncate(own.FD, 1); err != nil {

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Ring holds completions in the order in which they came. A tag takes its place when Submit
@@ -18,13 +18,13 @@ type Ring struct {
 	ready atomic.Int64 // completions in list: Pop looks here before it locks
 
 	mu   sync.Mutex
-	list []backends.Completion
+	list []driver.Completion
 	head int
 	n    int
 }
 
 // Init makes room for so many tags.
-func (r *Ring) Init(size int) { r.list = make([]backends.Completion, size) }
+func (r *Ring) Init(size int) { r.list = make([]driver.Completion, size) }
 
 // Take reserves the place of one tag. It reports false if there is none.
 func (r *Ring) Take() bool {
@@ -47,14 +47,14 @@ func (r *Ring) Ready() int64 { return r.ready.Load() }
 // Push completes a tag that has a place.
 func (r *Ring) Push(tag uint64, err error) {
 	r.mu.Lock()
-	r.list[(r.head+r.n)%len(r.list)] = backends.Completion{Tag: tag, Err: err}
+	r.list[(r.head+r.n)%len(r.list)] = driver.Completion{Tag: tag, Err: err}
 	r.n++
 	r.ready.Add(1)
 	r.mu.Unlock()
 }
 
 // Pop moves completions into done and returns how many. It costs one load when there is none.
-func (r *Ring) Pop(done []backends.Completion) int {
+func (r *Ring) Pop(done []driver.Completion) int {
 	if r.ready.Load() == 0 || len(done) == 0 {
 		return 0
 	}

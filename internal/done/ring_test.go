@@ -8,14 +8,14 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func TestRing(t *testing.T) {
 	var r Ring
 	r.Init(3)
 	broken := errors.New("broken")
-	var got [8]backends.Completion
+	var got [8]driver.Completion
 	for round := range uint64(5) { // the places are used again, in any turn
 		for range 3 {
 			if !r.Take() {
@@ -69,7 +69,7 @@ func TestRingTogether(t *testing.T) {
 	left := pushers * each
 	for range 2 {
 		all.Go(func() {
-			var got [3]backends.Completion
+			var got [3]driver.Completion
 			for {
 				n := r.Pop(got[:])
 				mu.Lock()

@@ -14,7 +14,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // HugePolicy says which pages to ask for.
@@ -24,7 +24,7 @@ type HugePolicy uint8
 const (
 	HugeAuto    HugePolicy = iota // reserved huge pages when all of it fits and little is wasted, else transparent ones
 	HugeNone                      // base pages
-	HugeRequire                   // reserved huge pages or a *backends.UnavailableError
+	HugeRequire                   // reserved huge pages or a *driver.UnavailableError
 )
 
 // AnyNode leaves the placement to the kernel.
@@ -48,7 +48,7 @@ type Options struct {
 // Alloc returns n zeroed bytes at an address that is a multiple of 2 MiB. The
 // memory is rounded up to whole pages; Bytes is not. A size that this machine
 // cannot serve is answered with a *SizeError, pages or a node that it does not
-// have with a *backends.UnavailableError. Without Populate the kernel finds the
+// have with a *driver.UnavailableError. Without Populate the kernel finds the
 // pages at first touch, and a lack of memory ends in its OOM killer; with it, a
 // lack of memory is a *SizeError here.
 func Alloc(n uint64, o Options) (*Buffer, error) {
@@ -73,7 +73,7 @@ func Alloc(n uint64, o Options) (*Buffer, error) {
 }
 
 func noHugePages(need, free uint64) error {
-	return &backends.UnavailableError{
+	return &driver.UnavailableError{
 		Backend: "hugetlb",
 		Reason:  fmt.Sprintf("%d of %d pages of 2 MiB are free", free, need),
 		Fix:     fmt.Sprintf("sysctl -w vm.nr_hugepages=<now + %d>, or use HugeAuto", need-free),
@@ -155,9 +155,9 @@ func (b *Buffer) Bytes() []byte {
 
 // Segment describes the whole Buffer for registration. Its Secret is left to the
 // engine.
-func (b *Buffer) Segment() backends.Segment {
+func (b *Buffer) Segment() driver.Segment {
 	mem := b.Bytes()
-	return backends.Segment{Kind: backends.DRAM, Len: uint64(len(mem)), Mem: mem, Shared: b}
+	return driver.Segment{Kind: driver.DRAM, Len: uint64(len(mem)), Mem: mem, Shared: b}
 }
 
 // PageSize returns the bytes of the pages that Alloc got: 2 MiB if reserved huge

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func mustAlloc(t testing.TB, n uint64, o Options) *Buffer {
@@ -79,7 +79,7 @@ func TestSegmentNamesTheBuffer(t *testing.T) {
 	if err := s.Check(); err != nil {
 		t.Fatal(err)
 	}
-	if s.Kind != backends.DRAM || s.Shared != b || s.SharedOff != 0 || &s.Mem[0] != &b.Bytes()[0] {
+	if s.Kind != driver.DRAM || s.Shared != b || s.SharedOff != 0 || &s.Mem[0] != &b.Bytes()[0] {
 		t.Fatalf("segment %+v does not name the buffer", s)
 	}
 }
@@ -141,7 +141,7 @@ func TestClosedBufferAnswers(t *testing.T) {
 	if err := b.Renew(0, 1); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("Renew: %v", err)
 	}
-	if err := b.Lend(func([]backends.Extent, uint64) error { return nil }); !errors.Is(err, os.ErrClosed) {
+	if err := b.Lend(func([]driver.Extent, uint64) error { return nil }); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("Lend: %v", err)
 	}
 	if s := b.Segment(); s.Check() == nil {
@@ -155,11 +155,11 @@ func TestSizesThatCannotBeServed(t *testing.T) {
 	for _, n := range sizes {
 		b, err := Alloc(n, Options{})
 		var size *SizeError
-		if b != nil || !errors.As(err, &size) || size.Fix == "" || !errors.Is(err, backends.ErrBounds) {
+		if b != nil || !errors.As(err, &size) || size.Fix == "" || !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("Alloc(%d): %v, %v; want a *SizeError that says what to do", n, b, err)
 		}
 	}
-	if _, err := Alloc(m.Total-1, Options{Populate: true}); !errors.Is(err, backends.ErrBounds) {
+	if _, err := Alloc(m.Total-1, Options{Populate: true}); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("populating all memory of the machine: %v", err)
 	}
 }
@@ -173,7 +173,7 @@ func TestNodes(t *testing.T) {
 		}
 	}
 	for _, node := range []int{OnNode(nodesMax - 1), OnNode(nodesMax), OnNode(1 << 40), -1} {
-		if _, err := Alloc(4096, Options{Node: node}); !errors.Is(err, backends.ErrUnavailable) {
+		if _, err := Alloc(4096, Options{Node: node}); !errors.Is(err, driver.ErrUnavailable) {
 			t.Errorf("node %d: %v, want unavailable", node-1, err)
 		}
 	}
@@ -185,7 +185,7 @@ func TestNodes(t *testing.T) {
 func TestHugeRequire(t *testing.T) {
 	b, err := Alloc(1, Options{Huge: HugeRequire})
 	if freeHugePages("/") == 0 && b == nil {
-		var u *backends.UnavailableError
+		var u *driver.UnavailableError
 		if !errors.As(err, &u) || !strings.Contains(u.Fix, "nr_hugepages") {
 			t.Fatalf("without reserved pages: %v", err)
 		}

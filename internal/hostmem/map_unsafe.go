@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // reserve returns n bytes of address space, at a multiple of align, that nothing
@@ -90,7 +90,7 @@ func bind(mem []byte, encoded int) error {
 }
 
 func noNode(node int, reason string) error {
-	return &backends.UnavailableError{
+	return &driver.UnavailableError{
 		Backend: "numa",
 		Reason:  fmt.Sprintf("bind to node %d: %s", node, reason),
 		Fix:     "choose a node of /sys/devices/system/node/has_memory, or AnyNode",

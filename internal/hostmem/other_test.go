@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func TestCountOtherMemory(t *testing.T) {
@@ -59,7 +59,7 @@ func TestPopulateMoreThanThereIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Munmap(mem)
-	if err := Populate(mem); !errors.Is(err, backends.ErrBounds) {
-		t.Errorf("%v, want %v", err, backends.ErrBounds)
+	if err := Populate(mem); !errors.Is(err, driver.ErrBounds) {
+		t.Errorf("%v, want %v", err, driver.ErrBounds)
 	}
 }

@@ -2,7 +2,7 @@
 
 package hostmem
 
-import "github.com/sluicehq/sluice/backends"
+import "github.com/sluicehq/sluice/driver"
 
 // piece is a run of a Buffer that lies in one layer, at the same offset there.
 type piece struct {
@@ -12,29 +12,29 @@ type piece struct {
 
 func (p piece) end() uint64 { return p.off + p.len }
 
-// Extents implements backends.Shared. The descriptors stay open until a Renew
+// Extents implements driver.Shared. The descriptors stay open until a Renew
 // replaces the last of their pages or until Close; whoever hands them on while
 // another goroutine may do that uses Lend.
-func (b *Buffer) Extents(dst []backends.Extent) []backends.Extent {
+func (b *Buffer) Extents(dst []driver.Extent) []driver.Extent {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	return b.extents(dst)
 }
 
-func (b *Buffer) extents(dst []backends.Extent) []backends.Extent {
+func (b *Buffer) extents(dst []driver.Extent) []driver.Extent {
 	for _, p := range b.pieces {
-		dst = append(dst, backends.Extent{Off: p.off, Len: p.len, FD: p.layer.fd, FDOff: p.off})
+		dst = append(dst, driver.Extent{Off: p.off, Len: p.len, FD: p.layer.fd, FDOff: p.off})
 	}
 	return dst
 }
 
 // Lend calls f with the extents and their generation, and keeps the descriptors
 // open until f returns. f must not call Renew or Close, nor keep the slice.
-func (b *Buffer) Lend(f func(extents []backends.Extent, generation uint64) error) error {
+func (b *Buffer) Lend(f func(extents []driver.Extent, generation uint64) error) error {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	if b.mem == nil {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	return f(b.extents(nil), b.generation)
 }

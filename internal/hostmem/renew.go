@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // layersMax bounds the descriptors of a Buffer: one message over a Unix socket
@@ -20,30 +20,30 @@ const (
 // renewStep bounds what a Renew holds twice at any time.
 const renewStep = 64 << 20
 
-// Generation implements backends.Shared.
+// Generation implements driver.Shared.
 func (b *Buffer) Generation() uint64 {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	return b.generation
 }
 
-// Renew implements backends.Shared. It copies [off, off+n), widened to whole
+// Renew implements driver.Shared. It copies [off, off+n), widened to whole
 // pages (2 MiB with reserved huge pages), and holds at most 64 MiB of it twice.
 // After an error the content is whole, but some of the range may still lie in its
-// old pages. A Buffer that is cut in too many pieces answers backends.ErrFull: a
+// old pages. A Buffer that is cut in too many pieces answers driver.ErrFull: a
 // Renew of all of it makes it one piece again. While somebody holds the pages the
-// answer is backends.ErrBusy.
+// answer is driver.ErrBusy.
 func (b *Buffer) Renew(off, n uint64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.mem == nil {
-		return fmt.Errorf("renew memory: %w", backends.ErrClosed)
+		return fmt.Errorf("renew memory: %w", driver.ErrClosed)
 	}
 	if n == 0 || off > b.len || n > b.len-off {
-		return fmt.Errorf("renew [%d, +%d) of %d bytes: %w", off, n, b.len, backends.ErrBounds)
+		return fmt.Errorf("renew [%d, +%d) of %d bytes: %w", off, n, b.len, driver.ErrBounds)
 	}
 	if b.holds > 0 {
-		return fmt.Errorf("renew memory whose pages %d registrations with a device hold, close those first: %w", b.holds, backends.ErrBusy)
+		return fmt.Errorf("renew memory whose pages %d registrations with a device hold, close those first: %w", b.holds, driver.ErrBusy)
 	}
 	from := roundDown(off, b.page)
 	to := roundUp(off+n, b.page)
@@ -70,14 +70,14 @@ func (b *Buffer) Renew(off, n uint64) error {
 	return nil
 }
 
-var _ backends.Holder = (*Buffer)(nil)
+var _ driver.Holder = (*Buffer)(nil)
 
-// Hold implements backends.Holder.
+// Hold implements driver.Holder.
 func (b *Buffer) Hold() (release func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.mem == nil {
-		return nil, fmt.Errorf("hold memory: %w", backends.ErrClosed)
+		return nil, fmt.Errorf("hold memory: %w", driver.ErrClosed)
 	}
 	b.holds++
 	return sync.OnceFunc(func() {
@@ -91,7 +91,7 @@ func (b *Buffer) Hold() (release func(), err error) {
 // it used there.
 func (b *Buffer) freshLayer(off, n uint64, huge bool) (*layer, error) {
 	if len(b.pieces)+2 > piecesMax && n < uint64(len(b.mem)) {
-		return nil, fmt.Errorf("%d pieces: renew all of it: %w", len(b.pieces), backends.ErrFull)
+		return nil, fmt.Errorf("%d pieces: renew all of it: %w", len(b.pieces), driver.ErrFull)
 	}
 	for _, l := range b.layers {
 		if l.huge == huge && !l.used.overlaps(off, n) {
@@ -100,7 +100,7 @@ func (b *Buffer) freshLayer(off, n uint64, huge bool) (*layer, error) {
 		}
 	}
 	if len(b.layers) >= layersMax && n < uint64(len(b.mem)) {
-		return nil, fmt.Errorf("%d layers: renew all of it: %w", len(b.layers), backends.ErrFull)
+		return nil, fmt.Errorf("%d layers: renew all of it: %w", len(b.layers), driver.ErrFull)
 	}
 	l, err := newLayer(b.opts.Purpose, uint64(len(b.mem)), huge)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func fill(mem []byte, seed uint64) {
@@ -66,7 +66,7 @@ func TestRenewKeepsContentAndCutsOffOldMappings(t *testing.T) {
 func TestRenewBounds(t *testing.T) {
 	b := mustAlloc(t, 10000, Options{})
 	for _, r := range [][2]uint64{{0, 0}, {10000, 1}, {0, 10001}, {1, ^uint64(0)}, {^uint64(0), 2}, {9999, 2}} {
-		if err := b.Renew(r[0], r[1]); !errors.Is(err, backends.ErrBounds) {
+		if err := b.Renew(r[0], r[1]); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("Renew(%d, %d): %v", r[0], r[1], err)
 		}
 	}
@@ -92,7 +92,7 @@ func TestRenewAgainstModel(t *testing.T) {
 // die of SIGBUS.
 func TestRenewOfReservedHugePages(t *testing.T) {
 	b, err := Alloc(modelPages*hugeSize-100, Options{Huge: HugeRequire, Purpose: "reserved"})
-	if errors.Is(err, backends.ErrUnavailable) {
+	if errors.Is(err, driver.ErrUnavailable) {
 		t.Logf("not on this machine: %v", err)
 		return
 	}
@@ -179,7 +179,7 @@ func TestRenewIsBounded(t *testing.T) {
 	for n := pages - 1; n > 0 && err == nil; n-- { // each call leaves one page of the layer before in use
 		err = b.Renew(0, n*basePage)
 	}
-	if !errors.Is(err, backends.ErrFull) {
+	if !errors.Is(err, driver.ErrFull) {
 		t.Fatalf("%d layers: %v, want full", len(b.layers), err)
 	}
 	if len(b.layers) != layersMax {
@@ -199,7 +199,7 @@ func TestPiecesAreBounded(t *testing.T) {
 	for off := basePage; err == nil && off < b.len; off += 2 * basePage {
 		err = b.Renew(off, 1)
 	}
-	if got := len(b.Extents(nil)); !errors.Is(err, backends.ErrFull) || got > piecesMax {
+	if got := len(b.Extents(nil)); !errors.Is(err, driver.ErrFull) || got > piecesMax {
 		t.Fatalf("%d extents: %v, want full", got, err)
 	}
 	if err := b.Renew(0, b.len); err != nil || len(b.Extents(nil)) != 1 {
@@ -266,7 +266,7 @@ func TestRenewConcurrently(t *testing.T) {
 				if mem[i*7] != byte(i+w) {
 					t.Errorf("worker %d lost its byte in round %d", w, i)
 				}
-				err := b.Lend(func(extents []backends.Extent, _ uint64) error {
+				err := b.Lend(func(extents []driver.Extent, _ uint64) error {
 					_, err := unix.FcntlInt(uintptr(extents[0].FD), unix.F_GET_SEALS, 0)
 					return err
 				})
@@ -301,7 +301,7 @@ func TestHold(t *testing.T) {
 	}
 	old := peerView(t, b)
 	for i, release := range releases {
-		if err := b.Renew(0, basePage); !errors.Is(err, backends.ErrBusy) || b.Generation() != 0 {
+		if err := b.Renew(0, basePage); !errors.Is(err, driver.ErrBusy) || b.Generation() != 0 {
 			t.Fatalf("renew with %d holders: %v, generation %d", len(releases)-i, err, b.Generation())
 		}
 		if old[0]++; b.Bytes()[0] != old[0] {
@@ -316,7 +316,7 @@ func TestHold(t *testing.T) {
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Hold(); !errors.Is(err, backends.ErrClosed) {
+	if _, err := b.Hold(); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("hold memory that is gone: %v", err)
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // hugeSize is what the page tables of amd64 and of arm64 with 4 KiB pages map in
@@ -19,7 +19,7 @@ const addressMax = 1 << 46
 var basePage = uint64(os.Getpagesize())
 
 // SizeError says that an allocation is too large, or empty, and what to do. It
-// is a backends.ErrBounds.
+// is a driver.ErrBounds.
 type SizeError struct {
 	Want, Have uint64 // bytes; Have is 0 where it is not known
 	Reason     string // "the machine has too little memory"
@@ -31,8 +31,8 @@ func (e *SizeError) Error() string {
 	return fmt.Sprintf("allocate %d bytes: %s (have %d): %s", e.Want, e.Reason, e.Have, e.Fix)
 }
 
-// Is makes errors.Is(err, backends.ErrBounds) true.
-func (e *SizeError) Is(target error) bool { return target == backends.ErrBounds }
+// Is makes errors.Is(err, driver.ErrBounds) true.
+func (e *SizeError) Is(target error) bool { return target == driver.ErrBounds }
 
 // checkSize refuses what cannot end well, before anything is touched: the kernel
 // would promise it and kill somebody later.

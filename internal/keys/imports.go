@@ -5,7 +5,7 @@ package keys
 import (
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Imports holds by key what a peer has accepted. A key that comes free is used again, the last first. The zero
@@ -15,7 +15,7 @@ type Imports[R any] struct {
 	free []uint32
 }
 
-// Add returns a key for r. The error wraps backends.ErrFull.
+// Add returns a key for r. The error wraps driver.ErrFull.
 func (i *Imports[R]) Add(r *R) (key uint32, err error) {
 	if n := len(i.free); n > 0 {
 		key, i.free = i.free[n-1], i.free[:n-1]
@@ -23,7 +23,7 @@ func (i *Imports[R]) Add(r *R) (key uint32, err error) {
 		return key, nil
 	}
 	if len(i.list) >= Limit {
-		return 0, fmt.Errorf("all %d keys are taken: %w", Limit, backends.ErrFull)
+		return 0, fmt.Errorf("all %d keys are taken: %w", Limit, driver.ErrFull)
 	}
 	i.list = append(i.list, r)
 	return uint32(len(i.list) - 1), nil

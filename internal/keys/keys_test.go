@@ -9,7 +9,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func TestToken(t *testing.T) {
@@ -19,24 +19,24 @@ func TestToken(t *testing.T) {
 		{Secret: [16]byte{1, 2, 3}, Key: Limit - 1, Epoch: math.MaxUint64, Size: math.MaxUint64},
 	} {
 		b := want.Append([]byte("x"), &owner)[1:]
-		if len(b) > backends.TokenMax || !bytes.HasPrefix(b, want.Secret[:]) {
+		if len(b) > driver.TokenMax || !bytes.HasPrefix(b, want.Secret[:]) {
 			t.Errorf("token %x", b)
 		}
 		if got, err := Decode(b, &owner); err != nil || got != want {
 			t.Errorf("%+v, %v, want %+v", got, err, want)
 		}
-		if _, err := Decode(b, &other); !errors.Is(err, backends.ErrBadToken) {
+		if _, err := Decode(b, &other); !errors.Is(err, driver.ErrBadToken) {
 			t.Errorf("another backend's: %v", err)
 		}
 		for n := range b {
-			if _, err := Decode(b[:n:n], &owner); !errors.Is(err, backends.ErrBadToken) {
+			if _, err := Decode(b[:n:n], &owner); !errors.Is(err, driver.ErrBadToken) {
 				t.Errorf("cut to %d: %v", n, err)
 			}
 		}
 		for i := range 8 * len(b) {
 			forged := slices.Clone(b)
 			forged[i/8] ^= 1 << (i % 8)
-			if _, err := Decode(forged, &owner); !errors.Is(err, backends.ErrBadToken) {
+			if _, err := Decode(forged, &owner); !errors.Is(err, driver.ErrBadToken) {
 				t.Errorf("bit %d turned over: %v", i, err)
 			}
 		}
@@ -54,7 +54,7 @@ func TestTable(t *testing.T) {
 		table.Put(key, new(int))
 		keys = append(keys, key)
 	}
-	if _, _, err := table.Take(); !errors.Is(err, backends.ErrFull) {
+	if _, _, err := table.Take(); !errors.Is(err, driver.ErrFull) {
 		t.Errorf("a fourth Key: %v", err)
 	}
 	table.Remove(keys[1])
@@ -97,7 +97,7 @@ func TestImports(t *testing.T) {
 
 func TestImportsAreBounded(t *testing.T) {
 	i := Imports[int]{list: make([]*int, Limit)}
-	if _, err := i.Add(new(int)); !errors.Is(err, backends.ErrFull) {
+	if _, err := i.Add(new(int)); !errors.Is(err, driver.ErrFull) {
 		t.Errorf("one more than all keys: %v", err)
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Table holds memories by key. A key that comes free is used again, but its epochs
@@ -22,7 +22,7 @@ type Table[M any] struct {
 }
 
 // Take reserves a key for a memory that nobody finds yet: one that came free, the
-// last first, or else the next. The error wraps backends.ErrFull.
+// last first, or else the next. The error wraps driver.ErrFull.
 func (t *Table[M]) Take() (key uint32, epoch uint64, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -33,7 +33,7 @@ func (t *Table[M]) Take() (key uint32, epoch uint64, err error) {
 	}
 	n := len(t.memories)
 	if n >= t.Most {
-		return 0, 0, fmt.Errorf("all %d keys are taken, raise Config.KeysMax: %w", n, backends.ErrFull)
+		return 0, 0, fmt.Errorf("all %d keys are taken, raise Config.KeysMax: %w", n, driver.ErrFull)
 	}
 	t.memories, t.epochs = append(t.memories, nil), append(t.epochs, 1)
 	return uint32(n), 1, nil

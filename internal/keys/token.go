@@ -11,7 +11,7 @@ import (
 	"fmt"
 	"hash/crc32"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Owner names a backend.
@@ -61,14 +61,14 @@ func check(body []byte, owner *Owner) uint16 {
 }
 
 // Decode reads what passes for a token of an owner. The error wraps
-// backends.ErrBadToken.
+// driver.ErrBadToken.
 func Decode(b []byte, owner *Owner) (t Token, err error) {
 	if len(b) < 16+3+checkBytes || len(b) > 16+5+10+10+checkBytes {
-		return t, fmt.Errorf("token of %d bytes: %w", len(b), backends.ErrBadToken)
+		return t, fmt.Errorf("token of %d bytes: %w", len(b), driver.ErrBadToken)
 	}
 	body, sum := b[:len(b)-checkBytes], binary.LittleEndian.Uint16(b[len(b)-checkBytes:])
 	if check(body, owner) != sum {
-		return t, fmt.Errorf("token is damaged or another backend's: %w", backends.ErrBadToken)
+		return t, fmt.Errorf("token is damaged or another backend's: %w", driver.ErrBadToken)
 	}
 	copy(t.Secret[:], body)
 	var numbers [3]uint64
@@ -76,12 +76,12 @@ func Decode(b []byte, owner *Owner) (t Token, err error) {
 	for i := range numbers {
 		value, n := binary.Uvarint(rest)
 		if n <= 0 {
-			return t, fmt.Errorf("token is cut: %w", backends.ErrBadToken)
+			return t, fmt.Errorf("token is cut: %w", driver.ErrBadToken)
 		}
 		numbers[i], rest = value, rest[n:]
 	}
 	if len(rest) > 0 || numbers[0] >= Limit || numbers[2] == 0 {
-		return t, fmt.Errorf("token of key %d, %d bytes: %w", numbers[0], numbers[2], backends.ErrBadToken)
+		return t, fmt.Errorf("token of key %d, %d bytes: %w", numbers[0], numbers[2], driver.ErrBadToken)
 	}
 	t.Key, t.Epoch, t.Size = uint32(numbers[0]), numbers[1], numbers[2]
 	return t, nil

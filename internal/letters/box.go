@@ -7,7 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Box holds what a backend has received until its program takes it. All methods but Open may be called by any goroutine.
@@ -21,7 +21,7 @@ type Box struct {
 	promised atomic.Int64 // messages in list or on their way
 
 	mu      sync.Mutex
-	list    []backends.Message
+	list    []driver.Message
 	starved []*Box // of senders that found no place
 }
 
@@ -46,7 +46,7 @@ func (b *Box) Ready() bool {
 }
 
 // Deliver brings a message that has a place, or one with Err, the last word of a peer, which needs none.
-func (b *Box) Deliver(m backends.Message) {
+func (b *Box) Deliver(m driver.Message) {
 	b.mu.Lock()
 	b.list = append(b.list, m)
 	b.mu.Unlock()
@@ -54,7 +54,7 @@ func (b *Box) Deliver(m backends.Message) {
 }
 
 // Receive moves messages into msgs and returns how many.
-func (b *Box) Receive(msgs []backends.Message) int {
+func (b *Box) Receive(msgs []driver.Message) int {
 	b.mu.Lock()
 	n := copy(msgs, b.list)
 	b.list = slices.Delete(b.list, 0, n) // and keeps none of their bytes alive
@@ -110,8 +110,8 @@ func (b *Box) arrive(number uint32) {
 	}
 }
 
-// Count is for backends.Counting.
+// Count is for driver.Counting.
 func (b *Box) Count(counter uint32) uint64 { return b.counters.Count(counter) }
 
-// AwaitCount is for backends.Counting.
+// AwaitCount is for driver.Counting.
 func (b *Box) AwaitCount(counter uint32, n uint64) bool { return b.counters.Await(counter, n) }

@@ -5,11 +5,11 @@ package letters
 import (
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
-// Counters count arrivals, for backends.Counting. Any goroutine may use them at any time.
-type Counters [backends.CountersMax]struct {
+// Counters count arrivals, for driver.Counting. Any goroutine may use them at any time.
+type Counters [driver.CountersMax]struct {
 	value   atomic.Uint64
 	awaited atomic.Uint64 // whoever reaches it wakes the sleeper; 0: nobody waits
 }

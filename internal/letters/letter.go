@@ -7,7 +7,7 @@ package letters
 import (
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Letter is a message or a count that waits for its data and for the letters before it.
@@ -27,7 +27,7 @@ func Message(msg []byte) *Letter {
 	return &Letter{data: append([]byte{}, msg...)}
 }
 
-// Count is an arrival at a counter, below backends.CountersMax.
+// Count is an arrival at a counter, below driver.CountersMax.
 func Count(counter uint32) *Letter { return &Letter{counts: true, counter: counter} }
 
 // Len is how many bytes the message has.
@@ -53,7 +53,7 @@ func (l *Line) Promise(x *Letter) error {
 		return nil
 	}
 	if !l.To.promise(l.From) {
-		return backends.ErrFull
+		return driver.ErrFull
 	}
 	l.mu.Lock()
 	l.list = append(l.list, x)
@@ -80,7 +80,7 @@ func (l *Line) Post(x *Letter, err error) {
 			l.To.arrive(head.counter)
 			l.To.forget(1) // no message waits
 		default:
-			l.To.Deliver(backends.Message{From: l.From.addr, Data: head.data})
+			l.To.Deliver(driver.Message{From: l.From.addr, Data: head.data})
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // wired is a line between two boxes, and how often each has been woken.
@@ -40,7 +40,7 @@ func (w *wired) send(t *testing.T, texts ...string) (list []*Letter) {
 }
 
 func (w *wired) received() (texts []string) {
-	var msgs [8]backends.Message
+	var msgs [8]driver.Message
 	for _, m := range msgs[:w.To.Receive(msgs[:])] {
 		texts = append(texts, fmt.Sprintf("%s %s", m.From, m.Data))
 	}
@@ -75,7 +75,7 @@ func TestFull(t *testing.T) {
 	w := newWired(2)
 	list := w.send(t, "a", "b")
 	for range 3 {
-		if err := w.Promise(Message([]byte("c"))); err != backends.ErrFull {
+		if err := w.Promise(Message([]byte("c"))); err != driver.ErrFull {
 			t.Fatalf("a third of two: %v", err)
 		}
 	}
@@ -101,7 +101,7 @@ func TestFull(t *testing.T) {
 func TestLastWord(t *testing.T) {
 	w := newWired(1)
 	list := w.send(t, "a")
-	w.To.Deliver(backends.Message{From: "near", Err: backends.ErrPeerLost})
+	w.To.Deliver(driver.Message{From: "near", Err: driver.ErrPeerLost})
 	if !w.To.Ready() {
 		t.Error("nothing to receive")
 	}
@@ -109,7 +109,7 @@ func TestLastWord(t *testing.T) {
 	if err := w.Promise(Message(nil)); err != nil {
 		t.Error(err)
 	}
-	if err := w.Promise(Message([]byte("b"))); err != backends.ErrFull {
+	if err := w.Promise(Message([]byte("b"))); err != driver.ErrFull {
 		t.Errorf("a second of one: %v", err)
 	}
 	w.Post(list[0], nil)
@@ -164,7 +164,7 @@ func TestManySenders(t *testing.T) {
 			}
 		})
 	}
-	var msgs [3]backends.Message
+	var msgs [3]driver.Message
 	for got := 0; got < senders*each; {
 		n := to.Receive(msgs[:])
 		if got += n; n == 0 {

@@ -6,7 +6,7 @@ package limits
 import (
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Default sets a field that is zero.
@@ -18,10 +18,10 @@ func Default[T comparable](field *T, value T) {
 }
 
 // Within returns an error where the value of a field is below low or above high: it names the field, and wraps
-// backends.ErrBounds.
+// driver.ErrBounds.
 func Within(field string, value, low, high int) error {
 	if value < low || value > high {
-		return fmt.Errorf("config: %s %d is not within %d to %d: %w", field, value, low, high, backends.ErrBounds)
+		return fmt.Errorf("config: %s %d is not within %d to %d: %w", field, value, low, high, driver.ErrBounds)
 	}
 	return nil
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func TestDefault(t *testing.T) {
@@ -30,7 +30,7 @@ func TestWithin(t *testing.T) {
 	}
 	for _, v := range []int{-1, 0, 10} {
 		err := Within("Threads", v, 1, 9)
-		if want := fmt.Sprintf("Threads %d is not within 1 to 9", v); !errors.Is(err, backends.ErrBounds) || !strings.Contains(err.Error(), want) {
+		if want := fmt.Sprintf("Threads %d is not within 1 to 9", v); !errors.Is(err, driver.ErrBounds) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%d: %v", v, err)
 		}
 	}

@@ -10,7 +10,7 @@ import (
 // environment keeps configuration in Config structs. The suite starts itself as a
 // second process, and netns a test on another host; they tell it so by the environment.
 func environment(f *File) []Finding {
-	if f.isTest() || f.under("cmd", suite, "internal/netns") {
+	if f.isTest() || f.under("cmd", suite, "internal/testing") {
 		return nil
 	}
 	reads := []string{"Getenv", "LookupEnv", "Environ", "ExpandEnv", "Setenv", "Unsetenv", "Clearenv"}
@@ -40,7 +40,7 @@ func skips(f *File) []Finding {
 		selectors(decl, func(x *ast.Ident, sel *ast.SelectorExpr) {
 			if slices.Contains(tests, x.Name) && slices.Contains(calls, sel.Sel.Name) {
 				found = append(found, f.at(sel.Pos(),
-					"%s.%s: make the test run, or call backendtest.%s(t, err)", x.Name, sel.Sel.Name, skipper))
+					"%s.%s: make the test run, or call drivertest.%s(t, err)", x.Name, sel.Sel.Name, skipper))
 			}
 		})
 	}

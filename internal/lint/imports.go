@@ -10,7 +10,7 @@ import (
 )
 
 // suite is test code outside _test.go files: backends call it from their tests.
-const suite = "backends/backendtest"
+const suite = "driver/drivertest"
 
 const module = "github.com/sluicehq/sluice"
 
@@ -59,7 +59,7 @@ func unsafePointers(f *File) []Finding {
 // parts together.
 type arrow struct {
 	from    []string // folders
-	mustNot []string // folders of this module; "backends/" is all below the contract
+	mustNot []string // folders of this module
 	instead string
 	except  []string // folders within from
 }
@@ -67,27 +67,27 @@ type arrow struct {
 var forbidden = []arrow{
 	{
 		from:    []string{"engine"},
-		mustNot: []string{"backends/", "csrc", "cuda", "kv", "bench", "cmd", "bindings"},
-		instead: "the engine knows the contract alone: find what you need by an interface of package backends",
+		mustNot: []string{"backends", "csrc", "cuda", "kv", "bench", "cmd", "bindings"},
+		instead: "the engine knows the contract alone: find what you need in package driver",
 	},
 	{
-		from:    []string{"backends"},
+		from:    []string{"backends", "driver"},
 		mustNot: []string{"engine", "kv", "bench", "cmd", "bindings"},
-		instead: "a backend is called by the engine and knows nothing of it: put what both need in package backends",
+		instead: "a backend is called by the engine and knows nothing of it: put what both need in package driver",
 	},
 	{
 		from:    []string{"kv"},
-		mustNot: []string{"backends/", "csrc", "cuda", "bench", "cmd", "bindings"},
+		mustNot: []string{"backends", "csrc", "cuda", "bench", "cmd", "bindings"},
 		instead: "kv is built on package engine: take an *engine.Engine from the caller",
 	},
 	{
 		from:    []string{"csrc", "cuda"},
-		mustNot: []string{"engine", "backends/", "kv", "bench", "cmd", "bindings"},
+		mustNot: []string{"engine", "backends", "kv", "bench", "cmd", "bindings"},
 		instead: "the C side serves backends and knows none",
 	},
 	{
 		from:    []string{"internal"},
-		mustNot: []string{"engine", "backends/", "kv", "bench", "cmd", "bindings", "csrc", "cuda"},
+		mustNot: []string{"engine", "backends", "kv", "bench", "cmd", "bindings", "csrc", "cuda"},
 		instead: "internal packages lie below everything but the contract",
 	},
 	{
@@ -96,9 +96,8 @@ var forbidden = []arrow{
 		instead: "cmd calls bench, not the reverse",
 	},
 	{
-		from: []string{"engine", "backends", "kv", "bench", "csrc", "cuda", "bindings", "cmd"},
-		mustNot: []string{"internal/lint", "internal/leak", "internal/netns", "internal/freeze", "internal/fakeverbs", "internal/fakesysfs",
-			"internal/standin", "internal/fakecuda", "internal/fakecufile", "internal/guest"},
+		from:    []string{"driver", "engine", "backends", "kv", "bench", "csrc", "cuda", "bindings", "cmd"},
+		mustNot: []string{"internal/lint", "internal/testing"},
 		instead: "this package is for tests",
 		except:  []string{suite},
 	},
@@ -110,7 +109,7 @@ func arrows(f *File) []Finding {
 		return nil
 	}
 	var found []Finding
-	if f.dir() == "backends" {
+	if f.dir() == "driver" {
 		found = f.forbid(func(i imported) bool { return strings.Contains(i.name, ".") },
 			"the contract imports the standard library alone: let the implementations know others")
 	}
@@ -130,9 +129,6 @@ func reaches(f *File, i imported, folder string) bool {
 	if i.local == "" {
 		return false
 	}
-	if below, ok := strings.CutSuffix(folder, "/"); ok {
-		return strings.HasPrefix(i.local, below+"/") && !inside(f.dir(), below)
-	}
 	return inside(i.local, folder) && !inside(f.dir(), folder)
 }
 
@@ -148,10 +144,10 @@ func guests(f *File) []Finding {
 		found = append(found, f.forbid(func(i imported) bool { return strings.Contains(i.name, "NVIDIA/go-nvml") },
 			"go-nvml hides missing symbols and ends the process where a driver has not a function: call cmd/sluice/internal/nvml")...)
 	}
-	if !f.isTest() || !f.under("cmd", "kv", "engine") {
+	if !f.isTest() && !f.under(suite, "internal/testing") {
 		found = append(found, f.forbid(func(i imported) bool {
 			return strings.Contains(i.name, "stretchr/testify")
-		}, "testify is for the tests of cmd, kv and engine: use package testing")...)
+		}, "testify is for tests: return values and errors")...)
 	}
 	return found
 }

@@ -13,7 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/keys"
 )
@@ -53,20 +53,20 @@ type Books[E any] struct {
 	waiters int       // for that
 }
 
-var errUnknownKey = fmt.Errorf("unknown key: %w", backends.ErrBounds)
+var errUnknownKey = fmt.Errorf("unknown key: %w", driver.ErrBounds)
 
 // Open begins the books, before anything else is called.
 func (b *Books[E]) Open(cfg Config[E]) {
 	b.cfg, b.owner = cfg, keys.NewOwner()
 	b.addr = append([]byte(cfg.Name+":"), b.owner[:]...)
 	b.table.Most = cfg.KeysMax
-	b.foreign = fmt.Errorf("%s moves between %s of the initiator and files: %w", cfg.Name, cfg.Memory, backends.ErrNotSupported)
+	b.foreign = fmt.Errorf("%s moves between %s of the initiator and files: %w", cfg.Name, cfg.Memory, driver.ErrNotSupported)
 	b.distant = fmt.Errorf("%s reaches files of its own process only: those of others are served by their engines", cfg.Name)
 	b.peers = map[*Peer[E]]struct{}{}
 	b.ended.L = &b.Mu
 }
 
-// Addr is for backends.Backend. It opens nothing in another process.
+// Addr is for driver.Backend. It opens nothing in another process.
 func (b *Books[E]) Addr() []byte { return b.addr }
 
 // Closed reports whether Close has begun.
@@ -81,31 +81,31 @@ func (b *Books[E]) All() []*Memory[E] { return b.table.All() }
 // Connect has a peer that was just made reach these memories, if addr is the backend's own.
 func (b *Books[E]) Connect(ctx context.Context, addr []byte, p *Peer[E]) error {
 	if ctx.Err() != nil {
-		return backends.ContextError(ctx)
+		return driver.ContextError(ctx)
 	}
 	if b.closed.Load() {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	if !bytes.Equal(addr, b.addr) {
-		return fmt.Errorf("connect: %w: %w", b.distant, backends.ErrNotSupported)
+		return fmt.Errorf("connect: %w: %w", b.distant, driver.ErrNotSupported)
 	}
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
 	if b.closed.Load() {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	p.books = b
 	b.peers[p] = struct{}{}
 	return nil
 }
 
-// Fence is for backends.Fencer.
+// Fence is for driver.Fencer.
 func (b *Books[E]) Fence(ctx context.Context, key uint32) error {
 	if ctx.Err() != nil {
-		return backends.ContextError(ctx)
+		return driver.ContextError(ctx)
 	}
 	if !b.Gate.Enter() {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	defer b.Gate.Exit()
 	m := b.table.At(key)
@@ -131,7 +131,7 @@ func (b *Books[E]) Close() error {
 	for p := range b.peers {
 		p.closed = true
 	}
-	_ = b.end(context.Background(), backends.ErrClosed, func(*Job[E]) bool { return true })
+	_ = b.end(context.Background(), driver.ErrClosed, func(*Job[E]) bool { return true })
 	clear(b.peers)
 	b.Mu.Unlock()
 	var errs []error

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // rig is a backend that moves nothing: its job is under way until land.
@@ -22,8 +22,8 @@ type rig struct {
 	t        *testing.T
 	job      Job[int]
 	peer     Peer[int]
-	mem      backends.Memory
-	file     backends.Memory
+	mem      driver.Memory
+	file     driver.Memory
 	key      uint32 // of file, as the peer knows it
 	slow     bool   // stop does not land it
 	released []int
@@ -38,8 +38,8 @@ func newRig(t *testing.T) *rig {
 	if err := r.Connect(t.Context(), r.Addr(), &r.peer); err != nil {
 		t.Fatal(err)
 	}
-	r.mem = r.register(backends.Segment{Kind: backends.DRAM, Len: 100, Mem: make([]byte, 100)}, 1)
-	r.file = r.register(backends.Segment{Kind: backends.File, Len: 100, FD: 0}, 2)
+	r.mem = r.register(driver.Segment{Kind: driver.DRAM, Len: 100, Mem: make([]byte, 100)}, 1)
+	r.file = r.register(driver.Segment{Kind: driver.File, Len: 100, FD: 0}, 2)
 	key, size, err := r.peer.Import(r.token(r.file))
 	if err != nil || size != 100 {
 		t.Fatalf("%d bytes, %v", size, err)
@@ -48,7 +48,7 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-func (r *rig) register(seg backends.Segment, extent int) backends.Memory {
+func (r *rig) register(seg driver.Segment, extent int) driver.Memory {
 	r.t.Helper()
 	m, err := r.Register(&seg, func(m *Memory[int]) error {
 		m.Extent = extent
@@ -60,7 +60,7 @@ func (r *rig) register(seg backends.Segment, extent int) backends.Memory {
 	return m
 }
 
-func (r *rig) token(m backends.Memory) []byte {
+func (r *rig) token(m driver.Memory) []byte {
 	r.t.Helper()
 	token, err := m.AppendToken(nil)
 	if err != nil {
@@ -89,8 +89,8 @@ func (r *rig) land() {
 func (r *rig) begin() error {
 	r.Mu.Lock()
 	defer r.Mu.Unlock()
-	d := backends.Desc{Len: 10, LocalKey: r.mem.Key(), RemoteKey: r.key}
-	err := errors.Join(r.peer.Accepts(backends.Read), r.job.ViewAll(&r.peer, backends.Read, []backends.Desc{d, d}, 2))
+	d := driver.Desc{Len: 10, LocalKey: r.mem.Key(), RemoteKey: r.key}
+	err := errors.Join(r.peer.Accepts(driver.Read), r.job.ViewAll(&r.peer, driver.Read, []driver.Desc{d, d}, 2))
 	if err != nil {
 		r.job.Clear()
 		return err
@@ -98,7 +98,7 @@ func (r *rig) begin() error {
 	if len(r.job.Views) != 1 || r.job.Views[0].Local.Extent != 1 || r.job.Views[0].Remote.Extent != 2 {
 		r.t.Errorf("views %+v", r.job.Views)
 	}
-	r.job.Begin(&r.peer, backends.Read, 7)
+	r.job.Begin(&r.peer, driver.Read, 7)
 	return nil
 }
 
@@ -114,11 +114,11 @@ func TestEnds(t *testing.T) {
 		end   func(r *rig) error
 		after error // of the next job
 	}{
-		"fence":           {func(r *rig) error { return r.Fence(t.Context(), r.file.Key()) }, backends.ErrRevoked},
-		"close of file":   {func(r *rig) error { return r.file.Close() }, backends.ErrRevoked},
-		"close of memory": {func(r *rig) error { return r.mem.Close() }, backends.ErrBounds},
-		"close of peer":   {func(r *rig) error { return r.peer.Close() }, backends.ErrClosed},
-		"close":           {func(r *rig) error { return r.Books.Close() }, backends.ErrClosed},
+		"fence":           {func(r *rig) error { return r.Fence(t.Context(), r.file.Key()) }, driver.ErrRevoked},
+		"close of file":   {func(r *rig) error { return r.file.Close() }, driver.ErrRevoked},
+		"close of memory": {func(r *rig) error { return r.mem.Close() }, driver.ErrBounds},
+		"close of peer":   {func(r *rig) error { return r.peer.Close() }, driver.ErrClosed},
+		"close":           {func(r *rig) error { return r.Books.Close() }, driver.ErrClosed},
 		"cancel":          {func(r *rig) error { r.peer.Cancel(7); return nil }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -142,7 +142,7 @@ func TestEnds(t *testing.T) {
 // TestLeavesOthersAlone: a fence of one memory is nothing to those that do not use it.
 func TestLeavesOthersAlone(t *testing.T) {
 	r := newRig(t)
-	other := r.register(backends.Segment{Kind: backends.File, Len: 100, FD: 0}, 3)
+	other := r.register(driver.Segment{Kind: driver.File, Len: 100, FD: 0}, 3)
 	if err := r.begin(); err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +172,7 @@ func TestFenceWaits(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	if err := r.Fence(ctx, r.file.Key()); !errors.Is(err, backends.ErrTimeout) {
+	if err := r.Fence(ctx, r.file.Key()); !errors.Is(err, driver.ErrTimeout) {
 		t.Errorf("a fence while nothing ends: %v", err)
 	}
 	over := make(chan error)
@@ -201,21 +201,21 @@ func TestTokens(t *testing.T) {
 	if err := r.Fence(t.Context(), r.file.Key()); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := r.peer.Import(before); !errors.Is(err, backends.ErrRevoked) {
+	if _, _, err := r.peer.Import(before); !errors.Is(err, driver.ErrRevoked) {
 		t.Errorf("a token from before the fence: %v", err)
 	}
-	if _, _, err := r.peer.Import(r.token(r.mem)); !errors.Is(err, backends.ErrNotSupported) {
+	if _, _, err := r.peer.Import(r.token(r.mem)); !errors.Is(err, driver.ErrNotSupported) {
 		t.Errorf("a token of what is no file: %v", err)
 	}
 	other := newRig(t)
-	if _, _, err := r.peer.Import(other.token(other.file)); !errors.Is(err, backends.ErrBadToken) || !errors.Is(err, backends.ErrNotSupported) {
+	if _, _, err := r.peer.Import(other.token(other.file)); !errors.Is(err, driver.ErrBadToken) || !errors.Is(err, driver.ErrNotSupported) {
 		t.Errorf("a token of another backend: %v", err)
 	}
-	if err := r.Connect(t.Context(), other.Addr(), &Peer[int]{}); !errors.Is(err, backends.ErrNotSupported) {
+	if err := r.Connect(t.Context(), other.Addr(), &Peer[int]{}); !errors.Is(err, driver.ErrNotSupported) {
 		t.Errorf("connect to another backend: %v", err)
 	}
 	r.peer.Drop(r.key)
-	if err := r.begin(); !errors.Is(err, backends.ErrBounds) || r.peer.Imported(r.key) != nil {
+	if err := r.begin(); !errors.Is(err, driver.ErrBounds) || r.peer.Imported(r.key) != nil {
 		t.Errorf("a key that was dropped: %v", err)
 	}
 }
@@ -243,17 +243,17 @@ func TestAdmit(t *testing.T) {
 	}
 	for _, v := range []struct {
 		flags int
-		seg   backends.Segment
+		seg   driver.Segment
 		want  error
 	}{
-		{os.O_RDWR, backends.Segment{FileOff: 96, Len: 4000}, nil},
-		{os.O_RDONLY, backends.Segment{Len: 4096, ReadOnly: true}, nil},
-		{os.O_RDWR, backends.Segment{FileOff: 97, Len: 4000}, backends.ErrBounds},
-		{os.O_RDWR, backends.Segment{FileOff: 1 << 63, Len: 1 << 63}, backends.ErrBounds},
-		{os.O_RDONLY, backends.Segment{Len: 4096}, backends.ErrReadOnly},
-		{os.O_WRONLY, backends.Segment{Len: 4096}, backends.ErrNotSupported},
-		{os.O_RDWR | os.O_APPEND, backends.Segment{Len: 4096}, backends.ErrNotSupported},
-		{unix.O_PATH, backends.Segment{Len: 4096}, backends.ErrNotSupported},
+		{os.O_RDWR, driver.Segment{FileOff: 96, Len: 4000}, nil},
+		{os.O_RDONLY, driver.Segment{Len: 4096, ReadOnly: true}, nil},
+		{os.O_RDWR, driver.Segment{FileOff: 97, Len: 4000}, driver.ErrBounds},
+		{os.O_RDWR, driver.Segment{FileOff: 1 << 63, Len: 1 << 63}, driver.ErrBounds},
+		{os.O_RDONLY, driver.Segment{Len: 4096}, driver.ErrReadOnly},
+		{os.O_WRONLY, driver.Segment{Len: 4096}, driver.ErrNotSupported},
+		{os.O_RDWR | os.O_APPEND, driver.Segment{Len: 4096}, driver.ErrNotSupported},
+		{unix.O_PATH, driver.Segment{Len: 4096}, driver.ErrNotSupported},
 	} {
 		f, err := os.OpenFile(name, v.flags, 0)
 		if err != nil {
@@ -271,7 +271,7 @@ func TestAdmit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := Admit(&backends.Segment{FD: -1}); !errors.Is(err, unix.EBADF) {
+	if _, err := Admit(&driver.Segment{FD: -1}); !errors.Is(err, unix.EBADF) {
 		t.Errorf("no descriptor: %v", err)
 	}
 }

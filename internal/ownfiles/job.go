@@ -5,13 +5,13 @@ package ownfiles
 import (
 	"context"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Job is a batch under way, as far as the books know it: a part of a backend's own jobs, which are made at the start
 // and reused, with the memory of their lists. All is guarded by Books.Mu.
 type Job[E any] struct {
-	Op    backends.Op
+	Op    driver.Op
 	Tag   uint64
 	Views []View[E]
 	Err   error // why it ends before it is done
@@ -28,7 +28,7 @@ type View[E any] struct {
 }
 
 // Shows reports whether these are the memories of a descriptor.
-func (v *View[E]) Shows(d *backends.Desc) bool {
+func (v *View[E]) Shows(d *driver.Desc) bool {
 	return v.localKey == d.LocalKey && v.remoteKey == d.RemoteKey
 }
 
@@ -38,7 +38,7 @@ func (b *Books[E]) Add(j *Job[E]) { b.jobs = append(b.jobs, j) }
 // Begin has a job be under way, whose Views are there.
 //
 // Preconditions: Books.Mu is held.
-func (j *Job[E]) Begin(p *Peer[E], op backends.Op, tag uint64) { j.by, j.Op, j.Tag = p, op, tag }
+func (j *Job[E]) Begin(p *Peer[E], op driver.Op, tag uint64) { j.by, j.Op, j.Tag = p, op, tag }
 
 // Clear ends it, or a try to begin it, and forgets what it pointed to.
 //
@@ -51,9 +51,9 @@ func (j *Job[E]) Clear() {
 // ViewAll checks all of 1 to most descriptors, and notes the memories of each stretch that has the same.
 //
 // Preconditions: Books.Mu is held.
-func (j *Job[E]) ViewAll(p *Peer[E], op backends.Op, descs []backends.Desc, most int) error {
+func (j *Job[E]) ViewAll(p *Peer[E], op driver.Op, descs []driver.Desc, most int) error {
 	if len(descs) == 0 || len(descs) > most {
-		return backends.ErrBounds
+		return driver.ErrBounds
 	}
 	for i := range descs {
 		d := &descs[i]
@@ -75,18 +75,18 @@ func within(off, n, size uint64) bool { return off <= size && n <= size-off }
 // View notes both memories of a pair of keys.
 //
 // Preconditions: Books.Mu is held.
-func (j *Job[E]) View(p *Peer[E], op backends.Op, localKey, remoteKey uint32) error {
+func (j *Job[E]) View(p *Peer[E], op driver.Op, localKey, remoteKey uint32) error {
 	local, r := p.books.table.At(localKey), p.imports.At(remoteKey)
 	if local == nil || r == nil {
 		return errUnknownKey
 	}
 	switch {
-	case local.Kind == backends.File:
+	case local.Kind == driver.File:
 		return p.books.foreign
 	case r.m.closed || r.epoch != r.m.epoch:
-		return backends.ErrRevoked
-	case op == backends.Write && r.m.ReadOnly:
-		return backends.ErrReadOnly
+		return driver.ErrRevoked
+	case op == driver.Write && r.m.ReadOnly:
+		return driver.ErrReadOnly
 	}
 	j.Views = append(j.Views, View[E]{local, r.m, localKey, remoteKey, r.epoch})
 	return nil
@@ -147,7 +147,7 @@ func (b *Books[E]) end(ctx context.Context, why error, which func(*Job[E]) bool)
 	defer stop()
 	for b.any(which) {
 		if ctx.Err() != nil {
-			return backends.ContextError(ctx)
+			return driver.ContextError(ctx)
 		}
 		b.ended.Wait()
 	}

@@ -8,13 +8,13 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
-// Memory is one registration: memory of a device or of the host, or a range of a file. It is a backends.Memory.
+// Memory is one registration: memory of a device or of the host, or a range of a file. It is a driver.Memory.
 type Memory[E any] struct {
-	Kind     backends.Kind
+	Kind     driver.Kind
 	Size     uint64
 	ReadOnly bool
 	Extent   E // the backend's own
@@ -29,12 +29,12 @@ type Memory[E any] struct {
 }
 
 // Register makes a segment a memory. find says where it lies, before anybody can see the memory.
-func (b *Books[E]) Register(seg *backends.Segment, find func(*Memory[E]) error) (backends.Memory, error) {
+func (b *Books[E]) Register(seg *driver.Segment, find func(*Memory[E]) error) (driver.Memory, error) {
 	if err := seg.Check(); err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)
 	}
 	if b.closed.Load() || !b.Gate.Enter() {
-		return nil, fmt.Errorf("register memory: %w", backends.ErrClosed)
+		return nil, fmt.Errorf("register memory: %w", driver.ErrClosed)
 	}
 	defer b.Gate.Exit()
 	m := &Memory[E]{Kind: seg.Kind, Size: seg.Len, ReadOnly: seg.ReadOnly, books: b, secret: seg.Secret}
@@ -50,10 +50,10 @@ func (b *Books[E]) Register(seg *backends.Segment, find func(*Memory[E]) error) 
 	return m, nil
 }
 
-// Key implements backends.Memory.
+// Key implements driver.Memory.
 func (m *Memory[E]) Key() uint32 { return m.key }
 
-// AppendToken implements backends.Memory. It is of use in this process alone.
+// AppendToken implements driver.Memory. It is of use in this process alone.
 func (m *Memory[E]) AppendToken(dst []byte) ([]byte, error) {
 	b := m.books
 	b.Mu.Lock()
@@ -61,12 +61,12 @@ func (m *Memory[E]) AppendToken(dst []byte) ([]byte, error) {
 	closed := m.closed
 	b.Mu.Unlock()
 	if closed {
-		return dst, backends.ErrClosed
+		return dst, driver.ErrClosed
 	}
 	return t.Append(dst, &b.owner), nil
 }
 
-// Close implements backends.Memory. It ends what is in flight and waits for it.
+// Close implements driver.Memory. It ends what is in flight and waits for it.
 func (m *Memory[E]) Close() error {
 	b := m.books
 	if !b.Gate.Enter() {
@@ -93,7 +93,7 @@ func (m *Memory[E]) Close() error {
 func (m *Memory[E]) end(ctx context.Context) error {
 	m.epoch++
 	epoch := m.epoch
-	return m.books.end(ctx, backends.ErrRevoked, func(j *Job[E]) bool { return j.reaches(m, epoch) })
+	return m.books.end(ctx, driver.ErrRevoked, func(j *Job[E]) bool { return j.reaches(m, epoch) })
 }
 
 // admit compares what a token says with the memory.
@@ -102,10 +102,10 @@ func (m *Memory[E]) end(ctx context.Context) error {
 func (m *Memory[E]) admit(t *keys.Token) error {
 	switch {
 	case m.closed || t.Epoch < m.epoch:
-		return backends.ErrRevoked
+		return driver.ErrRevoked
 	case t.Epoch > m.epoch, t.Size != m.Size, subtle.ConstantTimeCompare(t.Secret[:], m.secret[:]) != 1:
-		return backends.ErrBadToken
-	case m.Kind != backends.File:
+		return driver.ErrBadToken
+	case m.Kind != driver.File:
 		return m.books.foreign
 	}
 	return nil

@@ -6,7 +6,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
@@ -23,22 +23,22 @@ type imported[E any] struct {
 	epoch uint64
 }
 
-// Import implements backends.Peer. A token of another backend answers to ErrBadToken and
+// Import implements driver.Peer. A token of another backend answers to ErrBadToken and
 // ErrNotSupported.
 func (p *Peer[E]) Import(token []byte) (uint32, uint64, error) {
 	b := p.books
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
 	if p.closed {
-		return 0, 0, backends.ErrClosed
+		return 0, 0, driver.ErrClosed
 	}
 	t, err := keys.Decode(token, &b.owner)
 	if err != nil {
-		return 0, 0, fmt.Errorf("import file: %w (%w: %w)", err, b.distant, backends.ErrNotSupported)
+		return 0, 0, fmt.Errorf("import file: %w (%w: %w)", err, b.distant, driver.ErrNotSupported)
 	}
 	m := b.table.At(t.Key)
 	if m == nil {
-		return 0, 0, fmt.Errorf("import file: its registration has ended: %w", backends.ErrRevoked)
+		return 0, 0, fmt.Errorf("import file: its registration has ended: %w", driver.ErrRevoked)
 	}
 	if err := m.admit(&t); err != nil {
 		return 0, 0, fmt.Errorf("import file: %w", err)
@@ -60,7 +60,7 @@ func (p *Peer[E]) Imported(key uint32) *Memory[E] {
 	return nil
 }
 
-// Drop implements backends.Peer.
+// Drop implements driver.Peer.
 func (p *Peer[E]) Drop(key uint32) {
 	p.books.Mu.Lock()
 	defer p.books.Mu.Unlock()
@@ -70,17 +70,17 @@ func (p *Peer[E]) Drop(key uint32) {
 // Accepts says why a batch is refused that any other would be as well.
 //
 // Preconditions: Books.Mu is held.
-func (p *Peer[E]) Accepts(op backends.Op) error {
+func (p *Peer[E]) Accepts(op driver.Op) error {
 	if p.closed {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
-	if op != backends.Read && op != backends.Write {
-		return backends.ErrNotSupported
+	if op != driver.Read && op != driver.Write {
+		return driver.ErrNotSupported
 	}
 	return nil
 }
 
-// Cancel implements backends.Canceler.
+// Cancel implements driver.Canceler.
 func (p *Peer[E]) Cancel(tag uint64) {
 	b := p.books
 	if !b.Gate.Enter() {
@@ -88,11 +88,11 @@ func (p *Peer[E]) Cancel(tag uint64) {
 	}
 	defer b.Gate.Exit()
 	b.Mu.Lock()
-	b.stop(backends.ErrAborted, func(j *Job[E]) bool { return j.by == p && j.Tag == tag })
+	b.stop(driver.ErrAborted, func(j *Job[E]) bool { return j.by == p && j.Tag == tag })
 	b.cfg.Leave()
 }
 
-// Close implements backends.Peer.
+// Close implements driver.Peer.
 func (p *Peer[E]) Close() error {
 	b := p.books
 	if !b.Gate.Enter() {
@@ -102,7 +102,7 @@ func (p *Peer[E]) Close() error {
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
 	p.closed = true
-	err := b.end(context.Background(), backends.ErrClosed, func(j *Job[E]) bool { return j.by == p })
+	err := b.end(context.Background(), driver.ErrClosed, func(j *Job[E]) bool { return j.by == p })
 	p.imports = keys.Imports[imported[E]]{}
 	delete(b.peers, p)
 	return err

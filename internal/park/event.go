@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Event is a wake-up call between goroutines or, when its descriptor is sent to
@@ -69,7 +69,7 @@ func newEvent(fd int) (*Event, error) {
 func (e *Event) check() error {
 	target, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", e.FD()))
 	if err == nil && target != "anon_inode:[eventfd]" {
-		return fmt.Errorf("wrap eventfd: the descriptor is %s: %w", target, backends.ErrNotSupported)
+		return fmt.Errorf("wrap eventfd: the descriptor is %s: %w", target, driver.ErrNotSupported)
 	}
 	return nil // without /proc the first Signal will tell
 }
@@ -80,12 +80,12 @@ func (e *Event) check() error {
 func (e *Event) FD() int { return e.fd.number() }
 
 // Signal wakes one Wait: the one that sleeps, else the next. It does not block
-// and does not allocate. After Close it returns backends.ErrClosed, which is
+// and does not allocate. After Close it returns driver.ErrClosed, which is
 // os.ErrClosed.
 func (e *Event) Signal() error { return e.fd.with(signal) }
 
 // Wait sleeps until the event is signalled and takes the signal. After Close,
-// also one that comes meanwhile, it returns backends.ErrClosed, which is
+// also one that comes meanwhile, it returns driver.ErrClosed, which is
 // os.ErrClosed. It does not allocate. Several goroutines may wait; a signal
 // wakes one of them.
 func (e *Event) Wait() error { return e.fd.wait() }
@@ -95,7 +95,7 @@ func (e *Event) Wait() error { return e.fd.wait() }
 func (e *Event) Drain() bool { return e.fd.try() }
 
 // SetDeadline ends every Wait that lasts until then, and each later one, with
-// backends.ErrTimeout, which is os.ErrDeadlineExceeded. The zero time is never.
+// driver.ErrTimeout, which is os.ErrDeadlineExceeded. The zero time is never.
 func (e *Event) SetDeadline(t time.Time) error { return e.fd.setDeadline(t) }
 
 // Close wakes every Wait and closes the descriptor. It is idempotent.

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // patience bounds what must happen but not when.
@@ -138,10 +138,10 @@ func TestCloseWakesEveryWaiter(t *testing.T) {
 			t.Errorf("a waiter got %v, want os.ErrClosed", err)
 		}
 	}
-	if err := e.Signal(); err != backends.ErrClosed {
+	if err := e.Signal(); err != driver.ErrClosed {
 		t.Errorf("Signal after Close: %v", err)
 	}
-	if err := e.Wait(); err != backends.ErrClosed {
+	if err := e.Wait(); err != driver.ErrClosed {
 		t.Errorf("Wait after Close: %v", err)
 	}
 	if e.FD() != -1 || e.Drain() || e.SetDeadline(time.Now()) == nil || e.Close() != nil {
@@ -154,7 +154,7 @@ func TestDeadline(t *testing.T) {
 	if err := e.SetDeadline(time.Now().Add(time.Millisecond)); err != nil {
 		t.Fatal(err)
 	}
-	if err := within(t, "Wait", e.Wait); err != backends.ErrTimeout || !errors.Is(err, os.ErrDeadlineExceeded) {
+	if err := within(t, "Wait", e.Wait); err != driver.ErrTimeout || !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("Wait past its deadline: %v", err)
 	}
 	_ = e.SetDeadline(time.Time{})
@@ -218,7 +218,7 @@ func TestEventFromFDRefusesOthers(t *testing.T) {
 	}
 	defer r.Close()
 	defer w.Close()
-	if _, err := EventFromFD(int(w.Fd())); !errors.Is(err, backends.ErrNotSupported) {
+	if _, err := EventFromFD(int(w.Fd())); !errors.Is(err, driver.ErrNotSupported) {
 		t.Errorf("a pipe: %v", err)
 	}
 	if _, err := EventFromFD(-1); !errors.Is(err, unix.EBADF) {
@@ -305,7 +305,7 @@ func TestWaiterRefusesPlainFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if _, err := NewWaiter(int(f.Fd())); !errors.Is(err, backends.ErrNotSupported) {
+	if _, err := NewWaiter(int(f.Fd())); !errors.Is(err, driver.ErrNotSupported) {
 		t.Errorf("a plain file: %v", err)
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // polled is a descriptor in the runtime's poller. os.File brings what is hard:
@@ -44,7 +44,7 @@ func newPolled(fd int, name string, ready func(fd int, scratch []byte) bool) (*p
 	p.fd.Store(int64(fd))
 	if err := p.file.SetDeadline(time.Time{}); err != nil {
 		_ = p.file.Close()
-		return nil, fmt.Errorf("watch %s: the kernel cannot poll this descriptor: %w", name, backends.ErrNotSupported)
+		return nil, fmt.Errorf("watch %s: the kernel cannot poll this descriptor: %w", name, driver.ErrNotSupported)
 	}
 	conn, err := p.file.SyscallConn()
 	if err != nil {
@@ -64,9 +64,9 @@ func (p *polled) wait() error {
 		return nil
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return backends.ErrTimeout
+		return driver.ErrTimeout
 	}
-	return backends.ErrClosed // the poller knows no other reason
+	return driver.ErrClosed // the poller knows no other reason
 }
 
 func (p *polled) try() bool {
@@ -80,14 +80,14 @@ func (p *polled) try() bool {
 // with runs f while the descriptor is held open.
 func (p *polled) with(f func(fd uintptr)) error {
 	if p.conn.Control(f) != nil {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	return nil
 }
 
 func (p *polled) setDeadline(t time.Time) error {
 	if p.file.SetReadDeadline(t) != nil {
-		return backends.ErrClosed
+		return driver.ErrClosed
 	}
 	return nil
 }

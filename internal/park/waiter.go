@@ -17,7 +17,7 @@ type Waiter struct {
 
 // NewWaiter watches a duplicate of fd, so fd stays the caller's to close at any
 // time. It sets O_NONBLOCK, which all duplicates share. A descriptor that the
-// kernel cannot poll, such as a plain file, is backends.ErrNotSupported.
+// kernel cannot poll, such as a plain file, is driver.ErrNotSupported.
 func NewWaiter(fd int) (*Waiter, error) {
 	own, err := duplicate(fd)
 	if err != nil {
@@ -33,7 +33,7 @@ func NewWaiter(fd int) (*Waiter, error) {
 // Wait sleeps until the descriptor is readable, or hung up. It returns at once
 // as long as it is, so read before the next Wait. A pidfd is readable from the
 // end of its process on. After Close, also one that comes meanwhile, it returns
-// backends.ErrClosed, which is os.ErrClosed.
+// driver.ErrClosed, which is os.ErrClosed.
 func (w *Waiter) Wait() error { return w.fd.wait() }
 
 // Ready reports without blocking whether Wait would return at once.

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // ID names a process of this host for good: a number alone may be
@@ -41,7 +41,7 @@ func StartOf(pid int) (uint64, error) {
 	fields := bytes.Fields(after)
 	const at = 22 - 3 // the state is field 3
 	if len(fields) <= at {
-		return 0, fmt.Errorf("identify process %d: /proc tells %d fields: %w", pid, len(fields), backends.ErrCorrupt)
+		return 0, fmt.Errorf("identify process %d: /proc tells %d fields: %w", pid, len(fields), driver.ErrCorrupt)
 	}
 	start, err := strconv.ParseUint(string(fields[at]), 10, 64)
 	if err != nil {
@@ -68,9 +68,9 @@ func (p ID) Open() (fd int, err error) {
 	return fd, nil
 }
 
-// Ended is the error that says that it is no more: backends.ErrPeerLost.
+// Ended is the error that says that it is no more: driver.ErrPeerLost.
 func (p ID) Ended() error {
-	return fmt.Errorf("process %d has ended: %w", p.PID, backends.ErrPeerLost)
+	return fmt.Errorf("process %d has ended: %w", p.PID, driver.ErrPeerLost)
 }
 
 // Host digests what two processes must have in common to share memory and to

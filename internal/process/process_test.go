@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func TestProcess(t *testing.T) {
@@ -24,7 +24,7 @@ func TestProcess(t *testing.T) {
 	_ = unix.Close(fd)
 	later := self
 	later.Start++
-	if fd, err := later.Open(); !errors.Is(err, backends.ErrPeerLost) || fd != -1 {
+	if fd, err := later.Open(); !errors.Is(err, driver.ErrPeerLost) || fd != -1 {
 		t.Errorf("another process of our number: %d, %v", fd, err)
 	}
 	c := exec.Command("true")
@@ -32,7 +32,7 @@ func TestProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone := ID{uint32(c.Process.Pid), self.Start}
-	if _, err := gone.Open(); !errors.Is(err, backends.ErrPeerLost) {
+	if _, err := gone.Open(); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("a process that has ended: %v", err)
 	}
 	a, err := Host()

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/internal/freeze"
 	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/testing/freeze"
 )
 
 // TestThreads looks at a process that sleeps in a call, at the same one stopped, and at

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // New makes a sealed memfd and maps it. With ownerOnly nobody who receives
@@ -46,11 +46,11 @@ func Check(fd int, need uint64) error {
 		return fmt.Errorf("examine peer's descriptor: %w", err)
 	}
 	if st.Size < 0 || uint64(st.Size) < need {
-		return fmt.Errorf("peer's descriptor has %d of %d bytes: %w", st.Size, need, backends.ErrCorrupt)
+		return fmt.Errorf("peer's descriptor has %d of %d bytes: %w", st.Size, need, driver.ErrCorrupt)
 	}
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil || seals&unix.F_SEAL_SHRINK == 0 {
-		return fmt.Errorf("peer's descriptor can shrink (seals %#x): seal memory that is shared with F_SEAL_SHRINK: %w", seals, backends.ErrCorrupt)
+		return fmt.Errorf("peer's descriptor can shrink (seals %#x): seal memory that is shared with F_SEAL_SHRINK: %w", seals, driver.ErrCorrupt)
 	}
 	return nil
 }

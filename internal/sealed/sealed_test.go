@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 const size = 8192
@@ -25,7 +25,7 @@ func TestOwnerWritesOthersRead(t *testing.T) {
 	if _, err := Map(fd, size, unix.PROT_READ|unix.PROT_WRITE); err == nil {
 		t.Error("a page that only its owner writes to is mapped to be written to")
 	}
-	if _, err := Map(fd, size+1, unix.PROT_READ); !errors.Is(err, backends.ErrCorrupt) {
+	if _, err := Map(fd, size+1, unix.PROT_READ); !errors.Is(err, driver.ErrCorrupt) {
 		t.Errorf("map more than there is: %v", err)
 	}
 	if err := unix.Ftruncate(fd, 0); err == nil {
@@ -53,7 +53,7 @@ func TestMapRefusesWhatShrinks(t *testing.T) {
 	if err := unix.Ftruncate(soft, size); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Map(soft, size, unix.PROT_READ); !errors.Is(err, backends.ErrCorrupt) {
+	if _, err := Map(soft, size, unix.PROT_READ); !errors.Is(err, driver.ErrCorrupt) {
 		t.Errorf("map what shrinks: %v", err)
 	}
 	if _, err := Map(-1, size, unix.PROT_READ); err == nil {

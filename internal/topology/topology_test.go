@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/sluicehq/sluice/internal/fakesysfs"
+	"github.com/sluicehq/sluice/internal/testing/fakesysfs"
 )
 
 func server(t *testing.T) (Sysfs, map[string]*Device) {

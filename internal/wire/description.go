@@ -11,7 +11,7 @@ import (
 	"math/bits"
 	"slices"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Limits of a description.
@@ -54,7 +54,7 @@ type Backend struct {
 // past the end: that backend does not serve it.
 type Region struct {
 	Name     string
-	Kind     backends.Kind
+	Kind     driver.Kind
 	ReadOnly bool
 	Size     uint64
 	Tokens   [][]byte
@@ -138,21 +138,21 @@ func appendRegion(b []byte, previous string, r *Region) []byte {
 func (d *Description) check() error {
 	if len(d.Name) > NameMax || len(d.Backends) > BackendsMax || len(d.Regions) > RegionsMax {
 		return fmt.Errorf("describe: name of %d bytes (at most %d), %d backends (%d), %d regions (%d): %w",
-			len(d.Name), NameMax, len(d.Backends), BackendsMax, len(d.Regions), RegionsMax, backends.ErrBounds)
+			len(d.Name), NameMax, len(d.Backends), BackendsMax, len(d.Regions), RegionsMax, driver.ErrBounds)
 	}
 	for _, b := range d.Backends {
-		if b.Name == "" || len(b.Name) > NameMax || len(b.Addr) > backends.AddrMax {
-			return fmt.Errorf("describe backend %q with an address of %d bytes: %w", b.Name, len(b.Addr), backends.ErrBounds)
+		if b.Name == "" || len(b.Name) > NameMax || len(b.Addr) > driver.AddrMax {
+			return fmt.Errorf("describe backend %q with an address of %d bytes: %w", b.Name, len(b.Addr), driver.ErrBounds)
 		}
 	}
 	for i := range d.Regions {
 		r := &d.Regions[i]
 		if len(r.Name) > NameMax || r.Size == 0 || len(r.Tokens) > len(d.Backends) {
-			return fmt.Errorf("describe region %q of %d bytes with %d tokens: %w", r.Name, r.Size, len(r.Tokens), backends.ErrBounds)
+			return fmt.Errorf("describe region %q of %d bytes with %d tokens: %w", r.Name, r.Size, len(r.Tokens), driver.ErrBounds)
 		}
 		for _, token := range r.Tokens {
-			if len(token) > backends.TokenMax || (token != nil && len(token) == 0) {
-				return fmt.Errorf("describe region %q with a token of %d bytes: %w", r.Name, len(token), backends.ErrBounds)
+			if len(token) > driver.TokenMax || (token != nil && len(token) == 0) {
+				return fmt.Errorf("describe region %q with a token of %d bytes: %w", r.Name, len(token), driver.ErrBounds)
 			}
 		}
 	}
@@ -171,7 +171,7 @@ func Decode(b []byte) (*Description, error) {
 	copy(d.Host[:], r.bytes(uint64(len(d.Host))))
 	d.Name = string(r.block(NameMax))
 	for range r.uvarint(BackendsMax) {
-		d.Backends = append(d.Backends, Backend{string(r.block(NameMax)), r.block(backends.AddrMax)})
+		d.Backends = append(d.Backends, Backend{string(r.block(NameMax)), r.block(driver.AddrMax)})
 	}
 	var previous []byte
 	for range r.uvarint(RegionsMax) {
@@ -188,7 +188,7 @@ func Decode(b []byte) (*Description, error) {
 		r.err = d.check()
 	}
 	if r.err != nil {
-		return nil, fmt.Errorf("description %w: %w", r.err, backends.ErrCorrupt)
+		return nil, fmt.Errorf("description %w: %w", r.err, driver.ErrCorrupt)
 	}
 	return d, nil
 }
@@ -196,10 +196,10 @@ func Decode(b []byte) (*Description, error) {
 func (r *reader) region(backendCount int, previous []byte) Region {
 	out := Region{Name: string(r.front(previous, NameMax))}
 	if flags := r.bytes(1); r.err == nil {
-		out.Kind = backends.Kind(flags[0] &^ readOnlyFlag)
+		out.Kind = driver.Kind(flags[0] &^ readOnlyFlag)
 		out.ReadOnly = flags[0]&readOnlyFlag != 0
 	}
-	if out.Kind > backends.File {
+	if out.Kind > driver.File {
 		r.fail(errors.New("has a region of an unknown kind"))
 	}
 	out.Size = r.uvarint(math.MaxInt64)
@@ -211,9 +211,9 @@ func (r *reader) region(backendCount int, previous []byte) Region {
 			continue
 		}
 		if last == nil {
-			last = r.block(backends.TokenMax)
+			last = r.block(driver.TokenMax)
 		} else {
-			last = r.front(last, backends.TokenMax)
+			last = r.front(last, driver.TokenMax)
 		}
 		if len(last) == 0 {
 			r.fail(errors.New("has an empty token"))

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func sample(regions int) *Description {
@@ -26,7 +26,7 @@ func sample(regions int) *Description {
 		token = append(bytes.Repeat(token, 4), byte(i), byte(i>>8), 1)
 		r := Region{Name: fmt.Sprintf("kv.layer.%04d", i), Size: 1 << 20, Tokens: [][]byte{token, append(bytes.Clone(token[:18]), 7, 7)}}
 		if i%3 == 1 {
-			r.ReadOnly, r.Kind, r.Tokens[0] = true, backends.File, nil
+			r.ReadOnly, r.Kind, r.Tokens[0] = true, driver.File, nil
 		}
 		d.Regions = append(d.Regions, r)
 	}
@@ -63,14 +63,14 @@ func TestCutAndFlipped(t *testing.T) {
 		t.Fatal(err)
 	}
 	for n := range b {
-		if _, err := Decode(b[:n]); !errors.Is(err, backends.ErrCorrupt) {
+		if _, err := Decode(b[:n]); !errors.Is(err, driver.ErrCorrupt) {
 			t.Fatalf("cut to %d bytes: %v", n, err)
 		}
 	}
 	for bit := range len(b) * 8 {
 		bad := bytes.Clone(b)
 		bad[bit/8] ^= 1 << (bit % 8)
-		if _, err := Decode(bad); !errors.Is(err, backends.ErrCorrupt) && !errors.Is(err, backends.ErrVersion) {
+		if _, err := Decode(bad); !errors.Is(err, driver.ErrCorrupt) && !errors.Is(err, driver.ErrVersion) {
 			t.Fatalf("bit %d flipped: %v", bit, err)
 		}
 	}
@@ -82,7 +82,7 @@ func TestCutAndFlipped(t *testing.T) {
 func TestOtherVersion(t *testing.T) {
 	b, _ := Encode(nil, sample(1))
 	b[len(magic)]++
-	if _, err := Decode(b); !errors.Is(err, backends.ErrVersion) {
+	if _, err := Decode(b); !errors.Is(err, driver.ErrVersion) {
 		t.Errorf("got %v, want ErrVersion", err)
 	}
 }
@@ -93,12 +93,12 @@ func TestEncodeRefusesWhatDecodeWould(t *testing.T) {
 		"name":    func(d *Description) { d.Name = long },
 		"region":  func(d *Description) { d.Regions[0].Name = long },
 		"size":    func(d *Description) { d.Regions[0].Size = 0 },
-		"address": func(d *Description) { d.Backends[0].Addr = make([]byte, backends.AddrMax+1) },
-		"token":   func(d *Description) { d.Regions[0].Tokens[1] = make([]byte, backends.TokenMax+1) },
+		"address": func(d *Description) { d.Backends[0].Addr = make([]byte, driver.AddrMax+1) },
+		"token":   func(d *Description) { d.Regions[0].Tokens[1] = make([]byte, driver.TokenMax+1) },
 	} {
 		d := sample(1)
 		change(d)
-		if _, err := Encode(nil, d); !errors.Is(err, backends.ErrBounds) {
+		if _, err := Encode(nil, d); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%s: got %v, want ErrBounds", name, err)
 		}
 	}
@@ -142,7 +142,7 @@ func TestDecodeDoesNotSwell(t *testing.T) {
 	tokens := make([][]byte, BackendsMax)
 	for i := range tokens {
 		d.Backends = append(d.Backends, Backend{Name: string(rune('a'+i%26)) + string(rune('a'+i/26)), Addr: []byte{1}})
-		tokens[i] = bytes.Repeat([]byte{7}, backends.TokenMax)
+		tokens[i] = bytes.Repeat([]byte{7}, driver.TokenMax)
 	}
 	for range 2000 {
 		d.Regions = append(d.Regions, Region{Name: strings.Repeat("r", NameMax), Size: 1, Tokens: tokens})
@@ -155,7 +155,7 @@ func TestDecodeDoesNotSwell(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	_, err = Decode(b)
 	runtime.ReadMemStats(&after)
-	if !errors.Is(err, backends.ErrCorrupt) {
+	if !errors.Is(err, driver.ErrCorrupt) {
 		t.Errorf("got %v", err)
 	}
 	if grown, most := after.TotalAlloc-before.TotalAlloc, uint64(64*len(b)); grown > most {

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/pool"
 )
@@ -56,7 +56,7 @@ func (s *side) block(block uint32) []byte {
 // flight, and uses their blocks again at once.
 func TestAbortAtAnyMoment(t *testing.T) { over(t, abortAtAnyMoment) }
 
-func abortAtAnyMoment(t *testing.T, open func(testing.TB) backends.Backend) {
+func abortAtAnyMoment(t *testing.T, open func(testing.TB) driver.Backend) {
 	for _, who := range []string{"sender", "receiver"} {
 		t.Run(who, func(t *testing.T) {
 			p := newPair(t, setup{backend: open, model: large, blocks: 8})

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/pool"
@@ -16,7 +16,7 @@ import (
 
 func TestFullPoolHoldsRequestsBack(t *testing.T) { over(t, fullPoolHoldsRequestsBack) }
 
-func fullPoolHoldsRequestsBack(t *testing.T, open func(testing.TB) backends.Backend) {
+func fullPoolHoldsRequestsBack(t *testing.T, open func(testing.TB) driver.Backend) {
 	p := newPair(t, setup{backend: open, blocks: 4})
 	held := p.handOver(t, 1, 1, 2, 3)
 	begun := make(chan *Push)
@@ -175,7 +175,7 @@ func TestGeometriesMustAgree(t *testing.T) {
 // blocks of the other side.
 func TestSilentSenderLosesItsBlocks(t *testing.T) { over(t, silentSenderLosesItsBlocks) }
 
-func silentSenderLosesItsBlocks(t *testing.T, open func(testing.TB) backends.Backend) {
+func silentSenderLosesItsBlocks(t *testing.T, open func(testing.TB) driver.Backend) {
 	p := newPair(t, setup{backend: open, receiver: func(c *ReceiverConfig) { c.IdleTimeout = 50 * time.Millisecond }})
 	push, q := p.begin(t, 1, 1, 2, 3)
 	if err := push.Layer(within(t), 0); err != nil {
@@ -193,7 +193,7 @@ func silentSenderLosesItsBlocks(t *testing.T, open func(testing.TB) backends.Bac
 // TestDecodeStopsReading: the sender gets its error in time at every stage.
 func TestDecodeStopsReading(t *testing.T) { over(t, decodeStopsReading) }
 
-func decodeStopsReading(t *testing.T, open func(testing.TB) backends.Backend) {
+func decodeStopsReading(t *testing.T, open func(testing.TB) driver.Backend) {
 	p := newPair(t, setup{backend: open, sender: func(c *SenderConfig) {
 		c.AnswerTimeout, c.TakenTimeout, c.AbortTimeout = 50*time.Millisecond, 50*time.Millisecond, 50*time.Millisecond
 	}, receiver: func(c *ReceiverConfig) { c.IdleTimeout = 100 * time.Millisecond }})
@@ -216,7 +216,7 @@ func decodeStopsReading(t *testing.T, open func(testing.TB) backends.Backend) {
 
 func TestLostSender(t *testing.T) { over(t, lostSender) }
 
-func lostSender(t *testing.T, open func(testing.TB) backends.Backend) {
+func lostSender(t *testing.T, open func(testing.TB) driver.Backend) {
 	p := newPair(t, setup{backend: open, model: large})
 	push, q := p.begin(t, 1, 1, 2, 3)
 	if err := push.Layer(within(t), 0); err != nil {
@@ -238,7 +238,7 @@ func lostSender(t *testing.T, open func(testing.TB) backends.Backend) {
 
 func TestLostReceiver(t *testing.T) { over(t, lostReceiver) }
 
-func lostReceiver(t *testing.T, open func(testing.TB) backends.Backend) {
+func lostReceiver(t *testing.T, open func(testing.TB) driver.Backend) {
 	p := newPair(t, setup{backend: open, model: large})
 	push, q := p.begin(t, 1, 1, 2, 3)
 	if err := push.Layer(within(t), 0); err != nil {

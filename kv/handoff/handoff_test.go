@@ -8,14 +8,14 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/pool"
 )
 
 func TestHandsOverEveryByte(t *testing.T) { over(t, handsOverEveryByte) }
 
-func handsOverEveryByte(t *testing.T, open func(testing.TB) backends.Backend) {
+func handsOverEveryByte(t *testing.T, open func(testing.TB) driver.Backend) {
 	for _, model := range []layout.Model{small, large} {
 		for _, order := range []layout.Arrangement{layout.BlockMajor, layout.LayerMajor} {
 			t.Run(model.Name+" from "+order.String(), func(t *testing.T) {
@@ -44,7 +44,7 @@ func handsOverEveryByte(t *testing.T, open func(testing.TB) backends.Backend) {
 // in a gap stays.
 func TestGapsBetweenBlocks(t *testing.T) { over(t, gapsBetweenBlocks) }
 
-func gapsBetweenBlocks(t *testing.T, open func(testing.TB) backends.Backend) {
+func gapsBetweenBlocks(t *testing.T, open func(testing.TB) driver.Backend) {
 	for _, align := range [][2]uint64{{1, 1}, {1, 1 << 16}, {1 << 16, 1}, {64, 1 << 14}} {
 		t.Run(fmt.Sprintf("%d to %d", align[0], align[1]), func(t *testing.T) {
 			p := newPair(t, setup{backend: open, align: align})
@@ -86,7 +86,7 @@ func (p *pair) checkUntouched(t *testing.T, blocks []uint32) {
 
 func TestReusesPrefixes(t *testing.T) { over(t, reusesPrefixes) }
 
-func reusesPrefixes(t *testing.T, open func(testing.TB) backends.Backend) {
+func reusesPrefixes(t *testing.T, open func(testing.TB) driver.Backend) {
 	p := newPair(t, setup{backend: open})
 	a := p.handOver(t, 1, 0, 1, 2, 3)
 	b := p.handOver(t, 2, 0, 1, 2, 8, 9) // while a is in use
@@ -111,7 +111,7 @@ func reusesPrefixes(t *testing.T, open func(testing.TB) backends.Backend) {
 // is missing may leave the rest as it is.
 func TestOnlyMissingBlocksNeedContent(t *testing.T) { over(t, onlyMissingBlocksNeedContent) }
 
-func onlyMissingBlocksNeedContent(t *testing.T, open func(testing.TB) backends.Backend) {
+func onlyMissingBlocksNeedContent(t *testing.T, open func(testing.TB) driver.Backend) {
 	for _, order := range []layout.Arrangement{layout.BlockMajor, layout.LayerMajor} {
 		p := newPair(t, setup{backend: open, order: order})
 		p.handOver(t, 1, 7, 3, 9).Release() // hashes stand alone here: 3 and 7 are found again
@@ -176,7 +176,7 @@ func (p *pair) push(t testing.TB, push *Push) {
 
 func TestLayersInAnyOrderByManyGoroutines(t *testing.T) { over(t, layersInAnyOrderByManyGoroutines) }
 
-func layersInAnyOrderByManyGoroutines(t *testing.T, open func(testing.TB) backends.Backend) {
+func layersInAnyOrderByManyGoroutines(t *testing.T, open func(testing.TB) driver.Backend) {
 	p := newPair(t, setup{backend: open, model: large, sender: func(c *SenderConfig) { c.Window = 2 }})
 	ids := []uint64{1, 2, 3}
 	push, q := p.begin(t, 1, ids...)
@@ -207,7 +207,7 @@ func layersInAnyOrderByManyGoroutines(t *testing.T, open func(testing.TB) backen
 // TestManyRequestsAtOnce runs more requests than the pool has room for.
 func TestManyRequestsAtOnce(t *testing.T) { over(t, manyRequestsAtOnce) }
 
-func manyRequestsAtOnce(t *testing.T, open func(testing.TB) backends.Backend) {
+func manyRequestsAtOnce(t *testing.T, open func(testing.TB) driver.Backend) {
 	const requests = 60
 	p := newPair(t, setup{backend: open, blocks: 12})
 	blocks := p.request(t, 0, 1, 2, 3, 4, 5, 6, 7)

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -16,7 +16,7 @@ import (
 // while requests are handed over.
 func TestGarbageDoesNotDisturbOthers(t *testing.T) { over(t, garbageDoesNotDisturbOthers) }
 
-func garbageDoesNotDisturbOthers(t *testing.T, open func(testing.TB) backends.Backend) {
+func garbageDoesNotDisturbOthers(t *testing.T, open func(testing.TB) driver.Backend) {
 	p := newPair(t, setup{backend: open, blocks: 8, receiver: func(c *ReceiverConfig) {
 		c.IdleTimeout = time.Second // on one CPU garbage keeps honest messages waiting for a while
 	}})

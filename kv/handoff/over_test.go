@@ -5,18 +5,18 @@ package handoff
 import (
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // over runs a test with each backend that the two sides may have in common.
-func over(t *testing.T, test func(t *testing.T, open func(testing.TB) backends.Backend)) {
+func over(t *testing.T, test func(t *testing.T, open func(testing.TB) driver.Backend)) {
 	t.Run("mem", func(t *testing.T) { test(t, newMem) })
 	t.Run("shm", func(t *testing.T) { test(t, newShm) })
 }
 
-func newMem(t testing.TB) backends.Backend {
+func newMem(t testing.TB) driver.Backend {
 	t.Helper()
 	b, err := mem.New(mem.Config{})
 	if err != nil {
@@ -25,7 +25,7 @@ func newMem(t testing.TB) backends.Backend {
 	return b
 }
 
-func newShm(t testing.TB) backends.Backend {
+func newShm(t testing.TB) driver.Backend {
 	t.Helper()
 	b, err := shm.New(shm.Config{})
 	if err != nil {

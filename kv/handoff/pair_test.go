@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/pool"
 )
@@ -60,7 +60,7 @@ type setup struct {
 	order    layout.Arrangement // of the prefill side
 	align    [2]uint64          // of the blocks of the prefill and the decode side
 	blocks   int                // of the decode side
-	backend  func(testing.TB) backends.Backend
+	backend  func(testing.TB) driver.Backend
 	engine   func(*engine.Config)
 	sender   func(*SenderConfig)
 	receiver func(*ReceiverConfig)
@@ -135,7 +135,7 @@ func newSide(t testing.TB, name string, s setup, o layout.Options) side {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := engine.Config{Name: name, Backends: []backends.Backend{s.backend(t)}}
+	cfg := engine.Config{Name: name, Backends: []driver.Backend{s.backend(t)}}
 	if s.engine != nil {
 		s.engine(&cfg)
 	}

@@ -15,11 +15,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/freeze"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/freeze"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/pool"
 )
@@ -49,7 +49,7 @@ func prefillProcess(socket string) error {
 	if err != nil {
 		return err
 	}
-	eng, err := engine.Open(engine.Config{Name: "prefill", Backends: []backends.Backend{b}})
+	eng, err := engine.Open(engine.Config{Name: "prefill", Backends: []driver.Backend{b}})
 	if err != nil {
 		return err
 	}

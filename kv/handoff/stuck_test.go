@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -30,7 +30,7 @@ func (b stubborn) Fence(ctx context.Context, key uint32) error {
 func newStubborn(t *testing.T) (p *pair, fails *atomic.Int64) {
 	t.Helper()
 	fails = new(atomic.Int64)
-	return newPair(t, setup{backend: func(t testing.TB) backends.Backend {
+	return newPair(t, setup{backend: func(t testing.TB) driver.Backend {
 		return stubborn{newMem(t).(*mem.Backend), fails}
 	}, receiver: func(c *ReceiverConfig) { c.RevokeTimeout = 10 * time.Millisecond }}), fails
 }

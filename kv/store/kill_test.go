@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/posix"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -70,7 +70,7 @@ func writeForEver(path string, cfg posix.Config) error {
 	if err != nil {
 		return err
 	}
-	e, err := engine.Open(engine.Config{Name: "writer", Backends: []backends.Backend{b}})
+	e, err := engine.Open(engine.Config{Name: "writer", Backends: []driver.Backend{b}})
 	if err != nil {
 		return err
 	}

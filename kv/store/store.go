@@ -34,7 +34,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -158,8 +158,8 @@ func (s *Store) Geometry() Geometry { return s.geo }
 
 // Segment returns the blocks for Engine.Register: block i begins at i times Stride. The
 // descriptor is the store's, and must stay open while the region is registered.
-func (s *Store) Segment() backends.Segment {
-	return backends.Segment{Kind: backends.File, Len: s.geo.Blocks * s.geo.Stride(),
+func (s *Store) Segment() driver.Segment {
+	return driver.Segment{Kind: driver.File, Len: s.geo.Blocks * s.geo.Stride(),
 		FD: int(s.f.Fd()), FileOff: s.geo.dataOff()}
 }
 

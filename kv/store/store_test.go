@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 var shape = Geometry{BlockBytes: 10_000, Blocks: 70, Tag: [32]byte{1, 2, 3}}

@@ -9,7 +9,7 @@ import (
 	"iter"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -111,7 +111,7 @@ func (m *Model) Load(ctx context.Context, cfg Config) (*Load, error) {
 	for range cfg.Readers {
 		l.ended.Go(l.read)
 	}
-	l.unhook = context.AfterFunc(ctx, func() { l.end(backends.ContextError(ctx)) })
+	l.unhook = context.AfterFunc(ctx, func() { l.end(driver.ContextError(ctx)) })
 	return l, nil
 }
 
@@ -178,7 +178,7 @@ func (l *Load) until(ctx context.Context, try func() (bool, error)) error {
 		select {
 		case <-news:
 		case <-ctx.Done():
-			return fmt.Errorf("wait for weights, with %d tensors in memory that were not released: %w", l.held(), backends.ContextError(ctx))
+			return fmt.Errorf("wait for weights, with %d tensors in memory that were not released: %w", l.held(), driver.ContextError(ctx))
 		}
 	}
 }

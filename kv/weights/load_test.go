@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/leak"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // content is what byte i of a tensor is.

@@ -13,9 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
-	"github.com/sluicehq/sluice/backends/backendtest"
 	"github.com/sluicehq/sluice/bench/peers"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 func opened(t *testing.T, n uint64) *end {
@@ -70,7 +70,7 @@ func TestPageCacheIsAsAsked(t *testing.T) {
 	const n = 1 << 20
 	e := opened(t, n)
 	unavailable := func(reason string) {
-		backendtest.SkipIfUnavailable(t, &backends.UnavailableError{Backend: "disk", Reason: reason, Fix: "set TMPDIR to a folder on a disk"})
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "disk", Reason: reason, Fix: "set TMPDIR to a folder on a disk"})
 	}
 	if strings.Contains(e.system(), "tmpfs") {
 		unavailable("tmpfs is page cache and nothing else")

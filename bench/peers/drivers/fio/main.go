@@ -13,9 +13,9 @@ import (
 	"os"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/bench/peers"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func main() {
@@ -68,9 +68,9 @@ type posting struct {
 
 // Prepare implements peers.End.
 func (e *end) Prepare(op string, size uint64, local, _ []int32) (peers.Posting, error) {
-	kind := backends.Write
+	kind := driver.Write
 	if op == "read" {
-		kind = backends.Read
+		kind = driver.Read
 	}
 	return &posting{bench.Fio{Path: e.Path, Cached: size%blockSize != 0, Time: runTime},
 		bench.Shape{Op: kind, Size: size, Batch: len(local), Spread: e.Bytes}}, nil

@@ -7,8 +7,8 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/bench/peers"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func TestRunOfAShape(t *testing.T) {
@@ -26,8 +26,8 @@ func TestRunOfAShape(t *testing.T) {
 		op     string
 		size   uint64
 		cached bool
-		want   backends.Op
-	}{{"write", 4096, false, backends.Write}, {"read", 656, true, backends.Read}} {
+		want   driver.Op
+	}{{"write", 4096, false, driver.Write}, {"read", 656, true, driver.Read}} {
 		p, err := e.Prepare(c.op, c.size, make([]int32, 5), nil)
 		if err != nil {
 			t.Fatal(err)

@@ -8,9 +8,9 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/posix"
 	"github.com/sluicehq/sluice/bench/peers"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -53,7 +53,7 @@ func (h *half) open(memory []byte, buffered bool) error {
 	if err != nil {
 		return err
 	}
-	if h.eng, err = engine.Open(engine.Config{Backends: []backends.Backend{b}}); err != nil {
+	if h.eng, err = engine.Open(engine.Config{Backends: []driver.Backend{b}}); err != nil {
 		return err
 	}
 	h.memory, err = h.eng.Register("memory", engine.HostSegment(memory))

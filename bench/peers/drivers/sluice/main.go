@@ -14,19 +14,19 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/rdma"
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/backends/tcp"
 	"github.com/sluicehq/sluice/backends/ucx"
 	"github.com/sluicehq/sluice/bench/peers"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
 // way is how bytes are moved.
 type way struct {
 	lane     string
-	open     func() (backends.Backend, error)
+	open     func() (driver.Backend, error)
 	foreign  bool // memory that the engine did not allocate
 	parked   bool // who awaits a message sleeps: who looks for it takes the processor from who brings it
 	settings string
@@ -39,17 +39,17 @@ const (
 )
 
 var ways = map[string]way{
-	"shm":     {lane: "host", open: func() (backends.Backend, error) { return shm.New(shm.Config{}) }, settings: "backend shm, memory of Engine.Alloc"},
-	"foreign": {lane: "host", open: func() (backends.Backend, error) { return shm.New(shm.Config{}) }, foreign: true, settings: "backend shm, memory that the engine did not allocate"},
-	"ucx": {lane: "host", open: func() (backends.Backend, error) { return ucx.New(ucx.Config{Transports: nearTransports}) },
+	"shm":     {lane: "host", open: func() (driver.Backend, error) { return shm.New(shm.Config{}) }, settings: "backend shm, memory of Engine.Alloc"},
+	"foreign": {lane: "host", open: func() (driver.Backend, error) { return shm.New(shm.Config{}) }, foreign: true, settings: "backend shm, memory that the engine did not allocate"},
+	"ucx": {lane: "host", open: func() (driver.Backend, error) { return ucx.New(ucx.Config{Transports: nearTransports}) },
 		settings: "backend ucx over " + nearTransports + ", memory of Engine.Alloc"},
-	"tcp": {lane: "tcp", open: func() (backends.Backend, error) {
+	"tcp": {lane: "tcp", open: func() (driver.Backend, error) {
 		return tcp.New(tcp.Config{Listen: "127.0.0.1:0", Plaintext: true})
 	}, parked: true, settings: "backend tcp, plain text"},
-	"ucx-tcp": {lane: "tcp", open: func() (backends.Backend, error) {
+	"ucx-tcp": {lane: "tcp", open: func() (driver.Backend, error) {
 		return ucx.New(ucx.Config{Transports: farTransports, Devices: "lo"})
 	}, parked: true, settings: "backend ucx over tcp"},
-	"rdma": {lane: "rdma", open: func() (backends.Backend, error) { return rdma.New(rdma.Config{}) },
+	"rdma": {lane: "rdma", open: func() (driver.Backend, error) { return rdma.New(rdma.Config{}) },
 		settings: "backend rdma, memory of Engine.Alloc"},
 }
 
@@ -84,7 +84,7 @@ type end struct {
 	eng    *engine.Engine
 	memory []byte
 	region *engine.Region
-	whole  backends.Segment
+	whole  driver.Segment
 	free   func() error
 	more   []*engine.Region
 	peer   *engine.Peer
@@ -110,7 +110,7 @@ func (e *end) Open(r *peers.Request) (peers.Answer, error) {
 	if err != nil {
 		return peers.Answer{}, err
 	}
-	e.eng, err = engine.Open(engine.Config{Name: r.Name, Backends: []backends.Backend{b}, ConnectTimeout: patience})
+	e.eng, err = engine.Open(engine.Config{Name: r.Name, Backends: []driver.Backend{b}, ConnectTimeout: patience})
 	if err != nil {
 		return peers.Answer{}, err
 	}

@@ -9,8 +9,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/nvml"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/topology"
 )
 
@@ -105,7 +105,7 @@ func Examine(kernel topology.Sysfs, ask func() (nvml.Findings, error)) Report {
 // without says why the driver is not there.
 func (n *NVIDIA) without(err error) {
 	n.Unavailable = err.Error()
-	var missing *backends.UnavailableError
+	var missing *driver.UnavailableError
 	if errors.As(err, &missing) {
 		n.Unavailable, n.Fix = missing.Reason, missing.Fix
 	}

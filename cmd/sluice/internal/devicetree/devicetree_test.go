@@ -9,14 +9,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/nvml"
-	"github.com/sluicehq/sluice/internal/fakesysfs"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/fakesysfs"
 	"github.com/sluicehq/sluice/internal/topology"
 )
 
-// driver answers as one of the server's two cards would.
-func driver(states ...int) func() (nvml.Findings, error) {
+// cards answers as one of the server's two cards would.
+func cards(states ...int) func() (nvml.Findings, error) {
 	return func() (nvml.Findings, error) {
 		f := nvml.Findings{Driver: "550.54.15", CUDA: "12.4"}
 		for i, bus := range []string{"0000:19:00.0", "0000:9b:00.0"}[:len(states)] {
@@ -30,7 +30,7 @@ func driver(states ...int) func() (nvml.Findings, error) {
 }
 
 func absent() (nvml.Findings, error) {
-	return nvml.Findings{}, &backends.UnavailableError{Backend: "nvml", Reason: "not here", Fix: "install it"}
+	return nvml.Findings{}, &driver.UnavailableError{Backend: "nvml", Reason: "not here", Fix: "install it"}
 }
 
 func printed(r *Report) string {
@@ -64,7 +64,7 @@ near GPU 1: NIC mlx5_1 (same NUMA node); drive nvme0, nvme1 (across NUMA nodes)
 
 func TestServer(t *testing.T) {
 	kernel := topology.Sysfs(fakesysfs.Server(t).Root)
-	r := Examine(kernel, driver(0, 0))
+	r := Examine(kernel, cards(0, 0))
 	got := printed(&r)
 	if got != server {
 		t.Errorf("printed\n%s\nwant\n%s", got, server)
@@ -95,8 +95,8 @@ func TestWithoutDriver(t *testing.T) {
 // TestStrangers has a card that the driver does not show, and cards that are on no bus.
 func TestStrangers(t *testing.T) {
 	kernel := topology.Sysfs(fakesysfs.Server(t).Root)
-	r := Examine(kernel, driver(0))
-	if got := printed(&r); !strings.Contains(got, "GPU 0000:9b:00.0 (not shown by the driver), Gen3 x8 of Gen5 x16\n") || len(r.GPUs) != 2 {
+	r := Examine(kernel, cards(0))
+	if got := printed(&r); !strings.Contains(got, "GPU 0000:9b:00.0 (not shown by the libcuda), Gen3 x8 of Gen5 x16\n") || len(r.GPUs) != 2 {
 		t.Errorf("%d GPUs:\n%s", len(r.GPUs), got)
 	}
 	r = Examine(kernel, func() (nvml.Findings, error) {
@@ -188,7 +188,7 @@ NUMA node 0
 
 // TestJSON wants lists where there may be many, never null.
 func TestJSON(t *testing.T) {
-	for _, r := range []Report{Examine(topology.Sysfs(fakesysfs.Server(t).Root), driver(0, 8)), Examine(topology.Sysfs(t.TempDir()), absent)} {
+	for _, r := range []Report{Examine(topology.Sysfs(fakesysfs.Server(t).Root), cards(0, 8)), Examine(topology.Sysfs(t.TempDir()), absent)} {
 		text, err := json.Marshal(r)
 		if err != nil {
 			t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 const (
@@ -192,7 +192,7 @@ func TestBackendThatDoesNotOpen(t *testing.T) {
 // TestWhatTheCallerKnows: it takes the place of what files say, and is not said twice.
 func TestWhatTheCallerKnows(t *testing.T) {
 	s := machineOf(t, nil)
-	s.Backends["ucx"] = func() error { return &backends.UnavailableError{Backend: "ucx", Reason: "no luck", Fix: "try"} }
+	s.Backends["ucx"] = func() error { return &driver.UnavailableError{Backend: "ucx", Reason: "no luck", Fix: "try"} }
 	r := Examine(s)
 	if c := find(t, r, "open-ucx"); c.State != Missing || c.Found != "no luck" || c.Fix != "try" {
 		t.Errorf("%+v", c)

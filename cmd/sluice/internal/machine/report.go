@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
@@ -130,7 +130,7 @@ func openChecks(s *Source) []Check {
 		if err := open(); err != nil {
 			c := Check{Name: "open-" + name, State: Missing, Found: err.Error(),
 				Why: "the backend says so itself when it is opened", Backends: []string{name}}
-			var missing *backends.UnavailableError
+			var missing *driver.UnavailableError
 			if errors.As(err, &missing) {
 				c.Found, c.Fix = missing.Reason, missing.Fix
 			}

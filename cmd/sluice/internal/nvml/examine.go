@@ -11,7 +11,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/dl"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // session is one library, open and initialised.
@@ -38,7 +38,7 @@ var needed = [][]string{
 }
 
 // Examine asks the driver, through a library; empty means Library. A process may use one. The error is a
-// *backends.UnavailableError where there is none, or no driver. It may take seconds where the driver has to wake up
+// *driver.UnavailableError where there is none, or no driver. It may take seconds where the driver has to wake up
 // its cards, and may be called by any goroutine, one after the other.
 func Examine(library string) (f Findings, err error) {
 	if library == "" {
@@ -67,7 +67,7 @@ func Examine(library string) (f Findings, err error) {
 func load(library string) error {
 	if loaded.library != nil {
 		if loaded.path != library {
-			return fmt.Errorf("nvml: this process uses %s: %w", loaded.path, backends.ErrBusy)
+			return fmt.Errorf("nvml: this process uses %s: %w", loaded.path, driver.ErrBusy)
 		}
 		return loaded.err
 	}

@@ -15,7 +15,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/topology"
 )
 
@@ -27,7 +27,7 @@ const asProgram = "SLUICE_TEST_NVML_LIBRARY"
 type answer struct {
 	Findings Findings
 	Err      string
-	Missing  *backends.UnavailableError
+	Missing  *driver.UnavailableError
 	Again    bool // the second try said the same
 }
 
@@ -154,7 +154,7 @@ func TestOneLibrary(t *testing.T) {
 	if _, err := Examine(first); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Examine(filepath.Join(t.TempDir(), "another.so")); !errors.Is(err, backends.ErrBusy) {
+	if _, err := Examine(filepath.Join(t.TempDir(), "another.so")); !errors.Is(err, driver.ErrBusy) {
 		t.Errorf("a second library: %v", err)
 	}
 	if f, err := Examine(first); err != nil || len(f.GPUs) != 2 {

@@ -13,7 +13,7 @@
 package nvml
 
 import (
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/topology"
 )
 
@@ -49,5 +49,5 @@ type GPU struct {
 const installFix = "install the NVIDIA driver; containers: --gpus all"
 
 func unavailable(reason, fix string) error {
-	return &backends.UnavailableError{Backend: "nvml", Reason: reason, Fix: fix}
+	return &driver.UnavailableError{Backend: "nvml", Reason: reason, Fix: fix}
 }

@@ -8,11 +8,11 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 )
 
 func TestWithout(t *testing.T) {
-	var missing *backends.UnavailableError
+	var missing *driver.UnavailableError
 	if f, err := Examine(""); !errors.As(err, &missing) || missing.Backend != "nvml" || missing.Fix == "" || len(f.GPUs) != 0 {
 		t.Errorf("%+v, %v", f, err)
 	}

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/procs"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/handoff"
 	"github.com/sluicehq/sluice/kv/layout"
@@ -27,7 +27,7 @@ type decode struct {
 	geometry *layout.Geometry
 	memory   *engine.Memory
 	eng      *engine.Engine
-	backends []backends.Backend // of eng
+	backends []driver.Backend // of eng
 	blocks   *pool.Pool
 	receiver *handoff.Receiver
 

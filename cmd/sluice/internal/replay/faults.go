@@ -10,9 +10,9 @@ import (
 	"net"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/procs"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/kv/handoff"
 )
 
@@ -36,7 +36,7 @@ func (p *Plan) patience() time.Duration {
 }
 
 // open opens the backends of a side, with the faults that were asked for.
-func (p *Plan) open(s Side, open OpenFunc) ([]backends.Backend, error) {
+func (p *Plan) open(s Side, open OpenFunc) ([]driver.Backend, error) {
 	list, err := open(p.Backend, p.Threads)
 	if err != nil || p.Faults[s] == "" {
 		return list, err
@@ -57,7 +57,7 @@ func (p *Plan) open(s Side, open OpenFunc) ([]backends.Backend, error) {
 }
 
 // wrap returns the backend itself with an error, so that it can be closed.
-func wrap(b backends.Backend, rules fault.Rules) (backends.Backend, error) {
+func wrap(b driver.Backend, rules fault.Rules) (driver.Backend, error) {
 	w, err := fault.Wrap(b, rules)
 	if err != nil {
 		return b, err
@@ -66,7 +66,7 @@ func wrap(b backends.Backend, rules fault.Rules) (backends.Backend, error) {
 }
 
 // faultsFired adds up how often rules have fired.
-func faultsFired(list []backends.Backend) (n uint64) {
+func faultsFired(list []driver.Backend) (n uint64) {
 	for _, b := range list {
 		if f, ok := b.(fault.Injector); ok {
 			for _, h := range f.Hits() {

@@ -8,9 +8,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/procs"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/handoff"
 )
@@ -20,7 +20,7 @@ import (
 const plainEvery = 8
 
 // OpenFunc opens the backends that a name stands for.
-type OpenFunc func(name string, threads int) ([]backends.Backend, error)
+type OpenFunc func(name string, threads int) ([]driver.Backend, error)
 
 // The messages between the parent and the two processes.
 const (
@@ -41,7 +41,7 @@ type prefill struct {
 	ctx      context.Context
 	staging  *staging
 	eng      *engine.Engine
-	backends []backends.Backend // of eng
+	backends []driver.Backend // of eng
 	local    *engine.Region
 	peer     *engine.Peer
 	sender   *handoff.Sender

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/backends"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
@@ -70,8 +70,8 @@ func stagingGeometry(p *Plan, blocks uint64) (*layout.Geometry, error) {
 // segment describes all of it for registration: memory that peers do not map,
 // since the mapping is peculiar. It comes from no engine: nobody but the initiator
 // reaches it, and that has it at hand, whatever the backend.
-func (s *staging) segment() backends.Segment {
-	return backends.Segment{Kind: backends.DRAM, Len: uint64(len(s.mem)), Mem: s.mem}
+func (s *staging) segment() driver.Segment {
+	return driver.Segment{Kind: driver.DRAM, Len: uint64(len(s.mem)), Mem: s.mem}
 }
 
 // piece returns the bytes of a part of a layer of a block.

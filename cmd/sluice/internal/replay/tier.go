@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluicehq/sluice/backends"
 	"github.com/sluicehq/sluice/backends/posix"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/handoff"
 	"github.com/sluicehq/sluice/kv/pool"
@@ -92,7 +92,7 @@ func (t *tier) connect(p *Plan, memory *engine.Memory) (err error) {
 	if t.backend, err = posix.New(posix.Config{Durable: t.offload.Durable}); err != nil {
 		return err
 	}
-	t.eng, err = engine.Open(engine.Config{Name: "offload", Backends: []backends.Backend{t.backend}, TransferTimeout: p.limit()})
+	t.eng, err = engine.Open(engine.Config{Name: "offload", Backends: []driver.Backend{t.backend}, TransferTimeout: p.limit()})
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package drivertest
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+var countChecks = []check{
+	{name: "CountAfterData", wirings: everywhere, needs: []optional{counter}, run: checkCountAfterData},
+	{name: "CountPages", wirings: everywhere, needs: []optional{counter, pager}, run: checkCountPages},
+	{name: "CountUnattended", wirings: everywhere, needs: []optional{counter}, run: checkCountUnattended},
+	{name: "CountWakes", wirings: Pair | Processes, needs: []optional{counter, armer}, run: checkCountWakes},
+	{name: "CountAmongMessages", wirings: everywhere, needs: []optional{counter}, run: checkCountAmongMessages},
+	{name: "CountOfFailedBatch", wirings: everywhere, needs: []optional{counter}, run: checkCountOfFailedBatch},
+	{name: "CountBounds", wirings: here, needs: []optional{counter}, run: checkCountBounds},
+}
+
+// seen waits until a counter has reached n, as a program that looks all the time, and
+// polls nothing.
+func (h *host) seen(number uint32, n uint64, limit time.Duration) (value uint64, err error) {
+	c, ok := h.b.(driver.Counting)
+	if !ok {
+		return 0, driver.ErrNotSupported
+	}
+	for wait := newPatience(limit); c.Count(number) < n; {
+		if !wait.more() {
+			return c.Count(number), errLate
+		}
+	}
+	return c.Count(number), nil
+}
+
+// slept waits as a program that sleeps, and returns how often it woke up.
+func (h *host) slept(number uint32, n uint64, limit time.Duration) (woken int, err error) {
+	c, ok := h.b.(driver.Counting)
+	if !ok {
+		return 0, driver.ErrNotSupported
+	}
+	for end := time.Now().Add(limit); !c.AwaitCount(number, n); woken++ {
+		if err := h.park(time.Until(end)); err != nil {
+			return woken, err
+		}
+	}
+	return woken, nil
+}
+
+// counting is a submission that counts.
+func (s *stage) counting(number uint32, pages *driver.Pages, descs ...driver.Desc) func(tag uint64) error {
+	p := s.peer.(driver.Counter)
+	return func(tag uint64) error { return p.SubmitCount(tag, descs, pages, number) }
+}
+
+func (s *stage) submitCount(number uint32, descs ...driver.Desc) uint64 {
+	s.Helper()
+	tag, err := s.near.start(s.counting(number, nil, descs...))
+	if err != nil {
+		s.Fatalf("submit a count with %d descriptors: %v", len(descs), err)
+	}
+	return tag
+}
+
+// counts fails the check unless a counter of the far side comes to n and stays there.
+func (s *stage) counts(number uint32, n uint64) {
+	s.Helper()
+	q := request{Do: "counted", Counter: number, Until: n}
+	if _, err := s.far.try(q); err != nil {
+		s.Fatalf("counter %d does not reach %d: %v", number, n, err)
+	}
+	if got := s.far.must(q).Size; got != n {
+		s.Errorf("counter %d is at %d, want %d", number, got, n)
+	}
+}
+
+// checkCountAfterData writes to many slots at once, each with a counter of its own: when
+// that goes up the receiver looks at the bytes.
+func checkCountAfterData(s *stage) {
+	const slots, rounds = 16, 24
+	slot := s.fit(200 << 10)
+	l, r := s.local(slot*slots), s.remote(slot*slots)
+	lens := []uint64{8, 656, 4097, 70000, 200 << 10}
+	for round := range uint64(rounds) {
+		l.paint(s.seed())
+		var tags []uint64
+		looked := make(chan string)
+		for i := range uint64(slots) {
+			d := desc(l, i*slot, r, i*slot, s.fit(lens[(i+round)%uint64(len(lens))]))
+			s.apply(driver.Write, d)
+			go func(want []byte) { looked <- s.look(r, i*slot, uint32(i), round+1, want) }(digest(r.want[i*slot:][:slot]))
+			tags = append(tags, s.submitCount(uint32(i), s.pieces(d)...))
+		}
+		for range slots {
+			if fault := <-looked; fault != "" {
+				s.Errorf("round %d: %s", round, fault)
+			}
+		}
+		for _, tag := range tags {
+			if err := s.await(tag); err != nil {
+				s.Fatalf("write with a count: %v", err)
+			}
+		}
+	}
+	r.expect("after all counts")
+}
+
+// look waits for a count and compares the bytes that it stands for.
+func (s *stage) look(r *memory, off uint64, number uint32, n uint64, want []byte) (fault string) {
+	got, err := s.far.try(request{Do: "counted", Counter: number, Until: n, Region: r.id, Off: off, Len: s.fit(200 << 10)})
+	switch {
+	case err != nil:
+		return fmt.Sprintf("counter %d does not reach %d: %v", number, n, err)
+	case got.Size != n:
+		return fmt.Sprintf("counter %d is at %d, want %d", number, got.Size, n)
+	case string(got.Data) != string(want):
+		return fmt.Sprintf("counter %d went up before its bytes were visible", number)
+	}
+	return ""
+}
+
+// checkCountPages has a count follow scattered entries.
+func checkCountPages(s *stage) {
+	const entry, n = 656, 300
+	l, r := s.local(entry*n), s.remote(entry*n)
+	l.paint(s.seed())
+	p := &driver.Pages{EntryLen: entry, LocalStride: entry, RemoteStride: entry, LocalKey: l.key, RemoteKey: r.as, Count: n}
+	for i := range uint32(n) {
+		p.Local = append(p.Local, i*7%n)
+		p.Remote = append(p.Remote, i)
+	}
+	tag, err := s.near.start(s.counting(5, p))
+	if err != nil {
+		s.Fatalf("submit pages with a count: %v", err)
+	}
+	for i := range n {
+		s.apply(driver.Write, p.Desc(i))
+	}
+	s.counts(5, 1)
+	r.expect("when a count of pages was seen")
+	if err := s.await(tag); err != nil {
+		s.Fatalf("pages with a count: %v", err)
+	}
+}
+
+// checkCountUnattended counts far more often than messages would fit, at a program that
+// receives nothing.
+func checkCountUnattended(s *stage) {
+	const n = 5000
+	number := uint32(driver.CountersMax - 1)
+	for range n {
+		s.submitCount(number)
+	}
+	s.allDone("counts at a program that does not look")
+	s.counts(number, n)
+	s.counts(0, 0)
+}
+
+// checkCountWakes has the receiver sleep until the last of many.
+func checkCountWakes(s *stage) {
+	const n = 400
+	type result struct {
+		r   reply
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		r, err := s.far.try(request{Do: "slept", Counter: 3, Until: n})
+		done <- result{r, err}
+	}()
+	for i := range n {
+		if err := s.await(s.submitCount(3)); err != nil {
+			s.Fatalf("count: %v", err)
+		}
+		if i == n/2 {
+			time.Sleep(5 * time.Millisecond) // it sleeps by now, if it did not before
+		}
+	}
+	got := <-done
+	if errors.Is(got.err, errLate) {
+		s.Fatalf("the wake-up of the last count was lost")
+	} else if got.err != nil {
+		s.Fatalf("sleep until %d counts: %v", n, got.err)
+	}
+	if got.r.Count > n/10 {
+		s.Errorf("%d wake-ups for %d counts, want one", got.r.Count, n)
+	}
+}
+
+// checkCountAmongMessages mixes both: neither takes the other's place or turn.
+func checkCountAmongMessages(s *stage) {
+	const n = 12 // messages that wait while all counts arrive
+	l, r := s.local(s.fit(64)), s.remote(s.fit(64))
+	d := desc(l, 0, r, 0, s.fit(64))
+	for i := range byte(n) {
+		for range 30 {
+			s.submitCount(9, d)
+		}
+		s.submitNotify([]byte{i}, d)
+	}
+	s.allDone("counts among messages")
+	s.counts(9, 30*n)
+	for i, m := range s.far.must(request{Do: "receive", Count: n}).Messages {
+		if m.Err != nil || string(m.Data) != string([]byte{byte(i)}) {
+			s.Errorf("message %d reads %x (%v)", i, m.Data, m.Err.orNil())
+		}
+	}
+	s.settle(r) // finds a message too many
+}
+
+// checkCountOfFailedBatch has batches fail because their memory is gone.
+func checkCountOfFailedBatch(s *stage) {
+	n := s.fit(100 << 10)
+	l, r := s.local(n), s.remote(n)
+	if s.has(fencer) {
+		if err := r.fence(); err != nil {
+			s.Fatalf("fence: %v", err)
+		}
+	} else if err := r.unregister(); err != nil {
+		s.Fatalf("close memory: %v", err)
+	}
+	for _, d := range []driver.Desc{desc(l, 0, r, 0, s.fit(64)), desc(l, 0, r, 0, n)} {
+		s.fails("a write to revoked memory", nil, s.counting(2, nil, d))
+	}
+	fresh := s.remote(n)
+	if err := s.await(s.submitCount(2, desc(l, 0, fresh, 0, n))); err != nil {
+		s.Fatalf("write with a count: %v", err)
+	}
+	s.apply(driver.Write, desc(l, 0, fresh, 0, n))
+	s.counts(2, 1)
+	fresh.expect("after batches that failed")
+}
+
+func checkCountBounds(s *stage) {
+	s.refused("a counter out of bounds", driver.ErrBounds, s.counting(driver.CountersMax, nil))
+	s.refused("a counter far out of bounds", driver.ErrBounds, s.counting(1<<31, nil))
+	if s.near.b.(driver.Counting).AwaitCount(1, 1) {
+		s.Error("AwaitCount: a counter that nobody has used is said to have reached 1")
+	}
+	if err := s.await(s.submitCount(0)); err != nil {
+		s.Errorf("count on 0: %v", err)
+	}
+	s.counts(0, 1)
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package drivertest
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+var durableChecks = []check{
+	{name: "DurableWrites", wirings: here, needs: []optional{persister}, run: checkDurableWrites},
+	{name: "DurablePages", wirings: here, needs: []optional{persister, pager}, run: checkDurablePages},
+	{name: "DurableBounds", wirings: here, needs: []optional{persister}, run: checkDurableBounds},
+	{name: "DurableNoAllocation", wirings: here, needs: []optional{persister}, run: checkDurableNoAllocation},
+}
+
+// platter is what memory holds that would survive a loss of power: the bytes that were there
+// when the last sync began of those that have ended.
+type platter struct {
+	read func() ([]byte, error)
+
+	mu     sync.Mutex // guards what follows
+	begun  [][]byte
+	stable []byte
+	err    error
+}
+
+// watch follows the syncs of the far side's memory; nil where the harness tells of none.
+func (s *stage) watch(r *memory) *platter {
+	s.Helper()
+	far, ok := s.far.party.(*host)
+	if s.h.Syncs == nil || !ok {
+		s.Log("the harness does not tell of syncs: what they cover is not looked at")
+		return nil
+	}
+	p := &platter{read: func() ([]byte, error) { return far.get(r.id, 0, r.size) }}
+	p.stable, p.err = p.read() // as if the disk had been new
+	s.h.Syncs(far.b, p.syncBegins, p.syncEnded)
+	return p
+}
+
+func (p *platter) syncBegins() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b, err := p.read()
+	if err != nil {
+		p.err = err
+	}
+	p.begun = append(p.begun, b)
+}
+
+func (p *platter) syncEnded() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.begun) > 0 {
+		p.stable, p.begun = p.begun[0], p.begun[1:]
+	}
+}
+
+// holds returns "" if a range of memory would survive as it should be.
+func (p *platter) holds(want []byte, off, n uint64) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.err != nil {
+		return p.err.Error()
+	}
+	if string(p.stable[off:][:n]) == string(want[off:][:n]) {
+		return ""
+	}
+	return fmt.Sprintf("a loss of power would leave other bytes in [%d, +%d): %s", off, n, difference(p.stable[off:][:n], want[off:][:n]))
+}
+
+// persisting is a submission of a durable write.
+func (s *stage) persisting(pages *driver.Pages, descs ...driver.Desc) func(tag uint64) error {
+	p := s.peer.(driver.Persister)
+	return func(tag uint64) error { return p.SubmitDurable(tag, descs, pages) }
+}
+
+// persist runs a durable write among others that nobody waits for.
+func (s *stage) persist(pages *driver.Pages, descs ...driver.Desc) (tag uint64) {
+	s.Helper()
+	tag, err := s.near.start(s.persisting(pages, descs...))
+	if err != nil {
+		s.Fatalf("submit a durable write: %v", err)
+	}
+	if pages != nil {
+		for i := range pages.Count {
+			s.apply(driver.Write, pages.Desc(i))
+		}
+	}
+	s.apply(driver.Write, descs...)
+	return tag
+}
+
+// checkDurableWrites has several under way at once, of lengths that go different ways, with
+// others between them: when one ends, its bytes are safe.
+func checkDurableWrites(s *stage) {
+	const slots = 6
+	slot := s.fit(70 << 10)
+	l, r := s.local(slot*slots), s.remote(slot*slots)
+	disk := s.watch(r)
+	lens := []uint64{1, 656, 4096, 8192 + 7, 64 << 10, 70 << 10}
+	for round := range uint64(12) {
+		l.paint(s.seed())
+		var tags [slots]uint64
+		var n [slots]uint64
+		for i := range uint64(slots) {
+			n[i] = s.fit(lens[(i+round)%slots])
+			d := desc(l, i*slot, r, i*slot, n[i])
+			if (i+round)%3 == 2 {
+				tags[i] = s.submit(driver.Write, s.pieces(d)...)
+				s.apply(driver.Write, d)
+				continue
+			}
+			tags[i] = s.persist(nil, s.pieces(d)...)
+		}
+		for i, tag := range tags {
+			if err := s.await(tag); err != nil {
+				s.Fatalf("write of %d bytes: %v", n[i], err)
+			}
+			if (uint64(i)+round)%3 == 2 || disk == nil {
+				continue
+			}
+			if fault := disk.holds(r.want, uint64(i)*slot, n[i]); fault != "" {
+				s.Fatalf("round %d, a durable write of %d bytes has ended: %s", round, n[i], fault)
+			}
+		}
+	}
+	s.compare(l, r, "after durable writes")
+}
+
+func checkDurablePages(s *stage) {
+	const n = 300
+	entry := s.fit(entryLen)
+	l, r := s.local(entry*n), s.remote(entry*n)
+	disk := s.watch(r)
+	for round := range 4 {
+		l.paint(s.seed())
+		count := min(n, s.caps.PagesMax)
+		p := &driver.Pages{Count: count, EntryLen: entry, LocalStride: entry, RemoteStride: entry, LocalKey: l.key, RemoteKey: r.as, Remote: falling(count)}
+		if err := s.await(s.persist(p)); err != nil {
+			s.Fatalf("durable pages: %v", err)
+		}
+		if disk == nil {
+			continue
+		}
+		if fault := disk.holds(r.want, 0, r.size); fault != "" {
+			s.Fatalf("round %d, durable pages have ended: %s", round, fault)
+		}
+	}
+	s.compare(l, r, "after durable pages")
+}
+
+func checkDurableBounds(s *stage) {
+	n := s.fit(10000)
+	l, r, lAll, rAll := s.cut(n)
+	for _, o := range s.outside(n) {
+		for side, bad := range map[string]driver.Desc{
+			"local":  {Local: o[0], Len: o[1], LocalKey: l.key, RemoteKey: r.as},
+			"remote": {Remote: o[0], Len: o[1], LocalKey: l.key, RemoteKey: r.as},
+		} {
+			s.refused(fmt.Sprintf("a durable write past %s bounds, %d+%d of %d", side, o[0], o[1], n), driver.ErrBounds, s.persisting(nil, bad))
+		}
+	}
+	s.refused("a durable write to an unknown key", driver.ErrBounds, s.persisting(nil, driver.Desc{Len: s.fit(1), LocalKey: l.key, RemoteKey: 1 << 20}))
+	fixed := s.far.shareReadOnly(n)
+	s.imports(fixed)
+	s.refused("a durable write to read-only memory", driver.ErrReadOnly, s.persisting(nil, desc(l, 0, fixed, 0, s.fit(1))))
+	s.compare(lAll, rAll, "after durable writes that were refused")
+}
+
+func checkDurableNoAllocation(s *stage) {
+	l, r := s.local(s.fit(1<<20)), s.remote(s.fit(1<<20))
+	for name, n := range map[string]uint64{"a short piece": s.fit(1), "a long piece": s.fit(1 << 20)} {
+		s.noAllocation("durable write of "+name, s.persisting(nil, s.pieces(desc(l, 0, r, 0, n))...))
+	}
+}

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package drivertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+var fenceChecks = []check{
+	{name: "FenceRevokes", wirings: everywhere, needs: []optional{fencer}, run: checkFenceRevokes},
+	{name: "FenceIdle", wirings: everywhere, needs: []optional{fencer}, run: checkFenceIdle},
+	{name: "FenceNeighbour", wirings: everywhere, needs: []optional{fencer}, run: checkFenceNeighbour},
+	{name: "FenceMisuse", wirings: here, needs: []optional{fencer}, run: checkFenceMisuse},
+	{name: "SilenceUnderWrites", wirings: everywhere, run: checkSilence},
+	{name: "FenceFrozen", wirings: Processes, needs: []optional{fencer}, run: checkFenceFrozen},
+	{name: "FenceKilled", wirings: Processes, needs: []optional{fencer}, run: checkFenceKilled},
+}
+
+// checkFenceRevokes ends epochs, one after the other: what came with the old
+// token is of no use, and the new one is.
+func checkFenceRevokes(s *stage) {
+	n := s.fit(100 << 10)
+	l, r := s.local(n), s.remote(n)
+	var old [][]byte
+	for round := range 5 {
+		l.paint(s.seed())
+		s.move(driver.Write, s.batch(l, r, n)...)
+		if err := r.fence(); err != nil {
+			s.Fatalf("fence: %v", err)
+		}
+		if !r.expect("after a fence, which makes finished writes visible") {
+			return
+		}
+		old = append(old, r.token)
+		for _, size := range []uint64{s.fit(64), n} {
+			for _, op := range bothOps {
+				d := s.batch(l, r, size)
+				s.fails(fmt.Sprintf("%v with a key of a past epoch", op), driver.ErrRevoked, s.submitting(op, d...))
+			}
+		}
+		for i, token := range old {
+			if _, _, err := s.peer.Import(token); !errors.Is(err, driver.ErrRevoked) {
+				s.Errorf("round %d: import the token of epoch %d: %v, want %v", round, i, err, driver.ErrRevoked)
+			}
+		}
+		s.peer.Drop(r.as)
+		r.renew()
+		s.imports(r)
+		s.compare(l, r, "after writes with keys of past epochs")
+	}
+}
+
+// checkFenceIdle fences many times while nothing is in flight. A backend that
+// waits out its grace each time would not be done within the limit.
+func checkFenceIdle(s *stage) {
+	r := s.remote(s.fit(4096))
+	begin := time.Now()
+	for range 300 {
+		if err := r.fence(); err != nil {
+			s.Fatalf("fence: %v", err)
+		}
+		if time.Since(begin) > s.h.Limit {
+			s.Fatalf("fences of idle memory take too long: not 300 within %v", s.h.Limit)
+		}
+	}
+	r.renew()
+	s.imports(r)
+	r.expect("after fences")
+}
+
+// checkFenceNeighbour fences a part of memory: the whole and another part, which
+// overlaps it, keep their tokens and their bytes.
+func checkFenceNeighbour(s *stage) {
+	n := s.fit(10000)
+	l, whole := s.local(8*n), s.remote(8*n)
+	part, overlap := whole.slice(2*n, 3*n), whole.slice(4*n, 3*n)
+	s.imports(part)
+	s.imports(overlap)
+	for range 5 {
+		s.move(driver.Write, desc(l, 0, whole, 0, 8*n))
+		if err := part.fence(); err != nil {
+			s.Fatalf("fence: %v", err)
+		}
+		s.fails("write with a key of a past epoch", driver.ErrRevoked, s.submitting(driver.Write, desc(l, n, part, 0, n)))
+		l.paint(s.seed())
+		s.move(driver.Write, desc(l, 0, whole, n, 6*n))
+		s.move(driver.Write, desc(l, n, overlap, 0, 2*n))
+		copy(whole.want[4*n:], overlap.want[:2*n])
+		part.renew()
+		s.imports(part)
+		s.move(driver.Write, desc(l, 5*n, part, n, n))
+		copy(whole.want[3*n:], part.want[n:2*n])
+		s.compare(l, whole, "after a fence of a part")
+		s.move(driver.Read, desc(l, 0, whole, 0, 8*n))
+		if !l.expect("read of the whole after a fence of a part") {
+			return
+		}
+		copy(overlap.want, whole.want[4*n:])
+		copy(part.want, whole.want[2*n:])
+	}
+}
+
+func checkFenceMisuse(s *stage) {
+	f := s.near.b.(driver.Fencer)
+	m := s.home.share(s.fit(4096))
+	for _, key := range []uint32{m.key + 1000, 1 << 31, 1<<32 - 1} {
+		if err := f.Fence(context.Background(), key); err == nil {
+			s.Errorf("fence of unknown key %d: no error", key)
+		}
+	}
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	err := s.inTime("fence with an ended context", func() error { return f.Fence(ended, m.key) })
+	if err != nil && !errors.Is(err, context.Canceled) {
+		s.Errorf("fence with an ended context: %v, want nil or %v", err, context.Canceled)
+	}
+	if err := f.Fence(context.Background(), m.key); err != nil {
+		s.Errorf("fence once more, after one with an ended context: %v", err)
+	}
+	if err := m.unregister(); err != nil {
+		s.Errorf("close fenced memory: %v", err)
+	}
+	if err := f.Fence(context.Background(), m.key); err == nil {
+		s.Error("fence of closed memory: no error")
+	}
+}
+
+// attack has the far side write to near memory, or read it, without pause and
+// until an error ends it.
+//
+// The attackers of one check take turns in how: with help and without.
+func (s *stage) attack(op driver.Op, back int, l, r *memory) {
+	s.Helper()
+	key := s.far.must(request{Do: "import", Peer: back, Data: r.token}).Key
+	var descs []driver.Desc
+	for _, d := range s.pieces(driver.Desc{Len: r.size, LocalKey: l.key, RemoteKey: key}) {
+		if len(descs) < s.caps.DescsMax {
+			descs = append(descs, d)
+		}
+	}
+	s.far.must(request{Do: "flood", Peer: back, Op: op, Descs: descs, Count: 4, Help: s.attacks%2 == 1})
+	s.attacks++
+}
+
+// revoked waits until the attacker was told that its token is of no use.
+func (s *stage) revoked() {
+	s.Helper()
+	if failures := s.far.must(request{Do: "ended"}).Faults; len(failures) == 0 {
+		s.Error("transfers with a token of a past epoch went on without an error")
+	}
+}
+
+// landed waits until the attacker's bytes arrive.
+func (s *stage) landed(r *memory) {
+	s.Helper()
+	for wait := newPatience(s.h.Limit); r.same(); {
+		if !wait.more() {
+			s.hang("writes of the far side")
+		}
+	}
+}
+
+// silence ends every access to r by the means of the backend: a fence, or else
+// the end of the registration.
+func (s *stage) silence(r *memory) error {
+	if s.has(fencer) {
+		return r.fence()
+	}
+	return r.unregister()
+}
+
+// checkSilence silences memory that is being written to.
+func checkSilence(s *stage) {
+	n := s.fit(big)
+	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
+	l := s.far.local(n)
+	l.paint(s.seed())
+	for round := range 8 {
+		r := s.home.share(n)
+		s.attack(driver.Write, back, l, r)
+		s.landed(r)
+		time.Sleep(time.Duration(round*37) * time.Microsecond)
+		if err := s.silence(r); err != nil {
+			s.Fatalf("fence memory under writes: %v", err)
+		}
+		r.paint(s.seed())
+		ok := r.watch("after the fence returned", 15*time.Millisecond)
+		s.revoked()
+		if !ok || !r.expect("after the fence, when the writer had ended") {
+			return
+		}
+	}
+}
+
+// checkFenceFrozen stops the writer in mid-copy, fences within the backend's
+// grace, fills the memory anew, and lets the writer go on: nothing may land.
+func checkFenceFrozen(s *stage) {
+	n := s.fit(big)
+	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
+	l := s.far.local(n)
+	l.paint(s.seed())
+	for round := range 8 {
+		r := s.home.share(n)
+		other := s.home.share(s.fit(4096))
+		other.paint(s.seed())
+		s.attack(driver.Write, back, l, r)
+		s.landed(r)
+		time.Sleep(time.Duration(round*211) * time.Microsecond)
+		if err := s.proc.freeze(); err != nil {
+			s.Fatal(err)
+		}
+		s.impatientFence(r)
+		if err := s.inTime("fence against a frozen writer", r.fence); err != nil {
+			s.Fatalf("fence against a frozen writer: %v", err)
+		}
+		r.paint(s.seed())
+		if err := s.proc.thaw(); err != nil {
+			s.Fatal(err)
+		}
+		ok := r.watch("after the writer went on", 30*time.Millisecond)
+		s.revoked()
+		if !ok || !r.expect("after the fence, when the writer had ended") || !other.expect("memory beside it") {
+			return
+		}
+		s.writesAgain(back, l, r)
+	}
+}
+
+// impatientFence gives a Fence next to no time: an error is fine then, and the
+// next Fence must not mind.
+func (s *stage) impatientFence(r *memory) {
+	s.Helper()
+	_, err := s.home.try(request{Do: "fence", Region: r.id, Limit: time.Microsecond})
+	if err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, driver.ErrTimeout) {
+		s.Errorf("fence within a microsecond: %v, want nil or %v", err, context.DeadlineExceeded)
+	}
+}
+
+// writesAgain has the far side use the token of the new epoch.
+func (s *stage) writesAgain(back int, l, r *memory) {
+	s.Helper()
+	key := s.far.must(request{Do: "import", Peer: back, Data: r.renew()}).Key
+	d := driver.Desc{Len: s.fit(4096), LocalKey: l.key, RemoteKey: key}
+	tag := s.far.must(request{Do: "submit", Peer: back, Op: driver.Write, Descs: []driver.Desc{d}}).Tag
+	s.far.must(request{Do: "await", Tag: tag})
+	if err := r.fence(); err != nil {
+		s.Fatalf("fence: %v", err)
+	}
+	copy(r.want[:d.Len], l.want[:d.Len])
+	r.expect("after a write with the token of the new epoch")
+}
+
+// checkFenceKilled kills the writer in mid-copy: a dead peer holds nothing up.
+func checkFenceKilled(s *stage) {
+	n := s.fit(big)
+	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
+	l := s.far.local(n)
+	l.paint(s.seed())
+	r := s.home.share(n)
+	s.attack(driver.Write, back, l, r)
+	s.landed(r)
+	if err := s.proc.kill(); err != nil {
+		s.Fatal(err)
+	}
+	if err := s.inTime("fence against a dead writer", r.fence); err != nil {
+		s.Fatalf("fence against a dead writer: %v", err)
+	}
+	r.paint(s.seed())
+	r.watch("after the writer was killed", 30*time.Millisecond)
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package drivertest
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// crimes are misdeeds against a second process.
+var crimes = []struct {
+	name   string
+	checks []string
+	how    sabotage
+}{
+	{"takes a frozen writer for gone", []string{"FenceFrozen"}, sabotage{
+		fence: func(b *saboteur, ctx context.Context, key uint32) error {
+			ctx, cancel := context.WithTimeout(ctx, time.Millisecond)
+			defer cancel()
+			if err := b.full.Fence(ctx, key); !errors.Is(err, context.DeadlineExceeded) {
+				return err
+			}
+			return nil
+		},
+	}},
+	{"waits for a frozen writer for ever", []string{"FenceFrozen"}, sabotage{
+		fence: func(b *saboteur, ctx context.Context, key uint32) error {
+			begin := time.Now()
+			err := b.full.Fence(ctx, key)
+			if time.Since(begin) > 20*time.Millisecond {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return err
+		},
+	}},
+	{"renews a page that others write to", []string{"FenceFrozenBeside"}, sabotage{
+		fence: func(b *saboteur, ctx context.Context, key uint32) error {
+			if err := b.full.Fence(ctx, key); err != nil {
+				return err
+			}
+			b.mu.Lock()
+			seg := b.mapped[key]
+			b.mu.Unlock()
+			for range 10 { // each time it takes a write at the wrong moment
+				if err := seg.Shared.Renew(seg.SharedOff, seg.Len); err != nil {
+					return err
+				}
+				time.Sleep(100 * time.Microsecond)
+			}
+			return nil
+		},
+	}},
+	{"says nothing of a killed sender", []string{"LastMessage"}, sabotage{
+		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
+			n, err := b.full.Receive(msgs)
+			if n > 0 && msgs[n-1].Err != nil {
+				n--
+			}
+			return n, err
+		},
+	}},
+	{"does not see that a peer was killed", []string{"PeerKilled"}, sabotage{
+		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
+			err := p.fullPeer.Submit(op, tag, descs)
+			if errors.Is(err, driver.ErrPeerLost) {
+				p.b.mu.Lock()
+				p.b.stash = append(p.b.stash, driver.Completion{Tag: tag})
+				p.b.mu.Unlock()
+				return nil
+			}
+			return err
+		},
+		poll: pollStash,
+	}},
+	{"waits for a frozen peer in Close", []string{"PeerFrozen"}, sabotage{
+		closePeer: func(p *saboteurPeer) error {
+			time.Sleep(time.Second)
+			return p.fullPeer.Close()
+		},
+	}},
+	{"waits for a frozen process in Connect", []string{"ConnectFrozen"}, sabotage{
+		connect: func(b *saboteur, ctx context.Context, addr []byte) (driver.Peer, error) {
+			p, err := b.dial(ctx, addr)
+			if err != nil {
+				time.Sleep(time.Second)
+			}
+			return p, err
+		},
+	}},
+}
+
+// TestCrimes proves that the checks with a frozen or killed process can fail.
+func TestCrimes(t *testing.T) {
+	for _, c := range crimes {
+		t.Run(c.name, func(t *testing.T) {
+			for _, name := range c.checks {
+				notices(t, find(t, name), sabotagedShm(c.how), Processes)
+			}
+		})
+	}
+}
+
+// TestNoCrime proves that the wrapper alone is none.
+func TestNoCrime(t *testing.T) {
+	h := sabotagedShm(sabotage{}).withDefaults()
+	for _, name := range []string{
+		"FenceFrozen", "FenceFrozenBeside", "LastMessage", "ArmLost", "PeerKilled", "PeerFrozen", "ConnectFrozen",
+	} {
+		t.Run(name, func(t *testing.T) { find(t, name).perform(t, h, Processes) })
+	}
+}

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package drivertest is the conformance suite and the benchmark set of every
+// backend. It speaks the contract of package backends only, never the engine,
+// and turns each "must" there into a check.
+//
+// A backend's test file is one page:
+//
+//	var harness = drivertest.Harness{
+//		New: func() (driver.Backend, error) { return shm.New(shm.Config{}) },
+//	}
+//
+//	func TestMain(m *testing.M) { drivertest.Main(m, harness) }
+//	func TestBackend(t *testing.T) { drivertest.Run(t, harness) }
+//	func BenchmarkBackend(b *testing.B) { drivertest.Benchmark(b, harness) }
+//
+// The checks run over up to three wirings: a backend connected to itself, two
+// backends in one process, and, where Caps.Reach goes that far, two processes.
+// The second process is the test binary once more, started by Main's caller and
+// led over its standard input and output; it is stopped, continued and killed
+// where the contract speaks of frozen and dead peers.
+//
+// Each check keeps a model of every byte of both sides, guard bytes included,
+// and compares digests, so that a byte outside the ranges named is found as
+// surely as a wrong one inside.
+package drivertest
+
+import (
+	"errors"
+	"flag"
+	"os"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// Harness says how to make the backend under test.
+type Harness struct {
+	// Name tells the harnesses of one test binary apart. Empty: "backend".
+	Name string
+
+	// New opens a backend with what its own Config calls the default, or with
+	// small limits. It is called in this process and in the second one.
+	New func() (driver.Backend, error)
+
+	// Local and Remote make memory of the kinds under test: Local what a
+	// transfer's initiator has, Remote what it reaches. Nil is HostMemory, and
+	// PopulatedMemory in benchmarks.
+	Local, Remote Allocator
+
+	// OwnMemory has each side take Local and Remote from its backend instead, which
+	// must be a driver.Allocator: in checks and benchmarks, in this process and in
+	// the second one.
+	OwnMemory bool
+
+	// SelfOnly says that the backend connects to its own Addr only, as those do
+	// that move bytes between memory and files.
+	SelfOnly bool
+
+	// Start starts the second process, somewhere else than here: in a network namespace,
+	// say. It may change what the command has, and not how it speaks with this process.
+	// Nil is (*exec.Cmd).Start.
+	Start func(*exec.Cmd) error
+
+	// Syncs has a backend that is about to be used, and whose peers are Persisters, tell of its
+	// syncs: begun is called before one begins, ended when it has ended and nobody was told
+	// yet, in the same order. Nil: what syncs cover is not looked at.
+	Syncs func(b driver.Backend, begun, ended func())
+
+	// Limit bounds every single wait, a Fence or a Close included; past it the
+	// check fails with a dump of all goroutines. Zero is 20 s. It must exceed
+	// the backend's grace for frozen peers.
+	Limit time.Duration
+
+	// Wirings leaves the others out, for a second harness of the same backend that
+	// only varies the memory.
+	Wirings Wiring
+
+	// Only names the checks to run, on machinery so slow that the others are left to
+	// another harness of the same backend. Empty: all.
+	Only []string
+
+	// Without names checks that another harness of the same backend passes, and this one
+	// cannot.
+	Without []string
+
+	populated bool // in benchmarks
+}
+
+// Wiring is a set of ways in which two sides are connected.
+type Wiring uint8
+
+// The wirings. Zero means all that the backend can do.
+const (
+	Self      Wiring = 1 << iota // one backend, connected to its own Addr
+	Pair                         // two backends in one process
+	Processes                    // two processes
+)
+
+// String returns the name that sub-tests bear.
+func (w Wiring) String() string {
+	switch w {
+	case Self:
+		return "self"
+	case Pair:
+		return "pair"
+	case Processes:
+		return "processes"
+	}
+	return "wirings"
+}
+
+func (h Harness) withDefaults() Harness {
+	if h.Name == "" {
+		h.Name = "backend"
+	}
+	if h.Local == nil {
+		h.Local = HostMemory
+	}
+	if h.Remote == nil {
+		h.Remote = HostMemory
+	}
+	if h.Start == nil {
+		h.Start = (*exec.Cmd).Start
+	}
+	if h.Limit == 0 {
+		h.Limit = 20 * time.Second
+	}
+	return h
+}
+
+// forBenchmarks is withDefaults of a benchmark, in this process or the second.
+func (h Harness) forBenchmarks() Harness {
+	h.populated = true
+	if h.Local == nil {
+		h.Local = PopulatedMemory
+	}
+	if h.Remote == nil {
+		h.Remote = PopulatedMemory
+	}
+	return h.withDefaults()
+}
+
+// wirings returns what the backend can do of what the harness asks for.
+func (h Harness) wirings(caps driver.Caps) []Wiring {
+	var list []Wiring
+	for _, w := range []Wiring{Self, Pair, Processes} {
+		switch {
+		case h.Wirings != 0 && h.Wirings&w == 0,
+			w != Self && h.SelfOnly,
+			w == Processes && caps.Reach == driver.InProcess:
+		default:
+			list = append(list, w)
+		}
+	}
+	return list
+}
+
+// asksFor reports whether a check is to run.
+func (h *Harness) asksFor(name string) bool {
+	return (len(h.Only) == 0 || slices.Contains(h.Only, name)) && !slices.Contains(h.Without, name)
+}
+
+// mainCalled guards against a test binary without Main: its second process
+// would run all tests instead of taking orders.
+var mainCalled bool
+
+// Main is what TestMain calls: it runs the tests, or serves as the second
+// process of one of the harnesses. It does not return.
+func Main(m *testing.M, harnesses ...Harness) {
+	flag.Parse()
+	mainCalled = true
+	if name, ok := os.LookupEnv(childVariable); ok {
+		os.Exit(serveChild(name, harnesses))
+	}
+	os.Exit(m.Run())
+}
+
+// Run runs every check of the contract that the backend's interfaces call for,
+// over every wiring. Checks of optional interfaces that it lacks are named in
+// the log.
+func Run(t *testing.T, h Harness) {
+	h = h.withDefaults()
+	b, err := h.New()
+	if err != nil {
+		SkipIfUnavailable(t, err)
+	}
+	caps := b.Caps()
+	if err := b.Close(); err != nil {
+		t.Fatalf("close a fresh backend: %v", err)
+	}
+	for _, name := range slices.Concat(h.Only, h.Without) {
+		if !slices.ContainsFunc(checks, func(c check) bool { return c.name == name }) {
+			t.Errorf("Harness.Only or Without names %q, which is no check", name)
+		}
+	}
+	for _, w := range h.wirings(caps) {
+		t.Run(w.String(), func(t *testing.T) {
+			for _, c := range checks {
+				if c.wirings&w != 0 && h.asksFor(c.name) {
+					t.Run(c.name, func(t *testing.T) { c.perform(t, h, w) })
+				}
+			}
+		})
+	}
+}
+
+// SkipIfUnavailable skips the test if err is a *driver.UnavailableError: the
+// machine lacks what the backend needs. Any other error fails the test. It is
+// the only place of the suite that skips.
+func SkipIfUnavailable(tb testing.TB, err error) {
+	tb.Helper()
+	var missing *driver.UnavailableError
+	if !errors.As(err, &missing) {
+		tb.Fatalf("open backend: %v (only a *driver.UnavailableError may skip a test)", err)
+	}
+	if missing.Backend == "" || missing.Reason == "" {
+		tb.Fatalf("open backend: %#v does not say which backend and why", missing)
+	}
+	tb.Skip(missing)
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package drivertest
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// host is one side: a backend with its memory and its peers. It lives in the
+// test's process or in the second one, and does the same there.
+type host struct {
+	h      Harness
+	b      driver.Backend
+	ledger *ledger
+
+	receiving sync.Mutex // held while receiving: Receive never runs twice at once
+
+	mu      sync.Mutex // guards what follows
+	regions []*region
+	peers   []driver.Peer
+	chore   *chore
+}
+
+// region is one registration.
+type region struct {
+	space *Space
+	off   uint64 // of the registration within the space
+	owned bool   // the space is this region's to free
+	seg   driver.Segment
+	mem   driver.Memory
+}
+
+func openHost(h Harness) (*host, error) {
+	b, err := h.New()
+	if err != nil {
+		return nil, err
+	}
+	return &host{h: h, b: b, ledger: &ledger{b: b}}, nil
+}
+
+// add allocates and registers memory and returns its number.
+func (h *host) add(q request) (int, error) {
+	space, err := h.allocator(q)(q.Len)
+	if err != nil {
+		return 0, fmt.Errorf("allocate %d bytes: %w", q.Len, err)
+	}
+	seg := space.Segment
+	seg.ReadOnly = q.ReadOnly
+	seg.Secret = secret()
+	return h.register(&region{space: space, owned: true, seg: seg})
+}
+
+// allocator makes the memory that an order asks for.
+func (h *host) allocator(q request) Allocator {
+	switch {
+	case q.Own || h.h.OwnMemory:
+		return ownMemory(h.b)
+	case q.Remote:
+		return h.h.Remote
+	}
+	return h.h.Local
+}
+
+// slice registers a part of a region once more.
+func (h *host) slice(of int, off, n uint64) (int, error) {
+	whole := h.region(of)
+	seg, err := whole.seg.Slice(off, n, secret())
+	if err != nil {
+		return 0, err
+	}
+	return h.register(&region{space: whole.space, off: whole.off + off, seg: seg})
+}
+
+func (h *host) register(r *region) (id int, err error) {
+	if r.mem, err = h.b.Register(r.seg); err != nil {
+		if r.owned {
+			_ = r.space.free()
+		}
+		return 0, fmt.Errorf("register: %w", err)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.regions = append(h.regions, r)
+	return len(h.regions) - 1, nil
+}
+
+func secret() (s [16]byte) {
+	_, _ = rand.Read(s[:]) // never fails
+	return s
+}
+
+func (h *host) region(id int) *region {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.regions[id]
+}
+
+func (h *host) peer(id int) driver.Peer {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.peers[id]
+}
+
+func (h *host) token(id int) ([]byte, error) { return h.region(id).mem.AppendToken(nil) }
+
+// set and get reach the bytes as their owner does, without the backend.
+func (h *host) set(id int, off uint64, p []byte) error {
+	r := h.region(id)
+	_, err := r.space.bytes().WriteAt(p, int64(r.off+off))
+	return err
+}
+
+func (h *host) get(id int, off, n uint64) ([]byte, error) {
+	p, err := h.view(id, off, n)
+	return append([]byte(nil), p...), err
+}
+
+// view is get without a copy, where that can be: the bytes may change.
+func (h *host) view(id int, off, n uint64) ([]byte, error) {
+	r := h.region(id)
+	return r.space.view(r.off+off, n)
+}
+
+// paint fills a range as its owner would.
+func (h *host) paint(id int, off, n, seed uint64) error {
+	p, err := h.view(id, off, n)
+	if err != nil {
+		return err
+	}
+	paint(p, seed)
+	if _, ok := h.region(id).space.bytes().(mapped); !ok {
+		return h.set(id, off, p)
+	}
+	return nil
+}
+
+func (h *host) fence(id int, limit time.Duration) error {
+	f, ok := h.b.(driver.Fencer)
+	if !ok {
+		return driver.ErrNotSupported
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	return f.Fence(ctx, h.region(id).mem.Key())
+}
+
+func (h *host) connect(addr []byte, limit time.Duration) (int, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	p, err := h.b.Connect(ctx, addr)
+	if err != nil {
+		return 0, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.peers = append(h.peers, p)
+	return len(h.peers) - 1, nil
+}
+
+// submit starts a batch, polling while the backend is full, and returns the tag.
+func (h *host) submit(peer int, op driver.Op, descs []driver.Desc, msg []byte) (uint64, error) {
+	p := h.peer(peer)
+	return h.start(func(tag uint64) error {
+		if msg != nil {
+			n, ok := p.(driver.Notifier)
+			if !ok {
+				return driver.ErrNotSupported
+			}
+			return n.SubmitNotify(op, tag, descs, msg)
+		}
+		return p.Submit(op, tag, descs)
+	})
+}
+
+// start gives a submission its tag and repeats it while the backend is full.
+func (h *host) start(submit func(tag uint64) error) (uint64, error) {
+	for wait := newPatience(h.h.Limit); ; {
+		tag := h.ledger.tag()
+		err := submit(tag)
+		if err == nil {
+			return tag, nil
+		}
+		h.ledger.refuse(tag)
+		if !errors.Is(err, driver.ErrFull) {
+			return 0, err
+		}
+		if _, err := h.ledger.poll(); err != nil {
+			return 0, err
+		}
+		if !wait.more() {
+			return 0, fmt.Errorf("submit while full: %w", errLate)
+		}
+	}
+}
+
+// close ends everything and reports what the ledger found.
+func (h *host) close() []string {
+	var faults []string
+	if _, err := h.endChore(0); err != nil {
+		faults = append(faults, err.Error())
+	}
+	if err := within(h.h.Limit, h.b.Close); err != nil {
+		faults = append(faults, fmt.Sprintf("close backend: %v", err))
+	} else {
+		faults = append(faults, h.ledger.drain(h.h.Limit)...)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, r := range h.regions {
+		if !r.owned {
+			continue
+		}
+		if err := r.space.free(); err != nil {
+			faults = append(faults, fmt.Sprintf("free memory: %v", err))
+		}
+	}
+	return faults
+}
+
+// within runs f, but does not wait for longer than the limit.
+func within(limit time.Duration, f func() error) error {
+	result := make(chan error, 1)
+	go func() { result <- f() }()
+	select {
+	case err := <-result:
+		return err
+	case <-time.After(limit):
+		return errLate
+	}
+}

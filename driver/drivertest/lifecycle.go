@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package drivertest
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+var lifecycleChecks = []check{
+	{name: "Caps", wirings: Self, run: checkCaps},
+	{name: "Register", wirings: Self, run: checkRegister},
+	{name: "Reverse", wirings: Pair | Processes, run: checkReverse},
+	{name: "CloseTwice", wirings: everywhere, run: checkCloseTwice},
+	{name: "Churn", wirings: everywhere, run: checkChurn},
+	{name: "Lost", wirings: everywhere, needs: []optional{watcher}, run: checkLost},
+	{name: "Explain", wirings: Self, needs: []optional{explainer}, run: checkExplain},
+}
+
+func checkCaps(s *stage) {
+	c := s.caps
+	if again := s.near.b.Caps(); again != c {
+		s.Errorf("Caps returned %+v, then %+v: it must be constant", c, again)
+	}
+	_, receives := s.near.b.(driver.Receiver)
+	_, counts := s.near.b.(driver.Counting)
+	for what, wrong := range map[string]bool{
+		"Name must be lower case and not empty":            c.Name == "" || c.Name != strings.ToLower(c.Name),
+		"DescsMax must be at least 1":                      c.DescsMax < 1,
+		"Align must be a power of two":                     c.Align&(c.Align-1) != 0,
+		"Pairs must not be empty":                          c.Pairs.Local() == 0,
+		"PagesMax must be over 0 exactly for a Pager":      (c.PagesMax > 0) != (s.has(pager)),
+		"MessageMax must be over 0 exactly for a Notifier": (c.MessageMax > 0) != (s.has(notifier)),
+		"a Backend is a Receiver if its Peers notify":      receives != (s.has(notifier)),
+		"a Backend is Counting if its Peers count":         counts != (s.has(counter)),
+		"Cost.Rate must be over 0":                         c.Cost.Rate <= 0,
+		"LenMax must be a multiple of Align":               c.Align > 0 && c.LenMax%max(1, c.Align) != 0,
+	} {
+		if wrong {
+			s.Errorf("Caps %+v: %s", c, what)
+		}
+	}
+	addr := s.near.b.Addr()
+	if len(addr) == 0 || len(addr) > driver.AddrMax {
+		s.Errorf("Addr of %d bytes, want 1 to %d", len(addr), driver.AddrMax)
+	}
+	if !bytes.Equal(addr, s.near.b.Addr()) {
+		s.Error("Addr must be constant")
+	}
+	if n, err := s.near.ledger.poll(); n != 0 || err != nil {
+		s.Errorf("Poll of an idle backend: %d, %v, want 0 and no error", n, err)
+	}
+}
+
+// checkRegister offers what a backend cannot take, and what it must.
+func checkRegister(s *stage) {
+	mem := make([]byte, 4096)
+	served := s.caps.Pairs.Local()
+	for kind, seg := range map[driver.Kind]driver.Segment{
+		driver.DRAM: {Kind: driver.DRAM, Len: 4096, Mem: mem},
+		driver.HBM:  {Kind: driver.HBM, Len: 4096, Addr: 1 << 40},
+		driver.File: {Kind: driver.File, Len: 4096, FD: 0},
+		200:         {Kind: 200, Len: 4096},
+	} {
+		if served.Has(kind) {
+			continue
+		}
+		if _, err := s.near.b.Register(seg); !errors.Is(err, driver.ErrNotSupported) {
+			s.Errorf("register memory of kind %v: %v, want %v", kind, err, driver.ErrNotSupported)
+		}
+	}
+	if served.Has(driver.DRAM) {
+		for _, seg := range []driver.Segment{
+			{Mem: mem}, {Len: 4096}, {Len: 4097, Mem: mem}, {Len: 1 << 60, Mem: mem},
+		} {
+			if _, err := s.near.b.Register(seg); err == nil {
+				s.Errorf("register %d bytes of %d: no error", seg.Len, len(seg.Mem))
+			}
+		}
+	}
+	m := s.home.share(s.fit(4096))
+	for range 3 {
+		again := m.slice(0, m.size)
+		if bytes.Equal(again.token, m.token) {
+			s.Error("two registrations of the same range have the same token")
+		}
+	}
+}
+
+// checkReverse has the far side write, read and verify, so that each side has
+// been the initiator.
+func checkReverse(s *stage) {
+	n := s.fit(300000)
+	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
+	l, r := s.far.local(n), s.home.share(n)
+	l.paint(s.seed())
+	r.paint(s.seed())
+	key := s.far.must(request{Do: "import", Peer: back, Data: r.token}).Key
+	unit := s.fit(100)
+	for i, op := range []driver.Op{driver.Write, driver.Read, driver.Write} {
+		lOff, rOff := unit*uint64(i), unit*uint64(2*i)
+		d := driver.Desc{Local: lOff, Remote: rOff, Len: n - 5*unit, LocalKey: l.key, RemoteKey: key}
+		descs := s.pieces(d)
+		descs = descs[:min(len(descs), s.caps.DescsMax)]
+		tag := s.far.must(request{Do: "submit", Peer: back, Op: op, Descs: descs}).Tag
+		s.far.must(request{Do: "await", Tag: tag})
+		for _, d := range descs {
+			if op == driver.Read {
+				copy(l.want[d.Local:d.Local+d.Len], r.want[d.Remote:])
+			} else {
+				copy(r.want[d.Remote:d.Remote+d.Len], l.want[d.Local:])
+			}
+		}
+		for wait := newPatience(time.Second); !r.same() && wait.more(); { // no promise without a message
+		}
+		if !l.expect(op.String()) || !r.expect(op.String()) {
+			return
+		}
+		l.paint(s.seed())
+	}
+}
+
+// checkCloseTwice closes everything twice, and then tries to use it.
+func checkCloseTwice(s *stage) {
+	n := s.fit(4096)
+	l, r := s.local(n), s.remote(n)
+	m := s.near.region(l.id).mem
+	unused := s.home.local(n)
+	for range 2 {
+		if err := s.inTime("close memory", unused.unregister); err != nil && !errors.Is(err, driver.ErrClosed) {
+			s.Errorf("close memory: %v", err)
+		}
+	}
+	for range 2 {
+		if err := s.inTime("close backend", s.near.b.Close); err != nil {
+			s.Errorf("close backend: %v, want nil each time", err)
+		}
+	}
+	s.closedBackend(s.near.region(l.id).seg)
+	s.refuseClosed("Backend.Close", r, desc(l, 0, r, 0, n))
+	s.afterClose(m, r)
+}
+
+// checkChurn connects, registers and imports over and over: nothing may pile up.
+func checkChurn(s *stage) {
+	n := s.fit(4096)
+	l, whole := s.local(n), s.remote(4*n)
+	before := descriptors(s.TB)
+	for range 40 {
+		part := whole.slice(n, n)
+		p, err := s.near.connect(s.farAddr, s.h.Limit)
+		if err != nil {
+			s.Fatalf("connect: %v", err)
+		}
+		key, _, err := s.near.peer(p).Import(part.token)
+		if err != nil {
+			s.Fatalf("import: %v", err)
+		}
+		d := driver.Desc{LocalKey: l.key, RemoteKey: key, Len: n}
+		tag, err := s.near.submit(p, driver.Write, []driver.Desc{d}, nil)
+		if err != nil {
+			s.Fatalf("submit: %v", err)
+		}
+		if err := s.await(tag); err != nil {
+			s.Fatalf("write: %v", err)
+		}
+		if err := s.inTime("close peer", s.near.peer(p).Close); err != nil {
+			s.Fatalf("close peer: %v", err)
+		}
+		if err := part.unregister(); err != nil {
+			s.Fatalf("close memory: %v", err)
+		}
+	}
+	copy(whole.want[n:], l.want)
+	for wait := newPatience(min(2*time.Second, s.h.Limit)); ; {
+		left := s.drainMessages() // a connection may stay until its last word is heard
+		now := descriptors(s.TB)
+		if len(left) == 0 && now <= before+8 {
+			break
+		}
+		if len(left) == 0 && !wait.more() {
+			s.Fatalf("40 connections, all closed, left %d descriptors open, before %d", now, before)
+		}
+	}
+	s.compare(l, whole, "after churn")
+}
+
+func checkLost(s *stage) {
+	lost := s.peer.(driver.Watcher).Lost()
+	select {
+	case <-lost:
+		s.Fatal("Lost is closed although the peer is there")
+	case <-time.After(10 * time.Millisecond):
+	}
+	if err := s.inTime("close peer", s.peer.Close); err != nil {
+		s.Errorf("close peer: %v", err)
+	}
+	select {
+	case <-lost:
+	case <-time.After(s.h.Limit):
+		s.hang("Lost of a closed peer")
+	}
+}
+
+func checkExplain(s *stage) {
+	l, r := s.local(s.fit(4096)), s.remote(s.fit(4096))
+	e := s.peer.(driver.Explainer)
+	if line := e.Explain(l.key, r.as); line == "" || strings.Contains(line, "\n") {
+		s.Errorf("Explain returned %q, want one line", line)
+	}
+	e.Explain(1<<31, 1<<32-1) // unknown keys: must not panic
+}

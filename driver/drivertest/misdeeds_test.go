@@ -1,0 +1,568 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package drivertest
+
+import (
+	"context"
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// misdeeds are breaches of the contract, and the checks that must find them.
+var misdeeds = []struct {
+	name   string
+	checks []string
+	how    sabotage
+}{
+	{"copies a byte too few", []string{"Lengths", "DescsMax", "Load"}, sabotage{
+		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
+			return p.fullPeer.Submit(op, tag, changed(descs, func(d *driver.Desc) { d.Len = max(1, d.Len-1) }))
+		},
+	}},
+	{"copies a byte too many", []string{"Lengths", "DescsMax"}, sabotage{
+		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
+			if p.fullPeer.Submit(op, tag, changed(descs, func(d *driver.Desc) { d.Len++ })) == nil {
+				return nil
+			}
+			return p.fullPeer.Submit(op, tag, descs)
+		},
+	}},
+	{"rounds offsets down to 64", []string{"Lengths", "Pages"}, sabotage{
+		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
+			return p.fullPeer.Submit(op, tag, changed(descs, func(d *driver.Desc) { d.Remote &^= 63 }))
+		},
+		pages: func(p *saboteurPeer, op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
+			moved := *pages
+			moved.RemoteBase &^= 63
+			return p.fullPeer.SubmitPages(op, tag, &moved, msg)
+		},
+	}},
+	{"drops the last descriptor of many", []string{"DescsMax", "Neighbours", "SeveralMemories"}, sabotage{
+		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
+			return p.fullPeer.Submit(op, tag, descs[:max(1, len(descs)-1)])
+		},
+	}},
+	{"completes before the bytes are there", []string{"Lengths"}, sabotage{
+		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
+			p.remember(tag, flight{op: op, descs: descs})
+			if err := p.fullPeer.Submit(op, tag, changed(descs, func(d *driver.Desc) { d.Len = 1 })); err != nil {
+				return err
+			}
+			f, _ := p.b.recall(tag)
+			p.b.later(5*time.Millisecond, f.land)
+			return nil
+		},
+	}},
+	{"reads descriptors after Submit", []string{"DescsNotKept"}, sabotage{
+		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
+			p.b.later(time.Millisecond, func() { _ = p.fullPeer.Submit(op, tag, descs) })
+			return nil
+		},
+	}},
+	{"reads a pattern after SubmitPages", []string{"PagesNotKept"}, sabotage{
+		pages: func(p *saboteurPeer, op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
+			p.b.later(time.Millisecond, func() { _ = p.fullPeer.SubmitPages(op, tag, pages, msg) })
+			return nil
+		},
+	}},
+	{"ignores the local index list", []string{"Pages"}, sabotage{
+		pages: func(p *saboteurPeer, op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
+			some := *pages
+			some.Local = nil
+			return p.fullPeer.SubmitPages(op, tag, &some, msg)
+		},
+	}},
+	{"clamps what is out of bounds", []string{"Bounds"}, sabotage{
+		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
+			err := p.fullPeer.Submit(op, tag, descs)
+			if errors.Is(err, driver.ErrBounds) {
+				return p.fullPeer.SubmitNotify(op, tag, nil, nil)
+			}
+			return err
+		},
+	}},
+	{"starts a batch before it finds it bad", []string{"Bounds"}, sabotage{
+		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
+			err := p.fullPeer.Submit(op, tag, descs)
+			if errors.Is(err, driver.ErrBounds) && len(descs) > 1 {
+				flight{p: p, op: op, descs: descs[:1]}.land()
+			}
+			return err
+		},
+	}},
+	{"takes any key for the last import", []string{"UnknownKeys"}, sabotage{
+		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
+			return p.fullPeer.Submit(op, tag, changed(descs, func(d *driver.Desc) { d.RemoteKey = 0 }))
+		},
+	}},
+	{"finds an unknown key only at the end", []string{"UnknownKeys"}, sabotage{
+		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
+			err := p.fullPeer.Submit(op, tag, descs)
+			if errors.Is(err, driver.ErrBounds) {
+				p.b.put(driver.Completion{Tag: tag, Err: err})
+				return nil
+			}
+			return err
+		},
+		poll: pollStash,
+	}},
+	{"does not say why a key is unknown", []string{"UnknownKeys"}, sabotage{
+		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
+			err := p.fullPeer.Submit(op, tag, descs)
+			if errors.Is(err, driver.ErrBounds) {
+				return driver.ErrBadToken
+			}
+			return err
+		},
+	}},
+	{"imports a token under one key", []string{"ImportTwice"}, sabotage{
+		imports: func(p *saboteurPeer, token []byte) (uint32, uint64, error) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if key, ok := p.known[string(token)]; ok {
+				return key, p.seen[key].Len, nil
+			}
+			p.mu.Unlock()
+			key, size, err := p.admit(token)
+			p.mu.Lock()
+			p.known[string(token)] = key
+			return key, size, err
+		},
+	}},
+	{"drops every import of a token", []string{"ImportTwice"}, sabotage{
+		drop: func(p *saboteurPeer, key uint32) {
+			for k := range uint32(1000) {
+				p.fullPeer.Drop(k)
+			}
+		},
+	}},
+	{"writes to read-only memory", []string{"ReadOnly"}, sabotage{
+		register: func(b *saboteur, seg driver.Segment) (driver.Memory, error) {
+			seg.ReadOnly = false
+			return b.full.Register(seg)
+		},
+	}},
+	{"registers what it cannot reach", []string{"Register"}, sabotage{
+		register: func(b *saboteur, seg driver.Segment) (driver.Memory, error) {
+			if seg.Kind != driver.DRAM {
+				return nil, nil
+			}
+			return b.full.Register(seg)
+		},
+	}},
+	{"does not look at the secret", []string{"ForgedToken", "ForeignToken"}, sabotage{
+		imports: func(p *saboteurPeer, token []byte) (uint32, uint64, error) {
+			var key uint32
+			var size uint64
+			err := driver.ErrBadToken
+			secrets.Range(func(secret, _ any) bool {
+				if len(token) > 16 {
+					s := secret.([16]byte)
+					key, size, err = p.fullPeer.Import(append(s[:], token[16:]...))
+				}
+				return err != nil
+			})
+			return key, size, err
+		},
+	}},
+	{"ignores what follows a token", []string{"ForgedToken"}, sabotage{
+		imports: func(p *saboteurPeer, token []byte) (uint32, uint64, error) {
+			for n := len(token); n > 16; n-- {
+				if key, size, err := p.admit(token[:n]); err == nil {
+					return key, size, nil
+				}
+			}
+			return p.admit(token)
+		},
+	}},
+	{"panics at a short token", []string{"ForgedToken"}, sabotage{
+		imports: func(p *saboteurPeer, token []byte) (uint32, uint64, error) {
+			_ = token[16]
+			return p.admit(token)
+		},
+	}},
+	{"fails to begin a token with the secret", []string{"Token"}, sabotage{
+		register: func(b *saboteur, seg driver.Segment) (driver.Memory, error) {
+			seg.Secret[3] ^= 1
+			return b.full.Register(seg)
+		},
+	}},
+	{"completes twice", []string{"Lengths", "Load", "Hammer"}, sabotage{
+		poll: func(b *saboteur, done []driver.Completion) (int, error) {
+			n, err := b.full.Poll(done[1:])
+			if n > 0 && b.every(7) {
+				done[0] = done[1]
+				return n + 1, nil
+			}
+			copy(done, done[1:1+n])
+			return n, err
+		},
+	}},
+	{"forgets a completion", []string{"Load", "Full"}, sabotage{
+		poll: func(b *saboteur, done []driver.Completion) (int, error) {
+			n, err := b.full.Poll(done)
+			if n > 0 && b.every(3) {
+				n--
+			}
+			return n, err
+		},
+	}},
+	{"keeps 32 bits of a tag", []string{"Lengths"}, sabotage{
+		poll: func(b *saboteur, done []driver.Completion) (int, error) {
+			n, err := b.full.Poll(done)
+			for i := range n {
+				done[i].Tag &= 1<<32 - 1
+			}
+			return n, err
+		},
+	}},
+	{"completes what it refused", []string{"Bounds", "UnknownKeys"}, sabotage{
+		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
+			err := p.fullPeer.Submit(op, tag, descs)
+			if err != nil && !errors.Is(err, driver.ErrFull) {
+				p.b.mu.Lock()
+				p.b.stash = append(p.b.stash, driver.Completion{Tag: tag, Err: err})
+				p.b.mu.Unlock()
+			}
+			return err
+		},
+		poll: pollStash,
+	}},
+	{"stays full", []string{"Full"}, sabotage{
+		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
+			if p.b.every(100) || p.b.stuck() {
+				return driver.ErrFull
+			}
+			return p.fullPeer.Submit(op, tag, descs)
+		},
+	}},
+	{"ends transfers whose key is dropped", []string{"DropInFlight"}, sabotage{
+		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
+			p.remember(tag, flight{})
+			return p.fullPeer.Submit(op, tag, descs)
+		},
+		drop: func(p *saboteurPeer, key uint32) {
+			p.b.mu.Lock()
+			for tag := range p.b.flights {
+				p.fullPeer.Cancel(tag)
+			}
+			p.b.mu.Unlock()
+			p.fullPeer.Drop(key)
+		},
+	}},
+	{"writes after a cancel", []string{"CancelWrite", "CancelRead"}, sabotage{submit: rememberSubmit, poll: landAborted}},
+	{"writes after Peer.Close", []string{"PeerClose"}, sabotage{submit: rememberSubmit, poll: landAborted}},
+	{"closes a peer before its work is done", []string{"PeerClose"}, sabotage{
+		closePeer: func(p *saboteurPeer) error {
+			p.b.later(10*time.Millisecond, func() { _ = p.fullPeer.Close() })
+			return nil
+		},
+	}},
+	{"cancels every batch", []string{"CancelNothing"}, sabotage{
+		submit: rememberSubmit,
+		cancel: func(p *saboteurPeer, _ uint64) {
+			p.b.mu.Lock()
+			defer p.b.mu.Unlock()
+			for tag, f := range p.b.flights {
+				f.p.fullPeer.Cancel(tag)
+			}
+		},
+	}},
+	{"does not fence", []string{"FenceRevokes", "FenceNeighbour", "SilenceUnderWrites"}, sabotage{
+		fence: func(*saboteur, context.Context, uint32) error { return nil },
+	}},
+	{"lands a write after the fence", []string{"SilenceUnderWrites"}, sabotage{submit: rememberSubmit, poll: landFailed}},
+	{"fences slowly", []string{"FenceIdle"}, sabotage{
+		fence: func(b *saboteur, ctx context.Context, key uint32) error {
+			time.Sleep(5 * time.Millisecond)
+			return b.full.Fence(ctx, key)
+		},
+	}},
+	{"fences what is not there", []string{"FenceMisuse"}, sabotage{
+		fence: func(b *saboteur, ctx context.Context, key uint32) error {
+			_ = b.full.Fence(ctx, key)
+			return nil
+		},
+	}},
+	{"sends the message before the data", []string{"NotifyAfterData"}, sabotage{notify: messageFirst, poll: hidden}},
+	{"swaps messages", []string{"NotifyOrder", "NotifyBackPressure"}, sabotage{
+		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
+			n, err := b.full.Receive(msgs)
+			if n > 1 {
+				msgs[0], msgs[1] = msgs[1], msgs[0]
+			}
+			return n, err
+		},
+	}},
+	{"loses messages", []string{"NotifyBackPressure"}, sabotage{
+		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
+			n, err := b.full.Receive(msgs)
+			if n > 0 && b.every(5) {
+				n--
+			}
+			return n, err
+		},
+	}},
+	{"forgets who sent a message", []string{"NotifyOrder"}, sabotage{
+		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
+			n, err := b.full.Receive(msgs)
+			for i := range n {
+				msgs[i].From = ""
+			}
+			return n, err
+		},
+	}},
+	{"takes an empty message for none", []string{"PagesNotify"}, sabotage{
+		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
+			n, err := b.full.Receive(msgs)
+			if n == 1 && len(msgs[0].Data) == 0 && msgs[0].Err == nil {
+				return 0, err
+			}
+			return n, err
+		},
+	}},
+	{"cuts long messages", []string{"NotifySizes"}, sabotage{
+		notify: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
+			return p.fullPeer.SubmitNotify(op, tag, descs, msg[:min(len(msg), p.b.Caps().MessageMax)])
+		},
+	}},
+	{"says nothing of a peer that closed", []string{"LastMessagePolite", "LastMessageInFlight", "LastMessageOfBackend"}, sabotage{
+		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
+			n, err := b.full.Receive(msgs)
+			if n > 0 && msgs[n-1].Err != nil {
+				n--
+			}
+			return n, err
+		},
+	}},
+	{"says twice that a peer closed", []string{"LastMessagePolite", "LastMessageInFlight", "LastMessageOfBackend"}, sabotage{
+		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
+			n, err := b.full.Receive(msgs)
+			if n > 0 && msgs[n-1].Err != nil {
+				last := msgs[n-1]
+				b.later(5*time.Millisecond, func() { b.repeat(last) })
+			}
+			if last, ok := b.repeated(); ok && n < len(msgs) {
+				msgs[n] = last
+				n++
+			}
+			return n, err
+		},
+	}},
+	{"says that a peer closed when it has forgotten others", []string{"LastMessageOfBackend"}, sabotage{
+		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
+			n, err := b.full.Receive(msgs)
+			if n > 0 && msgs[n-1].Err != nil && b.every(2) {
+				n--
+			}
+			return n, err
+		},
+	}},
+	{"moves nothing until it is polled", []string{"NoPoll", "NoPollNotify", "PeerClose"}, sabotage{
+		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
+			kept := append([]driver.Desc(nil), descs...)
+			p.b.atPoll(func() error { return p.fullPeer.Submit(op, tag, kept) })
+			return nil
+		},
+		notify: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
+			kept, msg := append([]driver.Desc(nil), descs...), append([]byte{}, msg...)
+			p.b.atPoll(func() error { return p.fullPeer.SubmitNotify(op, tag, kept, msg) })
+			return nil
+		},
+		poll: pollLazily,
+	}},
+	{"waits in a fence until the writer polls", []string{"NoPollFence"}, sabotage{
+		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
+			unpolled.Store(true)
+			return p.fullPeer.Submit(op, tag, descs)
+		},
+		poll: func(b *saboteur, done []driver.Completion) (int, error) {
+			n, err := b.full.Poll(done)
+			if n > 0 {
+				unpolled.Store(false)
+			}
+			return n, err
+		},
+		fence: func(b *saboteur, ctx context.Context, key uint32) error {
+			for unpolled.Load() && ctx.Err() == nil {
+				time.Sleep(time.Millisecond)
+			}
+			return b.full.Fence(ctx, key)
+		},
+	}},
+	{"forgets that it is closed", []string{"CloseTwice", "PeerClose", "BackendClose"}, sabotage{
+		pages: func(p *saboteurPeer, op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
+			err := p.fullPeer.SubmitPages(op, tag, pages, msg)
+			if errors.Is(err, driver.ErrClosed) {
+				return driver.ErrBounds
+			}
+			return err
+		},
+	}},
+	{"reads a message after Submit", []string{"NotifyNotKept"}, sabotage{
+		notify: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
+			p.b.later(time.Millisecond, func() { _ = p.fullPeer.SubmitNotify(op, tag, descs, msg) })
+			return nil
+		},
+	}},
+	{"reuses the bytes of messages", []string{"NotifyNotKept"}, sabotage{receive: reuseBytes}},
+	{"takes messages without limit", []string{"NotifyBackPressure"}, sabotage{
+		notify: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
+			p.b.mu.Lock()
+			p.b.stash = append(p.b.stash, driver.Completion{Tag: tag})
+			p.b.mu.Unlock()
+			return nil
+		},
+		poll: pollStash,
+	}},
+	{"sends the message of a batch that failed", []string{"NotifyOfFailedBatch", "CancelNotify"}, sabotage{
+		notify: rememberNotify, poll: notifyFailed,
+	}},
+	{"loses wake-ups", []string{"ArmCompletion", "ArmMessage"}, sabotage{
+		arm: func(b *saboteur) (bool, error) {
+			if b.every(5) {
+				return false, nil
+			}
+			return b.full.Arm()
+		},
+	}},
+	{"does not see a message when it arms", []string{"ArmReady"}, sabotage{
+		arm: func(b *saboteur) (bool, error) {
+			_, err := b.full.Arm()
+			return false, err
+		},
+	}},
+	{"wakes nobody for a peer that came later", []string{"ArmBeforeConnect"}, sabotage{
+		arm: func(b *saboteur) (bool, error) {
+			if b.stuck() { // it has heard of somebody
+				return b.full.Arm()
+			}
+			return false, nil
+		},
+		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
+			n, err := b.full.Receive(msgs)
+			if n > 0 {
+				b.mu.Lock()
+				b.count = 1000
+				b.mu.Unlock()
+			}
+			return n, err
+		},
+	}},
+	{"allocates in Submit", []string{"NoAllocation"}, sabotage{
+		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
+			return p.fullPeer.Submit(op, tag, append([]driver.Desc(nil), descs...))
+		},
+	}},
+	{"accepts every address", []string{"ConnectNonsense", "ConnectGone"}, sabotage{
+		connect: func(b *saboteur, ctx context.Context, addr []byte) (driver.Peer, error) {
+			p, err := b.dial(ctx, addr)
+			if err != nil && ctx.Err() == nil {
+				return b.dial(ctx, b.Addr())
+			}
+			return p, err
+		},
+	}},
+	{"ignores the context of Connect", []string{"ConnectNonsense"}, sabotage{
+		connect: func(b *saboteur, ctx context.Context, addr []byte) (driver.Peer, error) {
+			p, err := b.dial(ctx, addr)
+			if err != nil {
+				time.Sleep(350 * time.Millisecond)
+			}
+			return p, err
+		},
+	}},
+	{"forgets descriptors", []string{"ConnectTwice"}, sabotage{
+		connect: func(b *saboteur, ctx context.Context, addr []byte) (driver.Peer, error) {
+			forgotten, err := os.Open(os.DevNull)
+			if err != nil {
+				return nil, err
+			}
+			b.later(3*time.Second, func() { forgotten.Close() }) // package leak is patient for 2 s
+			return b.dial(ctx, addr)
+		},
+		closing: func(b *saboteur) error { return b.full.Close() },
+	}},
+	{"never ends Close", []string{"CloseTwice"}, sabotage{
+		closing: func(b *saboteur) error {
+			err := b.full.Close()
+			time.Sleep(350 * time.Millisecond)
+			return err
+		},
+	}},
+	{"works after Close", []string{"CloseTwice"}, sabotage{
+		register: func(b *saboteur, seg driver.Segment) (driver.Memory, error) {
+			m, err := b.full.Register(seg)
+			if errors.Is(err, driver.ErrClosed) {
+				return nil, nil
+			}
+			return m, err
+		},
+	}},
+}
+
+// TestMisdeeds proves that every check named can fail. Some misdeeds are data
+// races themselves.
+func TestMisdeeds(t *testing.T) {
+	if raceEnabled {
+		t.Log("not run with the race detector, which notices first")
+		return
+	}
+	for _, m := range misdeeds {
+		t.Run(m.name, func(t *testing.T) {
+			for _, name := range m.checks {
+				c := find(t, name)
+				w := Pair
+				if c.wirings&Pair == 0 {
+					w = Self
+				}
+				notices(t, c, sabotaged(m.how), w)
+			}
+		})
+	}
+}
+
+// noticeTries is how often a check may miss a misdeed that does harm only if two
+// things coincide, which a busy machine makes rare.
+const noticeTries = 4
+
+// notices fails the test if a check finds nothing.
+func notices(t *testing.T, c check, h Harness, w Wiring) {
+	t.Helper()
+	h = h.withDefaults()
+	for range noticeTries {
+		r := &recorder{TB: t}
+		if failures := r.run(func(tb testing.TB) { c.perform(tb, h, w) }); len(failures) > 0 {
+			t.Logf("%s: %.200s", c.name, failures[0])
+			return
+		}
+	}
+	t.Errorf("%s did not notice in %d tries", c.name, noticeTries)
+}
+
+// TestGoodDeeds proves that the wrapper alone is no misdeed.
+func TestGoodDeeds(t *testing.T) {
+	h := sabotaged(sabotage{}).withDefaults()
+	h.Limit = 10 * time.Second
+	for _, name := range []string{
+		"Lengths", "Load", "Full", "ForgedToken", "CancelWrite", "SilenceUnderWrites",
+		"NotifyAfterData", "NotifyOrder", "ArmCompletion", "NoAllocation", "CloseTwice",
+	} {
+		t.Run(name, func(t *testing.T) { find(t, name).perform(t, h, Pair) })
+	}
+}
+
+func find(t *testing.T, name string) check {
+	t.Helper()
+	for _, c := range checks {
+		if c.name == name {
+			return c
+		}
+	}
+	t.Fatalf("no check is called %q", name)
+	return check{}
+}

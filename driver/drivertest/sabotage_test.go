@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package drivertest
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/driver"
+)
+
+// full is a backend with every optional interface, and fullPeer its peers.
+type (
+	full interface {
+		driver.Backend
+		driver.Receiver
+		driver.Armer
+		driver.Fencer
+	}
+	fullPeer interface {
+		driver.Peer
+		driver.Canceler
+		driver.Pager
+		driver.Notifier
+		driver.Explainer
+	}
+)
+
+// sabotage says where a good backend is made a bad one. What is nil stays good.
+type sabotage struct {
+	register func(b *saboteur, seg driver.Segment) (driver.Memory, error)
+	connect  func(b *saboteur, ctx context.Context, addr []byte) (driver.Peer, error)
+	poll     func(b *saboteur, done []driver.Completion) (int, error)
+	closing  func(b *saboteur) error
+	receive  func(b *saboteur, msgs []driver.Message) (int, error)
+	arm      func(b *saboteur) (bool, error)
+	fence    func(b *saboteur, ctx context.Context, key uint32) error
+
+	imports   func(p *saboteurPeer, token []byte) (uint32, uint64, error)
+	drop      func(p *saboteurPeer, key uint32)
+	submit    func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error
+	pages     func(p *saboteurPeer, op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error
+	notify    func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error
+	cancel    func(p *saboteurPeer, tag uint64)
+	help      func(p *saboteurPeer, tag uint64, stop <-chan struct{}) bool
+	closePeer func(p *saboteurPeer) error
+}
+
+// saboteur is a backend under sabotage. It remembers what it needs for misdeeds.
+type saboteur struct {
+	full
+	how sabotage
+
+	mu      sync.Mutex
+	count   int                       // of the calls that only sometimes go wrong
+	stash   []driver.Completion       // to be delivered by the next Poll
+	flights map[uint64]flight         // by tag
+	mapped  map[uint32]driver.Segment // by key
+	late    sync.WaitGroup            // misdeeds under way
+	buf     []byte                    // of a receiver that reuses it
+	again   []driver.Message          // to be received once more
+	lazy    []func() error            // to be done by the next Poll
+}
+
+type flight struct {
+	p     *saboteurPeer
+	op    driver.Op
+	descs []driver.Desc
+	msg   []byte
+
+	stages stages // passed so far
+}
+
+// stages are moments in the life of a batch that a misdeed follows. It follows
+// them and not a clock, which goes slower or faster than the machine.
+type stages uint8
+
+const (
+	helped stages = 1 << iota // somebody offered help
+	ended                     // Poll has it as aborted, or Close of its peer returned
+)
+
+type saboteurPeer struct {
+	fullPeer
+	b     *saboteur
+	mu    sync.Mutex
+	seen  map[uint32]driver.Segment // the peer's memory by imported key
+	known map[string]uint32         // imported keys by token
+}
+
+// secrets finds registered memory by what its token begins with: how a saboteur
+// writes where it must not.
+var secrets sync.Map // [16]byte to driver.Segment
+
+// sabotaged is mem under sabotage.
+func sabotaged(how sabotage) Harness {
+	return Harness{
+		Name:   "sabotaged",
+		Limit:  250 * time.Millisecond,
+		Local:  lastingMemory,
+		Remote: lastingMemory,
+		New: func() (driver.Backend, error) {
+			b, err := mem.New(mem.Config{BatchesMax: 64})
+			if err != nil {
+				return nil, err
+			}
+			return sabotageOf(b, how), nil
+		},
+	}
+}
+
+// sabotagedShm is shm under sabotage on the near side; the second process has
+// shm as it is.
+func sabotagedShm(how sabotage) Harness {
+	h := shmHarness
+	h.Limit = 700 * time.Millisecond
+	h.New = func() (driver.Backend, error) {
+		b, err := shm.New(shm.Config{})
+		if err != nil {
+			return nil, err
+		}
+		return sabotageOf(b, how), nil
+	}
+	return h
+}
+
+func sabotageOf(b full, how sabotage) *saboteur {
+	return &saboteur{
+		full: b, how: how,
+		flights: map[uint64]flight{}, mapped: map[uint32]driver.Segment{},
+	}
+}
+
+// lastingMemory stays mapped for a while after it was freed, so that a late write
+// is found by the check and not by the kernel.
+func lastingMemory(n uint64) (*Space, error) {
+	space, err := ForeignMemory(n)
+	if err != nil {
+		return nil, err
+	}
+	unmap := space.Free
+	space.Free = func() error {
+		time.AfterFunc(time.Second, func() { _ = unmap() })
+		return nil
+	}
+	return space, nil
+}
+
+func (b *saboteur) Register(seg driver.Segment) (driver.Memory, error) {
+	secrets.Store(seg.Secret, seg)
+	if b.how.register != nil {
+		return b.how.register(b, seg)
+	}
+	m, err := b.full.Register(seg)
+	if err == nil {
+		b.mu.Lock()
+		b.mapped[m.Key()] = seg
+		b.mu.Unlock()
+	}
+	return m, err
+}
+
+func (b *saboteur) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
+	if b.how.connect != nil {
+		return b.how.connect(b, ctx, addr)
+	}
+	return b.dial(ctx, addr)
+}
+
+func (b *saboteur) dial(ctx context.Context, addr []byte) (driver.Peer, error) {
+	p, err := b.full.Connect(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	return &saboteurPeer{fullPeer: p.(fullPeer), b: b, seen: map[uint32]driver.Segment{}, known: map[string]uint32{}}, nil
+}
+
+func (b *saboteur) Poll(done []driver.Completion) (int, error) {
+	if b.how.poll != nil {
+		return b.how.poll(b, done)
+	}
+	return b.full.Poll(done)
+}
+
+func (b *saboteur) Receive(msgs []driver.Message) (int, error) {
+	if b.how.receive != nil {
+		return b.how.receive(b, msgs)
+	}
+	return b.full.Receive(msgs)
+}
+
+func (b *saboteur) Arm() (bool, error) {
+	if b.how.arm != nil {
+		return b.how.arm(b)
+	}
+	return b.full.Arm()
+}
+
+func (b *saboteur) Fence(ctx context.Context, key uint32) error {
+	if b.how.fence != nil {
+		return b.how.fence(b, ctx, key)
+	}
+	return b.full.Fence(ctx, key)
+}
+
+func (b *saboteur) Close() error {
+	if b.how.closing != nil {
+		return b.how.closing(b)
+	}
+	err := b.full.Close()
+	b.late.Wait()
+	return err
+}
+
+// every reports true on each nth call.
+func (b *saboteur) every(n int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.count++
+	return b.count%n == 0
+}
+
+// later does a misdeed after a while.
+func (b *saboteur) later(d time.Duration, f func()) {
+	b.late.Add(1)
+	time.AfterFunc(d, func() { defer b.late.Done(); f() })
+}
+
+// land copies what a batch names, whatever its fate was.
+func (f flight) land() {
+	for _, d := range f.descs {
+		f.p.b.mu.Lock()
+		local := f.p.b.mapped[d.LocalKey].Mem[d.Local:][:d.Len]
+		f.p.b.mu.Unlock()
+		f.p.mu.Lock()
+		remote := f.p.seen[d.RemoteKey].Mem[d.Remote:][:d.Len]
+		f.p.mu.Unlock()
+		if f.op == driver.Write {
+			copy(remote, local)
+		} else {
+			copy(local, remote)
+		}
+	}
+}
+
+func (p *saboteurPeer) Import(token []byte) (uint32, uint64, error) {
+	if p.b.how.imports != nil {
+		return p.b.how.imports(p, token)
+	}
+	return p.admit(token)
+}
+
+func (p *saboteurPeer) admit(token []byte) (uint32, uint64, error) {
+	key, size, err := p.fullPeer.Import(token)
+	if err == nil {
+		if seg, ok := secrets.Load([16]byte(token[:16])); ok { // not another process's
+			p.mu.Lock()
+			p.seen[key] = seg.(driver.Segment)
+			p.mu.Unlock()
+		}
+	}
+	return key, size, err
+}
+
+func (p *saboteurPeer) Drop(key uint32) {
+	if p.b.how.drop != nil {
+		p.b.how.drop(p, key)
+		return
+	}
+	p.fullPeer.Drop(key)
+}
+
+func (p *saboteurPeer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
+	if p.b.how.submit != nil {
+		return p.b.how.submit(p, op, tag, descs)
+	}
+	return p.fullPeer.Submit(op, tag, descs)
+}
+
+func (p *saboteurPeer) SubmitPages(op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
+	if p.b.how.pages != nil {
+		return p.b.how.pages(p, op, tag, pages, msg)
+	}
+	return p.fullPeer.SubmitPages(op, tag, pages, msg)
+}
+
+func (p *saboteurPeer) SubmitNotify(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
+	if p.b.how.notify != nil {
+		return p.b.how.notify(p, op, tag, descs, msg)
+	}
+	return p.fullPeer.SubmitNotify(op, tag, descs, msg)
+}
+
+func (p *saboteurPeer) Cancel(tag uint64) {
+	if p.b.how.cancel != nil {
+		p.b.how.cancel(p, tag)
+		return
+	}
+	p.fullPeer.Cancel(tag)
+}
+
+func (p *saboteurPeer) Help(tag uint64, stop <-chan struct{}) bool {
+	if p.b.how.help != nil {
+		return p.b.how.help(p, tag, stop)
+	}
+	h, ok := p.fullPeer.(driver.Helper)
+	return ok && h.Help(tag, stop)
+}
+
+func (p *saboteurPeer) Close() error {
+	if p.b.how.closePeer != nil {
+		return p.b.how.closePeer(p)
+	}
+	return p.fullPeer.Close()
+}
+
+// remember keeps a flight by its tag.
+func (p *saboteurPeer) remember(tag uint64, f flight) {
+	f.p, f.descs = p, append([]driver.Desc(nil), f.descs...)
+	p.b.mu.Lock()
+	p.b.flights[tag] = f
+	p.b.mu.Unlock()
+}
+
+func (b *saboteur) recall(tag uint64) (flight, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	f, ok := b.flights[tag]
+	return f, ok
+}

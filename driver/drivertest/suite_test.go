@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package drivertest
+
+import (
+	"testing"
+
+	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/driver"
+)
+
+var (
+	memHarness = Harness{
+		Name: "mem",
+		New:  func() (driver.Backend, error) { return mem.New(mem.Config{}) },
+	}
+	shmHarness = Harness{
+		Name: "shm",
+		New:  func() (driver.Backend, error) { return shm.New(shm.Config{}) },
+	}
+)
+
+func TestMain(m *testing.M) { Main(m, memHarness, shmHarness, landlordHarness) }

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+)
+
+// The sentinels. Hot calls return them as they are, preallocated; cold calls
+// wrap them with a verb phrase that names cause and cure.
+var (
+	ErrClosed       error = &sentinel{"closed", os.ErrClosed}
+	ErrNotSupported error = &sentinel{"not supported", errors.ErrUnsupported}
+	ErrUnavailable        = errors.New("unavailable")
+	ErrFull               = errors.New("full: poll and try again")
+	ErrBusy               = errors.New("busy")
+	ErrBounds             = errors.New("out of bounds")
+	ErrPeerLost           = errors.New("peer lost")
+	ErrAborted            = errors.New("aborted")
+	ErrRevoked            = errors.New("revoked")
+	ErrVersion            = errors.New("version mismatch")
+	ErrNoRoute            = errors.New("no route")
+	ErrCorrupt            = errors.New("corrupt")
+	ErrBadToken           = errors.New("bad token")
+	ErrUnproven           = errors.New("not proved to be over")
+	ErrReadOnly           = errors.New("memory is read-only for peers")
+	ErrTimeout      error = &sentinel{"deadline exceeded", os.ErrDeadlineExceeded}
+)
+
+// sentinel is an error of ours that is also one of the standard library's.
+type sentinel struct {
+	text string
+	is   error
+}
+
+func (e *sentinel) Error() string        { return e.text }
+func (e *sentinel) Is(target error) bool { return target == e.is }
+
+// UnavailableError says that a backend cannot work on this machine and what
+// would mend it. It is the one error that a test may skip on.
+type UnavailableError struct {
+	Backend string // "ucx"
+	Reason  string // "libucp.so.0: cannot open shared object file"
+	Fix     string // "apt-get install libucx0"; may be empty
+}
+
+// Error names the backend, the reason and the mending command.
+func (e *UnavailableError) Error() string {
+	if e.Fix == "" {
+		return fmt.Sprintf("%s backend unavailable: %s", e.Backend, e.Reason)
+	}
+	return fmt.Sprintf("%s backend unavailable: %s (to mend: %s)", e.Backend, e.Reason, e.Fix)
+}
+
+// Is makes errors.Is(err, ErrUnavailable) true.
+func (e *UnavailableError) Is(target error) bool { return target == ErrUnavailable }
+
+// ContextError says why a context has ended: the cause, which is ErrTimeout, too, where a
+// deadline has passed.
+func ContextError(ctx context.Context) error {
+	cause := context.Cause(ctx)
+	if errors.Is(cause, context.DeadlineExceeded) {
+		return fmt.Errorf("%w: %w", ErrTimeout, cause)
+	}
+	return cause
+}
+
+// PieceError names the piece of a batch that failed.
+type PieceError struct {
+	Piece int // index in the batch that was submitted
+	Err   error
+}
+
+// Error names the piece and the cause.
+func (e *PieceError) Error() string { return fmt.Sprintf("piece %d: %v", e.Piece, e.Err) }
+
+// Unwrap returns the cause.
+func (e *PieceError) Unwrap() error { return e.Err }

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import "fmt"
+
+// Segment is a range to register. Which fields count depends on Kind; the rest
+// must be zero.
+type Segment struct {
+	Kind Kind
+	Len  uint64 // bytes; with DRAM it is len(Mem)
+
+	// DRAM: the bytes. They must stay mapped and must not move until the Memory
+	// is closed, which rules out a Go slice that the program lets go of.
+	Mem []byte
+
+	// DRAM that other processes can map: Mem is [SharedOff, SharedOff+Len) of it.
+	// Nil: foreign memory, which only this process has.
+	Shared    Shared
+	SharedOff uint64
+
+	// HBM: the device ordinal and the device address. The memory must stay allocated
+	// until the Memory is closed. DMABuf is what other devices know it by, such as NICs;
+	// nil: a backend does without, or answers with what would mend that.
+	Device int
+	Addr   uint64
+	DMABuf *DMABuf
+
+	// File: an open descriptor, kept by the caller, and the offset in it.
+	FD      int
+	FileOff uint64
+
+	// ReadOnly refuses writes by peers (and, to a File, all writes).
+	ReadOnly bool
+
+	// Secret is the 128 bits that a token begins with. The engine is guaranteed
+	// to draw it anew for each registration.
+	Secret [16]byte
+}
+
+// Shared is memory that other processes can map, such as hostmem's.
+type Shared interface {
+	// Extents appends the descriptors that hold the memory now, in order of
+	// offset and without gaps. They belong to the Shared.
+	Extents(dst []Extent) []Extent
+
+	// Generation counts calls of Renew.
+	Generation() uint64
+
+	// Renew puts fresh pages under [off, off+n), widened to whole pages, with the
+	// content of the old ones. What another process still writes through an
+	// older mapping is lost to everybody, and so may be what this program itself
+	// writes into those pages at that moment: a range that is leased should be
+	// whole pages. Peers' writes into them the backend must repeat.
+	Renew(off, n uint64) error
+}
+
+// Holder is implemented by a Shared whose pages can be held where they are. A backend
+// whose device knows the pages themselves, as a NIC does that has pinned them, must
+// hold them for as long: the device would go on with the old ones.
+type Holder interface {
+	// Hold has Renew answer ErrBusy until release was called, which must be
+	// idempotent. It waits for a Renew that runs. Several may hold at once.
+	Hold() (release func(), err error)
+}
+
+// Extent is a run of a Shared that lies in one descriptor.
+type Extent struct {
+	Off, Len uint64 // bytes within the Shared
+	FD       int
+	FDOff    uint64 // bytes within the descriptor
+}
+
+// Check reports whether the fields fit the kind.
+func (s *Segment) Check() error {
+	if s.Len == 0 {
+		return fmt.Errorf("segment: no bytes: %w", ErrBounds)
+	}
+	if s.DMABuf != nil && s.Kind != HBM {
+		return fmt.Errorf("segment: a dma-buf with %v, which is for hbm: %w", s.Kind, ErrBounds)
+	}
+	switch s.Kind {
+	case DRAM:
+		if s.Len != uint64(len(s.Mem)) {
+			return fmt.Errorf("segment: Len is %d but Mem has %d bytes: %w", s.Len, len(s.Mem), ErrBounds)
+		}
+	case HBM:
+		return s.checkDevice()
+	case File:
+		if s.FD < 0 {
+			return fmt.Errorf("segment: descriptor %d is not open: %w", s.FD, ErrBounds)
+		}
+	default:
+		return fmt.Errorf("segment: kind %d: %w", s.Kind, ErrNotSupported)
+	}
+	return nil
+}
+
+func (s *Segment) checkDevice() error {
+	switch {
+	case s.Addr == 0:
+		return fmt.Errorf("segment: no device address: %w", ErrBounds)
+	case s.Addr+s.Len < s.Len:
+		return fmt.Errorf("segment: %d bytes at device address %#x: %w", s.Len, s.Addr, ErrBounds)
+	case s.DMABuf == nil:
+		return nil
+	}
+	return s.DMABuf.check(s.Addr, s.Len)
+}
+
+// Slice returns the part [off, off+n) as a segment with another secret: what a
+// lease registers.
+func (s Segment) Slice(off, n uint64, secret [16]byte) (Segment, error) {
+	if n == 0 || !within(off, n, s.Len) {
+		return Segment{}, fmt.Errorf("segment: [%d, +%d) of %d bytes: %w", off, n, s.Len, ErrBounds)
+	}
+	s.Len, s.Secret = n, secret
+	switch s.Kind {
+	case DRAM:
+		s.Mem = s.Mem[off : off+n : off+n]
+		s.SharedOff += off
+	case HBM:
+		s.Addr += off
+		if s.DMABuf != nil {
+			s.DMABuf = &DMABuf{FD: s.DMABuf.FD, Offset: s.DMABuf.Offset + off}
+		}
+	case File:
+		s.FileOff += off
+	}
+	return s, nil
+}

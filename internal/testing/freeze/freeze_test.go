@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package freeze_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/internal/testing/freeze"
+)
+
+// TestProcess: the kernel calls a frozen process stopped (T) as soon as we are back,
+// and no longer when it was thawed.
+func TestProcess(t *testing.T) {
+	cmd := exec.Command("sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	for range 3 {
+		if err := freeze.Process(cmd.Process); err != nil {
+			t.Fatal(err)
+		}
+		if s := state(t, cmd.Process.Pid); s != "T" {
+			t.Fatalf("a frozen process is in state %s", s)
+		}
+		if err := freeze.Thaw(cmd.Process); err != nil {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(10 * time.Second); state(t, cmd.Process.Pid) == "T"; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal("a thawed process does not go on")
+			}
+		}
+	}
+}
+
+func TestGone(t *testing.T) {
+	cmd := exec.Command("true")
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	if freeze.Process(cmd.Process) == nil || freeze.Thaw(cmd.Process) == nil {
+		t.Error("a process that is gone was frozen")
+	}
+}
+
+// state is the letter of /proc/PID/stat behind the name.
+func state(t *testing.T, pid int) string {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(b), ") ")
+	return rest[:1]
+}
