@@ -94,20 +94,21 @@ func (r Reach) String() string {
 	return "unknown"
 }
 
-// Caps describes ranges, never the presence of methods: those are seen by type
-// assertion.
+// Caps describes ranges. What a Peer takes beyond descriptors are bits (Peer.Can).
 type Caps struct {
 	Name       string // lower case, unique in an engine
 	Reach      Reach
 	Pairs      Pairs
-	DescsMax   int    // descriptors in one Submit; at least 1
-	PagesMax   int    // entries in one SubmitPages; 0 without a Pager
-	LenMax     uint64 // bytes in one descriptor; 0: any
-	Align      uint64 // power of two that offsets and lengths must be multiples of; 0 or 1: any
-	MessageMax int    // bytes of a notification; 0 without a Notifier
-	Ordered    bool   // batches to one peer land in the order of submission
-	Sleep      bool   // who waits should sleep at once: to spin keeps from running whom the kernel wakes for its completions
-	Cost       Cost
+	DescsMax   int    // descriptors in one batch; at least 1
+	RunsMax    int    // contiguous runs in one pattern; 0 where no Peer takes patterns
+	LenMax     uint64 // bytes in one descriptor, or one run of a pattern; 0: any
+	MessageMax int    // bytes of a notification or an answer; 0 where no Peer carries any
+
+	// Sleep: a goroutine that waits should park at once. If it spins, it keeps from running
+	// a thread that the kernel wakes for completions.
+	Sleep bool
+
+	Cost Cost
 }
 
 // Cost is a declared model of time: Setup + PerPiece x pieces + bytes / Rate.

@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -48,31 +49,49 @@ func TestDescCheck(t *testing.T) {
 	}
 }
 
-func TestPagesCheck(t *testing.T) {
+func TestPatternCheck(t *testing.T) {
 	const max = math.MaxUint64
-	base := Pages{Count: 3, EntryLen: 10, LocalStride: 10, RemoteStride: 16, Remote: []uint32{5, 0, 5}}
+	base := Pattern{Count: 3, Run: 10, Local: Side{Stride: 10}, Remote: Side{Stride: 16, List: []uint32{5, 0, 5}}}
 	for name, c := range map[string]struct {
-		change        func(*Pages)
+		change        func(*Pattern)
 		local, remote uint64
 		ok            bool
 	}{
-		"fits":             {func(*Pages) {}, 30, 90, true},
-		"local short":      {func(*Pages) {}, 29, 90, false},
-		"remote short":     {func(*Pages) {}, 30, 89, false},
-		"no entries":       {func(p *Pages) { p.Count = 0 }, 30, 90, false},
-		"negative":         {func(p *Pages) { p.Count = -1 }, 30, 90, false},
-		"empty entries":    {func(p *Pages) { p.EntryLen = 0 }, 30, 90, false},
-		"list too short":   {func(p *Pages) { p.Count = 4 }, 40, 90, false},
-		"stride too small": {func(p *Pages) { p.LocalStride = 9 }, 30, 90, false},
-		"one entry":        {func(p *Pages) { p.LocalStride = 0 }, 10, 90, true},
-		"base past":        {func(p *Pages) { p.LocalBase = 31 }, 30, 90, false},
-		"base overflows":   {func(p *Pages) { p.RemoteBase = max - 5 }, 30, 90, false},
-		"stride overflows": {func(p *Pages) { p.RemoteStride = max / 2 }, 30, max, false},
-		"index overflows":  {func(p *Pages) { p.Remote = []uint32{math.MaxUint32, 0, 0}; p.RemoteStride = 1 << 40 }, 30, 90, false},
+		"fits":             {func(*Pattern) {}, 30, 90, true},
+		"local short":      {func(*Pattern) {}, 29, 90, false},
+		"remote short":     {func(*Pattern) {}, 30, 89, false},
+		"no entries":       {func(p *Pattern) { p.Count = 0 }, 30, 90, false},
+		"negative":         {func(p *Pattern) { p.Count = -1 }, 30, 90, false},
+		"empty runs":       {func(p *Pattern) { p.Run = 0 }, 30, 90, false},
+		"list too short":   {func(p *Pattern) { p.Count = 4 }, 40, 90, false},
+		"stride too small": {func(p *Pattern) { p.Local.Stride = 9 }, 30, 90, false},
+		"one entry":        {func(p *Pattern) { p.Local.Stride = 0 }, 10, 90, true},
+		"base past":        {func(p *Pattern) { p.Local.Base = 31 }, 30, 90, false},
+		"base overflows":   {func(p *Pattern) { p.Remote.Base = max - 5 }, 30, 90, false},
+		"stride overflows": {func(p *Pattern) { p.Remote.Stride = max / 2 }, 30, max, false},
+		"index overflows": {func(p *Pattern) {
+			p.Remote.List = []uint32{math.MaxUint32, 0, 0}
+			p.Remote.Stride = 1 << 40
+		}, 30, 90, false},
+		"a loop fits":       {func(p *Pattern) { p.Loops = []Loop{{2, 5, 6}} }, 35, 96, true},
+		"a loop is past":    {func(p *Pattern) { p.Loops = []Loop{{2, 6, 6}} }, 35, 96, false},
+		"a loop of nothing": {func(p *Pattern) { p.Loops = []Loop{{0, 1, 1}} }, 99, 99, false},
+		"loops overflow":    {func(p *Pattern) { p.Loops = []Loop{{3, max / 2, 1}} }, max, max, false},
+		"too many runs":     {func(p *Pattern) { p.Loops = []Loop{{1 << 31, 0, 0}, {1 << 31, 0, 0}} }, max, max, false},
+		"too many loops":    {func(p *Pattern) { p.Loops = make([]Loop, LoopsMax+1) }, max, max, false},
+		"slots fit":         {func(p *Pattern) { p.Local = Side{Stride: 20, Step: 10, Per: 2, First: 1} }, 40, 90, true},
+		"slots are past":    {func(p *Pattern) { p.Local = Side{Stride: 20, Step: 10, Per: 2, First: 1} }, 39, 90, false},
+		"slots are listed": {func(p *Pattern) {
+			p.Local = Side{Stride: 20, Step: 10, Per: 2, First: 1, List: []uint32{1, 0}}
+		}, 40, 90, true},
+		"first past its slot": {func(p *Pattern) { p.Local = Side{Stride: 20, Step: 10, Per: 2, First: 2} }, 99, 90, false},
+		"first without slots": {func(p *Pattern) { p.Local.First = 1 }, 99, 90, false},
+		"step overflows":      {func(p *Pattern) { p.Local = Side{Stride: 20, Step: max, Per: 3} }, max, 90, false},
 	} {
 		p := base
 		c.change(&p)
-		if err := p.Check(c.local, c.remote); (err == nil) != c.ok || (err != nil && !errors.Is(err, ErrBounds)) {
+		err := p.Check(c.local, c.remote)
+		if (err == nil) != c.ok || (err != nil && !errors.Is(err, ErrBounds)) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -81,21 +100,86 @@ func TestPagesCheck(t *testing.T) {
 	}
 }
 
-// FuzzPagesCheck: what is accepted has every entry within both sizes, computed
+// TestPatternDescs holds the runs of a nest against loops written out.
+func TestPatternDescs(t *testing.T) {
+	p := Pattern{Run: 4, Count: 5, Loops: []Loop{{2, 100, 1000}, {3, 10, 20}},
+		Local: Side{Base: 7, Stride: 500, Step: 200, Per: 2, First: 1, List: []uint32{3, 1, 2}}, Remote: Side{Stride: 5000}}
+	locals := []uint64{7 + 3*500 + 200, 7 + 500, 7 + 500 + 200, 7 + 2*500, 7 + 2*500 + 200}
+	if err := p.Check(1<<20, 1<<20); err != nil || p.Plain() || p.Runs() != 6 || p.Bytes() != 120 {
+		t.Fatalf("%v, %d runs, %d bytes", err, p.Runs(), p.Bytes())
+	}
+	for i := range p.Count {
+		var want []Desc
+		for a := range uint64(2) {
+			for b := range uint64(3) {
+				want = append(want, Desc{Local: locals[i] + 100*a + 10*b, Remote: uint64(i)*5000 + 1000*a + 20*b, Len: 4})
+			}
+		}
+		if got := p.AppendDescs(nil, i); !slices.Equal(got, want) {
+			t.Errorf("entry %d is %+v, want %+v", i, got, want)
+		}
+	}
+}
+
+// FuzzPatternCheck: what is accepted has every run within both sizes, computed
 // without the shortcuts.
-func FuzzPagesCheck(f *testing.F) {
-	f.Add(uint64(656), uint64(0), uint64(656), uint32(7), uint64(10000))
-	f.Add(uint64(1), uint64(math.MaxUint64), uint64(1), uint32(1), uint64(math.MaxUint64))
-	f.Fuzz(func(t *testing.T, entry, base, stride uint64, index uint32, size uint64) {
-		p := Pages{Count: 1, EntryLen: entry, LocalBase: base, LocalStride: stride, Local: []uint32{index}, RemoteStride: entry}
-		if p.Check(size, entry) != nil {
+func FuzzPatternCheck(f *testing.F) {
+	f.Add(uint64(656), uint64(0), uint64(656), uint32(7), uint64(10000), uint32(1), uint64(0), uint32(1), uint64(0), uint32(0))
+	f.Add(uint64(1), uint64(math.MaxUint64), uint64(1), uint32(1), uint64(math.MaxUint64), uint32(2), uint64(5), uint32(3), uint64(9), uint32(2))
+	f.Fuzz(func(t *testing.T, run, base, stride uint64, slot uint32, size uint64, n uint32, loop uint64, per uint32, step uint64, first uint32) {
+		p := Pattern{Count: 1, Run: run, Loops: []Loop{{n, loop, 0}},
+			Local: Side{Base: base, Stride: stride, Step: step, First: first, Per: per, List: []uint32{slot}}}
+		if p.Check(size, run) != nil {
 			return
 		}
-		hi := float64(base) + float64(index)*float64(stride) + float64(entry)
-		if hi > float64(size)*1.0000001 || p.LocalAt(0) > size || entry > size-p.LocalAt(0) {
+		at := float64(base) + float64(slot)*float64(stride) + float64(first)*float64(step)
+		hi := at + float64(n-1)*float64(loop) + float64(run)
+		last := p.Local.At(0) + uint64(n-1)*loop
+		if hi > float64(size)*1.0000001 || last > size || run > size-last {
 			t.Fatalf("%+v accepted within %d", p, size)
 		}
 	})
+}
+
+func TestBatchCheck(t *testing.T) {
+	const all = CanPattern | CanNest | CanNotify | CanCount | CanDurable
+	descs, plain := []Desc{{Len: 1}}, &Pattern{Run: 1, Count: 1}
+	nest := &Pattern{Run: 1, Count: 1, Loops: []Loop{{N: 2}}}
+	for name, c := range map[string]struct {
+		b    Batch
+		need Can // the bits without which it is refused
+		want error
+	}{
+		"descriptors":         {b: Batch{Op: Read, Descs: descs}},
+		"pattern":             {b: Batch{Op: Read, Pattern: plain}, need: CanPattern},
+		"nest":                {b: Batch{Op: Write, Pattern: nest}, need: CanNest},
+		"notification":        {b: Batch{Op: Write, Tail: NotifyTail}, need: CanNotify},
+		"count":               {b: Batch{Op: Write, Tail: CountTail, Descs: descs}, need: CanCount},
+		"durable":             {b: Batch{Op: Write, Durable: true, Descs: descs}, need: CanDurable},
+		"no operation":        {b: Batch{Descs: descs}, want: ErrNotSupported},
+		"read with a tail":    {b: Batch{Op: Read, Tail: NotifyTail, Descs: descs}, want: ErrNotSupported},
+		"durable read":        {b: Batch{Op: Read, Durable: true, Descs: descs}, want: ErrNotSupported},
+		"durable with a tail": {b: Batch{Op: Write, Durable: true, Tail: CountTail}, want: ErrNotSupported},
+		"both":                {b: Batch{Op: Read, Descs: descs, Pattern: plain}, want: ErrNotSupported},
+		"unknown tail":        {b: Batch{Op: Write, Tail: 9}, want: ErrNotSupported},
+		"nothing":             {b: Batch{Op: Write}, want: ErrBounds},
+		"unknown counter":     {b: Batch{Op: Write, Tail: CountTail, Counter: CountersMax}, want: ErrBounds},
+	} {
+		if err := c.b.Check(all); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		without := all &^ c.need
+		if c.need == CanPattern {
+			without &^= CanNest // which includes it
+		}
+		if err := c.b.Check(without); c.need != 0 && !errors.Is(err, ErrNotSupported) {
+			t.Errorf("%s without its bit: %v", name, err)
+		}
+	}
+	b := Batch{Op: Write, Pattern: nest}
+	if n := testing.AllocsPerRun(100, func() { _ = b.Check(CanPattern) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
 }
 
 type pages struct{ Shared }

@@ -49,10 +49,18 @@ type Shared interface {
 
 	// Renew puts fresh pages under [off, off+n), widened to whole pages, with the
 	// content of the old ones. What another process still writes through an
-	// older mapping is lost to everybody, and so may be what this program itself
-	// writes into those pages at that moment: a range that is leased should be
-	// whole pages. Peers' writes into them the backend must repeat.
+	// older mapping is lost, and so may be what this program itself writes into those
+	// pages at that moment: a range that is leased should be whole pages. It waits for
+	// all that have entered.
 	Renew(off, n uint64) error
+
+	// Enter and Leave stand around every write into the memory that a backend makes from
+	// this process: a copy, a read from a socket, a request of which the kernel or a device
+	// is to write the answer there. No Renew runs in between, so no such byte is lost.
+	// Enter waits for a Renew that runs. What is between them must be bounded in time,
+	// and must not wait for a peer.
+	Enter()
+	Leave()
 }
 
 // Holder is implemented by a Shared whose pages can be held where they are. A backend

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import "io"
+
+// BackendBase is for a Backend to embed: the answers of one whose Peers carry no
+// notifications, and which has no memory of its own. Only answers that are true of such a
+// backend stand here; there is no neutral answer to Fence.
+type BackendBase struct{}
+
+// Receive has nothing.
+func (BackendBase) Receive([]Message) (int, error) { return 0, nil }
+
+// Answer is ErrNotSupported.
+func (BackendBase) Answer(uint64, []byte) error { return ErrNotSupported }
+
+// Count is 0.
+func (BackendBase) Count(uint32) uint64 { return 0 }
+
+// AwaitCount reports that no counter has reached n, unless n is 0.
+func (BackendBase) AwaitCount(_ uint32, n uint64) bool { return n == 0 }
+
+// Alloc is ErrNotSupported: other memory is as good.
+func (BackendBase) Alloc(uint64) (Segment, io.Closer, error) {
+	return Segment{}, nil, ErrNotSupported
+}
+
+// PeerBase is for a Peer to embed: the answers of one without notifications that needs no
+// help, cannot be lost, and is never second to a chain.
+type PeerBase struct{}
+
+// Conn is 0: no message comes by it.
+func (PeerBase) Conn() uint64 { return 0 }
+
+// Help has done nothing.
+func (PeerBase) Help(uint64, <-chan struct{}) bool { return false }
+
+// Lost is never closed.
+func (PeerBase) Lost() <-chan struct{} { return nil }
+
+// Yields gives no reason.
+func (PeerBase) Yields(_, _ uint32) string { return "" }
