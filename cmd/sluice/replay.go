@@ -13,10 +13,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluicehq/sluice/bench"
-	"github.com/sluicehq/sluice/cmd/sluice/internal/procs"
-	"github.com/sluicehq/sluice/cmd/sluice/internal/replay"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/procs"
 	"github.com/sluicehq/sluice/kv/layout"
+	"github.com/sluicehq/sluice/replay"
 )
 
 func init() {
