@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/backends/fault"
-	"github.com/sluicehq/sluice/cmd/sluice/internal/procs"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/procs"
 	"github.com/sluicehq/sluice/kv/handoff"
 )
 

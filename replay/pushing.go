@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/cmd/sluice/internal/content"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/handoff"
 	"github.com/sluicehq/sluice/kv/pool"
 	"github.com/sluicehq/sluice/kv/trace"
+	"github.com/sluicehq/sluice/replay/internal/content"
 )
 
 // request hands one request over, or aborts it as planned.

@@ -12,16 +12,16 @@ import (
 	"testing"
 )
 
-// TestReadme runs the program that the README shows.
-func TestReadme(t *testing.T) {
-	text, err := os.ReadFile("../../README.md")
+// TestDocs runs the program that docs/c.md shows.
+func TestDocs(t *testing.T) {
+	text, err := os.ReadFile("../../docs/c.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, rest, found := strings.Cut(string(text), "```c\n")
 	program, _, closed := strings.Cut(rest, "```\n")
 	if !found || !closed {
-		t.Fatal("the README has no program in C")
+		t.Fatal("docs/c.md has no program in C")
 	}
 	source := filepath.Join(t.TempDir(), "readme.c")
 	if err := os.WriteFile(source, []byte(program), 0o666); err != nil {

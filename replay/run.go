@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/cmd/sluice/internal/procs"
 	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/procs"
 	"github.com/sluicehq/sluice/kv/trace"
 )
 

@@ -7,11 +7,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/cmd/sluice/internal/content"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/kv/handoff"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/pool"
+	"github.com/sluicehq/sluice/replay/internal/content"
 )
 
 // TestStagingIsARing: layers that share a slot share bytes, neighbours do not.

@@ -8,10 +8,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluicehq/sluice/cmd/sluice/internal/content"
 	"github.com/sluicehq/sluice/kv/handoff"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/pool"
+	"github.com/sluicehq/sluice/replay/internal/content"
 )
 
 // checker compares blocks as they lie in memory with what they must be. One

@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/cmd/sluice/internal/content"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/handoff"
 	"github.com/sluicehq/sluice/kv/pool"
 	"github.com/sluicehq/sluice/kv/store"
+	"github.com/sluicehq/sluice/replay/internal/content"
 )
 
 // spill writes blocks of a request to the file, at most a batch. The plain writes of the same

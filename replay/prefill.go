@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/bench"
-	"github.com/sluicehq/sluice/cmd/sluice/internal/procs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/procs"
 	"github.com/sluicehq/sluice/kv/handoff"
 )
 

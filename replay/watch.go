@@ -7,9 +7,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluicehq/sluice/cmd/sluice/internal/content"
 	"github.com/sluicehq/sluice/kv/handoff"
 	"github.com/sluicehq/sluice/kv/pool"
+	"github.com/sluicehq/sluice/replay/internal/content"
 )
 
 // lateWrite is how long a block is watched before it may be used again: many
