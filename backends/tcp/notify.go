@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import "github.com/sluicehq/sluice/driver"
+
+// notes are what follows batches of one peer. A note is due when all parts of its batch are in
+// place, over whichever connections they came; messages are delivered by their numbers, which
+// leave none out. mu of the inbound guards them.
+type notes struct {
+	arrivals map[uint64]*arrival // by batch
+	spare    []*arrival
+	waiting  map[uint64]message // by number: due, and one before it is not
+	next     uint64
+	held     int // messages that came and are not delivered
+	kept     int // messages that are delivered and not received
+}
+
+// arrival is a batch of which something has come.
+type arrival struct {
+	landed uint32 // parts
+	need   uint32 // of them, once told
+	told   bool
+	failed bool
+	counts bool
+	number uint64 // of the message
+	target uint32 // counter
+	msg    []byte
+}
+
+// Bounds on what a peer has us remember; one of ours stays far below.
+const (
+	arrivalsMax = 1 << 20
+	waitingMax  = 1 << 17
+	spareMax    = 64
+)
+
+func (n *notes) of(batch uint64) *arrival {
+	a := n.arrivals[batch]
+	if a != nil {
+		return a
+	}
+	if k := len(n.spare); k > 0 {
+		a = n.spare[k-1]
+		n.spare = n.spare[:k-1]
+	} else {
+		a = &arrival{}
+	}
+	n.arrivals[batch] = a
+	return a
+}
+
+// landed counts a part of a batch that a note follows.
+func (g *inbound) landed(batch uint64, ok bool) {
+	g.mu.Lock()
+	a := g.notes.of(batch)
+	a.landed++
+	a.failed = a.failed || !ok
+	credit := g.settle(batch, a)
+	g.mu.Unlock()
+	g.repay(credit)
+}
+
+// noted takes a message or a count.
+func (g *inbound) noted(c *conn, h *header) verdict {
+	if !g.fresh(h.stamp) {
+		return hold
+	}
+	counts := h.flags&flagCounts != 0
+	if counts && h.key >= driver.CountersMax || len(c.in.body) > g.b.cfg.MessageMax {
+		return finished
+	}
+	g.mu.Lock()
+	if len(g.notes.arrivals) > arrivalsMax || len(g.notes.waiting) > waitingMax ||
+		!counts && g.notes.held+g.notes.kept >= g.b.cfg.NotifyMax {
+		g.mu.Unlock()
+		return finished
+	}
+	a := g.notes.of(h.batch)
+	a.told, a.need, a.counts, a.number, a.target = true, h.count, counts, h.ticket, h.key
+	if !counts {
+		a.msg = append(make([]byte, 0, len(c.in.body)), c.in.body...) // not nil: a message
+		g.notes.held++
+	}
+	credit := g.settle(h.batch, a)
+	g.mu.Unlock()
+	c.post(&header{kind: kindAck, id: h.id, stamp: clock()}, nil)
+	g.repay(credit)
+	return more
+}
+
+// voided takes word that no note follows.
+func (g *inbound) voided(_ *conn, h *header) verdict {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.notes.waiting) > waitingMax {
+		return finished
+	}
+	a := g.notes.of(h.batch)
+	a.told, a.need, a.counts, a.number = true, h.count, h.flags&flagCounts != 0, h.ticket
+	a.failed, a.msg = true, nil
+	if !a.counts {
+		g.returned-- // the peer has taken this one's place back itself
+	}
+	g.settle(h.batch, a)
+	return more
+}
+
+// settle ends a batch of which all has come, and delivers what is due. It returns how many
+// places for messages the peer is to be told of; mu is held.
+func (g *inbound) settle(batch uint64, a *arrival) (credit int) {
+	n := &g.notes
+	if !a.told || a.landed < a.need {
+		return 0
+	}
+	delete(n.arrivals, batch)
+	switch {
+	case a.counts && !a.failed:
+		g.b.count(a.target)
+	case a.counts:
+	case a.failed:
+		if a.msg != nil {
+			n.held--
+		}
+		n.waiting[a.number] = message{}
+		credit = g.returns()
+	default:
+		n.waiting[a.number] = message{conn: g.conn, from: g, data: a.msg}
+	}
+	*a = arrival{}
+	if len(n.spare) < spareMax {
+		n.spare = append(n.spare, a)
+	}
+	for {
+		l, ok := n.waiting[n.next]
+		if !ok {
+			return credit
+		}
+		delete(n.waiting, n.next)
+		n.next++
+		if l.from != nil && !g.ended {
+			n.held--
+			n.kept++
+			g.b.deliver(l)
+		}
+	}
+}
+
+// returns counts a place for a message that came free, and says when the peer is to be told.
+func (g *inbound) returns() int {
+	g.returned++
+	if g.returned < max(1, g.b.cfg.NotifyMax/4) {
+		return 0
+	}
+	n := g.returned
+	g.returned = 0
+	return n
+}
+
+// received is called when the program has taken a message.
+func (g *inbound) received() {
+	g.mu.Lock()
+	g.notes.kept--
+	credit := g.returns()
+	g.mu.Unlock()
+	g.repay(credit)
+}
+
+// repay tells the peer of places for messages.
+func (g *inbound) repay(n int) {
+	if n == 0 {
+		return
+	}
+	g.mu.Lock()
+	c := g.conns[ctl]
+	if g.ended {
+		c = nil
+	}
+	g.mu.Unlock()
+	if c != nil {
+		c.send(header{kind: kindCredit, count: uint32(n)})
+	}
+}
