@@ -41,11 +41,11 @@ func copyDescs(op driver.Op, local, remote []byte, descs []driver.Desc) error {
 }
 
 // Implements: int sl_copy_pages(uint8_t *local, uint64_t local_len, ...)
-func copyPages(op driver.Op, local, remote []byte, p *driver.Pages, first, n int) error {
+func copyPattern(op driver.Op, local, remote []byte, p *driver.Pattern, first, n int) error {
 	rc := C.sl_copy_pages(bytePtr(local), C.uint64_t(len(local)), bytePtr(remote), C.uint64_t(len(remote)),
-		indexPtr(p.Local), C.uint64_t(p.LocalBase), C.uint64_t(p.LocalStride),
-		indexPtr(p.Remote), C.uint64_t(p.RemoteBase), C.uint64_t(p.RemoteStride),
-		C.uint64_t(p.EntryLen), C.size_t(first), C.size_t(n), toRemote(op))
+		indexPtr(p.Local.List), C.uint64_t(p.Local.Base), C.uint64_t(p.Local.Stride),
+		indexPtr(p.Remote.List), C.uint64_t(p.Remote.Base), C.uint64_t(p.Remote.Stride),
+		C.uint64_t(p.Run), C.size_t(first), C.size_t(n), toRemote(op))
 	return result(rc)
 }
 

@@ -23,7 +23,7 @@ func copyDescs(op driver.Op, local, remote []byte, descs []driver.Desc) error {
 	return nil
 }
 
-func copyPages(op driver.Op, local, remote []byte, p *driver.Pages, first, n int) error {
+func copyPattern(op driver.Op, local, remote []byte, p *driver.Pattern, first, n int) error {
 	for i := first; i < first+n; i++ {
 		d := p.Desc(i)
 		if err := d.Check(uint64(len(local)), uint64(len(remote))); err != nil {

@@ -63,19 +63,20 @@ func TestCopyDescsEqualsTheObviousWay(t *testing.T) {
 	}
 }
 
-func TestCopyPagesEqualsTheObviousWay(t *testing.T) {
+func TestCopyPatternEqualsTheObviousWay(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 9))
 	for round := range 200 {
 		local, remote := filled(16384, uint64(round)), filled(16384, uint64(round)+1000)
 		wantLocal, wantRemote := bytes.Clone(local), bytes.Clone(remote)
 		op := driver.Op(1 + round%2)
-		p := driver.Pages{Count: 1 + rng.IntN(12), EntryLen: uint64(1 + rng.IntN(500)), LocalBase: 100, RemoteBase: 7}
-		p.LocalStride, p.RemoteStride = p.EntryLen+uint64(rng.IntN(2)*300), p.EntryLen
+		p := driver.Pattern{Count: 1 + rng.IntN(12), Run: uint64(1 + rng.IntN(500)),
+			Local: driver.Side{Base: 100}, Remote: driver.Side{Base: 7}}
+		p.Local.Stride, p.Remote.Stride = p.Run+uint64(rng.IntN(2)*300), p.Run
 		if round%3 > 0 {
-			p.Local = permutation(rng, p.Count)
+			p.Local.List = permutation(rng, p.Count)
 		}
 		if round%3 > 1 {
-			p.Remote = permutation(rng, p.Count)
+			p.Remote.List = permutation(rng, p.Count)
 		}
 		if err := p.Check(16384, 16384); err != nil {
 			t.Fatal(err)
@@ -86,7 +87,7 @@ func TestCopyPagesEqualsTheObviousWay(t *testing.T) {
 			descs = append(descs, p.Desc(i))
 		}
 		want(op, wantLocal, wantRemote, descs)
-		if err := CopyPages(op, local, remote, &p, first, p.Count-first); err != nil {
+		if err := CopyPattern(op, local, remote, &p, first, p.Count-first); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(local, wantLocal) || !bytes.Equal(remote, wantRemote) {
@@ -114,11 +115,12 @@ func TestCopyRefusesWhatLeavesTheRange(t *testing.T) {
 			t.Errorf("%+v: %v, want ErrBounds", d, err)
 		}
 	}
-	p := driver.Pages{Count: 1, EntryLen: 100, LocalStride: 100, RemoteStride: 100, Remote: []uint32{1}}
-	if err := CopyPages(driver.Write, local, remote, &p, 0, 1); !errors.Is(err, driver.ErrBounds) {
+	p := driver.Pattern{Count: 1, Run: 100, Local: driver.Side{Stride: 100},
+		Remote: driver.Side{Stride: 100, List: []uint32{1}}}
+	if err := CopyPattern(driver.Write, local, remote, &p, 0, 1); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("page past the end: %v, want ErrBounds", err)
 	}
-	if err := CopyPages(driver.Write, local, remote, &p, 0, 2); !errors.Is(err, driver.ErrBounds) {
+	if err := CopyPattern(driver.Write, local, remote, &p, 0, 2); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("list shorter than the range: %v, want ErrBounds", err)
 	}
 	if !bytes.Equal(whole, bytes.Repeat([]byte{pattern}, 256)) {
@@ -132,7 +134,7 @@ func TestCopyDoesNotAllocate(t *testing.T) {
 	p := driver.Pages{Count: 2, EntryLen: 64, LocalStride: 64, RemoteStride: 128, Local: []uint32{1, 0}}
 	if n := testing.AllocsPerRun(100, func() {
 		_ = CopyDescs(driver.Write, local, remote, descs)
-		_ = CopyPages(driver.Read, local, remote, &p, 0, 2)
+		_ = CopyPattern(driver.Read, local, remote, &p, 0, 2)
 	}); n != 0 {
 		t.Errorf("%v allocations a copy, want 0", n)
 	}

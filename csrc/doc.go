@@ -65,17 +65,18 @@ func CopyDescs(op driver.Op, local, remote []byte, descs []driver.Desc) error {
 	return copyDescs(op, local, remote, descs)
 }
 
-// CopyPages copies entries [first, first+n) of a pattern between two ranges, as
+// CopyPattern copies entries [first, first+n) of a plain pattern between two ranges, as
 // CopyDescs does. An entry that leaves its range is answered with
 // driver.ErrBounds; entries before it were copied.
-func CopyPages(op driver.Op, local, remote []byte, p *driver.Pages, first, n int) error {
+func CopyPattern(op driver.Op, local, remote []byte, p *driver.Pattern, first, n int) error {
 	if n == 0 || len(local) == 0 || len(remote) == 0 {
 		return emptyError(n)
 	}
-	if first < 0 || n < 0 || first > p.Count-n || !listCovers(p.Local, p.Count) || !listCovers(p.Remote, p.Count) {
+	if first < 0 || n < 0 || first > p.Count-n || !p.Plain() ||
+		!listCovers(p.Local.List, p.Count) || !listCovers(p.Remote.List, p.Count) {
 		return driver.ErrBounds
 	}
-	return copyPages(op, local, remote, p, first, n)
+	return copyPattern(op, local, remote, p, first, n)
 }
 
 func listCovers(list []uint32, count int) bool { return list == nil || len(list) >= count }

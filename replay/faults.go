@@ -68,7 +68,7 @@ func wrap(b driver.Backend, rules fault.Rules) (driver.Backend, error) {
 // faultsFired adds up how often rules have fired.
 func faultsFired(list []driver.Backend) (n uint64) {
 	for _, b := range list {
-		if f, ok := b.(fault.Injector); ok {
+		if f, ok := b.(*fault.Backend); ok {
 			for _, h := range f.Hits() {
 				n += h.Fired
 			}

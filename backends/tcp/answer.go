@@ -3,106 +3,82 @@
 package tcp
 
 import (
-	"github.com/sluicehq/sluice/internal/control"
+	"fmt"
+
+	"github.com/sluicehq/sluice/driver"
 )
 
-// answer is a Read of a peer that waits to be served.
-type answer struct {
-	id    uint64
-	table []byte
-	m     *memory
-	open  uint64 // its ticket
-	sum   uint64
-}
+// creditMax bounds the room for messages that a peer may claim to have.
+const creditMax = 1 << 16
 
-// answers are those of one connection, in order: a ring that grows to what the peer asks for
-// at once, at most answersMax.
-type answers struct {
-	ring []answer
-	head int
-	n    int
-	full bool // a reader waits for a place
-	now  answer
-}
-
-const answersMax = 1024
-
-// push reports false if there are too many. The table is copied.
-func (s *answers) push(a answer) bool {
-	if s.n == answersMax {
-		s.full = true
-		return false
+// Answer implements driver.Backend. An answer is a frame of the control connection. The peer
+// says with its hello for how many it has room, and gives room back as its program receives
+// them.
+func (b *Backend) Answer(conn uint64, data []byte) error {
+	b.mu.Lock()
+	g := b.byConn[conn]
+	b.mu.Unlock()
+	if g == nil {
+		return driver.ErrPeerLost
 	}
-	if s.n == len(s.ring) {
-		bigger := make([]answer, max(8, 2*len(s.ring)))
-		for i := range s.n {
-			bigger[i] = s.ring[(s.head+i)%len(s.ring)]
-		}
-		s.ring, s.head = bigger, 0
-	}
-	place := &s.ring[(s.head+s.n)%len(s.ring)]
-	a.table = append(place.table[:0], a.table...)
-	*place = a
-	s.n++
-	return true
-}
-
-// pop moves the first into now, whose table stays until the next pop.
-func (s *answers) pop() bool {
-	if s.n == 0 {
-		return false
-	}
-	place := &s.ring[s.head]
-	spare := s.now.table
-	s.now = *place
-	*place = answer{table: spare}
-	s.head = (s.head + 1) % len(s.ring)
-	s.n--
-	return true
-}
-
-// ask takes a Read. It is served when those before it are.
-func (g *inbound) ask(c *conn, h *header) verdict {
-	m := g.b.memories.At(h.key)
-	if m == nil || !m.opened(h.ticket) {
-		c.post(&header{kind: kindAck, id: h.id, status: uint8(control.Revoked), stamp: clock()}, nil)
-		return more
-	}
-	sum, ok := tableBytes(c.in.body, m.seg.Len)
-	if !ok || sum > partLimit {
-		return finished
+	if most := min(b.cfg.MessageMax, g.answerMax); len(data) > most {
+		return fmt.Errorf("answer of %d bytes, at most %d: %w", len(data), most, driver.ErrBounds)
 	}
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	if !g.answers[c.index].push(answer{id: h.id, table: c.in.body, m: m, open: h.ticket, sum: sum}) {
-		return hold
+	c := g.conns[ctl]
+	if g.ended || c == nil {
+		g.mu.Unlock()
+		return driver.ErrPeerLost
 	}
-	c.serves.Store(true)
-	return more
+	if g.room == 0 {
+		g.starved = true
+		g.mu.Unlock()
+		return driver.ErrFull
+	}
+	g.room--
+	c.post(&header{kind: kindAnswer}, data) // under mu: in order
+	g.mu.Unlock()
+	c.kick(false)
+	return nil
 }
 
-// next implements end: it begins the answer to the next Read.
-func (g *inbound) next(c *conn) bool {
+// credited takes word that the peer's program has received answers.
+func (g *inbound) credited(n int) {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	s := &g.answers[c.index]
-	if !s.pop() {
-		c.serves.Store(false)
+	g.room = min(g.room+n, creditMax)
+	starved := g.starved
+	g.starved = false
+	g.mu.Unlock()
+	if starved {
+		g.b.alarm()
+	}
+}
+
+// took delivers an answer. It reports false where the owner sends more than there is room for.
+func (p *peer) took(data []byte) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.kept >= p.b.cfg.NotifyMax || len(data) > p.b.cfg.MessageMax {
 		return false
 	}
-	if s.full {
-		s.full = false
-		c.proceed()
+	if !p.failed {
+		p.kept++
+		p.b.deliver(message{conn: p.conn, from: p, data: append(make([]byte, 0, len(data)), data...)})
 	}
-	a := &s.now
-	c.out.put(&header{kind: kindData, id: a.id, length: uint32(a.sum)})
-	c.out.src = source{mem: a.m.seg.Mem, m: a.m, ticket: a.open, open: true}
-	c.out.src.ranges = ranges{table: a.table, left: a.sum}
 	return true
 }
 
-// sent implements end: the acknowledgement follows the bytes, and says whether they are good.
-func (g *inbound) sent(c *conn) {
-	id := g.answers[c.index].now.id // of ours alone until next
-	c.out.put(&header{kind: kindAck, id: id, status: uint8(c.out.src.status), stamp: clock()})
+// received is called when the program has taken an answer.
+func (p *peer) received() {
+	p.mu.Lock()
+	p.kept--
+	p.returned++
+	n := p.returned
+	if n < max(1, p.b.cfg.NotifyMax/4) || p.failed {
+		p.mu.Unlock()
+		return
+	}
+	p.returned = 0
+	p.mu.Unlock()
+	p.conns[ctl].send(header{kind: kindCredit, count: uint32(n)})
 }

@@ -30,7 +30,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.Handshake)
 	defer cancel()
 	p := &peer{
-		b: b, to: to, closing: make(chan struct{}), lost: make(chan struct{}), quit: make(chan struct{}),
+		b: b, to: to, conn: b.lastConn.Add(1), closing: make(chan struct{}), lost: make(chan struct{}), quit: make(chan struct{}),
 		byTag: map[uint64]*batch{}, asked: map[uint64]chan imported{}, conns: make([]*conn, 1+b.cfg.Conns),
 		books: make([]books, 1+b.cfg.Conns),
 	}
@@ -46,9 +46,11 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 
 // open says hello, and joins the other connections to the first.
 func (p *peer) open(ctx context.Context) error {
-	hello := header{kind: kindHello, count: uint32(len(p.conns))}
-	body := append(append([]byte{}, p.to.owner[:]...), p.b.addr...)
-	welcome, secret, err := p.greet(ctx, ctl, hello, body)
+	hello := header{
+		kind: kindHello, count: uint32(len(p.conns)), key: uint32(p.b.cfg.MessageMax),
+		id: uint64(p.b.cfg.NotifyMax),
+	}
+	welcome, secret, err := p.greet(ctx, ctl, hello, p.to.owner[:])
 	if err != nil {
 		return err
 	}
@@ -57,7 +59,8 @@ func (p *peer) open(ctx context.Context) error {
 	}
 	secret, view := secret[:16], secret[16:]
 	p.direct = !p.conns[ctl].tls && bytes.Equal(view, appendView(nil, p.conns[ctl].tcp.LocalAddr(), p.conns[ctl].tcp.RemoteAddr()))
-	p.credit = int(welcome.count)
+	p.credit = int(min(welcome.count, creditMax))
+	p.noteMax = min(p.b.cfg.MessageMax, int(welcome.key))
 	p.grace = min(int64(welcome.ticket), int64(graceMax))
 	p.learn(welcome.stamp)
 	join := header{kind: kindJoin, id: welcome.id}

@@ -15,7 +15,7 @@ import (
 // messages. The reading goroutines of its connections do all the work.
 type inbound struct {
 	b       *Backend
-	addr    string // Addr of the peer
+	conn    uint64 // our number for it
 	session uint64
 	secret  [16]byte // what its further connections show
 
@@ -23,21 +23,25 @@ type inbound struct {
 
 	mu       sync.Mutex // after wmu of a connection, before ctlMu
 	conns    []*conn    // nil: has not joined yet
-	answers  []answers  // by connection
+	reads    []reads    // by connection
 	had      bool       // the peer's program has the connection
 	ended    bool
 	doubted  int64 // when we asked what is not answered yet; 0: nothing
 	notes    notes
 	returned int // messages that were received, and of which the peer is not told
+
+	answerMax int  // bytes of an answer that the peer takes
+	room      int  // answers for which the peer has room
+	starved   bool // an Answer found none
 }
 
 // postedMax bounds the acknowledgements that a peer has us keep.
 const postedMax = 256 << 10
 
-func newInbound(b *Backend, addr string, n int) *inbound {
+func newInbound(b *Backend, n int) *inbound {
 	return &inbound{
-		b: b, addr: addr, conns: make([]*conn, n), answers: make([]answers, n),
-		notes: notes{arrivals: map[uint64]*arrival{}, waiting: map[uint64]letter{}, next: 1},
+		b: b, conn: b.lastConn.Add(1), conns: make([]*conn, n), reads: make([]reads, n),
+		notes: notes{arrivals: map[uint64]*arrival{}, waiting: map[uint64]message{}, next: 1},
 	}
 }
 
@@ -80,7 +84,7 @@ func (g *inbound) end(lastWord bool) {
 	}
 	g.b.dismiss(g)
 	if lastWord && had {
-		g.b.deliver(letter{from: g, err: driver.ErrPeerLost})
+		g.b.deliver(message{conn: g.conn, err: driver.ErrPeerLost})
 	}
 }
 
@@ -172,7 +176,9 @@ func (g *inbound) told(c *conn, h *header) verdict {
 		return g.show(c, h)
 	case kindPing:
 		c.post(&header{kind: kindPong, stamp: clock()}, nil)
-	case kindAnswer:
+	case kindCredit:
+		g.credited(int(h.count))
+	case kindConfirm:
 		if !g.vouch(int64(h.id)) {
 			return finished
 		}
@@ -205,7 +211,7 @@ func (g *inbound) aim(c *conn, h *header) verdict {
 	l := &c.in.land
 	l.left, l.owner, l.stamp, l.ticket = h.payload(), g, h.stamp, h.ticket
 	m := g.b.memories.At(h.key)
-	if m == nil || !m.opened(h.ticket) {
+	if m == nil || !m.opens(h.ticket) {
 		l.status = control.Revoked
 		return more
 	}
@@ -213,15 +219,8 @@ func (g *inbound) aim(c *conn, h *header) verdict {
 	if !ok || sum != l.left || m.seg.ReadOnly {
 		return finished // no peer of ours asks for that
 	}
-	l.table, l.m, l.mem = c.in.body, m, m.seg.Mem
+	l.table, l.m, l.mem, l.shared = c.in.body, m, m.seg.Mem, m.seg.Shared
 	return more
-}
-
-// opened is opens for who does not hold the gate: what it says may change at once.
-func (m *memory) opened(ticket uint64) bool {
-	m.gate.RLock()
-	defer m.gate.RUnlock()
-	return m.opens(ticket)
 }
 
 // finish implements end.

@@ -17,8 +17,11 @@ import (
 
 // peer is our end of connections that we began: over them we reach the owner's memory.
 type peer struct {
+	driver.PeerBase // Yields
+
 	b     *Backend
 	to    address
+	conn  uint64 // our number for it
 	conns []*conn
 	grace int64 // how long what we sent may land, in nanoseconds; the owner's
 
@@ -49,8 +52,11 @@ type peer struct {
 	failed   bool
 	lastID   uint64
 	messages uint64 // numbers of messages given out
+	noteMax  int    // bytes of a notification that the owner takes
 	credit   int    // messages that the owner has room for
 	starved  bool   // a Submit found none
+	kept     int    // answers that are delivered and not received
+	returned int    // answers that were received, and of which the owner is not told
 	lastSent int64  // when we last said something that lets bytes land
 
 	importMu sync.RWMutex
@@ -65,6 +71,9 @@ type imported struct {
 	r   *remote
 	err error
 }
+
+// Conn implements driver.Peer.
+func (p *peer) Conn() uint64 { return p.conn }
 
 // Import implements driver.Peer.
 func (p *peer) Import(token []byte) (uint32, uint64, error) {
@@ -151,10 +160,10 @@ func (p *peer) Drop(key uint32) {
 	}
 }
 
-// Lost implements driver.Watcher.
+// Lost implements driver.Peer.
 func (p *peer) Lost() <-chan struct{} { return p.lost }
 
-// Explain implements driver.Explainer.
+// Explain implements driver.Peer.
 func (p *peer) Explain(_, _ uint32) string {
 	how := "in plain text"
 	if p.conns[ctl].tls {
@@ -198,6 +207,8 @@ func (p *peer) told(c *conn, h *header) bool {
 		p.vouch(c, h)
 	case kindCredit:
 		p.credited(int(h.count))
+	case kindAnswer:
+		return p.took(c.in.body)
 	default:
 		return false
 	}
@@ -226,7 +237,7 @@ func (p *peer) vouch(c *conn, h *header) {
 		return
 	}
 	p.lastSent = clock()
-	c.post(&header{kind: kindAnswer, id: h.id}, nil)
+	c.post(&header{kind: kindConfirm, id: h.id}, nil)
 }
 
 func (p *peer) credited(n int) {
@@ -249,7 +260,8 @@ func (p *peer) aim(c *conn, h *header) bool {
 		return false
 	}
 	x := q.batch
-	c.in.land = landing{mem: x.views[q.v].local.seg.Mem, cancel: &x.dropped}
+	seg := &x.views[q.v].local.seg
+	c.in.land = landing{mem: seg.Mem, shared: seg.Shared, cancel: &x.dropped}
 	c.in.land.ranges = ranges{batch: x, i: q.first, off: q.skip, left: q.n}
 	return true
 }

@@ -97,7 +97,7 @@ func TestSlowLine(t *testing.T) {
 		}
 		for i := range uint64(8) {
 			d := []driver.Desc{{Local: i * n / 8, Remote: i * n / 8, Len: n / 8, LocalKey: l.key, RemoteKey: key}}
-			if err := p.Submit(op, i, d); err != nil {
+			if err := p.Submit(i, &driver.Batch{Op: op, Descs: d}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -34,8 +34,9 @@ const (
 	kindPing                 // initiator: are you there?
 	kindPong                 // owner
 	kindChallenge            // owner: do you still want what lies here?
-	kindAnswer               // initiator: yes
-	kindCredit               // owner: so many messages were received
+	kindConfirm              // initiator: yes
+	kindCredit               // both: so many messages were received
+	kindAnswer               // owner: a message back
 	kindWrite                // initiator: a table, and the bytes for it
 	kindRead                 // initiator: a table
 	kindData                 // owner: the bytes of a Read; its kindAck follows
@@ -107,7 +108,7 @@ func (h *header) sound() bool {
 		return h.hasTable() && uint64(h.length) == table
 	case kindData:
 		return h.length > 0 && h.length <= partLimit
-	case kindNote:
+	case kindNote, kindAnswer:
 		return h.length <= messageLimit
 	case kindHello, kindJoin, kindWelcome, kindImport:
 		return h.length <= bodyMax

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"github.com/sluicehq/sluice/internal/control"
+)
+
+// read is a Read of a peer that waits to be served.
+type read struct {
+	id    uint64
+	table []byte
+	m     *memory
+	open  uint64 // its ticket
+	sum   uint64
+}
+
+// reads are those of one connection, in order: a ring that grows to what the peer asks for
+// at once, at most readsMax.
+type reads struct {
+	ring []read
+	head int
+	n    int
+	full bool // a reader waits for a place
+	now  read
+}
+
+const readsMax = 1024
+
+// push reports false if there are too many. The table is copied.
+func (s *reads) push(a read) bool {
+	if s.n == readsMax {
+		s.full = true
+		return false
+	}
+	if s.n == len(s.ring) {
+		bigger := make([]read, max(8, 2*len(s.ring)))
+		for i := range s.n {
+			bigger[i] = s.ring[(s.head+i)%len(s.ring)]
+		}
+		s.ring, s.head = bigger, 0
+	}
+	place := &s.ring[(s.head+s.n)%len(s.ring)]
+	a.table = append(place.table[:0], a.table...)
+	*place = a
+	s.n++
+	return true
+}
+
+// pop moves the first into now, whose table stays until the next pop.
+func (s *reads) pop() bool {
+	if s.n == 0 {
+		return false
+	}
+	place := &s.ring[s.head]
+	spare := s.now.table
+	s.now = *place
+	*place = read{table: spare}
+	s.head = (s.head + 1) % len(s.ring)
+	s.n--
+	return true
+}
+
+// ask takes a Read. It is served when those before it are.
+func (g *inbound) ask(c *conn, h *header) verdict {
+	m := g.b.memories.At(h.key)
+	if m == nil || !m.opens(h.ticket) {
+		c.post(&header{kind: kindAck, id: h.id, status: uint8(control.Revoked), stamp: clock()}, nil)
+		return more
+	}
+	sum, ok := tableBytes(c.in.body, m.seg.Len)
+	if !ok || sum > partLimit {
+		return finished
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.reads[c.index].push(read{id: h.id, table: c.in.body, m: m, open: h.ticket, sum: sum}) {
+		return hold
+	}
+	c.serves.Store(true)
+	return more
+}
+
+// next implements end: it begins the answer to the next Read.
+func (g *inbound) next(c *conn) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s := &g.reads[c.index]
+	if !s.pop() {
+		c.serves.Store(false)
+		return false
+	}
+	if s.full {
+		s.full = false
+		c.proceed()
+	}
+	a := &s.now
+	c.out.put(&header{kind: kindData, id: a.id, length: uint32(a.sum)})
+	c.out.src = source{mem: a.m.seg.Mem, m: a.m, ticket: a.open, open: true}
+	c.out.src.ranges = ranges{table: a.table, left: a.sum}
+	return true
+}
+
+// sent implements end: the acknowledgement follows the bytes, and says whether they are good.
+func (g *inbound) sent(c *conn) {
+	id := g.reads[c.index].now.id // of ours alone until next
+	c.out.put(&header{kind: kindAck, id: id, status: uint8(c.out.src.status), stamp: clock()})
+}
