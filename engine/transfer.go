@@ -23,9 +23,11 @@ type Transfer struct {
 	groups  []group // the list, by connection
 	regions []*Region
 	remotes []*Remote
-	message []byte
-	notify  bool // message follows the data
-	counts  bool // or one more for counter does
+	message []byte // beginning with what it is
+	frame   []byte // a notification's message
+	parts   []byte // the same in parts
+	notify  bool   // message follows the data
+	counts  bool   // or one more for counter does
 	counter uint32
 	checked bool // see Checksum
 	sums    *sums
@@ -160,9 +162,6 @@ func (t *Transfer) begin() {
 	t.remaining.Store(int64(len(t.batches)))
 	t.postedAt = t.e.now()
 	t.deadline.Store(int64(t.postedAt + t.e.cfg.TransferTimeout))
-	for _, c := range t.via() {
-		c.lane.enter()
-	}
 	t.state.Store(posted)
 	t.e.sweeper.watch()
 }
@@ -218,6 +217,9 @@ func (t *Transfer) Close() error {
 	t.e.slots.give(t)
 	return nil
 }
+
+// isUnproven reports whether the transfer was given up: a backend may still use its memory.
+func (t *Transfer) isUnproven() bool { return t.unproven.Load() }
 
 func (t *Transfer) misuse(verb string) error {
 	if t.unproven.Load() {

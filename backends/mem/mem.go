@@ -1,23 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package mem copies within one process. It is the reference for what every
-// backend means, the template for a new one, and the fixture of everybody
-// else's tests: a backend (mem.go) has memories (memory.go) and peers (peer.go),
-// which copy batches (batch.go) and carry notifications and counts (notify.go).
+// backend means, the template for a new one, and the fixture of other
+// packages' tests: a backend (mem.go) has memories (memory.go) and peers (peer.go),
+// which take batches (batch.go), copy them (copy.go), and carry notifications, answers and
+// counts (notify.go).
 //
 // Proof that nothing lands later: a copy holds the gate of the memory that the
 // peer owns, for at most pieceMax bytes at a time, and looks at the epoch under
-// it. Fence takes the gate for itself. There is no other hand.
+// it. Fence takes the gate for itself. Nothing else copies.
 package mem
 
 import (
 	"crypto/rand"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/letters"
+	"github.com/sluicehq/sluice/internal/inbox"
 	"github.com/sluicehq/sluice/internal/park"
 )
 
@@ -31,7 +34,7 @@ type Config struct {
 
 const (
 	descsMax = 4096
-	pagesMax = 64 << 10
+	runsMax  = 64 << 10
 	pieceMax = 256 << 10 // bytes under one gate: how long a Fence may have to wait
 )
 
@@ -49,6 +52,8 @@ func (c Config) withDefaults() Config {
 
 // Backend is the in-process backend.
 type Backend struct {
+	driver.BackendBase // no Alloc: all memory is reached alike
+
 	cfg     Config
 	addr    string
 	wake    *park.Event
@@ -59,16 +64,16 @@ type Backend struct {
 
 	done   chan driver.Completion // a place is taken before it is needed, so never full
 	taken  atomic.Int64           // places of done that are taken
-	armed  atomic.Bool            // somebody sleeps on wake
+	armed  atomic.Bool            // the next signal is for wake
 	closed atomic.Bool
 
 	mu       sync.RWMutex // guards the tables
 	memories []*memory    // by key; nil: free
 	freeKeys []uint32
-	peers    map[*peer]struct{} // ours to others
-	senders  map[*peer]struct{} // others' to us
+	peers    map[uint64]*peer // ours to others, by our numbers
+	senders  map[uint64]*peer // others' to us, by our numbers
 
-	box letters.Box
+	box inbox.Inbox
 }
 
 // registry finds the backends of this process by Addr: the wire of this one.
@@ -88,9 +93,9 @@ func New(cfg Config) (*Backend, error) {
 		cfg: cfg, addr: "mem:" + rand.Text(), wake: wake,
 		jobs:  make(chan *job, cfg.BatchesMax),
 		done:  make(chan driver.Completion, cfg.BatchesMax),
-		peers: map[*peer]struct{}{}, senders: map[*peer]struct{}{},
+		peers: map[uint64]*peer{}, senders: map[uint64]*peer{},
 	}
-	b.box.Open(b.addr, cfg.BatchesMax, b.signal)
+	b.box.Open(cfg.BatchesMax, b.signal)
 	for range cfg.BatchesMax {
 		b.free = append(b.free, &job{})
 	}
@@ -109,7 +114,7 @@ func (b *Backend) Caps() driver.Caps {
 	return driver.Caps{
 		Name: "mem", Reach: driver.InProcess,
 		Pairs:    driver.Pairs{driver.DRAM: driver.KindsOf(driver.DRAM)},
-		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: b.cfg.MessageMax,
+		DescsMax: descsMax, RunsMax: runsMax, MessageMax: b.cfg.MessageMax,
 		Cost: driver.Cost{Setup: 200, PerPiece: 10, Rate: 9e9},
 	}
 }
@@ -117,11 +122,11 @@ func (b *Backend) Caps() driver.Caps {
 // Addr implements driver.Backend.
 func (b *Backend) Addr() []byte { return []byte(b.addr) }
 
-// FD implements driver.Armer.
+// FD implements driver.Backend.
 func (b *Backend) FD() int { return b.wake.FD() }
 
-// Arm implements driver.Armer. The flag goes up before the look, and whoever
-// brings something looks at the flag afterwards: one of the two sees the other.
+// Arm implements driver.Backend. It sets the flag before it looks for work, and a goroutine
+// that brings work looks at the flag afterwards: one of the two sees the other.
 func (b *Backend) Arm() (bool, error) {
 	if b.closed.Load() {
 		return false, driver.ErrClosed
@@ -132,7 +137,7 @@ func (b *Backend) Arm() (bool, error) {
 
 func (b *Backend) signal() {
 	if b.armed.CompareAndSwap(true, false) {
-		_ = b.wake.Signal() // fails only when closed: nobody sleeps any more
+		_ = b.wake.Signal() // fails only when closed: then nothing waits for it
 	}
 }
 
@@ -173,7 +178,8 @@ func (b *Backend) Close() error {
 	registry.Unlock()
 	b.mu.RLock()
 	memories := append([]*memory(nil), b.memories...)
-	ours, theirs := keysOf(b.peers), keysOf(b.senders)
+	ours := slices.Collect(maps.Values(b.peers))
+	theirs := slices.Collect(maps.Values(b.senders))
 	b.mu.RUnlock()
 	for _, p := range ours {
 		_ = p.Close()
@@ -191,27 +197,7 @@ func (b *Backend) Close() error {
 	return b.wake.Close()
 }
 
-func keysOf(set map[*peer]struct{}) (list []*peer) {
-	for p := range set {
-		list = append(list, p)
-	}
-	return list
-}
-
-var _ interface {
-	driver.Backend
-	driver.Receiver
-	driver.Counting
-	driver.Armer
-	driver.Fencer
-} = (*Backend)(nil)
-
-var _ interface {
-	driver.Peer
-	driver.Canceler
-	driver.Pager
-	driver.Notifier
-	driver.Counter
-	driver.Watcher
-	driver.Explainer
-} = (*peer)(nil)
+var (
+	_ driver.Backend = (*Backend)(nil)
+	_ driver.Peer    = (*peer)(nil)
+)

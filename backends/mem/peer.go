@@ -11,12 +11,15 @@ import (
 	"sync"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/inbox"
 	"github.com/sluicehq/sluice/internal/keys"
-	"github.com/sluicehq/sluice/internal/letters"
 )
 
 type peer struct {
+	driver.PeerBase // needs no Help, and never yields
+
 	from, to *Backend
+	conn     uint64 // from's number
 	lost     chan struct{}
 	loseOnce sync.Once
 
@@ -29,7 +32,8 @@ type peer struct {
 	unfinished int             // of those, and of those that complete right now
 	idle       *sync.Cond      // unfinished is 0
 
-	letters letters.Line
+	sender  inbox.Sender // its Conn is to's number
+	answers inbox.Sender // the way back
 }
 
 // remote is a token that was accepted.
@@ -52,31 +56,34 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	if to == nil {
 		return nil, fmt.Errorf("connect with mem: no such backend in this process: %w", driver.ErrPeerLost)
 	}
-	p := &peer{from: b, to: to, lost: make(chan struct{}), flying: map[uint64]*job{},
-		letters: letters.Line{From: &b.box, To: &to.box}}
+	p := &peer{from: b, to: to, conn: b.box.NewConn(),
+		lost: make(chan struct{}), flying: map[uint64]*job{},
+		sender:  inbox.Sender{From: &b.box, To: &to.box, Conn: to.box.NewConn()},
+		answers: inbox.Sender{From: &to.box, To: &b.box}}
+	p.answers.Conn = p.conn
 	p.idle = sync.NewCond(&p.mu)
-	if err := b.admit(b.peersOf, p); err != nil {
+	if err := b.admit(b.peers, p.conn, p); err != nil {
 		return nil, err
 	}
-	if err := to.admit(to.sendersOf, p); err != nil {
+	if err := to.admit(to.senders, p.sender.Conn, p); err != nil {
 		_ = p.Close()
 		return nil, fmt.Errorf("connect with mem: %w", driver.ErrPeerLost)
 	}
 	return p, nil
 }
 
-func (b *Backend) peersOf() map[*peer]struct{}   { return b.peers }
-func (b *Backend) sendersOf() map[*peer]struct{} { return b.senders }
-
-func (b *Backend) admit(set func() map[*peer]struct{}, p *peer) error {
+func (b *Backend) admit(set map[uint64]*peer, conn uint64, p *peer) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
 		return driver.ErrClosed
 	}
-	set()[p] = struct{}{}
+	set[conn] = p
 	return nil
 }
+
+// Conn implements driver.Peer.
+func (p *peer) Conn() uint64 { return p.conn }
 
 // Import implements driver.Peer.
 func (p *peer) Import(token []byte) (uint32, uint64, error) {
@@ -139,7 +146,7 @@ func (p *peer) Drop(key uint32) {
 	p.imports.Drop(key)
 }
 
-// Lost implements driver.Watcher.
+// Lost implements driver.Peer.
 func (p *peer) Lost() <-chan struct{} { return p.lost }
 
 // lose ends the connection from the owner's side or ours: no new batch starts.
@@ -147,16 +154,16 @@ func (p *peer) lose() {
 	p.loseOnce.Do(func() {
 		close(p.lost)
 		p.to.mu.Lock()
-		_, known := p.to.senders[p]
-		delete(p.to.senders, p)
+		_, known := p.to.senders[p.sender.Conn]
+		delete(p.to.senders, p.sender.Conn)
 		p.to.mu.Unlock()
 		if known {
-			p.to.box.Deliver(driver.Message{From: p.from.addr, Err: driver.ErrPeerLost})
+			p.to.box.Lost(p.sender.Conn)
 		}
 	})
 }
 
-// Cancel implements driver.Canceler.
+// Cancel implements driver.Peer.
 func (p *peer) Cancel(tag uint64) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -181,10 +188,10 @@ func (p *peer) Close() error {
 	p.mu.Unlock()
 	p.lose()
 	p.from.mu.Lock()
-	delete(p.from.peers, p)
+	delete(p.from.peers, p.conn)
 	p.from.mu.Unlock()
 	return nil
 }
 
-// Explain implements driver.Explainer.
+// Explain implements driver.Peer.
 func (p *peer) Explain(_, _ uint32) string { return "one copy within the process" }

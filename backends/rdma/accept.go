@@ -115,14 +115,12 @@ func (c *inbound) hurry(deadline time.Time) {
 
 // open makes our end of the lanes and welcomes the peer; an error is why not.
 func (c *inbound) open(h *hello) error {
-	from, err := decodeAddress(h.from)
-	if err != nil {
+	if _, err := decodeAddress(h.from); err != nil {
 		return fmt.Errorf("a hello without an address: %w", driver.ErrCorrupt)
 	}
 	if h.to != c.b.address.owner || c.b.gate.IsShut() {
 		return driver.ErrPeerLost // whom it means is gone, and we have its place
 	}
-	c.from, c.addr = from, string(h.from)
 	if !c.b.admit() {
 		return fmt.Errorf("%d peers, raise Config.ConnsMax: %w", c.b.cfg.ConnsMax, driver.ErrFull)
 	}

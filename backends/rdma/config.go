@@ -82,7 +82,7 @@ type Config struct {
 const (
 	messageMax  = csrc.VerbsNoteMax
 	descsMax    = 4096
-	pagesMax    = 64 << 10
+	runsMax     = 64 << 10
 	railsMax    = csrc.VerbsRailsMax
 	graceMin    = 20 * time.Millisecond
 	ackUnit     = 4096 * time.Nanosecond
@@ -201,7 +201,7 @@ func (c *Config) caps(devices bool) driver.Caps {
 	}
 	return driver.Caps{
 		Name: "rdma", Reach: driver.Network, Pairs: pairs,
-		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: messageMax,
+		DescsMax: descsMax, RunsMax: runsMax, MessageMax: messageMax,
 		Cost: driver.Cost{Setup: 3 * time.Microsecond, PerPiece: 50 * time.Nanosecond, Rate: 10e9},
 	}
 }

@@ -16,8 +16,6 @@ import (
 type inbound struct {
 	b     *Backend
 	ch    *channel
-	addr  string // Addr of the peer
-	from  address
 	link  link
 	rails []int     // of ours, by lane
 	hold  gate.Gate // held by every use of link by others than run
@@ -29,6 +27,7 @@ type inbound struct {
 	importing bool             // a goroutine answers them
 	asked     sync.WaitGroup   // that one
 	quitting  bool             // we close: the program is told nothing
+	replies   replies
 }
 
 // questionsMax bounds the imports that a peer has us remember.
@@ -47,6 +46,10 @@ func (c *inbound) run() {
 			c.question(m)
 		case *laneRequest:
 			c.remake(m)
+		case *answersTaken:
+			if !c.credited(m.count) {
+				c.ch.close(driver.ErrCorrupt)
+			}
 		case *bye:
 			parted, had = true, !m.abandoned
 		default:
@@ -59,6 +62,7 @@ func (c *inbound) run() {
 // retire ends our end. The messages that came are in their ring before the last word is
 // said, and what parted politely learns that our queue pairs are gone.
 func (c *inbound) retire(parted, had bool) {
+	c.endReplies()
 	c.hold.Shut()
 	c.hold.Wait()
 	c.link.End(csrc.VerbsLost) // a lane that cannot be drained is destroyed here

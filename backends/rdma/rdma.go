@@ -40,8 +40,10 @@ import (
 	"github.com/sluicehq/sluice/internal/process"
 )
 
-// Backend implements driver.Backend, Receiver, Armer and Fencer.
+// Backend implements driver.Backend.
 type Backend struct {
+	driver.BackendBase
+
 	cfg     Config
 	caps    driver.Caps
 	address address
@@ -66,6 +68,7 @@ type Backend struct {
 	table     keys.Table[memory]
 	pinnings  pinnings
 	words     lastword.List[*inbound]
+	answers   answers
 	guestsIn  atomic.Int64   // peers that have an end here
 	tasks     gate.Tasks     // connections, and what takes too long for those who ask
 	attending sync.WaitGroup // listeners, and who takes news
@@ -83,13 +86,7 @@ type Backend struct {
 	quiet   bool          // the Receive before found nothing; of Receive
 }
 
-var (
-	_ driver.Backend  = (*Backend)(nil)
-	_ driver.Receiver = (*Backend)(nil)
-	_ driver.Counting = (*Backend)(nil)
-	_ driver.Armer    = (*Backend)(nil)
-	_ driver.Fencer   = (*Backend)(nil)
-)
+var _ driver.Backend = (*Backend)(nil)
 
 // end is our end of a connection. Its method is called by one goroutine, and must not
 // block.

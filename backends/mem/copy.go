@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mem
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// view is a pair of memories. Neighbouring descriptors mostly name the same, so
+// it is looked up only when the keys change.
+type view struct {
+	localKey, remoteKey uint32
+	local               *memory
+	remote              *remote
+}
+
+func (v *view) shows(d *driver.Desc) bool {
+	return v.localKey == d.LocalKey && v.remoteKey == d.RemoteKey
+}
+
+func (v *view) check(d *driver.Desc) error {
+	return d.Check(uint64(len(v.local.seg.Mem)), v.remote.m.seg.Len)
+}
+
+func (p *peer) look(op driver.Op, localKey, remoteKey uint32) (view, error) {
+	local := p.from.memory(localKey)
+	if local == nil {
+		return view{}, fmt.Errorf("local key %d: %w", localKey, driver.ErrBounds)
+	}
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	r := p.imports.At(remoteKey)
+	if r == nil {
+		return view{}, fmt.Errorf("remote key %d: %w", remoteKey, driver.ErrBounds)
+	}
+	if op == driver.Write && r.m.seg.ReadOnly {
+		return view{}, driver.ErrReadOnly
+	}
+	return view{localKey, remoteKey, local, r}, nil
+}
+
+// cursor walks through the contiguous runs of a batch, in order.
+type cursor struct {
+	descs   []driver.Desc
+	pattern driver.Pattern // Count is 0 where there is none
+
+	i   int                     // the descriptor or entry that run belongs to
+	run driver.Desc             // what is left of the present run; Len is 0 behind the last
+	at  [driver.LoopsMax]uint32 // of the pattern's loops
+}
+
+func newCursor(b *driver.Batch) cursor {
+	c := cursor{descs: b.Descs}
+	if b.Pattern != nil {
+		c.pattern = *b.Pattern
+	}
+	c.enter()
+	return c
+}
+
+// enter begins with descriptor or entry i.
+func (c *cursor) enter() {
+	switch {
+	case c.i < c.pattern.Count:
+		c.run = c.pattern.Desc(c.i)
+	case c.i < len(c.descs):
+		c.run = c.descs[c.i]
+	default:
+		c.run = driver.Desc{}
+	}
+}
+
+// next steps to the run behind the present one.
+func (c *cursor) next() {
+	loops := c.pattern.Loops
+	for l := len(loops) - 1; l >= 0; l-- {
+		if c.at[l]++; c.at[l] < loops[l].N {
+			c.run = c.nested()
+			return
+		}
+		c.at[l] = 0
+	}
+	c.i++
+	c.enter()
+}
+
+// nested returns the run at this turn of all loops.
+func (c *cursor) nested() driver.Desc {
+	d := c.pattern.Desc(c.i)
+	for l, loop := range c.pattern.Loops {
+		d.Local += uint64(c.at[l]) * loop.Local
+		d.Remote += uint64(c.at[l]) * loop.Remote
+	}
+	return d
+}
+
+// advance leaves out the first n bytes of the present run.
+func (c *cursor) advance(n uint64) {
+	c.run.Local, c.run.Remote, c.run.Len = c.run.Local+n, c.run.Remote+n, c.run.Len-n
+	if c.run.Len == 0 {
+		c.next()
+	}
+}
+
+// copyAll copies what check has passed, a piece under each gate.
+func copyAll(op driver.Op, c *cursor, views []view, cancel *atomic.Pointer[error]) error {
+	for c.run.Len > 0 {
+		if cancel != nil {
+			if why := cancel.Load(); why != nil {
+				return *why
+			}
+		}
+		if !views[0].shows(&c.run) {
+			views = views[1:]
+		}
+		piece := c.i
+		if err := views[0].copyPiece(op, c); err != nil {
+			return &driver.PieceError{Piece: piece, Err: err}
+		}
+	}
+	return nil
+}
+
+// copyPiece copies up to pieceMax bytes under the gate of the remote memory.
+func (v *view) copyPiece(op driver.Op, c *cursor) error {
+	m := v.remote.m
+	m.gate.RLock()
+	defer m.gate.RUnlock()
+	if m.epoch != v.remote.epoch {
+		return driver.ErrRevoked
+	}
+	into := v.local
+	if op == driver.Write {
+		into = m
+	}
+	if s := into.seg.Shared; s != nil {
+		s.Enter()
+		defer s.Leave()
+	}
+	for room := uint64(pieceMax); room > 0 && c.run.Len > 0 && v.shows(&c.run); {
+		if c.pattern.Count > 0 {
+			if err := v.check(&c.run); err != nil {
+				return err // an index list has changed since Submit checked it
+			}
+		}
+		n := min(c.run.Len, room)
+		local := v.local.seg.Mem[c.run.Local:][:n]
+		remote := m.seg.Mem[c.run.Remote:][:n]
+		if op == driver.Write {
+			copy(remote, local)
+		} else {
+			copy(local, remote)
+		}
+		room -= n
+		c.advance(n)
+	}
+	return nil
+}
