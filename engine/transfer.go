@@ -24,11 +24,13 @@ type Transfer struct {
 	regions []*Region
 	remotes []*Remote
 	message []byte // beginning with what it is
-	frame   []byte // a notification's message
+	text    []byte // the program's notification, by reference
+	frame   []byte // room for its message
 	parts   []byte // the same in parts
 	notify  bool   // message follows the data
 	counts  bool   // or one more for counter does
 	counter uint32
+	quiet   bool // counted in no statistics
 	checked bool // see Checksum
 	sums    *sums
 	dirty   bool // the list has changed since batches was made
@@ -196,7 +198,7 @@ func (t *Transfer) release() {
 		t.groups[i].clear()
 	}
 	t.groups = t.groups[:0]
-	t.message, t.notify, t.counts, t.checked, t.dirty, t.bytes = nil, false, false, false, true, 0
+	t.message, t.text, t.notify, t.counts, t.checked, t.dirty, t.bytes = nil, nil, false, false, false, true, 0
 }
 
 // Close gives the transfer back. It is ErrBusy while posted: Abort it first.
