@@ -27,12 +27,6 @@ func (b *Buffer) Generation() uint64 {
 	return b.generation
 }
 
-// Enter implements driver.Shared.
-func (b *Buffer) Enter() { b.entered.RLock() }
-
-// Leave implements driver.Shared.
-func (b *Buffer) Leave() { b.entered.RUnlock() }
-
 // Renew implements driver.Shared. It copies [off, off+n), widened to whole
 // pages (2 MiB with reserved huge pages), and holds at most 64 MiB of it twice.
 // After an error the content is whole, but some of the range may still lie in its
@@ -41,8 +35,6 @@ func (b *Buffer) Leave() { b.entered.RUnlock() }
 // pages are held, and where what has entered does not leave within enteredMax: then
 // nothing has moved.
 func (b *Buffer) Renew(off, n uint64) error {
-	b.entered.Lock()
-	defer b.entered.Unlock()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.mem == nil {
