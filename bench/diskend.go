@@ -29,7 +29,8 @@ type diskEnd struct {
 	lats          *Samples
 	done          [64]driver.Completion
 	desc          [1]driver.Desc
-	pages         driver.Pages
+	batch         driver.Batch
+	pattern       driver.Pattern
 	poll          [1]unix.PollFd
 	places        []uint32
 }
@@ -78,7 +79,7 @@ func (e *diskEnd) close() error {
 }
 
 func (e *diskEnd) explain() string {
-	return e.p.(driver.Explainer).Explain(e.local, e.remote)
+	return e.p.Explain(e.local, e.remote)
 }
 
 // sleep parks until something is there, as the engine does.
@@ -103,7 +104,8 @@ func (e *diskEnd) requests(s *Shape, slice time.Duration) (diskFigure, error) {
 		e.desc[0] = driver.Desc{Local: slot * s.Size, Remote: rand.Uint64N(places) * s.Size, Len: s.Size,
 			LocalKey: e.local, RemoteKey: e.remote}
 		e.begun[slot] = time.Now()
-		return e.p.Submit(s.Op, slot, e.desc[:])
+		e.batch = driver.Batch{Op: s.Op, Descs: e.desc[:]}
+		return e.p.Submit(slot, &e.batch)
 	}
 	e.lats.Reset()
 	begin, used := time.Now(), processTime()
@@ -170,10 +172,6 @@ func (e *diskEnd) draw(s *Shape) {
 
 // persist writes batches, one after the other, each of which ends once the disk has it.
 func (e *diskEnd) persist(s *Shape, slice time.Duration) (diskFigure, error) {
-	p, ok := e.p.(driver.Persister)
-	if !ok {
-		return diskFigure{}, fmt.Errorf("posix writes nothing durably: %w", driver.ErrNotSupported)
-	}
 	descs := make([]driver.Desc, s.Batch)
 	e.lats.Reset()
 	ops := 0
@@ -184,7 +182,8 @@ func (e *diskEnd) persist(s *Shape, slice time.Duration) (diskFigure, error) {
 				LocalKey: e.local, RemoteKey: e.remote}
 		}
 		start := time.Now()
-		if err := p.SubmitDurable(0, descs, nil); err != nil {
+		e.batch = driver.Batch{Op: driver.Write, Durable: true, Descs: descs}
+		if err := e.p.Submit(0, &e.batch); err != nil {
 			return diskFigure{}, err
 		}
 		if err := e.finish(); err != nil {
@@ -217,14 +216,12 @@ func (e *diskEnd) finish() error {
 // gather moves entries at random places as one transfer.
 func (e *diskEnd) gather(s *Shape) (diskFigure, error) {
 	e.draw(s)
-	e.pages = driver.Pages{Count: s.Batch, EntryLen: s.Size, LocalStride: s.Size, RemoteStride: s.Size,
-		Remote: e.places, LocalKey: e.local, RemoteKey: e.remote}
-	pager, ok := e.p.(driver.Pager)
-	if !ok {
-		return diskFigure{}, fmt.Errorf("posix takes no pages: %w", driver.ErrNotSupported)
-	}
+	e.pattern = driver.Pattern{Count: s.Batch, Run: s.Size, Local: driver.Side{Stride: s.Size},
+		Remote:   driver.Side{Stride: s.Size, List: e.places},
+		LocalKey: e.local, RemoteKey: e.remote}
+	e.batch = driver.Batch{Op: s.Op, Pattern: &e.pattern}
 	begin, used := time.Now(), processTime()
-	if err := pager.SubmitPages(s.Op, 0, &e.pages, nil); err != nil {
+	if err := e.p.Submit(0, &e.batch); err != nil {
 		return diskFigure{}, err
 	}
 	if err := e.finish(); err != nil {

@@ -40,7 +40,7 @@ func (l *verbsLink) queued(b *testing.B, op driver.Op, n uint64, depth int) {
 	for b.Loop() {
 		wait(depth - 1)
 		l.tag++
-		if err := l.conn.Submit(op, l.tag, d, nil); err != nil {
+		if err := l.conn.Submit(l.tag, verbsBatch(op, d, nil)); err != nil {
 			b.Fatal(err)
 		}
 		under++
@@ -63,13 +63,13 @@ func benchVerbs(b *testing.B, d verbsHosts) {
 
 // pages is 656 B x 2,048 into one run of the peer's memory.
 func (l *verbsLink) pages(b *testing.B, op driver.Op) {
-	p := &driver.Pages{Count: 2048, EntryLen: 656, LocalStride: 1312, RemoteStride: 656, LocalKey: testKey, RemoteKey: l.slot}
+	p := l.pattern(2048, 656, 1312, 656)
 	before := l.counters(b)
 	b.SetBytes(int64(p.Bytes()))
 	b.ReportAllocs()
 	for b.Loop() {
 		l.tag++
-		if err := l.conn.SubmitPages(op, l.tag, p, nil); err != nil {
+		if err := l.conn.Submit(l.tag, &driver.Batch{Op: op, Pattern: p}); err != nil {
 			b.Fatal(err)
 		}
 		if err := VerbsError(l.take(b)); err != nil {
@@ -108,7 +108,7 @@ func (l *verbsLink) throw(b *testing.B, d []driver.Desc, v uint64) {
 		}
 	}
 	ball(l.local, 64).Store(v)
-	if err := l.conn.Submit(driver.Write, v, d, nil); err != nil || done[0].Status != 0 {
+	if err := l.conn.Submit(v, verbsBatch(driver.Write, d, nil)); err != nil || done[0].Status != 0 {
 		b.Error(err, done[0])
 	}
 }

@@ -124,34 +124,42 @@ func (n *VerbsConn) Expire(slot uint32) {
 	C.sl_verbs_expire(n.c, C.uint32_t(slot))
 }
 
-// Submit starts a batch in one crossing, under the rules of driver.Peer and
-// driver.Notifier. A nil msg is none.
-func (n *VerbsConn) Submit(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
-	return n.submit(op, tag, descs, msg, -1)
-}
-
-// SubmitPages is Submit for a pattern, as driver.Pager has it.
-func (n *VerbsConn) SubmitPages(op driver.Op, tag uint64, p *driver.Pages, msg []byte) error {
-	return n.submitPages(op, tag, p, msg, -1)
-}
-
-// SubmitCount writes, and then counts at the peer, as driver.Counter has it.
-func (n *VerbsConn) SubmitCount(tag uint64, descs []driver.Desc, p *driver.Pages, counter uint32) error {
-	if counter >= VerbsCountersMax {
-		return driver.ErrBounds
+// Submit starts a batch in one crossing, under the rules of driver.Peer. It takes plain
+// patterns, and nothing durable.
+func (n *VerbsConn) Submit(tag uint64, b *driver.Batch) error {
+	counter := C.int32_t(-1)
+	var data *byte // of the notification; nil: there is none
+	switch b.Tail {
+	case driver.CountTail:
+		counter = C.int32_t(b.Counter)
+	case driver.NotifyTail:
+		data = &verbsNoBytes
+		if len(b.Notify) > 0 {
+			data = unsafe.SliceData(b.Notify)
+		}
 	}
-	if p != nil {
-		return n.submitPages(driver.Write, tag, p, nil, int32(counter))
-	}
-	return n.submit(driver.Write, tag, descs, nil, int32(counter))
-}
-
-func (n *VerbsConn) submit(op driver.Op, tag uint64, descs []driver.Desc, msg []byte, counter int32) error {
 	n.context.keepBack()
-	// Bytes are typed: cgo would look through all that lies around them for pointers.
-	rc := C.sl_verbs_submit(n.c, toRemote(op), C.uint64_t(tag),
-		(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(descs))), C.size_t(len(descs)),
-		(*C.uint8_t)(ucxMessage(msg)), C.size_t(len(msg)), C.int32_t(counter))
+	var rc C.int64_t
+	if b.Pattern != nil {
+		p := b.Pattern
+		form := C.struct_sl_pages{
+			count: C.uint64_t(p.Count), entry: C.uint64_t(p.Run),
+			local_base: C.uint64_t(p.Local.Base), remote_base: C.uint64_t(p.Remote.Base),
+			local_stride: C.uint64_t(p.Local.Stride), remote_stride: C.uint64_t(p.Remote.Stride),
+			local_key: C.uint32_t(p.LocalKey), remote_key: C.uint32_t(p.RemoteKey),
+		}
+		if !p.Plain() || p.Count <= 0 || !listFits(p.Local.List, p.Count) || !listFits(p.Remote.List, p.Count) {
+			return driver.ErrBounds
+		}
+		rc = C.sl_verbs_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form,
+			(*C.uint32_t)(unsafe.SliceData(p.Local.List)), (*C.uint32_t)(unsafe.SliceData(p.Remote.List)),
+			(*C.uint8_t)(data), C.size_t(len(b.Notify)), counter)
+	} else {
+		// Bytes are typed: cgo would look through all that lies around them for pointers.
+		rc = C.sl_verbs_submit(n.c, toRemote(b.Op), C.uint64_t(tag),
+			(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(b.Descs))), C.size_t(len(b.Descs)),
+			(*C.uint8_t)(data), C.size_t(len(b.Notify)), counter)
+	}
 	runtime.KeepAlive(n)
 	if rc == 0 {
 		return nil
@@ -159,26 +167,10 @@ func (n *VerbsConn) submit(op driver.Op, tag uint64, descs []driver.Desc, msg []
 	return verbsRefusal(int64(rc))
 }
 
-func (n *VerbsConn) submitPages(op driver.Op, tag uint64, p *driver.Pages, msg []byte, counter int32) error {
-	if p.Count <= 0 || (p.Local != nil && len(p.Local) != p.Count) || (p.Remote != nil && len(p.Remote) != p.Count) {
-		return driver.ErrBounds
-	}
-	form := C.struct_sl_pages{
-		count: C.uint64_t(p.Count), entry: C.uint64_t(p.EntryLen),
-		local_base: C.uint64_t(p.LocalBase), remote_base: C.uint64_t(p.RemoteBase),
-		local_stride: C.uint64_t(p.LocalStride), remote_stride: C.uint64_t(p.RemoteStride),
-		local_key: C.uint32_t(p.LocalKey), remote_key: C.uint32_t(p.RemoteKey),
-	}
-	n.context.keepBack()
-	rc := C.sl_verbs_submit_pages(n.c, toRemote(op), C.uint64_t(tag), &form,
-		(*C.uint32_t)(unsafe.SliceData(p.Local)), (*C.uint32_t)(unsafe.SliceData(p.Remote)),
-		(*C.uint8_t)(ucxMessage(msg)), C.size_t(len(msg)), C.int32_t(counter))
-	runtime.KeepAlive(n)
-	if rc == 0 {
-		return nil
-	}
-	return verbsRefusal(int64(rc))
-}
+// verbsNoBytes stands for the bytes of a notification that has none.
+var verbsNoBytes byte
+
+func listFits(list []uint32, count int) bool { return list == nil || len(list) == count }
 
 // Cancel asks for the end of a batch that is not over. Unknown tags are ignored.
 func (n *VerbsConn) Cancel(tag uint64) {

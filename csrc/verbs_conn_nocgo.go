@@ -41,19 +41,7 @@ func (*VerbsConn) Drop(uint32) {}
 func (*VerbsConn) Expire(uint32) {}
 
 // Submit is not supported.
-func (*VerbsConn) Submit(driver.Op, uint64, []driver.Desc, []byte) error {
-	return driver.ErrNotSupported
-}
-
-// SubmitPages is not supported.
-func (*VerbsConn) SubmitPages(driver.Op, uint64, *driver.Pages, []byte) error {
-	return driver.ErrNotSupported
-}
-
-// SubmitCount is not supported.
-func (*VerbsConn) SubmitCount(uint64, []driver.Desc, *driver.Pages, uint32) error {
-	return driver.ErrNotSupported
-}
+func (*VerbsConn) Submit(uint64, *driver.Batch) error { return driver.ErrNotSupported }
 
 // Cancel does nothing.
 func (*VerbsConn) Cancel(uint64) {}

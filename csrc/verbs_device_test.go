@@ -53,7 +53,7 @@ func pinDevice(t testing.TB, c *VerbsContext, d VerbsDevice) *VerbsPin {
 func (l *verbsLink) between(t *testing.T, op driver.Op, d driver.Desc) error {
 	t.Helper()
 	l.tag++
-	if err := l.conn.Submit(op, l.tag, []driver.Desc{d}, nil); err != nil {
+	if err := l.conn.Submit(l.tag, verbsBatch(op, []driver.Desc{d}, nil)); err != nil {
 		t.Fatal(err)
 	}
 	return l.outcome(t, l.tag)

@@ -80,7 +80,7 @@ func revokeGrants(t *testing.T, d verbsHosts) {
 	stale := l.submit(t, driver.Write, []byte("stale"), driver.Desc{Len: 5000})
 	l.tag++
 	good := l.tag
-	if err := l.conn.Submit(driver.Write, good, []driver.Desc{{Remote: 9000, Len: 4000, LocalKey: testKey, RemoteKey: fresh}}, []byte("good")); err != nil {
+	if err := l.conn.Submit(good, verbsBatch(driver.Write, []driver.Desc{{Remote: 9000, Len: 4000, LocalKey: testKey, RemoteKey: fresh}}, []byte("good"))); err != nil {
 		t.Fatal(err)
 	}
 	if n := l.awaitNews(t, VerbsLaneFailed); n.Lane != 0 {
@@ -101,7 +101,7 @@ func revokeGrants(t *testing.T, d verbsHosts) {
 	if n := l.note(t); string(n.Data) != "good" {
 		t.Errorf("message %q", n.Data)
 	}
-	if err := l.conn.Submit(driver.Read, 1, l.descs(driver.Desc{Len: 1}), nil); !errors.Is(err, driver.ErrRevoked) {
+	if err := l.conn.Submit(1, verbsBatch(driver.Read, l.descs(driver.Desc{Len: 1}), nil)); !errors.Is(err, driver.ErrRevoked) {
 		t.Errorf("read with an old key: %v", err)
 	}
 }
@@ -127,7 +127,7 @@ func endConnections(t *testing.T, d verbsHosts) {
 		if ended == 0 {
 			t.Error("all batches went through")
 		}
-		if err := l.conn.Submit(driver.Write, 1, l.descs(driver.Desc{Len: 1}), nil); !errors.Is(err, want) {
+		if err := l.conn.Submit(1, verbsBatch(driver.Write, l.descs(driver.Desc{Len: 1}), nil)); !errors.Is(err, want) {
 			t.Errorf("submit to what has ended: %v, want %v", err, want)
 		}
 		if _, err := l.conn.Import(VerbsImport{Size: 10, RemoteKeys: []uint32{1}}); !errors.Is(err, want) {
@@ -157,7 +157,7 @@ func drainConnections(t *testing.T, d verbsHosts) {
 	if !bytes.Equal(l.local[:1000], l.remote[:1000]) {
 		t.Error("other bytes")
 	}
-	if err := l.conn.Submit(driver.Write, 1, l.descs(driver.Desc{Len: 1}), nil); !errors.Is(err, driver.ErrClosed) {
+	if err := l.conn.Submit(1, verbsBatch(driver.Write, l.descs(driver.Desc{Len: 1}), nil)); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("submit while it drains: %v", err)
 	}
 }

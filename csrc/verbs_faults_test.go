@@ -263,7 +263,7 @@ func TestFailureByARevokedKey(t *testing.T) {
 	if bytes.ContainsFunc(l.remote, func(r rune) bool { return r != 0 }) {
 		t.Error("bytes landed")
 	}
-	err := l.conn.Submit(driver.Write, 77, l.descs(driver.Desc{Len: 10}), nil)
+	err := l.conn.Submit(77, verbsBatch(driver.Write, l.descs(driver.Desc{Len: 10}), nil))
 	if err == nil {
 		err = l.outcome(t, 77)
 	}

@@ -65,15 +65,15 @@ func TestVerbsShareRails(t *testing.T) {
 func TestVerbsAllocatesNothing(t *testing.T) {
 	l := openVerbsLink(t, fakeDevices(t, 1), verbsShape{spin: true})
 	d := l.descs(driver.Desc{Len: 5000})
-	p := &driver.Pages{Count: 64, EntryLen: 656, LocalStride: 656, RemoteStride: 656, Local: make([]uint32, 64),
-		LocalKey: testKey, RemoteKey: l.slot}
+	p := l.pattern(64, 656, 656, 656)
+	p.Local.List = make([]uint32, 64)
 	var done [1]Done
 	n := testing.AllocsPerRun(100, func() {
-		_ = l.conn.Submit(driver.Write, 1, d, nil)
+		_ = l.conn.Submit(1, verbsBatch(driver.Write, d, nil))
 		for l.near.Poll(done[:]) == 0 {
 			l.near.Drive()
 		}
-		_ = l.conn.SubmitPages(driver.Read, 2, p, nil)
+		_ = l.conn.Submit(2, &driver.Batch{Op: driver.Read, Pattern: p})
 		for l.near.Poll(done[:]) == 0 {
 			l.near.Drive()
 		}
@@ -130,7 +130,7 @@ func (h *hammer) submit(t *testing.T, tag uint64, d []driver.Desc, note bool) bo
 			h.number.Lock()
 			msg = numbered(int(h.sent))
 		}
-		err := h.l.conn.Submit(driver.Write, tag, d, msg)
+		err := h.l.conn.Submit(tag, verbsBatch(driver.Write, d, msg))
 		if note {
 			if err == nil {
 				h.sent++

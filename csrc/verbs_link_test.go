@@ -283,12 +283,29 @@ func (l *verbsLink) descs(descs ...driver.Desc) []driver.Desc {
 	return descs
 }
 
+// verbsBatch is a batch of descriptors with a notification, unless that is nil.
+func verbsBatch(op driver.Op, descs []driver.Desc, msg []byte) *driver.Batch {
+	b := &driver.Batch{Op: op, Descs: descs, Notify: msg}
+	if msg != nil {
+		b.Tail = driver.NotifyTail
+	}
+	return b
+}
+
+// pattern is one of count entries of one run, between l's memories.
+func (l *verbsLink) pattern(count int, run, local, remote uint64) *driver.Pattern {
+	return &driver.Pattern{
+		Count: count, Run: run, LocalKey: testKey, RemoteKey: l.slot,
+		Local: driver.Side{Stride: local}, Remote: driver.Side{Stride: remote},
+	}
+}
+
 // submit starts a batch, when there is room, and returns its tag.
 func (l *verbsLink) submit(t testing.TB, op driver.Op, msg []byte, descs ...driver.Desc) uint64 {
 	t.Helper()
 	l.tag++
 	for end := time.Now().Add(verbsPatience); ; time.Sleep(20 * time.Microsecond) {
-		err := l.conn.Submit(op, l.tag, l.descs(descs...), msg)
+		err := l.conn.Submit(l.tag, verbsBatch(op, l.descs(descs...), msg))
 		if err == nil {
 			return l.tag
 		}

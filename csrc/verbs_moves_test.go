@@ -107,21 +107,21 @@ func movePages(t *testing.T, d verbsHosts) {
 	l := openVerbsLink(t, d, verbsShape{})
 	fill(l.local, 1)
 	r := rand.New(rand.NewPCG(3, 3))
-	p := &driver.Pages{Count: 512, EntryLen: 656, LocalBase: 5, LocalStride: 700, RemoteBase: 100, RemoteStride: 656,
-		LocalKey: testKey, RemoteKey: l.slot}
+	p := l.pattern(512, 656, 700, 656)
+	p.Local.Base, p.Remote.Base = 5, 100
 	for _, i := range r.Perm(1024)[:512] {
-		p.Local = append(p.Local, uint32(i))
+		p.Local.List = append(p.Local.List, uint32(i))
 	}
 	for _, op := range []driver.Op{driver.Write, driver.Read} {
 		l.tag++
-		if err := l.conn.SubmitPages(op, l.tag, p, nil); err != nil {
+		if err := l.conn.Submit(l.tag, &driver.Batch{Op: op, Pattern: p}); err != nil {
 			t.Fatal(err)
 		}
 		if err := l.outcome(t, l.tag); err != nil {
 			t.Fatal(err)
 		}
 		for i := range p.Count {
-			at, to := p.LocalAt(i), p.RemoteAt(i)
+			at, to := p.Local.At(i), p.Remote.At(i)
 			if !bytes.Equal(l.local[at:at+656], l.remote[to:to+656]) {
 				t.Fatalf("%v: other bytes in entry %d", op, i)
 			}
@@ -137,7 +137,7 @@ func gatherEntries(t *testing.T, d verbsHosts) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &driver.Pages{Count: 2048, EntryLen: 656, LocalStride: 1312, RemoteStride: 656, LocalKey: testKey, RemoteKey: l.slot}
+	p := l.pattern(2048, 656, 1312, 656)
 	want := uint64((p.Count + rail.SGEMax - 1) / rail.SGEMax)
 	if rail.SGEMax < 5 {
 		t.Fatalf("the device takes %d entries", rail.SGEMax)
@@ -146,7 +146,7 @@ func gatherEntries(t *testing.T, d verbsHosts) {
 	for _, op := range []driver.Op{driver.Write, driver.Read} {
 		before := l.counters(t)
 		l.tag++
-		if err := l.conn.SubmitPages(op, l.tag, p, nil); err != nil {
+		if err := l.conn.Submit(l.tag, &driver.Batch{Op: op, Pattern: p}); err != nil {
 			t.Fatal(err)
 		}
 		if err := l.outcome(t, l.tag); err != nil {
@@ -186,13 +186,13 @@ func refuseWrong(t *testing.T, d verbsHosts) {
 		{driver.Desc{LocalKey: testKey, RemoteKey: l.slot}, driver.ErrBounds},
 	}
 	for _, w := range wrong {
-		err := l.conn.Submit(driver.Write, 1, []driver.Desc{good, w.d}, nil)
+		err := l.conn.Submit(1, verbsBatch(driver.Write, []driver.Desc{good, w.d}, nil))
 		var piece *driver.PieceError
 		if !errors.Is(err, w.want) || !errors.As(err, &piece) || piece.Piece != 1 {
 			t.Errorf("%+v: %v, want piece 1: %v", w.d, err, w.want)
 		}
 	}
-	if err := l.back.Submit(driver.Write, 1, []driver.Desc{good}, nil); !errors.Is(err, driver.ErrClosed) {
+	if err := l.back.Submit(1, verbsBatch(driver.Write, []driver.Desc{good}, nil)); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("the owner submits: %v", err)
 	}
 	im := VerbsImport{Base: verbsBase(l.remote), Size: testBytes, ReadOnly: true, RemoteKeys: []uint32{1}}
@@ -201,15 +201,15 @@ func refuseWrong(t *testing.T, d verbsHosts) {
 		t.Fatal(err)
 	}
 	good.RemoteKey = slot
-	if err := l.conn.Submit(driver.Write, 1, []driver.Desc{good}, nil); !errors.Is(err, driver.ErrReadOnly) {
+	if err := l.conn.Submit(1, verbsBatch(driver.Write, []driver.Desc{good}, nil)); !errors.Is(err, driver.ErrReadOnly) {
 		t.Errorf("write of what is read-only: %v", err)
 	}
 	l.conn.Expire(slot)
-	if err := l.conn.Submit(driver.Read, 1, []driver.Desc{good}, nil); !errors.Is(err, driver.ErrRevoked) {
+	if err := l.conn.Submit(1, verbsBatch(driver.Read, []driver.Desc{good}, nil)); !errors.Is(err, driver.ErrRevoked) {
 		t.Errorf("read with a past epoch: %v", err)
 	}
 	l.conn.Drop(slot)
-	if err := l.conn.Submit(driver.Read, 1, []driver.Desc{good}, nil); !errors.Is(err, driver.ErrBounds) {
+	if err := l.conn.Submit(1, verbsBatch(driver.Read, []driver.Desc{good}, nil)); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("read of what was dropped: %v", err)
 	}
 	im.ReadOnly, im.RemoteKeys = false, []uint32{0, 1}
@@ -217,7 +217,7 @@ func refuseWrong(t *testing.T, d verbsHosts) {
 		t.Fatal(err)
 	}
 	good.RemoteKey = slot
-	if err := l.conn.Submit(driver.Read, 1, []driver.Desc{good}, nil); !errors.Is(err, driver.ErrNoRoute) {
+	if err := l.conn.Submit(1, verbsBatch(driver.Read, []driver.Desc{good}, nil)); !errors.Is(err, driver.ErrNoRoute) {
 		t.Errorf("read over a lane that is not there: %v", err)
 	}
 }
@@ -232,7 +232,7 @@ func manyBatches(t *testing.T, d verbsHosts) {
 		at := uint64(i%200) * n
 		if i < count {
 			tag := uint64(1000 + i)
-			err := l.conn.Submit(driver.Write, tag, l.descs(driver.Desc{Local: at, Remote: at, Len: n}), nil)
+			err := l.conn.Submit(tag, verbsBatch(driver.Write, l.descs(driver.Desc{Local: at, Remote: at, Len: n}), nil))
 			if err == nil {
 				under[tag] = true
 				i++

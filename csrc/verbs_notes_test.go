@@ -38,10 +38,10 @@ func followData(t *testing.T, d verbsHosts) {
 			t.Fatal(err)
 		}
 	}
-	if err := l.conn.Submit(driver.Write, 1, nil, make([]byte, VerbsNoteMax+1)); !errors.Is(err, driver.ErrBounds) {
+	if err := l.conn.Submit(1, verbsBatch(driver.Write, nil, make([]byte, VerbsNoteMax+1))); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("a message too long: %v", err)
 	}
-	if err := l.conn.Submit(driver.Read, 1, nil, []byte{1}); !errors.Is(err, driver.ErrBounds) {
+	if err := l.conn.Submit(1, verbsBatch(driver.Read, nil, []byte{1})); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("a message behind a read: %v", err)
 	}
 }
@@ -55,7 +55,7 @@ func creditBounds(t *testing.T, d verbsHosts) {
 	sent, got := 0, 0
 	for {
 		l.tag++
-		err := l.conn.Submit(driver.Write, l.tag, nil, numbered(sent))
+		err := l.conn.Submit(l.tag, verbsBatch(driver.Write, nil, numbered(sent)))
 		if errors.Is(err, driver.ErrFull) {
 			break
 		}
@@ -88,7 +88,7 @@ func creditBounds(t *testing.T, d verbsHosts) {
 	}
 	for end := time.Now().Add(verbsPatience); sent < 200 && time.Now().Before(end); {
 		l.tag++
-		switch err := l.conn.Submit(driver.Write, l.tag, nil, numbered(sent)); {
+		switch err := l.conn.Submit(l.tag, verbsBatch(driver.Write, nil, numbered(sent))); {
 		case err == nil:
 			sent++
 			l.outcome(t, l.tag)
@@ -162,7 +162,7 @@ func TestMalformedMessages(t *testing.T) {
 			l := openVerbsLink(t, d, verbsShape{})
 			d.fake.Device(0).GarbleNext(at)
 			l.tag++
-			if err := l.conn.SubmitCount(l.tag, nil, nil, 1); err != nil {
+			if err := l.conn.Submit(l.tag, &driver.Batch{Op: driver.Write, Tail: driver.CountTail, Counter: 1}); err != nil {
 				t.Fatal(err)
 			}
 			for end := time.Now().Add(verbsPatience); ; time.Sleep(time.Millisecond) {
@@ -194,7 +194,7 @@ func TestRoomIsToldToWhoArmsLater(t *testing.T) {
 	sent := 0
 	for ; ; sent++ {
 		l.tag++
-		err := l.conn.Submit(driver.Write, l.tag, nil, numbered(sent))
+		err := l.conn.Submit(l.tag, verbsBatch(driver.Write, nil, numbered(sent)))
 		if errors.Is(err, driver.ErrFull) {
 			break
 		}

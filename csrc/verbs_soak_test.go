@@ -74,9 +74,9 @@ func (s *verbsSoak) submit(t *testing.T) {
 	counts := op == driver.Write && msg == nil && s.r.IntN(2) == 0
 	var err error
 	if counts {
-		err = s.l.conn.SubmitCount(s.l.tag, descs, nil, uint32(place))
+		err = s.l.conn.Submit(s.l.tag, &driver.Batch{Op: driver.Write, Tail: driver.CountTail, Descs: descs, Counter: uint32(place)})
 	} else {
-		err = s.l.conn.Submit(op, s.l.tag, descs, msg)
+		err = s.l.conn.Submit(s.l.tag, verbsBatch(op, descs, msg))
 	}
 	if errors.Is(err, driver.ErrFull) && (msg != nil || counts) {
 		return

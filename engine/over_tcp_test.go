@@ -160,7 +160,7 @@ func TestChainsOverTCP(t *testing.T) {
 					t.Errorf("%s: other bytes, and no error, after %d tries", what, tries)
 				}
 			}
-			if f, ok := near.tcp.(fault.Injector); ok {
+			if f, ok := near.tcp.(*fault.Backend); ok {
 				fired := uint64(0)
 				for _, h := range f.Hits() {
 					fired += h.Fired

@@ -147,7 +147,7 @@ func keepPromises(t *testing.T, open func() (driver.Backend, error), rules fault
 		workers.Go(func() { (&promiser{promises: p, slot: uint64(i), rng: rand.New(rand.NewPCG(seed, uint64(i)))}).work() })
 	}
 	workers.Wait()
-	p.hits = wrapped.(fault.Injector).Hits()
+	p.hits = wrapped.(*fault.Backend).Hits()
 	if s := p.a.Stats(); s.Posted != 0 || s.Peers != 0 {
 		p.breaks("at the end %d transfers are posted to %d peers", s.Posted, s.Peers)
 	} else if s.Stray != 0 {

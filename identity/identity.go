@@ -43,8 +43,9 @@ type faces struct {
 
 // FromTLS makes an Identity of a tls.Config, of which Certificates (or GetCertificate and
 // GetClientCertificate), RootCAs and ClientCAs must be set. TLS 1.3 with certificates of both
-// sides is asked for on every connection, whatever else it says. Who is called must show a
-// certificate for ServerName where that is set; else any of RootCAs will do.
+// sides is asked for on every connection, whatever else it says, also by GetConfigForClient. The
+// side that is called must show a certificate for ServerName where that is set; else any of
+// RootCAs will do.
 func FromTLS(base *tls.Config) (*Identity, error) {
 	switch {
 	case base == nil:
@@ -68,13 +69,18 @@ func (s fixed) current() *faces { return s.f }
 func (s fixed) trouble() error  { return nil }
 
 func newFaces(base *tls.Config) *faces {
-	called := base.Clone()
-	called.MinVersion = tls.VersionTLS13
-	called.ClientAuth = tls.RequireAndVerifyClientCert
-	called.InsecureSkipVerify = false
-	called.SessionTicketsDisabled = true // each connection shows its certificate
+	called := strict(base, base.ClientCAs)
+	if get := base.GetConfigForClient; get != nil {
+		called.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			cfg, err := get(hello)
+			if cfg == nil || err != nil {
+				return nil, err
+			}
+			return strict(cfg, base.ClientCAs), nil
+		}
+	}
 	caller := base.Clone()
-	caller.MinVersion = tls.VersionTLS13
+	caller.MinVersion, caller.MaxVersion = tls.VersionTLS13, 0
 	caller.ClientSessionCache = nil
 	caller.InsecureSkipVerify = base.ServerName == ""
 	if base.ServerName == "" {
@@ -90,6 +96,21 @@ func newFaces(base *tls.Config) *faces {
 		f.leaf, _ = leafOf(&base.Certificates[0]) // one that cannot be read fails in the handshake
 	}
 	return f
+}
+
+// strict returns a config for the side that is called: TLS 1.3, and a certificate of the other
+// side, signed by one of the config's ClientCAs or, where it has none, of authorities.
+func strict(cfg *tls.Config, authorities *x509.CertPool) *tls.Config {
+	s := cfg.Clone()
+	s.MinVersion, s.MaxVersion = tls.VersionTLS13, 0
+	s.ClientAuth = tls.RequireAndVerifyClientCert
+	s.InsecureSkipVerify = false
+	s.SessionTicketsDisabled = true // each connection shows its certificate
+	s.GetConfigForClient = nil
+	if s.ClientCAs == nil {
+		s.ClientCAs = authorities
+	}
+	return s
 }
 
 func leafOf(c *tls.Certificate) (*x509.Certificate, error) {

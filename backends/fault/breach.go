@@ -3,6 +3,7 @@
 package fault
 
 import (
+	"math"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
@@ -10,7 +11,7 @@ import (
 
 // breach does to a batch what the contract forbids. f has what is left for later.
 // Preconditions: the batch is checked.
-func (p *peer) breach(f *flight, tag uint64, x *batch, v *verdict) error {
+func (p *peer) breach(f *flight, tag uint64, x *driver.Batch, v *verdict) error {
 	y := *x
 	switch {
 	case v.breach.corrupt:
@@ -21,11 +22,11 @@ func (p *peer) breach(f *flight, tag uint64, x *batch, v *verdict) error {
 	switch {
 	case v.breach.early && v.ending == 0:
 		return p.early(f, tag, &y, v)
-	case v.breach.overtake && v.ending == 0 && y.pieces() > 0:
+	case v.breach.overtake && v.ending == 0 && piecesOf(&y) > 0:
 		return p.overtake(f, tag, &y, v)
-	case v.ending == Swallow || v.ending == Fail || !v.start.IsZero() || p.mustLine(y.letter):
+	case v.ending == Swallow || v.ending == Fail || !v.start.IsZero() || p.mustLine(y.Tail):
 		return p.holdUp(f, tag, &y, v)
-	case y.pieces() == 0 && y.letter == noLetter: // nothing is left of it
+	case piecesOf(&y) == 0 && y.Tail == driver.NoTail: // nothing is left of it
 		v.ending = Fail
 		return p.holdUp(f, tag, x, v)
 	}
@@ -36,7 +37,7 @@ func (p *peer) breach(f *flight, tag uint64, x *batch, v *verdict) error {
 }
 
 // early completes a batch at once, and has its bytes move later under a tag of ours.
-func (p *peer) early(f *flight, tag uint64, x *batch, v *verdict) error {
+func (p *peer) early(f *flight, tag uint64, x *driver.Batch, v *verdict) error {
 	b := f.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -48,7 +49,7 @@ func (p *peer) early(f *flight, tag uint64, x *batch, v *verdict) error {
 
 // launch has a batch move later, of which nobody hears.
 // Preconditions: b.mu is held.
-func (f *flight) launch(p *peer, x *batch, after time.Duration) {
+func (f *flight) launch(p *peer, x *driver.Batch, after time.Duration) {
 	f.keep(x)
 	f.breach, f.own, f.ripe = breach{}, true, true
 	f.enter(p, f.b.ownTag(), waiting)
@@ -57,7 +58,7 @@ func (f *flight) launch(p *peer, x *batch, after time.Duration) {
 
 // ownTag returns a tag that no batch of the program has.
 // Preconditions: b.mu is held.
-func (b *backend) ownTag() uint64 {
+func (b *Backend) ownTag() uint64 {
 	for {
 		b.hidden++
 		tag := b.hidden ^ 0xfa17_0000_0000_0000
@@ -68,7 +69,7 @@ func (b *backend) ownTag() uint64 {
 }
 
 // overtake sends the message of a batch, and has its bytes move later.
-func (p *peer) overtake(f *flight, tag uint64, x *batch, v *verdict) error {
+func (p *peer) overtake(f *flight, tag uint64, x *driver.Batch, v *verdict) error {
 	b := f.b
 	b.mu.Lock()
 	g := b.take()
@@ -80,12 +81,12 @@ func (p *peer) overtake(f *flight, tag uint64, x *batch, v *verdict) error {
 	g.enter(p, b.ownTag(), flying)
 	own := g.tag
 	b.mu.Unlock()
-	if err := p.pass(own, &batch{op: x.op, letter: x.letter, msg: x.msg}); err != nil {
+	if err := p.Peer.Submit(own, &driver.Batch{Op: x.Op, Tail: x.Tail, Counter: x.Counter, Notify: x.Notify}); err != nil {
 		g.giveUp()
 		return err
 	}
 	y := *x
-	y.letter, y.msg = noLetter, nil
+	y.Tail, y.Notify = driver.NoTail, nil
 	f.breach = breach{}
 	v.start = time.Now().Add(v.breach.after)
 	return p.holdUp(f, tag, &y, v)
@@ -98,21 +99,21 @@ func (f *flight) aftermath(err error) {
 		return
 	}
 	b, p, x := f.b, f.p, f.batch
-	x.descs = append([]driver.Desc(nil), f.batch.descs...)
-	if x.pages != nil {
-		x = batch{op: x.op, descs: expanded(&f.pages, f.pages.Count)}
+	x.Descs = append([]driver.Desc(nil), f.batch.Descs...)
+	if x.Pattern != nil {
+		x = driver.Batch{Op: x.Op, Descs: expanded(&f.pattern, math.MaxInt)}
 	}
-	x.letter, x.msg = noLetter, nil
+	x.Tail, x.Notify = driver.NoTail, nil
 	type place struct{ to, from []byte }
 	var places []place
-	for _, d := range x.descs {
-		local, remote, err := p.extents(x.op, d.LocalKey, d.RemoteKey)
+	for _, d := range x.Descs {
+		local, remote, err := p.extents(x.Op, d.LocalKey, d.RemoteKey)
 		if err != nil || local.mem == nil || remote.mem == nil {
 			b.launchLater(p, x, f.breach.after)
 			return
 		}
 		l, r := local.mem[d.Local:][:d.Len], remote.mem[d.Remote:][:d.Len]
-		if x.op == driver.Read {
+		if x.Op == driver.Read {
 			l, r = r, l
 		}
 		places = append(places, place{r, l})
@@ -131,7 +132,7 @@ func (f *flight) aftermath(err error) {
 // launchLater is the late write where the memory is another process's: one more batch,
 // which an honest peer refuses if the epoch has ended.
 // Preconditions: b.mu is held.
-func (b *backend) launchLater(p *peer, x batch, after time.Duration) {
+func (b *Backend) launchLater(p *peer, x driver.Batch, after time.Duration) {
 	if g := b.take(); g != nil {
 		g.launch(p, &x, after)
 	}
@@ -150,7 +151,7 @@ func isRegistered(part []byte) bool {
 
 // corrupted is a batch that puts the wrong bytes in the right places: the second half of
 // its last piece gets the first half once more.
-func corrupted(x *batch, descsMax int) batch {
+func corrupted(x *driver.Batch, descsMax int) driver.Batch {
 	y := shortened(x, descsMax)
 	last, ok := lastOf(x, descsMax)
 	if !ok || last.Len < 2 {
@@ -159,48 +160,50 @@ func corrupted(x *batch, descsMax int) batch {
 	half := last.Len / 2
 	tail := last
 	tail.Remote, tail.Len = last.Remote+last.Len-half, half
-	if x.op == driver.Read {
+	if x.Op == driver.Read {
 		tail.Local, tail.Remote = last.Local+last.Len-half, last.Remote
 	}
 	last.Len -= half
-	rest := y.descs[:max(0, min(len(y.descs)-1, descsMax-2))]
-	y.descs = append(rest[:len(rest):len(rest)], last, tail)
+	rest := y.Descs[:max(0, min(len(y.Descs)-1, descsMax-2))]
+	y.Descs = append(rest[:len(rest):len(rest)], last, tail)
 	return y
 }
 
 // shortened is a batch without its last byte.
-func shortened(x *batch, descsMax int) batch {
+func shortened(x *driver.Batch, descsMax int) driver.Batch {
 	last, ok := lastOf(x, descsMax)
 	if !ok {
 		return *x
 	}
 	y := *x
-	if x.pages != nil {
-		y.pages, y.descs = nil, expanded(x.pages, descsMax)
+	if x.Pattern != nil {
+		y.Pattern, y.Descs = nil, expanded(x.Pattern, descsMax)
 	} else {
-		y.descs = append([]driver.Desc(nil), x.descs...)
+		y.Descs = append([]driver.Desc(nil), x.Descs...)
 	}
 	if last.Len--; last.Len == 0 {
-		y.descs = y.descs[:len(y.descs)-1]
+		y.Descs = y.Descs[:len(y.Descs)-1]
 	} else {
-		y.descs[len(y.descs)-1] = last
+		y.Descs[len(y.Descs)-1] = last
 	}
 	return y
 }
 
-func lastOf(x *batch, descsMax int) (d driver.Desc, ok bool) {
-	switch {
-	case x.pages != nil:
-		return x.pages.Desc(min(x.pages.Count, descsMax) - 1), true
-	case len(x.descs) > 0:
-		return x.descs[len(x.descs)-1], true
+func lastOf(x *driver.Batch, descsMax int) (d driver.Desc, ok bool) {
+	list := x.Descs
+	if x.Pattern != nil {
+		list = expanded(x.Pattern, descsMax)
 	}
-	return d, false
+	if len(list) == 0 {
+		return d, false
+	}
+	return list[len(list)-1], true
 }
 
-func expanded(pages *driver.Pages, most int) (list []driver.Desc) {
-	for i := range min(pages.Count, most) {
-		list = append(list, pages.Desc(i))
+// expanded returns the runs of a pattern as descriptors, at most so many.
+func expanded(p *driver.Pattern, most int) (list []driver.Desc) {
+	for i := 0; i < p.Count && len(list) < most; i++ {
+		list = p.AppendDescs(list, i)
 	}
-	return list
+	return list[:min(len(list), most)]
 }

@@ -26,7 +26,7 @@ const (
 // draw returns a number in [0, 1) that follows from the seed, the rule, how many events
 // have matched it, and the stream: splitmix64 of a counter, so that no draw depends on
 // how many others there were.
-func (b *backend) draw(rule int, n uint64, stream uint64) float64 {
+func (b *Backend) draw(rule int, n uint64, stream uint64) float64 {
 	x := b.rules.Seed
 	for _, word := range [...]uint64{uint64(rule), n, stream} {
 		x = mix(x + 0x9e3779b97f4a7c15*(word+1))
@@ -49,7 +49,7 @@ type occasion struct {
 }
 
 // fires counts the event, and reports whether rule i hits it, as the nth that matched.
-func (b *backend) fires(i int, o *occasion) (n uint64, hit bool) {
+func (b *Backend) fires(i int, o *occasion) (n uint64, hit bool) {
 	r := &b.rules.List[i]
 	if r.On&o.events == 0 || !r.Size.has(o.size) || !r.Peer.has(o.peer) {
 		return 0, false
@@ -76,7 +76,7 @@ func (b *backend) fires(i int, o *occasion) (n uint64, hit bool) {
 }
 
 // span is the time of a rule for the nth event, jitter included.
-func (b *backend) span(i int, n uint64) time.Duration {
+func (b *Backend) span(i int, n uint64) time.Duration {
 	r := &b.rules.List[i]
 	switch {
 	case r.Do == Reorder:
@@ -89,7 +89,7 @@ func (b *backend) span(i int, n uint64) time.Duration {
 
 // through says when so many bytes are through at the rate of rule i: those that came
 // before are first. What was not used of the rate before, up to Burst, counts.
-func (b *backend) through(i int, bytes uint64) time.Time {
+func (b *Backend) through(i int, bytes uint64) time.Time {
 	r, d := &b.rules.List[i], &b.odds[i]
 	now := time.Now()
 	d.mu.Lock()
@@ -124,7 +124,7 @@ type breach struct {
 }
 
 // judge holds an event against all rules.
-func (b *backend) judge(o *occasion) (v verdict) {
+func (b *Backend) judge(o *occasion) (v verdict) {
 	for i := range b.rules.List {
 		n, hit := b.fires(i, o)
 		if !hit {

@@ -75,7 +75,7 @@ func (c *clock) due(now time.Time) (m *moment, wait time.Duration) {
 }
 
 // schedule is the goroutine.
-func (b *backend) schedule() {
+func (b *Backend) schedule() {
 	c := &b.clock
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()

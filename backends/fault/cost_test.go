@@ -61,11 +61,11 @@ func (r *rig) strip() {
 // writes runs so many, one at a time.
 func (r *rig) writes(n int) {
 	r.Helper()
-	descs := r.desc(0, 64)
+	b := driver.Batch{Op: driver.Write, Descs: r.desc(0, 64)}
 	var done [1]driver.Completion
 	for range n {
 		r.tags++
-		if err := r.peer.Submit(driver.Write, r.tags, descs); err != nil {
+		if err := r.peer.Submit(r.tags, &b); err != nil {
 			r.Fatal(err)
 		}
 		for got := 0; got == 0; {

@@ -37,7 +37,7 @@ func TestLateHoldsTheBytes(t *testing.T) {
 		t.Error("the bytes are not there")
 	}
 	late := r.write(1000, 1000)
-	r.peer.(driver.Canceler).Cancel(late)
+	r.peer.Cancel(late)
 	if err := r.await(late); !errors.Is(err, driver.ErrAborted) {
 		t.Errorf("cancelled before it began: %v", err)
 	}
@@ -50,15 +50,15 @@ func TestLateHoldsTheBytes(t *testing.T) {
 
 func TestLateMessagesKeepTheirOrder(t *testing.T) {
 	r := newRig(t, "message p=0.5: late 3ms±3ms")
-	p := r.peer.(driver.Notifier)
 	for i := range byte(100) {
 		r.tags++
-		check(t, p.SubmitNotify(driver.Write, r.tags, r.desc(uint64(i)*8, 8), []byte{i}))
+		check(t, r.peer.Submit(r.tags, &driver.Batch{
+			Op: driver.Write, Tail: driver.NotifyTail, Descs: r.desc(uint64(i)*8, 8), Notify: []byte{i}}))
 	}
 	var got []byte
 	for len(got) < 100 {
 		var msgs [8]driver.Message
-		n, err := r.far.(driver.Receiver).Receive(msgs[:])
+		n, err := r.far.Receive(msgs[:])
 		check(t, err)
 		for _, m := range msgs[:n] {
 			if at := uint64(m.Data[0]) * 8; !r.landed(at, 8) {
@@ -83,7 +83,7 @@ func TestDroppedCompletionsComeAtTheEnd(t *testing.T) {
 	if !r.landed(0, 2000) {
 		t.Error("the bytes have not moved")
 	}
-	r.peer.(driver.Canceler).Cancel(aborted)
+	r.peer.Cancel(aborted)
 	check(t, r.await(aborted)) // the outcome that came first
 	r.silent(moved)
 	check(t, r.peer.Close())
@@ -94,7 +94,7 @@ func TestSwallowedBatchesEndAtTheEnd(t *testing.T) {
 	r := newRig(t, "write: swallow")
 	kept, cancelled := r.write(0, 1000), r.write(1000, 1000)
 	r.silent(kept)
-	r.peer.(driver.Canceler).Cancel(cancelled)
+	r.peer.Cancel(cancelled)
 	if err := r.await(cancelled); !errors.Is(err, driver.ErrAborted) {
 		t.Errorf("cancelled: %v", err)
 	}
@@ -122,7 +122,7 @@ func TestFailAndRefuse(t *testing.T) {
 	if err := r.await(r.write(0, 1)); !errors.Is(err, driver.ErrRevoked) || r.landed(0, 1) && r.from[0] != 0 {
 		t.Errorf("fail: %v", err)
 	}
-	if err := r.peer.Submit(driver.Write, 100, r.desc(0, 2)); !errors.Is(err, driver.ErrCorrupt) {
+	if err := r.peer.Submit(100, &driver.Batch{Op: driver.Write, Descs: r.desc(0, 2)}); !errors.Is(err, driver.ErrCorrupt) {
 		t.Errorf("refuse: %v", err)
 	}
 	if _, err := r.near.Connect(context.Background(), r.far.Addr()); !errors.Is(err, driver.ErrUnavailable) {
@@ -134,7 +134,7 @@ func TestFailAndRefuse(t *testing.T) {
 		t.Errorf("import: %v", err)
 	}
 	r.imports()
-	if err := r.near.(driver.Fencer).Fence(context.Background(), r.local.Key()); !errors.Is(err, driver.ErrTimeout) {
+	if err := r.near.Fence(context.Background(), r.local.Key()); !errors.Is(err, driver.ErrTimeout) {
 		t.Errorf("fence: %v", err)
 	}
 	if _, err := r.near.Register(driver.Segment{Kind: driver.DRAM, Len: 1, Mem: r.from[:1]}); !errors.Is(err, driver.ErrBusy) {
@@ -146,11 +146,11 @@ func TestFailAndRefuse(t *testing.T) {
 func TestStallIsFullForAWhile(t *testing.T) {
 	r := newRig(t, "write most=1: stall 30ms")
 	begin := time.Now()
-	if err := r.peer.Submit(driver.Write, 100, r.desc(0, 8)); !errors.Is(err, driver.ErrFull) {
+	if err := r.peer.Submit(100, &driver.Batch{Op: driver.Write, Descs: r.desc(0, 8)}); !errors.Is(err, driver.ErrFull) {
 		t.Fatalf("stalled: %v", err)
 	}
 	ready := func() bool {
-		ok, err := r.near.(driver.Armer).Arm()
+		ok, err := r.near.Arm()
 		check(t, err)
 		return ok
 	}
@@ -171,14 +171,14 @@ func TestFlapLosesTheConnection(t *testing.T) {
 	held := r.write(0, 7)
 	check(t, r.await(r.write(8, 8)))
 	begin := time.Now()
-	if err := r.peer.Submit(driver.Write, 100, r.desc(0, 8)); !errors.Is(err, driver.ErrPeerLost) {
+	if err := r.peer.Submit(100, &driver.Batch{Op: driver.Write, Descs: r.desc(0, 8)}); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("submit: %v", err)
 	}
 	if err := r.await(held); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("what was in flight: %v", err)
 	}
 	select {
-	case <-r.peer.(driver.Watcher).Lost():
+	case <-r.peer.Lost():
 	case <-time.After(patience):
 		t.Error("Lost is not closed")
 	}
@@ -271,7 +271,7 @@ func TestPlacesAreBounded(t *testing.T) {
 	full := 0
 	for range flightsMax + 50 {
 		r.tags++
-		if err := r.peer.Submit(driver.Write, r.tags, r.desc(0, 8)); errors.Is(err, driver.ErrFull) {
+		if err := r.peer.Submit(r.tags, &driver.Batch{Op: driver.Write, Descs: r.desc(0, 8)}); errors.Is(err, driver.ErrFull) {
 			full++
 			r.tags--
 		} else {
@@ -288,11 +288,11 @@ func TestPlacesAreBounded(t *testing.T) {
 // TestNothingIsAllocated submits what rules delay, over and over.
 func TestNothingIsAllocated(t *testing.T) {
 	r := newRig(t, "write: delay 1µs; write: late 1µs")
-	descs := r.desc(0, 8)
+	b := driver.Batch{Op: driver.Write, Descs: r.desc(0, 8)}
 	var done [1]driver.Completion
 	allocs := testing.AllocsPerRun(500, func() {
 		r.tags++
-		if err := r.peer.Submit(driver.Write, r.tags, descs); err != nil {
+		if err := r.peer.Submit(r.tags, &b); err != nil {
 			t.Error(err)
 		}
 		for n := 0; n == 0; n, _ = r.near.Poll(done[:]) {

@@ -38,7 +38,7 @@ func Example() {
 	}
 	defer e.Close()
 	fmt.Println(writes(e, 10), "writes failed")
-	fmt.Print(rules.List[0], " fired: ", b.(fault.Injector).Hits()[0].Fired)
+	fmt.Print(rules.List[0], " fired: ", b.Hits()[0].Fired)
 
 	// Output:
 	// 2 writes failed

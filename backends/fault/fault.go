@@ -24,12 +24,7 @@
 // with a heap of moments, does what is due. It wakes the sleeper through the wrapped
 // backend's own eventfd. Nothing is allocated for a flight once its place has been used.
 //
-// # Interfaces
-//
-// A wrapped backend has the optional interfaces that it has by itself, and so do its
-// peers: package engine finds them by type assertion, and one that is always there but
-// does nothing would be taken at its word. An interface that Go asserts must be in the type,
-// so there is a type for each combination (shapes.go), all made of the same parts.
+// A wrapped Peer takes what the one inside takes (Peer.Can).
 package fault
 
 import (
@@ -46,35 +41,23 @@ import (
 // come in and are held back have as many places again.
 const flightsMax = 1024
 
-// Injector is what every wrapped backend is as well.
-type Injector interface {
-	driver.Backend
-
-	// Rules returns what it was wrapped with.
-	Rules() Rules
-
-	// Hits returns how often each rule has fired, in their order.
-	Hits() []Hit
-}
-
 // Hit counts the events of one rule.
 type Hit struct {
 	Matched uint64 // whether it fired or not
 	Fired   uint64
 }
 
-// backend is a wrapped backend without its optional interfaces, which are other types.
-type backend struct {
-	inner driver.Backend
-	parts parts
-	caps  driver.Caps
-	rules Rules
-	odds  []odds // one for each rule
-	about Event  // what any rule is about
-	began time.Time
-	flaps bool // some rule does, so the end of any batch may have to be explained
+// Backend is a wrapped backend. What rules do not concern goes to the one inside as it is.
+type Backend struct {
+	driver.Backend // the one inside
+	caps           driver.Caps
+	rules          Rules
+	odds           []odds // one for each rule
+	about          Event  // what any rule is about
+	began          time.Time
+	flaps          bool // some rule does, so the end of any batch may have to be explained
 
-	wake    *park.Event // a duplicate of the wrapped backend's; nil: nobody can be woken
+	wake    *park.Event // a duplicate of the wrapped backend's
 	armed   atomic.Bool
 	news    atomic.Bool  // there may be room again
 	starved atomic.Bool  // a Submit found no place
@@ -102,17 +85,16 @@ type backend struct {
 
 // Wrap has b misbehave by the rules. The result owns b: closing it closes b, and b is not to
 // be used beside it. Both ends of a connection may be wrapped or only one. The name in
-// Caps is that of b, so that routes and descriptions fit; Caps.Ordered is given up where
-// rules make batches late.
-func Wrap(b driver.Backend, rules Rules) (driver.Backend, error) {
+// Caps is that of b, so that routes and descriptions fit.
+func Wrap(b driver.Backend, rules Rules) (*Backend, error) {
 	if b == nil {
 		return nil, fmt.Errorf("wrap a backend: there is none: %w", driver.ErrBounds)
 	}
 	if err := rules.Check(); err != nil {
 		return nil, fmt.Errorf("wrap backend %s: %w", b.Caps().Name, err)
 	}
-	w := &backend{
-		inner: b, parts: partsOf(b), caps: b.Caps(), began: time.Now(),
+	w := &Backend{
+		Backend: b, caps: b.Caps(), began: time.Now(),
 		rules:   Rules{Seed: rules.Seed, List: append([]Rule(nil), rules.List...)},
 		odds:    make([]odds, len(rules.List)),
 		flights: map[uint64]*flight{}, peers: map[*peer]struct{}{},
@@ -125,39 +107,28 @@ func Wrap(b driver.Backend, rules Rules) (driver.Backend, error) {
 		r := &rules.List[i]
 		w.about |= r.On
 		w.flaps = w.flaps || r.Do == Flap
-		if r.Do == Late || r.Do == Limit || r.Do == Model || r.Do == BreakEarly {
-			w.caps.Ordered = false
-		}
 	}
 	if w.about&Batch != 0 || w.flaps {
 		w.about |= batches
 	}
-	if w.parts.armer != nil {
-		wake, err := park.EventFromFD(w.parts.armer.FD())
-		if err != nil {
-			return nil, fmt.Errorf("wrap backend %s: %w", w.caps.Name, err)
-		}
-		w.wake = wake
+	wake, err := park.EventFromFD(b.FD())
+	if err != nil {
+		return nil, fmt.Errorf("wrap backend %s: %w", w.caps.Name, err)
 	}
+	w.wake = wake
 	if len(rules.List) > 0 {
 		w.tasks.Go(w.schedule)
 	}
-	return shapeOf(w), nil
+	return w, nil
 }
 
-// Caps implements driver.Backend.
-func (b *backend) Caps() driver.Caps { return b.caps }
-
-// Addr implements driver.Backend.
-func (b *backend) Addr() []byte { return b.inner.Addr() }
-
-// Rules implements Injector.
-func (b *backend) Rules() Rules {
+// Rules returns what the backend was wrapped with.
+func (b *Backend) Rules() Rules {
 	return Rules{Seed: b.rules.Seed, List: append([]Rule(nil), b.rules.List...)}
 }
 
-// Hits implements Injector.
-func (b *backend) Hits() []Hit {
+// Hits returns how often each rule has fired, in their order.
+func (b *Backend) Hits() []Hit {
 	list := make([]Hit, len(b.odds))
 	for i := range b.odds {
 		list[i] = Hit{b.odds[i].matched.Load(), b.odds[i].fired.Load()}
@@ -166,21 +137,21 @@ func (b *backend) Hits() []Hit {
 }
 
 // signal wakes whoever sleeps on the descriptor.
-func (b *backend) signal() {
-	if b.wake != nil && b.armed.CompareAndSwap(true, false) {
+func (b *Backend) signal() {
+	if b.armed.CompareAndSwap(true, false) {
 		_ = b.wake.Signal() // fails only when closed: nobody sleeps any more
 	}
 }
 
 // wakeUp has whoever sleeps, or is about to, look again.
-func (b *backend) wakeUp() {
+func (b *Backend) wakeUp() {
 	b.news.Store(true)
 	b.signal()
 }
 
 // Close implements driver.Backend. What is held up ends first, so that the wrapped
 // backend has its peers' work alone to end.
-func (b *backend) Close() (err error) {
+func (b *Backend) Close() (err error) {
 	b.closing.Do(func() {
 		b.mu.Lock()
 		b.closed.Store(true)
@@ -192,16 +163,14 @@ func (b *backend) Close() (err error) {
 		for _, p := range peers {
 			p.shut(driver.ErrClosed)
 		}
-		err = b.inner.Close()
+		err = b.Backend.Close()
 		for _, p := range peers {
 			p.awaitHanded()
 		}
 		b.clock.stop()
 		b.forgetLocals()
 		b.tasks.Wait()
-		if b.wake != nil {
-			_ = b.wake.Close()
-		}
+		_ = b.wake.Close()
 	})
 	return err
 }

@@ -9,65 +9,45 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// batch is what was submitted.
-type batch struct {
-	op      driver.Op
-	descs   []driver.Desc
-	pages   *driver.Pages // nil: none
-	durable bool
-	letter  letter
-	msg     []byte
-	counter uint32
-}
-
-// letter is what follows the bytes of a batch.
-type letter uint8
-
-const (
-	noLetter letter = iota
-	message
-	count
-)
-
-// events are the events that a batch is.
-func (x *batch) events() Event {
+// eventsOf returns the events that a batch is.
+func eventsOf(x *driver.Batch) Event {
 	e := Batch
 	switch {
-	case x.op == driver.Read:
+	case x.Op == driver.Read:
 		e |= Read
-	case len(x.descs) > 0 || x.pages != nil:
+	case len(x.Descs) > 0 || x.Pattern != nil:
 		e |= Write
 	}
-	switch x.letter {
-	case message:
+	switch x.Tail {
+	case driver.NotifyTail:
 		e |= Message
-	case count:
+	case driver.CountTail:
 		e |= Count
 	}
 	return e
 }
 
-func (x *batch) bytes() (n uint64) {
-	if x.pages != nil {
-		return x.pages.Bytes()
+func bytesOf(x *driver.Batch) (n uint64) {
+	if x.Pattern != nil {
+		return x.Pattern.Bytes()
 	}
-	for i := range x.descs {
-		n += x.descs[i].Len
+	for i := range x.Descs {
+		n += x.Descs[i].Len
 	}
 	return n
 }
 
-func (x *batch) pieces() int {
-	if x.pages != nil {
-		return x.pages.Count
+func piecesOf(x *driver.Batch) int {
+	if x.Pattern != nil {
+		return x.Pattern.Count * x.Pattern.Runs()
 	}
-	return len(x.descs)
+	return len(x.Descs)
 }
 
 // flight is a batch that a rule has hit.
 type flight struct {
 	moment
-	b *backend
+	b *Backend
 	life
 }
 
@@ -76,10 +56,10 @@ type life struct {
 	p       *peer
 	tag     uint64
 	state   state
-	when    time.Time // of the moment
-	due     time.Time // no completion before
-	batch   batch     // with descs, pattern and message of its own if it was held
-	pages   driver.Pages
+	when    time.Time    // of the moment
+	due     time.Time    // no completion before
+	batch   driver.Batch // with descriptors, pattern and notification of its own if it was held
+	pattern driver.Pattern
 	err     error // the outcome, once over
 	own     bool  // the tag is ours: nobody hears of the end
 	ripe    bool  // may start once it heads its peer's line
@@ -104,7 +84,7 @@ const (
 
 // take takes a place, or none if all are taken.
 // Preconditions: b.mu is held.
-func (b *backend) take() *flight {
+func (b *Backend) take() *flight {
 	if b.places >= flightsMax {
 		b.starved.Store(true)
 		return nil
@@ -144,14 +124,14 @@ func (f *flight) leave() {
 
 // reset forgets all but the memory that the next flight can use.
 func (f *flight) reset() {
-	descs, msg := f.batch.descs[:0], f.batch.msg[:0]
+	descs, msg := f.batch.Descs[:0], f.batch.Notify[:0]
 	f.life = life{}
-	f.batch.descs, f.batch.msg = descs, msg
+	f.batch.Descs, f.batch.Notify = descs, msg
 }
 
 // vacate gives a place back.
 // Preconditions: b.mu is held.
-func (b *backend) vacate() {
+func (b *Backend) vacate() {
 	b.places--
 	if b.starved.Load() && b.starved.CompareAndSwap(true, false) {
 		b.wakeUp()
@@ -159,13 +139,13 @@ func (b *backend) vacate() {
 }
 
 // keep copies what the caller may change. The index lists of a pattern stay unchanged.
-func (f *flight) keep(x *batch) {
-	descs, msg := append(f.batch.descs[:0], x.descs...), append(f.batch.msg[:0], x.msg...)
+func (f *flight) keep(x *driver.Batch) {
+	descs, msg := append(f.batch.Descs[:0], x.Descs...), append(f.batch.Notify[:0], x.Notify...)
 	f.batch = *x
-	f.batch.descs, f.batch.msg = descs, msg
-	if x.pages != nil {
-		f.pages = *x.pages
-		f.batch.pages = &f.pages
+	f.batch.Descs, f.batch.Notify = descs, msg
+	if x.Pattern != nil {
+		f.pattern = *x.Pattern
+		f.batch.Pattern = &f.pattern
 	}
 }
 
@@ -187,7 +167,7 @@ func (f *flight) finish(err error) {
 	f.leave()
 }
 
-func (b *backend) deliver(c driver.Completion) {
+func (b *Backend) deliver(c driver.Completion) {
 	b.ready = append(b.ready, c)
 	b.held.Add(1)
 	b.signal()
@@ -267,9 +247,9 @@ func (f *flight) handed(err error) {
 		}
 		return
 	}
-	if f.ended && p.parts.canceler != nil {
+	if f.ended {
 		f.b.mu.Unlock()
-		p.parts.canceler.Cancel(tag)
+		p.Peer.Cancel(tag)
 		f.b.mu.Lock()
 	}
 }

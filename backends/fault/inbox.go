@@ -18,7 +18,7 @@ const inboxMax = flightsMax
 type inbox struct {
 	mu   sync.Mutex
 	list []held               // in the order in which they are to be received
-	last map[string]time.Time // by sender: when the last of its messages is due
+	last map[uint64]time.Time // by connection: when the last of its messages is due
 	wake moment
 	buf  [16]driver.Message
 }
@@ -34,11 +34,10 @@ func (x *inbox) isReady() bool {
 	return len(x.list) > 0 && !x.list[0].due.After(time.Now())
 }
 
-// Receive is driver.Receiver's.
-func (r receiver) Receive(msgs []driver.Message) (int, error) {
-	b := r.b
+// Receive implements driver.Backend.
+func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 	if b.about&Receive == 0 {
-		return b.parts.receiver.Receive(msgs)
+		return b.Backend.Receive(msgs)
 	}
 	x := &b.inbox
 	x.mu.Lock()
@@ -63,11 +62,11 @@ func (r receiver) Receive(msgs []driver.Message) (int, error) {
 
 // fetch takes what the wrapped backend has, as far as there is room.
 // Preconditions: inbox.mu is held.
-func (b *backend) fetch() error {
+func (b *Backend) fetch() error {
 	x := &b.inbox
 	for len(x.list) < inboxMax {
 		room := min(len(x.buf), inboxMax-len(x.list))
-		n, err := b.parts.receiver.Receive(x.buf[:room])
+		n, err := b.Backend.Receive(x.buf[:room])
 		for _, m := range x.buf[:n] {
 			b.admit(m)
 		}
@@ -81,11 +80,11 @@ func (b *backend) fetch() error {
 
 // admit holds a message against the rules and gives it its place.
 // Preconditions: inbox.mu is held.
-func (b *backend) admit(m driver.Message) {
+func (b *Backend) admit(m driver.Message) {
 	x := &b.inbox
 	v := b.judge(&occasion{events: Receive, size: uint64(len(m.Data))})
 	due := time.Now().Add(v.hold)
-	if last := x.last[m.From]; last.After(due) {
+	if last := x.last[m.Conn]; last.After(due) {
 		due = last // messages of one sender keep their order
 	}
 	switch {
@@ -95,9 +94,9 @@ func (b *backend) admit(m driver.Message) {
 		due = due.Add(v.breach.after) // and those that follow do not wait
 	default:
 		if x.last == nil {
-			x.last = map[string]time.Time{}
+			x.last = map[uint64]time.Time{}
 		}
-		x.last[m.From] = due
+		x.last[m.Conn] = due
 	}
 	x.insert(held{due, m})
 	if v.breach.repeat && m.Err == nil {

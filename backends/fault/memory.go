@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"sync"
 
@@ -33,20 +32,20 @@ var known = struct {
 // memory is a registration.
 type memory struct {
 	driver.Memory
-	b    *backend
+	b    *Backend
 	seg  driver.Segment
 	once sync.Once
 }
 
 // Register implements driver.Backend.
-func (b *backend) Register(seg driver.Segment) (driver.Memory, error) {
+func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if b.closed.Load() {
 		return nil, driver.ErrClosed
 	}
 	if err := b.callRules(context.Background(), Register, 0); err != nil {
 		return nil, fmt.Errorf("register: %w", err)
 	}
-	inner, err := b.inner.Register(seg)
+	inner, err := b.Backend.Register(seg)
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +80,7 @@ func (m *memory) forget() {
 }
 
 // forgetLocals forgets the memories of a backend that is closed.
-func (b *backend) forgetLocals() {
+func (b *Backend) forgetLocals() {
 	known.Lock()
 	defer known.Unlock()
 	for secret, m := range known.segments {
@@ -108,17 +107,17 @@ func extentOf(token []byte, size uint64) extent {
 
 // mustTry reports whether a batch writes to memory of which nobody knows whether it is
 // read-only: it is not to begin late, as it may have to be refused.
-func (p *peer) mustTry(x *batch) bool {
-	if x.op != driver.Write {
+func (p *peer) mustTry(x *driver.Batch) bool {
+	if x.Op != driver.Write {
 		return false
 	}
 	p.b.mu.Lock()
 	defer p.b.mu.Unlock()
-	if x.pages != nil {
-		return !p.imports[x.pages.RemoteKey].tried
+	if x.Pattern != nil {
+		return !p.imports[x.Pattern.RemoteKey].tried
 	}
-	for i := range x.descs {
-		if !p.imports[x.descs[i].RemoteKey].tried {
+	for i := range x.Descs {
+		if !p.imports[x.Descs[i].RemoteKey].tried {
 			return true
 		}
 	}
@@ -126,7 +125,7 @@ func (p *peer) mustTry(x *batch) bool {
 }
 
 // tried notes that memory takes writes.
-func (p *peer) tried(x *batch) {
+func (p *peer) tried(x *driver.Batch) {
 	p.b.mu.Lock()
 	defer p.b.mu.Unlock()
 	note := func(key uint32) {
@@ -135,44 +134,40 @@ func (p *peer) tried(x *batch) {
 			p.imports[key] = e
 		}
 	}
-	if x.pages != nil {
-		note(x.pages.RemoteKey)
+	if x.Pattern != nil {
+		note(x.Pattern.RemoteKey)
 	}
-	for i := range x.descs {
-		note(x.descs[i].RemoteKey)
+	for i := range x.Descs {
+		note(x.Descs[i].RemoteKey)
 	}
 }
 
 // check refuses at once what the wrapped backend would refuse later.
-func (p *peer) check(x *batch) error {
+func (p *peer) check(x *driver.Batch) error {
 	b := p.b
-	switch {
-	case x.op != driver.Read && x.op != driver.Write:
-		return fmt.Errorf("%v: %w", x.op, driver.ErrNotSupported)
-	case x.letter == message && len(x.msg) > b.caps.MessageMax:
-		return fmt.Errorf("notification of %d bytes, at most %d: %w", len(x.msg), b.caps.MessageMax, driver.ErrBounds)
-	case x.letter == count && x.counter >= driver.CountersMax:
-		return driver.ErrBounds
+	if err := x.Check(p.Can()); err != nil {
+		return err
 	}
-	if w := p.parts.watcher; w != nil {
-		select {
-		case <-w.Lost():
-			return driver.ErrPeerLost
-		default:
-		}
+	if x.Tail == driver.NotifyTail && len(x.Notify) > b.caps.MessageMax {
+		return fmt.Errorf("notification of %d bytes, at most %d: %w", len(x.Notify), b.caps.MessageMax, driver.ErrBounds)
+	}
+	select {
+	case <-p.Lost():
+		return driver.ErrPeerLost
+	default:
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if x.pages != nil {
-		local, remote, err := p.extents(x.op, x.pages.LocalKey, x.pages.RemoteKey)
+	if x.Pattern != nil {
+		local, remote, err := p.extents(x.Op, x.Pattern.LocalKey, x.Pattern.RemoteKey)
 		if err != nil {
 			return err
 		}
-		return x.pages.Check(local.size, remote.size)
+		return x.Pattern.Check(local.size, remote.size)
 	}
-	for i := range x.descs {
-		d := &x.descs[i]
-		local, remote, err := p.extents(x.op, d.LocalKey, d.RemoteKey)
+	for i := range x.Descs {
+		d := &x.Descs[i]
+		local, remote, err := p.extents(x.Op, d.LocalKey, d.RemoteKey)
 		if err == nil {
 			err = d.Check(local.size, remote.size)
 		}
@@ -207,26 +202,13 @@ func sortByTag(list []*flight) {
 // errSkipped says that a call is to be left out, against the contract.
 var errSkipped = errors.New("skipped by a fault rule")
 
-// Fence is driver.Fencer's.
-func (f fencer) Fence(ctx context.Context, key uint32) error {
-	switch err := f.b.callRules(ctx, Fence, 0); {
+// Fence implements driver.Backend. A rule may delay or refuse it, but the epoch ends.
+func (b *Backend) Fence(ctx context.Context, key uint32) error {
+	switch err := b.callRules(ctx, Fence, 0); {
 	case err == errSkipped:
 		return nil
 	case err != nil:
-		return fmt.Errorf("fence: %w", err)
+		return errors.Join(fmt.Errorf("fence: %w", err), b.Backend.Fence(ctx, key))
 	}
-	return f.b.parts.fencer.Fence(ctx, key)
-}
-
-// Alloc is driver.Allocator's.
-func (a allocator) Alloc(n uint64) (driver.Segment, io.Closer, error) {
-	return a.b.parts.allocator.Alloc(n)
-}
-
-// Count is driver.Counting's.
-func (c counting) Count(number uint32) uint64 { return c.b.parts.counting.Count(number) }
-
-// AwaitCount is driver.Counting's.
-func (c counting) AwaitCount(number uint32, n uint64) bool {
-	return c.b.parts.counting.AwaitCount(number, n)
+	return b.Backend.Fence(ctx, key)
 }

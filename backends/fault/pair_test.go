@@ -58,9 +58,9 @@ func newRig(t testing.TB, rules string) *rig {
 	check(t, err)
 	near, err := Wrap(inner, parse(t, rules))
 	check(t, err)
-	far, err := openMem()
+	other, err := openMem()
 	check(t, err)
-	far, err = Wrap(far, Rules{})
+	far, err := Wrap(other, Rules{})
 	check(t, err)
 	r := &rig{TB: t, near: near, far: far, done: map[uint64][]error{}}
 	t.Cleanup(func() {
@@ -106,7 +106,7 @@ func (r *rig) desc(off, n uint64) []driver.Desc {
 func (r *rig) write(off, n uint64) uint64 {
 	r.Helper()
 	r.tags++
-	check(r, r.peer.Submit(driver.Write, r.tags, r.desc(off, n)))
+	check(r, r.peer.Submit(r.tags, &driver.Batch{Op: driver.Write, Descs: r.desc(off, n)}))
 	return r.tags
 }
 
@@ -160,4 +160,4 @@ func (r *rig) once() {
 
 func (r *rig) landed(off, n uint64) bool { return bytes.Equal(r.to[off:off+n], r.from[off:off+n]) }
 
-func (r *rig) hits() []Hit { return r.near.(Injector).Hits() }
+func (r *rig) hits() []Hit { return r.near.(*Backend).Hits() }

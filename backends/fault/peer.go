@@ -14,14 +14,13 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// peer is a wrapped connection without its optional interfaces, which are other types.
+// peer is a wrapped connection.
 type peer struct {
-	b      *backend
-	inner  driver.Peer
-	parts  peerParts
-	addr   string
-	number uint64
-	over   chan struct{} // closed when it is shut
+	driver.Peer // the one inside
+	b           *Backend
+	addr        string
+	number      uint64
+	over        chan struct{} // closed when it is shut
 
 	entry        sync.RWMutex // held for reading while a batch is handed on
 	closed, lost bool         // guarded by entry
@@ -37,7 +36,7 @@ type peer struct {
 }
 
 // Connect implements driver.Backend.
-func (b *backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
+func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	b.mu.Lock()
 	until, number := b.refused[string(addr)], b.numbers
 	if !until.After(time.Now()) {
@@ -53,12 +52,12 @@ func (b *backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	if err := b.callRules(ctx, Connect, number); err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
-	inner, err := b.inner.Connect(ctx, addr)
+	inner, err := b.Backend.Connect(ctx, addr)
 	if err != nil {
 		return nil, err
 	}
 	p := &peer{
-		b: b, inner: inner, parts: peerPartsOf(inner), addr: string(addr),
+		Peer: inner, b: b, addr: string(addr),
 		over: make(chan struct{}), imports: map[uint32]extent{},
 	}
 	b.mu.Lock()
@@ -70,15 +69,15 @@ func (b *backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	p.number = b.numbers
 	b.numbers++
 	b.peers[p] = struct{}{}
-	if b.holdsOn() && p.parts.watcher != nil {
+	if b.holdsOn() {
 		b.tasks.Go(p.watch)
 	}
 	b.mu.Unlock()
-	return peerShapeOf(p), nil
+	return p, nil
 }
 
 // holdsOn reports whether a rule has batches wait for the end of the connection.
-func (b *backend) holdsOn() bool {
+func (b *Backend) holdsOn() bool {
 	for i := range b.rules.List {
 		if d := b.rules.List[i].Do; d == Drop || d == Swallow {
 			return true
@@ -92,7 +91,7 @@ func (p *peer) watch() {
 	select {
 	case <-p.over:
 		return
-	case <-p.parts.watcher.Lost():
+	case <-p.Lost():
 	}
 	b := p.b
 	b.mu.Lock()
@@ -105,7 +104,7 @@ func (p *peer) watch() {
 }
 
 // callRules holds a call against the rules: it waits, or is refused.
-func (b *backend) callRules(ctx context.Context, e Event, number uint64) error {
+func (b *Backend) callRules(ctx context.Context, e Event, number uint64) error {
 	if b.about&e == 0 {
 		return nil
 	}
@@ -147,7 +146,7 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	if err := p.b.callRules(context.Background(), Import, p.number); err != nil {
 		return 0, 0, fmt.Errorf("import: %w", err)
 	}
-	key, size, err := p.inner.Import(token)
+	key, size, err := p.Peer.Import(token)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -184,25 +183,25 @@ func (p *peer) settleDrops() {
 		if f.p != p || f.state != waiting && f.state != handing {
 			continue
 		}
-		for i := range f.batch.descs {
-			needed[f.batch.descs[i].RemoteKey] = true
+		for i := range f.batch.Descs {
+			needed[f.batch.Descs[i].RemoteKey] = true
 		}
-		if f.batch.pages != nil {
-			needed[f.batch.pages.RemoteKey] = true
+		if f.batch.Pattern != nil {
+			needed[f.batch.Pattern.RemoteKey] = true
 		}
 	}
 	for key, e := range p.imports {
 		if e.dropped && !needed[key] {
 			delete(p.imports, key)
 			p.dropping.Add(-1)
-			p.inner.Drop(key)
+			p.Peer.Drop(key)
 		}
 	}
 }
 
 // flightsOf lists the flights of a peer, in the order of their tags.
 // Preconditions: b.mu is held.
-func (b *backend) flightsOf(p *peer) (list []*flight) {
+func (b *Backend) flightsOf(p *peer) (list []*flight) {
 	for _, f := range b.flights {
 		if f.p == p {
 			list = append(list, f)
@@ -236,7 +235,7 @@ func (p *peer) shut(why error) {
 // Close implements driver.Peer.
 func (p *peer) Close() error {
 	p.shut(driver.ErrClosed)
-	err := p.inner.Close()
+	err := p.Peer.Close()
 	p.awaitHanded()
 	b := p.b
 	b.mu.Lock()
@@ -273,23 +272,22 @@ func (p *peer) flap(d time.Duration) {
 	b.refused[p.addr] = now.Add(d)
 	b.tasks.Go(func() {
 		p.shut(driver.ErrPeerLost)
-		_ = p.inner.Close()
+		_ = p.Peer.Close()
 		b.signal()
 	})
 }
 
-// Cancel is driver.Canceler's.
-func (c canceler) Cancel(tag uint64) {
-	b := c.p.b
-	if b.held.Load() > 0 && !b.cancel(c.p, tag) {
+// Cancel implements driver.Peer.
+func (p *peer) Cancel(tag uint64) {
+	if p.b.held.Load() > 0 && !p.b.cancel(p, tag) {
 		return
 	}
-	c.p.parts.canceler.Cancel(tag)
+	p.Peer.Cancel(tag)
 }
 
 // cancel ends the waiting of a flight, and reports whether the wrapped backend must be
 // told.
-func (b *backend) cancel(p *peer, tag uint64) bool {
+func (b *Backend) cancel(p *peer, tag uint64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	f := b.flights[tag]
@@ -304,27 +302,11 @@ func (b *backend) cancel(p *peer, tag uint64) bool {
 	return flown
 }
 
-// Lost is driver.Watcher's.
-func (w watcher) Lost() <-chan struct{} { return w.p.parts.watcher.Lost() }
-
-// Help is driver.Helper's. What is not with the wrapped backend it does not know.
-func (h helper) Help(tag uint64, stop <-chan struct{}) bool {
-	return h.p.parts.helper.Help(tag, stop)
-}
-
-// Explain is driver.Explainer's.
-func (x explainer) Explain(localKey, remoteKey uint32) string {
-	line := x.p.parts.explainer.Explain(localKey, remoteKey)
-	if n := len(x.p.b.rules.List); n > 0 {
+// Explain implements driver.Peer.
+func (p *peer) Explain(localKey, remoteKey uint32) string {
+	line := p.Peer.Explain(localKey, remoteKey)
+	if n := len(p.b.rules.List); n > 0 {
 		line = fmt.Sprintf("%s; behind %d fault rules", line, n)
 	}
 	return line
-}
-
-// Yields implements driver.Yielder for all: a connection that does not yield says nothing.
-func (p *peer) Yields(localKey, remoteKey uint32) string {
-	if p.parts.yielder == nil {
-		return ""
-	}
-	return p.parts.yielder.Yields(localKey, remoteKey)
 }

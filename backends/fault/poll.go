@@ -5,21 +5,21 @@ package fault
 import "github.com/sluicehq/sluice/driver"
 
 // Poll implements driver.Backend. What is not of a flight passes as it is.
-func (b *backend) Poll(done []driver.Completion) (int, error) {
+func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	if b.about == 0 {
-		return b.inner.Poll(done)
+		return b.Backend.Poll(done)
 	}
 	b.pollMu.Lock() // against reap
 	defer b.pollMu.Unlock()
 	if b.held.Load() == 0 {
-		return b.inner.Poll(done)
+		return b.Backend.Poll(done)
 	}
 	n := b.takeReady(done)
 	if n == len(done) {
 		return n, nil
 	}
 	for {
-		m, err := b.inner.Poll(done[n:])
+		m, err := b.Backend.Poll(done[n:])
 		if m == 0 {
 			if n += b.takeReady(done[n:]); n > 0 {
 				return n, nil
@@ -34,7 +34,7 @@ func (b *backend) Poll(done []driver.Completion) (int, error) {
 }
 
 // takeReady moves completions of ours that are ready.
-func (b *backend) takeReady(done []driver.Completion) int {
+func (b *Backend) takeReady(done []driver.Completion) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	n := copy(done, b.ready)
@@ -49,7 +49,7 @@ func (b *backend) takeReady(done []driver.Completion) int {
 // reap makes room in the wrapped backend, for what it is full of may be completions that
 // nobody polls: a batch that was taken must go on all the same.
 // Preconditions: b.mu is held, which it lets go of meanwhile.
-func (b *backend) reap() {
+func (b *Backend) reap() {
 	if b.places >= 2*flightsMax {
 		return
 	}
@@ -60,7 +60,7 @@ func (b *backend) reap() {
 	}
 	defer b.pollMu.Unlock()
 	var done [32]driver.Completion
-	n, _ := b.inner.Poll(done[:])
+	n, _ := b.Backend.Poll(done[:])
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, c := range done[:n] {
@@ -75,7 +75,7 @@ func (b *backend) reap() {
 }
 
 // sift keeps what is to be delivered now, in order, and returns how many.
-func (b *backend) sift(done []driver.Completion) (kept int) {
+func (b *Backend) sift(done []driver.Completion) (kept int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, c := range done {
@@ -98,15 +98,11 @@ func (b *backend) sift(done []driver.Completion) (kept int) {
 	return kept
 }
 
-// FD is driver.Armer's: the wrapped backend's own, which is signalled for ours as well.
-func (a armer) FD() int { return a.b.parts.armer.FD() }
-
-// Arm is driver.Armer's. The flag goes up before the look, as whoever brings something
+// Arm implements driver.Backend. The flag goes up before the look; whatever brings something
 // does it the other way round.
-func (a armer) Arm() (bool, error) {
-	b := a.b
+func (b *Backend) Arm() (bool, error) {
 	b.armed.Store(true)
-	ready, err := b.parts.armer.Arm()
+	ready, err := b.Backend.Arm()
 	b.mu.Lock()
 	waits := len(b.ready) > 0
 	b.mu.Unlock()

@@ -9,47 +9,11 @@ import (
 )
 
 // Submit implements driver.Peer.
-func (p *peer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
+func (p *peer) Submit(tag uint64, x *driver.Batch) error {
 	if p.passes() {
-		return p.inner.Submit(op, tag, descs)
+		return p.Peer.Submit(tag, x)
 	}
-	return p.submit(tag, batch{op: op, descs: descs})
-}
-
-// SubmitPages is driver.Pager's.
-func (s pager) SubmitPages(op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
-	x := batch{op: op, pages: pages, msg: msg}
-	if msg != nil {
-		x.letter = message
-	}
-	if s.p.passes() {
-		return s.p.parts.pager.SubmitPages(op, tag, pages, msg)
-	}
-	return s.p.submit(tag, x)
-}
-
-// SubmitDurable is driver.Persister's.
-func (s persister) SubmitDurable(tag uint64, descs []driver.Desc, pages *driver.Pages) error {
-	if s.p.passes() {
-		return s.p.parts.persister.SubmitDurable(tag, descs, pages)
-	}
-	return s.p.submit(tag, batch{op: driver.Write, descs: descs, pages: pages, durable: true})
-}
-
-// SubmitNotify is driver.Notifier's.
-func (s notifier) SubmitNotify(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
-	if s.p.passes() {
-		return s.p.parts.notifier.SubmitNotify(op, tag, descs, msg)
-	}
-	return s.p.submit(tag, batch{op: op, descs: descs, letter: message, msg: msg})
-}
-
-// SubmitCount is driver.Counter's.
-func (s counter) SubmitCount(tag uint64, descs []driver.Desc, pages *driver.Pages, number uint32) error {
-	if s.p.passes() {
-		return s.p.parts.counter.SubmitCount(tag, descs, pages, number)
-	}
-	return s.p.submit(tag, batch{op: driver.Write, descs: descs, pages: pages, letter: count, counter: number})
+	return p.submit(tag, x)
 }
 
 // passes reports whether no rule can concern a batch.
@@ -58,13 +22,13 @@ func (p *peer) passes() bool {
 }
 
 // hand gives a batch to the wrapped backend.
-func (p *peer) hand(tag uint64, x *batch) error {
+func (p *peer) hand(tag uint64, x *driver.Batch) error {
 	p.entry.RLock()
 	defer p.entry.RUnlock()
 	if err := p.gone(); err != nil {
 		return err
 	}
-	return p.pass(tag, x)
+	return p.Peer.Submit(tag, x)
 }
 
 // gone says why a connection takes nothing any more.
@@ -79,39 +43,14 @@ func (p *peer) gone() error {
 	return nil
 }
 
-func (p *peer) pass(tag uint64, x *batch) error {
-	switch {
-	case x.durable:
-		return p.parts.persister.SubmitDurable(tag, x.descs, x.pages)
-	case x.letter == count:
-		return p.parts.counter.SubmitCount(tag, x.descs, x.pages, x.counter)
-	case x.pages != nil:
-		return p.parts.pager.SubmitPages(x.op, tag, x.pages, x.message())
-	case x.letter == message:
-		return p.parts.notifier.SubmitNotify(x.op, tag, x.descs, x.message())
-	}
-	return p.inner.Submit(x.op, tag, x.descs)
-}
-
-// message is nil if there is none; an empty one is one.
-func (x *batch) message() []byte {
-	switch {
-	case x.letter != message:
-		return nil
-	case x.msg == nil:
-		return []byte{}
-	}
-	return x.msg
-}
-
 // submit holds a batch against the rules.
-func (p *peer) submit(tag uint64, x batch) error {
+func (p *peer) submit(tag uint64, x *driver.Batch) error {
 	p.entry.RLock()
 	defer p.entry.RUnlock()
 	if err := p.gone(); err != nil {
 		return err
 	}
-	if err := p.check(&x); err != nil {
+	if err := p.check(x); err != nil {
 		return err // no rule hits what is not to be tried again
 	}
 	b := p.b
@@ -125,12 +64,12 @@ func (p *peer) submit(tag uint64, x batch) error {
 	if f == nil {
 		return driver.ErrFull
 	}
-	v := b.judge(&occasion{events: x.events(), size: x.bytes(), pieces: x.pieces(), peer: p.number})
-	if !v.hit && !b.flaps && !p.mustLine(x.letter) {
+	v := b.judge(&occasion{events: eventsOf(x), size: bytesOf(x), pieces: piecesOf(x), peer: p.number})
+	if !v.hit && !b.flaps && !p.mustLine(x.Tail) {
 		f.giveUp()
-		return p.pass(tag, &x)
+		return p.Peer.Submit(tag, x)
 	}
-	err := p.carryOut(f, tag, &x, &v)
+	err := p.carryOut(f, tag, x, &v)
 	if err != nil {
 		f.giveUp()
 	}
@@ -153,7 +92,7 @@ func (f *flight) giveUp() {
 
 // carryOut does to a batch what the rules have in store for it. On an error the flight is
 // as it was, or known.
-func (p *peer) carryOut(f *flight, tag uint64, x *batch, v *verdict) error {
+func (p *peer) carryOut(f *flight, tag uint64, x *driver.Batch, v *verdict) error {
 	switch v.ending {
 	case Refuse:
 		return v.err
@@ -164,7 +103,7 @@ func (p *peer) carryOut(f *flight, tag uint64, x *batch, v *verdict) error {
 		p.flap(v.time)
 		return driver.ErrPeerLost
 	}
-	held := v.ending == Swallow || v.ending == Fail || !v.start.IsZero() || p.mustLine(x.letter)
+	held := v.ending == Swallow || v.ending == Fail || !v.start.IsZero() || p.mustLine(x.Tail)
 	if v.hold > 0 {
 		f.due = time.Now().Add(v.hold)
 		if v.start.After(time.Now()) {
@@ -178,7 +117,7 @@ func (p *peer) carryOut(f *flight, tag uint64, x *batch, v *verdict) error {
 	if !held {
 		return p.goOn(f, tag, x)
 	}
-	if v.ending != 0 || p.mustLine(x.letter) || !p.mustTry(x) {
+	if v.ending != 0 || p.mustLine(x.Tail) || !p.mustTry(x) {
 		return p.holdUp(f, tag, x, v)
 	}
 	if f.due.Before(v.start) {
@@ -192,15 +131,15 @@ func (p *peer) carryOut(f *flight, tag uint64, x *batch, v *verdict) error {
 }
 
 // goOn hands a batch on at once, as a flight.
-func (p *peer) goOn(f *flight, tag uint64, x *batch) error {
+func (p *peer) goOn(f *flight, tag uint64, x *driver.Batch) error {
 	f.b.mu.Lock()
 	f.enter(p, tag, flying)
 	f.b.mu.Unlock()
-	return p.pass(tag, x)
+	return p.Peer.Submit(tag, x)
 }
 
 // holdUp keeps a batch for later, or for ever.
-func (p *peer) holdUp(f *flight, tag uint64, x *batch, v *verdict) error {
+func (p *peer) holdUp(f *flight, tag uint64, x *driver.Batch, v *verdict) error {
 	b := f.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -219,7 +158,7 @@ func (p *peer) holdUp(f *flight, tag uint64, x *batch, v *verdict) error {
 		return nil
 	}
 	f.enter(p, tag, waiting)
-	if x.letter != noLetter {
+	if x.Tail != driver.NoTail {
 		p.line = append(p.line, f)
 		p.lined.Add(1)
 	}
@@ -231,12 +170,12 @@ func (p *peer) holdUp(f *flight, tag uint64, x *batch, v *verdict) error {
 }
 
 // mustLine reports whether a batch must wait since its message must not overtake others.
-func (p *peer) mustLine(l letter) bool { return l != noLetter && p.lined.Load() > 0 }
+func (p *peer) mustLine(t driver.Tail) bool { return t != driver.NoTail && p.lined.Load() > 0 }
 
 // waits reports whether a flight must wait for a message before its own.
 // Preconditions: b.mu is held.
 func (p *peer) waits(f *flight) bool {
-	return f.batch.letter != noLetter && len(p.line) > 0 && p.line[0] != f
+	return f.batch.Tail != driver.NoTail && len(p.line) > 0 && p.line[0] != f
 }
 
 // unline takes a flight out of its peer's line.

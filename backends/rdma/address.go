@@ -36,7 +36,7 @@ type railAddress struct {
 }
 
 const (
-	addressMark  = "rdma1" // with the version of everything that passes between backends
+	addressMark  = "rdma2" // with the version of everything that passes between backends
 	addressCheck = 8
 	controlsMax  = 16
 	notesLimit   = 1 << 15

@@ -86,11 +86,12 @@ func tuneTCP(tcp *net.TCPConn, patience time.Duration) {
 // start begins to write, and to ping.
 func (c *channel) start() { c.writing.Go(c.write) }
 
-// send puts a message on its way. One that finds the connection closed is lost: its end
-// is told of by receive.
-func (c *channel) send(msg []byte) {
+// send puts a message on its way, and reports whether the connection was open. The end of
+// the connection is told of by receive.
+func (c *channel) send(msg []byte) bool {
 	c.mu.Lock()
-	if !c.ended && !c.ending {
+	open := !c.ended && !c.ending
+	if open {
 		c.out = binary.LittleEndian.AppendUint32(c.out, uint32(len(msg)))
 		c.out = append(c.out, msg...)
 	}
@@ -98,9 +99,10 @@ func (c *channel) send(msg []byte) {
 	c.mu.Unlock()
 	if full {
 		c.close(errUnread)
-		return
+		return false
 	}
 	c.stir()
+	return open
 }
 
 func (c *channel) stir() {

@@ -75,6 +75,7 @@ type Config struct {
 	// hosts. What a completion promises stays true.
 	RelaxedOrdering bool
 
+	hello   time.Duration                               // that a connection may take to say hello
 	sysfs   *sysfs                                      // nil: this machine's
 	devices func(wants func(name string) bool) []Device // nil: those of sysfs
 }
@@ -82,7 +83,7 @@ type Config struct {
 const (
 	messageMax  = csrc.VerbsNoteMax
 	descsMax    = 4096
-	pagesMax    = 64 << 10
+	runsMax     = 64 << 10
 	railsMax    = csrc.VerbsRailsMax
 	graceMin    = 20 * time.Millisecond
 	ackUnit     = 4096 * time.Nanosecond
@@ -105,6 +106,7 @@ func (c *Config) EnsureDefaults() {
 	limits.Default(&c.Spin, defaultSpin())
 	limits.Default(&c.Grace, 1500*time.Millisecond)
 	limits.Default(&c.Failure, 3*time.Second)
+	limits.Default(&c.hello, 5*time.Second)
 	if c.sysfs == nil {
 		c.sysfs = thisMachine
 	}
@@ -201,7 +203,7 @@ func (c *Config) caps(devices bool) driver.Caps {
 	}
 	return driver.Caps{
 		Name: "rdma", Reach: driver.Network, Pairs: pairs,
-		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: messageMax,
+		DescsMax: descsMax, RunsMax: runsMax, MessageMax: messageMax,
 		Cost: driver.Cost{Setup: 3 * time.Microsecond, PerPiece: 50 * time.Nanosecond, Rate: 10e9},
 	}
 }

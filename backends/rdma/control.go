@@ -15,25 +15,28 @@ import (
 // Control messages: a version, a kind, the body. A connection has two ends: that of the
 // initiator, which said hello, and that of the owner of the memory.
 const (
-	controlVersion = 1
+	controlVersion = 2
 	controlHead    = 2
-	controlMax     = 4096
+	answerHead     = controlHead + 2
+	controlMax     = answerHead + messageMax
 )
 
 const (
-	kindHello    = 1 + iota // initiator: who I am, and my ends of the lanes
-	kindWelcome             // owner: my ends of them
-	kindImport              // initiator: what is behind this token?
-	kindImported            // owner: this
-	kindExpired             // owner: that memory's epoch has ended
-	kindLane                // initiator: a lane is gone here; my new end
-	kindLaned               // owner: it is gone here too, what I saw, my new end
-	kindBroken              // owner: a lane is gone here
-	kindBye                 // initiator: my ends of all lanes are gone
-	kindFarewell            // owner: mine too
-	kindQuit                // owner: I close
-	kindPing                // both
-	kindPong                // both
+	kindHello        = 1 + iota // initiator: who I am, and my ends of the lanes
+	kindWelcome                 // owner: my ends of them
+	kindImport                  // initiator: what is behind this token?
+	kindImported                // owner: this
+	kindExpired                 // owner: that memory's epoch has ended
+	kindLane                    // initiator: a lane is gone here; my new end
+	kindLaned                   // owner: it is gone here too, what I saw, my new end
+	kindBroken                  // owner: a lane is gone here
+	kindBye                     // initiator: my ends of all lanes are gone
+	kindFarewell                // owner: mine too
+	kindQuit                    // owner: I close
+	kindPing                    // both
+	kindPong                    // both
+	kindAnswer                  // owner: what its program answers
+	kindAnswersTaken            // initiator: so many answers its program has taken
 )
 
 type hello struct {
@@ -94,6 +97,13 @@ type laneReply struct {
 }
 
 type broken struct{ lane uint8 }
+
+// answer is what the owner's program answers.
+type answer struct{ data []byte }
+
+// answersTaken tells how many answers the initiator's program has taken since it opened the
+// connection.
+type answersTaken struct{ count uint64 }
 
 // bye may tell that the program never had the connection.
 type bye struct{ abandoned bool }
@@ -165,10 +175,21 @@ func (m *laneReply) encode() []byte {
 
 func (m *broken) encode() []byte { return append(begin(kindBroken), m.lane) }
 func (m *bye) encode() []byte    { return append(begin(kindBye), control.Flag(m.abandoned)) }
-func (farewell) encode() []byte  { return begin(kindFarewell) }
-func (quit) encode() []byte      { return begin(kindQuit) }
-func (ping) encode() []byte      { return begin(kindPing) }
-func (pong) encode() []byte      { return begin(kindPong) }
+
+func (m *answer) encode() []byte {
+	b := append(make([]byte, 0, answerHead+len(m.data)), controlVersion, kindAnswer)
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(m.data)))
+	return append(b, m.data...)
+}
+
+func (m *answersTaken) encode() []byte {
+	return binary.LittleEndian.AppendUint64(begin(kindAnswersTaken), m.count)
+}
+
+func (farewell) encode() []byte { return begin(kindFarewell) }
+func (quit) encode() []byte     { return begin(kindQuit) }
+func (ping) encode() []byte     { return begin(kindPing) }
+func (pong) encode() []byte     { return begin(kindPong) }
 
 func (m *laneAnswer) append(b []byte) []byte {
 	b = append(b, control.Flag(m.there))
@@ -230,6 +251,10 @@ func decodeBody(kind byte, r *control.Reader) any {
 		return &broken{lane: r.Uint8()}
 	case kindBye:
 		return &bye{abandoned: r.Flag()}
+	case kindAnswer:
+		return &answer{data: append([]byte{}, r.Bytes(int(r.Uint16()))...)}
+	case kindAnswersTaken:
+		return &answersTaken{count: r.Uint64()}
 	}
 	return decodeWord(kind)
 }

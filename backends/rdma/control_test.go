@@ -29,6 +29,7 @@ func someControl() []encoder {
 		&expired{key: 1, epoch: 2}, &laneRequest{lane: 1, attempt: 2}, &laneRequest{lane: 1, attempt: 2, there: true, end: someEnd(3)},
 		&laneReply{lane: 1, attempt: 2, seen: 3}, &laneReply{lane: 1, attempt: 2, seen: 3, laneAnswer: laneAnswer{true, someEnd(4)}},
 		&broken{3}, &bye{}, &bye{abandoned: true}, farewell{}, quit{}, ping{}, pong{},
+		&answer{data: []byte{}}, &answer{data: bytes.Repeat([]byte{5}, messageMax)}, &answersTaken{count: 1 << 40},
 	}
 }
 

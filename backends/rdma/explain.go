@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Explain implements driver.Explainer.
+// Explain implements driver.Peer.
 func (p *peer) Explain(localKey, remoteKey uint32) string {
 	if p.enter() != nil {
 		if why := p.whyLost(); why != nil {

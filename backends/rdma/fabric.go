@@ -45,9 +45,7 @@ type link interface {
 	Import(m csrc.VerbsImport) (slot uint32, err error)
 	Drop(slot uint32)
 	Expire(slot uint32)
-	Submit(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error
-	SubmitPages(op driver.Op, tag uint64, p *driver.Pages, msg []byte) error
-	SubmitCount(tag uint64, descs []driver.Desc, p *driver.Pages, counter uint32) error
+	Submit(tag uint64, b *driver.Batch) error
 	Cancel(tag uint64)
 	Drain(grace time.Duration) error
 	End(status int32)

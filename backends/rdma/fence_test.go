@@ -3,8 +3,11 @@
 package rdma
 
 import (
+	"context"
 	"errors"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
@@ -36,17 +39,17 @@ func TestFenceTells(t *testing.T) {
 	if err := p.far.Fence(t.Context(), r.Key()); err != nil {
 		t.Fatal(err)
 	}
-	d := []driver.Desc{{Len: 100, LocalKey: l.key, RemoteKey: key}}
+	d := writeOf(driver.Desc{Len: 100, LocalKey: l.key, RemoteKey: key})
 	eventually(t, "the news that the epoch is over", func() bool {
 		p.tag++
-		err := p.peer.Submit(driver.Write, p.tag, d)
+		err := p.peer.Submit(p.tag, d)
 		if err == nil {
 			err = p.await(t, p.tag)
 		}
 		if !errors.Is(err, driver.ErrRevoked) {
 			t.Fatalf("a write with a key of a past epoch: %v", err)
 		}
-		return p.peer.Submit(driver.Write, 1000, d) != nil
+		return p.peer.Submit(1000, d) != nil
 	})
 	if err := p.await(t, p.write(t, l, p.imports(t, r), nil)); err != nil {
 		t.Errorf("with the next epoch: %v", err)
@@ -143,4 +146,27 @@ func TestReusedKey(t *testing.T) {
 	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err, driver.ErrBadToken) {
 		t.Errorf("import of an epoch to come: %v", err)
 	}
+}
+
+// TestFenceWithoutTime has a context that is over: the epoch ends all the same, and the next
+// call brings the proof.
+func TestFenceWithoutTime(t *testing.T) {
+	p := openPair(t, Config{})
+	l, r := register(t, p.near, 100), register(t, p.far, 100)
+	key := p.imports(t, r)
+	old, err := r.AppendToken(nil)
+	require.NoError(t, err)
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, p.far.Fence(over, r.Key()), context.Canceled)
+	_, _, err = p.peer.Import(old)
+	require.ErrorIs(t, err, driver.ErrRevoked)
+	eventually(t, "the news that the epoch is over", func() bool {
+		err := p.peer.Submit(1000, writeOf(driver.Desc{Len: 100, LocalKey: l.key, RemoteKey: key}))
+		return errors.Is(err, driver.ErrRevoked)
+	})
+	require.Zero(t, fakeOf(p.far).revokes)
+	require.NoError(t, p.far.Fence(t.Context(), r.Key()))
+	require.Equal(t, 1, fakeOf(p.far).revokes)
+	require.NoError(t, p.await(t, p.write(t, l, p.imports(t, r), nil)))
 }

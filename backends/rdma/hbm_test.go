@@ -117,7 +117,7 @@ func registerHBM(t testing.TB, b *Backend, seg driver.Segment) *memory {
 func (p *pair) move(t *testing.T, op driver.Op, d driver.Desc) error {
 	t.Helper()
 	p.tag++
-	if err := p.peer.Submit(op, p.tag, []driver.Desc{d}); err != nil {
+	if err := p.peer.Submit(p.tag, &driver.Batch{Op: op, Descs: []driver.Desc{d}}); err != nil {
 		return err
 	}
 	return p.await(t, p.tag)

@@ -14,13 +14,12 @@ import (
 // inbound is our end of a connection that a peer began: over it the peer reaches our
 // memory and sends messages. One goroutine serves it from hello to end.
 type inbound struct {
-	b     *Backend
-	ch    *channel
-	addr  string // Addr of the peer
-	from  address
-	link  link
-	rails []int     // of ours, by lane
-	hold  gate.Gate // held by every use of link by others than run
+	b       *Backend
+	ch      *channel
+	link    link
+	rails   []int     // of ours, by lane
+	counted bool      // one of Config.ConnsMax, until nothing of it is left
+	hold    gate.Gate // held by every use of link by others than run
 
 	knows map[*memory]struct{} // whose keys the peer was told; of importing, then of run
 
@@ -29,6 +28,7 @@ type inbound struct {
 	importing bool             // a goroutine answers them
 	asked     sync.WaitGroup   // that one
 	quitting  bool             // we close: the program is told nothing
+	replies   replies
 }
 
 // questionsMax bounds the imports that a peer has us remember.
@@ -47,6 +47,10 @@ func (c *inbound) run() {
 			c.question(m)
 		case *laneRequest:
 			c.remake(m)
+		case *answersTaken:
+			if !c.credited(m.count) {
+				c.ch.close(driver.ErrCorrupt)
+			}
 		case *bye:
 			parted, had = true, !m.abandoned
 		default:
@@ -59,6 +63,7 @@ func (c *inbound) run() {
 // retire ends our end. The messages that came are in their ring before the last word is
 // said, and what parted politely learns that our queue pairs are gone.
 func (c *inbound) retire(parted, had bool) {
+	c.endReplies()
 	c.hold.Shut()
 	c.hold.Wait()
 	c.link.End(csrc.VerbsLost) // a lane that cannot be drained is destroyed here
@@ -80,7 +85,6 @@ func (c *inbound) retire(parted, had bool) {
 		m.forget(c)
 	}
 	c.link.Close()
-	c.b.guestsIn.Add(-1)
 	if had && !quitting {
 		c.b.words.Add(c)
 		c.b.wake()

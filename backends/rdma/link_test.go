@@ -219,36 +219,33 @@ func (l *fakeLink) Expire(slot uint32) {
 	}
 }
 
-func (l *fakeLink) Submit(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
-	return l.submit(op, tag, len(descs), func(i int) driver.Desc { return descs[i] }, msg, -1)
-}
-
-func (l *fakeLink) SubmitPages(op driver.Op, tag uint64, p *driver.Pages, msg []byte) error {
-	return l.submitPages(op, tag, p, msg, -1)
-}
-
-func (l *fakeLink) SubmitCount(tag uint64, descs []driver.Desc, p *driver.Pages, counter uint32) error {
-	if counter >= csrc.VerbsCountersMax {
-		return driver.ErrBounds
+func (l *fakeLink) Submit(tag uint64, b *driver.Batch) error {
+	n, at := len(b.Descs), func(i int) driver.Desc { return b.Descs[i] }
+	if p := b.Pattern; p != nil {
+		l.mu.Lock()
+		remote := l.imported(p.RemoteKey)
+		l.mu.Unlock()
+		local := l.net.memory(p.LocalKey)
+		if remote == nil || local == nil {
+			return driver.ErrBounds
+		}
+		if err := p.Check(uint64(len(local.bytes)), remote.Size); err != nil {
+			return err
+		}
+		n, at = p.Count, p.Desc
 	}
-	if p != nil {
-		return l.submitPages(driver.Write, tag, p, []byte{}, int(counter))
+	msg, counter := b.Notify, -1
+	switch b.Tail {
+	case driver.NoTail:
+		msg = nil
+	case driver.NotifyTail:
+		if msg == nil {
+			msg = []byte{}
+		}
+	case driver.CountTail:
+		msg, counter = []byte{}, int(b.Counter)
 	}
-	return l.submit(driver.Write, tag, len(descs), func(i int) driver.Desc { return descs[i] }, []byte{}, int(counter))
-}
-
-func (l *fakeLink) submitPages(op driver.Op, tag uint64, p *driver.Pages, msg []byte, counter int) error {
-	l.mu.Lock()
-	remote := l.imported(p.RemoteKey)
-	l.mu.Unlock()
-	local := l.net.memory(p.LocalKey)
-	if remote == nil || local == nil {
-		return driver.ErrBounds
-	}
-	if err := p.Check(uint64(len(local.bytes)), remote.Size); err != nil {
-		return err
-	}
-	return l.submit(op, tag, p.Count, p.Desc, msg, counter)
+	return l.submit(b.Op, tag, n, at, msg, counter)
 }
 
 func (l *fakeLink) imported(slot uint32) *fakeSlot {

@@ -25,16 +25,16 @@ type memory struct {
 	pinned   *pinned
 	release  func() // lets other backends move the pages again
 
-	granting gate.Gate             // held by every grant; close shuts it
-	fencing  chan struct{}         // has one place: who holds it fences or closes
-	gone     bool                  // guarded by it: nothing is left to close
-	revoked  uint64                // guarded by it: of grants, those that are proved to have ended
-	owed     map[*inbound]struct{} // guarded by it: who knew keys of epochs that are not proved ended
+	granting gate.Gate     // held by every grant; close shuts it
+	fencing  chan struct{} // has one place: who holds it fences or closes
+	gone     bool          // guarded by it: nothing is left to close
+	revoked  uint64        // guarded by it: of grants, those that are proved to have ended
 
 	mu     sync.Mutex // no longer than it takes to write a few fields
 	closed bool
 	epoch  uint64
-	told   map[*inbound]struct{} // who knows the keys of this epoch
+	told   map[*inbound]struct{} // peers that know the keys of this epoch
+	owed   map[*inbound]struct{} // peers that knew keys of epochs that are not proved ended
 	grants uint64                // how often the NICs were asked to take requests
 }
 
@@ -224,7 +224,8 @@ func (m *memory) close() error {
 	m.b.table.Remove(m.key)
 	m.granting.Shut()
 	m.granting.Wait()
-	if err := m.end(); err != nil {
+	m.endEpoch()
+	if err := m.prove(); err != nil {
 		return fmt.Errorf("close memory: %w", err)
 	}
 	m.gone = true

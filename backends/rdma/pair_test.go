@@ -85,11 +85,18 @@ func (p *pair) imports(t *testing.T, m *memory) uint32 {
 func (p *pair) write(t *testing.T, l *memory, remote uint32, msg []byte) (tag uint64) {
 	t.Helper()
 	p.tag++
-	d := []driver.Desc{{Len: l.size, LocalKey: l.key, RemoteKey: remote}}
-	if err := p.peer.submit(driver.Write, p.tag, d, msg); err != nil {
+	b := writeOf(driver.Desc{Len: l.size, LocalKey: l.key, RemoteKey: remote})
+	if msg != nil {
+		b.Tail, b.Notify = driver.NotifyTail, msg
+	}
+	if err := p.peer.Submit(p.tag, b); err != nil {
 		t.Fatalf("submit: %v", err)
 	}
 	return p.tag
+}
+
+func writeOf(descs ...driver.Desc) *driver.Batch {
+	return &driver.Batch{Op: driver.Write, Descs: descs}
 }
 
 // await polls for the outcome of a tag.
@@ -226,7 +233,7 @@ func TestAllLanesFail(t *testing.T) {
 		t.Errorf("lost after %v, with a Failure of 300 ms", took)
 	}
 	<-p.peer.Lost()
-	if err := p.peer.Submit(driver.Write, 99, []driver.Desc{{Len: 1, LocalKey: l.key, RemoteKey: remote}}); !errors.Is(err, driver.ErrPeerLost) {
+	if err := p.peer.Submit(99, writeOf(driver.Desc{Len: 1, LocalKey: l.key, RemoteKey: remote})); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("submit to a lost peer: %v", err)
 	}
 	if err := p.peer.Close(); err != nil {
@@ -267,7 +274,7 @@ func TestDeviceGone(t *testing.T) {
 	for rail := range 2 {
 		fake.remove(rail)
 		p.tag++
-		err := p.peer.Submit(driver.Write, p.tag, []driver.Desc{{Len: 1 << 20, LocalKey: l.key, RemoteKey: remote}})
+		err := p.peer.Submit(p.tag, writeOf(driver.Desc{Len: 1 << 20, LocalKey: l.key, RemoteKey: remote}))
 		if err == nil {
 			err = p.await(t, p.tag)
 		}
@@ -350,7 +357,7 @@ func TestConnectHangsUp(t *testing.T) {
 		}
 		cancel()
 	}
-	eventually(t, "one guest", func() bool { return p.far.guestsIn.Load() == 1 })
+	eventually(t, "one connection", func() bool { return p.far.admitted.Load() == 1 })
 	if msgs := received(t, p.far); len(msgs) > 0 {
 		t.Errorf("the owner was told %+v", msgs)
 	}

@@ -66,6 +66,7 @@ func (p *peer) giveBack() {
 	p.b.remove(p.link.ID())
 	p.hold.Shut()
 	p.hold.Wait()
+	p.b.answers.forget(p)
 	p.link.Close()
 	p.b.mu.Lock()
 	delete(p.b.peers, p)

@@ -14,9 +14,10 @@ import (
 )
 
 // peer is our end of a connection that we began: over it we reach the owner's memory and
-// send messages. It implements driver.Peer, Canceler, Pager, Notifier, Counter, Watcher and
-// Explainer.
+// send messages. It implements driver.Peer.
 type peer struct {
+	driver.PeerBase
+
 	b      *Backend
 	owner  address
 	pairs  []pairing // of each lane
@@ -45,17 +46,14 @@ type peer struct {
 	asks    map[uint32]*asking
 	askID   uint32
 	imports map[uint32]imported // by key
+
+	answersIn, answersOut uint64 // that came, that the program took; guarded by answers.mu
 }
 
-var (
-	_ driver.Peer      = (*peer)(nil)
-	_ driver.Canceler  = (*peer)(nil)
-	_ driver.Pager     = (*peer)(nil)
-	_ driver.Notifier  = (*peer)(nil)
-	_ driver.Counter   = (*peer)(nil)
-	_ driver.Watcher   = (*peer)(nil)
-	_ driver.Explainer = (*peer)(nil)
-)
+var _ driver.Peer = (*peer)(nil)
+
+// canDo is what every peer takes.
+const canDo = driver.CanPattern | driver.CanNotify | driver.CanCount
 
 func newPeer(b *Backend, owner address) *peer {
 	p := &peer{
@@ -80,55 +78,31 @@ func (p *peer) enter() error {
 	return nil
 }
 
+// Can implements driver.Peer.
+func (p *peer) Can() driver.Can { return canDo }
+
+// Conn implements driver.Peer.
+func (p *peer) Conn() uint64 { return p.link.ID() }
+
 // Submit implements driver.Peer.
-func (p *peer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
-	return p.submit(op, tag, descs, nil)
-}
-
-// SubmitNotify implements driver.Notifier.
-func (p *peer) SubmitNotify(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
-	if msg == nil {
-		msg = []byte{}
-	}
-	return p.submit(op, tag, descs, msg)
-}
-
-func (p *peer) submit(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
+func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	if err := p.enter(); err != nil {
 		return err
 	}
 	defer p.gate.Exit()
-	if len(descs) > descsMax || len(msg) > messageMax || len(descs) == 0 && msg == nil {
-		return driver.ErrBounds
-	}
-	return p.link.Submit(op, tag, descs, msg)
-}
-
-// SubmitPages implements driver.Pager.
-func (p *peer) SubmitPages(op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
-	if err := p.enter(); err != nil {
+	if err := b.Check(canDo); err != nil {
 		return err
 	}
-	defer p.gate.Exit()
-	if pages.Count > pagesMax || len(msg) > messageMax {
+	if len(b.Descs) > descsMax || len(b.Notify) > messageMax {
 		return driver.ErrBounds
 	}
-	return p.link.SubmitPages(op, tag, pages, msg)
-}
-
-// SubmitCount implements driver.Counter.
-func (p *peer) SubmitCount(tag uint64, descs []driver.Desc, pages *driver.Pages, counter uint32) error {
-	if err := p.enter(); err != nil {
-		return err
-	}
-	defer p.gate.Exit()
-	if len(descs) > descsMax || pages != nil && pages.Count > pagesMax {
+	if b.Pattern != nil && b.Pattern.Count > runsMax {
 		return driver.ErrBounds
 	}
-	return p.link.SubmitCount(tag, descs, pages, counter)
+	return p.link.Submit(tag, b)
 }
 
-// Cancel implements driver.Canceler.
+// Cancel implements driver.Peer.
 func (p *peer) Cancel(tag uint64) {
 	if p.gate.Enter() {
 		p.link.Cancel(tag)
@@ -136,7 +110,7 @@ func (p *peer) Cancel(tag uint64) {
 	}
 }
 
-// Lost implements driver.Watcher.
+// Lost implements driver.Peer.
 func (p *peer) Lost() <-chan struct{} { return p.lostCh }
 
 // news implements end.
@@ -176,6 +150,8 @@ func (p *peer) heard(message any) bool {
 		p.answered(m)
 	case *expired:
 		p.expire(m)
+	case *answer:
+		return p.b.answers.add(p, m.data)
 	case *laneReply:
 		p.mender.post(event{kind: eventReply, lane: int(m.lane), reply: m})
 	case *broken:

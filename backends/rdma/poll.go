@@ -44,16 +44,17 @@ func (b *Backend) collect(done []driver.Completion) (n int) {
 	return n
 }
 
-// FD implements driver.Armer.
+// FD implements driver.Backend.
 func (b *Backend) FD() int { return b.event }
 
-// Arm implements driver.Armer.
+// Arm implements driver.Backend.
 func (b *Backend) Arm() (ready bool, err error) {
 	if !b.gate.Enter() {
 		return false, driver.ErrClosed
 	}
 	defer b.gate.Exit()
-	ready = b.words.Arm()
+	ready = b.words.Arm() // before it looks at answers: what comes later wakes
+	ready = b.answers.ready() || ready
 	return b.net.Arm() || ready, nil
 }
 

@@ -36,12 +36,15 @@ import (
 	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/lastword"
+	"github.com/sluicehq/sluice/internal/lobby"
 	"github.com/sluicehq/sluice/internal/park"
 	"github.com/sluicehq/sluice/internal/process"
 )
 
-// Backend implements driver.Backend, Receiver, Armer and Fencer.
+// Backend implements driver.Backend.
 type Backend struct {
+	driver.BackendBase
+
 	cfg     Config
 	caps    driver.Caps
 	address address
@@ -66,13 +69,15 @@ type Backend struct {
 	table     keys.Table[memory]
 	pinnings  pinnings
 	words     lastword.List[*inbound]
-	guestsIn  atomic.Int64   // peers that have an end here
+	answers   answers
+	lobby     lobby.Lobby    // connections that have not said hello
+	admitted  atomic.Int64   // peers that have an end here
 	tasks     gate.Tasks     // connections, and what takes too long for those who ask
 	attending sync.WaitGroup // listeners, and who takes news
 
 	mu     sync.Mutex
 	peers  map[*peer]struct{}
-	guests map[*inbound]struct{} // nil once closed
+	accepted map[*inbound]struct{} // nil once closed
 
 	endsMu sync.RWMutex
 	ends   map[uint64]end // by what C calls them
@@ -83,13 +88,7 @@ type Backend struct {
 	quiet   bool          // the Receive before found nothing; of Receive
 }
 
-var (
-	_ driver.Backend  = (*Backend)(nil)
-	_ driver.Receiver = (*Backend)(nil)
-	_ driver.Counting = (*Backend)(nil)
-	_ driver.Armer    = (*Backend)(nil)
-	_ driver.Fencer   = (*Backend)(nil)
-)
+var _ driver.Backend = (*Backend)(nil)
 
 // end is our end of a connection. Its method is called by one goroutine, and must not
 // block.
@@ -122,10 +121,11 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 	}
 	b := &Backend{
 		cfg: cfg, event: -1, peermem: cfg.sysfs.peermem(), finders: min(runtime.GOMAXPROCS(0), findersMax), closing: make(chan struct{}), locked: thisMemlock(),
-		peers: make(map[*peer]struct{}), guests: make(map[*inbound]struct{}), ends: make(map[uint64]end),
+		peers: make(map[*peer]struct{}), accepted: make(map[*inbound]struct{}), ends: make(map[uint64]end),
 	}
 	b.table.Most = cfg.KeysMax
 	b.pinnings.b = b
+	b.lobby.Most = handshakesMax
 	if err := b.open(list, with); err != nil {
 		return nil, errors.Join(wrapOpen(err), b.release())
 	}

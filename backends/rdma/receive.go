@@ -4,7 +4,7 @@ package rdma
 
 import "github.com/sluicehq/sluice/driver"
 
-// Receive implements driver.Receiver. A connection's last message waits until the ring
+// Receive implements driver.Backend. A connection's last message waits until the ring
 // was seen empty after its end was known: then all messages before it are out.
 func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 	if !b.gate.Enter() {
@@ -20,19 +20,20 @@ func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 	return n, nil
 }
 
-// Count implements driver.Counting.
+// Count implements driver.Backend.
 func (b *Backend) Count(counter uint32) uint64 { return b.net.Count(counter) }
 
-// AwaitCount implements driver.Counting.
+// AwaitCount implements driver.Backend.
 func (b *Backend) AwaitCount(counter uint32, n uint64) bool { return b.net.AwaitCount(counter, n) }
 
-// gather takes messages, then last words.
+// gather takes messages, then answers, then last words.
 func (b *Backend) gather(msgs []driver.Message) (n int) {
 	b.leaving = b.words.Pending(b.leaving[:0])
 	n = b.take(msgs)
+	n += b.answers.take(msgs[n:])
 	told := b.leaving[:min(len(b.leaving), len(msgs)-n)]
 	for _, c := range told {
-		msgs[n] = driver.Message{From: c.addr, Err: driver.ErrPeerLost}
+		msgs[n] = driver.Message{Conn: c.link.ID(), Err: driver.ErrPeerLost}
 		n++
 		b.remove(c.link.ID())
 	}
@@ -50,8 +51,8 @@ func (b *Backend) take(msgs []driver.Message) (n int) {
 		if !ok {
 			break
 		}
-		if c, known := b.end(note.Conn).(*inbound); known {
-			msgs[n] = driver.Message{From: c.addr, Data: note.Data}
+		if _, known := b.end(note.Conn).(*inbound); known {
+			msgs[n] = driver.Message{Conn: note.Conn, Data: note.Data}
 			n++
 		}
 	}

@@ -107,7 +107,11 @@ func (s *soak) submit(t *testing.T, p *soakPlace) {
 		descs = append(descs, driver.Desc{Local: at, Remote: at, Len: n, LocalKey: p.local.key, RemoteKey: p.key})
 	}
 	s.tag++
-	switch err := s.peer.submit(op, s.tag, descs, msg); {
+	b := &driver.Batch{Op: op, Descs: descs, Notify: msg}
+	if msg != nil {
+		b.Tail = driver.NotifyTail
+	}
+	switch err := s.peer.Submit(s.tag, b); {
 	case errors.Is(err, driver.ErrFull):
 		return
 	case err != nil:

@@ -8,6 +8,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"time"
 
@@ -43,40 +44,40 @@ func (b *Backend) breathe() {
 	}
 }
 
-// strangerMin is what a stranger has in any case to say who it is. Where there are too many, the
+// shakingMin is what a stranger has in any case to say who it is. Where there are too many, the
 // one who has had most is hung up on after it.
-const strangerMin = 500 * time.Millisecond
+const shakingMin = 500 * time.Millisecond
 
 // admit counts a stranger. It reports false if there are too many, of whom each has come just
 // now.
 func (b *Backend) admit(tcp net.Conn) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(b.strangers) >= b.cfg.Strangers && !b.closed.Load() {
+	if len(b.shaking) >= b.cfg.Handshakes && !b.closed.Load() {
 		var oldest net.Conn
-		for c, since := range b.strangers {
-			if oldest == nil || since < b.strangers[oldest] {
+		for c, since := range b.shaking {
+			if oldest == nil || since < b.shaking[oldest] {
 				oldest = c
 			}
 		}
-		if clock()-b.strangers[oldest] < int64(strangerMin) {
+		if clock()-b.shaking[oldest] < int64(shakingMin) {
 			return false
 		}
 		_ = oldest.Close()
-		delete(b.strangers, oldest)
+		delete(b.shaking, oldest)
 	}
 	if b.closed.Load() {
 		_ = tcp.Close()
 	} else {
-		b.strangers[tcp] = clock()
+		b.shaking[tcp] = clock()
 	}
 	return true
 }
 
-// known takes a connection off the strangers.
+// known takes a connection off the shaking.
 func (b *Backend) known(tcp net.Conn) {
 	b.mu.Lock()
-	delete(b.strangers, tcp)
+	delete(b.shaking, tcp)
 	b.mu.Unlock()
 }
 
@@ -90,15 +91,27 @@ func (b *Backend) hear(tcp *net.TCPConn) {
 	if err == nil {
 		err = b.introduce(tcp, secure)
 	}
+	if errors.Is(err, driver.ErrVersion) {
+		refuse(tcp, secure)
+	}
 	if err != nil {
 		_ = tcp.Close()
+	}
+}
+
+// refuse answers a hello of another version with a frame of ours: each version reads the version
+// of a frame first, so the peer can name both. Then it reads what the peer has said, since
+// a connection that is closed with bytes unread is reset, and the answer with it.
+func refuse(tcp *net.TCPConn, secure net.Conn) {
+	if writeFrame(secure, header{kind: kindWelcome, status: uint8(control.Failed)}, nil) == nil && tcp.CloseWrite() == nil {
+		_, _ = io.CopyN(io.Discard, tcp, bodyMax) // until Config.Handshake
 	}
 }
 
 func (b *Backend) introduce(tcp *net.TCPConn, secure net.Conn) error {
 	h, body, err := readFrame(secure, kindHello, kindJoin)
 	if err != nil {
-		return err
+		return err // without a word, but to a peer of another version
 	}
 	var g *inbound
 	index := ctl
@@ -111,7 +124,8 @@ func (b *Backend) introduce(tcp *net.TCPConn, secure net.Conn) error {
 	answer := header{kind: kindWelcome, status: uint8(control.StatusOf(err)), stamp: clock()}
 	var secret []byte
 	if err == nil && h.kind == kindHello {
-		answer.id, answer.count, answer.ticket = g.session, uint32(b.cfg.NotesMax), uint64(b.cfg.Grace)
+		answer.id, answer.count, answer.ticket = g.session, uint32(b.cfg.NotifyMax), uint64(g.ages.limit.Load())
+		answer.key = uint32(b.cfg.MessageMax)
 		secret = appendView(g.secret[:], tcp.RemoteAddr(), tcp.LocalAddr())
 	}
 	if g != nil {
@@ -134,29 +148,29 @@ func (b *Backend) introduce(tcp *net.TCPConn, secure net.Conn) error {
 
 // meet makes the owner's end of a new peer.
 func (b *Backend) meet(h *header, body []byte) (*inbound, error) {
-	if len(body) < 8 || h.count < bulk || h.count > 1+connsMax {
+	if len(body) != 8 || h.count < bulk || h.count > 1+connsMax {
 		return nil, fmt.Errorf("a hello of %d bytes for %d connections: %w", len(body), h.count, driver.ErrCorrupt)
 	}
-	if subtle.ConstantTimeCompare(body[:8], b.address.owner[:]) != 1 {
+	if subtle.ConstantTimeCompare(body, b.address.owner[:]) != 1 {
 		return nil, driver.ErrPeerLost // whom it means is gone, and we have its place
 	}
-	if _, err := decodeAddress(body[8:]); err != nil {
-		return nil, fmt.Errorf("a hello without an address: %w", driver.ErrCorrupt)
-	}
-	g := newInbound(b, string(body[8:]), int(h.count))
+	g := newInbound(b, int(h.count))
+	g.ages.begin(b.cfg.Grace, time.Duration(min(h.ticket, uint64(graceMax))))
+	g.room, g.answerMax = int(min(h.id, creditMax)), int(min(h.key, messageLimit))
 	_, _ = rand.Read(g.secret[:]) // never fails: it ends the program instead
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
 		return nil, driver.ErrPeerLost
 	}
-	if len(b.guests) >= b.cfg.PeersMax {
-		return nil, fmt.Errorf("%d peers, raise Config.PeersMax: %w", len(b.guests), driver.ErrFull)
+	if len(b.accepted) >= b.cfg.PeersMax {
+		return nil, fmt.Errorf("%d peers, raise Config.PeersMax: %w", len(b.accepted), driver.ErrFull)
 	}
-	for g.session = newTicket(); b.guests[g.session] != nil; {
+	for g.session = newTicket(); b.accepted[g.session] != nil; {
 		g.session = newTicket()
 	}
-	b.guests[g.session] = g
+	b.accepted[g.session], b.byConn[g.conn] = g, g
+	g.limit = time.AfterFunc(b.cfg.Handshake, g.expire)
 	return g, nil
 }
 
@@ -164,7 +178,7 @@ func (b *Backend) meet(h *header, body []byte) (*inbound, error) {
 // secret of the first.
 func (b *Backend) join(h *header, secret []byte) (*inbound, error) {
 	b.mu.Lock()
-	g := b.guests[h.id]
+	g := b.accepted[h.id]
 	b.mu.Unlock()
 	if g == nil || subtle.ConstantTimeCompare(g.secret[:], secret) != 1 {
 		return nil, driver.ErrBadToken
@@ -178,6 +192,7 @@ func (b *Backend) join(h *header, secret []byte) (*inbound, error) {
 // dismiss forgets an inbound that has ended.
 func (b *Backend) dismiss(g *inbound) {
 	b.mu.Lock()
-	delete(b.guests, g.session)
+	delete(b.accepted, g.session)
+	delete(b.byConn, g.conn)
 	b.mu.Unlock()
 }

@@ -11,17 +11,17 @@ import (
 
 // batch is what one Submit handed over. p.mu guards what changes. Batches are reused.
 type batch struct {
-	op    driver.Op
-	tag   uint64
-	id    uint64 // of this connection, never used again
-	descs []driver.Desc
-	pages driver.Pages // of which the index lists are the caller's
-	count int          // of descs, or of pages
-	paged bool
-	views []view
-	bytes uint64
+	op      driver.Op
+	tag     uint64
+	id      uint64 // of this connection, never used again
+	descs   []driver.Desc
+	pattern driver.Pattern // of which the index lists are the caller's
+	count   int            // of descs, or of entries
+	paged   bool
+	views   []view
+	bytes   uint64
 
-	note   noteKind
+	tail   driver.Tail
 	msg    []byte
 	number uint64 // of the message
 	target uint32 // counter
@@ -31,21 +31,13 @@ type batch struct {
 	off uint64
 	v   int
 
-	line       *line  // where it waits; nil: all of it is on its way
-	prev, next *batch // in line
+	queue      *queue // where it waits; nil: all of it is on its way
+	prev, next *batch // in the queue
 	sent       uint32 // parts
 	flying     int    // parts and notes that are not acknowledged
 	err        error
 	dropped    atomic.Bool // what still arrives for it is not wanted
 }
-
-type noteKind uint8
-
-const (
-	noNote noteKind = iota
-	message
-	count
-)
 
 // view is a pair of memories. Neighbouring pieces mostly name the same, so it is looked up
 // only when the keys change.
@@ -70,7 +62,7 @@ type remote struct {
 // at returns piece i.
 func (x *batch) at(i int) driver.Desc {
 	if x.paged {
-		return x.pages.Desc(i)
+		return x.pattern.Desc(i)
 	}
 	return x.descs[i]
 }
@@ -78,7 +70,7 @@ func (x *batch) at(i int) driver.Desc {
 // local returns where piece i lies in local memory.
 func (x *batch) local(i int) (off, n uint64) {
 	if x.paged {
-		return x.pages.LocalAt(i), x.pages.EntryLen
+		return x.pattern.Local.At(i), x.pattern.Run
 	}
 	d := &x.descs[i]
 	return d.Local, d.Len
@@ -95,53 +87,53 @@ func (x *batch) reset() {
 	if dropped {
 		x.dropped.Store(false)
 	}
-	x.pages = driver.Pages{}
+	x.pattern = driver.Pattern{}
 	x.descs, x.views, x.msg = descs, views, msg
 	x.bytes, x.paged, x.count = 0, false, 0
-	x.note, x.number, x.target = noNote, 0, 0
+	x.tail, x.number, x.target = driver.NoTail, 0, 0
 	x.i, x.off, x.v = 0, 0, 0
-	x.line, x.prev, x.next = nil, nil, nil
+	x.queue, x.prev, x.next = nil, nil, nil
 	x.sent, x.flying, x.err = 0, 0, nil
 }
 
-// line is batches that wait, in order.
-type line struct{ first, last *batch }
+// queue is batches that wait, in order.
+type queue struct{ first, last *batch }
 
-func (l *line) push(x *batch) {
-	x.line, x.prev = l, l.last
-	if l.last == nil {
-		l.first = x
+func (q *queue) push(x *batch) {
+	x.queue, x.prev = q, q.last
+	if q.last == nil {
+		q.first = x
 	} else {
-		l.last.next = x
+		q.last.next = x
 	}
-	l.last = x
+	q.last = x
 }
 
-func (l *line) remove(x *batch) {
+func (q *queue) remove(x *batch) {
 	if x.prev == nil {
-		l.first = x.next
+		q.first = x.next
 	} else {
 		x.prev.next = x.next
 	}
 	if x.next == nil {
-		l.last = x.prev
+		q.last = x.prev
 	} else {
 		x.next.prev = x.prev
 	}
-	x.line, x.prev, x.next = nil, nil, nil
+	x.queue, x.prev, x.next = nil, nil, nil
 }
 
 // take fills in and checks a whole batch, so that what cannot work starts nothing.
-func (x *batch) take(p *peer, op driver.Op, descs []driver.Desc, pages *driver.Pages) error {
-	if op != driver.Read && op != driver.Write {
-		return fmt.Errorf("%v: %w", op, driver.ErrNotSupported)
+func (x *batch) take(p *peer, b *driver.Batch) error {
+	x.op, x.tail, x.target = b.Op, b.Tail, b.Counter
+	if b.Tail == driver.NotifyTail {
+		x.msg = append(x.msg, b.Notify...)
 	}
-	x.op = op
-	if pages != nil {
-		return x.takePages(p, pages)
+	if b.Pattern != nil {
+		return x.takePattern(p, b.Pattern)
 	}
-	for i := range descs {
-		d := &descs[i]
+	for i := range b.Descs {
+		d := &b.Descs[i]
 		if n := len(x.views); n == 0 || !x.views[n-1].shows(d) {
 			if err := x.look(p, d.LocalKey, d.RemoteKey); err != nil {
 				return &driver.PieceError{Piece: i, Err: err}
@@ -153,18 +145,18 @@ func (x *batch) take(p *peer, op driver.Op, descs []driver.Desc, pages *driver.P
 		}
 		x.bytes += d.Len
 	}
-	x.descs, x.count = append(x.descs, descs...), len(descs)
+	x.descs, x.count = append(x.descs, b.Descs...), len(b.Descs)
 	return nil
 }
 
-func (x *batch) takePages(p *peer, pages *driver.Pages) error {
-	if err := x.look(p, pages.LocalKey, pages.RemoteKey); err != nil {
+func (x *batch) takePattern(p *peer, t *driver.Pattern) error {
+	if err := x.look(p, t.LocalKey, t.RemoteKey); err != nil {
 		return err
 	}
-	if err := pages.Check(x.views[0].local.seg.Len, x.views[0].remote.size); err != nil {
+	if err := t.Check(x.views[0].local.seg.Len, x.views[0].remote.size); err != nil {
 		return err
 	}
-	x.pages, x.paged, x.count, x.bytes = *pages, true, pages.Count, pages.Bytes()
+	x.pattern, x.paged, x.count, x.bytes = *t, true, t.Count, t.Bytes()
 	return nil
 }
 

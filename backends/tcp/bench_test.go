@@ -70,7 +70,7 @@ func (x *bench) sleep() {
 }
 
 func (x *bench) write(descs []driver.Desc) {
-	x.run(func(tag uint64) error { return x.p.Submit(driver.Write, tag, descs) })
+	x.run(func(tag uint64) error { return x.p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: descs}) })
 }
 
 // spread lists pieces that are adjacent here and not adjacent there.
@@ -232,7 +232,7 @@ func BenchmarkRead(b *testing.B) {
 			x := newBench(b, Config{}, 64<<20)
 			descs := x.spread(shape[0], shape[1])
 			beside(b, 4, func() {
-				x.run(func(tag uint64) error { return x.p.Submit(driver.Read, tag, descs) })
+				x.run(func(tag uint64) error { return x.p.Submit(tag, &driver.Batch{Op: driver.Read, Descs: descs}) })
 			}, func() { x.write(descs) })
 		})
 	}
@@ -264,14 +264,17 @@ func BenchmarkPages(b *testing.B) {
 	x := newBench(b, Config{}, scatterBytes)
 	const places = scatterBytes / scatterEntry
 	perm := rand.New(rand.NewPCG(1, 2)).Perm(places)
-	pages := driver.Pages{
-		Count: scatterCount, EntryLen: scatterEntry, LocalStride: scatterEntry, RemoteStride: scatterEntry,
-		LocalKey: x.localKey, RemoteKey: x.remoteKey, Local: make([]uint32, scatterCount), Remote: make([]uint32, scatterCount)}
+	side := func() driver.Side {
+		return driver.Side{Stride: scatterEntry, List: make([]uint32, scatterCount)}
+	}
+	pattern := driver.Pattern{
+		Count: scatterCount, Run: scatterEntry, Local: side(), Remote: side(),
+		LocalKey: x.localKey, RemoteKey: x.remoteKey}
 	at := 0
 	next := func() { // other places, none of which comes again before all others did
 		for i := range scatterCount {
-			pages.Local[i] = uint32(perm[(at+i)%places])
-			pages.Remote[i] = uint32(perm[(at+i+7777)%places])
+			pattern.Local.List[i] = uint32(perm[(at+i)%places])
+			pattern.Remote.List[i] = uint32(perm[(at+i+7777)%places])
 		}
 		at += scatterCount
 	}
@@ -281,6 +284,6 @@ func BenchmarkPages(b *testing.B) {
 	from := parts(x.local[:total], carriers)
 	beside(b, 1, func() {
 		next()
-		x.run(func(tag uint64) error { return x.p.SubmitPages(driver.Write, tag, &pages, nil) })
+		x.run(func(tag uint64) error { return x.p.Submit(tag, &driver.Batch{Op: driver.Write, Pattern: &pattern}) })
 	}, func() { s.send(from) })
 }

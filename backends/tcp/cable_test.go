@@ -73,7 +73,7 @@ func TestCableOutForAMoment(t *testing.T) {
 		if op == driver.Read {
 			fill(x.away, 9)
 		}
-		if err := x.p.Submit(op, 1, x.descs); err != nil {
+		if err := x.p.Submit(1, &driver.Batch{Op: op, Descs: x.descs}); err != nil {
 			t.Fatal(err)
 		}
 		plug(t, "link", "set", cableDevice, "down")
@@ -100,7 +100,7 @@ func TestCableOutForGood(t *testing.T) {
 	} {
 		x := layCable(t, far, Config{Failure: time.Second})
 		for tag := range uint64(20) {
-			if err := x.p.Submit(driver.Write, tag, x.descs); err != nil {
+			if err := x.p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: x.descs}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -140,21 +140,21 @@ func TestRealBadLine(t *testing.T) {
 	x.local, x.away = x.local[:n], x.away[:n]
 	for round := range uint64(3) {
 		fill(x.local, byte(7+round))
-		if err := x.p.Submit(driver.Write, 3*round, x.descs); err != nil {
+		if err := x.p.Submit(3*round, &driver.Batch{Op: driver.Write, Descs: x.descs}); err != nil {
 			t.Fatal(err)
 		}
 		if err := await(t, x.near, 3*round); err != nil || !bytes.Equal(x.local, x.away) {
 			t.Errorf("write over a bad line: %v", err)
 		}
 		fill(x.away, byte(70+round))
-		if err := x.p.Submit(driver.Read, 3*round+1, x.descs); err != nil {
+		if err := x.p.Submit(3*round+1, &driver.Batch{Op: driver.Read, Descs: x.descs}); err != nil {
 			t.Fatal(err)
 		}
 		if err := await(t, x.near, 3*round+1); err != nil || !bytes.Equal(x.local, x.away) {
 			t.Errorf("read over a bad line: %v", err)
 		}
 		fill(x.local, byte(170+round))
-		if err := x.p.Submit(driver.Write, 3*round+2, x.descs); err != nil {
+		if err := x.p.Submit(3*round+2, &driver.Batch{Op: driver.Write, Descs: x.descs}); err != nil {
 			t.Fatal(err)
 		}
 		x.p.Cancel(3*round + 2)

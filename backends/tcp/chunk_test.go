@@ -33,7 +33,7 @@ func TestAnswersThatFillAChunk(t *testing.T) {
 			want = append(want, remote[at*3/2:][:k]...)
 		}
 		clear(local)
-		if err := p.Submit(driver.Read, uint64(n), descs); err != nil {
+		if err := p.Submit(uint64(n), &driver.Batch{Op: driver.Read, Descs: descs}); err != nil {
 			t.Fatal(err)
 		}
 		if err := await(t, near, uint64(n)); err != nil {

@@ -41,30 +41,35 @@ type Config struct {
 	Conns      int // connections for data to a peer; default 3, at most 64
 	Flight     int // bytes on their way over each of them; default 8 MiB
 	BatchesMax int // tags accepted and not yet polled; default 1,024
-	NotesMax   int // messages of a peer on their way or not received; default 256
+	NotifyMax  int // messages of a peer on their way or not received; default 256
 	MessageMax int // bytes of a notification; default 32 KiB, at most 64 KiB
 	KeysMax    int // memories registered at a time; default 64 Ki, at most 1 Mi
 	PeersMax   int // peers connected to us at a time; default 1,024
-	Strangers  int // connections that have not said yet who they are; default 64
+	Handshakes int // connections that have not said yet who they are; default 64
 
-	// Grace is how old bytes may be when they land. What a peer finds in its sockets that is
-	// older, such as one that was frozen, it asks about; from who has given up no answer
-	// comes. So Close waits that long for a peer that does not answer. It bounds no transfer: a
-	// slow network costs a question. Default 300 ms.
+	// Grace is how old bytes may be when they land, beside the time of a round trip. Of
+	// two peers the larger counts. An owner that finds older bytes in its sockets, such as one
+	// that was frozen, asks the sender first; a sender that has given up confirms nothing. So
+	// Peer.Close and the end of a lost connection wait that long for an owner that does not
+	// answer. Grace bounds no transfer: a slow network costs a question. Default 300 ms.
 	Grace time.Duration
 
-	// CloseMax is how long Peer.Close waits for a peer that says nothing to acknowledge what is on
-	// its way, and a quarter of how long for one that is slow. Keep it below the engine's AbortGrace.
-	// Default 500 ms.
+	// CloseMax is how long Peer.Close waits for what is on its way to end by itself. In all it
+	// takes at most CloseMax and 9/8 of Grace, or 9/8 of Grace and a round trip where
+	// that is longer. Keep that below the engine's AbortGrace. Default 500 ms.
 	CloseMax time.Duration
 
-	Failure   time.Duration // a host, or a program that owes us an answer, is lost after it; default 10 s
-	Handshake time.Duration // for a connection to say who it is, and for an Import; default 5 s
+	// Failure is how long a peer may say nothing while a transfer waits for it. A peer that
+	// owes nothing is not given up for silence: its connection ends when its host has answered
+	// no probe of the kernel for six times as long. Default 10 s.
+	Failure time.Duration
+
+	Handshake time.Duration // for all connections of a peer to open, and for an Import; default 5 s
 }
 
 const (
 	descsMax = 4096
-	pagesMax = 64 << 10
+	runsMax  = 64 << 10
 	graceMin = 10 * time.Millisecond
 	graceMax = 10 * time.Second
 	connsMax = 64
@@ -75,11 +80,11 @@ func (c *Config) EnsureDefaults() {
 	setDefault(&c.Conns, 3)
 	setDefault(&c.Flight, 8<<20)
 	setDefault(&c.BatchesMax, 1024)
-	setDefault(&c.NotesMax, 256)
+	setDefault(&c.NotifyMax, 256)
 	setDefault(&c.MessageMax, 32<<10)
 	setDefault(&c.KeysMax, 64<<10)
 	setDefault(&c.PeersMax, 1024)
-	setDefault(&c.Strangers, 64)
+	setDefault(&c.Handshakes, 64)
 	setDefault(&c.Grace, 300*time.Millisecond)
 	setDefault(&c.CloseMax, 500*time.Millisecond)
 	setDefault(&c.Failure, 10*time.Second)
@@ -101,11 +106,11 @@ func (c *Config) check() error {
 		{"Conns", c.Conns, 1, connsMax},
 		{"Flight", c.Flight, partBytes, 1 << 30},
 		{"BatchesMax", c.BatchesMax, 1, 1 << 20},
-		{"NotesMax", c.NotesMax, 1, 1 << 16},
+		{"NotifyMax", c.NotifyMax, 1, 1 << 16},
 		{"MessageMax", c.MessageMax, 1, messageLimit},
 		{"KeysMax", c.KeysMax, 1, keys.Limit},
 		{"PeersMax", c.PeersMax, 1, 1 << 20},
-		{"Strangers", c.Strangers, 1, 1 << 16},
+		{"Handshakes", c.Handshakes, 1, 1 << 16},
 		{"Grace in ms", int(c.Grace.Milliseconds()), int(graceMin.Milliseconds()), int(graceMax.Milliseconds())},
 		{"CloseMax in ms", int(c.CloseMax.Milliseconds()), 1, 1 << 20},
 		{"Failure in ms", int(c.Failure.Milliseconds()), 100, 1 << 30},
@@ -146,7 +151,7 @@ func (c *Config) caps() driver.Caps {
 	pairs[driver.DRAM] = driver.KindsOf(driver.DRAM)
 	return driver.Caps{
 		Name: "tcp", Reach: driver.Network, Pairs: pairs,
-		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: c.MessageMax, Sleep: true,
+		DescsMax: descsMax, RunsMax: runsMax, MessageMax: c.MessageMax, Sleep: true,
 		Cost: driver.Cost{Setup: 20 * time.Microsecond, PerPiece: 200 * time.Nanosecond, Rate: 3e9},
 	}
 }

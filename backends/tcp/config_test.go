@@ -93,7 +93,7 @@ func TestNames(t *testing.T) {
 func TestIdleConnections(t *testing.T) {
 	leak.Check(t)
 	const peers, conns = 150, 15
-	owner := open(t, Config{Conns: conns - 1, Strangers: 1 << 10})
+	owner := open(t, Config{Conns: conns - 1, Handshakes: 1 << 10})
 	near := open(t, Config{Conns: conns - 1})
 	m, _ := share(t, owner, 1<<20)
 	l, _ := share(t, near, 1<<20)
@@ -106,7 +106,7 @@ func TestIdleConnections(t *testing.T) {
 	for range peers {
 		p := dial(t, near, owner.Addr())
 		d := []driver.Desc{{Len: 1 << 20, LocalKey: l.key, RemoteKey: take(t, p, m)}}
-		if err := p.Submit(driver.Write, 1, d); err != nil { // over each connection
+		if err := p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}); err != nil { // over each connection
 			t.Fatal(err)
 		}
 		if err := await(t, near, 1); err != nil {

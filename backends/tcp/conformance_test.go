@@ -28,7 +28,7 @@ var secureHarness = drivertest.Harness{
 var singleHarness = drivertest.Harness{
 	Name: "tcp-single",
 	New: func() (driver.Backend, error) {
-		return New(Config{Plaintext: true, Listen: "127.0.0.1:0", Conns: 1, Flight: 512 << 10, BatchesMax: 64, NotesMax: 64})
+		return New(Config{Plaintext: true, Listen: "127.0.0.1:0", Conns: 1, Flight: 512 << 10, BatchesMax: 64, NotifyMax: 64})
 	},
 	Wirings: drivertest.Pair,
 	Only: []string{"Load", "Full", "NotifyAfterData", "NotifyOrder", "NotifyBackPressure", "CountAfterData", "CancelWrite",

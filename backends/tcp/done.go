@@ -13,7 +13,7 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	return n, nil
 }
 
-// FD implements driver.Armer.
+// FD implements driver.Backend.
 func (b *Backend) FD() int { return b.event.FD() }
 
 // wake signals the event if somebody armed it.
@@ -29,7 +29,7 @@ func (b *Backend) alarm() {
 	b.wake()
 }
 
-// Arm implements driver.Armer. The flag goes up before the look, and whoever brings
+// Arm implements driver.Backend. The flag goes up before the look, and whoever brings
 // something looks at the flag afterwards: one of the two sees the other.
 func (b *Backend) Arm() (ready bool, err error) {
 	if b.closed.Load() {

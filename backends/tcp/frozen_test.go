@@ -24,7 +24,7 @@ func TestStaleBytesAreAskedAbout(t *testing.T) {
 	for _, size := range []int{16, 64 << 10} { // through a chunk, and into place
 		fill(mem, 0)
 		_, _, conns := welcomed(t, b)
-		h := header{kind: kindWrite, count: 1, key: m.key, ticket: m.ticket, stamp: clock() - int64(time.Second)}
+		h := header{kind: kindWrite, count: 1, key: m.key, ticket: m.ticket.Load(), stamp: clock() - int64(time.Second)}
 		data := make([]byte, size)
 		fill(data, 5)
 		say := frame(h, append(appendEntry(nil, 0, uint64(size)), data...))
@@ -40,7 +40,7 @@ func TestStaleBytesAreAskedAbout(t *testing.T) {
 			t.Fatal("stale bytes landed before the question was answered")
 		}
 		for { // each answer says that it was wanted when the question was asked
-			if _, err := conns[ctl].Write(frame(header{kind: kindAnswer, id: question.id}, nil)); err != nil {
+			if _, err := conns[ctl].Write(frame(header{kind: kindConfirm, id: question.id}, nil)); err != nil {
 				t.Fatal(err)
 			}
 			_ = conns[express].SetReadDeadline(time.Now().Add(30 * time.Millisecond))
@@ -164,7 +164,7 @@ func TestSilentOwnerIsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
-	if err := p.Submit(driver.Write, 1, d); err != nil {
+	if err := p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
 		t.Fatal(err)
 	}
 	wantError(t, "a write to a silent owner", await(t, b, 1), driver.ErrPeerLost)
@@ -174,7 +174,7 @@ func TestSilentOwnerIsLost(t *testing.T) {
 	if past := clock() - last; past < int64(grace) {
 		t.Errorf("a write ended %v after its last bytes were sent, which may land for %v", time.Duration(past), grace)
 	}
-	wantError(t, "submit afterwards", p.Submit(driver.Write, 2, d), driver.ErrPeerLost)
+	wantError(t, "submit afterwards", p.Submit(2, &driver.Batch{Op: driver.Write, Descs: d}), driver.ErrPeerLost)
 	select {
 	case <-p.Lost():
 	default:
@@ -195,7 +195,7 @@ func TestSilentOwnerDoesNotHoldUpClose(t *testing.T) {
 	}
 	for tag := range uint64(3) {
 		d := []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
-		if err := p.Submit([]driver.Op{driver.Write, driver.Read}[tag%2], tag, d); err != nil {
+		if err := p.Submit(tag, &driver.Batch{Op: []driver.Op{driver.Write, driver.Read}[tag%2], Descs: d}); err != nil {
 			t.Fatal(err)
 		}
 	}

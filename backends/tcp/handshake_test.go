@@ -48,7 +48,7 @@ func frame(h header, body []byte) []byte {
 }
 
 func helloFrame(b *Backend, conns uint32) []byte {
-	return frame(header{kind: kindHello, count: conns}, append(append([]byte{}, b.address.owner[:]...), b.addr...))
+	return frame(header{kind: kindHello, count: conns}, b.address.owner[:])
 }
 
 // works has a peer write and read.
@@ -60,11 +60,11 @@ func works(t *testing.T, b *Backend) {
 	p := dial(t, near, b.Addr())
 	fill(local, 9)
 	d := []driver.Desc{{Len: 4096, LocalKey: l.key, RemoteKey: take(t, p, m)}}
-	if err := p.Submit(driver.Write, 1, d); err != nil {
+	if err := p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
 		t.Fatal(err)
 	}
 	if err := await(t, near, 1); err != nil || mem[4095] != 9 {
-		t.Errorf("a peer beside strangers: %v, byte %d", err, mem[4095])
+		t.Errorf("a peer beside shaking: %v, byte %d", err, mem[4095])
 	}
 }
 
@@ -88,12 +88,11 @@ func TestStrangersAreHungUpOn(t *testing.T) {
 		"noise":                     {noise, 0},
 		"HTTP":                      {[]byte("GET / HTTP/1.1\r\nHost: example.test\r\nAccept: */*\r\n\r\n"), 0},
 		"a hello that is too long":  {oversize.append(nil), 0},
-		"another version":           {old, 0},
+		"another version":           {old, headBytes},
 		"a write before any hello":  {frame(header{kind: kindRead, count: 1}, make([]byte, entryBytes)), 0},
 		"a hello to another owner":  {other, headBytes},
 		"a hello for no connection": {helloFrame(b, 0), headBytes},
 		"a hello for too many":      {helloFrame(b, connsMax+2), headBytes},
-		"a hello without address":   {frame(header{kind: kindHello, count: 4}, b.address.owner[:]), headBytes},
 		"a join of nobody":          {frame(header{kind: kindJoin, id: 77, count: 1}, make([]byte, 16)), headBytes},
 		"a join without a secret":   {frame(header{kind: kindJoin, id: 77, count: 1}, nil), headBytes},
 	} {
@@ -110,7 +109,7 @@ func TestStrangersAreHungUpOn(t *testing.T) {
 // places of others for longer.
 func TestSlowStrangersAreHungUpOn(t *testing.T) {
 	leak.Check(t)
-	b := open(t, Config{Handshake: 400 * time.Millisecond, Strangers: 8})
+	b := open(t, Config{Handshake: 400 * time.Millisecond, Handshakes: 8})
 	var slow []net.Conn
 	for range 8 {
 		c := rawDial(t, b)
@@ -134,7 +133,7 @@ func TestSlowStrangersAreHungUpOn(t *testing.T) {
 // at once wait for each other.
 func TestStrangersAreFew(t *testing.T) {
 	leak.Check(t)
-	b := open(t, Config{Strangers: 4, Handshake: limit})
+	b := open(t, Config{Handshakes: 4, Handshake: limit})
 	var silent []net.Conn
 	for range 4 {
 		silent = append(silent, rawDial(t, b))
@@ -221,13 +220,13 @@ func TestPeersThatCheat(t *testing.T) {
 		return frame(header{kind: kindWrite, count: 1, key: m.key, ticket: ticket, stamp: clock()}, table(off, n, data))
 	}
 	for name, say := range map[string][]byte{
-		"past the end":         write(m, m.ticket, 4000, 97, 97),
-		"by an overflow":       write(m, m.ticket, ^uint64(0)-5, 16, 16),
-		"more than it says":    write(m, m.ticket, 0, 16, 17),
-		"to constant memory":   write(constant, constant.ticket, 0, 16, 16),
+		"past the end":         write(m, m.ticket.Load(), 4000, 97, 97),
+		"by an overflow":       write(m, m.ticket.Load(), ^uint64(0)-5, 16, 16),
+		"more than it says":    write(m, m.ticket.Load(), 0, 16, 17),
+		"to constant memory":   write(constant, constant.ticket.Load(), 0, 16, 16),
 		"a counter too high":   frame(header{kind: kindNote, flags: flagCounts, key: driver.CountersMax, stamp: clock()}, nil),
-		"a Read past the end":  frame(header{kind: kindRead, count: 1, key: m.key, ticket: m.ticket}, table(4000, 97, 0)),
-		"a Read of too much":   frame(header{kind: kindRead, count: 1, key: m.key, ticket: m.ticket}, table(0, 1<<31, 0)),
+		"a Read past the end":  frame(header{kind: kindRead, count: 1, key: m.key, ticket: m.ticket.Load()}, table(4000, 97, 0)),
+		"a Read of too much":   frame(header{kind: kindRead, count: 1, key: m.key, ticket: m.ticket.Load()}, table(0, 1<<31, 0)),
 		"an owner's frame":     frame(header{kind: kindAck}, nil),
 		"an Import in between": frame(header{kind: kindImport}, make([]byte, 16)),
 	} {
@@ -239,13 +238,13 @@ func TestPeersThatCheat(t *testing.T) {
 	}
 	_, _, hoarder := welcomed(t, b)
 	go func() { // messages that wait for one that never comes
-		for i := range uint64(b.cfg.NotesMax + 1) {
+		for i := range uint64(b.cfg.NotifyMax + 1) {
 			_, _ = hoarder[express].Write(frame(header{kind: kindNote, batch: i, ticket: i + 2, stamp: clock()}, make([]byte, 100)))
 		}
 	}()
-	hungUp(t, "a hoarder of messages", hoarder[express], (b.cfg.NotesMax+1)*headBytes)
+	hungUp(t, "a hoarder of messages", hoarder[express], (b.cfg.NotifyMax+1)*headBytes)
 	_, _, conns := welcomed(t, b)
-	if _, err := conns[express].Write(write(m, m.ticket^1<<40, 0, 16, 16)); err != nil {
+	if _, err := conns[express].Write(write(m, m.ticket.Load()^1<<40, 0, 16, 16)); err != nil {
 		t.Fatal(err)
 	}
 	if h, _, err := readFrame(conns[express], kindAck); err != nil || h.status != uint8(control.Revoked) {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // limit is for a machine that is very busy.
@@ -39,12 +39,12 @@ func open(tb testing.TB, cfg Config) *Backend {
 // share registers fresh memory.
 func share(tb testing.TB, b *Backend, n uint64) (*memory, []byte) {
 	tb.Helper()
-	space, err := drivertest.PopulatedMemory(n)
+	buf, err := hostmem.Alloc(n, hostmem.Options{Purpose: "test of tcp", Populate: true})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { _ = space.Free() })
-	seg := space.Segment
+	tb.Cleanup(func() { _ = buf.Close() })
+	seg := buf.Segment()
 	seg.Secret[0] = 7
 	m, err := b.Register(seg)
 	if err != nil {

@@ -3,9 +3,11 @@
 package tcp
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"sync"
-	"sync/atomic"
+	"time"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
@@ -15,29 +17,33 @@ import (
 // messages. The reading goroutines of its connections do all the work.
 type inbound struct {
 	b       *Backend
-	addr    string // Addr of the peer
+	conn    uint64 // our number for it
 	session uint64
-	secret  [16]byte // what its further connections show
-
-	vouched atomic.Int64 // when we asked what was answered last; what is older than Grace then is in doubt
+	secret  [16]byte    // what its further connections show
+	limit   *time.Timer // for the connections to join
+	ages    ages
 
 	mu       sync.Mutex // after wmu of a connection, before ctlMu
 	conns    []*conn    // nil: has not joined yet
-	answers  []answers  // by connection
+	reads    []reads    // by connection
 	had      bool       // the peer's program has the connection
+	halted   bool       // nothing lands any more
 	ended    bool
-	doubted  int64 // when we asked what is not answered yet; 0: nothing
 	notes    notes
 	returned int // messages that were received, and of which the peer is not told
+
+	answerMax int  // bytes of an answer that the peer takes
+	room      int  // answers for which the peer has room
+	starved   bool // an Answer found none
 }
 
 // postedMax bounds the acknowledgements that a peer has us keep.
 const postedMax = 256 << 10
 
-func newInbound(b *Backend, addr string, n int) *inbound {
+func newInbound(b *Backend, n int) *inbound {
 	return &inbound{
-		b: b, addr: addr, conns: make([]*conn, n), answers: make([]answers, n),
-		notes: notes{arrivals: map[uint64]*arrival{}, waiting: map[uint64]letter{}, next: 1},
+		b: b, conn: b.lastConn.Add(1), conns: make([]*conn, n), reads: make([]reads, n),
+		notes: notes{arrivals: map[uint64]*arrival{}, waiting: map[uint64]message{}, next: 1},
 	}
 }
 
@@ -46,7 +52,7 @@ func newInbound(b *Backend, addr string, n int) *inbound {
 func (g *inbound) add(c *conn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.ended || g.conns[c.index] != nil {
+	if g.ended || g.halted || g.conns[c.index] != nil {
 		return false
 	}
 	g.conns[c.index] = c
@@ -68,6 +74,7 @@ func (g *inbound) end(lastWord bool) {
 	if was {
 		return
 	}
+	g.limit.Stop()
 	for _, c := range g.conns {
 		if c != nil {
 			c.stop()
@@ -80,56 +87,47 @@ func (g *inbound) end(lastWord bool) {
 	}
 	g.b.dismiss(g)
 	if lastWord && had {
-		g.b.deliver(letter{from: g, err: driver.ErrPeerLost})
+		g.b.deliver(message{conn: g.conn, err: driver.ErrPeerLost})
 	}
 }
 
-// broken implements end.
-func (g *inbound) broken(*conn, error) { g.end(true) }
-
-// fresh reports whether what was sent then may land now. If not, the peer is asked, and its
-// readers are told to go on when it answers; it is asked early, so that a slow network
-// need not wait.
-func (g *inbound) fresh(stamp int64) bool {
-	now := clock()
-	age := now - max(min(stamp, now), g.vouched.Load())
-	grace := int64(g.b.cfg.Grace)
-	if age > grace/2 {
-		g.doubt(now)
-	}
-	return age <= grace
-}
-
-// doubt asks the peer whether it still wants what it sent, unless it was asked just now.
-func (g *inbound) doubt(now int64) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.doubted != 0 && now-g.doubted < int64(g.b.cfg.Grace)/2 || g.conns[ctl] == nil || g.ended {
+// broken implements end. Where control stands, it still tells the peer that nothing lands, but
+// for a peer that breaks the rules.
+func (g *inbound) broken(c *conn, err error) {
+	if c.index == ctl || errors.Is(err, driver.ErrCorrupt) {
+		g.end(true)
 		return
 	}
-	g.doubted = now
-	c := g.conns[ctl]
-	c.post(&header{kind: kindChallenge, id: uint64(now)}, nil)
-	g.b.tasks.Start(func() { c.kick(false) }) // our caller holds locks of other connections
+	g.halt()
+	g.limit.Reset(g.b.cfg.Handshake)
 }
 
-// vouch takes the answer to a question of ours.
-func (g *inbound) vouch(asked int64) bool {
+// halt has nothing land any more that this peer sends, and tells it so. Control goes on.
+func (g *inbound) halt() {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	if asked > clock() || asked <= 0 {
-		return false
-	}
-	g.vouched.Store(max(asked, g.vouched.Load()))
-	if asked == g.doubted {
-		g.doubted = 0
-	}
-	for _, c := range g.conns {
+	g.halted = true
+	conns := slices.Clone(g.conns)
+	g.mu.Unlock()
+	for _, c := range conns[express:] {
 		if c != nil {
-			c.proceed()
+			c.close(false)
 		}
 	}
-	return true
+	if c := conns[ctl]; c != nil {
+		c.post(&header{kind: kindStopped}, nil)
+		g.b.tasks.Start(func() { c.kick(false) }) // our caller may hold locks of it
+	}
+}
+
+// expire ends a connection that is not whole after Config.Handshake, so that it holds no place
+// of Config.PeersMax, and one that has halted.
+func (g *inbound) expire() {
+	g.mu.Lock()
+	whole := g.had && !g.halted && !slices.Contains(g.conns, nil)
+	g.mu.Unlock()
+	if !whole {
+		g.b.tasks.Start(func() { g.end(true) })
+	}
 }
 
 // accept implements end: what a peer may say.
@@ -146,6 +144,7 @@ func (g *inbound) accept(c *conn) verdict {
 	case h.kind == kindReady:
 		g.mu.Lock()
 		g.had = true
+		g.ages.extend(h.ticket)
 		g.mu.Unlock()
 		v = more
 	case c.index == ctl:
@@ -172,10 +171,14 @@ func (g *inbound) told(c *conn, h *header) verdict {
 		return g.show(c, h)
 	case kindPing:
 		c.post(&header{kind: kindPong, stamp: clock()}, nil)
-	case kindAnswer:
-		if !g.vouch(int64(h.id)) {
+	case kindCredit:
+		g.credited(int(h.count))
+	case kindConfirm:
+		if !g.vouched(h) {
 			return finished
 		}
+	case kindStop:
+		g.halt()
 	default:
 		return finished
 	}
@@ -205,7 +208,7 @@ func (g *inbound) aim(c *conn, h *header) verdict {
 	l := &c.in.land
 	l.left, l.owner, l.stamp, l.ticket = h.payload(), g, h.stamp, h.ticket
 	m := g.b.memories.At(h.key)
-	if m == nil || !m.opened(h.ticket) {
+	if m == nil || !m.opens(h.ticket) {
 		l.status = control.Revoked
 		return more
 	}
@@ -213,15 +216,8 @@ func (g *inbound) aim(c *conn, h *header) verdict {
 	if !ok || sum != l.left || m.seg.ReadOnly {
 		return finished // no peer of ours asks for that
 	}
-	l.table, l.m, l.mem = c.in.body, m, m.seg.Mem
+	l.table, l.m, l.mem, l.shared = c.in.body, m, m.seg.Mem, m.seg.Shared
 	return more
-}
-
-// opened is opens for who does not hold the gate: what it says may change at once.
-func (m *memory) opened(ticket uint64) bool {
-	m.gate.RLock()
-	defer m.gate.RUnlock()
-	return m.opens(ticket)
 }
 
 // finish implements end.

@@ -11,20 +11,21 @@ import (
 
 // inbox holds what peers sent until Receive. Credit bounds it.
 type inbox struct {
-	ready atomic.Int64 // letters in list: looked at before the lock
+	ready atomic.Int64 // messages in list: looked at before the lock
 
 	mu   sync.Mutex
-	list []letter
+	list []message
 }
 
-// letter is a message, or the last word of a connection.
-type letter struct {
-	from *inbound
+// message is one that came by a connection, or the last word of one.
+type message struct {
+	conn uint64
+	from interface{ received() } // what takes its place back; nil: it took none
 	data []byte
 	err  error
 }
 
-func (b *Backend) deliver(l letter) {
+func (b *Backend) deliver(l message) {
 	b.inbox.mu.Lock()
 	b.inbox.list = append(b.inbox.list, l)
 	b.inbox.ready.Add(1)
@@ -32,7 +33,7 @@ func (b *Backend) deliver(l letter) {
 	b.wake()
 }
 
-// Receive implements driver.Receiver.
+// Receive implements driver.Backend.
 func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 	if b.inbox.ready.Load() == 0 {
 		if b.closed.Load() {
@@ -45,22 +46,22 @@ func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 		if !ok {
 			return i, nil
 		}
-		msgs[i] = driver.Message{From: l.from.addr, Data: l.data, Err: l.err}
-		if l.err == nil {
+		msgs[i] = driver.Message{Conn: l.conn, Data: l.data, Err: l.err}
+		if l.from != nil {
 			l.from.received()
 		}
 	}
 	return len(msgs), nil
 }
 
-func (x *inbox) pop() (letter, bool) {
+func (x *inbox) pop() (message, bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if len(x.list) == 0 {
-		return letter{}, false
+		return message{}, false
 	}
 	l := x.list[0]
-	x.list[0] = letter{} // keep nothing alive
+	x.list[0] = message{} // keep nothing alive
 	if x.list = x.list[1:]; len(x.list) == 0 {
 		x.list = nil
 	}
@@ -75,8 +76,8 @@ func (b *Backend) count(number uint32) {
 	}
 }
 
-// Count implements driver.Counting.
+// Count implements driver.Backend.
 func (b *Backend) Count(counter uint32) uint64 { return b.counters.Count(counter) }
 
-// AwaitCount implements driver.Counting.
+// AwaitCount implements driver.Backend.
 func (b *Backend) AwaitCount(counter uint32, n uint64) bool { return b.counters.Await(counter, n) }

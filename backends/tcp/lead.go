@@ -124,7 +124,7 @@ func (p *peer) nudge() {
 // leads reports whether somebody reads who waits for a batch; p.mu is held.
 func (p *peer) leads(x *batch) bool { return p.lead.taken && p.lead.id == x.id }
 
-// Help implements driver.Helper. It may go on for some milliseconds after stop is closed.
+// Help implements driver.Peer. It may go on for some milliseconds after stop is closed.
 func (p *peer) Help(tag uint64, stop <-chan struct{}) bool {
 	select {
 	case <-stop:

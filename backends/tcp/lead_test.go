@@ -35,7 +35,7 @@ func newLed(t *testing.T) *led {
 func (x *led) submit() uint64 {
 	x.t.Helper()
 	x.tag++
-	if err := x.p.Submit(driver.Write, x.tag, x.descs); err != nil {
+	if err := x.p.Submit(x.tag, &driver.Batch{Op: driver.Write, Descs: x.descs}); err != nil {
 		x.t.Fatal(err)
 	}
 	return x.tag
@@ -176,7 +176,7 @@ func TestManyWaitAtOnce(t *testing.T) {
 		waiters.Go(func() {
 			for i := range each {
 				tag := uint64(g*each + i)
-				if err := x.p.Submit(driver.Write, tag, x.descs); err != nil {
+				if err := x.p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: x.descs}); err != nil {
 					t.Error(err)
 					return
 				}

@@ -9,6 +9,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
@@ -21,11 +22,14 @@ type memory struct {
 	seg driver.Segment
 
 	// gate is held for reading by each piece that a peer has land here, or be read from
-	// here; never while anybody waits for a peer.
+	// here; never while a goroutine waits for a peer. A piece looks at ticket behind it, so
+	// that whoever takes gate once a ticket has changed knows that no piece of before is left.
 	gate   sync.RWMutex
-	epoch  uint64 // guarded by gate
-	ticket uint64 // of this epoch: 64 bits that peers learn who showed the token; guarded by gate
-	closed bool   // guarded by gate
+	ticket atomic.Uint64 // of this epoch: 64 bits, which a peer learns for the token
+
+	mu     sync.Mutex // a leaf; guards what follows, and changes of ticket
+	epoch  uint64
+	closed bool
 }
 
 // Register implements driver.Backend.
@@ -44,7 +48,8 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)
 	}
-	m := &memory{b: b, key: key, seg: seg, epoch: epoch, ticket: newTicket()}
+	m := &memory{b: b, key: key, seg: seg, epoch: epoch}
+	m.ticket.Store(newTicket())
 	b.memories.Put(key, m)
 	return m, nil
 }
@@ -60,8 +65,8 @@ func (m *memory) Key() uint32 { return m.key }
 
 // AppendToken implements driver.Memory.
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
-	m.gate.RLock()
-	defer m.gate.RUnlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if m.closed {
 		return dst, driver.ErrClosed
 	}
@@ -71,58 +76,94 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 
 // Close implements driver.Memory. It waits for the pieces in hand.
 func (m *memory) Close() error {
-	m.gate.Lock()
+	m.mu.Lock()
 	gone := m.closed
-	m.closed, m.ticket = true, newTicket()
+	m.closed = true
+	m.ticket.Store(newTicket())
 	next := m.epoch + 1
-	m.gate.Unlock()
+	m.mu.Unlock()
 	if gone {
 		return nil
 	}
 	m.b.memories.Remove(m.key)
+	m.gate.Lock() // the pieces in hand have landed
+	m.gate.Unlock()
 	m.b.memories.GiveBack(m.key, next)
 	return nil
 }
 
-// Fence implements driver.Fencer: a new ticket, once the pieces in hand have landed. No
-// peer has a hand in it, so it takes as long as copying a piece.
+// Fence implements driver.Backend: a new ticket, and then a wait for the pieces in hand, which
+// are of bounded size. No peer takes part.
 func (b *Backend) Fence(ctx context.Context, key uint32) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
 	m := b.memories.At(key)
 	if m == nil {
 		return fmt.Errorf("fence key %d: no such memory: %w", key, driver.ErrBounds)
 	}
-	m.gate.Lock()
-	defer m.gate.Unlock()
+	m.mu.Lock()
 	if m.closed {
+		m.mu.Unlock()
 		return fmt.Errorf("fence key %d: %w", key, driver.ErrClosed)
 	}
-	m.epoch, m.ticket = m.epoch+1, newTicket()
-	return nil
+	m.epoch++
+	m.ticket.Store(newTicket())
+	m.mu.Unlock()
+	return m.awaitPieces(ctx)
 }
 
-// show returns the ticket for who shows the token.
+// awaitPieces returns once no piece is in hand that looked at an earlier ticket. It begins no
+// goroutine unless there is one.
+func (m *memory) awaitPieces(ctx context.Context) error {
+	if m.gate.TryLock() {
+		m.gate.Unlock()
+		return nil
+	}
+	landed := make(chan struct{})
+	go func() {
+		m.gate.Lock()
+		m.gate.Unlock()
+		close(landed)
+	}()
+	select {
+	case <-landed:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("fence key %d: a piece is being copied: %w", m.key, driver.ContextError(ctx))
+	}
+}
+
+// show returns the ticket for a token.
 func (b *Backend) show(key uint32, epoch uint64, secret []byte) (m *memory, ticket uint64, err error) {
 	m = b.memories.At(key)
 	if m == nil {
 		return nil, 0, driver.ErrRevoked // the token has passed keys.Decode: it is of a memory that is gone
 	}
-	m.gate.RLock()
-	defer m.gate.RUnlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	switch {
 	case m.closed, epoch < m.epoch:
 		return nil, 0, driver.ErrRevoked
 	case epoch > m.epoch, subtle.ConstantTimeCompare(m.seg.Secret[:], secret) != 1:
 		return nil, 0, driver.ErrBadToken
 	}
-	return m, m.ticket, nil
+	return m, m.ticket.Load(), nil
 }
 
-// opens reports whether a ticket is that of the present epoch; gate is held. Tickets are
-// compared in constant time, as who guesses would measure it.
+// opens reports whether a ticket is that of the present epoch. Where gate is held, it stays so
+// for every Fence that returns before gate is given back. Tickets are compared in constant time.
 func (m *memory) opens(ticket uint64) bool {
-	diff := m.ticket ^ ticket
-	return subtle.ConstantTimeEq(int32(diff), 0)&subtle.ConstantTimeEq(int32(diff>>32), 0) == 1 && !m.closed
+	diff := m.ticket.Load() ^ ticket
+	return subtle.ConstantTimeEq(int32(diff), 0)&subtle.ConstantTimeEq(int32(diff>>32), 0) == 1
 }
+
+// enter begins a piece. It reports false, and leave must not follow, where the ticket opens
+// nothing any more.
+func (m *memory) enter(ticket uint64) bool {
+	m.gate.RLock()
+	if !m.opens(ticket) {
+		m.gate.RUnlock()
+		return false
+	}
+	return true
+}
+
+func (m *memory) leave() { m.gate.RUnlock() }

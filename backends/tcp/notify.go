@@ -10,7 +10,7 @@ import "github.com/sluicehq/sluice/driver"
 type notes struct {
 	arrivals map[uint64]*arrival // by batch
 	spare    []*arrival
-	waiting  map[uint64]letter // by number: due, and one before it is not
+	waiting  map[uint64]message // by number: due, and one before it is not
 	next     uint64
 	held     int // messages that came and are not delivered
 	kept     int // messages that are delivered and not received
@@ -72,7 +72,7 @@ func (g *inbound) noted(c *conn, h *header) verdict {
 	}
 	g.mu.Lock()
 	if len(g.notes.arrivals) > arrivalsMax || len(g.notes.waiting) > waitingMax ||
-		!counts && g.notes.held+g.notes.kept >= g.b.cfg.NotesMax {
+		!counts && g.notes.held+g.notes.kept >= g.b.cfg.NotifyMax {
 		g.mu.Unlock()
 		return finished
 	}
@@ -122,10 +122,10 @@ func (g *inbound) settle(batch uint64, a *arrival) (credit int) {
 		if a.msg != nil {
 			n.held--
 		}
-		n.waiting[a.number] = letter{}
+		n.waiting[a.number] = message{}
 		credit = g.returns()
 	default:
-		n.waiting[a.number] = letter{from: g, data: a.msg}
+		n.waiting[a.number] = message{conn: g.conn, from: g, data: a.msg}
 	}
 	*a = arrival{}
 	if len(n.spare) < spareMax {
@@ -149,7 +149,7 @@ func (g *inbound) settle(batch uint64, a *arrival) (credit int) {
 // returns counts a place for a message that came free, and says when the peer is to be told.
 func (g *inbound) returns() int {
 	g.returned++
-	if g.returned < max(1, g.b.cfg.NotesMax/4) {
+	if g.returned < max(1, g.b.cfg.NotifyMax/4) {
 		return 0
 	}
 	n := g.returned

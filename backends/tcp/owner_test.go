@@ -130,7 +130,7 @@ func TestFrozenOwnerLandsNothingOfWhoHasGivenUp(t *testing.T) {
 		}
 		d := []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
 		for tag := range uint64(16) {
-			if err := p.Submit(driver.Write, tag, d); err != nil {
+			if err := p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -90,10 +90,10 @@ func (p *peer) next(c *conn) bool {
 	p.cut(c, x)
 	switch {
 	case !x.whole():
-	case x.note != noNote:
+	case x.tail != driver.NoTail:
 		p.sendNote(x)
 	default:
-		x.line.remove(x)
+		x.queue.remove(x)
 	}
 	return true
 }
@@ -123,7 +123,7 @@ func (p *peer) cut(c *conn, x *batch) {
 	h := header{kind: kindWrite, key: v.remote.key, ticket: v.remote.ticket, batch: x.id, stamp: p.stamp()}
 	if x.op == driver.Read {
 		h.kind = kindRead
-	} else if x.note != noNote {
+	} else if x.tail != driver.NoTail {
 		h.flags = flagNoted
 	}
 	o.put(&h) // the place: what it says comes later
@@ -182,12 +182,12 @@ func (x *batch) tabulate(o *sender, v *view) (bytes uint64, entries uint32) {
 }
 
 // sendNote queues the note of a batch, of which all parts are on their way, and takes it out
-// of its line; p.mu is held.
+// of its queue; p.mu is held.
 func (p *peer) sendNote(x *batch) {
-	x.line.remove(x)
+	x.queue.remove(x)
 	c := p.conns[express]
 	h := header{kind: kindNote, count: x.sent, batch: x.id, ticket: x.number, key: x.target, stamp: p.stamp()}
-	if x.note == count {
+	if x.tail == driver.CountTail {
 		h.flags = flagCounts
 	}
 	h.id = p.books[express].open(part{batch: x, note: true, out: true})

@@ -17,13 +17,16 @@ import (
 
 // peer is our end of connections that we began: over them we reach the owner's memory.
 type peer struct {
+	driver.PeerBase // Yields
+
 	b     *Backend
 	to    address
+	conn  uint64 // our number for it
 	conns []*conn
-	grace int64 // how long what we sent may land, in nanoseconds; the owner's
 
 	direct bool          // nobody is between us and the owner's kernel
-	quit   chan struct{} // closed when the owner has closed control: nothing of ours lands any more
+	quit   chan struct{} // closed when the owner says that nothing of ours lands any more
+	quits  sync.Once     // closes quit
 
 	entry   gate.Gate     // every call of the program is in it
 	closing chan struct{} // closed when Close begins
@@ -33,24 +36,30 @@ type peer struct {
 	losing  sync.Once
 	ending  sync.Once
 
-	offset  atomic.Int64 // the owner's clock, less ours
-	learned atomic.Int64 // when we learned it
-	heard   atomic.Int64 // when something came last
-	pinged  atomic.Bool  // and nothing came since
-	askedAt int64        // when; of pulse
+	offset    atomic.Int64 // the owner's clock, less ours
+	learned   atomic.Int64 // when we learned it
+	heard     atomic.Int64 // when something came last
+	roundTrip atomic.Int64 // the shortest that was measured
+	pinged    atomic.Bool  // and nothing came since
+	askedAt   int64        // when; of pulse
 
 	readLed  func(fd uintptr) bool // takeLead, made once
 	mu       sync.Mutex            // after wmu of a connection, before ctlMu
-	small    line
-	large    line
+	small    queue
+	large    queue
 	books    []books // by connection
 	lead     lead
 	byTag    map[uint64]*batch
 	failed   bool
 	lastID   uint64
 	messages uint64 // numbers of messages given out
+	noteMax  int    // bytes of a notification that the owner takes
 	credit   int    // messages that the owner has room for
 	starved  bool   // a Submit found none
+	kept     int    // answers that are delivered and not received
+	returned int    // answers that were received, and of which the owner is not told
+	grace    int64  // how long what we sent may land, in nanoseconds: the owner goes by it, too
+	graceTop int64  // what it may grow to
 	lastSent int64  // when we last said something that lets bytes land
 
 	importMu sync.RWMutex
@@ -65,6 +74,9 @@ type imported struct {
 	r   *remote
 	err error
 }
+
+// Conn implements driver.Peer.
+func (p *peer) Conn() uint64 { return p.conn }
 
 // Import implements driver.Peer.
 func (p *peer) Import(token []byte) (uint32, uint64, error) {
@@ -151,10 +163,10 @@ func (p *peer) Drop(key uint32) {
 	}
 }
 
-// Lost implements driver.Watcher.
+// Lost implements driver.Peer.
 func (p *peer) Lost() <-chan struct{} { return p.lost }
 
-// Explain implements driver.Explainer.
+// Explain implements driver.Peer.
 func (p *peer) Explain(_, _ uint32) string {
 	how := "in plain text"
 	if p.conns[ctl].tls {
@@ -195,9 +207,13 @@ func (p *peer) told(c *conn, h *header) bool {
 	case kindPong:
 		p.learn(h.stamp)
 	case kindChallenge:
-		p.vouch(c, h)
+		p.confirm(c, h)
 	case kindCredit:
 		p.credited(int(h.count))
+	case kindStopped:
+		p.stopped()
+	case kindAnswer:
+		return p.took(c.in.body)
 	default:
 		return false
 	}
@@ -215,18 +231,6 @@ func (p *peer) answered(h *header) {
 		delete(p.asked, h.id) // one answer, for which there is a place
 		answer <- a
 	}
-}
-
-// vouch tells the owner that what we sent so far is still wanted. It is asked where that is too
-// old: a connection that has ended answers nothing.
-func (p *peer) vouch(c *conn, h *header) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.failed {
-		return
-	}
-	p.lastSent = clock()
-	c.post(&header{kind: kindAnswer, id: h.id}, nil)
 }
 
 func (p *peer) credited(n int) {
@@ -249,7 +253,8 @@ func (p *peer) aim(c *conn, h *header) bool {
 		return false
 	}
 	x := q.batch
-	c.in.land = landing{mem: x.views[q.v].local.seg.Mem, cancel: &x.dropped}
+	seg := &x.views[q.v].local.seg
+	c.in.land = landing{mem: seg.Mem, shared: seg.Shared, cancel: &x.dropped}
 	c.in.land.ranges = ranges{batch: x, i: q.first, off: q.skip, left: q.n}
 	return true
 }
@@ -257,10 +262,23 @@ func (p *peer) aim(c *conn, h *header) bool {
 // finish implements end: a Read is over when its acknowledgement comes.
 func (p *peer) finish(*conn) {}
 
+// stopped takes word that nothing of ours lands any more, which we have asked for, or the owner
+// has lost a connection.
+func (p *peer) stopped() {
+	p.quits.Do(func() { close(p.quit) })
+	p.mu.Lock()
+	asked := p.failed
+	p.mu.Unlock()
+	if asked {
+		return
+	}
+	p.lose(fmt.Errorf("the owner has lost a connection: %w", driver.ErrPeerLost))
+}
+
 // broken implements end.
 func (p *peer) broken(c *conn, err error) {
 	if c.index == ctl && p.direct && errors.Is(err, errEnded) {
-		close(p.quit) // its one reader ends once
+		p.quits.Do(func() { close(p.quit) })
 	}
 	p.lose(err)
 }

@@ -45,7 +45,7 @@ func killedUnderWrites(t *testing.T) bool {
 	}
 	d := []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
 	for tag := range uint64(64) {
-		if err := p.Submit(driver.Write, tag, d); err != nil {
+		if err := p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -74,7 +74,7 @@ func TestProxyThatHangsUpProvesNothing(t *testing.T) {
 	}
 	d := []driver.Desc{{Len: 8 << 20, LocalKey: m.key, RemoteKey: take(t, p, far)}}
 	for tag := range uint64(64) {
-		if err := p.Submit(driver.Write, tag, d); err != nil {
+		if err := p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
 			t.Fatal(err)
 		}
 	}

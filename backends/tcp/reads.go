@@ -6,8 +6,8 @@ import (
 	"github.com/sluicehq/sluice/internal/control"
 )
 
-// answer is a Read of a peer that waits to be served.
-type answer struct {
+// read is a Read of a peer that waits to be served.
+type read struct {
 	id    uint64
 	table []byte
 	m     *memory
@@ -15,26 +15,26 @@ type answer struct {
 	sum   uint64
 }
 
-// answers are those of one connection, in order: a ring that grows to what the peer asks for
-// at once, at most answersMax.
-type answers struct {
-	ring []answer
+// reads are those of one connection, in order: a ring that grows to what the peer asks for
+// at once, at most readsMax.
+type reads struct {
+	ring []read
 	head int
 	n    int
 	full bool // a reader waits for a place
-	now  answer
+	now  read
 }
 
-const answersMax = 1024
+const readsMax = 1024
 
 // push reports false if there are too many. The table is copied.
-func (s *answers) push(a answer) bool {
-	if s.n == answersMax {
+func (s *reads) push(a read) bool {
+	if s.n == readsMax {
 		s.full = true
 		return false
 	}
 	if s.n == len(s.ring) {
-		bigger := make([]answer, max(8, 2*len(s.ring)))
+		bigger := make([]read, max(8, 2*len(s.ring)))
 		for i := range s.n {
 			bigger[i] = s.ring[(s.head+i)%len(s.ring)]
 		}
@@ -48,14 +48,14 @@ func (s *answers) push(a answer) bool {
 }
 
 // pop moves the first into now, whose table stays until the next pop.
-func (s *answers) pop() bool {
+func (s *reads) pop() bool {
 	if s.n == 0 {
 		return false
 	}
 	place := &s.ring[s.head]
 	spare := s.now.table
 	s.now = *place
-	*place = answer{table: spare}
+	*place = read{table: spare}
 	s.head = (s.head + 1) % len(s.ring)
 	s.n--
 	return true
@@ -64,7 +64,7 @@ func (s *answers) pop() bool {
 // ask takes a Read. It is served when those before it are.
 func (g *inbound) ask(c *conn, h *header) verdict {
 	m := g.b.memories.At(h.key)
-	if m == nil || !m.opened(h.ticket) {
+	if m == nil || !m.opens(h.ticket) {
 		c.post(&header{kind: kindAck, id: h.id, status: uint8(control.Revoked), stamp: clock()}, nil)
 		return more
 	}
@@ -74,7 +74,7 @@ func (g *inbound) ask(c *conn, h *header) verdict {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !g.answers[c.index].push(answer{id: h.id, table: c.in.body, m: m, open: h.ticket, sum: sum}) {
+	if !g.reads[c.index].push(read{id: h.id, table: c.in.body, m: m, open: h.ticket, sum: sum}) {
 		return hold
 	}
 	c.serves.Store(true)
@@ -85,7 +85,7 @@ func (g *inbound) ask(c *conn, h *header) verdict {
 func (g *inbound) next(c *conn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	s := &g.answers[c.index]
+	s := &g.reads[c.index]
 	if !s.pop() {
 		c.serves.Store(false)
 		return false
@@ -103,6 +103,6 @@ func (g *inbound) next(c *conn) bool {
 
 // sent implements end: the acknowledgement follows the bytes, and says whether they are good.
 func (g *inbound) sent(c *conn) {
-	id := g.answers[c.index].now.id // of ours alone until next
+	id := g.reads[c.index].now.id // of ours alone until next
 	c.out.put(&header{kind: kindAck, id: id, status: uint8(c.out.src.status), stamp: clock()})
 }

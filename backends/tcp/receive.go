@@ -5,6 +5,7 @@ package tcp
 import (
 	"sync/atomic"
 
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 )
 
@@ -40,7 +41,8 @@ const (
 // landing is where a payload goes.
 type landing struct {
 	ranges
-	mem    []byte // nil: nowhere
+	mem    []byte        // nil: nowhere
+	shared driver.Shared // of mem; nil: foreign memory
 	owner  *inbound
 	m      *memory // of the owner, whose gate is held by each piece
 	ticket uint64
@@ -54,24 +56,27 @@ func (l *landing) enter() verdict {
 	if l.mem == nil || l.cancel != nil && l.cancel.Load() {
 		return finished
 	}
-	if l.m == nil {
-		return more
+	if l.m != nil {
+		if !l.owner.fresh(l.stamp) {
+			return hold
+		}
+		if !l.m.enter(l.ticket) {
+			l.mem, l.status = nil, control.Revoked
+			return finished
+		}
 	}
-	if !l.owner.fresh(l.stamp) {
-		return hold
-	}
-	l.m.gate.RLock()
-	if !l.m.opens(l.ticket) {
-		l.m.gate.RUnlock()
-		l.mem, l.status = nil, control.Revoked
-		return finished
+	if l.shared != nil {
+		l.shared.Enter()
 	}
 	return more
 }
 
 func (l *landing) leave() {
+	if l.shared != nil {
+		l.shared.Leave()
+	}
 	if l.m != nil {
-		l.m.gate.RUnlock()
+		l.m.leave()
 	}
 }
 

@@ -231,10 +231,9 @@ func (c *conn) gather() bool {
 		o.copyPieces(c.tls)
 		return true
 	}
-	s.m.gate.RLock()
-	defer s.m.gate.RUnlock()
-	if s.m.opens(s.ticket) {
+	if s.m.enter(s.ticket) {
 		o.copyPieces(c.tls)
+		s.m.leave()
 	} else {
 		s.status = control.Revoked
 	}
@@ -281,9 +280,9 @@ func (c *conn) push(fd int) (int, error) {
 		return c.net.Write(head)
 	}
 	if m := o.src.m; m != nil && o.first < o.count {
-		m.gate.RLock()
-		defer m.gate.RUnlock()
-		if !m.opens(o.src.ticket) {
+		if m.enter(o.src.ticket) {
+			defer m.leave()
+		} else {
 			o.revoke()
 		}
 	}

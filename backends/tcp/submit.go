@@ -8,34 +8,16 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
+// Can implements driver.Peer.
+func (p *peer) Can() driver.Can { return can }
+
+const can = driver.CanPattern | driver.CanNotify | driver.CanCount
+
 // Submit implements driver.Peer.
-func (p *peer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
-	return p.submit(op, tag, descs, nil, noNote, nil, 0)
-}
-
-// SubmitPages implements driver.Pager.
-func (p *peer) SubmitPages(op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
-	kind := noNote
-	if msg != nil {
-		kind = message
+func (p *peer) Submit(tag uint64, b *driver.Batch) error {
+	if err := b.Check(can); err != nil {
+		return err
 	}
-	return p.submit(op, tag, nil, pages, kind, msg, 0)
-}
-
-// SubmitNotify implements driver.Notifier.
-func (p *peer) SubmitNotify(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
-	return p.submit(op, tag, descs, nil, message, msg, 0)
-}
-
-// SubmitCount implements driver.Counter.
-func (p *peer) SubmitCount(tag uint64, descs []driver.Desc, pages *driver.Pages, counter uint32) error {
-	if counter >= driver.CountersMax {
-		return driver.ErrBounds
-	}
-	return p.submit(driver.Write, tag, descs, pages, count, nil, counter)
-}
-
-func (p *peer) submit(op driver.Op, tag uint64, descs []driver.Desc, pages *driver.Pages, kind noteKind, msg []byte, counter uint32) error {
 	if !p.entry.Enter() {
 		return driver.ErrClosed
 	}
@@ -43,17 +25,16 @@ func (p *peer) submit(op driver.Op, tag uint64, descs []driver.Desc, pages *driv
 	if p.dead.Load() {
 		return driver.ErrPeerLost
 	}
-	if len(msg) > p.b.cfg.MessageMax {
-		return fmt.Errorf("notification of %d bytes, at most %d: %w", len(msg), p.b.cfg.MessageMax, driver.ErrBounds)
+	if b.Tail == driver.NotifyTail && len(b.Notify) > p.noteMax {
+		return fmt.Errorf("notification of %d bytes, at most %d: %w", len(b.Notify), p.noteMax, driver.ErrBounds)
 	}
 	if !p.b.done.Take() {
 		return driver.ErrFull
 	}
 	x := p.b.batches.take()
-	err := x.take(p, op, descs, pages)
+	x.tag = tag
+	err := x.take(p, b)
 	if err == nil {
-		x.tag, x.note, x.target = tag, kind, counter
-		x.msg = append(x.msg, msg...)
 		err = p.begin(x)
 	}
 	if err != nil {
@@ -63,7 +44,7 @@ func (p *peer) submit(op driver.Op, tag uint64, descs []driver.Desc, pages *driv
 	return err
 }
 
-// begin puts a batch in its line and has it sent.
+// begin puts a batch in its queue and has it sent.
 func (p *peer) begin(x *batch) error {
 	large := x.bytes > inlineMax
 	p.mu.Lock()
@@ -71,7 +52,7 @@ func (p *peer) begin(x *batch) error {
 		p.mu.Unlock()
 		return driver.ErrPeerLost
 	}
-	if x.note == message {
+	if x.tail == driver.NotifyTail {
 		if p.credit == 0 {
 			p.starved = true
 			p.mu.Unlock()
@@ -108,7 +89,7 @@ func (p *peer) carriers() []*conn {
 	return p.conns[express:]
 }
 
-// Cancel implements driver.Canceler. What is on its way comes to its end: that it is
+// Cancel implements driver.Peer. What is on its way comes to its end: that it is
 // acknowledged proves that nothing more of it lands.
 func (p *peer) Cancel(tag uint64) {
 	p.mu.Lock()
@@ -120,7 +101,7 @@ func (p *peer) Cancel(tag uint64) {
 	if x.op == driver.Read {
 		x.dropped.Store(true)
 		p.drop(x, driver.ErrAborted)
-	} else if x.line != nil {
+	} else if x.queue != nil {
 		p.drop(x, driver.ErrAborted)
 	}
 	over := p.settled(x)
@@ -134,37 +115,37 @@ func (p *peer) Cancel(tag uint64) {
 	p.conns[express].kickAnswers()
 }
 
-// drop takes a batch out of its line for a reason; p.mu is held. The owner is told that no
+// drop takes a batch out of its queue for a reason; p.mu is held. The owner is told that no
 // note follows.
 func (p *peer) drop(x *batch, why error) {
 	if x.err == nil {
 		x.err = why
 	}
-	if x.line == nil {
+	if x.queue == nil {
 		return
 	}
-	x.line.remove(x)
+	x.queue.remove(x)
 	p.voidNote(x)
 }
 
 // voidNote takes a note back that was not sent; p.mu is held.
 func (p *peer) voidNote(x *batch) {
-	if x.note == noNote {
+	if x.tail == driver.NoTail {
 		return
 	}
 	h := header{kind: kindVoid, count: x.sent, batch: x.id, ticket: x.number}
-	if x.note == count {
+	if x.tail == driver.CountTail {
 		h.flags = flagCounts
 	} else {
 		p.credit++ // no message takes the place that was reserved
 	}
-	x.note = noNote
+	x.tail = driver.NoTail
 	p.conns[express].post(&h, nil)
 }
 
 // settled takes a batch that is over off the books; p.mu is held.
 func (p *peer) settled(x *batch) bool {
-	if x.line != nil || x.flying > 0 {
+	if x.queue != nil || x.flying > 0 {
 		return false
 	}
 	if p.byTag[x.tag] != x {

@@ -16,7 +16,9 @@ package tcp
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -24,13 +26,15 @@ import (
 	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/done"
 	"github.com/sluicehq/sluice/internal/gate"
+	arrivals "github.com/sluicehq/sluice/internal/inbox"
 	"github.com/sluicehq/sluice/internal/keys"
-	"github.com/sluicehq/sluice/internal/letters"
 	"github.com/sluicehq/sluice/internal/park"
 )
 
-// Backend implements driver.Backend, Receiver, Counting, Armer and Fencer.
+// Backend implements driver.Backend.
 type Backend struct {
+	driver.BackendBase // Alloc
+
 	cfg      Config
 	secure   *identity.Identity // nil: plain text
 	address  address
@@ -50,31 +54,19 @@ type Backend struct {
 	inbox    inbox
 	chunks   chunks
 	batches  batches
-	counters letters.Counters
+	counters arrivals.Counters
+	lastConn atomic.Uint64 // numbers of connections given out
 
-	mu        sync.Mutex // guards what follows
-	peers     map[*peer]struct{}
-	guests    map[uint64]*inbound
-	strangers map[net.Conn]int64 // that have not said who they are, and since when
+	mu       sync.Mutex // guards what follows
+	peers    map[*peer]struct{}
+	accepted map[uint64]*inbound // by session
+	byConn   map[uint64]*inbound
+	shaking  map[net.Conn]int64 // that have not said who they are, and since when
 }
 
 var (
-	_ driver.Backend  = (*Backend)(nil)
-	_ driver.Receiver = (*Backend)(nil)
-	_ driver.Counting = (*Backend)(nil)
-	_ driver.Armer    = (*Backend)(nil)
-	_ driver.Fencer   = (*Backend)(nil)
-
-	_ interface {
-		driver.Peer
-		driver.Canceler
-		driver.Pager
-		driver.Notifier
-		driver.Counter
-		driver.Helper
-		driver.Watcher
-		driver.Explainer
-	} = (*peer)(nil)
+	_ driver.Backend = (*Backend)(nil)
+	_ driver.Peer    = (*peer)(nil)
 )
 
 // New starts a backend: its port, one goroutine that accepts peers and one that looks after
@@ -91,7 +83,7 @@ func New(cfg Config) (*Backend, error) {
 	b := &Backend{
 		cfg: cfg, secure: secure, stop: make(chan struct{}),
 		memories: keys.Table[memory]{Most: cfg.KeysMax},
-		peers:    map[*peer]struct{}{}, guests: map[uint64]*inbound{}, strangers: map[net.Conn]int64{},
+		peers:    map[*peer]struct{}{}, accepted: map[uint64]*inbound{}, byConn: map[uint64]*inbound{}, shaking: map[net.Conn]int64{},
 	}
 	b.address = address{owner: keys.NewOwner(), secure: b.secure != nil}
 	b.done.Init(cfg.BatchesMax)
@@ -147,11 +139,8 @@ func (b *Backend) close() error {
 	for p := range b.peers {
 		peers = append(peers, p)
 	}
-	guests := make([]*inbound, 0, len(b.guests))
-	for _, g := range b.guests {
-		guests = append(guests, g)
-	}
-	for c := range b.strangers {
+	accepted := slices.Collect(maps.Values(b.accepted))
+	for c := range b.shaking {
 		_ = c.Close()
 	}
 	b.mu.Unlock()
@@ -161,7 +150,7 @@ func (b *Backend) close() error {
 		wg.Go(func() { _ = p.Close() }) // a peer's Close has nothing to report
 	}
 	wg.Wait()
-	for _, g := range guests {
+	for _, g := range accepted {
 		g.end(false)
 	}
 	b.entry.Wait()

@@ -59,7 +59,9 @@ func FuzzFrames(f *testing.F) {
 	f.Add(frame(header{kind: kindNote, ticket: 1, stamp: math.MaxInt64}, []byte("hello")))
 	f.Add(frame(header{kind: kindRead, count: 2, ticket: fuzzTicket}, appendEntry(appendEntry(nil, 0, 8), 8, 8)))
 	f.Add(frame(header{kind: kindVoid, batch: 3, ticket: 1}, nil))
-	f.Add(frame(header{kind: kindAnswer, id: 1}, nil))
+	f.Add(frame(header{kind: kindConfirm, id: 1}, nil))
+	f.Add(frame(header{kind: kindAnswer}, []byte("an answer")))
+	f.Add(frame(header{kind: kindCredit, count: 1}, nil))
 	f.Add(frame(header{kind: kindAck, id: 1 << 32}, nil))
 	f.Add(frame(header{kind: kindData, id: 1 << 32}, make([]byte, 8)))
 	f.Fuzz(func(t *testing.T, said []byte) {
@@ -72,9 +74,11 @@ func FuzzFrames(f *testing.F) {
 			t.Fatal(err)
 		}
 		seg := driver.Segment{Kind: driver.DRAM, Len: 32, Mem: mem[32:64:64]}
-		b.memories.Put(key, &memory{b: b, key: key, seg: seg, ticket: fuzzTicket})
+		m := &memory{b: b, key: key, seg: seg}
+		m.ticket.Store(fuzzTicket)
+		b.memories.Put(key, m)
 		for index := ctl; index <= express; index++ {
-			fuzzEnd(b, newInbound(b, "peer", 2), index, said)
+			fuzzEnd(b, newInbound(b, 2), index, said)
 			p := &peer{b: b, conns: make([]*conn, 2), books: make([]books, 2), byTag: map[uint64]*batch{}, asked: map[uint64]chan imported{}}
 			fuzzEnd(b, p, index, said)
 		}
@@ -119,7 +123,8 @@ func FuzzAddress(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(b)
-	f.Add([]byte(addressMark))
+	f.Add([]byte(addressName))
+	f.Add([]byte("tcp1"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		a, err := decodeAddress(b)
 		if err != nil {

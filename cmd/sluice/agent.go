@@ -22,8 +22,9 @@ func newAgent() *cobra.Command {
 		Use:   "agent",
 		Short: "Serve memory and files to peers",
 		Long: `Serve regions to peers until it is interrupted: memory of a size, which begins as zeros,
-and files or parts of them. Peers are who has a certificate of the authority; who has none
-learns nothing. sluice ls, get and put are such peers, and so is any engine that dials.`,
+and files or parts of them, read-only unless :rw follows. A peer needs a certificate of the
+authority; without one it learns nothing. sluice ls, get and put are such peers, and so is any
+engine that dials. Peers that come, go or are refused are logged on standard error.`,
 		Example: `  sluice agent --listen 10.0.0.2:7000 --cert a.pem --key a-key.pem --ca ca.pem --region kv=1GiB --region weights=/data/model.bin
   sluice agent --listen 127.0.0.1:7000 --plaintext --region scratch=64MiB
   sluice ls --peer 10.0.0.2:7000 --cert b.pem --key b-key.pem --ca ca.pem`,
@@ -38,7 +39,7 @@ learns nothing. sluice ls, get and put are such peers, and so is any engine that
 	s := c.Flags()
 	s.StringVar(&a.listen, "listen", "", "HOST:PORT where peers introduce themselves; port 0: any that is free")
 	s.StringVar(&a.data, "data", "", "HOST:PORT or HOST:PORT-PORT of backend tcp for their bytes; without it any free port of the host in --listen")
-	s.StringArrayVar(&regions, "region", nil, "NAME=SIZE, NAME=FILE or NAME=FILE:OFFSET:LENGTH, as often as there are regions")
+	s.StringArrayVar(&regions, "region", nil, "NAME=SIZE, NAME=FILE or NAME=FILE:OFFSET:LENGTH, with :rw behind a file that peers may write; once for each region")
 	a.register(c)
 	return c
 }

@@ -12,9 +12,9 @@ import (
 
 	"github.com/sluicehq/sluice/backends/rdma"
 	"github.com/sluicehq/sluice/bench"
-	"github.com/sluicehq/sluice/cmd/sluice/internal/procs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/procs"
 )
 
 // benchConfig is what the parent tells the target process.

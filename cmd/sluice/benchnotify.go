@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/bench"
-	"github.com/sluicehq/sluice/cmd/sluice/internal/procs"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/procs"
 )
 
 // How notifications are measured. The pause lets the receiver fall asleep: it is

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/bench"
-	"github.com/sluicehq/sluice/cmd/sluice/internal/procs"
+	"github.com/sluicehq/sluice/internal/procs"
 )
 
 // What stands beside the ucx backend: ucx_perftest of the same libucx, and a bare loop

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"slices"
@@ -21,17 +22,23 @@ func newExplain() *cobra.Command {
 	var local, remote, backend string
 	var sameHost, asJSON bool
 	var n networkFlags
+	var there remoteFlags
 	c := &cobra.Command{
 		Use:   "explain",
 		Short: "Say which backends could move bytes between two memories, and which would",
 		Long: `Say which backends could move bytes between two memories, which would, and how.
 The answer comes from two engines in this process. For a peer on another host they
-are connected as such a peer would be, over the network devices of this one.`,
+are connected as such a peer would be, over the network devices of this one. With --peer it
+comes from a running engine that serves there, one answer for each of its regions.`,
 		Example: `  sluice explain --local dram --remote dram
   sluice explain --backend ucx --transports tcp
-  sluice explain --local dram --remote dram --same-host=false --json`,
+  sluice explain --local dram --remote dram --same-host=false --json
+  sluice explain --peer 10.0.0.2:7000 --cert b.pem --key b-key.pem --ca ca.pem`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if there.peer != "" {
+				return explainPeer(c.Context(), c.OutOrStdout(), &there, asJSON)
+			}
 			err := n.settle(backend)
 			if err != nil {
 				return err
@@ -47,13 +54,7 @@ are connected as such a peer would be, over the network devices of this one.`,
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return printJSON(c.OutOrStdout(), x)
-			}
-			if _, err = fmt.Fprint(c.OutOrStdout(), x.String()); err != nil {
-				return fmt.Errorf("write explanation: %w", err)
-			}
-			return nil
+			return printExplanations(c.OutOrStdout(), asJSON, x)
 		},
 	}
 	s := c.Flags()
@@ -62,8 +63,52 @@ are connected as such a peer would be, over the network devices of this one.`,
 	s.StringVar(&backend, "backend", auto, "consider this one alone: "+backendNames(driver.InProcess))
 	s.BoolVar(&sameHost, "same-host", true, "the peer is another process of this host")
 	n.register(c)
+	there.registerPeer(c)
 	s.BoolVar(&asJSON, "json", false, "print JSON")
 	return c
+}
+
+// errNoRoute ends explain with status 1 where no backend can: a script may ask.
+var errNoRoute = errors.New("no backend can move these bytes: the reasons stand above")
+
+// printExplanations prints answers, of which each must have a route.
+func printExplanations(w io.Writer, asJSON bool, list ...engine.Explanation) error {
+	var err error
+	routes := true
+	for i := range list {
+		routes = routes && list[i].Chosen != ""
+		if !asJSON && err == nil {
+			_, err = fmt.Fprint(w, list[i].String())
+		}
+	}
+	switch {
+	case asJSON && len(list) == 1:
+		err = printJSON(w, list[0])
+	case asJSON:
+		err = printJSON(w, list)
+	}
+	if err == nil && !routes {
+		return errNoRoute
+	}
+	return err
+}
+
+// explainPeer asks an engine about its ways to each region of a running one.
+func explainPeer(ctx context.Context, w io.Writer, r *remoteFlags, asJSON bool) error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	var list []engine.Explanation
+	err := r.with(ctx, func(e *engine.Engine, p *engine.Peer) (err error) {
+		return eachRegion(e, p, func(_ *engine.Remote, x engine.Explanation) { list = append(list, x) })
+	})
+	if err != nil {
+		return err
+	}
+	if len(list) == 0 {
+		return fmt.Errorf("%s describes no region", r.peer)
+	}
+	return printExplanations(w, asJSON, list...)
 }
 
 var kinds = map[string]driver.Kind{"dram": driver.DRAM, "hbm": driver.HBM, "file": driver.File}

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/sluicehq/sluice/backends/fault"
-	"github.com/sluicehq/sluice/cmd/sluice/internal/replay"
+	"github.com/sluicehq/sluice/replay"
 )
 
 // faultBytesMax bounds a file of rules.

@@ -3,11 +3,13 @@
 package main
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -70,6 +72,9 @@ func newKeysInit() *cobra.Command {
 				return err
 			}
 			dir := args[0]
+			if name == "" { // two authorities must not share a name: errors could not tell them apart
+				name = "sluice " + strings.ToLower(rand.Text()[:6])
+			}
 			a, pair, err := authority.New(name, valid)
 			if err == nil {
 				err = os.MkdirAll(dir, 0o700)
@@ -87,7 +92,7 @@ next: sluice keys issue %s NAME --host ADDRESS
 `, name, day(a.Cert().NotAfter), filepath.Join(dir, authority.CertFile), filepath.Join(dir, authority.KeyFile), dir)
 		},
 	}
-	c.Flags().StringVar(&name, "name", "sluice", "what the authority is called in certificates, and in errors")
+	c.Flags().StringVar(&name, "name", "", "what the authority is called in certificates, and in errors; without it sluice and six random letters")
 	validity(c, &valid, 3650)
 	c.Flags().BoolVar(&force, "force", false, "replace an authority that is there: certificates of its members are worth nothing then")
 	return c

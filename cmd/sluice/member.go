@@ -28,13 +28,26 @@ type memberFlags struct {
 }
 
 func (m *memberFlags) register(c *cobra.Command) {
+	m.registerIdentity(c)
+	m.registerBackends(c)
+}
+
+// registerBackends is the part that names backends.
+func (m *memberFlags) registerBackends(c *cobra.Command) {
+	c.Flags().StringSliceVar(&m.backends, "backend", memberBackends, "by which peers reach us, with commas: shm (this host), tcp (secured as the rest), ucx, rdma (not encrypted)")
+}
+
+var memberBackends = []string{"shm", tcpName}
+
+// registerIdentity is the part that tells the peer which program this is.
+func (m *memberFlags) registerIdentity(c *cobra.Command) {
+	m.backends = memberBackends
 	s := c.Flags()
 	s.StringVar(&m.cert, "cert", "", "file of our certificate (PEM); see sluice keys")
 	s.StringVar(&m.key, "key", "", "file of its key (PEM)")
 	s.StringVar(&m.ca, "ca", "", "file of the authority whose members peers must be (PEM)")
 	s.BoolVar(&m.checkHost, "check-host", false, "whom we dial must have a certificate for that name or address, too")
 	s.BoolVar(&m.plaintext, "plaintext", false, "no certificates: everybody on the network may connect, read and change what passes")
-	s.StringSliceVar(&m.backends, "backend", []string{"shm", tcpName}, "by which peers reach us, with commas: shm (this host), tcp (secured as the rest), ucx, rdma (not encrypted)")
 	host, _ := os.Hostname() // empty is a name like any other
 	s.StringVar(&m.name, "name", host, "how we are called in messages to people")
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluicehq/sluice/bench"
-	"github.com/sluicehq/sluice/cmd/sluice/internal/replay"
+	"github.com/sluicehq/sluice/replay"
 )
 
 // offloadFlags say where blocks are spilled to.

@@ -20,20 +20,22 @@ type regionSpec struct {
 	size   uint64 // of memory, unless path is set
 	path   string
 	off, n uint64 // of the file; n 0: to its end
+	write  bool   // peers may write to the file
 }
 
-// parseRegion reads NAME=SIZE and NAME=PATH[:OFFSET:LENGTH]. What is no size is a path; ./64
+// parseRegion reads NAME=SIZE and NAME=PATH[:OFFSET:LENGTH][:rw]. What is no size is a path; ./64
 // is one as well.
 func parseRegion(text string) (regionSpec, error) {
 	name, what, found := strings.Cut(text, "=")
 	if !found || name == "" || what == "" || len(name) > wire.NameMax {
-		return regionSpec{}, usagef("--region %q: want NAME=SIZE, or NAME=FILE, or NAME=FILE:OFFSET:LENGTH", text)
+		return regionSpec{}, usagef("--region %q: want NAME=SIZE, or NAME=FILE, or NAME=FILE:OFFSET:LENGTH, and :rw behind a file that peers may write", text)
 	}
 	s := regionSpec{name: name}
 	if n, err := bench.ParseSize(what); err == nil {
 		s.size = n
 		return s, nil
 	}
+	what, s.write = strings.CutSuffix(what, ":rw")
 	s.path = what
 	head, length, two := cutLast(what)
 	path, offset, three := cutLast(head)
@@ -61,6 +63,9 @@ func cutLast(s string) (head, tail string, found bool) {
 func parseOffset(text string) (uint64, error) {
 	if text == "0" {
 		return 0, nil
+	}
+	if strings.HasPrefix(text, "-") {
+		return 0, fmt.Errorf("%s is negative: count from the beginning of the region", text)
 	}
 	return bench.ParseSize(text)
 }
@@ -94,14 +99,14 @@ func (s regionSpec) serve(e *engine.Engine) (*served, error) {
 	return r, nil
 }
 
-// openFile opens the file, for reading alone where it may not be written.
+// openFile opens the file, read-only unless the command line says :rw.
 func (r *served) openFile() (seg driver.Segment, err error) {
 	s := &r.spec
-	r.file, err = os.OpenFile(s.path, os.O_RDWR, 0)
-	if errors.Is(err, os.ErrPermission) {
-		seg.ReadOnly = true
-		r.file, err = os.Open(s.path)
+	mode := os.O_RDONLY
+	if seg.ReadOnly = !s.write; s.write {
+		mode = os.O_RDWR
 	}
+	r.file, err = os.OpenFile(s.path, mode, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return seg, usagef("%q is neither a size, such as 1GiB, nor a file that is there: %w", s.path, err)
 	}
@@ -143,9 +148,9 @@ func (r *served) String() string {
 	if r.spec.path == "" {
 		return fmt.Sprintf("%s: %s of memory", r.spec.name, bench.FormatSize(r.spec.size))
 	}
-	access := ""
-	if r.region.Segment().ReadOnly {
-		access = ", for reading alone"
+	access := ", read-only"
+	if r.spec.write {
+		access = ", peers may write to it"
 	}
 	return fmt.Sprintf("%s: %s of %s at %d%s", r.spec.name, bench.FormatSize(r.spec.n), r.spec.path, r.spec.off, access)
 }

@@ -9,6 +9,8 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
+	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -25,8 +27,14 @@ type remoteFlags struct {
 }
 
 func (r *remoteFlags) register(c *cobra.Command) {
+	r.registerPeer(c)
+	r.registerBackends(c)
+}
+
+// registerPeer is register without --backend, which some commands have for something else.
+func (r *remoteFlags) registerPeer(c *cobra.Command) {
 	c.Flags().StringVar(&r.peer, "peer", "", "HOST:PORT where it serves: what sluice agent prints")
-	r.memberFlags.register(c)
+	r.registerIdentity(c)
 }
 
 func (r *remoteFlags) check() error {
@@ -98,17 +106,25 @@ func newLs() *cobra.Command {
 	return c
 }
 
-func listRegions(e *engine.Engine, p *engine.Peer) (list []listed, err error) {
-	m, err := e.Alloc(1<<16, engine.AllocOptions{Purpose: "ls"})
+func listRegions(e *engine.Engine, p *engine.Peer) ([]listed, error) {
+	list := []listed{}
+	err := eachRegion(e, p, func(m *engine.Remote, x engine.Explanation) {
+		list = append(list, listed{m.Name(), m.Kind().String(), m.Size(), m.ReadOnly(), x.Chosen})
+	})
+	return list, err
+}
+
+// eachRegion explains the way from a little host memory to each region of the peer.
+func eachRegion(e *engine.Engine, p *engine.Peer, f func(*engine.Remote, engine.Explanation)) (err error) {
+	m, err := e.Alloc(1<<16, engine.AllocOptions{Purpose: "sample"})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	local, err := e.RegisterPrivate("ls", m.Segment())
+	local, err := e.RegisterPrivate("sample", m.Segment())
 	if err != nil {
-		return nil, errors.Join(err, m.Close())
+		return errors.Join(err, m.Close())
 	}
 	defer func() { err = errors.Join(err, local.Close(), m.Close()) }()
-	list = []listed{}
 	for _, name := range p.Remotes() {
 		there, err := p.Remote(name)
 		if err != nil {
@@ -116,11 +132,11 @@ func listRegions(e *engine.Engine, p *engine.Peer) (list []listed, err error) {
 		}
 		x, err := e.Explain(p, local, there)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		list = append(list, listed{name, there.Kind().String(), there.Size(), there.ReadOnly(), x.Chosen})
+		f(there, x)
 	}
-	return list, nil
+	return nil
 }
 
 func printRegions(w io.Writer, list []listed) error {
@@ -147,6 +163,7 @@ type rangeFlags struct {
 	remoteFlags
 	offset, length string
 	file           string
+	asJSON         bool
 }
 
 func (r *rangeFlags) register(c *cobra.Command, file, use string) {
@@ -154,6 +171,7 @@ func (r *rangeFlags) register(c *cobra.Command, file, use string) {
 	c.Flags().StringVar(&r.offset, "offset", "0", "where the range begins in the region: bytes, or with a unit such as 4KiB")
 	c.Flags().StringVar(&r.length, "length", "", "of the range; without it to the end")
 	c.Flags().StringVar(&r.file, file, "-", use)
+	c.Flags().BoolVar(&r.asJSON, "json", false, "print how many bytes and seconds as JSON (get to standard output: on standard error)")
 }
 
 // span is the range in bytes; all: to the end.
@@ -184,7 +202,7 @@ func newGet() *cobra.Command {
 			return r.get(c.Context(), args[0], c.OutOrStdout(), c.ErrOrStderr())
 		},
 	}
-	r.register(c, "output", "file to write to, made anew; -: standard output")
+	r.register(c, "output", "file to write to, replaced once all bytes are there; -: standard output")
 	return c
 }
 
@@ -204,17 +222,52 @@ func (r *rangeFlags) get(ctx context.Context, name string, stdout, stderr io.Wri
 		if all {
 			n = m.Size() - off
 		}
-		w := stdout
-		if r.file != "-" {
-			f, err := os.Create(r.file)
-			if err != nil {
-				return err
-			}
-			defer func() { err = errors.Join(err, f.Close()) }()
-			w = f
+		w, keep, err := r.create(stdout)
+		if err != nil {
+			return err
 		}
-		return r.move(ctx, w, io.NewSectionReader(m, int64(off), int64(n)), "read", stderr)
+		from := io.NewSectionReader(m, int64(off), int64(n))
+		return keep(r.move(ctx, w, from, "read", stdout, stderr))
 	})
+}
+
+// create opens the output. A file is written beside its place; keep moves it there unless the
+// transfer has failed.
+func (r *rangeFlags) create(stdout io.Writer) (io.Writer, func(error) error, error) {
+	if r.file == "-" {
+		return stdout, func(err error) error { return err }, nil
+	}
+	if info, err := os.Stat(r.file); err == nil && !info.Mode().IsRegular() {
+		f, err := os.OpenFile(r.file, os.O_WRONLY, 0) // a device or a pipe cannot be replaced
+		if err != nil {
+			return nil, nil, &usageError{err}
+		}
+		return f, func(err error) error { return errors.Join(err, f.Close()) }, nil
+	}
+	f, err := os.CreateTemp(filepath.Dir(r.file), "."+filepath.Base(r.file)+".*")
+	if err != nil {
+		return nil, nil, &usageError{err}
+	}
+	return f, func(err error) error {
+		if err == nil {
+			err = f.Chmod(0o666 &^ umask())
+		}
+		if err = errors.Join(err, f.Close()); err == nil {
+			err = os.Rename(f.Name(), r.file)
+		}
+		if err != nil {
+			_ = os.Remove(f.Name())
+		}
+		return err
+	}, nil
+}
+
+// umask returns the mask of the process. It belongs to the whole process, which opens no other
+// file meanwhile.
+func umask() os.FileMode {
+	mask := syscall.Umask(0)
+	syscall.Umask(mask)
+	return os.FileMode(mask)
 }
 
 func newPut() *cobra.Command {
@@ -228,14 +281,32 @@ func newPut() *cobra.Command {
 			if err := r.check(); err != nil {
 				return err
 			}
-			return r.put(c.Context(), args[0], c.InOrStdin(), c.ErrOrStderr())
+			return r.put(c.Context(), args[0], c.InOrStdin(), c.OutOrStdout(), c.ErrOrStderr())
 		},
 	}
 	r.register(c, "input", "file to read from; -: standard input")
 	return c
 }
 
-func (r *rangeFlags) put(ctx context.Context, name string, stdin io.Reader, stderr io.Writer) error {
+// exactReader reads exactly left bytes: fewer are an error.
+type exactReader struct {
+	from io.Reader
+	left int64
+}
+
+func (e *exactReader) Read(p []byte) (int, error) {
+	if e.left == 0 {
+		return 0, io.EOF
+	}
+	n, err := e.from.Read(p[:min(int64(len(p)), e.left)])
+	e.left -= int64(n)
+	if err == io.EOF && e.left > 0 {
+		err = fmt.Errorf("the input ends %d bytes before --length: %w", e.left, io.ErrUnexpectedEOF)
+	}
+	return n, err
+}
+
+func (r *rangeFlags) put(ctx context.Context, name string, stdin io.Reader, stdout, stderr io.Writer) error {
 	off, n, all, err := r.span()
 	if err != nil {
 		return err
@@ -258,17 +329,23 @@ func (r *rangeFlags) put(ctx context.Context, name string, stdin io.Reader, stde
 			return usagef("region %s has %d bytes: %d at %d are past its end", name, m.Size(), n, off)
 		}
 		if !all {
-			in = io.LimitReader(in, int64(n))
+			in = &exactReader{from: in, left: int64(n)}
 		}
-		return r.move(ctx, io.NewOffsetWriter(m, int64(off)), in, "written", stderr)
+		return r.move(ctx, io.NewOffsetWriter(m, int64(off)), in, "written", stdout, stderr)
 	})
 }
 
 // moveBytes is how much get and put hold of what they move.
 const moveBytes = 4 << 20
 
-// move copies, and says what it did. A signal ends it even where standard input says nothing.
-func (r *rangeFlags) move(ctx context.Context, to io.Writer, from io.Reader, verb string, stderr io.Writer) error {
+// moved is what get and put print with --json.
+type moved struct {
+	Bytes   int64   `json:"bytes"`
+	Seconds float64 `json:"seconds"`
+}
+
+// move copies, and reports what it did. A signal ends it even where standard input is silent.
+func (r *rangeFlags) move(ctx context.Context, to io.Writer, from io.Reader, verb string, stdout, stderr io.Writer) error {
 	type result struct {
 		n   int64
 		err error
@@ -284,6 +361,12 @@ func (r *rangeFlags) move(ctx context.Context, to io.Writer, from io.Reader, ver
 			return fmt.Errorf("after %d bytes: %w", x.n, x.err)
 		}
 		took := time.Since(start)
+		if r.asJSON && to == stdout {
+			return printJSON(stderr, moved{x.n, took.Seconds()}) // the bytes have standard output
+		}
+		if r.asJSON {
+			return printJSON(stdout, moved{x.n, took.Seconds()})
+		}
 		fmt.Fprintf(stderr, "%d bytes %s in %v\n", x.n, verb, took.Round(time.Millisecond))
 		return nil
 	case <-ctx.Done():

@@ -13,10 +13,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluicehq/sluice/bench"
-	"github.com/sluicehq/sluice/cmd/sluice/internal/procs"
-	"github.com/sluicehq/sluice/cmd/sluice/internal/replay"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/procs"
 	"github.com/sluicehq/sluice/kv/layout"
+	"github.com/sluicehq/sluice/replay"
 )
 
 func init() {
@@ -82,7 +82,7 @@ checked when the next replay of the same --model takes it up. Requests that are 
 spill nothing, and --fault is for what lies between the processes, not for the file.`,
 		Example: `  sluice replay --model deepseek-v3.2 --requests 40 --backend shm
   sluice replay --trace conversation_trace.jsonl --requests 40 --abort-rate 0.2 --json
-  sluice replay --timeout 4s --fault 'seed 7; message every=50: flap 100ms; write p=0.01: drop'
+  sluice replay --requests 10 --timeout 8s --checksum=false --fault 'write p=0.002: drop; message every=50: flap 100ms'
   sluice replay --offload ssd --offload-dir /mnt/nvme --offload-size 16GiB
   sluice replay --backend rdma --devices mlx5_0 --peer-devices mlx5_1`,
 		Args: noArgs,

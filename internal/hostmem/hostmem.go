@@ -133,8 +133,8 @@ type Buffer struct {
 	len       uint64 // bytes asked for
 	page      uint64 // what layers change hands in: base pages, or 2 MiB if hugetlb
 	collapsed bool   // all whole 2 MiB runs were gathered in huge pages at Alloc
+	landings  landings
 
-	entered    sync.RWMutex // held for reading between Enter and Leave
 	mu         sync.RWMutex // guards what follows
 	mem        []byte       // whole pages; nil after Close
 	layers     []*layer     // open memfds, each used by at least one piece

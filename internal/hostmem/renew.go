@@ -27,21 +27,14 @@ func (b *Buffer) Generation() uint64 {
 	return b.generation
 }
 
-// Enter implements driver.Shared.
-func (b *Buffer) Enter() { b.entered.RLock() }
-
-// Leave implements driver.Shared.
-func (b *Buffer) Leave() { b.entered.RUnlock() }
-
 // Renew implements driver.Shared. It copies [off, off+n), widened to whole
 // pages (2 MiB with reserved huge pages), and holds at most 64 MiB of it twice.
 // After an error the content is whole, but some of the range may still lie in its
 // old pages. A Buffer that is cut in too many pieces answers driver.ErrFull: a
-// Renew of all of it makes it one piece again. While somebody holds the pages the
-// answer is driver.ErrBusy.
+// Renew of all of it makes it one piece again. The answer is driver.ErrBusy while the
+// pages are held, and where what has entered does not leave within enteredMax: then
+// nothing has moved.
 func (b *Buffer) Renew(off, n uint64) error {
-	b.entered.Lock()
-	defer b.entered.Unlock()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.mem == nil {
@@ -53,8 +46,16 @@ func (b *Buffer) Renew(off, n uint64) error {
 	if b.holds > 0 {
 		return fmt.Errorf("renew memory whose pages %d registrations with a device hold, close those first: %w", b.holds, driver.ErrBusy)
 	}
-	from := roundDown(off, b.page)
-	to := roundUp(off+n, b.page)
+	if !b.landings.stop() {
+		return fmt.Errorf("renew memory: a write into it has not ended within %v: %w", enteredMax, driver.ErrBusy)
+	}
+	defer b.landings.resume()
+	return b.renew(roundDown(off, b.page), roundUp(off+n, b.page))
+}
+
+// renew moves whole pages.
+// Preconditions: b.mu is held, and no landing is under way.
+func (b *Buffer) renew(from, to uint64) error {
 	huge := b.page == hugeSize && freeHugePages("/") >= (to-from)/hugeSize
 	l, err := b.freshLayer(from, to-from, huge)
 	if err != nil {
@@ -65,7 +66,7 @@ func (b *Buffer) Renew(off, n uint64) error {
 	for at := from; at < to; {
 		next := min(to, roundDown(at+renewStep, renewStep))
 		err := b.moveTo(l, at, next-at)
-		if err != nil && l.huge { // somebody was faster with the reserved pages
+		if err != nil && l.huge { // the reserved pages were taken meanwhile
 			if l, err = b.freshLayer(at, to-at, false); err == nil {
 				continue
 			}

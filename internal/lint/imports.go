@@ -91,12 +91,12 @@ var forbidden = []arrow{
 		instead: "internal packages lie below everything but the contract",
 	},
 	{
-		from:    []string{"bench"},
+		from:    []string{"bench", "replay"},
 		mustNot: []string{"cmd", "bindings"},
-		instead: "cmd calls bench, not the reverse",
+		instead: "cmd calls bench and replay, not the reverse",
 	},
 	{
-		from:    []string{"driver", "engine", "backends", "kv", "bench", "csrc", "cuda", "bindings", "cmd"},
+		from:    []string{"driver", "engine", "backends", "kv", "bench", "replay", "csrc", "cuda", "bindings", "cmd"},
 		mustNot: []string{"internal/lint", "internal/testing"},
 		instead: "this package is for tests",
 		except:  []string{suite},

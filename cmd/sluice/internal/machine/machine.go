@@ -23,8 +23,8 @@ type Source struct {
 	Backends map[string]func() error
 	// Known are checks that the caller has made.
 	Known []Check
-	// IOURing tries the system call; nil: ask the running kernel.
-	IOURing func() error
+	// IOURing, MemFD and ProcessVM make system calls; nil: ask the running kernel.
+	IOURing, MemFD, ProcessVM func() error
 
 	memory hostmem.Machine // read once by Examine
 }

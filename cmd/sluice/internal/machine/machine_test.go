@@ -171,6 +171,20 @@ func TestFindings(t *testing.T) {
 	}
 }
 
+// TestRefusedCalls has a seccomp profile that refuses what shm needs.
+func TestRefusedCalls(t *testing.T) {
+	s := machineOf(t, nil)
+	s.MemFD = func() error { return unix.EPERM }
+	s.ProcessVM = func() error { return unix.EPERM }
+	r := Examine(s)
+	for name, want := range map[string]State{"memfd": Missing, "process-vm": Limited} {
+		c := find(t, r, name)
+		if c.State != want || !strings.Contains(c.Found, "refused") || c.Fix == "" {
+			t.Errorf("%s: %+v", name, c)
+		}
+	}
+}
+
 func TestRefusedIOURingNamesTheProfile(t *testing.T) {
 	s := machineOf(t, nil)
 	s.IOURing = func() error { return unix.EPERM }

@@ -12,7 +12,7 @@ import (
 )
 
 func processChecks(s *Source) []Check {
-	return []Check{s.ptrace(), s.memfd(), s.kernel()}
+	return []Check{s.ptrace(), s.copies(), s.memfd(), s.kernel()}
 }
 
 var ptraceScopes = []string{"classic", "children only", "administrators only", "nobody"}
@@ -40,13 +40,58 @@ func (s *Source) ptrace() Check {
 	return c
 }
 
+// copies makes the call itself: a seccomp profile that refuses it is seen nowhere else.
+func (s *Source) copies() Check {
+	c := Check{Name: "process-vm", State: OK, Found: "allowed", Backends: backendsOf("shm"),
+		Why: "process_vm_readv moves memory that cannot be mapped by the peer"}
+	if err := s.try(s.ProcessVM, tryProcessVM); err != nil {
+		c.State, c.Found = Limited, "refused: "+err.Error()
+		c.Why = "memory that was not made to be shared has no route of shm: use Engine.Alloc, or"
+		c.Fix = "allow process_vm_readv and process_vm_writev (docker run --cap-add SYS_PTRACE)"
+	}
+	return c
+}
+
+// tryProcessVM copies a byte within this process: that passes every check but a filter of calls.
+func tryProcessVM() error {
+	from, to := []byte{1}, []byte{0}
+	local := []unix.Iovec{{Base: &to[0], Len: 1}}
+	remote := []unix.RemoteIovec{{Base: addressOf(from), Len: 1}}
+	_, err := unix.ProcessVMReadv(unix.Getpid(), local, remote, 0)
+	return err
+}
+
+// try makes a call: the one of a test, or the real one when it is this machine that is examined.
+func (s *Source) try(test, real func() error) error {
+	switch {
+	case test != nil:
+		return test()
+	case s.Root != "":
+		return nil // another machine's files cannot be asked
+	}
+	return real()
+}
+
 func (s *Source) memfd() Check {
-	c := Check{Name: "memfd", State: OK, Found: "allowed", Backends: backendsOf("shm"),
+	c := Check{Name: "memfd", State: OK, Found: "allowed", Backends: backendsOf("shm ucx"),
 		Why: "memory that both processes map is a memfd"}
+	if err := s.try(s.MemFD, tryMemFD); err != nil {
+		c.State, c.Found = Missing, "refused: "+err.Error()
+		c.Fix = "allow memfd_create in the seccomp profile (docker run --security-opt seccomp=unconfined)"
+		return c
+	}
 	if n, ok := s.number("proc/sys/vm/memfd_noexec"); ok && n > 0 {
 		c.Found = fmt.Sprintf("allowed, memfd_noexec=%d", n)
 	}
 	return c
+}
+
+func tryMemFD() error {
+	fd, err := unix.MemfdCreate("sluice-doctor", unix.MFD_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
 }
 
 // kernelWanted is the oldest kernel with all that shm uses: pidfd_open (5.3)
@@ -78,11 +123,7 @@ func fileChecks(s *Source) []Check {
 		c.Fix = "sysctl -w kernel.io_uring_disabled=0"
 		return []Check{c}
 	}
-	try := s.IOURing
-	if try == nil {
-		try = tryIOURing
-	}
-	if err := try(); err != nil {
+	if err := s.try(s.IOURing, tryIOURing); err != nil {
 		c.State, c.Found = Limited, "refused: "+err.Error()
 		c.Why = "files go through a pool of threads with pread and pwrite"
 		if !errors.Is(err, unix.ENOSYS) {

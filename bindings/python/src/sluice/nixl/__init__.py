@@ -3,7 +3,7 @@
 
 `from sluice.nixl import nixl_agent` in place of `from nixl._api import nixl_agent`, or without a
 changed line: `python -m sluice.nixl.shim program.py`. It needs numpy. What is the same, what is
-better and what is not supported is in bindings/python/NIXL.md.
+better and what is not supported is in docs/nixl.md.
 """
 
 from .agent import nixl_agent, nixl_agent_config, nixl_backend_handle

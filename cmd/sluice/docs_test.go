@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// pages are the documents whose commands TestDocumentedCommands runs.
+var pages = []string{"../../README.md", "../../docs/*.md", "../../CONTRIBUTING.md"}
+
+// TestDocumentedCommands runs, as printed, each command of the tool in a shell block of the
+// documents. The commands of one block run in order, in one folder. A command that needs what this
+// machine lacks must say so (an unavailable backend); all others must succeed.
+func TestDocumentedCommands(t *testing.T) {
+	ran := 0
+	for _, pattern := range pages {
+		files, err := filepath.Glob(pattern)
+		require.NoError(t, err)
+		for _, file := range files {
+			for _, block := range shellBlocks(t, file) {
+				t.Run(filepath.Base(file)+"/"+block[0], func(t *testing.T) { runBlock(t, block) })
+				ran += len(block)
+			}
+		}
+	}
+	require.Positive(t, ran, "no document has a command")
+}
+
+// shellBlocks returns the lines with commands of the tool of each sh block.
+func shellBlocks(t *testing.T, file string) (blocks [][]string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	for _, part := range strings.Split(string(text), "```sh\n")[1:] {
+		body, _, closed := strings.Cut(part, "```")
+		require.True(t, closed, "%s: an open block", file)
+		var lines []string
+		for line := range strings.Lines(body) {
+			line, _, _ = strings.Cut(strings.TrimSpace(line), "  #")
+			if strings.HasPrefix(line, "./sluice ") {
+				lines = append(lines, strings.TrimSpace(line))
+			}
+		}
+		if lines != nil {
+			blocks = append(blocks, lines)
+		}
+	}
+	return blocks
+}
+
+// runBlock runs the commands of a block in a folder of their own, where ./sluice is this binary.
+// An agent runs beside the commands behind it.
+func runBlock(t *testing.T, lines []string) {
+	dir := t.TempDir()
+	require.NoError(t, os.Symlink(binary, filepath.Join(dir, "sluice")))
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	for _, line := range lines {
+		if strings.HasPrefix(line, "./sluice agent") {
+			line = "exec " + line // so that it is the one that gets the signal
+		}
+		c := exec.CommandContext(ctx, "sh", "-c", "exec 2>&1; "+line)
+		c.Dir = dir
+		if strings.HasPrefix(line, "exec") {
+			serve(t, c)
+			continue
+		}
+		out, err := c.CombinedOutput()
+		if err != nil && bytes.Contains(out, []byte("unavailable")) {
+			t.Logf("%s: %s", line, out)
+			continue
+		}
+		require.NoError(t, err, "%s\n%s", line, out)
+	}
+}
+
+// serve starts an agent, which ends with the test, and waits until it serves.
+func serve(t *testing.T, c *exec.Cmd) {
+	t.Helper()
+	out, err := c.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, c.Start())
+	t.Cleanup(func() {
+		_ = c.Process.Signal(os.Interrupt)
+		_ = c.Wait()
+	})
+	text := make([]byte, 0, 4096)
+	for !bytes.Contains(text, []byte("serving at")) {
+		n, err := out.Read(text[len(text):cap(text)])
+		require.NoError(t, err, "the agent ended: %s", text)
+		text = text[:len(text)+n]
+	}
+}

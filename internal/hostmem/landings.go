@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostmem
+
+import (
+	"runtime"
+	"sync/atomic"
+	"time"
+)
+
+// landings counts the writes of this process that are under way in a Buffer, so that no
+// Renew moves pages under one. It costs a write two additions to a cache line that
+// nothing else touches while no Renew runs.
+//
+// A Renew that waits holds up what comes, but not for ever: what has entered may be
+// unable to leave before another has entered, as in a ring of requests that one goroutine
+// both submits and completes. After patience a waiting write goes first. A Renew that has
+// begun to move pages depends on no write, so each waits for that.
+type landings struct {
+	_      [64]byte
+	inside atomic.Int64
+	phase  atomic.Int32 // of the Renew
+	_      [64]byte
+	over   atomic.Pointer[chan struct{}] // closed when the Renew has ended
+}
+
+// The phases of a Renew.
+const (
+	renewNone = iota
+	renewWaits
+	renewMoves
+)
+
+const (
+	patience   = 10 * time.Millisecond // of a write, with a Renew that waits
+	enteredMax = 5 * time.Second       // of a Renew, with what has entered
+)
+
+// Enter implements driver.Shared.
+func (b *Buffer) Enter() { b.landings.enter() }
+
+// Leave implements driver.Shared.
+func (b *Buffer) Leave() { b.landings.inside.Add(-1) }
+
+func (l *landings) enter() {
+	l.inside.Add(1) // pairs with the store of the phase in stop
+	if l.phase.Load() == renewNone {
+		return
+	}
+	l.enterLate()
+}
+
+// enterLate waits for a Renew.
+func (l *landings) enterLate() {
+	for {
+		l.inside.Add(-1)
+		if over := l.over.Load(); over != nil {
+			l.await(*over)
+		}
+		l.inside.Add(1)
+		if l.phase.Load() != renewMoves {
+			return
+		}
+	}
+}
+
+func (l *landings) await(over chan struct{}) {
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-over:
+		return
+	case <-timer.C:
+	}
+	if l.phase.Load() == renewMoves {
+		<-over
+	}
+}
+
+// stop returns when no write is inside, and none enters until resume. False: one does not
+// leave, and nothing is stopped.
+// Preconditions: Buffer.mu is held.
+func (l *landings) stop() bool {
+	over := make(chan struct{})
+	l.over.Store(&over)
+	l.phase.Store(renewWaits)
+	end := time.Now().Add(enteredMax)
+	for pause := time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
+		if l.inside.Load() == 0 {
+			l.phase.Store(renewMoves)
+			if l.inside.Load() == 0 {
+				return true
+			}
+			l.phase.Store(renewWaits) // one came between the two looks
+		}
+		if time.Now().After(end) {
+			l.resume()
+			return false
+		}
+		if pause < 50*time.Microsecond {
+			runtime.Gosched()
+		} else {
+			time.Sleep(pause)
+		}
+	}
+}
+
+// resume ends the Renew for all that wait.
+func (l *landings) resume() {
+	l.phase.Store(renewNone)
+	close(*l.over.Load())
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replay
+
+import (
+	"encoding/binary"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/sluicehq/sluice/kv/handoff"
+	"github.com/sluicehq/sluice/kv/layout"
+	"github.com/sluicehq/sluice/kv/pool"
+	"github.com/sluicehq/sluice/replay/internal/content"
+)
+
+// checker compares blocks as they lie in memory with what they must be. One
+// request is checked at a time.
+type checker struct {
+	geometry *layout.Geometry
+	memory   []byte
+
+	mu         sync.Mutex
+	content    content.Checker
+	checked    uint64 // blocks
+	mismatches uint64
+	first      []string
+	took       time.Duration
+}
+
+// firstMax is how many mismatches are put in words.
+const firstMax = 8
+
+// idOf is the number that a pool.HashOf was made of.
+func idOf(h pool.Hash) uint64 { return binary.BigEndian.Uint64(h[8:]) }
+
+// layer returns the bytes of a layer of a block.
+func (c *checker) layer(block uint32, layer int) ([]byte, error) {
+	r, err := c.geometry.Piece(uint64(block), layer, 0)
+	if err != nil {
+		return nil, err
+	}
+	n := c.geometry.LayerBytes()
+	return c.memory[r.Off : r.Off+n : r.Off+n], nil
+}
+
+// request checks every layer of every block of a request that is complete, those
+// that were there before as well.
+func (c *checker) request(q *handoff.Request) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	start := time.Now()
+	for at, block := range q.Blocks {
+		id := idOf(q.Hashes[at])
+		for layer := range c.geometry.Layers() {
+			b, err := c.layer(block, layer)
+			if err != nil {
+				c.mismatch("request %d, block %d: %v", q.ID+1, block, err)
+				continue
+			}
+			got, want := content.Digest(0, b), c.content.Want(id, layer, uint64(len(b)))
+			if got != want {
+				c.mismatch("request %d, hash %d, layer %d in block %d: digest %08x, want %08x", q.ID+1, id, layer, block, got, want)
+			}
+		}
+		c.checked++
+	}
+	c.took += time.Since(start)
+}
+
+// mismatch notes one. Preconditions: c.mu is held.
+func (c *checker) mismatch(format string, args ...any) {
+	c.mismatches++
+	if len(c.first) < firstMax {
+		c.first = append(c.first, fmt.Sprintf(format, args...))
+	}
+}

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/procs"
+	"github.com/sluicehq/sluice/kv/handoff"
+	"github.com/sluicehq/sluice/kv/layout"
+	"github.com/sluicehq/sluice/kv/pool"
+)
+
+// regionName is that of the pool.
+const regionName = "kv"
+
+// decode is the process that owns the pool.
+type decode struct {
+	c        *procs.Control
+	plan     Plan
+	geometry *layout.Geometry
+	memory   *engine.Memory
+	eng      *engine.Engine
+	backends []driver.Backend // of eng
+	blocks   *pool.Pool
+	receiver *handoff.Receiver
+
+	handlers sync.WaitGroup
+	checker  checker
+	watch    watch
+	tier     *tier // nil: no offload
+
+	mu  sync.Mutex
+	err error // of the first handler that failed
+	bad chan struct{}
+}
+
+// Decode is the decode process: it serves over the first inherited file.
+func Decode(c *procs.Control, open OpenFunc) error {
+	d := &decode{c: c, bad: make(chan struct{})}
+	if err := c.Expect(kindPlan, &d.plan); err != nil {
+		return err
+	}
+	list, err := d.plan.open(DecodeSide, open)
+	if err != nil {
+		return err
+	}
+	d.backends = list
+	d.eng, err = engine.Open(engine.Config{Name: string(DecodeSide), Backends: list, TransferTimeout: d.plan.patience(), HandshakeTimeout: d.plan.patience()})
+	if err != nil {
+		return err
+	}
+	err = d.prepare()
+	if err == nil {
+		err = d.serve()
+	}
+	if d.tier != nil {
+		err = errors.Join(err, d.tier.close())
+	}
+	err = errors.Join(err, d.eng.Close())
+	if d.memory != nil {
+		err = errors.Join(err, d.memory.Close())
+	}
+	return err
+}
+
+// prepare makes the pool.
+func (d *decode) prepare() (err error) {
+	if d.geometry, err = d.plan.geometry(d.plan.PoolBlocks, layout.BlockMajor); err != nil {
+		return err
+	}
+	d.memory, err = d.eng.Alloc(d.geometry.PoolBytes(), engine.AllocOptions{Purpose: "kv-pool", Populate: true})
+	if err != nil {
+		return fmt.Errorf("allocate the pool: %w", err)
+	}
+	d.blocks, err = pool.New(int(d.plan.PoolBlocks))
+	if err != nil {
+		return err
+	}
+	d.checker = checker{geometry: d.geometry, memory: d.memory.Bytes()}
+	d.watch = watch{checker: &d.checker, blocks: d.blocks, poisoned: map[uint32]uint64{}}
+	if d.plan.Offload == nil {
+		return nil
+	}
+	d.tier, err = newTier(d.c.Context(), &d.plan, &d.checker, d.memory, func(blocks int) {
+		_ = d.c.Send(kindOffload, blocks) // the end of the pipe ends the context
+	})
+	return err
+}
+
+// serve receives requests until the parent says that there are no more.
+func (d *decode) serve() error {
+	region, err := d.eng.Register(regionName, d.memory.Segment())
+	if err != nil {
+		return err
+	}
+	mux := handoff.NewMux(d.eng)
+	defer mux.Close()
+	limit := d.plan.patience()
+	d.receiver, err = handoff.NewReceiver(mux, handoff.ReceiverConfig{
+		Region: region, Geometry: d.geometry, Pool: d.blocks,
+		RoomTimeout: limit, IdleTimeout: limit, RevokeTimeout: limit, NotifyTimeout: limit,
+	})
+	if err != nil {
+		return err
+	}
+	defer d.receiver.Close()
+	l, err := d.listener()
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	if err := d.c.Send(kindReady, nil); err != nil {
+		return err
+	}
+	// The handshake has a limit, which must not run while the other side is still
+	// busy with its memory.
+	if err := d.c.Expect(kindStart, nil); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(d.c.Context())
+	defer cancel()
+	go d.eng.Serve(ctx, l) // ends with ctx; what fails there fails the prefill's dialling
+	if err := d.acceptAll(); err != nil {
+		return err
+	}
+	r := d.sum()
+	if d.tier != nil {
+		if r.Offload, err = d.tier.finish(d.c.Context()); err != nil {
+			return err
+		}
+		r.Mismatches, r.First, r.Digest = d.checker.mismatches, d.checker.first, d.checker.took
+	}
+	return d.c.Send(kindResult, r)
+}
+
+// acceptAll handles each request in a goroutine of its own, until the parent says
+// that all have begun, and then until all have ended.
+func (d *decode) acceptAll() error {
+	ctx, cancel := context.WithCancelCause(d.c.Context())
+	defer cancel(nil)
+	noMore := errors.New("no more requests")
+	finished := make(chan error, 1)
+	go func() {
+		finished <- d.c.Expect(kindFinish, nil)
+		cancel(noMore)
+	}()
+	go func() {
+		select {
+		case <-d.bad:
+			cancel(errors.New("a request failed"))
+		case <-ctx.Done():
+		}
+	}()
+	for ctx.Err() == nil {
+		q, err := d.receiver.Accept(ctx)
+		if err == nil {
+			d.watch.forget(q)
+			d.handlers.Go(func() { d.handle(q) })
+		} else if ctx.Err() == nil {
+			return err
+		}
+	}
+	d.handlers.Wait()
+	if err := d.failure(); err != nil {
+		return err
+	}
+	if cause := context.Cause(ctx); !errors.Is(cause, noMore) {
+		return cause
+	}
+	return <-finished
+}
+
+func (d *decode) failure() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.err
+}
+
+func (d *decode) fail(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.err == nil {
+		d.err = err
+		close(d.bad)
+	}
+}
+
+// handle follows one request to its end, cancels it as planned, and checks it.
+func (d *decode) handle(q *handoff.Request) {
+	defer q.Release()
+	abort, planned := d.plan.Aborts[int(q.ID)]
+	arrived := 0
+	for range q.Layers() {
+		if planned && abort.By == DecodeSide && arrived == abort.Layer {
+			if err := q.Cancel(d.c.Context()); err != nil {
+				d.fail(fmt.Errorf("cancel request %d: %w", q.ID+1, err))
+			}
+		}
+		arrived++
+	}
+	<-q.Done()
+	err := q.Err()
+	switch {
+	case err == nil:
+		d.checker.request(q)
+		if d.tier != nil {
+			if err := d.tier.request(d.c.Context(), q); err != nil {
+				d.fail(err)
+			}
+		}
+		d.through(q)
+	case planned && (errors.Is(err, engine.ErrAborted) || errors.Is(err, handoff.ErrCancelled)), d.plan.faulty():
+		d.through(q) // the next request may have the blocks, if it is faster
+		d.watch.freed(q)
+	default:
+		d.fail(err)
+	}
+}
+
+// through lets the prefill go on.
+func (d *decode) through(q *handoff.Request) {
+	_ = d.c.Send(kindChecked, q.ID) // the end of the pipe ends the context
+}
+
+// sum reports, after a last look at the blocks that nobody has used since.
+func (d *decode) sum() DecodeResult {
+	time.Sleep(lateWrite)
+	d.watch.last()
+	s := d.blocks.Stats()
+	c := &d.checker
+	return DecodeResult{
+		Memory: d.memory.From(), Checked: c.checked, Watched: d.watch.count, Mismatches: c.mismatches, First: c.first, Digest: c.took,
+		Leaked: uint64(s.Used) + d.receiver.Stats().Quarantined, Faults: faultsFired(d.backends),
+	}
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replay
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/sluicehq/sluice/backends/fault"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/procs"
+	"github.com/sluicehq/sluice/kv/handoff"
+)
+
+// triesMax is how often a request is handed over when faults were asked for.
+const triesMax = 30
+
+// faulty reports whether faults were asked for, on either side.
+func (p *Plan) faulty() bool { return len(p.Faults) > 0 }
+
+// meetingPlace is where the prefill process finds the decode process, as often as it
+// must: a socket of the abstract namespace, of which only the two know the name.
+func meetingPlace() string { return "@sluice-replay-" + rand.Text() }
+
+// patience is how long a side waits for one step of the other. Where completions may not
+// come at all, a few such waits fit into the limit.
+func (p *Plan) patience() time.Duration {
+	if p.faulty() {
+		return p.limit() / 4
+	}
+	return p.limit()
+}
+
+// open opens the backends of a side, with the faults that were asked for.
+func (p *Plan) open(s Side, open OpenFunc) ([]driver.Backend, error) {
+	list, err := open(p.Backend, p.Threads)
+	if err != nil || p.Faults[s] == "" {
+		return list, err
+	}
+	rules, err := fault.Parse(p.Faults[s])
+	for i := range list {
+		if err == nil {
+			list[i], err = wrap(list[i], rules)
+		}
+	}
+	if err != nil {
+		for _, b := range list {
+			err = errors.Join(err, b.Close())
+		}
+		return nil, err
+	}
+	return list, nil
+}
+
+// wrap returns the backend itself with an error, so that it can be closed.
+func wrap(b driver.Backend, rules fault.Rules) (driver.Backend, error) {
+	w, err := fault.Wrap(b, rules)
+	if err != nil {
+		return b, err
+	}
+	return w, nil
+}
+
+// faultsFired adds up how often rules have fired.
+func faultsFired(list []driver.Backend) (n uint64) {
+	for _, b := range list {
+		if f, ok := b.(*fault.Backend); ok {
+			for _, h := range f.Hits() {
+				n += h.Fired
+			}
+		}
+	}
+	return n
+}
+
+// listener is where the decode process is met: once over the socket that it has inherited,
+// or again and again.
+func (d *decode) listener() (net.Listener, error) {
+	if d.plan.faulty() {
+		l, err := net.Listen("unix", d.plan.Meeting)
+		if err != nil {
+			return nil, fmt.Errorf("wait for the prefill process: %w", err)
+		}
+		return l, nil
+	}
+	conn, err := procs.Conn(d.c.Extra(0))
+	if err != nil {
+		return nil, err
+	}
+	return procs.NewSingle(conn), nil
+}
+
+// dial connects to the decode process. With faults it may take several tries.
+func (p *prefill) dial() error {
+	if !p.plan.faulty() {
+		conn, err := procs.Conn(p.c.Extra(0))
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		p.peer, err = p.eng.DialConn(p.ctx, conn)
+		return err
+	}
+	ctx, cancel := context.WithTimeout(p.ctx, p.plan.limit())
+	defer cancel()
+	for {
+		peer, err := p.eng.Dial(ctx, "unix", p.plan.Meeting)
+		if err == nil {
+			p.peer = peer
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// handOver is what one request comes to. With faults what has failed is tried again, over a
+// connection of its own: the other one may be dead, or known as dead on the other side.
+func (p *prefill) handOver(i int, blocks []handoff.Block) (push *handoff.Push, err error) {
+	for try := 1; ; try++ {
+		push, err = p.sender.Begin(p.ctx, p.peer, uint64(i), blocks)
+		if err == nil {
+			err = p.push(push, &p.plan.Requests[i], i)
+		}
+		if err == nil || p.asPlanned(i, err) || !p.plan.faulty() || p.ctx.Err() != nil {
+			return push, err
+		}
+		if try == triesMax {
+			return push, fmt.Errorf("in %d tries: %w", try, err)
+		}
+		if err := p.tidyUp(push); err != nil {
+			return nil, err
+		}
+		p.res.Retried++
+		p.progress(0)
+	}
+}
+
+// tidyUp ends a try that has failed, so that the next one may write to the same memory.
+func (p *prefill) tidyUp(push *handoff.Push) error {
+	if push != nil {
+		if err := push.Abort(p.ctx); err != nil {
+			return err
+		}
+	}
+	for len(p.landed) > 0 {
+		p.count(<-p.landed)
+	}
+	_ = p.peer.Close()
+	return p.dial()
+}
