@@ -18,6 +18,7 @@
 #define SL_UCX_NOTE_MAX 4096
 #define SL_UCX_READ_ONLY 1
 #define SL_UCX_MARK 16
+#define SL_UCX_COUNTERS 4096 /* driver.CountersMax */
 
 /* Outcomes beside UCX's own, which are above -101. */
 enum {
@@ -28,6 +29,11 @@ enum {
 	SL_UCX_DENIED = -1005, /* a write to what is read-only */
 	SL_UCX_RANGE = -1006,
 	SL_UCX_FAULT = -1007 /* memory that its own process cannot read, or cannot write to */
+};
+
+/* Arrivals that peers count here, for all contexts of a backend. Read by Go with atomics. */
+struct sl_ucx_counter {
+	uint64_t value, awaited; /* 0: no wake-up is asked for */
 };
 
 struct sl_ucx_config {
@@ -43,6 +49,7 @@ struct sl_ucx_config {
 	uint64_t spin_ns;    /* how long a thread looks before it sleeps */
 	uint64_t grace_ns;   /* after which a silent peer is lost */
 	int wake_fd, control_fd; /* eventfds of the caller's */
+	struct sl_ucx_counter *counters; /* SL_UCX_COUNTERS, which outlive the context; or NULL */
 };
 
 struct sl_ucx_context;
@@ -149,13 +156,18 @@ int sl_ucx_direct(struct sl_ucx_conn *n, uint32_t slot);
 /*
  * Starts a batch: all of it or nothing. 0, or errno in the low 16 bits and the piece
  * above: EAGAIN no place for a batch or a message, ERANGE an unknown key or beyond its memory,
- * EROFS, EPIPE lost, EBADF ended, ESTALE a past epoch. note NULL: no message.
+ * EROFS, EPIPE lost, EBADF ended, ESTALE a past epoch. note NULL: no message. With counter,
+ * below SL_UCX_COUNTERS, or -1, one more for a counter of the peer follows in its place.
  */
 int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d, size_t count,
-		      const uint8_t *note, size_t note_len);
+		      const uint8_t *note, size_t note_len, int32_t counter);
 
 int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_pages *p,
-			    const uint32_t *local, const uint32_t *remote, const uint8_t *note, size_t note_len);
+			    const uint32_t *local, const uint32_t *remote, const uint8_t *note, size_t note_len,
+			    int32_t counter);
+
+/* Sends a notification without a batch. -EAGAIN no room now; -EPIPE lost, -EBADF ended. */
+int sl_ucx_notify(struct sl_ucx_conn *n, const uint8_t *data, size_t len);
 
 void sl_ucx_cancel(struct sl_ucx_conn *n, uint64_t tag);
 

@@ -221,39 +221,84 @@ static int64_t check(const struct sl_ucx_conn *n, const struct sl_ucx_batch *b, 
 	return 0;
 }
 
-static int take_note(struct sl_ucx_batch *b, const uint8_t *note, size_t len)
-{
-	struct sl_ucx_parcel *p = sl_ucx_parcel(b->conn->worker, len);
+/* What follows the bytes of a batch: a notification, or one more for a counter. */
+struct tail {
+	const uint8_t *note; /* or NULL */
+	size_t len;
+	int32_t counter; /* or -1 */
+};
 
-	if (!p)
-		return -ENOMEM;
-	p->head.type = SL_UCX_MSG_NOTE;
-	p->len = (uint32_t)len;
-	if (len)
-		memcpy(p->body, note, len);
-	b->note = p;
-	b->conn->credit--;
-	return 0;
+static int has_tail(const struct tail *t)
+{
+	return t->note || t->counter >= 0;
 }
 
-static int64_t refuse(struct sl_ucx_conn *n, int note)
+/* Takes credit. NULL: no memory. */
+static struct sl_ucx_parcel *make_tail(struct sl_ucx_conn *n, const struct tail *t)
 {
-	struct sl_ucx_worker *w = n->worker;
+	struct sl_ucx_parcel *p = sl_ucx_parcel(n->worker, t->len);
 
+	if (!p)
+		return NULL;
+	p->head.type = t->note ? SL_UCX_MSG_NOTE : SL_UCX_MSG_COUNT;
+	p->head.off = t->note ? 0 : (uint64_t)t->counter;
+	p->len = (uint32_t)t->len;
+	if (t->len)
+		memcpy(p->body, t->note, t->len);
+	n->credit--;
+	return p;
+}
+
+static int ended(const struct sl_ucx_conn *n)
+{
 	if (n->closed && !n->gone)
 		return EBADF;
-	if (n->lost || n->gone)
-		return EPIPE;
+	return n->lost || n->gone ? EPIPE : 0;
+}
+
+static int starve(struct sl_ucx_conn *n)
+{
+	if (n->credit)
+		return 0;
+	if (!n->starved)
+		sl_ucx_signal(n, SL_UCX_MSG_STARVED, 0);
+	n->starved = 1;
+	return EAGAIN;
+}
+
+static int64_t refuse(struct sl_ucx_conn *n, const struct tail *t)
+{
+	struct sl_ucx_worker *w = n->worker;
+	int rc = ended(n);
+
+	if (rc != 0)
+		return rc;
 	/* A place in the ring is taken until the completion was polled. */
 	if (w->live + (w->ring->head - __atomic_load_n(&w->ring->tail, __ATOMIC_ACQUIRE)) > w->ring->mask)
 		return EAGAIN;
-	if (note && n->credit == 0) {
-		if (!n->starved)
-			sl_ucx_signal(n, SL_UCX_MSG_STARVED, 0);
-		n->starved = 1;
-		return EAGAIN;
-	}
-	return 0;
+	return has_tail(t) ? starve(n) : 0;
+}
+
+int sl_ucx_notify(struct sl_ucx_conn *n, const uint8_t *data, size_t len)
+{
+	const struct tail t = {.note = data, .len = len, .counter = -1};
+	struct sl_ucx_parcel *p;
+	int rc;
+
+	if (len > SL_UCX_NOTE_MAX)
+		return -ERANGE;
+	sl_ucx_lock(n->worker);
+	rc = ended(n);
+	if (rc == 0)
+		rc = starve(n);
+	p = rc == 0 ? make_tail(n, &t) : NULL;
+	if (rc == 0 && !p)
+		rc = ENOMEM;
+	if (p)
+		sl_ucx_send(n, p, p->body, p->len, 0);
+	sl_ucx_rouse(n->worker);
+	sl_ucx_unlock(n->worker);
+	return -rc;
 }
 
 static void enqueue(struct sl_ucx_conn *n, struct sl_ucx_batch *b)
@@ -279,11 +324,11 @@ static void fill(struct sl_ucx_batch *b, const struct sl_ucx_batch *form, struct
 }
 
 /* Under the lock; form is what the caller asks for. */
-static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form, const uint8_t *note, size_t note_len)
+static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form, const struct tail *tail)
 {
 	struct sl_ucx_worker *w = n->worker;
 	struct sl_ucx_batch *b = w->free;
-	int64_t rc = refuse(n, note != NULL);
+	int64_t rc = refuse(n, tail);
 	int served = 0, known = n->pid != 0;
 
 	if (rc == 0)
@@ -297,7 +342,8 @@ static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form, co
 	fill(b, form, n);
 	b->served = served;
 	b->fetches = known && !b->write;
-	if (note && take_note(b, note, note_len) != 0) {
+	b->note = has_tail(tail) ? make_tail(n, tail) : NULL;
+	if (has_tail(tail) && !b->note) {
 		b->next = w->free;
 		w->free = b;
 		return ENOMEM;
@@ -318,30 +364,33 @@ static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form, co
 }
 
 int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d, size_t count,
-		      const uint8_t *note, size_t note_len)
+		      const uint8_t *note, size_t note_len, int32_t counter)
 {
 	struct sl_ucx_batch form = {.tag = tag, .write = write, .pieces = {.descs = d, .count = (uint32_t)count}};
+	const struct tail tail = {note, note_len, counter};
 	int64_t rc;
 
 	if (count > SL_PIECES_MAX || note_len > SL_UCX_NOTE_MAX)
 		return ERANGE;
 	sl_ucx_lock(n->worker);
-	rc = submit(n, &form, note, note_len);
+	rc = submit(n, &form, &tail);
 	sl_ucx_unlock(n->worker);
 	return rc;
 }
 
 int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_pages *p,
-			    const uint32_t *local, const uint32_t *remote, const uint8_t *note, size_t note_len)
+			    const uint32_t *local, const uint32_t *remote, const uint8_t *note, size_t note_len,
+			    int32_t counter)
 {
 	struct sl_ucx_batch form = {.tag = tag, .write = write, .pieces = {.pages = *p, .local_index = local,
 					       .remote_index = remote, .count = (uint32_t)p->count}};
+	const struct tail tail = {note, note_len, counter};
 	int64_t rc;
 
 	if (!sl_pages_sound(p) || note_len > SL_UCX_NOTE_MAX)
 		return ERANGE;
 	sl_ucx_lock(n->worker);
-	rc = submit(n, &form, note, note_len);
+	rc = submit(n, &form, &tail);
 	sl_ucx_unlock(n->worker);
 	return rc;
 }

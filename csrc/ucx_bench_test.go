@@ -35,7 +35,7 @@ func BenchmarkUCX(b *testing.B) {
 						b.ReportAllocs()
 						for b.Loop() {
 							l.tag++
-							if err := l.conn.Submit(op, l.tag, d, nil); err != nil {
+							if err := ucxSubmit(l.conn, op, l.tag, d, nil); err != nil {
 								b.Fatal(err)
 							}
 							l.finish(b)
@@ -44,16 +44,16 @@ func BenchmarkUCX(b *testing.B) {
 				}
 				b.Run(fmt.Sprintf("%v/pages", op), func(b *testing.B) {
 					r := rand.New(rand.NewPCG(1, 1))
-					p := &driver.Pages{Count: 2048, EntryLen: 656, LocalStride: 656, RemoteStride: 1312,
+					p := &driver.Pattern{Count: 2048, Run: 656, Local: driver.Side{Stride: 656}, Remote: driver.Side{Stride: 1312},
 						LocalKey: testKey, RemoteKey: l.slot}
 					for _, i := range r.Perm(2048) {
-						p.Remote = append(p.Remote, uint32(i))
+						p.Remote.List = append(p.Remote.List, uint32(i))
 					}
 					b.SetBytes(int64(p.Bytes()))
 					b.ReportAllocs()
 					for b.Loop() {
 						l.tag++
-						if err := l.conn.SubmitPages(op, l.tag, p, nil); err != nil {
+						if err := ucxSubmitPattern(l.conn, op, l.tag, p, nil); err != nil {
 							b.Fatal(err)
 						}
 						l.finish(b)

@@ -124,37 +124,50 @@ func (n *UCXConn) Drop(slot uint32) { C.sl_ucx_drop(n.c, C.uint32_t(slot)) }
 // Direct reports whether an import is mapped.
 func (n *UCXConn) Direct(slot uint32) bool { return C.sl_ucx_direct(n.c, C.uint32_t(slot)) != 0 }
 
-// Submit starts a batch in one crossing, under the rules of driver.Peer and
-// driver.Notifier. A nil msg is none.
-func (n *UCXConn) Submit(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
-	// Bytes are typed: cgo would look through all that lies around them for pointers.
-	rc := C.sl_ucx_submit(n.c, toRemote(op), C.uint64_t(tag),
-		(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(descs))), C.size_t(len(descs)),
-		(*C.uint8_t)(ucxMessage(msg)), C.size_t(len(msg)))
+// Submit starts a batch that Batch.Check permits in one crossing, under the rules of driver.Peer.
+func (n *UCXConn) Submit(tag uint64, b *driver.Batch) error {
+	var msg *byte
+	var size int
+	counter := C.int32_t(-1)
+	switch b.Tail {
+	case driver.NotifyTail:
+		msg, size = ucxBytes(b.Notify), len(b.Notify)
+	case driver.CountTail:
+		counter = C.int32_t(b.Counter)
+	}
+	var rc C.int64_t
+	if p := b.Pattern; p != nil {
+		if p.Count <= 0 || p.Local.List != nil && len(p.Local.List) != p.Count || p.Remote.List != nil && len(p.Remote.List) != p.Count {
+			return driver.ErrBounds
+		}
+		form := C.struct_sl_pages{
+			count: C.uint64_t(p.Count), entry: C.uint64_t(p.Run),
+			local_base: C.uint64_t(p.Local.Base), remote_base: C.uint64_t(p.Remote.Base),
+			local_stride: C.uint64_t(p.Local.Stride), remote_stride: C.uint64_t(p.Remote.Stride),
+			local_key: C.uint32_t(p.LocalKey), remote_key: C.uint32_t(p.RemoteKey),
+		}
+		rc = C.sl_ucx_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form,
+			(*C.uint32_t)(unsafe.SliceData(p.Local.List)), (*C.uint32_t)(unsafe.SliceData(p.Remote.List)),
+			(*C.uint8_t)(msg), C.size_t(size), counter)
+	} else {
+		// Bytes are typed: cgo would look through all that lies around them for pointers.
+		rc = C.sl_ucx_submit(n.c, toRemote(b.Op), C.uint64_t(tag),
+			(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(b.Descs))), C.size_t(len(b.Descs)),
+			(*C.uint8_t)(msg), C.size_t(size), counter)
+	}
 	if rc == 0 {
 		return nil
 	}
 	return ucxRefusal(int64(rc))
 }
 
-// SubmitPages is Submit for a pattern, as driver.Pager has it.
-func (n *UCXConn) SubmitPages(op driver.Op, tag uint64, p *driver.Pages, msg []byte) error {
-	if p.Count <= 0 || (p.Local != nil && len(p.Local) != p.Count) || (p.Remote != nil && len(p.Remote) != p.Count) {
-		return driver.ErrBounds
-	}
-	form := C.struct_sl_pages{
-		count: C.uint64_t(p.Count), entry: C.uint64_t(p.EntryLen),
-		local_base: C.uint64_t(p.LocalBase), remote_base: C.uint64_t(p.RemoteBase),
-		local_stride: C.uint64_t(p.LocalStride), remote_stride: C.uint64_t(p.RemoteStride),
-		local_key: C.uint32_t(p.LocalKey), remote_key: C.uint32_t(p.RemoteKey),
-	}
-	rc := C.sl_ucx_submit_pages(n.c, toRemote(op), C.uint64_t(tag), &form,
-		(*C.uint32_t)(unsafe.SliceData(p.Local)), (*C.uint32_t)(unsafe.SliceData(p.Remote)),
-		(*C.uint8_t)(ucxMessage(msg)), C.size_t(len(msg)))
+// Notify sends a notification without a batch. driver.ErrFull: there is no room now.
+func (n *UCXConn) Notify(msg []byte) error {
+	rc := C.sl_ucx_notify(n.c, (*C.uint8_t)(ucxBytes(msg)), C.size_t(len(msg)))
 	if rc == 0 {
 		return nil
 	}
-	return ucxRefusal(int64(rc))
+	return ucxErrno("notify", int64(-rc))
 }
 
 // ucxNoBytes stands for the bytes of a message that has none and is one all the same.
@@ -162,6 +175,14 @@ var ucxNoBytes [1]byte
 
 func ucxMessage(msg []byte) *byte {
 	if msg != nil && len(msg) == 0 {
+		return &ucxNoBytes[0]
+	}
+	return unsafe.SliceData(msg)
+}
+
+// ucxBytes is never NULL.
+func ucxBytes(msg []byte) *byte {
+	if len(msg) == 0 {
 		return &ucxNoBytes[0]
 	}
 	return unsafe.SliceData(msg)

@@ -41,14 +41,10 @@ func (*UCXConn) Drop(uint32) {}
 func (*UCXConn) Direct(uint32) bool { return false }
 
 // Submit is not supported.
-func (*UCXConn) Submit(driver.Op, uint64, []driver.Desc, []byte) error {
-	return driver.ErrNotSupported
-}
+func (*UCXConn) Submit(uint64, *driver.Batch) error { return driver.ErrNotSupported }
 
-// SubmitPages is not supported.
-func (*UCXConn) SubmitPages(driver.Op, uint64, *driver.Pages, []byte) error {
-	return driver.ErrNotSupported
-}
+// Notify is not supported.
+func (*UCXConn) Notify([]byte) error { return driver.ErrNotSupported }
 
 // Cancel does nothing.
 func (*UCXConn) Cancel(uint64) {}

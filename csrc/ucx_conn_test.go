@@ -55,6 +55,23 @@ type lane struct {
 	closed        bool // by the test
 }
 
+// ucxSubmit submits descriptors; a nil msg is none.
+func ucxSubmit(c *UCXConn, op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
+	b := driver.Batch{Op: op, Descs: descs, Notify: msg}
+	if msg != nil {
+		b.Tail = driver.NotifyTail
+	}
+	return c.Submit(tag, &b)
+}
+
+func ucxSubmitPattern(c *UCXConn, op driver.Op, tag uint64, p *driver.Pattern, msg []byte) error {
+	b := driver.Batch{Op: op, Pattern: p, Notify: msg}
+	if msg != nil {
+		b.Tail = driver.NotifyTail
+	}
+	return c.Submit(tag, &b)
+}
+
 func openContext(t testing.TB, c UCXConfig, wake *park.Event) *UCXContext {
 	t.Helper()
 	c.Workers = max(c.Workers, 1)
@@ -199,7 +216,7 @@ func (l *lane) move(t *testing.T, op driver.Op, descs ...driver.Desc) error {
 	for i := range descs {
 		descs[i].LocalKey, descs[i].RemoteKey = testKey, l.slot
 	}
-	if err := l.conn.Submit(op, l.tag, descs, nil); err != nil {
+	if err := ucxSubmit(l.conn, op, l.tag, descs, nil); err != nil {
 		return err
 	}
 	return l.outcome(t, l.tag)
@@ -285,7 +302,7 @@ func TestUCXNotes(t *testing.T) {
 			around.next = new(int)
 			msg := around.msg[:i*400]
 			fill(msg, uint64(i))
-			if err := l.conn.Submit(driver.Write, uint64(i), d, msg); err != nil {
+			if err := ucxSubmit(l.conn, driver.Write, uint64(i), d, msg); err != nil {
 				t.Fatal(err)
 			}
 			note := l.note(t)

@@ -33,7 +33,8 @@ type UCXContext struct {
 	grace uint64
 	next  int // Receive's: which worker it asks first
 
-	closed bool        // by Close
+	closed   bool // by Close
+	counters *UCXCounters
 	driven atomic.Bool // since the last Arm
 	beside *UCXContext
 }
@@ -77,7 +78,10 @@ func OpenUCX(cfg UCXConfig) (*UCXContext, error) {
 	conf.rendezvous = C.uint64_t(cfg.RendezvousMin)
 	conf.spin_ns, conf.grace_ns = C.uint64_t(cfg.SpinNanos), C.uint64_t(cfg.GraceNanos)
 	conf.wake_fd, conf.control_fd = C.int(cfg.WakeFD), C.int(cfg.ControlFD)
-	c := &UCXContext{grace: cfg.GraceNanos}
+	c := &UCXContext{grace: cfg.GraceNanos, counters: cfg.Counters}
+	if cfg.Counters != nil {
+		conf.counters = (*C.struct_sl_ucx_counter)(unsafe.Pointer(unsafe.SliceData(cfg.Counters.table)))
+	}
 	var why [256]C.char
 	if rc := C.sl_ucx_open(conf, &c.c, &why[0], C.size_t(len(why))); rc != 0 {
 		return nil, ucxUnavailable(C.GoString(&why[0]), "choose transports and devices that `ucx_info -d` lists")
@@ -90,6 +94,22 @@ func OpenUCX(cfg UCXConfig) (*UCXContext, error) {
 	}
 	return c, nil
 }
+
+// NewUCXCounters makes counters, all of them 0.
+func NewUCXCounters() *UCXCounters {
+	p := C.calloc(driver.CountersMax, C.sizeof_struct_sl_ucx_counter)
+	c := &UCXCounters{table: unsafe.Slice((*ucxCounter)(p), driver.CountersMax)}
+	runtime.AddCleanup(c, func(p unsafe.Pointer) { C.free(p) }, p)
+	return c
+}
+
+// Both sides have the same counters.
+const (
+	_ = uint(unsafe.Sizeof(ucxCounter{}) - C.sizeof_struct_sl_ucx_counter)
+	_ = uint(C.sizeof_struct_sl_ucx_counter - unsafe.Sizeof(ucxCounter{}))
+	_ = uint(driver.CountersMax - C.SL_UCX_COUNTERS)
+	_ = uint(C.SL_UCX_COUNTERS - driver.CountersMax)
+)
 
 // ucxSettings makes the list of names and values that C reads.
 func ucxSettings(settings []string, text func(string) *C.char) (**C.char, error) {

@@ -15,6 +15,11 @@ import (
 // for the compiler only.
 type UCXContext struct{}
 
+// NewUCXCounters makes counters, all of them 0.
+func NewUCXCounters() *UCXCounters {
+	return &UCXCounters{table: make([]ucxCounter, driver.CountersMax)}
+}
+
 // UCXAllocation needs cgo.
 type UCXAllocation struct{}
 

@@ -18,7 +18,7 @@ func (l *lane) begin(t *testing.T, op driver.Op, n uint64) {
 	t.Helper()
 	for tag := range n {
 		d := []driver.Desc{l.desc(1, 3, 1<<20), l.desc(2<<20, 5<<19, 1<<20)}
-		if err := l.conn.Submit(op, tag, d, nil); err != nil {
+		if err := ucxSubmit(l.conn, op, tag, d, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -67,7 +67,7 @@ func TestUCXDrainAndEndWithWorkInFlight(t *testing.T) {
 					if name == "lost" {
 						why = driver.ErrPeerLost
 					}
-					if err := l.conn.Submit(op, 9, []driver.Desc{l.desc(0, 0, 1)}, nil); !errors.Is(err, why) {
+					if err := ucxSubmit(l.conn, op, 9, []driver.Desc{l.desc(0, 0, 1)}, nil); !errors.Is(err, why) {
 						t.Fatalf("submit after the end: %v", err)
 					}
 					if _, err := l.conn.Import(UCXImport{Key: testKey, Size: 10, Ticket: 1}); !errors.Is(err, why) {
@@ -122,7 +122,7 @@ func TestUCXDropInFlight(t *testing.T) {
 			l.begin(t, driver.Read, 2)
 			l.conn.Drop(slot)
 			l.conn.Drop(slot)
-			if err := l.conn.Submit(driver.Read, 9, []driver.Desc{l.desc(0, 0, 1)}, nil); !errors.Is(err, driver.ErrBounds) {
+			if err := ucxSubmit(l.conn, driver.Read, 9, []driver.Desc{l.desc(0, 0, 1)}, nil); !errors.Is(err, driver.ErrBounds) {
 				t.Fatalf("submit to what was dropped: %v", err)
 			}
 			l.imports(t)
@@ -156,7 +156,7 @@ func TestUCXTwoConnectionsToOnePeer(t *testing.T) {
 		l.begin(t, driver.Write, 3)
 		fill(l.local[3<<20:], 4)
 		d := driver.Desc{Local: 3 << 20, Remote: 3<<20 + 5<<17, Len: 1000, LocalKey: testKey, RemoteKey: slot}
-		if err := conn.Submit(driver.Write, 3, []driver.Desc{d}, nil); err != nil {
+		if err := ucxSubmit(conn, driver.Write, 3, []driver.Desc{d}, nil); err != nil {
 			t.Fatal(err)
 		}
 		l.outcomes(t, 0, 4)
@@ -186,7 +186,7 @@ func TestUCXConnectionToItself(t *testing.T) {
 			d := []driver.Desc{{Remote: 1 << 20, Len: 50000, LocalKey: testKey, RemoteKey: slot},
 				{Local: 50000, Remote: 1<<20 + 50001, Len: 40000, LocalKey: testKey, RemoteKey: slot}}
 			for tag := range uint64(3) {
-				if err := conn.Submit([]driver.Op{driver.Write, driver.Read}[i%2], tag, d, nil); err != nil {
+				if err := ucxSubmit(conn, []driver.Op{driver.Write, driver.Read}[i%2], tag, d, nil); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -197,7 +197,7 @@ func TestUCXConnectionToItself(t *testing.T) {
 			t.Fatal(err)
 		}
 		d := []driver.Desc{{Remote: 1 << 20, Len: 50000, LocalKey: testKey, RemoteKey: slot}}
-		if err := errors.Join(conn.Submit(driver.Write, 1, d, []byte("x"))); err != nil {
+		if err := errors.Join(ucxSubmit(conn, driver.Write, 1, d, []byte("x"))); err != nil {
 			t.Fatal(err)
 		}
 		if err := l.outcome(t, 1); !errors.Is(err, driver.ErrRevoked) {
@@ -212,7 +212,7 @@ func TestUCXManyMessages(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
 		for i := range 20000 {
 			l.tag++
-			if err := l.conn.Submit(driver.Op(1+i%2), l.tag, []driver.Desc{l.desc(8, 16, 8)}, nil); err != nil {
+			if err := ucxSubmit(l.conn, driver.Op(1+i%2), l.tag, []driver.Desc{l.desc(8, 16, 8)}, nil); err != nil {
 				t.Fatal(err)
 			}
 			for l.conn.Help(l.tag, nil) {
@@ -235,7 +235,7 @@ func TestUCXHelpSaysThatSomethingEnded(t *testing.T) {
 			for l.near.Arm() {
 				l.near.Poll(make([]Done, 1))
 			}
-			if err := l.conn.Submit(driver.Read, l.tag, []driver.Desc{l.desc(8, 16, 8)}, nil); err != nil {
+			if err := ucxSubmit(l.conn, driver.Read, l.tag, []driver.Desc{l.desc(8, 16, 8)}, nil); err != nil {
 				t.Fatal(err)
 			}
 			inline := l.near.rings[0].head.Load() != l.near.rings[0].tail.Load() // Submit's caller polls

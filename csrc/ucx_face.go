@@ -5,6 +5,7 @@ package csrc
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -25,6 +26,34 @@ type UCXConfig struct {
 	GraceNanos    uint64   // drives the pings and the time after which a silent peer is lost
 	WakeFD        int      // an eventfd for completions and messages, when armed
 	ControlFD     int      // an eventfd for control messages
+	Counters      *UCXCounters
+}
+
+// UCXCounters are what peers count with the tails of their writes, at all contexts that
+// were opened with them.
+type UCXCounters struct{ table []ucxCounter }
+
+// ucxCounter is sl_ucx_counter.
+type ucxCounter struct {
+	value   atomic.Uint64
+	awaited atomic.Uint64 // 0: no wake-up is asked for
+}
+
+// Count returns how often peers have counted on a counter below driver.CountersMax.
+func (c *UCXCounters) Count(counter uint32) uint64 { return c.table[counter].value.Load() }
+
+// AwaitCount asks for one write to WakeFD, when armed, once Count has reached n, and reports
+// whether it has already. The last call holds.
+func (c *UCXCounters) AwaitCount(counter uint32, n uint64) bool {
+	c.table[counter].awaited.Store(n)
+	return c.Count(counter) >= n
+}
+
+// Arrive counts one, and reports whether a wake-up was asked for.
+func (c *UCXCounters) Arrive(counter uint32) (wake bool) {
+	value := c.table[counter].value.Add(1)
+	n := c.table[counter].awaited.Load()
+	return n != 0 && value >= n
 }
 
 // UCXMemory is what UCXContext.Map makes known.

@@ -30,7 +30,7 @@ func TestUCXFenceDuringWrites(t *testing.T) {
 				for tag := g; !stop.Load(); tag += 3 {
 					d := []driver.Desc{l.desc(g<<20, g<<20, 300000), l.desc(g<<20, g<<20+400000, 300000)}
 					d[0].RemoteKey, d[1].RemoteKey = slot.Load(), slot.Load()
-					_ = l.conn.Submit(driver.Write, tag, d, nil) // full, or dropped: again
+					_ = ucxSubmit(l.conn, driver.Write, tag, d, nil) // full, or dropped: again
 					l.conn.Help(tag, nil)
 				}
 			})
@@ -122,7 +122,7 @@ func TestUCXRefreshReachesTheNeighbour(t *testing.T) {
 		fill(l.local[:len(part)], uint64(key))
 		l.tag++
 		d := []driver.Desc{{Len: uint64(len(part)), LocalKey: testKey, RemoteKey: slots[key]}}
-		if err := errors.Join(l.conn.Submit(driver.Write, l.tag, d, nil), l.outcome(t, l.tag)); err != nil {
+		if err := errors.Join(ucxSubmit(l.conn, driver.Write, l.tag, d, nil), l.outcome(t, l.tag)); err != nil {
 			t.Fatalf("key %d: %v", key, err)
 		}
 		if !bytes.Equal(part, l.local[:len(part)]) {
@@ -160,7 +160,7 @@ func TestUCXManyMemories(t *testing.T) {
 			d = append(d, driver.Desc{Local: uint64(key), Len: 8, LocalKey: testKey, RemoteKey: slot})
 		}
 		fill(l.local[:n+200], 3)
-		if err := errors.Join(l.conn.Submit(driver.Write, 1, d, nil), l.outcome(t, 1)); err != nil {
+		if err := errors.Join(ucxSubmit(l.conn, driver.Write, 1, d, nil), l.outcome(t, 1)); err != nil {
 			t.Fatal(err)
 		}
 		for _, d := range d {
@@ -171,7 +171,7 @@ func TestUCXManyMemories(t *testing.T) {
 		for key := uint32(100); key < 100+n; key++ {
 			l.far.Unmap(key)
 		}
-		if err := errors.Join(l.conn.Submit(driver.Write, 2, d, nil), l.outcome(t, 2)); !errors.Is(err, driver.ErrRevoked) {
+		if err := errors.Join(ucxSubmit(l.conn, driver.Write, 2, d, nil), l.outcome(t, 2)); !errors.Is(err, driver.ErrRevoked) {
 			t.Fatalf("write to what is not there any more: %v", err)
 		}
 	})

@@ -115,7 +115,7 @@ func (v *victim) read(t *testing.T, tag uint64, d ...driver.Desc) forged {
 	for i := range d {
 		d[i].LocalKey, d[i].RemoteKey = 7, slot
 	}
-	if err := v.conn.Submit(driver.Read, tag, d, nil); err != nil {
+	if err := ucxSubmit(v.conn, driver.Read, tag, d, nil); err != nil {
 		t.Fatal(err)
 	}
 	return v.f.await(msgRead)

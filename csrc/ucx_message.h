@@ -6,7 +6,7 @@
 #include "ucx_abi.h"
 
 #define SL_UCX_AM 21	  /* the id of all of them */
-#define SL_UCX_VERSION 2 /* of this file; ends that differ do not talk */
+#define SL_UCX_VERSION 3 /* of this file; ends that differ do not talk */
 #define SL_UCX_ANSWER_MAX (1u << 20) /* bytes that one message may ask for */
 #define SL_UCX_PULL_MAX (256u << 10) /* bytes that the owner copies for one message, under its lock */
 #define SL_UCX_ROWS 1023	     /* of a table that is pulled: with the gate what the kernel takes in one call */
@@ -18,6 +18,7 @@ enum {
 	SL_UCX_MSG_READ,	/* len bytes at off; with count rows, from the places in the table */
 	SL_UCX_MSG_DATA,	/* the answer, to seq */
 	SL_UCX_MSG_NOTE,	/* the message of a batch; not delivered if a piece of it failed */
+	SL_UCX_MSG_COUNT,	/* one more for the counter value; not counted if a piece of its batch failed */
 	SL_UCX_MSG_CREDIT,	/* value messages were received */
 	SL_UCX_MSG_STARVED,	/* for want of credit */
 	SL_UCX_MSG_PING,	/* value comes back */

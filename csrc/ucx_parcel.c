@@ -161,6 +161,24 @@ static void on_credit(struct sl_ucx_conn *n, uint64_t value)
 	n->credit = value < most - n->credit ? n->credit + (uint32_t)value : most;
 	if (n->starved) {
 		n->starved = 0;
+		__atomic_store_n(&n->worker->ring->due, 1, __ATOMIC_SEQ_CST);
+		sl_ucx_wake(n->worker);
+	}
+}
+
+/* The value goes up before the look, and AwaitCount does it the other way round. */
+static void on_count(struct sl_ucx_conn *n, const struct sl_ucx_head *h)
+{
+	struct sl_ucx_counter *c = n->worker->context->config.counters;
+	uint64_t value, awaited;
+
+	sl_ucx_owe(n); /* it takes no room here */
+	if (!c || h->off >= SL_UCX_COUNTERS || (h->flags & SL_UCX_CHECKED && n->rx_failed))
+		return;
+	value = __atomic_add_fetch(&c[h->off].value, 1, __ATOMIC_SEQ_CST);
+	awaited = __atomic_load_n(&c[h->off].awaited, __ATOMIC_SEQ_CST);
+	if (awaited && value >= awaited) {
+		__atomic_store_n(&n->worker->ring->due, 1, __ATOMIC_SEQ_CST);
 		sl_ucx_wake(n->worker);
 	}
 }
@@ -195,6 +213,9 @@ static ucs_status_t dispatch(struct sl_ucx_conn *n, const struct sl_ucx_head *h,
 			sl_ucx_owe(n);
 		else if (!rendezvous)
 			return sl_ucx_put_note(n, data, len, keep);
+		return UCS_OK;
+	case SL_UCX_MSG_COUNT:
+		on_count(n, h);
 		return UCS_OK;
 	case SL_UCX_MSG_READ:
 		if (!rendezvous)

@@ -148,7 +148,7 @@ func (v *victim) fetch(t *testing.T, tag, base uint64, d ...driver.Desc) forged 
 	for i := range d {
 		d[i].LocalKey, d[i].RemoteKey = 7, slot
 	}
-	if err := v.conn.Submit(driver.Read, tag, d, nil); err != nil {
+	if err := ucxSubmit(v.conn, driver.Read, tag, d, nil); err != nil {
 		t.Fatal(err)
 	}
 	q := v.f.await(msgRead)
@@ -199,7 +199,7 @@ func TestUCXFetchesAndThenAsks(t *testing.T) {
 		t.Fatal(err)
 	}
 	clear(mem)
-	if err := v.conn.Submit(driver.Read, 6, []driver.Desc{{Len: 100, LocalKey: 7, RemoteKey: slot}}, nil); err != nil {
+	if err := ucxSubmit(v.conn, driver.Read, 6, []driver.Desc{{Len: 100, LocalKey: 7, RemoteKey: slot}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := v.outcome(t, 6); !errors.Is(err, driver.ErrPeerLost) || !errors.As(err, &piece) {
@@ -226,7 +226,7 @@ func TestUCXAsksForEachMemory(t *testing.T) {
 	for i, slot := range []uint32{slots[0], slots[1], slots[0]} {
 		d = append(d, driver.Desc{Local: uint64(i) * 500, Remote: uint64(i) * 500, Len: 100, LocalKey: 7, RemoteKey: slot})
 	}
-	if err := v.conn.Submit(driver.Read, 1, d, nil); err != nil {
+	if err := ucxSubmit(v.conn, driver.Read, 1, d, nil); err != nil {
 		t.Fatal(err)
 	}
 	for i, status := range []int32{UCXOK, UCXRevoked, UCXOK} {
@@ -297,7 +297,7 @@ func TestUCXGateShutsOnWhoIsLate(t *testing.T) {
 		for i := range d {
 			d[i].LocalKey, d[i].RemoteKey = 7, slot
 		}
-		if err := v.conn.Submit(driver.Write, 1, d, nil); err != nil {
+		if err := ucxSubmit(v.conn, driver.Write, 1, d, nil); err != nil {
 			t.Fatal(err)
 		}
 		o := v.f.await(msgWrite)

@@ -30,7 +30,7 @@ const crowdRange = testBytes / 8
 func (c *crowd) submit(op driver.Op, tag uint64, msg []byte) error {
 	d := []driver.Desc{{Local: c.from, Remote: c.from, Len: crowdRange, LocalKey: testKey, RemoteKey: c.slot}}
 	for end := time.Now().Add(10 * time.Second); ; {
-		err := c.conn.Submit(op, tag, d, msg)
+		err := ucxSubmit(c.conn, op, tag, d, msg)
 		if !errors.Is(err, driver.ErrFull) || time.Now().After(end) {
 			return err
 		}

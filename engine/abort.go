@@ -70,11 +70,9 @@ func (t *Transfer) interrupt(why error) {
 	t.stopped.Store(true)
 	generation, bits := t.generation.Load(), t.outstanding.Load()
 	for _, c := range t.via() {
-		if c.canceler != nil {
-			for bit := range batchesInFlight {
-				if bits&(1<<bit) != 0 {
-					c.canceler.Cancel(tag(t.slot, generation, bit))
-				}
+		for bit := range batchesInFlight {
+			if bits&(1<<bit) != 0 {
+				c.p.Cancel(tag(t.slot, generation, bit))
 			}
 		}
 	}

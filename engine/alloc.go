@@ -31,9 +31,6 @@ func (e *Engine) Alloc(n uint64, o AllocOptions) (*Memory, error) {
 	}
 	named := o.Backend != ""
 	o.Backend = ""
-	if l == nil {
-		return Alloc(n, o)
-	}
 	m, err := l.alloc(n, o)
 	if errors.Is(err, errNoneOfItsOwn) && !named {
 		return Alloc(n, o)
@@ -44,15 +41,12 @@ func (e *Engine) Alloc(n uint64, o AllocOptions) (*Memory, error) {
 	return m, nil
 }
 
-// allocator returns the lane whose memory is meant, nil for host memory.
+// allocator returns the lane whose memory is meant: the first where none is named.
 func (e *Engine) allocator(name string) (*lane, error) {
 	if e.ended() {
 		return nil, ErrClosed
 	}
 	if name == "" {
-		if e.lanes[0].allocator == nil {
-			return nil, nil
-		}
 		return e.lanes[0], nil
 	}
 	var names []string
@@ -60,9 +54,6 @@ func (e *Engine) allocator(name string) (*lane, error) {
 		if l.caps.Name != name {
 			names = append(names, l.caps.Name)
 			continue
-		}
-		if l.allocator == nil {
-			return nil, errNoneOfItsOwn
 		}
 		return l, nil
 	}
@@ -80,7 +71,7 @@ var errNoneOfItsOwn = fmt.Errorf("it has no memory of its own, or not as it is c
 
 // alloc takes memory from the backend.
 func (l *lane) alloc(n uint64, o AllocOptions) (*Memory, error) {
-	seg, owner, err := l.allocator.Alloc(n)
+	seg, owner, err := l.b.Alloc(n)
 	switch {
 	case errors.Is(err, ErrNotSupported):
 		return nil, errNoneOfItsOwn

@@ -11,43 +11,25 @@ import (
 
 // group is the part of a transfer's list that goes over one connection.
 type group struct {
-	conn  *conn
-	descs []driver.Desc
-	pages []Pages
-	bytes uint64
+	conn     *conn
+	descs    []driver.Desc
+	patterns []Pattern
+	bytes    uint64
 }
 
 func (g *group) clear() {
 	g.conn, g.descs, g.bytes = nil, g.descs[:0], 0
-	clear(g.pages) // lets go of the caller's index lists
-	g.pages = g.pages[:0]
+	clear(g.patterns) // lets go of the caller's index lists
+	g.patterns = g.patterns[:0]
 }
 
 // batch is one call of Submit.
 type batch struct {
-	conn    *conn
-	descs   []driver.Desc
-	pages   *Pages
-	message []byte // nil: none
-	counts  bool   // one more for counter follows the data
-	counter uint32
-	durable bool     // it ends once its bytes would survive a loss of power
-	sum     *summing // nil: the bytes are not compared
-	last    bool     // only after all others have ended: it carries the message, or the count
-}
-
-func (b *batch) submit(op Op, tag uint64) error {
-	switch {
-	case b.durable:
-		return b.conn.persister.SubmitDurable(tag, b.descs, b.pages)
-	case b.counts:
-		return b.conn.counter.SubmitCount(tag, b.descs, b.pages, b.counter)
-	case b.pages != nil:
-		return b.conn.pager.SubmitPages(op, tag, b.pages, b.message)
-	case b.message != nil:
-		return b.conn.notifier.SubmitNotify(Write, tag, b.descs, b.message) // a read's message goes alone
-	}
-	return b.conn.p.Submit(op, tag, b.descs)
+	driver.Batch
+	conn *conn
+	sum  *summing // nil: the bytes are not compared
+	last bool     // only after all before it have ended: it carries the notification or the count
+	part bool     // of a notification that one message has no room for
 }
 
 // Add lists one contiguous copy of n bytes. Copies that continue the one listed
@@ -61,11 +43,7 @@ func (t *Transfer) Add(local *Region, localOff uint64, remote *Remote, remoteOff
 	if err := d.Check(local.seg.Len, remote.size); err != nil {
 		return fmt.Errorf("add %s to %s: %w", remote.name, local.name, err)
 	}
-	caps := &g.conn.lane.caps
-	if a := caps.Align; a > 1 && (localOff|remoteOff|n)&(a-1) != 0 {
-		return fmt.Errorf("add: %s moves multiples of %d bytes at multiples of it: %w", caps.Name, a, ErrBounds)
-	}
-	g.add(d, caps.LenMax)
+	g.add(d, g.conn.lane.caps.LenMax)
 	t.dirty = true
 	return nil
 }
@@ -89,65 +67,22 @@ func (g *group) add(d driver.Desc, lenMax uint64) {
 	g.descs = append(g.descs, d)
 }
 
-// AddPages lists a pattern of scattered entries. The keys of p are ignored; its
-// index lists are kept by reference and must not change until the transfer is
-// done for the last time or Reset.
-func (t *Transfer) AddPages(local *Region, remote *Remote, p Pages) error {
-	g, localKey, remoteKey, err := t.join(local, remote)
-	if err != nil {
-		return err
-	}
-	p.LocalKey, p.RemoteKey = localKey, remoteKey
-	if err := p.Check(local.seg.Len, remote.size); err != nil {
-		return fmt.Errorf("add pages of %s to %s: %w", remote.name, local.name, err)
-	}
-	caps := &g.conn.lane.caps
-	if a := caps.Align; a > 1 && (p.EntryLen|p.LocalBase|p.LocalStride|p.RemoteBase|p.RemoteStride)&(a-1) != 0 {
-		return fmt.Errorf("add pages: %s moves multiples of %d bytes at multiples of it: %w", caps.Name, a, ErrBounds)
-	}
-	t.dirty = true
-	if g.conn.pager == nil || (caps.LenMax > 0 && p.EntryLen > caps.LenMax) {
-		for i := range p.Count {
-			g.add(p.Desc(i), caps.LenMax)
-		}
-		return nil
-	}
-	g.bytes += p.Bytes()
-	for p.Count > caps.PagesMax {
-		g.pages = append(g.pages, cutPages(&p, caps.PagesMax))
-	}
-	g.pages = append(g.pages, p)
-	return nil
-}
-
-// cutPages takes the first n entries off p.
-func cutPages(p *Pages, n int) Pages {
-	head := *p
-	head.Count = n
-	head.Local, p.Local, p.LocalBase = cutList(p.Local, n, p.LocalBase, p.LocalStride)
-	head.Remote, p.Remote, p.RemoteBase = cutList(p.Remote, n, p.RemoteBase, p.RemoteStride)
-	p.Count -= n
-	return head
-}
-
-func cutList(list []uint32, n int, base, stride uint64) (head, tail []uint32, tailBase uint64) {
-	if list == nil {
-		return nil, nil, base + uint64(n)*stride
-	}
-	return list[:n:n], list[n:], base
-}
-
-// Notify attaches a message that reaches the peer after the data is visible
-// there, in place of a count. It is kept by reference until Reset. An empty message is one.
+// Notify attaches a message that reaches the peer after the data is visible there, in place
+// of a count. It is kept by reference until Reset, and sent as it is when Post is called. An
+// empty message is one, too. It may have Peer.MessageMax bytes; what is too long for one
+// message of the backend goes in parts.
 func (t *Transfer) Notify(msg []byte) error {
 	if s := t.state.Load(); s != idle && s != done {
 		return t.misuse("change")
 	}
-	if msg == nil {
-		msg = []byte{}
-	}
-	t.message, t.notify, t.counts, t.dirty = msg, true, false, true
+	t.attachFrame(append(append(t.frame[:0], isNotification), msg...))
+	t.frame, t.text = t.message, msg
 	return nil
+}
+
+// attachFrame has a message of the engine follow the data. Its first byte says what it is.
+func (t *Transfer) attachFrame(b []byte) {
+	t.message, t.text, t.notify, t.counts, t.dirty = b, nil, true, false, true
 }
 
 // Count attaches one more for a counter of the peer's engine, which has it after the data
@@ -159,7 +94,7 @@ func (t *Transfer) Count(counter uint32) error {
 	if counter >= CountersMax {
 		return fmt.Errorf("count on %d, below %d: %w", counter, CountersMax, ErrBounds)
 	}
-	t.message, t.notify, t.counts, t.counter, t.dirty = nil, false, true, counter, true
+	t.message, t.text, t.notify, t.counts, t.counter, t.dirty = nil, nil, false, true, counter, true
 	return nil
 }
 
@@ -226,6 +161,7 @@ func (t *Transfer) holdRemote(m *Remote) {
 
 // prepare cuts the list into batches. It does nothing when the list is as it was.
 func (t *Transfer) prepare() error {
+	t.refresh()
 	if !t.dirty {
 		if len(t.batches) == 0 {
 			return fmt.Errorf("post transfer: nothing is listed: Add first: %w", ErrBounds)
@@ -245,11 +181,11 @@ func (t *Transfer) prepare() error {
 		}
 		for rest := g.descs; len(rest) > 0; {
 			n := min(len(rest), g.conn.lane.caps.DescsMax)
-			t.batches = append(t.batches, batch{conn: g.conn, descs: rest[:n:n], durable: t.route.Durable})
+			t.list(g.conn, driver.Batch{Op: t.op, Durable: t.route.Durable, Descs: rest[:n:n]})
 			rest = rest[n:]
 		}
-		for j := range g.pages {
-			t.batches = append(t.batches, batch{conn: g.conn, pages: &g.pages[j], durable: t.route.Durable})
+		for j := range g.patterns {
+			t.list(g.conn, driver.Batch{Op: t.op, Durable: t.route.Durable, Pattern: &g.patterns[j]})
 		}
 	}
 	if err := t.attach(); err != nil {
@@ -263,6 +199,10 @@ func (t *Transfer) prepare() error {
 	return nil
 }
 
+func (t *Transfer) list(c *conn, b driver.Batch) {
+	t.batches = append(t.batches, batch{Batch: b, conn: c})
+}
+
 func (t *Transfer) listConns() {
 	var list []*conn
 	for i := range t.batches {
@@ -273,41 +213,4 @@ func (t *Transfer) listConns() {
 	if !slices.Equal(list, t.via()) {
 		t.conns.Store(&list)
 	}
-}
-
-// attach gives the message or the count to the last batch, or to one of its own where
-// that cannot carry it: a read's, a durable one, or one of a backend without messages.
-func (t *Transfer) attach() error {
-	if !t.notify && !t.counts {
-		return nil
-	}
-	n := len(t.batches)
-	if n == 0 || t.op != Write || t.checked || t.route.Durable || !t.batches[n-1].conn.carries(t.counts) {
-		c := t.p.messenger(t.route, t.counts)
-		if c == nil {
-			return t.noMessenger()
-		}
-		t.batches = append(t.batches, batch{conn: c})
-		n++
-	}
-	b := &t.batches[n-1]
-	if err := checkMessage(b.conn, t.message); err != nil {
-		return err
-	}
-	b.message, b.counts, b.counter, b.last = t.message, t.counts, t.counter, n > 1
-	return nil
-}
-
-func (t *Transfer) noMessenger() error {
-	if t.counts {
-		return &OpError{Op: "count", Peer: t.p.name, Err: fmt.Errorf("no live backend of the route counts at the peer: %w", ErrNoRoute)}
-	}
-	return &OpError{Op: "notify", Peer: t.p.name, Err: fmt.Errorf("no live backend of the route carries messages: %w", ErrNoRoute)}
-}
-
-func checkMessage(c *conn, msg []byte) error {
-	if limit := c.lane.caps.MessageMax; len(msg) > limit {
-		return &OpError{Op: "notify", Backend: c.lane.caps.Name, Err: fmt.Errorf("message of %d bytes, at most %d: %w", len(msg), limit, ErrBounds)}
-	}
-	return nil
 }

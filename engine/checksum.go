@@ -23,9 +23,8 @@ import (
 //   - CRC-32C finds every error of up to 32 bits in a row, and all but one in 2^32 of others. It is
 //     no proof against a peer that lies.
 //
-// Both memories must be DRAM, and the peer's engine must be able to connect to this one by the
-// backend that moves the bytes: it is asked at the next Add, or now for what is listed, and the
-// answer waited for. It costs reading the bytes once more on both sides, and a round trip.
+// Both memories must be DRAM, and the backend that moves the bytes must carry messages. It
+// costs reading the bytes once more on both sides, and a round trip.
 func (t *Transfer) Checksum() error {
 	if s := t.state.Load(); s != idle && s != done {
 		return t.misuse("change")
@@ -67,7 +66,7 @@ type summing struct {
 	local   *Region
 	remote  *Remote
 	descs   []driver.Desc // what is compared: these, or
-	pages   *Pages
+	pages   *Pattern
 	op      Op
 }
 
@@ -98,12 +97,12 @@ func (t *Transfer) prepareSummed(g *group) error {
 			return err
 		}
 	}
-	c.cut()
-	for i := range g.pages {
-		if err := c.addPages(g.pages[i]); err != nil {
+	for i := range g.patterns {
+		if err := c.addPattern(&g.patterns[i]); err != nil {
 			return err
 		}
 	}
+	c.cut()
 	return c.list()
 }
 
@@ -141,19 +140,35 @@ func (c *sumCutter) cut() {
 	}
 }
 
-func (c *sumCutter) addPages(p Pages) error {
+func (c *sumCutter) addPattern(p *Pattern) error {
 	most := sumPagesMax(c.g.conn.lane.caps.MessageMax)
 	if most < 1 {
 		return c.noRoom()
 	}
-	if p.EntryLen > 0 {
-		most = min(most, max(1, int(sumBytes/p.EntryLen)))
+	if !p.Plain() || p.Run > sumBytes {
+		return c.addRuns(p)
 	}
-	for p.Count > most {
-		head := cutPages(&p, most)
+	c.cut()
+	rest := *p
+	for most = min(most, int(sumBytes/p.Run)); rest.Count > most; {
+		head := cutPattern(&rest, most)
 		c.made = append(c.made, summing{pages: &head})
 	}
-	c.made = append(c.made, summing{pages: &p})
+	c.made = append(c.made, summing{pages: &rest})
+	return nil
+}
+
+// addRuns adds the runs of a pattern one by one.
+func (c *sumCutter) addRuns(p *Pattern) error {
+	var runs []driver.Desc
+	for i := range p.Count {
+		runs = p.AppendDescs(runs[:0], i)
+		for _, d := range runs {
+			if err := c.add(d); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }
 
@@ -172,20 +187,31 @@ func (c *sumCutter) list() error {
 		if err := c.complete(s); err != nil {
 			return err
 		}
-		b := batch{conn: conn, descs: s.descs, pages: s.pages}
+		t.list(conn, driver.Batch{Op: t.op, Descs: s.descs, Pattern: s.pages})
+		b := &t.batches[len(t.batches)-1]
 		if t.op == Write {
-			b.sum, b.message = s, s.request
+			b.sum = s
+			b.ask()
 		}
-		t.batches = append(t.batches, b)
 	}
 	if t.op == Write {
 		return nil
 	}
 	for i := range c.made {
 		s := &c.made[i]
-		t.batches = append(t.batches, batch{conn: conn, sum: s, message: s.request, last: i == 0 && moved+len(c.made) > 0})
+		t.list(conn, driver.Batch{Op: Write})
+		b := &t.batches[len(t.batches)-1]
+		b.sum, b.last = s, i == 0 && moved+len(c.made) > 0
+		b.ask()
 	}
 	return nil
+}
+
+// ask has the request follow the bytes. Where the peer is this engine none goes.
+func (b *batch) ask() {
+	if !b.sum.way.self {
+		b.Tail, b.Notify = driver.NotifyTail, b.sum.request
+	}
 }
 
 // complete fills in what the batch is about.
@@ -230,29 +256,17 @@ func (b *batch) submitSum(t *Transfer, tag uint64, index, bit int) error {
 	way.name(b.sum.request, tag)
 	var err error
 	switch {
-	case way.self && b.descs == nil && b.pages == nil: // a Read's: all bytes are here
+	case way.self && b.Descs == nil && b.Pattern == nil: // a Read's: all bytes are here
 		t.sums.state[bit].Store(sumWorking)
 		way.push(sumWork{t, tag})
-	case way.self:
-		err = b.submitPlain(tag)
-	case b.pages != nil:
-		err = b.conn.pager.SubmitPages(Write, tag, b.pages, b.message)
 	default:
-		err = b.conn.notifier.SubmitNotify(Write, tag, b.descs, b.message)
+		err = b.conn.p.Submit(tag, &b.Batch)
 	}
 	if err != nil {
 		t.sums.state[bit].Store(sumIdle)
 		way.end()
 	}
 	return err
-}
-
-// submitPlain moves a Write's bytes and says nothing.
-func (b *batch) submitPlain(tag uint64) error {
-	if b.pages != nil {
-		return b.conn.pager.SubmitPages(Write, tag, b.pages, nil)
-	}
-	return b.conn.p.Submit(Write, tag, b.descs)
 }
 
 // summed returns what the batch of a bit is to be compared by; nil: it is not.

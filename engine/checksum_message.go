@@ -10,25 +10,15 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Messages about checksums, between stagers: see staged_message.go.
+// A request: kind and tag, the token of the memory, then flags and ranges. The answer repeats
+// the tag. Integers are little-endian.
 const (
-	isAuditHello = 8  // nonce, description of the sender: sum for me
-	isAuditReady = 9  // nonce, number of the audit, code, why
-	isSum        = 10 // audit, tag, token, ranges: sum these
-	isSummed     = 11 // nonce, tag, code; sums, or why not
-	isAuditBye   = 12 // audit: no more
-)
-
-// A request: head, audit and tag, the token of the memory, then a flag and ranges. Integers are
-// little-endian.
-const (
-	sumTagAt    = headBytes + 8
-	sumFixed    = headBytes + 8 + 8 + 2 + 1 + 4
+	sumTagBytes = 8
+	sumFixed    = 1 + sumTagBytes + 2 + 1 + 4
 	sumTokenMax = 256
 	sumPattern  = 8 + 8 + 8 // of pages: length, base, stride
 	sumEntry    = 8 + 8     // of descriptors: offset, length
-	sumAnswer   = headBytes + 8 + 8 + 1
-	sumWholeMax = 1 << 30 // bytes that one request may ask for
+	sumWholeMax = sumBytes  // bytes that one request may ask for
 
 	sumPaged  = 1
 	sumListed = 2
@@ -40,26 +30,25 @@ func sumPagesMax(messageMax int) int {
 	return (messageMax - sumFixed - sumTokenMax - sumPattern) / 4
 }
 
-// appendRequest writes a request with places for audit and tag.
+// appendRequest writes a request with a place for the tag.
 func (s *summing) appendRequest(b, token []byte) ([]byte, error) {
 	if len(token) > sumTokenMax {
 		return nil, fmt.Errorf("checksum: a token of %d bytes: %w", len(token), ErrBounds)
 	}
-	b = appendHead(b, s.way.far, isSum)
-	b = binary.LittleEndian.AppendUint64(b, s.way.number)
-	b = binary.LittleEndian.AppendUint64(b, 0)
+	b = binary.LittleEndian.AppendUint64(append(b, isSum), 0)
 	b = append(binary.LittleEndian.AppendUint16(b, uint16(len(token))), token...)
 	if p := s.pages; p != nil {
 		flags := byte(sumPaged)
-		if p.Remote != nil {
+		far := &p.Remote
+		if far.List != nil {
 			flags |= sumListed
 		}
 		b = binary.LittleEndian.AppendUint32(append(b, flags), uint32(p.Count))
-		b = binary.LittleEndian.AppendUint64(b, p.EntryLen)
-		b = binary.LittleEndian.AppendUint64(b, p.RemoteBase)
-		b = binary.LittleEndian.AppendUint64(b, p.RemoteStride)
-		for i := 0; p.Remote != nil && i < p.Count; i++ {
-			b = binary.LittleEndian.AppendUint32(b, p.Remote[i])
+		b = binary.LittleEndian.AppendUint64(b, p.Run)
+		b = binary.LittleEndian.AppendUint64(b, far.Base)
+		b = binary.LittleEndian.AppendUint64(b, far.Stride)
+		for _, slot := range far.List {
+			b = binary.LittleEndian.AppendUint32(b, slot)
 		}
 		return b, nil
 	}
@@ -73,25 +62,23 @@ func (s *summing) appendRequest(b, token []byte) ([]byte, error) {
 
 // sumRequest is a request that was read, and checked but for the memory's bounds.
 type sumRequest struct {
-	audit, tag uint64
-	token      []byte
-	count      int
-	paged      bool
-	entry      uint64 // of a pattern
-	base       uint64
-	stride     uint64
-	list       []byte // indices, or descriptors; nil: a pattern without
+	token  []byte
+	count  int
+	paged  bool
+	entry  uint64 // of a pattern
+	base   uint64
+	stride uint64
+	list   []byte // indices, or descriptors; nil: a pattern without
 }
 
-// parse reads what follows the head.
+// parse reads what follows the tag.
 func (r *sumRequest) parse(b []byte) error {
-	const fixed = sumFixed - headBytes
+	const fixed = sumFixed - 1 - sumTagBytes
 	if len(b) < fixed {
 		return ErrCorrupt
 	}
-	r.audit, r.tag = binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])
-	n := int(binary.LittleEndian.Uint16(b[16:]))
-	b = b[18:]
+	n := int(binary.LittleEndian.Uint16(b))
+	b = b[2:]
 	if n > sumTokenMax || len(b) < n+5 {
 		return ErrCorrupt
 	}

@@ -3,27 +3,19 @@
 package engine
 
 import (
-	"context"
 	"encoding/binary"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
-
-	"github.com/sluicehq/sluice/driver"
 )
 
 // sumWay is how the sums of a connection's transfers are asked for and compared. One
 // goroutine compares; it sleeps while nothing has been answered.
 type sumWay struct {
-	conn   *conn
-	s      *stager
-	self   bool   // the peer is this engine: nobody is asked
-	far    []byte // whom messages are for
-	nonce  uint64 // names us in the peer's messages
-	number uint64 // names the audit in ours
+	conn *conn
+	s    *stager
+	self bool // the peer is this engine: no request goes
 
-	ready chan []byte  // what it said when it was asked
 	asked atomic.Int64 // batches under way
 
 	mu     sync.Mutex // guards what follows
@@ -41,85 +33,41 @@ type sumWork struct {
 // asksMax is how many batches of a connection may be under way: the peer keeps no more for us.
 const asksMax = 16
 
-// audit makes the way of a connection, once. It waits for the peer.
+// audit makes the way of a connection, once.
 func (c *conn) audit() error {
 	if c.sums.Load() != nil {
 		return nil
 	}
-	c.auditing.Lock()
-	defer c.auditing.Unlock()
-	if c.sums.Load() != nil {
-		return nil
+	var err error
+	switch {
+	case c.lane == c.peer.e.stager.lane:
+		err = fmt.Errorf("chains of backends are not summed: both sides must be DRAM: %w", ErrNotSupported)
+	case !c.peer.isSelf() && !c.carries(false):
+		err = fmt.Errorf("it carries no messages: name another by Route.Only: %w", ErrNotSupported)
+	default:
+		err = c.startSums()
 	}
-	w, err := c.openAudit()
 	if err != nil {
 		return &OpError{Op: "checksum", Backend: c.lane.caps.Name, Peer: c.peer.name, Err: err}
 	}
-	c.sums.Store(w)
 	return nil
 }
 
-func (c *conn) openAudit() (*sumWay, error) {
-	e := c.peer.e
-	sp := c.peer.staged().p.(*stagedPeer)
-	w := &sumWay{conn: c, s: e.stager, self: c.peer.isSelf(), far: sp.far, nonce: rand.Uint64(), ready: make(chan []byte, 1), wake: make(chan struct{}, 1)}
+// startSums begins the goroutine, unless the peer is closed.
+func (c *conn) startSums() error {
+	p := c.peer
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	switch {
-	case c.lane == e.stager.lane:
-		return nil, fmt.Errorf("chains of backends are not summed: both sides must be DRAM: %w", ErrNotSupported)
-	case w.self:
-		return w, w.start()
-	case c.notifier == nil:
-		return nil, fmt.Errorf("it carries no messages: name another by Route.Only: %w", ErrNotSupported)
-	case w.far == nil:
-		return nil, fmt.Errorf("the peer's engine serves no requests of ours, its Config.StagingBytes is too small: %w", ErrNotSupported)
-	}
-	w.s.enlistWay(w.nonce, w)
-	err := w.introduce(sp.life, sp)
-	if err == nil {
-		err = w.start()
-	}
-	if err != nil {
-		w.s.enlistWay(w.nonce, nil)
-		return nil, err
-	}
-	return w, nil
-}
-
-// introduce asks the peer's engine to sum for us.
-func (w *sumWay) introduce(life context.Context, sp *stagedPeer) error {
-	ctx, cancel := context.WithTimeout(life, w.s.e.cfg.ConnectTimeout)
-	defer cancel()
-	msg, err := w.s.introduction(w.far, isAuditHello, w.nonce, w.conn.lane)
-	if err == nil {
-		err = sp.say(ctx, w.conn.lane, msg)
-	}
-	if err != nil {
-		return err
-	}
-	select {
-	case body := <-w.ready:
-		if len(body) < 8+1 {
-			return fmt.Errorf("an answer of %d bytes: %w", len(body), ErrCorrupt)
-		}
-		w.number = binary.LittleEndian.Uint64(body)
-		return parseOutcome(body[8:])
-	case <-w.conn.gone:
-		return ErrPeerLost
-	case <-ctx.Done():
-		return fmt.Errorf("no answer: its engine must be able to connect to this one with %s, and know of checksums: %w", w.conn.lane.caps.Name, driver.ContextError(ctx))
-	}
-}
-
-// start begins the goroutine, unless the peer is closed.
-func (w *sumWay) start() error {
-	e := w.s.e
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
+	case p.closed:
 		return ErrClosed
+	case c.sums.Load() != nil:
+		return nil
 	}
-	e.running.Add(1)
+	w := &sumWay{conn: c, s: p.e.stager, self: p.isSelf(), wake: make(chan struct{}, 1)}
+	p.e.running.Add(1) // the Peer is open, so Engine.Close has not come to wait
 	go w.run()
+	c.sums.Store(w)
 	return nil
 }
 
@@ -136,7 +84,7 @@ func (w *sumWay) end() { w.asked.Add(-1) }
 
 // name puts the tag into a request that is about to go.
 func (w *sumWay) name(request []byte, tag uint64) {
-	binary.LittleEndian.PutUint64(request[sumTagAt:], tag)
+	binary.LittleEndian.PutUint64(request[1:], tag)
 }
 
 // push hands a batch to the goroutine. When that has ended nobody compares: the batch ends.
@@ -185,7 +133,7 @@ func (w *sumWay) look(x sumWork) {
 	s := x.t.batches[x.t.sums.batch[bit]].sum
 	answer := x.t.sums.heard[bit]
 	if w.self {
-		answer = w.s.sumFor(w.conn.lane, s.request[headBytes:], nil)
+		answer = w.s.sumFor(w.conn.lane, s.request[1+sumTagBytes:], nil)
 	}
 	w.finish(x, s.judge(answer, w.conn.peer.name))
 }
@@ -246,40 +194,15 @@ func (w *sumWay) work(t *Transfer, tag uint64, state *atomic.Uint32) {
 	}
 }
 
-// close ends the goroutine, once what is answered is compared, and says goodbye.
-func (w *sumWay) close(sp *stagedPeer) {
+// close ends the goroutine, once what is answered is compared.
+func (w *sumWay) close() {
 	w.mu.Lock()
-	was := w.closed
 	w.closed = true
 	w.mu.Unlock()
-	if was {
-		return
-	}
 	select {
 	case w.wake <- struct{}{}:
 	default:
 	}
-	if w.self {
-		return
-	}
-	w.s.enlistWay(w.nonce, nil)
-	if w.conn.isLost() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), w.s.e.cfg.AbortGrace)
-	defer cancel()
-	_ = sp.say(ctx, w.conn.lane, binary.LittleEndian.AppendUint64(appendHead(nil, w.far, isAuditBye), w.number))
-}
-
-// enlistWay makes a way known by its nonce, or forgets it.
-func (s *stager) enlistWay(nonce uint64, w *sumWay) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if w == nil {
-		delete(s.ways, nonce)
-		return
-	}
-	s.ways[nonce] = w
 }
 
 // forsake ends the waits of all transfers for answers that came by a connection.

@@ -61,6 +61,7 @@ type Config struct {
 	PeersMax         int // live peers; default 1,024
 	NotificationsMax int // depth of the Notifications channel; default 1,024
 	DescriptionMax   int // bytes of a peer's description; default 16 MiB
+	NotifyMax        int // bytes of a notification, sent or received; default 16 MiB
 	HandshakesMax    int // exchanges that Serve holds at once, and strangers beside them; default 64
 
 	// OnPeer is called once for each peer that came through Serve, from a
@@ -118,6 +119,7 @@ func (c Config) withDefaults() (Config, error) {
 		{"PeersMax", &c.PeersMax, 1024, 1 << 20},
 		{"NotificationsMax", &c.NotificationsMax, 1024, 1 << 20},
 		{"DescriptionMax", &c.DescriptionMax, 16 << 20, 1 << 30},
+		{"NotifyMax", &c.NotifyMax, 16 << 20, wire.NotifyMax},
 		{"HandshakesMax", &c.HandshakesMax, 64, 1 << 16},
 	} {
 		if *f.field < 0 || *f.field > f.max {

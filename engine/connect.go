@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +20,7 @@ func (e *Engine) Connect(ctx context.Context, description []byte) (*Peer, error)
 	if len(description) > e.cfg.DescriptionMax {
 		return nil, &OpError{Op: "connect", Err: fmt.Errorf("description of %d bytes, at most Config.DescriptionMax of %d: %w", len(description), e.cfg.DescriptionMax, ErrBounds)}
 	}
-	d, err := wire.Decode(description)
+	d, err := wire.Decode(bytes.Clone(description)) // what it says is kept, and the caller's bytes may change
 	if err != nil {
 		return nil, &OpError{Op: "connect", Err: err}
 	}
@@ -28,21 +29,13 @@ func (e *Engine) Connect(ctx context.Context, description []byte) (*Peer, error)
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.ConnectTimeout)
 	defer cancel()
-	return e.connect(ctx, d)
+	return e.connect(ctx, d, secret{}, nil)
 }
 
-// connect gives up when the engine closes.
-
-func (e *Engine) connect(ctx context.Context, d *wire.Description) (*Peer, error) {
-	return e.connectPeer(ctx, d, false)
-}
-
-// connectHidden makes a peer for answers of the stager's, which the program never sees.
-func (e *Engine) connectHidden(ctx context.Context, d *wire.Description) (*Peer, error) {
-	return e.connectPeer(ctx, d, true)
-}
-
-func (e *Engine) connectPeer(ctx context.Context, d *wire.Description, hidden bool) (*Peer, error) {
+// connect connects, and says hello by each connection. show is the secret of the ticket that
+// the peer has issued, ours is the ticket that the peer shows. It ends early when the engine
+// closes.
+func (e *Engine) connect(ctx context.Context, d *wire.Description, show secret, ours *ticket) (*Peer, error) {
 	if err := e.takePlace(); err != nil {
 		return nil, &OpError{Op: "connect", Peer: d.Name, Err: err}
 	}
@@ -51,11 +44,13 @@ func (e *Engine) connectPeer(ctx context.Context, d *wire.Description, hidden bo
 	defer cancel()
 	defer context.AfterFunc(e.life, cancel)()
 	p := e.newPeer(d)
-	p.hidden = hidden
 	var errs []error
 	connected := false
 	for i, l := range e.lanes {
 		err := p.connectLane(ctx, i, l, d)
+		if err == nil && l != e.stager.lane {
+			err = p.sayHello(ctx, p.conns[i], show)
+		}
 		if err != nil {
 			p.reasons[i] = err.Error()
 			errs = append(errs, &OpError{Op: "connect", Backend: l.caps.Name, Peer: d.Name, Err: err})
@@ -69,7 +64,7 @@ func (e *Engine) connectPeer(ctx context.Context, d *wire.Description, hidden bo
 	for i := range d.Regions {
 		p.remotes[d.Regions[i].Name] = p.remoteOf(d, &d.Regions[i])
 	}
-	if err := e.addPeer(p); err != nil {
+	if err := e.addPeer(p, ours); err != nil {
 		return nil, &OpError{Op: "connect", Peer: d.Name, Err: errors.Join(err, p.Close())}
 	}
 	defer e.running.Done()
@@ -81,7 +76,7 @@ func (e *Engine) newPeer(d *wire.Description) *Peer {
 	n := len(e.lanes)
 	p := &Peer{
 		e: e, name: d.Name, id: d.Engine, host: d.Host,
-		conns: make([]*conn, n), reasons: make([]string, n), senders: make([]string, n),
+		conns: make([]*conn, n), reasons: make([]string, n), notifyMax: min(e.cfg.NotifyMax, d.NotifyMax),
 		lost: make(chan struct{}), notifiers: make(chan *Transfer, notifyTransfersMax),
 	}
 	for range notifyTransfersMax {
@@ -107,8 +102,35 @@ func (p *Peer) connectLane(ctx context.Context, i int, l *lane, d *wire.Descript
 		return err
 	}
 	p.conns[i] = newConn(p, l, bp)
-	p.senders[i] = string(addr)
 	return nil
+}
+
+// sayHello sends the first message of a connection, if it carries any. A connection by which
+// that fails is closed.
+func (p *Peer) sayHello(ctx context.Context, c *conn, show secret) error {
+	if !c.carries(false) {
+		return nil
+	}
+	c.lane.enlist(c)
+	err := p.tell(ctx, c.lane, p.e.appendHello(nil, show))
+	if err != nil {
+		p.conns[c.lane.index] = nil
+		c.lane.unlist(c)
+		_ = c.p.Close()
+	}
+	return err
+}
+
+// tell sends one message by a lane and waits until it is on its way.
+func (p *Peer) tell(ctx context.Context, by *lane, msg []byte) error {
+	t, err := p.e.NewTransfer(p, Write, Route{Only: by.caps.Name})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = t.Close() }()
+	t.quiet = true
+	t.attachFrame(msg)
+	return postOnce(ctx, t)
 }
 
 // takePlace reserves a place among the peers until givePlace.
@@ -133,13 +155,19 @@ func (e *Engine) givePlace() {
 
 // addPeer makes a peer that is connected known. Unless it fails, Close waits until
 // the caller has called running.Done.
-func (e *Engine) addPeer(p *Peer) error {
+func (e *Engine) addPeer(p *Peer, ours *ticket) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
 		return ErrClosed
 	}
+	e.lastPeer++
+	p.number = e.lastPeer
+	if ours != nil {
+		ours.bind(p)
+	}
 	e.peers[p] = struct{}{}
+	e.peersVersion.Add(1)
 	e.running.Add(1)
 	return nil
 }
@@ -151,16 +179,11 @@ func (e *Engine) removePeer(p *Peer) {
 	if e.self == p {
 		e.self = nil
 	}
-	for i, l := range e.lanes {
-		if p.senders[i] == "" || !l.senders.CompareAndDelete(p.senders[i], p) {
-			continue
-		}
-		for other := range e.peers { // what the same engine sends belongs to another Peer of it
-			if other.senders[i] == p.senders[i] && !other.isLost() {
-				l.senders.Store(p.senders[i], other)
-			}
-		}
+	if p.ticket != nil {
+		p.ticket.peer.Store(nil)
+		delete(e.tickets, p.ticket.secret)
 	}
+	e.peersVersion.Add(1)
 }
 
 // Self returns the engine as a peer of its own: local moves take it. Its regions
@@ -177,8 +200,10 @@ func (e *Engine) Self() (*Peer, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), e.cfg.ConnectTimeout)
 	defer cancel()
-	p, err := e.connect(ctx, e.describe(nil))
+	t := e.issueTicket()
+	p, err := e.connect(ctx, e.describe(nil), t.secret, t)
 	if err != nil {
+		e.revokeTicket(t)
 		return nil, err
 	}
 	e.mu.Lock()

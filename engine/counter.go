@@ -55,7 +55,7 @@ func (e *Engine) Counter(number uint32) (*Counter, error) {
 	}
 	c := &Counter{number: number, closing: e.closing, tally: &e.tally}
 	for _, l := range e.lanes {
-		if l.counting != nil {
+		if l.notifies() {
 			c.lanes = append(c.lanes, l)
 		}
 	}
@@ -74,7 +74,7 @@ func (e *Engine) Counter(number uint32) (*Counter, error) {
 // whoever uses a counter again waits for the value of now and what is to come.
 func (c *Counter) Value() (n uint64) {
 	for _, l := range c.lanes {
-		n += l.counting.Count(c.number)
+		n += l.b.Count(c.number)
 	}
 	return n
 }
@@ -151,7 +151,7 @@ func (c *Counter) look() {
 // Preconditions: c.tally.mu is held.
 func (c *Counter) read() (value uint64) {
 	for i, l := range c.lanes {
-		c.seen[i] = l.counting.Count(c.number)
+		c.seen[i] = l.b.Count(c.number)
 		value += c.seen[i]
 	}
 	return value
@@ -175,7 +175,7 @@ func (c *Counter) ask(value uint64) (reached bool) {
 		if missing > 0 {
 			n = c.seen[i] + (missing-1)/lanes + 1
 		}
-		reached = l.counting.AwaitCount(c.number, n) || reached
+		reached = l.b.AwaitCount(c.number, n) || reached
 	}
 	return reached
 }
@@ -183,7 +183,7 @@ func (c *Counter) ask(value uint64) (reached bool) {
 // count looks after all who wait for counters, for a lane that was woken.
 func (l *lane) count() {
 	t := &l.e.tally
-	if l.counting == nil || t.waiting.Load() == 0 {
+	if !l.notifies() || t.waiting.Load() == 0 {
 		return
 	}
 	t.mu.Lock()

@@ -4,6 +4,7 @@ package engine
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -23,6 +24,9 @@ func (e *Engine) Describe(regions ...*Region) ([]byte, error) {
 	d := e.describe(regions)
 	kept, room := d.Regions[:0], newTokenRoom(len(regions), len(e.lanes))
 	for i, r := range regions {
+		if r.e != e {
+			return nil, &OpError{Op: "describe region " + r.name, Err: fmt.Errorf("it is of another engine: %w", ErrBounds)}
+		}
 		tokens, err := room.tokens(r.mems)
 		if errors.Is(err, ErrClosed) && !named {
 			continue // closed since it was listed
@@ -75,7 +79,7 @@ func (e *Engine) visible() []*Region {
 }
 
 func (e *Engine) describe(regions []*Region) *wire.Description {
-	d := &wire.Description{Engine: e.id, Host: e.host, Name: e.cfg.Name, Regions: make([]wire.Region, len(regions))}
+	d := &wire.Description{Engine: e.id, Host: e.host, Name: e.cfg.Name, NotifyMax: e.cfg.NotifyMax, Regions: make([]wire.Region, len(regions))}
 	for _, l := range e.lanes {
 		d.Backends = append(d.Backends, wire.Backend{Name: l.caps.Name, Addr: l.b.Addr()})
 	}

@@ -6,7 +6,7 @@
 // Route, chosen by the kinds of memory, by where the peer is and by cost, and
 // explained by Explain.
 //
-// Package engine is pure Go and knows the contract of package backends, no
+// Package engine is pure Go and knows the contract of package driver, no
 // backend. Except where a type says otherwise, all methods may be called from any
 // goroutine.
 package engine
@@ -20,21 +20,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/wire"
 )
-
-// Op is the direction of a transfer.
-type Op = driver.Op
-
-// The two operations: Read fetches from the peer, Write places there.
-const (
-	Read  = driver.Read
-	Write = driver.Write
-)
-
-// Pages is a pattern of scattered entries; its keys are the engine's to fill in.
-type Pages = driver.Pages
 
 // Engine is one participant: its backends, its regions and its peers.
 type Engine struct {
@@ -54,6 +41,10 @@ type Engine struct {
 	places  int // in peers, for those that connect now
 	self    *Peer
 	leases  map[*Lease]struct{}
+	tickets map[secret]*ticket
+
+	lastPeer     uint64 // guarded by mu
+	peersVersion atomic.Uint64
 
 	slots   slots
 	sweeper sweeper
@@ -77,9 +68,11 @@ func Open(cfg Config) (*Engine, error) {
 	e := &Engine{
 		cfg: cfg, host: hostID(), born: time.Now(),
 		regions: map[string]*Region{}, sorted: []*Region{}, peers: map[*Peer]struct{}{}, leases: map[*Lease]struct{}{},
-		inbox: make(chan Notification, cfg.NotificationsMax), closing: make(chan struct{}),
+		tickets: map[secret]*ticket{},
+		inbox:   make(chan Notification, cfg.NotificationsMax), closing: make(chan struct{}),
 	}
 	rand.Read(e.id[:])
+	e.peersVersion.Store(1)
 	e.life, e.endLife = context.WithCancel(context.Background())
 	e.slots.init(cfg.TransfersMax)
 	e.sweeper.init(e)

@@ -8,7 +8,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// The errors of the engine are those of package backends, so that a program
+// The errors of the engine are those of package driver, so that a program
 // needs to import only one of the two.
 var (
 	ErrClosed       = driver.ErrClosed       // is os.ErrClosed
@@ -25,6 +25,8 @@ var (
 	ErrCorrupt      = driver.ErrCorrupt      // bytes that are not what they claim
 	ErrUnproven     = driver.ErrUnproven     // the peer has not said that it is done with what it has in hand: see Staged
 	ErrTimeout      = driver.ErrTimeout      // is os.ErrDeadlineExceeded
+	ErrReadOnly     = driver.ErrReadOnly     // peers may only read it
+	ErrBadToken     = driver.ErrBadToken     // cut, altered, or of another engine
 )
 
 // OpError is what cold calls return: which operation failed, on which backend,

@@ -16,71 +16,54 @@ import (
 // lane is one backend at work: it reaps completions, delivers messages, and
 // sleeps on the backend's descriptor when there is nothing to do.
 type lane struct {
-	e        *Engine
-	index    int
-	b        driver.Backend
-	caps     driver.Caps
-	armer    driver.Armer    // nil: found by polling while something is in flight
-	receiver driver.Receiver // nil: no messages
-	counting driver.Counting // nil: it does not count
-	fencer   driver.Fencer   // nil: Memory.Close is the proof
-
-	allocator driver.Allocator // nil: it has no memory of its own
+	e     *Engine
+	index int
+	b     driver.Backend
+	caps  driver.Caps
 
 	pollMu sync.Mutex // taken by TryLock alone; whoever has it polls for all
 	wanted atomic.Uint64
 	done   [64]driver.Completion // guarded by pollMu
 
-	receiveMu sync.Mutex
-	messages  [64]driver.Message // guarded by receiveMu
-	received  atomic.Uint64      // calls of receive
-	relief    bool               // guarded by receiveMu: somebody waits to push into a full inbox
-	senders   sync.Map           // Addr string -> *Peer
+	receiveMu  sync.Mutex
+	messages   [64]driver.Message // guarded by receiveMu
+	received   atomic.Uint64      // calls of receive
+	delivering bool               // guarded by receiveMu: a goroutine waits for room in the inbox
+	ends
+	answering
 
-	posted  atomic.Int64 // transfers in flight; counted without an armer only
 	spins   atomic.Uint64
 	parked  atomic.Int64
 	napping atomic.Bool
 	kick    chan struct{} // ends a nap
-	wake    *park.Event   // a duplicate of the armer's
+	wake    *park.Event   // a duplicate of the backend's FD
 
 	backlogs
 }
 
 func newLane(e *Engine, index int, b driver.Backend) (*lane, error) {
 	l := &lane{e: e, index: index, b: b, caps: b.Caps(), kick: make(chan struct{}, 1)}
-	l.armer, _ = b.(driver.Armer)
-	l.receiver, _ = b.(driver.Receiver)
-	l.counting, _ = b.(driver.Counting)
-	l.fencer, _ = b.(driver.Fencer)
-	l.allocator, _ = b.(driver.Allocator)
-	if l.caps.DescsMax < 1 {
+	switch {
+	case l.caps.DescsMax < 1:
 		return nil, errors.New("its Caps.DescsMax is below 1")
+	case l.notifies() && l.caps.MessageMax < messageMin:
+		return nil, fmt.Errorf("its Caps.MessageMax of %d is below %d", l.caps.MessageMax, messageMin)
 	}
-	if a := l.caps.Align; a > 1 && (a&(a-1) != 0 || l.caps.LenMax%a != 0) {
-		return nil, fmt.Errorf("its Caps.Align of %d is no power of two, or LenMax of %d no multiple of it", a, l.caps.LenMax)
+	wake, err := park.EventFromFD(b.FD())
+	if err != nil {
+		return nil, err
 	}
-	if l.armer != nil {
-		wake, err := park.EventFromFD(l.armer.FD())
-		if err != nil {
-			return nil, err
-		}
-		l.wake = wake
-	}
+	l.wake = wake
 	return l, nil
 }
 
-func (l *lane) start() {
-	l.e.running.Add(1)
-	go func() {
-		defer l.e.running.Done()
-		if l.armer != nil {
-			l.serve()
-		} else {
-			l.servePolling()
-		}
-	}()
-}
+// messageMin is what a backend that carries messages must have room for: a hello.
+const messageMin = 512
+
+// notifies reports whether peers of this backend notify and count.
+func (l *lane) notifies() bool { return l.caps.MessageMax > 0 }
+
+func (l *lane) start() { l.e.running.Go(l.serve) }
 
 // close wakes the progress goroutine for the last time; it ends with
 // Engine.closing.
@@ -119,13 +102,11 @@ func (l *lane) poll() (found bool) {
 }
 
 const (
-	napTime   = time.Millisecond      // how long we leave polling to those who spin
-	sleepMin  = 20 * time.Microsecond // for a backend that cannot arm
-	sleepMax  = time.Millisecond
-	readyMiss = 2 // times that Arm may say ready and nothing is found
+	napTime   = time.Millisecond // how long we leave polling to those who spin
+	readyMiss = 2                // times that Arm may say ready and nothing is found
 )
 
-// serve is the progress goroutine of a backend that can wake us.
+// serve is the progress goroutine.
 func (l *lane) serve() {
 	nap := time.NewTimer(napTime)
 	defer nap.Stop()
@@ -134,6 +115,7 @@ func (l *lane) serve() {
 	for !l.e.isClosing() {
 		found := l.poll()
 		found = l.receive() || found
+		l.sendAnswers()
 		l.count()
 		if found {
 			misses = 0
@@ -144,7 +126,7 @@ func (l *lane) serve() {
 			l.nap(nap)
 			continue
 		}
-		ready, err := l.armer.Arm()
+		ready, err := l.b.Arm()
 		if err != nil {
 			return // closed
 		}
@@ -199,50 +181,6 @@ func (l *lane) kickNow() {
 	select {
 	case l.kick <- struct{}{}:
 	default:
-	}
-}
-
-// servePolling is the progress goroutine of a backend that cannot wake us: it
-// polls, ever more slowly, while something is in flight, and sleeps otherwise.
-func (l *lane) servePolling() {
-	timer := time.NewTimer(sleepMax)
-	defer timer.Stop()
-	sleep := sleepMin
-	for !l.e.isClosing() {
-		found := l.poll()
-		found = l.receive() || found
-		l.count()
-		if found {
-			sleep = sleepMin
-		}
-		if l.posted.Load() == 0 && l.receiver == nil {
-			select {
-			case <-l.kick:
-			case <-l.e.closing:
-			}
-			sleep = sleepMin
-			continue
-		}
-		timer.Reset(sleep)
-		select {
-		case <-timer.C:
-		case <-l.kick:
-		case <-l.e.closing:
-		}
-		sleep = min(2*sleep, sleepMax)
-	}
-}
-
-// enter and leave count the transfers in flight, for servePolling.
-func (l *lane) enter() {
-	if l.armer == nil && l.posted.Add(1) == 1 {
-		l.kickNow()
-	}
-}
-
-func (l *lane) leave() {
-	if l.armer == nil {
-		l.posted.Add(-1)
 	}
 }
 

@@ -12,12 +12,19 @@ import (
 
 // Notification is a message from a peer, delivered after the data that it came
 // with is visible here.
+//
+// Peer and From are proved where the engines met by Serve and Dial: no other engine can
+// send in the name of one that did. Between engines that met by plain Connect, through
+// descriptions that the program has sent, they are what the sender claims.
+//
+// The last word of a connection (Err) is about that connection alone: an engine that is
+// connected by two backends, or that has dialled twice, has one for each.
 type Notification struct {
-	Peer    *Peer  // nil: this engine has not connected to the sender
+	Peer    *Peer  // of the sending engine; nil: this engine has not connected to it
 	Backend string // that carried it
-	From    string // address of the sending backend: the same for all its messages
+	From    string // name of the sending engine: see below
 	Data    []byte // the receiver's to keep
-	Err     error  // ErrPeerLost: the last word about this sender; Data is nil
+	Err     error  // ErrPeerLost: one connection of the sender has ended; Data is nil
 }
 
 // Notifications is where a goroutine waits for messages. The channel is never
@@ -33,7 +40,7 @@ func (e *Engine) Notifications() <-chan Notification { return e.inbox }
 // message up to a millisecond late.
 func (e *Engine) Receive(dst []Notification) (n int) {
 	for _, l := range e.lanes {
-		if l.receiver == nil || n == len(dst) {
+		if !l.notifies() || n == len(dst) {
 			continue
 		}
 		l.spins.Add(1)
@@ -42,14 +49,13 @@ func (e *Engine) Receive(dst []Notification) (n int) {
 			continue // the progress goroutine delivers right now
 		}
 		n += e.drain(dst[n:]) // what the channel has is older
-		if !l.relief && n < len(dst) {
-			got, _ := l.receiver.Receive(l.messages[:min(len(dst)-n, len(l.messages))])
+		if !l.delivering && n < len(dst) {
+			got, _ := l.b.Receive(l.messages[:min(len(dst)-n, len(l.messages))])
 			for i := range got {
-				if e.stager.takes(l, &l.messages[i]) {
-					continue
+				var ok bool
+				if dst[n], ok = l.take(&l.messages[i]); ok {
+					n++
 				}
-				dst[n] = l.notification(&l.messages[i])
-				n++
 			}
 		}
 		l.receiveMu.Unlock()
@@ -76,7 +82,7 @@ func (e *Engine) drain(dst []Notification) (n int) {
 // goroutine waits for room, and the rest stays with the backend, which holds
 // back the senders. Who finds another at it leaves word, as in poll.
 func (l *lane) receive() (found bool) {
-	if l.receiver == nil {
+	if !l.notifies() {
 		return false
 	}
 	l.received.Add(1)
@@ -94,17 +100,17 @@ func (l *lane) receive() (found bool) {
 // deliver is receive's part under the lock.
 // Preconditions: l.receiveMu is held.
 func (l *lane) deliver() (found bool) {
-	for !l.relief {
-		n, _ := l.receiver.Receive(l.messages[:])
+	for !l.delivering {
+		n, _ := l.b.Receive(l.messages[:])
 		for i := range n {
-			if l.e.stager.takes(l, &l.messages[i]) {
+			first, ok := l.take(&l.messages[i])
+			if !ok {
 				continue
 			}
-			note := l.notification(&l.messages[i])
 			select {
-			case l.e.inbox <- note:
+			case l.e.inbox <- first:
 			default:
-				l.relieve(note, l.messages[i+1:n])
+				l.deliverLater(first, l.messages[i+1:n])
 				return true
 			}
 		}
@@ -116,16 +122,15 @@ func (l *lane) deliver() (found bool) {
 	return found
 }
 
-// relieve waits for room in a goroutine of its own.
+// deliverLater waits for room in a goroutine of its own.
 // Preconditions: l.receiveMu is held.
-func (l *lane) relieve(first Notification, rest []driver.Message) {
-	l.relief = true
+func (l *lane) deliverLater(first Notification, rest []driver.Message) {
+	l.delivering = true
 	notes := []Notification{first}
 	for i := range rest {
-		if l.e.stager.takes(l, &rest[i]) {
-			continue
+		if n, ok := l.take(&rest[i]); ok {
+			notes = append(notes, n)
 		}
-		notes = append(notes, l.notification(&rest[i]))
 	}
 	l.e.running.Add(1)
 	go func() {
@@ -138,45 +143,29 @@ func (l *lane) relieve(first Notification, rest []driver.Message) {
 			}
 		}
 		l.receiveMu.Lock()
-		l.relief = false
+		l.delivering = false
 		l.receiveMu.Unlock()
 		l.receive()
 	}()
-}
-
-func (l *lane) notification(m *driver.Message) Notification {
-	n := Notification{Backend: l.caps.Name, From: m.From, Data: m.Data, Err: m.Err}
-	m.Data = nil
-	if p, ok := l.senders.Load(m.From); ok {
-		n.Peer = p.(*Peer)
-		// Where the backend watches, a last word is no news of our own connection:
-		// the sender may have had two to us and closed one. A Peer that Serve made
-		// ends with the one that the dialler has closed.
-		if c := n.Peer.conns[l.index]; m.Err != nil && (c.watcher == nil || n.Peer.served.Load()) {
-			c.lose()
-		}
-	}
-	return n
 }
 
 // notifyTransfersMax is how many Notify calls to one peer run at once. Their
 // transfers are made when first needed.
 const notifyTransfersMax = 4
 
-// MessageMax returns how many bytes a message to the peer may have at most, by any
-// of the backends that connect it and carry messages; 0 when none does.
+// MessageMax returns how many bytes a notification to the peer may have at most: the
+// smaller Config.NotifyMax of the two engines. 0: no backend that connects it carries any.
 func (p *Peer) MessageMax() int {
-	limit := 0
 	for _, c := range p.conns {
-		if c != nil && c.notifier != nil && (limit == 0 || c.lane.caps.MessageMax < limit) {
-			limit = c.lane.caps.MessageMax
+		if c != nil && c.carries(false) {
+			return p.notifyMax
 		}
 	}
-	return limit
+	return 0
 }
 
 // Notify sends a message without data and returns when it is on its way. It is
-// ErrBounds when the message is longer than the route's limit.
+// ErrBounds when the message is longer than MessageMax.
 func (p *Peer) Notify(ctx context.Context, msg []byte) error {
 	var t *Transfer
 	select {
@@ -214,6 +203,11 @@ func notifyOnce(ctx context.Context, t *Transfer, msg []byte) error {
 	if err := t.Notify(msg); err != nil {
 		return err
 	}
+	return postOnce(ctx, t)
+}
+
+// postOnce posts a message alone, waits until it is on its way, and resets the transfer.
+func postOnce(ctx context.Context, t *Transfer) error {
 	if err := t.Post(); err != nil {
 		return fmt.Errorf("notify peer %s: %w", t.p.name, err)
 	}

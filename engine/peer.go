@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"slices"
@@ -22,7 +23,6 @@ type Peer struct {
 	host    wire.ID
 	conns   []*conn  // by lane; nil: not connected by it
 	reasons []string // by lane: why not
-	senders []string // by lane: address of the peer's backend
 
 	lost      chan struct{}
 	lostOnce  sync.Once
@@ -35,25 +35,24 @@ type Peer struct {
 	closed  bool
 	ending  atomic.Bool // closed, to be read without mu
 	served  atomic.Bool // it dialled us through Serve
-	hidden  bool        // no sender of what the program receives
+	ticket  *ticket     // that it shows; nil: made by plain Connect
+	number  uint64      // counts Peers
+
+	notifyMax int // bytes of a notification that both sides take
 }
 
 // conn is a Peer's way over one backend.
 type conn struct {
-	peer      *Peer
-	lane      *lane
-	p         driver.Peer
-	pager     driver.Pager
-	persister driver.Persister
-	notifier  driver.Notifier
-	counter   driver.Counter
-	canceler  driver.Canceler
-	helper    driver.Helper
-	watcher   driver.Watcher
-	counters  counters
+	peer     *Peer
+	lane     *lane
+	p        driver.Peer
+	can      driver.Can
+	counters counters
 
 	sums     atomic.Pointer[sumWay] // once a checksum was asked for
 	auditing sync.Mutex             // one goroutine at a time asks
+
+	long longTurn
 
 	backlog []*Transfer  // guarded by lane.backlogMu
 	waiting atomic.Int64 // len(backlog)
@@ -64,39 +63,24 @@ type conn struct {
 }
 
 func newConn(peer *Peer, l *lane, p driver.Peer) *conn {
-	c := &conn{peer: peer, lane: l, p: p, gone: make(chan struct{})}
-	if l.caps.PagesMax > 0 {
-		c.pager, _ = p.(driver.Pager)
-	}
-	c.persister, _ = p.(driver.Persister)
-	c.notifier, _ = p.(driver.Notifier)
-	c.counter, _ = p.(driver.Counter)
-	c.canceler, _ = p.(driver.Canceler)
-	c.helper, _ = p.(driver.Helper)
-	c.watcher, _ = p.(driver.Watcher)
-	return c
+	return &conn{peer: peer, lane: l, p: p, can: p.Can(), gone: make(chan struct{})}
 }
 
 // watch begins to look for the peer's death. All connections are there by now.
 func (p *Peer) watch() {
-	for i, c := range p.conns {
+	for _, c := range p.conns {
 		if c == nil {
 			continue
 		}
-		if p.senders[i] != "" && !p.hidden {
-			c.lane.senders.Store(p.senders[i], p)
-		}
-		if w := c.watcher; w != nil {
-			p.e.running.Add(1)
-			go c.watch(w)
-		}
+		p.e.running.Add(1)
+		go c.watch()
 	}
 }
 
-func (c *conn) watch(w driver.Watcher) {
+func (c *conn) watch() {
 	defer c.peer.e.running.Done()
 	select {
-	case <-w.Lost():
+	case <-c.p.Lost():
 		c.lose()
 		c.lane.poll() // who waits for room learns of it
 	case <-c.gone:
@@ -112,7 +96,7 @@ func (c *conn) lose() {
 	}
 	staged := c.peer.staged()
 	if sp := staged.p.(*stagedPeer); c != staged {
-		sp.s.push(&carrierLost{sp, c.lane})
+		sp.loop.pushIfStarted(&carrierLost{sp, c.lane})
 	}
 	for _, other := range c.peer.conns {
 		if other != nil && other != staged && !other.isLost() {
@@ -120,7 +104,7 @@ func (c *conn) lose() {
 		}
 	}
 	staged.goneOnce.Do(func() { close(staged.gone) }) // it is nothing without the others
-	c.peer.lostOnce.Do(func() { close(c.peer.lost) })
+	c.peer.lostOnce.Do(func() { close(c.peer.lost); c.peer.e.peersVersion.Add(1) })
 }
 
 // staged is the way by chains of the other connections.
@@ -261,7 +245,7 @@ func (p *Peer) decode(b []byte) (*wire.Description, error) {
 	if len(b) > p.e.cfg.DescriptionMax {
 		return nil, &OpError{Op: "import", Peer: p.name, Err: fmt.Errorf("%d bytes, at most Config.DescriptionMax of %d: %w", len(b), p.e.cfg.DescriptionMax, ErrBounds)}
 	}
-	d, err := wire.Decode(b)
+	d, err := wire.Decode(bytes.Clone(b))
 	if err != nil {
 		return nil, &OpError{Op: "import", Peer: p.name, Err: err}
 	}
@@ -305,11 +289,15 @@ func (p *Peer) Close() error {
 		if c == nil {
 			continue
 		}
+		if w := c.sums.Load(); w != nil {
+			w.close()
+		}
 		if err := c.p.Close(); err != nil {
 			errs = append(errs, &OpError{Op: "close", Backend: c.lane.caps.Name, Peer: p.name, Err: err})
 		}
 		c.lose()
 		c.lane.poll()
+		c.lane.unlist(c)
 	}
 	p.closeNotifiers()
 	for _, s := range buffers {

@@ -83,6 +83,9 @@ func (t *Transfer) submitMore(from *conn) (full *conn) {
 			return nil // its completions bring us back
 		}
 		c := b.conn
+		if b.part && !c.long.take(t) {
+			return nil // the transfer whose turn it is brings us back
+		}
 		if c != from && c.waiting.Load() > 0 {
 			return c // others were here before
 		}
@@ -110,15 +113,15 @@ func (t *Transfer) submitBatch(b *batch, tag uint64, index, bit int) error {
 	if b.sum != nil {
 		return b.submitSum(t, tag, index, bit)
 	}
-	return b.submit(t.op, tag)
+	return b.conn.p.Submit(tag, &b.Batch)
 }
 
 // submittedOne does what a batch that the backend has taken needs at once. It may
 // be done already, and no wake-up comes for that: who pumps with a nil from polls,
 // the lane of from looks again, and any other lane is woken.
 func (t *Transfer) submittedOne(c, from *conn, tag uint64) {
-	if t.stopped.Load() && c.canceler != nil {
-		c.canceler.Cancel(tag) // interrupt's came before the backend knew the tag
+	if t.stopped.Load() {
+		c.p.Cancel(tag) // interrupt's came before the backend knew the tag
 	}
 	switch {
 	case from == nil:
@@ -152,9 +155,7 @@ func (t *Transfer) settle() {
 		t.err.Store(nil)
 	}
 	t.record(t.outcome())
-	for _, c := range t.via() {
-		c.lane.leave()
-	}
+	t.endTurn()
 	hook := t.hook
 	t.state.Store(done)
 	if t.sleepers.Load() > 0 {
@@ -162,6 +163,17 @@ func (t *Transfer) settle() {
 	}
 	if hook != nil {
 		hook()
+	}
+}
+
+// endTurn lets other transfers send their notifications in parts.
+func (t *Transfer) endTurn() {
+	if n := len(t.batches); n > 0 && t.batches[n-1].part {
+		c := t.batches[n-1].conn
+		for _, next := range c.long.give(t) {
+			c.push(next)
+			c.lane.stir()
+		}
 	}
 }
 

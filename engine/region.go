@@ -179,10 +179,10 @@ func (e *Engine) registerSegment(seg driver.Segment) ([]driver.Memory, error) {
 // memories stay, so that the caller may try again.
 func (e *Engine) fence(ctx context.Context, mems []driver.Memory) error {
 	for i, m := range mems {
-		if m == nil || e.lanes[i].fencer == nil {
+		if m == nil {
 			continue
 		}
-		if err := e.lanes[i].fencer.Fence(ctx, m.Key()); err != nil {
+		if err := e.lanes[i].b.Fence(ctx, m.Key()); err != nil {
 			return &OpError{Op: "fence", Backend: e.lanes[i].caps.Name, Err: err}
 		}
 	}

@@ -225,13 +225,9 @@ func (c *Candidate) accept(local *Region, key uint32) {
 		cost.Rate, c.Measured = rate, true
 	}
 	c.Rate, c.Estimate = cost.Rate, cost.Estimate(1, nominalBytes)
-	c.Reason = "ready"
-	if x, ok := c.conn.p.(driver.Explainer); ok {
-		c.Reason = x.Explain(local.mems[c.conn.lane.index].Key(), key)
-	}
-	if y, ok := c.conn.p.(driver.Yielder); ok {
-		c.Yields = y.Yields(local.mems[c.conn.lane.index].Key(), key)
-	}
+	localKey := local.mems[c.conn.lane.index].Key()
+	c.Reason = c.conn.p.Explain(localKey, key)
+	c.Yields = c.conn.p.Yields(localKey, key)
 }
 
 // obstacle returns why a lane cannot serve a pair, or "".
@@ -245,7 +241,7 @@ func (p *Peer) obstacle(l *lane, i int, local *Region, remote *Remote, route Rou
 		return p.reasons[i]
 	case p.conns[i].isLost():
 		return "the connection is lost: connect anew"
-	case route.Durable && p.conns[i].persister == nil:
+	case route.Durable && p.conns[i].can&driver.CanDurable == 0:
 		return notDurable
 	case local.mems[i] == nil:
 		return "the local region is not registered with it"
@@ -316,7 +312,7 @@ func (p *Peer) messenger(route Route, counts bool) (best *conn) {
 // carries reports whether what follows data can: a count, or a message.
 func (c *conn) carries(counts bool) bool {
 	if counts {
-		return c.counter != nil
+		return c.can&driver.CanCount != 0
 	}
-	return c.notifier != nil
+	return c.can&driver.CanNotify != 0
 }

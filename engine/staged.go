@@ -4,12 +4,12 @@ package engine
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
 	"sync"
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // Staged is the name of the engine's own route: a chain of backends through staging memory
@@ -28,119 +28,52 @@ const Staged = "staged"
 
 // The shape of staging memory: slots of one piece and its list.
 const (
-	pieceBytes   = 1 << 20 // of data in a slot
-	listBytes    = 64 << 10
-	slotBytes    = pieceBytes + listBytes
-	slotsMax     = 8 // pieces under way to one peer
-	listEntry    = 16
-	listMax      = listBytes / listEntry // descriptors in a piece
-	stagedDescs  = 1024
-	stagedPages  = 64 << 10
-	stagedJobs   = 256     // batches of one peer before ErrFull
-	windowsMax   = 4       // of one sender: each Peer of an engine has one
-	stagedEvents = 1 << 16 // messages of peers that wait; one that sends more is not ours
+	pieceBytes  = 1 << 20 // of data in a slot
+	listBytes   = 64 << 10
+	slotBytes   = pieceBytes + listBytes
+	slotsMax    = 8 // pieces under way to one peer
+	listEntry   = 16
+	listMax     = listBytes / listEntry // descriptors in a piece
+	stagedDescs = 1024
+	stagedPages = 64 << 10
+	stagedJobs  = 256 // batches of one peer before ErrFull
+	windowsMax  = 4   // of one engine: each Peer of it has one
 )
 
-// stager is that lane's backend. One goroutine, started when first needed, decides; the hops
-// are Transfers of this engine, whose ends come to it as events.
+// stager is that lane's backend. The hops are Transfers of this engine; each Peer that is
+// reached by chains, and each window that a peer has been given, has a loop to which their
+// ends come as events.
 type stager struct {
+	driver.BackendBase
 	e    *Engine
 	lane *lane
-	id   [16]byte // begins every message that is meant for a stager
 
 	used atomic.Int64 // bytes of staging memory
 
 	mu       sync.Mutex // guards what follows
 	memories map[uint32]*stagedMemory
 	lastKey  uint32
-	queue    []stagedEvent
-	messages int // of peers, in queue
-	sessions map[uint64]session
-	started  bool
-	closed   bool
-	wake     chan struct{}
-	ended    chan struct{} // the goroutine has ended
+	secrets  map[[16]byte]*stagedMemory // by what their tokens begin with
+	windows  map[*window]struct{}
+	holders  map[wire.ID]int // windows by engine
+	draining bool            // no more goroutines
 
-	hellos chan struct{} // places for peers that ask for a window
-
-	serving  sync.WaitGroup // goroutines for windows
-	draining bool           // guarded by mu: no more windows
-	holders  map[string]int // guarded by mu: windows by the address of the sender
-
-	secrets map[[16]byte]*stagedMemory // guarded by mu: by what their tokens begin with
-	ways    map[uint64]*sumWay         // guarded by mu
-	audits  map[uint64]*audit          // guarded by mu
-
-	windows map[uint64]*window // touched by the goroutine alone
+	serving sync.WaitGroup // goroutines for windows, audits and local peers
+	opening chan struct{}  // places for windows that are being opened
+	summing chan struct{}  // places for sums that are being made
 }
 
-// stagedEvent is something that the goroutine has to deal with.
-type stagedEvent interface{ happen() }
-
 func newStager(e *Engine) *stager {
-	s := &stager{e: e, memories: map[uint32]*stagedMemory{}, sessions: map[uint64]session{}, holders: map[string]int{}, windows: map[uint64]*window{},
-		secrets: map[[16]byte]*stagedMemory{}, ways: map[uint64]*sumWay{}, audits: map[uint64]*audit{},
-		wake: make(chan struct{}, 1), ended: make(chan struct{}), hellos: make(chan struct{}, e.cfg.HandshakesMax)}
-	rand.Read(s.id[:])
-	return s
+	return &stager{e: e, memories: map[uint32]*stagedMemory{}, secrets: map[[16]byte]*stagedMemory{},
+		windows: map[*window]struct{}{}, holders: map[wire.ID]int{},
+		opening: make(chan struct{}, e.cfg.HandshakesMax), summing: make(chan struct{}, summersMax)}
 }
 
 // addStager gives the engine its last lane, which needs no goroutine of a lane's.
 func (e *Engine) addStager() {
 	s := newStager(e)
-	s.lane = &lane{e: e, index: len(e.lanes), b: s, caps: s.Caps(), fencer: s, kick: make(chan struct{}, 1)}
+	s.lane = &lane{e: e, index: len(e.lanes), b: s, caps: s.Caps(), kick: make(chan struct{}, 1)}
 	e.stager, e.lanes = s, append(e.lanes, s.lane)
-}
-
-// push hands an event to the goroutine. It reports false when the stager is closed.
-func (s *stager) push(ev stagedEvent) bool {
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return false
-	}
-	if _, lost := ev.(*carrierLost); lost && !s.started {
-		s.mu.Unlock()
-		return true // nobody waits for its answer
-	}
-	if !s.started {
-		s.started = true
-		go s.run()
-	}
-	s.queue = append(s.queue, ev)
-	s.mu.Unlock()
-	s.rouse()
-	return true
-}
-
-func (s *stager) rouse() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
-
-func (s *stager) run() {
-	defer close(s.ended)
-	var events []stagedEvent
-	for {
-		s.mu.Lock()
-		events, s.queue = s.queue, events[:0]
-		s.messages = 0
-		closed := s.closed
-		s.mu.Unlock()
-		for i, ev := range events {
-			ev.happen()
-			events[i] = nil
-		}
-		if len(events) > 0 {
-			continue
-		}
-		if closed {
-			return
-		}
-		<-s.wake
-	}
 }
 
 // take gives n bytes of the budget, or says why not.
@@ -179,13 +112,8 @@ func (s *stager) newPool(by *lane) (*pool, error) {
 		return nil, err
 	}
 	o := AllocOptions{Purpose: "staging"}
-	var m *Memory
-	if by != nil && by.allocator != nil {
-		o.Backend = by.caps.Name
-		m, err = s.e.Alloc(uint64(n)*slotBytes, o)
-		o.Backend = ""
-	}
-	if m == nil {
+	m, err := by.alloc(uint64(n)*slotBytes, o)
+	if err != nil {
 		m, err = Alloc(uint64(n)*slotBytes, o)
 	}
 	if err != nil {
@@ -214,21 +142,24 @@ func (p *pool) close(s *stager, stuck bool) {
 func (s *stager) Caps() driver.Caps {
 	all := driver.KindsOf(driver.DRAM, driver.HBM, driver.File)
 	return driver.Caps{Name: Staged, Reach: driver.Network, Pairs: driver.Pairs{all, all, all},
-		DescsMax: stagedDescs, PagesMax: stagedPages, LenMax: pieceBytes}
+		DescsMax: stagedDescs, RunsMax: stagedPages, LenMax: pieceBytes}
 }
 
 // Register implements driver.Backend; the engine registers by the method of that name in
 // lower case, which has the memories of the other lanes.
 func (s *stager) Register(driver.Segment) (driver.Memory, error) { return nil, ErrNotSupported }
 
-// Addr implements driver.Backend: whom messages are meant for, and what kinds of memory it
-// reaches.
+// Addr implements driver.Backend: what kinds of memory it reaches for peers.
 func (s *stager) Addr() []byte {
 	if s.e.cfg.StagingBytes < slotBytes {
 		return nil
 	}
-	return append(s.id[:len(s.id):len(s.id)], byte(s.reachable()))
+	return []byte{byte(s.reachable())}
 }
+
+// FD and Arm implement driver.Backend: nobody waits for it.
+func (s *stager) FD() int            { return -1 }
+func (s *stager) Arm() (bool, error) { return false, nil }
 
 // reachable are the kinds of memory that the engine can move from and to DRAM of its own.
 func (s *stager) reachable() (kinds driver.Kinds) {
@@ -245,7 +176,7 @@ func (s *stager) Connect(context.Context, []byte) (driver.Peer, error) {
 	return nil, ErrNotSupported
 }
 
-// Poll implements driver.Backend: the goroutine delivers completions itself.
+// Poll implements driver.Backend: the loops deliver completions themselves.
 func (s *stager) Poll([]driver.Completion) (int, error) { return 0, nil }
 
 // complete ends a tag.
@@ -254,7 +185,7 @@ func (s *stager) complete(tag uint64, err error) {
 	s.lane.retry()
 }
 
-// drain ends all windows. The engine's life has ended.
+// drain waits for all goroutines. The engine's life has ended.
 func (s *stager) drain() {
 	s.mu.Lock()
 	s.draining = true
@@ -262,7 +193,7 @@ func (s *stager) drain() {
 	s.serving.Wait()
 }
 
-// serve runs f for a window, unless the engine closes.
+// serve runs f in a goroutine, unless the engine closes.
 func (s *stager) serve(f func()) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -273,16 +204,5 @@ func (s *stager) serve(f func()) bool {
 	return true
 }
 
-// Close implements driver.Backend: it ends the goroutine. Peers and windows are closed by now.
-func (s *stager) Close() error {
-	s.mu.Lock()
-	s.closed = true
-	if !s.started {
-		s.started = true
-		close(s.ended)
-	}
-	s.mu.Unlock()
-	s.rouse()
-	<-s.ended
-	return nil
-}
+// Close implements driver.Backend: Peers and windows are closed by now.
+func (s *stager) Close() error { return nil }

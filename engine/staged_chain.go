@@ -61,7 +61,7 @@ func (p *Peer) single(local *Region, remote *Remote, durable bool) *lane {
 			if err != nil {
 				continue
 			}
-			if y, ok := p.conns[i].p.(driver.Yielder); !ok || y.Yields(local.mems[i].Key(), key) == "" {
+			if p.conns[i].p.Yields(local.mems[i].Key(), key) == "" {
 				return l
 			}
 		}
@@ -96,13 +96,13 @@ func (p *Peer) direct(remote *Remote, durable bool) (best *lane) {
 // carrier returns the lane to staging memory of the peer, or why there is none.
 func (sp *stagedPeer) carrier(remote *Remote) (best *lane, obstacle string) {
 	switch {
-	case sp.far == nil:
+	case sp.farKinds == 0:
 		return nil, "the peer gives no staging memory"
 	case remote.tokens[sp.s.lane.index] == nil || !sp.farKinds.Has(remote.kind):
 		return nil, fmt.Sprintf("the peer has no backend that moves %v to and from DRAM", remote.kind)
 	}
 	for i, l := range sp.s.e.lanes {
-		if l != sp.s.lane && sp.p.alive(i) && sp.p.conns[i].notifier != nil &&
+		if l != sp.s.lane && sp.p.alive(i) && sp.p.conns[i].carries(false) &&
 			l.caps.Pairs.Serves(driver.DRAM, driver.DRAM) && (best == nil || cheaper(l, best)) {
 			best = l
 		}
@@ -116,7 +116,7 @@ func (sp *stagedPeer) carrier(remote *Remote) (best *lane, obstacle string) {
 // persists reports whether a lane to the peer says when written bytes would survive a loss of
 // power.
 func (p *Peer) persists(l *lane) bool {
-	return p.conns[l.index] != nil && p.conns[l.index].persister != nil
+	return p.conns[l.index] != nil && p.conns[l.index].can&driver.CanDurable != 0
 }
 
 func (p *Peer) alive(lane int) bool { return p.conns[lane] != nil && !p.conns[lane].isLost() }

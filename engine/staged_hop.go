@@ -11,10 +11,8 @@ import (
 // prepareHop fills a transfer with what the step moves.
 func (s *slot) prepareHop(to step) (*Transfer, error) {
 	switch {
-	case to == atNear:
-		return s.prepareNear()
 	case to == atAsk:
-		t, err := s.transfer(&s.by, s.sp.p, Write, Route{Only: s.c.by.caps.Name})
+		t, err := renewTransfer(&s.by, s.sp.p, Write, Route{Only: s.c.by.caps.Name})
 		if err != nil {
 			return nil, err
 		}
@@ -22,7 +20,7 @@ func (s *slot) prepareHop(to step) (*Transfer, error) {
 	case s.c.far:
 		return s.prepareFar()
 	}
-	t, err := s.transfer(&s.by, s.sp.p, s.job.op, Route{Only: s.c.by.caps.Name, Durable: s.job.durable})
+	t, err := renewTransfer(&s.by, s.sp.p, s.job.op, Route{Only: s.c.by.caps.Name, Durable: s.job.durable})
 	if err != nil {
 		return nil, err
 	}
@@ -30,11 +28,7 @@ func (s *slot) prepareHop(to step) (*Transfer, error) {
 }
 
 // prepareNear goes by the engine's own peer, to which the local memory is remote.
-func (s *slot) prepareNear() (*Transfer, error) {
-	self, err := s.sp.s.e.Self()
-	if err != nil {
-		return nil, err
-	}
+func (s *slot) prepareNear(self *Peer) (*Transfer, error) {
 	op := Read
 	if s.job.op == Read {
 		op = Write
@@ -43,7 +37,7 @@ func (s *slot) prepareNear() (*Transfer, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := s.transfer(&s.near, self, op, Route{Only: s.c.near.caps.Name})
+	t, err := renewTransfer(&s.near, self, op, Route{Only: s.c.near.caps.Name})
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +46,7 @@ func (s *slot) prepareNear() (*Transfer, error) {
 
 // prepareFar moves between here and the peer's slot; a write tells the peer then.
 func (s *slot) prepareFar() (*Transfer, error) {
-	t, err := s.transfer(&s.by, s.sp.p, s.job.op, Route{Only: s.c.by.caps.Name})
+	t, err := renewTransfer(&s.by, s.sp.p, s.job.op, Route{Only: s.c.by.caps.Name})
 	if err != nil {
 		return nil, err
 	}
@@ -71,12 +65,12 @@ func (s *slot) prepareFar() (*Transfer, error) {
 // given side.
 func (s *slot) addScattered(t *Transfer, m *Remote, local bool) error {
 	if s.paged {
-		p := Pages{Count: s.pages.Count, EntryLen: s.pages.EntryLen, LocalBase: s.at, LocalStride: s.pages.EntryLen,
-			RemoteBase: s.pages.RemoteBase, RemoteStride: s.pages.RemoteStride, Remote: s.pages.Remote}
+		p := s.pages
 		if local {
-			p.RemoteBase, p.RemoteStride, p.Remote = s.pages.LocalBase, s.pages.LocalStride, s.pages.Local
+			p.Remote = p.Local
 		}
-		return t.AddPages(s.pool.region, m, p)
+		p.Local = Side{Base: s.at, Stride: p.Run}
+		return t.AddPattern(s.pool.region, m, p)
 	}
 	at := s.at
 	for i := range s.descs {
@@ -98,8 +92,8 @@ func (s *slot) addStraight(t *Transfer) error {
 	far := s.sp.there.remote
 	if s.paged {
 		p := s.pages
-		p.RemoteBase, p.RemoteStride, p.Remote = s.at, p.EntryLen, nil
-		return t.AddPages(s.local.region, far, p)
+		p.Remote = Side{Base: s.at, Stride: p.Run}
+		return t.AddPattern(s.local.region, far, p)
 	}
 	at := s.at
 	for i := range s.descs {
@@ -115,15 +109,16 @@ func (s *slot) addStraight(t *Transfer) error {
 func (s *slot) tell(t *Transfer, what byte) error {
 	at := s.at + pieceBytes
 	list := s.pool.region.Bytes()[at:][:listBytes]
-	h := farHop{window: s.sp.there.number, slot: uint16(s.index), number: s.number, token: s.to.tokens[s.sp.s.lane.index], durable: s.job.durable}
+	h := farHop{slot: uint16(s.index), number: s.number, token: s.to.tokens[s.sp.s.lane.index], durable: s.job.durable}
 	n := 0
 	if s.paged {
-		h.pages = Pages{Count: s.pages.Count, EntryLen: s.pages.EntryLen, RemoteBase: s.pages.RemoteBase, RemoteStride: s.pages.RemoteStride}
-		h.paged, h.listed = true, s.pages.Remote != nil
-		for i, index := range s.pages.Remote {
+		far := &s.pages.Remote
+		h.pages = Pages{Count: s.pages.Count, EntryLen: s.pages.Run, RemoteBase: far.Base, RemoteStride: far.Stride}
+		h.paged, h.listed = true, far.List != nil
+		for i, index := range far.List {
 			binary.LittleEndian.PutUint32(list[4*i:], index)
 		}
-		n = 4 * len(s.pages.Remote)
+		n = 4 * len(far.List)
 	} else {
 		for i := range s.descs {
 			binary.LittleEndian.PutUint64(list[listEntry*i:], s.descs[i].Remote)
@@ -137,8 +132,9 @@ func (s *slot) tell(t *Transfer, what byte) error {
 			return err
 		}
 	}
-	s.message = h.append(appendHead(s.message[:0], s.sp.far, what))
-	return t.Notify(s.message)
+	s.message = h.append(append(s.message[:0], what))
+	t.attachFrame(s.message)
+	return nil
 }
 
 // withdraw asks the peer not to make its hop, or to end it. Its answer follows all the same.
@@ -156,26 +152,9 @@ func (s *slot) withdraw() {
 		}
 		s.notice = t
 	}
-	h := farHop{window: s.sp.there.number, slot: uint16(s.index), number: s.number}
-	_ = s.notice.Notify(h.appendName(appendHead(nil, s.sp.far, isWithdrawn)))
+	h := farHop{slot: uint16(s.index), number: s.number}
+	s.notice.attachFrame(h.appendName([]byte{isWithdrawn}))
 	_ = s.notice.Post()
-}
-
-// transfer returns the slot's transfer of that kind, made anew where the way has changed.
-func (s *slot) transfer(of *[2]*Transfer, p *Peer, op Op, by Route) (*Transfer, error) {
-	t := of[op-1]
-	if t != nil && t.p == p && t.route == by {
-		return t, nil
-	}
-	if t != nil {
-		_ = t.Close()
-		of[op-1] = nil
-	}
-	t, err := s.sp.s.e.NewTransfer(p, op, by)
-	if err == nil {
-		of[op-1] = t
-	}
-	return t, err
 }
 
 // ownOp is the direction of a hop between staging memory, which is local to it, and memory

@@ -13,8 +13,8 @@ type stagedJob struct {
 	sp    *stagedPeer
 	op    driver.Op
 	tag   uint64
-	descs []driver.Desc // that have no slot yet
-	pages driver.Pages  // the same
+	descs []driver.Desc  // that have no slot yet
+	pages driver.Pattern // the same
 	paged bool
 
 	durable bool

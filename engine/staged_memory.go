@@ -20,9 +20,9 @@ type stagedMemory struct {
 	key    uint32
 	region *Region // in no table: segment and memories alone
 	epoch  atomic.Uint64
-	self   atomic.Pointer[Remote] // the same as memory of the engine's own peer
 
 	mu     sync.Mutex // guards what follows
+	self   *Remote    // the same as memory of the engine's own peer
 	active int        // hops for peers
 	quiet  chan struct{}
 }
@@ -91,7 +91,7 @@ func (m *stagedMemory) leave() {
 	}
 }
 
-// Fence implements driver.Fencer: no hop for a peer begins, and those under way end.
+// Fence implements driver.Backend: no hop for a peer begins, and those under way end.
 func (s *stager) Fence(ctx context.Context, key uint32) error {
 	m := s.memory(key)
 	if m == nil {
@@ -108,7 +108,11 @@ func (s *stager) Fence(ctx context.Context, key uint32) error {
 	}
 	quiet := m.quiet
 	m.mu.Unlock()
-	s.push(&fenced{m})
+	s.mu.Lock()
+	for w := range s.windows {
+		w.loop.push(&fenced{w, m})
+	}
+	s.mu.Unlock()
 	select {
 	case <-quiet:
 		return nil
@@ -117,15 +121,16 @@ func (s *stager) Fence(ctx context.Context, key uint32) error {
 	}
 }
 
-// fenced has the hops of a memory end soon.
-type fenced struct{ m *stagedMemory }
+// fenced has a window's hops of a memory end soon.
+type fenced struct {
+	w *window
+	m *stagedMemory
+}
 
 func (f *fenced) happen() {
-	for _, w := range f.m.s.windows {
-		for i := range w.hops {
-			if h := &w.hops[i]; h.memory == f.m {
-				h.t.stop(ErrRevoked)
-			}
+	for i := range f.w.hops {
+		if h := &f.w.hops[i]; h.memory == f.m {
+			h.stop(ErrRevoked)
 		}
 	}
 }
@@ -136,23 +141,27 @@ func (m *stagedMemory) Close() error {
 	delete(m.s.memories, m.key)
 	delete(m.s.secrets, m.region.seg.Secret)
 	m.s.mu.Unlock()
-	if r := m.self.Swap(nil); r != nil {
-		_ = r.Close() // busy: a hop that was given up still lists it
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.self != nil {
+		_ = m.self.Close() // busy: a hop that was given up still lists it
+		m.self = nil
 	}
 	return nil
 }
 
 // own returns the memory as the engine's own peer knows it.
 func (m *stagedMemory) own(self *Peer) (*Remote, error) {
-	if r := m.self.Load(); r != nil && r.p == self {
-		return r, nil
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.self != nil && m.self.p == self {
+		return m.self, nil
 	}
 	tokens, err := m.s.e.tokens(m.region.mems)
 	if err != nil {
 		return nil, err
 	}
 	seg := &m.region.seg
-	r := newRemote(self, m.region.name, seg.Kind, false, seg.Len, tokens)
-	m.self.Store(r)
-	return r, nil
+	m.self = newRemote(self, m.region.name, seg.Kind, false, seg.Len, tokens)
+	return m.self, nil
 }

@@ -3,7 +3,6 @@
 package engine
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -11,34 +10,8 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// A message between stagers begins with whom it is for, 16 bytes that nobody could guess, and
-// with what it is. It goes as a notification of the backend that carries the bytes; the
-// engine takes it out of what the program receives. Integers are little-endian.
-const (
-	isHello     = 1 // nonce, description of the sender: give me a window
-	isWindow    = 2 // nonce, code, number, slots; description with its region, or why not
-	isPut       = 3 // a farHop: place what lies in the slot
-	isGet       = 4 // a farHop: fetch into the slot
-	isWithdrawn = 5 // window, slot, number: never mind that one
-	isAnswer    = 6 // nonce, slot, number, code, why
-	isBye       = 7 // window: the sender needs it no more
-)
-
-const headBytes = 16 + 1
-
-func appendHead(b, to []byte, what byte) []byte { return append(append(b, to...), what) }
-
-// head takes the head off a message that is for this stager.
-func (s *stager) head(b []byte) (what byte, body []byte, ours bool) {
-	if len(b) < headBytes || !bytes.Equal(b[:len(s.id)], s.id[:]) {
-		return 0, nil, false
-	}
-	return b[len(s.id)], b[headBytes:], true
-}
-
 // farHop asks the peer for a hop between a slot of its window and memory that it described.
 type farHop struct {
-	window uint64
 	slot   uint16
 	number uint32
 	token  []byte
@@ -50,7 +23,7 @@ type farHop struct {
 }
 
 const (
-	nameBytes   = 8 + 2 + 4
+	nameBytes   = 2 + 4
 	hopBytes    = nameBytes + farToken + 1 + 4 + 8 + 8 + 8
 	flagPaged   = 1
 	flagListed  = 2
@@ -58,7 +31,6 @@ const (
 )
 
 func (h *farHop) appendName(b []byte) []byte {
-	b = binary.LittleEndian.AppendUint64(b, h.window)
 	b = binary.LittleEndian.AppendUint16(b, h.slot)
 	return binary.LittleEndian.AppendUint32(b, h.number)
 }
@@ -86,9 +58,8 @@ func (h *farHop) parseName(b []byte) (rest []byte, ok bool) {
 	if len(b) < nameBytes {
 		return nil, false
 	}
-	h.window = binary.LittleEndian.Uint64(b)
-	h.slot = binary.LittleEndian.Uint16(b[8:])
-	h.number = binary.LittleEndian.Uint32(b[10:])
+	h.slot = binary.LittleEndian.Uint16(b)
+	h.number = binary.LittleEndian.Uint32(b[2:])
 	return b[nameBytes:], true
 }
 

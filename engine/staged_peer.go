@@ -15,11 +15,13 @@ import (
 // stagedPeer is the way to a peer by chains. Its batches are cut into pieces, which take
 // turns: a small batch overtakes a large one.
 type stagedPeer struct {
+	driver.PeerBase
 	s        *stager
 	p        *Peer
-	far      []byte // whom messages to the peer's stager are for; nil: it has none
-	farKinds driver.Kinds
+	loop     *loop
+	farKinds driver.Kinds  // that the peer's engine reaches from its staging memory
 	lost     chan struct{} // closed with the peer
+	heard    chan []byte   // answers to requests for a window
 	life     context.Context
 	endLife  context.CancelFunc
 
@@ -28,6 +30,7 @@ type stagedPeer struct {
 	opening sync.Mutex // one goroutine at a time makes what follows, before any batch needs it
 	near    *pool
 	window  *farWindow
+	given   bool // the loop has a local Peer
 
 	mu      sync.Mutex // guards what follows
 	remotes map[uint32]*stagedRemote
@@ -35,7 +38,8 @@ type stagedPeer struct {
 	lastKey uint32
 	closed  bool
 
-	// Touched by the stager's goroutine alone.
+	// Touched by the loop alone.
+	local   localPeer
 	slots   []*slot
 	there   *farWindow
 	turn    []*stagedJob // with pieces that have no slot yet
@@ -51,11 +55,12 @@ type stagedRemote struct {
 
 // connect makes the staged way to a peer that is connected by other lanes.
 func (s *stager) connect(p *Peer, addr []byte) *stagedPeer {
-	sp := &stagedPeer{s: s, p: p, lost: make(chan struct{}),
+	sp := &stagedPeer{s: s, p: p, loop: newLoop(), lost: make(chan struct{}), heard: make(chan []byte, 1),
 		remotes: map[uint32]*stagedRemote{}, keys: map[*Remote]uint32{}, jobs: map[uint64]*stagedJob{}}
 	sp.life, sp.endLife = context.WithCancel(s.e.life)
-	if len(addr) == len(s.id)+1 {
-		sp.far, sp.farKinds = addr[:len(s.id)], driver.Kinds(addr[len(s.id)])
+	sp.local = localPeer{s: s, loop: sp.loop}
+	if len(addr) == 1 {
+		sp.farKinds = driver.Kinds(addr[0])
 	}
 	return sp
 }
@@ -87,7 +92,15 @@ func (sp *stagedPeer) prepare(c *chain) (slots int, err error) {
 		if sp.near, err = sp.s.newPool(c.by); err != nil {
 			return 0, err
 		}
-		sp.s.push(&slotsMade{sp, sp.near})
+		sp.loop.push(&slotsMade{sp, sp.near})
+	}
+	if c.near != nil && !sp.given {
+		self, err := sp.s.e.Self()
+		if err != nil {
+			return 0, err
+		}
+		sp.given = true
+		sp.loop.push(&localGiven{&sp.local, self, nil})
 	}
 	slots = sp.near.slots
 	if !c.far {
@@ -99,7 +112,7 @@ func (sp *stagedPeer) prepare(c *chain) (slots int, err error) {
 		if sp.window, err = sp.openWindow(ctx, c.by); err != nil {
 			return 0, err
 		}
-		sp.s.push(&windowMade{sp, sp.window})
+		sp.loop.push(&windowMade{sp, sp.window})
 	}
 	return min(slots, sp.window.slots), nil
 }
@@ -161,36 +174,29 @@ func (sp *stagedPeer) Drop(key uint32) {
 	}
 }
 
-// Lost implements driver.Watcher.
+// Can implements driver.Peer. Messages go by other lanes.
+func (sp *stagedPeer) Can() driver.Can { return driver.CanPattern | driver.CanDurable }
+
+// Explain implements driver.Peer; the engine describes chains itself.
+func (sp *stagedPeer) Explain(_, _ uint32) string { return "" }
+
+// Lost implements driver.Peer.
 func (sp *stagedPeer) Lost() <-chan struct{} { return sp.lost }
 
-// Submit implements driver.Peer.
-func (sp *stagedPeer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
-	return sp.submit(&stagedJob{sp: sp, op: op, tag: tag, descs: append([]driver.Desc(nil), descs...)})
-}
-
-// SubmitPages implements driver.Pager. Messages go by other lanes.
-func (sp *stagedPeer) SubmitPages(op driver.Op, tag uint64, p *driver.Pages, msg []byte) error {
-	if msg != nil {
-		return ErrNotSupported
+// Submit implements driver.Peer. The last hop of each piece of a durable batch is a
+// durable one.
+func (sp *stagedPeer) Submit(tag uint64, b *driver.Batch) error {
+	if err := b.Check(sp.Can()); err != nil {
+		return err
 	}
-	j := &stagedJob{sp: sp, op: op, tag: tag, pages: *p, paged: true}
-	if p.EntryLen > pieceBytes {
-		return ErrBounds // the engine lists such entries one by one
-	}
-	return sp.submit(j)
-}
-
-// SubmitDurable implements driver.Persister: the last hop of each piece is a durable one.
-func (sp *stagedPeer) SubmitDurable(tag uint64, descs []driver.Desc, p *driver.Pages) error {
-	j := &stagedJob{sp: sp, op: Write, tag: tag, durable: true}
+	j := &stagedJob{sp: sp, op: b.Op, tag: tag, durable: b.Durable}
 	switch {
-	case p == nil:
-		j.descs = append([]driver.Desc(nil), descs...)
-	case p.EntryLen > pieceBytes:
-		return ErrBounds
+	case b.Pattern == nil:
+		j.descs = append([]driver.Desc(nil), b.Descs...)
+	case b.Pattern.Run > pieceBytes:
+		return ErrBounds // the engine lists such entries one by one
 	default:
-		j.pages, j.paged = *p, true
+		j.pages, j.paged = *b.Pattern, true
 	}
 	return sp.submit(j)
 }
@@ -205,15 +211,15 @@ func (sp *stagedPeer) submit(j *stagedJob) error {
 	}
 	sp.mu.Lock()
 	defer sp.mu.Unlock() // so that none comes behind the end
-	if sp.closed || !sp.s.push(j) {
+	if sp.closed || !sp.loop.push(j) {
 		sp.pending.Add(-1)
 		return ErrClosed
 	}
 	return nil
 }
 
-// Cancel implements driver.Canceler.
-func (sp *stagedPeer) Cancel(tag uint64) { sp.s.push(&stagedCancel{sp, tag}) }
+// Cancel implements driver.Peer.
+func (sp *stagedPeer) Cancel(tag uint64) { sp.loop.push(&stagedCancel{sp, tag}) }
 
 // Close implements driver.Peer. A peer that does not answer for what it has in hand is
 // waited for no longer than half of what the engine gives Close before it gives our batches
@@ -223,14 +229,6 @@ func (sp *stagedPeer) Close() error {
 	was := sp.closed
 	sp.closed = true
 	sp.mu.Unlock()
-	for _, c := range sp.p.conns {
-		if c == nil {
-			continue
-		}
-		if w := c.sums.Load(); w != nil {
-			w.close(sp)
-		}
-	}
 	sp.endLife()
 	sp.opening.Lock() // nobody prepares any more; another Close has ended
 	defer sp.opening.Unlock()
@@ -238,23 +236,21 @@ func (sp *stagedPeer) Close() error {
 		return nil
 	}
 	defer close(sp.lost)
+	defer sp.loop.close()
 	if sp.near == nil {
 		return nil // never used
 	}
 	ended := &stagedClose{sp: sp, done: make(chan struct{})}
-	if !sp.s.push(ended) {
+	if !sp.loop.push(ended) {
 		return nil
 	}
 	grace := sp.s.e.cfg.AbortGrace
 	if !waitFor(ended.done, grace/2) {
-		sp.s.push(&stagedForce{sp})
+		sp.loop.push(&stagedForce{sp})
 		waitFor(ended.done, 3*grace)
 	}
-	if sp.window != nil {
-		sp.window.close(sp)
-	}
 	released := &stagedRelease{sp: sp, done: make(chan struct{})}
-	if sp.s.push(released) {
+	if sp.loop.push(released) {
 		<-released.done
 	}
 	return nil
@@ -370,15 +366,12 @@ func (r *stagedRelease) happen() {
 		}
 	}
 	s.e.running.Add(1)
-	go func() { // for a proof that the stager's goroutine may have to bring
+	go func() { // the proof may take an event of this loop
 		defer s.e.running.Done()
 		defer close(r.done)
 		pool.close(s, lost)
-		ctx, cancel := context.WithTimeout(context.Background(), s.e.cfg.AbortGrace)
-		defer cancel()
 		for _, t := range notices {
-			_ = t.Abort(ctx)
-			_ = t.Close() // busy: it ends with the connection, and keeps its slot
+			_ = t.stopAndClose(s.e.cfg.AbortGrace)
 		}
 	}()
 }

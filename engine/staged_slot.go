@@ -21,7 +21,7 @@ type slot struct {
 	local *stagedMemory
 	to    *Remote
 	descs []driver.Desc
-	pages driver.Pages
+	pages driver.Pattern
 	paged bool
 	bytes uint64
 
@@ -53,7 +53,7 @@ const (
 
 func newSlot(sp *stagedPeer, pool *pool, i int) *slot {
 	s := &slot{sp: sp, pool: pool, index: i, at: uint64(i) * slotBytes}
-	s.hook = func() { sp.s.push(s) }
+	s.hook = func() { sp.loop.push(s) }
 	return s
 }
 
@@ -82,8 +82,12 @@ func (s *slot) take(j *stagedJob, c chain) {
 }
 
 func (s *slot) takePages(j *stagedJob) {
-	n := min(j.pages.Count, int(pieceBytes/j.pages.EntryLen), listBytes/4)
-	s.pages = cutPages(&j.pages, n)
+	n := min(j.pages.Count, int(pieceBytes/j.pages.Run), listBytes/4)
+	if s.pages = j.pages; n < j.pages.Count {
+		s.pages = cutPattern(&j.pages, n)
+	} else {
+		j.pages.Count = 0
+	}
 	s.bytes = s.pages.Bytes()
 }
 
@@ -105,7 +109,10 @@ func (s *slot) happen() {
 		return
 	}
 	t := s.current
-	if t.unproven.Load() {
+	if !t.Done() {
+		return // the event of an earlier post
+	}
+	if t.isUnproven() {
 		// Its bytes are no longer ours to give, nor is the batch ours to complete: the
 		// engine gives that up, too.
 		s.lost, s.current = true, nil
@@ -115,10 +122,22 @@ func (s *slot) happen() {
 	err := t.Err()
 	_ = t.Reset()
 	if err != nil {
-		s.finish(fmt.Errorf("%s: %w", s.hopName(), err))
+		s.failed(fmt.Errorf("%s: %w", s.hopName(), err))
 		return
 	}
 	s.proceed()
+}
+
+// failed ends the piece, unless the peer may have been asked to place it: over a connection
+// that was lost, or is lost now, the message of a batch that failed may have arrived. Only the
+// peer knows, so it is asked to make no such hop.
+func (s *slot) failed(err error) {
+	if s.step != atBy || s.job.op != Write || !s.c.far || s.answered {
+		s.finish(err)
+		return
+	}
+	s.job.fail(err)
+	s.await()
 }
 
 // proceed makes the next hop, or ends the piece.
@@ -171,11 +190,35 @@ func (s *slot) await() {
 // hop starts one, unless the batch has ended meanwhile.
 func (s *slot) hop(to step) {
 	s.step = to
-	if s.job.err != nil {
+	switch {
+	case s.job.err != nil:
 		s.finish(nil)
-		return
+	case to == atNear:
+		number := s.number
+		s.sp.local.get(s.c.near, func(self *Peer, err error) {
+			if s.job == nil || s.number != number {
+				return // given up meanwhile
+			}
+			s.hopNear(self, err)
+		})
+	default:
+		s.post(s.prepareHop(to))
 	}
-	t, err := s.prepareHop(to)
+}
+
+func (s *slot) hopNear(self *Peer, err error) {
+	switch {
+	case s.job.err != nil:
+		s.finish(nil)
+	case err != nil:
+		s.post(nil, err)
+	default:
+		s.post(s.prepareNear(self))
+	}
+}
+
+// post starts the hop for which t is filled.
+func (s *slot) post(t *Transfer, err error) {
 	if err == nil {
 		t.hook = s.hook
 		s.current = t
@@ -196,7 +239,7 @@ func (s *slot) finish(err error) {
 	if err != nil {
 		j.fail(err)
 	}
-	s.job, s.step, s.local, s.to, s.descs, s.pages = nil, atRest, nil, nil, nil, driver.Pages{}
+	s.job, s.step, s.local, s.to, s.descs, s.pages = nil, atRest, nil, nil, nil, driver.Pattern{}
 	j.flying--
 	if !j.more() {
 		s.sp.settle(j)
@@ -217,6 +260,10 @@ func (s *slot) stop() {
 // giveUp waits for the peer's answer no longer. What it has in hand of a write it may still
 // place; of a read, in staging memory of its own.
 func (s *slot) giveUp() {
+	if s.job != nil && s.step == atNear && s.current == nil {
+		s.finish(ErrClosed) // it waits for a local Peer
+		return
+	}
 	if s.job == nil || s.step != atHand {
 		return
 	}
@@ -230,7 +277,7 @@ func (s *slot) giveUp() {
 // close gives the transfers back. It reports false when somebody may still use the bytes.
 func (s *slot) close() bool {
 	for _, t := range []*Transfer{s.near[0], s.near[1], s.by[0], s.by[1]} {
-		if t != nil && (t.Close() != nil || t.unproven.Load()) {
+		if t != nil && (t.Close() != nil || t.isUnproven()) {
 			s.lost = true
 		}
 	}

@@ -23,10 +23,14 @@ type Transfer struct {
 	groups  []group // the list, by connection
 	regions []*Region
 	remotes []*Remote
-	message []byte
-	notify  bool // message follows the data
-	counts  bool // or one more for counter does
+	message []byte // beginning with what it is
+	text    []byte // the program's notification, by reference
+	frame   []byte // room for its message
+	parts   []byte // the same in parts
+	notify  bool   // message follows the data
+	counts  bool   // or one more for counter does
 	counter uint32
+	quiet   bool // counted in no statistics
 	checked bool // see Checksum
 	sums    *sums
 	dirty   bool // the list has changed since batches was made
@@ -160,9 +164,6 @@ func (t *Transfer) begin() {
 	t.remaining.Store(int64(len(t.batches)))
 	t.postedAt = t.e.now()
 	t.deadline.Store(int64(t.postedAt + t.e.cfg.TransferTimeout))
-	for _, c := range t.via() {
-		c.lane.enter()
-	}
 	t.state.Store(posted)
 	t.e.sweeper.watch()
 }
@@ -197,7 +198,7 @@ func (t *Transfer) release() {
 		t.groups[i].clear()
 	}
 	t.groups = t.groups[:0]
-	t.message, t.notify, t.counts, t.checked, t.dirty, t.bytes = nil, false, false, false, true, 0
+	t.message, t.text, t.notify, t.counts, t.checked, t.dirty, t.bytes = nil, nil, false, false, false, true, 0
 }
 
 // Close gives the transfer back. It is ErrBusy while posted: Abort it first.
@@ -218,6 +219,9 @@ func (t *Transfer) Close() error {
 	t.e.slots.give(t)
 	return nil
 }
+
+// isUnproven reports whether the transfer was given up: a backend may still use its memory.
+func (t *Transfer) isUnproven() bool { return t.unproven.Load() }
 
 func (t *Transfer) misuse(verb string) error {
 	if t.unproven.Load() {

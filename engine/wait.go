@@ -70,12 +70,9 @@ func (t *Transfer) Wait(ctx context.Context) error {
 // help copies here what nobody copies yet.
 func (t *Transfer) help(ctx context.Context) bool {
 	for _, c := range t.via() {
-		if c.helper == nil {
-			continue
-		}
 		generation := t.generation.Load()
 		for left := t.outstanding.Load(); left != 0; left &= left - 1 {
-			if c.helper.Help(tag(t.slot, generation, bits.TrailingZeros64(left)), ctx.Done()) {
+			if c.p.Help(tag(t.slot, generation, bits.TrailingZeros64(left)), ctx.Done()) {
 				c.lane.poll()
 			}
 		}

@@ -70,6 +70,7 @@ type Config struct {
 
 const (
 	descsMax   = 4096
+	runsMax    = 64 << 10
 	blockBytes = 4 << 10 // cuFile writes blocks: what a write changes of one it reads before
 	turnMax    = 32      // requests of one job before the next has its turn
 	retriesMax = 100     // of a request that was neither done nor refused
@@ -151,5 +152,6 @@ func caps(cfg *Config, compat bool) driver.Caps {
 	if compat {
 		cost.Rate = 1.5e9
 	}
-	return driver.Caps{Name: "gds", Reach: driver.InProcess, Pairs: pairs, DescsMax: descsMax, Cost: cost}
+	return driver.Caps{Name: "gds", Reach: driver.InProcess, Pairs: pairs,
+		DescsMax: descsMax, RunsMax: runsMax, Cost: cost}
 }

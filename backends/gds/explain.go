@@ -8,7 +8,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Explain implements driver.Explainer.
+// Explain implements driver.Peer.
 func (p *peer) Explain(localKey, remoteKey uint32) string {
 	b := p.b
 	text := b.facts.Mode + "; cuFile " + b.facts.Version + b.manner()
@@ -47,7 +47,7 @@ func (b *Backend) manner() string {
 	return fmt.Sprintf(" by %d threads, one request each", b.cfg.Threads)
 }
 
-// Yields implements driver.Yielder.
+// Yields implements driver.Peer.
 func (p *peer) Yields(localKey, _ uint32) string {
 	if m := p.b.books.At(localKey); m == nil || m.Kind != driver.HBM {
 		return ""

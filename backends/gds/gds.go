@@ -37,8 +37,9 @@ import (
 	"github.com/sluicehq/sluice/internal/park"
 )
 
-// Backend implements driver.Backend, Armer and Fencer; its peers are Cancelers, Explainers and Yielders.
+// Backend implements driver.Backend.
 type Backend struct {
+	driver.BackendBase
 	cfg      Config
 	facts    Facts
 	caps     driver.Caps
@@ -75,11 +76,7 @@ type parcel struct{ list []csrc.CuFileRequest }
 // reapMax is how many ends are handled at a time.
 const reapMax = 64
 
-var (
-	_ driver.Backend = (*Backend)(nil)
-	_ driver.Armer   = (*Backend)(nil)
-	_ driver.Fencer  = (*Backend)(nil)
-)
+var _ driver.Backend = (*Backend)(nil)
 
 // New opens libcuda and libcufile, and a backend. Where one is missing, or has no device, it answers a
 // *driver.UnavailableError.

@@ -3,7 +3,6 @@
 package gds
 
 import (
-	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/ownfiles"
 )
 
@@ -11,8 +10,6 @@ import (
 // books.Mu.
 type job struct {
 	ownfiles.Job[extent]
-
-	items []item // of descriptors, in their order
 
 	at     cursor // what the next request begins with
 	flying int    // requests
@@ -23,23 +20,4 @@ type job struct {
 type cursor struct {
 	item int
 	off  uint64 // within the item
-}
-
-// item is a descriptor.
-type item struct {
-	local, remote, n uint64
-	view             uint32
-}
-
-// set takes a list, whose memory is the caller's.
-func (j *job) set(descs []driver.Desc) {
-	j.items = j.items[:0]
-	view := uint32(0)
-	for i := range descs {
-		d := &descs[i]
-		for !j.Views[view].Shows(d) {
-			view++
-		}
-		j.items = append(j.items, item{d.Local, d.Remote, d.Len, view})
-	}
 }

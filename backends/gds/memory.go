@@ -91,5 +91,5 @@ func (b *Backend) giveBack(m *memory) error {
 	return buffers.unuse(b, m.Extent.buffer)
 }
 
-// Fence implements driver.Fencer.
+// Fence implements driver.Backend.
 func (b *Backend) Fence(ctx context.Context, key uint32) error { return b.books.Fence(ctx, key) }

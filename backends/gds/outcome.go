@@ -64,9 +64,9 @@ func (r *request) op() string {
 // failure names file, offset and piece.
 func (r *request) failure(cause error) error {
 	piece, before := r.first.item, r.done+r.first.off
-	for before >= r.j.items[piece].n && piece+1 < len(r.j.items) {
-		before -= r.j.items[piece].n
+	for before >= r.j.Items[piece].Len && piece+1 < len(r.j.Items) {
+		before -= r.j.Items[piece].Len
 		piece++
 	}
-	return &driver.PieceError{Piece: piece, Err: &FileError{Op: r.op(), Name: r.f.name(), Off: int64(r.off + r.done), Err: cause}}
+	return &driver.PieceError{Piece: int(r.j.Items[piece].Index), Err: &FileError{Op: r.op(), Name: r.f.name(), Off: int64(r.off + r.done), Err: cause}}
 }

@@ -15,12 +15,7 @@ type peer struct {
 	b *Backend
 }
 
-var _ interface {
-	driver.Peer
-	driver.Canceler
-	driver.Explainer
-	driver.Yielder
-} = (*peer)(nil)
+var _ driver.Peer = (*peer)(nil)
 
 // Connect implements driver.Backend, for the backend's own Addr.
 func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {

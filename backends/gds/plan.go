@@ -27,9 +27,9 @@ type request struct {
 // cut makes the next request of a job: of one descriptor or a part of it, or of several that touch on both sides. It
 // returns nil when that has to wait until others have ended.
 func (b *Backend) cut(j *job) *request {
-	it := &j.items[j.at.item]
-	v := &j.Views[it.view]
-	f, off := v.Remote.Extent.file, v.Remote.Extent.off+it.remote+j.at.off
+	it := &j.Items[j.at.item]
+	v := &j.Views[it.View]
+	f, off := v.Remote.Extent.file, v.Remote.Extent.off+it.Remote+j.at.off
 	next, n := j.reach(uint64(b.cfg.PieceMax) - off%blockBytes) // so that what follows begins with a whole block
 	write, edge := j.Op == driver.Write, false
 	if write {
@@ -48,7 +48,7 @@ func (b *Backend) cut(j *job) *request {
 	}
 	r := b.free[len(b.free)-1]
 	b.free = b.free[:len(b.free)-1]
-	*r = request{slot: r.slot, j: j, f: f, write: write, edge: edge, mem: v.Local, local: it.local + j.at.off, off: off, n: n, first: j.at}
+	*r = request{slot: r.slot, j: j, f: f, write: write, edge: edge, mem: v.Local, local: it.Local + j.at.off, off: off, n: n, first: j.at}
 	b.mover.Cancel(r.slot, false)
 	j.at = next
 	return r
@@ -71,18 +71,18 @@ func wholeBlocks(off, n uint64) (first uint64, edge bool) {
 func (j *job) reach(most uint64) (next cursor, n uint64) {
 	next = j.at
 	for {
-		it := &j.items[next.item]
-		left := it.n - next.off
+		it := &j.Items[next.item]
+		left := it.Len - next.off
 		if n+left > most {
 			next.off += most - n
 			return next, most
 		}
 		n, next = n+left, cursor{item: next.item + 1}
-		if next.item == len(j.items) {
+		if next.item == len(j.Items) {
 			return next, n
 		}
-		after := &j.items[next.item]
-		if after.view != it.view || after.local != it.local+it.n || after.remote != it.remote+it.n || n == most {
+		after := &j.Items[next.item]
+		if after.View != it.View || after.Local != it.Local+it.Len || after.Remote != it.Remote+it.Len || n == most {
 			return next, n
 		}
 	}

@@ -69,7 +69,7 @@ func (b *Backend) pump() {
 // advance makes requests of a job, as many as it may in its turn. It reports whether there is nothing to make any more.
 func (b *Backend) advance(j *job) bool {
 	for range turnMax {
-		if j.Err != nil || j.at.item == len(j.items) {
+		if j.Err != nil || j.at.item == len(j.Items) {
 			return true
 		}
 		if len(b.free) == 0 {

@@ -6,15 +6,25 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Submit implements driver.Peer. It takes a batch and hands its first requests over, with one crossing into C.
-func (p *peer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
+// can is what the peers take.
+const can = driver.CanPattern | driver.CanNest
+
+// Can implements driver.Peer.
+func (p *peer) Can() driver.Can { return can }
+
+// Submit implements driver.Peer. It hands the first requests of a batch over, with one crossing
+// into C.
+func (p *peer) Submit(tag uint64, batch *driver.Batch) error {
 	b := p.b
+	if err := batch.Check(can); err != nil {
+		return err
+	}
 	if !b.books.Gate.Enter() {
 		return driver.ErrClosed
 	}
 	defer b.books.Gate.Exit()
 	b.books.Mu.Lock()
-	if err := p.accept(op, tag, descs); err != nil {
+	if err := p.accept(tag, batch); err != nil {
 		b.books.Mu.Unlock()
 		return err
 	}
@@ -24,23 +34,22 @@ func (p *peer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
 }
 
 // accept makes a job of a batch, or says why not.
-func (p *peer) accept(op driver.Op, tag uint64, descs []driver.Desc) error {
+func (p *peer) accept(tag uint64, batch *driver.Batch) error {
 	b := p.b
-	if err := p.Accepts(op); err != nil {
-		return err
+	if p.Closed() {
+		return driver.ErrClosed
 	}
 	if len(b.freeJobs) == 0 || !b.done.Take() { // a job for each place, but those that wait for Poll
 		return driver.ErrFull
 	}
 	j := b.freeJobs[len(b.freeJobs)-1]
-	if err := j.ViewAll(&p.Peer, op, descs, descsMax); err != nil {
+	if err := j.Take(&p.Peer, batch, descsMax, runsMax); err != nil {
 		j.Clear()
 		b.done.GiveBack()
 		return err
 	}
 	b.freeJobs = b.freeJobs[:len(b.freeJobs)-1]
-	j.set(descs)
-	j.Begin(&p.Peer, op, tag)
+	j.Begin(&p.Peer, batch.Op, tag)
 	j.queued, j.at, j.flying = true, cursor{}, 0
 	b.queue.Push(j)
 	return nil

@@ -36,15 +36,16 @@ type Config struct {
 	// Buffered has all bytes go through the page cache, also where O_DIRECT would do.
 	Buffered bool
 
-	// Durable has every write be what SubmitDurable makes of one: it completes only once an fdatasync that began after its last byte
-	// has ended: one for all writes to a file that wait for it.
+	// Durable has every write be durable (driver.Batch.Durable): it completes only once an
+	// fdatasync that began after its last byte has ended: one for all writes to a file that
+	// wait for it.
 	Durable bool
 }
 
 const (
 	bounceBytes = 64 << 10 // of a request: unaligned and scattered reads come through it
 	descsMax    = 4096
-	pagesMax    = 64 << 10
+	runsMax     = 64 << 10
 	iovecsMax   = 64       // places in memory of one request
 	blockMin    = 4 << 10  // whole blocks and nothing else go past the page cache: a page at least
 	splitMin    = 64 << 10 // bytes of whole blocks within a piece that are worth a request apart
@@ -87,7 +88,7 @@ func caps() driver.Caps {
 	pairs[driver.DRAM] = driver.KindsOf(driver.File)
 	return driver.Caps{
 		Name: "posix", Reach: driver.InProcess, Pairs: pairs,
-		DescsMax: descsMax, PagesMax: pagesMax,
+		DescsMax: descsMax, RunsMax: runsMax,
 		Cost: driver.Cost{Setup: 60 * time.Microsecond, PerPiece: 10 * time.Microsecond, Rate: 2e9},
 	}
 }

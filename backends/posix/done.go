@@ -19,10 +19,10 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	return n, nil
 }
 
-// FD implements driver.Armer.
+// FD implements driver.Backend.
 func (b *Backend) FD() int { return b.event.FD() }
 
-// Arm implements driver.Armer. The flag goes up before the look, and who brings a
+// Arm implements driver.Backend. The flag goes up before the look, and who brings a
 // completion looks at the flag afterwards.
 func (b *Backend) Arm() (ready bool, err error) {
 	if !b.books.Gate.Enter() {

@@ -83,5 +83,5 @@ func (b *Backend) unuse(f *file) error {
 	return nil
 }
 
-// Fence implements driver.Fencer.
+// Fence implements driver.Backend.
 func (b *Backend) Fence(ctx context.Context, key uint32) error { return b.books.Fence(ctx, key) }

@@ -95,5 +95,5 @@ func (r *request) failure(cause error) error {
 	if uint64(e.Off) < at.off { // in the gap before it
 		e.Off = int64(at.off)
 	}
-	return &driver.PieceError{Piece: int(r.j.piece(c.piece).index), Err: e}
+	return &driver.PieceError{Piece: int(r.j.Items[c.piece].Index), Err: e}
 }

@@ -16,13 +16,7 @@ type peer struct {
 	b *Backend
 }
 
-var _ interface {
-	driver.Peer
-	driver.Canceler
-	driver.Pager
-	driver.Persister
-	driver.Explainer
-} = (*peer)(nil)
+var _ driver.Peer = (*peer)(nil)
 
 // Connect implements driver.Backend, for the backend's own Addr.
 func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
@@ -33,7 +27,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	return p, nil
 }
 
-// Explain implements driver.Explainer.
+// Explain implements driver.Peer.
 func (p *peer) Explain(_, remoteKey uint32) string {
 	p.b.books.Mu.Lock()
 	defer p.b.books.Mu.Unlock()

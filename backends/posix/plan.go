@@ -16,10 +16,11 @@ type place struct {
 
 // place looks up a cursor.
 func (j *job) place(c cursor) place {
-	p := j.piece(c.piece)
-	v := &j.Views[p.view]
+	p := &j.Items[c.piece]
+	v := &j.Views[p.View]
 	local, remote := &v.Local.Extent, &v.Remote.Extent
-	return place{local, remote.file, local.mem[p.local+c.off:][:p.n-c.off], remote.off + p.remote + c.off}
+	mem := local.mem[p.Local+c.off:][:p.Len-c.off]
+	return place{local, remote.file, mem, remote.off + p.Remote + c.off}
 }
 
 // step moves the cursor by n bytes within its piece, or to the next one.
@@ -111,7 +112,7 @@ func (j *job) took(p *place, n uint64) {
 
 // next returns the following place if it lies in the same file and begins at off.
 func (j *job) next(f *file, off uint64) (place, bool) {
-	if j.at.off > 0 || j.at.piece == j.count {
+	if j.at.off > 0 || j.at.piece == len(j.Items) {
 		return place{}, false
 	}
 	p := j.place(j.at)
@@ -153,7 +154,7 @@ func (b *Backend) cutCached(r *request, j *job, p place, n uint64) {
 			break
 		}
 		j.took(&p, n)
-		if j.at.off > 0 || j.at.piece == j.count {
+		if j.at.off > 0 || j.at.piece == len(j.Items) {
 			break
 		}
 		following := j.place(j.at)
@@ -184,7 +185,7 @@ func (b *Backend) cutBounced(r *request, j *job, p place, n uint64) {
 		n = min(n, limit-p.off)
 		j.took(&p, n)
 		end = max(end, p.off+n)
-		if j.at.off > 0 || j.at.piece == j.count || n == 0 {
+		if j.at.off > 0 || j.at.piece == len(j.Items) || n == 0 {
 			break
 		}
 		following := j.place(j.at)

@@ -37,9 +37,9 @@ import (
 	"github.com/sluicehq/sluice/internal/park"
 )
 
-// Backend implements driver.Backend, Armer and Fencer; its peers are Pagers, Persisters,
-// Cancelers and Explainers.
+// Backend implements driver.Backend.
 type Backend struct {
+	driver.BackendBase
 	cfg      Config
 	books    ownfiles.Books[extent] // Gate: whoever uses the mover
 	event    *park.Event            // for who has armed
@@ -69,11 +69,7 @@ type Backend struct {
 	pinned   uint64  // bytes of registered buffers, of Config.PinMax
 }
 
-var (
-	_ driver.Backend = (*Backend)(nil)
-	_ driver.Armer   = (*Backend)(nil)
-	_ driver.Fencer  = (*Backend)(nil)
-)
+var _ driver.Backend = (*Backend)(nil)
 
 // New opens a backend. With PathRing it answers *driver.UnavailableError where the kernel
 // refuses io_uring.

@@ -148,7 +148,7 @@ func (b *Backend) pump() {
 // there is nothing to make any more.
 func (b *Backend) advance(j *job) bool {
 	for range turnMax {
-		if j.Err != nil || j.at.piece == j.count {
+		if j.Err != nil || j.at.piece == len(j.Items) {
 			return true
 		}
 		if len(b.free) == 0 {
@@ -222,7 +222,7 @@ func (b *Backend) settle(j *job) {
 	if j.durable {
 		b.durables--
 	}
-	j.clear()
+	j.Clear()
 	b.freeJobs = append(b.freeJobs, j)
 	b.done.Push(tag, err)
 	b.news = true

@@ -8,6 +8,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"time"
 
@@ -90,15 +91,27 @@ func (b *Backend) hear(tcp *net.TCPConn) {
 	if err == nil {
 		err = b.introduce(tcp, secure)
 	}
+	if errors.Is(err, driver.ErrVersion) {
+		refuse(tcp, secure)
+	}
 	if err != nil {
 		_ = tcp.Close()
+	}
+}
+
+// refuse answers a hello of another version with a frame of ours: each version reads the version
+// of a frame first, so the peer can name both. Then it reads what the peer has said, since
+// a connection that is closed with bytes unread is reset, and the answer with it.
+func refuse(tcp *net.TCPConn, secure net.Conn) {
+	if writeFrame(secure, header{kind: kindWelcome, status: uint8(control.Failed)}, nil) == nil && tcp.CloseWrite() == nil {
+		_, _ = io.CopyN(io.Discard, tcp, bodyMax) // until Config.Handshake
 	}
 }
 
 func (b *Backend) introduce(tcp *net.TCPConn, secure net.Conn) error {
 	h, body, err := readFrame(secure, kindHello, kindJoin)
 	if err != nil {
-		return err
+		return err // without a word, but to a peer of another version
 	}
 	var g *inbound
 	index := ctl
@@ -111,7 +124,7 @@ func (b *Backend) introduce(tcp *net.TCPConn, secure net.Conn) error {
 	answer := header{kind: kindWelcome, status: uint8(control.StatusOf(err)), stamp: clock()}
 	var secret []byte
 	if err == nil && h.kind == kindHello {
-		answer.id, answer.count, answer.ticket = g.session, uint32(b.cfg.NotifyMax), uint64(b.cfg.Grace)
+		answer.id, answer.count, answer.ticket = g.session, uint32(b.cfg.NotifyMax), uint64(g.ages.limit.Load())
 		answer.key = uint32(b.cfg.MessageMax)
 		secret = appendView(g.secret[:], tcp.RemoteAddr(), tcp.LocalAddr())
 	}
@@ -142,6 +155,7 @@ func (b *Backend) meet(h *header, body []byte) (*inbound, error) {
 		return nil, driver.ErrPeerLost // whom it means is gone, and we have its place
 	}
 	g := newInbound(b, int(h.count))
+	g.ages.begin(b.cfg.Grace, time.Duration(min(h.ticket, uint64(graceMax))))
 	g.room, g.answerMax = int(min(h.id, creditMax)), int(min(h.key, messageLimit))
 	_, _ = rand.Read(g.secret[:]) // never fails: it ends the program instead
 	b.mu.Lock()
@@ -156,6 +170,7 @@ func (b *Backend) meet(h *header, body []byte) (*inbound, error) {
 		g.session = newTicket()
 	}
 	b.accepted[g.session], b.byConn[g.conn] = g, g
+	g.limit = time.AfterFunc(b.cfg.Handshake, g.expire)
 	return g, nil
 }
 

@@ -26,8 +26,8 @@ import (
 	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/done"
 	"github.com/sluicehq/sluice/internal/gate"
+	arrivals "github.com/sluicehq/sluice/internal/inbox"
 	"github.com/sluicehq/sluice/internal/keys"
-	"github.com/sluicehq/sluice/internal/inbox"
 	"github.com/sluicehq/sluice/internal/park"
 )
 
@@ -54,7 +54,7 @@ type Backend struct {
 	inbox    inbox
 	chunks   chunks
 	batches  batches
-	counters inbox.Counters
+	counters arrivals.Counters
 	lastConn atomic.Uint64 // numbers of connections given out
 
 	mu       sync.Mutex // guards what follows

@@ -39,7 +39,7 @@ func (l *line) greet(worker int, m *hello) {
 		return
 	}
 	c := &inbound{
-		b: l.b, l: l, id: guestID{from.owner, m.conn}, addr: string(m.from), from: from,
+		b: l.b, l: l, id: guestID{from.owner, m.conn}, conn: l.b.conns.Add(1), from: from,
 		worker: worker, reply: workers[m.worker], gate: m.gate,
 	}
 	if m.to != l.b.address.owner || l.b.gate.IsShut() {
@@ -65,6 +65,9 @@ func (l *line) admit(c *inbound) bool {
 		return false
 	}
 	l.guests[c.id] = c
+	l.b.acceptedMu.Lock()
+	l.b.accepted[c.conn] = c
+	l.b.acceptedMu.Unlock()
 	return true
 }
 

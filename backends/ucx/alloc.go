@@ -33,7 +33,7 @@ type allocations struct {
 // allocMax is more than a process can map.
 const allocMax = 1 << 46
 
-// Alloc implements driver.Allocator: near peers map this memory, and reach it
+// Alloc implements driver.Backend: near peers map this memory, and reach it
 // without a hand of this process. Without transports that share memory there is
 // none, and the error is driver.ErrNotSupported.
 func (b *Backend) Alloc(n uint64) (driver.Segment, io.Closer, error) {

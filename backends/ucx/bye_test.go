@@ -37,7 +37,7 @@ func TestBye(t *testing.T) {
 			p := connect()
 			inTime(t, "the owner's backend closes", far.Close)
 			select {
-			case <-p.(driver.Watcher).Lost():
+			case <-p.Lost():
 			case <-time.After(patience):
 				t.Error("a peer does not hear that the owner's backend has closed")
 			}

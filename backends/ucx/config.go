@@ -67,7 +67,7 @@ type Config struct {
 const (
 	messageMax = 4 << 10 // 4 KiB: a notification names blocks, it does not carry them
 	descsMax   = 4096
-	pagesMax   = 64 << 10
+	runsMax    = 64 << 10
 	workersMax = 16
 	graceMin   = 20 * time.Millisecond
 )
@@ -117,7 +117,7 @@ func (c *Config) caps() driver.Caps {
 	pairs[driver.DRAM] = driver.KindsOf(driver.DRAM)
 	return driver.Caps{
 		Name: "ucx", Reach: driver.Network, Pairs: pairs,
-		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: messageMax,
+		DescsMax: descsMax, RunsMax: runsMax, MessageMax: messageMax,
 		Cost: driver.Cost{Setup: 2 * time.Microsecond, PerPiece: 100 * time.Nanosecond, Rate: 5e9},
 	}
 }

@@ -26,7 +26,7 @@ func countAll(b *Backend, p driver.Peer, mem []byte, from, to uint32) error {
 	for n := 1; ; n++ {
 		copy(mem, bytes.Repeat([]byte{counted(n)}, countBytes))
 		nextTag++
-		err := p.Submit(driver.Write, nextTag, []driver.Desc{{Len: countBytes, LocalKey: from, RemoteKey: to}})
+		err := p.Submit(nextTag, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: countBytes, LocalKey: from, RemoteKey: to}}})
 		for got := 0; err == nil && got == 0; {
 			if got, err = b.Poll(done[:]); got > 0 {
 				err = done[0].Err

@@ -10,7 +10,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Explain implements driver.Explainer.
+// Explain implements driver.Peer.
 func (p *peer) Explain(localKey, remoteKey uint32) string {
 	if p.enter() != nil {
 		return "ucx: the peer is gone"

@@ -41,8 +41,8 @@ type link interface {
 	Import(m csrc.UCXImport) (slot uint32, err error)
 	Drop(slot uint32)
 	Direct(slot uint32) bool
-	Submit(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error
-	SubmitPages(op driver.Op, tag uint64, p *driver.Pages, msg []byte) error
+	Submit(tag uint64, b *driver.Batch) error
+	Notify(msg []byte) error
 	Cancel(tag uint64)
 	Help(tag uint64, stop <-chan struct{}) bool
 	Drain(grace time.Duration) error

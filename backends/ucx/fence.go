@@ -14,7 +14,7 @@ import (
 // its context.
 const fenceSlice = 5 * time.Millisecond
 
-// Fence implements driver.Fencer. The ticket changes, so that our threads refuse
+// Fence implements driver.Backend. The ticket changes, so that our threads refuse
 // what shows the old one, and peers that were given direct access are asked
 // whether they are out. Who does not answer within Config.FenceGrace is frozen;
 // then fresh pages go under the range, and what such a peer still writes lands in

@@ -27,11 +27,11 @@ func TestIdle(t *testing.T) {
 			}
 			time.Sleep(4 * grace)
 			select {
-			case <-p.(driver.Watcher).Lost():
+			case <-p.Lost():
 				t.Fatal("an idle peer was given up")
 			default:
 			}
-			if err := p.(driver.Notifier).SubmitNotify(driver.Write, 1, nil, []byte("still here")); err != nil {
+			if err := p.Submit(1, &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail, Notify: []byte("still here")}); err != nil {
 				t.Fatal(err)
 			}
 			var msgs []driver.Message

@@ -15,7 +15,7 @@ type inbound struct {
 	b       *Backend
 	l       *line
 	id      guestID
-	addr    string // Addr of the peer
+	conn    uint64 // its number
 	from    address
 	worker  int
 	reply   []byte // the address of the peer's worker
@@ -170,6 +170,9 @@ func (c *inbound) withdraw() {
 	c.l.mu.Lock()
 	delete(c.l.guests, c.id)
 	c.l.mu.Unlock()
+	c.b.acceptedMu.Lock()
+	delete(c.b.accepted, c.conn)
+	c.b.acceptedMu.Unlock()
 }
 
 // watch has us told of the death of the peer's process, if that is near. Far, the

@@ -27,6 +27,7 @@ type line struct {
 // end is our end of a connection. Its methods are called by the control goroutine,
 // and must not block.
 type end interface {
+	number() uint64 // of the connection, as the program knows it
 	heard(message any)
 	lost() // UCX, or the time lease, has given the peer up
 }

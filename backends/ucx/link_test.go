@@ -45,7 +45,8 @@ type fakeBatch struct {
 	descs     []driver.Desc
 	remotes   []*csrc.UCXImport
 	msg       []byte
-	noted     bool
+	tail      driver.Tail
+	counter   uint32
 	control   bool
 	cancelled bool
 }
@@ -109,11 +110,11 @@ func (l *fakeLink) Drop(slot uint32) {
 
 func (l *fakeLink) Direct(uint32) bool { return false }
 
-func (l *fakeLink) Submit(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
-	return l.submit(op, tag, len(descs), func(i int) driver.Desc { return descs[i] }, msg)
-}
-
-func (l *fakeLink) SubmitPages(op driver.Op, tag uint64, p *driver.Pages, msg []byte) error {
+func (l *fakeLink) Submit(tag uint64, b *driver.Batch) error {
+	p := b.Pattern
+	if p == nil {
+		return l.submit(tag, b, len(b.Descs), func(i int) driver.Desc { return b.Descs[i] })
+	}
 	l.mu.Lock()
 	remote := l.imported(p.RemoteKey)
 	l.mu.Unlock()
@@ -124,7 +125,25 @@ func (l *fakeLink) SubmitPages(op driver.Op, tag uint64, p *driver.Pages, msg []
 	if err := p.Check(uint64(len(local.bytes)), remote.Size); err != nil {
 		return err
 	}
-	return l.submit(op, tag, p.Count, p.Desc, msg)
+	return l.submit(tag, b, p.Count, p.Desc)
+}
+
+func (l *fakeLink) Notify(msg []byte) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.drained || l.ended {
+		return driver.ErrClosed
+	}
+	l.net.mu.Lock()
+	if l.credits == 0 {
+		l.starved = true
+		l.net.mu.Unlock()
+		return driver.ErrFull
+	}
+	l.credits--
+	l.net.mu.Unlock()
+	l.deliver(&fakeBatch{tail: driver.NotifyTail, msg: msg}, l.peer)
+	return nil
 }
 
 func (l *fakeLink) imported(slot uint32) *csrc.UCXImport {
@@ -155,10 +174,10 @@ func (l *fakeLink) check(op driver.Op, n int, at func(int) driver.Desc) error {
 	return nil
 }
 
-func (l *fakeLink) submit(op driver.Op, tag uint64, n int, at func(int) driver.Desc, msg []byte) error {
+func (l *fakeLink) submit(tag uint64, form *driver.Batch, n int, at func(int) driver.Desc) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err := l.check(op, n, at); err != nil {
+	if err := l.check(form.Op, n, at); err != nil {
 		return err
 	}
 	l.net.mu.Lock()
@@ -166,19 +185,19 @@ func (l *fakeLink) submit(op driver.Op, tag uint64, n int, at func(int) driver.D
 		l.net.mu.Unlock()
 		return driver.ErrFull
 	}
-	if msg != nil && l.credits == 0 {
+	if form.Tail == driver.NotifyTail && l.credits == 0 {
 		l.starved = true
 		l.net.mu.Unlock()
 		return driver.ErrFull
 	}
-	if msg != nil {
+	if form.Tail == driver.NotifyTail {
 		l.credits--
 	}
 	l.net.taken++
 	b := l.net.batch()
 	l.net.mu.Unlock()
-	b.op, b.tag, b.noted, b.control, b.cancelled = op, tag, msg != nil, false, false
-	b.descs, b.remotes, b.msg = b.descs[:0], b.remotes[:0], append(b.msg[:0], msg...)
+	b.op, b.tag, b.tail, b.counter, b.control, b.cancelled = form.Op, tag, form.Tail, form.Counter, false, false
+	b.descs, b.remotes, b.msg = b.descs[:0], b.remotes[:0], append(b.msg[:0], form.Notify...)
 	for i := range n {
 		d := at(i)
 		b.descs = append(b.descs, d)
@@ -194,9 +213,20 @@ func (l *fakeLink) submit(op driver.Op, tag uint64, n int, at func(int) driver.D
 	return nil
 }
 
-// deliver puts the message of a batch into the other side's ring.
+// deliver puts the notification of a batch into the other side's ring, or counts there.
 func (l *fakeLink) deliver(b *fakeBatch, peer uint64) {
+	if b.tail == driver.NoTail {
+		return
+	}
 	l.to.mu.Lock()
+	if b.tail == driver.CountTail {
+		if l.to.cfg.Counters.Arrive(b.counter) {
+			l.to.news = true
+			l.to.wake()
+		}
+		l.to.mu.Unlock()
+		return
+	}
 	l.to.notes = append(l.to.notes, fakeNote{l, csrc.UCXNote{Conn: peer, Data: slices.Clone(b.msg)}})
 	l.to.wake()
 	l.to.mu.Unlock()
@@ -242,11 +272,11 @@ func (l *fakeLink) carry(b *fakeBatch, peer uint64) {
 		status = l.look(b)
 	}
 	l.net.mu.Lock()
-	if b.noted && status != csrc.UCXOK {
+	if b.tail == driver.NotifyTail && status != csrc.UCXOK {
 		l.credits++
 	}
 	l.net.mu.Unlock()
-	if b.noted && status == csrc.UCXOK {
+	if status == csrc.UCXOK {
 		l.deliver(b, peer)
 	}
 	l.net.complete(b, status)

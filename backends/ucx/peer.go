@@ -14,13 +14,14 @@ import (
 )
 
 // peer is our end of a connection that we began: over it we reach the owner's
-// memory and send messages. It implements driver.Peer, Canceler, Pager,
-// Notifier, Watcher, Helper and Explainer.
+// memory and send notifications. It implements driver.Peer.
 type peer struct {
+	driver.PeerBase
 	b     *Backend
 	l     *line
 	owner address
 	link  link
+	conn  uint64 // of answers
 
 	gate     gate.Gate     // held by every call of the program; Close shuts it first
 	hold     gate.Gate     // held by every use of link; Close shuts it last
@@ -42,19 +43,11 @@ type peer struct {
 	imports map[uint32]bool // by key: whether the owner offered direct access
 }
 
-var (
-	_ driver.Peer      = (*peer)(nil)
-	_ driver.Canceler  = (*peer)(nil)
-	_ driver.Pager     = (*peer)(nil)
-	_ driver.Notifier  = (*peer)(nil)
-	_ driver.Watcher   = (*peer)(nil)
-	_ driver.Helper    = (*peer)(nil)
-	_ driver.Explainer = (*peer)(nil)
-)
+var _ driver.Peer = (*peer)(nil)
 
 func newPeer(l *line, owner address) *peer {
 	p := &peer{
-		b: l.b, l: l, owner: owner,
+		b: l.b, l: l, owner: owner, conn: l.b.conns.Add(1),
 		closing: make(chan struct{}), lostCh: make(chan struct{}), farewell: make(chan struct{}),
 		welcomed: make(chan error, 1), asks: make(map[uint32]chan *importAnswer), imports: make(map[uint32]bool),
 	}
@@ -74,43 +67,31 @@ func (p *peer) enter() error {
 	return nil
 }
 
+// can is what every connection takes.
+const can = driver.CanPattern | driver.CanNotify | driver.CanCount
+
+// Can implements driver.Peer.
+func (p *peer) Can() driver.Can { return can }
+
+// Conn implements driver.Peer.
+func (p *peer) Conn() uint64 { return p.conn }
+
 // Submit implements driver.Peer.
-func (p *peer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
-	return p.submit(op, tag, descs, nil)
-}
-
-// SubmitNotify implements driver.Notifier.
-func (p *peer) SubmitNotify(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
-	if msg == nil {
-		msg = []byte{}
+func (p *peer) Submit(tag uint64, b *driver.Batch) error {
+	if err := b.Check(can); err != nil {
+		return err
 	}
-	return p.submit(op, tag, descs, msg)
-}
-
-func (p *peer) submit(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
+	if len(b.Descs) > descsMax || len(b.Notify) > messageMax || b.Pattern != nil && b.Pattern.Count > runsMax {
+		return driver.ErrBounds
+	}
 	if err := p.enter(); err != nil {
 		return err
 	}
 	defer p.gate.Exit()
-	if len(descs) > descsMax || len(msg) > messageMax || len(descs) == 0 && msg == nil {
-		return driver.ErrBounds
-	}
-	return p.link.Submit(op, tag, descs, msg)
+	return p.link.Submit(tag, b)
 }
 
-// SubmitPages implements driver.Pager.
-func (p *peer) SubmitPages(op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
-	if err := p.enter(); err != nil {
-		return err
-	}
-	defer p.gate.Exit()
-	if pages.Count > pagesMax || len(msg) > messageMax {
-		return driver.ErrBounds
-	}
-	return p.link.SubmitPages(op, tag, pages, msg)
-}
-
-// Cancel implements driver.Canceler.
+// Cancel implements driver.Peer.
 func (p *peer) Cancel(tag uint64) {
 	if p.gate.Enter() {
 		p.link.Cancel(tag)
@@ -118,7 +99,7 @@ func (p *peer) Cancel(tag uint64) {
 	}
 }
 
-// Help implements driver.Helper.
+// Help implements driver.Peer.
 func (p *peer) Help(tag uint64, stop <-chan struct{}) bool {
 	if p.enter() != nil {
 		return false
@@ -127,7 +108,7 @@ func (p *peer) Help(tag uint64, stop <-chan struct{}) bool {
 	return p.link.Help(tag, stop)
 }
 
-// Lost implements driver.Watcher.
+// Lost implements driver.Peer.
 func (p *peer) Lost() <-chan struct{} { return p.lostCh }
 
 // heard implements end.

@@ -53,10 +53,10 @@ func (b *Backend) drive() {
 	}
 }
 
-// FD implements driver.Armer.
+// FD implements driver.Backend.
 func (b *Backend) FD() int { return b.event }
 
-// Arm implements driver.Armer.
+// Arm implements driver.Backend.
 func (b *Backend) Arm() (ready bool, err error) {
 	if b.gate.IsShut() {
 		return false, driver.ErrClosed
@@ -69,6 +69,12 @@ func (b *Backend) Arm() (ready bool, err error) {
 	}
 	return ready, nil
 }
+
+// Count implements driver.Backend.
+func (b *Backend) Count(counter uint32) uint64 { return b.counters.Count(counter) }
+
+// AwaitCount implements driver.Backend.
+func (b *Backend) AwaitCount(counter uint32, n uint64) bool { return b.counters.AwaitCount(counter, n) }
 
 // wake signals the event for news that is not in a ring of C.
 func (b *Backend) wake() {

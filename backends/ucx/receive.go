@@ -6,7 +6,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Receive implements driver.Receiver. A connection's last message waits until
+// Receive implements driver.Backend. A connection's last message waits until
 // the rings were seen empty after its end was known: then all messages before it
 // are out.
 func (b *Backend) Receive(msgs []driver.Message) (int, error) {
@@ -31,7 +31,7 @@ func (b *Backend) gather(msgs []driver.Message) (n int) {
 	b.turn++
 	told := b.leaving[:min(len(b.leaving), len(msgs)-n)]
 	for _, c := range told {
-		msgs[n] = driver.Message{From: c.addr, Err: driver.ErrPeerLost}
+		msgs[n] = driver.Message{Conn: c.conn, Err: driver.ErrPeerLost}
 		n++
 		c.told()
 	}
@@ -51,10 +51,10 @@ func (l *line) receive(msgs []driver.Message) (n int) {
 			break
 		}
 		l.mu.RLock()
-		c, known := l.ends[note.Conn].(*inbound)
+		e := l.ends[note.Conn]
 		l.mu.RUnlock()
-		if known {
-			msgs[n] = driver.Message{From: c.addr, Data: note.Data}
+		if e != nil {
+			msgs[n] = driver.Message{Conn: e.number(), Data: note.Data}
 			n++
 		}
 	}
@@ -68,3 +68,34 @@ func (c *inbound) told() {
 	c.mu.Unlock()
 	c.forget()
 }
+
+// Answer implements driver.Backend.
+func (b *Backend) Answer(conn uint64, msg []byte) error {
+	if !b.gate.Enter() {
+		return driver.ErrClosed
+	}
+	defer b.gate.Exit()
+	if len(msg) > messageMax {
+		return driver.ErrBounds
+	}
+	b.acceptedMu.RLock()
+	c := b.accepted[conn]
+	b.acceptedMu.RUnlock()
+	if c == nil {
+		return driver.ErrPeerLost
+	}
+	return c.answer(msg)
+}
+
+// answer sends a notification to the end that began the connection.
+func (c *inbound) answer(msg []byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.link == nil || c.left {
+		return driver.ErrPeerLost
+	}
+	return c.link.Notify(msg)
+}
+
+func (c *inbound) number() uint64 { return c.conn }
+func (p *peer) number() uint64    { return p.conn }

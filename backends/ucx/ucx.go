@@ -40,8 +40,7 @@ import (
 	"github.com/sluicehq/sluice/internal/process"
 )
 
-// Backend implements driver.Backend, Receiver, Armer, Fencer
-// and Allocator.
+// Backend implements driver.Backend.
 type Backend struct {
 	cfg     Config
 	caps    driver.Caps
@@ -62,11 +61,16 @@ type Backend struct {
 	allocations allocations
 	deaths      deaths
 	words       lastword.List[*inbound]
+	counters    *csrc.UCXCounters
+	conns       atomic.Uint64 // numbers of connections that were given out
 	tasks       gate.Tasks     // what takes too long for the control goroutine
 	attending   sync.WaitGroup // that goroutine
 
 	mu    sync.Mutex
 	peers map[*peer]struct{}
+
+	acceptedMu sync.RWMutex
+	accepted   map[uint64]*inbound // by number
 
 	scratch [64]csrc.Done // of Poll
 	idle    bool          // the Poll before found nothing; of Poll
@@ -75,13 +79,7 @@ type Backend struct {
 	quiet   bool          // the Receive before found nothing; of Receive
 }
 
-var (
-	_ driver.Backend   = (*Backend)(nil)
-	_ driver.Receiver  = (*Backend)(nil)
-	_ driver.Armer     = (*Backend)(nil)
-	_ driver.Fencer    = (*Backend)(nil)
-	_ driver.Allocator = (*Backend)(nil)
-)
+var _ driver.Backend = (*Backend)(nil)
 
 // New opens UCX and starts a backend: Config.Workers threads for near peers and
 // as many for far ones, and one goroutine. Where UCX, or what it needs, is missing
@@ -102,7 +100,8 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 	if err := load(&cfg); err != nil {
 		return nil, err // it names the backend and the cure
 	}
-	b := &Backend{cfg: cfg, caps: cfg.caps(), event: -1, closing: make(chan struct{}), peers: make(map[*peer]struct{})}
+	b := &Backend{cfg: cfg, caps: cfg.caps(), event: -1, closing: make(chan struct{}), peers: make(map[*peer]struct{}),
+		accepted: make(map[uint64]*inbound), counters: csrc.NewUCXCounters()}
 	b.table.Most = cfg.KeysMax
 	if err := b.open(list, with); err != nil {
 		return nil, errors.Join(fmt.Errorf("ucx: %w", err), b.release())
@@ -148,7 +147,7 @@ func (b *Backend) open(list transports, with opener) (err error) {
 }
 
 func (b *Backend) openLine(u csrc.UCXConfig, with opener) (*line, error) {
-	u.WakeFD, u.ControlFD = b.event, b.control.FD()
+	u.WakeFD, u.ControlFD, u.Counters = b.event, b.control.FD(), b.counters
 	net, err := with(u)
 	if err != nil {
 		return nil, err

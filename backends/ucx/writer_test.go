@@ -94,7 +94,7 @@ func writeAll(b *Backend, p driver.Peer, from, to uint32) error {
 	for tag, flying := first, 0; ; tag++ {
 		nextTag = tag + 1
 		d := []driver.Desc{{Len: writerBytes, LocalKey: from, RemoteKey: to}}
-		if err := p.Submit(driver.Write, tag, d); err != nil {
+		if err := p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
 			return fmt.Errorf("submit %d: %w", tag, err)
 		}
 		for flying++; flying > 3; {

@@ -8,16 +8,27 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Job is a batch under way, as far as the books know it: a part of a backend's own jobs, which are made at the start
-// and reused, with the memory of their lists. All is guarded by Books.Mu.
+// Job is a batch under way: a part of a backend's own jobs, which are made at the start and
+// reused, with the memory of their lists. All is guarded by Books.Mu.
 type Job[E any] struct {
 	Op    driver.Op
 	Tag   uint64
 	Views []View[E]
-	Err   error // why it ends before it is done
+	Items []Item // what there is to move, of the batch alone
+	Err   error  // why it ends before it is done
 
-	by *Peer[E] // nil: not under way
+	by   *Peer[E]      // nil: not under way
+	runs []driver.Desc // of one entry of a pattern
 }
+
+// Item is one contiguous copy of a job.
+type Item struct {
+	Local, Remote, Len uint64
+	View, Index        uint32 // in Job.Views; of the descriptor or the entry in its batch
+}
+
+// itemsKept bounds the memory that a job keeps for its next batch: 128 KiB.
+const itemsKept = 4 << 10
 
 // View is a pair of memories that a stretch of descriptors names.
 type View[E any] struct {
@@ -46,36 +57,77 @@ func (j *Job[E]) Begin(p *Peer[E], op driver.Op, tag uint64) { j.by, j.Op, j.Tag
 func (j *Job[E]) Clear() {
 	clear(j.Views)
 	j.Views, j.by, j.Err = j.Views[:0], nil, nil
+	if j.Items = j.Items[:0]; cap(j.Items) > itemsKept {
+		j.Items = nil
+	}
 }
 
-// ViewAll checks all of 1 to most descriptors, and notes the memories of each stretch that has the same.
+// Take checks a batch and lists what it moves, so that nothing of it is read later.
 //
 // Preconditions: Books.Mu is held.
-func (j *Job[E]) ViewAll(p *Peer[E], op driver.Op, descs []driver.Desc, most int) error {
-	if len(descs) == 0 || len(descs) > most {
+func (j *Job[E]) Take(p *Peer[E], b *driver.Batch, descsMax, runsMax int) error {
+	if b.Pattern != nil {
+		return j.takePattern(p, b.Op, b.Pattern, runsMax)
+	}
+	if len(b.Descs) > descsMax {
 		return driver.ErrBounds
 	}
-	for i := range descs {
-		d := &descs[i]
-		if n := len(j.Views); n == 0 || !j.Views[n-1].Shows(d) {
-			if err := j.View(p, op, d.LocalKey, d.RemoteKey); err != nil {
-				return err
-			}
-		}
-		v := &j.Views[len(j.Views)-1]
-		if d.Len == 0 || !within(d.Local, d.Len, v.Local.Size) || !within(d.Remote, d.Len, v.Remote.Size) {
-			return d.Check(v.Local.Size, v.Remote.Size)
+	for i := range b.Descs {
+		if err := j.take(p, b.Op, &b.Descs[i], i); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
+// takePattern lists the runs of all entries. Each is checked as it is listed: the index
+// lists may change at any time.
+func (j *Job[E]) takePattern(p *Peer[E], op driver.Op, g *driver.Pattern, most int) error {
+	if err := j.view(p, op, g.LocalKey, g.RemoteKey); err != nil {
+		return err
+	}
+	if err := g.Check(j.Views[0].Local.Size, j.Views[0].Remote.Size); err != nil {
+		return err
+	}
+	if uint64(g.Runs())*uint64(g.Count) > uint64(most) {
+		return driver.ErrBounds
+	}
+	for i := range g.Count {
+		j.runs = g.AppendDescs(j.runs[:0], i)
+		for k := range j.runs {
+			if err := j.take(p, op, &j.runs[k], i); err != nil {
+				return err
+			}
+		}
+	}
+	if cap(j.runs) > itemsKept {
+		j.runs = nil
+	}
+	return nil
+}
+
+// take lists one copy, and the memories of each stretch of copies that has the same.
+func (j *Job[E]) take(p *Peer[E], op driver.Op, d *driver.Desc, index int) error {
+	if n := len(j.Views); n == 0 || !j.Views[n-1].Shows(d) {
+		if err := j.view(p, op, d.LocalKey, d.RemoteKey); err != nil {
+			return err
+		}
+	}
+	at := len(j.Views) - 1
+	v := &j.Views[at]
+	if d.Len == 0 || !within(d.Local, d.Len, v.Local.Size) || !within(d.Remote, d.Len, v.Remote.Size) {
+		return d.Check(v.Local.Size, v.Remote.Size)
+	}
+	j.Items = append(j.Items, Item{d.Local, d.Remote, d.Len, uint32(at), uint32(index)})
+	return nil
+}
+
 func within(off, n, size uint64) bool { return off <= size && n <= size-off }
 
-// View notes both memories of a pair of keys.
+// view notes both memories of a pair of keys.
 //
 // Preconditions: Books.Mu is held.
-func (j *Job[E]) View(p *Peer[E], op driver.Op, localKey, remoteKey uint32) error {
+func (j *Job[E]) view(p *Peer[E], op driver.Op, localKey, remoteKey uint32) error {
 	local, r := p.books.table.At(localKey), p.imports.At(remoteKey)
 	if local == nil || r == nil {
 		return errUnknownKey

@@ -12,6 +12,7 @@ import (
 
 // Peer is a way of a backend to its own files: what its peers have in common. All is guarded by Books.Mu.
 type Peer[E any] struct {
+	driver.PeerBase
 	books   *Books[E]
 	closed  bool
 	imports keys.Imports[imported[E]]
@@ -67,20 +68,12 @@ func (p *Peer[E]) Drop(key uint32) {
 	p.imports.Drop(key)
 }
 
-// Accepts says why a batch is refused that any other would be as well.
+// Closed reports whether Close has begun.
 //
 // Preconditions: Books.Mu is held.
-func (p *Peer[E]) Accepts(op driver.Op) error {
-	if p.closed {
-		return driver.ErrClosed
-	}
-	if op != driver.Read && op != driver.Write {
-		return driver.ErrNotSupported
-	}
-	return nil
-}
+func (p *Peer[E]) Closed() bool { return p.closed }
 
-// Cancel implements driver.Canceler.
+// Cancel implements driver.Peer.
 func (p *Peer[E]) Cancel(tag uint64) {
 	b := p.books
 	if !b.Gate.Enter() {

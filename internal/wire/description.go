@@ -19,6 +19,7 @@ const (
 	NameMax     = 255     // bytes of an engine's, a backend's or a region's name
 	BackendsMax = 32      // as many as bits in Region's set
 	RegionsMax  = 1 << 20 // 1 Mi
+	NotifyMax   = 1 << 30 // bytes of a notification, whatever an engine's limit
 )
 
 // ID names an engine or a host.
@@ -32,6 +33,8 @@ type Description struct {
 	Name     string
 	Backends []Backend
 	Regions  []Region
+
+	NotifyMax int // bytes of a notification that the engine takes
 }
 
 // Addr returns the address of the backend of that name, nil when there is none.
@@ -75,6 +78,7 @@ func Encode(dst []byte, d *Description) ([]byte, error) {
 	b = append(b, d.Engine[:]...)
 	b = append(b, d.Host[:]...)
 	b = appendBlock(b, d.Name)
+	b = binary.AppendUvarint(b, uint64(d.NotifyMax))
 	b = binary.AppendUvarint(b, uint64(len(d.Backends)))
 	for _, be := range d.Backends {
 		b = appendBlock(b, be.Name)
@@ -136,6 +140,9 @@ func appendRegion(b []byte, previous string, r *Region) []byte {
 }
 
 func (d *Description) check() error {
+	if d.NotifyMax < 0 || d.NotifyMax > NotifyMax {
+		return fmt.Errorf("describe: notifications of %d bytes: %w", d.NotifyMax, driver.ErrBounds)
+	}
 	if len(d.Name) > NameMax || len(d.Backends) > BackendsMax || len(d.Regions) > RegionsMax {
 		return fmt.Errorf("describe: name of %d bytes (at most %d), %d backends (%d), %d regions (%d): %w",
 			len(d.Name), NameMax, len(d.Backends), BackendsMax, len(d.Regions), RegionsMax, driver.ErrBounds)
@@ -170,6 +177,7 @@ func Decode(b []byte) (*Description, error) {
 	copy(d.Engine[:], r.bytes(uint64(len(d.Engine))))
 	copy(d.Host[:], r.bytes(uint64(len(d.Host))))
 	d.Name = string(r.block(NameMax))
+	d.NotifyMax = int(r.uvarint(NotifyMax))
 	for range r.uvarint(BackendsMax) {
 		d.Backends = append(d.Backends, Backend{string(r.block(NameMax)), r.block(driver.AddrMax)})
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 // Version is the format that this package writes and the only one it reads.
-const Version = 1
+const Version = 2
 
 const (
 	magic       = "SLUC"

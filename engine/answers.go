@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// answersMax is how many answers of one connection wait for room. A peer that asks keeps
+// to fewer requests.
+const answersMax = 256
+
+// answerQueue is what waits to be sent back by one connection.
+type answerQueue struct {
+	mu      sync.Mutex // guards what follows
+	waiting [][]byte
+}
+
+// answering lists the senders of a lane whose answers wait for room.
+type answering struct {
+	mu   sync.Mutex
+	list []*sender    // guarded by mu
+	any  atomic.Int64 // len(list)
+	turn []*sender    // touched by the progress goroutine alone
+}
+
+// answer sends b, which may be changed then, back by the sender's connection, at once or when
+// there is room. It never blocks. It drops answers for a peer that does not read them.
+func (s *sender) answer(b []byte) {
+	s.queue.mu.Lock()
+	defer s.queue.mu.Unlock()
+	if len(s.queue.waiting) == 0 {
+		if err := s.lane.b.Answer(s.conn, b); !errors.Is(err, driver.ErrFull) {
+			return // sent, or the connection has ended
+		}
+	}
+	if len(s.queue.waiting) == answersMax {
+		return
+	}
+	s.queue.waiting = append(s.queue.waiting, slices.Clone(b))
+	if len(s.queue.waiting) == 1 {
+		s.lane.answering.add(s)
+		s.lane.stir() // room may have come before the sender was listed
+	}
+}
+
+func (a *answering) add(s *sender) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.list = append(a.list, s)
+	a.any.Store(int64(len(a.list)))
+}
+
+func (a *answering) remove(s *sender) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.list = slices.DeleteFunc(a.list, func(other *sender) bool { return other == s })
+	a.any.Store(int64(len(a.list)))
+}
+
+// sendAnswers sends what waits, as far as there is room. The progress goroutine calls it.
+func (l *lane) sendAnswers() {
+	a := &l.answering
+	if a.any.Load() == 0 {
+		return
+	}
+	a.mu.Lock()
+	a.turn = append(a.turn[:0], a.list...)
+	a.mu.Unlock()
+	for i, s := range a.turn {
+		s.sendWaiting()
+		a.turn[i] = nil
+	}
+}
+
+func (s *sender) sendWaiting() {
+	s.queue.mu.Lock()
+	defer s.queue.mu.Unlock()
+	for len(s.queue.waiting) > 0 {
+		err := s.lane.b.Answer(s.conn, s.queue.waiting[0])
+		if errors.Is(err, driver.ErrFull) {
+			return
+		}
+		s.queue.waiting = s.queue.waiting[1:]
+		if err != nil {
+			s.queue.waiting = nil // the connection has ended
+		}
+	}
+	s.lane.answering.remove(s)
+}
+
+// answered deals with an answer of the peer, by a connection of ours.
+func (c *conn) answered(data []byte) {
+	switch data[0] {
+	case isWindow, isHopEnd:
+		c.peer.staged().p.(*stagedPeer).answered(c, data[0], data[1:])
+	case isSummed:
+		if w := c.sums.Load(); w != nil {
+			w.heard(data[1:])
+		}
+	}
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import "sync"
+
+// event is something that a loop deals with.
+type event interface{ happen() }
+
+// loop deals with events one after the other, in a goroutine that begins with the first.
+// An event must not wait: it must not connect, close a Peer, or call Self.
+type loop struct {
+	mu      sync.Mutex // guards what follows
+	queue   []event
+	foreign int // events in queue that a peer has caused
+	started bool
+	closed  bool
+
+	wake  chan struct{}
+	ended chan struct{} // the goroutine has ended
+}
+
+// foreignMax is how many messages of a peer wait in a loop. A peer that keeps the rules
+// sends a few for each slot.
+const foreignMax = 1 << 10
+
+func newLoop() *loop { return &loop{wake: make(chan struct{}, 1), ended: make(chan struct{})} }
+
+// push hands an event to the goroutine. It reports false when the loop is closed.
+func (l *loop) push(ev event) bool { return l.add(ev, 0) }
+
+// pushIfStarted is push of what concerns a loop only that has dealt with events.
+func (l *loop) pushIfStarted(ev event) {
+	l.mu.Lock()
+	started := l.started
+	l.mu.Unlock()
+	if started {
+		l.push(ev)
+	}
+}
+
+// pushForeign is push for what a peer has caused: there is a limit.
+func (l *loop) pushForeign(ev event) bool { return l.add(ev, 1) }
+
+func (l *loop) add(ev event, foreign int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || foreign > 0 && l.foreign >= foreignMax {
+		return false
+	}
+	if !l.started {
+		l.started = true
+		go l.run()
+	}
+	l.queue = append(l.queue, ev)
+	l.foreign += foreign
+	l.rouse()
+	return true
+}
+
+func (l *loop) rouse() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (l *loop) run() {
+	defer close(l.ended)
+	var events []event
+	for {
+		l.mu.Lock()
+		events, l.queue = l.queue, events[:0]
+		l.foreign = 0
+		closed := l.closed
+		l.mu.Unlock()
+		for i, ev := range events {
+			ev.happen()
+			events[i] = nil
+		}
+		if len(events) > 0 {
+			continue
+		}
+		if closed {
+			return
+		}
+		<-l.wake
+	}
+}
+
+// close ends the goroutine after the events that were pushed, and waits for that.
+func (l *loop) close() {
+	l.mu.Lock()
+	l.closed = true
+	started := l.started
+	l.rouse()
+	l.mu.Unlock()
+	if started {
+		<-l.ended
+	}
+}
+
+// localPeer gives a loop the engine's own Peer for local hops. It connects anew in another
+// goroutine where a connection was lost. Its methods belong to the loop.
+type localPeer struct {
+	s       *stager
+	loop    *loop
+	peer    *Peer
+	asking  bool
+	waiting []localWait
+}
+
+type localWait struct {
+	by   *lane
+	then func(*Peer, error)
+}
+
+// get calls then with a Peer that is connected by a lane, now or as a later event.
+func (l *localPeer) get(by *lane, then func(*Peer, error)) {
+	if l.peer != nil && l.peer.alive(by.index) {
+		then(l.peer, nil)
+		return
+	}
+	l.waiting = append(l.waiting, localWait{by, then})
+	if l.asking {
+		return
+	}
+	l.asking = true
+	if !l.s.serve(func() {
+		p, err := l.s.e.Self()
+		l.loop.push(&localGiven{l, p, err})
+	}) {
+		l.given(nil, ErrClosed)
+	}
+}
+
+type localGiven struct {
+	l   *localPeer
+	p   *Peer
+	err error
+}
+
+func (g *localGiven) happen() { g.l.given(g.p, g.err) }
+
+func (l *localPeer) given(p *Peer, err error) {
+	l.asking = false
+	if err == nil {
+		l.peer = p
+	}
+	waiting := l.waiting
+	l.waiting = nil
+	for _, w := range waiting {
+		switch {
+		case err != nil:
+			w.then(nil, err)
+		case !p.alive(w.by.index):
+			w.then(nil, &OpError{Op: "connect to itself", Backend: w.by.caps.Name, Err: ErrPeerLost})
+		default:
+			w.then(p, nil)
+		}
+	}
+}

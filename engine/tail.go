@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"fmt"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// attach gives the notification or the count to the last batch, or to one of its own where
+// that cannot carry it: a read's, a durable one, or one of a backend without notifications.
+func (t *Transfer) attach() error {
+	if !t.notify && !t.counts {
+		return nil
+	}
+	n := len(t.batches)
+	if n == 0 || t.op != Write || t.checked || t.route.Durable || !t.batches[n-1].conn.carries(t.counts) {
+		c := t.p.messenger(t.route, t.counts)
+		if c == nil {
+			return t.noMessenger()
+		}
+		t.list(c, driver.Batch{Op: Write})
+		n++
+	}
+	b := &t.batches[n-1]
+	b.last = n > 1
+	if t.counts {
+		b.Tail, b.Counter = driver.CountTail, t.counter
+		return nil
+	}
+	b.Tail, b.Notify = driver.NotifyTail, t.message
+	if len(t.message) <= b.conn.lane.caps.MessageMax {
+		return nil
+	}
+	return t.split(b)
+}
+
+// refresh takes over what the program has changed in its message since the last post.
+func (t *Transfer) refresh() {
+	if len(t.text) == 0 {
+		return
+	}
+	copy(t.message[1:], t.text)
+	if t.dirty || len(t.parts) == 0 {
+		return
+	}
+	rest := t.text
+	for i := range t.batches {
+		if b := &t.batches[i]; b.part {
+			rest = rest[copy(b.Notify[partHead:], rest):]
+		}
+	}
+}
+
+// split sends a notification in parts: the first where it would go, the others behind it.
+func (t *Transfer) split(first *batch) error {
+	c, rest := first.conn, t.message[1:]
+	if most := t.p.notifyMax; t.message[0] != isNotification || len(rest) > most {
+		return &OpError{Op: "notify", Peer: t.p.name, Err: fmt.Errorf("message of %d bytes, at most %d by Config.NotifyMax here and there: %w",
+			len(rest), most, ErrBounds)}
+	}
+	room := c.lane.caps.MessageMax - partHead
+	parts := (len(rest) + room - 1) / room
+	t.parts = append(t.parts[:0], make([]byte, len(rest)+parts*partHead)...)
+	free := t.parts
+	for i := range parts {
+		n := min(room, len(rest))
+		part := free[: partHead+n : partHead+n]
+		part[0], part[1] = isPart, 0
+		if i == 0 {
+			part[1] |= firstPart
+		}
+		if i == parts-1 {
+			part[1] |= lastPart
+		}
+		copy(part[partHead:], rest[:n])
+		rest, free = rest[n:], free[partHead+n:]
+		if i == 0 {
+			first.Notify, first.part = part, true
+			continue
+		}
+		t.list(c, driver.Batch{Op: Write, Tail: driver.NotifyTail, Notify: part})
+		t.batches[len(t.batches)-1].part = true
+	}
+	return nil
+}
+
+func (t *Transfer) noMessenger() error {
+	if t.counts {
+		return &OpError{Op: "count", Peer: t.p.name, Err: fmt.Errorf("no live backend of the route counts at the peer: %w", ErrNoRoute)}
+	}
+	return &OpError{Op: "notify", Peer: t.p.name, Err: fmt.Errorf("no live backend of the route carries messages: %w", ErrNoRoute)}
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// hop is what a window does for the peer: at most one for each slot at a time.
+type hop struct {
+	w       *window
+	index   int
+	req     farHop
+	op      driver.Op
+	memory  *stagedMemory // nil: at rest
+	t       *Transfer     // nil: at rest, or waiting for a local Peer
+	why     error         // it was stopped before it began
+	ts      [2]*Transfer  // by Op-1
+	descs   []driver.Desc
+	indices []uint32
+	hook    func()
+}
+
+// hopAsked is a request of the peer.
+type hopAsked struct {
+	w    *window
+	what byte
+	body []byte
+}
+
+func (a *hopAsked) happen() {
+	var req farHop
+	rest, ok := req.parseName(a.body)
+	if !ok || int(req.slot) >= len(a.w.hops) || a.w.over {
+		refuseHop(a.w.from, a.body, ErrClosed)
+		return
+	}
+	h := &a.w.hops[req.slot]
+	switch {
+	case a.what == isWithdrawn && len(rest) == 0:
+		h.withdraw(&req)
+	case a.what == isWithdrawn, h.memory != nil:
+		refuseHop(a.w.from, a.body, ErrBusy) // against the rules
+	default:
+		h.start(&req, a)
+	}
+}
+
+// withdraw ends a hop early, or says that there is none: the peer withdraws, too, when it
+// does not know whether its request has come. Requests of a connection come in order.
+func (h *hop) withdraw(req *farHop) {
+	if h.memory != nil && h.req.number == req.number {
+		h.stop(ErrAborted) // the answer says how it ended
+		return
+	}
+	h.w.from.answer(appendHopEnd(nil, req, ErrAborted))
+}
+
+// start makes a hop for the peer.
+func (h *hop) start(req *farHop, a *hopAsked) {
+	if err := req.parse(a.body); err != nil {
+		refuseHop(h.w.from, a.body, err)
+		return
+	}
+	h.req, h.op, h.why = *req, ownOp(a.what), nil
+	by, err := h.begin()
+	if err != nil {
+		h.finish(err)
+		return
+	}
+	h.w.local.get(by, func(self *Peer, err error) {
+		if err == nil {
+			err = h.post(self, by)
+		}
+		if err != nil {
+			h.finish(err)
+		}
+	})
+}
+
+// begin admits the hop and chooses the lane.
+func (h *hop) begin() (by *lane, err error) {
+	s := h.w.s
+	if h.memory, err = s.enter(h.req.token); err != nil {
+		return nil, err
+	}
+	h.w.busy++
+	if h.op == Write && h.memory.region.seg.ReadOnly {
+		return nil, driver.ErrReadOnly
+	}
+	at := uint64(h.index) * slotBytes
+	list := h.w.pool.region.Bytes()[at+pieceBytes:][:listBytes]
+	if h.descs, h.indices, err = h.req.readList(list, h.descs[:0], h.indices[:0]); err != nil {
+		return nil, err
+	}
+	r := h.memory.region
+	by = s.nearest(r.seg.Kind, r.mems, func(l *lane) bool { return !h.req.durable || h.w.local.peer.persists(l) })
+	switch {
+	case by == nil && h.req.durable:
+		return nil, fmt.Errorf("no backend there says when bytes of its %v would survive a loss of power: %w", r.Kind(), ErrNoRoute)
+	case by == nil:
+		return nil, ErrNoRoute
+	}
+	return by, nil
+}
+
+// post fills the transfer, which checks the bounds of the memory, and posts it.
+func (h *hop) post(self *Peer, by *lane) error {
+	if h.why != nil {
+		return h.why
+	}
+	own, err := h.memory.own(self)
+	if err != nil {
+		return err
+	}
+	t, err := renewTransfer(&h.ts, self, h.op, Route{Only: by.caps.Name, Durable: h.req.durable})
+	if err != nil {
+		return err
+	}
+	h.t = t
+	if err := h.fill(own); err != nil {
+		return err
+	}
+	t.hook = h.hook
+	return t.Post()
+}
+
+func (h *hop) fill(own *Remote) error {
+	at := uint64(h.index) * slotBytes
+	if h.req.paged {
+		p := h.req.pages
+		p.LocalBase, p.LocalStride = at, p.EntryLen
+		if h.req.listed {
+			p.Remote = h.indices
+		}
+		return h.t.AddPages(h.w.pool.region, own, p)
+	}
+	for i := range h.descs {
+		d := &h.descs[i]
+		if err := h.t.Add(h.w.pool.region, at+d.Local, own, d.Remote, d.Len); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stop ends the hop soon: the event of its end follows.
+func (h *hop) stop(why error) {
+	if h.t == nil {
+		h.why = why
+		return
+	}
+	h.t.stop(why)
+}
+
+// happen is the end of the hop. One that was given up is never answered: nobody knows.
+func (h *hop) happen() {
+	if h.memory == nil || h.t == nil || h.t.isUnproven() {
+		return
+	}
+	if !h.t.Done() {
+		return // the event of an earlier post
+	}
+	h.finish(h.t.Err())
+}
+
+// finish lets go of the memory and tells the peer how the hop ended.
+func (h *hop) finish(err error) {
+	if h.t != nil {
+		_ = h.t.Reset()
+		h.t = nil
+	}
+	if h.memory != nil {
+		h.memory.leave()
+		h.memory = nil
+		h.w.busy--
+	}
+	var op *OpError
+	if errors.As(err, &op) {
+		err = fmt.Errorf("%s: %w", op.Backend, op.Err)
+	}
+	h.w.from.answer(appendHopEnd(nil, &h.req, err))
+	h.w.rest()
+}
+
+// renewTransfer returns the transfer of a direction, made anew where the way has changed.
+func renewTransfer(of *[2]*Transfer, p *Peer, op Op, by Route) (*Transfer, error) {
+	t := of[op-1]
+	if t != nil && t.p == p && t.route == by {
+		return t, nil
+	}
+	if t != nil {
+		_ = t.Close()
+		of[op-1] = nil
+	}
+	t, err := p.e.NewTransfer(p, op, by)
+	if err == nil {
+		of[op-1] = t
+	}
+	return t, err
+}
+
+// stopAndClose ends and closes a transfer. An error means that a backend may still use its
+// memory.
+func (t *Transfer) stopAndClose(grace time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 4*grace)
+	defer cancel()
+	err := t.Abort(ctx)
+	if errors.Is(err, ErrUnproven) {
+		err = nil // of the peer's memory alone
+	}
+	return errors.Join(err, t.Close())
+}
