@@ -205,6 +205,21 @@ unsigned sl_verbs_take_completions(struct sl_verbs_port *p)
 	return all;
 }
 
+void sl_verbs_take_receives(struct sl_verbs_port *p)
+{
+	struct ibv_wc wc[HANDFUL];
+	int n;
+
+	/* The queue holds no more: what comes meanwhile for others is theirs. */
+	for (int left = p->receives->cqe; left > 0; left -= n) {
+		n = sl_verbs_poll_cq(p->receives, HANDFUL, wc);
+		if (n <= 0)
+			return;
+		for (int i = 0; i < n; i++)
+			sl_verbs_arrived(p, &wc[i]);
+	}
+}
+
 /* Those of a list that are of this batch. */
 static void drop_from(struct sl_verbs_list *l, struct sl_verbs_batch *b)
 {

@@ -81,6 +81,7 @@ static void mark(struct sl_verbs_lane *l)
 	if (!r)
 		return;
 	r->kind = SL_VERBS_MARK;
+	sl_verbs_make_room(l->conn);
 	sl_verbs_build(l, r, 0)->opcode = IBV_WR_SEND;
 	sl_verbs_ring_bells(l->conn);
 }
@@ -126,6 +127,7 @@ void sl_verbs_drained(struct sl_verbs_lane *l)
 /* The driver is gone, or has lost some: without a queue pair nothing goes out either. */
 static void give_up_queue_pair(struct sl_verbs_lane *l)
 {
+	sl_verbs_take_receives(l->port);
 	if (l->qp)
 		(void)sl_verbs.ibv_destroy_qp(l->qp);
 	l->qp = NULL;
@@ -187,6 +189,8 @@ void sl_verbs_finish_lane(struct sl_verbs_lane *l)
 		if (l->state == SL_VERBS_DRAINING)
 			(void)sl_verbs_wait(c, sl_verbs_now() + 200000);
 	}
+	if (l->number)
+		sl_verbs_take_receives(l->port);
 	qp = l->qp;
 	l->qp = NULL;
 	sl_verbs_unlock(c);
@@ -194,7 +198,7 @@ void sl_verbs_finish_lane(struct sl_verbs_lane *l)
 		(void)sl_verbs.ibv_destroy_qp(qp);
 	sl_verbs_enter(c);
 	if (l->number) {
-		sl_verbs_take_completions(l->port); /* what arrived last */
+		sl_verbs_take_receives(l->port); /* where the device still has some */
 		forget(l);
 	}
 	l->quiet = 0;

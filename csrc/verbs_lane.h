@@ -295,7 +295,12 @@ int sl_verbs_has_room(const struct sl_verbs_lane *l);
 void sl_verbs_ring_bells(struct sl_verbs_conn *n); /* posts what is built */
 
 /* verbs_complete.c */
-unsigned sl_verbs_take_completions(struct sl_verbs_port *p);
+unsigned sl_verbs_take_completions(struct sl_verbs_port *p); /* some of them */
+/*
+ * Takes all that has arrived by now. The peer was told that it has arrived, and some devices forget
+ * it with the queue pair.
+ */
+void sl_verbs_take_receives(struct sl_verbs_port *p);
 void sl_verbs_hold(struct sl_verbs_lane *l, struct sl_verbs_record *r); /* it left the queue pair without a proof */
 void sl_verbs_abandon(struct sl_verbs_lane *l); /* all that is posted did */
 void sl_verbs_forget_records(struct sl_verbs_conn *n); /* at its end: none is posted */

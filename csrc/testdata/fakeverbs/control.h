@@ -39,6 +39,8 @@ struct fake_panel {
 	_Atomic uint32_t garble;     /* so many messages leave with another byte at garble_at */
 	_Atomic uint32_t garble_at;
 	_Atomic uint32_t dmabuf_errno; /* EOPNOTSUPP: the driver takes no dma-buf */
+	_Atomic uint32_t blind; /* 1: receives that completed are not found until a request that was flushed is */
+	_Atomic uint32_t purge; /* 1: what a queue pair completed and nobody has found is gone with it, as on some devices */
 	/* Limits, 0: the usual ones. */
 	_Atomic uint32_t max_sge, max_inline, max_wr, max_srq_wr, max_cqe, mtu;
 	/* What there is, and was. */

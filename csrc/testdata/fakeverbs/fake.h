@@ -100,6 +100,7 @@ struct cq {
 	uint32_t size, users;
 	int armed;
 	uint32_t delivered; /* events that were got */
+	int receives;	    /* it has had some of them */
 };
 
 struct receive {
@@ -165,6 +166,7 @@ void mailbox_put(struct mailbox *b, void *about, enum ibv_event_type type, int p
 void mailbox_purge(struct mailbox *b, const void *about);
 int mailbox_get(struct mailbox *b, struct mail *out, void (*taken)(void *about)); /* without the lock */
 void complete(struct ibv_cq *q, const struct ibv_wc *wc, uint32_t pair, uint64_t upto);
+void purge(struct ibv_cq *q, uint32_t pair); /* its completions are not found any more */
 int poll_cq(struct ibv_cq *q, int n, struct ibv_wc *wc);
 int req_notify_cq(struct ibv_cq *q, int solicited);
 int post_srq_recv(struct ibv_srq *s, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);

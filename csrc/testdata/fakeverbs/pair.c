@@ -124,6 +124,8 @@ EXPORT int ibv_destroy_qp(struct ibv_qp *qp)
 	*at = p->next;
 	pairs[qp->qp_num - FIRST] = NULL;
 	forget(qp->context, qp);
+	if (p->device->panel->purge)
+		purge(qp->recv_cq, qp->qp_num);
 	count(p, UINT32_MAX); /* -1 */
 	unlock();
 	free(p->ring);

@@ -227,6 +227,7 @@ void complete(struct ibv_cq *cq, const struct ibv_wc *wc, uint32_t pair, uint64_
 		tell_of(cq->context, IBV_EVENT_CQ_ERR, cq);
 		return;
 	}
+	q->receives |= wc->opcode >= IBV_WC_RECV;
 	e->wc = *wc;
 	e->pair = pair;
 	e->upto = upto;
@@ -238,16 +239,31 @@ void complete(struct ibv_cq *cq, const struct ibv_wc *wc, uint32_t pair, uint64_
 	}
 }
 
+void purge(struct ibv_cq *cq, uint32_t pair)
+{
+	struct cq *q = (struct cq *)cq;
+	uint64_t to = q->tail;
+
+	for (uint64_t from = q->tail; from != q->head; from++)
+		if (q->ring[from % q->size].pair != pair)
+			q->ring[to++ % q->size] = q->ring[from % q->size];
+	q->head = to;
+}
+
 int poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc)
 {
 	struct cq *q = (struct cq *)cq;
 	int got = 0;
 
 	lock();
+	if (q->receives && device_of(cq->context)->panel->blind)
+		n = 0;
 	for (; got < n && q->tail != q->head; q->tail++) {
 		struct cqe *e = &q->ring[q->tail % q->size];
 		struct pair *p = e->upto == NONE ? NULL : pair_of(e->pair);
 
+		if (e->wc.status == IBV_WC_WR_FLUSH_ERR)
+			device_of(cq->context)->panel->blind = 0;
 		wc[got++] = e->wc;
 		if (p && p->reclaimed < e->upto)
 			p->reclaimed = e->upto; /* those without a completion of their own are over with it */

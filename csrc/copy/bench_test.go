@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package csrc
+package copy
 
 import (
 	"fmt"
@@ -22,19 +22,20 @@ func BenchmarkScattered(b *testing.B) {
 	for _, shape := range []struct{ entry, count int }{{656, 2048}, {656, 64}, {4096, 512}, {128, 2048}} {
 		b.Run(fmt.Sprintf("%dx%dB", shape.count, shape.entry), func(b *testing.B) {
 			n := uint64(shape.entry)
-			p := driver.Pages{Count: shape.count, EntryLen: n, LocalStride: n, RemoteStride: n,
-				Local: make([]uint32, shape.count), Remote: make([]uint32, shape.count)}
+			p := driver.Pattern{Count: shape.count, Run: n,
+				Local:  driver.Side{Stride: n, List: make([]uint32, shape.count)},
+				Remote: driver.Side{Stride: n, List: make([]uint32, shape.count)}}
 			rng := rand.New(rand.NewPCG(1, 2))
 			var ours, plain []float64
 			for range b.N {
 				shuffle(rng, &p, size/n)
 				begin := time.Now()
-				_ = CopyPages(driver.Write, local, remote, &p, 0, p.Count)
+				_ = Runs(driver.Write, local, remote, &p, 0, p.Count)
 				ours = append(ours, float64(time.Since(begin)))
 				shuffle(rng, &p, size/n)
 				begin = time.Now()
 				for i := range p.Count {
-					l, r := p.LocalAt(i), p.RemoteAt(i)
+					l, r := p.Local.At(i), p.Remote.At(i)
 					copy(remote[r:r+n], local[l:l+n])
 				}
 				plain = append(plain, float64(time.Since(begin)))
@@ -49,9 +50,9 @@ func BenchmarkScattered(b *testing.B) {
 	}
 }
 
-func shuffle(rng *rand.Rand, p *driver.Pages, places uint64) {
+func shuffle(rng *rand.Rand, p *driver.Pattern, places uint64) {
 	for i := range p.Count {
-		p.Local[i], p.Remote[i] = uint32(rng.Uint64N(places)), uint32(rng.Uint64N(places))
+		p.Local.List[i], p.Remote.List[i] = uint32(rng.Uint64N(places)), uint32(rng.Uint64N(places))
 	}
 }
 
