@@ -131,12 +131,14 @@ static void hold(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void 
 	if (len)
 		memcpy(k->body, data, len);
 	n->held_bytes += sizeof(*k) + len;
-	if (!n->held) {
-		n->held_end = &n->held;
-		sl_ucx_signal(n, SL_UCX_MSG_CONFIRM, 0);
+	if (n->held) {
+		*n->held_end = k;
+		n->held_end = &k->next;
+		return;
 	}
-	*n->held_end = k;
+	n->held = k;
 	n->held_end = &k->next;
+	sl_ucx_signal(n, SL_UCX_MSG_CONFIRM, 0); /* last: a peer that is ourselves answers at once */
 }
 
 static struct sl_ucx_held *take_held(struct sl_ucx_conn *n)

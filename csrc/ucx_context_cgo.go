@@ -35,8 +35,8 @@ type UCXContext struct {
 
 	closed   bool // by Close
 	counters *UCXCounters
-	driven atomic.Bool // since the last Arm
-	beside *UCXContext
+	driven   atomic.Bool // since the last Arm
+	beside   *UCXContext
 }
 
 // OpenUCX opens a context in the library that LoadUCX has opened. What UCX cannot

@@ -12,21 +12,21 @@ import (
 
 // UCXConfig says how to open a UCXContext.
 type UCXConfig struct {
-	Transports    string   // as UCX_TLS
-	Devices       string   // as UCX_NET_DEVICES; "": UCX's own choice
-	Settings      []string // NAME=VALUE, as ucp_config_modify takes them
-	Shared        bool     // peers' memory can be mapped: no error mode; else UCX's peer mode
-	Pull          bool     // the kernel copies between processes (process_vm_readv) where it permits that
-	Workers       int      // each with a thread; at least 1
-	BatchesMax    int      // of one worker, submitted and not polled; a power of two
-	NotesMax      int      // of one connection, on their way or not received
-	SegmentMax    int      // bytes of one eager message
-	SpinNanos     uint64   // how long a thread looks before it sleeps
-	GraceNanos    uint64   // how old a message may be that lands unasked; a quarter of it drives the pings
-	FailureNanos  uint64   // how long a peer that something waits for may be silent
-	WakeFD        int      // an eventfd for completions and messages, when armed
-	ControlFD     int      // an eventfd for control messages
-	Counters      *UCXCounters
+	Transports   string   // as UCX_TLS
+	Devices      string   // as UCX_NET_DEVICES; "": UCX's own choice
+	Settings     []string // NAME=VALUE, as ucp_config_modify takes them
+	Shared       bool     // peers' memory can be mapped: no error mode; else UCX's peer mode
+	Pull         bool     // the kernel copies between processes (process_vm_readv) where it permits that
+	Workers      int      // each with a thread; at least 1
+	BatchesMax   int      // of one worker, submitted and not polled; a power of two
+	NotesMax     int      // of one connection, on their way or not received
+	SegmentMax   int      // bytes of one eager message
+	SpinNanos    uint64   // how long a thread looks before it sleeps
+	GraceNanos   uint64   // how old a message may be that lands unasked; a quarter of it drives the pings
+	FailureNanos uint64   // how long a peer that something waits for may be silent
+	WakeFD       int      // an eventfd for completions and messages, when armed
+	ControlFD    int      // an eventfd for control messages
+	Counters     *UCXCounters
 }
 
 // UCXCounters are what peers count with the tails of their writes, at all contexts that

@@ -18,7 +18,6 @@ enum {
 	SL_UCX_MSG_READ,	/* len bytes at off; with count rows, from the places in the table */
 	SL_UCX_MSG_DATA,	/* the answer, to seq */
 	SL_UCX_MSG_NOTE,	/* the message of a batch; not delivered if a piece of it failed */
-	SL_UCX_MSG_COUNT,	/* one more for the counter value; not counted if a piece of its batch failed */
 	SL_UCX_MSG_CREDIT,	/* value messages were received */
 	SL_UCX_MSG_STARVED,	/* for want of credit */
 	SL_UCX_MSG_PING,	/* value comes back */
@@ -26,7 +25,8 @@ enum {
 	SL_UCX_MSG_ASK,		/* for an acknowledgement of writes up to seq */
 	SL_UCX_MSG_RESET,	/* the other end is over: nothing that comes by it lands any more */
 	SL_UCX_MSG_CONFIRM,	/* is what you sent before still wanted? It was on its way for longer than Grace */
-	SL_UCX_MSG_CONFIRMED	/* it is */
+	SL_UCX_MSG_CONFIRMED,	/* it is */
+	SL_UCX_MSG_COUNT	/* one more for the counter value; not counted if a piece of its batch failed */
 };
 
 enum {
