@@ -12,7 +12,10 @@ import (
 // are always those that are registered now. When one of its connections is lost the next
 // call returns another Peer; the first serves on by those that are left.
 func (e *Engine) Self() (*Peer, error) {
-	p, _, err := e.ownPeer(&e.self, false)
+	p, old, err := e.ownPeer(&e.self, false)
+	if old != nil && old.isLost() {
+		_ = old.Close()
+	}
 	return p, err
 }
 
