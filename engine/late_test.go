@@ -124,7 +124,7 @@ func TestChainAbortedOnTheWay(t *testing.T) {
 	k.rate.Store(1 << 20)
 	for range 3 {
 		check(t, tr.Post())
-		time.Sleep(50 * time.Millisecond) // somewhere between
+		time.Sleep(50 * time.Millisecond)           // somewhere between
 		if err := tr.Abort(within(t)); err != nil { // the connection had to be closed
 			require.ErrorIs(t, err, ErrUnproven)
 			return
