@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"sync/atomic"
 	"time"
 
 	"github.com/sluicehq/sluice/csrc"
@@ -14,16 +13,11 @@ import (
 	"github.com/sluicehq/sluice/internal/control"
 )
 
-// strangersMax bounds the control connections over Config.ConnsMax: those that have not said
-// hello, or are about to be refused.
-const strangersMax = 64
-
-// helloMax is how long a connection may take to say hello.
-const helloMax = 5 * time.Second
+// handshakesMax bounds the control connections that have not said hello, or are refused.
+const handshakesMax = 64
 
 // accept takes control connections until the listener is closed.
 func (b *Backend) accept(l net.Listener) {
-	var open atomic.Int64
 	for {
 		conn, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {
@@ -33,26 +27,27 @@ func (b *Backend) accept(l net.Listener) {
 			time.Sleep(10 * time.Millisecond) // out of descriptors: others may be given back
 			continue
 		}
-		if int(open.Add(1)) > b.cfg.ConnsMax+strangersMax {
-			open.Add(-1)
+		if !b.lobby.Admit(conn) {
 			_ = conn.Close()
 			continue
 		}
-		started := b.tasks.Start(func() {
-			defer open.Add(-1)
-			b.welcome(conn)
-		})
-		if !started {
+		if !b.tasks.Start(func() { b.serve(conn) }) {
 			_ = conn.Close()
 			return
 		}
 	}
 }
 
-// welcome is our end of a connection, from its hello to its end.
-func (b *Backend) welcome(conn net.Conn) {
+// serve is our end of a connection, from its hello to its end.
+func (b *Backend) serve(conn net.Conn) {
+	defer b.lobby.Leave(conn)
 	c := &inbound{b: b, ch: newChannel(conn, b.cfg.Grace/4, b.cfg.patience()), knows: make(map[*memory]struct{})}
-	defer c.ch.wait()
+	defer func() {
+		c.ch.wait()
+		if c.counted {
+			b.admitted.Add(-1)
+		}
+	}()
 	if !b.watch(c) {
 		c.ch.close(driver.ErrClosed)
 		return
@@ -76,22 +71,22 @@ func (b *Backend) welcome(conn net.Conn) {
 func (b *Backend) watch(c *inbound) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.guests == nil {
+	if b.accepted == nil {
 		return false
 	}
-	b.guests[c] = struct{}{}
+	b.accepted[c] = struct{}{}
 	return true
 }
 
 func (b *Backend) unwatch(c *inbound) {
 	b.mu.Lock()
-	delete(b.guests, c)
+	delete(b.accepted, c)
 	b.mu.Unlock()
 }
 
 // hear waits for the hello; nil: something else came, or nothing.
 func (c *inbound) hear() *hello {
-	c.hurry(time.Now().Add(helloMax))
+	c.hurry(time.Now().Add(c.b.cfg.hello))
 	m, err := c.ch.receive()
 	if err != nil {
 		return nil
@@ -124,9 +119,12 @@ func (c *inbound) open(h *hello) error {
 	if !c.b.admit() {
 		return fmt.Errorf("%d peers, raise Config.ConnsMax: %w", c.b.cfg.ConnsMax, driver.ErrFull)
 	}
+	c.counted = true
+	if !c.b.lobby.Leave(c.ch.conn) {
+		return driver.ErrPeerLost // another connection has its place
+	}
 	link, err := c.b.net.connect(false, 0)
 	if err != nil {
-		c.b.guestsIn.Add(-1)
 		return err
 	}
 	c.link = link
@@ -146,8 +144,8 @@ func (c *inbound) open(h *hello) error {
 
 // admit counts a peer, unless there are too many.
 func (b *Backend) admit() bool {
-	if b.guestsIn.Add(1) > int64(b.cfg.ConnsMax) {
-		b.guestsIn.Add(-1)
+	if b.admitted.Add(1) > int64(b.cfg.ConnsMax) {
+		b.admitted.Add(-1)
 		return false
 	}
 	return true

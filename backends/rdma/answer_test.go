@@ -124,7 +124,7 @@ func TestTooManyAnswers(t *testing.T) {
 	p := openPair(t, shortConfig())
 	var owner *inbound
 	p.far.mu.Lock()
-	for c := range p.far.guests {
+	for c := range p.far.accepted {
 		owner = c
 	}
 	p.far.mu.Unlock()

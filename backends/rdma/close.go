@@ -27,10 +27,10 @@ func (b *Backend) close() error {
 	b.closePeers()
 	err := b.closeMemories()
 	b.mu.Lock()
-	guests := b.guests
-	b.guests = nil // who comes now is turned away
+	accepted := b.accepted
+	b.accepted = nil // who comes now is turned away
 	b.mu.Unlock()
-	for c := range guests {
+	for c := range accepted {
 		c.leave()
 	}
 	for _, l := range b.listeners {

@@ -75,6 +75,7 @@ type Config struct {
 	// hosts. What a completion promises stays true.
 	RelaxedOrdering bool
 
+	hello   time.Duration                               // that a connection may take to say hello
 	sysfs   *sysfs                                      // nil: this machine's
 	devices func(wants func(name string) bool) []Device // nil: those of sysfs
 }
@@ -105,6 +106,7 @@ func (c *Config) EnsureDefaults() {
 	limits.Default(&c.Spin, defaultSpin())
 	limits.Default(&c.Grace, 1500*time.Millisecond)
 	limits.Default(&c.Failure, 3*time.Second)
+	limits.Default(&c.hello, 5*time.Second)
 	if c.sysfs == nil {
 		c.sysfs = thisMachine
 	}

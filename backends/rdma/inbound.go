@@ -14,11 +14,12 @@ import (
 // inbound is our end of a connection that a peer began: over it the peer reaches our
 // memory and sends messages. One goroutine serves it from hello to end.
 type inbound struct {
-	b     *Backend
-	ch    *channel
-	link  link
-	rails []int     // of ours, by lane
-	hold  gate.Gate // held by every use of link by others than run
+	b       *Backend
+	ch      *channel
+	link    link
+	rails   []int     // of ours, by lane
+	counted bool      // one of Config.ConnsMax, until nothing of it is left
+	hold    gate.Gate // held by every use of link by others than run
 
 	knows map[*memory]struct{} // whose keys the peer was told; of importing, then of run
 
@@ -84,7 +85,6 @@ func (c *inbound) retire(parted, had bool) {
 		m.forget(c)
 	}
 	c.link.Close()
-	c.b.guestsIn.Add(-1)
 	if had && !quitting {
 		c.b.words.Add(c)
 		c.b.wake()

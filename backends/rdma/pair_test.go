@@ -357,7 +357,7 @@ func TestConnectHangsUp(t *testing.T) {
 		}
 		cancel()
 	}
-	eventually(t, "one guest", func() bool { return p.far.guestsIn.Load() == 1 })
+	eventually(t, "one connection", func() bool { return p.far.admitted.Load() == 1 })
 	if msgs := received(t, p.far); len(msgs) > 0 {
 		t.Errorf("the owner was told %+v", msgs)
 	}

@@ -36,6 +36,7 @@ import (
 	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/lastword"
+	"github.com/sluicehq/sluice/internal/lobby"
 	"github.com/sluicehq/sluice/internal/park"
 	"github.com/sluicehq/sluice/internal/process"
 )
@@ -69,13 +70,14 @@ type Backend struct {
 	pinnings  pinnings
 	words     lastword.List[*inbound]
 	answers   answers
-	guestsIn  atomic.Int64   // peers that have an end here
+	lobby     lobby.Lobby    // connections that have not said hello
+	admitted  atomic.Int64   // peers that have an end here
 	tasks     gate.Tasks     // connections, and what takes too long for those who ask
 	attending sync.WaitGroup // listeners, and who takes news
 
 	mu     sync.Mutex
 	peers  map[*peer]struct{}
-	guests map[*inbound]struct{} // nil once closed
+	accepted map[*inbound]struct{} // nil once closed
 
 	endsMu sync.RWMutex
 	ends   map[uint64]end // by what C calls them
@@ -119,10 +121,11 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 	}
 	b := &Backend{
 		cfg: cfg, event: -1, peermem: cfg.sysfs.peermem(), finders: min(runtime.GOMAXPROCS(0), findersMax), closing: make(chan struct{}), locked: thisMemlock(),
-		peers: make(map[*peer]struct{}), guests: make(map[*inbound]struct{}), ends: make(map[uint64]end),
+		peers: make(map[*peer]struct{}), accepted: make(map[*inbound]struct{}), ends: make(map[uint64]end),
 	}
 	b.table.Most = cfg.KeysMax
 	b.pinnings.b = b
+	b.lobby.Most = handshakesMax
 	if err := b.open(list, with); err != nil {
 		return nil, errors.Join(wrapOpen(err), b.release())
 	}
