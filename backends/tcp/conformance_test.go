@@ -43,6 +43,13 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if os.Getenv(moversVariable) != "" {
+		if err := serveMovers(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	drivertest.Main(m, plainHarness, secureHarness, singleHarness, hostHarness, secureHostHarness)
 }
 
