@@ -201,6 +201,7 @@ int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const 
 int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_pages *p, const uint32_t *local,
 			      const uint32_t *remote, const uint8_t *note, size_t note_len, int32_t counter);
 void sl_verbs_cancel(struct sl_verbs_conn *n, uint64_t tag);
+int sl_verbs_busy(struct sl_verbs_conn *n); /* whether any batch is under way */
 
 /* Takes completions in the caller, for whom the thread stands back until undrive. */
 void sl_verbs_drive(struct sl_verbs_context *c);

@@ -144,6 +144,16 @@ uint64_t sl_verbs_seen(struct sl_verbs_conn *n)
 	return seen;
 }
 
+int sl_verbs_busy(struct sl_verbs_conn *n)
+{
+	int busy;
+
+	sl_verbs_enter(n->context);
+	busy = n->live.next != &n->live;
+	sl_verbs_unlock(n->context);
+	return busy;
+}
+
 int sl_verbs_drain(struct sl_verbs_conn *n, uint64_t grace_ns)
 {
 	struct sl_verbs_context *c = n->context;

@@ -178,6 +178,12 @@ func (n *VerbsConn) Cancel(tag uint64) {
 	C.sl_verbs_cancel(n.c, C.uint64_t(tag))
 }
 
+// Busy reports whether any batch is under way.
+func (n *VerbsConn) Busy() bool {
+	defer runtime.KeepAlive(n)
+	return C.sl_verbs_busy(n.c) != 0
+}
+
 // Drain ends what was not posted, with ErrClosed, refuses what is new, and waits for the
 // rest. ErrTimeout: after grace some is still under way.
 func (n *VerbsConn) Drain(grace time.Duration) error {

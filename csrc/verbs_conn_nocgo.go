@@ -46,6 +46,9 @@ func (*VerbsConn) Submit(uint64, *driver.Batch) error { return driver.ErrNotSupp
 // Cancel does nothing.
 func (*VerbsConn) Cancel(uint64) {}
 
+// Busy is false.
+func (*VerbsConn) Busy() bool { return false }
+
 // Drain does nothing.
 func (*VerbsConn) Drain(time.Duration) error { return nil }
 

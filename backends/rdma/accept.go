@@ -41,7 +41,7 @@ func (b *Backend) accept(l net.Listener) {
 // serve is our end of a connection, from its hello to its end.
 func (b *Backend) serve(conn net.Conn) {
 	defer b.lobby.Leave(conn)
-	c := &inbound{b: b, ch: newChannel(conn, b.cfg.Grace/4, b.cfg.patience()), knows: make(map[*memory]struct{})}
+	c := &inbound{b: b, ch: newChannel(conn, b.cfg.patience()), knows: make(map[*memory]struct{})}
 	defer func() {
 		c.ch.wait()
 		if c.counted {

@@ -47,6 +47,7 @@ type link interface {
 	Expire(slot uint32)
 	Submit(tag uint64, b *driver.Batch) error
 	Cancel(tag uint64)
+	Busy() bool
 	Drain(grace time.Duration) error
 	End(status int32)
 	Close()

@@ -524,6 +524,12 @@ func (l *fakeLink) Cancel(tag uint64) {
 	}
 }
 
+func (l *fakeLink) Busy() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.busy || len(l.queue) > 0
+}
+
 // Drain waits until nothing is under way.
 func (l *fakeLink) Drain(grace time.Duration) error {
 	l.mu.Lock()

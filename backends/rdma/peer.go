@@ -194,6 +194,19 @@ func (p *peer) greet(m *welcome) bool {
 	return true
 }
 
+// awaited reports whether anything waits for the peer: a connect, an import or a batch.
+func (p *peer) awaited() bool {
+	select {
+	case <-p.ready:
+	default:
+		return true
+	}
+	p.mu.Lock()
+	asks := len(p.asks)
+	p.mu.Unlock()
+	return asks > 0 || p.link.Busy()
+}
+
 // lose gives the peer up: what is under way ends once nothing of it can land any more,
 // and the program is told at once. proved says that the owner has ended its queue pairs.
 func (p *peer) lose(err error, proved bool) {

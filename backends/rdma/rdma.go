@@ -75,8 +75,8 @@ type Backend struct {
 	tasks     gate.Tasks     // connections, and what takes too long for those who ask
 	attending sync.WaitGroup // listeners, and who takes news
 
-	mu     sync.Mutex
-	peers  map[*peer]struct{}
+	mu       sync.Mutex
+	peers    map[*peer]struct{}
 	accepted map[*inbound]struct{} // nil once closed
 
 	endsMu sync.RWMutex
