@@ -15,7 +15,7 @@ export CGO_CFLAGS ?= -g -O2 -Wno-deprecated-declarations
 # What must build and pass without cgo.
 PURE = $(shell $(GO) list ./... 2>/dev/null | grep -v -e /csrc -e /cuda -e /bindings)
 
-.PHONY: all build replay replay-rdma bench-rdma test race asan nocgo guest lint fuzz bench bench-ucx bench-peers setup clean
+.PHONY: all build replay replay-rdma bench-rdma test test-all cross soak race asan nocgo guest lint fuzz bench bench-ucx bench-peers setup clean
 
 all: build
 
@@ -33,13 +33,29 @@ replay: build
 replay-rdma: build
 	hack/guest/replay $(BIN) $(ARGS)
 
-# Everything that a change must pass. Needs no hardware.
+# What every change must pass: all packages with cgo, the build without it, and the Python package.
+# Needs no hardware.
 test: setup
 	$(GO) vet ./...
+	CGO_ENABLED=0 $(GO) build ./...
+	@GO=$(GO) hack/gotest -timeout $(TIMEOUT) ./...
+	$(MAKE) --no-print-directory python
+
+# The rest: every package without cgo and under the race detector, arm64, and the guest.
+test-all: setup
 	$(MAKE) --no-print-directory nocgo
 	$(MAKE) --no-print-directory race
-	$(MAKE) --no-print-directory python
+	$(MAKE) --no-print-directory cross
 	$(MAKE) --no-print-directory guest
+
+# All for linux/arm64; tests in pure Go run under qemu-user.
+cross: setup
+	@GO=$(GO) hack/cross
+
+# The randomised runs, for as long as FOR says. They print their seeds.
+FOR ?= 1h
+soak: setup
+	hack/soak $(FOR)
 
 # Tests on real RDMA verbs, whose names begin with TestReal, in a small virtual machine with
 # software devices. PKG and RUN choose, ARGS are flags of the test binaries.
@@ -49,7 +65,7 @@ guest:
 
 # One package at a time: many tests start processes, load every processor, and wait for others no longer than their limit.
 race:
-	$(GO) test -race -p 1 -timeout $(TIMEOUT) ./...
+	@GO=$(GO) hack/gotest -race -p 1 -timeout $(TIMEOUT) ./...
 
 # The C data plane under the sanitizers. Without the search for leaks at the end, which
 # now and then reads memory that Go has just given back; LEAKS=1 has it all the same.
@@ -60,7 +76,7 @@ asan:
 
 nocgo:
 	CGO_ENABLED=0 $(GO) build ./...
-	CGO_ENABLED=0 $(GO) test -timeout $(TIMEOUT) $(PURE)
+	@CGO_ENABLED=0 GO=$(GO) hack/gotest -timeout $(TIMEOUT) $(PURE)
 
 lint:
 	$(GO) vet ./...

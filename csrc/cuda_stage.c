@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "cuda_feed.h"
-#include "sluice.h"
+#include "copy/copy.h"
 
 int sl_cuda_gather(struct sl_cuda_mover *m, uint32_t batch, uint64_t host, uint64_t host_len, uint64_t base, uint64_t stride,
 		   uint64_t entry, const uint32_t *list, size_t count, uint64_t dense, int up)

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package csrc is the C data plane behind a Go face that does not show it. It has three
-// parts.
-//
-// CopyDescs and CopyPages are copies: with CGO_ENABLED=0 they are plain Go. One call
-// crosses into C once, whatever it carries, and allocates nothing.
+// Package csrc is the C data plane behind a Go face that does not show it. Package copy
+// below it holds the plain copies.
 //
 // UCXContext and UCXConn move bytes between processes over UCX, which LoadUCX opens at run
 // time; with CGO_ENABLED=0 there is none, and OpenUCX says so. A batch is one crossing;
@@ -48,42 +45,3 @@
 //   - cuda_memory.c: pinned memory, whose an address is, and memory of devices;
 //   - cuda_stream.c: streams and events of the program.
 package csrc
-
-import (
-	"github.com/sluicehq/sluice/driver"
-)
-
-// CopyDescs copies a batch between two ranges: from local to remote for a Write,
-// back for a Read. The keys in descs are not looked at; offsets are in bytes from
-// the start of each slice. Adjacent descriptors become one copy. A descriptor
-// that leaves its range is answered with driver.ErrBounds before any byte moves.
-// The ranges must not overlap. Parallel calls are allowed.
-func CopyDescs(op driver.Op, local, remote []byte, descs []driver.Desc) error {
-	if len(descs) == 0 || len(local) == 0 || len(remote) == 0 {
-		return emptyError(len(descs))
-	}
-	return copyDescs(op, local, remote, descs)
-}
-
-// CopyPattern copies entries [first, first+n) of a plain pattern between two ranges, as
-// CopyDescs does. An entry that leaves its range is answered with
-// driver.ErrBounds; entries before it were copied.
-func CopyPattern(op driver.Op, local, remote []byte, p *driver.Pattern, first, n int) error {
-	if n == 0 || len(local) == 0 || len(remote) == 0 {
-		return emptyError(n)
-	}
-	if first < 0 || n < 0 || first > p.Count-n || !p.Plain() ||
-		!listCovers(p.Local.List, p.Count) || !listCovers(p.Remote.List, p.Count) {
-		return driver.ErrBounds
-	}
-	return copyPattern(op, local, remote, p, first, n)
-}
-
-func listCovers(list []uint32, count int) bool { return list == nil || len(list) >= count }
-
-func emptyError(n int) error {
-	if n == 0 {
-		return nil
-	}
-	return driver.ErrBounds
-}

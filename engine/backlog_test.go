@@ -94,7 +94,7 @@ func TestLostPeerEndsWhoWaits(t *testing.T) {
 			return ErrFull
 		}
 	}
-	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{newArmedFake(t, f)} })
+	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{f} })
 	local := register(t, e, "local", 1<<16)
 	p, err := e.Self()
 	check(t, err)

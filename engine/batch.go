@@ -67,40 +67,41 @@ func (g *group) add(d driver.Desc, lenMax uint64) {
 	g.descs = append(g.descs, d)
 }
 
-// Notify attaches a message, of which it keeps a copy until Reset. It reaches the peer after
-// the data is visible there, in place of a count. An empty message is one, too. It may have
-// Peer.MessageMax bytes; what is too long for one message of the backend goes in parts.
+// Notify attaches a message that reaches the peer after the data is visible there, in place
+// of a count. It is kept by reference until Reset, and sent as it is when Post is called. An
+// empty message is one, too. It may have Peer.MessageMax bytes; what is too long for one
+// message of the backend goes in parts.
 func (t *Transfer) Notify(msg []byte) error {
-	if s := t.state.Load(); s != idle && s != done {
+	if !t.look().atRest() {
 		return t.misuse("change")
 	}
-	t.frame = append(append(t.frame[:0], isNotification), msg...)
-	t.attachFrame(t.frame)
+	t.attachFrame(append(append(t.frame[:0], isNotification), msg...))
+	t.frame, t.text = t.message, msg
 	return nil
 }
 
-// attachFrame has a message follow the data whose first byte says what it is.
+// attachFrame has a message of the engine follow the data. Its first byte says what it is.
 func (t *Transfer) attachFrame(b []byte) {
-	t.message, t.notify, t.counts, t.dirty = b, true, false, true
+	t.message, t.text, t.notify, t.counts, t.dirty = b, nil, true, false, true
 }
 
 // Count attaches one more for a counter of the peer's engine, which has it after the data
 // is visible there (Engine.Counter), in place of a message.
 func (t *Transfer) Count(counter uint32) error {
-	if s := t.state.Load(); s != idle && s != done {
+	if !t.look().atRest() {
 		return t.misuse("change")
 	}
 	if counter >= CountersMax {
 		return fmt.Errorf("count on %d, below %d: %w", counter, CountersMax, ErrBounds)
 	}
-	t.message, t.notify, t.counts, t.counter, t.dirty = nil, false, true, counter, true
+	t.message, t.text, t.notify, t.counts, t.counter, t.dirty = nil, nil, false, true, counter, true
 	return nil
 }
 
 // join finds or makes the group of the connection that serves a pair of
 // memories.
 func (t *Transfer) join(local *Region, remote *Remote) (g *group, localKey, remoteKey uint32, err error) {
-	if s := t.state.Load(); s != idle && s != done {
+	if !t.look().atRest() {
 		return nil, 0, 0, t.misuse("change")
 	}
 	t.holdRemote(remote) // before its key is asked for
@@ -160,6 +161,7 @@ func (t *Transfer) holdRemote(m *Remote) {
 
 // prepare cuts the list into batches. It does nothing when the list is as it was.
 func (t *Transfer) prepare() error {
+	t.refresh()
 	if !t.dirty {
 		if len(t.batches) == 0 {
 			return fmt.Errorf("post transfer: nothing is listed: Add first: %w", ErrBounds)

@@ -3,25 +3,23 @@
 package engine
 
 import (
-	"encoding/binary"
 	"math"
 	"testing"
 
 	"github.com/sluicehq/sluice/driver"
 )
 
-// request writes one as a peer of ours would, and returns what follows the head.
+// request writes one as a peer of ours would, and returns what follows the tag.
 func sumBody(t testing.TB, s *summing) []byte {
 	t.Helper()
-	s.way = &sumWay{far: make([]byte, 16), number: 7}
 	b, err := s.appendRequest(nil, []byte("a token of some bytes"))
 	check(t, err)
-	return b[headBytes:]
+	return b[1+sumTagBytes:]
 }
 
 func TestSumRequests(t *testing.T) {
-	pages := &Pages{EntryLen: 16, Count: 3, RemoteBase: 100, RemoteStride: 50, Remote: []uint32{2, 0, 1}}
-	plain := &Pages{EntryLen: 16, Count: 2, RemoteBase: 100, RemoteStride: 50}
+	pages := &Pattern{Run: 16, Count: 3, Remote: Side{Base: 100, Stride: 50, List: []uint32{2, 0, 1}}}
+	plain := &Pattern{Run: 16, Count: 2, Remote: Side{Base: 100, Stride: 50}}
 	for name, c := range map[string]struct {
 		s    *summing
 		want [][2]uint64
@@ -32,7 +30,7 @@ func TestSumRequests(t *testing.T) {
 	} {
 		var r sumRequest
 		check(t, r.parse(sumBody(t, c.s)))
-		if r.audit != 7 || r.count != len(c.want) || string(r.token) != "a token of some bytes" {
+		if r.count != len(c.want) || string(r.token) != "a token of some bytes" {
 			t.Errorf("%s: %+v", name, r)
 		}
 		for i, want := range c.want {
@@ -53,10 +51,10 @@ func TestSumRequests(t *testing.T) {
 // What a peer may say reaches no byte outside the memory that it named.
 func FuzzSumRequest(f *testing.F) {
 	f.Add(sumBody(f, &summing{descs: []driver.Desc{{Remote: 5, Len: 10}}}))
-	f.Add(sumBody(f, &summing{pages: &Pages{EntryLen: 16, Count: 2, RemoteBase: 1, RemoteStride: 50, Remote: []uint32{2, 0}}}))
+	f.Add(sumBody(f, &summing{pages: &Pattern{Run: 16, Count: 2, Remote: Side{Base: 1, Stride: 50, List: []uint32{2, 0}}}}))
 	f.Add(sumBody(f, &summing{descs: []driver.Desc{{Remote: math.MaxUint64 - 3, Len: 10}}}))
-	f.Add(sumBody(f, &summing{pages: &Pages{EntryLen: math.MaxUint64, Count: 2, RemoteBase: math.MaxUint64, RemoteStride: math.MaxUint64}}))
-	f.Add(sumBody(f, &summing{pages: &Pages{EntryLen: 1, Count: 2, RemoteStride: 1 << 63, Remote: []uint32{2, math.MaxUint32}}}))
+	f.Add(sumBody(f, &summing{pages: &Pattern{Run: math.MaxUint64, Count: 2, Remote: Side{Base: math.MaxUint64, Stride: math.MaxUint64}}}))
+	f.Add(sumBody(f, &summing{pages: &Pattern{Run: 1, Count: 2, Remote: Side{Stride: 1 << 63, List: []uint32{2, math.MaxUint32}}}}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		const size = 4096
 		var r sumRequest
@@ -79,10 +77,10 @@ func TestHostileSums(t *testing.T) {
 	token, err := r.mems[0].AppendToken(nil)
 	check(t, err)
 	ask := func(token []byte, descs ...driver.Desc) error {
-		s := &summing{descs: descs, way: &sumWay{far: make([]byte, 16)}}
+		s := &summing{descs: descs}
 		b, err := s.appendRequest(nil, token)
 		check(t, err)
-		answer := e.stager.sumFor(l, b[headBytes:], nil)
+		answer := e.stager.sumFor(l, b[1+sumTagBytes:], nil)
 		if len(answer) == 1+4*len(descs) && answer[0] == 0 {
 			return nil
 		}
@@ -105,13 +103,15 @@ func TestHostileSums(t *testing.T) {
 			t.Errorf("%s: was summed", name)
 		}
 	}
-	id := e.stager.id
-	for _, what := range []byte{isAuditHello, isAuditReady, isSum, isSummed, isAuditBye} {
+	for kind := range 256 {
 		for n := range 40 {
-			body := binary.LittleEndian.AppendUint64(appendHead(nil, id[:], what), 1)
-			m := &driver.Message{From: "nobody", Data: append(body, make([]byte, n)...)[:headBytes+n]}
-			if !e.stager.takes(l, m) {
-				t.Fatal("the program was given a message of the engine's")
+			data := append([]byte{byte(kind)}, make([]byte, n)...)
+			l.receiveMu.Lock()
+			l.senders = map[uint64]*sender{1: {lane: l, conn: 1, gone: make(chan struct{})}}
+			_, forProgram := l.take(&driver.Message{Conn: 1, Data: data})
+			l.receiveMu.Unlock()
+			if forProgram != (kind == isNotification) {
+				t.Fatalf("the program was given a message of kind %d", kind)
 			}
 		}
 	}

@@ -332,15 +332,3 @@ func TestChecksumWithoutAnswer(t *testing.T) {
 	}
 	t.Error("answers came that were held back")
 }
-
-func TestChecksumNeedsBothSides(t *testing.T) {
-	near := newSumEnd(t, "near", "mem", "", 4096)
-	far := newSumEnd(t, "farther", "mem", "", 4096, func(c *engine.Config) { c.StagingBytes = -1 })
-	p, m := near.connect(t, far)
-	x, err := near.NewTransfer(p, engine.Write, engine.Route{})
-	must(t, err)
-	must(t, x.Checksum())
-	if err := x.Add(near.r, 0, m, 0, 1); !errors.Is(err, engine.ErrNotSupported) {
-		t.Errorf("a peer that serves no requests: %v", err)
-	}
-}

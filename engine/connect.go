@@ -128,6 +128,7 @@ func (p *Peer) tell(ctx context.Context, by *lane, msg []byte) error {
 		return err
 	}
 	defer func() { _ = t.Close() }()
+	t.quiet = true
 	t.attachFrame(msg)
 	return postOnce(ctx, t)
 }

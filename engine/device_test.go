@@ -51,7 +51,7 @@ func (d *device) Caps() driver.Caps {
 	c := d.Backend.Caps()
 	c.Name, c.Pairs, c.MessageMax = d.name, driver.Pairs{driver.DRAM: driver.KindsOf(d.kind)}, 0
 	c.Pairs[d.kind] = driver.KindsOf(driver.DRAM, d.kind)
-	c.PagesMax = 1 << 16
+	c.RunsMax = 1 << 16
 	return c
 }
 
@@ -104,7 +104,7 @@ func (d *device) Connect(ctx context.Context, addr []byte) (driver.Peer, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &devicePeer{p, p.(driver.Pager), d}, nil
+	return &devicePeer{p, d}, nil
 }
 
 // Poll implements driver.Backend.
@@ -157,18 +157,25 @@ func (d *device) end(tag uint64, err error) {
 // devicePeer carries no messages.
 type devicePeer struct {
 	driver.Peer
-	pager driver.Pager
-	d     *device
+	d *device
 }
 
-func (p *devicePeer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
-	descs = append([]driver.Desc(nil), descs...)
-	return p.submit(tag, func() error { return p.Peer.Submit(op, tag, descs) })
+func (p *devicePeer) Can() driver.Can { return driver.CanPattern }
+
+func (p *devicePeer) Submit(tag uint64, b *driver.Batch) error {
+	if err := b.Check(p.Can()); err != nil {
+		return err
+	}
+	return p.copy(tag, b)
 }
 
-func (p *devicePeer) SubmitPages(op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
-	pattern := *pages
-	return p.submit(tag, func() error { return p.pager.SubmitPages(op, tag, &pattern, msg) })
+func (p *devicePeer) copy(tag uint64, b *driver.Batch) error {
+	own := driver.Batch{Op: b.Op, Descs: append([]driver.Desc(nil), b.Descs...)}
+	if b.Pattern != nil {
+		pattern := *b.Pattern
+		own.Pattern = &pattern
+	}
+	return p.submit(tag, func() error { return p.Peer.Submit(tag, &own) })
 }
 
 func (p *devicePeer) submit(tag uint64, f func() error) error {

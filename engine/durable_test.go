@@ -38,22 +38,26 @@ func (d *disk) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	return &diskPeer{p.(*devicePeer), d}, nil
 }
 
-func (p *diskPeer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
-	if op == driver.Write {
+func (p *diskPeer) Can() driver.Can { return p.devicePeer.Can() | driver.CanDurable }
+
+func (p *diskPeer) Submit(tag uint64, b *driver.Batch) error {
+	if err := b.Check(p.Can()); err != nil {
+		return err
+	}
+	n := uint64(0)
+	if b.Pattern != nil {
+		n = b.Pattern.Bytes()
+	}
+	for i := range b.Descs {
+		n += b.Descs[i].Len
+	}
+	switch {
+	case b.Durable:
+		p.d.durable.Add(int64(n))
+	case b.Op == driver.Write:
 		p.d.plain.Add(1)
 	}
-	return p.devicePeer.Submit(op, tag, descs)
-}
-
-func (p *diskPeer) SubmitDurable(tag uint64, descs []driver.Desc, pages *driver.Pages) error {
-	if pages != nil {
-		p.d.durable.Add(int64(pages.Bytes()))
-		return p.devicePeer.SubmitPages(driver.Write, tag, pages, nil)
-	}
-	for i := range descs {
-		p.d.durable.Add(int64(descs[i].Len))
-	}
-	return p.devicePeer.Submit(driver.Write, tag, descs)
+	return p.copy(tag, b)
 }
 
 // wrote fails the test unless so many bytes were written durably, and none otherwise.

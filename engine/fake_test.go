@@ -7,21 +7,26 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
-	"testing"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/park"
 )
 
 // fake is a backend that completes when the test says so, for what no honest
-// backend does. It has no Armer, so the engine has to poll it; armedFake has one.
+// backend does. It swallows the hellos of the engine. As the contract allows, a completion
+// that came to be in Submit wakes no goroutine.
 type fake struct {
+	driver.BackendBase
 	name        string // default "fake"
 	room        int    // outstanding batches before ErrFull; 0: any number
 	brokenClose bool   // Peer.Close completes nothing, against the contract
 	manual      bool   // batches stay until finishOne
 	sleep       bool   // who waits should sleep at once
 	double      bool   // everything completes twice, against the contract
+	mute        bool   // it carries no messages
+
+	open sync.Once
+	wake *park.Event
 
 	// Called first, without a lock; nil: not. Peers are numbered as they connect.
 	onConnect func(peer int) error
@@ -39,12 +44,37 @@ type fake struct {
 }
 
 func (f *fake) Caps() driver.Caps {
-	return driver.Caps{Name: cmp.Or(f.name, "fake"), Pairs: driver.Pairs{driver.DRAM: driver.KindsOf(driver.DRAM)}, DescsMax: 1, MessageMax: 8, Sleep: f.sleep, Cost: driver.Cost{Rate: 1e9}}
+	return driver.Caps{Name: cmp.Or(f.name, "fake"), Pairs: driver.Pairs{driver.DRAM: driver.KindsOf(driver.DRAM)}, DescsMax: 1, MessageMax: f.messageMax(), Sleep: f.sleep, Cost: driver.Cost{Rate: 1e9}}
+}
+
+func (f *fake) messageMax() int {
+	if f.mute {
+		return 0
+	}
+	return messageMin
+}
+
+// FD never becomes readable by itself: the fake stirs it where the contract says so.
+func (f *fake) FD() int {
+	f.open.Do(func() { f.wake, _ = park.NewEvent() })
+	return f.wake.FD()
+}
+
+func (f *fake) Arm() (bool, error) { return false, nil }
+
+// stir wakes the engine.
+func (f *fake) stir() {
+	f.FD()
+	_ = f.wake.Signal()
 }
 
 func (f *fake) Register(driver.Segment) (driver.Memory, error) { return fakeMemory{}, nil }
 func (f *fake) Addr() []byte                                   { return []byte("fake") }
-func (f *fake) Close() error                                   { return nil }
+
+func (f *fake) Close() error {
+	f.FD()
+	return f.wake.Close()
+}
 
 func (f *fake) Connect(context.Context, []byte) (driver.Peer, error) {
 	p := &fakePeer{f: f, number: int(f.peers.Add(1)) - 1, lost: make(chan struct{})}
@@ -97,6 +127,9 @@ func (f *fake) finish(err error) {
 		f.ready = append(f.ready, f.ready[len(f.ready)-1])
 	}
 	f.tags = f.tags[1:]
+	if f.manual {
+		f.stir()
+	}
 }
 
 // finishOne completes the oldest batch, if there is one.
@@ -123,6 +156,7 @@ func (fakeMemory) AppendToken(b []byte) ([]byte, error) { return append(b, "toke
 func (fakeMemory) Close() error                         { return nil }
 
 type fakePeer struct {
+	driver.PeerBase
 	f        *fake
 	number   int
 	lost     chan struct{}
@@ -142,17 +176,33 @@ func (p *fakePeer) Drop(uint32)           {}
 func (p *fakePeer) Lost() <-chan struct{} { return p.lost }
 func (p *fakePeer) lose()                 { p.loseOnce.Do(func() { close(p.lost) }) }
 
-func (p *fakePeer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
-	return p.submit(op, tag, len(descs), false)
+func (p *fakePeer) Can() driver.Can {
+	if p.f.mute {
+		return 0
+	}
+	return driver.CanNotify
 }
 
-func (p *fakePeer) SubmitNotify(op driver.Op, tag uint64, descs []driver.Desc, _ []byte) error {
-	return p.submit(op, tag, -1, true)
-}
+func (p *fakePeer) Conn() uint64               { return uint64(p.number) + 1 }
+func (p *fakePeer) Explain(_, _ uint32) string { return "fake" }
 
-func (p *fakePeer) submit(op driver.Op, tag uint64, size int, notify bool) error {
+func (p *fakePeer) Submit(tag uint64, b *driver.Batch) error {
+	if err := b.Check(p.Can()); err != nil {
+		return err
+	}
+	notify := b.Tail == driver.NotifyTail
+	if notify && len(b.Notify) > 0 && b.Notify[0] == isHello {
+		p.f.mu.Lock()
+		defer p.f.mu.Unlock()
+		p.f.ready = append(p.f.ready, driver.Completion{Tag: tag})
+		return nil
+	}
+	size := len(b.Descs)
+	if notify {
+		size = -1
+	}
 	if p.f.onSubmit != nil {
-		if err := p.f.onSubmit(p.number, op, tag, notify); err != nil {
+		if err := p.f.onSubmit(p.number, b.Op, tag, notify); err != nil {
 			return err
 		}
 	}
@@ -174,6 +224,7 @@ func (f *fake) drop(tag uint64, err error) {
 		if other == tag {
 			f.tags = append(f.tags[:i:i], f.tags[i+1:]...)
 			f.ready = append(f.ready, driver.Completion{Tag: tag, Err: err})
+			f.stir()
 			return
 		}
 	}
@@ -188,21 +239,3 @@ func (p *fakePeer) Close() error {
 	p.lose()
 	return nil
 }
-
-// armedFake can be armed. As the contract allows, a completion that came to be in
-// Submit wakes nobody.
-type armedFake struct {
-	*fake
-	wake *park.Event
-}
-
-func newArmedFake(t testing.TB, f *fake) *armedFake {
-	t.Helper()
-	wake, err := park.NewEvent()
-	check(t, err)
-	t.Cleanup(func() { _ = wake.Close() })
-	return &armedFake{f, wake}
-}
-
-func (f *armedFake) FD() int            { return f.wake.FD() }
-func (f *armedFake) Arm() (bool, error) { return false, nil }

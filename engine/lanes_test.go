@@ -12,20 +12,19 @@ import (
 // which is not posted to before the first has finished. Nobody spins: the engine
 // itself has to look for the completion.
 func TestMessageByAnotherLane(t *testing.T) {
-	data, talk := &fake{name: "data", manual: true}, &fake{name: "talk"}
+	data, talk := &fake{name: "data", manual: true, mute: true}, &fake{name: "talk"}
 	var ops []driver.Op
 	talk.onSubmit = func(_ int, op driver.Op, _ uint64, notify bool) error {
 		ops = append(ops, op)
 		return nil
 	}
 	e := open(t, "e", func(c *Config) {
-		c.Backends = []driver.Backend{newArmedFake(t, data), newArmedFake(t, talk)}
+		c.Backends = []driver.Backend{data, talk}
 		c.Spin = -1
 	})
 	r := register(t, e, "r", 1<<16)
 	p, err := e.Self()
 	check(t, err)
-	p.conns[0].notifier = nil // as if this backend carried none
 	tr, err := e.NewTransfer(p, Read, Route{})
 	check(t, err)
 	scattered(t, tr, r, remote(t, p, "r"), 100)

@@ -20,7 +20,7 @@ type narrow struct {
 
 func (n narrow) Caps() driver.Caps {
 	c := n.Backend.Caps()
-	c.DescsMax, c.PagesMax, c.LenMax = 3, n.pagesMax, n.lenMax
+	c.DescsMax, c.RunsMax, c.LenMax = 3, n.pagesMax, n.lenMax
 	return c
 }
 
@@ -61,8 +61,9 @@ func move(t *testing.T, limits narrow, p Pages) {
 	peer := connect(t, a, b)
 	tr := transfer(t, peer, Write)
 	want := make([]byte, dst.Size())
+	at := p.Pattern()
 	for i := range p.Count {
-		copy(want[p.RemoteAt(i):][:p.EntryLen], src.Bytes()[p.LocalAt(i):])
+		copy(want[at.Remote.At(i):][:p.EntryLen], src.Bytes()[at.Local.At(i):])
 	}
 	for range 3 {
 		check(t, tr.AddPages(src, remote(t, peer, "dst"), p))
@@ -76,8 +77,8 @@ func move(t *testing.T, limits narrow, p Pages) {
 			check(t, tr.Wait(within(t)))
 		}
 		for i := range tr.batches {
-			if g := tr.batches[i].pages; g != nil && limits.lenMax > 0 && g.EntryLen > limits.lenMax {
-				t.Fatalf("entries of %d bytes to a backend of at most %d", g.EntryLen, limits.lenMax)
+			if g := tr.batches[i].Pattern; g != nil && limits.lenMax > 0 && g.Run > limits.lenMax {
+				t.Fatalf("entries of %d bytes to a backend of at most %d", g.Run, limits.lenMax)
 			}
 		}
 		check(t, tr.Reset())

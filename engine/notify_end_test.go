@@ -61,17 +61,21 @@ func TestReceiveLeavesNothingBehind(t *testing.T) {
 			held = true
 			close(spinning)
 			<-goOn
-			msgs[0] = driver.Message{Data: []byte{0}}
+			msgs[0] = driver.Message{Conn: 1, Data: []byte{isNotification, 0}}
 			received = 1
 			return 1
 		case held && received == 1:
-			msgs[0] = driver.Message{Data: []byte{1}}
+			msgs[0] = driver.Message{Conn: 1, Data: []byte{isNotification, 1}}
 			received = 2
 			return 1
 		}
 		return 0
 	}
-	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{newArmedFake(t, f)} })
+	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{f} })
+	l := e.lanes[0]
+	l.receiveMu.Lock()
+	l.greet(1, e.appendHello(nil, secret{}))
+	l.receiveMu.Unlock()
 	first := make(chan int)
 	go func() {
 		var one [1]Notification

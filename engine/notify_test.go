@@ -52,13 +52,15 @@ func TestNotificationFollowsItsData(t *testing.T) {
 func TestNotifyAlone(t *testing.T) {
 	a, b := open(t, "a"), open(t, "b")
 	p := connect(t, a, b)
-	for _, msg := range [][]byte{[]byte("hello"), {}, bytes.Repeat([]byte("x"), 64<<10)} {
+	long := make([]byte, 16<<20)
+	fill(long, 9)
+	for _, msg := range [][]byte{[]byte("hello"), {}, bytes.Repeat([]byte("x"), 64<<10), long} {
 		check(t, p.Notify(within(t), msg))
 		if n := next(t, b); n.Peer != nil || !bytes.Equal(n.Data, msg) {
 			t.Errorf("%d bytes arrived of %d, from %v", len(n.Data), len(msg), n.Peer)
 		}
 	}
-	if err := p.Notify(within(t), make([]byte, 64<<10+1)); !errors.Is(err, ErrBounds) {
+	if err := p.Notify(within(t), make([]byte, 16<<20+1)); !errors.Is(err, ErrBounds) {
 		t.Errorf("a message too long: %v", err)
 	}
 	check(t, p.Close())

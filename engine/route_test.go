@@ -115,12 +115,13 @@ func TestPages(t *testing.T) {
 		pages.Local = append(pages.Local, (i*37)%1000)
 		pages.Remote = append(pages.Remote, 299-i)
 	}
+	at := pages.Pattern()
 	tr := transfer(t, p, Write)
 	check(t, tr.AddPages(src, m, pages))
 	check(t, tr.Post())
 	check(t, tr.Wait(within(t)))
 	for i := range 300 {
-		want, got := src.Bytes()[pages.LocalAt(i):][:656], dst.Bytes()[pages.RemoteAt(i):][:656]
+		want, got := src.Bytes()[at.Local.At(i):][:656], dst.Bytes()[at.Remote.At(i):][:656]
 		if !bytes.Equal(got, want) {
 			t.Fatalf("entry %d holds other bytes", i)
 		}

@@ -118,11 +118,14 @@ func (s *server) hear(ctx context.Context, conn net.Conn) {
 	if err != nil && secure != nil {
 		_ = writeFrame(secure, refusalMark, []byte(err.Error()))
 	}
+	if err != nil && s.e.cfg.OnRefused != nil {
+		s.e.cfg.OnRefused(conn.RemoteAddr(), err)
+	}
 }
 
 // listen returns what the other side says of itself. In plain text, that it can say so is
 // all the proof there is.
-func (s *server) listen(ctx context.Context, conn net.Conn) (secure net.Conn, theirs []byte, err error) {
+func (s *server) listen(ctx context.Context, conn net.Conn) (secure net.Conn, theirs *introduction, err error) {
 	shaking, cancel := context.WithTimeout(ctx, s.e.cfg.HandshakeTimeout)
 	defer cancel()
 	secure, proven, err := s.e.answer(shaking, conn)
@@ -132,7 +135,7 @@ func (s *server) listen(ctx context.Context, conn net.Conn) (secure net.Conn, th
 	if err != nil {
 		return secure, nil, err
 	}
-	theirs, err = s.e.readDescription(secure)
+	theirs, err = s.e.readIntroduction(secure)
 	if err == nil && !s.in.prove(conn) {
 		return nil, nil, errHungUp
 	}
@@ -149,21 +152,22 @@ func (e *Engine) serveEnd(ctx context.Context) error {
 }
 
 // greet answers a description, and connects back.
-func (s *server) greet(ctx context.Context, conn net.Conn, theirs []byte) error {
-	ours, err := s.e.Describe()
+func (s *server) greet(ctx context.Context, conn net.Conn, theirs *introduction) error {
+	t, err := s.e.introduceItself(conn)
 	if err != nil {
 		return err
 	}
-	if err := writeFrame(conn, frameMark, ours); err != nil {
-		return err
+	if theirs.Engine == s.e.id { // its own program has dialled, or its description came back
+		s.e.revokeTicket(t)
+		return writeFrame(conn, frameMark, nil)
 	}
-	p, err := s.e.Connect(ctx, theirs)
+	p, err := s.e.connectTo(ctx, theirs, t)
 	if err != nil {
 		return err
 	}
 	p.served.Store(true)
 	if err := writeFrame(conn, frameMark, nil); err != nil {
-		return errors.Join(err, p.closeUnlessSelf())
+		return errors.Join(err, p.Close())
 	}
 	if s.e.cfg.OnPeer != nil {
 		go s.e.cfg.OnPeer(p)
@@ -171,7 +175,7 @@ func (s *server) greet(ctx context.Context, conn net.Conn, theirs []byte) error 
 	}
 	go func() { // nobody else can close it
 		<-p.lost
-		_ = p.closeUnlessSelf()
+		_ = p.Close()
 	}()
 	return nil
 }
@@ -229,18 +233,16 @@ func (e *Engine) dial(ctx context.Context, conn net.Conn, host string) (*Peer, e
 }
 
 func (e *Engine) introduce(ctx context.Context, conn net.Conn) (*Peer, error) {
-	ours, err := e.Describe()
-	if err != nil {
-		return nil, err
-	}
-	if err := writeFrame(conn, frameMark, ours); err != nil {
-		return nil, e.explain(err, conn)
-	}
-	theirs, err := e.readDescription(conn)
+	t, err := e.introduceItself(conn)
 	if err != nil {
 		return nil, e.explain(err, conn)
 	}
-	p, err := e.Connect(ctx, theirs)
+	theirs, err := e.readIntroduction(conn)
+	if err != nil {
+		e.revokeTicket(t)
+		return nil, e.explain(err, conn)
+	}
+	p, err := e.connectTo(ctx, theirs, t)
 	if err != nil {
 		return nil, err
 	}
@@ -250,13 +252,54 @@ func (e *Engine) introduce(ctx context.Context, conn net.Conn) (*Peer, error) {
 	return p, nil
 }
 
-func (e *Engine) readDescription(conn net.Conn) ([]byte, error) {
-	b, err := readFrame(conn, e.cfg.DescriptionMax)
+// introduction is what one side of an exchange says of itself.
+type introduction struct {
+	*wire.Description
+	show secret // for the hellos of our connections: see ticket
+}
+
+// introduceItself sends this engine's description, and a ticket that the other side's
+// connections have to show.
+func (e *Engine) introduceItself(conn net.Conn) (*ticket, error) {
+	ours, err := e.Describe()
 	if err != nil {
 		return nil, err
 	}
-	_, err = wire.Decode(b) // refused before anything is given in return
-	return b, err
+	t := e.issueTicket()
+	if err := writeFrame(conn, frameMark, append(ours, t.secret[:]...)); err != nil {
+		e.revokeTicket(t)
+		return nil, err
+	}
+	return t, nil
+}
+
+// readIntroduction refuses what makes no sense before anything is given in return.
+func (e *Engine) readIntroduction(conn net.Conn) (*introduction, error) {
+	b, err := readFrame(conn, e.cfg.DescriptionMax+len(secret{}))
+	if err != nil {
+		return nil, err
+	}
+	in := &introduction{}
+	n := max(0, len(b)-len(in.show))
+	copy(in.show[:], b[n:])
+	in.Description, err = wire.Decode(b[:n])
+	return in, err
+}
+
+// connectTo connects to the other side of an exchange. t is for its connections; it ends
+// with the Peer.
+func (e *Engine) connectTo(ctx context.Context, in *introduction, t *ticket) (*Peer, error) {
+	if in.Engine == e.id {
+		e.revokeTicket(t)
+		return e.Self()
+	}
+	ctx, cancel := context.WithTimeout(ctx, e.cfg.ConnectTimeout)
+	defer cancel()
+	p, err := e.connect(ctx, in.Description, in.show, t)
+	if err != nil {
+		e.revokeTicket(t)
+	}
+	return p, err
 }
 
 func writeFrame(w io.Writer, mark byte, b []byte) error {

@@ -35,13 +35,14 @@ func benchStaged(b *testing.B, count int, size uint64) {
 	}
 	run(b, tr)
 	var chain, plain time.Duration
+	at := pages.Pattern()
 	b.ResetTimer()
 	for range b.N {
 		start := time.Now()
 		run(b, tr)
 		middle := time.Now()
 		for i := range count {
-			copy(to.mem[pages.RemoteAt(i):][:size], from.mem[pages.LocalAt(i):][:size])
+			copy(to.mem[at.Remote.At(i):][:size], from.mem[at.Local.At(i):][:size])
 		}
 		chain += middle.Sub(start)
 		plain += time.Since(middle)

@@ -33,13 +33,12 @@ func TestStagedForgeries(t *testing.T) {
 	fill(b.mem, 42)
 	before := bytes.Clone(b.mem)
 
-	sp, other := q.staged().p.(*stagedPeer), p.staged().p.(*stagedPeer)
 	token := m.tokens[liar.e.stager.lane.index]
-	honestHop := farHop{window: sp.window.number, slot: 1, number: 1 << 20, token: token, count: 1}
+	honestHop := farHop{slot: 1, number: 1 << 20, token: token, count: 1}
 	lie := func(change func(h *farHop)) []byte {
 		h := honestHop
 		change(&h)
-		return h.append(appendHead(nil, sp.far, isPut))
+		return h.append([]byte{isPut})
 	}
 	changed := func(b []byte, at int, to byte) []byte {
 		b = bytes.Clone(b)
@@ -50,8 +49,6 @@ func TestStagedForgeries(t *testing.T) {
 	key := changed(token, 16, token[16]+1)
 	epoch := changed(token, 20, token[20]+1)
 	for name, msg := range map[string][]byte{
-		"another's window":   lie(func(h *farHop) { h.window = other.window.number }),
-		"no window":          lie(func(h *farHop) { h.window = 1 }),
 		"a slot too many":    lie(func(h *farHop) { h.slot = slotsMax }),
 		"another secret":     lie(func(h *farHop) { h.token = secret }),
 		"another key":        lie(func(h *farHop) { h.token = key }),
@@ -62,18 +59,17 @@ func TestStagedForgeries(t *testing.T) {
 		"empty entries":      lie(func(h *farHop) { h.paged, h.pages = true, Pages{Count: 2} }),
 		"past the end":       lie(func(h *farHop) { h.paged, h.pages = true, Pages{Count: 1, EntryLen: 8, RemoteBase: 1 << 60} }),
 		"strides that lap":   lie(func(h *farHop) { h.paged, h.pages = true, Pages{Count: 9, EntryLen: 8, RemoteStride: 1 << 62} }),
-		"flags of no-one":    changed(lie(func(*farHop) {}), headBytes+nameBytes+farToken, 0xff),
-		"cut":                lie(func(*farHop) {})[:headBytes+20],
-		"nothing":            appendHead(nil, sp.far, isPut),
-		"an unknown kind":    appendHead(nil, sp.far, 200),
-		"a window from afar": appendHead(nil, sp.far, isWindow),
-		"a short hello":      append(appendHead(nil, sp.far, isHello), 1, 2, 3),
-		"a wrong hello":      append(appendHead(nil, sp.far, isHello), make([]byte, 200)...),
-		"a short goodbye":    append(appendHead(nil, sp.far, isBye), 1),
-		"another's goodbye":  binary.LittleEndian.AppendUint64(appendHead(nil, sp.far, isBye), other.window.number),
-		"an answer to none":  append(appendHead(nil, sp.far, isAnswer), make([]byte, 30)...),
+		"flags of no-one":    changed(lie(func(*farHop) {}), 1+nameBytes+farToken, 0xff),
+		"cut":                lie(func(*farHop) {})[:1+20],
+		"nothing":            {isPut},
+		"an unknown kind":    {200},
+		"a window from afar": {isWindow},
+		"a second hello":     append([]byte{isHello}, make([]byte, 200)...),
+		"a short withdrawal": {isWithdrawn, 1},
+		"an answer to none":  append([]byte{isHopEnd}, make([]byte, 30)...),
+		"the end of a part":  {isPart, lastPart, 1, 2, 3},
 	} {
-		if err := q.Notify(within(t), msg); err != nil {
+		if err := q.tell(within(t), q.conns[0].lane, msg); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 	}
@@ -120,7 +116,7 @@ func TestStagedListIsReadOnce(t *testing.T) {
 // FuzzFarHop has what was parsed stay within a slot, and come back the same.
 func FuzzFarHop(f *testing.F) {
 	token := make([]byte, farToken)
-	h := farHop{window: 1, slot: 2, number: 3, token: token, count: 4}
+	h := farHop{slot: 2, number: 3, token: token, count: 4}
 	f.Add(h.append(nil), uint64(1))
 	h.paged, h.listed, h.pages = true, true, Pages{Count: 5, EntryLen: 656, RemoteStride: 656}
 	f.Add(h.append(nil), uint64(2))

@@ -160,8 +160,9 @@ func TestStagedBetweenProcesses(t *testing.T) {
 	}
 	check(t, r.AddPages(hbm, f.hbm, pages))
 	run(t, r)
+	at := pages.Pattern()
 	for i := range pages.Count {
-		if !bytes.Equal(b[pages.LocalAt(i):][:656], want[pages.RemoteAt(i):][:656]) {
+		if !bytes.Equal(b[at.Local.At(i):][:656], want[at.Remote.At(i):][:656]) {
 			t.Fatalf("entry %d has come back with other bytes", i)
 		}
 	}
@@ -207,7 +208,7 @@ func TestStagedLateHop(t *testing.T) {
 	var late []*slot
 	tell := func(do func()) {
 		done := make(chan struct{})
-		if !sp.s.push(stagedDo(func() { do(); close(done) })) {
+		if !sp.loop.push(stagedDo(func() { do(); close(done) })) {
 			t.Fatal("the stager has ended")
 		}
 		<-done

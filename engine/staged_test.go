@@ -152,7 +152,8 @@ func (l *list) apply(op Op, to, from []byte) {
 		one(d.Local, d.Remote, d.Len)
 	}
 	for i := 0; l.pages != nil && i < l.pages.Count; i++ {
-		one(l.pages.LocalAt(i), l.pages.RemoteAt(i), l.pages.EntryLen)
+		d := l.pages.Pattern()
+		one(d.Local.At(i), d.Remote.At(i), d.Run)
 	}
 }
 

@@ -125,6 +125,9 @@ func (c *counters) snapshot(peer, backend string) RouteStats {
 
 // record counts a transfer that ended on the connections that it used.
 func (t *Transfer) record(err error) {
+	if t.quiet {
+		return
+	}
 	took := t.e.now() - t.postedAt
 	if len(t.groups) == 0 && len(t.batches) > 0 { // a message alone
 		t.batches[0].conn.count(0, took, err)

@@ -36,6 +36,23 @@ func (t *Transfer) attach() error {
 	return t.split(b)
 }
 
+// refresh takes over what the program has changed in its message since the last post.
+func (t *Transfer) refresh() {
+	if len(t.text) == 0 {
+		return
+	}
+	copy(t.message[1:], t.text)
+	if t.dirty || len(t.parts) == 0 {
+		return
+	}
+	rest := t.text
+	for i := range t.batches {
+		if b := &t.batches[i]; b.part {
+			rest = rest[copy(b.Notify[partHead:], rest):]
+		}
+	}
+}
+
 // split sends a notification in parts: the first where it would go, the others behind it.
 func (t *Transfer) split(first *batch) error {
 	c, rest := first.conn, t.message[1:]

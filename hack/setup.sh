@@ -52,6 +52,12 @@ has mkfs.ext4 e2fsprogs
 has kmod kmod
 has cpio cpio
 { command -v busybox >/dev/null && ! ldd "$(command -v busybox)" >/dev/null 2>&1; } || missing="$missing busybox-static"
+# linux/arm64: a compiler, and what runs its programs here.
+has aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu
+[ -e /usr/aarch64-linux-gnu/include/stdlib.h ] || missing="$missing libc6-dev-arm64-cross"
+has qemu-aarch64-static qemu-user-static
+# The checker of the models in spec/.
+has spin spin
 # The compiler of the committed modules for cards, where the distribution has it.
 clang() {
 	command -v clang-19 >/dev/null 2>&1 || ! apt-cache show clang-19 >/dev/null 2>&1 || echo " clang-19"

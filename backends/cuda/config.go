@@ -38,7 +38,7 @@ type Config struct {
 
 const (
 	descsMax    = 4096
-	pagesMax    = 32 << 10
+	runsMax     = 32 << 10
 	placesCount = 8        // launches of a device under way
 	entryMax    = 16 << 10 // bytes of an entry, from where on the copy engine does better than the kernel
 	stageHalf   = 512 << 10

@@ -27,25 +27,26 @@ import (
 
 	"github.com/sluicehq/sluice/csrc"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/inbox"
 	"github.com/sluicehq/sluice/internal/keys"
-	"github.com/sluicehq/sluice/internal/letters"
 	"github.com/sluicehq/sluice/internal/park"
 )
 
 // Backend moves bytes between memory of devices and of the host. All methods may be called by any
 // goroutine; Poll and Receive as package backends says.
 type Backend struct {
-	cfg      Config
-	addr     string
-	owner    keys.Owner
-	devices  []*device
-	ends     *csrc.CUDAEnds
-	wake     *park.Event // of the program
-	heed     *park.Event // of the attendant
-	attended chan struct{}
-	memories keys.Table[memory]
-	gates    gates
-	closed   atomic.Bool
+	driver.BackendBase // Alloc: host memory of others is as good
+	cfg                Config
+	addr               string
+	owner              keys.Owner
+	devices            []*device
+	ends               *csrc.CUDAEnds
+	wake               *park.Event // of the program
+	heed               *park.Event // of the attendant
+	attended           chan struct{}
+	memories           keys.Table[memory]
+	gates              gates
+	closed             atomic.Bool
 
 	closing atomic.Bool // nobody is left to attend to
 
@@ -70,7 +71,7 @@ type Backend struct {
 
 	server server // for other processes
 
-	box letters.Box
+	box inbox.Inbox
 }
 
 // registry finds the backends of this process by Addr.
@@ -106,7 +107,7 @@ func New(cfg Config) (*Backend, error) {
 		ready: queue{places: make([]driver.Completion, cfg.BatchesMax)},
 		peers: map[*peer]struct{}{}, senders: map[*peer]struct{}{},
 	}
-	b.box.Open(b.addr, cfg.BatchesMax, b.signal)
+	b.box.Open(cfg.BatchesMax, b.signal)
 	for i := range cfg.BatchesMax {
 		b.jobs = append(b.jobs, &job{b: b, number: i})
 	}
@@ -177,7 +178,7 @@ func (b *Backend) Caps() driver.Caps {
 			driver.DRAM: driver.KindsOf(driver.HBM),
 			driver.HBM:  driver.KindsOf(driver.HBM, driver.DRAM),
 		},
-		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: b.cfg.MessageMax,
+		DescsMax: descsMax, RunsMax: runsMax, MessageMax: b.cfg.MessageMax,
 		Cost: driver.Cost{Setup: 8000, PerPiece: 800, Rate: 25e9},
 	}
 }
@@ -185,10 +186,10 @@ func (b *Backend) Caps() driver.Caps {
 // Addr implements driver.Backend.
 func (b *Backend) Addr() []byte { return []byte(b.addr) }
 
-// FD implements driver.Armer.
+// FD implements driver.Backend.
 func (b *Backend) FD() int { return b.wake.FD() }
 
-// Arm implements driver.Armer. The flag goes up before the look, and whoever brings
+// Arm implements driver.Backend. The flag goes up before the look, and whoever brings
 // something looks at the flag afterwards: one of the two sees the other.
 func (b *Backend) Arm() (bool, error) {
 	if b.closed.Load() {
@@ -267,28 +268,8 @@ func listOf(set map[*peer]struct{}) (list []*peer) {
 	return list
 }
 
-var _ interface {
-	driver.Backend
-	driver.Receiver
-	driver.Counting
-	driver.Armer
-	driver.Fencer
-} = (*Backend)(nil)
-
-var _ interface {
-	driver.Peer
-	driver.Canceler
-	driver.Pager
-	driver.Notifier
-	driver.Counter
-	driver.Watcher
-	driver.Explainer
-} = (*peer)(nil)
-
-var _ interface {
-	driver.Peer
-	driver.Canceler
-	driver.Pager
-	driver.Watcher
-	driver.Explainer
-} = farPeer{}
+var (
+	_ driver.Backend = (*Backend)(nil)
+	_ driver.Peer    = (*peer)(nil)
+	_ driver.Peer    = farPeer{}
+)

@@ -144,7 +144,7 @@ func (d *device) ungate(number int) {
 }
 
 // placeBytes is room for a tally and two lists.
-const placeBytes = tallyRoom + 2*4*pagesMax
+const placeBytes = tallyRoom + 2*4*runsMax
 
 // place takes room for indices; made when first needed. driver.ErrFull: all are under way.
 func (d *device) place() (*csrc.CUDAPlace, error) {

@@ -9,7 +9,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Explain implements driver.Explainer.
+// Explain implements driver.Peer.
 func (p *peer) Explain(localKey, remoteKey uint32) string {
 	l, r := p.from.memories.At(localKey), p.remote(remoteKey)
 	if l == nil || r == nil {
@@ -43,7 +43,7 @@ func pinning(list ...*memory) string {
 // entries says who moves small entries.
 func (b *Backend) entries(d *device, l, r *memory) string {
 	v := view{local: l, remote: &remote{m: r}, way: (&job{dev: d}).way(l, r)}
-	shape := driver.Pages{Count: 2, EntryLen: 16, LocalStride: 16, RemoteStride: 16}
+	shape := driver.Pattern{Count: 2, Run: 16, Local: driver.Side{Stride: 16}, Remote: driver.Side{Stride: 16}}
 	switch why := v.kernelWhy(b, &shape); {
 	case why == "" && b.cfg.Budget.SMs > 0:
 		return fmt.Sprintf("by kernel (%v) within %d multiprocessors", d.kernels.Names(), b.cfg.Budget.SMs)

@@ -15,8 +15,11 @@ import (
 	"github.com/sluicehq/sluice/internal/sealed"
 )
 
-// farPeer is a peer in another process. It is no Notifier: messages are another backend's.
-type farPeer struct{ p *peer }
+// farPeer is a peer in another process. Notifications take another backend.
+type farPeer struct {
+	driver.PeerBase
+	p *peer
+}
 
 // Import implements driver.Peer.
 func (f farPeer) Import(token []byte) (key uint32, size uint64, err error) {
@@ -47,26 +50,19 @@ func (f farPeer) Import(token []byte) (key uint32, size uint64, err error) {
 // Drop implements driver.Peer.
 func (f farPeer) Drop(key uint32) { f.p.Drop(key) }
 
+// Can implements driver.Peer: messages take another backend.
+func (f farPeer) Can() driver.Can { return f.p.Can() }
+
 // Submit implements driver.Peer.
-func (f farPeer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
-	return f.p.Submit(op, tag, descs)
-}
+func (f farPeer) Submit(tag uint64, b *driver.Batch) error { return f.p.Submit(tag, b) }
 
-// SubmitPages implements driver.Pager.
-func (f farPeer) SubmitPages(op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
-	if msg != nil {
-		return fmt.Errorf("a message to another process: %w", driver.ErrNotSupported)
-	}
-	return f.p.SubmitPages(op, tag, pages, nil)
-}
-
-// Cancel implements driver.Canceler.
+// Cancel implements driver.Peer.
 func (f farPeer) Cancel(tag uint64) { f.p.Cancel(tag) }
 
-// Lost implements driver.Watcher.
+// Lost implements driver.Peer.
 func (f farPeer) Lost() <-chan struct{} { return f.p.lost }
 
-// Explain implements driver.Explainer.
+// Explain implements driver.Peer.
 func (f farPeer) Explain(localKey, remoteKey uint32) string { return f.p.Explain(localKey, remoteKey) }
 
 // Close implements driver.Peer.

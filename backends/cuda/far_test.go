@@ -194,7 +194,7 @@ func (r *rig) moveSoon(op driver.Op, l, remote *place, d driver.Desc) {
 	d.LocalKey, d.RemoteKey = l.m.key, remote.key
 	for deadline := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {
 		r.tag++
-		err := r.p.Submit(op, r.tag, []driver.Desc{d})
+		err := r.p.Submit(r.tag, &driver.Batch{Op: op, Descs: []driver.Desc{d}})
 		if err == nil {
 			break
 		}

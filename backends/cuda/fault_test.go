@@ -32,7 +32,7 @@ func TestRefusedInMidBatch(t *testing.T) {
 	}
 	libcuda.Set(t, fakecuda.RefuseResult, 2)
 	libcuda.Put(fakecuda.RefuseAfter, 7)
-	if err := r.p.Submit(driver.Write, 1, descs); err != nil {
+	if err := r.p.Submit(1, &driver.Batch{Op: driver.Write, Descs: descs}); err != nil {
 		t.Fatal(err)
 	}
 	err := r.end(1)
@@ -50,10 +50,10 @@ func TestRefusedInMidBatch(t *testing.T) {
 // refusedLaunch has the driver refuse a kernel: its place must come free.
 func (r *rig) refusedLaunch(l, d *place) {
 	r.t.Helper()
-	p := driver.Pages{Count: 64, EntryLen: 656, LocalStride: 656, RemoteStride: 656, LocalKey: l.m.key, RemoteKey: d.key}
+	p := driver.Pattern{Count: 64, Run: 656, Local: driver.Side{Stride: 656}, Remote: driver.Side{Stride: 656}, LocalKey: l.m.key, RemoteKey: d.key}
 	for i := range uint64(2 * placesCount) {
 		libcuda.Put(fakecuda.RefuseAfter, 2)
-		if err := r.p.SubmitPages(driver.Write, 100+i, &p, nil); err != nil {
+		if err := r.p.Submit(100+i, &driver.Batch{Op: driver.Write, Pattern: &p}); err != nil {
 			r.t.Fatal(err)
 		}
 		var said *csrc.CUDAError
@@ -92,7 +92,7 @@ func TestFault(t *testing.T) {
 	libcuda.Put(fakecuda.FaultAfter, 30)
 	outcomes, tags := map[uint64]error{}, 0
 	for tag := uint64(1); tag <= 100; tag++ {
-		if err := r.p.Submit(driver.Write, tag, []driver.Desc{{Len: 64, LocalKey: l.m.key, RemoteKey: d.key}}); err == nil {
+		if err := r.p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: 64, LocalKey: l.m.key, RemoteKey: d.key}}}); err == nil {
 			tags++
 		}
 	}
@@ -155,7 +155,7 @@ func TestTwoDevices(t *testing.T) {
 		r.same("the local side", r.content(step.from), want)
 		r.same("the remote side", r.content(step.d), want)
 	}
-	p := driver.Pages{Count: 100, EntryLen: 656, LocalStride: 656, RemoteStride: 656, Remote: shuffled(100, 4), LocalKey: one.m.key, RemoteKey: two.key}
+	p := driver.Pattern{Count: 100, Run: 656, Local: driver.Side{Stride: 656}, Remote: driver.Side{Stride: 656, List: shuffled(100, 4)}, LocalKey: one.m.key, RemoteKey: two.key}
 	r.pages(driver.Write, &p, one, two)
 	r.mixed(l, one, two)
 	cfg := testConfig()
@@ -184,7 +184,7 @@ func (r *rig) mixed(l, one, two *place) {
 		copy(want[i*8192:][:4096], r.content(l)[i*4096:])
 	}
 	r.tag++
-	if err := r.p.Submit(driver.Write, r.tag, descs); err != nil {
+	if err := r.p.Submit(r.tag, &driver.Batch{Op: driver.Write, Descs: descs}); err != nil {
 		r.t.Fatal(err)
 	}
 	if err := r.end(r.tag); err != nil {

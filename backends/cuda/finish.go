@@ -70,14 +70,14 @@ func (b *Backend) finish(d *csrc.Done) {
 	if j.heeded() {
 		b.ends.Heed(-1)
 	}
-	p.letters.Post(j.letter, c.Err)
+	p.sender.Post(j.notify, c.Err)
 	j.give()
 	b.ready.put(c)
 	p.unfinished.Add(-1)
 }
 
 // heeded reports whether somebody awaits the end who does not poll: a message, or another process.
-func (j *job) heeded() bool { return j.letter != nil || j.p.far != nil }
+func (j *job) heeded() bool { return j.notify != nil || j.p.far != nil }
 
 func (j *job) outcome(d *csrc.Done) error {
 	if d.Status == 0 {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/sluicehq/sluice/csrc"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/letters"
+	"github.com/sluicehq/sluice/internal/inbox"
 )
 
 // job is a batch. Jobs are made at the start and reused; their number is what C knows them by.
@@ -26,7 +26,7 @@ type job struct {
 	dev    *device
 	views  []view
 	events []uint64 // that it waits for
-	letter *letters.Letter
+	notify *inbox.Notification
 	shared int // stream that it counts on, -1: none
 	gate   int // lane of its own, -1: none
 	place  *csrc.CUDAPlace
@@ -67,7 +67,7 @@ func (b *Backend) take(p *peer, tag uint64) *job {
 	j := b.free[len(b.free)-1]
 	b.free = b.free[:len(b.free)-1]
 	b.mu.Unlock()
-	j.p, j.tag, j.dev, j.letter, j.place = p, tag, nil, nil, nil
+	j.p, j.tag, j.dev, j.notify, j.place = p, tag, nil, nil, nil
 	j.shared, j.gate, j.slow, j.call = -1, -1, false, "copy"
 	j.events = j.events[:0]
 	j.why.Store(nil)

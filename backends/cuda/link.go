@@ -82,7 +82,7 @@ func (b *Backend) connectFar(ctx context.Context, addr []byte) (driver.Peer, err
 	if err := b.admit(b.peers, p); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
-	return farPeer{p}, nil
+	return farPeer{p: p}, nil
 }
 
 // because adds why a context has ended, if it has.

@@ -77,8 +77,8 @@ func TestFreedUnderARegistration(t *testing.T) {
 		if !errors.As(err, &piece) || piece.Piece != 0 || !errors.As(err, &said) || said.Result != 1 {
 			t.Errorf("%v of freed memory: %v, want piece 0 and the driver's result 1", op, err)
 		}
-		pages := driver.Pages{Count: 4, EntryLen: 656, LocalStride: 656, RemoteStride: 656, LocalKey: l.m.key, RemoteKey: gone.key}
-		if err := r.p.SubmitPages(op, 99, &pages, nil); !errors.As(err, &said) {
+		pages := driver.Pattern{Count: 4, Run: 656, Local: driver.Side{Stride: 656}, Remote: driver.Side{Stride: 656}, LocalKey: l.m.key, RemoteKey: gone.key}
+		if err := r.p.Submit(99, &driver.Batch{Op: op, Pattern: &pages}); !errors.As(err, &said) {
 			t.Errorf("pages of freed memory: %v, want the driver's result", err)
 		}
 		r.move(op, l, good, driver.Desc{Len: 1 << 20})
@@ -155,7 +155,7 @@ func TestNotPinned(t *testing.T) {
 		r.fill(d)
 		r.move(driver.Read, l, d, driver.Desc{Len: 4 << 20})
 		r.same(name+", read", r.content(l), r.content(d))
-		pages := driver.Pages{Count: 64, EntryLen: 656, LocalStride: 1024, RemoteStride: 656, LocalKey: l.m.key, RemoteKey: d.key}
+		pages := driver.Pattern{Count: 64, Run: 656, Local: driver.Side{Stride: 1024}, Remote: driver.Side{Stride: 656}, LocalKey: l.m.key, RemoteKey: d.key}
 		r.pages(driver.Write, &pages, l, d)
 	}
 }
@@ -301,7 +301,7 @@ func (r *rig) manyDescs() {
 			}
 		}
 		r.tag++
-		if err := r.p.Submit(op, r.tag, descs); err != nil {
+		if err := r.p.Submit(r.tag, &driver.Batch{Op: op, Descs: descs}); err != nil {
 			r.t.Fatal(err)
 		}
 		if err := r.end(r.tag); err != nil {

@@ -2,9 +2,13 @@
 
 package cuda
 
-import "github.com/sluicehq/sluice/driver"
+import (
+	"fmt"
 
-// Receive implements driver.Receiver.
+	"github.com/sluicehq/sluice/driver"
+)
+
+// Receive implements driver.Backend.
 func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 	n := b.box.Receive(msgs)
 	if n == 0 && b.closed.Load() {
@@ -13,8 +17,24 @@ func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 	return n, nil
 }
 
-// Count implements driver.Counting.
+// Answer implements driver.Backend.
+func (b *Backend) Answer(conn uint64, msg []byte) error {
+	if len(msg) > b.cfg.MessageMax {
+		return fmt.Errorf("answer of %d bytes, at most %d: %w",
+			len(msg), b.cfg.MessageMax, driver.ErrBounds)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock() // so that none is sent once the connection has ended
+	for p := range b.senders {
+		if p.sender.Conn == conn {
+			return p.answers.Send(msg)
+		}
+	}
+	return driver.ErrPeerLost
+}
+
+// Count implements driver.Backend.
 func (b *Backend) Count(counter uint32) uint64 { return b.box.Count(counter) }
 
-// AwaitCount implements driver.Counting.
+// AwaitCount implements driver.Backend.
 func (b *Backend) AwaitCount(counter uint32, n uint64) bool { return b.box.AwaitCount(counter, n) }

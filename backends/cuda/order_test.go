@@ -127,7 +127,7 @@ func TestGatesHoldNobodyElseUp(t *testing.T) {
 	first := r.submit(driver.Read, host, kv, driver.Desc{Remote: 4096, Len: 1024})
 	second := r.submit(driver.Read, host, kv, driver.Desc{Local: 1024, Remote: 8191, Len: 1024})
 	r.tag = 20
-	if err := r.p.Submit(driver.Read, 99, []driver.Desc{{Len: 1, Local: 2048, Remote: 5000, LocalKey: host.m.key, RemoteKey: kv.key}}); !errors.Is(err, driver.ErrFull) {
+	if err := r.p.Submit(99, &driver.Batch{Op: driver.Read, Descs: []driver.Desc{{Len: 1, Local: 2048, Remote: 5000, LocalKey: host.m.key, RemoteKey: kv.key}}}); !errors.Is(err, driver.ErrFull) {
 		t.Errorf("a third batch that waits: %v, want %v", err, driver.ErrFull)
 	}
 	for range 5 {
@@ -192,7 +192,7 @@ func TestOrderRefuses(t *testing.T) {
 	_, err := r.b.StreamWait(p.Handle(), host.space.Segment)
 	sameError(t, "a wait for host memory", err, driver.ErrNotSupported)
 	p.must(r.b.StartAfter(kv.space.Segment, p.event))
-	err = r.p.Submit(driver.Write, 1, []driver.Desc{{Len: 1, LocalKey: host.m.key, RemoteKey: kv.key}})
+	err = r.p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: 1, LocalKey: host.m.key, RemoteKey: kv.key}}})
 	sameError(t, "memory that is not pinned, behind an event", err, driver.ErrNotSupported)
 	p.must(r.b.StartAfter(kv.space.Segment, 0))
 	libcuda.Set(t, fakecuda.DelayMicros, 50000)
@@ -227,7 +227,7 @@ func TestManyEvents(t *testing.T) {
 		p.must(r.b.StartAfter(seg, e))
 	}
 	r.move(driver.Write, host, kv, driver.Desc{Len: csrc.CUDAWaitsMax * 64})
-	err := r.p.Submit(driver.Write, 99, []driver.Desc{{Len: 1 << 20, LocalKey: host.m.key, RemoteKey: kv.key}})
+	err := r.p.Submit(99, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: 1 << 20, LocalKey: host.m.key, RemoteKey: kv.key}}})
 	sameError(t, "too many events", err, driver.ErrBounds)
 	for i, e := range events {
 		seg, _ := kv.space.Segment.Slice(uint64(i)*64, 64, [16]byte{})
@@ -339,7 +339,7 @@ func TestSubmitDoesNotWait(t *testing.T) {
 	l, d := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
 	returned := make(chan error, 1)
 	go func() {
-		returned <- r.p.Submit(driver.Read, 1, []driver.Desc{{Len: 13, LocalKey: l.m.key, RemoteKey: d.key}})
+		returned <- r.p.Submit(1, &driver.Batch{Op: driver.Read, Descs: []driver.Desc{{Len: 13, LocalKey: l.m.key, RemoteKey: d.key}}})
 	}()
 	select {
 	case err := <-returned:

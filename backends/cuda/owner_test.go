@@ -166,7 +166,7 @@ func TestOwnerOfAnotherProcess(t *testing.T) {
 		t.Fatal("the death of an idle process is not noticed")
 	}
 	d := driver.Desc{Len: 8, LocalKey: l.m.key, RemoteKey: key}
-	sameError(t, "submit to a dead process", two.Submit(driver.Write, 1, []driver.Desc{d}), driver.ErrPeerLost)
+	sameError(t, "submit to a dead process", two.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{d}}), driver.ErrPeerLost)
 	_, _, err = two.Import(token)
 	sameError(t, "import from a dead process", err, driver.ErrPeerLost)
 	if _, err = connect(); err == nil {

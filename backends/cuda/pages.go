@@ -14,9 +14,9 @@ import (
 // tallyRoom keeps the lists behind a tally at a multiple of 16.
 const tallyRoom = (cuda.TallyBytes + 15) / 16 * 16
 
-// checkPages chooses who moves a pattern: a kernel, a processor with one copy, or
+// checkPattern chooses who moves a pattern: a kernel, a processor with one copy, or
 // the copy engine with one for each run of entries.
-func (j *job) checkPages(op driver.Op, p *driver.Pages, pieces *[]csrc.CUDAPiece) error {
+func (j *job) checkPattern(op driver.Op, p *driver.Pattern, pieces *[]csrc.CUDAPiece) error {
 	if err := j.look(op, p.LocalKey, p.RemoteKey); err != nil {
 		return err
 	}
@@ -25,7 +25,7 @@ func (j *job) checkPages(op driver.Op, p *driver.Pages, pieces *[]csrc.CUDAPiece
 		return err
 	}
 	if j.b.gates.count.Load() > 0 {
-		if err := j.gatePages(v, p); err != nil {
+		if err := j.gatePattern(v, p); err != nil {
 			return err
 		}
 	}
@@ -43,8 +43,8 @@ func (j *job) checkPages(op driver.Op, p *driver.Pages, pieces *[]csrc.CUDAPiece
 	return nil
 }
 
-// gatePages looks at each entry, once there are gates at all.
-func (j *job) gatePages(v *view, p *driver.Pages) error {
+// gatePattern looks at each entry, once there are gates at all.
+func (j *job) gatePattern(v *view, p *driver.Pattern) error {
 	for i := range p.Count {
 		d := p.Desc(i)
 		if err := j.gateOf(v, &d); err != nil {
@@ -55,7 +55,7 @@ func (j *job) gatePages(v *view, p *driver.Pages) error {
 }
 
 // kernelWhy says why the gather kernel cannot take a pattern; empty: it can.
-func (v *view) kernelWhy(b *Backend, p *driver.Pages) string {
+func (v *view) kernelWhy(b *Backend, p *driver.Pattern) string {
 	l, r := v.local, v.remote.m
 	switch {
 	case !b.cfg.kernels():
@@ -64,16 +64,16 @@ func (v *view) kernelWhy(b *Backend, p *driver.Pages) string {
 		return "host memory is not pinned"
 	case v.way == csrc.CUDAAny:
 		return "two devices, or one that is not ours"
-	case p.EntryLen > entryMax:
+	case p.Run > entryMax:
 		return "entries that long are for the copy engine"
-	case p.LocalStride == 0 || p.RemoteStride == 0:
+	case p.Local.Stride == 0 || p.Remote.Stride == 0:
 		return "all entries are one"
-	case slices.Contains(p.Local, math.MaxUint32) || slices.Contains(p.Remote, math.MaxUint32):
+	case slices.Contains(p.Local.List, math.MaxUint32) || slices.Contains(p.Remote.List, math.MaxUint32):
 		return "the last index of 32 bits leaves an entry out"
 	}
-	shape := cuda.Pattern{Entry: p.EntryLen, Count: p.Count,
-		Dst: cuda.Reach{At: l.base + p.LocalBase, Len: p.EntryLen, Stride: p.LocalStride},
-		Src: cuda.Reach{At: r.base + p.RemoteBase, Len: p.EntryLen, Stride: p.RemoteStride}}
+	shape := cuda.Pattern{Entry: p.Run, Count: p.Count,
+		Dst: cuda.Reach{At: l.base + p.Local.Base, Len: p.Run, Stride: p.Local.Stride},
+		Src: cuda.Reach{At: r.base + p.Remote.Base, Len: p.Run, Stride: p.Remote.Stride}}
 	if !shape.Takes() {
 		return "lengths, strides and addresses must be multiples of 4"
 	}
@@ -83,7 +83,7 @@ func (v *view) kernelWhy(b *Backend, p *driver.Pages) string {
 func (m *memory) pinnedOrDevice() bool { return m.dev != nil || m.pin.pinned() }
 
 // byKernel fills in the launch, with lists in memory that the device reads from.
-func (j *job) byKernel(op driver.Op, v *view, p *driver.Pages) error {
+func (j *job) byKernel(op driver.Op, v *view, p *driver.Pattern) error {
 	place, err := j.dev.place()
 	if err != nil {
 		return err
@@ -99,15 +99,15 @@ func (j *job) byKernel(op driver.Op, v *view, p *driver.Pages) error {
 		return at
 	}
 	cuda.TallyStart(place.Host)
-	local, err := v.local.reach(j.dev, p.LocalBase, p.LocalStride, list(p.Local))
+	local, err := v.local.reach(j.dev, p.Local.Base, p.Local.Stride, list(p.Local.List))
 	if err != nil {
 		return err
 	}
-	remote, err := v.remote.m.reach(j.dev, p.RemoteBase, p.RemoteStride, list(p.Remote))
+	remote, err := v.remote.m.reach(j.dev, p.Remote.Base, p.Remote.Stride, list(p.Remote.List))
 	if err != nil {
 		return err
 	}
-	shape := cuda.Pattern{Dst: remote, Src: local, Entry: p.EntryLen, Count: p.Count, Tally: place.At, FarDst: v.way == csrc.CUDADown}
+	shape := cuda.Pattern{Dst: remote, Src: local, Entry: p.Run, Count: p.Count, Tally: place.At, FarDst: v.way == csrc.CUDADown}
 	if op == driver.Read {
 		shape.Dst, shape.Src = local, remote
 	}
@@ -155,24 +155,24 @@ func (m *memory) seenBy(d *device) (uint64, error) {
 
 // processor reports whether a processor can gather a pattern for one copy: host memory on the
 // one side, and entries one behind the other on a device on the other.
-func (v *view) processor(p *driver.Pages) bool {
-	if p.EntryLen > stageHalf || v.way == csrc.CUDAAny || p.Count < 2 {
+func (v *view) processor(p *driver.Pattern) bool {
+	if p.Run > stageHalf || v.way == csrc.CUDAAny || p.Count < 2 {
 		return false
 	}
 	if v.local.dev == nil {
-		return p.Remote == nil && p.RemoteStride == p.EntryLen
+		return p.Remote.List == nil && p.Remote.Stride == p.Run
 	}
-	return v.remote.m.dev == nil && p.Local == nil && p.LocalStride == p.EntryLen
+	return v.remote.m.dev == nil && p.Local.List == nil && p.Local.Stride == p.Run
 }
 
-func (j *job) byProcessor(v *view, p *driver.Pages) {
+func (j *job) byProcessor(v *view, p *driver.Pattern) {
 	j.call = "gather by a processor"
 	g := &j.gather
-	*g = csrc.CUDAEntries{Entry: p.EntryLen, Count: p.Count}
+	*g = csrc.CUDAEntries{Entry: p.Run, Count: p.Count}
 	if v.local.dev == nil {
-		g.Host, g.Base, g.Stride, g.List, g.Dense = v.local.seg.Mem, p.LocalBase, p.LocalStride, p.Local, v.remote.m.base+p.RemoteBase
+		g.Host, g.Base, g.Stride, g.List, g.Dense = v.local.seg.Mem, p.Local.Base, p.Local.Stride, p.Local.List, v.remote.m.base+p.Remote.Base
 	} else {
-		g.Host, g.Base, g.Stride, g.List, g.Dense = v.remote.m.seg.Mem, p.RemoteBase, p.RemoteStride, p.Remote, v.local.base+p.LocalBase
+		g.Host, g.Base, g.Stride, g.List, g.Dense = v.remote.m.seg.Mem, p.Remote.Base, p.Remote.Stride, p.Remote.List, v.local.base+p.Local.Base
 	}
 	g.Up = v.way == csrc.CUDAUp
 }

@@ -18,7 +18,7 @@ import (
 )
 
 // pages moves a pattern and compares every byte of both sides with a loop of copies.
-func (r *rig) pages(op driver.Op, p *driver.Pages, l, d *place) {
+func (r *rig) pages(op driver.Op, p *driver.Pattern, l, d *place) {
 	r.t.Helper()
 	wantL, wantD := r.content(l), r.content(d)
 	for i := range p.Count {
@@ -30,7 +30,7 @@ func (r *rig) pages(op driver.Op, p *driver.Pages, l, d *place) {
 		}
 	}
 	r.tag++
-	if err := r.p.SubmitPages(op, r.tag, p, nil); err != nil {
+	if err := r.p.Submit(r.tag, &driver.Batch{Op: op, Pattern: p}); err != nil {
 		r.t.Fatalf("%v of pages: %v", op, err)
 	}
 	if err := r.end(r.tag); err != nil {
@@ -77,8 +77,7 @@ func pagesByEachWay(t *testing.T, budget cuda.Budget) {
 		{"long", 20 << 10, 20 << 10, 0, true, false, false, true},
 	} {
 		l, d := r.memory(drivertest.HostMemory, count*c.stride+c.base), r.memory(hbm, count*c.stride+c.base)
-		p := driver.Pages{Count: count, EntryLen: c.entry, LocalBase: c.base, RemoteBase: c.base, LocalStride: c.stride, RemoteStride: c.stride,
-			LocalKey: l.m.key, RemoteKey: d.key}
+		p := driver.Pattern{Count: count, Run: c.entry, Local: driver.Side{Base: c.base, Stride: c.stride}, Remote: driver.Side{Base: c.base, Stride: c.stride}, LocalKey: l.m.key, RemoteKey: d.key}
 		if c.local {
 			p.Local = shuffled(count, 1)
 		}
@@ -105,12 +104,12 @@ func pagesByEachWay(t *testing.T, budget cuda.Budget) {
 func TestPagesThatNoKernelTakes(t *testing.T) {
 	r := newRig(t, testConfig())
 	l, d := r.memory(drivertest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
-	one := driver.Pages{Count: 3, EntryLen: 16, Local: []uint32{0, math.MaxUint32, 7}, RemoteStride: 16, LocalKey: l.m.key, RemoteKey: d.key}
+	one := driver.Pattern{Count: 3, Run: 16, Local: driver.Side{List: []uint32{0, math.MaxUint32, 7}}, Remote: driver.Side{Stride: 16}, LocalKey: l.m.key, RemoteKey: d.key}
 	r.pages(driver.Write, &one, l, d) // all entries are one
 	one.Local = []uint32{5, 0, 7}
 	r.pages(driver.Write, &one, l, d)
 	other := r.memory(hbm, 1<<20)
-	within := driver.Pages{Count: 40, EntryLen: 656, LocalStride: 656, RemoteStride: 1312, LocalKey: other.m.key, RemoteKey: d.key}
+	within := driver.Pattern{Count: 40, Run: 656, Local: driver.Side{Stride: 656}, Remote: driver.Side{Stride: 1312}, LocalKey: other.m.key, RemoteKey: d.key}
 	r.pages(driver.Write, &within, other, d)
 	r.pages(driver.Read, &within, other, d)
 }
@@ -121,10 +120,10 @@ func TestPlaces(t *testing.T) {
 	r := newRig(t, testConfig())
 	libcuda.Set(t, fakecuda.DelayMicros, 3000)
 	l, d := r.memory(drivertest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
-	p := driver.Pages{Count: 64, EntryLen: 656, LocalStride: 656, RemoteStride: 656, Remote: shuffled(64, 1), LocalKey: l.m.key, RemoteKey: d.key}
+	p := driver.Pattern{Count: 64, Run: 656, Local: driver.Side{Stride: 656}, Remote: driver.Side{Stride: 656, List: shuffled(64, 1)}, LocalKey: l.m.key, RemoteKey: d.key}
 	full, done := 0, map[uint64]bool{}
 	for tag := uint64(1); tag <= 40; {
-		err := r.p.SubmitPages(driver.Write, tag, &p, nil)
+		err := r.p.Submit(tag, &driver.Batch{Op: driver.Write, Pattern: &p})
 		switch {
 		case err == nil:
 			tag++

@@ -204,7 +204,7 @@ func (r *rig) submit(op driver.Op, l, remote *place, d driver.Desc) uint64 {
 	r.t.Helper()
 	r.tag++
 	d.LocalKey, d.RemoteKey = l.m.key, remote.key
-	if err := r.p.Submit(op, r.tag, []driver.Desc{d}); err != nil {
+	if err := r.p.Submit(r.tag, &driver.Batch{Op: op, Descs: []driver.Desc{d}}); err != nil {
 		r.t.Fatalf("submit: %v", err)
 	}
 	return r.tag

@@ -9,11 +9,12 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/inbox"
 	"github.com/sluicehq/sluice/internal/keys"
-	"github.com/sluicehq/sluice/internal/letters"
 )
 
 type peer struct {
+	driver.PeerBase
 	from, to *Backend // to is nil where far is not
 	far      *link    // to another process; nil: within this one
 	lost     chan struct{}
@@ -27,7 +28,9 @@ type peer struct {
 	mu      sync.RWMutex // guards what follows
 	imports keys.Imports[remote]
 
-	letters letters.Line
+	conn    uint64       // our number; 0 where far is not nil
+	sender  inbox.Sender // its Conn is to's number
+	answers inbox.Sender // the way back
 }
 
 // remote is a token that was accepted.
@@ -64,7 +67,10 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	if to == nil {
 		return b.connectFar(ctx, addr)
 	}
-	p := &peer{from: b, to: to, lost: make(chan struct{}), letters: letters.Line{From: &b.box, To: &to.box}}
+	p := &peer{from: b, to: to, conn: b.box.NewConn(), lost: make(chan struct{}),
+		sender:  inbox.Sender{From: &b.box, To: &to.box, Conn: to.box.NewConn()},
+		answers: inbox.Sender{From: &to.box, To: &b.box}}
+	p.answers.Conn = p.conn
 	if err := b.admit(b.peers, p); err != nil {
 		return nil, err
 	}
@@ -164,7 +170,10 @@ func (p *peer) gone() bool {
 	}
 }
 
-// Lost implements driver.Watcher.
+// Conn implements driver.Peer.
+func (p *peer) Conn() uint64 { return p.conn }
+
+// Lost implements driver.Peer.
 func (p *peer) Lost() <-chan struct{} { return p.lost }
 
 // lose ends the connection from the owner's side or ours: no new batch starts.
@@ -179,7 +188,7 @@ func (p *peer) lose() {
 		delete(p.to.senders, p)
 		p.to.mu.Unlock()
 		if known {
-			p.to.box.Deliver(driver.Message{From: p.from.addr, Err: driver.ErrPeerLost})
+			p.to.box.Lost(p.sender.Conn)
 		}
 	})
 }
@@ -189,7 +198,7 @@ func (p *peer) settle() {
 	_ = p.from.until(func() bool { return p.unfinished.Load() == 0 }, always)
 }
 
-// Cancel implements driver.Canceler.
+// Cancel implements driver.Peer.
 func (p *peer) Cancel(tag uint64) {
 	p.from.cancel(func(j *job) bool { return j.p == p && j.tag == tag }, &driver.ErrAborted)
 }

@@ -7,36 +7,22 @@ import (
 
 	"github.com/sluicehq/sluice/csrc"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/letters"
+	"github.com/sluicehq/sluice/internal/inbox"
 )
 
+// Can implements driver.Peer.
+func (p *peer) Can() driver.Can {
+	if p.far != nil {
+		return driver.CanPattern
+	}
+	return driver.CanPattern | driver.CanNotify | driver.CanCount
+}
+
 // Submit implements driver.Peer.
-func (p *peer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
-	return p.submit(op, tag, descs, nil, nil)
-}
-
-// SubmitPages implements driver.Pager.
-func (p *peer) SubmitPages(op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
-	return p.submit(op, tag, nil, pages, letters.Message(msg))
-}
-
-// SubmitNotify implements driver.Notifier.
-func (p *peer) SubmitNotify(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
-	if msg == nil {
-		msg = []byte{}
+func (p *peer) Submit(tag uint64, b *driver.Batch) error {
+	if err := b.Check(p.Can()); err != nil {
+		return err
 	}
-	return p.submit(op, tag, descs, nil, letters.Message(msg))
-}
-
-// SubmitCount implements driver.Counter.
-func (p *peer) SubmitCount(tag uint64, descs []driver.Desc, pages *driver.Pages, counter uint32) error {
-	if counter >= driver.CountersMax {
-		return driver.ErrBounds
-	}
-	return p.submit(driver.Write, tag, descs, pages, letters.Count(counter))
-}
-
-func (p *peer) submit(op driver.Op, tag uint64, descs []driver.Desc, pages *driver.Pages, l *letters.Letter) error {
 	p.entry.RLock()
 	defer p.entry.RUnlock()
 	switch {
@@ -44,39 +30,39 @@ func (p *peer) submit(op driver.Op, tag uint64, descs []driver.Desc, pages *driv
 		return driver.ErrClosed
 	case p.gone():
 		return driver.ErrPeerLost
-	case op != driver.Read && op != driver.Write:
-		return fmt.Errorf("%v: %w", op, driver.ErrNotSupported)
-	case l.Len() > p.from.cfg.MessageMax:
-		return fmt.Errorf("notification of %d bytes, at most %d: %w", l.Len(), p.from.cfg.MessageMax, driver.ErrBounds)
+	case b.Tail == driver.NotifyTail && len(b.Notify) > p.from.cfg.MessageMax:
+		return fmt.Errorf("notification of %d bytes, at most %d: %w",
+			len(b.Notify), p.from.cfg.MessageMax, driver.ErrBounds)
 	}
 	j := p.from.take(p, tag)
 	if j == nil {
 		return driver.ErrFull
 	}
 	scratch := p.from.borrow()
-	err := j.begin(op, descs, pages, l, &scratch)
+	err := j.begin(b, &scratch)
 	p.from.lend(scratch)
 	return err
 }
 
 // begin checks and starts a batch, or undoes all.
-func (j *job) begin(op driver.Op, descs []driver.Desc, pages *driver.Pages, l *letters.Letter, pieces *[]csrc.CUDAPiece) error {
+func (j *job) begin(b *driver.Batch, pieces *[]csrc.CUDAPiece) error {
 	p := j.p
-	err := j.check(op, descs, pages, pieces)
+	err := j.check(b, pieces)
+	var n *inbox.Notification
 	if err == nil {
-		err = p.letters.Promise(l)
+		n, err = p.sender.Reserve(b)
 	}
 	if err != nil {
 		j.undo()
 		return err
 	}
-	if len(descs) == 0 && pages == nil {
+	if len(b.Descs) == 0 && b.Pattern == nil {
 		j.give()
-		p.letters.Post(l, nil)
+		p.sender.Post(n, nil)
 		j.b.complete(driver.Completion{Tag: j.tag})
 		return nil
 	}
-	j.letter = l
+	j.notify = n
 	heeded := j.heeded()
 	if heeded {
 		j.b.ends.Heed(1)
@@ -89,21 +75,21 @@ func (j *job) begin(op driver.Op, descs []driver.Desc, pages *driver.Pages, l *l
 	if heeded {
 		j.b.ends.Heed(-1)
 	}
-	p.letters.Post(l, err)
+	p.sender.Post(n, err)
 	j.undo()
 	return err
 }
 
 // check validates the whole batch, so that what cannot work starts nothing, and makes it pieces, or
 // what a kernel or a processor needs.
-func (j *job) check(op driver.Op, descs []driver.Desc, pages *driver.Pages, pieces *[]csrc.CUDAPiece) error {
-	if pages != nil {
-		return j.checkPages(op, pages, pieces)
+func (j *job) check(b *driver.Batch, pieces *[]csrc.CUDAPiece) error {
+	if b.Pattern != nil {
+		return j.checkPattern(b.Op, b.Pattern, pieces)
 	}
-	for i := range descs {
-		d := &descs[i]
+	for i := range b.Descs {
+		d := &b.Descs[i]
 		if n := len(j.views); n == 0 || !j.views[n-1].shows(d) {
-			switch err := j.look(op, d.LocalKey, d.RemoteKey); err {
+			switch err := j.look(b.Op, d.LocalKey, d.RemoteKey); err {
 			case nil:
 			case driver.ErrFull: // of no piece: try again
 				return err
@@ -115,7 +101,7 @@ func (j *job) check(op driver.Op, descs []driver.Desc, pages *driver.Pages, piec
 		if err := d.Check(v.local.seg.Len, v.remote.m.seg.Len); err != nil {
 			return &driver.PieceError{Piece: i, Err: err}
 		}
-		v.add(pieces, op, d, i)
+		v.add(pieces, b.Op, d, i)
 		if err := j.gateOf(v, d); err != nil {
 			return err
 		}

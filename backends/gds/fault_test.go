@@ -172,7 +172,7 @@ func TestBatchLimit(t *testing.T) {
 			for _, d := range scattered() {
 				r.same("an entry", mem[d.Local:][:d.Len], text[d.Remote:][:d.Len])
 			}
-			if text := r.p.(driver.Explainer).Explain(r.local, r.far); !strings.Contains(text, "took less at a time") {
+			if text := r.p.Explain(r.local, r.far); !strings.Contains(text, "took less at a time") {
 				t.Errorf("explained as %q", text)
 			}
 		})
@@ -194,7 +194,7 @@ func TestNotRegistered(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.same("read without registration", r.memory(), r.content())
-			if text := r.p.(driver.Explainer).Explain(r.local, r.far); !strings.Contains(text, "memory not registered") || !strings.Contains(text, c.why) {
+			if text := r.p.Explain(r.local, r.far); !strings.Contains(text, "memory not registered") || !strings.Contains(text, c.why) {
 				t.Errorf("explained as %q", text)
 			}
 		})
@@ -372,7 +372,7 @@ func TestNoAllocation(t *testing.T) {
 		}
 		var done [4]driver.Completion
 		run := func() {
-			if err := r.p.Submit(driver.Read, 1, descs); err != nil {
+			if err := r.p.Submit(1, &driver.Batch{Op: driver.Read, Descs: descs}); err != nil {
 				t.Fatal(err)
 			}
 			for end := time.Now().Add(limit); ; time.Sleep(10 * time.Microsecond) {

@@ -61,7 +61,7 @@ func TestFacts(t *testing.T) {
 		t.Errorf("Config.Direct in compat mode: %v", err)
 	}
 	r := newRig(t, Config{}, 4096)
-	text := r.p.(driver.Explainer).Explain(r.local, r.far)
+	text := r.p.Explain(r.local, r.far)
 	for _, part := range []string{"cuFile compat: bounces through host", "cuFile 1.14 by 4 threads with batches of 128", "memory registered", "sluice bench gds"} {
 		if !strings.Contains(text, part) {
 			t.Errorf("explained as %q, without %q", text, part)
@@ -72,10 +72,10 @@ func TestFacts(t *testing.T) {
 		t.Errorf("with nvidia-fs: %+v, %v", f, err)
 	}
 	r = newRig(t, Config{Yield: "as measured", Direct: true}, 4096)
-	if text := r.p.(driver.Explainer).Explain(r.local, r.far); !strings.Contains(text, "yields to the staged route: as measured") {
+	if text := r.p.Explain(r.local, r.far); !strings.Contains(text, "yields to the staged route: as measured") {
 		t.Errorf("explained as %q", text)
 	}
-	if y := r.p.(driver.Yielder).Yields(r.local, r.far); y != "as measured" {
+	if y := r.p.Yields(r.local, r.far); y != "as measured" {
 		t.Errorf("yields %q", y)
 	}
 }
@@ -123,7 +123,7 @@ func TestOldLibrary(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.same("read with an old library", r.memory(), r.content())
-	if text := r.p.(driver.Explainer).Explain(r.local, r.far); !strings.Contains(text, "cuFile before 1.8 by 16 threads, one request each") {
+	if text := r.p.Explain(r.local, r.far); !strings.Contains(text, "cuFile before 1.8 by 16 threads, one request each") {
 		t.Errorf("explained as %q", text)
 	}
 }
@@ -287,7 +287,8 @@ func TestFiles(t *testing.T) {
 	if err := r.move(driver.Read, driver.Desc{Len: 8192}); err != nil {
 		t.Error(err)
 	}
-	if err := r.p.Submit(driver.Write, 9, []driver.Desc{{Len: 1, LocalKey: r.local, RemoteKey: r.far}}); !errors.Is(err, driver.ErrReadOnly) {
+	if err := r.p.Submit(9, &driver.Batch{Op: driver.Write,
+		Descs: []driver.Desc{{Len: 1, LocalKey: r.local, RemoteKey: r.far}}}); !errors.Is(err, driver.ErrReadOnly) {
 		t.Errorf("write to what may only be read: %v", err)
 	}
 }
@@ -310,7 +311,7 @@ func TestTwoDevices(t *testing.T) {
 			descs = append(descs, driver.Desc{Local: i << 16, Remote: i << 16, Len: 5000, LocalKey: r.local, RemoteKey: r.far},
 				driver.Desc{Local: i << 16, Remote: i<<16 + 8192, Len: 4096, LocalKey: m.Key(), RemoteKey: r.far})
 		}
-		if err := r.p.Submit(driver.Read, 3, descs); err != nil {
+		if err := r.p.Submit(3, &driver.Batch{Op: driver.Read, Descs: descs}); err != nil {
 			t.Fatal(err)
 		}
 		if err := r.outcome(3); err != nil {

@@ -95,7 +95,7 @@ func (r *rig) submit(op driver.Op, tag uint64, descs ...driver.Desc) {
 	for i := range descs {
 		descs[i].LocalKey, descs[i].RemoteKey = r.local, r.far
 	}
-	if err := r.p.Submit(op, tag, descs); err != nil {
+	if err := r.p.Submit(tag, &driver.Batch{Op: op, Descs: descs}); err != nil {
 		r.t.Fatal(err)
 	}
 }

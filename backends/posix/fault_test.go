@@ -52,7 +52,7 @@ func (r *rig) move(t *testing.T, op driver.Op, descs ...driver.Desc) error {
 	for i := range descs {
 		descs[i].LocalKey, descs[i].RemoteKey = r.local, r.remote
 	}
-	if err := r.p.Submit(op, 7, descs); err != nil {
+	if err := r.p.Submit(7, &driver.Batch{Op: op, Descs: descs}); err != nil {
 		return err
 	}
 	return r.outcome(t, 7)
@@ -298,7 +298,7 @@ func TestMixedWrites(t *testing.T) {
 			}
 			for i := range uint64(parts) {
 				d := []driver.Desc{{Local: i * part, Remote: i * part, Len: part, LocalKey: r.local, RemoteKey: r.remote}}
-				if err := r.p.Submit(driver.Write, i, d); err != nil {
+				if err := r.p.Submit(i, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -34,11 +34,12 @@ func BenchmarkGap(b *testing.B) {
 		for _, most := range []int{-1, 64 << 10} {
 			b.Run(fmt.Sprintf("gap=%d/most=%d", gap, most), func(b *testing.B) {
 				r := newRig(b, Config{GapMax: most}, fileSegment(f, size), entries*entry)
-				g := driver.Pages{Count: entries, EntryLen: entry, LocalStride: entry, RemoteStride: entry + gap,
-					LocalKey: r.local, RemoteKey: r.remote}
+				g := driver.Pattern{Run: entry, Count: entries, Local: driver.Side{Stride: entry},
+					Remote: driver.Side{Stride: entry + gap}, LocalKey: r.local, RemoteKey: r.remote}
+				batch := driver.Batch{Op: driver.Read, Pattern: &g}
 				for b.Loop() {
-					g.RemoteBase = rand.Uint64N(size - entries*(entry+gap))
-					if err := r.p.(driver.Pager).SubmitPages(driver.Read, 1, &g, nil); err != nil {
+					g.Remote.Base = rand.Uint64N(size - entries*(entry+gap))
+					if err := r.p.Submit(1, &batch); err != nil {
 						b.Fatal(err)
 					}
 					for n := 0; n == 0; {

@@ -94,7 +94,7 @@ func TestElsewhere(t *testing.T) {
 				t.Errorf("import of another backend's token: %v", err)
 			}
 		}
-		if text := ours.p.(driver.Explainer).Explain(ours.local, ours.remote); !strings.Contains(text, ours.b.Choice()) {
+		if text := ours.p.Explain(ours.local, ours.remote); !strings.Contains(text, ours.b.Choice()) {
 			t.Errorf("explained as %q", text)
 		}
 		for _, m := range ours.b.books.All() { // host memory is no target

@@ -34,7 +34,7 @@ func (s *saboteur) put(r *request) {
 	}
 	if r.kind == writeFrom {
 		s.kinds[r.access()]++
-		if r.f.writing[1-r.access()] > 0 {
+		if r.f.inode.writing[1-r.access()] > 0 {
 			s.mixed++
 		}
 	}
@@ -142,7 +142,7 @@ func TestDirectRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if why := r.p.(driver.Explainer).Explain(r.local, r.remote); refused == 0 || !strings.Contains(why, "refuses O_DIRECT") {
+		if why := r.p.Explain(r.local, r.remote); refused == 0 || !strings.Contains(why, "refuses O_DIRECT") {
 			t.Errorf("refused %d times, and explains: %s", refused, why)
 		}
 	})
@@ -161,7 +161,7 @@ func TestDurable(t *testing.T) {
 			}
 			for i := range uint64(parts) {
 				d := []driver.Desc{{Local: i * part, Remote: i * part, Len: part, LocalKey: r.local, RemoteKey: r.remote}}
-				if err := r.p.Submit(driver.Write, i, d); err != nil {
+				if err := r.p.Submit(i, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -188,13 +188,8 @@ func TestDurableOne(t *testing.T) {
 		for i, durable := range []bool{false, true, false} {
 			before := s.syncs.Load()
 			d := []driver.Desc{{Local: part, Len: part, LocalKey: r.local, RemoteKey: r.remote}}
-			submit := r.p.Submit
-			if durable {
-				submit = func(_ driver.Op, tag uint64, descs []driver.Desc) error {
-					return r.p.(driver.Persister).SubmitDurable(tag, descs, nil)
-				}
-			}
-			if err := submit(driver.Write, uint64(i), d); err != nil {
+			batch := driver.Batch{Op: driver.Write, Durable: durable, Descs: d}
+			if err := r.p.Submit(uint64(i), &batch); err != nil {
 				t.Fatal(err)
 			}
 			for n := 0; n == 0; {

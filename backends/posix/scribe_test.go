@@ -54,7 +54,7 @@ func TestScribe(t *testing.T) {
 // write sleeps until a batch has ended, and polls only then.
 func (r *rig) write(t *testing.T, descs []driver.Desc) {
 	t.Helper()
-	if err := r.p.Submit(driver.Write, 1, descs); err != nil {
+	if err := r.p.Submit(1, &driver.Batch{Op: driver.Write, Descs: descs}); err != nil {
 		t.Fatal(err)
 	}
 	for end := time.Now().Add(20 * time.Second); ; {

@@ -57,7 +57,7 @@ func TestSleeperBesidePoller(t *testing.T) {
 			descs := []driver.Desc{{Len: n/2 - 1, LocalKey: r.local, RemoteKey: r.remote},
 				{Local: n / 2, Remote: n / 2, Len: n / 2, LocalKey: r.local, RemoteKey: r.remote}}
 			op := [...]driver.Op{driver.Read, driver.Write}[round/3%2]
-			if err := r.p.Submit(op, uint64(round), descs); err != nil {
+			if err := r.p.Submit(uint64(round), &driver.Batch{Op: op, Descs: descs}); err != nil {
 				t.Fatal(err)
 			}
 			poll := [1]unix.PollFd{{Fd: int32(r.b.FD()), Events: unix.POLLIN}}

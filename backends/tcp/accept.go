@@ -8,6 +8,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"time"
 
@@ -90,15 +91,27 @@ func (b *Backend) hear(tcp *net.TCPConn) {
 	if err == nil {
 		err = b.introduce(tcp, secure)
 	}
+	if errors.Is(err, driver.ErrVersion) {
+		refuse(tcp, secure)
+	}
 	if err != nil {
 		_ = tcp.Close()
+	}
+}
+
+// refuse answers a hello of another version with a frame of ours: each version reads the version
+// of a frame first, so the peer can name both. Then it reads what the peer has said, since
+// a connection that is closed with bytes unread is reset, and the answer with it.
+func refuse(tcp *net.TCPConn, secure net.Conn) {
+	if writeFrame(secure, header{kind: kindWelcome, status: uint8(control.Failed)}, nil) == nil && tcp.CloseWrite() == nil {
+		_, _ = io.CopyN(io.Discard, tcp, bodyMax) // until Config.Handshake
 	}
 }
 
 func (b *Backend) introduce(tcp *net.TCPConn, secure net.Conn) error {
 	h, body, err := readFrame(secure, kindHello, kindJoin)
 	if err != nil {
-		return err
+		return err // without a word, but to a peer of another version
 	}
 	var g *inbound
 	index := ctl
@@ -109,27 +122,29 @@ func (b *Backend) introduce(tcp *net.TCPConn, secure net.Conn) error {
 		g, err = b.join(&h, body)
 	}
 	answer := header{kind: kindWelcome, status: uint8(control.StatusOf(err)), stamp: clock()}
+	if err != nil {
+		return errors.Join(err, writeFrame(secure, answer, nil))
+	}
+	b.known(tcp) // that it is closed says now that nothing of this peer lands any more
 	var secret []byte
-	if err == nil && h.kind == kindHello {
-		answer.id, answer.count, answer.ticket = g.session, uint32(b.cfg.NotifyMax), uint64(b.cfg.Grace)
-		answer.key = uint32(b.cfg.MessageMax)
+	if h.kind == kindHello {
+		answer.id, answer.ticket = g.session, uint64(g.ages.limit.Load())
+		answer.count, answer.key = uint32(b.cfg.NotifyMax), uint32(b.cfg.MessageMax)
 		secret = appendView(g.secret[:], tcp.RemoteAddr(), tcp.LocalAddr())
 	}
-	if g != nil {
-		b.known(tcp) // that it is closed says now that nothing of this peer lands any more
-	}
-	if err := writeFrame(secure, answer, secret); err != nil || g == nil {
-		g.end(false)
+	c, err := newConn(b, g, index, tcp, secure)
+	if err != nil || !g.place(c) {
+		g.end(true)
 		return errors.Join(err, driver.ErrPeerLost)
 	}
-	c, err := newConn(b, index, tcp, secure)
-	if err == nil {
+	if err = writeFrame(secure, answer, secret); err == nil {
 		err = tcp.SetDeadline(time.Time{})
 	}
-	if err != nil || !g.add(c) {
-		g.end(false)
-		return errors.Join(err, driver.ErrPeerLost)
+	if err != nil {
+		g.end(true)
+		return err
 	}
+	c.run()
 	return nil
 }
 
@@ -142,6 +157,7 @@ func (b *Backend) meet(h *header, body []byte) (*inbound, error) {
 		return nil, driver.ErrPeerLost // whom it means is gone, and we have its place
 	}
 	g := newInbound(b, int(h.count))
+	g.ages.begin(b.cfg.Grace, time.Duration(min(h.ticket, uint64(graceMax))))
 	g.room, g.answerMax = int(min(h.id, creditMax)), int(min(h.key, messageLimit))
 	_, _ = rand.Read(g.secret[:]) // never fails: it ends the program instead
 	b.mu.Lock()
@@ -156,6 +172,7 @@ func (b *Backend) meet(h *header, body []byte) (*inbound, error) {
 		g.session = newTicket()
 	}
 	b.accepted[g.session], b.byConn[g.conn] = g, g
+	g.limit = time.AfterFunc(b.cfg.Handshake, g.expire)
 	return g, nil
 }
 

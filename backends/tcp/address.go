@@ -23,14 +23,16 @@ type address struct {
 }
 
 const (
-	addressMark  = "tcp1" // with the version of everything that passes between backends
+	addressName  = "tcp" // a byte with the version of all that passes between backends follows
+	addressMark  = len(addressName) + 1
 	addressCheck = 8
 	placesMax    = 16
 	placeMax     = 253 + 6 // a name and a port
 )
 
 func (a *address) encode() ([]byte, error) {
-	b := append([]byte(addressMark), a.owner[:]...)
+	b := append([]byte(addressName), '0'+wireVersion)
+	b = append(b, a.owner[:]...)
 	b = append(b, control.Flag(a.secure), byte(len(a.places)))
 	for _, p := range a.places {
 		if len(p) > placeMax {
@@ -49,20 +51,21 @@ func (a *address) encode() ([]byte, error) {
 }
 
 func decodeAddress(b []byte) (a address, err error) {
-	if !bytes.HasPrefix(b, []byte(addressMark[:3])) {
+	if !bytes.HasPrefix(b, []byte(addressName)) || len(b) < addressMark {
 		return a, fmt.Errorf("%d bytes that are no tcp address: %w", len(b), driver.ErrCorrupt)
 	}
-	if !bytes.HasPrefix(b, []byte(addressMark)) {
-		return a, fmt.Errorf("tcp address of another version: use the same release on both sides: %w", driver.ErrVersion)
+	if version := b[len(addressName)]; version != '0'+wireVersion {
+		return a, fmt.Errorf("tcp address of version %d, ours is %d: use the same release on both sides: %w",
+			version-'0', wireVersion, driver.ErrVersion)
 	}
-	if len(b) < len(addressMark)+addressCheck || len(b) > driver.AddrMax {
+	if len(b) < addressMark+addressCheck || len(b) > driver.AddrMax {
 		return a, fmt.Errorf("tcp address of %d bytes: %w", len(b), driver.ErrCorrupt)
 	}
 	body, check := b[:len(b)-addressCheck], b[len(b)-addressCheck:]
 	if sum := sha256.Sum256(body); !bytes.Equal(sum[:addressCheck], check) {
 		return a, fmt.Errorf("tcp address is damaged: %w", driver.ErrCorrupt)
 	}
-	r := control.Read(body[len(addressMark):])
+	r := control.Read(body[addressMark:])
 	copy(a.owner[:], r.Bytes(8))
 	a.secure = r.Flag()
 	a.readPlaces(&r)

@@ -31,8 +31,8 @@ type batch struct {
 	off uint64
 	v   int
 
-	line       *line  // where it waits; nil: all of it is on its way
-	prev, next *batch // in line
+	queue      *queue // where it waits; nil: all of it is on its way
+	prev, next *batch // in the queue
 	sent       uint32 // parts
 	flying     int    // parts and notes that are not acknowledged
 	err        error
@@ -92,35 +92,35 @@ func (x *batch) reset() {
 	x.bytes, x.paged, x.count = 0, false, 0
 	x.tail, x.number, x.target = driver.NoTail, 0, 0
 	x.i, x.off, x.v = 0, 0, 0
-	x.line, x.prev, x.next = nil, nil, nil
+	x.queue, x.prev, x.next = nil, nil, nil
 	x.sent, x.flying, x.err = 0, 0, nil
 }
 
-// line is batches that wait, in order.
-type line struct{ first, last *batch }
+// queue is batches that wait, in order.
+type queue struct{ first, last *batch }
 
-func (l *line) push(x *batch) {
-	x.line, x.prev = l, l.last
-	if l.last == nil {
-		l.first = x
+func (q *queue) push(x *batch) {
+	x.queue, x.prev = q, q.last
+	if q.last == nil {
+		q.first = x
 	} else {
-		l.last.next = x
+		q.last.next = x
 	}
-	l.last = x
+	q.last = x
 }
 
-func (l *line) remove(x *batch) {
+func (q *queue) remove(x *batch) {
 	if x.prev == nil {
-		l.first = x.next
+		q.first = x.next
 	} else {
 		x.prev.next = x.next
 	}
 	if x.next == nil {
-		l.last = x.prev
+		q.last = x.prev
 	} else {
 		x.next.prev = x.prev
 	}
-	x.line, x.prev, x.next = nil, nil, nil
+	x.queue, x.prev, x.next = nil, nil, nil
 }
 
 // take fills in and checks a whole batch, so that what cannot work starts nothing.

@@ -8,9 +8,11 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Close implements driver.Peer. What is on its way is waited for, see Config.CloseMax; after
-// that the connections are cut, and we wait until the owner takes what it still finds in its
-// sockets for too old.
+// Close implements driver.Peer. It waits a while for what is on its way, at most for
+// Config.CloseMax, and then asks the owner to land nothing any more: that is proved when the
+// owner says so, or when all that we sent is too old to land. So it takes at most CloseMax
+// and 9/8 of the age limit of the connection; where the network's round trip makes that limit
+// longer than Grace, the first wait is shorter by as much.
 func (p *peer) Close() error {
 	if p.entry.Shut() {
 		close(p.closing)
@@ -21,11 +23,11 @@ func (p *peer) Close() error {
 }
 
 // part ends the connections and completes all batches with why. It returns when that is done,
-// whoever does it.
+// by whichever goroutine.
 func (p *peer) part(why error) {
 	p.ending.Do(func() {
 		if p.dead.Load() {
-			why = driver.ErrPeerLost // also where the program hears of it and closes first
+			why = driver.ErrPeerLost // also where the program closes first
 		} else {
 			p.dropAll(why)
 			p.awaitQuiet()
@@ -34,6 +36,9 @@ func (p *peer) part(why error) {
 		p.failed = true
 		busy := len(p.byTag) > 0
 		last := p.lastSent
+		if busy && last != 0 {
+			last += p.grace + p.grace/8 // the eighth is for clocks that do not run alike
+		}
 		if p.lead.watch != nil {
 			p.lead.watch.Stop()
 		}
@@ -45,6 +50,7 @@ func (p *peer) part(why error) {
 			c.close(busy)
 		}
 		if busy {
+			p.conns[ctl].send(header{kind: kindStop})
 			p.outlive(last)
 		}
 		p.conns[ctl].close(busy)
@@ -58,12 +64,12 @@ func (p *peer) part(why error) {
 	})
 }
 
-// dropAll takes what waits out of the lines.
+// dropAll takes what waits out of the queues.
 func (p *peer) dropAll(why error) {
 	var over []*batch
 	p.mu.Lock()
 	for _, x := range p.byTag {
-		if x.line == nil {
+		if x.queue == nil {
 			continue // all of it is on its way, and a message may be
 		}
 		if p.drop(x, why); x.flying == 0 {
@@ -80,18 +86,17 @@ func (p *peer) dropAll(why error) {
 	p.conns[express].kickAnswers()
 }
 
-// awaitQuiet waits for what is on its way: CloseMax for an owner that says nothing, and four times
-// that for one that is slow.
+// awaitQuiet waits for what is on its way.
 func (p *peer) awaitQuiet() {
-	begin, silence := clock(), int64(p.b.cfg.CloseMax)
+	p.mu.Lock()
+	longer := p.grace - int64(p.b.cfg.Grace)
+	p.mu.Unlock()
+	end := clock() + int64(p.b.cfg.CloseMax) - longer - longer/8
 	for pause := 10 * time.Microsecond; !p.dead.Load(); pause = min(2*pause, time.Millisecond) {
-		if now := clock(); now-max(begin, p.heard.Load()) > silence || now-begin > 4*silence {
-			return
-		}
 		p.mu.Lock()
 		n := len(p.byTag)
 		p.mu.Unlock()
-		if n == 0 && p.written() {
+		if n == 0 && p.written() || clock() > end {
 			return
 		}
 		time.Sleep(pause)
@@ -108,14 +113,13 @@ func (p *peer) written() bool {
 	return true
 }
 
-// outlive waits until nothing that we said can let bytes land: the owner has closed control, or what
-// we said is too old. The owner lands what was sent within its grace, and else asks us, who say nothing
-// any more. The eighth is for clocks that do not run alike.
-func (p *peer) outlive(last int64) {
-	if last == 0 {
+// outlive waits until nothing that we said can let bytes land: the owner says that it has
+// stopped, or the time has come at which all we said is too old; see grace.go.
+func (p *peer) outlive(until int64) {
+	if until == 0 {
 		return
 	}
-	old := time.NewTimer(time.Duration(last + p.grace + p.grace/8 - clock()))
+	old := time.NewTimer(time.Duration(until - clock()))
 	defer old.Stop()
 	select {
 	case <-old.C:
@@ -134,7 +138,7 @@ func (p *peer) completeAll(why error) {
 		}
 		left = append(left, x)
 	}
-	p.small, p.large, p.books = line{}, line{}, make([]books, len(p.conns))
+	p.small, p.large, p.books = queue{}, queue{}, make([]books, len(p.conns))
 	p.mu.Unlock()
 	for _, x := range left {
 		p.finishBatch(x, true)

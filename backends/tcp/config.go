@@ -47,19 +47,24 @@ type Config struct {
 	PeersMax   int // peers connected to us at a time; default 1,024
 	Handshakes int // connections that have not said yet who they are; default 64
 
-	// Grace is how old bytes may be when they land. What a peer finds in its sockets that is
-	// older, such as one that was frozen, it asks about; from who has given up no answer
-	// comes. So Close waits that long for a peer that does not answer. It bounds no transfer: a
-	// slow network costs a question. Default 300 ms.
+	// Grace is how old bytes may be when they land, beside the time of a round trip. Of
+	// two peers the larger counts. An owner that finds older bytes in its sockets, such as one
+	// that was frozen, asks the sender first; a sender that has given up confirms nothing. So
+	// Peer.Close and the end of a lost connection wait that long for an owner that does not
+	// answer. Grace bounds no transfer: a slow network costs a question. Default 300 ms.
 	Grace time.Duration
 
-	// CloseMax is how long Peer.Close waits for a peer that says nothing to acknowledge what is on
-	// its way, and a quarter of how long for one that is slow. Keep it below the engine's AbortGrace.
-	// Default 500 ms.
+	// CloseMax is how long Peer.Close waits for what is on its way to end by itself. In all it
+	// takes at most CloseMax and 9/8 of Grace, or 9/8 of Grace and a round trip where
+	// that is longer. Keep that below the engine's AbortGrace. Default 500 ms.
 	CloseMax time.Duration
 
-	Failure   time.Duration // a host, or a program that owes us an answer, is lost after it; default 10 s
-	Handshake time.Duration // for a connection to say who it is, and for an Import; default 5 s
+	// Failure is how long a peer may say nothing while a transfer waits for it. A peer that
+	// owes nothing is not given up for silence: its connection ends when its host has answered
+	// no probe of the kernel for six times as long. Default 10 s.
+	Failure time.Duration
+
+	Handshake time.Duration // for all connections of a peer to open, and for an Import; default 5 s
 }
 
 const (

@@ -48,7 +48,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 func (p *peer) open(ctx context.Context) error {
 	hello := header{
 		kind: kindHello, count: uint32(len(p.conns)), key: uint32(p.b.cfg.MessageMax),
-		id: uint64(p.b.cfg.NotifyMax),
+		id: uint64(p.b.cfg.NotifyMax), ticket: uint64(p.b.cfg.Grace),
 	}
 	welcome, secret, err := p.greet(ctx, ctl, hello, p.to.owner[:])
 	if err != nil {
@@ -61,7 +61,6 @@ func (p *peer) open(ctx context.Context) error {
 	p.direct = !p.conns[ctl].tls && bytes.Equal(view, appendView(nil, p.conns[ctl].tcp.LocalAddr(), p.conns[ctl].tcp.RemoteAddr()))
 	p.credit = int(min(welcome.count, creditMax))
 	p.noteMax = min(p.b.cfg.MessageMax, int(welcome.key))
-	p.grace = min(int64(welcome.ticket), int64(graceMax))
 	p.learn(welcome.stamp)
 	join := header{kind: kindJoin, id: welcome.id}
 	errs := make([]error, len(p.conns))
@@ -75,14 +74,17 @@ func (p *peer) open(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
+	if err := p.setGrace(time.Duration(welcome.ticket)); err != nil {
+		return err
+	}
 	p.readLed = p.takeLead
 	p.lead.setUp(p)
 	if !p.b.enter(p) {
 		return driver.ErrClosed
 	}
 	for _, c := range p.conns {
-		c.run(p)
-		c.send(header{kind: kindReady}) // on each, since none of them knows which ends first
+		c.run()
+		c.send(header{kind: kindReady, ticket: uint64(p.grace)}) // on each, since none of them knows which ends first
 	}
 	return nil
 }
@@ -93,19 +95,23 @@ func (p *peer) greet(ctx context.Context, i int, h header, body []byte) (header,
 	if err != nil {
 		return h, nil, err
 	}
-	c, err := newConn(p.b, i, tcp, secure)
+	c, err := newConn(p.b, p, i, tcp, secure)
 	if err != nil {
 		return h, nil, errors.Join(err, tcp.Close())
 	}
 	p.conns[i] = c
 	stop := context.AfterFunc(ctx, func() { _ = tcp.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
+	begin := clock()
 	if err = writeFrame(secure, h, body); err == nil {
 		h, body, err = readFrame(secure, kindWelcome)
 	}
+	p.measured(clock() - begin)
 	switch {
 	case ctx.Err() != nil:
 		return h, nil, driver.ContextError(ctx)
+	case errors.Is(err, driver.ErrVersion):
+		return h, nil, err
 	case err != nil:
 		return h, nil, fmt.Errorf("await the welcome: %w", errors.Join(p.b.refusal(err, tcp), driver.ErrPeerLost))
 	}
@@ -162,6 +168,9 @@ func readFrame(r io.Reader, kinds ...uint8) (h header, body []byte, err error) {
 		return h, nil, err
 	}
 	if err := h.decode(&head); err != nil {
+		if h.kind != kinds[0] || h.length > bodyMax { // no frame of any version
+			err = driver.ErrCorrupt
+		}
 		return h, nil, err
 	}
 	for _, k := range kinds {

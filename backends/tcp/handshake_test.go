@@ -88,7 +88,7 @@ func TestStrangersAreHungUpOn(t *testing.T) {
 		"noise":                     {noise, 0},
 		"HTTP":                      {[]byte("GET / HTTP/1.1\r\nHost: example.test\r\nAccept: */*\r\n\r\n"), 0},
 		"a hello that is too long":  {oversize.append(nil), 0},
-		"another version":           {old, 0},
+		"another version":           {old, headBytes},
 		"a write before any hello":  {frame(header{kind: kindRead, count: 1}, make([]byte, entryBytes)), 0},
 		"a hello to another owner":  {other, headBytes},
 		"a hello for no connection": {helloFrame(b, 0), headBytes},

@@ -3,9 +3,11 @@
 package tcp
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"sync"
-	"sync/atomic"
+	"time"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
@@ -17,16 +19,16 @@ type inbound struct {
 	b       *Backend
 	conn    uint64 // our number for it
 	session uint64
-	secret  [16]byte // what its further connections show
-
-	vouched atomic.Int64 // when we asked what was answered last; what is older than Grace then is in doubt
+	secret  [16]byte    // what its further connections show
+	limit   *time.Timer // for the connections to join
+	ages    ages
 
 	mu       sync.Mutex // after wmu of a connection, before ctlMu
 	conns    []*conn    // nil: has not joined yet
 	reads    []reads    // by connection
 	had      bool       // the peer's program has the connection
+	halted   bool       // nothing lands any more
 	ended    bool
-	doubted  int64 // when we asked what is not answered yet; 0: nothing
 	notes    notes
 	returned int // messages that were received, and of which the peer is not told
 
@@ -45,16 +47,15 @@ func newInbound(b *Backend, n int) *inbound {
 	}
 }
 
-// add begins a connection that was welcomed. It reports false when it is too late, or there
-// is one in its place.
-func (g *inbound) add(c *conn) bool {
+// place adds a connection, which is then welcomed, and read only after that: whatever comes over
+// another finds control in its place. It reports false when it is too late, or the place is taken.
+func (g *inbound) place(c *conn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.ended || g.conns[c.index] != nil {
+	if g.ended || g.halted || g.conns[c.index] != nil {
 		return false
 	}
 	g.conns[c.index] = c
-	c.run(g)
 	return true
 }
 
@@ -72,6 +73,7 @@ func (g *inbound) end(lastWord bool) {
 	if was {
 		return
 	}
+	g.limit.Stop()
 	for _, c := range g.conns {
 		if c != nil {
 			c.stop()
@@ -88,52 +90,43 @@ func (g *inbound) end(lastWord bool) {
 	}
 }
 
-// broken implements end.
-func (g *inbound) broken(*conn, error) { g.end(true) }
-
-// fresh reports whether what was sent then may land now. If not, the peer is asked, and its
-// readers are told to go on when it answers; it is asked early, so that a slow network
-// need not wait.
-func (g *inbound) fresh(stamp int64) bool {
-	now := clock()
-	age := now - max(min(stamp, now), g.vouched.Load())
-	grace := int64(g.b.cfg.Grace)
-	if age > grace/2 {
-		g.doubt(now)
-	}
-	return age <= grace
-}
-
-// doubt asks the peer whether it still wants what it sent, unless it was asked just now.
-func (g *inbound) doubt(now int64) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.doubted != 0 && now-g.doubted < int64(g.b.cfg.Grace)/2 || g.conns[ctl] == nil || g.ended {
+// broken implements end. Where control stands, it still tells the peer that nothing lands, but
+// for a peer that breaks the rules.
+func (g *inbound) broken(c *conn, err error) {
+	if c.index == ctl || errors.Is(err, driver.ErrCorrupt) {
+		g.end(true)
 		return
 	}
-	g.doubted = now
-	c := g.conns[ctl]
-	c.post(&header{kind: kindChallenge, id: uint64(now)}, nil)
-	g.b.tasks.Start(func() { c.kick(false) }) // our caller holds locks of other connections
+	g.halt()
+	g.limit.Reset(g.b.cfg.Handshake)
 }
 
-// vouch takes the answer to a question of ours.
-func (g *inbound) vouch(asked int64) bool {
+// halt has nothing land any more that this peer sends, and tells it so. Control goes on.
+func (g *inbound) halt() {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	if asked > clock() || asked <= 0 {
-		return false
-	}
-	g.vouched.Store(max(asked, g.vouched.Load()))
-	if asked == g.doubted {
-		g.doubted = 0
-	}
-	for _, c := range g.conns {
+	g.halted = true
+	conns := slices.Clone(g.conns)
+	g.mu.Unlock()
+	for _, c := range conns[express:] {
 		if c != nil {
-			c.proceed()
+			c.close(false)
 		}
 	}
-	return true
+	if c := conns[ctl]; c != nil {
+		c.post(&header{kind: kindStopped}, nil)
+		g.b.tasks.Start(func() { c.kick(false) }) // our caller may hold locks of it
+	}
+}
+
+// expire ends a connection that is not whole after Config.Handshake, so that it holds no place
+// of Config.PeersMax, and one that has halted.
+func (g *inbound) expire() {
+	g.mu.Lock()
+	whole := g.had && !g.halted && !slices.Contains(g.conns, nil)
+	g.mu.Unlock()
+	if !whole {
+		g.b.tasks.Start(func() { g.end(true) })
+	}
 }
 
 // accept implements end: what a peer may say.
@@ -150,6 +143,7 @@ func (g *inbound) accept(c *conn) verdict {
 	case h.kind == kindReady:
 		g.mu.Lock()
 		g.had = true
+		g.ages.extend(h.ticket)
 		g.mu.Unlock()
 		v = more
 	case c.index == ctl:
@@ -179,9 +173,11 @@ func (g *inbound) told(c *conn, h *header) verdict {
 	case kindCredit:
 		g.credited(int(h.count))
 	case kindConfirm:
-		if !g.vouch(int64(h.id)) {
+		if !g.vouched(h) {
 			return finished
 		}
+	case kindStop:
+		g.halt()
 	default:
 		return finished
 	}

@@ -133,12 +133,16 @@ func (b *Backend) present(ctx context.Context, conn net.Conn, place string) (*ne
 	return tcp, secure, nil
 }
 
-// tune has the kernel give a dead host up in time: one that owes an acknowledgement after
-// Failure, and one that is silent because nothing is said to it as well.
+// hostFailures is after how many times Failure the kernel gives up a host that is silent.
+const hostFailures = 6
+
+// tune has the kernel give up a host that answers neither bytes nor probes. It is patient:
+// a transfer that waits is bounded by pulse, and a connection on which nothing waits should
+// outlast a network that is out for a while. The probes also keep a NAT from forgetting it.
 func (b *Backend) tune(tcp *net.TCPConn) {
-	patience := b.cfg.Failure
+	patience := hostFailures * b.cfg.Failure
 	_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{ // a kernel without one of these takes longer
-		Enable: true, Idle: max(patience/2, time.Second), Interval: max(patience/6, time.Second), Count: 3,
+		Enable: true, Idle: max(patience/6, time.Second), Interval: max(patience/6, time.Second), Count: hostFailures,
 	})
 	raw, err := tcp.SyscallConn()
 	if err != nil {

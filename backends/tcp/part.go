@@ -93,7 +93,7 @@ func (p *peer) next(c *conn) bool {
 	case x.tail != driver.NoTail:
 		p.sendNote(x)
 	default:
-		x.line.remove(x)
+		x.queue.remove(x)
 	}
 	return true
 }
@@ -182,9 +182,9 @@ func (x *batch) tabulate(o *sender, v *view) (bytes uint64, entries uint32) {
 }
 
 // sendNote queues the note of a batch, of which all parts are on their way, and takes it out
-// of its line; p.mu is held.
+// of its queue; p.mu is held.
 func (p *peer) sendNote(x *batch) {
-	x.line.remove(x)
+	x.queue.remove(x)
 	c := p.conns[express]
 	h := header{kind: kindNote, count: x.sent, batch: x.id, ticket: x.number, key: x.target, stamp: p.stamp()}
 	if x.tail == driver.CountTail {

@@ -23,10 +23,10 @@ type peer struct {
 	to    address
 	conn  uint64 // our number for it
 	conns []*conn
-	grace int64 // how long what we sent may land, in nanoseconds; the owner's
 
 	direct bool          // nobody is between us and the owner's kernel
-	quit   chan struct{} // closed when the owner has closed control: nothing of ours lands any more
+	quit   chan struct{} // closed when the owner says that nothing of ours lands any more
+	quits  sync.Once     // closes quit
 
 	entry   gate.Gate     // every call of the program is in it
 	closing chan struct{} // closed when Close begins
@@ -36,16 +36,17 @@ type peer struct {
 	losing  sync.Once
 	ending  sync.Once
 
-	offset  atomic.Int64 // the owner's clock, less ours
-	learned atomic.Int64 // when we learned it
-	heard   atomic.Int64 // when something came last
-	pinged  atomic.Bool  // and nothing came since
-	askedAt int64        // when; of pulse
+	offset    atomic.Int64 // the owner's clock, less ours
+	learned   atomic.Int64 // when we learned it
+	heard     atomic.Int64 // when something came last
+	roundTrip atomic.Int64 // the shortest that was measured
+	pinged    atomic.Bool  // and nothing came since
+	askedAt   int64        // when; of pulse
 
 	readLed  func(fd uintptr) bool // takeLead, made once
 	mu       sync.Mutex            // after wmu of a connection, before ctlMu
-	small    line
-	large    line
+	small    queue
+	large    queue
 	books    []books // by connection
 	lead     lead
 	byTag    map[uint64]*batch
@@ -57,6 +58,8 @@ type peer struct {
 	starved  bool   // a Submit found none
 	kept     int    // answers that are delivered and not received
 	returned int    // answers that were received, and of which the owner is not told
+	grace    int64  // how long what we sent may land, in nanoseconds: the owner goes by it, too
+	graceTop int64  // what it may grow to
 	lastSent int64  // when we last said something that lets bytes land
 
 	importMu sync.RWMutex
@@ -204,9 +207,11 @@ func (p *peer) told(c *conn, h *header) bool {
 	case kindPong:
 		p.learn(h.stamp)
 	case kindChallenge:
-		p.vouch(c, h)
+		p.confirm(c, h)
 	case kindCredit:
 		p.credited(int(h.count))
+	case kindStopped:
+		p.stopped()
 	case kindAnswer:
 		return p.took(c.in.body)
 	default:
@@ -226,18 +231,6 @@ func (p *peer) answered(h *header) {
 		delete(p.asked, h.id) // one answer, for which there is a place
 		answer <- a
 	}
-}
-
-// vouch tells the owner that what we sent so far is still wanted. It is asked where that is too
-// old: a connection that has ended answers nothing.
-func (p *peer) vouch(c *conn, h *header) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.failed {
-		return
-	}
-	p.lastSent = clock()
-	c.post(&header{kind: kindConfirm, id: h.id}, nil)
 }
 
 func (p *peer) credited(n int) {
@@ -269,10 +262,23 @@ func (p *peer) aim(c *conn, h *header) bool {
 // finish implements end: a Read is over when its acknowledgement comes.
 func (p *peer) finish(*conn) {}
 
+// stopped takes word that nothing of ours lands any more, which we have asked for, or the owner
+// has lost a connection.
+func (p *peer) stopped() {
+	p.quits.Do(func() { close(p.quit) })
+	p.mu.Lock()
+	asked := p.failed
+	p.mu.Unlock()
+	if asked {
+		return
+	}
+	p.lose(fmt.Errorf("the owner has lost a connection: %w", driver.ErrPeerLost))
+}
+
 // broken implements end.
 func (p *peer) broken(c *conn, err error) {
 	if c.index == ctl && p.direct && errors.Is(err, errEnded) {
-		close(p.quit) // its one reader ends once
+		p.quits.Do(func() { close(p.quit) })
 	}
 	p.lose(err)
 }

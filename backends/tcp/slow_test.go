@@ -5,24 +5,41 @@ package tcp
 import (
 	"bytes"
 	"net"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
-// slowLine relays connections to an owner. Each way brings what it was given `delay` later, and
-// stands still now and then, as TCP does that has lost a packet. It returns the owner's
-// address at this end.
-func slowLine(t *testing.T, owner *Backend, delay, stall time.Duration) []byte {
+// network relays connections to an owner. Each way brings what it was given a while later, at no
+// more than a rate, and stands still now and then, as TCP does that has lost a packet.
+type network struct {
+	addr  []byte       // the owner's, at this end
+	delay atomic.Int64 // of each way, in nanoseconds
+	stall atomic.Int64 // once in 50 pieces
+	rate  atomic.Int64 // bytes a second; 0: any
+
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+func newNetwork(t *testing.T, owner *Backend) *network {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
+	require.NoError(t, err)
+	x := &network{}
+	a := owner.address
+	a.places = []string{l.Addr().String()}
+	x.addr, err = a.encode()
+	require.NoError(t, err)
+	var all sync.WaitGroup
+	t.Cleanup(func() { _ = l.Close(); x.cut(); all.Wait() })
+	all.Go(func() {
 		for {
 			near, err := l.Accept()
 			if err != nil {
@@ -33,37 +50,58 @@ func slowLine(t *testing.T, owner *Backend, delay, stall time.Duration) []byte {
 				_ = near.Close()
 				continue
 			}
-			go relaySlowly(far, near, delay, stall)
-			go relaySlowly(near, far, delay, stall)
+			x.mu.Lock()
+			x.conns = append(x.conns, near, far)
+			x.mu.Unlock()
+			all.Go(func() { x.relay(far, near) })
+			all.Go(func() { x.relay(near, far) })
 		}
-	}()
-	a := owner.address
-	a.places = []string{l.Addr().String()}
-	addr, err := a.encode()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return addr
+	})
+	return x
 }
 
-func relaySlowly(to, from net.Conn, delay, stall time.Duration) {
+// cut closes all connections at both ends.
+func (x *network) cut() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, c := range x.conns {
+		_ = c.Close()
+	}
+	x.conns = nil
+}
+
+func slowNetwork(t *testing.T, owner *Backend, delay, stall time.Duration) []byte {
+	t.Helper()
+	x := newNetwork(t, owner)
+	x.delay.Store(int64(delay))
+	x.stall.Store(int64(stall))
+	return x.addr
+}
+
+func (x *network) relay(to, from net.Conn) {
 	type packet struct {
 		due  time.Time
 		data []byte
 	}
-	line := make(chan packet, 64)
+	queue := make(chan packet, 64)
+	over := make(chan struct{})
 	go func() {
+		defer close(over)
 		defer to.Close()
-		for p := range line {
+		for p := range queue {
 			time.Sleep(time.Until(p.due))
+			if rate := x.rate.Load(); rate > 0 {
+				time.Sleep(time.Duration(len(p.data)) * time.Second / time.Duration(rate))
+			}
 			if _, err := to.Write(p.data); err != nil {
 				break
 			}
 		}
-		for range line { // until the reader has noticed
+		for range queue { // until the reader has noticed
 		}
 	}()
-	defer close(line)
+	defer func() { <-over }()
+	defer close(queue)
 	defer from.Close()
 	for i := 0; ; i++ {
 		data := make([]byte, 64<<10)
@@ -72,21 +110,21 @@ func relaySlowly(to, from net.Conn, delay, stall time.Duration) {
 			return
 		}
 		if i%50 == 49 {
-			time.Sleep(stall)
+			time.Sleep(time.Duration(x.stall.Load()))
 		}
-		line <- packet{time.Now().Add(delay), data[:n]}
+		queue <- packet{time.Now().Add(time.Duration(x.delay.Load())), data[:n]}
 	}
 }
 
 // A line on which bytes are older than Grace most of the time costs time, and nothing else.
-func TestSlowLine(t *testing.T) {
+func TestSlowNetwork(t *testing.T) {
 	leak.Check(t)
 	const n = 8 << 20
 	cfg := Config{Grace: 50 * time.Millisecond}
 	owner, near := open(t, cfg), open(t, cfg)
 	m, away := share(t, owner, n)
 	l, local := share(t, near, n)
-	p := dial(t, near, slowLine(t, owner, 10*time.Millisecond, 60*time.Millisecond))
+	p := dial(t, near, slowNetwork(t, owner, 10*time.Millisecond, 60*time.Millisecond))
 	key := take(t, p, m)
 	for round, op := range []driver.Op{driver.Write, driver.Read, driver.Write} {
 		fill(local, byte(10+round))
@@ -108,15 +146,15 @@ func TestSlowLine(t *testing.T) {
 			for _, c := range done[:k] {
 				ended[c.Tag] = c.Err
 				if c.Err != nil {
-					t.Errorf("%v over a slow line: %v", op, c.Err)
+					t.Errorf("%v over a slow network: %v", op, c.Err)
 				}
 			}
 		}
 		if len(ended) < 8 {
-			t.Fatalf("%v over a slow line: %d of 8 completed", op, len(ended))
+			t.Fatalf("%v over a slow network: %d of 8 completed", op, len(ended))
 		}
 		if bytes.Count(local, []byte{want}) != n || !bytes.Equal(local, away) {
-			t.Errorf("%v over a slow line: the bytes differ", op)
+			t.Errorf("%v over a slow network: the bytes differ", op)
 		}
 	}
 	if err := p.Close(); err != nil {

@@ -44,7 +44,7 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	return err
 }
 
-// begin puts a batch in its line and has it sent.
+// begin puts a batch in its queue and has it sent.
 func (p *peer) begin(x *batch) error {
 	large := x.bytes > inlineMax
 	p.mu.Lock()
@@ -101,7 +101,7 @@ func (p *peer) Cancel(tag uint64) {
 	if x.op == driver.Read {
 		x.dropped.Store(true)
 		p.drop(x, driver.ErrAborted)
-	} else if x.line != nil {
+	} else if x.queue != nil {
 		p.drop(x, driver.ErrAborted)
 	}
 	over := p.settled(x)
@@ -115,16 +115,16 @@ func (p *peer) Cancel(tag uint64) {
 	p.conns[express].kickAnswers()
 }
 
-// drop takes a batch out of its line for a reason; p.mu is held. The owner is told that no
+// drop takes a batch out of its queue for a reason; p.mu is held. The owner is told that no
 // note follows.
 func (p *peer) drop(x *batch, why error) {
 	if x.err == nil {
 		x.err = why
 	}
-	if x.line == nil {
+	if x.queue == nil {
 		return
 	}
-	x.line.remove(x)
+	x.queue.remove(x)
 	p.voidNote(x)
 }
 
@@ -145,7 +145,7 @@ func (p *peer) voidNote(x *batch) {
 
 // settled takes a batch that is over off the books; p.mu is held.
 func (p *peer) settled(x *batch) bool {
-	if x.line != nil || x.flying > 0 {
+	if x.queue != nil || x.flying > 0 {
 		return false
 	}
 	if p.byTag[x.tag] != x {

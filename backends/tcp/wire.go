@@ -12,7 +12,7 @@ import (
 // All that passes over a connection is frames: a head of one size, then what the head says
 // the length of. Numbers have the low byte first.
 const (
-	wireVersion = 2
+	wireVersion = 3
 	headBytes   = 48
 	entryBytes  = 12 // of a table: offset, 8 bytes; length, 4
 
@@ -37,6 +37,8 @@ const (
 	kindConfirm              // initiator: yes
 	kindCredit               // both: so many messages were received
 	kindAnswer               // owner: a message back
+	kindStop                 // initiator: land nothing any more
+	kindStopped              // owner: nothing of this peer lands any more
 	kindWrite                // initiator: a table, and the bytes for it
 	kindRead                 // initiator: a table
 	kindData                 // owner: the bytes of a Read; its kindAck follows
@@ -80,12 +82,12 @@ func (h *header) append(b []byte) []byte {
 
 // decode reads what a peer sent, which may be anything, and holds every length to its bound.
 func (h *header) decode(b *[headBytes]byte) error {
-	if b[4] != wireVersion {
-		return fmt.Errorf("frame of version %d, ours is %d: use the same release on both sides: %w",
-			b[4], wireVersion, driver.ErrVersion)
-	}
 	h.length = binary.LittleEndian.Uint32(b[0:])
 	h.kind, h.flags, h.status = b[5], b[6], b[7]
+	if b[4] != wireVersion {
+		return fmt.Errorf("the peer speaks version %d, ours is %d: use the same release on both sides: %w",
+			b[4], wireVersion, driver.ErrVersion)
+	}
 	h.count = binary.LittleEndian.Uint32(b[8:])
 	h.key = binary.LittleEndian.Uint32(b[12:])
 	h.ticket = binary.LittleEndian.Uint64(b[16:])

@@ -123,7 +123,8 @@ func FuzzAddress(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(b)
-	f.Add([]byte(addressMark))
+	f.Add([]byte(addressName))
+	f.Add([]byte("tcp1"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		a, err := decodeAddress(b)
 		if err != nil {

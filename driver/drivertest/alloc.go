@@ -13,22 +13,22 @@ import (
 
 var allocChecks = []check{
 	{name: "NoAllocation", wirings: everywhere, run: checkNoAllocation},
-	{name: "NoAllocationPages", wirings: everywhere, needs: []optional{pager}, run: checkNoAllocationPages},
+	{name: "NoAllocationPattern", wirings: everywhere, needs: driver.CanPattern, run: checkNoAllocationPattern},
 }
 
 // checkNoAllocation counts what Submit and Poll allocate, for batches that are
 // copied at once and for such as are handed on.
 func checkNoAllocation(s *stage) {
-	l, r := s.local(s.fit(1<<20)), s.remote(s.fit(1<<20))
-	n := s.fit(entryLen)
+	l, r := s.local(1<<20), s.remote(1<<20)
+	n := uint64(entryLen)
 	scattered := make([]driver.Desc, min(64, s.caps.DescsMax))
 	for i, at := range shuffled(len(scattered)) {
 		scattered[i] = desc(l, uint64(at)*n, r, uint64(i)*n, n)
 	}
 	for name, descs := range map[string][]driver.Desc{
-		"one short piece":  {desc(l, 0, r, 0, s.fit(1))},
+		"one short piece":  {desc(l, 0, r, 0, 1)},
 		"scattered pieces": scattered,
-		"one long piece":   s.batch(l, r, s.fit(1<<20)),
+		"one long piece":   s.batch(l, r, 1<<20),
 	} {
 		for _, op := range bothOps {
 			s.noAllocation(op.String()+" of "+name, s.submitting(op, descs...))
@@ -36,14 +36,14 @@ func checkNoAllocation(s *stage) {
 	}
 }
 
-func checkNoAllocationPages(s *stage) {
-	n := s.fit(entryLen)
-	count := min(2048, s.caps.PagesMax)
+func checkNoAllocationPattern(s *stage) {
+	n := uint64(entryLen)
+	count := min(2048, s.caps.RunsMax)
 	l, r := s.local(n*2048), s.remote(n*2048)
-	pages := pageShape{count: count, localStride: n, remoteStride: n}.pages(l, r, n)
-	pages.Remote = falling(count)
+	p := geometry{count: count, localStride: n, remoteStride: n}.pattern(l, r, n)
+	p.Remote.List = falling(count)
 	for _, op := range bothOps {
-		s.noAllocation(op.String()+" of pages", s.paging(op, pages))
+		s.noAllocation(op.String()+" of a pattern", s.scattering(op, p))
 	}
 }
 
@@ -76,7 +76,7 @@ func (s *stage) noAllocation(what string, submit func(tag uint64) error) {
 	}
 }
 
-// doze leaves the cores to who copies.
+// doze leaves the cores to the copies.
 func doze() error {
 	time.Sleep(20 * time.Microsecond)
 	return nil

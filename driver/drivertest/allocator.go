@@ -16,21 +16,21 @@ import (
 )
 
 var allocatorChecks = []check{
-	{name: "AllocatorFresh", wirings: Self, needs: []optional{allocator}, run: checkAllocatorFresh},
-	{name: "AllocatorBounds", wirings: Self, needs: []optional{allocator}, run: checkAllocatorBounds},
-	{name: "AllocatorCloseTwice", wirings: Self, needs: []optional{allocator}, run: checkAllocatorCloseTwice},
-	{name: "AllocatorOutlives", wirings: Self, needs: []optional{allocator}, run: checkAllocatorOutlives},
-	{name: "AllocatorLeak", wirings: Self, needs: []optional{allocator}, run: checkAllocatorLeak},
-	{name: "AllocatorMoves", wirings: everywhere, needs: []optional{allocator}, run: checkAllocatorMoves},
-	{name: "AllocatorSlices", wirings: everywhere, needs: []optional{allocator}, run: checkAllocatorSlices},
-	{name: "AllocatorReuse", wirings: everywhere, needs: []optional{allocator}, run: checkAllocatorReuse},
-	{name: "AllocatorFrozen", wirings: Processes, needs: []optional{allocator}, run: checkAllocatorFrozen},
+	{name: "AllocatorFresh", wirings: Self, ownMemory: true, run: checkAllocatorFresh},
+	{name: "AllocatorBounds", wirings: Self, ownMemory: true, run: checkAllocatorBounds},
+	{name: "AllocatorCloseTwice", wirings: Self, ownMemory: true, run: checkAllocatorCloseTwice},
+	{name: "AllocatorOutlives", wirings: Self, ownMemory: true, run: checkAllocatorOutlives},
+	{name: "AllocatorLeak", wirings: Self, ownMemory: true, run: checkAllocatorLeak},
+	{name: "AllocatorMoves", wirings: everywhere, ownMemory: true, run: checkAllocatorMoves},
+	{name: "AllocatorSlices", wirings: everywhere, ownMemory: true, run: checkAllocatorSlices},
+	{name: "AllocatorReuse", wirings: everywhere, ownMemory: true, run: checkAllocatorReuse},
+	{name: "AllocatorFrozen", wirings: Processes, ownMemory: true, run: checkAllocatorFrozen},
 }
 
 // alloc asks the near backend for memory, which it must have.
 func (s *stage) alloc(n uint64) (driver.Segment, io.Closer) {
 	s.Helper()
-	seg, owner, err := s.near.b.(driver.Allocator).Alloc(n)
+	seg, owner, err := s.near.b.Alloc(n)
 	if err != nil {
 		s.Fatalf("Alloc(%d): %v", n, err)
 	}
@@ -112,7 +112,7 @@ func (s *stage) closes(owner io.Closer) {
 
 func checkAllocatorBounds(s *stage) {
 	for _, n := range []uint64{0, 1 << 60, 1 << 63, math.MaxUint64} {
-		seg, owner, err := s.near.b.(driver.Allocator).Alloc(n)
+		seg, owner, err := s.near.b.Alloc(n)
 		if !errors.Is(err, driver.ErrBounds) {
 			s.Errorf("Alloc(%d): %v, want %v", n, err, driver.ErrBounds)
 		}
@@ -128,7 +128,7 @@ func checkAllocatorBounds(s *stage) {
 // checkAllocatorCloseTwice gives memory back that was registered and such as
 // never was; the end of the check closes both once more.
 func checkAllocatorCloseTwice(s *stage) {
-	n := s.fit(1 << 20)
+	n := uint64(1 << 20)
 	used := s.home.own(n)
 	used.paint(s.seed())
 	used.expect("fresh memory, painted")
@@ -147,7 +147,7 @@ func checkAllocatorCloseTwice(s *stage) {
 // checkAllocatorOutlives closes the backend first, over memory that is still
 // registered and such as never was.
 func checkAllocatorOutlives(s *stage) {
-	n := s.fit(1 << 20)
+	n := uint64(1 << 20)
 	m := s.home.own(n)
 	m.paint(s.seed())
 	seg, owner := s.alloc(n)
@@ -163,7 +163,7 @@ func checkAllocatorOutlives(s *stage) {
 	}
 	s.closes(owner)
 	s.closes(owner)
-	_, late, err := s.near.b.(driver.Allocator).Alloc(n)
+	_, late, err := s.near.b.Alloc(n)
 	if !errors.Is(err, driver.ErrClosed) {
 		s.Errorf("Alloc after Backend.Close: %v, want %v", err, driver.ErrClosed)
 	}
@@ -176,7 +176,7 @@ func checkAllocatorOutlives(s *stage) {
 // and without. What is kept shows in the resident memory of the process.
 func checkAllocatorLeak(s *stage) {
 	const rounds = 12
-	n := s.fit(16 << 20)
+	n := uint64(16 << 20)
 	before := resident(s)
 	for round := range rounds {
 		seg, owner := s.alloc(n)
@@ -215,12 +215,12 @@ func resident(s *stage) uint64 {
 // checkAllocatorMoves moves bytes between memory of the backends and memory from
 // elsewhere, in every pairing.
 func checkAllocatorMoves(s *stage) {
-	n := s.fit(300_000)
+	n := uint64(300_000)
 	locals := map[string]*memory{"own": s.home.own(n), "other": s.local(n)}
 	remotes := map[string]*memory{"own": s.far.own(n), "other": s.remote(n)}
 	s.locals[locals["own"].key] = locals["own"]
 	s.imports(remotes["own"])
-	unit := s.fit(64)
+	unit := uint64(64)
 	for lName, l := range locals {
 		for rName, r := range remotes {
 			for _, op := range bothOps {
@@ -235,7 +235,7 @@ func checkAllocatorMoves(s *stage) {
 
 // checkAllocatorSlices registers parts of one allocation on each side.
 func checkAllocatorSlices(s *stage) {
-	n := s.fit(4096)
+	n := uint64(4096)
 	l, r := s.home.own(8*n), s.far.own(8*n)
 	s.locals[l.key] = l
 	s.imports(r)
@@ -247,7 +247,7 @@ func checkAllocatorSlices(s *stage) {
 		copy(l.want[i*n:], part.want)
 		s.move(driver.Write, desc(part, n, there, 2*n, n), desc(part, 0, there, 0, n))
 		copy(r.want[(5-i)*n:], there.want)
-		s.fails("write past a slice", driver.ErrBounds, s.submitting(driver.Write, desc(part, 0, there, 2*n, n+s.fit(1))))
+		s.fails("write past a slice", driver.ErrBounds, s.submitting(driver.Write, desc(part, 0, there, 2*n, n+1)))
 		s.compare(l, r, "after writes through slices")
 	}
 }
@@ -262,7 +262,7 @@ func checkAllocatorFrozen(s *stage) { s.reuse(true) }
 
 func (s *stage) reuse(frozen bool) {
 	s.Helper()
-	n := s.fit(big)
+	n := uint64(big)
 	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
 	l := s.far.own(n)
 	l.paint(s.seed())
@@ -294,10 +294,8 @@ func (s *stage) reuse(frozen bool) {
 // giveBack ends all that there is of memory: its epoch, its registration, itself.
 func (s *stage) giveBack(r *memory) {
 	s.Helper()
-	if s.has(fencer) {
-		if err := s.inTime("fence", r.fence); err != nil {
-			s.Fatalf("fence: %v", err)
-		}
+	if err := s.inTime("fence", r.fence); err != nil {
+		s.Fatalf("fence: %v", err)
 	}
 	if err := r.unregister(); err != nil {
 		s.Fatalf("close the registration: %v", err)

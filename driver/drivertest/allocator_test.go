@@ -20,7 +20,7 @@ import (
 
 // landlord is a good backend with memory of its own, which is foreign to others.
 type landlord struct {
-	full
+	driver.Backend
 	habits
 	ended  atomic.Bool
 	mu     sync.Mutex
@@ -72,7 +72,7 @@ func (l *landlord) Close() error {
 	if l.evict != nil {
 		l.evict(l)
 	}
-	return l.full.Close()
+	return l.Backend.Close()
 }
 
 type closer func() error
@@ -80,28 +80,18 @@ type closer func() error
 func (f closer) Close() error { return f() }
 
 // landlordOf makes a harness of a backend with memory of its own.
-func landlordOf(name string, open func() (full, error), how habits) Harness {
+func landlordOf(name string, open func() (driver.Backend, error), how habits) Harness {
 	return Harness{Name: name, OwnMemory: true, New: func() (driver.Backend, error) {
 		b, err := open()
 		if err != nil {
 			return nil, err
 		}
-		l := &landlord{full: b, habits: how}
-		if c, ok := b.(driver.Counting); ok {
-			return countingLandlord{l, c}, nil
-		}
-		return l, nil
+		return &landlord{Backend: b, habits: how}, nil
 	}}
 }
 
-// countingLandlord is one over a backend whose peers count.
-type countingLandlord struct {
-	*landlord
-	driver.Counting
-}
-
-func openMem() (full, error) { return mem.New(mem.Config{}) }
-func openShm() (full, error) { return shm.New(shm.Config{}) }
+func openMem() (driver.Backend, error) { return mem.New(mem.Config{}) }
+func openShm() (driver.Backend, error) { return shm.New(shm.Config{}) }
 
 var landlordHarness = landlordOf("landlord", openShm, habits{})
 
@@ -132,16 +122,16 @@ func TestOwnMemoryIsTheBackends(t *testing.T) {
 	}
 	s := newStage(t, memHarness.withDefaults(), Self)
 	if _, err := s.home.try(request{Do: "add", Len: 1, Own: true}); err == nil {
-		t.Error("a backend without an Allocator gave memory of its own")
+		t.Error("a backend without memory of its own gave some")
 	}
-	if s.has(allocator) {
-		t.Error("mem is no Allocator")
+	if hasMemory(s.near.b) {
+		t.Error("mem has no memory of its own")
 	}
 	none := landlordOf("none", openMem, habits{alloc: func(*landlord, uint64) (driver.Segment, io.Closer, error) {
 		return driver.Segment{}, nil, driver.ErrNotSupported
 	}})
 	none.OwnMemory = false
-	if newStage(t, none.withDefaults(), Self).has(allocator) {
+	if hasMemory(newStage(t, none.withDefaults(), Self).near.b) {
 		t.Error("checks would run although the backend says that it has no memory of its own")
 	}
 }
@@ -192,14 +182,14 @@ func letAgain(l *landlord, n uint64) (driver.Segment, io.Closer, error) {
 }
 
 // unproven is shm that ends a registration without a proof.
-func unproven() (full, error) {
+func unproven() (driver.Backend, error) {
 	b, err := shm.New(shm.Config{})
 	if err != nil {
 		return nil, err
 	}
 	return sabotageOf(b, sabotage{
 		register: func(b *saboteur, seg driver.Segment) (driver.Memory, error) {
-			m, err := b.full.Register(seg)
+			m, err := b.Backend.Register(seg)
 			return stays{m}, err
 		},
 		fence: func(*saboteur, context.Context, uint32) error { return nil },
@@ -211,11 +201,11 @@ type stays struct{ driver.Memory }
 
 func (stays) Close() error { return nil }
 
-// slumlords breach the contract of an Allocator.
+// slumlords breach the contract of Alloc.
 var slumlords = []struct {
 	name  string
 	check string
-	open  func() (full, error)
+	open  func() (driver.Backend, error)
 	how   habits
 }{
 	{"gives memory that is not zero", "AllocatorFresh", openMem, altered(func(seg *driver.Segment) { seg.Mem[len(seg.Mem)-1] = 1 })},
@@ -279,7 +269,7 @@ var slumlords = []struct {
 	{"lets memory again that is written to", "AllocatorReuse", unproven, habits{alloc: letAgain}},
 }
 
-// TestSlumlords proves that the checks of an Allocator can fail.
+// TestSlumlords proves that the checks of Alloc can fail.
 func TestSlumlords(t *testing.T) {
 	if raceEnabled {
 		t.Log("not run with the race detector, which notices first")

@@ -12,15 +12,15 @@ import (
 )
 
 var armChecks = []check{
-	{name: "ArmCompletion", wirings: everywhere, needs: []optional{armer}, run: checkArmCompletion},
-	{name: "ArmMessage", wirings: everywhere, needs: []optional{armer, notifier}, run: checkArmMessage},
-	{name: "ArmIdle", wirings: everywhere, needs: []optional{armer}, run: checkArmIdle},
-	{name: "ArmStays", wirings: everywhere, needs: []optional{armer, notifier}, run: checkArmStays},
-	{name: "ArmReady", wirings: everywhere, needs: []optional{armer, notifier}, run: checkArmReady},
-	{name: "ArmBeforeConnect", wirings: Pair | Processes, needs: []optional{armer, notifier}, run: checkArmBeforeConnect},
-	{name: "ArmFull", wirings: everywhere, needs: []optional{armer, notifier}, run: checkArmFull},
-	{name: "ArmPingPong", wirings: Pair | Processes, needs: []optional{armer, notifier}, run: checkArmPingPong},
-	{name: "ArmLost", wirings: Processes, needs: []optional{armer, notifier}, run: checkArmLost},
+	{name: "ArmCompletion", wirings: everywhere, run: checkArmCompletion},
+	{name: "ArmMessage", wirings: everywhere, needs: driver.CanNotify, run: checkArmMessage},
+	{name: "ArmIdle", wirings: everywhere, run: checkArmIdle},
+	{name: "ArmStays", wirings: everywhere, needs: driver.CanNotify, run: checkArmStays},
+	{name: "ArmReady", wirings: everywhere, needs: driver.CanNotify, run: checkArmReady},
+	{name: "ArmBeforeConnect", wirings: Pair | Processes, needs: driver.CanNotify, run: checkArmBeforeConnect},
+	{name: "ArmFull", wirings: everywhere, needs: driver.CanNotify, run: checkArmFull},
+	{name: "ArmPingPong", wirings: Pair | Processes, needs: driver.CanNotify, run: checkArmPingPong},
+	{name: "ArmLost", wirings: Processes, needs: driver.CanNotify, run: checkArmLost},
 }
 
 // sleepUntil polls and parks in turn, as the engine does, until the condition
@@ -64,15 +64,15 @@ func (s *stage) isDone(tag uint64) func() bool {
 // checkArmCompletion sleeps for completions of short and long batches, one at a
 // time and several.
 func checkArmCompletion(s *stage) {
-	n := s.fit(1 << 20)
+	n := uint64(1 << 20)
 	l, r := s.local(n), s.remote(n)
-	a := s.near.b.(driver.Armer)
+	a := s.near.b
 	if fd := a.FD(); fd < 0 || fd != a.FD() {
 		s.Fatalf("FD returned %d, then %d: it must be a descriptor, and constant", fd, a.FD())
 	}
 	for i := range 400 {
 		size := []uint64{1, 4096, 70000, 300000, 1 << 20}[i%5]
-		d := s.batch(l, r, s.fit(size))
+		d := s.batch(l, r, size)
 		var tags []uint64
 		for range 1 + i%3 {
 			tags = append(tags, s.submit(driver.Write, d...))
@@ -112,7 +112,7 @@ func checkArmMessage(s *stage) {
 
 // checkArmIdle has nothing to do: the backend must let its user sleep.
 func checkArmIdle(s *stage) {
-	s.move(driver.Write, desc(s.local(s.fit(64)), 0, s.remote(s.fit(64)), 0, s.fit(64)))
+	s.move(driver.Write, desc(s.local(64), 0, s.remote(64), 0, 64))
 	_, _ = s.near.receive(1, 0)
 	for wait := newPatience(s.h.Limit); ; {
 		err := s.near.park(20 * time.Millisecond)
@@ -134,7 +134,7 @@ func checkArmIdle(s *stage) {
 // checkArmStays sleeps after an Arm that said ready, without another: the
 // wake-up stays asked for.
 func checkArmStays(s *stage) {
-	a := s.near.b.(driver.Armer)
+	a := s.near.b
 	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
 	send := request{Do: "submit", Peer: back, Op: driver.Write, Notify: true, Data: []byte("here")}
 	for range 20 {
@@ -167,7 +167,7 @@ func checkArmStays(s *stage) {
 }
 
 // armUntilReady arms until something is there, without looking at it.
-func (s *stage) armUntilReady(a driver.Armer) {
+func (s *stage) armUntilReady(a driver.Backend) {
 	s.Helper()
 	for wait := newPatience(s.h.Limit); ; {
 		ready, err := a.Arm()
@@ -186,7 +186,7 @@ func (s *stage) armUntilReady(a driver.Armer) {
 // checkArmReady asks for a wake-up when there is something already. Without
 // anybody looking, the answer must turn to ready, each time anew.
 func checkArmReady(s *stage) {
-	a := s.near.b.(driver.Armer)
+	a := s.near.b
 	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
 	for range 20 {
 		s.far.must(request{Do: "submit", Peer: back, Op: driver.Write, Notify: true, Data: []byte("here")})
@@ -200,9 +200,11 @@ func checkArmReady(s *stage) {
 // checkArmBeforeConnect sleeps before a peer connects: that peer's first message
 // must wake the sleeper, though there was nothing of this peer to arm.
 func checkArmBeforeConnect(s *stage) {
-	a := s.near.b.(driver.Armer)
+	a := s.near.b
 	for i := range 8 {
-		s.drowse(a)
+		if err := s.near.drowse(s.h.Limit); err != nil {
+			s.Fatal(err)
+		}
 		back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
 		send := request{Do: "submit", Peer: back, Op: driver.Write, Notify: true, Data: []byte("first")}
 		s.far.must(request{Do: "await", Tag: s.far.must(send).Tag})
@@ -220,40 +222,35 @@ func checkArmBeforeConnect(s *stage) {
 
 // drowse arms and leaves nothing that would end the sleep: what is there, and a
 // wake-up that is late, are taken away.
-func (s *stage) drowse(a driver.Armer) {
-	s.Helper()
-	for wait := newPatience(s.h.Limit); ; {
-		ready, err := a.Arm()
+func (h *host) drowse(limit time.Duration) error {
+	for wait := newPatience(limit); ; {
+		ready, err := h.b.Arm()
 		if err != nil {
-			s.Fatalf("arm: %v", err)
+			return fmt.Errorf("arm: %w", err)
 		}
-		woken, err := readable(a.FD(), time.Millisecond)
-		if err != nil {
-			s.Fatal(err)
-		}
-		if !ready && !woken {
-			return
+		woken, err := readable(h.b.FD(), time.Millisecond)
+		if err != nil || !ready && !woken {
+			return err
 		}
 		if woken {
-			_ = sleepOn(a.FD(), 0)
+			_ = sleepOn(h.b.FD(), 0)
 		}
-		if _, err := s.near.ledger.poll(); err != nil {
-			s.Fatalf("poll: %v", err)
+		if _, err := h.ledger.poll(); err != nil {
+			return fmt.Errorf("poll: %w", err)
 		}
-		_, _ = s.near.receive(1, 0)
+		_, _ = h.look(make([]driver.Message, 1))
 		if !wait.more() {
-			s.Fatal("an idle backend never lets its user sleep")
+			return errors.New("an idle backend never lets its user sleep")
 		}
 	}
 }
 
 // checkArmFull sleeps for room: the far side makes it by receiving.
 func checkArmFull(s *stage) {
-	p := s.peer.(driver.Notifier)
 	msg := make([]byte, min(4096, s.caps.MessageMax))
 	count := 0
 	send := func(tag uint64) error {
-		err := p.SubmitNotify(driver.Write, tag, nil, msg)
+		err := s.notifying(msg)(tag)
 		if err == nil {
 			count++
 		}

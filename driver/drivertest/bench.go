@@ -88,7 +88,7 @@ func median(d []time.Duration) float64 {
 // pool of a KV cache may have.
 func benchRegister(s *stage, b *testing.B) {
 	const count = 16_000
-	n := s.fit(4096)
+	n := uint64(4096)
 	whole := s.near.region(s.home.share(n * count).id).seg
 	memories := make([]driver.Memory, count)
 	token := make([]byte, 0, driver.TokenMax)
@@ -120,11 +120,7 @@ func benchRegister(s *stage, b *testing.B) {
 
 // benchRoundTrip sends a message of 64 bytes and waits for its echo.
 func benchRoundTrip(s *stage, b *testing.B, parked bool) {
-	if missing := s.lacks(notifier); missing != "" {
-		b.Log(missing)
-		return
-	}
-	if missing := s.lacks(armer); parked && missing != "" {
+	if missing := s.lacks(driver.CanNotify); missing != "" {
 		b.Log(missing)
 		return
 	}

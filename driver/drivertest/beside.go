@@ -10,14 +10,14 @@ import (
 )
 
 var besideChecks = []check{
-	{name: "FenceFrozenReader", wirings: Processes, needs: []optional{fencer}, run: checkFenceFrozenReader},
-	{name: "FenceFrozenBeside", wirings: Processes, needs: []optional{fencer}, run: checkFenceFrozenBeside},
+	{name: "FenceFrozenReader", wirings: Processes, run: checkFenceFrozenReader},
+	{name: "FenceFrozenBeside", wirings: Processes, run: checkFenceFrozenBeside},
 }
 
 // checkFenceFrozenReader stops a reader in mid-copy. It holds a fence up no
 // longer than a writer, and learns of it.
 func checkFenceFrozenReader(s *stage) {
-	n := s.fit(big)
+	n := uint64(big)
 	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
 	l, r := s.far.local(n), s.home.shareReadOnly(n)
 	for range 3 {
@@ -43,7 +43,7 @@ func checkFenceFrozenReader(s *stage) {
 // which is awake, writes right beside, in the same page: none of its writes may
 // get lost by the strong means.
 func checkFenceFrozenBeside(s *stage) {
-	n := s.fit(big/2 + 100)
+	n := uint64(big/2 + 100)
 	whole := s.home.share(2 * n)
 	fenced, other := whole.slice(0, n), whole.slice(n, n)
 	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
@@ -94,7 +94,7 @@ const scribbleSlots, scribbleTexts = 128, 64
 
 func (s *stage) thirdParty() *scribbler {
 	s.Helper()
-	third := &scribbler{side: s.side("third", startProcess(s.TB, s.h)), unit: s.fit(64)}
+	third := &scribbler{side: s.side("third", startProcess(s.TB, s.h)), unit: 64}
 	third.must(request{Do: "open"})
 	third.peer = third.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
 	third.src = third.local(third.unit * scribbleSlots * scribbleTexts)

@@ -12,24 +12,26 @@ import (
 
 var boundsChecks = []check{
 	{name: "Bounds", wirings: everywhere, run: checkBounds},
-	{name: "BoundsNotify", wirings: here, needs: []optional{notifier}, run: checkBoundsNotify},
+	{name: "BoundsNotify", wirings: here, needs: driver.CanNotify, run: checkBoundsNotify},
 	{name: "UnknownKeys", wirings: everywhere, run: checkUnknownKeys},
 	{name: "ReadOnly", wirings: everywhere, run: checkReadOnly},
 }
 
-// submitting and notifying return the submission of one batch, for any tag.
+// submitting and its like return the submission of one batch, for any tag.
 func (s *stage) submitting(op driver.Op, descs ...driver.Desc) func(tag uint64) error {
-	return func(tag uint64) error { return s.peer.Submit(op, tag, descs) }
+	return s.batching(&driver.Batch{Op: op, Descs: descs})
 }
 
 func (s *stage) notifying(msg []byte, descs ...driver.Desc) func(tag uint64) error {
-	p := s.peer.(driver.Notifier)
-	return func(tag uint64) error { return p.SubmitNotify(driver.Write, tag, descs, msg) }
+	return s.batching(&driver.Batch{Op: driver.Write, Descs: descs, Tail: driver.NotifyTail, Notify: msg})
 }
 
-func (s *stage) paging(op driver.Op, pages *driver.Pages) func(tag uint64) error {
-	p := s.peer.(driver.Pager)
-	return func(tag uint64) error { return p.SubmitPages(op, tag, pages, nil) }
+func (s *stage) scattering(op driver.Op, p *driver.Pattern) func(tag uint64) error {
+	return s.batching(&driver.Batch{Op: op, Pattern: p})
+}
+
+func (s *stage) batching(b *driver.Batch) func(tag uint64) error {
+	return func(tag uint64) error { return s.peer.Submit(tag, b) }
 }
 
 // refused submits what must not start. A nil want accepts every error but
@@ -70,18 +72,13 @@ func (s *stage) fails(what string, want error, submit func(tag uint64) error) {
 }
 
 // outside are ranges that leave a memory of size bytes, by offset and length.
-func (s *stage) outside(size uint64) (list [][2]uint64) {
+func outside(size uint64) [][2]uint64 {
 	const top = math.MaxUint64
-	for _, o := range [][2]uint64{
+	return [][2]uint64{
 		{size, 1}, {size - 1, 2}, {0, size + 1}, {size + 1, 1}, {1, size},
 		{top, 1}, {top, 2}, {top - 63, 64}, {top - 63, 65}, {top - 4095, 4096}, {top - 4095, 8192},
 		{0, top}, {1, top}, {size, top - size + 1}, {1 << 63, 1 << 63},
-	} {
-		if a := max(1, s.caps.Align); o[0]%a == 0 && o[1]%a == 0 {
-			list = append(list, o)
-		}
 	}
-	return list
 }
 
 // cut is a pair of memories that are parts of larger ones: what lies past their
@@ -96,11 +93,11 @@ func (s *stage) cut(n uint64) (l, r, lAll, rAll *memory) {
 }
 
 func checkBounds(s *stage) {
-	n := s.fit(10000)
+	n := uint64(10000)
 	l, r, lAll, rAll := s.cut(n)
-	good := desc(l, 0, r, 0, s.fit(1))
+	good := desc(l, 0, r, 0, 1)
 	for _, op := range bothOps {
-		for _, o := range s.outside(n) {
+		for _, o := range outside(n) {
 			for side, bad := range map[string]driver.Desc{
 				"local":  {Local: o[0], Len: o[1], LocalKey: l.key, RemoteKey: r.as},
 				"remote": {Remote: o[0], Len: o[1], LocalKey: l.key, RemoteKey: r.as},
@@ -114,16 +111,16 @@ func checkBounds(s *stage) {
 		}
 	}
 	s.compare(lAll, rAll, "after batches that were refused")
-	last := n - s.fit(1)
-	s.move(driver.Write, desc(l, last, r, last, s.fit(1)))
+	last := n - 1
+	s.move(driver.Write, desc(l, last, r, last, 1))
 	copy(rAll.want[n:], r.want)
 	s.compare(lAll, rAll, "after a write of the last bytes within bounds")
 }
 
 func checkBoundsNotify(s *stage) {
-	n := s.fit(4096)
+	n := uint64(4096)
 	l, r, lAll, rAll := s.cut(n)
-	for _, o := range s.outside(n) {
+	for _, o := range outside(n) {
 		bad := []driver.Desc{{Remote: o[0], Len: o[1], LocalKey: l.key, RemoteKey: r.as}}
 		s.refused("notify past bounds", driver.ErrBounds, s.notifying([]byte("must not arrive"), bad...))
 	}
@@ -131,7 +128,7 @@ func checkBoundsNotify(s *stage) {
 }
 
 func checkUnknownKeys(s *stage) {
-	n := s.fit(100)
+	n := uint64(100)
 	l, r := s.local(n), s.remote(n)
 	dropped, closed := s.remote(n), s.local(n)
 	s.peer.Drop(dropped.as)
@@ -166,29 +163,29 @@ func (s *stage) unknownKey(what string, op driver.Op, good, bad driver.Desc) {
 	if s.caps.DescsMax > 1 {
 		s.refused(what+", after a good one", driver.ErrBounds, s.submitting(op, good, bad))
 	}
-	if s.has(notifier) && op == driver.Write {
+	if s.can(driver.CanNotify) && op == driver.Write {
 		s.refused(what+", with a message", driver.ErrBounds, s.notifying([]byte("must not arrive"), bad))
 	}
-	if s.has(pager) {
-		pages := &driver.Pages{Count: 1, EntryLen: bad.Len, LocalKey: bad.LocalKey, RemoteKey: bad.RemoteKey}
-		s.refused(what+", as pages", driver.ErrBounds, s.paging(op, pages))
+	if s.can(driver.CanPattern) {
+		p := &driver.Pattern{Count: 1, Run: bad.Len, LocalKey: bad.LocalKey, RemoteKey: bad.RemoteKey}
+		s.refused(what+", as a pattern", driver.ErrBounds, s.scattering(op, p))
 	}
 }
 
 func checkReadOnly(s *stage) {
-	n := s.fit(100000)
+	n := uint64(100000)
 	l, r := s.local(n), s.far.shareReadOnly(n)
 	r.paint(s.seed())
 	s.imports(r)
 	good := []driver.Desc{desc(l, 0, r, 0, n)}
 	s.refused("write to read-only memory", driver.ErrReadOnly, s.submitting(driver.Write, good...))
-	if s.has(notifier) {
+	if s.can(driver.CanNotify) {
 		message := s.notifying([]byte("must not arrive"), good...)
 		s.refused("notify with a write to read-only memory", driver.ErrReadOnly, message)
 	}
-	if s.has(pager) {
-		pages := &driver.Pages{Count: 1, EntryLen: n, LocalKey: l.key, RemoteKey: r.as}
-		s.refused("pages to read-only memory", driver.ErrReadOnly, s.paging(driver.Write, pages))
+	if s.can(driver.CanPattern) {
+		p := &driver.Pattern{Count: 1, Run: n, LocalKey: l.key, RemoteKey: r.as}
+		s.refused("a pattern to read-only memory", driver.ErrReadOnly, s.scattering(driver.Write, p))
 	}
 	s.compare(l, r, "after writes to read-only memory")
 	s.move(driver.Read, desc(l, 0, r, 0, n))

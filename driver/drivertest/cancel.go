@@ -11,10 +11,10 @@ import (
 )
 
 var cancelChecks = []check{
-	{name: "CancelWrite", wirings: everywhere, needs: []optional{canceler}, run: cancelling(driver.Write)},
-	{name: "CancelRead", wirings: everywhere, needs: []optional{canceler}, run: cancelling(driver.Read)},
-	{name: "CancelNothing", wirings: here, needs: []optional{canceler}, run: checkCancelNothing},
-	{name: "CancelNotify", wirings: everywhere, needs: []optional{canceler, notifier}, run: checkCancelNotify},
+	{name: "CancelWrite", wirings: everywhere, run: cancelling(driver.Write)},
+	{name: "CancelRead", wirings: everywhere, run: cancelling(driver.Read)},
+	{name: "CancelNothing", wirings: here, run: checkCancelNothing},
+	{name: "CancelNotify", wirings: everywhere, needs: driver.CanNotify, run: checkCancelNotify},
 }
 
 func cancelling(op driver.Op) func(*stage) {
@@ -25,7 +25,7 @@ func cancelling(op driver.Op) func(*stage) {
 // with an error its target is filled anew, and must stay so.
 func checkCancel(s *stage, op driver.Op) {
 	const count = 8
-	n := s.fit(1 << 20)
+	n := uint64(1 << 20)
 	l, r := s.local(n*count), s.remote(n*count)
 	target := r
 	if op == driver.Read {
@@ -72,7 +72,7 @@ func checkCancel(s *stage, op driver.Op) {
 func (s *stage) cancel(tag uint64) {
 	s.Helper()
 	begin := time.Now()
-	s.peer.(driver.Canceler).Cancel(tag)
+	s.peer.Cancel(tag)
 	if took := time.Since(begin); took > s.h.Limit/2 {
 		s.Errorf("Cancel took %v: it must not block", took)
 	}
@@ -80,12 +80,12 @@ func (s *stage) cancel(tag uint64) {
 
 // checkCancelNothing cancels tags that are unknown, finished, or another peer's.
 func checkCancelNothing(s *stage) {
-	n := s.fit(big)
+	n := uint64(big)
 	l, r := s.local(n), s.remote(n)
 	for _, tag := range []uint64{0, 1, 1 << 63, firstTag + 1000, ^uint64(0)} {
 		s.cancel(tag)
 	}
-	d := s.batch(l, r, s.fit(100))
+	d := s.batch(l, r, 100)
 	finished := s.submit(driver.Write, d...)
 	if err := s.await(finished); err != nil {
 		s.Fatalf("write: %v", err)
@@ -101,7 +101,7 @@ func checkCancelNothing(s *stage) {
 		tags = append(tags, s.submit(driver.Write, d...))
 	}
 	for _, tag := range tags {
-		s.near.peer(other).(driver.Canceler).Cancel(tag)
+		s.near.peer(other).Cancel(tag)
 		s.cancel(finished)
 	}
 	for _, tag := range tags {
@@ -117,7 +117,7 @@ func checkCancelNothing(s *stage) {
 // without error.
 func checkCancelNotify(s *stage) {
 	const count = 16
-	n := s.fit(512 << 10)
+	n := uint64(512 << 10)
 	l, r := s.local(n*count), s.remote(n*count)
 	tags := make([]uint64, count)
 	for i := range uint64(count) {

@@ -3,6 +3,7 @@
 package drivertest
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/sluicehq/sluice/driver"
@@ -10,10 +11,11 @@ import (
 
 // check is one promise of the contract, tried.
 type check struct {
-	name    string
-	wirings Wiring
-	needs   []optional
-	run     func(*stage)
+	name      string
+	wirings   Wiring
+	needs     driver.Can // bits of the Peer
+	ownMemory bool       // needs a backend whose Alloc has memory
+	run       func(*stage)
 }
 
 // The sets of wirings that checks ask for.
@@ -26,74 +28,47 @@ const (
 func (c check) perform(tb testing.TB, h Harness, w Wiring) {
 	tb.Helper()
 	s := newStage(tb, h, w)
-	for _, o := range c.needs {
-		if missing := s.lacks(o); missing != "" {
-			tb.Logf("not run: %s", missing)
-			return
-		}
+	if missing := s.lacks(c.needs); missing != "" {
+		tb.Logf("not run: %s", missing)
+		return
+	}
+	if c.ownMemory && !hasMemory(s.near.b) {
+		tb.Log("not run: the backend has no memory of its own")
+		return
 	}
 	c.run(s)
 }
 
-// optional is an interface that a backend may have.
-type optional uint8
-
-const (
-	notifier optional = iota
-	counter
-	pager
-	persister
-	canceler
-	fencer
-	armer
-	watcher
-	explainer
-	helper
-	allocator
-)
-
-// has reports whether the backend has the interface.
-func (s *stage) has(o optional) (ok bool) {
-	switch o {
-	case notifier:
-		_, ok = s.peer.(driver.Notifier)
-	case counter:
-		_, ok = s.peer.(driver.Counter)
-	case pager:
-		_, ok = s.peer.(driver.Pager)
-	case persister:
-		_, ok = s.peer.(driver.Persister)
-	case canceler:
-		_, ok = s.peer.(driver.Canceler)
-	case fencer:
-		_, ok = s.near.b.(driver.Fencer)
-	case armer:
-		_, ok = s.near.b.(driver.Armer)
-	case watcher:
-		_, ok = s.peer.(driver.Watcher)
-	case explainer:
-		_, ok = s.peer.(driver.Explainer)
-	case helper:
-		_, ok = s.peer.(driver.Helper)
-	case allocator:
-		ok = hasMemory(s.near.b)
-	}
-	return ok
+// bits names what a Peer may take.
+var bits = []struct {
+	can  driver.Can
+	name string
+}{
+	{driver.CanPattern, "CanPattern"}, {driver.CanNest, "CanNest"},
+	{driver.CanNotify, "CanNotify"}, {driver.CanCount, "CanCount"}, {driver.CanDurable, "CanDurable"},
 }
 
-// lacks returns "" if the backend has the interface, else what to log.
-func (s *stage) lacks(o optional) string {
-	if s.has(o) {
+// can reports whether the Peer takes all that the bits say.
+func (s *stage) can(all driver.Can) bool { return s.peer.Can()&all == all }
+
+// lacks returns "" if the Peer has all bits, else what to log.
+func (s *stage) lacks(all driver.Can) string {
+	var names []string
+	for _, b := range bits {
+		if all&b.can != 0 && !s.can(b.can) {
+			names = append(names, b.name)
+		}
+	}
+	if names == nil {
 		return ""
 	}
-	return "the backend has no " + [...]string{
-		"Notifier", "Counter", "Pager", "Persister", "Canceler", "Fencer", "Armer", "Watcher", "Explainer", "Helper", "Allocator, or no memory of its own",
-	}[o]
+	return "the peer lacks " + strings.Join(names, ", ")
 }
 
 // checks is the suite.
 var checks = join(
-	lengthChecks, boundsChecks, tokenChecks, pagesChecks, durableChecks, notifyChecks, countChecks, lastWordChecks,
+	canChecks, lengthChecks, boundsChecks, tokenChecks, patternChecks, nestChecks, durableChecks,
+	notifyChecks, answerChecks, countChecks, lastWordChecks,
 	completionChecks, noPollChecks, cancelChecks, helpChecks, fenceChecks, besideChecks, armChecks, allocChecks,
 	allocatorChecks, connectChecks, lifecycleChecks, hammerChecks,
 )

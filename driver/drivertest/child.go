@@ -13,7 +13,7 @@ import (
 
 // childVariable makes a test binary the second process of the harness that it
 // names.
-const childVariable = "SLUICE_BACKENDTEST_CHILD"
+const childVariable = "SLUICE_DRIVERTEST_CHILD"
 
 // serveChild obeys orders from standard input, one JSON line each, until it ends.
 // It returns the exit status.

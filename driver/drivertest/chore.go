@@ -78,11 +78,11 @@ func (h *host) flood(q request, stop <-chan struct{}) outcome {
 	var failures []string
 	tags := make([]uint64, 0, q.Count)
 	p := h.peer(q.Peer)
-	helper, _ := p.(driver.Helper)
+	b := driver.Batch{Op: q.Op, Descs: q.Descs}
 	for !stopped(stop) && len(failures) == 0 {
 		if len(tags) < q.Count {
 			tag := h.ledger.tag()
-			err := p.Submit(q.Op, tag, q.Descs)
+			err := p.Submit(tag, &b)
 			if err == nil {
 				tags = append(tags, tag)
 				continue
@@ -93,8 +93,8 @@ func (h *host) flood(q request, stop <-chan struct{}) outcome {
 				break
 			}
 		}
-		if q.Help && helper != nil {
-			helper.Help(tags[len(tags)-1], stop)
+		if q.Help {
+			p.Help(tags[len(tags)-1], stop)
 		}
 		tags = h.reap(tags, &failures)
 		runtime.Gosched()

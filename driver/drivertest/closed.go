@@ -42,13 +42,13 @@ func (s *stage) refuseClosed(after string, r *memory, known driver.Desc) {
 	}
 	for what, d := range map[string]driver.Desc{"": known, " of unknown keys": {Len: 1, LocalKey: 1 << 31, RemoteKey: 1 << 31}} {
 		submits := map[string]func(uint64) error{"Submit" + what: s.submitting(driver.Write, d)}
-		if s.has(notifier) {
-			submits["SubmitNotify"+what] = s.notifying([]byte("must not arrive"), d)
-			submits["SubmitNotify of a message alone"] = s.notifying([]byte("must not arrive"))
+		if s.can(driver.CanNotify) {
+			submits["Submit with a message"+what] = s.notifying([]byte("must not arrive"), d)
+			submits["Submit of a message alone"] = s.notifying([]byte("must not arrive"))
 		}
-		if s.has(pager) {
-			pages := &driver.Pages{Count: 1, EntryLen: d.Len, LocalKey: d.LocalKey, RemoteKey: d.RemoteKey}
-			submits["SubmitPages"+what] = s.paging(driver.Read, pages)
+		if s.can(driver.CanPattern) {
+			p := &driver.Pattern{Count: 1, Run: d.Len, LocalKey: d.LocalKey, RemoteKey: d.RemoteKey}
+			submits["Submit of a pattern"+what] = s.scattering(driver.Read, p)
 		}
 		for name, submit := range submits {
 			calls[name] = func() error { return s.refusal(submit) }
@@ -73,15 +73,18 @@ func (s *stage) afterClose(m driver.Memory, r *memory) {
 		_ = m.Close()
 		s.peer.Drop(r.as)
 		_ = s.peer.Close()
-		if f, ok := s.near.b.(driver.Fencer); ok {
-			_ = f.Fence(context.Background(), m.Key())
-		}
-		if a, ok := s.near.b.(driver.Armer); ok {
-			_, _ = a.Arm()
-		}
-		if c, ok := s.peer.(driver.Canceler); ok {
-			c.Cancel(firstTag)
-		}
+		_ = s.near.b.Fence(context.Background(), m.Key())
+		_, _ = s.near.b.Arm()
+		_ = s.near.b.Answer(1, nil)
+		s.near.b.Count(1)
+		s.near.b.AwaitCount(1, 1)
+		s.peer.Can()
+		s.peer.Conn()
+		s.peer.Explain(m.Key(), r.as)
+		s.peer.Yields(m.Key(), r.as)
+		s.peer.Lost()
+		s.peer.Help(firstTag, nil)
+		s.peer.Cancel(firstTag)
 		_, _ = s.near.look(make([]driver.Message, 1))
 		return nil
 	})
@@ -90,7 +93,7 @@ func (s *stage) afterClose(m driver.Memory, r *memory) {
 // closedPeer tries what a closed peer must refuse.
 func (s *stage) closedPeer(l, r *memory) {
 	s.Helper()
-	s.refuseClosed("Peer.Close", r, desc(l, 0, r, 0, s.fit(64)))
+	s.refuseClosed("Peer.Close", r, desc(l, 0, r, 0, 64))
 	if err := s.inTime("close peer again", s.peer.Close); err != nil && !errors.Is(err, driver.ErrClosed) {
 		s.Errorf("close peer again: %v", err)
 	}

@@ -27,13 +27,13 @@ const big = 4 << 20
 // looks at every byte.
 func checkLoad(s *stage) {
 	const slots, rounds = 64, 6
-	slot := s.fit(100 << 10)
+	slot := uint64(100 << 10)
 	l, r := s.local(2*slot*slots), s.remote(2*slot*slots)
 	lens := []uint64{8, 64, 656, 4096, 20000, 65537, 100 << 10}
 	for round := range uint64(rounds) {
 		var tags []uint64
 		for i := range uint64(slots) {
-			n := s.fit(lens[(i+round)%uint64(len(lens))])
+			n := lens[(i+round)%uint64(len(lens))]
 			n = min(n, s.pieces(driver.Desc{Len: n})[0].Len)
 			write := desc(l, i*slot, r, i*slot, n)
 			read := desc(l, (slots+i)*slot, r, (slots+i)*slot, n)
@@ -56,7 +56,7 @@ func checkFull(s *stage) {
 	for _, c := range []struct {
 		n    uint64
 		most int
-	}{{s.fit(64), 20000}, {s.fit(256 << 10), 600}} {
+	}{{64, 20000}, {(256 << 10), 600}} {
 		l, r := s.local(c.n), s.remote(c.n)
 		d := s.pieces(desc(l, 0, r, 0, c.n))[:1]
 		for range 2 {
@@ -78,7 +78,7 @@ func checkFull(s *stage) {
 }
 
 func checkDropInFlight(s *stage) {
-	n := s.fit(big)
+	n := uint64(big)
 	l := s.local(n)
 	for range 5 {
 		r := s.remote(n)
@@ -109,7 +109,7 @@ func (s *stage) burst(l, r *memory, count int) (tags []uint64) {
 	for i := range uint64(count) {
 		tag := s.near.ledger.tag()
 		d := s.pieces(desc(l, i*n, r, i*n, n))
-		err := s.peer.Submit(driver.Write, tag, d[:min(len(d), s.caps.DescsMax)])
+		err := s.submitting(driver.Write, d[:min(len(d), s.caps.DescsMax)]...)(tag)
 		if err == nil {
 			tags = append(tags, tag)
 			continue
@@ -127,7 +127,7 @@ func (s *stage) burst(l, r *memory, count int) (tags []uint64) {
 // Close returns, and nothing lands afterwards.
 func checkPeerClose(s *stage) {
 	const count = 16
-	size := s.fit(1<<20) * count
+	size := uint64(1<<20) * count
 	l, r := s.local(size), s.far.share(size)
 	for round := range 4 {
 		s.imports(r)
@@ -172,7 +172,7 @@ func (s *stage) refusal(submit func(tag uint64) error) error {
 // tags when the check ends, as it does after each check.
 func checkBackendClose(s *stage) {
 	const count = 16
-	size := s.fit(1<<20) * count
+	size := uint64(1<<20) * count
 	l, r := s.local(size), s.far.share(size)
 	s.imports(r)
 	tags := s.burst(l, r, count)
@@ -200,12 +200,10 @@ func checkBackendClose(s *stage) {
 // checkPeerKilled kills the far process with work in flight.
 func checkPeerKilled(s *stage) {
 	const count = 16
-	size := s.fit(1<<20) * count
+	size := uint64(1<<20) * count
 	l, r := s.local(size), s.remote(size)
 	tags := s.burst(l, r, count)
-	if s.has(canceler) {
-		s.peer.(driver.Canceler).Cancel(tags[0]) // must not keep it from completing
-	}
+	s.peer.Cancel(tags[0]) // must not keep it from completing
 	if err := s.proc.kill(); err != nil {
 		s.Fatal(err)
 	}
@@ -215,12 +213,10 @@ func checkPeerKilled(s *stage) {
 			s.Errorf("a tag in flight when the peer was killed: %v, want nil or %v", err, driver.ErrPeerLost)
 		}
 	}
-	if w, ok := s.peer.(driver.Watcher); ok {
-		select {
-		case <-w.Lost():
-		case <-time.After(s.h.Limit):
-			s.hang("Lost of a killed peer")
-		}
+	select {
+	case <-s.peer.Lost():
+	case <-time.After(s.h.Limit):
+		s.hang("Lost of a killed peer")
 	}
 	s.lost(l, r)
 }
@@ -228,11 +224,11 @@ func checkPeerKilled(s *stage) {
 // lost waits until the backend knows that its peer is dead.
 func (s *stage) lost(l, r *memory) {
 	s.Helper()
-	d := s.batch(l, r, s.fit(64))
+	d := s.batch(l, r, 64)
 	var err error
 	for wait := newPatience(s.h.Limit); wait.more(); time.Sleep(time.Millisecond) {
 		tag := s.near.ledger.tag()
-		if err = s.peer.Submit(driver.Write, tag, d); err != nil {
+		if err = s.submitting(driver.Write, d...)(tag); err != nil {
 			s.near.ledger.refuse(tag)
 		} else {
 			err = s.await(tag)
@@ -249,7 +245,7 @@ func (s *stage) lost(l, r *memory) {
 // bounded, and what it completed with an error does not land later.
 func checkPeerFrozen(s *stage) {
 	const count = 8
-	size := s.fit(1<<20) * count
+	size := uint64(1<<20) * count
 	l, r := s.local(size), s.remote(size)
 	if err := s.proc.freeze(); err != nil {
 		s.Fatal(err)

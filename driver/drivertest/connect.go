@@ -53,7 +53,7 @@ func checkConnectNonsense(s *stage) {
 	} {
 		s.connectTo(fmt.Sprintf("connect to %d bytes of nonsense", len(nonsense)), nonsense, time.Second)
 	}
-	l, r := s.local(s.fit(64)), s.remote(s.fit(64))
+	l, r := s.local(64), s.remote(64)
 	s.move(driver.Write, desc(l, 0, r, 0, l.size))
 	s.compare(l, r, "after connecting to nonsense")
 }
@@ -68,7 +68,7 @@ func checkConnectContext(s *stage) {
 	}
 	defer p.Close()
 	time.Sleep(10 * time.Millisecond)
-	r := s.far.share(s.fit(64))
+	r := s.far.share(64)
 	if _, _, err := p.Import(r.token); err != nil {
 		s.Errorf("import after the context of Connect ended: %v", err)
 	}
@@ -106,14 +106,14 @@ func checkConnectFrozen(s *stage) {
 	if err := s.proc.thaw(); err != nil {
 		s.Fatal(err)
 	}
-	l, r := s.local(s.fit(64)), s.remote(s.fit(64))
+	l, r := s.local(64), s.remote(64)
 	s.move(driver.Write, desc(l, 0, r, 0, l.size))
 	s.connect()
 }
 
 // checkConnectTwice closes one of two peers; the other one must not notice.
 func checkConnectTwice(s *stage) {
-	n := s.fit(1 << 20)
+	n := uint64(1 << 20)
 	l, r := s.local(n), s.remote(n)
 	first := s.peer
 	s.connect()
@@ -126,7 +126,7 @@ func checkConnectTwice(s *stage) {
 		s.Errorf("write over one peer when another was closed: %v", err)
 	}
 	s.apply(driver.Write, s.batch(l, r, n)...)
-	s.move(driver.Read, desc(l, 0, r, 0, s.fit(64)))
+	s.move(driver.Read, desc(l, 0, r, 0, 64))
 	for len(s.drainMessages()) > 0 { // news of the first peer's end, with Self
 	}
 	s.compare(l, r, "after another peer was closed")
@@ -134,7 +134,7 @@ func checkConnectTwice(s *stage) {
 
 // drainMessages takes what the far side has received.
 func (s *stage) drainMessages() []message {
-	if !s.has(notifier) {
+	if !s.can(driver.CanNotify) {
 		return nil
 	}
 	r, _ := s.far.try(request{Do: "receive", Count: 100, Limit: 20 * time.Millisecond})

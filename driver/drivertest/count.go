@@ -3,7 +3,6 @@
 package drivertest
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
@@ -11,48 +10,31 @@ import (
 )
 
 var countChecks = []check{
-	{name: "CountAfterData", wirings: everywhere, needs: []optional{counter}, run: checkCountAfterData},
-	{name: "CountPages", wirings: everywhere, needs: []optional{counter, pager}, run: checkCountPages},
-	{name: "CountUnattended", wirings: everywhere, needs: []optional{counter}, run: checkCountUnattended},
-	{name: "CountWakes", wirings: Pair | Processes, needs: []optional{counter, armer}, run: checkCountWakes},
-	{name: "CountAmongMessages", wirings: everywhere, needs: []optional{counter}, run: checkCountAmongMessages},
-	{name: "CountOfFailedBatch", wirings: everywhere, needs: []optional{counter}, run: checkCountOfFailedBatch},
-	{name: "CountBounds", wirings: here, needs: []optional{counter}, run: checkCountBounds},
+	{name: "CountAfterData", wirings: everywhere, needs: driver.CanCount, run: checkCountAfterData},
+	{name: "CountPattern", wirings: everywhere, needs: driver.CanCount | driver.CanPattern, run: checkCountPattern},
+	{name: "CountUnattended", wirings: everywhere, needs: driver.CanCount, run: checkCountUnattended},
+	{name: "CountWakes", wirings: Pair | Processes, needs: driver.CanCount, run: checkCountWakes},
+	{name: "CountAmongMessages", wirings: everywhere, needs: driver.CanCount, run: checkCountAmongMessages},
+	{name: "CountOfFailedBatch", wirings: everywhere, needs: driver.CanCount, run: checkCountOfFailedBatch},
+	{name: "CountBounds", wirings: here, needs: driver.CanCount, run: checkCountBounds},
 }
 
 // seen waits until a counter has reached n, as a program that looks all the time, and
 // polls nothing.
 func (h *host) seen(number uint32, n uint64, limit time.Duration) (value uint64, err error) {
-	c, ok := h.b.(driver.Counting)
-	if !ok {
-		return 0, driver.ErrNotSupported
-	}
-	for wait := newPatience(limit); c.Count(number) < n; {
+	for wait := newPatience(limit); h.b.Count(number) < n; {
 		if !wait.more() {
-			return c.Count(number), errLate
+			return h.b.Count(number), errLate
 		}
 	}
-	return c.Count(number), nil
-}
-
-// slept waits as a program that sleeps, and returns how often it woke up.
-func (h *host) slept(number uint32, n uint64, limit time.Duration) (woken int, err error) {
-	c, ok := h.b.(driver.Counting)
-	if !ok {
-		return 0, driver.ErrNotSupported
-	}
-	for end := time.Now().Add(limit); !c.AwaitCount(number, n); woken++ {
-		if err := h.park(time.Until(end)); err != nil {
-			return woken, err
-		}
-	}
-	return woken, nil
+	return h.b.Count(number), nil
 }
 
 // counting is a submission that counts.
-func (s *stage) counting(number uint32, pages *driver.Pages, descs ...driver.Desc) func(tag uint64) error {
-	p := s.peer.(driver.Counter)
-	return func(tag uint64) error { return p.SubmitCount(tag, descs, pages, number) }
+func (s *stage) counting(number uint32, p *driver.Pattern, descs ...driver.Desc) func(tag uint64) error {
+	return s.batching(&driver.Batch{
+		Op: driver.Write, Tail: driver.CountTail, Counter: number, Descs: descs, Pattern: p,
+	})
 }
 
 func (s *stage) submitCount(number uint32, descs ...driver.Desc) uint64 {
@@ -80,7 +62,7 @@ func (s *stage) counts(number uint32, n uint64) {
 // that goes up the receiver looks at the bytes.
 func checkCountAfterData(s *stage) {
 	const slots, rounds = 16, 24
-	slot := s.fit(200 << 10)
+	slot := uint64(200 << 10)
 	l, r := s.local(slot*slots), s.remote(slot*slots)
 	lens := []uint64{8, 656, 4097, 70000, 200 << 10}
 	for round := range uint64(rounds) {
@@ -88,7 +70,7 @@ func checkCountAfterData(s *stage) {
 		var tags []uint64
 		looked := make(chan string)
 		for i := range uint64(slots) {
-			d := desc(l, i*slot, r, i*slot, s.fit(lens[(i+round)%uint64(len(lens))]))
+			d := desc(l, i*slot, r, i*slot, lens[(i+round)%uint64(len(lens))])
 			s.apply(driver.Write, d)
 			go func(want []byte) { looked <- s.look(r, i*slot, uint32(i), round+1, want) }(digest(r.want[i*slot:][:slot]))
 			tags = append(tags, s.submitCount(uint32(i), s.pieces(d)...))
@@ -109,7 +91,7 @@ func checkCountAfterData(s *stage) {
 
 // look waits for a count and compares the bytes that it stands for.
 func (s *stage) look(r *memory, off uint64, number uint32, n uint64, want []byte) (fault string) {
-	got, err := s.far.try(request{Do: "counted", Counter: number, Until: n, Region: r.id, Off: off, Len: s.fit(200 << 10)})
+	got, err := s.far.try(request{Do: "counted", Counter: number, Until: n, Region: r.id, Off: off, Len: (200 << 10)})
 	switch {
 	case err != nil:
 		return fmt.Sprintf("counter %d does not reach %d: %v", number, n, err)
@@ -121,27 +103,25 @@ func (s *stage) look(r *memory, off uint64, number uint32, n uint64, want []byte
 	return ""
 }
 
-// checkCountPages has a count follow scattered entries.
-func checkCountPages(s *stage) {
+// checkCountPattern has a count follow scattered entries.
+func checkCountPattern(s *stage) {
 	const entry, n = 656, 300
 	l, r := s.local(entry*n), s.remote(entry*n)
 	l.paint(s.seed())
-	p := &driver.Pages{EntryLen: entry, LocalStride: entry, RemoteStride: entry, LocalKey: l.key, RemoteKey: r.as, Count: n}
+	p := geometry{count: n, localStride: entry, remoteStride: entry}.pattern(l, r, entry)
 	for i := range uint32(n) {
-		p.Local = append(p.Local, i*7%n)
-		p.Remote = append(p.Remote, i)
+		p.Local.List = append(p.Local.List, i*7%n)
+		p.Remote.List = append(p.Remote.List, i)
 	}
 	tag, err := s.near.start(s.counting(5, p))
 	if err != nil {
-		s.Fatalf("submit pages with a count: %v", err)
+		s.Fatalf("submit a pattern with a count: %v", err)
 	}
-	for i := range n {
-		s.apply(driver.Write, p.Desc(i))
-	}
+	s.applyPattern(driver.Write, p)
 	s.counts(5, 1)
-	r.expect("when a count of pages was seen")
+	r.expect("when the count of a pattern was seen")
 	if err := s.await(tag); err != nil {
-		s.Fatalf("pages with a count: %v", err)
+		s.Fatalf("a pattern with a count: %v", err)
 	}
 }
 
@@ -158,42 +138,52 @@ func checkCountUnattended(s *stage) {
 	s.counts(0, 0)
 }
 
-// checkCountWakes has the receiver sleep until the last of many.
-func checkCountWakes(s *stage) {
-	const n = 400
-	type result struct {
-		r   reply
-		err error
+// checkCountWakes has the receiver sleep until the last of several. It sleeps for certain
+// before the first, so what wakes it is the last, and not one before it.
+func (s *stage) checkCountWakesRound(number uint32, until uint64) (early bool) {
+	s.Helper()
+	const n = 8
+	asleep := request{Do: "drowse", Counter: number, Until: until}
+	if s.far.must(asleep).Count != 0 {
+		s.Fatalf("AwaitCount says that counter %d has reached %d already", number, until)
 	}
-	done := make(chan result, 1)
-	go func() {
-		r, err := s.far.try(request{Do: "slept", Counter: 3, Until: n})
-		done <- result{r, err}
-	}()
-	for i := range n {
-		if err := s.await(s.submitCount(3)); err != nil {
+	for i := range uint64(n) {
+		if i == n-1 {
+			s.counts(number, until-1)
+			early = s.far.must(request{Do: "woken", Limit: 5 * time.Millisecond}).Count != 0
+		}
+		if err := s.await(s.submitCount(number)); err != nil {
 			s.Fatalf("count: %v", err)
 		}
-		if i == n/2 {
-			time.Sleep(5 * time.Millisecond) // it sleeps by now, if it did not before
+	}
+	s.counts(number, until)
+	if s.far.must(request{Do: "woken", Limit: s.h.Limit / 2}).Count == 0 {
+		s.Fatalf("the wake-up of count %d was lost", until)
+	}
+	return early
+}
+
+func checkCountWakes(s *stage) {
+	const rounds = 12
+	early := 0
+	for i := range uint64(rounds) {
+		if s.checkCountWakesRound(3, 8*(i+1)) {
+			early++
 		}
 	}
-	got := <-done
-	if errors.Is(got.err, errLate) {
-		s.Fatalf("the wake-up of the last count was lost")
-	} else if got.err != nil {
-		s.Fatalf("sleep until %d counts: %v", n, got.err)
+	if early > rounds/2 {
+		s.Errorf("in %d of %d rounds a count before the one that was waited for ended the sleep", early, rounds)
 	}
-	if got.r.Count > n/10 {
-		s.Errorf("%d wake-ups for %d counts, want one", got.r.Count, n)
+	if s.far.must(request{Do: "drowse", Counter: 3, Until: 8 * rounds}).Count != 1 {
+		s.Error("AwaitCount does not say that the counter has reached what it stands at")
 	}
 }
 
 // checkCountAmongMessages mixes both: neither takes the other's place or turn.
 func checkCountAmongMessages(s *stage) {
 	const n = 12 // messages that wait while all counts arrive
-	l, r := s.local(s.fit(64)), s.remote(s.fit(64))
-	d := desc(l, 0, r, 0, s.fit(64))
+	l, r := s.local(64), s.remote(64)
+	d := desc(l, 0, r, 0, 64)
 	for i := range byte(n) {
 		for range 30 {
 			s.submitCount(9, d)
@@ -212,16 +202,12 @@ func checkCountAmongMessages(s *stage) {
 
 // checkCountOfFailedBatch has batches fail because their memory is gone.
 func checkCountOfFailedBatch(s *stage) {
-	n := s.fit(100 << 10)
+	n := uint64(100 << 10)
 	l, r := s.local(n), s.remote(n)
-	if s.has(fencer) {
-		if err := r.fence(); err != nil {
-			s.Fatalf("fence: %v", err)
-		}
-	} else if err := r.unregister(); err != nil {
-		s.Fatalf("close memory: %v", err)
+	if err := r.fence(); err != nil {
+		s.Fatalf("fence: %v", err)
 	}
-	for _, d := range []driver.Desc{desc(l, 0, r, 0, s.fit(64)), desc(l, 0, r, 0, n)} {
+	for _, d := range []driver.Desc{desc(l, 0, r, 0, 64), desc(l, 0, r, 0, n)} {
 		s.fails("a write to revoked memory", nil, s.counting(2, nil, d))
 	}
 	fresh := s.remote(n)
@@ -236,7 +222,7 @@ func checkCountOfFailedBatch(s *stage) {
 func checkCountBounds(s *stage) {
 	s.refused("a counter out of bounds", driver.ErrBounds, s.counting(driver.CountersMax, nil))
 	s.refused("a counter far out of bounds", driver.ErrBounds, s.counting(1<<31, nil))
-	if s.near.b.(driver.Counting).AwaitCount(1, 1) {
+	if s.near.b.AwaitCount(1, 1) {
 		s.Error("AwaitCount: a counter that nobody has used is said to have reached 1")
 	}
 	if err := s.await(s.submitCount(0)); err != nil {

@@ -10,10 +10,10 @@ import (
 )
 
 var durableChecks = []check{
-	{name: "DurableWrites", wirings: here, needs: []optional{persister}, run: checkDurableWrites},
-	{name: "DurablePages", wirings: here, needs: []optional{persister, pager}, run: checkDurablePages},
-	{name: "DurableBounds", wirings: here, needs: []optional{persister}, run: checkDurableBounds},
-	{name: "DurableNoAllocation", wirings: here, needs: []optional{persister}, run: checkDurableNoAllocation},
+	{name: "DurableWrites", wirings: here, needs: driver.CanDurable, run: checkDurableWrites},
+	{name: "DurablePattern", wirings: here, needs: driver.CanDurable | driver.CanPattern, run: checkDurablePattern},
+	{name: "DurableBounds", wirings: here, needs: driver.CanDurable, run: checkDurableBounds},
+	{name: "DurableNoAllocation", wirings: here, needs: driver.CanDurable, run: checkDurableNoAllocation},
 }
 
 // platter is what memory holds that would survive a loss of power: the bytes that were there
@@ -73,22 +73,19 @@ func (p *platter) holds(want []byte, off, n uint64) string {
 }
 
 // persisting is a submission of a durable write.
-func (s *stage) persisting(pages *driver.Pages, descs ...driver.Desc) func(tag uint64) error {
-	p := s.peer.(driver.Persister)
-	return func(tag uint64) error { return p.SubmitDurable(tag, descs, pages) }
+func (s *stage) persisting(p *driver.Pattern, descs ...driver.Desc) func(tag uint64) error {
+	return s.batching(&driver.Batch{Op: driver.Write, Durable: true, Descs: descs, Pattern: p})
 }
 
-// persist runs a durable write among others that nobody waits for.
-func (s *stage) persist(pages *driver.Pages, descs ...driver.Desc) (tag uint64) {
+// persist runs a durable write among others that are not waited for.
+func (s *stage) persist(p *driver.Pattern, descs ...driver.Desc) (tag uint64) {
 	s.Helper()
-	tag, err := s.near.start(s.persisting(pages, descs...))
+	tag, err := s.near.start(s.persisting(p, descs...))
 	if err != nil {
 		s.Fatalf("submit a durable write: %v", err)
 	}
-	if pages != nil {
-		for i := range pages.Count {
-			s.apply(driver.Write, pages.Desc(i))
-		}
+	if p != nil {
+		s.applyPattern(driver.Write, p)
 	}
 	s.apply(driver.Write, descs...)
 	return tag
@@ -98,7 +95,7 @@ func (s *stage) persist(pages *driver.Pages, descs ...driver.Desc) (tag uint64) 
 // others between them: when one ends, its bytes are safe.
 func checkDurableWrites(s *stage) {
 	const slots = 6
-	slot := s.fit(70 << 10)
+	slot := uint64(70 << 10)
 	l, r := s.local(slot*slots), s.remote(slot*slots)
 	disk := s.watch(r)
 	lens := []uint64{1, 656, 4096, 8192 + 7, 64 << 10, 70 << 10}
@@ -107,7 +104,7 @@ func checkDurableWrites(s *stage) {
 		var tags [slots]uint64
 		var n [slots]uint64
 		for i := range uint64(slots) {
-			n[i] = s.fit(lens[(i+round)%slots])
+			n[i] = lens[(i+round)%slots]
 			d := desc(l, i*slot, r, i*slot, n[i])
 			if (i+round)%3 == 2 {
 				tags[i] = s.submit(driver.Write, s.pieces(d)...)
@@ -131,32 +128,33 @@ func checkDurableWrites(s *stage) {
 	s.compare(l, r, "after durable writes")
 }
 
-func checkDurablePages(s *stage) {
+func checkDurablePattern(s *stage) {
 	const n = 300
-	entry := s.fit(entryLen)
+	entry := uint64(entryLen)
 	l, r := s.local(entry*n), s.remote(entry*n)
 	disk := s.watch(r)
 	for round := range 4 {
 		l.paint(s.seed())
-		count := min(n, s.caps.PagesMax)
-		p := &driver.Pages{Count: count, EntryLen: entry, LocalStride: entry, RemoteStride: entry, LocalKey: l.key, RemoteKey: r.as, Remote: falling(count)}
+		count := min(n, s.caps.RunsMax)
+		p := geometry{count: count, localStride: entry, remoteStride: entry}.pattern(l, r, entry)
+		p.Remote.List = falling(count)
 		if err := s.await(s.persist(p)); err != nil {
-			s.Fatalf("durable pages: %v", err)
+			s.Fatalf("a durable pattern: %v", err)
 		}
 		if disk == nil {
 			continue
 		}
 		if fault := disk.holds(r.want, 0, r.size); fault != "" {
-			s.Fatalf("round %d, durable pages have ended: %s", round, fault)
+			s.Fatalf("round %d, a durable pattern have ended: %s", round, fault)
 		}
 	}
-	s.compare(l, r, "after durable pages")
+	s.compare(l, r, "after a durable pattern")
 }
 
 func checkDurableBounds(s *stage) {
-	n := s.fit(10000)
+	n := uint64(10000)
 	l, r, lAll, rAll := s.cut(n)
-	for _, o := range s.outside(n) {
+	for _, o := range outside(n) {
 		for side, bad := range map[string]driver.Desc{
 			"local":  {Local: o[0], Len: o[1], LocalKey: l.key, RemoteKey: r.as},
 			"remote": {Remote: o[0], Len: o[1], LocalKey: l.key, RemoteKey: r.as},
@@ -164,16 +162,16 @@ func checkDurableBounds(s *stage) {
 			s.refused(fmt.Sprintf("a durable write past %s bounds, %d+%d of %d", side, o[0], o[1], n), driver.ErrBounds, s.persisting(nil, bad))
 		}
 	}
-	s.refused("a durable write to an unknown key", driver.ErrBounds, s.persisting(nil, driver.Desc{Len: s.fit(1), LocalKey: l.key, RemoteKey: 1 << 20}))
+	s.refused("a durable write to an unknown key", driver.ErrBounds, s.persisting(nil, driver.Desc{Len: 1, LocalKey: l.key, RemoteKey: 1 << 20}))
 	fixed := s.far.shareReadOnly(n)
 	s.imports(fixed)
-	s.refused("a durable write to read-only memory", driver.ErrReadOnly, s.persisting(nil, desc(l, 0, fixed, 0, s.fit(1))))
+	s.refused("a durable write to read-only memory", driver.ErrReadOnly, s.persisting(nil, desc(l, 0, fixed, 0, 1)))
 	s.compare(lAll, rAll, "after durable writes that were refused")
 }
 
 func checkDurableNoAllocation(s *stage) {
-	l, r := s.local(s.fit(1<<20)), s.remote(s.fit(1<<20))
-	for name, n := range map[string]uint64{"a short piece": s.fit(1), "a long piece": s.fit(1 << 20)} {
+	l, r := s.local(1<<20), s.remote(1<<20)
+	for name, n := range map[string]uint64{"a short piece": 1, "a long piece": (1 << 20)} {
 		s.noAllocation("durable write of "+name, s.persisting(nil, s.pieces(desc(l, 0, r, 0, n))...))
 	}
 }

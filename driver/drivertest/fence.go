@@ -12,19 +12,21 @@ import (
 )
 
 var fenceChecks = []check{
-	{name: "FenceRevokes", wirings: everywhere, needs: []optional{fencer}, run: checkFenceRevokes},
-	{name: "FenceIdle", wirings: everywhere, needs: []optional{fencer}, run: checkFenceIdle},
-	{name: "FenceNeighbour", wirings: everywhere, needs: []optional{fencer}, run: checkFenceNeighbour},
-	{name: "FenceMisuse", wirings: here, needs: []optional{fencer}, run: checkFenceMisuse},
+	{name: "FenceRevokes", wirings: everywhere, run: checkFenceRevokes},
+	{name: "FenceIdle", wirings: everywhere, run: checkFenceIdle},
+	{name: "FenceNeighbour", wirings: everywhere, run: checkFenceNeighbour},
+	{name: "FenceOver", wirings: everywhere, run: checkFenceOver},
+	{name: "FenceOverFrozen", wirings: Processes, run: checkFenceOverFrozen},
+	{name: "FenceMisuse", wirings: here, run: checkFenceMisuse},
 	{name: "SilenceUnderWrites", wirings: everywhere, run: checkSilence},
-	{name: "FenceFrozen", wirings: Processes, needs: []optional{fencer}, run: checkFenceFrozen},
-	{name: "FenceKilled", wirings: Processes, needs: []optional{fencer}, run: checkFenceKilled},
+	{name: "FenceFrozen", wirings: Processes, run: checkFenceFrozen},
+	{name: "FenceKilled", wirings: Processes, run: checkFenceKilled},
 }
 
 // checkFenceRevokes ends epochs, one after the other: what came with the old
 // token is of no use, and the new one is.
 func checkFenceRevokes(s *stage) {
-	n := s.fit(100 << 10)
+	n := uint64(100 << 10)
 	l, r := s.local(n), s.remote(n)
 	var old [][]byte
 	for round := range 5 {
@@ -37,7 +39,7 @@ func checkFenceRevokes(s *stage) {
 			return
 		}
 		old = append(old, r.token)
-		for _, size := range []uint64{s.fit(64), n} {
+		for _, size := range []uint64{64, n} {
 			for _, op := range bothOps {
 				d := s.batch(l, r, size)
 				s.fails(fmt.Sprintf("%v with a key of a past epoch", op), driver.ErrRevoked, s.submitting(op, d...))
@@ -58,7 +60,7 @@ func checkFenceRevokes(s *stage) {
 // checkFenceIdle fences many times while nothing is in flight. A backend that
 // waits out its grace each time would not be done within the limit.
 func checkFenceIdle(s *stage) {
-	r := s.remote(s.fit(4096))
+	r := s.remote(4096)
 	begin := time.Now()
 	for range 300 {
 		if err := r.fence(); err != nil {
@@ -76,7 +78,7 @@ func checkFenceIdle(s *stage) {
 // checkFenceNeighbour fences a part of memory: the whole and another part, which
 // overlaps it, keep their tokens and their bytes.
 func checkFenceNeighbour(s *stage) {
-	n := s.fit(10000)
+	n := uint64(10000)
 	l, whole := s.local(8*n), s.remote(8*n)
 	part, overlap := whole.slice(2*n, 3*n), whole.slice(4*n, 3*n)
 	s.imports(part)
@@ -105,27 +107,95 @@ func checkFenceNeighbour(s *stage) {
 	}
 }
 
+// checkFenceOver fences with a context that is over: the epoch ends all the same, and the
+// next call completes the proof where this one did not.
+func checkFenceOver(s *stage) {
+	const n = 100 << 10
+	l, r := s.local(n), s.remote(n)
+	for range 5 {
+		l.paint(s.seed())
+		s.move(driver.Write, s.batch(l, r, n)...)
+		tag := s.submit(driver.Read, s.batch(l, r, n)...)
+		s.fenceOver(r)
+		if err := s.await(tag); err != nil && !errors.Is(err, driver.ErrRevoked) {
+			s.Errorf("a read that was fenced off: %v, want nil or %v", err, driver.ErrRevoked)
+		}
+		for _, op := range bothOps {
+			what := fmt.Sprintf("%v after a fence with a context that is over", op)
+			s.fails(what, driver.ErrRevoked, s.submitting(op, s.batch(l, r, 64)...))
+		}
+		if _, _, err := s.peer.Import(r.token); !errors.Is(err, driver.ErrRevoked) {
+			s.Errorf("import after a fence with a context that is over: %v, want %v", err, driver.ErrRevoked)
+		}
+		if err := r.fence(); err != nil {
+			s.Fatalf("fence once more: %v", err)
+		}
+		s.peer.Drop(r.as)
+		r.renew()
+		s.imports(r)
+		l.paint(s.seed())
+		s.move(driver.Write, s.batch(l, r, n)...)
+		s.compare(l, r, "with the token of the epoch behind two fences")
+	}
+}
+
+// fenceOver fences with a context that is over.
+func (s *stage) fenceOver(r *memory) {
+	s.Helper()
+	_, err := r.on.try(request{Do: "fence over", Region: r.id})
+	if err != nil && !errors.Is(err, context.Canceled) {
+		s.Errorf("fence with a context that is over: %v, want nil or %v", err, context.Canceled)
+	}
+}
+
+// checkFenceOverFrozen does it while the writer stands still: it is refused when it goes on.
+func checkFenceOverFrozen(s *stage) {
+	const n = big
+	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
+	l := s.far.local(n)
+	l.paint(s.seed())
+	for range 3 {
+		r := s.home.share(n)
+		s.attack(driver.Write, back, l, r)
+		s.landed(r)
+		if err := s.proc.freeze(); err != nil {
+			s.Fatal(err)
+		}
+		s.fenceOver(r)
+		if err := s.proc.thaw(); err != nil {
+			s.Fatal(err)
+		}
+		s.revoked()
+		if err := s.inTime("fence once more", r.fence); err != nil {
+			s.Fatalf("fence once more: %v", err)
+		}
+		r.paint(s.seed())
+		if !r.watch("after a fence in two calls", 15*time.Millisecond) {
+			return
+		}
+	}
+}
+
 func checkFenceMisuse(s *stage) {
-	f := s.near.b.(driver.Fencer)
-	m := s.home.share(s.fit(4096))
+	m := s.home.share(4096)
 	for _, key := range []uint32{m.key + 1000, 1 << 31, 1<<32 - 1} {
-		if err := f.Fence(context.Background(), key); err == nil {
+		if err := s.near.b.Fence(context.Background(), key); err == nil {
 			s.Errorf("fence of unknown key %d: no error", key)
 		}
 	}
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
-	err := s.inTime("fence with an ended context", func() error { return f.Fence(ended, m.key) })
+	err := s.inTime("fence with an ended context", func() error { return s.near.b.Fence(ended, m.key) })
 	if err != nil && !errors.Is(err, context.Canceled) {
 		s.Errorf("fence with an ended context: %v, want nil or %v", err, context.Canceled)
 	}
-	if err := f.Fence(context.Background(), m.key); err != nil {
+	if err := s.near.b.Fence(context.Background(), m.key); err != nil {
 		s.Errorf("fence once more, after one with an ended context: %v", err)
 	}
 	if err := m.unregister(); err != nil {
 		s.Errorf("close fenced memory: %v", err)
 	}
-	if err := f.Fence(context.Background(), m.key); err == nil {
+	if err := s.near.b.Fence(context.Background(), m.key); err == nil {
 		s.Error("fence of closed memory: no error")
 	}
 }
@@ -165,18 +235,9 @@ func (s *stage) landed(r *memory) {
 	}
 }
 
-// silence ends every access to r by the means of the backend: a fence, or else
-// the end of the registration.
-func (s *stage) silence(r *memory) error {
-	if s.has(fencer) {
-		return r.fence()
-	}
-	return r.unregister()
-}
-
 // checkSilence silences memory that is being written to.
 func checkSilence(s *stage) {
-	n := s.fit(big)
+	n := uint64(big)
 	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
 	l := s.far.local(n)
 	l.paint(s.seed())
@@ -185,7 +246,7 @@ func checkSilence(s *stage) {
 		s.attack(driver.Write, back, l, r)
 		s.landed(r)
 		time.Sleep(time.Duration(round*37) * time.Microsecond)
-		if err := s.silence(r); err != nil {
+		if err := r.fence(); err != nil {
 			s.Fatalf("fence memory under writes: %v", err)
 		}
 		r.paint(s.seed())
@@ -200,13 +261,13 @@ func checkSilence(s *stage) {
 // checkFenceFrozen stops the writer in mid-copy, fences within the backend's
 // grace, fills the memory anew, and lets the writer go on: nothing may land.
 func checkFenceFrozen(s *stage) {
-	n := s.fit(big)
+	n := uint64(big)
 	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
 	l := s.far.local(n)
 	l.paint(s.seed())
 	for round := range 8 {
 		r := s.home.share(n)
-		other := s.home.share(s.fit(4096))
+		other := s.home.share(4096)
 		other.paint(s.seed())
 		s.attack(driver.Write, back, l, r)
 		s.landed(r)
@@ -245,7 +306,7 @@ func (s *stage) impatientFence(r *memory) {
 func (s *stage) writesAgain(back int, l, r *memory) {
 	s.Helper()
 	key := s.far.must(request{Do: "import", Peer: back, Data: r.renew()}).Key
-	d := driver.Desc{Len: s.fit(4096), LocalKey: l.key, RemoteKey: key}
+	d := driver.Desc{Len: 4096, LocalKey: l.key, RemoteKey: key}
 	tag := s.far.must(request{Do: "submit", Peer: back, Op: driver.Write, Descs: []driver.Desc{d}}).Tag
 	s.far.must(request{Do: "await", Tag: tag})
 	if err := r.fence(); err != nil {
@@ -257,7 +318,7 @@ func (s *stage) writesAgain(back int, l, r *memory) {
 
 // checkFenceKilled kills the writer in mid-copy: a dead peer holds nothing up.
 func checkFenceKilled(s *stage) {
-	n := s.fit(big)
+	n := uint64(big)
 	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
 	l := s.far.local(n)
 	l.paint(s.seed())

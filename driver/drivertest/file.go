@@ -20,7 +20,7 @@ const fileGuard = 64 << 10
 // Free looks at the bytes around it.
 func FileMemory(dir string, off uint64) Allocator {
 	return func(n uint64) (*Space, error) {
-		f, err := os.CreateTemp(dir, "backendtest")
+		f, err := os.CreateTemp(dir, "drivertest")
 		if err != nil {
 			return nil, err
 		}

@@ -21,7 +21,7 @@ var crimes = []struct {
 		fence: func(b *saboteur, ctx context.Context, key uint32) error {
 			ctx, cancel := context.WithTimeout(ctx, time.Millisecond)
 			defer cancel()
-			if err := b.full.Fence(ctx, key); !errors.Is(err, context.DeadlineExceeded) {
+			if err := b.Backend.Fence(ctx, key); !errors.Is(err, context.DeadlineExceeded) {
 				return err
 			}
 			return nil
@@ -30,7 +30,7 @@ var crimes = []struct {
 	{"waits for a frozen writer for ever", []string{"FenceFrozen"}, sabotage{
 		fence: func(b *saboteur, ctx context.Context, key uint32) error {
 			begin := time.Now()
-			err := b.full.Fence(ctx, key)
+			err := b.Backend.Fence(ctx, key)
 			if time.Since(begin) > 20*time.Millisecond {
 				<-ctx.Done()
 				return ctx.Err()
@@ -40,7 +40,7 @@ var crimes = []struct {
 	}},
 	{"renews a page that others write to", []string{"FenceFrozenBeside"}, sabotage{
 		fence: func(b *saboteur, ctx context.Context, key uint32) error {
-			if err := b.full.Fence(ctx, key); err != nil {
+			if err := b.Backend.Fence(ctx, key); err != nil {
 				return err
 			}
 			b.mu.Lock()
@@ -57,7 +57,7 @@ var crimes = []struct {
 	}},
 	{"says nothing of a killed sender", []string{"LastMessage"}, sabotage{
 		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
-			n, err := b.full.Receive(msgs)
+			n, err := b.Backend.Receive(msgs)
 			if n > 0 && msgs[n-1].Err != nil {
 				n--
 			}
@@ -65,8 +65,8 @@ var crimes = []struct {
 		},
 	}},
 	{"does not see that a peer was killed", []string{"PeerKilled"}, sabotage{
-		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
-			err := p.fullPeer.Submit(op, tag, descs)
+		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			err := p.Peer.Submit(tag, b)
 			if errors.Is(err, driver.ErrPeerLost) {
 				p.b.mu.Lock()
 				p.b.stash = append(p.b.stash, driver.Completion{Tag: tag})
@@ -80,7 +80,7 @@ var crimes = []struct {
 	{"waits for a frozen peer in Close", []string{"PeerFrozen"}, sabotage{
 		closePeer: func(p *saboteurPeer) error {
 			time.Sleep(time.Second)
-			return p.fullPeer.Close()
+			return p.Peer.Close()
 		},
 	}},
 	{"waits for a frozen process in Connect", []string{"ConnectFrozen"}, sabotage{

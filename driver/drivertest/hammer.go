@@ -26,14 +26,14 @@ const hammerTime = 300 * time.Millisecond
 // two that move bytes and look at them, and others that import, register,
 // connect and fence beside them.
 func checkHammer(s *stage) {
-	n := s.fit(64 << 10)
+	n := uint64(64 << 10)
 	beside := s.remote(n)
 	seg := s.near.region(s.local(n).id).seg
 	jobs := []func() error{
 		s.mover(s.local(n), s.remote(n)), s.mover(s.local(n), s.remote(n)),
 		s.importer(beside), s.registrar(seg), s.connecter(),
 	}
-	if s.has(fencer) && s.wiring != Processes {
+	if s.wiring != Processes {
 		jobs = append(jobs, s.fenceBeside(s.far.share(n)))
 	}
 	s.together(jobs)
@@ -63,10 +63,10 @@ func (s *stage) together(jobs []func() error) {
 
 // mover writes, reads back into another place and compares.
 func (s *stage) mover(l, r *memory) func() error {
-	half := s.fit(l.size / 4)
+	half := l.size / 4
 	at := uint64(0)
 	return func() error {
-		at = s.fit(at*7+977) % half
+		at = (at*7 + 977) % half
 		write := desc(l, at, r, at, half)
 		read := desc(l, 2*half+at%half, r, at, half)
 		for _, step := range []struct {
@@ -124,7 +124,7 @@ func (s *stage) registrar(seg driver.Segment) func() error {
 
 func (s *stage) connecter() func() error {
 	return func() error {
-		if s.has(notifier) && s.wiring != Processes {
+		if s.can(driver.CanNotify) && s.wiring != Processes {
 			// What ends here is announced to the far side, which must look.
 			_, _ = s.far.party.(*host).look(make([]driver.Message, 8))
 		}
@@ -160,7 +160,7 @@ func (s *stage) fenceBeside(m *memory) func() error {
 // checkHammerClose closes the backend in the midst of all that: each call either
 // works or says that it is closed.
 func checkHammerClose(s *stage) {
-	n := s.fit(256 << 10)
+	n := uint64(256 << 10)
 	l, r := s.local(n), s.remote(n)
 	d := s.batch(l, r, n)
 	seg := s.near.region(l.id).seg

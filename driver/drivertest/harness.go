@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package drivertest is the conformance suite and the benchmark set of every
-// backend. It speaks the contract of package backends only, never the engine,
+// backend. It speaks the contract of package driver only, never the engine,
 // and turns each "must" there into a check.
 //
 // A backend's test file is one page:
@@ -52,7 +52,7 @@ type Harness struct {
 	Local, Remote Allocator
 
 	// OwnMemory has each side take Local and Remote from its backend instead, which
-	// must be a driver.Allocator: in checks and benchmarks, in this process and in
+	// must have memory (Backend.Alloc): in checks and benchmarks, in this process and in
 	// the second one.
 	OwnMemory bool
 
@@ -65,7 +65,7 @@ type Harness struct {
 	// Nil is (*exec.Cmd).Start.
 	Start func(*exec.Cmd) error
 
-	// Syncs has a backend that is about to be used, and whose peers are Persisters, tell of its
+	// Syncs has a backend that is about to be used, and whose peers have CanDurable, tell of its
 	// syncs: begun is called before one begins, ended when it has ended and nobody was told
 	// yet, in the same order. Nil: what syncs cover is not looked at.
 	Syncs func(b driver.Backend, begun, ended func())
@@ -179,9 +179,9 @@ func Main(m *testing.M, harnesses ...Harness) {
 	os.Exit(m.Run())
 }
 
-// Run runs every check of the contract that the backend's interfaces call for,
-// over every wiring. Checks of optional interfaces that it lacks are named in
-// the log.
+// Run runs every check of the contract that the bits of the backend's peers call for,
+// over every wiring. Checks of bits that they lack are named in the log; that such a peer
+// refuses what a bit stands for is checked, too.
 func Run(t *testing.T, h Harness) {
 	h = h.withDefaults()
 	b, err := h.New()

@@ -12,12 +12,12 @@ import (
 )
 
 var helpChecks = []check{
-	{name: "HelpAlone", wirings: everywhere, needs: []optional{helper}, run: checkHelpAlone},
-	{name: "HelpTogether", wirings: everywhere, needs: []optional{helper}, run: checkHelpTogether},
-	{name: "HelpNothing", wirings: everywhere, needs: []optional{helper}, run: checkHelpNothing},
-	{name: "HelpStopped", wirings: everywhere, needs: []optional{helper}, run: checkHelpStopped},
-	{name: "HelpThenSleep", wirings: everywhere, needs: []optional{helper, armer}, run: checkHelpThenSleep},
-	{name: "HelpBesideSleeper", wirings: everywhere, needs: []optional{helper, armer}, run: checkHelpBesideSleeper},
+	{name: "HelpAlone", wirings: everywhere, run: checkHelpAlone},
+	{name: "HelpTogether", wirings: everywhere, run: checkHelpTogether},
+	{name: "HelpNothing", wirings: everywhere, run: checkHelpNothing},
+	{name: "HelpStopped", wirings: everywhere, run: checkHelpStopped},
+	{name: "HelpThenSleep", wirings: everywhere, run: checkHelpThenSleep},
+	{name: "HelpBesideSleeper", wirings: everywhere, run: checkHelpBesideSleeper},
 }
 
 // helpers is how many goroutines help at once.
@@ -27,20 +27,15 @@ const helpers = 3
 func (s *stage) help(tag uint64, stop <-chan struct{}) (did bool) {
 	s.Helper()
 	_ = s.inTime("Help", func() error {
-		did = s.peer.(driver.Helper).Help(tag, stop)
+		did = s.peer.Help(tag, stop)
 		return nil
 	})
 	return did
 }
 
 // helping has goroutines help with all tags, in any order and over and over, at
-// least once, until the function that it returns is called. Without a Helper it
-// does nothing.
+// least once, until the function that it returns is called.
 func (s *stage) helping(tags []uint64) (stop func()) {
-	p, ok := s.peer.(driver.Helper)
-	if !ok {
-		return func() {}
-	}
 	var wg sync.WaitGroup
 	ending := make(chan struct{})
 	for i := range helpers {
@@ -48,7 +43,7 @@ func (s *stage) helping(tags []uint64) (stop func()) {
 			random := rand.New(rand.NewPCG(uint64(i), 1))
 			for first := true; first || !stopped(ending); first = false {
 				for _, at := range random.Perm(len(tags)) {
-					p.Help(tags[at], ending)
+					s.peer.Help(tags[at], ending)
 				}
 			}
 		})
@@ -63,12 +58,12 @@ func (s *stage) helping(tags []uint64) (stop func()) {
 // checkHelpAlone helps with each batch as soon as it is submitted, as a
 // goroutine does that waits for it.
 func checkHelpAlone(s *stage) {
-	size := s.fit(big)
+	size := uint64(big)
 	l, r := s.local(size), s.remote(size)
 	did := 0
 	for round := range 40 {
 		op := bothOps[round%2]
-		d := s.batch(l, r, s.fit([]uint64{64, 70000, 1 << 20, big}[round/2%4]))
+		d := s.batch(l, r, []uint64{64, 70000, 1 << 20, big}[round/2%4])
 		tag := s.submit(op, d...)
 		if s.help(tag, nil) {
 			did++
@@ -89,7 +84,7 @@ func checkHelpAlone(s *stage) {
 // of which carry messages: all complete once, and messages keep their order.
 func checkHelpTogether(s *stage) {
 	const count = 12
-	n := s.fit(1 << 20)
+	n := uint64(1 << 20)
 	l, r := s.local(n*count), s.remote(n*count)
 	for round := range 6 {
 		var tags []uint64
@@ -98,7 +93,7 @@ func checkHelpTogether(s *stage) {
 			op := bothOps[i/2%2]
 			d := s.pieces(desc(l, i*n, r, i*n, n))
 			d = d[:min(len(d), s.caps.DescsMax)]
-			if op == driver.Write && s.has(notifier) {
+			if op == driver.Write && s.can(driver.CanNotify) {
 				msg := []byte{byte(round), byte(i)}
 				tags = append(tags, s.submitNotify(msg, d...))
 				sent = append(sent, msg)
@@ -127,7 +122,7 @@ func checkHelpTogether(s *stage) {
 
 // checkHelpNothing helps where there is nothing to do.
 func checkHelpNothing(s *stage) {
-	l, r := s.local(s.fit(64)), s.remote(s.fit(64))
+	l, r := s.local(64), s.remote(64)
 	for round := range 3 {
 		for _, tag := range []uint64{0, 1, 1 << 63, firstTag, firstTag + 1000, ^uint64(0)} {
 			for _, stop := range []chan struct{}{nil, make(chan struct{})} {
@@ -148,7 +143,7 @@ func checkHelpNothing(s *stage) {
 
 // checkHelpStopped stops helping at once: the batch goes on without.
 func checkHelpStopped(s *stage) {
-	size := s.fit(big)
+	size := uint64(big)
 	l, r := s.local(size), s.remote(size)
 	d := s.batch(l, r, size)
 	stop := make(chan struct{})
@@ -172,12 +167,12 @@ func checkHelpStopped(s *stage) {
 // checkHelpThenSleep helps, polls and sleeps, as the engine does: what the helper
 // left to others must wake it.
 func checkHelpThenSleep(s *stage) {
-	n := s.fit(1 << 20)
+	n := uint64(1 << 20)
 	l, r := s.local(n), s.remote(n)
 	stop := make(chan struct{})
 	close(stop)
 	for i := range 300 {
-		d := s.batch(l, r, s.fit([]uint64{4096, 70000, 300000, 1 << 20}[i%4]))
+		d := s.batch(l, r, []uint64{4096, 70000, 300000, 1 << 20}[i%4])
 		tag := s.submit(driver.Write, d...)
 		if i%3 == 0 {
 			s.help(tag, stop)
@@ -190,23 +185,23 @@ func checkHelpThenSleep(s *stage) {
 	s.compare(l, r, "after help and sleep")
 }
 
-// checkHelpBesideSleeper helps while somebody sleeps who armed before. A helper that says that it did nothing
+// checkHelpBesideSleeper helps while a goroutine sleeps that armed before. A helper that says that it did nothing
 // does not poll: what it ended all the same must wake the sleeper.
 func checkHelpBesideSleeper(s *stage) {
-	n := s.fit(300000)
+	n := uint64(300000)
 	l, r := s.local(n), s.remote(n)
 	slept := 0
 	for i := range 300 {
 		for ready := true; ready; {
 			var err error
-			if ready, err = s.near.b.(driver.Armer).Arm(); err != nil {
+			if ready, err = s.near.b.Arm(); err != nil {
 				s.Fatalf("arm: %v", err)
 			}
 			if _, err := s.near.ledger.poll(); err != nil {
 				s.Fatalf("poll: %v", err)
 			}
 		}
-		d := s.batch(l, r, s.fit([]uint64{64, 4096, 300000}[i%3]))
+		d := s.batch(l, r, []uint64{64, 4096, 300000}[i%3])
 		op := bothOps[i/2%2]
 		tag := s.submit(op, d...)
 		s.apply(op, d...)
@@ -226,7 +221,7 @@ func checkHelpBesideSleeper(s *stage) {
 // sleepArmed sleeps on what was armed before, until something is there.
 func (s *stage) sleepArmed(what string) {
 	s.Helper()
-	fd := s.near.b.(driver.Armer).FD()
+	fd := s.near.b.FD()
 	switch err := sleepOn(fd, s.h.Limit/2); {
 	case errors.Is(err, errLate):
 		if n, _ := s.near.ledger.poll(); n > 0 {

@@ -19,6 +19,7 @@ type host struct {
 	h      Harness
 	b      driver.Backend
 	ledger *ledger
+	conns  conns
 
 	receiving sync.Mutex // held while receiving: Receive never runs twice at once
 
@@ -142,13 +143,9 @@ func (h *host) paint(id int, off, n, seed uint64) error {
 }
 
 func (h *host) fence(id int, limit time.Duration) error {
-	f, ok := h.b.(driver.Fencer)
-	if !ok {
-		return driver.ErrNotSupported
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	return f.Fence(ctx, h.region(id).mem.Key())
+	return h.b.Fence(ctx, h.region(id).mem.Key())
 }
 
 func (h *host) connect(addr []byte, limit time.Duration) (int, error) {
@@ -158,6 +155,7 @@ func (h *host) connect(addr []byte, limit time.Duration) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	h.conns.opened(p)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.peers = append(h.peers, p)
@@ -166,17 +164,17 @@ func (h *host) connect(addr []byte, limit time.Duration) (int, error) {
 
 // submit starts a batch, polling while the backend is full, and returns the tag.
 func (h *host) submit(peer int, op driver.Op, descs []driver.Desc, msg []byte) (uint64, error) {
+	b := &driver.Batch{Op: op, Descs: descs}
+	if msg != nil {
+		b.Tail, b.Notify = driver.NotifyTail, msg
+	}
+	return h.submitBatch(peer, b)
+}
+
+// submitBatch is submit of any batch.
+func (h *host) submitBatch(peer int, b *driver.Batch) (uint64, error) {
 	p := h.peer(peer)
-	return h.start(func(tag uint64) error {
-		if msg != nil {
-			n, ok := p.(driver.Notifier)
-			if !ok {
-				return driver.ErrNotSupported
-			}
-			return n.SubmitNotify(op, tag, descs, msg)
-		}
-		return p.Submit(op, tag, descs)
-	})
+	return h.start(func(tag uint64) error { return p.Submit(tag, b) })
 }
 
 // start gives a submission its tag and repeats it while the backend is full.
@@ -211,6 +209,7 @@ func (h *host) close() []string {
 	} else {
 		faults = append(faults, h.ledger.drain(h.h.Limit)...)
 	}
+	faults = append(faults, h.conns.list()...)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, r := range h.regions {

@@ -11,10 +11,11 @@ import (
 )
 
 var lastWordChecks = []check{
-	{name: "LastMessage", wirings: Processes, needs: []optional{notifier}, run: checkLastMessage},
-	{name: "LastMessagePolite", wirings: everywhere, needs: []optional{notifier}, run: checkLastMessagePolite},
-	{name: "LastMessageInFlight", wirings: everywhere, needs: []optional{notifier}, run: checkLastMessageInFlight},
-	{name: "LastMessageOfBackend", wirings: Pair | Processes, needs: []optional{notifier}, run: checkLastMessageOfBackend},
+	{name: "LastMessage", wirings: Processes, needs: driver.CanNotify, run: checkLastMessage},
+	{name: "LastMessagePolite", wirings: everywhere, needs: driver.CanNotify, run: checkLastMessagePolite},
+	{name: "LastMessageInFlight", wirings: everywhere, needs: driver.CanNotify, run: checkLastMessageInFlight},
+	{name: "LastMessageEach", wirings: everywhere, needs: driver.CanNotify, run: checkLastMessageEach},
+	{name: "LastMessageOfBackend", wirings: Pair | Processes, needs: driver.CanNotify, run: checkLastMessageOfBackend},
 }
 
 // checkLastMessage kills a sender: after what it had sent comes the news of its
@@ -25,7 +26,7 @@ func checkLastMessage(s *stage) {
 	if err := s.proc.kill(); err != nil {
 		s.Fatal(err)
 	}
-	s.lastWord("of a killed sender", s.home, sent, s.farAddr)
+	s.lastWord("of a killed sender", s.home, sent)
 	s.noFurtherWord(s.home)
 }
 
@@ -39,11 +40,11 @@ func checkLastMessagePolite(s *stage) {
 		}
 		silent, other := ids[round%2], ids[1-round%2]
 		s.far.must(request{Do: "close peer", Peer: silent})
-		s.lastWord("of a sender that never sent", s.home, nil, s.farAddr)
+		s.lastWord("of a sender that never sent", s.home, nil)
 		sent := s.sendFromFar(other, round)
 		s.far.must(request{Do: "close peer", Peer: other})
 		s.far.must(request{Do: "close peer", Peer: other})
-		s.lastWord("of a sender that closed", s.home, sent, s.farAddr)
+		s.lastWord("of a sender that closed", s.home, sent)
 	}
 	s.noFurtherWord(s.home)
 	s.notify([]byte("settle")) // the connection in the other direction does not mind
@@ -52,11 +53,39 @@ func checkLastMessagePolite(s *stage) {
 	}
 }
 
+// checkLastMessageEach has one backend open two connections to another: each has a number
+// of its own, and the end of one is nothing to the other.
+func checkLastMessageEach(s *stage) {
+	var ids [2]int
+	var conns [2]uint64
+	for i := range ids {
+		ids[i] = s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
+		conns[i] = s.messages("of one connection of two", s.home, s.sendFromFar(ids[i], 2))
+	}
+	if conns[0] == conns[1] {
+		s.Errorf("two connections have the number %d", conns[0])
+	}
+	for i := range 6 {
+		closing, staying := i%2, 1-i%2
+		s.far.must(request{Do: "close peer", Peer: ids[closing]})
+		if conn := s.lastWord("of one connection of two", s.home, nil); conn != conns[closing] {
+			s.Errorf("connection %d was closed, and %d has a last word", conns[closing], conn)
+		}
+		sent := s.sendFromFar(ids[staying], 2)
+		if conn := s.messages("beside a connection that closed", s.home, sent); conn != conns[staying] {
+			s.Errorf("connection %d has the number %d once another has closed", conns[staying], conn)
+		}
+		ids[closing] = s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
+		conns[closing] = s.messages("of a new connection", s.home, s.sendFromFar(ids[closing], 1))
+	}
+	s.noFurtherWord(s.home)
+}
+
 // checkLastMessageInFlight closes a peer with messages in flight: those of
 // batches that succeeded arrive, in order, and the last word comes after them.
 func checkLastMessageInFlight(s *stage) {
 	const count = 12
-	size := s.fit(512<<10) * count
+	size := uint64(512<<10) * count
 	l, r := s.local(size), s.far.share(size)
 	for range 3 {
 		s.imports(r)
@@ -77,7 +106,7 @@ func checkLastMessageInFlight(s *stage) {
 				s.Errorf("a message in flight at Peer.Close: %v, want nil or %v", err, driver.ErrClosed)
 			}
 		}
-		s.lastWord("of a peer that closed with work in flight", s.far, sent, s.near.b.Addr())
+		s.lastWord("of a peer that closed with work in flight", s.far, sent)
 		s.connect()
 	}
 	s.noFurtherWord(s.far)
@@ -92,7 +121,7 @@ func checkLastMessageOfBackend(s *stage) {
 	s.messages("before the sender's backend closed", s.home, sent)
 	s.far.must(request{Do: "close backend"})
 	for range 2 {
-		s.lastWord("of a backend that closed", s.home, nil, s.farAddr)
+		s.lastWord("of a backend that closed", s.home, nil)
 	}
 	s.noFurtherWord(s.home)
 }
@@ -110,25 +139,32 @@ func (s *stage) sendFromFar(peer, count int) (sent [][]byte) {
 	return sent
 }
 
-// messages takes what a side has received, which must be these.
-func (s *stage) messages(what string, on *side, want [][]byte) {
+// messages takes what a side has received, which must be these, of one connection, and
+// returns its number.
+func (s *stage) messages(what string, on *side, want [][]byte) (conn uint64) {
 	s.Helper()
 	got := on.must(request{Do: "receive", Count: len(want)}).Messages
 	for i, m := range got {
 		if m.Err != nil || !bytes.Equal(m.Data, want[i]) {
 			s.Errorf("message %d of %d %s: %x (%v), want %x", i, len(want), what, m.Data, m.Err.orNil(), want[i])
 		}
+		if conn = got[0].Conn; m.Conn != conn {
+			s.Errorf("message %d of %d %s came by connection %d, the first by %d", i, len(want), what, m.Conn, conn)
+		}
 	}
+	return conn
 }
 
-// lastWord takes the last messages of one connection and the news of its end.
-func (s *stage) lastWord(what string, on *side, sent [][]byte, from []byte) {
+// lastWord takes the last messages of one connection and the news of its end, and returns
+// its number.
+func (s *stage) lastWord(what string, on *side, sent [][]byte) (conn uint64) {
 	s.Helper()
-	s.messages(what, on, sent)
+	conn = s.messages(what, on, sent)
 	last := on.must(request{Do: "receive", Count: 1}).Messages[0]
-	if !errors.Is(last.Err.orNil(), driver.ErrPeerLost) || last.Data != nil || !bytes.Equal(last.From, from) {
-		s.Errorf("last message %s: %+v, want %v from the sender's Addr and no data", what, last, driver.ErrPeerLost)
+	if !errors.Is(last.Err.orNil(), driver.ErrPeerLost) || last.Data != nil || len(sent) > 0 && last.Conn != conn {
+		s.Errorf("last message %s: %+v, want %v by connection %d and no data", what, last, driver.ErrPeerLost, conn)
 	}
+	return last.Conn
 }
 
 // noFurtherWord listens for a while.

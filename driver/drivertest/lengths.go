@@ -26,12 +26,6 @@ var bothOps = [...]driver.Op{driver.Write, driver.Read}
 // guard lies before and after every range.
 const guard = 4096
 
-// fit rounds up to what Caps.Align allows.
-func (s *stage) fit(n uint64) uint64 {
-	align := max(1, s.caps.Align)
-	return (n + align - 1) / align * align
-}
-
 // pieces cuts a copy into descriptors of at most LenMax.
 func (s *stage) pieces(d driver.Desc) (list []driver.Desc) {
 	most := s.caps.LenMax
@@ -58,11 +52,10 @@ func (s *stage) compare(l, r *memory, when string) {
 
 func checkLengths(s *stage) {
 	for _, n := range lengths {
-		n = s.fit(n)
 		l, r := s.local(n+2*guard), s.remote(n+2*guard)
 		for _, op := range bothOps {
 			for _, offs := range [][2]uint64{{guard, guard}, {0, 1}, {7, 2 * guard}, {2*guard - 1, 33}} {
-				lOff, rOff := s.within(offs[0]), s.within(offs[1])
+				lOff, rOff := offs[0], offs[1]
 				s.move(op, s.pieces(desc(l, lOff, r, rOff, n))...)
 				s.compare(l, r, fmt.Sprintf("%v of %d bytes, local %d, remote %d", op, n, lOff, rOff))
 				l.paint(s.seed())
@@ -71,12 +64,9 @@ func checkLengths(s *stage) {
 	}
 }
 
-// within rounds an offset up to Align, but not past the guards.
-func (s *stage) within(off uint64) uint64 { return min(s.fit(off), 2*guard) }
-
 // checkDescsMax scatters as many pieces as a batch may hold, and one or two.
 func checkDescsMax(s *stage) {
-	unit := s.fit(40)
+	unit := uint64(40)
 	most := min(s.caps.DescsMax, 64<<10)
 	l, r := s.local(2*unit*uint64(most)), s.remote(2*unit*uint64(most))
 	for _, count := range []int{1, min(2, most), most} {
@@ -112,7 +102,7 @@ var neighbours = []struct {
 }
 
 func checkNeighbours(s *stage) {
-	u := s.fit(100)
+	u := uint64(100)
 	l, r := s.local(16*u), s.remote(16*u)
 	for _, n := range neighbours {
 		for _, op := range bothOps {
@@ -133,7 +123,7 @@ func checkNeighbours(s *stage) {
 
 // checkDescsNotKept overwrites the descriptors as soon as Submit has returned.
 func checkDescsNotKept(s *stage) {
-	n := s.fit(1 << 20)
+	n := uint64(1 << 20)
 	l, r := s.local(4*n), s.remote(4*n)
 	for range 8 {
 		batch := s.pieces(desc(l, 0, r, 0, n))
@@ -141,7 +131,7 @@ func checkDescsNotKept(s *stage) {
 		given := slices.Clone(batch)
 		tag := s.submit(driver.Write, given...)
 		for i := range given {
-			given[i] = desc(l, 2*n, r, 3*n, s.fit(1))
+			given[i] = desc(l, 2*n, r, 3*n, 1)
 		}
 		if err := s.await(tag); err != nil {
 			s.Fatalf("write: %v", err)
@@ -155,7 +145,7 @@ func checkDescsNotKept(s *stage) {
 // checkSeveralMemories names other keys in each descriptor of one batch, among
 // them a part that is registered a second time.
 func checkSeveralMemories(s *stage) {
-	n := s.fit(5000)
+	n := uint64(5000)
 	var ls, rs [3]*memory
 	for i := range ls {
 		ls[i], rs[i] = s.local(4*n), s.remote(4*n)

@@ -17,8 +17,8 @@ var lifecycleChecks = []check{
 	{name: "Reverse", wirings: Pair | Processes, run: checkReverse},
 	{name: "CloseTwice", wirings: everywhere, run: checkCloseTwice},
 	{name: "Churn", wirings: everywhere, run: checkChurn},
-	{name: "Lost", wirings: everywhere, needs: []optional{watcher}, run: checkLost},
-	{name: "Explain", wirings: Self, needs: []optional{explainer}, run: checkExplain},
+	{name: "Lost", wirings: everywhere, run: checkLost},
+	{name: "Explain", wirings: Self, run: checkExplain},
 }
 
 func checkCaps(s *stage) {
@@ -26,19 +26,15 @@ func checkCaps(s *stage) {
 	if again := s.near.b.Caps(); again != c {
 		s.Errorf("Caps returned %+v, then %+v: it must be constant", c, again)
 	}
-	_, receives := s.near.b.(driver.Receiver)
-	_, counts := s.near.b.(driver.Counting)
 	for what, wrong := range map[string]bool{
 		"Name must be lower case and not empty":            c.Name == "" || c.Name != strings.ToLower(c.Name),
 		"DescsMax must be at least 1":                      c.DescsMax < 1,
-		"Align must be a power of two":                     c.Align&(c.Align-1) != 0,
 		"Pairs must not be empty":                          c.Pairs.Local() == 0,
-		"PagesMax must be over 0 exactly for a Pager":      (c.PagesMax > 0) != (s.has(pager)),
-		"MessageMax must be over 0 exactly for a Notifier": (c.MessageMax > 0) != (s.has(notifier)),
-		"a Backend is a Receiver if its Peers notify":      receives != (s.has(notifier)),
-		"a Backend is Counting if its Peers count":         counts != (s.has(counter)),
+		"RunsMax must be over 0 exactly with CanPattern":   (c.RunsMax > 0) != s.can(driver.CanPattern),
+		"MessageMax must be over 0 exactly with CanNotify": (c.MessageMax > 0) != s.can(driver.CanNotify),
+		"CanNest includes CanPattern":                      s.can(driver.CanNest) && !s.can(driver.CanPattern),
+		"a Peer that notifies counts":                      s.can(driver.CanNotify) != s.can(driver.CanCount),
 		"Cost.Rate must be over 0":                         c.Cost.Rate <= 0,
-		"LenMax must be a multiple of Align":               c.Align > 0 && c.LenMax%max(1, c.Align) != 0,
 	} {
 		if wrong {
 			s.Errorf("Caps %+v: %s", c, what)
@@ -82,7 +78,7 @@ func checkRegister(s *stage) {
 			}
 		}
 	}
-	m := s.home.share(s.fit(4096))
+	m := s.home.share(4096)
 	for range 3 {
 		again := m.slice(0, m.size)
 		if bytes.Equal(again.token, m.token) {
@@ -94,13 +90,13 @@ func checkRegister(s *stage) {
 // checkReverse has the far side write, read and verify, so that each side has
 // been the initiator.
 func checkReverse(s *stage) {
-	n := s.fit(300000)
+	n := uint64(300000)
 	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
 	l, r := s.far.local(n), s.home.share(n)
 	l.paint(s.seed())
 	r.paint(s.seed())
 	key := s.far.must(request{Do: "import", Peer: back, Data: r.token}).Key
-	unit := s.fit(100)
+	unit := uint64(100)
 	for i, op := range []driver.Op{driver.Write, driver.Read, driver.Write} {
 		lOff, rOff := unit*uint64(i), unit*uint64(2*i)
 		d := driver.Desc{Local: lOff, Remote: rOff, Len: n - 5*unit, LocalKey: l.key, RemoteKey: key}
@@ -126,7 +122,7 @@ func checkReverse(s *stage) {
 
 // checkCloseTwice closes everything twice, and then tries to use it.
 func checkCloseTwice(s *stage) {
-	n := s.fit(4096)
+	n := uint64(4096)
 	l, r := s.local(n), s.remote(n)
 	m := s.near.region(l.id).mem
 	unused := s.home.local(n)
@@ -147,7 +143,7 @@ func checkCloseTwice(s *stage) {
 
 // checkChurn connects, registers and imports over and over: nothing may pile up.
 func checkChurn(s *stage) {
-	n := s.fit(4096)
+	n := uint64(4096)
 	l, whole := s.local(n), s.remote(4*n)
 	before := descriptors(s.TB)
 	for range 40 {
@@ -190,7 +186,11 @@ func checkChurn(s *stage) {
 }
 
 func checkLost(s *stage) {
-	lost := s.peer.(driver.Watcher).Lost()
+	lost := s.peer.Lost()
+	if lost == nil && s.wiring != Processes {
+		s.Log("this peer cannot be lost")
+		return
+	}
 	select {
 	case <-lost:
 		s.Fatal("Lost is closed although the peer is there")
@@ -207,10 +207,9 @@ func checkLost(s *stage) {
 }
 
 func checkExplain(s *stage) {
-	l, r := s.local(s.fit(4096)), s.remote(s.fit(4096))
-	e := s.peer.(driver.Explainer)
-	if line := e.Explain(l.key, r.as); line == "" || strings.Contains(line, "\n") {
+	l, r := s.local(4096), s.remote(4096)
+	if line := s.peer.Explain(l.key, r.as); line == "" || strings.Contains(line, "\n") {
 		s.Errorf("Explain returned %q, want one line", line)
 	}
-	e.Explain(1<<31, 1<<32-1) // unknown keys: must not panic
+	s.peer.Explain(1<<31, 1<<32-1) // unknown keys: must not panic
 }

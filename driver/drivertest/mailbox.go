@@ -12,18 +12,15 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// look calls Receive once.
+// look calls Receive once, and audits what came.
 func (h *host) look(msgs []driver.Message) (int, error) {
-	r, ok := h.b.(driver.Receiver)
-	if !ok {
-		return 0, driver.ErrNotSupported
-	}
 	h.receiving.Lock()
 	defer h.receiving.Unlock()
-	n, err := r.Receive(msgs)
+	n, err := h.b.Receive(msgs)
 	if n < 0 || n > len(msgs) {
 		return 0, fmt.Errorf("Receive returned %d for %d places", n, len(msgs))
 	}
+	h.conns.audit(msgs[:n])
 	return n, err
 }
 
@@ -37,7 +34,7 @@ func (h *host) receive(count int, limit time.Duration) (got []message, err error
 			return got, err
 		}
 		for _, m := range msgs[:n] {
-			got = append(got, message{From: []byte(m.From), Data: m.Data, Err: relay(m.Err)})
+			got = append(got, message{Conn: m.Conn, Data: m.Data, Err: relay(m.Err)})
 		}
 		if n == 0 {
 			if _, err := h.ledger.poll(); err != nil {
@@ -109,7 +106,8 @@ func (h *host) send(peer int, msg []byte) error {
 	return h.ledger.await(tag, h.h.Limit)
 }
 
-// echo sends every message back until it is told to stop or the sender is lost.
+// echo sends every message back until it is told to stop or the sender is lost: over a
+// connection of its own, or with q.Answer by the one that it came by.
 func (h *host) echo(q request, stop <-chan struct{}) (o outcome) {
 	for ; !stopped(stop); o.count++ {
 		last, err := h.echoOne(q)
@@ -132,6 +130,8 @@ func (h *host) echoOne(q request) (last bool, err error) {
 		return false, err
 	case n == 1 && msgs[0].Err != nil:
 		return true, nil
+	case n == 1 && q.Answer:
+		return false, h.answer(msgs[0].Conn, msgs[0].Data, h.h.Limit)
 	case n == 1:
 		return false, h.send(q.Peer, msgs[0].Data)
 	case q.Parked:

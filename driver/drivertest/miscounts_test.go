@@ -14,19 +14,12 @@ import (
 // miscounter is mem, but for how it counts. What is nil stays good.
 type miscounter struct {
 	*mem.Backend
-	submit func(p countingPeer, tag uint64, descs []driver.Desc, pages *driver.Pages, counter uint32) error
+	submit func(p driver.Peer, tag uint64, b *driver.Batch) error // with a count
 	await  func(b *mem.Backend, counter uint32, n uint64) bool
 }
 
-// countingPeer is a peer of mem.
-type countingPeer interface {
-	fullPeer
-	driver.Counter
-	driver.Watcher
-}
-
 type miscountingPeer struct {
-	countingPeer
+	driver.Peer
 	b *miscounter
 }
 
@@ -35,14 +28,14 @@ func (b *miscounter) Connect(ctx context.Context, addr []byte) (driver.Peer, err
 	if err != nil {
 		return nil, err
 	}
-	return &miscountingPeer{p.(countingPeer), b}, nil
+	return &miscountingPeer{p, b}, nil
 }
 
-func (p *miscountingPeer) SubmitCount(tag uint64, descs []driver.Desc, pages *driver.Pages, counter uint32) error {
-	if p.b.submit == nil {
-		return p.countingPeer.SubmitCount(tag, descs, pages, counter)
+func (p *miscountingPeer) Submit(tag uint64, b *driver.Batch) error {
+	if p.b.submit == nil || b.Tail != driver.CountTail {
+		return p.Peer.Submit(tag, b)
 	}
-	return p.b.submit(p.countingPeer, tag, descs, pages, counter)
+	return p.b.submit(p.Peer, tag, b)
 }
 
 func (b *miscounter) AwaitCount(counter uint32, n uint64) bool {
@@ -52,42 +45,47 @@ func (b *miscounter) AwaitCount(counter uint32, n uint64) bool {
 	return b.await(b.Backend, counter, n)
 }
 
+// uncounted is a batch with an empty message in place of its count.
+func uncounted(b *driver.Batch) *driver.Batch {
+	c := copied(b)
+	c.Tail = driver.NotifyTail
+	return &c
+}
+
 var miscounts = []struct {
 	name   string
 	checks []string
 	how    miscounter
 }{
-	{"counts first and moves later", []string{"CountAfterData", "CountPages", "CountOfFailedBatch"}, miscounter{
-		submit: func(p countingPeer, tag uint64, descs []driver.Desc, pages *driver.Pages, counter uint32) error {
-			if counter >= driver.CountersMax {
+	{"counts first and moves later", []string{"CountAfterData", "CountPattern", "CountOfFailedBatch"}, miscounter{
+		submit: func(p driver.Peer, tag uint64, b *driver.Batch) error {
+			if b.Counter >= driver.CountersMax {
 				return driver.ErrBounds
 			}
-			if err := p.SubmitCount(1<<63|tag, nil, nil, counter); err != nil {
+			if err := p.Submit(1<<63|tag, tailOf(b)); err != nil {
 				return err
 			}
 			time.Sleep(time.Millisecond)
-			if pages != nil {
-				return p.SubmitPages(driver.Write, tag, pages, nil)
-			}
-			return p.SubmitNotify(driver.Write, tag, descs, []byte{})
+			return p.Submit(tag, uncounted(b))
 		},
 	}},
 	{"counts on another counter", []string{"CountAfterData", "CountUnattended", "CountAmongMessages"}, miscounter{
-		submit: func(p countingPeer, tag uint64, descs []driver.Desc, pages *driver.Pages, counter uint32) error {
-			return p.SubmitCount(tag, descs, pages, counter&^1)
+		submit: func(p driver.Peer, tag uint64, b *driver.Batch) error {
+			c := copied(b)
+			c.Counter &^= 1
+			return p.Submit(tag, &c)
 		},
 	}},
-	{"moves and does not count", []string{"CountAfterData", "CountPages", "CountUnattended", "CountWakes", "CountBounds"}, miscounter{
-		submit: func(p countingPeer, tag uint64, descs []driver.Desc, pages *driver.Pages, counter uint32) error {
-			if pages != nil {
-				return p.SubmitPages(driver.Write, tag, pages, nil)
-			}
-			return p.SubmitNotify(driver.Write, tag, descs, []byte{})
+	{"moves and does not count", []string{"CountAfterData", "CountPattern", "CountUnattended", "CountWakes", "CountBounds"}, miscounter{
+		submit: func(p driver.Peer, tag uint64, b *driver.Batch) error {
+			return p.Submit(tag, uncounted(b))
 		},
 	}},
 	{"takes every counter", []string{"CountBounds"}, miscounter{
-		submit: func(p countingPeer, tag uint64, descs []driver.Desc, pages *driver.Pages, counter uint32) error {
-			return p.SubmitCount(tag, descs, pages, counter%driver.CountersMax)
+		submit: func(p driver.Peer, tag uint64, b *driver.Batch) error {
+			c := copied(b)
+			c.Counter %= driver.CountersMax
+			return p.Submit(tag, &c)
 		},
 	}},
 	{"wakes for each count", []string{"CountWakes"}, miscounter{
@@ -96,7 +94,7 @@ var miscounts = []struct {
 			return b.Count(counter) >= n
 		},
 	}},
-	{"wakes nobody", []string{"CountWakes"}, miscounter{
+	{"never wakes", []string{"CountWakes"}, miscounter{
 		await: func(b *mem.Backend, counter uint32, n uint64) bool { return b.Count(counter) >= n },
 	}},
 	{"says that every count is reached", []string{"CountBounds"}, miscounter{

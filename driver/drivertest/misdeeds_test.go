@@ -19,37 +19,40 @@ var misdeeds = []struct {
 	how    sabotage
 }{
 	{"copies a byte too few", []string{"Lengths", "DescsMax", "Load"}, sabotage{
-		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
-			return p.fullPeer.Submit(op, tag, changed(descs, func(d *driver.Desc) { d.Len = max(1, d.Len-1) }))
+		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			return p.Peer.Submit(tag, changed(b, func(d *driver.Desc) { d.Len = max(1, d.Len-1) }))
 		},
 	}},
 	{"copies a byte too many", []string{"Lengths", "DescsMax"}, sabotage{
-		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
-			if p.fullPeer.Submit(op, tag, changed(descs, func(d *driver.Desc) { d.Len++ })) == nil {
+		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			if p.Peer.Submit(tag, changed(b, func(d *driver.Desc) { d.Len++ })) == nil {
 				return nil
 			}
-			return p.fullPeer.Submit(op, tag, descs)
+			return p.Peer.Submit(tag, b)
 		},
 	}},
-	{"rounds offsets down to 64", []string{"Lengths", "Pages"}, sabotage{
-		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
-			return p.fullPeer.Submit(op, tag, changed(descs, func(d *driver.Desc) { d.Remote &^= 63 }))
+	{"rounds offsets down to 64", []string{"Lengths", "Pattern"}, sabotage{
+		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			return p.Peer.Submit(tag, changed(b, func(d *driver.Desc) { d.Remote &^= 63 }))
 		},
-		pages: func(p *saboteurPeer, op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
-			moved := *pages
-			moved.RemoteBase &^= 63
-			return p.fullPeer.SubmitPages(op, tag, &moved, msg)
+		pattern: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			c, moved := copied(b), *b.Pattern
+			moved.Remote.Base &^= 63
+			c.Pattern = &moved
+			return p.Peer.Submit(tag, &c)
 		},
 	}},
 	{"drops the last descriptor of many", []string{"DescsMax", "Neighbours", "SeveralMemories"}, sabotage{
-		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
-			return p.fullPeer.Submit(op, tag, descs[:max(1, len(descs)-1)])
+		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			c := copied(b)
+			c.Descs = c.Descs[:max(1, len(c.Descs)-1)]
+			return p.Peer.Submit(tag, &c)
 		},
 	}},
 	{"completes before the bytes are there", []string{"Lengths"}, sabotage{
-		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
-			p.remember(tag, flight{op: op, descs: descs})
-			if err := p.fullPeer.Submit(op, tag, changed(descs, func(d *driver.Desc) { d.Len = 1 })); err != nil {
+		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			p.remember(tag, b)
+			if err := p.Peer.Submit(tag, changed(b, func(d *driver.Desc) { d.Len = 1 })); err != nil {
 				return err
 			}
 			f, _ := p.b.recall(tag)
@@ -58,50 +61,51 @@ var misdeeds = []struct {
 		},
 	}},
 	{"reads descriptors after Submit", []string{"DescsNotKept"}, sabotage{
-		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
-			p.b.later(time.Millisecond, func() { _ = p.fullPeer.Submit(op, tag, descs) })
+		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			p.b.later(time.Millisecond, func() { _ = p.Peer.Submit(tag, b) })
 			return nil
 		},
 	}},
-	{"reads a pattern after SubmitPages", []string{"PagesNotKept"}, sabotage{
-		pages: func(p *saboteurPeer, op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
-			p.b.later(time.Millisecond, func() { _ = p.fullPeer.SubmitPages(op, tag, pages, msg) })
+	{"reads a pattern after Submit", []string{"PatternNotKept"}, sabotage{
+		pattern: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			p.b.later(time.Millisecond, func() { _ = p.Peer.Submit(tag, b) })
 			return nil
 		},
 	}},
-	{"ignores the local index list", []string{"Pages"}, sabotage{
-		pages: func(p *saboteurPeer, op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
-			some := *pages
-			some.Local = nil
-			return p.fullPeer.SubmitPages(op, tag, &some, msg)
+	{"ignores the local index list", []string{"Pattern"}, sabotage{
+		pattern: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			c, some := copied(b), *b.Pattern
+			some.Local.List = nil
+			c.Pattern = &some
+			return p.Peer.Submit(tag, &c)
 		},
 	}},
 	{"clamps what is out of bounds", []string{"Bounds"}, sabotage{
-		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
-			err := p.fullPeer.Submit(op, tag, descs)
+		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			err := p.Peer.Submit(tag, b)
 			if errors.Is(err, driver.ErrBounds) {
-				return p.fullPeer.SubmitNotify(op, tag, nil, nil)
+				return p.Peer.Submit(tag, empty())
 			}
 			return err
 		},
 	}},
 	{"starts a batch before it finds it bad", []string{"Bounds"}, sabotage{
-		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
-			err := p.fullPeer.Submit(op, tag, descs)
-			if errors.Is(err, driver.ErrBounds) && len(descs) > 1 {
-				flight{p: p, op: op, descs: descs[:1]}.land()
+		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			err := p.Peer.Submit(tag, b)
+			if errors.Is(err, driver.ErrBounds) && len(b.Descs) > 1 {
+				flight{p, driver.Batch{Op: b.Op, Descs: b.Descs[:1]}, 0}.land()
 			}
 			return err
 		},
 	}},
 	{"takes any key for the last import", []string{"UnknownKeys"}, sabotage{
-		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
-			return p.fullPeer.Submit(op, tag, changed(descs, func(d *driver.Desc) { d.RemoteKey = 0 }))
+		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			return p.Peer.Submit(tag, changed(b, func(d *driver.Desc) { d.RemoteKey = 0 }))
 		},
 	}},
 	{"finds an unknown key only at the end", []string{"UnknownKeys"}, sabotage{
-		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
-			err := p.fullPeer.Submit(op, tag, descs)
+		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			err := p.Peer.Submit(tag, b)
 			if errors.Is(err, driver.ErrBounds) {
 				p.b.put(driver.Completion{Tag: tag, Err: err})
 				return nil
@@ -111,8 +115,8 @@ var misdeeds = []struct {
 		poll: pollStash,
 	}},
 	{"does not say why a key is unknown", []string{"UnknownKeys"}, sabotage{
-		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
-			err := p.fullPeer.Submit(op, tag, descs)
+		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			err := p.Peer.Submit(tag, b)
 			if errors.Is(err, driver.ErrBounds) {
 				return driver.ErrBadToken
 			}
@@ -136,14 +140,14 @@ var misdeeds = []struct {
 	{"drops every import of a token", []string{"ImportTwice"}, sabotage{
 		drop: func(p *saboteurPeer, key uint32) {
 			for k := range uint32(1000) {
-				p.fullPeer.Drop(k)
+				p.Peer.Drop(k)
 			}
 		},
 	}},
 	{"writes to read-only memory", []string{"ReadOnly"}, sabotage{
 		register: func(b *saboteur, seg driver.Segment) (driver.Memory, error) {
 			seg.ReadOnly = false
-			return b.full.Register(seg)
+			return b.Backend.Register(seg)
 		},
 	}},
 	{"registers what it cannot reach", []string{"Register"}, sabotage{
@@ -151,7 +155,7 @@ var misdeeds = []struct {
 			if seg.Kind != driver.DRAM {
 				return nil, nil
 			}
-			return b.full.Register(seg)
+			return b.Backend.Register(seg)
 		},
 	}},
 	{"does not look at the secret", []string{"ForgedToken", "ForeignToken"}, sabotage{
@@ -162,7 +166,7 @@ var misdeeds = []struct {
 			secrets.Range(func(secret, _ any) bool {
 				if len(token) > 16 {
 					s := secret.([16]byte)
-					key, size, err = p.fullPeer.Import(append(s[:], token[16:]...))
+					key, size, err = p.Peer.Import(append(s[:], token[16:]...))
 				}
 				return err != nil
 			})
@@ -188,12 +192,12 @@ var misdeeds = []struct {
 	{"fails to begin a token with the secret", []string{"Token"}, sabotage{
 		register: func(b *saboteur, seg driver.Segment) (driver.Memory, error) {
 			seg.Secret[3] ^= 1
-			return b.full.Register(seg)
+			return b.Backend.Register(seg)
 		},
 	}},
 	{"completes twice", []string{"Lengths", "Load", "Hammer"}, sabotage{
 		poll: func(b *saboteur, done []driver.Completion) (int, error) {
-			n, err := b.full.Poll(done[1:])
+			n, err := b.Backend.Poll(done[1:])
 			if n > 0 && b.every(7) {
 				done[0] = done[1]
 				return n + 1, nil
@@ -204,7 +208,7 @@ var misdeeds = []struct {
 	}},
 	{"forgets a completion", []string{"Load", "Full"}, sabotage{
 		poll: func(b *saboteur, done []driver.Completion) (int, error) {
-			n, err := b.full.Poll(done)
+			n, err := b.Backend.Poll(done)
 			if n > 0 && b.every(3) {
 				n--
 			}
@@ -213,7 +217,7 @@ var misdeeds = []struct {
 	}},
 	{"keeps 32 bits of a tag", []string{"Lengths"}, sabotage{
 		poll: func(b *saboteur, done []driver.Completion) (int, error) {
-			n, err := b.full.Poll(done)
+			n, err := b.Backend.Poll(done)
 			for i := range n {
 				done[i].Tag &= 1<<32 - 1
 			}
@@ -221,8 +225,8 @@ var misdeeds = []struct {
 		},
 	}},
 	{"completes what it refused", []string{"Bounds", "UnknownKeys"}, sabotage{
-		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
-			err := p.fullPeer.Submit(op, tag, descs)
+		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			err := p.Peer.Submit(tag, b)
 			if err != nil && !errors.Is(err, driver.ErrFull) {
 				p.b.mu.Lock()
 				p.b.stash = append(p.b.stash, driver.Completion{Tag: tag, Err: err})
@@ -233,65 +237,65 @@ var misdeeds = []struct {
 		poll: pollStash,
 	}},
 	{"stays full", []string{"Full"}, sabotage{
-		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
+		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
 			if p.b.every(100) || p.b.stuck() {
 				return driver.ErrFull
 			}
-			return p.fullPeer.Submit(op, tag, descs)
+			return p.Peer.Submit(tag, b)
 		},
 	}},
 	{"ends transfers whose key is dropped", []string{"DropInFlight"}, sabotage{
-		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
-			p.remember(tag, flight{})
-			return p.fullPeer.Submit(op, tag, descs)
+		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			p.remember(tag, &driver.Batch{})
+			return p.Peer.Submit(tag, b)
 		},
 		drop: func(p *saboteurPeer, key uint32) {
 			p.b.mu.Lock()
 			for tag := range p.b.flights {
-				p.fullPeer.Cancel(tag)
+				p.Peer.Cancel(tag)
 			}
 			p.b.mu.Unlock()
-			p.fullPeer.Drop(key)
+			p.Peer.Drop(key)
 		},
 	}},
-	{"writes after a cancel", []string{"CancelWrite", "CancelRead"}, sabotage{submit: rememberSubmit, poll: landAborted}},
-	{"writes after Peer.Close", []string{"PeerClose"}, sabotage{submit: rememberSubmit, poll: landAborted}},
+	{"writes after a cancel", []string{"CancelWrite", "CancelRead"}, sabotage{submit: remembered, poll: landAborted}},
+	{"writes after Peer.Close", []string{"PeerClose"}, sabotage{submit: remembered, poll: landAborted}},
 	{"closes a peer before its work is done", []string{"PeerClose"}, sabotage{
 		closePeer: func(p *saboteurPeer) error {
-			p.b.later(10*time.Millisecond, func() { _ = p.fullPeer.Close() })
+			p.b.later(10*time.Millisecond, func() { _ = p.Peer.Close() })
 			return nil
 		},
 	}},
 	{"cancels every batch", []string{"CancelNothing"}, sabotage{
-		submit: rememberSubmit,
+		submit: remembered,
 		cancel: func(p *saboteurPeer, _ uint64) {
 			p.b.mu.Lock()
 			defer p.b.mu.Unlock()
 			for tag, f := range p.b.flights {
-				f.p.fullPeer.Cancel(tag)
+				f.p.Peer.Cancel(tag)
 			}
 		},
 	}},
 	{"does not fence", []string{"FenceRevokes", "FenceNeighbour", "SilenceUnderWrites"}, sabotage{
 		fence: func(*saboteur, context.Context, uint32) error { return nil },
 	}},
-	{"lands a write after the fence", []string{"SilenceUnderWrites"}, sabotage{submit: rememberSubmit, poll: landFailed}},
+	{"lands a write after the fence", []string{"SilenceUnderWrites"}, sabotage{submit: remembered, poll: landFailed}},
 	{"fences slowly", []string{"FenceIdle"}, sabotage{
 		fence: func(b *saboteur, ctx context.Context, key uint32) error {
 			time.Sleep(5 * time.Millisecond)
-			return b.full.Fence(ctx, key)
+			return b.Backend.Fence(ctx, key)
 		},
 	}},
 	{"fences what is not there", []string{"FenceMisuse"}, sabotage{
 		fence: func(b *saboteur, ctx context.Context, key uint32) error {
-			_ = b.full.Fence(ctx, key)
+			_ = b.Backend.Fence(ctx, key)
 			return nil
 		},
 	}},
 	{"sends the message before the data", []string{"NotifyAfterData"}, sabotage{notify: messageFirst, poll: hidden}},
 	{"swaps messages", []string{"NotifyOrder", "NotifyBackPressure"}, sabotage{
 		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
-			n, err := b.full.Receive(msgs)
+			n, err := b.Backend.Receive(msgs)
 			if n > 1 {
 				msgs[0], msgs[1] = msgs[1], msgs[0]
 			}
@@ -300,7 +304,7 @@ var misdeeds = []struct {
 	}},
 	{"loses messages", []string{"NotifyBackPressure"}, sabotage{
 		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
-			n, err := b.full.Receive(msgs)
+			n, err := b.Backend.Receive(msgs)
 			if n > 0 && b.every(5) {
 				n--
 			}
@@ -309,16 +313,16 @@ var misdeeds = []struct {
 	}},
 	{"forgets who sent a message", []string{"NotifyOrder"}, sabotage{
 		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
-			n, err := b.full.Receive(msgs)
+			n, err := b.Backend.Receive(msgs)
 			for i := range n {
-				msgs[i].From = ""
+				msgs[i].Conn = 0
 			}
 			return n, err
 		},
 	}},
-	{"takes an empty message for none", []string{"PagesNotify"}, sabotage{
+	{"takes an empty message for none", []string{"PatternNotify"}, sabotage{
 		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
-			n, err := b.full.Receive(msgs)
+			n, err := b.Backend.Receive(msgs)
 			if n == 1 && len(msgs[0].Data) == 0 && msgs[0].Err == nil {
 				return 0, err
 			}
@@ -326,13 +330,15 @@ var misdeeds = []struct {
 		},
 	}},
 	{"cuts long messages", []string{"NotifySizes"}, sabotage{
-		notify: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
-			return p.fullPeer.SubmitNotify(op, tag, descs, msg[:min(len(msg), p.b.Caps().MessageMax)])
+		notify: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			c := copied(b)
+			c.Notify = c.Notify[:min(len(c.Notify), p.b.Caps().MessageMax)]
+			return p.Peer.Submit(tag, &c)
 		},
 	}},
 	{"says nothing of a peer that closed", []string{"LastMessagePolite", "LastMessageInFlight", "LastMessageOfBackend"}, sabotage{
 		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
-			n, err := b.full.Receive(msgs)
+			n, err := b.Backend.Receive(msgs)
 			if n > 0 && msgs[n-1].Err != nil {
 				n--
 			}
@@ -341,7 +347,7 @@ var misdeeds = []struct {
 	}},
 	{"says twice that a peer closed", []string{"LastMessagePolite", "LastMessageInFlight", "LastMessageOfBackend"}, sabotage{
 		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
-			n, err := b.full.Receive(msgs)
+			n, err := b.Backend.Receive(msgs)
 			if n > 0 && msgs[n-1].Err != nil {
 				last := msgs[n-1]
 				b.later(5*time.Millisecond, func() { b.repeat(last) })
@@ -355,7 +361,7 @@ var misdeeds = []struct {
 	}},
 	{"says that a peer closed when it has forgotten others", []string{"LastMessageOfBackend"}, sabotage{
 		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
-			n, err := b.full.Receive(msgs)
+			n, err := b.Backend.Receive(msgs)
 			if n > 0 && msgs[n-1].Err != nil && b.every(2) {
 				n--
 			}
@@ -363,25 +369,25 @@ var misdeeds = []struct {
 		},
 	}},
 	{"moves nothing until it is polled", []string{"NoPoll", "NoPollNotify", "PeerClose"}, sabotage{
-		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
-			kept := append([]driver.Desc(nil), descs...)
-			p.b.atPoll(func() error { return p.fullPeer.Submit(op, tag, kept) })
+		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			c := copied(b)
+			p.b.atPoll(func() error { return p.Peer.Submit(tag, &c) })
 			return nil
 		},
-		notify: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
-			kept, msg := append([]driver.Desc(nil), descs...), append([]byte{}, msg...)
-			p.b.atPoll(func() error { return p.fullPeer.SubmitNotify(op, tag, kept, msg) })
+		notify: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			c := copied(b)
+			p.b.atPoll(func() error { return p.Peer.Submit(tag, &c) })
 			return nil
 		},
 		poll: pollLazily,
 	}},
 	{"waits in a fence until the writer polls", []string{"NoPollFence"}, sabotage{
-		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
+		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
 			unpolled.Store(true)
-			return p.fullPeer.Submit(op, tag, descs)
+			return p.Peer.Submit(tag, b)
 		},
 		poll: func(b *saboteur, done []driver.Completion) (int, error) {
-			n, err := b.full.Poll(done)
+			n, err := b.Backend.Poll(done)
 			if n > 0 {
 				unpolled.Store(false)
 			}
@@ -391,12 +397,12 @@ var misdeeds = []struct {
 			for unpolled.Load() && ctx.Err() == nil {
 				time.Sleep(time.Millisecond)
 			}
-			return b.full.Fence(ctx, key)
+			return b.Backend.Fence(ctx, key)
 		},
 	}},
 	{"forgets that it is closed", []string{"CloseTwice", "PeerClose", "BackendClose"}, sabotage{
-		pages: func(p *saboteurPeer, op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
-			err := p.fullPeer.SubmitPages(op, tag, pages, msg)
+		pattern: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			err := p.Peer.Submit(tag, b)
 			if errors.Is(err, driver.ErrClosed) {
 				return driver.ErrBounds
 			}
@@ -404,14 +410,14 @@ var misdeeds = []struct {
 		},
 	}},
 	{"reads a message after Submit", []string{"NotifyNotKept"}, sabotage{
-		notify: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
-			p.b.later(time.Millisecond, func() { _ = p.fullPeer.SubmitNotify(op, tag, descs, msg) })
+		notify: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			p.b.later(time.Millisecond, func() { _ = p.Peer.Submit(tag, b) })
 			return nil
 		},
 	}},
 	{"reuses the bytes of messages", []string{"NotifyNotKept"}, sabotage{receive: reuseBytes}},
 	{"takes messages without limit", []string{"NotifyBackPressure"}, sabotage{
-		notify: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
+		notify: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
 			p.b.mu.Lock()
 			p.b.stash = append(p.b.stash, driver.Completion{Tag: tag})
 			p.b.mu.Unlock()
@@ -420,31 +426,31 @@ var misdeeds = []struct {
 		poll: pollStash,
 	}},
 	{"sends the message of a batch that failed", []string{"NotifyOfFailedBatch", "CancelNotify"}, sabotage{
-		notify: rememberNotify, poll: notifyFailed,
+		notify: remembered, poll: notifyFailed,
 	}},
 	{"loses wake-ups", []string{"ArmCompletion", "ArmMessage"}, sabotage{
 		arm: func(b *saboteur) (bool, error) {
 			if b.every(5) {
 				return false, nil
 			}
-			return b.full.Arm()
+			return b.Backend.Arm()
 		},
 	}},
 	{"does not see a message when it arms", []string{"ArmReady"}, sabotage{
 		arm: func(b *saboteur) (bool, error) {
-			_, err := b.full.Arm()
+			_, err := b.Backend.Arm()
 			return false, err
 		},
 	}},
 	{"wakes nobody for a peer that came later", []string{"ArmBeforeConnect"}, sabotage{
 		arm: func(b *saboteur) (bool, error) {
 			if b.stuck() { // it has heard of somebody
-				return b.full.Arm()
+				return b.Backend.Arm()
 			}
 			return false, nil
 		},
 		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
-			n, err := b.full.Receive(msgs)
+			n, err := b.Backend.Receive(msgs)
 			if n > 0 {
 				b.mu.Lock()
 				b.count = 1000
@@ -454,8 +460,8 @@ var misdeeds = []struct {
 		},
 	}},
 	{"allocates in Submit", []string{"NoAllocation"}, sabotage{
-		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
-			return p.fullPeer.Submit(op, tag, append([]driver.Desc(nil), descs...))
+		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			return p.Peer.Submit(tag, changed(b, func(*driver.Desc) {}))
 		},
 	}},
 	{"accepts every address", []string{"ConnectNonsense", "ConnectGone"}, sabotage{
@@ -485,18 +491,18 @@ var misdeeds = []struct {
 			b.later(3*time.Second, func() { forgotten.Close() }) // package leak is patient for 2 s
 			return b.dial(ctx, addr)
 		},
-		closing: func(b *saboteur) error { return b.full.Close() },
+		closing: func(b *saboteur) error { return b.Backend.Close() },
 	}},
 	{"never ends Close", []string{"CloseTwice"}, sabotage{
 		closing: func(b *saboteur) error {
-			err := b.full.Close()
+			err := b.Backend.Close()
 			time.Sleep(350 * time.Millisecond)
 			return err
 		},
 	}},
 	{"works after Close", []string{"CloseTwice"}, sabotage{
 		register: func(b *saboteur, seg driver.Segment) (driver.Memory, error) {
-			m, err := b.full.Register(seg)
+			m, err := b.Backend.Register(seg)
 			if errors.Is(err, driver.ErrClosed) {
 				return nil, nil
 			}

@@ -16,7 +16,7 @@ import (
 // a disk has once it was told to sync. What is nil stays good.
 type persistent struct {
 	*mem.Backend
-	submit func(p countingPeer, tag uint64, descs []driver.Desc, pages *driver.Pages) error
+	submit func(p driver.Peer, tag uint64, b *driver.Batch) error
 	sync   func(b *persistent) // when the bytes of a durable write have arrived
 	first  func(b *persistent) // before it is submitted
 
@@ -27,7 +27,7 @@ type persistent struct {
 }
 
 type persistentPeer struct {
-	countingPeer
+	driver.Peer
 	b *persistent
 }
 
@@ -36,30 +36,33 @@ func (b *persistent) Connect(ctx context.Context, addr []byte) (driver.Peer, err
 	if err != nil {
 		return nil, err
 	}
-	return &persistentPeer{p.(countingPeer), b}, nil
+	return &persistentPeer{p, b}, nil
 }
 
-func (p *persistentPeer) SubmitDurable(tag uint64, descs []driver.Desc, pages *driver.Pages) error {
-	b := p.b
-	b.mu.Lock()
-	b.durable[tag] = true
-	b.mu.Unlock()
-	if b.first != nil {
-		b.first(b)
+func (p *persistentPeer) Can() driver.Can { return p.Peer.Can() | driver.CanDurable }
+
+func (p *persistentPeer) Submit(tag uint64, b *driver.Batch) error {
+	if !b.Durable || b.Check(p.Can()) != nil {
+		return p.Peer.Submit(tag, b)
 	}
-	var err error
-	switch {
-	case b.submit != nil:
-		err = b.submit(p.countingPeer, tag, descs, pages)
-	case pages != nil:
-		err = p.SubmitPages(driver.Write, tag, pages, nil)
-	default:
-		err = p.Submit(driver.Write, tag, descs)
+	by := p.b
+	by.mu.Lock()
+	by.durable[tag] = true
+	by.mu.Unlock()
+	if by.first != nil {
+		by.first(by)
 	}
+	c := copied(b)
+	c.Durable = false
+	submit := driver.Peer.Submit
+	if by.submit != nil {
+		submit = by.submit
+	}
+	err := submit(p.Peer, tag, &c)
 	if err != nil {
-		b.mu.Lock()
-		delete(b.durable, tag)
-		b.mu.Unlock()
+		by.mu.Lock()
+		delete(by.durable, tag)
+		by.mu.Unlock()
 	}
 	return err
 }
@@ -92,15 +95,15 @@ var misdurables = []struct {
 	checks []string
 	how    persistent
 }{
-	{"never syncs", []string{"DurableWrites", "DurablePages"}, persistent{sync: func(*persistent) {}}},
-	{"syncs before the bytes are there", []string{"DurableWrites", "DurablePages"}, persistent{first: wholeSync, sync: func(*persistent) {}}},
-	{"does not wait for the end of a sync", []string{"DurableWrites", "DurablePages"}, persistent{sync: func(b *persistent) {
+	{"never syncs", []string{"DurableWrites", "DurablePattern"}, persistent{sync: func(*persistent) {}}},
+	{"syncs before the bytes are there", []string{"DurableWrites", "DurablePattern"}, persistent{first: wholeSync, sync: func(*persistent) {}}},
+	{"does not wait for the end of a sync", []string{"DurableWrites", "DurablePattern"}, persistent{sync: func(b *persistent) {
 		if b.begun != nil {
 			b.begun()
 			time.AfterFunc(20*time.Millisecond, b.ended)
 		}
 	}}},
-	{"syncs every other time", []string{"DurablePages"}, persistent{sync: func() func(*persistent) {
+	{"syncs every other time", []string{"DurablePattern"}, persistent{sync: func() func(*persistent) {
 		count := 0
 		return func(b *persistent) {
 			if count++; count%2 == 0 {
@@ -108,23 +111,25 @@ var misdurables = []struct {
 			}
 		}
 	}()}},
-	{"writes the first entry alone", []string{"DurablePages"}, persistent{sync: wholeSync,
-		submit: func(p countingPeer, tag uint64, descs []driver.Desc, pages *driver.Pages) error {
-			if pages != nil {
-				return p.Submit(driver.Write, tag, []driver.Desc{pages.Desc(0)})
+	{"writes the first entry alone", []string{"DurablePattern"}, persistent{sync: wholeSync,
+		submit: func(p driver.Peer, tag uint64, b *driver.Batch) error {
+			if b.Pattern != nil {
+				first := *b.Pattern
+				first.Count, first.Remote.List = 1, first.Remote.List[:1]
+				b.Pattern = &first
 			}
-			return p.Submit(driver.Write, tag, descs)
+			return p.Submit(tag, b)
 		}}},
 	{"clamps what is out of bounds", []string{"DurableBounds"}, persistent{sync: wholeSync,
-		submit: func(p countingPeer, tag uint64, descs []driver.Desc, pages *driver.Pages) error {
-			if err := p.Submit(driver.Write, tag, descs); err == nil {
+		submit: func(p driver.Peer, tag uint64, b *driver.Batch) error {
+			if err := p.Submit(tag, b); err == nil {
 				return nil
 			}
-			return p.SubmitNotify(driver.Write, tag, nil, []byte{})
+			return p.Submit(tag, empty())
 		}}},
 	{"allocates", []string{"DurableNoAllocation"}, persistent{sync: wholeSync,
-		submit: func(p countingPeer, tag uint64, descs []driver.Desc, pages *driver.Pages) error {
-			return p.Submit(driver.Write, tag, append([]driver.Desc(nil), descs...))
+		submit: func(p driver.Peer, tag uint64, b *driver.Batch) error {
+			return p.Submit(tag, changed(b, func(*driver.Desc) {}))
 		}}},
 }
 

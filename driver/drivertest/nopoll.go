@@ -12,7 +12,7 @@ import (
 
 var noPollChecks = []check{
 	{name: "NoPoll", wirings: everywhere, run: checkNoPoll},
-	{name: "NoPollNotify", wirings: everywhere, needs: []optional{notifier}, run: checkNoPollNotify},
+	{name: "NoPollNotify", wirings: everywhere, needs: driver.CanNotify, run: checkNoPollNotify},
 	{name: "NoPollFence", wirings: everywhere, run: checkNoPollFence},
 }
 
@@ -20,7 +20,7 @@ var noPollChecks = []check{
 // the completions wait for that.
 func checkNoPoll(s *stage) {
 	const count = 4
-	size := s.fit(1<<20) * count
+	size := uint64(1<<20) * count
 	l, r := s.local(size), s.remote(size)
 	for range 3 {
 		tags := s.burst(l, r, count)
@@ -51,11 +51,11 @@ func (s *stage) applyFirst(op driver.Op, d driver.Desc) {
 // checkNoPollNotify has messages arrive at a program that receives and does not
 // poll, from one that does nothing at all.
 func checkNoPollNotify(s *stage) {
-	n := s.fit(300 << 10)
+	n := uint64(300 << 10)
 	l, r := s.local(n), s.remote(n)
 	var tags []uint64
 	for round := range 6 {
-		d := s.batch(l, r, s.fit([]uint64{64, 300 << 10}[round%2]))
+		d := s.batch(l, r, []uint64{64, 300 << 10}[round%2])
 		msg := []byte{byte(round)}
 		tags = append(tags, s.submitNotifyOnce(msg, d))
 		s.apply(driver.Write, d...)
@@ -94,7 +94,7 @@ func (h *host) listen(count int, limit time.Duration) (got []message, err error)
 		case err != nil:
 			return got, err
 		case n == 1:
-			got = append(got, message{From: []byte(msgs[0].From), Data: msgs[0].Data, Err: relay(msgs[0].Err)})
+			got = append(got, message{Conn: msgs[0].Conn, Data: msgs[0].Data, Err: relay(msgs[0].Err)})
 		case !wait.more():
 			return got, fmt.Errorf("%d of %d messages without a call of Poll: %w", len(got), count, errLate)
 		}
@@ -106,7 +106,7 @@ func (h *host) listen(count int, limit time.Duration) (got []message, err error)
 // poll.
 func checkNoPollFence(s *stage) {
 	const count = 8
-	size := s.fit(1<<20) * count
+	size := uint64(1<<20) * count
 	l := s.local(size)
 	for round := range 4 {
 		r := s.remote(size)
@@ -116,7 +116,7 @@ func checkNoPollFence(s *stage) {
 			stop = s.helping(tags) // its hand obeys the fence as well
 		}
 		time.Sleep(time.Duration(round*97) * time.Microsecond)
-		if err := s.inTime("fence memory whose writer does not poll", func() error { return s.silence(r) }); err != nil {
+		if err := s.inTime("fence memory whose writer does not poll", r.fence); err != nil {
 			s.Fatalf("fence memory whose writer does not poll: %v", err)
 		}
 		r.paint(s.seed())
@@ -127,7 +127,7 @@ func checkNoPollFence(s *stage) {
 		}
 		for _, tag := range tags {
 			err := s.await(tag)
-			if err != nil && s.has(fencer) && !errors.Is(err, driver.ErrRevoked) {
+			if err != nil && !errors.Is(err, driver.ErrRevoked) {
 				s.Errorf("a write that was fenced off: %v, want nil or %v", err, driver.ErrRevoked)
 			}
 		}

@@ -12,13 +12,13 @@ import (
 )
 
 var notifyChecks = []check{
-	{name: "NotifyAfterData", wirings: everywhere, needs: []optional{notifier}, run: checkNotifyAfterData},
-	{name: "NotifyOrder", wirings: everywhere, needs: []optional{notifier}, run: checkNotifyOrder},
-	{name: "NotifySizes", wirings: everywhere, needs: []optional{notifier}, run: checkNotifySizes},
-	{name: "NotifyNotKept", wirings: here, needs: []optional{notifier}, run: checkNotifyNotKept},
-	{name: "NotifyBackPressure", wirings: everywhere, needs: []optional{notifier}, run: checkNotifyBackPressure},
-	{name: "NotifyOfFailedBatch", wirings: everywhere, needs: []optional{notifier}, run: checkNotifyOfFailedBatch},
-	{name: "NotifyBothWays", wirings: Pair | Processes, needs: []optional{notifier}, run: checkNotifyBothWays},
+	{name: "NotifyAfterData", wirings: everywhere, needs: driver.CanNotify, run: checkNotifyAfterData},
+	{name: "NotifyOrder", wirings: everywhere, needs: driver.CanNotify, run: checkNotifyOrder},
+	{name: "NotifySizes", wirings: everywhere, needs: driver.CanNotify, run: checkNotifySizes},
+	{name: "NotifyNotKept", wirings: here, needs: driver.CanNotify, run: checkNotifyNotKept},
+	{name: "NotifyBackPressure", wirings: everywhere, needs: driver.CanNotify, run: checkNotifyBackPressure},
+	{name: "NotifyOfFailedBatch", wirings: everywhere, needs: driver.CanNotify, run: checkNotifyOfFailedBatch},
+	{name: "NotifyBothWays", wirings: Pair | Processes, needs: driver.CanNotify, run: checkNotifyBothWays},
 }
 
 // verifying lets the far side wait for vouchers meanwhile. The function that it
@@ -52,7 +52,7 @@ func (s *stage) verifying(count int) func() {
 // that the receiver checks before it does anything else.
 func checkNotifyAfterData(s *stage) {
 	const slots, rounds = 32, 24
-	slot := s.fit(100 << 10)
+	slot := uint64(100 << 10)
 	l, r := s.local(slot*slots), s.remote(slot*slots)
 	lens := []uint64{1, 64, 656, 4097, 30000, 70000, 100 << 10}
 	for round := range rounds {
@@ -60,7 +60,7 @@ func checkNotifyAfterData(s *stage) {
 		seen := s.verifying(slots)
 		var tags []uint64
 		for i := range uint64(slots) {
-			n := s.fit(lens[(i+uint64(round))%uint64(len(lens))])
+			n := lens[(i+uint64(round))%uint64(len(lens))]
 			d := desc(l, i*slot, r, i*slot, n)
 			s.apply(driver.Write, d)
 			v := voucher{region: r.id, off: d.Remote, len: n, sum: digest(l.want[d.Local : d.Local+n])}
@@ -80,7 +80,7 @@ func checkNotifyAfterData(s *stage) {
 // checkNotifyOrder numbers messages that follow long, short and no data.
 func checkNotifyOrder(s *stage) {
 	const count = 600
-	long := s.fit(200 << 10)
+	long := uint64(200 << 10)
 	l, r := s.local(long), s.remote(long)
 	type result struct {
 		msgs []message
@@ -98,7 +98,7 @@ func checkNotifyOrder(s *stage) {
 		case 0:
 			tags = append(tags, s.submitNotify(msg, s.pieces(desc(l, 0, r, 0, long))[0]))
 		case 1:
-			tags = append(tags, s.submitNotify(msg, desc(l, 0, r, 0, s.fit(64))))
+			tags = append(tags, s.submitNotify(msg, desc(l, 0, r, 0, 64)))
 		default:
 			tags = append(tags, s.submitNotify(msg))
 		}
@@ -116,8 +116,8 @@ func checkNotifyOrder(s *stage) {
 		if m.Err != nil || !bytes.Equal(m.Data, binary.LittleEndian.AppendUint64(nil, uint64(i))) {
 			s.Fatalf("message %d arrived as %x (%v)", i, m.Data, m.Err.orNil())
 		}
-		if !bytes.Equal(m.From, s.near.b.Addr()) {
-			s.Fatalf("message %d came from %q, want the sender's Addr %q", i, m.From, s.near.b.Addr())
+		if m.Conn != got.msgs[0].Conn {
+			s.Fatalf("message %d came by connection %d, the first by %d", i, m.Conn, got.msgs[0].Conn)
 		}
 	}
 }
@@ -126,11 +126,11 @@ func checkNotifyOrder(s *stage) {
 func checkNotifySizes(s *stage) {
 	most := s.caps.MessageMax
 	if most < 1 {
-		s.Fatalf("Caps.MessageMax is %d although the Peer is a Notifier", most)
+		s.Fatalf("Caps.MessageMax is %d although the Peer has CanNotify", most)
 	}
-	l, r := s.local(s.fit(8)), s.remote(s.fit(8))
+	l, r := s.local(8), s.remote(8)
 	for _, n := range []int{0, 1, 7, 8, 9, min(most, 1000), most - 1, most} {
-		for _, descs := range [][]driver.Desc{nil, {desc(l, 0, r, 0, s.fit(8))}} {
+		for _, descs := range [][]driver.Desc{nil, {desc(l, 0, r, 0, 8)}} {
 			msg := painted(uint64(n), s.seed())
 			s.notify(msg, descs...)
 			got := s.far.must(request{Do: "receive", Count: 1}).Messages[0]
@@ -145,7 +145,7 @@ func checkNotifySizes(s *stage) {
 
 // checkNotifyNotKept changes messages after their Submit and keeps what arrived.
 func checkNotifyNotKept(s *stage) {
-	long := s.fit(200 << 10)
+	long := uint64(200 << 10)
 	l, r := s.local(long), s.remote(long)
 	var tags []uint64
 	const count = 50
@@ -173,13 +173,12 @@ func checkNotifyNotKept(s *stage) {
 // backend says that it is full, and goes on when it looks again.
 func checkNotifyBackPressure(s *stage) {
 	const enough = 64 << 20 // bytes: a backend that takes more has no back-pressure to speak of
-	p := s.peer.(driver.Notifier)
 	size := min(4096, s.caps.MessageMax)
 	var sent int
 	full := s.fillUp(enough/size, func(tag uint64) error {
 		msg := painted(uint64(size), uint64(sent))
 		binary.LittleEndian.PutUint32(msg, uint32(sent))
-		err := p.SubmitNotify(driver.Write, tag, nil, msg)
+		err := s.notifying(msg)(tag)
 		if err == nil {
 			sent++
 		}
@@ -237,19 +236,13 @@ func (s *stage) allDone(what string) {
 
 // checkNotifyOfFailedBatch has batches fail because their memory is gone.
 func checkNotifyOfFailedBatch(s *stage) {
-	n := s.fit(100 << 10)
+	n := uint64(100 << 10)
 	l, r := s.local(n), s.remote(n)
-	var why error // of memory that is gone the contract does not say it
-	if s.has(fencer) {
-		why = driver.ErrRevoked
-		if err := r.fence(); err != nil {
-			s.Fatalf("fence: %v", err)
-		}
-	} else if err := r.unregister(); err != nil {
-		s.Fatalf("close memory: %v", err)
+	if err := r.fence(); err != nil {
+		s.Fatalf("fence: %v", err)
 	}
-	for _, d := range []driver.Desc{desc(l, 0, r, 0, s.fit(64)), desc(l, 0, r, 0, n)} {
-		s.fails("a write to revoked memory", why, s.notifying([]byte("must not arrive"), d))
+	for _, d := range []driver.Desc{desc(l, 0, r, 0, 64), desc(l, 0, r, 0, n)} {
+		s.fails("a write to revoked memory", driver.ErrRevoked, s.notifying([]byte("must not arrive"), d))
 	}
 	fresh := s.remote(n)
 	s.move(driver.Write, desc(l, 0, fresh, 0, n))

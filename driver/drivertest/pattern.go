@@ -3,68 +3,232 @@
 package drivertest
 
 import (
-	"encoding/binary"
 	"fmt"
-	"hash/crc32"
+	"math"
+
+	"github.com/sluicehq/sluice/driver"
 )
 
-// paint fills p with bytes that depend on seed and position, so that a range
-// that landed elsewhere, twice, or half differs from what was expected. The race
-// detector would be slow here and has nothing to find.
-//
-//go:norace
-func paint(p []byte, seed uint64) {
-	x := seed*0x9e3779b97f4a7c15 + 1
-	for ; len(p) >= 8; p = p[8:] {
-		x = next(x)
-		binary.LittleEndian.PutUint64(p, x)
+var patternChecks = []check{
+	{name: "Pattern", wirings: everywhere, needs: driver.CanPattern, run: checkPattern},
+	{name: "PatternMax", wirings: here, needs: driver.CanPattern, run: checkPatternMax},
+	{name: "PatternBounds", wirings: here, needs: driver.CanPattern, run: checkPatternBounds},
+	{name: "PatternNotKept", wirings: here, needs: driver.CanPattern, run: checkPatternNotKept},
+	{name: "PatternNotify", wirings: everywhere, needs: driver.CanPattern | driver.CanNotify, run: checkPatternNotify},
+}
+
+// entryLen is the KV entry of one token and one layer of a common model.
+const entryLen = 656
+
+// listing makes index lists of count entries out of places.
+type listing struct {
+	name string
+	list func(count, places int) []uint32
+	once bool // each place is named once at most: fit to be written to
+}
+
+var listings = []listing{
+	{"nil", func(int, int) []uint32 { return nil }, true},
+	{"adjacent", func(count, _ int) []uint32 { return indices(count, func(i int) int { return i + 3 }) }, true},
+	{"shuffled", func(count, places int) []uint32 {
+		perm := shuffled(places)
+		return indices(count, func(i int) int { return perm[i] })
+	}, true},
+	{"runs", func(count, places int) []uint32 { // pairs of neighbours, far apart
+		return indices(count, func(i int) int { return i/2*4%places + i%2 })
+	}, false},
+	{"repeated", func(count, _ int) []uint32 { return indices(count, func(i int) int { return i % 5 }) }, false},
+	{"falling", func(count, _ int) []uint32 { return falling(count) }, true},
+}
+
+func falling(count int) []uint32 {
+	return indices(count, func(i int) int { return count - 1 - i })
+}
+
+func indices(count int, f func(int) int) []uint32 {
+	list := make([]uint32, count)
+	for i := range list {
+		list[i] = uint32(f(i))
 	}
-	var last [8]byte
-	binary.LittleEndian.PutUint64(last[:], next(x))
-	copy(p, last[:])
+	return list
 }
 
-// next is a step of Marsaglia's xorshift.
-func next(x uint64) uint64 {
-	x ^= x << 13
-	x ^= x >> 7
-	return x ^ x<<17
+// submitPattern starts a pattern, with a message unless that is nil, which must be accepted.
+func (s *stage) submitPattern(op driver.Op, p *driver.Pattern, msg []byte) uint64 {
+	s.Helper()
+	b := &driver.Batch{Op: op, Pattern: p}
+	if msg != nil {
+		b.Tail, b.Notify = driver.NotifyTail, msg
+	}
+	tag, err := s.near.submitBatch(s.peerID, b)
+	if err != nil {
+		s.Fatalf("submit a pattern: %v", err)
+	}
+	return tag
 }
 
-// painted returns n painted bytes.
-func painted(n, seed uint64) []byte {
-	p := make([]byte, n)
-	paint(p, seed)
-	return p
+// movePattern runs a pattern, which must succeed, and applies it to the models.
+func (s *stage) movePattern(op driver.Op, p *driver.Pattern) {
+	s.Helper()
+	if err := s.await(s.submitPattern(op, p, nil)); err != nil {
+		s.Fatalf("%v of a pattern of %d: %v", op, p.Count, err)
+	}
+	s.applyPattern(op, p)
 }
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-// digest is a CRC-32C: processors have an instruction for it, and a suite that compares all
-// memory after every step does little else. Nobody here forges bytes.
-func digest(p []byte) []byte {
-	return binary.LittleEndian.AppendUint32(nil, crc32.Checksum(p, castagnoli))
+func (s *stage) applyPattern(op driver.Op, p *driver.Pattern) {
+	for i := range p.Count {
+		s.apply(op, p.AppendDescs(nil, i)...)
+	}
 }
 
-// difference describes where got departs from want.
-func difference(got, want []byte) string {
-	first, last, count := -1, 0, 0
-	for i := range want {
-		if i >= len(got) || got[i] != want[i] {
-			if first < 0 {
-				first = i
+// geometry is a geometry of both sides.
+type geometry struct {
+	count                     int
+	localBase, remoteBase     uint64
+	localStride, remoteStride uint64
+}
+
+func (s *stage) geometries() []geometry {
+	n, most := uint64(entryLen), s.caps.RunsMax
+	return []geometry{
+		{min(100, most), 0, 0, n, n},
+		{min(100, most), 40, 7, n, 2 * n},
+		{min(99, most), 1, guard, n + 1, n},
+		{1, 9, 0, 0, 0},
+	}
+}
+
+func checkPattern(s *stage) {
+	n := uint64(entryLen)
+	const places = 256
+	size := 2*guard + 3*n*places
+	l, r := s.local(size), s.remote(size)
+	for _, shape := range s.geometries() {
+		for _, from := range listings {
+			for _, to := range listings {
+				if !to.once {
+					continue
+				}
+				for _, op := range bothOps {
+					p := shape.pattern(l, r, n)
+					here, there := from, to
+					if op == driver.Read {
+						here, there = to, from
+					}
+					p.Local.List, p.Remote.List = here.list(p.Count, places), there.list(p.Count, places)
+					s.movePattern(op, p)
+					what := fmt.Sprintf("%v of a pattern, local %s, remote %s, %+v", op, here.name, there.name, shape)
+					if !l.expect(what) || !s.settled(r, what) {
+						return
+					}
+				}
 			}
-			last = i
-			count++
+		}
+		l.paint(s.seed())
+	}
+}
+
+// settled is settle and expect.
+func (s *stage) settled(m *memory, when string) bool {
+	s.Helper()
+	s.settle(m)
+	return m.expect(when)
+}
+
+func (g geometry) pattern(l, r *memory, n uint64) *driver.Pattern {
+	return &driver.Pattern{
+		Count: g.count, Run: n, LocalKey: l.key, RemoteKey: r.as,
+		Local:  driver.Side{Base: g.localBase, Stride: g.localStride},
+		Remote: driver.Side{Base: g.remoteBase, Stride: g.remoteStride},
+	}
+}
+
+// checkPatternMax moves as many entries as a pattern may hold.
+func checkPatternMax(s *stage) {
+	n, count := uint64(24), min(s.caps.RunsMax, 64<<10)
+	l, r := s.local(n*uint64(count)), s.remote(n*uint64(count))
+	for _, op := range bothOps {
+		g := geometry{count: count, localStride: n, remoteStride: n}
+		p := g.pattern(l, r, n)
+		p.Remote.List = falling(count)
+		s.movePattern(op, p)
+		s.compare(l, r, fmt.Sprintf("%v of a pattern of %d", op, count))
+		l.paint(s.seed())
+	}
+}
+
+// checkPatternBounds submits patterns that leave the memories: the engine checks
+// them, and the backend must refuse them all the same.
+func checkPatternBounds(s *stage) {
+	n := uint64(entryLen)
+	l, r, lAll, rAll := s.cut(8 * n)
+	good := geometry{count: 8, localStride: n, remoteStride: n}
+	for what, spoil := range map[string]func(*driver.Pattern){
+		"one entry too many":      func(p *driver.Pattern) { p.Count++ },
+		"base past the end":       func(p *driver.Pattern) { p.Remote.Base = 8*n + 1 },
+		"base overflows":          func(p *driver.Pattern) { p.Local.Base = math.MaxUint64 - n },
+		"stride overflows":        func(p *driver.Pattern) { p.Remote.Stride = math.MaxUint64 / 4 },
+		"stride wraps to nothing": func(p *driver.Pattern) { p.Remote.Stride = 1 << 63 },
+		"index past the end":      func(p *driver.Pattern) { p.Remote.List = falling(8); p.Remote.List[7] = 8 },
+		"index far past the end":  func(p *driver.Pattern) { p.Local.List = falling(8); p.Local.List[3] = math.MaxUint32 },
+		"entry longer than all":   func(p *driver.Pattern) { p.Run, p.Local.Stride, p.Remote.Stride = 9*n, 0, 0 },
+		"entry overflows":         func(p *driver.Pattern) { p.Run, p.Local.Stride, p.Remote.Stride = -n, 0, 0 },
+	} {
+		for _, op := range bothOps {
+			p := good.pattern(l, r, n)
+			spoil(p)
+			s.refused(fmt.Sprintf("%v of a pattern, %s", op, what), driver.ErrBounds, s.scattering(op, p))
 		}
 	}
-	if first < 0 {
-		return "no difference now: the bytes changed while they were compared"
-	}
-	return fmt.Sprintf("%d bytes differ between %d and %d (got %x.., want %x..)",
-		count, first, last, window(got, first), window(want, first))
+	s.compare(lAll, rAll, "after patterns that were refused")
+	s.movePattern(driver.Write, good.pattern(l, r, n))
 }
 
-func window(p []byte, at int) []byte {
-	return p[min(at, len(p)):min(at+8, len(p))]
+// checkPatternNotKept overwrites the pattern, though not its lists, as soon as
+// Submit has returned.
+func checkPatternNotKept(s *stage) {
+	n, count := uint64(16<<10), min(64, s.caps.RunsMax)
+	l, r := s.local(n*64), s.remote(n*64)
+	for range 4 {
+		p := geometry{count: count, localStride: n, remoteStride: n}.pattern(l, r, n)
+		p.Local.List = falling(count)
+		kept := *p
+		tag := s.submitPattern(driver.Write, p, nil)
+		*p = driver.Pattern{Count: 1, Run: 1}
+		if err := s.await(tag); err != nil {
+			s.Fatalf("write of a pattern: %v", err)
+		}
+		s.applyPattern(driver.Write, &kept)
+		s.compare(l, r, "pattern overwritten after Submit")
+		l.paint(s.seed())
+	}
+}
+
+// checkPatternNotify has a message follow the entries.
+func checkPatternNotify(s *stage) {
+	n, count := uint64(entryLen), min(128, s.caps.RunsMax)
+	l, r := s.local(n*128), s.remote(n*128)
+	for round := range 50 {
+		l.paint(s.seed())
+		p := geometry{count: count, localStride: n, remoteStride: n}.pattern(l, r, n)
+		p.Remote.List = indices(count, func(i int) int { return shuffled(count)[i] })
+		s.applyPattern(driver.Write, p)
+		v := voucher{region: r.id, len: r.size, sum: digest(r.want)}
+		seen := s.verifying(1)
+		tag := s.submitPattern(driver.Write, p, v.encode())
+		if err := s.await(tag); err != nil {
+			s.Fatalf("round %d: %v", round, err)
+		}
+		seen()
+	}
+	p := geometry{count: 1}.pattern(l, r, n)
+	tag := s.submitPattern(driver.Write, p, []byte{})
+	if err := s.await(tag); err != nil {
+		s.Fatalf("a pattern with an empty message: %v", err)
+	}
+	got := s.far.must(request{Do: "receive", Count: 1}).Messages[0]
+	if len(got.Data) != 0 || got.Err != nil {
+		s.Errorf("an empty message arrived as %q, %v", got.Data, got.Err.orNil())
+	}
 }

@@ -10,14 +10,31 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// changed returns descriptors with a change to each.
-func changed(descs []driver.Desc, f func(*driver.Desc)) []driver.Desc {
-	list := append([]driver.Desc(nil), descs...)
-	for i := range list {
-		f(&list[i])
+// changed returns a batch with a change to each descriptor.
+func changed(b *driver.Batch, f func(*driver.Desc)) *driver.Batch {
+	c := copied(b)
+	for i := range c.Descs {
+		f(&c.Descs[i])
 	}
-	return list
+	return &c
 }
+
+// tailOf is a batch of the tail alone.
+func tailOf(b *driver.Batch) *driver.Batch {
+	c := copied(b)
+	c.Descs, c.Pattern = nil, nil
+	return &c
+}
+
+// bytesOf is a batch without its tail.
+func bytesOf(b *driver.Batch) *driver.Batch {
+	c := copied(b)
+	c.Tail, c.Notify = driver.NoTail, nil
+	return &c
+}
+
+// empty is a message without bytes, which moves nothing.
+func empty() *driver.Batch { return &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail} }
 
 // pollStash delivers what was put aside, and then what is real.
 func pollStash(b *saboteur, done []driver.Completion) (int, error) {
@@ -28,7 +45,7 @@ func pollStash(b *saboteur, done []driver.Completion) (int, error) {
 	if n > 0 {
 		return n, nil
 	}
-	return b.full.Poll(done)
+	return b.Backend.Poll(done)
 }
 
 // put adds to the stash.
@@ -74,7 +91,7 @@ func pollLazily(b *saboteur, done []driver.Completion) (int, error) {
 	for _, f := range lazy {
 		_ = f()
 	}
-	return b.full.Poll(done)
+	return b.Backend.Poll(done)
 }
 
 // stuck reports whether the count of every has come past 100 once.
@@ -84,14 +101,9 @@ func (b *saboteur) stuck() bool {
 	return b.count > 100
 }
 
-func rememberSubmit(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
-	p.remember(tag, flight{op: op, descs: descs})
-	return p.fullPeer.Submit(op, tag, descs)
-}
-
-func rememberNotify(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
-	p.remember(tag, flight{op: op, descs: descs, msg: append([]byte{}, msg...)})
-	return p.fullPeer.SubmitNotify(op, tag, descs, msg)
+func remembered(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+	p.remember(tag, b)
+	return p.Peer.Submit(tag, b)
 }
 
 // landAborted lets bytes of aborted and closed batches land a little later.
@@ -150,15 +162,15 @@ func (b *saboteur) landIfBoth(tag uint64, at stages) {
 // notifyFailed sends the messages of batches that failed.
 func notifyFailed(b *saboteur, done []driver.Completion) (int, error) {
 	return pollAnd(b, done, func(c driver.Completion, f flight) {
-		if c.Err != nil && f.msg != nil {
-			_ = f.p.fullPeer.SubmitNotify(driver.Write, 1, nil, f.msg)
+		if c.Err != nil && f.Tail == driver.NotifyTail {
+			_ = f.p.Peer.Submit(1, tailOf(&f.Batch))
 		}
 	}, 1)
 }
 
 // pollAnd polls and looks at each completion; those of hidden tags are kept back.
 func pollAnd(b *saboteur, done []driver.Completion, look func(driver.Completion, flight), hide ...uint64) (int, error) {
-	n, err := b.full.Poll(done)
+	n, err := b.Backend.Poll(done)
 	kept := 0
 	for _, c := range done[:n] {
 		if len(hide) > 0 && c.Tag == hide[0] {
@@ -177,15 +189,16 @@ func pollAnd(b *saboteur, done []driver.Completion, look func(driver.Completion,
 const hiddenBit = 1 << 40
 
 // messageFirst sends the message, and the data half a millisecond later.
-func messageFirst(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
-	if len(descs) == 0 {
-		return p.fullPeer.SubmitNotify(op, tag, descs, msg)
+func messageFirst(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+	if len(b.Descs) == 0 {
+		return p.Peer.Submit(tag, b)
 	}
-	if err := p.fullPeer.SubmitNotify(op, tag^hiddenBit, nil, msg); err != nil {
+	if err := p.Peer.Submit(tag^hiddenBit, tailOf(b)); err != nil {
 		return err
 	}
+	data := bytesOf(b)
 	p.b.later(500*time.Microsecond, func() {
-		for errors.Is(p.fullPeer.Submit(op, tag, descs), driver.ErrFull) {
+		for errors.Is(p.Peer.Submit(tag, data), driver.ErrFull) {
 			time.Sleep(time.Millisecond)
 		}
 	})
@@ -194,7 +207,7 @@ func messageFirst(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc
 
 // hidden keeps back completions of messageFirst's own tags.
 func hidden(b *saboteur, done []driver.Completion) (int, error) {
-	n, err := b.full.Poll(done)
+	n, err := b.Backend.Poll(done)
 	kept := 0
 	for _, c := range done[:n] {
 		if (c.Tag^firstTag)&hiddenBit == 0 {
@@ -207,7 +220,7 @@ func hidden(b *saboteur, done []driver.Completion) (int, error) {
 
 // reuseBytes hands out the same bytes for each message.
 func reuseBytes(b *saboteur, msgs []driver.Message) (int, error) {
-	n, err := b.full.Receive(msgs)
+	n, err := b.Backend.Receive(msgs)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for i := range n {

@@ -3,6 +3,7 @@
 package drivertest
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -33,6 +34,8 @@ type request struct {
 	Descs    []driver.Desc `json:",omitempty"`
 	Data     []byte        `json:",omitempty"` // an address, a token, bytes or a message
 	Notify   bool          `json:",omitempty"`
+	Answer   bool          `json:",omitempty"`
+	Conn     uint64        `json:",omitempty"`
 	Populate bool          `json:",omitempty"` // "open" for benchmarks
 	Count    int           `json:",omitempty"`
 	Counter  uint32        `json:",omitempty"`
@@ -55,7 +58,7 @@ type reply struct {
 
 // message is driver.Message on its way through a pipe.
 type message struct {
-	From []byte      // JSON would mend the bytes of a string
+	Conn uint64
 	Data []byte      // nil and empty differ in JSON too
 	Err  *relayError `json:",omitempty"`
 }
@@ -88,6 +91,11 @@ var orders = map[string]func(*host, request) (reply, error){
 		return reply{Data: digest(p)}, err
 	},
 	"fence": func(h *host, q request) (reply, error) { return reply{}, h.fence(q.Region, q.Limit) },
+	"fence over": func(h *host, q request) (reply, error) {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		return reply{}, within(q.Limit, func() error { return h.b.Fence(ctx, h.region(q.Region).mem.Key()) })
+	},
 	"unregister": func(h *host, q request) (reply, error) {
 		return reply{}, within(q.Limit, h.region(q.Region).mem.Close)
 	},
@@ -133,13 +141,27 @@ var orders = map[string]func(*host, request) (reply, error){
 		}
 		return r, err
 	},
-	"slept": func(h *host, q request) (reply, error) {
-		woken, err := h.slept(q.Counter, q.Until, q.Limit)
-		return reply{Count: woken}, err
-	},
 	"verify": func(h *host, q request) (reply, error) { return h.verify(q.Count, q.Limit) },
-	"flood":  func(h *host, q request) (reply, error) { return reply{}, h.startChore(q, (*host).flood) },
-	"echo":   func(h *host, q request) (reply, error) { return reply{}, h.startChore(q, (*host).echo) },
+	"answer": func(h *host, q request) (reply, error) {
+		return reply{}, h.answer(q.Conn, q.Data, q.Limit)
+	},
+	"answers": func(h *host, q request) (reply, error) {
+		return reply{}, h.startChore(q, (*host).answers)
+	},
+	"fill answers": func(h *host, q request) (reply, error) {
+		n, err := h.fillAnswers(q)
+		return reply{Count: n}, err
+	},
+	"drowse": func(h *host, q request) (reply, error) {
+		reached := h.b.AwaitCount(q.Counter, q.Until)
+		return reply{Count: map[bool]int{true: 1}[reached]}, h.drowse(q.Limit)
+	},
+	"woken": func(h *host, q request) (reply, error) {
+		woken, err := readable(h.b.FD(), q.Limit)
+		return reply{Count: map[bool]int{true: 1}[woken]}, err
+	},
+	"flood": func(h *host, q request) (reply, error) { return reply{}, h.startChore(q, (*host).flood) },
+	"echo":  func(h *host, q request) (reply, error) { return reply{}, h.startChore(q, (*host).echo) },
 	"scribble": func(h *host, q request) (reply, error) {
 		return reply{}, h.startChore(q, (*host).scribble)
 	},

@@ -4,29 +4,13 @@ package drivertest
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/driver"
-)
-
-// full is a backend with every optional interface, and fullPeer its peers.
-type (
-	full interface {
-		driver.Backend
-		driver.Receiver
-		driver.Armer
-		driver.Fencer
-	}
-	fullPeer interface {
-		driver.Peer
-		driver.Canceler
-		driver.Pager
-		driver.Notifier
-		driver.Explainer
-	}
 )
 
 // sabotage says where a good backend is made a bad one. What is nil stays good.
@@ -38,20 +22,24 @@ type sabotage struct {
 	receive  func(b *saboteur, msgs []driver.Message) (int, error)
 	arm      func(b *saboteur) (bool, error)
 	fence    func(b *saboteur, ctx context.Context, key uint32) error
+	answer   func(b *saboteur, conn uint64, msg []byte) error
 
 	imports   func(p *saboteurPeer, token []byte) (uint32, uint64, error)
 	drop      func(p *saboteurPeer, key uint32)
-	submit    func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error
-	pages     func(p *saboteurPeer, op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error
-	notify    func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error
+	submit    func(p *saboteurPeer, tag uint64, b *driver.Batch) error // of descriptors alone
+	pattern   func(p *saboteurPeer, tag uint64, b *driver.Batch) error // of a pattern
+	notify    func(p *saboteurPeer, tag uint64, b *driver.Batch) error // of descriptors with a message
+	any       func(p *saboteurPeer, tag uint64, b *driver.Batch) error // all of those
 	cancel    func(p *saboteurPeer, tag uint64)
 	help      func(p *saboteurPeer, tag uint64, stop <-chan struct{}) bool
 	closePeer func(p *saboteurPeer) error
+	can       func(p *saboteurPeer) driver.Can
+	conn      func(p *saboteurPeer) uint64
 }
 
 // saboteur is a backend under sabotage. It remembers what it needs for misdeeds.
 type saboteur struct {
-	full
+	driver.Backend
 	how sabotage
 
 	mu      sync.Mutex
@@ -66,10 +54,8 @@ type saboteur struct {
 }
 
 type flight struct {
-	p     *saboteurPeer
-	op    driver.Op
-	descs []driver.Desc
-	msg   []byte
+	p *saboteurPeer
+	driver.Batch
 
 	stages stages // passed so far
 }
@@ -84,7 +70,7 @@ const (
 )
 
 type saboteurPeer struct {
-	fullPeer
+	driver.Peer
 	b     *saboteur
 	mu    sync.Mutex
 	seen  map[uint32]driver.Segment // the peer's memory by imported key
@@ -127,9 +113,9 @@ func sabotagedShm(how sabotage) Harness {
 	return h
 }
 
-func sabotageOf(b full, how sabotage) *saboteur {
+func sabotageOf(b driver.Backend, how sabotage) *saboteur {
 	return &saboteur{
-		full: b, how: how,
+		Backend: b, how: how,
 		flights: map[uint64]flight{}, mapped: map[uint32]driver.Segment{},
 	}
 }
@@ -154,7 +140,7 @@ func (b *saboteur) Register(seg driver.Segment) (driver.Memory, error) {
 	if b.how.register != nil {
 		return b.how.register(b, seg)
 	}
-	m, err := b.full.Register(seg)
+	m, err := b.Backend.Register(seg)
 	if err == nil {
 		b.mu.Lock()
 		b.mapped[m.Key()] = seg
@@ -171,46 +157,46 @@ func (b *saboteur) Connect(ctx context.Context, addr []byte) (driver.Peer, error
 }
 
 func (b *saboteur) dial(ctx context.Context, addr []byte) (driver.Peer, error) {
-	p, err := b.full.Connect(ctx, addr)
+	p, err := b.Backend.Connect(ctx, addr)
 	if err != nil {
 		return nil, err
 	}
-	return &saboteurPeer{fullPeer: p.(fullPeer), b: b, seen: map[uint32]driver.Segment{}, known: map[string]uint32{}}, nil
+	return &saboteurPeer{Peer: p, b: b, seen: map[uint32]driver.Segment{}, known: map[string]uint32{}}, nil
 }
 
 func (b *saboteur) Poll(done []driver.Completion) (int, error) {
 	if b.how.poll != nil {
 		return b.how.poll(b, done)
 	}
-	return b.full.Poll(done)
+	return b.Backend.Poll(done)
 }
 
 func (b *saboteur) Receive(msgs []driver.Message) (int, error) {
 	if b.how.receive != nil {
 		return b.how.receive(b, msgs)
 	}
-	return b.full.Receive(msgs)
+	return b.Backend.Receive(msgs)
 }
 
 func (b *saboteur) Arm() (bool, error) {
 	if b.how.arm != nil {
 		return b.how.arm(b)
 	}
-	return b.full.Arm()
+	return b.Backend.Arm()
 }
 
 func (b *saboteur) Fence(ctx context.Context, key uint32) error {
 	if b.how.fence != nil {
 		return b.how.fence(b, ctx, key)
 	}
-	return b.full.Fence(ctx, key)
+	return b.Backend.Fence(ctx, key)
 }
 
 func (b *saboteur) Close() error {
 	if b.how.closing != nil {
 		return b.how.closing(b)
 	}
-	err := b.full.Close()
+	err := b.Backend.Close()
 	b.late.Wait()
 	return err
 }
@@ -231,14 +217,14 @@ func (b *saboteur) later(d time.Duration, f func()) {
 
 // land copies what a batch names, whatever its fate was.
 func (f flight) land() {
-	for _, d := range f.descs {
+	for _, d := range f.Descs {
 		f.p.b.mu.Lock()
 		local := f.p.b.mapped[d.LocalKey].Mem[d.Local:][:d.Len]
 		f.p.b.mu.Unlock()
 		f.p.mu.Lock()
 		remote := f.p.seen[d.RemoteKey].Mem[d.Remote:][:d.Len]
 		f.p.mu.Unlock()
-		if f.op == driver.Write {
+		if f.Op == driver.Write {
 			copy(remote, local)
 		} else {
 			copy(local, remote)
@@ -254,7 +240,7 @@ func (p *saboteurPeer) Import(token []byte) (uint32, uint64, error) {
 }
 
 func (p *saboteurPeer) admit(token []byte) (uint32, uint64, error) {
-	key, size, err := p.fullPeer.Import(token)
+	key, size, err := p.Peer.Import(token)
 	if err == nil {
 		if seg, ok := secrets.Load([16]byte(token[:16])); ok { // not another process's
 			p.mu.Lock()
@@ -270,28 +256,45 @@ func (p *saboteurPeer) Drop(key uint32) {
 		p.b.how.drop(p, key)
 		return
 	}
-	p.fullPeer.Drop(key)
+	p.Peer.Drop(key)
 }
 
-func (p *saboteurPeer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
-	if p.b.how.submit != nil {
-		return p.b.how.submit(p, op, tag, descs)
+func (p *saboteurPeer) Submit(tag uint64, b *driver.Batch) error {
+	how := p.b.how.any
+	switch {
+	case how != nil:
+	case b.Pattern != nil:
+		how = p.b.how.pattern
+	case b.Tail == driver.NotifyTail:
+		how = p.b.how.notify
+	case b.Tail == driver.NoTail && !b.Durable:
+		how = p.b.how.submit
 	}
-	return p.fullPeer.Submit(op, tag, descs)
+	if how != nil {
+		return how(p, tag, b)
+	}
+	return p.Peer.Submit(tag, b)
 }
 
-func (p *saboteurPeer) SubmitPages(op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
-	if p.b.how.pages != nil {
-		return p.b.how.pages(p, op, tag, pages, msg)
+func (p *saboteurPeer) Can() driver.Can {
+	if p.b.how.can != nil {
+		return p.b.how.can(p)
 	}
-	return p.fullPeer.SubmitPages(op, tag, pages, msg)
+	return p.Peer.Can()
 }
 
-func (p *saboteurPeer) SubmitNotify(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
-	if p.b.how.notify != nil {
-		return p.b.how.notify(p, op, tag, descs, msg)
+func (p *saboteurPeer) Conn() uint64 {
+	if p.b.how.conn != nil {
+		return p.b.how.conn(p)
 	}
-	return p.fullPeer.SubmitNotify(op, tag, descs, msg)
+	return p.Peer.Conn()
+}
+
+func (b *saboteur) Answer(conn uint64, msg []byte) error {
+	if b.how.answer != nil {
+		return b.how.answer(b, conn, msg)
+	}
+	return b.Backend.Answer(conn, msg)
 }
 
 func (p *saboteurPeer) Cancel(tag uint64) {
@@ -299,30 +302,36 @@ func (p *saboteurPeer) Cancel(tag uint64) {
 		p.b.how.cancel(p, tag)
 		return
 	}
-	p.fullPeer.Cancel(tag)
+	p.Peer.Cancel(tag)
 }
 
 func (p *saboteurPeer) Help(tag uint64, stop <-chan struct{}) bool {
 	if p.b.how.help != nil {
 		return p.b.how.help(p, tag, stop)
 	}
-	h, ok := p.fullPeer.(driver.Helper)
-	return ok && h.Help(tag, stop)
+	return p.Peer.Help(tag, stop)
 }
 
 func (p *saboteurPeer) Close() error {
 	if p.b.how.closePeer != nil {
 		return p.b.how.closePeer(p)
 	}
-	return p.fullPeer.Close()
+	return p.Peer.Close()
 }
 
-// remember keeps a flight by its tag.
-func (p *saboteurPeer) remember(tag uint64, f flight) {
-	f.p, f.descs = p, append([]driver.Desc(nil), f.descs...)
+// remember keeps a batch by its tag.
+func (p *saboteurPeer) remember(tag uint64, b *driver.Batch) {
+	f := flight{p: p, Batch: copied(b)}
 	p.b.mu.Lock()
 	p.b.flights[tag] = f
 	p.b.mu.Unlock()
+}
+
+// copied is a batch whose descriptors and message are its own.
+func copied(b *driver.Batch) driver.Batch {
+	c := *b
+	c.Descs, c.Notify = slices.Clone(b.Descs), slices.Clone(b.Notify)
+	return c
 }
 
 func (b *saboteur) recall(tag uint64) (flight, bool) {

@@ -17,7 +17,7 @@ type shape struct {
 	count     int
 	n         uint64
 	scattered bool
-	pages     bool
+	pattern   bool
 	block     int // batches that are timed together
 }
 
@@ -30,8 +30,8 @@ var shapes = []shape{
 	{name: "read/1MiB", op: driver.Read, count: 1, n: 1 << 20, block: 1},
 	{name: "write/16x1MiB", op: driver.Write, count: 16, n: 1 << 20, block: 1},
 	{name: "read/16x1MiB", op: driver.Read, count: 16, n: 1 << 20, block: 1},
-	{name: "write/pages/2048x656B", op: driver.Write, count: 2048, n: entryLen, scattered: true, pages: true, block: 1},
-	{name: "read/pages/2048x656B", op: driver.Read, count: 2048, n: entryLen, scattered: true, pages: true, block: 1},
+	{name: "write/pattern/2048x656B", op: driver.Write, count: 2048, n: entryLen, scattered: true, pattern: true, block: 1},
+	{name: "read/pattern/2048x656B", op: driver.Read, count: 2048, n: entryLen, scattered: true, pattern: true, block: 1},
 }
 
 // poolBytes is the far side's memory: several times the largest caches, which
@@ -48,7 +48,7 @@ type bench struct {
 
 func benchShapes(b *testing.B, h Harness, w Wiring) {
 	x := &bench{stage: newStage(b, h, w)}
-	x.l, x.r = x.home.local(x.fit(localBytes)), x.far.share(x.fit(poolBytes))
+	x.l, x.r = x.home.local(localBytes), x.far.share(poolBytes)
 	x.imports(x.r)
 	for _, m := range []*memory{x.l, x.r} { // without the model: nothing is compared
 		m.on.must(request{Do: "paint", Region: m.id, Len: m.size, Seed: 1})
@@ -72,17 +72,11 @@ func benchShapes(b *testing.B, h Harness, w Wiring) {
 
 // run measures one shape. What is to be moved is drawn before each block.
 func (x *bench) run(b *testing.B, g shape) {
-	g.n = x.fit(g.n)
+	g.n = g.n
 	next := g.places(int(x.r.size / g.n))
 	batches := make([]batch, g.block)
-	var idle func() error // as the engine waits: a poller that spins takes a core from the copy
-	if x.has(armer) {
-		idle = func() error { return x.near.park(x.h.Limit) }
-	}
-	help := func(uint64) {} // as the engine does, too
-	if p, ok := x.peer.(driver.Helper); ok {
-		help = func(tag uint64) { p.Help(tag, nil) }
-	}
+	// The engine waits so, too: a poller that spins takes a core from the copy.
+	idle := func() error { return x.near.park(x.h.Limit) }
 	var timing alternation
 	tag := uint64(1)
 	for done := 0; done < b.N; done += g.block {
@@ -93,7 +87,7 @@ func (x *bench) run(b *testing.B, g shape) {
 			for i := range batches {
 				tag++
 				submit := func(tag uint64) error {
-					defer help(tag)
+					defer x.peer.Help(tag, nil)
 					return batches[i].submit(tag)
 				}
 				if err := x.roundTrip(tag, submit, idle); err != nil {
@@ -137,10 +131,10 @@ type batch struct {
 
 func (c *batch) draw(b *testing.B, x *bench, g shape, places []uint32) {
 	c.places = places
-	if p, ok := x.peer.(driver.Pager); ok && g.pages {
-		pages := pageShape{count: g.count, localStride: g.n, remoteStride: g.n}.pages(x.l, x.r, g.n)
-		pages.Remote = places
-		c.submit = func(tag uint64) error { return p.SubmitPages(g.op, tag, pages, nil) }
+	if g.pattern && x.can(driver.CanPattern) {
+		p := geometry{count: g.count, localStride: g.n, remoteStride: g.n}.pattern(x.l, x.r, g.n)
+		p.Remote.List = places
+		c.submit = x.scattering(g.op, p)
 		return
 	}
 	c.descs = c.descs[:0]
@@ -150,7 +144,7 @@ func (c *batch) draw(b *testing.B, x *bench, g shape, places []uint32) {
 	if len(c.descs) > x.caps.DescsMax {
 		b.Fatalf("%d descriptors do not fit in one batch of %d", len(c.descs), x.caps.DescsMax)
 	}
-	c.submit = func(tag uint64) error { return x.peer.Submit(g.op, tag, c.descs) }
+	c.submit = x.submitting(g.op, c.descs...)
 }
 
 // memcpy is the shape, copied by hand.

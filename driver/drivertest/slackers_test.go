@@ -17,7 +17,7 @@ var slackers = []struct {
 	how    sabotage
 }{
 	{"completes what it helped with once more", []string{"HelpAlone", "HelpTogether", "HelpStopped"}, sabotage{
-		submit: rememberSubmit,
+		submit: remembered,
 		help: func(p *saboteurPeer, tag uint64, _ <-chan struct{}) bool {
 			ok := p.b.pass(tag, helped) // the first time only: who helps over and over would drown Poll
 			if ok {
@@ -37,22 +37,22 @@ var slackers = []struct {
 		},
 	}},
 	{"copies after the completion", []string{"HelpAlone"}, sabotage{
-		submit: rememberSubmit,
+		submit: remembered,
 		help: func(p *saboteurPeer, tag uint64, _ <-chan struct{}) bool {
 			return p.b.pass(tag, helped)
 		},
 		poll: func(b *saboteur, done []driver.Completion) (int, error) {
 			return pollAnd(b, done, func(_ driver.Completion, f flight) {
-				if f.stages&helped != 0 && f.op == driver.Read {
-					f.descs[0].Local++
-					f.descs[0].Len--
+				if f.stages&helped != 0 && f.Op == driver.Read {
+					f.Descs[0].Local++
+					f.Descs[0].Len--
 					b.later(time.Millisecond, f.land)
 				}
 			})
 		},
 	}},
 	{"copies after a cancel or a close", []string{"CancelWrite", "PeerClose"}, sabotage{
-		submit: rememberSubmit,
+		submit: remembered,
 		help: func(p *saboteurPeer, tag uint64, _ <-chan struct{}) bool {
 			p.b.landIfBoth(tag, helped)
 			return false
@@ -65,7 +65,7 @@ var slackers = []struct {
 			})
 		},
 		closePeer: func(p *saboteurPeer) error {
-			err := p.fullPeer.Close()
+			err := p.Peer.Close()
 			for _, tag := range p.tags() {
 				p.b.landIfBoth(tag, ended) // what succeeded too: nothing may land now
 			}
@@ -73,14 +73,14 @@ var slackers = []struct {
 		},
 	}},
 	{"drops a batch when it is stopped", []string{"HelpStopped"}, sabotage{
-		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
-			p.remember(tag, flight{op: op, descs: descs})
+		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			p.remember(tag, b)
 			p.b.atPoll(func() error { // so that help always comes before
 				f, _ := p.b.recall(tag)
 				if f.stages&helped != 0 {
 					return nil
 				}
-				return p.fullPeer.Submit(op, tag, f.descs)
+				return p.Peer.Submit(tag, &f.Batch)
 			})
 			return nil
 		},
@@ -93,8 +93,8 @@ var slackers = []struct {
 		poll: pollLazily,
 	}},
 	{"says nothing of what ended in its hands", []string{"HelpBesideSleeper"}, sabotage{
-		submit: func(p *saboteurPeer, op driver.Op, tag uint64, descs []driver.Desc) error {
-			p.remember(tag, flight{op: op, descs: descs})
+		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			p.remember(tag, b)
 			return nil
 		},
 		help: func(p *saboteurPeer, tag uint64, _ <-chan struct{}) bool {
@@ -116,7 +116,7 @@ var slackers = []struct {
 			if helped {
 				return false, nil
 			}
-			return b.full.Arm()
+			return b.Backend.Arm()
 		},
 	}},
 }

@@ -6,22 +6,17 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/driver"
 	"golang.org/x/sys/unix"
 )
 
 // park sleeps on the backend's descriptor as the engine does: arm, and sleep
 // only if there is nothing already. Past the limit it returns errLate.
 func (h *host) park(limit time.Duration) error {
-	a, ok := h.b.(driver.Armer)
-	if !ok {
-		return driver.ErrNotSupported
-	}
-	ready, err := a.Arm()
+	ready, err := h.b.Arm()
 	if err != nil || ready {
 		return err
 	}
-	return sleepOn(a.FD(), limit)
+	return sleepOn(h.b.FD(), limit)
 }
 
 // sleepOn waits until an eventfd is readable and drains it.

@@ -32,7 +32,7 @@ type Bytes interface {
 
 // HostMemory makes memory that other processes can map (package hostmem).
 func HostMemory(n uint64) (*Space, error) {
-	buf, err := hostmem.Alloc(n, hostmem.Options{Purpose: "backendtest"})
+	buf, err := hostmem.Alloc(n, hostmem.Options{Purpose: "drivertest"})
 	if err != nil {
 		return nil, err
 	}
@@ -42,7 +42,7 @@ func HostMemory(n uint64) (*Space, error) {
 // PopulatedMemory is HostMemory whose pages are all there from the start, huge
 // where the kernel has such: what a pool of KV blocks is, and what benchmarks use.
 func PopulatedMemory(n uint64) (*Space, error) {
-	buf, err := hostmem.Alloc(n, hostmem.Options{Purpose: "backendtest", Populate: true})
+	buf, err := hostmem.Alloc(n, hostmem.Options{Purpose: "drivertest", Populate: true})
 	if err != nil {
 		return nil, err
 	}
@@ -63,11 +63,7 @@ func ForeignMemory(n uint64) (*Space, error) {
 // ownMemory makes memory of the backend itself.
 func ownMemory(b driver.Backend) Allocator {
 	return func(n uint64) (*Space, error) {
-		a, ok := b.(driver.Allocator)
-		if !ok {
-			return nil, errors.New("the backend is no Allocator: its Harness must not ask for OwnMemory")
-		}
-		seg, owner, err := a.Alloc(n)
+		seg, owner, err := b.Alloc(n)
 		if err != nil {
 			return nil, err
 		}
@@ -81,8 +77,7 @@ func hasMemory(b driver.Backend) bool {
 	if err == nil {
 		err = space.free()
 	}
-	_, ok := b.(driver.Allocator)
-	return ok && !errors.Is(err, driver.ErrNotSupported)
+	return !errors.Is(err, driver.ErrNotSupported)
 }
 
 func mapAnonymous(n uint64) ([]byte, error) {
@@ -133,7 +128,7 @@ func (s *Space) free() error {
 	return free()
 }
 
-var errPastEnd = errors.New("backendtest: past the end of the memory")
+var errPastEnd = errors.New("drivertest: past the end of the memory")
 
 // mapped is Bytes over a mapping.
 type mapped []byte

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"runtime"
 	"testing"
-	"time"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -206,27 +205,21 @@ func (s *stage) apply(op driver.Op, descs ...driver.Desc) {
 }
 
 // settle makes completed writes visible to the far program, by the means that
-// the contract names: a later message, else a fence. A backend with neither
-// makes no promise, so the bytes may take their time.
+// the contract names: a later message, else a fence.
 func (s *stage) settle(m *memory) {
 	s.Helper()
-	if s.has(notifier) {
+	if s.can(driver.CanNotify) {
 		s.notify([]byte("settle"))
 		if r := s.far.must(request{Do: "receive", Count: 1}); string(r.Messages[0].Data) != "settle" {
 			s.Fatalf("a message %q is left over", r.Messages[0].Data)
 		}
 		return
 	}
-	if s.has(fencer) {
-		if err := m.fence(); err != nil {
-			s.Fatalf("fence: %v", err)
-		}
-		m.renew()
-		s.imports(m)
-		return
+	if err := m.fence(); err != nil {
+		s.Fatalf("fence: %v", err)
 	}
-	for wait := newPatience(time.Second); !m.same() && wait.more(); {
-	}
+	m.renew()
+	s.imports(m)
 }
 
 // notify runs a write with a message, which must succeed, and applies it.

@@ -22,11 +22,11 @@ var tokenChecks = []check{
 // checkToken looks at the form of tokens and keys.
 func checkToken(s *stage) {
 	keys := map[uint32]bool{}
-	whole := s.home.share(s.fit(8192))
+	whole := s.home.share(8192)
 	for i := range 20 {
 		m := whole
 		if i > 0 {
-			m = whole.slice(s.fit(uint64(i)), s.fit(100))
+			m = whole.slice(uint64(i), 100)
 		}
 		if keys[m.key] {
 			s.Errorf("key %d names two memories", m.key)
@@ -51,7 +51,7 @@ func checkToken(s *stage) {
 
 // checkForgedToken cuts a token at every length and turns over every bit.
 func checkForgedToken(s *stage) {
-	n := s.fit(5000)
+	n := uint64(5000)
 	l, r := s.local(n), s.remote(n)
 	for i := range r.token {
 		s.badToken(fmt.Sprintf("cut to %d of %d bytes", i, len(r.token)), r.token[:i:i])
@@ -93,7 +93,7 @@ func (s *stage) badToken(what string, token []byte, also ...error) {
 func checkForeignToken(s *stage) {
 	stranger := s.side("stranger", s.openHere("stranger"))
 	for range 3 {
-		own, foreign := s.far.share(s.fit(4096)), stranger.share(s.fit(4096))
+		own, foreign := s.far.share(4096), stranger.share(4096)
 		s.imports(own)
 		s.badToken("of another backend", foreign.token)
 	}
@@ -101,7 +101,7 @@ func checkForeignToken(s *stage) {
 
 // checkStaleToken shows tokens of memory that is gone, or whose epoch has ended.
 func checkStaleToken(s *stage) {
-	n := s.fit(5000)
+	n := uint64(5000)
 	l, whole := s.local(n), s.remote(4*n)
 	part := whole.slice(n, n)
 	s.imports(part)
@@ -123,7 +123,7 @@ func checkStaleToken(s *stage) {
 // checkImportTwice has a token imported twice: each import has a key of its own,
 // which is forgotten on its own.
 func checkImportTwice(s *stage) {
-	n := s.fit(5000)
+	n := uint64(5000)
 	l, r := s.local(n), s.remote(n)
 	for round := range 4 {
 		first := r.as

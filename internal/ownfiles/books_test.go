@@ -90,7 +90,10 @@ func (r *rig) begin() error {
 	r.Mu.Lock()
 	defer r.Mu.Unlock()
 	d := driver.Desc{Len: 10, LocalKey: r.mem.Key(), RemoteKey: r.key}
-	err := errors.Join(r.peer.Accepts(driver.Read), r.job.ViewAll(&r.peer, driver.Read, []driver.Desc{d, d}, 2))
+	if r.peer.Closed() {
+		return driver.ErrClosed
+	}
+	err := r.job.Take(&r.peer, &driver.Batch{Op: driver.Read, Descs: []driver.Desc{d, d}}, 2, 2)
 	if err != nil {
 		r.job.Clear()
 		return err

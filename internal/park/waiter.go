@@ -30,6 +30,9 @@ func NewWaiter(fd int) (*Waiter, error) {
 	return &Waiter{fd: p}, nil
 }
 
+// FD returns the duplicate, -1 after Close.
+func (w *Waiter) FD() int { return w.fd.number() }
+
 // Wait sleeps until the descriptor is readable, or hung up. It returns at once
 // as long as it is, so read before the next Wait. A pidfd is readable from the
 // end of its process on. After Close, also one that comes meanwhile, it returns

@@ -11,22 +11,31 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/driver"
 )
 
-// Threads finds out whether a system call that a process may have begun before is over, although the
-// process says nothing: it may be stopped, or frozen by a cgroup.
+// Threads finds out whether a system call that a process may have begun before is over,
+// although the process says nothing: it may be stopped, or frozen by a cgroup.
 type Threads struct {
 	dir  string
 	call string
 	left []string // the threads that have not been seen outside the call
 }
 
-// ThreadsOf lists the threads that may be in a call by now. What begins it later is not of interest.
+// ThreadsOf lists the threads that may be in a call by now. What begins it later is not of
+// interest. A process that /proc does not show, as one without a number here, is an error
+// that wraps driver.ErrUnproven: that it is not shown does not prove that it has ended.
 func ThreadsOf(pid int, call uintptr) (*Threads, error) {
+	if pid <= 0 {
+		return nil, fmt.Errorf("list the threads of a process of another PID namespace: %w",
+			driver.ErrUnproven)
+	}
 	t := &Threads{dir: "/proc/" + strconv.Itoa(pid) + "/task/", call: strconv.Itoa(int(call))}
 	dir, err := os.Open(t.dir)
 	if errors.Is(err, os.ErrNotExist) {
-		return t, nil // it has ended
+		return nil, fmt.Errorf("list the threads of process %d, which /proc does not show: %w",
+			pid, driver.ErrUnproven)
 	}
 	if err == nil {
 		t.left, err = dir.Readdirnames(-1)
@@ -38,8 +47,8 @@ func ThreadsOf(pid int, call uintptr) (*Threads, error) {
 	return t, nil
 }
 
-// Out reports whether each of the threads was seen outside the call at least once. It does not wait: ask
-// again after a while.
+// Out reports whether each of the threads was seen outside the call at least once. It does
+// not wait: ask again after a while.
 func (t *Threads) Out() bool {
 	left := t.left[:0]
 	for _, id := range t.left {
@@ -51,8 +60,9 @@ func (t *Threads) Out() bool {
 	return len(left) == 0
 }
 
-// out looks at one thread. One that is stopped, or waits to be collected, is in no call. Of others the
-// kernel says which call they sleep in, to whom it lets trace them; of one that runs it does not say.
+// out looks at one thread. One that is stopped, or waits to be collected, is in no call. Of
+// others the kernel says which call they sleep in, if it lets us trace them; of one that
+// runs it does not say.
 func (t *Threads) out(id string) bool {
 	stat, err := os.ReadFile(t.dir + id + "/stat")
 	if err != nil {

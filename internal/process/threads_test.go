@@ -8,8 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/process"
 	"github.com/sluicehq/sluice/internal/testing/freeze"
 )
@@ -50,8 +52,9 @@ func TestThreads(t *testing.T) {
 	}
 	_ = c.Process.Kill()
 	_ = c.Wait()
-	if !list(unix.SYS_CLOCK_NANOSLEEP).Out() {
-		t.Error("a process that is no more is said to be in a call")
+	for _, pid := range []int{0, c.Process.Pid} { // of another namespace, or of nothing
+		_, err := process.ThreadsOf(pid, unix.SYS_PROCESS_VM_WRITEV)
+		require.ErrorIs(t, err, driver.ErrUnproven)
 	}
 	if self, err := process.ThreadsOf(os.Getpid(), unix.SYS_PROCESS_VM_WRITEV); err != nil || !out(self, 10*time.Second) {
 		t.Errorf("of ourselves: %v, or in a call that nobody makes", err)

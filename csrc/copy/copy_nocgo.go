@@ -2,18 +2,15 @@
 
 //go:build !cgo
 
-package csrc
+package copy
 
 import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Native says whether copies run in C.
-const Native = false
-
 func copyDescs(op driver.Op, local, remote []byte, descs []driver.Desc) error {
 	for i := range descs {
-		if err := descs[i].Check(uint64(len(local)), uint64(len(remote))); err != nil {
+		if !fits(&descs[i], local, remote) {
 			return driver.ErrBounds
 		}
 	}
@@ -23,15 +20,23 @@ func copyDescs(op driver.Op, local, remote []byte, descs []driver.Desc) error {
 	return nil
 }
 
-func copyPattern(op driver.Op, local, remote []byte, p *driver.Pattern, first, n int) error {
+func copyPlain(op driver.Op, local, remote []byte, p *driver.Pattern, first, n int) error {
+	return copyNest(op, local, remote, p, first, n)
+}
+
+func copyNest(op driver.Op, local, remote []byte, p *driver.Pattern, first, n int) error {
 	for i := first; i < first+n; i++ {
-		d := p.Desc(i)
-		if err := d.Check(uint64(len(local)), uint64(len(remote))); err != nil {
+		d := Run(p, i)
+		if !fits(&d, local, remote) {
 			return driver.ErrBounds
 		}
 		copyOne(op, local, remote, &d)
 	}
 	return nil
+}
+
+func fits(d *driver.Desc, local, remote []byte) bool {
+	return d.Check(uint64(len(local)), uint64(len(remote))) == nil
 }
 
 func copyOne(op driver.Op, local, remote []byte, d *driver.Desc) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package csrc
+package copy
 
 import (
 	"fmt"
@@ -30,7 +30,7 @@ func BenchmarkScattered(b *testing.B) {
 			for range b.N {
 				shuffle(rng, &p, size/n)
 				begin := time.Now()
-				_ = CopyPattern(driver.Write, local, remote, &p, 0, p.Count)
+				_ = Runs(driver.Write, local, remote, &p, 0, p.Count)
 				ours = append(ours, float64(time.Since(begin)))
 				shuffle(rng, &p, size/n)
 				begin = time.Now()

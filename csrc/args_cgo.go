@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package csrc
+
+/*
+#cgo CFLAGS: -O2 -std=c11 -Wall -Wextra
+#include <stdint.h>
+*/
+import "C"
+
+import (
+	"unsafe"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// Native says whether there is any C.
+const Native = true
+
+func bytePtr(b []byte) *C.uint8_t { return (*C.uint8_t)(unsafe.Pointer(unsafe.SliceData(b))) }
+
+func indexPtr(list []uint32) *C.uint32_t {
+	return (*C.uint32_t)(unsafe.Pointer(unsafe.SliceData(list)))
+}
+
+func toRemote(op driver.Op) C.int {
+	if op == driver.Write {
+		return 1
+	}
+	return 0
+}
