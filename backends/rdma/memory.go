@@ -3,6 +3,7 @@
 package rdma
 
 import (
+	"context"
 	"crypto/subtle"
 	"errors"
 	"fmt"
@@ -225,7 +226,7 @@ func (m *memory) close() error {
 	m.granting.Shut()
 	m.granting.Wait()
 	m.endEpoch()
-	if err := m.prove(); err != nil {
+	if err := m.prove(context.Background()); err != nil {
 		return fmt.Errorf("close memory: %w", err)
 	}
 	if err := m.b.net.Unmap(m.key); err != nil {
