@@ -8,7 +8,7 @@ import (
 	"net"
 	"time"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 )
@@ -152,7 +152,7 @@ func (b *Backend) admit() bool {
 }
 
 // make makes and begins our end of a lane.
-func (c *inbound) make(lane int, theirs *csrc.VerbsEnd) laneAnswer {
+func (c *inbound) make(lane int, theirs *verbs.End) laneAnswer {
 	end, err := c.link.LaneMake(lane, c.rails[lane])
 	if err != nil {
 		return laneAnswer{}

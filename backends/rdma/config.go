@@ -10,7 +10,7 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/limits"
@@ -83,10 +83,10 @@ type Config struct {
 }
 
 const (
-	messageMax  = csrc.VerbsNoteMax
+	messageMax  = verbs.NoteMax
 	descsMax    = 4096
 	runsMax     = 64 << 10
-	railsMax    = csrc.VerbsRailsMax
+	railsMax    = verbs.RailsMax
 	graceMin    = 20 * time.Millisecond
 	ackUnit     = 4096 * time.Nanosecond
 	retriesMax  = 6

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 )
@@ -118,7 +118,7 @@ func (p *peer) take(t *keys.Token, m *importAnswer) (uint32, error) {
 		return 0, driver.ErrClosed
 	}
 	defer p.hold.Exit()
-	slot, err := p.link.Import(csrc.VerbsImport{Base: m.base, Size: m.size, ReadOnly: m.readOnly, RemoteKeys: m.keys})
+	slot, err := p.link.Import(verbs.Import{Base: m.base, Size: m.size, ReadOnly: m.readOnly, RemoteKeys: m.keys})
 	if err != nil {
 		return 0, err
 	}

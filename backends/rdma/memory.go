@@ -9,7 +9,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/gate"
@@ -185,7 +185,7 @@ func (m *memory) grant() ([]uint32, control.Status) {
 	m.mu.Unlock()
 	flags := m.b.pinFlags()
 	if m.readOnly {
-		flags |= csrc.VerbsReadOnly
+		flags |= verbs.ReadOnly
 	}
 	granted := make([]uint32, len(m.b.rails))
 	err := m.b.onRails(func(r *rail) (err error) {

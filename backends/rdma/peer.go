@@ -8,7 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/gate"
 )
@@ -114,11 +114,11 @@ func (p *peer) Cancel(tag uint64) {
 func (p *peer) Lost() <-chan struct{} { return p.lostCh }
 
 // news implements end.
-func (p *peer) news(n csrc.VerbsNews) {
+func (p *peer) news(n verbs.News) {
 	switch n.Kind {
-	case csrc.VerbsLaneLive:
+	case verbs.LaneLive:
 		p.mender.post(event{kind: eventLive, lane: n.Lane})
-	case csrc.VerbsLaneFailed:
+	case verbs.LaneFailed:
 		p.mender.post(event{kind: eventFailed, lane: n.Lane, status: n.Status})
 	}
 }
@@ -226,7 +226,7 @@ func (p *peer) endLost(proved bool) {
 	if !proved {
 		p.part(p.b.cfg.quiet(), nil)
 	}
-	p.link.End(csrc.VerbsLost)
+	p.link.End(verbs.Lost)
 	p.ch.finish(p.b.cfg.Grace)
 }
 
