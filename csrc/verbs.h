@@ -126,8 +126,11 @@ int sl_verbs_unpin(struct sl_verbs_pin *p); /* -EBUSY: a map or a grant still us
  * (NULL: not on this rail); prefer has a bit for each rail that suits it.
  */
 int sl_verbs_map(struct sl_verbs_context *c, uint32_t key, void *base, uint64_t len, struct sl_verbs_pin *const *pins, uint32_t prefer);
-/* Waits until nothing of ours works on the memory any more. */
-void sl_verbs_unmap(struct sl_verbs_context *c, uint32_t key);
+/*
+ * Waits until nothing of ours works on the memory any more, and ends its grants. After an error the
+ * NIC keeps one of them, and the memory stays mapped: then it may be called again.
+ */
+int sl_verbs_unmap(struct sl_verbs_context *c, uint32_t key);
 
 /*
  * Lets peers reach the memory over a rail, with *remote_key, from base on, until

@@ -299,10 +299,11 @@ func verbsPins(pins []*VerbsPin) **C.struct_sl_verbs_pin {
 }
 
 // Unmap ends a key: nothing of ours works on the memory any more when it returns.
-// Unknown keys are ignored.
-func (c *VerbsContext) Unmap(key uint32) {
-	C.sl_verbs_unmap(c.c, C.uint32_t(key))
-	runtime.KeepAlive(c)
+// Unknown keys are ignored. After an error a NIC keeps a grant, and the key stays: then it may
+// be called again.
+func (c *VerbsContext) Unmap(key uint32) error {
+	defer runtime.KeepAlive(c)
+	return verbsErrno("unmap memory", -int64(C.sl_verbs_unmap(c.c, C.uint32_t(key))))
 }
 
 // Grant lets peers reach the memory over a rail, with the key that it returns, until Revoke.

@@ -79,7 +79,7 @@ func (*VerbsContext) MapDevice(uint32, uint64, uint64, []*VerbsPin, uint32) erro
 }
 
 // Unmap does nothing.
-func (*VerbsContext) Unmap(uint32) {}
+func (*VerbsContext) Unmap(uint32) error { return nil }
 
 // Grant is not supported.
 func (*VerbsContext) Grant(uint32, int, uint32) (uint32, error) { return 0, driver.ErrNotSupported }

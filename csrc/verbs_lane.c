@@ -81,6 +81,7 @@ static void mark(struct sl_verbs_lane *l)
 	if (!r)
 		return;
 	r->kind = SL_VERBS_MARK;
+	sl_verbs_make_room(l->conn);
 	sl_verbs_build(l, r, 0)->opcode = IBV_WR_SEND;
 	sl_verbs_ring_bells(l->conn);
 }

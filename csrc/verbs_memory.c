@@ -256,16 +256,26 @@ static uint32_t settled_grants(struct sl_verbs_context *c, struct sl_verbs_memor
 	return rails;
 }
 
-/* Takes it out of the table, and gives it back when nobody works on it. Under the lock, of which it lets go. */
-static void end_memory(struct sl_verbs_context *c, struct sl_verbs_memory *m)
+/* Out of the table: no new batch and no new grant begins. Ends the grants, or puts it back. Under the lock, of which it lets go. */
+static int withdraw(struct sl_verbs_context *c, struct sl_verbs_memory *m)
 {
 	uint32_t rails;
+	int rc;
 
 	*place(c, m->key) = NULL;
 	m->leaving = 1;
 	rails = settled_grants(c, m);
-	if (rails)
-		(void)end_grants(c, m, rails);
+	rc = rails ? end_grants(c, m, rails) : 0;
+	if (rc != 0) {
+		m->leaving = 0;
+		*place(c, m->key) = m;
+	}
+	return rc;
+}
+
+/* Gives back what withdraw took out, when nobody works on it. Under the lock, of which it lets go. */
+static void free_memory(struct sl_verbs_context *c, struct sl_verbs_memory *m)
+{
 	while (m->users)
 		pthread_cond_wait(&c->news, &c->lock);
 	for (uint32_t i = 0; i < SL_VERBS_RAILS; i++)
@@ -274,17 +284,21 @@ static void end_memory(struct sl_verbs_context *c, struct sl_verbs_memory *m)
 	free(m);
 }
 
-void sl_verbs_unmap(struct sl_verbs_context *c, uint32_t key)
+int sl_verbs_unmap(struct sl_verbs_context *c, uint32_t key)
 {
 	struct sl_verbs_memory *m;
+	int rc = 0;
 
 	sl_verbs_lock(c);
 	m = sl_verbs_find(c, key);
 	if (m && begin(c) == 0) { /* close does it otherwise */
-		end_memory(c, m);
+		rc = withdraw(c, m);
+		if (rc == 0)
+			free_memory(c, m);
 		finish(c);
 	}
 	sl_verbs_unlock(c);
+	return rc;
 }
 
 /* Makes the grant. Under the lock, of which it lets go; the memory is held. */
@@ -380,8 +394,11 @@ void sl_verbs_forget_memory(struct sl_verbs_context *c)
 			continue;
 		}
 		m = sl_verbs_find(c, key);
-		if (m)
-			end_memory(c, m);
+		if (!m)
+			continue;
+		(void)withdraw(c, m); /* no queue pair is left by which a peer could use what the NIC keeps */
+		*place(c, key) = NULL;
+		free_memory(c, m);
 	}
 	for (struct sl_verbs_pin *p = c->pins; p; p = p->next) {
 		if (p->mr)

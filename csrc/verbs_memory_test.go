@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
@@ -183,6 +185,28 @@ func TestRevokeThatFails(t *testing.T) {
 	if err := p.Close(); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestUnmapThatFails keeps the memory until the NIC has given up the grant: a peer that was
+// told the key could use it.
+func TestUnmapThatFails(t *testing.T) {
+	f, c := verbsFixture(t, 1)
+	openRails(t, c, f, 1)
+	mem := pages(t, 4096)
+	p := pin(t, c, 0, mem, 0)
+	require.NoError(t, c.Map(1, mem, []*VerbsPin{p}, 1))
+	key, err := c.Grant(1, 0, 0)
+	require.NoError(t, err)
+	f.Device(0).Set(fakeverbs.DeregisterBusy, 1)
+	require.ErrorIs(t, c.Unmap(1), driver.ErrBusy)
+	require.ErrorIs(t, p.Close(), driver.ErrBusy, "the memory is still known")
+	again, err := c.Grant(1, 0, 0)
+	require.NoError(t, err)
+	require.Equal(t, key, again)
+	require.NoError(t, c.Unmap(1))
+	require.NoError(t, c.Unmap(1), "of an unknown key")
+	require.NoError(t, p.Close())
+	require.EqualValues(t, 1, f.Device(0).Get(fakeverbs.Regions), "that of the receives")
 }
 
 // A device that was pulled out knows no keys, although it does not say so.

@@ -239,6 +239,7 @@ static int probe(struct sl_verbs_lane *l)
 	if (!r)
 		return -ENOMEM;
 	r->kind = SL_VERBS_PROBE;
+	sl_verbs_make_room(l->conn);
 	wr = sl_verbs_build(l, r, 0);
 	wr->opcode = IBV_WR_RDMA_WRITE;
 	wr->wr.rdma.remote_addr = 0;

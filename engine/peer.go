@@ -60,6 +60,7 @@ type conn struct {
 	gone     chan struct{} // lost or closed
 	goneOnce sync.Once
 	severing sync.Once
+	closed   chan struct{} // made by severing: Close of the backend's Peer has returned
 }
 
 func newConn(peer *Peer, l *lane, p driver.Peer) *conn {
@@ -119,17 +120,22 @@ func (c *conn) isLost() bool {
 	}
 }
 
-// sever closes the connection as the strong means against a transfer that does
-// not end. It does not wait for it.
-func (c *conn) sever() {
+// sever closes the connection as the strong means against a transfer that does not end. It
+// does not wait for that: closed is called when it is.
+func (c *conn) sever(closed func()) {
 	c.severing.Do(func() {
 		c.lose()
-		c.peer.e.running.Add(1)
-		go func() {
-			defer c.peer.e.running.Done()
+		c.closed = make(chan struct{})
+		c.peer.e.running.Go(func() {
 			_ = c.p.Close()
+			close(c.closed)
 			c.lane.poll()
-		}()
+		})
+	})
+	c.peer.e.running.Go(func() {
+		<-c.closed
+		c.lane.poll()
+		closed()
 	})
 }
 

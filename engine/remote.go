@@ -205,7 +205,7 @@ func (s *staging) move(op Op, m *Remote, off, n uint64) error {
 	if err == nil {
 		err = t.Wait(context.Background())
 	}
-	s.lost = t.unproven.Load()
+	s.lost = t.isUnproven()
 	return errors.Join(err, t.Close())
 }
 

@@ -118,6 +118,9 @@ func (s *server) hear(ctx context.Context, conn net.Conn) {
 	if err != nil && secure != nil {
 		_ = writeFrame(secure, refusalMark, []byte(err.Error()))
 	}
+	if err != nil && s.e.cfg.OnRefused != nil {
+		s.e.cfg.OnRefused(conn.RemoteAddr(), err)
+	}
 }
 
 // listen returns what the other side says of itself. In plain text, that it can say so is

@@ -4,6 +4,7 @@ package posix
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/sluicehq/sluice/driver"
@@ -61,6 +62,7 @@ func (b *Backend) use(seg *driver.Segment) (*file, error) {
 		if f, err = openFile(seg.FD, id, b.cfg.Buffered); err != nil {
 			return nil, err
 		}
+		f.inode = b.inodeOf(f.fd, id)
 		b.mover.addFile(f)
 		b.files[id] = f
 	}
@@ -77,7 +79,7 @@ func (b *Backend) unuse(f *file) error {
 	}
 	delete(b.files, f.id)
 	b.mover.dropFile(f)
-	if err := f.close(); err != nil {
+	if err := errors.Join(b.dropInode(f.id, f.inode), f.close()); err != nil {
 		return fmt.Errorf("close file: %w", err)
 	}
 	return nil

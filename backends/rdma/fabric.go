@@ -24,7 +24,7 @@ type fabric interface {
 	Rail(rail int) (csrc.VerbsRail, error)
 	Counters(rail int) (csrc.VerbsCounters, error)
 	RailUp(rail int, up bool)
-	Unmap(key uint32)
+	Unmap(key uint32) error
 	Grant(key uint32, rail int, flags uint32) (remoteKey uint32, err error)
 	Revoke(key uint32) error
 	pin(rail int, mem []byte, flags uint32) (pin, error)

@@ -22,23 +22,24 @@ type fakeNet struct {
 	cfg   csrc.VerbsConfig
 	rails []*fakeRail
 
-	mu       sync.Mutex
-	done     []csrc.Done
-	taken    int // batches submitted and not polled
-	notes    []fakeNote
-	heard    []csrc.VerbsNews
-	armed    bool
-	room     bool // for who was told that there is none, or a count that is awaited
-	counts   map[int]uint64
-	awaited  map[int]uint64
-	memories map[uint32]*fakeMemory
-	links    map[uint64]*fakeLink
-	pins     int
-	revokes  int
-	stuck    int      // how many times Revoke fails
-	grip     []uint32 // queue pairs: Revoke fails while one of them is there
-	closed   bool
-	free     []*fakeBatch
+	mu        sync.Mutex
+	done      []csrc.Done
+	taken     int // batches submitted and not polled
+	notes     []fakeNote
+	heard     []csrc.VerbsNews
+	armed     bool
+	room      bool // for who was told that there is none, or a count that is awaited
+	counts    map[int]uint64
+	awaited   map[int]uint64
+	memories  map[uint32]*fakeMemory
+	links     map[uint64]*fakeLink
+	pins      int
+	revokes   int
+	stuck     int      // how many times Revoke fails
+	stuckMaps int      // how many times Unmap fails
+	grip      []uint32 // queue pairs: Revoke fails while one of them is there
+	closed    bool
+	free      []*fakeBatch
 }
 
 type fakeRail struct {
@@ -275,10 +276,15 @@ func (f *fakeNet) memory(key uint32) *fakeMemory {
 	return f.memories[key]
 }
 
-func (f *fakeNet) Unmap(key uint32) {
+func (f *fakeNet) Unmap(key uint32) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.stuckMaps > 0 {
+		f.stuckMaps--
+		return errStuck
+	}
 	delete(f.memories, key)
+	return nil
 }
 
 func (f *fakeNet) Grant(key uint32, rail int, flags uint32) (uint32, error) {

@@ -93,6 +93,21 @@ func TestFenceStuck(t *testing.T) {
 	}
 }
 
+// TestCloseStuck has a NIC keep memory that it was told to forget: closing it again does it,
+// and its key is not used for other memory until then.
+func TestCloseStuck(t *testing.T) {
+	p := openPair(t, Config{KeysMax: 1})
+	m, fake := register(t, p.far, 4096), fakeOf(p.far)
+	fake.mu.Lock()
+	fake.stuckMaps = 1
+	fake.mu.Unlock()
+	require.ErrorIs(t, m.Close(), errStuck)
+	_, err := p.far.Register(driver.Segment{Kind: driver.DRAM, Len: 1, Mem: make([]byte, 1)})
+	require.ErrorIs(t, err, driver.ErrFull)
+	require.NoError(t, m.Close())
+	register(t, p.far, 4096)
+}
+
 // TestFenceOwes has a fence fail and a peer come to know the key meanwhile: the next one keeps out both
 // that peer and the one before.
 func TestFenceOwes(t *testing.T) {

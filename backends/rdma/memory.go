@@ -228,8 +228,10 @@ func (m *memory) close() error {
 	if err := m.prove(); err != nil {
 		return fmt.Errorf("close memory: %w", err)
 	}
+	if err := m.b.net.Unmap(m.key); err != nil {
+		return fmt.Errorf("close memory: %w", err)
+	}
 	m.gone = true
-	m.b.net.Unmap(m.key)
 	m.b.table.GiveBack(m.key, m.epoch+1)
 	if err := m.unpin(); err != nil {
 		return fmt.Errorf("close memory: %w", err)

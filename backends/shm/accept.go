@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"time"
 
@@ -16,8 +17,8 @@ import (
 	"github.com/sluicehq/sluice/internal/sealed"
 )
 
-// handshakesMax bounds what strangers can make us hold: a socket and 17 KB each,
-// for Config.DialTimeout.
+// handshakesMax bounds what connections can make us hold before they have said hello: a
+// socket and 17 KB each, for Config.DialTimeout.
 const handshakesMax = 16
 
 // accept serves peers until the listener is closed.
@@ -35,12 +36,12 @@ func (b *Backend) accept() {
 			continue
 		}
 		b.tasks.Go(func() {
-			b.stranger(conn, true)
+			b.greets(conn, true)
 			c, err := b.greet(conn)
-			b.stranger(conn, false)
+			b.greets(conn, false)
 			<-b.accepting
 			if err != nil {
-				_ = conn.Close() // a stranger learns no more than that
+				_ = conn.Close() // the other side learns no more than that
 				return
 			}
 			c.serve()
@@ -48,15 +49,15 @@ func (b *Backend) accept() {
 	}
 }
 
-// stranger keeps the list of handshakes, so that Close can break them off.
-func (b *Backend) stranger(conn *net.UnixConn, is bool) {
+// greets keeps the list of handshakes, so that Close can break them off.
+func (b *Backend) greets(conn *net.UnixConn, is bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !is {
-		delete(b.strangers, conn)
+		delete(b.greeting, conn)
 		return
 	}
-	b.strangers[conn] = struct{}{}
+	b.greeting[conn] = struct{}{}
 	if b.closed.Load() {
 		_ = conn.Close()
 	}
@@ -68,7 +69,6 @@ func (b *Backend) greet(conn *net.UnixConn) (*inbound, error) {
 		return nil, err
 	}
 	c := &inbound{b: b, sock: conn, event: -1}
-	c.pid.FD = -1
 	if err := c.inbox.open(conn); err != nil {
 		return nil, err
 	}
@@ -94,7 +94,7 @@ func (b *Backend) greet(conn *net.UnixConn) (*inbound, error) {
 	// Once the welcome is out the peer may send messages: nothing may fail then.
 	err = conn.SetDeadline(time.Time{})
 	if err == nil {
-		err = send(conn, b.cfg.DialTimeout, welcome, []int{b.tableFD, b.event})
+		err = send(conn, b.cfg.DialTimeout, welcome, []int{b.tableFD, b.event, b.countFD})
 	}
 	if err != nil {
 		b.forget(c)
@@ -112,7 +112,8 @@ func (c *inbound) hello(body []byte, fds []int) (err error) {
 		return fmt.Errorf("hello of %d bytes, %d descriptors: %w", len(body), len(fds), driver.ErrCorrupt)
 	}
 	ring := binary.LittleEndian.Uint64(body[1:])
-	if _, err := decodeAddress(body[9:]); err != nil {
+	from, err := decodeAddress(body[9:])
+	if err != nil {
 		return err
 	}
 	if !ringSizeFits(ring) {
@@ -121,10 +122,10 @@ func (c *inbound) hello(body []byte, fds []int) (err error) {
 	if err := checkEventFD(fds[1]); err != nil {
 		return err
 	}
-	if c.pid.Remote, err = process.Identify(c.sock); err != nil {
+	if c.pid, err = process.Identify(c.sock); err != nil {
 		return err
 	}
-	page, err := sealed.Map(fds[0], ringAt+ring, unix.PROT_READ|unix.PROT_WRITE)
+	page, err := sealed.Map(fds[0], connectionBytes(ring), unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
 		c.pid.Release()
 		return err
@@ -134,7 +135,9 @@ func (c *inbound) hello(body []byte, fds []int) (err error) {
 		_ = unix.Munmap(page)
 		return fmt.Errorf("connection page: %w", driver.ErrCorrupt)
 	}
-	c.page, c.event, c.from = page, fds[1], string(body[9:])
+	c.page, c.event = page, fds[1]
+	c.in.ring, c.out.ring = ringOf(page, 0), ringOf(page, 1)
+	c.self = from == c.b.address && c.pid.PID == os.Getpid()
 	fds = fds[:1] // the event stays
 	return nil
 }
@@ -151,8 +154,9 @@ func (b *Backend) enlist(c *inbound) error {
 	if len(list) >= b.cfg.ConnsMax {
 		return fmt.Errorf("%d peers, raise Config.ConnsMax: %w", len(list), driver.ErrFull)
 	}
+	c.conn = b.conns.Add(1)
 	list = append(slices.Clone(list), c)
 	b.inbound.Store(&list)
-	b.wake() // who sleeps has armed the connections of before, not this one
+	b.wake() // the program has armed the connections of before, not this one
 	return nil
 }

@@ -5,10 +5,8 @@ package shm
 import (
 	"fmt"
 	"reflect"
-	"runtime"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -23,9 +21,6 @@ type arena struct {
 
 	mu         sync.Mutex // pages do not move while it is held; after Backend.mu
 	generation atomic.Uint64
-
-	writers  atomic.Int32 // copies of our own that write into it
-	renewing atomic.Bool
 }
 
 // arenaOf returns the arena of a Shared with one more reference.
@@ -74,7 +69,7 @@ func (b *Backend) releaseArena(a *arena) {
 	b.freeArenas = append(b.freeArenas, a.index)
 }
 
-// noticeRenewal moves our generation on when somebody else renewed pages.
+// noticeRenewal moves our generation on when pages were renewed elsewhere.
 func (a *arena) noticeRenewal(t *table) {
 	now := a.shared.Generation()
 	if a.generation.Load() != now && a.generation.Swap(now) != now {
@@ -82,40 +77,28 @@ func (a *arena) noticeRenewal(t *table) {
 	}
 }
 
-// renew puts fresh pages under a range. The generation moves first: whoever
-// looks at it after his copy does that copy again, so that no write which still
+// renew puts fresh pages under a range. The generation moves first: a peer that
+// looks at it after its copy does that copy again, so that no write which still
 // hit the old pages counts as done.
 func (a *arena) renew(t *table, off, n uint64) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	t.generation(a.index).Add(1)
-	a.renewing.Store(true)
-	defer a.renewing.Store(false)
-	for a.writers.Load() > 0 { // each is in the middle of one piece
-		time.Sleep(10 * time.Microsecond)
-	}
 	err := a.shared.Renew(off, n)
 	a.generation.Store(a.shared.Generation())
 	return err
 }
 
-// enter marks a copy of our own into this memory; leave ends it.
+// enter keeps the pages where they are during a copy of our own into this memory; leave
+// ends that.
 func (m *memory) enter() {
-	if m.arena == nil {
-		return
-	}
-	for {
-		m.arena.writers.Add(1) // pairs with the load in renew
-		if !m.arena.renewing.Load() {
-			return
-		}
-		m.arena.writers.Add(-1)
-		runtime.Gosched()
+	if m.arena != nil {
+		m.arena.shared.Enter()
 	}
 }
 
 func (m *memory) leave() {
 	if m.arena != nil {
-		m.arena.writers.Add(-1)
+		m.arena.shared.Leave()
 	}
 }

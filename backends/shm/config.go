@@ -28,7 +28,7 @@ type Config struct {
 const (
 	messageMax = 32 << 10 // 32 KiB: a notification names blocks, it does not carry them
 	descsMax   = 4096
-	pagesMax   = 1 << 20
+	runsMax    = 1 << 20
 )
 
 // EnsureDefaults fills in the zero fields.
@@ -78,7 +78,7 @@ func (c *Config) caps() driver.Caps {
 	pairs[driver.DRAM] = driver.KindsOf(driver.DRAM)
 	return driver.Caps{
 		Name: "shm", Reach: driver.SameHost, Pairs: pairs,
-		DescsMax: descsMax, PagesMax: pagesMax, MessageMax: messageMax,
+		DescsMax: descsMax, RunsMax: runsMax, MessageMax: messageMax,
 		Cost: driver.Cost{Setup: 300 * time.Nanosecond, PerPiece: 30 * time.Nanosecond, Rate: 8e9},
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -47,14 +48,12 @@ func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &peer{b: b, owner: owner, self: owner == b.address, sock: conn.(*net.UnixConn), event: -1,
-		lostCh: make(chan struct{}), arenas: make(map[uint32]*peerArena), fetches: make(map[uint32]*fetch)}
-	p.pid.FD = -1
+	p := &peer{b: b, conn: b.conns.Add(1), owner: owner, self: owner == b.address,
+		sock: conn.(*net.UnixConn), event: -1, lostCh: make(chan struct{}),
+		arenas: make(map[uint32]*peerArena), fetches: make(map[uint32]*fetch)}
 	p.imports.Store(new([]atomic.Pointer[imported]))
 	if err := p.handshake(ctx); err != nil {
-		_ = p.sock.SetDeadline(time.Time{})
-		p.say([]byte{msgBye}) // the owner may have welcomed us: we were never in
-		_ = conn.Close()
+		p.leave() // the owner may have welcomed us: we were never in
 		p.release()
 		return nil, err
 	}
@@ -66,13 +65,17 @@ func (b *Backend) adopt(p *peer) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
-		p.say([]byte{msgBye})
-		_ = p.sock.Close()
+		p.leave()
 		p.release()
 		return driver.ErrClosed
 	}
-	b.peers[p] = struct{}{}
+	list := append(slices.Clone(*b.peers.Load()), p)
+	b.peers.Store(&list)
 	p.readerWG.Go(p.listen)
+	if !p.self && p.pid.Known() {
+		p.readerWG.Go(p.watch)
+	}
+	b.wake() // the program has armed the connections of before, not this one
 	return nil
 }
 
@@ -80,11 +83,11 @@ func (b *Backend) adopt(p *peer) error {
 func (p *peer) handshake(ctx context.Context) (err error) {
 	stop := context.AfterFunc(ctx, func() { _ = p.sock.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	if p.pid.Remote, err = process.Identify(p.sock); err != nil {
+	if p.pid, err = process.Identify(p.sock); err != nil {
 		return err
 	}
 	ring := uint64(p.b.cfg.RingBytes)
-	fd, page, err := sealed.New("sluice-connection", ringAt+ring, false)
+	fd, page, err := sealed.New("sluice-connection", connectionBytes(ring), false)
 	if err != nil {
 		return err
 	}
@@ -92,7 +95,7 @@ func (p *peer) handshake(ctx context.Context) (err error) {
 	p.page = page
 	word(page, pageRingAt).Store(ring)
 	word(page, pageMagicAt).Store(pageMagic)
-	p.notes.init(page)
+	p.out.ring, p.answers.ring = ringOf(page, 0), ringOf(page, 1)
 	if err := p.inbox.open(p.sock); err != nil {
 		return err
 	}
@@ -126,7 +129,7 @@ func (p *peer) welcomed() error {
 	if err := statusError(status(body[1])); err != nil {
 		return fmt.Errorf("peer refused: %w", err)
 	}
-	if len(body) != 6 || len(fds) != 2 {
+	if len(body) != 6 || len(fds) != 3 {
 		return fmt.Errorf("await welcome: %d bytes, %d descriptors: %w", len(body), len(fds), driver.ErrCorrupt)
 	}
 	if err := checkEventFD(fds[1]); err != nil {
@@ -135,9 +138,21 @@ func (p *peer) welcomed() error {
 	if p.table, err = openTable(fds[0], binary.LittleEndian.Uint32(body[2:])); err != nil {
 		return err
 	}
+	if p.counters, err = openCounters(fds[2]); err != nil {
+		return err
+	}
 	p.event = fds[1]
-	fds = fds[:1]
+	fds[1] = fds[2]
+	fds = fds[:2]
 	return nil
+}
+
+// watch closes the connection when the owner's process has ended. The socket alone does
+// not tell: a child of that process may have inherited it.
+func (p *peer) watch() {
+	if p.pid.Wait() == nil {
+		_ = p.sock.Close() // the reader ends by it
+	}
 }
 
 // listen reads what the owner says until the connection ends.

@@ -13,17 +13,17 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	return n, nil
 }
 
-// FD implements driver.Armer.
+// FD implements driver.Backend.
 func (b *Backend) FD() int { return b.event }
 
-// wake signals the event if somebody armed it.
+// wake signals the event if it was armed.
 func (b *Backend) wake() {
 	if b.armed.Load() && b.armed.CompareAndSwap(true, false) {
 		signal(b.event)
 	}
 }
 
-// Arm implements driver.Armer.
+// Arm implements driver.Backend.
 func (b *Backend) Arm() (ready bool, err error) {
 	if b.closed.Load() {
 		return false, driver.ErrClosed
@@ -34,6 +34,15 @@ func (b *Backend) Arm() (ready bool, err error) {
 		if c.arm() {
 			ready = true
 		}
+	}
+	for _, p := range *b.peers.Load() {
+		if p.arm() {
+			ready = true
+		}
+	}
+	if b.counting.Enter() {
+		ready = b.reached() || ready
+		b.counting.Exit()
 	}
 	return ready, nil
 }

@@ -19,9 +19,11 @@ const (
 	fenceSleepMax = time.Millisecond
 )
 
-// Fence implements driver.Fencer. It ends the epoch, so that nobody enters any
-// more, and waits until nobody announces a copy. A peer that is in the memory for
-// longer than Config.Grace is frozen, and is shut out, see shutOut.
+// Fence implements driver.Backend. It ends the epoch, so that no copy begins any
+// more, and waits until none is announced. A peer that is in the memory for
+// longer than Config.Grace is frozen, and is shut out, see shutOut. A copy of this
+// backend's own goroutines has no pages but ours, and is always awaited: the goroutine is
+// not frozen, or we were, too.
 func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	b.fences.RLock()
 	defer b.fences.RUnlock()
@@ -32,12 +34,19 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	b.table.epoch(key).Add(1) // pairs with the announcement in move, before it looks at the epoch
 	deadline := time.Now().Add(b.cfg.Grace)
 	pause := fenceSleep
-	for i := 0; b.anybodyIn(m, i > fenceSpins); i++ {
+	for i := 0; ; i++ {
+		busy, own := b.copies(m, i > fenceSpins)
+		if !busy {
+			return nil
+		}
 		if i < fenceSpins {
 			runtime.Gosched()
 			continue
 		}
-		if time.Now().After(deadline) {
+		switch {
+		case own && b.closed.Load():
+			return fmt.Errorf("fence memory: %w", driver.ErrClosed)
+		case !own && time.Now().After(deadline):
 			return b.shutOut(ctx, m)
 		}
 		if err := rest(ctx, pause); err != nil {
@@ -45,7 +54,6 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 		}
 		pause = min(2*pause, fenceSleepMax)
 	}
-	return nil
 }
 
 func rest(ctx context.Context, pause time.Duration) error {
@@ -57,20 +65,23 @@ func rest(ctx context.Context, pause time.Duration) error {
 	}
 }
 
-// anybodyIn looks for announcements of a memory. thorough also asks the kernel
-// whether who announces still lives.
-func (b *Backend) anybodyIn(m *memory, thorough bool) (busy bool) {
+// copies looks for announcements of a memory, and for those of this backend's own
+// goroutines. thorough also asks the kernel whether the peer still lives.
+func (b *Backend) copies(m *memory, thorough bool) (busy, own bool) {
 	for _, c := range *b.inbound.Load() {
-		c.eachIn(m.key, thorough, func(int, uint64, bool) { busy = true })
+		c.eachIn(m.key, thorough, func(int, uint64, bool) {
+			busy = true
+			own = own || c.self
+		})
 	}
-	return busy
+	return busy, own
 }
 
 // eachIn calls f for every live announcement of a key.
 func (c *inbound) eachIn(key uint32, thorough bool, f func(line int, value uint64, write bool)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.page == nil || c.left {
+	if c.page == nil || c.left || c.gone && c.looksOut() {
 		return
 	}
 	for i := range announceMax {
@@ -90,9 +101,9 @@ func (c *inbound) eachIn(key uint32, thorough bool, f func(line int, value uint6
 	}
 }
 
-// shutOut makes what silent peers still do harmless, and remembers who they are,
+// shutOut makes what silent peers still do harmless, and remembers their announcements,
 // so that the next Fence does not wait for them again. Under shared memory it puts
-// fresh pages: what such a peer still writes lands in pages that are nobody's.
+// fresh pages: what such a peer still writes lands in pages that nothing uses.
 // Before foreign memory it shuts the gate. Nothing of a reader can land here, so for
 // readers alone it does nothing.
 func (b *Backend) shutOut(ctx context.Context, m *memory) error {
@@ -145,7 +156,7 @@ func (b *Backend) busy() bool {
 func (c *inbound) busy() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.page == nil || c.left || c.pid.Dead() {
+	if c.page == nil || c.looksOut() {
 		return false
 	}
 	for i := range announceMax {

@@ -4,13 +4,15 @@ package shm
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
 )
 
-// fetch is a question for the extents of an arena.
+// fetch is a question for the extents of an arena. One that is in peer.fetches may be ended
+// by any goroutine that takes it out; one that is not belongs to the goroutine that did.
 type fetch struct {
 	m          *imported
 	size       uint64
@@ -18,9 +20,30 @@ type fetch struct {
 	extents    []driver.Extent // FD is an index in fds
 	fds        []int
 	done       chan error // nil for a parked job, else of one place
+	timer      *time.Timer
 }
 
-type fetchError struct{ err error }
+// fetchError is why a parked job ends without its pages. A later job asks again after until.
+type fetchError struct {
+	err   error
+	until time.Time // zero: never
+}
+
+// fetchPause is for how long jobs end with the timeout of the one before.
+const fetchPause = time.Second
+
+// whyBroken is why there is no way to fresh pages of a memory; errStale: ask for them.
+func (m *imported) whyBroken() error {
+	b := m.broken.Load()
+	switch {
+	case b == nil:
+		return errStale
+	case !b.until.IsZero() && time.Now().After(b.until):
+		m.broken.CompareAndSwap(b, nil)
+		return errStale
+	}
+	return b.err
+}
 
 // What bounds an answer: a mapping is limited to what a process can map.
 const (
@@ -35,34 +58,52 @@ const (
 func (p *peer) refresh(m *imported) error {
 	done := make(chan error, 1)
 	p.ask(m, done)
-	timer := time.NewTimer(p.b.cfg.DialTimeout)
-	defer timer.Stop()
-	select {
-	case err := <-done:
-		return err
-	case <-timer.C:
-		return fmt.Errorf("ask for the memory's pages: no answer within %v, the peer may be frozen: %w", p.b.cfg.DialTimeout, driver.ErrTimeout)
-	}
+	return <-done
 }
 
-// ask sends the question. The answer goes to done, or wakes parked jobs.
+// ask sends the question. The answer goes to done, or wakes parked jobs; it is an error
+// after Config.DialTimeout.
 func (p *peer) ask(m *imported, done chan error) {
+	f := &fetch{m: m, done: done}
 	p.mu.Lock()
 	id := p.fetchID
 	p.fetchID++
-	gone := p.lost.Load() || p.closing.Load()
-	if !gone {
-		p.fetches[id] = &fetch{m: m, done: done}
+	gone := p.gone()
+	if gone == nil {
+		p.fetches[id] = f
+		f.timer = time.AfterFunc(p.b.cfg.DialTimeout, func() {
+			if f := p.takeFetch(id); f != nil {
+				p.end(f, fmt.Errorf("ask for the memory's pages: no answer within %v, the peer "+
+					"may be frozen: %w", p.b.cfg.DialTimeout, driver.ErrTimeout))
+			}
+		})
 	}
 	p.mu.Unlock()
-	if gone {
-		if done != nil {
-			done <- driver.ErrPeerLost
-		}
+	if gone != nil {
+		p.end(f, gone)
 		return
 	}
 	msg := binary.LittleEndian.AppendUint32([]byte{msgFetch}, id)
 	p.say(append(msg, m.token...))
+}
+
+// gone is why no answer comes any more.
+func (p *peer) gone() error {
+	switch {
+	case p.closing.Load():
+		return driver.ErrClosed
+	case p.lost.Load():
+		return driver.ErrPeerLost
+	}
+	return nil
+}
+
+func (p *peer) takeFetch(id uint32) *fetch {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f := p.fetches[id]
+	delete(p.fetches, id)
+	return f
 }
 
 // answered takes one part of an answer: id, status, generation, size, total,
@@ -73,28 +114,28 @@ func (p *peer) answered(body []byte, fds []int) error {
 		return fmt.Errorf("answer of %d bytes: %w", len(body), driver.ErrCorrupt)
 	}
 	id := binary.LittleEndian.Uint32(body)
-	p.mu.Lock()
-	f := p.fetches[id]
-	p.mu.Unlock()
+	f := p.takeFetch(id)
 	if f == nil {
 		closeAll(fds)
-		return nil // asked by somebody who gave up
+		return nil // the question has ended without this answer
 	}
 	f.fds = append(f.fds, fds...)
 	more, err := f.take(body[4:])
 	if more && err == nil {
-		return nil
+		p.mu.Lock()
+		if err = p.gone(); err == nil {
+			p.fetches[id] = f // for the next part
+			f.timer.Reset(p.b.cfg.DialTimeout)
+		}
+		p.mu.Unlock()
+		if err == nil {
+			return nil
+		}
 	}
 	if err == nil {
 		err = p.install(f)
 	}
-	p.mu.Lock()
-	_, mine := p.fetches[id]
-	delete(p.fetches, id)
-	p.mu.Unlock()
-	if mine {
-		p.end(f, err)
-	}
+	p.end(f, err)
 	return nil
 }
 
@@ -136,15 +177,22 @@ func (p *peer) install(f *fetch) error {
 	return nil
 }
 
-// end tells whoever asked.
+// end tells the caller of refresh, or parked jobs.
 func (p *peer) end(f *fetch, err error) {
+	if f.timer != nil {
+		f.timer.Stop()
+	}
 	closeAll(f.fds)
 	if f.done != nil {
 		f.done <- err
 		return
 	}
 	if err != nil {
-		f.m.broken.Store(&fetchError{err})
+		broken := &fetchError{err: err}
+		if errors.Is(err, driver.ErrTimeout) {
+			broken.until = time.Now().Add(fetchPause)
+		}
+		f.m.broken.Store(broken)
 	}
 	p.mu.Lock()
 	f.m.arena.fetches = false
@@ -179,7 +227,7 @@ func (p *peer) park(j *job) {
 	}
 }
 
-// unpark puts all jobs back: who still lacks pages parks again.
+// unpark puts all jobs back: one that still lacks pages parks again.
 func (p *peer) unpark() {
 	p.mu.Lock()
 	jobs := p.parked

@@ -59,9 +59,13 @@ func (v *vectors) reset() {
 func (p *peer) moveForeign(pc *piece, epoch *atomic.Uint64) error {
 	v := vectorPool.Get().(*vectors)
 	defer vectorPool.Put(v)
+	defer v.reset()
 	v.n = 1
 	for i := range pc.n {
 		d := pc.at(i)
+		if !fits(&d, uint64(len(pc.local.bytes)), pc.remote.size) {
+			return driver.ErrBounds // a list has changed since the check
+		}
 		mine, theirs := pc.local.bytes[d.Local:d.Local+d.Len], pc.remote.base+d.Remote
 		if v.add(mine, theirs) {
 			continue
@@ -97,33 +101,24 @@ func (p *peer) flush(v *vectors, pc *piece, epoch *atomic.Uint64) error {
 // gives up. Each time it has met a peer that was silent for Config.Grace.
 const gatesMax = 1000
 
-// flushWrite writes through the gate. The epoch is looked at after the gate: an owner
-// ends the epoch first, so who sees the new gate sees that, too.
+// flushWrite writes through the gate. The place of the gate is taken before the epoch is
+// looked at: an owner ends the epoch first, so a writer that found it good has a place from
+// before the fence, which leads nowhere once that has shut the gate.
 func (p *peer) flushWrite(v *vectors, granted uint64, epoch *atomic.Uint64) (n int, err error) {
 	v.local[0].Base = &v.passed[0]
 	v.local[0].SetLen(1)
 	for range gatesMax {
 		gate := p.table.gate().Load()
+		at(spotGate)
 		if epoch.Load() != granted {
 			return 0, driver.ErrRevoked
 		}
 		v.remote[0] = unix.RemoteIovec{Base: uintptr(gate), Len: 1}
-		passing()
+		at(spotPassing)
 		n, err = unix.ProcessVMWritev(p.pid.PID, v.local[:v.n], v.remote[:v.n], 0)
 		if err != unix.EFAULT || p.table.gate().Load() == gate {
 			return n - 1, err
 		}
 	}
 	return 0, driver.ErrPeerLost
-}
-
-// passing is called between the last look at the epoch and the copy; tests freeze there.
-var passing = func() {}
-
-// at returns entry i of a piece.
-func (pc *piece) at(i int) driver.Desc {
-	if pc.pages != nil {
-		return pc.pages.Desc(pc.first + i)
-	}
-	return pc.descs[i]
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// gate is a page through which every write into foreign memory passes: a writer's
+// writeGate is a page through which every write into foreign memory passes: a writer's
 // process_vm_writev begins with one byte that goes there, and the kernel copies in
 // order and ends at the first address that it cannot write to. So when the page is
 // shut, a writer that froze before its call writes nothing when it goes on, whatever
@@ -22,21 +22,21 @@ import (
 //
 // The place of a gate is drawn, and no child has it after a fork: a process that got
 // the owner's number after its end has nothing there, so a late write ends at once
-// there, too. The place of a gate that was shut is nobody's until all peers are known
+// there, too. The place of a gate that was shut stays empty until all peers are known
 // to be out: something else mapped there would open it again.
 //
 // A gate is given up only for a peer that stays silent in the middle of a write, and once
 // for each: there are never more than peers have announcements.
-type gate struct {
+type writeGate struct {
 	mu   sync.Mutex
 	page uintptr   // 0: none
 	shut []uintptr // those that were
 	over bool      // shut for good
 }
 
-// renew tells peers of a new gate, and shuts the one of before, if any. Who was past that
-// by then is in the middle of his call.
-func (g *gate) renew(t *table) error {
+// renew tells peers of a new gate, and shuts the one of before, if any. A writer that was
+// past that by then is in the middle of its call.
+func (g *writeGate) renew(t *table) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.over {
@@ -53,7 +53,7 @@ func (g *gate) renew(t *table) error {
 }
 
 // close shuts the gate for good.
-func (g *gate) close(t *table) error {
+func (g *writeGate) close(t *table) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	t.gate().Store(0)
@@ -63,7 +63,7 @@ func (g *gate) close(t *table) error {
 }
 
 // bar takes a page away and keeps its place.
-func (g *gate) bar(page uintptr) error {
+func (g *writeGate) bar(page uintptr) error {
 	if page == 0 {
 		return nil
 	}
@@ -71,8 +71,8 @@ func (g *gate) bar(page uintptr) error {
 	return pageCall("mprotect", unix.SYS_MPROTECT, page, unix.PROT_NONE)
 }
 
-// release gives all places back, when nobody can be about to write any more.
-func (g *gate) release() error {
+// release gives all places back, when no peer can be about to write any more.
+func (g *writeGate) release() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var errs []error

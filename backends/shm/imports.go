@@ -62,7 +62,7 @@ func (p *peer) reach(m *imported) error {
 		}
 		return nil
 	case m.flags&flagForeign != 0:
-		return p.pid.probe(m.base)
+		return probe(p.pid, m.base)
 	}
 	return p.attach(m)
 }

@@ -11,59 +11,74 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/process"
 )
 
 // inbound is our side of a connection that a peer dialled: it reaches our memory.
 type inbound struct {
 	b     *Backend
-	from  string // Addr of the peer
+	conn  uint64 // its number
+	self  bool   // the peer is this backend
 	sock  *net.UnixConn
 	inbox inbox
 	event int // the peer's
-	pid   processID
+	pid   process.Remote
 
-	mu      sync.Mutex // guards the page and what was read of it
-	page    []byte     // theirs, shared; nil after release
-	head    uint64
-	corrupt bool
-	gone    bool // no more messages will come
-	said    bool // and the program knows
-	left    bool // proof that the peer is out of our memory for good
+	mu   sync.Mutex // guards the page and what was read of it
+	page []byte     // theirs, shared; nil after release
+	in   receiver   // notifications
+	out  sender     // answers
+	gone bool       // no more messages will come
+	said bool       // and the program knows
+	left bool       // proof that the peer is out of our memory for good
 
-	abandoned [announceMax]uint64 // announcements that fresh pages made harmless
+	abandoned [announceMax]uint64 // announcements that a strong fence made harmless
 }
 
-// serve answers the peer until it hangs up.
+// serve answers the peer until it hangs up, or its process ends: a child of that may have
+// inherited the socket.
 func (c *inbound) serve() {
+	var watch sync.WaitGroup
+	if !c.self && c.pid.Known() {
+		watch.Go(func() {
+			if c.pid.Wait() == nil {
+				c.drop()
+			}
+		})
+	}
 	c.listen()
 	c.mu.Lock()
 	c.gone = true
+	c.looksOut()
 	c.mu.Unlock()
 	c.drop()
 	c.shed()
+	c.pid.StopWaits()
+	watch.Wait()
 	c.b.wake()
 }
 
-// listen returns when the connection has ended. With a goodbye the peer is out;
-// without one it is out when its process is.
+// looksOut notes a proof that the peer is out of our memory: it says so in the page, where
+// nothing can lose the word as the socket does when it is reset, or its process has ended.
+// Preconditions: c.mu is held.
+func (c *inbound) looksOut() bool {
+	if !c.left && c.page != nil {
+		c.left = word(c.page, pageLeftAt).Load() != 0 || c.pid.Dead()
+	}
+	return c.left
+}
+
+// listen returns when the connection has ended.
 func (c *inbound) listen() {
 	for {
 		kind, body, fds, err := c.inbox.read()
 		if err != nil {
-			c.mu.Lock()
-			c.left = c.left || !c.pid.Known() || c.pid.Dead()
-			c.mu.Unlock()
 			return
 		}
 		closeAll(fds) // a peer has none to give after its hello
 		switch kind {
 		case msgFetch:
-			err = c.answer(body)
-		case msgBye:
-			c.mu.Lock()
-			c.left = true
-			c.mu.Unlock()
-			return
+			err = c.fetched(body)
 		default:
 			err = fmt.Errorf("message of kind %d: %w", kind, driver.ErrCorrupt)
 		}
@@ -76,17 +91,11 @@ func (c *inbound) listen() {
 // drop breaks the connection off; listen ends by it.
 func (c *inbound) drop() { _ = c.sock.Close() }
 
-// hangUp is drop for a backend that closes.
-func (c *inbound) hangUp() { c.drop() }
-
 // finished reports whether nothing needs the connection any more.
 func (c *inbound) finished() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.said && !c.left {
-		c.left = c.pid.Dead()
-	}
-	return c.said && c.left
+	return c.said && c.looksOut()
 }
 
 // forget takes a finished connection off the list.
@@ -121,6 +130,7 @@ func (c *inbound) release() {
 	c.shed()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.in.ring, c.out.ring = ring{}, ring{}
 	if c.page != nil {
 		_ = unix.Munmap(c.page) // our own mapping, whole: cannot fail
 		c.page = nil

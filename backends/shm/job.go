@@ -5,6 +5,7 @@ package shm
 import (
 	"sync"
 
+	"github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -12,15 +13,15 @@ import (
 type run struct {
 	local    *memory
 	remote   *imported
-	first, n int // descriptors, or entries of the pattern
+	first, n int // descriptors, or runs of the pattern
 }
 
 // piece is what a worker copies between two looks at the job.
 type piece struct {
 	run
-	op    driver.Op
-	descs []driver.Desc // nil: entries of pages
-	pages *driver.Pages
+	op      driver.Op
+	descs   []driver.Desc   // nil: runs of pattern
+	pattern *driver.Pattern // nil: descs
 }
 
 // job is a batch that workers copy. Every worker that has a piece of it in hand,
@@ -29,7 +30,7 @@ type job struct {
 	peer *peer // constant while the job is live
 	op   driver.Op
 	tag  uint64
-	note note // the message that follows
+	tail tail
 
 	mu        sync.Mutex
 	live      bool
@@ -42,12 +43,13 @@ type job struct {
 	runs      []run
 	descs     []driver.Desc  // our copy
 	scratch   [1]driver.Desc // of the goroutine that helps
-	pages     driver.Pages
-	paged     bool
+	pattern   driver.Pattern
+	loops     [driver.LoopsMax]driver.Loop // of pattern
+	patterned bool
 	bytes     uint64
 	left      uint64 // bytes not yet cut
 	run       int    // the cursor: which run,
-	next      int    // which descriptor or entry of it,
+	next      int    // which descriptor or run of it,
 	skip      uint64 // and how much of that is cut already
 }
 
@@ -85,7 +87,7 @@ func (j *job) rewind() {
 	j.run, j.next, j.skip, j.left = 0, 0, 0, j.bytes
 }
 
-// cut takes the next piece off: whole descriptors or entries of one run up to
+// cut takes the next piece off: whole descriptors, or runs of the pattern, up to
 // max bytes, or a part of one that is longer. scratch holds such a part.
 // Preconditions: j.mu is held, something is left.
 func (j *job) cut(max uint64, scratch *[1]driver.Desc) piece {
@@ -106,22 +108,27 @@ func (j *job) cut(max uint64, scratch *[1]driver.Desc) piece {
 		j.took(n)
 		return p
 	}
-	var bytes uint64
-	for p.n = 0; p.n < r.n-j.next; p.n++ {
-		n := j.lenAt(p.first + p.n)
+	bytes := j.fill(&p, r.n-j.next, max)
+	j.next += p.n
+	j.took(bytes)
+	return p
+}
+
+// fill gives a piece as many descriptors or runs as fit in max bytes: at least one does.
+func (j *job) fill(p *piece, most int, max uint64) (bytes uint64) {
+	if j.patterned {
+		p.pattern, p.n = &j.pattern, int(min(uint64(most), max/j.pattern.Run))
+		return uint64(p.n) * j.pattern.Run
+	}
+	for p.n = 0; p.n < most; p.n++ {
+		n := j.descs[p.first+p.n].Len
 		if bytes+n > max {
 			break
 		}
 		bytes += n
 	}
-	if j.paged {
-		p.pages = &j.pages
-	} else {
-		p.descs, p.first = j.descs[p.first:p.first+p.n], 0
-	}
-	j.next += p.n
-	j.took(bytes)
-	return p
+	p.descs, p.first = j.descs[p.first:p.first+p.n], 0
+	return bytes
 }
 
 func (j *job) took(n uint64) {
@@ -132,17 +139,10 @@ func (j *job) took(n uint64) {
 }
 
 func (j *job) at(i int) driver.Desc {
-	if j.paged {
-		return j.pages.Desc(i)
+	if j.patterned {
+		return copy.Run(&j.pattern, i)
 	}
 	return j.descs[i]
-}
-
-func (j *job) lenAt(i int) uint64 {
-	if j.paged {
-		return j.pages.EntryLen
-	}
-	return j.descs[i].Len
 }
 
 // wanted reports whether the job is to end without its pages.

@@ -2,11 +2,14 @@
 
 package shm
 
-// Two kinds of pages are shared. The key table belongs to the owner of memory:
-// it alone writes, every peer maps it read-only. The connection page belongs to
-// one connection: both write, so neither believes what it reads there.
+import "github.com/sluicehq/sluice/driver"
+
+// Three kinds of pages are shared. The key table belongs to the owner of memory:
+// it alone writes, every peer maps it read-only. The counters are the owner's, too, and
+// every peer adds to them. The connection page belongs to one connection: both write, so
+// neither believes what it reads there.
 const (
-	version    = 2
+	version    = 3
 	tableMagic = 0x31656c6261547331 // "1sTable1"
 	pageMagic  = 0x3165676150737331 // "1ssPage1"
 	pageBytes  = 4096
@@ -32,13 +35,25 @@ func tableBytes(keys uint32) uint64 {
 	return (pageBytes + uint64(keys)*(slotBytes+8) + pageBytes - 1) &^ (pageBytes - 1)
 }
 
-// The connection page: a header, announcements, the ring.
+// The counters: a header page, then for each its value and the value that is awaited.
 const (
-	pageMagicAt   = 0
-	pageRingAt    = 8             // bytes of the ring
+	countersDueAt = 0 // an awaited value was reached since the owner last armed
+	counterBytes  = 16
+	countersBytes = pageBytes + driver.CountersMax*counterBytes
+)
+
+// The connection page: a header, announcements, two rings of one size. The first carries
+// notifications to the owner, the second its answers.
+const (
+	pageMagicAt = 0
+	pageRingAt  = 8  // bytes of a ring
+	pageLeftAt  = 16 // the initiator is out of the owner's memory for good
+
+	// The words of the first ring; those of the second lie ringWords behind them.
 	pageArmedAt   = 1 * lineBytes // the receiver sleeps: wake it
 	pageWaitingAt = 2 * lineBytes // the sender found no room: wake it
 	pageHeadAt    = 3 * lineBytes // what the receiver has read of the ring
+	ringWords     = 3 * lineBytes
 
 	announceAt  = pageBytes
 	announceMax = 64 // copies at a time of one initiator, one line each
@@ -47,6 +62,8 @@ const (
 	ringBytesMin = 4 * messageMax // 128 KiB: two of the longest messages fit however they lie
 	ringBytesMax = 64 << 20
 )
+
+func connectionBytes(ring uint64) uint64 { return ringAt + 2*ring }
 
 func ringSizeFits(n uint64) bool {
 	return n >= ringBytesMin && n <= ringBytesMax && n&(n-1) == 0

@@ -15,11 +15,10 @@ import (
 
 // Messages of the control socket: one kind byte, then the body.
 const (
-	msgHello   = 1 + iota // dialer: who I am; with connection page and event
-	msgWelcome            // owner: what I have; with key table and event
-	msgFetch              // dialer: the extents behind this token, please
-	msgExtents            // owner: here they are, a part at a time
-	msgBye                // dialer: I am out
+	msgHello   = 1 + iota // dialer: its address; with connection page and event
+	msgWelcome            // owner: the number of its keys; with key table, event, counters
+	msgFetch              // dialer: a token, of which it asks the extents
+	msgExtents            // owner: those, a part at a time
 )
 
 // status is how the owner answers.

@@ -6,7 +6,7 @@ import (
 	"runtime"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -45,6 +45,27 @@ func (p *peer) announce(key uint32, op driver.Op, hint int) *atomic.Uint64 {
 
 // move copies one piece that this process can reach. errStale means that the
 // owner's pages moved: map them anew and copy the piece again.
+//
+// Nothing of a mover lands in pages that the owner uses after a fence:
+//
+//   - A mover announces, then takes the generation of the arena's pages, then looks at the
+//     epoch, and copies only through a mapping of the generation that it took.
+//   - Fence ends the epoch, then looks at the announcements. A mover that it does not see
+//     announces later, finds the epoch over, and copies nothing. One that goes away has
+//     placed its bytes before.
+//   - Of one that stays, Fence moves the generation on, then puts fresh pages under the
+//     range. If the mover found the epoch good, it did so before the epoch ended, and took
+//     a generation that is older than that of the fresh pages. A mapping has the generation
+//     that the arena had while its descriptors were taken, and no page moved meanwhile, so
+//     the mover copies through old pages, however long it stands between two steps and
+//     however often other goroutines of its process map the arena anew meanwhile.
+//   - An arena's number may serve another arena after the fence. Its generation moves on
+//     then and never goes back, so a mapping of the generation that the mover took is one
+//     of the arena for which it looked at the epoch: that arena's last reference is given
+//     back only after the epoch has ended.
+//
+// In memory of this very backend there are no other pages: Fence waits for such a mover
+// until it goes away (ownCopies). Foreign memory has a gate, see writeGate.
 func (p *peer) move(pc *piece, hint int) error {
 	if pc.op == driver.Read {
 		pc.local.enter()
@@ -52,20 +73,23 @@ func (p *peer) move(pc *piece, hint int) error {
 	}
 	m := pc.remote
 	line := p.announce(m.key, pc.op, hint)
+	at(spotAnnounced)
+	if m.arena != nil {
+		return p.moveMapped(pc, line)
+	}
 	epoch := p.table.epoch(m.key)
 	if epoch.Load() != m.epoch {
 		line.Store(0)
 		return driver.ErrRevoked
 	}
+	at(spotEpoch)
 	var err error
-	switch {
-	case m.self != nil:
+	if m.self != nil {
 		err = pc.copySelf()
-	case m.arena != nil:
-		return p.moveMapped(pc, line)
-	default:
+	} else {
 		err = p.moveForeign(pc, epoch)
 	}
+	at(spotCopied)
 	line.Store(0)
 	if pc.op == driver.Read && epoch.Load() != m.epoch {
 		return driver.ErrRevoked // an owner that did not wait for us may have changed the bytes
@@ -76,25 +100,32 @@ func (p *peer) move(pc *piece, hint int) error {
 // moveMapped copies to or from the peer's pages.
 func (p *peer) moveMapped(pc *piece, line *atomic.Uint64) error {
 	m := pc.remote
-	generation := p.table.generation(m.arena.index)
+	generation, epoch := p.table.generation(m.arena.index), p.table.epoch(m.key)
+	taken := generation.Load() // before the epoch
+	at(spotGeneration)
+	if epoch.Load() != m.epoch {
+		line.Store(0)
+		return driver.ErrRevoked
+	}
+	at(spotEpoch)
 	mapped := m.arena.acquire()
-	if mapped == nil || mapped.generation != generation.Load() {
+	if mapped == nil || mapped.generation != taken || m.off+m.size > uint64(len(mapped.mem)) {
 		line.Store(0)
 		if mapped != nil {
 			mapped.release()
 		}
-		if b := m.broken.Load(); b != nil {
-			return b.err
-		}
-		return errStale
+		return m.whyBroken()
 	}
+	at(spotMapped)
 	err := pc.copy(mapped.mem[m.off : m.off+m.size])
+	at(spotCopied)
 	line.Store(0) // an exchange on amd64: the copied bytes are out before the words below are read
 	mapped.release()
-	if generation.Load() != mapped.generation {
-		return errStale // we may have been in pages that are nobody's any more
+	at(spotLeft)
+	if generation.Load() != taken {
+		return errStale // the pages may have been old ones
 	}
-	if pc.op == driver.Read && p.table.epoch(m.key).Load() != m.epoch {
+	if pc.op == driver.Read && epoch.Load() != m.epoch {
 		return driver.ErrRevoked
 	}
 	return err
@@ -111,8 +142,8 @@ func (pc *piece) copySelf() error {
 }
 
 func (pc *piece) copy(remote []byte) error {
-	if pc.pages != nil {
-		return csrc.CopyPages(pc.op, pc.local.bytes, remote, pc.pages, pc.first, pc.n)
+	if pc.pattern != nil {
+		return copy.Runs(pc.op, pc.local.bytes, remote, pc.pattern, pc.first, pc.n)
 	}
-	return csrc.CopyDescs(pc.op, pc.local.bytes, remote, pc.descs)
+	return copy.Descs(pc.op, pc.local.bytes, remote, pc.descs)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,24 +14,26 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/process"
 )
 
 // peer is our side of a connection that we dialled: it reaches the other side's
-// memory. It implements driver.Peer, Canceler, Pager, Notifier, Watcher
-// and Explainer.
+// memory. It implements driver.Peer.
 type peer struct {
 	b     *Backend
+	conn  uint64 // its number
 	owner address
 	self  bool // the other side is this backend
 	sock  *net.UnixConn
 	inbox inbox
 
-	saying sync.Mutex // one message at a time has a deadline
-	table  table      // theirs, read-only
-	page   []byte     // ours, shared
-	event  int        // theirs
-	pid    processID
-	hints  atomic.Uint64 // numbers announcements
+	saying   sync.Mutex // one message at a time has a deadline
+	table    table      // theirs, read-only
+	counters counters   // theirs
+	page     []byte     // ours, shared
+	event    int        // theirs
+	pid      process.Remote
+	hints    atomic.Uint64 // numbers announcements
 
 	inflight atomic.Int64 // calls and tags that use the mappings
 	closing  atomic.Bool
@@ -48,18 +51,12 @@ type peer struct {
 	fetchID  uint32
 	parked   []*job
 
-	notes noteSender
+	out      sender // notifications
+	answerMu sync.Mutex
+	answers  receiver // of the owner; guarded by answerMu
 }
 
-var (
-	_ driver.Peer      = (*peer)(nil)
-	_ driver.Canceler  = (*peer)(nil)
-	_ driver.Pager     = (*peer)(nil)
-	_ driver.Notifier  = (*peer)(nil)
-	_ driver.Watcher   = (*peer)(nil)
-	_ driver.Helper    = (*peer)(nil)
-	_ driver.Explainer = (*peer)(nil)
-)
+var _ driver.Peer = (*peer)(nil)
 
 // Hot answers, made once.
 var (
@@ -105,13 +102,23 @@ func (p *peer) close() {
 		time.Sleep(pause)
 		p.unpark()
 	}
-	p.say([]byte{msgBye})
-	_ = p.sock.Close() // the reader ends by it
+	p.leave()
+	p.pid.Release() // as the watcher does
 	p.readerWG.Wait()
 	p.b.mu.Lock()
-	delete(p.b.peers, p)
+	list := slices.DeleteFunc(slices.Clone(*p.b.peers.Load()), func(q *peer) bool { return q == p })
+	p.b.peers.Store(&list)
 	p.b.mu.Unlock()
 	p.release()
+}
+
+// leave tells the owner that we are out of its memory for good, and hangs up; the reader
+// ends by it.
+func (p *peer) leave() {
+	if p.page != nil {
+		word(p.page, pageLeftAt).Store(1)
+	}
+	_ = p.sock.Close()
 }
 
 // release unmaps and closes what a connection holds. It also serves a handshake
@@ -123,7 +130,10 @@ func (p *peer) release() {
 	}
 	p.arenas = nil
 	p.mu.Unlock()
-	for _, mem := range [][]byte{p.table.mem, p.page} {
+	p.answerMu.Lock()
+	p.answers.ring = ring{}
+	p.answerMu.Unlock()
+	for _, mem := range [][]byte{p.table.mem, p.counters.mem, p.page} {
 		if mem != nil {
 			_ = unix.Munmap(mem) // our own, whole: cannot fail
 		}
@@ -144,10 +154,21 @@ func (p *peer) markLost() {
 	p.unpark()
 }
 
-// Lost implements driver.Watcher.
+// Lost implements driver.Peer.
 func (p *peer) Lost() <-chan struct{} { return p.lostCh }
 
-// Explain implements driver.Explainer.
+// Conn implements driver.Peer.
+func (p *peer) Conn() uint64 { return p.conn }
+
+// Can implements driver.Peer.
+func (p *peer) Can() driver.Can { return can }
+
+const can = driver.CanPattern | driver.CanNest | driver.CanNotify | driver.CanCount
+
+// Yields implements driver.Peer: a chain through host memory is no better.
+func (p *peer) Yields(_, _ uint32) string { return "" }
+
+// Explain implements driver.Peer.
 func (p *peer) Explain(localKey, remoteKey uint32) string {
 	if p.enter() != nil {
 		return "shm: the peer is gone"
@@ -163,5 +184,5 @@ func (p *peer) Explain(localKey, remoteKey uint32) string {
 		return "direct: the peer's memory is mapped here, one copy"
 	}
 	return "kernel: one copy by process_vm_readv or process_vm_writev, page by page, " +
-		"because the peer's memory is not shareable: allocate it with hostmem for the direct path"
+		"because the peer's memory is not shareable: allocate it with Engine.Alloc for the direct path"
 }

@@ -13,21 +13,9 @@ import (
 	"github.com/sluicehq/sluice/internal/process"
 )
 
-// processID is the process at the other end of a connection.
-type processID struct{ process.Remote }
-
-func firstError(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// probe finds out whether we may read the process's memory, before a transfer
+// probe finds out whether we may read a process's memory, before a transfer
 // depends on it.
-func (p *processID) probe(base uint64) error {
+func probe(p process.Remote, base uint64) error {
 	var b [1]byte
 	local := []unix.Iovec{{Base: &b[0], Len: 1}}
 	remote := []unix.RemoteIovec{{Base: uintptr(base), Len: 1}}
@@ -39,7 +27,7 @@ func (p *processID) probe(base uint64) error {
 var errForbidden error = &driver.UnavailableError{
 	Backend: "shm",
 	Reason:  "foreign memory of another process: process_vm_readv and process_vm_writev are not permitted",
-	Fix:     "sysctl kernel.yama.ptrace_scope=0, or allow both in the container's seccomp profile, or allocate the memory with hostmem",
+	Fix:     "sysctl kernel.yama.ptrace_scope=0, or allow both in the container's seccomp profile, or allocate the memory with Engine.Alloc",
 }
 
 var errForeignGone = fmt.Errorf("peer's memory is not mapped any more: %w", driver.ErrPeerLost)

@@ -3,22 +3,30 @@
 package shm
 
 import (
+	"fmt"
+	"slices"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Receive implements driver.Receiver. It takes from each peer in turn, and
+// Receive implements driver.Backend. It takes from each connection in turn, and
 // begins with another one each time.
 func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 	if b.closed.Load() {
 		return 0, driver.ErrClosed
 	}
-	all := *b.inbound.Load()
-	n := 0
+	accepted, dialled := *b.inbound.Load(), *b.peers.Load()
+	all, n := len(accepted)+len(dialled), 0
 	for i := range all {
 		if n == len(msgs) {
 			break
 		}
-		c := all[(b.turn+i)%len(all)]
+		at := (b.turn + i) % all
+		if at >= len(accepted) {
+			n += dialled[at-len(accepted)].receive(msgs[n:])
+			continue
+		}
+		c := accepted[at]
 		n += c.receive(msgs[n:])
 		if c.finished() {
 			b.forget(c)
@@ -28,70 +36,26 @@ func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 	return n, nil
 }
 
-// receive takes messages of one peer. Everything in the ring is the peer's to
-// write, so nothing there is believed before it is checked.
-func (c *inbound) receive(msgs []driver.Message) (n int) {
+// receive takes notifications of one peer, and at the end the news that it is lost.
+func (c *inbound) receive(msgs []driver.Message) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.page == nil {
 		return 0
 	}
-	before := c.head
-	for n < len(msgs) && !c.corrupt {
-		data, ok := c.take()
-		if !ok {
-			break
-		}
-		if data != nil {
-			msgs[n] = driver.Message{From: c.from, Data: data}
-			n++
-		}
+	n, wake := c.in.receive(c.conn, msgs)
+	if wake && c.event >= 0 {
+		signal(c.event)
 	}
-	if c.head != before {
-		word(c.page, pageHeadAt).Store(c.head)
-		if wait := word(c.page, pageWaitingAt); wait.Load() != 0 && wait.Swap(0) != 0 && c.event >= 0 {
-			signal(c.event)
-		}
+	if c.in.corrupt {
+		c.drop()
 	}
 	if n < len(msgs) && c.gone && !c.said {
 		c.said = true
-		msgs[n] = driver.Message{From: c.from, Err: driver.ErrPeerLost}
+		msgs[n] = driver.Message{Conn: c.conn, Err: driver.ErrPeerLost}
 		n++
 	}
 	return n
-}
-
-// take reads the next entry. ok is false when none is there; data is nil for a
-// place that carries nothing.
-// Preconditions: c.mu is held.
-func (c *inbound) take() (data []byte, ok bool) {
-	ring := c.page[ringAt:]
-	size := uint64(len(ring))
-	at := c.head % size
-	w := word(ring, at).Load()
-	if w == 0 {
-		return nil, false
-	}
-	state, n := w>>56, w&(1<<56-1)
-	room := noteBytes(int(min(n, size)))
-	switch {
-	case state == notePad && n == size-at:
-		clear(ring[at:])
-		c.head += n
-		return nil, true
-	case (state == noteData || state == noteSkip) && n <= messageMax && at+room <= size:
-	default:
-		c.corrupt = true
-		c.drop()
-		return nil, false
-	}
-	if state == noteData {
-		data = make([]byte, n)
-		copy(data, ring[at+noteHead:])
-	}
-	clear(ring[at : at+room])
-	c.head += room
-	return data, true
 }
 
 // arm asks the peer for a wake-up, and reports whether something is there already.
@@ -101,9 +65,62 @@ func (c *inbound) arm() bool {
 	if c.page == nil {
 		return false
 	}
-	word(c.page, pageArmedAt).Store(1) // pairs with the load in endNote, after the head word
-	if c.gone && !c.said {
-		return true
+	return c.in.arm() || c.gone && !c.said
+}
+
+// receive takes answers of the owner.
+func (p *peer) receive(msgs []driver.Message) int {
+	p.answerMu.Lock()
+	defer p.answerMu.Unlock()
+	if p.answers.mem == nil {
+		return 0
 	}
-	return !c.corrupt && word(c.page[ringAt:], c.head%uint64(len(c.page)-ringAt)).Load() != 0
+	n, wake := p.answers.receive(p.conn, msgs)
+	if wake {
+		signal(p.event)
+	}
+	if p.answers.corrupt {
+		_ = p.sock.Close() // the reader ends by it, and the peer is lost
+	}
+	return n
+}
+
+func (p *peer) arm() bool {
+	p.answerMu.Lock()
+	defer p.answerMu.Unlock()
+	return p.answers.mem != nil && p.answers.arm()
+}
+
+// Answer implements driver.Backend: it goes by the second ring of the connection.
+func (b *Backend) Answer(conn uint64, msg []byte) error {
+	if b.closed.Load() {
+		return driver.ErrClosed
+	}
+	if len(msg) > messageMax {
+		return fmt.Errorf("answer of %d bytes, at most %d: %w", len(msg), messageMax, driver.ErrBounds)
+	}
+	list := *b.inbound.Load() // in the order of their numbers
+	i, ok := slices.BinarySearchFunc(list, conn, func(c *inbound, conn uint64) int {
+		return int(int64(c.conn - conn))
+	})
+	if !ok {
+		return driver.ErrPeerLost
+	}
+	return list[i].answer(msg)
+}
+
+func (c *inbound) answer(msg []byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.page == nil || c.gone || c.event < 0 {
+		return driver.ErrPeerLost
+	}
+	e, err := c.out.reserve(msg)
+	if err != nil {
+		return err
+	}
+	if c.out.show(e, true) {
+		signal(c.event)
+	}
+	return nil
 }

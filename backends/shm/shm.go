@@ -15,7 +15,7 @@
 // user, which could as well attach a debugger, nothing here protects.
 //
 // Control runs over a Unix socket between processes of the same uid. Data,
-// notifications and announcements never touch it.
+// notifications, answers, counts and announcements never touch it.
 package shm
 
 import (
@@ -30,10 +30,13 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/done"
+	"github.com/sluicehq/sluice/internal/gate"
 )
 
-// Backend implements driver.Backend, Receiver, Armer and Fencer.
+// Backend implements driver.Backend.
 type Backend struct {
+	driver.BackendBase // Alloc: hostmem's memory is as good
+
 	cfg      Config
 	caps     driver.Caps
 	address  address
@@ -42,9 +45,14 @@ type Backend struct {
 	event    int // an eventfd: completions, messages, room
 	tableFD  int
 	table    table
+	counters counters
+	countFD  int
+	counting gate.Gate // of those that look at counters
 
 	memories []atomic.Pointer[memory]
-	inbound  atomic.Pointer[[]*inbound]
+	inbound  atomic.Pointer[[]*inbound] // connections that peers opened, by number
+	peers    atomic.Pointer[[]*peer]    // connections that we opened
+	conns    atomic.Uint64              // numbers of connections that were given out
 	closed   atomic.Bool
 	armed    atomic.Bool
 
@@ -52,10 +60,9 @@ type Backend struct {
 	freeKeys   []uint32
 	arenas     map[driver.Shared]*arena
 	freeArenas []uint32
-	peers      map[*peer]struct{}
-	strangers  map[*net.UnixConn]struct{} // handshakes under way
+	greeting   map[*net.UnixConn]struct{} // handshakes under way
 
-	gate  gate
+	gate  writeGate
 	done  done.Ring
 	jobs  jobPool
 	queue queue
@@ -67,12 +74,7 @@ type Backend struct {
 	fences    sync.RWMutex // held by each Fence; Close waits for them
 }
 
-var (
-	_ driver.Backend  = (*Backend)(nil)
-	_ driver.Receiver = (*Backend)(nil)
-	_ driver.Armer    = (*Backend)(nil)
-	_ driver.Fencer   = (*Backend)(nil)
-)
+var _ driver.Backend = (*Backend)(nil)
 
 // New starts a backend: its control socket, one goroutine that accepts peers and
 // Config.Workers that copy.
@@ -81,7 +83,8 @@ func New(cfg Config) (*Backend, error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("shm: %w", err)
 	}
-	b := &Backend{cfg: cfg, caps: cfg.caps(), address: newAddress(cfg.SocketDir), event: -1, tableFD: -1}
+	b := &Backend{cfg: cfg, caps: cfg.caps(), address: newAddress(cfg.SocketDir),
+		event: -1, tableFD: -1, countFD: -1}
 	if err := b.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("shm: %w", err), b.gate.release(), b.release())
 	}
@@ -100,6 +103,9 @@ func (b *Backend) open() (err error) {
 	if b.tableFD, b.table, err = newTable(uint32(b.cfg.KeysMax)); err != nil {
 		return err
 	}
+	if b.countFD, b.counters, err = newCounters(); err != nil {
+		return err
+	}
 	if err := b.gate.renew(&b.table); err != nil {
 		return err
 	}
@@ -115,8 +121,8 @@ func (b *Backend) start() {
 	b.freeKeys = countdown(b.cfg.KeysMax)
 	b.freeArenas = countdown(b.cfg.KeysMax)
 	b.arenas = make(map[driver.Shared]*arena)
-	b.peers = make(map[*peer]struct{})
-	b.strangers = make(map[*net.UnixConn]struct{})
+	b.greeting = make(map[*net.UnixConn]struct{})
+	b.peers.Store(new([]*peer))
 	b.inbound.Store(new([]*inbound))
 	b.done.Init(b.cfg.JobsMax)
 	b.jobs.init(b.cfg.JobsMax)
@@ -157,11 +163,8 @@ func (b *Backend) Close() error {
 func (b *Backend) close() error {
 	b.mu.Lock()
 	b.closed.Store(true)
-	open := make([]*peer, 0, len(b.peers))
-	for p := range b.peers {
-		open = append(open, p)
-	}
-	for conn := range b.strangers {
+	open := *b.peers.Load()
+	for conn := range b.greeting {
 		_ = conn.Close()
 	}
 	b.mu.Unlock()
@@ -174,11 +177,11 @@ func (b *Backend) close() error {
 	b.endEpochs()
 	err = errors.Join(err, b.closeGate())
 	for _, c := range *b.inbound.Load() {
-		c.hangUp()
+		c.drop()
 	}
 	b.queue.close()
 	b.tasks.Wait()
-	b.fences.Lock() // nobody waits in Fence for longer than Grace once closed is set
+	b.fences.Lock() // no Fence waits for longer than Grace once closed is set
 	defer b.fences.Unlock()
 	for _, c := range *b.inbound.Load() {
 		c.release()
@@ -187,7 +190,7 @@ func (b *Backend) close() error {
 	return errors.Join(err, b.release())
 }
 
-// endEpochs closes all memories and waits for who is in them.
+// endEpochs closes all memories and waits for the copies in them.
 func (b *Backend) endEpochs() {
 	for i := range b.memories {
 		if m := b.memories[i].Load(); m != nil {
@@ -199,11 +202,15 @@ func (b *Backend) endEpochs() {
 
 // release gives back what open made.
 func (b *Backend) release() error {
+	b.counting.Shut()
+	b.counting.Wait()
 	var errs []error
-	if b.table.mem != nil {
-		errs = append(errs, unix.Munmap(b.table.mem))
+	for _, mem := range [][]byte{b.table.mem, b.counters.mem} {
+		if mem != nil {
+			errs = append(errs, unix.Munmap(mem))
+		}
 	}
-	for _, fd := range []int{b.event, b.tableFD} {
+	for _, fd := range []int{b.event, b.tableFD, b.countFD} {
 		if fd >= 0 {
 			errs = append(errs, unix.Close(fd))
 		}

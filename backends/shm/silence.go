@@ -25,17 +25,18 @@ type silence struct {
 // which nothing ends early, and which ends by itself: that is awaited, by the announcement
 // or, of a process that stands still, by the threads that it has. A copy that is held up
 // within the call (its source may lie on a disk that does not answer) is waited for until
-// ctx ends.
+// ctx ends, and so is a writer of another PID namespace, of whose threads nothing can be seen.
 func (b *Backend) shutGate(ctx context.Context, writers []silence) error {
 	if err := b.gate.renew(&b.table); err != nil {
 		return err
 	}
 	for _, w := range writers {
 		threads, err := process.ThreadsOf(w.c.pid.PID, unix.SYS_PROCESS_VM_WRITEV)
-		if err != nil {
+		if err != nil && !errors.Is(err, driver.ErrUnproven) {
 			return err
 		}
-		for pause := fenceSleep; w.lasts() && !threads.Out(); pause = min(2*pause, fenceSleepMax) {
+		seen := err == nil
+		for pause := fenceSleep; w.lasts() && !(seen && threads.Out()); pause = min(2*pause, fenceSleepMax) {
 			if b.closed.Load() {
 				return driver.ErrClosed
 			}
@@ -47,16 +48,17 @@ func (b *Backend) shutGate(ctx context.Context, writers []silence) error {
 	return nil
 }
 
-// closeGate shuts out for good who is in foreign memory, and gives a copy under way
+// closeGate keeps all peers out of foreign memory for good, and gives a copy under way
 // Config.Grace to end. What the gates took of the address space is given back unless
-// somebody is still about to write there.
+// a peer may still be about to write there.
 // Preconditions: all epochs have ended.
 func (b *Backend) closeGate() error {
 	err := b.gate.close(&b.table)
 	deadline := time.Now().Add(b.cfg.Grace)
 	for _, s := range b.silences() {
 		threads, err := process.ThreadsOf(s.c.pid.PID, unix.SYS_PROCESS_VM_WRITEV)
-		for err == nil && s.lasts() && !threads.Out() && time.Now().Before(deadline) {
+		seen := err == nil
+		for s.lasts() && !(seen && threads.Out()) && time.Now().Before(deadline) {
 			time.Sleep(fenceSleep)
 		}
 	}

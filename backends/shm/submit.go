@@ -3,43 +3,19 @@
 package shm
 
 import (
+	"github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/driver"
 )
 
-// batch is what one Submit carries.
-type batch struct {
-	op    driver.Op
-	tag   uint64
-	descs []driver.Desc
-	pages *driver.Pages
-	msg   []byte // nil: none
-	bytes uint64
-	note  note
-}
-
 // Submit implements driver.Peer.
-func (p *peer) Submit(op driver.Op, tag uint64, descs []driver.Desc) error {
-	return p.submit(&batch{op: op, tag: tag, descs: descs})
-}
-
-// SubmitNotify implements driver.Notifier.
-func (p *peer) SubmitNotify(op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
-	if msg == nil {
-		msg = []byte{}
+func (p *peer) Submit(tag uint64, b *driver.Batch) error {
+	if err := b.Check(can); err != nil {
+		return err
 	}
-	return p.submit(&batch{op: op, tag: tag, descs: descs, msg: msg})
-}
-
-// SubmitPages implements driver.Pager.
-func (p *peer) SubmitPages(op driver.Op, tag uint64, pages *driver.Pages, msg []byte) error {
-	return p.submit(&batch{op: op, tag: tag, pages: pages, msg: msg})
-}
-
-func (p *peer) submit(t *batch) error {
 	if err := p.enter(); err != nil {
 		return err
 	}
-	err := p.accept(t)
+	err := p.accept(tag, b)
 	if err != nil {
 		p.exit()
 	}
@@ -48,60 +24,79 @@ func (p *peer) submit(t *batch) error {
 
 // accept checks a batch, takes what it needs and copies it or queues it.
 // Preconditions: entered; stays so when it returns nil, until the completion.
-func (p *peer) accept(t *batch) error {
-	if err := p.check(t); err != nil {
+func (p *peer) accept(tag uint64, b *driver.Batch) error {
+	bytes, err := p.check(b)
+	if err != nil {
 		return err
 	}
 	if !p.b.done.Take() {
 		return driver.ErrFull
 	}
-	if t.msg != nil {
-		var err error
-		if t.note, err = p.reserveNote(t.msg); err != nil {
+	t := tail{kind: b.Tail, counter: b.Counter}
+	if b.Tail == driver.NotifyTail {
+		if t.entry, err = p.out.reserve(b.Notify); err != nil {
 			p.b.done.GiveBack()
 			return err
 		}
 	}
-	if t.bytes > uint64(p.b.cfg.InlineMax) || !p.inline(t) {
-		p.enqueue(t)
+	if bytes > uint64(p.b.cfg.InlineMax) || !p.inline(tag, b, &t) {
+		p.enqueue(tag, b, t, bytes)
 	}
 	return nil
 }
 
+// tail is what follows the bytes of a batch.
+type tail struct {
+	kind    driver.Tail
+	counter uint32
+	entry   entry // that a notification has in the ring
+}
+
+// endTail sends the tail of a batch once its bytes are placed, or drops it.
+func (p *peer) endTail(t *tail, ok bool) {
+	wake := false
+	switch {
+	case t.kind == driver.NotifyTail:
+		wake = p.out.show(t.entry, ok)
+	case t.kind == driver.CountTail && ok:
+		wake = p.counters.arrive(t.counter) && p.out.sleeps()
+	}
+	if wake {
+		signal(p.event)
+	}
+}
+
 // check looks at every descriptor and counts the bytes.
-func (p *peer) check(t *batch) error {
-	if t.op != driver.Read && t.op != driver.Write {
-		return driver.ErrNotSupported
+func (p *peer) check(b *driver.Batch) (bytes uint64, err error) {
+	if b.Tail == driver.NotifyTail && len(b.Notify) > messageMax || len(b.Descs) > descsMax {
+		return 0, driver.ErrBounds
 	}
-	if len(t.msg) > messageMax {
-		return driver.ErrBounds
-	}
-	if g := t.pages; g != nil {
-		local, remote, err := p.resolve(t.op, g.LocalKey, g.RemoteKey)
+	if g := b.Pattern; g != nil {
+		local, remote, err := p.resolve(b.Op, g.LocalKey, g.RemoteKey)
 		if err != nil {
-			return err
+			return 0, err
 		}
-		t.bytes = g.Bytes()
-		return g.Check(uint64(len(local.bytes)), remote.size)
+		return g.Bytes(), g.Check(uint64(len(local.bytes)), remote.size)
 	}
-	if len(t.descs) > descsMax || len(t.descs) == 0 && t.msg == nil {
-		return driver.ErrBounds
-	}
-	for i := 0; i < len(t.descs); {
-		n := stretch(t.descs[i:])
-		local, remote, err := p.resolve(t.op, t.descs[i].LocalKey, t.descs[i].RemoteKey)
+	for i := 0; i < len(b.Descs); {
+		n := stretch(b.Descs[i:])
+		local, remote, err := p.resolve(b.Op, b.Descs[i].LocalKey, b.Descs[i].RemoteKey)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		for end := i + n; i < end; i++ {
-			d := &t.descs[i]
-			if d.Len == 0 || !within(d.Local, d.Len, uint64(len(local.bytes))) || !within(d.Remote, d.Len, remote.size) {
-				return driver.ErrBounds
+			d := &b.Descs[i]
+			if d.Len == 0 || !fits(d, uint64(len(local.bytes)), remote.size) {
+				return 0, driver.ErrBounds
 			}
-			t.bytes += d.Len
+			bytes += d.Len
 		}
 	}
-	return nil
+	return bytes, nil
+}
+
+func fits(d *driver.Desc, local, remote uint64) bool {
+	return within(d.Local, d.Len, local) && within(d.Remote, d.Len, remote)
 }
 
 func within(off, n, size uint64) bool { return off <= size && n <= size-off }
@@ -109,7 +104,8 @@ func within(off, n, size uint64) bool { return off <= size && n <= size-off }
 // stretch counts the leading descriptors between one pair of memories.
 func stretch(descs []driver.Desc) int {
 	n := 1
-	for n < len(descs) && descs[n].LocalKey == descs[0].LocalKey && descs[n].RemoteKey == descs[0].RemoteKey {
+	for n < len(descs) && descs[n].LocalKey == descs[0].LocalKey &&
+		descs[n].RemoteKey == descs[0].RemoteKey {
 		n++
 	}
 	return n
@@ -129,51 +125,54 @@ func (p *peer) resolve(op driver.Op, localKey, remoteKey uint32) (*memory, *impo
 
 // inline copies in the caller and completes. It reports false when that cannot
 // be done without waiting; what it copied by then is copied again.
-func (p *peer) inline(t *batch) bool {
+func (p *peer) inline(tag uint64, b *driver.Batch, t *tail) bool {
 	var err error
-	if t.pages != nil {
-		err = p.inlineRun(t, nil, t.pages.LocalKey, t.pages.RemoteKey, t.pages.Count)
+	if g := b.Pattern; g != nil {
+		err = p.inlineRun(b, nil, g.LocalKey, g.RemoteKey, g.Count*g.Runs())
 	}
-	for i := 0; i < len(t.descs) && err == nil; {
-		n := stretch(t.descs[i:])
-		err = p.inlineRun(t, t.descs[i:i+n], t.descs[i].LocalKey, t.descs[i].RemoteKey, n)
+	for i := 0; i < len(b.Descs) && err == nil; {
+		n := stretch(b.Descs[i:])
+		err = p.inlineRun(b, b.Descs[i:i+n], b.Descs[i].LocalKey, b.Descs[i].RemoteKey, n)
 		i += n
 	}
 	if err == errStale {
 		return false
 	}
-	p.endNote(t.note, err == nil)
-	p.b.done.Push(t.tag, err) // no wake-up: the caller polls after Submit
+	p.endTail(t, err == nil)
+	p.b.done.Push(tag, err) // no wake-up: the caller polls after Submit
 	p.exit()
 	return true
 }
 
-func (p *peer) inlineRun(t *batch, descs []driver.Desc, localKey, remoteKey uint32, n int) error {
-	local, remote, err := p.resolve(t.op, localKey, remoteKey)
+func (p *peer) inlineRun(
+	b *driver.Batch, descs []driver.Desc, localKey, remoteKey uint32, n int,
+) error {
+	local, remote, err := p.resolve(b.Op, localKey, remoteKey)
 	if err != nil {
 		return driver.ErrRevoked // it was there a moment ago: closed meanwhile
 	}
-	return p.move(&piece{run: run{local: local, remote: remote, n: n}, op: t.op, descs: descs, pages: t.pages}, 0)
+	return p.move(&piece{run: run{local: local, remote: remote, n: n}, op: b.Op,
+		descs: descs, pattern: b.Pattern}, 0)
 }
 
 // enqueue makes a job of a batch.
-func (p *peer) enqueue(t *batch) {
+func (p *peer) enqueue(tag uint64, b *driver.Batch, t tail, bytes uint64) {
 	j := p.b.jobs.get()
 	j.mu.Lock()
-	j.peer, j.op, j.tag, j.note = p, t.op, t.tag, t.note
+	j.peer, j.op, j.tag, j.tail = p, b.Op, tag, t
 	j.live, j.cancelled, j.helped, j.stale, j.waits, j.err = true, false, false, false, nil, nil
-	j.paged = t.pages != nil
-	if j.paged {
-		j.pages = *t.pages
-		j.addRun(p, t.pages.LocalKey, t.pages.RemoteKey, 0, t.pages.Count)
+	if j.patterned = b.Pattern != nil; j.patterned {
+		j.pattern = *b.Pattern
+		j.pattern.Loops = append(j.loops[:0], b.Pattern.Loops...) // the caller's may change
+		j.addRun(p, j.pattern.LocalKey, j.pattern.RemoteKey, 0, j.pattern.Count*j.pattern.Runs())
 	}
-	j.descs = append(j.descs[:0], t.descs...)
+	j.descs = append(j.descs[:0], b.Descs...)
 	for i := 0; i < len(j.descs); {
 		n := stretch(j.descs[i:])
 		j.addRun(p, j.descs[i].LocalKey, j.descs[i].RemoteKey, i, n)
 		i += n
 	}
-	j.bytes = t.bytes
+	j.bytes = bytes
 	j.rewind()
 	j.held = 1
 	j.mu.Unlock()
@@ -187,4 +186,12 @@ func (j *job) addRun(p *peer, localKey, remoteKey uint32, first, n int) {
 		j.err = driver.ErrRevoked
 	}
 	j.runs = append(j.runs, run{local, remote, first, n})
+}
+
+// at returns descriptor i of a piece, or run i of its pattern.
+func (pc *piece) at(i int) driver.Desc {
+	if pc.pattern != nil {
+		return copy.Run(pc.pattern, pc.first+i)
+	}
+	return pc.descs[i]
 }

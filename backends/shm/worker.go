@@ -30,7 +30,7 @@ func (b *Backend) carry(j *job, line int, scratch *[1]driver.Desc) {
 	}
 }
 
-// Help implements driver.Helper.
+// Help implements driver.Peer.
 func (p *peer) Help(tag uint64, stop <-chan struct{}) bool {
 	if p.b.queue.len() == 0 || p.enter() != nil {
 		return false
@@ -137,22 +137,22 @@ func (b *Backend) letGo(j *job, wake func()) {
 	p.exit()
 }
 
-// finish completes a job: the message goes out or is dropped, then everything
+// finish completes a job: its tail goes out or is dropped, then everything
 // that the job held is given back, then the completion shows.
 func (b *Backend) finish(j *job, err error) {
 	p := j.peer
-	p.endNote(j.note, err == nil)
+	p.endTail(&j.tail, err == nil)
 	for i := range j.runs {
 		p.unuse(j.runs[i].remote)
 		j.runs[i] = run{}
 	}
-	j.runs, j.descs, j.pages, j.note = j.runs[:0], j.descs[:0], driver.Pages{}, note{}
+	j.runs, j.descs, j.pattern, j.tail = j.runs[:0], j.descs[:0], driver.Pattern{}, tail{}
 	tag := j.tag
 	b.jobs.put(j)
 	b.done.Push(tag, err)
 }
 
-// Cancel implements driver.Canceler.
+// Cancel implements driver.Peer.
 func (p *peer) Cancel(tag uint64) {
 	b := p.b
 	for i := range b.jobs.all {

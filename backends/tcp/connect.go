@@ -83,7 +83,7 @@ func (p *peer) open(ctx context.Context) error {
 		return driver.ErrClosed
 	}
 	for _, c := range p.conns {
-		c.run(p)
+		c.run()
 		c.send(header{kind: kindReady, ticket: uint64(p.grace)}) // on each, since none of them knows which ends first
 	}
 	return nil
@@ -95,7 +95,7 @@ func (p *peer) greet(ctx context.Context, i int, h header, body []byte) (header,
 	if err != nil {
 		return h, nil, err
 	}
-	c, err := newConn(p.b, i, tcp, secure)
+	c, err := newConn(p.b, p, i, tcp, secure)
 	if err != nil {
 		return h, nil, errors.Join(err, tcp.Close())
 	}

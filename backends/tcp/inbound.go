@@ -47,16 +47,15 @@ func newInbound(b *Backend, n int) *inbound {
 	}
 }
 
-// add begins a connection that was welcomed. It reports false when it is too late, or there
-// is one in its place.
-func (g *inbound) add(c *conn) bool {
+// place adds a connection, which is then welcomed, and read only after that: whatever comes over
+// another finds control in its place. It reports false when it is too late, or the place is taken.
+func (g *inbound) place(c *conn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.ended || g.halted || g.conns[c.index] != nil {
 		return false
 	}
 	g.conns[c.index] = c
-	c.run(g)
 	return true
 }
 

@@ -4,6 +4,7 @@ package ownfiles
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"strconv"
 
@@ -39,6 +40,7 @@ func Examine(fd int) (id ID, size uint64, err error) {
 	case unix.S_IFREG:
 		return id, uint64(st.Size), nil
 	case unix.S_IFBLK:
+		id.Dev, id.Ino = uint64(st.Rdev), math.MaxUint64 // a device may have several nodes
 		size, err := deviceSize(fd)
 		return id, size, err
 	}

@@ -11,14 +11,14 @@ import (
 )
 
 // lender is what hostmem adds to driver.Shared: the descriptors stay open
-// while f runs, whoever closes or renews meanwhile.
+// while f runs, also when the memory is closed or renewed meanwhile.
 type lender interface {
 	Lend(f func(extents []driver.Extent, generation uint64) error) error
 }
 
-// answer sends the extents of the arena that a token opens: id, token. Only an
+// fetched sends the extents of the arena that a token opens: id, token. Only an
 // error of the connection is returned.
-func (c *inbound) answer(body []byte) error {
+func (c *inbound) fetched(body []byte) error {
 	if len(body) < 4 {
 		return fmt.Errorf("question of %d bytes: %w", len(body), driver.ErrCorrupt)
 	}
