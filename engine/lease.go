@@ -114,9 +114,13 @@ func (l *Lease) Revoked() <-chan struct{} { return l.revoked }
 // the same. It is idempotent.
 func (l *Lease) Revoke(ctx context.Context) error {
 	select {
-	case l.ending <- struct{}{}:
-	case <-ctx.Done():
-		return &OpError{Op: "revoke lease on " + l.region.name, Err: fmt.Errorf("somebody else revokes it and has no proof yet: %w", ctx.Err())}
+	case l.ending <- struct{}{}: // the epoch ends also where ctx is over
+	default:
+		select {
+		case l.ending <- struct{}{}:
+		case <-ctx.Done():
+			return &OpError{Op: "revoke lease on " + l.region.name, Err: fmt.Errorf("another call revokes it and has no proof yet: %w", ctx.Err())}
+		}
 	}
 	defer func() { <-l.ending }()
 	if l.ended {

@@ -38,6 +38,9 @@ type Peer struct {
 	ticket  *ticket     // that it shows; nil: made by plain Connect
 	number  uint64      // counts Peers
 
+	transfers atomic.Int64 // that are not closed
+	retired   atomic.Bool  // to be closed with the last of them
+
 	notifyMax int // bytes of a notification that both sides take
 }
 
@@ -241,6 +244,8 @@ func (p *Peer) Refresh(description []byte) error {
 	for name, old := range p.remotes {
 		if m := remotes[name]; m != nil && slices.EqualFunc(m.tokens, old.tokens, slices.Equal[[]byte]) {
 			remotes[name] = old // the same registration: keep what was imported
+		} else {
+			old.retire()
 		}
 	}
 	p.remotes = remotes

@@ -153,7 +153,7 @@ func (w *window) open() (err error) {
 	if w.token, err = wire.Encode(nil, d); err != nil {
 		return err
 	}
-	self, err := w.s.e.Self()
+	self, err := w.s.e.local()
 	if err != nil {
 		return err
 	}
