@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
@@ -87,6 +89,28 @@ func TestFrozenOwnerDoesNotHoldUpImport(t *testing.T) {
 	o.freeze(t)
 	_, err = b.Connect(ctx, o.addr)
 	wantError(t, "connect to a frozen owner", err, context.DeadlineExceeded)
+}
+
+// A write that needs the owner's fresh pages ends when a frozen owner does not give them,
+// and later writes find them once it goes on.
+func TestFrozenOwnerDoesNotHoldUpAWriteIntoFreshPages(t *testing.T) {
+	o := startOwner(t, "shared", 0)
+	b := open(t, Config{DialTimeout: 200 * time.Millisecond})
+	m, _ := share(t, b, drivertest.HostMemory, ownerBytes)
+	p := dial(t, b, o.addr)
+	key, _, err := p.Import(o.token)
+	require.NoError(t, err)
+	o.renew(t)
+	o.freeze(t)
+	batch := &driver.Batch{Op: driver.Write,
+		Descs: []driver.Desc{{Len: 4096, LocalKey: m.Key(), RemoteKey: key}}}
+	require.NoError(t, p.Submit(1, batch))
+	require.ErrorIs(t, await(t, b, 1), driver.ErrTimeout)
+	o.thaw(t)
+	soon(t, "writes find the fresh pages", func() bool {
+		require.NoError(t, p.Submit(2, batch))
+		return await(t, b, 2) == nil
+	})
 }
 
 func TestKilledOwnerEndsItsTransfers(t *testing.T) {
