@@ -159,7 +159,7 @@ func (m *memory) close(deadline time.Time) error {
 	m.closed = true
 	m.mu.Unlock()
 	m.b.table.Remove(m.key)
-	if err := m.end(context.Background(), deadline); err != nil {
+	if err := errors.Join(m.turn(), m.proof(context.Background(), deadline)); err != nil {
 		return fmt.Errorf("close memory: %w", err)
 	}
 	m.gone = true
