@@ -134,36 +134,38 @@ static void fill(struct sl_verbs_batch *b, const struct sl_verbs_batch *form, st
 	b->conn = n;
 	b->pieces = pieces;
 	sl_pieces_take(&b->pieces, &form->pieces);
+	sl_pieces_keep(&b->pieces); /* before they are looked at: the caller's may change at any time */
 	b->piece = b->lane = -1;
-	b->whole = b->bytes <= n->context->config.slice;
 }
 
 /* Under the lock; form is what the caller asks for. */
 static int64_t submit(struct sl_verbs_conn *n, struct sl_verbs_batch *form, const struct trailer *note)
 {
 	struct sl_verbs_traffic *t = n->context->traffic;
-	struct sl_verbs_batch *b = t->free;
+	struct sl_verbs_batch *b = t->free, *next;
 	int64_t rc = refuse(n, note->data != NULL);
 
-	if (rc == 0)
-		rc = check(n, form);
 	if (rc == 0 && sl_pieces_reserve(&b->pieces, &form->pieces) != 0)
 		rc = ENOMEM;
+	if (rc != 0)
+		return rc;
+	next = b->next;
+	fill(b, form, n);
+	rc = check(n, b);
 	if (rc != 0) {
-		sl_verbs_release_all(n->context, form);
+		sl_verbs_release_all(n->context, b);
+		b->conn = NULL;
+		b->next = next;
 		return rc;
 	}
-	t->free = b->next;
-	fill(b, form, n);
+	b->whole = b->bytes <= n->context->config.slice;
+	t->free = next;
 	if (note->data)
 		take_note(b, note);
 	enqueue(n, b);
 	t->polled = 1; /* what ends now, the caller finds without being woken */
 	sl_verbs_pump(n);
 	t->polled = 0;
-	/* Unless it has ended: the lock is ours, so nobody else has taken its place. */
-	if (b->conn)
-		sl_pieces_keep(&b->pieces); /* also what is posted: what fails is looked up again */
 	if (!t->hungry) /* its completion can wait until somebody looks for it */
 		atomic_fetch_add_explicit(&t->drives, 1, memory_order_relaxed);
 	return 0;
