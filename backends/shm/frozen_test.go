@@ -27,14 +27,14 @@ func TestFrozenOwnerTakesWrites(t *testing.T) {
 		o.freeze(t)
 		fill(mem, 0xEE)
 		d := []driver.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}
-		if err := p.Submit(driver.Write, 1, d); err != nil {
+		if err := p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
 			t.Fatal(err)
 		}
 		if err := await(t, b, 1); err != nil {
 			t.Errorf("%s: write to a frozen owner: %v", kind, err)
 		}
 		fill(mem, 0)
-		if err := p.Submit(driver.Read, 2, d); err != nil {
+		if err := p.Submit(2, &driver.Batch{Op: driver.Read, Descs: d}); err != nil {
 			t.Fatal(err)
 		}
 		if err := await(t, b, 2); err != nil || bytes.Count(mem, []byte{0xEE}) != len(mem) {
@@ -55,7 +55,7 @@ func TestFrozenOwnerDoesNotHoldUpClose(t *testing.T) {
 			t.Fatal(err)
 		}
 		o.freeze(t)
-		if err := p.Submit(driver.Write, 1, []driver.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}); err != nil {
+		if err := p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}}); err != nil {
 			t.Fatal(err)
 		}
 		begin := time.Now()
@@ -104,7 +104,7 @@ func TestKilledOwnerEndsItsTransfers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for tag, end := uint64(1), time.Now().Add(10*time.Second); err == nil; tag++ {
-		if err = p.Submit(driver.Write, tag, d); err == nil {
+		if err = p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: d}); err == nil {
 			err = await(t, b, tag)
 		}
 		if time.Now().After(end) {
@@ -113,7 +113,7 @@ func TestKilledOwnerEndsItsTransfers(t *testing.T) {
 	}
 	wantError(t, "write to a killed owner", err, driver.ErrPeerLost)
 	<-p.Lost()
-	wantError(t, "submit afterwards", p.Submit(driver.Write, 1, d), driver.ErrPeerLost)
+	wantError(t, "submit afterwards", p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}), driver.ErrPeerLost)
 }
 
 func TestOtherUsersAreRefused(t *testing.T) {
