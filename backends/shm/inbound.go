@@ -79,6 +79,8 @@ func (c *inbound) listen() {
 		switch kind {
 		case msgFetch:
 			err = c.fetched(body)
+		case msgPing:
+			err = c.say([]byte{msgPong}, nil)
 		default:
 			err = fmt.Errorf("message of kind %d: %w", kind, driver.ErrCorrupt)
 		}

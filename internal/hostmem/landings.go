@@ -31,10 +31,9 @@ const (
 	renewMoves
 )
 
-const (
-	patience   = 10 * time.Millisecond // of a write, with a Renew that waits
-	enteredMax = 5 * time.Second       // of a Renew, with what has entered
-)
+const patience = 10 * time.Millisecond // of a write, with a Renew that waits
+
+var enteredMax = 5 * time.Second // of a Renew, with what has entered; tests have less
 
 // Enter implements driver.Shared.
 func (b *Buffer) Enter() { b.landings.enter() }
