@@ -68,7 +68,7 @@ func (p *peer) enter() error {
 }
 
 // can is what every connection takes.
-const can = driver.CanPattern | driver.CanNotify | driver.CanCount
+const can = driver.CanPattern | driver.CanNest | driver.CanNotify | driver.CanCount
 
 // Can implements driver.Peer.
 func (p *peer) Can() driver.Can { return can }
@@ -81,7 +81,7 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	if err := b.Check(can); err != nil {
 		return err
 	}
-	if len(b.Descs) > descsMax || len(b.Notify) > messageMax || b.Pattern != nil && b.Pattern.Count > runsMax {
+	if len(b.Descs) > descsMax || len(b.Notify) > messageMax || b.Pattern != nil && tooMany(b.Pattern) {
 		return driver.ErrBounds
 	}
 	if err := p.enter(); err != nil {
@@ -89,6 +89,18 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	}
 	defer p.gate.Exit()
 	return p.link.Submit(tag, b)
+}
+
+// tooMany reports whether a pattern has more than runsMax runs.
+func tooMany(p *driver.Pattern) bool {
+	runs := uint64(max(p.Count, 0))
+	for i := range p.Loops {
+		if runs > runsMax {
+			break
+		}
+		runs *= uint64(p.Loops[i].N)
+	}
+	return runs > runsMax
 }
 
 // Cancel implements driver.Peer.
