@@ -253,7 +253,8 @@ func (n *UCXConn) Help(tag uint64, stop <-chan struct{}) bool {
 }
 
 // Drain ends what has not begun, with ErrClosed, refuses what is new, and waits for the
-// rest. ErrTimeout: after grace some is still under way.
+// rest. ErrTimeout: after grace some is still under way. ErrPeerLost: the peer has been silent for so
+// long that End does not wait.
 func (n *UCXConn) Drain(grace time.Duration) error {
 	if rc := C.sl_ucx_drain(n.c, C.uint64_t(max(grace, 0))); rc != 0 {
 		return ucxErrno("wait for batches", int64(-rc))

@@ -3,6 +3,7 @@
 package ucx
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -197,8 +198,10 @@ func (p *peer) end() {
 	close(p.closing)
 	over := false
 	if !p.gone.Load() {
-		_ = p.link.Drain(p.b.cfg.Grace) // what is under way still ends below
-		over = p.part()
+		// What is under way still ends below; a peer that is silent as long is not waited for.
+		if err := p.link.Drain(p.b.cfg.Grace); !errors.Is(err, driver.ErrPeerLost) {
+			over = p.part()
+		}
 	}
 	p.link.End(csrc.UCXClosed, over)
 	p.gate.Wait()
