@@ -13,7 +13,7 @@ import (
 // Config bounds what a Backend uses. The zero value is useful: every zero field
 // takes its default.
 type Config struct {
-	Workers     int           // goroutines that copy what is over InlineMax, beside those who wait for it; default 1, at most GOMAXPROCS
+	Workers     int           // goroutines that copy what is over InlineMax, beside those that wait for it; default 1, at most GOMAXPROCS
 	InlineMax   int           // bytes of a batch that Submit copies itself; default 64 KiB, negative: none
 	PieceMax    int           // bytes copied between two looks at cancel and revocation; default 1 MiB
 	KeysMax     int           // memories registered at a time; default 64 Ki, at most 1 Mi
