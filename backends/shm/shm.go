@@ -109,7 +109,8 @@ func (b *Backend) open() (err error) {
 	if err := b.gate.renew(&b.table); err != nil {
 		return err
 	}
-	b.listener, err = net.ListenUnix("unixpacket", &net.UnixAddr{Name: b.address.socket(), Net: "unixpacket"})
+	name := &net.UnixAddr{Name: b.address.socket(), Net: "unixpacket"}
+	b.listener, err = net.ListenUnix(name.Net, name)
 	if err != nil {
 		return fmt.Errorf("listen for peers: %w", err)
 	}

@@ -84,7 +84,8 @@ func (t *token) open(tab *table) (grant, error) {
 	}
 	epoch, tag, g, ok := tab.read(t.key)
 	if !ok || t.epoch < epoch {
-		return grant{}, fmt.Errorf("token of epoch %d, the memory is at %d: %w", t.epoch, epoch, driver.ErrRevoked)
+		return grant{}, fmt.Errorf("token of epoch %d, the memory is at %d: %w",
+			t.epoch, epoch, driver.ErrRevoked)
 	}
 	want := tagOf(&t.secret, t.key, &g)
 	if t.epoch > epoch || subtle.ConstantTimeCompare(tag[:], want[:]) != 1 {
