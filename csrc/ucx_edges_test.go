@@ -67,7 +67,7 @@ func TestUCXDoesNotKeepTheCallersArrays(t *testing.T) {
 				t.Fatal(err)
 			}
 			d[0], d[1] = l.desc(3000, 2000, 300), l.desc(3500, 2500, 300)
-			p.Remote[0], p.Remote[1] = 20, 21
+			p.Remote.List[0], p.Remote.List[1] = 20, 21
 			for tag, err := range l.outcomes(t, tag, tag+2) {
 				if err != nil {
 					t.Fatalf("tag %d: %v", tag, err)

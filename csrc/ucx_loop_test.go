@@ -7,6 +7,7 @@ package csrc
 import (
 	"bytes"
 	"errors"
+	"math/rand/v2"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -174,5 +175,26 @@ func TestUCXLoopDoesNotAllocate(t *testing.T) {
 		}
 	}); n != 0 {
 		t.Errorf("%v allocations a batch, want 0", n)
+	}
+}
+
+func filled(n int, seed uint64) []byte {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(rng.Uint32())
+	}
+	return b
+}
+
+// want applies descs byte by byte, the slow and obvious way.
+func want(op driver.Op, local, remote []byte, descs []driver.Desc) {
+	for _, d := range descs {
+		l, r := local[d.Local:d.Local+d.Len], remote[d.Remote:d.Remote+d.Len]
+		if op == driver.Write {
+			copy(r, l)
+		} else {
+			copy(l, r)
+		}
 	}
 }

@@ -17,58 +17,53 @@ import (
 // backend that breaks even that promise returns an error. When ctx ends first,
 // Abort returns its error, nothing is proved yet, and Abort may be called again.
 func (t *Transfer) Abort(ctx context.Context) error {
+	generation := t.look().generation()
 	if t.stop(ErrAborted) {
-		if err := t.park(ctx); err != nil && t.state.Load() == posted {
+		if err := t.park(ctx, generation); err != nil && t.isPost(generation) {
 			return err
 		}
 	}
-	switch {
-	case t.unproven.Load():
-		return &OpError{Op: "abort", Peer: t.p.name, Err: fmt.Errorf("the backend neither ended the transfer nor closed its connection: do not reuse the memory: %w", ErrTimeout)}
-	case t.unanswered.Load():
-		return &OpError{Op: "abort", Peer: t.p.name, Err: fmt.Errorf("memory here is free, but the peer may still place what it has in hand, until it revokes or ends: %w", driver.ErrUnproven)}
+	switch w := t.look(); {
+	case w.generation() != generation && !w.has(unproven):
+		return nil // that post has ended, and another goroutine has posted anew
+	case w.has(unproven):
+		return &OpError{Op: "abort", Peer: t.p.name, Err: errNotEnded}
+	case w.has(unanswered):
+		return &OpError{Op: "abort", Peer: t.p.name, Err: errNotAnswered}
 	}
 	return nil
 }
 
+var (
+	errNotEnded = fmt.Errorf("the backend neither ended the transfer nor closed its connection: "+
+		"do not reuse the memory: %w", ErrTimeout)
+	errNotAnswered = fmt.Errorf("memory here is free, but the peer may still place what it has in hand, "+
+		"until it revokes or ends: %w", driver.ErrUnproven)
+)
+
 // stop is Abort without the wait. It reports whether there was something to end.
 func (t *Transfer) stop(why error) bool {
-	if !t.grip() {
-		return false
+	generation, ok := t.holdPost()
+	if !ok {
+		return t.look().underWay()
 	}
-	if t.stage.Load() == inTime {
+	defer t.letGo()
+	if t.advance(generation, cancelled) {
 		t.deadline.Store(int64(t.e.now() + t.e.cfg.AbortGrace))
-		t.stage.CompareAndSwap(inTime, cancelled)
 		t.e.sweeper.watch()
 	}
-	t.interrupt(why)
-	t.letGo()
+	t.interrupt(generation, why)
 	return true
 }
 
-// grip reports whether the transfer is posted, and then keeps the next Post from
-// beginning until letGo: who ends a post by force must not hit another one.
-func (t *Transfer) grip() bool {
-	t.grips.Add(1)
-	if t.state.Load() == posted {
-		return true
+// interrupt stops a post: what the backend has is cancelled, what it has not is left out.
+// Preconditions: the post is held.
+func (t *Transfer) interrupt(generation uint64, why error) {
+	t.fail(generation, why)
+	if !t.mark(generation, stopped) {
+		return // its outcome is fixed
 	}
-	t.letGo()
-	return false
-}
-
-func (t *Transfer) letGo() { t.grips.Add(-1) }
-
-// fail keeps the first cause.
-func (t *Transfer) fail(err error) { t.err.CompareAndSwap(nil, &err) }
-
-// interrupt stops a posted transfer: what the backend has is cancelled, what it
-// has not is left out.
-// Preconditions: gripped.
-func (t *Transfer) interrupt(why error) {
-	t.fail(why)
-	t.stopped.Store(true)
-	generation, bits := t.generation.Load(), t.outstanding.Load()
+	bits := t.outstanding.Load()
 	for _, c := range t.via() {
 		for bit := range batchesInFlight {
 			if bits&(1<<bit) != 0 {

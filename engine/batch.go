@@ -72,7 +72,7 @@ func (g *group) add(d driver.Desc, lenMax uint64) {
 // empty message is one, too. It may have Peer.MessageMax bytes; what is too long for one
 // message of the backend goes in parts.
 func (t *Transfer) Notify(msg []byte) error {
-	if s := t.state.Load(); s != idle && s != done {
+	if !t.look().atRest() {
 		return t.misuse("change")
 	}
 	t.attachFrame(append(append(t.frame[:0], isNotification), msg...))
@@ -88,7 +88,7 @@ func (t *Transfer) attachFrame(b []byte) {
 // Count attaches one more for a counter of the peer's engine, which has it after the data
 // is visible there (Engine.Counter), in place of a message.
 func (t *Transfer) Count(counter uint32) error {
-	if s := t.state.Load(); s != idle && s != done {
+	if !t.look().atRest() {
 		return t.misuse("change")
 	}
 	if counter >= CountersMax {
@@ -101,7 +101,7 @@ func (t *Transfer) Count(counter uint32) error {
 // join finds or makes the group of the connection that serves a pair of
 // memories.
 func (t *Transfer) join(local *Region, remote *Remote) (g *group, localKey, remoteKey uint32, err error) {
-	if s := t.state.Load(); s != idle && s != done {
+	if !t.look().atRest() {
 		return nil, 0, 0, t.misuse("change")
 	}
 	t.holdRemote(remote) // before its key is asked for

@@ -26,7 +26,7 @@ import (
 // Both memories must be DRAM, and the backend that moves the bytes must carry messages. It
 // costs reading the bytes once more on both sides, and a round trip.
 func (t *Transfer) Checksum() error {
-	if s := t.state.Load(); s != idle && s != done {
+	if !t.look().atRest() {
 		return t.misuse("change")
 	}
 	for i := range t.groups {
@@ -296,7 +296,7 @@ func (t *Transfer) moved(bit int, tag uint64, err error) (later bool, end error)
 		s.way.push(sumWork{t, tag})
 	case state.CompareAndSwap(sumFlying, sumMoved):
 		// Who ends all waits may have looked before.
-		if t.stopped.Load() && t.forsake(bit) {
+		if t.look().has(stopped) && t.forsake(bit) {
 			return false, ErrAborted
 		}
 		if s.way.conn.isLost() && t.forsake(bit) {
@@ -319,16 +319,17 @@ func (t *Transfer) forsake(bit int) bool {
 }
 
 // forsakeAll ends all waits for answers, over one connection or (nil) over all.
-// Preconditions: gripped.
+// Preconditions: the post is held.
 func (t *Transfer) forsakeAll(of *conn, why error) {
 	if t.sums == nil {
 		return
 	}
+	generation := t.look().generation()
 	for bit := range batchesInFlight {
 		s := t.summed(bit)
 		if s == nil || of != nil && s.way.conn != of || !t.forsake(bit) {
 			continue
 		}
-		t.endBatch(s.way.conn.lane, bit, why)
+		t.endBatch(s.way.conn.lane, generation, bit, why)
 	}
 }

@@ -152,7 +152,7 @@ func (w *sumWay) finish(x sumWork, err error) {
 	x.t.sums.heard[bit] = nil
 	x.t.sums.state[bit].Store(sumIdle)
 	w.end()
-	x.t.endBatch(w.conn.lane, bit, err)
+	x.t.endBatch(w.conn.lane, x.t.look().generation(), bit, err)
 	w.conn.lane.poll() // what may go now, and may have ended
 }
 
@@ -164,11 +164,15 @@ func (w *sumWay) heard(body []byte) {
 	tag := binary.LittleEndian.Uint64(body)
 	slot, generation, bit := untag(tag)
 	t := w.s.e.slots.get(slot)
-	if t == nil || bit >= batchesInFlight || !t.grip() {
+	if t == nil || bit >= batchesInFlight {
+		return
+	}
+	of, ok := t.holdPost()
+	if !ok {
 		return
 	}
 	defer t.letGo()
-	if t.generation.Load()&(1<<generationBits-1) != generation {
+	if of&(1<<generationBits-1) != generation {
 		return
 	}
 	s := t.summed(bit)
@@ -213,10 +217,12 @@ func (c *conn) forsake(why error) {
 	e := c.peer.e
 	for i := range e.slots.live {
 		t := e.slots.live[i].Load()
-		if t == nil || t.p != c.peer || !t.grip() {
+		if t == nil || t.p != c.peer {
 			continue
 		}
-		t.forsakeAll(c, why)
-		t.letGo()
+		if _, ok := t.holdPost(); ok {
+			t.forsakeAll(c, why)
+			t.letGo()
+		}
 	}
 }

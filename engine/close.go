@@ -64,9 +64,13 @@ func (e *Engine) reapLast() {
 		}
 	}
 	for i := range e.slots.live {
-		if t := e.slots.live[i].Load(); t != nil && t.grip() {
-			t.fail(ErrClosed)
-			t.abandon()
+		t := e.slots.live[i].Load()
+		if t == nil {
+			continue
+		}
+		if generation, ok := t.holdPost(); ok {
+			t.fail(generation, ErrClosed)
+			t.abandon(generation)
 			t.letGo()
 		}
 	}

@@ -4,6 +4,7 @@ package engine
 
 import (
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
@@ -69,6 +70,10 @@ type Config struct {
 	// not wait for it. The peer takes a place of PeersMax until it is closed: do
 	// that once it is lost. Without OnPeer the engine does.
 	OnPeer func(*Peer)
+
+	// OnRefused is called for each connection that Serve ended without a peer, with where it
+	// came from and why, from the goroutine of that exchange. It should return soon.
+	OnRefused func(from net.Addr, why error)
 }
 
 const (

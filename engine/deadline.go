@@ -3,7 +3,6 @@
 package engine
 
 import (
-	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,8 +10,8 @@ import (
 
 // sweeper ends transfers that are past their deadline, in three stages, each
 // bounded by Config.AbortGrace: it cancels; it closes the connection, which
-// proves the end; and, with a backend that breaks even that promise, it gives the
-// transfer up and keeps its regions busy. Its timer runs only while something is
+// proves the end; and, with a backend whose Close has returned and which breaks even that
+// promise, it gives the transfer up and keeps its regions busy. Its timer runs only while something is
 // posted.
 type sweeper struct {
 	e      *Engine
@@ -24,13 +23,6 @@ type sweeper struct {
 
 	sweeping sync.Mutex // one sweep at a time, and none after stop
 }
-
-// The stages of Transfer.stage.
-const (
-	inTime = iota
-	cancelled
-	disconnected
-)
 
 func (s *sweeper) init(e *Engine) {
 	s.e = e
@@ -79,8 +71,11 @@ func (s *sweeper) sweep() {
 	now := s.e.now()
 	for i := range s.e.slots.live {
 		t := s.e.slots.live[i].Load()
-		if t != nil && t.state.Load() == posted && t.isLate(now) && t.grip() {
-			s.expire(t, now)
+		if t == nil || t.look().phase() != posted || !t.isLate(now) {
+			continue
+		}
+		if generation, ok := t.holdPost(); ok {
+			s.expire(t, generation, now)
 			t.letGo()
 		}
 	}
@@ -96,35 +91,51 @@ func (s *sweeper) sweep() {
 
 func (t *Transfer) isLate(now time.Duration) bool { return now >= time.Duration(t.deadline.Load()) }
 
-// expire takes the next step, if the transfer is still late now that it is gripped.
-func (s *sweeper) expire(t *Transfer, now time.Duration) {
-	grace := s.e.cfg.AbortGrace
-	stage := t.stage.Load()
-	if !t.isLate(now) || !t.stage.CompareAndSwap(stage, stage+1) {
+// expire takes the next step, if the transfer is still late now that it is held.
+func (s *sweeper) expire(t *Transfer, generation uint64, now time.Duration) {
+	if !t.isLate(now) {
 		return
 	}
-	t.deadline.Store(int64(now + grace))
-	switch stage {
-	case inTime:
-		t.interrupt(ErrTimeout) // keeps ErrAborted if that came first
-	case cancelled:
-		for _, c := range t.via() {
-			c.sever()
-		}
-	case disconnected:
-		t.abandon()
+	grace := s.e.cfg.AbortGrace
+	switch {
+	case t.advance(generation, cancelled):
+		t.deadline.Store(int64(now + grace))
+		t.interrupt(generation, ErrTimeout) // keeps ErrAborted if that came first
+	case t.advance(generation, severed):
+		t.deadline.Store(int64(now + closeMax))
+		t.severAll(generation)
+	default:
+		t.abandon(generation)
+	}
+}
+
+// closeMax is after what time a backend's Close is taken for one that never returns.
+const closeMax = time.Minute
+
+// severAll closes the connections of a post. The time after which the transfer is given up
+// begins when all have been closed: a backend's Close is bounded, but not by AbortGrace.
+func (t *Transfer) severAll(generation uint64) {
+	list := t.via()
+	left := new(atomic.Int64)
+	left.Store(int64(len(list)))
+	for _, c := range list {
+		c.sever(func() {
+			if left.Add(-1) > 0 {
+				return
+			}
+			if now, ok := t.holdPost(); ok {
+				if now == generation {
+					t.deadline.Store(int64(t.e.now() + t.e.cfg.AbortGrace))
+				}
+				t.letGo()
+			}
+		})
 	}
 }
 
 // abandon ends a transfer without proof. Its regions stay busy for ever, and
 // Abort says so.
-func (t *Transfer) abandon() {
-	if t.remaining.Swap(math.MinInt64/2) <= 0 {
-		return // it ended by itself just now
-	}
-	t.unproven.Store(true)
-	t.generation.Store(0) // completions of it find nobody
-	t.short.Store(true)
-	t.fail(ErrTimeout)
-	t.settle()
+func (t *Transfer) abandon(generation uint64) {
+	t.fail(generation, ErrTimeout)
+	t.settle(generation, unproven|short)
 }

@@ -186,7 +186,7 @@ func (p *Peer) Notify(ctx context.Context, msg []byte) error {
 }
 
 func (p *Peer) returnNotifier(t *Transfer) {
-	if t != nil && t.unproven.Load() {
+	if t != nil && t.isUnproven() {
 		_ = t.Close()
 		t = nil // the next one is made anew
 	}

@@ -8,7 +8,7 @@ package engine
 // not block and must not call the engine: it leaves word, and who reads that asks Done.
 // By then the transfer may have been posted again. ErrBusy while it is posted.
 func (t *Transfer) OnDone(f func()) error {
-	if s := t.state.Load(); s != idle && s != done {
+	if !t.look().atRest() {
 		return t.misuse("change")
 	}
 	t.hook = f

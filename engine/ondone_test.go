@@ -45,9 +45,9 @@ func TestOnDoneWhilePosted(t *testing.T) {
 	tr := transfer(t, p, Write)
 	check(t, tr.Add(src, 0, m, 0, 1<<20))
 	check(t, tr.OnDone(func() {}))
-	tr.state.Store(posted)
+	tr.word.Store(uint64(posted))
 	err := tr.OnDone(nil)
-	tr.state.Store(idle)
+	tr.word.Store(uint64(idle))
 	if !errors.Is(err, ErrBusy) {
 		t.Error("changed the hook of a transfer that is posted")
 	}

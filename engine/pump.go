@@ -67,15 +67,16 @@ func (t *Transfer) pump(from *conn) bool {
 // submitMore returns the connection that had no room, if one had none.
 func (t *Transfer) submitMore(from *conn) (full *conn) {
 	for {
-		if t.state.Load() != posted {
+		w := t.look()
+		if w.phase() != posted {
 			return nil
 		}
 		next := int(t.submitted.Load())
 		if next >= len(t.batches) {
 			return nil
 		}
-		if t.stopped.Load() {
-			t.skip(next)
+		if w.has(stopped) {
+			t.skip(w.generation(), next)
 			return nil
 		}
 		b, flying := &t.batches[next], t.outstanding.Load()
@@ -93,7 +94,7 @@ func (t *Transfer) submitMore(from *conn) (full *conn) {
 		t.outstanding.Or(1 << bit)
 		// The index moves first: the completion may come before Submit returns.
 		t.submitted.Store(int64(next + 1))
-		tag := tag(t.slot, t.generation.Load(), bit)
+		tag := tag(t.slot, w.generation(), bit)
 		err := t.submitBatch(b, tag, next, bit)
 		if err == nil {
 			t.submittedOne(c, from, tag)
@@ -104,8 +105,8 @@ func (t *Transfer) submitMore(from *conn) (full *conn) {
 		if errors.Is(err, driver.ErrFull) {
 			return c
 		}
-		t.fail(t.backendError(c, err))
-		t.stopped.Store(true)
+		t.fail(w.generation(), t.backendError(c, err))
+		t.mark(w.generation(), stopped)
 	}
 }
 
@@ -120,7 +121,7 @@ func (t *Transfer) submitBatch(b *batch, tag uint64, index, bit int) error {
 // be done already, and no wake-up comes for that: who pumps with a nil from polls,
 // the lane of from looks again, and any other lane is woken.
 func (t *Transfer) submittedOne(c, from *conn, tag uint64) {
-	if t.stopped.Load() {
+	if t.look().has(stopped) {
 		c.p.Cancel(tag) // interrupt's came before the backend knew the tag
 	}
 	switch {
@@ -133,36 +134,16 @@ func (t *Transfer) submittedOne(c, from *conn, tag uint64) {
 }
 
 // skip ends the batches that were never submitted.
-func (t *Transfer) skip(next int) {
-	t.short.Store(true)
+func (t *Transfer) skip(generation uint64, next int) {
+	t.mark(generation, short)
 	t.submitted.Store(int64(len(t.batches)))
-	t.end(int64(len(t.batches) - next))
+	t.end(generation, int64(len(t.batches)-next))
 }
 
 // end counts n batches as ended and finishes the transfer with the last.
-func (t *Transfer) end(n int64) {
-	if t.remaining.Add(-n) != 0 {
-		return
-	}
-	t.settle()
-}
-
-// settle makes the outcome known: an Abort that came when every batch had succeeded has
-// ended nothing, and what was to follow the data has gone. After the state has changed the transfer
-// belongs to whoever posts it next.
-func (t *Transfer) settle() {
-	if !t.short.Load() && t.err.Load() != nil {
-		t.err.Store(nil)
-	}
-	t.record(t.outcome())
-	t.endTurn()
-	hook := t.hook
-	t.state.Store(done)
-	if t.sleepers.Load() > 0 {
-		t.announce()
-	}
-	if hook != nil {
-		hook()
+func (t *Transfer) end(generation uint64, n int64) {
+	if t.remaining.Add(-n) == 0 {
+		t.settle(generation, 0)
 	}
 }
 
@@ -177,13 +158,18 @@ func (t *Transfer) endTurn() {
 	}
 }
 
-// finish takes one completion from a backend. A tag that nobody waits for is
+// finish takes one completion from a backend. A tag for which no transfer waits is
 // counted and dropped: it belongs to a transfer that was given up, or to a
 // backend that completes twice.
 func (e *Engine) finish(l *lane, c *driver.Completion) {
 	slot, generation, bit := untag(c.Tag)
 	t := e.slots.get(slot)
-	if t == nil || t.generation.Load()&(1<<generationBits-1) != generation || t.state.Load() != posted {
+	if t == nil {
+		e.dropped.Add(1)
+		return
+	}
+	w := t.look()
+	if w.phase() != posted || w.generation()&(1<<generationBits-1) != generation {
 		e.dropped.Add(1)
 		return
 	}
@@ -193,27 +179,26 @@ func (e *Engine) finish(l *lane, c *driver.Completion) {
 	}
 	if err != nil {
 		if errors.Is(err, driver.ErrUnproven) {
-			t.unanswered.Store(true)
+			t.mark(w.generation(), unanswered)
 		}
 		err = t.completionError(l, err)
 	}
-	t.endBatch(l, bit, err)
+	t.endBatch(l, w.generation(), bit, err)
 }
 
 // endBatch ends the batch of a bit.
-func (t *Transfer) endBatch(l *lane, bit int, err error) {
+func (t *Transfer) endBatch(l *lane, generation uint64, bit int, err error) {
 	if t.outstanding.And(^uint64(1<<bit))&(1<<bit) == 0 {
 		t.e.dropped.Add(1)
 		return
 	}
 	if err != nil {
-		t.short.Store(true)
-		t.fail(err)
-		t.stopped.Store(true)
+		t.fail(generation, err)
+		t.mark(generation, short|stopped)
 	}
-	// Taken before end: with the last batch the transfer is somebody else's.
+	// Taken before end: with the last batch the transfer is another goroutine's.
 	more := int(t.submitted.Load()) < len(t.batches)
-	t.end(1)
+	t.end(generation, 1)
 	if more {
 		t.p.conns[l.index].push(t)
 	}

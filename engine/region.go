@@ -175,18 +175,26 @@ func (e *Engine) registerSegment(seg driver.Segment) ([]driver.Memory, error) {
 	return nil, errors.Join(errs...)
 }
 
-// fence ends the epoch of every memory and then closes it. On an error the
-// memories stay, so that the caller may try again.
+// fence ends the epoch of every memory, of all backends at once, and then closes it. On an
+// error every epoch has ended all the same, and the memories stay, so that the caller may look
+// for the proof again.
 func (e *Engine) fence(ctx context.Context, mems []driver.Memory) error {
+	errs := make([]error, len(mems))
+	var all sync.WaitGroup
 	for i, m := range mems {
 		if m == nil {
 			continue
 		}
-		if err := e.lanes[i].b.Fence(ctx, m.Key()); err != nil {
-			return &OpError{Op: "fence", Backend: e.lanes[i].caps.Name, Err: err}
-		}
+		all.Go(func() {
+			if err := e.lanes[i].b.Fence(ctx, m.Key()); err != nil {
+				errs[i] = &OpError{Op: "fence", Backend: e.lanes[i].caps.Name, Err: err}
+			}
+		})
 	}
-	var errs []error
+	all.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
 	for i, m := range mems {
 		if m == nil {
 			continue

@@ -265,7 +265,7 @@ func TestMembersAreBounded(t *testing.T) {
 		say  []byte
 		want string
 	}{
-		"oversize": {binary.LittleEndian.AppendUint32([]byte{frameMark}, 1001), "at most 1000"},
+		"oversize": {binary.LittleEndian.AppendUint32([]byte{frameMark}, 1017), "at most 1016"},
 		"garbage":  {[]byte("GET / HTTP/1.1\r\n\r\n"), "does not speak this protocol"},
 		"nonsense": {append(binary.LittleEndian.AppendUint32([]byte{frameMark}, 4), "SLUX"...), ""},
 		"half":     {[]byte{frameMark, 200, 0}, ""},

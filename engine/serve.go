@@ -118,6 +118,9 @@ func (s *server) hear(ctx context.Context, conn net.Conn) {
 	if err != nil && secure != nil {
 		_ = writeFrame(secure, refusalMark, []byte(err.Error()))
 	}
+	if err != nil && s.e.cfg.OnRefused != nil {
+		s.e.cfg.OnRefused(conn.RemoteAddr(), err)
+	}
 }
 
 // listen returns what the other side says of itself. In plain text, that it can say so is
@@ -126,14 +129,14 @@ func (s *server) listen(ctx context.Context, conn net.Conn) (secure net.Conn, th
 	shaking, cancel := context.WithTimeout(ctx, s.e.cfg.HandshakeTimeout)
 	defer cancel()
 	secure, proven, err := s.e.answer(shaking, conn)
-	if err == nil && proven && !s.in.prove(conn) {
+	if err == nil && proven && !s.in.note(conn, identityShown) {
 		return nil, nil, errHungUp
 	}
 	if err != nil {
 		return secure, nil, err
 	}
 	theirs, err = s.e.readIntroduction(secure)
-	if err == nil && !s.in.prove(conn) {
+	if err == nil && !s.in.note(conn, descriptionShown) {
 		return nil, nil, errHungUp
 	}
 	return secure, theirs, err

@@ -45,16 +45,16 @@ func (s *slots) give(t *Transfer) {
 	s.free = append(s.free, t.slot)
 }
 
-// renew begins a post of t.
-func (s *slots) renew(t *Transfer) {
+// renew returns the generation of a new post of t.
+func (s *slots) renew(t *Transfer) (generation uint64) {
 	s.generation[t.slot]++
-	t.generation.Store(s.generation[t.slot])
+	return s.generation[t.slot]
 }
 
 // posted counts the transfers that are under way.
 func (s *slots) posted() (n int) {
 	for i := range s.live {
-		if t := s.live[i].Load(); t != nil && t.state.Load() == posted {
+		if t := s.live[i].Load(); t != nil && t.look().underWay() {
 			n++
 		}
 	}

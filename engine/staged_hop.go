@@ -139,7 +139,7 @@ func (s *slot) tell(t *Transfer, what byte) error {
 
 // withdraw asks the peer not to make its hop, or to end it. Its answer follows all the same.
 func (s *slot) withdraw() {
-	if s.notice != nil && s.notice.state.Load() == posted {
+	if s.notice != nil && s.notice.look().underWay() {
 		return // of this piece, or the peer takes nothing
 	}
 	if s.notice == nil || s.notice.route.Only != s.c.by.caps.Name {

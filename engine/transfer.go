@@ -38,36 +38,20 @@ type Transfer struct {
 	bytes   uint64
 	conns   atomic.Pointer[[]*conn] // that the batches use; never changed in place
 
-	state       atomic.Uint32
-	generation  atomic.Uint64 // of the current Post; in every tag
+	word        atomic.Uint64 // see life
+	cause       atomic.Pointer[cause]
 	submitted   atomic.Int64  // index of the next batch to submit; moved by the pumper alone
 	remaining   atomic.Int64  // batches that have not ended
 	outstanding atomic.Uint64 // a bit for each batch with the backend
 	pumping     atomic.Int32  // see pump
-	grips       atomic.Int32  // see grip
-	stopped     atomic.Bool   // submit no more
-	short       atomic.Bool   // a batch failed or was left out
-	unproven    atomic.Bool   // given up: see abandon
-	unanswered  atomic.Bool   // a peer has pieces in hand that it did not answer for: see Staged
+	holds       atomic.Int32  // see holdPost
 	deadline    atomic.Int64
-	stage       atomic.Int32 // of ending by force
 	postedAt    time.Duration
-	err         atomic.Pointer[error] // the first cause; nil: none
 	completed   chan struct{}
 	sleepers    atomic.Int32 // who wants completed signalled
 	watched     atomic.Bool  // Completed is one of them
 	hook        func()       // called when it is done; it must not block: see OnDone
 }
-
-// The states of a Transfer. Preparing is the part of Post in which the last
-// outcome is gone and the new deadline not yet set.
-const (
-	idle uint32 = iota
-	preparing
-	posted
-	done
-	closed
-)
 
 // NewTransfer makes an empty transfer towards a peer. A zero Route lets the
 // engine choose; Route.Only names the one backend that may serve it.
@@ -91,6 +75,7 @@ func (e *Engine) NewTransfer(p *Peer, op Op, route Route) (*Transfer, error) {
 	if !e.slots.take(t) {
 		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: fullError("transfers", e.cfg.TransfersMax, "TransfersMax")}
 	}
+	p.transfers.Add(1)
 	return t, nil
 }
 
@@ -101,15 +86,15 @@ func (t *Transfer) Post() error {
 	if t.e.isClosing() {
 		return errPostClosed
 	}
-	from := t.state.Load()
-	if (from != idle && from != done) || t.unproven.Load() || !t.state.CompareAndSwap(from, preparing) {
+	from := t.look()
+	if !from.atRest() || from.has(unproven) || !t.swap(from, from&^phaseMask|preparing) {
 		return t.misuse("post")
 	}
-	for t.pumping.Load() != noPump || t.grips.Load() != 0 {
-		runtime.Gosched() // somebody is about to see that the last post is over
+	for t.pumping.Load() != noPump || t.holds.Load() != 0 {
+		runtime.Gosched() // a goroutine is about to see that the last post is over
 	}
 	if err := t.prepare(); err != nil {
-		t.state.Store(from)
+		t.word.Store(uint64(from))
 		return err
 	}
 	t.begin()
@@ -134,9 +119,8 @@ func (t *Transfer) poll() {
 	}
 }
 
-// begin sets a post up. The generation goes first, so that a completion of an
-// earlier post that was given up finds nobody. An atomic store costs as much as
-// the whole check before it, hence the looks.
+// begin sets a post up. An atomic store costs as much as the whole check before it, hence
+// the looks.
 func (t *Transfer) begin() {
 	if len(t.completed) > 0 {
 		select {
@@ -144,34 +128,26 @@ func (t *Transfer) begin() {
 		default:
 		}
 	}
-	t.e.slots.renew(t)
-	if t.err.Load() != nil {
-		t.err.Store(nil)
-	}
-	if t.stage.Load() != inTime {
-		t.stage.Store(inTime)
-	}
-	if t.stopped.Load() {
-		t.stopped.Store(false)
-	}
-	if t.short.Load() {
-		t.short.Store(false)
-	}
-	if t.unanswered.Load() {
-		t.unanswered.Store(false)
+	if t.cause.Load() != nil {
+		t.cause.Store(nil)
 	}
 	t.submitted.Store(0)
 	t.remaining.Store(int64(len(t.batches)))
 	t.postedAt = t.e.now()
+	for i := range t.groups {
+		if g := &t.groups[i]; g.bytes >= rateBytesMin && !t.quiet {
+			g.conn.counters.enter(t.postedAt)
+		}
+	}
 	t.deadline.Store(int64(t.postedAt + t.e.cfg.TransferTimeout))
-	t.state.Store(posted)
+	t.word.Store(t.e.slots.renew(t)<<lifeBits | uint64(posted))
 	t.e.sweeper.watch()
 }
 
 // Reset empties the list, so that the transfer can be filled anew.
 func (t *Transfer) Reset() error {
-	from := t.state.Load()
-	if (from != idle && from != done) || !t.state.CompareAndSwap(from, idle) {
+	from := t.look()
+	if !from.atRest() || !t.swap(from, from&^phaseMask|idle) {
 		return t.misuse("reset")
 	}
 	t.release()
@@ -179,8 +155,8 @@ func (t *Transfer) Reset() error {
 }
 
 func (t *Transfer) release() {
-	if t.unproven.Load() {
-		return // somebody may still write there: the regions stay busy
+	if t.isUnproven() {
+		return // a backend may still write there: the regions stay busy
 	}
 	for i, r := range t.regions {
 		r.unuse()
@@ -188,9 +164,7 @@ func (t *Transfer) release() {
 	}
 	t.regions = t.regions[:0]
 	for i, m := range t.remotes {
-		m.mu.Lock()
-		m.users--
-		m.mu.Unlock()
+		m.letGo()
 		t.remotes[i] = nil
 	}
 	t.remotes = t.remotes[:0]
@@ -204,31 +178,33 @@ func (t *Transfer) release() {
 // Close gives the transfer back. It is ErrBusy while posted: Abort it first.
 func (t *Transfer) Close() error {
 	for {
-		from := t.state.Load()
-		if from == closed {
+		from := t.look()
+		if from.phase() == closed {
 			return nil
 		}
-		if from == posted || from == preparing {
+		if !from.atRest() {
 			return t.misuse("close")
 		}
-		if t.state.CompareAndSwap(from, closed) {
+		if t.swap(from, from&^phaseMask|closed) {
 			break
 		}
 	}
 	t.release()
 	t.e.slots.give(t)
+	t.p.transfers.Add(-1)
+	t.p.closeIfUnused()
 	return nil
 }
 
 // isUnproven reports whether the transfer was given up: a backend may still use its memory.
-func (t *Transfer) isUnproven() bool { return t.unproven.Load() }
+func (t *Transfer) isUnproven() bool { return t.look().has(unproven) }
 
 func (t *Transfer) misuse(verb string) error {
-	if t.unproven.Load() {
+	if t.isUnproven() {
 		return fmt.Errorf("%s transfer: it was given up without proof: Close it: %w", verb, ErrBusy)
 	}
-	switch t.state.Load() {
-	case preparing, posted:
+	switch t.look().phase() {
+	case preparing, posted, ending:
 		return fmt.Errorf("%s transfer: it is posted: Wait for it or Abort it first: %w", verb, ErrBusy)
 	case closed:
 		return fmt.Errorf("%s transfer: %w", verb, ErrClosed)

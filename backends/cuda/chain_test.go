@@ -222,8 +222,9 @@ func roundTrip(ctx context.Context, t *testing.T, end *chainEnd, p *engine.Peer,
 	}
 	run(engine.Read, func(tr *engine.Transfer) error { return tr.AddPages(local, m, pages) })
 	got := readCard(t, end.hbm)
+	all := pages.Pattern()
 	for i := range pages.Count {
-		if !bytes.Equal(got[pages.LocalAt(i):][:656], want[pages.RemoteAt(i):][:656]) {
+		if !bytes.Equal(got[all.Local.At(i):][:656], want[all.Remote.At(i):][:656]) {
 			t.Fatalf("%s: entry %d has come back with other bytes", there, i)
 		}
 	}

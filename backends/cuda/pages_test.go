@@ -22,7 +22,7 @@ func (r *rig) pages(op driver.Op, p *driver.Pattern, l, d *place) {
 	r.t.Helper()
 	wantL, wantD := r.content(l), r.content(d)
 	for i := range p.Count {
-		one, other := wantL[p.LocalAt(i):][:p.EntryLen], wantD[p.RemoteAt(i):][:p.EntryLen]
+		one, other := wantL[p.Local.At(i):][:p.Run], wantD[p.Remote.At(i):][:p.Run]
 		if op == driver.Write {
 			copy(other, one)
 		} else {
@@ -79,10 +79,10 @@ func pagesByEachWay(t *testing.T, budget cuda.Budget) {
 		l, d := r.memory(drivertest.HostMemory, count*c.stride+c.base), r.memory(hbm, count*c.stride+c.base)
 		p := driver.Pattern{Count: count, Run: c.entry, Local: driver.Side{Base: c.base, Stride: c.stride}, Remote: driver.Side{Base: c.base, Stride: c.stride}, LocalKey: l.m.key, RemoteKey: d.key}
 		if c.local {
-			p.Local = shuffled(count, 1)
+			p.Local.List = shuffled(count, 1)
 		}
 		if c.remote {
-			p.Remote = shuffled(count, 2)
+			p.Remote.List = shuffled(count, 2)
 		}
 		for _, op := range []driver.Op{driver.Write, driver.Read} {
 			launches, copies := libcuda.Get(fakecuda.Launches), libcuda.Get(fakecuda.Copies)
@@ -106,7 +106,7 @@ func TestPagesThatNoKernelTakes(t *testing.T) {
 	l, d := r.memory(drivertest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
 	one := driver.Pattern{Count: 3, Run: 16, Local: driver.Side{List: []uint32{0, math.MaxUint32, 7}}, Remote: driver.Side{Stride: 16}, LocalKey: l.m.key, RemoteKey: d.key}
 	r.pages(driver.Write, &one, l, d) // all entries are one
-	one.Local = []uint32{5, 0, 7}
+	one.Local.List = []uint32{5, 0, 7}
 	r.pages(driver.Write, &one, l, d)
 	other := r.memory(hbm, 1<<20)
 	within := driver.Pattern{Count: 40, Run: 656, Local: driver.Side{Stride: 656}, Remote: driver.Side{Stride: 1312}, LocalKey: other.m.key, RemoteKey: d.key}

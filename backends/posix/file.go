@@ -17,31 +17,19 @@ type file struct {
 	id   ownfiles.ID
 	refs int // memories; guarded by books.Mu
 
-	fd     int // a descriptor of our own, through the page cache
-	direct int // the same file past the page cache; -1: there is none
-	why    string
+	fd     int    // a descriptor of our own, through the page cache
+	direct int    // the same file past the page cache; -1: there is none
+	why    string // there is none, or it is of no use
 	block  uint64 // offsets and lengths past the page cache are multiples of it; a power of two
 	align  uint64 // so are addresses of this one
 
 	fixed, fixedDirect int32   // places in the table of io_uring; -1: none
 	scribe             *scribe // does short writes through the page cache; nil: io_uring does
 
-	// Guarded by books.Mu.
-	refused  bool   // direct is of no use, as has turned out: see why
-	writing  [2]int // requests under way: through the page cache, past it
-	turn     *job   // waits until the other kind of write has ended
-	turnKind int    // and wants this kind
-	syncing  bool
-	waiting  []*job // for a sync that has not begun
-	covered  []*job // by that under way
-	listed   bool   // in Backend.unsynced
-}
+	inode *inode
 
-// The two kinds of access, as indices of file.writing.
-const (
-	cached = iota
-	direct
-)
+	refused bool // direct is of no use, as has turned out: see why; guarded by books.Mu
+}
 
 // openFile opens the file behind a caller's descriptor for ourselves, so that nothing of
 // what we do depends on how long the caller keeps it.

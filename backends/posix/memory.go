@@ -4,6 +4,7 @@ package posix
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/sluicehq/sluice/driver"
@@ -15,8 +16,9 @@ type memory = ownfiles.Memory[extent]
 
 // extent is where a memory lies.
 type extent struct {
-	mem []byte // host memory
-	pin pin    // where io_uring knows it
+	mem    []byte        // host memory
+	pin    pin           // where io_uring knows it
+	shared driver.Shared // whose pages may be renewed; nil: nobody's
 
 	file *file // a range of a file; nil: host memory
 	off  uint64
@@ -34,7 +36,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 			m.Extent.file, err = b.use(&seg)
 			return err
 		}
-		m.Extent.mem, m.Extent.pin = seg.Mem, b.pinMemory(&seg)
+		m.Extent.mem, m.Extent.pin, m.Extent.shared = seg.Mem, b.pinMemory(&seg), seg.Shared
 		return nil
 	})
 }
@@ -61,6 +63,7 @@ func (b *Backend) use(seg *driver.Segment) (*file, error) {
 		if f, err = openFile(seg.FD, id, b.cfg.Buffered); err != nil {
 			return nil, err
 		}
+		f.inode = b.inodeOf(f.fd, id)
 		b.mover.addFile(f)
 		b.files[id] = f
 	}
@@ -77,7 +80,7 @@ func (b *Backend) unuse(f *file) error {
 	}
 	delete(b.files, f.id)
 	b.mover.dropFile(f)
-	if err := f.close(); err != nil {
+	if err := errors.Join(b.dropInode(f.id, f.inode), f.close()); err != nil {
 		return fmt.Errorf("close file: %w", err)
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"syscall"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/ownfiles"
 )
 
 // judge says what to do after a request has landed: to repeat it with what is left, or to
@@ -73,15 +74,13 @@ func (r *request) stuck() error {
 
 // failure names file, offset and piece.
 func (r *request) failure(cause error) error {
-	e := &FileError{Name: r.f.name(), Off: int64(r.off + r.done), Err: cause}
-	switch r.kind {
-	case readInto:
-		e.Op = "read"
-	case writeFrom:
+	if r.kind == syncFile {
+		name := ownfiles.ID{}.Name(r.inode.sync)
+		return &FileError{Op: "sync", Name: name, Off: -1, Err: cause}
+	}
+	e := &FileError{Op: "read", Name: r.f.name(), Off: int64(r.off + r.done), Err: cause}
+	if r.kind == writeFrom {
 		e.Op = "write"
-	case syncFile:
-		e.Op, e.Off = "sync", -1
-		return e
 	}
 	c := r.first
 	at := r.j.place(c)

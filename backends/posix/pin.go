@@ -56,13 +56,15 @@ func (b *Backend) unpin(p pin) {
 	p.release()
 }
 
-// holds returns the place of the buffer that all of mem lies in, or -1. mem is a part of
-// the memory that is pinned.
+// holds returns the place of the buffer that all of mem lies in, or -1.
 func (p *pin) holds(mem []byte) int32 {
 	if p.count == 0 {
 		return -1
 	}
 	off := addressOf(mem) - addressOf(p.mem)
+	if off > uint64(len(p.mem)) || uint64(len(mem)) > uint64(len(p.mem))-off {
+		return -1 // it goes on in memory that was registered apart
+	}
 	if off/bufferMax != (off+uint64(len(mem))-1)/bufferMax {
 		return -1
 	}

@@ -79,27 +79,27 @@ func (b *Backend) cut(j *job) *request {
 	return r
 }
 
-// mayWrite keeps the kinds of write to a file apart in time, and pieces of one batch that
+// mayWrite keeps the kinds of write to an inode apart in time, and pieces of one batch that
 // lie over each other.
 func (b *Backend) mayWrite(j *job, p *place, straight bool) bool {
 	if j.at.off == 0 && j.flying > 0 && j.at.piece > 0 && p.off < j.high {
 		return false
 	}
-	f, mine := p.f, cached
+	n, mine := p.f.inode, cached
 	if straight {
 		mine = direct
 	}
-	if f.turn != nil && f.turn != j && f.turnKind != mine {
+	if n.waiting[1-mine] > 0 || n.turn != nil && n.turn != j && n.turnTo != mine {
 		return false
 	}
-	if f.writing[1-mine] > 0 {
-		if f.turn == nil {
-			f.turn, f.turnKind = j, mine
+	if n.writing[1-mine] > 0 {
+		if n.turn == nil {
+			n.turn, n.turnTo = j, mine
 		}
 		return false
 	}
-	if f.turn == j {
-		f.turn = nil
+	if n.turn == j {
+		n.turn = nil
 	}
 	return true
 }
@@ -130,6 +130,7 @@ func (b *Backend) cutWhole(r *request, j *job, p place, n uint64) {
 		if n == 0 || !r.add(p.mem[:n]) {
 			break
 		}
+		r.enter(p.local)
 		j.took(&p, n)
 		if p, ok = j.next(p.f, r.off+r.n); ok {
 			var skip uint64
@@ -153,6 +154,7 @@ func (b *Backend) cutCached(r *request, j *job, p place, n uint64) {
 		if n == 0 || !r.add(p.mem[:n]) {
 			break
 		}
+		r.enter(p.local)
 		j.took(&p, n)
 		if j.at.off > 0 || j.at.piece == len(j.Items) {
 			break
@@ -161,7 +163,8 @@ func (b *Backend) cutCached(r *request, j *job, p place, n uint64) {
 		end := r.off + r.n
 		ok = following.f == p.f && following.off >= end && following.off-end <= gapMax
 		gap := following.off - end
-		if p = following; !ok || gap > 0 && (r.kind != readInto || len(r.iov) > iovecsMax-2) {
+		if p = following; !ok || r.n+gap >= uint64(b.cfg.PieceMax) ||
+			gap > 0 && (r.kind != readInto || len(r.iov) > iovecsMax-2) {
 			break
 		}
 		var whole uint64
@@ -214,10 +217,19 @@ func (r *request) scatter() {
 		if c.piece == r.last.piece {
 			n = r.last.off - c.off
 		}
-		copy(p.mem[:n], r.buffer[p.off-r.off:])
+		p.local.land(p.mem[:n], r.buffer[p.off-r.off:])
 		if c.piece == r.last.piece {
 			return
 		}
 		c = cursor{piece: c.piece + 1}
 	}
+}
+
+// land copies to memory whose pages stay in place meanwhile.
+func (e *extent) land(to, from []byte) {
+	if e.shared != nil {
+		e.shared.Enter()
+		defer e.shared.Leave()
+	}
+	copy(to, from)
 }

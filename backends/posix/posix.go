@@ -56,6 +56,7 @@ type Backend struct {
 	news     bool // completions that nobody was woken for
 	failed   bool // jobs in the queue may have failed
 	files    map[ownfiles.ID]*file
+	inodes   map[inodeKey]*inode
 	jobs     []job
 	freeJobs []*job
 	queue    ownfiles.Turns[job] // jobs with pieces that no request was made of
@@ -63,10 +64,10 @@ type Backend struct {
 	free     []*request
 	again    []*request // to be handed to the mover once more
 	trays    []*tray
-	unsynced []*file // jobs wait for a sync that has not begun
-	durables int     // jobs that end with a sync
-	bounce   []byte  // bounceBytes for each request
-	pinned   uint64  // bytes of registered buffers, of Config.PinMax
+	unsynced []*inode // jobs wait for a sync that has not begun
+	durables int      // jobs that end with a sync
+	bounce   []byte   // bounceBytes for each request
+	pinned   uint64   // bytes of registered buffers, of Config.PinMax
 }
 
 var _ driver.Backend = (*Backend)(nil)
@@ -78,7 +79,7 @@ func New(cfg Config) (*Backend, error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("posix: %w", err)
 	}
-	b := &Backend{cfg: cfg, files: map[ownfiles.ID]*file{}}
+	b := &Backend{cfg: cfg, files: map[ownfiles.ID]*file{}, inodes: map[inodeKey]*inode{}}
 	b.books.Open(ownfiles.Config[extent]{Name: "posix", Memory: "host memory", Mover: "the disk", KeysMax: cfg.KeysMax,
 		Stop: b.stop, Leave: b.leave, Release: b.giveBack})
 	b.done.Init(cfg.JobsMax)

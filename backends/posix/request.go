@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/driver"
 )
 
 // kind is what a request asks of the kernel.
@@ -25,8 +27,9 @@ type request struct {
 	buffer []byte // page-aligned, outside the Go heap
 
 	kind   kind
-	j      *job // nil of a sync
-	f      *file
+	j      *job   // nil of a sync
+	f      *file  // nil of a sync
+	inode  *inode // of a sync
 	past   bool   // past the page cache
 	bounce bool   // through the buffer: to be scattered when it is there
 	off    uint64 // in the file
@@ -36,6 +39,8 @@ type request struct {
 	fixed  int32  // registered buffer that all of iov lies in; -1: none
 	first  cursor // of the pieces in it
 	last   cursor // where the next request begins
+
+	shared []driver.Shared // whose pages stay in place while the kernel writes there
 
 	iov     []unix.Iovec // of what is left
 	iovs    [iovecsMax]unix.Iovec
@@ -54,16 +59,16 @@ func (r *request) begin(j *job, f *file, off uint64) {
 }
 
 // beginSync makes a free request an fdatasync.
-func (r *request) beginSync(f *file) {
+func (r *request) beginSync(n *inode) {
 	r.kind = syncFile
-	r.j, r.f, r.iov = nil, f, r.iovs[:0]
+	r.j, r.f, r.inode, r.iov = nil, nil, n, r.iovs[:0]
 	r.past, r.bounce, r.fixed, r.retries, r.done = false, false, -1, 0, 0
 	r.ending.Store(false)
 }
 
 // add appends memory; neighbours become one. It reports false where there is no place.
 func (r *request) add(mem []byte) bool {
-	if k := len(r.iov); k > 0 {
+	if k := len(r.iov); k > 0 { // at most PieceMax bytes in all
 		last := &r.iov[k-1]
 		if touches(last, mem) {
 			last.SetLen(int(last.Len) + len(mem))
@@ -84,13 +89,16 @@ func (r *request) add(mem []byte) bool {
 
 // fd returns the descriptor to use.
 func (r *request) fd() int {
-	if r.past {
+	switch {
+	case r.kind == syncFile:
+		return r.inode.sync
+	case r.past:
 		return r.f.direct
 	}
 	return r.f.fd
 }
 
-// access is the request's index in file.writing.
+// access is the request's index in inode.writing.
 func (r *request) access() int {
 	if r.past {
 		return direct
@@ -114,8 +122,23 @@ func (r *request) advance(n uint64) {
 	}
 }
 
+// enter keeps the pages of memory that a read lands in where they are until release.
+func (r *request) enter(e *extent) {
+	s := e.shared
+	if k := len(r.shared); s == nil || r.kind != readInto || k > 0 && r.shared[k-1] == s {
+		return
+	}
+	s.Enter()
+	r.shared = append(r.shared, s)
+}
+
 // release forgets what it pointed to.
 func (r *request) release() {
+	for i, s := range r.shared {
+		s.Leave()
+		r.shared[i] = nil
+	}
+	r.shared = r.shared[:0]
 	clear(r.iovs[:])
-	r.j, r.f, r.iov = nil, nil, nil
+	r.j, r.f, r.inode, r.iov = nil, nil, nil, nil
 }

@@ -165,7 +165,10 @@ func (g *ring) put(r *request) {
 
 // place is where io_uring knows the request's descriptor, or -1.
 func (r *request) place() int32 {
-	if r.past {
+	switch {
+	case r.kind == syncFile:
+		return -1
+	case r.past:
 		return r.f.fixedDirect
 	}
 	return r.f.fixed

@@ -34,7 +34,7 @@ func (s *saboteur) put(r *request) {
 	}
 	if r.kind == writeFrom {
 		s.kinds[r.access()]++
-		if r.f.writing[1-r.access()] > 0 {
+		if r.f.inode.writing[1-r.access()] > 0 {
 			s.mixed++
 		}
 	}

@@ -123,10 +123,7 @@ func (b *Backend) listen() {
 //
 // Preconditions: books.Mu is held.
 func (b *Backend) pump() {
-	for _, r := range b.again {
-		b.launch(r)
-	}
-	b.again = b.again[:0]
+	b.relaunch()
 	b.beginSyncs()
 	for idle := 0; idle < b.queue.Len() && (len(b.free) > 0 || b.failed); {
 		j := b.queue.Pop()
@@ -166,27 +163,50 @@ func (b *Backend) advance(j *job) bool {
 
 func (b *Backend) launch(r *request) {
 	if r.kind == writeFrom {
-		r.f.writing[r.access()]++
+		r.f.inode.writing[r.access()]++
 	}
 	b.mover.put(r)
+}
+
+// relaunch hands requests over once more. One that is of another kind now, through the page
+// cache in place of past it, waits until those past it have ended.
+func (b *Backend) relaunch() {
+	kept := b.again[:0]
+	for _, r := range b.again {
+		switch {
+		case r.kind == syncFile:
+			b.launch(r)
+		case !r.f.inode.mayRelaunch(r):
+			kept = append(kept, r)
+		default:
+			if r.kind == writeFrom {
+				r.f.inode.waiting[r.access()]--
+			}
+			b.launch(r)
+		}
+	}
+	clear(b.again[len(kept):])
+	b.again = kept
 }
 
 // land handles the end of a request, which may be the beginning of another try.
 func (b *Backend) land(l landing) {
 	r := l.r
 	if r.kind == writeFrom {
-		r.f.writing[r.access()]--
+		r.f.inode.writing[r.access()]--
 	}
 	again, err := r.judge(l.res)
 	if again {
-		b.again = append(b.again, r)
+		if b.again = append(b.again, r); r.kind == writeFrom {
+			r.f.inode.waiting[r.access()]++
+		}
 		return
 	}
-	j, f, sync := r.j, r.f, r.kind == syncFile
+	j, inode, sync := r.j, r.inode, r.kind == syncFile
 	r.release()
 	b.free = append(b.free, r)
 	if sync {
-		b.synced(f, err)
+		b.synced(inode, err)
 		return
 	}
 	j.flying--
@@ -214,8 +234,8 @@ func (b *Backend) settle(j *job) {
 		return
 	}
 	for i := range j.Views {
-		if f := j.Views[i].Remote.Extent.file; f.turn == j {
-			f.turn = nil
+		if n := j.Views[i].Remote.Extent.file.inode; n.turn == j {
+			n.turn = nil
 		}
 	}
 	tag, err := j.Tag, j.Err

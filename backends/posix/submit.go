@@ -43,7 +43,12 @@ func (p *peer) accept(tag uint64, batch *driver.Batch) error {
 		return driver.ErrFull
 	}
 	j := b.freeJobs[len(b.freeJobs)-1]
-	if err := j.Take(&p.Peer, batch, descsMax, runsMax); err != nil {
+	j.durable = batch.Durable || b.cfg.Durable && batch.Op == driver.Write
+	err := j.Take(&p.Peer, batch, descsMax, runsMax)
+	if err == nil && j.durable {
+		err = j.checkDurable()
+	}
+	if err != nil {
 		j.Clear()
 		b.done.GiveBack()
 		return err
@@ -52,7 +57,7 @@ func (p *peer) accept(tag uint64, batch *driver.Batch) error {
 	j.sort()
 	j.Begin(&p.Peer, batch.Op, tag)
 	j.queued, j.at, j.high, j.flying, j.syncs, j.synced = true, cursor{}, 0, 0, 0, false
-	if j.durable = batch.Durable || b.cfg.Durable && batch.Op == driver.Write; j.durable {
+	if j.durable {
 		b.durables++
 	}
 	b.queue.Push(j)

@@ -93,6 +93,21 @@ func TestFenceStuck(t *testing.T) {
 	}
 }
 
+// TestCloseStuck has a NIC keep memory that it was told to forget: closing it again does it,
+// and its key is not used for other memory until then.
+func TestCloseStuck(t *testing.T) {
+	p := openPair(t, Config{KeysMax: 1})
+	m, fake := register(t, p.far, 4096), fakeOf(p.far)
+	fake.mu.Lock()
+	fake.stuckMaps = 1
+	fake.mu.Unlock()
+	require.ErrorIs(t, m.Close(), errStuck)
+	_, err := p.far.Register(driver.Segment{Kind: driver.DRAM, Len: 1, Mem: make([]byte, 1)})
+	require.ErrorIs(t, err, driver.ErrFull)
+	require.NoError(t, m.Close())
+	register(t, p.far, 4096)
+}
+
 // TestFenceOwes has a fence fail and a peer come to know the key meanwhile: the next one keeps out both
 // that peer and the one before.
 func TestFenceOwes(t *testing.T) {
@@ -158,6 +173,10 @@ func TestFenceWithoutTime(t *testing.T) {
 	require.NoError(t, err)
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
+	fake := fakeOf(p.far)
+	fake.mu.Lock()
+	fake.stuck = 1
+	fake.mu.Unlock()
 	require.ErrorIs(t, p.far.Fence(over, r.Key()), context.Canceled)
 	_, _, err = p.peer.Import(old)
 	require.ErrorIs(t, err, driver.ErrRevoked)
@@ -165,8 +184,8 @@ func TestFenceWithoutTime(t *testing.T) {
 		err := p.peer.Submit(1000, writeOf(driver.Desc{Len: 100, LocalKey: l.key, RemoteKey: key}))
 		return errors.Is(err, driver.ErrRevoked)
 	})
-	require.Zero(t, fakeOf(p.far).revokes)
-	require.NoError(t, p.far.Fence(t.Context(), r.Key()))
-	require.Equal(t, 1, fakeOf(p.far).revokes)
+	require.Equal(t, 1, fake.revokes, "no queue pair ends")
+	require.NoError(t, p.far.Fence(over, r.Key()), "the proof needs no time")
+	require.Equal(t, 2, fake.revokes)
 	require.NoError(t, p.await(t, p.write(t, l, p.imports(t, r), nil)))
 }

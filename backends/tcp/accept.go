@@ -122,27 +122,29 @@ func (b *Backend) introduce(tcp *net.TCPConn, secure net.Conn) error {
 		g, err = b.join(&h, body)
 	}
 	answer := header{kind: kindWelcome, status: uint8(control.StatusOf(err)), stamp: clock()}
+	if err != nil {
+		return errors.Join(err, writeFrame(secure, answer, nil))
+	}
+	b.known(tcp) // that it is closed says now that nothing of this peer lands any more
 	var secret []byte
-	if err == nil && h.kind == kindHello {
-		answer.id, answer.count, answer.ticket = g.session, uint32(b.cfg.NotifyMax), uint64(g.ages.limit.Load())
-		answer.key = uint32(b.cfg.MessageMax)
+	if h.kind == kindHello {
+		answer.id, answer.ticket = g.session, uint64(g.ages.limit.Load())
+		answer.count, answer.key = uint32(b.cfg.NotifyMax), uint32(b.cfg.MessageMax)
 		secret = appendView(g.secret[:], tcp.RemoteAddr(), tcp.LocalAddr())
 	}
-	if g != nil {
-		b.known(tcp) // that it is closed says now that nothing of this peer lands any more
-	}
-	if err := writeFrame(secure, answer, secret); err != nil || g == nil {
-		g.end(false)
+	c, err := newConn(b, g, index, tcp, secure)
+	if err != nil || !g.place(c) {
+		g.end(true)
 		return errors.Join(err, driver.ErrPeerLost)
 	}
-	c, err := newConn(b, index, tcp, secure)
-	if err == nil {
+	if err = writeFrame(secure, answer, secret); err == nil {
 		err = tcp.SetDeadline(time.Time{})
 	}
-	if err != nil || !g.add(c) {
-		g.end(false)
-		return errors.Join(err, driver.ErrPeerLost)
+	if err != nil {
+		g.end(true)
+		return err
 	}
+	c.run()
 	return nil
 }
 

@@ -85,9 +85,9 @@ const (
 	finished
 )
 
-func newConn(b *Backend, at int, tcp *net.TCPConn, secure net.Conn) (*conn, error) {
+func newConn(b *Backend, e end, at int, tcp *net.TCPConn, secure net.Conn) (*conn, error) {
 	c := &conn{
-		b: b, index: at, tcp: tcp, net: secure, tls: secure != net.Conn(tcp),
+		b: b, end: e, index: at, tcp: tcp, net: secure, tls: secure != net.Conn(tcp),
 		resume: make(chan struct{}, 1), work: make(chan struct{}, 1), gone: make(chan struct{}),
 	}
 	var err error
@@ -106,8 +106,7 @@ func newConn(b *Backend, at int, tcp *net.TCPConn, secure net.Conn) (*conn, erro
 }
 
 // run begins to read. It does nothing once the backend closes, which closes c as well.
-func (c *conn) run(e end) {
-	c.end = e
+func (c *conn) run() {
 	c.b.tasks.Start(func() {
 		var err error
 		if c.tls {

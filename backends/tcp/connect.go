@@ -29,11 +29,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	}
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.Handshake)
 	defer cancel()
-	p := &peer{
-		b: b, to: to, conn: b.lastConn.Add(1), closing: make(chan struct{}), lost: make(chan struct{}), quit: make(chan struct{}),
-		byTag: map[uint64]*batch{}, asked: map[uint64]chan imported{}, conns: make([]*conn, 1+b.cfg.Conns),
-		books: make([]books, 1+b.cfg.Conns),
-	}
+	p := newPeer(b, to, 1+b.cfg.Conns)
 	if err := p.open(ctx); err != nil {
 		p.abandon()
 		if b.closed.Load() {
@@ -42,6 +38,14 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 		return nil, fmt.Errorf("connect: %w", err)
 	}
 	return p, nil
+}
+
+func newPeer(b *Backend, to address, conns int) *peer {
+	return &peer{
+		b: b, to: to, conn: b.lastConn.Add(1), conns: make([]*conn, conns), books: make([]books, conns),
+		closing: make(chan struct{}), lost: make(chan struct{}), quit: make(chan struct{}),
+		byTag: map[uint64]*batch{}, asked: map[uint64]chan imported{},
+	}
 }
 
 // open says hello, and joins the other connections to the first.
@@ -83,7 +87,7 @@ func (p *peer) open(ctx context.Context) error {
 		return driver.ErrClosed
 	}
 	for _, c := range p.conns {
-		c.run(p)
+		c.run()
 		c.send(header{kind: kindReady, ticket: uint64(p.grace)}) // on each, since none of them knows which ends first
 	}
 	return nil
@@ -95,7 +99,7 @@ func (p *peer) greet(ctx context.Context, i int, h header, body []byte) (header,
 	if err != nil {
 		return h, nil, err
 	}
-	c, err := newConn(p.b, i, tcp, secure)
+	c, err := newConn(p.b, p, i, tcp, secure)
 	if err != nil {
 		return h, nil, errors.Join(err, tcp.Close())
 	}

@@ -106,7 +106,10 @@ func (a *agent) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
 			err = errors.Join(err, r.free())
 		}
 	}()
-	e, err := a.open(a.data, func(c *engine.Config) { c.OnPeer = a.attend }, a.extra()...)
+	e, err := a.open(a.data, func(c *engine.Config) {
+		c.OnPeer = a.attend
+		c.OnRefused = func(from net.Addr, why error) { a.say("refused %v: %v", from, why) }
+	}, a.extra()...)
 	if err != nil {
 		return err
 	}
@@ -146,10 +149,10 @@ func (a *agent) announce(w io.Writer, at net.Addr, privacy string, regions []*se
 func (a *agent) attend(p *engine.Peer) {
 	a.peers.Add(1)
 	defer a.peers.Done()
-	a.say("peer %q has come", p.Name())
+	a.say("peer %q has connected", p.Name())
 	<-p.Lost()
 	_ = p.Close()
-	a.say("peer %q has gone", p.Name())
+	a.say("peer %q is lost or has closed", p.Name())
 }
 
 func (a *agent) say(format string, args ...any) {

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // serving is an agent that runs.
@@ -142,9 +144,50 @@ func TestAgentRefusesStrangers(t *testing.T) {
 			t.Errorf("%+v, want %q", o, want)
 		}
 	}
-	if code, _ := a.end(t, syscall.SIGTERM); code != 0 || strings.Contains(a.stderr.String(), "has come") {
+	if code, _ := a.end(t, syscall.SIGTERM); code != 0 || strings.Contains(a.stderr.String(), "has connected") ||
+		strings.Count(a.stderr.String(), "refused 127.0.0.1:") != 2 {
 		t.Errorf("status %d, stderr %s", code, a.stderr)
 	}
+}
+
+// TestAgentServesFilesReadOnly: a member may write to a file only where :rw was said.
+func TestAgentServesFilesReadOnly(t *testing.T) {
+	path, content := randomFile(t, 8192)
+	a := startAgent(t, "--plaintext", "--region", "model="+path, "--region", "open="+path+":0:4096:rw")
+	with := func(args ...string) []string { return append(args, "--plaintext", "--peer", a.at) }
+	o := ok(t, sluice(t, with("explain")...))
+	require.Contains(t, o.stdout, "staged")
+	for name, want := range map[string]bool{"model": false, "open": true} {
+		c, stdout, stderr := command(t, with("put", name, "--length", "3", "--json")...)
+		c.Stdin = strings.NewReader("xyz")
+		require.Equal(t, want, status(t, c.Run()) == 0, "%s: %s", name, stderr)
+		require.Equal(t, want, strings.Contains(stdout.String(), `"bytes": 3`))
+	}
+	got, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, append([]byte("xyz"), content[3:]...), got)
+	c, _, stderr := command(t, with("put", "open", "--length", "20")...)
+	c.Stdin = strings.NewReader("short")
+	require.NotZero(t, status(t, c.Run()))
+	require.Contains(t, stderr.String(), "15 bytes before --length")
+	o = sluice(t, with("get", "open", "--offset=-5")...)
+	require.Contains(t, o.stderr, "negative")
+}
+
+// TestGetKeepsWhatStood: a transfer that fails leaves the old file.
+func TestGetKeepsWhatStood(t *testing.T) {
+	a := startAgent(t, "--plaintext", "--region", "kv=64KiB")
+	out := filepath.Join(t.TempDir(), "out")
+	require.NoError(t, os.WriteFile(out, []byte("old"), 0o600))
+	o := sluice(t, "get", "kv", "--plaintext", "--peer", a.at, "--offset", "1MiB", "--output", out)
+	require.NotZero(t, o.status)
+	got, err := os.ReadFile(out)
+	require.NoError(t, err)
+	require.Equal(t, "old", string(got))
+	ok(t, sluice(t, "get", "kv", "--plaintext", "--peer", a.at, "--output", out))
+	list, err := os.ReadDir(filepath.Dir(out))
+	require.NoError(t, err)
+	require.Len(t, list, 1, "nothing is left beside")
 }
 
 // A transfer ends soon when the agent is killed, and when its user interrupts it.

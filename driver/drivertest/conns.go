@@ -21,9 +21,9 @@ type conns struct {
 type connState uint8
 
 const (
-	accepted connState = iota + 1 // a message came by it
-	ours                          // Peer.Conn of one that this backend opened
-	ended                         // its last word came
+	accepted     connState = iota + 1 // a message came by it
+	ours                              // Peer.Conn of one that this backend opened
+	lastWordCame                      // its last word came
 )
 
 func (c *conns) fault(format string, args ...any) {
@@ -73,14 +73,14 @@ func (c *conns) auditOne(m driver.Message) {
 	switch {
 	case m.Conn == 0:
 		c.fault("a message (%x, %v) has no number of a connection", head(m.Data), m.Err)
-	case state == ended:
+	case state == lastWordCame:
 		c.fault("connection %d: %x (%v) came behind its last word", m.Conn, head(m.Data), m.Err)
 	case m.Err != nil && state == ours:
 		c.fault("connection %d, which this backend opened, has a last word", m.Conn)
 	case m.Err != nil && (!errors.Is(m.Err, driver.ErrPeerLost) || m.Data != nil):
 		c.fault("connection %d: last word %x with %v, want no data and %v", m.Conn, head(m.Data), m.Err, driver.ErrPeerLost)
 	case m.Err != nil:
-		c.note(m.Conn, ended)
+		c.note(m.Conn, lastWordCame)
 	case state == 0:
 		c.note(m.Conn, accepted)
 	}

@@ -114,8 +114,9 @@ var misdurables = []struct {
 	{"writes the first entry alone", []string{"DurablePattern"}, persistent{sync: wholeSync,
 		submit: func(p driver.Peer, tag uint64, b *driver.Batch) error {
 			if b.Pattern != nil {
-				b.Pattern.Count = 1
-				b.Pattern.Remote.List = b.Pattern.Remote.List[:1]
+				first := *b.Pattern
+				first.Count, first.Remote.List = 1, first.Remote.List[:1]
+				b.Pattern = &first
 			}
 			return p.Submit(tag, b)
 		}}},

@@ -72,7 +72,6 @@ func benchShapes(b *testing.B, h Harness, w Wiring) {
 
 // run measures one shape. What is to be moved is drawn before each block.
 func (x *bench) run(b *testing.B, g shape) {
-	g.n = g.n
 	next := g.places(int(x.r.size / g.n))
 	batches := make([]batch, g.block)
 	// The engine waits so, too: a poller that spins takes a core from the copy.

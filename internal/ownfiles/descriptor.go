@@ -3,8 +3,11 @@
 package ownfiles
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"os"
+	"path/filepath"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -39,6 +42,7 @@ func Examine(fd int) (id ID, size uint64, err error) {
 	case unix.S_IFREG:
 		return id, uint64(st.Size), nil
 	case unix.S_IFBLK:
+		id.Dev, id.Ino = uint64(st.Rdev), math.MaxUint64 // a device may have several nodes
 		size, err := deviceSize(fd)
 		return id, size, err
 	}
@@ -71,6 +75,22 @@ func Reopen(fd, flags int) (int, error) {
 		return -1, os.NewSyscallError("open", err)
 	}
 	return again, nil
+}
+
+// SyncEntry has the disk keep the entry of a file in its folder. Where the folder may not be
+// read, or has no sync of its own, all of the filesystem is synced.
+func SyncEntry(f *os.File) error {
+	folder, err := os.Open(filepath.Dir(f.Name()))
+	if err == nil {
+		err = errors.Join(folder.Sync(), folder.Close())
+	}
+	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL) {
+		err = os.NewSyscallError("syncfs", unix.Syncfs(int(f.Fd())))
+	}
+	if err != nil {
+		return fmt.Errorf("sync the folder of %s: %w", f.Name(), err)
+	}
+	return nil
 }
 
 // Name is what the system calls the file behind a descriptor now.

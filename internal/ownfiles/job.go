@@ -51,6 +51,11 @@ func (b *Books[E]) Add(j *Job[E]) { b.jobs = append(b.jobs, j) }
 // Preconditions: Books.Mu is held.
 func (j *Job[E]) Begin(p *Peer[E], op driver.Op, tag uint64) { j.by, j.Op, j.Tag = p, op, tag }
 
+// UnderWay reports whether it has begun and was not cleared.
+//
+// Preconditions: Books.Mu is held.
+func (j *Job[E]) UnderWay() bool { return j.by != nil }
+
 // Clear ends it, or a try to begin it, and forgets what it pointed to.
 //
 // Preconditions: Books.Mu is held.

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package posix
+
+import (
+	"bytes"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// TestRequestsStayWithinPieceMax reads a piece that fills a request, and a long one a short gap
+// behind it.
+func TestRequestsStayWithinPieceMax(t *testing.T) {
+	const size, piece = 4 << 20, 64 << 10
+	f := newFile(t, t.TempDir(), size)
+	cfg := Config{Buffered: true, PieceMax: piece, Depth: 1}
+	for _, gap := range []uint64{1 << 10, 4 << 10} {
+		for _, first := range []uint64{piece, piece - 1, piece - gap} {
+			r := newRig(t, cfg, fileSegment(f, size), size)
+			var most atomic.Uint64
+			sabotage(r, func(l *landing) { most.Store(max(most.Load(), l.r.n)) })
+			at := first + gap
+			err := r.move(t, driver.Read, driver.Desc{Len: first}, driver.Desc{Local: at, Remote: at, Len: 1 << 20})
+			require.NoError(t, err)
+			require.LessOrEqual(t, most.Load(), uint64(piece), "%d bytes, a gap of %d", first, gap)
+		}
+	}
+}
+
+// TestNeighbouringPins moves pieces that follow each other in the file and in memory, but lie in
+// two registrations, each with a buffer of its own in the kernel.
+func TestNeighbouringPins(t *testing.T) {
+	const half, part = 1 << 20, 64 << 10
+	f := newFile(t, t.TempDir(), 2*half)
+	r := newRig(t, Config{PinMax: 64 << 20, Path: PathRing}, fileSegment(f, 2*half), 4096)
+	mem, err := unix.Mmap(-1, 0, 2*half, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unix.Munmap(mem)) }()
+	low, err := r.b.Register(driver.Segment{Kind: driver.DRAM, Len: half, Mem: mem[:half]})
+	require.NoError(t, err)
+	high, err := r.b.Register(driver.Segment{Kind: driver.DRAM, Len: half, Mem: mem[half:]})
+	require.NoError(t, err)
+	if r.b.Pinned() < 2*half {
+		needs(t, "memory cannot be pinned")
+	}
+	for i := range mem {
+		mem[i] = byte(i*7 + i>>11)
+	}
+	want := bytes.Clone(mem[half-part : half+part])
+	descs := []driver.Desc{
+		{LocalKey: low.Key(), RemoteKey: r.remote, Local: half - part, Len: part},
+		{LocalKey: high.Key(), RemoteKey: r.remote, Remote: part, Len: part},
+	}
+	require.NoError(t, r.p.Submit(1, &driver.Batch{Op: driver.Write, Descs: descs}))
+	require.NoError(t, r.outcome(t, 1))
+	clear(mem)
+	require.NoError(t, r.p.Submit(2, &driver.Batch{Op: driver.Read, Descs: descs}))
+	require.NoError(t, r.outcome(t, 2))
+	require.Equal(t, want, mem[half-part:half+part])
+	require.NoError(t, low.Close())
+	require.NoError(t, high.Close())
+}
+
+// TestMixedWritesOfOneInode has neighbours in the same pages written by two descriptors of one
+// file, opened with other flags: writes past the page cache and through it keep apart.
+func TestMixedWritesOfOneInode(t *testing.T) {
+	bothPaths(t, func(t *testing.T, cfg Config) {
+		const part, parts = 100_000, 24
+		f := newFile(t, t.TempDir(), part*parts)
+		other, err := os.OpenFile(f.Name(), os.O_RDWR|unix.O_DSYNC, 0)
+		require.NoError(t, err)
+		defer other.Close()
+		r := newRig(t, cfg, fileSegment(f, part*parts), part*parts)
+		m, err := r.b.Register(fileSegment(other, part*parts))
+		require.NoError(t, err)
+		token, err := m.AppendToken(nil)
+		require.NoError(t, err)
+		second, _, err := r.p.Import(token)
+		require.NoError(t, err)
+		s := sabotage(r, nil)
+		for i := range r.mem {
+			r.mem[i] = byte(i*7 + i>>13)
+		}
+		for i := range uint64(parts) {
+			d := driver.Desc{Local: i * part, Remote: i * part, Len: part, LocalKey: r.local, RemoteKey: r.remote}
+			if i%2 == 1 {
+				d.RemoteKey = second
+			}
+			batch := driver.Batch{Op: driver.Write, Descs: []driver.Desc{d}}
+			require.NoError(t, r.p.Submit(i, &batch))
+		}
+		for left := parts; left > 0; {
+			k, err := r.b.Poll(r.done[:])
+			require.NoError(t, err)
+			for _, c := range r.done[:k] {
+				require.NoError(t, c.Err)
+			}
+			left -= k
+		}
+		require.Zero(t, s.mixed, "writes of one kind began beside one of the other")
+		require.NotZero(t, s.kinds[cached])
+		require.NotZero(t, s.kinds[direct])
+	})
+}
+
+// TestRelaunchKeepsKindsApart has a filesystem refuse O_DIRECT at work for one of many writes under
+// way: what is done again through the page cache waits until those past it have ended.
+func TestRelaunchKeepsKindsApart(t *testing.T) {
+	bothPaths(t, func(t *testing.T, cfg Config) {
+		const part, parts = 128 << 10, 12
+		f := newFile(t, t.TempDir(), part*parts)
+		r := newRig(t, cfg, fileSegment(f, part*parts), part*parts)
+		refused := 0
+		s := sabotage(r, func(l *landing) {
+			if l.r.kind == writeFrom && l.r.past && refused == 0 {
+				l.res, refused = -int(syscall.EINVAL), 1
+			}
+		})
+		for i := range r.mem {
+			r.mem[i] = byte(i*7 + i>>13)
+		}
+		var descs []driver.Desc
+		for i := range uint64(parts) {
+			descs = append(descs, driver.Desc{Local: (parts - 1 - i) * part, Remote: i * part, Len: part})
+		}
+		require.NoError(t, r.move(t, driver.Write, descs...))
+		require.Equal(t, 1, refused)
+		require.NotZero(t, s.kinds[cached])
+		require.Zero(t, s.mixed, "a write through the page cache began beside one past it")
+		got, err := os.ReadFile(f.Name())
+		require.NoError(t, err)
+		for i := range parts {
+			require.True(t, bytes.Equal(got[i*part:][:part], r.mem[(parts-1-i)*part:][:part]), "part %d", i)
+		}
+	})
+}
