@@ -18,6 +18,7 @@ import (
 type inbound struct {
 	b       *Backend
 	conn    uint64 // our number for it
+	host    host
 	session uint64
 	secret  [16]byte    // what its further connections show
 	limit   *time.Timer // for the connections to join
