@@ -219,7 +219,7 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	b.reap()
 	n := b.ready.take(done)
 	b.taken.Add(int64(-n))
-	if n == 0 && b.closed.Load() {
+	if n == 0 && b.closed.Load() && b.taken.Load() == 0 {
 		return 0, driver.ErrClosed
 	}
 	return n, nil

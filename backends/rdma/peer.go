@@ -8,7 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/gate"
 )
@@ -114,11 +114,11 @@ func (p *peer) Cancel(tag uint64) {
 func (p *peer) Lost() <-chan struct{} { return p.lostCh }
 
 // news implements end.
-func (p *peer) news(n csrc.VerbsNews) {
+func (p *peer) news(n verbs.News) {
 	switch n.Kind {
-	case csrc.VerbsLaneLive:
+	case verbs.LaneLive:
 		p.mender.post(event{kind: eventLive, lane: n.Lane})
-	case csrc.VerbsLaneFailed:
+	case verbs.LaneFailed:
 		p.mender.post(event{kind: eventFailed, lane: n.Lane, status: n.Status})
 	}
 }
@@ -194,6 +194,19 @@ func (p *peer) greet(m *welcome) bool {
 	return true
 }
 
+// awaited reports whether anything waits for the peer: a connect, an import or a batch.
+func (p *peer) awaited() bool {
+	select {
+	case <-p.ready:
+	default:
+		return true
+	}
+	p.mu.Lock()
+	asks := len(p.asks)
+	p.mu.Unlock()
+	return asks > 0 || p.link.Busy()
+}
+
 // lose gives the peer up: what is under way ends once nothing of it can land any more,
 // and the program is told at once. proved says that the owner has ended its queue pairs.
 func (p *peer) lose(err error, proved bool) {
@@ -213,7 +226,7 @@ func (p *peer) endLost(proved bool) {
 	if !proved {
 		p.part(p.b.cfg.quiet(), nil)
 	}
-	p.link.End(csrc.VerbsLost)
+	p.link.End(verbs.Lost)
 	p.ch.finish(p.b.cfg.Grace)
 }
 

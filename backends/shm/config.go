@@ -22,6 +22,7 @@ type Config struct {
 	RingBytes   int           // notifications under way to one peer; power of two, default 256 KiB
 	Grace       time.Duration // how long Fence waits for a silent peer before the strong means; default 50 ms
 	DialTimeout time.Duration // for a handshake, and for an answer on the control socket; default 5 s
+	Failure     time.Duration // how long an owner that takes no notifications may be silent before it is lost; default 5 s
 	SocketDir   string        // for the control socket; empty: an abstract socket, in no directory
 }
 
@@ -42,6 +43,7 @@ func (c *Config) EnsureDefaults() {
 	setDefault(&c.RingBytes, 256<<10)
 	setDefault(&c.Grace, 50*time.Millisecond)
 	setDefault(&c.DialTimeout, 5*time.Second)
+	setDefault(&c.Failure, 5*time.Second)
 	c.Workers = min(c.Workers, runtime.GOMAXPROCS(0))
 	c.InlineMax = max(c.InlineMax, 0)
 }
@@ -67,7 +69,7 @@ func (c *Config) check() error {
 		return fmt.Errorf("config: ConnsMax %d is below 1: %w", c.ConnsMax, driver.ErrBounds)
 	case !ringSizeFits(uint64(c.RingBytes)):
 		return fmt.Errorf("config: RingBytes %d is no power of two from %d to %d: %w", c.RingBytes, ringBytesMin, ringBytesMax, driver.ErrBounds)
-	case c.Grace < 0 || c.DialTimeout < 0:
+	case c.Grace < 0 || c.DialTimeout < 0 || c.Failure < 0:
 		return fmt.Errorf("config: a negative duration: %w", driver.ErrBounds)
 	}
 	return nil

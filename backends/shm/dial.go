@@ -166,6 +166,9 @@ func (p *peer) listen() {
 		switch kind {
 		case msgExtents:
 			err = p.answered(body, fds)
+		case msgPong:
+			closeAll(fds)
+			p.alive()
 		default:
 			closeAll(fds)
 			err = driver.ErrCorrupt

@@ -53,8 +53,9 @@ func (c *inbound) serve() {
 	c.mu.Unlock()
 	c.drop()
 	c.shed()
+	c.pid.StopWaits()
+	watch.Wait()
 	c.b.wake()
-	watch.Wait() // ends with the process, or with the descriptor that release closes
 }
 
 // looksOut notes a proof that the peer is out of our memory: it says so in the page, where
@@ -78,6 +79,8 @@ func (c *inbound) listen() {
 		switch kind {
 		case msgFetch:
 			err = c.fetched(body)
+		case msgPing:
+			err = c.say([]byte{msgPong}, nil)
 		default:
 			err = fmt.Errorf("message of kind %d: %w", kind, driver.ErrCorrupt)
 		}

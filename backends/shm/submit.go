@@ -36,6 +36,7 @@ func (p *peer) accept(tag uint64, b *driver.Batch) error {
 	if b.Tail == driver.NotifyTail {
 		if t.entry, err = p.out.reserve(b.Notify); err != nil {
 			p.b.done.GiveBack()
+			p.suspect()
 			return err
 		}
 	}
