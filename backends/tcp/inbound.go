@@ -223,7 +223,7 @@ func (in *receiver) named(size uint64) (r ranges, status control.Status) {
 	if !f.check(size) {
 		return r, control.Bounds
 	}
-	r.walkPattern(&f.pattern, true, 0, f.skip)
+	r.walkPattern(&f.pattern, &f.pattern.Remote, 0, f.skip)
 	return r, control.OK
 }
 
