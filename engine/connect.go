@@ -60,10 +60,7 @@ func (e *Engine) connect(ctx context.Context, d *wire.Description, show secret, 
 	if !connected {
 		return nil, errors.Join(append(errs, &OpError{Op: "connect", Peer: d.Name, Err: ErrNoRoute})...)
 	}
-	p.remotes = make(map[string]*Remote, len(d.Regions))
-	for i := range d.Regions {
-		p.remotes[d.Regions[i].Name] = p.remoteOf(d, &d.Regions[i])
-	}
+	p.known, p.remotes = describe(d), map[string]*Remote{}
 	if err := e.addPeer(p, ours); err != nil {
 		return nil, &OpError{Op: "connect", Peer: d.Name, Err: errors.Join(err, p.Close())}
 	}

@@ -72,7 +72,8 @@ func (l *Lease) register(seg driver.Segment) error {
 	}
 	tokens, err := l.e.tokens(mems)
 	if err == nil {
-		d.Regions = []wire.Region{{Name: l.region.name, Kind: seg.Kind, ReadOnly: seg.ReadOnly, Size: seg.Len, Tokens: tokens}}
+		d.Regions = []wire.Region{{Name: l.region.name, Kind: seg.Kind, ReadOnly: seg.ReadOnly, Size: seg.Len}}
+		d.Regions[0].Pack(tokens)
 		l.token, err = wire.Encode(nil, &d)
 	}
 	if err == nil {

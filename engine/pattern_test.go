@@ -4,6 +4,7 @@ package engine
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"testing"
 
@@ -25,6 +26,11 @@ func (b limited) Caps() driver.Caps {
 	c := b.Backend.Caps()
 	c.RunsMax, c.LenMax, c.DescsMax = b.runs, b.lenMax, 5
 	return c
+}
+
+func (b limited) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
+	p, err := b.Backend.Connect(ctx, addr)
+	return limitedPeer{p, b.can}, err
 }
 
 type limitedPeer struct {
@@ -72,7 +78,6 @@ func movePattern(t *testing.T, limits limited, p Pattern) {
 	src, dst := register(t, a, "src", 1<<16), register(t, b, "dst", 1<<16)
 	fill(src.Bytes(), 7)
 	peer := connect(t, a, b)
-	peer.conns[0].p, peer.conns[0].can = limitedPeer{peer.conns[0].p, limits.can}, limits.can
 	want := make([]byte, dst.Size())
 	var runs []driver.Desc
 	for i := range p.Count {
