@@ -32,15 +32,26 @@ func (l *backlogs) retry() {
 		l.retryAgain.Store(false)
 		l.turn = l.nextTurn(l.turn[:0])
 		for _, c := range l.turn {
-			for t := c.head(); t != nil && t.pump(c); t = c.head() {
-				c.dropHead()
-			}
+			c.drain()
 		}
 		clear(l.turn)
 		l.retrying.Store(false)
 		if !l.retryAgain.Load() {
 			return
 		}
+	}
+}
+
+// drain lets the transfers of a backlog submit, in order, until there is no room. While one
+// is pumped it may be listed once more: a completion then finds that it has to go on.
+func (c *conn) drain() {
+	for t := c.head(); t != nil; t = c.head() {
+		t.queued.Store(false)
+		if !t.pump(c) {
+			t.queued.Store(true)
+			return
+		}
+		c.dropHead()
 	}
 }
 
@@ -81,7 +92,12 @@ func (c *conn) dropHead() {
 	l.backlog.Add(-1)
 }
 
+// push lists a transfer, unless it waits in a backlog already: it waits for one connection
+// at a time.
 func (c *conn) push(t *Transfer) {
+	if !t.queued.CompareAndSwap(false, true) {
+		return
+	}
 	l := c.lane
 	l.backlogMu.Lock()
 	defer l.backlogMu.Unlock()

@@ -34,6 +34,7 @@ type slot struct {
 
 	near, by [2]*Transfer // by Op-1
 	notice   *Transfer    // withdraws the piece
+	again    bool         // it was still on its way for another
 	current  *Transfer
 	message  []byte
 	hook     func()

@@ -45,6 +45,7 @@ type Transfer struct {
 	outstanding atomic.Uint64 // a bit for each batch with the backend
 	pumping     atomic.Int32  // see pump
 	holds       atomic.Int32  // see holdPost
+	queued      atomic.Bool   // in the backlog of a connection
 	deadline    atomic.Int64
 	postedAt    time.Duration
 	completed   chan struct{}
