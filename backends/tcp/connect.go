@@ -132,7 +132,7 @@ func (p *peer) greet(ctx context.Context, i int, h header, body []byte) (header,
 func refusal(status control.Status) error {
 	switch err := status.Err(); {
 	case errors.Is(err, driver.ErrFull):
-		return fmt.Errorf("the owner has as many peers as its Config.PeersMax allows: %w", err)
+		return fmt.Errorf("the owner has as many peers as its Config.PeersMax allows, or half as many of this host: %w", err)
 	case err != nil:
 		return fmt.Errorf("the owner refuses: %w", err)
 	}

@@ -169,7 +169,7 @@ func (p *peer) cut(c *conn, x *batch) bool {
 		h.length += uint32(q.n)
 		o.src = source{mem: v.local.seg.Mem, id: h.id, open: true, ranges: x.locals(&q)}
 		if x.entry > 0 { // by the copy of its list
-			o.src.walkPattern(&o.local, false, 0, q.skip)
+			o.src.walkPattern(&o.local, &o.local.Local, 0, q.skip)
 		}
 		p.lastSent = clock()
 	}
@@ -181,7 +181,7 @@ func (p *peer) cut(c *conn, x *batch) bool {
 func (x *batch) locals(q *part) ranges {
 	r := ranges{left: q.n, size: x.views[q.v].local.seg.Len}
 	if x.entry > 0 {
-		r.walkPattern(&x.pattern, false, q.first, q.skip)
+		r.walkPattern(&x.pattern, &x.pattern.Local, q.first, q.skip)
 	} else {
 		r.descs, r.i, r.skip = x.descs, q.first, q.skip
 	}

@@ -9,29 +9,6 @@
 
 #define SLIP (sizeof(struct sl_verbs_head) + SL_VERBS_NOTE_MAX)
 
-void sl_verbs_starve(struct sl_verbs_conn *n)
-{
-	struct sl_verbs_traffic *t = n->context->traffic;
-
-	if (n->hungry)
-		return;
-	n->hungry = 1;
-	n->next_hungry = t->hungry;
-	t->hungry = n;
-}
-
-static void feed_no_more(struct sl_verbs_conn *n)
-{
-	struct sl_verbs_conn **at = &n->context->traffic->hungry;
-
-	if (!n->hungry)
-		return;
-	while (*at != n)
-		at = &(*at)->next_hungry;
-	*at = n->next_hungry;
-	n->hungry = 0;
-}
-
 /* An initiator's messages, or the one that an owner tells credit with. */
 static int make_slips(struct sl_verbs_conn *n)
 {
@@ -187,7 +164,7 @@ static void end_batches(struct sl_verbs_conn *n, int32_t status)
 		next = b->next;
 		sl_verbs_give_up(b, status, -1);
 	}
-	feed_no_more(n);
+	sl_verbs_feed_no_more(n);
 	pthread_cond_broadcast(&n->context->news);
 }
 

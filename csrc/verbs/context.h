@@ -101,14 +101,17 @@ struct sl_verbs_context {
 	struct sl_verbs_traffic *traffic; /* of lane.h */
 };
 
-/* open.c */
+/* lock.c */
 uint64_t sl_verbs_now(void); /* ns */
 void sl_verbs_lock(struct sl_verbs_context *c);
 void sl_verbs_unlock(struct sl_verbs_context *c);
 
 /* rail.c */
 /* Under the lock. NULL: unknown. */
-struct sl_verbs_port *sl_verbs_port_of(struct sl_verbs_context *c, uint32_t rail);
+static inline struct sl_verbs_port *sl_verbs_port_of(struct sl_verbs_context *c, uint32_t rail)
+{
+	return rail < c->ports_len ? c->ports[rail] : NULL;
+}
 /* The state of the port now, enum ibv_port_state; 0 where the device does not answer. May take long. */
 uint8_t sl_verbs_port_state(struct sl_verbs_port *p);
 /* At the end: nothing of lane.h is left on it. */

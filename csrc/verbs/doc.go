@@ -11,12 +11,14 @@
 //   - load.c, abi.h: libibverbs, in our own words;
 //   - open.c, rail.c, receive.c, memory.c: contexts, rails, and our memory as NICs and peers
 //     know it;
-//   - traffic.c, progress.c, events.c: the thread, and what devices say;
-//   - conn.c, pair.c, lane.c, import.c: connections, their lanes, and the memory of peers that
-//     they know;
-//   - batch.c, post.c, record.c, complete.c: from batches to work requests, and what becomes of
-//     each;
-//   - note.c: numbered messages and counts, and credit for them.
+//   - lock.c, traffic.c, progress.c, step.c, events.c: the lock, the thread, and what devices say;
+//   - conn.c, pair.c, lane.c, end.c, import.c: connections, their lanes, and the memory of peers
+//     that they know;
+//   - submit.c, batch.c, post.c, record.c, complete.c, settle.c: from batches to work requests,
+//     and what becomes of each;
+//   - note.c, send.c, arrive.c: numbered messages and counts, and credit for them.
+//
+// No file calls another that calls it in turn: lane.h has their order.
 //
 // It knows a batch as csrc/pieces.h has it: descriptors, or entries of a pattern.
 package verbs

@@ -91,16 +91,3 @@ void sl_verbs_drop(struct sl_verbs_conn *n, uint32_t slot)
 	}
 	sl_verbs_unlock(n->context);
 }
-
-void sl_verbs_expire(struct sl_verbs_conn *n, uint32_t slot)
-{
-	struct sl_verbs_import *im;
-
-	sl_verbs_enter(n->context);
-	im = sl_verbs_import_of(n, slot);
-	if (im)
-		im->expired = 1;
-	if (!n->ended)
-		sl_verbs_pump(n); /* what waits for a lane finds out when it is built */
-	sl_verbs_unlock(n->context);
-}

@@ -131,6 +131,15 @@ struct sl_verbs_batch {
 	struct sl_verbs_memory *memories[SL_VERBS_HELD];
 };
 
+/* A message that arrived. */
+struct sl_verbs_post {
+	struct sl_verbs_post *next;
+	struct sl_verbs_inbox *box;
+	uint64_t number;
+	uint32_t kind, len;
+	uint8_t body[SL_VERBS_NOTE_MAX];
+};
+
 /* Messages of a peer, until the program takes them: also after the connection is gone. */
 struct sl_verbs_inbox {
 	struct sl_verbs_inbox *prev, *next; /* of the context */
@@ -238,40 +247,59 @@ static inline int sl_verbs_usable(const struct sl_verbs_lane *l)
 	return l && l->state == SL_VERBS_LIVE && !l->port->down && !l->port->gone;
 }
 
-/* progress.c */
+/*
+ * The files, each of which calls only those above it: lock.c and record.c, receive.c and memory.c, note.c and
+ * import.c, lane.c, batch.c, send.c, arrive.c, complete.c, post.c, settle.c, submit.c and step.c, end.c, pair.c and
+ * events.c, conn.c, progress.c, traffic.c, rail.c, open.c.
+ */
+
+/* lock.c */
 void sl_verbs_enter(struct sl_verbs_context *c); /* the lock, for a caller that is in a hurry */
+void sl_verbs_let_in(struct sl_verbs_traffic *t); /* callers that wait for the lock; without it */
 void sl_verbs_rouse(struct sl_verbs_context *c); /* the thread; without or under the lock */
 void sl_verbs_wake(struct sl_verbs_context *c);	 /* the poller, if it is armed */
 void sl_verbs_tell(struct sl_verbs_context *c);	 /* that there is news */
-/* Takes what completions there are and posts what has room now. How many completions. */
-unsigned sl_verbs_step(struct sl_verbs_context *c);
-void sl_verbs_feed(struct sl_verbs_context *c); /* pumps those that wait for room */
-void *sl_verbs_progress(void *context);
 int sl_verbs_wait(struct sl_verbs_context *c, uint64_t deadline); /* for c->news: -ETIMEDOUT */
-
-/* events.c: what devices say without being asked */
-void sl_verbs_heed(struct sl_verbs_port *p);
-void sl_verbs_tick(struct sl_verbs_context *c, uint64_t now); /* gives up what does not drain */
-
-/* conn.c */
 void sl_verbs_starve(struct sl_verbs_conn *n); /* it is to be pumped when there is room */
-void sl_verbs_free_conns(struct sl_verbs_context *c);
-
-/* lane.c */
-struct sl_verbs_lane *sl_verbs_lane_of(struct sl_verbs_port *p, uint32_t number);
-void sl_verbs_enlist(struct sl_verbs_lane *l); /* completions find it by its number */
-void sl_verbs_fail_lane(struct sl_verbs_lane *l, int32_t status); /* to the error state, once */
-void sl_verbs_drained(struct sl_verbs_lane *l); /* nothing is posted on it any more */
-void sl_verbs_lane_lives(struct sl_verbs_lane *l);
-/* Fails lanes over which nothing comes back any more, not even an error. */
-void sl_verbs_watch(struct sl_verbs_context *c, uint64_t now);
-void sl_verbs_finish_lane(struct sl_verbs_lane *l); /* ended, drained and given back; n->setup is held, the lock not */
+void sl_verbs_feed_no_more(struct sl_verbs_conn *n); /* the reverse */
 
 /* record.c */
 struct sl_verbs_record *sl_verbs_record(struct sl_verbs_context *c); /* NULL: no memory */
 int sl_verbs_reserve_records(struct sl_verbs_context *c, uint32_t n);
 void sl_verbs_recycle(struct sl_verbs_context *c, struct sl_verbs_record *r);
 void sl_verbs_free_records(struct sl_verbs_context *c);
+
+/* note.c: where messages lie, before they leave and after they came */
+int sl_verbs_make_inbox(struct sl_verbs_conn *n);
+void sl_verbs_leave_inbox(struct sl_verbs_conn *n);
+void sl_verbs_free_inbox(struct sl_verbs_inbox *box);
+void sl_verbs_empty(struct sl_verbs_context *c);
+void sl_verbs_free_slip(struct sl_verbs_conn *n, struct sl_verbs_slip *s);
+void sl_verbs_drop_slip(struct sl_verbs_conn *n, struct sl_verbs_record *r);
+void sl_verbs_relieve(struct sl_verbs_conn *n);
+void sl_verbs_unqueue_note(struct sl_verbs_batch *b); /* its message is not sent */
+
+/* import.c */
+struct sl_verbs_import *sl_verbs_import_of(const struct sl_verbs_conn *n, uint32_t slot); /* NULL: unknown */
+void sl_verbs_reap(struct sl_verbs_conn *n); /* imports that no batch uses */
+
+/* lane.c: a queue pair, and what is posted on it */
+struct sl_verbs_lane *sl_verbs_lane_of(struct sl_verbs_port *p, uint32_t number);
+void sl_verbs_enlist(struct sl_verbs_lane *l); /* completions find it by its number */
+void sl_verbs_delist(struct sl_verbs_lane *l); /* the reverse */
+void sl_verbs_fail_lane(struct sl_verbs_lane *l, int32_t status); /* to the error state, once */
+void sl_verbs_drained(struct sl_verbs_lane *l); /* nothing is posted on it any more */
+void sl_verbs_lane_lives(struct sl_verbs_lane *l);
+int sl_verbs_has_room(const struct sl_verbs_lane *l);
+/* Room for one more request and its entries in what is built: what is there is posted where there is none. */
+void sl_verbs_make_room(struct sl_verbs_conn *n);
+struct ibv_sge *sl_verbs_entries(struct sl_verbs_context *c); /* of the next one */
+/* Adds a request to what is built for a lane, with the entries that were written. */
+struct ibv_send_wr *sl_verbs_build(struct sl_verbs_lane *l, struct sl_verbs_record *r, uint32_t entries);
+void sl_verbs_ring_bells(struct sl_verbs_conn *n); /* posts what is built */
+struct sl_verbs_record *sl_verbs_leave(struct sl_verbs_lane *l); /* the next that was posted leaves the queue pair */
+void sl_verbs_hold(struct sl_verbs_lane *l, struct sl_verbs_record *r); /* it left the queue pair without a proof */
+void sl_verbs_abandon(struct sl_verbs_lane *l); /* all that is posted did */
 
 /* batch.c */
 /* Whether all of its data is posted, or was. */
@@ -283,43 +311,50 @@ void sl_verbs_fail(struct sl_verbs_batch *b, int32_t status, int32_t piece);
 /* Nothing of it begins any more that has not begun; it ends when the rest is over. */
 void sl_verbs_give_up(struct sl_verbs_batch *b, int32_t status, int32_t piece);
 void sl_verbs_settle_batch(struct sl_verbs_batch *b); /* ends it when all of it is over */
+void sl_verbs_hold_for(struct sl_verbs_batch *b, struct sl_verbs_memory *m);
+void sl_verbs_release_all(struct sl_verbs_context *c, struct sl_verbs_batch *b); /* what hold_for held */
+void sl_verbs_drop_record(struct sl_verbs_conn *n, struct sl_verbs_record *r);
+void sl_verbs_drop_records(struct sl_verbs_batch *b); /* those of it that wait to be posted again */
+void sl_verbs_forget_records(struct sl_verbs_conn *n); /* at its end: none is posted */
 
-/* post.c */
-void sl_verbs_pump(struct sl_verbs_conn *n); /* posts what has room */
-/* Room for one more request and its entries in what is built: what is there is posted where there is none. */
-void sl_verbs_make_room(struct sl_verbs_conn *n);
-struct ibv_sge *sl_verbs_entries(struct sl_verbs_context *c); /* of the next one */
-/* Adds a request to what is built for a lane, with the entries that were written. */
-struct ibv_send_wr *sl_verbs_build(struct sl_verbs_lane *l, struct sl_verbs_record *r, uint32_t entries);
-int sl_verbs_has_room(const struct sl_verbs_lane *l);
-void sl_verbs_ring_bells(struct sl_verbs_conn *n); /* posts what is built */
+/* send.c */
+struct sl_verbs_lane *sl_verbs_note_lane(struct sl_verbs_conn *n); /* NULL: none at the moment */
+void sl_verbs_post_notes(struct sl_verbs_conn *n);
+void sl_verbs_repay(struct sl_verbs_conn *n); /* tells the peer what was taken, where that is due */
+
+/* arrive.c */
+void sl_verbs_arrived(struct sl_verbs_port *p, const struct ibv_wc *wc);
 
 /* complete.c */
+void sl_verbs_done(struct sl_verbs_lane *l, struct sl_verbs_record *r);
 unsigned sl_verbs_take_completions(struct sl_verbs_port *p); /* some of them */
 /*
  * Takes all that has arrived by now. The peer was told that it has arrived, and some devices forget
  * it with the queue pair.
  */
 void sl_verbs_take_receives(struct sl_verbs_port *p);
-void sl_verbs_hold(struct sl_verbs_lane *l, struct sl_verbs_record *r); /* it left the queue pair without a proof */
-void sl_verbs_abandon(struct sl_verbs_lane *l); /* all that is posted did */
-void sl_verbs_forget_records(struct sl_verbs_conn *n); /* at its end: none is posted */
-void sl_verbs_drop_records(struct sl_verbs_batch *b); /* those of it that wait to be posted again */
 
-/* note.c */
-struct sl_verbs_lane *sl_verbs_note_lane(struct sl_verbs_conn *n); /* NULL: none at the moment */
-void sl_verbs_post_notes(struct sl_verbs_conn *n);
-void sl_verbs_unqueue_note(struct sl_verbs_batch *b); /* its message is not sent */
-void sl_verbs_relieve(struct sl_verbs_conn *n);
-void sl_verbs_free_slip(struct sl_verbs_conn *n, struct sl_verbs_slip *s);
-void sl_verbs_arrived(struct sl_verbs_port *p, const struct ibv_wc *wc);
-void sl_verbs_repay(struct sl_verbs_conn *n); /* tells the peer what was taken, where that is due */
-int sl_verbs_make_inbox(struct sl_verbs_conn *n);
-void sl_verbs_leave_inbox(struct sl_verbs_conn *n);
-void sl_verbs_empty(struct sl_verbs_context *c);
+/* post.c */
+void sl_verbs_pump(struct sl_verbs_conn *n); /* posts what has room */
 
-/* import.c */
-struct sl_verbs_import *sl_verbs_import_of(const struct sl_verbs_conn *n, uint32_t slot); /* NULL: unknown */
-void sl_verbs_reap(struct sl_verbs_conn *n); /* imports that no batch uses */
+/* step.c */
+/* Takes what completions there are and posts what has room now. How many completions. */
+unsigned sl_verbs_step(struct sl_verbs_context *c);
+void sl_verbs_feed(struct sl_verbs_context *c); /* pumps those that wait for room */
+
+/* end.c */
+void sl_verbs_tick(struct sl_verbs_context *c, uint64_t now); /* gives up what does not drain */
+/* Fails lanes over which nothing comes back any more, not even an error. */
+void sl_verbs_watch(struct sl_verbs_context *c, uint64_t now);
+void sl_verbs_finish_lane(struct sl_verbs_lane *l); /* ended, drained and given back; n->setup is held, the lock not */
+
+/* events.c: what devices say without being asked */
+void sl_verbs_heed(struct sl_verbs_port *p);
+
+/* conn.c */
+void sl_verbs_free_conns(struct sl_verbs_context *c);
+
+/* progress.c */
+void *sl_verbs_progress(void *context);
 
 #endif

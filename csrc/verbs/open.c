@@ -8,24 +8,6 @@
 #include <string.h>
 #include <time.h>
 
-uint64_t sl_verbs_now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-void sl_verbs_lock(struct sl_verbs_context *c)
-{
-	pthread_mutex_lock(&c->lock);
-}
-
-void sl_verbs_unlock(struct sl_verbs_context *c)
-{
-	pthread_mutex_unlock(&c->lock);
-}
-
 static int valid(const struct sl_verbs_config *c)
 {
 	return c->batches && !(c->batches & (c->batches - 1)) && c->notes && c->conns && c->depth && c->slice &&

@@ -11,8 +11,6 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Looks at a lock that is held before sleeping on it: some ten microseconds. */
-#define SPINS 1000
 /* How often the thread looks at what devices say while it is busy, and at the time while lanes drain. */
 #define TICK_NS 1000000u
 #define DRAIN_TICK_MS 10
@@ -28,105 +26,6 @@
  */
 #define PAUSE_MIN 20000
 #define PAUSE_MAX 2000000
-
-void sl_verbs_enter(struct sl_verbs_context *c)
-{
-	int busy = pthread_mutex_trylock(&c->lock);
-
-	if (!busy)
-		return;
-	/* The thread lets go after one look. To sleep and be woken would take longer than that. */
-	atomic_fetch_add(&c->traffic->waiting, 1);
-	for (int i = 0; i < SPINS && busy; i++) {
-		busy = pthread_mutex_trylock(&c->lock);
-		if (busy)
-			sl_relax();
-	}
-	if (busy)
-		pthread_mutex_lock(&c->lock);
-	atomic_fetch_sub(&c->traffic->waiting, 1);
-}
-
-/* A mutex is not fair: who spins on it keeps everybody out. */
-static void let_in(struct sl_verbs_traffic *t)
-{
-	for (int i = 0; atomic_load(&t->waiting) && i < SPINS; i++) {
-		sl_relax();
-		if (i % 16 == 15) /* who waits may want this core */
-			sched_yield();
-	}
-}
-
-static void signal_fd(int fd)
-{
-	uint64_t one = 1;
-
-	(void)!write(fd, &one, sizeof(one));
-}
-
-void sl_verbs_rouse(struct sl_verbs_context *c)
-{
-	signal_fd(c->traffic->event_fd);
-}
-
-void sl_verbs_wake(struct sl_verbs_context *c)
-{
-	if (__atomic_exchange_n(&c->ring->armed, 0, __ATOMIC_SEQ_CST))
-		signal_fd(c->config.wake_fd);
-}
-
-void sl_verbs_tell(struct sl_verbs_context *c)
-{
-	signal_fd(c->config.control_fd);
-}
-
-int sl_verbs_wait(struct sl_verbs_context *c, uint64_t deadline)
-{
-	struct timespec t = {.tv_sec = (time_t)(deadline / 1000000000u), .tv_nsec = (long)(deadline % 1000000000u)};
-
-	return pthread_cond_timedwait(&c->news, &c->lock, &t) == ETIMEDOUT ? -ETIMEDOUT : 0;
-}
-
-void sl_verbs_feed(struct sl_verbs_context *c)
-{
-	struct sl_verbs_conn *n = c->traffic->hungry, *next;
-
-	c->traffic->hungry = NULL;
-	for (; n; n = next) {
-		next = n->next_hungry;
-		n->hungry = 0;
-		sl_verbs_pump(n); /* it comes back into the list when there is no room */
-	}
-}
-
-unsigned sl_verbs_step(struct sl_verbs_context *c)
-{
-	unsigned n = 0;
-
-	for (uint32_t i = 0; i < c->ports_len; i++)
-		if (c->ports[i]->lanes)
-			n += sl_verbs_take_completions(c->ports[i]);
-	if (n && c->traffic->hungry)
-		sl_verbs_feed(c);
-	return n;
-}
-
-void sl_verbs_drive(struct sl_verbs_context *c)
-{
-	struct sl_verbs_traffic *t = c->traffic;
-
-	atomic_fetch_add_explicit(&t->drives, 1, memory_order_relaxed);
-	if (pthread_mutex_trylock(&c->lock))
-		return;
-	sl_verbs_step(c);
-	sl_verbs_unlock(c);
-}
-
-void sl_verbs_undrive(struct sl_verbs_context *c)
-{
-	if (atomic_exchange(&c->traffic->standing_back, 0))
-		sl_verbs_rouse(c);
-}
 
 /* The channel says once that there is something; what it has said is over. */
 static void hear(struct sl_verbs_port *p)
@@ -283,7 +182,7 @@ void *sl_verbs_progress(void *context)
 			last = sl_verbs_now();
 			ticked = 0; /* whatever woke it */
 		}
-		let_in(t);
+		sl_verbs_let_in(t);
 	}
 	return NULL;
 }

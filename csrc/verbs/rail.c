@@ -27,11 +27,6 @@ static int say(char *why, size_t size, const char *device, const char *what, int
 	return -error;
 }
 
-struct sl_verbs_port *sl_verbs_port_of(struct sl_verbs_context *c, uint32_t rail)
-{
-	return rail < c->ports_len ? c->ports[rail] : NULL;
-}
-
 static struct ibv_context *open_device(const char *name, char *why, size_t size, int *rc)
 {
 	struct ibv_context *device = NULL;

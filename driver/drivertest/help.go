@@ -148,7 +148,7 @@ func checkHelpStopped(s *stage) {
 	stop := make(chan struct{})
 	close(stop)
 	for range 12 {
-		d := s.batch(l, r, size) // compare may import anew
+		d := s.batch(l, r, size)
 		tags := []uint64{s.submit(driver.Write, d...), s.submit(driver.Write, d...)}
 		for range 3 {
 			s.help(tags[1], stop)
