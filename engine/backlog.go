@@ -8,10 +8,9 @@ import (
 	"sync/atomic"
 )
 
-// backlogs is the part of a lane that knows who waits for room: transfers that are
-// posted, but were answered with ErrFull. Each connection has a backlog of its
-// own, first come, first served, so that a peer that takes nothing holds up
-// nobody else.
+// backlogs is the part of a lane that knows which transfers wait for room: they are posted,
+// but were answered with ErrFull. Each connection has a backlog of its own, first come,
+// first served, so that a peer that takes nothing holds up no other.
 type backlogs struct {
 	backlogMu sync.Mutex   // guards blocked and conn.backlog
 	blocked   []*conn      // with a backlog
@@ -22,7 +21,7 @@ type backlogs struct {
 }
 
 // retry lets each backlog submit, in order, until there is no room again. One
-// goroutine at a time does it; who comes meanwhile leaves word and goes.
+// goroutine at a time does it; another that comes meanwhile sets a flag and goes.
 func (l *backlogs) retry() {
 	for l.backlog.Load() > 0 {
 		l.retryAgain.Store(true)
@@ -55,7 +54,7 @@ func (c *conn) drain() {
 	}
 }
 
-// nextTurn lists who is blocked, each time beginning with another one: room that
+// nextTurn lists the connections with a backlog, each time beginning with another one: room that
 // all connections share goes to all.
 func (l *backlogs) nextTurn(dst []*conn) []*conn {
 	l.backlogMu.Lock()
@@ -68,8 +67,8 @@ func (l *backlogs) nextTurn(dst []*conn) []*conn {
 	return append(dst, l.blocked...)
 }
 
-// head returns who is next. It stays in the backlog while it submits, so that
-// nobody who is posted meanwhile overtakes it.
+// head returns the transfer that is next. It stays in the backlog while it submits, so that
+// no transfer that is posted meanwhile overtakes it.
 func (c *conn) head() *Transfer {
 	c.lane.backlogMu.Lock()
 	defer c.lane.backlogMu.Unlock()

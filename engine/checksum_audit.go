@@ -126,7 +126,7 @@ func (s *stager) sum(l *lane, r *sumRequest, b []byte) ([]byte, error) {
 	return b, nil
 }
 
-// enterBy admits who shows the token by which a lane's peers reach a memory. Who was admitted
+// enterBy admits a request that shows the token by which a lane's peers reach a memory. It
 // leaves. It looks at the token after it is counted: an epoch that ends later waits.
 func (s *stager) enterBy(l *lane, token []byte) (*stagedMemory, error) {
 	if len(token) < 16 {

@@ -87,7 +87,7 @@ func (c *conn) watch() {
 	select {
 	case <-c.p.Lost():
 		c.lose()
-		c.lane.poll() // who waits for room learns of it
+		c.lane.poll() // transfers that wait for room learn of it
 	case <-c.gone:
 	}
 }

@@ -49,7 +49,7 @@ type Transfer struct {
 	deadline    atomic.Int64
 	postedAt    time.Duration
 	completed   chan struct{}
-	sleepers    atomic.Int32 // who wants completed signalled
+	sleepers    atomic.Int32 // goroutines that want completed signalled
 	watched     atomic.Bool  // Completed is one of them
 	hook        func()       // called when it is done; it must not block: see OnDone
 }

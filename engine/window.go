@@ -97,7 +97,7 @@ func (s *stager) serveWindow(from *sender) {
 	}
 	<-s.opening
 	if err != nil {
-		w.giveBack(false)
+		w.giveBack()
 		s.refuseWindow(from, err)
 		return
 	}
@@ -182,20 +182,27 @@ func (w *window) end() {
 	w.s.mu.Unlock()
 	ended := &windowEnds{w: w, done: make(chan struct{})}
 	w.loop.push(ended)
-	stuck := !waitFor(ended.done, 4*w.s.e.cfg.AbortGrace)
+	waitFor(ended.done, 4*w.s.e.cfg.AbortGrace)
 	w.loop.close()
-	w.giveBack(stuck)
+	w.giveBack()
 }
 
 // giveBack closes the hops' transfers, the lease and the memory. It keeps the memory where a
 // backend may still use it.
-func (w *window) giveBack(stuck bool) {
+func (w *window) giveBack() {
+	stuck := false
 	for i := range w.hops {
-		for _, t := range w.hops[i].ts {
+		h := &w.hops[i]
+		over := true
+		for _, t := range h.ts {
 			if t != nil {
-				stuck = t.stopAndClose(w.s.e.cfg.AbortGrace) != nil || stuck
+				over = t.stopAndClose(w.s.e.cfg.AbortGrace) == nil && over
 			}
 		}
+		if h.memory != nil && over { // its event came too late for the loop
+			h.memory.leave()
+		}
+		stuck = stuck || !over
 	}
 	stuck = !w.revoke() || stuck
 	if w.pool != nil {

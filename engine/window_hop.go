@@ -158,7 +158,7 @@ func (h *hop) stop(why error) {
 	h.t.stop(why)
 }
 
-// happen is the end of the hop. One that was given up is never answered: nobody knows.
+// happen is the end of the hop. One that was given up is never answered: its end is not known.
 func (h *hop) happen() {
 	if h.memory == nil || h.t == nil || h.t.isUnproven() {
 		return
