@@ -91,6 +91,7 @@ func (t *Transfer) prepareSummed(g *group) error {
 	if t.sums == nil {
 		t.sums = &sums{}
 	}
+	t.greet(g.conn)
 	c := &sumCutter{t: t, g: g}
 	for i := range g.descs {
 		if err := c.add(g.descs[i]); err != nil {

@@ -56,6 +56,9 @@ type conn struct {
 	sums     atomic.Pointer[sumWay] // once a checksum was asked for
 	auditing sync.Mutex             // one goroutine at a time asks
 
+	hello   []byte      // the first message
+	greeted atomic.Bool // it has gone
+
 	long longTurn
 
 	backlog []*Transfer  // guarded by lane.backlogMu

@@ -30,8 +30,9 @@ type Transfer struct {
 	notify  bool   // message follows the data
 	counts  bool   // or one more for counter does
 	counter uint32
-	quiet   bool // counted in no statistics
-	checked bool // see Checksum
+	quiet   bool  // counted in no statistics
+	greets  *conn // whose hello is among the batches; nil: none
+	checked bool  // see Checksum
 	sums    *sums
 	dirty   bool // the list has changed since batches was made
 	batches []batch

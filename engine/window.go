@@ -71,7 +71,8 @@ func (s *stager) openWindow(from *sender) {
 	select {
 	case s.opening <- struct{}{}:
 	default:
-		s.refuseWindow(from, fmt.Errorf("this engine opens %d windows at once: %w", cap(s.opening), ErrFull))
+		err := fmt.Errorf("this engine opens %d windows at once: %w", cap(s.opening), ErrFull)
+		s.refuseWindow(from, err)
 		return
 	}
 	if !s.serve(func() { s.serveWindow(from) }) {
@@ -147,7 +148,7 @@ func (w *window) open() (err error) {
 	r := &d.Regions[0]
 	token := r.Token(w.by.index)
 	if token == nil {
-		return fmt.Errorf("%s does not reach staging memory of this engine: %w", w.by.caps.Name, ErrNoRoute)
+		return fmt.Errorf("%s does not reach staging memory here: %w", w.by.caps.Name, ErrNoRoute)
 	}
 	d.Backends = []wire.Backend{{Name: w.by.caps.Name}}
 	r.Pack([][]byte{token})
