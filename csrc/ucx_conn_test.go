@@ -75,7 +75,11 @@ func ucxSubmitPattern(c *UCXConn, op driver.Op, tag uint64, p *driver.Pattern, m
 func openContext(t testing.TB, c UCXConfig, wake *park.Event) *UCXContext {
 	t.Helper()
 	c.Workers = max(c.Workers, 1)
-	c.BatchesMax, c.NotesMax, c.SpinNanos, c.GraceNanos, c.FailureNanos = 8, 4, 20000, uint64(testGrace), uint64(5*testGrace)
+	c.BatchesMax, c.NotesMax, c.SpinNanos = 8, 4, 20000
+	if c.GraceNanos == 0 {
+		c.GraceNanos = uint64(testGrace)
+	}
+	c.FailureNanos = 5 * c.GraceNanos
 	c.WakeFD, c.ControlFD = wake.FD(), wake.FD()
 	err := LoadUCX("")
 	var x *UCXContext

@@ -102,6 +102,7 @@ type forger struct {
 	buffer  uint64
 	pulled  int64
 	got     [][]byte // heads
+	late    int      // messages whose data begins with 0xee
 }
 
 func startForger(t testing.TB, w way) *forger {
@@ -153,7 +154,10 @@ func (f *forger) read() {
 		case "pulled":
 			f.pulled, _ = strconv.ParseInt(rest, 10, 64)
 		case "got":
-			head, _, _ := strings.Cut(rest, " ")
+			head, data, _ := strings.Cut(rest, " ")
+			if strings.HasSuffix(data, " 238") {
+				f.late++
+			}
 			b, _ := hex.DecodeString(head)
 			f.got = append(f.got, b)
 		}

@@ -232,7 +232,15 @@ func (l *fakeLink) Submit(tag uint64, b *driver.Batch) error {
 		if err := p.Check(uint64(len(local.bytes)), remote.Size); err != nil {
 			return err
 		}
-		n, at = p.Count, p.Desc
+		var runs []driver.Desc
+		if !p.Plain() {
+			for i := range p.Count {
+				runs = p.AppendDescs(runs, i)
+			}
+			n, at = len(runs), func(i int) driver.Desc { return runs[i] }
+		} else {
+			n, at = p.Count, p.Desc
+		}
 	}
 	msg, counter := b.Notify, -1
 	switch b.Tail {

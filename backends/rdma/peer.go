@@ -53,7 +53,7 @@ type peer struct {
 var _ driver.Peer = (*peer)(nil)
 
 // canDo is what every peer takes.
-const canDo = driver.CanPattern | driver.CanNotify | driver.CanCount
+const canDo = driver.CanPattern | driver.CanNest | driver.CanNotify | driver.CanCount
 
 func newPeer(b *Backend, owner address) *peer {
 	p := &peer{
@@ -96,10 +96,21 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	if len(b.Descs) > descsMax || len(b.Notify) > messageMax {
 		return driver.ErrBounds
 	}
-	if b.Pattern != nil && b.Pattern.Count > runsMax {
+	if b.Pattern != nil && !fits(b.Pattern) {
 		return driver.ErrBounds
 	}
 	return p.link.Submit(tag, b)
+}
+
+// fits reports whether a pattern has at most runsMax runs.
+func fits(p *driver.Pattern) bool {
+	runs := uint64(max(p.Count, 0))
+	for i := range p.Loops {
+		if runs *= uint64(p.Loops[i].N); runs > runsMax {
+			return false
+		}
+	}
+	return runs <= runsMax
 }
 
 // Cancel implements driver.Peer.

@@ -92,7 +92,7 @@ static void end(struct sl_verbs_batch *b)
 
 	sl_verbs_unqueue_note(b);
 	sl_verbs_release_all(c, b);
-	sl_ring_put(c->ring, (struct sl_done){b->tag, b->status, b->piece});
+	sl_ring_put(c->ring, (struct sl_done){b->tag, b->status, sl_piece_told(&b->pieces, b->piece)});
 	if (n->head == b)
 		n->head = b->next;
 	b->prev->next = b->next;

@@ -15,6 +15,7 @@ package verbs
 import "C"
 
 import (
+	"math"
 	"runtime"
 	"time"
 	"unsafe"
@@ -124,8 +125,8 @@ func (n *Conn) Expire(slot uint32) {
 	C.sl_verbs_expire(n.c, C.uint32_t(slot))
 }
 
-// Submit starts a batch in one crossing, under the rules of driver.Peer. It takes plain
-// patterns, and nothing durable.
+// Submit starts a batch in one crossing, under the rules of driver.Peer. It takes nothing
+// durable.
 func (n *Conn) Submit(tag uint64, b *driver.Batch) error {
 	counter := C.int32_t(-1)
 	var data *byte // of the notification; nil: there is none
@@ -140,15 +141,9 @@ func (n *Conn) Submit(tag uint64, b *driver.Batch) error {
 	}
 	n.context.keepBack()
 	var rc C.int64_t
-	if b.Pattern != nil {
-		p := b.Pattern
-		form := C.struct_sl_pages{
-			count: C.uint64_t(p.Count), entry: C.uint64_t(p.Run),
-			local_base: C.uint64_t(p.Local.Base), remote_base: C.uint64_t(p.Remote.Base),
-			local_stride: C.uint64_t(p.Local.Stride), remote_stride: C.uint64_t(p.Remote.Stride),
-			local_key: C.uint32_t(p.LocalKey), remote_key: C.uint32_t(p.RemoteKey),
-		}
-		if !p.Plain() || p.Count <= 0 || !listFits(p.Local.List, p.Count) || !listFits(p.Remote.List, p.Count) {
+	if p := b.Pattern; p != nil {
+		form, ok := patternForm(p)
+		if !ok {
 			return driver.ErrBounds
 		}
 		rc = C.sl_verbs_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form,
@@ -174,7 +169,45 @@ func toRemote(op driver.Op) C.int {
 // noBytes stands for the bytes of a notification that has none.
 var noBytes byte
 
-func listFits(list []uint32, count int) bool { return list == nil || len(list) == count }
+// patternForm is a pattern without its lists. It reports false where these do not have the
+// length that C takes them to have. C looks at the rest.
+func patternForm(p *driver.Pattern) (form C.struct_sl_pages, ok bool) {
+	form = C.struct_sl_pages{
+		count: C.uint64_t(p.Count), entry: C.uint64_t(p.Run),
+		local_base: C.uint64_t(p.Local.Base), remote_base: C.uint64_t(p.Remote.Base),
+		local_stride: C.uint64_t(p.Local.Stride), remote_stride: C.uint64_t(p.Remote.Stride),
+		local_key: C.uint32_t(p.LocalKey), remote_key: C.uint32_t(p.RemoteKey),
+	}
+	if p.Count <= 0 || !listFits(&p.Local, p.Count) || !listFits(&p.Remote, p.Count) {
+		return form, false
+	}
+	if p.Plain() {
+		return form, p.Local.First == 0 && p.Remote.First == 0
+	}
+	if len(p.Loops) > driver.LoopsMax {
+		return form, false
+	}
+	runs := uint64(1)
+	for i, l := range p.Loops {
+		form.loop[i] = C.struct_sl_loop{n: C.uint32_t(l.N), local: C.uint64_t(l.Local), remote: C.uint64_t(l.Remote)}
+		if runs *= uint64(l.N); runs > math.MaxInt32 {
+			return form, false
+		}
+	}
+	form.runs, form.loops = C.uint32_t(runs), C.uint32_t(len(p.Loops))
+	form.local_first, form.local_per, form.local_step = C.uint32_t(p.Local.First), C.uint32_t(p.Local.Per), C.uint64_t(p.Local.Step)
+	form.remote_first, form.remote_per, form.remote_step = C.uint32_t(p.Remote.First), C.uint32_t(p.Remote.Per), C.uint64_t(p.Remote.Step)
+	return form, runs > 0
+}
+
+// listFits reports whether a list has a number for each slot.
+func listFits(s *driver.Side, count int) bool {
+	slots := uint64(count)
+	if s.Per > 1 {
+		slots = (uint64(s.First) + slots + uint64(s.Per) - 1) / uint64(s.Per)
+	}
+	return s.List == nil || uint64(len(s.List)) == slots
+}
 
 // Cancel asks for the end of a batch that is not over. Unknown tags are ignored.
 func (n *Conn) Cancel(tag uint64) {

@@ -52,7 +52,7 @@ static int64_t check(const struct sl_verbs_conn *n, struct sl_verbs_batch *b)
 		if (!wrong && !b->write && m->flags & SL_VERBS_READ_ONLY)
 			wrong = EROFS;
 		if (wrong)
-			return wrong | (int64_t)i << 16;
+			return wrong | (int64_t)sl_piece_told(&b->pieces, (int32_t)i) << 16;
 		b->bytes += d.len;
 	}
 	return 0;
@@ -190,7 +190,8 @@ int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag, 
 			      const uint32_t *local, const uint32_t *remote, const uint8_t *note, size_t note_len, int32_t counter)
 {
 	struct sl_verbs_batch form = {.tag = tag, .write = write, .pieces = {.pages = *p, .local_index = local,
-						 .remote_index = remote, .count = (uint32_t)p->count}};
+						 .remote_index = remote,
+						 .count = (uint32_t)(p->count * (p->runs ? p->runs : 1))}};
 	struct trailer t;
 	int64_t rc;
 
