@@ -93,7 +93,7 @@ func (b *Backend) meet(h *header, from host, body []byte) (*inbound, error) {
 		return nil, fmt.Errorf("a hello of %d bytes for %d connections: %w", len(body), h.count, driver.ErrCorrupt)
 	}
 	if subtle.ConstantTimeCompare(body, b.address.owner[:]) != 1 {
-		return nil, driver.ErrPeerLost // whom it means is gone, and we have its place
+		return nil, driver.ErrPeerLost // it means a backend that is gone, and we have its port
 	}
 	g := newInbound(b, int(h.count))
 	g.host = from

@@ -14,8 +14,8 @@ import (
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
-// address is what Addr says: who the backend is, and where it listens. The digest tells one
-// that was cut or altered; it is no protection against who makes one up.
+// address is what Addr says: a number of the backend, and where it listens. The digest tells one
+// that was cut or altered; it does not protect against one that is made up.
 type address struct {
 	owner  keys.Owner
 	secure bool     // TLS is spoken

@@ -12,11 +12,11 @@ import (
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
-// Config says where to listen and how peers prove who they are, and bounds what a Backend
+// Config says where to listen and how peers prove their identity, and bounds what a Backend
 // uses. Every zero field takes its default, but one of TLS, Identity and
 // Plaintext must be set.
 type Config struct {
-	// TLS is the identity of this host and who its peers may be: Certificates, RootCAs and
+	// TLS is the identity of this host and of the peers that it accepts: Certificates, RootCAs and
 	// ClientCAs must be set. TLS 1.3 with certificates of both sides is asked for on every
 	// connection, whatever else it says. An owner's certificate must be for ServerName where
 	// that is set; else any certificate of RootCAs will do, so that these should be of

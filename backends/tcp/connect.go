@@ -42,7 +42,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 
 func newPeer(b *Backend, to address, conns int) *peer {
 	return &peer{
-		b: b, to: to, conn: b.lastConn.Add(1), conns: make([]*conn, conns), books: make([]books, conns),
+		b: b, to: to, conn: b.lastConn.Add(1), conns: make([]*conn, conns), flight: make([]inFlight, conns),
 		closing: make(chan struct{}), lost: make(chan struct{}), quit: make(chan struct{}),
 		byTag: map[uint64]*batch{}, asked: map[uint64]chan imported{},
 	}

@@ -23,7 +23,7 @@ type memory struct {
 
 	// gate is held for reading by each piece that a peer has land here, or be read from
 	// here; never while a goroutine waits for a peer. A piece looks at ticket behind it, so
-	// that whoever takes gate once a ticket has changed knows that no piece of before is left.
+	// that a goroutine that takes gate once a ticket has changed knows that no piece of before is left.
 	gate   sync.RWMutex
 	ticket atomic.Uint64 // of this epoch: 64 bits, which a peer learns for the token
 

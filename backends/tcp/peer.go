@@ -24,7 +24,7 @@ type peer struct {
 	conn  uint64 // our number for it
 	conns []*conn
 
-	direct bool          // nobody is between us and the owner's kernel
+	direct bool          // no proxy is between us and the owner's kernel
 	quit   chan struct{} // closed when the owner says that nothing of ours lands any more
 	quits  sync.Once     // closes quit
 
@@ -47,7 +47,7 @@ type peer struct {
 	mu       sync.Mutex            // after wmu of a connection, before ctlMu
 	small    queue
 	large    queue
-	books    []books // by connection
+	flight   []inFlight // by connection
 	lead     lead
 	byTag    map[uint64]*batch
 	failed   bool
@@ -248,7 +248,7 @@ func (p *peer) credited(n int) {
 func (p *peer) aim(c *conn, h *header) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	q := p.books[c.index].at(h.id)
+	q := p.flight[c.index].at(h.id)
 	if q == nil || q.note || q.batch.op != driver.Read || q.n != uint64(h.length) {
 		return false
 	}
@@ -266,7 +266,7 @@ func (p *peer) finish(c *conn) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if q := p.books[c.index].at(c.in.h.id); q != nil {
+	if q := p.flight[c.index].at(c.in.h.id); q != nil {
 		p.drop(q.batch, c.in.land.status.Err())
 	}
 }

@@ -344,7 +344,7 @@ func (c *conn) readFrame() error {
 		mem := c.in.chunk
 		c.rmu.Unlock()
 		// The chunk is ours until the lock is held again, unless we are stopped: then
-		// nobody takes what it holds.
+		// what it holds is dropped.
 		n, err := c.net.Read(mem.mem[:want])
 		if err != nil {
 			return err

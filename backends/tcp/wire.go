@@ -25,7 +25,7 @@ const (
 
 // The kinds. The initiator began the connection, the owner has the memory.
 const (
-	kindHello     = 1 + iota // initiator: who I am; the first frame of a peer
+	kindHello     = 1 + iota // initiator: the first frame of a peer
 	kindJoin                 // initiator: one more connection of that peer
 	kindWelcome              // owner: to both
 	kindReady                // initiator: all connections are there
