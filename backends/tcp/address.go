@@ -36,7 +36,8 @@ func (a *address) encode() ([]byte, error) {
 	b = append(b, control.Flag(a.secure), byte(len(a.places)))
 	for _, p := range a.places {
 		if len(p) > placeMax {
-			return nil, fmt.Errorf("address %q is longer than %d bytes: %w", p, placeMax, driver.ErrBounds)
+			return nil, fmt.Errorf("address %q is longer than %d bytes: %w",
+				p, placeMax, driver.ErrBounds)
 		}
 		b = append(b, byte(len(p)>>8), byte(len(p)))
 		b = append(b, p...)

@@ -117,7 +117,8 @@ func (c *Config) check() error {
 		{"Handshake in ms", int(c.Handshake.Milliseconds()), 10, 1 << 30},
 	} {
 		if f.value < f.low || f.value > f.top {
-			return fmt.Errorf("config: %s is %d, want %d to %d: %w", f.name, f.value, f.low, f.top, driver.ErrBounds)
+			return fmt.Errorf("config: %s is %d, want %d to %d: %w",
+				f.name, f.value, f.low, f.top, driver.ErrBounds)
 		}
 	}
 	return nil
@@ -135,7 +136,8 @@ func (c *Config) secure() (*identity.Identity, error) {
 	case given == 0:
 		return nil, fmt.Errorf("config: neither TLS nor Plaintext: set TLS or Identity, or Plaintext on a network that is trusted: %w", driver.ErrBounds)
 	case given > 1:
-		return nil, fmt.Errorf("config: both TLS and Plaintext, or Identity and one of them: %w", driver.ErrBounds)
+		return nil, fmt.Errorf("config: both TLS and Plaintext, or Identity and one of them: %w",
+			driver.ErrBounds)
 	case c.TLS == nil:
 		return c.Identity, nil
 	}

@@ -7,9 +7,10 @@ import (
 )
 
 // lead is which goroutine reads express at our end: its reader, or one that waits for a small
-// batch, which saves waking the reader, the goroutine that polls, and then the one that waits. Both cannot sleep on one
-// socket. So once a run of batches was waited for, the reader steps aside when nothing is under way, and
-// comes back when a waiting goroutine leaves with more under way, or none takes its place. p.mu guards it.
+// batch, which saves waking the reader, the goroutine that polls, and then the one that waits.
+// Both cannot sleep on one socket. So once a run of batches was waited for, the reader steps
+// aside when nothing is under way, and comes back when a waiting goroutine leaves with more under
+// way, or none takes its place. p.mu guards it.
 type lead struct {
 	aside  bool          // the reader stands aside
 	back   chan struct{} // one place: the reader is to come back
@@ -29,9 +30,10 @@ type lead struct {
 }
 
 const (
-	needMin   = 16
-	needMax   = 1 << 20
-	watchTime = time.Millisecond // how long the reader may be missed, and the goroutine in its place be held up
+	needMin = 16
+	needMax = 1 << 20
+	// How long the reader may be missed, and the goroutine in its place be held up.
+	watchTime = time.Millisecond
 )
 
 // setUp is for a peer whose express carries nothing but small batches, in plain text.

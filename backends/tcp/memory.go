@@ -127,7 +127,8 @@ func (m *memory) awaitPieces(ctx context.Context) error {
 	case <-landed:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("fence key %d: a piece is being copied: %w", m.key, driver.ContextError(ctx))
+		return fmt.Errorf("fence key %d: a piece is being copied: %w",
+			m.key, driver.ContextError(ctx))
 	}
 }
 
@@ -135,7 +136,8 @@ func (m *memory) awaitPieces(ctx context.Context) error {
 func (b *Backend) show(key uint32, epoch uint64, secret []byte) (m *memory, ticket uint64, err error) {
 	m = b.memories.At(key)
 	if m == nil {
-		return nil, 0, driver.ErrRevoked // the token has passed keys.Decode: it is of a memory that is gone
+		// The token has passed keys.Decode: it is of a memory that is gone.
+		return nil, 0, driver.ErrRevoked
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

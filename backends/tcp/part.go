@@ -20,7 +20,7 @@ type part struct {
 	v     int
 	note  bool // it is a note, and n is 0
 
-	// A part is over when both are so. Most often the first comes first, but the goroutine that has written
+	// A part is over when both are so. Most often the first comes first, but the goroutine that wrote
 	// the last bytes may be slower than the owner, and a malicious owner may say anything.
 	out    bool // no goroutine reads of the batch to send it
 	acked  bool
@@ -141,7 +141,8 @@ func (p *peer) cut(c *conn, x *batch) bool {
 	q.v = x.v
 	v := &x.views[x.v]
 	start := o.chunk.n
-	h := header{kind: kindWrite, key: v.remote.key, ticket: v.remote.ticket, batch: x.id, stamp: p.stamp()}
+	h := header{kind: kindWrite, key: v.remote.key, ticket: v.remote.ticket}
+	h.batch, h.stamp = x.id, p.stamp()
 	if x.op == driver.Read {
 		h.kind = kindRead
 	} else if x.tail != driver.NoTail {
@@ -230,7 +231,8 @@ func (x *batch) tabulate(o *sender, v *view) (bytes uint64, entries uint32) {
 func (p *peer) sendNote(x *batch) {
 	x.queue.remove(x)
 	c := p.conns[express]
-	h := header{kind: kindNote, count: x.sent, batch: x.id, ticket: x.number, key: x.target, stamp: p.stamp()}
+	h := header{kind: kindNote, count: x.sent, batch: x.id, ticket: x.number, key: x.target}
+	h.stamp = p.stamp()
 	if x.tail == driver.CountTail {
 		h.flags = flagCounts
 	}
@@ -268,7 +270,8 @@ func (p *peer) acked(c *conn, h *header) bool {
 	return true
 }
 
-// endPart takes a part out of the in-flight table if it is over; reads tells the reader from a writer. p.mu is held,
+// endPart takes a part out of the in-flight table if it is over; reads tells the reader from a
+// writer. p.mu is held,
 // and is not when it returns.
 func (p *peer) endPart(c *conn, q *part, id uint64, reads bool) {
 	if !q.out || !q.acked {

@@ -98,7 +98,8 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 			return 0, 0, fmt.Errorf("import: %w", a.err)
 		}
 		if a.r.size != t.Size {
-			return 0, 0, fmt.Errorf("import: token of %d bytes, the memory has %d: %w", t.Size, a.r.size, driver.ErrBadToken)
+			return 0, 0, fmt.Errorf("import: token of %d bytes, the memory has %d: %w",
+				t.Size, a.r.size, driver.ErrBadToken)
 		}
 		a.r.key = t.Key
 		return p.keep(a.r), t.Size, nil
@@ -107,7 +108,8 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	case <-p.closing:
 		return 0, 0, driver.ErrClosed
 	case <-limit.C:
-		return 0, 0, fmt.Errorf("import: the peer does not answer for %v: %w", p.b.cfg.Handshake, driver.ErrTimeout)
+		return 0, 0, fmt.Errorf("import: the peer does not answer for %v: %w",
+			p.b.cfg.Handshake, driver.ErrTimeout)
 	}
 }
 
@@ -172,7 +174,8 @@ func (p *peer) Explain(_, _ uint32) string {
 	if p.conns[ctl].tls {
 		how = "by TLS 1.3"
 	}
-	return fmt.Sprintf("%s to %s, %d connections for data", how, p.conns[ctl].tcp.RemoteAddr(), len(p.conns)-1)
+	return fmt.Sprintf("%s to %s, %d connections for data",
+		how, p.conns[ctl].tcp.RemoteAddr(), len(p.conns)-1)
 }
 
 // accept implements end: what an owner may say.

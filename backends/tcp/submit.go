@@ -26,7 +26,8 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 		return driver.ErrPeerLost
 	}
 	if b.Tail == driver.NotifyTail && len(b.Notify) > p.noteMax {
-		return fmt.Errorf("notification of %d bytes, at most %d: %w", len(b.Notify), p.noteMax, driver.ErrBounds)
+		return fmt.Errorf("notification of %d bytes, at most %d: %w",
+			len(b.Notify), p.noteMax, driver.ErrBounds)
 	}
 	if !p.b.done.Take() {
 		return driver.ErrFull

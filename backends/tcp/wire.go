@@ -96,7 +96,8 @@ func (h *header) decode(b *[headBytes]byte) error {
 	h.batch = binary.LittleEndian.Uint64(b[32:])
 	h.stamp = int64(binary.LittleEndian.Uint64(b[40:]))
 	if !h.sound() {
-		return fmt.Errorf("frame of kind %d with %d entries and %d bytes: %w", h.kind, h.count, h.length, driver.ErrCorrupt)
+		return fmt.Errorf("frame of kind %d with %d entries and %d bytes: %w",
+			h.kind, h.count, h.length, driver.ErrCorrupt)
 	}
 	return nil
 }
