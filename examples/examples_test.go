@@ -40,6 +40,9 @@ func command(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
+// TestBackend has a backend of another module pass the conformance suite.
+func TestBackend(t *testing.T) { command(t, "go", "-C", "backend", "test", "./...") }
+
 // want compares what a program has printed.
 func want(t *testing.T, got, want string) {
 	t.Helper()

@@ -17,11 +17,11 @@ var breaches = []struct {
 }{
 	{"write every=7: !duplicate", []string{"Load", "Hammer"}},
 	{"batch every=3: !forget", []string{"Load", "Full", "PeerClose"}},
-	{"write: !early 5ms", []string{"Lengths", "Pages"}},
+	{"write: !early 5ms", []string{"Lengths", "Pattern"}},
 	{"read: !early 5ms", []string{"Lengths"}},
 	{"write every=5: !corrupt", []string{"Lengths", "Load"}},
 	{"write: !corrupt", []string{"DescsMax", "Neighbours"}},
-	{"read: !corrupt", []string{"Lengths", "Pages"}},
+	{"read: !corrupt", []string{"Lengths", "Pattern"}},
 	{"write: !skip", []string{"Lengths", "Neighbours"}},
 	{"write size>=1MiB p=0.5: swallow; write: !latewrite 8ms", []string{"CancelWrite", "PeerClose"}},
 	{"read p=0.5: swallow; read: !latewrite 8ms", []string{"CancelRead"}},

@@ -60,13 +60,14 @@ type life struct {
 	due     time.Time    // no completion before
 	batch   driver.Batch // with descriptors, pattern and notification of its own if it was held
 	pattern driver.Pattern
-	err     error // the outcome, once over
-	own     bool  // the tag is ours: nobody hears of the end
-	ripe    bool  // may start once it heads its peer's line
-	kept    bool  // Drop: the outcome waits for the end
-	ended   bool  // nothing holds the outcome back any more
-	why     error // it ended
-	arrived bool  // err came while it was being handed on
+	loops   [driver.LoopsMax]driver.Loop // of pattern
+	err     error                        // the outcome, once over
+	own     bool                         // the tag is ours: nobody hears of the end
+	ripe    bool                         // may start once it heads its peer's line
+	kept    bool                         // Drop: the outcome waits for the end
+	ended   bool                         // nothing holds the outcome back any more
+	why     error                        // it ended
+	arrived bool                         // err came while it was being handed on
 	breach  breach
 }
 
@@ -145,6 +146,7 @@ func (f *flight) keep(x *driver.Batch) {
 	f.batch.Descs, f.batch.Notify = descs, msg
 	if x.Pattern != nil {
 		f.pattern = *x.Pattern
+		f.pattern.Loops = f.loops[:copy(f.loops[:], x.Pattern.Loops)]
 		f.batch.Pattern = &f.pattern
 	}
 }

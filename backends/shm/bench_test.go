@@ -128,7 +128,8 @@ func BenchmarkLarge(b *testing.B) {
 				for i := range uint64(count) {
 					descs = append(descs, driver.Desc{Local: i << 20, Remote: i << 21, Len: 1 << 20, LocalKey: x.localKey, RemoteKey: x.remoteKey})
 				}
-				beside(b, 4, func() { x.run(func(tag uint64) error { return x.p.Submit(driver.Write, tag, descs) }) },
+				batch := &driver.Batch{Op: driver.Write, Descs: descs}
+				beside(b, 4, func() { x.run(func(tag uint64) error { return x.p.Submit(tag, batch) }) },
 					[]string{"memcpy"}, func() { plain(x, descs) })
 			})
 		}
@@ -162,35 +163,39 @@ type scatter struct {
 	x      *bench
 	perm   []int
 	at     int
-	pages  driver.Pages
+	pages  driver.Pattern
+	batch  driver.Batch
 	local  [scatterCount]unix.Iovec
 	remote [scatterCount]unix.RemoteIovec
 }
 
 func newScatter(x *bench) *scatter {
-	return &scatter{x: x, perm: rand.New(rand.NewPCG(1, 2)).Perm(scatterPlaces), pages: driver.Pages{
-		Count: scatterCount, EntryLen: scatterEntry, LocalStride: scatterEntry, RemoteStride: scatterEntry,
-		LocalKey: x.localKey, RemoteKey: x.remoteKey, Local: make([]uint32, scatterCount), Remote: make([]uint32, scatterCount)}}
+	s := &scatter{x: x, perm: rand.New(rand.NewPCG(1, 2)).Perm(scatterPlaces), pages: driver.Pattern{
+		Count: scatterCount, Run: scatterEntry, LocalKey: x.localKey, RemoteKey: x.remoteKey,
+		Local:  driver.Side{Stride: scatterEntry, List: make([]uint32, scatterCount)},
+		Remote: driver.Side{Stride: scatterEntry, List: make([]uint32, scatterCount)}}}
+	s.batch = driver.Batch{Op: driver.Write, Pattern: &s.pages}
+	return s
 }
 
 // next draws other places, none of which comes again before all others did.
 func (s *scatter) next() {
 	for i := range scatterCount {
-		s.pages.Local[i] = uint32(s.perm[(s.at+i)%scatterPlaces])
-		s.pages.Remote[i] = uint32(s.perm[(s.at+i+7777)%scatterPlaces])
+		s.pages.Local.List[i] = uint32(s.perm[(s.at+i)%scatterPlaces])
+		s.pages.Remote.List[i] = uint32(s.perm[(s.at+i+7777)%scatterPlaces])
 	}
 	s.at += scatterCount
 }
 
 func (s *scatter) ours() {
 	s.next()
-	s.x.run(func(tag uint64) error { return s.x.p.SubmitPages(driver.Write, tag, &s.pages, nil) })
+	s.x.run(func(tag uint64) error { return s.x.p.Submit(tag, &s.batch) })
 }
 
 func (s *scatter) loop() {
 	s.next()
 	for i := range scatterCount {
-		l, r := s.pages.LocalAt(i), s.pages.RemoteAt(i)
+		l, r := s.pages.Local.At(i), s.pages.Remote.At(i)
 		copy(s.x.remote[r:r+scatterEntry], s.x.local[l:l+scatterEntry])
 	}
 }
@@ -198,9 +203,9 @@ func (s *scatter) loop() {
 func (s *scatter) vector() {
 	s.next()
 	for i := range scatterCount {
-		s.local[i].Base = &s.x.local[s.pages.LocalAt(i)]
+		s.local[i].Base = &s.x.local[s.pages.Local.At(i)]
 		s.local[i].SetLen(scatterEntry)
-		s.remote[i] = unix.RemoteIovec{Base: uintptr(addressOf(s.x.remote) + s.pages.RemoteAt(i)), Len: scatterEntry}
+		s.remote[i] = unix.RemoteIovec{Base: uintptr(addressOf(s.x.remote) + s.pages.Remote.At(i)), Len: scatterEntry}
 	}
 	for i := 0; i < scatterCount; i += vectorsMax {
 		if _, err := unix.ProcessVMWritev(os.Getpid(), s.local[i:i+vectorsMax], s.remote[i:i+vectorsMax], 0); err != nil {
@@ -217,6 +222,7 @@ func BenchmarkBatch(b *testing.B) {
 	for i := range uint64(64) {
 		descs = append(descs, driver.Desc{Local: i * 1000, Remote: (63 - i) * 1000, Len: 656, LocalKey: x.localKey, RemoteKey: x.remoteKey})
 	}
-	beside(b, 64, func() { x.run(func(tag uint64) error { return x.p.Submit(driver.Write, tag, descs) }) },
+	batch := &driver.Batch{Op: driver.Write, Descs: descs}
+	beside(b, 64, func() { x.run(func(tag uint64) error { return x.p.Submit(tag, batch) }) },
 		[]string{"memcpy"}, func() { plain(x, descs) })
 }

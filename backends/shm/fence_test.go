@@ -22,7 +22,7 @@ func TestFencePutsFreshPagesUnderASilentWriterOnce(t *testing.T) {
 	b := open(t, Config{Grace: grace})
 	m, mem := share(t, b, drivertest.HostMemory, 1<<20)
 	other, _ := share(t, b, drivertest.HostMemory, 1<<20)
-	p := dial(t, b, b.Addr())
+	p := dial(t, open(t, Config{}), b.Addr())
 	fill(mem, 0x5A)
 	silent(p, m.Key(), driver.Write)
 	before := m.arena.shared.Generation()
@@ -58,7 +58,7 @@ func TestFenceMovesNoPagesForASilentReader(t *testing.T) {
 	b := open(t, Config{Grace: 10 * time.Millisecond})
 	for _, alloc := range []drivertest.Allocator{drivertest.HostMemory, drivertest.ForeignMemory} {
 		m, _ := share(t, b, alloc, 1<<20)
-		p := dial(t, b, b.Addr())
+		p := dial(t, open(t, Config{}), b.Addr())
 		silent(p, m.Key(), driver.Read)
 		if err := b.Fence(context.Background(), m.Key()); err != nil {
 			t.Fatal(err)
@@ -101,7 +101,7 @@ func TestMoveNoticesPagesThatMovedUnderIt(t *testing.T) {
 	for i := range uint64(200) {
 		off := i * 4096
 		d := []driver.Desc{{Local: off, Remote: off, Len: 4096, LocalKey: near.Key(), RemoteKey: key}}
-		if err := p.Submit(driver.Write, i, d); err != nil {
+		if err := p.Submit(i, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
 			t.Fatal(err)
 		}
 		if err := await(t, b, i); err != nil {
@@ -114,7 +114,7 @@ func TestMoveNoticesPagesThatMovedUnderIt(t *testing.T) {
 	}
 	for i, v := range farMem[:200*4096] {
 		if v != 0x77 {
-			t.Fatalf("byte %d was written to pages that are nobody's, and called done", i)
+			t.Fatalf("byte %d was written to old pages, and called done", i)
 		}
 	}
 }
@@ -136,7 +136,7 @@ func TestExplainNamesTheWay(t *testing.T) {
 	if len(seen) != 2 || seen["shm: unknown key"] {
 		t.Errorf("explanations: %v, want a mapped one and one by the kernel", seen)
 	}
-	if err := p.Submit(driver.Write, 1, []driver.Desc{{Len: 1, LocalKey: near.Key(), RemoteKey: 999}}); !errors.Is(err, driver.ErrBounds) {
+	if err := p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: 1, LocalKey: near.Key(), RemoteKey: 999}}}); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("unknown key: %v, want ErrBounds", err)
 	}
 }

@@ -9,16 +9,14 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
-	"runtime"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -33,7 +31,7 @@ func TestGate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var g gate
+	var g writeGate
 	pass := func(at uint64) error {
 		b := []byte{1}
 		local := []unix.Iovec{{Base: &b[0], Len: 1}}
@@ -66,7 +64,18 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// writeAndFreeze is a writer that stops between its last look at the epoch and its
+// park has the first mover that comes to a spot call f there.
+func park(where spot, f func()) {
+	var came atomic.Bool
+	do := func(s spot) {
+		if s == where && !came.Swap(true) {
+			f()
+		}
+	}
+	parked.Store(&do)
+}
+
+// writeAndFreeze is a writer that stands between its last look at the epoch and its
 // copy. It reads address and token, and says how the write ended.
 func writeAndFreeze() int {
 	var addr, token string
@@ -74,12 +83,12 @@ func writeAndFreeze() int {
 		fmt.Println(err)
 		return 1
 	}
-	err := frozenWrite(addr, token)
+	err := parkedWrite(addr, token)
 	fmt.Println(errors.Is(err, driver.ErrRevoked), err)
 	return 0
 }
 
-func frozenWrite(addr, token string) error {
+func parkedWrite(addr, token string) error {
 	to, _ := hex.DecodeString(addr)
 	with, _ := hex.DecodeString(token)
 	b, err := New(Config{})
@@ -104,12 +113,12 @@ func frozenWrite(addr, token string) error {
 	if err != nil {
 		return err
 	}
-	passing = func() {
-		passing = func() {}
-		runtime.LockOSThread()
-		_ = unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP) // of the process this thread stops first, here
-	}
-	if err := p.Submit(driver.Write, 1, []driver.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}); err != nil {
+	in := bufio.NewReader(os.Stdin)
+	park(spotPassing, func() {
+		fmt.Println("passing")
+		_, _ = in.ReadString('\n') // until the owner has fenced
+	})
+	if err := p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}}); err != nil {
 		return err
 	}
 	var done [1]driver.Completion
@@ -121,8 +130,8 @@ func frozenWrite(addr, token string) error {
 	return done[0].Err
 }
 
-// TestFrozenWriterIsKeptOutOfForeignMemory has a process look at everything, stop, and
-// go on after the fence, or after the backend has closed.
+// TestFrozenWriterIsKeptOutOfForeignMemory has a process look at everything, be stopped
+// there, and go on after the fence, or after the backend has closed.
 func TestFrozenWriterIsKeptOutOfForeignMemory(t *testing.T) {
 	t.Run("fence", func(t *testing.T) {
 		keepOut(t, func(ctx context.Context, b *Backend, m *memory) error { return b.Fence(ctx, m.Key()) })
@@ -141,35 +150,27 @@ func keepOut(t *testing.T, shut func(context.Context, *Backend, *memory) error) 
 	}
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), ownerVariable+"=writer", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
-	cmd.Stdin, cmd.Stderr = strings.NewReader(fmt.Sprintf("%x %x\n", b.Addr(), token)), os.Stderr
-	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	pipe, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
-	for end := time.Now().Add(10 * time.Second); !b.busy(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			_ = cmd.Process.Kill()
-			said, _ := io.ReadAll(out)
-			t.Fatalf("the writer announces nothing, it says %q", said)
-		}
-	}
-	if err := freeze.Process(cmd.Process); err != nil { // it does so itself, in a moment
-		t.Fatal(err)
-	}
+	defer time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() }).Stop()
+	out := bufio.NewReader(pipe)
+	fmt.Fprintf(in, "%x %x\n", b.Addr(), token)
+	line, _ := out.ReadString('\n')
+	require.Equal(t, "passing\n", line)
+	require.NoError(t, freeze.Process(cmd.Process))
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	if err := shut(ctx, b, m); err != nil {
 		t.Fatalf("against a frozen writer: %v", err)
 	}
-	if err := freeze.Thaw(cmd.Process); err != nil {
-		t.Fatal(err)
-	}
-	time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
-	line, _ := bufio.NewReader(out).ReadString('\n')
+	require.NoError(t, freeze.Thaw(cmd.Process))
+	fmt.Fprintln(in)
+	line, _ = out.ReadString('\n')
 	if want := fmt.Sprintln(true, driver.ErrRevoked); line != want {
 		t.Errorf("the writer says %q, want %q", line, want)
 	}
@@ -181,8 +182,19 @@ func keepOut(t *testing.T, shut func(context.Context, *Backend, *memory) error) 
 	}
 }
 
+// atPassing has every mover call f between its last look at the epoch and its call.
+func atPassing(t *testing.T, f func()) {
+	do := func(s spot) {
+		if s == spotPassing {
+			f()
+		}
+	}
+	parked.Store(&do)
+	t.Cleanup(func() { parked.Store(nil) })
+}
+
 // TestWritesGoOnThroughOtherGates has gates be replaced under writes into memory that
-// nobody fences.
+// is not fenced.
 func TestWritesGoOnThroughOtherGates(t *testing.T) {
 	owner, b := open(t, Config{}), open(t, Config{})
 	far, there := share(t, owner, drivertest.ForeignMemory, 1<<20)
@@ -194,19 +206,18 @@ func TestWritesGoOnThroughOtherGates(t *testing.T) {
 		t.Fatal(err)
 	}
 	var met atomic.Int32
-	passing = func() {
+	atPassing(t, func() {
 		if met.Add(1)%3 == 1 {
 			if err := owner.gate.renew(&owner.table); err != nil {
 				t.Error(err)
 			}
 		}
-	}
-	defer func() { passing = func() {} }()
+	})
 	for i := range uint64(100) {
 		fill(here, byte(i+1))
 		d := []driver.Desc{{Local: 3, Remote: 5, Len: 5000, LocalKey: near.Key(), RemoteKey: key},
 			{Local: 9000, Remote: 8000, Len: 100, LocalKey: near.Key(), RemoteKey: key}}
-		if err := p.Submit(driver.Write, i, d); err != nil {
+		if err := p.Submit(i, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
 			t.Fatal(err)
 		}
 		if err := await(t, b, i); err != nil {
@@ -233,14 +244,13 @@ func TestGatesAreTriedSoOften(t *testing.T) {
 		t.Fatal(err)
 	}
 	tried := 0
-	passing = func() {
+	atPassing(t, func() {
 		tried++
 		if err := owner.gate.renew(&owner.table); err != nil {
 			t.Error(err)
 		}
-	}
-	defer func() { passing = func() {} }()
-	if err := p.Submit(driver.Write, 1, []driver.Desc{{Len: size, LocalKey: near.Key(), RemoteKey: key}}); err != nil {
+	})
+	if err := p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: size, LocalKey: near.Key(), RemoteKey: key}}}); err != nil {
 		t.Fatal(err)
 	}
 	wantError(t, "a write of which every gate is shut", await(t, b, 1), driver.ErrPeerLost)
@@ -271,7 +281,7 @@ func TestFenceWaitsForACopyInTheKernel(t *testing.T) {
 	defer wg.Wait()
 	defer late.supply(t)
 	wg.Go(func() {
-		if err := p.Submit(driver.Write, 1, []driver.Desc{{Len: size, LocalKey: near.Key(), RemoteKey: key}}); err != nil {
+		if err := p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: size, LocalKey: near.Key(), RemoteKey: key}}}); err != nil {
 			t.Error(err)
 		}
 	})

@@ -31,11 +31,11 @@ func hello(b *Backend, ring uint64) []byte {
 	return append(binary.LittleEndian.AppendUint64([]byte{msgHello, version}, ring), b.addr...)
 }
 
-// Strangers send anything, or nothing: they are hung up on, and who behaves is
+// Other programs send anything, or nothing: they are hung up on, and a peer is
 // served all the same.
-func TestStrangersAreHungUpOn(t *testing.T) {
+func TestGarbageInsteadOfAHelloIsHungUpOn(t *testing.T) {
 	b := open(t, Config{DialTimeout: 300 * time.Millisecond})
-	page, _, err := sealed.New("test", ringAt+ringBytesMin, false)
+	page, _, err := sealed.New("test", connectionBytes(ringBytesMin), false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func TestStrangersAreHungUpOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Ftruncate(soft, ringAt+ringBytesMin); err != nil {
+	if err := unix.Ftruncate(soft, int64(connectionBytes(ringBytesMin))); err != nil {
 		t.Fatal(err)
 	}
 	defer closeAll([]int{page, small, soft})
@@ -95,7 +95,7 @@ func expectHangUp(t *testing.T, name string, conn *net.UnixConn) {
 		n, err := conn.Read(buf[:])
 		var late net.Error
 		if errors.As(err, &late) && late.Timeout() {
-			t.Errorf("%s: the stranger is still connected", name)
+			t.Errorf("%s: still connected", name)
 			return
 		}
 		if err != nil || n == 0 {
@@ -108,7 +108,7 @@ func expectHangUp(t *testing.T, name string, conn *net.UnixConn) {
 	}
 }
 
-func TestManySilentStrangersDoNotShutTheDoor(t *testing.T) {
+func TestManySilentConnectionsKeepNoPeerOut(t *testing.T) {
 	b := open(t, Config{DialTimeout: 200 * time.Millisecond})
 	for range 2 * handshakesMax {
 		rawDial(t, b)
@@ -122,20 +122,20 @@ func TestManySilentStrangersDoNotShutTheDoor(t *testing.T) {
 func TestGarbageInTheRingEndsTheConnection(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	b := open(t, Config{})
-	words := []uint64{noteWord(noteData, messageMax+1), noteWord(noteData, 1<<56-1), noteWord(9, 8),
-		noteWord(notePad, 0), noteWord(notePad, 1), noteWord(noteSkip, 1<<40), ^uint64(0)}
+	words := []uint64{entryWord(entryData, messageMax+1), entryWord(entryData, 1<<56-1), entryWord(9, 8),
+		entryWord(entryPad, 0), entryWord(entryPad, 1), entryWord(entrySkip, 1<<40), ^uint64(0)}
 	for range 40 {
 		words = append(words, rng.Uint64()|1<<63)
 	}
 	for _, w := range words {
 		p := dial(t, b, b.Addr())
-		if err := p.SubmitNotify(driver.Write, 1, nil, []byte("fine")); err != nil {
+		if err := p.Submit(1, &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail, Notify: []byte("fine")}); err != nil {
 			t.Fatal(err)
 		}
 		if err := await(t, b, 1); err != nil {
 			t.Fatal(err)
 		}
-		word(p.notes.ring, p.notes.tail).Store(w)
+		word(p.out.mem, p.out.tail).Store(w)
 		msgs := receive(t, b, 2)
 		if string(msgs[0].Data) != "fine" || !errors.Is(msgs[1].Err, driver.ErrPeerLost) {
 			t.Fatalf("word %#x: received %v, want the message and a lost peer", w, msgs)
@@ -168,8 +168,8 @@ func TestGarbageInTheHeadIsAFullRing(t *testing.T) {
 	b := open(t, Config{})
 	p := dial(t, b, b.Addr())
 	for _, head := range []uint64{1, 1 << 40, 1 << 63} {
-		p.notes.head.Store(head)
-		err := p.SubmitNotify(driver.Write, 1, nil, make([]byte, messageMax))
+		p.out.head.Store(head)
+		err := p.Submit(1, &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail, Notify: make([]byte, messageMax)})
 		wantError(t, "notify over a wild head", err, driver.ErrFull)
 	}
 }

@@ -4,7 +4,6 @@ package shm
 
 import (
 	"testing"
-	"time"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
@@ -32,19 +31,16 @@ func TestHelpStopsAfterAPiece(t *testing.T) {
 	}
 	fill(src, 0x5A)
 
-	held.arena.renewing.Store(true) // whoever copies into it waits
-	defer held.arena.renewing.Store(false)
+	release, standing := make(chan struct{}), make(chan struct{})
+	park(spotAnnounced, func() { close(standing); <-release })
+	defer parked.Store(nil)
 	first := []driver.Desc{{Len: piece, LocalKey: held.Key(), RemoteKey: key(from)}}
-	if err := p.Submit(driver.Read, 1, first); err != nil {
+	if err := p.Submit(1, &driver.Batch{Op: driver.Read, Descs: first}); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(10 * time.Second); b.queue.len() > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the worker does not take the first batch")
-		}
-	}
+	<-standing // the only worker
 	second := []driver.Desc{{Len: size, LocalKey: from.Key(), RemoteKey: key(to)}}
-	if err := p.Submit(driver.Write, 2, second); err != nil {
+	if err := p.Submit(2, &driver.Batch{Op: driver.Write, Descs: second}); err != nil {
 		t.Fatal(err)
 	}
 	stop := make(chan struct{})
@@ -56,7 +52,7 @@ func TestHelpStopsAfterAPiece(t *testing.T) {
 	if dst[0] != 0x5A || dst[piece] != 0 || b.queue.len() != places {
 		t.Errorf("after one piece: bytes %#x and %#x, %d in the queue; want %#x, 0 and %d", dst[0], dst[piece], b.queue.len(), 0x5A, places)
 	}
-	held.arena.renewing.Store(false)
+	close(release)
 	for tag := uint64(1); tag <= 2; tag++ {
 		if err := await(t, b, tag); err != nil {
 			t.Errorf("batch %d: %v", tag, err)

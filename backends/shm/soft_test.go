@@ -31,3 +31,5 @@ func (s *soft) Extents(dst []driver.Extent) []driver.Extent {
 }
 func (s *soft) Generation() uint64        { return 0 }
 func (s *soft) Renew(off, n uint64) error { return nil }
+func (s *soft) Enter()                    {}
+func (s *soft) Leave()                    {}

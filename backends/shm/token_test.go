@@ -88,7 +88,7 @@ func TestSharedIsMappedAnewAndChecked(t *testing.T) {
 			n = 4 << 20
 		}
 		d[0].Len = n
-		if err := p.Submit(driver.Write, uint64(round), d); err != nil {
+		if err := p.Submit(uint64(round), &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
 			t.Fatal(err)
 		}
 		if err := await(t, b, uint64(round)); err != nil {

@@ -65,7 +65,7 @@ func checkCanRefused(s *stage) {
 		s.noMessages()
 	}
 	s.compare(l, r, "after batches that the peer cannot take")
-	s.move(driver.Write, descs...)
+	s.move(driver.Write, desc(l, 0, r, 64, 64))
 	s.compare(l, r, "after a good batch among those")
 }
 

@@ -145,10 +145,10 @@ func checkHelpNothing(s *stage) {
 func checkHelpStopped(s *stage) {
 	size := uint64(big)
 	l, r := s.local(size), s.remote(size)
-	d := s.batch(l, r, size)
 	stop := make(chan struct{})
 	close(stop)
 	for range 12 {
+		d := s.batch(l, r, size)
 		tags := []uint64{s.submit(driver.Write, d...), s.submit(driver.Write, d...)}
 		for range 3 {
 			s.help(tags[1], stop)

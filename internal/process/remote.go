@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -127,13 +128,20 @@ func (r Remote) Dead() bool {
 	return errors.Is(err, os.ErrNotExist) || err == nil && start != r.start
 }
 
-// Wait sleeps until the process has ended. After Release, also one that comes meanwhile,
-// it returns driver.ErrClosed, and driver.ErrNotSupported without a descriptor.
+// Wait sleeps until the process has ended. After StopWaits it returns driver.ErrTimeout,
+// after Release driver.ErrClosed, and driver.ErrNotSupported without a descriptor.
 func (r Remote) Wait() error {
 	if r.end == nil {
 		return driver.ErrNotSupported
 	}
 	return r.end.Wait()
+}
+
+// StopWaits ends each Wait, now and later. Dead goes on.
+func (r Remote) StopWaits() {
+	if r.end != nil {
+		_ = r.end.SetDeadline(time.Unix(1, 0)) // fails after Release only
+	}
 }
 
 // Release closes the descriptor. It is idempotent. Dead answers false from then on.

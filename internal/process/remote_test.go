@@ -48,6 +48,13 @@ func TestRemoteLearnsOfTheEnd(t *testing.T) {
 		c := exec.Command("sleep", "60")
 		r := of(t, c, pidfd)
 		require.False(t, r.Dead())
+		if pidfd {
+			again := of(t, exec.Command("sleep", "60"), true)
+			again.StopWaits()
+			require.ErrorIs(t, again.Wait(), driver.ErrTimeout)
+			require.False(t, again.Dead())
+			again.Release()
+		}
 		require.NoError(t, c.Process.Kill())
 		if pidfd {
 			require.NoError(t, r.Wait())

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/hostmem"
+)
+
+const late = 0xEE // what a mover writes that comes late
+
+// shared registers memory of its own arena.
+func shared(t *testing.T, b *Backend, n uint64, secret byte) (*hostmem.Buffer, *memory) {
+	t.Helper()
+	buf, err := hostmem.Alloc(n, hostmem.Options{Purpose: "test"})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = b.Close(); _ = buf.Close() })
+	seg := buf.Segment()
+	seg.Secret[0] = secret
+	m, err := b.Register(seg)
+	require.NoError(t, err)
+	return buf, m.(*memory)
+}
+
+func importOf(t *testing.T, p *peer, m *memory) uint32 {
+	t.Helper()
+	token, err := m.AppendToken(nil)
+	require.NoError(t, err)
+	key, _, err := p.Import(token)
+	require.NoError(t, err)
+	return key
+}
+
+// parkedMover submits a write of which the mover stands at a spot. release lets it go on
+// and returns its outcome.
+func parkedMover(
+	t *testing.T, b *Backend, p *peer, where spot, d driver.Desc,
+) (release func() error) {
+	t.Helper()
+	standing, goOn := make(chan struct{}), make(chan struct{})
+	park(where, func() { close(standing); <-goOn })
+	letGo := sync.OnceFunc(func() { close(goOn) })
+	t.Cleanup(func() { letGo(); parked.Store(nil) })
+	submitted := make(chan error, 1)
+	go func() {
+		submitted <- p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{d}})
+	}()
+	<-standing
+	return func() error {
+		letGo()
+		require.NoError(t, <-submitted)
+		parked.Store(nil)
+		return await(t, b, 1)
+	}
+}
+
+// TestLateMoverOfMappedMemory has a mover stand between a check and the act that relies on
+// it, through the whole of a fence: the memory is fenced, cleared and closed, its arena's
+// number serves another arena, and another goroutine of the writer's process maps that.
+// No byte lands there, nor in the memory that was fenced.
+func TestLateMoverOfMappedMemory(t *testing.T) {
+	spots := []spot{spotAnnounced, spotGeneration, spotEpoch, spotMapped, spotCopied, spotLeft}
+	for _, where := range spots {
+		for _, size := range []uint64{4 << 10, 1 << 20, 2 << 20} {
+			t.Run(fmt.Sprintf("spot %d/%d bytes", where, size), func(t *testing.T) {
+				lateMapped(t, where, size)
+			})
+		}
+	}
+}
+
+func lateMapped(t *testing.T, where spot, size uint64) {
+	owner, b := open(t, Config{Grace: time.Millisecond}), open(t, Config{})
+	old, far := shared(t, owner, 1<<20, 1)
+	src, near := shared(t, b, 1<<20, 2)
+	fill(src.Bytes(), late)
+	p := dial(t, b, owner.Addr())
+	key := importOf(t, p, far)
+	release := parkedMover(t, b, p, where,
+		driver.Desc{Len: 4096, Remote: 8192, LocalKey: near.Key(), RemoteKey: key})
+
+	require.NoError(t, owner.Fence(context.Background(), far.Key()))
+	clear(old.Bytes())
+	refetched := make(chan struct{})
+	go func() { // the same arena, mapped anew
+		defer close(refetched)
+		_ = importOf(t, p, far)
+	}()
+	<-refetched
+	index := far.arena.index
+	require.NoError(t, far.Close())
+	require.Eventually(t, func() bool { // the answer to the import holds it a moment longer
+		owner.mu.Lock()
+		defer owner.mu.Unlock()
+		return len(owner.arenas) == 0
+	}, 10*time.Second, 100*time.Microsecond)
+	other, next := shared(t, owner, size, 3)
+	require.Equal(t, index, next.arena.index, "the arena's number is not used again")
+	_ = importOf(t, p, next)
+
+	err := release()
+	if where < spotLeft {
+		require.ErrorIs(t, err, driver.ErrRevoked)
+	}
+	require.NotContains(t, old.Bytes(), byte(late), "a byte landed in memory that was fenced")
+	require.NotContains(t, other.Bytes(), byte(late), "a byte landed in another region")
+}
+
+// TestLateMoverWithinOneBackend: both ends are this backend, so there are no old pages, and
+// Fence waits for its own goroutine.
+func TestLateMoverWithinOneBackend(t *testing.T) {
+	for _, where := range []spot{spotAnnounced, spotEpoch} {
+		b := open(t, Config{Grace: time.Millisecond})
+		mem, far := shared(t, b, 1<<20, 1)
+		src, near := shared(t, b, 1<<20, 2)
+		fill(src.Bytes(), late)
+		p := dial(t, b, b.Addr())
+		release := parkedMover(t, b, p, where,
+			driver.Desc{Len: 4096, LocalKey: near.Key(), RemoteKey: importOf(t, p, far)})
+		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+		defer cancel()
+		require.ErrorIs(t, b.Fence(ctx, far.Key()), context.DeadlineExceeded)
+		err := release()
+		if where == spotAnnounced {
+			require.ErrorIs(t, err, driver.ErrRevoked)
+		}
+		require.NoError(t, b.Fence(context.Background(), far.Key()))
+		require.Equal(t, err == nil, bytes.IndexByte(mem.Bytes(), late) >= 0)
+	}
+}
+
+// TestLateMoverOfForeignMemory has a process's mover stand before its call. (One in the
+// call is what TestFenceWaitsForACopyInTheKernel has.)
+func TestLateMoverOfForeignMemory(t *testing.T) {
+	for _, where := range []spot{spotAnnounced, spotEpoch, spotGate, spotPassing} {
+		owner, b := open(t, Config{Grace: time.Millisecond}), open(t, Config{})
+		far, mem := share(t, owner, drivertest.ForeignMemory, 1<<20)
+		near, src := share(t, b, drivertest.ForeignMemory, 1<<20)
+		fill(src, late)
+		p := dial(t, b, owner.Addr())
+		release := parkedMover(t, b, p, where,
+			driver.Desc{Len: 4096, LocalKey: near.Key(), RemoteKey: importOf(t, p, far)})
+		require.NoError(t, owner.Fence(context.Background(), far.Key()))
+		clear(mem)
+		require.ErrorIs(t, release(), driver.ErrRevoked, "spot %d", where)
+		require.NotContains(t, mem, byte(late), "spot %d", where)
+	}
+}
+
+// A peer that lives in a PID namespace which ours does not see has no number here: nothing
+// is known of its threads, and that is no proof.
+func TestFenceOfAWriterWithoutANumber(t *testing.T) {
+	owner, b := open(t, Config{Grace: time.Millisecond}), open(t, Config{})
+	far, mem := share(t, owner, drivertest.ForeignMemory, 64<<10)
+	near, src := share(t, b, drivertest.ForeignMemory, 64<<10)
+	fill(src, late)
+	p := dial(t, b, owner.Addr())
+	key := importOf(t, p, far)
+	for _, c := range *owner.inbound.Load() {
+		c.pid.PID = 0
+	}
+	release := parkedMover(t, b, p, spotPassing,
+		driver.Desc{Len: 4096, LocalKey: near.Key(), RemoteKey: key})
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, owner.Fence(ctx, far.Key()), context.DeadlineExceeded)
+	require.ErrorIs(t, release(), driver.ErrRevoked)
+	require.NoError(t, owner.Fence(context.Background(), far.Key()))
+	require.NotContains(t, mem, byte(late))
+}
+
+// Between a look at the pages and their exchange no read lands in local memory.
+func TestReadsLandBetweenEnterAndLeave(t *testing.T) {
+	owner, b := open(t, Config{}), open(t, Config{})
+	src, far := shared(t, owner, 1<<20, 1)
+	fill(src.Bytes(), late)
+	dst, near := shared(t, b, 1<<20, 2)
+	p := dial(t, b, owner.Addr())
+	key := importOf(t, p, far)
+	standing, goOn := make(chan struct{}), make(chan struct{})
+	park(spotMapped, func() { close(standing); <-goOn })
+	defer parked.Store(nil)
+	submitted, renewed := make(chan error, 1), make(chan error, 1)
+	go func() {
+		submitted <- p.Submit(1, &driver.Batch{Op: driver.Read,
+			Descs: []driver.Desc{{Len: 4096, LocalKey: near.Key(), RemoteKey: key}}})
+	}()
+	<-standing
+	go func() { renewed <- dst.Renew(0, 4096) }()
+	select {
+	case <-renewed:
+		t.Error("pages moved under a read that is about to land")
+	case <-time.After(50 * time.Millisecond):
+	}
+	close(goOn)
+	require.NoError(t, <-submitted)
+	require.NoError(t, <-renewed)
+	require.NoError(t, await(t, b, 1))
+	require.Equal(t, 4096, bytes.Count(dst.Bytes(), []byte{late}))
+}

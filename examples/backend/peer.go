@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"context"
+	"crypto/subtle"
+	"encoding/binary"
+	"fmt"
+	"sync"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+type peer struct {
+	driver.PeerBase // nothing to help with, and nothing to lose
+
+	from, to *Backend
+
+	mu      sync.RWMutex // guards what follows; held for reading while bytes are copied
+	closed  bool
+	imports []imported // by key
+}
+
+// imported is a token that was accepted; m is nil once it is dropped.
+type imported struct {
+	m     *memory
+	epoch uint64
+}
+
+// Connect implements driver.Backend.
+func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	to, ok := backends.Load(string(addr))
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.closed:
+		return nil, driver.ErrClosed
+	case !ok:
+		return nil, fmt.Errorf("connect: no such backend in this process: %w", driver.ErrPeerLost)
+	}
+	p := &peer{from: b, to: to.(*Backend)}
+	b.peers = append(b.peers, p)
+	return p, nil
+}
+
+// Can implements driver.Peer: descriptors only.
+func (p *peer) Can() driver.Can { return 0 }
+
+// Import implements driver.Peer.
+func (p *peer) Import(token []byte) (key uint32, size uint64, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return 0, 0, driver.ErrClosed
+	}
+	if len(token) != 36 {
+		return 0, 0, driver.ErrBadToken
+	}
+	m := p.to.memory(binary.LittleEndian.Uint32(token[16:]))
+	epoch, size := binary.LittleEndian.Uint64(token[20:]), binary.LittleEndian.Uint64(token[28:])
+	if m == nil || subtle.ConstantTimeCompare(m.seg.Secret[:], token[:16]) == 0 || size != m.seg.Len {
+		return 0, 0, driver.ErrBadToken
+	}
+	m.gate.RLock()
+	defer m.gate.RUnlock()
+	switch {
+	case epoch > m.epoch:
+		return 0, 0, driver.ErrBadToken
+	case epoch < m.epoch || m.closed:
+		return 0, 0, driver.ErrRevoked
+	}
+	p.imports = append(p.imports, imported{m, epoch})
+	return uint32(len(p.imports) - 1), size, nil
+}
+
+// Drop implements driver.Peer.
+func (p *peer) Drop(key uint32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if int64(key) < int64(len(p.imports)) {
+		p.imports[key].m = nil
+	}
+}
+
+// Submit implements driver.Peer. All is checked before the first byte moves.
+func (p *peer) Submit(tag uint64, b *driver.Batch) error {
+	if err := b.Check(0); err != nil {
+		return err
+	}
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if p.closed {
+		return driver.ErrClosed
+	}
+	if p.to.isClosed() {
+		return driver.ErrPeerLost
+	}
+	for i := range b.Descs {
+		if err := p.check(b.Op, &b.Descs[i]); err != nil {
+			return &driver.PieceError{Piece: i, Err: err}
+		}
+	}
+	if !p.from.take() {
+		return driver.ErrFull
+	}
+	c := driver.Completion{Tag: tag}
+	for i := 0; i < len(b.Descs) && c.Err == nil; i++ {
+		c.Err = p.copy(b.Op, &b.Descs[i])
+	}
+	p.from.push(c)
+	return nil
+}
+
+// check refuses what must not begin.
+func (p *peer) check(op driver.Op, d *driver.Desc) error {
+	local := p.from.memory(d.LocalKey)
+	if local == nil || local.ended() || int64(d.RemoteKey) >= int64(len(p.imports)) {
+		return driver.ErrBounds
+	}
+	r := p.imports[d.RemoteKey]
+	if r.m == nil {
+		return driver.ErrBounds
+	}
+	if op == driver.Write && r.m.seg.ReadOnly {
+		return driver.ErrReadOnly
+	}
+	return d.Check(local.seg.Len, r.m.seg.Len)
+}
+
+// copy moves the bytes of one descriptor under the gate of the peer's memory.
+func (p *peer) copy(op driver.Op, d *driver.Desc) error {
+	r := p.imports[d.RemoteKey]
+	r.m.gate.RLock()
+	defer r.m.gate.RUnlock()
+	if r.m.closed || r.m.epoch != r.epoch {
+		return driver.ErrRevoked
+	}
+	local := p.from.memory(d.LocalKey)
+	to, from := local.seg.Mem[d.Local:][:d.Len], r.m.seg.Mem[d.Remote:][:d.Len]
+	shared := local.seg.Shared
+	if op == driver.Write {
+		to, from, shared = from, to, r.m.seg.Shared
+	}
+	if shared != nil {
+		shared.Enter()
+		defer shared.Leave()
+	}
+	copy(to, from)
+	return nil
+}
+
+// Cancel implements driver.Peer: what Submit accepted is over when it returns.
+func (p *peer) Cancel(uint64) {}
+
+// Explain implements driver.Peer.
+func (p *peer) Explain(_, _ uint32) string { return "one copy within the process, in Submit" }
+
+// Close implements driver.Peer. Once the lock was had, no copy is under way.
+func (p *peer) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed, p.imports = true, nil
+	return nil
+}
