@@ -100,7 +100,7 @@ void sl_cuda_feed(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint32_t batc
 	mark(l, b, batch, event);
 }
 
-int sl_cuda_begin(struct sl_cuda_mover *m, struct sl_cuda_lane *l, uint32_t batch)
+int sl_cuda_begin(struct sl_cuda_mover *m, struct sl_cuda_lane *l, uint32_t batch, uint64_t serial)
 {
 	struct sl_cuda_batch *b = &m->batches[batch];
 
@@ -115,8 +115,13 @@ int sl_cuda_begin(struct sl_cuda_mover *m, struct sl_cuda_lane *l, uint32_t batc
 	b->status = 0;
 	b->piece = -1;
 	b->entries.count = 0;
-	__atomic_store_n(&b->cancel, 0, __ATOMIC_RELAXED);
+	b->serial = serial;
 	return 0;
+}
+
+bool sl_cuda_cancelled(const struct sl_cuda_batch *b)
+{
+	return __atomic_load_n(&b->cancel, __ATOMIC_RELAXED) == b->serial;
 }
 
 /* What a batch has beyond the call that submits it lies in memory that is given back at its end, or at the next. */
@@ -153,14 +158,14 @@ static void head(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint32_t batch
 	}
 }
 
-int sl_cuda_submit(struct sl_cuda_mover *m, int lane, uint32_t batch, const struct sl_cuda_piece *pieces, size_t n,
-		   const uint64_t *events, size_t waits)
+int sl_cuda_submit(struct sl_cuda_mover *m, int lane, uint32_t batch, uint64_t serial,
+		   const struct sl_cuda_piece *pieces, size_t n, const uint64_t *events, size_t waits)
 {
 	struct sl_cuda_lane *l = &m->lane[lane];
 	struct sl_cuda_batch *b = &m->batches[batch];
 	int rc;
 
-	SL_CUDA_TRY(sl_cuda_begin(m, l, batch));
+	SL_CUDA_TRY(sl_cuda_begin(m, l, batch, serial));
 	if (patient(l)) {
 		SL_CUDA_TRY(keep(b, pieces, n));
 		sl_cuda_note(l, batch, SL_CUDA_NOTHING);
@@ -209,14 +214,14 @@ static int still_there(struct sl_cuda_mover *m, const struct sl_cuda_run *r)
 	return 0;
 }
 
-int sl_cuda_submit_run(struct sl_cuda_mover *m, int lane, uint32_t batch, const struct sl_cuda_run *r, const uint64_t *events,
-		       size_t waits)
+int sl_cuda_submit_run(struct sl_cuda_mover *m, int lane, uint32_t batch, uint64_t serial,
+		       const struct sl_cuda_run *r, const uint64_t *events, size_t waits)
 {
 	struct sl_cuda_lane *l = &m->lane[lane];
 	struct sl_cuda_batch *b = &m->batches[batch];
 	int rc;
 
-	SL_CUDA_TRY(sl_cuda_begin(m, l, batch));
+	SL_CUDA_TRY(sl_cuda_begin(m, l, batch, serial));
 	SL_CUDA_TRY(still_there(m, r));
 	SL_CUDA_TRY(allow(m, r->kernel, r->shared));
 	pthread_mutex_lock(&l->order);
@@ -229,9 +234,9 @@ int sl_cuda_submit_run(struct sl_cuda_mover *m, int lane, uint32_t batch, const 
 	return rc;
 }
 
-void sl_cuda_cancel(struct sl_cuda_mover *m, uint32_t batch)
+void sl_cuda_cancel(struct sl_cuda_mover *m, uint32_t batch, uint64_t serial)
 {
-	__atomic_store_n(&m->batches[batch].cancel, 1, __ATOMIC_RELAXED);
+	__atomic_store_n(&m->batches[batch].cancel, serial, __ATOMIC_RELAXED);
 }
 
 int sl_cuda_follow(struct sl_cuda_mover *m, uint32_t batch, uint64_t stream)

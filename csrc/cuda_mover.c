@@ -58,7 +58,7 @@ static void heed(struct sl_cuda_lane *l, const struct sl_cuda_note *n)
 	if (b->entries.count)
 		sl_cuda_stage(l, b);
 	while (b->flying < SL_CUDA_AHEAD && !b->status && b->at < b->n) {
-		if (__atomic_load_n(&b->cancel, __ATOMIC_RELAXED)) {
+		if (sl_cuda_cancelled(b)) {
 			b->status = -ECANCELED;
 			b->piece = -1;
 			break;

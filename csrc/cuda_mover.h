@@ -87,7 +87,8 @@ struct sl_cuda_batch {
 	int flying;   /* chunks on the stream */
 	int turn, last;
 	int status, piece;
-	uint32_t cancel;
+	uint64_t serial; /* which of the batches that had this number it is */
+	uint64_t cancel; /* serial of the one that was cancelled last, begun or not */
 };
 
 /* What the thread of a lane is to wait for before it looks at a batch. */
@@ -154,14 +155,16 @@ int sl_cuda_mover_module(struct sl_cuda_mover *m, const char *ptx, const char *k
 
 /*
  * Starts a batch of copies in the order of the stream, after the events. pieces is read until
- * the call returns. What fails after the first copy is the end of the batch. -ENOMEM.
+ * the call returns. What fails after the first copy is the end of the batch. serial is over 0
+ * and unlike that of any earlier batch of the number. -ENOMEM.
  */
-int sl_cuda_submit(struct sl_cuda_mover *m, int lane, uint32_t batch, const struct sl_cuda_piece *pieces, size_t n,
-		   const uint64_t *events, size_t waits);
+int sl_cuda_submit(struct sl_cuda_mover *m, int lane, uint32_t batch, uint64_t serial,
+		   const struct sl_cuda_piece *pieces, size_t n, const uint64_t *events, size_t waits);
 
 /* The same on the patient lane by a processor; list may be NULL, and is copied. -ENOMEM. */
-int sl_cuda_gather(struct sl_cuda_mover *m, uint32_t batch, uint64_t host, uint64_t host_len, uint64_t base, uint64_t stride,
-		   uint64_t entry, const uint32_t *list, size_t count, uint64_t dense, int up);
+int sl_cuda_gather(struct sl_cuda_mover *m, uint32_t batch, uint64_t serial, uint64_t host,
+		   uint64_t host_len, uint64_t base, uint64_t stride, uint64_t entry,
+		   const uint32_t *list, size_t count, uint64_t dense, int up);
 
 /*
  * Checks that memory is still that of a device, since a kernel that meets other memory ends the use
@@ -177,14 +180,18 @@ struct sl_cuda_run {
 	uint32_t args_len;
 	uint8_t args[SL_CUDA_ARGS_MAX];
 };
-int sl_cuda_submit_run(struct sl_cuda_mover *m, int lane, uint32_t batch, const struct sl_cuda_run *r, const uint64_t *events,
-		       size_t waits);
-
-/* Drops what is not yet on the stream: then the batch ends with -ECANCELED. */
-void sl_cuda_cancel(struct sl_cuda_mover *m, uint32_t batch);
+int sl_cuda_submit_run(struct sl_cuda_mover *m, int lane, uint32_t batch, uint64_t serial,
+		       const struct sl_cuda_run *r, const uint64_t *events, size_t waits);
 
 /*
- * Has a stream of the caller wait for the end of a batch, all of which goes on the stream now.
+ * Drops what is not yet on the stream: then the batch ends with -ECANCELED. It may be called
+ * before the batch is begun, and after its end: another serial's batch is left alone.
+ */
+void sl_cuda_cancel(struct sl_cuda_mover *m, uint32_t batch, uint64_t serial);
+
+/*
+ * Has a stream of the caller wait for the end of a batch that was begun, all of which goes on
+ * the stream now.
  * -EOPNOTSUPP: it is on the patient lane.
  */
 int sl_cuda_follow(struct sl_cuda_mover *m, uint32_t batch, uint64_t stream);

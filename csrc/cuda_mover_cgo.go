@@ -181,9 +181,10 @@ func (m *CUDAMover) Load(ptx string, kernels []string) error {
 }
 
 // Submit starts a batch of copies behind events, which are CUevents: one crossing, no allocation.
-// After an error nothing was started and nothing ends.
-func (m *CUDAMover) Submit(lane, batch int, pieces []CUDAPiece, events []uint64) error {
-	rc := C.sl_cuda_submit(m.c, C.int(lane), C.uint32_t(batch), (*C.struct_sl_cuda_piece)(unsafe.Pointer(unsafe.SliceData(pieces))),
+// After an error nothing was started and nothing ends. serial is over 0 and unlike that of any
+// earlier batch with this number.
+func (m *CUDAMover) Submit(lane, batch int, serial uint64, pieces []CUDAPiece, events []uint64) error {
+	rc := C.sl_cuda_submit(m.c, C.int(lane), C.uint32_t(batch), C.uint64_t(serial), (*C.struct_sl_cuda_piece)(unsafe.Pointer(unsafe.SliceData(pieces))),
 		C.size_t(len(pieces)), (*C.uint64_t)(unsafe.SliceData(events)), C.size_t(len(events)))
 	if rc == 0 {
 		return nil
@@ -192,8 +193,8 @@ func (m *CUDAMover) Submit(lane, batch int, pieces []CUDAPiece, events []uint64)
 }
 
 // SubmitRun starts a batch that is a launch.
-func (m *CUDAMover) SubmitRun(lane, batch int, r *CUDARun, events []uint64) error {
-	rc := C.sl_cuda_submit_run(m.c, C.int(lane), C.uint32_t(batch), (*C.struct_sl_cuda_run)(unsafe.Pointer(r)),
+func (m *CUDAMover) SubmitRun(lane, batch int, serial uint64, r *CUDARun, events []uint64) error {
+	rc := C.sl_cuda_submit_run(m.c, C.int(lane), C.uint32_t(batch), C.uint64_t(serial), (*C.struct_sl_cuda_run)(unsafe.Pointer(r)),
 		(*C.uint64_t)(unsafe.SliceData(events)), C.size_t(len(events)))
 	if rc == 0 {
 		return nil
@@ -202,12 +203,12 @@ func (m *CUDAMover) SubmitRun(lane, batch int, r *CUDARun, events []uint64) erro
 }
 
 // SubmitEntries starts a batch on the patient lane.
-func (m *CUDAMover) SubmitEntries(batch int, e *CUDAEntries) error {
+func (m *CUDAMover) SubmitEntries(batch int, serial uint64, e *CUDAEntries) error {
 	up := C.int(0)
 	if e.Up {
 		up = 1
 	}
-	rc := C.sl_cuda_gather(m.c, C.uint32_t(batch), C.uint64_t(uintptr(unsafe.Pointer(unsafe.SliceData(e.Host)))), C.uint64_t(len(e.Host)),
+	rc := C.sl_cuda_gather(m.c, C.uint32_t(batch), C.uint64_t(serial), C.uint64_t(uintptr(unsafe.Pointer(unsafe.SliceData(e.Host)))), C.uint64_t(len(e.Host)),
 		C.uint64_t(e.Base), C.uint64_t(e.Stride), C.uint64_t(e.Entry), indexPtr(e.List), C.size_t(e.Count), C.uint64_t(e.Dense), up)
 	if rc == 0 {
 		return nil
@@ -215,10 +216,14 @@ func (m *CUDAMover) SubmitEntries(batch int, e *CUDAEntries) error {
 	return CUDAStatus("gather", int32(rc))
 }
 
-// Cancel drops what of a batch is not on its stream yet.
-func (m *CUDAMover) Cancel(batch int) { C.sl_cuda_cancel(m.c, C.uint32_t(batch)) }
+// Cancel drops what of a batch is not on its stream yet. It may be called before the Submit of
+// that serial, and after the batch has ended.
+func (m *CUDAMover) Cancel(batch int, serial uint64) {
+	C.sl_cuda_cancel(m.c, C.uint32_t(batch), C.uint64_t(serial))
+}
 
-// Follow has a CUstream of the caller wait for the end of a batch that has not been polled.
+// Follow has a CUstream of the caller wait for the end of a batch that was started and has not
+// been polled.
 // driver.ErrNotSupported: it is on the patient lane.
 func (m *CUDAMover) Follow(batch int, stream uint64) error {
 	rc := C.sl_cuda_follow(m.c, C.uint32_t(batch), C.uint64_t(stream))

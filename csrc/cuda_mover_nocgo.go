@@ -52,16 +52,16 @@ func (*CUDAMover) Gated(int) (int, error) { return 0, noMover() }
 func (*CUDAMover) Load(string, []string) error { return noMover() }
 
 // Submit is never called.
-func (*CUDAMover) Submit(int, int, []CUDAPiece, []uint64) error { return noMover() }
+func (*CUDAMover) Submit(int, int, uint64, []CUDAPiece, []uint64) error { return noMover() }
 
 // SubmitRun is never called.
-func (*CUDAMover) SubmitRun(int, int, *CUDARun, []uint64) error { return noMover() }
+func (*CUDAMover) SubmitRun(int, int, uint64, *CUDARun, []uint64) error { return noMover() }
 
 // SubmitEntries is never called.
-func (*CUDAMover) SubmitEntries(int, *CUDAEntries) error { return noMover() }
+func (*CUDAMover) SubmitEntries(int, uint64, *CUDAEntries) error { return noMover() }
 
 // Cancel is never called.
-func (*CUDAMover) Cancel(int) {}
+func (*CUDAMover) Cancel(int, uint64) {}
 
 // Follow is never called.
 func (*CUDAMover) Follow(int, uint64) error { return noMover() }

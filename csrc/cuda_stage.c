@@ -10,13 +10,14 @@
 #include "cuda_feed.h"
 #include "copy/copy.h"
 
-int sl_cuda_gather(struct sl_cuda_mover *m, uint32_t batch, uint64_t host, uint64_t host_len, uint64_t base, uint64_t stride,
-		   uint64_t entry, const uint32_t *list, size_t count, uint64_t dense, int up)
+int sl_cuda_gather(struct sl_cuda_mover *m, uint32_t batch, uint64_t serial, uint64_t host,
+		   uint64_t host_len, uint64_t base, uint64_t stride, uint64_t entry,
+		   const uint32_t *list, size_t count, uint64_t dense, int up)
 {
 	struct sl_cuda_lane *l = &m->lane[m->streams];
 	struct sl_cuda_batch *b = &m->batches[batch];
 
-	SL_CUDA_TRY(sl_cuda_begin(m, l, batch));
+	SL_CUDA_TRY(sl_cuda_begin(m, l, batch, serial));
 	if (list) {
 		b->list = malloc(count * sizeof *list);
 		if (!b->list)
@@ -42,7 +43,7 @@ static int gather(const struct sl_cuda_batch *b, uint8_t *half, size_t first, si
 static int upload(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint8_t *half, size_t first, size_t n)
 {
 	if (gather(b, half, first, n))
-		return CUDA_ERROR_INVALID_VALUE; /* not to happen: bounds were checked */
+		return CUDA_ERROR_INVALID_VALUE; /* the list has changed since it was checked */
 	return sl_cu.cuMemcpyHtoDAsync_v2(b->entries.dense + first * b->entries.entry, half, n * b->entries.entry, l->stream);
 }
 
@@ -65,7 +66,7 @@ static int stage(struct sl_cuda_lane *l, struct sl_cuda_batch *b)
 		size_t n = e->count - first < each ? e->count - first : each;
 		uint8_t *half = *memory + turn % 2 * (SL_CUDA_STAGE_BYTES / 2);
 
-		if (__atomic_load_n(&b->cancel, __ATOMIC_RELAXED))
+		if (sl_cuda_cancelled(b))
 			return -ECANCELED;
 		if (turn >= 2)
 			SL_CUDA_TRY(sl_cu.cuEventSynchronize(b->event[turn % 2]));

@@ -115,7 +115,7 @@ var (
 // Between processes, with memory that AllocDevice makes.
 var (
 	betweenHarness   = between("between", hbm, drivertest.Processes)
-	betweenUpHarness = between("between-up", nil, 0, "Lengths", "Pages", "FenceRevokes", "FenceFrozen", "SilenceUnderWrites")
+	betweenUpHarness = between("between-up", nil, 0, "Lengths", "Pattern", "FenceRevokes", "FenceFrozen", "SilenceUnderWrites")
 )
 
 func between(name string, local drivertest.Allocator, w drivertest.Wiring, only ...string) drivertest.Harness {

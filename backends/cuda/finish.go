@@ -62,7 +62,7 @@ func (b *Backend) attend() {
 // finish ends a batch. The caller holds reaping.
 func (b *Backend) finish(d *csrc.Done) {
 	j := b.jobs[d.Tag]
-	j.written.Load()
+	j.serial.Load() // what was written before C had the job is seen from here on
 	p, c := j.p, driver.Completion{Tag: j.tag, Err: j.outcome(d)}
 	if c.Err == nil && j.overtaken() {
 		c.Err = driver.ErrRevoked

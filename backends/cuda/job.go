@@ -12,16 +12,21 @@ import (
 )
 
 // job is a batch. Jobs are made at the start and reused; their number is what C knows them by.
+//
+// The job is the one record of its batch. Others find it only while it is live: from just
+// before C begins it until its end is taken off the ring. What C refuses is live no more before
+// starting is given up, so that StreamWait finds only batches that C has begun. A cancel names
+// the serial, so that one that comes before C begins the batch holds, and one that comes
+// after its end does not touch the next batch of the number.
 type job struct {
 	b      *Backend
 	number int
 
-	live bool // under way; Backend.mu guards it, and what follows from others until then
-	p    *peer
-	tag  uint64
-	why  atomic.Pointer[error] // it was asked to end early
-
-	written atomic.Bool // all of it is: stored before C has it, loaded when C has given it back
+	live   bool                  // Backend.mu guards it, and what follows from others until then
+	serial atomic.Uint64         // which of the batches with this number it is
+	why    atomic.Pointer[error] // it was asked to end early
+	p      *peer
+	tag    uint64
 
 	dev    *device
 	views  []view
@@ -103,10 +108,24 @@ func (j *job) undo() {
 	j.b.taken.Add(-1)
 }
 
-// show makes a job known to who cancels.
-func (j *job) show() {
+// show makes a job known to cancels and StreamWait, and returns its serial, unless a fence has
+// ended an epoch since the job entered it: that fence may have looked for batches already.
+func (j *job) show() (serial uint64, err error) {
 	j.b.mu.Lock()
+	defer j.b.mu.Unlock()
+	for i := range j.views {
+		if j.views[i].remote.revoked() {
+			return 0, driver.ErrRevoked
+		}
+	}
 	j.live = true
+	return j.serial.Add(1), nil
+}
+
+// hide undoes show: C has refused the batch.
+func (j *job) hide() {
+	j.b.mu.Lock()
+	j.live = false
 	j.b.mu.Unlock()
 }
 
@@ -137,7 +156,7 @@ func (b *Backend) cancel(which func(*job) bool, why *error) {
 	defer b.mu.Unlock()
 	for _, j := range b.jobs {
 		if j.live && which(j) && j.why.CompareAndSwap(nil, why) {
-			j.dev.mover.Cancel(j.number)
+			j.dev.mover.Cancel(j.number, j.serial.Load())
 		}
 	}
 }

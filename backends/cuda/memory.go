@@ -184,12 +184,9 @@ func (m *memory) unpin() error {
 	return pins.unuse(m.b, m.pin)
 }
 
-// Fence implements driver.Fencer. What is on a stream already ends by itself, within the
+// Fence implements driver.Backend. What is on a stream already ends by itself, within the
 // time of two chunks.
 func (b *Backend) Fence(ctx context.Context, key uint32) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
 	m := b.memories.At(key)
 	if m == nil {
 		return fmt.Errorf("fence key %d: no such memory: %w", key, driver.ErrBounds)

@@ -37,8 +37,11 @@ func (j *job) checkPattern(op driver.Op, p *driver.Pattern, pieces *[]csrc.CUDAP
 		return nil
 	}
 	for i := range p.Count {
-		d := p.Desc(i)
-		v.add(pieces, op, &d, i)
+		d := p.Desc(i) // the list may have changed since Pattern.Check
+		if err := d.Check(v.local.seg.Len, v.remote.m.seg.Len); err != nil {
+			return &driver.PieceError{Piece: i, Err: err}
+		}
+		v.add(pieces, op, &d, i, true)
 	}
 	return nil
 }

@@ -48,6 +48,14 @@ func (r *remote) enter() bool {
 	return false
 }
 
+// revoked reports whether the epoch has ended.
+func (r *remote) revoked() bool {
+	if r.far != nil { // Drop ends its grant, too, and disturbs no batch
+		return r.grant.far.state.Load() == passOver
+	}
+	return r.grant.ended.Load()
+}
+
 func (r *remote) leave() {
 	r.grant.leave()
 	r.far.letGo(r.grant)

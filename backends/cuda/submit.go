@@ -38,6 +38,10 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	if j == nil {
 		return driver.ErrFull
 	}
+	if p.from.closed.Load() { // Poll looks at taken behind closed: it may have said ErrClosed
+		j.undo()
+		return driver.ErrClosed
+	}
 	scratch := p.from.borrow()
 	err := j.begin(b, &scratch)
 	p.from.lend(scratch)
@@ -88,7 +92,9 @@ func (j *job) check(b *driver.Batch, pieces *[]csrc.CUDAPiece) error {
 	}
 	for i := range b.Descs {
 		d := &b.Descs[i]
-		if n := len(j.views); n == 0 || !j.views[n-1].shows(d) {
+		n := len(j.views)
+		joins := n > 0 && j.views[n-1].shows(d)
+		if !joins {
 			switch err := j.look(b.Op, d.LocalKey, d.RemoteKey); err {
 			case nil:
 			case driver.ErrFull: // of no piece: try again
@@ -101,7 +107,7 @@ func (j *job) check(b *driver.Batch, pieces *[]csrc.CUDAPiece) error {
 		if err := d.Check(v.local.seg.Len, v.remote.m.seg.Len); err != nil {
 			return &driver.PieceError{Piece: i, Err: err}
 		}
-		v.add(pieces, b.Op, d, i)
+		v.add(pieces, b.Op, d, i, joins)
 		if err := j.gateOf(v, d); err != nil {
 			return err
 		}
@@ -109,15 +115,17 @@ func (j *job) check(b *driver.Batch, pieces *[]csrc.CUDAPiece) error {
 	return nil
 }
 
-// add makes a descriptor a piece, or a part of the one before.
-func (v *view) add(pieces *[]csrc.CUDAPiece, op driver.Op, d *driver.Desc, index int) {
+// add makes a descriptor a piece, or a part of the one before, which it joins only where that
+// is of the same view: the driver takes no copy across two allocations, or two ranges that were
+// pinned one by one, though one ends where the other begins.
+func (v *view) add(pieces *[]csrc.CUDAPiece, op driver.Op, d *driver.Desc, index int, joins bool) {
 	dst, src := v.remote.m.base+d.Remote, v.local.base+d.Local
 	if op == driver.Read {
 		dst, src = src, dst
 	}
-	if n := len(*pieces); n > 0 {
+	if n := len(*pieces); joins && n > 0 {
 		last := &(*pieces)[n-1]
-		if last.Dst+last.Len == dst && last.Src+last.Len == src && last.Way == v.way {
+		if last.Dst+last.Len == dst && last.Src+last.Len == src {
 			last.Len += d.Len
 			return
 		}
@@ -129,29 +137,40 @@ func (v *view) add(pieces *[]csrc.CUDAPiece, op driver.Op, d *driver.Desc, index
 func (j *job) start(pieces []csrc.CUDAPiece) error {
 	j.b.starting.RLock()
 	defer j.b.starting.RUnlock()
-	j.show()
-	m, number := j.dev.mover, j.number
-	if g := j.gather; g.Count > 0 {
-		j.written.Store(true)
-		return m.SubmitEntries(number, &g)
-	}
 	lane, err := j.lane()
 	if err != nil {
 		return err
 	}
-	run, events := j.place != nil, j.events
-	j.written.Store(true) // from here on it may be another batch
-	if run {
-		return m.SubmitRun(lane, number, &j.run, events)
+	serial, err := j.show()
+	if err != nil {
+		return err
 	}
-	return m.Submit(lane, number, pieces, events)
+	return j.launch(lane, serial, pieces)
+}
+
+// launch hands a job that is shown to C. Once C has begun it, it may be another batch.
+func (j *job) launch(lane int, serial uint64, pieces []csrc.CUDAPiece) (err error) {
+	m, number, events, g, run := j.dev.mover, j.number, j.events, j.gather, j.place != nil
+	j.serial.Store(serial) // as it is: finish loads it, and is ordered behind this
+	switch {
+	case g.Count > 0:
+		err = m.SubmitEntries(number, serial, &g)
+	case run:
+		err = m.SubmitRun(lane, number, serial, &j.run, events)
+	default:
+		err = m.Submit(lane, number, serial, pieces, events)
+	}
+	if err != nil {
+		j.hide()
+	}
+	return err
 }
 
 func (j *job) lane() (lane int, err error) {
 	switch {
 	case j.slow && len(j.events) > 0:
 		return 0, fmt.Errorf("memory that is not pinned cannot wait for an event (Explain says why it is not): %w", driver.ErrNotSupported)
-	case j.slow:
+	case j.slow || j.gather.Count > 0:
 		return j.dev.mover.Patient(), nil
 	case len(j.events) > 0:
 		j.gate, lane, err = j.dev.gatedLane()

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package cuda
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/fakecuda"
+)
+
+// parked is a batch that Submit would start next: checked, and on no stream.
+func (r *rig) parked(b *driver.Batch) (*job, []csrc.CUDAPiece) {
+	r.t.Helper()
+	r.tag++
+	j := r.b.take(r.p, r.tag)
+	require.NotNil(r.t, j)
+	var pieces []csrc.CUDAPiece
+	require.NoError(r.t, j.check(b, &pieces))
+	return j, pieces
+}
+
+// large is a batch of many chunks.
+func (r *rig) large() (b *driver.Batch, chunks uint32, d *place) {
+	r.t.Helper()
+	const n = 200 << 20
+	l, d := r.memory(sparse, n), r.memory(hbmUntouched, n)
+	libcuda.Set(r.t, fakecuda.DelayMicros, 1000)
+	return &driver.Batch{Op: driver.Write, Descs: []driver.Desc{
+		{Len: n, LocalKey: l.m.key, RemoteKey: d.key},
+	}}, n / (8 << 20), d
+}
+
+// TestCancelBeforeBegin cancels a batch that others see already, and that C has not begun: it
+// ends early all the same, and the next batch of its number does not.
+func TestCancelBeforeBegin(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	b, chunks, _ := r.large()
+	j, pieces := r.parked(b)
+	lane, err := j.lane()
+	require.NoError(t, err)
+	serial, err := j.show()
+	require.NoError(t, err)
+	r.p.Cancel(r.tag)
+	before := libcuda.Get(fakecuda.Copies)
+	r.p.unfinished.Add(1)
+	require.NoError(t, j.launch(lane, serial, pieces))
+	require.ErrorIs(t, r.end(r.tag), driver.ErrAborted)
+	require.Less(t, libcuda.Get(fakecuda.Copies)-before, chunks)
+	j.dev.mover.Cancel(j.number, serial) // the end has overtaken it
+	for range r.b.jobs {                 // each number
+		r.tag++
+		require.NoError(t, r.p.Submit(r.tag, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{
+			{Len: 1, LocalKey: b.Descs[0].LocalKey, RemoteKey: b.Descs[0].RemoteKey},
+		}}))
+		require.NoError(t, r.end(r.tag))
+	}
+}
+
+// TestFenceBeforeStart fences a memory that a batch has entered and does not use yet: the fence
+// cannot cancel the batch, which starts nothing.
+func TestFenceBeforeStart(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	b, _, d := r.large()
+	j, pieces := r.parked(b)
+	d.m.endEpoch() // what a fence does before it waits
+	require.False(t, d.m.quiet())
+	before := libcuda.Get(fakecuda.Copies)
+	require.ErrorIs(t, j.start(pieces), driver.ErrRevoked)
+	j.undo()
+	require.Equal(t, before, libcuda.Get(fakecuda.Copies))
+	require.True(t, d.m.quiet())
+}
+
+// TestStreamWaitBesideRefused has a stream wait while Submit is about to give up a batch for which
+// there is no lane: the stream waits for the batch that is under way, and for no other.
+func TestStreamWaitBesideRefused(t *testing.T) {
+	onStandIn(t)
+	cfg := testConfig()
+	cfg.Gated = 1
+	r := newRig(t, cfg)
+	kv, host := r.memory(hbm, 8192), r.memory(drivertest.HostMemory, 4096)
+	late, blocked, program := newProducer(t), newProducer(t), newProducer(t)
+	r.hold(late)
+	blocked.must(blocked.Await(late.event))
+	blocked.must(blocked.Record(blocked.event))
+	blocked.must(r.b.StartAfter(kv.space.Segment, blocked.event))
+	first := r.submit(driver.Read, host, kv, driver.Desc{Len: 1024})
+	j, pieces := r.parked(&driver.Batch{Op: driver.Read, Descs: []driver.Desc{
+		{Len: 1024, LocalKey: host.m.key, RemoteKey: kv.key},
+	}})
+	require.ErrorIs(t, j.start(pieces), driver.ErrFull)
+	n, err := r.b.StreamWait(program.Handle(), kv.space.Segment)
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	j.undo()
+	r.release()
+	r.endAll([]uint64{first})
+	blocked.must(r.b.StartAfter(kv.space.Segment, 0))
+	for _, p := range []*producer{late, blocked, program} {
+		p.close()
+	}
+}
+
+// TestStreamWaitBesideRefusal does so where the driver refuses the batch.
+func TestStreamWaitBesideRefusal(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	kv, host := r.memory(hbm, 8192), r.memory(drivertest.HostMemory, 4096)
+	program := newProducer(t)
+	j, pieces := r.parked(&driver.Batch{Op: driver.Read, Descs: []driver.Desc{
+		{Len: 1024, LocalKey: host.m.key, RemoteKey: kv.key},
+	}})
+	j.events = append(j.events, 0) // which the driver knows not
+	var said *csrc.CUDAError
+	require.ErrorAs(t, j.start(pieces), &said)
+	n, err := r.b.StreamWait(program.Handle(), kv.space.Segment)
+	require.NoError(t, err)
+	require.Zero(t, n)
+	j.undo()
+	program.close()
+}
+
+// TestPollBesideClose has Close wait for a batch: Poll says that it is closed only behind the
+// completion of that batch.
+func TestPollBesideClose(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	l, d := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
+	libcuda.Set(t, fakecuda.Hold, 1)
+	tag := r.submit(driver.Write, l, d, driver.Desc{Len: 13})
+	closed := make(chan error, 1)
+	go func() { closed <- r.b.Close() }()
+	for r.p.Submit(99, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{
+		{Len: 0, LocalKey: l.m.key, RemoteKey: d.key},
+	}}) != driver.ErrClosed {
+		time.Sleep(time.Millisecond) // until Close has begun
+	}
+	var done [1]driver.Completion
+	n, err := r.b.Poll(done[:])
+	require.NoError(t, err)
+	require.Zero(t, n)
+	r.release()
+	require.NoError(t, <-closed)
+	n, err = r.b.Poll(done[:])
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	require.Equal(t, tag, done[0].Tag)
+	_, err = r.b.Poll(done[:])
+	require.ErrorIs(t, err, driver.ErrClosed)
+}
+
+// TestNeighboursOfTwoRegistrations: one copy over both is one that a driver refuses.
+func TestNeighboursOfTwoRegistrations(t *testing.T) {
+	r := newRig(t, testConfig())
+	space, err := hbm(8192)
+	require.NoError(t, err)
+	l := r.memory(drivertest.HostMemory, 8192)
+	var keys [2]uint32
+	for i := range keys {
+		seg, err := space.Segment.Slice(uint64(i)*4096, 4096, [16]byte{})
+		require.NoError(t, err)
+		keys[i] = r.imported(r.register(seg))
+	}
+	b := &driver.Batch{Op: driver.Write}
+	for i := range uint64(4) {
+		b.Descs = append(b.Descs, driver.Desc{Local: i * 2048, Remote: i % 2 * 2048, Len: 2048,
+			LocalKey: l.m.key, RemoteKey: keys[i/2]})
+	}
+	j, pieces := r.parked(b)
+	j.undo()
+	require.Len(t, pieces, 2, "within a registration they are one")
+	require.NoError(t, r.b.Close())
+	require.NoError(t, space.Free())
+}
+
+// TestFenceOver: a fence whose context is over ends the epoch all the same.
+func TestFenceOver(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	l, d := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
+	libcuda.Set(t, fakecuda.Hold, 1)
+	tag := r.submit(driver.Write, l, d, driver.Desc{Len: 13})
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	require.ErrorIs(t, r.b.Fence(over, d.m.key), context.Canceled)
+	require.ErrorIs(t, r.p.Submit(99, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{
+		{Len: 1, LocalKey: l.m.key, RemoteKey: d.key},
+	}}), driver.ErrRevoked)
+	r.release()
+	require.NoError(t, r.end(tag))
+	require.NoError(t, r.b.Fence(context.Background(), d.m.key))
+}
