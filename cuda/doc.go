@@ -16,8 +16,7 @@
 // the copy engine in a batch or by single calls, or the CPU through a ring of pinned memory,
 // which takes no multiprocessor. Which one is fastest is measured when the first Move of its kind comes; Explain says
 // what came out, and a name in its place is that variant or an error. Prepare captures a launch
-// for replay. Plan says what is known without a card. Unique finds the different indices of a list, so that
-// an entry crosses the bus once.
+// for replay. Plan says what is known without a card.
 //
 // Everything here builds with CGO_ENABLED=0; the twin is then a plain loop, and no Device opens.
 package cuda

@@ -30,7 +30,7 @@ type Notification struct {
 // Notifications is where a goroutine waits for messages. The channel is never
 // closed: also wait for an end of your own. Messages of one peer over one backend
 // arrive in the order in which their transfers were posted, that of a transfer
-// of several batches when its last batch went. When nobody reads, the channel
+// of several batches when its last batch went. When the program does not read, the channel
 // fills, then the senders' transfers wait and end with ErrTimeout.
 func (e *Engine) Notifications() <-chan Notification { return e.inbox }
 
@@ -60,7 +60,7 @@ func (e *Engine) Receive(dst []Notification) (n int) {
 		}
 		l.receiveMu.Unlock()
 		if l.received.Load() != asked {
-			l.receive() // for who found us at it
+			l.receive() // for the goroutine that found the lock taken
 		}
 	}
 	return n
@@ -80,7 +80,7 @@ func (e *Engine) drain(dst []Notification) (n int) {
 
 // receive moves the backend's messages into the channel. When that is full a
 // goroutine waits for room, and the rest stays with the backend, which holds
-// back the senders. Who finds another at it leaves word, as in poll.
+// back the senders. A goroutine that finds the lock taken sets a flag, as in poll.
 func (l *lane) receive() (found bool) {
 	if !l.notifies() {
 		return false

@@ -27,7 +27,7 @@ type ownBlock struct {
 	users  atomic.Int64 // batches of this process
 	moving atomic.Bool  // other memory goes under the addresses: no batch may begin
 
-	renewing sync.Mutex // held by who puts it there
+	renewing sync.Mutex // held while other memory is put there
 
 	mu sync.Mutex // guards what follows, and the block against who shares it
 	id uint64     // of the memory that is there now, of all that this process ever had
@@ -122,18 +122,55 @@ func (o *ownBlock) leave() {
 }
 
 // renew puts other memory under the addresses, with the same content, so that what frozen processes
-// still write lands in memory that is nobody's. Processes that are well map the other memory when they next use
-// it; what they have under way is waited for. frozen says who is waited for no more; it is asked once more
-// when it is our turn.
+// still write lands in memory that nothing uses. Processes that are well map the other memory when they next use
+// it; what they have under way is waited for. frozen says which are waited for no more; it is asked once more
+// when it is our turn. The driver's part has no end that is known: where stop ends the wait for it, it goes
+// on, and the next renew waits for it.
 func (o *ownBlock) renew(grace time.Duration, frozen func(*pass) bool, stop func() error) error {
-	o.renewing.Lock()
-	defer o.renewing.Unlock()
+	if err := await(o.renewing.TryLock, stop); err != nil {
+		return err
+	}
 	list := servers()
 	if !guestsAreIn(list, frozen) {
+		o.renewing.Unlock()
 		return nil
 	}
 	o.moving.Store(true) // pairs with the look in guest.admit
-	defer o.settle()
+	over := func(s *pass) bool { return s.m.block == o }
+	if err := o.drain(list, grace, frozen, stop); err != nil {
+		o.settle()
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() {
+		err := o.replace()
+		if err == nil {
+			for _, b := range list {
+				b.disown(over)
+			}
+		}
+		o.settle()
+		ended <- err
+	}()
+	var err error
+	done := func() bool {
+		select {
+		case err = <-ended:
+			return true
+		default:
+			return false
+		}
+	}
+	if late := await(done, stop); late != nil {
+		return late
+	}
+	return err
+}
+
+// drain waits for the batches over the block, but for those of frozen processes, and lets
+// no further ones begin.
+func (o *ownBlock) drain(list []*Backend, grace time.Duration, frozen func(*pass) bool,
+	stop func() error) error {
 	over := func(s *pass) bool { return s.m.block == o }
 	well := func(s *pass) bool { return over(s) && !frozen(s) }
 	for _, b := range list {
@@ -151,12 +188,6 @@ func (o *ownBlock) renew(grace time.Duration, frozen func(*pass) bool, stop func
 	}
 	for _, b := range list {
 		b.turnPasses(over, passMoves, passMoved)
-	}
-	if err := o.replace(); err != nil {
-		return err
-	}
-	for _, b := range list {
-		b.disown(over)
 	}
 	return nil
 }
@@ -178,9 +209,10 @@ func (o *ownBlock) replace() error {
 	return nil
 }
 
-// settle lets batches begin again, and wakes those who were told to wait.
+// settle ends a renew: batches may begin again, and what was told to wait is woken.
 func (o *ownBlock) settle() {
 	o.moving.Store(false)
+	o.renewing.Unlock()
 	for _, b := range servers() {
 		b.box.Alarm()
 	}

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package cuda moves bytes between HBM and DRAM, and between HBM and HBM: batches of copies by
-// the copy engines, and patterns of small entries by the gather kernel of package cuda beside this one. The other
-// side is a backend of this process or, with Config.Peers, one of another process of the same host and user, whose HBM
-// is mapped here. It has run against a software stand-in of the driver alone, not yet on a card.
+// the copy engines, and patterns of small entries by the gather kernel of the package cuda at
+// the root of this module. The other side is a backend of this process or, with Config.Peers, one
+// of another process of the same host and user, whose HBM is mapped here.
+//
+// The package is experimental: it has not met a card. It has run against a software stand-in of
+// the driver alone.
 //
 // A backend (cuda.go) has devices (device.go), memories (memory.go, pins.go, block.go), and peers (peer.go), which
 // turn batches into copies (submit.go, pages.go) on streams of a device. A thread of C for each

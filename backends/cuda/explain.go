@@ -23,7 +23,9 @@ func (p *peer) Explain(localKey, remoteKey uint32) string {
 	if p.far != nil {
 		where += ", memory of another process mapped here"
 	}
-	return fmt.Sprintf("%s; descriptors by the copy engine, %s; small entries %s", where, pinning(l, r.m), p.from.entries(d, l, r.m))
+	return fmt.Sprintf("experimental: has not met a card; %s; "+
+		"descriptors by the copy engine, %s; small entries %s",
+		where, pinning(l, r.m), p.from.entries(d, l, r.m))
 }
 
 // pinning says how the copy engine reaches host memory.

@@ -13,7 +13,6 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
-	"github.com/sluicehq/sluice/internal/park"
 	"github.com/sluicehq/sluice/internal/process"
 	"github.com/sluicehq/sluice/internal/sealed"
 )
@@ -30,11 +29,9 @@ type guest struct {
 
 	mu     sync.Mutex // guards what follows
 	passes [slotsMax]*pass
-	next   uint32       // slots that were never given are from here on
-	free   []uint32     // that were given back
-	left   bool         // nothing of it is under way, and the pages may be gone
-	ends   *park.Waiter // watches the process; nil: not yet
-	away   bool         // Close has begun: who does not say bye is not waited for
+	next   uint32   // slots that were never given are from here on
+	free   []uint32 // that were given back
+	left   bool     // nothing of it is under way, and the pages may be gone
 }
 
 // pass is what a guest was given under a slot: a memory in an epoch.
@@ -47,20 +44,34 @@ type pass struct {
 func (g *guest) usersOf(slot uint32) *atomic.Uint64 { return sealed.Word(g.users, int(8*slot)) }
 func (g *guest) stateOf(slot uint32) *atomic.Uint64 { return sealed.Word(g.states, int(8*slot)) }
 
-// attend answers until the connection ends, and stays until nothing of the guest is under way.
+// attend answers until the connection ends, and stays until nothing of the guest is under way:
+// the copies of a process end with it, not with its socket.
 func (g *guest) attend() {
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		if g.process.Wait() == nil {
+			_ = g.wire.conn.Close() // a child of the process may hold the other end open
+		}
+	})
 	polite := g.listen()
 	_ = g.wire.conn.Close()
 	if !polite {
-		g.untilDead()
+		_ = g.process.Wait() // or Close of the backend
 	}
 	g.leave()
+	watch.Wait()
 }
 
 // listen reports whether the guest has said that nothing is under way.
 func (g *guest) listen() (polite bool) {
-	for {
+	for reset := false; ; {
 		h, tail, fd, err := g.wire.receive()
+		if errors.Is(err, unix.ECONNRESET) && !reset {
+			// The other end has closed over a packet of ours that it had not read. The
+			// kernel says so once, before it gives what had been sent: a goodbye, perhaps.
+			reset = true
+			continue
+		}
 		if err != nil {
 			return false
 		}
@@ -81,40 +92,10 @@ func (g *guest) listen() (polite bool) {
 	}
 }
 
-// untilDead waits for the end of the process: its copies end with it, not with its socket.
-func (g *guest) untilDead() {
-	w, err := park.NewWaiter(g.process.FD)
-	if err != nil {
-		for !g.process.Dead() && !g.isAway() { // out of descriptors
-			time.Sleep(10 * time.Millisecond)
-		}
-		return
-	}
-	defer w.Close()
-	g.mu.Lock()
-	g.ends = w
-	away := g.away
-	g.mu.Unlock()
-	if !away {
-		_ = w.Wait() // or Close of the backend
-	}
-}
-
-func (g *guest) isAway() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.away
-}
-
 // dismiss ends the connection; no memory is left that the guest could reach.
 func (g *guest) dismiss() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.away = true
 	_ = g.wire.conn.Close()
-	if g.ends != nil {
-		_ = g.ends.Close()
-	}
+	g.process.Release()
 }
 
 // leave forgets the guest.

@@ -23,7 +23,7 @@ type job struct {
 	number int
 
 	live   bool                  // Backend.mu guards it, and what follows from others until then
-	serial atomic.Uint64         // of the batches with this number; stored last of all before C has the job
+	serial atomic.Uint64         // which of the batches with this number it is
 	why    atomic.Pointer[error] // it was asked to end early
 	p      *peer
 	tag    uint64

@@ -178,8 +178,8 @@ func TestNeighboursOfTwoRegistrations(t *testing.T) {
 			LocalKey: l.m.key, RemoteKey: keys[i/2]})
 	}
 	j, pieces := r.parked(b)
-	require.Len(t, pieces, 2, "within a registration they are one")
 	j.undo()
+	require.Len(t, pieces, 2, "within a registration they are one")
 	require.NoError(t, r.b.Close())
 	require.NoError(t, space.Free())
 }

@@ -22,6 +22,7 @@ import (
 type link struct {
 	p       *peer
 	wire    wire
+	owner   process.Remote
 	users   []byte // ours
 	states  []byte // theirs, which we only read
 	saying  sync.Mutex
@@ -75,10 +76,12 @@ func (b *Backend) connectFar(ctx context.Context, addr []byte) (driver.Peer, err
 	p.far = &link{p: p, wire: wire{conn: conn.(*net.UnixConn)}, closing: make(chan struct{}), asks: map[uint32]chan answer{}, maps: map[uint64]*mapped{}}
 	if err := p.far.greet(ctx); err != nil {
 		_ = conn.Close()
+		p.far.owner.Release()
 		p.far.unmapPages()
 		return nil, fmt.Errorf("connect with cuda: %w", because(ctx, err))
 	}
 	p.far.reader.Go(p.far.listen)
+	p.far.reader.Go(p.far.watch)
 	if err := b.admit(b.peers, p); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
@@ -97,11 +100,10 @@ func because(ctx context.Context, err error) error {
 func (l *link) greet(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.wire.conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	who, err := process.Identify(l.wire.conn)
-	if err != nil {
+	var err error
+	if l.owner, err = process.Identify(l.wire.conn); err != nil {
 		return err
 	}
-	who.Release() // the socket tells of its end
 	fd, page, err := sealed.New("sluice-cuda-batches", pageBytes, true)
 	if err != nil {
 		return err
@@ -149,6 +151,13 @@ func (l *link) listen() {
 			closeDescriptor(fd)
 			return
 		}
+	}
+}
+
+// watch ends the connection with the owner's process: a child of it may hold the other end open.
+func (l *link) watch() {
+	if l.owner.Wait() == nil {
+		_ = l.wire.conn.Close() // listen ends by it
 	}
 }
 
@@ -234,6 +243,7 @@ func (l *link) end() {
 		l.tasks.Wait()
 		_ = l.say(&head{Kind: sayBye}, nil)
 		_ = l.wire.conn.Close()
+		l.owner.Release()
 		l.reader.Wait()
 		for _, m := range l.maps {
 			_ = m.block.Close() // the memory is another's; what ails the device its batches have told

@@ -146,7 +146,7 @@ func TestGatesHoldNobodyElseUp(t *testing.T) {
 func (r *rig) hold(p *producer) {
 	r.t.Helper()
 	libcuda.Set(r.t, fakecuda.Hold, 1)
-	m := r.memory(hbm, 64)
+	m := r.local(hbm, 64)
 	p.must(p.Copy(m.m.base, m.m.base+32, 13)) // the length that the stand-in holds
 	p.must(p.Record(p.event))
 }

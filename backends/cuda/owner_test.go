@@ -10,7 +10,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -51,7 +50,11 @@ func serveOwner() error {
 		return err
 	}
 	fmt.Printf("%x %x\n", b.Addr(), token)
-	_, _ = io.Copy(io.Discard, os.Stdin)
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		if err := forkOwner(b); err != nil {
+			return err
+		}
+	}
 	return errors.Join(b.Close(), owner.Close())
 }
 
@@ -79,20 +82,21 @@ func knock(address string) error {
 }
 
 // startOwner starts an owner in a process of its own.
-func startOwner(t *testing.T) (p *os.Process, addr, token []byte) {
+func startOwner(t *testing.T) *owner {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), ownerVariable+"=1", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
+	theirs, in, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := cmd.StdoutPipe()
+	cmd.Stdin = theirs
+	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
+	if err := errors.Join(cmd.Start(), theirs.Close()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -102,17 +106,19 @@ func startOwner(t *testing.T) (p *os.Process, addr, token []byte) {
 		_ = cmd.Wait()
 		late.Stop()
 	})
-	text, err := bufio.NewReader(out).ReadString('\n')
+	o := &owner{Process: cmd.Process, in: in, out: bufio.NewReader(stdout)}
+	text, err := o.out.ReadString('\n')
 	if err != nil {
 		t.Fatal(err)
 	}
 	a, s, _ := strings.Cut(strings.TrimSpace(text), " ")
-	addr, err = hex.DecodeString(a)
-	token, err2 := hex.DecodeString(s)
+	var err2 error
+	o.addr, err = hex.DecodeString(a)
+	o.token, err2 = hex.DecodeString(s)
 	if err = errors.Join(err, err2); err != nil {
 		t.Fatal(err)
 	}
-	return cmd.Process, addr, token
+	return o
 }
 
 // TestOwnerOfAnotherProcess writes to it, freezes it, and kills it.
@@ -120,7 +126,8 @@ func TestOwnerOfAnotherProcess(t *testing.T) {
 	cfg := peersConfig()
 	cfg.DialTimeout = 2 * time.Second
 	r := newRig(t, cfg)
-	owner, addr, token := startOwner(t)
+	o := startOwner(t)
+	owner, addr, token := o.Process, o.addr, o.token
 	connect := func() (driver.Peer, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), limit)
 		defer cancel()

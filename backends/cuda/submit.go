@@ -150,11 +150,12 @@ func (j *job) start(pieces []csrc.CUDAPiece) error {
 
 // launch hands a job that is shown to C. Once C has begun it, it may be another batch.
 func (j *job) launch(lane int, serial uint64, pieces []csrc.CUDAPiece) (err error) {
-	m, number, events, g := j.dev.mover, j.number, j.events, j.gather
+	m, number, events, g, run := j.dev.mover, j.number, j.events, j.gather, j.place != nil
+	j.serial.Store(serial) // as it is: finish loads it, and is ordered behind this
 	switch {
 	case g.Count > 0:
 		err = m.SubmitEntries(number, serial, &g)
-	case j.place != nil:
+	case run:
 		err = m.SubmitRun(lane, number, serial, &j.run, events)
 	default:
 		err = m.Submit(lane, number, serial, pieces, events)

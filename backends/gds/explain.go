@@ -11,7 +11,7 @@ import (
 // Explain implements driver.Peer.
 func (p *peer) Explain(localKey, remoteKey uint32) string {
 	b := p.b
-	text := b.facts.Mode + "; cuFile " + b.facts.Version + b.manner()
+	text := "experimental: has not met a card; " + b.facts.Mode + "; cuFile " + b.facts.Version + b.manner()
 	if m := b.books.At(localKey); m != nil && m.Extent.buffer != nil {
 		if m.Extent.buffer.registered() {
 			text += "; memory registered"

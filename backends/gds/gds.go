@@ -3,8 +3,10 @@
 // Package gds moves bytes between device memory and files of one process by NVIDIA's cuFile (GPUDirect Storage): a File
 // segment is a region like any other, and with nvidia-fs, or PCI P2PDMA, the disk reads and writes the memory of
 // the card itself. Where it cannot, cuFile works in its compat mode, by way of host memory, as the engine's
-// chain does: Explain says which it is. The package has run against a software stand-in of libcufile alone, not yet
-// on a card.
+// chain does: Explain says which it is.
+//
+// The package is experimental: it has not met a card. It has run against a software stand-in of
+// libcufile alone.
 //
 // libcufile is opened at run time, and only where libcuda has found a device. Files and memory are registered with it
 // once. A batch becomes requests of bounded size (plan.go), a bounded table of which is with threads in C that

@@ -85,7 +85,8 @@ func (b *Backend) greet(conn *net.UnixConn) (*inbound, error) {
 	if err == nil {
 		err = b.enlist(c)
 	}
-	welcome := binary.LittleEndian.AppendUint32([]byte{msgWelcome, version, byte(statusOf(err))}, b.table.keys)
+	welcome := []byte{msgWelcome, version, byte(statusOf(err))}
+	welcome = binary.LittleEndian.AppendUint32(welcome, b.table.keys)
 	if err != nil {
 		_ = send(conn, b.cfg.DialTimeout, welcome, nil)
 		c.release()
@@ -101,6 +102,8 @@ func (b *Backend) greet(conn *net.UnixConn) (*inbound, error) {
 	}
 	return c, err
 }
+
+var identify = process.Identify // tests have a peer of another PID namespace
 
 // hello takes the peer's page and event: version, ring size, address.
 func (c *inbound) hello(body []byte, fds []int) (err error) {
@@ -122,7 +125,7 @@ func (c *inbound) hello(body []byte, fds []int) (err error) {
 	if err := checkEventFD(fds[1]); err != nil {
 		return err
 	}
-	if c.pid, err = process.Identify(c.sock); err != nil {
+	if c.pid, err = identify(c.sock); err != nil {
 		return err
 	}
 	page, err := sealed.Map(fds[0], connectionBytes(ring), unix.PROT_READ|unix.PROT_WRITE)

@@ -180,7 +180,7 @@ func (p *peer) enqueue(tag uint64, b *driver.Batch, t tail, bytes uint64) {
 	p.b.queue.push(j)
 }
 
-// addRun notes a stretch and keeps its import alive until the job ends.
+// addRun adds a stretch and keeps its import alive until the job ends.
 func (j *job) addRun(p *peer, localKey, remoteKey uint32, first, n int) {
 	local, remote := p.b.memory(localKey), p.use(remoteKey)
 	if local == nil || remote == nil {

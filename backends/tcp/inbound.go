@@ -18,6 +18,7 @@ import (
 type inbound struct {
 	b       *Backend
 	conn    uint64 // our number for it
+	host    host
 	session uint64
 	secret  [16]byte    // what its further connections show
 	limit   *time.Timer // for the connections to join
@@ -222,7 +223,7 @@ func (in *receiver) named(size uint64) (r ranges, status control.Status) {
 	if !f.check(size) {
 		return r, control.Bounds
 	}
-	r.walkPattern(&f.pattern, true, 0, f.skip)
+	r.walkPattern(&f.pattern, &f.pattern.Remote, 0, f.skip)
 	return r, control.OK
 }
 

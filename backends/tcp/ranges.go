@@ -15,8 +15,8 @@ type ranges struct {
 
 	table   []byte          // the pieces are entries of a frame, or
 	descs   []driver.Desc   // the local side of descriptors, or
-	pattern *driver.Pattern // runs of one side of a pattern
-	remote  bool            // which side
+	pattern *driver.Pattern // runs of a pattern,
+	side    *driver.Side    // of this side of it
 
 	i    int                     // piece that is looked up next; of a pattern: the entry of run
 	skip uint64                  // bytes of it that are left out
@@ -25,9 +25,9 @@ type ranges struct {
 }
 
 // walkPattern begins skip bytes behind the start of an entry.
-func (r *ranges) walkPattern(p *driver.Pattern, remote bool, entry int, skip uint64) {
-	r.pattern, r.remote, r.i = p, remote, entry
-	r.run = r.side().At(entry)
+func (r *ranges) walkPattern(p *driver.Pattern, side *driver.Side, entry int, skip uint64) {
+	r.pattern, r.side, r.i = p, side, entry
+	r.run = side.At(entry)
 	at := skip / p.Run
 	r.skip = skip % p.Run
 	for l := len(p.Loops) - 1; l >= 0; l-- {
@@ -38,15 +38,8 @@ func (r *ranges) walkPattern(p *driver.Pattern, remote bool, entry int, skip uin
 	}
 }
 
-func (r *ranges) side() *driver.Side {
-	if r.remote {
-		return &r.pattern.Remote
-	}
-	return &r.pattern.Local
-}
-
 func (r *ranges) stride(loop int) uint64 {
-	if r.remote {
+	if r.side == &r.pattern.Remote {
 		return r.pattern.Loops[loop].Remote
 	}
 	return r.pattern.Loops[loop].Local
@@ -79,10 +72,29 @@ func (r *ranges) look() {
 
 // lookRun takes runs of a pattern that adjoin as one piece.
 func (r *ranges) lookRun() {
-	r.off, r.n, r.skip = r.run+r.skip, r.pattern.Run-r.skip, 0
-	for r.step(); r.n < r.left && r.run == r.off+r.n; r.step() {
-		r.n += r.pattern.Run
+	p, left := r.pattern, r.left
+	length := p.Run
+	off, n := r.run+r.skip, length-r.skip
+	r.skip = 0
+	if len(p.Loops) == 0 && r.side.Per <= 1 {
+		s, i, run := r.side, r.i, uint64(0)
+		for i++; i < p.Count; i++ { // as Side.At has it, without a call
+			slot := uint64(i)
+			if s.List != nil {
+				slot = uint64(s.List[i])
+			}
+			if run = s.Base + slot*s.Stride; n >= left || run != off+n {
+				break
+			}
+			n += length
+		}
+		r.i, r.run = i, run
+	} else {
+		for r.step(); n < left && r.run == off+n; r.step() {
+			n += length
+		}
 	}
+	r.off, r.n = off, n
 }
 
 // step moves on by one run.
@@ -98,7 +110,7 @@ func (r *ranges) step() {
 		r.run -= stride * uint64(loops[l].N-1)
 	}
 	if r.i++; r.i < r.pattern.Count {
-		r.run = r.side().At(r.i)
+		r.run = r.side.At(r.i)
 	}
 }
 

@@ -120,7 +120,7 @@ func (a *read) ranges() ranges {
 		if f.pattern.Remote.List != nil {
 			f.pattern.Remote.List = a.slots
 		}
-		r.walkPattern(&f.pattern, true, 0, f.skip)
+		r.walkPattern(&f.pattern, &f.pattern.Remote, 0, f.skip)
 	}
 	return r
 }

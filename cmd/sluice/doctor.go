@@ -41,7 +41,7 @@ they could be, and which NIC and drive are near to which GPU.`,
 				s.Known = slices.Concat(ucxChecks(&n.ucx, os.Environ()), rdmaChecks(&n.rdma), tcpChecks(&n.tcp), posixChecks(), gdsChecks(gds.Config{}))
 			}
 			tree := examineDevices(root)
-			s.Known = append(s.Known, deviceChecks(&tree)...)
+			s.Known = append(s.Known, slices.Concat(experimentalChecks(), deviceChecks(&tree))...)
 			r := machine.Examine(s)
 			if asJSON {
 				return printJSON(c.OutOrStdout(), diagnosis{r, tree})

@@ -44,6 +44,7 @@ func TestDoctorOnAnotherMachine(t *testing.T) {
 	}
 	for _, want := range []string{`BACKEND +IN THIS BUILD +MACHINE`, `\nshm +yes +limited`, `\nucx +yes +missing +.*libucp.so.0 not found`, "apt-get install libucx0",
 		`\nrdma +yes +missing +.*libibverbs.so.1 not found`, "apt-get install libibverbs1",
+		`\nexperimental +note +cuda and gds have not met a card`,
 		`\ncuda +yes +missing +.*libcuda.so.1 not found`, "install the NVIDIA driver",
 		`\ngds +yes +missing +.*libcufile.so.0 not found`, "install libcufile of the CUDA toolkit",
 		`\nTo mend:\n`, `\nDEVICES: no GPU, NIC or NVMe drive is on a PCI bus here\.\n$`} {

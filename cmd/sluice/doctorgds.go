@@ -12,6 +12,15 @@ import (
 
 const gdsName = "gds"
 
+// experimentalChecks names the backends that no test has run on a real device.
+func experimentalChecks() []machine.Check {
+	return []machine.Check{{
+		Name: "experimental", State: machine.Note, Backends: []string{"cuda", gdsName},
+		Found: "cuda and gds have not met a card",
+		Why:   "they have run over software stand-ins only: check what they move",
+	}}
+}
+
 // gdsChecks says what cuFile says of itself: its version, its limits, and whether bytes bounce through the host. Which of cuFile and
 // the engine's own chain is faster takes a measurement, which the check names.
 func gdsChecks(cfg gds.Config) []machine.Check {

@@ -35,7 +35,7 @@ const AnyNode = 0
 func OnNode(node int) int { return node + 1 }
 
 // wasteMax is the part of an allocation, as 1/wasteMax of it, that HugeAuto may
-// lose by rounding up: reserved pages are scarce, and nobody else can use them.
+// lose by rounding up: reserved pages are scarce, and no other program can use them.
 const wasteMax = 8
 
 // Options describe an allocation; the zero value is useful.
@@ -66,7 +66,7 @@ func Alloc(n uint64, o Options) (*Buffer, error) {
 		if err == nil || o.Huge == HugeRequire {
 			return b, err
 		}
-		// Somebody was faster, or MFD_HUGETLB is not for us: go on without.
+		// The pages were taken meanwhile, or MFD_HUGETLB is not for us: go on without.
 	} else if o.Huge == HugeRequire {
 		return nil, noHugePages(need, free)
 	}
