@@ -2,11 +2,12 @@
 /*
  * Messages that arrive, and how old they may be.
  *
- * A peer that is given up, or closed by force, ends its batches although bytes of them may be on their way
- * still: in a slow link, or in a queue of ours while we are stopped. So no bytes land here that are older than
- * Grace: each message carries the last stamp of our own clock that its sender had from us, and was sent after
- * that. The sender waits for as long, from when that stamp came, before it ends such a batch. What is older is
- * held, and we ask the sender whether it is still wanted: an end that is over does not answer. All that arrives
+ * A peer that is given up, or closed by force, ends its batches although bytes of them may be
+ * on their way still: in a slow link, or in a queue of ours while we are stopped. So no bytes
+ * land here unasked that are older than Grace: each message carries the last stamp of our own
+ * clock that its sender had from us, and was sent after that. The sender waits for as long,
+ * from when that stamp came, before it ends such a batch. What is older is held, and we ask the
+ * sender whether it is still wanted: an end that is over does not answer. All that arrives
  * behind it is held as well, so that its order stays.
  */
 #include "ucx_worker.h"
