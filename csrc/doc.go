@@ -18,22 +18,7 @@
 //   - ucx_message.h, ucx_parcel.c, ucx_serve.c, ucx_inbox.c: messages, and what becomes of those
 //     that arrive. Nothing in one is believed.
 //
-// VerbsContext and VerbsConn do so over RDMA verbs, which LoadVerbs opens at run time. A
-// context has rails (ports of devices), a lock, and a thread that takes completions when nobody
-// else does; a connection has lanes (queue pairs), which are made, fail and are made anew. What its two ends
-// must agree on is carried by the caller:
-//
-//   - verbs_load.c, verbs_abi.h: libibverbs, in our own words;
-//   - verbs_open.c, verbs_rail.c, verbs_receive.c, verbs_memory.c: contexts, rails, and our memory
-//     as NICs and peers know it;
-//   - verbs_traffic.c, verbs_progress.c, verbs_events.c: the thread, and what devices say;
-//   - verbs_conn.c, verbs_pair.c, verbs_lane.c, verbs_import.c: connections, their lanes, and the
-//     memory of peers that they know;
-//   - verbs_batch.c, verbs_post.c, verbs_record.c, verbs_complete.c: from batches to work
-//     requests, and what becomes of each;
-//   - verbs_note.c: numbered messages and counts, and credit for them.
-//
-// Both know a batch as pieces.h has it: descriptors, or entries of a pattern.
+// It knows a batch as pieces.h has it: descriptors, or entries of a pattern.
 //
 // CUDADevice is a card behind libcuda, which LoadCUDA opens at run time: cuda_calls.h has it in
 // our own words, cuda_device.c makes the device's context current in every call. CUDAMover moves

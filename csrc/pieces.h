@@ -1,9 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a batch consists of: descriptors, or a pattern with its lists. */
+/*
+ * What a batch consists of: descriptors, or a pattern with its lists. All of it is static, since
+ * several packages compile it.
+ */
 #ifndef SLUICE_PIECES_H
 #define SLUICE_PIECES_H
 
 #include "sluice.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* Pieces of a batch: their numbers are told as int32_t. */
 #define SL_PIECES_MAX INT32_MAX
@@ -18,12 +25,58 @@ struct sl_pieces {
 	size_t copy_size;
 };
 
+/* Where an entry begins: base + list[(first + i) / per] * stride + ((first + i) % per) * step. */
+static inline uint64_t sl_entry(uint32_t i, const uint32_t *list, uint64_t base, uint64_t stride, uint32_t first,
+				uint32_t per, uint64_t step)
+{
+	uint32_t in = 0;
+
+	if (per > 1) {
+		in = (uint32_t)(((uint64_t)first + i) % per);
+		i = (uint32_t)(((uint64_t)first + i) / per);
+	}
+	return base + (list ? list[i] : i) * stride + in * step;
+}
+
+/* Run i of a pattern that is not plain. */
+static inline struct sl_desc sl_run(const struct sl_pieces *s, uint32_t i)
+{
+	const struct sl_pages *p = &s->pages;
+	uint32_t entry = i / p->runs, run = i % p->runs;
+	struct sl_desc d = {
+		.local = sl_entry(entry, s->local_index, p->local_base, p->local_stride, p->local_first, p->local_per,
+				  p->local_step),
+		.remote = sl_entry(entry, s->remote_index, p->remote_base, p->remote_stride, p->remote_first, p->remote_per,
+				   p->remote_step),
+		.len = p->entry,
+		.local_key = p->local_key,
+		.remote_key = p->remote_key,
+	};
+
+	for (uint32_t k = p->loops; k > 0 && run > 0; k--) {
+		const struct sl_loop *l = &p->loop[k - 1];
+
+		d.local += run % l->n * l->local;
+		d.remote += run % l->n * l->remote;
+		run /= l->n;
+	}
+	return d;
+}
+
+/* What a piece is told as: of a pattern, its entry. */
+static inline int32_t sl_piece_told(const struct sl_pieces *s, int32_t i)
+{
+	return s->descs || i < 0 || s->pages.runs <= 1 ? i : i / (int32_t)s->pages.runs;
+}
+
 static inline struct sl_desc sl_piece(const struct sl_pieces *s, uint32_t i)
 {
 	const struct sl_pages *p = &s->pages;
 
 	if (s->descs)
 		return s->descs[i];
+	if (p->runs)
+		return sl_run(s, i);
 	return (struct sl_desc){
 		.local = p->local_base + (s->local_index ? s->local_index[i] : i) * p->local_stride,
 		.remote = p->remote_base + (s->remote_index ? s->remote_index[i] : i) * p->remote_stride,
@@ -38,17 +91,127 @@ static inline int sl_within(uint64_t off, uint64_t len, uint64_t size)
 	return off <= size && len <= size - off;
 }
 
+/* So much memory stays for the next use: the descriptors of the largest usual batch. */
+#define SL_PIECES_KEEP (128u << 10)
+
+/* Adds n * step to *end; 0: it overflows. */
+static inline int sl_reach(uint64_t *end, uint64_t n, uint64_t step)
+{
+	uint64_t more;
+
+	return !__builtin_mul_overflow(n, step, &more) && !__builtin_add_overflow(*end, more, end);
+}
+
 /* 0: there are too many, or an offset of the pattern could overflow. */
-int sl_pages_sound(const struct sl_pages *p);
+static inline int sl_pages_sound(const struct sl_pages *p)
+{
+	uint64_t local = p->entry, remote = p->entry, runs = 1;
+
+	if (p->count == 0 || p->count > SL_PIECES_MAX || p->entry == 0 || p->loops > SL_LOOPS_MAX)
+		return 0;
+	for (uint32_t k = 0; k < p->loops; k++) {
+		const struct sl_loop *l = &p->loop[k];
+
+		if (l->n == 0 || __builtin_mul_overflow(runs, (uint64_t)l->n, &runs) || runs > SL_PIECES_MAX ||
+		    !sl_reach(&local, l->n - 1, l->local) || !sl_reach(&remote, l->n - 1, l->remote))
+			return 0;
+	}
+	if (runs * p->count > SL_PIECES_MAX || (p->runs && p->runs != runs) || (!p->runs && p->loops))
+		return 0;
+	return sl_reach(&local, UINT32_MAX, p->local_stride) && sl_reach(&local, p->local_per, p->local_step) &&
+	       sl_reach(&local, 1, p->local_base) && sl_reach(&remote, UINT32_MAX, p->remote_stride) &&
+	       sl_reach(&remote, p->remote_per, p->remote_step) && sl_reach(&remote, 1, p->remote_base);
+}
+
+/* How many numbers a list has. */
+static inline uint32_t sl_slots(uint64_t count, uint32_t first, uint32_t per)
+{
+	return (uint32_t)(per > 1 ? (first + count + per - 1) / per : count);
+}
+
+static inline uint32_t sl_local_slots(const struct sl_pages *p)
+{
+	return sl_slots(p->count, p->local_first, p->local_per);
+}
+
+static inline uint32_t sl_remote_slots(const struct sl_pages *p)
+{
+	return sl_slots(p->count, p->remote_first, p->remote_per);
+}
+
+static inline size_t sl_pieces_size(const struct sl_pieces *s)
+{
+	size_t n = 0;
+
+	if (s->descs)
+		return s->count * sizeof(*s->descs);
+	n += s->local_index ? sl_local_slots(&s->pages) : 0;
+	n += s->remote_index ? sl_remote_slots(&s->pages) : 0;
+	return n * sizeof(uint32_t);
+}
 
 /* Memory for a copy of what form names, before anything is begun. -ENOMEM: as before. */
-int sl_pieces_reserve(struct sl_pieces *s, const struct sl_pieces *form);
+static inline int sl_pieces_reserve(struct sl_pieces *s, const struct sl_pieces *form)
+{
+	size_t size = sl_pieces_size(form);
+	void *grown;
+
+	if (s->copy_size >= size)
+		return 0;
+	grown = realloc(s->copy, size);
+	if (!grown)
+		return -ENOMEM;
+	s->copy = grown;
+	s->copy_size = size;
+	return 0;
+}
+
 /* Names what form does, and keeps the memory that it has. */
-void sl_pieces_take(struct sl_pieces *s, const struct sl_pieces *form);
+static inline void sl_pieces_take(struct sl_pieces *s, const struct sl_pieces *form)
+{
+	void *copy = s->copy;
+	size_t size = s->copy_size;
+
+	*s = *form;
+	s->copy = copy;
+	s->copy_size = size;
+}
+
 /* Copies what the caller's arrays hold, into what was reserved. */
-void sl_pieces_keep(struct sl_pieces *s);
+static inline void sl_pieces_keep(struct sl_pieces *s)
+{
+	uint32_t *lists = s->copy;
+
+	if (s->count == 0)
+		return;
+	if (s->descs) {
+		memcpy(s->copy, s->descs, s->count * sizeof(*s->descs));
+		s->descs = s->copy;
+		return;
+	}
+	if (s->local_index) {
+		memcpy(lists, s->local_index, sl_local_slots(&s->pages) * sizeof(*lists));
+		s->local_index = lists;
+		lists += sl_local_slots(&s->pages);
+	}
+	if (s->remote_index) {
+		memcpy(lists, s->remote_index, sl_remote_slots(&s->pages) * sizeof(*lists));
+		s->remote_index = lists;
+	}
+}
+
+static inline void sl_pieces_free(struct sl_pieces *s)
+{
+	free(s->copy);
+	s->copy = NULL;
+	s->copy_size = 0;
+}
+
 /* Gives memory back that few batches need. */
-void sl_pieces_trim(struct sl_pieces *s);
-void sl_pieces_free(struct sl_pieces *s);
+static inline void sl_pieces_trim(struct sl_pieces *s)
+{
+	if (s->copy_size > SL_PIECES_KEEP)
+		sl_pieces_free(s);
+}
 
 #endif

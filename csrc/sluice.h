@@ -17,11 +17,26 @@ struct sl_desc {
 _Static_assert(sizeof(struct sl_desc) == 32, "sl_desc crosses from Go as it is");
 _Static_assert(offsetof(struct sl_desc, local_key) == 24, "sl_desc crosses from Go as it is");
 
-/* A pattern, as driver.Pages; the lists are beside it, and may be NULL. */
+#define SL_LOOPS_MAX 3
+
+/* A loop of a pattern, as driver.Loop. */
+struct sl_loop {
+	uint32_t n;
+	uint64_t local, remote;
+};
+
+/*
+ * A pattern, as driver.Pattern; the lists are beside it, and may be NULL. Entry is the bytes of a run.
+ * What follows the keys is of patterns that are not plain, and zero in others.
+ */
 struct sl_pages {
 	uint64_t count, entry;
 	uint64_t local_base, remote_base, local_stride, remote_stride;
 	uint32_t local_key, remote_key;
+	uint32_t runs, loops; /* of an entry; runs 0: plain */
+	struct sl_loop loop[SL_LOOPS_MAX];
+	uint32_t local_first, local_per, remote_first, remote_per;
+	uint64_t local_step, remote_step;
 };
 
 #endif

@@ -45,9 +45,9 @@ struct sl_ucx_config {
 	uint32_t batches; /* of a worker, a power of two */
 	uint32_t notes;	  /* messages to one peer that it has not received */
 	uint32_t segment; /* bytes of an eager message */
-	uint64_t rendezvous; /* bytes from which a contiguous piece is not eager; 0: never */
 	uint64_t spin_ns;    /* how long a thread looks before it sleeps */
-	uint64_t grace_ns;   /* after which a silent peer is lost */
+	uint64_t grace_ns;   /* how old a message may be that lands unasked */
+	uint64_t failure_ns; /* how long a peer that something waits for may be silent */
 	int wake_fd, control_fd; /* eventfds of the caller's */
 	struct sl_ucx_counter *counters; /* SL_UCX_COUNTERS, which outlive the context; or NULL */
 };
@@ -75,6 +75,7 @@ struct sl_ucx_peer {
 	struct sl_ucx_export words; /* its page of generations, or zero */
 	uint32_t pid;		    /* its process, 0: on another host */
 	int pulls;		    /* it copies from our memory */
+	uint64_t grace_ns;	    /* its own */
 	struct sl_ucx_gate gate;
 };
 
@@ -95,17 +96,26 @@ struct sl_ring *sl_ucx_ring(struct sl_ucx_context *c, uint32_t worker);
 const void *sl_ucx_address(struct sl_ucx_context *c, uint32_t worker, size_t *len);
 
 /*
+ * Two words of the memory's provider: how many writes are under way, and the phase of what moves its
+ * pages (0: nothing does, 2: it moves them). NULL: its pages are never moved.
+ */
+struct sl_ucx_landings {
+	int64_t *inside;
+	int32_t *phase;
+};
+
+/*
  * Makes memory known under a key of the caller's. Messages of peers reach it with the
  * ticket. in, or NULL, is the allocation that it lies in.
  */
 int sl_ucx_map(struct sl_ucx_context *c, uint32_t key, void *base, uint64_t len, uint32_t flags, uint64_t ticket,
-	       struct sl_ucx_allocation *in);
+	       struct sl_ucx_allocation *in, struct sl_ucx_landings landings);
 
 /* Nothing of ours works on the memory any more when it returns. */
 void sl_ucx_unmap(struct sl_ucx_context *c, uint32_t key);
 
 /*
- * A new ticket and generation: when it returns 0, nothing lands any more that was begun
+ * A new ticket, or 0 for none, and generation: when it returns 0, nothing lands any more that was begun
  * with earlier ones. -ETIMEDOUT: a peer that has the memory mapped, or a message in hand,
  * has not ended in time; repeat, or sl_ucx_refresh.
  */
@@ -141,7 +151,7 @@ void sl_ucx_bind(struct sl_ucx_conn *n, const struct sl_ucx_peer *peer);
 /* Whether we copy from the peer's memory: 0, or why not: -ENOTSUP is by its choice or ours. */
 int sl_ucx_pulls(struct sl_ucx_conn *n);
 
-/* Sends a message to whoever listens for control messages there. -EPIPE lost, -EBADF ended. */
+/* Sends a control message. -EPIPE lost, -EBADF ended, -EAGAIN the peer does not take them. */
 int sl_ucx_control(struct sl_ucx_conn *n, const uint8_t *data, size_t len);
 
 /* Text of what UCX chose, cut at size. */
@@ -195,17 +205,21 @@ void sl_ucx_undrive(struct sl_ucx_context *c);
  */
 int sl_ucx_drain(struct sl_ucx_conn *n, uint64_t grace_ns);
 
-/* All batches end with this outcome, and messages that still arrive are ignored. */
-void sl_ucx_end(struct sl_ucx_conn *n, int32_t status);
+/*
+ * All batches end with this outcome, and messages that still arrive are ignored. A write whose bytes may
+ * be on their way ends once the other end would ask before it lands them; at once where the other end is
+ * proven to be over: it has said so, or its process is dead.
+ */
+void sl_ucx_end(struct sl_ucx_conn *n, int32_t status, int proven);
 
-/* Ends it and gives it back; n is gone. */
+/* Ends it, waits for its batches, and gives it back; n is gone. */
 void sl_ucx_disconnect(struct sl_ucx_conn *n, uint64_t grace_ns);
 
 /* A control message that arrived. */
 struct sl_ucx_letter {
 	uint64_t conn;
 	uint32_t worker, len;
-	int lost; /* the peer was given up; no data */
+	int lost; /* the peer was given up; no data. 2: and its end is over */
 };
 
 /* 1: there is one, taken by the second; only one thread at a time. */

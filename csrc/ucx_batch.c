@@ -20,6 +20,7 @@ static struct sl_ucx_import *import_of(const struct sl_ucx_conn *n, uint32_t slo
 int sl_ucx_run_at(struct sl_ucx_batch *b, uint32_t piece, struct sl_ucx_run *run)
 {
 	struct sl_ucx_conn *n = b->conn;
+	const struct sl_ucx_import *im;
 	struct sl_ucx_memory *m;
 	struct sl_desc d, e;
 	uint32_t count = 1;
@@ -35,14 +36,16 @@ int sl_ucx_run_at(struct sl_ucx_batch *b, uint32_t piece, struct sl_ucx_run *run
 		d.len += e.len;
 	}
 	m = sl_ucx_find(n->worker->context, d.local_key); /* there until the batch ends: the engine's promise */
-	if (!m)
+	im = n->imports[d.remote_key];
+	/* A list may have changed since it was checked. */
+	if (!m || !sl_within(d.local, d.len, m->len) || !sl_within(d.remote, d.len, im->size))
 		return 0;
 	*run = (struct sl_ucx_run){
 		.local = m->base + d.local,
 		.remote = d.remote,
 		.len = d.len,
 		.import = n->imports[d.remote_key],
-		.handle = m->handle,
+		.memory = m,
 		.first = piece,
 		.count = count,
 	};
@@ -65,7 +68,6 @@ void sl_ucx_rewind(struct sl_ucx_batch *b)
 {
 	b->next_piece = 0;
 	b->run = (struct sl_ucx_run){0};
-	b->unproved = NULL;
 }
 
 void sl_ucx_fail(struct sl_ucx_batch *b, int32_t status, int32_t piece)
@@ -103,7 +105,7 @@ static void end(struct sl_ucx_batch *b)
 	w->live--;
 	if (n->graves)
 		sl_ucx_reap(n);
-	if (n->closed)
+	if (n->state != SL_UCX_OPEN)
 		pthread_cond_broadcast(&w->news);
 	if (!w->polled)
 		sl_ucx_wake(w);
@@ -138,26 +140,33 @@ static void issued(struct sl_ucx_batch *b)
 	b->outstanding++; /* a peer that is ourselves answers at once */
 	if (b->status != 0 && b->outstanding > 1 && b->write)
 		sl_ucx_ask(n);
-	if (b->note && b->status == 0 && n->lost)
+	if (b->note && b->status == 0 && !sl_ucx_speaks(n))
 		sl_ucx_fail(b, SL_UCX_LOST, -1);
-	if (b->note && b->status == 0 && !b->faulty) {
+	if (b->note && b->status == 0) {
 		struct sl_ucx_parcel *p = b->note;
 
 		b->note = NULL;
 		p->head.flags = b->served && b->write ? SL_UCX_CHECKED : 0;
-		sl_ucx_send(n, p, p->body, p->len, 0);
+		sl_ucx_send(n, p);
 	}
 	b->outstanding--;
 	sl_ucx_settle(b);
+}
+
+void sl_ucx_end_batches(struct sl_ucx_conn *n)
+{
+	for (struct sl_ucx_batch *b = n->live.next, *next; b != &n->live; b = next) {
+		next = b->next;
+		sl_ucx_detach(b);
+		sl_ucx_settle(b);
+	}
 }
 
 static int advance(struct sl_ucx_batch *b, uint64_t *bytes)
 {
 	if (!b->served)
 		return sl_ucx_move_direct(b, bytes);
-	if (b->write && b->conn->pulled)
-		return sl_ucx_move_offered(b, bytes);
-	return b->fetches ? sl_ucx_move_fetched(b, bytes) : sl_ucx_move_served(b, bytes);
+	return b->write && b->conn->pulled ? sl_ucx_move_offered(b, bytes) : sl_ucx_move_served(b, bytes);
 }
 
 int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes)
@@ -181,20 +190,14 @@ int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes)
 		}
 		if (rc != 0)
 			break;
-		/* A message must not overtake what arrives by rendezvous. */
-		if (b->note && b->exact && b->status == 0)
-			break;
 		issued(b);
 		moved = 1;
 	}
 	return moved;
 }
 
-/*
- * What is wrong with the pieces, as submit returns it. How they are moved: served by the
- * owner, if not all of them are mapped; or, a read, fetched, if it is known where all are.
- */
-static int64_t check(const struct sl_ucx_conn *n, const struct sl_ucx_batch *b, int *served, int *known)
+/* What is wrong with the pieces, as submit returns it; and whether the owner serves them: not all are mapped. */
+static int64_t check(const struct sl_ucx_conn *n, const struct sl_ucx_batch *b, int *served)
 {
 	const struct sl_ucx_memory *m = NULL;
 	const struct sl_ucx_import *im = NULL;
@@ -216,7 +219,6 @@ static int64_t check(const struct sl_ucx_conn *n, const struct sl_ucx_batch *b, 
 		if (wrong)
 			return wrong | (int64_t)i << 16;
 		*served |= im->rkey == NULL;
-		*known &= im->base != 0;
 	}
 	return 0;
 }
@@ -249,11 +251,18 @@ static struct sl_ucx_parcel *make_tail(struct sl_ucx_conn *n, const struct tail 
 	return p;
 }
 
-static int ended(const struct sl_ucx_conn *n)
+int sl_ucx_over(const struct sl_ucx_conn *n)
 {
-	if (n->closed && !n->gone)
+	switch (n->state) {
+	case SL_UCX_OPEN:
+		return 0;
+	case SL_UCX_DRAINING:
 		return EBADF;
-	return n->lost || n->gone ? EPIPE : 0;
+	case SL_UCX_BROKEN:
+		return EPIPE;
+	default:
+		return n->why == SL_UCX_LOST ? EPIPE : EBADF;
+	}
 }
 
 static int starve(struct sl_ucx_conn *n)
@@ -269,7 +278,7 @@ static int starve(struct sl_ucx_conn *n)
 static int64_t refuse(struct sl_ucx_conn *n, const struct tail *t)
 {
 	struct sl_ucx_worker *w = n->worker;
-	int rc = ended(n);
+	int rc = sl_ucx_over(n);
 
 	if (rc != 0)
 		return rc;
@@ -288,14 +297,14 @@ int sl_ucx_notify(struct sl_ucx_conn *n, const uint8_t *data, size_t len)
 	if (len > SL_UCX_NOTE_MAX)
 		return -ERANGE;
 	sl_ucx_lock(n->worker);
-	rc = ended(n);
+	rc = sl_ucx_over(n);
 	if (rc == 0)
 		rc = starve(n);
 	p = rc == 0 ? make_tail(n, &t) : NULL;
 	if (rc == 0 && !p)
 		rc = ENOMEM;
 	if (p)
-		sl_ucx_send(n, p, p->body, p->len, 0);
+		sl_ucx_send(n, p);
 	sl_ucx_rouse(n->worker);
 	sl_ucx_unlock(n->worker);
 	return -rc;
@@ -329,10 +338,10 @@ static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form, co
 	struct sl_ucx_worker *w = n->worker;
 	struct sl_ucx_batch *b = w->free;
 	int64_t rc = refuse(n, tail);
-	int served = 0, known = n->pid != 0;
+	int served = 0;
 
 	if (rc == 0)
-		rc = check(n, form, &served, &known);
+		rc = check(n, form, &served);
 	if (rc != 0)
 		return rc;
 	/* In any case: what looks mapped may turn out to be served. */
@@ -341,7 +350,6 @@ static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form, co
 	w->free = b->next;
 	fill(b, form, n);
 	b->served = served;
-	b->fetches = known && !b->write;
 	b->note = has_tail(tail) ? make_tail(n, tail) : NULL;
 	if (has_tail(tail) && !b->note) {
 		b->next = w->free;

@@ -55,7 +55,7 @@ func (n *UCXConn) Gate() UCXGate {
 // Bind tells which end this one talks to, and tries whether we can copy from its
 // process's memory.
 func (n *UCXConn) Bind(p UCXPeer) error {
-	c := C.struct_sl_ucx_peer{conn: C.uint64_t(p.ID), pid: C.uint32_t(p.PID)}
+	c := C.struct_sl_ucx_peer{conn: C.uint64_t(p.ID), pid: C.uint32_t(p.PID), grace_ns: C.uint64_t(p.Grace)}
 	if err := p.Words.c(&c.words); err != nil {
 		return err
 	}
@@ -228,12 +228,19 @@ func (n *UCXConn) Drain(grace time.Duration) error {
 	return nil
 }
 
-// End ends all batches with UCXClosed or UCXLost. Messages that come later are ignored.
-// It may be called twice.
-func (n *UCXConn) End(status int32) { C.sl_ucx_end(n.c, C.int32_t(status)) }
+// End ends all batches with UCXClosed or UCXLost. Messages that come later are ignored. Writes
+// whose bytes may be on their way end later, unless the other end is proven to be over. It may
+// be called again, with a proof.
+func (n *UCXConn) End(status int32, proven bool) {
+	over := C.int(0)
+	if proven {
+		over = 1
+	}
+	C.sl_ucx_end(n.c, C.int32_t(status), over)
+}
 
-// Close ends the connection and gives it back, by force after grace where UCX can. No
-// other call may run or follow.
+// Close ends the connection, waits for its batches, and gives it back, by force after grace where
+// UCX can. No other call may run or follow.
 func (n *UCXConn) Close(grace time.Duration) error {
 	C.sl_ucx_disconnect(n.c, C.uint64_t(max(grace, 0)))
 	return nil

@@ -56,7 +56,7 @@ func (*UCXConn) Help(uint64, <-chan struct{}) bool { return false }
 func (*UCXConn) Drain(time.Duration) error { return nil }
 
 // End does nothing.
-func (*UCXConn) End(int32) {}
+func (*UCXConn) End(int32, bool) {}
 
 // Close does nothing.
 func (*UCXConn) Close(time.Duration) error { return nil }

@@ -37,9 +37,9 @@ var ways = []way{
 		Settings: []string{"MM_SEG_SIZE=16k", "MM_FIFO_SIZE=256", "RNDV_THRESH=inf"}}, true},
 	{"pulled", UCXConfig{Transports: "posix,sysv,cma,self", Shared: true, Pull: true, SegmentMax: 16000,
 		Settings: []string{"MM_SEG_SIZE=16k", "MM_FIFO_SIZE=256", "RNDV_THRESH=inf"}}, false},
-	// Where the kernel refuses that. It is also where rendezvous is tested, for want of RDMA.
-	{"messages", UCXConfig{Transports: "posix,sysv,cma,self", Shared: true, SegmentMax: 16000, RendezvousMin: 32 << 10,
-		Settings: []string{"MM_SEG_SIZE=16k", "MM_FIFO_SIZE=256", "RNDV_THRESH=32k"}}, false},
+	// Where the kernel refuses that.
+	{"messages", UCXConfig{Transports: "posix,sysv,cma,self", Shared: true, SegmentMax: 16000,
+		Settings: []string{"MM_SEG_SIZE=16k", "MM_FIFO_SIZE=256", "RNDV_THRESH=inf"}}, false},
 	{"tcp", UCXConfig{Transports: "tcp", Devices: "lo", SegmentMax: 60 << 10,
 		Settings: []string{"TCP_TX_SEG_SIZE=64k", "TCP_RX_SEG_SIZE=128k", "RNDV_THRESH=inf"}}, false},
 }
@@ -75,7 +75,11 @@ func ucxSubmitPattern(c *UCXConn, op driver.Op, tag uint64, p *driver.Pattern, m
 func openContext(t testing.TB, c UCXConfig, wake *park.Event) *UCXContext {
 	t.Helper()
 	c.Workers = max(c.Workers, 1)
-	c.BatchesMax, c.NotesMax, c.SpinNanos, c.GraceNanos = 8, 4, 20000, uint64(testGrace)
+	c.BatchesMax, c.NotesMax, c.SpinNanos = 8, 4, 20000
+	if c.GraceNanos == 0 {
+		c.GraceNanos = uint64(testGrace)
+	}
+	c.FailureNanos = 5 * c.GraceNanos
 	c.WakeFD, c.ControlFD = wake.FD(), wake.FD()
 	err := LoadUCX("")
 	var x *UCXContext

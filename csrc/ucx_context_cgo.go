@@ -35,8 +35,8 @@ type UCXContext struct {
 
 	closed   bool // by Close
 	counters *UCXCounters
-	driven atomic.Bool // since the last Arm
-	beside *UCXContext
+	driven   atomic.Bool // since the last Arm
+	beside   *UCXContext
 }
 
 // OpenUCX opens a context in the library that LoadUCX has opened. What UCX cannot
@@ -75,8 +75,8 @@ func OpenUCX(cfg UCXConfig) (*UCXContext, error) {
 	}
 	conf.workers, conf.batches = C.uint32_t(cfg.Workers), C.uint32_t(cfg.BatchesMax)
 	conf.notes, conf.segment = C.uint32_t(cfg.NotesMax), C.uint32_t(cfg.SegmentMax)
-	conf.rendezvous = C.uint64_t(cfg.RendezvousMin)
 	conf.spin_ns, conf.grace_ns = C.uint64_t(cfg.SpinNanos), C.uint64_t(cfg.GraceNanos)
+	conf.failure_ns = C.uint64_t(cfg.FailureNanos)
 	conf.wake_fd, conf.control_fd = C.int(cfg.WakeFD), C.int(cfg.ControlFD)
 	c := &UCXContext{grace: cfg.GraceNanos, counters: cfg.Counters}
 	if cfg.Counters != nil {
@@ -210,7 +210,7 @@ func (c *UCXContext) Control() (UCXControl, bool) {
 	if C.sl_ucx_letter(c.c, &l) == 0 {
 		return UCXControl{}, false
 	}
-	m := UCXControl{Worker: int(l.worker), Conn: uint64(l.conn), Lost: l.lost != 0}
+	m := UCXControl{Worker: int(l.worker), Conn: uint64(l.conn), Lost: l.lost != 0, Over: l.lost > 1}
 	if !m.Lost {
 		m.Data = make([]byte, l.len)
 	}
@@ -230,8 +230,11 @@ func (c *UCXContext) Map(key uint32, m UCXMemory) error {
 	if m.In != nil {
 		in = m.In.a
 	}
+	landings := C.struct_sl_ucx_landings{
+		inside: (*C.int64_t)(unsafe.Pointer(m.Inside)), phase: (*C.int32_t)(unsafe.Pointer(m.Phase)),
+	}
 	rc := C.sl_ucx_map(c.c, C.uint32_t(key), unsafe.Pointer(unsafe.SliceData(m.Mem)), C.uint64_t(len(m.Mem)), flags,
-		C.uint64_t(m.Ticket), in)
+		C.uint64_t(m.Ticket), in, landings)
 	if rc != 0 {
 		return ucxErrno("map memory", int64(-rc))
 	}
@@ -245,7 +248,7 @@ func (c *UCXContext) Unmap(key uint32) {
 	runtime.KeepAlive(c)
 }
 
-// Fence gives a memory a new ticket. When it returns nil, nothing lands any more that
+// Fence gives a memory a new ticket, unless that is 0. When it returns nil, nothing lands any more that
 // was begun with an earlier one. ErrTimeout: somebody did not answer within grace; Refresh
 // proves it all the same, or Fence may be tried again.
 func (c *UCXContext) Fence(key uint32, ticket uint64, grace time.Duration) error {

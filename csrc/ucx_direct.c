@@ -16,17 +16,21 @@ static int current(const struct sl_ucx_import *im)
 static int put(struct sl_ucx_conn *n, int write, struct sl_ucx_run *r, uint64_t len, const ucp_request_param_t *param)
 {
 	uint64_t remote = r->import->base + r->remote + r->done;
-	ucs_status_ptr_t p = write ? sl_ucx.ucp_put_nbx(n->handle, r->local + r->done, len, remote, r->import->rkey, param)
-				   : sl_ucx.ucp_get_nbx(n->handle, r->local + r->done, len, remote, r->import->rkey, param);
+	ucs_status_ptr_t p;
 
-	if (!p)
-		return 0;
+	if (!write)
+		sl_ucx_enter(r->memory);
+	p = write ? sl_ucx.ucp_put_nbx(n->handle, r->local + r->done, len, remote, r->import->rkey, param)
+		  : sl_ucx.ucp_get_nbx(n->handle, r->local + r->done, len, remote, r->import->rkey, param);
+	/* Shared memory waits for nobody; the lock is kept since the batch is in our hand. */
+	while (p && !UCS_PTR_IS_ERR(p) && sl_ucx.ucp_request_check_status(p) == UCS_INPROGRESS)
+		sl_ucx.ucp_worker_progress(n->worker->handle);
+	if (!write)
+		sl_ucx_leave(r->memory);
 	if (UCS_PTR_IS_ERR(p))
 		return UCS_PTR_RAW_STATUS(p);
-	/* Shared memory waits for nobody; the lock is kept since the batch is in our hand. */
-	while (sl_ucx.ucp_request_check_status(p) == UCS_INPROGRESS)
-		sl_ucx.ucp_worker_progress(n->worker->handle);
-	sl_ucx.ucp_request_free(p);
+	if (p)
+		sl_ucx.ucp_request_free(p);
 	return 0;
 }
 

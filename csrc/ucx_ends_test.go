@@ -47,9 +47,9 @@ func TestUCXCancelAtEveryStage(t *testing.T) {
 func TestUCXDrainAndEndWithWorkInFlight(t *testing.T) {
 	for name, end := range map[string]func(l *lane) error{
 		"drain": func(l *lane) error { return l.conn.Drain(testGrace) },
-		"close": func(l *lane) error { l.conn.End(UCXClosed); l.conn.End(UCXLost); return nil },
-		"lost":  func(l *lane) error { l.conn.End(UCXLost); return nil },
-		"both":  func(l *lane) error { _ = l.conn.Drain(0); l.conn.End(UCXClosed); return nil },
+		"close": func(l *lane) error { l.conn.End(UCXClosed, true); l.conn.End(UCXLost, true); return nil },
+		"lost":  func(l *lane) error { l.conn.End(UCXLost, true); return nil },
+		"both":  func(l *lane) error { _ = l.conn.Drain(0); l.conn.End(UCXClosed, true); return nil },
 	} {
 		t.Run(name, func(t *testing.T) {
 			everyWay(t, func(t *testing.T, l *lane) {

@@ -12,21 +12,21 @@ import (
 
 // UCXConfig says how to open a UCXContext.
 type UCXConfig struct {
-	Transports    string   // as UCX_TLS
-	Devices       string   // as UCX_NET_DEVICES; "": UCX's own choice
-	Settings      []string // NAME=VALUE, as ucp_config_modify takes them
-	Shared        bool     // peers' memory can be mapped: no error mode; else UCX's peer mode
-	Pull          bool     // the kernel copies between processes (process_vm_readv) where it permits that
-	Workers       int      // each with a thread; at least 1
-	BatchesMax    int      // of one worker, submitted and not polled; a power of two
-	NotesMax      int      // of one connection, on their way or not received
-	SegmentMax    int      // bytes of one eager message
-	RendezvousMin int      // contiguous pieces of at least so many bytes go by rendezvous; 0: never
-	SpinNanos     uint64   // how long a thread looks before it sleeps
-	GraceNanos    uint64   // drives the pings and the time after which a silent peer is lost
-	WakeFD        int      // an eventfd for completions and messages, when armed
-	ControlFD     int      // an eventfd for control messages
-	Counters      *UCXCounters
+	Transports   string   // as UCX_TLS
+	Devices      string   // as UCX_NET_DEVICES; "": UCX's own choice
+	Settings     []string // NAME=VALUE, as ucp_config_modify takes them
+	Shared       bool     // peers' memory can be mapped: no error mode; else UCX's peer mode
+	Pull         bool     // the kernel copies between processes (process_vm_readv) where it permits that
+	Workers      int      // each with a thread; at least 1
+	BatchesMax   int      // of one worker, submitted and not polled; a power of two
+	NotesMax     int      // of one connection, on their way or not received
+	SegmentMax   int      // bytes of one eager message
+	SpinNanos    uint64   // how long a thread looks before it sleeps
+	GraceNanos   uint64   // how old a message may be that lands unasked; a quarter of it drives the pings
+	FailureNanos uint64   // how long a peer that something waits for may be silent
+	WakeFD       int      // an eventfd for completions and messages, when armed
+	ControlFD    int      // an eventfd for control messages
+	Counters     *UCXCounters
 }
 
 // UCXCounters are what peers count with the tails of their writes, at all contexts that
@@ -62,6 +62,11 @@ type UCXMemory struct {
 	ReadOnly bool
 	Ticket   uint64         // what served messages must show; never 0
 	In       *UCXAllocation // nil: not UCX's own memory
+
+	// Inside and Phase are what a write of this process counts itself in, and looks at, before it
+	// goes on: as the Enter of the memory's driver.Shared. They stay where they are until Unmap. Nil: none.
+	Inside *atomic.Int64
+	Phase  *atomic.Int32
 }
 
 // UCXExport is what a peer needs to reach memory of ours. Without an Rkey it cannot be
@@ -86,6 +91,7 @@ type UCXPeer struct {
 	PID   int       // its process, known not to have ended; 0: on another host
 	Gate  UCXGate   // zero: messages carry what we read
 	Pulls bool      // it copies from our memory: messages carry nothing of what we write
+	Grace uint64    // its UCXConfig.GraceNanos
 }
 
 // UCXImport is a peer's memory.
@@ -102,6 +108,7 @@ type UCXControl struct {
 	Conn   uint64 // the end it was sent to; 0: none, the first message of a connection
 	Data   []byte
 	Lost   bool // the peer was given up; Data is nil; once a connection
+	Over   bool // and it has ended its end itself: nothing of it lands any more
 }
 
 // UCXNote is a message that followed its data.

@@ -17,13 +17,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/*
- * Whose stores are over. One that was only given up for its silence may go on storing
- * into what it has mapped; where nothing is mapped, nothing of it lands.
- */
+/* Whose stores are over. One that was only given up may go on storing into what it has mapped. */
 static int is_out(const struct sl_ucx_conn *n)
 {
-	return n->ended || (n->lost && !n->worker->context->config.shared);
+	return n->state == SL_UCX_ENDED || n->proven;
 }
 
 /* Has been asked for longer than that and has not answered. */
@@ -87,19 +84,7 @@ static int await_answers(struct sl_ucx_context *c, uint64_t nonce, uint64_t dead
 	return 0;
 }
 
-/* Waits for what UCX lands in the memory on its own. */
-static int await_idle(struct sl_ucx_context *c, struct sl_ucx_memory *m, uint64_t deadline)
-{
-	sl_ucx_quiesce(c);
-	while (atomic_load(&m->landing)) {
-		if (sl_ucx_now() > deadline)
-			return -ETIMEDOUT;
-		usleep(20);
-	}
-	return 0;
-}
-
-/* Begins an epoch, unless this one has begun already and is only waited for. */
+/* Begins an epoch, unless there is no ticket for it: then the last one is only waited for. */
 static int begin(struct sl_ucx_context *c, uint32_t key, uint64_t ticket, struct sl_ucx_memory **out)
 {
 	_Atomic uint32_t *word;
@@ -108,7 +93,7 @@ static int begin(struct sl_ucx_context *c, uint32_t key, uint64_t ticket, struct
 	pthread_mutex_lock(&c->lock);
 	word = sl_ucx_word(c, key);
 	*out = m = sl_ucx_find(c, key);
-	if (m && atomic_load(&m->ticket) != ticket) {
+	if (m && ticket && atomic_load(&m->ticket) != ticket) {
 		atomic_store(&m->ticket, ticket);
 		if (word)
 			atomic_fetch_add(word, 1);
@@ -151,7 +136,7 @@ int sl_ucx_fence(struct sl_ucx_context *c, uint32_t key, uint64_t ticket, uint64
 	int rc = begin(c, key, ticket, &m);
 
 	if (rc == 0)
-		rc = await_idle(c, m, deadline);
+		sl_ucx_quiesce(c); /* what was admitted under the old ticket has landed */
 	nonce = rc == 0 ? proof(c, m) : 0;
 	if (nonce) {
 		rc = await_answers(c, nonce, deadline);
@@ -193,23 +178,6 @@ static int note_fresh(struct sl_ucx_allocation *a, uint64_t from, uint64_t to)
 	return 0;
 }
 
-/* With all locks: puts pages that nobody else has in the place of the old ones. */
-static int replace(uint8_t *at, uint64_t len)
-{
-	void *fresh = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-
-	if (fresh == MAP_FAILED)
-		return -errno;
-	memcpy(fresh, at, len);
-	if (mremap(fresh, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, at) == MAP_FAILED) {
-		int rc = -errno;
-
-		munmap(fresh, len);
-		return rc;
-	}
-	return 0;
-}
-
 static void lock_all(struct sl_ucx_context *c)
 {
 	for (uint32_t i = 0; c && i < c->config.workers; i++)
@@ -220,6 +188,34 @@ static void unlock_all(struct sl_ucx_context *c)
 {
 	for (uint32_t i = 0; c && i < c->config.workers; i++)
 		sl_ucx_unlock(&c->workers[i]);
+}
+
+/* Bytes of pages replaced with all locks held: others move theirs in between. */
+#define STEP (4u << 20)
+
+/* Puts pages that nobody else has in the place of the old ones. */
+static int replace(struct sl_ucx_context *c, struct sl_ucx_context *beside, uint8_t *at, uint64_t len)
+{
+	uint8_t *fresh = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	int rc = 0;
+
+	if (fresh == MAP_FAILED)
+		return -errno;
+	for (uint64_t done = 0; done < len && rc == 0;) {
+		uint64_t step = len - done < STEP ? len - done : STEP;
+
+		lock_all(c);
+		lock_all(beside);
+		memcpy(fresh + done, at + done, step);
+		if (mremap(fresh + done, step, step, MREMAP_MAYMOVE | MREMAP_FIXED, at + done) == MAP_FAILED)
+			rc = -errno;
+		unlock_all(beside);
+		unlock_all(c);
+		if (rc != 0)
+			munmap(fresh + done, len - done);
+		done += step;
+	}
+	return rc;
 }
 
 /* Widened to pages of this size, puts fresh ones under a memory. With the lock of c. */
@@ -240,14 +236,7 @@ static int refresh(struct sl_ucx_context *c, struct sl_ucx_memory *m, uint64_t p
 	/* Peers that answer now have the owner move their bytes; those that were silent
 	 * before see the word when they go on. */
 	await_answers(c, ask(c, grace_ns / 2), sl_ucx_now() + grace_ns);
-	lock_all(c);
-	lock_all(beside);
-	rc = replace(a->base + from, to - from);
-	unlock_all(beside);
-	unlock_all(c);
-	if (rc == 0 && beside)
-		rc = sl_ucx_register_again(beside, a->base + from, to - from);
-	return rc;
+	return replace(c, beside, a->base + from, to - from);
 }
 
 #define HUGE (2u << 20)

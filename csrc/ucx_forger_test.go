@@ -18,6 +18,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/park"
 )
@@ -36,15 +38,15 @@ const (
 	msgPong
 	msgAsk
 	msgReset
+	msgConfirm
+	msgConfirmed
 
 	flagFirst   = 1
-	flagExact   = 4
 	flagChecked = 8
-	flagLarge   = 16
 	flagPull    = 32
 
-	messageVersion = 2
-	headBytes      = 64
+	messageVersion = 3
+	headBytes      = 80
 )
 
 // forged is a head of a message as sl_ucx_head has it.
@@ -56,6 +58,7 @@ type forged struct {
 	off, size           uint64
 	key, count, status_ uint32
 	at                  uint64
+	echo                uint64 // 0: now
 }
 
 func (f forged) bytes() []byte {
@@ -68,7 +71,15 @@ func (f forged) bytes() []byte {
 	for _, v := range []uint32{f.key, f.count, f.status_, 0} {
 		b = le.AppendUint32(b, v)
 	}
-	return le.AppendUint64(b, f.at)
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+	if f.echo == 0 {
+		f.echo = uint64(now.Nano())
+	}
+	for _, v := range []uint64{f.at, uint64(now.Nano()), f.echo} {
+		b = le.AppendUint64(b, v)
+	}
+	return b
 }
 
 // table spells rows of offsets and lengths.
@@ -91,6 +102,7 @@ type forger struct {
 	buffer  uint64
 	pulled  int64
 	got     [][]byte // heads
+	late    int      // messages whose data begins with 0xee
 }
 
 func startForger(t testing.TB, w way) *forger {
@@ -142,7 +154,10 @@ func (f *forger) read() {
 		case "pulled":
 			f.pulled, _ = strconv.ParseInt(rest, 10, 64)
 		case "got":
-			head, _, _ := strings.Cut(rest, " ")
+			head, data, _ := strings.Cut(rest, " ")
+			if strings.HasSuffix(data, " 238") {
+				f.late++
+			}
 			b, _ := hex.DecodeString(head)
 			f.got = append(f.got, b)
 		}

@@ -67,7 +67,7 @@ int sl_ucx_help(struct sl_ucx_conn *n, uint64_t tag)
 	sl_ucx_lock(w);
 	ended = w->ring->head;
 	b = find(n, tag);
-	if (b && b->served && !n->ended) {
+	if (b && b->served && n->state != SL_UCX_ENDED) {
 		done = wait_for_owner(n, tag);
 	} else if (b && !b->issued && b->status == 0 && !n->head->served) { /* those before it first */
 		n->head->helped = sl_ucx_about_now();

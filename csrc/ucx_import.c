@@ -95,7 +95,9 @@ int sl_ucx_import(struct sl_ucx_conn *n, uint32_t key, uint64_t size, uint64_t t
 	int rc;
 
 	sl_ucx_lock(n->worker);
-	rc = n->closed && !n->gone ? -EBADF : n->lost || n->gone ? -EPIPE : take_slot(n, slot);
+	rc = -sl_ucx_over(n);
+	if (rc == 0)
+		rc = take_slot(n, slot);
 	if (rc == 0) {
 		struct sl_ucx_import *im = n->imports[*slot];
 

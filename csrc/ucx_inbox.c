@@ -17,7 +17,6 @@ struct sl_ucx_post {
 	uint64_t conn;
 	size_t len;
 	int lost;
-	void *kept; /* UCX's buffer, or NULL: body */
 	uint8_t body[];
 };
 
@@ -75,26 +74,19 @@ void sl_ucx_put_farewell(struct sl_ucx_conn *n)
 	if (!p)
 		return;
 	p->conn = n->id;
+	p->lost = n->proven ? 2 : 1;
 	put_control(n->worker, p);
 }
 
-ucs_status_t sl_ucx_put_note(struct sl_ucx_conn *n, void *data, size_t len, int keep)
+void sl_ucx_put_note(struct sl_ucx_conn *n, const void *data, size_t len)
 {
 	struct sl_ucx_worker *w = n->worker;
-	struct sl_ucx_post *p;
+	/* Otherwise it does not keep to its credit. */
+	struct sl_ucx_post *p = n->unread < NOTES_MAX && len <= SL_UCX_NOTE_MAX ? make(n->id, data, len) : NULL;
 
-	if (n->unread >= NOTES_MAX || len > SL_UCX_NOTE_MAX) {
-		sl_ucx_lose(n); /* it does not keep to its credit */
-		return UCS_OK;
-	}
-	p = keep ? make(n->id, NULL, 0) : make(n->id, data, len);
 	if (!p) {
 		sl_ucx_lose(n);
-		return UCS_OK;
-	}
-	if (keep) {
-		p->kept = data;
-		p->len = len;
+		return;
 	}
 	if (!w->notes.first)
 		w->ring->first_len = (uint32_t)len;
@@ -102,7 +94,6 @@ ucs_status_t sl_ucx_put_note(struct sl_ucx_conn *n, void *data, size_t len, int 
 	put(&w->notes, p);
 	__atomic_fetch_add(&w->ring->notes, 1, __ATOMIC_SEQ_CST);
 	sl_ucx_wake(w);
-	return keep ? UCS_INPROGRESS : UCS_OK;
 }
 
 static struct sl_ucx_post *take(struct sl_ucx_inbox *box)
@@ -182,9 +173,7 @@ uint64_t sl_ucx_note_take(struct sl_ucx_context *c, uint32_t worker, uint8_t *da
 	if (p) {
 		conn = p->conn;
 		if (p->len)
-			memcpy(data, p->kept ? p->kept : p->body, p->len);
-		if (p->kept && w->handle)
-			sl_ucx.ucp_am_data_release(w->handle, p->kept);
+			memcpy(data, p->body, p->len);
 		if (w->notes.first)
 			w->ring->first_len = (uint32_t)w->notes.first->len;
 		__atomic_fetch_sub(&w->ring->notes, 1, __ATOMIC_SEQ_CST);
@@ -216,11 +205,8 @@ void sl_ucx_empty(struct sl_ucx_worker *w)
 
 	while ((p = take(&w->controls)) != NULL)
 		free(p);
-	while ((p = take(&w->notes)) != NULL) {
-		if (p->kept && w->handle)
-			sl_ucx.ucp_am_data_release(w->handle, p->kept);
+	while ((p = take(&w->notes)) != NULL)
 		free(p);
-	}
 	if (w->ring)
 		__atomic_store_n(&w->ring->notes, 0, __ATOMIC_SEQ_CST);
 	free_parcels(w->small);

@@ -78,8 +78,8 @@ func TestUCXLoopMovesItsPieces(t *testing.T) {
 			e := openLoops(t, lanes[0], lanes[1])
 			for round, size := range []uint64{1, 656, 9000} {
 				for _, op := range []driver.Op{driver.Write, driver.Read} {
-					copy(e.local, noise(testBytes, uint64(round)))
-					copy(e.remote, noise(testBytes, uint64(round)+100))
+					copy(e.local, filled(testBytes, uint64(round)))
+					copy(e.remote, filled(testBytes, uint64(round)+100))
 					wantLocal, wantRemote := bytes.Clone(e.local), bytes.Clone(e.remote)
 					var descs []driver.Desc
 					for i := range uint64(50) {
@@ -178,20 +178,19 @@ func TestUCXLoopDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// noise returns bytes that follow from a seed.
-func noise(n int, seed uint64) []byte {
+func filled(n int, seed uint64) []byte {
+	rng := rand.New(rand.NewPCG(seed, 1))
 	b := make([]byte, n)
-	source := rand.NewPCG(seed, 1)
 	for i := range b {
-		b[i] = byte(source.Uint64())
+		b[i] = byte(rng.Uint32())
 	}
 	return b
 }
 
-// want applies descriptors byte by byte, the slow and obvious way.
+// want applies descs byte by byte, the slow and obvious way.
 func want(op driver.Op, local, remote []byte, descs []driver.Desc) {
 	for _, d := range descs {
-		l, r := local[d.Local:][:d.Len], remote[d.Remote:][:d.Len]
+		l, r := local[d.Local:d.Local+d.Len], remote[d.Remote:d.Remote+d.Len]
 		if op == driver.Write {
 			copy(r, l)
 		} else {

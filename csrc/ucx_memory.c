@@ -79,59 +79,55 @@ void sl_ucx_quiesce(struct sl_ucx_context *c)
 	}
 }
 
-/*
- * Memory of peers is reached by UCX's own means only where the context shares none: there
- * a registration tells devices about ours.
- */
-static int register_own(struct sl_ucx_context *c, void *base, uint64_t len, ucp_mem_h *handle)
-{
-	ucp_mem_map_params_t params = {
-		.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
-			      UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE,
-		.address = base,
-		.length = len,
-		.memory_type = UCS_MEMORY_TYPE_HOST,
-	};
+/* The phase of a provider that moves pages. */
+#define MOVES 2
+/* How often a write that waits for it looks. */
+#define LOOK_US 50
 
-	*handle = NULL;
-	if (c->config.shared)
-		return 0;
-	return sl_ucx_errno(sl_ucx.ucp_mem_map(c->handle, &params, handle));
+/* As the provider's own Enter: a move that has begun ends by itself, and one that has not waits for no lock of ours. */
+void sl_ucx_enter(struct sl_ucx_memory *m)
+{
+	struct sl_ucx_landings *l = &m->landings;
+
+	if (!l->inside)
+		return;
+	__atomic_fetch_add(l->inside, 1, __ATOMIC_SEQ_CST);
+	while (__atomic_load_n(l->phase, __ATOMIC_SEQ_CST) == MOVES) {
+		__atomic_fetch_sub(l->inside, 1, __ATOMIC_SEQ_CST);
+		usleep(LOOK_US);
+		__atomic_fetch_add(l->inside, 1, __ATOMIC_SEQ_CST);
+	}
+}
+
+void sl_ucx_leave(struct sl_ucx_memory *m)
+{
+	if (m->landings.inside)
+		__atomic_fetch_sub(m->landings.inside, 1, __ATOMIC_SEQ_CST);
 }
 
 int sl_ucx_map(struct sl_ucx_context *c, uint32_t key, void *base, uint64_t len, uint32_t flags, uint64_t ticket,
-	       struct sl_ucx_allocation *in)
+	       struct sl_ucx_allocation *in, struct sl_ucx_landings landings)
 {
 	struct sl_ucx_memory *m;
-	ucp_mem_h handle;
 	int rc;
 
 	if (key / SL_UCX_CHUNK >= SL_UCX_CHUNKS || ticket == 0)
 		return -EINVAL;
 	pthread_mutex_lock(&c->lock); /* all the time: the context stays as long */
 	m = make_place(c, key);
-	rc = c->closed ? -EBADF : !m ? -ENOMEM : atomic_load(&m->ticket) ? -EEXIST : register_own(c, base, len, &handle);
+	rc = c->closed ? -EBADF : !m ? -ENOMEM : atomic_load(&m->ticket) ? -EEXIST : 0;
 	if (rc == 0) {
 		m->base = base;
 		m->len = len;
 		m->flags = flags;
-		m->handle = handle;
 		m->in = in;
+		m->landings = landings;
 		m->nonce = 0;
 		m->exported = m->owed = 0;
 		atomic_store_explicit(&m->ticket, ticket, memory_order_release);
 	}
 	pthread_mutex_unlock(&c->lock);
 	return rc;
-}
-
-/* A message by rendezvous that is in hand ends within moments, or its peer is lost. */
-static void await_landing(struct sl_ucx_context *c, const struct sl_ucx_memory *m)
-{
-	uint64_t deadline = sl_ucx_now() + c->config.grace_ns;
-
-	while (atomic_load(&m->landing) && sl_ucx_now() < deadline)
-		usleep(20);
 }
 
 void sl_ucx_unmap(struct sl_ucx_context *c, uint32_t key)
@@ -147,41 +143,6 @@ void sl_ucx_unmap(struct sl_ucx_context *c, uint32_t key)
 		if (word)
 			atomic_fetch_add(word, 1);
 		sl_ucx_quiesce(c);
-		if (atomic_load(&m->reading)) /* a peer that does not take its answer must not hold us up */
-			sl_ucx_cut_readers(c, m);
-		await_landing(c, m);
-		if (m->handle)
-			sl_ucx.ucp_mem_unmap(c->handle, m->handle);
-		m->handle = NULL;
 	}
 	pthread_mutex_unlock(&c->lock);
-}
-
-/*
- * Devices have the pages that were there when the memory was registered: after those were
- * replaced, all memory in the range is registered anew.
- */
-int sl_ucx_register_again(struct sl_ucx_context *c, uint8_t *from, uint64_t len)
-{
-	int rc = 0;
-
-	pthread_mutex_lock(&c->lock);
-	for (uint32_t key = 0; key / SL_UCX_CHUNK < SL_UCX_CHUNKS && rc == 0; key++) {
-		struct sl_ucx_memory *m = sl_ucx_find(c, key);
-		ucp_mem_h before, now;
-
-		if (!m && !place(c, key))
-			key |= SL_UCX_CHUNK - 1; /* nothing in the whole chunk */
-		if (!m || !m->handle || m->base >= from + len || from >= m->base + m->len)
-			continue;
-		rc = register_own(c, m->base, m->len, &now);
-		if (rc != 0)
-			break;
-		before = m->handle;
-		m->handle = now;
-		sl_ucx_quiesce(c);
-		sl_ucx.ucp_mem_unmap(c->handle, before);
-	}
-	pthread_mutex_unlock(&c->lock);
-	return rc;
 }

@@ -7,32 +7,32 @@
 
 #define SL_UCX_AM 21	  /* the id of all of them */
 #define SL_UCX_VERSION 3 /* of this file; ends that differ do not talk */
-#define SL_UCX_ANSWER_MAX (1u << 20) /* bytes that one message may ask for */
+#define SL_UCX_ANSWER_MAX (64u << 10) /* bytes that one message may ask for */
 #define SL_UCX_PULL_MAX (256u << 10) /* bytes that the owner copies for one message, under its lock */
 #define SL_UCX_ROWS 1023	     /* of a table that is pulled: with the gate what the kernel takes in one call */
 
 enum {
 	SL_UCX_MSG_CONTROL = 1, /* data is Go's */
 	SL_UCX_MSG_WRITE,	/* data lands at off; with count rows, as the table in front says and from off of the message on */
-	SL_UCX_MSG_ACK,		/* of writes up to seq; with EXACT of that one; status, if it failed */
+	SL_UCX_MSG_ACK,		/* of writes up to seq; status, if that one failed */
 	SL_UCX_MSG_READ,	/* len bytes at off; with count rows, from the places in the table */
 	SL_UCX_MSG_DATA,	/* the answer, to seq */
 	SL_UCX_MSG_NOTE,	/* the message of a batch; not delivered if a piece of it failed */
-	SL_UCX_MSG_COUNT,	/* one more for the counter value; not counted if a piece of its batch failed */
 	SL_UCX_MSG_CREDIT,	/* value messages were received */
 	SL_UCX_MSG_STARVED,	/* for want of credit */
 	SL_UCX_MSG_PING,	/* value comes back */
 	SL_UCX_MSG_PONG,
 	SL_UCX_MSG_ASK,		/* for an acknowledgement of writes up to seq */
-	SL_UCX_MSG_RESET	/* the other end has given us up */
+	SL_UCX_MSG_RESET,	/* the other end is over: nothing that comes by it lands any more */
+	SL_UCX_MSG_CONFIRM,	/* is what you sent before still wanted? It was on its way for longer than Grace */
+	SL_UCX_MSG_CONFIRMED,	/* it is */
+	SL_UCX_MSG_COUNT	/* one more for the counter value; not counted if a piece of its batch failed */
 };
 
 enum {
 	SL_UCX_FIRST = 1,    /* of a batch */
 	SL_UCX_ASK = 2,	     /* for an acknowledgement */
-	SL_UCX_EXACT = 4,    /* by rendezvous, acknowledged each on its own */
 	SL_UCX_CHECKED = 8,  /* a note that counts only if its batch arrived whole */
-	SL_UCX_LARGE = 16,   /* a read that may be answered by rendezvous */
 	SL_UCX_PULL = 32     /* a write whose bytes, or with count rows whose table, are in the sender's memory, at */
 };
 
@@ -49,6 +49,8 @@ struct sl_ucx_head {
 	int32_t status;
 	uint32_t zero; /* no byte is left to chance */
 	uint64_t at;
+	uint64_t stamp; /* the sender's clock */
+	uint64_t echo;	/* the last stamp that it has from the receiver, by which that knows how old this is at most */
 };
 
 /* A row of the table in front of the data of a scattered message. */
@@ -67,13 +69,10 @@ struct sl_ucx_row {
 struct sl_ucx_parcel {
 	struct sl_ucx_parcel *prev, *next; /* those under way of a connection; or the free ones */
 	struct sl_ucx_conn *conn;
-	struct sl_ucx_memory *memory; /* that it is sent from, or NULL */
 	struct sl_ucx_head head;
 	uint32_t len; /* of body in use */
 	uint8_t large, odd;
-	uint8_t lent;	 /* sent from memory of a batch */
 	uint8_t counted; /* of a record */
-	uint8_t parked;	 /* by rendezvous: it waits for the peer, and not in a queue of UCX */
 	_Alignas(16) uint8_t body[]; /* a table stands at its front */
 };
 

@@ -118,7 +118,7 @@ static int prepare_worker(struct sl_ucx_context *c, uint32_t index)
 static void stop_threads(struct sl_ucx_context *c)
 {
 	atomic_store(&c->stop, 1);
-	for (uint32_t i = 0; i < c->config.workers; i++) {
+	for (uint32_t i = 0; c->workers && i < c->config.workers; i++) {
 		struct sl_ucx_worker *w = &c->workers[i];
 
 		if (!w->has_thread)
@@ -155,12 +155,8 @@ static void release_memories(struct sl_ucx_context *c)
 	for (uint32_t i = 0; i < SL_UCX_CHUNKS; i++) {
 		struct sl_ucx_memory *chunk = atomic_load(&c->chunks[i]);
 
-		for (uint32_t k = 0; chunk && k < SL_UCX_CHUNK; k++) {
+		for (uint32_t k = 0; chunk && k < SL_UCX_CHUNK; k++)
 			atomic_store(&chunk[k].ticket, 0);
-			if (chunk[k].handle)
-				sl_ucx.ucp_mem_unmap(c->handle, chunk[k].handle);
-			chunk[k].handle = NULL;
-		}
 	}
 }
 

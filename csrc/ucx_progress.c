@@ -63,6 +63,7 @@ void sl_ucx_unlock(struct sl_ucx_worker *w)
 
 void sl_ucx_rouse(struct sl_ucx_worker *w)
 {
+	w->pending = 1;
 	if (!w->asleep)
 		return;
 	w->asleep = 0;
@@ -150,7 +151,7 @@ static unsigned move_all(struct sl_ucx_worker *w)
 	for (uint32_t k = 0; k < w->conns_len; k++) {
 		struct sl_ucx_conn *n = w->conns[k];
 
-		if (n && n->head != &n->live && !n->ended && !in_hand(n->head))
+		if (n && n->head != &n->live && n->state != SL_UCX_ENDED && !in_hand(n->head))
 			moved += (unsigned)sl_ucx_move(n, SL_UCX_QUANTUM);
 	}
 	return moved;
@@ -161,6 +162,7 @@ static unsigned move(struct sl_ucx_worker *w)
 	unsigned moved = 0;
 
 	sl_ucx_lock(w);
+	w->pending = 0;
 	for (int i = 0; i < ROUNDS; i++) {
 		unsigned n = sl_ucx.ucp_worker_progress(w->handle);
 
@@ -181,12 +183,13 @@ static void sleep_until_something(struct sl_ucx_worker *w)
 	ucs_status_t status;
 	int timeout;
 
+	/* UCX has no event for a batch that was submitted since we looked. */
 	pthread_mutex_lock(&w->lock);
-	status = sl_ucx.ucp_worker_arm(w->handle);
+	status = w->pending ? UCS_ERR_BUSY : sl_ucx.ucp_worker_arm(w->handle);
 	w->asleep = status == UCS_OK;
 	timeout = w->conns_live || w->zombies ? (int)(w->context->config.grace_ns / 8000000u) + 1 : -1;
 	pthread_mutex_unlock(&w->lock);
-	if (status != UCS_OK) /* busy: something came meanwhile */
+	if (status != UCS_OK) /* something came meanwhile */
 		return;
 	while (!atomic_load(&w->context->stop) && poll(&p, 1, timeout) < 0 && errno == EINTR)
 		;

@@ -1,22 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Batches between processes that copy from each other's memory. A write is offered: messages say where
- * its bytes are, and the owner takes them, after it compared the ticket. A read is fetched by
- * our own hand, without asking first; then the owner is asked whether the ticket still holds. If it
- * does no other epoch began meanwhile, and the bytes are the right ones; if not, what was
- * read is nobody's business but ours, and the read has failed.
+ * Writes whose bytes the owner copies from our memory: messages say where they are, and the owner takes
+ * them after it has compared the ticket. All pages are touched here first: a page that does not come, of
+ * a file on a server that is gone or of userfaultfd, must hold up its own process, and not the owner. A read
+ * is never taken from the owner's memory in this way, for the same reason.
  */
+#define _GNU_SOURCE
 #include "ucx_worker.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* since Linux 5.14 */
+#endif
 
 /*
  * A remote place costs the kernel half a microsecond. Pieces below this are put together in a block of
  * ours first, so that they are one place.
  */
-#define GATHER 2048
+#define GATHER (8u << 10)
 /* From this on a contiguous piece has a message of its own, without a table. */
 #define PLAIN (64u << 10)
 /* Blocks of one connection under way. */
@@ -51,6 +57,18 @@ void sl_ucx_free_block(struct sl_ucx_conn *n, struct sl_ucx_record *r)
 	r->block = NULL;
 }
 
+/* Memory that is not there the owner's copy tells of. */
+static void touch(const uint8_t *at, uint64_t len)
+{
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+	uintptr_t from = (uintptr_t)at & ~(page - 1), to = ((uintptr_t)at + len + page - 1) & ~(page - 1);
+
+	if (madvise((void *)from, to - from, MADV_POPULATE_READ) == 0 || errno != EINVAL)
+		return;
+	for (; from < to; from += page) /* the kernel is too old; there is no page that cannot be read */
+		(void)*(const volatile uint8_t *)(from < (uintptr_t)at ? (uintptr_t)at : from);
+}
+
 static void name(struct sl_ucx_row *row, const struct sl_ucx_run *run, uint64_t len, const uint8_t *at)
 {
 	*row = (struct sl_ucx_row){run->remote + run->done, len, (uint64_t)(uintptr_t)at};
@@ -73,6 +91,8 @@ static void gather(struct sl_ucx_batch *b, struct sl_ucx_parcel *p, struct sl_uc
 				break;
 			at = memcpy(k->bytes + staged, at, len);
 			staged += len;
+		} else {
+			touch(at, len);
 		}
 		name(&k->rows[rows++], run, len, at);
 		bytes += len;
@@ -104,10 +124,11 @@ static uint64_t offer(struct sl_ucx_batch *b, struct sl_ucx_parcel *p, struct sl
 		p->head.off = run->remote + run->done;
 		p->head.len = sl_ucx_bite(run, SL_UCX_PULL_MAX);
 		p->head.at = (uint64_t)(uintptr_t)(run->local + run->done);
+		touch(run->local + run->done, p->head.len);
 		run->done += p->head.len;
 	}
 	len = p->head.len; /* of the parcel nothing is left when it was sent */
-	sl_ucx_send(b->conn, p, NULL, 0, 0);
+	sl_ucx_send(b->conn, p);
 	return len;
 }
 
@@ -138,93 +159,6 @@ int sl_ucx_move_offered(struct sl_ucx_batch *b, uint64_t *bytes)
 		}
 		len = offer(b, p, k);
 		*bytes -= len < *bytes ? len : *bytes;
-		if (b->status != 0)
-			return 0;
-	}
-}
-
-/* Names pieces of one import, as many as one call of the kernel takes. */
-static void choose(struct sl_ucx_batch *b, struct sl_ucx_vectors *v, uint64_t most)
-{
-	struct sl_ucx_run *run = &b->run;
-	const struct sl_ucx_import *im = run->import;
-
-	sl_ucx_begin_pull(v);
-	while (v->locals <= SL_UCX_ROWS && v->len < most) {
-		uint64_t len = sl_ucx_bite(run, most - v->len);
-
-		v->piece[v->locals] = run->first;
-		sl_ucx_add_pull(v, run->local + run->done, im->base + run->remote + run->done, len);
-		run->done += len;
-		if (run->done < run->len || !sl_ucx_next_run(b) || run->import != im)
-			break;
-	}
-}
-
-/* The piece that the first byte not copied is of. */
-static uint32_t broken(const struct sl_ucx_vectors *v, uint64_t got)
-{
-	uint32_t i = 1;
-
-	while (i + 1 < v->locals && got >= v->local[i].iov_len)
-		got -= v->local[i++].iov_len;
-	return v->piece[i];
-}
-
-static void fetch(struct sl_ucx_batch *b, uint64_t *bytes)
-{
-	struct sl_ucx_conn *n = b->conn;
-	struct sl_ucx_vectors *v = n->worker->vectors;
-	uint64_t got;
-	int rc;
-
-	if (!b->unproved)
-		b->unproved_piece = b->run.first;
-	b->unproved = b->run.import;
-	choose(b, v, *bytes < SL_UCX_PULL_MAX ? *bytes : SL_UCX_PULL_MAX);
-	*bytes -= v->len;
-	rc = sl_ucx_pull(n, v, &got);
-	if (rc == -EPIPE) {
-		sl_ucx_fail(b, SL_UCX_LOST, (int32_t)v->piece[1]);
-		sl_ucx_lose(n);
-	} else if (rc != 0) { /* the memory may be gone with its epoch: then that is what its owner says */
-		b->faulty = 1;
-		b->unproved_piece = broken(v, got);
-	}
-}
-
-/* Asks whether what was fetched is of the ticket's epoch, by a read of nothing. 0: not now. */
-static int prove(struct sl_ucx_batch *b)
-{
-	struct sl_ucx_conn *n = b->conn;
-	struct sl_ucx_parcel *p = sl_ucx_window_full(n) ? NULL : sl_ucx_parcel(n->worker, 0);
-	struct sl_ucx_record *r;
-
-	if (!p)
-		return 0;
-	r = sl_ucx_new_record(b, SL_UCX_READING);
-	r->piece = b->unproved_piece;
-	r->faulty = (uint8_t)b->faulty;
-	sl_ucx_address_to(p, SL_UCX_MSG_READ, r, b->unproved);
-	b->unproved = NULL;
-	sl_ucx_send(n, p, NULL, 0, 0);
-	return 1;
-}
-
-int sl_ucx_move_fetched(struct sl_ucx_batch *b, uint64_t *bytes)
-{
-	for (;;) {
-		int more = !b->faulty && (b->run.done < b->run.len || sl_ucx_next_run(b));
-
-		if (b->unproved && (!more || b->run.import != b->unproved)) {
-			if (!prove(b))
-				return -EAGAIN;
-		}
-		if (!more || b->status != 0)
-			return 0;
-		if (*bytes == 0)
-			return 1;
-		fetch(b, bytes);
 		if (b->status != 0)
 			return 0;
 	}

@@ -30,7 +30,7 @@ func TestSignalsChild(t *testing.T) {
 	if err := LoadUCX(""); err != nil {
 		t.Fatal(err)
 	}
-	w, err := OpenUCX(UCXConfig{Workers: 1, BatchesMax: 8, WakeFD: -1, ControlFD: -1, GraceNanos: 1e9})
+	w, err := OpenUCX(UCXConfig{Workers: 1, BatchesMax: 8, WakeFD: -1, ControlFD: -1, GraceNanos: 1e9, FailureNanos: 1e10})
 	if err != nil {
 		t.Fatal(err)
 	}

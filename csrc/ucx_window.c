@@ -9,20 +9,14 @@ struct sl_ucx_record *sl_ucx_record_of(struct sl_ucx_conn *n, uint32_t seq)
 	return r->kind != SL_UCX_FREE && r->seq == seq ? r : NULL;
 }
 
-void sl_ucx_record_over(struct sl_ucx_conn *n, struct sl_ucx_record *r, uint8_t what)
+void sl_ucx_record_over(struct sl_ucx_conn *n, struct sl_ucx_record *r)
 {
-	struct sl_ucx_batch *b;
+	struct sl_ucx_batch *b = r->batch;
 
-	r->waits &= (uint8_t)~what;
-	if (r->waits)
-		return;
-	b = r->batch;
 	r->batch = NULL;
 	sl_ucx_free_block(n, r);
-	if (b) {
-		b->exact -= r->exact;
+	if (b)
 		b->outstanding--;
-	}
 	r->kind = SL_UCX_FREE;
 	while (n->first_seq != n->next_seq && n->records[n->first_seq % SL_UCX_WINDOW].kind == SL_UCX_FREE)
 		n->first_seq++;
@@ -38,44 +32,23 @@ void sl_ucx_detach(struct sl_ucx_batch *b)
 	for (uint32_t seq = n->first_seq; seq != n->next_seq; seq++) {
 		struct sl_ucx_record *r = &n->records[seq % SL_UCX_WINDOW];
 
-		/* Bytes that UCX lands by itself cannot be kept from it. */
-		if (r->kind == SL_UCX_FREE || r->batch != b || r->kind == SL_UCX_LANDING)
+		if (r->kind == SL_UCX_FREE || r->batch != b)
 			continue;
 		r->batch = NULL;
-		b->exact -= r->exact;
 		b->outstanding--;
 	}
-}
-
-void sl_ucx_sent(struct sl_ucx_conn *n, uint32_t seq, ucs_status_t status)
-{
-	struct sl_ucx_record *r = sl_ucx_record_of(n, seq);
-
-	if (!r)
-		return;
-	if (status == UCS_OK || r->kind == SL_UCX_LANDING) { /* the answer may be here before UCX lets go */
-		sl_ucx_record_over(n, r, SL_UCX_BY_UCX);
-		return;
-	}
-	if (r->batch)
-		sl_ucx_fail(r->batch, SL_UCX_LOST, (int32_t)r->piece);
-	sl_ucx_lose(n);
-	sl_ucx_record_over(n, r, SL_UCX_BY_ANSWER | SL_UCX_BY_UCX); /* no answer comes */
 }
 
 void sl_ucx_acknowledged(struct sl_ucx_conn *n, const struct sl_ucx_head *h)
 {
 	for (uint32_t seq = n->first_seq; (int32_t)(h->seq - seq) >= 0 && seq != n->next_seq; seq++) {
 		struct sl_ucx_record *r = sl_ucx_record_of(n, seq);
-		int exact = (h->flags & SL_UCX_EXACT) != 0;
 
-		if (!r || r->kind != SL_UCX_WRITING || !(r->waits & SL_UCX_BY_ANSWER))
-			continue;
-		if (exact ? seq != h->seq : r->exact)
+		if (!r || r->kind != SL_UCX_WRITING)
 			continue;
 		if (seq == h->seq && h->status != 0 && r->batch)
 			sl_ucx_fail(r->batch, h->status, (int32_t)r->piece);
-		sl_ucx_record_over(n, r, SL_UCX_BY_ANSWER);
+		sl_ucx_record_over(n, r);
 	}
 }
 
@@ -84,8 +57,7 @@ struct sl_ucx_record *sl_ucx_new_record(struct sl_ucx_batch *b, uint8_t kind)
 	struct sl_ucx_conn *n = b->conn;
 	struct sl_ucx_record *r = &n->records[n->next_seq % SL_UCX_WINDOW];
 
-	*r = (struct sl_ucx_record){.batch = b, .seq = n->next_seq++, .kind = kind, .waits = SL_UCX_BY_ANSWER | SL_UCX_BY_UCX,
-				    .piece = b->run.first, .off = b->run.done};
+	*r = (struct sl_ucx_record){.batch = b, .seq = n->next_seq++, .kind = kind, .piece = b->run.first, .off = b->run.done};
 	b->outstanding++;
 	return r;
 }
@@ -128,5 +100,5 @@ void sl_ucx_ask(struct sl_ucx_conn *n)
 	if (!p)
 		return;
 	p->head.seq = n->next_seq - 1;
-	sl_ucx_send(n, p, NULL, 0, 0);
+	sl_ucx_send(n, p);
 }

@@ -28,10 +28,8 @@ struct sl_ucx_memory {
 	uint8_t *base;
 	uint64_t len;
 	uint32_t flags;
-	ucp_mem_h handle; /* or NULL */
 	struct sl_ucx_allocation *in;
-	atomic_uint landing; /* messages that UCX lands in it on its own */
-	atomic_uint reading; /* messages that UCX sends from it */
+	struct sl_ucx_landings landings;
 	/* Under the lock of the context: */
 	int exported;	/* in this epoch */
 	int owed;	/* peers may still store what they began in earlier ones */
@@ -79,8 +77,8 @@ struct sl_ucx_run {
 	uint8_t *local;
 	uint64_t remote, len, done;
 	struct sl_ucx_import *import;
-	ucp_mem_h handle;
-	uint32_t first, count; /* pieces */
+	struct sl_ucx_memory *memory; /* of local */
+	uint32_t first, count;	      /* pieces */
 };
 
 struct sl_ucx_batch {
@@ -88,29 +86,25 @@ struct sl_ucx_batch {
 	struct sl_ucx_conn *conn;
 	uint64_t tag, order, helped; /* helped: when a caller last moved a piece of it, or 0 */
 	int write, cancelled, issued, served;
-	int fetches, faulty; /* a read by our own hand; a piece of it could not be read */
-	uint32_t exact; /* of outstanding: those that notes wait for */
 	int32_t status, piece;
-	uint32_t outstanding; /* messages under way, and requests of UCX */
+	uint32_t outstanding; /* messages that are not answered */
 	struct sl_pieces pieces;
 	struct sl_ucx_run run;
 	uint32_t next_piece; /* after run */
-	struct sl_ucx_import *unproved; /* bytes of it were fetched, from this piece on, and may be of another epoch */
-	uint32_t unproved_piece;
 	struct sl_ucx_parcel *note;
 };
 
-enum { SL_UCX_FREE, SL_UCX_WRITING, SL_UCX_READING, SL_UCX_LANDING };
-enum { SL_UCX_BY_ANSWER = 1, SL_UCX_BY_UCX = 2 };
+enum { SL_UCX_FREE, SL_UCX_WRITING, SL_UCX_READING };
 
-/* A message with data that is under way, until it was answered and UCX let go of it. */
+/* A message with data that is under way, until it was answered. */
 struct sl_ucx_record {
 	struct sl_ucx_batch *batch; /* NULL: nobody cares any more */
 	uint32_t seq;
-	uint8_t kind, exact, faulty, waits; /* for the answer, and for UCX */
+	uint8_t kind;
 	/* A read's answer lands at local, or NULL: from this piece on, and from off of its run. */
 	uint32_t piece;
 	uint8_t *local;
+	struct sl_ucx_memory *memory; /* of local */
 	uint64_t off, len;
 	struct sl_ucx_block *block; /* that the owner copies from, or NULL */
 };
@@ -128,7 +122,22 @@ struct sl_ucx_vectors {
 	uint64_t len;
 	struct iovec local[SL_UCX_ROWS + 1], remote[SL_UCX_ROWS + 1];
 	struct sl_ucx_row rows[SL_UCX_ROWS];
-	uint32_t piece[SL_UCX_ROWS + 1]; /* of a batch, for each local */
+};
+
+/*
+ * What becomes of a connection, and what leads there. Only an end that is OPEN takes batches. One that is
+ * OPEN or DRAINING sends, and believes what it receives. Once ENDED no byte lands at our end for it; batches
+ * whose bytes may still land at the other end stay until that is proved to be over.
+ */
+enum sl_ucx_state { SL_UCX_OPEN, SL_UCX_DRAINING, SL_UCX_BROKEN, SL_UCX_ENDED, SL_UCX_STATES };
+enum sl_ucx_event { SL_UCX_DRAIN, SL_UCX_LOSE, SL_UCX_END, SL_UCX_EVENTS };
+
+/* A message that waits until its sender has confirmed it, or one behind it. */
+struct sl_ucx_held {
+	struct sl_ucx_held *next;
+	struct sl_ucx_head head;
+	size_t len;
+	uint8_t body[];
 };
 
 struct sl_ucx_conn {
@@ -141,14 +150,21 @@ struct sl_ucx_conn {
 	struct sl_ucx_gate their; /* of its process pid, from whose memory we copy; 0: messages carry the bytes, */
 	uint32_t pid;
 	int refused; /* for this reason, an errno */
-	int failed; /* UCX says so */
-	int closed, ended, lost;
-	int gone; /* ended because the peer is: who submits just then has not closed anything */
-	uint64_t last_in, last_out; /* ns */
+	enum sl_ucx_state state;
+	int32_t why;  /* it ended */
+	int failed;   /* UCX says so */
+	int silent;   /* it was given up for its silence, and has said nothing since */
+	int proven;   /* the other end is over, too */
+	uint64_t stamp;		    /* the last that came */
+	uint64_t heard;		    /* when, ns */
+	uint64_t last_out, calm;    /* ns; calm: when nothing waited for the peer */
+	uint64_t lease;		    /* ns: what the peer lands later than that after its stamp, it asks us about */
+	struct sl_ucx_held *held, **held_end;
+	uint64_t held_bytes;
 	ucs_status_ptr_t closing;   /* request of the end of handle, which is NULL then */
 	struct sl_ucx_parcel sending; /* ring of messages that UCX has not let go of */
-	uint32_t sends, parked;	    /* how many; of them by rendezvous */
-	uint32_t pings, lent;	    /* of them; sent from memory of batches */
+	uint32_t sends, pings;	    /* how many; of them */
+	uint64_t answers;	    /* bytes of them that peers have asked for */
 	uint64_t asked, asked_at, answered; /* nonces of a fence's pings, and since when one is due */
 	/* As the initiator: */
 	struct sl_ucx_batch live; /* ring, in order; those not issued come last */
@@ -191,6 +207,7 @@ struct sl_ucx_worker {
 	atomic_uint turns;    /* of those who held it */
 	atomic_uint drives;   /* calls that moved the worker for the thread, which stands back */
 	int polled;	      /* whoever holds the lock polls afterwards: no need to wake the poller */
+	int pending;	      /* there is work since the thread last looked; it looks before it arms */
 	int asleep;	      /* armed, and at or before its sleep */
 	int standing_back;    /* not armed: whoever drives goes on, or the thread takes over in a moment */
 	uint64_t ticked;
@@ -243,9 +260,11 @@ int sl_ucx_wait(struct sl_ucx_worker *w, uint64_t deadline);
 /* ucx_memory.c */
 struct sl_ucx_memory *sl_ucx_find(struct sl_ucx_context *c, uint32_t key); /* NULL: unknown */
 void sl_ucx_quiesce(struct sl_ucx_context *c);
-int sl_ucx_register_again(struct sl_ucx_context *c, uint8_t *from, uint64_t len);
 int sl_ucx_errno(ucs_status_t status);
 void *sl_ucx_grow(void *table, uint32_t *len, size_t entry);
+/* Around each write into memory: no Renew of it runs meanwhile. */
+void sl_ucx_enter(struct sl_ucx_memory *m);
+void sl_ucx_leave(struct sl_ucx_memory *m);
 
 /* ucx_shared.c */
 _Atomic uint32_t *sl_ucx_word(struct sl_ucx_context *c, uint32_t key); /* NULL: has none */
@@ -253,14 +272,15 @@ int sl_ucx_may_export(const struct sl_ucx_memory *m);
 
 /* ucx_conn.c; under the lock */
 struct sl_ucx_conn *sl_ucx_conn_of(struct sl_ucx_worker *w, uint64_t id);
+void sl_ucx_leave_table(struct sl_ucx_conn *n);
+void sl_ucx_free_conn(struct sl_ucx_conn *n);
+
+/* ucx_end.c; under the lock */
 void sl_ucx_lose(struct sl_ucx_conn *n); /* tells Go, once */
-void sl_ucx_cut(struct sl_ucx_conn *n); /* has UCX let go of everything, where it can */
-void sl_ucx_cut_readers(struct sl_ucx_context *c, struct sl_ucx_memory *m);
+int sl_ucx_over(const struct sl_ucx_conn *n); /* why it takes no batches: EBADF, EPIPE, or 0 */
+int sl_ucx_speaks(const struct sl_ucx_conn *n); /* whether it sends, and believes what it receives */
 void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge); /* judge: silence is the peers' */
-/*
- * Ends those that UCX did not let go of before, as far as it does now; last: also from under what
- * their peers may still fetch. How many stay.
- */
+/* Ends those that UCX did not let go of before, as far as it does now. How many stay. */
 int sl_ucx_bury(struct sl_ucx_worker *w, uint64_t grace_ns, int last);
 
 /* ucx_import.c; under the lock */
@@ -270,14 +290,16 @@ void sl_ucx_forget_imports(struct sl_ucx_conn *n);
 /* ucx_populate.c; without a lock */
 void sl_ucx_populate(void *at, uint64_t len);
 
-/* ucx_parcel.c; under the lock */
+/* ucx_send.c, ucx_arrive.c; under the lock */
 struct sl_ucx_parcel *sl_ucx_parcel(struct sl_ucx_worker *w, size_t body); /* NULL: no memory */
 void sl_ucx_parcel_free(struct sl_ucx_worker *w, struct sl_ucx_parcel *p);
-/* Takes the parcel over, whatever comes of it. */
-void sl_ucx_send(struct sl_ucx_conn *n, struct sl_ucx_parcel *p, const void *data, size_t len, unsigned flags);
+/* Sends its head and len bytes of its body. Takes the parcel over, whatever comes of it. */
+void sl_ucx_send(struct sl_ucx_conn *n, struct sl_ucx_parcel *p);
 /* A message without data. NULL: the connection is over, or now lost, since the peer waits for it. */
 struct sl_ucx_parcel *sl_ucx_notice(struct sl_ucx_conn *n, uint8_t type);
 int sl_ucx_flooded(struct sl_ucx_conn *n); /* 1: it asks for more than it takes, and is lost now */
+int sl_ucx_crowded(const struct sl_ucx_conn *n); /* UCX keeps more messages than a peer that takes them leaves there */
+void sl_ucx_forget_held(struct sl_ucx_conn *n);
 void sl_ucx_signal(struct sl_ucx_conn *n, uint8_t type, uint64_t value); /* makes and sends one */
 ucs_status_t sl_ucx_arrived(void *worker, const void *head, size_t head_len, void *data, size_t len,
 			    const ucp_am_recv_param_t *param);
@@ -287,7 +309,7 @@ ucs_status_t sl_ucx_arrived(void *worker, const void *head, size_t head_len, voi
 int sl_ucx_put_control(struct sl_ucx_worker *w, uint64_t conn, const void *data, size_t len);
 struct sl_ucx_post *sl_ucx_farewell(void);
 void sl_ucx_put_farewell(struct sl_ucx_conn *n); /* once */
-ucs_status_t sl_ucx_put_note(struct sl_ucx_conn *n, void *data, size_t len, int keep);
+void sl_ucx_put_note(struct sl_ucx_conn *n, const void *data, size_t len);
 void sl_ucx_empty(struct sl_ucx_worker *w);
 void sl_ucx_owe(struct sl_ucx_conn *n);   /* a message of it was received */
 void sl_ucx_repay(struct sl_ucx_conn *n); /* gives the credit back */
@@ -296,6 +318,7 @@ void sl_ucx_repay(struct sl_ucx_conn *n); /* gives the credit back */
 int sl_ucx_next_run(struct sl_ucx_batch *b); /* 0: there is none */
 int sl_ucx_run_at(struct sl_ucx_batch *b, uint32_t piece, struct sl_ucx_run *run);
 void sl_ucx_rewind(struct sl_ucx_batch *b);
+void sl_ucx_end_batches(struct sl_ucx_conn *n); /* all of them, with the status that they have */
 void sl_ucx_fail(struct sl_ucx_batch *b, int32_t status, int32_t piece);
 void sl_ucx_settle(struct sl_ucx_batch *b); /* ends it when all of it is over */
 void sl_ucx_give_up(struct sl_ucx_batch *b, int32_t status); /* what has not begun does not begin */
@@ -308,22 +331,20 @@ int sl_ucx_move_direct(struct sl_ucx_batch *b, uint64_t *bytes);
 int sl_ucx_window_full(const struct sl_ucx_conn *n);
 struct sl_ucx_record *sl_ucx_new_record(struct sl_ucx_batch *b, uint8_t kind); /* of what begins at its run */
 struct sl_ucx_record *sl_ucx_record_of(struct sl_ucx_conn *n, uint32_t seq);
-void sl_ucx_record_over(struct sl_ucx_conn *n, struct sl_ucx_record *r, uint8_t what);
+void sl_ucx_record_over(struct sl_ucx_conn *n, struct sl_ucx_record *r);
 void sl_ucx_address_to(struct sl_ucx_parcel *p, uint8_t type, const struct sl_ucx_record *r, const struct sl_ucx_import *im);
 uint64_t sl_ucx_bite(const struct sl_ucx_run *run, uint64_t room);
 int sl_ucx_all_taken(const struct sl_ucx_batch *b);
 void sl_ucx_acknowledged(struct sl_ucx_conn *n, const struct sl_ucx_head *h);
-void sl_ucx_sent(struct sl_ucx_conn *n, uint32_t seq, ucs_status_t status);
 void sl_ucx_detach(struct sl_ucx_batch *b);
 void sl_ucx_ask(struct sl_ucx_conn *n);
 
 /* ucx_served.c; under the lock. 1: more is left; 0: all was sent; -EAGAIN: the window is full */
 int sl_ucx_move_served(struct sl_ucx_batch *b, uint64_t *bytes);
-ucs_status_t sl_ucx_answered(struct sl_ucx_conn *n, const struct sl_ucx_head *h, void *data, size_t len, int rendezvous);
+void sl_ucx_answered(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len);
 
-/* ucx_pulled.c; the same for peers who copy from each other's memory */
-int sl_ucx_move_offered(struct sl_ucx_batch *b, uint64_t *bytes); /* a write, by the owner's hand */
-int sl_ucx_move_fetched(struct sl_ucx_batch *b, uint64_t *bytes); /* a read, by ours */
+/* ucx_pulled.c; the same for a write whose bytes the owner copies from our memory */
+int sl_ucx_move_offered(struct sl_ucx_batch *b, uint64_t *bytes);
 void sl_ucx_free_block(struct sl_ucx_conn *n, struct sl_ucx_record *r);
 
 /* ucx_gate.c; under the lock */
@@ -342,8 +363,8 @@ int sl_ucx_pull(struct sl_ucx_conn *n, struct sl_ucx_vectors *v, uint64_t *got);
 int32_t sl_ucx_take(struct sl_ucx_conn *n, const struct sl_ucx_head *h, struct sl_ucx_memory *m);
 
 /* ucx_serve.c; under the lock */
-ucs_status_t sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, void *data, size_t len, int rendezvous);
-void sl_ucx_acknowledge(struct sl_ucx_conn *n, uint32_t seq, uint16_t flags, int32_t status);
+void sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len);
+void sl_ucx_acknowledge(struct sl_ucx_conn *n, uint32_t seq, int32_t status);
 void sl_ucx_serve_read(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len);
 
 #endif

@@ -17,12 +17,15 @@ import (
 // backend that breaks even that promise returns an error. When ctx ends first,
 // Abort returns its error, nothing is proved yet, and Abort may be called again.
 func (t *Transfer) Abort(ctx context.Context) error {
+	generation := t.look().generation()
 	if t.stop(ErrAborted) {
-		if err := t.park(ctx); err != nil && t.look().underWay() {
+		if err := t.park(ctx, generation); err != nil && t.isPost(generation) {
 			return err
 		}
 	}
 	switch w := t.look(); {
+	case w.generation() != generation && !w.has(unproven):
+		return nil // that post has ended, and another goroutine has posted anew
 	case w.has(unproven):
 		return &OpError{Op: "abort", Peer: t.p.name, Err: errNotEnded}
 	case w.has(unanswered):

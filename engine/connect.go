@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/wire"
@@ -36,10 +35,11 @@ func (e *Engine) Connect(ctx context.Context, description []byte) (*Peer, error)
 // the peer has issued, ours is the ticket that the peer shows. It ends early when the engine
 // closes.
 func (e *Engine) connect(ctx context.Context, d *wire.Description, show secret, ours *ticket) (*Peer, error) {
-	if err := e.takePlace(); err != nil {
+	private := ours != nil && ours.private
+	if err := e.takePlace(private); err != nil {
 		return nil, &OpError{Op: "connect", Peer: d.Name, Err: err}
 	}
-	defer e.givePlace()
+	defer e.givePlace(private)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(e.life, cancel)()
@@ -60,10 +60,7 @@ func (e *Engine) connect(ctx context.Context, d *wire.Description, show secret, 
 	if !connected {
 		return nil, errors.Join(append(errs, &OpError{Op: "connect", Peer: d.Name, Err: ErrNoRoute})...)
 	}
-	p.remotes = make(map[string]*Remote, len(d.Regions))
-	for i := range d.Regions {
-		p.remotes[d.Regions[i].Name] = p.remoteOf(d, &d.Regions[i])
-	}
+	p.known, p.remotes = describe(d), map[string]*Remote{}
 	if err := e.addPeer(p, ours); err != nil {
 		return nil, &OpError{Op: "connect", Peer: d.Name, Err: errors.Join(err, p.Close())}
 	}
@@ -133,21 +130,28 @@ func (p *Peer) tell(ctx context.Context, by *lane, msg []byte) error {
 	return postOnce(ctx, t)
 }
 
-// takePlace reserves a place among the peers until givePlace.
-func (e *Engine) takePlace() error {
+// takePlace reserves a place among the peers until givePlace. The engine's private Peers
+// need none.
+func (e *Engine) takePlace(private bool) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
 		return ErrClosed
 	}
-	if len(e.peers)+e.places >= e.cfg.PeersMax {
+	if private {
+		return nil
+	}
+	if len(e.peers)-e.private+e.places >= e.cfg.PeersMax {
 		return fullError("peers", e.cfg.PeersMax, "PeersMax")
 	}
 	e.places++
 	return nil
 }
 
-func (e *Engine) givePlace() {
+func (e *Engine) givePlace(private bool) {
+	if private {
+		return
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.places--
@@ -166,7 +170,9 @@ func (e *Engine) addPeer(p *Peer, ours *ticket) error {
 	if ours != nil {
 		ours.bind(p)
 	}
-	e.peers[p] = struct{}{}
+	if e.peers[p] = struct{}{}; p.isPrivate() {
+		e.private++
+	}
 	e.peersVersion.Add(1)
 	e.running.Add(1)
 	return nil
@@ -175,46 +181,21 @@ func (e *Engine) addPeer(p *Peer, ours *ticket) error {
 func (e *Engine) removePeer(p *Peer) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if _, known := e.peers[p]; known && p.isPrivate() {
+		e.private--
+	}
 	delete(e.peers, p)
 	if e.self == p {
 		e.self = nil
+	}
+	if e.localSelf == p {
+		e.localSelf = nil
 	}
 	if p.ticket != nil {
 		p.ticket.peer.Store(nil)
 		delete(e.tickets, p.ticket.secret)
 	}
 	e.peersVersion.Add(1)
-}
-
-// Self returns the engine as a peer of its own: local moves take it. Its regions
-// are always those that are registered now. One that is lost is replaced.
-func (e *Engine) Self() (*Peer, error) {
-	e.mu.Lock()
-	self := e.self
-	e.mu.Unlock()
-	if self != nil && !self.isLost() {
-		return self, nil
-	}
-	if self != nil {
-		_ = self.Close()
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), e.cfg.ConnectTimeout)
-	defer cancel()
-	t := e.issueTicket()
-	p, err := e.connect(ctx, e.describe(nil), t.secret, t)
-	if err != nil {
-		e.revokeTicket(t)
-		return nil, err
-	}
-	e.mu.Lock()
-	if self = e.self; self == nil {
-		e.self = p
-	}
-	e.mu.Unlock()
-	if self != nil { // somebody else was as quick
-		return self, p.Close()
-	}
-	return p, nil
 }
 
 func (p *Peer) isLost() bool {
@@ -224,29 +205,4 @@ func (p *Peer) isLost() bool {
 	default:
 		return false
 	}
-}
-
-func (p *Peer) isSelf() bool { return p.id == p.e.id }
-
-// ownRemote looks a region of this engine up, and remembers what was imported
-// for as long as that registration stands.
-func (p *Peer) ownRemote(name string) (*Remote, error) {
-	p.e.mu.Lock()
-	r := p.e.regions[name]
-	known := r != nil && r.mems != nil
-	p.e.mu.Unlock()
-	if !known {
-		return nil, &OpError{Op: "find region " + name, Peer: p.name, Err: fmt.Errorf("no such region is registered: %w", ErrNoRoute)}
-	}
-	tokens, err := p.e.tokens(r.mems)
-	if err != nil {
-		return nil, err
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if old := p.remotes[name]; old != nil && slices.EqualFunc(old.tokens, tokens, slices.Equal[[]byte]) {
-		return old, nil
-	}
-	p.remotes[name] = newRemote(p, name, r.seg.Kind, r.seg.ReadOnly, r.seg.Len, tokens)
-	return p.remotes[name], nil
 }

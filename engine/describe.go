@@ -34,7 +34,7 @@ func (e *Engine) Describe(regions ...*Region) ([]byte, error) {
 		if err != nil {
 			return nil, &OpError{Op: "describe region " + r.name, Err: err}
 		}
-		d.Regions[i].Tokens = tokens
+		d.Regions[i].Pack(tokens)
 		kept = append(kept, d.Regions[i])
 	}
 	d.Regions = kept

@@ -147,6 +147,17 @@ func (d *device) release() {
 	_, _ = unix.Write(d.FD(), []byte{1, 0, 0, 0, 0, 0, 0, 0})
 }
 
+// drop ends what is held back, and moves none of it.
+func (d *device) drop() {
+	d.mu.Lock()
+	held := d.held
+	d.held, d.hold = nil, false
+	d.mu.Unlock()
+	for _, h := range held {
+		d.end(h.tag, driver.ErrAborted)
+	}
+}
+
 func (d *device) end(tag uint64, err error) {
 	d.mu.Lock()
 	d.ended = append(d.ended, driver.Completion{Tag: tag, Err: err})

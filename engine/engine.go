@@ -39,9 +39,12 @@ type Engine struct {
 	sorted  []*Region // those of them that Describe tells of, by name; nil: to be looked for
 	peers   map[*Peer]struct{}
 	places  int // in peers, for those that connect now
+	private int // of peers
 	self    *Peer
-	leases  map[*Lease]struct{}
-	tickets map[secret]*ticket
+
+	localSelf *Peer // see local
+	leases    map[*Lease]struct{}
+	tickets   map[secret]*ticket
 
 	lastPeer     uint64 // guarded by mu
 	peersVersion atomic.Uint64

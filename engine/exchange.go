@@ -41,9 +41,9 @@ type secret [16]byte
 // exchanged (Serve, Dial): that engine alone has been given the secret, and shows it in the
 // hello of each of its connections.
 type ticket struct {
-	secret secret
-	of     wire.ID              // set before the secret is given out, or as the exchange goes on
-	peer   atomic.Pointer[Peer] // once this engine has connected, too
+	secret  secret
+	private bool                 // for a Peer that the program never has
+	peer    atomic.Pointer[Peer] // once this engine has connected, too
 }
 
 // issueTicket makes a ticket for another engine, valid until revokeTicket.
@@ -65,10 +65,10 @@ func (e *Engine) revokeTicket(t *ticket) {
 	delete(e.tickets, t.secret)
 }
 
-// bind makes the ticket stand for a Peer, and for its engine.
+// bind makes the ticket stand for a Peer.
 // Preconditions: e.mu is held.
 func (t *ticket) bind(p *Peer) {
-	t.of, p.ticket = p.id, t
+	p.ticket = t
 	t.peer.Store(p)
 }
 

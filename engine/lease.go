@@ -72,7 +72,8 @@ func (l *Lease) register(seg driver.Segment) error {
 	}
 	tokens, err := l.e.tokens(mems)
 	if err == nil {
-		d.Regions = []wire.Region{{Name: l.region.name, Kind: seg.Kind, ReadOnly: seg.ReadOnly, Size: seg.Len, Tokens: tokens}}
+		d.Regions = []wire.Region{{Name: l.region.name, Kind: seg.Kind, ReadOnly: seg.ReadOnly, Size: seg.Len}}
+		d.Regions[0].Pack(tokens)
 		l.token, err = wire.Encode(nil, &d)
 	}
 	if err == nil {
@@ -114,9 +115,13 @@ func (l *Lease) Revoked() <-chan struct{} { return l.revoked }
 // the same. It is idempotent.
 func (l *Lease) Revoke(ctx context.Context) error {
 	select {
-	case l.ending <- struct{}{}:
-	case <-ctx.Done():
-		return &OpError{Op: "revoke lease on " + l.region.name, Err: fmt.Errorf("somebody else revokes it and has no proof yet: %w", ctx.Err())}
+	case l.ending <- struct{}{}: // the epoch ends also where ctx is over
+	default:
+		select {
+		case l.ending <- struct{}{}:
+		case <-ctx.Done():
+			return &OpError{Op: "revoke lease on " + l.region.name, Err: fmt.Errorf("another call revokes it and has no proof yet: %w", ctx.Err())}
+		}
 	}
 	defer func() { <-l.ending }()
 	if l.ended {

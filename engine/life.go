@@ -41,6 +41,15 @@ func (w life) underWay() bool { return w.phase() == posted || w.phase() == endin
 // atRest reports whether the list may be changed and posted.
 func (w life) atRest() bool { return w.phase() == idle || w.phase() == done }
 
+// anyPost stands for whatever generation is under way.
+const anyPost = ^uint64(0)
+
+// isPost reports whether the post of that generation is under way.
+func (t *Transfer) isPost(generation uint64) bool {
+	w := t.look()
+	return w.underWay() && (w.generation() == generation || generation == anyPost)
+}
+
 func (t *Transfer) look() life { return life(t.word.Load()) }
 
 func (t *Transfer) swap(old, new life) bool {

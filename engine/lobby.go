@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// lobby is where those wait who have connected to Serve: strangers, and those who have proved
-// who they are, until an exchange has room. Of strangers there are at most so many.
+// lobby holds the connections to Serve that have no exchange yet. They are told apart by what
+// they have shown: nothing; a user or a certificate; a description. When there are too many,
+// one that has kept silent for long is closed.
 type lobby struct {
 	most int
 	mu   sync.Mutex // guards what follows
@@ -17,26 +18,38 @@ type lobby struct {
 }
 
 type visit struct {
-	since  time.Time
-	proven bool
+	since time.Time
+	shown shown
 }
 
-// strangerMin is what a stranger has in any case to prove who it is. Where there are too many,
-// the one who has had most is hung up on after it.
-const strangerMin = 500 * time.Millisecond
+// shown is what a connection has shown of itself.
+type shown uint8
 
-// admit takes somebody in. It reports false if there are too many, none of whom may be hung up on.
+const (
+	nothing shown = iota
+	identityShown
+	descriptionShown
+)
+
+// silenceMin is how long a connection may keep silent in any case.
+const silenceMin = 500 * time.Millisecond
+
+// admit takes a connection in. It reports false if there are too many, none of which may be
+// closed. One without an identity goes before one that has shown one, and the oldest first.
 func (y *lobby) admit(conn net.Conn) bool {
 	y.mu.Lock()
 	defer y.mu.Unlock()
 	if len(y.in) >= y.most {
 		var oldest net.Conn
 		for c, v := range y.in {
-			if !v.proven && (oldest == nil || v.since.Before(y.in[oldest].since)) {
+			if v.shown == descriptionShown || time.Since(v.since) < silenceMin {
+				continue
+			}
+			if o := y.in[oldest]; oldest == nil || v.shown < o.shown || v.shown == o.shown && v.since.Before(o.since) {
 				oldest = c
 			}
 		}
-		if oldest == nil || time.Since(y.in[oldest].since) < strangerMin {
+		if oldest == nil {
 			return false
 		}
 		_ = oldest.Close()
@@ -46,19 +59,19 @@ func (y *lobby) admit(conn net.Conn) bool {
 	return true
 }
 
-// prove notes that somebody is no stranger. It reports false for who was hung up on just now.
-func (y *lobby) prove(conn net.Conn) bool {
+// note keeps what a connection has shown. It reports false for one that was closed just now.
+func (y *lobby) note(conn net.Conn, what shown) bool {
 	y.mu.Lock()
 	defer y.mu.Unlock()
 	v, in := y.in[conn]
 	if in {
-		v.proven = true
+		v.shown = what
 		y.in[conn] = v
 	}
 	return in
 }
 
-// leave takes somebody off the books; the place is free at once.
+// leave forgets a connection; its place is free at once.
 func (y *lobby) leave(conn net.Conn) {
 	y.mu.Lock()
 	defer y.mu.Unlock()

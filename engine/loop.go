@@ -127,7 +127,7 @@ func (l *localPeer) get(by *lane, then func(*Peer, error)) {
 	}
 	l.asking = true
 	if !l.s.serve(func() {
-		p, err := l.s.e.Self()
+		p, err := l.s.e.local()
 		l.loop.push(&localGiven{l, p, err})
 	}) {
 		l.given(nil, ErrClosed)

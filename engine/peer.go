@@ -30,13 +30,17 @@ type Peer struct {
 
 	closing sync.Mutex // held while Close runs
 	mu      sync.Mutex // guards what follows
-	remotes map[string]*Remote
+	known   *described
+	remotes map[string]*Remote // that were asked for
 	staging []*staging
 	closed  bool
 	ending  atomic.Bool // closed, to be read without mu
 	served  atomic.Bool // it dialled us through Serve
 	ticket  *ticket     // that it shows; nil: made by plain Connect
 	number  uint64      // counts Peers
+
+	transfers atomic.Int64 // that are not closed
+	retired   atomic.Bool  // to be closed with the last of them
 
 	notifyMax int // bytes of a notification that both sides take
 }
@@ -159,6 +163,10 @@ func (p *Peer) Remote(name string) (*Remote, error) {
 	if m := p.remotes[name]; m != nil {
 		return m, nil
 	}
+	if r := p.known.regions[name]; r != nil {
+		p.remotes[name] = p.remoteOf(p.known.Description, r)
+		return p.remotes[name], nil
+	}
 	return nil, &OpError{Op: "find region " + name, Peer: p.name, Err: fmt.Errorf("the peer describes no such region; it describes %s: %w", p.remoteNames(), ErrNoRoute)}
 }
 
@@ -166,8 +174,8 @@ func (p *Peer) Remote(name string) (*Remote, error) {
 // Preconditions: p.mu is held.
 func (p *Peer) remoteNames() string {
 	const show = 8
-	names := make([]string, 0, len(p.remotes))
-	for name := range p.remotes {
+	names := make([]string, 0, len(p.known.regions))
+	for name := range p.known.regions {
 		names = append(names, name)
 	}
 	slices.Sort(names)
@@ -188,8 +196,8 @@ func (p *Peer) Remotes() []string {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	names := make([]string, 0, len(p.remotes))
-	for name := range p.remotes {
+	names := make([]string, 0, len(p.known.regions))
+	for name := range p.known.regions {
 		names = append(names, name)
 	}
 	slices.Sort(names)
@@ -231,20 +239,34 @@ func (p *Peer) Refresh(description []byte) error {
 	if err != nil {
 		return err
 	}
-	remotes := make(map[string]*Remote, len(d.Regions))
-	for i := range d.Regions {
-		r := &d.Regions[i]
-		remotes[r.Name] = p.remoteOf(d, r)
-	}
+	known := describe(d)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.known = known
 	for name, old := range p.remotes {
-		if m := remotes[name]; m != nil && slices.EqualFunc(m.tokens, old.tokens, slices.Equal[[]byte]) {
-			remotes[name] = old // the same registration: keep what was imported
+		r := known.regions[name]
+		if r != nil && slices.EqualFunc(p.remoteOf(d, r).tokens, old.tokens, slices.Equal[[]byte]) {
+			continue // the same registration: keep what was imported
 		}
+		delete(p.remotes, name)
+		old.retire()
 	}
-	p.remotes = remotes
 	return nil
+}
+
+// described is what a peer says of itself, with its regions by name. A Remote is made when it
+// is asked for: a description may have many regions of few bytes.
+type described struct {
+	*wire.Description
+	regions map[string]*wire.Region
+}
+
+func describe(d *wire.Description) *described {
+	known := &described{d, make(map[string]*wire.Region, len(d.Regions))}
+	for i := range d.Regions {
+		known.regions[d.Regions[i].Name] = &d.Regions[i]
+	}
+	return known
 }
 
 func (p *Peer) decode(b []byte) (*wire.Description, error) {
@@ -266,8 +288,8 @@ func (p *Peer) remoteOf(d *wire.Description, r *wire.Region) *Remote {
 	tokens := make([][]byte, len(p.e.lanes))
 	for i, l := range p.e.lanes {
 		for j := range d.Backends {
-			if d.Backends[j].Name == l.caps.Name && j < len(r.Tokens) {
-				tokens[i] = r.Tokens[j]
+			if d.Backends[j].Name == l.caps.Name {
+				tokens[i] = r.Token(j)
 			}
 		}
 	}

@@ -24,6 +24,7 @@ type Remote struct {
 
 	mu       sync.Mutex // guards what follows
 	users    int        // transfers that list it
+	retired  bool       // replaced: what was imported goes with the last of them
 	imports  []imported // by lane
 	route    Route      // of the cached choice
 	routeFor *Region
@@ -118,6 +119,13 @@ func (m *Remote) Close() error {
 	if m.users > 0 {
 		return &OpError{Op: "close remote " + m.name, Peer: m.p.name, Err: fmt.Errorf("reset the transfers that list it first: %w", ErrBusy)}
 	}
+	m.drop()
+	return nil
+}
+
+// drop forgets what was imported.
+// Preconditions: m.mu is held.
+func (m *Remote) drop() {
 	for i := range m.imports {
 		if at := &m.imports[i]; at.known && at.err == nil {
 			m.p.conns[i].p.Drop(at.key)
@@ -126,7 +134,26 @@ func (m *Remote) Close() error {
 	}
 	m.p.staged().p.(*stagedPeer).forget(m)
 	m.chosen, m.routeFor = nil, nil
-	return nil
+}
+
+// retire drops what was imported, now or when no Transfer lists the Remote any more. The
+// registration for which it stands has been replaced.
+func (m *Remote) retire() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.retired = true
+	if m.users == 0 {
+		m.drop()
+	}
+}
+
+// letGo ends the use by one Transfer.
+func (m *Remote) letGo() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.users--; m.users == 0 && m.retired {
+		m.drop()
+	}
 }
 
 // ReadAt implements io.ReaderAt: one read of the peer's memory, through a staging

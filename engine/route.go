@@ -210,10 +210,9 @@ func (p *Peer) stagedCandidate(local *Region, remote *Remote, route Route, other
 		c.Reason = err.Error()
 		return c
 	}
-	c.Usable, c.key, c.Reason, c.Rate = true, key, text, cost.Rate
-	if rate := c.conn.counters.measuredRate(); rate > 0 {
-		cost.Rate, c.Rate, c.Measured = rate, rate, true
-	}
+	c.Usable, c.key, c.Reason = true, key, text
+	cost.Rate, c.Measured = c.conn.counters.estimate(p.e.now(), cost.Rate)
+	c.Rate = cost.Rate
 	c.Estimate = cost.Estimate(1, nominalBytes)
 	return c
 }
@@ -221,9 +220,7 @@ func (p *Peer) stagedCandidate(local *Region, remote *Remote, route Route, other
 func (c *Candidate) accept(local *Region, key uint32) {
 	c.Usable, c.key = true, key
 	cost := c.conn.lane.caps.Cost
-	if rate := c.conn.counters.measuredRate(); rate > 0 {
-		cost.Rate, c.Measured = rate, true
-	}
+	cost.Rate, c.Measured = c.conn.counters.estimate(c.conn.peer.e.now(), cost.Rate)
 	c.Rate, c.Estimate = cost.Rate, cost.Estimate(1, nominalBytes)
 	localKey := local.mems[c.conn.lane.index].Key()
 	c.Reason = c.conn.p.Explain(localKey, key)

@@ -129,14 +129,14 @@ func (s *server) listen(ctx context.Context, conn net.Conn) (secure net.Conn, th
 	shaking, cancel := context.WithTimeout(ctx, s.e.cfg.HandshakeTimeout)
 	defer cancel()
 	secure, proven, err := s.e.answer(shaking, conn)
-	if err == nil && proven && !s.in.prove(conn) {
+	if err == nil && proven && !s.in.note(conn, identityShown) {
 		return nil, nil, errHungUp
 	}
 	if err != nil {
 		return secure, nil, err
 	}
 	theirs, err = s.e.readIntroduction(secure)
-	if err == nil && !s.in.prove(conn) {
+	if err == nil && !s.in.note(conn, descriptionShown) {
 		return nil, nil, errHungUp
 	}
 	return secure, theirs, err

@@ -144,7 +144,7 @@ func (m *stagedMemory) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.self != nil {
-		_ = m.self.Close() // busy: a hop that was given up still lists it
+		m.self.retire() // a hop that was given up may list it for ever
 		m.self = nil
 	}
 	return nil
@@ -160,6 +160,9 @@ func (m *stagedMemory) own(self *Peer) (*Remote, error) {
 	tokens, err := m.s.e.tokens(m.region.mems)
 	if err != nil {
 		return nil, err
+	}
+	if m.self != nil {
+		m.self.retire()
 	}
 	seg := &m.region.seg
 	m.self = newRemote(self, m.region.name, seg.Kind, false, seg.Len, tokens)

@@ -95,7 +95,7 @@ func (sp *stagedPeer) prepare(c *chain) (slots int, err error) {
 		sp.loop.push(&slotsMade{sp, sp.near})
 	}
 	if c.near != nil && !sp.given {
-		self, err := sp.s.e.Self()
+		self, err := sp.s.e.local()
 		if err != nil {
 			return 0, err
 		}

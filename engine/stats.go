@@ -67,28 +67,14 @@ type counters struct {
 	bytes   atomic.Uint64
 	errors  [8]atomic.Uint64 // by errorKinds
 	latency [len(Histogram{}.Buckets)]atomic.Uint64
-	rate    atomic.Uint64 // bits of a float64: bytes a second, smoothed
-	rated   atomic.Uint64 // samples in rate
+	meter
 }
-
-const (
-	rateBytesMin   = 1 << 20 // 1 MiB: below, a transfer says more of latency than of rate
-	rateSamplesMin = 8       // before which a rate is not believed
-)
 
 func (c *counters) success(bytes uint64, took time.Duration) {
 	if bytes > 0 {
 		c.bytes.Add(bytes)
 	}
 	c.latency[min(bits.Len64(uint64(max(took, 0))), len(c.latency)-1)].Add(1)
-	if bytes < rateBytesMin || took <= 0 {
-		return
-	}
-	rate := float64(bytes) / took.Seconds()
-	if c.rated.Add(1) > 1 {
-		rate = math.Float64frombits(c.rate.Load())*7/8 + rate/8
-	}
-	c.rate.Store(math.Float64bits(rate)) // a lost update is a lost sample, no more
 }
 
 func (c *counters) failure(err error) {
@@ -100,17 +86,9 @@ func (c *counters) failure(err error) {
 	}
 }
 
-// measuredRate returns 0 until it is believable.
-func (c *counters) measuredRate() float64 {
-	if c.rated.Load() < rateSamplesMin {
-		return 0
-	}
-	return math.Float64frombits(c.rate.Load())
-}
-
 func (c *counters) snapshot(peer, backend string) RouteStats {
 	s := RouteStats{Peer: peer, Backend: backend, Bytes: c.bytes.Load(),
-		Errors: map[string]uint64{}, Rate: c.measuredRate()}
+		Errors: map[string]uint64{}, Rate: c.measured()}
 	for i, k := range errorKinds {
 		if n := c.errors[i].Load(); n > 0 {
 			s.Errors[k.name] = n
@@ -133,7 +111,11 @@ func (t *Transfer) record(err error) {
 		t.batches[0].conn.count(0, took, err)
 	}
 	for i := range t.groups {
-		t.groups[i].conn.count(t.groups[i].bytes, took, err)
+		g := &t.groups[i]
+		g.conn.count(g.bytes, took, err)
+		if g.bytes >= rateBytesMin {
+			g.conn.counters.leave(t.e.now(), g.bytes, err == nil)
+		}
 	}
 }
 
@@ -150,12 +132,12 @@ func (e *Engine) Stats() Stats {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := Stats{
-		Posted: e.slots.posted(), Regions: len(e.regions), Peers: len(e.peers), Leases: len(e.leases),
+		Posted: e.slots.posted(), Regions: len(e.regions), Peers: len(e.peers) - e.private, Leases: len(e.leases),
 		Stray: e.dropped.Load(), Notifications: len(e.inbox),
 	}
 	for p := range e.peers {
 		for _, c := range p.conns {
-			if c != nil {
+			if c != nil && !p.isPrivate() {
 				s.Routes = append(s.Routes, c.counters.snapshot(p.name, c.lane.caps.Name))
 			}
 		}

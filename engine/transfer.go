@@ -75,6 +75,7 @@ func (e *Engine) NewTransfer(p *Peer, op Op, route Route) (*Transfer, error) {
 	if !e.slots.take(t) {
 		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: fullError("transfers", e.cfg.TransfersMax, "TransfersMax")}
 	}
+	p.transfers.Add(1)
 	return t, nil
 }
 
@@ -133,6 +134,11 @@ func (t *Transfer) begin() {
 	t.submitted.Store(0)
 	t.remaining.Store(int64(len(t.batches)))
 	t.postedAt = t.e.now()
+	for i := range t.groups {
+		if g := &t.groups[i]; g.bytes >= rateBytesMin && !t.quiet {
+			g.conn.counters.enter(t.postedAt)
+		}
+	}
 	t.deadline.Store(int64(t.postedAt + t.e.cfg.TransferTimeout))
 	t.word.Store(t.e.slots.renew(t)<<lifeBits | uint64(posted))
 	t.e.sweeper.watch()
@@ -158,9 +164,7 @@ func (t *Transfer) release() {
 	}
 	t.regions = t.regions[:0]
 	for i, m := range t.remotes {
-		m.mu.Lock()
-		m.users--
-		m.mu.Unlock()
+		m.letGo()
 		t.remotes[i] = nil
 	}
 	t.remotes = t.remotes[:0]
@@ -187,6 +191,8 @@ func (t *Transfer) Close() error {
 	}
 	t.release()
 	t.e.slots.give(t)
+	t.p.transfers.Add(-1)
+	t.p.closeIfUnused()
 	return nil
 }
 

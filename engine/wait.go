@@ -48,16 +48,17 @@ func (t *Transfer) Completed() <-chan struct{} {
 // Wait blocks until the transfer is done and returns its outcome. The context
 // ends the wait, not the transfer.
 func (t *Transfer) Wait(ctx context.Context) error {
-	switch t.look().phase() {
+	w := t.look()
+	switch w.phase() {
 	case done:
-		return t.Err()
+		return t.outcome(w)
 	case idle, closed:
 		return t.misuse("wait for")
 	}
 	if t.help(ctx) || t.spin() {
 		return t.Err()
 	}
-	return t.park(ctx)
+	return t.park(ctx, anyPost)
 }
 
 // help copies here what nobody copies yet.
@@ -92,29 +93,29 @@ func (t *Transfer) spin() bool {
 	return t.look().phase() == done
 }
 
-func (t *Transfer) park(ctx context.Context) error {
+func (t *Transfer) park(ctx context.Context, generation uint64) error {
 	conns := t.via()
 	for _, c := range conns {
 		c.lane.park()
 	}
-	err := t.sleep(ctx)
+	err := t.sleep(ctx, generation)
 	for _, c := range conns {
 		c.lane.unpark()
 	}
 	return err
 }
 
-func (t *Transfer) sleep(ctx context.Context) error {
+func (t *Transfer) sleep(ctx context.Context, generation uint64) error {
 	t.sleepers.Add(1) // pairs with the load in settle, which comes after the state
 	defer t.sleepers.Add(-1)
-	for t.look().underWay() {
+	for t.isPost(generation) {
 		select {
 		case <-t.completed:
 			t.announce() // for the next who waits
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if t.look().underWay() {
+		if t.isPost(generation) {
 			runtime.Gosched() // the signal of an earlier post
 			select {
 			case <-t.completed:

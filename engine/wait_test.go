@@ -21,7 +21,7 @@ func TestEveryWaiterWakes(t *testing.T) {
 		var waiters sync.WaitGroup
 		for range 4 {
 			waiters.Go(func() {
-				if err := tr.park(ctx); err != nil {
+				if err := tr.park(ctx, anyPost); err != nil {
 					t.Error(err)
 				}
 			})

@@ -145,15 +145,16 @@ func (w *window) open() (err error) {
 		return err
 	}
 	r := &d.Regions[0]
-	if w.by.index >= len(r.Tokens) || r.Tokens[w.by.index] == nil {
+	token := r.Token(w.by.index)
+	if token == nil {
 		return fmt.Errorf("%s does not reach staging memory of this engine: %w", w.by.caps.Name, ErrNoRoute)
 	}
 	d.Backends = []wire.Backend{{Name: w.by.caps.Name}}
-	r.Tokens = r.Tokens[w.by.index : w.by.index+1]
+	r.Pack([][]byte{token})
 	if w.token, err = wire.Encode(nil, d); err != nil {
 		return err
 	}
-	self, err := w.s.e.Self()
+	self, err := w.s.e.local()
 	if err != nil {
 		return err
 	}

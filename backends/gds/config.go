@@ -70,7 +70,7 @@ type Config struct {
 
 const (
 	descsMax   = 4096
-	runsMax    = 64 << 10
+	runsMax    = 16 << 10
 	blockBytes = 4 << 10 // cuFile writes blocks: what a write changes of one it reads before
 	turnMax    = 32      // requests of one job before the next has its turn
 	retriesMax = 100     // of a request that was neither done nor refused

@@ -118,7 +118,8 @@ var variants = []struct {
 }
 
 // moving are the checks that see where bytes lie and how they are cut.
-var moving = []string{"Lengths", "DescsMax", "Neighbours", "SeveralMemories", "Load", "Full", "CancelWrite", "CancelRead", "NoAllocation", "Hammer"}
+var moving = []string{"Lengths", "DescsMax", "Neighbours", "SeveralMemories", "Pattern", "Nest",
+	"Load", "Full", "CancelWrite", "CancelRead", "NoAllocation", "Hammer"}
 
 func TestBackend(t *testing.T) {
 	for _, v := range variants {

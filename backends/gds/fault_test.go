@@ -371,8 +371,9 @@ func TestNoAllocation(t *testing.T) {
 			descs = append(descs, driver.Desc{Local: i * 8192, Remote: i * 8192, Len: 4096, LocalKey: r.local, RemoteKey: r.far})
 		}
 		var done [4]driver.Completion
+		batch := &driver.Batch{Op: driver.Read, Descs: descs}
 		run := func() {
-			if err := r.p.Submit(1, &driver.Batch{Op: driver.Read, Descs: descs}); err != nil {
+			if err := r.p.Submit(1, batch); err != nil {
 				t.Fatal(err)
 			}
 			for end := time.Now().Add(limit); ; time.Sleep(10 * time.Microsecond) {

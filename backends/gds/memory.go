@@ -16,9 +16,10 @@ type memory = ownfiles.Memory[extent]
 
 // extent is where a memory lies.
 type extent struct {
-	device int     // whose context cuFile is called in
-	at     uint64  // address
-	buffer *buffer // what cuFile knows of it; nil of a file
+	device int           // whose context cuFile is called in
+	at     uint64        // address
+	buffer *buffer       // what cuFile knows of it; nil of a file
+	shared driver.Shared // of host memory whose pages may be renewed; nil: nobody's
 
 	file *file // a range of a file; nil: memory
 	off  uint64
@@ -44,7 +45,7 @@ func (b *Backend) find(e *extent, seg *driver.Segment) (err error) {
 	case driver.HBM:
 		e.device, e.at = seg.Device, seg.Addr
 	default:
-		e.at = addressOf(seg.Mem)
+		e.at, e.shared = addressOf(seg.Mem), seg.Shared
 	}
 	if e.device < 0 || e.device >= csrc.CuFileDevices {
 		return fmt.Errorf("device %d is not within 0 to %d: %w", e.device, csrc.CuFileDevices-1, driver.ErrBounds)

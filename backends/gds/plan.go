@@ -49,6 +49,9 @@ func (b *Backend) cut(j *job) *request {
 	r := b.free[len(b.free)-1]
 	b.free = b.free[:len(b.free)-1]
 	*r = request{slot: r.slot, j: j, f: f, write: write, edge: edge, mem: v.Local, local: it.Local + j.at.off, off: off, n: n, first: j.at}
+	if s := v.Local.Extent.shared; s != nil && !write {
+		s.Enter() // its pages stay in place while cuFile writes there
+	}
 	b.mover.Cancel(r.slot, false)
 	j.at = next
 	return r

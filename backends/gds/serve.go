@@ -93,6 +93,9 @@ func (b *Backend) land(d *csrc.Done) {
 		b.launch(r)
 		return
 	}
+	if s := r.mem.Extent.shared; s != nil && !r.write {
+		s.Leave()
+	}
 	j := r.j
 	*r = request{slot: r.slot}
 	b.free = append(b.free, r)

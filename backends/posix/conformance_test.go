@@ -56,7 +56,9 @@ const tmpfs = "/dev/shm"
 
 // moving are the checks that see where bytes lie and how they are cut: all that a place, or
 // a limit, can make different.
-var moving = []string{"Lengths", "DescsMax", "Neighbours", "SeveralMemories", "Pages", "PagesMax", "Load", "Full", "CancelWrite", "CancelRead", "NoAllocation", "Hammer", "DurableWrites", "DurablePages"}
+var moving = []string{"Lengths", "DescsMax", "Neighbours", "SeveralMemories", "Pattern", "PatternMax",
+	"Nest", "NestMax", "Load", "Full", "CancelWrite", "CancelRead", "NoAllocation", "Hammer",
+	"DurableWrites", "DurablePattern"}
 
 // variants are ways of the backend, each over memory that lies off bytes behind whole blocks
 // of its file.

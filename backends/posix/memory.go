@@ -16,8 +16,9 @@ type memory = ownfiles.Memory[extent]
 
 // extent is where a memory lies.
 type extent struct {
-	mem []byte // host memory
-	pin pin    // where io_uring knows it
+	mem    []byte        // host memory
+	pin    pin           // where io_uring knows it
+	shared driver.Shared // whose pages may be renewed; nil: nobody's
 
 	file *file // a range of a file; nil: host memory
 	off  uint64
@@ -35,7 +36,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 			m.Extent.file, err = b.use(&seg)
 			return err
 		}
-		m.Extent.mem, m.Extent.pin = seg.Mem, b.pinMemory(&seg)
+		m.Extent.mem, m.Extent.pin, m.Extent.shared = seg.Mem, b.pinMemory(&seg), seg.Shared
 		return nil
 	})
 }

@@ -17,7 +17,7 @@ import (
 // OpenOptions say which range of a file is opened, and how.
 type OpenOptions struct {
 	Off, Len uint64 // bytes; Len 0 is all from Off to the end
-	Create   bool   // make the file if there is none, and Grow it to the range
+	Create   bool   // make the file if there is none, so that it stays, and Grow it to the range
 	ReadOnly bool
 }
 
@@ -45,11 +45,18 @@ func Open(path string, o OpenOptions) (*File, error) {
 		return nil, fmt.Errorf("open region: %w", err)
 	}
 	r := &File{f: f, off: o.Off, readOnly: o.ReadOnly}
-	if err := r.open(&o); err != nil {
+	err = r.open(&o)
+	if err == nil && o.Create {
+		err = syncEntry(f) // or a loss of power may take the name of what was written durably
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open region of %s: %w", path, err), f.Close())
 	}
 	return r, nil
 }
+
+// syncEntry is ownfiles.SyncEntry; a test sees it called.
+var syncEntry = ownfiles.SyncEntry
 
 func (r *File) open(o *OpenOptions) error {
 	info, err := r.f.Stat()

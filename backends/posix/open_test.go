@@ -10,9 +10,32 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/ownfiles"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
+
+// TestCreateKeepsTheName: a new file's entry in its folder is synced, and a disk that fails then
+// fails Open.
+func TestCreateKeepsTheName(t *testing.T) {
+	synced := ""
+	var answer error
+	syncEntry = func(f *os.File) error {
+		synced = f.Name()
+		return errors.Join(answer, ownfiles.SyncEntry(f))
+	}
+	defer func() { syncEntry = ownfiles.SyncEntry }()
+	path := filepath.Join(t.TempDir(), "pool")
+	f, err := Open(path, OpenOptions{Create: true, Len: 4096})
+	require.NoError(t, err)
+	require.Equal(t, path, synced)
+	require.NoError(t, f.Close())
+	answer = syscall.EIO
+	_, err = Open(path, OpenOptions{Create: true, Len: 4096})
+	require.ErrorIs(t, err, syscall.EIO)
+}
 
 func TestOpen(t *testing.T) {
 	leak.Check(t)

@@ -130,6 +130,7 @@ func (b *Backend) cutWhole(r *request, j *job, p place, n uint64) {
 		if n == 0 || !r.add(p.mem[:n]) {
 			break
 		}
+		r.enter(p.local)
 		j.took(&p, n)
 		if p, ok = j.next(p.f, r.off+r.n); ok {
 			var skip uint64
@@ -153,6 +154,7 @@ func (b *Backend) cutCached(r *request, j *job, p place, n uint64) {
 		if n == 0 || !r.add(p.mem[:n]) {
 			break
 		}
+		r.enter(p.local)
 		j.took(&p, n)
 		if j.at.off > 0 || j.at.piece == len(j.Items) {
 			break
@@ -215,10 +217,19 @@ func (r *request) scatter() {
 		if c.piece == r.last.piece {
 			n = r.last.off - c.off
 		}
-		copy(p.mem[:n], r.buffer[p.off-r.off:])
+		p.local.land(p.mem[:n], r.buffer[p.off-r.off:])
 		if c.piece == r.last.piece {
 			return
 		}
 		c = cursor{piece: c.piece + 1}
 	}
+}
+
+// land copies to memory whose pages stay in place meanwhile.
+func (e *extent) land(to, from []byte) {
+	if e.shared != nil {
+		e.shared.Enter()
+		defer e.shared.Leave()
+	}
+	copy(to, from)
 }

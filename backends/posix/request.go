@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/driver"
 )
 
 // kind is what a request asks of the kernel.
@@ -37,6 +39,8 @@ type request struct {
 	fixed  int32  // registered buffer that all of iov lies in; -1: none
 	first  cursor // of the pieces in it
 	last   cursor // where the next request begins
+
+	shared []driver.Shared // whose pages stay in place while the kernel writes there
 
 	iov     []unix.Iovec // of what is left
 	iovs    [iovecsMax]unix.Iovec
@@ -118,8 +122,23 @@ func (r *request) advance(n uint64) {
 	}
 }
 
+// enter keeps the pages of memory that a read lands in where they are until release.
+func (r *request) enter(e *extent) {
+	s := e.shared
+	if k := len(r.shared); s == nil || r.kind != readInto || k > 0 && r.shared[k-1] == s {
+		return
+	}
+	s.Enter()
+	r.shared = append(r.shared, s)
+}
+
 // release forgets what it pointed to.
 func (r *request) release() {
+	for i, s := range r.shared {
+		s.Leave()
+		r.shared[i] = nil
+	}
+	r.shared = r.shared[:0]
 	clear(r.iovs[:])
 	r.j, r.f, r.inode, r.iov = nil, nil, nil, nil
 }

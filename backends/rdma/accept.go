@@ -8,7 +8,7 @@ import (
 	"net"
 	"time"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 )
@@ -41,7 +41,7 @@ func (b *Backend) accept(l net.Listener) {
 // serve is our end of a connection, from its hello to its end.
 func (b *Backend) serve(conn net.Conn) {
 	defer b.lobby.Leave(conn)
-	c := &inbound{b: b, ch: newChannel(conn, b.cfg.Grace/4, b.cfg.patience()), knows: make(map[*memory]struct{})}
+	c := &inbound{b: b, ch: newChannel(conn, b.cfg.patience()), knows: make(map[*memory]struct{})}
 	defer func() {
 		c.ch.wait()
 		if c.counted {
@@ -152,7 +152,7 @@ func (b *Backend) admit() bool {
 }
 
 // make makes and begins our end of a lane.
-func (c *inbound) make(lane int, theirs *csrc.VerbsEnd) laneAnswer {
+func (c *inbound) make(lane int, theirs *verbs.End) laneAnswer {
 	end, err := c.link.LaneMake(lane, c.rails[lane])
 	if err != nil {
 		return laneAnswer{}

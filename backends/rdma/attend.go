@@ -2,7 +2,7 @@
 
 package rdma
 
-import "github.com/sluicehq/sluice/csrc"
+import "github.com/sluicehq/sluice/csrc/verbs"
 
 // attend takes the news of C until Close needs none any more.
 func (b *Backend) attend() {
@@ -18,7 +18,7 @@ func (b *Backend) attend() {
 }
 
 // heard passes news on to whom they concern.
-func (b *Backend) heard(n csrc.VerbsNews) {
+func (b *Backend) heard(n verbs.News) {
 	if n.Conn != 0 {
 		if e := b.end(n.Conn); e != nil {
 			e.news(n)
@@ -30,15 +30,15 @@ func (b *Backend) heard(n csrc.VerbsNews) {
 	}
 	r := b.rails[n.Rail]
 	switch n.Kind {
-	case csrc.VerbsPortUp:
+	case verbs.PortUp:
 		r.up.Store(true)
 		b.net.RailUp(r.index, true)
 		b.hurry()
-	case csrc.VerbsPortDown:
+	case verbs.PortDown:
 		r.up.Store(false)
 		b.net.RailUp(r.index, false)
 		b.hurry()
-	case csrc.VerbsDeviceGone:
+	case verbs.DeviceGone:
 		r.gone.Store(true)
 		b.net.RailUp(r.index, false)
 		b.hurry()

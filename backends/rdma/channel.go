@@ -20,12 +20,13 @@ import (
 )
 
 // channel is the control connection of a peer: frames over TCP, each a length of four
-// bytes and a message. The kernel on the other side answers for the host and the network
-// (TCP_USER_TIMEOUT), the pings for the program. Sending never waits.
+// bytes and a message. Sending never waits.
+//
+// A peer that is silent is not lost. A caller that waits for the peer's program pings it,
+// and gives up by itself. The kernel ends a connection to a host that is gone.
 type channel struct {
-	conn  net.Conn
-	in    *bufio.Reader
-	pause time.Duration // between pings
+	conn net.Conn
+	in   *bufio.Reader
 
 	mu       sync.Mutex
 	out      []byte // frames to write
@@ -42,9 +43,15 @@ type channel struct {
 	head [4]byte // of receive
 	body [controlMax]byte
 
-	heard  atomic.Int64 // when, in Unix nanoseconds
-	pinged atomic.Bool  // and not answered yet
+	heard  atomic.Int64 // when; as now has it
+	pinged atomic.Int64 // when, and not answered yet; 0: answered
 }
+
+// opened is when the process began, for now.
+var opened = time.Now()
+
+// now is the monotonic time in nanoseconds, above 0.
+func now() int64 { return int64(time.Since(opened)) + 1 }
 
 // unsentMax bounds what a peer that does not read may leave with us.
 const unsentMax = 1 << 20
@@ -58,21 +65,25 @@ var (
 var errUnread = errors.New("the peer leaves its control messages unread")
 
 // newChannel takes over a TCP connection. patience is how long the other host may be out
-// of reach.
-func newChannel(conn net.Conn, pause, patience time.Duration) *channel {
+// of reach, be there something to send or not.
+func newChannel(conn net.Conn, patience time.Duration) *channel {
 	c := &channel{
-		conn: conn, in: bufio.NewReaderSize(conn, controlMax+4), pause: pause,
+		conn: conn, in: bufio.NewReaderSize(conn, controlMax+4),
 		ready: make(chan struct{}, 1), over: make(chan struct{}),
 	}
-	c.heard.Store(time.Now().UnixNano())
+	c.heard.Store(now())
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		tuneTCP(tcp, patience)
 	}
 	return c
 }
 
-// tuneTCP has the kernel give a dead host up in time, and try again soon after an outage.
+// tuneTCP has the kernel give a dead host up, and try again soon after an outage.
 func tuneTCP(tcp *net.TCPConn, patience time.Duration) {
+	probes := net.KeepAliveConfig{
+		Enable: true, Idle: max(patience/2, time.Second), Interval: max(patience/20, time.Second), Count: 10,
+	}
+	_ = tcp.SetKeepAliveConfig(probes) // fails only where it is closed
 	raw, err := tcp.SyscallConn()
 	if err != nil {
 		return
@@ -83,7 +94,7 @@ func tuneTCP(tcp *net.TCPConn, patience time.Duration) {
 	})
 }
 
-// start begins to write, and to ping.
+// start begins to write.
 func (c *channel) start() { c.writing.Go(c.write) }
 
 // send puts a message on its way, and reports whether the connection was open. The end of
@@ -114,13 +125,9 @@ func (c *channel) stir() {
 
 // write moves what was sent.
 func (c *channel) write() {
-	ticker := time.NewTicker(c.pause)
-	defer ticker.Stop()
 	for {
 		select {
 		case <-c.ready:
-		case <-ticker.C:
-			c.ping()
 		case <-c.over:
 			return
 		}
@@ -153,17 +160,18 @@ func (c *channel) take() (out []byte, last bool) {
 
 // ping asks for a sign of life, unless the last one is not answered yet.
 func (c *channel) ping() {
-	if !c.pinged.Swap(true) {
+	if c.pinged.CompareAndSwap(0, now()) {
 		c.send(pingBytes)
 	}
 }
 
-// silent is how long nothing was heard from a peer that was asked.
+// silent is how long nothing was heard from a peer that was asked for a sign of life.
 func (c *channel) silent() time.Duration {
-	if !c.pinged.Load() {
+	pinged := c.pinged.Load()
+	if pinged == 0 {
 		return 0
 	}
-	return time.Since(time.Unix(0, c.heard.Load()))
+	return time.Duration(now() - max(pinged, c.heard.Load()))
 }
 
 // receive returns the next message that is not for the channel itself. An error ends the
@@ -184,12 +192,12 @@ func (c *channel) receive() (any, error) {
 		if err != nil {
 			return nil, c.failed(err)
 		}
-		c.heard.Store(time.Now().UnixNano())
+		c.heard.Store(now())
 		switch m.(type) {
 		case ping:
 			c.send(pongBytes)
 		case pong:
-			c.pinged.Store(false)
+			c.pinged.Store(0)
 		default:
 			return m, nil
 		}

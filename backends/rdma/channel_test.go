@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"runtime"
 	"testing"
 	"time"
 
@@ -16,7 +15,7 @@ import (
 )
 
 // channels are the two ends of a control connection.
-func channels(t *testing.T, pause time.Duration) (a, b *channel) {
+func channels(t *testing.T) (a, b *channel) {
 	t.Helper()
 	leak.Check(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -32,7 +31,7 @@ func channels(t *testing.T, pause time.Duration) (a, b *channel) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, b = newChannel(here, pause, patience), newChannel(there, pause, patience)
+	a, b = newChannel(here, patience), newChannel(there, patience)
 	t.Cleanup(func() {
 		for _, c := range []*channel{a, b} {
 			c.close(nil)
@@ -43,14 +42,14 @@ func channels(t *testing.T, pause time.Duration) (a, b *channel) {
 }
 
 func TestChannel(t *testing.T) {
-	a, b := channels(t, time.Millisecond)
+	a, b := channels(t)
 	a.start()
 	b.start()
 	go func() {
 		for i := range 300 {
 			b.send((&broken{lane: uint8(i)}).encode())
 			if i%30 == 0 {
-				time.Sleep(2 * time.Millisecond) // pings in between
+				b.ping()
 			}
 		}
 		b.farewell(patience)
@@ -72,18 +71,26 @@ func TestChannel(t *testing.T) {
 
 // TestSilence has a program that does not answer, as a frozen one.
 func TestSilence(t *testing.T) {
-	a, b := channels(t, time.Millisecond)
+	a, b := channels(t)
 	a.start()
 	go func() { _, _ = a.receive() }()
+	time.Sleep(20 * time.Millisecond)
+	if quiet := a.silent(); quiet != 0 {
+		t.Errorf("silent for %v, and not asked", quiet)
+	}
+	a.ping()
+	if quiet := a.silent(); quiet > 20*time.Millisecond {
+		t.Errorf("silent for %v when it was asked just now", quiet)
+	}
 	eventually(t, "silence", func() bool { return a.silent() > 20*time.Millisecond })
 	b.start()
 	go func() { _, _ = b.receive() }()
-	eventually(t, "an answer", func() bool { return a.silent() < 10*time.Millisecond })
+	eventually(t, "an answer", func() bool { return a.silent() == 0 })
 }
 
 // TestUnread has a peer that reads nothing: what waits for it is bounded.
 func TestUnread(t *testing.T) {
-	a, _ := channels(t, time.Hour)
+	a, _ := channels(t)
 	a.start()
 	big := bytes.Repeat([]byte{1}, controlMax)
 	eventually(t, "the end", func() bool {
@@ -102,7 +109,7 @@ func TestUnread(t *testing.T) {
 
 // TestDeadlineKeepsOpen: whoever sets one wants to say something yet.
 func TestDeadlineKeepsOpen(t *testing.T) {
-	a, b := channels(t, time.Hour)
+	a, b := channels(t)
 	a.start()
 	_ = a.conn.SetReadDeadline(aLongTimeAgo)
 	if _, err := a.receive(); !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -112,22 +119,5 @@ func TestDeadlineKeepsOpen(t *testing.T) {
 	a.finish(patience)
 	if m, err := b.receive(); err != nil || m != (quit{}) {
 		t.Errorf("%+v, %v", m, err)
-	}
-}
-
-// TestPingsCostNothing: they go on beside transfers, which allocate nothing.
-func TestPingsCostNothing(t *testing.T) {
-	a, b := channels(t, 100*time.Microsecond)
-	a.start()
-	b.start()
-	go func() { _, _ = a.receive() }()
-	go func() { _, _ = b.receive() }()
-	time.Sleep(20 * time.Millisecond)
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	time.Sleep(100 * time.Millisecond)
-	runtime.ReadMemStats(&after)
-	if n := after.Mallocs - before.Mallocs; n > 100 {
-		t.Errorf("%d allocations in some hundred pings", n)
 	}
 }

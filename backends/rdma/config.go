@@ -10,7 +10,7 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/limits"
@@ -63,12 +63,14 @@ type Config struct {
 	// with more than four CPUs, else 3 us: there it keeps who it woke from running.
 	Spin time.Duration
 
-	// Grace is how long the control of a peer may be silent before a frozen peer holds
-	// nothing up any more: then a quiet time, or the strong means, is the proof. Default 1.5 s.
+	// Grace is how long a peer may keep a proof waiting: that nothing of a connection which
+	// is closed lands any more. Then a quiet time, or the strong means, is the proof.
+	// Default 1.5 s.
 	Grace time.Duration
 
-	// Failure is how long a peer may have no live lane, and how long the host of a peer may
-	// be out of reach of the control connection, before it is lost. Default 3 s.
+	// Failure is how long a peer may have no live lane, or say nothing, while a call or a
+	// batch waits for it, before it is lost; a peer for which nothing waits may be silent.
+	// A host that is out of reach for ten times as long is gone. Default 10 s.
 	Failure time.Duration
 
 	// RelaxedOrdering has the NIC write in any order where it can, which is faster on some
@@ -81,10 +83,10 @@ type Config struct {
 }
 
 const (
-	messageMax  = csrc.VerbsNoteMax
+	messageMax  = verbs.NoteMax
 	descsMax    = 4096
 	runsMax     = 64 << 10
-	railsMax    = csrc.VerbsRailsMax
+	railsMax    = verbs.RailsMax
 	graceMin    = 20 * time.Millisecond
 	ackUnit     = 4096 * time.Nanosecond
 	retriesMax  = 6
@@ -105,7 +107,7 @@ func (c *Config) EnsureDefaults() {
 	limits.Default(&c.Retries, 4)
 	limits.Default(&c.Spin, defaultSpin())
 	limits.Default(&c.Grace, 1500*time.Millisecond)
-	limits.Default(&c.Failure, 3*time.Second)
+	limits.Default(&c.Failure, 10*time.Second)
 	limits.Default(&c.hello, 5*time.Second)
 	if c.sysfs == nil {
 		c.sysfs = thisMachine

@@ -45,7 +45,7 @@ func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
 		return nil, b.unreached(ctx, &owner, err)
 	}
 	p := newPeer(b, owner)
-	p.ch = newChannel(conn, b.cfg.Grace/4, b.cfg.patience())
+	p.ch = newChannel(conn, b.cfg.patience())
 	if err := p.begin(pairs); err != nil {
 		p.ch.close(err)
 		return nil, err
@@ -137,8 +137,6 @@ func (p *peer) awaitLive(ctx context.Context) error {
 	}
 }
 
-// patience is how long a host may be out of reach: as long as its lanes may.
-func (c *Config) patience() time.Duration {
-	least, _ := c.FailureTime()
-	return least + c.Failure
-}
+// patience is how long a host may be out of reach before it is gone: much longer than what
+// waits for it, since that ends by itself.
+func (c *Config) patience() time.Duration { return 10 * c.Failure }

@@ -6,7 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/keys"
@@ -48,7 +48,7 @@ type hello struct {
 // laneOffer is a lane that the initiator has made its end of.
 type laneOffer struct {
 	rail uint8 // the owner's
-	end  csrc.VerbsEnd
+	end  verbs.End
 }
 
 type welcome struct {
@@ -59,7 +59,7 @@ type welcome struct {
 // laneAnswer is the owner's end; not there: it could not make one.
 type laneAnswer struct {
 	there bool
-	end   csrc.VerbsEnd
+	end   verbs.End
 }
 
 type importRequest struct {
@@ -86,7 +86,7 @@ type laneRequest struct {
 	lane    uint8
 	attempt uint32
 	there   bool // there is a new end
-	end     csrc.VerbsEnd
+	end     verbs.End
 }
 
 type laneReply struct {
@@ -199,7 +199,7 @@ func (m *laneAnswer) append(b []byte) []byte {
 	return b
 }
 
-func appendEnd(b []byte, e *csrc.VerbsEnd) []byte {
+func appendEnd(b []byte, e *verbs.End) []byte {
 	b = binary.LittleEndian.AppendUint32(b, e.QueuePair)
 	b = binary.LittleEndian.AppendUint32(b, e.Packet)
 	b = binary.LittleEndian.AppendUint16(b, e.LID)
@@ -307,21 +307,21 @@ func readImported(r *control.Reader) *importAnswer {
 // readCount reads how many lanes follow.
 func readCount(r *control.Reader) int {
 	n := int(r.Uint8())
-	if n > csrc.VerbsLanesMax {
+	if n > verbs.LanesMax {
 		r.Fail()
 		return 0
 	}
 	return n
 }
 
-func readAnswer(r *control.Reader) (there bool, e csrc.VerbsEnd) {
+func readAnswer(r *control.Reader) (there bool, e verbs.End) {
 	if there = r.Flag(); there {
 		e = readEnd(r)
 	}
 	return there, e
 }
 
-func readEnd(r *control.Reader) (e csrc.VerbsEnd) {
+func readEnd(r *control.Reader) (e verbs.End) {
 	e.QueuePair, e.Packet, e.LID = r.Uint32(), r.Uint32(), r.Uint16()
 	e.MTU, e.Reads, e.LinkLayer = r.Uint8(), r.Uint8(), r.Uint8()
 	copy(e.GID[:], r.Bytes(16))

@@ -8,7 +8,7 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/keys"
@@ -16,8 +16,8 @@ import (
 
 type encoder interface{ encode() []byte }
 
-func someEnd(n byte) csrc.VerbsEnd {
-	return csrc.VerbsEnd{QueuePair: 0x010203, Packet: 7, LID: 5, MTU: 5, Reads: 16, LinkLayer: 2, GID: [16]byte{n}}
+func someEnd(n byte) verbs.End {
+	return verbs.End{QueuePair: 0x010203, Packet: 7, LID: 5, MTU: 5, Reads: 16, LinkLayer: 2, GID: [16]byte{n}}
 }
 
 func someControl() []encoder {

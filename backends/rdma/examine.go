@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -77,10 +77,10 @@ const memlockLow = 1 << 30
 // opened; the findings are good all the same.
 func Examine(cfg Config) (f Findings, err error) {
 	return examine(cfg, func(c *Config) error {
-		if err := csrc.LoadVerbs(c.Library); err != nil {
+		if err := verbs.Load(c.Library); err != nil {
 			return err
 		}
-		_, err := csrc.VerbsDevices()
+		_, err := verbs.Devices()
 		return err
 	})
 }

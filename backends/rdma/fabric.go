@@ -5,63 +5,64 @@ package rdma
 import (
 	"time"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 )
 
-// fabric is what this package needs of a csrc.VerbsContext, where each method is
+// fabric is what this package needs of a verbs.Context, where each method is
 // described. Tests put another one in its place.
 type fabric interface {
 	Close() error
-	Poll(done []csrc.Done) int
+	Poll(done []verbs.Done) int
 	Drive()
 	Arm() bool
-	Receive() (csrc.VerbsNote, bool)
+	Receive() (verbs.Note, bool)
 	Count(counter uint32) uint64
 	AwaitCount(counter uint32, n uint64) bool
-	News() (csrc.VerbsNews, bool)
-	OpenRail(csrc.VerbsRailConfig) (int, error)
-	Rail(rail int) (csrc.VerbsRail, error)
-	Counters(rail int) (csrc.VerbsCounters, error)
+	News() (verbs.News, bool)
+	OpenRail(verbs.RailConfig) (int, error)
+	Rail(rail int) (verbs.Rail, error)
+	Counters(rail int) (verbs.Counters, error)
 	RailUp(rail int, up bool)
 	Unmap(key uint32) error
 	Grant(key uint32, rail int, flags uint32) (remoteKey uint32, err error)
 	Revoke(key uint32) error
 	pin(rail int, mem []byte, flags uint32) (pin, error)
-	pinDevice(rail int, d csrc.VerbsDevice, flags uint32) (pin, error)
+	pinDevice(rail int, d verbs.Device, flags uint32) (pin, error)
 	show(key uint32, mem []byte, pins []pin, prefer uint32) error // VerbsContext.Map
 	showDevice(key uint32, addr, n uint64, pins []pin, prefer uint32) error
 	connect(initiator bool, credit int) (link, error)
 }
 
-// link is a csrc.VerbsConn.
+// link is a verbs.Conn.
 type link interface {
 	ID() uint64
-	LaneMake(lane, rail int) (csrc.VerbsEnd, error)
-	LaneBegin(lane int, theirs csrc.VerbsEnd) error
+	LaneMake(lane, rail int) (verbs.End, error)
+	LaneBegin(lane int, theirs verbs.End) error
 	LaneEnd(lane int) error
 	LaneSettle(lane int, seen uint64) error
 	Seen() uint64
-	Import(m csrc.VerbsImport) (slot uint32, err error)
+	Import(m verbs.Import) (slot uint32, err error)
 	Drop(slot uint32)
 	Expire(slot uint32)
 	Submit(tag uint64, b *driver.Batch) error
 	Cancel(tag uint64)
+	Busy() bool
 	Drain(grace time.Duration) error
 	End(status int32)
 	Close()
 }
 
-// pin is a csrc.VerbsPin.
+// pin is a verbs.Pin.
 type pin interface{ Close() error }
 
-var _ link = (*csrc.VerbsConn)(nil)
+var _ link = (*verbs.Conn)(nil)
 
 // opener makes a fabric: openVerbs but in tests.
-type opener func(csrc.VerbsConfig) (fabric, error)
+type opener func(verbs.Config) (fabric, error)
 
-func openVerbs(c csrc.VerbsConfig) (fabric, error) {
-	v, err := csrc.OpenVerbs(c)
+func openVerbs(c verbs.Config) (fabric, error) {
+	v, err := verbs.Open(c)
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +70,7 @@ func openVerbs(c csrc.VerbsConfig) (fabric, error) {
 }
 
 // verbsFabric is a context of verbs.
-type verbsFabric struct{ *csrc.VerbsContext }
+type verbsFabric struct{ *verbs.Context }
 
 func (f verbsFabric) pin(rail int, mem []byte, flags uint32) (pin, error) {
 	p, err := f.Pin(rail, mem, flags)
@@ -79,7 +80,7 @@ func (f verbsFabric) pin(rail int, mem []byte, flags uint32) (pin, error) {
 	return p, nil
 }
 
-func (f verbsFabric) pinDevice(rail int, d csrc.VerbsDevice, flags uint32) (pin, error) {
+func (f verbsFabric) pinDevice(rail int, d verbs.Device, flags uint32) (pin, error) {
 	p, err := f.PinDevice(rail, d, flags)
 	if err != nil {
 		return nil, err
@@ -95,10 +96,10 @@ func (f verbsFabric) showDevice(key uint32, addr, n uint64, pins []pin, prefer u
 	return f.MapDevice(key, addr, n, verbsPins(pins), prefer)
 }
 
-func verbsPins(pins []pin) []*csrc.VerbsPin {
-	list := make([]*csrc.VerbsPin, len(pins))
+func verbsPins(pins []pin) []*verbs.Pin {
+	list := make([]*verbs.Pin, len(pins))
 	for i, p := range pins {
-		list[i], _ = p.(*csrc.VerbsPin) // nil stays nil
+		list[i], _ = p.(*verbs.Pin) // nil stays nil
 	}
 	return list
 }

@@ -12,21 +12,21 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 )
 
 // fakeNet is a fabric within this process, for tests of all that lies above C: queue pairs
 // that know each other by number, keys that they look up, and a way to break both.
 type fakeNet struct {
-	cfg   csrc.VerbsConfig
+	cfg   verbs.Config
 	rails []*fakeRail
 
 	mu        sync.Mutex
-	done      []csrc.Done
+	done      []verbs.Done
 	taken     int // batches submitted and not polled
 	notes     []fakeNote
-	heard     []csrc.VerbsNews
+	heard     []verbs.News
 	armed     bool
 	room      bool // for who was told that there is none, or a count that is awaited
 	counts    map[int]uint64
@@ -52,7 +52,7 @@ type fakeRail struct {
 
 type fakeNote struct {
 	from *fakeLink
-	note csrc.VerbsNote
+	note verbs.Note
 }
 
 type fakeMemory struct {
@@ -91,7 +91,7 @@ func fakeDevices(func(string) bool) (list []Device) {
 	return list
 }
 
-func openFake(c csrc.VerbsConfig) (fabric, error) {
+func openFake(c verbs.Config) (fabric, error) {
 	return &fakeNet{cfg: c, memories: map[uint32]*fakeMemory{}, links: map[uint64]*fakeLink{}, counts: map[int]uint64{}, awaited: map[int]uint64{}}, nil
 }
 
@@ -114,7 +114,7 @@ func (f *fakeNet) Close() error {
 	return nil
 }
 
-func (f *fakeNet) OpenRail(c csrc.VerbsRailConfig) (int, error) {
+func (f *fakeNet) OpenRail(c verbs.RailConfig) (int, error) {
 	for _, d := range fakeDevices(nil) {
 		if d.Name == c.Device {
 			f.rails = append(f.rails, &fakeRail{device: d.Name, gid: d.Ports[0].GIDs[0].Address.As16()})
@@ -124,12 +124,12 @@ func (f *fakeNet) OpenRail(c csrc.VerbsRailConfig) (int, error) {
 	return 0, unavailable("no device "+c.Device, "")
 }
 
-func (f *fakeNet) Rail(rail int) (csrc.VerbsRail, error) {
-	return csrc.VerbsRail{GID: f.rails[rail].gid, SGEMax: 30}, nil
+func (f *fakeNet) Rail(rail int) (verbs.Rail, error) {
+	return verbs.Rail{GID: f.rails[rail].gid, SGEMax: 30}, nil
 }
 
-func (f *fakeNet) Counters(int) (csrc.VerbsCounters, error) {
-	return csrc.VerbsCounters{Rate: 1e9}, nil
+func (f *fakeNet) Counters(int) (verbs.Counters, error) {
+	return verbs.Counters{Rate: 1e9}, nil
 }
 
 func (f *fakeNet) RailUp(rail int, up bool) {
@@ -147,14 +147,14 @@ func (f *fakeNet) Drive() {}
 
 // port takes the port of a rail down, or up again.
 func (f *fakeNet) port(rail int, up bool) {
-	kind := csrc.VerbsPortDown
+	kind := verbs.PortDown
 	if up {
-		kind = csrc.VerbsPortUp
+		kind = verbs.PortUp
 	}
-	f.tell(csrc.VerbsNews{Kind: kind, Rail: rail})
+	f.tell(verbs.News{Kind: kind, Rail: rail})
 }
 
-func (f *fakeNet) Poll(done []csrc.Done) int {
+func (f *fakeNet) Poll(done []verbs.Done) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := copy(done, f.done)
@@ -180,11 +180,11 @@ func (f *fakeNet) wake() {
 	}
 }
 
-func (f *fakeNet) Receive() (csrc.VerbsNote, bool) {
+func (f *fakeNet) Receive() (verbs.Note, bool) {
 	f.mu.Lock()
 	if len(f.notes) == 0 {
 		f.mu.Unlock()
-		return csrc.VerbsNote{}, false
+		return verbs.Note{}, false
 	}
 	n := f.notes[0]
 	f.notes = f.notes[1:]
@@ -216,18 +216,18 @@ func (f *fakeNet) count(counter int) {
 	}
 }
 
-func (f *fakeNet) News() (csrc.VerbsNews, bool) {
+func (f *fakeNet) News() (verbs.News, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.heard) == 0 {
-		return csrc.VerbsNews{}, false
+		return verbs.News{}, false
 	}
 	n := f.heard[0]
 	f.heard = f.heard[1:]
 	return n, true
 }
 
-func (f *fakeNet) tell(n csrc.VerbsNews) {
+func (f *fakeNet) tell(n verbs.News) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.closed {
@@ -252,7 +252,7 @@ func (f *fakeNet) pin(int, []byte, uint32) (pin, error) {
 	return fakePin{f}, nil
 }
 
-func (f *fakeNet) pinDevice(int, csrc.VerbsDevice, uint32) (pin, error) {
+func (f *fakeNet) pinDevice(int, verbs.Device, uint32) (pin, error) {
 	return nil, driver.ErrNotSupported // the stand-in for libibverbs has device memory
 }
 
@@ -298,7 +298,7 @@ func (f *fakeNet) Grant(key uint32, rail int, flags uint32) (uint32, error) {
 		fakeWire.Lock()
 		fakeWire.next++
 		m.grants[rail] = fakeWire.next
-		fakeWire.grants[fakeWire.next] = &fakeGrant{bytes: m.bytes, base: addressOf(m.bytes), readOnly: flags&csrc.VerbsReadOnly != 0}
+		fakeWire.grants[fakeWire.next] = &fakeGrant{bytes: m.bytes, base: addressOf(m.bytes), readOnly: flags&verbs.ReadOnly != 0}
 		fakeWire.Unlock()
 	}
 	return m.grants[rail], nil
@@ -370,7 +370,7 @@ func (f *fakeNet) complete(b *fakeBatch, status int32) {
 
 func (f *fakeNet) end(b *fakeBatch, status int32) {
 	f.mu.Lock()
-	f.done = append(f.done, csrc.Done{Tag: b.tag, Status: status, Piece: -1})
+	f.done = append(f.done, verbs.Done{Tag: b.tag, Status: status, Piece: -1})
 	f.free = append(f.free, b)
 	f.mu.Unlock()
 }
@@ -411,5 +411,5 @@ func (f *fakeNet) remove(rail int) {
 	fakeWire.Lock()
 	f.rails[rail].cut, f.rails[rail].gone = true, true
 	fakeWire.Unlock()
-	f.tell(csrc.VerbsNews{Kind: csrc.VerbsDeviceGone, Rail: rail})
+	f.tell(verbs.News{Kind: verbs.DeviceGone, Rail: rail})
 }

@@ -4,6 +4,7 @@ package rdma
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 
@@ -24,22 +25,40 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 		return fmt.Errorf("fence memory: %w", errUnknownKey)
 	}
 	m.endEpoch()
-	if ctx.Err() != nil {
-		return fmt.Errorf("fence memory: %w", driver.ContextError(ctx))
-	}
-	select {
-	case m.fencing <- struct{}{}:
-		defer func() { <-m.fencing }()
-	case <-ctx.Done():
-		return fmt.Errorf("fence memory: %w", driver.ContextError(ctx))
-	}
-	if m.gone {
-		return fmt.Errorf("fence memory: %w", errUnknownKey)
-	}
-	if err := m.prove(); err != nil {
+	if err := m.fence(ctx); err != nil {
 		return fmt.Errorf("fence memory: %w", err)
 	}
 	return nil
+}
+
+// fence proves that the epochs before are over. Where another fence is looking for its proof
+// for longer than ctx, this one goes on beside: what begins later must be refused all the
+// same.
+func (m *memory) fence(ctx context.Context) error {
+	select {
+	case m.fencing <- struct{}{}:
+		return m.proveAlone(ctx)
+	default:
+	}
+	select {
+	case m.fencing <- struct{}{}:
+		return m.proveAlone(ctx)
+	case <-ctx.Done():
+		m.b.tasks.Start(func() {
+			m.fencing <- struct{}{}
+			_ = m.proveAlone(context.Background()) // the next fence looks for the proof again
+		})
+		return driver.ContextError(ctx)
+	}
+}
+
+// proveAlone gives the place in m.fencing back.
+func (m *memory) proveAlone(ctx context.Context) error {
+	defer func() { <-m.fencing }()
+	if m.gone {
+		return errUnknownKey
+	}
+	return m.prove(ctx)
 }
 
 // endEpoch begins the next epoch, and tells the peers that know the keys of the one before.
@@ -60,8 +79,9 @@ func (m *memory) endEpoch() {
 // asked to take no requests since the last proof there is nothing to do. When a NIC does
 // not let go of a key, because requests with it are under way, the queue pairs of the
 // peers that may have sent them end first.
+// ctx is looked at before they end, not before the NICs are told.
 // Preconditions: m.fencing is held.
-func (m *memory) prove() error {
+func (m *memory) prove(ctx context.Context) error {
 	m.mu.Lock()
 	grants, owed := m.grants, m.owed
 	m.owed = nil
@@ -70,7 +90,7 @@ func (m *memory) prove() error {
 		return nil
 	}
 	err := m.b.net.Revoke(m.key)
-	if err != nil {
+	if err != nil && ctx.Err() == nil {
 		for c := range owed {
 			c.breakLanes()
 		}
@@ -80,7 +100,7 @@ func (m *memory) prove() error {
 		m.mu.Lock()
 		m.owe(owed)
 		m.mu.Unlock()
-		return fmt.Errorf("the NIC keeps a key: %w", err)
+		return errors.Join(fmt.Errorf("the NIC keeps a key: %w", err), driver.ContextError(ctx))
 	}
 	m.revoked = grants
 	return nil

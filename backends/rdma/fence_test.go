@@ -173,6 +173,10 @@ func TestFenceWithoutTime(t *testing.T) {
 	require.NoError(t, err)
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
+	fake := fakeOf(p.far)
+	fake.mu.Lock()
+	fake.stuck = 1
+	fake.mu.Unlock()
 	require.ErrorIs(t, p.far.Fence(over, r.Key()), context.Canceled)
 	_, _, err = p.peer.Import(old)
 	require.ErrorIs(t, err, driver.ErrRevoked)
@@ -180,8 +184,8 @@ func TestFenceWithoutTime(t *testing.T) {
 		err := p.peer.Submit(1000, writeOf(driver.Desc{Len: 100, LocalKey: l.key, RemoteKey: key}))
 		return errors.Is(err, driver.ErrRevoked)
 	})
-	require.Zero(t, fakeOf(p.far).revokes)
-	require.NoError(t, p.far.Fence(t.Context(), r.Key()))
-	require.Equal(t, 1, fakeOf(p.far).revokes)
+	require.Equal(t, 1, fake.revokes, "no queue pair ends")
+	require.NoError(t, p.far.Fence(over, r.Key()), "the proof needs no time")
+	require.Equal(t, 2, fake.revokes)
 	require.NoError(t, p.await(t, p.write(t, l, p.imports(t, r), nil)))
 }

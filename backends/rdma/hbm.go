@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/dmabuf"
 )
@@ -66,7 +66,7 @@ func (b *Backend) pinDevice(p *pinned, d *driver.DMABuf) (err error) {
 // pinDeviceOn tries the dma-buf first, for which the kernel needs no further module.
 func (b *Backend) pinDeviceOn(r *rail, p *pinned) (pin, *refusal) {
 	no := &refusal{}
-	memory := csrc.VerbsDevice{Addr: p.base, Len: p.size, FD: -1}
+	memory := verbs.Device{Addr: p.base, Len: p.size, FD: -1}
 	switch {
 	case p.dmabuf == nil:
 		no.lacks("the Segment has no dma-buf")

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 )
@@ -46,8 +46,8 @@ func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
 	return key, t.Size, nil
 }
 
-// ask sends the question and waits for the answer: for as long as the owner shows that it
-// lives, since large memory takes its NICs long.
+// ask sends the question and waits for the answer: for as long as the owner shows within
+// Config.Failure that it lives, since large memory takes its NICs long.
 func (p *peer) ask(t *keys.Token) (uint32, error) {
 	a := &asking{token: *t, done: make(chan importResult, 1)}
 	p.mu.Lock()
@@ -58,7 +58,7 @@ func (p *peer) ask(t *keys.Token) (uint32, error) {
 	defer p.forgetAsking(id, a)
 	q := importRequest{id: id, key: t.Key, epoch: t.Epoch, secret: t.Secret}
 	p.ch.send(q.encode())
-	look := time.NewTicker(p.b.cfg.Grace / 4)
+	look := time.NewTicker(p.b.cfg.Failure / 8)
 	defer look.Stop()
 	for {
 		select {
@@ -69,7 +69,8 @@ func (p *peer) ask(t *keys.Token) (uint32, error) {
 		case <-p.closing:
 			return 0, driver.ErrClosed
 		case <-look.C:
-			if quiet := p.ch.silent(); quiet > p.b.cfg.Grace {
+			p.ch.ping()
+			if quiet := p.ch.silent(); quiet > p.b.cfg.Failure {
 				return 0, fmt.Errorf("the peer is silent for %v, it may be frozen: %w (%w)", quiet, driver.ErrPeerLost, driver.ErrTimeout)
 			}
 		}
@@ -117,7 +118,7 @@ func (p *peer) take(t *keys.Token, m *importAnswer) (uint32, error) {
 		return 0, driver.ErrClosed
 	}
 	defer p.hold.Exit()
-	slot, err := p.link.Import(csrc.VerbsImport{Base: m.base, Size: m.size, ReadOnly: m.readOnly, RemoteKeys: m.keys})
+	slot, err := p.link.Import(verbs.Import{Base: m.base, Size: m.size, ReadOnly: m.readOnly, RemoteKeys: m.keys})
 	if err != nil {
 		return 0, err
 	}

@@ -5,7 +5,7 @@ package rdma
 import (
 	"sync"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/gate"
@@ -66,7 +66,7 @@ func (c *inbound) retire(parted, had bool) {
 	c.endReplies()
 	c.hold.Shut()
 	c.hold.Wait()
-	c.link.End(csrc.VerbsLost) // a lane that cannot be drained is destroyed here
+	c.link.End(verbs.Lost) // a lane that cannot be drained is destroyed here
 	c.mu.Lock()
 	quitting := c.quitting
 	c.mu.Unlock()
@@ -155,8 +155,8 @@ func (c *inbound) remake(q *laneRequest) {
 }
 
 // news implements end: where ours has failed, the peer learns of it at once.
-func (c *inbound) news(n csrc.VerbsNews) {
-	if n.Kind == csrc.VerbsLaneFailed && n.Lane >= 0 && n.Lane < csrc.VerbsLanesMax {
+func (c *inbound) news(n verbs.News) {
+	if n.Kind == verbs.LaneFailed && n.Lane >= 0 && n.Lane < verbs.LanesMax {
 		c.ch.send((&broken{lane: uint8(n.Lane)}).encode())
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -23,8 +23,8 @@ type fakeLink struct {
 
 	mu      sync.Mutex
 	more    sync.Cond
-	lanes   [csrc.VerbsLanesMax]*fakeLane
-	held    [csrc.VerbsLanesMax]bool // has failed, and is not settled
+	lanes   [verbs.LanesMax]*fakeLane
+	held    [verbs.LanesMax]bool // has failed, and is not settled
 	queue   []*fakeBatch
 	busy    bool // run has a batch in hand
 	slots   []*fakeSlot
@@ -52,7 +52,7 @@ type fakeLane struct {
 }
 
 type fakeSlot struct {
-	csrc.VerbsImport
+	verbs.Import
 	expired bool
 }
 
@@ -71,24 +71,24 @@ const fakePiece = 64 << 10
 
 func (l *fakeLink) ID() uint64 { return l.id }
 
-func (l *fakeLink) LaneMake(lane, rail int) (csrc.VerbsEnd, error) {
+func (l *fakeLink) LaneMake(lane, rail int) (verbs.End, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	fakeWire.Lock()
 	defer fakeWire.Unlock()
 	if l.lanes[lane] != nil {
-		return csrc.VerbsEnd{}, driver.ErrBusy
+		return verbs.End{}, driver.ErrBusy
 	}
 	if l.net.rails[rail].gone {
-		return csrc.VerbsEnd{}, driver.ErrNoRoute
+		return verbs.End{}, driver.ErrNoRoute
 	}
 	fakeWire.next++
 	p := &fakeLane{link: l, lane: lane, number: fakeWire.next, rail: l.net.rails[rail]}
 	l.lanes[lane], fakeWire.pairs[p.number] = p, p
-	return csrc.VerbsEnd{QueuePair: p.number, GID: p.rail.gid}, nil
+	return verbs.End{QueuePair: p.number, GID: p.rail.gid}, nil
 }
 
-func (l *fakeLink) LaneBegin(lane int, theirs csrc.VerbsEnd) error {
+func (l *fakeLink) LaneBegin(lane int, theirs verbs.End) error {
 	l.mu.Lock()
 	p := l.lanes[lane]
 	if p == nil || l.held[lane] {
@@ -112,7 +112,7 @@ func (l *fakeLink) probe(p *fakeLane) {
 			l.mu.Lock()
 			p.live = l.lanes[p.lane] == p
 			if p.live {
-				l.net.tell(csrc.VerbsNews{Conn: l.id, Kind: csrc.VerbsLaneLive, Lane: p.lane})
+				l.net.tell(verbs.News{Conn: l.id, Kind: verbs.LaneLive, Lane: p.lane})
 			}
 			l.more.Broadcast()
 			l.mu.Unlock()
@@ -145,7 +145,7 @@ func (l *fakeLink) fail(p *fakeLane, status int32) {
 	defer l.mu.Unlock()
 	if l.lanes[p.lane] == p {
 		l.drop(p.lane)
-		l.net.tell(csrc.VerbsNews{Conn: l.id, Kind: csrc.VerbsLaneFailed, Lane: p.lane, Status: status})
+		l.net.tell(verbs.News{Conn: l.id, Kind: verbs.LaneFailed, Lane: p.lane, Status: status})
 	}
 }
 
@@ -191,17 +191,17 @@ func (l *fakeLink) Seen() uint64 {
 	return l.seen
 }
 
-func (l *fakeLink) Import(m csrc.VerbsImport) (uint32, error) {
+func (l *fakeLink) Import(m verbs.Import) (uint32, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	m.RemoteKeys = slices.Clone(m.RemoteKeys)
 	for i := range l.slots {
 		if l.slots[i] == nil {
-			l.slots[i] = &fakeSlot{VerbsImport: m}
+			l.slots[i] = &fakeSlot{Import: m}
 			return uint32(i), nil
 		}
 	}
-	l.slots = append(l.slots, &fakeSlot{VerbsImport: m})
+	l.slots = append(l.slots, &fakeSlot{Import: m})
 	return uint32(len(l.slots) - 1), nil
 }
 
@@ -232,7 +232,15 @@ func (l *fakeLink) Submit(tag uint64, b *driver.Batch) error {
 		if err := p.Check(uint64(len(local.bytes)), remote.Size); err != nil {
 			return err
 		}
-		n, at = p.Count, p.Desc
+		var runs []driver.Desc
+		if !p.Plain() {
+			for i := range p.Count {
+				runs = p.AppendDescs(runs, i)
+			}
+			n, at = len(runs), func(i int) driver.Desc { return runs[i] }
+		} else {
+			n, at = p.Count, p.Desc
+		}
 	}
 	msg, counter := b.Notify, -1
 	switch b.Tail {
@@ -336,17 +344,17 @@ func (l *fakeLink) run() {
 
 // carry runs a batch to its end.
 func (l *fakeLink) carry(b *fakeBatch) {
-	status := csrc.VerbsOK
+	status := verbs.OK
 	for i := range b.descs {
-		for off := uint64(0); off < b.descs[i].Len && status == csrc.VerbsOK; off += fakePiece {
+		for off := uint64(0); off < b.descs[i].Len && status == verbs.OK; off += fakePiece {
 			status = l.piece(b, i, off)
 		}
 	}
-	if b.noted && status == csrc.VerbsOK {
+	if b.noted && status == verbs.OK {
 		status = l.note(b)
 	}
 	l.net.mu.Lock()
-	if b.noted && status != csrc.VerbsOK {
+	if b.noted && status != verbs.OK {
 		l.credits++
 	}
 	l.net.mu.Unlock()
@@ -362,12 +370,12 @@ func (l *fakeLink) lane(b *fakeBatch) (*fakeLane, int32) {
 		case l.ended:
 			return nil, l.status
 		case b.cancelled:
-			return nil, csrc.VerbsAborted
+			return nil, verbs.Aborted
 		}
 		for range l.lanes {
 			l.turn = (l.turn + 1) % len(l.lanes)
 			if p := l.lanes[l.turn]; p != nil && p.live && p.rail.carries() {
-				return p, csrc.VerbsOK
+				return p, verbs.OK
 			}
 		}
 		l.more.Wait()
@@ -378,14 +386,14 @@ func (l *fakeLink) lane(b *fakeBatch) (*fakeLane, int32) {
 func (l *fakeLink) piece(b *fakeBatch, i int, off uint64) int32 {
 	for {
 		p, status := l.lane(b)
-		if status != csrc.VerbsOK {
+		if status != verbs.OK {
 			return status
 		}
 		l.mu.Lock()
 		expired := b.remotes[i].expired
 		l.mu.Unlock()
 		if expired {
-			return csrc.VerbsRevoked
+			return verbs.Revoked
 		}
 		if _, ok := p.reach(); !ok {
 			l.fail(p, 12)
@@ -394,14 +402,14 @@ func (l *fakeLink) piece(b *fakeBatch, i int, off uint64) int32 {
 		}
 		if !l.move(b.op, &b.descs[i], off, b.remotes[i], b.remotes[i].RemoteKeys[p.lane]) {
 			l.fail(p, 10)
-			return csrc.VerbsRevoked
+			return verbs.Revoked
 		}
 		if l.echoes() {
 			l.fail(p, 12)
 			l.settled(p.lane)
 			continue // it landed, and is posted again all the same
 		}
-		return csrc.VerbsOK
+		return verbs.OK
 	}
 }
 
@@ -457,7 +465,7 @@ func (l *fakeLink) note(b *fakeBatch) int32 {
 	l.mu.Unlock()
 	for {
 		p, status := l.lane(b)
-		if status != csrc.VerbsOK {
+		if status != verbs.OK {
 			l.mu.Lock()
 			l.sent--
 			l.mu.Unlock()
@@ -467,7 +475,7 @@ func (l *fakeLink) note(b *fakeBatch) int32 {
 		if ok {
 			q.link.deliver(l, b, number)
 			if !l.echoes() {
-				return csrc.VerbsOK
+				return verbs.OK
 			}
 		}
 		l.fail(p, 12)
@@ -476,7 +484,7 @@ func (l *fakeLink) note(b *fakeBatch) int32 {
 		done := l.seen >= number
 		l.mu.Unlock()
 		if done {
-			return csrc.VerbsOK
+			return verbs.OK
 		}
 	}
 }
@@ -498,7 +506,7 @@ func (l *fakeLink) deliver(from *fakeLink, b *fakeBatch, number uint64) {
 		return
 	}
 	l.net.mu.Lock()
-	l.net.notes = append(l.net.notes, fakeNote{from, csrc.VerbsNote{Conn: l.id, Data: slices.Clone(b.msg)}})
+	l.net.notes = append(l.net.notes, fakeNote{from, verbs.Note{Conn: l.id, Data: slices.Clone(b.msg)}})
 	l.net.wake()
 	l.net.mu.Unlock()
 }
@@ -522,6 +530,12 @@ func (l *fakeLink) Cancel(tag uint64) {
 			b.cancelled = true
 		}
 	}
+}
+
+func (l *fakeLink) Busy() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.busy || len(l.queue) > 0
 }
 
 // Drain waits until nothing is under way.
@@ -563,7 +577,7 @@ func (l *fakeLink) End(status int32) {
 }
 
 func (l *fakeLink) Close() {
-	l.End(csrc.VerbsClosed)
+	l.End(verbs.Closed)
 	l.mu.Lock()
 	l.closed = true
 	l.more.Broadcast()

@@ -3,12 +3,13 @@
 package rdma
 
 import (
+	"context"
 	"crypto/subtle"
 	"errors"
 	"fmt"
 	"sync"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/gate"
@@ -184,7 +185,7 @@ func (m *memory) grant() ([]uint32, control.Status) {
 	m.mu.Unlock()
 	flags := m.b.pinFlags()
 	if m.readOnly {
-		flags |= csrc.VerbsReadOnly
+		flags |= verbs.ReadOnly
 	}
 	granted := make([]uint32, len(m.b.rails))
 	err := m.b.onRails(func(r *rail) (err error) {
@@ -225,7 +226,7 @@ func (m *memory) close() error {
 	m.granting.Shut()
 	m.granting.Wait()
 	m.endEpoch()
-	if err := m.prove(); err != nil {
+	if err := m.prove(context.Background()); err != nil {
 		return fmt.Errorf("close memory: %w", err)
 	}
 	if err := m.b.net.Unmap(m.key); err != nil {

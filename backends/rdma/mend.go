@@ -112,7 +112,7 @@ func (m *mender) run() {
 		for _, i := range m.repair.asks(now) {
 			m.ask(i)
 		}
-		if why := m.repair.lost(now); why != "" {
+		if why := m.lost(now); why != "" {
 			m.p.lose(errors.New(why), false)
 			return
 		}
@@ -129,6 +129,18 @@ func (m *mender) run() {
 			return
 		}
 	}
+}
+
+// lost says why the peer is lost; empty: it is not.
+func (m *mender) lost(now time.Time) string {
+	if m.repair.gone() {
+		return "the devices of all lanes are gone"
+	}
+	if m.repair.troubled() && !m.p.awaited() {
+		m.repair.bear(now)
+		return ""
+	}
+	return m.repair.lost(now)
 }
 
 func (m *mender) take() []event {

@@ -5,7 +5,7 @@ package rdma
 import (
 	"time"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 )
 
 // Close implements driver.Peer. What has not begun ends at once, the rest is given
@@ -41,7 +41,7 @@ func (p *peer) end() {
 	}
 	p.losing.Do(func() { p.gone.Store(true); close(p.lostCh) })
 	p.lostDone.Wait()
-	p.link.End(csrc.VerbsClosed)
+	p.link.End(verbs.Closed)
 	p.ch.finish(p.b.cfg.Grace)
 	p.ch.wait()
 	p.running.Wait()

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/gate"
 )
@@ -53,7 +53,7 @@ type peer struct {
 var _ driver.Peer = (*peer)(nil)
 
 // canDo is what every peer takes.
-const canDo = driver.CanPattern | driver.CanNotify | driver.CanCount
+const canDo = driver.CanPattern | driver.CanNest | driver.CanNotify | driver.CanCount
 
 func newPeer(b *Backend, owner address) *peer {
 	p := &peer{
@@ -96,10 +96,21 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	if len(b.Descs) > descsMax || len(b.Notify) > messageMax {
 		return driver.ErrBounds
 	}
-	if b.Pattern != nil && b.Pattern.Count > runsMax {
+	if b.Pattern != nil && !fits(b.Pattern) {
 		return driver.ErrBounds
 	}
 	return p.link.Submit(tag, b)
+}
+
+// fits reports whether a pattern has at most runsMax runs.
+func fits(p *driver.Pattern) bool {
+	runs := uint64(max(p.Count, 0))
+	for i := range p.Loops {
+		if runs *= uint64(p.Loops[i].N); runs > runsMax {
+			return false
+		}
+	}
+	return runs <= runsMax
 }
 
 // Cancel implements driver.Peer.
@@ -114,11 +125,11 @@ func (p *peer) Cancel(tag uint64) {
 func (p *peer) Lost() <-chan struct{} { return p.lostCh }
 
 // news implements end.
-func (p *peer) news(n csrc.VerbsNews) {
+func (p *peer) news(n verbs.News) {
 	switch n.Kind {
-	case csrc.VerbsLaneLive:
+	case verbs.LaneLive:
 		p.mender.post(event{kind: eventLive, lane: n.Lane})
-	case csrc.VerbsLaneFailed:
+	case verbs.LaneFailed:
 		p.mender.post(event{kind: eventFailed, lane: n.Lane, status: n.Status})
 	}
 }
@@ -194,6 +205,19 @@ func (p *peer) greet(m *welcome) bool {
 	return true
 }
 
+// awaited reports whether anything waits for the peer: a connect, an import or a batch.
+func (p *peer) awaited() bool {
+	select {
+	case <-p.ready:
+	default:
+		return true
+	}
+	p.mu.Lock()
+	asks := len(p.asks)
+	p.mu.Unlock()
+	return asks > 0 || p.link.Busy()
+}
+
 // lose gives the peer up: what is under way ends once nothing of it can land any more,
 // and the program is told at once. proved says that the owner has ended its queue pairs.
 func (p *peer) lose(err error, proved bool) {
@@ -213,7 +237,7 @@ func (p *peer) endLost(proved bool) {
 	if !proved {
 		p.part(p.b.cfg.quiet(), nil)
 	}
-	p.link.End(csrc.VerbsLost)
+	p.link.End(verbs.Lost)
 	p.ch.finish(p.b.cfg.Grace)
 }
 

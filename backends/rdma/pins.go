@@ -9,7 +9,7 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/dmabuf"
 	"github.com/sluicehq/sluice/internal/hostmem"
@@ -83,7 +83,7 @@ func (b *Backend) pinHost(p *pinned, readOnly bool) error {
 			return err
 		}
 		p.readOnly = true // pages that the program itself may not write
-		p.pins, err = b.pinAll(p.bytes, csrc.VerbsReadOnly)
+		p.pins, err = b.pinAll(p.bytes, verbs.ReadOnly)
 	}
 	if err != nil {
 		return b.locked.explain(err, p.size, len(b.rails))
@@ -149,7 +149,7 @@ func (b *Backend) pinAll(mem []byte, flags uint32) ([]pin, error) {
 // pinFlags are those of every registration.
 func (b *Backend) pinFlags() uint32 {
 	if b.cfg.RelaxedOrdering {
-		return csrc.VerbsRelaxed
+		return verbs.Relaxed
 	}
 	return 0
 }

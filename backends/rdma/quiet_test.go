@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -124,4 +126,45 @@ func TestQuietTime(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestSilenceIsNotDeath has an owner that says nothing and a wire that carries nothing, for
+// much longer than Config.Failure: as long as nothing waits the peer is not lost.
+// What waits ends within about Config.Failure.
+func TestSilenceIsNotDeath(t *testing.T) {
+	p := openPair(t, Config{Timeout: 20 * time.Millisecond, Retries: 1, Grace: 100 * time.Millisecond, Failure: 400 * time.Millisecond})
+	owner := p.muffle(t)
+	l, r := register(t, p.near, 100), register(t, p.far, 100)
+	remote := p.imports(t, r)
+	fake := fakeOf(p.near)
+	eventually(t, "two live lanes", func() bool { return p.live() == 2 })
+	owner.deaf.Store(true)
+	for rail := range 2 {
+		fake.port(rail, false) // the lanes fail by themselves
+	}
+	eventually(t, "no live lane", func() bool { return p.live() == 0 })
+	select {
+	case <-p.peer.Lost():
+		t.Fatalf("lost, although nothing waits: %v", p.peer.whyLost())
+	case <-time.After(4 * p.near.cfg.Failure):
+	}
+	begin := time.Now()
+	err := p.await(t, p.write(t, l, remote, nil))
+	require.ErrorIs(t, err, driver.ErrPeerLost)
+	require.Greater(t, time.Since(begin), p.near.cfg.Failure/2)
+}
+
+// TestFrozenImport has an owner's program that is frozen: an import waits for Config.Failure.
+func TestFrozenImport(t *testing.T) {
+	p := openPair(t, Config{Grace: 20 * time.Millisecond, Failure: 400 * time.Millisecond})
+	owner := p.muffle(t)
+	token, err := register(t, p.far, 100).AppendToken(nil)
+	require.NoError(t, err)
+	owner.deaf.Store(true)
+	begin := time.Now()
+	_, _, err = p.peer.Import(token)
+	require.ErrorIs(t, err, driver.ErrPeerLost)
+	require.ErrorIs(t, err, driver.ErrTimeout)
+	require.Greater(t, time.Since(begin), p.near.cfg.Failure)
+	require.NoError(t, p.peer.Close())
 }

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -20,7 +20,7 @@ type rail struct {
 	device Device
 	port   Port
 	gid    GID
-	info   csrc.VerbsRail
+	info   verbs.Rail
 	up     atomic.Bool
 	gone   atomic.Bool // with its device
 }
@@ -49,7 +49,7 @@ type Rail struct {
 	Up      bool    // false: its port is down, or its device is gone
 	SGEMax  int     // local pieces in one work request
 	Lanes   int     // of connections to other backends
-	Counted csrc.VerbsCounters
+	Counted verbs.Counters
 }
 
 // Rails says what became of each rail since it was opened. It may be called by any
@@ -177,7 +177,7 @@ func (b *Backend) openRail(d *Device, p *Port, gid int) error {
 		return unavailable(fmt.Sprintf("%s: %v", name, err), "give its network device an address, or name a GID in Config.Devices")
 	}
 	mtu, _ := b.cfg.mtu() // checked
-	index, err := b.net.OpenRail(csrc.VerbsRailConfig{
+	index, err := b.net.OpenRail(verbs.RailConfig{
 		Device: d.Name, Port: p.Number, GID: g.Index, MTU: int(mtu), Timeout: int(b.cfg.timeoutExponent()),
 		Retries: b.cfg.Retries, Level: b.cfg.Level, TrafficClass: b.cfg.TrafficClass, EntriesMax: b.cfg.Entries,
 	})

@@ -31,7 +31,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/keys"
@@ -75,34 +75,34 @@ type Backend struct {
 	tasks     gate.Tasks     // connections, and what takes too long for those who ask
 	attending sync.WaitGroup // listeners, and who takes news
 
-	mu     sync.Mutex
-	peers  map[*peer]struct{}
+	mu       sync.Mutex
+	peers    map[*peer]struct{}
 	accepted map[*inbound]struct{} // nil once closed
 
 	endsMu sync.RWMutex
 	ends   map[uint64]end // by what C calls them
 
-	scratch [64]csrc.Done // of Poll
-	idle    bool          // the Poll before found nothing; of Poll
-	leaving []*inbound    // of Receive
-	quiet   bool          // the Receive before found nothing; of Receive
+	scratch [64]verbs.Done // of Poll
+	idle    bool           // the Poll before found nothing; of Poll
+	leaving []*inbound     // of Receive
+	quiet   bool           // the Receive before found nothing; of Receive
 }
 
 var _ driver.Backend = (*Backend)(nil)
 
 // end is our end of a connection. Its method is called by one goroutine, and must not
 // block.
-type end interface{ news(n csrc.VerbsNews) }
+type end interface{ news(n verbs.News) }
 
 // New opens libibverbs and the rails, and listens for peers. Where the library, the
 // kernel's support, a device or an active port is missing the error is a
 // *driver.UnavailableError, which says what would mend it.
 func New(cfg Config) (*Backend, error) {
 	return open(cfg, func(c *Config) error {
-		if err := csrc.LoadVerbs(c.Library); err != nil {
+		if err := verbs.Load(c.Library); err != nil {
 			return err
 		}
-		_, err := csrc.VerbsDevices()
+		_, err := verbs.Devices()
 		return err
 	}, openVerbs)
 }
@@ -153,7 +153,7 @@ func (b *Backend) open(list []wanted, with opener) (err error) {
 	if b.control, err = park.NewEvent(); err != nil {
 		return err
 	}
-	b.net, err = with(csrc.VerbsConfig{
+	b.net, err = with(verbs.Config{
 		BatchesMax: b.cfg.BatchesMax, NotesMax: b.cfg.NotesMax, ConnsMax: b.cfg.ConnsMax,
 		Depth: b.cfg.QueueDepth, SliceMax: uint64(b.cfg.Slice), FlightMax: uint64(b.cfg.Flight),
 		SpinNanos: uint64(b.cfg.Spin), StallNanos: uint64(b.cfg.stall()), WakeFD: b.event, ControlFD: b.control.FD(),

@@ -35,9 +35,9 @@ func onlyInGuest() []string {
 		return nil
 	}
 	return []string{
-		"Lengths", "Bounds", "ReadOnly", "PagesNotify", "NotifyOrder", "NotifyBackPressure", "StaleToken",
-		"LastMessage", "LastMessageInFlight", "LastMessageOfBackend", "PeerClose", "BackendClose", "PeerKilled", "PeerFrozen",
-		"NoPoll", "NoPollFence", "CancelNotify", "FenceRevokes", "SilenceUnderWrites", "FenceFrozen", "FenceKilled", "FenceFrozenReader",
+		"Lengths", "Bounds", "ReadOnly", "PatternNotify", "Nest", "NestNotify", "NotifyOrder", "NotifyBackPressure", "StaleToken",
+		"LastMessage", "LastMessageInFlight", "LastMessageOfBackend", "AnswerOrder", "AnswerKilled", "PeerClose", "BackendClose", "PeerKilled", "PeerFrozen",
+		"NoPoll", "NoPollFence", "CancelNotify", "FenceRevokes", "SilenceUnderWrites", "FenceFrozen", "FenceOverFrozen", "FenceKilled", "FenceFrozenReader",
 		"ArmPingPong", "ArmLost", "ConnectGone", "ConnectFrozen", "Reverse", "Churn", "HammerClose",
 	}
 }

@@ -24,6 +24,7 @@ type repair struct {
 	dark    time.Duration // a lane whose port is down for so long has failed
 	none    time.Time     // since when none is live; zero: one is
 	shaky   time.Time     // since when none was sound; zero: one is, or has not failed
+	look    time.Time     // when to look again whether something waits; zero: it does
 }
 
 type laneRepair struct {
@@ -58,7 +59,7 @@ func newRepair(lanes int, cfg *Config) *repair {
 	least, _ := cfg.FailureTime()
 	return &repair{
 		lanes:  make([]laneRepair, lanes),
-		answer: max(cfg.Grace, cfg.Failure), failure: cfg.Failure, steady: 2 * least, dark: least,
+		answer: cfg.Failure, failure: cfg.Failure, steady: 2 * least, dark: least,
 	}
 }
 
@@ -186,14 +187,22 @@ func (r *repair) darkened(now time.Time) (list []int) {
 // carries reports whether there is a queue pair that may work.
 func (l *laneRepair) carries() bool { return l.state == laneLive || l.state == laneProbing }
 
-// lost says why the peer is to be given up; empty: it is not.
+// gone reports whether the devices of all lanes are gone: there will be none.
+func (r *repair) gone() bool {
+	for i := range r.lanes {
+		if r.lanes[i].state != laneOut {
+			return false
+		}
+	}
+	return true
+}
+
+// lost says why the peer is to be given up, for which something waits; empty: it is not.
 func (r *repair) lost(now time.Time) string {
-	out := 0
+	r.look = time.Time{}
 	for i := range r.lanes {
 		l := &r.lanes[i]
 		switch {
-		case l.state == laneOut:
-			out++
 		case l.state == laneAsked && now.After(l.due):
 			return "it does not answer that a lane has failed"
 		case l.state == laneLive && !now.Before(l.due):
@@ -201,14 +210,39 @@ func (r *repair) lost(now time.Time) string {
 		}
 	}
 	switch {
-	case out == len(r.lanes):
-		return "the devices of all lanes are gone"
 	case !r.none.IsZero() && now.Sub(r.none) > r.failure:
 		return "no lane came to life in Config.Failure"
 	case !r.shaky.IsZero() && now.Sub(r.shaky) > shakyMax*r.failure:
 		return "its lanes fail over and over"
 	}
 	return ""
+}
+
+// troubled reports whether time runs that lost looks at.
+func (r *repair) troubled() bool {
+	for i := range r.lanes {
+		if r.lanes[i].state == laneAsked {
+			return true
+		}
+	}
+	return !r.none.IsZero() || !r.shaky.IsZero()
+}
+
+// bear gives a peer all of its time once more: nothing waits for it. It is to be called often,
+// so that what waits later has about as much.
+func (r *repair) bear(now time.Time) {
+	r.look = now.Add(r.failure / 4)
+	if !r.none.IsZero() {
+		r.none = now
+	}
+	if !r.shaky.IsZero() {
+		r.shaky = now
+	}
+	for i := range r.lanes {
+		if l := &r.lanes[i]; l.state == laneAsked {
+			l.due = now.Add(r.answer)
+		}
+	}
 }
 
 // next is when to look again without news; zero: never.
@@ -226,6 +260,9 @@ func (r *repair) next() (at time.Time) {
 		if l.carries() && !l.down.IsZero() {
 			sooner(l.down.Add(r.dark))
 		}
+	}
+	if !r.look.IsZero() {
+		sooner(r.look)
 	}
 	if !r.none.IsZero() {
 		sooner(r.none.Add(r.failure))

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // clock is what time a test says it is.
@@ -134,7 +136,6 @@ func TestRepairGivesUp(t *testing.T) {
 			c.answered(0, 1, false, c.now)
 			c.after(time.Second + time.Millisecond)
 		}, "no lane came to life"},
-		"devices gone": {func(c *clock) { c.out(0, c.now); c.out(1, c.now) }, "devices"},
 		"over and over": {func(c *clock) {
 			for range 1000 {
 				c.live(0, c.now)
@@ -151,6 +152,38 @@ func TestRepairGivesUp(t *testing.T) {
 			t.Errorf("%s: lost because %q, want %q", name, got, c.want)
 		}
 	}
+}
+
+func TestRepairGone(t *testing.T) {
+	c := newClock(2)
+	c.out(0, c.now)
+	if c.gone() {
+		t.Error("gone with a lane that may come to life")
+	}
+	if c.out(1, c.now); !c.gone() {
+		t.Error("not gone without devices")
+	}
+}
+
+// TestRepairBearsSilence has an owner that does not answer for which nothing waits: its time
+// begins when something does.
+func TestRepairBearsSilence(t *testing.T) {
+	c := newClock(1)
+	c.live(0, c.now)
+	require.False(t, c.troubled())
+	c.failed(0, false, c.now)
+	c.want(t, "the failure", 0)
+	for range 100 {
+		require.True(t, c.troubled())
+		c.bear(c.now)
+		next := c.next()
+		require.WithinRange(t, next, c.now, c.now.Add(c.failure/2))
+		c.now = next
+	}
+	c.after(c.failure / 2)
+	require.Empty(t, c.lost(c.now))
+	c.after(c.failure / 2)
+	require.NotEmpty(t, c.lost(c.now))
 }
 
 // TestRepairBearsFlaps has the only lane fail for ever, but move bytes each time.

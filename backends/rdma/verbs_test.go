@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
@@ -19,7 +19,7 @@ import (
 // included, and no device.
 func standIn(t testing.TB, devices int) (*fakeverbs.Fabric, func(Config) (*Backend, error)) {
 	t.Helper()
-	f := fakeverbs.Open(t, devices, csrc.LoadVerbs)
+	f := fakeverbs.Open(t, devices, verbs.Load)
 	kernel := standInSysfs(t, devices)
 	return f, func(cfg Config) (*Backend, error) {
 		cfg.Library = fakeverbs.Path()

@@ -85,7 +85,8 @@ func (b *Backend) greet(conn *net.UnixConn) (*inbound, error) {
 	if err == nil {
 		err = b.enlist(c)
 	}
-	welcome := binary.LittleEndian.AppendUint32([]byte{msgWelcome, version, byte(statusOf(err))}, b.table.keys)
+	welcome := []byte{msgWelcome, version, byte(statusOf(err))}
+	welcome = binary.LittleEndian.AppendUint32(welcome, b.table.keys)
 	if err != nil {
 		_ = send(conn, b.cfg.DialTimeout, welcome, nil)
 		c.release()

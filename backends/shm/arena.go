@@ -27,7 +27,8 @@ type arena struct {
 // Preconditions: Backend.mu is held.
 func (b *Backend) arenaOf(s driver.Shared) (*arena, error) {
 	if !reflect.TypeOf(s).Comparable() {
-		return nil, fmt.Errorf("shared memory of type %T cannot be told apart: use a pointer: %w", s, driver.ErrNotSupported)
+		return nil, fmt.Errorf("shared memory of type %T cannot be told apart: use a pointer: %w",
+			s, driver.ErrNotSupported)
 	}
 	if a := b.arenas[s]; a != nil {
 		a.refs++
@@ -49,7 +50,8 @@ func sharedSize(s driver.Shared) (uint64, error) {
 	var size uint64
 	for _, e := range s.Extents(nil) {
 		if e.Off != size || e.FDOff%pageBytes != 0 || e.Off%pageBytes != 0 {
-			return 0, fmt.Errorf("extent at %d has a gap before it or is not page-aligned: %w", e.Off, driver.ErrBounds)
+			return 0, fmt.Errorf("extent at %d has a gap before it or is not page-aligned: %w",
+				e.Off, driver.ErrBounds)
 		}
 		size += e.Len
 	}

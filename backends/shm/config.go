@@ -13,16 +13,23 @@ import (
 // Config bounds what a Backend uses. The zero value is useful: every zero field
 // takes its default.
 type Config struct {
-	Workers     int           // goroutines that copy what is over InlineMax, beside those who wait for it; default 1, at most GOMAXPROCS
+	// Workers are goroutines that copy what is over InlineMax, beside those that wait for
+	// it; default 1, at most GOMAXPROCS.
+	Workers     int
 	InlineMax   int           // bytes of a batch that Submit copies itself; default 64 KiB, negative: none
 	PieceMax    int           // bytes copied between two looks at cancel and revocation; default 1 MiB
 	KeysMax     int           // memories registered at a time; default 64 Ki, at most 1 Mi
 	JobsMax     int           // tags accepted and not yet polled; default 1,024
 	ConnsMax    int           // peers connected to us at a time; default 1,024
 	RingBytes   int           // notifications under way to one peer; power of two, default 256 KiB
-	Grace       time.Duration // how long Fence waits for a silent peer before the strong means; default 50 ms
-	DialTimeout time.Duration // for a handshake, and for an answer on the control socket; default 5 s
-	SocketDir   string        // for the control socket; empty: an abstract socket, in no directory
+	Grace       time.Duration // of Fence with a silent peer, before the strong means; default 50 ms
+	DialTimeout time.Duration // for a handshake, and an answer on the control socket; default 5 s
+
+	// Failure is how long an owner that takes no notifications may give no sign of life
+	// before it is lost; default 5 s. Without a notification that finds no room a frozen owner
+	// is not noticed: reads and writes of its memory go on.
+	Failure   time.Duration
+	SocketDir string // for the control socket; empty: an abstract socket, in no directory
 }
 
 const (
@@ -42,6 +49,7 @@ func (c *Config) EnsureDefaults() {
 	setDefault(&c.RingBytes, 256<<10)
 	setDefault(&c.Grace, 50*time.Millisecond)
 	setDefault(&c.DialTimeout, 5*time.Second)
+	setDefault(&c.Failure, 5*time.Second)
 	c.Workers = min(c.Workers, runtime.GOMAXPROCS(0))
 	c.InlineMax = max(c.InlineMax, 0)
 }
@@ -66,8 +74,9 @@ func (c *Config) check() error {
 	case c.ConnsMax < 1:
 		return fmt.Errorf("config: ConnsMax %d is below 1: %w", c.ConnsMax, driver.ErrBounds)
 	case !ringSizeFits(uint64(c.RingBytes)):
-		return fmt.Errorf("config: RingBytes %d is no power of two from %d to %d: %w", c.RingBytes, ringBytesMin, ringBytesMax, driver.ErrBounds)
-	case c.Grace < 0 || c.DialTimeout < 0:
+		return fmt.Errorf("config: RingBytes %d is no power of two from %d to %d: %w",
+			c.RingBytes, ringBytesMin, ringBytesMax, driver.ErrBounds)
+	case c.Grace < 0 || c.DialTimeout < 0 || c.Failure < 0:
 		return fmt.Errorf("config: a negative duration: %w", driver.ErrBounds)
 	}
 	return nil

@@ -26,8 +26,11 @@ var foreignHarness = drivertest.Harness{
 
 func TestMain(m *testing.M) {
 	if kind, ok := os.LookupEnv(ownerVariable); ok {
-		if kind == "writer" {
+		switch kind {
+		case "writer":
 			os.Exit(writeAndFreeze())
+		case "inherited":
+			os.Exit(serveInherited())
 		}
 		os.Exit(serveOwner(kind))
 	}

@@ -40,7 +40,8 @@ func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
 		return nil, err
 	}
 	if owner.uid != uint32(os.Getuid()) {
-		return nil, fmt.Errorf("peer runs as uid %d, we as %d: run both as one user: %w", owner.uid, os.Getuid(), os.ErrPermission)
+		return nil, fmt.Errorf("peer runs as uid %d, we as %d: run both as one user: %w",
+			owner.uid, os.Getuid(), os.ErrPermission)
 	}
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.DialTimeout)
 	defer cancel()
@@ -124,13 +125,15 @@ func (p *peer) welcomed() error {
 		return fmt.Errorf("await welcome: message of kind %d: %w", kind, driver.ErrCorrupt)
 	}
 	if body[0] != version {
-		return fmt.Errorf("peer speaks version %d, we %d: use the same release on both sides: %w", body[0], version, driver.ErrVersion)
+		return fmt.Errorf("peer speaks version %d, we %d: use the same release on both sides: %w",
+			body[0], version, driver.ErrVersion)
 	}
 	if err := statusError(status(body[1])); err != nil {
 		return fmt.Errorf("peer refused: %w", err)
 	}
 	if len(body) != 6 || len(fds) != 3 {
-		return fmt.Errorf("await welcome: %d bytes, %d descriptors: %w", len(body), len(fds), driver.ErrCorrupt)
+		return fmt.Errorf("await welcome: %d bytes, %d descriptors: %w",
+			len(body), len(fds), driver.ErrCorrupt)
 	}
 	if err := checkEventFD(fds[1]); err != nil {
 		return err
@@ -166,6 +169,9 @@ func (p *peer) listen() {
 		switch kind {
 		case msgExtents:
 			err = p.answered(body, fds)
+		case msgPong:
+			closeAll(fds)
+			p.alive()
 		default:
 			closeAll(fds)
 			err = driver.ErrCorrupt

@@ -6,6 +6,9 @@ import (
 	"crypto/subtle"
 	"encoding/binary"
 	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -58,25 +61,54 @@ func (b *Backend) openArena(tok []byte) (*arena, error) {
 	return m.arena, nil
 }
 
-// lend sends the extents while no page of the arena moves.
+// lend sends the extents. Pages stay where they are only while their descriptors are
+// duplicated: a peer that does not read its socket holds up no fence.
 func (c *inbound) lend(id uint32, a *arena) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.noticeRenewal(&c.b.table)
-	generation := c.b.table.generation(a.index).Load()
-	if l, ok := a.shared.(lender); ok {
-		return l.Lend(func(extents []driver.Extent, _ uint64) error {
-			return c.sendExtents(id, a.size, generation, extents)
-		})
+	extents, generation, err := a.duplicates(&c.b.table)
+	fds, index := descriptors(extents)
+	defer closeAll(fds)
+	if err != nil {
+		return err
 	}
-	return c.sendExtents(id, a.size, generation, a.shared.Extents(nil))
+	if len(fds) > fdsMax || len(extents) > extentsMax {
+		return fmt.Errorf("shared memory in %d descriptors, %d extents: %w",
+			len(fds), len(extents), driver.ErrFull)
+	}
+	return c.sendExtents(id, a.size, generation, extents, fds, index)
 }
 
-func (c *inbound) sendExtents(id uint32, size, generation uint64, extents []driver.Extent) error {
-	fds, index := descriptors(extents)
-	if len(fds) > fdsMax || len(extents) > extentsMax {
-		return fmt.Errorf("shared memory in %d descriptors, %d extents: %w", len(fds), len(extents), driver.ErrFull)
+// duplicates returns the extents with descriptors of the caller's, and their generation.
+func (a *arena) duplicates(t *table) (extents []driver.Extent, generation uint64, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.noticeRenewal(t)
+	generation = t.generation(a.index).Load()
+	own := make(map[int]int)
+	duplicate := func(lent []driver.Extent, _ uint64) error {
+		for _, e := range lent {
+			fd, ok := own[e.FD]
+			if !ok {
+				if fd, err = unix.FcntlInt(uintptr(e.FD), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+					return fmt.Errorf("duplicate descriptor: %w", os.NewSyscallError("fcntl", err))
+				}
+				own[e.FD] = fd
+			}
+			e.FD = fd
+			extents = append(extents, e)
+		}
+		return nil
 	}
+	if l, ok := a.shared.(lender); ok {
+		err = l.Lend(duplicate)
+	} else {
+		err = duplicate(a.shared.Extents(nil), 0)
+	}
+	return extents, generation, err
+}
+
+func (c *inbound) sendExtents(
+	id uint32, size, generation uint64, extents []driver.Extent, fds []int, index map[int]uint32,
+) error {
 	for first := 0; first < len(extents); first += extentsPart {
 		part := extents[first:min(first+extentsPart, len(extents))]
 		msg := binary.LittleEndian.AppendUint64(answerHead(id, statusOK), generation)
@@ -91,7 +123,7 @@ func (c *inbound) sendExtents(id uint32, size, generation uint64, extents []driv
 		}
 		if err := c.say(msg, fds); err != nil {
 			c.drop()
-			return nil // the connection has ended: nobody to tell
+			return nil // the connection has ended: there is nothing to tell
 		}
 		fds = nil // they travel once
 	}

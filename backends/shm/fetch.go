@@ -147,12 +147,14 @@ func (f *fetch) take(b []byte) (more bool, err error) {
 	f.generation, f.size = binary.LittleEndian.Uint64(b[4:]), binary.LittleEndian.Uint64(b[12:])
 	total, count := binary.LittleEndian.Uint32(b[20:]), binary.LittleEndian.Uint32(b[24:])
 	b = b[28:]
-	if total == 0 || total > extentsMax || count == 0 || count > extentsPart || len(b) != int(count)*extentBytes ||
+	if total == 0 || total > extentsMax || count == 0 || count > extentsPart ||
+		len(b) != int(count)*extentBytes ||
 		len(f.extents)+int(count) > int(total) || f.size == 0 || f.size > arenaSizeMax || len(f.fds) > fdsMax {
 		return false, fmt.Errorf("peer's extents: %w", driver.ErrCorrupt)
 	}
 	for ; len(b) > 0; b = b[extentBytes:] {
-		f.extents = append(f.extents, driver.Extent{Off: binary.LittleEndian.Uint64(b), Len: binary.LittleEndian.Uint64(b[8:]),
+		f.extents = append(f.extents, driver.Extent{
+			Off: binary.LittleEndian.Uint64(b), Len: binary.LittleEndian.Uint64(b[8:]),
 			FDOff: binary.LittleEndian.Uint64(b[16:]), FD: int(binary.LittleEndian.Uint32(b[24:]))})
 	}
 	return len(f.extents) < int(total), nil
@@ -161,7 +163,8 @@ func (f *fetch) take(b []byte) (more bool, err error) {
 // install maps the answer in place of older pages.
 func (p *peer) install(f *fetch) error {
 	if f.m.off+f.m.size > f.size {
-		return fmt.Errorf("memory of %d bytes at %d ends past its arena of %d: %w", f.m.size, f.m.off, f.size, driver.ErrCorrupt)
+		return fmt.Errorf("memory of %d bytes at %d ends past its arena of %d: %w",
+			f.m.size, f.m.off, f.size, driver.ErrCorrupt)
 	}
 	m, err := mapExtents(f)
 	if err != nil {
@@ -169,7 +172,8 @@ func (p *peer) install(f *fetch) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if have := f.m.arena.mapping.Load(); f.m.arena.imports == 0 || have != nil && have.generation > m.generation {
+	have := f.m.arena.mapping.Load()
+	if f.m.arena.imports == 0 || have != nil && have.generation > m.generation {
 		m.release()
 		return nil
 	}

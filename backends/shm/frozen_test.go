@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
@@ -87,6 +89,56 @@ func TestFrozenOwnerDoesNotHoldUpImport(t *testing.T) {
 	o.freeze(t)
 	_, err = b.Connect(ctx, o.addr)
 	wantError(t, "connect to a frozen owner", err, context.DeadlineExceeded)
+}
+
+// A write that needs the owner's fresh pages ends when a frozen owner does not give them,
+// and later writes find them once it goes on.
+func TestFrozenOwnerDoesNotHoldUpAWriteIntoFreshPages(t *testing.T) {
+	o := startOwner(t, "shared", 0)
+	b := open(t, Config{DialTimeout: 200 * time.Millisecond})
+	m, _ := share(t, b, drivertest.HostMemory, ownerBytes)
+	p := dial(t, b, o.addr)
+	key, _, err := p.Import(o.token)
+	require.NoError(t, err)
+	o.renew(t)
+	o.freeze(t)
+	batch := &driver.Batch{Op: driver.Write,
+		Descs: []driver.Desc{{Len: 4096, LocalKey: m.Key(), RemoteKey: key}}}
+	require.NoError(t, p.Submit(1, batch))
+	require.ErrorIs(t, await(t, b, 1), driver.ErrTimeout)
+	o.thaw(t)
+	soon(t, "writes find the fresh pages", func() bool {
+		require.NoError(t, p.Submit(2, batch))
+		return await(t, b, 2) == nil
+	})
+}
+
+// A frozen owner takes bytes for ever, but no notifications: once they fill the ring, it is
+// lost. One whose program does not take them keeps its peers waiting for room.
+func TestFrozenOwnerWithAFullRingIsLost(t *testing.T) {
+	o := startOwner(t, "shared", 0) // its program never receives
+	b := open(t, Config{Failure: 300 * time.Millisecond, RingBytes: ringBytesMin})
+	m, _ := share(t, b, drivertest.HostMemory, ownerBytes)
+	p := dial(t, b, o.addr)
+	key, _, err := p.Import(o.token)
+	require.NoError(t, err)
+	notify := &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail, Notify: make([]byte, 20<<10)}
+	for err == nil {
+		if err = p.Submit(1, notify); err == nil {
+			require.NoError(t, await(t, b, 1))
+		}
+	}
+	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		require.ErrorIs(t, p.Submit(1, notify), driver.ErrFull)
+	}
+	o.freeze(t)
+	write := &driver.Batch{Op: driver.Write,
+		Descs: []driver.Desc{{Len: 4096, LocalKey: m.Key(), RemoteKey: key}}}
+	require.NoError(t, p.Submit(2, write))
+	require.NoError(t, await(t, b, 2))
+	soon(t, "the owner is lost", func() bool { return p.Submit(3, notify) != driver.ErrFull })
+	<-p.Lost()
+	require.ErrorIs(t, p.Submit(3, notify), driver.ErrPeerLost)
 }
 
 func TestKilledOwnerEndsItsTransfers(t *testing.T) {

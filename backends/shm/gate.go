@@ -91,7 +91,8 @@ func mapGate() (uintptr, error) {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails
 	hint := uintptr(binary.LittleEndian.Uint64(b[:]) & (1<<46 - pageBytes))
-	page, _, errno := unix.Syscall6(unix.SYS_MMAP, hint, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, ^uintptr(0), 0)
+	page, _, errno := unix.Syscall6(unix.SYS_MMAP, hint, pageBytes, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, ^uintptr(0), 0)
 	if errno != 0 {
 		return 0, os.NewSyscallError("mmap", errno)
 	}

@@ -58,7 +58,7 @@ func (c *inbound) serve() {
 	c.b.wake()
 }
 
-// looksOut notes a proof that the peer is out of our memory: it says so in the page, where
+// looksOut keeps a proof that the peer is out of our memory: it says so in the page, where
 // nothing can lose the word as the socket does when it is reset, or its process has ended.
 // Preconditions: c.mu is held.
 func (c *inbound) looksOut() bool {
@@ -79,6 +79,8 @@ func (c *inbound) listen() {
 		switch kind {
 		case msgFetch:
 			err = c.fetched(body)
+		case msgPing:
+			err = c.say([]byte{msgPong}, nil)
 		default:
 			err = fmt.Errorf("message of kind %d: %w", kind, driver.ErrCorrupt)
 		}

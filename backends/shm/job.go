@@ -152,7 +152,7 @@ func (j *job) wanted() bool {
 	return j.cancelled
 }
 
-// fail notes the first error.
+// fail keeps the first error.
 func (j *job) fail(err error) {
 	j.mu.Lock()
 	if j.err == nil {

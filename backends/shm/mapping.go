@@ -123,7 +123,8 @@ func (p *peer) current(m *imported) bool {
 		return false
 	}
 	defer have.release()
-	return have.generation == p.table.generation(m.arena.index).Load() && m.off+m.size <= uint64(len(have.mem))
+	return have.generation == p.table.generation(m.arena.index).Load() &&
+		m.off+m.size <= uint64(len(have.mem))
 }
 
 // detach gives an arena back when its last memory goes.

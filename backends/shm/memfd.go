@@ -12,7 +12,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// checkEventFD refuses a descriptor that could block or kill who signals it.
+// checkEventFD refuses a descriptor that could block or end the process that signals it.
 func checkEventFD(fd int) error {
 	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 	if err != nil {
@@ -26,7 +26,7 @@ func checkEventFD(fd int) error {
 
 var oneEvent = [8]byte{1}
 
-// signal wakes whoever sleeps on an eventfd. A full counter wakes as well.
+// signal wakes the sleepers on an eventfd. A full counter wakes as well.
 func signal(fd int) { _, _ = unix.Write(fd, oneEvent[:]) }
 
 func closeAll(fds []int) {

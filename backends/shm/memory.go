@@ -37,9 +37,11 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	}
 	n := len(b.freeKeys)
 	if n == 0 {
-		return nil, fmt.Errorf("register memory: all %d keys are taken, raise Config.KeysMax: %w", b.cfg.KeysMax, driver.ErrFull)
+		return nil, fmt.Errorf("register memory: all %d keys are taken, raise Config.KeysMax: %w",
+			b.cfg.KeysMax, driver.ErrFull)
 	}
-	m := &memory{b: b, key: b.freeKeys[n-1], bytes: seg.Mem, secret: seg.Secret, off: seg.SharedOff, readOnly: seg.ReadOnly}
+	m := &memory{b: b, key: b.freeKeys[n-1], bytes: seg.Mem, secret: seg.Secret,
+		off: seg.SharedOff, readOnly: seg.ReadOnly}
 	if err := b.place(m, &seg); err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)
 	}
@@ -61,7 +63,8 @@ func (b *Backend) place(m *memory, seg *driver.Segment) error {
 	}
 	if seg.SharedOff > a.size || seg.Len > a.size-seg.SharedOff {
 		b.releaseArena(a)
-		return fmt.Errorf("[%d, +%d) of %d shared bytes: %w", seg.SharedOff, seg.Len, a.size, driver.ErrBounds)
+		return fmt.Errorf("[%d, +%d) of %d shared bytes: %w",
+			seg.SharedOff, seg.Len, a.size, driver.ErrBounds)
 	}
 	m.arena = a
 	return nil

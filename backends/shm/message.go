@@ -19,6 +19,8 @@ const (
 	msgWelcome            // owner: the number of its keys; with key table, event, counters
 	msgFetch              // dialer: a token, of which it asks the extents
 	msgExtents            // owner: those, a part at a time
+	msgPing               // dialer: it wants a sign of life
+	msgPong               // owner: that
 )
 
 // status is how the owner answers.

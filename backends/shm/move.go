@@ -34,8 +34,8 @@ func (p *peer) announce(key uint32, op driver.Op, hint int) *atomic.Uint64 {
 	}
 	for i := hint; ; i++ {
 		line := word(p.page, announceAt+uint64(i%announceMax)*lineBytes)
-		if line.Load() == 0 && line.CompareAndSwap(0, value) { // pairs with the scan in Fence, after it ended the epoch
-			return line
+		if line.Load() == 0 && line.CompareAndSwap(0, value) {
+			return line // pairs with the scan in Fence, after it ended the epoch
 		}
 		if i-hint >= announceMax {
 			runtime.Gosched()

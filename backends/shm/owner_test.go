@@ -29,6 +29,8 @@ const ownerBytes = 4 << 20
 
 type owner struct {
 	cmd         *exec.Cmd
+	in          io.Writer
+	out         *bufio.Reader
 	addr, token []byte
 }
 
@@ -62,8 +64,15 @@ func serveSpace(space *drivertest.Space) error {
 		return err
 	}
 	fmt.Printf("%x %x\n", b.Addr(), token)
-	_, _ = io.Copy(io.Discard, os.Stdin)
-	return b.Close()
+	for in := bufio.NewReader(os.Stdin); ; {
+		if _, err := in.ReadString('\n'); err != nil {
+			return b.Close()
+		}
+		if err := m.(*memory).arena.renew(&b.table, 0, ownerBytes); err != nil {
+			return err
+		}
+		fmt.Println("renewed")
+	}
 }
 
 // startOwner starts an owner process, as another user if uid is not 0.
@@ -95,7 +104,8 @@ func startOwner(t *testing.T, kind string, uid uint32) *owner {
 		_ = o.cmd.Wait()
 		done.Stop()
 	})
-	line, err := bufio.NewReader(out).ReadString('\n')
+	o.in, o.out = in, bufio.NewReader(out)
+	line, err := o.out.ReadString('\n')
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,6 +113,16 @@ func startOwner(t *testing.T, kind string, uid uint32) *owner {
 	o.addr, _ = hex.DecodeString(addr)
 	o.token, _ = hex.DecodeString(token)
 	return o
+}
+
+// renew has the owner put fresh pages under its memory.
+func (o *owner) renew(t *testing.T) {
+	t.Helper()
+	fmt.Fprintln(o.in)
+	line, err := o.out.ReadString('\n')
+	if err != nil || line != "renewed\n" {
+		t.Fatalf("renew: %q, %v", line, err)
+	}
 }
 
 // freeze stops the owner and returns when all its threads stand.

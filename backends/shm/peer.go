@@ -51,6 +51,7 @@ type peer struct {
 	fetchID  uint32
 	parked   []*job
 
+	ping     ping
 	out      sender // notifications
 	answerMu sync.Mutex
 	answers  receiver // of the owner; guarded by answerMu
@@ -138,6 +139,7 @@ func (p *peer) release() {
 			_ = unix.Munmap(mem) // our own, whole: cannot fail
 		}
 	}
+	p.alive()
 	if p.event >= 0 {
 		_ = unix.Close(p.event)
 	}

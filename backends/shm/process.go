@@ -26,8 +26,9 @@ func probe(p process.Remote, base uint64) error {
 // errForbidden is the answer where the kernel forbids one process to read another.
 var errForbidden error = &driver.UnavailableError{
 	Backend: "shm",
-	Reason:  "foreign memory of another process: process_vm_readv and process_vm_writev are not permitted",
-	Fix:     "sysctl kernel.yama.ptrace_scope=0, or allow both in the container's seccomp profile, or allocate the memory with Engine.Alloc",
+	Reason: "foreign memory of another process: " +
+		"process_vm_readv and process_vm_writev are not permitted",
+	Fix: "sysctl kernel.yama.ptrace_scope=0, or allow both in the container's seccomp profile, or allocate the memory with Engine.Alloc",
 }
 
 var errForeignGone = fmt.Errorf("peer's memory is not mapped any more: %w", driver.ErrPeerLost)
@@ -43,5 +44,6 @@ func foreignError(err error) error {
 	case syscall.EFAULT:
 		return errForeignGone
 	}
-	return fmt.Errorf("copy to or from peer's memory: %w", os.NewSyscallError("process_vm_readv or process_vm_writev", err))
+	return fmt.Errorf("copy to or from peer's memory: %w",
+		os.NewSyscallError("process_vm_readv or process_vm_writev", err))
 }

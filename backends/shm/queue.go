@@ -28,7 +28,7 @@ func (q *queue) init(size, workers int) {
 }
 
 // push appends a job. There is always room: a job stands here once for each of
-// those who hold it, and those are bounded.
+// those that hold it, and those are bounded.
 func (q *queue) push(j *job) {
 	q.mu.Lock()
 	q.ring[(q.head+q.n)%len(q.ring)] = j
@@ -103,7 +103,7 @@ func (q *queue) takeTag(p *peer, tag uint64) *job {
 
 func (q *queue) len() int { return int(q.size.Load()) }
 
-// close ends next. Nobody pushes a job that is not done.
+// close ends next. No job that is not done is pushed any more.
 func (q *queue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()

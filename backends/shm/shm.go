@@ -4,7 +4,7 @@
 //
 // Memory that can be shared (hostmem's) is mapped by the peer, and one copy
 // moves the bytes. The peer announces each piece in a page that both see, so the
-// owner can prove that nobody is in its memory (Fence), and puts fresh pages
+// owner can prove that no copy is under way in its memory (Fence), and puts fresh pages
 // under the range when a frozen peer does not leave. Foreign memory, which only
 // its process has, is read with process_vm_readv and written with process_vm_writev,
 // one copy as well; there a frozen writer is kept out by a gate, a page that each of
@@ -109,7 +109,8 @@ func (b *Backend) open() (err error) {
 	if err := b.gate.renew(&b.table); err != nil {
 		return err
 	}
-	b.listener, err = net.ListenUnix("unixpacket", &net.UnixAddr{Name: b.address.socket(), Net: "unixpacket"})
+	name := &net.UnixAddr{Name: b.address.socket(), Net: "unixpacket"}
+	b.listener, err = net.ListenUnix(name.Net, name)
 	if err != nil {
 		return fmt.Errorf("listen for peers: %w", err)
 	}

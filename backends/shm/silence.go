@@ -35,8 +35,8 @@ func (b *Backend) shutGate(ctx context.Context, writers []silence) error {
 		if err != nil && !errors.Is(err, driver.ErrUnproven) {
 			return err
 		}
-		seen := err == nil
-		for pause := fenceSleep; w.lasts() && !(seen && threads.Out()); pause = min(2*pause, fenceSleepMax) {
+		out := func() bool { return err == nil && threads.Out() }
+		for pause := fenceSleep; w.lasts() && !out(); pause = min(2*pause, fenceSleepMax) {
 			if b.closed.Load() {
 				return driver.ErrClosed
 			}

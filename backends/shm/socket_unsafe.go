@@ -40,7 +40,8 @@ func (in *inbox) receive(fd uintptr) bool {
 	in.hdr = unix.Msghdr{Iov: &in.iov, Control: &in.oob[0]}
 	in.hdr.SetIovlen(1)
 	in.hdr.SetControllen(len(in.oob))
-	n, _, errno := unix.Syscall(unix.SYS_RECVMSG, fd, uintptr(unsafe.Pointer(&in.hdr)), unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+	n, _, errno := unix.Syscall(unix.SYS_RECVMSG, fd, uintptr(unsafe.Pointer(&in.hdr)),
+		unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
 	switch errno {
 	case 0:
 		in.n, in.err = int(n), nil

@@ -36,6 +36,7 @@ func (p *peer) accept(tag uint64, b *driver.Batch) error {
 	if b.Tail == driver.NotifyTail {
 		if t.entry, err = p.out.reserve(b.Notify); err != nil {
 			p.b.done.GiveBack()
+			p.suspect()
 			return err
 		}
 	}
@@ -179,7 +180,7 @@ func (p *peer) enqueue(tag uint64, b *driver.Batch, t tail, bytes uint64) {
 	p.b.queue.push(j)
 }
 
-// addRun notes a stretch and keeps its import alive until the job ends.
+// addRun adds a stretch and keeps its import alive until the job ends.
 func (j *job) addRun(p *peer, localKey, remoteKey uint32, first, n int) {
 	local, remote := p.b.memory(localKey), p.use(remoteKey)
 	if local == nil || remote == nil {

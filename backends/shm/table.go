@@ -74,7 +74,7 @@ func (t *table) generation(arena uint32) *atomic.Uint64 {
 	return word(t.mem, pageBytes+uint64(t.keys)*slotBytes+uint64(arena)*8)
 }
 
-// publish fills the slot of a key that no memory has. Nobody holds a token of
+// publish fills the slot of a key that no memory has. No peer holds a token of
 // the current epoch yet, so the order of the words does not matter.
 func (t *table) publish(key uint32, tag [16]byte, g grant) {
 	s := t.slot(key)

@@ -35,7 +35,7 @@ func (t *token) append(dst []byte, owner *[16]byte) []byte {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// tokenCheck is a CRC-32C: whoever has a token can compute it, as he could any digest without a key.
+// tokenCheck is a CRC-32C: it tells damage, and keeps no secret.
 func tokenCheck(body []byte, owner *[16]byte) uint32 {
 	return crc32.Update(crc32.Checksum(owner[:], castagnoli), castagnoli, body)
 }
@@ -84,7 +84,8 @@ func (t *token) open(tab *table) (grant, error) {
 	}
 	epoch, tag, g, ok := tab.read(t.key)
 	if !ok || t.epoch < epoch {
-		return grant{}, fmt.Errorf("token of epoch %d, the memory is at %d: %w", t.epoch, epoch, driver.ErrRevoked)
+		return grant{}, fmt.Errorf("token of epoch %d, the memory is at %d: %w",
+			t.epoch, epoch, driver.ErrRevoked)
 	}
 	want := tagOf(&t.secret, t.key, &g)
 	if t.epoch > epoch || subtle.ConstantTimeCompare(tag[:], want[:]) != 1 {

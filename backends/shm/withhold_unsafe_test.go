@@ -12,7 +12,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// withheld is memory whose pages do not come until they are supplied: who touches one
+// withheld is memory whose pages do not come until they are supplied: a thread that touches one
 // stands in the kernel until then.
 type withheld struct {
 	fd   int
@@ -53,12 +53,12 @@ func (w *withheld) control(request uintptr, arg unsafe.Pointer) error {
 	return nil
 }
 
-// await returns when somebody stands.
+// await returns when a thread stands.
 func (w *withheld) await(t *testing.T) {
 	t.Helper()
 	fds := []unix.PollFd{{Fd: int32(w.fd), Events: unix.POLLIN}}
 	if n, err := unix.Poll(fds, 20_000); n != 1 || fds[0].Revents != unix.POLLIN {
-		t.Fatalf("nobody touches the memory: %v, %#x", err, fds[0].Revents)
+		t.Fatalf("no thread touches the memory: %v, %#x", err, fds[0].Revents)
 	}
 }
 

@@ -84,7 +84,7 @@ func (b *Backend) hands(j *job) int {
 	return b.cfg.Workers
 }
 
-// landed notes how the copy of a piece ended.
+// landed keeps how the copy of a piece ended.
 func (j *job) landed(p *piece, err error) {
 	switch err {
 	case nil:
@@ -97,7 +97,7 @@ func (j *job) landed(p *piece, err error) {
 	}
 }
 
-// look notes what ends a job early. A job that is all copied ends well.
+// look finds what ends a job early. A job that is all copied ends well.
 // Preconditions: j.mu is held.
 func (j *job) look() {
 	if j.err != nil || j.left == 0 && !j.stale {

@@ -16,80 +16,19 @@ import (
 	"github.com/sluicehq/sluice/internal/control"
 )
 
-// accept takes connections until the listener is closed.
-func (b *Backend) accept() {
-	for {
-		tcp, err := b.listener.AcceptTCP()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil {
-			b.breathe() // out of descriptors: others may be given back
-			continue
-		}
-		for !b.admit(tcp) {
-			b.breathe() // the next ones wait in the kernel
-		}
-		if !b.tasks.Start(func() { b.hear(tcp) }) {
-			_ = tcp.Close()
-		}
-	}
-}
-
-// breathe waits a little.
-func (b *Backend) breathe() {
-	select {
-	case <-time.After(5 * time.Millisecond):
-	case <-b.stop:
-	}
-}
-
-// shakingMin is what a stranger has in any case to say who it is. Where there are too many, the
-// one who has had most is hung up on after it.
-const shakingMin = 500 * time.Millisecond
-
-// admit counts a stranger. It reports false if there are too many, of whom each has come just
-// now.
-func (b *Backend) admit(tcp net.Conn) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.shaking) >= b.cfg.Handshakes && !b.closed.Load() {
-		var oldest net.Conn
-		for c, since := range b.shaking {
-			if oldest == nil || since < b.shaking[oldest] {
-				oldest = c
-			}
-		}
-		if clock()-b.shaking[oldest] < int64(shakingMin) {
-			return false
-		}
-		_ = oldest.Close()
-		delete(b.shaking, oldest)
-	}
-	if b.closed.Load() {
+// hear has a connection open, for as long as Config.Handshake, from when it has a place. One that
+// says anything but what a peer says is told nothing.
+func (b *Backend) hear(tcp *net.TCPConn, from host) {
+	if !b.handshakes.await(tcp, from, b.cfg.Handshake, b.stop) {
 		_ = tcp.Close()
-	} else {
-		b.shaking[tcp] = clock()
+		return
 	}
-	return true
-}
-
-// known takes a connection off the shaking.
-func (b *Backend) known(tcp net.Conn) {
-	b.mu.Lock()
-	delete(b.shaking, tcp)
-	b.mu.Unlock()
-}
-
-// hear waits for a stranger to say who it is, for as long as Config.Handshake. Whoever says
-// anything else is told nothing.
-func (b *Backend) hear(tcp *net.TCPConn) {
-	defer b.known(tcp)
+	defer b.handshakes.leave(tcp)
 	_ = tcp.SetDeadline(time.Now().Add(b.cfg.Handshake)) // fails only where it is closed
 	b.tune(tcp)
 	secure, err := b.answer(context.Background(), tcp)
 	if err == nil {
-		err = b.introduce(tcp, secure)
+		err = b.introduce(tcp, from, secure)
 	}
 	if errors.Is(err, driver.ErrVersion) {
 		refuse(tcp, secure)
@@ -108,7 +47,7 @@ func refuse(tcp *net.TCPConn, secure net.Conn) {
 	}
 }
 
-func (b *Backend) introduce(tcp *net.TCPConn, secure net.Conn) error {
+func (b *Backend) introduce(tcp *net.TCPConn, from host, secure net.Conn) error {
 	h, body, err := readFrame(secure, kindHello, kindJoin)
 	if err != nil {
 		return err // without a word, but to a peer of another version
@@ -116,7 +55,7 @@ func (b *Backend) introduce(tcp *net.TCPConn, secure net.Conn) error {
 	var g *inbound
 	index := ctl
 	if h.kind == kindHello {
-		g, err = b.meet(&h, body)
+		g, err = b.meet(&h, from, body)
 	} else {
 		index = int(h.count)
 		g, err = b.join(&h, body)
@@ -125,7 +64,7 @@ func (b *Backend) introduce(tcp *net.TCPConn, secure net.Conn) error {
 	if err != nil {
 		return errors.Join(err, writeFrame(secure, answer, nil))
 	}
-	b.known(tcp) // that it is closed says now that nothing of this peer lands any more
+	b.handshakes.leave(tcp) // that it is closed says now that nothing of this peer lands any more
 	var secret []byte
 	if h.kind == kindHello {
 		answer.id, answer.ticket = g.session, uint64(g.ages.limit.Load())
@@ -149,7 +88,7 @@ func (b *Backend) introduce(tcp *net.TCPConn, secure net.Conn) error {
 }
 
 // meet makes the owner's end of a new peer.
-func (b *Backend) meet(h *header, body []byte) (*inbound, error) {
+func (b *Backend) meet(h *header, from host, body []byte) (*inbound, error) {
 	if len(body) != 8 || h.count < bulk || h.count > 1+connsMax {
 		return nil, fmt.Errorf("a hello of %d bytes for %d connections: %w", len(body), h.count, driver.ErrCorrupt)
 	}
@@ -157,6 +96,7 @@ func (b *Backend) meet(h *header, body []byte) (*inbound, error) {
 		return nil, driver.ErrPeerLost // whom it means is gone, and we have its place
 	}
 	g := newInbound(b, int(h.count))
+	g.host = from
 	g.ages.begin(b.cfg.Grace, time.Duration(min(h.ticket, uint64(graceMax))))
 	g.room, g.answerMax = int(min(h.id, creditMax)), int(min(h.key, messageLimit))
 	_, _ = rand.Read(g.secret[:]) // never fails: it ends the program instead
@@ -168,10 +108,14 @@ func (b *Backend) meet(h *header, body []byte) (*inbound, error) {
 	if len(b.accepted) >= b.cfg.PeersMax {
 		return nil, fmt.Errorf("%d peers, raise Config.PeersMax: %w", len(b.accepted), driver.ErrFull)
 	}
+	if n := b.byHost[from]; n >= perHost(b.cfg.PeersMax) {
+		return nil, fmt.Errorf("%d peers of one host, raise Config.PeersMax: %w", n, driver.ErrFull)
+	}
 	for g.session = newTicket(); b.accepted[g.session] != nil; {
 		g.session = newTicket()
 	}
 	b.accepted[g.session], b.byConn[g.conn] = g, g
+	b.byHost[from]++
 	g.limit = time.AfterFunc(b.cfg.Handshake, g.expire)
 	return g, nil
 }
@@ -196,5 +140,8 @@ func (b *Backend) dismiss(g *inbound) {
 	b.mu.Lock()
 	delete(b.accepted, g.session)
 	delete(b.byConn, g.conn)
+	if b.byHost[g.host]--; b.byHost[g.host] == 0 {
+		delete(b.byHost, g.host)
+	}
 	b.mu.Unlock()
 }

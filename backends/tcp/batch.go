@@ -15,9 +15,11 @@ type batch struct {
 	tag     uint64
 	id      uint64 // of this connection, never used again
 	descs   []driver.Desc
-	pattern driver.Pattern // of which the index lists are the caller's
-	count   int            // of descs, or of entries
-	paged   bool
+	pattern driver.Pattern               // of which the index lists are the caller's
+	loops   [driver.LoopsMax]driver.Loop // of pattern
+	entry   uint64                       // bytes of an entry; 0: descs
+	room    uint64                       // slots of its local side
+	count   int                          // of descs, or of entries
 	views   []view
 	bytes   uint64
 
@@ -59,23 +61,6 @@ type remote struct {
 	readOnly bool
 }
 
-// at returns piece i.
-func (x *batch) at(i int) driver.Desc {
-	if x.paged {
-		return x.pattern.Desc(i)
-	}
-	return x.descs[i]
-}
-
-// local returns where piece i lies in local memory.
-func (x *batch) local(i int) (off, n uint64) {
-	if x.paged {
-		return x.pattern.Local.At(i), x.pattern.Run
-	}
-	d := &x.descs[i]
-	return d.Local, d.Len
-}
-
 // whole reports whether all pieces are cut off.
 func (x *batch) whole() bool { return x.i == x.count }
 
@@ -89,7 +74,7 @@ func (x *batch) reset() {
 	}
 	x.pattern = driver.Pattern{}
 	x.descs, x.views, x.msg = descs, views, msg
-	x.bytes, x.paged, x.count = 0, false, 0
+	x.bytes, x.entry, x.count = 0, 0, 0
 	x.tail, x.number, x.target = driver.NoTail, 0, 0
 	x.i, x.off, x.v = 0, 0, 0
 	x.queue, x.prev, x.next = nil, nil, nil
@@ -156,7 +141,9 @@ func (x *batch) takePattern(p *peer, t *driver.Pattern) error {
 	if err := t.Check(x.views[0].local.seg.Len, x.views[0].remote.size); err != nil {
 		return err
 	}
-	x.pattern, x.paged, x.count, x.bytes = *t, true, t.Count, t.Bytes()
+	x.pattern, x.entry, x.count, x.bytes = *t, t.EntryLen(), t.Count, t.Bytes()
+	x.room = roomOf(t, x.views[0].local.seg.Len)
+	x.pattern.Loops = x.loops[:copy(x.loops[:], t.Loops)]
 	return nil
 }
 

@@ -17,6 +17,7 @@ type chunk struct {
 	mem   [chunkBytes + chunkSlack]byte
 	n     int
 	table [entriesMax * entryBytes]byte // of the frame that is read
+	slots [slotsMax]uint32              // its list, where it has one
 }
 
 // chunks are those that nobody uses.

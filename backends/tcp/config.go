@@ -44,8 +44,8 @@ type Config struct {
 	NotifyMax  int // messages of a peer on their way or not received; default 256
 	MessageMax int // bytes of a notification; default 32 KiB, at most 64 KiB
 	KeysMax    int // memories registered at a time; default 64 Ki, at most 1 Mi
-	PeersMax   int // peers connected to us at a time; default 1,024
-	Handshakes int // connections that have not said yet who they are; default 64
+	PeersMax   int // peers connected to us at a time, of one host half as many; default 1,024
+	Handshakes int // connections heard before they have said what they are for, of one host half; default 64
 
 	// Grace is how old bytes may be when they land, beside the time of a round trip. Of
 	// two peers the larger counts. An owner that finds older bytes in its sockets, such as one

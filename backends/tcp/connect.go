@@ -29,11 +29,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	}
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.Handshake)
 	defer cancel()
-	p := &peer{
-		b: b, to: to, conn: b.lastConn.Add(1), closing: make(chan struct{}), lost: make(chan struct{}), quit: make(chan struct{}),
-		byTag: map[uint64]*batch{}, asked: map[uint64]chan imported{}, conns: make([]*conn, 1+b.cfg.Conns),
-		books: make([]books, 1+b.cfg.Conns),
-	}
+	p := newPeer(b, to, 1+b.cfg.Conns)
 	if err := p.open(ctx); err != nil {
 		p.abandon()
 		if b.closed.Load() {
@@ -42,6 +38,14 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 		return nil, fmt.Errorf("connect: %w", err)
 	}
 	return p, nil
+}
+
+func newPeer(b *Backend, to address, conns int) *peer {
+	return &peer{
+		b: b, to: to, conn: b.lastConn.Add(1), conns: make([]*conn, conns), books: make([]books, conns),
+		closing: make(chan struct{}), lost: make(chan struct{}), quit: make(chan struct{}),
+		byTag: map[uint64]*batch{}, asked: map[uint64]chan imported{},
+	}
 }
 
 // open says hello, and joins the other connections to the first.
@@ -128,7 +132,7 @@ func (p *peer) greet(ctx context.Context, i int, h header, body []byte) (header,
 func refusal(status control.Status) error {
 	switch err := status.Err(); {
 	case errors.Is(err, driver.ErrFull):
-		return fmt.Errorf("the owner has as many peers as its Config.PeersMax allows: %w", err)
+		return fmt.Errorf("the owner has as many peers as its Config.PeersMax allows, or half as many of this host: %w", err)
 	case err != nil:
 		return fmt.Errorf("the owner refuses: %w", err)
 	}

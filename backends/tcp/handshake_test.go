@@ -64,7 +64,7 @@ func works(t *testing.T, b *Backend) {
 		t.Fatal(err)
 	}
 	if err := await(t, near, 1); err != nil || mem[4095] != 9 {
-		t.Errorf("a peer beside shaking: %v, byte %d", err, mem[4095])
+		t.Errorf("a peer beside strangers: %v, byte %d", err, mem[4095])
 	}
 }
 

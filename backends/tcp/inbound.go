@@ -18,6 +18,7 @@ import (
 type inbound struct {
 	b       *Backend
 	conn    uint64 // our number for it
+	host    host
 	session uint64
 	secret  [16]byte    // what its further connections show
 	limit   *time.Timer // for the connections to join
@@ -202,6 +203,30 @@ func (g *inbound) show(c *conn, h *header) verdict {
 	return more
 }
 
+// named walks what a frame names of a memory. Bounds: a pattern is not within it, as where the
+// peer's program has changed its index list. Failed: no peer of ours says that.
+func (in *receiver) named(size uint64) (r ranges, status control.Status) {
+	r.size = size
+	if in.h.flags&flagPattern == 0 {
+		var ok bool
+		r.table = in.body
+		if r.left, ok = tableBytes(in.body, size); !ok {
+			return r, control.Failed
+		}
+		return r, control.OK
+	}
+	f := &in.frag
+	if !f.decode(in.body, in.chunk.slots[:]) {
+		return r, control.Failed
+	}
+	r.left = f.bytes
+	if !f.check(size) {
+		return r, control.Bounds
+	}
+	r.walkPattern(&f.pattern, &f.pattern.Remote, 0, f.skip)
+	return r, control.OK
+}
+
 // aim says where the bytes of a Write go. Those for memory whose epoch has ended go nowhere.
 func (g *inbound) aim(c *conn, h *header) verdict {
 	l := &c.in.land
@@ -211,11 +236,17 @@ func (g *inbound) aim(c *conn, h *header) verdict {
 		l.status = control.Revoked
 		return more
 	}
-	sum, ok := tableBytes(c.in.body, m.seg.Len)
-	if !ok || sum != l.left || m.seg.ReadOnly {
+	if m.seg.ReadOnly {
 		return finished // no peer of ours asks for that
 	}
-	l.table, l.m, l.mem, l.shared = c.in.body, m, m.seg.Mem, m.seg.Shared
+	r, status := c.in.named(m.seg.Len)
+	if status == control.Failed || r.left != l.left {
+		return finished
+	}
+	l.ranges, l.status = r, status
+	if status == control.OK {
+		l.m, l.mem, l.shared = m, m.seg.Mem, m.seg.Shared
+	}
 	return more
 }
 

@@ -73,29 +73,50 @@ func (p *peer) next(c *conn) bool {
 	if c.index == ctl {
 		return false
 	}
+	for {
+		there, failed := p.cutNext(c)
+		if failed == nil {
+			return there
+		}
+		p.finishBatch(failed, true)
+		p.conns[express].kickAnswers() // no note of it follows
+	}
+}
+
+// cutNext reports whether there is something to send. It returns a batch that is over because
+// nothing can be sent of it.
+func (p *peer) cutNext(c *conn) (there bool, failed *batch) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	x := p.turnOf(c)
-	if x == nil || p.failed {
-		return false
+	for {
+		x := p.turnOf(c)
+		if x == nil || p.failed {
+			return false, nil
+		}
+		if x.whole() { // a note alone
+			p.sendNote(x)
+			return true, nil // it is queued, and goes next
+		}
+		k := &p.books[c.index]
+		if k.flying > 0 && k.flying+min(partBytes, x.bytes) > uint64(p.b.cfg.Flight) {
+			return false, nil
+		}
+		if !p.cut(c, x) {
+			p.drop(x, driver.ErrBounds)
+			if p.settled(x) {
+				return false, x
+			}
+			continue
+		}
+		switch {
+		case !x.whole():
+		case x.tail != driver.NoTail:
+			p.sendNote(x)
+		default:
+			x.queue.remove(x)
+		}
+		return true, nil
 	}
-	if x.whole() { // a note alone
-		p.sendNote(x)
-		return true // it is queued, and goes next
-	}
-	k := &p.books[c.index]
-	if k.flying > 0 && k.flying+min(partBytes, x.bytes) > uint64(p.b.cfg.Flight) {
-		return false
-	}
-	p.cut(c, x)
-	switch {
-	case !x.whole():
-	case x.tail != driver.NoTail:
-		p.sendNote(x)
-	default:
-		x.queue.remove(x)
-	}
-	return true
 }
 
 // turnOf returns the batch of which a connection sends the next part; p.mu is held.
@@ -109,12 +130,12 @@ func (p *peer) turnOf(c *conn) *batch {
 	return p.large.first
 }
 
-// cut puts a frame of the next part into the chunk of a connection; p.mu is held.
-func (p *peer) cut(c *conn, x *batch) {
+// cut puts a frame of the next part into the chunk of a connection; p.mu is held. It reports
+// false if the index lists of the batch have changed and lead out of the memory.
+func (p *peer) cut(c *conn, x *batch) bool {
 	o := &c.out
 	q := part{batch: x, first: x.i, skip: x.off}
-	first := x.at(x.i)
-	for !x.views[x.v].shows(&first) {
+	for x.entry == 0 && !x.views[x.v].shows(&x.descs[x.i]) {
 		x.v++
 	}
 	q.v = x.v
@@ -127,8 +148,17 @@ func (p *peer) cut(c *conn, x *batch) {
 		h.flags = flagNoted
 	}
 	o.put(&h) // the place: what it says comes later
-	q.n, h.count = x.tabulate(o, v)
-	h.length = h.count * entryBytes
+	if x.entry > 0 {
+		h.flags |= flagPattern
+		var ok bool
+		if q.n, h.count, ok = x.cutPattern(o); !ok {
+			o.chunk.n = start
+			return false
+		}
+	} else {
+		q.n, h.count = x.tabulate(o, v)
+	}
+	h.length = h.table()
 	x.sent++
 	q.out = x.op == driver.Read
 	h.id = p.books[c.index].open(q)
@@ -137,21 +167,35 @@ func (p *peer) cut(c *conn, x *batch) {
 	}
 	if x.op == driver.Write {
 		h.length += uint32(q.n)
-		o.src = source{mem: v.local.seg.Mem, id: h.id, open: true}
-		o.src.ranges = ranges{batch: x, i: q.first, off: q.skip, left: q.n}
+		o.src = source{mem: v.local.seg.Mem, id: h.id, open: true, ranges: x.locals(&q)}
+		if x.entry > 0 { // by the copy of its list
+			o.src.walkPattern(&o.local, &o.local.Local, 0, q.skip)
+		}
 		p.lastSent = clock()
 	}
 	h.append(o.chunk.mem[start:start])
+	return true
 }
 
-// tabulate writes the owner's side of pieces until the part is full, or another pair of
+// locals walks the local side of a part.
+func (x *batch) locals(q *part) ranges {
+	r := ranges{left: q.n, size: x.views[q.v].local.seg.Len}
+	if x.entry > 0 {
+		r.walkPattern(&x.pattern, &x.pattern.Local, q.first, q.skip)
+	} else {
+		r.descs, r.i, r.skip = x.descs, q.first, q.skip
+	}
+	return r
+}
+
+// tabulate writes the owner's side of descriptors until the part is full, or another pair of
 // memories comes. Neighbours become one entry.
 func (x *batch) tabulate(o *sender, v *view) (bytes uint64, entries uint32) {
 	var off, n uint64 // of the entry under way
 	b := o.chunk.mem[:o.chunk.n]
 	for x.i < x.count && bytes < partBytes {
-		d := x.at(x.i)
-		if !v.shows(&d) {
+		d := &x.descs[x.i]
+		if !v.shows(d) {
 			break
 		}
 		k := min(d.Len-x.off, partBytes-bytes)

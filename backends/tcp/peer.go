@@ -254,13 +254,22 @@ func (p *peer) aim(c *conn, h *header) bool {
 	}
 	x := q.batch
 	seg := &x.views[q.v].local.seg
-	c.in.land = landing{mem: seg.Mem, shared: seg.Shared, cancel: &x.dropped}
-	c.in.land.ranges = ranges{batch: x, i: q.first, off: q.skip, left: q.n}
+	c.in.land = landing{mem: seg.Mem, shared: seg.Shared, cancel: &x.dropped, ranges: x.locals(q)}
 	return true
 }
 
-// finish implements end: a Read is over when its acknowledgement comes.
-func (p *peer) finish(*conn) {}
+// finish implements end: a Read is over when its acknowledgement comes. It fails if an index
+// list of the program has changed.
+func (p *peer) finish(c *conn) {
+	if c.in.land.status == control.OK {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if q := p.books[c.index].at(c.in.h.id); q != nil {
+		p.drop(q.batch, c.in.land.status.Err())
+	}
+}
 
 // stopped takes word that nothing of ours lands any more, which we have asked for, or the owner
 // has lost a connection.

@@ -8,11 +8,13 @@ import (
 
 // read is a Read of a peer that waits to be served.
 type read struct {
-	id    uint64
-	table []byte
-	m     *memory
-	open  uint64 // its ticket
-	sum   uint64
+	id     uint64
+	table  []byte
+	slots  []uint32
+	frag   fragment // where table is empty
+	m      *memory
+	ticket uint64
+	bytes  uint64
 }
 
 // reads are those of one connection, in order: a ring that grows to what the peer asks for
@@ -42,6 +44,7 @@ func (s *reads) push(a read) bool {
 	}
 	place := &s.ring[(s.head+s.n)%len(s.ring)]
 	a.table = append(place.table[:0], a.table...)
+	a.slots = append(place.slots[:0], a.slots...)
 	*place = a
 	s.n++
 	return true
@@ -53,9 +56,9 @@ func (s *reads) pop() bool {
 		return false
 	}
 	place := &s.ring[s.head]
-	spare := s.now.table
+	spare := read{table: s.now.table, slots: s.now.slots}
 	s.now = *place
-	*place = read{table: spare}
+	*place = spare
 	s.head = (s.head + 1) % len(s.ring)
 	s.n--
 	return true
@@ -68,13 +71,21 @@ func (g *inbound) ask(c *conn, h *header) verdict {
 		c.post(&header{kind: kindAck, id: h.id, status: uint8(control.Revoked), stamp: clock()}, nil)
 		return more
 	}
-	sum, ok := tableBytes(c.in.body, m.seg.Len)
-	if !ok || sum > partLimit {
+	r, status := c.in.named(m.seg.Len)
+	if status == control.Failed || r.left > partLimit {
 		return finished
+	}
+	if status != control.OK {
+		c.post(&header{kind: kindAck, id: h.id, status: uint8(status), stamp: clock()}, nil)
+		return more
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !g.reads[c.index].push(read{id: h.id, table: c.in.body, m: m, open: h.ticket, sum: sum}) {
+	a := read{id: h.id, table: r.table, m: m, ticket: h.ticket, bytes: r.left}
+	if r.pattern != nil {
+		a.frag, a.slots = c.in.frag, r.pattern.Remote.List
+	}
+	if !g.reads[c.index].push(a) {
 		return hold
 	}
 	c.serves.Store(true)
@@ -95,10 +106,23 @@ func (g *inbound) next(c *conn) bool {
 		c.proceed()
 	}
 	a := &s.now
-	c.out.put(&header{kind: kindData, id: a.id, length: uint32(a.sum)})
-	c.out.src = source{mem: a.m.seg.Mem, m: a.m, ticket: a.open, open: true}
-	c.out.src.ranges = ranges{table: a.table, left: a.sum}
+	c.out.put(&header{kind: kindData, id: a.id, length: uint32(a.bytes)})
+	c.out.src = source{mem: a.m.seg.Mem, m: a.m, ticket: a.ticket, open: true, ranges: a.ranges()}
 	return true
+}
+
+// ranges walks what is read. The fragment is where the read is, which stays until it is served.
+func (a *read) ranges() ranges {
+	r := ranges{table: a.table, left: a.bytes, size: a.m.seg.Len}
+	if len(a.table) == 0 {
+		f := &a.frag
+		f.pattern.Loops = f.loops[:len(f.pattern.Loops)]
+		if f.pattern.Remote.List != nil {
+			f.pattern.Remote.List = a.slots
+		}
+		r.walkPattern(&f.pattern, &f.pattern.Remote, 0, f.skip)
+	}
+	return r
 }
 
 // sent implements end: the acknowledgement follows the bytes, and says whether they are good.

@@ -21,6 +21,7 @@ type receiver struct {
 	h     header
 	body  []byte // what of a frame is needed as a whole; in chunk, unless it is large
 	land  landing
+	frag  fragment // of an owner: what land walks
 	err   error
 
 	chunk    *chunk
@@ -98,11 +99,16 @@ func (l *landing) fill(b []byte) (int, verdict) {
 		return len(b), more
 	}
 	defer l.leave()
-	ahead := scout{l.ranges, l.mem}
-	ahead.look(scoutAhead)
+	ahead := prefetcher{l.ranges, l.mem}
+	ahead.look(prefetchAhead)
 	for rest := b; len(rest) > 0; {
 		ahead.look(1)
-		off, n := l.next()
+		off, n, ok := l.next()
+		if !ok {
+			l.skipOver(uint64(len(rest)))
+			l.mem, l.status = nil, control.Bounds
+			return len(b), more
+		}
 		n = min(n, uint64(len(rest)))
 		copy(l.mem[off:off+n], rest)
 		rest = rest[n:]
@@ -170,8 +176,8 @@ func (c *conn) aim() {
 	if in.phase == atPayload && in.land.mem != nil {
 		ahead := in.land.ranges
 		for in.vector.n < vectorMax-1 && ahead.left > 0 {
-			off, n := ahead.next()
-			if n < directMin && ahead.left > directMin {
+			off, n, ok := ahead.next()
+			if !ok || n < directMin && ahead.left > directMin {
 				break
 			}
 			in.vector.add(in.land.mem[off : off+n])
@@ -210,7 +216,7 @@ func (c *conn) fetch(fd int) (n int, err error, v verdict) {
 		return n, err, more
 	}
 	placed := min(n, in.aimed)
-	in.land.skip(uint64(placed))
+	in.land.skipOver(uint64(placed))
 	in.to = n - placed
 	return n, nil, c.consume()
 }

@@ -3,6 +3,7 @@
 package tcp
 
 import (
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 )
 
@@ -21,6 +22,7 @@ type sender struct {
 	first  int // of direct that is not written
 	count  int
 	src    source
+	local  driver.Pattern // what src walks, where it is a pattern of ours
 	vector vector
 	err    error
 }
@@ -31,7 +33,7 @@ type source struct {
 	mem    []byte
 	m      *memory // of the owner, whose gate is held by each piece
 	ticket uint64
-	status control.Status // Revoked: what is left is filled with zeros
+	status control.Status // not OK: what is left is filled with zeros
 	id     uint64         // of the part
 	open   bool           // sent is to be called
 }
@@ -47,6 +49,7 @@ func (o *sender) release(b *Backend) {
 	}
 	o.vector.drop()
 	clear(o.direct[:o.count])
+	o.local = driver.Pattern{}
 	o.from, o.first, o.count = 0, 0, 0
 }
 
@@ -211,10 +214,10 @@ func (c *conn) takePosted() bool {
 // as much in place as one call takes.
 func (c *conn) gather() bool {
 	o, s := &c.out, &c.out.src
-	if s.status == control.Revoked {
+	if s.status != control.OK {
 		return o.zeros()
 	}
-	off, n := s.next()
+	off, n, _ := s.next() // its lists were checked
 	if !c.tls && n >= gatherMin {
 		if o.count == len(o.direct) {
 			return false
@@ -243,11 +246,11 @@ func (c *conn) gather() bool {
 // copyPieces copies small pieces into the chunk until it is full or a large one comes.
 func (o *sender) copyPieces(all bool) {
 	s := &o.src
-	ahead := scout{s.ranges, s.mem}
-	ahead.look(scoutAhead)
+	ahead := prefetcher{s.ranges, s.mem}
+	ahead.look(prefetchAhead)
 	for s.left > 0 && o.room() > 0 {
 		ahead.look(1)
-		off, n := s.next()
+		off, n, _ := s.next()
 		if !all && n >= gatherMin {
 			return
 		}

@@ -49,19 +49,20 @@ type Backend struct {
 	armed    atomic.Bool // somebody sleeps on event
 	news     atomic.Bool // something for the sleeper that is in no queue
 
-	memories keys.Table[memory]
-	done     done.Ring
-	inbox    inbox
-	chunks   chunks
-	batches  batches
-	counters arrivals.Counters
-	lastConn atomic.Uint64 // numbers of connections given out
+	memories   keys.Table[memory]
+	done       done.Ring
+	inbox      inbox
+	chunks     chunks
+	batches    batches
+	handshakes lobby
+	counters   arrivals.Counters
+	lastConn   atomic.Uint64 // numbers of connections given out
 
 	mu       sync.Mutex // guards what follows
 	peers    map[*peer]struct{}
 	accepted map[uint64]*inbound // by session
 	byConn   map[uint64]*inbound
-	shaking  map[net.Conn]int64 // that have not said who they are, and since when
+	byHost   map[host]int // how many of them
 }
 
 var (
@@ -83,9 +84,11 @@ func New(cfg Config) (*Backend, error) {
 	b := &Backend{
 		cfg: cfg, secure: secure, stop: make(chan struct{}),
 		memories: keys.Table[memory]{Most: cfg.KeysMax},
-		peers:    map[*peer]struct{}{}, accepted: map[uint64]*inbound{}, byConn: map[uint64]*inbound{}, shaking: map[net.Conn]int64{},
+		peers:    map[*peer]struct{}{}, accepted: map[uint64]*inbound{}, byConn: map[uint64]*inbound{},
 	}
 	b.address = address{owner: keys.NewOwner(), secure: b.secure != nil}
+	b.byHost = map[host]int{}
+	b.handshakes.open(cfg.Handshakes)
 	b.done.Init(cfg.BatchesMax)
 	if err := b.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("tcp: %w", err), b.release())
@@ -140,10 +143,8 @@ func (b *Backend) close() error {
 		peers = append(peers, p)
 	}
 	accepted := slices.Collect(maps.Values(b.accepted))
-	for c := range b.shaking {
-		_ = c.Close()
-	}
 	b.mu.Unlock()
+	b.handshakes.close()
 	close(b.stop)
 	var wg sync.WaitGroup
 	for _, p := range peers {

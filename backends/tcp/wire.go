@@ -53,6 +53,7 @@ const (
 	flagNoted    = 1 << iota // kindWrite: a note follows for its batch
 	flagCounts               // kindNote: it counts; kindVoid: it would have
 	flagReadOnly             // kindImported
+	flagPattern              // kindWrite, kindRead: a fragment of a pattern in place of a table
 )
 
 // header is the head of a frame. What a field means depends on the kind.
@@ -61,7 +62,7 @@ type header struct {
 	kind   uint8
 	flags  uint8
 	status uint8  // how a request ended: control.Status
-	count  uint32 // entries of the table; kindNote, kindVoid: parts of the batch
+	count  uint32 // entries of the table, or slots of the list; kindNote, kindVoid: parts of the batch
 	key    uint32 // of memory of the owner; of a counter
 	ticket uint64 // what opens that memory in this epoch; kindNote: the number of the message
 	id     uint64 // names a part or a request; comes back with the answer
@@ -102,12 +103,11 @@ func (h *header) decode(b *[headBytes]byte) error {
 
 // sound reports whether the lengths are within their bounds and fit each other.
 func (h *header) sound() bool {
-	table := uint64(h.count) * entryBytes
 	switch h.kind {
 	case kindWrite:
-		return h.hasTable() && uint64(h.length) > table && uint64(h.length)-table <= partLimit
+		return h.hasTable() && h.length > h.table() && h.length-h.table() <= partLimit
 	case kindRead:
-		return h.hasTable() && uint64(h.length) == table
+		return h.hasTable() && h.length == h.table()
 	case kindData:
 		return h.length > 0 && h.length <= partLimit
 	case kindNote, kindAnswer:
@@ -118,13 +118,26 @@ func (h *header) sound() bool {
 	return h.kind > 0 && h.kind < kindCount && h.length == 0
 }
 
-func (h *header) hasTable() bool { return h.count > 0 && h.count <= entriesMax }
+func (h *header) hasTable() bool {
+	if h.flags&flagPattern != 0 {
+		return h.count <= slotsMax
+	}
+	return h.count > 0 && h.count <= entriesMax
+}
+
+// table is the length of what says where the bytes go; hasTable bounds it.
+func (h *header) table() uint32 {
+	if h.flags&flagPattern != 0 {
+		return patternBytes + h.count*slotBytes
+	}
+	return h.count * entryBytes
+}
 
 // buffered is how much of what follows is needed as a whole: the rest is payload.
 func (h *header) buffered() int {
 	switch h.kind {
 	case kindWrite:
-		return int(h.count) * entryBytes
+		return int(h.table())
 	case kindData:
 		return 0
 	}

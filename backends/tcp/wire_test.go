@@ -29,7 +29,8 @@ func TestUnsoundHeaders(t *testing.T) {
 		{kind: kindWrite, count: 0, length: 20}, {kind: kindWrite, count: 1, length: entryBytes},
 		{kind: kindWrite, count: entriesMax + 1, length: (entriesMax+1)*entryBytes + 1},
 		{kind: kindWrite, count: 1, length: entryBytes + partLimit + 1}, {kind: kindWrite, count: 1, length: math.MaxUint32},
-		{kind: kindRead, count: 1, length: entryBytes + 1}, {kind: kindRead, count: math.MaxUint32, length: math.MaxUint32},
+		{kind: kindRead, count: 1, length: entryBytes + 1}, {kind: kindRead, flags: flagPattern, count: slotsMax + 1, length: patternBytes + slotBytes*(slotsMax+1)},
+		{kind: kindWrite, flags: flagPattern, count: 2, length: patternBytes + 2*slotBytes}, {kind: kindStop, length: 1}, {kind: kindRead, count: math.MaxUint32, length: math.MaxUint32},
 		{kind: kindData}, {kind: kindData, length: partLimit + 1}, {kind: kindNote, length: messageLimit + 1},
 		{kind: kindHello, length: bodyMax + 1}, {kind: kindAck, length: 1}, {kind: kindPing, length: 1},
 	} {
@@ -58,7 +59,17 @@ func FuzzFrames(f *testing.F) {
 	f.Add(frame(header{kind: kindNote, flags: flagCounts, batch: 1, stamp: math.MaxInt64}, nil))
 	f.Add(frame(header{kind: kindNote, ticket: 1, stamp: math.MaxInt64}, []byte("hello")))
 	f.Add(frame(header{kind: kindRead, count: 2, ticket: fuzzTicket}, appendEntry(appendEntry(nil, 0, 8), 8, 8)))
+	part := fragment{bytes: 24, skip: 2, pattern: driver.Pattern{
+		Run: 3, Count: 3, Loops: []driver.Loop{{N: 3, Remote: 4}},
+		Remote: driver.Side{Base: 1, Stride: 9, Step: 1, First: 1, Per: 2, List: []uint32{1, 0}},
+	}}
+	named := part.append(nil)
+	m.flags, m.count = flagPattern, 2
+	f.Add(frame(m, append(named, make([]byte, 24)...)))
+	f.Add(frame(header{kind: kindRead, flags: flagPattern, count: 2, ticket: fuzzTicket}, named))
 	f.Add(frame(header{kind: kindVoid, batch: 3, ticket: 1}, nil))
+	f.Add(frame(header{kind: kindStop}, nil))
+	f.Add(frame(header{kind: kindStopped}, nil))
 	f.Add(frame(header{kind: kindConfirm, id: 1}, nil))
 	f.Add(frame(header{kind: kindAnswer}, []byte("an answer")))
 	f.Add(frame(header{kind: kindCredit, count: 1}, nil))
@@ -79,7 +90,8 @@ func FuzzFrames(f *testing.F) {
 		b.memories.Put(key, m)
 		for index := ctl; index <= express; index++ {
 			fuzzEnd(b, newInbound(b, 2), index, said)
-			p := &peer{b: b, conns: make([]*conn, 2), books: make([]books, 2), byTag: map[uint64]*batch{}, asked: map[uint64]chan imported{}}
+			p := newPeer(b, address{}, 2)
+			p.losing.Do(func() {}) // nothing is there to end
 			fuzzEnd(b, p, index, said)
 		}
 		if guard := bytes.Repeat([]byte{0xAA}, 32); !bytes.Equal(mem[:32], guard) || !bytes.Equal(mem[64:], guard) {
@@ -96,7 +108,8 @@ func fuzzEnd(b *Backend, e end, index int, said []byte) {
 	conns := []*conn{}
 	for i := range 2 {
 		c := &conn{b: b, end: e, index: i, tls: true, resume: make(chan struct{}, 1), work: make(chan struct{}, 1), gone: make(chan struct{})}
-		c.kicks.Store(1) // somebody writes already
+		c.kicks.Store(1)      // somebody writes already
+		c.ended.Do(func() {}) // and there is no socket
 		conns = append(conns, c)
 	}
 	switch e := e.(type) {

@@ -40,7 +40,7 @@ func (l *line) greet(worker int, m *hello) {
 	}
 	c := &inbound{
 		b: l.b, l: l, id: guestID{from.owner, m.conn}, conn: l.b.conns.Add(1), from: from,
-		worker: worker, reply: workers[m.worker], gate: m.gate,
+		worker: worker, reply: workers[m.worker], gate: m.gate, grace: m.grace,
 	}
 	if m.to != l.b.address.owner || l.b.gate.IsShut() {
 		c.refusal = driver.ErrPeerLost // whom it means is gone, and we have its place
@@ -84,7 +84,7 @@ func (c *inbound) accept() {
 		return
 	}
 	c.l.add(link.ID(), c)
-	there := csrc.UCXPeer{ID: c.id.conn, Gate: c.gate} // of whose memory we map nothing
+	there := csrc.UCXPeer{ID: c.id.conn, Gate: c.gate, Grace: c.grace} // of whose memory we map nothing
 	if c.l.near {
 		there.PID = int(c.from.process.PID)
 	}
@@ -108,7 +108,7 @@ func (c *inbound) open(link link, err error) bool {
 	case c.left || err != nil:
 		return false
 	}
-	w := welcome{conn: link.ID(), status: control.StatusOf(c.refusal)}
+	w := welcome{conn: link.ID(), status: control.StatusOf(c.refusal), grace: uint64(c.b.cfg.Grace)}
 	if c.refusal == nil {
 		w.pulls, w.gate, w.words = link.Pulls() == nil, link.Gate(), c.l.net.Words()
 	}

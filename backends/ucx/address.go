@@ -29,7 +29,7 @@ type address struct {
 }
 
 const (
-	addressMark  = "ucx3" // with the version of everything that passes between backends
+	addressMark  = "ucx4" // with the version of everything that passes between backends
 	addressHead  = len(addressMark) + 8 + 8 + 4 + 8
 	addressCheck = 8
 )

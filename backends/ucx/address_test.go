@@ -44,7 +44,7 @@ func TestAddress(t *testing.T) {
 			t.Errorf("bit %d turned over: no error", i)
 		}
 	}
-	if _, err := decodeAddress(append([]byte("ucx4"), b[4:]...)); !errors.Is(err, driver.ErrVersion) {
+	if _, err := decodeAddress(append([]byte("ucx9"), b[4:]...)); !errors.Is(err, driver.ErrVersion) {
 		t.Errorf("another version: %v", err)
 	}
 }

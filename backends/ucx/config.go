@@ -39,22 +39,19 @@ type Config struct {
 	KeysMax    int // memories registered at a time; default 64 Ki, at most 1 Mi
 	ConnsMax   int // peers connected to us at a time; default 1,024
 
-	// RendezvousMin is from how many contiguous bytes on a piece for a far peer is
-	// announced, and fetched by who receives it: zero-copy over RDMA. Zero: never, which
-	// is the default, since UCX makes the copy later than we compare the ticket: a
-	// receiver that is frozen meanwhile still makes it when it goes on, although the
-	// transfer has ended. Over TCP it writes without asking at all. Near peers never need it.
-	RendezvousMin int
-
 	// Spin is how long a worker's thread looks for work before it sleeps. Default 20 us
 	// with more than four CPUs, else 3 us: there it keeps who it woke from running.
 	Spin time.Duration
 
-	// Grace is how long a peer may be silent: after three quarters of it what a
-	// peer sent before is dropped, and a Close that the peer does not answer in that
-	// time is forced. A frozen peer is proof only then: keep it below twice the engine's
-	// AbortGrace, by an eighth at least, or Abort gives up before. Default 1.5 s.
+	// Grace is how old a message may be that its receiver lands without asking the sender
+	// whether it is still wanted, and how long a Close waits for a peer at each of its steps. A
+	// write that ends although its bytes may be on their way ends as much later. It is no
+	// limit for a silent peer. Default 1.5 s.
 	Grace time.Duration
+
+	// Failure is how long a peer may be silent while a transfer waits for it. A peer that
+	// nothing waits for is never given up for its silence. Default 10 s.
+	Failure time.Duration
 
 	// FenceGrace is how long Fence waits for a silent peer before the strong means.
 	// Default: a quarter of Grace, which it may not exceed.
@@ -82,6 +79,7 @@ func (c *Config) EnsureDefaults() {
 	limits.Default(&c.ConnsMax, 1024)
 	limits.Default(&c.Spin, defaultSpin())
 	limits.Default(&c.Grace, 1500*time.Millisecond)
+	limits.Default(&c.Failure, max(10*time.Second, c.Grace))
 	limits.Default(&c.FenceGrace, c.Grace/4)
 	limits.Default(&c.CloseMax, c.Grace)
 }
@@ -99,12 +97,12 @@ func (c *Config) check() error {
 	switch {
 	case c.BatchesMax&(c.BatchesMax-1) != 0:
 		return fmt.Errorf("config: BatchesMax %d is no power of two: %w", c.BatchesMax, driver.ErrBounds)
-	case c.RendezvousMin < 0:
-		return fmt.Errorf("config: RendezvousMin %d: want 0 for never, or bytes: %w", c.RendezvousMin, driver.ErrBounds)
 	case c.Spin < 0 || c.CloseMax < 0:
 		return fmt.Errorf("config: a negative duration: %w", driver.ErrBounds)
 	case c.Grace < graceMin:
 		return fmt.Errorf("config: Grace %v is below %v: peers would be lost in the pauses of a busy machine: %w", c.Grace, graceMin, driver.ErrBounds)
+	case c.Failure < c.Grace:
+		return fmt.Errorf("config: Failure %v is below Grace %v: %w", c.Failure, c.Grace, driver.ErrBounds)
 	case c.FenceGrace <= 0 || c.FenceGrace > c.Grace:
 		return fmt.Errorf("config: FenceGrace %v is not within Grace %v: %w", c.FenceGrace, c.Grace, driver.ErrBounds)
 	}

@@ -48,6 +48,9 @@ func TestMain(m *testing.M) {
 	if list, ok := os.LookupEnv(writerVariable); ok {
 		os.Exit(serveWriter(list))
 	}
+	if spec, ok := os.LookupEnv(ownerVariable); ok {
+		os.Exit(serveOwner(spec))
+	}
 	drivertest.Main(m, directHarness, servedHarness, messagesHarness, tcpHarness, fakeHarness)
 }
 

@@ -69,7 +69,7 @@ func (p *peer) begin() error {
 	p.b.peers[p] = struct{}{}
 	p.b.mu.Unlock()
 	p.l.add(link.ID(), p)
-	h := hello{conn: link.ID(), worker: uint8(worker), to: p.owner.owner, gate: link.Gate(), from: p.b.addr}
+	h := hello{conn: link.ID(), worker: uint8(worker), to: p.owner.owner, gate: link.Gate(), grace: uint64(p.b.cfg.Grace), from: p.b.addr}
 	if err := link.Control(h.encode()); err != nil {
 		p.abandon()
 		return err

@@ -17,7 +17,7 @@ import (
 // messages of one end to the other arrive in the order of sending, data and
 // notifications among them.
 const (
-	controlVersion = 2
+	controlVersion = 3
 	controlHead    = 2
 )
 
@@ -36,6 +36,7 @@ type hello struct {
 	worker uint8      // where that lives
 	to     keys.Owner // whom it means to reach
 	gate   csrc.UCXGate
+	grace  uint64 // its Config.Grace, in ns
 	from   []byte // its Addr
 }
 
@@ -44,6 +45,7 @@ type welcome struct {
 	status control.Status
 	pulls  bool // it copies from the initiator's memory
 	gate   csrc.UCXGate
+	grace  uint64
 	words  csrc.UCXExport
 }
 
@@ -80,12 +82,14 @@ func begin(kind byte) []byte { return append(make([]byte, 0, 64), controlVersion
 func (m *hello) encode() []byte {
 	b := binary.LittleEndian.AppendUint64(begin(kindHello), m.conn)
 	b = append(append(b, m.worker), m.to[:]...)
-	return append(appendGate(b, &m.gate), m.from...)
+	b = binary.LittleEndian.AppendUint64(appendGate(b, &m.gate), m.grace)
+	return append(b, m.from...)
 }
 
 func (m *welcome) encode() []byte {
 	b := binary.LittleEndian.AppendUint64(begin(kindWelcome), m.conn)
 	b = appendGate(append(b, byte(m.status), control.Flag(m.pulls)), &m.gate)
+	b = binary.LittleEndian.AppendUint64(b, m.grace)
 	return appendExport(b, &m.words)
 }
 
@@ -148,11 +152,11 @@ func decodeBody(kind byte, r *control.Reader) any {
 	case kindHello:
 		m := &hello{conn: r.Uint64(), worker: r.Uint8()}
 		copy(m.to[:], r.Bytes(8))
-		m.gate = readGate(r)
+		m.gate, m.grace = readGate(r), r.Uint64()
 		m.from = append([]byte(nil), r.Bytes(r.Rest())...)
 		return m
 	case kindWelcome:
-		return &welcome{conn: r.Uint64(), status: control.Status(r.Uint8()), pulls: r.Flag(), gate: readGate(r), words: readExport(r)}
+		return &welcome{conn: r.Uint64(), status: control.Status(r.Uint8()), pulls: r.Flag(), gate: readGate(r), grace: r.Uint64(), words: readExport(r)}
 	case kindBye:
 		m := &bye{conn: r.Uint64()}
 		copy(m.from[:], r.Bytes(8))

@@ -110,7 +110,7 @@ func tryEach(names []string) (there, absent []string) {
 
 func opens(transports, devices string) bool {
 	u, err := csrc.OpenUCX(csrc.UCXConfig{Transports: transports, Devices: devices, Workers: 1, BatchesMax: 2, NotesMax: 1,
-		SegmentMax: 4096, GraceNanos: uint64(graceMin), WakeFD: -1, ControlFD: -1})
+		SegmentMax: 4096, GraceNanos: uint64(graceMin), FailureNanos: uint64(graceMin), WakeFD: -1, ControlFD: -1})
 	if err != nil {
 		return false
 	}

@@ -46,7 +46,7 @@ type link interface {
 	Cancel(tag uint64)
 	Help(tag uint64, stop <-chan struct{}) bool
 	Drain(grace time.Duration) error
-	End(status int32)
+	End(status int32, proven bool)
 	Close(grace time.Duration) error
 }
 

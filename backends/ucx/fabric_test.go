@@ -203,7 +203,9 @@ func (f *fakeNet) Fence(key uint32, ticket uint64, grace time.Duration) error {
 	f.fences.Add(1)
 	m := f.memory(key)
 	m.mu.Lock()
-	m.ticket = ticket
+	if ticket != 0 {
+		m.ticket = ticket
+	}
 	m.mu.Unlock()
 	if f.stuck.Load() {
 		time.Sleep(grace)

@@ -29,6 +29,9 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 		return fmt.Errorf("fence memory: %w", errUnknownKey)
 	}
 	deadline := time.Now().Add(b.cfg.FenceGrace)
+	if err := m.turn(); err != nil {
+		return fmt.Errorf("fence memory: %w", err)
+	}
 	select {
 	case m.fencing <- struct{}{}:
 		defer func() { <-m.fencing }()
@@ -38,76 +41,70 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	if m.gone {
 		return fmt.Errorf("fence memory: %w", errUnknownKey)
 	}
-	if err := m.end(ctx, deadline); err != nil {
+	if err := m.proof(ctx, deadline); err != nil {
 		return fmt.Errorf("fence memory: %w", err)
 	}
 	return nil
 }
 
-// end ends the epoch and proves it. When no peer was told a ticket since the last
-// proof there is nobody to keep out, and nothing to do.
+// turn begins the next epoch. The contexts learn of its ticket under the lock: no peer is
+// told that ticket together with an older generation.
+func (m *memory) turn() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.epoch++
+	if m.told <= m.proved {
+		return nil // no peer was told a ticket since the last proof
+	}
+	m.ticket = newTicket()
+	late := false
+	for _, l := range m.b.lines {
+		err := l.net.Fence(m.key, m.ticket, 0)
+		if err != nil && !isLate(err) {
+			return err
+		}
+		late = late || err != nil
+	}
+	if !late {
+		m.proved = m.epoch - 1
+	}
+	return nil
+}
+
+// proof waits until no access of an epoch that has ended can land.
 // Preconditions: m.fencing is held.
-func (m *memory) end(ctx context.Context, deadline time.Time) error {
-	ended, late, err := m.turn()
-	for _, l := range late {
-		if err == nil {
-			err = m.prove(ctx, l, deadline)
+func (m *memory) proof(ctx context.Context, deadline time.Time) error {
+	m.mu.Lock()
+	ended, needed := m.epoch-1, m.told > m.proved
+	m.mu.Unlock()
+	for _, l := range m.b.lines {
+		if !needed {
+			break
+		}
+		if err := m.prove(ctx, l, deadline); err != nil {
+			return err
 		}
 	}
-	if err != nil {
-		return err
-	}
 	m.mu.Lock()
-	m.proved = ended
+	m.proved = max(m.proved, ended)
 	m.mu.Unlock()
 	return nil
 }
 
-// turn begins the next epoch, and returns which contexts have not proved that the
-// one before has ended. The contexts learn of the new ticket under the lock: no
-// peer is told that ticket together with an older generation.
-func (m *memory) turn() (ended uint64, late []*line, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	ended = m.epoch
-	m.epoch++
-	if m.told <= m.proved {
-		return ended, nil, nil
-	}
-	m.ticket = newTicket()
-	for _, l := range m.b.lines {
-		err := l.net.Fence(m.key, m.ticket, 0)
-		if err != nil && !isLate(err) {
-			return ended, nil, err
-		}
-		if err != nil {
-			late = append(late, l)
-		}
-	}
-	return ended, late, nil
-}
-
-// prove waits until a context has the proof. Near, the strong means follow at the
-// deadline. Far, what is under way is in our own thread's hand: that takes as long
-// as one piece, but for the rendezvous of a frozen peer.
+// prove waits until a context has the proof, which it has at once unless peers have mapped the
+// memory. The strong means follow at the deadline.
 func (m *memory) prove(ctx context.Context, l *line, deadline time.Time) error {
-	if !l.near {
-		deadline = deadline.Add(m.b.cfg.Grace)
-	}
 	for {
 		if ctx.Err() != nil {
 			return driver.ContextError(ctx)
 		}
-		left := time.Until(deadline)
-		if left <= 0 {
-			break
-		}
-		if err := l.net.Fence(m.key, m.ticket, min(left, fenceSlice)); !isLate(err) {
+		left := max(time.Until(deadline), 0)
+		if err := l.net.Fence(m.key, 0, min(left, fenceSlice)); !isLate(err) {
 			return err
 		}
-	}
-	if !l.near {
-		return fmt.Errorf("a peer does not end the rendezvous of a piece: close it, or leave Config.RendezvousMin at 0: %w", driver.ErrTimeout)
+		if left == 0 {
+			break
+		}
 	}
 	if err := l.net.Refresh(m.key); err != nil {
 		return fmt.Errorf("put fresh pages under a frozen peer: %w", err)

@@ -122,30 +122,6 @@ func TestFenceStuck(t *testing.T) {
 	}
 }
 
-// TestFenceStuckFar has a rendezvous that does not end: there is no strong means.
-func TestFenceStuckFar(t *testing.T) {
-	p := openPair(t, Config{Transports: "tcp", Grace: 100 * time.Millisecond})
-	m, _ := p.share(t)
-	fake := p.far.far.net.(*fakeNet)
-	fake.stuck.Store(true)
-	if err := p.far.Fence(t.Context(), m.Key()); !errors.Is(err, driver.ErrTimeout) {
-		t.Errorf("fence: %v", err)
-	}
-	if err := m.Close(); !errors.Is(err, driver.ErrTimeout) {
-		t.Errorf("close memory: %v", err)
-	}
-	if _, err := m.AppendToken(nil); !errors.Is(err, driver.ErrClosed) {
-		t.Errorf("token of memory that could not be closed: %v", err)
-	}
-	fake.stuck.Store(false)
-	if err := m.Close(); err != nil {
-		t.Errorf("close memory again: %v", err)
-	}
-	if fake.memory(m.Key()) != nil {
-		t.Error("the memory is still mapped")
-	}
-}
-
 // TestReusedKey shows the token of memory that is gone for that which has its key.
 func TestReusedKey(t *testing.T) {
 	p := openPair(t, Config{KeysMax: 1})

@@ -20,6 +20,7 @@ type inbound struct {
 	worker  int
 	reply   []byte // the address of the peer's worker
 	gate    csrc.UCXGate
+	grace   uint64
 	refusal error // why it is not welcome
 
 	giving sync.Once
@@ -80,9 +81,9 @@ func (c *inbound) bye(m *bye) {
 }
 
 // lost implements end. A near peer may be in the middle of a store into our
-// memory still: only its death, or its bye, proves that it is not. Until then a
+// memory still: only its death, or its own end, proves that it is not. Until then a
 // fence must ask for it, so the link stays.
-func (c *inbound) lost() { c.finish(!c.l.near) }
+func (c *inbound) lost(over bool) { c.finish(over || !c.l.near) }
 
 // died implements mortal.
 func (c *inbound) died() { c.finish(true) }
@@ -93,7 +94,7 @@ func (c *inbound) finish(out bool) {
 	c.mu.Lock()
 	there := c.link != nil && out
 	if there {
-		c.link.End(csrc.UCXLost)
+		c.link.End(csrc.UCXLost, false)
 	}
 	tell := c.leave(true)
 	c.mu.Unlock()

@@ -29,7 +29,7 @@ type line struct {
 type end interface {
 	number() uint64 // of the connection, as the program knows it
 	heard(message any)
-	lost() // UCX, or the time lease, has given the peer up
+	lost(over bool) // the peer is given up; over: it has ended its end itself
 }
 
 func newLine(b *Backend, net fabric, near bool) *line {
@@ -138,7 +138,7 @@ func (l *line) handle(m *csrc.UCXControl) {
 	}
 	if m.Lost {
 		if e != nil {
-			e.lost()
+			e.lost(m.Over)
 		}
 		return
 	}

@@ -356,7 +356,7 @@ func (l *fakeLink) quiet(grace time.Duration) error {
 	}
 }
 
-func (l *fakeLink) End(status int32) {
+func (l *fakeLink) End(status int32, _ bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended {
@@ -378,7 +378,7 @@ func (l *fakeLink) End(status int32) {
 }
 
 func (l *fakeLink) Close(grace time.Duration) error {
-	l.End(csrc.UCXClosed)
+	l.End(csrc.UCXClosed, true)
 	l.mu.Lock()
 	l.closed = true
 	l.more.Broadcast()

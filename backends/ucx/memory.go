@@ -9,7 +9,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluicehq/sluice/csrc"
@@ -26,6 +28,9 @@ type memory struct {
 	secret   [16]byte
 	readOnly bool
 	in       *allocation // nil: not UCX's own memory
+
+	landings landings
+	pinner   runtime.Pinner // of the words of landings, which C looks at
 
 	fencing chan struct{} // has one place: who holds it fences or closes
 	gone    bool          // guarded by it: nothing is left to close
@@ -51,7 +56,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 		return nil, fmt.Errorf("register memory: %w", driver.ErrClosed)
 	}
 	defer b.gate.Exit()
-	m := &memory{b: b, bytes: seg.Mem, secret: seg.Secret, readOnly: seg.ReadOnly, fencing: make(chan struct{}, 1)}
+	m := &memory{b: b, landings: landingsOf(seg.Shared), bytes: seg.Mem, secret: seg.Secret, readOnly: seg.ReadOnly, fencing: make(chan struct{}, 1)}
 	var err error
 	if m.key, m.epoch, err = b.table.Take(); err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)
@@ -80,10 +85,30 @@ func newTicket() uint64 {
 	}
 }
 
+// landings are the words by which a write of C keeps out of a Renew; nil: there is none.
+type landings struct {
+	inside *atomic.Int64
+	phase  *atomic.Int32
+}
+
+func landingsOf(s driver.Shared) (l landings) {
+	if s, ok := s.(interface {
+		Landings() (*atomic.Int64, *atomic.Int32)
+	}); ok {
+		l.inside, l.phase = s.Landings()
+	}
+	return l
+}
+
 // show makes the memory known to all contexts, or to none.
 func (m *memory) show() error {
+	if m.landings.inside != nil {
+		m.pinner.Pin(m.landings.inside)
+		m.pinner.Pin(m.landings.phase)
+	}
 	for i, l := range m.b.lines {
-		u := csrc.UCXMemory{Mem: m.bytes, ReadOnly: m.readOnly, Ticket: m.ticket}
+		u := csrc.UCXMemory{Mem: m.bytes, ReadOnly: m.readOnly, Ticket: m.ticket,
+			Inside: m.landings.inside, Phase: m.landings.phase}
 		if l.near {
 			u.In = m.in.origin()
 		}
@@ -99,6 +124,7 @@ func (m *memory) hide(lines []*line) {
 	for _, l := range lines {
 		l.net.Unmap(m.key)
 	}
+	m.pinner.Unpin()
 }
 
 // Key implements driver.Memory.
@@ -159,7 +185,7 @@ func (m *memory) close(deadline time.Time) error {
 	m.closed = true
 	m.mu.Unlock()
 	m.b.table.Remove(m.key)
-	if err := m.end(context.Background(), deadline); err != nil {
+	if err := errors.Join(m.turn(), m.proof(context.Background(), deadline)); err != nil {
 		return fmt.Errorf("close memory: %w", err)
 	}
 	m.gone = true

@@ -120,8 +120,8 @@ func (p *peer) heard(message any) {
 		p.answered(m)
 	case farewell:
 		p.parting.Do(func() { close(p.farewell) })
-	case quit:
-		p.markLost()
+	case quit: // all memory of the owner is closed
+		p.markLost(true)
 	}
 }
 
@@ -137,7 +137,7 @@ func (p *peer) greeted(m *welcome) {
 		p.gone.Store(true) // it knows nothing of us: no goodbye
 		err = fmt.Errorf("%v refused: %w", &p.owner, err)
 	} else {
-		there := csrc.UCXPeer{ID: m.conn, Words: m.words, Gate: m.gate, Pulls: m.pulls}
+		there := csrc.UCXPeer{ID: m.conn, Words: m.words, Gate: m.gate, Pulls: m.pulls, Grace: m.grace}
 		if p.l.near {
 			there.PID = int(p.owner.process.PID)
 		}
@@ -148,16 +148,17 @@ func (p *peer) greeted(m *welcome) {
 }
 
 // lost implements end.
-func (p *peer) lost() { p.markLost() }
+func (p *peer) lost(over bool) { p.markLost(over) }
 
 // died implements mortal.
-func (p *peer) died() { p.markLost() }
+func (p *peer) died() { p.markLost(true) }
 
-// markLost ends what is under way, and says so.
-func (p *peer) markLost() {
+// markLost ends what is under way, and says so. What may land still ends later, unless the
+// owner's end is over.
+func (p *peer) markLost(over bool) {
 	p.gone.Store(true)
 	if p.hold.Enter() {
-		p.link.End(csrc.UCXLost)
+		p.link.End(csrc.UCXLost, over)
 		p.hold.Exit()
 	}
 	p.lostOnce.Do(func() { close(p.lostCh) })
@@ -165,8 +166,8 @@ func (p *peer) markLost() {
 
 // Close implements driver.Peer. What has not begun ends at once, the rest within
 // Config.Grace. Then the owner is told, and its answer is the proof that nothing
-// of ours lands any more. An owner that is silent for Config.Grace is frozen: it
-// drops what it finds when it goes on, since it comes too late by then.
+// of ours lands any more. An owner that does not answer within Config.Grace, since it is
+// frozen or the way there is slow, asks us before it lands what it has not found by then.
 func (p *peer) Close() error {
 	p.ending.Do(p.end)
 	return nil
@@ -182,29 +183,32 @@ func (p *peer) abandon() {
 func (p *peer) end() {
 	p.gate.Shut()
 	close(p.closing)
+	over := false
 	if !p.gone.Load() {
 		_ = p.link.Drain(p.b.cfg.Grace) // what is under way still ends below
-		p.part()
+		over = p.part()
 	}
-	p.link.End(csrc.UCXClosed)
+	p.link.End(csrc.UCXClosed, over)
 	p.gate.Wait()
 	p.lostOnce.Do(func() { close(p.lostCh) })
 	p.giveBack()
 }
 
-// part says goodbye and waits for the answer.
-func (p *peer) part() {
+// part says goodbye and reports whether the owner has answered.
+func (p *peer) part() bool {
 	m := bye{conn: p.link.ID(), from: p.b.address.owner, abandoned: p.unwanted.Load()}
 	if p.link.Control(m.encode()) != nil {
-		return // lost by now
+		return false // lost by now
 	}
 	timer := time.NewTimer(p.b.cfg.Grace)
 	defer timer.Stop()
 	select {
 	case <-p.farewell:
+		return true
 	case <-p.lostCh:
 	case <-timer.C:
 	}
+	return false
 }
 
 // giveBack ends the use of the link.

@@ -128,7 +128,7 @@ func (t transports) copies() bool {
 
 // nearConfig is what the context for peers of this host is opened with.
 func (c *Config) nearConfig(t transports) csrc.UCXConfig {
-	u := c.base(0)
+	u := c.base()
 	u.Transports, u.Shared, u.Pull, u.SegmentMax = t.near, true, t.copies(), nearSegmentMax
 	u.Settings = append(u.Settings, "MM_SEG_SIZE="+strconv.Itoa(nearSegmentBytes), "MM_FIFO_SIZE="+strconv.Itoa(nearFIFO))
 	u.Settings = append(u.Settings, c.Settings...)
@@ -137,7 +137,7 @@ func (c *Config) nearConfig(t transports) csrc.UCXConfig {
 
 // farConfig is what the context for all other peers is opened with.
 func (c *Config) farConfig(t transports) csrc.UCXConfig {
-	u := c.base(c.RendezvousMin)
+	u := c.base()
 	u.Transports, u.Devices, u.SegmentMax = t.far, c.Devices, farSegmentMax
 	if listed(t.far, "tcp") {
 		u.Settings = append(u.Settings, "TCP_TX_SEG_SIZE="+strconv.Itoa(tcpSendBytes), "TCP_RX_SEG_SIZE="+strconv.Itoa(tcpReceiveBytes))
@@ -146,15 +146,12 @@ func (c *Config) farConfig(t transports) csrc.UCXConfig {
 	return u
 }
 
-// base is what both contexts have in common. UCX's own threshold follows ours, so
-// that no other message of us goes by rendezvous either.
-func (c *Config) base(rendezvous int) csrc.UCXConfig {
-	threshold := "inf"
-	if rendezvous > 0 {
-		threshold = strconv.Itoa(rendezvous)
-	}
+// base is what both contexts have in common. Nothing goes by rendezvous: UCX would make the
+// copy later than we look at how old a message is, and from memory of the program.
+func (c *Config) base() csrc.UCXConfig {
 	return csrc.UCXConfig{
-		Workers: c.Workers, BatchesMax: c.BatchesMax, NotesMax: c.NotesMax, RendezvousMin: rendezvous,
-		SpinNanos: uint64(c.Spin), GraceNanos: uint64(c.Grace), Settings: []string{"RNDV_THRESH=" + threshold},
+		Workers: c.Workers, BatchesMax: c.BatchesMax, NotesMax: c.NotesMax,
+		SpinNanos: uint64(c.Spin), GraceNanos: uint64(c.Grace), FailureNanos: uint64(c.Failure),
+		Settings: []string{"RNDV_THRESH=inf"},
 	}
 }

@@ -62,7 +62,7 @@ type Backend struct {
 	deaths      deaths
 	words       lastword.List[*inbound]
 	counters    *csrc.UCXCounters
-	conns       atomic.Uint64 // numbers of connections that were given out
+	conns       atomic.Uint64  // numbers of connections that were given out
 	tasks       gate.Tasks     // what takes too long for the control goroutine
 	attending   sync.WaitGroup // that goroutine
 

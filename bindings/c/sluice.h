@@ -113,7 +113,7 @@ enum { SLUICE_OPTIONAL = 1 }; /* sluice_backend.flags: leave it out where it is 
  *   posix: path (ring, threads) threads depth piece_max gap_max pin_max buffered durable
  *   cuda:  library devices (a list of ordinals) sms in_flight streams peers
  *   gds:   library cuda threads depth piece_max buffer_max host direct yield (why chains get the pair instead) log_file
- *   ucx:   library transports devices workers rendezvous_min grace
+ *   ucx:   library transports devices workers grace failure
  *   rdma:  library devices rails listen queue_depth slice flight timeout retries
  * tcp asks for certificates of both sides, or for plaintext=true, which lets everybody on the network of listen read and
  * change what passes. posix reaches files of this process, cuda its cards, gds both.

@@ -58,10 +58,11 @@ static ucs_status_t on_message(void *arg, const void *head, size_t head_len, voi
 			       const ucp_am_recv_param_t *param)
 {
 	(void)arg;
-	(void)data;
+	unsigned char first = len ? *(const unsigned char *)data : 0;
+
 	(void)param;
 	put_hex("got", head, head_len);
-	printf(" %zu\n", len);
+	printf(" %zu %d\n", len, first);
 	return UCS_OK;
 }
 

@@ -15,6 +15,7 @@ type check struct {
 	wirings   Wiring
 	needs     driver.Can // bits of the Peer
 	ownMemory bool       // needs a backend whose Alloc has memory
+	repeats   bool       // for as long as the flag of the stress says
 	run       func(*stage)
 }
 
@@ -69,7 +70,7 @@ func (s *stage) lacks(all driver.Can) string {
 var checks = join(
 	canChecks, lengthChecks, boundsChecks, tokenChecks, patternChecks, nestChecks, durableChecks,
 	notifyChecks, answerChecks, countChecks, lastWordChecks,
-	completionChecks, noPollChecks, cancelChecks, helpChecks, fenceChecks, besideChecks, armChecks, allocChecks,
+	completionChecks, noPollChecks, cancelChecks, helpChecks, fenceChecks, besideChecks, stressChecks, armChecks, allocChecks,
 	allocatorChecks, connectChecks, lifecycleChecks, hammerChecks,
 )
 

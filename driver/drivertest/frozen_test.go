@@ -17,7 +17,7 @@ var crimes = []struct {
 	checks []string
 	how    sabotage
 }{
-	{"takes a frozen writer for gone", []string{"FenceFrozen"}, sabotage{
+	{"takes a frozen writer for gone", []string{"FenceFrozen", "FenceStress"}, sabotage{
 		fence: func(b *saboteur, ctx context.Context, key uint32) error {
 			ctx, cancel := context.WithTimeout(ctx, time.Millisecond)
 			defer cancel()
@@ -26,6 +26,9 @@ var crimes = []struct {
 			}
 			return nil
 		},
+	}},
+	{"does not fence at all", []string{"FenceStress", "FenceOverFrozen"}, sabotage{
+		fence: func(*saboteur, context.Context, uint32) error { return nil },
 	}},
 	{"waits for a frozen writer for ever", []string{"FenceFrozen"}, sabotage{
 		fence: func(b *saboteur, ctx context.Context, key uint32) error {
@@ -109,7 +112,7 @@ func TestCrimes(t *testing.T) {
 func TestNoCrime(t *testing.T) {
 	h := sabotagedShm(sabotage{}).withDefaults()
 	for _, name := range []string{
-		"FenceFrozen", "FenceFrozenBeside", "LastMessage", "ArmLost", "PeerKilled", "PeerFrozen", "ConnectFrozen",
+		"FenceFrozen", "FenceFrozenBeside", "FenceStress", "LastMessage", "ArmLost", "PeerKilled", "PeerFrozen", "ConnectFrozen",
 	} {
 		t.Run(name, func(t *testing.T) { find(t, name).perform(t, h, Processes) })
 	}

@@ -201,7 +201,13 @@ func Run(t *testing.T, h Harness) {
 		t.Run(w.String(), func(t *testing.T) {
 			for _, c := range checks {
 				if c.wirings&w != 0 && h.asksFor(c.name) {
-					t.Run(c.name, func(t *testing.T) { c.perform(t, h, w) })
+					t.Run(c.name, func(t *testing.T) {
+						if c.repeats {
+							c.repeat(t, h, w)
+						} else {
+							c.perform(t, h, w)
+						}
+					})
 				}
 			}
 		})

@@ -40,6 +40,8 @@ type request struct {
 	Count    int           `json:",omitempty"`
 	Counter  uint32        `json:",omitempty"`
 	Until    uint64        `json:",omitempty"` // what Counter is to reach
+	Tokens   [][]byte      `json:",omitempty"` // of memory that will be fenced
+	Steady   [][]byte      `json:",omitempty"` // of memory that will not
 	Limit    time.Duration `json:",omitempty"`
 }
 
@@ -99,6 +101,10 @@ var orders = map[string]func(*host, request) (reply, error){
 	"unregister": func(h *host, q request) (reply, error) {
 		return reply{}, within(q.Limit, h.region(q.Region).mem.Close)
 	},
+	"give back": func(h *host, q request) (reply, error) {
+		return reply{}, h.giveBack(q.Region, q.Limit)
+	},
+	"storm": func(h *host, q request) (reply, error) { return reply{}, h.storm(q) },
 	"connect": func(h *host, q request) (reply, error) {
 		id, err := h.connect(q.Data, q.Limit)
 		return reply{ID: id}, err

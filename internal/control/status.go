@@ -19,11 +19,13 @@ const (
 	Closed
 	Full
 	Failed
+	Bounds
 )
 
 var statusErrors = [...]error{
 	OK: nil, Revoked: driver.ErrRevoked, BadToken: driver.ErrBadToken,
 	Closed: driver.ErrPeerLost, Full: driver.ErrFull, Failed: driver.ErrCorrupt,
+	Bounds: driver.ErrBounds,
 }
 
 // Err is the sentinel that says the same.

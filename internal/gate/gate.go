@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gate keeps what is about to be closed until nobody uses it any more.
+// Package gate keeps what is about to be closed until no call uses it any more.
 package gate
 
 import (
@@ -30,13 +30,13 @@ func (g *Gate) Enter() bool {
 // Exit ends what Enter began.
 func (g *Gate) Exit() { g.inside.Add(-1) }
 
-// Shut lets nobody in any more. It reports whether it was the first to do so.
+// Shut lets no call in any more. It reports whether it was the first to do so.
 func (g *Gate) Shut() bool { return !g.closed.Swap(true) }
 
-// Reopen undoes Shut. What was written before it is seen by who gets in.
+// Reopen undoes Shut. What was written before it is seen by the calls that get in.
 func (g *Gate) Reopen() { g.closed.Store(false) }
 
-// IsShut reports whether nobody gets in.
+// IsShut reports whether no call gets in.
 func (g *Gate) IsShut() bool { return g.closed.Load() }
 
 // Wait returns when all are out. Those inside are about to leave: each has been

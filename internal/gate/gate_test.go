@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestGate has many use what one closes: nobody is inside once Wait has returned.
+// TestGate has many use what one closes: none is inside once Wait has returned.
 func TestGate(t *testing.T) {
 	var g Gate
 	var closed atomic.Bool
@@ -24,7 +24,7 @@ func TestGate(t *testing.T) {
 		})
 	}
 	if !g.Shut() || g.Shut() || !g.IsShut() {
-		t.Error("Shut must say who was first")
+		t.Error("Shut must report which call was first")
 	}
 	g.Wait()
 	closed.Store(true)

@@ -13,10 +13,10 @@ import (
 // all threads end at about the same time.
 const faultStep = 16 << 20
 
-// FaultIn finds the pages of memory that is about to be pinned: whoever pins it finds them
+// FaultIn finds the pages of memory that is about to be pinned: the pinning finds them
 // one by one on one thread, and most of the time goes into zeroing them. It takes so many
 // threads, and returns when all is there. Contents do not change. write is for memory that
-// will be pinned to be written to. What cannot be done is left to whoever pins the memory,
+// will be pinned to be written to. What cannot be done is left to the pinning,
 // and told by them; before Linux 5.14 that is everything.
 func FaultIn(mem []byte, write bool, threads int) {
 	advice := unix.MADV_POPULATE_READ

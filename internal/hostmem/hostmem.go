@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -34,7 +35,7 @@ const AnyNode = 0
 func OnNode(node int) int { return node + 1 }
 
 // wasteMax is the part of an allocation, as 1/wasteMax of it, that HugeAuto may
-// lose by rounding up: reserved pages are scarce, and nobody else can use them.
+// lose by rounding up: reserved pages are scarce, and no other program can use them.
 const wasteMax = 8
 
 // Options describe an allocation; the zero value is useful.
@@ -65,7 +66,7 @@ func Alloc(n uint64, o Options) (*Buffer, error) {
 		if err == nil || o.Huge == HugeRequire {
 			return b, err
 		}
-		// Somebody was faster, or MFD_HUGETLB is not for us: go on without.
+		// The pages were taken meanwhile, or MFD_HUGETLB is not for us: go on without.
 	} else if o.Huge == HugeRequire {
 		return nil, noHugePages(need, free)
 	}
@@ -135,12 +136,12 @@ type Buffer struct {
 	collapsed bool   // all whole 2 MiB runs were gathered in huge pages at Alloc
 	landings  landings
 
-	mu         sync.RWMutex // guards what follows
-	mem        []byte       // whole pages; nil after Close
-	layers     []*layer     // open memfds, each used by at least one piece
-	pieces     []piece      // what lies where: ordered, without gaps, neighbours differ in layer
-	generation uint64
-	holds      int // of Hold: no Renew meanwhile
+	mu         sync.RWMutex  // guards what follows
+	mem        []byte        // whole pages; nil after Close
+	layers     []*layer      // open memfds, each used by at least one piece
+	pieces     []piece       // what lies where: ordered, without gaps, neighbours differ in layer
+	generation atomic.Uint64 // written under mu
+	holds      int           // of Hold: no Renew meanwhile
 }
 
 // Bytes returns the memory, nil after Close. The address stays the same through

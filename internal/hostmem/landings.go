@@ -24,23 +24,28 @@ type landings struct {
 	over   atomic.Pointer[chan struct{}] // closed when the Renew has ended
 }
 
-// The phases of a Renew.
+// The phases of a Renew. What lands from C knows renewMoves by its value.
 const (
 	renewNone = iota
 	renewWaits
 	renewMoves
 )
 
-const (
-	patience   = 10 * time.Millisecond // of a write, with a Renew that waits
-	enteredMax = 5 * time.Second       // of a Renew, with what has entered
-)
+const patience = 10 * time.Millisecond // of a write, with a Renew that waits
+
+var enteredMax = 5 * time.Second // of a Renew, with what has entered; tests have less
 
 // Enter implements driver.Shared.
 func (b *Buffer) Enter() { b.landings.enter() }
 
 // Leave implements driver.Shared.
 func (b *Buffer) Leave() { b.landings.inside.Add(-1) }
+
+// Landings returns the two words behind Enter and Leave, for what lands from C: it adds one to
+// inside, and takes it back and tries again while phase is 2.
+func (b *Buffer) Landings() (inside *atomic.Int64, phase *atomic.Int32) {
+	return &b.landings.inside, &b.landings.phase
+}
 
 func (l *landings) enter() {
 	l.inside.Add(1) // pairs with the store of the phase in stop

@@ -23,8 +23,8 @@ type layer struct {
 
 const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
-// newLayer makes a memfd whose size can never change, so that whoever maps it
-// never dies of SIGBUS, and to which nobody can add seals that shut us out.
+// newLayer makes a memfd whose size can never change, so that no process that maps
+// it dies of SIGBUS, and to which none can add seals that shut us out.
 func newLayer(purpose string, size uint64, huge bool) (*layer, error) {
 	fd, err := memfd(purpose, huge)
 	if err != nil {

@@ -15,7 +15,7 @@ type Machine struct {
 	Total, Available   uint64 // bytes, also within the cgroup of this process
 	BasePage, HugePage uint64 // bytes
 	HugeReserved       uint64 // pages of HugePage bytes set aside
-	HugeFree           uint64 // of these, promised to nobody
+	HugeFree           uint64 // of these, not promised yet
 	TransparentHuge    string // "always", "madvise" or "never"
 	ShmemHuge          string // the same for memfds: also "advise", "within_size", "force", "deny"
 	Nodes              []Node // ordered by number; empty without NUMA in the kernel

@@ -70,7 +70,7 @@ const (
 )
 
 // bind ties the range to a node as Options.Node names it. The policy belongs to
-// the memfd, so it holds for whoever touches the pages first.
+// the memfd, so it holds for the first touch in any process.
 func bind(mem []byte, encoded int) error {
 	if encoded == AnyNode {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Count adds memory that somebody else made to InUse, in whole pages, until end
+// Count adds memory of another make to InUse, in whole pages, until end
 // is called. end is idempotent.
 func Count(purpose string, n uint64) (end func()) {
 	size := int64(roundUp(n, basePage))
@@ -17,7 +17,7 @@ func Count(purpose string, n uint64) (end func()) {
 	return sync.OnceFunc(func() { count(purpose, -size) })
 }
 
-// Populate faults in memory that somebody else made: it begins at a page and is
+// Populate faults in memory of another make: it begins at a page and is
 // zeroed still. A lack of memory is a *SizeError.
 func Populate(mem []byte) error {
 	if err := checkFree(uint64(len(mem))); err != nil {

@@ -13,8 +13,8 @@ type piece struct {
 func (p piece) end() uint64 { return p.off + p.len }
 
 // Extents implements driver.Shared. The descriptors stay open until a Renew
-// replaces the last of their pages or until Close; whoever hands them on while
-// another goroutine may do that uses Lend.
+// replaces the last of their pages or until Close; to hand them on while another
+// goroutine may do that, use Lend.
 func (b *Buffer) Extents(dst []driver.Extent) []driver.Extent {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
@@ -36,7 +36,7 @@ func (b *Buffer) Lend(f func(extents []driver.Extent, generation uint64) error) 
 	if b.mem == nil {
 		return driver.ErrClosed
 	}
-	return f(b.extents(nil), b.generation)
+	return f(b.extents(nil), b.generation.Load())
 }
 
 // splice puts a piece over others and joins it with neighbours in its layer.

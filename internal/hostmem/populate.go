@@ -16,7 +16,7 @@ const populateStep = 64 << 20
 
 // advise tells the kernel how the range is used; all of it may fail.
 func (b *Buffer) advise(mem []byte) {
-	_ = unix.Madvise(mem, unix.MADV_DONTDUMP) // a core file of the KV cache helps nobody
+	_ = unix.Madvise(mem, unix.MADV_DONTDUMP) // a core file of the KV cache is of no help
 	if b.opts.Huge != HugeNone && b.page != hugeSize {
 		_ = unix.Madvise(mem, unix.MADV_HUGEPAGE)
 	}

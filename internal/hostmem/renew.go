@@ -22,9 +22,7 @@ const renewStep = 64 << 20
 
 // Generation implements driver.Shared.
 func (b *Buffer) Generation() uint64 {
-	b.mu.RLock()
-	defer b.mu.RUnlock()
-	return b.generation
+	return b.generation.Load()
 }
 
 // Renew implements driver.Shared. It copies [off, off+n), widened to whole
@@ -61,7 +59,7 @@ func (b *Buffer) renew(from, to uint64) error {
 	if err != nil {
 		return fmt.Errorf("renew memory: %w", err)
 	}
-	b.generation++
+	b.generation.Add(1)
 	defer b.retire()
 	for at := from; at < to; {
 		next := min(to, roundDown(at+renewStep, renewStep))

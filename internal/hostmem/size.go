@@ -35,7 +35,7 @@ func (e *SizeError) Error() string {
 func (e *SizeError) Is(target error) bool { return target == driver.ErrBounds }
 
 // checkSize refuses what cannot end well, before anything is touched: the kernel
-// would promise it and kill somebody later.
+// would promise it and end some process later.
 func checkSize(n uint64) error {
 	if n == 0 {
 		return &SizeError{Reason: "nothing was asked for", Fix: "ask for at least 1 byte"}
@@ -50,7 +50,7 @@ func checkSize(n uint64) error {
 	return nil
 }
 
-// checkFree refuses what the kernel would have to kill somebody for.
+// checkFree refuses what the kernel would have to end some process for.
 func checkFree(n uint64) error {
 	if _, available := memory("/"); available != 0 && n > available {
 		return tooLittle(n, available)

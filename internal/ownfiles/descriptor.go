@@ -3,9 +3,11 @@
 package ownfiles
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -73,6 +75,22 @@ func Reopen(fd, flags int) (int, error) {
 		return -1, os.NewSyscallError("open", err)
 	}
 	return again, nil
+}
+
+// SyncEntry has the disk keep the entry of a file in its folder. Where the folder may not be
+// read, or has no sync of its own, all of the filesystem is synced.
+func SyncEntry(f *os.File) error {
+	folder, err := os.Open(filepath.Dir(f.Name()))
+	if err == nil {
+		err = errors.Join(folder.Sync(), folder.Close())
+	}
+	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL) {
+		err = os.NewSyscallError("syncfs", unix.Syncfs(int(f.Fd())))
+	}
+	if err != nil {
+		return fmt.Errorf("sync the folder of %s: %w", f.Name(), err)
+	}
+	return nil
 }
 
 // Name is what the system calls the file behind a descriptor now.

@@ -36,7 +36,7 @@ func BenchmarkChannelRoundTrip(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/2, "ns/wake-up")
 }
 
-// BenchmarkSignal is the cost to the one who wakes.
+// BenchmarkSignal is the cost of waking.
 func BenchmarkSignal(b *testing.B) {
 	e := mustEvent(b)
 	b.ReportAllocs()

@@ -20,13 +20,13 @@ import (
 )
 
 // Event is a wake-up call between goroutines or, when its descriptor is sent to
-// another process, between processes. Signals that nobody has waited for add up
+// another process, between processes. Signals that were not waited for add up
 // to one. All methods may be called by any goroutine at any time.
 type Event struct {
 	fd *polled
 }
 
-// NewEvent makes an event that nobody has signalled.
+// NewEvent makes an event that is not signalled.
 func NewEvent() (*Event, error) {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
@@ -35,7 +35,7 @@ func NewEvent() (*Event, error) {
 	return newEvent(fd)
 }
 
-// EventFromFD makes an event of an eventfd that somebody else made: one received
+// EventFromFD makes an event of an eventfd of another make: one received
 // from a peer, or Armer.FD of a backend. It keeps a duplicate, so fd stays the
 // caller's to close at any time. It sets O_NONBLOCK, for the peer as well. What
 // is no eventfd is refused.
@@ -75,8 +75,8 @@ func (e *Event) check() error {
 }
 
 // FD returns the descriptor, to be sent to a peer or to be watched. It belongs
-// to the Event and is -1 after Close; whoever may race with Close duplicates it
-// under a lock of their own.
+// to the Event and is -1 after Close; a caller that may race with Close duplicates it
+// under a lock of its own.
 func (e *Event) FD() int { return e.fd.number() }
 
 // Signal wakes one Wait: the one that sleeps, else the next. It does not block

@@ -23,7 +23,7 @@ type ID struct {
 	Start uint64 // when it began, in ticks since the host did
 }
 
-// This reads who we are.
+// This reads what names our process.
 func This() (ID, error) {
 	pid := os.Getpid()
 	start, err := StartOf(pid)

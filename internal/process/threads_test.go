@@ -57,6 +57,6 @@ func TestThreads(t *testing.T) {
 		require.ErrorIs(t, err, driver.ErrUnproven)
 	}
 	if self, err := process.ThreadsOf(os.Getpid(), unix.SYS_PROCESS_VM_WRITEV); err != nil || !out(self, 10*time.Second) {
-		t.Errorf("of ourselves: %v, or in a call that nobody makes", err)
+		t.Errorf("of ourselves: %v, or in a call that none makes", err)
 	}
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package sealed makes pages that processes share, and maps those of another process, which may be
-// hostile: no page can be taken away under who has mapped it.
+// hostile: no page can be taken away under a process that has mapped it.
 package sealed
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// New makes a sealed memfd and maps it. With ownerOnly nobody who receives
+// New makes a sealed memfd and maps it. With ownerOnly no process that receives
 // the descriptor can write, while our own mapping stays writable.
 func New(name string, size uint64, ownerOnly bool) (fd int, mem []byte, err error) {
 	fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)

@@ -53,14 +53,35 @@ type Backend struct {
 	Addr []byte
 }
 
-// Region is a named range and its tokens, by index of Description.Backends; nil, or
-// past the end: that backend does not serve it.
+// Region is a named range with a token for each backend that serves it.
 type Region struct {
 	Name     string
 	Kind     driver.Kind
 	ReadOnly bool
 	Size     uint64
-	Tokens   [][]byte
+
+	Set    uint32   // a bit for each backend that has a token, by index of Description.Backends
+	Tokens [][]byte // of those, in order
+}
+
+// Pack takes tokens by index of Description.Backends, nil where there is none. The list is
+// the Region's from then on.
+func (r *Region) Pack(list [][]byte) {
+	r.Set, r.Tokens = 0, list[:0]
+	for i, token := range list {
+		if token != nil {
+			r.Set |= 1 << i
+			r.Tokens = append(r.Tokens, token)
+		}
+	}
+}
+
+// Token returns the token of a backend, nil where there is none.
+func (r *Region) Token(backend int) []byte {
+	if backend >= BackendsMax || r.Set&(1<<backend) == 0 {
+		return nil
+	}
+	return r.Tokens[bits.OnesCount32(r.Set&(1<<backend-1))]
 }
 
 const readOnlyFlag = 1 << 7 // beside the kind
@@ -117,24 +138,13 @@ func appendRegion(b []byte, previous string, r *Region) []byte {
 	}
 	b = append(b, flags)
 	b = binary.AppendUvarint(b, r.Size)
-	var set uint64
+	b = binary.AppendUvarint(b, uint64(r.Set))
 	for i, token := range r.Tokens {
-		if token != nil {
-			set |= 1 << i
-		}
-	}
-	b = binary.AppendUvarint(b, set)
-	var last []byte
-	for _, token := range r.Tokens {
-		switch {
-		case token == nil:
-			continue
-		case last == nil:
+		if i == 0 {
 			b = appendBlock(b, token)
-		default:
-			b = appendFront(b, last, token)
+		} else {
+			b = appendFront(b, r.Tokens[i-1], token)
 		}
-		last = token
 	}
 	return b
 }
@@ -154,11 +164,11 @@ func (d *Description) check() error {
 	}
 	for i := range d.Regions {
 		r := &d.Regions[i]
-		if len(r.Name) > NameMax || r.Size == 0 || len(r.Tokens) > len(d.Backends) {
+		if len(r.Name) > NameMax || r.Size == 0 || bits.Len32(r.Set) > len(d.Backends) || bits.OnesCount32(r.Set) != len(r.Tokens) {
 			return fmt.Errorf("describe region %q of %d bytes with %d tokens: %w", r.Name, r.Size, len(r.Tokens), driver.ErrBounds)
 		}
 		for _, token := range r.Tokens {
-			if len(token) > driver.TokenMax || (token != nil && len(token) == 0) {
+			if len(token) == 0 || len(token) > driver.TokenMax {
 				return fmt.Errorf("describe region %q with a token of %d bytes: %w", r.Name, len(token), driver.ErrBounds)
 			}
 		}
@@ -211,14 +221,11 @@ func (r *reader) region(backendCount int, previous []byte) Region {
 		r.fail(errors.New("has a region of an unknown kind"))
 	}
 	out.Size = r.uvarint(math.MaxInt64)
-	set := r.uvarint(1<<backendCount - 1)
-	out.Tokens = make([][]byte, bits.Len64(set))
+	out.Set = uint32(r.uvarint(1<<backendCount - 1))
+	out.Tokens = make([][]byte, bits.OnesCount32(out.Set))
 	var last []byte
 	for i := range out.Tokens {
-		if set&(1<<i) == 0 {
-			continue
-		}
-		if last == nil {
+		if i == 0 {
 			last = r.block(driver.TokenMax)
 		} else {
 			last = r.front(last, driver.TokenMax)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,10 +25,12 @@ func sample(regions int) *Description {
 		secret := crc32.ChecksumIEEE([]byte{byte(i), byte(i >> 8)})
 		token := binary.LittleEndian.AppendUint32(nil, secret)
 		token = append(bytes.Repeat(token, 4), byte(i), byte(i>>8), 1)
-		r := Region{Name: fmt.Sprintf("kv.layer.%04d", i), Size: 1 << 20, Tokens: [][]byte{token, append(bytes.Clone(token[:18]), 7, 7)}}
+		r := Region{Name: fmt.Sprintf("kv.layer.%04d", i), Size: 1 << 20}
+		tokens := [][]byte{token, append(bytes.Clone(token[:18]), 7, 7)}
 		if i%3 == 1 {
-			r.ReadOnly, r.Kind, r.Tokens[0] = true, driver.File, nil
+			r.ReadOnly, r.Kind, tokens[0] = true, driver.File, nil
 		}
+		r.Pack(tokens)
 		d.Regions = append(d.Regions, r)
 	}
 	return d
@@ -48,9 +51,10 @@ func TestRoundTrip(t *testing.T) {
 			t.Errorf("%d regions came back otherwise: %+v", n, got)
 		}
 		for i := range got.Regions {
-			for j, token := range got.Regions[i].Tokens {
-				if !bytes.Equal(token, want.Regions[i].Tokens[j]) || (token == nil) != (want.Regions[i].Tokens[j] == nil) {
-					t.Errorf("region %d token %d: %x, want %x", i, j, token, want.Regions[i].Tokens[j])
+			for j := range want.Backends {
+				token, want := got.Regions[i].Token(j), want.Regions[i].Token(j)
+				if !bytes.Equal(token, want) || (token == nil) != (want == nil) {
+					t.Errorf("region %d token %d: %x, want %x", i, j, token, want)
 				}
 			}
 		}
@@ -145,7 +149,9 @@ func TestDecodeDoesNotSwell(t *testing.T) {
 		tokens[i] = bytes.Repeat([]byte{7}, driver.TokenMax)
 	}
 	for range 2000 {
-		d.Regions = append(d.Regions, Region{Name: strings.Repeat("r", NameMax), Size: 1, Tokens: tokens})
+		r := Region{Name: strings.Repeat("r", NameMax), Size: 1}
+		r.Pack(slices.Clone(tokens))
+		d.Regions = append(d.Regions, r)
 	}
 	b, err := Encode(nil, &d)
 	if err != nil {
@@ -161,4 +167,33 @@ func TestDecodeDoesNotSwell(t *testing.T) {
 	if grown, most := after.TotalAlloc-before.TotalAlloc, uint64(64*len(b)); grown > most {
 		t.Errorf("%d bytes were taken for %d, want at most %d", grown, len(b), most)
 	}
+}
+
+// TestDecodeOfSparseTokens reads many regions whose one token is that of the last backend: a
+// description is held in a few times its own bytes.
+func TestDecodeOfSparseTokens(t *testing.T) {
+	d := &Description{Name: "x"}
+	for i := range BackendsMax {
+		d.Backends = append(d.Backends, Backend{Name: string(rune('a' + i))})
+	}
+	for range 1 << 17 {
+		d.Regions = append(d.Regions, Region{Name: "r", Size: 1, Set: 1 << (BackendsMax - 1), Tokens: [][]byte{{1}}})
+	}
+	b, err := Encode(nil, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	got, err := Decode(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if held, most := after.HeapAlloc-before.HeapAlloc, uint64(20*len(b)); held > most {
+		t.Errorf("%d bytes are held for %d, want at most %d", held, len(b), most)
+	}
+	runtime.KeepAlive(got)
 }

@@ -69,13 +69,16 @@ func (p *Push) mayFinish() (ready bool, err error) {
 
 // Abort ends the Push. When it returns nil, no byte of it lands any more, its
 // imports are closed, and the receiver has been told, where it can be. ctx
-// bounds the wait; the end goes on without it. It is idempotent, and does
+// bounds the wait; the end goes on without it. Another error means that the engine has no
+// proof for a transfer: the blocks of this side must not change. It is idempotent, and does
 // nothing to a Push that has ended.
 func (p *Push) Abort(ctx context.Context) error {
 	p.fail(&EndError{Request: p.request, Reason: Aborted})
 	select {
 	case <-p.ended:
-		return nil
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.unproven
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}

@@ -103,6 +103,9 @@ func (q *Request) receive(m *message) {
 	case kindLayer:
 		q.layer(int(m.layer))
 	case kindDone:
+		if q.done {
+			return // said again: no sign of life, or it would hold the blocks for ever
+		}
 		q.done = true
 		q.checkComplete()
 	case kindAbort:

@@ -36,6 +36,7 @@ type Push struct {
 
 	mu          sync.Mutex
 	err         error // the outcome, once over is closed; nil: handed over
+	unproven    error // a transfer was ended without a proof
 	reasonThere Reason
 	grant       assembly
 	claimed     []bool // layers
@@ -145,8 +146,8 @@ func (p *Push) Err() error {
 	return p.err
 }
 
-// Ended is closed when nothing is left of the Push: no transfer, no import, and
-// the blocks of this side may change.
+// Ended is closed when nothing is left of the Push: no transfer, no import. The blocks of
+// this side may then change, unless Abort returns an error.
 func (p *Push) Ended() <-chan struct{} { return p.ended }
 
 // outcome is what a call on a Push that is over returns. Precondition: p.mu is held.

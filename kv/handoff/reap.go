@@ -81,10 +81,14 @@ func (p *Push) awaitLayer(f *flight, timer *time.Timer) bool {
 	}
 }
 
+// abort ends a transfer and waits for the end, which the engine bounds. It keeps an answer
+// that there is no proof.
 func (p *Push) abort(f *flight) {
-	ctx, cancel := context.WithTimeout(context.Background(), p.s.cfg.AbortTimeout)
-	defer cancel()
-	_ = f.t.Abort(ctx) // the outcome is the transfer's Err
+	if err := f.t.Abort(context.Background()); err != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.unproven = errors.Join(p.unproven, err)
+	}
 }
 
 // awaitEnd waits for the receiver to say why it has revoked a lease: it does so

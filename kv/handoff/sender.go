@@ -29,7 +29,7 @@ type SenderConfig struct {
 	AnswerTimeout time.Duration // for Begin, the wait for room included; default 30 s
 	LayerTimeout  time.Duration // for one layer to be written; default 10 s
 	TakenTimeout  time.Duration // for the receiver to take it over in the end; default 10 s
-	AbortTimeout  time.Duration // for each transfer to end, and for the news of it to leave; default 5 s
+	AbortTimeout  time.Duration // for the news of an end to leave, and to come; default 5 s
 	MessageMax    int           // bytes of a notification; default 4 KiB, at least MessageMin
 
 	// Checksum, if set, says of which layers the bytes are compared on both sides before the

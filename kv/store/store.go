@@ -36,6 +36,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/ownfiles"
 )
 
 // Name names the content of a block, as pool.Hash does: the tokens in it and before it.
@@ -87,7 +88,7 @@ func Create(path string, g Geometry, o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create store: %w", err)
 	}
-	s := &Store{f: f, geo: g, opts: o, blocks: make([]Block, g.Blocks), unsure: map[uint32]struct{}{}}
+	s := &Store{f: f, geo: g, opts: o, unsure: map[uint32]struct{}{}}
 	if err := s.create(); err != nil {
 		return nil, errors.Join(fmt.Errorf("create store: %w", err), f.Close(), os.Remove(path))
 	}
@@ -101,13 +102,20 @@ func (s *Store) create() error {
 	if err := reserve(s.f, s.geo.fileBytes()); err != nil {
 		return err
 	}
+	s.blocks = make([]Block, s.geo.Blocks) // now that the disk has room for them
 	header := newHeader(s.geo)
 	s.id = header.id
 	if _, err := s.f.WriteAt(header.encode(), 0); err != nil {
 		return err
 	}
-	return s.f.Sync()
+	if err := s.f.Sync(); err != nil {
+		return err
+	}
+	return syncEntry(s.f)
 }
+
+// syncEntry has the disk keep the name of a new file; a test sees it called.
+var syncEntry = ownfiles.SyncEntry
 
 // Open opens a store and reads its records. While another process has it, or the kernel still
 // ends what that had begun, the error is engine.ErrBusy; a file that is no store, or a
@@ -128,6 +136,11 @@ func (s *Store) open() error {
 	if err := lock(s.f); err != nil {
 		return err
 	}
+	if s.opts.Durable {
+		if err := s.settle(); err != nil {
+			return err
+		}
+	}
 	header, err := readHeader(s.f)
 	if err != nil {
 		return err
@@ -141,6 +154,17 @@ func (s *Store) open() error {
 		return fmt.Errorf("the file has %d of %d bytes: %w", info.Size(), s.geo.fileBytes(), engine.ErrCorrupt)
 	}
 	return s.readTable()
+}
+
+// settle has the page cache hold of the records what the disk has. A process that was killed
+// may have left some that were not synced, or, when a sync of its failed, never will be: Begin
+// takes what it reads here for what the disk says.
+func (s *Store) settle() error {
+	if err := s.sync(); err != nil {
+		return err
+	}
+	err := unix.Fadvise(int(s.f.Fd()), 0, 0, unix.FADV_DONTNEED)
+	return os.NewSyscallError("posix_fadvise", err)
 }
 
 // lock takes the store for this open file, and thereby for every descriptor that is a

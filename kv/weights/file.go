@@ -34,7 +34,7 @@ const pageBytes = 4 << 10
 // OpenFile opens a file to read. A directory, or another thing without bytes of its own, is
 // engine.ErrCorrupt.
 func OpenFile(path string) (*File, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO would have it wait
 	if err != nil {
 		return nil, err // names the path
 	}

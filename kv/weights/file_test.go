@@ -11,6 +11,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -165,4 +168,12 @@ func TestOpenFileRefuses(t *testing.T) {
 	if _, err := OpenFile(filepath.Join(dir, "absent")); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "absent") {
 		t.Errorf("no file: %v", err)
 	}
+}
+
+// TestOpenFIFO: what has no bytes of its own is refused, and not waited for.
+func TestOpenFIFO(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "model.safetensors")
+	require.NoError(t, unix.Mkfifo(path, 0o600))
+	_, err := OpenFile(path)
+	require.ErrorIs(t, err, engine.ErrCorrupt)
 }

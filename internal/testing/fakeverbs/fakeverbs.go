@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package fakeverbs stands in for RDMA devices in tests: a library in the place of libibverbs,
-// built from csrc/testdata/fakeverbs, whose queue pairs move bytes within the test
+// built from csrc/verbs/testdata/fakeverbs, whose queue pairs move bytes within the test
 // program. It runs the same host code as real devices do, and it can do on command what they
 // do on bad days. It is no measure of speed.
 //
@@ -37,7 +37,7 @@ type Fabric struct {
 }
 
 // Open has n devices, called fake0 and so on, all up and well: the first call builds the library.
-// Each has load open it, as csrc.LoadVerbs does, whether it was open before or not. What a test
+// Each has load open it, as verbs.Load does, whether it was open before or not. What a test
 // has set is set back at its end.
 func Open(t testing.TB, n int, load func(path string) error) *Fabric {
 	t.Helper()
@@ -106,7 +106,7 @@ func sources() (string, error) {
 	dir, err := os.Getwd()
 	for err == nil {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return filepath.Join(dir, "csrc", "testdata", "fakeverbs"), nil
+			return filepath.Join(dir, "csrc", "verbs", "testdata", "fakeverbs"), nil
 		}
 		if dir == filepath.Dir(dir) {
 			return "", os.ErrNotExist

@@ -2,7 +2,7 @@
 
 package fakeverbs
 
-// Word is a word of the panel of a device: csrc/testdata/fakeverbs/control.h says what each
+// Word is a word of the panel of a device: csrc/verbs/testdata/fakeverbs/control.h says what each
 // means. A test may set those before Contexts and read the others.
 type Word int
 

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package posix
+
+import (
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// counted stands in for memory whose pages may be renewed: it counts what is inside.
+type counted struct {
+	driver.Shared
+	inside, entered atomic.Int64
+}
+
+func (c *counted) Enter() { c.inside.Add(1); c.entered.Add(1) }
+func (c *counted) Leave() { c.inside.Add(-1) }
+
+// TestReadsEnter has reads, straight, through the page cache and by a buffer, end while pages
+// cannot be renewed, and writes not mind.
+func TestReadsEnter(t *testing.T) {
+	bothPaths(t, func(t *testing.T, cfg Config) {
+		const size = 1 << 20
+		for _, cfg.Buffered = range []bool{false, true} {
+			r := newRig(t, cfg, fileSegment(newFile(t, t.TempDir(), size), size), size)
+			c := &counted{}
+			m, err := r.b.Register(driver.Segment{Kind: driver.DRAM, Len: size, Mem: r.mem, Shared: c})
+			require.NoError(t, err)
+			r.local = m.Key()
+			landed := 0
+			sabotage(r, func(l *landing) {
+				if landed++; l.r.kind == readInto && !l.r.bounce && c.inside.Load() == 0 {
+					t.Error("a read has landed where pages could be renewed")
+				}
+			})
+			require.NoError(t, r.move(t, driver.Write, driver.Desc{Len: size}))
+			require.Zero(t, c.entered.Load(), "a write has entered")
+			for _, d := range []driver.Desc{{Len: size}, {Local: 3, Remote: 5, Len: 100}, {Remote: 9, Len: size - 9}} {
+				before := c.entered.Load()
+				require.NoError(t, r.move(t, driver.Read, d))
+				require.Greater(t, c.entered.Load(), before)
+				require.Zero(t, c.inside.Load(), "a read has not left")
+			}
+			require.NotZero(t, landed)
+		}
+	})
+}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"sync"
+	"time"
+)
+
+// ping tells an owner that is frozen from one whose program does not take its
+// notifications. Both leave the ring full, and a program may take its time; but the
+// goroutine that reads the owner's socket answers as long as the process runs.
+type ping struct {
+	mu    sync.Mutex
+	sent  time.Time
+	timer *time.Timer // nil: none is under way
+}
+
+// suspect asks the owner for a sign of life, because its ring is full. One that gives none
+// within Config.Failure is lost: no notification would reach it, and the engine's
+// operations would wait for room without limit. Bytes would.
+// Preconditions: entered.
+func (p *peer) suspect() {
+	p.ping.mu.Lock()
+	defer p.ping.mu.Unlock()
+	if p.self || p.ping.timer != nil || time.Since(p.ping.sent) < p.b.cfg.Failure/4 {
+		return
+	}
+	p.ping.sent = time.Now()
+	p.ping.timer = time.AfterFunc(p.b.cfg.Failure, func() {
+		_ = p.sock.Close() // the reader ends by it, and the peer is lost
+	})
+	p.readerWG.Go(func() { p.say([]byte{msgPing}) })
+}
+
+// alive ends the ping under way.
+func (p *peer) alive() {
+	p.ping.mu.Lock()
+	defer p.ping.mu.Unlock()
+	if p.ping.timer != nil {
+		p.ping.timer.Stop()
+		p.ping.timer = nil
+	}
+}

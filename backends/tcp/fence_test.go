@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// A fence that finds a piece in hand ends the epoch at once, has no proof until the piece has
+// landed, and looks for it again when it is called again.
+func TestFenceWaitsForThePieceInHand(t *testing.T) {
+	owner, near := open(t, Config{}), open(t, Config{})
+	m, mem := share(t, owner, 4096)
+	l, local := share(t, near, 4096)
+	p := dial(t, near, owner.Addr())
+	token, err := m.AppendToken(nil)
+	require.NoError(t, err)
+	key := take(t, p, m)
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+
+	require.True(t, m.enter(m.ticket.Load())) // a piece is in hand
+	require.ErrorIs(t, owner.Fence(over, m.key), context.Canceled)
+	_, _, err = p.Import(token)
+	require.ErrorIs(t, err, driver.ErrRevoked)
+	require.ErrorIs(t, owner.Fence(over, m.key), context.Canceled)
+	fill(local, 9)
+	d := []driver.Desc{{Len: 4096, LocalKey: l.key, RemoteKey: key}}
+	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}))
+	require.ErrorIs(t, await(t, near, 1), driver.ErrRevoked)
+	proved := make(chan error)
+	go func() { proved <- owner.Fence(context.Background(), m.key) }()
+	select {
+	case err := <-proved:
+		require.Fail(t, "a fence returned with a piece in hand", "%v", err)
+	default:
+	}
+	m.leave()
+	require.NoError(t, <-proved)
+	require.NoError(t, owner.Fence(over, m.key), "the proof is there at once")
+	require.Zero(t, mem[0])
+}
+
+// renewing is memory of which the pages can be exchanged.
+type renewing struct {
+	driver.Shared
+	landing sync.RWMutex
+	entered atomic.Int64
+}
+
+func (r *renewing) Enter() { r.entered.Add(1); r.landing.RLock() }
+func (r *renewing) Leave() { r.landing.RUnlock() }
+
+// Nothing lands while pages are exchanged, neither what a peer writes nor what a Read brings,
+// through a chunk or in place, and it lands afterwards.
+func TestNothingLandsDuringRenew(t *testing.T) {
+	const n = 64 << 10
+	owner, near := open(t, Config{}), open(t, Config{})
+	p := dial(t, near, owner.Addr())
+	shared := func(b *Backend) (*memory, []byte, *renewing) {
+		plain, mem := share(t, b, n)
+		x := &renewing{}
+		seg := plain.seg
+		seg.Shared = x
+		m, err := b.Register(seg)
+		require.NoError(t, err)
+		return m.(*memory), mem, x
+	}
+	far, away, farRenew := shared(owner)
+	m, local, nearRenew := shared(near)
+	key := take(t, p, far)
+	for _, op := range []driver.Op{driver.Write, driver.Read} {
+		from, to, x := local, away, farRenew
+		if op == driver.Read {
+			from, to, x = away, local, nearRenew
+		}
+		for _, size := range []uint64{16, n} {
+			fill(from, byte(size)|1)
+			clear(to)
+			before := x.entered.Load()
+			x.landing.Lock()
+			d := []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
+			require.NoError(t, p.Submit(1, &driver.Batch{Op: op, Descs: d}))
+			for x.entered.Load() == before { // until it is about to land
+				runtime.Gosched()
+			}
+			require.Zero(t, to[0])
+			x.landing.Unlock()
+			require.NoError(t, await(t, near, 1))
+			require.Equal(t, from[:size], to[:size])
+		}
+	}
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"context"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/testing/leak"
+)
+
+// dialFrom connects from another address of this machine, which is another host to the owner.
+func dialFrom(t *testing.T, address string, b *Backend) net.Conn {
+	t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}, Timeout: limit}
+	c, err := d.Dial("tcp", b.listener.Addr().String())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// One host that opens connections and says nothing keeps no other out: it has half of the
+// places, and its further connections wait or are closed.
+func TestOneHostLeavesPlacesForOthers(t *testing.T) {
+	leak.Check(t)
+	const places = 4
+	b := open(t, Config{Handshakes: places, Handshake: limit})
+	for range 2 * queuedMax(places) { // until some of them are closed
+		dialFrom(t, "127.0.0.2", b)
+	}
+	begin := clock()
+	for range 20 {
+		p := dial(t, open(t, Config{Conns: 1}), b.Addr())
+		require.NoError(t, p.Close())
+	}
+	require.Less(t, time.Duration(clock()-begin), limit/4)
+}
+
+// One host has at most half of the peers, and is told so; another finds room.
+func TestOneHostHasHalfOfThePeers(t *testing.T) {
+	leak.Check(t)
+	b := open(t, Config{PeersMax: 4})
+	for range 2 {
+		c := dialFrom(t, "127.0.0.2", b)
+		_, err := c.Write(helloFrame(b, 2))
+		require.NoError(t, err)
+		h, _, err := readFrame(c, kindWelcome)
+		require.NoError(t, err)
+		require.Zero(t, h.status)
+	}
+	c := dialFrom(t, "127.0.0.2", b)
+	_, err := c.Write(helloFrame(b, 2))
+	require.NoError(t, err)
+	h, _, err := readFrame(c, kindWelcome)
+	require.NoError(t, err)
+	require.ErrorIs(t, refusal(control.Status(h.status)), driver.ErrFull)
+	near := open(t, Config{})
+	dial(t, near, b.Addr())
+	dial(t, near, b.Addr())
+	_, err = near.Connect(context.Background(), b.Addr())
+	require.ErrorIs(t, err, driver.ErrFull)
+}
+
+// Addresses of one IPv6 network are one host, and an IPv4 address is the same in both forms.
+func TestHostOf(t *testing.T) {
+	of := func(ip string) host { return hostOf(fakeConn{at: &net.TCPAddr{IP: net.ParseIP(ip), Port: 1}}) }
+	require.Equal(t, of("2001:db8::1"), of("2001:db8::2"))
+	require.NotEqual(t, of("2001:db8::1"), of("2001:db8:0:1::1"))
+	require.NotEqual(t, of("10.0.0.1"), of("10.0.0.2"))
+	require.Equal(t, of("10.0.0.1"), hostOf(fakeConn{at: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1).To4(), Port: 9}}))
+	require.Equal(t, host{}, hostOf(fakeConn{}))
+}
+
+// fakeConn has an address alone.
+type fakeConn struct {
+	net.Conn
+	at net.Addr
+}
+
+func (c fakeConn) RemoteAddr() net.Addr { return c.at }

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ucx
+
+import (
+	"bufio"
+	"context"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/freeze"
+)
+
+// ownerVariable makes the test binary the owner of memory, over these transports and with
+// this Grace. It says "address token", and for each line of its input how many bytes of its
+// memory are not zero.
+const ownerVariable = "SLUICE_UCX_TEST_OWNER"
+
+const ownerBytes = 1 << 20
+
+func serveOwner(spec string) int {
+	list, text, _ := strings.Cut(spec, " ")
+	grace, err := time.ParseDuration(text)
+	must(err)
+	b, err := New(Config{Transports: list, Devices: "lo", Grace: grace})
+	must(err)
+	defer b.Close()
+	mem := make([]byte, ownerBytes)
+	m, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: ownerBytes, Mem: mem, Secret: [16]byte{1}})
+	must(err)
+	tok, err := m.AppendToken(nil)
+	must(err)
+	fmt.Printf("%x %x\n", b.Addr(), tok)
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		n := 0
+		for _, c := range mem {
+			if c != 0 {
+				n++
+			}
+		}
+		fmt.Println(n)
+	}
+	return 0
+}
+
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// owner is such a process, and a backend of ours that writes to it.
+type owner struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	in   io.Writer
+	out  *bufio.Scanner
+	addr []byte
+	tok  []byte
+
+	b    *Backend
+	mem  driver.Memory
+	from []byte
+	tag  uint64
+}
+
+func startOwner(t *testing.T, cfg Config, grace time.Duration) *owner {
+	t.Helper()
+	o := &owner{t: t, b: openReal(t, cfg), from: make([]byte, ownerBytes)}
+	o.cmd = exec.Command(os.Args[0])
+	o.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %v", ownerVariable, cfg.Transports, grace))
+	o.cmd.Stderr = os.Stderr
+	in, err := o.cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := o.cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, o.cmd.Start())
+	o.in, o.out = in, bufio.NewScanner(out)
+	t.Cleanup(func() {
+		_ = o.cmd.Process.Kill()
+		_ = o.cmd.Wait()
+		_ = o.b.Close()
+	})
+	addr, tok, _ := strings.Cut(o.line(), " ")
+	o.addr, _ = hex.DecodeString(addr)
+	o.tok, _ = hex.DecodeString(tok)
+	for i := range o.from {
+		o.from[i] = byte(i) | 1
+	}
+	o.mem, err = o.b.Register(driver.Segment{Kind: driver.DRAM, Len: ownerBytes, Mem: o.from, Secret: [16]byte{2}})
+	require.NoError(t, err)
+	return o
+}
+
+func (o *owner) line() string {
+	o.t.Helper()
+	require.True(o.t, o.out.Scan(), "the owner has died")
+	return o.out.Text()
+}
+
+// landed is how many bytes there are in its memory.
+func (o *owner) landed() (n int) {
+	o.t.Helper()
+	_, _ = fmt.Fprintln(o.in, "landed")
+	_, err := fmt.Sscan(o.line(), &n)
+	require.NoError(o.t, err)
+	return n
+}
+
+func (o *owner) connect() (driver.Peer, uint32) {
+	o.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	p, err := o.b.Connect(ctx, o.addr)
+	require.NoError(o.t, err)
+	key, _, err := p.Import(o.tok)
+	require.NoError(o.t, err)
+	return p, key
+}
+
+// write submits n bytes at an offset.
+func (o *owner) write(p driver.Peer, key uint32, off, n uint64) {
+	o.t.Helper()
+	o.tag++
+	d := []driver.Desc{{Local: off, Remote: off, Len: n, LocalKey: o.mem.Key(), RemoteKey: key}}
+	require.NoError(o.t, p.Submit(o.tag, &driver.Batch{Op: driver.Write, Descs: d}))
+}
+
+func (o *owner) outcome() error {
+	o.t.Helper()
+	var done [1]driver.Completion
+	for end := time.Now().Add(30 * time.Second); ; {
+		n, err := o.b.Poll(done[:])
+		require.NoError(o.t, err)
+		if n == 1 {
+			require.Equal(o.t, o.tag, done[0].Tag)
+			return done[0].Err
+		}
+		require.True(o.t, time.Now().Before(end), "a batch does not complete")
+	}
+}
+
+func (o *owner) freeze() { o.t.Helper(); require.NoError(o.t, freeze.Process(o.cmd.Process)) }
+func (o *owner) thaw()   { o.t.Helper(); require.NoError(o.t, freeze.Thaw(o.cmd.Process)) }
+
+// settle returns when the owner has handled what came before it was thawed: another connection works.
+func (o *owner) settle(off uint64) {
+	o.t.Helper()
+	p, key := o.connect()
+	o.write(p, key, off, 1)
+	require.NoError(o.t, o.outcome())
+	require.NoError(o.t, p.Close())
+}

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Batches: from submit to their end. */
+#define _GNU_SOURCE
+#include "lane.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+void sl_verbs_fail(struct sl_verbs_batch *b, int32_t status, int32_t piece)
+{
+	if (b->status == 0) {
+		b->status = status;
+		b->piece = piece;
+	}
+}
+
+/* The engine keeps local memory known until the batch is over; for those that do not, unmap waits. */
+void sl_verbs_hold_for(struct sl_verbs_batch *b, struct sl_verbs_memory *m)
+{
+	for (uint32_t i = 0; i < b->memories_len; i++)
+		if (b->memories[i] == m)
+			return;
+	if (b->memories_len == SL_VERBS_HELD)
+		return;
+	b->memories[b->memories_len++] = m;
+	sl_verbs_hold_memory(m);
+}
+
+void sl_verbs_release_all(struct sl_verbs_context *c, struct sl_verbs_batch *b)
+{
+	while (b->memories_len)
+		sl_verbs_release_memory(c, b->memories[--b->memories_len]);
+}
+
+/* It is not to be done any more. r is in no list. */
+void sl_verbs_drop_record(struct sl_verbs_conn *n, struct sl_verbs_record *r)
+{
+	struct sl_verbs_batch *b = r->batch;
+
+	if (r->kind == SL_VERBS_NOTE)
+		n->accepted--;
+	sl_verbs_drop_slip(n, r);
+	sl_verbs_recycle(n->context, r);
+	if (b)
+		b->open--;
+}
+
+/* Those of a list that are of this batch. */
+static void drop_from(struct sl_verbs_list *l, struct sl_verbs_batch *b)
+{
+	struct sl_verbs_list all = *l;
+	struct sl_verbs_record *r;
+
+	*l = (struct sl_verbs_list){0};
+	while ((r = sl_verbs_pop(&all)) != NULL) {
+		if (r->batch == b)
+			sl_verbs_drop_record(b->conn, r);
+		else
+			sl_verbs_append(l, r);
+	}
+}
+
+void sl_verbs_drop_records(struct sl_verbs_batch *b)
+{
+	if (b->conn->again.first)
+		drop_from(&b->conn->again, b);
+	if (b->conn->resend.first)
+		drop_from(&b->conn->resend, b);
+}
+
+void sl_verbs_forget_records(struct sl_verbs_conn *n)
+{
+	struct sl_verbs_record *r;
+
+	for (uint32_t i = 0; i < SL_VERBS_LANES; i++)
+		while (n->lanes[i] && (r = sl_verbs_pop(&n->lanes[i]->held)) != NULL)
+			sl_verbs_drop_record(n, r);
+	while ((r = sl_verbs_pop(&n->again)) != NULL)
+		sl_verbs_drop_record(n, r);
+	while ((r = sl_verbs_pop(&n->resend)) != NULL)
+		sl_verbs_drop_record(n, r);
+	n->held = 0;
+}
+
+static void end(struct sl_verbs_batch *b)
+{
+	struct sl_verbs_conn *n = b->conn;
+	struct sl_verbs_context *c = n->context;
+	struct sl_verbs_traffic *t = c->traffic;
+
+	sl_verbs_unqueue_note(b);
+	sl_verbs_release_all(c, b);
+	sl_ring_put(c->ring, (struct sl_done){b->tag, b->status, sl_piece_told(&b->pieces, b->piece)});
+	if (n->head == b)
+		n->head = b->next;
+	b->prev->next = b->next;
+	b->next->prev = b->prev;
+	sl_pieces_trim(&b->pieces);
+	b->conn = NULL;
+	b->next = t->free;
+	t->free = b;
+	t->live--;
+	if (n->graves)
+		sl_verbs_reap(n);
+	if (n->closed)
+		pthread_cond_broadcast(&c->news);
+	if (!t->polled)
+		sl_verbs_wake(c);
+}
+
+void sl_verbs_settle_batch(struct sl_verbs_batch *b)
+{
+	if (b->open == 0 && (b->status != 0 || (sl_verbs_begun(b) && !b->note)))
+		end(b);
+}
+
+void sl_verbs_give_up(struct sl_verbs_batch *b, int32_t status, int32_t piece)
+{
+	sl_verbs_fail(b, status, piece);
+	sl_verbs_unqueue_note(b);
+	sl_verbs_drop_records(b);
+	sl_verbs_settle_batch(b);
+}

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What comes back: requests that are done, and those that are not. */
+#include "lane.h"
+
+#include <errno.h>
+
+/* Completions taken from a queue at a time, and under one hold of the lock. */
+#define HANDFUL 32
+#define ENOUGH 256
+/* The rate is measured over so many bytes and ns at least. */
+#define MEASURE_BYTES (256u << 10)
+#define MEASURE_NS 100000u
+
+/* It was done. r is in no list. */
+void sl_verbs_done(struct sl_verbs_lane *l, struct sl_verbs_record *r)
+{
+	struct sl_verbs_conn *n = l->conn;
+	struct sl_verbs_batch *b = r->batch;
+
+	switch ((enum sl_verbs_kind)r->kind) {
+	case SL_VERBS_DATA:
+		if (b->write)
+			l->port->counters.bytes_out += r->len;
+		else
+			l->port->counters.bytes_in += r->len;
+		l->port->lanes->window_bytes += r->len;
+		break;
+	case SL_VERBS_NOTE:
+		n->notes_out--;
+		n->arrived = r->number;
+		sl_verbs_drop_slip(n, r);
+		break;
+	case SL_VERBS_CREDIT:
+		n->telling = 0;
+		sl_verbs_drop_slip(n, r);
+		if (!n->ended)
+			sl_verbs_repay(n);
+		break;
+	case SL_VERBS_PROBE:
+		sl_verbs_lane_lives(l);
+		break;
+	case SL_VERBS_MARK:
+		break;
+	}
+	sl_verbs_recycle(n->context, r);
+	if (b) {
+		b->open--;
+		sl_verbs_settle_batch(b);
+	}
+}
+
+/* The fault is the request's, and not the lane's: what its batch ends with, or 0. */
+static int32_t own_fault(enum ibv_wc_status status)
+{
+	switch (status) {
+	case IBV_WC_REM_ACCESS_ERR: /* within its bounds: so the key is over */
+		return SL_VERBS_REVOKED;
+	case IBV_WC_LOC_LEN_ERR:
+	case IBV_WC_LOC_PROT_ERR:
+	case IBV_WC_REM_INV_REQ_ERR:
+	case IBV_WC_REM_OP_ERR:
+		return (int32_t)status;
+	default:
+		return 0;
+	}
+}
+
+/* The first request of a lane that failed. */
+static void blame(struct sl_verbs_lane *l, struct sl_verbs_record *r, enum ibv_wc_status status)
+{
+	struct sl_verbs_batch *b = r->batch;
+	int32_t fault = own_fault(status);
+
+	if (!b || r->kind != SL_VERBS_DATA || !fault)
+		return;
+	if (fault == SL_VERBS_REVOKED) /* it would break one lane after the other */
+		l->conn->imports[sl_piece(&b->pieces, r->piece).remote_key]->expired = 1;
+	sl_verbs_give_up(b, fault, (int32_t)r->piece); /* it ends later: r is still to be settled */
+}
+
+static void take_send(const struct ibv_wc *wc)
+{
+	struct sl_verbs_record *r = (struct sl_verbs_record *)(uintptr_t)wc->wr_id;
+	struct sl_verbs_lane *l = r->lane;
+
+	if (!l || l->number != wc->qp_num) /* of a queue pair that was given up */
+		return;
+	l->port->counters.completions++;
+	while (l->posted.first != r) /* those before it are done, be they signalled or not */
+		sl_verbs_done(l, sl_verbs_leave(l));
+	sl_verbs_leave(l);
+	if (wc->status == IBV_WC_SUCCESS) {
+		sl_verbs_done(l, r);
+	} else {
+		if (l->state != SL_VERBS_DRAINING)
+			blame(l, r, wc->status);
+		sl_verbs_hold(l, r); /* before those that were not even posted */
+		sl_verbs_fail_lane(l, (int32_t)wc->status);
+	}
+	if (l->state == SL_VERBS_DRAINING && !l->posted.first)
+		sl_verbs_drained(l);
+}
+
+/* Bytes a second while there were any under way. */
+static void measure(struct sl_verbs_port *p)
+{
+	struct sl_verbs_lanes *w = p->lanes;
+	uint64_t now, rate;
+
+	if (w->window_bytes < MEASURE_BYTES)
+		return; /* the clock costs something */
+	now = sl_verbs_now();
+	if (w->window_at == 0) {
+		w->window_at = now;
+		w->window_bytes = 0;
+		return;
+	}
+	if (now - w->window_at < MEASURE_NS)
+		return;
+	rate = (uint64_t)((double)w->window_bytes * 1e9 / (double)(now - w->window_at));
+	p->counters.rate = p->counters.rate ? (3 * p->counters.rate + rate) / 4 : rate;
+	w->window_at = now;
+	w->window_bytes = 0;
+}
+
+unsigned sl_verbs_take_completions(struct sl_verbs_port *p)
+{
+	struct ibv_wc wc[HANDFUL];
+	unsigned all = 0, sends;
+	int n;
+
+	do {
+		n = sl_verbs_poll_cq(p->sends, HANDFUL, wc);
+		for (int i = 0; i < n; i++)
+			take_send(&wc[i]);
+		all += n > 0 ? (unsigned)n : 0;
+	} while (n == HANDFUL && all < ENOUGH);
+	sends = all;
+	do {
+		n = sl_verbs_poll_cq(p->receives, HANDFUL, wc);
+		for (int i = 0; i < n; i++)
+			sl_verbs_arrived(p, &wc[i]);
+		all += n > 0 ? (unsigned)n : 0;
+	} while (n == HANDFUL && all < 2 * ENOUGH);
+	if (sends)
+		measure(p);
+	return all;
+}
+
+void sl_verbs_take_receives(struct sl_verbs_port *p)
+{
+	struct ibv_wc wc[HANDFUL];
+	int n;
+
+	/* The queue holds no more: what comes meanwhile for others is theirs. */
+	for (int left = p->receives->cqe; left > 0; left -= n) {
+		n = sl_verbs_poll_cq(p->receives, HANDFUL, wc);
+		if (n <= 0)
+			return;
+		for (int i = 0; i < n; i++)
+			sl_verbs_arrived(p, &wc[i]);
+	}
+}

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Our end of a connection: its life. */
+#define _GNU_SOURCE
+#include "lane.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#define SLIP (sizeof(struct sl_verbs_head) + SL_VERBS_NOTE_MAX)
+
+/* An initiator's messages, or the one that an owner tells credit with. */
+static int make_slips(struct sl_verbs_conn *n)
+{
+	uint32_t len = n->initiator ? n->window : 1;
+	size_t each = n->initiator ? SLIP : sizeof(struct sl_verbs_head);
+	void *slab;
+
+	n->slab_size = (len * each + 4095) & ~(size_t)4095;
+	slab = mmap(NULL, n->slab_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (slab == MAP_FAILED)
+		return -ENOMEM;
+	n->slab = slab;
+	n->slips = calloc(len, sizeof(n->slips[0]));
+	if (!n->slips)
+		return -ENOMEM;
+	for (uint32_t i = len; i > 0; i--) {
+		n->slips[i - 1] = (struct sl_verbs_slip){.next = n->free_slips, .at = n->slab + (i - 1) * each};
+		n->free_slips = &n->slips[i - 1];
+	}
+	return 0;
+}
+
+static void free_conn(struct sl_verbs_conn *n)
+{
+	for (uint32_t i = 0; i < n->imports_len; i++)
+		free(n->imports[i]);
+	for (uint32_t i = 0; i < SL_VERBS_LANES; i++)
+		free(n->lanes[i]);
+	if (n->slab)
+		munmap(n->slab, n->slab_size);
+	free(n->imports);
+	free(n->slips);
+	pthread_mutex_destroy(&n->setup);
+	free(n);
+}
+
+void sl_verbs_free_conns(struct sl_verbs_context *c)
+{
+	struct sl_verbs_conn *head = &c->traffic->conns;
+
+	while (head->next != head) {
+		struct sl_verbs_conn *n = head->next;
+
+		head->next = n->next;
+		n->next->prev = head;
+		free_conn(n);
+	}
+}
+
+static struct sl_verbs_conn *make(struct sl_verbs_context *c, int initiator, uint32_t credit)
+{
+	struct sl_verbs_conn *n = calloc(1, sizeof(*n));
+	uint32_t notes = c->config.notes;
+
+	if (!n)
+		return NULL;
+	n->context = c;
+	n->initiator = initiator;
+	n->window = credit && credit < notes ? credit : notes;
+	n->live.prev = n->live.next = n->head = &n->live;
+	pthread_mutex_init(&n->setup, NULL);
+	if (make_slips(n) == 0)
+		return n;
+	free_conn(n);
+	return NULL;
+}
+
+int sl_verbs_connect(struct sl_verbs_context *c, int initiator, uint32_t credit, struct sl_verbs_conn **out)
+{
+	struct sl_verbs_conn *n = make(c, initiator, credit), *head = &c->traffic->conns;
+	int rc;
+
+	if (!n)
+		return -ENOMEM;
+	sl_verbs_enter(c);
+	rc = c->closed ? -EBADF : 0;
+	n->id = ++c->traffic->last_id;
+	if (rc == 0 && !initiator)
+		rc = sl_verbs_make_inbox(n);
+	if (rc == 0) {
+		n->next = head;
+		n->prev = head->prev;
+		n->prev->next = n->next->prev = n;
+	}
+	sl_verbs_unlock(c);
+	if (rc != 0) {
+		free_conn(n);
+		return rc;
+	}
+	*out = n;
+	return 0;
+}
+
+uint64_t sl_verbs_id(struct sl_verbs_conn *n)
+{
+	return n->id;
+}
+
+uint64_t sl_verbs_seen(struct sl_verbs_conn *n)
+{
+	struct sl_verbs_context *c = n->context;
+	uint64_t seen;
+
+	sl_verbs_enter(c);
+	for (uint32_t i = 0; i < c->ports_len; i++) /* also what arrived over other rails before */
+		if (c->ports[i]->lanes)
+			sl_verbs_take_receives(c->ports[i]);
+	seen = n->seen;
+	sl_verbs_unlock(c);
+	return seen;
+}
+
+int sl_verbs_busy(struct sl_verbs_conn *n)
+{
+	int busy;
+
+	sl_verbs_enter(n->context);
+	busy = n->live.next != &n->live;
+	sl_verbs_unlock(n->context);
+	return busy;
+}
+
+int sl_verbs_drain(struct sl_verbs_conn *n, uint64_t grace_ns)
+{
+	struct sl_verbs_context *c = n->context;
+	uint64_t deadline = sl_verbs_now() + grace_ns;
+	int rc = 0;
+
+	sl_verbs_enter(c);
+	n->closed = 1;
+	for (struct sl_verbs_batch *b = n->live.next, *next; b != &n->live; b = next) {
+		next = b->next;
+		b->cancelled = 1; /* what is posted is waited for, and not posted again */
+		if (!sl_verbs_begun(b) || b->note)
+			sl_verbs_give_up(b, SL_VERBS_CLOSED, -1);
+	}
+	while (n->live.next != &n->live && rc == 0) {
+		sl_verbs_step(c);
+		if (n->live.next != &n->live)
+			rc = sl_verbs_wait(c, deadline);
+	}
+	if (n->live.next == &n->live)
+		rc = 0;
+	sl_verbs_unlock(c);
+	return rc;
+}
+
+/* Under the lock: no queue pair is left. */
+static void end_batches(struct sl_verbs_conn *n, int32_t status)
+{
+	sl_verbs_forget_records(n);
+	for (struct sl_verbs_batch *b = n->live.next, *next; b != &n->live; b = next) {
+		next = b->next;
+		sl_verbs_give_up(b, status, -1);
+	}
+	sl_verbs_feed_no_more(n);
+	pthread_cond_broadcast(&n->context->news);
+}
+
+static void forget_slab(struct sl_verbs_conn *n)
+{
+	for (uint32_t i = 0; i < SL_VERBS_RAILS; i++) {
+		if (n->slab_mr[i])
+			(void)sl_verbs.ibv_dereg_mr(n->slab_mr[i]);
+		n->slab_mr[i] = NULL;
+	}
+}
+
+void sl_verbs_end(struct sl_verbs_conn *n, int32_t status)
+{
+	struct sl_verbs_context *c = n->context;
+	int first;
+
+	pthread_mutex_lock(&n->setup);
+	sl_verbs_enter(c);
+	first = !n->ended;
+	n->closed = n->ending = 1;
+	if (first)
+		n->outcome = status;
+	sl_verbs_unlock(c);
+	for (uint32_t i = 0; first && i < SL_VERBS_LANES; i++)
+		if (n->lanes[i])
+			sl_verbs_finish_lane(n->lanes[i]);
+	if (first) {
+		sl_verbs_enter(c);
+		n->ended = 1;
+		end_batches(n, status);
+		sl_verbs_unlock(c);
+		forget_slab(n);
+	}
+	pthread_mutex_unlock(&n->setup);
+}
+
+void sl_verbs_disconnect(struct sl_verbs_conn *n)
+{
+	struct sl_verbs_context *c = n->context;
+
+	sl_verbs_end(n, SL_VERBS_CLOSED);
+	sl_verbs_enter(c);
+	n->prev->next = n->next;
+	n->next->prev = n->prev;
+	sl_verbs_leave_inbox(n);
+	sl_verbs_unlock(c);
+	free_conn(n);
+}

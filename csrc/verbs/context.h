@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The context, its rails and its memory, as the files of the verbs side share them; nothing
+ * here crosses into Go. Connections, lanes and batches: lane.h.
+ */
+#ifndef SLUICE_VERBS_CONTEXT_H
+#define SLUICE_VERBS_CONTEXT_H
+
+#include "verbs.h"
+#include "load.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define SL_VERBS_CHUNK 1024  /* keys in one piece of the table */
+#define SL_VERBS_CHUNKS 4096 /* pieces */
+
+/* Requests of a lane, and receives of a connection, that carry no data. */
+#define SL_VERBS_SPARE 16
+
+/* Bytes of a receive: a message and what stands before it. */
+#define SL_VERBS_HEAD_MAX 64
+#define SL_VERBS_SLOT (SL_VERBS_NOTE_MAX + SL_VERBS_HEAD_MAX)
+
+struct sl_verbs_batch;
+struct sl_verbs_traffic; /* what lane.h has of a context: connections, batches, inbox, thread */
+struct sl_verbs_lanes;	 /* what lane.h has of a rail */
+
+/* Room for so many receives, made when connections need them. */
+#define SL_VERBS_TRAY 64
+struct sl_verbs_tray {
+	uint8_t *at;
+	struct ibv_mr *mr;
+};
+
+/* A rail. Set once by rail_open, gone with the context, but for what is said to be under the lock. */
+struct sl_verbs_port {
+	struct sl_verbs_context *context;
+	uint32_t index;			   /* the number of the rail */
+	struct sl_verbs_rail_config config; /* device is NULL: the string was the caller's */
+	struct ibv_context *device;	   /* its async_fd does not block */
+	struct ibv_pd *pd;
+	struct ibv_comp_channel *channel; /* of both queues; its fd does not block */
+	struct ibv_cq *sends, *receives;
+	struct ibv_srq *srq;
+	struct ibv_device_attr limits;
+	struct sl_verbs_rail info; /* at open */
+	uint32_t slots; /* receives at most; the wr_id of each is its number */
+	pthread_mutex_t growing; /* of trays; before the context's lock */
+	struct sl_verbs_tray *trays; /* each is written once, before its receives are posted */
+	uint32_t trays_len, trays_max;
+	/* Under the lock: */
+	uint32_t slots_promised;  /* to connections, as messages that they may send us */
+	uint32_t sends_promised;  /* places of the queue of sends, to lanes; of sends->cqe */
+	uint32_t sends_events, receives_events; /* got and not acknowledged */
+	int down;		  /* by sl_verbs_rail_up, or the port says so */
+	int gone;		  /* the device */
+	struct sl_verbs_counters counters;
+	struct sl_verbs_lanes *lanes;
+};
+
+/* A range that a NIC knows for local use. */
+struct sl_verbs_pin {
+	struct sl_verbs_pin *prev, *next; /* of the context's, under the lock */
+	struct sl_verbs_port *port;
+	struct ibv_mr *mr;
+	uint8_t *base;
+	uint64_t len;
+	uint32_t flags;
+	struct sl_verbs_dmabuf dmabuf;
+	uint32_t users; /* maps, and grants being made; under the lock */
+};
+
+/* A key of ours. All under the lock; but pins do not change while it is mapped. */
+struct sl_verbs_memory {
+	uint8_t *base;
+	uint64_t len;
+	uint32_t key, flags; /* flags: READ_ONLY when a pin is */
+	uint32_t prefer; /* a bit for each rail that suits it */
+	uint32_t rails;	 /* a bit for each rail that it is pinned on */
+	uint32_t users;	 /* batches that work on it, grants being made: sl_verbs_release_memory gives back */
+	int leaving;	 /* unmapped, and out of the table; it ends with the last user */
+	struct sl_verbs_pin *pins[SL_VERBS_RAILS];
+	struct ibv_mr *grants[SL_VERBS_RAILS];
+	uint32_t changing; /* a bit for each rail whose grant is being made or ended */
+};
+
+struct sl_verbs_context {
+	struct sl_verbs_config config;
+	pthread_mutex_t lock;
+	pthread_cond_t news; /* CLOCK_MONOTONIC: a batch ended, memory is free, a lane was drained */
+	int closed;
+	struct sl_verbs_port *ports[SL_VERBS_RAILS]; /* under the lock; never removed before close */
+	uint32_t ports_len;
+	uint32_t ports_busy; /* rail_open calls under way */
+	struct sl_verbs_memory **chunks[SL_VERBS_CHUNKS]; /* each of SL_VERBS_CHUNK */
+	struct sl_verbs_pin *pins;
+	uint32_t registering; /* pins and grants being made or ended without the lock: close waits */
+	struct sl_ring *ring;
+	struct sl_verbs_counter *tally;
+	struct sl_verbs_traffic *traffic; /* of lane.h */
+};
+
+/* lock.c */
+uint64_t sl_verbs_now(void); /* ns */
+void sl_verbs_lock(struct sl_verbs_context *c);
+void sl_verbs_unlock(struct sl_verbs_context *c);
+
+/* rail.c */
+/* Under the lock. NULL: unknown. */
+static inline struct sl_verbs_port *sl_verbs_port_of(struct sl_verbs_context *c, uint32_t rail)
+{
+	return rail < c->ports_len ? c->ports[rail] : NULL;
+}
+/* The state of the port now, enum ibv_port_state; 0 where the device does not answer. May take long. */
+uint8_t sl_verbs_port_state(struct sl_verbs_port *p);
+/* At the end: nothing of lane.h is left on it. */
+void sl_verbs_port_close(struct sl_verbs_port *p);
+
+/* receive.c */
+/* Sees to it that as many receives are posted as are promised. Without the lock. 0 or -errno. */
+int sl_verbs_grow_receives(struct sl_verbs_port *p);
+/* Where the bytes of a receive are. */
+static inline uint8_t *sl_verbs_slot(const struct sl_verbs_port *p, uint32_t slot)
+{
+	return p->trays[slot / SL_VERBS_TRAY].at + (size_t)(slot % SL_VERBS_TRAY) * SL_VERBS_SLOT;
+}
+int sl_verbs_post_slot(struct sl_verbs_port *p, uint32_t slot); /* once more. 0 or errno */
+void sl_verbs_forget_receives(struct sl_verbs_port *p);		/* at the end, without its queue */
+
+/* memory.c; under the lock */
+struct sl_verbs_memory *sl_verbs_find(struct sl_verbs_context *c, uint32_t key); /* NULL: unknown */
+static inline void sl_verbs_hold_memory(struct sl_verbs_memory *m) { m->users++; }
+void sl_verbs_release_memory(struct sl_verbs_context *c, struct sl_verbs_memory *m);
+/* What a request over that rail names it by. The memory must have a pin there. */
+static inline uint32_t sl_verbs_lkey(const struct sl_verbs_memory *m, uint32_t rail)
+{
+	return m->pins[rail]->mr->lkey;
+}
+/* At the end: all memory and pins. */
+void sl_verbs_forget_memory(struct sl_verbs_context *c);
+
+/*
+ * Of the other files, for open.c and rail.c. Those that return int: 0 or -errno.
+ */
+int sl_verbs_traffic_open(struct sl_verbs_context *c);	/* tables of batches, no thread yet; sets c->traffic */
+int sl_verbs_traffic_start(struct sl_verbs_context *c); /* the thread; signals are blocked in it */
+void sl_verbs_traffic_stop(struct sl_verbs_context *c); /* ends all connections, then the thread; without the lock */
+void sl_verbs_traffic_free(struct sl_verbs_context *c); /* what is left; the ring is not its business. */
+/* A new rail, that is not in c->ports yet: makes p->lanes, has the thread watch its descriptors. Under the lock. */
+int sl_verbs_lanes_open(struct sl_verbs_port *p);
+void sl_verbs_lanes_close(struct sl_verbs_port *p); /* the reverse */
+
+#endif

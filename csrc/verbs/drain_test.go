@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package verbs
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
+)
+
+// unread opens a link whose owner has counted nothing yet of n counts that the initiator was
+// told are done. The owner looks at them once one of its queue pairs ends.
+func unread(t *testing.T, d hosts, n int) *testLink {
+	t.Helper()
+	s := testShape{spin: true, lanes: len(d.near), config: Config{BatchesMax: 4096, NotesMax: n, ConnsMax: 2}}
+	l := openLink(t, d, s)
+	for i := range d.far {
+		d.fake.Device(2*i+1).Set(fakeverbs.Blind, 1)
+	}
+	for range n {
+		l.tag++
+		b := &driver.Batch{Op: driver.Write, Tail: driver.CountTail, Counter: 7}
+		require.NoError(t, l.conn.Submit(l.tag, b))
+	}
+	for range n {
+		require.NoError(t, Error(l.take(t)))
+	}
+	require.Less(t, l.far.Count(7), uint64(n))
+	return l
+}
+
+// unreadMany is more than the owner takes in one look at its completions.
+const unreadMany = 3000
+
+// TestEndedLaneIsDrained ends an owner's lane over which more has arrived than it has looked
+// at: what the initiator was told is done has arrived.
+func TestEndedLaneIsDrained(t *testing.T) {
+	for name, purge := range map[string]uint32{"kept": 0, "purged": 1} {
+		t.Run(name, func(t *testing.T) {
+			d := fakeDevices(t, 1)
+			d.fake.Device(1).Set(fakeverbs.Purge, purge)
+			l := unread(t, d, unreadMany)
+			require.NoError(t, l.back.LaneEnd(0))
+			require.EqualValues(t, unreadMany, l.far.Count(7))
+			require.EqualValues(t, unreadMany, l.back.Seen())
+		})
+	}
+}
+
+// TestSeenLooksAtAll has the owner's other lane end: what it says it has seen includes all
+// that has arrived over the first.
+func TestSeenLooksAtAll(t *testing.T) {
+	d := fakeDevices(t, 2)
+	l := unread(t, d, unreadMany)
+	require.NoError(t, l.back.LaneEnd(1))
+	d.fake.Device(1).Set(fakeverbs.Blind, 0)
+	require.EqualValues(t, unreadMany, l.back.Seen())
+}

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package verbs
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// outcomes takes so many completions.
+func (l *testLink) outcomes(t *testing.T, n int) map[uint64]error {
+	t.Helper()
+	all := map[uint64]error{}
+	for range n {
+		d := l.take(t)
+		if _, twice := all[d.Tag]; twice {
+			t.Fatalf("tag %d completes twice", d.Tag)
+		}
+		all[d.Tag] = Error(d)
+	}
+	return all
+}
+
+// cancelBatches checks that a batch ends once, that what it had posted is waited for, and that the
+// lane is as good as before.
+func cancelBatches(t *testing.T, d hosts) {
+	d.slow()
+	l := openLink(t, d, testShape{config: Config{Depth: 2, FlightMax: 64 << 10, SliceMax: 32 << 10}})
+	fill(l.local, 1)
+	const n = 1 << 20
+	var tags []uint64
+	for i := range 4 {
+		at := uint64(i) * n
+		tags = append(tags, l.submit(t, driver.Write, nil, driver.Desc{Local: at, Remote: at, Len: n}))
+	}
+	msg := l.submit(t, driver.Write, []byte("never"), driver.Desc{Len: n})
+	for _, tag := range []uint64{tags[1], tags[3], msg, 12345} {
+		l.conn.Cancel(tag)
+		l.conn.Cancel(tag)
+	}
+	all := l.outcomes(t, 5)
+	for i, tag := range append(tags, msg) {
+		err, aborted := all[tag], i == 1 || i == 3 || i == 4
+		if aborted && !errors.Is(err, driver.ErrAborted) || !aborted && err != nil {
+			t.Errorf("batch %d: %v", i, err)
+		}
+	}
+	if !bytes.Equal(l.local[:n], l.remote[:n]) || !bytes.Equal(l.local[2*n:3*n], l.remote[2*n:3*n]) {
+		t.Error("other bytes in what was not cancelled")
+	}
+	if c := l.counters(t); c.InFlight != 0 {
+		t.Errorf("%d bytes under way after the completions", c.InFlight)
+	}
+	if err := l.outcome(t, l.submit(t, driver.Write, []byte("first"))); err != nil {
+		t.Fatal(err)
+	}
+	if n := l.note(t); string(n.Data) != "first" {
+		t.Errorf("message %q of a batch that was cancelled, or none", n.Data)
+	}
+}
+
+// revokeGrants checks that an epoch which is over fails batches, and only those of that import.
+func revokeGrants(t *testing.T, d hosts) {
+	l := openLink(t, d, testShape{})
+	if err := l.move(t, driver.Write, driver.Desc{Len: 100}); err != nil {
+		t.Fatal(err)
+	}
+	before := append([]byte(nil), l.remote[:5000]...)
+	if err := l.far.Revoke(testKey); err != nil {
+		t.Fatal(err)
+	}
+	fresh := l.imported(t)
+	fill(l.local, 2)
+	stale := l.submit(t, driver.Write, []byte("stale"), driver.Desc{Len: 5000})
+	l.tag++
+	good := l.tag
+	if err := l.conn.Submit(good, batchOf(driver.Write, []driver.Desc{{Remote: 9000, Len: 4000, LocalKey: testKey, RemoteKey: fresh}}, []byte("good"))); err != nil {
+		t.Fatal(err)
+	}
+	if n := l.awaitNews(t, LaneFailed); n.Lane != 0 {
+		t.Errorf("news %+v", n)
+	}
+	l.make(t, 0)
+	l.awaitNews(t, LaneLive)
+	all := l.outcomes(t, 2)
+	if !errors.Is(all[stale], driver.ErrRevoked) {
+		t.Errorf("write with an old key: %v", all[stale])
+	}
+	if all[good] != nil {
+		t.Errorf("write with a new key: %v", all[good])
+	}
+	if !bytes.Equal(before, l.remote[:5000]) {
+		t.Error("bytes landed with an old key")
+	}
+	if n := l.note(t); string(n.Data) != "good" {
+		t.Errorf("message %q", n.Data)
+	}
+	if err := l.conn.Submit(1, batchOf(driver.Read, l.descs(driver.Desc{Len: 1}), nil)); !errors.Is(err, driver.ErrRevoked) {
+		t.Errorf("read with an old key: %v", err)
+	}
+}
+
+// endConnections checks that all batches end, once, and nothing is accepted afterwards.
+func endConnections(t *testing.T, d hosts) {
+	d.slow()
+	for status, want := range map[int32]error{Closed: driver.ErrClosed, Lost: driver.ErrPeerLost} {
+		l := openLink(t, d, testShape{config: Config{Depth: 2, FlightMax: 64 << 10, SliceMax: 32 << 10}})
+		for range 5 {
+			l.submit(t, driver.Write, []byte{1}, driver.Desc{Len: 1 << 20})
+		}
+		l.conn.End(status)
+		l.conn.End(Aborted)
+		ended := 0
+		for _, err := range l.outcomes(t, 5) {
+			if errors.Is(err, want) {
+				ended++
+			} else if err != nil {
+				t.Errorf("%v, want %v", err, want)
+			}
+		}
+		if ended == 0 {
+			t.Error("all batches went through")
+		}
+		if err := l.conn.Submit(1, batchOf(driver.Write, l.descs(driver.Desc{Len: 1}), nil)); !errors.Is(err, want) {
+			t.Errorf("submit to what has ended: %v, want %v", err, want)
+		}
+		if _, err := l.conn.Import(Import{Size: 10, RemoteKeys: []uint32{1}}); !errors.Is(err, want) {
+			t.Errorf("import from what has ended: %v, want %v", err, want)
+		}
+		if _, err := l.conn.LaneMake(0, 0); !errors.Is(err, driver.ErrClosed) {
+			t.Errorf("a lane of what has ended: %v", err)
+		}
+		l.close(t)
+	}
+}
+
+// drainConnections checks that what is posted goes through and the rest ends.
+func drainConnections(t *testing.T, d hosts) {
+	d.slow()
+	l := openLink(t, d, testShape{config: Config{Depth: 2, FlightMax: 64 << 10, SliceMax: 32 << 10}})
+	fill(l.local, 3)
+	small := l.submit(t, driver.Write, nil, driver.Desc{Len: 1000})
+	large := l.submit(t, driver.Write, nil, driver.Desc{Remote: 1 << 20, Len: 1 << 20})
+	if err := l.conn.Drain(patience); err != nil {
+		t.Fatal(err)
+	}
+	all := l.outcomes(t, 2)
+	if all[small] != nil || !errors.Is(all[large], driver.ErrClosed) {
+		t.Errorf("outcomes %v", all)
+	}
+	if !bytes.Equal(l.local[:1000], l.remote[:1000]) {
+		t.Error("other bytes")
+	}
+	if err := l.conn.Submit(1, batchOf(driver.Write, l.descs(driver.Desc{Len: 1}), nil)); !errors.Is(err, driver.ErrClosed) {
+		t.Errorf("submit while it drains: %v", err)
+	}
+}
+
+// remakeLanes ends lanes with work under way, from either side, and makes them anew: each byte
+// gets there and each message once, in order.
+func remakeLanes(t *testing.T, d hosts) {
+	l := openLink(t, d, testShape{lanes: len(d.near), config: Config{SliceMax: 32 << 10, NotesMax: 32}})
+	fill(l.local, 4)
+	const n = 200 << 10
+	var tags []uint64
+	for round := range 8 {
+		for i := range 3 {
+			at := uint64(len(tags)%16) * n
+			_ = i
+			tags = append(tags, l.submit(t, driver.Write, numbered(len(tags)), driver.Desc{Local: at, Remote: at, Len: n}))
+		}
+		lane := round % len(d.near)
+		if round%2 == 0 {
+			if err := l.conn.LaneEnd(lane); err != nil {
+				t.Fatal(err)
+			}
+		} else { // the initiator finds out by itself, or not yet
+			if err := l.back.LaneEnd(lane); err != nil {
+				t.Fatal(err)
+			}
+			if err := l.conn.LaneEnd(lane); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l.drainNews()
+		l.make(t, lane)
+		for i := range 3 {
+			if note := l.note(t); !bytes.Equal(note.Data, numbered(3*round+i)) {
+				t.Fatalf("message %x, want %d", note.Data, 3*round+i)
+			}
+		}
+		for tag, err := range l.outcomes(t, 3) {
+			if err != nil {
+				t.Errorf("batch %d: %v", tag, err)
+			}
+		}
+	}
+	if n, ok := l.far.Receive(); ok {
+		t.Errorf("message %x comes again", n.Data)
+	}
+	if !bytes.Equal(l.local[:16*n], l.remote[:16*n]) {
+		t.Error("other bytes")
+	}
+}
+
+// drainNews takes what news there is: of lanes that failed while a test ended them.
+func (l *testLink) drainNews() {
+	for _, ok := l.near.News(); ok; _, ok = l.near.News() {
+	}
+}
+
+// waitForLanes checks that batches wait while no lane is live, and can be cancelled then.
+func waitForLanes(t *testing.T, d hosts) {
+	l := openLink(t, d, testShape{})
+	if err := l.conn.LaneEnd(0); err != nil {
+		t.Fatal(err)
+	}
+	keep := l.submit(t, driver.Write, numbered(1), driver.Desc{Len: 1000})
+	gone := l.submit(t, driver.Write, numbered(2), driver.Desc{Len: 1000})
+	l.conn.Cancel(gone)
+	if err := l.outcome(t, gone); !errors.Is(err, driver.ErrAborted) {
+		t.Errorf("cancelled while it waits: %v", err)
+	}
+	var done [1]Done
+	time.Sleep(20 * time.Millisecond)
+	if l.near.Poll(done[:]) != 0 {
+		t.Fatalf("completion %+v without a lane", done[0])
+	}
+	l.make(t, 0)
+	if err := l.outcome(t, keep); err != nil {
+		t.Fatal(err)
+	}
+	if n := l.note(t); !bytes.Equal(n.Data, numbered(1)) {
+		t.Errorf("message %x", n.Data)
+	}
+}

@@ -1,0 +1,423 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package verbs
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
+)
+
+// Statuses of completions, as enum ibv_wc_status has them.
+const (
+	wcLocalLength  = 1
+	wcLocalProtect = 4
+	wcRemInvalid   = 9
+	wcRemOperation = 11
+	wcRetry        = 12
+	wcNotReady     = 13
+)
+
+// testMender makes lanes anew when they fail, as the control plane does.
+type testMender struct {
+	l      *testLink
+	quit   chan struct{}
+	over   sync.WaitGroup
+	failed map[int]bool // lanes
+	fails  int
+	gone   atomic.Int32 // devices
+	status int32        // of the last lane that failed
+	pause  time.Duration
+}
+
+// mend starts a mender that ends with the test.
+func (l *testLink) mend(t testing.TB, pause time.Duration) *testMender {
+	m := &testMender{l: l, quit: make(chan struct{}), failed: map[int]bool{}, pause: pause}
+	m.over.Go(m.run)
+	t.Cleanup(m.stop)
+	return m
+}
+
+// stop may be called twice.
+func (m *testMender) stop() {
+	select {
+	case <-m.quit:
+	default:
+		close(m.quit)
+	}
+	m.over.Wait()
+}
+
+func (m *testMender) run() {
+	for {
+		select {
+		case <-m.quit:
+			return
+		case <-time.After(200 * time.Microsecond):
+		}
+		for {
+			n, ok := m.l.near.News()
+			if !ok {
+				break
+			}
+			switch n.Kind {
+			case LaneFailed:
+				m.fails++
+				m.status = n.Status
+				m.failed[n.Lane] = true
+			case DeviceGone:
+				m.gone.Add(1)
+			}
+		}
+		for lane := range m.failed {
+			time.Sleep(m.pause)
+			if m.remake(lane) == nil {
+				delete(m.failed, lane)
+			}
+		}
+	}
+}
+
+func (m *testMender) remake(lane int) error {
+	if err := m.l.back.LaneEnd(lane); err != nil {
+		return err
+	}
+	seen := m.l.back.Seen()
+	if err := m.l.conn.LaneSettle(lane, seen); err != nil {
+		return err
+	}
+	mine, err := m.l.conn.LaneMake(lane, lane)
+	if err != nil {
+		return err
+	}
+	theirs, err := m.l.back.LaneMake(lane, lane)
+	if err != nil {
+		return err
+	}
+	if err := m.l.back.LaneBegin(lane, mine); err != nil {
+		return err
+	}
+	return m.l.conn.LaneBegin(lane, theirs)
+}
+
+// A request that landed and whose acknowledgement was lost is done once more; a message is not.
+func TestLostAcknowledgements(t *testing.T) {
+	d := fakeDevices(t, 1)
+	l := openLink(t, d, testShape{})
+	m := l.mend(t, 0)
+	near := d.fake.Device(0)
+	for i := range 20 {
+		fill(l.local, uint64(i))
+		near.Set(fakeverbs.After, uint32(i%3))
+		near.LoseNext(1)
+		n := uint64(300_000)
+		tag := l.submit(t, driver.Write, numbered(i), driver.Desc{Local: 5, Remote: 9, Len: n})
+		if err := l.outcome(t, tag); err != nil {
+			t.Fatalf("write %d: %v", i, err)
+		}
+		if !bytes.Equal(l.remote[9:9+n], l.local[5:5+n]) {
+			t.Fatalf("write %d: other bytes", i)
+		}
+		if got := l.note(t); binary.LittleEndian.Uint64(got.Data) != uint64(i) {
+			t.Fatalf("message %d after write %d", binary.LittleEndian.Uint64(got.Data), i)
+		}
+	}
+	if n, ok := l.far.Receive(); ok {
+		t.Errorf("message %x came twice", n.Data)
+	}
+	m.stop()
+	if near.Set(fakeverbs.Lose, 0); m.fails < 10 {
+		t.Errorf("%d failures of 20", m.fails)
+	}
+}
+
+// The trap: a request that was given up lands long after its second try. Its queue pair must be over
+// at the owner's end before anything is done again.
+func TestNothingLandsLate(t *testing.T) {
+	d := fakeDevices(t, 1)
+	l := openLink(t, d, testShape{})
+	l.mend(t, 0)
+	near := d.fake.Device(0)
+	const late = 40 * time.Millisecond
+	for i := range 5 {
+		fill(l.local, uint64(2*i))
+		near.DelayNext(1, late)
+		if err := l.move(t, driver.Write, driver.Desc{Len: 4096}); err != nil {
+			t.Fatal(err)
+		}
+		fill(l.local, uint64(2*i+1))
+		if err := l.move(t, driver.Write, driver.Desc{Len: 4096}); err != nil {
+			t.Fatal(err)
+		}
+		awaitLate(near, uint32(i))
+		if !bytes.Equal(l.remote[:4096], l.local[:4096]) {
+			t.Fatal("what was given up has landed on what was written later")
+		}
+	}
+	if near.Get(fakeverbs.DroppedLate) == 0 {
+		t.Errorf("%d requests landed while their queue pair was there, and none came after it: the test is of no use",
+			near.Get(fakeverbs.LandedLate))
+	}
+}
+
+// awaitLate waits until more than n late requests have come to their end, for a second at most: there
+// may be none.
+func awaitLate(d fakeverbs.Device, n uint32) {
+	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if d.Get(fakeverbs.LandedLate)+d.Get(fakeverbs.DroppedLate) > n {
+			return
+		}
+	}
+}
+
+// What was cancelled has landed before its completion, or never does.
+func TestNothingLandsAfterCancel(t *testing.T) {
+	d := fakeDevices(t, 1)
+	l := openLink(t, d, testShape{})
+	l.mend(t, 2*time.Millisecond)
+	near := d.fake.Device(0)
+	for i := range 10 {
+		before := near.Get(fakeverbs.LandedLate) + near.Get(fakeverbs.DroppedLate)
+		near.DelayNext(1, time.Duration(1+i%5*10)*time.Millisecond)
+		fill(l.local, uint64(i))
+		tag := l.submit(t, driver.Write, nil, driver.Desc{Len: 4096})
+		time.Sleep(time.Duration(i%3) * time.Millisecond)
+		l.conn.Cancel(tag)
+		if err := l.outcome(t, tag); err != nil && !errors.Is(err, driver.ErrAborted) {
+			t.Fatal(err)
+		}
+		fill(l.remote[:4096], uint64(1000+i))
+		want := bytes.Clone(l.remote[:4096])
+		awaitLate(near, before)
+		if !bytes.Equal(l.remote[:4096], want) {
+			t.Fatalf("round %d: bytes landed after the completion", i)
+		}
+		near.Set(fakeverbs.Late, 0)
+	}
+}
+
+// A request that must not be served fails its batch, and only that.
+func TestFailuresByKind(t *testing.T) {
+	for _, status := range []int32{wcLocalLength, wcLocalProtect, wcRemInvalid, wcRemOperation} {
+		t.Run(Status(status), func(t *testing.T) {
+			d := fakeDevices(t, 1)
+			l := openLink(t, d, testShape{})
+			l.mend(t, 0)
+			fill(l.local, 7)
+			d.fake.Device(0).Set(fakeverbs.After, 2)
+			d.fake.Device(0).FailNext(1, uint32(status))
+			var wrong int
+			outcomes := map[uint64]error{}
+			for i := range 6 {
+				l.submit(t, driver.Write, nil, driver.Desc{Local: uint64(i) * 8192, Remote: uint64(i) * 4096, Len: 4096})
+			}
+			for range 6 {
+				done := l.take(t)
+				outcomes[done.Tag] = Error(done)
+			}
+			for tag, err := range outcomes {
+				at := (tag - 1) * 4096
+				var piece *driver.PieceError
+				switch {
+				case err == nil && bytes.Equal(l.remote[at:at+4096], l.local[2*at:2*at+4096]):
+				case err == nil:
+					t.Errorf("batch %d: other bytes", tag)
+				case !errors.As(err, &piece) || piece.Piece != 0:
+					t.Errorf("batch %d: %v, want the piece that failed", tag, err)
+				default:
+					wrong++
+				}
+			}
+			if wrong != 1 {
+				t.Errorf("%d batches failed, want the one whose request did: %v", wrong, outcomes)
+			}
+			if err := l.move(t, driver.Read, driver.Desc{Len: 100}); err != nil {
+				t.Errorf("afterwards: %v", err)
+			}
+		})
+	}
+}
+
+// A key that the owner's NIC does not know was revoked: nothing more of that memory is tried.
+func TestFailureByARevokedKey(t *testing.T) {
+	d := fakeDevices(t, 1)
+	l := openLink(t, d, testShape{})
+	l.mend(t, 0)
+	if err := l.far.Revoke(testKey); err != nil {
+		t.Fatal(err)
+	}
+	fill(l.local, 9)
+	if err := l.move(t, driver.Write, driver.Desc{Len: 100_000}); !errors.Is(err, driver.ErrRevoked) {
+		t.Errorf("with a key that was revoked: %v", err)
+	}
+	if bytes.ContainsFunc(l.remote, func(r rune) bool { return r != 0 }) {
+		t.Error("bytes landed")
+	}
+	err := l.conn.Submit(77, batchOf(driver.Write, l.descs(driver.Desc{Len: 10}), nil))
+	if err == nil {
+		err = l.outcome(t, 77)
+	}
+	if !errors.Is(err, driver.ErrRevoked) {
+		t.Errorf("once more: %v", err)
+	}
+	l.slot = l.imported(t)
+	if err := l.move(t, driver.Write, driver.Desc{Len: 100_000}); err != nil || !bytes.Equal(l.remote[:100_000], l.local[:100_000]) {
+		t.Errorf("in the next epoch: %v", err)
+	}
+}
+
+// Revoke waits for nobody, and when it returns nothing more lands: whatever is under way.
+func TestNothingLandsAfterRevoke(t *testing.T) {
+	for _, frozen := range []uint32{0, 1} { // the peer goes on, or its NIC does nothing any more
+		d := fakeDevices(t, 1)
+		l := openLink(t, d, testShape{})
+		m := l.mend(t, 0)
+		near := d.fake.Device(0)
+		near.Set(fakeverbs.Rate, 50)
+		fill(l.local, 11)
+		tag := l.submit(t, driver.Write, nil, driver.Desc{Len: testBytes})
+		near.Await(t, fakeverbs.KiBLanded, 300)
+		near.Set(fakeverbs.Frozen, frozen)
+		if err := l.far.Revoke(testKey); err != nil {
+			t.Fatal(err)
+		}
+		want := bytes.Clone(l.remote)
+		near.Set(fakeverbs.Rate, 0)
+		near.Set(fakeverbs.Frozen, 0)
+		if err := l.outcome(t, tag); !errors.Is(err, driver.ErrRevoked) {
+			t.Errorf("the write ended with %v", err)
+		}
+		if !bytes.Equal(l.remote, want) {
+			t.Error("bytes landed after Revoke had returned")
+		}
+		if bytes.Equal(want, l.local) {
+			t.Error("all had landed before: the test is of no use")
+		}
+		m.stop()
+		l.close(t)
+	}
+}
+
+// What is the way's fault and not the batch's is done again over a new queue pair.
+func TestFailuresOfTheWay(t *testing.T) {
+	d := fakeDevices(t, 1)
+	l := openLink(t, d, testShape{})
+	m := l.mend(t, 0)
+	for _, status := range []uint32{wcRetry, wcNotReady, 7, 16, 19, 20, 21} {
+		fill(l.local, uint64(status))
+		d.fake.Device(0).FailNext(1, status)
+		if err := l.move(t, driver.Write, driver.Desc{Len: 70_000}); err != nil {
+			t.Errorf("%s: %v", Status(int32(status)), err)
+		}
+		if !bytes.Equal(l.remote[:70_000], l.local[:70_000]) {
+			t.Errorf("%s: other bytes", Status(int32(status)))
+		}
+	}
+	m.stop()
+	if m.fails != 7 {
+		t.Errorf("%d lanes failed, want 7", m.fails)
+	}
+}
+
+// A device goes, with or without a last word for what is under way: the other one does all.
+func TestDeviceGone(t *testing.T) {
+	for _, how := range []uint32{1, 2} {
+		t.Run(fmt.Sprintf("fatal %d", how), func(t *testing.T) {
+			d := fakeDevices(t, 2)
+			l := openLink(t, d, testShape{lanes: 2})
+			gone := d.fake.Device(0)
+			gone.Set(fakeverbs.Rate, 50)
+			m := l.mend(t, 0)
+			fill(l.local, 3)
+			tag := l.submit(t, driver.Write, []byte("all there"), driver.Desc{Len: testBytes})
+			gone.Await(t, fakeverbs.KiBLanded, 100)
+			gone.Set(fakeverbs.Fatal, how)
+			if err := l.outcome(t, tag); err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(l.remote, l.local) {
+				t.Error("other bytes")
+			}
+			if got := l.note(t); string(got.Data) != "all there" {
+				t.Errorf("message %q", got.Data)
+			}
+			for end := time.Now().Add(patience); m.gone.Load() == 0 && time.Now().Before(end); {
+				time.Sleep(time.Millisecond)
+			}
+			if n := m.gone.Load(); n != 1 {
+				t.Errorf("told %d times that a device is gone", n)
+			}
+		})
+	}
+}
+
+// The wire of one of two lanes is cut in the middle, and comes back.
+func TestWireCutInTransfer(t *testing.T) {
+	d := fakeDevices(t, 2)
+	l := openLink(t, d, testShape{lanes: 2, timeout: 8, retries: 1})
+	l.mend(t, 5*time.Millisecond)
+	for i := range 4 {
+		d.fake.Device(i).Set(fakeverbs.Rate, 400)
+	}
+	cut := d.fake.Device(3) // the far end of lane 1
+	for round := range 3 {
+		fill(l.local, uint64(round))
+		before := d.fake.Device(2).Get(fakeverbs.KiBLanded)
+		tag := l.submit(t, driver.Write, numbered(round), driver.Desc{Len: testBytes})
+		d.fake.Device(2).Await(t, fakeverbs.KiBLanded, before+64)
+		cut.SetLink(false)
+		if err := l.outcome(t, tag); err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		if !bytes.Equal(l.remote, l.local) {
+			t.Fatalf("round %d: other bytes", round)
+		}
+		if got := l.note(t); binary.LittleEndian.Uint64(got.Data) != uint64(round) {
+			t.Fatalf("round %d: message %x", round, got.Data)
+		}
+		cut.SetLink(true)
+		awaitLive(t, l, 2)
+	}
+}
+
+// awaitLive waits until large transfers go over so many rails.
+func awaitLive(t testing.TB, l *testLink, lanes int) {
+	t.Helper()
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		var before, after [LanesMax]uint64
+		count := func(to *[LanesMax]uint64) {
+			for i := range lanes {
+				n, err := l.near.Counters(i)
+				if err != nil {
+					t.Fatal(err)
+				}
+				to[i] = n.BytesOut
+			}
+		}
+		count(&before)
+		if err := l.move(t, driver.Write, driver.Desc{Len: testBytes}); err != nil {
+			t.Fatal(err)
+		}
+		count(&after)
+		used := 0
+		for i := range lanes {
+			if after[i] > before[i] {
+				used++
+			}
+		}
+		if used == lanes {
+			return
+		}
+	}
+	t.Fatalf("not all of %d lanes came back", lanes)
+}

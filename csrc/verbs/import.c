@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The memory of peers that a connection knows. */
+#include "lane.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct sl_verbs_import *sl_verbs_import_of(const struct sl_verbs_conn *n, uint32_t slot)
+{
+	return slot < n->imports_len ? n->imports[slot] : NULL;
+}
+
+/* A free place in the table, which grows when there is none. */
+static int find_place(struct sl_verbs_conn *n, uint32_t *slot)
+{
+	struct sl_verbs_import **grown;
+	uint32_t i = 0, len;
+
+	while (i < n->imports_len && n->imports[i])
+		i++;
+	*slot = i;
+	if (i < n->imports_len)
+		return 0;
+	len = n->imports_len ? n->imports_len * 2 : 16;
+	grown = realloc(n->imports, len * sizeof(struct sl_verbs_import *));
+	if (!grown)
+		return -ENOMEM;
+	memset(grown + n->imports_len, 0, (len - n->imports_len) * sizeof(struct sl_verbs_import *));
+	n->imports = grown;
+	n->imports_len = len;
+	return 0;
+}
+
+int sl_verbs_import(struct sl_verbs_conn *n, uint64_t base, uint64_t size, uint32_t flags, const uint32_t *remote_keys,
+		    uint32_t lanes, uint32_t *slot)
+{
+	struct sl_verbs_import *im;
+	uint64_t end;
+	int rc;
+
+	if (size == 0 || lanes > SL_VERBS_LANES || __builtin_add_overflow(base, size, &end))
+		return -ERANGE;
+	im = calloc(1, sizeof(*im));
+	if (!im)
+		return -ENOMEM;
+	im->base = base;
+	im->size = size;
+	im->flags = flags;
+	for (uint32_t i = 0; i < lanes; i++) {
+		im->keys[i] = remote_keys[i];
+		if (remote_keys[i])
+			im->lanes |= 1u << i;
+	}
+	sl_verbs_enter(n->context);
+	rc = n->outcome == SL_VERBS_LOST ? -EPIPE : n->ended ? -EBADF : find_place(n, slot);
+	if (rc == 0)
+		n->imports[*slot] = im;
+	sl_verbs_unlock(n->context);
+	if (rc != 0)
+		free(im);
+	return rc;
+}
+
+void sl_verbs_reap(struct sl_verbs_conn *n)
+{
+	uint64_t oldest = n->live.next == &n->live ? n->order : n->live.next->order;
+
+	for (uint32_t i = 0; i < n->imports_len; i++) {
+		struct sl_verbs_import *im = n->imports[i];
+
+		if (!im || !im->dropped || im->dropped_at > oldest)
+			continue;
+		free(im);
+		n->imports[i] = NULL;
+		n->graves--;
+	}
+}
+
+void sl_verbs_drop(struct sl_verbs_conn *n, uint32_t slot)
+{
+	struct sl_verbs_import *im;
+
+	sl_verbs_enter(n->context);
+	im = sl_verbs_import_of(n, slot);
+	if (im && !im->dropped) {
+		im->dropped = 1;
+		im->dropped_at = n->order;
+		n->graves++;
+		sl_verbs_reap(n);
+	}
+	sl_verbs_unlock(n->context);
+}

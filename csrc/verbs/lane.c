@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Lanes: the life of a queue pair. */
+#define _GNU_SOURCE
+#include "lane.h"
+
+#include <errno.h>
+
+/* Every so many requests one asks for a completion, and the last of a list does. */
+#define SIGNAL_EVERY 16
+/* A request of so many bytes tells how fast a rail is. */
+#define TELLING (64u << 10)
+/* How long a queue pair in the error state may take to give back its requests. */
+#define DRAIN_NS 1000000000u
+/* An owner's has one, or none where the driver takes no request in that state; and a device that is gone says nothing. */
+#define MARK_NS 100000000u
+
+static struct sl_verbs_lane **bucket(struct sl_verbs_port *p, uint32_t number)
+{
+	return &p->lanes->buckets[number % SL_VERBS_BUCKETS];
+}
+
+struct sl_verbs_lane *sl_verbs_lane_of(struct sl_verbs_port *p, uint32_t number)
+{
+	struct sl_verbs_lane *l = *bucket(p, number);
+
+	while (l && l->number != number)
+		l = l->chain;
+	return l;
+}
+
+void sl_verbs_enlist(struct sl_verbs_lane *l)
+{
+	struct sl_verbs_lane **at = bucket(l->port, l->number);
+
+	l->chain = *at;
+	*at = l;
+	l->port->lanes->len++;
+}
+
+/* Completions do not find it any more. */
+void sl_verbs_delist(struct sl_verbs_lane *l)
+{
+	struct sl_verbs_lane **at;
+
+	if (!l->number)
+		return;
+	at = bucket(l->port, l->number);
+	while (*at != l)
+		at = &(*at)->chain;
+	*at = l->chain;
+	l->number = 0;
+	l->port->lanes->len--;
+	l->port->slots_promised -= l->promised;
+	l->promised = 0;
+}
+
+static void tell(struct sl_verbs_lane *l, uint32_t news)
+{
+	struct sl_verbs_context *c = l->conn->context;
+
+	if (l->conn->ended)
+		return;
+	c->traffic->news += !l->news;
+	l->news = news;
+	sl_verbs_tell(c);
+}
+
+void sl_verbs_lane_lives(struct sl_verbs_lane *l)
+{
+	if (l->state != SL_VERBS_BEGUN)
+		return;
+	l->state = SL_VERBS_LIVE;
+	if (l->conn->initiator)
+		tell(l, SL_VERBS_LANE_LIVE);
+	sl_verbs_starve(l->conn);
+}
+
+/* The next that was posted leaves the queue pair. */
+struct sl_verbs_record *sl_verbs_leave(struct sl_verbs_lane *l)
+{
+	struct sl_verbs_record *r = sl_verbs_pop(&l->posted);
+
+	l->returned++;
+	l->flight -= r->len;
+	l->again -= r->again;
+	l->port->counters.in_flight -= r->len;
+	l->port->sends_promised--;
+	r->lane = NULL;
+	return r;
+}
+
+void sl_verbs_hold(struct sl_verbs_lane *l, struct sl_verbs_record *r)
+{
+	struct sl_verbs_conn *n = l->conn;
+
+	r->lane = NULL;
+	if (r->batch) {
+		sl_verbs_append(&l->held, r);
+		n->held++;
+		return;
+	}
+	if (r->kind == SL_VERBS_CREDIT) { /* told anew when a lane is live */
+		n->telling = 0;
+		n->told = 0;
+	}
+	sl_verbs_drop_slip(n, r);
+	sl_verbs_recycle(n->context, r);
+}
+
+void sl_verbs_abandon(struct sl_verbs_lane *l)
+{
+	while (l->posted.first)
+		sl_verbs_hold(l, sl_verbs_leave(l));
+}
+
+int sl_verbs_has_room(const struct sl_verbs_lane *l)
+{
+	return l->posted.n < l->depth && l->flight < l->conn->context->config.flight &&
+	       l->port->sends_promised + l->port->lanes->len < (uint32_t)l->port->sends->cqe;
+}
+
+void sl_verbs_make_room(struct sl_verbs_conn *n)
+{
+	const struct sl_verbs_traffic *t = n->context->traffic;
+
+	if (t->built == SL_VERBS_CHAIN || t->entries + SL_VERBS_ENTRIES > SL_VERBS_CHAIN * SL_VERBS_ENTRIES)
+		sl_verbs_ring_bells(n);
+}
+
+struct ibv_sge *sl_verbs_entries(struct sl_verbs_context *c)
+{
+	return &c->traffic->sges[c->traffic->entries];
+}
+
+/* The rate is that of busy times; what is small says nothing about it. */
+static void open_window(struct sl_verbs_port *p, uint64_t len)
+{
+	p->lanes->window_at = len >= TELLING ? sl_verbs_now() : 0;
+	p->lanes->window_bytes = 0;
+}
+
+struct ibv_send_wr *sl_verbs_build(struct sl_verbs_lane *l, struct sl_verbs_record *r, uint32_t entries)
+{
+	struct sl_verbs_traffic *t = l->conn->context->traffic;
+	struct ibv_send_wr *wr = &t->wrs[t->built++];
+
+	wr->wr_id = (uintptr_t)r;
+	wr->next = NULL;
+	wr->sg_list = &t->sges[t->entries];
+	wr->num_sge = (int)entries;
+	wr->send_flags = 0;
+	if (++l->unsignalled == SIGNAL_EVERY) {
+		l->unsignalled = 0;
+		wr->send_flags = IBV_SEND_SIGNALED;
+	}
+	t->entries += entries;
+	if (l->wr_last)
+		l->wr_last->next = wr;
+	else
+		l->wr_first = wr;
+	l->wr_last = wr;
+	r->lane = l;
+	l->again += r->again;
+	l->flight += r->len;
+	if (l->port->counters.in_flight == 0)
+		open_window(l->port, r->len);
+	l->port->counters.in_flight += r->len;
+	l->port->counters.requests++;
+	l->port->sends_promised++;
+	sl_verbs_append(&l->posted, r);
+	return wr;
+}
+
+/* What the device did not take, from this request on, is not in the queue pair. */
+static void take_back(struct sl_verbs_lane *l, const struct ibv_send_wr *bad)
+{
+	struct sl_verbs_list all = l->posted;
+	struct sl_verbs_record *r;
+	int back = 0;
+
+	l->posted = (struct sl_verbs_list){0};
+	while ((r = sl_verbs_pop(&all)) != NULL) {
+		back |= (uintptr_t)r == bad->wr_id;
+		sl_verbs_append(back ? &l->unposted : &l->posted, r);
+		if (!back)
+			continue;
+		l->flight -= r->len;
+		l->again -= r->again;
+		l->port->counters.in_flight -= r->len;
+		l->port->sends_promised--;
+	}
+}
+
+static void ring_bell(struct sl_verbs_lane *l)
+{
+	struct ibv_send_wr *first = l->wr_first, *bad = first;
+	int rc;
+
+	l->wr_last->send_flags |= IBV_SEND_SIGNALED;
+	l->unsignalled = 0;
+	l->wr_first = l->wr_last = NULL;
+	l->port->counters.posts++;
+	rc = sl_verbs_post_send(l->qp, first, &bad);
+	if (rc == 0)
+		return;
+	take_back(l, bad);
+	sl_verbs_fail_lane(l, IBV_WC_GENERAL_ERR);
+}
+
+void sl_verbs_ring_bells(struct sl_verbs_conn *n)
+{
+	struct sl_verbs_traffic *t = n->context->traffic;
+
+	for (uint32_t i = 0; t->built && i < SL_VERBS_LANES; i++)
+		if (n->lanes[i] && n->lanes[i]->wr_first)
+			ring_bell(n->lanes[i]);
+	t->built = t->entries = 0;
+}
+
+/* Comes back when what the queue pair was doing is over. */
+static void mark(struct sl_verbs_lane *l)
+{
+	struct sl_verbs_record *r = sl_verbs_record(l->conn->context);
+
+	if (!r)
+		return;
+	r->kind = SL_VERBS_MARK;
+	sl_verbs_make_room(l->conn);
+	sl_verbs_build(l, r, 0)->opcode = IBV_WR_SEND;
+	sl_verbs_ring_bells(l->conn);
+}
+
+void sl_verbs_fail_lane(struct sl_verbs_lane *l, int32_t status)
+{
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+	int begun = l->state == SL_VERBS_BEGUN || l->state == SL_VERBS_LIVE;
+
+	if (!begun && l->state != SL_VERBS_MADE)
+		return;
+	(void)sl_verbs.ibv_modify_qp(l->qp, &attr, IBV_QP_STATE); /* or it is in that state already */
+	l->state = SL_VERBS_DRAINING;
+	l->status = status;
+	l->deadline = sl_verbs_now() + (l->posted.first && !l->port->gone ? DRAIN_NS : MARK_NS);
+	l->conn->context->traffic->draining++;
+	l->port->counters.failures += status != 0;
+	if (begun && !l->conn->initiator)
+		mark(l);
+	if (!l->posted.first)
+		sl_verbs_drained(l);
+	else
+		sl_verbs_rouse(l->conn->context); /* the thread watches the time */
+}
+
+void sl_verbs_drained(struct sl_verbs_lane *l)
+{
+	struct sl_verbs_record *r;
+
+	if (l->state != SL_VERBS_DRAINING)
+		return;
+	l->state = SL_VERBS_FAILED;
+	l->conn->context->traffic->draining--;
+	while ((r = sl_verbs_pop(&l->unposted)) != NULL)
+		sl_verbs_hold(l, r);
+	if (!l->quiet)
+		tell(l, SL_VERBS_LANE_FAILED);
+	if (!l->conn->ended && l->conn->initiator)
+		sl_verbs_starve(l->conn); /* what was to go over it may go over others */
+	pthread_cond_broadcast(&l->conn->context->news);
+}

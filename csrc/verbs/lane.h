@@ -1,0 +1,360 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Connections, their lanes, and what is under way on them, as the files of the verbs side share
+ * them. All of it is under the lock of the context, unless it says otherwise.
+ */
+#ifndef SLUICE_VERBS_LANE_H
+#define SLUICE_VERBS_LANE_H
+
+#include "../pieces.h"
+#include "context.h"
+
+#define SL_VERBS_HELD 8		/* local memories that a batch holds */
+#define SL_VERBS_CHAIN 64	/* requests that are built before they are posted */
+#define SL_VERBS_ENTRIES 32	/* local entries of a request */
+#define SL_VERBS_BUCKETS 256	/* of a rail's table of lanes */
+#define SL_VERBS_CREDITS 4	/* receives that an initiator's lane needs */
+
+/* What stands before the bytes of a message; little-endian. */
+struct sl_verbs_head {
+	uint32_t magic, kind;
+	uint64_t value; /* of a message: its number, from 1; of credit: how many the program has taken */
+};
+_Static_assert(sizeof(struct sl_verbs_head) <= SL_VERBS_HEAD_MAX, "a receive has room for it");
+enum { SL_VERBS_MAGIC = 0x31766c73, SL_VERBS_IS_NOTE = 1, SL_VERBS_IS_CREDIT = 2, SL_VERBS_IS_COUNT = 3 };
+
+/* A message of ours, in memory that the NIC knows. */
+struct sl_verbs_slip {
+	struct sl_verbs_slip *next; /* free ones */
+	uint8_t *at;		    /* the head, then the bytes */
+	uint32_t len;		    /* of both */
+	uint32_t kind;		    /* SL_VERBS_IS_*; of a count the bytes are the counter, as an le32 */
+};
+
+struct sl_verbs_lane;
+
+enum sl_verbs_kind {
+	SL_VERBS_DATA,
+	SL_VERBS_NOTE,
+	SL_VERBS_CREDIT,
+	SL_VERBS_PROBE, /* a write without bytes: comes back when the other end is there */
+	SL_VERBS_MARK	/* comes back when the queue pair is in the error state and empty */
+};
+
+/* A work request, from when it is posted until what it asked for is done, or nobody wants it any more. */
+struct sl_verbs_record {
+	struct sl_verbs_record *next;
+	struct sl_verbs_lane *lane; /* that it is posted on, or NULL */
+	struct sl_verbs_batch *batch; /* NULL: of none */
+	struct sl_verbs_slip *slip;
+	uint64_t number; /* of the message */
+	uint32_t piece;	 /* DATA: from here on, len bytes */
+	uint8_t kind, again;
+	uint64_t off, len;
+};
+
+struct sl_verbs_list {
+	struct sl_verbs_record *first, *last;
+	uint32_t n;
+};
+
+enum sl_verbs_lane_state {
+	SL_VERBS_NONE,
+	SL_VERBS_MADE,
+	SL_VERBS_BEGUN,	  /* waits for its probe */
+	SL_VERBS_LIVE,
+	SL_VERBS_DRAINING, /* in the error state, until nothing is posted any more */
+	SL_VERBS_FAILED	  /* drained */
+};
+
+struct sl_verbs_lane {
+	struct sl_verbs_lane *chain; /* of a bucket of the rail */
+	struct sl_verbs_conn *conn;
+	struct sl_verbs_port *port;
+	struct ibv_qp *qp; /* NULL: gone */
+	uint32_t index, number, depth, packet;
+	enum sl_verbs_lane_state state;
+	int quiet; /* somebody waits for its end: no news of that */
+	int32_t status;
+	uint32_t news; /* SL_VERBS_LANE_*, not told yet; 0: none */
+	uint64_t deadline; /* of draining */
+	uint32_t promised; /* receives */
+	/* In the order of the queue pair: posted, and of a failed post; not proved done before it failed. */
+	struct sl_verbs_list posted, unposted, held;
+	uint32_t again;	      /* of posted: those that are out of the order of batches */
+	uint32_t returned, watched; /* requests that came back; when sl_verbs_watch looked */
+	uint64_t still;	      /* since when there were no more, if something is posted; 0: not looked at since it was made */
+	uint32_t unsignalled; /* since the last that asked for a completion */
+	uint64_t flight;      /* bytes of posted */
+	struct ibv_send_wr *wr_first, *wr_last; /* built, not posted yet: they are in posted */
+};
+
+/* What a rail has of it. */
+struct sl_verbs_lanes {
+	struct sl_verbs_lane *buckets[SL_VERBS_BUCKETS]; /* by number of the queue pair */
+	uint32_t len; /* of lanes: each may have one request more than there is room for, a probe or a mark */
+	int silent; /* the device has no more events to tell */
+	int armed; /* the channel speaks at the next completion of either queue, or has spoken */
+	uint64_t window_at, window_bytes; /* of what measures the rate */
+	uint32_t news; /* SL_VERBS_PORT_* or DEVICE_GONE, not told yet; 0: none */
+};
+
+/* A peer's memory. */
+struct sl_verbs_import {
+	uint64_t base, size, dropped_at; /* order of the first batch that cannot use it */
+	uint32_t flags;
+	int dropped, expired;
+	uint32_t lanes; /* a bit for each that reaches it */
+	uint32_t keys[SL_VERBS_LANES];
+};
+
+/* Where a batch is: at this byte of this piece. */
+struct sl_verbs_place {
+	uint32_t piece;
+	uint64_t off;
+};
+
+struct sl_verbs_batch {
+	struct sl_verbs_batch *prev, *next; /* of a connection, in order; or the free ones */
+	struct sl_verbs_batch *next_note;   /* of those whose message is not posted */
+	struct sl_verbs_conn *conn;
+	uint64_t tag, order, bytes;
+	int write, cancelled;
+	int32_t status, piece;
+	uint32_t open; /* records of it */
+	int32_t lane;  /* that all of it goes over, -1: not chosen yet; if it is whole */
+	int whole;
+	struct sl_verbs_slip *note; /* not posted yet */
+	struct sl_verbs_place place;
+	struct sl_pieces pieces;
+	uint32_t memories_len;
+	struct sl_verbs_memory *memories[SL_VERBS_HELD];
+};
+
+/* A message that arrived. */
+struct sl_verbs_post {
+	struct sl_verbs_post *next;
+	struct sl_verbs_inbox *box;
+	uint64_t number;
+	uint32_t kind, len;
+	uint8_t body[SL_VERBS_NOTE_MAX];
+};
+
+/* Messages of a peer, until the program takes them: also after the connection is gone. */
+struct sl_verbs_inbox {
+	struct sl_verbs_inbox *prev, *next; /* of the context */
+	struct sl_verbs_conn *conn;	    /* NULL: gone */
+	uint64_t id;
+	uint32_t unread;
+	struct sl_verbs_post *free, *ahead; /* ahead: by number, until those before them have come */
+	struct sl_verbs_post *posts; /* as many as the peer may send */
+};
+
+struct sl_verbs_conn {
+	struct sl_verbs_conn *prev, *next; /* of the context */
+	struct sl_verbs_conn *next_hungry;
+	int hungry; /* has what could not be posted */
+	struct sl_verbs_context *context;
+	uint64_t id;
+	int initiator, closed, ending, ended;
+	int32_t outcome; /* once ended */
+	pthread_mutex_t setup; /* one lane is made, begun or ended at a time; before the context's lock */
+	struct sl_verbs_lane *lanes[SL_VERBS_LANES];
+	uint32_t reaches; /* a bit for each lane that was ever made */
+	uint32_t turn;	  /* the lane that comes first among equals */
+	uint8_t *slab; /* slips */
+	size_t slab_size;
+	struct ibv_mr *slab_mr[SL_VERBS_RAILS];
+	struct sl_verbs_slip *slips, *free_slips;
+	/* As the initiator: */
+	struct sl_verbs_batch live; /* ring, in order */
+	struct sl_verbs_batch *head; /* the first whose data is not all posted, or &live */
+	uint64_t order;
+	struct sl_verbs_import **imports;
+	uint32_t imports_len, graves;
+	struct sl_verbs_list again;  /* data that waits to be posted once more */
+	struct sl_verbs_list resend; /* messages that do */
+	uint32_t held; /* records of all lanes that wait to be settled */
+	struct sl_verbs_batch *note_first, *note_last;
+	struct sl_verbs_lane *note_lane; /* of messages that are posted or held */
+	uint32_t notes_out;		 /* how many */
+	uint64_t accepted, sent, arrived, credited; /* messages: all of submit, numbered, acknowledged, taken by the peer's program */
+	uint32_t window;
+	int starved; /* a submission was refused for want of credit */
+	/* As the owner: */
+	struct sl_verbs_inbox *inbox;
+	uint64_t seen, taken, told; /* messages that arrived, that the program took, that the peer knows of */
+	int telling;
+};
+
+struct sl_verbs_traffic {
+	struct sl_verbs_conn conns; /* ring */
+	struct sl_verbs_conn *hungry;
+	uint64_t last_id;
+	struct sl_verbs_batch *batches, *free;
+	uint64_t live; /* batches under way */
+	struct sl_verbs_record *records; /* free */
+	struct sl_verbs_slab *slabs;	 /* of records */
+	struct sl_verbs_inbox inboxes;	 /* ring */
+	struct sl_verbs_post *first, **end; /* what arrived */
+	uint32_t news; /* lanes and rails that have some */
+	uint32_t draining; /* lanes */
+	uint64_t watched; /* when sl_verbs_watch looked */
+	int polled; /* whoever holds the lock looks for completions afterwards: no need to wake the poller */
+	/* The thread: */
+	pthread_t thread;
+	int has_thread, epoll_fd, event_fd;
+	atomic_int stop;
+	atomic_uint waiting; /* for the lock: the thread lets them in */
+	atomic_uint drives;  /* calls that took completions for the thread, or will: it stands back */
+	atomic_int standing_back;
+	/* Built, before it is posted: */
+	uint32_t built, entries;
+	struct ibv_send_wr wrs[SL_VERBS_CHAIN];
+	struct ibv_sge sges[SL_VERBS_CHAIN * SL_VERBS_ENTRIES];
+};
+
+/* Why a rail is given nothing new: sl_verbs_port.down. */
+enum { SL_VERBS_DOWN_RAIL = 1, SL_VERBS_DOWN_PORT = 2 };
+
+/* Lists of records. */
+static inline void sl_verbs_append(struct sl_verbs_list *l, struct sl_verbs_record *r)
+{
+	r->next = NULL;
+	if (l->last)
+		l->last->next = r;
+	else
+		l->first = r;
+	l->last = r;
+	l->n++;
+}
+
+static inline struct sl_verbs_record *sl_verbs_pop(struct sl_verbs_list *l)
+{
+	struct sl_verbs_record *r = l->first;
+
+	if (r) {
+		l->first = r->next;
+		if (!l->first)
+			l->last = NULL;
+		l->n--;
+	}
+	return r;
+}
+
+static inline int sl_verbs_usable(const struct sl_verbs_lane *l)
+{
+	return l && l->state == SL_VERBS_LIVE && !l->port->down && !l->port->gone;
+}
+
+/*
+ * The files, each of which calls only those above it: lock.c and record.c, receive.c and memory.c, note.c and
+ * import.c, lane.c, batch.c, send.c, arrive.c, complete.c, post.c, settle.c, submit.c and step.c, end.c, pair.c and
+ * events.c, conn.c, progress.c, traffic.c, rail.c, open.c.
+ */
+
+/* lock.c */
+void sl_verbs_enter(struct sl_verbs_context *c); /* the lock, for a caller that is in a hurry */
+void sl_verbs_let_in(struct sl_verbs_traffic *t); /* callers that wait for the lock; without it */
+void sl_verbs_rouse(struct sl_verbs_context *c); /* the thread; without or under the lock */
+void sl_verbs_wake(struct sl_verbs_context *c);	 /* the poller, if it is armed */
+void sl_verbs_tell(struct sl_verbs_context *c);	 /* that there is news */
+int sl_verbs_wait(struct sl_verbs_context *c, uint64_t deadline); /* for c->news: -ETIMEDOUT */
+void sl_verbs_starve(struct sl_verbs_conn *n); /* it is to be pumped when there is room */
+void sl_verbs_feed_no_more(struct sl_verbs_conn *n); /* the reverse */
+
+/* record.c */
+struct sl_verbs_record *sl_verbs_record(struct sl_verbs_context *c); /* NULL: no memory */
+int sl_verbs_reserve_records(struct sl_verbs_context *c, uint32_t n);
+void sl_verbs_recycle(struct sl_verbs_context *c, struct sl_verbs_record *r);
+void sl_verbs_free_records(struct sl_verbs_context *c);
+
+/* note.c: where messages lie, before they leave and after they came */
+int sl_verbs_make_inbox(struct sl_verbs_conn *n);
+void sl_verbs_leave_inbox(struct sl_verbs_conn *n);
+void sl_verbs_free_inbox(struct sl_verbs_inbox *box);
+void sl_verbs_empty(struct sl_verbs_context *c);
+void sl_verbs_free_slip(struct sl_verbs_conn *n, struct sl_verbs_slip *s);
+void sl_verbs_drop_slip(struct sl_verbs_conn *n, struct sl_verbs_record *r);
+void sl_verbs_relieve(struct sl_verbs_conn *n);
+void sl_verbs_unqueue_note(struct sl_verbs_batch *b); /* its message is not sent */
+
+/* import.c */
+struct sl_verbs_import *sl_verbs_import_of(const struct sl_verbs_conn *n, uint32_t slot); /* NULL: unknown */
+void sl_verbs_reap(struct sl_verbs_conn *n); /* imports that no batch uses */
+
+/* lane.c: a queue pair, and what is posted on it */
+struct sl_verbs_lane *sl_verbs_lane_of(struct sl_verbs_port *p, uint32_t number);
+void sl_verbs_enlist(struct sl_verbs_lane *l); /* completions find it by its number */
+void sl_verbs_delist(struct sl_verbs_lane *l); /* the reverse */
+void sl_verbs_fail_lane(struct sl_verbs_lane *l, int32_t status); /* to the error state, once */
+void sl_verbs_drained(struct sl_verbs_lane *l); /* nothing is posted on it any more */
+void sl_verbs_lane_lives(struct sl_verbs_lane *l);
+int sl_verbs_has_room(const struct sl_verbs_lane *l);
+/* Room for one more request and its entries in what is built: what is there is posted where there is none. */
+void sl_verbs_make_room(struct sl_verbs_conn *n);
+struct ibv_sge *sl_verbs_entries(struct sl_verbs_context *c); /* of the next one */
+/* Adds a request to what is built for a lane, with the entries that were written. */
+struct ibv_send_wr *sl_verbs_build(struct sl_verbs_lane *l, struct sl_verbs_record *r, uint32_t entries);
+void sl_verbs_ring_bells(struct sl_verbs_conn *n); /* posts what is built */
+struct sl_verbs_record *sl_verbs_leave(struct sl_verbs_lane *l); /* the next that was posted leaves the queue pair */
+void sl_verbs_hold(struct sl_verbs_lane *l, struct sl_verbs_record *r); /* it left the queue pair without a proof */
+void sl_verbs_abandon(struct sl_verbs_lane *l); /* all that is posted did */
+
+/* batch.c */
+/* Whether all of its data is posted, or was. */
+static inline int sl_verbs_begun(const struct sl_verbs_batch *b)
+{
+	return b->place.piece >= b->pieces.count;
+}
+void sl_verbs_fail(struct sl_verbs_batch *b, int32_t status, int32_t piece);
+/* Nothing of it begins any more that has not begun; it ends when the rest is over. */
+void sl_verbs_give_up(struct sl_verbs_batch *b, int32_t status, int32_t piece);
+void sl_verbs_settle_batch(struct sl_verbs_batch *b); /* ends it when all of it is over */
+void sl_verbs_hold_for(struct sl_verbs_batch *b, struct sl_verbs_memory *m);
+void sl_verbs_release_all(struct sl_verbs_context *c, struct sl_verbs_batch *b); /* what hold_for held */
+void sl_verbs_drop_record(struct sl_verbs_conn *n, struct sl_verbs_record *r);
+void sl_verbs_drop_records(struct sl_verbs_batch *b); /* those of it that wait to be posted again */
+void sl_verbs_forget_records(struct sl_verbs_conn *n); /* at its end: none is posted */
+
+/* send.c */
+struct sl_verbs_lane *sl_verbs_note_lane(struct sl_verbs_conn *n); /* NULL: none at the moment */
+void sl_verbs_post_notes(struct sl_verbs_conn *n);
+void sl_verbs_repay(struct sl_verbs_conn *n); /* tells the peer what was taken, where that is due */
+
+/* arrive.c */
+void sl_verbs_arrived(struct sl_verbs_port *p, const struct ibv_wc *wc);
+
+/* complete.c */
+void sl_verbs_done(struct sl_verbs_lane *l, struct sl_verbs_record *r);
+unsigned sl_verbs_take_completions(struct sl_verbs_port *p); /* some of them */
+/*
+ * Takes all that has arrived by now. The peer was told that it has arrived, and some devices forget
+ * it with the queue pair.
+ */
+void sl_verbs_take_receives(struct sl_verbs_port *p);
+
+/* post.c */
+void sl_verbs_pump(struct sl_verbs_conn *n); /* posts what has room */
+
+/* step.c */
+/* Takes what completions there are and posts what has room now. How many completions. */
+unsigned sl_verbs_step(struct sl_verbs_context *c);
+void sl_verbs_feed(struct sl_verbs_context *c); /* pumps those that wait for room */
+
+/* end.c */
+void sl_verbs_tick(struct sl_verbs_context *c, uint64_t now); /* gives up what does not drain */
+/* Fails lanes over which nothing comes back any more, not even an error. */
+void sl_verbs_watch(struct sl_verbs_context *c, uint64_t now);
+void sl_verbs_finish_lane(struct sl_verbs_lane *l); /* ended, drained and given back; n->setup is held, the lock not */
+
+/* events.c: what devices say without being asked */
+void sl_verbs_heed(struct sl_verbs_port *p);
+
+/* conn.c */
+void sl_verbs_free_conns(struct sl_verbs_context *c);
+
+/* progress.c */
+void *sl_verbs_progress(void *context);
+
+#endif

@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package verbs
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
+	"github.com/sluicehq/sluice/internal/testing/guest"
+	"github.com/sluicehq/sluice/internal/testing/leak"
+)
+
+// patience is what a test waits for anything: the guest's machine is emulated.
+const patience = 20 * time.Second
+
+// testShape says what a link is to be like; zero values are filled in.
+type testShape struct {
+	config Config
+	lanes  int
+	bytes  int
+	// Of an acknowledgement; 10 and 1 are some 20 ms until a dead wire is noticed.
+	timeout, retries int
+	spin             bool   // the test polls without sleeping: Context.Drive
+	prefer           uint32 // a bit for each rail that suits the memory
+}
+
+// testLink is a connection from near to far, with the memory at its ends. The test stands in for
+// the control plane.
+type testLink struct {
+	near, far     *Context
+	conn, back    *Conn
+	local, remote []byte
+	slot          uint32
+	tag           uint64
+	shape         testShape
+	wake, news    *park.Event // of near
+	farWake       *park.Event
+	closed        bool
+}
+
+// hosts are the devices of the two ends: lane i goes from near[i] to far[i].
+type hosts struct {
+	near, far []string
+	fake      *fakeverbs.Fabric // nil: they are real
+}
+
+// fakeDevices are of the stand-in.
+func fakeDevices(t testing.TB, lanes int) hosts {
+	t.Helper()
+	f := fakeverbs.Open(t, 2*lanes, Load)
+	leak.Check(t, f.InUse)
+	d := hosts{fake: f}
+	for i := range lanes {
+		d.near, d.far = append(d.near, f.Device(2*i).Name()), append(d.far, f.Device(2*i+1).Name())
+	}
+	return d
+}
+
+// slow has the stand-in move bytes about as fast as the guest, so that a test gets in between.
+func (d hosts) slow() {
+	for i := range len(d.near) {
+		if d.fake != nil {
+			d.fake.Device(2*i).Set(fakeverbs.Rate, 50)
+		}
+	}
+}
+
+// realDevices are of this machine.
+func realDevices(t testing.TB, lanes int) hosts {
+	t.Helper()
+	names, err := guest.Devices(2 * lanes)
+	if err == nil {
+		err = Load("")
+	}
+	if err != nil {
+		drivertest.SkipIfUnavailable(t, err)
+		t.Fatal(err)
+	}
+	leak.Check(t, hostmem.InUse)
+	d := hosts{}
+	for i := range lanes {
+		d.near, d.far = append(d.near, names[2*i]), append(d.far, names[2*i+1])
+	}
+	return d
+}
+
+func newEvent(t testing.TB) *park.Event {
+	t.Helper()
+	e, err := park.NewEvent()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = e.Close() })
+	return e
+}
+
+func openEnd(t testing.TB, s testShape, devices []string, wake, news *park.Event) *Context {
+	t.Helper()
+	cfg := s.config
+	cfg.WakeFD, cfg.ControlFD = wake.FD(), news.FD()
+	c, err := Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range devices {
+		if _, err := c.OpenRail(RailConfig{Device: name, Port: 1, GID: 1, Timeout: s.timeout, Retries: s.retries}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return c
+}
+
+// mapped registers memory on all rails.
+func (s testShape) mapped(t testing.TB, c *Context) []byte {
+	t.Helper()
+	buf, err := hostmem.Alloc(uint64(s.bytes), hostmem.Options{Purpose: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = buf.Close() })
+	mem := buf.Bytes()
+	pins := make([]*Pin, s.lanes)
+	for i := range pins {
+		if pins[i], err = c.Pin(i, mem, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.Map(testKey, mem, pins, s.prefer); err != nil {
+		t.Fatal(err)
+	}
+	return mem
+}
+
+func fillShape(s testShape) testShape {
+	or := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	or(&s.lanes, 1)
+	or(&s.bytes, testBytes)
+	or(&s.timeout, 14)
+	or(&s.retries, 3)
+	or(&s.config.BatchesMax, 64)
+	or(&s.config.NotesMax, 8)
+	or(&s.config.ConnsMax, 4)
+	or(&s.config.Depth, 32)
+	if s.config.SliceMax == 0 {
+		s.config.SliceMax = 256 << 10
+	}
+	if s.config.FlightMax == 0 {
+		s.config.FlightMax = 2 << 20
+	}
+	if s.config.SpinNanos == 0 {
+		s.config.SpinNanos = 20000
+	}
+	return s
+}
+
+// openLink connects both ends, with all lanes live.
+func openLink(t testing.TB, d hosts, s testShape) *testLink {
+	t.Helper()
+	s = fillShape(s)
+	l := &testLink{shape: s, wake: newEvent(t), news: newEvent(t), farWake: newEvent(t)}
+	l.near = openEnd(t, s, d.near, l.wake, l.news)
+	l.far = openEnd(t, s, d.far, l.farWake, newEvent(t))
+	l.local, l.remote = s.mapped(t, l.near), s.mapped(t, l.far)
+	t.Cleanup(func() { l.close(t) })
+	var err error
+	if l.conn, err = l.near.Connect(true, s.config.NotesMax); err != nil {
+		t.Fatal(err)
+	}
+	if l.back, err = l.far.Connect(false, 0); err != nil {
+		t.Fatal(err)
+	}
+	for i := range s.lanes {
+		l.make(t, i)
+	}
+	for range s.lanes {
+		l.awaitNews(t, LaneLive)
+	}
+	l.slot = l.imported(t)
+	return l
+}
+
+func (l *testLink) close(t testing.TB) {
+	t.Helper()
+	if l.closed {
+		return
+	}
+	l.closed = true
+	if l.conn != nil {
+		l.conn.Close()
+	}
+	if l.back != nil {
+		l.back.Close()
+	}
+	for _, c := range []*Context{l.near, l.far} {
+		if err := c.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	}
+}
+
+// make makes a lane, or makes it anew as the control plane does when it has failed.
+func (l *testLink) make(t testing.TB, lane int) {
+	t.Helper()
+	l.makeHaving(t, lane, l.back.Seen)
+}
+
+// makeHaving has the owner say how many messages it has seen.
+func (l *testLink) makeHaving(t testing.TB, lane int, seen func() uint64) {
+	t.Helper()
+	mine, err := l.conn.LaneMake(lane, lane)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.back.LaneEnd(lane); err != nil {
+		t.Fatal(err)
+	}
+	had := seen()
+	theirs, err := l.back.LaneMake(lane, lane)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.back.LaneBegin(lane, mine); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.conn.LaneSettle(lane, had); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.conn.LaneBegin(lane, theirs); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// imported grants all of far's memory and imports it.
+func (l *testLink) imported(t testing.TB) uint32 {
+	t.Helper()
+	im := Import{Base: baseOf(l.remote), Size: uint64(len(l.remote))}
+	for i := range l.shape.lanes {
+		k, err := l.far.Grant(testKey, i, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		im.RemoteKeys = append(im.RemoteKeys, k)
+	}
+	slot, err := l.conn.Import(im)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slot
+}
+
+// awaitNews waits for news of near of one kind; any other fails the test.
+func (l *testLink) awaitNews(t testing.TB, kind int) News {
+	t.Helper()
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if n, ok := l.near.News(); ok {
+			if n.Kind != kind {
+				t.Fatalf("news %+v, want %d; %s", n, kind, Status(n.Status))
+			}
+			return n
+		}
+	}
+	t.Fatalf("no news %d", kind)
+	return News{}
+}
+
+// descs names the keys.
+func (l *testLink) descs(descs ...driver.Desc) []driver.Desc {
+	for i := range descs {
+		descs[i].LocalKey, descs[i].RemoteKey = testKey, l.slot
+	}
+	return descs
+}
+
+// batchOf is a batch of descriptors with a notification, unless that is nil.
+func batchOf(op driver.Op, descs []driver.Desc, msg []byte) *driver.Batch {
+	b := &driver.Batch{Op: op, Descs: descs, Notify: msg}
+	if msg != nil {
+		b.Tail = driver.NotifyTail
+	}
+	return b
+}
+
+// pattern is one of count entries of one run, between l's memories.
+func (l *testLink) pattern(count int, run, local, remote uint64) *driver.Pattern {
+	return &driver.Pattern{
+		Count: count, Run: run, LocalKey: testKey, RemoteKey: l.slot,
+		Local: driver.Side{Stride: local}, Remote: driver.Side{Stride: remote},
+	}
+}
+
+// submit starts a batch, when there is room, and returns its tag.
+func (l *testLink) submit(t testing.TB, op driver.Op, msg []byte, descs ...driver.Desc) uint64 {
+	t.Helper()
+	l.tag++
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Microsecond) {
+		err := l.conn.Submit(l.tag, batchOf(op, l.descs(descs...), msg))
+		if err == nil {
+			return l.tag
+		}
+		if !errors.Is(err, driver.ErrFull) || time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// take waits for one completion.
+func (l *testLink) take(t testing.TB) Done {
+	t.Helper()
+	var done [1]Done
+	end := time.Now().Add(patience)
+	for i := 0; l.near.Poll(done[:]) == 0; i++ {
+		if l.shape.spin {
+			l.near.Drive()
+			if i%1024 != 1023 {
+				continue
+			}
+		} else {
+			time.Sleep(20 * time.Microsecond)
+		}
+		if time.Now().After(end) {
+			t.Fatal("nothing completes")
+		}
+	}
+	return done[0]
+}
+
+// outcome waits for the completion of a tag, which must be the next.
+func (l *testLink) outcome(t testing.TB, tag uint64) error {
+	t.Helper()
+	d := l.take(t)
+	if d.Tag != tag {
+		t.Fatalf("tag %d completed, want %d", d.Tag, tag)
+	}
+	return Error(d)
+}
+
+// move runs one batch.
+func (l *testLink) move(t testing.TB, op driver.Op, descs ...driver.Desc) error {
+	t.Helper()
+	return l.outcome(t, l.submit(t, op, nil, descs...))
+}
+
+// note waits for a message at far.
+func (l *testLink) note(t testing.TB) Note {
+	t.Helper()
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(20 * time.Microsecond) {
+		if n, ok := l.far.Receive(); ok {
+			return n
+		}
+	}
+	t.Fatal("no message comes")
+	return Note{}
+}

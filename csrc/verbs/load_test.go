@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package verbs
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
+)
+
+func TestLoadVerbs(t *testing.T) {
+	f := fakeverbs.Open(t, 2, Load)
+	missing := filepath.Join(t.TempDir(), "libibverbs.so.1")
+	for _, c := range []struct{ name, path, reason string }{
+		{"missing", missing, "cannot open shared object file"},
+		{"not verbs at all", buildLibrary(t, "int answer = 42;"), "has no function ibv_get_device_list of version IBVERBS_1.1"},
+		{"functions without versions", buildLibrary(t, "void *ibv_get_device_list(int *n) { return n; }"), "has no function"},
+	} {
+		err := Load(c.path)
+		var u *driver.UnavailableError
+		if !errors.As(err, &u) || u.Backend != "rdma" || u.Fix != "apt-get install libibverbs1 ibverbs-providers" ||
+			!strings.Contains(u.Reason, c.reason) || !strings.Contains(u.Reason, c.path) {
+			t.Errorf("%s: %v, want an UnavailableError with %q and the path", c.name, err, c.reason)
+		}
+		if n, err := Devices(); n != 2 || err != nil {
+			t.Fatalf("%s: %d devices, %v, of the library that was open before", c.name, n, err)
+		}
+	}
+	c, err := Open(testConfig(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var u *driver.UnavailableError
+	if err := Load(missing); !errors.As(err, &u) || !strings.Contains(u.Reason, "is in use") {
+		t.Errorf("a second library beside a context: %v, want an UnavailableError", err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_ = f
+}
+
+func TestDevicesSayWhatIsMissing(t *testing.T) {
+	fakeverbs.Open(t, 0, Load)
+	var u *driver.UnavailableError
+	if _, err := Devices(); !errors.As(err, &u) || !strings.Contains(u.Fix, "ibverbs-providers") {
+		t.Errorf("an empty list: %v, want an UnavailableError with a cure", err)
+	}
+}
+
+// The library of the system can be opened, and says so where the kernel knows no RDMA.
+func TestLibraryOfTheSystem(t *testing.T) {
+	fakeverbs.Open(t, 1, Load)
+	t.Cleanup(func() {
+		if err := Load(fakeverbs.Path()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := Load(""); err != nil {
+		drivertest.SkipIfUnavailable(t, err)
+		t.Fatal(err)
+	}
+	n, err := Devices()
+	var u *driver.UnavailableError
+	if n == 0 && (!errors.As(err, &u) || !strings.Contains(u.Fix, "modprobe")) {
+		t.Errorf("%d devices: %v, want an UnavailableError with a cure", n, err)
+	}
+	t.Logf("%d devices: %v", n, err)
+}

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The lock of a context, what it wakes, and what waits for room. Calls none of the other files. */
+#define _GNU_SOURCE
+#include "../spin.h"
+#include "lane.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Looks at a lock that is held before sleeping on it: some ten microseconds. */
+#define SPINS 1000
+
+uint64_t sl_verbs_now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+void sl_verbs_lock(struct sl_verbs_context *c)
+{
+	pthread_mutex_lock(&c->lock);
+}
+
+void sl_verbs_unlock(struct sl_verbs_context *c)
+{
+	pthread_mutex_unlock(&c->lock);
+}
+
+void sl_verbs_enter(struct sl_verbs_context *c)
+{
+	int busy = pthread_mutex_trylock(&c->lock);
+
+	if (!busy)
+		return;
+	/* The thread lets go after one look. To sleep and be woken would take longer than that. */
+	atomic_fetch_add(&c->traffic->waiting, 1);
+	for (int i = 0; i < SPINS && busy; i++) {
+		busy = pthread_mutex_trylock(&c->lock);
+		if (busy)
+			sl_relax();
+	}
+	if (busy)
+		pthread_mutex_lock(&c->lock);
+	atomic_fetch_sub(&c->traffic->waiting, 1);
+}
+
+/* A mutex is not fair: who spins on it keeps everybody out. */
+void sl_verbs_let_in(struct sl_verbs_traffic *t)
+{
+	for (int i = 0; atomic_load(&t->waiting) && i < SPINS; i++) {
+		sl_relax();
+		if (i % 16 == 15) /* who waits may want this core */
+			sched_yield();
+	}
+}
+
+static void signal_fd(int fd)
+{
+	uint64_t one = 1;
+
+	(void)!write(fd, &one, sizeof(one));
+}
+
+void sl_verbs_rouse(struct sl_verbs_context *c)
+{
+	signal_fd(c->traffic->event_fd);
+}
+
+void sl_verbs_wake(struct sl_verbs_context *c)
+{
+	if (__atomic_exchange_n(&c->ring->armed, 0, __ATOMIC_SEQ_CST))
+		signal_fd(c->config.wake_fd);
+}
+
+void sl_verbs_tell(struct sl_verbs_context *c)
+{
+	signal_fd(c->config.control_fd);
+}
+
+int sl_verbs_wait(struct sl_verbs_context *c, uint64_t deadline)
+{
+	struct timespec t = {.tv_sec = (time_t)(deadline / 1000000000u), .tv_nsec = (long)(deadline % 1000000000u)};
+
+	return pthread_cond_timedwait(&c->news, &c->lock, &t) == ETIMEDOUT ? -ETIMEDOUT : 0;
+}
+
+void sl_verbs_starve(struct sl_verbs_conn *n)
+{
+	struct sl_verbs_traffic *t = n->context->traffic;
+
+	if (n->hungry)
+		return;
+	n->hungry = 1;
+	n->next_hungry = t->hungry;
+	t->hungry = n;
+}
+
+void sl_verbs_feed_no_more(struct sl_verbs_conn *n)
+{
+	struct sl_verbs_conn **at = &n->context->traffic->hungry;
+
+	if (!n->hungry)
+		return;
+	while (*at != n)
+		at = &(*at)->next_hungry;
+	*at = n->next_hungry;
+	n->hungry = 0;
+}

@@ -1,0 +1,409 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Our memory: pinned for the NIC to work on for us, and granted to peers. A grant is a
+ * registration of its own, so that it can be ended while our own work goes on: for a NIC a
+ * key whose registration is gone does not exist, whatever was sent with it.
+ */
+#define _GNU_SOURCE
+#include "context.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* Without the lock: the NIC's driver walks all pages. NULL: errno says why. */
+static struct ibv_mr *enroll(struct sl_verbs_port *p, void *base, uint64_t len, unsigned access, uint32_t flags,
+			     const struct sl_verbs_dmabuf *d)
+{
+	int relaxed = flags & SL_VERBS_RELAXED && sl_verbs.ibv_reg_mr_iova2;
+
+	if (relaxed)
+		access |= IBV_ACCESS_RELAXED_ORDERING; /* drivers that cannot do it leave it out */
+	errno = 0;
+	if (d && d->fd >= 0) {
+		if (sl_verbs.ibv_reg_dmabuf_mr)
+			return sl_verbs.ibv_reg_dmabuf_mr(p->pd, d->offset, len, (uintptr_t)base, d->fd, (int)access);
+		errno = EOPNOTSUPP;
+		return NULL;
+	}
+	if (relaxed)
+		return sl_verbs.ibv_reg_mr_iova2(p->pd, base, len, (uintptr_t)base, access);
+	return sl_verbs.ibv_reg_mr(p->pd, base, len, (int)access);
+}
+
+/* What goes on without the lock keeps the rails: -EBADF when they are gone. */
+static int begin(struct sl_verbs_context *c)
+{
+	if (c->closed)
+		return -EBADF;
+	c->registering++;
+	return 0;
+}
+
+static void finish(struct sl_verbs_context *c)
+{
+	c->registering--;
+	pthread_cond_broadcast(&c->news);
+}
+
+/*
+ * What a deregistration has come to, under the lock. A device that was taken away answers EIO: the
+ * kernel has ended all that was its own before.
+ */
+static int ended(const struct sl_verbs_port *p, int error)
+{
+	return error == EIO && p->gone ? 0 : error;
+}
+
+int sl_verbs_pin(struct sl_verbs_context *c, uint32_t rail, void *base, uint64_t len, uint32_t flags,
+		 const struct sl_verbs_dmabuf *d, struct sl_verbs_pin **out)
+{
+	struct sl_verbs_pin *pin = calloc(1, sizeof(*pin));
+	int rc;
+
+	if (!pin)
+		return -ENOMEM;
+	sl_verbs_lock(c);
+	pin->port = sl_verbs_port_of(c, rail);
+	rc = !pin->port || len == 0 ? -EINVAL : begin(c);
+	sl_verbs_unlock(c);
+	if (rc != 0) {
+		free(pin);
+		return rc;
+	}
+	pin->base = base;
+	pin->len = len;
+	pin->flags = flags;
+	pin->dmabuf = d ? *d : (struct sl_verbs_dmabuf){.fd = -1};
+	if (pin->dmabuf.fd >= 0)
+		pin->flags |= SL_VERBS_DEVICE;
+	pin->mr = enroll(pin->port, base, len, flags & SL_VERBS_READ_ONLY ? 0 : IBV_ACCESS_LOCAL_WRITE, flags, d);
+	if (!pin->mr)
+		rc = errno ? -errno : -EINVAL;
+	sl_verbs_lock(c);
+	if (rc == 0) {
+		pin->next = c->pins;
+		if (c->pins)
+			c->pins->prev = pin;
+		c->pins = pin;
+		*out = pin;
+	}
+	finish(c);
+	sl_verbs_unlock(c);
+	if (rc != 0)
+		free(pin);
+	return rc;
+}
+
+int sl_verbs_unpin(struct sl_verbs_pin *pin)
+{
+	struct sl_verbs_context *c = pin->port->context;
+	struct ibv_mr *mr;
+	int rc;
+
+	sl_verbs_lock(c);
+	mr = pin->mr;
+	rc = pin->users ? -EBUSY : 0;
+	pin->users += rc == 0; /* nobody maps it from now on */
+	c->registering += rc == 0; /* also while the context closes: then there is no mr */
+	sl_verbs_unlock(c);
+	if (rc != 0)
+		return rc;
+	if (mr)
+		rc = sl_verbs.ibv_dereg_mr(mr);
+	sl_verbs_lock(c);
+	rc = -ended(pin->port, rc);
+	pin->users--;
+	if (rc == 0) {
+		if (pin->prev)
+			pin->prev->next = pin->next;
+		else
+			c->pins = pin->next;
+		if (pin->next)
+			pin->next->prev = pin->prev;
+	}
+	finish(c);
+	sl_verbs_unlock(c);
+	if (rc == 0)
+		free(pin);
+	return rc;
+}
+
+static struct sl_verbs_memory **place(struct sl_verbs_context *c, uint32_t key)
+{
+	struct sl_verbs_memory **chunk;
+
+	if (key / SL_VERBS_CHUNK >= SL_VERBS_CHUNKS)
+		return NULL;
+	chunk = c->chunks[key / SL_VERBS_CHUNK];
+	return chunk ? &chunk[key % SL_VERBS_CHUNK] : NULL;
+}
+
+struct sl_verbs_memory *sl_verbs_find(struct sl_verbs_context *c, uint32_t key)
+{
+	struct sl_verbs_memory **at = place(c, key);
+
+	return at ? *at : NULL;
+}
+
+void sl_verbs_release_memory(struct sl_verbs_context *c, struct sl_verbs_memory *m)
+{
+	if (--m->users == 0 && m->leaving)
+		pthread_cond_broadcast(&c->news);
+}
+
+/* The pins of a map. -EINVAL: one is not of its rail, or does not hold the memory. */
+static int take_pins(struct sl_verbs_context *c, struct sl_verbs_memory *m, struct sl_verbs_pin *const *pins)
+{
+	for (uint32_t i = 0; i < c->ports_len; i++) {
+		struct sl_verbs_pin *p = pins[i];
+
+		if (!p)
+			continue;
+		if (p->port != c->ports[i] || m->base < p->base || m->base - p->base > (ptrdiff_t)p->len ||
+		    m->len > p->len - (uint64_t)(m->base - p->base))
+			return -EINVAL;
+		m->pins[i] = p;
+		m->rails |= 1u << i;
+		m->flags |= p->flags & SL_VERBS_READ_ONLY;
+	}
+	return m->rails ? 0 : -EINVAL;
+}
+
+static int insert(struct sl_verbs_context *c, struct sl_verbs_memory *m, struct sl_verbs_pin *const *pins)
+{
+	struct sl_verbs_memory ***chunk = &c->chunks[m->key / SL_VERBS_CHUNK];
+	int rc;
+
+	if (c->closed)
+		return -EBADF;
+	if (!*chunk)
+		*chunk = calloc(SL_VERBS_CHUNK, sizeof(**chunk));
+	if (!*chunk)
+		return -ENOMEM;
+	if ((*chunk)[m->key % SL_VERBS_CHUNK])
+		return -EEXIST;
+	rc = take_pins(c, m, pins);
+	if (rc != 0)
+		return rc;
+	for (uint32_t i = 0; i < c->ports_len; i++)
+		if (m->pins[i])
+			m->pins[i]->users++;
+	(*chunk)[m->key % SL_VERBS_CHUNK] = m;
+	return 0;
+}
+
+int sl_verbs_map(struct sl_verbs_context *c, uint32_t key, void *base, uint64_t len, struct sl_verbs_pin *const *pins, uint32_t prefer)
+{
+	struct sl_verbs_memory *m;
+	int rc;
+
+	if (key / SL_VERBS_CHUNK >= SL_VERBS_CHUNKS || len == 0)
+		return -EINVAL;
+	m = calloc(1, sizeof(*m));
+	if (!m)
+		return -ENOMEM;
+	m->key = key;
+	m->base = base;
+	m->len = len;
+	m->prefer = prefer;
+	sl_verbs_lock(c);
+	rc = insert(c, m, pins);
+	sl_verbs_unlock(c);
+	if (rc != 0)
+		free(m);
+	return rc;
+}
+
+/*
+ * Ends the grants of the rails in this set of bits. Under the lock, of which it lets go;
+ * the memory must be held, and none of those rails' grants be changing. Those that the NIC does not
+ * give up stay: the first error.
+ */
+static int end_grants(struct sl_verbs_context *c, struct sl_verbs_memory *m, uint32_t rails)
+{
+	int errors[SL_VERBS_RAILS] = {0}, rc = 0;
+
+	m->changing |= rails;
+	sl_verbs_unlock(c);
+	for (uint32_t i = 0; i < SL_VERBS_RAILS; i++)
+		if (rails & 1u << i)
+			errors[i] = sl_verbs.ibv_dereg_mr(m->grants[i]);
+	sl_verbs_lock(c);
+	m->changing &= ~rails;
+	for (uint32_t i = 0; i < SL_VERBS_RAILS; i++) {
+		if (!(rails & 1u << i))
+			continue;
+		errors[i] = ended(c->ports[i], errors[i]);
+		if (errors[i] == 0)
+			m->grants[i] = NULL;
+		else if (rc == 0)
+			rc = -errors[i];
+	}
+	pthread_cond_broadcast(&c->news);
+	return rc;
+}
+
+/* Waits until no grant is being made or ended. Which there are. */
+static uint32_t settled_grants(struct sl_verbs_context *c, struct sl_verbs_memory *m)
+{
+	uint32_t rails = 0;
+
+	while (m->changing)
+		pthread_cond_wait(&c->news, &c->lock);
+	for (uint32_t i = 0; i < SL_VERBS_RAILS; i++)
+		if (m->grants[i])
+			rails |= 1u << i;
+	return rails;
+}
+
+/* Out of the table: no new batch and no new grant begins. Ends the grants, or puts it back. Under the lock, of which it lets go. */
+static int withdraw(struct sl_verbs_context *c, struct sl_verbs_memory *m)
+{
+	uint32_t rails;
+	int rc;
+
+	*place(c, m->key) = NULL;
+	m->leaving = 1;
+	rails = settled_grants(c, m);
+	rc = rails ? end_grants(c, m, rails) : 0;
+	if (rc != 0) {
+		m->leaving = 0;
+		*place(c, m->key) = m;
+	}
+	return rc;
+}
+
+/* Gives back what withdraw took out, when nobody works on it. Under the lock, of which it lets go. */
+static void free_memory(struct sl_verbs_context *c, struct sl_verbs_memory *m)
+{
+	while (m->users)
+		pthread_cond_wait(&c->news, &c->lock);
+	for (uint32_t i = 0; i < SL_VERBS_RAILS; i++)
+		if (m->pins[i])
+			m->pins[i]->users--;
+	free(m);
+}
+
+int sl_verbs_unmap(struct sl_verbs_context *c, uint32_t key)
+{
+	struct sl_verbs_memory *m;
+	int rc = 0;
+
+	sl_verbs_lock(c);
+	m = sl_verbs_find(c, key);
+	if (m && begin(c) == 0) { /* close does it otherwise */
+		rc = withdraw(c, m);
+		if (rc == 0)
+			free_memory(c, m);
+		finish(c);
+	}
+	sl_verbs_unlock(c);
+	return rc;
+}
+
+/* Makes the grant. Under the lock, of which it lets go; the memory is held. */
+static int make_grant(struct sl_verbs_context *c, struct sl_verbs_memory *m, uint32_t rail, uint32_t flags)
+{
+	struct sl_verbs_pin *pin = m->pins[rail];
+	unsigned access = IBV_ACCESS_REMOTE_READ;
+	struct ibv_mr *mr;
+	int rc;
+
+	if (!(flags & SL_VERBS_READ_ONLY))
+		access |= IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_LOCAL_WRITE; /* the first is nothing without the second */
+	m->changing |= 1u << rail;
+	sl_verbs_unlock(c);
+	if (pin->dmabuf.fd >= 0) {
+		struct sl_verbs_dmabuf d = {.fd = pin->dmabuf.fd, .offset = pin->dmabuf.offset + (uint64_t)(m->base - pin->base)};
+
+		mr = enroll(pin->port, m->base, m->len, access, flags, &d);
+	} else {
+		mr = enroll(pin->port, m->base, m->len, access, flags, NULL);
+	}
+	rc = mr ? 0 : errno ? -errno : -EINVAL;
+	sl_verbs_lock(c);
+	m->changing &= ~(1u << rail);
+	m->grants[rail] = mr;
+	pthread_cond_broadcast(&c->news);
+	return rc;
+}
+
+int sl_verbs_grant(struct sl_verbs_context *c, uint32_t key, uint32_t rail, uint32_t flags, uint32_t *remote_key)
+{
+	struct sl_verbs_memory *m;
+	int rc;
+
+	sl_verbs_lock(c);
+	m = sl_verbs_find(c, key);
+	if (!m || rail >= SL_VERBS_RAILS || !m->pins[rail])
+		rc = -EINVAL;
+	else if (m->flags & ~flags & SL_VERBS_READ_ONLY)
+		rc = -EROFS;
+	else
+		rc = begin(c);
+	if (rc == 0) {
+		m->users++;
+		while (m->changing & 1u << rail)
+			pthread_cond_wait(&c->news, &c->lock);
+		if (m->leaving)
+			rc = -EINVAL;
+		else if (!m->grants[rail])
+			rc = make_grant(c, m, rail, flags);
+		if (rc == 0)
+			*remote_key = m->grants[rail]->rkey;
+		sl_verbs_release_memory(c, m);
+		finish(c);
+	}
+	sl_verbs_unlock(c);
+	return rc;
+}
+
+int sl_verbs_revoke(struct sl_verbs_context *c, uint32_t key)
+{
+	struct sl_verbs_memory *m;
+	uint32_t rails;
+	int rc;
+
+	sl_verbs_lock(c);
+	m = sl_verbs_find(c, key);
+	rc = !m ? -EINVAL : begin(c);
+	if (rc == 0) {
+		m->users++;
+		rails = settled_grants(c, m);
+		if (rails)
+			rc = end_grants(c, m, rails);
+		sl_verbs_release_memory(c, m);
+		finish(c);
+	}
+	sl_verbs_unlock(c);
+	return rc;
+}
+
+/*
+ * Pins stay for their owners, as long as the context does, but the NIC has none of them. What it
+ * does not give up ends with its context.
+ */
+void sl_verbs_forget_memory(struct sl_verbs_context *c)
+{
+	struct sl_verbs_memory *m;
+
+	sl_verbs_lock(c);
+	for (uint32_t key = 0; key / SL_VERBS_CHUNK < SL_VERBS_CHUNKS; key++) {
+		if (!place(c, key)) {
+			key |= SL_VERBS_CHUNK - 1;
+			continue;
+		}
+		m = sl_verbs_find(c, key);
+		if (!m)
+			continue;
+		(void)withdraw(c, m); /* no queue pair is left by which a peer could use what the NIC keeps */
+		*place(c, key) = NULL;
+		free_memory(c, m);
+	}
+	for (struct sl_verbs_pin *p = c->pins; p; p = p->next) {
+		if (p->mr)
+			sl_verbs.ibv_dereg_mr(p->mr);
+		p->mr = NULL;
+	}
+	sl_verbs_unlock(c);
+}

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Messages and counts: numbered, in order, each once. The owner gives back credit as its program
+ * takes messages, and as counts arrive, so that each finds a receive that is posted and a place
+ * in the inbox.
+ */
+#define _GNU_SOURCE
+#include "lane.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+int sl_verbs_make_inbox(struct sl_verbs_conn *n)
+{
+	struct sl_verbs_inbox *head = &n->context->traffic->inboxes, *box = calloc(1, sizeof(*box));
+	uint32_t len = n->context->config.notes;
+
+	if (box)
+		box->posts = calloc(len, sizeof(box->posts[0]));
+	if (!box || !box->posts) {
+		free(box);
+		return -ENOMEM;
+	}
+	for (uint32_t i = 0; i < len; i++) {
+		box->posts[i].box = box;
+		box->posts[i].next = box->free;
+		box->free = &box->posts[i];
+	}
+	box->conn = n;
+	box->id = n->id;
+	box->next = head;
+	box->prev = head->prev;
+	box->prev->next = box->next->prev = box;
+	n->inbox = box;
+	return 0;
+}
+
+void sl_verbs_free_inbox(struct sl_verbs_inbox *box)
+{
+	box->prev->next = box->next;
+	box->next->prev = box->prev;
+	free(box->posts);
+	free(box);
+}
+
+void sl_verbs_leave_inbox(struct sl_verbs_conn *n)
+{
+	struct sl_verbs_inbox *box = n->inbox;
+
+	n->inbox = NULL;
+	if (!box)
+		return;
+	box->conn = NULL;
+	if (box->unread == 0)
+		sl_verbs_free_inbox(box);
+}
+
+void sl_verbs_empty(struct sl_verbs_context *c)
+{
+	struct sl_verbs_inbox *head = &c->traffic->inboxes;
+
+	while (head->next != head)
+		sl_verbs_free_inbox(head->next);
+}
+
+void sl_verbs_free_slip(struct sl_verbs_conn *n, struct sl_verbs_slip *s)
+{
+	s->next = n->free_slips;
+	n->free_slips = s;
+	sl_verbs_relieve(n);
+}
+
+/* Whoever was refused for want of credit learns of it, also if it has not armed yet. */
+void sl_verbs_relieve(struct sl_verbs_conn *n)
+{
+	if (!n->starved)
+		return;
+	n->starved = 0;
+	__atomic_store_n(&n->context->ring->due, 1, __ATOMIC_SEQ_CST);
+	sl_verbs_wake(n->context);
+}
+
+void sl_verbs_unqueue_note(struct sl_verbs_batch *b)
+{
+	struct sl_verbs_conn *n = b->conn;
+	struct sl_verbs_batch **at = &n->note_first, *last = NULL;
+
+	if (!b->note)
+		return;
+	while (*at != b) {
+		last = *at;
+		at = &last->next_note;
+	}
+	*at = b->next_note;
+	if (n->note_last == b)
+		n->note_last = last;
+	n->accepted--;
+	sl_verbs_free_slip(n, b->note);
+	b->note = NULL;
+}
+
+void sl_verbs_drop_slip(struct sl_verbs_conn *n, struct sl_verbs_record *r)
+{
+	if (r->slip)
+		sl_verbs_free_slip(n, r->slip);
+	r->slip = NULL;
+}

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Opening and closing a context. */
+#define _GNU_SOURCE
+#include "context.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static int valid(const struct sl_verbs_config *c)
+{
+	return c->batches && !(c->batches & (c->batches - 1)) && c->notes && c->conns && c->depth && c->slice &&
+	       c->slice <= UINT32_MAX && c->flight;
+}
+
+/* What Go reads. */
+static int make_ring(struct sl_verbs_context *c)
+{
+	size_t bytes = sizeof(*c->ring) + c->config.batches * sizeof(c->ring->done[0]);
+
+	bytes = (bytes + 63) & ~(size_t)63;
+	c->ring = aligned_alloc(64, bytes);
+	c->tally = calloc(SL_VERBS_COUNTERS, sizeof(*c->tally));
+	if (!c->ring || !c->tally)
+		return -ENOMEM;
+	memset(c->ring, 0, bytes);
+	c->ring->mask = c->config.batches - 1;
+	return 0;
+}
+
+int sl_verbs_open(const struct sl_verbs_config *config, struct sl_verbs_context **out)
+{
+	struct sl_verbs_context *c;
+	pthread_condattr_t clock;
+	int rc;
+
+	if (!valid(config))
+		return -EINVAL;
+	c = calloc(1, sizeof(*c));
+	if (!c)
+		return -ENOMEM;
+	c->config = *config;
+	pthread_mutex_init(&c->lock, NULL);
+	pthread_condattr_init(&clock);
+	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+	pthread_cond_init(&c->news, &clock);
+	pthread_condattr_destroy(&clock);
+	rc = make_ring(c);
+	if (rc == 0)
+		rc = sl_verbs_traffic_open(c);
+	if (rc == 0)
+		rc = sl_verbs_traffic_start(c);
+	if (rc != 0) {
+		sl_verbs_free(c);
+		return rc;
+	}
+	*out = c;
+	return 0;
+}
+
+void sl_verbs_close(struct sl_verbs_context *c)
+{
+	int first;
+
+	sl_verbs_lock(c);
+	first = !c->closed;
+	c->closed = 1; /* whoever comes from now on is answered -EBADF */
+	sl_verbs_unlock(c);
+	if (!first)
+		return;
+	sl_verbs_traffic_stop(c);
+	sl_verbs_lock(c);
+	while (c->registering)
+		pthread_cond_wait(&c->news, &c->lock);
+	sl_verbs_unlock(c);
+	sl_verbs_forget_memory(c);
+	for (uint32_t i = 0; i < c->ports_len; i++)
+		sl_verbs_port_close(c->ports[i]);
+}
+
+void sl_verbs_free(struct sl_verbs_context *c)
+{
+	sl_verbs_traffic_free(c);
+	for (struct sl_verbs_pin *p = c->pins, *next; p; p = next) {
+		next = p->next;
+		free(p);
+	}
+	for (uint32_t i = 0; i < c->ports_len; i++)
+		free(c->ports[i]);
+	for (uint32_t i = 0; i < SL_VERBS_CHUNKS; i++)
+		free(c->chunks[i]);
+	pthread_cond_destroy(&c->news);
+	pthread_mutex_destroy(&c->lock);
+	free(c->ring);
+	free(c->tally);
+	free(c);
+}
+
+struct sl_ring *sl_verbs_ring(struct sl_verbs_context *c)
+{
+	return c->ring;
+}
+
+struct sl_verbs_counter *sl_verbs_tally(struct sl_verbs_context *c)
+{
+	return c->tally;
+}

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From pieces to work requests: which lane, how many entries, one linked list a lane. */
+#include "lane.h"
+
+#include <errno.h>
+
+/* What a request costs a rail beside its bytes, in bytes. */
+#define REQUEST_COST 1024u
+/* A batch of at most so many bytes goes where its message goes. */
+#define FOLLOWED (64u << 10)
+
+/* A bit for each lane that reaches both memories now. */
+static uint32_t candidates(const struct sl_verbs_conn *n, const struct sl_verbs_memory *m, const struct sl_verbs_import *im)
+{
+	uint32_t all = 0, preferred = 0, lanes = im->lanes & n->reaches;
+
+	for (uint32_t i = 0; lanes >> i; i++) {
+		const struct sl_verbs_lane *l = n->lanes[i];
+
+		if (!(lanes >> i & 1) || !sl_verbs_usable(l) || !(m->rails >> l->port->index & 1))
+			continue;
+		all |= 1u << i;
+		if (m->prefer >> l->port->index & 1)
+			preferred |= 1u << i;
+	}
+	return preferred ? preferred : all;
+}
+
+/* Bytes a second; what is not measured yet counts as the fastest of all. */
+static double fastest(const struct sl_verbs_conn *n, uint32_t lanes)
+{
+	uint64_t rate = 1;
+
+	for (uint32_t i = 0; lanes >> i; i++)
+		if (lanes >> i & 1 && n->lanes[i]->port->counters.rate > rate)
+			rate = n->lanes[i]->port->counters.rate;
+	return (double)rate;
+}
+
+/* The lane that would be done first: all that its rail has to do, and len. Among equals, from first on. */
+static struct sl_verbs_lane *least_loaded(const struct sl_verbs_conn *n, uint32_t lanes, uint32_t first, uint64_t len)
+{
+	struct sl_verbs_lane *best = NULL;
+	double least = 0, top;
+
+	if (lanes == 0)
+		return NULL;
+	if ((lanes & (lanes - 1)) == 0)
+		return n->lanes[__builtin_ctz(lanes)];
+	top = fastest(n, lanes);
+	for (uint32_t k = 0; k < SL_VERBS_LANES; k++) {
+		uint32_t i = (first + k) % SL_VERBS_LANES;
+		struct sl_verbs_lane *l = n->lanes[i];
+		double load, rate;
+
+		if (!(lanes >> i & 1))
+			continue;
+		rate = l->port->counters.rate ? (double)l->port->counters.rate : top;
+		load = (double)(l->port->counters.in_flight + (uint64_t)l->port->sends_promised * REQUEST_COST + len) / rate;
+		if (!best || load < least) {
+			best = l;
+			least = load;
+		}
+	}
+	return best;
+}
+
+/* Where a new batch begins. Small ones go over the lane of messages, so that theirs need not wait. */
+static struct sl_verbs_lane *choose_first(struct sl_verbs_conn *n, const struct sl_verbs_batch *b, uint32_t lanes)
+{
+	struct sl_verbs_lane *l = b->note ? sl_verbs_note_lane(n) : NULL;
+
+	if (l && !(lanes >> l->index & 1))
+		l = NULL;
+	if (l && b->bytes <= FOLLOWED)
+		return l;
+	return least_loaded(n, lanes, l ? l->index : n->turn, b->bytes);
+}
+
+/* NULL: it waits. The one that would be done first, and not another only because that one is full. */
+static struct sl_verbs_lane *choose(struct sl_verbs_conn *n, struct sl_verbs_batch *b, const struct sl_verbs_memory *m,
+				    const struct sl_verbs_import *im, uint64_t len)
+{
+	uint32_t lanes = candidates(n, m, im);
+	struct sl_verbs_lane *l;
+
+	if (!b->whole)
+		l = least_loaded(n, lanes, n->turn, len);
+	else if (b->lane >= 0 && lanes >> b->lane & 1)
+		l = n->lanes[b->lane];
+	else
+		l = choose_first(n, b, lanes);
+	if (!l || !sl_verbs_has_room(l))
+		return NULL;
+	b->lane = (int32_t)l->index;
+	n->turn = l->index + 1;
+	return l;
+}
+
+/*
+ * The bytes from a place on that lie together in the peer's memory: as many as a request
+ * takes, and as entries of it. Moves the place behind them.
+ */
+static uint64_t gather(const struct sl_verbs_batch *b, struct sl_verbs_place *at, uint64_t most, uint8_t *base, uint32_t lkey,
+		       struct ibv_sge *sge, uint32_t *entries, uint32_t max)
+{
+	struct sl_desc d = sl_piece(&b->pieces, at->piece);
+	const uint32_t local = d.local_key, slot = d.remote_key;
+	uint64_t next = d.remote + at->off, total = 0;
+	uint32_t used = 0;
+
+	while (d.local_key == local && d.remote_key == slot && d.remote + at->off == next) {
+		uint64_t from = (uintptr_t)base + d.local + at->off, len = d.len - at->off;
+
+		if (len > most - total)
+			len = most - total;
+		if (used && sge[used - 1].addr + sge[used - 1].length == from) {
+			sge[used - 1].length += (uint32_t)len;
+		} else if (used < max) {
+			sge[used++] = (struct ibv_sge){.addr = from, .length = (uint32_t)len, .lkey = lkey};
+		} else {
+			break;
+		}
+		total += len;
+		next += len;
+		at->off += len;
+		if (at->off < d.len)
+			break;
+		at->off = 0;
+		if (++at->piece >= b->pieces.count || total == most)
+			break;
+		d = sl_piece(&b->pieces, at->piece);
+	}
+	*entries = used;
+	return total;
+}
+
+static void shape(struct ibv_send_wr *wr, const struct sl_verbs_batch *b, const struct sl_verbs_lane *l,
+		  const struct sl_verbs_memory *m, const struct sl_verbs_import *im, uint64_t remote, uint64_t len)
+{
+	wr->opcode = b->write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+	wr->wr.rdma.remote_addr = im->base + remote;
+	wr->wr.rdma.rkey = im->keys[l->index];
+	/* The processor does not reach the memory of other devices. */
+	if (b->write && len <= l->port->info.inline_max && !(m->pins[l->port->index]->flags & SL_VERBS_DEVICE))
+		wr->send_flags |= IBV_SEND_INLINE;
+}
+
+/*
+ * Builds the next request of a batch, of at most so many bytes, and moves the place. How many
+ * bytes, or -EAGAIN: no lane or no room; -ECANCELED: the batch has failed, and may be over.
+ */
+static int64_t build_next(struct sl_verbs_conn *n, struct sl_verbs_batch *b, struct sl_verbs_place *at, uint64_t most, int again)
+{
+	struct sl_verbs_context *c = n->context;
+	struct sl_desc d = sl_piece(&b->pieces, at->piece);
+	struct sl_verbs_memory *m = sl_verbs_find(c, d.local_key);
+	struct sl_verbs_import *im = n->imports[d.remote_key];
+	struct sl_verbs_place from = *at;
+	struct sl_verbs_record *r;
+	struct sl_verbs_lane *l;
+	uint32_t entries;
+
+	if (!m || im->expired) {
+		sl_verbs_give_up(b, m ? SL_VERBS_REVOKED : IBV_WC_LOC_PROT_ERR, (int32_t)at->piece);
+		return -ECANCELED;
+	}
+	sl_verbs_make_room(n);
+	l = choose(n, b, m, im, most);
+	r = l ? sl_verbs_record(c) : NULL;
+	if (!r)
+		return -EAGAIN;
+	r->kind = SL_VERBS_DATA;
+	r->batch = b;
+	r->piece = from.piece;
+	r->off = from.off;
+	r->again = again != 0;
+	r->len = gather(b, at, most, m->base, sl_verbs_lkey(m, l->port->index), sl_verbs_entries(c), &entries, l->port->info.sge_max);
+	b->open++;
+	shape(sl_verbs_build(l, r, entries), b, l, m, im, d.remote + from.off, r->len);
+	return (int64_t)r->len;
+}
+
+/* What has failed comes first: it is older. -EAGAIN: some is left. */
+static int post_again(struct sl_verbs_conn *n)
+{
+	struct sl_verbs_record *r;
+
+	while ((r = n->again.first) != NULL) {
+		struct sl_verbs_batch *b = r->batch;
+		struct sl_verbs_place at = {r->piece, r->off};
+		int64_t len = build_next(n, b, &at, r->len, 1);
+
+		if (len == -EAGAIN)
+			return -EAGAIN;
+		if (len < 0) /* it is dropped, with all others of the batch */
+			continue;
+		r->piece = at.piece;
+		r->off = at.off;
+		r->len -= (uint64_t)len;
+		if (r->len == 0) {
+			b->open--;
+			sl_verbs_recycle(n->context, sl_verbs_pop(&n->again));
+		}
+	}
+	return 0;
+}
+
+/* The batches in order, as far as there is room. */
+static void post_fresh(struct sl_verbs_conn *n)
+{
+	while (n->head != &n->live) {
+		struct sl_verbs_batch *b = n->head;
+		int64_t rc = 0;
+
+		while (rc >= 0 && b->status == 0 && !sl_verbs_begun(b))
+			rc = build_next(n, b, &b->place, n->context->config.slice, 0);
+		if (rc == -EAGAIN)
+			return;
+		if (n->head != b) /* it is over */
+			continue;
+		n->head = b->next;
+		sl_verbs_settle_batch(b);
+	}
+}
+
+void sl_verbs_pump(struct sl_verbs_conn *n)
+{
+	if (n->ending)
+		return;
+	if (!n->initiator) {
+		sl_verbs_repay(n);
+		return;
+	}
+	if (post_again(n) == 0)
+		post_fresh(n);
+	sl_verbs_post_notes(n);
+	sl_verbs_ring_bells(n);
+	if (n->again.first || n->resend.first || n->note_first || n->head != &n->live)
+		sl_verbs_starve(n);
+}

@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The lock of a context, the thread that takes completions when nobody else does, and waiting. */
+#define _GNU_SOURCE
+#include "../spin.h"
+#include "lane.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/epoll.h>
+#include <time.h>
+#include <unistd.h>
+
+/* How often the thread looks at what devices say while it is busy, and at the time while lanes drain. */
+#define TICK_NS 1000000u
+#define DRAIN_TICK_MS 10
+/* What waits for room is posted when completions come; for want of memory, none may be due. */
+#define HUNGRY_TICK_MS 100
+/* Whoever posts does not wake it: so often it looks whether nothing comes back of what is posted. */
+#define WATCH_TICK_MS 1000
+/* Events of a completion queue that are acknowledged at a time. */
+#define EVENTS 64
+/*
+ * How long it stands back, in ns: whoever drove it, or submitted, may lose the core, too. Who sleeps says
+ * so before, and is not kept waiting.
+ */
+#define PAUSE_MIN 20000
+#define PAUSE_MAX 2000000
+
+/* The channel says once that there is something; what it has said is over. */
+static void hear(struct sl_verbs_port *p)
+{
+	struct ibv_cq *cq;
+	void *arg;
+
+	while (sl_verbs.ibv_get_cq_event(p->channel, &cq, &arg) == 0) {
+		uint32_t *events = cq == p->sends ? &p->sends_events : &p->receives_events;
+
+		p->lanes->armed = 0;
+		if (++*events == EVENTS) {
+			sl_verbs.ibv_ack_cq_events(cq, EVENTS);
+			*events = 0;
+		}
+	}
+}
+
+/* What the descriptors say. Under the lock. */
+static void attend(struct sl_verbs_context *c)
+{
+	for (uint32_t i = 0; i < c->ports_len; i++) {
+		struct sl_verbs_port *p = c->ports[i];
+
+		if (!p->lanes)
+			continue;
+		if (p->lanes->armed)
+			hear(p);
+		sl_verbs_heed(p);
+	}
+}
+
+/* Whether there is nothing: from now on the channels speak when there is. Under the lock. */
+static int arm(struct sl_verbs_context *c)
+{
+	for (uint32_t i = 0; i < c->ports_len; i++) {
+		struct sl_verbs_port *p = c->ports[i];
+
+		if (!p->lanes || p->lanes->armed || p->gone)
+			continue;
+		/* A device that does not take them is going, and says so elsewhere. */
+		(void)sl_verbs_req_notify_cq(p->sends);
+		(void)sl_verbs_req_notify_cq(p->receives);
+		p->lanes->armed = 1;
+	}
+	return sl_verbs_step(c) == 0;
+}
+
+/* How long it may sleep in ms, unless something comes; -1: as long as it likes. */
+static int nap(const struct sl_verbs_context *c)
+{
+	if (c->traffic->draining)
+		return DRAIN_TICK_MS;
+	if (c->traffic->hungry)
+		return HUNGRY_TICK_MS;
+	return c->config.stall_ns && c->traffic->conns.next != &c->traffic->conns ? WATCH_TICK_MS : -1;
+}
+
+static void drink(struct sl_verbs_traffic *t)
+{
+	uint64_t n;
+
+	(void)!read(t->event_fd, &n, sizeof(n));
+}
+
+static void sleep_until_something(struct sl_verbs_context *c)
+{
+	struct sl_verbs_traffic *t = c->traffic;
+	struct epoll_event e;
+	int quiet, timeout, n;
+
+	sl_verbs_enter(c);
+	quiet = arm(c);
+	timeout = nap(c);
+	sl_verbs_unlock(c);
+	if (!quiet)
+		return;
+	do
+		n = epoll_wait(t->epoll_fd, &e, 1, timeout);
+	while (n < 0 && errno == EINTR);
+	drink(t);
+}
+
+/* A poller sleeps, or is about to: it is for the thread to find what wakes it. */
+static int awaited(struct sl_verbs_context *c)
+{
+	return __atomic_load_n(&c->ring->armed, __ATOMIC_SEQ_CST) != 0;
+}
+
+/* Sleeps a moment while somebody else takes the completions. Who arms then looks whether it does. */
+static void stand_back(struct sl_verbs_context *c, long ns)
+{
+	struct sl_verbs_traffic *t = c->traffic;
+	const struct timespec pause = {.tv_nsec = ns};
+	struct pollfd p = {.fd = t->event_fd, .events = POLLIN};
+
+	atomic_store(&t->standing_back, 1);
+	if (!awaited(c) && ppoll(&p, 1, &pause, NULL) > 0)
+		drink(t);
+	atomic_store(&t->standing_back, 0);
+}
+
+/* However busy it is, devices are heard. */
+static void tick(struct sl_verbs_context *c, uint64_t now, uint64_t *ticked)
+{
+	if (now - *ticked < TICK_NS)
+		return;
+	*ticked = now;
+	sl_verbs_enter(c);
+	attend(c);
+	sl_verbs_tick(c, now);
+	sl_verbs_watch(c, now);
+	if (c->traffic->hungry)
+		sl_verbs_feed(c);
+	sl_verbs_unlock(c);
+}
+
+static unsigned look(struct sl_verbs_context *c)
+{
+	unsigned n;
+
+	sl_verbs_enter(c);
+	n = sl_verbs_step(c);
+	sl_verbs_unlock(c);
+	return n;
+}
+
+void *sl_verbs_progress(void *context)
+{
+	struct sl_verbs_context *c = context;
+	struct sl_verbs_traffic *t = c->traffic;
+	uint64_t last = sl_verbs_now(), ticked = 0, now;
+	uint32_t seen = 0;
+	long pause = PAUSE_MIN;
+
+	while (!atomic_load(&t->stop)) {
+		uint32_t drives = atomic_load_explicit(&t->drives, memory_order_relaxed);
+
+		now = sl_verbs_now();
+		tick(c, now, &ticked);
+		if (drives != seen && !awaited(c)) { /* somebody was here since we looked, and goes on */
+			seen = drives;
+			stand_back(c, pause);
+			pause = pause < PAUSE_MAX ? pause * 2 : PAUSE_MAX;
+			last = sl_verbs_now();
+			continue;
+		}
+		seen = drives;
+		pause = PAUSE_MIN;
+		if (look(c)) {
+			last = now;
+		} else if (now - last >= c->config.spin_ns) {
+			sleep_until_something(c);
+			last = sl_verbs_now();
+			ticked = 0; /* whatever woke it */
+		}
+		sl_verbs_let_in(t);
+	}
+	return NULL;
+}

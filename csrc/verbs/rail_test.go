@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package verbs
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
+	"github.com/sluicehq/sluice/internal/testing/leak"
+)
+
+// testConfig is small.
+func testConfig(t testing.TB) Config {
+	t.Helper()
+	events := make([]*park.Event, 2)
+	for i := range events {
+		e, err := park.NewEvent()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { e.Close() })
+		events[i] = e
+	}
+	return Config{BatchesMax: 64, NotesMax: 8, ConnsMax: 4, Depth: 32, SliceMax: 1 << 20, FlightMax: 8 << 20,
+		SpinNanos: 20000, WakeFD: events[0].FD(), ControlFD: events[1].FD()}
+}
+
+// fixture opens a context in the stand-in with n devices, and sees to it that all of it is given
+// back in the end.
+func fixture(t testing.TB, n int) (*fakeverbs.Fabric, *Context) {
+	t.Helper()
+	f := fakeverbs.Open(t, n, Load)
+	leak.Check(t, f.InUse)
+	c, err := Open(testConfig(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return f, c
+}
+
+func railConfig(d fakeverbs.Device) RailConfig {
+	return RailConfig{Device: d.Name(), Port: 1, GID: 1, Timeout: 10, Retries: 1}
+}
+
+// openRails opens a rail for each device.
+func openRails(t testing.TB, c *Context, f *fakeverbs.Fabric, n int) {
+	t.Helper()
+	for i := range n {
+		rail, err := c.OpenRail(railConfig(f.Device(i)))
+		if err != nil || rail != i {
+			t.Fatalf("rail %d of device %d: %v", rail, i, err)
+		}
+	}
+}
+
+func TestRailSaysWhatItCanDo(t *testing.T) {
+	f, c := fixture(t, 2)
+	d := f.Device(1)
+	d.Set(fakeverbs.MaxSGE, 13)
+	d.Set(fakeverbs.MaxInline, 100)
+	cfg := railConfig(d)
+	cfg.MTU = 2
+	rail, err := c.OpenRail(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := c.Rail(rail)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.SGEMax != 13 || r.InlineMax != 64 || r.DepthMax != 32 || r.Reads != 16 || r.MTU != 2 || !r.DMABuf || !r.Relaxed {
+		t.Errorf("%+v", r)
+	}
+	if gid := netip.AddrFrom16(r.GID); gid.Unmap() != netip.MustParseAddr("10.99.0.2") || r.DriverName != "uverbs1" {
+		t.Errorf("GID %v of %s", gid, r.DriverName)
+	}
+	if r.State != 4 || r.LinkLayer != 2 {
+		t.Errorf("state %d, link layer %d", r.State, r.LinkLayer)
+	}
+	d.SetLink(false)
+	if r, err = c.Rail(rail); err != nil || r.State != 1 {
+		t.Errorf("state %d of a port that is down, %v", r.State, err)
+	}
+	if n, err := c.Counters(rail); err != nil || n != (Counters{}) {
+		t.Errorf("counted %+v, %v", n, err)
+	}
+}
+
+// What a device has at most it may not have at once, or not for this program.
+func TestRailTakesWhatThereIs(t *testing.T) {
+	f, c := fixture(t, 1)
+	d := f.Device(0)
+	d.Set(fakeverbs.MaxRequests, 20)
+	d.Set(fakeverbs.MaxReceives, 5)
+	d.Set(fakeverbs.MaxCQE, 40)
+	openRails(t, c, f, 1)
+	if r, err := c.Rail(0); err != nil || r.DepthMax != 4 {
+		t.Errorf("depth %d of a device with 20 requests, %v", r.DepthMax, err)
+	}
+	if n := d.Get(fakeverbs.QueuePairs); n != 0 {
+		t.Errorf("%d queue pairs are left of the trial", n)
+	}
+}
+
+func TestRailTakesNoMoreEntriesThanAsked(t *testing.T) {
+	f, c := fixture(t, 1)
+	cfg := railConfig(f.Device(0))
+	for _, n := range []int{1, 7, 1000} {
+		cfg.EntriesMax = n
+		rail, err := c.OpenRail(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, err := c.Rail(rail); err != nil || r.SGEMax != min(n, 30) {
+			t.Errorf("%d entries of %d, %v", r.SGEMax, n, err)
+		}
+	}
+}
+
+// Receives are made when connections need them, and not before.
+func TestReceivesGrowWithConnections(t *testing.T) {
+	f := fakeverbs.Open(t, 1, Load)
+	leak.Check(t, f.InUse)
+	cfg := testConfig(t)
+	cfg.NotesMax, cfg.ConnsMax = 200, 100
+	c, err := Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	openRails(t, c, f, 1)
+	d := f.Device(0)
+	before := d.Get(fakeverbs.KiBLocked)
+	if before > 300 {
+		t.Errorf("%d KiB are locked by a rail without connections", before)
+	}
+	d.Set(fakeverbs.LockedKiB, before+300)
+	conn, err := c.Connect(false, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.LaneMake(0, 0); !errors.Is(err, syscall.ENOMEM) {
+		t.Errorf("a lane whose receives have no room: %v", err)
+	}
+	d.Set(fakeverbs.LockedKiB, 0)
+	if _, err := conn.LaneMake(0, 0); err != nil {
+		t.Errorf("once there is room: %v", err)
+	}
+	if n := d.Get(fakeverbs.KiBLocked); n < 201*4 || n > 1500 {
+		t.Errorf("%d KiB are locked for a connection of 200 messages", n)
+	}
+}
+
+func TestRailRefusals(t *testing.T) {
+	f, c := fixture(t, 2)
+	good := railConfig(f.Device(0))
+	for _, x := range []struct {
+		name, reason string
+		change       func(*RailConfig)
+		word         fakeverbs.Word
+		value        uint32
+	}{
+		{"no such device", "there is no device nope", func(r *RailConfig) { r.Device = "nope" }, 0, 1},
+		{"no name", "there is no device", func(r *RailConfig) { r.Device = "" }, 0, 1},
+		{"no such port", "no port 2: it has 1", func(r *RailConfig) { r.Port = 2 }, 0, 1},
+		{"port 0", "no port 0", func(r *RailConfig) { r.Port = 0 }, 0, 1},
+		{"no such GID", "no GID at index 9", func(r *RailConfig) { r.GID = 9 }, 0, 1},
+		{"device gone", "open the device: ", nil, fakeverbs.Fatal, 1},
+		{"locked memory", "ulimit -l", nil, fakeverbs.LockedKiB, 1},
+		{"no queue pairs", "make a queue pair", nil, fakeverbs.MaxRequests, 1},
+	} {
+		cfg := good
+		if x.change != nil {
+			x.change(&cfg)
+		}
+		f.Device(0).Set(x.word, x.value)
+		_, err := c.OpenRail(cfg)
+		f.Device(0).Set(x.word, 0)
+		f.Device(0).SetLink(true)
+		var u *driver.UnavailableError
+		if !errors.As(err, &u) || !strings.Contains(u.Reason, x.reason) {
+			t.Errorf("%s: %v, want an UnavailableError with %q", x.name, err, x.reason)
+		}
+		if n := f.InUse(); len(n) != 0 {
+			t.Fatalf("%s: %v is left", x.name, n)
+		}
+	}
+	openRails(t, c, f, 1) // and then it works
+	if _, err := c.Rail(1); !errors.Is(err, driver.ErrClosed) {
+		t.Errorf("a rail that was not opened: %v", err)
+	}
+}
+
+func TestRailsAreBounded(t *testing.T) {
+	f, c := fixture(t, 1)
+	for i := range RailsMax {
+		if rail, err := c.OpenRail(railConfig(f.Device(0))); err != nil || rail != i {
+			t.Fatalf("rail %d: %d, %v", i, rail, err)
+		}
+	}
+	if _, err := c.OpenRail(railConfig(f.Device(0))); err == nil || !strings.Contains(err.Error(), "16 rails already") {
+		t.Errorf("one rail too many: %v", err)
+	}
+	if n := f.Device(0).Get(fakeverbs.Contexts); n != RailsMax {
+		t.Errorf("%d contexts for %d rails", n, RailsMax)
+	}
+}
+
+func TestNothingAfterClose(t *testing.T) {
+	f, c := fixture(t, 1)
+	openRails(t, c, f, 1)
+	for range 2 {
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := f.InUse(); len(n) != 0 {
+		t.Errorf("closed, and %v is in use", n)
+	}
+	if _, err := c.OpenRail(railConfig(f.Device(0))); err == nil {
+		t.Error("a rail was opened in a closed context")
+	}
+	if _, err := c.Rail(0); !errors.Is(err, driver.ErrClosed) {
+		t.Errorf("a rail of a closed context: %v", err)
+	}
+	if _, err := c.Pin(0, make([]byte, 1), 0); !errors.Is(err, driver.ErrClosed) {
+		t.Errorf("a pin in a closed context: %v", err)
+	}
+	if err := c.Revoke(1); err == nil {
+		t.Error("revoked a key that is not known")
+	}
+	c.Unmap(1)
+}
+
+func TestContextRefusals(t *testing.T) {
+	fakeverbs.Open(t, 1, Load)
+	good := testConfig(t)
+	for name, change := range map[string]func(*Config){
+		"batches not a power of two": func(c *Config) { c.BatchesMax = 3 },
+		"no batches":                 func(c *Config) { c.BatchesMax = 0 },
+		"no depth":                   func(c *Config) { c.Depth = 0 },
+		"a slice beyond a request":   func(c *Config) { c.SliceMax = 1 << 32 },
+	} {
+		cfg := good
+		change(&cfg)
+		if _, err := Open(cfg); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

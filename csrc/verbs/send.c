@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Messages, counts and credit on their way out. */
+#define _GNU_SOURCE
+#include "lane.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <string.h>
+
+/* Builds a message of a slip. r is made by the caller. */
+static void build(struct sl_verbs_lane *l, struct sl_verbs_record *r, uint32_t kind, uint64_t value)
+{
+	struct sl_verbs_conn *n = l->conn;
+	struct sl_verbs_head head = {htole32(SL_VERBS_MAGIC), htole32(kind), htole64(value)};
+	struct ibv_send_wr *wr;
+
+	memcpy(r->slip->at, &head, sizeof(head));
+	*sl_verbs_entries(n->context) = (struct ibv_sge){
+		.addr = (uintptr_t)r->slip->at, .length = r->slip->len, .lkey = n->slab_mr[l->port->index]->lkey};
+	wr = sl_verbs_build(l, r, 1);
+	wr->opcode = IBV_WR_SEND;
+	if (r->slip->len <= l->port->info.inline_max)
+		wr->send_flags |= IBV_SEND_INLINE;
+}
+
+/* All go over one lane, so that they arrive in order; over another only when none is under way. */
+struct sl_verbs_lane *sl_verbs_note_lane(struct sl_verbs_conn *n)
+{
+	if (n->notes_out)
+		return sl_verbs_usable(n->note_lane) ? n->note_lane : NULL;
+	for (uint32_t i = 0; i < SL_VERBS_LANES; i++)
+		if (sl_verbs_usable(n->lanes[i]))
+			return n->lanes[i];
+	return NULL;
+}
+
+/*
+ * Whether all that was submitted before a message, or with it, is in place when it arrives over
+ * this lane: done, or before it on the same lane.
+ */
+static int clear(const struct sl_verbs_conn *n, const struct sl_verbs_lane *l, uint64_t order)
+{
+	if (n->again.first || n->held)
+		return 0;
+	for (uint32_t i = 0; i < SL_VERBS_LANES; i++) {
+		const struct sl_verbs_lane *other = n->lanes[i];
+
+		if (!other || other == l || !other->posted.first)
+			continue;
+		if (other->again || !other->posted.first->batch || other->posted.first->batch->order <= order)
+			return 0;
+	}
+	return n->head == &n->live || n->head->order > order;
+}
+
+static int post_note(struct sl_verbs_conn *n, struct sl_verbs_lane *l, struct sl_verbs_batch *b, struct sl_verbs_record *r)
+{
+	if (r) {
+		sl_verbs_pop(&n->resend);
+	} else {
+		r = sl_verbs_record(n->context);
+		if (!r)
+			return -ENOMEM;
+		r->kind = SL_VERBS_NOTE;
+		r->batch = b;
+		r->slip = b->note;
+		b->open++;
+		b->note = NULL;
+		n->note_first = b->next_note;
+		if (!n->note_first)
+			n->note_last = NULL;
+	}
+	r->number = ++n->sent;
+	n->note_lane = l;
+	n->notes_out++;
+	build(l, r, r->slip->kind, r->number);
+	return 0;
+}
+
+void sl_verbs_post_notes(struct sl_verbs_conn *n)
+{
+	while (n->resend.first || n->note_first) {
+		struct sl_verbs_record *r = n->resend.first;
+		struct sl_verbs_batch *b = r ? r->batch : n->note_first;
+		struct sl_verbs_lane *l;
+
+		sl_verbs_make_room(n);
+		l = sl_verbs_note_lane(n);
+		if (!l || !sl_verbs_has_room(l) || !clear(n, l, b->order) || post_note(n, l, b, r) != 0)
+			return;
+	}
+}
+
+/*
+ * Not for each message, but before the peer has to wait: it may have used up its credit when
+ * so many have arrived since it was told.
+ */
+void sl_verbs_repay(struct sl_verbs_conn *n)
+{
+	uint32_t notes = n->context->config.notes;
+	struct sl_verbs_record *r;
+	struct sl_verbs_lane *l = NULL;
+
+	if (n->initiator || n->telling || n->taken == n->told || !n->free_slips)
+		return;
+	if (n->told && n->taken - n->told < (notes + 3) / 4 && n->seen - n->told < notes)
+		return;
+	for (uint32_t i = 0; i < SL_VERBS_LANES && !l; i++)
+		if (n->lanes[i] && n->lanes[i]->state == SL_VERBS_LIVE && sl_verbs_has_room(n->lanes[i]))
+			l = n->lanes[i];
+	r = l ? sl_verbs_record(n->context) : NULL;
+	if (!r)
+		return;
+	r->kind = SL_VERBS_CREDIT;
+	r->slip = n->free_slips;
+	n->free_slips = r->slip->next;
+	r->slip->len = sizeof(struct sl_verbs_head);
+	n->telling = 1;
+	n->told = n->taken;
+	build(l, r, SL_VERBS_IS_CREDIT, n->taken);
+	sl_verbs_ring_bells(n);
+}

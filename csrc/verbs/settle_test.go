@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package verbs
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// awaitMessage checks which comes next.
+func (l *testLink) awaitMessage(t *testing.T, want int) {
+	t.Helper()
+	if n := l.note(t); !bytes.Equal(n.Data, numbered(want)) {
+		t.Fatalf("message %x, want %d", n.Data, want)
+	}
+}
+
+// A message that the owner has seen proves the writes before it: they are not done again, since
+// the owner's program was told, and may use the memory for something else by now.
+func TestSeenProvesWrites(t *testing.T) {
+	d := fakeDevices(t, 1)
+	l := openLink(t, d, testShape{bytes: 64 << 10})
+	fill(l.local, 1)
+	d.fake.Device(0).MuteNext(3)
+	before := l.submit(t, driver.Write, nil, driver.Desc{Local: 10_000, Remote: 10_000, Len: 5000})
+	tag := l.submit(t, driver.Write, numbered(1), driver.Desc{Len: 5000})
+	l.awaitMessage(t, 1)
+	l.awaitNews(t, LaneFailed)
+	if !bytes.Equal(l.remote[:5000], l.local[:5000]) || !bytes.Equal(l.remote[10_000:15_000], l.local[10_000:15_000]) {
+		t.Fatal("other bytes")
+	}
+	fill(l.remote[:20_000], 2)
+	want := bytes.Clone(l.remote)
+	l.make(t, 0)
+	l.awaitNews(t, LaneLive)
+	for _, tag := range []uint64{before, tag} {
+		if err := l.outcome(t, tag); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.move(t, driver.Write, driver.Desc{Local: 50_000, Remote: 50_000, Len: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(l.remote[:20_000], want[:20_000]) {
+		t.Error("what the owner was told of was written once more")
+	}
+}
+
+// It does not prove that the answer of a read before it came back.
+func TestSeenDoesNotProveReads(t *testing.T) {
+	d := fakeDevices(t, 1)
+	l := openLink(t, d, testShape{bytes: 64 << 10})
+	fill(l.remote, 3)
+	d.fake.Device(0).MuteNext(3)
+	read := l.submit(t, driver.Read, nil, driver.Desc{Len: 5000})
+	l.submit(t, driver.Write, numbered(1), driver.Desc{Local: 10_000, Remote: 10_000, Len: 5000})
+	l.awaitMessage(t, 1)
+	l.awaitNews(t, LaneFailed)
+	l.make(t, 0)
+	l.awaitNews(t, LaneLive)
+	for tag, err := range l.outcomes(t, 2) {
+		if err != nil {
+			t.Errorf("batch %d (the read is %d): %v", tag, read, err)
+		}
+	}
+	if !bytes.Equal(l.local[:5000], l.remote[:5000]) {
+		t.Error("a read is over, and its bytes have not come")
+	}
+}
+
+// An owner says what its thread has seen, which may be less than its NICs have acknowledged, over another
+// rail. Messages keep their numbers all the same: none is lost, and what comes twice is dropped.
+func TestSeenIsLessThanArrived(t *testing.T) {
+	d := fakeDevices(t, 1)
+	l := openLink(t, d, testShape{bytes: 64 << 10})
+	for i := range 3 {
+		if err := l.outcome(t, l.submit(t, driver.Write, numbered(i))); err != nil {
+			t.Fatal(err)
+		}
+		l.awaitMessage(t, i)
+	}
+	d.fake.Device(0).MuteNext(1)
+	tag := l.submit(t, driver.Write, numbered(3))
+	l.awaitNews(t, LaneFailed)
+	l.makeHaving(t, 0, func() uint64 { return 2 })
+	l.awaitNews(t, LaneLive)
+	if err := l.outcome(t, tag); err != nil {
+		t.Fatal(err)
+	}
+	l.awaitMessage(t, 3)
+	if err := l.outcome(t, l.submit(t, driver.Write, numbered(4))); err != nil {
+		t.Fatal(err)
+	}
+	l.awaitMessage(t, 4)
+	if n, ok := l.far.Receive(); ok {
+		t.Errorf("message %x comes again", n.Data)
+	}
+}

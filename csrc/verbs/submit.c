@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the caller asks for: batches, and the end of batches. */
+#define _GNU_SOURCE
+#include "lane.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <string.h>
+
+/* Whether a lane reaches both, be it live or not. */
+static int joined(const struct sl_verbs_conn *n, const struct sl_verbs_memory *m, const struct sl_verbs_import *im)
+{
+	uint32_t lanes = im->lanes & n->reaches;
+
+	for (uint32_t i = 0; lanes >> i; i++)
+		if (lanes >> i & 1 && m->rails >> n->lanes[i]->port->index & 1)
+			return 1;
+	return 0;
+}
+
+static int wrong_with(const struct sl_verbs_conn *n, int write, const struct sl_verbs_memory *m, const struct sl_verbs_import *im)
+{
+	if (!m || !im || im->dropped)
+		return ERANGE;
+	if (im->expired)
+		return ESTALE;
+	if (write && im->flags & SL_VERBS_READ_ONLY)
+		return EROFS;
+	return joined(n, m, im) ? 0 : EHOSTUNREACH;
+}
+
+/* What is wrong with the pieces, as submit returns it. What they need of ours is held. */
+static int64_t check(const struct sl_verbs_conn *n, struct sl_verbs_batch *b)
+{
+	struct sl_verbs_memory *m = NULL;
+	const struct sl_verbs_import *im = NULL;
+	uint32_t local = 0, slot = 0;
+
+	for (uint32_t i = 0; i < b->pieces.count; i++) {
+		struct sl_desc d = sl_piece(&b->pieces, i);
+		int wrong = 0;
+
+		if (!m || !im || d.local_key != local || d.remote_key != slot) {
+			m = sl_verbs_find(n->context, local = d.local_key);
+			im = sl_verbs_import_of(n, slot = d.remote_key);
+			wrong = wrong_with(n, b->write, m, im);
+			if (!wrong)
+				sl_verbs_hold_for(b, m);
+		}
+		if (!wrong && (d.len == 0 || !sl_within(d.local, d.len, m->len) || !sl_within(d.remote, d.len, im->size)))
+			wrong = ERANGE;
+		if (!wrong && !b->write && m->flags & SL_VERBS_READ_ONLY)
+			wrong = EROFS;
+		if (wrong)
+			return wrong | (int64_t)sl_piece_told(&b->pieces, (int32_t)i) << 16;
+		b->bytes += d.len;
+	}
+	return 0;
+}
+
+static int64_t refuse(struct sl_verbs_conn *n, int note)
+{
+	struct sl_verbs_traffic *t = n->context->traffic;
+	const struct sl_ring *r = n->context->ring;
+
+	if (n->outcome == SL_VERBS_LOST)
+		return EPIPE;
+	if (n->closed || !n->initiator)
+		return EBADF;
+	/* A place in the ring is taken until the completion was polled. */
+	if (t->live + (r->head - __atomic_load_n(&r->tail, __ATOMIC_ACQUIRE)) > r->mask)
+		return EAGAIN;
+	if (note && (n->accepted - n->credited >= n->window || !n->free_slips)) {
+		n->starved = 1;
+		return EAGAIN;
+	}
+	return 0;
+}
+
+static void enqueue(struct sl_verbs_conn *n, struct sl_verbs_batch *b)
+{
+	b->order = n->order++;
+	b->prev = n->live.prev;
+	b->next = &n->live;
+	b->prev->next = b->next->prev = b;
+	if (n->head == &n->live)
+		n->head = b;
+	n->context->traffic->live++;
+}
+
+/* What follows the data: a message, a count (with counter), or nothing. */
+struct trailer {
+	const uint8_t *data;
+	size_t len;
+	uint32_t kind;
+	uint32_t counter; /* little-endian */
+};
+
+/* 0, or ERANGE. data is in t itself for a count, so that t must not move. */
+static int trail(struct trailer *t, int write, const uint8_t *note, size_t len, int32_t counter)
+{
+	*t = (struct trailer){note, len, SL_VERBS_IS_NOTE, 0};
+	if (counter >= 0)
+		*t = (struct trailer){(const uint8_t *)&t->counter, sizeof(t->counter), SL_VERBS_IS_COUNT, htole32((uint32_t)counter)};
+	return t->len > SL_VERBS_NOTE_MAX || counter >= SL_VERBS_COUNTERS || (t->data && !write) ? ERANGE : 0;
+}
+
+static void take_note(struct sl_verbs_batch *b, const struct trailer *t)
+{
+	struct sl_verbs_conn *n = b->conn;
+	struct sl_verbs_slip *s = n->free_slips;
+
+	n->free_slips = s->next;
+	s->kind = t->kind;
+	s->len = (uint32_t)(sizeof(struct sl_verbs_head) + t->len);
+	if (t->len)
+		memcpy(s->at + sizeof(struct sl_verbs_head), t->data, t->len);
+	b->note = s;
+	n->accepted++;
+	b->next_note = NULL;
+	if (n->note_last)
+		n->note_last->next_note = b;
+	else
+		n->note_first = b;
+	n->note_last = b;
+}
+
+/* The form in a place of its own, which keeps what memory it has. */
+static void fill(struct sl_verbs_batch *b, const struct sl_verbs_batch *form, struct sl_verbs_conn *n)
+{
+	struct sl_pieces pieces = b->pieces;
+
+	*b = *form;
+	b->conn = n;
+	b->pieces = pieces;
+	sl_pieces_take(&b->pieces, &form->pieces);
+	sl_pieces_keep(&b->pieces); /* before they are looked at: the caller's may change at any time */
+	b->piece = b->lane = -1;
+}
+
+/* Under the lock; form is what the caller asks for. */
+static int64_t submit(struct sl_verbs_conn *n, struct sl_verbs_batch *form, const struct trailer *note)
+{
+	struct sl_verbs_traffic *t = n->context->traffic;
+	struct sl_verbs_batch *b = t->free, *next;
+	int64_t rc = refuse(n, note->data != NULL);
+
+	if (rc == 0 && sl_pieces_reserve(&b->pieces, &form->pieces) != 0)
+		rc = ENOMEM;
+	if (rc != 0)
+		return rc;
+	next = b->next;
+	fill(b, form, n);
+	rc = check(n, b);
+	if (rc != 0) {
+		sl_verbs_release_all(n->context, b);
+		b->conn = NULL;
+		b->next = next;
+		return rc;
+	}
+	b->whole = b->bytes <= n->context->config.slice;
+	t->free = next;
+	if (note->data)
+		take_note(b, note);
+	enqueue(n, b);
+	t->polled = 1; /* what ends now, the caller finds without being woken */
+	sl_verbs_pump(n);
+	t->polled = 0;
+	if (!t->hungry) /* its completion can wait until somebody looks for it */
+		atomic_fetch_add_explicit(&t->drives, 1, memory_order_relaxed);
+	return 0;
+}
+
+int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_desc *d, size_t count,
+			const uint8_t *note, size_t note_len, int32_t counter)
+{
+	struct sl_verbs_batch form = {.tag = tag, .write = write, .pieces = {.descs = d, .count = (uint32_t)count}};
+	struct trailer t;
+	int64_t rc;
+
+	if (count > SL_PIECES_MAX || trail(&t, write, note, note_len, counter) != 0)
+		return ERANGE;
+	sl_verbs_enter(n->context);
+	rc = submit(n, &form, &t);
+	sl_verbs_unlock(n->context);
+	return rc;
+}
+
+int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_pages *p,
+			      const uint32_t *local, const uint32_t *remote, const uint8_t *note, size_t note_len, int32_t counter)
+{
+	struct sl_verbs_batch form = {.tag = tag, .write = write, .pieces = {.pages = *p, .local_index = local,
+						 .remote_index = remote,
+						 .count = (uint32_t)(p->count * (p->runs ? p->runs : 1))}};
+	struct trailer t;
+	int64_t rc;
+
+	if (!sl_pages_sound(p) || trail(&t, write, note, note_len, counter) != 0)
+		return ERANGE;
+	sl_verbs_enter(n->context);
+	rc = submit(n, &form, &t);
+	sl_verbs_unlock(n->context);
+	return rc;
+}
+
+static struct sl_verbs_batch *find(struct sl_verbs_conn *n, uint64_t tag)
+{
+	for (struct sl_verbs_batch *b = n->live.prev; b != &n->live; b = b->prev)
+		if (b->tag == tag)
+			return b;
+	return NULL;
+}
+
+static int waits_in(const struct sl_verbs_list *l, const struct sl_verbs_batch *b)
+{
+	for (const struct sl_verbs_record *r = l->first; r; r = r->next)
+		if (r->batch == b)
+			return 1;
+	return 0;
+}
+
+void sl_verbs_cancel(struct sl_verbs_conn *n, uint64_t tag)
+{
+	struct sl_verbs_batch *b;
+
+	sl_verbs_enter(n->context);
+	b = find(n, tag);
+	if (b && !b->cancelled) {
+		b->cancelled = 1; /* what is posted is waited for, and not posted again */
+		if (!sl_verbs_begun(b) || b->note || waits_in(&n->again, b) || waits_in(&n->resend, b))
+			sl_verbs_give_up(b, SL_VERBS_ABORTED, -1);
+		if (!n->ended)
+			sl_verbs_pump(n);
+	}
+	sl_verbs_unlock(n->context);
+}
+
+void sl_verbs_expire(struct sl_verbs_conn *n, uint32_t slot)
+{
+	struct sl_verbs_import *im;
+
+	sl_verbs_enter(n->context);
+	im = sl_verbs_import_of(n, slot);
+	if (im)
+		im->expired = 1;
+	if (!n->ended)
+		sl_verbs_pump(n); /* what waits for a lane finds out when it is built */
+	sl_verbs_unlock(n->context);
+}

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a context and a rail have for connections, and the thread: made and given back. */
+#define _GNU_SOURCE
+#include "lane.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+static int watch(struct sl_verbs_traffic *t, int fd)
+{
+	struct epoll_event e = {.events = EPOLLIN, .data.fd = fd};
+
+	return epoll_ctl(t->epoll_fd, EPOLL_CTL_ADD, fd, &e) != 0 ? -errno : 0;
+}
+
+static int make_batches(struct sl_verbs_context *c)
+{
+	struct sl_verbs_traffic *t = c->traffic;
+
+	t->batches = calloc(c->config.batches, sizeof(t->batches[0]));
+	if (!t->batches)
+		return -ENOMEM;
+	for (uint32_t i = c->config.batches; i > 0; i--) {
+		t->batches[i - 1].next = t->free;
+		t->free = &t->batches[i - 1];
+	}
+	return 0;
+}
+
+int sl_verbs_traffic_open(struct sl_verbs_context *c)
+{
+	struct sl_verbs_traffic *t = calloc(1, sizeof(*t));
+	int rc;
+
+	if (!t)
+		return -ENOMEM;
+	c->traffic = t;
+	t->conns.prev = t->conns.next = &t->conns;
+	t->inboxes.prev = t->inboxes.next = &t->inboxes;
+	t->end = &t->first;
+	t->event_fd = -1;
+	t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	if (t->epoll_fd < 0)
+		return -errno;
+	t->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (t->event_fd < 0)
+		return -errno;
+	rc = watch(t, t->event_fd);
+	return rc == 0 ? make_batches(c) : rc;
+}
+
+int sl_verbs_traffic_start(struct sl_verbs_context *c)
+{
+	sigset_t all, before;
+	int rc;
+
+	sigfillset(&all); /* signals are for the threads of the program */
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	rc = -pthread_create(&c->traffic->thread, NULL, sl_verbs_progress, c);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	c->traffic->has_thread = rc == 0;
+	if (rc == 0)
+		(void)pthread_setname_np(c->traffic->thread, "sluice-verbs");
+	return rc;
+}
+
+static void close_fd(int *fd)
+{
+	int gone = *fd;
+
+	*fd = -1; /* first: somebody may still call */
+	if (gone >= 0)
+		close(gone);
+}
+
+/* Those that are there stay, ended, until they are disconnected, or the context is freed. */
+static void end_all(struct sl_verbs_context *c)
+{
+	struct sl_verbs_conn *head = &c->traffic->conns, *n;
+
+	do {
+		sl_verbs_enter(c);
+		for (n = head->next; n != head && n->ended; n = n->next)
+			;
+		sl_verbs_unlock(c);
+		if (n != head)
+			sl_verbs_end(n, SL_VERBS_CLOSED);
+	} while (n != head);
+}
+
+void sl_verbs_traffic_stop(struct sl_verbs_context *c)
+{
+	struct sl_verbs_traffic *t = c->traffic;
+
+	end_all(c);
+	atomic_store(&t->stop, 1);
+	sl_verbs_rouse(c);
+	if (t->has_thread)
+		pthread_join(t->thread, NULL);
+	t->has_thread = 0;
+	close_fd(&t->event_fd);
+	close_fd(&t->epoll_fd);
+}
+
+void sl_verbs_traffic_free(struct sl_verbs_context *c)
+{
+	struct sl_verbs_traffic *t = c->traffic;
+
+	if (!t)
+		return;
+	for (uint32_t i = 0; t->batches && i < c->config.batches; i++)
+		sl_pieces_free(&t->batches[i].pieces);
+	free(t->batches);
+	sl_verbs_free_conns(c);
+	sl_verbs_empty(c);
+	sl_verbs_free_records(c);
+	close_fd(&t->event_fd);
+	close_fd(&t->epoll_fd);
+	free(t);
+	c->traffic = NULL;
+}
+
+int sl_verbs_lanes_open(struct sl_verbs_port *p)
+{
+	struct sl_verbs_traffic *t = p->context->traffic;
+	int rc;
+
+	p->lanes = calloc(1, sizeof(*p->lanes));
+	if (!p->lanes)
+		return -ENOMEM;
+	rc = watch(t, p->channel->fd);
+	if (rc == 0) {
+		rc = watch(t, p->device->async_fd);
+		if (rc != 0)
+			(void)epoll_ctl(t->epoll_fd, EPOLL_CTL_DEL, p->channel->fd, NULL);
+	}
+	if (rc != 0) {
+		free(p->lanes);
+		p->lanes = NULL;
+	}
+	sl_verbs_rouse(p->context); /* there is more to look at */
+	return rc;
+}
+
+void sl_verbs_lanes_close(struct sl_verbs_port *p)
+{
+	int fd = p->context->traffic->epoll_fd;
+
+	if (!p->lanes)
+		return;
+	(void)epoll_ctl(fd, EPOLL_CTL_DEL, p->channel->fd, NULL);
+	(void)epoll_ctl(fd, EPOLL_CTL_DEL, p->device->async_fd, NULL);
+	free(p->lanes);
+	p->lanes = NULL;
+}

@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * RDMA verbs: rails, memory on them, and connections that move bytes over reliable
+ * queue pairs. Needs sl_verbs_load first. Functions return 0 or -errno unless they say
+ * otherwise, and may be called from any thread.
+ *
+ * One lock guards a context; whoever calls holds it, once for a whole batch. A thread of
+ * its own takes completions when nobody else does, and sleeps on the completion channels.
+ *
+ * What is agreed between the two ends of a connection (queue pairs, keys, what was seen) is
+ * carried by the caller, over a channel of its own.
+ */
+#ifndef SLUICE_VERBS_H
+#define SLUICE_VERBS_H
+
+#include "../ring.h"
+#include "../sluice.h"
+
+#define SL_VERBS_RAILS 16 /* of a context */
+#define SL_VERBS_LANES 16 /* of a connection */
+#define SL_VERBS_NOTE_MAX 4096
+#define SL_VERBS_COUNTERS 4096
+
+enum {
+	SL_VERBS_READ_ONLY = 1,
+	SL_VERBS_RELAXED = 2, /* PCIe may reorder writes of the NIC, where it can */
+	SL_VERBS_DEVICE = 4   /* of a pin: memory of a device, which the processor does not reach; so is all with a dma-buf */
+};
+
+/* Outcomes beside those of completions (enum ibv_wc_status, above 0). */
+enum {
+	SL_VERBS_ABORTED = -1001,
+	SL_VERBS_REVOKED = -1002,
+	SL_VERBS_CLOSED = -1003,
+	SL_VERBS_LOST = -1004
+};
+
+struct sl_verbs_config {
+	uint32_t batches; /* submitted and not polled; a power of two */
+	uint32_t notes;	  /* messages of one connection on their way or not received */
+	uint32_t conns;	  /* connections that may receive, so many receives are posted at most */
+	uint32_t depth;	  /* work requests under way on a lane */
+	uint64_t slice;	  /* bytes of one work request */
+	uint64_t flight;  /* bytes under way on a lane: what a cancel waits for */
+	uint64_t spin_ns; /* how long the thread looks before it sleeps */
+	uint64_t stall_ns; /* a lane over which nothing comes back for so long has failed; 0: it may take for ever */
+	int wake_fd, control_fd; /* eventfds of the caller's */
+};
+
+struct sl_verbs_rail_config {
+	const char *device;
+	uint8_t port, gid;
+	uint8_t mtu;	 /* enum ibv_mtu at most; 0: the port's */
+	uint8_t timeout; /* of an acknowledgement: 4.096 us << timeout */
+	uint8_t retries; /* 0 to 6 */
+	uint8_t level, traffic_class; /* service level; of the global route */
+	uint16_t entries; /* of local memory in one request at most; 0: as many as the device takes */
+};
+
+/* What a rail can do. */
+struct sl_verbs_rail {
+	uint32_t depth_max, sge_max, inline_max, reads; /* reads: under way at a time, as initiator and target */
+	uint8_t mtu, state, link_layer, windows, dmabuf, relaxed;
+	uint16_t lid;
+	uint8_t gid[16];
+	uint64_t registration_max;
+	char driver_name[64]; /* of the device in the kernel, as uverbs0 */
+};
+
+/* Counted since the rail was opened. */
+struct sl_verbs_counters {
+	uint64_t bytes_out, bytes_in; /* by writes, by reads; those that were acknowledged */
+	uint64_t requests, posts, completions;
+	uint64_t again;	   /* requests that were posted once more, on this rail or on others, after they failed on this */
+	uint64_t failures; /* of its queue pairs */
+	uint64_t in_flight; /* bytes, now */
+	uint64_t rate;	    /* bytes a second, measured over busy time; 0: not yet */
+};
+
+/* One end of a lane, as the other end needs it. */
+struct sl_verbs_end {
+	uint32_t queue_pair, packet; /* numbers; packet: the first one */
+	uint16_t lid;
+	uint8_t mtu, reads, link_layer;
+	uint8_t gid[16];
+};
+
+/* Memory of a device, by a file descriptor, which stays open until unpin; fd -1: by its address. */
+struct sl_verbs_dmabuf {
+	int fd;
+	uint64_t offset;
+};
+
+/* Arrivals that peers count here. Read by Go with atomics. */
+struct sl_verbs_counter {
+	uint64_t value;
+	uint64_t awaited; /* written by Go: whoever reaches it wakes the poller; 0: nobody waits */
+};
+
+struct sl_verbs_context;
+struct sl_verbs_pin;
+struct sl_verbs_conn;
+
+int sl_verbs_open(const struct sl_verbs_config *c, struct sl_verbs_context **out);
+/* Ends all connections, memory and rails. The ring stays until free. */
+void sl_verbs_close(struct sl_verbs_context *c);
+void sl_verbs_free(struct sl_verbs_context *c);
+struct sl_ring *sl_verbs_ring(struct sl_verbs_context *c);
+struct sl_verbs_counter *sl_verbs_tally(struct sl_verbs_context *c); /* SL_VERBS_COUNTERS of them */
+
+/* Opens a port of a device. why is the reason of a failure in words, cut at size. */
+int sl_verbs_rail_open(struct sl_verbs_context *c, const struct sl_verbs_rail_config *r, uint32_t *rail, char *why, size_t size);
+int sl_verbs_rail_info(struct sl_verbs_context *c, uint32_t rail, struct sl_verbs_rail *out); /* state as it is now */
+int sl_verbs_rail_counters(struct sl_verbs_context *c, uint32_t rail, struct sl_verbs_counters *out);
+
+/*
+ * Pins a range for local use on a rail: registered with the rights of the NIC to write to it
+ * unless READ_ONLY. May take long, and holds no lock: call it for several rails at once.
+ */
+int sl_verbs_pin(struct sl_verbs_context *c, uint32_t rail, void *base, uint64_t len, uint32_t flags,
+		 const struct sl_verbs_dmabuf *d, struct sl_verbs_pin **out);
+int sl_verbs_unpin(struct sl_verbs_pin *p); /* -EBUSY: a map or a grant still uses it */
+
+/*
+ * Makes memory known under a key of the caller's, which is free. pins has one for each rail
+ * (NULL: not on this rail); prefer has a bit for each rail that suits it.
+ */
+int sl_verbs_map(struct sl_verbs_context *c, uint32_t key, void *base, uint64_t len, struct sl_verbs_pin *const *pins, uint32_t prefer);
+/*
+ * Waits until nothing of ours works on the memory any more, and ends its grants. After an error the
+ * NIC keeps one of them, and the memory stays mapped: then it may be called again.
+ */
+int sl_verbs_unmap(struct sl_verbs_context *c, uint32_t key);
+
+/*
+ * Lets peers reach the memory over a rail, with *remote_key, from base on, until
+ * sl_verbs_revoke. Granted once in each epoch; again it gives the same. May take long.
+ */
+int sl_verbs_grant(struct sl_verbs_context *c, uint32_t key, uint32_t rail, uint32_t flags, uint32_t *remote_key);
+/*
+ * Ends all grants of a key: when it returns 0 the NICs know none of the keys, and nothing
+ * that was begun with them lands any more. Otherwise some queue pair must be ended first.
+ */
+int sl_verbs_revoke(struct sl_verbs_context *c, uint32_t key);
+
+/*
+ * A connection of no lanes. An initiator submits, an owner receives. credit: of an initiator, how
+ * many messages the owner takes (its config's notes), 0: as many as ours.
+ */
+int sl_verbs_connect(struct sl_verbs_context *c, int initiator, uint32_t credit, struct sl_verbs_conn **out);
+uint64_t sl_verbs_id(struct sl_verbs_conn *n); /* never 0, never used again */
+
+/*
+ * A lane is made over a rail, then begun with the other end's, then live: an initiator's
+ * once a request without bytes came back. It ends when it fails, and may be made anew, also
+ * before it was settled, but begun only then. -EBUSY: it is there.
+ */
+int sl_verbs_lane_make(struct sl_verbs_conn *n, uint32_t lane, uint32_t rail, struct sl_verbs_end *mine);
+int sl_verbs_lane_begin(struct sl_verbs_conn *n, uint32_t lane, const struct sl_verbs_end *theirs);
+/*
+ * To the error state, drained, gone: what came over it is received, nothing more will be. An
+ * initiator's then waits to be settled, as after a failure, but without news. 0 where there is none.
+ */
+int sl_verbs_lane_end(struct sl_verbs_conn *n, uint32_t lane);
+/* Of an owner: how many messages of the peer arrived, in order, over all lanes. */
+uint64_t sl_verbs_seen(struct sl_verbs_conn *n);
+/*
+ * Of an initiator, for a lane that has failed: its other end is gone too, and had seen so many
+ * messages. What this proves done is done, all else is posted again on lanes that are live,
+ * now or later. Until then it waits.
+ */
+int sl_verbs_lane_settle(struct sl_verbs_conn *n, uint32_t lane, uint64_t seen);
+/* Lanes over it are given nothing new while it is down. */
+void sl_verbs_rail_up(struct sl_verbs_context *c, uint32_t rail, int up);
+
+/* What the caller must know of. */
+enum { SL_VERBS_LANE_LIVE = 1, SL_VERBS_LANE_FAILED, SL_VERBS_PORT_UP, SL_VERBS_PORT_DOWN, SL_VERBS_DEVICE_GONE };
+struct sl_verbs_news {
+	uint64_t conn; /* 0: of a rail */
+	uint32_t kind, lane, rail;
+	int32_t status; /* of the completion that failed a lane */
+};
+/* 1: there is some, and control_fd was written to. Only one thread at a time. */
+int sl_verbs_news(struct sl_verbs_context *c, struct sl_verbs_news *out);
+
+/* A peer's memory, with a remote key for each lane (by index). 0: that lane does not reach it. */
+int sl_verbs_import(struct sl_verbs_conn *n, uint64_t base, uint64_t size, uint32_t flags, const uint32_t *remote_keys,
+		    uint32_t lanes, uint32_t *slot);
+void sl_verbs_drop(struct sl_verbs_conn *n, uint32_t slot); /* batches under way keep it */
+void sl_verbs_expire(struct sl_verbs_conn *n, uint32_t slot); /* its epoch is over: no more of it is posted */
+
+/*
+ * Starts a batch: all of it or nothing. 0, or errno in the low 16 bits and the piece
+ * above: EAGAIN no place for a batch or a message, ERANGE an unknown key or beyond its memory,
+ * EROFS, EPIPE lost, EBADF ended, ESTALE a past epoch, EHOSTUNREACH no lane reaches both sides'
+ * memory. It waits when none that does is live. note NULL: no message. With counter, which is
+ * below SL_VERBS_COUNTERS, or -1, one more for a counter of the peer follows in its place.
+ */
+int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_desc *d, size_t count,
+			const uint8_t *note, size_t note_len, int32_t counter);
+int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_pages *p, const uint32_t *local,
+			      const uint32_t *remote, const uint8_t *note, size_t note_len, int32_t counter);
+void sl_verbs_cancel(struct sl_verbs_conn *n, uint64_t tag);
+int sl_verbs_busy(struct sl_verbs_conn *n); /* whether any batch is under way */
+
+/* Takes completions in the caller, for whom the thread stands back until undrive. */
+void sl_verbs_drive(struct sl_verbs_context *c);
+void sl_verbs_undrive(struct sl_verbs_context *c);
+
+/* No submissions from now on; what was not posted ends with SL_VERBS_CLOSED. -ETIMEDOUT: some is still under way. */
+int sl_verbs_drain(struct sl_verbs_conn *n, uint64_t grace_ns);
+/* All lanes to the error state and drained, then all batches end with this outcome. */
+void sl_verbs_end(struct sl_verbs_conn *n, int32_t status);
+/* Ends it with SL_VERBS_CLOSED and gives it back; n is gone. Messages not taken yet stay. */
+void sl_verbs_disconnect(struct sl_verbs_conn *n);
+
+/*
+ * Takes the first message with data, of first_len bytes: the ring says whether there is one.
+ * Returns the id of the connection that it came over. Only one thread at a time.
+ */
+uint64_t sl_verbs_note_take(struct sl_verbs_context *c, uint8_t *data);
+
+#endif

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package verbs
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/guest"
+)
+
+// testWire is the wire between the first two devices; whatever a test does to it, it is mended.
+func testWire(t *testing.T) guest.Wire {
+	t.Helper()
+	w, err := guest.NewWire(0)
+	if err != nil {
+		drivertest.SkipIfUnavailable(t, err)
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.Mend(); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+// steward makes lanes anew as they fail, until it is stopped. It returns how often.
+func (l *testLink) steward(t *testing.T, stop <-chan struct{}) int {
+	made := 0
+	for {
+		select {
+		case <-stop:
+			return made
+		case <-time.After(time.Millisecond):
+		}
+		n, ok := l.near.News()
+		if !ok || n.Kind != LaneFailed {
+			continue
+		}
+		l.make(t, n.Lane)
+		made++
+	}
+}
+
+// TestRealVerbsCutOff loses all packets in mid-transfer: the lane fails in its time, is made anew as
+// often as needed, and everything goes through once the wire is mended, once.
+func TestRealVerbsCutOff(t *testing.T) {
+	w := testWire(t)
+	l := openLink(t, realDevices(t, 1), testShape{timeout: 10, retries: 2, config: Config{SliceMax: 64 << 10}})
+	fill(l.local, 5)
+	stop, ended := make(chan struct{}), make(chan int, 1)
+	first := l.submit(t, driver.Write, numbered(0), driver.Desc{Len: testBytes})
+	time.Sleep(10 * time.Millisecond)
+	if err := w.Loss("100%"); err != nil {
+		t.Fatal(err)
+	}
+	second := l.submit(t, driver.Write, numbered(1), driver.Desc{Len: 1000})
+	if n := l.awaitNews(t, LaneFailed); n.Status != 12 {
+		t.Errorf("the lane failed with %s", Status(n.Status))
+	}
+	l.make(t, 0)
+	go func() { ended <- l.steward(t, stop) }()
+	time.Sleep(200 * time.Millisecond)
+	if err := w.Loss("0%"); err != nil {
+		t.Fatal(err)
+	}
+	for _, tag := range []uint64{first, second} {
+		if err := l.outcome(t, tag); err != nil {
+			t.Error(err)
+		}
+	}
+	close(stop)
+	t.Logf("made anew %d times", 1+<-ended)
+	for i := range 2 {
+		if n := l.note(t); !bytes.Equal(n.Data, numbered(i)) {
+			t.Errorf("message %x, want %d", n.Data, i)
+		}
+	}
+	if n, ok := l.far.Receive(); ok {
+		t.Errorf("message %x comes again", n.Data)
+	}
+	if !bytes.Equal(l.local, l.remote) {
+		t.Error("other bytes")
+	}
+	if c := l.counters(t); c.Again == 0 || c.Failures == 0 || c.InFlight != 0 {
+		t.Errorf("counters %+v", c)
+	}
+}
+
+// TestRealVerbsCancelOnDeadWire aborts what cannot get through: it ends when its lane is drained
+// and settled, and not before.
+func TestRealVerbsCancelOnDeadWire(t *testing.T) {
+	w := testWire(t)
+	l := openLink(t, realDevices(t, 1), testShape{timeout: 10, retries: 2})
+	if err := w.Loss("100%"); err != nil {
+		t.Fatal(err)
+	}
+	tag := l.submit(t, driver.Write, []byte("never"), driver.Desc{Len: 1 << 20})
+	l.conn.Cancel(tag)
+	l.awaitNews(t, LaneFailed)
+	var done [1]Done
+	if l.near.Poll(done[:]) != 0 {
+		t.Fatalf("completion %+v before the other end is over", done[0])
+	}
+	l.make(t, 0)
+	err := l.outcome(t, tag)
+	if !errors.Is(err, driver.ErrAborted) {
+		t.Errorf("aborted batch: %v", err)
+	}
+}
+
+// TestRealVerbsBadWire loses and delays packets: nothing fails, nothing is lost.
+func TestRealVerbsBadWire(t *testing.T) {
+	w := testWire(t)
+	l := openLink(t, realDevices(t, 1), testShape{timeout: 14, retries: 6})
+	for _, fault := range []func() error{func() error { return w.Loss("1%") }, func() error { return w.Delay("20ms") }} {
+		if err := fault(); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 4 {
+			fill(l.local[:1<<20], uint64(i))
+			tag := l.submit(t, driver.Write, numbered(i), driver.Desc{Len: 1 << 20})
+			if n := l.note(t); !bytes.Equal(n.Data, numbered(i)) {
+				t.Errorf("message %x, want %d", n.Data, i)
+			}
+			if !bytes.Equal(l.local[:1<<20], l.remote[:1<<20]) {
+				t.Error("a message came before its data")
+			}
+			if err := l.outcome(t, tag); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package drivertest
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// movers are the goroutines of the stress that write, and what they have in common.
+type movers struct {
+	h      *host
+	p      driver.Peer
+	local  uint32
+	steady [][]byte // tokens
+	seed   uint64
+	stop   chan struct{} // closed once all leases have ended
+	each   []mover
+	live   atomic.Int64 // movers that have not ended
+
+	mu     sync.Mutex
+	faults []string
+}
+
+// mover is one of them. They share no word that they change, which would slow them down.
+type mover struct {
+	over      atomic.Bool   // a batch of it failed
+	submitted atomic.Uint64 // written by the mover alone
+	completed uint64        // the poller's
+	_         [104]byte
+}
+
+func (m *movers) fault(format string, args ...any) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.faults) < 10 {
+		m.faults = append(m.faults, fmt.Sprintf(format, args...))
+	}
+}
+
+// storm imports all leases, and starts what writes to them until each has failed.
+func (h *host) storm(q request) error {
+	m := &movers{
+		h: h, p: h.peer(q.Peer), local: h.region(q.Region).mem.Key(), steady: q.Steady, seed: q.Seed,
+		stop: make(chan struct{}), each: make([]mover, len(q.Tokens)+len(q.Steady)),
+	}
+	var keys []uint32
+	for _, token := range append(append([][]byte(nil), q.Tokens...), q.Steady...) {
+		key, _, err := m.p.Import(token)
+		if err != nil {
+			return fmt.Errorf("import: %w", err)
+		}
+		keys = append(keys, key)
+	}
+	return h.startChore(q, func(*host, request, <-chan struct{}) outcome {
+		return m.run(keys, len(q.Tokens))
+	})
+}
+
+// run has a thread for each mover: a mover that loses its processor between a check and its
+// act is what the stress is about.
+func (m *movers) run(keys []uint32, leases int) outcome {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(len(keys) + 2))
+	m.h.ledger.turn.Lock() // the tags are not the ledger's
+	defer m.h.ledger.turn.Unlock()
+	var writers, others sync.WaitGroup
+	polled := make(chan struct{})
+	m.live.Store(int64(len(keys)))
+	for i, key := range keys {
+		group := &writers
+		if i >= leases {
+			group = &others
+		}
+		group.Go(func() { m.write(i, key, i < leases) })
+	}
+	others.Go(m.imports)
+	go func() {
+		defer close(polled)
+		m.poll(leases)
+	}()
+	writers.Wait()
+	close(m.stop)
+	others.Wait()
+	<-polled
+	o := outcome{faults: m.faults}
+	for i := range m.each {
+		o.count += int(m.each[i].completed)
+	}
+	return o
+}
+
+// write moves bytes to and from one memory until that fails; it must not where there was no
+// fence. Most batches are short: the shorter, the more time goes to checks.
+func (m *movers) write(number int, key uint32, fenced bool) {
+	defer m.live.Add(-1)
+	random := rand.New(rand.NewPCG(m.seed, uint64(number)))
+	var batches [64]driver.Batch
+	for i := range batches {
+		n := []uint64{8, 64, 64, 64, 64, 64, 656, leaseLen}[random.IntN(8)]
+		at := random.Uint64N(leaseLen - n + 1)
+		d := driver.Desc{Local: at, Remote: at, Len: n, LocalKey: m.local, RemoteKey: key}
+		batches[i].Op = driver.Write
+		if random.IntN(16) == 0 {
+			batches[i].Op, d.Local = driver.Read, leaseLen+at
+		}
+		batches[i].Descs = []driver.Desc{d}
+	}
+	self := &m.each[number]
+	for seq := uint64(0); !self.over.Load(); seq++ {
+		if !fenced && stopped(m.stop) {
+			break
+		}
+		err := m.p.Submit(uint64(number)<<32|seq&0xffff_ffff, &batches[seq%64])
+		switch {
+		case err == nil:
+			self.submitted.Store(self.submitted.Load() + 1)
+		case errors.Is(err, driver.ErrFull):
+			runtime.Gosched()
+		default:
+			m.ended(number, fenced, err)
+		}
+	}
+	m.p.Drop(key)
+}
+
+// ended judges the error that ended a mover.
+func (m *movers) ended(number int, fenced bool, err error) {
+	m.each[number].over.Store(true)
+	switch {
+	case !fenced:
+		m.fault("mover %d of memory that was not fenced: %v", number, err)
+	case !errors.Is(err, driver.ErrRevoked):
+		m.fault("mover %d: %v, want %v", number, err, driver.ErrRevoked)
+	}
+}
+
+// poll takes completions until nothing moves any more.
+func (m *movers) poll(leases int) {
+	var done [64]driver.Completion
+	for m.live.Load() > 0 || m.flying() {
+		n, err := m.h.b.Poll(done[:])
+		if err != nil {
+			m.fault("poll: %v", err)
+			return
+		}
+		for _, c := range done[:n] {
+			number := int(c.Tag >> 32)
+			m.each[number].completed++
+			if c.Err != nil {
+				m.ended(number, number < leases, c.Err)
+			}
+		}
+		if n == 0 {
+			runtime.Gosched()
+		}
+	}
+}
+
+// flying reports whether a batch is still to complete. It is the poller's.
+func (m *movers) flying() bool {
+	for i := range m.each {
+		if m.each[i].completed < m.each[i].submitted.Load() {
+			return true
+		}
+	}
+	return false
+}
+
+// imports makes memory known and forgets it again, beside the movers.
+func (m *movers) imports() {
+	for i := 0; !stopped(m.stop); i++ {
+		key, _, err := m.p.Import(m.steady[i%len(m.steady)])
+		if err != nil {
+			m.fault("import memory that was not fenced: %v", err)
+			return
+		}
+		m.p.Drop(key)
+	}
+}

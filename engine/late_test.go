@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// until waits for what another goroutine brings about.
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(limit); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not after %v", what, limit)
+		}
+	}
+}
+
+// TestOutcomeIsFinal has an Abort go on after it has seen the transfer posted: by then success
+// was told, and what it does must change nothing.
+func TestOutcomeIsFinal(t *testing.T) {
+	f := &fake{manual: true}
+	p, src, m := overFake(t, f, time.Minute)
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(src, 0, m, 0, 100))
+	check(t, tr.Post())
+	generation, ok := tr.holdPost() // as Abort does
+	require.True(t, ok)
+	f.finishOne(nil)
+	require.NoError(t, tr.Wait(within(t)))
+	tr.interrupt(generation, ErrAborted)
+	tr.abandon(generation) // nor does the sweeper
+	tr.letGo()
+	require.NoError(t, tr.Err())
+	require.NoError(t, tr.Abort(within(t)))
+	check(t, tr.Post())
+	f.finishOne(nil)
+	require.NoError(t, tr.Wait(within(t)), "the next post has the cause of the last")
+}
+
+// TestOutcomeIsFinalUnderAborts looks at outcomes while another goroutine aborts.
+func TestOutcomeIsFinalUnderAborts(t *testing.T) {
+	a, b := open(t, "a"), open(t, "b")
+	src := register(t, a, "src", 1<<20)
+	register(t, b, "dst", 1<<20)
+	p := connect(t, a, b)
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(src, 0, remote(t, p, "dst"), 0, 128<<10))
+	start, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		for range start {
+			_ = tr.Abort(context.Background())
+			ended <- struct{}{}
+		}
+	}()
+	defer close(start)
+	for i := range 3000 {
+		check(t, tr.Post())
+		for range i % 400 { // another moment each time
+			_ = tr.look()
+		}
+		start <- struct{}{}
+		for tr.look().phase() != done {
+		}
+		first := tr.Err()
+		<-ended
+		require.Equal(t, first, tr.Err(), "post %d", i)
+	}
+}
+
+// slowPut is a warm chain from a to b whose peer has a piece in hand, and a link between them.
+func slowPut(t *testing.T, change ...func(*Config)) (a, b *host, k *link, tr *Transfer, before []byte) {
+	wire, k := tcpBehind(t)
+	a, b = newHostOver(t, plainTCP(t), "a", change...), newHostOver(t, wire, "b")
+	p := connect(t, a.e, b.e)
+	tr = transfer(t, p, Write)
+	check(t, tr.Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1<<20))
+	fill(a.mem, 3)
+	run(t, tr) // the chain is warm
+	fill(a.mem, 77)
+	before = bytes.Clone(b.mem)
+	b.dev.keep() // b's device takes its time
+	t.Cleanup(b.dev.drop)
+	return a, b, k, tr, before
+}
+
+// TestChainWithALostAcknowledgement loses what the owner's tcp says of a piece: the sender
+// cannot know whether the owner was asked to place it, and must not take it for refused.
+func TestChainWithALostAcknowledgement(t *testing.T) {
+	for _, reset := range []bool{false, true} {
+		t.Run(fmt.Sprintf("reset %v", reset), func(t *testing.T) {
+			_, b, k, tr, before := slowPut(t)
+			k.deaf.Store(true)
+			check(t, tr.Post())
+			until(t, "the peer has the piece in hand", func() bool { return b.dev.kept() > 0 })
+			var err error
+			if reset {
+				k.cut()
+				err = tr.Wait(within(t))
+			} else {
+				err = tr.Abort(within(t))
+			}
+			if err == nil || !bytes.Equal(before, b.mem) {
+				t.Fatalf("ended with %v", err)
+			}
+			require.ErrorIs(t, err, ErrUnproven)
+			require.ErrorIs(t, tr.Abort(within(t)), ErrUnproven)
+		})
+	}
+}
+
+// TestChainAbortedOnTheWay aborts while the bytes are on their way: when Abort has returned nil
+// the peer places none of them.
+func TestChainAbortedOnTheWay(t *testing.T) {
+	_, b, k, tr, before := slowPut(t)
+	k.rate.Store(1 << 20)
+	for range 3 {
+		check(t, tr.Post())
+		time.Sleep(50 * time.Millisecond)           // somewhere between
+		if err := tr.Abort(within(t)); err != nil { // the connection had to be closed
+			require.ErrorIs(t, err, ErrUnproven)
+			return
+		}
+		require.ErrorIs(t, tr.Err(), ErrAborted)
+		require.Zero(t, b.dev.kept())
+		require.True(t, bytes.Equal(before, b.mem))
+	}
+}
+
+// TestChecksumBeforeAFrozenPeer had summed over a connection before the peer froze: memory
+// here is free all the same once the chain was aborted.
+func TestChecksumBeforeAFrozenPeer(t *testing.T) {
+	a, b, k, tr, _ := slowPut(t, func(c *Config) { c.AbortGrace = 200 * time.Millisecond })
+	sums := transfer(t, tr.p, Write)
+	check(t, sums.Checksum())
+	check(t, sums.Add(a.dram, 0, remote(t, tr.p, "dram"), 0, 4096))
+	run(t, sums)
+	check(t, sums.Close())
+	check(t, tr.Post())
+	until(t, "the peer has the piece in hand", func() bool { return b.dev.kept() > 0 })
+	k.deaf.Store(true)
+	k.mute.Store(true)
+	require.ErrorIs(t, tr.Abort(within(t)), ErrUnproven)
+	check(t, tr.Close())
+	require.NoError(t, a.hbm.Close())
+}
+
+// TestFenceOfAllBackends has one backend without a proof, and a context that is over: the epoch
+// of every other has ended all the same.
+func TestFenceOfAllBackends(t *testing.T) {
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	for name, ctx := range map[string]context.Context{"no proof": context.Background(), "over": over} {
+		t.Run(name, func(t *testing.T) {
+			fenced := make(chan string, 4)
+			var list []driver.Backend
+			for i := range 3 {
+				id := fmt.Sprint(i)
+				list = append(list, &fake{name: id, onFence: func(context.Context) error {
+					fenced <- id
+					if id == "0" {
+						return ErrBusy
+					}
+					return ctx.Err()
+				}})
+			}
+			e := open(t, "e", func(c *Config) { c.Backends = list })
+			r := register(t, e, "r", 4096)
+			l, err := r.Lease(0, 64, LeaseOptions{})
+			check(t, err)
+			require.ErrorIs(t, l.Revoke(ctx), ErrBusy)
+			require.Len(t, fenced, len(list))
+			for range list {
+				<-fenced
+			}
+			list[0].(*fake).onFence = nil
+			list[1].(*fake).onFence = nil
+			list[2].(*fake).onFence = nil
+			require.NoError(t, l.Revoke(context.Background()))
+		})
+	}
+}
+
+// lateCloser is a backend whose Peer takes longer to close than AbortGrace.
+type lateCloser struct {
+	*fake
+	closing, end chan struct{}
+}
+
+type lateClosing struct {
+	*fakePeer
+	b *lateCloser
+}
+
+func (b *lateCloser) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
+	p, err := b.fake.Connect(ctx, addr)
+	return &lateClosing{p.(*fakePeer), b}, err
+}
+
+func (p *lateClosing) Close() error {
+	select {
+	case p.b.closing <- struct{}{}:
+		<-p.b.end
+	default:
+	}
+	return p.fakePeer.Close()
+}
+
+// TestAbortWaitsForClose gives a transfer up only when the backend's Close has returned and
+// has not ended it: until then the proof may come.
+func TestAbortWaitsForClose(t *testing.T) {
+	b := &lateCloser{&fake{manual: true}, make(chan struct{}, 1), make(chan struct{})}
+	e := open(t, "e", func(c *Config) {
+		c.Backends, c.AbortGrace = []driver.Backend{b}, 10*time.Millisecond
+	})
+	r := register(t, e, "r", 1<<16)
+	p, err := e.Self()
+	check(t, err)
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(r, 0, remote(t, p, "r"), 1<<15, 1))
+	check(t, tr.Post())
+	aborted := make(chan error, 1)
+	go func() { aborted <- tr.Abort(context.Background()) }()
+	<-b.closing
+	select {
+	case err := <-aborted:
+		t.Fatalf("given up before Close has returned: %v", err)
+	case <-time.After(20 * e.cfg.AbortGrace):
+	}
+	close(b.end)
+	require.NoError(t, <-aborted)
+	check(t, tr.Close())
+	require.NoError(t, r.Close())
+}
+
+// TestAbortOverASlowLink ends a write of which most is still on its way: there is a proof, and
+// the memory is free.
+func TestAbortOverASlowLink(t *testing.T) {
+	wire, k := tcpBehind(t)
+	over := func(b driver.Backend) func(*Config) {
+		return func(c *Config) { c.Backends, c.AbortGrace = []driver.Backend{b}, time.Second }
+	}
+	a, b := open(t, "a", over(plainTCP(t))), open(t, "b", over(wire))
+	src := register(t, a, "src", 32<<20)
+	register(t, b, "dst", 32<<20)
+	p := connect(t, a, b)
+	k.rate.Store(1 << 20)
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(src, 0, remote(t, p, "dst"), 0, 32<<20))
+	check(t, tr.Post())
+	time.Sleep(100 * time.Millisecond) // somewhere in the middle
+	require.NoError(t, tr.Abort(context.Background()))
+	check(t, tr.Close())
+	require.NoError(t, src.Close())
+}

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/driver"
+)
+
+// serveUnix serves an engine at a socket and returns its path.
+func serveUnix(t testing.TB, e *Engine) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = e.Serve(ctx, l) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	return path
+}
+
+// TestLastWordOfOneDial closes the first of two Peers of one engine: the serving side loses that
+// one alone.
+func TestLastWordOfOneDial(t *testing.T) {
+	came := make(chan *Peer, 2)
+	b := open(t, "b", func(c *Config) { c.OnPeer = func(p *Peer) { came <- p } })
+	a := open(t, "a")
+	path := serveUnix(t, b)
+	first, err := a.Dial(within(t), "unix", path)
+	require.NoError(t, err)
+	one := <-came
+	second, err := a.Dial(within(t), "unix", path)
+	require.NoError(t, err)
+	two := <-came
+	for p, q := range map[*Peer]*Peer{first: one, second: two} {
+		require.NoError(t, p.Notify(within(t), []byte("hello")))
+		n := next(t, b)
+		require.Same(t, q, n.Peer)
+		require.Equal(t, "a", n.From)
+	}
+	require.NoError(t, first.Close())
+	n := next(t, b)
+	require.ErrorIs(t, n.Err, ErrPeerLost)
+	require.Same(t, one, n.Peer)
+	<-one.Lost()
+	require.False(t, two.isLost() || second.isLost())
+	require.NoError(t, second.Notify(within(t), nil))
+	require.Same(t, two, next(t, b).Peer)
+}
+
+// claim connects raw to an engine and says a hello in the name of another.
+func claim(t testing.TB, b *Engine, as *Engine, show secret) driver.Peer {
+	t.Helper()
+	raw, err := mem.New(mem.Config{})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = raw.Close() })
+	p, err := raw.Connect(within(t), b.lanes[0].b.Addr())
+	require.NoError(t, err)
+	for i, msg := range [][]byte{as.appendHello(nil, show), append([]byte{isNotification}, "lie"...)} {
+		require.NoError(t, p.Submit(uint64(i), &driver.Batch{Op: Write, Tail: driver.NotifyTail, Notify: msg}))
+	}
+	return p
+}
+
+// TestNoMemberSpeaksAsAnother has a connection claim to be an engine that the owner knows by
+// Serve, with and without a ticket of its own.
+func TestNoMemberSpeaksAsAnother(t *testing.T) {
+	b, a := open(t, "b"), open(t, "a")
+	p, err := a.Dial(within(t), "unix", serveUnix(t, b))
+	require.NoError(t, err)
+	require.NoError(t, p.Notify(within(t), []byte("true")))
+	known := next(t, b)
+	require.NotNil(t, known.Peer)
+	own := b.issueTicket() // given to the liar, who is a member, too
+	for name, show := range map[string]secret{"none": {}, "guessed": {1}, "its own": own.secret} {
+		t.Run(name, func(t *testing.T) {
+			liar := claim(t, b, a, show)
+			n := next(t, b)
+			require.Equal(t, "lie", string(n.Data))
+			require.Nil(t, n.Peer)
+			if name == "none" {
+				require.Empty(t, n.From)
+			}
+			require.NoError(t, liar.Close())
+			require.Nil(t, next(t, b).Peer)
+			require.False(t, known.Peer.isLost(), "the liar has hung up in the name of another")
+		})
+	}
+	require.NoError(t, p.Notify(within(t), []byte("true")))
+	require.Same(t, known.Peer, next(t, b).Peer)
+}
+
+// TestSenderByConnect knows senders by what they claim, and takes the last live Peer of theirs.
+func TestSenderByConnect(t *testing.T) {
+	a, b := open(t, "a"), open(t, "b")
+	p := connect(t, a, b)
+	says := func() *Peer {
+		require.NoError(t, p.Notify(within(t), nil))
+		n := next(t, b)
+		require.Equal(t, "a", n.From)
+		return n.Peer
+	}
+	require.Nil(t, says())
+	first := connect(t, b, a)
+	require.Same(t, first, says())
+	second := connect(t, b, a)
+	require.Same(t, second, says())
+	require.NoError(t, second.Close())
+	require.Same(t, first, says())
+	require.NoError(t, first.Close())
+	require.Nil(t, says())
+}
+
+// TestOwnDescriptionIsServedNoPeer sends an engine its own description.
+func TestOwnDescriptionIsServedNoPeer(t *testing.T) {
+	came := make(chan *Peer, 64)
+	e := open(t, "e", func(c *Config) { c.OnPeer = func(p *Peer) { came <- p } })
+	path := serveUnix(t, e)
+	self, err := e.Dial(within(t), "unix", path)
+	require.NoError(t, err)
+	require.True(t, self.isSelf())
+	ours, err := e.Describe()
+	require.NoError(t, err)
+	before := runtime.NumGoroutine()
+	for range 100 {
+		c, err := net.Dial("unix", path)
+		require.NoError(t, err)
+		require.NoError(t, writeFrame(c, frameMark, append(bytes.Clone(ours), make([]byte, 16)...)))
+		_, err = readFrame(c, 1<<24)
+		require.NoError(t, err)
+		_, err = readFrame(c, 0)
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
+	}
+	until(t, "its goroutines end", func() bool { return runtime.NumGoroutine() <= before+5 })
+	require.Empty(t, came)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	require.Len(t, e.tickets, 1, "tickets other than that of Self")
+}
+
+// TestSilentMembersMakeRoom fills the lobby with connections that have shown their user and
+// say nothing: another member gets in.
+func TestSilentMembersMakeRoom(t *testing.T) {
+	e := open(t, "server", func(c *Config) { c.HandshakesMax, c.HandshakeTimeout = 4, time.Hour })
+	path := serveUnix(t, e)
+	for range 4 {
+		c, err := net.Dial("unix", path)
+		require.NoError(t, err)
+		defer c.Close()
+	}
+	p, err := open(t, "honest").Dial(within(t), "unix", path)
+	require.NoError(t, err)
+	require.NoError(t, p.Close())
+}
+
+// TestLongNotifications go in parts, from several transfers at once, and one that is given up
+// in the middle leaves nothing behind.
+func TestLongNotifications(t *testing.T) {
+	over := func(c *Config) {
+		b, err := mem.New(mem.Config{})
+		require.NoError(t, err)
+		c.Backends = []driver.Backend{shortWords{b}}
+	}
+	a, b := open(t, "a", over), open(t, "b", over, func(c *Config) { c.NotifyMax = 1 << 20 })
+	p := connect(t, a, b)
+	require.Equal(t, 1<<20, p.MessageMax())
+	tooLong := transfer(t, p, Write)
+	check(t, tooLong.Notify(make([]byte, 1<<20+1)))
+	require.ErrorIs(t, tooLong.Post(), ErrBounds)
+	const count, size = 8, 100_000
+	var list []*Transfer
+	for i := range count {
+		tr := transfer(t, p, Write)
+		check(t, tr.Notify(bytes.Repeat([]byte{byte(i)}, size+i)))
+		list = append(list, tr)
+	}
+	for range 3 {
+		for _, tr := range list {
+			check(t, tr.Post())
+		}
+		check(t, p.Notify(within(t), []byte("short")))
+		seen := map[byte]bool{}
+		for len(seen) < count {
+			n := next(t, b)
+			if string(n.Data) == "short" {
+				continue
+			}
+			i := n.Data[0]
+			require.False(t, seen[i])
+			require.True(t, bytes.Equal(n.Data, bytes.Repeat([]byte{i}, size+int(i))))
+			seen[i] = true
+		}
+		for _, tr := range list {
+			require.NoError(t, tr.Wait(within(t)))
+		}
+	}
+	for len(b.inbox) > 0 {
+		<-b.inbox
+	}
+	for i := range 50 { // some of them end in the middle
+		check(t, list[i%count].Post())
+		_ = list[i%count].Abort(within(t))
+		if err := list[i%count].Err(); err == nil {
+			require.Len(t, next(t, b).Data, size+i%count)
+		} else {
+			require.True(t, errors.Is(err, ErrAborted), "%v", err)
+		}
+	}
+	check(t, list[3].Post())
+	require.NoError(t, list[3].Wait(within(t)))
+	require.True(t, bytes.Equal(next(t, b).Data, bytes.Repeat([]byte{3}, size+3)))
+}
+
+// shortWords is mem with short messages.
+type shortWords struct{ *mem.Backend }
+
+func (b shortWords) Caps() driver.Caps {
+	c := b.Backend.Caps()
+	c.MessageMax = messageMin
+	return c
+}
+
+// full is mem that has no room for answers until the test says so.
+type full struct {
+	*mem.Backend
+	closed chan struct{}
+	asked  chan struct{}
+}
+
+func (f *full) Answer(conn uint64, b []byte) error {
+	select {
+	case <-f.closed:
+		return f.Backend.Answer(conn, b)
+	default:
+	}
+	select {
+	case f.asked <- struct{}{}:
+	default:
+	}
+	return driver.ErrFull
+}
+
+// TestAnswersWaitForRoom keeps what has no room and sends it in order when there is.
+func TestAnswersWaitForRoom(t *testing.T) {
+	inner, err := mem.New(mem.Config{})
+	require.NoError(t, err)
+	f := &full{inner, make(chan struct{}), make(chan struct{}, 1)}
+	a, b := open(t, "a"), open(t, "b", func(c *Config) { c.Backends = []driver.Backend{f} })
+	src := register(t, a, "src", 8<<20)
+	register(t, b, "dst", 8<<20)
+	p := connect(t, a, b)
+	tr := transfer(t, p, Write)
+	check(t, tr.Checksum())
+	check(t, tr.Add(src, 0, remote(t, p, "dst"), 0, 8<<20))
+	check(t, tr.Post())
+	<-f.asked
+	require.False(t, tr.Done())
+	close(f.closed)
+	b.lanes[0].stir() // as the backend does by its FD
+	require.NoError(t, tr.Wait(within(t)))
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/internal/ownfiles"
+)
+
+// TestCreateLargest asks for as many blocks as there can be: the disk has no room for them, which is
+// said before the memory for their records is taken.
+func TestCreateLargest(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "store")
+	_, err := Create(path, Geometry{BlockBytes: 4 << 10, Blocks: 1 << 31}, Options{})
+	var room *RoomError
+	require.ErrorAs(t, err, &room)
+	require.NoFileExists(t, path)
+}
+
+// TestCreateKeepsTheName: the entry of a new store in its folder is synced, and a disk that fails
+// then fails Create.
+func TestCreateKeepsTheName(t *testing.T) {
+	synced := ""
+	var answer error
+	syncEntry = func(f *os.File) error {
+		synced = f.Name()
+		return errors.Join(answer, ownfiles.SyncEntry(f))
+	}
+	defer func() { syncEntry = ownfiles.SyncEntry }()
+	path := filepath.Join(t.TempDir(), "store")
+	s, err := Create(path, Geometry{BlockBytes: 4096, Blocks: 4}, Options{Durable: true})
+	require.NoError(t, err)
+	require.Equal(t, path, synced)
+	require.NoError(t, s.Close())
+	answer = syscall.EIO
+	_, err = Create(path+"2", Geometry{BlockBytes: 4096, Blocks: 4}, Options{Durable: true})
+	require.ErrorIs(t, err, syscall.EIO)
+	require.NoFileExists(t, path+"2")
+}
+
+// unwritten is how many pages of header and records the disk has not.
+func unwritten(t *testing.T, path string) uint64 {
+	f, err := os.Open(path)
+	require.NoError(t, err)
+	defer f.Close()
+	var s unix.Cachestat_t
+	err = unix.Cachestat(uint(f.Fd()), &unix.CachestatRange{Len: 2 * headerBytes}, &s, 0)
+	if errors.Is(err, unix.ENOSYS) {
+		t.Skip("cachestat is missing: Linux before 6.5")
+	}
+	require.NoError(t, err)
+	return s.Dirty + s.Writeback
+}
+
+// TestBeginAfterKill opens a durable store whose process was killed between the write of an empty
+// record and its sync: Begin has nothing to write, and returns only with the record on the disk.
+func TestBeginAfterKill(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "store")
+	s, err := Create(path, Geometry{BlockBytes: 4096, Blocks: 16}, Options{Durable: true})
+	require.NoError(t, err)
+	_, err = s.Commit(0, Name{1}, 4096, 7)
+	require.NoError(t, err)
+	require.NoError(t, s.Close())
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	_, err = f.WriteAt(make([]byte, recordBytes), headerBytes)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	if unwritten(t, path) == 0 {
+		t.Skip("the filesystem counts no dirty pages, or not so")
+	}
+	s, err = Open(path, Options{Durable: true})
+	require.NoError(t, err)
+	require.NoError(t, s.Begin(0))
+	require.Zero(t, unwritten(t, path), "pages of header and records that the disk has not")
+	require.NoError(t, s.Close())
+}
