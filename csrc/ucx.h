@@ -201,7 +201,8 @@ void sl_ucx_undrive(struct sl_ucx_context *c);
 
 /*
  * No submissions from now on; what has not begun ends with SL_UCX_CLOSED. Waits for the
- * rest. -ETIMEDOUT: some is still under way.
+ * rest. -ETIMEDOUT: some is still under way; -EPIPE: and the peer has been silent for so long that
+ * sl_ucx_end needs not wait.
  */
 int sl_ucx_drain(struct sl_ucx_conn *n, uint64_t grace_ns);
 

@@ -93,7 +93,7 @@ static void end(struct sl_ucx_batch *b)
 	struct sl_ucx_worker *w = n->worker;
 
 	free_note(b);
-	sl_ring_put(w->ring, (struct sl_done){b->tag, b->status, b->piece});
+	sl_ring_put(w->ring, (struct sl_done){b->tag, b->status, sl_piece_told(&b->pieces, b->piece)});
 	if (n->head == b)
 		n->head = b->next;
 	b->prev->next = b->next;
@@ -217,7 +217,7 @@ static int64_t check(const struct sl_ucx_conn *n, const struct sl_ucx_batch *b, 
 		else if (b->write && im->flags & SL_UCX_READ_ONLY)
 			wrong = EROFS;
 		if (wrong)
-			return wrong | (int64_t)i << 16;
+			return wrong | (int64_t)sl_piece_told(&b->pieces, (int32_t)i) << 16;
 		*served |= im->rkey == NULL;
 	}
 	return 0;
@@ -391,7 +391,8 @@ int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag, cons
 			    int32_t counter)
 {
 	struct sl_ucx_batch form = {.tag = tag, .write = write, .pieces = {.pages = *p, .local_index = local,
-					       .remote_index = remote, .count = (uint32_t)p->count}};
+					       .remote_index = remote,
+					       .count = (uint32_t)p->count * (p->runs ? p->runs : 1)}};
 	const struct tail tail = {note, note_len, counter};
 	int64_t rc;
 
