@@ -173,8 +173,8 @@ int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const stru
 		      const uint8_t *note, size_t note_len, int32_t counter);
 
 int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_pages *p,
-			    const uint32_t *local, const uint32_t *remote, const uint8_t *note, size_t note_len,
-			    int32_t counter);
+			    const struct sl_nest *nest, const uint32_t *local, const uint32_t *remote,
+			    const uint8_t *note, size_t note_len, int32_t counter);
 
 /* Sends a notification without a batch. -EAGAIN no room now; -EPIPE lost, -EBADF ended. */
 int sl_ucx_notify(struct sl_ucx_conn *n, const uint8_t *data, size_t len);

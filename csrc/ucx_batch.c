@@ -387,16 +387,16 @@ int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const stru
 }
 
 int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_pages *p,
-			    const uint32_t *local, const uint32_t *remote, const uint8_t *note, size_t note_len,
-			    int32_t counter)
+			    const struct sl_nest *nest, const uint32_t *local, const uint32_t *remote,
+			    const uint8_t *note, size_t note_len, int32_t counter)
 {
-	struct sl_ucx_batch form = {.tag = tag, .write = write, .pieces = {.pages = *p, .local_index = local,
+	struct sl_ucx_batch form = {.tag = tag, .write = write, .pieces = {.pages = *p, .nest = nest, .local_index = local,
 					       .remote_index = remote,
-					       .count = (uint32_t)p->count * (p->runs ? p->runs : 1)}};
+					       .count = (uint32_t)(p->count * (nest ? nest->runs : 1))}};
 	const struct tail tail = {note, note_len, counter};
 	int64_t rc;
 
-	if (!sl_pages_sound(p) || note_len > SL_UCX_NOTE_MAX)
+	if (!(nest ? sl_nest_sound(p, nest) : sl_pages_sound(p)) || note_len > SL_UCX_NOTE_MAX)
 		return ERANGE;
 	sl_ucx_lock(n->worker);
 	rc = submit(n, &form, &tail);
