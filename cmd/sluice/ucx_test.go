@@ -167,7 +167,7 @@ func TestExplainUCX(t *testing.T) {
 		}
 	}
 	o := sluice(t, "explain", "--same-host=false")
-	if o.status != tc.status || !strings.Contains(o.stdout, "on another host: ") || strings.Contains(o.stdout, "tcp/lo") || strings.Contains(o.stdout, "near (") {
+	if o.status != 0 || !strings.Contains(o.stdout, "on another host: ") || strings.Contains(o.stdout, "tcp/lo") || strings.Contains(o.stdout, "near (") {
 		t.Errorf("%+v", o)
 	}
 }
