@@ -259,14 +259,15 @@ void sl_cuda_mover_close(struct sl_cuda_mover *m)
 	free(m);
 }
 
-int sl_cuda_mover_module(struct sl_cuda_mover *m, const char *ptx, const char *kernel0, const char *kernel1)
+int sl_cuda_mover_module(struct sl_cuda_mover *m, const char *ptx, const char *kernel0,
+			 const char *kernel1, const char *kernel2)
 {
-	const char *names[2] = {kernel0, kernel1};
+	const char *names[SL_CUDA_MOVER_KERNELS] = {kernel0, kernel1, kernel2};
 	int rc = 0;
 
 	SL_CUDA_TRY(sl_cu.cuCtxSetCurrent(m->context));
 	SL_CUDA_TRY(sl_cu.cuModuleLoadDataEx(&m->module, ptx, 0, NULL, NULL));
-	for (int i = 0; i < 2 && !rc; i++)
+	for (int i = 0; i < SL_CUDA_MOVER_KERNELS && !rc; i++)
 		if (names[i])
 			rc = sl_cu.cuModuleGetFunction(&m->kernel[i], m->module, names[i]);
 	if (rc) {

@@ -63,6 +63,7 @@ struct sl_cuda_piece {
 #define SL_CUDA_WAITS_MAX 64
 #define SL_CUDA_ARGS_MAX 256
 #define SL_CUDA_STAGE_BYTES (1u << 20)
+#define SL_CUDA_MOVER_KERNELS 3
 
 struct sl_cuda_lane;
 struct sl_cuda_mover;
@@ -117,8 +118,8 @@ struct sl_cuda_mover {
 	CUdevice device;
 	CUcontext context;
 	CUmodule module;
-	CUfunction kernel[2];
-	uint32_t shared[2]; /* bytes that a kernel was told that it may have */
+	CUfunction kernel[SL_CUDA_MOVER_KERNELS];
+	uint32_t shared[SL_CUDA_MOVER_KERNELS]; /* bytes that a kernel was told that it may have */
 	pthread_mutex_t lock;
 	struct sl_cuda_ends *ends;
 	struct sl_cuda_batch *batches;
@@ -150,8 +151,9 @@ int sl_cuda_lane_open(struct sl_cuda_lane *l);
 void sl_cuda_lane_close(struct sl_cuda_lane *l);
 void sl_cuda_note(struct sl_cuda_lane *l, uint32_t batch, int event);
 
-/* Loads PTX and finds up to two kernels. After a failure another may be tried. */
-int sl_cuda_mover_module(struct sl_cuda_mover *m, const char *ptx, const char *kernel0, const char *kernel1);
+/* Loads PTX and finds the kernels; NULL: no more. After a failure another may be tried. */
+int sl_cuda_mover_module(struct sl_cuda_mover *m, const char *ptx, const char *kernel0,
+			 const char *kernel1, const char *kernel2);
 
 /*
  * Starts a batch of copies in the order of the stream, after the events. pieces is read until

@@ -168,16 +168,16 @@ func (m *CUDAMover) Gated(i int) (lane int, err error) {
 	return lane, CUDAStatus("open stream", int32(C.sl_cuda_gated_open(m.c, C.int(lane))))
 }
 
-// Load has the driver compile PTX and finds one or two kernels in it, as CUDADevice.Load does.
+// Load has the driver compile PTX and finds up to three kernels in it, as CUDADevice.Load does.
 func (m *CUDAMover) Load(ptx string, kernels []string) error {
 	text := C.CString(ptx)
 	defer C.free(unsafe.Pointer(text))
-	var names [2]*C.char
+	var names [C.SL_CUDA_MOVER_KERNELS]*C.char
 	for i := range min(len(names), len(kernels)) {
 		names[i] = C.CString(kernels[i])
 		defer C.free(unsafe.Pointer(names[i]))
 	}
-	return cudaResult("load module", C.sl_cuda_mover_module(m.c, text, names[0], names[1]))
+	return cudaResult("load module", C.sl_cuda_mover_module(m.c, text, names[0], names[1], names[2]))
 }
 
 // Submit starts a batch of copies behind events, which are CUevents: one crossing, no allocation.

@@ -27,8 +27,8 @@ struct sl_pieces {
 };
 
 /* Where an entry begins: base + list[(first + i) / per] * stride + ((first + i) % per) * step. */
-static inline uint64_t sl_entry(uint32_t i, const uint32_t *list, uint64_t base, uint64_t stride, uint32_t first,
-				uint32_t per, uint64_t step)
+static inline uint64_t sl_entry(uint32_t i, const uint32_t *list, uint64_t base,
+				uint64_t stride, uint32_t first, uint32_t per, uint64_t step)
 {
 	uint32_t in = 0;
 
@@ -46,10 +46,10 @@ static __attribute__((noinline, unused)) struct sl_desc sl_run(const struct sl_p
 	const struct sl_nest *t = s->nest;
 	uint32_t entry = i / t->runs, run = i % t->runs;
 	struct sl_desc d = {
-		.local = sl_entry(entry, s->local_index, p->local_base, p->local_stride, t->local_first, t->local_per,
-				  t->local_step),
-		.remote = sl_entry(entry, s->remote_index, p->remote_base, p->remote_stride, t->remote_first, t->remote_per,
-				   t->remote_step),
+		.local = sl_entry(entry, s->local_index, p->local_base, p->local_stride,
+				  t->local_first, t->local_per, t->local_step),
+		.remote = sl_entry(entry, s->remote_index, p->remote_base, p->remote_stride,
+				   t->remote_first, t->remote_per, t->remote_step),
 		.len = p->entry,
 		.local_key = p->local_key,
 		.remote_key = p->remote_key,
@@ -114,7 +114,8 @@ static inline int sl_sides_sound(const struct sl_pages *p, uint64_t local, uint6
 /* 0: there are too many, or an offset of the pattern could overflow. */
 static inline int sl_pages_sound(const struct sl_pages *p)
 {
-	return p->count > 0 && p->count <= SL_PIECES_MAX && p->entry > 0 && sl_sides_sound(p, p->entry, p->entry);
+	return p->count > 0 && p->count <= SL_PIECES_MAX && p->entry > 0 &&
+	       sl_sides_sound(p, p->entry, p->entry);
 }
 
 /* The same, of a pattern that is not plain. */
@@ -131,8 +132,10 @@ static inline int sl_nest_sound(const struct sl_pages *p, const struct sl_nest *
 		    !sl_reach(&local, l->n - 1, l->local) || !sl_reach(&remote, l->n - 1, l->remote))
 			return 0;
 	}
-	return runs == nest->runs && runs * p->count <= SL_PIECES_MAX && sl_reach(&local, nest->local_per, nest->local_step) &&
-	       sl_reach(&remote, nest->remote_per, nest->remote_step) && sl_sides_sound(p, local, remote);
+	return runs == nest->runs && runs * p->count <= SL_PIECES_MAX &&
+	       sl_reach(&local, nest->local_per, nest->local_step) &&
+	       sl_reach(&remote, nest->remote_per, nest->remote_step) &&
+	       sl_sides_sound(p, local, remote);
 }
 
 /* How many numbers a list has. */

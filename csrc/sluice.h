@@ -25,7 +25,10 @@ struct sl_loop {
 	uint64_t local, remote;
 };
 
-/* A pattern, as driver.Pattern; the lists are beside it, and may be NULL. Entry is the bytes of a run. */
+/*
+ * A pattern, as driver.Pattern; the lists are beside it, and may be NULL. Entry is the bytes
+ * of a run.
+ */
 struct sl_pages {
 	uint64_t count, entry;
 	uint64_t local_base, remote_base, local_stride, remote_stride;

@@ -9,6 +9,9 @@ const tallyBytes = uint64(unsafe.Sizeof(tally{}))
 // bytes are what a kernel takes by value.
 func (a *args) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(a)), unsafe.Sizeof(*a)) }
 
+// bytes are what the kernel for nests takes by value.
+func (n *nested) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(n)), unsafe.Sizeof(*n)) }
+
 // bytes are what a kernel adds to.
 func (t *tally) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(t)), unsafe.Sizeof(*t)) }
 

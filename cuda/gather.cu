@@ -14,18 +14,41 @@
 #define ROWS 2u   /* entries that a warp has under way */
 #define WORDS 16u /* registers of four bytes that a lane has for them */
 
+/* Where an entry lies: its place of each side, and how many bytes behind the beginning of it. */
 struct place {
-	sl_u64 dst, src;
+	sl_u64 dst, src, dst_off, src_off;
 };
 
-/* Reads the indices of entry e. Nobody looks at them yet, so that they can be under way. */
-SL_DEV struct place fetch(const struct sl_move *m, sl_u64 e)
+/* Where run e of a nest lies, without a list. By 32 bits: a division takes its time. */
+SL_DEV struct place unroll(const struct sl_nest *nest, sl_u32 e)
 {
-	struct place at = {e, e};
-	sl_u32 there = e < m->count;
+	sl_u32 entry = e / nest->runs, run = e % nest->runs;
+	sl_u32 dst = nest->dst_first + entry, src = nest->src_first + entry;
+	struct place at = {dst / nest->dst_per, src / nest->src_per, dst % nest->dst_per * nest->dst_step,
+			   src % nest->src_per * nest->src_step};
 
-	sl_index(&at.dst, m->dst_index, e, m->flags & SL_DST_WIDE, there && m->dst_index);
-	sl_index(&at.src, m->src_index, e, m->flags & SL_SRC_WIDE, there && m->src_index);
+	SL_UNROLL for (int k = SL_LOOPS_MAX - 1; k >= 0; k--) {
+		sl_u32 round = run % nest->loop[k];
+
+		run /= nest->loop[k];
+		at.dst_off += round * nest->dst_loop[k];
+		at.src_off += round * nest->src_loop[k];
+	}
+	return at;
+}
+
+/*
+ * Reads the indices of entry e, or of the entry of run e. Nothing looks at them yet, so that
+ * they can be under way. nest is known when this is compiled.
+ */
+SL_DEV struct place fetch(const struct sl_move *m, const struct sl_nest *nest, sl_u64 e)
+{
+	struct place plain = {e, e, 0, 0}, at = nest ? unroll(nest, (sl_u32)e) : plain;
+	sl_u32 there = e < m->count;
+	sl_u64 dst = at.dst, src = at.src;
+
+	sl_index(&at.dst, m->dst_index, dst, m->flags & SL_DST_WIDE, there && m->dst_index);
+	sl_index(&at.src, m->src_index, src, m->flags & SL_SRC_WIDE, there && m->src_index);
 	return at;
 }
 
@@ -64,7 +87,8 @@ struct row {
 
 SL_DEV struct row aim(const struct sl_move *m, const struct sl_part *p, const struct place *at, sl_u32 go, sl_u32 lane_at)
 {
-	sl_u64 dst = p->dst + at->dst * p->dst_stride, src = p->src + at->src * p->src_stride;
+	sl_u64 dst = p->dst + at->dst * p->dst_stride + at->dst_off;
+	sl_u64 src = p->src + at->src * p->src_stride + at->src_off;
 	sl_u32 peel = (sl_u32)(m->flags & SL_FAR_DST ? dst : src) % LINE;
 	struct row r = {dst + lane_at - peel, src + lane_at - peel, lane_at - peel, go ? p->entry : 0};
 
@@ -75,9 +99,11 @@ SL_DEV struct row aim(const struct sl_move *m, const struct sl_part *p, const st
  * Moves all entries of a part, two at a time by each warp. A lane takes `width` bytes of
  * each window of 32 * width; the first window begins at a line of 128 bytes, so that each
  * load (or store, where the destination is far) asks the bus for whole lines. All loads of
- * the rows are issued before the first store, and the indices of the next rows between.
+ * the rows are issued before the first store, and the indices of the next rows between. Of a
+ * nest, a row is a run.
  */
-SL_DEV void sweep(const struct sl_move *m, const struct sl_part *p, const sl_u32 width, sl_u32 count)
+SL_DEV void sweep(const struct sl_move *m, const struct sl_nest *nest, const struct sl_part *p,
+		  const sl_u32 width, sl_u32 count)
 {
 	const sl_u32 window = WARP * width, windows = WORDS * 4 / width / ROWS;
 	sl_u32 lane = sl_tid() % WARP, word[WORDS] = {0};
@@ -85,7 +111,7 @@ SL_DEV void sweep(const struct sl_move *m, const struct sl_part *p, const sl_u32
 	sl_u64 e = (sl_u64)warp * ROWS;
 	struct place at[ROWS];
 
-	SL_UNROLL for (sl_u32 i = 0; i < ROWS; i++) at[i] = fetch(m, e + i);
+	SL_UNROLL for (sl_u32 i = 0; i < ROWS; i++) at[i] = fetch(m, nest, e + i);
 	for (; e < m->count; e += (sl_u64)warps * ROWS) {
 		struct row row[ROWS];
 
@@ -98,7 +124,7 @@ SL_DEV void sweep(const struct sl_move *m, const struct sl_part *p, const sl_u32
 
 				sl_load(&word[k * width / 4], x->src + off, width, x->from + off < x->end);
 			}
-			SL_UNROLL for (sl_u32 i = 0; i < ROWS; i++) at[i] = fetch(m, e + (sl_u64)warps * ROWS + i);
+			SL_UNROLL for (sl_u32 i = 0; i < ROWS; i++) at[i] = fetch(m, nest, e + (sl_u64)warps * ROWS + i);
 			SL_UNROLL for (sl_u32 k = 0; k < ROWS * windows; k++) {
 				const struct row *x = &row[k / windows];
 				sl_u32 off = base + k % windows * window;
@@ -117,12 +143,25 @@ SL_KERNEL(SL_ROWS_THREADS) sl_move_rows(struct sl_move m)
 		struct sl_part p = choose(&m, k);
 
 		if (p.width == 16)
-			sweep(&m, &p, 16, k == 0);
+			sweep(&m, 0, &p, 16, k == 0);
 		else if (p.width == 8)
-			sweep(&m, &p, 8, k == 0);
+			sweep(&m, 0, &p, 8, k == 0);
 		else
-			sweep(&m, &p, 4, k == 0);
+			sweep(&m, 0, &p, 4, k == 0);
 	}
+}
+
+/* The same for nests, of one part. */
+SL_KERNEL(SL_ROWS_THREADS) sl_move_nest(struct sl_nested n)
+{
+	struct sl_part p = n.move.part[0];
+
+	if (p.width == 16)
+		sweep(&n.move, &n.nest, &p, 16, 1);
+	else if (p.width == 8)
+		sweep(&n.move, &n.nest, &p, 8, 1);
+	else
+		sweep(&n.move, &n.nest, &p, 4, 1);
 }
 
 #ifdef SL_BULK
@@ -158,13 +197,13 @@ SL_KERNEL(SL_BULK_THREADS) sl_move_bulk(struct sl_move m)
 	for (sl_u32 k = 0; k < m.parts; k++) {
 		struct sl_part p = choose(&m, k);
 		sl_u64 e = (sl_u64)sl_bid() * sl_bdim() + sl_tid();
-		struct place at = fetch(&m, e);
+		struct place at = fetch(&m, 0, e);
 
 		while (e < m.count || ahead) {
 			for (; e < m.count && ahead < m.slots - SL_LAG; e += step) {
 				struct place now = at;
 
-				at = fetch(&m, e + step);
+				at = fetch(&m, 0, e + step);
 				if (!judge(&m, e, &now, k == 0))
 					continue;
 				sl_ring_reuse();

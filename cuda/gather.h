@@ -39,6 +39,27 @@ struct sl_move {
 	sl_u32 reserved;
 };
 
+#define SL_LOOPS_MAX 3
+
+/*
+ * What makes a nest of each entry: up to three loops over runs of part[0].entry bytes, and
+ * several entries in each place of a side. Run e of a move is run e % runs of entry e / runs, and
+ * entry i of a side lies in place (first + i) / per, (first + i) % per steps behind its beginning.
+ */
+struct sl_nest {
+	sl_u64 dst_loop[SL_LOOPS_MAX], src_loop[SL_LOOPS_MAX]; /* bytes a round, outermost first */
+	sl_u64 dst_step, src_step;
+	sl_u32 loop[SL_LOOPS_MAX]; /* rounds; 1: there is no such loop */
+	sl_u32 runs;               /* of an entry: the product of the rounds */
+	sl_u32 dst_per, src_per, dst_first, src_first;
+};
+
+/* move.count counts runs, of one part; the lists have an index for each place. */
+struct sl_nested {
+	struct sl_move move;
+	struct sl_nest nest;
+};
+
 /* What did not move. Whoever launches sets it to {0, 0, ~0}. */
 struct sl_tally {
 	sl_u64 skipped, bad;

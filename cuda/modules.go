@@ -29,10 +29,12 @@ var decode = Module{"decode_sm80", decode80, 80, 11080, []string{kernelStep}}
 
 const kernelStep = "sl_decode_step"
 
-// The kernels by name. Each takes one struct sl_move (gather.h) by value.
+// The kernels by name. Each takes one struct sl_move (gather.h) by value, that for nests one
+// struct sl_nested.
 const (
 	KernelRows = "sl_move_rows" // through registers
 	KernelBulk = "sl_move_bulk" // by bulk copies; in modules for sm_90 alone
+	KernelNest = "sl_move_nest" // through registers, each entry a nest of loops
 )
 
 // Module is a program for a card, which its driver compiles.
@@ -45,8 +47,8 @@ type Module struct {
 }
 
 var modules = []Module{
-	{"gather_sm90", sm90, 90, 12000, []string{KernelRows, KernelBulk}},
-	{"gather_sm80", sm80, 80, 11080, []string{KernelRows}},
+	{"gather_sm90", sm90, 90, 12000, []string{KernelRows, KernelBulk, KernelNest}},
+	{"gather_sm80", sm80, 80, 11080, []string{KernelRows, KernelNest}},
 }
 
 // Modules returns what there is, the more capable first: take the first that the card and

@@ -38,13 +38,28 @@ func (k *Kernels) Names() []string { return slices.Clone(k.module.Kernels) }
 type Reach struct {
 	At, Len uint64 // of all of it
 	Stride  uint64 // bytes from one place to the next
-	List    uint64 // address of Count indices of 32 bits; 0: entry i is at place i
+	List    uint64 // address of an index of 32 bits for each place; 0: they count up
+
+	// Per entries lie in each place, Step bytes from one to the next; First of them are left out
+	// of the first place. Zero: one.
+	Per, First uint32
+	Step       uint64
 }
 
-// Pattern is a Move of one part by addresses.
+// Loop repeats what is inside it N times, Dst and Src bytes further each time. N of 0 is no loop.
+type Loop struct {
+	N        uint32
+	Dst, Src uint64
+}
+
+// LoopsMax is how many loops a Pattern may have.
+const LoopsMax = 3
+
+// Pattern is a Move of one part by addresses. With Loops, an entry is a nest of runs of Entry bytes.
 type Pattern struct {
 	Dst, Src Reach
-	Entry    uint64 // bytes
+	Entry    uint64         // bytes
+	Loops    [LoopsMax]Loop // outermost first
 	Count    int
 	Tally    uint64 // address of TallyBytes, which are TallyStart before the launch
 	FarDst   bool   // the destination is host memory and the source is not
@@ -59,23 +74,30 @@ func TallyStart(at []byte) { copy(at, (&tally{firstBad: math.MaxUint64}).bytes()
 // Takes reports whether a kernel can move entries of that length that lie so: everything must be
 // a multiple of Align.
 func (p *Pattern) Takes() bool {
-	var a args
-	return p.fill(&a) == nil && a.aligned() == nil
+	var n nested
+	return p.fill(&n) == nil && n.aligned() == nil
 }
 
 // Launch writes the argument of a kernel, one struct by value, into dst and says how to launch it
 // within the budget, and which of Names it is. It allocates nothing unless it fails. Errors are
 // those of Plan.
 func (k *Kernels) Launch(p *Pattern, b Budget, dst []byte) (l Launch, kernel, n int, err error) {
-	var a args
+	var a nested
 	if err := p.fill(&a); err != nil {
 		return Launch{}, 0, 0, err
+	}
+	if p.nests() {
+		if l, err = a.plan(&k.module, &k.card, b, VariantRows); err != nil {
+			return Launch{}, 0, 0, err
+		}
+		l.Kernel, l.Why = KernelNest, "nests move through registers"
+		return l, slices.Index(k.module.Kernels, KernelNest), copy(dst, a.bytes()), nil
 	}
 	if l, err = a.shape(k, b); err != nil {
 		return Launch{}, 0, 0, err
 	}
 	a.slots = l.Slots
-	return l, slices.Index(k.module.Kernels, l.Kernel), copy(dst, a.bytes()), nil
+	return l, slices.Index(k.module.Kernels, l.Kernel), copy(dst, a.args.bytes()), nil
 }
 
 // shape is the launch by bulk copies where card and entries allow it, through registers otherwise.
@@ -90,12 +112,19 @@ func (a *args) shape(k *Kernels, b Budget) (Launch, error) {
 	return l, err
 }
 
-func (p *Pattern) fill(a *args) error {
-	if err := a.begin(1, p.Count); err != nil {
-		return err
-	}
-	if err := a.fill(0, p.Entry, p.Dst.side(), p.Src.side()); err != nil {
-		return err
+func (p *Pattern) fill(n *nested) error {
+	a := &n.args
+	if p.nests() {
+		if err := p.fillNest(n); err != nil {
+			return err
+		}
+	} else {
+		if err := a.begin(1, p.Count); err != nil {
+			return err
+		}
+		if err := a.fill(0, p.Entry, p.Dst.side(), p.Src.side()); err != nil {
+			return err
+		}
 	}
 	a.dstIndex, a.srcIndex, a.tally = p.Dst.List, p.Src.List, p.Tally
 	if p.Dst.List != 0 {

@@ -13,9 +13,10 @@ import (
 // Notification is a message from a peer, delivered after the data that it came
 // with is visible here.
 //
-// Peer and From are proved where the engines met by Serve and Dial: no other engine can
-// send in the name of one that did. Between engines that met by plain Connect, through
-// descriptions that the program has sent, they are what the sender claims.
+// Where the engines met by Serve and Dial, Peer is proved: a message has it only if it came
+// by a connection of the engine with which that exchange was made, and From is the name that
+// this engine gave. Between engines that met by plain Connect, through descriptions that the
+// program has sent, both are what the sender claims.
 //
 // The last word of a connection (Err) is about that connection alone: an engine that is
 // connected by two backends, or that has dialled twice, has one for each.

@@ -90,9 +90,7 @@ func TestNoMemberSpeaksAsAnother(t *testing.T) {
 			n := next(t, b)
 			require.Equal(t, "lie", string(n.Data))
 			require.Nil(t, n.Peer)
-			if name == "none" {
-				require.Empty(t, n.From)
-			}
+			require.Empty(t, n.From)
 			require.NoError(t, liar.Close())
 			require.Nil(t, next(t, b).Peer)
 			require.False(t, known.Peer.isLost(), "the liar has hung up in the name of another")

@@ -68,7 +68,7 @@ type Backend struct {
 	mu      sync.Mutex // guards what follows
 	jobs    []*job
 	free    []*job
-	scratch [][]csrc.CUDAPiece
+	scratch []*scratch
 	peers   map[*peer]struct{} // ours to others
 	senders map[*peer]struct{} // others' to us
 

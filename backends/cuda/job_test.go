@@ -23,9 +23,9 @@ func (r *rig) parked(b *driver.Batch) (*job, []csrc.CUDAPiece) {
 	r.tag++
 	j := r.b.take(r.p, r.tag)
 	require.NotNil(r.t, j)
-	var pieces []csrc.CUDAPiece
-	require.NoError(r.t, j.check(b, &pieces))
-	return j, pieces
+	var s scratch
+	require.NoError(r.t, j.check(b, &s))
+	return j, s.pieces
 }
 
 // large is a batch of many chunks.

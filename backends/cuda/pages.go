@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"fmt"
 	"math"
 	"slices"
 
@@ -14,9 +15,9 @@ import (
 // tallyRoom keeps the lists behind a tally at a multiple of 16.
 const tallyRoom = (cuda.TallyBytes + 15) / 16 * 16
 
-// checkPattern chooses who moves a pattern: a kernel, a processor with one copy, or
-// the copy engine with one for each run of entries.
-func (j *job) checkPattern(op driver.Op, p *driver.Pattern, pieces *[]csrc.CUDAPiece) error {
+// checkPattern chooses what moves a pattern: a kernel, a processor with one copy, or
+// the copy engine with one for each run of bytes.
+func (j *job) checkPattern(op driver.Op, p *driver.Pattern, s *scratch) error {
 	if err := j.look(op, p.LocalKey, p.RemoteKey); err != nil {
 		return err
 	}
@@ -24,8 +25,12 @@ func (j *job) checkPattern(op driver.Op, p *driver.Pattern, pieces *[]csrc.CUDAP
 	if err := p.Check(v.local.seg.Len, v.remote.m.seg.Len); err != nil {
 		return err
 	}
+	if p.Runs() > runsMax || p.Count > runsMax/p.Runs() { // a place has room for as many indices
+		return fmt.Errorf("pattern: %d entries of %d runs, at most %d runs: %w",
+			p.Count, p.Runs(), runsMax, driver.ErrBounds)
+	}
 	if j.b.gates.count.Load() > 0 {
-		if err := j.gatePattern(v, p); err != nil {
+		if err := v.eachRun(p, s, func(_ int, d *driver.Desc) error { return j.gateOf(v, d) }); err != nil {
 			return err
 		}
 	}
@@ -36,22 +41,26 @@ func (j *job) checkPattern(op driver.Op, p *driver.Pattern, pieces *[]csrc.CUDAP
 		j.byProcessor(v, p)
 		return nil
 	}
-	for i := range p.Count {
-		d := p.Desc(i) // the list may have changed since Pattern.Check
-		if err := d.Check(v.local.seg.Len, v.remote.m.seg.Len); err != nil {
-			return &driver.PieceError{Piece: i, Err: err}
-		}
-		v.add(pieces, op, &d, i, true)
-	}
-	return nil
+	return v.eachRun(p, s, func(i int, d *driver.Desc) error {
+		v.add(&s.pieces, op, d, i, true)
+		return nil
+	})
 }
 
-// gatePattern looks at each entry, once there are gates at all.
-func (j *job) gatePattern(v *view, p *driver.Pattern) error {
+// eachRun calls f for each run of a pattern, with the number of its entry. Each is checked: a
+// list may have changed since Pattern.Check.
+func (v *view) eachRun(p *driver.Pattern, s *scratch, f func(i int, d *driver.Desc) error) error {
 	for i := range p.Count {
-		d := p.Desc(i)
-		if err := j.gateOf(v, &d); err != nil {
-			return err
+		s.runs = p.AppendDescs(s.runs[:0], i)
+		for k := range s.runs {
+			d := &s.runs[k]
+			err := d.Check(v.local.seg.Len, v.remote.m.seg.Len)
+			if err == nil {
+				err = f(i, d)
+			}
+			if err != nil {
+				return &driver.PieceError{Piece: i, Err: err}
+			}
 		}
 	}
 	return nil
@@ -60,6 +69,7 @@ func (j *job) gatePattern(v *view, p *driver.Pattern) error {
 // kernelWhy says why the gather kernel cannot take a pattern; empty: it can.
 func (v *view) kernelWhy(b *Backend, p *driver.Pattern) string {
 	l, r := v.local, v.remote.m
+	plain := p.Plain()
 	switch {
 	case !b.cfg.kernels():
 		return "Config.Budget is zero"
@@ -69,18 +79,39 @@ func (v *view) kernelWhy(b *Backend, p *driver.Pattern) string {
 		return "two devices, or one that is not ours"
 	case p.Run > entryMax:
 		return "entries that long are for the copy engine"
-	case p.Local.Stride == 0 || p.Remote.Stride == 0:
+	case plain && (p.Local.Stride == 0 || p.Remote.Stride == 0):
 		return "all entries are one"
 	case slices.Contains(p.Local.List, math.MaxUint32) || slices.Contains(p.Remote.List, math.MaxUint32):
 		return "the last index of 32 bits leaves an entry out"
 	}
-	shape := cuda.Pattern{Entry: p.Run, Count: p.Count,
-		Dst: cuda.Reach{At: l.base + p.Local.Base, Len: p.Run, Stride: p.Local.Stride},
-		Src: cuda.Reach{At: r.base + p.Remote.Base, Len: p.Run, Stride: p.Remote.Stride}}
+	shape := shapeOf(p, driver.Write,
+		reachOf(&p.Local, l.base, l.seg.Len, 0), reachOf(&p.Remote, r.base, r.seg.Len, 0))
 	if !shape.Takes() {
 		return "lengths, strides and addresses must be multiples of 4"
 	}
 	return ""
+}
+
+// shapeOf is a pattern as the kernels take it.
+func shapeOf(p *driver.Pattern, op driver.Op, local, remote cuda.Reach) cuda.Pattern {
+	shape := cuda.Pattern{Dst: remote, Src: local, Entry: p.Run, Count: p.Count}
+	if op == driver.Read {
+		shape.Dst, shape.Src = local, remote
+	}
+	for i := range p.Loops {
+		l := &p.Loops[i]
+		shape.Loops[i] = cuda.Loop{N: l.N, Dst: l.Remote, Src: l.Local}
+		if op == driver.Read {
+			shape.Loops[i].Dst, shape.Loops[i].Src = l.Local, l.Remote
+		}
+	}
+	return shape
+}
+
+// reachOf is a side over memory of n bytes that a kernel sees at an address.
+func reachOf(s *driver.Side, at, n, list uint64) cuda.Reach {
+	return cuda.Reach{At: at + s.Base, Len: n - s.Base, Stride: s.Stride, List: list,
+		Per: s.Per, First: s.First, Step: s.Step}
 }
 
 func (m *memory) pinnedOrDevice() bool { return m.dev != nil || m.pin.pinned() }
@@ -102,18 +133,16 @@ func (j *job) byKernel(op driver.Op, v *view, p *driver.Pattern) error {
 		return at
 	}
 	cuda.TallyStart(place.Host)
-	local, err := v.local.reach(j.dev, p.Local.Base, p.Local.Stride, list(p.Local.List))
+	local, err := v.local.reach(j.dev, &p.Local, list(p.Local.List))
 	if err != nil {
 		return err
 	}
-	remote, err := v.remote.m.reach(j.dev, p.Remote.Base, p.Remote.Stride, list(p.Remote.List))
+	remote, err := v.remote.m.reach(j.dev, &p.Remote, list(p.Remote.List))
 	if err != nil {
 		return err
 	}
-	shape := cuda.Pattern{Dst: remote, Src: local, Entry: p.Run, Count: p.Count, Tally: place.At, FarDst: v.way == csrc.CUDADown}
-	if op == driver.Read {
-		shape.Dst, shape.Src = local, remote
-	}
+	shape := shapeOf(p, op, local, remote)
+	shape.Tally, shape.FarDst = place.At, v.way == csrc.CUDADown
 	l, kernel, n, err := j.dev.kernels.Launch(&shape, j.b.cfg.Budget, j.run.Args[:])
 	if err != nil {
 		return err
@@ -135,7 +164,7 @@ func (m *memory) deviceBytes() uint64 {
 }
 
 // reach is a memory as kernels of a device see it.
-func (m *memory) reach(d *device, base, stride, list uint64) (cuda.Reach, error) {
+func (m *memory) reach(d *device, s *driver.Side, list uint64) (cuda.Reach, error) {
 	at := m.base
 	if m.dev == nil {
 		var err error
@@ -143,7 +172,7 @@ func (m *memory) reach(d *device, base, stride, list uint64) (cuda.Reach, error)
 			return cuda.Reach{}, err
 		}
 	}
-	return cuda.Reach{At: at + base, Len: m.seg.Len - base, Stride: stride, List: list}, nil
+	return reachOf(s, at, m.seg.Len, list), nil
 }
 
 // seenBy is where a device sees host memory. A backend of the peer may know it that has no such device.
@@ -159,7 +188,7 @@ func (m *memory) seenBy(d *device) (uint64, error) {
 // processor reports whether a processor can gather a pattern for one copy: host memory on the
 // one side, and entries one behind the other on a device on the other.
 func (v *view) processor(p *driver.Pattern) bool {
-	if p.Run > stageHalf || v.way == csrc.CUDAAny || p.Count < 2 {
+	if !p.Plain() || p.Run > stageHalf || v.way == csrc.CUDAAny || p.Count < 2 {
 		return false
 	}
 	if v.local.dev == nil {

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
@@ -22,11 +24,13 @@ func (r *rig) pages(op driver.Op, p *driver.Pattern, l, d *place) {
 	r.t.Helper()
 	wantL, wantD := r.content(l), r.content(d)
 	for i := range p.Count {
-		one, other := wantL[p.Local.At(i):][:p.Run], wantD[p.Remote.At(i):][:p.Run]
-		if op == driver.Write {
-			copy(other, one)
-		} else {
-			copy(one, other)
+		for _, run := range p.AppendDescs(nil, i) {
+			one, other := wantL[run.Local:][:run.Len], wantD[run.Remote:][:run.Len]
+			if op == driver.Write {
+				copy(other, one)
+			} else {
+				copy(one, other)
+			}
 		}
 	}
 	r.tag++
@@ -112,6 +116,77 @@ func TestPagesThatNoKernelTakes(t *testing.T) {
 	within := driver.Pattern{Count: 40, Run: 656, Local: driver.Side{Stride: 656}, Remote: driver.Side{Stride: 1312}, LocalKey: other.m.key, RemoteKey: d.key}
 	r.pages(driver.Write, &within, other, d)
 	r.pages(driver.Read, &within, other, d)
+}
+
+// nest is a pattern of any form in units, whose places overlap on neither side.
+func nest(random *rand.Rand, unit uint64) *driver.Pattern {
+	p := &driver.Pattern{Run: unit * (1 + random.Uint64N(60)), Count: 1 + random.IntN(20)}
+	local, remote := p.Run, p.Run
+	for range random.IntN(driver.LoopsMax + 1) {
+		l := driver.Loop{N: 1 + random.Uint32N(4),
+			Local: local + unit*random.Uint64N(3), Remote: remote + unit*random.Uint64N(3)}
+		local += uint64(l.N-1) * l.Local
+		remote += uint64(l.N-1) * l.Remote
+		p.Loops = append([]driver.Loop{l}, p.Loops...)
+	}
+	side := func(extent uint64) driver.Side {
+		s := driver.Side{Base: unit * random.Uint64N(4), Per: random.Uint32N(4)}
+		slots, per := p.Count, uint64(1)
+		if s.Per > 1 {
+			s.First, s.Step, per = random.Uint32N(s.Per), extent+unit*random.Uint64N(3), uint64(s.Per)
+			slots = (int(s.First) + p.Count + int(s.Per) - 1) / int(s.Per)
+		}
+		s.Stride = extent + (per-1)*s.Step + unit*random.Uint64N(5)
+		if random.IntN(2) == 0 {
+			s.List = shuffled(slots, random.Uint64())
+		}
+		return s
+	}
+	p.Local, p.Remote = side(local), side(remote)
+	return p
+}
+
+// TestNestsByEachWay moves random nests: those of whole words by the kernel, the others by copies.
+func TestNestsByEachWay(t *testing.T) {
+	random := rand.New(rand.NewPCG(5, 6))
+	r := newRig(t, testConfig())
+	host, d, other := r.memory(drivertest.HostMemory, 4<<20), r.memory(hbm, 4<<20), r.memory(hbm, 4<<20)
+	moved := 0
+	for moved < 60 {
+		unit := []uint64{1, 4, 8, 16}[random.IntN(4)]
+		p := nest(random, unit)
+		l := []*place{host, other}[random.IntN(2)]
+		p.LocalKey, p.RemoteKey = l.m.key, d.key
+		if p.Plain() || p.Check(4<<20, 4<<20) != nil {
+			continue
+		}
+		var before uint32
+		if libcuda != nil {
+			before = libcuda.Get(fakecuda.Launches)
+		}
+		r.pages([]driver.Op{driver.Read, driver.Write}[random.IntN(2)], p, l, d)
+		moved++
+		if libcuda != nil && unit > 1 {
+			require.Equal(t, before+1, libcuda.Get(fakecuda.Launches), "a nest of whole words")
+		}
+	}
+}
+
+// TestListThatChanges: what a list holds when it is read counts, not what it held when it was checked.
+func TestListThatChanges(t *testing.T) {
+	cfg := testConfig()
+	cfg.Budget = cuda.Budget{}
+	r := newRig(t, cfg)
+	l, d := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
+	p := &driver.Pattern{Count: 2, Run: 13, LocalKey: l.m.key, RemoteKey: d.key,
+		Local: driver.Side{Stride: 16}, Remote: driver.Side{Stride: 16, List: []uint32{0, 1}}}
+	v := view{local: l.m, remote: r.p.remote(d.key)}
+	require.NoError(t, p.Check(4096, 4096))
+	p.Remote.List[1] = 4096 / 16
+	var piece *driver.PieceError
+	err := v.eachRun(p, &scratch{}, func(i int, _ *driver.Desc) error { require.Zero(t, i); return nil })
+	require.ErrorAs(t, err, &piece)
+	require.ErrorIs(t, err, driver.ErrBounds)
 }
 
 // TestPlaces has more launches under way than there is room for indices: the rest is full, and then not.

@@ -13,9 +13,9 @@ import (
 // Can implements driver.Peer.
 func (p *peer) Can() driver.Can {
 	if p.far != nil {
-		return driver.CanPattern
+		return driver.CanPattern | driver.CanNest
 	}
-	return driver.CanPattern | driver.CanNotify | driver.CanCount
+	return driver.CanPattern | driver.CanNest | driver.CanNotify | driver.CanCount
 }
 
 // Submit implements driver.Peer.
@@ -42,16 +42,16 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 		j.undo()
 		return driver.ErrClosed
 	}
-	scratch := p.from.borrow()
-	err := j.begin(b, &scratch)
-	p.from.lend(scratch)
+	s := p.from.borrow()
+	err := j.begin(b, s)
+	p.from.lend(s)
 	return err
 }
 
 // begin checks and starts a batch, or undoes all.
-func (j *job) begin(b *driver.Batch, pieces *[]csrc.CUDAPiece) error {
+func (j *job) begin(b *driver.Batch, s *scratch) error {
 	p := j.p
-	err := j.check(b, pieces)
+	err := j.check(b, s)
 	var n *inbox.Notification
 	if err == nil {
 		n, err = p.sender.Reserve(b)
@@ -72,7 +72,7 @@ func (j *job) begin(b *driver.Batch, pieces *[]csrc.CUDAPiece) error {
 		j.b.ends.Heed(1)
 	}
 	p.unfinished.Add(1)
-	if err = j.start(*pieces); err == nil {
+	if err = j.start(s.pieces); err == nil {
 		return nil // and j may be another batch by now
 	}
 	p.unfinished.Add(-1)
@@ -86,9 +86,9 @@ func (j *job) begin(b *driver.Batch, pieces *[]csrc.CUDAPiece) error {
 
 // check validates the whole batch, so that what cannot work starts nothing, and makes it pieces, or
 // what a kernel or a processor needs.
-func (j *job) check(b *driver.Batch, pieces *[]csrc.CUDAPiece) error {
+func (j *job) check(b *driver.Batch, s *scratch) error {
 	if b.Pattern != nil {
-		return j.checkPattern(b.Op, b.Pattern, pieces)
+		return j.checkPattern(b.Op, b.Pattern, s)
 	}
 	for i := range b.Descs {
 		d := &b.Descs[i]
@@ -107,7 +107,7 @@ func (j *job) check(b *driver.Batch, pieces *[]csrc.CUDAPiece) error {
 		if err := d.Check(v.local.seg.Len, v.remote.m.seg.Len); err != nil {
 			return &driver.PieceError{Piece: i, Err: err}
 		}
-		v.add(pieces, b.Op, d, i, joins)
+		v.add(&s.pieces, b.Op, d, i, joins)
 		if err := j.gateOf(v, d); err != nil {
 			return err
 		}
@@ -183,22 +183,28 @@ func (j *job) lane() (lane int, err error) {
 	return j.shared, nil
 }
 
-// borrow returns room for pieces, which a batch needs only until it is on a stream.
-func (b *Backend) borrow() []csrc.CUDAPiece {
+// scratch is room that a batch needs only until it is on a stream.
+type scratch struct {
+	pieces []csrc.CUDAPiece
+	runs   []driver.Desc // of one entry of a pattern
+}
+
+func (b *Backend) borrow() *scratch {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if n := len(b.scratch); n > 0 {
 		s := b.scratch[n-1]
 		b.scratch = b.scratch[:n-1]
-		return s[:0]
+		s.pieces = s.pieces[:0]
+		return s
 	}
-	return make([]csrc.CUDAPiece, 0, 64)
+	return &scratch{pieces: make([]csrc.CUDAPiece, 0, 64)}
 }
 
 // scratchMax is how many are kept: as many as submit at once, mostly.
 const scratchMax = 8
 
-func (b *Backend) lend(s []csrc.CUDAPiece) {
+func (b *Backend) lend(s *scratch) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.scratch) < scratchMax {

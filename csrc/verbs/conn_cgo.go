@@ -185,7 +185,8 @@ func patternForm(p *driver.Pattern) (form C.struct_sl_pages, ok bool) {
 		local_stride: C.uint64_t(p.Local.Stride), remote_stride: C.uint64_t(p.Remote.Stride),
 		local_key: C.uint32_t(p.LocalKey), remote_key: C.uint32_t(p.RemoteKey),
 	}
-	fits := p.Count > 0 && listFits(&p.Local, p.Count) && listFits(&p.Remote, p.Count) && len(p.Loops) <= driver.LoopsMax
+	fits := p.Count > 0 && listFits(&p.Local, p.Count) && listFits(&p.Remote, p.Count) &&
+		len(p.Loops) <= driver.LoopsMax
 	return form, fits && (!p.Plain() || p.Local.First == 0 && p.Remote.First == 0)
 }
 
@@ -193,12 +194,15 @@ func patternForm(p *driver.Pattern) (form C.struct_sl_pages, ok bool) {
 func nestOf(p *driver.Pattern) C.struct_sl_nest {
 	nest := C.struct_sl_nest{
 		loops:       C.uint32_t(len(p.Loops)),
-		local_first: C.uint32_t(p.Local.First), local_per: C.uint32_t(p.Local.Per), local_step: C.uint64_t(p.Local.Step),
-		remote_first: C.uint32_t(p.Remote.First), remote_per: C.uint32_t(p.Remote.Per), remote_step: C.uint64_t(p.Remote.Step),
+		local_first: C.uint32_t(p.Local.First), remote_first: C.uint32_t(p.Remote.First),
+		local_per: C.uint32_t(p.Local.Per), remote_per: C.uint32_t(p.Remote.Per),
+		local_step: C.uint64_t(p.Local.Step), remote_step: C.uint64_t(p.Remote.Step),
 	}
 	runs := uint64(1)
 	for i, l := range p.Loops {
-		nest.loop[i] = C.struct_sl_loop{n: C.uint32_t(l.N), local: C.uint64_t(l.Local), remote: C.uint64_t(l.Remote)}
+		nest.loop[i] = C.struct_sl_loop{
+			n: C.uint32_t(l.N), local: C.uint64_t(l.Local), remote: C.uint64_t(l.Remote),
+		}
 		runs = min(runs*uint64(l.N), math.MaxUint32) // too many for C
 	}
 	nest.runs = C.uint32_t(runs)

@@ -191,6 +191,139 @@ static void check(const uint32_t *entry, uint32_t pad, uint32_t skew, uint64_t n
 	free((void *)t.m.src_index);
 }
 
+/* One side of a nest: its memory, its list, and where run `run` of entry `entry` lies. */
+struct nest_side {
+	uint64_t stride, step, loop[SL_LOOPS_MAX];
+	uint32_t per, first;
+	uint64_t places;
+	uint32_t *list;
+	struct memory m;
+};
+
+static uint64_t four(uint64_t below, uint32_t unit) { return (uint64_t)rand() % below * unit; }
+
+/* Places in which nothing overlaps, where the side is written to. */
+static struct nest_side nest_side(uint32_t count, const uint32_t *loop, uint64_t run, uint32_t unit)
+{
+	struct nest_side s = {0};
+	uint64_t reach = run, order;
+
+	for (int k = SL_LOOPS_MAX - 1; k >= 0; k--) {
+		s.loop[k] = reach + four(3, unit);
+		reach += (loop[k] - 1) * s.loop[k];
+	}
+	s.per = 1 + (uint32_t)rand() % 4;
+	s.first = (uint32_t)rand() % s.per;
+	s.step = reach + four(3, unit);
+	reach += (s.per - 1) * s.step;
+	s.stride = reach + four(5, unit);
+	s.places = (s.first + count + s.per - 1) / s.per;
+	s.m = memory(s.places, s.stride, reach, unit);
+	if (rand() % 2)
+		return s;
+	s.list = malloc(s.places * sizeof *s.list);
+	for (uint32_t i = 0; i < s.places; i++)
+		s.list[i] = i;
+	for (uint32_t i = 0; i < s.places; i++) {
+		uint32_t j = (uint32_t)rand() % (uint32_t)s.places, was = s.list[i];
+
+		s.list[i] = s.list[j];
+		s.list[j] = was;
+	}
+	order = (uint64_t)rand() % 3;
+	if (order == 0)
+		s.list[(uint32_t)rand() % s.places] = ~0u;
+	if (order == 1)
+		s.list[(uint32_t)rand() % s.places] = (uint32_t)s.places;
+	return s;
+}
+
+/* The index of a place, or what is none. */
+static uint64_t nest_place(const struct nest_side *s, uint32_t entry)
+{
+	uint64_t place = (s->first + entry) / s->per;
+
+	if (!s->list)
+		return place;
+	return s->list[place] == ~0u ? SL_SKIP : s->list[place];
+}
+
+static uint64_t nest_off(const struct nest_side *s, uint32_t entry, const uint32_t *round)
+{
+	uint64_t off = s->m.skew + nest_place(s, entry) * s->stride + (s->first + entry) % s->per * s->step;
+
+	for (int k = 0; k < SL_LOOPS_MAX; k++)
+		off += round[k] * s->loop[k];
+	return off;
+}
+
+static void obvious_nest(const struct sl_nested *n, const struct nest_side *dst, const struct nest_side *src,
+			 char *want, struct sl_tally *tally)
+{
+	const uint32_t *loop = n->nest.loop;
+	uint32_t round[SL_LOOPS_MAX];
+
+	for (uint64_t e = 0; e < n->move.count; e++) {
+		uint32_t entry = (uint32_t)e / n->nest.runs, run = (uint32_t)e % n->nest.runs;
+		uint64_t d = nest_place(dst, entry), s = nest_place(src, entry);
+
+		round[0] = run / loop[2] / loop[1];
+		round[1] = run / loop[2] % loop[1];
+		round[2] = run % loop[2];
+		if (d == SL_SKIP || s == SL_SKIP) {
+			tally->skipped++;
+		} else if (d >= dst->places || s >= src->places) {
+			tally->bad++;
+			tally->first_bad = e < tally->first_bad ? e : tally->first_bad;
+		} else {
+			memcpy(want + nest_off(dst, entry, round), src->m.block + nest_off(src, entry, round),
+			       n->move.part[0].entry);
+		}
+	}
+}
+
+/* A random nest, whose bytes must all come out as the obvious loops have it. */
+static void check_nest(void)
+{
+	static const uint32_t units[] = {4, 8, 16};
+	uint32_t unit = units[rand() % 3], run = (1 + (uint32_t)rand() % 50) * unit, count = 1 + (uint32_t)rand() % 9;
+	uint32_t threads = rand() % 2 ? 32 : 64, blocks = 1 + (uint32_t)rand() % 3;
+	struct sl_nested n = {.move = {.parts = 1, .flags = rand() % 2 ? SL_FAR_DST : 0}};
+	struct sl_tally want = {0, 0, SL_SKIP}, got = want;
+	struct nest_side dst, src;
+	char *expect;
+
+	n.nest.runs = 1;
+	for (int k = 0; k < SL_LOOPS_MAX; k++)
+		n.nest.runs *= n.nest.loop[k] = 1 + (uint32_t)rand() % 4;
+	dst = nest_side(count, n.nest.loop, run, unit);
+	src = nest_side(count, n.nest.loop, run, unit);
+	memcpy(n.nest.dst_loop, dst.loop, sizeof dst.loop);
+	memcpy(n.nest.src_loop, src.loop, sizeof src.loop);
+	n.nest.dst_step = dst.step, n.nest.dst_per = dst.per, n.nest.dst_first = dst.first;
+	n.nest.src_step = src.step, n.nest.src_per = src.per, n.nest.src_first = src.first;
+	n.move.part[0] = (struct sl_part){(uint64_t)dst.m.block + unit, (uint64_t)src.m.block + unit, dst.stride, src.stride, run, unit};
+	n.move.dst_places = dst.places, n.move.src_places = src.places;
+	n.move.dst_index = (uint64_t)dst.list, n.move.src_index = (uint64_t)src.list;
+	n.move.count = (uint64_t)count * n.nest.runs;
+	n.move.tally = (uint64_t)&got;
+	expect = malloc(dst.m.bytes);
+	memcpy(expect, dst.m.block, dst.m.bytes);
+	obvious_nest(&n, &dst, &src, expect, &want);
+	sl_at = (struct sl_at){0, 0, threads, blocks};
+	for (sl_at.bid = 0; sl_at.bid < blocks; sl_at.bid++)
+		for (sl_at.tid = 0; sl_at.tid < threads; sl_at.tid++)
+			sl_move_nest(n);
+	if (memcmp(expect, dst.m.block, dst.m.bytes) || memcmp(&got, &want, sizeof got))
+		FAIL("nest: %u entries of %u runs of %u bytes differ", count, n.nest.runs, run);
+	free(expect);
+	free(dst.m.block);
+	free(src.m.block);
+	free(dst.list);
+	free(src.list);
+	runs++;
+}
+
 /* Lies about the number of places of a side, the length of a list, or the alignment. */
 static void plant(const char *what)
 {
@@ -233,6 +366,8 @@ int main(int argc, char **argv)
 				for (unsigned c = 0; c < sizeof counts / sizeof *counts; c++)
 					for (int kinds = 0; kinds < KINDS * KINDS; kinds++)
 						check(entries[e], pad, skew, counts[c], kinds / KINDS, kinds % KINDS);
+	for (int i = 0; i < 400; i++)
+		check_nest();
 	printf("%d launches\n", runs);
 	return 0;
 }

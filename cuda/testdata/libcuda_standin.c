@@ -46,9 +46,11 @@ struct CUfunc_st {
 };
 static void run_rows(const void *args) { sl_move_rows(*(const struct sl_move *)args); }
 static void run_bulk(const void *args) { sl_move_bulk(*(const struct sl_move *)args); }
+static void run_nest(const void *args) { sl_move_nest(*(const struct sl_nested *)args); }
 static void run_step(const void *args) { sl_decode_step(*(const struct sl_step *)args); }
 static struct CUfunc_st functions[] = {
 	{"sl_move_rows", run_rows, sizeof(struct sl_move), SL_ROWS_THREADS, 48 << 10},
+	{"sl_move_nest", run_nest, sizeof(struct sl_nested), SL_ROWS_THREADS, 48 << 10},
 	{"sl_move_bulk", run_bulk, sizeof(struct sl_move), SL_BULK_THREADS, 48 << 10},
 	{"sl_decode_step", run_step, sizeof(struct sl_step), SL_STEP_THREADS, 48 << 10},
 	{0},
