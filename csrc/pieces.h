@@ -19,6 +19,7 @@ struct sl_pieces {
 	/* In the caller's arrays until submit returns, then in copy. */
 	const struct sl_desc *descs; /* NULL: of pages */
 	struct sl_pages pages;
+	const struct sl_nest *nest; /* of pages that are not plain, or NULL */
 	const uint32_t *local_index, *remote_index;
 	uint32_t count;
 	void *copy;
@@ -26,8 +27,8 @@ struct sl_pieces {
 };
 
 /* Where an entry begins: base + list[(first + i) / per] * stride + ((first + i) % per) * step. */
-static inline uint64_t sl_entry(uint32_t i, const uint32_t *list, uint64_t base, uint64_t stride, uint32_t first,
-				uint32_t per, uint64_t step)
+static inline uint64_t sl_entry(uint32_t i, const uint32_t *list, uint64_t base,
+				uint64_t stride, uint32_t first, uint32_t per, uint64_t step)
 {
 	uint32_t in = 0;
 
@@ -38,23 +39,24 @@ static inline uint64_t sl_entry(uint32_t i, const uint32_t *list, uint64_t base,
 	return base + (list ? list[i] : i) * stride + in * step;
 }
 
-/* Run i of a pattern that is not plain. */
-static inline struct sl_desc sl_run(const struct sl_pieces *s, uint32_t i)
+/* Run i of a pattern that is not plain. Not inlined: plain ones must not pay for it. */
+static __attribute__((noinline, unused)) struct sl_desc sl_run(const struct sl_pieces *s, uint32_t i)
 {
 	const struct sl_pages *p = &s->pages;
-	uint32_t entry = i / p->runs, run = i % p->runs;
+	const struct sl_nest *t = s->nest;
+	uint32_t entry = i / t->runs, run = i % t->runs;
 	struct sl_desc d = {
-		.local = sl_entry(entry, s->local_index, p->local_base, p->local_stride, p->local_first, p->local_per,
-				  p->local_step),
-		.remote = sl_entry(entry, s->remote_index, p->remote_base, p->remote_stride, p->remote_first, p->remote_per,
-				   p->remote_step),
+		.local = sl_entry(entry, s->local_index, p->local_base, p->local_stride,
+				  t->local_first, t->local_per, t->local_step),
+		.remote = sl_entry(entry, s->remote_index, p->remote_base, p->remote_stride,
+				   t->remote_first, t->remote_per, t->remote_step),
 		.len = p->entry,
 		.local_key = p->local_key,
 		.remote_key = p->remote_key,
 	};
 
-	for (uint32_t k = p->loops; k > 0 && run > 0; k--) {
-		const struct sl_loop *l = &p->loop[k - 1];
+	for (uint32_t k = t->loops; k > 0 && run > 0; k--) {
+		const struct sl_loop *l = &t->loop[k - 1];
 
 		d.local += run % l->n * l->local;
 		d.remote += run % l->n * l->remote;
@@ -66,7 +68,7 @@ static inline struct sl_desc sl_run(const struct sl_pieces *s, uint32_t i)
 /* What a piece is told as: of a pattern, its entry. */
 static inline int32_t sl_piece_told(const struct sl_pieces *s, int32_t i)
 {
-	return s->descs || i < 0 || s->pages.runs <= 1 ? i : i / (int32_t)s->pages.runs;
+	return s->nest && i >= 0 ? i / (int32_t)s->nest->runs : i;
 }
 
 static inline struct sl_desc sl_piece(const struct sl_pieces *s, uint32_t i)
@@ -75,7 +77,7 @@ static inline struct sl_desc sl_piece(const struct sl_pieces *s, uint32_t i)
 
 	if (s->descs)
 		return s->descs[i];
-	if (p->runs)
+	if (s->nest)
 		return sl_run(s, i);
 	return (struct sl_desc){
 		.local = p->local_base + (s->local_index ? s->local_index[i] : i) * p->local_stride,
@@ -102,25 +104,38 @@ static inline int sl_reach(uint64_t *end, uint64_t n, uint64_t step)
 	return !__builtin_mul_overflow(n, step, &more) && !__builtin_add_overflow(*end, more, end);
 }
 
+/* Whether no offset overflows, of entries of so many bytes from the first to the last. */
+static inline int sl_sides_sound(const struct sl_pages *p, uint64_t local, uint64_t remote)
+{
+	return sl_reach(&local, UINT32_MAX, p->local_stride) && sl_reach(&local, 1, p->local_base) &&
+	       sl_reach(&remote, UINT32_MAX, p->remote_stride) && sl_reach(&remote, 1, p->remote_base);
+}
+
 /* 0: there are too many, or an offset of the pattern could overflow. */
 static inline int sl_pages_sound(const struct sl_pages *p)
 {
+	return p->count > 0 && p->count <= SL_PIECES_MAX && p->entry > 0 &&
+	       sl_sides_sound(p, p->entry, p->entry);
+}
+
+/* The same, of a pattern that is not plain. */
+static inline int sl_nest_sound(const struct sl_pages *p, const struct sl_nest *nest)
+{
 	uint64_t local = p->entry, remote = p->entry, runs = 1;
 
-	if (p->count == 0 || p->count > SL_PIECES_MAX || p->entry == 0 || p->loops > SL_LOOPS_MAX)
+	if (!sl_pages_sound(p) || nest->loops > SL_LOOPS_MAX)
 		return 0;
-	for (uint32_t k = 0; k < p->loops; k++) {
-		const struct sl_loop *l = &p->loop[k];
+	for (uint32_t k = 0; k < nest->loops; k++) {
+		const struct sl_loop *l = &nest->loop[k];
 
 		if (l->n == 0 || __builtin_mul_overflow(runs, (uint64_t)l->n, &runs) || runs > SL_PIECES_MAX ||
 		    !sl_reach(&local, l->n - 1, l->local) || !sl_reach(&remote, l->n - 1, l->remote))
 			return 0;
 	}
-	if (runs * p->count > SL_PIECES_MAX || (p->runs && p->runs != runs) || (!p->runs && p->loops))
-		return 0;
-	return sl_reach(&local, UINT32_MAX, p->local_stride) && sl_reach(&local, p->local_per, p->local_step) &&
-	       sl_reach(&local, 1, p->local_base) && sl_reach(&remote, UINT32_MAX, p->remote_stride) &&
-	       sl_reach(&remote, p->remote_per, p->remote_step) && sl_reach(&remote, 1, p->remote_base);
+	return runs == nest->runs && runs * p->count <= SL_PIECES_MAX &&
+	       sl_reach(&local, nest->local_per, nest->local_step) &&
+	       sl_reach(&remote, nest->remote_per, nest->remote_step) &&
+	       sl_sides_sound(p, local, remote);
 }
 
 /* How many numbers a list has. */
@@ -129,14 +144,14 @@ static inline uint32_t sl_slots(uint64_t count, uint32_t first, uint32_t per)
 	return (uint32_t)(per > 1 ? (first + count + per - 1) / per : count);
 }
 
-static inline uint32_t sl_local_slots(const struct sl_pages *p)
+static inline uint32_t sl_local_slots(const struct sl_pieces *s)
 {
-	return sl_slots(p->count, p->local_first, p->local_per);
+	return s->nest ? sl_slots(s->pages.count, s->nest->local_first, s->nest->local_per) : s->count;
 }
 
-static inline uint32_t sl_remote_slots(const struct sl_pages *p)
+static inline uint32_t sl_remote_slots(const struct sl_pieces *s)
 {
-	return sl_slots(p->count, p->remote_first, p->remote_per);
+	return s->nest ? sl_slots(s->pages.count, s->nest->remote_first, s->nest->remote_per) : s->count;
 }
 
 static inline size_t sl_pieces_size(const struct sl_pieces *s)
@@ -145,9 +160,9 @@ static inline size_t sl_pieces_size(const struct sl_pieces *s)
 
 	if (s->descs)
 		return s->count * sizeof(*s->descs);
-	n += s->local_index ? sl_local_slots(&s->pages) : 0;
-	n += s->remote_index ? sl_remote_slots(&s->pages) : 0;
-	return n * sizeof(uint32_t);
+	n += s->local_index ? sl_local_slots(s) : 0;
+	n += s->remote_index ? sl_remote_slots(s) : 0;
+	return n * sizeof(uint32_t) + (s->nest ? sizeof(*s->nest) : 0);
 }
 
 /* Memory for a copy of what form names, before anything is begun. -ENOMEM: as before. */
@@ -189,13 +204,18 @@ static inline void sl_pieces_keep(struct sl_pieces *s)
 		s->descs = s->copy;
 		return;
 	}
+	if (s->nest) {
+		memcpy(s->copy, s->nest, sizeof(*s->nest));
+		s->nest = s->copy;
+		lists = (uint32_t *)((uint8_t *)s->copy + sizeof(*s->nest));
+	}
 	if (s->local_index) {
-		memcpy(lists, s->local_index, sl_local_slots(&s->pages) * sizeof(*lists));
+		memcpy(lists, s->local_index, sl_local_slots(s) * sizeof(*lists));
 		s->local_index = lists;
-		lists += sl_local_slots(&s->pages);
+		lists += sl_local_slots(s);
 	}
 	if (s->remote_index) {
-		memcpy(lists, s->remote_index, sl_remote_slots(&s->pages) * sizeof(*lists));
+		memcpy(lists, s->remote_index, sl_remote_slots(s) * sizeof(*lists));
 		s->remote_index = lists;
 	}
 }

@@ -26,14 +26,18 @@ struct sl_loop {
 };
 
 /*
- * A pattern, as driver.Pattern; the lists are beside it, and may be NULL. Entry is the bytes of a run.
- * What follows the keys is of patterns that are not plain, and zero in others.
+ * A pattern, as driver.Pattern; the lists are beside it, and may be NULL. Entry is the bytes
+ * of a run.
  */
 struct sl_pages {
 	uint64_t count, entry;
 	uint64_t local_base, remote_base, local_stride, remote_stride;
 	uint32_t local_key, remote_key;
-	uint32_t runs, loops; /* of an entry; runs 0: plain */
+};
+
+/* What a pattern that is not plain has besides. */
+struct sl_nest {
+	uint32_t runs, loops; /* of an entry */
 	struct sl_loop loop[SL_LOOPS_MAX];
 	uint32_t local_first, local_per, remote_first, remote_per;
 	uint64_t local_step, remote_step;

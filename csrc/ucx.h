@@ -173,8 +173,8 @@ int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const stru
 		      const uint8_t *note, size_t note_len, int32_t counter);
 
 int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_pages *p,
-			    const uint32_t *local, const uint32_t *remote, const uint8_t *note, size_t note_len,
-			    int32_t counter);
+			    const struct sl_nest *nest, const uint32_t *local, const uint32_t *remote,
+			    const uint8_t *note, size_t note_len, int32_t counter);
 
 /* Sends a notification without a batch. -EAGAIN no room now; -EPIPE lost, -EBADF ended. */
 int sl_ucx_notify(struct sl_ucx_conn *n, const uint8_t *data, size_t len);
@@ -201,7 +201,8 @@ void sl_ucx_undrive(struct sl_ucx_context *c);
 
 /*
  * No submissions from now on; what has not begun ends with SL_UCX_CLOSED. Waits for the
- * rest. -ETIMEDOUT: some is still under way.
+ * rest. -ETIMEDOUT: some is still under way; -EPIPE: and the peer has been silent for so long that
+ * sl_ucx_end needs not wait.
  */
 int sl_ucx_drain(struct sl_ucx_conn *n, uint64_t grace_ns);
 

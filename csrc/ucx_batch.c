@@ -93,7 +93,7 @@ static void end(struct sl_ucx_batch *b)
 	struct sl_ucx_worker *w = n->worker;
 
 	free_note(b);
-	sl_ring_put(w->ring, (struct sl_done){b->tag, b->status, b->piece});
+	sl_ring_put(w->ring, (struct sl_done){b->tag, b->status, sl_piece_told(&b->pieces, b->piece)});
 	if (n->head == b)
 		n->head = b->next;
 	b->prev->next = b->next;
@@ -217,7 +217,7 @@ static int64_t check(const struct sl_ucx_conn *n, const struct sl_ucx_batch *b, 
 		else if (b->write && im->flags & SL_UCX_READ_ONLY)
 			wrong = EROFS;
 		if (wrong)
-			return wrong | (int64_t)i << 16;
+			return wrong | (int64_t)sl_piece_told(&b->pieces, (int32_t)i) << 16;
 		*served |= im->rkey == NULL;
 	}
 	return 0;
@@ -387,15 +387,16 @@ int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const stru
 }
 
 int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_pages *p,
-			    const uint32_t *local, const uint32_t *remote, const uint8_t *note, size_t note_len,
-			    int32_t counter)
+			    const struct sl_nest *nest, const uint32_t *local, const uint32_t *remote,
+			    const uint8_t *note, size_t note_len, int32_t counter)
 {
-	struct sl_ucx_batch form = {.tag = tag, .write = write, .pieces = {.pages = *p, .local_index = local,
-					       .remote_index = remote, .count = (uint32_t)p->count}};
+	struct sl_ucx_batch form = {.tag = tag, .write = write, .pieces = {.pages = *p, .nest = nest, .local_index = local,
+					       .remote_index = remote,
+					       .count = (uint32_t)(p->count * (nest ? nest->runs : 1))}};
 	const struct tail tail = {note, note_len, counter};
 	int64_t rc;
 
-	if (!sl_pages_sound(p) || note_len > SL_UCX_NOTE_MAX)
+	if (!(nest ? sl_nest_sound(p, nest) : sl_pages_sound(p)) || note_len > SL_UCX_NOTE_MAX)
 		return ERANGE;
 	sl_ucx_lock(n->worker);
 	rc = submit(n, &form, &tail);

@@ -16,6 +16,7 @@ package csrc
 import "C"
 
 import (
+	"math"
 	"os"
 	"runtime"
 	"syscall"
@@ -137,18 +138,19 @@ func (n *UCXConn) Submit(tag uint64, b *driver.Batch) error {
 	}
 	var rc C.int64_t
 	if p := b.Pattern; p != nil {
-		if p.Count <= 0 || p.Local.List != nil && len(p.Local.List) != p.Count || p.Remote.List != nil && len(p.Remote.List) != p.Count {
+		form, ok := ucxPattern(p)
+		if !ok {
 			return driver.ErrBounds
 		}
-		form := C.struct_sl_pages{
-			count: C.uint64_t(p.Count), entry: C.uint64_t(p.Run),
-			local_base: C.uint64_t(p.Local.Base), remote_base: C.uint64_t(p.Remote.Base),
-			local_stride: C.uint64_t(p.Local.Stride), remote_stride: C.uint64_t(p.Remote.Stride),
-			local_key: C.uint32_t(p.LocalKey), remote_key: C.uint32_t(p.RemoteKey),
+		local, remote := (*C.uint32_t)(unsafe.SliceData(p.Local.List)), (*C.uint32_t)(unsafe.SliceData(p.Remote.List))
+		if p.Plain() {
+			rc = C.sl_ucx_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, nil, local, remote,
+				(*C.uint8_t)(msg), C.size_t(size), counter)
+		} else {
+			nest := ucxNest(p)
+			rc = C.sl_ucx_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, &nest, local, remote,
+				(*C.uint8_t)(msg), C.size_t(size), counter)
 		}
-		rc = C.sl_ucx_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form,
-			(*C.uint32_t)(unsafe.SliceData(p.Local.List)), (*C.uint32_t)(unsafe.SliceData(p.Remote.List)),
-			(*C.uint8_t)(msg), C.size_t(size), counter)
 	} else {
 		// Bytes are typed: cgo would look through all that lies around them for pointers.
 		rc = C.sl_ucx_submit(n.c, toRemote(b.Op), C.uint64_t(tag),
@@ -159,6 +161,44 @@ func (n *UCXConn) Submit(tag uint64, b *driver.Batch) error {
 		return nil
 	}
 	return ucxRefusal(int64(rc))
+}
+
+// ucxPattern is a pattern without its lists. It reports false where these do not have the
+// length that C takes them to have. C looks at the rest.
+func ucxPattern(p *driver.Pattern) (form C.struct_sl_pages, ok bool) {
+	form = C.struct_sl_pages{
+		count: C.uint64_t(p.Count), entry: C.uint64_t(p.Run),
+		local_base: C.uint64_t(p.Local.Base), remote_base: C.uint64_t(p.Remote.Base),
+		local_stride: C.uint64_t(p.Local.Stride), remote_stride: C.uint64_t(p.Remote.Stride),
+		local_key: C.uint32_t(p.LocalKey), remote_key: C.uint32_t(p.RemoteKey),
+	}
+	fits := p.Count > 0 && ucxListFits(&p.Local, p.Count) && ucxListFits(&p.Remote, p.Count) && len(p.Loops) <= driver.LoopsMax
+	return form, fits && (!p.Plain() || p.Local.First == 0 && p.Remote.First == 0)
+}
+
+// ucxNest is what a pattern has that is not plain, with at most driver.LoopsMax loops.
+func ucxNest(p *driver.Pattern) C.struct_sl_nest {
+	nest := C.struct_sl_nest{
+		loops:       C.uint32_t(len(p.Loops)),
+		local_first: C.uint32_t(p.Local.First), local_per: C.uint32_t(p.Local.Per), local_step: C.uint64_t(p.Local.Step),
+		remote_first: C.uint32_t(p.Remote.First), remote_per: C.uint32_t(p.Remote.Per), remote_step: C.uint64_t(p.Remote.Step),
+	}
+	runs := uint64(1)
+	for i, l := range p.Loops {
+		nest.loop[i] = C.struct_sl_loop{n: C.uint32_t(l.N), local: C.uint64_t(l.Local), remote: C.uint64_t(l.Remote)}
+		runs = min(runs*uint64(l.N), math.MaxUint32) // too many for C
+	}
+	nest.runs = C.uint32_t(runs)
+	return nest
+}
+
+// ucxListFits reports whether a list has a number for each slot.
+func ucxListFits(s *driver.Side, count int) bool {
+	slots := uint64(count)
+	if s.Per > 1 {
+		slots = (uint64(s.First) + slots + uint64(s.Per) - 1) / uint64(s.Per)
+	}
+	return s.List == nil || uint64(len(s.List)) == slots
 }
 
 // Notify sends a notification without a batch. driver.ErrFull: there is no room now.
@@ -220,7 +260,8 @@ func (n *UCXConn) Help(tag uint64, stop <-chan struct{}) bool {
 }
 
 // Drain ends what has not begun, with ErrClosed, refuses what is new, and waits for the
-// rest. ErrTimeout: after grace some is still under way.
+// rest. ErrTimeout: after grace some is still under way. ErrPeerLost: the peer has been silent for so
+// long that End does not wait.
 func (n *UCXConn) Drain(grace time.Duration) error {
 	if rc := C.sl_ucx_drain(n.c, C.uint64_t(max(grace, 0))); rc != 0 {
 		return ucxErrno("wait for batches", int64(-rc))

@@ -39,6 +39,12 @@ void sl_ucx_lose(struct sl_ucx_conn *n)
 	pthread_cond_broadcast(&n->worker->news);
 }
 
+/* From then on the peer asks before it lands what we have sent, and we do not answer. */
+static uint64_t proof_at(const struct sl_ucx_conn *n)
+{
+	return n->heard + n->lease + MARGIN_NS;
+}
+
 int sl_ucx_drain(struct sl_ucx_conn *n, uint64_t grace_ns)
 {
 	struct sl_ucx_worker *w = n->worker;
@@ -53,18 +59,19 @@ int sl_ucx_drain(struct sl_ucx_conn *n, uint64_t grace_ns)
 		sl_ucx_give_up(b, SL_UCX_CLOSED);
 	}
 	sl_ucx_rouse(w);
-	while (n->live.next != &n->live && sl_ucx_speaks(n) && rc == 0)
-		rc = sl_ucx_wait(w, deadline);
+	while (n->live.next != &n->live && sl_ucx_speaks(n) && rc == 0) {
+		uint64_t silent_at = proof_at(n); /* later, if anything comes until then */
+
+		rc = sl_ucx_wait(w, silent_at < deadline ? silent_at : deadline);
+		if (rc != 0 && sl_ucx_now() >= proof_at(n))
+			rc = -EPIPE;
+		else if (rc != 0 && sl_ucx_now() < deadline)
+			rc = 0;
+	}
 	if (n->live.next == &n->live)
 		rc = 0;
 	sl_ucx_unlock(w);
 	return rc;
-}
-
-/* From then on the peer asks before it lands what we have sent, and we do not answer. */
-static uint64_t proof_at(const struct sl_ucx_conn *n)
-{
-	return n->heard + n->lease + MARGIN_NS;
 }
 
 /* Ends what may be ended by now: all, or all but writes of which a message is not answered. */

@@ -8,10 +8,9 @@ import (
 	"sync/atomic"
 )
 
-// backlogs is the part of a lane that knows who waits for room: transfers that are
-// posted, but were answered with ErrFull. Each connection has a backlog of its
-// own, first come, first served, so that a peer that takes nothing holds up
-// nobody else.
+// backlogs is the part of a lane that knows which transfers wait for room: they are posted,
+// but were answered with ErrFull. Each connection has a backlog of its own, first come,
+// first served, so that a peer that takes nothing holds up no other.
 type backlogs struct {
 	backlogMu sync.Mutex   // guards blocked and conn.backlog
 	blocked   []*conn      // with a backlog
@@ -22,7 +21,7 @@ type backlogs struct {
 }
 
 // retry lets each backlog submit, in order, until there is no room again. One
-// goroutine at a time does it; who comes meanwhile leaves word and goes.
+// goroutine at a time does it; another that comes meanwhile sets a flag and goes.
 func (l *backlogs) retry() {
 	for l.backlog.Load() > 0 {
 		l.retryAgain.Store(true)
@@ -32,9 +31,7 @@ func (l *backlogs) retry() {
 		l.retryAgain.Store(false)
 		l.turn = l.nextTurn(l.turn[:0])
 		for _, c := range l.turn {
-			for t := c.head(); t != nil && t.pump(c); t = c.head() {
-				c.dropHead()
-			}
+			c.drain()
 		}
 		clear(l.turn)
 		l.retrying.Store(false)
@@ -44,7 +41,20 @@ func (l *backlogs) retry() {
 	}
 }
 
-// nextTurn lists who is blocked, each time beginning with another one: room that
+// drain lets the transfers of a backlog submit, in order, until there is no room. While one
+// is pumped it may be listed once more: a completion then finds that it has to go on.
+func (c *conn) drain() {
+	for t := c.head(); t != nil; t = c.head() {
+		t.queued.Store(false)
+		if !t.pump(c) {
+			t.queued.Store(true)
+			return
+		}
+		c.dropHead()
+	}
+}
+
+// nextTurn lists the connections with a backlog, each time beginning with another one: room that
 // all connections share goes to all.
 func (l *backlogs) nextTurn(dst []*conn) []*conn {
 	l.backlogMu.Lock()
@@ -57,8 +67,8 @@ func (l *backlogs) nextTurn(dst []*conn) []*conn {
 	return append(dst, l.blocked...)
 }
 
-// head returns who is next. It stays in the backlog while it submits, so that
-// nobody who is posted meanwhile overtakes it.
+// head returns the transfer that is next. It stays in the backlog while it submits, so that
+// no transfer that is posted meanwhile overtakes it.
 func (c *conn) head() *Transfer {
 	c.lane.backlogMu.Lock()
 	defer c.lane.backlogMu.Unlock()
@@ -81,7 +91,12 @@ func (c *conn) dropHead() {
 	l.backlog.Add(-1)
 }
 
+// push lists a transfer, unless it waits in a backlog already: it waits for one connection
+// at a time.
 func (c *conn) push(t *Transfer) {
+	if !t.queued.CompareAndSwap(false, true) {
+		return
+	}
 	l := c.lane
 	l.backlogMu.Lock()
 	defer l.backlogMu.Unlock()

@@ -169,7 +169,7 @@ func (t *Transfer) prepare() error {
 		return nil
 	}
 	clear(t.batches)
-	t.batches, t.bytes = t.batches[:0], 0
+	t.batches, t.bytes, t.greets = t.batches[:0], 0, nil
 	for i := range t.groups {
 		g := &t.groups[i]
 		t.bytes += g.bytes

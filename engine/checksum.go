@@ -17,7 +17,7 @@ import (
 //     on both sides after it was moved. Otherwise it ends with a *CorruptError, which is
 //     ErrCorrupt and names a range, and nothing follows the data. The target's memory has
 //     what was wrong until it is written anew: a Write is one-sided, and takes nothing back.
-//   - A sum is of memory as it is at that moment. Whoever else writes the range between the
+//   - A sum is of memory as it is at that moment. What else is written to the range between the
 //     move and the outcome, another range of the same transfer too, is taken for corruption, and
 //     what comes to be wrong later is not found.
 //   - CRC-32C finds every error of up to 32 bits in a row, and all but one in 2^32 of others. It is
@@ -76,7 +76,7 @@ const (
 	sumFlying         // neither moved nor answered
 	sumMoved          // the answer is missing
 	sumHeard          // its completion is missing
-	sumWorking        // being compared; whoever does ends it
+	sumWorking        // being compared; the goroutine that compares ends it
 )
 
 // sums is what a transfer has for batches under way whose bytes are compared.
@@ -91,6 +91,7 @@ func (t *Transfer) prepareSummed(g *group) error {
 	if t.sums == nil {
 		t.sums = &sums{}
 	}
+	t.greet(g.conn)
 	c := &sumCutter{t: t, g: g}
 	for i := range g.descs {
 		if err := c.add(g.descs[i]); err != nil {
@@ -295,7 +296,7 @@ func (t *Transfer) moved(bit int, tag uint64, err error) (later bool, end error)
 	case s.way.self && state.CompareAndSwap(sumFlying, sumWorking), state.CompareAndSwap(sumHeard, sumWorking):
 		s.way.push(sumWork{t, tag})
 	case state.CompareAndSwap(sumFlying, sumMoved):
-		// Who ends all waits may have looked before.
+		// The goroutine that ends all waits may have looked before.
 		if t.look().has(stopped) && t.forsake(bit) {
 			return false, ErrAborted
 		}

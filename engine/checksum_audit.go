@@ -126,8 +126,8 @@ func (s *stager) sum(l *lane, r *sumRequest, b []byte) ([]byte, error) {
 	return b, nil
 }
 
-// enterBy admits who shows the token by which a lane's peers reach a memory. Who was admitted
-// leaves. It looks at the token after it is counted: an epoch that ends later waits.
+// enterBy admits a request that shows the token by which a lane's peers reach a memory, until
+// leave. It looks at the token after it is counted: an epoch that ends later waits.
 func (s *stager) enterBy(l *lane, token []byte) (*stagedMemory, error) {
 	if len(token) < 16 {
 		return nil, driver.ErrBadToken

@@ -87,7 +87,7 @@ func (w *sumWay) name(request []byte, tag uint64) {
 	binary.LittleEndian.PutUint64(request[1:], tag)
 }
 
-// push hands a batch to the goroutine. When that has ended nobody compares: the batch ends.
+// push hands a batch to the goroutine. When that has ended, so does the batch.
 func (w *sumWay) push(x sumWork) {
 	w.mu.Lock()
 	closed := w.closed
@@ -127,7 +127,7 @@ func (w *sumWay) run() {
 	}
 }
 
-// look compares one batch, which is sumWorking: nobody else ends it, so its memory stays.
+// look compares one batch, which is sumWorking: no other goroutine ends it, so its memory stays.
 func (w *sumWay) look(x sumWork) {
 	_, _, bit := untag(x.tag)
 	s := x.t.batches[x.t.sums.batch[bit]].sum

@@ -26,8 +26,8 @@ type Config struct {
 	// before a byte of a description goes either way. Give backend tcp the same.
 	Identity *identity.Identity
 
-	// Plaintext lets Serve and Dial exchange descriptions over a network in the open: whoever
-	// reads one reaches the regions in it, and whoever connects is given one. Only for networks
+	// Plaintext lets Serve and Dial exchange descriptions over a network in the open: a program
+	// that reads one reaches the regions in it, and any that connects is given one. Only for networks
 	// that are trusted. A Unix socket needs neither: the kernel tells of which user the other side is.
 	Plaintext bool
 
@@ -63,7 +63,7 @@ type Config struct {
 	NotificationsMax int // depth of the Notifications channel; default 1,024
 	DescriptionMax   int // bytes of a peer's description; default 16 MiB
 	NotifyMax        int // bytes of a notification, sent or received; default 16 MiB
-	HandshakesMax    int // exchanges that Serve holds at once, and strangers beside them; default 64
+	HandshakesMax    int // exchanges that Serve holds at once, and connections that wait for one; default 64
 
 	// OnPeer is called once for each peer that came through Serve, from a
 	// goroutine of its own, after this engine has connected back. The engine does

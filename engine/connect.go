@@ -102,14 +102,24 @@ func (p *Peer) connectLane(ctx context.Context, i int, l *lane, d *wire.Descript
 	return nil
 }
 
-// sayHello sends the first message of a connection, if it carries any. A connection by which
-// that fails is closed.
+// sayHello sends the first message of a connection, if it carries any. Where the peer takes
+// none for now, since its program does not read its notifications, the hello goes before the
+// first message that does. A connection by which it fails is closed.
 func (p *Peer) sayHello(ctx context.Context, c *conn, show secret) error {
 	if !c.carries(false) {
 		return nil
 	}
 	c.lane.enlist(c)
-	err := p.tell(ctx, c.lane, p.e.appendHello(nil, show))
+	c.hello = p.e.appendHello(nil, show)
+	soon, cancel := context.WithTimeout(ctx, p.e.cfg.AbortGrace)
+	defer cancel()
+	err := p.tell(soon, c.lane, c.hello)
+	if err == nil {
+		c.greeted.Store(true)
+	}
+	if err != nil && soon.Err() != nil && ctx.Err() == nil && !errors.Is(err, ErrPeerLost) {
+		return nil
+	}
 	if err != nil {
 		p.conns[c.lane.index] = nil
 		c.lane.unlist(c)

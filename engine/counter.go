@@ -30,7 +30,7 @@ type Counter struct {
 	seen  []uint64     // what look has read of each lane; guarded by tally.mu
 }
 
-// tally has the counters that somebody has asked for.
+// tally has the counters that the program has asked for.
 type tally struct {
 	waiting  atomic.Int64 // calls of Wait that sleep
 	mu       sync.Mutex

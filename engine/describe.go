@@ -14,7 +14,7 @@ import (
 
 // Describe returns the bytes with which a peer connects and reaches regions:
 // those named, or all that are registered when none is. Send it over any channel
-// that you trust: whoever has it can reach those regions. It grows by about 30
+// that you trust: a program that has it can reach those regions. It grows by about 30
 // bytes a region and backend.
 func (e *Engine) Describe(regions ...*Region) ([]byte, error) {
 	named := len(regions) > 0
@@ -45,8 +45,8 @@ func (e *Engine) Describe(regions ...*Region) ([]byte, error) {
 	return b, nil
 }
 
-// list has visible tell of a region, too. Who registers many names mostly does so in order, and then
-// nothing needs to be sorted later. Whoever reads the list just now sees no more than its old end.
+// list has visible tell of a region, too. A program that registers many names mostly does so in order,
+// and then nothing needs to be sorted later. A reader of the list sees no more than its old end.
 // Preconditions: e.mu is held.
 func (e *Engine) list(r *Region) {
 	n := len(e.sorted)

@@ -82,7 +82,8 @@ func (e *Engine) appendHello(b []byte, show secret) []byte {
 
 // parseHello reads a hello; ok: it is one.
 func parseHello(b []byte) (id wire.ID, show secret, name string, ok bool) {
-	if len(b) < helloBytes || len(b) > helloBytes+wire.NameMax || b[0] != isHello || b[1] != helloVersion {
+	if len(b) < helloBytes || len(b) > helloBytes+wire.NameMax ||
+		b[0] != isHello || b[1] != helloVersion {
 		return id, show, "", false
 	}
 	copy(id[:], b[2:])

@@ -17,7 +17,7 @@ import (
 var hostID = sync.OnceValue(func() (id wire.ID) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		rand.Read(id[:]) // unknown: then we share a host with nobody but ourselves
+		rand.Read(id[:]) // unknown: then no other engine is on this host
 		return id
 	}
 	sum := sha256.Sum256(append([]byte("sluice host "), boot...))

@@ -21,7 +21,7 @@ type lane struct {
 	b     driver.Backend
 	caps  driver.Caps
 
-	pollMu sync.Mutex // taken by TryLock alone; whoever has it polls for all
+	pollMu sync.Mutex // taken by TryLock alone; its holder polls for all
 	wanted atomic.Uint64
 	done   [64]driver.Completion // guarded by pollMu
 
@@ -76,7 +76,7 @@ func (l *lane) close() {
 
 // poll reaps all completions that are there. A completion that came to be before
 // the call is reaped when it returns or is in the hands of another goroutine:
-// who does not get the lock has raised wanted, and who has it looks again.
+// a goroutine that does not get the lock has raised wanted, and its holder looks again.
 // No lock is held while transfers submit more.
 func (l *lane) poll() (found bool) {
 	l.wanted.Add(1)
@@ -172,7 +172,7 @@ func (l *lane) unpark() { l.parked.Add(-1) }
 func (l *lane) stir() {
 	l.wanted.Add(1)
 	if l.wake != nil {
-		_ = l.wake.Signal() // fails only when closed: then nobody sleeps
+		_ = l.wake.Signal() // fails only when closed: then no goroutine sleeps
 	}
 	l.kickNow()
 }

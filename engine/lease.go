@@ -17,7 +17,7 @@ type LeaseOptions struct {
 	ReadOnly bool          // the holder may only read
 }
 
-// Lease is permission to reach a range of a region, for whoever holds its token.
+// Lease is permission to reach a range of a region, for a holder of its token.
 // It ends by Revoke or by its time, and then provably: no byte that the holder
 // sends lands any more.
 type Lease struct {

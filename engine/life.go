@@ -125,6 +125,9 @@ func (t *Transfer) settle(generation uint64, flags life) {
 	w = t.look() // ending: no other goroutine changes it
 	t.record(t.outcome(w))
 	t.endTurn()
+	if t.greets != nil && !w.has(short) {
+		t.greets.greeted.Store(true)
+	}
 	hook := t.hook
 	t.word.Store(uint64(w&^phaseMask | done))
 	if t.sleepers.Load() > 0 {

@@ -13,9 +13,10 @@ import (
 // Notification is a message from a peer, delivered after the data that it came
 // with is visible here.
 //
-// Peer and From are proved where the engines met by Serve and Dial: no other engine can
-// send in the name of one that did. Between engines that met by plain Connect, through
-// descriptions that the program has sent, they are what the sender claims.
+// Where the engines met by Serve and Dial, Peer is proved: a message has it only if it came
+// by a connection of the engine with which that exchange was made, and From is the name that
+// this engine gave. Between engines that met by plain Connect, through descriptions that the
+// program has sent, both are what the sender claims.
 //
 // The last word of a connection (Err) is about that connection alone: an engine that is
 // connected by two backends, or that has dialled twice, has one for each.
@@ -30,7 +31,7 @@ type Notification struct {
 // Notifications is where a goroutine waits for messages. The channel is never
 // closed: also wait for an end of your own. Messages of one peer over one backend
 // arrive in the order in which their transfers were posted, that of a transfer
-// of several batches when its last batch went. When nobody reads, the channel
+// of several batches when its last batch went. When the program does not read, the channel
 // fills, then the senders' transfers wait and end with ErrTimeout.
 func (e *Engine) Notifications() <-chan Notification { return e.inbox }
 
@@ -60,7 +61,7 @@ func (e *Engine) Receive(dst []Notification) (n int) {
 		}
 		l.receiveMu.Unlock()
 		if l.received.Load() != asked {
-			l.receive() // for who found us at it
+			l.receive() // for the goroutine that found the lock taken
 		}
 	}
 	return n
@@ -80,7 +81,7 @@ func (e *Engine) drain(dst []Notification) (n int) {
 
 // receive moves the backend's messages into the channel. When that is full a
 // goroutine waits for room, and the rest stays with the backend, which holds
-// back the senders. Who finds another at it leaves word, as in poll.
+// back the senders. A goroutine that finds the lock taken sets a flag, as in poll.
 func (l *lane) receive() (found bool) {
 	if !l.notifies() {
 		return false

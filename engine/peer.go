@@ -56,6 +56,9 @@ type conn struct {
 	sums     atomic.Pointer[sumWay] // once a checksum was asked for
 	auditing sync.Mutex             // one goroutine at a time asks
 
+	hello   []byte      // the first message
+	greeted atomic.Bool // it has gone
+
 	long longTurn
 
 	backlog []*Transfer  // guarded by lane.backlogMu
@@ -87,7 +90,7 @@ func (c *conn) watch() {
 	select {
 	case <-c.p.Lost():
 		c.lose()
-		c.lane.poll() // who waits for room learns of it
+		c.lane.poll() // transfers that wait for room learn of it
 	case <-c.gone:
 	}
 }

@@ -31,14 +31,14 @@ func untag(tag uint64) (slot int, generation uint64, bit int) {
 const (
 	noPump = iota
 	onePump
-	pumpAgain // somebody came meanwhile
+	pumpAgain // another goroutine came meanwhile
 )
 
 // pump submits what may be submitted now. One goroutine at a time does it,
-// without a lock: who comes meanwhile leaves word and goes. It returns false when
+// without a lock: another that comes meanwhile sets a flag and goes. It returns false when
 // connection from, whose backlog t heads, still has no room; with a nil from, and
 // for other connections, a transfer that finds no room joins the backlog itself.
-// Who pumps with a nil from must poll afterwards.
+// A caller with a nil from must poll afterwards.
 func (t *Transfer) pump(from *conn) bool {
 	for !t.pumping.CompareAndSwap(noPump, onePump) {
 		if t.pumping.CompareAndSwap(onePump, pumpAgain) || t.pumping.Load() == pumpAgain {
@@ -118,7 +118,7 @@ func (t *Transfer) submitBatch(b *batch, tag uint64, index, bit int) error {
 }
 
 // submittedOne does what a batch that the backend has taken needs at once. It may
-// be done already, and no wake-up comes for that: who pumps with a nil from polls,
+// be done already, and no wake-up comes for that: a caller with a nil from polls,
 // the lane of from looks again, and any other lane is woken.
 func (t *Transfer) submittedOne(c, from *conn, tag uint64) {
 	if t.look().has(stopped) {

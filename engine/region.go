@@ -48,7 +48,7 @@ func (e *Engine) RegisterPrivate(name string, seg driver.Segment) (*Region, erro
 	return e.register(name, seg, true)
 }
 
-// registerHidden is RegisterPrivate under a name that nobody chose.
+// registerHidden is RegisterPrivate under a random name.
 func (e *Engine) registerHidden(seg driver.Segment) (*Region, error) {
 	return e.register("(hidden) "+rand.Text(), seg, true)
 }
@@ -273,7 +273,7 @@ func (r *Region) Close() error {
 	return r.release()
 }
 
-// release fences and forgets, whoever still lists the region. Who comes meanwhile
+// release fences and forgets, though transfers may list the region. A call that comes meanwhile
 // waits for the outcome.
 func (r *Region) release() error {
 	r.ending.Lock()

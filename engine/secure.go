@@ -15,7 +15,7 @@ import (
 	"github.com/sluicehq/sluice/identity"
 )
 
-// answer makes the stream of somebody who dialled us one that may be spoken over. proven: the
+// answer makes a stream that was accepted one that may be spoken over. proven: the
 // other side is known by user or certificate.
 func (e *Engine) answer(ctx context.Context, conn net.Conn) (secure net.Conn, proven bool, err error) {
 	switch c := conn.(type) {
@@ -52,7 +52,7 @@ func (e *Engine) checkPlain() error {
 	return fmt.Errorf("the stream is in plain text: set Config.Identity, or Config.Plaintext on a network that is trusted: %w", os.ErrPermission)
 }
 
-// checkTLS wants of TLS that somebody else has set up what Config.Identity would ask for. Of
+// checkTLS wants of TLS that the program has set up what Config.Identity would ask for. Of
 // the side that was called the dialer's tls.Config has verified what it was told to.
 func checkTLS(ctx context.Context, c *tls.Conn, called bool) error {
 	if err := c.HandshakeContext(ctx); err != nil {

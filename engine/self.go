@@ -93,7 +93,8 @@ func (p *Peer) ownRemote(name string) (*Remote, error) {
 	known := r != nil && r.mems != nil
 	p.e.mu.Unlock()
 	if !known {
-		return nil, &OpError{Op: "find region " + name, Peer: p.name, Err: fmt.Errorf("no such region is registered: %w", ErrNoRoute)}
+		err := fmt.Errorf("no such region is registered: %w", ErrNoRoute)
+		return nil, &OpError{Op: "find region " + name, Peer: p.name, Err: err}
 	}
 	tokens, err := p.e.tokens(r.mems)
 	if err != nil {

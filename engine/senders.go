@@ -23,6 +23,7 @@ type sender struct {
 	// Touched under lane.receiveMu alone.
 	peer    *Peer // as of version
 	version uint64
+	given   string // the name that the engine gave with its description
 	long    []byte // the parts of a long notification so far
 	joining bool
 
@@ -151,10 +152,11 @@ func (s *sender) notification(data []byte) Notification {
 func (s *sender) known() (p *Peer, name string) {
 	if s.ticket != nil {
 		p = s.ticket.peer.Load()
-		if p != nil && p.id != s.id {
-			return nil, ""
+		if p != nil && p.id == s.id {
+			s.given = p.name
+			return p, p.name
 		}
-		return p, s.name
+		return nil, s.given
 	}
 	e := s.lane.e
 	if v := e.peersVersion.Load(); v != s.version || v == 0 {

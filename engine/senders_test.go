@@ -90,9 +90,7 @@ func TestNoMemberSpeaksAsAnother(t *testing.T) {
 			n := next(t, b)
 			require.Equal(t, "lie", string(n.Data))
 			require.Nil(t, n.Peer)
-			if name == "none" {
-				require.Empty(t, n.From)
-			}
+			require.Empty(t, n.From)
 			require.NoError(t, liar.Close())
 			require.Nil(t, next(t, b).Peer)
 			require.False(t, known.Peer.isLost(), "the liar has hung up in the name of another")
@@ -271,4 +269,50 @@ func TestAnswersWaitForRoom(t *testing.T) {
 	close(f.closed)
 	b.lanes[0].stir() // as the backend does by its FD
 	require.NoError(t, tr.Wait(within(t)))
+}
+
+// TestConnectToAnEngineThatIsNotRead connects while the other program reads no notifications and
+// all room is taken: bytes move, and what is sent later comes with its sender's name.
+func TestConnectToAnEngineThatIsNotRead(t *testing.T) {
+	b := open(t, "b", func(c *Config) { c.NotificationsMax = 1 })
+	dst := register(t, b, "dst", 4096)
+	a := open(t, "a")
+	p := connect(t, a, b)
+	var list []*Transfer
+	for full := 0; full < 3; { // until the channel and the backend are full
+		tr := transfer(t, p, Write)
+		check(t, tr.Notify(make([]byte, 60<<10)))
+		check(t, tr.Post())
+		soon, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+		if tr.Wait(soon) != nil {
+			full++
+		}
+		cancel()
+		list = append(list, tr)
+	}
+	c := open(t, "c", func(c *Config) { c.AbortGrace = 50 * time.Millisecond })
+	src := register(t, c, "src", 4096)
+	fill(src.Bytes(), 3)
+	q, err := c.Connect(within(t), mustDescribe(t, b))
+	require.NoError(t, err)
+	tr := transfer(t, q, Write)
+	check(t, tr.Add(src, 0, remote(t, q, "dst"), 0, 4096))
+	run(t, tr)
+	require.True(t, bytes.Equal(src.Bytes(), dst.Bytes()))
+	check(t, tr.Notify([]byte("from c")))
+	check(t, tr.Post())
+	for n := next(t, b); n.From != "c"; n = next(t, b) {
+		require.Equal(t, "a", n.From)
+	}
+	require.NoError(t, tr.Wait(within(t)))
+	for _, tr := range list {
+		_ = tr.Abort(within(t))
+	}
+}
+
+func mustDescribe(t testing.TB, e *Engine) []byte {
+	t.Helper()
+	d, err := e.Describe()
+	require.NoError(t, err)
+	return d
 }

@@ -28,15 +28,17 @@ const (
 	refusalMax  = 1 << 10
 )
 
-// Serve exchanges descriptions with whoever dials and may, until ctx ends or the listener
+// Serve exchanges descriptions with engines that dial and may, until ctx ends or the listener
 // is closed, and connects back: Config.OnPeer is given each new peer. The listener may be
 // a Unix socket (peers of another user are refused), or of a network: then Config.Identity says who
 // may be a peer, or Config.Plaintext that everybody may. A listener that speaks TLS itself, by
 // tls.NewListener, must ask for certificates.
 //
-// Whoever has not proved who it is is told nothing. Each exchange is bounded by HandshakeTimeout
-// and DescriptionMax; HandshakesMax of them run at once, and as many strangers beside them, of
-// whom the oldest makes room. Serve closes the listener.
+// A connection that has not proved its identity is told nothing. Each exchange is bounded by
+// HandshakeTimeout and DescriptionMax; HandshakesMax of them run at once, and as many
+// connections wait beside them, of which one that keeps silent makes room. Serve closes the
+// listener. The two engines also exchange tickets, by which each knows the other as the
+// sender of notifications.
 func (e *Engine) Serve(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -78,7 +80,7 @@ type server struct {
 	exchanges sync.WaitGroup
 }
 
-// passes reports whether Accept will do better later: strangers may have taken all descriptors.
+// passes reports whether Accept will do better later: other connections may have taken all descriptors.
 func passes(err error) bool {
 	for _, is := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ECONNABORTED, syscall.ENOBUFS, syscall.ENOMEM} {
 		if errors.Is(err, is) {
@@ -96,9 +98,9 @@ func breathe(ctx context.Context) {
 	}
 }
 
-// hear waits for who has connected to prove who it is and to describe itself, and then
+// hear waits for the other side to prove its identity and to describe itself, and then
 // exchanges descriptions. What goes wrong is told to the dialer, once there is a stream to
-// tell it over; a server has nobody else to tell.
+// tell it over.
 func (s *server) hear(ctx context.Context, conn net.Conn) {
 	defer conn.Close()
 	defer s.in.leave(conn)
@@ -142,7 +144,7 @@ func (s *server) listen(ctx context.Context, conn net.Conn) (secure net.Conn, th
 	return secure, theirs, err
 }
 
-var errHungUp = errors.New("too many strangers")
+var errHungUp = errors.New("too many silent connections")
 
 func (e *Engine) serveEnd(ctx context.Context) error {
 	if e.isClosing() {
@@ -173,7 +175,7 @@ func (s *server) greet(ctx context.Context, conn net.Conn, theirs *introduction)
 		go s.e.cfg.OnPeer(p)
 		return nil
 	}
-	go func() { // nobody else can close it
+	go func() { // the program does not have it
 		<-p.lost
 		_ = p.Close()
 	}()
@@ -190,7 +192,7 @@ func (p *Peer) closeUnlessSelf() error {
 
 // Dial connects to an engine that serves at the address: "unix" and a path, or
 // "tcp" and host:port. When it returns, the other side has connected back. Over a network,
-// Config.Identity says who we are and who the other side may be.
+// Config.Identity says what this side shows, and what the other side must show.
 func (e *Engine) Dial(ctx context.Context, network, address string) (*Peer, error) {
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.ConnectTimeout)
 	defer cancel()
@@ -206,8 +208,8 @@ func (e *Engine) Dial(ctx context.Context, network, address string) (*Peer, erro
 	return e.dial(ctx, conn, host)
 }
 
-// DialConn is Dial over a stream that is there already; TLS that somebody else has set up on it
-// must have verified who answers. It closes the stream.
+// DialConn is Dial over a stream that is there already; TLS that the program has set up on it
+// must have verified the other side. It closes the stream.
 func (e *Engine) DialConn(ctx context.Context, conn net.Conn) (*Peer, error) {
 	return e.dial(ctx, conn, "")
 }

@@ -8,8 +8,8 @@ import (
 )
 
 // slots gives each live transfer a small number, so that a completion finds it
-// by its tag without a lock or a map. A slot's generation only grows, whoever
-// has it: a tag of the past matches nobody.
+// by its tag without a lock or a map. A slot's generation only grows, whatever
+// transfer has it: a tag of the past matches none.
 type slots struct {
 	live       []atomic.Pointer[Transfer]
 	generation []uint64 // the last one given out; touched by the holder alone

@@ -129,7 +129,7 @@ func (s *stager) newPool(by *lane) (*pool, error) {
 	return &pool{slots: n, memory: m, region: r}, nil
 }
 
-// close gives it back, unless somebody may still use the bytes: then it stays for ever.
+// close gives it back, unless a backend may still use the bytes: then it stays for ever.
 func (p *pool) close(s *stager, stuck bool) {
 	if stuck || p.region.Close() != nil {
 		return
@@ -157,7 +157,7 @@ func (s *stager) Addr() []byte {
 	return []byte{byte(s.reachable())}
 }
 
-// FD and Arm implement driver.Backend: nobody waits for it.
+// FD and Arm implement driver.Backend: no goroutine waits for it.
 func (s *stager) FD() int            { return -1 }
 func (s *stager) Arm() (bool, error) { return false, nil }
 

@@ -140,8 +140,10 @@ func (s *slot) tell(t *Transfer, what byte) error {
 // withdraw asks the peer not to make its hop, or to end it. Its answer follows all the same.
 func (s *slot) withdraw() {
 	if s.notice != nil && s.notice.look().underWay() {
-		return // of this piece, or the peer takes nothing
+		s.again = true // that of an earlier piece, or the peer takes nothing now
+		return
 	}
+	s.again = false
 	if s.notice == nil || s.notice.route.Only != s.c.by.caps.Name {
 		t, err := s.sp.s.e.NewTransfer(s.sp.p, Write, Route{Only: s.c.by.caps.Name})
 		if err != nil {
@@ -150,11 +152,21 @@ func (s *slot) withdraw() {
 		if s.notice != nil {
 			_ = s.notice.Close()
 		}
+		t.hook = func() { s.sp.loop.push(&noticeSent{s}) }
 		s.notice = t
 	}
 	h := farHop{slot: uint16(s.index), number: s.number}
 	s.notice.attachFrame(h.appendName([]byte{isWithdrawn}))
 	_ = s.notice.Post()
+}
+
+// noticeSent is the end of a withdrawal's way. One for another piece may have to follow.
+type noticeSent struct{ s *slot }
+
+func (n *noticeSent) happen() {
+	if s := n.s; s.again && s.job != nil && s.step == atHand {
+		s.withdraw()
+	}
 }
 
 // ownOp is the direction of a hop between staging memory, which is local to it, and memory

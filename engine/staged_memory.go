@@ -61,7 +61,7 @@ func (m *stagedMemory) AppendToken(dst []byte) ([]byte, error) {
 	return binary.LittleEndian.AppendUint64(dst, m.epoch.Load()), nil
 }
 
-// enter admits a hop for whoever shows this token. Who was admitted leaves.
+// enter admits a hop that shows this token, until leave.
 func (s *stager) enter(token []byte) (*stagedMemory, error) {
 	if len(token) != farToken {
 		return nil, driver.ErrBadToken

@@ -230,7 +230,7 @@ func (sp *stagedPeer) Close() error {
 	sp.closed = true
 	sp.mu.Unlock()
 	sp.endLife()
-	sp.opening.Lock() // nobody prepares any more; another Close has ended
+	sp.opening.Lock() // no goroutine prepares any more; another Close has ended
 	defer sp.opening.Unlock()
 	if was {
 		return nil

@@ -30,10 +30,11 @@ type slot struct {
 	answer   error
 	number   uint32 // of the piece, in messages
 	stuck    bool   // takes no more pieces: the peer owes an answer
-	lost     bool   // nor this, and a hop was given up: somebody may still use the bytes
+	lost     bool   // nor this, and a hop was given up: a backend may still use the bytes
 
 	near, by [2]*Transfer // by Op-1
 	notice   *Transfer    // withdraws the piece
+	again    bool         // it was still on its way for another
 	current  *Transfer
 	message  []byte
 	hook     func()
@@ -274,7 +275,7 @@ func (s *slot) giveUp() {
 	s.finish(ErrPeerLost)
 }
 
-// close gives the transfers back. It reports false when somebody may still use the bytes.
+// close gives the transfers back. It reports false when a backend may still use the bytes.
 func (s *slot) close() bool {
 	for _, t := range []*Transfer{s.near[0], s.near[1], s.by[0], s.by[1]} {
 		if t != nil && (t.Close() != nil || t.isUnproven()) {

@@ -23,6 +23,13 @@ func (t *Transfer) attach() error {
 		t.list(c, driver.Batch{Op: Write})
 		n++
 	}
+	if !t.counts && t.message[0] != isHello {
+		last := t.batches[n-1]
+		t.batches = t.batches[:n-1]
+		t.greet(last.conn)
+		t.batches = append(t.batches, last)
+		n = len(t.batches)
+	}
 	b := &t.batches[n-1]
 	b.last = n > 1
 	if t.counts {
@@ -34,6 +41,15 @@ func (t *Transfer) attach() error {
 		return nil
 	}
 	return t.split(b)
+}
+
+// greet has the hello of a connection go first that could not when it was opened. A second
+// one changes nothing.
+func (t *Transfer) greet(c *conn) {
+	if !c.greeted.Load() && len(c.hello) > 0 {
+		t.list(c, driver.Batch{Op: Write, Tail: driver.NotifyTail, Notify: c.hello})
+		t.greets = c
+	}
 }
 
 // refresh takes over what the program has changed in its message since the last post.
@@ -57,8 +73,9 @@ func (t *Transfer) refresh() {
 func (t *Transfer) split(first *batch) error {
 	c, rest := first.conn, t.message[1:]
 	if most := t.p.notifyMax; t.message[0] != isNotification || len(rest) > most {
-		return &OpError{Op: "notify", Peer: t.p.name, Err: fmt.Errorf("message of %d bytes, at most %d by Config.NotifyMax here and there: %w",
-			len(rest), most, ErrBounds)}
+		err := fmt.Errorf("message of %d bytes, at most %d by Config.NotifyMax of both engines: %w",
+			len(rest), most, ErrBounds)
+		return &OpError{Op: "notify", Peer: t.p.name, Err: err}
 	}
 	room := c.lane.caps.MessageMax - partHead
 	parts := (len(rest) + room - 1) / room
@@ -87,8 +104,9 @@ func (t *Transfer) split(first *batch) error {
 }
 
 func (t *Transfer) noMessenger() error {
+	op, err := "notify", fmt.Errorf("no live backend of the route carries messages: %w", ErrNoRoute)
 	if t.counts {
-		return &OpError{Op: "count", Peer: t.p.name, Err: fmt.Errorf("no live backend of the route counts at the peer: %w", ErrNoRoute)}
+		op, err = "count", fmt.Errorf("no live backend of the route counts at the peer: %w", ErrNoRoute)
 	}
-	return &OpError{Op: "notify", Peer: t.p.name, Err: fmt.Errorf("no live backend of the route carries messages: %w", ErrNoRoute)}
+	return &OpError{Op: op, Peer: t.p.name, Err: err}
 }

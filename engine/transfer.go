@@ -30,8 +30,9 @@ type Transfer struct {
 	notify  bool   // message follows the data
 	counts  bool   // or one more for counter does
 	counter uint32
-	quiet   bool // counted in no statistics
-	checked bool // see Checksum
+	quiet   bool  // counted in no statistics
+	greets  *conn // whose hello is among the batches; nil: none
+	checked bool  // see Checksum
 	sums    *sums
 	dirty   bool // the list has changed since batches was made
 	batches []batch
@@ -45,10 +46,11 @@ type Transfer struct {
 	outstanding atomic.Uint64 // a bit for each batch with the backend
 	pumping     atomic.Int32  // see pump
 	holds       atomic.Int32  // see holdPost
+	queued      atomic.Bool   // in the backlog of a connection
 	deadline    atomic.Int64
 	postedAt    time.Duration
 	completed   chan struct{}
-	sleepers    atomic.Int32 // who wants completed signalled
+	sleepers    atomic.Int32 // goroutines that want completed signalled
 	watched     atomic.Bool  // Completed is one of them
 	hook        func()       // called when it is done; it must not block: see OnDone
 }

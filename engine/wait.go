@@ -61,7 +61,7 @@ func (t *Transfer) Wait(ctx context.Context) error {
 	return t.park(ctx, anyPost)
 }
 
-// help copies here what nobody copies yet.
+// help copies here what no other goroutine copies yet.
 func (t *Transfer) help(ctx context.Context) bool {
 	for _, c := range t.via() {
 		generation := t.look().generation()
@@ -111,7 +111,7 @@ func (t *Transfer) sleep(ctx context.Context, generation uint64) error {
 	for t.isPost(generation) {
 		select {
 		case <-t.completed:
-			t.announce() // for the next who waits
+			t.announce() // for the next that waits
 		case <-ctx.Done():
 			return ctx.Err()
 		}

@@ -71,7 +71,8 @@ func (s *stager) openWindow(from *sender) {
 	select {
 	case s.opening <- struct{}{}:
 	default:
-		s.refuseWindow(from, fmt.Errorf("this engine opens %d windows at once: %w", cap(s.opening), ErrFull))
+		err := fmt.Errorf("this engine opens %d windows at once: %w", cap(s.opening), ErrFull)
+		s.refuseWindow(from, err)
 		return
 	}
 	if !s.serve(func() { s.serveWindow(from) }) {
@@ -97,7 +98,7 @@ func (s *stager) serveWindow(from *sender) {
 	}
 	<-s.opening
 	if err != nil {
-		w.giveBack(false)
+		w.giveBack()
 		s.refuseWindow(from, err)
 		return
 	}
@@ -147,7 +148,7 @@ func (w *window) open() (err error) {
 	r := &d.Regions[0]
 	token := r.Token(w.by.index)
 	if token == nil {
-		return fmt.Errorf("%s does not reach staging memory of this engine: %w", w.by.caps.Name, ErrNoRoute)
+		return fmt.Errorf("%s does not reach staging memory here: %w", w.by.caps.Name, ErrNoRoute)
 	}
 	d.Backends = []wire.Backend{{Name: w.by.caps.Name}}
 	r.Pack([][]byte{token})
@@ -182,20 +183,27 @@ func (w *window) end() {
 	w.s.mu.Unlock()
 	ended := &windowEnds{w: w, done: make(chan struct{})}
 	w.loop.push(ended)
-	stuck := !waitFor(ended.done, 4*w.s.e.cfg.AbortGrace)
+	waitFor(ended.done, 4*w.s.e.cfg.AbortGrace)
 	w.loop.close()
-	w.giveBack(stuck)
+	w.giveBack()
 }
 
 // giveBack closes the hops' transfers, the lease and the memory. It keeps the memory where a
 // backend may still use it.
-func (w *window) giveBack(stuck bool) {
+func (w *window) giveBack() {
+	stuck := false
 	for i := range w.hops {
-		for _, t := range w.hops[i].ts {
+		h := &w.hops[i]
+		over := true
+		for _, t := range h.ts {
 			if t != nil {
-				stuck = t.stopAndClose(w.s.e.cfg.AbortGrace) != nil || stuck
+				over = t.stopAndClose(w.s.e.cfg.AbortGrace) == nil && over
 			}
 		}
+		if h.memory != nil && over { // its event came too late for the loop
+			h.memory.leave()
+		}
+		stuck = stuck || !over
 	}
 	stuck = !w.revoke() || stuck
 	if w.pool != nil {

@@ -99,10 +99,13 @@ func (h *hop) begin() (by *lane, err error) {
 		return nil, err
 	}
 	r := h.memory.region
-	by = s.nearest(r.seg.Kind, r.mems, func(l *lane) bool { return !h.req.durable || h.w.local.peer.persists(l) })
+	by = s.nearest(r.seg.Kind, r.mems, func(l *lane) bool {
+		return !h.req.durable || h.w.local.peer.persists(l)
+	})
 	switch {
 	case by == nil && h.req.durable:
-		return nil, fmt.Errorf("no backend there says when bytes of its %v would survive a loss of power: %w", r.Kind(), ErrNoRoute)
+		return nil, fmt.Errorf("no backend there says when bytes of its %v would survive a loss of power: %w",
+			r.Kind(), ErrNoRoute)
 	case by == nil:
 		return nil, ErrNoRoute
 	}
@@ -158,7 +161,7 @@ func (h *hop) stop(why error) {
 	h.t.stop(why)
 }
 
-// happen is the end of the hop. One that was given up is never answered: nobody knows.
+// happen is the end of the hop. One that was given up is never answered: its end is not known.
 func (h *hop) happen() {
 	if h.memory == nil || h.t == nil || h.t.isUnproven() {
 		return

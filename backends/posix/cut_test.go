@@ -27,7 +27,8 @@ func TestRequestsStayWithinPieceMax(t *testing.T) {
 			var most atomic.Uint64
 			sabotage(r, func(l *landing) { most.Store(max(most.Load(), l.r.n)) })
 			at := first + gap
-			err := r.move(t, driver.Read, driver.Desc{Len: first}, driver.Desc{Local: at, Remote: at, Len: 1 << 20})
+			long := driver.Desc{Local: at, Remote: at, Len: 1 << 20}
+			err := r.move(t, driver.Read, driver.Desc{Len: first}, long)
 			require.NoError(t, err)
 			require.LessOrEqual(t, most.Load(), uint64(piece), "%d bytes, a gap of %d", first, gap)
 		}
@@ -40,9 +41,9 @@ func TestNeighbouringPins(t *testing.T) {
 	const half, part = 1 << 20, 64 << 10
 	f := newFile(t, t.TempDir(), 2*half)
 	r := newRig(t, Config{PinMax: 64 << 20, Path: PathRing}, fileSegment(f, 2*half), 4096)
-	mem, err := unix.Mmap(-1, 0, 2*half, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	mem, err := mapAnonymous(2 * half)
 	require.NoError(t, err)
-	defer func() { require.NoError(t, unix.Munmap(mem)) }()
+	defer func() { require.NoError(t, unmap(mem)) }()
 	low, err := r.b.Register(driver.Segment{Kind: driver.DRAM, Len: half, Mem: mem[:half]})
 	require.NoError(t, err)
 	high, err := r.b.Register(driver.Segment{Kind: driver.DRAM, Len: half, Mem: mem[half:]})
@@ -89,7 +90,8 @@ func TestMixedWritesOfOneInode(t *testing.T) {
 			r.mem[i] = byte(i*7 + i>>13)
 		}
 		for i := range uint64(parts) {
-			d := driver.Desc{Local: i * part, Remote: i * part, Len: part, LocalKey: r.local, RemoteKey: r.remote}
+			d := driver.Desc{Local: i * part, Remote: i * part, Len: part,
+				LocalKey: r.local, RemoteKey: r.remote}
 			if i%2 == 1 {
 				d.RemoteKey = second
 			}

@@ -67,17 +67,21 @@ func (b *Backend) dropInode(id ownfiles.ID, n *inode) error {
 	return unix.Close(n.sync)
 }
 
+// reopen is ownfiles.Reopen; a test has it fail.
+var reopen = ownfiles.Reopen
+
 // openSync opens the file once more. A duplicate of the caller's descriptor would not do: a sync
 // of the program's would take the news of lost bytes away.
 func (n *inode) openSync(fd int, id ownfiles.ID) {
-	if n.sync, n.syncNo = ownfiles.Reopen(fd, unix.O_RDONLY); n.syncNo == nil {
+	if n.sync, n.syncNo = reopen(fd, unix.O_RDONLY); n.syncNo == nil {
 		return
 	}
-	if n.sync, n.syncNo = ownfiles.Reopen(fd, id.Flags&unix.O_ACCMODE); n.syncNo == nil {
+	if n.sync, n.syncNo = reopen(fd, id.Flags&unix.O_ACCMODE); n.syncNo == nil {
 		return
 	}
-	n.syncNo = fmt.Errorf("no durable writes: the file cannot be opened once more for a sync "+
-		"of our own (%w): mount /proc, and keep the right to open it: %w", n.syncNo, driver.ErrNotSupported)
+	n.syncNo = fmt.Errorf("no durable writes: the file cannot be opened once more for a sync of "+
+		"our own (%w): mount /proc, and keep the right to open it: %w",
+		n.syncNo, driver.ErrNotSupported)
 }
 
 // keeps reports why writes to the file cannot be durable, nil where they can.

@@ -28,7 +28,8 @@ func TestReadsEnter(t *testing.T) {
 		for _, cfg.Buffered = range []bool{false, true} {
 			r := newRig(t, cfg, fileSegment(newFile(t, t.TempDir(), size), size), size)
 			c := &counted{}
-			m, err := r.b.Register(driver.Segment{Kind: driver.DRAM, Len: size, Mem: r.mem, Shared: c})
+			seg := driver.Segment{Kind: driver.DRAM, Len: size, Mem: r.mem, Shared: c}
+			m, err := r.b.Register(seg)
 			require.NoError(t, err)
 			r.local = m.Key()
 			landed := 0

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/ownfiles"
 )
 
 // lossyDisk stands in for a disk that loses bytes: the first sync ends only when it is let, and
@@ -51,7 +52,8 @@ func (d *lossyDisk) reap(out []landing) int {
 // durableWrite submits part i of four.
 func (r *rig) durableWrite(t *testing.T, tag, i, part uint64) {
 	t.Helper()
-	d := driver.Desc{Local: i * part, Remote: i * part, Len: part, LocalKey: r.local, RemoteKey: r.remote}
+	d := driver.Desc{Local: i * part, Remote: i * part, Len: part,
+		LocalKey: r.local, RemoteKey: r.remote}
 	batch := driver.Batch{Op: driver.Write, Durable: true, Descs: []driver.Desc{d}}
 	require.NoError(t, r.p.Submit(tag, &batch))
 }
@@ -129,6 +131,22 @@ func TestFailedSyncFailsAllAccepted(t *testing.T) {
 	})
 }
 
+// TestNoDurableWithoutADescriptorOfOurOwn: where a file cannot be opened once more, as without
+// /proc, its writes are not durable, and say so. All else goes on.
+func TestNoDurableWithoutADescriptorOfOurOwn(t *testing.T) {
+	reopen = func(int, int) (int, error) { return -1, syscall.ENOENT }
+	defer func() { reopen = ownfiles.Reopen }()
+	bothPaths(t, func(t *testing.T, cfg Config) {
+		r := newRig(t, cfg, fileSegment(newFile(t, t.TempDir(), 4096), 4096), 4096)
+		d := driver.Desc{Len: 4096, LocalKey: r.local, RemoteKey: r.remote}
+		batch := driver.Batch{Op: driver.Write, Durable: true, Descs: []driver.Desc{d}}
+		err := r.p.Submit(1, &batch)
+		require.ErrorIs(t, err, driver.ErrNotSupported)
+		require.ErrorContains(t, err, "/proc")
+		require.NoError(t, r.move(t, driver.Write, d))
+	})
+}
+
 // fullDisk is a disk that takes no write: a loop device whose file lies on a full tmpfs.
 func fullDisk(t *testing.T) string {
 	t.Helper()
@@ -169,7 +187,8 @@ func TestDiskLosesDurableWrites(t *testing.T) {
 			r.mem[i] = 0xa5
 		}
 		for i := range uint64(n) {
-			d := driver.Desc{Local: i * len, Remote: i * apart, Len: len, LocalKey: r.local, RemoteKey: r.remote}
+			d := driver.Desc{Local: i * len, Remote: i * apart, Len: len,
+				LocalKey: r.local, RemoteKey: r.remote}
 			batch := driver.Batch{Op: driver.Write, Durable: true, Descs: []driver.Desc{d}}
 			require.NoError(t, r.p.Submit(i, &batch))
 			if i%16 == 0 {

@@ -117,7 +117,9 @@ func (a *answers) add(p *peer, data []byte) bool {
 }
 
 // ready reports whether there is an answer, or, once, that there is room again.
-func (a *answers) ready() bool { return a.room.Load() && a.room.Swap(false) || a.waiting.Load() > 0 }
+func (a *answers) ready() bool {
+	return a.room.Load() && a.room.Swap(false) || a.waiting.Load() > 0
+}
 
 // take fills msgs with answers, and tells their owners.
 func (a *answers) take(msgs []driver.Message) int {

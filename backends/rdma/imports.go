@@ -71,7 +71,8 @@ func (p *peer) ask(t *keys.Token) (uint32, error) {
 		case <-look.C:
 			p.ch.ping()
 			if quiet := p.ch.silent(); quiet > p.b.cfg.Failure {
-				return 0, fmt.Errorf("the peer is silent for %v, it may be frozen: %w (%w)", quiet, driver.ErrPeerLost, driver.ErrTimeout)
+				return 0, fmt.Errorf("the peer is silent for %v, it may be frozen: %w (%w)",
+					quiet, driver.ErrPeerLost, driver.ErrTimeout)
 			}
 		}
 	}

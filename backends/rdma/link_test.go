@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	copies "github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 )
@@ -232,14 +233,10 @@ func (l *fakeLink) Submit(tag uint64, b *driver.Batch) error {
 		if err := p.Check(uint64(len(local.bytes)), remote.Size); err != nil {
 			return err
 		}
-		var runs []driver.Desc
-		if !p.Plain() {
-			for i := range p.Count {
-				runs = p.AppendDescs(runs, i)
-			}
-			n, at = len(runs), func(i int) driver.Desc { return runs[i] }
-		} else {
-			n, at = p.Count, p.Desc
+		n, at = p.Count*p.Runs(), func(i int) driver.Desc {
+			d := copies.Run(p, i)
+			d.LocalKey, d.RemoteKey = p.LocalKey, p.RemoteKey
+			return d
 		}
 	}
 	msg, counter := b.Notify, -1

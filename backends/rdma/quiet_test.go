@@ -132,7 +132,10 @@ func TestQuietTime(t *testing.T) {
 // much longer than Config.Failure: as long as nothing waits the peer is not lost.
 // What waits ends within about Config.Failure.
 func TestSilenceIsNotDeath(t *testing.T) {
-	p := openPair(t, Config{Timeout: 20 * time.Millisecond, Retries: 1, Grace: 100 * time.Millisecond, Failure: 400 * time.Millisecond})
+	p := openPair(t, Config{
+		Timeout: 20 * time.Millisecond, Retries: 1,
+		Grace: 100 * time.Millisecond, Failure: 400 * time.Millisecond,
+	})
 	owner := p.muffle(t)
 	l, r := register(t, p.near, 100), register(t, p.far, 100)
 	remote := p.imports(t, r)

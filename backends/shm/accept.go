@@ -103,6 +103,8 @@ func (b *Backend) greet(conn *net.UnixConn) (*inbound, error) {
 	return c, err
 }
 
+var identify = process.Identify // tests have a peer of another PID namespace
+
 // hello takes the peer's page and event: version, ring size, address.
 func (c *inbound) hello(body []byte, fds []int) (err error) {
 	defer func() { closeAll(fds) }()
@@ -123,7 +125,7 @@ func (c *inbound) hello(body []byte, fds []int) (err error) {
 	if err := checkEventFD(fds[1]); err != nil {
 		return err
 	}
-	if c.pid, err = process.Identify(c.sock); err != nil {
+	if c.pid, err = identify(c.sock); err != nil {
 		return err
 	}
 	page, err := sealed.Map(fds[0], connectionBytes(ring), unix.PROT_READ|unix.PROT_WRITE)

@@ -226,3 +226,12 @@ func BenchmarkBatch(b *testing.B) {
 	beside(b, 64, func() { x.run(func(tag uint64) error { return x.p.Submit(tag, batch) }) },
 		[]string{"memcpy"}, func() { plain(x, descs) })
 }
+
+// BenchmarkSmall writes 64 bytes, beside memcpy of the same.
+func BenchmarkSmall(b *testing.B) {
+	x := newBench(b, Config{}, 4<<20)
+	descs := []driver.Desc{{Len: 64, LocalKey: x.localKey, RemoteKey: x.remoteKey}}
+	batch := &driver.Batch{Op: driver.Write, Descs: descs}
+	beside(b, 256, func() { x.run(func(tag uint64) error { return x.p.Submit(tag, batch) }) },
+		[]string{"memcpy"}, func() { plain(x, descs) })
+}

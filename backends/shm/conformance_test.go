@@ -11,8 +11,25 @@ import (
 )
 
 var sharedHarness = drivertest.Harness{
-	Name: "shm",
-	New:  func() (driver.Backend, error) { return New(Config{Workers: 2}) },
+	Name:  "shm",
+	New:   func() (driver.Backend, error) { return New(Config{Workers: 2}) },
+	Park:  parkAt,
+	Spots: []string{"announced", "generation", "epoch", "mapped", "copied", "left"},
+}
+
+// spots are where the suite parks movers.
+var spots = map[string]spot{
+	"announced": spotAnnounced, "generation": spotGeneration, "epoch": spotEpoch,
+	"mapped": spotMapped, "copied": spotCopied, "left": spotLeft,
+	"gate": spotGate, "passing": spotPassing,
+}
+
+func parkAt(name string, f func()) {
+	if f == nil {
+		parked.Store(nil)
+		return
+	}
+	park(spots[name], f)
 }
 
 // foreignHarness is the same backend over memory that only its process has.
@@ -22,6 +39,8 @@ var foreignHarness = drivertest.Harness{
 	Local:   drivertest.ForeignMemory,
 	Remote:  drivertest.ForeignMemory,
 	Wirings: drivertest.Processes, // within one process it is the same code
+	Park:    parkAt,
+	Spots:   []string{"announced", "epoch", "gate", "passing", "copied"},
 }
 
 func TestMain(m *testing.M) {

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net"
 	"sync"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/process"
 )
 
 const late = 0xEE // what a mover writes that comes late
@@ -160,15 +162,18 @@ func TestLateMoverOfForeignMemory(t *testing.T) {
 // A peer that lives in a PID namespace which ours does not see has no number here: nothing
 // is known of its threads, and that is no proof.
 func TestFenceOfAWriterWithoutANumber(t *testing.T) {
+	identify = func(c *net.UnixConn) (process.Remote, error) {
+		id, err := process.Identify(c)
+		id.PID = 0
+		return id, err
+	}
 	owner, b := open(t, Config{Grace: time.Millisecond}), open(t, Config{})
+	t.Cleanup(func() { _ = owner.Close(); identify = process.Identify })
 	far, mem := share(t, owner, drivertest.ForeignMemory, 64<<10)
 	near, src := share(t, b, drivertest.ForeignMemory, 64<<10)
 	fill(src, late)
 	p := dial(t, b, owner.Addr())
 	key := importOf(t, p, far)
-	for _, c := range *owner.inbound.Load() {
-		c.pid.PID = 0
-	}
 	release := parkedMover(t, b, p, spotPassing,
 		driver.Desc{Len: 4096, LocalKey: near.Key(), RemoteKey: key})
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)

@@ -42,7 +42,8 @@ func (b *Backend) hear(tcp *net.TCPConn, from host) {
 // of a frame first, so the peer can name both. Then it reads what the peer has said, since
 // a connection that is closed with bytes unread is reset, and the answer with it.
 func refuse(tcp *net.TCPConn, secure net.Conn) {
-	if writeFrame(secure, header{kind: kindWelcome, status: uint8(control.Failed)}, nil) == nil && tcp.CloseWrite() == nil {
+	answer := header{kind: kindWelcome, status: uint8(control.Failed)}
+	if writeFrame(secure, answer, nil) == nil && tcp.CloseWrite() == nil {
 		_, _ = io.CopyN(io.Discard, tcp, bodyMax) // until Config.Handshake
 	}
 }
@@ -90,10 +91,11 @@ func (b *Backend) introduce(tcp *net.TCPConn, from host, secure net.Conn) error 
 // meet makes the owner's end of a new peer.
 func (b *Backend) meet(h *header, from host, body []byte) (*inbound, error) {
 	if len(body) != 8 || h.count < bulk || h.count > 1+connsMax {
-		return nil, fmt.Errorf("a hello of %d bytes for %d connections: %w", len(body), h.count, driver.ErrCorrupt)
+		return nil, fmt.Errorf("a hello of %d bytes for %d connections: %w",
+			len(body), h.count, driver.ErrCorrupt)
 	}
 	if subtle.ConstantTimeCompare(body, b.address.owner[:]) != 1 {
-		return nil, driver.ErrPeerLost // whom it means is gone, and we have its place
+		return nil, driver.ErrPeerLost // it means a backend that is gone, and we have its port
 	}
 	g := newInbound(b, int(h.count))
 	g.host = from
@@ -106,7 +108,8 @@ func (b *Backend) meet(h *header, from host, body []byte) (*inbound, error) {
 		return nil, driver.ErrPeerLost
 	}
 	if len(b.accepted) >= b.cfg.PeersMax {
-		return nil, fmt.Errorf("%d peers, raise Config.PeersMax: %w", len(b.accepted), driver.ErrFull)
+		return nil, fmt.Errorf("%d peers, raise Config.PeersMax: %w",
+			len(b.accepted), driver.ErrFull)
 	}
 	if n := b.byHost[from]; n >= perHost(b.cfg.PeersMax) {
 		return nil, fmt.Errorf("%d peers of one host, raise Config.PeersMax: %w", n, driver.ErrFull)

@@ -14,8 +14,8 @@ import (
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
-// address is what Addr says: who the backend is, and where it listens. The digest tells one
-// that was cut or altered; it is no protection against who makes one up.
+// address is what Addr says: a number of the backend, and where it listens. The digest tells one
+// that was cut or altered; it does not protect against one that is made up.
 type address struct {
 	owner  keys.Owner
 	secure bool     // TLS is spoken
@@ -36,7 +36,8 @@ func (a *address) encode() ([]byte, error) {
 	b = append(b, control.Flag(a.secure), byte(len(a.places)))
 	for _, p := range a.places {
 		if len(p) > placeMax {
-			return nil, fmt.Errorf("address %q is longer than %d bytes: %w", p, placeMax, driver.ErrBounds)
+			return nil, fmt.Errorf("address %q is longer than %d bytes: %w",
+				p, placeMax, driver.ErrBounds)
 		}
 		b = append(b, byte(len(p)>>8), byte(len(p)))
 		b = append(b, p...)

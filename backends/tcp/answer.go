@@ -63,7 +63,8 @@ func (p *peer) took(data []byte) bool {
 	}
 	if !p.failed {
 		p.kept++
-		p.b.deliver(message{conn: p.conn, from: p, data: append(make([]byte, 0, len(data)), data...)})
+		kept := append(make([]byte, 0, len(data)), data...) // not nil: a message
+		p.b.deliver(message{conn: p.conn, from: p, data: kept})
 	}
 	return true
 }

@@ -20,7 +20,7 @@ type chunk struct {
 	slots [slotsMax]uint32              // its list, where it has one
 }
 
-// chunks are those that nobody uses.
+// chunks are those that are not in use.
 type chunks struct {
 	mu   sync.Mutex
 	free []*chunk

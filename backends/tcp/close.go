@@ -138,7 +138,7 @@ func (p *peer) completeAll(why error) {
 		}
 		left = append(left, x)
 	}
-	p.small, p.large, p.books = queue{}, queue{}, make([]books, len(p.conns))
+	p.small, p.large, p.flight = queue{}, queue{}, make([]inFlight, len(p.conns))
 	p.mu.Unlock()
 	for _, x := range left {
 		p.finishBatch(x, true)

@@ -12,11 +12,11 @@ import (
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
-// Config says where to listen and how peers prove who they are, and bounds what a Backend
+// Config says where to listen and how peers prove their identity, and bounds what a Backend
 // uses. Every zero field takes its default, but one of TLS, Identity and
 // Plaintext must be set.
 type Config struct {
-	// TLS is the identity of this host and who its peers may be: Certificates, RootCAs and
+	// TLS is the identity of this host and of the peers that it accepts: Certificates, RootCAs and
 	// ClientCAs must be set. TLS 1.3 with certificates of both sides is asked for on every
 	// connection, whatever else it says. An owner's certificate must be for ServerName where
 	// that is set; else any certificate of RootCAs will do, so that these should be of
@@ -117,7 +117,8 @@ func (c *Config) check() error {
 		{"Handshake in ms", int(c.Handshake.Milliseconds()), 10, 1 << 30},
 	} {
 		if f.value < f.low || f.value > f.top {
-			return fmt.Errorf("config: %s is %d, want %d to %d: %w", f.name, f.value, f.low, f.top, driver.ErrBounds)
+			return fmt.Errorf("config: %s is %d, want %d to %d: %w",
+				f.name, f.value, f.low, f.top, driver.ErrBounds)
 		}
 	}
 	return nil
@@ -135,7 +136,8 @@ func (c *Config) secure() (*identity.Identity, error) {
 	case given == 0:
 		return nil, fmt.Errorf("config: neither TLS nor Plaintext: set TLS or Identity, or Plaintext on a network that is trusted: %w", driver.ErrBounds)
 	case given > 1:
-		return nil, fmt.Errorf("config: both TLS and Plaintext, or Identity and one of them: %w", driver.ErrBounds)
+		return nil, fmt.Errorf("config: both TLS and Plaintext, or Identity and one of them: %w",
+			driver.ErrBounds)
 	case c.TLS == nil:
 		return c.Identity, nil
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 // conn is one connection of a peer, at either end. A goroutine reads it, parked in the
-// runtime's poller; whoever has something to say writes it as far as the socket takes it,
+// runtime's poller; a goroutine that has something to send writes as far as the socket takes it,
 // and a second goroutine, which begins when that happens first, writes the rest.
 type conn struct {
 	b     *Backend
@@ -31,7 +31,7 @@ type conn struct {
 
 	wmu   sync.Mutex // held while something is written
 	out   sender
-	kicks atomic.Int64  // over 0: somebody writes, or will
+	kicks atomic.Int64  // over 0: a goroutine writes, or will
 	work  chan struct{} // one place: the writing is the goroutine's
 	start sync.Once     // of that goroutine
 
@@ -122,12 +122,12 @@ func (c *conn) run() {
 
 var errEnded = fmt.Errorf("the other side has closed the connection: %w", driver.ErrPeerLost)
 
-// stop has nothing land any more: when it returns, nothing is in anybody's hand. The other
+// stop has nothing land any more: when it returns, no piece is in hand. The other
 // side notices nothing yet.
 func (c *conn) stop() {
 	c.over.Store(true)
 	c.rmu.Lock()
-	if c.in.chunk != nil && !c.tls { // with TLS somebody may still read into it
+	if c.in.chunk != nil && !c.tls { // with TLS the reader may still read into it
 		c.b.chunks.give(c.in.chunk)
 	}
 	c.in.chunk = nil
@@ -147,7 +147,7 @@ func (c *conn) close(hard bool) {
 		close(c.gone)
 	})
 	c.stop()
-	c.wmu.Lock() // whoever wrote is out: no memory is read any more
+	c.wmu.Lock() // no goroutine writes any more, so no memory is read
 	c.out.release(c.b)
 	c.wmu.Unlock()
 }

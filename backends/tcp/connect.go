@@ -42,7 +42,8 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 
 func newPeer(b *Backend, to address, conns int) *peer {
 	return &peer{
-		b: b, to: to, conn: b.lastConn.Add(1), conns: make([]*conn, conns), books: make([]books, conns),
+		b: b, to: to, conn: b.lastConn.Add(1),
+		conns: make([]*conn, conns), flight: make([]inFlight, conns),
 		closing: make(chan struct{}), lost: make(chan struct{}), quit: make(chan struct{}),
 		byTag: map[uint64]*batch{}, asked: map[uint64]chan imported{},
 	}
@@ -62,7 +63,9 @@ func (p *peer) open(ctx context.Context) error {
 		return fmt.Errorf("a welcome with a secret of %d bytes: %w", len(secret), driver.ErrCorrupt)
 	}
 	secret, view := secret[:16], secret[16:]
-	p.direct = !p.conns[ctl].tls && bytes.Equal(view, appendView(nil, p.conns[ctl].tcp.LocalAddr(), p.conns[ctl].tcp.RemoteAddr()))
+	control := p.conns[ctl]
+	ours := appendView(nil, control.tcp.LocalAddr(), control.tcp.RemoteAddr())
+	p.direct = !control.tls && bytes.Equal(view, ours)
 	p.credit = int(min(welcome.count, creditMax))
 	p.noteMax = min(p.b.cfg.MessageMax, int(welcome.key))
 	p.learn(welcome.stamp)
@@ -88,7 +91,8 @@ func (p *peer) open(ctx context.Context) error {
 	}
 	for _, c := range p.conns {
 		c.run()
-		c.send(header{kind: kindReady, ticket: uint64(p.grace)}) // on each, since none of them knows which ends first
+		// On each, since none of them knows which ends first.
+		c.send(header{kind: kindReady, ticket: uint64(p.grace)})
 	}
 	return nil
 }
@@ -117,7 +121,8 @@ func (p *peer) greet(ctx context.Context, i int, h header, body []byte) (header,
 	case errors.Is(err, driver.ErrVersion):
 		return h, nil, err
 	case err != nil:
-		return h, nil, fmt.Errorf("await the welcome: %w", errors.Join(p.b.refusal(err, tcp), driver.ErrPeerLost))
+		return h, nil, fmt.Errorf("await the welcome: %w",
+			errors.Join(p.b.refusal(err, tcp), driver.ErrPeerLost))
 	}
 	if err := refusal(control.Status(h.status)); err != nil {
 		return h, nil, err

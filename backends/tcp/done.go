@@ -16,10 +16,10 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 // FD implements driver.Backend.
 func (b *Backend) FD() int { return b.event.FD() }
 
-// wake signals the event if somebody armed it.
+// wake signals the event if it is armed.
 func (b *Backend) wake() {
 	if b.armed.Load() && b.armed.CompareAndSwap(true, false) {
-		_ = b.event.Signal() // fails only when closed: nobody sleeps any more
+		_ = b.event.Signal() // fails only when closed: no goroutine sleeps on it any more
 	}
 }
 
@@ -29,7 +29,7 @@ func (b *Backend) alarm() {
 	b.wake()
 }
 
-// Arm implements driver.Backend. The flag goes up before the look, and whoever brings
+// Arm implements driver.Backend. The flag goes up before the look, and a goroutine that brings
 // something looks at the flag afterwards: one of the two sees the other.
 func (b *Backend) Arm() (ready bool, err error) {
 	if b.closed.Load() {

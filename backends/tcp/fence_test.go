@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -97,5 +98,44 @@ func TestNothingLandsDuringRenew(t *testing.T) {
 			require.NoError(t, await(t, near, 1))
 			require.Equal(t, from[:size], to[:size])
 		}
+	}
+}
+
+// A piece that waited for a fence, or for a renewal of pages, is as old then as it is: what its
+// sender has given up meanwhile does not land.
+func TestPieceThatWaitedIsLookedAtAgain(t *testing.T) {
+	owner := open(t, Config{Grace: 50 * time.Millisecond})
+	near := open(t, Config{Grace: 50 * time.Millisecond, CloseMax: time.Millisecond})
+	far, away := share(t, owner, 4096)
+	m, local := share(t, near, 4096)
+	x := &renewing{}
+	seg := far.seg
+	seg.Shared = x
+	again, err := owner.Register(seg)
+	require.NoError(t, err)
+	shared := again.(*memory)
+	for _, wait := range []struct {
+		in   *memory
+		lock sync.Locker
+	}{{far, &far.gate}, {shared, &x.landing}} {
+		fill(local, 0xEE)
+		p := dial(t, near, owner.Addr())
+		key := take(t, p, wait.in)
+		wait.lock.Lock()
+		d := []driver.Desc{{Len: 4096, LocalKey: m.key, RemoteKey: key}}
+		require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}))
+		var reader *inbound
+		for reader = range acceptedBy(owner) {
+		}
+		for express := reader.conns[express]; express.rmu.TryLock(); runtime.Gosched() {
+			express.rmu.Unlock() // until it has the bytes, and waits
+		}
+		require.NoError(t, p.Close())
+		require.ErrorIs(t, await(t, near, 1), driver.ErrClosed)
+		wait.lock.Unlock()
+		for len(acceptedBy(owner)) > 0 { // all that it had to read is dealt with
+			time.Sleep(time.Millisecond)
+		}
+		require.Zero(t, away[0], "bytes landed after their end")
 	}
 }

@@ -6,20 +6,21 @@ import (
 	"time"
 )
 
-// lead is who reads express at our end: its reader, or whoever waits for a small batch, which saves
-// waking the reader, the goroutine that polls, and then who waits. Both cannot sleep on one
-// socket. So once a run of batches was waited for, the reader steps aside when nothing is under way, and
-// comes back when somebody leaves with more under way, or nobody takes its place. p.mu guards it.
+// lead is which goroutine reads express at our end: its reader, or one that waits for a small
+// batch, which saves waking the reader, the goroutine that polls, and then the one that waits.
+// Both cannot sleep on one socket. So once a run of batches was waited for, the reader steps
+// aside when nothing is under way, and comes back when a waiting goroutine leaves with more under
+// way, or none takes its place. p.mu guards it.
 type lead struct {
 	aside  bool          // the reader stands aside
 	back   chan struct{} // one place: the reader is to come back
-	taken  bool          // somebody reads in its place
+	taken  bool          // a waiting goroutine reads in its place
 	tag    uint64        // for which batch: its tag,
 	id     uint64        // and its number, since tags come again
 	nudged bool          // that one is to look again
 	last   verdict       // of its reading
 
-	helps int // batches in a row that somebody waited for
+	helps int // batches in a row that a goroutine waited for
 	need  int // of them, for the reader to step aside
 	leads uint64
 
@@ -29,9 +30,10 @@ type lead struct {
 }
 
 const (
-	needMin   = 16
-	needMax   = 1 << 20
-	watchTime = time.Millisecond // how long the reader may be missed, and who reads be held up
+	needMin = 16
+	needMax = 1 << 20
+	// How long the reader may be missed, and the goroutine in its place be held up.
+	watchTime = time.Millisecond
 )
 
 // setUp is for a peer whose express carries nothing but small batches, in plain text.
@@ -45,7 +47,7 @@ func (l *lead) setUp(p *peer) {
 
 // busy reports whether something on express is under way, or will be.
 func (p *peer) busy() bool {
-	k := &p.books[express]
+	k := &p.flight[express]
 	return len(k.parts) > len(k.free) || p.small.first != nil
 }
 
@@ -72,7 +74,7 @@ func (l *lead) comeBack() {
 
 // awaitReturn reports false when the connection is over instead.
 func (c *conn) awaitReturn() bool {
-	p, _ := c.end.(*peer) // nobody else has a reader that steps aside
+	p, _ := c.end.(*peer) // only a peer has a reader that steps aside
 	select {
 	case <-p.lead.back:
 		return !c.over.Load()
@@ -91,8 +93,8 @@ func (p *peer) expect() {
 	}
 }
 
-// look sends for the reader where nobody has read in its place since the last look, and lets who
-// reads for one batch all the while go and sleep.
+// look sends for the reader where no goroutine has read in its place since the last look, and
+// lets one that reads for one batch all the while go and sleep.
 func (p *peer) look() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -115,13 +117,13 @@ func (p *peer) look() {
 	l.watch.Reset(watchTime)
 }
 
-// nudge has who reads look whether its batch is over; p.mu is held.
+// nudge has the goroutine that reads look whether its batch is over; p.mu is held.
 func (p *peer) nudge() {
 	p.lead.nudged = true
 	_ = p.conns[express].tcp.SetReadDeadline(time.Unix(1, 0)) // fails only where it is closed
 }
 
-// leads reports whether somebody reads who waits for a batch; p.mu is held.
+// leads reports whether a goroutine that waits for a batch reads; p.mu is held.
 func (p *peer) leads(x *batch) bool { return p.lead.taken && p.lead.id == x.id }
 
 // Help implements driver.Peer. It may go on for some milliseconds after stop is closed.
@@ -159,13 +161,13 @@ func (p *peer) Help(tag uint64, stop <-chan struct{}) bool {
 	return over
 }
 
-// awaited reports whether the batch for which somebody reads is under way; p.mu is held.
+// awaited reports whether the batch for which a goroutine reads is under way; p.mu is held.
 func (p *peer) awaited() bool {
 	x := p.byTag[p.lead.tag]
 	return x != nil && x.id == p.lead.id
 }
 
-// takeLead is what the poller calls for who reads in the reader's place: until its batch is over.
+// takeLead is what the poller calls for the goroutine in the reader's place: until its batch is over.
 func (p *peer) takeLead(fd uintptr) bool {
 	v := p.conns[express].readAll(int(fd))
 	p.mu.Lock()

@@ -36,7 +36,8 @@ func (b *Backend) listen() error {
 	}
 	tcp, ok := l.(*net.TCPListener)
 	if !ok {
-		return errors.Join(fmt.Errorf("listen at %v: no socket of TCP: %w", l.Addr(), driver.ErrNotSupported), l.Close())
+		return errors.Join(fmt.Errorf("listen at %v: no socket of TCP: %w",
+			l.Addr(), driver.ErrNotSupported), l.Close())
 	}
 	b.listener = tcp
 	return b.advertise(tcp.Addr())
@@ -123,7 +124,8 @@ func (b *Backend) dial(ctx context.Context, places []string) (tcp *net.TCPConn, 
 func (b *Backend) present(ctx context.Context, conn net.Conn, place string) (*net.TCPConn, net.Conn, error) {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
-		return nil, nil, errors.Join(fmt.Errorf("no connection of TCP: %w", driver.ErrNotSupported), conn.Close())
+		return nil, nil, errors.Join(fmt.Errorf("no connection of TCP: %w",
+			driver.ErrNotSupported), conn.Close())
 	}
 	b.tune(tcp)
 	secure, err := b.call(ctx, conn, place)

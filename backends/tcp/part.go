@@ -10,7 +10,7 @@ import (
 )
 
 // part is what one frame carries of a batch: pieces of one pair of memories. It is on its
-// connection's books until the owner has acknowledged it.
+// connection's in-flight table until the owner has acknowledged it.
 type part struct {
 	batch *batch // nil: free
 	turn  uint32 // how often the place was used
@@ -20,21 +20,21 @@ type part struct {
 	v     int
 	note  bool // it is a note, and n is 0
 
-	// A part is over when both are so. Most often the first comes first, but who has written
+	// A part is over when both are so. Most often the first comes first, but the goroutine that wrote
 	// the last bytes may be slower than the owner, and a malicious owner may say anything.
-	out    bool // nobody reads of the batch to send it
+	out    bool // no goroutine reads of the batch to send it
 	acked  bool
 	status control.Status
 }
 
-// books are the parts of one connection. p.mu guards them.
-type books struct {
+// inFlight is the in-flight table: the parts of one connection. p.mu guards them.
+type inFlight struct {
 	parts  []part
 	free   []uint32
 	flying uint64 // bytes
 }
 
-func (k *books) open(q part) (id uint64) {
+func (k *inFlight) open(q part) (id uint64) {
 	var i uint32
 	if n := len(k.free); n > 0 {
 		i, k.free = k.free[n-1], k.free[:n-1]
@@ -50,7 +50,7 @@ func (k *books) open(q part) (id uint64) {
 }
 
 // at returns the part of an id; nil: the peer made it up.
-func (k *books) at(id uint64) *part {
+func (k *inFlight) at(id uint64) *part {
 	i := id & math.MaxUint32
 	if i >= uint64(len(k.parts)) || k.parts[i].batch == nil || k.parts[i].turn != uint32(id>>32) {
 		return nil
@@ -58,7 +58,7 @@ func (k *books) at(id uint64) *part {
 	return &k.parts[i]
 }
 
-func (k *books) close(id uint64) *batch {
+func (k *inFlight) close(id uint64) *batch {
 	q := k.at(id)
 	x := q.batch
 	k.flying -= q.n
@@ -97,7 +97,7 @@ func (p *peer) cutNext(c *conn) (there bool, failed *batch) {
 			p.sendNote(x)
 			return true, nil // it is queued, and goes next
 		}
-		k := &p.books[c.index]
+		k := &p.flight[c.index]
 		if k.flying > 0 && k.flying+min(partBytes, x.bytes) > uint64(p.b.cfg.Flight) {
 			return false, nil
 		}
@@ -141,7 +141,8 @@ func (p *peer) cut(c *conn, x *batch) bool {
 	q.v = x.v
 	v := &x.views[x.v]
 	start := o.chunk.n
-	h := header{kind: kindWrite, key: v.remote.key, ticket: v.remote.ticket, batch: x.id, stamp: p.stamp()}
+	h := header{kind: kindWrite, key: v.remote.key, ticket: v.remote.ticket}
+	h.batch, h.stamp = x.id, p.stamp()
 	if x.op == driver.Read {
 		h.kind = kindRead
 	} else if x.tail != driver.NoTail {
@@ -161,7 +162,7 @@ func (p *peer) cut(c *conn, x *batch) bool {
 	h.length = h.table()
 	x.sent++
 	q.out = x.op == driver.Read
-	h.id = p.books[c.index].open(q)
+	h.id = p.flight[c.index].open(q)
 	if c.index == express {
 		p.expect()
 	}
@@ -230,20 +231,21 @@ func (x *batch) tabulate(o *sender, v *view) (bytes uint64, entries uint32) {
 func (p *peer) sendNote(x *batch) {
 	x.queue.remove(x)
 	c := p.conns[express]
-	h := header{kind: kindNote, count: x.sent, batch: x.id, ticket: x.number, key: x.target, stamp: p.stamp()}
+	h := header{kind: kindNote, count: x.sent, batch: x.id, ticket: x.number, key: x.target}
+	h.stamp = p.stamp()
 	if x.tail == driver.CountTail {
 		h.flags = flagCounts
 	}
-	h.id = p.books[express].open(part{batch: x, note: true, out: true})
+	h.id = p.flight[express].open(part{batch: x, note: true, out: true})
 	p.expect()
 	c.post(&h, x.msg)
 	p.lastSent = clock()
 }
 
-// sent implements end: nobody reads what follows the head of a Write any more.
+// sent implements end: what follows the head of a Write is read.
 func (p *peer) sent(c *conn) {
 	p.mu.Lock()
-	q := p.books[c.index].at(c.out.src.id)
+	q := p.flight[c.index].at(c.out.src.id)
 	if q == nil {
 		p.mu.Unlock()
 		return
@@ -258,7 +260,7 @@ func (p *peer) sent(c *conn) {
 // acked takes word that a part is in place. It reports false for one that the peer made up.
 func (p *peer) acked(c *conn, h *header) bool {
 	p.mu.Lock()
-	q := p.books[c.index].at(h.id)
+	q := p.flight[c.index].at(h.id)
 	if q == nil || q.acked {
 		p.mu.Unlock()
 		return false
@@ -268,7 +270,8 @@ func (p *peer) acked(c *conn, h *header) bool {
 	return true
 }
 
-// endPart takes a part off the books if it is over, for who reads or for who writes. p.mu is held,
+// endPart takes a part out of the in-flight table if it is over; reads tells the reader from a
+// writer. p.mu is held,
 // and is not when it returns.
 func (p *peer) endPart(c *conn, q *part, id uint64, reads bool) {
 	if !q.out || !q.acked {
@@ -278,7 +281,7 @@ func (p *peer) endPart(c *conn, q *part, id uint64, reads bool) {
 	if err := q.status.Err(); err != nil {
 		p.drop(q.batch, err)
 	}
-	x := p.books[c.index].close(id)
+	x := p.flight[c.index].close(id)
 	over, led := p.settled(x), p.leads(x)
 	if over && led && !reads {
 		p.nudge()

@@ -88,7 +88,10 @@ func (f *fragment) check(size uint64) bool {
 		return false
 	}
 	all := f.pattern.Bytes()
-	return f.bytes > 0 && f.bytes <= partLimit && f.skip < f.pattern.EntryLen() && f.bytes <= all && f.skip <= all-f.bytes
+	if f.bytes == 0 || f.bytes > partLimit || f.bytes > all {
+		return false
+	}
+	return f.skip < f.pattern.EntryLen() && f.skip <= all-f.bytes
 }
 
 // cutPattern puts the next part of a pattern into the chunk, of which the head of the frame is
@@ -106,7 +109,8 @@ func (x *batch) cutPattern(o *sender) (bytes uint64, slots uint32, ok bool) {
 	}
 	bytes = min(bytes, uint64(end-x.i)*x.entry-x.off)
 	f := fragment{skip: x.off, bytes: bytes}
-	f.pattern = driver.Pattern{Run: p.Run, Loops: p.Loops, Count: end - x.i, Remote: cutSide(p.Remote, x.i, end)}
+	f.pattern = driver.Pattern{Run: p.Run, Loops: p.Loops, Count: end - x.i}
+	f.pattern.Remote = cutSide(p.Remote, x.i, end)
 	if x.op == driver.Write {
 		o.local = f.pattern
 		s := &o.local.Local

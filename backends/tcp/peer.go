@@ -24,7 +24,7 @@ type peer struct {
 	conn  uint64 // our number for it
 	conns []*conn
 
-	direct bool          // nobody is between us and the owner's kernel
+	direct bool          // no proxy is between us and the owner's kernel
 	quit   chan struct{} // closed when the owner says that nothing of ours lands any more
 	quits  sync.Once     // closes quit
 
@@ -47,7 +47,7 @@ type peer struct {
 	mu       sync.Mutex            // after wmu of a connection, before ctlMu
 	small    queue
 	large    queue
-	books    []books // by connection
+	flight   []inFlight // by connection
 	lead     lead
 	byTag    map[uint64]*batch
 	failed   bool
@@ -98,7 +98,8 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 			return 0, 0, fmt.Errorf("import: %w", a.err)
 		}
 		if a.r.size != t.Size {
-			return 0, 0, fmt.Errorf("import: token of %d bytes, the memory has %d: %w", t.Size, a.r.size, driver.ErrBadToken)
+			return 0, 0, fmt.Errorf("import: token of %d bytes, the memory has %d: %w",
+				t.Size, a.r.size, driver.ErrBadToken)
 		}
 		a.r.key = t.Key
 		return p.keep(a.r), t.Size, nil
@@ -107,7 +108,8 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	case <-p.closing:
 		return 0, 0, driver.ErrClosed
 	case <-limit.C:
-		return 0, 0, fmt.Errorf("import: the peer does not answer for %v: %w", p.b.cfg.Handshake, driver.ErrTimeout)
+		return 0, 0, fmt.Errorf("import: the peer does not answer for %v: %w",
+			p.b.cfg.Handshake, driver.ErrTimeout)
 	}
 }
 
@@ -172,7 +174,8 @@ func (p *peer) Explain(_, _ uint32) string {
 	if p.conns[ctl].tls {
 		how = "by TLS 1.3"
 	}
-	return fmt.Sprintf("%s to %s, %d connections for data", how, p.conns[ctl].tcp.RemoteAddr(), len(p.conns)-1)
+	return fmt.Sprintf("%s to %s, %d connections for data",
+		how, p.conns[ctl].tcp.RemoteAddr(), len(p.conns)-1)
 }
 
 // accept implements end: what an owner may say.
@@ -248,7 +251,7 @@ func (p *peer) credited(n int) {
 func (p *peer) aim(c *conn, h *header) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	q := p.books[c.index].at(h.id)
+	q := p.flight[c.index].at(h.id)
 	if q == nil || q.note || q.batch.op != driver.Read || q.n != uint64(h.length) {
 		return false
 	}
@@ -266,7 +269,7 @@ func (p *peer) finish(c *conn) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if q := p.books[c.index].at(c.in.h.id); q != nil {
+	if q := p.flight[c.index].at(c.in.h.id); q != nil {
 		p.drop(q.batch, c.in.land.status.Err())
 	}
 }

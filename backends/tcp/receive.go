@@ -57,17 +57,16 @@ func (l *landing) enter() verdict {
 	if l.mem == nil || l.cancel != nil && l.cancel.Load() {
 		return finished
 	}
-	if l.m != nil {
-		if !l.owner.fresh(l.stamp) {
-			return hold
-		}
-		if !l.m.enter(l.ticket) {
-			l.mem, l.status = nil, control.Revoked
-			return finished
-		}
+	if l.m != nil && !l.m.enter(l.ticket) {
+		l.mem, l.status = nil, control.Revoked
+		return finished
 	}
 	if l.shared != nil {
 		l.shared.Enter()
+	}
+	if l.m != nil && !l.owner.fresh(l.stamp) { // last: the others may have to wait
+		l.leave()
+		return hold
 	}
 	return more
 }
@@ -345,7 +344,7 @@ func (c *conn) readFrame() error {
 		mem := c.in.chunk
 		c.rmu.Unlock()
 		// The chunk is ours until the lock is held again, unless we are stopped: then
-		// nobody takes what it holds.
+		// what it holds is dropped.
 		n, err := c.net.Read(mem.mem[:want])
 		if err != nil {
 			return err

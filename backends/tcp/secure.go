@@ -19,7 +19,7 @@ func (b *Backend) call(ctx context.Context, tcp net.Conn, place string) (net.Con
 	return b.secure.Call(ctx, tcp, host)
 }
 
-// answer secures a connection that somebody else began.
+// answer secures a connection that a peer began.
 func (b *Backend) answer(ctx context.Context, tcp net.Conn) (net.Conn, error) {
 	if b.secure == nil {
 		return tcp, nil
@@ -27,8 +27,8 @@ func (b *Backend) answer(ctx context.Context, tcp net.Conn) (net.Conn, error) {
 	return b.secure.Answer(ctx, tcp)
 }
 
-// refusal says why the owner hung up in place of a welcome: of our certificate nobody has
-// told us before.
+// refusal says why the owner hung up in place of a welcome: it may have refused our
+// certificate.
 func (b *Backend) refusal(err error, tcp net.Conn) error {
 	if b.secure == nil {
 		return err

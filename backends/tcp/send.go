@@ -86,8 +86,8 @@ func (c *conn) kickAnswers() {
 	}
 }
 
-// kick has somebody write: this goroutine as far as the socket takes it, unless the work is
-// large, or another is at it, who then looks again.
+// kick has what waits written: by this goroutine as far as the socket takes it, unless the work is
+// large, or another goroutine is at it, which then looks again.
 func (c *conn) kick(large bool) {
 	if c.kicks.Add(1) > 1 {
 		return
@@ -97,10 +97,10 @@ func (c *conn) kick(large bool) {
 	}
 }
 
-// handOver leaves the writing to the goroutine. Only who has it may call this.
+// handOver leaves the writing to the goroutine. Only the goroutine that has it may call this.
 func (c *conn) handOver() {
 	c.start.Do(func() { c.b.tasks.Start(c.write) })
-	c.work <- struct{}{} // there is one who has the writing, and one place
+	c.work <- struct{}{} // one goroutine has the writing, and there is one place
 }
 
 func (c *conn) write() {

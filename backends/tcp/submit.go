@@ -26,7 +26,8 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 		return driver.ErrPeerLost
 	}
 	if b.Tail == driver.NotifyTail && len(b.Notify) > p.noteMax {
-		return fmt.Errorf("notification of %d bytes, at most %d: %w", len(b.Notify), p.noteMax, driver.ErrBounds)
+		return fmt.Errorf("notification of %d bytes, at most %d: %w",
+			len(b.Notify), p.noteMax, driver.ErrBounds)
 	}
 	if !p.b.done.Take() {
 		return driver.ErrFull
@@ -143,20 +144,20 @@ func (p *peer) voidNote(x *batch) {
 	p.conns[express].post(&h, nil)
 }
 
-// settled takes a batch that is over off the books; p.mu is held.
+// settled takes a batch that is over out of the in-flight table; p.mu is held.
 func (p *peer) settled(x *batch) bool {
 	if x.queue != nil || x.flying > 0 {
 		return false
 	}
 	if p.byTag[x.tag] != x {
-		return false // somebody else has
+		return false // another goroutine has
 	}
 	delete(p.byTag, x.tag)
 	return true
 }
 
-// finishBatch completes a batch that was settled. Nobody need be woken where its end was read by who
-// waits for it, and polls next.
+// finishBatch completes a batch that was settled. No wake-up is needed where its end was read by the
+// goroutine that waits for it, and polls next.
 func (p *peer) finishBatch(x *batch, wake bool) {
 	tag, err := x.tag, x.err
 	p.b.batches.give(x) // before its place in done comes free

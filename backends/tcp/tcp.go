@@ -4,13 +4,14 @@
 //
 // A peer has one connection for control and several for data. A Write is frames that say
 // where their bytes go, a Read is frames that ask for some, and the owner's goroutines serve
-// both without its program: so a fence of memory is local, a new ticket that is compared
-// before each piece. What a frozen peer finds in its sockets when it goes on is too old to land
-// unless who sent it says that it is still wanted. A connection that breaks ends its peer;
-// whoever wants it back connects again.
+// both without its program. So a fence of memory is local: a new ticket, which is compared
+// before each piece. What has lain in sockets for too long, such as those of an owner that was
+// frozen, lands only if the initiator confirms that it still wants it. Close and the loss of a
+// connection end with the word of the owner that it has stopped, or when all that was sent is
+// too old to land. A connection that breaks ends its peer; a program connects anew.
 //
-// TLS 1.3 with certificates of both sides is spoken on every connection, or plain text where
-// the Config says so.
+// Every connection speaks TLS 1.3 with certificates of both sides, or plain text where the
+// Config says so.
 package tcp
 
 import (
@@ -46,7 +47,7 @@ type Backend struct {
 	stop     chan struct{}
 	closing  sync.Once
 	closed   atomic.Bool
-	armed    atomic.Bool // somebody sleeps on event
+	armed    atomic.Bool // a goroutine sleeps on event
 	news     atomic.Bool // something for the sleeper that is in no queue
 
 	memories   keys.Table[memory]
@@ -170,7 +171,7 @@ func (b *Backend) leave(p *peer) {
 	b.mu.Unlock()
 }
 
-// batches are those that nobody uses. There are never more than BatchesMax in use.
+// batches are those that are not in use. There are never more than BatchesMax in use.
 type batches struct {
 	mu   sync.Mutex
 	free []*batch

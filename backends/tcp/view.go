@@ -9,10 +9,10 @@ import (
 
 // appendView appends the two ends of a connection as one side sees them: the initiator's, then the
 // owner's. With a welcome the owner says what it sees. If the initiator sees the same, then
-// nobody ended the connection on the way to begin another, as a proxy does: its end is a word
+// no proxy on the way ended the connection and began another: its end is a word
 // of the owner's kernel, which says it once the owner has stopped all its readers, or is dead.
 // One that was reset proves nothing: kernels do that by themselves, and give the reader what
-// had come before. Nor does one under TLS, whose end anybody on the way can make up.
+// had come before. Nor does one under TLS, whose end can be made up on the way.
 func appendView(b []byte, initiator, owner net.Addr) []byte {
 	for _, a := range []net.Addr{initiator, owner} {
 		at, ok := a.(*net.TCPAddr)

@@ -25,7 +25,7 @@ const (
 
 // The kinds. The initiator began the connection, the owner has the memory.
 const (
-	kindHello     = 1 + iota // initiator: who I am; the first frame of a peer
+	kindHello     = 1 + iota // initiator: the first frame of a peer
 	kindJoin                 // initiator: one more connection of that peer
 	kindWelcome              // owner: to both
 	kindReady                // initiator: all connections are there
@@ -96,7 +96,8 @@ func (h *header) decode(b *[headBytes]byte) error {
 	h.batch = binary.LittleEndian.Uint64(b[32:])
 	h.stamp = int64(binary.LittleEndian.Uint64(b[40:]))
 	if !h.sound() {
-		return fmt.Errorf("frame of kind %d with %d entries and %d bytes: %w", h.kind, h.count, h.length, driver.ErrCorrupt)
+		return fmt.Errorf("frame of kind %d with %d entries and %d bytes: %w",
+			h.kind, h.count, h.length, driver.ErrCorrupt)
 	}
 	return nil
 }

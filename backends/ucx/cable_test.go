@@ -192,7 +192,7 @@ func TestCable(t *testing.T) {
 	for name, way := range failures {
 		t.Run(name, func(t *testing.T) {
 			leak.Check(t)
-			s := newStage(t, sideConfig{UCX: ucx.Config{Grace: shortGrace}}, host.Start)
+			s := newStage(t, sideConfig{UCX: ucx.Config{Grace: shortGrace, Failure: shortGrace}}, host.Start)
 			for _, round := range []struct {
 				name string
 				run  func(*stage, func() error)
@@ -217,14 +217,8 @@ func TestCable(t *testing.T) {
 func lostRound(s *stage, mend func() error) {
 	s.t.Helper()
 	begin := uptime()
-	s.soon("the near side's transfers ended", begin, s.ended(), shortGrace)
-	s.soon("the far side's transfers ended", begin, s.far.do(order{Do: "outcome"}).At, shortGrace)
-	s.soon("the far side was told", begin, s.far.do(order{Do: "lastWord"}).At, shortGrace)
-	at, err := s.near.lastWord()
-	if err != nil {
-		s.t.Error(err)
-	}
-	s.soon("the near side was told", begin, at, shortGrace)
+	s.soon("the near side's transfers ended", begin, s.ended(), 2*shortGrace)
+	s.soon("the far side's transfers ended", begin, s.far.do(order{Do: "outcome"}).At, 2*shortGrace)
 	s.poison(inAll, inAll)
 	if err := mend(); err != nil {
 		s.t.Fatal(err)
@@ -238,7 +232,7 @@ func lostRound(s *stage, mend func() error) {
 func earlyRound(s *stage, mend func() error) {
 	s.t.Helper()
 	begin := uptime()
-	s.soon("the near side's transfers ended", begin, s.ended(), shortGrace)
+	s.soon("the near side's transfers ended", begin, s.ended(), 2*shortGrace)
 	s.poison(inSrc, inKV)
 	if err := mend(); err != nil {
 		s.t.Fatal(err)

@@ -87,6 +87,6 @@ func (p *peer) awaitWelcome(ctx context.Context) error {
 	case <-p.b.closing:
 		return driver.ErrClosed
 	case <-ctx.Done():
-		return fmt.Errorf("no answer, %v may be frozen: %w", &p.owner, driver.ContextError(ctx))
+		return fmt.Errorf("no answer, %v may be frozen%s: %w", &p.owner, p.l.blocked(), driver.ContextError(ctx))
 	}
 }

@@ -51,21 +51,19 @@ func (p *peer) way(key uint32, offered bool) string {
 
 // hand says who moves the bytes of memory that is not mapped, near.
 func (p *peer) hand() string {
-	const messages, kernel = "message by message through UCX's queue, two copies", "by one copy of the kernel"
-	why := p.link.Pulls()
-	switch {
-	case why == nil && p.pulled.Load():
-		return "served " + kernel + ": the owner's thread takes what is written, and we take what is read"
-	case why == nil:
-		return "served by the owner's thread: what is written " + messages + ", since the owner may not copy from this process; what is read " + kernel
-	case errors.Is(why, driver.ErrNotSupported):
-		return "served by the owner's thread " + messages + ", since Transports of one side leave out cma"
+	const messages = "message by message through UCX's queue"
+	if p.pulled.Load() {
+		return "served by the owner's thread: what is written by one copy of the kernel, what is read " + messages
 	}
 	text := "served by the owner's thread " + messages
-	if p.pulled.Load() {
-		text = "served by the owner's thread: what is written " + kernel + ", what is read " + messages
+	switch why := p.link.Pulls(); {
+	case why == nil:
+		return text + ", since the owner may not copy from this process"
+	case errors.Is(why, driver.ErrNotSupported):
+		return text + ", since Transports of one side leave out cma"
+	default:
+		return fmt.Sprintf("%s (%v: sysctl kernel.yama.ptrace_scope=0, or allow it in the container's seccomp profile)", text, why)
 	}
-	return fmt.Sprintf("%s (%v: sysctl kernel.yama.ptrace_scope=0, or allow it in the container's seccomp profile)", text, why)
 }
 
 // lanesOf reads what UCX prints of an endpoint, lines such as

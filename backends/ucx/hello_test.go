@@ -253,12 +253,11 @@ func TestExplain(t *testing.T) {
 		pulled  bool
 		want    string
 	}{
-		{nil, true, "served by one copy of the kernel: the owner's thread takes what is written, and we take what is read"},
-		{nil, false, "served by the owner's thread: what is written message by message through UCX's queue, two copies, " +
-			"since the owner may not copy from this process; what is read by one copy of the kernel"},
-		{driver.ErrNotSupported, false, "served by the owner's thread message by message through UCX's queue, two copies, since Transports of one side leave out cma"},
-		{syscall.EPERM, true, "served by the owner's thread: what is written by one copy of the kernel, what is read message by message through UCX's queue, " +
-			"two copies (operation not permitted: sysctl kernel.yama.ptrace_scope=0, or allow it in the container's seccomp profile)"},
+		{nil, true, "served by the owner's thread: what is written by one copy of the kernel, what is read message by message through UCX's queue"},
+		{nil, false, "served by the owner's thread message by message through UCX's queue, since the owner may not copy from this process"},
+		{driver.ErrNotSupported, false, "served by the owner's thread message by message through UCX's queue, since Transports of one side leave out cma"},
+		{syscall.EPERM, false, "served by the owner's thread message by message through UCX's queue " +
+			"(operation not permitted: sysctl kernel.yama.ptrace_scope=0, or allow it in the container's seccomp profile)"},
 	} {
 		net(p.near).refusal = way.refusal
 		ours.pulled.Store(way.pulled)

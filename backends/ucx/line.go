@@ -43,6 +43,15 @@ func (l *line) String() string {
 	return "far"
 }
 
+// blocked names another cause of a peer's silence. A process that is killed while it puts a message
+// into a queue of UCX's shared memory leaves a place there that is never filled, and UCX waits for it.
+func (l *line) blocked() string {
+	if !l.near {
+		return ""
+	}
+	return ", or its queue or ours is blocked by a process that was killed while it sent: then open that backend anew"
+}
+
 // addresses lists those of our workers.
 func (l *line) addresses() (list [][]byte) {
 	for w := range l.b.cfg.Workers {

@@ -125,7 +125,19 @@ func (l *fakeLink) Submit(tag uint64, b *driver.Batch) error {
 	if err := p.Check(uint64(len(local.bytes)), remote.Size); err != nil {
 		return err
 	}
-	return l.submit(tag, b, p.Count, p.Desc)
+	return l.submit(tag, b, p.Count*p.Runs(), func(i int) driver.Desc { return runOf(p, i) })
+}
+
+// runOf returns run i of a pattern.
+func runOf(p *driver.Pattern, i int) driver.Desc {
+	d, in := p.Desc(i/p.Runs()), uint64(i%p.Runs())
+	for k := len(p.Loops) - 1; k >= 0; k-- {
+		n := uint64(p.Loops[k].N)
+		d.Local += in % n * p.Loops[k].Local
+		d.Remote += in % n * p.Loops[k].Remote
+		in /= n
+	}
+	return d
 }
 
 func (l *fakeLink) Notify(msg []byte) error {

@@ -3,6 +3,7 @@
 package ucx
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -68,7 +69,7 @@ func (p *peer) enter() error {
 }
 
 // can is what every connection takes.
-const can = driver.CanPattern | driver.CanNotify | driver.CanCount
+const can = driver.CanPattern | driver.CanNest | driver.CanNotify | driver.CanCount
 
 // Can implements driver.Peer.
 func (p *peer) Can() driver.Can { return can }
@@ -81,7 +82,7 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	if err := b.Check(can); err != nil {
 		return err
 	}
-	if len(b.Descs) > descsMax || len(b.Notify) > messageMax || b.Pattern != nil && b.Pattern.Count > runsMax {
+	if len(b.Descs) > descsMax || len(b.Notify) > messageMax || b.Pattern != nil && tooMany(b.Pattern) {
 		return driver.ErrBounds
 	}
 	if err := p.enter(); err != nil {
@@ -89,6 +90,18 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	}
 	defer p.gate.Exit()
 	return p.link.Submit(tag, b)
+}
+
+// tooMany reports whether a pattern has more than runsMax runs.
+func tooMany(p *driver.Pattern) bool {
+	runs := uint64(max(p.Count, 0))
+	for i := range p.Loops {
+		if runs > runsMax {
+			break
+		}
+		runs *= uint64(p.Loops[i].N)
+	}
+	return runs > runsMax
 }
 
 // Cancel implements driver.Peer.
@@ -185,8 +198,10 @@ func (p *peer) end() {
 	close(p.closing)
 	over := false
 	if !p.gone.Load() {
-		_ = p.link.Drain(p.b.cfg.Grace) // what is under way still ends below
-		over = p.part()
+		// What is under way still ends below; a peer that is silent as long is not waited for.
+		if err := p.link.Drain(p.b.cfg.Grace); !errors.Is(err, driver.ErrPeerLost) {
+			over = p.part()
+		}
 	}
 	p.link.End(csrc.UCXClosed, over)
 	p.gate.Wait()

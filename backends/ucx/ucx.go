@@ -7,10 +7,12 @@
 // memory and serves peers of this host; memory of Backend.Alloc its peers map, and
 // plain loads and stores move the bytes. The far one holds all others. Wherever
 // memory is not mapped, the owner's own thread lands what is written, after it has
-// compared the ticket that each message shows: near it has the kernel copy it out of
-// the writer's memory, far the message carries it. So the proof that nothing lands
-// later is local to the owner, whatever a network still holds. Only who has mapped
-// memory must be asked (Fence), and is shut out by fresh pages when it is frozen.
+// compared the ticket that each message shows, and how old the message is: near it has
+// the kernel copy the bytes out of the writer's memory, far the message carries them. So
+// the proof that nothing lands later is local to the owner, whatever a network still
+// holds. Bytes are always copied into messages: UCX never sends from the program's
+// memory. Only a peer that has mapped memory must be asked (Fence), and is shut out by
+// fresh pages when it is frozen.
 //
 // The data path, its threads and what they exchange is package csrc's. Here is
 // what is said beforehand: who is who (address.go), how connections begin and end
@@ -18,8 +20,10 @@
 // owner's), and what a token opens (memory.go, imports.go). One goroutine handles
 // the control messages of a backend; what may take time it hands on.
 //
-// A peer that is silent for Config.Grace is given up. Against a hostile peer only
-// tokens protect: it can claim to be another backend.
+// A peer that is silent for Config.Failure while something waits for it is given up. A
+// write to it ends once the owner would ask before it lands the bytes (Config.Grace of both
+// sides, the larger). Against a hostile peer only tokens protect: it can claim to be another
+// backend.
 package ucx
 
 import (

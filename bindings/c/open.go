@@ -169,7 +169,9 @@ func (e *openEngine) close() error {
 	remotes.dropAll(func(r *remote) bool { return r.of.of == e })
 	peers.dropAll(func(p *peer) bool { return p.of == e })
 	for _, r := range regions.dropAll(func(r *region) bool { return r.of == e }) {
-		r.letGo()
+		if !errors.Is(err, engine.ErrUnproven) { // else bytes may land there still
+			r.letGo()
+		}
 	}
 	engines.drop(e.handle)
 	return errors.Join(err, e.ended.close(), e.inbox.close())

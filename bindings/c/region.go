@@ -123,8 +123,9 @@ func slgoRegister(h C.uint64_t, name *C.char, s *C.struct_sluice_segment, out *C
 	}
 	handle, err := adopt(e, &regions, r)
 	if err != nil {
-		_ = r.r.Close() // otherwise the engine's Close does it
-		r.letGo()
+		if r.r.Close() == nil { // otherwise the engine's Close does it, and may prove nothing
+			r.letGo()
+		}
 		return answer(f, err)
 	}
 	*out = C.uint64_t(handle)

@@ -78,7 +78,7 @@ func TestExplain(t *testing.T) {
 			t.Errorf("shm to another host: %v", c)
 		}
 	}
-	if o := sluice(t, "explain", "--local", "hbm", "--backend", "shm"); o.status != 0 || !strings.Contains(o.stdout, "no backend can") {
+	if o := sluice(t, "explain", "--local", "hbm", "--backend", "shm"); o.status != statusFailed || !strings.Contains(o.stdout, "no backend can") {
 		t.Errorf("%+v", o)
 	}
 }

@@ -95,7 +95,8 @@ func TestDoctorLooksAtCertificates(t *testing.T) {
 		f := as(dir, name)
 		return []string{"doctor", "--tcp-cert", f[1], "--tcp-key", f[3], "--tcp-ca", f[5]}
 	}
-	if o := ok(t, sluice(t, flags("node")...)); !strings.Contains(o.stdout, `of "node", by "sluice", for 127.0.0.1`) || strings.Contains(o.stdout, "ends soon") {
+	if o := ok(t, sluice(t, flags("node")...)); !strings.Contains(o.stdout, `of "node", by "sluice `) ||
+		!strings.Contains(o.stdout, `", for 127.0.0.1`) || strings.Contains(o.stdout, "ends soon") {
 		t.Errorf("%s", o.stdout)
 	}
 	if o := ok(t, sluice(t, flags("short")...)); !strings.Contains(o.stdout, "ends soon") {

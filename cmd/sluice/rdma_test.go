@@ -52,7 +52,7 @@ func TestMachineWithoutVerbs(t *testing.T) {
 				t.Errorf("%s, %v: %+v", name, args, o)
 			}
 		}
-		if o := run("explain", "--backend", "rdma"); o.status != 0 || !strings.Contains(o.stdout, "no: rdma backend unavailable") {
+		if o := run("explain", "--backend", "rdma"); o.status != statusFailed || !strings.Contains(o.stdout, "no: rdma backend unavailable") {
 			t.Errorf("%s: %+v", name, o)
 		}
 		r := decode(t, run("doctor", "--json").stdout).(map[string]any)

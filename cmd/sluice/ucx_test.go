@@ -142,14 +142,15 @@ func TestNamesThatUCXDoesNotKnow(t *testing.T) {
 func TestExplainUCX(t *testing.T) {
 	needUCX(t)
 	for _, tc := range []struct {
-		args []string
-		want []string
+		args   []string
+		status int
+		want   []string
 	}{
-		{nil, []string{"near (this host", "direct: ", "; lanes ", "/memory (am"}},
-		{[]string{"--transports", "tcp", "--devices", "lo"}, []string{"far (", "served by the owner's thread", "lanes tcp/lo (am"}},
-		{[]string{"--transports", "posix"}, []string{"near (this host", "lanes posix/memory (am"}},
-		{[]string{"--transports", "nonsense"}, []string{"no: ucx backend unavailable", "nonsense"}},
-		{[]string{"--local", "hbm"}, []string{"no: ", "device memory", "CUDA"}},
+		{nil, statusOK, []string{"near (this host", "direct: ", "; lanes ", "/memory (am"}},
+		{[]string{"--transports", "tcp", "--devices", "lo"}, statusOK, []string{"far (", "served by the owner's thread", "lanes tcp/lo (am"}},
+		{[]string{"--transports", "posix"}, statusOK, []string{"near (this host", "lanes posix/memory (am"}},
+		{[]string{"--transports", "nonsense"}, statusFailed, []string{"no: ucx backend unavailable", "nonsense"}},
+		{[]string{"--local", "hbm"}, statusFailed, []string{"no: ", "device memory", "CUDA"}},
 	} {
 		for _, format := range [][]string{nil, {"--json"}} {
 			o := sluice(t, slices.Concat([]string{"explain", "--backend", "ucx"}, tc.args, format)...)
@@ -159,7 +160,7 @@ func TestExplainUCX(t *testing.T) {
 				text = fmt.Sprint("no: ", x["candidates"].([]any)[0].(map[string]any)["reason"])
 			}
 			for _, want := range tc.want {
-				if o.status != 0 || !strings.Contains(text, want) {
+				if o.status != tc.status || !strings.Contains(text, want) {
 					t.Errorf("%v: no %q in %+v", tc.args, want, o)
 				}
 			}

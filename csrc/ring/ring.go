@@ -52,5 +52,6 @@ func (r *Ring) Poll(done []Done) int {
 // round, so one of the two sees the other.
 func (r *Ring) Arm() (ready bool) {
 	r.Armed.Store(1)
-	return r.Head.Load() != r.Tail.Load() || r.Notes.Load() != 0 || r.Due.Load() != 0 && r.Due.Swap(0) != 0
+	return r.Head.Load() != r.Tail.Load() || r.Notes.Load() != 0 ||
+		r.Due.Load() != 0 && r.Due.Swap(0) != 0
 }

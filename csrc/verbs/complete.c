@@ -10,6 +10,8 @@
 /* The rate is measured over so many bytes and ns at least. */
 #define MEASURE_BYTES (256u << 10)
 #define MEASURE_NS 100000u
+/* Measurements of a rail after which another that is not used has mostly forgotten its own. */
+#define FORGET 512
 
 /* It was done. r is in no list. */
 void sl_verbs_done(struct sl_verbs_lane *l, struct sl_verbs_record *r)
@@ -101,6 +103,22 @@ static void take_send(const struct ibv_wc *wc)
 		sl_verbs_drained(l);
 }
 
+/*
+ * What was measured of a rail over which nothing goes may be long past: the slower ones come closer to
+ * one that works, until they are given something and measured again.
+ */
+static void forget_slowness(const struct sl_verbs_port *p)
+{
+	const struct sl_verbs_context *c = p->context;
+
+	for (uint32_t i = 0; i < c->ports_len; i++) {
+		struct sl_verbs_counters *other = &c->ports[i]->counters;
+
+		if (other->in_flight == 0 && other->rate && other->rate < p->counters.rate)
+			other->rate += (p->counters.rate - other->rate) / FORGET + 1;
+	}
+}
+
 /* Bytes a second while there were any under way. */
 static void measure(struct sl_verbs_port *p)
 {
@@ -121,6 +139,7 @@ static void measure(struct sl_verbs_port *p)
 	p->counters.rate = p->counters.rate ? (3 * p->counters.rate + rate) / 4 : rate;
 	w->window_at = now;
 	w->window_bytes = 0;
+	forget_slowness(p);
 }
 
 unsigned sl_verbs_take_completions(struct sl_verbs_port *p)

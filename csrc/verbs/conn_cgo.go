@@ -146,9 +146,16 @@ func (n *Conn) Submit(tag uint64, b *driver.Batch) error {
 		if !ok {
 			return driver.ErrBounds
 		}
-		rc = C.sl_verbs_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form,
-			(*C.uint32_t)(unsafe.SliceData(p.Local.List)), (*C.uint32_t)(unsafe.SliceData(p.Remote.List)),
-			(*C.uint8_t)(data), C.size_t(len(b.Notify)), counter)
+		if p.Plain() {
+			rc = C.sl_verbs_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, nil,
+				(*C.uint32_t)(unsafe.SliceData(p.Local.List)), (*C.uint32_t)(unsafe.SliceData(p.Remote.List)),
+				(*C.uint8_t)(data), C.size_t(len(b.Notify)), counter)
+		} else {
+			nest := nestOf(p)
+			rc = C.sl_verbs_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, &nest,
+				(*C.uint32_t)(unsafe.SliceData(p.Local.List)), (*C.uint32_t)(unsafe.SliceData(p.Remote.List)),
+				(*C.uint8_t)(data), C.size_t(len(b.Notify)), counter)
+		}
 	} else {
 		// Bytes are typed: cgo would look through all that lies around them for pointers.
 		rc = C.sl_verbs_submit(n.c, toRemote(b.Op), C.uint64_t(tag),
@@ -178,26 +185,28 @@ func patternForm(p *driver.Pattern) (form C.struct_sl_pages, ok bool) {
 		local_stride: C.uint64_t(p.Local.Stride), remote_stride: C.uint64_t(p.Remote.Stride),
 		local_key: C.uint32_t(p.LocalKey), remote_key: C.uint32_t(p.RemoteKey),
 	}
-	if p.Count <= 0 || !listFits(&p.Local, p.Count) || !listFits(&p.Remote, p.Count) {
-		return form, false
-	}
-	if p.Plain() {
-		return form, p.Local.First == 0 && p.Remote.First == 0
-	}
-	if len(p.Loops) > driver.LoopsMax {
-		return form, false
+	fits := p.Count > 0 && listFits(&p.Local, p.Count) && listFits(&p.Remote, p.Count) &&
+		len(p.Loops) <= driver.LoopsMax
+	return form, fits && (!p.Plain() || p.Local.First == 0 && p.Remote.First == 0)
+}
+
+// nestOf is what a pattern has that is not plain, with at most driver.LoopsMax loops.
+func nestOf(p *driver.Pattern) C.struct_sl_nest {
+	nest := C.struct_sl_nest{
+		loops:       C.uint32_t(len(p.Loops)),
+		local_first: C.uint32_t(p.Local.First), remote_first: C.uint32_t(p.Remote.First),
+		local_per: C.uint32_t(p.Local.Per), remote_per: C.uint32_t(p.Remote.Per),
+		local_step: C.uint64_t(p.Local.Step), remote_step: C.uint64_t(p.Remote.Step),
 	}
 	runs := uint64(1)
 	for i, l := range p.Loops {
-		form.loop[i] = C.struct_sl_loop{n: C.uint32_t(l.N), local: C.uint64_t(l.Local), remote: C.uint64_t(l.Remote)}
-		if runs *= uint64(l.N); runs > math.MaxInt32 {
-			return form, false
+		nest.loop[i] = C.struct_sl_loop{
+			n: C.uint32_t(l.N), local: C.uint64_t(l.Local), remote: C.uint64_t(l.Remote),
 		}
+		runs = min(runs*uint64(l.N), math.MaxUint32) // too many for C
 	}
-	form.runs, form.loops = C.uint32_t(runs), C.uint32_t(len(p.Loops))
-	form.local_first, form.local_per, form.local_step = C.uint32_t(p.Local.First), C.uint32_t(p.Local.Per), C.uint64_t(p.Local.Step)
-	form.remote_first, form.remote_per, form.remote_step = C.uint32_t(p.Remote.First), C.uint32_t(p.Remote.Per), C.uint64_t(p.Remote.Step)
-	return form, runs > 0
+	nest.runs = C.uint32_t(runs)
+	return nest
 }
 
 // listFits reports whether a list has a number for each slot.

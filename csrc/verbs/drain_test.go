@@ -17,8 +17,8 @@ import (
 // told are done. The owner looks at them once one of its queue pairs ends.
 func unread(t *testing.T, d hosts, n int) *testLink {
 	t.Helper()
-	s := testShape{spin: true, lanes: len(d.near), config: Config{BatchesMax: 4096, NotesMax: n, ConnsMax: 2}}
-	l := openLink(t, d, s)
+	cfg := Config{BatchesMax: 4096, NotesMax: n, ConnsMax: 2}
+	l := openLink(t, d, testShape{spin: true, lanes: len(d.near), config: cfg})
 	for i := range d.far {
 		d.fake.Device(2*i+1).Set(fakeverbs.Blind, 1)
 	}

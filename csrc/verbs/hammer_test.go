@@ -61,6 +61,41 @@ func TestVerbsShareRails(t *testing.T) {
 	t.Errorf("a share of %.2f over rails of 300 and 100 MB/s, and never between 0.65 and 0.85", share)
 }
 
+// TestSlowRailIsTriedAgain has a rail that was slow for a while: when it is not any more, large
+// transfers go over it again.
+func TestSlowRailIsTriedAgain(t *testing.T) {
+	d := fakeDevices(t, 2)
+	l := openLink(t, d, testShape{lanes: 2, spin: true, config: Config{SliceMax: 64 << 10, FlightMax: 512 << 10}})
+	counted := func(rail int) Counters {
+		c, err := l.near.Counters(rail)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	write := func() {
+		if err := l.move(t, driver.Write, driver.Desc{Len: testBytes}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.fake.Device(0).Set(fakeverbs.Rate, 300)
+	d.fake.Device(2).Set(fakeverbs.Rate, 1)
+	for i := 0; counted(1).Rate == 0 || counted(1).Rate > 10<<20; i++ {
+		if i == 20 {
+			t.Fatalf("a rail of 1 MB/s is measured as %d", counted(1).Rate)
+		}
+		write()
+	}
+	d.fake.Device(2).Set(fakeverbs.Rate, 300)
+	before := counted(1).BytesOut
+	for range 64 {
+		if write(); counted(1).BytesOut > before {
+			return
+		}
+	}
+	t.Errorf("nothing went over a rail that was slow once: rates %d and %d", counted(0).Rate, counted(1).Rate)
+}
+
 // TestVerbsAllocatesNothing holds for the Go side of the hot path.
 func TestVerbsAllocatesNothing(t *testing.T) {
 	l := openLink(t, fakeDevices(t, 1), testShape{spin: true})

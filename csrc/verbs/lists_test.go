@@ -49,6 +49,7 @@ func TestListThatChanges(t *testing.T) {
 	}
 	over.Store(true)
 	changing.Wait()
-	require.True(t, bytes.Equal(beside, l.local[len(part):]), "memory beside what was registered has changed")
+	same := bytes.Equal(beside, l.local[len(part):])
+	require.True(t, same, "memory beside what was registered has changed")
 	require.NoError(t, l.near.Unmap(key))
 }

@@ -21,7 +21,8 @@ func (l *testLink) nest(r *rand.Rand, n uint64) *driver.Pattern {
 	p := l.pattern(1+r.IntN(5), uint64(1+r.IntN(200)), 0, 0)
 	local, remote := p.Run, p.Run
 	for range r.IntN(4) {
-		loop := driver.Loop{N: uint32(1 + r.IntN(4)), Local: local + uint64(r.IntN(2)*r.IntN(50)), Remote: remote + uint64(r.IntN(2)*r.IntN(50))}
+		gap := func() uint64 { return uint64(r.IntN(2) * r.IntN(50)) }
+		loop := driver.Loop{N: uint32(1 + r.IntN(4)), Local: local + gap(), Remote: remote + gap()}
 		local, remote = uint64(loop.N)*loop.Local, uint64(loop.N)*loop.Remote
 		p.Loops = append([]driver.Loop{loop}, p.Loops...) // outermost first
 	}
@@ -53,7 +54,8 @@ func (l *testLink) nest(r *rand.Rand, n uint64) *driver.Pattern {
 
 // TestNest moves patterns of any form, and compares with their runs.
 func TestNest(t *testing.T) {
-	l := openLink(t, fakeDevices(t, 2), testShape{spin: true, lanes: 2, config: Config{SliceMax: 4096}})
+	shape := testShape{spin: true, lanes: 2, config: Config{SliceMax: 4096}}
+	l := openLink(t, fakeDevices(t, 2), shape)
 	const n = 256 << 10
 	r := rand.New(rand.NewPCG(7, 7))
 	for round := range 300 {
@@ -76,7 +78,8 @@ func TestNest(t *testing.T) {
 		l.tag++
 		require.NoError(t, l.conn.Submit(l.tag, &driver.Batch{Op: op, Pattern: p}))
 		require.NoError(t, l.outcome(t, l.tag))
-		require.True(t, bytes.Equal(local, l.local[:n]) && bytes.Equal(remote, l.remote[:n]), "round %d: %v of %+v", round, op, p)
+		same := bytes.Equal(local, l.local[:n]) && bytes.Equal(remote, l.remote[:n])
+		require.True(t, same, "round %d: %v of %+v", round, op, p)
 	}
 }
 
@@ -106,16 +109,36 @@ func TestNestBounds(t *testing.T) {
 		return p
 	}
 	for name, spoil := range map[string]func(p *driver.Pattern){
-		"a loop far out":        func(p *driver.Pattern) { p.Loops[0].Remote = testBytes },
-		"a loop that overflows": func(p *driver.Pattern) { p.Loops[1].Local = math.MaxUint64 / 2 },
-		"no turn":               func(p *driver.Pattern) { p.Loops[0].N = 0 },
-		"many turns":            func(p *driver.Pattern) { p.Loops[0].N, p.Loops[1].N = math.MaxUint32, math.MaxUint32 },
-		"many loops":            func(p *driver.Pattern) { p.Loops = make([]driver.Loop, driver.LoopsMax+1) },
-		"a short list":          func(p *driver.Pattern) { p.Local.List = []uint32{1, 2, 3} },
-		"a long list of slots":  func(p *driver.Pattern) { p.Local.Per, p.Local.List = 2, []uint32{1, 2, 3} },
-		"a far slot":            func(p *driver.Pattern) { p.Remote.List = []uint32{0, 1, math.MaxUint32, 2} },
-		"a far step":            func(p *driver.Pattern) { p.Remote.Per, p.Remote.Step = 4, testBytes },
-		"a step that overflows": func(p *driver.Pattern) { p.Remote.Per, p.Remote.Step = 2, math.MaxUint64 },
+		"a loop far out": func(p *driver.Pattern) {
+			p.Loops[0].Remote = testBytes
+		},
+		"a loop that overflows": func(p *driver.Pattern) {
+			p.Loops[1].Local = math.MaxUint64 / 2
+		},
+		"no turn": func(p *driver.Pattern) {
+			p.Loops[0].N = 0
+		},
+		"many turns": func(p *driver.Pattern) {
+			p.Loops[0].N, p.Loops[1].N = math.MaxUint32, math.MaxUint32
+		},
+		"many loops": func(p *driver.Pattern) {
+			p.Loops = make([]driver.Loop, driver.LoopsMax+1)
+		},
+		"a short list": func(p *driver.Pattern) {
+			p.Local.List = []uint32{1, 2, 3}
+		},
+		"a long list of slots": func(p *driver.Pattern) {
+			p.Local.Per, p.Local.List = 2, []uint32{1, 2, 3}
+		},
+		"a far slot": func(p *driver.Pattern) {
+			p.Remote.List = []uint32{0, 1, math.MaxUint32, 2}
+		},
+		"a far step": func(p *driver.Pattern) {
+			p.Remote.Per, p.Remote.Step = 4, testBytes
+		},
+		"a step that overflows": func(p *driver.Pattern) {
+			p.Remote.Per, p.Remote.Step = 2, math.MaxUint64
+		},
 	} {
 		p := good()
 		spoil(p)

@@ -187,15 +187,16 @@ int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const 
 }
 
 int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_pages *p,
-			      const uint32_t *local, const uint32_t *remote, const uint8_t *note, size_t note_len, int32_t counter)
+			      const struct sl_nest *nest, const uint32_t *local, const uint32_t *remote, const uint8_t *note, size_t note_len, int32_t counter)
 {
 	struct sl_verbs_batch form = {.tag = tag, .write = write, .pieces = {.pages = *p, .local_index = local,
 						 .remote_index = remote,
-						 .count = (uint32_t)(p->count * (p->runs ? p->runs : 1))}};
+						 .nest = nest,
+						 .count = (uint32_t)(p->count * (nest ? nest->runs : 1))}};
 	struct trailer t;
 	int64_t rc;
 
-	if (!sl_pages_sound(p) || trail(&t, write, note, note_len, counter) != 0)
+	if (!(nest ? sl_nest_sound(p, nest) : sl_pages_sound(p)) || trail(&t, write, note, note_len, counter) != 0)
 		return ERANGE;
 	sl_verbs_enter(n->context);
 	rc = submit(n, &form, &t);

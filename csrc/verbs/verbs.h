@@ -198,8 +198,8 @@ void sl_verbs_expire(struct sl_verbs_conn *n, uint32_t slot); /* its epoch is ov
  */
 int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_desc *d, size_t count,
 			const uint8_t *note, size_t note_len, int32_t counter);
-int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_pages *p, const uint32_t *local,
-			      const uint32_t *remote, const uint8_t *note, size_t note_len, int32_t counter);
+int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_pages *p,
+			      const struct sl_nest *nest, const uint32_t *local, const uint32_t *remote, const uint8_t *note, size_t note_len, int32_t counter);
 void sl_verbs_cancel(struct sl_verbs_conn *n, uint64_t tag);
 int sl_verbs_busy(struct sl_verbs_conn *n); /* whether any batch is under way */
 

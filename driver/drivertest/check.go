@@ -70,7 +70,7 @@ func (s *stage) lacks(all driver.Can) string {
 var checks = join(
 	canChecks, lengthChecks, boundsChecks, tokenChecks, patternChecks, nestChecks, durableChecks,
 	notifyChecks, answerChecks, countChecks, lastWordChecks,
-	completionChecks, noPollChecks, cancelChecks, helpChecks, fenceChecks, besideChecks, stressChecks, armChecks, allocChecks,
+	completionChecks, noPollChecks, cancelChecks, helpChecks, fenceChecks, besideChecks, parkedChecks, stressChecks, armChecks, allocChecks,
 	allocatorChecks, connectChecks, lifecycleChecks, hammerChecks,
 )
 

@@ -70,6 +70,13 @@ type Harness struct {
 	// yet, in the same order. Nil: what syncs cover is not looked at.
 	Syncs func(b driver.Backend, begun, ended func())
 
+	// Park has the first mover of this process that comes to one of Spots call f there, and
+	// stand until f returns; a nil f ends that. Spots lie between a check of a mover and the
+	// act that relies on it, and every write of some KiB must pass all of them. FenceParked
+	// fences meanwhile. Nil: the backend has no such spots, and that check does nothing.
+	Park  func(spot string, f func())
+	Spots []string
+
 	// Limit bounds every single wait, a Fence or a Close included; past it the
 	// check fails with a dump of all goroutines. Zero is 20 s. It must exceed
 	// the backend's grace for frozen peers.

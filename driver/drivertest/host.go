@@ -23,10 +23,11 @@ type host struct {
 
 	receiving sync.Mutex // held while receiving: Receive never runs twice at once
 
-	mu      sync.Mutex // guards what follows
-	regions []*region
-	peers   []driver.Peer
-	chore   *chore
+	mu       sync.Mutex // guards what follows
+	regions  []*region
+	peers    []driver.Peer
+	chore    *chore
+	standing *standing
 }
 
 // region is one registration.
@@ -201,6 +202,7 @@ func (h *host) start(submit func(tag uint64) error) (uint64, error) {
 // close ends everything and reports what the ledger found.
 func (h *host) close() []string {
 	var faults []string
+	h.goesOn() // a check that failed may have left it
 	if _, err := h.endChore(0); err != nil {
 		faults = append(faults, err.Error())
 	}

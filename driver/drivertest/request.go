@@ -42,6 +42,7 @@ type request struct {
 	Until    uint64        `json:",omitempty"` // what Counter is to reach
 	Tokens   [][]byte      `json:",omitempty"` // of memory that will be fenced
 	Steady   [][]byte      `json:",omitempty"` // of memory that will not
+	Spot     string        `json:",omitempty"`
 	Limit    time.Duration `json:",omitempty"`
 }
 
@@ -104,7 +105,10 @@ var orders = map[string]func(*host, request) (reply, error){
 	"give back": func(h *host, q request) (reply, error) {
 		return reply{}, h.giveBack(q.Region, q.Limit)
 	},
-	"storm": func(h *host, q request) (reply, error) { return reply{}, h.storm(q) },
+	"park":   func(h *host, q request) (reply, error) { return reply{}, h.parkMover(q.Spot) },
+	"stands": func(h *host, q request) (reply, error) { return reply{}, h.stands(q.Limit) },
+	"go on":  func(h *host, _ request) (reply, error) { h.goesOn(); return reply{}, nil },
+	"storm":  func(h *host, q request) (reply, error) { return reply{}, h.storm(q) },
 	"connect": func(h *host, q request) (reply, error) {
 		id, err := h.connect(q.Data, q.Limit)
 		return reply{ID: id}, err

@@ -12,6 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/ownfiles"
 )
 
@@ -46,6 +48,12 @@ func TestCreateKeepsTheName(t *testing.T) {
 	require.NoFileExists(t, path+"2")
 }
 
+func needs(t *testing.T, reason, fix string) {
+	t.Helper()
+	missing := &driver.UnavailableError{Backend: "store", Reason: reason, Fix: fix}
+	drivertest.SkipIfUnavailable(t, missing)
+}
+
 // unwritten is how many pages of header and records the disk has not.
 func unwritten(t *testing.T, path string) uint64 {
 	f, err := os.Open(path)
@@ -54,7 +62,7 @@ func unwritten(t *testing.T, path string) uint64 {
 	var s unix.Cachestat_t
 	err = unix.Cachestat(uint(f.Fd()), &unix.CachestatRange{Len: 2 * headerBytes}, &s, 0)
 	if errors.Is(err, unix.ENOSYS) {
-		t.Skip("cachestat is missing: Linux before 6.5")
+		needs(t, "the kernel has no cachestat", "Linux 6.5 or later")
 	}
 	require.NoError(t, err)
 	return s.Dirty + s.Writeback
@@ -75,7 +83,7 @@ func TestBeginAfterKill(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, f.Close())
 	if unwritten(t, path) == 0 {
-		t.Skip("the filesystem counts no dirty pages, or not so")
+		needs(t, "the filesystem of TMPDIR counts no dirty pages", "TMPDIR on a disk")
 	}
 	s, err = Open(path, Options{Durable: true})
 	require.NoError(t, err)

@@ -64,6 +64,9 @@ def test_memory_of_the_engine(pair: Pair) -> None:
     with pair.a.engine.alloc(8192, populate=True, huge=False) as m:
         view = np.frombuffer(m.view, np.uint8)
         moves(pair, m, view.tobytes, 8192)
+        with pytest.raises(BufferError, match="view"):
+            m.close()
+        del view
         region = pair.a.engine.register("busy", m)
         with pytest.raises(sluice.BusyError):
             m.close()

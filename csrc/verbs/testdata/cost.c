@@ -353,7 +353,7 @@ static void measure(const char *name, uint32_t rails, uint32_t batches, uint64_t
 
 			form.remote_key = slots[i % PEERS];
 			do {
-				rc = p ? sl_verbs_submit_pages(conns[i % PEERS], 1, i, &form, local, NULL, NULL, 0, -1)
+				rc = p ? sl_verbs_submit_pages(conns[i % PEERS], 1, i, &form, NULL, local, NULL, NULL, 0, -1)
 				       : sl_verbs_submit(conns[i % PEERS], 1, i, &d, 1, NULL, 0, -1);
 				if (i % 16 == 15 || rc == EAGAIN) {
 					sl_verbs_drive(context);

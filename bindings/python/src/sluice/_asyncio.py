@@ -58,7 +58,7 @@ class Arrivals:
 
     def __init__(self, engine: Engine) -> None:
         self._handle = engine._handle
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.RLock()  # guards what follows; a collected transfer may come in between
         self._ends: Optional[_Descriptor] = None
         self._notes: Optional[_Descriptor] = None
         self._futures: dict[int, list[_Future]] = {}  # by the handles of transfers
@@ -147,6 +147,12 @@ class Arrivals:
     def _arrived(self) -> None:
         with self._lock:
             for future in self._readers:
+                _wake(future)
+
+    def closed(self, handle: int) -> None:
+        """Wakes what waits for a transfer that was closed, and is told so then."""
+        with self._lock:
+            for future in self._futures.get(handle, ()):
                 _wake(future)
 
     def _check_open(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any, Callable
 
@@ -203,9 +204,20 @@ _FUNCTIONS: dict[str, list[Any]] = {
 
 
 class Library:
-    """The functions by their names without `sluice_`."""
+    """The functions by their names without `sluice_`.
+
+    The library is loaded when the first is called, and not with the package: a child that is
+    forked before can use it.
+    """
+
+    error: Callable[[], bytes]
+    code_name: Callable[[int], bytes]
 
     def __init__(self, path: str) -> None:
+        self._path, self._lock = path, threading.Lock()
+
+    def _load(self) -> None:
+        path = self._path
         so = ctypes.CDLL(path)
         so.sluice_abi_version.restype = c_uint32
         version = so.sluice_abi_version()
@@ -217,10 +229,16 @@ class Library:
             setattr(self, name, function)
         so.sluice_error.restype = c_char_p
         so.sluice_code_name.argtypes, so.sluice_code_name.restype = [c_int], c_char_p
-        self.error: Callable[[], bytes] = so.sluice_error
-        self.code_name: Callable[[int], bytes] = so.sluice_code_name
+        self.code_name = so.sluice_code_name
+        self.error = so.sluice_error  # the last: it says that all are there
 
     def __getattr__(self, name: str) -> Callable[..., int]:
+        if name in _FUNCTIONS or name in ("error", "code_name"):
+            with self._lock:
+                if "error" not in self.__dict__:
+                    self._load()
+            found: Callable[..., int] = self.__dict__[name]
+            return found
         raise AttributeError(name)
 
 

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, Optional, Type
+from typing import TYPE_CHECKING, NoReturn, Optional, Type
 
 from . import _library
 from ._clock import nanoseconds
 from ._library import lib
 from ._segments import Located
+from ._words import number
 from .errors import HandleError, check
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ class Closing:
 
     def close(self) -> None:
         raise NotImplementedError
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: a copy would close the original")
 
     def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException], trace: Optional[TracebackType]) -> None:
         self.close()
@@ -36,17 +41,22 @@ class Memory(Closing):
 
     def __init__(self, handle: int, address: int, length: int) -> None:
         self._handle, self.address, self.length = handle, address, length
+        self._views: list[weakref.ref[object]] = []  # that may be looked at still
 
     @property
     def view(self) -> memoryview:
         """Its bytes, which numpy.frombuffer and torch.frombuffer take as well."""
         block = (ctypes.c_ubyte * self.length).from_address(self.address)
-        setattr(block, "memory", self)  # so that it is mapped as long as somebody looks
+        setattr(block, "memory", self)  # so that it is mapped as long as it is looked at
+        self._views = [v for v in self._views if v() is not None]
+        self._views.append(weakref.ref(block))
         return memoryview(block).cast("B")
 
     def close(self) -> None:
-        """Unmaps it. BusyError while a region lies on it."""
+        """Unmaps it. BusyError while a region lies on it, BufferError while there are views of it."""
         if self._handle:
+            if any(v() is not None for v in self._views):
+                raise BufferError("the memory has views still, such as arrays made of them: let go of those first")
             check(lib.memory_close(self._handle))
             self._handle = 0
 
@@ -64,8 +74,8 @@ class Memory(Closing):
 class Region(Closing):
     """A registered range, known to peers by its name. Its engine holds it until `close`."""
 
-    def __init__(self, engine: Engine, handle: int, name: str, located: Located) -> None:
-        self.engine, self._handle, self.name = engine, handle, name
+    def __init__(self, engine: Engine, name: str, located: Located) -> None:
+        self.engine, self._handle, self.name = engine, 0, name
         self.length: int = located.segment.length
         self._located = located
 
@@ -79,9 +89,9 @@ class Region(Closing):
         options = _library.LeaseOptions(flags=_library.READ_ONLY if read_only else 0)
         options.size = ctypes.sizeof(options)
         options.ttl_ns = max(1, nanoseconds(ttl)) if ttl is not None else 0
-        out = ctypes.c_uint64()
-        check(lib.lease_grant(self._handle, offset, length, ctypes.byref(options), ctypes.byref(out)))
-        return Lease(self, out.value)
+        lease = Lease(self)
+        check(lib.lease_grant(self._handle, number(offset, "offset"), number(length, "length"), ctypes.byref(options), ctypes.byref(lease._out)))
+        return lease
 
     def close(self) -> None:
         """Fences it, so that no peer reaches it any more; then its memory is the program's again.
@@ -96,7 +106,9 @@ class Region(Closing):
 
     def _forget(self) -> None:
         self._handle = 0
-        self.engine._regions.pop(self.name, None)
+        self.engine._holds.pop(id(self), None)
+        if self.engine._regions.get(self.name) is self:  # and no other of that name, registered since
+            del self.engine._regions[self.name]
         self._located.release()
 
     def __enter__(self) -> Region:
@@ -109,8 +121,13 @@ class Region(Closing):
 class Lease(Closing):
     """Permission that was given, until `revoke`."""
 
-    def __init__(self, region: Region, handle: int) -> None:
-        self.region, self._handle = region, handle
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self._out = ctypes.c_uint64()  # the library writes the handle here: no interrupt comes between
+
+    @property
+    def _handle(self) -> int:
+        return self._out.value
 
     def token(self) -> bytes:
         """What its holder shows: `Peer.lease(token)`."""
@@ -129,7 +146,7 @@ class Lease(Closing):
         """Ends it. When this returns, no byte of the holder's lands any more, whatever state it is in."""
         if self._handle:
             check(lib.lease_revoke(self._handle, nanoseconds(timeout)))
-            self._handle = 0
+            self._out.value = 0
 
     close = revoke
 

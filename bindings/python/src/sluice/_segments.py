@@ -119,6 +119,7 @@ def _tensor(t: Any) -> Located:
         raise ArgumentError("the tensor is not contiguous: register what it is a part of, and name the part by offsets")
     length = t.numel() * t.element_size()
     device = t.get_device()
+    t = t.detach() if hasattr(t, "detach") else t  # shares the memory, which t may be given other of
     if device < 0:
         return _host(t.data_ptr(), length, t)
     return _device(t.data_ptr(), length, device, t)

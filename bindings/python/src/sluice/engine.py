@@ -9,7 +9,7 @@ import os
 import threading
 import warnings
 from dataclasses import dataclass
-from typing import Any, Iterable, NamedTuple, Optional, Union
+from typing import Any, Dict, Iterable, NamedTuple, Optional, Union
 
 from . import _library
 from ._asyncio import Arrivals
@@ -17,7 +17,9 @@ from ._clock import in_slices, nanoseconds
 from ._library import lib
 from ._region import SPACE, Closing, Memory, Region, grow
 from ._segments import Located, locate
-from .errors import ArgumentError, Error, check, failure
+from ._words import number as _number
+from ._words import text
+from .errors import ArgumentError, Error, UnprovenError, check, failure
 from .peer import Peer
 
 
@@ -80,6 +82,15 @@ class Identity(NamedTuple):
     authority: str
 
 
+class _Holds(Dict[int, Located]):
+    """What keeps the memory of an engine's regions in place, by the regions."""
+
+
+# Those of engines that are not closed. The collector may take an engine and its memory in any
+# order, so it must not find the memory before the engine has ended.
+_OPEN: dict[int, _Holds] = {}
+
+
 class Engine(Closing):
     """Opens backends, registers memory and connects to peers: mostly one for each process.
 
@@ -103,8 +114,11 @@ class Engine(Closing):
     ) -> None:
         self.name, self._handle = name, 0
         self._regions: dict[str, Region] = {}
+        self._holds = _Holds()
+        _OPEN[id(self._holds)] = self._holds
         self._peers: dict[int, Peer] = {}
         self._lock = threading.Lock()  # guards _peers
+        self._closing = threading.Lock()
         self._room = threading.local()
         config, keep = _config(name, [Backend(b) if isinstance(b, str) else b for b in backends], limits)
         config.flags = _library.PLAINTEXT if plaintext else 0
@@ -119,7 +133,11 @@ class Engine(Closing):
         ):
             setattr(config, field, 0 if seconds is None else int(seconds * 1e9) or -1)
         out = ctypes.c_uint64()
-        check(lib.open(ctypes.byref(config), ctypes.byref(out)))
+        try:
+            check(lib.open(ctypes.byref(config), ctypes.byref(out)))
+        except BaseException:
+            _OPEN.pop(id(self._holds), None)
+            raise
         del keep
         self._handle = out.value
         self._arrivals = Arrivals(self)
@@ -137,9 +155,10 @@ class Engine(Closing):
         options = _library.AllocOptions(node=0 if node is None else node + 1)
         options.size = ctypes.sizeof(options)
         options.flags = (0 if huge else _library.NO_HUGE) | (_library.POPULATE if populate else 0)
-        options.backend = backend.encode() if backend else None
+        options.backend = text(backend, "backend") if backend else None
         out, address = ctypes.c_uint64(), ctypes.c_void_p()
-        check(lib.alloc(self._handle, ctypes.byref(options), length, ctypes.byref(out), ctypes.byref(address)))
+        size = _number(length, "length")
+        check(lib.alloc(self._handle, ctypes.byref(options), size, ctypes.byref(out), ctypes.byref(address)))
         return Memory(out.value, address.value or 0, length)
 
     def register(self, name: str, source: Any, *, read_only: bool = False, private: bool = False) -> Region:
@@ -159,12 +178,15 @@ class Engine(Closing):
         if private:
             segment.flags |= _library.PRIVATE
         out = ctypes.c_uint64()
-        code = lib.register(self._handle, name.encode(), ctypes.byref(segment), ctypes.byref(out))
+        region = Region(self, name, located)
+        self._holds[id(region)] = located  # from before the call: an interrupt may follow it
+        code = lib.register(self._handle, text(name, "the name of a region"), ctypes.byref(segment), ctypes.byref(out))
         if code:
             error = failure(code)
+            del self._holds[id(region)]
             located.release()
             raise error
-        region = Region(self, out.value, name, located)
+        region._handle = out.value
         self._regions[name] = region
         return region
 
@@ -257,17 +279,20 @@ class Engine(Closing):
 
     def close(self) -> None:
         """Ends transfers in flight with ClosedError, and closes peers and regions. It takes no longer than the abort's grace."""
-        handle, self._handle = self._handle, 0
-        if not handle:
-            return
-        code = lib.close(handle)
-        error = failure(code) if code else None
-        self._arrivals.close()
-        for region in list(self._regions.values()):
-            region._forget()
-        self._peers.clear()
-        if error is not None:
-            raise error
+        with self._closing:  # what comes second waits for the first
+            handle, self._handle = self._handle, 0
+            if not handle:
+                return
+            code = lib.close(handle)
+            error = failure(code) if code else None
+            self._arrivals.close()
+            if not isinstance(error, UnprovenError):  # else bytes may land there still: it stays held
+                for region in list(self._regions.values()):
+                    region._forget()
+                _OPEN.pop(id(self._holds), None)
+            self._peers.clear()
+            if error is not None:
+                raise error
 
     def __enter__(self) -> Engine:
         return self
@@ -300,7 +325,7 @@ class Counter:
     """How many transfers have counted here."""
 
     def __init__(self, engine: Engine, number: int) -> None:
-        self.engine, self.number = engine, number
+        self.engine, self.number = engine, _number(number, "counter", 32)
 
     @property
     def value(self) -> int:
@@ -318,17 +343,17 @@ def _split(address: str) -> tuple[bytes, bytes]:
     network, colon, where = address.partition(":")
     if not colon or network not in ("unix", "tcp"):
         raise ArgumentError(f'address {address!r}: write "unix:/path" or "tcp:host:port"')
-    return network.encode(), where.encode()
+    return network.encode(), text(where, "address")
 
 
 def _config(name: str, backends: list[Backend], limits: Limits) -> tuple[_library.Config, Any]:
     """The struct of sluice.h, and what it points to."""
     named = (_library.Backend * len(backends))()
     for c, b in zip(named, backends):
-        c.name = b.name.encode()
-        c.options = (ctypes.c_char_p * (len(b.options) + 1))(*[o.encode() for o in b.options], None)
+        c.name = text(b.name, "backend")
+        c.options = (ctypes.c_char_p * (len(b.options) + 1))(*[text(o, "option") for o in b.options], None)
         c.flags = _library.OPTIONAL if b.optional else 0
-    config = _library.Config(name=name.encode(), backends=named, backends_count=len(backends))
+    config = _library.Config(name=text(name, "name"), backends=named, backends_count=len(backends))
     config.size = ctypes.sizeof(config)
     config.staging_bytes, config.description_max = limits.staging_bytes, limits.description_bytes
     for field in ("transfers", "regions", "leases", "peers", "notifications", "handshakes"):

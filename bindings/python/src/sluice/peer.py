@@ -11,6 +11,7 @@ from . import _library
 from ._clock import nanoseconds
 from ._library import lib
 from ._region import Closing, Region, grow
+from ._words import text
 from .errors import ArgumentError, check
 from .transfer import Transfer
 
@@ -27,7 +28,7 @@ class Peer(Closing):
     def remote(self, name: str) -> Remote:
         """Its region of that name, as described. NoRouteError when there is none."""
         out = ctypes.c_uint64()
-        check(lib.remote_find(self._handle, name.encode(), ctypes.byref(out)))
+        check(lib.remote_find(self._handle, text(name, "the name of a region"), ctypes.byref(out)))
         return Remote(self, out.value)
 
     def lease(self, token: bytes) -> Remote:
@@ -45,11 +46,12 @@ class Peer(Closing):
         ops = {"read": _library.READ, "write": _library.WRITE}
         if op not in ops:
             raise ArgumentError(f'op is {op!r}: there are "read" and "write"')
-        route = _library.Route(flags=_library.DURABLE if durable else 0, only=only.encode() if only else None)
+        route = _library.Route(flags=_library.DURABLE if durable else 0, only=text(only, "only") if only else None)
         route.size = ctypes.sizeof(route)
-        out = ctypes.c_uint64()
-        check(lib.transfer_new_route(self._handle, ops[op], ctypes.byref(route), ctypes.byref(out)))
-        return Transfer(self, op, out.value)
+        transfer = Transfer(self, op)
+        check(lib.transfer_new_route(self._handle, ops[op], ctypes.byref(route), ctypes.byref(transfer._out)))
+        transfer._watch()
+        return transfer
 
     def notify(self, message: bytes, timeout: Optional[float] = 5.0) -> None:
         """Sends a message without data. TimeoutError when the peer had no room for it."""
@@ -96,6 +98,9 @@ class Peer(Closing):
         """Ends its transfers with ClosedError."""
         if self._handle:
             lib.peer_close(self._handle)  # stale when the engine has closed it
+            with self.engine._lock:
+                if self.engine._peers.get(self._handle) is self:
+                    del self.engine._peers[self._handle]
             self._handle = 0
 
     def __enter__(self) -> Peer:

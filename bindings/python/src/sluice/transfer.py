@@ -11,6 +11,7 @@ from ._buffers import Held, Indices, hold_indices
 from ._clock import SLICE_NS, in_slices, nanoseconds
 from ._library import lib
 from ._region import Closing, Region
+from ._words import number
 from .errors import BusyError, Error, HandleError, ReadOnlyError, check, failure
 
 if TYPE_CHECKING:
@@ -27,14 +28,18 @@ class Transfer(Closing):
     outcome, as an exception where it is not success.
     """
 
-    def __init__(self, peer: Peer, op: str, handle: int) -> None:
-        self.peer, self.op, self._handle = peer, op, handle
-        check(lib.transfer_watch(handle, handle))  # for await: it cannot be asked for once it is posted
+    def __init__(self, peer: Peer, op: str) -> None:
+        self.peer, self.op, self._handle = peer, op, 0
+        self._out = ctypes.c_uint64()  # the library writes the handle here: no interrupt comes between
         self._keep: list[Any] = []  # lists and regions that the library refers to
+
+    def _watch(self) -> None:
+        self._handle = self._out.value
+        check(lib.transfer_watch(self._handle, self._handle))  # for await: not once it is posted
 
     def add(self, region: Region, offset: int, remote: Remote, remote_offset: int, length: int) -> None:
         """Lists one contiguous copy, in bytes. BoundsError for what lies outside, and nothing is listed then."""
-        desc = _library.Desc(offset, remote_offset, length)
+        desc = _library.Desc(number(offset, "offset"), number(remote_offset, "remote_offset"), number(length, "length"))
         self._add(region, remote, ctypes.addressof(desc), 1)
 
     def add_many(self, region: Region, remote: Remote, descs: Union[Any, Iterable[tuple[int, int, int]]]) -> None:
@@ -45,7 +50,7 @@ class Transfer(Closing):
             flat = [int(v) for desc in descs for v in desc]
             if len(flat) % 3:
                 raise ValueError("descs: want three numbers each: offset, remote offset, length") from None
-            packed = (ctypes.c_uint64 * len(flat))(*flat)
+            packed = (ctypes.c_uint64 * len(flat))(*[number(n, "a number of descs") for n in flat])
             self._add(region, remote, ctypes.addressof(packed), len(flat) // 3)
             return
         if view.ndim != 2 or view.shape is None or view.shape[1] != 3 or view.itemsize != 8 or view.format not in ("L", "l", "Q", "q"):
@@ -56,8 +61,8 @@ class Transfer(Closing):
 
     def _add(self, region: Region, remote: Remote, address: int, count: int) -> None:
         self._check_writable(region)
+        self._keep.append(region)  # before the call: an interrupt may follow it
         check(lib.transfer_add(self._handle, region._handle, remote._handle, address, count))
-        self._keep.append(region)
 
     def _check_writable(self, region: Region) -> None:
         if self.op == "read" and not region.writable:
@@ -83,10 +88,11 @@ class Transfer(Closing):
         are not copied: leave them as they are until `reset` or `close`.
         """
         self._check_writable(region)
-        pages = _library.Pages(entry_length=entry_length, local_base=base, remote_base=remote_base)
+        pages = _library.Pages(entry_length=number(entry_length, "entry_length"))
         pages.size = ctypes.sizeof(pages)
-        pages.local_stride = entry_length if stride is None else stride
-        pages.remote_stride = entry_length if remote_stride is None else remote_stride
+        pages.local_base, pages.remote_base = number(base, "base"), number(remote_base, "remote_base")
+        pages.local_stride = entry_length if stride is None else number(stride, "stride")
+        pages.remote_stride = entry_length if remote_stride is None else number(remote_stride, "remote_stride")
         keep: list[Any] = [region]
         for field, indices, name in (("local", local, "local"), ("remote", remote_indices, "remote_indices")):
             if indices is None:
@@ -99,9 +105,9 @@ class Transfer(Closing):
             keep.append(held)
         if count is None:
             raise ValueError("pages: say how many by a list or by count")
-        pages.count = count
+        pages.count = number(count, "count")
+        self._keep += keep  # before the call: an interrupt may follow it
         check(lib.transfer_add_pages(self._handle, region._handle, remote._handle, ctypes.byref(pages)))
-        self._keep += keep
 
     def message(self, message: bytes) -> None:
         """The peer receives this after the data is visible there."""
@@ -109,7 +115,7 @@ class Transfer(Closing):
 
     def count(self, counter: int) -> None:
         """One more for a counter of the peer's, after the data is visible there."""
-        check(lib.transfer_count(self._handle, counter))
+        check(lib.transfer_count(self._handle, number(counter, "counter", 32)))
 
     def checksum(self) -> None:
         """Has both engines compare the bytes by CRC-32C until `reset`: a range that differs is CorruptError, and no message follows.
@@ -177,15 +183,17 @@ class Transfer(Closing):
 
     def close(self) -> None:
         """Aborts it if it is under way, and gives it back."""
-        if not self._handle:
+        handle = self._handle = self._out.value
+        if not handle:
             return
-        code = lib.transfer_close(self._handle)
+        code = lib.transfer_close(handle)
         if code == BusyError.code:
             self.abort()
-            code = lib.transfer_close(self._handle)
+            code = lib.transfer_close(handle)
         if code != HandleError.code:
             check(code)
-        self._handle = 0
+        self._handle = self._out.value = 0
+        self.peer.engine._arrivals.closed(handle)
         self._let_go()
 
     def _let_go(self) -> None:

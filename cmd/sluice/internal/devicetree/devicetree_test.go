@@ -96,7 +96,7 @@ func TestWithoutDriver(t *testing.T) {
 func TestStrangers(t *testing.T) {
 	kernel := topology.Sysfs(fakesysfs.Server(t).Root)
 	r := Examine(kernel, cards(0))
-	if got := printed(&r); !strings.Contains(got, "GPU 0000:9b:00.0 (not shown by the libcuda), Gen3 x8 of Gen5 x16\n") || len(r.GPUs) != 2 {
+	if got := printed(&r); !strings.Contains(got, "GPU 0000:9b:00.0 (not shown by the driver), Gen3 x8 of Gen5 x16\n") || len(r.GPUs) != 2 {
 		t.Errorf("%d GPUs:\n%s", len(r.GPUs), got)
 	}
 	r = Examine(kernel, func() (nvml.Findings, error) {

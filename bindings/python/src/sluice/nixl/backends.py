@@ -17,7 +17,7 @@ logger = logging.getLogger("sluice.nixl")
 nixl_backend_handle = int
 
 TOLD_ALWAYS = "0"  # the name of a region of one byte, by which an agent without memory is described
-_LIMITS = Limits(peers=65536, notifications=65536)
+_LIMITS = Limits(transfers=65536, peers=65536, notifications=65536)
 
 
 class Backends:
@@ -59,7 +59,7 @@ class Backends:
                 raise b.nixlInvalidParamError(f"{backend} was created before")
             if self._engine is not None:
                 raise b.nixlNotAllowedError(f"create {backend} before memory is registered or an agent is met")
-            self._params[backend] = dict(initParams or {})
+            self._params[backend] = plugins.known(backend, initParams or {})
             self.backends[backend] = len(self.backends) + 1
 
     def _open(self, cards: Iterable[int] = ()) -> Engine:

@@ -8,6 +8,7 @@ agent's memory can be reached. Keep it to a network that you trust.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import socket
 import struct
@@ -57,7 +58,7 @@ class Listener:
 
     def __init__(self, agent: nixl_agent, port: int) -> None:
         self._agent = weakref.ref(agent)
-        self._closed = False
+        self._closed, self._process = False, os.getpid()
         try:
             self._socket = socket.create_server(("", port), backlog=64)
         except OSError as e:
@@ -98,6 +99,9 @@ class Listener:
         if self._closed:
             return
         self._closed = True
+        if os.getpid() != self._process:  # the child of a fork: the port is its parent's
+            self._socket.close()
+            return
         try:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept
         except OSError:

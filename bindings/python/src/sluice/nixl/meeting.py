@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Optional, Union
+import threading
+from contextlib import contextmanager
+from typing import Any, Iterable, Iterator, Optional, Union
 
 from .. import errors
 from .._region import Region
@@ -14,11 +16,19 @@ from .backends import TOLD_ALWAYS, logger
 from .bindings import DEFAULT_COMM_PORT, as_text
 from .handles import translated
 from .memory import Memory
+from .outbox import Outbox
 from .places import Places, Range
 
 Name = Union[str, bytes]
 
 _CONNECT = 10.0  # seconds
+
+
+def _is_lost(peer: Peer) -> bool:
+    try:
+        return peer.lost
+    except errors.Error:  # closed meanwhile
+        return True
 
 
 class Met:
@@ -27,6 +37,7 @@ class Met:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.places: Places[Remote] = Places()
+        self.outbox = Outbox(peer)
 
 
 class Meeting(Memory):
@@ -35,6 +46,8 @@ class Meeting(Memory):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._remotes: dict[str, Met] = {}
+        self._met = threading.Condition()  # guards _meeting; after it comes _lock
+        self._meeting: set[str] = set()  # agents that are being met
         self._caller = listening.Caller()
 
     def get_agent_metadata(self) -> bytes:
@@ -65,17 +78,40 @@ class Meeting(Memory):
         m = blob.decode(metadata)
         if m.agent == self.name:
             raise b.nixlInvalidParamError("this is our own metadata: our own memory is reached by our own name")
-        with self._lock, translated():
-            remote = self._meet(m)
-            if m.whole:
-                remote.places = Places()
-            for r in m.ranges:
-                r.what = remote.peer.remote(r.name)
-                remote.places.put(r)
+        with self._turn(m.agent), translated():
+            with self._lock:
+                known = self._remotes.get(m.agent)
+            remote = self._meet(m, known)
+            try:
+                for r in m.ranges:
+                    r.what = remote.peer.remote(r.name)
+            except BaseException:
+                if remote is not known:
+                    remote.peer.close()
+                raise
+            with self._lock:
+                if m.whole:
+                    remote.places = Places()
+                for r in m.ranges:
+                    remote.places.put(r)
+                self._remotes[m.agent] = remote
         return m.agent.encode()
 
-    def _meet(self, m: blob.Metadata) -> Met:
-        known = self._remotes.get(m.agent)
+    @contextmanager
+    def _turn(self, agent: str) -> Iterator[None]:
+        """Keeps meetings with one agent in order. The lock is free meanwhile: one that does not answer holds up no other."""
+        with self._met:
+            self._met.wait_for(lambda: agent not in self._meeting)
+            self._meeting.add(agent)
+        try:
+            yield
+        finally:
+            with self._met:
+                self._meeting.discard(agent)
+                self._met.notify_all()
+
+    def _meet(self, m: blob.Metadata, known: Optional[Met]) -> Met:
+        """The peer that the metadata is of, which may take its time to connect."""
         if known is not None and not known.peer.lost:
             try:
                 known.peer.refresh(m.description)
@@ -84,8 +120,7 @@ class Meeting(Memory):
                 logger.info("%s is another agent than before: meeting it anew", m.agent)
         if known is not None:
             self.remove_remote_agent(m.agent)
-        remote = self._remotes[m.agent] = Met(self._open().connect(m.description, _CONNECT))
-        return remote
+        return Met(self._open().connect(m.description, _CONNECT))
 
     def remove_remote_agent(self, agent: Name) -> None:
         """Forgets an agent. Transfers with it that are under way fail."""
@@ -95,11 +130,13 @@ class Meeting(Memory):
             remote.peer.close()
 
     def check_remote_metadata(self, agent: Name, descs: Optional[b.nixlXferDList] = None) -> bool:
-        """Whether an agent is known, and all of a list in its memory."""
+        """Whether an agent is known and not lost, and all of a list in its memory."""
         with self._lock:
             remote = self._remotes.get(as_text(agent))
-            if remote is None or descs is None or descs.isEmpty():
-                return remote is not None
+            if remote is None or _is_lost(remote.peer):
+                return False
+            if descs is None or descs.isEmpty():
+                return True
             try:
                 remote.places.locate(descs.getType(), descs.rows)
             except b.nixlNotFoundError:

@@ -12,7 +12,7 @@ from .._region import Region
 from .._segments import DeviceMemory, File, HostMemory
 from ..engine import Engine
 from . import bindings as b
-from . import lists, plugins
+from . import lists, paths, plugins
 from .backends import Backends, logger
 from .handles import as_nixl, translated
 from .places import Places, Range
@@ -24,6 +24,7 @@ class Memory(Backends):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._places: Places[Region] = Places()
+        self._files: dict[str, tuple[b.nixl_mem_t, int, Optional[bytes]]] = {}  # of registrations: kind, number, path
         self._numbers = itertools.count(1)
 
     def get_xfer_descs(self, descs: Any, mem_type: Optional[str] = None) -> Any:
@@ -65,28 +66,42 @@ class Memory(Backends):
             engine = self._open(descs.rows[:, 2].tolist() if kind == b.VRAM_SEG else ())
             try:
                 for i in range(descs.descCount()):
-                    done.append(self._register(engine, kind, *descs[i][:3]))
+                    done.append(self._register(engine, kind, *descs[i]))
             except errors.Error as e:
                 for r in done:
                     r.what.close()
+                    self._files.pop(r.name, None)
                 raise as_nixl(e) from e
             for r in done:
                 self._places.put(r)
         return descs
 
-    def _register(self, engine: Engine, kind: b.nixl_mem_t, address: int, length: int, device: int) -> Range[Region]:
+    def _register(self, engine: Engine, kind: b.nixl_mem_t, address: int, length: int, device: int, meta: bytes) -> Range[Region]:
         source: Any
+        read_only = False
         if kind == b.DRAM_SEG:
             source = HostMemory(address, length)
         elif kind == b.VRAM_SEG:
             source = DeviceMemory(address, length, device)
         elif kind in (b.FILE_SEG, b.BLK_SEG):
-            source = File(device, address, length or None)
+            named = paths.parse(meta)
+            read_only = named is not None and not named.writable
+            self._check_number(kind, device, named)
+            source = File(device if named is None else named.open(address + length), address, length or None)
         else:
             raise errors.NotSupportedError(f"there is no backend for {kind.name}")
         number = next(self._numbers)
-        region = engine.register(str(number), source)
+        region = engine.register(str(number), source, read_only=read_only)
+        if kind in (b.FILE_SEG, b.BLK_SEG):
+            self._files[str(number)] = (kind, device, None if named is None else named.path)
         return Range(kind, address, region.length, device, str(number), region)
+
+    def _check_number(self, kind: b.nixl_mem_t, device: int, named: Optional[paths.Named]) -> None:
+        """One number stands for one file: a path, or the descriptor of that number."""
+        path = None if named is None else named.path
+        for other_kind, other_device, other in self._files.values():
+            if (other_kind, other_device) == (kind, device) and other != path:
+                raise errors.ArgumentError(f"device {device} stands for {_called(other)} already: give each path a number of its own")
 
     def deregister_memory(self, dereg_list: b.nixlRegDList, backends: Iterable[str] = ()) -> None:
         """Ends registrations: no peer reaches them any more when this returns.
@@ -104,6 +119,7 @@ class Memory(Backends):
                 with translated():
                     r.what.close()
                 self._places.drop(r.name)
+                self._files.pop(r.name, None)
 
     def query_memory(self, reg_list: Any, backend: str, mem_type: Optional[str] = None) -> list[Optional[dict[str, str]]]:
         """For files named by their paths: size, mode and time of change, or None for one that is not there."""
@@ -123,3 +139,7 @@ def _query(path: bytes) -> Optional[dict[str, str]]:
     except (OSError, ValueError):
         return None
     return {"size": str(found.st_size), "mode": str(found.st_mode), "mtime": str(int(found.st_mtime))}
+
+
+def _called(path: Optional[bytes]) -> str:
+    return "that descriptor" if path is None else os.fsdecode(path)

@@ -56,12 +56,15 @@ class Notifications(Meeting):
         return False
 
     def send_notif(self, remote_agent_name: Name, notif_msg: Union[str, bytes], backend: Optional[str] = None) -> None:
-        """Sends a message without a transfer."""
+        """Sends a message without a transfer, and without waiting for the peer."""
         self._handles([backend] if backend else [])
         name = as_text(remote_agent_name)
+        message = messages.frame(self.name, notif_msg)
         with translated():
-            peer = self._open().self_peer() if name == self.name else self._known(name).peer
             try:
-                peer.notify(messages.frame(self.name, notif_msg))
+                if name == self.name:
+                    self._open().self_peer().notify(message)
+                else:
+                    self._known(name).outbox.send(message)
             except errors.NoRouteError as e:  # what connected us is gone
                 raise b.nixlRemoteDisconnectError(str(e)) from e

@@ -116,7 +116,7 @@ class Transfers(Meeting):
             if itself:
                 ranges = [Range[Any](r.kind, r.address, r.length, r.device, r.name, peer.remote(r.name)) for r in remote.ranges]
                 remote = Located(ranges, remote.which, remote.offsets, remote.lengths, remote.pattern)
-            t = peer.transfer(op)
+            t = peer.transfer(op, only=plugins.alone(names))
             try:
                 count = fill(t, local, remote)
                 handle = nixl_xfer_handle(self, t, plugin, int(local.lengths.sum()), count)

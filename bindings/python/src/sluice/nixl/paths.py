@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that are registered by their paths: "rw,create,direct:/path" in place of a descriptor."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass
+from typing import Optional
+
+from . import bindings as b
+
+_ACCESS = {b"ro": False, b"rw": True}
+_WORDS = (b"create", b"direct")  # direct is how whole blocks go anyway
+
+
+@dataclass(frozen=True)
+class Named:
+    """A file by its path, and how it is opened."""
+
+    path: bytes
+    writable: bool
+    create: bool
+
+    def open(self, end: int) -> io.FileIO:
+        """The open file, of that many bytes at least where it may be created."""
+        flags = (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_CLOEXEC
+        try:
+            fd = os.open(self.path, flags | (os.O_CREAT if self.create else 0), 0o600)
+            opened = io.FileIO(fd, "r+" if self.writable else "r")
+            if self.create and os.fstat(fd).st_size < end:
+                os.ftruncate(fd, end)
+        except OSError as e:
+            raise b.nixlBackendError(f"register {os.fsdecode(self.path)}: {e.strerror}") from e
+        return opened
+
+
+def parse(meta: bytes) -> Optional[Named]:
+    """What a registration says of a path; None where it has none, and the number is a descriptor."""
+    words, colon, path = meta.partition(b":")
+    access, *others = words.lower().split(b",")
+    if not colon or access not in _ACCESS:
+        return None
+    for word in others:
+        if word not in _WORDS:
+            raise b.nixlInvalidParamError(f"{os.fsdecode(words)!r} before a path: there are ro or rw, and then create and direct")
+    writable = _ACCESS[access]
+    if not path or b"\0" in path or (b"create" in others and not writable):
+        raise b.nixlInvalidParamError(f"{os.fsdecode(meta)!r} names no file that could be opened so")
+    return Named(path, writable, b"create" in others)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The face of NIXL: peers that do not answer, and files by their paths."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any, Iterator
+
+import numpy as np
+import pytest
+import sluice
+from conftest import LIMIT
+from nixl_agents import N, Two, finish, ports
+from sluice import nixl
+from sluice.nixl import bindings as b
+from sluice.nixl import listening
+from sluice.peer import Peer
+
+
+@pytest.fixture
+def files() -> Iterator[nixl.nixl_agent]:
+    agent = nixl.nixl_agent("files", nixl.nixl_agent_config(backends=["POSIX"]))
+    yield agent
+    agent.close()
+
+
+def write(agent: nixl.nixl_agent, data: Any, listed: Any) -> None:
+    agent.register_memory([(data.ctypes.data, len(data), 0, "")], "DRAM")
+    here = agent.get_xfer_descs([(data.ctypes.data, len(data), 0)], "DRAM")
+    h = agent.initialize_xfer("WRITE", here, listed.trim(), "files")
+    finish(agent, h)
+    h.release()
+
+
+def test_file_by_its_path(files: nixl.nixl_agent, tmp_path: Path) -> None:
+    other, target = tmp_path / "other", tmp_path / "target"
+    other.write_bytes(b"V" * 8192)
+    fd = os.open(other, os.O_RDWR)  # something of the program's own, whose descriptor the number happens to be
+    listed = files.register_memory([(4096, 4096, fd, f"rw,create,direct:{target}")], "FILE")
+    write(files, np.full(4096, ord("K"), np.uint8), listed)
+    assert other.read_bytes() == b"V" * 8192
+    assert target.read_bytes() == bytes(4096) + b"K" * 4096
+    files.deregister_memory(listed)
+    files.deregister_memory(files.register_memory([(0, 4096, fd, f"rw:{other}")], "FILE"))  # the number is free again
+    os.close(fd)
+
+
+def test_paths_that_are_refused(files: nixl.nixl_agent, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.write_bytes(bytes(4096))
+    for meta, error in (
+        (f"rw:{tmp_path}/missing", b.nixlBackendError),
+        (f"rw,createe:{there}", b.nixlInvalidParamError),
+        (f"ro,create:{there}", b.nixlInvalidParamError),
+        ("rw:", b.nixlInvalidParamError),
+        (f"rw:{there}\0x", b.nixlInvalidParamError),
+    ):
+        with pytest.raises(error):
+            files.register_memory([(0, 4096, 1, meta)], "FILE")
+    listed = files.register_memory([(0, 4096, 1, f"ro:{there}")], "FILE")
+    (tmp_path / "second").write_bytes(bytes(4096))
+    with pytest.raises(b.nixlInvalidParamError, match="number of its own"):
+        files.register_memory([(0, 4096, 1, f"rw:{tmp_path}/second")], "FILE")
+    with pytest.raises(b.nixlNotAllowedError):
+        write(files, np.ones(4096, np.uint8), listed)
+    assert there.read_bytes() == bytes(4096)
+
+
+def test_meeting_one_holds_up_no_other(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen = nixl.nixl_agent("frozen")
+    z = np.zeros(N, np.uint8)
+    frozen.register_memory([(z.ctypes.data, N, 0, "")], "DRAM")
+    metadata = frozen.get_agent_metadata()
+    connect, begun, let = sluice.Engine.connect, threading.Event(), threading.Event()
+
+    def slow(self: sluice.Engine, *args: Any) -> Peer:
+        begun.set()
+        assert let.wait(LIMIT)
+        return connect(self, *args)
+
+    monkeypatch.setattr(sluice.Engine, "connect", slow)
+    meets = threading.Thread(target=two.a.add_remote_agent, args=(metadata,))
+    meets.start()
+    assert begun.wait(LIMIT)
+    h = two.a.initialize_xfer("WRITE", two.descs(two.x, (0, 64)), two.descs(two.y, (0, 64)), "beta")
+    finish(two.a, h)
+    h.release()
+    assert not two.a.check_remote_metadata("frozen")
+    let.set()
+    meets.join(LIMIT)
+    assert two.a.check_remote_metadata("frozen")
+    frozen.close()
+
+
+def test_notifications_wait_for_nobody(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    notify, let = Peer.notify, threading.Event()
+
+    def full(self: Peer, message: bytes, timeout: Any = 5.0) -> None:
+        if not let.is_set():
+            let.wait(min(timeout, 0.01))
+            raise sluice.WaitTimeout("no room")
+        notify(self, message, timeout)
+
+    monkeypatch.setattr(Peer, "notify", full)
+    for i in range(200):
+        two.a.send_notif("beta", b"%d" % i)
+    let.set()
+    got: list[bytes] = []
+    end = time.monotonic() + LIMIT
+    while len(got) < 200 and time.monotonic() < end:
+        got += two.b.get_new_notifs().get("alpha", [])
+    assert got == [b"%d" % i for i in range(200)]
+
+
+def test_lost_agent_is_not_known(two: Two) -> None:
+    assert two.a.check_remote_metadata("beta")
+    peer = two.a._remotes["beta"].peer
+    two.b.close()
+    end = time.monotonic() + LIMIT
+    while not peer.lost and time.monotonic() < end:
+        time.sleep(0.001)
+    assert not two.a.check_remote_metadata("beta")
+    assert not two.a.check_remote_metadata("beta", two.descs(two.y, (0, 64)))
+
+
+def test_backend_that_was_named_serves(two: Two) -> None:
+    two.a.close()
+    both = nixl.nixl_agent("both", nixl.nixl_agent_config(backends=["UCX", "POSIX"]))
+    both.register_memory([(two.x.ctypes.data, N, 0, "")], "DRAM")
+    here, there = two.descs(two.x, (0, 64)), two.descs(two.x, (4096, 64))
+    with pytest.raises(Exception):  # posix moves between memory and files alone
+        finish(both, both.initialize_xfer("WRITE", here, there, "both", backends=["POSIX"]))
+    finish(both, both.initialize_xfer("WRITE", here, there, "both", backends=["UCX"]))
+    both.close()
+
+
+def test_child_that_ends_leaves_the_port() -> None:
+    port = int(ports(1)[0])
+    agent = nixl.nixl_agent("parent", nixl.nixl_agent_config(enable_listen_thread=True, listen_port=port))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            agent.close()
+        except BaseException:
+            pass
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    with socket.create_connection(("127.0.0.1", port), timeout=LIMIT) as s:
+        listening.send(s, listening.GET, b"x")
+        s.settimeout(LIMIT)
+        try:
+            assert s.recv(4)
+        except ConnectionError:
+            raise AssertionError("the port was shut") from None
+    agent.close()
+
+
+def test_parameters_that_mean_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    agent = nixl.nixl_agent("parameters", nixl.nixl_agent_config(backends=[]))
+    agent.create_backend("POSIX", {"use_uring": "true", "ios_pool_size": "64", "depth": "32"})
+    agent.create_backend("UCX", {"engine_config": "x", "ucx_devices": "lo"})
+    assert agent.get_backend_params("POSIX") == {"depth": "32"}
+    assert agent.get_backend_params("UCX") == {"ucx_devices": "lo"}
+    for word in ("use_uring", "ios_pool_size", "engine_config"):
+        assert word in caplog.text
+    x = np.zeros(4096, np.uint8)
+    agent.register_memory([(x.ctypes.data, 4096, 0, "")], "DRAM")
+    agent.close()
