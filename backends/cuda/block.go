@@ -29,7 +29,7 @@ type ownBlock struct {
 
 	renewing sync.Mutex // held while other memory is put there
 
-	mu sync.Mutex // guards what follows, and the block against who shares it
+	mu sync.Mutex // guards what follows, and the block while it is shared
 	id uint64     // of the memory that is there now, of all that this process ever had
 }
 
@@ -131,11 +131,11 @@ func (o *ownBlock) renew(grace time.Duration, frozen func(*pass) bool, stop func
 		return err
 	}
 	list := servers()
-	if !guestsAreIn(list, frozen) {
+	if !clientsAreIn(list, frozen) {
 		o.renewing.Unlock()
 		return nil
 	}
-	o.moving.Store(true) // pairs with the look in guest.admit
+	o.moving.Store(true) // pairs with the look in client.admit
 	over := func(s *pass) bool { return s.m.block == o }
 	if err := o.drain(list, grace, frozen, stop); err != nil {
 		o.settle()
@@ -181,7 +181,7 @@ func (o *ownBlock) drain(list []*Backend, grace time.Duration, frozen func(*pass
 		for _, b := range list {
 			b.help()
 		}
-		return o.users.Load() == 0 && (!guestsAreIn(list, well) || time.Now().After(deadline))
+		return o.users.Load() == 0 && (!clientsAreIn(list, well) || time.Now().After(deadline))
 	}, stop)
 	if err != nil {
 		return err
@@ -192,11 +192,11 @@ func (o *ownBlock) drain(list []*Backend, grace time.Duration, frozen func(*pass
 	return nil
 }
 
-// patience is how many times the grace those get who use another part of a block.
+// patience is how many times the grace the processes get that use another part of a block.
 const patience = 5
 
-func guestsAreIn(list []*Backend, which func(*pass) bool) bool {
-	return slices.ContainsFunc(list, func(b *Backend) bool { return b.guestsIn(which) })
+func clientsAreIn(list []*Backend, which func(*pass) bool) bool {
+	return slices.ContainsFunc(list, func(b *Backend) bool { return b.clientsIn(which) })
 }
 
 func (o *ownBlock) replace() error {

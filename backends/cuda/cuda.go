@@ -10,16 +10,17 @@
 //
 // A backend (cuda.go) has devices (device.go), memories (memory.go, pins.go, block.go), and peers (peer.go), which
 // turn batches into copies (submit.go, pages.go) on streams of a device. A thread of C for each
-// stream waits for their ends and puts them into a ring, from where whoever comes first takes
+// stream waits for their ends and puts them into a ring, from where the first of these takes
 // them (finish.go): Poll, a fence, or, where a message or another process waits for them (notify.go), a goroutine.
 // Streams of the program can be ordered with transfers (order.go). A peer of another process is a farPeer (far.go)
-// over a link (link.go); the owner knows it as a guest (server.go, guest.go). Both speak as message.go says.
+// over a link (link.go); the owner knows it as a client (server.go, client.go). Both speak as message.go says.
 //
-// Proof that nothing lands later: the event behind the last copy of a batch. A fence lets nobody in
+// Proof that nothing lands later: the event behind the last copy of a batch. A fence refuses batches
 // with an older token, has batches drop what is not yet on a stream, and waits for those events. Another process
 // announces each batch in a page of shared memory before anything of it is on a stream, looks then whether its import
-// is still good, and takes the announcement back when the event has ended. Whoever dies takes its streams along;
-// whoever stays silent for longer than Config.FenceGrace loses the memory: other memory comes under the range.
+// is still good, and takes the announcement back when the event has ended. The streams of a process end with
+// it; a process that stays silent for longer than Config.FenceGrace loses the memory: other memory comes under
+// the range.
 package cuda
 
 import (
@@ -51,17 +52,17 @@ type Backend struct {
 	gates              gates
 	closed             atomic.Bool
 
-	closing atomic.Bool // nobody is left to attend to
+	closing atomic.Bool // no batch is left to attend to
 
 	open     sync.RWMutex // held for reading by what uses devices and is no batch
 	starting sync.RWMutex // held for reading while a batch goes on a stream
 
-	reaping sync.Mutex // held by who takes ends off the ring; guards what follows
+	reaping sync.Mutex // held to take ends off the ring; guards what follows
 	done    []csrc.Done
 	ready   queue
 	down    bool // the ring is gone; waking, too
 
-	waking sync.Mutex // held by who wakes the sleeper, last of all locks
+	waking sync.Mutex // held to wake the sleeper, last of all locks
 
 	taken atomic.Int64 // tags that have not been polled
 
@@ -192,7 +193,7 @@ func (b *Backend) Addr() []byte { return []byte(b.addr) }
 // FD implements driver.Backend.
 func (b *Backend) FD() int { return b.wake.FD() }
 
-// Arm implements driver.Backend. The flag goes up before the look, and whoever brings
+// Arm implements driver.Backend. The flag goes up before the look, and what brings
 // something looks at the flag afterwards: one of the two sees the other.
 func (b *Backend) Arm() (bool, error) {
 	if b.closed.Load() {
@@ -206,12 +207,12 @@ func (b *Backend) Arm() (bool, error) {
 	return b.ends.Arm() || b.ready.n > 0 || b.box.Ready(), nil
 }
 
-// signal wakes who sleeps on FD.
+// signal wakes the program that sleeps on FD.
 func (b *Backend) signal() {
 	b.waking.Lock()
 	defer b.waking.Unlock()
 	if !b.down && b.ends.Disarm() {
-		_ = b.wake.Signal() // fails only when closed: nobody sleeps any more
+		_ = b.wake.Signal() // fails only when closed: nothing sleeps any more
 	}
 }
 
@@ -236,7 +237,7 @@ func (b *Backend) Close() error {
 	registry.Lock()
 	delete(registry.byAddr, b.addr)
 	registry.Unlock()
-	b.open.Lock() // who registers is done, or sees closed
+	b.open.Lock() // a Register is done, or sees closed
 	b.open.Unlock()
 	b.mu.Lock()
 	ours, theirs := listOf(b.peers), listOf(b.senders)
@@ -256,7 +257,7 @@ func (b *Backend) Close() error {
 	registry.Lock()
 	delete(registry.open, b)
 	registry.Unlock()
-	b.open.Lock() // nobody uses a device any more, and closed keeps others out
+	b.open.Lock() // nothing uses a device any more, and closed keeps others out
 	defer b.open.Unlock()
 	b.closing.Store(true)
 	_ = b.heed.Signal()

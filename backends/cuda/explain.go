@@ -42,7 +42,7 @@ func pinning(list ...*memory) string {
 	return "within devices"
 }
 
-// entries says who moves small entries.
+// entries says what moves small entries.
 func (b *Backend) entries(d *device, l, r *memory) string {
 	v := view{local: l, remote: &remote{m: r}, way: (&job{dev: d}).way(l, r)}
 	shape := driver.Pattern{Count: 2, Run: 16, Local: driver.Side{Stride: 16}, Remote: driver.Side{Stride: 16}}

@@ -114,8 +114,8 @@ func (l *link) open(token []byte) (*remote, error) {
 		_ = l.say(&head{Kind: sayDrop, Slot: a.Slot}, nil)
 		return nil, err
 	}
-	words := &line{users: sealed.Word(l.users, int(8*a.Slot)), state: sealed.Word(l.states, int(8*a.Slot))}
-	return &remote{m: m, grant: &grant{far: words}, far: &farMemory{l: l, token: slices.Clone(token), slot: a.Slot, on: on}}, nil
+	shared := &words{users: sealed.Word(l.users, int(8*a.Slot)), state: sealed.Word(l.states, int(8*a.Slot))}
+	return &remote{m: m, grant: &grant{far: shared}, far: &farMemory{l: l, token: slices.Clone(token), slot: a.Slot, on: on}}, nil
 }
 
 // reach checks an answer and maps the memory, or finds it mapped.
@@ -184,7 +184,7 @@ func (p *peer) reopen(key uint32, r *remote) {
 	case err == nil:
 		p.replace(key, r, fresh)
 	case errors.Is(err, driver.ErrTimeout), errors.Is(err, driver.ErrFull):
-		r.far.reopening.Store(false) // whoever submits tries again
+		r.far.reopening.Store(false) // the next Submit tries again
 	default:
 		r.grant.end()
 	}
@@ -228,7 +228,7 @@ func (r *remote) forget() {
 }
 
 // letGo gives the import back if it was forgotten and no batch is in. Unmapping may wait for the device, so that
-// it is not done by who ends a batch.
+// the goroutine that ends a batch does not do it.
 func (f *farMemory) letGo(g *grant) {
 	if f == nil || !g.ended.Load() || !g.quiet() {
 		return

@@ -119,7 +119,7 @@ func TestFarRefusals(t *testing.T) {
 }
 
 // TestSilentProcess has a process announce a batch and say no more: a fence takes the memory away, what the
-// process writes is nobody's, and who is well goes on in the other part of the block.
+// process writes is lost, and a process that is well goes on in the other part of the block.
 func TestSilentProcess(t *testing.T) {
 	cfg := testConfig()
 	cfg.FenceGrace = 20 * time.Millisecond
@@ -135,7 +135,7 @@ func TestSilentProcess(t *testing.T) {
 	beside := &place{space: &drivertest.Space{Segment: seg, Bytes: deviceBytes{d.space.Bytes.(deviceBytes).d, seg.Addr, seg.Len}}, m: part, key: r.farKey(well, part)}
 	stuck := silent.p.remote(d.key)
 	if !stuck.enter() {
-		t.Fatal("an import that nobody has ended is not good")
+		t.Fatal("an import that was not ended is not good")
 	}
 	_ = silent.p.far.wire.conn.Close() // and the process lives
 	want, before := r.content(d), block.id
@@ -169,7 +169,7 @@ func TestMemoryThatStays(t *testing.T) {
 	want, before := r.content(d), block.id
 	stuck := silent.p.remote(d.key)
 	if !stuck.enter() {
-		t.Fatal("an import that nobody has ended is not good")
+		t.Fatal("an import that was not ended is not good")
 	}
 	defer stuck.leave()
 	libcuda.Set(t, fakecuda.RefuseResult, 2)
@@ -235,8 +235,8 @@ func TestFarDrop(t *testing.T) {
 	}
 }
 
-// TestStrangers sends what no backend would: all are hung up on, and who behaves is served.
-func TestStrangers(t *testing.T) {
+// TestNonsense sends what no backend would: each connection is closed, and another is served.
+func TestNonsense(t *testing.T) {
 	cfg := testConfig()
 	cfg.DialTimeout = 300 * time.Millisecond
 	r, far := newFarRig(t, cfg)
@@ -272,7 +272,7 @@ func TestStrangers(t *testing.T) {
 		"a slot it never had": func(w *wire) error { return w.afterHello(&head{Kind: sayDrop, Slot: 5}, page) },
 		"a slot of none":      func(w *wire) error { return w.afterHello(&head{Kind: sayDrop, Slot: 1 << 31}, page) },
 	} {
-		w := r.stranger()
+		w := r.silent()
 		if err := send(w); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -281,17 +281,17 @@ func TestStrangers(t *testing.T) {
 			t.Errorf("%s: a packet (descriptor %d), %v, want to be hung up on", what, fd, err)
 		}
 	}
-	for range 2 * strangersMax {
-		r.stranger()
+	for range 2 * handshakesMax {
+		r.silent()
 	}
 	r.p = far.p
 	if !bytes.Equal(r.content(d), r.content(d)) || far.p.gone() {
-		t.Error("strangers have ended the connection of somebody else")
+		t.Error("nonsense has ended the connection of another process")
 	}
 }
 
-// stranger is a connection that has said nothing.
-func (r *rig) stranger() *wire {
+// silent is a connection that has said nothing.
+func (r *rig) silent() *wire {
 	r.t.Helper()
 	at, err := socketOf(r.b.Addr())
 	if err != nil {
@@ -305,7 +305,7 @@ func (r *rig) stranger() *wire {
 	return &wire{conn: conn}
 }
 
-// afterHello says something once it is a guest.
+// afterHello says something once it is a client.
 func (w *wire) afterHello(h *head, page int) error {
 	if err := w.send(&head{Kind: sayHello}, nil, limit, page); err != nil {
 		return err

@@ -44,14 +44,14 @@ func (b *Backend) reap() {
 	}
 }
 
-// help is reap by somebody who waits for a batch of this backend.
+// help is reap by another backend, which waits for a batch of this one.
 func (b *Backend) help() {
 	b.reaping.Lock()
 	defer b.reaping.Unlock()
 	b.reap()
 }
 
-// attend takes ends off the ring that nobody may poll for: the messages behind them wait.
+// attend takes ends off the ring where the program may not poll: the notifications behind them wait.
 func (b *Backend) attend() {
 	defer close(b.attended)
 	for b.heed.Wait() == nil && !b.closing.Load() {
@@ -76,7 +76,8 @@ func (b *Backend) finish(d *csrc.Done) {
 	p.unfinished.Add(-1)
 }
 
-// heeded reports whether somebody awaits the end who does not poll: a message, or another process.
+// heeded reports whether something awaits the end that does not poll: a notification, or another
+// process.
 func (j *job) heeded() bool { return j.notify != nil || j.p.far != nil }
 
 func (j *job) outcome(d *csrc.Done) error {

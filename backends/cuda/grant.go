@@ -13,12 +13,12 @@ type grant struct {
 	epoch uint64
 	users atomic.Int64
 	ended atomic.Bool
-	far   *line // of memory of another process; nil: it is this one's
+	far   *words // of memory of another process; nil: it is this one's
 }
 
-// line is what two processes share about an import: the one who uses the memory counts batches, the owner says
+// words are what two processes share about an import: the one that uses the memory counts batches, the owner says
 // what has become of it.
-type line struct {
+type words struct {
 	users, state *atomic.Uint64
 }
 
@@ -27,7 +27,7 @@ const (
 	passGood  = iota
 	passOver  // its epoch has ended
 	passMoves // other memory comes; what ends before it does counts
-	passMoved // it came while a batch was under way, whose bytes are nobody's
+	passMoved // it came while a batch was under way, whose bytes are lost
 )
 
 // enter reports whether the caller is in; then it must leave.
@@ -40,7 +40,7 @@ func (g *grant) enter() bool {
 	if g.far == nil {
 		return true
 	}
-	g.far.users.Add(1) // pairs with the store of the owner, who looks at the users afterwards
+	g.far.users.Add(1) // pairs with the store of the owner, which looks at the users afterwards
 	if g.far.state.Load() != passGood {
 		g.leave()
 		return false
@@ -64,10 +64,10 @@ func (g *grant) overtaken() bool {
 	return state == passOver || state == passMoved
 }
 
-// end lets nobody in any more.
+// end refuses batches from now on.
 func (g *grant) end() { g.ended.Store(true) }
 
-// quiet reports whether nobody is in.
+// quiet reports whether no batch is in.
 func (g *grant) quiet() bool { return g.users.Load() == 0 }
 
 // until looks again and again whether a condition holds, and takes ends of batches off the ring

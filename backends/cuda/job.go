@@ -140,7 +140,7 @@ func (j *job) names(m *memory) bool {
 }
 
 // overtaken reports whether another process has ended an import that the batch used: what was written then
-// may be in memory that is nobody's.
+// may be in memory that nothing uses.
 func (j *job) overtaken() bool {
 	for i := range j.views {
 		if j.views[i].remote.grant.overtaken() {

@@ -36,11 +36,11 @@ type link struct {
 	asks map[uint32]chan answer
 	id   uint32
 
-	mapping sync.Mutex // held by who maps and unmaps; guards what follows
+	mapping sync.Mutex // held to map and unmap; guards what follows
 	maps    map[uint64]*mapped
 }
 
-// answer is what the owner says of a token. The descriptor is of whoever takes the answer.
+// answer is what the owner says of a token. The descriptor belongs to the receiver.
 type answer struct {
 	head
 	fd  int
@@ -167,7 +167,7 @@ func (l *link) lose() {
 	l.p.lose()
 }
 
-// deliver hands an answer to who asked. One that comes too late gives its slot back.
+// deliver hands an answer to the goroutine that asked. One that comes too late gives its slot back.
 func (l *link) deliver(a answer) {
 	l.mu.Lock()
 	ask := l.asks[a.ID]

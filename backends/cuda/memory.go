@@ -169,7 +169,7 @@ func (m *memory) endEpoch() uint64 {
 	return next
 }
 
-// quiet reports whether nobody uses the memory under an epoch that has ended.
+// quiet reports whether no batch uses the memory under an epoch that has ended.
 func (m *memory) quiet() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -214,17 +214,17 @@ func (m *memory) untilQuiet(stop func() error) error {
 	if err != nil {
 		return err
 	}
-	return m.untilGuestsAreOut(stop)
+	return m.untilClientsAreOut(stop)
 }
 
 // over reports whether what a process was given is of an epoch that has ended.
 func (m *memory) over(s *pass) bool { return s.m == m && s.g.ended.Load() }
 
-// untilGuestsAreOut waits for batches of other processes. Who is silent for too long is frozen: then the memory is
+// untilClientsAreOut waits for batches of other processes. A process that is silent for too long is frozen: then the memory is
 // taken away.
-func (m *memory) untilGuestsAreOut(stop func() error) error {
+func (m *memory) untilClientsAreOut(stop func() error) error {
 	deadline := time.Now().Add(m.b.cfg.FenceGrace)
-	in := func() bool { return m.b.guestsIn(m.over) }
+	in := func() bool { return m.b.clientsIn(m.over) }
 	err := await(func() bool { return !in() || time.Now().After(deadline) }, stop)
 	if err != nil || !in() {
 		return err

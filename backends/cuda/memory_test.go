@@ -115,7 +115,7 @@ func TestPins(t *testing.T) {
 		t.Error(err)
 	}
 	if n := libcuda.Get(fakecuda.Pins) - before; n != 0 || pins.bytes() != 0 {
-		t.Errorf("%d ranges are pinned for nobody", n)
+		t.Errorf("%d ranges are pinned for nothing", n)
 	}
 }
 
@@ -160,8 +160,8 @@ func TestNotPinned(t *testing.T) {
 	}
 }
 
-// TestPinnedBySomebody accepts memory that another part of the program has pinned.
-func TestPinnedBySomebody(t *testing.T) {
+// TestPinnedByTheProgram accepts memory that another part of the program has pinned.
+func TestPinnedByTheProgram(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
 	s, err := drivertest.HostMemory(1 << 20)
@@ -181,7 +181,7 @@ func TestPinnedBySomebody(t *testing.T) {
 		t.Errorf("Explain says %q, and %d bytes are ours", text, pins.bytes())
 	}
 	r.move(driver.Read, l, d, driver.Desc{Len: 1 << 20})
-	r.same("memory that somebody pinned", r.content(l), r.content(d))
+	r.same("memory that the program pinned", r.content(l), r.content(d))
 	if err := l.m.Close(); err != nil {
 		t.Error(err)
 	}

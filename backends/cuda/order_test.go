@@ -104,9 +104,9 @@ func (r *rig) endAll(tags []uint64) {
 	}
 }
 
-// TestGatesHoldNobodyElseUp has a batch wait for an event that comes only after other batches: of
+// TestGatesHoldNothingElseUp has a batch wait for an event that comes only after other batches: of
 // those that share streams, and of gated ones.
-func TestGatesHoldNobodyElseUp(t *testing.T) {
+func TestGatesHoldNothingElseUp(t *testing.T) {
 	onStandIn(t)
 	cfg := testConfig()
 	cfg.Streams, cfg.Gated = 1, 2

@@ -67,7 +67,7 @@ func (t *pinTable) use(b *Backend, seg driver.Segment) (*pin, error) {
 	return p, nil
 }
 
-// attempt pins the range, or finds out that somebody has.
+// attempt pins the range, or finds out that the program has.
 func (p *pin) attempt(b *Backend) {
 	m := b.devices[0].mover
 	switch err := m.Pin(p.mem); {

@@ -16,20 +16,20 @@ import (
 	"github.com/sluicehq/sluice/internal/sealed"
 )
 
-// strangersMax bounds what processes can make us hold before they have said who they are: a socket and 5 KB each, for
+// handshakesMax bounds what processes can make us hold before they have said hello: a socket and 5 KB each, for
 // Config.DialTimeout.
-const strangersMax = 16
+const handshakesMax = 16
 
 // server is what other processes reach.
 type server struct {
 	listener *net.UnixListener // nil: none do
 	tasks    sync.WaitGroup
-	rooms    chan struct{} // of strangers
+	rooms    chan struct{} // one for each handshake
 
 	mu      sync.Mutex // guards what follows
 	closed  bool
-	waiting map[*net.UnixConn]struct{} // strangers
-	guests  map[*guest]struct{}
+	waiting map[*net.UnixConn]struct{} // connections that have not said hello
+	clients map[*client]struct{}
 }
 
 // serve opens the socket where the Config asks for it.
@@ -38,7 +38,7 @@ func (b *Backend) serve() error {
 		return nil
 	}
 	s := &b.server
-	s.rooms, s.waiting, s.guests = make(chan struct{}, strangersMax), map[*net.UnixConn]struct{}{}, map[*guest]struct{}{}
+	s.rooms, s.waiting, s.clients = make(chan struct{}, handshakesMax), map[*net.UnixConn]struct{}{}, map[*client]struct{}{}
 	at, err := socketOf([]byte(b.addr))
 	if err != nil {
 		return err
@@ -70,7 +70,7 @@ func (b *Backend) accept() {
 			g, err := b.greet(conn)
 			<-s.rooms
 			if err != nil {
-				_ = conn.Close() // a stranger learns no more than that
+				_ = conn.Close() // the other end learns no more than that
 				return
 			}
 			g.attend()
@@ -78,8 +78,8 @@ func (b *Backend) accept() {
 	}
 }
 
-// stranger keeps the list of handshakes, so that Close can break them off.
-func (s *server) stranger(conn *net.UnixConn, is bool) {
+// handshake keeps the list of those under way, so that Close can break them off.
+func (s *server) handshake(conn *net.UnixConn, is bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !is {
@@ -93,13 +93,13 @@ func (s *server) stranger(conn *net.UnixConn, is bool) {
 }
 
 // greet checks a new connection and answers it.
-func (b *Backend) greet(conn *net.UnixConn) (*guest, error) {
-	b.server.stranger(conn, true)
-	defer b.server.stranger(conn, false)
+func (b *Backend) greet(conn *net.UnixConn) (*client, error) {
+	b.server.handshake(conn, true)
+	defer b.server.handshake(conn, false)
 	if err := conn.SetDeadline(time.Now().Add(b.cfg.DialTimeout)); err != nil {
 		return nil, err
 	}
-	g := &guest{b: b, wire: wire{conn: conn}}
+	g := &client{b: b, wire: wire{conn: conn}}
 	fd, err := g.hello()
 	if err != nil {
 		g.release()
@@ -124,7 +124,7 @@ func (b *Backend) greet(conn *net.UnixConn) (*guest, error) {
 }
 
 // hello takes the page of a process of our user, and makes ours.
-func (g *guest) hello() (fd int, err error) {
+func (g *client) hello() (fd int, err error) {
 	if g.process, err = process.Identify(g.wire.conn); err != nil {
 		return -1, err
 	}
@@ -146,26 +146,26 @@ func (g *guest) hello() (fd int, err error) {
 	return fd, err
 }
 
-// enlist puts a guest where fences see it, before it can be given anything.
-func (b *Backend) enlist(g *guest) error {
+// enlist puts a client where fences see it, before it can be given anything.
+func (b *Backend) enlist(g *client) error {
 	s := &b.server
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return driver.ErrClosed
 	}
-	if len(s.guests) >= b.cfg.PeersMax {
-		return fmt.Errorf("%d processes, raise Config.PeersMax: %w", len(s.guests), driver.ErrFull)
+	if len(s.clients) >= b.cfg.PeersMax {
+		return fmt.Errorf("%d processes, raise Config.PeersMax: %w", len(s.clients), driver.ErrFull)
 	}
-	s.guests[g] = struct{}{}
+	s.clients[g] = struct{}{}
 	return nil
 }
 
-// each calls f for every guest.
-func (s *server) each(f func(*guest)) {
+// each calls f for every client.
+func (s *server) each(f func(*client)) {
 	s.mu.Lock()
-	list := make([]*guest, 0, len(s.guests))
-	for g := range s.guests {
+	list := make([]*client, 0, len(s.clients))
+	for g := range s.clients {
 		list = append(list, g)
 	}
 	s.mu.Unlock()
@@ -187,27 +187,27 @@ func (b *Backend) dismiss() {
 	}
 	s.mu.Unlock()
 	_ = s.listener.Close() // accept ends by it
-	s.each((*guest).dismiss)
+	s.each((*client).dismiss)
 	s.tasks.Wait()
 }
 
-// endPasses ends what guests were given, as a condition says.
+// endPasses ends what clients were given, as a condition says.
 func (b *Backend) endPasses(which func(*pass) bool) {
-	b.server.each(func(g *guest) { g.endPasses(which) })
+	b.server.each(func(g *client) { g.endPasses(which) })
 }
 
-// turnPasses changes the state of what guests were given.
+// turnPasses changes the state of what clients were given.
 func (b *Backend) turnPasses(which func(*pass) bool, from, to uint64) {
-	b.server.each(func(g *guest) { g.turn(which, from, to) })
+	b.server.each(func(g *client) { g.turn(which, from, to) })
 }
 
-// guestsIn reports whether a batch of another process uses what it was given.
-func (b *Backend) guestsIn(which func(*pass) bool) (in bool) {
-	b.server.each(func(g *guest) { in = in || g.isIn(which) })
+// clientsIn reports whether a batch of another process uses what it was given.
+func (b *Backend) clientsIn(which func(*pass) bool) (in bool) {
+	b.server.each(func(g *client) { in = in || g.isIn(which) })
 	return in
 }
 
-// disown has batches of other processes count no more: the memory that they use is nobody's.
+// disown has batches of other processes count no more: nothing else uses the memory that they write to.
 func (b *Backend) disown(which func(*pass) bool) {
-	b.server.each(func(g *guest) { g.disown(which) })
+	b.server.each(func(g *client) { g.disown(which) })
 }

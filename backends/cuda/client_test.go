@@ -43,7 +43,7 @@ func TestGoodbyeBehindReset(t *testing.T) {
 	for what, polite := range map[string]bool{"goodbye": true, "nothing": false} {
 		t.Run(what, func(t *testing.T) {
 			ends := socketPair(t)
-			g := &guest{wire: wire{conn: ends[0]}}
+			g := &client{wire: wire{conn: ends[0]}}
 			g.hint()
 			theirs := wire{conn: ends[1]}
 			if polite {
@@ -97,7 +97,7 @@ func forkOwner(b *Backend) error {
 	cmd := exec.Command("cat")
 	cmd.Stdin = os.Stdin
 	b.server.mu.Lock()
-	for g := range b.server.guests {
+	for g := range b.server.clients {
 		f, err := g.wire.conn.File()
 		if err != nil {
 			return err

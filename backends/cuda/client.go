@@ -17,15 +17,15 @@ import (
 	"github.com/sluicehq/sluice/internal/sealed"
 )
 
-// guest is another process that reaches our memory.
-type guest struct {
+// client is another process that reaches our memory.
+type client struct {
 	b       *Backend
 	wire    wire
 	process process.Remote
 	users   []byte // theirs, which we only read
 	states  []byte // ours, which they can only read
 	saying  sync.Mutex
-	due     atomic.Bool // a hint that somebody else's packet held up
+	due     atomic.Bool // a hint waits for the packet that is being sent
 
 	mu     sync.Mutex // guards what follows
 	passes [slotsMax]*pass
@@ -34,19 +34,19 @@ type guest struct {
 	left   bool     // nothing of it is under way, and the pages may be gone
 }
 
-// pass is what a guest was given under a slot: a memory in an epoch.
+// pass is what a client was given under a slot: a memory in an epoch.
 type pass struct {
 	m    *memory
 	g    *grant
-	lost bool // what it still does lands in memory that is nobody's
+	lost bool // what it still does lands in memory that nothing uses
 }
 
-func (g *guest) usersOf(slot uint32) *atomic.Uint64 { return sealed.Word(g.users, int(8*slot)) }
-func (g *guest) stateOf(slot uint32) *atomic.Uint64 { return sealed.Word(g.states, int(8*slot)) }
+func (g *client) usersOf(slot uint32) *atomic.Uint64 { return sealed.Word(g.users, int(8*slot)) }
+func (g *client) stateOf(slot uint32) *atomic.Uint64 { return sealed.Word(g.states, int(8*slot)) }
 
-// attend answers until the connection ends, and stays until nothing of the guest is under way:
+// attend answers until the connection ends, and stays until nothing of the client is under way:
 // the copies of a process end with it, not with its socket.
-func (g *guest) attend() {
+func (g *client) attend() {
 	var watch sync.WaitGroup
 	watch.Go(func() {
 		if g.process.Wait() == nil {
@@ -62,8 +62,8 @@ func (g *guest) attend() {
 	watch.Wait()
 }
 
-// listen reports whether the guest has said that nothing is under way.
-func (g *guest) listen() (polite bool) {
+// listen reports whether the client has said that nothing is under way.
+func (g *client) listen() (polite bool) {
 	for reset := false; ; {
 		h, tail, fd, err := g.wire.receive()
 		if errors.Is(err, unix.ECONNRESET) && !reset {
@@ -75,7 +75,7 @@ func (g *guest) listen() (polite bool) {
 		if err != nil {
 			return false
 		}
-		closeDescriptor(fd) // a guest has none to give after its hello
+		closeDescriptor(fd) // a client has none to give after its hello
 		switch h.Kind {
 		case sayAsk:
 			err = g.answer(h.ID, tail)
@@ -92,22 +92,22 @@ func (g *guest) listen() (polite bool) {
 	}
 }
 
-// dismiss ends the connection; no memory is left that the guest could reach.
-func (g *guest) dismiss() {
+// dismiss ends the connection; no memory is left that the client could reach.
+func (g *client) dismiss() {
 	_ = g.wire.conn.Close()
 	g.process.Release()
 }
 
-// leave forgets the guest.
-func (g *guest) leave() {
+// leave forgets the client.
+func (g *client) leave() {
 	s := &g.b.server
 	s.mu.Lock()
-	delete(s.guests, g)
+	delete(s.clients, g)
 	s.mu.Unlock()
 	g.release()
 }
 
-func (g *guest) release() {
+func (g *client) release() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.left = true
@@ -120,8 +120,8 @@ func (g *guest) release() {
 	g.process.Release()
 }
 
-// say sends a packet that nobody waits for.
-func (g *guest) say(h *head, tail []byte, limit time.Duration, fds ...int) error {
+// say sends a packet, within a limit.
+func (g *client) say(h *head, tail []byte, limit time.Duration, fds ...int) error {
 	g.saying.Lock()
 	err := g.wire.send(h, tail, limit, fds...)
 	g.saying.Unlock()
@@ -131,8 +131,8 @@ func (g *guest) say(h *head, tail []byte, limit time.Duration, fds ...int) error
 	return err
 }
 
-// hint says that a slot has ended. It waits for nobody: who is frozen needs no hint.
-func (g *guest) hint() {
+// hint says that a slot has ended. It does not wait: a frozen process needs no hint.
+func (g *client) hint() {
 	if !g.saying.TryLock() {
 		g.due.Store(true)
 		return
@@ -142,7 +142,7 @@ func (g *guest) hint() {
 }
 
 // answer gives what a token opens, or says why not. Only an error of the connection is returned.
-func (g *guest) answer(id uint32, token []byte) error {
+func (g *client) answer(id uint32, token []byte) error {
 	h, fd, err := g.give(token)
 	h.Kind, h.ID, h.Outcome = sayAnswer, id, outcomeOf(err)
 	if err != nil {
@@ -154,7 +154,7 @@ func (g *guest) answer(id uint32, token []byte) error {
 }
 
 // give opens a token, for a slot.
-func (g *guest) give(token []byte) (h head, fd int, err error) {
+func (g *client) give(token []byte) (h head, fd int, err error) {
 	t, err := keys.Decode(token, &g.b.owner)
 	if err != nil {
 		return h, -1, err
@@ -206,9 +206,9 @@ func (m *memory) share() (h head, fd int, err error) {
 	return h, fd, err
 }
 
-// admit gives a slot. Whoever ends the epoch, or replaces the memory, marks its beginning and looks at the slots then;
-// here it is the other way round: one of the two sees the other.
-func (g *guest) admit(p *pass) (slot uint32, err error) {
+// admit gives a slot. A fence marks the end of the epoch, or the beginning of a renew, and looks
+// at the slots then; admit does it the other way round: one of the two sees the other.
+func (g *client) admit(p *pass) (slot uint32, err error) {
 	slot, err = g.put(p)
 	if err != nil {
 		return 0, err
@@ -224,7 +224,7 @@ func (g *guest) admit(p *pass) (slot uint32, err error) {
 	return 0, errors.Join(err, g.takeBack(slot))
 }
 
-func (g *guest) put(p *pass) (slot uint32, err error) {
+func (g *client) put(p *pass) (slot uint32, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch n := len(g.free); {
@@ -242,8 +242,8 @@ func (g *guest) put(p *pass) (slot uint32, err error) {
 	return slot, nil
 }
 
-// takeBack makes a slot free. Who gives back what it uses is none to be believed any more.
-func (g *guest) takeBack(slot uint32) error {
+// takeBack makes a slot free. A process that gives back what it uses is not believed any more.
+func (g *client) takeBack(slot uint32) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.left || slot >= slotsMax || g.passes[slot] == nil || g.usersOf(slot).Load() != 0 {
@@ -254,8 +254,8 @@ func (g *guest) takeBack(slot uint32) error {
 	return nil
 }
 
-// endPasses ends what the guest was given, and tells it, who may drop what it has not begun.
-func (g *guest) endPasses(which func(*pass) bool) {
+// endPasses ends what the client was given, and tells it: it may drop what it has not begun.
+func (g *client) endPasses(which func(*pass) bool) {
 	ended := false
 	g.eachPass(which, func(slot uint32, _ *pass) {
 		ended = g.stateOf(slot).Swap(passOver) != passOver || ended
@@ -266,12 +266,12 @@ func (g *guest) endPasses(which func(*pass) bool) {
 }
 
 // turn changes a state where it is as it was thought to be.
-func (g *guest) turn(which func(*pass) bool, from, to uint64) {
+func (g *client) turn(which func(*pass) bool, from, to uint64) {
 	g.eachPass(which, func(slot uint32, _ *pass) { g.stateOf(slot).CompareAndSwap(from, to) })
 }
 
 // eachPass calls f for what a condition says, under the lock.
-func (g *guest) eachPass(which func(*pass) bool, f func(slot uint32, p *pass)) {
+func (g *client) eachPass(which func(*pass) bool, f func(slot uint32, p *pass)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.left {
@@ -287,19 +287,19 @@ func (g *guest) eachPass(which func(*pass) bool, f func(slot uint32, p *pass)) {
 // hintMax is how long a hint may take where the socket is full.
 const hintMax = time.Millisecond
 
-// isIn reports whether the guest has batches under way with what a condition says.
-func (g *guest) isIn(which func(*pass) bool) bool {
+// isIn reports whether the client has batches under way with what a condition says.
+func (g *client) isIn(which func(*pass) bool) bool {
 	in := false
 	g.eachPass(which, func(slot uint32, p *pass) { in = in || !p.lost && g.usersOf(slot).Load() != 0 })
 	return in && !g.isDead()
 }
 
-func (g *guest) isDead() bool {
+func (g *client) isDead() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.left || g.process.Dead()
 }
 
-func (g *guest) disown(which func(*pass) bool) {
+func (g *client) disown(which func(*pass) bool) {
 	g.eachPass(which, func(_ uint32, p *pass) { p.lost = true })
 }
