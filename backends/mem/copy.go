@@ -140,11 +140,13 @@ func (v *view) copyPiece(op driver.Op, c *cursor) error {
 		s.Enter()
 		defer s.Leave()
 	}
-	for room := uint64(pieceMax); room > 0 && c.run.Len > 0 && v.shows(&c.run); {
-		if c.pattern.Count > 0 {
-			if err := v.check(&c.run); err != nil {
-				return err // an index list has changed since Submit checked it
-			}
+	if c.pattern.Count == 0 {
+		v.copyDescs(op, c)
+		return nil
+	}
+	for room := uint64(pieceMax); room > 0 && c.run.Len > 0; {
+		if err := v.check(&c.run); err != nil {
+			return err // an index list has changed since Submit checked it
 		}
 		n := min(c.run.Len, room)
 		local := v.local.seg.Mem[c.run.Local:][:n]
@@ -158,4 +160,32 @@ func (v *view) copyPiece(op driver.Op, c *cursor) error {
 		c.advance(n)
 	}
 	return nil
+}
+
+// copyDescs copies up to pieceMax bytes of descriptors that name the view's memories.
+func (v *view) copyDescs(op driver.Op, c *cursor) {
+	mine, theirs, left := v.local.seg.Mem, v.remote.m.seg.Mem, c.run.Len
+	for room := uint64(pieceMax); room > 0 && c.i < len(c.descs); {
+		d := &c.descs[c.i]
+		if !v.shows(d) {
+			break
+		}
+		n, done := min(left, room), d.Len-left
+		local, remote := mine[d.Local+done:][:n], theirs[d.Remote+done:][:n]
+		if op == driver.Write {
+			copy(remote, local)
+		} else {
+			copy(local, remote)
+		}
+		room -= n
+		if left -= n; left > 0 {
+			break // no room is left
+		}
+		if c.i++; c.i < len(c.descs) {
+			left = c.descs[c.i].Len
+		}
+	}
+	if c.enter(); c.run.Len > 0 {
+		c.advance(c.run.Len - left)
+	}
 }
