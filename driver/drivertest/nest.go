@@ -133,7 +133,7 @@ func checkNestMax(s *stage) {
 			Local: driver.Side{Stride: entry}, Remote: driver.Side{Stride: entry},
 		}
 		for _, op := range bothOps {
-			p.RemoteKey = r.as // compare may have imported anew
+			p.RemoteKey = r.as // a comparison may import anew
 			s.movePattern(op, p)
 			s.compare(l, r, fmt.Sprintf("%v of %d entries of %d runs", op, count, p.Runs()))
 			l.paint(s.seed())
