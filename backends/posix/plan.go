@@ -186,6 +186,7 @@ func (b *Backend) cutBounced(r *request, j *job, p place, n uint64) {
 	end := p.off
 	for {
 		n = min(n, limit-p.off)
+		r.enter(p.local)
 		j.took(&p, n)
 		end = max(end, p.off+n)
 		if j.at.off > 0 || j.at.piece == len(j.Items) || n == 0 {
@@ -217,19 +218,10 @@ func (r *request) scatter() {
 		if c.piece == r.last.piece {
 			n = r.last.off - c.off
 		}
-		p.local.land(p.mem[:n], r.buffer[p.off-r.off:])
+		copy(p.mem[:n], r.buffer[p.off-r.off:])
 		if c.piece == r.last.piece {
 			return
 		}
 		c = cursor{piece: c.piece + 1}
 	}
-}
-
-// land copies to memory whose pages stay in place meanwhile.
-func (e *extent) land(to, from []byte) {
-	if e.shared != nil {
-		e.shared.Enter()
-		defer e.shared.Leave()
-	}
-	copy(to, from)
 }
