@@ -89,7 +89,7 @@ static void issued(struct sl_ucx_batch *b)
 		sl_ucx_ask(n);
 	if (b->note && b->status == 0 && !sl_ucx_speaks(n))
 		sl_ucx_fail(b, SL_UCX_LOST, -1);
-	if (b->note && b->status == 0) {
+	if (b->note && b->status == 0 && !b->faulty) {
 		struct sl_ucx_parcel *p = b->note;
 
 		b->note = NULL;
@@ -113,7 +113,9 @@ static int advance(struct sl_ucx_batch *b, uint64_t *bytes)
 {
 	if (!b->served)
 		return sl_ucx_move_direct(b, bytes);
-	return b->write && b->conn->pulled ? sl_ucx_move_offered(b, bytes) : sl_ucx_move_served(b, bytes);
+	if (b->write && b->conn->pulled)
+		return sl_ucx_move_offered(b, bytes);
+	return b->fetches ? sl_ucx_move_fetched(b, bytes) : sl_ucx_move_served(b, bytes);
 }
 
 int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes)
@@ -144,7 +146,8 @@ int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes)
 }
 
 /* What is wrong with the pieces, as submit returns it; and whether the owner serves them: not all are mapped. */
-static int64_t check(const struct sl_ucx_conn *n, const struct sl_ucx_batch *b, int *served)
+static int64_t check(const struct sl_ucx_conn *n, const struct sl_ucx_batch *b, int *served,
+		     int *known)
 {
 	const struct sl_ucx_memory *m = NULL;
 	const struct sl_ucx_import *im = NULL;
@@ -166,6 +169,7 @@ static int64_t check(const struct sl_ucx_conn *n, const struct sl_ucx_batch *b, 
 		if (wrong)
 			return wrong | (int64_t)sl_piece_told(&b->pieces, (int32_t)i) << 16;
 		*served |= im->rkey == NULL;
+		*known &= im->base != 0;
 	}
 	return 0;
 }
@@ -285,10 +289,10 @@ static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form, co
 	struct sl_ucx_worker *w = n->worker;
 	struct sl_ucx_batch *b = w->free;
 	int64_t rc = refuse(n, tail);
-	int served = 0;
+	int served = 0, known = n->pid != 0;
 
 	if (rc == 0)
-		rc = check(n, form, &served);
+		rc = check(n, form, &served, &known);
 	if (rc != 0)
 		return rc;
 	/* In any case: what looks mapped may turn out to be served. */
@@ -297,6 +301,7 @@ static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form, co
 	w->free = b->next;
 	fill(b, form, n);
 	b->served = served;
+	b->fetches = known && !b->write;
 	b->note = has_tail(tail) ? make_tail(n, tail) : NULL;
 	if (has_tail(tail) && !b->note) {
 		b->next = w->free;

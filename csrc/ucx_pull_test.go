@@ -138,6 +138,110 @@ func TestUCXKnowsWhomItReads(t *testing.T) {
 	}
 }
 
+// fetch submits a read of the forger's buffer, and returns the question that follows it.
+func (v *victim) fetch(t *testing.T, tag, base uint64, d ...driver.Desc) forged {
+	t.Helper()
+	slot, err := v.conn.Import(UCXImport{Key: 1, Size: 1 << 20, Ticket: 5, Export: UCXExport{Base: base}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range d {
+		d[i].LocalKey, d[i].RemoteKey = 7, slot
+	}
+	if err := ucxSubmit(v.conn, driver.Read, tag, d, nil); err != nil {
+		t.Fatal(err)
+	}
+	q := v.f.await(msgRead)
+	if q.size != 0 || q.count != 0 {
+		t.Fatalf("asked for %d bytes in %d places", q.size, q.count)
+	}
+	return q
+}
+
+func TestUCXFetchesAndThenAsks(t *testing.T) {
+	v := openVictim(t, ways[pulledWay])
+	answer := func(q forged, status int32) {
+		v.f.send(forged{kind: msgData, conn: v.conn.ID(), seq: q.seq, status_: uint32(status)}, nil)
+	}
+	pieces := []driver.Desc{{Local: 10, Remote: 5, Len: 100}, {Local: 300, Remote: 200000, Len: 700}}
+	answer(v.fetch(t, 1, v.f.buffer, pieces...), UCXOK)
+	if err := v.outcome(t, 1); err != nil {
+		t.Fatal(err)
+	}
+	mem := v.mem[victimFrom:victimTo]
+	if bytes.Count(mem[10:110], []byte{0xee}) != 100 || bytes.Count(mem[300:1000], []byte{0xee}) != 700 {
+		t.Fatal("other bytes")
+	}
+	answer(v.fetch(t, 2, v.f.buffer, pieces...), UCXRevoked)
+	if err := v.outcome(t, 2); !errors.Is(err, driver.ErrRevoked) {
+		t.Fatalf("bytes that may be of another epoch: %v", err)
+	}
+	// Memory that is not there: its owner says whether it should be.
+	answer(v.fetch(t, 3, v.f.buffer-200000+1<<20, pieces...), UCXRevoked)
+	if err := v.outcome(t, 3); !errors.Is(err, driver.ErrRevoked) {
+		t.Fatalf("memory that went with its epoch: %v", err)
+	}
+	answer(v.fetch(t, 4, 4096, pieces...), UCXOK)
+	var piece *driver.PieceError
+	if err := v.outcome(t, 4); !errors.Is(err, errUCXFault) || !errors.As(err, &piece) || piece.Piece != 0 {
+		t.Fatalf("memory that cannot be read: %v", err)
+	}
+	q := v.fetch(t, 5, v.f.buffer, pieces...)
+	v.conn.Cancel(5)
+	if err := v.outcome(t, 5); !errors.Is(err, driver.ErrAborted) {
+		t.Fatal(err)
+	}
+	answer(q, UCXOK)
+	v.alive(t)
+	v.f.tell("shut")
+	slot, err := v.conn.Import(UCXImport{Key: 1, Size: 1 << 20, Ticket: 5, Export: UCXExport{Base: v.f.buffer}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	clear(mem)
+	if err := ucxSubmit(v.conn, driver.Read, 6, []driver.Desc{{Len: 100, LocalKey: 7, RemoteKey: slot}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.outcome(t, 6); !errors.Is(err, driver.ErrPeerLost) || !errors.As(err, &piece) {
+		t.Fatalf("a process that is another one by now: %v", err)
+	}
+	if bytes.Count(mem, []byte{0}) != len(mem) {
+		t.Fatal("its bytes were read")
+	}
+}
+
+// TestUCXAsksForEachMemory reads from several memories in one batch: each is asked for, and one that
+// is of another epoch by now fails the batch at its piece.
+func TestUCXAsksForEachMemory(t *testing.T) {
+	v := openVictim(t, ways[pulledWay])
+	var slots [2]uint32
+	for i := range slots {
+		var err error
+		slots[i], err = v.conn.Import(UCXImport{Key: uint32(1 + i), Size: 1 << 20, Ticket: 5, Export: UCXExport{Base: v.f.buffer}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var d []driver.Desc
+	for i, slot := range []uint32{slots[0], slots[1], slots[0]} {
+		d = append(d, driver.Desc{Local: uint64(i) * 500, Remote: uint64(i) * 500, Len: 100, LocalKey: 7, RemoteKey: slot})
+	}
+	if err := ucxSubmit(v.conn, driver.Read, 1, d, nil); err != nil {
+		t.Fatal(err)
+	}
+	for i, status := range []int32{UCXOK, UCXRevoked, UCXOK} {
+		q := v.f.await(msgRead)
+		if want := d[i].RemoteKey - slots[0] + 1; q.key != want || q.size != 0 {
+			t.Fatalf("question %d is for %d bytes of key %d, want none of %d", i, q.size, q.key, want)
+		}
+		v.f.send(forged{kind: msgData, conn: v.conn.ID(), seq: q.seq, status_: uint32(status)}, nil)
+	}
+	var piece *driver.PieceError
+	if err := v.outcome(t, 1); !errors.Is(err, driver.ErrRevoked) || !errors.As(err, &piece) || piece.Piece != 1 {
+		t.Errorf("bytes of which some may be of another epoch: %v", err)
+	}
+}
+
 // TestUCXGateGoesWithItsConnection looks for the mark of one that owes its peer nothing.
 func TestUCXGateGoesWithItsConnection(t *testing.T) {
 	v := openVictim(t, ways[pulledWay])

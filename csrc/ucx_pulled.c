@@ -2,8 +2,7 @@
 /*
  * Writes whose bytes the owner copies from our memory: messages say where they are, and the owner takes
  * them after it has compared the ticket. All pages are touched here first: a page that does not come, of
- * a file on a server that is gone or of userfaultfd, must hold up its own process, and not the owner. A read
- * is never taken from the owner's memory in this way, for the same reason.
+ * a file on a server that is gone or of userfaultfd, must hold up its own process, and not the owner.
  */
 #define _GNU_SOURCE
 #include "ucx_worker.h"

@@ -52,5 +52,6 @@ int sl_ucx_next_run(struct sl_ucx_batch *b)
 void sl_ucx_rewind(struct sl_ucx_batch *b)
 {
 	b->next_piece = 0;
+	b->unproved = NULL;
 	b->run = (struct sl_ucx_run){0};
 }

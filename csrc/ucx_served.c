@@ -168,6 +168,8 @@ void sl_ucx_answered(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const v
 		return;
 	if (r->batch && h->status != 0)
 		sl_ucx_fail(r->batch, h->status, (int32_t)r->piece);
+	else if (r->batch && r->faulty)
+		sl_ucx_fail(r->batch, SL_UCX_FAULT, (int32_t)r->piece);
 	else if (r->batch && len != r->len)
 		sl_ucx_fail(r->batch, UCS_ERR_IO_ERROR, (int32_t)r->piece);
 	else if (r->batch)

@@ -86,11 +86,14 @@ struct sl_ucx_batch {
 	struct sl_ucx_conn *conn;
 	uint64_t tag, order, helped; /* helped: when a caller last moved a piece of it, or 0 */
 	int write, cancelled, issued, served;
+	int fetches, faulty; /* a read by our own hand; a piece of it could not be read */
 	int32_t status, piece;
 	uint32_t outstanding; /* messages that are not answered */
 	struct sl_pieces pieces;
 	struct sl_ucx_run run;
 	uint32_t next_piece; /* after run */
+	struct sl_ucx_import *unproved; /* bytes of it were fetched, from this piece on, and may be of another epoch */
+	uint32_t unproved_piece;
 	struct sl_ucx_parcel *note;
 };
 
@@ -100,7 +103,7 @@ enum { SL_UCX_FREE, SL_UCX_WRITING, SL_UCX_READING };
 struct sl_ucx_record {
 	struct sl_ucx_batch *batch; /* NULL: nobody cares any more */
 	uint32_t seq;
-	uint8_t kind;
+	uint8_t kind, faulty;
 	/* A read's answer lands at local, or NULL: from this piece on, and from off of its run. */
 	uint32_t piece;
 	uint8_t *local;
@@ -121,6 +124,8 @@ struct sl_ucx_vectors {
 	uint32_t locals, remotes;
 	uint64_t len;
 	struct iovec local[SL_UCX_ROWS + 1], remote[SL_UCX_ROWS + 1];
+	uint32_t piece[SL_UCX_ROWS + 1]; /* of a batch, for each local */
+	struct sl_ucx_memory *memory;	 /* of all locals */
 	struct sl_ucx_row rows[SL_UCX_ROWS];
 };
 
@@ -345,6 +350,8 @@ void sl_ucx_answered(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const v
 
 /* ucx_pulled.c; the same for a write whose bytes the owner copies from our memory */
 int sl_ucx_move_offered(struct sl_ucx_batch *b, uint64_t *bytes);
+/* ucx_fetched.c; the same for a read that is copied from the owner's memory by the kernel */
+int sl_ucx_move_fetched(struct sl_ucx_batch *b, uint64_t *bytes);
 void sl_ucx_free_block(struct sl_ucx_conn *n, struct sl_ucx_record *r);
 
 /* ucx_gate.c; under the lock */
