@@ -53,6 +53,8 @@ func TestSilence(t *testing.T) {
 					t.Errorf("round %d: the writer ended with %q", round, got)
 				}
 				untouched(t, seg.Mem)
+				// The writer has closed its connection by itself: that is its last word.
+				eventually(t, "the connection ends", func() bool { return len(received(t, b)) == 1 })
 			}
 		})
 	}
