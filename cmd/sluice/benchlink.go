@@ -49,7 +49,13 @@ type benchLink struct {
 // the target says itself needs no explanation.
 func (l *benchLink) explain(ctx context.Context, err error) error {
 	var said *saidError
-	if l.target == nil || ctx.Err() != nil || errors.As(err, &said) {
+	if l.target == nil || errors.As(err, &said) {
+		return err
+	}
+	if ctx.Err() != nil {
+		if cause := context.Cause(ctx); errors.Is(cause, errSilent) && !errors.Is(err, errSilent) {
+			return fmt.Errorf("%w (then: %w)", cause, err) // the watch ended it
+		}
 		return err
 	}
 	tick := time.NewTicker(procs.AliveEvery / 20)
