@@ -148,6 +148,8 @@ void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge)
 		if (!judge || !waits(n))
 			n->calm = now;
 		if (now > n->heard + config->failure_ns && now > n->calm + config->failure_ns) {
+			/* It may go on one day: it must not wait for us then. Nothing of it lands any more. */
+			sl_ucx_signal(n, SL_UCX_MSG_RESET, 0);
 			n->silent = 1;
 			sl_ucx_lose(n);
 		} else if (now - n->last_out >= config->grace_ns / 4 && n->pings == 0) {
