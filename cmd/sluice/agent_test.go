@@ -156,6 +156,7 @@ func TestAgentServesFilesReadOnly(t *testing.T) {
 	a := startAgent(t, "--plaintext", "--region", "model="+path, "--region", "open="+path+":0:4096:rw")
 	with := func(args ...string) []string { return append(args, "--plaintext", "--peer", a.at) }
 	o := ok(t, sluice(t, with("explain")...))
+	require.Contains(t, o.stdout, "region model: ")
 	require.Contains(t, o.stdout, "staged")
 	for name, want := range map[string]bool{"model": false, "open": true} {
 		c, stdout, stderr := command(t, with("put", name, "--length", "3", "--json")...)

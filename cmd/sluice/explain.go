@@ -54,7 +54,7 @@ comes from a running engine that serves there, one answer for each of its region
 			if err != nil {
 				return err
 			}
-			return printExplanations(c.OutOrStdout(), asJSON, x)
+			return printExplanations(c.OutOrStdout(), asJSON, explained{Explanation: x})
 		},
 	}
 	s := c.Flags()
@@ -71,14 +71,27 @@ comes from a running engine that serves there, one answer for each of its region
 // errNoRoute ends explain with status 1 where no backend can: a script may ask.
 var errNoRoute = errors.New("no backend can move these bytes: the reasons stand above")
 
+// explained is an answer, and the peer's region that it is about; empty: of no running engine.
+type explained struct {
+	Region string `json:"region,omitempty"`
+	engine.Explanation
+}
+
+func (x *explained) heading() string {
+	if x.Region == "" {
+		return ""
+	}
+	return "region " + x.Region + ": "
+}
+
 // printExplanations prints answers, of which each must have a route.
-func printExplanations(w io.Writer, asJSON bool, list ...engine.Explanation) error {
+func printExplanations(w io.Writer, asJSON bool, list ...explained) error {
 	var err error
 	routes := true
 	for i := range list {
 		routes = routes && list[i].Chosen != ""
 		if !asJSON && err == nil {
-			_, err = fmt.Fprint(w, list[i].String())
+			_, err = fmt.Fprint(w, list[i].heading(), list[i].String())
 		}
 	}
 	switch {
@@ -98,9 +111,11 @@ func explainPeer(ctx context.Context, w io.Writer, r *remoteFlags, asJSON bool) 
 	if err := r.check(); err != nil {
 		return err
 	}
-	var list []engine.Explanation
+	var list []explained
 	err := r.with(ctx, func(e *engine.Engine, p *engine.Peer) (err error) {
-		return eachRegion(e, p, func(_ *engine.Remote, x engine.Explanation) { list = append(list, x) })
+		return eachRegion(e, p, func(m *engine.Remote, x engine.Explanation) {
+			list = append(list, explained{m.Name(), x})
+		})
 	})
 	if err != nil {
 		return err

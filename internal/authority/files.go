@@ -41,7 +41,7 @@ func CheckName(name string) error {
 func Store(p Pair, cert, key string, force bool) error {
 	for _, path := range []string{cert, key} {
 		if _, err := os.Lstat(path); err == nil && !force {
-			return fmt.Errorf("%s is there already: choose another name, or say --force: %w", path, os.ErrExist)
+			return fmt.Errorf("%s is there already: choose another name or directory, or say --force: %w", path, os.ErrExist)
 		} else if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
