@@ -230,3 +230,56 @@ func TestStagedWindowWithoutProof(t *testing.T) {
 		}
 	})
 }
+
+// listener is the way back to a peer.
+type listener struct {
+	driver.Backend
+	heard chan []byte
+}
+
+func (l *listener) Answer(_ uint64, b []byte) error {
+	l.heard <- bytes.Clone(b)
+	return nil
+}
+
+// TestStagedWithdrawnWhileClosing has an engine that closes say of no hop that it has ended
+// while it is under way: the peer's Abort would return too early.
+func TestStagedWithdrawnWhileClosing(t *testing.T) {
+	s := newHost(t, "b").e.stager
+	ears := &listener{heard: make(chan []byte, 9)}
+	from := &sender{lane: &lane{e: s.e, b: ears}, gone: make(chan struct{})}
+	w := &window{s: s, from: from, by: from.lane, loop: newLoop(), hops: make([]hop, 1), busy: 1}
+	h := &w.hops[0]
+	*h = hop{w: w, req: farHop{number: 7}, memory: &stagedMemory{active: 1}}
+	from.window = w
+	ended := make(chan struct{})
+	go func() {
+		w.end()
+		close(ended)
+	}()
+	eventually(t, "the window ends", func() {
+		for over := false; !over; time.Sleep(time.Millisecond) {
+			asked := make(chan bool)
+			w.loop.push(eventFunc(func() { asked <- w.over }))
+			over = <-asked
+		}
+	})
+	s.asked(from, isWithdrawn, h.req.appendName(nil))
+	done := make(chan struct{})
+	w.loop.push(eventFunc(func() { close(done) }))
+	<-done
+	select {
+	case b := <-ears.heard:
+		t.Errorf("while the hop is under way the peer is told %v", b)
+	default:
+	}
+	w.loop.push(eventFunc(func() { h.finish(ErrAborted) }))
+	<-ended
+	if len(ears.heard) != 1 {
+		t.Errorf("%d answers, want that of the hop", len(ears.heard))
+	}
+}
+
+type eventFunc func()
+
+func (f eventFunc) happen() { f() }

@@ -42,7 +42,7 @@ func (s *stager) asked(from *sender, what byte, body []byte) {
 		s.openWindow(from)
 	case w == nil:
 		refuseHop(from, body, ErrRevoked)
-	case !w.loop.pushForeign(&hopAsked{w, what, body}):
+	case !w.loop.pushForeign(&hopAsked{w, what, body}) && what != isWithdrawn:
 		refuseHop(from, body, ErrFull)
 	}
 }
@@ -178,8 +178,7 @@ func (w *window) offer() {
 // end stops the hops, waits for their ends as long as they may take, and gives all back.
 func (w *window) end() {
 	w.s.mu.Lock()
-	delete(w.s.windows, w)
-	w.from.window = nil
+	delete(w.s.windows, w) // the sender keeps it: a hop that is withdrawn may be under way yet
 	w.s.mu.Unlock()
 	ended := &windowEnds{w: w, done: make(chan struct{})}
 	w.loop.push(ended)

@@ -36,7 +36,7 @@ type hopAsked struct {
 func (a *hopAsked) happen() {
 	var req farHop
 	rest, ok := req.parseName(a.body)
-	if !ok || int(req.slot) >= len(a.w.hops) || a.w.over {
+	if !ok || int(req.slot) >= len(a.w.hops) || a.w.over && a.what != isWithdrawn {
 		refuseHop(a.w.from, a.body, ErrClosed)
 		return
 	}

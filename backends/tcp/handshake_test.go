@@ -313,3 +313,19 @@ func TestOwnersWithoutCertificate(t *testing.T) {
 		t.Error("connected to an owner of another name than Config.TLS.ServerName")
 	}
 }
+
+// A peer cannot have us remember batches without end of which no note ever comes, or not all parts.
+func TestBatchesRememberedAreBounded(t *testing.T) {
+	g := newInbound(open(t, Config{}), 2)
+	for i := range uint64(arrivalsMax + 1) {
+		g.notes.arrivals[i] = nil
+	}
+	h := &header{kind: kindWrite, flags: flagNoted, key: 1 << 20, batch: 1 << 40}
+	if v := g.aim(&conn{}, h); v != finished {
+		t.Errorf("bytes of one batch too many: %v", v)
+	}
+	h = &header{kind: kindVoid, batch: 1 << 40, count: 1}
+	if v := g.voided(nil, h); v != finished {
+		t.Errorf("no note for one batch too many: %v", v)
+	}
+}

@@ -229,6 +229,9 @@ func (in *receiver) named(size uint64) (r ranges, status control.Status) {
 
 // aim says where the bytes of a Write go. Those for memory whose epoch has ended go nowhere.
 func (g *inbound) aim(c *conn, h *header) verdict {
+	if h.flags&flagNoted != 0 && g.crowded() {
+		return finished
+	}
 	l := &c.in.land
 	l.left, l.owner, l.stamp, l.ticket = h.payload(), g, h.stamp, h.ticket
 	m := g.b.memories.At(h.key)

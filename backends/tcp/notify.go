@@ -50,6 +50,13 @@ func (n *notes) of(batch uint64) *arrival {
 	return a
 }
 
+// crowded reports whether the peer has us remember too many batches.
+func (g *inbound) crowded() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.notes.arrivals) > arrivalsMax
+}
+
 // landed counts a part of a batch that a note follows.
 func (g *inbound) landed(batch uint64, ok bool) {
 	g.mu.Lock()
@@ -93,7 +100,7 @@ func (g *inbound) noted(c *conn, h *header) verdict {
 func (g *inbound) voided(_ *conn, h *header) verdict {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.notes.waiting) > waitingMax {
+	if len(g.notes.arrivals) > arrivalsMax || len(g.notes.waiting) > waitingMax {
 		return finished
 	}
 	a := g.notes.of(h.batch)

@@ -7,6 +7,7 @@ package process
 import (
 	"bytes"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -61,11 +62,15 @@ func (p ID) Open() (fd int, err error) {
 	if err != nil {
 		return -1, fmt.Errorf("watch process %d: %w", p.PID, os.NewSyscallError("pidfd_open", err))
 	}
-	if start, err := StartOf(int(p.PID)); err != nil || start != p.Start {
-		_ = unix.Close(fd)
-		return -1, p.Ended()
+	start, err := StartOf(int(p.PID))
+	if err == nil && start == p.Start {
+		return fd, nil
 	}
-	return fd, nil
+	_ = unix.Close(fd)
+	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
+		return -1, err // a lack of descriptors, say, proves nothing
+	}
+	return -1, p.Ended()
 }
 
 // Ended is the error that says that it is no more: driver.ErrPeerLost.

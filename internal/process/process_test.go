@@ -40,3 +40,31 @@ func TestProcess(t *testing.T) {
 		t.Errorf("host %x, then %x, %v", a, b, err)
 	}
 }
+
+// TestOpenWithoutDescriptors has the pidfd take the last descriptor: that the start of the
+// process cannot be read then is no proof that it has ended.
+func TestOpenWithoutDescriptors(t *testing.T) {
+	self, err := This()
+	if err != nil {
+		t.Fatal(err)
+	}
+	next, err := unix.Dup(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = unix.Close(next)
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next) + 1, Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := self.Open()
+	if back := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); back != nil {
+		t.Fatal(back)
+	}
+	if fd != -1 || !errors.Is(err, unix.EMFILE) || errors.Is(err, driver.ErrPeerLost) {
+		t.Errorf("a process that lives: %d, %v", fd, err)
+	}
+}
