@@ -180,18 +180,24 @@ func (e *Engine) registerSegment(seg driver.Segment) ([]driver.Memory, error) {
 // for the proof again.
 func (e *Engine) fence(ctx context.Context, mems []driver.Memory) error {
 	errs := make([]error, len(mems))
-	var all sync.WaitGroup
-	for i, m := range mems {
-		if m == nil {
-			continue
+	one := func(i int) {
+		if err := e.lanes[i].b.Fence(ctx, mems[i].Key()); err != nil {
+			errs[i] = &OpError{Op: "fence", Backend: e.lanes[i].caps.Name, Err: err}
 		}
-		all.Go(func() {
-			if err := e.lanes[i].b.Fence(ctx, m.Key()); err != nil {
-				errs[i] = &OpError{Op: "fence", Backend: e.lanes[i].caps.Name, Err: err}
-			}
-		})
+	}
+	var all sync.WaitGroup
+	last := e.stager.lane.index
+	for i, m := range mems {
+		if m != nil && i != last {
+			all.Go(func() { one(i) })
+		}
 	}
 	all.Wait()
+	// The stager admits hops and sums by the tokens of the other backends. Its fence waits for
+	// those that it has admitted, so it comes once no such token is valid any more.
+	if mems[last] != nil {
+		one(last)
+	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/driver"
+)
+
+// heldFence is a backend whose fences wait before they end an epoch.
+type heldFence struct {
+	driver.Backend
+	entered, leave chan struct{}
+}
+
+func (h *heldFence) Fence(ctx context.Context, key uint32) error {
+	close(h.entered)
+	<-h.leave
+	return h.Backend.Fence(ctx, key)
+}
+
+// TestStagerIsFencedLast: the stager admits sums by the tokens of the other backends. A fence of
+// it that ended before theirs would wait for none of the sums that it admits meanwhile, and they
+// would look at memory that the lease no longer covers.
+func TestStagerIsFencedLast(t *testing.T) {
+	inner, err := mem.New(mem.Config{})
+	require.NoError(t, err)
+	held := &heldFence{inner, make(chan struct{}), make(chan struct{})}
+	e, err := Open(Config{Name: "a", Backends: []driver.Backend{held}})
+	require.NoError(t, err)
+	defer e.Close()
+	memory, err := e.Alloc(1<<16, AllocOptions{Purpose: "test"})
+	require.NoError(t, err)
+	defer memory.Close()
+	r, err := e.Register("kv", memory.Segment())
+	require.NoError(t, err)
+	l, err := r.Lease(0, 4096, LeaseOptions{})
+	require.NoError(t, err)
+	staged := l.mems[e.stager.lane.index].(*stagedMemory)
+	before := staged.epoch.Load()
+	revoked := make(chan error, 1)
+	go func() { revoked <- l.Revoke(t.Context()) }()
+	<-held.entered
+	admitted, err := e.stager.enterBy(e.lanes[0], tokenOf(t, l.mems[0]))
+	require.NoError(t, err, "the backend's token is still valid")
+	require.Equal(t, before, staged.epoch.Load(), "the stager's epoch ended first")
+	held.entered = make(chan struct{}) // for the region's own fence, in Close
+	close(held.leave)
+	select {
+	case err := <-revoked:
+		require.Fail(t, "Revoke returned beside a sum", "%v", err)
+	default:
+	}
+	admitted.leave()
+	require.NoError(t, <-revoked)
+	_, err = e.stager.enterBy(e.lanes[0], tokenOf(t, r.mems[0]))
+	require.NoError(t, err, "the region itself")
+}
+
+func tokenOf(t *testing.T, m driver.Memory) []byte {
+	t.Helper()
+	token, err := m.AppendToken(nil)
+	require.NoError(t, err)
+	return token
+}
