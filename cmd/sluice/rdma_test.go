@@ -231,7 +231,7 @@ func TestRealExplainAndDoctor(t *testing.T) {
 		t.Errorf("%+v", o)
 	}
 	o = sluice(t, "explain", "--backend", "rdma", "--devices", way[3], "--remote", "hbm")
-	if o.status != 0 || !strings.Contains(o.stdout, "no device memory to ask with") {
+	if o.status != statusFailed || !strings.Contains(o.stdout, "no device memory to ask with") {
 		t.Errorf("%+v", o)
 	}
 	o = sluice(t, "doctor")
