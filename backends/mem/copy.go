@@ -140,9 +140,12 @@ func (v *view) copyPiece(op driver.Op, c *cursor) error {
 		s.Enter()
 		defer s.Leave()
 	}
-	if c.pattern.Count == 0 {
+	switch {
+	case c.pattern.Count == 0:
 		v.copyDescs(op, c)
 		return nil
+	case c.pattern.Run <= pieceMax && c.pattern.Plain():
+		return v.copyPlain(op, c)
 	}
 	for room := uint64(pieceMax); room > 0 && c.run.Len > 0; {
 		if err := v.check(&c.run); err != nil {
@@ -188,4 +191,23 @@ func (v *view) copyDescs(op driver.Op, c *cursor) {
 	if c.enter(); c.run.Len > 0 {
 		c.advance(c.run.Len - left)
 	}
+}
+
+// copyPlain copies up to pieceMax bytes of entries of one run each.
+func (v *view) copyPlain(op driver.Op, c *cursor) error {
+	p, mine, theirs := &c.pattern, v.local.seg.Mem, v.remote.m.seg.Mem
+	for room := uint64(pieceMax); room >= p.Run && c.i < p.Count; room -= p.Run {
+		l, r := p.Local.At(c.i), p.Remote.At(c.i)
+		if l > uint64(len(mine))-p.Run || r > uint64(len(theirs))-p.Run {
+			return driver.ErrBounds // an index list has changed since Submit checked it
+		}
+		if op == driver.Write {
+			copy(theirs[r:][:p.Run], mine[l:][:p.Run])
+		} else {
+			copy(mine[l:][:p.Run], theirs[r:][:p.Run])
+		}
+		c.i++
+	}
+	c.enter()
+	return nil
 }
