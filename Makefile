@@ -33,17 +33,14 @@ replay: build
 replay-rdma: build
 	hack/guest/replay $(BIN) $(ARGS)
 
-# What every change must pass: all packages with cgo, the build without it, and the Python package.
-# Needs no hardware.
+# What every change must pass: all that needs no cgo, and the Python package. Needs no hardware.
 test: setup
 	$(GO) vet ./...
-	CGO_ENABLED=0 $(GO) build ./...
-	@GO=$(GO) hack/gotest -timeout $(TIMEOUT) ./...
+	$(MAKE) --no-print-directory nocgo
 	$(MAKE) --no-print-directory python
 
-# The rest: every package without cgo and under the race detector, arm64, and the guest.
+# The rest: every package under the race detector, arm64, and the guest.
 test-all: setup
-	$(MAKE) --no-print-directory nocgo
 	$(MAKE) --no-print-directory race
 	$(MAKE) --no-print-directory cross
 	$(MAKE) --no-print-directory guest
@@ -76,7 +73,7 @@ asan:
 
 nocgo:
 	CGO_ENABLED=0 $(GO) build ./...
-	@CGO_ENABLED=0 GO=$(GO) hack/gotest -timeout $(TIMEOUT) $(PURE)
+	@CGO_ENABLED=0 GO=$(GO) hack/gotest -p 1 -timeout $(TIMEOUT) $(PURE)
 
 lint:
 	$(GO) vet ./...
