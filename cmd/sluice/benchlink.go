@@ -174,6 +174,14 @@ func (f *benchFlags) connect(ctx context.Context, l *benchLink, conn net.Conn, s
 	}
 	l.Link = bench.Link{Engine: l.side.Engine, Local: l.side.Region, Only: only(f.backend), Memory: l.side.From(),
 		Process: l.target.PID, Address: ready.Address}
+	return f.join(ctx, l, conn, local, remote)
+}
+
+// join dials the target, which is ready, so that it gives signs of life, and imports its region.
+func (f *benchFlags) join(ctx context.Context, l *benchLink, conn net.Conn, local, remote uint64) error {
+	ctx, unwatch := l.watch(ctx)
+	defer unwatch()
+	var err error
 	if l.Peer, err = l.side.Engine.DialConn(ctx, conn); err != nil {
 		return err
 	}

@@ -16,6 +16,10 @@ import (
 	"time"
 )
 
+// began is what silence is counted from: its monotonic reading takes no notice of a clock that
+// is set.
+var began = time.Now()
+
 // Child is a running part of the command. Send, Stop, Heard and Exit may be
 // called by any goroutine.
 type Child struct {
@@ -26,7 +30,7 @@ type Child struct {
 	toIt   *os.File
 	cmd    *exec.Cmd
 	msgs   chan Message
-	heard  atomic.Int64 // unix nanoseconds
+	heard  atomic.Int64 // nanoseconds since began
 	exited chan struct{}
 	stop   sync.Once
 	killed atomic.Bool // by Stop
@@ -66,7 +70,7 @@ func Start(name string, args []string, files ...*os.File) (*Child, error) {
 	}
 	c := &Child{Name: name, PID: cmd.Process.Pid, out: writer{to: toIt}, toIt: toIt, cmd: cmd,
 		msgs: make(chan Message, 64), exited: make(chan struct{})}
-	c.heard.Store(time.Now().UnixNano())
+	c.Excuse()
 	go c.read(fromIt)
 	return c, nil
 }
@@ -79,7 +83,7 @@ func (c *Child) read(from *os.File) {
 		if lines.Decode(&m) != nil {
 			break
 		}
-		c.heard.Store(time.Now().UnixNano())
+		c.Excuse()
 		if m.Kind != KindAlive {
 			c.msgs <- m
 		}
@@ -98,7 +102,9 @@ func (c *Child) Messages() <-chan Message { return c.msgs }
 func (c *Child) Send(kind string, body any) error { return c.out.send(kind, body) }
 
 // Silent returns for how long the child has said nothing.
-func (c *Child) Silent() time.Duration { return time.Since(time.Unix(0, c.heard.Load())) }
+func (c *Child) Silent() time.Duration {
+	return time.Since(began) - time.Duration(c.heard.Load())
+}
 
 // Stopped reports whether the child is stopped now, as by SIGSTOP or a debugger.
 func (c *Child) Stopped() bool {
@@ -112,7 +118,7 @@ func (c *Child) Stopped() bool {
 }
 
 // Excuse begins the time of Silent anew: for a parent that did not listen itself.
-func (c *Child) Excuse() { c.heard.Store(time.Now().UnixNano()) }
+func (c *Child) Excuse() { c.heard.Store(int64(time.Since(began))) }
 
 // Exited is closed once the child has been reaped.
 func (c *Child) Exited() <-chan struct{} { return c.exited }
