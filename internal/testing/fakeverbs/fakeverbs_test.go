@@ -32,9 +32,10 @@ func TestWordsAreThoseOfTheLibrary(t *testing.T) {
 }
 
 func TestSetIsSetBack(t *testing.T) {
+	built := Path() != "" // by another test of this process: the file is gone since
 	var opened []string
 	load := func(path string) error {
-		if _, err := os.Stat(path); err != nil && opened == nil {
+		if _, err := os.Stat(path); err != nil && opened == nil && !built {
 			return err
 		}
 		opened = append(opened, path)

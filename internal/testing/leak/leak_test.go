@@ -51,7 +51,9 @@ func TestCheckNamesWhatIsLeft(t *testing.T) {
 			return func() { _ = f.Close() }
 		}, "/dev/zero"},
 		{"goroutine", func() func() {
-			wg.Go(func() { waitForever(release) })
+			started := make(chan struct{})
+			wg.Go(func() { waitForever(started, release) })
+			<-started // its stack shows the function
 			return func() { close(release); wg.Wait() }
 		}, "leak.waitForever"},
 		{"memory", func() func() {
@@ -79,7 +81,10 @@ func TestCheckNamesWhatIsLeft(t *testing.T) {
 	}
 }
 
-func waitForever(release chan struct{}) { <-release }
+func waitForever(started chan<- struct{}, release <-chan struct{}) {
+	close(started)
+	<-release
+}
 
 func TestCheckFailsTheTest(t *testing.T) {
 	r := &recorder{TB: t}
