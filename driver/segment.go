@@ -40,12 +40,16 @@ type Segment struct {
 
 // Shared is memory that other processes can map, such as hostmem's.
 type Shared interface {
-	// Extents appends the descriptors that hold the memory now, in order of
-	// offset and without gaps. They belong to the Shared.
-	Extents(dst []Extent) []Extent
+	// Lend calls f with the descriptors that hold the memory now, in order of offset and
+	// without gaps. No Renew runs before f has returned; afterwards the descriptors may be
+	// closed. f must not call Renew, nor keep the slice.
+	Lend(f func(extents []Extent) error) error
 
-	// Generation counts calls of Renew.
-	Generation() uint64
+	// OnRenew has f called in each Renew before the first page moves, also when another
+	// backend or the program renews: a peer that still has the old pages must learn of it
+	// before what it writes there is lost. f must neither block nor call the Shared. Once
+	// stop, which is idempotent, has returned, f runs no more.
+	OnRenew(f func()) (stop func())
 
 	// Renew puts fresh pages under [off, off+n), widened to whole pages, with the
 	// content of the old ones. What another process still writes through an

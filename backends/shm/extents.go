@@ -13,12 +13,6 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// lender is what hostmem adds to driver.Shared: the descriptors stay open
-// while f runs, also when the memory is closed or renewed meanwhile.
-type lender interface {
-	Lend(f func(extents []driver.Extent, generation uint64) error) error
-}
-
 // fetched sends the extents of the arena that a token opens: id, token. Only an
 // error of the connection is returned.
 func (c *inbound) fetched(body []byte) error {
@@ -79,12 +73,9 @@ func (c *inbound) lend(id uint32, a *arena) error {
 
 // duplicates returns the extents with descriptors of the caller's, and their generation.
 func (a *arena) duplicates(t *table) (extents []driver.Extent, generation uint64, err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.noticeRenewal(t)
-	generation = t.generation(a.index).Load()
 	own := make(map[int]int)
-	duplicate := func(lent []driver.Extent, _ uint64) error {
+	err = a.shared.Lend(func(lent []driver.Extent) error {
+		generation = t.generation(a.index).Load()
 		for _, e := range lent {
 			fd, ok := own[e.FD]
 			if !ok {
@@ -97,12 +88,7 @@ func (a *arena) duplicates(t *table) (extents []driver.Extent, generation uint64
 			extents = append(extents, e)
 		}
 		return nil
-	}
-	if l, ok := a.shared.(lender); ok {
-		err = l.Lend(duplicate)
-	} else {
-		err = duplicate(a.shared.Extents(nil), 0)
-	}
+	})
 	return extents, generation, err
 }
 

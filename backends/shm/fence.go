@@ -121,7 +121,7 @@ func (b *Backend) shutOut(ctx context.Context, m *memory) error {
 	switch {
 	case len(writers) == 0 || m.readOnly:
 	case m.arena != nil:
-		err = m.arena.renew(&b.table, m.off, uint64(len(m.bytes)))
+		err = m.arena.shared.Renew(m.off, uint64(len(m.bytes)))
 	default:
 		err = b.shutGate(ctx, writers)
 	}

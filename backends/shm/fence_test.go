@@ -25,12 +25,13 @@ func TestFencePutsFreshPagesUnderASilentWriterOnce(t *testing.T) {
 	p := dial(t, open(t, Config{}), b.Addr())
 	fill(mem, 0x5A)
 	silent(p, m.Key(), driver.Write)
-	before := m.arena.shared.Generation()
+	generation := b.table.generation(m.arena.index)
+	before := generation.Load()
 
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
 	defer cancel()
 	wantError(t, "fence cut short", b.Fence(ctx, m.Key()), context.DeadlineExceeded)
-	if m.arena.shared.Generation() != before {
+	if generation.Load() != before {
 		t.Error("a fence cut short moved pages")
 	}
 	begin := time.Now()
@@ -41,14 +42,14 @@ func TestFencePutsFreshPagesUnderASilentWriterOnce(t *testing.T) {
 	if err := b.Fence(context.Background(), m.Key()); err != nil {
 		t.Fatal(err)
 	}
-	if time.Since(begin) < grace || m.arena.shared.Generation() == before {
-		t.Errorf("fence took %v and generation %d, want the grace %v and fresh pages", time.Since(begin), m.arena.shared.Generation(), grace)
+	if time.Since(begin) < grace || generation.Load() == before {
+		t.Errorf("fence took %v and generation %d, want the grace %v and fresh pages", time.Since(begin), generation.Load(), grace)
 	}
 	if mem[0] != 0x5A || mem[len(mem)-1] != 0x5A {
 		t.Error("fresh pages have lost the content")
 	}
-	begin, before = time.Now(), m.arena.shared.Generation()
-	if err := b.Fence(context.Background(), m.Key()); err != nil || time.Since(begin) > grace/2 || m.arena.shared.Generation() != before {
+	begin, before = time.Now(), generation.Load()
+	if err := b.Fence(context.Background(), m.Key()); err != nil || time.Since(begin) > grace/2 || generation.Load() != before {
 		t.Errorf("second fence: %v after %v, want nil at once, and no more fresh pages", err, time.Since(begin))
 	}
 }
@@ -60,10 +61,14 @@ func TestFenceMovesNoPagesForASilentReader(t *testing.T) {
 		m, _ := share(t, b, alloc, 1<<20)
 		p := dial(t, open(t, Config{}), b.Addr())
 		silent(p, m.Key(), driver.Read)
+		var before uint64
+		if m.arena != nil {
+			before = b.table.generation(m.arena.index).Load()
+		}
 		if err := b.Fence(context.Background(), m.Key()); err != nil {
 			t.Fatal(err)
 		}
-		if m.arena != nil && m.arena.shared.Generation() != 0 {
+		if m.arena != nil && b.table.generation(m.arena.index).Load() != before {
 			t.Error("a silent reader made pages move")
 		}
 	}
@@ -92,7 +97,7 @@ func TestMoveNoticesPagesThatMovedUnderIt(t *testing.T) {
 				return
 			default:
 			}
-			if err := far.arena.renew(&owner.table, 0, 1<<20); err != nil {
+			if err := far.arena.shared.Renew(0, 1<<20); err != nil {
 				t.Error(err)
 			}
 			time.Sleep(300 * time.Microsecond)

@@ -94,9 +94,6 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	if m.closed.Load() {
 		return dst, driver.ErrClosed
 	}
-	if m.arena != nil {
-		m.arena.noticeRenewal(&m.b.table)
-	}
 	t := token{secret: m.secret, key: m.key, epoch: m.b.table.epoch(m.key).Load()}
 	return t.append(dst, &m.b.address.id), nil
 }

@@ -68,7 +68,7 @@ func serveSpace(space *drivertest.Space) error {
 		if _, err := in.ReadString('\n'); err != nil {
 			return b.Close()
 		}
-		if err := m.(*memory).arena.renew(&b.table, 0, ownerBytes); err != nil {
+		if err := m.(*memory).arena.shared.Renew(0, ownerBytes); err != nil {
 			return err
 		}
 		fmt.Println("renewed")

@@ -56,7 +56,7 @@ type Backend struct {
 	closed   atomic.Bool
 	armed    atomic.Bool
 
-	mu         sync.Mutex // before arena.mu and peer.mu
+	mu         sync.Mutex // before peer.mu
 	freeKeys   []uint32
 	arenas     map[driver.Shared]*arena
 	freeArenas []uint32

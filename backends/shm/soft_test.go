@@ -26,10 +26,10 @@ func softShared(t *testing.T) *soft {
 	return &soft{fd}
 }
 
-func (s *soft) Extents(dst []driver.Extent) []driver.Extent {
-	return append(dst, driver.Extent{Len: 4096, FD: s.fd})
+func (s *soft) Lend(f func([]driver.Extent) error) error {
+	return f([]driver.Extent{{Len: 4096, FD: s.fd}})
 }
-func (s *soft) Generation() uint64        { return 0 }
+func (s *soft) OnRenew(func()) func()     { return func() {} }
 func (s *soft) Renew(off, n uint64) error { return nil }
 func (s *soft) Enter()                    {}
 func (s *soft) Leave()                    {}

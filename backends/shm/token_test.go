@@ -79,7 +79,7 @@ func TestSharedIsMappedAnewAndChecked(t *testing.T) {
 	for round := range byte(6) {
 		fill(mem, round+1)
 		if round%2 == 1 { // our own strong means, while an import is in use
-			if err := far.arena.renew(&owner.table, 1<<20, 2<<20); err != nil {
+			if err := far.arena.shared.Renew(1<<20, 2<<20); err != nil {
 				t.Fatal(err)
 			}
 		}

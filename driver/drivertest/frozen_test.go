@@ -3,12 +3,14 @@
 package drivertest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"testing"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // crimes are misdeeds against a second process.
@@ -41,7 +43,7 @@ var crimes = []struct {
 			return err
 		},
 	}},
-	{"renews a page that others write to", []string{"FenceFrozenBeside"}, sabotage{
+	{"renews a page that others write to, and tells nothing", []string{"FenceFrozenBeside"}, sabotage{
 		fence: func(b *saboteur, ctx context.Context, key uint32) error {
 			if err := b.Backend.Fence(ctx, key); err != nil {
 				return err
@@ -49,11 +51,12 @@ var crimes = []struct {
 			b.mu.Lock()
 			seg := b.mapped[key]
 			b.mu.Unlock()
-			for range 10 { // each time it takes a write at the wrong moment
-				if err := seg.Shared.Renew(seg.SharedOff, seg.Len); err != nil {
-					return err
-				}
+			all := seg.Shared.(*hostmem.Buffer).Bytes()
+			page := all[(seg.SharedOff+seg.Len)&^4095:][:4096]
+			for range 10 { // what is written between the copies is lost, as to old pages
+				old := bytes.Clone(page)
 				time.Sleep(100 * time.Microsecond)
+				copy(page, old)
 			}
 			return nil
 		},

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -19,10 +20,12 @@ type movers struct {
 	p      driver.Peer
 	local  uint32
 	steady [][]byte // tokens
+	lossy  bool     // the connection may break
 	seed   uint64
 	stop   chan struct{} // closed once all leases have ended
 	each   []mover
 	live   atomic.Int64 // movers that have not ended
+	failed atomic.Bool  // one of them
 
 	mu     sync.Mutex
 	faults []string
@@ -48,7 +51,7 @@ func (m *movers) fault(format string, args ...any) {
 func (h *host) storm(q request) error {
 	m := &movers{
 		h: h, p: h.peer(q.Peer), local: h.region(q.Region).mem.Key(), steady: q.Steady, seed: q.Seed,
-		stop: make(chan struct{}), each: make([]mover, len(q.Tokens)+len(q.Steady)),
+		lossy: q.Lossy, stop: make(chan struct{}), each: make([]mover, len(q.Tokens)+len(q.Steady)),
 	}
 	var keys []uint32
 	for _, token := range append(append([][]byte(nil), q.Tokens...), q.Steady...) {
@@ -121,7 +124,7 @@ func (m *movers) write(number int, key uint32, fenced bool) {
 		case err == nil:
 			self.submitted.Store(self.submitted.Load() + 1)
 		case errors.Is(err, driver.ErrFull):
-			runtime.Gosched()
+			m.giveWay()
 		default:
 			m.ended(number, fenced, err)
 		}
@@ -129,16 +132,33 @@ func (m *movers) write(number int, key uint32, fenced bool) {
 	m.p.Drop(key)
 }
 
+// giveWay is what a mover does that finds no room. Until the first of them has failed they
+// spin, so that each may lose its processor anywhere. Then all that is left is to tell the
+// others, and dozens of spinning threads would keep from the processors the goroutines that
+// bring that about.
+func (m *movers) giveWay() {
+	if m.failed.Load() {
+		time.Sleep(50 * time.Microsecond)
+		return
+	}
+	runtime.Gosched()
+}
+
 // ended judges the error that ended a mover.
 func (m *movers) ended(number int, fenced bool, err error) {
 	m.each[number].over.Store(true)
+	m.failed.Store(true)
 	switch {
+	case m.lost(err):
 	case !fenced:
 		m.fault("mover %d of memory that was not fenced: %v", number, err)
 	case !errors.Is(err, driver.ErrRevoked):
 		m.fault("mover %d: %v, want %v", number, err, driver.ErrRevoked)
 	}
 }
+
+// lost reports whether an error is what a broken connection may bring.
+func (m *movers) lost(err error) bool { return m.lossy && errors.Is(err, driver.ErrPeerLost) }
 
 // poll takes completions until nothing moves any more.
 func (m *movers) poll(leases int) {
@@ -177,7 +197,9 @@ func (m *movers) imports() {
 	for i := 0; !stopped(m.stop); i++ {
 		key, _, err := m.p.Import(m.steady[i%len(m.steady)])
 		if err != nil {
-			m.fault("import memory that was not fenced: %v", err)
+			if !m.lost(err) {
+				m.fault("import memory that was not fenced: %v", err)
+			}
 			return
 		}
 		m.p.Drop(key)

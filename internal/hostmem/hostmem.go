@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -135,13 +134,13 @@ type Buffer struct {
 	page      uint64 // what layers change hands in: base pages, or 2 MiB if hugetlb
 	collapsed bool   // all whole 2 MiB runs were gathered in huge pages at Alloc
 	landings  landings
+	renewals  renewals
 
-	mu         sync.RWMutex  // guards what follows
-	mem        []byte        // whole pages; nil after Close
-	layers     []*layer      // open memfds, each used by at least one piece
-	pieces     []piece       // what lies where: ordered, without gaps, neighbours differ in layer
-	generation atomic.Uint64 // written under mu
-	holds      int           // of Hold: no Renew meanwhile
+	mu     sync.RWMutex // guards what follows; before renewals.mu
+	mem    []byte       // whole pages; nil after Close
+	layers []*layer     // open memfds, each used by at least one piece
+	pieces []piece      // what lies where: ordered, without gaps, neighbours differ in layer
+	holds  int          // of Hold: no Renew meanwhile
 }
 
 // Bytes returns the memory, nil after Close. The address stays the same through

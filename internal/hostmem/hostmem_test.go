@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -29,10 +30,24 @@ func mustAlloc(t testing.TB, n uint64, o Options) *Buffer {
 	return b
 }
 
+// extentsOf returns what Lend lends; none of memory that is closed.
+func extentsOf(b *Buffer) (list []driver.Extent) {
+	_ = b.Lend(func(extents []driver.Extent) error { list = extents; return nil })
+	return list
+}
+
+// renewalsOf counts what OnRenew tells from now on.
+func renewalsOf(t testing.TB, b *Buffer) *atomic.Int64 {
+	t.Helper()
+	n := new(atomic.Int64)
+	t.Cleanup(b.OnRenew(func() { n.Add(1) }))
+	return n
+}
+
 // peerView maps the extents a second time, as another process would.
 func peerView(t testing.TB, b *Buffer) []byte {
 	t.Helper()
-	extents := b.Extents(nil)
+	extents := extentsOf(b)
 	end := extents[len(extents)-1]
 	view, err := reserve(end.Off+end.Len, hugeSize)
 	if err != nil {
@@ -96,7 +111,7 @@ func TestPeerSeesTheSameBytes(t *testing.T) {
 
 func TestPeerCannotResizeTheMemory(t *testing.T) {
 	b := mustAlloc(t, 4<<20, Options{})
-	fd := b.Extents(nil)[0].FD
+	fd := extentsOf(b)[0].FD
 	for _, size := range []int64{0, 2 << 20, 8 << 20} {
 		if err := unix.Ftruncate(fd, size); err != unix.EPERM {
 			t.Errorf("truncate to %d: %v, want EPERM", size, err)
@@ -135,13 +150,13 @@ func TestClosedBufferAnswers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if b.Bytes() != nil || len(b.Extents(nil)) != 0 {
+	if b.Bytes() != nil || len(extentsOf(b)) != 0 {
 		t.Error("a closed buffer still shows memory")
 	}
 	if err := b.Renew(0, 1); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("Renew: %v", err)
 	}
-	if err := b.Lend(func([]driver.Extent, uint64) error { return nil }); !errors.Is(err, os.ErrClosed) {
+	if err := b.Lend(func([]driver.Extent) error { return nil }); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("Lend: %v", err)
 	}
 	if s := b.Segment(); s.Check() == nil {
@@ -195,8 +210,8 @@ func TestHugeRequire(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.Close()
-	if b.PageSize() != hugeSize || b.Extents(nil)[0].Len != hugeSize {
-		t.Fatalf("page size %d, extents %+v", b.PageSize(), b.Extents(nil))
+	if b.PageSize() != hugeSize || extentsOf(b)[0].Len != hugeSize {
+		t.Fatalf("page size %d, extents %+v", b.PageSize(), extentsOf(b))
 	}
 }
 

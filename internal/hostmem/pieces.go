@@ -12,31 +12,18 @@ type piece struct {
 
 func (p piece) end() uint64 { return p.off + p.len }
 
-// Extents implements driver.Shared. The descriptors stay open until a Renew
-// replaces the last of their pages or until Close; to hand them on while another
-// goroutine may do that, use Lend.
-func (b *Buffer) Extents(dst []driver.Extent) []driver.Extent {
-	b.mu.RLock()
-	defer b.mu.RUnlock()
-	return b.extents(dst)
-}
-
-func (b *Buffer) extents(dst []driver.Extent) []driver.Extent {
-	for _, p := range b.pieces {
-		dst = append(dst, driver.Extent{Off: p.off, Len: p.len, FD: p.layer.fd, FDOff: p.off})
-	}
-	return dst
-}
-
-// Lend calls f with the extents and their generation, and keeps the descriptors
-// open until f returns. f must not call Renew or Close, nor keep the slice.
-func (b *Buffer) Lend(f func(extents []driver.Extent, generation uint64) error) error {
+// Lend implements driver.Shared. It keeps Close out, too, while f runs.
+func (b *Buffer) Lend(f func(extents []driver.Extent) error) error {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	if b.mem == nil {
 		return driver.ErrClosed
 	}
-	return f(b.extents(nil), b.generation.Load())
+	extents := make([]driver.Extent, len(b.pieces))
+	for i, p := range b.pieces {
+		extents[i] = driver.Extent{Off: p.off, Len: p.len, FD: p.layer.fd, FDOff: p.off}
+	}
+	return f(extents)
 }
 
 // splice puts a piece over others and joins it with neighbours in its layer.

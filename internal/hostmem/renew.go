@@ -20,11 +20,6 @@ const (
 // renewStep bounds what a Renew holds twice at any time.
 const renewStep = 64 << 20
 
-// Generation implements driver.Shared.
-func (b *Buffer) Generation() uint64 {
-	return b.generation.Load()
-}
-
 // Renew implements driver.Shared. It copies [off, off+n), widened to whole
 // pages (2 MiB with reserved huge pages), and holds at most 64 MiB of it twice.
 // After an error the content is whole, but some of the range may still lie in its
@@ -59,7 +54,7 @@ func (b *Buffer) renew(from, to uint64) error {
 	if err != nil {
 		return fmt.Errorf("renew memory: %w", err)
 	}
-	b.generation.Add(1)
+	b.renewals.tell()
 	defer b.retire()
 	for at := from; at < to; {
 		next := min(to, roundDown(at+renewStep, renewStep))
@@ -75,6 +70,37 @@ func (b *Buffer) renew(from, to uint64) error {
 		at = next
 	}
 	return nil
+}
+
+// renewals are what OnRenew asked to be called. Their lock is their own: a caller of
+// OnRenew or stop does not wait for a Renew that waits for landings.
+type renewals struct {
+	mu    sync.Mutex
+	calls map[*func()]struct{}
+}
+
+// OnRenew implements driver.Shared.
+func (b *Buffer) OnRenew(f func()) (stop func()) {
+	r := &b.renewals
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.calls == nil {
+		r.calls = make(map[*func()]struct{})
+	}
+	r.calls[&f] = struct{}{}
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.calls, &f)
+	}
+}
+
+func (r *renewals) tell() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for f := range r.calls {
+		(*f)()
+	}
 }
 
 var _ driver.Holder = (*Buffer)(nil)
