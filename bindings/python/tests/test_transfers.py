@@ -71,6 +71,14 @@ class Tensor:
         return self.values
 
 
+def test_pages_by_names(pair: Pair) -> None:
+    fill(pair.a.bytes)
+    t = pair.peer.transfer("write")
+    t.add_pages(pair.a.region, pair.remote, entry_length=16, local=[3], remote=[9])
+    t.run(LIMIT)
+    assert pair.b.bytes[9 * 16 : 10 * 16] == pair.a.bytes[3 * 16 : 4 * 16]
+
+
 def test_pages_are_not_copied(pair: Pair) -> None:
     fill(pair.a.bytes)
     local, there = array.array("i", [3, 1]), np.array([9, 7], np.int32)

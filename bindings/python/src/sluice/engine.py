@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import threading
 import warnings
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from ._clock import in_slices, nanoseconds
 from ._library import lib
 from ._region import SPACE, Closing, Memory, Region, grow
 from ._segments import Located, locate
+from ._typed import Stats
 from ._words import number as _number
 from ._words import text
-from .errors import ArgumentError, Error, UnprovenError, check, failure
+from .errors import ArgumentError, BoundsError, Error, UnprovenError, check, failure
 from .peer import Peer
 
 
@@ -135,8 +137,10 @@ class Engine(Closing):
         out = ctypes.c_uint64()
         try:
             check(lib.open(ctypes.byref(config), ctypes.byref(out)))
-        except BaseException:
+        except BaseException as e:
             _OPEN.pop(id(self._holds), None)
+            if isinstance(e, BoundsError):  # which names a field of sluice.h
+                raise BoundsError(re.sub(r"\b(\w+)_max is", r"limits.\1 is", str(e))) from None
             raise
         del keep
         self._handle = out.value
@@ -267,10 +271,10 @@ class Engine(Closing):
         """A counter that transfers of peers count up."""
         return Counter(self, number)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """Counters: what is posted and registered, and for each peer and backend bytes, errors and latencies."""
         data = grow(lambda buffer, room, n: lib.stats(self._handle, buffer, room, n), 4096)
-        stats: dict[str, Any] = json.loads(data.rstrip(b"\0"))
+        stats: Stats = json.loads(data.rstrip(b"\0"))
         return stats
 
     @property
@@ -357,5 +361,5 @@ def _config(name: str, backends: list[Backend], limits: Limits) -> tuple[_librar
     config.size = ctypes.sizeof(config)
     config.staging_bytes, config.description_max = limits.staging_bytes, limits.description_bytes
     for field in ("transfers", "regions", "leases", "peers", "notifications", "handshakes"):
-        setattr(config, field + "_max", getattr(limits, field))
+        setattr(config, field + "_max", _number(getattr(limits, field), "limits." + field, 32))
     return config, named

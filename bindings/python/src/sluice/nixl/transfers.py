@@ -7,6 +7,7 @@ from typing import Any, Iterable, Optional, Union
 
 import numpy as np
 
+from ..transfer import Op
 from . import bindings as b
 from . import lists, messages, plugins
 from .bindings import as_text
@@ -14,7 +15,7 @@ from .handles import nixl_prepped_dlist_handle, nixl_xfer_handle, translated
 from .meeting import Meeting, Name
 from .places import Located, Places, Range, fill, find_pattern
 
-_OPS = {"WRITE": "write", "READ": "read"}
+_OPS: dict[str, Op] = {"WRITE": "write", "READ": "read"}
 
 
 class Transfers(Meeting):
@@ -96,7 +97,7 @@ class Transfers(Meeting):
 
     def _make(
         self,
-        op: str,
+        op: Op,
         local: Located[Any],
         remote: Located[Any],
         agent: str,
