@@ -295,6 +295,18 @@ def test_bytes_that_differ(pair: Pair) -> None:
     assert pair.b.engine.receive(LIMIT).data == b"now"
 
 
+@pytest.mark.parametrize("backend", ["shm", "tcp"])
+def test_messages_without_waiting(backend: str) -> None:
+    opened = sluice.Backend("tcp", plaintext=True, listen="127.0.0.1:0") if backend == "tcp" else backend
+    with sluice.Engine("a", [opened]) as a, sluice.Engine("b", [opened]) as b:
+        peer = a.connect(b.describe())
+        peer.notify(b"first")
+        for i in range(400):
+            peer.notify(b"%d" % i, timeout=0)
+        assert b.receive(LIMIT).data == b"first"
+        assert [b.receive(LIMIT).data for _ in range(400)] == [b"%d" % i for i in range(400)]
+
+
 def test_messages_of_any_length(pair: Pair) -> None:
     pair.peer.notify(b"")
     assert pair.b.engine.receive(LIMIT).data == b""
