@@ -96,7 +96,7 @@ def test_plugins_open_what_is_needed() -> None:
     assert names({"GDS": {}, "UCX": {}}, [0]) == ["shm", "cuda", "rdma?", "ucx?", "posix"]
     opened = plugins.backends({"UCX": {"ucx_devices": "mlx5_0:1"}, "TCP": {"plaintext": "true"}}, [1, 0])
     assert {x.name: x.options for x in opened} == {
-        "shm": [], "cuda": ["devices=0", "devices=1"], "rdma": [], "ucx": ["devices=mlx5_0:1"], "tcp": ["plaintext=true"],
+        "shm": [], "cuda": ["devices=0", "devices=1"], "ucx": ["devices=mlx5_0:1"], "tcp": ["plaintext=true"],
     }  # fmt: skip
 
 
