@@ -160,10 +160,10 @@ class Engine(Closing):
         options.size = ctypes.sizeof(options)
         options.flags = (0 if huge else _library.NO_HUGE) | (_library.POPULATE if populate else 0)
         options.backend = text(backend, "backend") if backend else None
-        out, address = ctypes.c_uint64(), ctypes.c_void_p()
-        size = _number(length, "length")
-        check(lib.alloc(self._handle, ctypes.byref(options), size, ctypes.byref(out), ctypes.byref(address)))
-        return Memory(out.value, address.value or 0, length)
+        size, memory = _number(length, "length"), Memory(length)
+        out, address = ctypes.byref(memory._out), ctypes.byref(memory._at)
+        check(lib.alloc(self._handle, ctypes.byref(options), size, out, address))
+        return memory
 
     def register(self, name: str, source: Any, *, read_only: bool = False, private: bool = False) -> Region:
         """Makes memory known under a name that no other region has. Nothing is copied.
@@ -181,18 +181,17 @@ class Engine(Closing):
             segment.flags |= _library.READ_ONLY
         if private:
             segment.flags |= _library.PRIVATE
-        out = ctypes.c_uint64()
+        named = text(name, "the name of a region")
         region = Region(self, name, located)
-        self._holds[id(region)] = located  # from before the call: an interrupt may follow it
-        code = lib.register(self._handle, text(name, "the name of a region"), ctypes.byref(segment), ctypes.byref(out))
-        if code:
-            error = failure(code)
-            del self._holds[id(region)]
-            located.release()
-            raise error
-        region._handle = out.value
-        self._regions[name] = region
-        return region
+        try:  # an interrupt may come anywhere
+            self._holds[id(region)] = located
+            check(lib.register(self._handle, named, ctypes.byref(segment), ctypes.byref(region._out)))
+            self._regions[name] = region
+            return region
+        except BaseException:
+            if not region._handle or not lib.region_close(region._handle):
+                region._forget()
+            raise
 
     def describe(self, *regions: Region) -> bytes:
         """The bytes with which a peer connects, of the regions given or of all.

@@ -31,8 +31,8 @@ class Transfer(Closing):
 
     def __init__(self, peer: Peer, op: Op) -> None:
         self.peer, self.op, self._handle = peer, op, 0
-        self._out = ctypes.c_uint64()  # the library writes the handle here: no interrupt comes between
         self._keep: list[Any] = []  # lists and regions that the library refers to
+        self._out = ctypes.c_uint64()  # the library writes the handle here: no interrupt comes between
 
     def _watch(self) -> None:
         self._handle = self._out.value
@@ -186,9 +186,10 @@ class Transfer(Closing):
 
     def close(self) -> None:
         """Aborts it if it is under way, and gives it back."""
-        handle = self._handle = self._out.value
-        if not handle:
+        out = getattr(self, "_out", None)  # missing where it was never whole
+        if out is None or not out.value:
             return
+        handle = self._handle = out.value
         code = lib.transfer_close(handle)
         if code == BusyError.code:
             self.abort()
