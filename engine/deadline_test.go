@@ -100,6 +100,23 @@ func TestLongTransfersAreCut(t *testing.T) {
 	require.Equal(t, 7, c.entriesMax(&Pattern{Run: 1, Count: 9}))
 }
 
+// TestHelloThatDoesNotEnd: the connection is closed while the Peer is being made.
+func TestHelloThatDoesNotEnd(t *testing.T) {
+	b := open(t, "b", func(c *Config) { c.Backends = []driver.Backend{&fake{}} })
+	a := open(t, "a", func(c *Config) {
+		c.Backends, c.AbortGrace = []driver.Backend{&fake{manual: true, hellos: true}}, 10*time.Millisecond
+	})
+	d, err := b.Describe()
+	require.NoError(t, err)
+	p, err := a.Connect(within(t), d)
+	require.NoError(t, err) // it was not told that the peer is lost
+	select {
+	case <-p.Lost():
+	case <-time.After(limit):
+		t.Error("the peer is not lost")
+	}
+}
+
 func TestTimeoutWithoutProof(t *testing.T) {
 	p, r, m := overFake(t, &fake{manual: true, brokenClose: true}, 50*time.Millisecond)
 	tr := transfer(t, p, Write)
