@@ -43,7 +43,7 @@ func (t *Transfer) Add(local *Region, localOff uint64, remote *Remote, remoteOff
 	if err := d.Check(local.seg.Len, remote.size); err != nil {
 		return fmt.Errorf("add %s to %s: %w", remote.name, local.name, err)
 	}
-	g.add(d, g.conn.lane.caps.LenMax)
+	g.add(d, g.conn.lenMax())
 	t.dirty = true
 	return nil
 }
@@ -53,12 +53,13 @@ func (g *group) add(d driver.Desc, lenMax uint64) {
 	if n := len(g.descs); n > 0 {
 		prev := &g.descs[n-1]
 		if prev.LocalKey == d.LocalKey && prev.RemoteKey == d.RemoteKey &&
-			prev.Local+prev.Len == d.Local && prev.Remote+prev.Len == d.Remote && (lenMax == 0 || prev.Len+d.Len <= lenMax) {
+			prev.Local+prev.Len == d.Local && prev.Remote+prev.Len == d.Remote &&
+			prev.Len+d.Len <= lenMax {
 			prev.Len += d.Len
 			return
 		}
 	}
-	for lenMax > 0 && d.Len > lenMax {
+	for d.Len > lenMax {
 		piece := d
 		piece.Len = lenMax
 		g.descs = append(g.descs, piece)
@@ -180,7 +181,7 @@ func (t *Transfer) prepare() error {
 			continue
 		}
 		for rest := g.descs; len(rest) > 0; {
-			n := min(len(rest), g.conn.lane.caps.DescsMax)
+			n := g.conn.nextBatch(rest)
 			t.list(g.conn, driver.Batch{Op: t.op, Durable: t.route.Durable, Descs: rest[:n:n]})
 			rest = rest[n:]
 		}

@@ -33,8 +33,8 @@ type Config struct {
 
 	// All durations below are at most 8,760 h, a year.
 
-	// TransferTimeout bounds every transfer: one that has not finished by then
-	// ends with ErrTimeout. Default 30 s.
+	// TransferTimeout bounds how long a transfer makes no progress: one of which nothing has
+	// ended for that time, counted in batches of up to 64 MiB, ends with ErrTimeout. Default 30 s.
 	TransferTimeout time.Duration
 
 	// AbortGrace is how long a backend may take to end a transfer that was

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/wire"
@@ -46,16 +47,21 @@ func (e *Engine) connect(ctx context.Context, d *wire.Description, show secret, 
 	p := e.newPeer(d)
 	var errs []error
 	connected := false
+	stager := e.stager.lane // the first: a connection that is lost in its hello tells it so
+	p.conns[stager.index] = newConn(p, stager, e.stager.connect(p, d.Addr(stager.caps.Name)))
 	for i, l := range e.lanes {
+		if l == stager {
+			continue
+		}
 		err := p.connectLane(ctx, i, l, d)
-		if err == nil && l != e.stager.lane {
+		if err == nil {
 			err = p.sayHello(ctx, p.conns[i], show)
 		}
 		if err != nil {
 			p.reasons[i] = err.Error()
 			errs = append(errs, &OpError{Op: "connect", Backend: l.caps.Name, Peer: d.Name, Err: err})
 		}
-		connected = connected || err == nil && l != e.stager.lane
+		connected = connected || err == nil
 	}
 	if !connected {
 		return nil, errors.Join(append(errs, &OpError{Op: "connect", Peer: d.Name, Err: ErrNoRoute})...)
@@ -84,10 +90,6 @@ func (e *Engine) newPeer(d *wire.Description) *Peer {
 
 func (p *Peer) connectLane(ctx context.Context, i int, l *lane, d *wire.Description) error {
 	addr := d.Addr(l.caps.Name)
-	if l == p.e.stager.lane {
-		p.conns[i] = newConn(p, l, p.e.stager.connect(p, addr))
-		return nil
-	}
 	if addr == nil {
 		return fmt.Errorf("the peer has no backend of this name: %w", ErrNotSupported)
 	}
@@ -134,7 +136,12 @@ func (p *Peer) tell(ctx context.Context, by *lane, msg []byte) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = t.Close() }()
+	defer func() {
+		_ = t.Close()
+		for t.holds.Load() != 0 { // the sweeper may look at our connections still
+			runtime.Gosched()
+		}
+	}()
 	t.quiet = true
 	t.attachFrame(msg)
 	return postOnce(ctx, t)

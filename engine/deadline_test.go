@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/stretchr/testify/require"
 )
 
 // overFake opens an engine over a fake, with its own region as the peer's.
@@ -52,6 +53,67 @@ func TestTimeoutDisconnects(t *testing.T) {
 	}
 	if err := transfer(t, p, Write).Add(r, 0, m, 0, 1); !errors.Is(err, ErrPeerLost) {
 		t.Errorf("add towards a lost peer: %v", err)
+	}
+}
+
+// TestProgressIsGivenTime: the time of a transfer begins anew with each batch that ends well,
+// but not once it is being ended.
+func TestProgressIsGivenTime(t *testing.T) {
+	f := &fake{manual: true}
+	p, r, m := overFake(t, f, limit)
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, m, 4)
+	require.NoError(t, tr.Post())
+	first := tr.deadline.Load()
+	f.finishOne(nil)
+	require.Eventually(t, func() bool { return tr.deadline.Load() > first }, limit, time.Millisecond)
+	require.False(t, tr.Done())
+
+	generation, ok := tr.holdPost()
+	require.True(t, ok)
+	late := time.Duration(tr.deadline.Load())
+	p.e.sweeper.expire(tr, generation, late)
+	ending := tr.deadline.Load()
+	require.Equal(t, int64(late+p.e.cfg.AbortGrace), ending)
+	tr.progress(generation)
+	tr.letGo()
+	require.LessOrEqual(t, tr.deadline.Load(), ending)
+	for f.finishOne(driver.ErrAborted) {
+	}
+	require.ErrorIs(t, tr.Wait(within(t)), ErrTimeout)
+}
+
+// TestLongTransfersAreCut, so that they are seen to make progress.
+func TestLongTransfersAreCut(t *testing.T) {
+	c := &conn{lane: &lane{caps: driver.Caps{DescsMax: 3, RunsMax: 7}}}
+	g := &group{conn: c}
+	g.add(driver.Desc{Len: 5 * batchBytesMax}, c.lenMax())
+	require.Len(t, g.descs, 5)
+	require.Equal(t, driver.Desc{Local: 4 * batchBytesMax, Remote: 4 * batchBytesMax, Len: batchBytesMax}, g.descs[4])
+	require.Equal(t, 1, c.nextBatch(g.descs))
+	half := driver.Desc{Len: batchBytesMax / 2}
+	require.Equal(t, 2, c.nextBatch([]driver.Desc{half, half, half}))
+	require.Equal(t, 1, c.nextBatch([]driver.Desc{{Len: batchBytesMax}, half}))
+	require.Equal(t, 3, c.nextBatch(make([]driver.Desc, 5)))
+	require.Equal(t, 2, c.entriesMax(&Pattern{Run: batchBytesMax / 4, Count: 9, Loops: []Loop{{N: 2}}}))
+	require.Equal(t, 1, c.entriesMax(&Pattern{Run: 2 * batchBytesMax, Count: 9}))
+	require.Equal(t, 7, c.entriesMax(&Pattern{Run: 1, Count: 9}))
+}
+
+// TestHelloThatDoesNotEnd: the connection is closed while the Peer is being made.
+func TestHelloThatDoesNotEnd(t *testing.T) {
+	b := open(t, "b", func(c *Config) { c.Backends = []driver.Backend{&fake{}} })
+	a := open(t, "a", func(c *Config) {
+		c.Backends, c.AbortGrace = []driver.Backend{&fake{manual: true, hellos: true}}, 10*time.Millisecond
+	})
+	d, err := b.Describe()
+	require.NoError(t, err)
+	p, err := a.Connect(within(t), d)
+	require.NoError(t, err) // it was not told that the peer is lost
+	select {
+	case <-p.Lost():
+	case <-time.After(limit):
+		t.Error("the peer is not lost")
 	}
 }
 

@@ -24,6 +24,7 @@ type fake struct {
 	sleep       bool   // who waits should sleep at once
 	double      bool   // everything completes twice, against the contract
 	mute        bool   // it carries no messages
+	hellos      bool   // hellos are batches like others
 
 	open sync.Once
 	wake *park.Event
@@ -191,7 +192,7 @@ func (p *fakePeer) Submit(tag uint64, b *driver.Batch) error {
 		return err
 	}
 	notify := b.Tail == driver.NotifyTail
-	if notify && len(b.Notify) > 0 && b.Notify[0] == isHello {
+	if notify && !p.f.hellos && len(b.Notify) > 0 && b.Notify[0] == isHello {
 		p.f.mu.Lock()
 		defer p.f.mu.Unlock()
 		p.f.ready = append(p.f.ready, driver.Completion{Tag: tag})

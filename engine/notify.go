@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -168,22 +169,40 @@ func (p *Peer) MessageMax() int {
 // Notify sends a message without data and returns when it is on its way. It is
 // ErrBounds when the message is longer than MessageMax.
 func (p *Peer) Notify(ctx context.Context, msg []byte) error {
-	var t *Transfer
-	select {
-	case t = <-p.notifiers:
-	case <-p.lost:
-		return &OpError{Op: "notify", Peer: p.name, Err: ErrPeerLost}
-	case <-ctx.Done():
-		return ctx.Err()
+	t, err := p.takeNotifier(ctx)
+	if err != nil {
+		return err
 	}
 	defer func() { p.returnNotifier(t) }()
 	if t == nil {
-		var err error
 		if t, err = p.e.NewTransfer(p, Write, Route{}); err != nil {
 			return err
 		}
 	}
 	return notifyOnce(ctx, t, msg)
+}
+
+// takeNotifier returns a transfer for a message, nil for one that is to be made. It does not
+// wait where one is free, also when the context is over.
+func (p *Peer) takeNotifier(ctx context.Context) (*Transfer, error) {
+	select {
+	case <-p.lost:
+		return nil, &OpError{Op: "notify", Peer: p.name, Err: ErrPeerLost}
+	default:
+	}
+	select {
+	case t := <-p.notifiers:
+		return t, nil
+	default:
+	}
+	select {
+	case t := <-p.notifiers:
+		return t, nil
+	case <-p.lost:
+		return nil, &OpError{Op: "notify", Peer: p.name, Err: ErrPeerLost}
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 func (p *Peer) returnNotifier(t *Transfer) {
@@ -207,12 +226,21 @@ func notifyOnce(ctx context.Context, t *Transfer, msg []byte) error {
 	return postOnce(ctx, t)
 }
 
+// acceptedMax is how long a message that the backend has accepted is given to go, where the
+// caller does not wait.
+const acceptedMax = 20 * time.Millisecond
+
 // postOnce posts a message alone, waits until it is on its way, and resets the transfer.
 func postOnce(ctx context.Context, t *Transfer) error {
 	if err := t.Post(); err != nil {
 		return fmt.Errorf("notify peer %s: %w", t.p.name, err)
 	}
 	err := t.Wait(ctx)
+	if ctx.Err() != nil && !t.Done() && int(t.submitted.Load()) == len(t.batches) {
+		soon, cancel := context.WithTimeout(context.Background(), acceptedMax)
+		err = t.Wait(soon)
+		cancel()
+	}
 	if ctx.Err() != nil {
 		// The message may not be taken back half-way: end it before the transfer
 		// is used again.

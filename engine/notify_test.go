@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/stretchr/testify/require"
 )
 
 // next waits for a notification.
@@ -74,6 +75,22 @@ func TestNotifyAlone(t *testing.T) {
 
 // TestNobodyReads fills the channel and the backend behind it: senders wait,
 // nothing is lost, and all flows when somebody reads.
+// TestNotifyWithoutWaiting: a context that is over keeps no message from a peer that has room.
+func TestNotifyWithoutWaiting(t *testing.T) {
+	a, b := open(t, "a"), open(t, "b")
+	p := connect(t, a, b)
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	for i := range 500 {
+		require.NoError(t, p.Notify(over, []byte{byte(i)}), i)
+		require.Equal(t, byte(i), next(t, b).Data[0])
+	}
+	for range cap(p.notifiers) {
+		<-p.notifiers
+	}
+	require.ErrorIs(t, p.Notify(over, nil), context.Canceled) // all are in use
+}
+
 func TestNobodyReads(t *testing.T) {
 	small, err := mem.New(mem.Config{BatchesMax: 8})
 	check(t, err)

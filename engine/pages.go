@@ -48,7 +48,7 @@ func (t *Transfer) AddPattern(local *Region, remote *Remote, p Pattern) error {
 		return nil
 	}
 	g.bytes += p.Bytes()
-	for most := g.conn.lane.caps.RunsMax / p.Runs(); p.Count > most; {
+	for most := g.conn.entriesMax(&p); p.Count > most; {
 		g.patterns = append(g.patterns, cutPattern(&p, most))
 	}
 	g.patterns = append(g.patterns, p)
@@ -70,7 +70,7 @@ func (g *group) expand(p *Pattern) {
 	for i := range p.Count {
 		runs = p.AppendDescs(runs[:0], i)
 		for _, d := range runs {
-			g.add(d, g.conn.lane.caps.LenMax)
+			g.add(d, g.conn.lenMax())
 		}
 	}
 }

@@ -195,6 +195,8 @@ func (t *Transfer) endBatch(l *lane, generation uint64, bit int, err error) {
 	if err != nil {
 		t.fail(generation, err)
 		t.mark(generation, short|stopped)
+	} else if len(t.batches) > 1 {
+		t.progress(generation)
 	}
 	// Taken before end: with the last batch the transfer is another goroutine's.
 	more := int(t.submitted.Load()) < len(t.batches)

@@ -69,6 +69,6 @@ func answer(f *C.struct_slgo_fault, err error) C.int {
 	if err == nil {
 		return C.SLUICE_OK
 	}
-	setText(f, err.Error())
+	setText(f, plainText(err))
 	return codeOf(err)
 }

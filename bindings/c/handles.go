@@ -6,6 +6,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -35,7 +36,8 @@ const (
 	kindListener
 )
 
-var kindNames = [...]string{"", "engine", "memory", "region", "peer", "remote", "transfer", "lease", "listener"}
+var kindNames = [...]string{"", "an engine", "a memory", "a region", "a peer", "a remote",
+	"a transfer", "a lease", "a listener"}
 
 // table turns handles of one kind into what they name. Looking up takes two loads and no
 // lock; places that are given back are used again, the oldest first.
@@ -67,16 +69,20 @@ type staleError struct {
 }
 
 func (e *staleError) Error() string {
+	_, name, _ := strings.Cut(kindNames[e.want], " ")
 	got := e.handle >> (indexBits + generationBits)
 	switch {
 	case e.handle == 0:
-		return fmt.Sprintf("0 is no handle, where a %s is wanted", kindNames[e.want])
+		return fmt.Sprintf("the %s is closed, or was never made", name)
 	case got == 0 || got >= uint64(len(kindNames)):
-		return fmt.Sprintf("%#x is no handle, where a %s is wanted", e.handle, kindNames[e.want])
+		return fmt.Sprintf("%#x is no handle, where %s is wanted", e.handle, kindNames[e.want])
 	case got != uint64(e.want):
-		return fmt.Sprintf("%#x is a %s, where a %s is wanted", e.handle, kindNames[got], kindNames[e.want])
+		return fmt.Sprintf("%#x is %s, where %s is wanted", e.handle, kindNames[got], kindNames[e.want])
 	}
-	return fmt.Sprintf("the %s %#x was closed, or its engine was", kindNames[e.want], e.handle)
+	if e.want == kindEngine || e.want == kindMemory {
+		return fmt.Sprintf("the %s was closed", name)
+	}
+	return fmt.Sprintf("the %s was closed, or its engine was", name)
 }
 
 // get returns what h names.
@@ -99,7 +105,7 @@ func (t *table[T]) put(v *T) (uint64, error) {
 	case len(t.free) > 0:
 		index, t.free = t.free[0], t.free[1:]
 	case t.used == 1<<indexBits:
-		return 0, fmt.Errorf("%d handles of a %s are in use: close some: %w", t.used, kindNames[t.kind], engine.ErrFull)
+		return 0, fmt.Errorf("%d handles of the kind of %s are in use: close some: %w", t.used, kindNames[t.kind], engine.ErrFull)
 	default:
 		t.used++
 		if index%chunkSlots == 0 {

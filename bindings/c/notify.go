@@ -164,7 +164,7 @@ func slgoReceive(h C.uint64_t, out *C.struct_sluice_notification, buffer *C.uint
 	return e.deliver(out, buffer, capacity, f)
 }
 
-var errReceiveClosed = fmt.Errorf("receive: the engine: %w", engine.ErrClosed)
+var errReceiveClosed = fmt.Errorf("receive: the engine was closed: %w", engine.ErrClosed)
 
 // deliver gives the program what is at the head.
 // Preconditions: the turn is ours.

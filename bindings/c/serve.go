@@ -34,7 +34,7 @@ func (e *openEngine) allowed(network string) error {
 	if network == "unix" || e.speaks {
 		return nil
 	}
-	return argument("network %q: name certificates in sluice_config, or say SLUICE_PLAINTEXT where the network is trusted", network)
+	return argument("network %q: open the engine with certificates, or in plaintext where the network is trusted", network)
 }
 
 //export slgoServe
@@ -141,6 +141,6 @@ func slgoAccept(h C.uint64_t, timeout C.int64_t, out *C.uint64_t, f *C.struct_sl
 	case <-over:
 		return C.SLUICE_PENDING
 	case <-e.gone:
-		return answer(f, fmt.Errorf("accept: the engine: %w", engine.ErrClosed))
+		return answer(f, fmt.Errorf("accept: the engine was closed: %w", engine.ErrClosed))
 	}
 }

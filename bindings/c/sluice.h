@@ -138,7 +138,7 @@ struct sluice_config {
 	const char *name; /* shown to peers, at most 255 bytes */
 	const struct sluice_backend *backends; /* at least one; earlier ones win where costs are equal */
 	size_t backends_count;
-	int64_t transfer_timeout_ns; /* bounds every transfer; 30 s */
+	int64_t transfer_timeout_ns; /* how long a transfer may make no progress; 30 s */
 	int64_t abort_grace_ns; /* for a backend to end a transfer; 1 s */
 	int64_t connect_timeout_ns; /* of connect and dial; 5 s */
 	int64_t handshake_timeout_ns; /* of one exchange with who dials; 5 s */

@@ -112,8 +112,11 @@ func slgoTransferAddPages(h, local, other C.uint64_t, p *C.struct_sluice_pages, 
 	if err != nil {
 		return answer(f, err)
 	}
-	if p.flags != 0 || p.count == 0 || p.count > math.MaxInt32 {
-		return answer(f, argument("sluice_pages: count is %d, from 1 to %d, and flags %#x: there are none", p.count, math.MaxInt32, p.flags))
+	if p.flags != 0 {
+		return answer(f, argument("sluice_pages.flags is %#x: there are none", p.flags))
+	}
+	if p.count == 0 || p.count > math.MaxInt32 {
+		return answer(f, argument("count is %d, from 1 to %d", p.count, math.MaxInt32))
 	}
 	pages := engine.Pages{
 		Count: int(p.count), EntryLen: uint64(p.entry_length),

@@ -24,6 +24,8 @@ static void handles(struct end *a, sluice_peer peer, sluice_remote there)
 	}
 	WANT(SLUICE_ERR_HANDLE, sluice_post(a->region));
 	TEXT("is a region, where a transfer is wanted");
+	WANT(SLUICE_ERR_HANDLE, sluice_close(0));
+	TEXT("the engine is closed, or was never made");
 
 	sluice_transfer t = new_transfer(peer, SLUICE_WRITE), next;
 	OK(sluice_transfer_close(t));
@@ -129,9 +131,13 @@ static void sizes(struct end *a, sluice_peer peer)
 	newer.known.flags = 2;
 	WANT(SLUICE_ERR_ARGUMENT, sluice_open(&newer.known, &h));
 	newer.known.flags = 0;
+	newer.known.transfers_max = 1 << 20;
+	WANT(SLUICE_ERR_BOUNDS, sluice_open(&newer.known, &h));
+	TRUE(!strcmp(sluice_error(), "transfers_max is 1048576, at most 65536"));
+	newer.known.transfers_max = 0;
 	OK(sluice_open(&newer.known, &h));
 	WANT(SLUICE_ERR_ARGUMENT, sluice_serve(h, "tcp", "127.0.0.1:0", NULL, 0, &listener));
-	TEXT("SLUICE_PLAINTEXT");
+	TEXT("in plaintext where the network is trusted");
 	OK(sluice_close(h));
 	newer.known.cert_file = "/nonexistent/cert.pem";
 	WANT(SLUICE_ERR_ARGUMENT, sluice_open(&newer.known, &h));

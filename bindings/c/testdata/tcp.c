@@ -53,7 +53,7 @@ static void refuses(void)
 				   *const no_bool[] = {"plaintext=perhaps", NULL}, *const hidden[] = {"tls=x", NULL},
 				   *const absent[] = {"certificate=/nowhere", "key=/nowhere", "authority=/nowhere", NULL};
 	TRUE(try_open(nothing, &e) < 0);
-	TEXT("Plaintext");
+	TEXT("plaintext=true");
 	WANT(SLUICE_ERR_ARGUMENT, try_open(both, &e));
 	TEXT("want one of them");
 	WANT(SLUICE_ERR_ARGUMENT, try_open(half, &e));

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 import pytest
 import sluice
+from sluice.transfer import Op
 
 if TYPE_CHECKING:
     from nixl_agents import Two
@@ -51,7 +52,7 @@ class Pair:
         self.peer = a.engine.connect(b.engine.describe(), LIMIT)
         self.remote = self.peer.remote("data")
 
-    def write(self, *descs: tuple[int, int, int], op: str = "write") -> sluice.Transfer:
+    def write(self, *descs: tuple[int, int, int], op: Op = "write") -> sluice.Transfer:
         t = self.peer.transfer(op)
         for offset, there, n in descs:
             t.add(self.a.region, offset, self.remote, there, n)

@@ -8,6 +8,7 @@ import gc
 import re
 import warnings
 import weakref
+from typing import Callable
 
 import numpy as np
 import pytest
@@ -65,6 +66,47 @@ def test_refused() -> None:
         with sluice.Engine("x", ["mem"], limits=sluice.Limits(regions=1)) as e:
             e.register("a", b"1")
             e.register("b", b"1")
+
+
+def test_errors_speak_python() -> None:
+    """They name neither functions and fields of sluice.h nor those of Go."""
+    told: list[str] = []
+
+    def refused(call: Callable[[], object]) -> None:
+        with pytest.raises(sluice.Error) as e:
+            call()
+        told.append(str(e.value))
+
+    e = sluice.Engine("x", ["mem"])
+    peer, region = e.self_peer(), e.register("data", bytearray(64))
+    remote, transfer = peer.remote("data"), peer.transfer("write")
+    refused(lambda: e.serve("tcp:127.0.0.1:0"))
+    refused(lambda: e.register("empty", b""))
+    refused(lambda: transfer.add(region, -1, remote, 0, 8))
+    refused(lambda: transfer.add(region, 0, remote, 60, 8))
+    refused(lambda: transfer.add_pages(region, remote, 8, count=0))
+    refused(lambda: transfer.add_pages(region, remote, 8, count=1 << 40))
+    refused(lambda: transfer.add_pages(region, remote, 8, [9]))
+    refused(transfer.post)
+    refused(transfer.test)
+    refused(lambda: e.receive(0))
+    refused(lambda: region.lease(0, 65))
+    refused(lambda: e.alloc(1 << 60))
+    refused(lambda: sluice.Engine("x", ["mem"], limits=sluice.Limits(transfers=1 << 20)))
+    refused(lambda: sluice.Engine("x", ["mem"], transfer_timeout=-1))
+    refused(lambda: sluice.Engine("x", ["mem"], spin=5))
+    refused(lambda: sluice.Engine("x", []))
+    refused(lambda: sluice.Engine("x", ["tcp"]))
+    refused(lambda: sluice.Engine("x", ["mem", "mem"]))
+    refused(lambda: sluice.Engine("x", [sluice.Backend("shm", keys_max=0, ring_bytes=5)]))
+    e.close()
+    refused(e.self_peer)
+    refused(lambda: e.receive(0))
+    refused(transfer.post)
+    refused(lambda: peer.remote("data"))
+    wrong = [text for text in told if re.search(r"sluice_|SLUICE_|\b[A-Z]\w*[a-z][A-Z]|Config|0x|18446|: closed$|: busy$|: out of bounds$|%!", text)]
+    assert not wrong, wrong
+    assert "limits.transfers is 1048576, at most 65536" in told and "the engine is closed, or was never made" in told
 
 
 def test_nothing_is_left() -> None:

@@ -147,11 +147,26 @@ def test_bytes_are_read_only(pair: Pair) -> None:
 
 
 def test_what_has_no_bytes(pair: Pair) -> None:
-    for wrong in (object(), 7, "text", [1, 2]):
-        with pytest.raises(TypeError):
+    nested = np.zeros(4, dtype=[("place", np.int32), ("what", object)])
+    for wrong in (object(), 7, "text", [1, 2], np.array([object(), None]), nested):
+        with pytest.raises(TypeError, match="cannot be registered"):
             pair.a.engine.register("x", wrong)
-    with pytest.raises(sluice.ArgumentError):
-        pair.a.engine.register("x", b"")
+    for empty in (b"", np.zeros(0), sluice.HostMemory(4096, 0)):
+        with pytest.raises(sluice.ArgumentError, match="^memory of 0 bytes cannot be registered$"):
+            pair.a.engine.register("x", empty)
+    named = np.zeros(4, dtype=[("Object", np.int32)])
+    pair.a.engine.register("a name with an O", named).close()
+    for negative in (
+        sluice.HostMemory(-1, 8),
+        sluice.HostMemory(4096, -1),
+        sluice.DeviceMemory(4096, -1),
+        sluice.DeviceMemory(4096, 8, device=-1),
+        sluice.File(0, offset=-1, length=8),
+        sluice.File(0, length=-1),
+        sluice.File(-1, length=8),
+    ):
+        with pytest.raises(sluice.BoundsError, match=" is -1: want 0 or more"):
+            pair.a.engine.register("x", negative)
     pair.a.engine.register("x", b"1")
     with pytest.raises(sluice.BusyError):
         pair.a.engine.register("x", b"2")

@@ -17,7 +17,7 @@ from conftest import LIMIT
 from nixl_agents import N, Two, finish, ports
 from sluice import nixl
 from sluice.nixl import bindings as b
-from sluice.nixl import listening
+from sluice.nixl import listening, plugins
 from sluice.peer import Peer
 
 
@@ -161,12 +161,57 @@ def test_child_that_ends_leaves_the_port() -> None:
 
 def test_parameters_that_mean_nothing(caplog: pytest.LogCaptureFixture) -> None:
     agent = nixl.nixl_agent("parameters", nixl.nixl_agent_config(backends=[]))
-    agent.create_backend("POSIX", {"use_uring": "true", "ios_pool_size": "64", "depth": "32"})
-    agent.create_backend("UCX", {"engine_config": "x", "ucx_devices": "lo"})
-    assert agent.get_backend_params("POSIX") == {"depth": "32"}
+    agent.create_backend("POSIX", {"use_uring": "true", "ios_pool_size": "64", "depth": "32", "active": "true"})
+    agent.create_backend("UCX", {"engine_config": "x", "ucx_devices": "lo", "num_workers": "4"})
+    agent.create_backend("GDS", {"batch_limit": "9"})
+    assert agent.get_backend_params("POSIX") == {"use_uring": "true", "depth": "32"}
     assert agent.get_backend_params("UCX") == {"ucx_devices": "lo"}
-    for word in ("use_uring", "ios_pool_size", "engine_config"):
-        assert word in caplog.text
+    for word in ("ios_pool_size", "active", "engine_config", "num_workers", "batch_limit"):
+        assert f"parameter {word}=" in caplog.text
+    assert "use_uring" not in caplog.text
     x = np.zeros(4096, np.uint8)
     agent.register_memory([(x.ctypes.data, 4096, 0, "")], "DRAM")
     agent.close()
+
+
+def test_parameters_that_are_wrong() -> None:
+    agent = nixl.nixl_agent("wrong", nixl.nixl_agent_config(backends=[]))
+    with pytest.raises(b.nixlInvalidParamError, match="depth"):
+        agent.create_backend("POSIX", {"depth": "many"})
+    with pytest.raises(b.nixlInvalidParamError, match="plaintext"):
+        agent.create_backend("TCP", {})
+    with pytest.raises(b.nixlInvalidParamError):
+        agent.create_backend("TCP", {"plaintext": "true", "listen": "nonsense"})
+    agent.create_backend("POSIX", {"depth": "64"})  # what was refused is not there
+    agent.create_backend("TCP", {"plaintext": "true", "listen": "127.0.0.1:0"})
+    x = np.zeros(4096, np.uint8)
+    agent.register_memory([(x.ctypes.data, 4096, 0, "")], "DRAM")
+    agent.close()
+
+
+@pytest.mark.parametrize("name", sorted(plugins.OPTIONS))
+def test_options_are_those_of_the_library(name: str) -> None:
+    with pytest.raises(sluice.ArgumentError) as e:
+        sluice.Engine("x", [sluice.Backend(name, nothing=1)])
+    assert str(e.value).partition("there are ")[2].split(", ") == plugins.OPTIONS[name].split()
+
+
+def test_devices_are_those_that_were_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "_is_rdma", lambda device: device.startswith("mlx5_"))
+
+    def opened(params: dict[str, str]) -> dict[str, list[str]]:
+        return {x.name: x.options for x in plugins.backends({"UCX": params}, [])}
+
+    assert opened({}) == {"shm": [], "rdma": [], "ucx": []}
+    both = ["devices=mlx5_3:1,mlx5_4"]
+    assert opened({"device_list": "mlx5_3:1, mlx5_4"}) == {"shm": [], "rdma": both, "ucx": both}
+    assert opened({"ucx_devices": "mlx5_3,eth0"}) == {"shm": [], "rdma": ["devices=mlx5_3"], "ucx": ["devices=mlx5_3,eth0"]}
+    assert opened({"ucx_devices": "eth0"}) == {"shm": [], "ucx": ["devices=eth0"]}
+
+
+@pytest.mark.parametrize(
+    "params, path",
+    [({}, []), ({"use_uring": "true"}, []), ({"use_aio": "true"}, ["path=threads"]), ({"use_posix_aio": "1"}, ["path=threads"])],
+)
+def test_words_of_posix(params: dict[str, str], path: list[str]) -> None:
+    assert plugins.backends({"POSIX": params}, [])[0].options == path

@@ -16,6 +16,7 @@ import pytest
 from conftest import LIMIT
 from nixl_agents import N, Two, ask, begin, finish
 from sluice.nixl import bindings as b
+from sluice.nixl import places
 
 
 def test_lists_of_every_shape(two: Two) -> None:
@@ -45,12 +46,58 @@ def test_lists_of_every_shape(two: Two) -> None:
 def test_blocks_become_one_pattern(two: Two) -> None:
     rows = np.array([[two.x.ctypes.data + 1024 * i, 656, 0] for i in range(1000)], np.uint64)
     side = two.a.prep_xfer_dlist("", rows, "DRAM")
-    assert side.at is not None and side.at.pattern is not None
+    assert isinstance(side.at, places.Located) and side.at.pattern is not None
     p = side.at.pick([999, 0, 3]).pattern
     assert p is not None and (p.base, p.stride, p.length, p.index.tolist()) == (0, 1024, 656, [999, 0, 3])
     rows[5, 1] = 655
     side = two.a.prep_xfer_dlist("", rows, "DRAM")
-    assert side.at is not None and side.at.pattern is None
+    assert isinstance(side.at, places.Located) and side.at.pattern is None
+
+
+def test_blocks_at_odd_places(two: Two) -> None:
+    two.x[:] = np.random.default_rng(4).integers(0, 256, N, np.uint8)
+    here, there = [(1000 * i + i % 7, 656) for i in range(20)], [(2000 * i + i % 3, 656) for i in range(20)]
+    h = two.a.initialize_xfer("WRITE", two.descs(two.x, *here), two.descs(two.y, *there), "beta")
+    finish(two.a, h)
+    for (at, n), (to, _) in zip(here, there):
+        assert (two.y[to : to + n] == two.x[at : at + n]).all()
+    h.release()
+
+
+def test_strided_rows_stay_runs(two: Two) -> None:
+    x, y = two.x.ctypes.data, two.y.ctypes.data
+    two.x[:] = np.random.default_rng(3).integers(0, 256, N, np.uint8)
+    here = np.array([[x, 64, 0, 64, 4096], [x + 500_000, 64, 0, 100, 1000], [x, 64, 0, 0, 0], [x + 7, 64, 0, 0, 2]], np.uint64)
+    there = np.array([[y, 64, 0, 128, 5098]], np.uint64)
+    local, remote = two.a.prep_xfer_dlist("", here, "DRAM"), two.a.prep_xfer_dlist("beta", there, "DRAM")
+    assert isinstance(local.at, places.Runs) and local.at.count == 5098 and len(local.at.strides) == 3
+    chosen = np.array([0, 1, 4095, 4096, 4097, 5095, 5096, 5097, 17])
+    places_of = [0, 64, 4095 * 64, 500_000, 500_100, 500_000 + 999 * 100, 7, 7, 17 * 64]
+    h = two.a.make_prepped_xfer("WRITE", local, chosen, remote, chosen)
+    finish(two.a, h)
+    for index, at in zip(chosen.tolist(), places_of):
+        assert (two.y[128 * index : 128 * index + 64] == two.x[at : at + 64]).all()
+    h.release()
+    with pytest.raises(b.nixlInvalidParamError):
+        two.a.make_prepped_xfer("WRITE", local, [5098], remote, [0])
+    for row in ([x, 64, 0, 64, N // 64 + 1], [x, 64, 0, 1 << 62, 8], [x, 64, 0, 1 << 63, 3], [x + N, 1, 0, 0, 1]):
+        with pytest.raises(b.nixlNotFoundError):
+            two.a.prep_xfer_dlist("", np.array([row], np.uint64), "DRAM")
+    for count in (0, 1 << 40):
+        with pytest.raises(b.nixlInvalidParamError):
+            two.a.prep_xfer_dlist("", np.array([[x, 64, 0, 0, count]], np.uint64), "DRAM")
+
+
+def test_strided_rows_over_several_ranges() -> None:
+    table: places.Places[str] = places.Places()
+    table.put(places.Range(b.DRAM_SEG, 1000, 100, 0, "1", "low"))
+    table.put(places.Range(b.DRAM_SEG, 1100, 100, 0, "2", "high"))
+    with pytest.raises(b.nixlNotFoundError):
+        table.locate_runs(b.DRAM_SEG, np.array([[1000, 10, 0, 10, 20]], np.uint64))
+    runs = table.locate_runs(b.DRAM_SEG, np.array([[1000, 10, 0, 10, 10], [1100, 10, 0, 10, 10]], np.uint64))
+    found = runs.pick(np.array([9, 10, 19]))
+    assert found.which is not None
+    assert [(found.ranges[w].what, o) for w, o in zip(found.which.tolist(), found.offsets.tolist())] == [("low", 90), ("high", 0), ("high", 90)]
 
 
 def test_past_the_region_is_refused_whatever_it_is_past_by(two: Two) -> None:

@@ -71,6 +71,14 @@ class Tensor:
         return self.values
 
 
+def test_pages_by_names(pair: Pair) -> None:
+    fill(pair.a.bytes)
+    t = pair.peer.transfer("write")
+    t.add_pages(pair.a.region, pair.remote, entry_length=16, local=[3], remote=[9])
+    t.run(LIMIT)
+    assert pair.b.bytes[9 * 16 : 10 * 16] == pair.a.bytes[3 * 16 : 4 * 16]
+
+
 def test_pages_are_not_copied(pair: Pair) -> None:
     fill(pair.a.bytes)
     local, there = array.array("i", [3, 1]), np.array([9, 7], np.int32)
@@ -285,6 +293,18 @@ def test_bytes_that_differ(pair: Pair) -> None:
     t.message(b"now")
     t.run(LIMIT)
     assert pair.b.engine.receive(LIMIT).data == b"now"
+
+
+@pytest.mark.parametrize("backend", ["shm", "tcp"])
+def test_messages_without_waiting(backend: str) -> None:
+    opened = sluice.Backend("tcp", plaintext=True, listen="127.0.0.1:0") if backend == "tcp" else backend
+    with sluice.Engine("a", [opened]) as a, sluice.Engine("b", [opened]) as b:
+        peer = a.connect(b.describe())
+        peer.notify(b"first")
+        for i in range(400):
+            peer.notify(b"%d" % i, timeout=0)
+        assert b.receive(LIMIT).data == b"first"
+        assert [b.receive(LIMIT).data for _ in range(400)] == [b"%d" % i for i in range(400)]
 
 
 def test_messages_of_any_length(pair: Pair) -> None:

@@ -25,3 +25,23 @@ def test_hints(tmp_path: Path) -> None:
     result = subprocess.run([*command, *tests], capture_output=True, text=True, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr
     assert (package / "py.typed").exists()
+
+
+_WRONG = """
+import sluice
+def use(engine: sluice.Engine, peer: sluice.Peer) -> None:
+    peer.transfer("wirte")
+    engine.stats()["postet"]
+    engine.stats()["routes"][0]["bytes"] + "x"
+    peer.about()["nam"]
+    peer.about()["regions"][0]["length"] + "x"
+"""
+
+
+def test_mistakes_are_seen(tmp_path: Path) -> None:
+    program = tmp_path / "wrong.py"
+    program.write_text(_WRONG)
+    command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path), str(program)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    seen = {int(line.split(":")[1]) for line in result.stdout.splitlines() if ": error:" in line}
+    assert seen == {4, 5, 6, 7, 8}, result.stdout

@@ -33,11 +33,11 @@ _release.argtypes, _release.restype = [ctypes.POINTER(_PyBuffer)], None
 class Held:
     """The bytes of an object, which stay in place until this is released."""
 
+    _view: Optional[_PyBuffer] = None
+
     def __init__(self, of: Any) -> None:
-        self._view: Optional[_PyBuffer] = None
-        view = _PyBuffer()
+        view = self._view = _PyBuffer()  # from before the call: an interrupt may follow it
         _get(of, ctypes.byref(view), 0)  # PyBUF_SIMPLE: contiguous, or a BufferError
-        self._view = view
         self.address: int = view.buf or 0
         self.length: int = view.len
         self.writable = not view.readonly

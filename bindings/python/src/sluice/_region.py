@@ -39,9 +39,19 @@ class Memory(Closing):
     holds it. Nothing of it may be touched after `close`.
     """
 
-    def __init__(self, handle: int, address: int, length: int) -> None:
-        self._handle, self.address, self.length = handle, address, length
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self._out, self._at = ctypes.c_uint64(), ctypes.c_void_p()  # the library writes here: no interrupt comes between
         self._views: list[weakref.ref[object]] = []  # that may be looked at still
+
+    @property
+    def _handle(self) -> int:
+        return self._out.value
+
+    @property
+    def address(self) -> int:
+        """Where it lies."""
+        return self._at.value or 0
 
     @property
     def view(self) -> memoryview:
@@ -58,7 +68,7 @@ class Memory(Closing):
             if any(v() is not None for v in self._views):
                 raise BufferError("the memory has views still, such as arrays made of them: let go of those first")
             check(lib.memory_close(self._handle))
-            self._handle = 0
+            self._out.value = 0
 
     def __enter__(self) -> Memory:
         return self
@@ -67,17 +77,23 @@ class Memory(Closing):
         return self.length
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", 0):
-            lib.memory_close(self._handle)
+        out = getattr(self, "_out", None)
+        if out is not None and out.value:
+            lib.memory_close(out.value)
 
 
 class Region(Closing):
     """A registered range, known to peers by its name. Its engine holds it until `close`."""
 
     def __init__(self, engine: Engine, name: str, located: Located) -> None:
-        self.engine, self._handle, self.name = engine, 0, name
+        self.engine, self.name = engine, name
+        self._out = ctypes.c_uint64()  # as for Memory
         self.length: int = located.segment.length
         self._located = located
+
+    @property
+    def _handle(self) -> int:
+        return self._out.value
 
     @property
     def writable(self) -> bool:
@@ -105,11 +121,11 @@ class Region(Closing):
             self._forget()
 
     def _forget(self) -> None:
-        self._handle = 0
         self.engine._holds.pop(id(self), None)
         if self.engine._regions.get(self.name) is self:  # and no other of that name, registered since
             del self.engine._regions[self.name]
         self._located.release()
+        self._out.value = 0  # the last: after an interrupt close goes on here
 
     def __enter__(self) -> Region:
         return self
@@ -119,11 +135,11 @@ class Region(Closing):
 
 
 class Lease(Closing):
-    """Permission that was given, until `revoke`."""
+    """Permission that was given, until `revoke`. Keep it: one that is collected ends, too."""
 
     def __init__(self, region: Region) -> None:
         self.region = region
-        self._out = ctypes.c_uint64()  # the library writes the handle here: no interrupt comes between
+        self._out = ctypes.c_uint64()  # as for Memory
 
     @property
     def _handle(self) -> int:
@@ -152,6 +168,11 @@ class Lease(Closing):
 
     def __enter__(self) -> Lease:
         return self
+
+    def __del__(self) -> None:
+        out = getattr(self, "_out", None)
+        if out is not None and out.value:
+            lib.lease_revoke(out.value, 0)  # ends it at once; the proof has time until the engine closes
 
 
 def grow(call: object, room: int) -> bytes:

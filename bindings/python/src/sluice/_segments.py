@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 from . import _library
 from ._buffers import Held
+from ._words import number
 from .errors import ArgumentError
 
 
@@ -64,7 +66,7 @@ def locate(source: Any) -> Located:
     if isinstance(source, File):
         return _file(source)
     if isinstance(source, HostMemory):
-        return _host(source.address, source.length, source, source.writable)
+        return _host(number(source.address, "address"), number(source.length, "length"), source, source.writable)
     if isinstance(source, DeviceMemory):
         return _device_memory(source)
     if callable(getattr(source, "data_ptr", None)) and hasattr(source, "element_size"):
@@ -72,7 +74,10 @@ def locate(source: Any) -> Located:
     if hasattr(source, "__cuda_array_interface__"):
         return _cuda_array(source)
     try:
+        _check_plain(source)
         held = Held(source)
+    except NotPlain:
+        raise
     except TypeError:
         if hasattr(source, "__dlpack__"):
             return _dlpack(source)
@@ -84,7 +89,22 @@ def locate(source: Any) -> Located:
     return _host(held.address, held.length, held, held.writable)
 
 
+class NotPlain(TypeError):
+    """An array of objects: its bytes are addresses that mean nothing to a peer."""
+
+
+def _check_plain(source: Any) -> None:
+    try:
+        view = memoryview(source)
+    except ValueError:  # an array of dates, which has no such description
+        view = None
+    if view is not None and view.format is not None and "O" in re.sub(":[^:]*:", "", view.format):
+        raise NotPlain(f"a {type(source).__name__} of objects cannot be registered: their bytes are elsewhere")
+
+
 def _host(address: int, length: int, keep: Any, writable: bool = True) -> Located:
+    if not length:
+        raise ArgumentError("memory of 0 bytes cannot be registered")
     segment = _library.Segment(kind=_library.KIND_HOST, host=address, length=length)
     return Located(segment, keep, writable)
 
@@ -95,21 +115,24 @@ def _device(address: int, length: int, device: int, keep: Any) -> Located:
 
 
 def _device_memory(source: DeviceMemory) -> Located:
-    located = _device(source.address, source.length, source.device, source)
+    address, length = number(source.address, "address"), number(source.length, "length")
+    located = _device(address, length, number(source.device, "device", 31), source)
     if source.dmabuf is not None:
         located.segment.flags = _library.DMABUF
-        located.segment.dmabuf, located.segment.dmabuf_offset = source.dmabuf, source.dmabuf_offset
+        located.segment.dmabuf = number(source.dmabuf, "dmabuf", 31)
+        located.segment.dmabuf_offset = number(source.dmabuf_offset, "dmabuf_offset")
     return located
 
 
 def _file(source: File) -> Located:
     fd = source.file if isinstance(source.file, int) else source.file.fileno()
-    length = source.length
+    number(fd, "file", 31)
+    offset, length = number(source.offset, "offset", 63), source.length
     if length is None:
-        length = os.lseek(fd, 0, os.SEEK_END) - source.offset  # of devices, too
-    if length <= 0 or source.offset < 0:
-        raise ArgumentError(f"file: nothing of it lies behind offset {source.offset}: make it longer first")
-    segment = _library.Segment(kind=_library.KIND_FILE, file=fd, offset=source.offset, length=length)
+        length = max(0, os.lseek(fd, 0, os.SEEK_END) - offset)  # of devices, too
+    if number(length, "length", 63) == 0:
+        raise ArgumentError(f"file: nothing of it lies behind offset {offset}: make it longer first")
+    segment = _library.Segment(kind=_library.KIND_FILE, file=fd, offset=offset, length=length)
     return Located(segment, source)
 
 
@@ -134,9 +157,9 @@ def _cuda_array(a: Any) -> Located:
     for n in face["shape"]:
         length *= n
     device = getattr(a, "device", 0)
-    number = getattr(device, "id", getattr(device, "index", device))
+    ordinal = getattr(device, "id", getattr(device, "index", device))
     address, read_only = face["data"]
-    located = _device(address, length, number if isinstance(number, int) else 0, a)
+    located = _device(address, length, ordinal if isinstance(ordinal, int) else 0, a)
     located.writable = not read_only
     return located
 

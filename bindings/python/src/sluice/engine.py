@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import threading
 import warnings
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from ._clock import in_slices, nanoseconds
 from ._library import lib
 from ._region import SPACE, Closing, Memory, Region, grow
 from ._segments import Located, locate
+from ._typed import Stats
 from ._words import number as _number
 from ._words import text
-from .errors import ArgumentError, Error, UnprovenError, check, failure
+from .errors import ArgumentError, BoundsError, Error, UnprovenError, check, failure
 from .peer import Peer
 
 
@@ -135,8 +137,10 @@ class Engine(Closing):
         out = ctypes.c_uint64()
         try:
             check(lib.open(ctypes.byref(config), ctypes.byref(out)))
-        except BaseException:
+        except BaseException as e:
             _OPEN.pop(id(self._holds), None)
+            if isinstance(e, BoundsError):  # which names a field of sluice.h
+                raise BoundsError(re.sub(r"\b(\w+)_max is", r"limits.\1 is", str(e))) from None
             raise
         del keep
         self._handle = out.value
@@ -156,10 +160,10 @@ class Engine(Closing):
         options.size = ctypes.sizeof(options)
         options.flags = (0 if huge else _library.NO_HUGE) | (_library.POPULATE if populate else 0)
         options.backend = text(backend, "backend") if backend else None
-        out, address = ctypes.c_uint64(), ctypes.c_void_p()
-        size = _number(length, "length")
-        check(lib.alloc(self._handle, ctypes.byref(options), size, ctypes.byref(out), ctypes.byref(address)))
-        return Memory(out.value, address.value or 0, length)
+        size, memory = _number(length, "length"), Memory(length)
+        out, address = ctypes.byref(memory._out), ctypes.byref(memory._at)
+        check(lib.alloc(self._handle, ctypes.byref(options), size, out, address))
+        return memory
 
     def register(self, name: str, source: Any, *, read_only: bool = False, private: bool = False) -> Region:
         """Makes memory known under a name that no other region has. Nothing is copied.
@@ -177,18 +181,17 @@ class Engine(Closing):
             segment.flags |= _library.READ_ONLY
         if private:
             segment.flags |= _library.PRIVATE
-        out = ctypes.c_uint64()
+        named = text(name, "the name of a region")
         region = Region(self, name, located)
-        self._holds[id(region)] = located  # from before the call: an interrupt may follow it
-        code = lib.register(self._handle, text(name, "the name of a region"), ctypes.byref(segment), ctypes.byref(out))
-        if code:
-            error = failure(code)
-            del self._holds[id(region)]
-            located.release()
-            raise error
-        region._handle = out.value
-        self._regions[name] = region
-        return region
+        try:  # an interrupt may come anywhere
+            self._holds[id(region)] = located
+            check(lib.register(self._handle, named, ctypes.byref(segment), ctypes.byref(region._out)))
+            self._regions[name] = region
+            return region
+        except BaseException:
+            if not region._handle or not lib.region_close(region._handle):
+                region._forget()
+            raise
 
     def describe(self, *regions: Region) -> bytes:
         """The bytes with which a peer connects, of the regions given or of all.
@@ -267,10 +270,10 @@ class Engine(Closing):
         """A counter that transfers of peers count up."""
         return Counter(self, number)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """Counters: what is posted and registered, and for each peer and backend bytes, errors and latencies."""
         data = grow(lambda buffer, room, n: lib.stats(self._handle, buffer, room, n), 4096)
-        stats: dict[str, Any] = json.loads(data.rstrip(b"\0"))
+        stats: Stats = json.loads(data.rstrip(b"\0"))
         return stats
 
     @property
@@ -357,5 +360,5 @@ def _config(name: str, backends: list[Backend], limits: Limits) -> tuple[_librar
     config.size = ctypes.sizeof(config)
     config.staging_bytes, config.description_max = limits.staging_bytes, limits.description_bytes
     for field in ("transfers", "regions", "leases", "peers", "notifications", "handshakes"):
-        setattr(config, field + "_max", getattr(limits, field))
+        setattr(config, field + "_max", _number(getattr(limits, field), "limits." + field, 32))
     return config, named

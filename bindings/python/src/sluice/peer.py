@@ -11,9 +11,10 @@ from . import _library
 from ._clock import nanoseconds
 from ._library import lib
 from ._region import Closing, Region, grow
+from ._typed import PeerInfo
 from ._words import text
 from .errors import ArgumentError, check
-from .transfer import Transfer
+from .transfer import Op, Transfer
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -37,7 +38,7 @@ class Peer(Closing):
         check(lib.remote_import(self._handle, token, len(token), ctypes.byref(out)))
         return Remote(self, out.value)
 
-    def transfer(self, op: str, *, only: Optional[str] = None, durable: bool = False) -> Transfer:
+    def transfer(self, op: Op, *, only: Optional[str] = None, durable: bool = False) -> Transfer:
         """An empty transfer: "read" from the peer or "write" to it, by one backend alone where `only` names it.
 
         A durable write ends without error only once its bytes would survive a loss of power, as those of a file do
@@ -71,12 +72,12 @@ class Peer(Closing):
     @property
     def name(self) -> str:
         """What its engine has called itself."""
-        return str(self.about()["name"])
+        return self.about()["name"]
 
-    def about(self) -> dict[str, Any]:
-        """What it has said of itself: name, same_host, message_max in bytes, and its regions, each with name, kind, length and read_only."""
+    def about(self) -> PeerInfo:
+        """What it has said of itself."""
         data = grow(lambda buffer, room, n: lib.peer_about(self._handle, buffer, room, n), 4096)
-        about: dict[str, Any] = json.loads(data.rstrip(b"\0"))
+        about: PeerInfo = json.loads(data.rstrip(b"\0"))
         return about
 
     def explain(self, region: Region, remote: Remote) -> str:

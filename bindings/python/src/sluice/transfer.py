@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, Generator, Iterable, Optional, Union
+from typing import TYPE_CHECKING, Any, Generator, Iterable, Literal, Optional, Union
 
 from . import _library
 from ._buffers import Held, Indices, hold_indices
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .peer import Peer, Remote
 
 _PENDING = _library.PENDING
+Op = Literal["read", "write"]
 SLICE = SLICE_NS / 1e9
 
 
@@ -28,10 +29,10 @@ class Transfer(Closing):
     outcome, as an exception where it is not success.
     """
 
-    def __init__(self, peer: Peer, op: str) -> None:
+    def __init__(self, peer: Peer, op: Op) -> None:
         self.peer, self.op, self._handle = peer, op, 0
-        self._out = ctypes.c_uint64()  # the library writes the handle here: no interrupt comes between
         self._keep: list[Any] = []  # lists and regions that the library refers to
+        self._out = ctypes.c_uint64()  # the library writes the handle here: no interrupt comes between
 
     def _watch(self) -> None:
         self._handle = self._out.value
@@ -71,10 +72,11 @@ class Transfer(Closing):
     def add_pages(
         self,
         region: Region,
-        remote: Remote,
+        target: Remote,
+        /,
         entry_length: int,
         local: Optional[Indices] = None,
-        remote_indices: Optional[Indices] = None,
+        remote: Optional[Indices] = None,
         *,
         count: Optional[int] = None,
         base: int = 0,
@@ -82,7 +84,8 @@ class Transfer(Closing):
         remote_base: int = 0,
         remote_stride: Optional[int] = None,
     ) -> None:
-        """Lists entries of one length: entry i lies at base + local[i] * stride, and likewise at the peer.
+        """Lists entries of one length: entry i lies at base + local[i] * stride of the region, and
+        at remote_base + remote[i] * remote_stride of the target.
 
         None for a list is 0, 1, 2 and so on; strides are the entry's length unless given. Arrays of 32-bit integers
         are not copied: leave them as they are until `reset` or `close`.
@@ -94,7 +97,7 @@ class Transfer(Closing):
         pages.local_stride = entry_length if stride is None else number(stride, "stride")
         pages.remote_stride = entry_length if remote_stride is None else number(remote_stride, "remote_stride")
         keep: list[Any] = [region]
-        for field, indices, name in (("local", local, "local"), ("remote", remote_indices, "remote_indices")):
+        for field, indices, name in (("local", local, "local"), ("remote", remote, "remote")):
             if indices is None:
                 continue
             held, n = hold_indices(indices, name)
@@ -107,7 +110,7 @@ class Transfer(Closing):
             raise ValueError("pages: say how many by a list or by count")
         pages.count = number(count, "count")
         self._keep += keep  # before the call: an interrupt may follow it
-        check(lib.transfer_add_pages(self._handle, region._handle, remote._handle, ctypes.byref(pages)))
+        check(lib.transfer_add_pages(self._handle, region._handle, target._handle, ctypes.byref(pages)))
 
     def message(self, message: bytes) -> None:
         """The peer receives this after the data is visible there."""
@@ -183,9 +186,10 @@ class Transfer(Closing):
 
     def close(self) -> None:
         """Aborts it if it is under way, and gives it back."""
-        handle = self._handle = self._out.value
-        if not handle:
+        out = getattr(self, "_out", None)  # missing where it was never whole
+        if out is None or not out.value:
             return
+        handle = self._handle = out.value
         code = lib.transfer_close(handle)
         if code == BusyError.code:
             self.abort()

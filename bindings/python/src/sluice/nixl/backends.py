@@ -59,7 +59,12 @@ class Backends:
                 raise b.nixlInvalidParamError(f"{backend} was created before")
             if self._engine is not None:
                 raise b.nixlNotAllowedError(f"create {backend} before memory is registered or an agent is met")
-            self._params[backend] = plugins.known(backend, initParams or {})
+            params = plugins.known(backend, {k: str(v) for k, v in (initParams or {}).items()})
+            tried = plugins.trial(backend, params)
+            if tried is not None:
+                with translated():
+                    Engine(self.name, [tried]).close()
+            self._params[backend] = params
             self.backends[backend] = len(self.backends) + 1
 
     def _open(self, cards: Iterable[int] = ()) -> Engine:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Iterator, Optional
+from typing import TYPE_CHECKING, Any, Iterator, Optional, Union
 
 from .. import errors
 from ..transfer import Transfer
 from . import bindings as b
-from .places import Located
+from .places import Located, Runs
 
 if TYPE_CHECKING:
     from .backends import Backends
@@ -52,7 +52,7 @@ def as_nixl(e: errors.Error) -> Exception:
 class nixl_prepped_dlist_handle:
     """Descriptors that were looked up, for make_prepped_xfer."""
 
-    def __init__(self, agent: str, at: Optional[Located[Any]], files: bool, backends: list[str]) -> None:
+    def __init__(self, agent: str, at: Union[Located[Any], Runs[Any], None], files: bool, backends: list[str]) -> None:
         self.agent, self.at, self.files, self.backends = agent, at, files, backends
         self._released = False
 

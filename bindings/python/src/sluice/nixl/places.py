@@ -54,10 +54,34 @@ class Located(Generic[T]):
     lengths: Rows
     pattern: Optional[Pattern] = field(default=None)
 
+    @property
+    def count(self) -> int:
+        return len(self.offsets)
+
     def pick(self, indices: Any) -> Located[T]:
         which = None if self.which is None else self.which[indices]
         pattern = None if self.pattern is None else self.pattern.pick(indices)
         return Located(self.ranges, which, self.offsets[indices], self.lengths[indices], pattern)
+
+
+@dataclass
+class Runs(Generic[T]):
+    """Descriptors as runs of blocks, each by its range and first offset: what they take does not depend on the blocks."""
+
+    first: Located[T]  # the first block of each run
+    strides: Rows
+    ends: npt.NDArray[np.int64]  # how many blocks there are up to the end of each run
+
+    @property
+    def count(self) -> int:
+        return int(self.ends[-1])
+
+    def pick(self, indices: Any) -> Located[T]:
+        run = np.searchsorted(self.ends, indices, "right")
+        begins = np.where(run > 0, self.ends[run - 1], 0)
+        which = None if self.first.which is None else self.first.which[run]
+        offsets = self.first.offsets[run] + (indices - begins).astype(np.uint64) * self.strides[run]
+        return Located(self.first.ranges, which, offsets, self.first.lengths[run])
 
 
 @dataclass
@@ -83,8 +107,8 @@ def find_pattern(at: Located[Any]) -> Optional[Pattern]:
     base = int(at.offsets.min())
     away = at.offsets - np.uint64(base)
     stride = int(np.gcd.reduce(away))
-    if stride == 0 or int(away.max()) // stride >= 1 << 32:
-        return None
+    if stride < int(at.lengths[0]) or int(away.max()) // stride >= 1 << 32:
+        return None  # not blocks that lie beside each other
     return Pattern(base, stride, int(at.lengths[0]), (away // np.uint64(stride)).astype(np.uint32))
 
 
@@ -129,6 +153,19 @@ class Places(Generic[T]):
             offsets[mine] = part.offsets
             ranges += part.ranges
         return Located(ranges, which, offsets, rows[:, 1])
+
+    def locate_runs(self, kind: nixl_mem_t, strided: Rows) -> Runs[T]:
+        """Finds rows of (address, length, device, stride, count), each in one range: nixlNotFoundError else."""
+        rows = strided[strided[:, 4] > 0]
+        counts, strides = rows[:, 4].astype(np.int64), rows[:, 3]
+        whole = rows[:, :3].copy()
+        reach = (rows[:, 4] - np.uint64(1)) * strides
+        if ((rows[:, 4].astype(float) - 1) * strides.astype(float) + whole[:, 1].astype(float) >= 2.0**63).any():
+            raise nixlNotFoundError("a run of strided descriptors goes past the end of all memory")
+        whole[:, 1] += reach
+        first = self.locate(kind, whole)
+        first.lengths = rows[:, 1].copy()
+        return Runs(first, strides.copy(), np.cumsum(counts))
 
     def _locate(self, kind: nixl_mem_t, device: int, rows: Rows) -> Located[T]:
         table = self._table((kind, device))

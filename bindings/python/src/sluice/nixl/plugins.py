@@ -23,22 +23,28 @@ class Plugin:
     opens: tuple[str, ...]
     remote: bool = False
     params: tuple[tuple[str, str], ...] = ()
-    nixl: tuple[str, ...] = ()  # parameters of NIXL's that mean nothing here
-    options: bool = False  # it takes all options of its backend, as sluice.h lists them
+    options: bool = False  # it takes the options of its backend
 
 
 _DRAM, _VRAM, _FILE, _BLOCK = "DRAM_SEG", "VRAM_SEG", "FILE_SEG", "BLK_SEG"
 
-_UCX = ("num_threads", "split_batch_size", "ucx_error_handling_mode", "engine_config", "ucx_num_device_channels")
-_POSIX = ("use_uring", "use_aio", "use_posix_aio", "ios_pool_size", "kernel_queue_size")
-_GDS = ("batch_pool_size", "batch_limit", "max_request_size", "thread_count")
+# What backends take, as the library lists it. "path" is what NIXL's POSIX asks for by three words.
+OPTIONS = {
+    "posix": "path threads depth piece_max gap_max jobs_max keys_max pin_max buffered durable",
+    "shm": "workers inline_max piece_max keys_max jobs_max conns_max ring_bytes grace dial_timeout failure socket_dir",
+    "tcp": "certificate key authority server_name plaintext listen advertise conns flight batches_max notify_max message_max keys_max peers_max"
+    " handshakes grace close_max failure handshake",
+    "rdma": "library devices rails listen queue_depth slice entries flight batches_max notes_max keys_max conns_max timeout retries level"
+    " traffic_class mtu spin grace failure relaxed_ordering",
+    "cuda": "sms in_flight library devices streams gated batches_max message_max keys_max peers peers_max fence_grace dial_timeout",
+}
 
-# The names in capitals beyond NIXL's are sluice's own; their parameters are the options of sluice.h.
+# The names in capitals beyond NIXL's are sluice's own; their parameters are the options of the backend.
 PLUGINS = {
-    "UCX": Plugin((_DRAM, _VRAM), ("shm", "cuda?", "rdma?", "ucx?"), True, (("device_list", ""), ("ucx_devices", ""), ("num_workers", "1")), _UCX),
-    "POSIX": Plugin((_DRAM, _FILE, _BLOCK), ("posix",), nixl=_POSIX, options=True),
-    "GDS": Plugin((_DRAM, _VRAM, _FILE, _BLOCK), ("cuda?", "posix"), nixl=_GDS),
-    "GDS_MT": Plugin((_DRAM, _VRAM, _FILE, _BLOCK), ("cuda?", "posix"), nixl=_GDS),
+    "UCX": Plugin((_DRAM, _VRAM), ("shm", "cuda?", "rdma?", "ucx?"), True, (("device_list", ""), ("ucx_devices", ""))),
+    "POSIX": Plugin((_DRAM, _FILE, _BLOCK), ("posix",), False, (("use_uring", "true"), ("use_aio", "false"), ("use_posix_aio", "false")), True),
+    "GDS": Plugin((_DRAM, _VRAM, _FILE, _BLOCK), ("cuda?", "posix")),
+    "GDS_MT": Plugin((_DRAM, _VRAM, _FILE, _BLOCK), ("cuda?", "posix")),
     "SHM": Plugin((_DRAM,), ("shm",), True, options=True),
     "TCP": Plugin((_DRAM,), ("tcp",), True, (("plaintext", "false"), ("listen", "")), options=True),
     "RDMA": Plugin((_DRAM, _VRAM), ("rdma",), True, options=True),
@@ -57,19 +63,27 @@ def backends(chosen: dict[str, dict[str, str]], cards: Iterable[int]) -> list[Ba
         for word in PLUGINS[name].opens:
             backend = word.rstrip("?")
             own = options.setdefault(backend, {})
-            if len(PLUGINS[name].opens) == 1:
-                own.update(params)
-            devices = params.get("ucx_devices") or params.get("device_list") or ""
-            if backend == "rdma" and name == "UCX":
-                devices = ",".join(d for d in devices.split(",") if _is_rdma(d))
-            if backend in ("rdma", "ucx") and devices:
-                own["devices"] = devices
+            if PLUGINS[name].options:
+                own.update(_translated(params))
             if not word.endswith("?"):
                 needed.add(backend)
+    devices = _devices(chosen.get("UCX", {}))
+    if devices:
+        options["ucx"]["devices"] = ",".join(devices)
+        nics = [d for d in devices if _is_rdma(d)]
+        if nics:
+            options["rdma"].setdefault("devices", ",".join(nics))
+        elif "rdma" not in needed:
+            del options["rdma"]  # which would take all NICs
     cards = sorted(set(cards))
     if "cuda" in options and "cuda" not in needed and not cards:
         del options["cuda"]  # it would take memory of every card for nothing
     return [_backend(b, options[b], b not in needed and not (b == "cuda" and cards), cards) for b in _ORDER if b in options]
+
+
+def _devices(params: dict[str, str]) -> list[str]:
+    """The network devices that UCX was told to use: by the plugin's word, or by UCX's own."""
+    return (params.get("ucx_devices") or params.get("device_list") or "").replace(",", " ").split()
 
 
 def _is_rdma(device: str) -> bool:
@@ -81,10 +95,27 @@ def _is_rdma(device: str) -> bool:
 def known(name: str, params: dict[str, str]) -> dict[str, str]:
     """The parameters that mean something here. A word in the log says which do not."""
     plugin = PLUGINS[name]
-    kept = {k: v for k, v in params.items() if k not in plugin.nixl and (plugin.options or k in dict(plugin.params))}
-    for k in params.keys() - kept.keys():
+    taken = {k for k, _ in plugin.params} | set(OPTIONS[plugin.opens[0]].split() if plugin.options else ())
+    kept = {k: v for k, v in params.items() if k in taken}
+    for k in sorted(params.keys() - taken):
         logger.warning("%s: the parameter %s=%s is not used here", name, k, params[k])
     return kept
+
+
+def _translated(params: dict[str, str]) -> dict[str, str]:
+    """Parameters as options: what asks for AIO gets threads, since io_uring is what the backend takes by itself."""
+    words = {k: params[k].strip().lower() in ("true", "1") for k in ("use_uring", "use_aio", "use_posix_aio") if k in params}
+    options = {k: v for k, v in params.items() if k not in words}
+    if (words.get("use_aio") or words.get("use_posix_aio") or words.get("use_uring") is False) and not words.get("use_uring"):
+        options.setdefault("path", "threads")
+    return options
+
+
+def trial(name: str, params: dict[str, str]) -> Optional[Backend]:
+    """A backend that tells at once whether the parameters of a plugin hold; None where opening it would cost memory of cards."""
+    if not PLUGINS[name].options or name == "CUDA":
+        return None
+    return _backend(PLUGINS[name].opens[0], _translated(params), False, [])
 
 
 def alone(names: list[str]) -> Optional[str]:

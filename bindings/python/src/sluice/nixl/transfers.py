@@ -7,14 +7,15 @@ from typing import Any, Iterable, Optional, Union
 
 import numpy as np
 
+from ..transfer import Op
 from . import bindings as b
 from . import lists, messages, plugins
 from .bindings import as_text
 from .handles import nixl_prepped_dlist_handle, nixl_xfer_handle, translated
 from .meeting import Meeting, Name
-from .places import Located, Places, Range, fill, find_pattern
+from .places import Located, Places, Range, Runs, fill, find_pattern
 
-_OPS = {"WRITE": "write", "READ": "read"}
+_OPS: dict[str, Op] = {"WRITE": "write", "READ": "read"}
 
 
 class Transfers(Meeting):
@@ -27,19 +28,36 @@ class Transfers(Meeting):
     ) -> nixl_prepped_dlist_handle:
         """Looks descriptors up once, for make_prepped_xfer. An agent of "" or "NIXL_INIT_AGENT" is the local side."""
         names = self._handles(backends)
-        rows, kind = self._rows(xfer_list, mem_type)
         agent = as_text(agent_name)
         agent = "" if agent == "NIXL_INIT_AGENT" else agent
-        with self._lock:
-            at = self._side(agent).locate(kind, rows)
-        at.pattern = find_pattern(at)
-        return nixl_prepped_dlist_handle(agent, at, kind in (b.FILE_SEG, b.BLK_SEG), names)
-
-    def _rows(self, descs: Any, mem_type: Optional[str]) -> tuple[b.Rows, b.nixl_mem_t]:
-        if isinstance(descs, np.ndarray) and descs.ndim == 2 and descs.shape[1] == 5:
+        at: Union[Located[Any], Runs[Any]]
+        if isinstance(xfer_list, np.ndarray) and xfer_list.ndim == 2 and xfer_list.shape[1] == 5:
             if mem_type is None:
                 raise ValueError("say the type of memory of strided descriptors")
-            return _unroll(descs), lists.MEMS[mem_type]
+            kind = lists.MEMS[mem_type]
+            at = self._runs(agent, kind, xfer_list)
+        else:
+            rows, kind = self._rows(xfer_list, mem_type)
+            with self._lock:
+                at = self._side(agent).locate(kind, rows)
+            at.pattern = find_pattern(at)
+        return nixl_prepped_dlist_handle(agent, at, kind in (b.FILE_SEG, b.BLK_SEG), names)
+
+    def _runs(self, agent: str, kind: b.nixl_mem_t, descs: Any) -> Union[Located[Any], Runs[Any]]:
+        """Runs as they are; those that lie in several ranges block by block."""
+        strided = np.array(descs, np.uint64)
+        if (strided[:, 4] > 1 << 31).any() or not 0 < int(strided[:, 4].sum()) <= 1 << 31:
+            raise b.nixlInvalidParamError("strided descriptors: their count is 0 or above 2^31")
+        with self._lock:
+            side = self._side(agent)
+            try:
+                return side.locate_runs(kind, strided)
+            except b.nixlNotFoundError:
+                if int(strided[:, 4].sum()) > _UNROLLED_MOST:
+                    raise
+                return side.locate(kind, _unroll(strided))
+
+    def _rows(self, descs: Any, mem_type: Optional[str]) -> tuple[b.Rows, b.nixl_mem_t]:
         made: Optional[b.nixlXferDList] = self.get_xfer_descs(descs, mem_type)
         if made is None:
             raise TypeError("prep_xfer_dlist: this is no list of descriptors")
@@ -68,8 +86,8 @@ class Transfers(Meeting):
             raise b.nixlInvalidParamError("a list of descriptors was released")
         if local_xfer_side.agent != "" or remote_xfer_side.agent == "":
             raise b.nixlInvalidParamError('want a local side, prepared for "NIXL_INIT_AGENT", and a remote one, for an agent')
-        here = _indices(local_indices, len(local_xfer_side.at.offsets))
-        there = _indices(remote_indices, len(remote_xfer_side.at.offsets))
+        here = _indices(local_indices, local_xfer_side.at.count)
+        there = _indices(remote_indices, remote_xfer_side.at.count)
         files = local_xfer_side.files or remote_xfer_side.files
         local, remote = local_xfer_side.at.pick(here), remote_xfer_side.at.pick(there)
         return self._make(op, local, remote, remote_xfer_side.agent, notif_msg, names, files)
@@ -96,7 +114,7 @@ class Transfers(Meeting):
 
     def _make(
         self,
-        op: str,
+        op: Op,
         local: Located[Any],
         remote: Located[Any],
         agent: str,
@@ -182,15 +200,15 @@ class Transfers(Meeting):
         raise b.nixlNotSupportedError("there are no memory views for device code here")
 
 
-def _unroll(strided: Any) -> b.Rows:
+_UNROLLED_MOST = 1 << 20  # blocks of runs that lie in several ranges
+
+
+def _unroll(strided: b.Rows) -> b.Rows:
     """Rows of (address, length, device, stride, count) as one row for each block."""
-    rows = np.array(strided, np.uint64)
-    counts = rows[:, 4].astype(np.int64)
-    if (counts < 0).any() or int(counts.sum()) > 1 << 31:
-        raise b.nixlInvalidParamError("a count of strided descriptors is negative, or their sum above 2^31")
+    counts = strided[:, 4].astype(np.int64)
     number = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    out = np.repeat(rows[:, :3], counts, axis=0)
-    out[:, 0] += number.astype(np.uint64) * np.repeat(rows[:, 3], counts)
+    out: b.Rows = np.repeat(strided[:, :3], counts, axis=0)
+    out[:, 0] += number.astype(np.uint64) * np.repeat(strided[:, 3], counts)
     return out
 
 

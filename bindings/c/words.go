@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package main
+
+import (
+	"errors"
+	"reflect"
+	"regexp"
+	"strings"
+
+	"github.com/sluicehq/sluice/backends/gds"
+	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/backends/rdma"
+	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/backends/ucx"
+	"github.com/sluicehq/sluice/engine"
+)
+
+// plainText is the text of an error for programs in C and Python, which know neither the names
+// of Go's fields nor its sentinels.
+func plainText(err error) string {
+	lines := strings.Split(err.Error(), "\n")
+	for i, line := range lines {
+		line = optionNames(goPhrases.Replace(withoutSentinel(err, line)))
+		lines[i] = strings.ReplaceAll(line, "config: ", "")
+	}
+	return strings.Join(lines, "\n")
+}
+
+// said are sentinels that repeat what an error's code says: the text that is left where one
+// stands alone.
+var said = []struct {
+	err  error
+	text string
+}{
+	{engine.ErrClosed, "it was closed"},
+	{engine.ErrBusy, "it is in use"},
+	{engine.ErrFull, "a limit is reached"},
+	{engine.ErrBounds, "it is outside of a range or a limit"},
+	{engine.ErrNotSupported, "no backend here can do this"},
+	{engine.ErrPeerLost, "the peer is lost"},
+	{engine.ErrTimeout, "its time is over"},
+	{engine.ErrAborted, "it was aborted"},
+	{engine.ErrRevoked, "the owner has ended the lease or the region"},
+	{engine.ErrNoRoute, "no backend serves these two memories"},
+}
+
+// statementWords is how many words a text has at least that says what is wrong, and not only
+// what was tried.
+const statementWords = 4
+
+// withoutSentinel takes the sentinel off the end of a text that says what is wrong without it.
+func withoutSentinel(err error, line string) string {
+	for _, s := range said {
+		if !errors.Is(err, s.err) {
+			continue
+		}
+		if line == s.err.Error() {
+			return s.text
+		}
+		rest, found := strings.CutSuffix(line, ": "+s.err.Error())
+		if !found {
+			continue
+		}
+		last := rest[strings.LastIndex(rest, ": ")+1:]
+		if !wrappedByOp(err, s.err) && len(strings.Fields(last)) >= statementWords {
+			return rest
+		}
+		return rest + ": " + s.text
+	}
+	return line
+}
+
+// wrappedByOp reports whether all that an error says beside its sentinel is the operation.
+func wrappedByOp(err, sentinel error) bool {
+	op, ok := errors.AsType[*engine.OpError](err)
+	return ok && op.Err == sentinel
+}
+
+// goPhrases are those of errors that name what C and Python have under other names.
+var goPhrases = strings.NewReplacer(
+	"config: neither TLS nor Plaintext: set TLS or Identity, or Plaintext on",
+	"set certificate, key and authority, or plaintext=true on",
+	"both Identity and Plaintext", "both certificates and plaintext",
+	"Config.TLS or Identity", "certificate",
+	"Route.Only", "only", "Route.Durable", "durable",
+	"AllocOptions.Node and NoHuge", "a node and no huge pages",
+	"AllocOptions.Backend", "the option backend",
+	", or use the package function Alloc", "",
+	"with Engine.Alloc", "by the engine's alloc", "Engine.Alloc", "the engine's alloc",
+	"Engine.Close", "the engine's close",
+	"full: poll and try again", "full",
+	"Config.Budget", "sms or in_flight",
+)
+
+var (
+	fieldPattern = regexp.MustCompile(`\b(?:Config\.|config: )([A-Z]\w*)|\b[A-Z]\w*[a-z][A-Z]\w*`)
+	fieldNames   = goFields(engine.Config{}, shm.Config{}, mem.Config{}, ucx.Config{}, rdma.Config{},
+		gds.Config{}, tcpSettings{}, posixSettings{}, cudaSettings{})
+)
+
+// goFields are the names of options by those of fields of Go.
+func goFields(configs ...any) map[string]string {
+	names := map[string]string{}
+	for _, c := range configs {
+		for _, f := range reflect.VisibleFields(reflect.TypeOf(c)) {
+			names[f.Name] = optionName(f.Name)
+		}
+	}
+	return names
+}
+
+// optionNames writes fields of Config as the options that they are here: Config.RingBytes as
+// ring_bytes.
+func optionNames(text string) string {
+	return fieldPattern.ReplaceAllStringFunc(text, func(found string) string {
+		field := strings.TrimPrefix(strings.TrimPrefix(found, "Config."), "config: ")
+		if name, ok := fieldNames[field]; ok {
+			return name
+		}
+		return found
+	})
+}

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An exception between any two steps of the package leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import sys
+from types import FrameType
+from typing import Any, Callable, Iterator, Optional
+
+import pytest
+import sluice
+
+PACKAGE = os.path.dirname(sluice.__file__)
+MOST = 16
+
+
+class Interrupt(BaseException):
+    """What a handler of a signal raises."""
+
+
+def ends(frame: Optional[FrameType]) -> bool:
+    """Whether it is part of a __del__, out of which no exception comes."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
+
+
+def interrupted(call: Callable[[], Any], at: int) -> bool:
+    """Calls it with an exception before its instruction of that number within the package; False: it has none."""
+    seen = 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> Optional[Any]:
+        nonlocal seen
+        if not frame.f_code.co_filename.startswith(PACKAGE) or ends(frame):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            seen += 1
+            if seen == at:
+                sys.settrace(None)
+                raise Interrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def everywhere(call: Callable[[], Any]) -> Iterator[int]:
+    """Interrupts it at each instruction, one after the other."""
+    at = 1
+    while interrupted(call, at):
+        yield at
+        at += 1
+    assert at > 20
+
+
+@pytest.fixture
+def engine() -> Iterator[sluice.Engine]:
+    with sluice.Engine("a", ["mem"], limits=sluice.Limits(transfers=MOST, regions=MOST, leases=MOST)) as e:
+        yield e
+
+
+def test_regions(engine: sluice.Engine) -> None:
+    numbers = itertools.count()
+    left = [at for at in everywhere(lambda: engine.register(str(next(numbers)), bytearray(4096))) if engine.stats()["regions"]]
+    assert len(left) <= 1  # between the last instruction and the caller's next
+    assert len(engine._holds) == len(engine._regions) == engine.stats()["regions"] <= 2
+
+
+def test_leases(engine: sluice.Engine) -> None:
+    region = engine.register("data", bytearray(4096))
+    for at in everywhere(lambda: region.lease(0, 64, ttl=100)):
+        assert engine.stats()["leases"] == 0, at
+
+
+def test_a_lease_that_nobody_holds_ends(engine: sluice.Engine) -> None:
+    region = engine.register("data", bytearray(4096))
+    token = region.lease(0, 64).token()
+    gc.collect()
+    assert engine.stats()["leases"] == 0 and token
+    region.close()
+
+
+def test_transfers(engine: sluice.Engine) -> None:
+    region = engine.register("data", bytearray(4096))
+    me = engine.self_peer()
+    remote = me.remote("data")
+
+    def move() -> None:
+        with me.transfer("write") as t:
+            t.add_pages(region, remote, 16, [1, 2, 3], [4, 5, 6])
+            t.run(60)
+
+    for _ in everywhere(move):
+        pass
+    kept = [me.transfer("write") for _ in range(MOST)]  # all that there may be
+    assert len(kept) == MOST
+
+
+def test_memory(engine: sluice.Engine) -> None:
+    def mapped() -> int:
+        return sum("memfd:" in line for line in open("/proc/self/maps"))
+
+    with sluice.Engine("b", ["shm"]) as shm:
+        shm.alloc(4096).close()
+        before = mapped()
+        for at in everywhere(lambda: shm.alloc(4096)):
+            assert mapped() == before, at
