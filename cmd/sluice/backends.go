@@ -21,8 +21,12 @@ import (
 type maker struct {
 	name  string
 	reach driver.Reach
+	cgo   bool // it calls C libraries
 	open  func(o openOptions) (driver.Backend, error)
 }
+
+// built reports whether this build has it.
+func (m *maker) built() bool { return withCgo || !m.cgo }
 
 // opensPort reports whether it opens a port for peers of this host as well, which need none.
 func (m *maker) opensPort() bool { return m.name == rdmaName || m.name == tcpName }
@@ -40,28 +44,28 @@ type openOptions struct {
 
 // makers are in the order of preference where the engine finds no difference.
 var makers = []maker{
-	{"shm", driver.SameHost, func(o openOptions) (driver.Backend, error) {
+	{"shm", driver.SameHost, false, func(o openOptions) (driver.Backend, error) {
 		return asBackend(shm.New(shm.Config{Workers: o.threads}))
 	}},
-	{rdmaName, driver.Network, func(o openOptions) (driver.Backend, error) {
+	{rdmaName, driver.Network, true, func(o openOptions) (driver.Backend, error) {
 		return asBackend(rdma.New(o.rdma.config()))
 	}},
-	{ucxName, driver.Network, func(o openOptions) (driver.Backend, error) {
+	{ucxName, driver.Network, true, func(o openOptions) (driver.Backend, error) {
 		return asBackend(openUCX(o))
 	}},
-	{tcpName, driver.Network, func(o openOptions) (driver.Backend, error) {
+	{tcpName, driver.Network, false, func(o openOptions) (driver.Backend, error) {
 		return asBackend(o.tcp.open())
 	}},
-	{"mem", driver.InProcess, func(o openOptions) (driver.Backend, error) {
+	{"mem", driver.InProcess, false, func(o openOptions) (driver.Backend, error) {
 		return asBackend(mem.New(mem.Config{Workers: o.threads}))
 	}},
-	{posixName, driver.InProcess, func(openOptions) (driver.Backend, error) {
+	{posixName, driver.InProcess, false, func(openOptions) (driver.Backend, error) {
 		return asBackend(posix.New(posix.Config{}))
 	}},
-	{"cuda", driver.InProcess, func(openOptions) (driver.Backend, error) {
+	{"cuda", driver.InProcess, true, func(openOptions) (driver.Backend, error) {
 		return asBackend(cuda.New(cuda.Config{}))
 	}},
-	{gdsName, driver.InProcess, func(openOptions) (driver.Backend, error) {
+	{gdsName, driver.InProcess, true, func(openOptions) (driver.Backend, error) {
 		return asBackend(gds.New(gds.Config{}))
 	}},
 }
