@@ -33,6 +33,7 @@ engine that dials. Peers that come, go or are refused are logged on standard err
 			if err := a.check(regions); err != nil {
 				return err
 			}
+			a.sentence = func(err error) string { return sentence(c, err) }
 			return a.run(c.Context(), c.OutOrStdout(), c.ErrOrStderr())
 		},
 	}
@@ -49,6 +50,7 @@ type agent struct {
 	memberFlags
 	listen, data string
 	specs        []regionSpec
+	sentence     func(error) string
 
 	mu     sync.Mutex // guards what peers' goroutines write
 	stderr io.Writer
@@ -108,7 +110,7 @@ func (a *agent) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
 	}()
 	e, err := a.open(a.data, func(c *engine.Config) {
 		c.OnPeer = a.attend
-		c.OnRefused = func(from net.Addr, why error) { a.say("refused %v: %v", from, why) }
+		c.OnRefused = func(from net.Addr, why error) { a.say("refused %v: %s", from, a.sentence(why)) }
 	}, a.extra()...)
 	if err != nil {
 		return err

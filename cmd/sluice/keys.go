@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -89,7 +91,7 @@ func newKeysInit() *cobra.Command {
   %s  its certificate: every member needs it
   %s  its key: it stays here; whoever has it makes members
 next: sluice keys issue %s NAME --host ADDRESS
-`, name, day(a.Cert().NotAfter), filepath.Join(dir, authority.CertFile), filepath.Join(dir, authority.KeyFile), dir)
+`, name, day(a.Cert().NotAfter), filepath.Join(dir, authority.CertFile), filepath.Join(dir, authority.KeyFile), quoted(dir))
 		},
 	}
 	c.Flags().StringVar(&name, "name", "", "what the authority is called in certificates, and in errors; without it sluice and six random letters")
@@ -151,8 +153,30 @@ copy to the host of %s, and delete %s here then:
   %s  its certificate
   %s  its key: for its owner alone
   %s  the authority's certificate
-use: sluice agent --cert %s --key %s --ca %s
-`, m.Name, hosts, day(leaf.NotAfter), m.Name, key, cert, key, ca, cert, key, ca)
+use: sluice agent --listen %s --cert %s --key %s --ca %s --region kv=64MiB
+`, m.Name, hosts, day(leaf.NotAfter), m.Name, key, cert, key, ca,
+		quoted(listenAt(m.Hosts)), quoted(cert), quoted(key), quoted(ca))
+}
+
+// listenAt is where a member of these hosts may listen: at the first address, or at all.
+func listenAt(hosts []string) string {
+	for _, h := range hosts {
+		if net.ParseIP(h) != nil {
+			return net.JoinHostPort(h, "7000")
+		}
+	}
+	return "0.0.0.0:7000"
+}
+
+// quoted is text as a shell takes it.
+func quoted(text string) string {
+	plain := func(r rune) bool {
+		return strings.ContainsRune("/._-+:@%=,[]", r) || unicode.IsLetter(r) || unicode.IsDigit(r)
+	}
+	if strings.ContainsFunc(text, func(r rune) bool { return !plain(r) }) {
+		return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+	}
+	return text
 }
 
 func day(t time.Time) string { return t.UTC().Format(time.DateOnly) }
