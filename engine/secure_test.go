@@ -104,7 +104,7 @@ func TestDiallersThatAreNoMembers(t *testing.T) {
 		change func(*Config)
 		want   string
 	}{
-		"of another authority": {as(theirs.member("stranger")), `certificate of 127.0.0.1 is signed by another authority ("ours")`},
+		"of another authority": {as(theirs.member("stranger")), `certificate of 127.0.0.1 is signed by another authority: "ours" (key `},
 		"in plain text":        {func(c *Config) { c.Plaintext = true }, "it may ask for TLS"},
 	} {
 		_, err := open(t, "stranger", c.change).Dial(within(t), "tcp", l.Addr().String())
