@@ -12,7 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 func newAgent() *cobra.Command {
@@ -102,6 +104,9 @@ func (a *agent) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := a.roomFor(hostmem.Limits()); err != nil {
+		return err
+	}
 	var regions []*served
 	defer func() { // after the engine: peers are told before memory goes
 		for _, r := range regions {
@@ -137,6 +142,22 @@ func (a *agent) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
 		return err
 	}
 	return tellf(stdout, "ending: peers are told\n")
+}
+
+// roomFor refuses memory that the machine, or the cgroup of this process, does not have: it is
+// taken as peers write to it, and the kernel would end the process then.
+func (a *agent) roomFor(m hostmem.Machine) error {
+	var need uint64
+	for _, s := range a.specs {
+		if s.path == "" {
+			need += s.size
+		}
+	}
+	if m.Available == 0 || need <= m.Available {
+		return nil
+	}
+	return fmt.Errorf("the regions need %s of memory, and %s of %s are available: serve less, or raise the limit of the container or service (memory.max of its cgroup)",
+		bench.RoundSize(need), bench.RoundSize(m.Available), bench.RoundSize(m.Total))
 }
 
 func (a *agent) announce(w io.Writer, at net.Addr, privacy string, regions []*served) error {

@@ -18,7 +18,9 @@ func TestRevokedMember(t *testing.T) {
 	list := filepath.Join(dir, "ca-revoked.pem")
 	require.Contains(t, ok(t, sluice(t, "keys", "revoke", dir)).stdout, "no certificate is added")
 	a := startAgent(t, append(as(dir, "agent"), "--region", "kv=4KiB", "--revoked", list)...)
-	ls := func(name string) outcome { return sluice(t, append([]string{"ls", "--peer", a.at}, as(dir, name)...)...) }
+	ls := func(name string) outcome {
+		return sluice(t, append([]string{"ls", "--peer", a.at}, as(dir, name)...)...)
+	}
 	ok(t, ls("user"))
 
 	said := ok(t, sluice(t, "keys", "revoke", dir, "user")).stdout

@@ -55,10 +55,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
-		Use:           "sluice",
-		Short:         "Move KV caches between memories, and measure it",
-		Args:          noArgs,
-		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+		Use:               "sluice",
+		Short:             "Move KV caches between memories, and measure it",
+		Args:              noArgs,
+		RunE:              func(c *cobra.Command, _ []string) error { return c.Help() },
+		PersistentPreRunE: checkOpenFiles,
+
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Version:       readVersion().Version,
