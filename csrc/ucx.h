@@ -142,6 +142,9 @@ void sl_ucx_release(struct sl_ucx_allocation *a);
 int sl_ucx_connect(struct sl_ucx_context *c, uint32_t worker, const void *address, struct sl_ucx_conn **out);
 uint64_t sl_ucx_id(struct sl_ucx_conn *n);
 
+/* How many bytes messages of the peer have brought into our memory, and have asked for. */
+void sl_ucx_moved(struct sl_ucx_conn *n, uint64_t *written, uint64_t *read);
+
 /* The gate of this end; zero where there is none. */
 void sl_ucx_gate(struct sl_ucx_conn *n, struct sl_ucx_gate *out);
 

@@ -46,6 +46,14 @@ func (c *UCXContext) Connect(worker int, address []byte) (*UCXConn, error) {
 // ID names this end in the messages of the peer: never 0, and never used again.
 func (n *UCXConn) ID() uint64 { return uint64(C.sl_ucx_id(n.c)) }
 
+// Moved returns how many bytes messages of the peer have brought into our memory, and have
+// taken from it.
+func (n *UCXConn) Moved() (written, read uint64) {
+	var in, out C.uint64_t
+	C.sl_ucx_moved(n.c, &in, &out)
+	return uint64(in), uint64(out)
+}
+
 // Gate is what the peer's Bind needs to be told of this end.
 func (n *UCXConn) Gate() UCXGate {
 	var g C.struct_sl_ucx_gate

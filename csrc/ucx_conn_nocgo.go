@@ -16,6 +16,9 @@ type UCXConn struct{}
 // ID is 0.
 func (*UCXConn) ID() uint64 { return 0 }
 
+// Moved is nothing.
+func (*UCXConn) Moved() (written, read uint64) { return 0, 0 }
+
 // Bind is not supported.
 func (*UCXConn) Bind(UCXPeer) error { return driver.ErrNotSupported }
 

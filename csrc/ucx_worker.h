@@ -188,6 +188,7 @@ struct sl_ucx_conn {
 	uint32_t owed, impatient; /* credit not yet given back; messages for which that is to be done at once */
 	/* As the owner: */
 	int rx_failed; /* a piece of the batch that arrives */
+	_Atomic uint64_t written, read; /* bytes that were landed and answered for the peer */
 	uint32_t unread; /* messages that Go has not taken */
 	struct sl_ucx_post *farewell; /* tells Go of the loss, also when there is no memory */
 };

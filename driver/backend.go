@@ -106,6 +106,12 @@ type Backend interface {
 	// ErrPeerLost: the connection has ended, or never was.
 	Answer(conn uint64, b []byte) error
 
+	// Inbound returns how many bytes have come and gone by a connection that a peer opened and
+	// that stands (Message.Conn): written into memory here, and read from it, by pieces that
+	// were whole when the peer learns of their end. counted is false, and both are 0, where
+	// peers move the bytes themselves, and for other connections. It must not block for bytes.
+	Inbound(conn uint64) (written, read uint64, counted bool)
+
 	// Count returns what a counter below CountersMax has come to since the backend was
 	// opened, by all peers. It must never go back, and the bytes of what it counts must
 	// be visible to a goroutine that has seen it.

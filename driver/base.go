@@ -15,6 +15,9 @@ func (BackendBase) Receive([]Message) (int, error) { return 0, nil }
 // Answer is ErrNotSupported.
 func (BackendBase) Answer(uint64, []byte) error { return ErrNotSupported }
 
+// Inbound counts nothing.
+func (BackendBase) Inbound(uint64) (written, read uint64, counted bool) { return 0, 0, false }
+
 // Count is 0.
 func (BackendBase) Count(uint32) uint64 { return 0 }
 

@@ -70,7 +70,7 @@ func checkTLS(ctx context.Context, c *tls.Conn, called bool) error {
 // explain adds to what an exchange failed with why the other side hung up, where TLS knows.
 func (e *Engine) explain(err error, conn net.Conn) error {
 	if _, plain := conn.(*net.TCPConn); plain && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)) {
-		return fmt.Errorf("the other side hung up on plain text: it may ask for TLS, set Config.Identity: %w", err)
+		return fmt.Errorf("the other side hung up on plain text (%w): it may ask for TLS, set Config.Identity", err)
 	}
 	if _, secure := conn.(*tls.Conn); !secure {
 		return err

@@ -104,8 +104,8 @@ func TestDiallersThatAreNoMembers(t *testing.T) {
 		change func(*Config)
 		want   string
 	}{
-		"of another authority": {as(theirs.member("stranger")), `certificate of 127.0.0.1 is signed by another authority ("ours")`},
-		"in plain text":        {func(c *Config) { c.Plaintext = true }, "hung up on plain text: it may ask for TLS"},
+		"of another authority": {as(theirs.member("stranger")), `certificate of 127.0.0.1 is signed by another authority: "ours" (key `},
+		"in plain text":        {func(c *Config) { c.Plaintext = true }, "it may ask for TLS"},
 	} {
 		_, err := open(t, "stranger", c.change).Dial(within(t), "tcp", l.Addr().String())
 		if err == nil || !strings.Contains(err.Error(), c.want) {

@@ -3,19 +3,24 @@
 package engine
 
 import (
+	"cmp"
+	"encoding/hex"
 	"errors"
-	"math"
-	"math/bits"
+	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
+
+	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // Stats is a copy of the counters. They only grow, and never block a transfer.
 type Stats struct {
-	Routes        []RouteStats // one for each peer and backend that are connected
-	Posted        int          // transfers in flight now
+	Routes        []RouteStats   // one for each peer and backend that are connected
+	Inbound       []InboundStats // one for each connection that a peer has opened to this engine
+	Posted        int            // transfers in flight now
 	Regions       int
-	Peers         int
+	Peers         int // that this engine has connected to; Inbound has those that connected to it
 	Leases        int
 	Stray         uint64 // completions that no transfer waited for: a backend's fault
 	Notifications int    // waiting in the channel now
@@ -24,6 +29,7 @@ type Stats struct {
 // RouteStats counts the transfers to one peer over one backend.
 type RouteStats struct {
 	Peer, Backend string
+	Engine        string // of the peer: tells two of one name apart
 	Transfers     uint64 // that succeeded
 	Bytes         uint64 // of those
 	Errors        map[string]uint64
@@ -31,26 +37,18 @@ type RouteStats struct {
 	Rate          float64   // measured bytes a second of large transfers; 0: not known yet
 }
 
-// Histogram counts durations by power of two: Buckets[i] holds those below
-// 2^i ns that are not below 2^(i-1).
-type Histogram struct {
-	Buckets [44]uint64 // the last one, 2^43 ns, is over two hours
-}
+// InboundStats counts what a peer has moved by a connection that it has opened over one
+// backend. It ends with the connection.
+type InboundStats struct {
+	Peer, Backend string
+	Engine        string // of the peer: tells two of one name apart
 
-// Quantile returns an upper bound of the q-th quantile, 0 when empty.
-func (h *Histogram) Quantile(q float64) time.Duration {
-	var total uint64
-	for _, n := range h.Buckets {
-		total += n
-	}
-	rank := uint64(math.Ceil(q * float64(total)))
-	for i, n := range h.Buckets {
-		if n >= rank && rank > 0 {
-			return 1 << i
-		}
-		rank -= min(n, rank)
-	}
-	return 0
+	// Counted says that this side lands the bytes and counts them, as with tcp, and with ucx
+	// between hosts. Otherwise the peer reaches the memory itself, as with shm, ucx on one
+	// host and rdma: this side cannot know, and both numbers are 0.
+	Counted bool
+	Written uint64 // bytes that the peer has written into memory of this engine
+	Read    uint64 // and read from it
 }
 
 // The kinds under which errors are counted; the first that matches counts.
@@ -66,7 +64,7 @@ var errorKinds = []struct {
 type counters struct {
 	bytes   atomic.Uint64
 	errors  [8]atomic.Uint64 // by errorKinds
-	latency [len(Histogram{}.Buckets)]atomic.Uint64
+	latency [histogramBuckets]atomic.Uint64
 	meter
 }
 
@@ -74,7 +72,7 @@ func (c *counters) success(bytes uint64, took time.Duration) {
 	if bytes > 0 {
 		c.bytes.Add(bytes)
 	}
-	c.latency[min(bits.Len64(uint64(max(took, 0))), len(c.latency)-1)].Add(1)
+	c.latency[bucketOf(took)].Add(1)
 }
 
 func (c *counters) failure(err error) {
@@ -86,8 +84,8 @@ func (c *counters) failure(err error) {
 	}
 }
 
-func (c *counters) snapshot(peer, backend string) RouteStats {
-	s := RouteStats{Peer: peer, Backend: backend, Bytes: c.bytes.Load(),
+func (c *counters) snapshot(p *Peer, backend string) RouteStats {
+	s := RouteStats{Peer: p.name, Backend: backend, Engine: engineOf(p.id), Bytes: c.bytes.Load(),
 		Errors: map[string]uint64{}, Rate: c.measured()}
 	for i, k := range errorKinds {
 		if n := c.errors[i].Load(); n > 0 {
@@ -129,18 +127,42 @@ func (c *conn) count(bytes uint64, took time.Duration, err error) {
 
 // Stats returns the counters as they are.
 func (e *Engine) Stats() Stats {
+	inbound := e.inbound()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := Stats{
-		Posted: e.slots.posted(), Regions: len(e.regions), Peers: len(e.peers) - e.private, Leases: len(e.leases),
+		Inbound: inbound, Posted: e.slots.posted(), Regions: len(e.regions), Peers: len(e.peers) - e.private, Leases: len(e.leases),
 		Stray: e.dropped.Load(), Notifications: len(e.inbox),
 	}
 	for p := range e.peers {
 		for _, c := range p.conns {
 			if c != nil && !p.isPrivate() {
-				s.Routes = append(s.Routes, c.counters.snapshot(p.name, c.lane.caps.Name))
+				s.Routes = append(s.Routes, c.counters.snapshot(p, c.lane.caps.Name))
 			}
 		}
 	}
 	return s
 }
+
+// inbound lists the connections of peers, in the order in which they were opened.
+func (e *Engine) inbound() (list []InboundStats) {
+	for _, l := range e.lanes {
+		if !l.notifies() {
+			continue
+		}
+		l.receiveMu.Lock()
+		senders := slices.SortedFunc(maps.Values(l.senders), func(a, b *sender) int { return cmp.Compare(a.conn, b.conn) })
+		for _, s := range senders {
+			i := InboundStats{Backend: l.caps.Name, Engine: engineOf(s.id)}
+			_, i.Peer = s.known()
+			i.Written, i.Read, i.Counted = l.b.Inbound(s.conn)
+			list = append(list, i)
+		}
+		l.receiveMu.Unlock()
+		l.receive() // for the goroutine that found the lock taken
+	}
+	return list
+}
+
+// engineOf names an engine where its name may be another's, too.
+func engineOf(id wire.ID) string { return hex.EncodeToString(id[:8]) }

@@ -52,7 +52,7 @@ func (i *Identity) ofTheirs(err error, other string) error {
 	var record tls.RecordHeaderError
 	switch {
 	case errors.As(err, &unknown):
-		return &Error{fmt.Sprintf("certificate of %s is signed by another authority%s", other, issuer(unknown.Cert)),
+		return &Error{fmt.Sprintf("certificate of %s is signed by another authority%s", other, i.authorities(unknown.Cert)),
 			"issue those of both sides by one authority, and give both its certificate", err}
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
 		return &Error{fmt.Sprintf("certificate of %s%s: %s", other, named(invalid.Cert), validity(invalid.Cert)),
@@ -73,11 +73,19 @@ func (i *Identity) ofTheirs(err error, other string) error {
 	return nil
 }
 
-func issuer(c *x509.Certificate) string {
+// authorities names that of a certificate, and ours.
+func (i *Identity) authorities(c *x509.Certificate) string {
 	if c == nil {
 		return ""
 	}
-	return fmt.Sprintf(" (%q)", c.Issuer.CommonName)
+	text := ": " + authorityName(c.Issuer.CommonName, c.AuthorityKeyId)
+	if i.source == nil {
+		return text
+	}
+	if own := i.source.current().leaf; own != nil {
+		text += ", ours is " + authorityName(own.Issuer.CommonName, own.AuthorityKeyId)
+	}
+	return text
 }
 
 func named(c *x509.Certificate) string {
@@ -97,7 +105,7 @@ func (i *Identity) ofOurs(err error, other string) error {
 	f := i.Facts()
 	who := "our certificate"
 	if !f.NotAfter.IsZero() {
-		who = fmt.Sprintf("our certificate (%q, signed by %q, valid until %s)", f.Name, f.Issuer, f.NotAfter.UTC().Format(time.DateOnly))
+		who = fmt.Sprintf("our certificate (%q, signed by %s, valid until %s)", f.Name, authorityName(f.Issuer, f.IssuerKey), f.NotAfter.UTC().Format(time.DateOnly))
 	}
 	fix := ""
 	switch {
@@ -108,7 +116,7 @@ func (i *Identity) ofOurs(err error, other string) error {
 	case strings.Contains(text, "certificate required"):
 		return &Error{fmt.Sprintf("%s asks for a certificate, and we show none", other), "set Certificates, or GetClientCertificate", err}
 	case strings.Contains(text, "bad certificate"), strings.Contains(text, "unknown certificate"), strings.Contains(text, "unsupported certificate"):
-		fix = "it must be for servers and clients, and of the authority that both sides know"
+		fix = "it must be for servers and clients, of the authority that both sides know, and not revoked"
 	case strings.Contains(text, "protocol version not supported"):
 		return &Error{fmt.Sprintf("%s does not speak TLS 1.3", other), "it must: both sides prove who they are only so", err}
 	default:

@@ -5,9 +5,11 @@ package identity
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -19,8 +21,12 @@ import (
 // members peers may be. The files are looked at before each handshake, and read again when
 // they have changed; files that do not fit together, as while they are being replaced, leave
 // those of before in use (Facts.RenewError).
-func FromFiles(cert, key, ca string) (*Identity, error) {
-	s := &files{paths: [...]string{cert, key, ca}}
+//
+// Files of revocation lists may follow, in PEM and signed by those authorities (RFC 5280; sluice
+// keys revoke makes one). Who is on a list is refused from the next handshake on; connections
+// that stand go on. How old a list is does not matter.
+func FromFiles(cert, key, ca string, revoked ...string) (*Identity, error) {
+	s := &files{paths: append([]string{cert, key, ca}, revoked...)}
 	seen, err := s.look()
 	if err == nil {
 		s.now, err = s.read()
@@ -32,12 +38,12 @@ func FromFiles(cert, key, ca string) (*Identity, error) {
 	return &Identity{source: s}, nil
 }
 
-// files is a source that follows three files.
+// files is a source that follows files.
 type files struct {
-	paths [3]string // certificate, key, authority
+	paths []string // certificate, key, authority, then lists of what is revoked
 
 	mu   sync.Mutex // guards what follows
-	seen [3]os.FileInfo
+	seen []os.FileInfo
 	now  *faces
 	err  error // why what has changed is not in use
 }
@@ -51,7 +57,7 @@ func (s *files) current() *faces {
 		s.err = err
 		return s.now
 	}
-	if same(&seen, &s.seen) {
+	if same(seen, s.seen) {
 		s.err = nil
 		return s.now
 	}
@@ -69,16 +75,18 @@ func (s *files) trouble() error {
 	return s.err
 }
 
-func (s *files) look() (seen [3]os.FileInfo, err error) {
+func (s *files) look() ([]os.FileInfo, error) {
+	seen := make([]os.FileInfo, len(s.paths))
 	for i, path := range s.paths {
+		var err error
 		if seen[i], err = os.Stat(path); err != nil {
-			return seen, err
+			return nil, err
 		}
 	}
 	return seen, nil
 }
 
-func same(a, b *[3]os.FileInfo) bool {
+func same(a, b []os.FileInfo) bool {
 	for i := range a {
 		if !os.SameFile(a[i], b[i]) || a[i].Size() != b[i].Size() || !a[i].ModTime().Equal(b[i].ModTime()) {
 			return false
@@ -102,7 +110,7 @@ func readFile(path string) ([]byte, error) {
 }
 
 func (s *files) read() (*faces, error) {
-	var text [3][]byte
+	text := make([][]byte, len(s.paths))
 	for i, path := range s.paths {
 		var err error
 		if text[i], err = readFile(path); err != nil {
@@ -113,19 +121,39 @@ func (s *files) read() (*faces, error) {
 	if err != nil {
 		return nil, fmt.Errorf("certificate %s with key %s: %w", s.paths[0], s.paths[1], errors.Join(err, driver.ErrBounds))
 	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(text[2]) {
+	authorities := certificates(text[2])
+	if len(authorities) == 0 {
 		return nil, fmt.Errorf("%s holds no certificate of an authority: %w", s.paths[2], driver.ErrBounds)
 	}
-	if err := s.fits(&pair, roots); err != nil {
+	roots := x509.NewCertPool()
+	for _, a := range authorities {
+		roots.AddCert(a)
+	}
+	if err := s.fits(&pair, roots, authorities); err != nil {
 		return nil, err
 	}
-	return newFaces(&tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: roots, ClientCAs: roots}), nil
+	refused := revoked{}
+	for i, list := range text[3:] {
+		if err := refused.add(s.paths[3+i], list, authorities); err != nil {
+			return nil, err
+		}
+	}
+	return newFaces(&tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: roots, ClientCAs: roots, VerifyConnection: refused.verify}), nil
+}
+
+// certificates reads those of a file in PEM; what is none is passed over.
+func certificates(text []byte) (list []*x509.Certificate) {
+	for b, rest := pem.Decode(text); b != nil; b, rest = pem.Decode(rest) {
+		if c, err := x509.ParseCertificate(b.Bytes); b.Type == "CERTIFICATE" && err == nil {
+			list = append(list, c)
+		}
+	}
+	return list
 }
 
 // fits has our own certificate verified as peers will verify it, so that a mistake is found
 // here, with the names of files.
-func (s *files) fits(pair *tls.Certificate, roots *x509.CertPool) error {
+func (s *files) fits(pair *tls.Certificate, roots *x509.CertPool, authorities []*x509.Certificate) error {
 	leaf, err := leafOf(pair)
 	if err != nil {
 		return fmt.Errorf("certificate %s: %w", s.paths[0], err)
@@ -139,18 +167,23 @@ func (s *files) fits(pair *tls.Certificate, roots *x509.CertPool) error {
 	for _, usage := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
 		_, err = leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: among, KeyUsages: []x509.ExtKeyUsage{usage}})
 		if err != nil {
-			return fmt.Errorf("certificate %s: %w", s.paths[0], s.misfit(err, leaf))
+			return fmt.Errorf("certificate %s: %w", s.paths[0], s.misfit(err, leaf, authorities))
 		}
 	}
 	return nil
 }
 
-func (s *files) misfit(err error, leaf *x509.Certificate) error {
+func (s *files) misfit(err error, leaf *x509.Certificate, authorities []*x509.Certificate) error {
 	var unknown x509.UnknownAuthorityError
 	var invalid x509.CertificateInvalidError
 	switch {
 	case errors.As(err, &unknown):
-		return &Error{fmt.Sprintf("it is signed by %q, which is not among those of %s", leaf.Issuer.CommonName, s.paths[2]),
+		var names []string
+		for _, a := range authorities {
+			names = append(names, authorityName(a.Subject.CommonName, a.SubjectKeyId))
+		}
+		return &Error{fmt.Sprintf("it is signed by %s, which is not among those of %s: %s",
+			authorityName(leaf.Issuer.CommonName, leaf.AuthorityKeyId), s.paths[2], strings.Join(names, ", ")),
 			"give the authority that issued it", err}
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
 		return &Error{validity(leaf), "issue a new one (sluice keys issue), or set the clock", err}

@@ -202,6 +202,7 @@ type Facts struct {
 	Name       string   // of whom the certificate is
 	Hosts      []string // that it is for, names and addresses
 	Issuer     string
+	IssuerKey  []byte // identifier of the authority's key, which tells two of one name apart
 	NotBefore  time.Time
 	NotAfter   time.Time
 	RenewError error // the files have changed, and could not be read: those of before are in use
@@ -216,7 +217,7 @@ func (i *Identity) Facts() Facts {
 	f := i.source.current()
 	facts := Facts{RenewError: i.source.trouble()}
 	if c := f.leaf; c != nil {
-		facts.Name, facts.Issuer = c.Subject.CommonName, c.Issuer.CommonName
+		facts.Name, facts.Issuer, facts.IssuerKey = c.Subject.CommonName, c.Issuer.CommonName, c.AuthorityKeyId
 		facts.NotBefore, facts.NotAfter = c.NotBefore, c.NotAfter
 		facts.Hosts = namesOf(c)
 	}

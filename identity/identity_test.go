@@ -147,8 +147,8 @@ func TestStrangersAreNamed(t *testing.T) {
 		byCaller       string
 		byCalled       string
 	}{
-		"a caller of another authority":   {foreign, good, "refuses our certificate (\"foreign\", signed by \"theirs\"", "signed by another authority (\"theirs\")"},
-		"a called one of another":         {good, naive, "certificate of 127.0.0.1 is signed by another authority (\"theirs\")", ""},
+		"a caller of another authority":   {foreign, good, "refuses our certificate (\"foreign\", signed by \"theirs\"", "signed by another authority: \"theirs\" (key "},
+		"a called one of another":         {good, naive, "certificate of 127.0.0.1 is signed by another authority: \"theirs\" (key ", ""},
 		"a caller that has expired":       {late, good, "refuses our certificate (\"late\"", "certificate of 127.0.0.1 (\"late\"): it was valid until"},
 		"a called one that has expired":   {good, late, "certificate of 127.0.0.1 (\"late\"): it was valid until", "refuses our certificate"},
 		"a caller without a certificate":  {none, good, "asks for a certificate, and we show none", "shows no certificate"},
@@ -278,7 +278,7 @@ func TestFilesThatDoNotFit(t *testing.T) {
 		"another key":       {[3]string{good[0], two[1], good[2]}, "private key does not match"},
 		"no certificate":    {[3]string{good[1], good[1], good[2]}, "certificate"},
 		"no authority":      {[3]string{good[0], good[1], good[1]}, "holds no certificate of an authority"},
-		"another authority": {[3]string{good[0], good[1], wrong}, `signed by "ours", which is not among those of`},
+		"another authority": {[3]string{good[0], good[1], wrong}, `which is not among those of`},
 		"expired":           {late, "was valid until"},
 		"too large":         {[3]string{large, good[1], good[2]}, "no certificate or key has more"},
 	} {

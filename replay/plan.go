@@ -50,6 +50,8 @@ type Plan struct {
 	Faults     map[Side]string `json:"faults"`   // rules of package fault; a side without any is absent
 	Meeting    string          `json:"meeting"`  // with faults: the Unix socket that decode listens on
 	Offload    *Offload        `json:"offload"`  // nil: none
+
+	memory uint64 // of both processes
 }
 
 // checksum reports whether a layer goes with one. Under faults all do.
@@ -132,7 +134,8 @@ func (p *Plan) choosePool(bytes, available uint64) error {
 	}
 	want := p.PoolBlocks * g.Stride()
 	beside := p.Offload.memory(g) + baselineBytes(uint64(largest)*g.LayerBytes(), p.PoolBlocks*g.BlockBytes()) + stagingSlots*uint64(largest)*g.LayerBytes()
-	if available > 0 && want+beside > available {
+	p.memory = want + beside
+	if available > 0 && p.memory > available {
 		return fmt.Errorf("the pool needs %s for %d blocks of %s, and prefill %s, %s are available: use fewer --requests, a smaller --model or a smaller --pool",
 			bench.RoundSize(want), p.PoolBlocks, bench.RoundSize(g.Stride()), bench.RoundSize(beside), bench.RoundSize(available))
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/procs"
 	"github.com/sluicehq/sluice/kv/trace"
@@ -34,6 +35,8 @@ type Options struct {
 
 	// Start starts a process that runs Prefill or Decode with these files.
 	Start func(s Side) (*procs.Child, error)
+	// Say is told in a few words what begins; nil: nothing is.
+	Say func(what string)
 	// Progress is told how much is done of how much.
 	Progress func(done, total int64)
 }
@@ -75,6 +78,10 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.Say == nil {
+		o.Say = func(string) {}
+	}
+	o.Say(fmt.Sprintf("starting two processes, which prepare %s of memory", bench.RoundSize(plan.memory)))
 	s := &supervisor{options: &o, plan: plan, limit: o.Limit, moved: time.Now()}
 	defer s.stop()
 	for _, side := range []Side{DecodeSide, PrefillSide} {

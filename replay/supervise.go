@@ -125,6 +125,8 @@ func (s *supervisor) handle(e event) error {
 		c.ready = true
 		if s.children[0].ready && s.children[1].ready {
 			s.setup = time.Since(s.began)
+			s.options.Say(fmt.Sprintf("ready after %v: handing over %d request(s) of %d blocks",
+				s.setup.Round(100*time.Millisecond), len(s.plan.Requests), s.plan.refs()))
 			for _, c := range s.children {
 				if err := c.Send(kindStart, nil); err != nil {
 					return err
@@ -159,6 +161,9 @@ func (s *supervisor) result(c *child, m *procs.Message) error {
 	}
 	if err := m.Decode(&s.pre); err != nil {
 		return err
+	}
+	if s.plan.Offload != nil {
+		s.options.Say("all is handed over: reading back the blocks that were spilled")
 	}
 	return s.children[0].Send(kindFinish, nil)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
@@ -23,6 +24,7 @@ type inbound struct {
 	secret  [16]byte    // what its further connections show
 	limit   *time.Timer // for the connections to join
 	ages    ages
+	moved   struct{ written, read atomic.Uint64 } // bytes, of frames that were whole
 
 	mu       sync.Mutex // after wmu of a connection, before ctlMu
 	conns    []*conn    // nil: has not joined yet
@@ -36,6 +38,17 @@ type inbound struct {
 	answerMax int  // bytes of an answer that the peer takes
 	room      int  // answers for which the peer has room
 	starved   bool // an Answer found none
+}
+
+// Inbound implements driver.Backend.
+func (b *Backend) Inbound(conn uint64) (written, read uint64, counted bool) {
+	b.mu.Lock()
+	g := b.byConn[conn]
+	b.mu.Unlock()
+	if g == nil {
+		return 0, 0, false
+	}
+	return g.moved.written.Load(), g.moved.read.Load(), true
 }
 
 // postedMax bounds the acknowledgements that a peer has us keep.
@@ -261,6 +274,9 @@ func (g *inbound) finish(c *conn) {
 		return
 	}
 	status := c.in.land.status
+	if status == control.OK {
+		g.moved.written.Add(h.payload())
+	}
 	c.post(&header{kind: kindAck, id: h.id, status: uint8(status), stamp: clock()}, nil)
 	if h.flags&flagNoted != 0 {
 		g.landed(h.batch, status == control.OK)

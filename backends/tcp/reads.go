@@ -127,6 +127,9 @@ func (a *read) ranges() ranges {
 
 // sent implements end: the acknowledgement follows the bytes, and says whether they are good.
 func (g *inbound) sent(c *conn) {
-	id := g.reads[c.index].now.id // of ours alone until next
-	c.out.put(&header{kind: kindAck, id: id, status: uint8(c.out.src.status), stamp: clock()})
+	a := &g.reads[c.index].now // ours alone until next
+	if c.out.src.status == control.OK {
+		g.moved.read.Add(a.bytes)
+	}
+	c.out.put(&header{kind: kindAck, id: a.id, status: uint8(c.out.src.status), stamp: clock()})
 }

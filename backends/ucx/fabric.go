@@ -33,6 +33,7 @@ type fabric interface {
 // link is a csrc.UCXConn.
 type link interface {
 	ID() uint64
+	Moved() (written, read uint64)
 	Gate() csrc.UCXGate
 	Bind(there csrc.UCXPeer) error
 	Pulls() error

@@ -404,3 +404,5 @@ func (l *fakeLink) Close(grace time.Duration) error {
 	l.net.mu.Unlock()
 	return nil
 }
+
+func (l *fakeLink) Moved() (written, read uint64) { return 0, 0 }

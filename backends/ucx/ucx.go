@@ -154,7 +154,7 @@ func (b *Backend) openLine(u csrc.UCXConfig, with opener) (*line, error) {
 	u.WakeFD, u.ControlFD, u.Counters = b.event, b.control.FD(), b.counters
 	net, err := with(u)
 	if err != nil {
-		return nil, err
+		return nil, explainRoom(err, shmDir)
 	}
 	l := newLine(b, net, u.Shared)
 	b.lines = append(b.lines, l)

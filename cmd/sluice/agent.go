@@ -12,7 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 func newAgent() *cobra.Command {
@@ -33,6 +35,7 @@ engine that dials. Peers that come, go or are refused are logged on standard err
 			if err := a.check(regions); err != nil {
 				return err
 			}
+			a.sentence = func(err error) string { return sentence(c, err) }
 			return a.run(c.Context(), c.OutOrStdout(), c.ErrOrStderr())
 		},
 	}
@@ -49,6 +52,7 @@ type agent struct {
 	memberFlags
 	listen, data string
 	specs        []regionSpec
+	sentence     func(error) string
 
 	mu     sync.Mutex // guards what peers' goroutines write
 	stderr io.Writer
@@ -100,6 +104,9 @@ func (a *agent) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := a.roomFor(hostmem.Limits()); err != nil {
+		return err
+	}
 	var regions []*served
 	defer func() { // after the engine: peers are told before memory goes
 		for _, r := range regions {
@@ -108,7 +115,7 @@ func (a *agent) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
 	}()
 	e, err := a.open(a.data, func(c *engine.Config) {
 		c.OnPeer = a.attend
-		c.OnRefused = func(from net.Addr, why error) { a.say("refused %v: %v", from, why) }
+		c.OnRefused = func(from net.Addr, why error) { a.say("refused %v: %s", from, a.sentence(why)) }
 	}, a.extra()...)
 	if err != nil {
 		return err
@@ -135,6 +142,22 @@ func (a *agent) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
 		return err
 	}
 	return tellf(stdout, "ending: peers are told\n")
+}
+
+// roomFor refuses memory that the machine, or the cgroup of this process, does not have: it is
+// taken as peers write to it, and the kernel would end the process then.
+func (a *agent) roomFor(m hostmem.Machine) error {
+	var need uint64
+	for _, s := range a.specs {
+		if s.path == "" {
+			need += s.size
+		}
+	}
+	if m.Available == 0 || need <= m.Available {
+		return nil
+	}
+	return fmt.Errorf("the regions need %s of memory, and %s of %s are available: serve less, or raise the limit of the container or service (memory.max of its cgroup)",
+		bench.RoundSize(need), bench.RoundSize(m.Available), bench.RoundSize(m.Total))
 }
 
 func (a *agent) announce(w io.Writer, at net.Addr, privacy string, regions []*served) error {

@@ -113,11 +113,6 @@ func TestAgent(t *testing.T) {
 	if got, err := os.ReadFile(out); err != nil || !bytes.Equal(got, content[:10]) {
 		t.Errorf("--output: %q (%v)", got, err)
 	}
-	c, _, stderr := command(t, with("put", "part", "--offset", "98")...)
-	c.Stdin = strings.NewReader("xyz")
-	if status(t, c.Run()) == 0 || !strings.Contains(stderr.String(), "out of bounds") {
-		t.Errorf("past the end: %s", stderr)
-	}
 	for want, args := range map[string][]string{
 		"describes no such region": {"get", "nothing"},
 		"past its end":             {"get", "part", "--offset", "90", "--length", "11"},

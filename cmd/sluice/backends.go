@@ -21,8 +21,13 @@ import (
 type maker struct {
 	name  string
 	reach driver.Reach
+	cgo   bool // it calls C libraries
 	open  func(o openOptions) (driver.Backend, error)
+	bench string // the command that measures it, where that is not sluice bench itself
 }
+
+// built reports whether this build has it.
+func (m *maker) built() bool { return withCgo || !m.cgo }
 
 // opensPort reports whether it opens a port for peers of this host as well, which need none.
 func (m *maker) opensPort() bool { return m.name == rdmaName || m.name == tcpName }
@@ -40,30 +45,30 @@ type openOptions struct {
 
 // makers are in the order of preference where the engine finds no difference.
 var makers = []maker{
-	{"shm", driver.SameHost, func(o openOptions) (driver.Backend, error) {
+	{"shm", driver.SameHost, false, func(o openOptions) (driver.Backend, error) {
 		return asBackend(shm.New(shm.Config{Workers: o.threads}))
-	}},
-	{rdmaName, driver.Network, func(o openOptions) (driver.Backend, error) {
+	}, ""},
+	{rdmaName, driver.Network, true, func(o openOptions) (driver.Backend, error) {
 		return asBackend(rdma.New(o.rdma.config()))
-	}},
-	{ucxName, driver.Network, func(o openOptions) (driver.Backend, error) {
+	}, ""},
+	{ucxName, driver.Network, true, func(o openOptions) (driver.Backend, error) {
 		return asBackend(openUCX(o))
-	}},
-	{tcpName, driver.Network, func(o openOptions) (driver.Backend, error) {
+	}, ""},
+	{tcpName, driver.Network, false, func(o openOptions) (driver.Backend, error) {
 		return asBackend(o.tcp.open())
-	}},
-	{"mem", driver.InProcess, func(o openOptions) (driver.Backend, error) {
+	}, ""},
+	{"mem", driver.InProcess, false, func(o openOptions) (driver.Backend, error) {
 		return asBackend(mem.New(mem.Config{Workers: o.threads}))
-	}},
-	{posixName, driver.InProcess, func(openOptions) (driver.Backend, error) {
+	}, ""},
+	{posixName, driver.InProcess, false, func(openOptions) (driver.Backend, error) {
 		return asBackend(posix.New(posix.Config{}))
-	}},
-	{"cuda", driver.InProcess, func(openOptions) (driver.Backend, error) {
+	}, "sluice bench posix --dir DIR"},
+	{"cuda", driver.InProcess, true, func(openOptions) (driver.Backend, error) {
 		return asBackend(cuda.New(cuda.Config{}))
-	}},
-	{gdsName, driver.InProcess, func(openOptions) (driver.Backend, error) {
+	}, "sluice bench gather"},
+	{gdsName, driver.InProcess, true, func(openOptions) (driver.Backend, error) {
 		return asBackend(gds.New(gds.Config{}))
-	}},
+	}, "sluice bench gds --dir DIR"},
 }
 
 func openUCX(o openOptions) (*ucx.Backend, error) {
@@ -100,6 +105,29 @@ func backendNames(reach driver.Reach) string {
 		}
 	}
 	return strings.Join(names, ", ")
+}
+
+// benchNames lists what --backend of sluice bench takes.
+func benchNames() string {
+	names := []string{auto}
+	for _, m := range makers {
+		if m.bench == "" {
+			names = append(names, m.name)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+// benchMaker returns the maker with that name, which must move bytes between host memories.
+func benchMaker(name string) (maker, error) {
+	m, err := findMaker(name, driver.InProcess)
+	switch {
+	case err != nil:
+		return maker{}, usagef("unknown backend %q: there are %s", name, benchNames())
+	case m.bench != "":
+		return maker{}, usagef("backend %q does not move bytes between two host memories, which this command measures: use %s", name, m.bench)
+	}
+	return m, nil
 }
 
 // findMaker returns the maker with that name; a usage error lists the others.

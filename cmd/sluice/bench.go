@@ -78,7 +78,7 @@ handover-ms is the whole prompt: one operation, or one for each layer.`,
 		RunE: func(c *cobra.Command, _ []string) error { return runBench(c, &f) },
 	}
 	s := c.Flags()
-	s.StringVar(&f.backend, "backend", "shm", "what moves the bytes: "+backendNames(driver.InProcess))
+	s.StringVar(&f.backend, "backend", "shm", "what moves the bytes: "+benchNames())
 	s.StringVar(&f.op, "op", "write", "write or read")
 	s.StringVar(&f.size, "size", "1MiB", "bytes of a piece, such as 656 or 64KiB")
 	s.IntVar(&f.batch, "batch", 16, "pieces of an operation")
@@ -105,6 +105,11 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 	if err != nil {
 		return err
 	}
+	if f.backend != auto {
+		if _, err := benchMaker(f.backend); err != nil {
+			return err
+		}
+	}
 	if err := f.checkWorkload(c); err != nil {
 		return err
 	}
@@ -119,11 +124,6 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 	shapes, err := f.shapes()
 	if err != nil {
 		return err
-	}
-	if f.backend != auto {
-		if _, err := findMaker(f.backend, driver.InProcess); err != nil {
-			return err
-		}
 	}
 	if err := f.settle(); err != nil {
 		return err

@@ -17,10 +17,12 @@ import (
 type resultFlags struct {
 	format string
 	asJSON bool
+	given  func(flag string) bool // whether the command line has it
 }
 
 func (f *resultFlags) register(c *cobra.Command) {
 	s := c.Flags()
+	f.given = s.Changed
 	s.StringVar(&f.format, "format", "text", "text, json or gobench (for benchstat)")
 	s.BoolVar(&f.asJSON, "json", false, "print JSON: the same as --format json")
 }
@@ -30,6 +32,9 @@ type printer func(io.Writer, []bench.Result) error
 
 // printer reads the flags; what is wrong with them is a usage error.
 func (f *resultFlags) printer() (printer, error) {
+	if f.asJSON && f.given("format") && f.format != "json" {
+		return nil, usagef("--json and --format %s: want one of them", f.format)
+	}
 	if f.asJSON {
 		f.format = "json"
 	}

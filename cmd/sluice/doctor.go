@@ -26,8 +26,8 @@ func newDoctor() *cobra.Command {
 		Use:   "doctor",
 		Short: "Say what this machine offers each backend, and what mends the rest",
 		Long: `Say which backends this build has, what this machine offers each, and the command
-that mends what is missing. Backends that are not in this build yet are listed
-with what the machine offers them; --all shows the checks that only they need.
+that mends what is missing. A build without cgo has no ucx, rdma, gds and cuda: they are
+listed with what the machine offers them, and --all shows the checks that only they need.
 Then where GPUs, NICs and NVMe drives are plugged in, which of their links are slower than
 they could be, and which NIC and drive are near to which GPU.`,
 		Args: noArgs,
@@ -38,10 +38,14 @@ they could be, and which NIC and drive are near to which GPU.`,
 			s := machine.Source{Root: root, LibraryDirs: filepath.SplitList(os.Getenv("LD_LIBRARY_PATH"))}
 			s.Backends = builtBackends(root == "", &n)
 			if root == "" {
-				s.Known = slices.Concat(ucxChecks(&n.ucx, os.Environ()), rdmaChecks(&n.rdma), tcpChecks(&n.tcp), posixChecks(), gdsChecks(gds.Config{}))
+				s.Known = slices.Concat(tcpChecks(&n.tcp), posixChecks())
+			}
+			if root == "" && withCgo {
+				s.Known = slices.Concat(s.Known, ucxChecks(&n.ucx, os.Environ()),
+					rdmaChecks(&n.rdma), gdsChecks(gds.Config{}))
 			}
 			tree := examineDevices(root)
-			s.Known = append(s.Known, slices.Concat(experimentalChecks(), deviceChecks(&tree))...)
+			s.Known = append(s.Known, slices.Concat(cgoChecks(), experimentalChecks(), deviceChecks(&tree))...)
 			r := machine.Examine(s)
 			if asJSON {
 				return printJSON(c.OutOrStdout(), diagnosis{r, tree})
@@ -64,6 +68,9 @@ they could be, and which NIC and drive are near to which GPU.`,
 func builtBackends(try bool, n *networkFlags) map[string]func() error {
 	built := map[string]func() error{}
 	for _, m := range makers {
+		if !m.built() {
+			continue
+		}
 		built[m.name] = nil
 		if try {
 			built[m.name] = func() error {
@@ -76,6 +83,24 @@ func builtBackends(try bool, n *networkFlags) map[string]func() error {
 		}
 	}
 	return built
+}
+
+// cgoChecks says which backends are missing from a build without cgo, and how to get them.
+func cgoChecks() []machine.Check {
+	c := machine.Check{
+		Name: "cgo", State: machine.NotBuilt, Found: "not in this build: needs cgo",
+		Why: "these backends call C libraries",
+		Fix: "CGO_ENABLED=1 go build -o sluice ./cmd/sluice   # with a C compiler: apt-get install gcc",
+	}
+	for _, m := range makers {
+		if !m.built() {
+			c.Backends = append(c.Backends, m.name)
+		}
+	}
+	if len(c.Backends) == 0 {
+		return nil
+	}
+	return []machine.Check{c}
 }
 
 func printReport(w io.Writer, r *machine.Report, all bool) error {
@@ -109,7 +134,7 @@ func inBuild(yes bool) string {
 	if yes {
 		return "yes"
 	}
-	return "not yet"
+	return "no"
 }
 
 // readiness is a state as the machine's share in a backend: "ok" beside a backend

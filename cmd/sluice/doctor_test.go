@@ -3,9 +3,11 @@
 package main
 
 import (
-	"regexp"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -24,37 +26,57 @@ func TestDoctorJSON(t *testing.T) {
 	built := 0
 	for _, b := range object["backends"].([]any) {
 		b := b.(map[string]any)
-		_, err := findMaker(b["name"].(string), driver.InProcess)
-		if has := err == nil; b["build"] != has || has == (b["state"] == "not built") {
+		m, err := findMaker(b["name"].(string), driver.InProcess)
+		if has := err == nil && m.built(); b["build"] != has || has == (b["state"] == "not built") {
 			t.Errorf("this build has %s: %v, the report says %v", b["name"], has, b)
 		} else if has {
 			built++
 		}
 	}
-	if built != len(makers) {
-		t.Errorf("%d backends are said to be built in, want %d", built, len(makers))
+	want := len(slices.DeleteFunc(slices.Clone(makers), func(m maker) bool { return !m.built() }))
+	if built != want {
+		t.Errorf("%d backends are said to be built in, want %d", built, want)
+	}
+}
+
+// TestDoctorWithoutCgo: backends that need cgo are not shown as if they were there, and the
+// report says how to get them.
+func TestDoctorWithoutCgo(t *testing.T) {
+	before := withCgo
+	withCgo = false
+	t.Cleanup(func() { withCgo = before })
+	for _, args := range [][]string{{"doctor"}, {"doctor", "--root", t.TempDir()}} {
+		var out, errs strings.Builder
+		require.Zero(t, run(t.Context(), args, &out, &errs), errs.String())
+		for _, name := range []string{"ucx", "rdma", "gds", "cuda"} {
+			require.Regexp(t, `\n`+name+` +no +\w+ +not in this build: needs cgo`, out.String())
+		}
+		require.Regexp(t, `\nshm +yes `, out.String())
+		require.Contains(t, out.String(), "cgo (rdma, ucx, cuda, gds): these backends call C libraries\n"+
+			"      CGO_ENABLED=1 go build")
+		require.NotContains(t, out.String(), "apt-get install libucx0", "of no use to this build")
+		require.Contains(t, out.String(), "--all shows them")
 	}
 }
 
 func TestDoctorOnAnotherMachine(t *testing.T) {
-	root := t.TempDir()
-	o := sluice(t, "doctor", "--root", root)
-	if o.status != 0 {
-		t.Fatalf("%+v", o)
+	args, built := []string{"doctor", "--root", t.TempDir()}, "yes"
+	if !withCgo {
+		args, built = append(args, "--all"), "no"
 	}
-	for _, want := range []string{`BACKEND +IN THIS BUILD +MACHINE`, `\nshm +yes +limited`, `\nucx +yes +missing +.*libucp.so.0 not found`, "apt-get install libucx0",
-		`\nrdma +yes +missing +.*libibverbs.so.1 not found`, "apt-get install libibverbs1",
+	o := ok(t, sluice(t, args...))
+	for _, want := range []string{
+		`BACKEND +IN THIS BUILD +MACHINE`, `\nshm +yes +limited`,
+		`\nucx +` + built + ` +missing +.*libucp.so.0 not found`, "apt-get install libucx0",
+		`\nrdma +` + built + ` +missing +.*libibverbs.so.1 not found`, "apt-get install libibverbs1",
 		`\nexperimental +note +cuda and gds have not met a card`,
-		`\ncuda +yes +missing +.*libcuda.so.1 not found`, "install the NVIDIA driver",
-		`\ngds +yes +missing +.*libcufile.so.0 not found`, "install libcufile of the CUDA toolkit",
-		`\nTo mend:\n`, `\nDEVICES: no GPU, NIC or NVMe drive is on a PCI bus here\.\n$`} {
-		if !regexp.MustCompile(want).MatchString(o.stdout) {
-			t.Errorf("no %q in:\n%s", want, o.stdout)
-		}
+		`\ncuda +` + built + ` +missing +.*libcuda.so.1 not found`, "install the NVIDIA driver",
+		`\ngds +` + built + ` +missing +.*libcufile.so.0 not found`, "install libcufile of the CUDA toolkit",
+		`\nTo mend:\n`, `\nDEVICES: no GPU, NIC or NVMe drive is on a PCI bus here\.\n$`,
+	} {
+		require.Regexp(t, want, o.stdout)
 	}
-	if strings.Contains(o.stdout, "--all shows them") {
-		t.Errorf("all backends are built in, and some are hidden:\n%s", o.stdout)
-	}
+	require.NotContains(t, o.stdout, "--all shows them")
 }
 
 func TestExplain(t *testing.T) {

@@ -25,7 +25,7 @@ func server(t *testing.T) string {
 }
 
 func TestDoctorDevices(t *testing.T) {
-	o := sluice(t, "doctor", "--root", server(t))
+	o := sluice(t, "doctor", "--all", "--root", server(t))
 	if o.status != 0 || o.stderr != "" {
 		t.Fatalf("%+v", o)
 	}

@@ -7,14 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/authority"
 )
 
@@ -28,11 +31,12 @@ others, so the directory stays where it was made and members get three files eac
 Keys are ECDSA on P-256, in files that only their owner reads.`,
 		Example: `  sluice keys init ca
   sluice keys issue ca decode-0 --host decode-0.example --host 10.0.0.2
-  sluice agent --listen 10.0.0.2:7000 --cert ca/decode-0.pem --key ca/decode-0-key.pem --ca ca/ca.pem --region kv=1GiB`,
+  sluice agent --listen 10.0.0.2:7000 --cert ca/decode-0.pem --key ca/decode-0-key.pem --ca ca/ca.pem --region kv=1GiB
+  sluice keys revoke ca decode-0`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newKeysInit(), newKeysIssue())
+	c.AddCommand(newKeysInit(), newKeysIssue(), newKeysRevoke())
 	return c
 }
 
@@ -85,11 +89,11 @@ func newKeysInit() *cobra.Command {
 			if err != nil {
 				return failure(err)
 			}
-			return tellf(c.OutOrStdout(), `authority %q, valid until %s
+			return tellf(c.OutOrStdout(), `authority %q (key %s), valid until %s
   %s  its certificate: every member needs it
   %s  its key: it stays here; whoever has it makes members
 next: sluice keys issue %s NAME --host ADDRESS
-`, name, day(a.Cert().NotAfter), filepath.Join(dir, authority.CertFile), filepath.Join(dir, authority.KeyFile), dir)
+`, name, identity.KeyName(a.Cert().SubjectKeyId), day(a.Cert().NotAfter), filepath.Join(dir, authority.CertFile), filepath.Join(dir, authority.KeyFile), quoted(dir))
 		},
 	}
 	c.Flags().StringVar(&name, "name", "", "what the authority is called in certificates, and in errors; without it sluice and six random letters")
@@ -126,33 +130,57 @@ func issue(w io.Writer, dir string, m authority.Member, force bool) error {
 	if err := authority.CheckName(m.Name); err != nil {
 		return failure(err)
 	}
-	a, err := authority.Load(dir)
-	if errors.Is(err, os.ErrNotExist) {
-		return usagef("no authority in %s: make one with sluice keys init %s (%v)", dir, dir, err)
-	}
+	a, err := loadAuthority(dir)
 	if err != nil {
-		return fmt.Errorf("authority in %s: %w", dir, err)
+		return err
 	}
 	pair, leaf, err := a.Issue(m)
 	if err != nil {
 		return failure(err)
 	}
 	cert, key := authority.Paths(dir, m.Name)
+	before, noneBefore := authority.Serial(cert)
 	if err := authority.Store(pair, cert, key, force); err != nil {
 		return failure(err)
+	}
+	old := ""
+	if noneBefore == nil {
+		old = fmt.Sprintf("the one that was there stays valid: to end that, sluice keys revoke %s --serial %x\n", quoted(dir), before)
 	}
 	ca := filepath.Join(dir, authority.CertFile)
 	hosts := append([]string(nil), leaf.DNSNames...)
 	for _, ip := range leaf.IPAddresses {
 		hosts = append(hosts, ip.String())
 	}
-	return tellf(w, `certificate of %q for %v, valid until %s
-copy to the host of %s, and delete %s here then:
+	return tellf(w, `certificate of %q for %v, valid until %s, serial number %x
+%scopy to the host of %s, and delete %s here then:
   %s  its certificate
   %s  its key: for its owner alone
   %s  the authority's certificate
-use: sluice agent --cert %s --key %s --ca %s
-`, m.Name, hosts, day(leaf.NotAfter), m.Name, key, cert, key, ca, cert, key, ca)
+use: sluice agent --listen %s --cert %s --key %s --ca %s --region kv=64MiB
+`, m.Name, hosts, day(leaf.NotAfter), leaf.SerialNumber, old, m.Name, key, cert, key, ca,
+		quoted(listenAt(m.Hosts)), quoted(cert), quoted(key), quoted(ca))
+}
+
+// listenAt is where a member of these hosts may listen: at the first address, or at all.
+func listenAt(hosts []string) string {
+	for _, h := range hosts {
+		if net.ParseIP(h) != nil {
+			return net.JoinHostPort(h, "7000")
+		}
+	}
+	return "0.0.0.0:7000"
+}
+
+// quoted is text as a shell takes it.
+func quoted(text string) string {
+	plain := func(r rune) bool {
+		return strings.ContainsRune("/._-+:@%=,[]", r) || unicode.IsLetter(r) || unicode.IsDigit(r)
+	}
+	if strings.ContainsFunc(text, func(r rune) bool { return !plain(r) }) {
+		return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+	}
+	return text
 }
 
 func day(t time.Time) string { return t.UTC().Format(time.DateOnly) }

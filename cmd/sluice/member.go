@@ -21,6 +21,7 @@ import (
 // memberFlags say who we are towards other engines, and by which backends they reach us.
 type memberFlags struct {
 	cert, key, ca string // files
+	revoked       []string
 	checkHost     bool
 	plaintext     bool
 	backends      []string
@@ -46,6 +47,7 @@ func (m *memberFlags) registerIdentity(c *cobra.Command) {
 	s.StringVar(&m.cert, "cert", "", "file of our certificate (PEM); see sluice keys")
 	s.StringVar(&m.key, "key", "", "file of its key (PEM)")
 	s.StringVar(&m.ca, "ca", "", "file of the authority whose members peers must be (PEM)")
+	s.StringArrayVar(&m.revoked, "revoked", nil, "file of certificates that the authority has revoked, which is followed (PEM); see sluice keys revoke")
 	s.BoolVar(&m.checkHost, "check-host", false, "whom we dial must have a certificate for that name or address, too")
 	s.BoolVar(&m.plaintext, "plaintext", false, "no certificates: everybody on the network may connect, read and change what passes")
 	host, _ := os.Hostname() // empty is a name like any other
@@ -66,6 +68,8 @@ func (m *memberFlags) check() error {
 		return usagef("--plaintext and --cert: want one of them")
 	case named > 0 && named < 3:
 		return usagef("--cert, --key and --ca go together: TLS is spoken by both sides")
+	case len(m.revoked) > 0 && m.plaintext:
+		return usagef("--revoked and --plaintext: without certificates there is none to refuse")
 	case m.checkHost && m.plaintext:
 		return usagef("--check-host and --plaintext: without certificates there is nothing to check")
 	case len(m.backends) == 0:
@@ -87,9 +91,9 @@ func (m *memberFlags) identity() (*identity.Identity, error) {
 	if m.plaintext {
 		return nil, nil
 	}
-	id, err := identity.FromFiles(m.cert, m.key, m.ca)
+	id, err := identity.FromFiles(m.cert, m.key, m.ca, m.revoked...)
 	if errors.Is(err, driver.ErrBounds) || errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
-		return nil, &usageError{fmt.Errorf("--cert, --key and --ca: %w", err)}
+		return nil, &usageError{fmt.Errorf("--cert, --key, --ca and --revoked: %w", err)}
 	}
 	if err == nil && m.checkHost {
 		id = id.CheckHost()

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 	"time"
 )
 
@@ -20,9 +22,8 @@ var offloadKeys = []string{"path", "route", "file_blocks", "file_bytes", "blocks
 func offloadReport(t *testing.T, args ...string) (report, offload map[string]any) {
 	t.Helper()
 	o := sluice(t, append([]string{"replay", "--json", "--model", smallModel, "--offload", "ssd"}, args...)...)
-	if o.status != 0 || o.stderr != "" {
-		t.Fatalf("%v: %+v", args, o)
-	}
+	wantStory(t, o)
+	require.Contains(t, o.stderr, "reading back the blocks that were spilled")
 	report = decode(t, o.stdout).(map[string]any)
 	wantKeys(t, "report", report, append([]string{"offload"}, replayKeys...)...)
 	wantKeys(t, "offload", report["offload"], offloadKeys...)

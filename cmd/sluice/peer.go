@@ -29,7 +29,7 @@ func newPeer() *cobra.Command {
 	c := &cobra.Command{
 		Use:    "peer ROLE",
 		Hidden: true,
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			role, ok := roles[strings.Join(args, " ")]
 			if !ok {
 				return usagef("unknown role %q", args)
@@ -39,21 +39,21 @@ func newPeer() *cobra.Command {
 				return err
 			}
 			signal.Ignore(syscall.SIGINT, syscall.SIGHUP) // the parent ends its children in order
-			return report(c, role(c, n))
+			err = role(c, n)
+			if err == nil || c.Context().Err() != nil {
+				return nil // the parent wished so
+			}
+			return report(c, sentence(cmd, err))
 		},
 	}
 	n.register(c)
 	return c
 }
 
-// report tells the parent how a role ended. A role that ended because the parent
-// wished so has no error.
-func report(c *procs.Control, err error) error {
-	if err == nil || c.Context().Err() != nil {
-		return nil
-	}
-	if sendErr := c.Send(procs.KindError, err.Error()); sendErr != nil {
-		return errors.Join(err, sendErr)
+// report tells the parent why a role failed.
+func report(c *procs.Control, why string) error {
+	if err := c.Send(procs.KindError, why); err != nil {
+		return errors.Join(errors.New(why), err)
 	}
 	return errReported
 }

@@ -216,8 +216,8 @@ func (r *rangeFlags) get(ctx context.Context, name string, stdout, stderr io.Wri
 		if err != nil {
 			return err
 		}
-		if off > m.Size() || !all && n > m.Size()-off {
-			return usagef("region %s has %d bytes: %d at %d are past its end", name, m.Size(), n, off)
+		if err := inside(m, off, n, all); err != nil {
+			return err
 		}
 		if all {
 			n = m.Size() - off
@@ -268,71 +268,6 @@ func umask() os.FileMode {
 	mask := syscall.Umask(0)
 	syscall.Umask(mask)
 	return os.FileMode(mask)
-}
-
-func newPut() *cobra.Command {
-	var r rangeFlags
-	c := &cobra.Command{
-		Use:     "put NAME",
-		Short:   "Write a range of an agent's region",
-		Example: "  echo hello | sluice put kv --offset 4KiB --peer 10.0.0.2:7000 --cert b.pem --key b-key.pem --ca ca.pem",
-		Args:    words("the name of a region"),
-		RunE: func(c *cobra.Command, args []string) error {
-			if err := r.check(); err != nil {
-				return err
-			}
-			return r.put(c.Context(), args[0], c.InOrStdin(), c.OutOrStdout(), c.ErrOrStderr())
-		},
-	}
-	r.register(c, "input", "file to read from; -: standard input")
-	return c
-}
-
-// exactReader reads exactly left bytes: fewer are an error.
-type exactReader struct {
-	from io.Reader
-	left int64
-}
-
-func (e *exactReader) Read(p []byte) (int, error) {
-	if e.left == 0 {
-		return 0, io.EOF
-	}
-	n, err := e.from.Read(p[:min(int64(len(p)), e.left)])
-	e.left -= int64(n)
-	if err == io.EOF && e.left > 0 {
-		err = fmt.Errorf("the input ends %d bytes before --length: %w", e.left, io.ErrUnexpectedEOF)
-	}
-	return n, err
-}
-
-func (r *rangeFlags) put(ctx context.Context, name string, stdin io.Reader, stdout, stderr io.Writer) error {
-	off, n, all, err := r.span()
-	if err != nil {
-		return err
-	}
-	in := stdin
-	if r.file != "-" {
-		f, err := os.Open(r.file)
-		if err != nil {
-			return &usageError{err}
-		}
-		defer f.Close()
-		in = f
-	}
-	return r.with(ctx, func(_ *engine.Engine, p *engine.Peer) error {
-		m, err := p.Remote(name)
-		if err != nil {
-			return err
-		}
-		if off > m.Size() || !all && n > m.Size()-off {
-			return usagef("region %s has %d bytes: %d at %d are past its end", name, m.Size(), n, off)
-		}
-		if !all {
-			in = &exactReader{from: in, left: int64(n)}
-		}
-		return r.move(ctx, io.NewOffsetWriter(m, int64(off)), in, "written", stdout, stderr)
-	})
 }
 
 // moveBytes is how much get and put hold of what they move.

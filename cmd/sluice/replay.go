@@ -3,7 +3,10 @@
 package main
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"io"
 	"math"
 	"os"
 	"slices"
@@ -185,32 +188,10 @@ func runReplay(c *cobra.Command, f *replayFlags) error {
 	if err != nil {
 		return err
 	}
-	prefillEnd, decodeEnd, err := procs.Pair()
-	if err != nil {
-		return err
-	}
-	defer prefillEnd.Close()
-	defer decodeEnd.Close()
-	ends := map[replay.Side]*os.File{replay.PrefillSide: prefillEnd, replay.DecodeSide: decodeEnd}
-	var bar *progress
-	r, err := replay.Run(c.Context(), replay.Options{
+	r, err := f.replay(c.Context(), c.ErrOrStderr(), replay.Options{
 		Model: f.model, Backend: f.backend, Requests: requests, Speed: f.speed, Overlap: f.overlap, AbortRate: f.abortRate,
 		PoolBytes: pool, Threads: f.threads, Checksum: f.checksum, Limit: f.timeout, Faults: rules, Offload: offload,
-		Start: func(s replay.Side) (*procs.Child, error) {
-			// The child's copy is the last one: its death closes the connection.
-			defer ends[s].Close()
-			return procs.Start(string(s), append([]string{"peer", "replay-" + string(s)}, f.args(s)...), ends[s])
-		},
-		Progress: func(done, total int64) {
-			if bar == nil {
-				bar = newProgress(c.ErrOrStderr(), total, "replay "+f.model)
-			}
-			bar.set(done)
-		},
 	})
-	if bar != nil {
-		bar.clear()
-	}
 	if err != nil {
 		return err
 	}
@@ -220,4 +201,56 @@ func runReplay(c *cobra.Command, f *replayFlags) error {
 		err = r.Text(c.OutOrStdout())
 	}
 	return errors.Join(err, r.Err())
+}
+
+// replay runs it, and says on stderr what is being done.
+func (f *replayFlags) replay(ctx context.Context, stderr io.Writer, o replay.Options) (*replay.Report, error) {
+	prefillEnd, decodeEnd, err := procs.Pair()
+	if err != nil {
+		return nil, err
+	}
+	defer prefillEnd.Close()
+	defer decodeEnd.Close()
+	ends := map[replay.Side]*os.File{replay.PrefillSide: prefillEnd, replay.DecodeSide: decodeEnd}
+	o.Start = func(s replay.Side) (*procs.Child, error) {
+		// The child's copy is the last one: its death closes the connection.
+		defer ends[s].Close()
+		return procs.Start(string(s), append([]string{"peer", "replay-" + string(s)}, f.args(s)...), ends[s])
+	}
+	story := &story{w: stderr, title: "replay " + f.model, said: time.Now()}
+	defer story.end()
+	o.Say, o.Progress = story.say, story.progress
+	return replay.Run(ctx, o)
+}
+
+// story says what a replay does: a bar on a terminal, elsewhere a line every storyEvery.
+type story struct {
+	w     io.Writer
+	title string
+	bar   *progress
+	said  time.Time
+}
+
+const storyEvery = 10 * time.Second
+
+func (s *story) say(what string) {
+	s.end() // a bar makes way for the line
+	fmt.Fprintf(s.w, "%s: %s\n", s.title, what)
+	s.said = time.Now()
+}
+
+func (s *story) progress(done, total int64) {
+	if s.bar == nil {
+		s.bar = newProgress(s.w, total, s.title)
+	}
+	s.bar.set(done)
+	if s.bar.bar == nil && time.Since(s.said) >= storyEvery {
+		s.say(fmt.Sprintf("%d of %d layers of blocks are handed over", done, total))
+	}
+}
+
+func (s *story) end() {
+	if s.bar != nil {
+		s.bar.clear()
+	}
 }

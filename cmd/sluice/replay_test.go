@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
@@ -42,12 +44,18 @@ var replayKeys = []string{"requests", "blocks_moved", "blocks_reused", "bytes", 
 func replayReport(t *testing.T, args ...string) map[string]any {
 	t.Helper()
 	o := sluice(t, append([]string{"replay", "--json", "--model", smallModel}, args...)...)
-	if o.status != 0 || o.stderr != "" {
-		t.Fatalf("%+v", o)
-	}
+	wantStory(t, o)
 	r := decode(t, o.stdout)
 	wantKeys(t, "report", r, replayKeys...)
 	return r.(map[string]any)
+}
+
+// wantStory wants a replay that ended well, and that said nothing but what it did.
+func wantStory(t *testing.T, o outcome) {
+	t.Helper()
+	require.Zero(t, o.status, "%+v", o)
+	require.Regexp(t, `^replay [^ ]+: starting two processes, which prepare [0-9.]+ [MG]iB of memory\n`+
+		`replay [^ ]+: ready after [0-9.]+m?s: handing over [0-9]+ request\(s\) of [0-9]+ blocks\n(replay .*\n)*$`, o.stderr)
 }
 
 func wantNumbers(t *testing.T, r map[string]any, want map[string]float64) {
@@ -143,9 +151,7 @@ func TestReplayOfGeneratedRequests(t *testing.T) {
 
 func TestReplayAsText(t *testing.T) {
 	o := sluice(t, "replay", "--model", smallModel, "--requests", "2", "--trace", smallTrace(t, 2))
-	if o.status != 0 || o.stderr != "" {
-		t.Fatalf("%+v", o)
-	}
+	wantStory(t, o)
 	for _, want := range []string{"mismatches  0", "memcpy", "filling", "digests", "route       shm"} {
 		if !strings.Contains(o.stdout, want) {
 			t.Errorf("no %q in:\n%s", want, o.stdout)

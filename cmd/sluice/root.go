@@ -46,19 +46,21 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return statusInterrupted
 	case errors.As(err, &usage):
 		fmt.Fprintf(stderr, "%s: %v\n%s\nRun '%s --help' for what there is.\n",
-			cmd.CommandPath(), err, "Usage: "+cmd.UseLine(), cmd.CommandPath())
+			cmd.CommandPath(), sentence(cmd, err), "Usage: "+cmd.UseLine(), cmd.CommandPath())
 		return statusUsage
 	}
-	fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), err)
+	fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), sentence(cmd, err))
 	return statusFailed
 }
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
-		Use:           "sluice",
-		Short:         "Move KV caches between memories, and measure it",
-		Args:          noArgs,
-		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+		Use:               "sluice",
+		Short:             "Move KV caches between memories, and measure it",
+		Args:              noArgs,
+		RunE:              func(c *cobra.Command, _ []string) error { return c.Help() },
+		PersistentPreRunE: checkOpenFiles,
+
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Version:       readVersion().Version,

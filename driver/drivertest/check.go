@@ -69,7 +69,7 @@ func (s *stage) lacks(all driver.Can) string {
 // checks is the suite.
 var checks = join(
 	canChecks, lengthChecks, boundsChecks, tokenChecks, patternChecks, nestChecks, durableChecks,
-	notifyChecks, answerChecks, countChecks, lastWordChecks,
+	notifyChecks, answerChecks, countChecks, inboundChecks, lastWordChecks,
 	completionChecks, noPollChecks, cancelChecks, helpChecks, fenceChecks, besideChecks, parkedChecks, stressChecks, armChecks, allocChecks,
 	allocatorChecks, connectChecks, lifecycleChecks, hammerChecks,
 )

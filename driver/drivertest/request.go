@@ -57,6 +57,7 @@ type reply struct {
 	Data     []byte      `json:",omitempty"`
 	Messages []message   `json:",omitempty"`
 	Faults   []string    `json:",omitempty"`
+	Inbound  *inbound    `json:",omitempty"`
 	Err      *relayError `json:",omitempty"`
 }
 
@@ -81,6 +82,10 @@ var orders = map[string]func(*host, request) (reply, error){
 	"token": func(h *host, q request) (reply, error) {
 		token, err := h.token(q.Region)
 		return reply{Data: token}, err
+	},
+	"inbound": func(h *host, q request) (reply, error) {
+		written, read, counted := h.b.Inbound(q.Conn)
+		return reply{Inbound: &inbound{written, read, counted}}, nil
 	},
 	"set": func(h *host, q request) (reply, error) { return reply{}, h.set(q.Region, q.Off, q.Data) },
 	"paint": func(h *host, q request) (reply, error) {

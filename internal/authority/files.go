@@ -29,7 +29,7 @@ func CheckName(name string) error {
 	switch {
 	case name == "" || name != filepath.Base(name) || strings.HasPrefix(name, ".") || strings.ContainsAny(name, "\x00/\\ \t\r\n"):
 		return fmt.Errorf("%q is no name for files: use letters, digits, dots and dashes: %w", name, driver.ErrBounds)
-	case cert == CertFile || cert == KeyFile || key == KeyFile:
+	case cert == CertFile || cert == KeyFile || key == KeyFile || cert == RevokedFile:
 		return fmt.Errorf("%q would take the place of the authority's own files: choose another: %w", name, driver.ErrBusy)
 	}
 	return nil

@@ -67,24 +67,39 @@ func freeHugePages(root string) uint64 {
 func memory(root string) (total, available uint64) {
 	info := readText(root, "proc/meminfo")
 	total, available = kibibytes(info, "MemTotal:"), kibibytes(info, "MemAvailable:")
-	for dir := cgroup(root); ; dir = filepath.Dir(dir) {
-		limit := readUint(root, cgroupDir, dir, "memory.max")
-		if limit != 0 && limit < math.MaxInt64 { // "max" reads as 0
-			used := readUint(root, cgroupDir, dir, "memory.current")
-			cache := field(readText(root, cgroupDir, dir, "memory.stat"), "inactive_file ")
-			free := limit - min(limit, used-min(used, cache))
-			total, available = min(total, limit), min(available, free)
-		}
-		if dir == "/" || dir == "." {
-			return total, available
+	for _, h := range hierarchies {
+		for dir := h.cgroup(root); ; dir = filepath.Dir(dir) {
+			limit := readUint(root, cgroupDir, h.dir, dir, h.limit)
+			if limit != 0 && limit < math.MaxInt64 { // "max" reads as 0
+				used := readUint(root, cgroupDir, h.dir, dir, h.used)
+				cache := field(readText(root, cgroupDir, h.dir, dir, "memory.stat"), h.cache)
+				free := limit - min(limit, used-min(used, cache))
+				total, available = min(total, limit), min(available, free)
+			}
+			if dir == "/" || dir == "." {
+				break
+			}
 		}
 	}
+	return total, available
 }
 
-// cgroup returns the path of this process below the unified hierarchy.
-func cgroup(root string) string {
+// hierarchy is where a version of cgroups keeps what it says of memory.
+type hierarchy struct {
+	mark               string // in the line of /proc/self/cgroup
+	dir                string // below cgroupDir
+	limit, used, cache string
+}
+
+var hierarchies = []hierarchy{
+	{"0::", "", "memory.max", "memory.current", "inactive_file "},
+	{":memory:", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "},
+}
+
+// cgroup returns the path of this process below the hierarchy.
+func (h *hierarchy) cgroup(root string) string {
 	for line := range strings.Lines(readText(root, "proc/self/cgroup")) {
-		if path, ok := strings.CutPrefix(line, "0::"); ok {
+		if _, path, ok := strings.Cut(line, h.mark); ok {
 			return filepath.Clean("/" + strings.TrimSpace(path))
 		}
 	}

@@ -80,6 +80,20 @@ func TestLimitsInACgroup(t *testing.T) {
 	}
 }
 
+// TestLimitsInACgroupOfVersion1: its controllers have hierarchies of their own.
+func TestLimitsInACgroupOfVersion1(t *testing.T) {
+	files := server()
+	files["proc/self/cgroup"] = "12:cpu:/x\n4:memory:/pods/one\n0::/\n"
+	files["sys/fs/cgroup/memory/memory.limit_in_bytes"] = "9223372036854771712\n"
+	files["sys/fs/cgroup/memory/pods/one/memory.limit_in_bytes"] = fmt.Sprintln(100 << 20)
+	files["sys/fs/cgroup/memory/pods/one/memory.usage_in_bytes"] = fmt.Sprintln(70 << 20)
+	files["sys/fs/cgroup/memory/pods/one/memory.stat"] = "inactive_file 1\ntotal_inactive_file 20971520\n"
+	got := LimitsAt(fixture(t, files))
+	if got.Total != 100<<20 || got.Available != 50<<20 {
+		t.Errorf("total %d, available %d: want 100 MiB and 50 MiB", got.Total, got.Available)
+	}
+}
+
 func TestLimitsWithNothingToRead(t *testing.T) {
 	got := LimitsAt(t.TempDir())
 	want := Machine{BasePage: basePage, HugePage: hugeSize}

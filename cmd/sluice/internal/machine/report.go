@@ -23,8 +23,8 @@ const (
 	Note    State = "note"    // a fact without a judgement
 )
 
-// NotBuilt is the state of a backend that this build has not, whatever the
-// machine offers it.
+// NotBuilt is the state of a backend that this build does not have, whatever the
+// machine offers it, and of the check that says why.
 const NotBuilt State = "not built"
 
 // Check is one finding.
@@ -146,6 +146,10 @@ func (s *Source) verdict(name string, checks []Check) Verdict {
 		if !slices.Contains(c.Backends, name) || c.State == OK || c.State == Note {
 			continue
 		}
+		if c.State == NotBuilt { // no fault of the machine
+			v.Notes = append([]string{c.Found}, v.Notes...)
+			continue
+		}
 		v.Notes = append(v.Notes, c.Name+": "+c.Found)
 		if c.State == Missing || v.Machine == OK {
 			v.Machine = c.State
@@ -158,9 +162,9 @@ func (s *Source) verdict(name string, checks []Check) Verdict {
 	return v
 }
 
-// Concerns reports whether a check is about a backend of this build.
+// Concerns reports whether a check is about a backend of this build, or about the build.
 func (r *Report) Concerns(c *Check) bool {
-	return slices.ContainsFunc(r.Backends, func(v Verdict) bool {
+	return c.State == NotBuilt || slices.ContainsFunc(r.Backends, func(v Verdict) bool {
 		return v.Build && slices.Contains(c.Backends, v.Name)
 	})
 }

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !cgo
+
+package main
+
+// withCgo is whether this build has the backends that call C libraries.
+var withCgo = false

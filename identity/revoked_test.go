@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package identity
+
+import (
+	"errors"
+	"math/big"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/internal/authority"
+)
+
+// TestRevoked: a list that changes is followed, on both sides of a connection, and concerns the
+// numbers of its own authority alone.
+func TestRevoked(t *testing.T) {
+	a, ca := newAuthority(t, "sluice")
+	b, otherCA := newAuthority(t, "sluice")
+	dir := t.TempDir()
+	list := filepath.Join(dir, "revoked.pem")
+	write := func(text []byte, err error) {
+		t.Helper()
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(list+".new", text, 0o600))
+		require.NoError(t, os.Rename(list+".new", list))
+	}
+	write(a.Revoke(nil, nil))
+	files := member(t, dir, a, authority.Member{Name: "keeper"}, ca, otherCA)
+	keeper := must(FromFiles(files[0], files[1], files[2], list))(t)
+	bad := member(t, dir, a, authority.Member{Name: "bad"}, ca, otherCA)
+	cousin := fromFiles(t, member(t, dir, b, authority.Member{Name: "cousin"}, ca, otherCA))
+	outcast := fromFiles(t, bad)
+	meets := func(id *Identity) {
+		t.Helper()
+		for _, pair := range [][2]*Identity{{id, keeper}, {keeper, id}} {
+			x, y := meet(t, pair[0], pair[1], "")
+			require.NoError(t, errors.Join(x, y))
+		}
+	}
+	meets(outcast)
+	meets(cousin)
+
+	serial := must(authority.Serial(bad[0]))(t)
+	text, err := a.Revoke(must(os.ReadFile(list))(t), serial)
+	write(text, err)
+	x, y := meet(t, outcast, keeper, "")
+	require.ErrorContains(t, x, "not revoked")
+	require.ErrorContains(t, y, "certificate of \"bad\", serial number "+serial.Text(16)+", is revoked")
+	require.ErrorIs(t, y, os.ErrPermission)
+	x, _ = meet(t, keeper, outcast, "")
+	require.ErrorContains(t, x, "is revoked")
+	meets(cousin)
+
+	text, err = b.Revoke(nil, serial) // the same number, of the other authority
+	write(append(must(a.Revoke(nil, nil))(t), text...), err)
+	meets(outcast)
+
+	stranger, _ := newAuthority(t, "sluice")
+	text, err = stranger.Revoke(nil, big.NewInt(7))
+	write(text, err)
+	meets(outcast) // what was known stays in use
+	require.ErrorContains(t, keeper.Facts().RenewError, "none of our authorities")
+	_, err = FromFiles(files[0], files[1], files[2], list)
+	require.ErrorContains(t, err, "none of our authorities")
+	_, err = FromFiles(files[0], files[1], files[2], files[0])
+	require.Error(t, err, "a certificate is no list")
+}
+
+// TestAuthoritiesOfOneName: an error tells them apart.
+func TestAuthoritiesOfOneName(t *testing.T) {
+	a, ca := newAuthority(t, "sluice")
+	b, otherCA := newAuthority(t, "sluice")
+	ours := fromFiles(t, member(t, t.TempDir(), a, authority.Member{Name: "one"}, ca))
+	theirs := fromFiles(t, member(t, t.TempDir(), b, authority.Member{Name: "two"}, otherCA, ca))
+	_, err := meet(t, theirs, ours, "")
+	require.ErrorContains(t, err, `signed by another authority: "sluice" (key `+KeyName(b.Cert().SubjectKeyId)+
+		`), ours is "sluice" (key `+KeyName(a.Cert().SubjectKeyId)+`)`)
+	require.NotEqual(t, KeyName(a.Cert().SubjectKeyId), KeyName(b.Cert().SubjectKeyId))
+}
