@@ -39,8 +39,11 @@ type Transfer struct {
 	bytes   uint64
 	conns   atomic.Pointer[[]*conn] // that the batches use; never changed in place
 
-	word        atomic.Uint64 // see life
-	cause       atomic.Pointer[cause]
+	word  atomic.Uint64 // see life
+	cause atomic.Pointer[cause]
+
+	lastUnanswered atomic.Uint64 // generation of the last post that ended so; 0: none
+
 	submitted   atomic.Int64  // index of the next batch to submit; moved by the pumper alone
 	remaining   atomic.Int64  // batches that have not ended
 	outstanding atomic.Uint64 // a bit for each batch with the backend
