@@ -78,7 +78,9 @@ func (t *Transfer) interrupt(generation uint64, why error) {
 		}
 	}
 	t.forsakeAll(nil, why)
-	t.pump(nil)
+	if t.takeOut() {
+		t.submit(nil) // leaves out what has not been submitted
+	}
 	t.poll()
 }
 

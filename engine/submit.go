@@ -27,87 +27,104 @@ func untag(tag uint64) (slot int, generation uint64, bit int) {
 	return int(tag >> (generationBits + bitBits)), tag >> bitBits & (1<<generationBits - 1), int(tag & (1<<bitBits - 1))
 }
 
-// The states of Transfer.pumping.
-const (
-	noPump = iota
-	onePump
-	pumpAgain // another goroutine came meanwhile
-)
-
-// pump submits what may be submitted now. One goroutine at a time does it,
-// without a lock: another that comes meanwhile sets a flag and goes. It returns false when
-// connection from, whose backlog t heads, still has no room; with a nil from, and
-// for other connections, a transfer that finds no room joins the backlog itself.
-// A caller with a nil from must poll afterwards.
-func (t *Transfer) pump(from *conn) bool {
-	for !t.pumping.CompareAndSwap(noPump, onePump) {
-		if t.pumping.CompareAndSwap(onePump, pumpAgain) || t.pumping.Load() == pumpAgain {
-			return true
-		}
-	}
-	for {
-		full := t.submitMore(from)
-		if full != nil && full != from {
-			full.push(t)
-			if from != nil {
-				full.lane.stir() // there may be room by now
-			}
-		}
-		if t.pumping.CompareAndSwap(onePump, noPump) {
-			return full == nil || full != from
-		}
-		t.pumping.Store(onePump) // it was pumpAgain
-		if full != nil && full == from {
-			t.pumping.Store(noPump)
-			return false // the backlog brings us back
-		}
-	}
-}
-
-// submitMore returns the connection that had no room, if one had none.
-func (t *Transfer) submitMore(from *conn) (full *conn) {
+// submit submits what may be submitted now, in order. A post has one submitter at a time,
+// which therefore needs no lock: the goroutine that posts, and then the one that takes the
+// post out of where it waits. It waits either for room, in the backlog of a connection, or at
+// rest, for one of its own batches to end or for its turn with a notification in parts.
+// spec/backlog.pml is a model of this; the steps in brackets are its labels.
+//
+// The caller is the submitter, and is not when submit returns. head is the connection of
+// whose backlog t was the first; submit reports false when that still has no room: then t is
+// the first again. A caller with a nil head must poll afterwards.
+func (t *Transfer) submit(head *conn) (room bool) {
 	for {
 		w := t.look()
 		if w.phase() != posted {
-			return nil
+			return true // given up
 		}
 		next := int(t.submitted.Load())
-		if next >= len(t.batches) {
-			return nil
-		}
-		if w.has(stopped) {
+		if w.has(stopped) { // [stop]
 			t.skip(w.generation(), next)
-			return nil
+			return true
 		}
 		b, flying := &t.batches[next], t.outstanding.Load()
-		if flying == ^uint64(0) || (b.last && flying != 0) {
-			return nil // its completions bring us back
-		}
 		c := b.conn
-		if b.part && !c.long.take(t) {
-			return nil // the transfer whose turn it is brings us back
+		switch hasTurn := !b.part || c.long.take(t); {
+		case !hasTurn || flying == ^uint64(0) || b.last && flying != 0:
+			if !t.rest(flying, c, hasTurn) {
+				return true
+			}
+			continue
+		case c == head || c.waiting.Load() == 0: // otherwise others were here before
+			over, err := t.submitNext(w.generation(), next, head)
+			if over {
+				return true
+			}
+			if !errors.Is(err, driver.ErrFull) {
+				continue
+			}
 		}
-		if c != from && c.waiting.Load() > 0 {
-			return c // others were here before
-		}
-		bit := bits.TrailingZeros64(^flying)
-		t.outstanding.Or(1 << bit)
-		// The index moves first: the completion may come before Submit returns.
-		t.submitted.Store(int64(next + 1))
-		tag := tag(t.slot, w.generation(), bit)
-		err := t.submitBatch(b, tag, next, bit)
-		if err == nil {
-			t.submittedOne(c, from, tag)
+		if !c.wait(t, c == head) {
 			continue
 		}
-		t.outstanding.And(^uint64(1 << bit))
-		t.submitted.Store(int64(next))
-		if errors.Is(err, driver.ErrFull) {
-			return c
+		if head != nil && c != head {
+			c.lane.stir() // there may be room by now
 		}
-		t.fail(w.generation(), t.backendError(c, err))
-		t.mark(w.generation(), stopped)
+		return c != head
 	}
+}
+
+// submitNext hands a batch to its backend. over: it was the last. Then the transfer may have
+// ended already, and belong to the goroutine that posts it next.
+func (t *Transfer) submitNext(generation uint64, next int, head *conn) (over bool, err error) {
+	b, last := &t.batches[next], next+1 == len(t.batches)
+	c, bit := b.conn, bits.TrailingZeros64(^t.outstanding.Load())
+	t.outstanding.Or(1 << bit)
+	// The index moves first: the completion may come before Submit returns.
+	t.submitted.Store(int64(next + 1))
+	tag := tag(t.slot, generation, bit)
+	if err = t.submitBatch(b, tag, next, bit); err == nil { // [submit]
+		t.submittedOne(c, head, tag)
+		return last, nil
+	}
+	t.outstanding.And(^uint64(1 << bit))
+	t.submitted.Store(int64(next))
+	if !errors.Is(err, driver.ErrFull) {
+		t.fail(generation, t.backendError(c, err))
+		t.mark(generation, stopped)
+	}
+	return false, err
+}
+
+// rest leaves the post to what ends its wait. It reports true when that has come meanwhile:
+// then the caller is its submitter still, or again.
+func (t *Transfer) rest(flying uint64, c *conn, hasTurn bool) bool {
+	t.resting.Store(true) // [rest]
+	again := t.look().has(stopped) || t.outstanding.Load() != flying ||
+		!hasTurn && c.long.isTurnOf(t) // [look]
+	return again && t.resting.CompareAndSwap(true, false)
+}
+
+// resume ends a rest: the post goes on with the backlog of a connection. Its caller polls
+// afterwards.
+func (t *Transfer) resume(c *conn) {
+	if t.resting.CompareAndSwap(true, false) && !c.wait(t, false) { // [wake]
+		t.submit(nil) // it is stopped, so nothing is submitted
+	}
+}
+
+// takeOut makes the caller the submitter of a post that waits.
+// Preconditions: the post is held.
+func (t *Transfer) takeOut() bool {
+	if t.resting.CompareAndSwap(true, false) {
+		return true
+	}
+	for _, c := range t.via() {
+		if c.remove(t) {
+			return true
+		}
+	}
+	return false
 }
 
 func (t *Transfer) submitBatch(b *batch, tag uint64, index, bit int) error {
@@ -118,15 +135,15 @@ func (t *Transfer) submitBatch(b *batch, tag uint64, index, bit int) error {
 }
 
 // submittedOne does what a batch that the backend has taken needs at once. It may
-// be done already, and no wake-up comes for that: a caller with a nil from polls,
-// the lane of from looks again, and any other lane is woken.
-func (t *Transfer) submittedOne(c, from *conn, tag uint64) {
+// be done already, and no wake-up comes for that: a caller with a nil head polls,
+// the lane of head looks again, and any other lane is woken.
+func (t *Transfer) submittedOne(c, head *conn, tag uint64) {
 	if t.look().has(stopped) {
 		c.p.Cancel(tag) // interrupt's came before the backend knew the tag
 	}
 	switch {
-	case from == nil:
-	case c == from:
+	case head == nil:
+	case c == head:
 		c.lane.wanted.Add(1)
 	default:
 		c.lane.stir()
@@ -151,8 +168,8 @@ func (t *Transfer) end(generation uint64, n int64) {
 func (t *Transfer) endTurn() {
 	if n := len(t.batches); n > 0 && t.batches[n-1].part {
 		c := t.batches[n-1].conn
-		for _, next := range c.long.give(t) {
-			c.push(next)
+		if next := c.long.give(t); next != nil {
+			next.resume(c)
 			c.lane.stir()
 		}
 	}
@@ -196,12 +213,10 @@ func (t *Transfer) endBatch(l *lane, generation uint64, bit int, err error) {
 		t.fail(generation, err)
 		t.mark(generation, short|stopped)
 	}
-	// Taken before end: with the last batch the transfer is another goroutine's.
-	more := int(t.submitted.Load()) < len(t.batches)
-	t.end(generation, 1)
-	if more {
-		t.p.conns[l.index].push(t)
+	if t.resting.Load() {
+		t.resume(t.p.conns[l.index]) // before end: with the last batch t is another goroutine's
 	}
+	t.end(generation, 1)
 }
 
 func (t *Transfer) completionError(l *lane, err error) error {
