@@ -17,18 +17,21 @@ import (
 // backend that breaks even that promise returns an error. When ctx ends first,
 // Abort returns its error, nothing is proved yet, and Abort may be called again.
 func (t *Transfer) Abort(ctx context.Context) error {
-	generation := t.look().generation()
-	if t.stop(ErrAborted) {
+	return t.abort(ctx, t.look().generation())
+}
+
+// abort ends the post of a generation, and no other: another goroutine may post anew as soon
+// as that one has ended.
+func (t *Transfer) abort(ctx context.Context, generation uint64) error {
+	if t.stop(generation, ErrAborted) {
 		if err := t.park(ctx, generation); err != nil && t.isPost(generation) {
 			return err
 		}
 	}
 	switch w := t.look(); {
-	case w.generation() != generation && !w.has(unproven):
-		return nil // that post has ended, and another goroutine has posted anew
 	case w.has(unproven):
 		return &OpError{Op: "abort", Peer: t.p.name, Err: errNotEnded}
-	case w.has(unanswered):
+	case t.lastUnanswered.Load() >= max(generation, 1):
 		return &OpError{Op: "abort", Peer: t.p.name, Err: errNotAnswered}
 	}
 	return nil
@@ -41,13 +44,16 @@ var (
 		"until it revokes or ends: %w", driver.ErrUnproven)
 )
 
-// stop is Abort without the wait. It reports whether there was something to end.
-func (t *Transfer) stop(why error) bool {
-	generation, ok := t.holdPost()
+// stop is abort without the wait. It reports whether there was something to end.
+func (t *Transfer) stop(generation uint64, why error) bool {
+	held, ok := t.holdPost()
 	if !ok {
-		return t.look().underWay()
+		return t.isPost(generation)
 	}
 	defer t.letGo()
+	if held != generation {
+		return false
+	}
 	if t.advance(generation, cancelled) {
 		t.deadline.Store(int64(t.e.now() + t.e.cfg.AbortGrace))
 		t.e.sweeper.watch()
@@ -72,7 +78,9 @@ func (t *Transfer) interrupt(generation uint64, why error) {
 		}
 	}
 	t.forsakeAll(nil, why)
-	t.pump(nil)
+	if t.takeOut() {
+		t.submit(nil) // leaves out what has not been submitted
+	}
 	t.poll()
 }
 

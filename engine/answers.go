@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"bytes"
 	"errors"
 	"slices"
 	"sync"
@@ -35,7 +36,7 @@ func (s *sender) answer(b []byte) {
 	s.queue.mu.Lock()
 	defer s.queue.mu.Unlock()
 	if len(s.queue.waiting) == 0 {
-		if err := s.lane.b.Answer(s.conn, b); !errors.Is(err, driver.ErrFull) {
+		if err := s.send(b); !errors.Is(err, driver.ErrFull) {
 			return // sent, or the connection has ended
 		}
 	}
@@ -47,6 +48,33 @@ func (s *sender) answer(b []byte) {
 		s.lane.answering.add(s)
 		s.lane.stir() // room may have come before the sender was listed
 	}
+}
+
+// send hands an answer to the backend. One that is longer than the peer takes is replaced by
+// its outcome, which names the cause: the peer must not wait for what never comes.
+func (s *sender) send(b []byte) error {
+	err := s.lane.b.Answer(s.conn, b)
+	if !errors.Is(err, driver.ErrBounds) {
+		return err
+	}
+	head := answerHead(b)
+	if short := appendOutcome(bytes.Clone(head), err); len(short) < len(b) {
+		if err = s.lane.b.Answer(s.conn, short); !errors.Is(err, driver.ErrBounds) {
+			return err
+		}
+	}
+	return s.lane.b.Answer(s.conn, append(bytes.Clone(head), outcomeBounds))
+}
+
+// answerHead is the part of an answer before its outcome.
+func answerHead(b []byte) []byte {
+	switch b[0] {
+	case isHopEnd:
+		return b[:1+nameBytes]
+	case isSummed:
+		return b[:1+sumTagBytes]
+	}
+	return []byte{isWindow, 0, 0}
 }
 
 func (a *answering) add(s *sender) {
@@ -82,7 +110,7 @@ func (s *sender) sendWaiting() {
 	s.queue.mu.Lock()
 	defer s.queue.mu.Unlock()
 	for len(s.queue.waiting) > 0 {
-		err := s.lane.b.Answer(s.conn, s.queue.waiting[0])
+		err := s.send(s.queue.waiting[0])
 		if errors.Is(err, driver.ErrFull) {
 			return
 		}

@@ -8,102 +8,156 @@ import (
 	"sync/atomic"
 )
 
-// backlogs is the part of a lane that knows which transfers wait for room: they are posted,
-// but were answered with ErrFull. Each connection has a backlog of its own, first come,
-// first served, so that a peer that takes nothing holds up no other.
-type backlogs struct {
-	backlogMu sync.Mutex   // guards blocked and conn.backlog
-	blocked   []*conn      // with a backlog
-	backlog   atomic.Int64 // transfers in all of them
+// backlog is the posts of a connection that wait for room, first come, first served. Its lock
+// is taken only where Submit has found no room, or where others wait already, and is never
+// held while Submit runs. A peer that takes nothing holds up no other.
+type backlog struct {
+	mu    sync.Mutex // guards what follows
+	queue []*Transfer
+	busy  bool // a goroutine submits for what was the first
+	again bool // there may be room since it looked
 
-	retrying, retryAgain atomic.Bool
-	turn                 []*conn // guarded by retrying
+	waiting atomic.Int64 // len(queue), and one more while busy
 }
 
-// retry lets each backlog submit, in order, until there is no room again. One
-// goroutine at a time does it; another that comes meanwhile sets a flag and goes.
-func (l *backlogs) retry() {
-	for l.backlog.Load() > 0 {
-		l.retryAgain.Store(true)
-		if !l.retrying.CompareAndSwap(false, true) {
-			return
-		}
-		l.retryAgain.Store(false)
-		l.turn = l.nextTurn(l.turn[:0])
-		for _, c := range l.turn {
-			c.drain()
-		}
-		clear(l.turn)
-		l.retrying.Store(false)
-		if !l.retryAgain.Load() {
-			return
-		}
+// wait puts a post into the backlog, whose submitter the caller is, and is not from then on.
+// It reports false when the post was stopped meanwhile, and is the caller's still.
+func (c *conn) wait(t *Transfer, first bool) bool {
+	c.mu.Lock()
+	at := len(c.queue)
+	if first {
+		at = 0
 	}
+	c.queue = slices.Insert(c.queue, at, t) // [queue]
+	c.recount()
+	c.mu.Unlock()
+	return !(t.look().has(stopped) && c.remove(t)) // [recheck]
 }
 
-// drain lets the transfers of a backlog submit, in order, until there is no room. While one
-// is pumped it may be listed once more: a completion then finds that it has to go on.
+// remove takes a post out. It reports whether it was there.
+func (c *conn) remove(t *Transfer) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := slices.Index(c.queue, t)
+	if i < 0 {
+		return false
+	}
+	c.queue = slices.Delete(c.queue, i, i+1)
+	c.recount()
+	return true
+}
+
+// drain lets the posts of a backlog submit, in order, until there is no room. One goroutine at
+// a time does it; another that comes meanwhile has it try once more.
 func (c *conn) drain() {
-	for t := c.head(); t != nil; t = c.head() {
-		t.queued.Store(false)
-		if !t.pump(c) {
-			t.queued.Store(true)
-			return
-		}
-		c.dropHead()
+	for t := c.first(); t != nil; {
+		t = c.next(t.submit(c))
 	}
 }
 
-// nextTurn lists the connections with a backlog, each time beginning with another one: room that
-// all connections share goes to all.
-func (l *backlogs) nextTurn(dst []*conn) []*conn {
-	l.backlogMu.Lock()
-	defer l.backlogMu.Unlock()
+// first begins to drain and returns the first post, if there is one.
+func (c *conn) first() *Transfer {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.busy {
+		c.again = true // [again]
+		return nil
+	}
+	return c.pop()
+}
+
+// next returns the post that is next, if there was room or may be now.
+func (c *conn) next(room bool) *Transfer {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !room && !c.again {
+		c.busy = false
+		c.recount()
+		return nil
+	}
+	return c.pop()
+}
+
+// pop takes the first post out. The backlog is not empty until that has submitted, so that no
+// post that comes meanwhile overtakes it.
+// Preconditions: c.mu is held.
+func (c *conn) pop() (t *Transfer) {
+	c.again = false
+	if c.busy = len(c.queue) > 0; c.busy {
+		t = c.queue[0] // [take]
+		c.queue = slices.Delete(c.queue, 0, 1)
+	}
+	c.recount()
+	return t
+}
+
+// recount keeps waiting, and the lane's list, as they have to be.
+// Preconditions: c.mu is held.
+func (c *conn) recount() {
+	n := int64(len(c.queue))
+	if c.busy {
+		n++
+	}
+	if was := c.waiting.Swap(n); (was > 0) != (n > 0) {
+		c.lane.block(c, n > 0)
+	}
+}
+
+// backlogs lists the connections of a lane that have a backlog.
+type backlogs struct {
+	blockedMu   sync.Mutex // guards blocked, round and conn.round
+	blocked     []*conn
+	round       uint64
+	someBlocked atomic.Bool
+}
+
+func (l *backlogs) block(c *conn, blocked bool) {
+	l.blockedMu.Lock()
+	defer l.blockedMu.Unlock()
+	if blocked {
+		l.blocked = append(l.blocked, c)
+	} else {
+		i := slices.Index(l.blocked, c)
+		l.blocked = slices.Delete(l.blocked, i, i+1)
+	}
+	l.someBlocked.Store(len(l.blocked) > 0)
+}
+
+// retry drains each backlog, each time beginning with another one: room that all connections
+// share goes to all.
+func (l *backlogs) retry() {
+	if !l.someBlocked.Load() {
+		return
+	}
+	l.blockedMu.Lock()
+	l.round++
+	round := l.round
+	l.rotate()
+	l.blockedMu.Unlock()
+	for c := l.nextOf(round); c != nil; c = l.nextOf(round) {
+		c.drain()
+	}
+}
+
+// nextOf returns a connection that no round so late has drained.
+func (l *backlogs) nextOf(round uint64) *conn {
+	l.blockedMu.Lock()
+	defer l.blockedMu.Unlock()
+	if len(l.blocked) == 0 || l.blocked[0].round >= round {
+		return nil
+	}
+	c := l.blocked[0]
+	c.round = round
+	l.rotate()
+	return c
+}
+
+// rotate puts the first connection behind the others.
+// Preconditions: l.blockedMu is held.
+func (l *backlogs) rotate() {
 	if n := len(l.blocked); n > 1 {
 		first := l.blocked[0]
 		copy(l.blocked, l.blocked[1:])
 		l.blocked[n-1] = first
 	}
-	return append(dst, l.blocked...)
-}
-
-// head returns the transfer that is next. It stays in the backlog while it submits, so that
-// no transfer that is posted meanwhile overtakes it.
-func (c *conn) head() *Transfer {
-	c.lane.backlogMu.Lock()
-	defer c.lane.backlogMu.Unlock()
-	if len(c.backlog) == 0 {
-		return nil
-	}
-	return c.backlog[0]
-}
-
-func (c *conn) dropHead() {
-	l := c.lane
-	l.backlogMu.Lock()
-	defer l.backlogMu.Unlock()
-	c.backlog = slices.Delete(c.backlog, 0, 1)
-	if len(c.backlog) == 0 {
-		i := slices.Index(l.blocked, c)
-		l.blocked = slices.Delete(l.blocked, i, i+1)
-	}
-	c.waiting.Add(-1)
-	l.backlog.Add(-1)
-}
-
-// push lists a transfer, unless it waits in a backlog already: it waits for one connection
-// at a time.
-func (c *conn) push(t *Transfer) {
-	if !t.queued.CompareAndSwap(false, true) {
-		return
-	}
-	l := c.lane
-	l.backlogMu.Lock()
-	defer l.backlogMu.Unlock()
-	if len(c.backlog) == 0 {
-		l.blocked = append(l.blocked, c)
-	}
-	c.backlog = append(c.backlog, t)
-	c.waiting.Add(1)
-	l.backlog.Add(1)
 }

@@ -5,8 +5,11 @@ package engine
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -108,4 +111,63 @@ func TestLostPeerEndsWhoWaits(t *testing.T) {
 	if err := tr.Wait(ctx); !errors.Is(err, ErrPeerLost) {
 		t.Errorf("got %v, want ErrPeerLost", err)
 	}
+}
+
+// TestRoomThatComesWhileAnotherSubmits has room come while a goroutine that drains the backlog
+// has been refused and does not know yet: the wake-up for that room found it busy, and no other
+// one comes.
+func TestRoomThatComesWhileAnotherSubmits(t *testing.T) {
+	calls := 0
+	var c *conn
+	f := &fake{}
+	f.onSubmit = func(int, driver.Op, uint64, bool) error {
+		switch calls++; calls {
+		case 1: // in Post
+			return ErrFull
+		case 2: // for the backlog
+			c.drain() // as the goroutine does that the descriptor wakes
+			return ErrFull
+		}
+		return nil
+	}
+	p, src, m := overFake(t, f, time.Minute)
+	c = p.conns[0]
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(src, 0, m, 0, 1))
+	check(t, tr.Post())
+	require.NoError(t, tr.Wait(within(t)))
+	require.Equal(t, 3, calls)
+}
+
+// TestAbortOutOfTheBacklog ends a post that waits behind another one, for a peer that takes
+// nothing: it is over at once, is never submitted, and the other one keeps its place.
+func TestAbortOutOfTheBacklog(t *testing.T) {
+	var room atomic.Bool
+	var seen []int
+	f := &fake{}
+	f.onSubmit = func(_ int, _ driver.Op, tag uint64, _ bool) error {
+		if !room.Load() {
+			return ErrFull
+		}
+		slot, _, _ := untag(tag)
+		seen = append(seen, slot)
+		return nil
+	}
+	p, src, m := overFake(t, f, time.Minute)
+	var list []*Transfer
+	for range 3 {
+		tr := transfer(t, p, Write)
+		check(t, tr.Add(src, 0, m, 0, 1))
+		check(t, tr.Post())
+		list = append(list, tr)
+	}
+	require.NoError(t, list[1].Abort(within(t)))
+	require.ErrorIs(t, list[1].Err(), ErrAborted)
+	require.EqualValues(t, 2, p.conns[0].waiting.Load())
+	room.Store(true)
+	p.conns[0].lane.poll()
+	require.NoError(t, list[0].Wait(within(t)))
+	require.NoError(t, list[2].Wait(within(t)))
+	require.Equal(t, []int{list[0].slot, list[2].slot}, seen)
+	require.Zero(t, p.conns[0].waiting.Load())
 }

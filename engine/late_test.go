@@ -46,6 +46,41 @@ func TestOutcomeIsFinal(t *testing.T) {
 	require.NoError(t, tr.Wait(within(t)), "the next post has the cause of the last")
 }
 
+// TestAbortEndsItsOwnPostAlone has an Abort go on after the post that it was to end has ended,
+// and another goroutine has posted anew: that post succeeds.
+func TestAbortEndsItsOwnPostAlone(t *testing.T) {
+	f := &fake{manual: true}
+	p, src, m := overFake(t, f, time.Minute)
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(src, 0, m, 0, 100))
+	check(t, tr.Post())
+	first := tr.look().generation() // as Abort reads it
+	f.finishOne(nil)
+	require.NoError(t, tr.Wait(within(t)))
+	check(t, tr.Post())
+	require.NoError(t, tr.abort(within(t), first))
+	f.finishOne(nil)
+	require.NoError(t, tr.Wait(within(t)), "an Abort of the post before has ended it")
+}
+
+// TestAbortOfAnUnansweredPost is asked about a post for whose pieces the peer did not answer,
+// after another goroutine has posted anew: that is no proof either.
+func TestAbortOfAnUnansweredPost(t *testing.T) {
+	f := &fake{manual: true}
+	p, src, m := overFake(t, f, time.Minute)
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(src, 0, m, 0, 100))
+	check(t, tr.Post())
+	first := tr.look().generation()
+	f.finishOne(ErrUnproven)
+	require.ErrorIs(t, tr.Wait(within(t)), ErrUnproven)
+	check(t, tr.Post())
+	require.ErrorIs(t, tr.abort(within(t), first), ErrUnproven)
+	f.finishOne(nil)
+	require.NoError(t, tr.Wait(within(t)))
+	require.NoError(t, tr.Abort(within(t)))
+}
+
 // TestOutcomeIsFinalUnderAborts looks at outcomes while another goroutine aborts.
 func TestOutcomeIsFinalUnderAborts(t *testing.T) {
 	a, b := open(t, "a"), open(t, "b")

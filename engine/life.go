@@ -123,6 +123,9 @@ func (t *Transfer) settle(generation uint64, flags life) {
 		return
 	}
 	w = t.look() // ending: no other goroutine changes it
+	if w.has(unanswered) {
+		t.lastUnanswered.Store(generation)
+	}
 	t.record(t.outcome(w))
 	t.endTurn()
 	if t.greets != nil && !w.has(short) {

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -97,4 +99,15 @@ func slotsInUse(e *Engine) int {
 	e.slots.mu.Lock()
 	defer e.slots.mu.Unlock()
 	return len(e.slots.live) - len(e.slots.free)
+}
+
+// TestNotifyOverALostConnection attaches a message before the connection is lost, and posts
+// then: the error says so.
+func TestNotifyOverALostConnection(t *testing.T) {
+	p, src, m, _ := pair(t, 4096)
+	tr := transfer(t, p, Read)
+	check(t, tr.Add(src, 0, m, 0, 64))
+	check(t, tr.Notify([]byte("read")))
+	p.conns[0].lose()
+	require.ErrorIs(t, tr.Post(), ErrPeerLost)
 }

@@ -61,8 +61,8 @@ type conn struct {
 
 	long longTurn
 
-	backlog []*Transfer  // guarded by lane.backlogMu
-	waiting atomic.Int64 // len(backlog)
+	backlog
+	round uint64 // in which it was drained last; guarded by lane.blockedMu
 
 	gone     chan struct{} // lost or closed
 	goneOnce sync.Once

@@ -223,7 +223,7 @@ type longTurn struct {
 	waiting []*Transfer
 }
 
-// take reports whether it is t's turn. Otherwise t is pumped again when it may be.
+// take reports whether it is t's turn. Otherwise t waits for it.
 func (l *longTurn) take(t *Transfer) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -236,13 +236,25 @@ func (l *longTurn) take(t *Transfer) bool {
 	return l.owner == t
 }
 
-// give ends t's turn, and returns the transfers that want theirs.
-func (l *longTurn) give(t *Transfer) (next []*Transfer) {
+// isTurnOf reports whether t has been given the turn.
+func (l *longTurn) isTurnOf(t *Transfer) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.owner == t {
-		l.owner = nil
-		next, l.waiting = l.waiting, nil
+	return l.owner == t
+}
+
+// give ends t's turn, or its wait for it, and returns the transfer whose turn it is then.
+func (l *longTurn) give(t *Transfer) (next *Transfer) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.waiting = slices.DeleteFunc(l.waiting, func(other *Transfer) bool { return other == t })
+	if l.owner != t {
+		return nil
 	}
-	return next
+	l.owner = nil
+	if len(l.waiting) > 0 {
+		l.owner = l.waiting[0]
+		l.waiting = slices.Delete(l.waiting, 0, 1)
+	}
+	return l.owner
 }

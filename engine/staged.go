@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // Staged is the name of the engine's own route: a chain of backends through staging memory
@@ -37,7 +36,7 @@ const (
 	stagedDescs = 1024
 	stagedPages = 64 << 10
 	stagedJobs  = 256 // batches of one peer before ErrFull
-	windowsMax  = 4   // of one engine: each Peer of it has one
+	windowsMax  = 4   // of one ticket; each connection has one at most
 )
 
 // stager is that lane's backend. The hops are Transfers of this engine; each Peer that is
@@ -55,7 +54,7 @@ type stager struct {
 	lastKey  uint32
 	secrets  map[[16]byte]*stagedMemory // by what their tokens begin with
 	windows  map[*window]struct{}
-	holders  map[wire.ID]int // windows by engine
+	holders  map[*ticket]int // windows by the ticket that their connections have shown
 	draining bool            // no more goroutines
 
 	serving sync.WaitGroup // goroutines for windows, audits and local peers
@@ -65,7 +64,7 @@ type stager struct {
 
 func newStager(e *Engine) *stager {
 	return &stager{e: e, memories: map[uint32]*stagedMemory{}, secrets: map[[16]byte]*stagedMemory{},
-		windows: map[*window]struct{}{}, holders: map[wire.ID]int{},
+		windows: map[*window]struct{}{}, holders: map[*ticket]int{},
 		opening: make(chan struct{}, e.cfg.HandshakesMax), summing: make(chan struct{}, summersMax)}
 }
 

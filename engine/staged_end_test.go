@@ -86,38 +86,6 @@ func TestStagedRefusals(t *testing.T) {
 	})
 }
 
-// TestStagedWindowsOfOneSender are bounded, and counted down again.
-func TestStagedWindowsOfOneSender(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
-	a, b := newHost(t, "a"), newHost(t, "b")
-	var peers []*Peer
-	for range windowsMax + 1 {
-		p := connect(t, a.e, b.e)
-		tr := transfer(t, p, Write)
-		err := tr.Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1)
-		check(t, tr.Close())
-		if len(peers) < windowsMax {
-			check(t, err)
-		} else if !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "4 windows already") {
-			t.Errorf("one more: %v", err)
-		}
-		peers = append(peers, p)
-	}
-	check(t, peers[0].Close())
-	last := peers[windowsMax]
-	eventually(t, "room again", func() {
-		for {
-			tr := transfer(t, last, Write)
-			err := tr.Add(a.hbm, 0, remote(t, last, "hbm"), 0, 1)
-			check(t, tr.Close())
-			if err == nil {
-				return
-			}
-			time.Sleep(time.Millisecond)
-		}
-	})
-}
-
 // TestStagedCrowd has many batches of several transfers share the slots.
 func TestStagedCrowd(t *testing.T) {
 	a, b := newHost(t, "a"), newHost(t, "b")

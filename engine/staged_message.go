@@ -117,7 +117,10 @@ var farErrors = []error{nil, ErrAborted, ErrRevoked, ErrBounds, driver.ErrReadOn
 
 var errFar = errors.New("the peer's engine failed")
 
-const whyMax = 200 // bytes of text of an error
+const (
+	whyMax        = 200 // bytes of text of an error
+	outcomeBounds = 3   // the index of ErrBounds
+)
 
 func appendOutcome(b []byte, err error) []byte {
 	code := 0

@@ -252,7 +252,7 @@ func (s *slot) finish(err error) {
 func (s *slot) stop() {
 	switch {
 	case s.current != nil:
-		s.current.stop(ErrAborted)
+		s.current.stop(s.current.look().generation(), ErrAborted)
 	case s.step == atHand:
 		s.withdraw()
 	}

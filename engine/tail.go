@@ -108,5 +108,11 @@ func (t *Transfer) noMessenger() error {
 	if t.counts {
 		op, err = "count", fmt.Errorf("no live backend of the route counts at the peer: %w", ErrNoRoute)
 	}
+	for _, c := range t.p.conns {
+		if c != nil && c.carries(t.counts) && c.isLost() {
+			err = fmt.Errorf("%w: %w", err, ErrPeerLost) // one that did
+			break
+		}
+	}
 	return &OpError{Op: op, Peer: t.p.name, Err: err}
 }

@@ -39,14 +39,16 @@ type Transfer struct {
 	bytes   uint64
 	conns   atomic.Pointer[[]*conn] // that the batches use; never changed in place
 
-	word        atomic.Uint64 // see life
-	cause       atomic.Pointer[cause]
-	submitted   atomic.Int64  // index of the next batch to submit; moved by the pumper alone
+	word  atomic.Uint64 // see life
+	cause atomic.Pointer[cause]
+
+	lastUnanswered atomic.Uint64 // generation of the last post that ended so; 0: none
+
+	submitted   atomic.Int64  // index of the next batch to submit; moved by the submitter alone
 	remaining   atomic.Int64  // batches that have not ended
 	outstanding atomic.Uint64 // a bit for each batch with the backend
-	pumping     atomic.Int32  // see pump
+	resting     atomic.Bool   // see submit
 	holds       atomic.Int32  // see holdPost
-	queued      atomic.Bool   // in the backlog of a connection
 	deadline    atomic.Int64
 	postedAt    time.Duration
 	completed   chan struct{}
@@ -92,7 +94,7 @@ func (t *Transfer) Post() error {
 	if !from.atRest() || from.has(unproven) || !t.swap(from, from&^phaseMask|preparing) {
 		return t.misuse("post")
 	}
-	for t.pumping.Load() != noPump || t.holds.Load() != 0 {
+	for t.holds.Load() != 0 {
 		runtime.Gosched() // a goroutine is about to see that the last post is over
 	}
 	if err := t.prepare(); err != nil {
@@ -100,7 +102,7 @@ func (t *Transfer) Post() error {
 		return err
 	}
 	t.begin()
-	t.pump(nil)
+	t.submit(nil)
 	t.poll()
 	return nil
 }

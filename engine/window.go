@@ -91,9 +91,9 @@ func (s *stager) refuseWindow(from *sender, why error) {
 
 func (s *stager) serveWindow(from *sender) {
 	w := &window{s: s, from: from, by: from.lane, loop: newLoop()}
-	err := s.hold(from.id)
+	err := s.hold(from.ticket)
 	if err == nil {
-		defer s.unhold(from.id)
+		defer s.unhold(from.ticket)
 		err = w.open()
 	}
 	<-s.opening
@@ -114,18 +114,26 @@ func (s *stager) serveWindow(from *sender) {
 	w.end()
 }
 
-// hold counts a window of an engine.
-func (s *stager) hold(of wire.ID) error {
+// hold counts a window of an engine that is known by a ticket. A connection that has shown
+// none counts for itself alone, and has one window at most: what it claims to be charges no
+// other.
+func (s *stager) hold(of *ticket) error {
+	if of == nil {
+		return nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.holders[of] >= windowsMax {
-		return fmt.Errorf("this engine has %d windows already: close peers: %w", windowsMax, ErrFull)
+		return fmt.Errorf("this engine has %d windows already: close connections: %w", windowsMax, ErrFull)
 	}
 	s.holders[of]++
 	return nil
 }
 
-func (s *stager) unhold(of wire.ID) {
+func (s *stager) unhold(of *ticket) {
+	if of == nil {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.holders[of]--; s.holders[of] == 0 {

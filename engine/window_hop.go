@@ -158,7 +158,7 @@ func (h *hop) stop(why error) {
 		h.why = why
 		return
 	}
-	h.t.stop(why)
+	h.t.stop(h.t.look().generation(), why)
 }
 
 // happen is the end of the hop. One that was given up is never answered: its end is not known.

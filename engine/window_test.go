@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/testing/leak"
+)
+
+// rawConn is a connection to an engine by a program that has no engine of its own.
+type rawConn struct {
+	b   *mem.Backend
+	p   driver.Peer
+	tag uint64
+}
+
+// dialRaw connects and says a hello in the name of an engine.
+func dialRaw(t testing.TB, to, as *Engine, show secret) *rawConn {
+	t.Helper()
+	b, err := mem.New(mem.Config{})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = b.Close() })
+	p, err := b.Connect(within(t), to.lanes[0].b.Addr())
+	require.NoError(t, err)
+	c := &rawConn{b: b, p: p}
+	c.say(t, as.appendHello(nil, show))
+	return c
+}
+
+func (c *rawConn) say(t testing.TB, msg []byte) {
+	t.Helper()
+	c.tag++
+	check(t, c.p.Submit(c.tag, &driver.Batch{Op: Write, Tail: driver.NotifyTail, Notify: msg}))
+}
+
+// askWindow asks for staging memory and returns how the owner answers.
+func (c *rawConn) askWindow(t testing.TB) error {
+	t.Helper()
+	c.say(t, []byte{isWindowAsk})
+	var msgs [1]driver.Message
+	until(t, "the owner answers", func() bool {
+		n, _ := c.b.Receive(msgs[:])
+		return n > 0
+	})
+	answer := msgs[0].Data
+	require.EqualValues(t, isWindow, answer[0])
+	if answer[1] > 0 {
+		return nil
+	}
+	return parseOutcome(answer[3:])
+}
+
+// TestWindowsOfAnotherName has connections claim to be an engine and take windows: that engine
+// has its own all the same.
+func TestWindowsOfAnotherName(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	a, b := newHost(t, "a"), newHost(t, "b")
+	for range windowsMax + 1 {
+		require.NoError(t, dialRaw(t, b.e, a.e, secret{}).askWindow(t))
+	}
+	p := connect(t, a.e, b.e)
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1))
+	run(t, tr)
+}
+
+// TestWindowsOfOneTicket are bounded, refused with the reason, and counted down again; another
+// engine has its own.
+func TestWindowsOfOneTicket(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	a, b := newHost(t, "a"), newHost(t, "b")
+	own := b.e.issueTicket()
+	var list []*rawConn
+	for range windowsMax {
+		c := dialRaw(t, b.e, a.e, own.secret)
+		require.NoError(t, c.askWindow(t))
+		list = append(list, c)
+	}
+	more := dialRaw(t, b.e, a.e, own.secret)
+	err := more.askWindow(t)
+	require.ErrorIs(t, err, ErrFull)
+	require.ErrorContains(t, err, fmt.Sprintf("%d windows already", windowsMax))
+	p := connect(t, a.e, b.e)
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1))
+	run(t, tr)
+	require.NoError(t, list[0].p.Close())
+	until(t, "room again", func() bool { return more.askWindow(t) == nil })
+}
+
+// shortAnswers is mem that takes short answers alone.
+type shortAnswers struct {
+	*mem.Backend
+	most int
+}
+
+func (n shortAnswers) Answer(conn uint64, b []byte) error {
+	if len(b) > n.most {
+		return fmt.Errorf("answer of %d bytes, at most %d: %w", len(b), n.most, ErrBounds)
+	}
+	return n.Backend.Answer(conn, b)
+}
+
+// TestAnswersTooLong has a peer that takes only short answers: it is told so, and does not wait
+// for what never comes.
+func TestAnswersTooLong(t *testing.T) {
+	for _, most := range []int{64, 1 + sumTagBytes + 1} {
+		t.Run(fmt.Sprint(most), func(t *testing.T) {
+			inner, err := mem.New(mem.Config{})
+			require.NoError(t, err)
+			a, b := newHost(t, "a"), newHostOver(t, shortAnswers{inner, most}, "b")
+			p := connect(t, a.e, b.e)
+			chained := transfer(t, p, Write).Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1)
+			sums := transfer(t, p, Write)
+			check(t, sums.Checksum())
+			for i := range uint64(32) {
+				check(t, sums.Add(a.dram, 64*i, remote(t, p, "dram"), 64*i, 8))
+			}
+			check(t, sums.Post())
+			summed := sums.Wait(within(t))
+			for _, err := range []error{chained, summed} {
+				require.Error(t, err)
+				require.NotErrorIs(t, err, ErrTimeout)
+				require.NotContains(t, err.Error(), "no answer")
+			}
+			require.ErrorIs(t, summed, ErrBounds)
+			if most == 64 {
+				require.ErrorContains(t, summed, "answer of")
+			}
+		})
+	}
+}
