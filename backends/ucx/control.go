@@ -152,11 +152,12 @@ func decodeBody(kind byte, r *control.Reader) any {
 	case kindHello:
 		m := &hello{conn: r.Uint64(), worker: r.Uint8()}
 		copy(m.to[:], r.Bytes(8))
-		m.gate, m.grace = readGate(r), r.Uint64()
+		m.gate, m.grace = readGate(r), min(r.Uint64(), uint64(graceMax))
 		m.from = append([]byte(nil), r.Bytes(r.Rest())...)
 		return m
 	case kindWelcome:
-		return &welcome{conn: r.Uint64(), status: control.Status(r.Uint8()), pulls: r.Flag(), gate: readGate(r), grace: r.Uint64(), words: readExport(r)}
+		return &welcome{conn: r.Uint64(), status: control.Status(r.Uint8()), pulls: r.Flag(), gate: readGate(r),
+			grace: min(r.Uint64(), uint64(graceMax)), words: readExport(r)}
 	case kindBye:
 		m := &bye{conn: r.Uint64()}
 		copy(m.from[:], r.Bytes(8))
