@@ -254,5 +254,7 @@ ucs_status_t sl_ucx_arrived(void *worker, const void *head, size_t head_len, voi
 		heard(n, &h, data, len);
 	else if (!h.conn && h.type == SL_UCX_MSG_CONTROL && len <= SL_UCX_CONTROL_MAX)
 		sl_ucx_put_hello(w, data, len);
+	else if (!h.conn && h.type == SL_UCX_MSG_PROBE)
+		w->probed = h.off;
 	return UCS_OK;
 }

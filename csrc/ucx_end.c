@@ -126,6 +126,18 @@ static int waits(const struct sl_ucx_conn *n)
 	return n->live.next != &n->live || n->starved || n->held;
 }
 
+/* A live peer pings four times a Grace. Every few Graces one that does not is a reason to look at our queue. */
+static void suspect(struct sl_ucx_conn *n, uint64_t now)
+{
+	struct sl_ucx_worker *w = n->worker;
+	uint64_t grace = w->context->config.grace_ns;
+
+	if (!w->context->config.shared || now < n->heard + grace || now < w->suspected + 8 * grace)
+		return;
+	w->suspected = now;
+	sl_ucx_put_suspicion(w);
+}
+
 /*
  * Both ends ping, so that each has a fresh stamp of the other. Silence alone is no reason to give a peer up;
  * only where something waits for it, and has for long.
@@ -145,6 +157,8 @@ void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge)
 			continue;
 		if (!judge || !waits(n))
 			n->calm = now;
+		if (judge)
+			suspect(n, now);
 		if (now > n->heard + config->failure_ns && now > n->calm + config->failure_ns) {
 			/* It may go on one day: it must not wait for us then. Nothing of it lands any more. */
 			sl_ucx_signal(n, SL_UCX_MSG_RESET, 0);

@@ -93,6 +93,16 @@ void sl_ucx_put_farewell(struct sl_ucx_conn *n)
 	put_control(n->worker, p);
 }
 
+void sl_ucx_put_suspicion(struct sl_ucx_worker *w)
+{
+	struct sl_ucx_post *p = make(0, NULL, 0);
+
+	if (!p)
+		return;
+	p->lost = 3;
+	put_control(w, p);
+}
+
 void sl_ucx_put_note(struct sl_ucx_conn *n, const void *data, size_t len)
 {
 	struct sl_ucx_worker *w = n->worker;
@@ -152,7 +162,7 @@ void sl_ucx_letter_take(struct sl_ucx_context *c, uint32_t worker, uint8_t *data
 	sl_ucx_lock(w);
 	p = take(&w->controls);
 	n = p && p->conn ? sl_ucx_conn_of(w, p->conn) : NULL;
-	if (p && !p->conn)
+	if (p && !p->conn && !p->lost)
 		w->hellos--;
 	else if (n && !p->lost)
 		n->controls--;

@@ -224,6 +224,8 @@ struct sl_ucx_worker {
 	int stalled;	      /* something waits for pages that are being moved: look again in a moment */
 	int standing_back;    /* not armed: whoever drives goes on, or the thread takes over in a moment */
 	uint64_t ticked;
+	uint64_t probed;    /* what the last probe carried */
+	uint64_t suspected; /* when a peer was silent for so long that the queue may be blocked; 0: never */
 	struct sl_ucx_conn **conns; /* by the low bits of their id */
 	uint32_t conns_len, conns_live;
 	struct sl_ucx_conn *zombies;
@@ -270,6 +272,9 @@ int sl_ucx_await(struct sl_ucx_worker *w, ucs_status_ptr_t request, uint64_t ns)
 unsigned sl_ucx_step(struct sl_ucx_worker *w);
 /* Waits for news. -ETIMEDOUT. */
 int sl_ucx_wait(struct sl_ucx_worker *w, uint64_t deadline);
+
+/* ucx_open.c */
+int sl_ucx_open_handle(struct sl_ucx_context *c, char *why, size_t size); /* as its config says */
 
 /* ucx_memory.c */
 struct sl_ucx_memory *sl_ucx_find(struct sl_ucx_context *c, uint32_t key); /* NULL: unknown */
@@ -337,6 +342,7 @@ int sl_ucx_put_control(struct sl_ucx_conn *n, const void *data, size_t len);
 void sl_ucx_put_hello(struct sl_ucx_worker *w, const void *data, size_t len);
 struct sl_ucx_post *sl_ucx_farewell(void);
 void sl_ucx_put_farewell(struct sl_ucx_conn *n); /* once */
+void sl_ucx_put_suspicion(struct sl_ucx_worker *w);
 void sl_ucx_put_note(struct sl_ucx_conn *n, const void *data, size_t len);
 void sl_ucx_empty(struct sl_ucx_worker *w);
 void sl_ucx_owe(struct sl_ucx_conn *n);   /* a message of it was received */
