@@ -138,6 +138,16 @@ int sl_ucx_allocate(struct sl_ucx_context *c, uint64_t len, struct sl_ucx_alloca
 void *sl_ucx_allocated(struct sl_ucx_allocation *a);
 void sl_ucx_release(struct sl_ucx_allocation *a);
 
+/*
+ * Whether messages of this host still arrive at a worker: 0, or -ETIMEDOUT where its queue is blocked. The
+ * strings are as in the config, but without UCX's "self".
+ */
+int sl_ucx_probe(struct sl_ucx_context *c, uint32_t worker, const char *transports, const char *const *settings,
+		 uint64_t grace_ns);
+
+/* Loses all connections, and tells the peers: what they send does not arrive. */
+void sl_ucx_condemn(struct sl_ucx_context *c);
+
 /* Makes our end of a connection; does not wait for the other. */
 int sl_ucx_connect(struct sl_ucx_context *c, uint32_t worker, const void *address, struct sl_ucx_conn **out);
 uint64_t sl_ucx_id(struct sl_ucx_conn *n);
@@ -223,7 +233,7 @@ void sl_ucx_disconnect(struct sl_ucx_conn *n, uint64_t grace_ns);
 struct sl_ucx_letter {
 	uint64_t conn;
 	uint32_t worker, len;
-	int lost; /* the peer was given up; no data. 2: and its end is over */
+	int lost; /* the peer was given up; no data. 2: and its end is over. 3: none was, but sl_ucx_probe is due */
 };
 
 /* 1: there is one, taken by the second; only one thread at a time. */

@@ -1,17 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Messages that arrive, and how old they may be.
- *
- * A peer that is given up, or closed by force, ends its batches although bytes of them may be
- * on their way still: in a slow link, or in a queue of ours while we are stopped. So no bytes
- * land here unasked that are older than Grace: each message carries the last stamp of our own
- * clock that its sender had from us, and was sent after that. The sender waits for as long,
- * from when that stamp came, before it ends such a batch. What is older is held, and we ask the
- * sender whether it is still wanted: an end that is over does not answer. All that arrives
- * behind it is held as well, so that its order stays.
+ * Messages that arrive. A message that cannot be handled now is held: its bytes are too old (see
+ * ucx_ages.c), or the pages of its memory are being moved. The worker never waits for either, since a
+ * fence and other peers need its lock. What arrives behind a held message is held, too, so that the
+ * order stays.
  */
 #include "ucx_worker.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -52,20 +48,10 @@ static void on_count(struct sl_ucx_conn *n, const struct sl_ucx_head *h)
 	}
 }
 
-static int is_stale(const struct sl_ucx_conn *n, const struct sl_ucx_head *h)
-{
-	return n->heard - h->echo > n->worker->context->config.grace_ns; /* also of an echo that is none of ours */
-}
-
-static void dispatch(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len)
+/* Handles what changes no memory. */
+static void handle(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len)
 {
 	switch (h->type) {
-	case SL_UCX_MSG_WRITE:
-		sl_ucx_serve_write(n, h, data, len);
-		return;
-	case SL_UCX_MSG_DATA:
-		sl_ucx_answered(n, h, data, len);
-		return;
 	case SL_UCX_MSG_NOTE:
 		if (h->flags & SL_UCX_CHECKED && n->rx_failed)
 			sl_ucx_owe(n);
@@ -102,12 +88,26 @@ static void dispatch(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const v
 		sl_ucx_lose(n);
 		return;
 	case SL_UCX_MSG_CONFIRM:
-		sl_ucx_signal(n, SL_UCX_MSG_CONFIRMED, 0);
+		sl_ucx_vouch(n, h);
 		return;
 	case SL_UCX_MSG_CONTROL:
-		if (len <= SL_UCX_CONTROL_MAX && sl_ucx_put_control(n->worker, n->id, data, len) != 0)
+		if (len <= SL_UCX_CONTROL_MAX && sl_ucx_put_control(n, data, len) != 0)
 			sl_ucx_lose(n);
 		return;
+	}
+}
+
+/* 0, or why the message must be held: -ESTALE, -EAGAIN. */
+static int dispatch(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len, uint64_t now)
+{
+	switch (h->type) {
+	case SL_UCX_MSG_WRITE:
+		return sl_ucx_serve_write(n, h, data, len, now);
+	case SL_UCX_MSG_DATA:
+		return sl_ucx_answered(n, h, data, len);
+	default:
+		handle(n, h, data, len);
+		return 0;
 	}
 }
 
@@ -118,28 +118,40 @@ static int keeps_order(uint8_t type)
 	       type == SL_UCX_MSG_ASK || type == SL_UCX_MSG_CONTROL;
 }
 
-/* A peer has a window of messages under way, and little else. */
-static void hold(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len)
+/* Two windows of messages, ours and the peer's, its notifications, and little else. */
+static uint64_t held_max(const struct sl_ucx_conn *n)
 {
-	uint64_t most = 2ull * SL_UCX_WINDOW * (n->worker->context->config.segment + sizeof(struct sl_ucx_held));
-	struct sl_ucx_held *k = n->held_bytes < most ? malloc(sizeof(*k) + len) : NULL;
+	const struct sl_ucx_config *c = &n->worker->context->config;
+
+	return 4ull * SL_UCX_WINDOW * (c->segment + sizeof(struct sl_ucx_held)) +
+	       c->notes * (SL_UCX_NOTE_MAX + sizeof(struct sl_ucx_held));
+}
+
+/* Puts a message behind those that are held. 0: the connection is lost. */
+static int hold(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len)
+{
+	struct sl_ucx_held *k = n->held_bytes < held_max(n) ? malloc(sizeof(*k) + len) : NULL;
 
 	if (!k) {
 		sl_ucx_lose(n);
-		return;
+		return 0;
 	}
 	*k = (struct sl_ucx_held){.head = *h, .len = len};
 	if (len)
 		memcpy(k->body, data, len);
 	n->held_bytes += sizeof(*k) + len;
-	if (n->held) {
-		*n->held_end = k;
-		n->held_end = &k->next;
-		return;
-	}
-	n->held = k;
+	*(n->held ? n->held_end : &n->held) = k;
 	n->held_end = &k->next;
-	sl_ucx_signal(n, SL_UCX_MSG_CONFIRM, 0); /* last: a peer that is ourselves answers at once */
+	return 1;
+}
+
+/* Has the first held message tried again: when the peer has confirmed it, or in a moment. */
+static void await(struct sl_ucx_conn *n, int why)
+{
+	if (why == -EAGAIN)
+		n->stalled = n->worker->stalled = 1;
+	else
+		sl_ucx_doubt(n); /* last: a peer that is ourselves answers at once */
 }
 
 static struct sl_ucx_held *take_held(struct sl_ucx_conn *n)
@@ -153,6 +165,15 @@ static struct sl_ucx_held *take_held(struct sl_ucx_conn *n)
 	return k;
 }
 
+static void put_back(struct sl_ucx_conn *n, struct sl_ucx_held *k)
+{
+	k->next = n->held;
+	if (!n->held)
+		n->held_end = &k->next;
+	n->held = k;
+	n->held_bytes += sizeof(*k) + k->len;
+}
+
 void sl_ucx_forget_held(struct sl_ucx_conn *n)
 {
 	struct sl_ucx_held *k;
@@ -161,24 +182,38 @@ void sl_ucx_forget_held(struct sl_ucx_conn *n)
 		free(k);
 }
 
-/* What is held was sent before this. If it was on its way for too long itself, the next one need not be. */
-static void on_confirmed(struct sl_ucx_conn *n, const struct sl_ucx_head *h)
+/* Handles what is held, in order, up to the first message that must go on waiting. */
+static void resume(struct sl_ucx_conn *n)
 {
 	struct sl_ucx_held *k;
 
-	if (n->held && is_stale(n, h)) {
-		sl_ucx_signal(n, SL_UCX_MSG_CONFIRM, 0);
-		return;
-	}
+	n->stalled = 0;
 	while (sl_ucx_speaks(n) && (k = take_held(n)) != NULL) {
-		dispatch(n, &k->head, k->body, k->len);
+		int why = dispatch(n, &k->head, k->body, k->len, sl_ucx_now());
+
+		if (why != 0) {
+			put_back(n, k);
+			await(n, why);
+			return;
+		}
 		free(k);
+	}
+}
+
+void sl_ucx_resume(struct sl_ucx_worker *w)
+{
+	w->stalled = 0;
+	for (uint32_t k = 0; k < w->conns_len; k++) {
+		if (w->conns[k] && w->conns[k]->stalled)
+			resume(w->conns[k]);
 	}
 }
 
 /* An end that is over believes nothing more, but UCX can be told to let go of one whose peer lives. */
 static void heard(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len)
 {
+	int why;
+
 	if (!sl_ucx_speaks(n)) {
 		n->silent = 0;
 		return;
@@ -186,12 +221,20 @@ static void heard(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void
 	n->heard = sl_ucx_now();
 	if (h->stamp > n->stamp)
 		n->stamp = h->stamp;
-	if (h->type == SL_UCX_MSG_CONFIRMED)
-		on_confirmed(n, h);
-	else if (n->held ? keeps_order(h->type) : h->type == SL_UCX_MSG_WRITE && is_stale(n, h))
+	if (h->type == SL_UCX_MSG_CONFIRMED) {
+		sl_ucx_vouched(n, h);
+		resume(n);
+		return;
+	}
+	if (n->held && keeps_order(h->type)) {
 		hold(n, h, data, len);
-	else
-		dispatch(n, h, data, len);
+		return;
+	}
+	why = dispatch(n, h, data, len, n->heard);
+	if (why != 0 && hold(n, h, data, len))
+		await(n, why);
+	else if (h->type == SL_UCX_MSG_WRITE && sl_ucx_age(n, h, n->heard) > n->limit / 2)
+		sl_ucx_doubt(n); /* early, so that a slow network need not wait */
 }
 
 ucs_status_t sl_ucx_arrived(void *worker, const void *head, size_t head_len, void *data, size_t len,
@@ -210,6 +253,8 @@ ucs_status_t sl_ucx_arrived(void *worker, const void *head, size_t head_len, voi
 	if (n)
 		heard(n, &h, data, len);
 	else if (!h.conn && h.type == SL_UCX_MSG_CONTROL && len <= SL_UCX_CONTROL_MAX)
-		(void)sl_ucx_put_control(w, 0, data, len);
+		sl_ucx_put_hello(w, data, len);
+	else if (!h.conn && h.type == SL_UCX_MSG_PROBE)
+		w->probed = h.off;
 	return UCS_OK;
 }

@@ -82,7 +82,7 @@ static struct sl_ucx_conn *make(struct sl_ucx_worker *w)
 	n->credit = w->context->config.notes;
 	n->first_seq = n->next_seq = EARLY_WRAP;
 	n->heard = n->last_out = n->calm = sl_ucx_now();
-	n->lease = w->context->config.grace_ns;
+	sl_ucx_begin_ages(n, 0);
 	n->refused = ENOTSUP;
 	if (w->context->config.pull)
 		sl_ucx_open_gate(n);
@@ -174,8 +174,7 @@ void sl_ucx_bind(struct sl_ucx_conn *n, const struct sl_ucx_peer *peer)
 	sl_ucx_lock(n->worker);
 	n->peer = peer->conn;
 	n->heard = sl_ucx_now();
-	if (n->lease < peer->grace_ns)
-		n->lease = peer->grace_ns;
+	sl_ucx_begin_ages(n, peer->grace_ns);
 	if (peer->words.rkey_len && n->worker->context->config.shared && !n->words_key)
 		map_words(n, &peer->words);
 	sl_ucx_look_at_gate(n, peer);

@@ -5,6 +5,7 @@
 package csrc
 
 /*
+#include <errno.h>
 #include <stdlib.h>
 #include "ucx.h"
 #include "ucx_load.h"
@@ -16,6 +17,7 @@ import "C"
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -33,6 +35,9 @@ type UCXContext struct {
 	grace uint64
 	next  int // Receive's: which worker it asks first
 
+	transports string   // of what shares memory, without UCX's "self"
+	settings   []string // of the config
+
 	closed   bool // by Close
 	counters *UCXCounters
 	driven   atomic.Bool // since the last Arm
@@ -44,17 +49,9 @@ type UCXContext struct {
 func OpenUCX(cfg UCXConfig) (*UCXContext, error) {
 	conf := (*C.struct_sl_ucx_config)(C.calloc(1, C.sizeof_struct_sl_ucx_config))
 	defer C.free(unsafe.Pointer(conf))
-	var texts []unsafe.Pointer
-	text := func(s string) *C.char {
-		p := C.CString(s)
-		texts = append(texts, unsafe.Pointer(p))
-		return p
-	}
-	defer func() {
-		for _, p := range texts {
-			C.free(p)
-		}
-	}()
+	var texts ucxTexts
+	defer texts.free()
+	text := texts.add
 	if cfg.Transports != "" {
 		conf.transports = text(cfg.Transports)
 	}
@@ -78,7 +75,7 @@ func OpenUCX(cfg UCXConfig) (*UCXContext, error) {
 	conf.spin_ns, conf.grace_ns = C.uint64_t(cfg.SpinNanos), C.uint64_t(cfg.GraceNanos)
 	conf.failure_ns = C.uint64_t(cfg.FailureNanos)
 	conf.wake_fd, conf.control_fd = C.int(cfg.WakeFD), C.int(cfg.ControlFD)
-	c := &UCXContext{grace: cfg.GraceNanos, counters: cfg.Counters}
+	c := &UCXContext{grace: cfg.GraceNanos, counters: cfg.Counters, transports: ucxForeign(cfg.Transports), settings: cfg.Settings}
 	if cfg.Counters != nil {
 		conf.counters = (*C.struct_sl_ucx_counter)(unsafe.Pointer(unsafe.SliceData(cfg.Counters.table)))
 	}
@@ -93,6 +90,55 @@ func OpenUCX(cfg UCXConfig) (*UCXContext, error) {
 			unsafe.Pointer(&r.notes), unsafe.Pointer(&r.first_len), unsafe.Pointer(&r.due), places, int(r.mask)+1))
 	}
 	return c, nil
+}
+
+// ucxTexts are strings of C.
+type ucxTexts []unsafe.Pointer
+
+func (t *ucxTexts) add(s string) *C.char {
+	p := C.CString(s)
+	*t = append(*t, unsafe.Pointer(p))
+	return p
+}
+
+func (t *ucxTexts) free() {
+	for _, p := range *t {
+		C.free(p)
+	}
+}
+
+// ucxForeign is a list of transports without that which serves a worker itself.
+func ucxForeign(list string) string {
+	names := slices.DeleteFunc(strings.Split(list, ","), func(name string) bool { return name == "self" })
+	return strings.Join(names, ",")
+}
+
+// Blocked reports whether messages of this host no longer arrive at a worker: a process that is
+// killed, or stopped, while it puts a message into UCX's queue of shared memory leaves a place
+// there that UCX waits for, with all that is behind it. It takes some milliseconds, or Grace.
+// It must not run twice at once.
+func (c *UCXContext) Blocked() bool {
+	defer runtime.KeepAlive(c)
+	var texts ucxTexts
+	defer texts.free()
+	settings, err := ucxSettings(c.settings, texts.add)
+	if err != nil {
+		return false
+	}
+	defer C.free(unsafe.Pointer(settings))
+	for i := range c.rings {
+		rc := C.sl_ucx_probe(c.c, C.uint32_t(i), texts.add(c.transports), settings, C.uint64_t(c.grace))
+		if rc == -C.ETIMEDOUT {
+			return true
+		}
+	}
+	return false
+}
+
+// Condemn loses all connections, as after Blocked: the peers are told.
+func (c *UCXContext) Condemn() {
+	C.sl_ucx_condemn(c.c)
+	runtime.KeepAlive(c)
 }
 
 // NewUCXCounters makes counters, all of them 0.
@@ -210,8 +256,8 @@ func (c *UCXContext) Control() (UCXControl, bool) {
 	if C.sl_ucx_letter(c.c, &l) == 0 {
 		return UCXControl{}, false
 	}
-	m := UCXControl{Worker: int(l.worker), Conn: uint64(l.conn), Lost: l.lost != 0, Over: l.lost > 1}
-	if !m.Lost {
+	m := UCXControl{Worker: int(l.worker), Conn: uint64(l.conn), Lost: l.lost == 1 || l.lost == 2, Over: l.lost == 2, Suspect: l.lost == 3}
+	if l.lost == 0 {
 		m.Data = make([]byte, l.len)
 	}
 	C.sl_ucx_letter_take(c.c, l.worker, (*C.uint8_t)(unsafe.SliceData(m.Data)))

@@ -35,6 +35,12 @@ func (*UCXContext) Close() error { return nil }
 // Address is empty.
 func (*UCXContext) Address(int) []byte { return nil }
 
+// Blocked finds nothing.
+func (*UCXContext) Blocked() bool { return false }
+
+// Condemn does nothing.
+func (*UCXContext) Condemn() {}
+
 // Poll finds nothing.
 func (*UCXContext) Poll([]Done) int { return 0 }
 

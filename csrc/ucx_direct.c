@@ -18,15 +18,11 @@ static int put(struct sl_ucx_conn *n, int write, struct sl_ucx_run *r, uint64_t 
 	uint64_t remote = r->import->base + r->remote + r->done;
 	ucs_status_ptr_t p;
 
-	if (!write)
-		sl_ucx_enter(r->memory);
 	p = write ? sl_ucx.ucp_put_nbx(n->handle, r->local + r->done, len, remote, r->import->rkey, param)
 		  : sl_ucx.ucp_get_nbx(n->handle, r->local + r->done, len, remote, r->import->rkey, param);
 	/* Shared memory waits for nobody; the lock is kept since the batch is in our hand. */
 	while (p && !UCS_PTR_IS_ERR(p) && sl_ucx.ucp_request_check_status(p) == UCS_INPROGRESS)
 		sl_ucx.ucp_worker_progress(n->worker->handle);
-	if (!write)
-		sl_ucx_leave(r->memory);
 	if (UCS_PTR_IS_ERR(p))
 		return UCS_PTR_RAW_STATUS(p);
 	if (p)
@@ -67,7 +63,13 @@ int sl_ucx_move_direct(struct sl_ucx_batch *b, uint64_t *bytes)
 			len = *bytes;
 		if (len == 0)
 			return current(r->import) ? 1 : -ESTALE;
+		if (!b->write && !sl_ucx_enter(r->memory)) {
+			n->worker->stalled = 1;
+			return -EAGAIN;
+		}
 		rc = put(n, b->write, r, len, &param);
+		if (!b->write)
+			sl_ucx_leave(r->memory);
 		if (rc != 0) {
 			sl_ucx_fail(b, rc, (int32_t)r->first);
 			return 0;

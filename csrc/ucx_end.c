@@ -7,8 +7,6 @@
 
 /* Calls of progress that empty what peers on this host can put into our memory. */
 #define LAST_WORDS 4096
-/* Beyond the lease, since the two ends look at different clocks. */
-#define MARGIN_NS 2000000u
 
 static const enum sl_ucx_state after[SL_UCX_STATES][SL_UCX_EVENTS] = {
 	[SL_UCX_OPEN] = {[SL_UCX_DRAIN] = SL_UCX_DRAINING, [SL_UCX_LOSE] = SL_UCX_BROKEN, [SL_UCX_END] = SL_UCX_ENDED},
@@ -42,7 +40,7 @@ void sl_ucx_lose(struct sl_ucx_conn *n)
 /* From then on the peer asks before it lands what we have sent, and we do not answer. */
 static uint64_t proof_at(const struct sl_ucx_conn *n)
 {
-	return n->heard + n->lease + MARGIN_NS;
+	return n->heard + n->lease + n->lease / 8; /* the eighth is for clocks that do not run alike */
 }
 
 int sl_ucx_drain(struct sl_ucx_conn *n, uint64_t grace_ns)
@@ -128,6 +126,18 @@ static int waits(const struct sl_ucx_conn *n)
 	return n->live.next != &n->live || n->starved || n->held;
 }
 
+/* A live peer pings four times a Grace. Every few Graces one that does not is a reason to look at our queue. */
+static void suspect(struct sl_ucx_conn *n, uint64_t now)
+{
+	struct sl_ucx_worker *w = n->worker;
+	uint64_t grace = w->context->config.grace_ns;
+
+	if (!w->context->config.shared || now < n->heard + grace || now < w->suspected + 8 * grace)
+		return;
+	w->suspected = now;
+	sl_ucx_put_suspicion(w);
+}
+
 /*
  * Both ends ping, so that each has a fresh stamp of the other. Silence alone is no reason to give a peer up;
  * only where something waits for it, and has for long.
@@ -147,6 +157,8 @@ void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge)
 			continue;
 		if (!judge || !waits(n))
 			n->calm = now;
+		if (judge)
+			suspect(n, now);
 		if (now > n->heard + config->failure_ns && now > n->calm + config->failure_ns) {
 			/* It may go on one day: it must not wait for us then. Nothing of it lands any more. */
 			sl_ucx_signal(n, SL_UCX_MSG_RESET, 0);

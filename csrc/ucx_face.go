@@ -109,6 +109,8 @@ type UCXControl struct {
 	Data   []byte
 	Lost   bool // the peer was given up; Data is nil; once a connection
 	Over   bool // and it has ended its end itself: nothing of it lands any more
+
+	Suspect bool // nothing else is told: a peer is silent, and Blocked may know why
 }
 
 // UCXNote is a message that followed its data.

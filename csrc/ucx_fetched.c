@@ -41,19 +41,23 @@ static uint32_t broken(const struct sl_ucx_vectors *v, uint64_t got)
 	return v->piece[i];
 }
 
-static void fetch(struct sl_ucx_batch *b, uint64_t *bytes)
+/* -EAGAIN: later, the pages of our memory are being moved. */
+static int fetch(struct sl_ucx_batch *b, uint64_t *bytes)
 {
 	struct sl_ucx_conn *n = b->conn;
 	struct sl_ucx_vectors *v = n->worker->vectors;
 	uint64_t got;
 	int rc;
 
+	if (!sl_ucx_enter(b->run.memory)) {
+		n->worker->stalled = 1;
+		return -EAGAIN;
+	}
 	if (!b->unproved)
 		b->unproved_piece = b->run.first;
 	b->unproved = b->run.import;
 	choose(b, v, *bytes < SL_UCX_PULL_MAX ? *bytes : SL_UCX_PULL_MAX);
 	*bytes -= v->len;
-	sl_ucx_enter(v->memory);
 	rc = sl_ucx_pull(n, v, &got);
 	sl_ucx_leave(v->memory);
 	if (rc == -EPIPE) {
@@ -63,6 +67,7 @@ static void fetch(struct sl_ucx_batch *b, uint64_t *bytes)
 		b->faulty = 1;
 		b->unproved_piece = broken(v, got);
 	}
+	return 0;
 }
 
 /* Asks whether what was fetched is of the ticket's epoch, by a read of nothing. 0: not now. */
@@ -96,7 +101,8 @@ int sl_ucx_move_fetched(struct sl_ucx_batch *b, uint64_t *bytes)
 			return 0;
 		if (*bytes == 0)
 			return 1;
-		fetch(b, bytes);
+		if (fetch(b, bytes) != 0)
+			return -EAGAIN;
 		if (b->status != 0)
 			return 0;
 	}

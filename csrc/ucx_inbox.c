@@ -9,8 +9,10 @@
 
 /* Of one connection: more than any sender of ours leaves unreceived. */
 #define NOTES_MAX 32768
-/* Of one worker, waiting for Go: more than its connections have to say at once. */
-#define CONTROLS_MAX 65536
+/* Control messages that wait for Go: of one connection, of all, and of senders that are not known. */
+#define CONTROLS_MAX 4096
+#define WORKER_CONTROLS_MAX 65536
+#define HELLOS_MAX 1024
 
 struct sl_ucx_post {
 	struct sl_ucx_post *next;
@@ -47,14 +49,27 @@ static void put_control(struct sl_ucx_worker *w, struct sl_ucx_post *p)
 	(void)!write(w->context->config.control_fd, &one, sizeof(one));
 }
 
-int sl_ucx_put_control(struct sl_ucx_worker *w, uint64_t conn, const void *data, size_t len)
+int sl_ucx_put_control(struct sl_ucx_conn *n, const void *data, size_t len)
 {
-	struct sl_ucx_post *p = w->controls.len < CONTROLS_MAX ? make(conn, data, len) : NULL;
+	struct sl_ucx_worker *w = n->worker;
+	int room = n->controls < CONTROLS_MAX && w->controls.len - w->hellos < WORKER_CONTROLS_MAX;
+	struct sl_ucx_post *p = room ? make(n->id, data, len) : NULL;
 
 	if (!p)
 		return -ENOMEM;
+	n->controls++;
 	put_control(w, p);
 	return 0;
+}
+
+void sl_ucx_put_hello(struct sl_ucx_worker *w, const void *data, size_t len)
+{
+	struct sl_ucx_post *p = w->hellos < HELLOS_MAX ? make(0, data, len) : NULL;
+
+	if (!p)
+		return;
+	w->hellos++;
+	put_control(w, p);
 }
 
 struct sl_ucx_post *sl_ucx_farewell(void)
@@ -76,6 +91,16 @@ void sl_ucx_put_farewell(struct sl_ucx_conn *n)
 	p->conn = n->id;
 	p->lost = n->proven ? 2 : 1;
 	put_control(n->worker, p);
+}
+
+void sl_ucx_put_suspicion(struct sl_ucx_worker *w)
+{
+	struct sl_ucx_post *p = make(0, NULL, 0);
+
+	if (!p)
+		return;
+	p->lost = 3;
+	put_control(w, p);
 }
 
 void sl_ucx_put_note(struct sl_ucx_conn *n, const void *data, size_t len)
@@ -132,9 +157,15 @@ void sl_ucx_letter_take(struct sl_ucx_context *c, uint32_t worker, uint8_t *data
 {
 	struct sl_ucx_worker *w = &c->workers[worker];
 	struct sl_ucx_post *p;
+	struct sl_ucx_conn *n;
 
 	sl_ucx_lock(w);
 	p = take(&w->controls);
+	n = p && p->conn ? sl_ucx_conn_of(w, p->conn) : NULL;
+	if (p && !p->conn && !p->lost)
+		w->hellos--;
+	else if (n && !p->lost)
+		n->controls--;
 	sl_ucx_unlock(w);
 	if (!p)
 		return;

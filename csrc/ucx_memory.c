@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 int sl_ucx_errno(ucs_status_t status)
 {
@@ -81,22 +80,19 @@ void sl_ucx_quiesce(struct sl_ucx_context *c)
 
 /* The phase of a provider that moves pages. */
 #define MOVES 2
-/* How often a write that waits for it looks. */
-#define LOOK_US 50
 
-/* As the provider's own Enter: a move that has begun ends by itself, and one that has not waits for no lock of ours. */
-void sl_ucx_enter(struct sl_ucx_memory *m)
+/* As the provider's own Enter, but it does not wait: the caller holds the lock of a worker. */
+int sl_ucx_enter(struct sl_ucx_memory *m)
 {
 	struct sl_ucx_landings *l = &m->landings;
 
 	if (!l->inside)
-		return;
+		return 1;
 	__atomic_fetch_add(l->inside, 1, __ATOMIC_SEQ_CST);
-	while (__atomic_load_n(l->phase, __ATOMIC_SEQ_CST) == MOVES) {
-		__atomic_fetch_sub(l->inside, 1, __ATOMIC_SEQ_CST);
-		usleep(LOOK_US);
-		__atomic_fetch_add(l->inside, 1, __ATOMIC_SEQ_CST);
-	}
+	if (__atomic_load_n(l->phase, __ATOMIC_SEQ_CST) != MOVES)
+		return 1;
+	__atomic_fetch_sub(l->inside, 1, __ATOMIC_SEQ_CST);
+	return 0;
 }
 
 void sl_ucx_leave(struct sl_ucx_memory *m)

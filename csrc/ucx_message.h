@@ -26,7 +26,8 @@ enum {
 	SL_UCX_MSG_RESET,	/* the other end is over: nothing that comes by it lands any more */
 	SL_UCX_MSG_CONFIRM,	/* is what you sent before still wanted? It was on its way for longer than Grace */
 	SL_UCX_MSG_CONFIRMED,	/* it is */
-	SL_UCX_MSG_COUNT	/* one more for the counter value; not counted if a piece of its batch failed */
+	SL_UCX_MSG_COUNT,	/* one more for the counter value; not counted if a piece of its batch failed */
+	SL_UCX_MSG_PROBE	/* see ucx_probe.c */
 };
 
 enum {

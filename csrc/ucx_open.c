@@ -24,7 +24,7 @@ static int choose(ucp_config_t *config, const char *name, const char *value, cha
 	return status == UCS_OK ? 0 : say(why, size, name, status);
 }
 
-static int open_context(struct sl_ucx_context *c, char *why, size_t size)
+int sl_ucx_open_handle(struct sl_ucx_context *c, char *why, size_t size)
 {
 	ucp_params_t params = {
 		.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED,
@@ -190,7 +190,7 @@ static void release(struct sl_ucx_context *c)
 
 static int start(struct sl_ucx_context *c, char *why, size_t size)
 {
-	int rc = open_context(c, why, size);
+	int rc = sl_ucx_open_handle(c, why, size);
 
 	for (uint32_t i = 0; i < c->config.workers && rc == 0; i++)
 		rc = open_worker(&c->workers[i], why, size);

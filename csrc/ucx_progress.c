@@ -14,6 +14,8 @@
 #define ROUNDS 16
 /* How long a batch counts as in a caller's hand; the clock has steps of up to 10 ms. */
 #define IN_HAND_NS 12000000u
+/* Between two looks at memory whose pages are being moved. */
+#define STALLED_MS 1
 /* Looks at a lock that is held before sleeping on it: some ten microseconds. */
 #define SPINS 1000
 
@@ -157,6 +159,16 @@ static unsigned move_all(struct sl_ucx_worker *w)
 	return moved;
 }
 
+/* One call of progress and a piece of what is to be moved. Under the lock. */
+unsigned sl_ucx_step(struct sl_ucx_worker *w)
+{
+	unsigned n = sl_ucx.ucp_worker_progress(w->handle);
+
+	if (w->stalled)
+		sl_ucx_resume(w);
+	return n + (w->live ? move_all(w) : 0);
+}
+
 static unsigned move(struct sl_ucx_worker *w)
 {
 	unsigned moved = 0;
@@ -164,10 +176,8 @@ static unsigned move(struct sl_ucx_worker *w)
 	sl_ucx_lock(w);
 	w->pending = 0;
 	for (int i = 0; i < ROUNDS; i++) {
-		unsigned n = sl_ucx.ucp_worker_progress(w->handle);
+		unsigned n = sl_ucx_step(w);
 
-		if (w->live)
-			n += move_all(w);
 		moved += n;
 		if (!n || atomic_load(&w->waiting))
 			break;
@@ -188,6 +198,8 @@ static void sleep_until_something(struct sl_ucx_worker *w)
 	status = w->pending ? UCS_ERR_BUSY : sl_ucx.ucp_worker_arm(w->handle);
 	w->asleep = status == UCS_OK;
 	timeout = w->conns_live || w->zombies ? (int)(w->context->config.grace_ns / 8000000u) + 1 : -1;
+	if (w->stalled)
+		timeout = STALLED_MS;
 	pthread_mutex_unlock(&w->lock);
 	if (status != UCS_OK) /* something came meanwhile */
 		return;
@@ -196,14 +208,6 @@ static void sleep_until_something(struct sl_ucx_worker *w)
 	pthread_mutex_lock(&w->lock);
 	w->asleep = 0;
 	pthread_mutex_unlock(&w->lock);
-}
-
-/* One call of progress and a piece of what is to be moved. Under the lock. */
-unsigned sl_ucx_step(struct sl_ucx_worker *w)
-{
-	unsigned n = sl_ucx.ucp_worker_progress(w->handle);
-
-	return n + (w->live ? move_all(w) : 0);
 }
 
 void sl_ucx_drive(struct sl_ucx_context *c)

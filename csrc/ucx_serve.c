@@ -6,6 +6,7 @@
  */
 #include "ucx_worker.h"
 
+#include <errno.h>
 #include <string.h>
 
 static int32_t admit(struct sl_ucx_conn *n, const struct sl_ucx_head *h, int write, struct sl_ucx_memory **out)
@@ -91,15 +92,21 @@ static int32_t place(struct sl_ucx_conn *n, const struct sl_ucx_head *h, struct 
 	return 0;
 }
 
-void sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len)
+/* The steps fresh and copy of the model: from the look at the age to the copy nothing waits. */
+int sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len, uint64_t now)
 {
 	struct sl_ucx_memory *m;
 	int32_t status = admit(n, h, 1, &m);
 
+	if (status == 0 && !sl_ucx_enter(m))
+		return -EAGAIN;
+	if (status == 0 && sl_ucx_age(n, h, now) > n->limit) {
+		sl_ucx_leave(m);
+		return -ESTALE;
+	}
 	if (h->flags & SL_UCX_FIRST)
 		n->rx_failed = 0;
 	if (status == 0) {
-		sl_ucx_enter(m);
 		status = place(n, h, m, data, len);
 		sl_ucx_leave(m);
 	}
@@ -109,6 +116,7 @@ void sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, cons
 		n->rx_failed = 1;
 	if (status != 0 || h->flags & SL_UCX_ASK)
 		sl_ucx_acknowledge(n, h->seq, status);
+	return 0;
 }
 
 static int32_t gather(const struct sl_ucx_head *h, const struct sl_ucx_memory *m, const uint8_t *table, uint8_t *to)

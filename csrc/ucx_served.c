@@ -135,44 +135,50 @@ int sl_ucx_move_served(struct sl_ucx_batch *b, uint64_t *bytes)
 	}
 }
 
-/* Lands bytes in the pieces of a read, from where its request began. */
-static void land(struct sl_ucx_batch *b, const struct sl_ucx_record *r, const uint8_t *data)
+static int copy_in(struct sl_ucx_memory *m, uint8_t *to, const uint8_t *data, uint64_t len)
+{
+	if (!sl_ucx_enter(m))
+		return -EAGAIN;
+	memcpy(to, data, len);
+	sl_ucx_leave(m);
+	return 0;
+}
+
+/* Lands bytes in the pieces of a read, from where its request began. Repeated whole after -EAGAIN. */
+static int land(struct sl_ucx_batch *b, const struct sl_ucx_record *r, const uint8_t *data)
 {
 	struct sl_ucx_run run;
 	uint64_t left = r->len, off = r->off;
 
-	if (r->local) { /* found once: a long run is not put together again for each of its answers */
-		sl_ucx_enter(r->memory);
-		memcpy(r->local, data, left);
-		sl_ucx_leave(r->memory);
-		return;
-	}
+	if (r->local) /* found once: a long run is not put together again for each of its answers */
+		return copy_in(r->memory, r->local, data, left);
 	for (uint32_t piece = r->piece; left && sl_ucx_run_at(b, piece, &run); piece += run.count, off = 0) {
 		uint64_t len = run.len - off < left ? run.len - off : left;
 
-		sl_ucx_enter(run.memory);
-		memcpy(run.local + off, data, len);
-		sl_ucx_leave(run.memory);
+		if (copy_in(run.memory, run.local + off, data, len) != 0)
+			return -EAGAIN;
 		data += len;
 		left -= len;
 	}
 	if (left)
 		sl_ucx_fail(b, SL_UCX_RANGE, (int32_t)r->piece);
+	return 0;
 }
 
-void sl_ucx_answered(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len)
+int sl_ucx_answered(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len)
 {
 	struct sl_ucx_record *r = sl_ucx_record_of(n, h->seq);
 
 	if (!r || r->kind != SL_UCX_READING)
-		return;
+		return 0;
 	if (r->batch && h->status != 0)
 		sl_ucx_fail(r->batch, h->status, (int32_t)r->piece);
 	else if (r->batch && r->faulty)
 		sl_ucx_fail(r->batch, SL_UCX_FAULT, (int32_t)r->piece);
 	else if (r->batch && len != r->len)
 		sl_ucx_fail(r->batch, UCS_ERR_IO_ERROR, (int32_t)r->piece);
-	else if (r->batch)
-		land(r->batch, r, data);
+	else if (r->batch && land(r->batch, r, data) != 0)
+		return -EAGAIN;
 	sl_ucx_record_over(n, r);
+	return 0;
 }

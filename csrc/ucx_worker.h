@@ -137,7 +137,7 @@ struct sl_ucx_vectors {
 enum sl_ucx_state { SL_UCX_OPEN, SL_UCX_DRAINING, SL_UCX_BROKEN, SL_UCX_ENDED, SL_UCX_STATES };
 enum sl_ucx_event { SL_UCX_DRAIN, SL_UCX_LOSE, SL_UCX_END, SL_UCX_EVENTS };
 
-/* A message that waits until its sender has confirmed it, or one behind it. */
+/* A message that arrived and waits: see ucx_arrive.c. */
 struct sl_ucx_held {
 	struct sl_ucx_held *next;
 	struct sl_ucx_head head;
@@ -163,9 +163,15 @@ struct sl_ucx_conn {
 	uint64_t stamp;		    /* the last that came */
 	uint64_t heard;		    /* when, ns */
 	uint64_t last_out, calm;    /* ns; calm: when nothing waited for the peer */
-	uint64_t lease;		    /* ns: what the peer lands later than that after its stamp, it asks us about */
+	/* Ages, in ns; see ucx_ages.c. */
+	uint64_t lease;		  /* what the peer lands later than that after its stamp, it asks us about */
+	uint64_t limit, limit_max; /* what we land without asking is no older; lease and limit are at most limit_max */
+	uint64_t proposed;	  /* the limit of the next question */
+	uint64_t confirmed;	  /* our stamp after which the peer confirmed all that it had sent */
+	int asking;		  /* for that; it has not answered */
 	struct sl_ucx_held *held, **held_end;
 	uint64_t held_bytes;
+	int stalled; /* held is tried again in a moment */
 	ucs_status_ptr_t closing;   /* request of the end of handle, which is NULL then */
 	struct sl_ucx_parcel sending; /* ring of messages that UCX has not let go of */
 	uint32_t sends, pings;	    /* how many; of them */
@@ -190,6 +196,7 @@ struct sl_ucx_conn {
 	int rx_failed; /* a piece of the batch that arrives */
 	_Atomic uint64_t written, read; /* bytes that were landed and answered for the peer */
 	uint32_t unread; /* messages that Go has not taken */
+	uint32_t controls; /* control messages alike */
 	struct sl_ucx_post *farewell; /* tells Go of the loss, also when there is no memory */
 };
 
@@ -215,8 +222,11 @@ struct sl_ucx_worker {
 	int polled;	      /* whoever holds the lock polls afterwards: no need to wake the poller */
 	int pending;	      /* there is work since the thread last looked; it looks before it arms */
 	int asleep;	      /* armed, and at or before its sleep */
+	int stalled;	      /* something waits for pages that are being moved: look again in a moment */
 	int standing_back;    /* not armed: whoever drives goes on, or the thread takes over in a moment */
 	uint64_t ticked;
+	uint64_t probed;    /* what the last probe carried */
+	uint64_t suspected; /* when a peer was silent for so long that the queue may be blocked; 0: never */
 	struct sl_ucx_conn **conns; /* by the low bits of their id */
 	uint32_t conns_len, conns_live;
 	struct sl_ucx_conn *zombies;
@@ -226,6 +236,7 @@ struct sl_ucx_worker {
 	struct sl_ucx_block *blocks;	     /* free ones */
 	struct sl_ucx_vectors *vectors;	     /* NULL: nothing is pulled */
 	struct sl_ucx_inbox controls, notes;
+	uint32_t hellos; /* of controls: those from senders that are not known */
 	struct sl_ring *ring;
 };
 
@@ -263,13 +274,19 @@ unsigned sl_ucx_step(struct sl_ucx_worker *w);
 /* Waits for news. -ETIMEDOUT. */
 int sl_ucx_wait(struct sl_ucx_worker *w, uint64_t deadline);
 
+/* ucx_open.c */
+int sl_ucx_open_handle(struct sl_ucx_context *c, char *why, size_t size); /* as its config says */
+
 /* ucx_memory.c */
 struct sl_ucx_memory *sl_ucx_find(struct sl_ucx_context *c, uint32_t key); /* NULL: unknown */
 void sl_ucx_quiesce(struct sl_ucx_context *c);
 int sl_ucx_errno(ucs_status_t status);
 void *sl_ucx_grow(void *table, uint32_t *len, size_t entry);
-/* Around each write into memory: no Renew of it runs meanwhile. */
-void sl_ucx_enter(struct sl_ucx_memory *m);
+/*
+ * Around each write into memory: no Renew of it runs meanwhile. 0: one moves pages just now; then the
+ * write is tried again later, by its thread in a moment if w->stalled is set.
+ */
+int sl_ucx_enter(struct sl_ucx_memory *m);
 void sl_ucx_leave(struct sl_ucx_memory *m);
 
 /* ucx_shared.c */
@@ -307,14 +324,26 @@ int sl_ucx_flooded(struct sl_ucx_conn *n); /* 1: it asks for more than it takes,
 int sl_ucx_crowded(const struct sl_ucx_conn *n); /* UCX keeps more messages than a peer that takes them leaves there */
 void sl_ucx_forget_held(struct sl_ucx_conn *n);
 void sl_ucx_signal(struct sl_ucx_conn *n, uint8_t type, uint64_t value); /* makes and sends one */
+void sl_ucx_resume(struct sl_ucx_worker *w); /* what is stalled */
 ucs_status_t sl_ucx_arrived(void *worker, const void *head, size_t head_len, void *data, size_t len,
 			    const ucp_am_recv_param_t *param);
 
+/* ucx_ages.c; under the lock */
+void sl_ucx_begin_ages(struct sl_ucx_conn *n, uint64_t grace_ns); /* of the other end */
+/* How long ago the peer at least wanted a message to land; more than n->limit: it must be asked. */
+uint64_t sl_ucx_age(const struct sl_ucx_conn *n, const struct sl_ucx_head *h, uint64_t now);
+void sl_ucx_doubt(struct sl_ucx_conn *n);				  /* asks the peer */
+void sl_ucx_vouch(struct sl_ucx_conn *n, const struct sl_ucx_head *h);	  /* answers it */
+void sl_ucx_vouched(struct sl_ucx_conn *n, const struct sl_ucx_head *h); /* takes the answer */
+
 /* ucx_inbox.c; under the lock */
 /* -ENOMEM: it is dropped. */
-int sl_ucx_put_control(struct sl_ucx_worker *w, uint64_t conn, const void *data, size_t len);
+int sl_ucx_put_control(struct sl_ucx_conn *n, const void *data, size_t len);
+/* The first message of a connection, from a sender that is not known: dropped where too many wait. */
+void sl_ucx_put_hello(struct sl_ucx_worker *w, const void *data, size_t len);
 struct sl_ucx_post *sl_ucx_farewell(void);
 void sl_ucx_put_farewell(struct sl_ucx_conn *n); /* once */
+void sl_ucx_put_suspicion(struct sl_ucx_worker *w);
 void sl_ucx_put_note(struct sl_ucx_conn *n, const void *data, size_t len);
 void sl_ucx_empty(struct sl_ucx_worker *w);
 void sl_ucx_owe(struct sl_ucx_conn *n);   /* a message of it was received */
@@ -347,7 +376,8 @@ void sl_ucx_ask(struct sl_ucx_conn *n);
 
 /* ucx_served.c; under the lock. 1: more is left; 0: all was sent; -EAGAIN: the window is full */
 int sl_ucx_move_served(struct sl_ucx_batch *b, uint64_t *bytes);
-void sl_ucx_answered(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len);
+/* -EAGAIN: later, the pages of our memory are being moved. */
+int sl_ucx_answered(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len);
 
 /* ucx_pulled.c; the same for a write whose bytes the owner copies from our memory */
 int sl_ucx_move_offered(struct sl_ucx_batch *b, uint64_t *bytes);
@@ -371,7 +401,8 @@ int sl_ucx_pull(struct sl_ucx_conn *n, struct sl_ucx_vectors *v, uint64_t *got);
 int32_t sl_ucx_take(struct sl_ucx_conn *n, const struct sl_ucx_head *h, struct sl_ucx_memory *m);
 
 /* ucx_serve.c; under the lock */
-void sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len);
+/* 0, or it must be held: -EAGAIN: the pages of its memory are being moved, -ESTALE: it is too old. */
+int sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len, uint64_t now);
 void sl_ucx_acknowledge(struct sl_ucx_conn *n, uint32_t seq, int32_t status);
 void sl_ucx_serve_read(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len);
 

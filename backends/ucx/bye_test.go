@@ -12,10 +12,10 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
-// TestBye closes connections with a grace that no test waits for: what ends them in
+// TestBye closes connections with a Grace that the test does not wait for: what ends them in
 // time is what the two sides tell each other, and not the lease that covers for it.
 func TestBye(t *testing.T) {
-	const grace = 10 * time.Minute
+	const grace = graceMax
 	for name, list := range map[string]string{"near": "posix,cma", "tcp": "tcp"} {
 		t.Run(name, func(t *testing.T) {
 			leak.Check(t)
@@ -61,8 +61,8 @@ func inTime(t *testing.T, what string, f func() error) {
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
-	case <-time.After(patience):
-		t.Fatalf("%s: not within %v", what, patience)
+	case <-time.After(graceMax):
+		t.Fatalf("%s: not within %v", what, graceMax)
 	}
 }
 

@@ -45,8 +45,8 @@ type Config struct {
 
 	// Grace is how old a message may be that its receiver lands without asking the sender
 	// whether it is still wanted, and how long a Close waits for a peer at each of its steps. A
-	// write that ends although its bytes may be on their way ends as much later. It is no
-	// limit for a silent peer. Default 1.5 s.
+	// write that ends although its bytes may be on their way ends as much later. The larger
+	// one of both ends counts. It is no limit for a silent peer. Default 1.5 s, at most 10 s.
 	Grace time.Duration
 
 	// Failure is how long a peer may be silent while a transfer waits for it. A peer that
@@ -67,6 +67,7 @@ const (
 	runsMax    = 64 << 10
 	workersMax = 16
 	graceMin   = 20 * time.Millisecond
+	graceMax   = 10 * time.Second // also of what a peer says that its Grace is
 )
 
 // EnsureDefaults fills in the zero fields.
@@ -101,6 +102,8 @@ func (c *Config) check() error {
 		return fmt.Errorf("config: a negative duration: %w", driver.ErrBounds)
 	case c.Grace < graceMin:
 		return fmt.Errorf("config: Grace %v is below %v: peers would be lost in the pauses of a busy machine: %w", c.Grace, graceMin, driver.ErrBounds)
+	case c.Grace > graceMax:
+		return fmt.Errorf("config: Grace %v is above %v: %w", c.Grace, graceMax, driver.ErrBounds)
 	case c.Failure < c.Grace:
 		return fmt.Errorf("config: Failure %v is below Grace %v: %w", c.Failure, c.Grace, driver.ErrBounds)
 	case c.FenceGrace <= 0 || c.FenceGrace > c.Grace:

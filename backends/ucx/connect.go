@@ -4,7 +4,9 @@ package ucx
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"time"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -31,22 +33,50 @@ func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := b.lineTo(&owner)
+	lines, err := b.linesTo(&owner)
 	if err != nil {
 		return nil, err
 	}
 	if owner.host == b.address.host && owner.process == b.address.process && !registry.has(owner.owner) {
 		return nil, fmt.Errorf("%v is closed: %w", &owner, driver.ErrPeerLost)
 	}
+	for i, l := range lines {
+		var p *peer
+		if p, err = l.dial(ctx, owner, i+1 < len(lines)); err == nil {
+			return p, nil
+		}
+		if !errors.Is(err, errUnanswered) {
+			break
+		}
+	}
+	return nil, err
+}
+
+// errUnanswered is the silence of an owner that can be reached another way as well.
+var errUnanswered = errors.New("no answer over shared memory")
+
+// dial connects by one of the two contexts. It waits for no more than Config.Grace where there is
+// another way.
+func (l *line) dial(ctx context.Context, owner address, another bool) (*peer, error) {
 	p := newPeer(l, owner)
 	if err := p.begin(); err != nil {
 		return nil, err
 	}
-	err = p.awaitWelcome(ctx)
+	var patience <-chan time.Time
+	if another {
+		timer := time.NewTimer(l.b.cfg.Grace)
+		defer timer.Stop()
+		patience = timer.C
+	}
+	err := p.awaitWelcome(ctx, patience)
 	if err == nil {
 		return p, nil
 	}
 	p.abandon() // the peer must forget us, which may take it long
+	if errors.Is(err, errUnanswered) {
+		l.b.avoid(owner.owner, silentFor)
+		l.suspect()
+	}
 	return nil, err
 }
 
@@ -78,8 +108,10 @@ func (p *peer) begin() error {
 }
 
 // awaitWelcome returns when the peer has answered, or there is no point in waiting.
-func (p *peer) awaitWelcome(ctx context.Context) error {
+func (p *peer) awaitWelcome(ctx context.Context, patience <-chan time.Time) error {
 	select {
+	case <-patience:
+		return errUnanswered
 	case err := <-p.welcomed:
 		return err
 	case <-p.lostCh:

@@ -29,6 +29,7 @@ const (
 	kindQuit                // owner: I close
 	kindImport              // initiator: what is behind this token?
 	kindImported            // owner: this
+	kindDetour              // either: nothing arrives here over shared memory any more
 )
 
 type hello struct {
@@ -59,6 +60,7 @@ type bye struct {
 type (
 	farewell struct{}
 	quit     struct{}
+	detour   struct{}
 )
 
 type importRequest struct {
@@ -101,6 +103,7 @@ func (m *bye) encode() []byte {
 
 func (farewell) encode() []byte { return begin(kindFarewell) }
 func (quit) encode() []byte     { return begin(kindQuit) }
+func (detour) encode() []byte   { return begin(kindDetour) }
 
 func (m *importRequest) encode() []byte {
 	b := binary.LittleEndian.AppendUint32(begin(kindImport), m.id)
@@ -152,11 +155,12 @@ func decodeBody(kind byte, r *control.Reader) any {
 	case kindHello:
 		m := &hello{conn: r.Uint64(), worker: r.Uint8()}
 		copy(m.to[:], r.Bytes(8))
-		m.gate, m.grace = readGate(r), r.Uint64()
+		m.gate, m.grace = readGate(r), min(r.Uint64(), uint64(graceMax))
 		m.from = append([]byte(nil), r.Bytes(r.Rest())...)
 		return m
 	case kindWelcome:
-		return &welcome{conn: r.Uint64(), status: control.Status(r.Uint8()), pulls: r.Flag(), gate: readGate(r), grace: r.Uint64(), words: readExport(r)}
+		return &welcome{conn: r.Uint64(), status: control.Status(r.Uint8()), pulls: r.Flag(), gate: readGate(r),
+			grace: min(r.Uint64(), uint64(graceMax)), words: readExport(r)}
 	case kindBye:
 		m := &bye{conn: r.Uint64()}
 		copy(m.from[:], r.Bytes(8))
@@ -166,6 +170,8 @@ func decodeBody(kind byte, r *control.Reader) any {
 		return farewell{}
 	case kindQuit:
 		return quit{}
+	case kindDetour:
+		return detour{}
 	case kindImport:
 		m := &importRequest{id: r.Uint32(), key: r.Uint32(), epoch: r.Uint64()}
 		copy(m.secret[:], r.Bytes(16))

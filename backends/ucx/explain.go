@@ -30,6 +30,11 @@ func (p *peer) where() string {
 	switch {
 	case p.l.near:
 		return "this host, the same namespaces and user"
+	case p.owner.host == p.b.address.host && p.b.near != nil && p.b.near.over.Load():
+		return "this host, but " + blockedText
+	case p.owner.host == p.b.address.host && p.b.near != nil && len(p.owner.near) > 0:
+		return "this host, but the peer did not answer over shared memory: " +
+			"it was stopped, or its queue is blocked by a process that was killed while it sent"
 	case p.owner.host == p.b.address.host:
 		return "this host, but both sides have no transports in common that share memory"
 	}

@@ -23,6 +23,8 @@ type fabric interface {
 	Unmap(key uint32)
 	Fence(key uint32, ticket uint64, grace time.Duration) error
 	Refresh(key uint32) error
+	Blocked() bool
+	Condemn()
 	standBeside(far fabric)
 	Export(key uint32) (csrc.UCXExport, bool)
 	Words() csrc.UCXExport

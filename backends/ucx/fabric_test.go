@@ -215,6 +215,8 @@ func (f *fakeNet) Fence(key uint32, ticket uint64, grace time.Duration) error {
 }
 
 func (f *fakeNet) standBeside(fabric) {}
+func (f *fakeNet) Blocked() bool      { return false }
+func (f *fakeNet) Condemn()           {}
 
 func (f *fakeNet) Refresh(key uint32) error {
 	m := f.memory(key)

@@ -42,6 +42,8 @@ func (c *inbound) heard(message any) {
 		c.imports(m)
 	case *bye:
 		c.bye(m)
+	case detour:
+		c.b.avoid(c.from.owner, blockedFor)
 	}
 }
 
@@ -86,7 +88,10 @@ func (c *inbound) bye(m *bye) {
 func (c *inbound) lost(over bool) { c.finish(over || !c.l.near) }
 
 // died implements mortal.
-func (c *inbound) died() { c.finish(true) }
+func (c *inbound) died() {
+	c.finish(true)
+	c.l.suspect()
+}
 
 // finish notes that no more comes. When the peer is out of our memory as well, the
 // link is given back.

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/sluicehq/sluice/csrc"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/keys"
 )
 
 // line is one of the two contexts, with the ends of connections that are ours.
@@ -18,6 +20,9 @@ type line struct {
 	near bool
 	turn atomic.Uint32 // which worker has the next connection
 	used atomic.Int64  // ends
+
+	probing atomic.Bool // by a task
+	over    atomic.Bool // its queue is blocked: see suspect
 
 	mu     sync.RWMutex
 	ends   map[uint64]end       // by what peers put into their messages
@@ -43,13 +48,75 @@ func (l *line) String() string {
 	return "far"
 }
 
-// blocked names another cause of a peer's silence. A process that is killed while it puts a message
-// into a queue of UCX's shared memory leaves a place there that is never filled, and UCX waits for it.
+const blockedText = "the queue of shared memory of this backend is blocked, because a process was killed or stopped " +
+	"while it put a message there: open the backend anew"
+
+// blocked names another cause of a peer's silence.
 func (l *line) blocked() string {
-	if !l.near {
+	switch {
+	case !l.near:
 		return ""
+	case l.over.Load():
+		return ", and " + blockedText
 	}
-	return ", or its queue or ours is blocked by a process that was killed while it sent: then open that backend anew"
+	return ", or its queue of shared memory is blocked by a process that was killed while it sent: then open that backend anew"
+}
+
+// suspect looks, beside, whether messages still arrive over shared memory. A process that is killed
+// while it puts a message into UCX's queue leaves a place there that UCX waits for. Then all near
+// connections are lost, and new ones take the other context.
+func (l *line) suspect() {
+	if !l.near || l.over.Load() || !l.probing.CompareAndSwap(false, true) {
+		return
+	}
+	began := l.b.tasks.Start(func() {
+		defer l.probing.Store(false)
+		if l.net.Blocked() {
+			l.over.Store(true)
+			l.divert()
+			l.net.Condemn()
+		}
+	})
+	if !began {
+		l.probing.Store(false)
+	}
+}
+
+// divert has all near peers connect by the other context from now on: what we send still arrives.
+func (l *line) divert() {
+	for _, c := range l.inbound() {
+		c.say(detour{}.encode())
+	}
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	for _, e := range l.ends {
+		if p, ok := e.(*peer); ok && p.hold.Enter() {
+			_ = p.link.Control(detour{}.encode()) // a peer that is lost needs none
+			p.hold.Exit()
+		}
+	}
+}
+
+const (
+	detoursMax = 4096           // backends that are remembered
+	blockedFor = 24 * time.Hour // one that says that it is blocked: it must be opened anew
+	silentFor  = time.Minute    // one that may have been stopped
+)
+
+// avoid has connections to a backend take the other context for a while.
+func (b *Backend) avoid(o keys.Owner, d time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.detours) >= detoursMax {
+		clear(b.detours)
+	}
+	b.detours[o] = time.Now().Add(d)
+}
+
+func (b *Backend) avoids(o keys.Owner) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return time.Now().Before(b.detours[o])
 }
 
 // addresses lists those of our workers.
@@ -68,13 +135,21 @@ func (l *line) workersOf(a *address) [][]byte {
 	return a.far
 }
 
-// lineTo chooses how to reach a backend.
-func (b *Backend) lineTo(a *address) (*line, error) {
-	switch {
-	case b.near != nil && len(a.near) > 0 && a.host == b.address.host:
-		return b.near, nil
-	case b.far != nil && len(a.far) > 0:
-		return b.far, nil
+// linesTo lists the ways to a backend, the best first.
+func (b *Backend) linesTo(a *address) (list []*line, err error) {
+	shared := b.near != nil && len(a.near) > 0 && a.host == b.address.host
+	far := b.far != nil && len(a.far) > 0
+	if shared && !b.near.over.Load() && !(far && b.avoids(a.owner)) {
+		list = append(list, b.near)
+	}
+	if far {
+		list = append(list, b.far)
+	}
+	if len(list) > 0 {
+		return list, nil
+	}
+	if shared {
+		return nil, fmt.Errorf("%s: %w", blockedText, driver.ErrNoRoute)
 	}
 	where := "on another host, or apart by namespaces or user"
 	if a.host == b.address.host {
@@ -149,6 +224,10 @@ func (l *line) handle(m *csrc.UCXControl) {
 		if e != nil {
 			e.lost(m.Over)
 		}
+		return
+	}
+	if m.Suspect {
+		l.suspect()
 		return
 	}
 	message, err := decodeControl(m.Data)

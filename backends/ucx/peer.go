@@ -133,6 +133,8 @@ func (p *peer) heard(message any) {
 		p.answered(m)
 	case farewell:
 		p.parting.Do(func() { close(p.farewell) })
+	case detour:
+		p.b.avoid(p.owner.owner, blockedFor)
 	case quit: // all memory of the owner is closed
 		p.markLost(true)
 	}
@@ -164,7 +166,10 @@ func (p *peer) greeted(m *welcome) {
 func (p *peer) lost(over bool) { p.markLost(over) }
 
 // died implements mortal.
-func (p *peer) died() { p.markLost(true) }
+func (p *peer) died() {
+	p.markLost(true)
+	p.l.suspect()
+}
 
 // markLost ends what is under way, and says so. What may land still ends later, unless the
 // owner's end is over.

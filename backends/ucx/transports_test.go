@@ -80,6 +80,7 @@ func TestConfigCheck(t *testing.T) {
 		"KeysMax":               {KeysMax: keys.Limit + 1},
 		"ConnsMax":              {ConnsMax: -1},
 		"Grace too short":       {Grace: time.Millisecond},
+		"Grace too long":        {Grace: time.Hour},
 		"FenceGrace over Grace": {FenceGrace: time.Hour},
 		"Failure below Grace":   {Failure: time.Second},
 		"negative Spin":         {Spin: -1},

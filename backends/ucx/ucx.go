@@ -32,6 +32,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -70,8 +71,9 @@ type Backend struct {
 	tasks       gate.Tasks     // what takes too long for the control goroutine
 	attending   sync.WaitGroup // that goroutine
 
-	mu    sync.Mutex
-	peers map[*peer]struct{}
+	mu      sync.Mutex
+	peers   map[*peer]struct{}
+	detours map[keys.Owner]time.Time // backends of this host that shared memory does not reach, until then
 
 	acceptedMu sync.RWMutex
 	accepted   map[uint64]*inbound // by number
@@ -105,7 +107,7 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 		return nil, err // it names the backend and the cure
 	}
 	b := &Backend{cfg: cfg, caps: cfg.caps(), event: -1, closing: make(chan struct{}), peers: make(map[*peer]struct{}),
-		accepted: make(map[uint64]*inbound), counters: csrc.NewUCXCounters()}
+		accepted: make(map[uint64]*inbound), detours: make(map[keys.Owner]time.Time), counters: csrc.NewUCXCounters()}
 	b.table.Most = cfg.KeysMax
 	if err := b.open(list, with); err != nil {
 		return nil, errors.Join(fmt.Errorf("ucx: %w", err), b.release())

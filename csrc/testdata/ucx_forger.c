@@ -5,6 +5,7 @@
  *
  *   connect ADDRESS         in hex
  *   send e|r HEAD DATA      eager or by rendezvous; DATA in hex, or #N: N bytes
+ *   die                     while it fills a place in the receiver's queue
  *   poll MS
  *   place DATA              in hex, at the front of its buffer
  *   shut                    its gate
@@ -17,6 +18,7 @@
 #include "ucx_load.h"
 #include "ucx_message.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -159,6 +161,23 @@ static void spell(char how, const char *head, const char *data)
 	progress(1);
 }
 
+/* UCX copies the bytes into the place that it has taken, and this page cannot be read. */
+static void die(void)
+{
+	void *page = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	ucp_request_param_t param = {
+		.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
+		.flags = UCP_AM_SEND_FLAG_EAGER,
+		.memory_type = UCS_MEMORY_TYPE_HOST,
+	};
+	struct sl_ucx_head head = {.version = SL_UCX_VERSION};
+
+	signal(SIGSEGV, SIG_DFL);
+	sl_ucx.ucp_am_send_nbx(peer, SL_UCX_AM, &head, sizeof(head), page, 4096, &param);
+	progress(10000); /* it may have to connect first */
+	fail("alive");
+}
+
 int main(int argc, char **argv)
 {
 	static char head[4096];
@@ -177,6 +196,8 @@ int main(int argc, char **argv)
 			progress(atol(line + 5));
 		else if (strncmp(line, "place ", 6) == 0)
 			get_hex(line + 6, buffer);
+		else if (strcmp(line, "die") == 0)
+			die();
 		else if (strcmp(line, "shut") == 0)
 			munmap(gate, 4096);
 		else if (strncmp(line, "pull ", 5) == 0)
