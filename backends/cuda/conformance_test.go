@@ -120,11 +120,7 @@ var (
 
 func between(name string, local drivertest.Allocator, w drivertest.Wiring, only ...string) drivertest.Harness {
 	h := harness(name, local, sharedHBM, w)
-	h.Only = only
-	// A fence against a frozen process replaces all of an allocation. What that process had under
-	// way over another part of it is lost, and ends with ErrRevoked (TestSilentProcess); the stress
-	// wants it to succeed.
-	h.Without = []string{"FenceStress"}
+	h.Only, h.Replaces = only, true
 	h.New = func() (driver.Backend, error) {
 		b, err := New(peersConfig())
 		if err != nil {

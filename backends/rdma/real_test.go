@@ -38,6 +38,7 @@ func onlyInGuest() []string {
 		"Lengths", "Bounds", "ReadOnly", "PatternNotify", "Nest", "NestNotify", "NotifyOrder", "NotifyBackPressure", "StaleToken",
 		"LastMessage", "LastMessageInFlight", "LastMessageOfBackend", "AnswerOrder", "AnswerKilled", "PeerClose", "BackendClose", "PeerKilled", "PeerFrozen",
 		"NoPoll", "NoPollFence", "CancelNotify", "FenceRevokes", "SilenceUnderWrites", "FenceFrozen", "FenceOverFrozen", "FenceKilled", "FenceFrozenReader",
+		"FenceStress",
 		"ArmPingPong", "ArmLost", "ConnectGone", "ConnectFrozen", "Reverse", "Churn", "HammerClose",
 	}
 }

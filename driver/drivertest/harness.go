@@ -77,6 +77,11 @@ type Harness struct {
 	Park  func(spot string, f func())
 	Spots []string
 
+	// Replaces says that a fence against a process that stands still replaces all of an
+	// allocation: what that process has under way over other parts of it may fail with
+	// ErrRevoked, and what it begins later must not. False: nothing that was not fenced fails.
+	Replaces bool
+
 	// Limit bounds every single wait, a Fence or a Close included; past it the
 	// check fails with a dump of all goroutines. Zero is 20 s. It must exceed
 	// the backend's grace for frozen peers.

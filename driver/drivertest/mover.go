@@ -5,6 +5,7 @@ package drivertest
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"sync"
@@ -30,10 +31,11 @@ type movers struct {
 
 // mover is one of them. They share no word that they change, which would slow them down.
 type mover struct {
-	over      atomic.Bool   // a batch of it failed
+	over      atomic.Bool   // a batch of it failed, or it is done
+	last      atomic.Uint64 // 1 + of the batches that it may end with, the first; 0: not yet
 	submitted atomic.Uint64 // written by the mover alone
 	completed uint64        // the poller's
-	_         [104]byte
+	_         [96]byte
 }
 
 func (m *movers) fault(format string, args ...any) {
@@ -95,8 +97,8 @@ func (m *movers) run(keys []uint32, leases int) outcome {
 	return o
 }
 
-// write moves bytes to and from one memory until that fails; it must not where there was no
-// fence. Most batches are short: the shorter, the more time goes to checks.
+// write moves bytes to and from one memory until that fails. Where there was no fence it must
+// not, and goes on until one batch that began behind all fences has succeeded. Most batches are short: the shorter, the more time goes to checks.
 func (m *movers) write(number int, key uint32, fenced bool) {
 	defer m.live.Add(-1)
 	random := rand.New(rand.NewPCG(m.seed, uint64(number)))
@@ -113,8 +115,8 @@ func (m *movers) write(number int, key uint32, fenced bool) {
 	}
 	self := &m.each[number]
 	for seq := uint64(0); !self.over.Load(); seq++ {
-		if !fenced && stopped(m.stop) {
-			break
+		if !fenced && self.last.Load() == 0 && stopped(m.stop) {
+			self.last.Store(seq + 1) // one of those that begin now must succeed
 		}
 		err := m.p.Submit(uint64(number)<<32|seq&0xffff_ffff, &batches[seq%64])
 		switch {
@@ -131,13 +133,15 @@ func (m *movers) write(number int, key uint32, fenced bool) {
 
 // ended judges the error that ended a mover.
 func (m *movers) ended(number int, fenced bool, err error) {
-	m.each[number].over.Store(true)
 	switch {
+	case !fenced && m.h.h.Replaces && errors.Is(err, driver.ErrRevoked):
+		return
 	case !fenced:
 		m.fault("mover %d of memory that was not fenced: %v", number, err)
 	case !errors.Is(err, driver.ErrRevoked):
 		m.fault("mover %d: %v, want %v", number, err, driver.ErrRevoked)
 	}
+	m.each[number].over.Store(true)
 }
 
 // poll takes completions until nothing moves any more.
@@ -151,9 +155,12 @@ func (m *movers) poll(leases int) {
 		}
 		for _, c := range done[:n] {
 			number := int(c.Tag >> 32)
-			m.each[number].completed++
+			each := &m.each[number]
+			each.completed++
 			if c.Err != nil {
 				m.ended(number, number < leases, c.Err)
+			} else if last := each.last.Load(); last > 0 && c.Tag&math.MaxUint32 >= last-1 {
+				each.over.Store(true)
 			}
 		}
 		if n == 0 {
