@@ -121,6 +121,8 @@ var (
 func between(name string, local drivertest.Allocator, w drivertest.Wiring, only ...string) drivertest.Harness {
 	h := harness(name, local, sharedHBM, w)
 	h.Only, h.Replaces = only, true
+	h.Park, h.Spots = parkAt, []string{"announced", "good", "shown", "launched"}
+	h.Halts = []string{"ended", "judged"}
 	h.New = func() (driver.Backend, error) {
 		b, err := New(peersConfig())
 		if err != nil {

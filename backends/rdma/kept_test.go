@@ -16,8 +16,8 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
-// openKept connects two backends over one rail each of the stand-in, with memory at both.
-func openKept(t *testing.T) (f *fakeverbs.Fabric, p *pair, l, r *memory, remote uint32) {
+// openOneRail connects two backends over one rail each of the stand-in, with memory at both.
+func openOneRail(t *testing.T) (f *fakeverbs.Fabric, p *pair, l, r *memory, remote uint32) {
 	t.Helper()
 	f, open := standIn(t, 2)
 	leak.Check(t, f.InUse)
@@ -49,7 +49,7 @@ func keep(d fakeverbs.Device, kept bool) {
 // Close is bounded and says that nothing is proved, the batch is not over, and the memory stays
 // registered. Both end once the queue pair has.
 func TestKeptQueuePair(t *testing.T) {
-	f, p, l, r, remote := openKept(t)
+	f, p, l, r, remote := openOneRail(t)
 	device := f.Device(0)
 	for i := range r.bytes {
 		r.bytes[i] = byte(i) | 1
@@ -77,7 +77,7 @@ func TestKeptQueuePair(t *testing.T) {
 // TestKeptQueuePairOfOwner has the NIC of an owner keep a queue pair that the peer wants remade: the
 // owner does not say that it is over, and what the peer had under way over it is not done again.
 func TestKeptQueuePairOfOwner(t *testing.T) {
-	f, p, l, _, remote := openKept(t)
+	f, p, l, _, remote := openOneRail(t)
 	near, far := f.Device(0), f.Device(1)
 	keep(far, true)
 	near.FailNext(1, 12) // retries exceeded
@@ -87,4 +87,10 @@ func TestKeptQueuePairOfOwner(t *testing.T) {
 	<-p.peer.Lost()
 	require.False(t, p.peer.parted(), "the owner says that its queue pairs are gone")
 	keep(far, false)
+}
+
+// TestFenceParkedOnStandIn is TestFenceParked with all of the host code.
+func TestFenceParkedOnStandIn(t *testing.T) {
+	_, p, _, _, _ := openOneRail(t)
+	checkFenceParked(t, p)
 }

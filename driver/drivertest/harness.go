@@ -77,6 +77,9 @@ type Harness struct {
 	Park  func(spot string, f func())
 	Spots []string
 
+	// Halts are further spots, at which a mover stops the other movers of its process, too.
+	Halts []string
+
 	// Replaces says that a fence against a process that stands still replaces all of an
 	// allocation: what that process has under way over other parts of it may fail with
 	// ErrRevoked, and what it begins later must not. False: nothing that was not fenced fails.

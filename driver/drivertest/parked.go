@@ -5,6 +5,7 @@ package drivertest
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
@@ -74,10 +75,10 @@ func checkFenceParked(s *stage) {
 	}
 	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
 	l := s.far.local(2 * leaseLen)
-	for _, spot := range s.h.Spots {
+	for i, spot := range slices.Concat(s.h.Spots, s.h.Halts) {
 		for _, own := range []bool{false, true} {
 			l.paint(s.seed())
-			s.fenceParked(spot, own, back, l)
+			s.fenceParked(spot, own, i >= len(s.h.Spots), back, l)
 			if s.Failed() {
 				return
 			}
@@ -86,8 +87,9 @@ func checkFenceParked(s *stage) {
 }
 
 // fenceParked is the check at one spot. With own the memory is given back behind the fence,
-// and other memory comes in its place.
-func (s *stage) fenceParked(spot string, own bool, back int, l *memory) {
+// and other memory comes in its place. With halted no other goroutine of the mover's process
+// can write meanwhile.
+func (s *stage) fenceParked(spot string, own, halted bool, back int, l *memory) {
 	s.Helper()
 	r := s.home.share(2 * leaseLen)
 	s.far.must(request{Do: "park", Spot: spot})
@@ -102,15 +104,24 @@ func (s *stage) fenceParked(spot string, own bool, back int, l *memory) {
 		r = s.home.share(2 * leaseLen)
 	}
 	r.paint(s.seed())
-	key := s.far.must(request{Do: "import", Peer: back, Data: r.renew()}).Key
-	d := driver.Desc{Local: leaseLen, Remote: leaseLen, Len: 64, LocalKey: l.key, RemoteKey: key}
-	tag := s.far.must(request{Do: "submit", Peer: back, Op: driver.Write, Descs: []driver.Desc{d}}).Tag
-	s.far.must(request{Do: "await", Tag: tag})
-	copy(r.want[leaseLen:][:64], l.want[leaseLen:])
+	if !halted {
+		s.writeBeside(back, l, r)
+	}
 	s.far.must(request{Do: "go on"})
 	s.revoked()
 	if err := r.fence(); err != nil { // makes the other goroutine's write visible
 		s.Fatalf("fence: %v", err)
 	}
 	r.expect(fmt.Sprintf("when a mover that stood at %s went on (memory given back: %v)", spot, own))
+}
+
+// writeBeside has another goroutine of the mover's process import the memory anew, and write.
+func (s *stage) writeBeside(back int, l, r *memory) {
+	s.Helper()
+	key := s.far.must(request{Do: "import", Peer: back, Data: r.renew()}).Key
+	d := driver.Desc{Local: leaseLen, Remote: leaseLen, Len: 64, LocalKey: l.key, RemoteKey: key}
+	q := request{Do: "submit", Peer: back, Op: driver.Write, Descs: []driver.Desc{d}}
+	tag := s.far.must(q).Tag
+	s.far.must(request{Do: "await", Tag: tag})
+	copy(r.want[leaseLen:][:64], l.want[leaseLen:])
 }
