@@ -120,11 +120,9 @@ var (
 
 func between(name string, local drivertest.Allocator, w drivertest.Wiring, only ...string) drivertest.Harness {
 	h := harness(name, local, sharedHBM, w)
-	h.Only = only
-	// A fence against a frozen process replaces all of an allocation. What that process had under
-	// way over another part of it is lost, and ends with ErrRevoked (TestSilentProcess); the stress
-	// wants it to succeed.
-	h.Without = []string{"FenceStress"}
+	h.Only, h.Replaces = only, true
+	h.Park, h.Spots = parkAt, []string{"announced", "good", "shown", "launched"}
+	h.Halts = []string{"ended", "judged"}
 	h.New = func() (driver.Backend, error) {
 		b, err := New(peersConfig())
 		if err != nil {

@@ -64,9 +64,11 @@ func (b *Backend) finish(d *csrc.Done) {
 	j := b.jobs[d.Tag]
 	j.serial.Load() // what was written before C had the job is seen from here on
 	p, c := j.p, driver.Completion{Tag: j.tag, Err: j.outcome(d)}
+	at(spotEnded)
 	if c.Err == nil && j.overtaken() {
 		c.Err = driver.ErrRevoked
 	}
+	at(spotJudged)
 	if j.heeded() {
 		b.ends.Heed(-1)
 	}

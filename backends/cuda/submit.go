@@ -145,7 +145,10 @@ func (j *job) start(pieces []csrc.CUDAPiece) error {
 	if err != nil {
 		return err
 	}
-	return j.launch(lane, serial, pieces)
+	at(spotShown)
+	err = j.launch(lane, serial, pieces)
+	at(spotLaunched)
+	return err
 }
 
 // launch hands a job that is shown to C. Once C has begun it, it may be another batch.

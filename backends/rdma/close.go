@@ -24,8 +24,7 @@ func (b *Backend) close() error {
 	b.gate.Shut()
 	close(b.closing)
 	b.gate.Wait()
-	b.closePeers()
-	err := b.closeMemories()
+	err := errors.Join(b.closePeers(), b.closeMemories())
 	b.mu.Lock()
 	accepted := b.accepted
 	b.accepted = nil // who comes now is turned away
@@ -45,7 +44,7 @@ func (b *Backend) close() error {
 	return err
 }
 
-func (b *Backend) closePeers() {
+func (b *Backend) closePeers() error {
 	b.mu.Lock()
 	open := make([]*peer, 0, len(b.peers))
 	for p := range b.peers {
@@ -53,10 +52,12 @@ func (b *Backend) closePeers() {
 	}
 	b.mu.Unlock()
 	var wg sync.WaitGroup
-	for _, p := range open {
-		wg.Go(func() { _ = p.Close() }) // a peer's Close has nothing to report
+	errs := make([]error, len(open))
+	for i, p := range open {
+		wg.Go(func() { errs[i] = p.Close() })
 	}
 	wg.Wait()
+	return errors.Join(errs...)
 }
 
 func (b *Backend) closeMemories() error {

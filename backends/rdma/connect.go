@@ -105,8 +105,7 @@ func (p *peer) begin(pairs []pairing) error {
 		h.lanes = append(h.lanes, laneOffer{rail: uint8(pair.theirs), end: end})
 	}
 	if len(h.lanes) == 0 {
-		link.Close()
-		return refused
+		return errors.Join(refused, link.Close())
 	}
 	p.link, p.mender = link, newMender(p)
 	p.hold.Reopen()

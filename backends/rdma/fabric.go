@@ -49,8 +49,8 @@ type link interface {
 	Cancel(tag uint64)
 	Busy() bool
 	Drain(grace time.Duration) error
-	End(status int32)
-	Close()
+	End(status int32) error
+	Close() error
 }
 
 // pin is a verbs.Pin.

@@ -66,11 +66,13 @@ func (c *inbound) retire(parted, had bool) {
 	c.endReplies()
 	c.hold.Shut()
 	c.hold.Wait()
-	c.link.End(verbs.Lost) // a lane that cannot be drained is destroyed here
+	ended := c.link.End(verbs.Lost) == nil // a lane that cannot be drained is destroyed here
 	c.mu.Lock()
 	quitting := c.quitting
 	c.mu.Unlock()
 	switch {
+	case !ended:
+		c.ch.close(driver.ErrUnproven) // no word that the peer could take for a proof
 	case parted:
 		c.ch.send(farewell{}.encode())
 		c.ch.farewell(c.b.cfg.Grace)
@@ -84,7 +86,7 @@ func (c *inbound) retire(parted, had bool) {
 	for m := range c.knows {
 		m.forget(c)
 	}
-	c.link.Close()
+	_ = c.link.Close() // what is kept stays with the context
 	if had && !quitting {
 		c.b.words.Add(c)
 		c.b.wake()

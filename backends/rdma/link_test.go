@@ -553,14 +553,14 @@ func (l *fakeLink) Drain(grace time.Duration) error {
 	}
 }
 
-func (l *fakeLink) End(status int32) {
+func (l *fakeLink) End(status int32) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range l.lanes {
 		l.drop(i)
 	}
 	if l.ended {
-		return
+		return nil
 	}
 	l.ended, l.status, l.over = true, status, time.Now()
 	for _, b := range l.queue {
@@ -571,10 +571,11 @@ func (l *fakeLink) End(status int32) {
 	for l.busy {
 		l.more.Wait()
 	}
+	return nil
 }
 
-func (l *fakeLink) Close() {
-	l.End(verbs.Closed)
+func (l *fakeLink) Close() error {
+	_ = l.End(verbs.Closed)
 	l.mu.Lock()
 	l.closed = true
 	l.more.Broadcast()
@@ -583,4 +584,5 @@ func (l *fakeLink) Close() {
 	l.net.mu.Lock()
 	delete(l.net.links, l.id)
 	l.net.mu.Unlock()
+	return nil
 }

@@ -199,11 +199,10 @@ func (m *mender) handle(e event, now time.Time) {
 	}
 }
 
-// cut ends a lane of ours that does not fail by itself.
+// cut ends a lane of ours that does not fail by itself. One that the NIC keeps carries no more.
 func (m *mender) cut(i int, now time.Time) {
-	if m.p.link.LaneEnd(i) == nil {
-		m.repair.failed(i, m.moved(i) > m.before[i], now)
-	}
+	_ = m.p.link.LaneEnd(i) // LaneMake tries again
+	m.repair.failed(i, m.moved(i) > m.before[i], now)
 }
 
 // ports looks at which of our ports are up.

@@ -3,6 +3,7 @@
 package rdma
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/sluicehq/sluice/csrc/verbs"
@@ -12,9 +13,17 @@ import (
 // Config.Grace. Then our queue pairs end, and the owner is told; its answer is the proof
 // that its own have ended too, so that nothing of ours lands any more. An owner that is
 // silent for Config.Grace is frozen: by then what we sent has landed or is lost.
+//
+// driver.ErrUnproven: a NIC keeps a queue pair of ours. The batches have not ended then, and
+// Close may be called again.
 func (p *peer) Close() error {
-	p.ending.Do(p.end)
-	return nil
+	p.ending.Lock()
+	defer p.ending.Unlock()
+	if !p.ended {
+		p.ended = true
+		p.end()
+	}
+	return p.giveBack()
 }
 
 // abandon is Close of a connection that the program does not get, beside. When the
@@ -41,11 +50,10 @@ func (p *peer) end() {
 	}
 	p.losing.Do(func() { p.gone.Store(true); close(p.lostCh) })
 	p.lostDone.Wait()
-	p.link.End(verbs.Closed)
+	_ = p.link.End(verbs.Closed) // giveBack tries again
 	p.ch.finish(p.b.cfg.Grace)
 	p.ch.wait()
 	p.running.Wait()
-	p.giveBack()
 }
 
 // part says goodbye and reports whether the owner has answered, within a time.
@@ -61,14 +69,23 @@ func (p *peer) part(limit time.Duration, stop <-chan struct{}) bool {
 	return p.parted()
 }
 
-// giveBack ends the use of the link.
-func (p *peer) giveBack() {
+// giveBack ends the use of the link, once no queue pair of it is left. Preconditions: p.ending is
+// held.
+func (p *peer) giveBack() error {
+	if p.over {
+		return nil
+	}
+	if err := p.link.End(verbs.Closed); err != nil {
+		return fmt.Errorf("close peer: %w", err)
+	}
 	p.b.remove(p.link.ID())
 	p.hold.Shut()
 	p.hold.Wait()
 	p.b.answers.forget(p)
-	p.link.Close()
+	_ = p.link.Close() // it has ended
 	p.b.mu.Lock()
 	delete(p.b.peers, p)
 	p.b.mu.Unlock()
+	p.over = true
+	return nil
 }

@@ -28,7 +28,9 @@ type peer struct {
 	gate     gate.Gate // held by every call of the program; Close shuts it first
 	hold     gate.Gate // held by every use of link; Close shuts it last
 	closing  chan struct{}
-	ending   sync.Once
+	ending   sync.Mutex // held by Close; guards the next two
+	ended    bool
+	over     bool
 	unwanted atomic.Bool // the program never had this connection
 	gone     atomic.Bool
 	lostCh   chan struct{}
@@ -99,6 +101,7 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	if b.Pattern != nil && !fits(b.Pattern) {
 		return driver.ErrBounds
 	}
+	at(spotSubmit)
 	return p.link.Submit(tag, b)
 }
 
@@ -237,7 +240,7 @@ func (p *peer) endLost(proved bool) {
 	if !proved {
 		p.part(p.b.cfg.quiet(), nil)
 	}
-	p.link.End(verbs.Lost)
+	_ = p.link.End(verbs.Lost) // Close tries again
 	p.ch.finish(p.b.cfg.Grace)
 }
 

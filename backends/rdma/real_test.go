@@ -26,6 +26,8 @@ var realHarness = drivertest.Harness{
 	Limit:   time.Minute,
 	Wirings: drivertest.Processes,
 	Only:    onlyInGuest(),
+	Park:    parkAt,
+	Spots:   []string{"submit"},
 }
 
 // onlyInGuest names what depends on a kernel, a NIC and a second process. All the checks
@@ -38,6 +40,7 @@ func onlyInGuest() []string {
 		"Lengths", "Bounds", "ReadOnly", "PatternNotify", "Nest", "NestNotify", "NotifyOrder", "NotifyBackPressure", "StaleToken",
 		"LastMessage", "LastMessageInFlight", "LastMessageOfBackend", "AnswerOrder", "AnswerKilled", "PeerClose", "BackendClose", "PeerKilled", "PeerFrozen",
 		"NoPoll", "NoPollFence", "CancelNotify", "FenceRevokes", "SilenceUnderWrites", "FenceFrozen", "FenceOverFrozen", "FenceKilled", "FenceFrozenReader",
+		"FenceParked", "FenceStress",
 		"ArmPingPong", "ArmLost", "ConnectGone", "ConnectFrozen", "Reverse", "Churn", "HammerClose",
 	}
 }

@@ -177,40 +177,46 @@ static void forget_slab(struct sl_verbs_conn *n)
 	}
 }
 
-void sl_verbs_end(struct sl_verbs_conn *n, int32_t status)
+int sl_verbs_end(struct sl_verbs_conn *n, int32_t status)
 {
 	struct sl_verbs_context *c = n->context;
-	int first;
+	int first, one, rc = 0;
 
 	pthread_mutex_lock(&n->setup);
 	sl_verbs_enter(c);
 	first = !n->ended;
-	n->closed = n->ending = 1;
-	if (first)
+	n->closed = 1;
+	if (!n->ending)
 		n->outcome = status;
+	n->ending = 1;
 	sl_verbs_unlock(c);
-	for (uint32_t i = 0; first && i < SL_VERBS_LANES; i++)
-		if (n->lanes[i])
-			sl_verbs_finish_lane(n->lanes[i]);
-	if (first) {
+	for (uint32_t i = 0; first && i < SL_VERBS_LANES; i++) {
+		one = n->lanes[i] ? sl_verbs_finish_lane(n->lanes[i]) : 0;
+		rc = rc != 0 ? rc : one;
+	}
+	if (first && rc == 0) { /* no queue pair is left: nothing of the batches lands any more */
 		sl_verbs_enter(c);
 		n->ended = 1;
-		end_batches(n, status);
+		end_batches(n, n->outcome);
 		sl_verbs_unlock(c);
 		forget_slab(n);
 	}
 	pthread_mutex_unlock(&n->setup);
+	return rc;
 }
 
-void sl_verbs_disconnect(struct sl_verbs_conn *n)
+int sl_verbs_disconnect(struct sl_verbs_conn *n)
 {
 	struct sl_verbs_context *c = n->context;
+	int rc = sl_verbs_end(n, SL_VERBS_CLOSED);
 
-	sl_verbs_end(n, SL_VERBS_CLOSED);
+	if (rc != 0)
+		return rc;
 	sl_verbs_enter(c);
 	n->prev->next = n->next;
 	n->next->prev = n->prev;
 	sl_verbs_leave_inbox(n);
 	sl_verbs_unlock(c);
 	free_conn(n);
+	return 0;
 }

@@ -15,8 +15,10 @@ package verbs
 import "C"
 
 import (
+	"fmt"
 	"math"
 	"runtime"
+	"syscall"
 	"time"
 	"unsafe"
 
@@ -77,10 +79,11 @@ func (n *Conn) LaneBegin(lane int, theirs End) error {
 }
 
 // LaneEnd ends a lane: what came over it is received, nothing more will be. An initiator's
-// then waits to be settled. nil where there is none.
+// then waits to be settled. nil where there is none. driver.ErrUnproven: the NIC keeps the queue
+// pair, and bytes may still move over it; LaneEnd may be called again.
 func (n *Conn) LaneEnd(lane int) error {
 	defer runtime.KeepAlive(n)
-	return errnoError("end a queue pair", -int64(C.sl_verbs_lane_end(n.c, C.uint32_t(lane))))
+	return endError(int64(C.sl_verbs_lane_end(n.c, C.uint32_t(lane))))
 }
 
 // LaneSettle says, of an initiator's lane that has failed or was ended, that its other end is
@@ -237,15 +240,24 @@ func (n *Conn) Drain(grace time.Duration) error {
 	return errnoError("wait for batches", -int64(C.sl_verbs_drain(n.c, C.uint64_t(max(grace, 0)))))
 }
 
-// End ends all lanes, then all batches with Closed or Lost. It may be called twice.
-func (n *Conn) End(status int32) {
+// End ends all lanes, then all batches with Closed or Lost. It may be called twice: the first
+// status holds. driver.ErrUnproven: a NIC keeps a queue pair, so no batch has ended.
+func (n *Conn) End(status int32) error {
 	defer runtime.KeepAlive(n)
-	C.sl_verbs_end(n.c, C.int32_t(status))
+	return endError(int64(C.sl_verbs_end(n.c, C.int32_t(status))))
 }
 
-// Close ends the connection and gives it back. No other call may run or follow. Messages
-// that were not received stay.
-func (n *Conn) Close() {
+// Close ends the connection and gives it back. No other call may run, nor follow once it has
+// returned nil. Messages that were not received stay. The error is that of End.
+func (n *Conn) Close() error {
 	defer runtime.KeepAlive(n)
-	C.sl_verbs_disconnect(n.c)
+	return endError(int64(C.sl_verbs_disconnect(n.c)))
+}
+
+// endError makes an error of what ending queue pairs has come to.
+func endError(rc int64) error {
+	if rc == 0 || rc == -int64(syscall.ERANGE) {
+		return errnoError("end a queue pair", -rc)
+	}
+	return fmt.Errorf("the NIC keeps a queue pair: %w: %w", driver.ErrUnproven, syscall.Errno(-rc))
 }

@@ -53,7 +53,7 @@ func (*Conn) Busy() bool { return false }
 func (*Conn) Drain(time.Duration) error { return nil }
 
 // End does nothing.
-func (*Conn) End(int32) {}
+func (*Conn) End(int32) error { return nil }
 
 // Close does nothing.
-func (*Conn) Close() {}
+func (*Conn) Close() error { return nil }

@@ -129,6 +129,11 @@ int sl_verbs_post_slot(struct sl_verbs_port *p, uint32_t slot); /* once more. 0 
 void sl_verbs_forget_receives(struct sl_verbs_port *p);		/* at the end, without its queue */
 
 /* memory.c; under the lock */
+/*
+ * What the end of a registration or a queue pair has come to. A device that was taken away answers
+ * EIO: the kernel has ended all that was its own before.
+ */
+int sl_verbs_ended(const struct sl_verbs_port *p, int error);
 struct sl_verbs_memory *sl_verbs_find(struct sl_verbs_context *c, uint32_t key); /* NULL: unknown */
 static inline void sl_verbs_hold_memory(struct sl_verbs_memory *m) { m->users++; }
 void sl_verbs_release_memory(struct sl_verbs_context *c, struct sl_verbs_memory *m);
@@ -145,10 +150,12 @@ void sl_verbs_forget_memory(struct sl_verbs_context *c);
  */
 int sl_verbs_traffic_open(struct sl_verbs_context *c);	/* tables of batches, no thread yet; sets c->traffic */
 int sl_verbs_traffic_start(struct sl_verbs_context *c); /* the thread; signals are blocked in it */
-void sl_verbs_traffic_stop(struct sl_verbs_context *c); /* ends all connections, then the thread; without the lock */
+/* Ends all connections, then the thread; without the lock. -errno: a device keeps a queue pair. */
+int sl_verbs_traffic_stop(struct sl_verbs_context *c);
 void sl_verbs_traffic_free(struct sl_verbs_context *c); /* what is left; the ring is not its business. */
 /* A new rail, that is not in c->ports yet: makes p->lanes, has the thread watch its descriptors. Under the lock. */
 int sl_verbs_lanes_open(struct sl_verbs_port *p);
 void sl_verbs_lanes_close(struct sl_verbs_port *p); /* the reverse */
+int sl_verbs_keeps(const struct sl_verbs_context *c); /* whether a device keeps a queue pair that was to end; under the lock */
 
 #endif

@@ -86,15 +86,16 @@ func (c *Context) AwaitCount(counter uint32, n uint64) bool {
 }
 
 // Close ends all connections, memory and rails. It may be called twice, but not at once.
+// driver.ErrUnproven: a NIC keeps a queue pair.
 func (c *Context) Close() error {
 	if c.closed {
 		return nil
 	}
 	c.closed = true
-	C.sl_verbs_close(c.c)
+	err := endError(int64(C.sl_verbs_close(c.c)))
 	release()
 	runtime.AddCleanup(c, func(p *C.struct_sl_verbs_context) { C.sl_verbs_free(p) }, c.c)
-	return nil
+	return err
 }
 
 // Poll moves completions into done. It does not cross into C, and must not run

@@ -52,6 +52,21 @@ func TestEndedLaneIsDrained(t *testing.T) {
 	}
 }
 
+// TestGivenUpLaneIsDrained ends an owner's lane whose NIC does nothing any more, so that the lane
+// is given up: what has arrived before is taken off the queue before the queue pair is destroyed.
+func TestGivenUpLaneIsDrained(t *testing.T) {
+	const n = 100 // one look takes all of them
+	d := fakeDevices(t, 1)
+	far := d.fake.Device(1)
+	far.Set(fakeverbs.Purge, 1)
+	l := unread(t, d, n)
+	far.Set(fakeverbs.Frozen, 2)
+	far.Set(fakeverbs.Blind, 2)
+	require.NoError(t, l.back.LaneEnd(0))
+	require.EqualValues(t, n, l.far.Count(7))
+	require.EqualValues(t, n, l.back.Seen())
+}
+
 // TestSeenLooksAtAll has the owner's other lane end: what it says it has seen includes all
 // that has arrived over the first.
 func TestSeenLooksAtAll(t *testing.T) {

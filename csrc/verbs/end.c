@@ -8,13 +8,36 @@
 /* How often a lane is looked at in the time after which it has failed. */
 #define WATCHES 8
 
-/* The driver is gone, or has lost some: without a queue pair nothing goes out either. */
+/* How long a queue pair that the device keeps is left alone before it is to end once more. */
+#define AGAIN_NS 200000000u
+
+/* What destroying the queue pair of a lane has come to, which the lane has no more. Under the lock. */
+static int destroyed(struct sl_verbs_lane *l, struct ibv_qp *qp, int error)
+{
+	struct sl_verbs_traffic *t = l->conn->context->traffic;
+	int kept = qp ? sl_verbs_ended(l->port, error) : 0;
+
+	t->kept += (kept != 0) - (l->kept != 0);
+	l->kept = kept;
+	l->qp = kept ? qp : NULL;
+	if (kept)
+		pthread_cond_broadcast(&l->conn->context->news);
+	return -kept;
+}
+
+/*
+ * Nothing comes back of it any more. Without a queue pair nothing goes out or lands either; while
+ * the device keeps it, nothing that was posted is over.
+ */
 static void give_up_queue_pair(struct sl_verbs_lane *l)
 {
+	struct ibv_qp *qp = l->qp;
+
 	sl_verbs_take_receives(l->port);
-	if (l->qp)
-		(void)sl_verbs.ibv_destroy_qp(l->qp);
-	l->qp = NULL;
+	if (destroyed(l, qp, qp ? sl_verbs.ibv_destroy_qp(qp) : 0) != 0) {
+		l->deadline = sl_verbs_now() + AGAIN_NS;
+		return;
+	}
 	sl_verbs_abandon(l);
 	sl_verbs_drained(l);
 }
@@ -55,48 +78,80 @@ void sl_verbs_watch(struct sl_verbs_context *c, uint64_t now)
 		}
 }
 
-void sl_verbs_finish_lane(struct sl_verbs_lane *l)
+/* Until nothing is posted on it any more, or the device keeps its queue pair. Under the lock. */
+static int drain(struct sl_verbs_lane *l)
 {
 	struct sl_verbs_context *c = l->conn->context;
-	struct ibv_qp *qp;
 
-	sl_verbs_enter(c);
-	l->quiet = 1;
-	if (l->news) { /* whoever ends it knows */
-		l->news = 0;
-		c->traffic->news--;
-	}
 	sl_verbs_fail_lane(l, 0);
-	while (l->state == SL_VERBS_DRAINING) {
+	if (l->kept) {
+		if (l->state == SL_VERBS_DRAINING) /* once more */
+			give_up_queue_pair(l);
+		return -l->kept;
+	}
+	while (l->state == SL_VERBS_DRAINING && !l->kept) {
 		sl_verbs_step(c);
 		sl_verbs_tick(c, sl_verbs_now());
-		if (l->state == SL_VERBS_DRAINING)
+		if (l->state == SL_VERBS_DRAINING && !l->kept)
 			(void)sl_verbs_wait(c, sl_verbs_now() + 200000);
 	}
+	return -l->kept;
+}
+
+/* Under the lock, of which it lets go: the lane is drained. */
+static int destroy(struct sl_verbs_lane *l)
+{
+	struct sl_verbs_context *c = l->conn->context;
+	struct ibv_qp *qp = l->qp;
+	int rc;
+
 	if (l->number)
 		sl_verbs_take_receives(l->port);
-	qp = l->qp;
 	l->qp = NULL;
 	sl_verbs_unlock(c);
-	if (qp)
-		(void)sl_verbs.ibv_destroy_qp(qp);
+	rc = qp ? sl_verbs.ibv_destroy_qp(qp) : 0;
 	sl_verbs_enter(c);
-	if (l->number) {
+	rc = destroyed(l, qp, rc);
+	if (rc == 0 && l->number) {
 		sl_verbs_take_receives(l->port); /* where the device still has some */
 		sl_verbs_delist(l);
 	}
+	return rc;
+}
+
+int sl_verbs_finish_lane(struct sl_verbs_lane *l)
+{
+	struct sl_verbs_context *c = l->conn->context;
+	int rc;
+
+	sl_verbs_enter(c);
+	if (l->qp && atomic_load(&c->traffic->stop)) { /* its device is closed, and proves nothing */
+		sl_verbs_unlock(c);
+		return -EBUSY;
+	}
+	l->quiet = 1;
+	if (l->news) { /* the caller knows */
+		l->news = 0;
+		c->traffic->news--;
+	}
+	rc = drain(l);
+	if (rc == 0 || l->state == SL_VERBS_FAILED)
+		rc = destroy(l);
 	l->quiet = 0;
 	sl_verbs_feed(c); /* what was to go over it may go over others */
 	sl_verbs_unlock(c);
+	return rc;
 }
 
 int sl_verbs_lane_end(struct sl_verbs_conn *n, uint32_t lane)
 {
+	int rc = 0;
+
 	if (lane >= SL_VERBS_LANES)
 		return -ERANGE;
 	pthread_mutex_lock(&n->setup);
 	if (n->lanes[lane])
-		sl_verbs_finish_lane(n->lanes[lane]);
+		rc = sl_verbs_finish_lane(n->lanes[lane]);
 	pthread_mutex_unlock(&n->setup);
-	return 0;
+	return rc;
 }

@@ -119,17 +119,14 @@ int sl_verbs_has_room(const struct sl_verbs_lane *l)
 	       l->port->sends_promised + l->port->lanes->len < (uint32_t)l->port->sends->cqe;
 }
 
-void sl_verbs_make_room(struct sl_verbs_conn *n)
+struct ibv_sge *sl_verbs_entries(struct sl_verbs_conn *n)
 {
-	const struct sl_verbs_traffic *t = n->context->traffic;
+	struct sl_verbs_traffic *t = n->context->traffic;
 
-	if (t->built == SL_VERBS_CHAIN || t->entries + SL_VERBS_ENTRIES > SL_VERBS_CHAIN * SL_VERBS_ENTRIES)
+	if (t->built == SL_VERBS_CHAIN ||
+	    t->entries + SL_VERBS_ENTRIES > SL_VERBS_CHAIN * SL_VERBS_ENTRIES)
 		sl_verbs_ring_bells(n);
-}
-
-struct ibv_sge *sl_verbs_entries(struct sl_verbs_context *c)
-{
-	return &c->traffic->sges[c->traffic->entries];
+	return &t->sges[t->entries];
 }
 
 /* The rate is that of busy times; what is small says nothing about it. */
@@ -139,21 +136,22 @@ static void open_window(struct sl_verbs_port *p, uint64_t len)
 	p->lanes->window_bytes = 0;
 }
 
-struct ibv_send_wr *sl_verbs_build(struct sl_verbs_lane *l, struct sl_verbs_record *r, uint32_t entries)
+struct ibv_send_wr *sl_verbs_build(struct sl_verbs_lane *l, struct sl_verbs_record *r,
+				   struct ibv_sge *entries, uint32_t len)
 {
 	struct sl_verbs_traffic *t = l->conn->context->traffic;
 	struct ibv_send_wr *wr = &t->wrs[t->built++];
 
 	wr->wr_id = (uintptr_t)r;
 	wr->next = NULL;
-	wr->sg_list = &t->sges[t->entries];
-	wr->num_sge = (int)entries;
+	wr->sg_list = entries;
+	wr->num_sge = (int)len;
 	wr->send_flags = 0;
 	if (++l->unsignalled == SIGNAL_EVERY) {
 		l->unsignalled = 0;
 		wr->send_flags = IBV_SEND_SIGNALED;
 	}
-	t->entries += entries;
+	t->entries += len;
 	if (l->wr_last)
 		l->wr_last->next = wr;
 	else
@@ -217,7 +215,7 @@ void sl_verbs_ring_bells(struct sl_verbs_conn *n)
 	t->built = t->entries = 0;
 }
 
-/* Comes back when what the queue pair was doing is over. */
+/* Comes back when what the queue pair was doing is over: it is in the error state. */
 static void mark(struct sl_verbs_lane *l)
 {
 	struct sl_verbs_record *r = sl_verbs_record(l->conn->context);
@@ -225,25 +223,25 @@ static void mark(struct sl_verbs_lane *l)
 	if (!r)
 		return;
 	r->kind = SL_VERBS_MARK;
-	sl_verbs_make_room(l->conn);
-	sl_verbs_build(l, r, 0)->opcode = IBV_WR_SEND;
+	sl_verbs_build(l, r, sl_verbs_entries(l->conn), 0)->opcode = IBV_WR_SEND;
 	sl_verbs_ring_bells(l->conn);
 }
 
 void sl_verbs_fail_lane(struct sl_verbs_lane *l, int32_t status)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
-	int begun = l->state == SL_VERBS_BEGUN || l->state == SL_VERBS_LIVE;
+	int begun = l->state == SL_VERBS_BEGUN || l->state == SL_VERBS_LIVE, stopped;
 
 	if (!begun && l->state != SL_VERBS_MADE)
 		return;
-	(void)sl_verbs.ibv_modify_qp(l->qp, &attr, IBV_QP_STATE); /* or it is in that state already */
+	/* Where it is not stopped, what is posted may still go out, and what comes still lands. */
+	stopped = sl_verbs.ibv_modify_qp(l->qp, &attr, IBV_QP_STATE) == 0;
 	l->state = SL_VERBS_DRAINING;
 	l->status = status;
 	l->deadline = sl_verbs_now() + (l->posted.first && !l->port->gone ? DRAIN_NS : MARK_NS);
 	l->conn->context->traffic->draining++;
 	l->port->counters.failures += status != 0;
-	if (begun && !l->conn->initiator)
+	if (begun && stopped && !l->conn->initiator)
 		mark(l);
 	if (!l->posted.first)
 		sl_verbs_drained(l);

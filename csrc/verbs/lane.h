@@ -78,6 +78,7 @@ struct sl_verbs_lane {
 	int32_t status;
 	uint32_t news; /* SL_VERBS_LANE_*, not told yet; 0: none */
 	uint64_t deadline; /* of draining */
+	int kept; /* errno: the device has not destroyed the queue pair when it was last asked to */
 	uint32_t promised; /* receives */
 	/* In the order of the queue pair: posted, and of a failed post; not proved done before it failed. */
 	struct sl_verbs_list posted, unposted, held;
@@ -157,6 +158,7 @@ struct sl_verbs_conn {
 	struct sl_verbs_context *context;
 	uint64_t id;
 	int initiator, closed, ending, ended;
+	int tried; /* to end it, when the context closes */
 	int32_t outcome; /* once ended */
 	pthread_mutex_t setup; /* one lane is made, begun or ended at a time; before the context's lock */
 	struct sl_verbs_lane *lanes[SL_VERBS_LANES];
@@ -199,6 +201,7 @@ struct sl_verbs_traffic {
 	struct sl_verbs_post *first, **end; /* what arrived */
 	uint32_t news; /* lanes and rails that have some */
 	uint32_t draining; /* lanes */
+	uint32_t kept;	   /* of those, lanes whose queue pair the device keeps */
 	uint64_t watched; /* when sl_verbs_watch looked */
 	int polled; /* whoever holds the lock looks for completions afterwards: no need to wake the poller */
 	/* The thread: */
@@ -291,11 +294,14 @@ void sl_verbs_fail_lane(struct sl_verbs_lane *l, int32_t status); /* to the erro
 void sl_verbs_drained(struct sl_verbs_lane *l); /* nothing is posted on it any more */
 void sl_verbs_lane_lives(struct sl_verbs_lane *l);
 int sl_verbs_has_room(const struct sl_verbs_lane *l);
-/* Room for one more request and its entries in what is built: what is there is posted where there is none. */
-void sl_verbs_make_room(struct sl_verbs_conn *n);
-struct ibv_sge *sl_verbs_entries(struct sl_verbs_context *c); /* of the next one */
-/* Adds a request to what is built for a lane, with the entries that were written. */
-struct ibv_send_wr *sl_verbs_build(struct sl_verbs_lane *l, struct sl_verbs_record *r, uint32_t entries);
+/*
+ * The entries of the next request that is built. Where there is no room for one more, what is
+ * built is posted first, which may fail lanes: a lane is chosen after that.
+ */
+struct ibv_sge *sl_verbs_entries(struct sl_verbs_conn *n);
+/* Adds a request to what is built for a lane, with so many of sl_verbs_entries. */
+struct ibv_send_wr *sl_verbs_build(struct sl_verbs_lane *l, struct sl_verbs_record *r,
+				   struct ibv_sge *entries, uint32_t len);
 void sl_verbs_ring_bells(struct sl_verbs_conn *n); /* posts what is built */
 struct sl_verbs_record *sl_verbs_leave(struct sl_verbs_lane *l); /* the next that was posted leaves the queue pair */
 void sl_verbs_hold(struct sl_verbs_lane *l, struct sl_verbs_record *r); /* it left the queue pair without a proof */
@@ -346,7 +352,11 @@ void sl_verbs_feed(struct sl_verbs_context *c); /* pumps those that wait for roo
 void sl_verbs_tick(struct sl_verbs_context *c, uint64_t now); /* gives up what does not drain */
 /* Fails lanes over which nothing comes back any more, not even an error. */
 void sl_verbs_watch(struct sl_verbs_context *c, uint64_t now);
-void sl_verbs_finish_lane(struct sl_verbs_lane *l); /* ended, drained and given back; n->setup is held, the lock not */
+/*
+ * Ended, drained and given back; n->setup is held, the lock not. -errno: the device keeps the queue
+ * pair, over which bytes may still move. Then nothing of the lane is over, and it may be called again.
+ */
+int sl_verbs_finish_lane(struct sl_verbs_lane *l);
 
 /* events.c: what devices say without being asked */
 void sl_verbs_heed(struct sl_verbs_port *p);

@@ -197,11 +197,13 @@ func (l *testLink) close(t testing.TB) {
 		return
 	}
 	l.closed = true
-	if l.conn != nil {
-		l.conn.Close()
-	}
-	if l.back != nil {
-		l.back.Close()
+	for _, c := range []*Conn{l.conn, l.back} {
+		if c == nil {
+			continue
+		}
+		if err := c.Close(); err != nil {
+			t.Errorf("close a connection: %v", err)
+		}
 	}
 	for _, c := range []*Context{l.near, l.far} {
 		if err := c.Close(); err != nil {

@@ -45,11 +45,7 @@ static void finish(struct sl_verbs_context *c)
 	pthread_cond_broadcast(&c->news);
 }
 
-/*
- * What a deregistration has come to, under the lock. A device that was taken away answers EIO: the
- * kernel has ended all that was its own before.
- */
-static int ended(const struct sl_verbs_port *p, int error)
+int sl_verbs_ended(const struct sl_verbs_port *p, int error)
 {
 	return error == EIO && p->gone ? 0 : error;
 }
@@ -111,7 +107,7 @@ int sl_verbs_unpin(struct sl_verbs_pin *pin)
 	if (mr)
 		rc = sl_verbs.ibv_dereg_mr(mr);
 	sl_verbs_lock(c);
-	rc = -ended(pin->port, rc);
+	rc = -sl_verbs_ended(pin->port, rc);
 	pin->users--;
 	if (rc == 0) {
 		if (pin->prev)
@@ -233,7 +229,7 @@ static int end_grants(struct sl_verbs_context *c, struct sl_verbs_memory *m, uin
 	for (uint32_t i = 0; i < SL_VERBS_RAILS; i++) {
 		if (!(rails & 1u << i))
 			continue;
-		errors[i] = ended(c->ports[i], errors[i]);
+		errors[i] = sl_verbs_ended(c->ports[i], errors[i]);
 		if (errors[i] == 0)
 			m->grants[i] = NULL;
 		else if (rc == 0)
@@ -273,15 +269,24 @@ static int withdraw(struct sl_verbs_context *c, struct sl_verbs_memory *m)
 	return rc;
 }
 
-/* Gives back what withdraw took out, when nobody works on it. Under the lock, of which it lets go. */
-static void free_memory(struct sl_verbs_context *c, struct sl_verbs_memory *m)
+/*
+ * Gives back what withdraw took out, when no batch uses it. -EBUSY, and it is put back: the device
+ * keeps a queue pair that may still work on it. Under the lock, of which it lets go.
+ */
+static int free_memory(struct sl_verbs_context *c, struct sl_verbs_memory *m)
 {
-	while (m->users)
+	while (m->users && !sl_verbs_keeps(c))
 		pthread_cond_wait(&c->news, &c->lock);
+	if (m->users) {
+		m->leaving = 0;
+		*place(c, m->key) = m;
+		return -EBUSY;
+	}
 	for (uint32_t i = 0; i < SL_VERBS_RAILS; i++)
 		if (m->pins[i])
 			m->pins[i]->users--;
 	free(m);
+	return 0;
 }
 
 int sl_verbs_unmap(struct sl_verbs_context *c, uint32_t key)
@@ -294,7 +299,7 @@ int sl_verbs_unmap(struct sl_verbs_context *c, uint32_t key)
 	if (m && begin(c) == 0) { /* close does it otherwise */
 		rc = withdraw(c, m);
 		if (rc == 0)
-			free_memory(c, m);
+			rc = free_memory(c, m);
 		finish(c);
 	}
 	sl_verbs_unlock(c);
@@ -398,7 +403,7 @@ void sl_verbs_forget_memory(struct sl_verbs_context *c)
 			continue;
 		(void)withdraw(c, m); /* no queue pair is left by which a peer could use what the NIC keeps */
 		*place(c, key) = NULL;
-		free_memory(c, m);
+		(void)free_memory(c, m); /* or sl_verbs_free does */
 	}
 	for (struct sl_verbs_pin *p = c->pins; p; p = p->next) {
 		if (p->mr)

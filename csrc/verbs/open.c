@@ -59,17 +59,17 @@ int sl_verbs_open(const struct sl_verbs_config *config, struct sl_verbs_context 
 	return 0;
 }
 
-void sl_verbs_close(struct sl_verbs_context *c)
+int sl_verbs_close(struct sl_verbs_context *c)
 {
-	int first;
+	int first, rc;
 
 	sl_verbs_lock(c);
 	first = !c->closed;
 	c->closed = 1; /* whoever comes from now on is answered -EBADF */
 	sl_verbs_unlock(c);
 	if (!first)
-		return;
-	sl_verbs_traffic_stop(c);
+		return 0;
+	rc = sl_verbs_traffic_stop(c);
 	sl_verbs_lock(c);
 	while (c->registering)
 		pthread_cond_wait(&c->news, &c->lock);
@@ -77,6 +77,7 @@ void sl_verbs_close(struct sl_verbs_context *c)
 	sl_verbs_forget_memory(c);
 	for (uint32_t i = 0; i < c->ports_len; i++)
 		sl_verbs_port_close(c->ports[i]);
+	return rc;
 }
 
 void sl_verbs_free(struct sl_verbs_context *c)
@@ -88,8 +89,11 @@ void sl_verbs_free(struct sl_verbs_context *c)
 	}
 	for (uint32_t i = 0; i < c->ports_len; i++)
 		free(c->ports[i]);
-	for (uint32_t i = 0; i < SL_VERBS_CHUNKS; i++)
+	for (uint32_t i = 0; i < SL_VERBS_CHUNKS; i++) {
+		for (uint32_t k = 0; c->chunks[i] && k < SL_VERBS_CHUNK; k++)
+			free(c->chunks[i][k]);
 		free(c->chunks[i]);
+	}
 	pthread_cond_destroy(&c->news);
 	pthread_mutex_destroy(&c->lock);
 	free(c->ring);

@@ -67,7 +67,7 @@ static struct ibv_qp *make_queue_pair(const struct sl_verbs_conn *n, struct sl_v
 	*rc = -sl_verbs.ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 	if (*rc == 0)
 		return qp;
-	(void)sl_verbs.ibv_destroy_qp(qp);
+	(void)sl_verbs.ibv_destroy_qp(qp); /* it was never connected: nothing moves over it */
 	return NULL;
 }
 
@@ -84,7 +84,7 @@ static int place(struct sl_verbs_conn *n, uint32_t index, struct sl_verbs_port *
 {
 	struct sl_verbs_lane *l = n->lanes[index];
 
-	if (n->ended)
+	if (n->ending)
 		return -EBADF;
 	if (!l) {
 		l = calloc(1, sizeof(*l));
@@ -99,7 +99,7 @@ static int place(struct sl_verbs_conn *n, uint32_t index, struct sl_verbs_port *
 		n->reaches |= 1u << index;
 	}
 	*out = l;
-	return l->state == SL_VERBS_NONE || l->state == SL_VERBS_FAILED ? 0 : -EBUSY;
+	return l->state == SL_VERBS_NONE || l->state == SL_VERBS_FAILED || l->kept ? 0 : -EBUSY;
 }
 
 static void describe(const struct sl_verbs_lane *l, struct sl_verbs_end *mine)
@@ -148,7 +148,9 @@ static int make(struct sl_verbs_conn *n, uint32_t lane, uint32_t rail, struct sl
 	sl_verbs_unlock(c);
 	if (rc != 0)
 		return rc;
-	sl_verbs_finish_lane(l); /* the one before it */
+	rc = sl_verbs_finish_lane(l); /* the one before it */
+	if (rc != 0)
+		return rc;
 	sl_verbs_enter(c);
 	rc = promise(n, p, &promised);
 	sl_verbs_unlock(c);
@@ -239,8 +241,7 @@ static int probe(struct sl_verbs_lane *l)
 	if (!r)
 		return -ENOMEM;
 	r->kind = SL_VERBS_PROBE;
-	sl_verbs_make_room(l->conn);
-	wr = sl_verbs_build(l, r, 0);
+	wr = sl_verbs_build(l, r, sl_verbs_entries(l->conn), 0);
 	wr->opcode = IBV_WR_RDMA_WRITE;
 	wr->wr.rdma.remote_addr = 0;
 	wr->wr.rdma.rkey = 0;

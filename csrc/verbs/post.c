@@ -159,13 +159,14 @@ static int64_t build_next(struct sl_verbs_conn *n, struct sl_verbs_batch *b, str
 	struct sl_verbs_place from = *at;
 	struct sl_verbs_record *r;
 	struct sl_verbs_lane *l;
-	uint32_t entries;
+	struct ibv_sge *entries;
+	uint32_t len;
 
 	if (!m || im->expired) {
 		sl_verbs_give_up(b, m ? SL_VERBS_REVOKED : IBV_WC_LOC_PROT_ERR, (int32_t)at->piece);
 		return -ECANCELED;
 	}
-	sl_verbs_make_room(n);
+	entries = sl_verbs_entries(n);
 	l = choose(n, b, m, im, most);
 	r = l ? sl_verbs_record(c) : NULL;
 	if (!r)
@@ -175,9 +176,10 @@ static int64_t build_next(struct sl_verbs_conn *n, struct sl_verbs_batch *b, str
 	r->piece = from.piece;
 	r->off = from.off;
 	r->again = again != 0;
-	r->len = gather(b, at, most, m->base, sl_verbs_lkey(m, l->port->index), sl_verbs_entries(c), &entries, l->port->info.sge_max);
+	r->len = gather(b, at, most, m->base, sl_verbs_lkey(m, l->port->index), entries, &len,
+			l->port->info.sge_max);
 	b->open++;
-	shape(sl_verbs_build(l, r, entries), b, l, m, im, d.remote + from.off, r->len);
+	shape(sl_verbs_build(l, r, entries, len), b, l, m, im, d.remote + from.off, r->len);
 	return (int64_t)r->len;
 }
 

@@ -12,12 +12,14 @@ static void build(struct sl_verbs_lane *l, struct sl_verbs_record *r, uint32_t k
 {
 	struct sl_verbs_conn *n = l->conn;
 	struct sl_verbs_head head = {htole32(SL_VERBS_MAGIC), htole32(kind), htole64(value)};
+	struct ibv_sge *entry = sl_verbs_entries(n);
 	struct ibv_send_wr *wr;
 
 	memcpy(r->slip->at, &head, sizeof(head));
-	*sl_verbs_entries(n->context) = (struct ibv_sge){
-		.addr = (uintptr_t)r->slip->at, .length = r->slip->len, .lkey = n->slab_mr[l->port->index]->lkey};
-	wr = sl_verbs_build(l, r, 1);
+	*entry = (struct ibv_sge){.addr = (uintptr_t)r->slip->at,
+				  .length = r->slip->len,
+				  .lkey = n->slab_mr[l->port->index]->lkey};
+	wr = sl_verbs_build(l, r, entry, 1);
 	wr->opcode = IBV_WR_SEND;
 	if (r->slip->len <= l->port->info.inline_max)
 		wr->send_flags |= IBV_SEND_INLINE;
@@ -84,7 +86,7 @@ void sl_verbs_post_notes(struct sl_verbs_conn *n)
 		struct sl_verbs_batch *b = r ? r->batch : n->note_first;
 		struct sl_verbs_lane *l;
 
-		sl_verbs_make_room(n);
+		(void)sl_verbs_entries(n); /* before the lane is chosen */
 		l = sl_verbs_note_lane(n);
 		if (!l || !sl_verbs_has_room(l) || !clear(n, l, b->order) || post_note(n, l, b, r) != 0)
 			return;

@@ -77,26 +77,35 @@ static void close_fd(int *fd)
 		close(gone);
 }
 
+int sl_verbs_keeps(const struct sl_verbs_context *c)
+{
+	return c->traffic->kept != 0;
+}
+
 /* Those that are there stay, ended, until they are disconnected, or the context is freed. */
-static void end_all(struct sl_verbs_context *c)
+static int end_all(struct sl_verbs_context *c)
 {
 	struct sl_verbs_conn *head = &c->traffic->conns, *n;
+	int rc = 0, one;
 
 	do {
 		sl_verbs_enter(c);
-		for (n = head->next; n != head && n->ended; n = n->next)
+		for (n = head->next; n != head && (n->ended || n->tried); n = n->next)
 			;
-		sl_verbs_unlock(c);
 		if (n != head)
-			sl_verbs_end(n, SL_VERBS_CLOSED);
+			n->tried = 1;
+		sl_verbs_unlock(c);
+		one = n != head ? sl_verbs_end(n, SL_VERBS_CLOSED) : 0;
+		rc = rc != 0 ? rc : one;
 	} while (n != head);
+	return rc;
 }
 
-void sl_verbs_traffic_stop(struct sl_verbs_context *c)
+int sl_verbs_traffic_stop(struct sl_verbs_context *c)
 {
 	struct sl_verbs_traffic *t = c->traffic;
+	int rc = end_all(c);
 
-	end_all(c);
 	atomic_store(&t->stop, 1);
 	sl_verbs_rouse(c);
 	if (t->has_thread)
@@ -104,6 +113,7 @@ void sl_verbs_traffic_stop(struct sl_verbs_context *c)
 	t->has_thread = 0;
 	close_fd(&t->event_fd);
 	close_fd(&t->epoll_fd);
+	return rc;
 }
 
 void sl_verbs_traffic_free(struct sl_verbs_context *c)

@@ -103,7 +103,7 @@ struct sl_verbs_conn;
 
 int sl_verbs_open(const struct sl_verbs_config *c, struct sl_verbs_context **out);
 /* Ends all connections, memory and rails. The ring stays until free. */
-void sl_verbs_close(struct sl_verbs_context *c);
+int sl_verbs_close(struct sl_verbs_context *c); /* -errno: a device keeps a queue pair */
 void sl_verbs_free(struct sl_verbs_context *c);
 struct sl_ring *sl_verbs_ring(struct sl_verbs_context *c);
 struct sl_verbs_counter *sl_verbs_tally(struct sl_verbs_context *c); /* SL_VERBS_COUNTERS of them */
@@ -128,7 +128,8 @@ int sl_verbs_unpin(struct sl_verbs_pin *p); /* -EBUSY: a map or a grant still us
 int sl_verbs_map(struct sl_verbs_context *c, uint32_t key, void *base, uint64_t len, struct sl_verbs_pin *const *pins, uint32_t prefer);
 /*
  * Waits until nothing of ours works on the memory any more, and ends its grants. After an error the
- * NIC keeps one of them, and the memory stays mapped: then it may be called again.
+ * NIC keeps one of them, or a queue pair that may work on the memory (-EBUSY), and the memory stays
+ * mapped: then it may be called again.
  */
 int sl_verbs_unmap(struct sl_verbs_context *c, uint32_t key);
 
@@ -160,6 +161,7 @@ int sl_verbs_lane_begin(struct sl_verbs_conn *n, uint32_t lane, const struct sl_
 /*
  * To the error state, drained, gone: what came over it is received, nothing more will be. An
  * initiator's then waits to be settled, as after a failure, but without news. 0 where there is none.
+ * -errno: the device keeps the queue pair, and bytes may still move over it. It may be called again.
  */
 int sl_verbs_lane_end(struct sl_verbs_conn *n, uint32_t lane);
 /* Of an owner: how many messages of the peer arrived, in order, over all lanes. */
@@ -209,10 +211,16 @@ void sl_verbs_undrive(struct sl_verbs_context *c);
 
 /* No submissions from now on; what was not posted ends with SL_VERBS_CLOSED. -ETIMEDOUT: some is still under way. */
 int sl_verbs_drain(struct sl_verbs_conn *n, uint64_t grace_ns);
-/* All lanes to the error state and drained, then all batches end with this outcome. */
-void sl_verbs_end(struct sl_verbs_conn *n, int32_t status);
-/* Ends it with SL_VERBS_CLOSED and gives it back; n is gone. Messages not taken yet stay. */
-void sl_verbs_disconnect(struct sl_verbs_conn *n);
+/*
+ * All lanes to the error state and drained, then all batches end with the outcome of the first
+ * call. -errno: a device keeps a queue pair. No batch ends then, and it may be called again.
+ */
+int sl_verbs_end(struct sl_verbs_conn *n, int32_t status);
+/*
+ * Ends it with SL_VERBS_CLOSED and gives it back; n is gone. Messages not taken yet stay.
+ * -errno, as of sl_verbs_end: n stays until it is disconnected once more, or the context is freed.
+ */
+int sl_verbs_disconnect(struct sl_verbs_conn *n);
 
 /*
  * Takes the first message with data, of first_len bytes: the ring says whether there is one.

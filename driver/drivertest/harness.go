@@ -85,6 +85,14 @@ type Harness struct {
 	// again. Nil: those rounds are as the others.
 	Disturb func(b driver.Backend, random *rand.Rand) (mend func())
 
+	// Halts are further spots, at which a mover stops the other movers of its process, too.
+	Halts []string
+
+	// Replaces says that a fence against a process that stands still replaces all of an
+	// allocation: what that process has under way over other parts of it may fail with
+	// ErrRevoked, and what it begins later must not. False: nothing that was not fenced fails.
+	Replaces bool
+
 	// Limit bounds every single wait, a Fence or a Close included; past it the
 	// check fails with a dump of all goroutines. Zero is 20 s. It must exceed
 	// the backend's grace for frozen peers.

@@ -5,6 +5,7 @@ package drivertest
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"sync"
@@ -33,10 +34,11 @@ type movers struct {
 
 // mover is one of them. They share no word that they change, which would slow them down.
 type mover struct {
-	over      atomic.Bool   // a batch of it failed
+	over      atomic.Bool   // a batch of it failed, or it is done
+	last      atomic.Uint64 // 1 + of the batches that it may end with, the first; 0: not yet
 	submitted atomic.Uint64 // written by the mover alone
 	completed uint64        // the poller's
-	_         [104]byte
+	_         [96]byte
 }
 
 func (m *movers) fault(format string, args ...any) {
@@ -98,8 +100,8 @@ func (m *movers) run(keys []uint32, leases int) outcome {
 	return o
 }
 
-// write moves bytes to and from one memory until that fails; it must not where there was no
-// fence. Most batches are short: the shorter, the more time goes to checks.
+// write moves bytes to and from one memory until that fails. Where there was no fence it must
+// not, and goes on until one batch that began behind all fences has succeeded. Most batches are short: the shorter, the more time goes to checks.
 func (m *movers) write(number int, key uint32, fenced bool) {
 	defer m.live.Add(-1)
 	random := rand.New(rand.NewPCG(m.seed, uint64(number)))
@@ -116,8 +118,8 @@ func (m *movers) write(number int, key uint32, fenced bool) {
 	}
 	self := &m.each[number]
 	for seq := uint64(0); !self.over.Load(); seq++ {
-		if !fenced && stopped(m.stop) {
-			break
+		if !fenced && self.last.Load() == 0 && stopped(m.stop) {
+			self.last.Store(seq + 1) // one of those that begin now must succeed
 		}
 		err := m.p.Submit(uint64(number)<<32|seq&0xffff_ffff, &batches[seq%64])
 		switch {
@@ -146,6 +148,9 @@ func (m *movers) giveWay() {
 
 // ended judges the error that ended a mover.
 func (m *movers) ended(number int, fenced bool, err error) {
+	if !fenced && m.h.h.Replaces && errors.Is(err, driver.ErrRevoked) {
+		return
+	}
 	m.each[number].over.Store(true)
 	m.failed.Store(true)
 	switch {
@@ -171,9 +176,12 @@ func (m *movers) poll(leases int) {
 		}
 		for _, c := range done[:n] {
 			number := int(c.Tag >> 32)
-			m.each[number].completed++
+			each := &m.each[number]
+			each.completed++
 			if c.Err != nil {
 				m.ended(number, number < leases, c.Err)
+			} else if last := each.last.Load(); last > 0 && c.Tag&math.MaxUint32 >= last-1 {
+				each.over.Store(true)
 			}
 		}
 		if n == 0 {

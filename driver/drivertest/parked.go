@@ -75,38 +75,26 @@ func checkFenceParked(s *stage) {
 	}
 	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
 	l := s.far.local(2 * leaseLen)
-	for _, spot := range s.h.Spots {
-		for _, own := range []bool{false, true} {
-			l.paint(s.seed())
-			s.fenceParked(s.far, spot, own, back, l)
-			if s.Failed() {
-				return
+	each := func(spots []string, check func(spot string, own bool)) {
+		for _, spot := range spots {
+			for _, own := range []bool{false, true} {
+				l.paint(s.seed())
+				if check(spot, own); s.Failed() {
+					return
+				}
 			}
 		}
 	}
-	for _, spot := range s.h.OwnerSpots {
-		for _, own := range []bool{false, true} {
-			l.paint(s.seed())
-			s.fenceParked(s.home, spot, own, back, l)
-			if s.Failed() {
-				return
-			}
-		}
-	}
-	for _, spot := range s.h.HeldSpots {
-		for _, own := range []bool{false, true} {
-			l.paint(s.seed())
-			s.fenceHeld(spot, own, back, l)
-			if s.Failed() {
-				return
-			}
-		}
-	}
+	each(s.h.Spots, func(spot string, own bool) { s.fenceParked(s.far, spot, own, true, back, l) })
+	each(s.h.Halts, func(spot string, own bool) { s.fenceParked(s.far, spot, own, false, back, l) })
+	each(s.h.OwnerSpots, func(spot string, own bool) { s.fenceParked(s.home, spot, own, true, back, l) })
+	each(s.h.HeldSpots, func(spot string, own bool) { s.fenceHeld(spot, own, back, l) })
 }
 
 // fenceParked is the check at one spot of the mover's side, or of the owner's. With own the
-// memory is given back behind the fence, and other memory comes in its place.
-func (s *stage) fenceParked(on *side, spot string, own bool, back int, l *memory) {
+// memory is given back behind the fence, and other memory comes in its place. With beside
+// another goroutine of the mover's process writes meanwhile.
+func (s *stage) fenceParked(on *side, spot string, own, beside bool, back int, l *memory) {
 	s.Helper()
 	r := s.parkedAttack(on, spot, back, l)
 	what := "fence while a mover stands at " + spot
@@ -118,22 +106,32 @@ func (s *stage) fenceParked(on *side, spot string, own bool, back int, l *memory
 		r = s.home.share(2 * leaseLen)
 	}
 	r.paint(s.seed())
-	key := s.far.must(request{Do: "import", Peer: back, Data: r.renew()}).Key
-	d := driver.Desc{Local: leaseLen, Remote: leaseLen, Len: 64, LocalKey: l.key, RemoteKey: key}
-	tag := s.far.must(request{Do: "submit", Peer: back, Op: driver.Write, Descs: []driver.Desc{d}}).Tag
-	if on == s.far { // a mover that stands on the owner's side may hold this one up
+	var tag uint64
+	if beside {
+		tag = s.writeBeside(back, l, r)
+	}
+	if beside && on == s.far { // a mover that stands on the owner's side may hold this one up
 		s.far.must(request{Do: "await", Tag: tag})
 	}
-	copy(r.want[leaseLen:][:64], l.want[leaseLen:])
 	on.must(request{Do: "go on"})
 	s.revoked()
-	if on != s.far {
+	if beside && on != s.far {
 		s.far.must(request{Do: "await", Tag: tag})
 	}
 	if err := r.fence(); err != nil { // makes the other goroutine's write visible
 		s.Fatalf("fence: %v", err)
 	}
 	r.expect(fmt.Sprintf("when a mover that stood at %s went on (memory given back: %v)", spot, own))
+}
+
+// writeBeside has another goroutine of the mover's process import the memory anew, and write.
+func (s *stage) writeBeside(back int, l, r *memory) (tag uint64) {
+	s.Helper()
+	key := s.far.must(request{Do: "import", Peer: back, Data: r.renew()}).Key
+	d := driver.Desc{Local: leaseLen, Remote: leaseLen, Len: 64, LocalKey: l.key, RemoteKey: key}
+	copy(r.want[leaseLen:][:64], l.want[leaseLen:])
+	q := request{Do: "submit", Peer: back, Op: driver.Write, Descs: []driver.Desc{d}}
+	return s.far.must(q).Tag
 }
 
 // parkedAttack has the far side write to new memory, until a mover stands at a spot.

@@ -51,6 +51,16 @@ uint64_t now(void)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+int take_one(_Atomic uint32_t *left)
+{
+	uint32_t n = *left;
+
+	while (n)
+		if (atomic_compare_exchange_weak(left, &n, n - 1))
+			return 1;
+	return 0;
+}
+
 void pause_us(uint32_t us)
 {
 	if (us)

@@ -52,6 +52,7 @@ struct device {
 	struct pair *pairs;
 	struct straggler *stragglers;
 	uint32_t link, fatal; /* as they were last told of */
+	struct cq *looked;    /* at which completion queue a look was last */
 	uint64_t busy_until;  /* ns: its rate is used up until then */
 	pthread_t thread;
 	pthread_cond_t kick;
@@ -152,6 +153,7 @@ void unlock(void);
 void yield_to_others(void);
 uint64_t now(void);
 void pause_us(uint32_t us); /* without the lock */
+int take_one(_Atomic uint32_t *left); /* one of so many faults of a panel: whether there was one */
 struct device *device_at(int index);
 static inline struct context *context_of(struct ibv_context *c) { return (struct context *)c; }
 static inline struct device *device_of(struct ibv_context *c) { return context_of(c)->device; }

@@ -209,16 +209,6 @@ EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size
 	return mr;
 }
 
-static int take_one(_Atomic uint32_t *left)
-{
-	uint32_t n = *left;
-
-	while (n)
-		if (atomic_compare_exchange_weak(left, &n, n - 1))
-			return 1;
-	return 0;
-}
-
 EXPORT int ibv_dereg_mr(struct ibv_mr *mr)
 {
 	struct region *r = (struct region *)mr;

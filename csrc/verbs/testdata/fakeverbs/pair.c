@@ -118,6 +118,8 @@ EXPORT int ibv_destroy_qp(struct ibv_qp *qp)
 {
 	struct pair *p = (struct pair *)qp, **at;
 
+	if (take_one(&p->device->panel->destroy_busy))
+		return EBUSY;
 	lock();
 	for (at = &p->device->pairs; *at != p; at = &(*at)->next)
 		;
@@ -187,6 +189,8 @@ static int modify(struct pair *p, const struct ibv_qp_attr *a, int mask)
 	if (!(mask & IBV_QP_STATE))
 		return EINVAL;
 	if (a->qp_state == IBV_QPS_ERR) {
+		if (take_one(&p->device->panel->modify_busy))
+			return EBUSY;
 		fail_pair(p);
 		return 0;
 	}

@@ -6,16 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int take_one(_Atomic uint32_t *left)
-{
-	uint32_t n = *left;
-
-	while (n)
-		if (atomic_compare_exchange_weak(left, &n, n - 1))
-			return 1;
-	return 0;
-}
-
 /* What becomes of a request that begins. */
 static enum fault draw(struct fake_panel *p, const struct request *r)
 {
@@ -392,7 +382,7 @@ static int step(struct pair *p, uint64_t t, uint64_t *wake)
 	struct fake_panel *panel = p->device->panel;
 	struct request *r;
 
-	if (p->done == p->posted || panel->fatal == 2)
+	if (p->done == p->posted || panel->fatal == 2 || panel->frozen == 2)
 		return 0;
 	if (p->base.state == IBV_QPS_ERR) {
 		p->unheard = 0;

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import "sync/atomic"
+
+// spot is a place between a check of a batch and the act that relies on it, or between the act and
+// what is told of it. Tests park the goroutine of a batch there while the owner fences. The names
+// are those of the steps in spec/cuda_processes.pml.
+type spot int
+
+const (
+	spotAnnounced spot = iota // the batch is counted in the owner's sight
+	spotGood                  // the import was good after that
+	spotShown                 // cancels find the batch
+	spotLaunched              // its copies are on a stream, or will be
+	spotEnded                 // they have ended
+	spotJudged                // and the import was still good after that
+)
+
+// parked is what tests have a batch do at a spot; nil otherwise.
+var parked atomic.Pointer[func(spot)]
+
+func at(s spot) {
+	if f := parked.Load(); f != nil {
+		(*f)(s)
+	}
+}

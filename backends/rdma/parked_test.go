@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdma
+
+import (
+	"bytes"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// parkAt has the first batch that comes to the one spot that there is call f there.
+func parkAt(_ string, f func()) {
+	if f == nil {
+		parked.Store(nil)
+		return
+	}
+	var came atomic.Bool
+	do := func(spot) {
+		if !came.Swap(true) {
+			f()
+		}
+	}
+	parked.Store(&do)
+}
+
+// checkFenceParked has a batch stand between its check and its post while the owner fences, gives
+// the memory another use, and another goroutine imports it anew and writes.
+func checkFenceParked(t *testing.T, p *pair) {
+	l, r := register(t, p.near, 4096), register(t, p.far, 4096)
+	old := p.imports(t, r)
+	for i := range l.bytes {
+		l.bytes[i] = 0xee
+	}
+	standing, goOn := make(chan struct{}), make(chan struct{})
+	letGo := sync.OnceFunc(func() { close(goOn) })
+	parkAt("submit", func() { close(standing); <-goOn })
+	t.Cleanup(func() { letGo(); parked.Store(nil) })
+	p.tag += 2
+	stale, tag := p.tag-1, p.tag
+	submitted := make(chan error, 1)
+	go func() {
+		submitted <- p.peer.Submit(stale, writeOf(driver.Desc{Len: 4096, LocalKey: l.key, RemoteKey: old}))
+	}()
+	<-standing
+	require.NoError(t, p.far.Fence(t.Context(), r.Key()))
+	clear(r.bytes)
+	fresh := p.imports(t, r)
+	d := driver.Desc{Len: 64, LocalKey: l.key, RemoteKey: fresh}
+	require.NoError(t, p.peer.Submit(tag, writeOf(d)))
+	require.NoError(t, p.await(t, tag))
+	letGo()
+	err := <-submitted
+	if err == nil {
+		err = p.await(t, stale)
+	}
+	require.ErrorIs(t, err, driver.ErrRevoked)
+	require.NoError(t, p.far.Fence(t.Context(), r.Key()))
+	require.Equal(t, bytes.Repeat([]byte{0xee}, 64), r.bytes[:64])
+	require.Equal(t, make([]byte, 4096-64), r.bytes[64:])
+}
+
+func TestFenceParked(t *testing.T) { checkFenceParked(t, openPair(t, Config{})) }
