@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How engines meet by a session name: the one that is named "host:port" answers there with how to reach its memory.
+
+As with Mooncake's P2PHANDSHAKE, nothing here says which process is at the other end: every host that reaches the port
+can read and write the registered memory. Keep it to a network that you trust.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import socketserver
+import threading
+from typing import Callable, NamedTuple
+
+_GET, _PROBE = b"sluice-mooncake get\n", b"sluice-mooncake probe\n"
+_MOST = 256 << 20  # bytes of an answer
+_LIMIT = 5.0  # seconds for each step of an exchange
+
+
+class Offer(NamedTuple):
+    """How to reach an engine, and its memory: name of the region, address, length."""
+
+    description: bytes
+    ranges: list[tuple[str, int, int]]
+
+
+def parse(session: str) -> tuple[str, int]:
+    """Host and port of "host:port" or "[v6]:port". ValueError for anything else; port 0 where none is named."""
+    if session.startswith("["):
+        host, bracket, rest = session[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ValueError(f"{session!r} is no address")
+        return host, int(rest[1:] or 0)
+    if session.count(":") > 1:
+        return session, 0
+    host, _, port = session.partition(":")
+    return host, int(port or 0)
+
+
+def fetch(session: str) -> Offer:
+    """Asks the engine of that name. OSError or ValueError where none answers."""
+    answer = json.loads(_ask(session, _GET))
+    return Offer(base64.b64decode(answer["description"]), [(str(n), int(a), int(size)) for n, a, size in answer["ranges"]])
+
+
+def probe(session: str) -> None:
+    """Returns when the engine of that name answers. OSError or ValueError where none does."""
+    if _ask(session, _PROBE) != b"here":
+        raise ValueError("this is no engine of sluice's")
+
+
+def _ask(session: str, word: bytes) -> bytes:
+    with socket.create_connection(parse(session), timeout=_LIMIT) as s:
+        s.sendall(word)
+        answer = bytearray()
+        while part := s.recv(1 << 20):
+            answer += part
+            if len(answer) > _MOST:
+                raise ValueError("the answer is too long")
+        return bytes(answer)
+
+
+class Server:
+    """Answers at a port until it is closed."""
+
+    def __init__(self, host: str, port: int, offer: Callable[[], Offer]) -> None:
+        class Handler(socketserver.StreamRequestHandler):
+            timeout = _LIMIT
+
+            def handle(self) -> None:
+                word = self.rfile.readline(64)
+                if word == _GET:
+                    mine = offer()
+                    text = {"description": base64.b64encode(mine.description).decode(), "ranges": mine.ranges}
+                    self.wfile.write(json.dumps(text).encode())
+                elif word == _PROBE:
+                    self.wfile.write(b"here")
+
+        class Listening(socketserver.ThreadingTCPServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            allow_reuse_address, daemon_threads = True, True
+
+            def handle_error(self, request: object, client_address: object) -> None:
+                """Nothing: a caller that hangs up, or asks too slowly, asks anew."""
+
+        self._server = Listening((host, port), Handler)
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(target=self._server.serve_forever, name="sluice-mooncake", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends it."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The face of Mooncake: between two processes, and beside the wheel in one scenario."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Iterator
+
+import pytest
+from conftest import HERE, LIMIT, ROOT
+from sluice.mooncake import TransferEngine, TransferNotify, handshake, notices
+from sluice.mooncake.ranges import Ranges
+
+SCENARIO = str(HERE / "mooncake_scenario.py")
+
+
+def scenario(*command: str) -> list[tuple[str, Any]]:
+    result = subprocess.run(command, capture_output=True, text=True, timeout=2 * LIMIT)
+    seen = [tuple(json.loads(line)) for line in result.stdout.splitlines() if line.startswith("[")]
+    assert seen and seen[-1] == ("end", True), result.stdout + result.stderr
+    return seen  # type: ignore[return-value]
+
+
+def theirs() -> str:
+    """An interpreter with the wheel, which hack/stacks makes where it can."""
+    for python in (os.environ.get("MOONCAKE_PYTHON", ""), str(ROOT / "build" / "stacks" / "bin" / "python")):
+        if python and os.path.exists(python) and subprocess.run([python, "-c", "import mooncake.engine"], capture_output=True).returncode == 0:
+            return python
+    pytest.skip("unavailable: no Python with mooncake: hack/stacks makes one, or name one by MOONCAKE_PYTHON")
+
+
+def test_the_scenario_runs() -> None:
+    seen = dict(scenario(sys.executable, "-m", "sluice.mooncake.shim", SCENARIO))
+    good = ("read", "write", "batch write", "batch read", "empty batch", "no bytes", "ended", "read what is registered anew")
+    assert {name: seen[name] for name in good} == dict.fromkeys(good, 0)
+    assert seen["notified"] == [["name", "words"]] and seen["notified again"] == [["", "é"]] and seen["submitted"] == 1
+    bytes_of = ("written bytes", "batch written bytes", "batch read bytes")
+    assert [seen[name] for name in bytes_of] == [True, [True, True], True]
+    bad = ("past the end", "unknown address", "uneven", "no such session", "read what is unregistered", "read from the dead")
+    assert {name: seen[name] for name in bad} == dict.fromkeys(bad, -1)
+
+
+def test_the_same_as_the_wheel() -> None:
+    wheel = scenario(theirs(), SCENARIO)
+    ours = scenario(sys.executable, "-m", "sluice.mooncake.shim", SCENARIO)
+    assert [(w, o) for w, o in zip(wheel, ours) if w != o] == [] and len(ours) == len(wheel)
+
+
+class Side:
+    """An engine and its memory, in this process."""
+
+    def __init__(self, size: int = 1 << 16) -> None:
+        self.engine = TransferEngine()
+        assert self.engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+        self.memory = self.engine.get_engine().alloc(size)
+        self.bytes = self.memory.view
+        self.address = self.memory.address
+        assert self.engine.register_memory(self.address, size) == 0
+        self.session = f"127.0.0.1:{self.engine.get_rpc_port()}"
+
+
+@pytest.fixture
+def sides() -> Iterator[tuple[Side, Side]]:
+    made = Side(), Side()
+    yield made
+    for side in made:
+        side.engine.close()
+
+
+def test_threads_share_an_engine(sides: tuple[Side, Side]) -> None:
+    a, b = sides
+    b.bytes[:] = bytes(i % 251 for i in range(len(b.bytes)))
+
+    def move(i: int) -> int:
+        at = 4096 * (i % 8)
+        return a.engine.transfer_sync_read(b.session, a.address + at, b.address + at, 4096)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(move, range(400))) == {0}
+    assert a.bytes[: 8 * 4096] == b.bytes[: 8 * 4096]
+
+
+def test_a_peer_that_registers_more_is_asked_again(sides: tuple[Side, Side]) -> None:
+    a, b = sides
+    assert a.engine.transfer_sync_read(b.session, a.address, b.address, 64) == 0
+    later = bytearray(b"later" * 100)
+    region = b.engine.get_engine().alloc(4096)
+    assert b.engine.register_memory(region.address, 4096) == 0
+    region.view[: len(later)] = later
+    assert a.engine.transfer_sync_read(b.session, a.address, region.address, len(later)) == 0
+    assert a.bytes[: len(later)] == later
+
+
+def test_one_registration_ends_beside_a_transfer_of_another(sides: tuple[Side, Side]) -> None:
+    a, b = sides
+    other = b.engine.get_engine().alloc(4096)
+    assert b.engine.register_memory(other.address, 4096) == 0
+    number = a.engine.batch_transfer_async_read(b.session, [a.address], [b.address], [1 << 16])
+    assert number and b.engine.unregister_memory(other.address) == 0
+    assert a.engine.get_batch_transfer_status([number]) == 0
+    assert a.engine.transfer_sync_read(b.session, a.address, other.address, 64) == -1
+
+
+def test_an_outcome_is_told_once_and_holds_no_memory(sides: tuple[Side, Side]) -> None:
+    a, b = sides
+    number = a.engine.transfer_submit_write(b.session, a.address, b.address, 64)
+    a.engine._batches[number].wait(LIMIT)
+    assert a.engine.unregister_memory(a.address) == 0, "a transfer that has ended holds its memory"
+    assert [a.engine.transfer_check_status(number) for _ in range(2)] == [1, -1]
+    assert a.engine.get_batch_transfer_status([number]) == -1
+
+
+def test_another_engine_at_the_same_port(sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = sides
+    c = Side()
+    fetch = handshake.fetch
+    assert a.engine.transfer_sync_read(b.session, a.address, b.address, 64) == 0
+    c.bytes[:3] = b"new"
+    session = b.session
+    b.engine.close()
+    monkeypatch.setattr(handshake, "fetch", lambda name: fetch(c.session if name == session else name))
+    assert a.engine.transfer_sync_read(session, a.address, c.address, 3) == 0 and a.bytes[:3] == b"new"
+    c.engine.close()
+
+
+def test_what_is_no_engine(sides: tuple[Side, Side], caplog: pytest.LogCaptureFixture) -> None:
+    a, b = sides
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as pool:
+        answered = pool.submit(lambda: silent.accept()[0].close())
+        with caplog.at_level(logging.ERROR, "sluice.mooncake"):
+            assert a.engine.transfer_sync_read(f"127.0.0.1:{silent.getsockname()[1]}", a.address, b.address, 64) == -1
+        answered.result(LIMIT)
+    assert "transfer with 127.0.0.1" in caplog.text
+    with pytest.raises(RuntimeError, match="initialize first"):
+        TransferEngine().get_rpc_port()
+    assert TransferEngine().initialize("127.0.0.1", "P2PHANDSHAKE", "nvlink", "") == -1
+
+
+@pytest.mark.parametrize(
+    "session, want", [("h:1", ("h", 1)), ("h", ("h", 0)), ("[::1]:2", ("::1", 2)), ("[::1]", ("::1", 0)), ("::1", ("::1", 0))]
+)
+def test_session_names(session: str, want: tuple[str, int]) -> None:
+    assert handshake.parse(session) == want
+
+
+def test_notifications_are_bytes_and_back() -> None:
+    got = notices.decode(notices.encode(TransferNotify("näme", "message")))
+    assert (got.name, got.msg) == ("näme", "message")
+    for bad in (b"", b"\xff\xff\xff\xff", b"\x01\0\0\0\xff"):
+        with pytest.raises(ValueError):
+            notices.decode(bad)
+
+
+def test_ranges() -> None:
+    ranges: Ranges[str] = Ranges()
+    for start in (300, 100, 200):
+        ranges.check(start, 100)
+        ranges.add(start, 100, str(start))
+    assert ranges.find(199, 1) == (100, "100") and ranges.find(200, 100) == (200, "200")
+    for address, length in ((99, 1), (399, 2), (199, 2)):
+        with pytest.raises(KeyError):
+            ranges.find(address, length)
+    for address, length in ((100, 1), (50, 51), (399, 5), (0, 1000)):
+        with pytest.raises(KeyError):
+            ranges.check(address, length)
+    ranges.drop(200)
+    ranges.check(200, 100)
+    assert ranges.at(200) is None and ranges.at(300) == "300"
