@@ -48,6 +48,9 @@
 extern "C" {
 #endif
 
+/* Of this header, as sluice_version() is of the library, pkg-config's and the Python package's. */
+#define SLUICE_VERSION "0.1.0.dev0"
+
 /* Raised when anything below changes in a way that a built program would notice. */
 #define SLUICE_ABI_VERSION 1
 
@@ -90,6 +93,9 @@ typedef uint64_t sluice_listener;
 
 /* SLUICE_ABI_VERSION of the library. */
 uint32_t sluice_abi_version(void);
+
+/* SLUICE_VERSION of the library. A constant; works in the child of a fork. */
+const char *sluice_version(void);
 
 /*
  * Why the last call on this thread that failed did. Never NULL; at most 1,023 bytes; valid

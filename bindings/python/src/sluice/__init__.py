@@ -38,6 +38,8 @@ from .errors import (
 from .peer import Peer, Remote
 from .transfer import Transfer
 
+__version__ = "0.1.0.dev0"  # of the library, too
+
 __all__ = [
     "AbortedError", "ArgumentError", "Backend", "BoundsError", "BusyError", "ClosedError", "CorruptError", "Counter", "DeviceMemory",
     "Engine", "Error", "File", "ForkError", "FullError", "HandleError", "HostMemory", "Identity", "Lease", "Limits", "Listener", "Memory",

@@ -244,6 +244,7 @@ class Library:
     """
 
     error: Callable[[], bytes]
+    version: Callable[[], bytes]
     code_name: Callable[[int], bytes]
 
     def __init__(self, path: str) -> None:
@@ -260,13 +261,14 @@ class Library:
             function = getattr(so, "sluice_" + name)
             function.argtypes, function.restype = arguments, c_int
             setattr(self, name, function)
-        so.sluice_error.restype = c_char_p
+        so.sluice_error.restype = so.sluice_version.restype = c_char_p
+        self.version = so.sluice_version
         so.sluice_code_name.argtypes, so.sluice_code_name.restype = [c_int], c_char_p
         self.code_name = so.sluice_code_name
         self.error = so.sluice_error  # the last: it says that all are there
 
     def __getattr__(self, name: str) -> Callable[..., int]:
-        if name in _FUNCTIONS or name in ("error", "code_name"):
+        if name in _FUNCTIONS or name in ("error", "version", "code_name"):
             with self._lock:
                 if "error" not in self.__dict__:
                     self._load()
