@@ -129,7 +129,7 @@ clean:
 .PHONY: capi install
 PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
-VERSION ?= 0.0.0
+VERSION := $(shell sed -n 's/^.define SLUICE_VERSION "\(.*\)"/\1/p' bindings/c/sluice.h)
 
 capi:
 	$(GO) build -buildmode=c-shared -o build/libsluice.so.1 \

@@ -36,6 +36,16 @@ int sluice_transfer_add_pages(sluice_transfer transfer, sluice_region region, sl
 	SLGO_CALL(slgoTransferAddPages, transfer, region, remote, &known);
 }
 
+int sluice_transfer_add_pattern(sluice_transfer transfer, sluice_region region, sluice_remote remote,
+				const struct sluice_pattern *pattern)
+{
+	struct sluice_pattern known = {0};
+	int code = slgo_take(&known, sizeof known, SLGO_THROUGH(struct sluice_pattern, remote), pattern, "sluice_pattern");
+	if (code)
+		return code;
+	SLGO_CALL(slgoTransferAddPattern, transfer, region, remote, &known);
+}
+
 int sluice_transfer_message(sluice_transfer transfer, const void *message, size_t length)
 {
 	SLGO_CALL(slgoTransferMessage, transfer, (uint8_t *)message, length);

@@ -14,6 +14,8 @@ const char *sluice_error(void) { return fault.text; }
 
 uint32_t sluice_abi_version(void) { return SLUICE_ABI_VERSION; }
 
+const char *sluice_version(void) { return SLUICE_VERSION; }
+
 // Written by the child before it has any other thread, so a plain word will do.
 static volatile int forked;
 

@@ -1,6 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
 //go:build race
 
-// SPDX-License-Identifier: Apache-2.0
 // Threads that call the C ABI at random over handles that they share: the race detector sees
 // what Go does of it.
 #include "hammer_race.h"
@@ -150,6 +151,10 @@ static void fill(struct hand *h)
 				 .local_stride = 40, .remote_stride = 40,
 				 .local = any(h, 2) ? lists : NULL, .remote = any(h, 2) ? lists : NULL};
 	DO(sluice_transfer_add_pages(t, pick(h, REGION), pick(h, REMOTE), &p));
+	struct sluice_pattern q = {.size = sizeof q, .count = 1 + any(h, 30), .run = 1 + any(h, 9), .loops_count = any(h, 4),
+				   .loops = {{64, 90, 2, 0}, {16, 30, 3, 0}, {9, 9, 2, 0}}, .local = {.stride = 128},
+				   .remote = {.stride = 256, .step = 20, .per = any(h, 3), .list = any(h, 2) ? lists : NULL}};
+	DO(sluice_transfer_add_pattern(t, pick(h, REGION), pick(h, REMOTE), &q));
 	switch (any(h, 4)) {
 	case 0:
 		DO(sluice_transfer_message(t, "hello", 5));

@@ -21,6 +21,8 @@ func goLayout() map[string]string {
 		"sluice_desc": C.struct_sluice_desc{}, "sluice_pages": C.struct_sluice_pages{},
 		"sluice_completion": C.struct_sluice_completion{}, "sluice_notification": C.struct_sluice_notification{},
 		"sluice_lease_options": C.struct_sluice_lease_options{}, "sluice_route": C.struct_sluice_route{},
+		"sluice_loop": C.struct_sluice_loop{}, "sluice_side": C.struct_sluice_side{},
+		"sluice_pattern": C.struct_sluice_pattern{},
 	} {
 		s := reflect.TypeOf(v)
 		list[name] = fmt.Sprint(s.Size())

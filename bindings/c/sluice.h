@@ -12,13 +12,13 @@
  * SLUICE_ERR_HANDLE. Closing an engine makes all handles of it stale, but for memory.
  *
  * Threads. Any thread may call anything at any time, also threads that the program
- * made itself, with one exception: add, add_pages, message, count, watch, post, reset and
+ * made itself, with one exception: add, add_pages, add_pattern, message, count, watch, post, reset and
  * close of one transfer belong to one thread at a time; a second one gets
  * SLUICE_ERR_BUSY. No function calls back into the program. Only those that take
  * a timeout wait; SLUICE_FOREVER waits without one and 0 not at all.
  *
  * Memory. Arguments are read during the call and not kept, except: registered memory,
- * until the region is closed; index lists of sluice_pages, until the transfer is
+ * until the region is closed; index lists of pages and patterns, until the transfer is
  * reset or closed. Strings are UTF-8 and end with 0.
  *
  * Structs that begin with `size` carry sizeof of themselves, so that a program
@@ -47,6 +47,9 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* Of this header, as sluice_version() is of the library, pkg-config's and the Python package's. */
+#define SLUICE_VERSION "0.1.0.dev0"
 
 /* Raised when anything below changes in a way that a built program would notice. */
 #define SLUICE_ABI_VERSION 1
@@ -90,6 +93,9 @@ typedef uint64_t sluice_listener;
 
 /* SLUICE_ABI_VERSION of the library. */
 uint32_t sluice_abi_version(void);
+
+/* SLUICE_VERSION of the library. A constant; works in the child of a fork. */
+const char *sluice_version(void);
 
 /*
  * Why the last call on this thread that failed did. Never NULL; at most 1,023 bytes; valid
@@ -297,6 +303,40 @@ struct sluice_pages {
 	const uint32_t *local, *remote;
 };
 
+/* One loop of a sluice_pattern: repeats what is inside it n times, each local and remote bytes behind the one before. */
+struct sluice_loop {
+	uint64_t local, remote; /* bytes */
+	uint32_t n;
+	uint32_t reserved; /* 0 */
+};
+
+/*
+ * Where the entries of a sluice_pattern lie on one side: entry i at base + list[(first+i)/per] * stride +
+ * ((first+i)%per) * step. Slots of per entries each, such as blocks of a KV cache. A list has a number for each
+ * slot, and is kept as those of sluice_pages; NULL: the slots follow each other.
+ */
+struct sluice_side {
+	uint64_t base, stride, step; /* bytes */
+	uint32_t first; /* entries of the first slot that are left out; below per */
+	uint32_t per; /* entries of a slot; 0: 1 */
+	const uint32_t *list;
+};
+
+/*
+ * Entries of one shape, which the two sides may lay out differently: an entry is a nest of loops, the outermost
+ * first, around a run of bytes. A byte that is written twice holds one of the values afterwards.
+ */
+struct sluice_pattern {
+	uint32_t size;
+	uint32_t flags; /* 0 */
+	uint64_t count; /* entries */
+	uint64_t run; /* bytes that follow each other on both sides */
+	uint32_t loops_count; /* at most 3; 0: an entry is one run */
+	uint32_t reserved; /* 0 */
+	struct sluice_loop loops[3];
+	struct sluice_side local, remote;
+};
+
 /*
  * An empty transfer: filled once, posted many times. Only is the one backend that may serve it;
  * NULL: the engine chooses, and sluice_explain says what and why.
@@ -324,6 +364,8 @@ int sluice_transfer_add(sluice_transfer transfer, sluice_region region, sluice_r
 			const struct sluice_desc *descs, size_t count);
 int sluice_transfer_add_pages(sluice_transfer transfer, sluice_region region, sluice_remote remote,
 			      const struct sluice_pages *pages);
+int sluice_transfer_add_pattern(sluice_transfer transfer, sluice_region region, sluice_remote remote,
+				const struct sluice_pattern *pattern);
 
 /* A message that the peer receives after the data is visible there; or one more for a counter of it. */
 int sluice_transfer_message(sluice_transfer transfer, const void *message, size_t length);

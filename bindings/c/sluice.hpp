@@ -91,6 +91,10 @@ struct transfer : owner<end_transfer> {
 	{
 		check(sluice_transfer_add_pages(id(), local.id(), there, &pages));
 	}
+	void add(const region &local, remote there, const sluice_pattern &pattern)
+	{
+		check(sluice_transfer_add_pattern(id(), local.id(), there, &pattern));
+	}
 	void message(const std::string &text) { check(sluice_transfer_message(id(), text.data(), text.size())); }
 	void checksum() { check(sluice_transfer_checksum(id())); }
 	void post() { check(sluice_post(id())); }

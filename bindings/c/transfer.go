@@ -137,7 +137,7 @@ func indices(p *C.uint32_t, count int) ([]uint32, error) {
 	if p == nil {
 		return nil, nil
 	}
-	return inPlace[uint32](p, uint64(count), "sluice_pages: a list")
+	return inPlace[uint32](p, uint64(count), "a list")
 }
 
 //export slgoTransferMessage

@@ -37,6 +37,15 @@ int main(void)
 	AT(sluice_pages, size), AT(sluice_pages, flags), AT(sluice_pages, count), AT(sluice_pages, entry_length);
 	AT(sluice_pages, local_base), AT(sluice_pages, local_stride), AT(sluice_pages, remote_base), AT(sluice_pages, remote_stride);
 	AT(sluice_pages, local), AT(sluice_pages, remote);
+	SIZE(sluice_loop);
+	AT(sluice_loop, local), AT(sluice_loop, remote), AT(sluice_loop, n), AT(sluice_loop, reserved);
+	SIZE(sluice_side);
+	AT(sluice_side, base), AT(sluice_side, stride), AT(sluice_side, step), AT(sluice_side, first), AT(sluice_side, per);
+	AT(sluice_side, list);
+	SIZE(sluice_pattern);
+	AT(sluice_pattern, size), AT(sluice_pattern, flags), AT(sluice_pattern, count), AT(sluice_pattern, run);
+	AT(sluice_pattern, loops_count), AT(sluice_pattern, reserved), AT(sluice_pattern, loops);
+	AT(sluice_pattern, local), AT(sluice_pattern, remote);
 	SIZE(sluice_completion);
 	AT(sluice_completion, transfer), AT(sluice_completion, word), AT(sluice_completion, status), AT(sluice_completion, reserved);
 	SIZE(sluice_notification);

@@ -17,8 +17,8 @@ N = 1 << 20
 
 
 def ports(n: int) -> list[str]:
-    """Ports of the loopback below the range that the kernel gives out by itself, so that no
-    connection of another process takes one before the agent listens there."""
+    """Ports for the wheel, which does not say what it chose for 0: below the range that the kernel
+    gives out by itself, so that no connection of another process takes one meanwhile."""
     found: list[str] = []
     while len(found) < n:
         port = random.randrange(10_000, 30_000)

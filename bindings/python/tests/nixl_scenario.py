@@ -21,7 +21,8 @@ HAZARDS = "hazards" in sys.argv[1:]
 
 
 def say(name: str, seen: Any) -> None:
-    print(json.dumps([name, seen], default=repr), flush=True)
+    sys.stdout.write(json.dumps([name, seen], default=repr) + "\n")  # at once: another thread may log meanwhile
+    sys.stdout.flush()
 
 
 def outcome(name: str, call: Callable[[], Any], keep: bool = True) -> Any:
@@ -365,6 +366,7 @@ def listener(ports: list[int]) -> None:
     z = np.zeros(4096, np.uint8)
     regs = two.register_memory([(z.ctypes.data, 4096, 0, "")], "DRAM")
     descs = two.get_xfer_descs([(z.ctypes.data, 64, 0)], "DRAM")
+    ports = [getattr(getattr(a, "_listener", None), "port", p) for a, p in zip(agents, ports)]  # of 0, which the wheel has not
     one.fetch_remote_metadata("two", "127.0.0.1", ports[1])
     say("fetched", until(lambda: one.check_remote_metadata("two", descs)))
     one.send_local_metadata("127.0.0.1", ports[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib.metadata
 import re
 import warnings
 import weakref
@@ -33,6 +34,12 @@ def test_layout_is_that_of_the_header() -> None:
         words = codes[code][len("SLUICE_ERR_") :]
         plain = {"SYSTEM": "OPERATINGSYSTEM", "NO_ROUTE": "NOROUTE"}.get(words, words.replace("_", ""))
         assert kind.__name__.upper() == plain + "ERROR"
+
+
+def test_one_version() -> None:
+    header = re.search(r'#define SLUICE_VERSION "(.*)"', (ROOT / "bindings/c/sluice.h").read_text())
+    assert header is not None
+    assert sluice.__version__ == header[1] == _library.lib.version().decode() == importlib.metadata.version("sluice")
 
 
 def test_every_function_of_the_header_is_known() -> None:

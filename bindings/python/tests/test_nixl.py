@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -54,7 +55,7 @@ def theirs() -> str:
 
 
 def test_the_scenario_runs() -> None:
-    seen = scenario(sys.executable, "-m", "sluice.nixl.shim", str(HERE / "nixl_scenario.py"), *ports(2), "hazards")
+    seen = scenario(sys.executable, "-m", "sluice.nixl.shim", str(HERE / "nixl_scenario.py"), "0", "0", "hazards")
     assert {name: outcome for name, outcome in seen if name in HAZARDS} == HAZARDS
     wrong = [name for name, outcome in seen if outcome is False and name not in EXPECTED_FALSE]
     assert not wrong
@@ -66,7 +67,7 @@ EXPECTED_FALSE = {"check stranger", "check descs outside", "unequal", "of strang
 def test_the_same_as_the_wheel() -> None:
     python = theirs()
     wheel = scenario(python, "-W", "ignore", str(HERE / "nixl_scenario.py"), *ports(2))
-    ours = scenario(sys.executable, "-m", "sluice.nixl.shim", str(HERE / "nixl_scenario.py"), *ports(2))
+    ours = scenario(sys.executable, "-m", "sluice.nixl.shim", str(HERE / "nixl_scenario.py"), "0", "0")
     differ = [(w, o) for w, o in zip(wheel, ours) if w != o]
     assert not differ and len(ours) == len(wheel)
 
@@ -130,8 +131,9 @@ def test_messages_of_strangers_are_left_out(two: Two) -> None:
 
 
 def test_listeners_answer_after_nonsense(caplog: Any) -> None:
-    number = int(ports(1)[0])
-    agent = nixl.nixl_agent("listens", nixl.nixl_agent_config(True, True, number))
+    agent = nixl.nixl_agent("listens", nixl.nixl_agent_config(True, True, 0))
+    assert agent._listener is not None
+    number = agent._listener.port
     with pytest.raises(b.nixlBackendError):
         nixl.nixl_agent("too", nixl.nixl_agent_config(True, True, number))
     for nonsense in (b"", b"GET / HTTP/1.1\r\n\r\n", b"SLNXP\xff\xff\xff\xff", b"SLNXP\x05\0\0\0hello"):
@@ -167,7 +169,7 @@ def test_nothing_is_left() -> None:
         h = a.initialize_xfer("WRITE", d, d, "a", b"m")
         finish(a, h)  # and nobody releases or closes anything
 
-    config = nixl.nixl_agent_config(True, True, int(ports(1)[0]))
+    config = nixl.nixl_agent_config(True, True, 0)
     once(config)
     gc.collect()
     before = descriptors()
@@ -175,6 +177,30 @@ def test_nothing_is_left() -> None:
         once(config)
         gc.collect()
     assert descriptors() == before
+
+
+_LOGS = """
+import logging
+from nixl._api import nixl_agent, nixl_agent_config
+from nixl.logging import get_logger
+a = nixl_agent("me", nixl_agent_config(backends=["UCX"]))
+get_logger("_api").info("of the program's")
+get_logger("_api").debug("too much")
+"""
+
+
+def test_the_shim_prints_what_nixl_prints(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(_LOGS)
+
+    def printed(*command: str) -> list[str]:
+        result = subprocess.run([*command, str(program)], capture_output=True, text=True, timeout=LIMIT)
+        found = (re.match(r"[-0-9]+ [:0-9]+ NIXL (\w+) +\w+\.py:\d+ (.*)", line) for line in result.stdout.splitlines())
+        return sorted(f"{m[1]} {m[2]}" for m in found if m)
+
+    ours = printed(sys.executable, "-m", "sluice.nixl.shim")
+    assert ours == ["INFO Backend UCX was instantiated", "INFO Initialized NIXL agent: me", "INFO of the program's"]
+    assert printed(theirs()) == ours
 
 
 def test_the_shim_is_nobodys_by_default(tmp_path: Path) -> None:

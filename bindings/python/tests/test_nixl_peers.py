@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import sluice
 from conftest import LIMIT
-from nixl_agents import N, Two, finish, ports
+from nixl_agents import N, Two, finish
 from sluice import nixl
 from sluice.nixl import bindings as b
 from sluice.nixl import listening, plugins
@@ -139,8 +139,9 @@ def test_backend_that_was_named_serves(two: Two) -> None:
 
 
 def test_child_that_ends_leaves_the_port() -> None:
-    port = int(ports(1)[0])
-    agent = nixl.nixl_agent("parent", nixl.nixl_agent_config(enable_listen_thread=True, listen_port=port))
+    agent = nixl.nixl_agent("parent", nixl.nixl_agent_config(enable_listen_thread=True, listen_port=0))
+    assert agent._listener is not None
+    port = agent._listener.port
     pid = os.fork()
     if pid == 0:
         try:

@@ -7,6 +7,7 @@ An `Engine` registers memory as regions, describes them to peers, and connects t
 `Transfer` reads from or writes to a peer; it is made once and posted many times.
 """
 
+from ._pattern import Slots
 from ._region import Lease, Memory, Region
 from ._segments import DeviceMemory, File, HostMemory
 from .engine import Backend, Counter, Engine, Identity, Limits, Listener, Notification
@@ -37,10 +38,12 @@ from .errors import (
 from .peer import Peer, Remote
 from .transfer import Transfer
 
+__version__ = "0.1.0.dev0"  # of the library, too
+
 __all__ = [
     "AbortedError", "ArgumentError", "Backend", "BoundsError", "BusyError", "ClosedError", "CorruptError", "Counter", "DeviceMemory",
     "Engine", "Error", "File", "ForkError", "FullError", "HandleError", "HostMemory", "Identity", "Lease", "Limits", "Listener", "Memory",
     "NoRouteError", "NotSupportedError", "Notification", "OperatingSystemError", "Peer", "PeerLostError", "ReadOnlyError", "Region",
-    "Remote", "RevokedError", "TimeoutError", "TokenError", "Transfer", "UnavailableError", "UnprovenError", "VersionError",
+    "Remote", "RevokedError", "Slots", "TimeoutError", "TokenError", "Transfer", "UnavailableError", "UnprovenError", "VersionError",
     "WaitTimeout",
 ]  # fmt: skip

@@ -111,6 +111,35 @@ class Pages(ctypes.Structure):
     ]
 
 
+class Loop(ctypes.Structure):
+    _fields_ = [("local", c_uint64), ("remote", c_uint64), ("n", c_uint32), ("reserved", c_uint32)]
+
+
+class Side(ctypes.Structure):
+    _fields_ = [
+        ("base", c_uint64),
+        ("stride", c_uint64),
+        ("step", c_uint64),
+        ("first", c_uint32),
+        ("per", c_uint32),
+        ("list", c_void_p),
+    ]
+
+
+class Pattern(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("flags", c_uint32),
+        ("count", c_uint64),
+        ("run", c_uint64),
+        ("loops_count", c_uint32),
+        ("reserved", c_uint32),
+        ("loops", Loop * 3),
+        ("local", Side),
+        ("remote", Side),
+    ]
+
+
 class Completion(ctypes.Structure):
     _fields_ = [
         ("transfer", c_uint64),
@@ -141,6 +170,9 @@ STRUCTS = {
     "sluice_desc": Desc,
     "sluice_route": Route,
     "sluice_pages": Pages,
+    "sluice_loop": Loop,
+    "sluice_side": Side,
+    "sluice_pattern": Pattern,
     "sluice_completion": Completion,
     "sluice_notification": Notification,
     "sluice_lease_options": LeaseOptions,
@@ -177,6 +209,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "transfer_new_route": [_HANDLE, c_uint32, POINTER(Route), _OUT],
     "transfer_add": [_HANDLE, _HANDLE, _HANDLE, c_void_p, c_size_t],
     "transfer_add_pages": [_HANDLE, _HANDLE, _HANDLE, POINTER(Pages)],
+    "transfer_add_pattern": [_HANDLE, _HANDLE, _HANDLE, POINTER(Pattern)],
     "transfer_message": [_HANDLE, c_char_p, c_size_t],
     "transfer_count": [_HANDLE, c_uint32],
     "transfer_checksum": [_HANDLE],
@@ -211,6 +244,7 @@ class Library:
     """
 
     error: Callable[[], bytes]
+    version: Callable[[], bytes]
     code_name: Callable[[int], bytes]
 
     def __init__(self, path: str) -> None:
@@ -227,13 +261,14 @@ class Library:
             function = getattr(so, "sluice_" + name)
             function.argtypes, function.restype = arguments, c_int
             setattr(self, name, function)
-        so.sluice_error.restype = c_char_p
+        so.sluice_error.restype = so.sluice_version.restype = c_char_p
+        self.version = so.sluice_version
         so.sluice_code_name.argtypes, so.sluice_code_name.restype = [c_int], c_char_p
         self.code_name = so.sluice_code_name
         self.error = so.sluice_error  # the last: it says that all are there
 
     def __getattr__(self, name: str) -> Callable[..., int]:
-        if name in _FUNCTIONS or name in ("error", "code_name"):
+        if name in _FUNCTIONS or name in ("error", "version", "code_name"):
             with self._lock:
                 if "error" not in self.__dict__:
                     self._load()

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, Generator, Iterable, Literal, Optional, Union
+from typing import TYPE_CHECKING, Any, Generator, Iterable, Literal, Optional, Sequence, Union
 
 from . import _library
 from ._buffers import Held, Indices, hold_indices
 from ._clock import SLICE_NS, in_slices, nanoseconds
 from ._library import lib
+from ._pattern import Side, nest, side
 from ._region import Closing, Region
 from ._words import number
 from .errors import BusyError, Error, HandleError, ReadOnlyError, check, failure
@@ -111,6 +112,35 @@ class Transfer(Closing):
         pages.count = number(count, "count")
         self._keep += keep  # before the call: an interrupt may follow it
         check(lib.transfer_add_pages(self._handle, region._handle, target._handle, ctypes.byref(pages)))
+
+    def add_pattern(
+        self,
+        region: Region,
+        target: Remote,
+        /,
+        shape: Sequence[int],
+        itemsize: int,
+        strides: Sequence[int],
+        remote_strides: Sequence[int],
+        *,
+        offset: int = 0,
+        remote_offset: int = 0,
+        local: Side = None,
+        remote: Side = None,
+    ) -> None:
+        """Lists arrays of one shape that the two sides lay out differently, by their strides in bytes as numpy tells them.
+
+        The first dimension is that of the entries, such as blocks, which a list on each side may choose: entry i lies at
+        offset + local[i] * strides[0]. `Slots` is for several entries in each. What lies together on both sides goes as
+        one run; at most three loops may remain of the other dimensions. Lists as for `add_pages`.
+        """
+        self._check_writable(region)
+        pattern = nest(shape, itemsize, strides, remote_strides)
+        pattern.size = ctypes.sizeof(pattern)
+        self._keep.append(region)
+        self._keep += side(pattern.local, local, pattern.count, offset, "local")
+        self._keep += side(pattern.remote, remote, pattern.count, remote_offset, "remote")
+        check(lib.transfer_add_pattern(self._handle, region._handle, target._handle, ctypes.byref(pattern)))
 
     def message(self, message: bytes) -> None:
         """The peer receives this after the data is visible there."""

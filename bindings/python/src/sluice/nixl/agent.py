@@ -50,6 +50,7 @@ class nixl_agent(Transfers, Notifications):
                 self.create_backend(name)
             else:
                 logger.warning("there is no %s here, and it is left out: there are %s", name, ", ".join(plugins.PLUGINS))
+        logger.info("Initialized NIXL agent: %s", agent_name)
         if config.enable_listen:
             self._listener = listening.Listener(self, config.port)
 

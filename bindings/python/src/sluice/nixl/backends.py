@@ -66,6 +66,7 @@ class Backends:
                     Engine(self.name, [tried]).close()
             self._params[backend] = params
             self.backends[backend] = len(self.backends) + 1
+        logger.info("Backend %s was instantiated", backend)
 
     def _open(self, cards: Iterable[int] = ()) -> Engine:
         """The engine, which is opened when the cards are known that it serves."""

@@ -63,6 +63,7 @@ class Listener:
             self._socket = socket.create_server(("", port), backlog=64)
         except OSError as e:
             raise nixlBackendError(f"listen on port {port}: {e}") from e
+        self.port: int = self._socket.getsockname()[1]  # which the kernel chose for 0
         self._thread = threading.Thread(target=self._serve, name="sluice-nixl-listen", daemon=True)
         self._thread.start()
 
