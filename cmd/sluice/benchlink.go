@@ -83,8 +83,8 @@ func (l *benchLink) explain(ctx context.Context, err error) error {
 	}
 }
 
-// startLimit bounds the start of a process until it is connected, its memory
-// faulted in.
+// startLimit bounds each wait between the processes, and the silence of one that starts. How
+// long the kernel takes to fault its memory in is no sign of anything: it says that it lives.
 const startLimit = 60 * time.Second
 
 // stopGrace is how long a process may take to close its engine.
@@ -98,8 +98,8 @@ func (f *benchFlags) dial(ctx context.Context, shapes []bench.Shape) (*benchLink
 		return nil, nil, err
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeoutCause(ctx, startLimit, fmt.Errorf("not ready within %v", startLimit))
-	defer cancel()
+	ctx, unwatch := l.watchFor(ctx, startLimit)
+	defer unwatch()
 	if err := f.connect(ctx, l, conn, shapes); err != nil {
 		err = l.explain(ctx, err)
 		l.close()
@@ -169,7 +169,10 @@ func (f *benchFlags) connect(ctx context.Context, l *benchLink, conn net.Conn, s
 		return err
 	}
 	l.rails, l.ours, l.theirs = railsOf(list), railPorts(list), ready.Rails
-	if l.side, err = bench.OpenSide(benchEngine("initiator", list), local, bench.Memory(f.memory)); err != nil {
+	l.side, err = interruptible(ctx, func() (*bench.Side, error) {
+		return bench.OpenSide(benchEngine("initiator", list), local, bench.Memory(f.memory))
+	})
+	if err != nil {
 		return err
 	}
 	l.Link = bench.Link{Engine: l.side.Engine, Local: l.side.Region, Only: only(f.backend), Memory: l.side.From(),

@@ -15,14 +15,18 @@ const silenceMax = 5 * time.Second
 // watch ends the context when the target is silent for too long: a measurement
 // that spins until an answer comes has no limit of its own. Call what it returns.
 func (l *benchLink) watch(ctx context.Context) (context.Context, context.CancelFunc) {
+	return l.watchFor(ctx, silenceMax)
+}
+
+func (l *benchLink) watchFor(ctx context.Context, most time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	if l.target != nil {
-		go l.listen(ctx, cancel)
+		go l.listen(ctx, cancel, most)
 	}
 	return ctx, func() { cancel(nil) }
 }
 
-func (l *benchLink) listen(ctx context.Context, cancel context.CancelCauseFunc) {
+func (l *benchLink) listen(ctx context.Context, cancel context.CancelCauseFunc, most time.Duration) {
 	tick := time.NewTicker(silenceMax / 5)
 	defer tick.Stop()
 	for before := false; ; {
@@ -32,7 +36,7 @@ func (l *benchLink) listen(ctx context.Context, cancel context.CancelCauseFunc) 
 		case <-tick.C:
 		}
 		// A look alone may be the first one after a pause of this process.
-		silent := l.target.Silent() > silenceMax
+		silent := l.target.Silent() > most
 		if silent && before {
 			cancel(l.silence())
 			return

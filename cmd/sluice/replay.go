@@ -138,9 +138,6 @@ func (f *replayFlags) check() (pool uint64, err error) {
 	if err := f.network.settle(f.backend); err != nil {
 		return 0, err
 	}
-	if _, err := f.rules(); err != nil {
-		return 0, err
-	}
 	switch {
 	case f.requests < 0 || f.requests == 0 && f.trace == "":
 		return 0, usagef("--requests %d: want at least 1, or 0 for all of a --trace", f.requests)
@@ -180,11 +177,11 @@ func runReplay(c *cobra.Command, f *replayFlags) error {
 	if err != nil {
 		return err
 	}
-	requests, err := f.load()
+	rules, err := f.rules(c.Context())
 	if err != nil {
 		return err
 	}
-	rules, err := f.rules()
+	requests, err := f.load(c.Context())
 	if err != nil {
 		return err
 	}
