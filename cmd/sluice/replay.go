@@ -23,16 +23,8 @@ import (
 )
 
 func init() {
-	roles["replay-prefill"] = func(c *procs.Control, n networkFlags) error { return replay.Prefill(c, openForReplay(n)) }
-	roles["replay-decode"] = func(c *procs.Control, n networkFlags) error { return replay.Decode(c, openForReplay(n)) }
-}
-
-// openForReplay opens what works between two processes.
-func openForReplay(n networkFlags) replay.OpenFunc {
-	return func(name string, threads int) ([]driver.Backend, error) {
-		n.give(name)
-		return openBackends(name, driver.SameHost, openOptions{threads: threads, ucx: n.ucx, rdma: n.rdma, tcp: n.tcp})
-	}
+	roles["replay-prefill"] = func(c *procs.Control, n networkFlags) error { return replay.Prefill(c, openForChild(n)) }
+	roles["replay-decode"] = func(c *procs.Control, n networkFlags) error { return replay.Decode(c, openForChild(n)) }
 }
 
 // replayFlags are the words of the command line.
