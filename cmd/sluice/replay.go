@@ -77,7 +77,7 @@ checked when the next replay of the same --model takes it up. Requests that are 
 spill nothing, and --fault is for what lies between the processes, not for the file.`,
 		Example: `  sluice replay --model deepseek-v3.2 --requests 40 --backend shm
   sluice replay --trace conversation_trace.jsonl --requests 40 --abort-rate 0.2 --json
-  sluice replay --requests 10 --timeout 8s --checksum=false --fault 'write p=0.002: drop; message every=500: flap 100ms'
+  sluice replay --requests 5 --timeout 8s --checksum=false --fault 'write p=0.002: drop; message every=500: flap 100ms'
   sluice replay --offload ssd --offload-dir /mnt/nvme --offload-size 16GiB
   sluice replay --backend rdma --devices mlx5_0 --peer-devices mlx5_1`,
 		Args: noArgs,
