@@ -172,10 +172,10 @@ func (a *agent) announce(w io.Writer, at net.Addr, privacy string, regions []*se
 func (a *agent) attend(p *engine.Peer) {
 	a.peers.Add(1)
 	defer a.peers.Done()
-	a.say("peer %q has connected", p.Name())
+	a.say("peer %q has connected from %s", p.Name(), p.Origin())
 	<-p.Lost()
 	_ = p.Close()
-	a.say("peer %q is lost or has closed", p.Name())
+	a.say("peer %q from %s is lost or has closed", p.Name(), p.Origin())
 }
 
 func (a *agent) say(format string, args ...any) {
