@@ -78,6 +78,12 @@ handover-ms is the whole prompt: one operation, or one for each layer.`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return runBench(c, &f) },
 	}
+	f.register(c)
+	c.AddCommand(newBenchGather(), newBenchPosix(), newBenchGDS())
+	return c
+}
+
+func (f *benchFlags) register(c *cobra.Command) {
 	s := c.Flags()
 	s.StringVar(&f.backend, "backend", "shm", "what moves the bytes: "+benchNames())
 	s.StringVar(&f.op, "op", "write", "write or read")
@@ -97,8 +103,6 @@ handover-ms is the whole prompt: one operation, or one for each layer.`,
 	f.network.rdma.registerPeers(c)
 	f.registerTotal(c, "time to measure each shape")
 	f.result.register(c)
-	c.AddCommand(newBenchGather(), newBenchPosix(), newBenchGDS())
-	return c
 }
 
 func runBench(c *cobra.Command, f *benchFlags) error {

@@ -83,6 +83,11 @@ spill nothing, and --fault is for what lies between the processes, not for the f
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return runReplay(c, &f) },
 	}
+	f.register(c)
+	return c
+}
+
+func (f *replayFlags) register(c *cobra.Command) {
 	s := c.Flags()
 	s.StringVar(&f.trace, "trace", "", "file of requests; without it they are generated")
 	s.StringVar(&f.model, "model", "deepseek-v3.2", "whose KV cache: "+strings.Join(layout.Names(), ", "))
@@ -102,7 +107,6 @@ spill nothing, and --fault is for what lies between the processes, not for the f
 	s.DurationVar(&f.timeout, "timeout", 30*time.Second, "limit for a process that does not answer or move on; at least 2s")
 	s.BoolVar(&f.checksum, "checksum", true, "have both engines compare the bytes of 7 layers in 8 by CRC-32C, and show what that costs; --checksum=false: of none")
 	s.BoolVar(&f.asJSON, "json", false, "print JSON")
-	return c
 }
 
 // args are the network flags of a process: --devices are those of the prefill process.
