@@ -30,6 +30,7 @@ type Peer struct {
 
 	closing sync.Mutex // held while Close runs
 	mu      sync.Mutex // guards what follows
+	origin  string     // of what dialled us through Serve
 	known   *described
 	remotes map[string]*Remote // that were asked for
 	staging []*staging

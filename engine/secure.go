@@ -45,6 +45,27 @@ func (e *Engine) call(ctx context.Context, conn net.Conn, host string) (net.Conn
 	return e.cfg.Identity.Call(ctx, conn, host)
 }
 
+// Origin says what dialled this engine through Serve: its address, and the name and serial number
+// of its certificate where it has shown one. It is "" for other Peers.
+func (p *Peer) Origin() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.origin
+}
+
+// came says by which stream a peer has come.
+func (p *Peer) came(conn net.Conn) {
+	text := conn.RemoteAddr().String()
+	if c, ok := conn.(*tls.Conn); ok {
+		if shown := c.ConnectionState().PeerCertificates; len(shown) > 0 {
+			text += fmt.Sprintf(" (certificate of %q, serial number %x)", shown[0].Subject.CommonName, shown[0].SerialNumber)
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.origin = text
+}
+
 func (e *Engine) checkPlain() error {
 	if e.cfg.Plaintext {
 		return nil

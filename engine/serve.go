@@ -167,6 +167,7 @@ func (s *server) greet(ctx context.Context, conn net.Conn, theirs *introduction)
 	if err != nil {
 		return err
 	}
+	p.came(conn)
 	p.served.Store(true)
 	if err := writeFrame(conn, frameMark, nil); err != nil {
 		return errors.Join(err, p.Close())

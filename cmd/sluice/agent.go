@@ -43,6 +43,7 @@ engine that dials. Peers that come, go or are refused are logged on standard err
 	s.StringVar(&a.listen, "listen", "", "HOST:PORT where peers introduce themselves; port 0: any that is free")
 	s.StringVar(&a.data, "data", "", "HOST:PORT or HOST:PORT-PORT of backend tcp for their bytes; without it any free port of the host in --listen")
 	s.StringArrayVar(&regions, "region", nil, "NAME=SIZE, NAME=FILE or NAME=FILE:OFFSET:LENGTH, with :rw behind a file that peers may write; once for each region")
+	s.BoolVar(&a.asJSON, "json", false, "print what is served, and where, as JSON once it is")
 	a.register(c)
 	return c
 }
@@ -52,6 +53,7 @@ type agent struct {
 	memberFlags
 	listen, data string
 	specs        []regionSpec
+	asJSON       bool
 	sentence     func(error) string
 
 	mu     sync.Mutex // guards what peers' goroutines write
@@ -141,6 +143,9 @@ func (a *agent) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
 	if err := e.Serve(ctx, l); ctx.Err() == nil {
 		return err
 	}
+	if a.asJSON {
+		return nil
+	}
 	return tellf(stdout, "ending: peers are told\n")
 }
 
@@ -161,6 +166,9 @@ func (a *agent) roomFor(m hostmem.Machine) error {
 }
 
 func (a *agent) announce(w io.Writer, at net.Addr, privacy string, regions []*served) error {
+	if a.asJSON {
+		return printJSON(w, a.output(at, regions))
+	}
 	text := privacy
 	for _, r := range regions {
 		text += r.String() + "\n"
@@ -168,14 +176,38 @@ func (a *agent) announce(w io.Writer, at net.Addr, privacy string, regions []*se
 	return tellf(w, "%sserving at %v\n", text, at)
 }
 
+// agentOutput is what an agent prints with --json once it serves.
+type agentOutput struct {
+	ServingAt string         `json:"serving_at"`
+	Plaintext bool           `json:"plaintext"`
+	Regions   []regionOutput `json:"regions"`
+}
+
+type regionOutput struct {
+	Name     string `json:"name"`
+	Size     uint64 `json:"size"`
+	Path     string `json:"path,omitempty"` // of a file
+	Offset   uint64 `json:"offset,omitempty"`
+	ReadOnly bool   `json:"read_only"`
+}
+
+func (a *agent) output(at net.Addr, regions []*served) agentOutput {
+	o := agentOutput{ServingAt: at.String(), Plaintext: a.plaintext}
+	for _, r := range regions {
+		s := &r.spec
+		o.Regions = append(o.Regions, regionOutput{s.name, max(s.size, s.n), s.path, s.off, s.path != "" && !s.write})
+	}
+	return o
+}
+
 // attend looks after one peer until it is lost.
 func (a *agent) attend(p *engine.Peer) {
 	a.peers.Add(1)
 	defer a.peers.Done()
-	a.say("peer %q has connected", p.Name())
+	a.say("peer %q has connected from %s", p.Name(), p.Origin())
 	<-p.Lost()
 	_ = p.Close()
-	a.say("peer %q is lost or has closed", p.Name())
+	a.say("peer %q from %s is lost or has closed", p.Name(), p.Origin())
 }
 
 func (a *agent) say(format string, args ...any) {

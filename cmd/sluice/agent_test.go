@@ -124,6 +124,8 @@ func TestAgent(t *testing.T) {
 	if code, said := a.end(t, syscall.SIGINT); code != 0 || !strings.Contains(said, "ending") {
 		t.Errorf("interrupted: status %d, %q, stderr %s", code, said, a.stderr)
 	}
+	require.Regexp(t, `peer ".+" has connected from 127\.0\.0\.1:\d+ \(certificate of "user", serial number [0-9a-f]+\)\n`,
+		a.stderr.String())
 }
 
 // Who is no member is told why, and sees nothing.

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/bench/pair"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/hostmem"
@@ -77,6 +78,12 @@ handover-ms is the whole prompt: one operation, or one for each layer.`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return runBench(c, &f) },
 	}
+	f.register(c)
+	c.AddCommand(newBenchGather(), newBenchPosix(), newBenchGDS())
+	return c
+}
+
+func (f *benchFlags) register(c *cobra.Command) {
 	s := c.Flags()
 	s.StringVar(&f.backend, "backend", "shm", "what moves the bytes: "+benchNames())
 	s.StringVar(&f.op, "op", "write", "write or read")
@@ -96,8 +103,6 @@ handover-ms is the whole prompt: one operation, or one for each layer.`,
 	f.network.rdma.registerPeers(c)
 	f.registerTotal(c, "time to measure each shape")
 	f.result.register(c)
-	c.AddCommand(newBenchGather(), newBenchPosix(), newBenchGDS())
-	return c
 }
 
 func runBench(c *cobra.Command, f *benchFlags) error {
@@ -254,7 +259,7 @@ func (f *benchFlags) measure(ctx context.Context, shapes []bench.Shape, bar *pro
 		return nil, err
 	}
 	defer closeLink()
-	ctx, unwatch := link.watch(ctx)
+	ctx, unwatch := link.Watch(ctx)
 	defer unwatch()
 	total := f.time()
 	var results []bench.Result
@@ -263,14 +268,14 @@ func (f *benchFlags) measure(ctx context.Context, shapes []bench.Shape, bar *pro
 		o.Progress = func(d time.Duration) {
 			bar.set(int64(i)*1000 + min(int64(1000*d/total), 999))
 		}
-		before := link.count()
+		before := link.Rails()
 		r, err := bench.Run(ctx, link.Link, s, o)
 		if err != nil {
-			return nil, link.explain(ctx, err)
+			return nil, link.Explain(ctx, err)
 		}
 		link.addCounts(&r, before)
 		if i == 0 {
-			r.Notes = append(r.Notes, link.notes...)
+			r.Notes = append(r.Notes, link.Notes...)
 		}
 		if len(o.Rivals) > 0 && !s.Hot && f.beside() {
 			r.Notes = append(r.Notes, hotNote(&s))
@@ -301,5 +306,5 @@ func (f *benchFlags) open(ctx context.Context, shapes []bench.Shape) (*benchLink
 	if err != nil {
 		return nil, nil, fmt.Errorf("open one process: %w", err)
 	}
-	return &benchLink{Link: link}, func() { side.Close() }, nil
+	return &benchLink{Pair: &pair.Pair{Link: link}}, func() { side.Close() }, nil
 }

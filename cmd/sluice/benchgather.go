@@ -128,7 +128,7 @@ func (f *gatherFlags) measure(c *cobra.Command, shape bench.Shape) ([]bench.Resu
 	o := bench.Options{Time: total, Rounds: f.rounds,
 		Progress: func(d time.Duration) { bar.set(min(int64(1000*d/total), 999)) }}
 	if f.device == cpuDevice {
-		r, err := bench.Gather(c.Context(), shape, o)
+		r, err := interruptible(c.Context(), func() (bench.Result, error) { return bench.Gather(c.Context(), shape, o) })
 		return []bench.Result{r}, err
 	}
 	budget, err := f.budget()

@@ -5,48 +5,16 @@ package main
 import (
 	"context"
 	"fmt"
-	"net/netip"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/sluicehq/sluice/backends/rdma"
 	"github.com/sluicehq/sluice/bench"
-	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
 // What stands beside the rdma backend: perftest between the same two ports, and for pages
 // that are gathered the same transfers with one work request for each.
-
-// railPort is a rail as perftest must be told of it.
-type railPort struct {
-	bench.VerbsPort
-	Subnet netip.Prefix // of RoCE; not valid: InfiniBand
-}
-
-// railsOf is what tells of a backend's rails; nil: it is another backend.
-func railsOf(list []driver.Backend) func() []rdma.Rail {
-	for _, b := range list {
-		if b, ok := b.(*rdma.Backend); ok {
-			return b.Rails
-		}
-	}
-	return nil
-}
-
-func railPorts(list []driver.Backend) (ports []railPort) {
-	rails := railsOf(list)
-	if rails == nil {
-		return nil
-	}
-	for _, r := range rails() {
-		device, port, _ := strings.Cut(r.Name, ":")
-		number, _ := strconv.Atoi(port) // by the backend's own hand
-		ports = append(ports, railPort{bench.VerbsPort{Device: device, Port: number, GID: r.GID.Index}, r.GID.Subnet})
-	}
-	return ports
-}
 
 // verbs is perftest between the first of our rails and one of theirs in the same subnet. It
 // is kept, with what it knows of how many messages take a second.
@@ -55,8 +23,8 @@ func (f *benchFlags) verbs(l *benchLink) *bench.VerbsTest {
 		return f.verbstest
 	}
 	f.verbstest = &bench.VerbsTest{Time: min(f.time()/bench.Blocks, time.Second)}
-	for _, ours := range l.ours {
-		for _, theirs := range l.theirs {
+	for _, ours := range l.Ours {
+		for _, theirs := range l.Theirs {
 			if ours.Subnet.Masked() == theirs.Subnet.Masked() {
 				f.verbstest.Client, f.verbstest.Server = ours.VerbsPort, theirs.VerbsPort
 				return f.verbstest
@@ -104,26 +72,18 @@ func (r *singleRival) Measure(ctx context.Context) (float64, time.Duration, erro
 	}
 	res, err := bench.Run(ctx, r.l.single.Link, r.s, bench.Options{Time: r.f.time() / bench.Blocks, Bare: true})
 	if err != nil {
-		return 0, 0, r.l.single.explain(ctx, err)
+		return 0, 0, r.l.single.Explain(ctx, err)
 	}
 	return res.GBps, time.Duration(res.P50us * 1e3), nil
-}
-
-// count reads the counters of this side's rails.
-func (l *benchLink) count() []rdma.Rail {
-	if l.rails == nil {
-		return nil
-	}
-	return l.rails()
 }
 
 // addCounts adds what was posted since then: work requests for a batch, and beside several
 // rails the share of each.
 func (l *benchLink) addCounts(r *bench.Result, before []rdma.Rail) {
-	addCounts(r, before, l.count())
+	addCounts(r, before, l.Rails())
 	if l.single != nil && r.Gather {
 		one := bench.Result{Size: r.Size, Batch: r.Batch}
-		addCounts(&one, nil, l.single.count())
+		addCounts(&one, nil, l.single.Rails())
 		r.Extra["one-entry-requests/batch"] = one.Extra["requests/batch"]
 	}
 }
@@ -217,6 +177,9 @@ func (f *benchFlags) verbsLanes() []verbsLane {
 	return []verbsLane{{"one rail", ours, theirs}, {"all rails", r.devices, r.other()}}
 }
 
+// landingsMax is how many samples are kept.
+const landingsMax = 1 << 16
+
 // measureLanding measures a write that both ends see land in their memory, beside
 // ib_write_lat.
 func (f *benchFlags) measureLanding(ctx context.Context) (bench.Result, error) {
@@ -226,17 +189,17 @@ func (f *benchFlags) measureLanding(ctx context.Context) (bench.Result, error) {
 		return bench.Result{}, err
 	}
 	defer closeLink()
-	ctx, unwatch := l.watch(ctx)
+	ctx, unwatch := l.Watch(ctx)
 	defer unwatch()
-	samples := bench.NewSamples(notifyMax)
+	samples := bench.NewSamples(landingsMax)
 	rivals := bench.NewContest([]bench.Rival{bench.VerbsLatency(f.verbs(l), tablePing)})
 	each := f.time() / bench.Blocks
 	for range bench.Blocks {
-		for begun := time.Now(); time.Since(begun) < each; {
-			if err := l.landing(ctx, samples); err != nil {
-				return bench.Result{}, l.explain(ctx, err)
-			}
+		some, err := l.Landings(ctx, tablePing, each)
+		if err != nil {
+			return bench.Result{}, l.Explain(ctx, err)
 		}
+		samples.Merge(some)
 		if err := rivals.Measure(ctx); err != nil {
 			return bench.Result{}, err
 		}
@@ -247,16 +210,4 @@ func (f *benchFlags) measureLanding(ctx context.Context) (bench.Result, error) {
 	r.SetBaselines(list)
 	r.Notes = notes
 	return r, nil
-}
-
-func (l *benchLink) landing(ctx context.Context, all *bench.Samples) error {
-	if err := l.begin(ctx, kindLanding, order{notifyPerRound, tablePing}); err != nil {
-		return err
-	}
-	s, err := bench.WritePing(ctx, l.Link, tablePing, notifyPerRound)
-	if err != nil {
-		return err
-	}
-	all.Merge(s)
-	return nil
 }

@@ -3,8 +3,8 @@
 package main
 
 import (
+	"context"
 	"fmt"
-	"os"
 	"strings"
 
 	"github.com/sluicehq/sluice/backends/fault"
@@ -16,7 +16,7 @@ const faultBytesMax = 1 << 20
 
 // rules reads --fault, and says which side has which rules. Each child reads them once
 // more, so they go as text.
-func (f *replayFlags) rules() (map[replay.Side]string, error) {
+func (f *replayFlags) rules(ctx context.Context) (map[replay.Side]string, error) {
 	sides, ok := map[string][]replay.Side{
 		"both":    {replay.PrefillSide, replay.DecodeSide},
 		"prefill": {replay.PrefillSide}, "decode": {replay.DecodeSide},
@@ -29,13 +29,9 @@ func (f *replayFlags) rules() (map[replay.Side]string, error) {
 	}
 	text := f.faults
 	if name, ok := strings.CutPrefix(text, "@"); ok {
-		info, err := os.Stat(name)
-		if err == nil && info.Size() > faultBytesMax {
-			err = fmt.Errorf("%s has %d bytes, at most %d", name, info.Size(), faultBytesMax)
-		}
-		var file []byte
-		if err == nil {
-			file, err = os.ReadFile(name)
+		file, err := readInput(ctx, name, faultBytesMax+1)
+		if err == nil && len(file) > faultBytesMax {
+			err = fmt.Errorf("%s has more than %d bytes", name, faultBytesMax)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read fault rules: %w", err)

@@ -66,7 +66,7 @@ func failure(err error) error {
 func newKeysInit() *cobra.Command {
 	var name string
 	var valid time.Duration
-	var force bool
+	var force, asJSON bool
 	c := &cobra.Command{
 		Use:   "init DIR",
 		Short: "Make an authority in a directory, which is made as well",
@@ -79,32 +79,38 @@ func newKeysInit() *cobra.Command {
 			if name == "" { // two authorities must not share a name: errors could not tell them apart
 				name = "sluice " + strings.ToLower(rand.Text()[:6])
 			}
+			cert, key := filepath.Join(dir, authority.CertFile), filepath.Join(dir, authority.KeyFile)
 			a, pair, err := authority.New(name, valid)
 			if err == nil {
 				err = os.MkdirAll(dir, 0o700)
 			}
 			if err == nil {
-				err = authority.Store(pair, filepath.Join(dir, authority.CertFile), filepath.Join(dir, authority.KeyFile), force)
+				err = authority.Store(pair, cert, key, force)
 			}
 			if err != nil {
 				return failure(err)
+			}
+			id, until := identity.KeyName(a.Cert().SubjectKeyId), a.Cert().NotAfter
+			if asJSON {
+				return printJSON(c.OutOrStdout(), initOutput{name, id, until, cert, key})
 			}
 			return tellf(c.OutOrStdout(), `authority %q (key %s), valid until %s
   %s  its certificate: every member needs it
   %s  its key: it stays here; whoever has it makes members
 next: sluice keys issue %s NAME --host ADDRESS
-`, name, identity.KeyName(a.Cert().SubjectKeyId), day(a.Cert().NotAfter), filepath.Join(dir, authority.CertFile), filepath.Join(dir, authority.KeyFile), quoted(dir))
+`, name, id, day(until), cert, key, quoted(dir))
 		},
 	}
 	c.Flags().StringVar(&name, "name", "", "what the authority is called in certificates, and in errors; without it sluice and six random letters")
 	validity(c, &valid, 3650)
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	c.Flags().BoolVar(&force, "force", false, "replace an authority that is there: certificates of its members are worth nothing then")
 	return c
 }
 
 func newKeysIssue() *cobra.Command {
 	m := authority.Member{}
-	var force bool
+	var force, asJSON bool
 	c := &cobra.Command{
 		Use:   "issue DIR NAME",
 		Short: "Issue a certificate for a member, with its key",
@@ -117,16 +123,17 @@ A running agent takes files that are replaced at its next handshake.`,
 				return err
 			}
 			m.Name = args[1]
-			return issue(c.OutOrStdout(), args[0], m, force)
+			return issue(c.OutOrStdout(), args[0], m, force, asJSON)
 		},
 	}
 	c.Flags().StringArrayVar(&m.Hosts, "host", nil, "a name or an address of the member, as often as there are; without it the member's name")
 	validity(c, &m.Valid, 365)
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	c.Flags().BoolVar(&force, "force", false, "replace a certificate that is there: the old one stays valid until it expires")
 	return c
 }
 
-func issue(w io.Writer, dir string, m authority.Member, force bool) error {
+func issue(w io.Writer, dir string, m authority.Member, force, asJSON bool) error {
 	if err := authority.CheckName(m.Name); err != nil {
 		return failure(err)
 	}
@@ -143,14 +150,18 @@ func issue(w io.Writer, dir string, m authority.Member, force bool) error {
 	if err := authority.Store(pair, cert, key, force); err != nil {
 		return failure(err)
 	}
-	old := ""
+	old, replaced := "", ""
 	if noneBefore == nil {
+		replaced = before.Text(16)
 		old = fmt.Sprintf("the one that was there stays valid: to end that, sluice keys revoke %s --serial %x\n", quoted(dir), before)
 	}
 	ca := filepath.Join(dir, authority.CertFile)
 	hosts := append([]string(nil), leaf.DNSNames...)
 	for _, ip := range leaf.IPAddresses {
 		hosts = append(hosts, ip.String())
+	}
+	if asJSON {
+		return printJSON(w, issueOutput{m.Name, hosts, leaf.SerialNumber.Text(16), replaced, leaf.NotAfter, cert, key, ca})
 	}
 	return tellf(w, `certificate of %q for %v, valid until %s, serial number %x
 %scopy to the host of %s, and delete %s here then:

@@ -15,6 +15,7 @@ import (
 
 func newKeysRevoke() *cobra.Command {
 	var serial string
+	var asJSON bool
 	c := &cobra.Command{
 		Use:   "revoke DIR [NAME]",
 		Short: "Revoke the certificate of a member",
@@ -50,6 +51,13 @@ empty list is made, so that members can be started with one.`,
 			if err != nil {
 				return failure(err)
 			}
+			if asJSON {
+				out := revokeOutput{List: path}
+				if number != nil {
+					out.Serial = number.Text(16)
+				}
+				return printJSON(c.OutOrStdout(), out)
+			}
 			what := "no certificate is added"
 			if number != nil {
 				what = fmt.Sprintf("serial number %x is revoked", number)
@@ -57,6 +65,7 @@ empty list is made, so that members can be started with one.`,
 			return tellf(c.OutOrStdout(), "%s\n  %s  the list: copy it to each member, whose --revoked names it\n", what, path)
 		},
 	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	c.Flags().StringVar(&serial, "serial", "", "number of the certificate in hexadecimal digits, as errors and keys issue print it")
 	return c
 }

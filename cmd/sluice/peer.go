@@ -3,21 +3,29 @@
 package main
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"os/signal"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluicehq/sluice/bench/pair"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/procs"
 )
 
 // roles are what a child process of this command can be.
 var roles = map[string]func(*procs.Control, networkFlags) error{
-	"bench-target": benchTarget,
+	"bench-target": func(c *procs.Control, n networkFlags) error { return pair.Target(c, openForChild(n)) },
+}
+
+// openForChild opens what works between two processes.
+func openForChild(n networkFlags) func(name string, threads int) ([]driver.Backend, error) {
+	return func(name string, threads int) ([]driver.Backend, error) {
+		n.give(name)
+		return openBackends(name, driver.SameHost, openOptions{threads: threads, ucx: n.ucx, rdma: n.rdma, tcp: n.tcp})
+	}
 }
 
 // errReported is a child's error that its parent has been told.
@@ -56,43 +64,4 @@ func report(c *procs.Control, why string) error {
 		return errors.Join(errors.New(why), err)
 	}
 	return errReported
-}
-
-// saidError is the error of a child in its own words.
-type saidError struct{ name, text string }
-
-func (e *saidError) Error() string { return fmt.Sprintf("%s process: %s", e.name, e.text) }
-
-// childError reads the KindError message of a child.
-func childError(c *procs.Child, m *procs.Message) error {
-	var text string
-	if err := m.Decode(&text); err != nil {
-		return err
-	}
-	return &saidError{c.Name, strings.TrimSpace(text)}
-}
-
-// await returns the next message of a child, which must be of that kind, and
-// reads its body into v unless v is nil.
-func await(ctx context.Context, c *procs.Child, kind string, v any) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("wait for the %s process (pid %d): %w", c.Name, c.PID, context.Cause(ctx))
-		case m, ok := <-c.Messages():
-			switch {
-			case !ok && c.ExitError() != nil:
-				return c.ExitError()
-			case !ok:
-				return fmt.Errorf("%s process (pid %d) ended early", c.Name, c.PID)
-			case m.Kind == procs.KindError:
-				return childError(c, &m)
-			case m.Kind != kind:
-				return fmt.Errorf("%s process sent %q, want %q", c.Name, m.Kind, kind)
-			case v == nil:
-				return nil
-			}
-			return m.Decode(v)
-		}
-	}
 }

@@ -40,7 +40,7 @@ func (r *rangeFlags) put(ctx context.Context, name string, stdin io.Reader, stdo
 	}
 	in := stdin
 	if r.file != "-" {
-		f, err := os.Open(r.file)
+		f, err := openInput(ctx, r.file)
 		if err != nil {
 			return &usageError{err}
 		}

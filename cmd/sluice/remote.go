@@ -222,7 +222,7 @@ func (r *rangeFlags) get(ctx context.Context, name string, stdout, stderr io.Wri
 		if all {
 			n = m.Size() - off
 		}
-		w, keep, err := r.create(stdout)
+		w, keep, err := r.create(ctx, stdout)
 		if err != nil {
 			return err
 		}
@@ -233,12 +233,14 @@ func (r *rangeFlags) get(ctx context.Context, name string, stdout, stderr io.Wri
 
 // create opens the output. A file is written beside its place; keep moves it there unless the
 // transfer has failed.
-func (r *rangeFlags) create(stdout io.Writer) (io.Writer, func(error) error, error) {
+func (r *rangeFlags) create(ctx context.Context, stdout io.Writer) (io.Writer, func(error) error, error) {
 	if r.file == "-" {
 		return stdout, func(err error) error { return err }, nil
 	}
 	if info, err := os.Stat(r.file); err == nil && !info.Mode().IsRegular() {
-		f, err := os.OpenFile(r.file, os.O_WRONLY, 0) // a device or a pipe cannot be replaced
+		f, err := interruptible(ctx, func() (*os.File, error) { // a device or a pipe cannot be replaced
+			return os.OpenFile(r.file, os.O_WRONLY, 0)
+		})
 		if err != nil {
 			return nil, nil, &usageError{err}
 		}

@@ -23,16 +23,8 @@ import (
 )
 
 func init() {
-	roles["replay-prefill"] = func(c *procs.Control, n networkFlags) error { return replay.Prefill(c, openForReplay(n)) }
-	roles["replay-decode"] = func(c *procs.Control, n networkFlags) error { return replay.Decode(c, openForReplay(n)) }
-}
-
-// openForReplay opens what works between two processes.
-func openForReplay(n networkFlags) replay.OpenFunc {
-	return func(name string, threads int) ([]driver.Backend, error) {
-		n.give(name)
-		return openBackends(name, driver.SameHost, openOptions{threads: threads, ucx: n.ucx, rdma: n.rdma, tcp: n.tcp})
-	}
+	roles["replay-prefill"] = func(c *procs.Control, n networkFlags) error { return replay.Prefill(c, openForChild(n)) }
+	roles["replay-decode"] = func(c *procs.Control, n networkFlags) error { return replay.Decode(c, openForChild(n)) }
 }
 
 // replayFlags are the words of the command line.
@@ -85,12 +77,17 @@ checked when the next replay of the same --model takes it up. Requests that are 
 spill nothing, and --fault is for what lies between the processes, not for the file.`,
 		Example: `  sluice replay --model deepseek-v3.2 --requests 40 --backend shm
   sluice replay --trace conversation_trace.jsonl --requests 40 --abort-rate 0.2 --json
-  sluice replay --requests 10 --timeout 8s --checksum=false --fault 'write p=0.002: drop; message every=500: flap 100ms'
+  sluice replay --requests 5 --timeout 8s --checksum=false --fault 'write p=0.002: drop; message every=500: flap 100ms'
   sluice replay --offload ssd --offload-dir /mnt/nvme --offload-size 16GiB
   sluice replay --backend rdma --devices mlx5_0 --peer-devices mlx5_1`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return runReplay(c, &f) },
 	}
+	f.register(c)
+	return c
+}
+
+func (f *replayFlags) register(c *cobra.Command) {
 	s := c.Flags()
 	s.StringVar(&f.trace, "trace", "", "file of requests; without it they are generated")
 	s.StringVar(&f.model, "model", "deepseek-v3.2", "whose KV cache: "+strings.Join(layout.Names(), ", "))
@@ -110,7 +107,6 @@ spill nothing, and --fault is for what lies between the processes, not for the f
 	s.DurationVar(&f.timeout, "timeout", 30*time.Second, "limit for a process that does not answer or move on; at least 2s")
 	s.BoolVar(&f.checksum, "checksum", true, "have both engines compare the bytes of 7 layers in 8 by CRC-32C, and show what that costs; --checksum=false: of none")
 	s.BoolVar(&f.asJSON, "json", false, "print JSON")
-	return c
 }
 
 // args are the network flags of a process: --devices are those of the prefill process.
@@ -136,9 +132,6 @@ func (f *replayFlags) check() (pool uint64, err error) {
 		}
 	}
 	if err := f.network.settle(f.backend); err != nil {
-		return 0, err
-	}
-	if _, err := f.rules(); err != nil {
 		return 0, err
 	}
 	switch {
@@ -180,11 +173,11 @@ func runReplay(c *cobra.Command, f *replayFlags) error {
 	if err != nil {
 		return err
 	}
-	requests, err := f.load()
+	rules, err := f.rules(c.Context())
 	if err != nil {
 		return err
 	}
-	rules, err := f.rules()
+	requests, err := f.load(c.Context())
 	if err != nil {
 		return err
 	}

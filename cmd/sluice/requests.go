@@ -3,10 +3,10 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 
 	"github.com/sluicehq/sluice/kv/trace"
 )
@@ -18,17 +18,19 @@ const (
 )
 
 // load reads or makes the requests.
-func (f *replayFlags) load() ([]trace.Request, error) {
+func (f *replayFlags) load(ctx context.Context) ([]trace.Request, error) {
 	if f.trace == "" {
 		g := trace.NewGenerator(f.seed)
 		return collect(f.requests, func() (trace.Request, error) { return g.Next(), nil })
 	}
-	file, err := os.Open(f.trace)
+	file, err := openInput(ctx, f.trace)
 	if err != nil {
 		return nil, fmt.Errorf("open trace: %w", err)
 	}
 	defer file.Close()
-	list, err := collect(f.requests, trace.NewReader(file).Next)
+	list, err := interruptible(ctx, func() ([]trace.Request, error) {
+		return collect(f.requests, trace.NewReader(file).Next)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", f.trace, err)
 	}

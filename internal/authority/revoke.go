@@ -55,11 +55,11 @@ func (a *Authority) parseList(list []byte) (*x509.RevocationList, error) {
 		return nil, fmt.Errorf("no list of revoked certificates in PEM: %w", driver.ErrBounds)
 	}
 	l, err := x509.ParseRevocationList(raw)
-	if err == nil {
-		err = l.CheckSignatureFrom(a.cert)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("list of revoked certificates: %w", err)
+	}
+	if err := l.CheckSignatureFrom(a.cert); err != nil {
+		return nil, fmt.Errorf("the list is another authority's, as of one that was replaced: move it away (%w)", err)
 	}
 	return l, nil
 }
