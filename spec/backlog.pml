@@ -10,8 +10,8 @@
 //
 // ONCE: each batch is submitted exactly once, or left out by a stop; in order. LATE: none is
 // submitted once the outcome was told. FORGOTTEN: where no process can go on, each outcome was
-// told, but for what waits for a backend that is frozen. ORDER (with -DORDERED): a transfer that is posted behind another one overtakes it
-// nowhere.
+// told; with -DFROZEN, where the backend ends nothing, each that was stopped. ORDER (with
+// -DORDERED): a transfer that is posted behind another one overtakes it nowhere.
 //
 // Mistakes: -DNOAGAIN: a goroutine that finds another one submitting for the backlog goes, and
 // says nothing. -DNOLOOK: a post rests without another look. -DNORECHECK: nor is there one at
@@ -47,7 +47,6 @@ byte posts[N];               // times that it was posted
 
 byte room = ROOM;
 bool readable = false;       // the descriptor
-bool frozen = false;         // the backend ends nothing any more, from some moment on
 
 byte queue[4];
 byte length = 0;
@@ -131,6 +130,18 @@ inline leaveOut(t, i) {
 	}
 }
 
+// accept is a Submit that finds room [submit]. It is one step.
+inline accept(t) {
+	assert(underWay[t]);                  // LATE
+	assert(taken[t] == submitted[t]);     // ONCE
+#ifdef ORDERED
+	assert(t == 0 || !underWay[0] || taken[0] == COUNT(0) || stopped[0]); // ORDER
+#endif
+	out[t]++; submitted[t]++; taken[t]++; inside[t]++;
+	room--;
+	mine = false
+}
+
 // submit is Transfer.submit; noRoom: it found none, and t is in the backlog. What reads no
 // word that others change, or changes none that they read, is part of the step before it.
 inline submit(t, head, noRoom) {
@@ -147,39 +158,16 @@ inline submit(t, head, noRoom) {
 		:: else -> break
 		fi
 #endif
-	:: atomic { !stopped[t] && out[t] < LIMIT ->
-			refused = true;
-			if
-			:: head || waiting == 0 -> out[t]++; submitted[t]++; mine = true
-			:: else
-			fi
-		};
-		atomic {
-			if
-			:: mine && room > 0 -> // [submit]
-				assert(underWay[t]);                    // LATE
-				assert(taken[t] == submitted[t] - 1);   // ONCE
-#ifdef ORDERED
-				assert(t == 0 || !underWay[0] || taken[0] == BATCHES || stopped[0]); // ORDER
-#endif
-				room--; taken[t]++; inside[t]++; refused = false;
-				last = taken[t] == COUNT(t)
-			:: else
-			fi
-		};
+	:: atomic { !stopped[t] && out[t] < LIMIT -> mine = head || waiting == 0 };
 		if
-		:: atomic { refused && mine -> out[t]--; submitted[t]--; mine = false }
-		:: atomic { !refused && !last -> mine = false }
-		:: atomic { !refused && last -> mine = false; last = false }; break
-		:: else
-		fi;
-		if
-		:: atomic { refused -> refused = false }; wait(t, head, i, mine);
+		:: atomic { mine && room > 0 && taken[t] + 1 < COUNT(t) -> accept(t) }
+		:: atomic { mine && room > 0 && taken[t] + 1 == COUNT(t) -> accept(t) }; break
+		:: atomic { !mine || room == 0 -> mine = false };
+			wait(t, head, i, mine);
 			if
 			:: atomic { mine -> mine = false }
 			:: atomic { !mine -> noRoom = true }; break
 			fi
-		:: else
 		fi
 	od
 }
@@ -219,7 +207,7 @@ inline post(t) {
 
 proctype Poster(byte t) {
 	byte i, seen;
-	bool mine, refused, noRoom, last;
+	bool mine, noRoom;
 	do
 	:: posts[t] < POSTS && !underWay[t] && (t != 0 || holds == 0) -> post(t)
 #ifdef ORDERED
@@ -230,8 +218,10 @@ proctype Poster(byte t) {
 }
 
 proctype Backend() {
+#ifdef FROZEN
+	false
+#endif
 end:	do
-	:: frozen -> break
 	:: atomic { inside[0] > 0 -> inside[0]--; ended[0]++; room++; readable = true }
 	:: atomic { inside[1] > 0 -> inside[1]--; ended[1]++; room++; readable = true }
 	od
@@ -255,7 +245,7 @@ inline endBatch(t) {
 // Progress sleeps on the descriptor.
 proctype Progress() {
 	byte i, seen, t;
-	bool mine, refused, noRoom, last;
+	bool mine, noRoom;
 end:	do
 	:: readable ->
 		readable = false;
@@ -272,7 +262,7 @@ end:	do
 // Poller is a goroutine that spins: it reaps nothing here, but drains.
 proctype Poller() {
 	byte i, seen, t;
-	bool mine, refused, noRoom, last;
+	bool mine, noRoom;
 	t = NONE;
 	drain(t)
 }
@@ -298,7 +288,11 @@ proctype Aborter() {
 	holds--
 }
 
-#define FORGOTTEN(t) (underWay[t] && !(frozen && (inside[t] > 0 || !stopped[t])))
+#ifdef FROZEN
+#define FORGOTTEN(t) (underWay[t] && inside[t] == 0 && stopped[t])
+#else
+#define FORGOTTEN(t) underWay[t]
+#endif
 
 proctype Watch() {
 	timeout -> assert(!FORGOTTEN(0) && !FORGOTTEN(1))
@@ -306,10 +300,6 @@ proctype Watch() {
 
 init {
 	atomic {
-		if
-		:: frozen = true
-		:: skip
-		fi;
 		run Poster(0);
 #ifndef ORDERED
 		run Poster(1);

@@ -36,9 +36,10 @@ var models = []struct {
 	{"chain, hops are counted before the epoch ends", "chain.pml", []string{"-DPASSED"}, true},
 	{"backlog", "backlog.pml", nil, false},
 	{"backlog, posts in order", "backlog.pml", []string{"-DORDERED", "-DLIMIT=2"}, false},
+	{"backlog, a peer that takes nothing", "backlog.pml", []string{"-DFROZEN"}, false},
 	{"backlog, a busy drainer is not told of room", "backlog.pml", []string{"-DNOAGAIN"}, true},
 	{"backlog, a rest without another look", "backlog.pml", []string{"-DNOLOOK"}, true},
-	{"backlog, a stop unseen behind the queue", "backlog.pml", []string{"-DNORECHECK"}, true},
+	{"backlog, a stop unseen behind the queue", "backlog.pml", []string{"-DFROZEN", "-DNORECHECK"}, true},
 }
 
 func TestModels(t *testing.T) {
