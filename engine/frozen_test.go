@@ -32,6 +32,8 @@ func TestMain(m *testing.M) {
 	switch {
 	case *decodeAt != "":
 		err = decodeProcess(*decodeAt)
+	case *stressAt != "":
+		err = stressProcess(*stressAt)
 	case *engine.DeviceAt != "":
 		err = engine.DeviceProcess(*engine.DeviceAt)
 	default:

@@ -137,7 +137,7 @@ func (s *slot) tell(t *Transfer, what byte) error {
 	return nil
 }
 
-// withdraw asks the peer not to make its hop, or to end it. Its answer follows all the same.
+// withdraw asks the peer not to make its hop, or to end it [withdraw]. Its answer follows all the same.
 func (s *slot) withdraw() {
 	if s.notice != nil && s.notice.look().underWay() {
 		s.again = true // that of an earlier piece, or the peer takes nothing now

@@ -91,7 +91,8 @@ func (m *stagedMemory) leave() {
 	}
 }
 
-// Fence implements driver.Backend: no hop for a peer begins, and those under way end.
+// Fence implements driver.Backend: no hop for a peer begins [fence], and those under way end
+// [quiet]: see spec/chain.pml.
 func (s *stager) Fence(ctx context.Context, key uint32) error {
 	m := s.memory(key)
 	if m == nil {

@@ -8,7 +8,8 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// slot is a place of the staging memory and the piece that passes through it.
+// slot is a place of the staging memory and the piece that passes through it. spec/chain.pml is
+// a model of how it ends; words in brackets, here and in window_hop.go, are its steps.
 type slot struct {
 	sp    *stagedPeer
 	pool  *pool
@@ -129,7 +130,7 @@ func (s *slot) happen() {
 	s.proceed()
 }
 
-// failed ends the piece, unless the peer may have been asked to place it: over a connection
+// failed ends the piece [acknowledgement], unless the peer may have been asked to place it: over a connection
 // that was lost, or is lost now, the message of a batch that failed may have arrived. Only the
 // peer knows, so it is asked to make no such hop.
 func (s *slot) failed(err error) {
@@ -175,7 +176,7 @@ func (s *slot) proceed() {
 	s.finish(nil)
 }
 
-// await waits for the peer's answer, which may be here already.
+// await waits for the peer's answer [hand], which may be here already.
 func (s *slot) await() {
 	s.step = atHand
 	switch {
@@ -258,7 +259,7 @@ func (s *slot) stop() {
 	}
 }
 
-// giveUp waits for the peer's answer no longer. What it has in hand of a write it may still
+// giveUp waits for the peer's answer no longer [giveUp]. What it has in hand of a write it may still
 // place; of a read, in staging memory of its own.
 func (s *slot) giveUp() {
 	if s.job != nil && s.step == atNear && s.current == nil {

@@ -83,7 +83,7 @@ func (h *hop) start(req *farHop, a *hopAsked) {
 	})
 }
 
-// begin admits the hop and chooses the lane.
+// begin admits the hop [enter] and chooses the lane.
 func (h *hop) begin() (by *lane, err error) {
 	s := h.w.s
 	if h.memory, err = s.enter(h.req.token); err != nil {
@@ -112,7 +112,7 @@ func (h *hop) begin() (by *lane, err error) {
 	return by, nil
 }
 
-// post fills the transfer, which checks the bounds of the memory, and posts it.
+// post fills the transfer, which checks the bounds of the memory, and posts it [place].
 func (h *hop) post(self *Peer, by *lane) error {
 	if h.why != nil {
 		return h.why
@@ -172,7 +172,7 @@ func (h *hop) happen() {
 	h.finish(h.t.Err())
 }
 
-// finish lets go of the memory and tells the peer how the hop ended.
+// finish lets go of the memory and tells the peer how the hop ended [finish].
 func (h *hop) finish(err error) {
 	if h.t != nil {
 		_ = h.t.Reset()

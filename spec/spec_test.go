@@ -15,12 +15,12 @@ import (
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
-// models are what spin is to find: nothing, or a late byte where a protocol is as it was
+// models are what spin is to find: nothing, or a broken promise where a protocol is as it was
 // before a mend, or as it must not be.
 var models = []struct {
 	name, file string
 	defines    []string
-	late       bool
+	broken     bool
 }{
 	{"shm mapped", "shm_mapped.pml", nil, false},
 	{"shm mapped, the epoch before the generation", "shm_mapped.pml", []string{"-DOLD"}, true},
@@ -31,6 +31,15 @@ var models = []struct {
 	{"tcp, a confirmation is no word", "tcp_ages.pml", []string{"-DUNCOUNTED"}, true},
 	{"tcp, a longer limit before its confirmation", "tcp_ages.pml", []string{"-DEAGER", "-DFRAMES=2", "-DMAX=4"}, true},
 	{"tcp, an owner stopped behind its look", "tcp_ages.pml", []string{"-DSTOPPED"}, true},
+	{"chain", "chain.pml", nil, false},
+	{"chain, a lost acknowledgement is a refusal", "chain.pml", []string{"-DREFUSED"}, true},
+	{"chain, hops are counted before the epoch ends", "chain.pml", []string{"-DPASSED"}, true},
+	{"backlog", "backlog.pml", nil, false},
+	{"backlog, posts in order", "backlog.pml", []string{"-DORDERED", "-DLIMIT=2"}, false},
+	{"backlog, a peer that takes nothing", "backlog.pml", []string{"-DFROZEN"}, false},
+	{"backlog, a busy drainer is not told of room", "backlog.pml", []string{"-DNOAGAIN"}, true},
+	{"backlog, a rest without another look", "backlog.pml", []string{"-DNOLOOK"}, true},
+	{"backlog, a stop unseen behind the queue", "backlog.pml", []string{"-DFROZEN", "-DNORECHECK"}, true},
 }
 
 func TestModels(t *testing.T) {
@@ -44,9 +53,9 @@ func TestModels(t *testing.T) {
 	for _, m := range models {
 		t.Run(m.name, func(t *testing.T) {
 			found := check(t, m.file, m.defines)
-			late := strings.Contains(found, "assertion violated")
-			require.Equal(t, m.late, late, "a late byte: %s", found)
-			if !m.late {
+			broken := strings.Contains(found, "assertion violated")
+			require.Equal(t, m.broken, broken, "a broken promise: %s", found)
+			if !m.broken {
 				require.Contains(t, found, "errors: 0")
 				require.NotContains(t, found, "search depth too small")
 				require.NotContains(t, found, "Search not completed")

@@ -35,13 +35,14 @@ func (r *Receiver) find(peer *engine.Peer, m *message) *Request {
 		r.count.strays.Add(1) // late
 	case r.closed:
 		r.refuseLater(peer, m.session, Closed)
-	case len(r.requests) >= r.cfg.RequestsMax:
+	case len(r.requests) >= r.cfg.RequestsMax || r.byPeer[peer] >= r.cfg.requestsOfPeer():
 		r.refuseLater(peer, m.session, Refused)
 	case uint64(m.total) > beginMax(min(r.cfg.Pool.Stats().Blocks, RequestBlocksMax)):
 		r.refuseLater(peer, m.session, TooLarge)
 	default:
 		q := newRequest(r, peer, m.session)
 		r.requests[m.session] = q
+		r.byPeer[peer]++
 		r.count.begun.Add(1)
 		r.running.Go(q.run)
 		return q
@@ -81,7 +82,14 @@ func (r *Receiver) tell(peer *engine.Peer, session uint64, what kind, reason Rea
 func (r *Receiver) forget(session uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	q := r.requests[session]
+	if q == nil {
+		return
+	}
 	delete(r.requests, session)
+	if r.byPeer[q.Peer]--; r.byPeer[q.Peer] == 0 {
+		delete(r.byPeer, q.Peer)
+	}
 }
 
 // receive notes what a message says.

@@ -14,6 +14,7 @@ import (
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/layout"
 )
 
 // slowEnd is mem whose batches are held back, and whose Close of a Peer waits for those, as tcp's
@@ -119,4 +120,31 @@ func TestLastWordIsNoSignOfLife(t *testing.T) {
 	}
 	_ = push.Abort(within(t))
 	q.Release()
+}
+
+// TestOnePeerLeavesRoomForOthers has one peer begin as many requests as it may: what is beyond
+// is refused, and another peer's is granted.
+func TestOnePeerLeavesRoomForOthers(t *testing.T) {
+	s := setup{blocks: 8, receiver: func(c *ReceiverConfig) { c.RequestsMax = 4 }}
+	p := newPair(t, s)
+	s.model = small
+	s.backend = newMem
+	other := &pair{decode: p.decode, pool: p.pool, receiver: p.receiver, filled: map[uint32]uint64{},
+		prefill: newSide(t, "other", s, layout.Options{Blocks: prefillBlocks})}
+	other.prefill.peer = connect(t, other.prefill.eng, p.decode.eng)
+	connect(t, p.decode.eng, other.prefill.eng)
+	var err error
+	other.sender, err = NewSender(other.prefill.mux, SenderConfig{Region: other.prefill.region, Geometry: other.prefill.geometry})
+	require.NoError(t, err)
+	defer other.sender.Close()
+	for i := range uint64(3) {
+		push, q := p.begin(t, i+1, i+1)
+		defer q.Release()
+		defer func() { _ = push.Abort(within(t)) }()
+	}
+	_, err = p.sender.Begin(within(t), p.prefill.peer, 9, p.request(t, 9))
+	require.ErrorIs(t, err, ErrRefused)
+	push, q := other.begin(t, 4, 4)
+	defer q.Release()
+	require.NoError(t, push.Abort(within(t)))
 }

@@ -21,7 +21,10 @@ type ReceiverConfig struct {
 	Geometry *layout.Geometry // of Region; block-major, so that a block is one lease
 	Pool     *pool.Pool       // whose block numbers are those of Geometry
 
-	RequestsMax int // at once, those that wait for room or were not accepted included; default 256
+	// RequestsMax is how many there may be at once, those that wait for room or were not
+	// accepted included; default 256. One peer has at most three quarters of them, so that it
+	// does not shut the others out. What is beyond is refused.
+	RequestsMax int
 
 	RoomTimeout   time.Duration // for the pool to have room; default 30 s
 	IdleTimeout   time.Duration // between two signs of life of a sender; default 60 s
@@ -73,7 +76,11 @@ type Receiver struct {
 	mu       sync.Mutex
 	closed   bool
 	requests map[uint64]*Request // by session
+	byPeer   map[*engine.Peer]int
 }
+
+// requestsOfPeer is how many requests one peer may have.
+func (c *ReceiverConfig) requestsOfPeer() int { return c.RequestsMax - c.RequestsMax/4 }
 
 // refusal is a request that is turned away.
 type refusal struct {
@@ -89,7 +96,7 @@ func NewReceiver(m *Mux, cfg ReceiverConfig) (*Receiver, error) {
 		return nil, err
 	}
 	r := &Receiver{
-		cfg: cfg, mux: m, requests: map[uint64]*Request{},
+		cfg: cfg, mux: m, requests: map[uint64]*Request{}, byPeer: map[*engine.Peer]int{},
 		accept: make(chan *Request, cfg.RequestsMax), refuse: make(chan refusal, cfg.RequestsMax), closing: make(chan struct{}),
 	}
 	if err := m.Handle(toReceiver, r.receive); err != nil {
