@@ -79,6 +79,9 @@ func OpenUCX(cfg UCXConfig) (*UCXContext, error) {
 	if cfg.Counters != nil {
 		conf.counters = (*C.struct_sl_ucx_counter)(unsafe.Pointer(unsafe.SliceData(cfg.Counters.table)))
 	}
+	if cfg.Spots != nil {
+		conf.spots = cfg.Spots.c
+	}
 	var why [256]C.char
 	if rc := C.sl_ucx_open(conf, &c.c, &why[0], C.size_t(len(why))); rc != 0 {
 		return nil, ucxUnavailable(C.GoString(&why[0]), "choose transports and devices that `ucx_info -d` lists")

@@ -101,6 +101,7 @@ int sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const
 	if (h->flags & SL_UCX_FIRST)
 		n->rx_failed = 0;
 	if (status == 0) {
+		sl_ucx_at(n->worker, SL_UCX_AT_COPY);
 		status = place(n, h, m, data, len);
 		sl_ucx_leave(m);
 	}
@@ -149,6 +150,7 @@ void sl_ucx_serve_read(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const
 		sl_ucx_lose(n);
 		return;
 	}
+	sl_ucx_at(n->worker, SL_UCX_AT_ANSWER);
 	if (status == 0 && h->count)
 		status = gather(h, m, data, p->body);
 	else if (status == 0)

@@ -276,6 +276,15 @@ int sl_ucx_wait(struct sl_ucx_worker *w, uint64_t deadline);
 /* ucx_open.c */
 int sl_ucx_open_handle(struct sl_ucx_context *c, char *why, size_t size); /* as its config says */
 
+/* ucx_spots.c; of tests alone */
+void sl_ucx_stand(struct sl_ucx_spots *s, int32_t spot);
+
+static inline void sl_ucx_at(const struct sl_ucx_worker *w, int32_t spot)
+{
+	if (w->context->config.spots)
+		sl_ucx_stand(w->context->config.spots, spot);
+}
+
 /* ucx_memory.c */
 struct sl_ucx_memory *sl_ucx_find(struct sl_ucx_context *c, uint32_t key); /* NULL: unknown */
 void sl_ucx_quiesce(struct sl_ucx_context *c);
