@@ -215,9 +215,9 @@ void sl_ucx_drive(struct sl_ucx_context *c)
 	for (uint32_t i = 0; i < c->config.workers; i++) {
 		struct sl_ucx_worker *w = &c->workers[i];
 
-		atomic_fetch_add_explicit(&w->drives, 1, memory_order_relaxed);
 		if (pthread_mutex_trylock(&w->lock))
-			continue;
+			continue; /* and the thread need not stand back: nothing was moved */
+		atomic_fetch_add_explicit(&w->drives, 1, memory_order_relaxed);
 		if (w->handle && !atomic_load(&c->stop)) {
 			w->polled = 1; /* the caller looks again */
 			sl_ucx_step(w);
