@@ -243,20 +243,20 @@ void sl_ucx_end(struct sl_ucx_conn *n, int32_t status, int proven);
 void sl_ucx_disconnect(struct sl_ucx_conn *n, uint64_t grace_ns);
 
 /* A control message that arrived. */
-struct sl_ucx_letter {
+struct sl_ucx_arrived_control {
 	uint64_t conn;
 	uint32_t worker, len;
 	int lost; /* the peer was given up; no data. 2: and its end is over. 3: none was, but sl_ucx_probe is due */
 };
 
 /* 1: there is one, taken by the second; only one thread at a time. */
-int sl_ucx_letter(struct sl_ucx_context *c, struct sl_ucx_letter *out);
-void sl_ucx_letter_take(struct sl_ucx_context *c, uint32_t worker, uint8_t *data);
+int sl_ucx_next_control(struct sl_ucx_context *c, struct sl_ucx_arrived_control *out);
+void sl_ucx_take_control(struct sl_ucx_context *c, uint32_t worker, uint8_t *data);
 
 /*
  * Takes the first message with data of a worker, of first_len bytes: the ring says whether there is
  * one. Returns whose end it was sent to. Only one thread at a time.
  */
-uint64_t sl_ucx_note_take(struct sl_ucx_context *c, uint32_t worker, uint8_t *data);
+uint64_t sl_ucx_take_notification(struct sl_ucx_context *c, uint32_t worker, uint8_t *data);
 
 #endif

@@ -244,7 +244,7 @@ func (c *UCXContext) Receive() (UCXNote, bool) {
 			continue
 		}
 		note := UCXNote{Data: make([]byte, c.rings[i].noteLen.Load())}
-		note.Conn = uint64(C.sl_ucx_note_take(c.c, C.uint32_t(i), (*C.uint8_t)(unsafe.SliceData(note.Data))))
+		note.Conn = uint64(C.sl_ucx_take_notification(c.c, C.uint32_t(i), (*C.uint8_t)(unsafe.SliceData(note.Data))))
 		runtime.KeepAlive(c)
 		return note, true
 	}
@@ -255,15 +255,15 @@ func (c *UCXContext) Receive() (UCXNote, bool) {
 // Control returns the next control message. It must not run twice at once.
 func (c *UCXContext) Control() (UCXControl, bool) {
 	defer runtime.KeepAlive(c)
-	var l C.struct_sl_ucx_letter
-	if C.sl_ucx_letter(c.c, &l) == 0 {
+	var l C.struct_sl_ucx_arrived_control
+	if C.sl_ucx_next_control(c.c, &l) == 0 {
 		return UCXControl{}, false
 	}
 	m := UCXControl{Worker: int(l.worker), Conn: uint64(l.conn), Lost: l.lost == 1 || l.lost == 2, Over: l.lost == 2, Suspect: l.lost == 3}
 	if l.lost == 0 {
 		m.Data = make([]byte, l.len)
 	}
-	C.sl_ucx_letter_take(c.c, l.worker, (*C.uint8_t)(unsafe.SliceData(m.Data)))
+	C.sl_ucx_take_control(c.c, l.worker, (*C.uint8_t)(unsafe.SliceData(m.Data)))
 	return m, true
 }
 

@@ -197,7 +197,7 @@ static void sleep_until_something(struct sl_ucx_worker *w)
 	pthread_mutex_lock(&w->lock);
 	status = w->pending ? UCS_ERR_BUSY : sl_ucx.ucp_worker_arm(w->handle);
 	w->asleep = status == UCS_OK;
-	timeout = w->conns_live || w->zombies ? (int)(w->context->config.grace_ns / 8000000u) + 1 : -1;
+	timeout = w->conns_live || w->closing_conns ? (int)(w->context->config.grace_ns / 8000000u) + 1 : -1;
 	if (w->stalled)
 		timeout = STALLED_MS;
 	pthread_mutex_unlock(&w->lock);
