@@ -36,6 +36,21 @@ struct sl_ucx_counter {
 	uint64_t value, awaited; /* 0: no wake-up is asked for */
 };
 
+/* Places between a check of a thread and the act that relies on it, where tests have it stand. */
+enum {
+	SL_UCX_AT_NONE,
+	SL_UCX_AT_STORE,  /* the generation was good; the store follows */
+	SL_UCX_AT_STORED, /* the store is done; the generation is looked at again */
+	SL_UCX_AT_COPY,	  /* ticket and age of a write were good; the copy follows */
+	SL_UCX_AT_ANSWER  /* the ticket of a read was good; the answer is copied */
+};
+
+/* The first thread that comes to spot writes a byte to came, and stands until it can read one from leave. */
+struct sl_ucx_spots {
+	int32_t spot;
+	int came, leave;
+};
+
 struct sl_ucx_config {
 	const char *transports, *devices; /* UCX_TLS, UCX_NET_DEVICES; NULL: UCX's own choice */
 	const char *const *settings;	  /* name, value, name, value, NULL; or NULL */
@@ -50,6 +65,7 @@ struct sl_ucx_config {
 	uint64_t failure_ns; /* how long a peer that something waits for may be silent */
 	int wake_fd, control_fd; /* eventfds of the caller's */
 	struct sl_ucx_counter *counters; /* SL_UCX_COUNTERS, which outlive the context; or NULL */
+	struct sl_ucx_spots *spots;	 /* of tests; NULL: threads stand nowhere */
 };
 
 struct sl_ucx_context;
@@ -230,20 +246,20 @@ void sl_ucx_end(struct sl_ucx_conn *n, int32_t status, int proven);
 void sl_ucx_disconnect(struct sl_ucx_conn *n, uint64_t grace_ns);
 
 /* A control message that arrived. */
-struct sl_ucx_letter {
+struct sl_ucx_arrived_control {
 	uint64_t conn;
 	uint32_t worker, len;
 	int lost; /* the peer was given up; no data. 2: and its end is over. 3: none was, but sl_ucx_probe is due */
 };
 
 /* 1: there is one, taken by the second; only one thread at a time. */
-int sl_ucx_letter(struct sl_ucx_context *c, struct sl_ucx_letter *out);
-void sl_ucx_letter_take(struct sl_ucx_context *c, uint32_t worker, uint8_t *data);
+int sl_ucx_next_control(struct sl_ucx_context *c, struct sl_ucx_arrived_control *out);
+void sl_ucx_take_control(struct sl_ucx_context *c, uint32_t worker, uint8_t *data);
 
 /*
  * Takes the first message with data of a worker, of first_len bytes: the ring says whether there is
  * one. Returns whose end it was sent to. Only one thread at a time.
  */
-uint64_t sl_ucx_note_take(struct sl_ucx_context *c, uint32_t worker, uint8_t *data);
+uint64_t sl_ucx_take_notification(struct sl_ucx_context *c, uint32_t worker, uint8_t *data);
 
 #endif

@@ -52,11 +52,11 @@ static void on_count(struct sl_ucx_conn *n, const struct sl_ucx_head *h)
 static void handle(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len)
 {
 	switch (h->type) {
-	case SL_UCX_MSG_NOTE:
+	case SL_UCX_MSG_NOTIFY:
 		if (h->flags & SL_UCX_CHECKED && n->rx_failed)
 			sl_ucx_owe(n);
 		else
-			sl_ucx_put_note(n, data, len);
+			sl_ucx_put_notification(n, data, len);
 		return;
 	case SL_UCX_MSG_COUNT:
 		on_count(n, h);
@@ -114,7 +114,7 @@ static int dispatch(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const vo
 /* Whether a message must not overtake those that are held. The others are about our own batches, or the end. */
 static int keeps_order(uint8_t type)
 {
-	return type == SL_UCX_MSG_WRITE || type == SL_UCX_MSG_NOTE || type == SL_UCX_MSG_COUNT || type == SL_UCX_MSG_READ ||
+	return type == SL_UCX_MSG_WRITE || type == SL_UCX_MSG_NOTIFY || type == SL_UCX_MSG_COUNT || type == SL_UCX_MSG_READ ||
 	       type == SL_UCX_MSG_ASK || type == SL_UCX_MSG_CONTROL;
 }
 

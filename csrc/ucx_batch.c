@@ -25,12 +25,12 @@ void sl_ucx_fail(struct sl_ucx_batch *b, int32_t status, int32_t piece)
 	}
 }
 
-static void free_note(struct sl_ucx_batch *b)
+static void free_tail(struct sl_ucx_batch *b)
 {
-	if (!b->note)
+	if (!b->tail)
 		return;
-	sl_ucx_parcel_free(b->conn->worker, b->note);
-	b->note = NULL;
+	sl_ucx_free_message(b->conn->worker, b->tail);
+	b->tail = NULL;
 	b->conn->credit++;
 }
 
@@ -39,7 +39,7 @@ static void end(struct sl_ucx_batch *b)
 	struct sl_ucx_conn *n = b->conn;
 	struct sl_ucx_worker *w = n->worker;
 
-	free_note(b);
+	free_tail(b);
 	sl_ring_put(w->ring, (struct sl_done){b->tag, b->status, sl_piece_told(&b->pieces, b->piece)});
 	if (n->head == b)
 		n->head = b->next;
@@ -50,7 +50,7 @@ static void end(struct sl_ucx_batch *b)
 	b->next = w->free;
 	w->free = b;
 	w->live--;
-	if (n->graves)
+	if (n->dropped_imports)
 		sl_ucx_reap(n);
 	if (n->state != SL_UCX_OPEN)
 		pthread_cond_broadcast(&w->news);
@@ -87,12 +87,12 @@ static void issued(struct sl_ucx_batch *b)
 	b->outstanding++; /* a peer that is ourselves answers at once */
 	if (b->status != 0 && b->outstanding > 1 && b->write)
 		sl_ucx_ask(n);
-	if (b->note && b->status == 0 && !sl_ucx_speaks(n))
+	if (b->tail && b->status == 0 && !sl_ucx_speaks(n))
 		sl_ucx_fail(b, SL_UCX_LOST, -1);
-	if (b->note && b->status == 0 && !b->faulty) {
-		struct sl_ucx_parcel *p = b->note;
+	if (b->tail && b->status == 0 && !b->faulty) {
+		struct sl_ucx_message *p = b->tail;
 
-		b->note = NULL;
+		b->tail = NULL;
 		p->head.flags = b->served && b->write ? SL_UCX_CHECKED : 0;
 		sl_ucx_send(n, p);
 	}
@@ -187,13 +187,13 @@ static int has_tail(const struct tail *t)
 }
 
 /* Takes credit. NULL: no memory. */
-static struct sl_ucx_parcel *make_tail(struct sl_ucx_conn *n, const struct tail *t)
+static struct sl_ucx_message *make_tail(struct sl_ucx_conn *n, const struct tail *t)
 {
-	struct sl_ucx_parcel *p = sl_ucx_parcel(n->worker, t->len);
+	struct sl_ucx_message *p = sl_ucx_new_message(n->worker, t->len);
 
 	if (!p)
 		return NULL;
-	p->head.type = t->note ? SL_UCX_MSG_NOTE : SL_UCX_MSG_COUNT;
+	p->head.type = t->note ? SL_UCX_MSG_NOTIFY : SL_UCX_MSG_COUNT;
 	p->head.off = t->note ? 0 : (uint64_t)t->counter;
 	p->len = (uint32_t)t->len;
 	if (t->len)
@@ -242,7 +242,7 @@ static int64_t refuse(struct sl_ucx_conn *n, const struct tail *t)
 int sl_ucx_notify(struct sl_ucx_conn *n, const uint8_t *data, size_t len)
 {
 	const struct tail t = {.note = data, .len = len, .counter = -1};
-	struct sl_ucx_parcel *p;
+	struct sl_ucx_message *p;
 	int rc;
 
 	if (len > SL_UCX_NOTE_MAX)
@@ -302,8 +302,8 @@ static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form, co
 	fill(b, form, n);
 	b->served = served;
 	b->fetches = known && !b->write;
-	b->note = has_tail(tail) ? make_tail(n, tail) : NULL;
-	if (has_tail(tail) && !b->note) {
+	b->tail = has_tail(tail) ? make_tail(n, tail) : NULL;
+	if (has_tail(tail) && !b->tail) {
 		b->next = w->free;
 		w->free = b;
 		return ENOMEM;

@@ -71,8 +71,8 @@ static struct sl_ucx_conn *make(struct sl_ucx_worker *w)
 
 	if (!n)
 		return NULL;
-	n->farewell = sl_ucx_farewell();
-	if (!n->farewell) {
+	n->loss = sl_ucx_make_loss();
+	if (!n->loss) {
 		free(n);
 		return NULL;
 	}
@@ -96,7 +96,7 @@ void sl_ucx_free_conn(struct sl_ucx_conn *n)
 	sl_ucx_shut_gate(n);
 	sl_ucx_forget_held(n);
 	free(n->imports);
-	free(n->farewell);
+	free(n->loss);
 	free(n);
 }
 
@@ -185,7 +185,7 @@ void sl_ucx_bind(struct sl_ucx_conn *n, const struct sl_ucx_peer *peer)
 int sl_ucx_control(struct sl_ucx_conn *n, const uint8_t *data, size_t len)
 {
 	struct sl_ucx_worker *w = n->worker;
-	struct sl_ucx_parcel *p;
+	struct sl_ucx_message *p;
 	int rc;
 
 	if (len > SL_UCX_CONTROL_MAX)
@@ -194,7 +194,7 @@ int sl_ucx_control(struct sl_ucx_conn *n, const uint8_t *data, size_t len)
 	rc = n->state == SL_UCX_DRAINING ? 0 : -sl_ucx_over(n);
 	if (rc == 0 && sl_ucx_crowded(n))
 		rc = -EAGAIN;
-	p = rc ? NULL : sl_ucx_parcel(w, len);
+	p = rc ? NULL : sl_ucx_new_message(w, len);
 	if (p) {
 		p->head.type = SL_UCX_MSG_CONTROL;
 		p->len = (uint32_t)len;

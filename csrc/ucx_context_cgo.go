@@ -5,7 +5,6 @@
 package csrc
 
 /*
-#include <errno.h>
 #include <stdlib.h>
 #include "ucx.h"
 #include "ucx_load.h"
@@ -17,7 +16,6 @@ import "C"
 import (
 	"fmt"
 	"runtime"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -79,6 +77,9 @@ func OpenUCX(cfg UCXConfig) (*UCXContext, error) {
 	if cfg.Counters != nil {
 		conf.counters = (*C.struct_sl_ucx_counter)(unsafe.Pointer(unsafe.SliceData(cfg.Counters.table)))
 	}
+	if cfg.Spots != nil {
+		conf.spots = cfg.Spots.c
+	}
 	var why [256]C.char
 	if rc := C.sl_ucx_open(conf, &c.c, &why[0], C.size_t(len(why))); rc != 0 {
 		return nil, ucxUnavailable(C.GoString(&why[0]), "choose transports and devices that `ucx_info -d` lists")
@@ -90,55 +91,6 @@ func OpenUCX(cfg UCXConfig) (*UCXContext, error) {
 			unsafe.Pointer(&r.notes), unsafe.Pointer(&r.first_len), unsafe.Pointer(&r.due), places, int(r.mask)+1))
 	}
 	return c, nil
-}
-
-// ucxTexts are strings of C.
-type ucxTexts []unsafe.Pointer
-
-func (t *ucxTexts) add(s string) *C.char {
-	p := C.CString(s)
-	*t = append(*t, unsafe.Pointer(p))
-	return p
-}
-
-func (t *ucxTexts) free() {
-	for _, p := range *t {
-		C.free(p)
-	}
-}
-
-// ucxForeign is a list of transports without that which serves a worker itself.
-func ucxForeign(list string) string {
-	names := slices.DeleteFunc(strings.Split(list, ","), func(name string) bool { return name == "self" })
-	return strings.Join(names, ",")
-}
-
-// Blocked reports whether messages of this host no longer arrive at a worker: a process that is
-// killed, or stopped, while it puts a message into UCX's queue of shared memory leaves a place
-// there that UCX waits for, with all that is behind it. It takes some milliseconds, or Grace.
-// It must not run twice at once.
-func (c *UCXContext) Blocked() bool {
-	defer runtime.KeepAlive(c)
-	var texts ucxTexts
-	defer texts.free()
-	settings, err := ucxSettings(c.settings, texts.add)
-	if err != nil {
-		return false
-	}
-	defer C.free(unsafe.Pointer(settings))
-	for i := range c.rings {
-		rc := C.sl_ucx_probe(c.c, C.uint32_t(i), texts.add(c.transports), settings, C.uint64_t(c.grace))
-		if rc == -C.ETIMEDOUT {
-			return true
-		}
-	}
-	return false
-}
-
-// Condemn loses all connections, as after Blocked: the peers are told.
-func (c *UCXContext) Condemn() {
-	C.sl_ucx_condemn(c.c)
-	runtime.KeepAlive(c)
 }
 
 // NewUCXCounters makes counters, all of them 0.
@@ -241,7 +193,7 @@ func (c *UCXContext) Receive() (UCXNote, bool) {
 			continue
 		}
 		note := UCXNote{Data: make([]byte, c.rings[i].noteLen.Load())}
-		note.Conn = uint64(C.sl_ucx_note_take(c.c, C.uint32_t(i), (*C.uint8_t)(unsafe.SliceData(note.Data))))
+		note.Conn = uint64(C.sl_ucx_take_notification(c.c, C.uint32_t(i), (*C.uint8_t)(unsafe.SliceData(note.Data))))
 		runtime.KeepAlive(c)
 		return note, true
 	}
@@ -252,15 +204,15 @@ func (c *UCXContext) Receive() (UCXNote, bool) {
 // Control returns the next control message. It must not run twice at once.
 func (c *UCXContext) Control() (UCXControl, bool) {
 	defer runtime.KeepAlive(c)
-	var l C.struct_sl_ucx_letter
-	if C.sl_ucx_letter(c.c, &l) == 0 {
+	var l C.struct_sl_ucx_arrived_control
+	if C.sl_ucx_next_control(c.c, &l) == 0 {
 		return UCXControl{}, false
 	}
 	m := UCXControl{Worker: int(l.worker), Conn: uint64(l.conn), Lost: l.lost == 1 || l.lost == 2, Over: l.lost == 2, Suspect: l.lost == 3}
 	if l.lost == 0 {
 		m.Data = make([]byte, l.len)
 	}
-	C.sl_ucx_letter_take(c.c, l.worker, (*C.uint8_t)(unsafe.SliceData(m.Data)))
+	C.sl_ucx_take_control(c.c, l.worker, (*C.uint8_t)(unsafe.SliceData(m.Data)))
 	return m, true
 }
 

@@ -23,6 +23,9 @@ func NewUCXCounters() *UCXCounters {
 // UCXAllocation needs cgo.
 type UCXAllocation struct{}
 
+// UCXSpots needs cgo.
+type UCXSpots struct{}
+
 // OpenUCX answers with the reason, as LoadUCX does.
 func OpenUCX(UCXConfig) (*UCXContext, error) {
 	reason, fix := loadUCX("")

@@ -30,6 +30,7 @@ static int put(struct sl_ucx_conn *n, int write, struct sl_ucx_run *r, uint64_t 
 	return 0;
 }
 
+/* The steps check, put and again of spec/ucx_near.pml. */
 int sl_ucx_move_direct(struct sl_ucx_batch *b, uint64_t *bytes)
 {
 	const ucp_request_param_t param = {
@@ -67,7 +68,9 @@ int sl_ucx_move_direct(struct sl_ucx_batch *b, uint64_t *bytes)
 			n->worker->stalled = 1;
 			return -EAGAIN;
 		}
+		sl_ucx_at(n->worker, SL_UCX_AT_STORE);
 		rc = put(n, b->write, r, len, &param);
+		sl_ucx_at(n->worker, SL_UCX_AT_STORED);
 		if (!b->write)
 			sl_ucx_leave(r->memory);
 		if (rc != 0) {

@@ -33,7 +33,7 @@ int sl_ucx_speaks(const struct sl_ucx_conn *n)
 void sl_ucx_lose(struct sl_ucx_conn *n)
 {
 	if (happens(n, SL_UCX_LOSE))
-		sl_ucx_put_farewell(n);
+		sl_ucx_put_loss(n);
 	pthread_cond_broadcast(&n->worker->news);
 }
 
@@ -168,7 +168,7 @@ void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge)
 			sl_ucx_signal(n, SL_UCX_MSG_PING, 0);
 		}
 	}
-	sl_ucx_bury(w, 0, 0);
+	sl_ucx_finish_closing(w, 0, 0);
 }
 
 /*
@@ -232,8 +232,8 @@ void sl_ucx_disconnect(struct sl_ucx_conn *n, uint64_t grace_ns)
 		sl_ucx_leave_table(n);
 		sl_ucx_free_conn(n);
 	} else {
-		n->next = w->zombies;
-		w->zombies = n;
+		n->next = w->closing_conns;
+		w->closing_conns = n;
 	}
 	sl_ucx_unlock(w);
 }
@@ -241,31 +241,31 @@ void sl_ucx_disconnect(struct sl_ucx_conn *n, uint64_t grace_ns)
 static void abandon(struct sl_ucx_conn *n)
 {
 	while (n->sending.next != &n->sending) {
-		struct sl_ucx_parcel *p = n->sending.next;
+		struct sl_ucx_message *p = n->sending.next;
 
 		n->sending.next = p->next;
 		p->next->prev = &n->sending;
-		sl_ucx_parcel_free(n->worker, p);
+		sl_ucx_free_message(n->worker, p);
 	}
 	sl_ucx_leave_table(n);
 	sl_ucx_free_conn(n);
 }
 
 /* The lock was let go of meanwhile: others may have come to stand in front of it. */
-static void unlink_zombie(struct sl_ucx_worker *w, const struct sl_ucx_conn *n)
+static void unlink_closing(struct sl_ucx_worker *w, const struct sl_ucx_conn *n)
 {
-	struct sl_ucx_conn **p = &w->zombies;
+	struct sl_ucx_conn **p = &w->closing_conns;
 
 	while (*p != n)
 		p = &(*p)->next;
 	*p = n->next;
 }
 
-int sl_ucx_bury(struct sl_ucx_worker *w, uint64_t grace_ns, int last)
+int sl_ucx_finish_closing(struct sl_ucx_worker *w, uint64_t grace_ns, int last)
 {
 	int left = 0;
 
-	for (struct sl_ucx_conn *n = w->zombies, *next; n; n = next) {
+	for (struct sl_ucx_conn *n = w->closing_conns, *next; n; n = next) {
 		n->failed |= last; /* the worker goes next, and what its sockets have to say with it */
 		if (n->closing || (n->handle && (grace_ns || n->sends == 0 || can_force(n)) && (n->failed || !n->silent)))
 			close_endpoint(n, grace_ns);
@@ -274,7 +274,7 @@ int sl_ucx_bury(struct sl_ucx_worker *w, uint64_t grace_ns, int last)
 			left++;
 			continue;
 		}
-		unlink_zombie(w, n);
+		unlink_closing(w, n);
 		abandon(n);
 	}
 	return left;

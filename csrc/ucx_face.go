@@ -27,6 +27,7 @@ type UCXConfig struct {
 	WakeFD       int      // an eventfd for completions and messages, when armed
 	ControlFD    int      // an eventfd for control messages
 	Counters     *UCXCounters
+	Spots        *UCXSpots // of tests
 }
 
 // UCXCounters are what peers count with the tails of their writes, at all contexts that

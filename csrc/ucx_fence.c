@@ -6,7 +6,8 @@
  * that have mapped the memory need not show it: for them each key has a word, its generation, on a
  * page that they map as well. A peer's stores count only if the word was the one of its import
  * before and after. Whoever changes the word and then has a pong of the peer knows that no store
- * under the old one is under way: the peer answers under the lock under which it stores.
+ * under the old one is under way: the peer answers under the lock under which it stores. The model
+ * is spec/ucx_near.pml.
  */
 #define _GNU_SOURCE
 #include "ucx_worker.h"

@@ -74,7 +74,7 @@ static int fetch(struct sl_ucx_batch *b, uint64_t *bytes)
 static int prove(struct sl_ucx_batch *b)
 {
 	struct sl_ucx_conn *n = b->conn;
-	struct sl_ucx_parcel *p = sl_ucx_window_full(n) ? NULL : sl_ucx_parcel(n->worker, 0);
+	struct sl_ucx_message *p = sl_ucx_window_full(n) ? NULL : sl_ucx_new_message(n->worker, 0);
 	struct sl_ucx_record *r;
 
 	if (!p)

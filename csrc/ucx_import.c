@@ -116,7 +116,7 @@ int sl_ucx_import(struct sl_ucx_conn *n, uint32_t key, uint64_t size, uint64_t t
 static void forget(struct sl_ucx_conn *n, struct sl_ucx_import *im)
 {
 	unmap_import(n, im);
-	n->graves -= (uint32_t)im->dropped;
+	n->dropped_imports -= (uint32_t)im->dropped;
 	*im = (struct sl_ucx_import){0};
 }
 
@@ -124,7 +124,7 @@ void sl_ucx_reap(struct sl_ucx_conn *n)
 {
 	uint64_t oldest = n->live.next == &n->live ? UINT64_MAX : n->live.next->order;
 
-	for (uint32_t i = 0; i < n->imports_len && n->graves; i++) {
+	for (uint32_t i = 0; i < n->imports_len && n->dropped_imports; i++) {
 		struct sl_ucx_import *im = n->imports[i];
 
 		if (im && im->dropped && im->dropped_at <= oldest)
@@ -138,7 +138,7 @@ void sl_ucx_drop(struct sl_ucx_conn *n, uint32_t slot)
 	if (slot < n->imports_len && n->imports[slot] && n->imports[slot]->used && !n->imports[slot]->dropped) {
 		n->imports[slot]->dropped = 1;
 		n->imports[slot]->dropped_at = n->order;
-		n->graves++;
+		n->dropped_imports++;
 		sl_ucx_reap(n);
 	}
 	sl_ucx_unlock(n->worker);

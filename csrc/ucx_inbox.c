@@ -72,7 +72,7 @@ void sl_ucx_put_hello(struct sl_ucx_worker *w, const void *data, size_t len)
 	put_control(w, p);
 }
 
-struct sl_ucx_post *sl_ucx_farewell(void)
+struct sl_ucx_post *sl_ucx_make_loss(void)
 {
 	struct sl_ucx_post *p = make(0, NULL, 0);
 
@@ -81,11 +81,11 @@ struct sl_ucx_post *sl_ucx_farewell(void)
 	return p;
 }
 
-void sl_ucx_put_farewell(struct sl_ucx_conn *n)
+void sl_ucx_put_loss(struct sl_ucx_conn *n)
 {
-	struct sl_ucx_post *p = n->farewell;
+	struct sl_ucx_post *p = n->loss;
 
-	n->farewell = NULL;
+	n->loss = NULL;
 	if (!p)
 		return;
 	p->conn = n->id;
@@ -103,7 +103,7 @@ void sl_ucx_put_suspicion(struct sl_ucx_worker *w)
 	put_control(w, p);
 }
 
-void sl_ucx_put_note(struct sl_ucx_conn *n, const void *data, size_t len)
+void sl_ucx_put_notification(struct sl_ucx_conn *n, const void *data, size_t len)
 {
 	struct sl_ucx_worker *w = n->worker;
 	/* Otherwise it does not keep to its credit. */
@@ -134,7 +134,7 @@ static struct sl_ucx_post *take(struct sl_ucx_inbox *box)
 	return p;
 }
 
-int sl_ucx_letter(struct sl_ucx_context *c, struct sl_ucx_letter *out)
+int sl_ucx_next_control(struct sl_ucx_context *c, struct sl_ucx_arrived_control *out)
 {
 	int found = 0;
 
@@ -145,7 +145,7 @@ int sl_ucx_letter(struct sl_ucx_context *c, struct sl_ucx_letter *out)
 		sl_ucx_lock(w);
 		p = w->controls.first;
 		if (p) {
-			*out = (struct sl_ucx_letter){.conn = p->conn, .worker = i, .len = (uint32_t)p->len, .lost = p->lost};
+			*out = (struct sl_ucx_arrived_control){.conn = p->conn, .worker = i, .len = (uint32_t)p->len, .lost = p->lost};
 			found = 1;
 		}
 		sl_ucx_unlock(w);
@@ -153,7 +153,7 @@ int sl_ucx_letter(struct sl_ucx_context *c, struct sl_ucx_letter *out)
 	return found;
 }
 
-void sl_ucx_letter_take(struct sl_ucx_context *c, uint32_t worker, uint8_t *data)
+void sl_ucx_take_control(struct sl_ucx_context *c, uint32_t worker, uint8_t *data)
 {
 	struct sl_ucx_worker *w = &c->workers[worker];
 	struct sl_ucx_post *p;
@@ -192,7 +192,7 @@ void sl_ucx_owe(struct sl_ucx_conn *n)
 		sl_ucx_repay(n);
 }
 
-uint64_t sl_ucx_note_take(struct sl_ucx_context *c, uint32_t worker, uint8_t *data)
+uint64_t sl_ucx_take_notification(struct sl_ucx_context *c, uint32_t worker, uint8_t *data)
 {
 	struct sl_ucx_worker *w = &c->workers[worker];
 	struct sl_ucx_post *p;
@@ -219,10 +219,10 @@ uint64_t sl_ucx_note_take(struct sl_ucx_context *c, uint32_t worker, uint8_t *da
 	return conn;
 }
 
-static void free_parcels(struct sl_ucx_parcel *p)
+static void free_messages(struct sl_ucx_message *p)
 {
 	while (p) {
-		struct sl_ucx_parcel *next = p->next;
+		struct sl_ucx_message *next = p->next;
 
 		free(p);
 		p = next;
@@ -240,8 +240,8 @@ void sl_ucx_empty(struct sl_ucx_worker *w)
 		free(p);
 	if (w->ring)
 		__atomic_store_n(&w->ring->notes, 0, __ATOMIC_SEQ_CST);
-	free_parcels(w->small);
-	free_parcels(w->large);
+	free_messages(w->small);
+	free_messages(w->large);
 	w->small = w->large = NULL;
 	while (w->blocks) {
 		struct sl_ucx_block *k = w->blocks;

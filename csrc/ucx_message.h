@@ -17,7 +17,7 @@ enum {
 	SL_UCX_MSG_ACK,		/* of writes up to seq; status, if that one failed */
 	SL_UCX_MSG_READ,	/* len bytes at off; with count rows, from the places in the table */
 	SL_UCX_MSG_DATA,	/* the answer, to seq */
-	SL_UCX_MSG_NOTE,	/* the message of a batch; not delivered if a piece of it failed */
+	SL_UCX_MSG_NOTIFY,	/* the message of a batch; not delivered if a piece of it failed */
 	SL_UCX_MSG_CREDIT,	/* value messages were received */
 	SL_UCX_MSG_STARVED,	/* for want of credit */
 	SL_UCX_MSG_PING,	/* value comes back */
@@ -67,8 +67,8 @@ struct sl_ucx_row {
 };
 
 /* A message until UCX lets go of it. */
-struct sl_ucx_parcel {
-	struct sl_ucx_parcel *prev, *next; /* those under way of a connection; or the free ones */
+struct sl_ucx_message {
+	struct sl_ucx_message *prev, *next; /* those under way of a connection; or the free ones */
 	struct sl_ucx_conn *conn;
 	struct sl_ucx_head head;
 	uint32_t len; /* of body in use */

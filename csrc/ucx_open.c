@@ -256,7 +256,7 @@ int sl_ucx_close(struct sl_ucx_context *c, uint64_t grace_ns)
 		struct sl_ucx_worker *w = &c->workers[i];
 
 		pthread_mutex_lock(&w->lock);
-		if (w->conns_live || sl_ucx_bury(w, grace_ns, 1) ||
+		if (w->conns_live || sl_ucx_finish_closing(w, grace_ns, 1) ||
 		    sl_ucx_finish(w, sl_ucx.ucp_worker_flush_nbx(w->handle, &flush), grace_ns) != 0)
 			rc = -ETIMEDOUT;
 		pthread_mutex_unlock(&w->lock);

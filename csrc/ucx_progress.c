@@ -197,7 +197,7 @@ static void sleep_until_something(struct sl_ucx_worker *w)
 	pthread_mutex_lock(&w->lock);
 	status = w->pending ? UCS_ERR_BUSY : sl_ucx.ucp_worker_arm(w->handle);
 	w->asleep = status == UCS_OK;
-	timeout = w->conns_live || w->zombies ? (int)(w->context->config.grace_ns / 8000000u) + 1 : -1;
+	timeout = w->conns_live || w->closing_conns ? (int)(w->context->config.grace_ns / 8000000u) + 1 : -1;
 	if (w->stalled)
 		timeout = STALLED_MS;
 	pthread_mutex_unlock(&w->lock);
@@ -215,9 +215,9 @@ void sl_ucx_drive(struct sl_ucx_context *c)
 	for (uint32_t i = 0; i < c->config.workers; i++) {
 		struct sl_ucx_worker *w = &c->workers[i];
 
-		atomic_fetch_add_explicit(&w->drives, 1, memory_order_relaxed);
 		if (pthread_mutex_trylock(&w->lock))
-			continue;
+			continue; /* and the thread need not stand back: nothing was moved */
+		atomic_fetch_add_explicit(&w->drives, 1, memory_order_relaxed);
 		if (w->handle && !atomic_load(&c->stop)) {
 			w->polled = 1; /* the caller looks again */
 			sl_ucx_step(w);

@@ -74,7 +74,7 @@ static void name(struct sl_ucx_row *row, const struct sl_ucx_run *run, uint64_t 
 }
 
 /* Fills a block with what one message can name. */
-static void gather(struct sl_ucx_batch *b, struct sl_ucx_parcel *p, struct sl_ucx_block *k)
+static void gather(struct sl_ucx_batch *b, struct sl_ucx_message *p, struct sl_ucx_block *k)
 {
 	struct sl_ucx_run *run = &b->run;
 	const struct sl_ucx_import *im = run->import;
@@ -106,7 +106,7 @@ static void gather(struct sl_ucx_batch *b, struct sl_ucx_parcel *p, struct sl_uc
 	p->head.at = (uint64_t)(uintptr_t)k->rows;
 }
 
-static uint64_t offer(struct sl_ucx_batch *b, struct sl_ucx_parcel *p, struct sl_ucx_block *k)
+static uint64_t offer(struct sl_ucx_batch *b, struct sl_ucx_message *p, struct sl_ucx_block *k)
 {
 	struct sl_ucx_run *run = &b->run;
 	struct sl_ucx_record *r = sl_ucx_new_record(b, SL_UCX_WRITING);
@@ -126,7 +126,7 @@ static uint64_t offer(struct sl_ucx_batch *b, struct sl_ucx_parcel *p, struct sl
 		touch(run->local + run->done, p->head.len);
 		run->done += p->head.len;
 	}
-	len = p->head.len; /* of the parcel nothing is left when it was sent */
+	len = p->head.len; /* of the message nothing is left when it was sent */
 	sl_ucx_send(b->conn, p);
 	return len;
 }
@@ -137,7 +137,7 @@ int sl_ucx_move_offered(struct sl_ucx_batch *b, uint64_t *bytes)
 
 	for (;;) {
 		struct sl_ucx_block *k = NULL;
-		struct sl_ucx_parcel *p;
+		struct sl_ucx_message *p;
 		uint64_t len;
 		int plain;
 
@@ -150,7 +150,7 @@ int sl_ucx_move_offered(struct sl_ucx_batch *b, uint64_t *bytes)
 		plain = b->run.len - b->run.done >= PLAIN || b->next_piece == b->pieces.count;
 		if (!plain && (k = take_block(n)) == NULL)
 			return -EAGAIN;
-		p = sl_ucx_parcel(n->worker, 0);
+		p = sl_ucx_new_message(n->worker, 0);
 		if (!p) {
 			if (k)
 				give_block(n, k);

@@ -17,11 +17,11 @@ static size_t large(const struct sl_ucx_worker *w)
 	return most > SL_UCX_CONTROL_MAX ? most : SL_UCX_CONTROL_MAX;
 }
 
-struct sl_ucx_parcel *sl_ucx_parcel(struct sl_ucx_worker *w, size_t body)
+struct sl_ucx_message *sl_ucx_new_message(struct sl_ucx_worker *w, size_t body)
 {
 	int big = body > SMALL;
 	int odd = body > large(w); /* for a peer whose segments are larger than ours */
-	struct sl_ucx_parcel **pool = big ? &w->large : &w->small, *p = odd ? NULL : *pool;
+	struct sl_ucx_message **pool = big ? &w->large : &w->small, *p = odd ? NULL : *pool;
 
 	if (p)
 		*pool = p->next;
@@ -37,9 +37,9 @@ struct sl_ucx_parcel *sl_ucx_parcel(struct sl_ucx_worker *w, size_t body)
 	return p;
 }
 
-void sl_ucx_parcel_free(struct sl_ucx_worker *w, struct sl_ucx_parcel *p)
+void sl_ucx_free_message(struct sl_ucx_worker *w, struct sl_ucx_message *p)
 {
-	struct sl_ucx_parcel **pool = p->large ? &w->large : &w->small;
+	struct sl_ucx_message **pool = p->large ? &w->large : &w->small;
 
 	if (p->odd) {
 		free(p);
@@ -50,7 +50,7 @@ void sl_ucx_parcel_free(struct sl_ucx_worker *w, struct sl_ucx_parcel *p)
 }
 
 /* UCX has let go of it. */
-static void over(struct sl_ucx_parcel *p, ucs_status_t status)
+static void over(struct sl_ucx_message *p, ucs_status_t status)
 {
 	struct sl_ucx_conn *n = p->conn;
 
@@ -65,7 +65,7 @@ static void over(struct sl_ucx_parcel *p, ucs_status_t status)
 		sl_ucx_lose(n);
 	if (n->state == SL_UCX_ENDED)
 		pthread_cond_broadcast(&n->worker->news);
-	sl_ucx_parcel_free(n->worker, p);
+	sl_ucx_free_message(n->worker, p);
 }
 
 static void on_sent(void *request, ucs_status_t status, void *user)
@@ -74,7 +74,7 @@ static void on_sent(void *request, ucs_status_t status, void *user)
 	over(user, status);
 }
 
-void sl_ucx_send(struct sl_ucx_conn *n, struct sl_ucx_parcel *p)
+void sl_ucx_send(struct sl_ucx_conn *n, struct sl_ucx_message *p)
 {
 	ucp_request_param_t param = {
 		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS |
@@ -120,13 +120,13 @@ int sl_ucx_flooded(struct sl_ucx_conn *n)
 	return 1;
 }
 
-struct sl_ucx_parcel *sl_ucx_notice(struct sl_ucx_conn *n, uint8_t type)
+struct sl_ucx_message *sl_ucx_notice(struct sl_ucx_conn *n, uint8_t type)
 {
-	struct sl_ucx_parcel *p;
+	struct sl_ucx_message *p;
 
 	if (!sl_ucx_speaks(n) || sl_ucx_flooded(n))
 		return NULL;
-	p = sl_ucx_parcel(n->worker, 0);
+	p = sl_ucx_new_message(n->worker, 0);
 	if (p)
 		p->head.type = type;
 	else
@@ -136,7 +136,7 @@ struct sl_ucx_parcel *sl_ucx_notice(struct sl_ucx_conn *n, uint8_t type)
 
 void sl_ucx_signal(struct sl_ucx_conn *n, uint8_t type, uint64_t value)
 {
-	struct sl_ucx_parcel *p = sl_ucx_notice(n, type);
+	struct sl_ucx_message *p = sl_ucx_notice(n, type);
 
 	if (!p)
 		return;

@@ -50,7 +50,7 @@ static int table_fits(const struct sl_ucx_head *h, size_t len)
 
 void sl_ucx_acknowledge(struct sl_ucx_conn *n, uint32_t seq, int32_t status)
 {
-	struct sl_ucx_parcel *p = sl_ucx_notice(n, SL_UCX_MSG_ACK);
+	struct sl_ucx_message *p = sl_ucx_notice(n, SL_UCX_MSG_ACK);
 
 	if (!p)
 		return;
@@ -107,6 +107,7 @@ int sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const
 	if (h->flags & SL_UCX_FIRST)
 		n->rx_failed = 0;
 	if (status == 0) {
+		sl_ucx_at(n->worker, SL_UCX_AT_COPY);
 		status = place(n, h, m, data, len);
 		sl_ucx_leave(m);
 	}
@@ -148,15 +149,16 @@ void sl_ucx_serve_read(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const
 {
 	struct sl_ucx_memory *m;
 	int32_t status = admit_read(n, h, len, &m);
-	struct sl_ucx_parcel *p;
+	struct sl_ucx_message *p;
 
 	if (sl_ucx_flooded(n))
 		return;
-	p = sl_ucx_parcel(n->worker, status == 0 ? h->len : 0);
+	p = sl_ucx_new_message(n->worker, status == 0 ? h->len : 0);
 	if (!p) {
 		sl_ucx_lose(n);
 		return;
 	}
+	sl_ucx_at(n->worker, SL_UCX_AT_ANSWER);
 	if (status == 0 && h->count)
 		status = gather(h, m, data, p->body);
 	else if (status == 0)

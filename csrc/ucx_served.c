@@ -15,7 +15,7 @@
  * One message of as many pieces as fit: a table, and for a write their bytes behind it. The table is
  * made at the front of the body, and the bytes are moved up to it, so each is copied once.
  */
-static void pack(struct sl_ucx_batch *b, struct sl_ucx_parcel *p, struct sl_ucx_record *r, uint64_t room)
+static void pack(struct sl_ucx_batch *b, struct sl_ucx_message *p, struct sl_ucx_record *r, uint64_t room)
 {
 	struct sl_ucx_place *table = (struct sl_ucx_place *)p->body;
 	struct sl_ucx_run *run = &b->run;
@@ -50,7 +50,7 @@ static void pack(struct sl_ucx_batch *b, struct sl_ucx_parcel *p, struct sl_ucx_
 	p->len = (uint32_t)(b->write ? p->head.off + bytes : rows * sizeof(*table));
 }
 
-static void send_packed(struct sl_ucx_batch *b, struct sl_ucx_parcel *p, uint64_t room)
+static void send_packed(struct sl_ucx_batch *b, struct sl_ucx_message *p, uint64_t room)
 {
 	struct sl_ucx_conn *n = b->conn;
 	const struct sl_ucx_import *im = b->run.import;
@@ -66,7 +66,7 @@ static void send_packed(struct sl_ucx_batch *b, struct sl_ucx_parcel *p, uint64_
 }
 
 /* One message of one place, without a table. */
-static void send_plain(struct sl_ucx_batch *b, struct sl_ucx_parcel *p, uint64_t room)
+static void send_plain(struct sl_ucx_batch *b, struct sl_ucx_message *p, uint64_t room)
 {
 	struct sl_ucx_conn *n = b->conn;
 	struct sl_ucx_run *run = &b->run;
@@ -106,7 +106,7 @@ int sl_ucx_move_served(struct sl_ucx_batch *b, uint64_t *bytes)
 	uint64_t segment = n->worker->context->config.segment;
 
 	for (;;) {
-		struct sl_ucx_parcel *p;
+		struct sl_ucx_message *p;
 		uint32_t before;
 		int plain;
 
@@ -117,7 +117,7 @@ int sl_ucx_move_served(struct sl_ucx_batch *b, uint64_t *bytes)
 		if (sl_ucx_window_full(n))
 			return -EAGAIN;
 		plain = is_plain(b, segment);
-		p = sl_ucx_parcel(n->worker, !plain ? segment : b->write ? sl_ucx_bite(&b->run, segment) : 0);
+		p = sl_ucx_new_message(n->worker, !plain ? segment : b->write ? sl_ucx_bite(&b->run, segment) : 0);
 		if (!p)
 			return -EAGAIN;
 		before = n->next_seq;

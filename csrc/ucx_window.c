@@ -67,7 +67,7 @@ int sl_ucx_window_full(const struct sl_ucx_conn *n)
 	return n->next_seq - n->first_seq >= SL_UCX_WINDOW;
 }
 
-void sl_ucx_address_to(struct sl_ucx_parcel *p, uint8_t type, const struct sl_ucx_record *r, const struct sl_ucx_import *im)
+void sl_ucx_address_to(struct sl_ucx_message *p, uint8_t type, const struct sl_ucx_record *r, const struct sl_ucx_import *im)
 {
 	p->head.type = type;
 	p->head.seq = r->seq;
@@ -92,7 +92,7 @@ int sl_ucx_all_taken(const struct sl_ucx_batch *b)
 /* Acknowledgements of what was sent without asking for any. */
 void sl_ucx_ask(struct sl_ucx_conn *n)
 {
-	struct sl_ucx_parcel *p;
+	struct sl_ucx_message *p;
 
 	if (n->first_seq == n->next_seq)
 		return;

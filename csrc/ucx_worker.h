@@ -6,6 +6,7 @@
 #include "pieces.h"
 #include "ucx.h"
 #include "ucx_load.h"
+#include "ucx_memory.h"
 #include "ucx_message.h"
 
 #include <pthread.h>
@@ -18,59 +19,6 @@
 #define SL_UCX_WINDOW 64	 /* messages with data under way on a connection */
 #define SL_UCX_QUANTUM (256u << 10) /* bytes moved by one hold of the lock */
 #define SL_UCX_STAGE (64u << 10)    /* bytes of small pieces that one message names */
-
-/*
- * A key. Read under the lock of any worker; changed by whoever then takes each of
- * them once, so that nobody still works with what was before.
- */
-struct sl_ucx_memory {
-	_Atomic uint64_t ticket; /* 0: the key is free */
-	uint8_t *base;
-	uint64_t len;
-	uint32_t flags;
-	struct sl_ucx_allocation *in;
-	struct sl_ucx_landings landings;
-	/* Under the lock of the context: */
-	int exported;	/* in this epoch */
-	int owed;	/* peers may still store what they began in earlier ones */
-	uint64_t nonce; /* of the pings that were sent for that, or 0 */
-};
-
-struct sl_ucx_allocation {
-	struct sl_ucx_allocation *next;
-	struct sl_ucx_context *context;
-	ucp_mem_h handle;
-	uint8_t *base;
-	uint64_t len, mapped; /* asked for; UCX's own */
-	uint32_t rkey_len;
-	uint8_t rkey[SL_UCX_RKEY_MAX];
-	struct sl_ucx_range {
-		uint64_t from, to;
-	} *fresh; /* ranges that peers cannot map */
-	uint32_t fresh_len;
-};
-
-/* An allocation of a peer that we have mapped, for all imports that lie in it. */
-struct sl_ucx_mapping {
-	struct sl_ucx_mapping *next;
-	uint32_t imports, packed_len;
-	ucp_rkey_h rkey;
-	uint8_t packed[SL_UCX_RKEY_MAX];
-};
-
-/* A peer's memory. */
-struct sl_ucx_import {
-	uint64_t size, ticket;
-	uint32_t key, flags;
-	int used, dropped;
-	uint64_t dropped_at; /* order of the first batch that cannot use it */
-	/* Direct: */
-	struct sl_ucx_mapping *mapping; /* NULL: served */
-	ucp_rkey_h rkey;
-	uint64_t base;
-	const _Atomic uint32_t *word;
-	uint32_t generation;
-};
 
 /* A contiguous copy of a batch: neighbours are one. */
 struct sl_ucx_run {
@@ -94,7 +42,7 @@ struct sl_ucx_batch {
 	uint32_t next_piece; /* after run */
 	struct sl_ucx_import *unproved; /* bytes of it were fetched, from this piece on, and may be of another epoch */
 	uint32_t unproved_piece;
-	struct sl_ucx_parcel *note;
+	struct sl_ucx_message *tail; /* what follows the bytes */
 };
 
 enum { SL_UCX_FREE, SL_UCX_WRITING, SL_UCX_READING };
@@ -173,7 +121,7 @@ struct sl_ucx_conn {
 	uint64_t held_bytes;
 	int stalled; /* held is tried again in a moment */
 	ucs_status_ptr_t closing;   /* request of the end of handle, which is NULL then */
-	struct sl_ucx_parcel sending; /* ring of messages that UCX has not let go of */
+	struct sl_ucx_message sending; /* ring of messages that UCX has not let go of */
 	uint32_t sends, pings;	    /* how many; of them */
 	uint64_t answers;	    /* bytes of them that peers have asked for */
 	uint64_t asked, asked_at, answered; /* nonces of a fence's pings, and since when one is due */
@@ -182,7 +130,7 @@ struct sl_ucx_conn {
 	struct sl_ucx_batch *head; /* the first that is not issued, or &live */
 	uint64_t order;
 	struct sl_ucx_import **imports;
-	uint32_t imports_len, graves;
+	uint32_t imports_len, dropped_imports;
 	struct sl_ucx_mapping *mappings;
 	ucp_rkey_h words_key;
 	const _Atomic uint32_t *words;
@@ -197,7 +145,7 @@ struct sl_ucx_conn {
 	_Atomic uint64_t written, read; /* bytes that were landed and answered for the peer */
 	uint32_t unread; /* messages that Go has not taken */
 	uint32_t controls; /* control messages alike */
-	struct sl_ucx_post *farewell; /* tells Go of the loss, also when there is no memory */
+	struct sl_ucx_post *loss; /* tells Go of the loss, also when there is no memory */
 };
 
 /* A message that waits for Go. */
@@ -229,10 +177,10 @@ struct sl_ucx_worker {
 	uint64_t suspected; /* when a peer was silent for so long that the queue may be blocked; 0: never */
 	struct sl_ucx_conn **conns; /* by the low bits of their id */
 	uint32_t conns_len, conns_live;
-	struct sl_ucx_conn *zombies;
+	struct sl_ucx_conn *closing_conns;
 	struct sl_ucx_batch *batches, *free;
 	uint64_t live; /* batches under way */
-	struct sl_ucx_parcel *small, *large; /* free ones */
+	struct sl_ucx_message *small, *large; /* free ones */
 	struct sl_ucx_block *blocks;	     /* free ones */
 	struct sl_ucx_vectors *vectors;	     /* NULL: nothing is pulled */
 	struct sl_ucx_inbox controls, notes;
@@ -277,6 +225,15 @@ int sl_ucx_wait(struct sl_ucx_worker *w, uint64_t deadline);
 /* ucx_open.c */
 int sl_ucx_open_handle(struct sl_ucx_context *c, char *why, size_t size); /* as its config says */
 
+/* ucx_spots.c; of tests alone */
+void sl_ucx_stand(struct sl_ucx_spots *s, int32_t spot);
+
+static inline void sl_ucx_at(const struct sl_ucx_worker *w, int32_t spot)
+{
+	if (w->context->config.spots)
+		sl_ucx_stand(w->context->config.spots, spot);
+}
+
 /* ucx_memory.c */
 struct sl_ucx_memory *sl_ucx_find(struct sl_ucx_context *c, uint32_t key); /* NULL: unknown */
 void sl_ucx_quiesce(struct sl_ucx_context *c);
@@ -304,7 +261,7 @@ int sl_ucx_over(const struct sl_ucx_conn *n); /* why it takes no batches: EBADF,
 int sl_ucx_speaks(const struct sl_ucx_conn *n); /* whether it sends, and believes what it receives */
 void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge); /* judge: silence is the peers' */
 /* Ends those that UCX did not let go of before, as far as it does now. How many stay. */
-int sl_ucx_bury(struct sl_ucx_worker *w, uint64_t grace_ns, int last);
+int sl_ucx_finish_closing(struct sl_ucx_worker *w, uint64_t grace_ns, int last);
 
 /* ucx_import.c; under the lock */
 void sl_ucx_reap(struct sl_ucx_conn *n); /* imports that no batch uses */
@@ -314,12 +271,12 @@ void sl_ucx_forget_imports(struct sl_ucx_conn *n);
 void sl_ucx_populate(void *at, uint64_t len);
 
 /* ucx_send.c, ucx_arrive.c; under the lock */
-struct sl_ucx_parcel *sl_ucx_parcel(struct sl_ucx_worker *w, size_t body); /* NULL: no memory */
-void sl_ucx_parcel_free(struct sl_ucx_worker *w, struct sl_ucx_parcel *p);
-/* Sends its head and len bytes of its body. Takes the parcel over, whatever comes of it. */
-void sl_ucx_send(struct sl_ucx_conn *n, struct sl_ucx_parcel *p);
+struct sl_ucx_message *sl_ucx_new_message(struct sl_ucx_worker *w, size_t body); /* NULL: no memory */
+void sl_ucx_free_message(struct sl_ucx_worker *w, struct sl_ucx_message *p);
+/* Sends its head and len bytes of its body. Takes the message over, whatever comes of it. */
+void sl_ucx_send(struct sl_ucx_conn *n, struct sl_ucx_message *p);
 /* A message without data. NULL: the connection is over, or now lost, since the peer waits for it. */
-struct sl_ucx_parcel *sl_ucx_notice(struct sl_ucx_conn *n, uint8_t type);
+struct sl_ucx_message *sl_ucx_notice(struct sl_ucx_conn *n, uint8_t type);
 int sl_ucx_flooded(struct sl_ucx_conn *n); /* 1: it asks for more than it takes, and is lost now */
 int sl_ucx_crowded(const struct sl_ucx_conn *n); /* UCX keeps more messages than a peer that takes them leaves there */
 void sl_ucx_forget_held(struct sl_ucx_conn *n);
@@ -341,10 +298,10 @@ void sl_ucx_vouched(struct sl_ucx_conn *n, const struct sl_ucx_head *h); /* take
 int sl_ucx_put_control(struct sl_ucx_conn *n, const void *data, size_t len);
 /* The first message of a connection, from a sender that is not known: dropped where too many wait. */
 void sl_ucx_put_hello(struct sl_ucx_worker *w, const void *data, size_t len);
-struct sl_ucx_post *sl_ucx_farewell(void);
-void sl_ucx_put_farewell(struct sl_ucx_conn *n); /* once */
+struct sl_ucx_post *sl_ucx_make_loss(void);
+void sl_ucx_put_loss(struct sl_ucx_conn *n); /* once */
 void sl_ucx_put_suspicion(struct sl_ucx_worker *w);
-void sl_ucx_put_note(struct sl_ucx_conn *n, const void *data, size_t len);
+void sl_ucx_put_notification(struct sl_ucx_conn *n, const void *data, size_t len);
 void sl_ucx_empty(struct sl_ucx_worker *w);
 void sl_ucx_owe(struct sl_ucx_conn *n);   /* a message of it was received */
 void sl_ucx_repay(struct sl_ucx_conn *n); /* gives the credit back */
@@ -367,7 +324,7 @@ int sl_ucx_window_full(const struct sl_ucx_conn *n);
 struct sl_ucx_record *sl_ucx_new_record(struct sl_ucx_batch *b, uint8_t kind); /* of what begins at its run */
 struct sl_ucx_record *sl_ucx_record_of(struct sl_ucx_conn *n, uint32_t seq);
 void sl_ucx_record_over(struct sl_ucx_conn *n, struct sl_ucx_record *r);
-void sl_ucx_address_to(struct sl_ucx_parcel *p, uint8_t type, const struct sl_ucx_record *r, const struct sl_ucx_import *im);
+void sl_ucx_address_to(struct sl_ucx_message *p, uint8_t type, const struct sl_ucx_record *r, const struct sl_ucx_import *im);
 uint64_t sl_ucx_bite(const struct sl_ucx_run *run, uint64_t room);
 int sl_ucx_all_taken(const struct sl_ucx_batch *b);
 void sl_ucx_acknowledged(struct sl_ucx_conn *n, const struct sl_ucx_head *h);

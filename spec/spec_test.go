@@ -40,6 +40,13 @@ var models = []struct {
 	{"backlog, a busy drainer is not told of room", "backlog.pml", []string{"-DNOAGAIN"}, true},
 	{"backlog, a rest without another look", "backlog.pml", []string{"-DNOLOOK"}, true},
 	{"backlog, a stop unseen behind the queue", "backlog.pml", []string{"-DFROZEN", "-DNORECHECK"}, true},
+	{"ucx mapped", "ucx_near.pml", nil, false},
+	{"ucx mapped, a ping answered beside a store", "ucx_near.pml", []string{"-DUNLOCKED"}, true},
+	{"ucx mapped, a fence that gave up is forgotten", "ucx_near.pml", []string{"-DFORGETS"}, true},
+	{"ucx ages", "ucx_ages.pml", nil, false},
+	{"ucx ages, several messages", "ucx_ages.pml", []string{"-DFRAMES=2", "-DMAX=4"}, false},
+	{"ucx ages, a wait behind the look", "ucx_ages.pml", []string{"-DWAITS"}, true},
+	{"ucx ages, a longer limit before its confirmation", "ucx_ages.pml", []string{"-DEAGER", "-DFRAMES=2", "-DMAX=4"}, true},
 }
 
 func TestModels(t *testing.T) {

@@ -11,8 +11,8 @@ import (
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
-// guestID is how a hello names a connection: whose it is, and which.
-type guestID struct {
+// inboundID is how a hello names a connection: whose it is, and which.
+type inboundID struct {
 	from keys.Owner
 	conn uint64
 }
@@ -21,29 +21,29 @@ type guestID struct {
 // than these get no answer.
 const refusalsMax = 64
 
-func (l *line) guest(id guestID) *inbound {
+func (l *side) inboundOf(id inboundID) *inbound {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	return l.guests[id]
+	return l.inbounds[id]
 }
 
 // greet begins our end of a connection. To connect back takes time, so it happens
 // beside: the peer sends nothing to this end before it was welcomed, but for a bye.
-func (l *line) greet(worker int, m *hello) {
+func (l *side) greet(worker int, m *hello) {
 	from, err := decodeAddress(m.from)
 	if err != nil {
-		return // nobody to answer
+		return // there is no address to answer to
 	}
 	workers := l.workersOf(&from)
 	if int(m.worker) >= len(workers) || l.near && from.host != l.b.address.host {
 		return
 	}
 	c := &inbound{
-		b: l.b, l: l, id: guestID{from.owner, m.conn}, conn: l.b.conns.Add(1), from: from,
+		b: l.b, l: l, id: inboundID{from.owner, m.conn}, conn: l.b.conns.Add(1), from: from,
 		worker: worker, reply: workers[m.worker], gate: m.gate, grace: m.grace,
 	}
 	if m.to != l.b.address.owner || l.b.gate.IsShut() {
-		c.refusal = driver.ErrPeerLost // whom it means is gone, and we have its place
+		c.refusal = driver.ErrPeerLost // the backend that it means is gone, and we have its place
 	}
 	if !l.admit(c) {
 		return
@@ -54,17 +54,17 @@ func (l *line) greet(worker int, m *hello) {
 }
 
 // admit puts a connection on the list, unless it is there or there are too many.
-func (l *line) admit(c *inbound) bool {
+func (l *side) admit(c *inbound) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	most := l.b.cfg.ConnsMax
-	if len(l.guests) >= most && c.refusal == nil {
-		c.refusal = fmt.Errorf("%d peers, raise Config.ConnsMax: %w", len(l.guests), driver.ErrFull)
+	if len(l.inbounds) >= most && c.refusal == nil {
+		c.refusal = fmt.Errorf("%d peers, raise Config.ConnsMax: %w", len(l.inbounds), driver.ErrFull)
 	}
-	if l.guests[c.id] != nil || len(l.guests) >= most+refusalsMax {
+	if l.inbounds[c.id] != nil || len(l.inbounds) >= most+refusalsMax {
 		return false
 	}
-	l.guests[c.id] = c
+	l.inbounds[c.id] = c
 	l.b.acceptedMu.Lock()
 	l.b.accepted[c.conn] = c
 	l.b.acceptedMu.Unlock()
@@ -95,7 +95,7 @@ func (c *inbound) accept() {
 	c.giveBack()
 }
 
-// open makes the connection usable and says so, in one step for who closes it at
+// open makes the connection usable and says so, in one step, beside a Close at
 // the same time. It reports false when it is not to be used.
 func (c *inbound) open(link link, err error) bool {
 	c.mu.Lock()

@@ -25,13 +25,13 @@ func (b *Backend) close() error {
 	b.gate.Wait()
 	b.closePeers()
 	err := b.closeMemories()
-	for _, l := range b.lines {
+	for _, l := range b.sides {
 		l.quit()
 	}
 	b.deaths.close()
 	b.tasks.Wait()
 	var wg sync.WaitGroup
-	for _, l := range b.lines {
+	for _, l := range b.sides {
 		for _, c := range l.inbound() {
 			wg.Go(c.giveBack)
 		}
@@ -70,7 +70,7 @@ func (b *Backend) closeMemories() error {
 // release gives back what open made.
 func (b *Backend) release() error {
 	var errs []error
-	for _, l := range b.lines {
+	for _, l := range b.sides {
 		errs = append(errs, l.net.Close())
 	}
 	if b.control != nil {

@@ -33,16 +33,16 @@ func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	lines, err := b.linesTo(&owner)
+	sides, err := b.sidesTo(&owner)
 	if err != nil {
 		return nil, err
 	}
 	if owner.host == b.address.host && owner.process == b.address.process && !registry.has(owner.owner) {
 		return nil, fmt.Errorf("%v is closed: %w", &owner, driver.ErrPeerLost)
 	}
-	for i, l := range lines {
+	for i, l := range sides {
 		var p *peer
-		if p, err = l.dial(ctx, owner, i+1 < len(lines)); err == nil {
+		if p, err = l.dial(ctx, owner, i+1 < len(sides)); err == nil {
 			return p, nil
 		}
 		if !errors.Is(err, errUnanswered) {
@@ -57,7 +57,7 @@ var errUnanswered = errors.New("no answer over shared memory")
 
 // dial connects by one of the two contexts. It waits for no more than Config.Grace where there is
 // another way.
-func (l *line) dial(ctx context.Context, owner address, another bool) (*peer, error) {
+func (l *side) dial(ctx context.Context, owner address, another bool) (*peer, error) {
 	p := newPeer(l, owner)
 	if err := p.begin(); err != nil {
 		return nil, err

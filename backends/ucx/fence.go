@@ -58,7 +58,7 @@ func (m *memory) turn() error {
 	}
 	m.ticket = newTicket()
 	late := false
-	for _, l := range m.b.lines {
+	for _, l := range m.b.sides {
 		err := l.net.Fence(m.key, m.ticket, 0)
 		if err != nil && !isLate(err) {
 			return err
@@ -77,7 +77,7 @@ func (m *memory) proof(ctx context.Context, deadline time.Time) error {
 	m.mu.Lock()
 	ended, needed := m.epoch-1, m.told > m.proved
 	m.mu.Unlock()
-	for _, l := range m.b.lines {
+	for _, l := range m.b.sides {
 		if !needed {
 			break
 		}
@@ -93,7 +93,7 @@ func (m *memory) proof(ctx context.Context, deadline time.Time) error {
 
 // prove waits until a context has the proof, which it has at once unless peers have mapped the
 // memory. The strong means follow at the deadline.
-func (m *memory) prove(ctx context.Context, l *line, deadline time.Time) error {
+func (m *memory) prove(ctx context.Context, l *side, deadline time.Time) error {
 	for {
 		if ctx.Err() != nil {
 			return driver.ContextError(ctx)

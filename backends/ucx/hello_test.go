@@ -42,9 +42,9 @@ func received(t *testing.T, b *Backend) (list []driver.Message) {
 
 func ends(b *Backend) int {
 	n := 0
-	for _, l := range b.lines {
+	for _, l := range b.sides {
 		l.mu.RLock()
-		n += len(l.ends) + len(l.guests)
+		n += len(l.ends) + len(l.inbounds)
 		l.mu.RUnlock()
 	}
 	return n
@@ -166,7 +166,7 @@ func TestLost(t *testing.T) {
 	for _, list := range []string{"posix", "tcp"} {
 		p := openPair(t, Config{Transports: list})
 		m, _ := p.share(t)
-		fabricOf := func(b *Backend) *fakeNet { return b.lines[0].net.(*fakeNet) }
+		fabricOf := func(b *Backend) *fakeNet { return b.sides[0].net.(*fakeNet) }
 		fabricOf(p.far).lose()
 		var msgs []driver.Message
 		eventually(t, "the last word", func() bool { msgs = append(msgs, received(t, p.far)...); return len(msgs) > 0 })

@@ -13,8 +13,8 @@ import (
 // our memory and sends messages.
 type inbound struct {
 	b       *Backend
-	l       *line
-	id      guestID
+	l       *side
+	id      inboundID
 	conn    uint64 // its number
 	from    address
 	worker  int
@@ -174,7 +174,7 @@ func (c *inbound) withdraw() {
 	c.mu.Unlock()
 	c.l.remove(linked)
 	c.l.mu.Lock()
-	delete(c.l.guests, c.id)
+	delete(c.l.inbounds, c.id)
 	c.l.mu.Unlock()
 	c.b.acceptedMu.Lock()
 	delete(c.b.accepted, c.conn)

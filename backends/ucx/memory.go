@@ -106,22 +106,22 @@ func (m *memory) show() error {
 		m.pinner.Pin(m.landings.inside)
 		m.pinner.Pin(m.landings.phase)
 	}
-	for i, l := range m.b.lines {
+	for i, l := range m.b.sides {
 		u := csrc.UCXMemory{Mem: m.bytes, ReadOnly: m.readOnly, Ticket: m.ticket,
 			Inside: m.landings.inside, Phase: m.landings.phase}
 		if l.near {
 			u.In = m.in.origin()
 		}
 		if err := l.net.Map(m.key, u); err != nil {
-			m.hide(m.b.lines[:i])
+			m.hide(m.b.sides[:i])
 			return err
 		}
 	}
 	return nil
 }
 
-func (m *memory) hide(lines []*line) {
-	for _, l := range lines {
+func (m *memory) hide(sides []*side) {
+	for _, l := range sides {
 		l.net.Unmap(m.key)
 	}
 	m.pinner.Unpin()
@@ -144,7 +144,7 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 
 // answer tells a peer how to reach the memory, if it shows the secret and the
 // epoch of now.
-func (m *memory) answer(l *line, q *importRequest) importAnswer {
+func (m *memory) answer(l *side, q *importRequest) importAnswer {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	a := importAnswer{id: q.id}
@@ -189,7 +189,7 @@ func (m *memory) close(deadline time.Time) error {
 		return fmt.Errorf("close memory: %w", err)
 	}
 	m.gone = true
-	m.hide(m.b.lines)
+	m.hide(m.b.sides)
 	m.b.allocations.unuse(m.in)
 	m.b.table.GiveBack(m.key, m.epoch+1)
 	return nil

@@ -19,7 +19,7 @@ import (
 type peer struct {
 	driver.PeerBase
 	b     *Backend
-	l     *line
+	l     *side
 	owner address
 	link  link
 	conn  uint64 // of answers
@@ -46,7 +46,7 @@ type peer struct {
 
 var _ driver.Peer = (*peer)(nil)
 
-func newPeer(l *line, owner address) *peer {
+func newPeer(l *side, owner address) *peer {
 	p := &peer{
 		b: l.b, l: l, owner: owner, conn: l.b.conns.Add(1),
 		closing: make(chan struct{}), lostCh: make(chan struct{}), farewell: make(chan struct{}),

@@ -30,7 +30,7 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 
 // collect takes what is in the rings, without a crossing into C.
 func (b *Backend) collect(done []driver.Completion) (n int) {
-	for _, l := range b.lines {
+	for _, l := range b.sides {
 		for n < len(done) {
 			got := l.net.Poll(b.scratch[:min(len(b.scratch), len(done)-n)])
 			if got == 0 {
@@ -46,7 +46,7 @@ func (b *Backend) collect(done []driver.Completion) (n int) {
 }
 
 func (b *Backend) drive() {
-	for _, l := range b.lines {
+	for _, l := range b.sides {
 		if l.used.Load() > 0 {
 			l.net.Drive()
 		}
@@ -62,7 +62,7 @@ func (b *Backend) Arm() (ready bool, err error) {
 		return false, driver.ErrClosed
 	}
 	ready = b.words.Arm()
-	for _, l := range b.lines {
+	for _, l := range b.sides {
 		if l.net.Arm() {
 			ready = true
 		}

@@ -25,8 +25,8 @@ func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 // gather takes from each context in turn, and begins with another one each time.
 func (b *Backend) gather(msgs []driver.Message) (n int) {
 	b.leaving = b.words.Pending(b.leaving[:0])
-	for i := range b.lines {
-		n += b.lines[(b.turn+i)%len(b.lines)].receive(msgs[n:])
+	for i := range b.sides {
+		n += b.sides[(b.turn+i)%len(b.sides)].receive(msgs[n:])
 	}
 	b.turn++
 	told := b.leaving[:min(len(b.leaving), len(msgs)-n)]
@@ -44,7 +44,7 @@ func (b *Backend) gather(msgs []driver.Message) (n int) {
 
 // receive takes messages out of the rings of one context. It fills msgs unless
 // the rings are empty.
-func (l *line) receive(msgs []driver.Message) (n int) {
+func (l *side) receive(msgs []driver.Message) (n int) {
 	for n < len(msgs) {
 		note, ok := l.net.Receive()
 		if !ok {

@@ -52,8 +52,8 @@ type Backend struct {
 	address address
 	addr    []byte
 
-	near, far *line   // nil: absent
-	lines     []*line // those that are there
+	near, far *side   // nil: absent
+	sides     []*side // those that are there
 	event     int     // an eventfd: completions, messages, room
 	control   *park.Event
 
@@ -134,13 +134,13 @@ func (b *Backend) open(list transports, with opener) (err error) {
 		return err
 	}
 	if list.near != "" {
-		if b.near, err = b.openLine(b.cfg.nearConfig(list), with); err != nil {
+		if b.near, err = b.openSide(b.cfg.nearConfig(list), with); err != nil {
 			return err
 		}
 		b.address.near = b.near.addresses()
 	}
 	if list.far != "" {
-		if b.far, err = b.openLine(b.cfg.farConfig(list), with); err != nil {
+		if b.far, err = b.openSide(b.cfg.farConfig(list), with); err != nil {
 			return err
 		}
 		b.address.far = b.far.addresses()
@@ -152,14 +152,14 @@ func (b *Backend) open(list transports, with opener) (err error) {
 	return err
 }
 
-func (b *Backend) openLine(u csrc.UCXConfig, with opener) (*line, error) {
+func (b *Backend) openSide(u csrc.UCXConfig, with opener) (*side, error) {
 	u.WakeFD, u.ControlFD, u.Counters = b.event, b.control.FD(), b.counters
 	net, err := with(u)
 	if err != nil {
 		return nil, explainRoom(err, shmDir)
 	}
-	l := newLine(b, net, u.Shared)
-	b.lines = append(b.lines, l)
+	l := newSide(b, net, u.Shared)
+	b.sides = append(b.sides, l)
 	return l, nil
 }
 

@@ -13,8 +13,8 @@ import (
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
-// line is one of the two contexts, with the ends of connections that are ours.
-type line struct {
+// side is one of the two contexts, near and far, with the ends of connections that are ours.
+type side struct {
 	b    *Backend
 	net  fabric
 	near bool
@@ -24,9 +24,9 @@ type line struct {
 	probing atomic.Bool // by a task
 	over    atomic.Bool // its queue is blocked: see suspect
 
-	mu     sync.RWMutex
-	ends   map[uint64]end       // by what peers put into their messages
-	guests map[guestID]*inbound // by what their hello said
+	mu       sync.RWMutex
+	ends     map[uint64]end         // by what peers put into their messages
+	inbounds map[inboundID]*inbound // by what their hello said
 }
 
 // end is our end of a connection. Its methods are called by the control goroutine,
@@ -37,11 +37,11 @@ type end interface {
 	lost(over bool) // the peer is given up; over: it has ended its end itself
 }
 
-func newLine(b *Backend, net fabric, near bool) *line {
-	return &line{b: b, net: net, near: near, ends: make(map[uint64]end), guests: make(map[guestID]*inbound)}
+func newSide(b *Backend, net fabric, near bool) *side {
+	return &side{b: b, net: net, near: near, ends: make(map[uint64]end), inbounds: make(map[inboundID]*inbound)}
 }
 
-func (l *line) String() string {
+func (l *side) String() string {
 	if l.near {
 		return "near"
 	}
@@ -52,7 +52,7 @@ const blockedText = "the queue of shared memory of this backend is blocked, beca
 	"while it put a message there: open the backend anew"
 
 // blocked names another cause of a peer's silence.
-func (l *line) blocked() string {
+func (l *side) blocked() string {
 	switch {
 	case !l.near:
 		return ""
@@ -65,7 +65,7 @@ func (l *line) blocked() string {
 // suspect looks, beside, whether messages still arrive over shared memory. A process that is killed
 // while it puts a message into UCX's queue leaves a place there that UCX waits for. Then all near
 // connections are lost, and new ones take the other context.
-func (l *line) suspect() {
+func (l *side) suspect() {
 	if !l.near || l.over.Load() || !l.probing.CompareAndSwap(false, true) {
 		return
 	}
@@ -83,7 +83,7 @@ func (l *line) suspect() {
 }
 
 // divert has all near peers connect by the other context from now on: what we send still arrives.
-func (l *line) divert() {
+func (l *side) divert() {
 	for _, c := range l.inbound() {
 		c.say(detour{}.encode())
 	}
@@ -120,7 +120,7 @@ func (b *Backend) avoids(o keys.Owner) bool {
 }
 
 // addresses lists those of our workers.
-func (l *line) addresses() (list [][]byte) {
+func (l *side) addresses() (list [][]byte) {
 	for w := range l.b.cfg.Workers {
 		list = append(list, l.net.Address(w))
 	}
@@ -128,15 +128,15 @@ func (l *line) addresses() (list [][]byte) {
 }
 
 // workersOf lists those of another backend.
-func (l *line) workersOf(a *address) [][]byte {
+func (l *side) workersOf(a *address) [][]byte {
 	if l.near {
 		return a.near
 	}
 	return a.far
 }
 
-// linesTo lists the ways to a backend, the best first.
-func (b *Backend) linesTo(a *address) (list []*line, err error) {
+// sidesTo lists the ways to a backend, the best first.
+func (b *Backend) sidesTo(a *address) (list []*side, err error) {
 	shared := b.near != nil && len(a.near) > 0 && a.host == b.address.host
 	far := b.far != nil && len(a.far) > 0
 	if shared && !b.near.over.Load() && !(far && b.avoids(a.owner)) {
@@ -159,38 +159,38 @@ func (b *Backend) linesTo(a *address) (list []*line, err error) {
 		a, where, driver.ErrNoRoute)
 }
 
-func (l *line) add(id uint64, e end) {
+func (l *side) add(id uint64, e end) {
 	l.mu.Lock()
 	l.ends[id] = e
 	l.used.Store(int64(len(l.ends)))
 	l.mu.Unlock()
 }
 
-func (l *line) remove(id uint64) {
+func (l *side) remove(id uint64) {
 	l.mu.Lock()
 	delete(l.ends, id)
 	l.used.Store(int64(len(l.ends)))
 	l.mu.Unlock()
 }
 
-func (l *line) end(id uint64) end {
+func (l *side) end(id uint64) end {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	return l.ends[id]
 }
 
 // inbound lists the connections of others to us.
-func (l *line) inbound() (list []*inbound) {
+func (l *side) inbound() (list []*inbound) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	for _, c := range l.guests {
+	for _, c := range l.inbounds {
 		list = append(list, c)
 	}
 	return list
 }
 
 // quit tells all peers that we close.
-func (l *line) quit() {
+func (l *side) quit() {
 	for _, c := range l.inbound() {
 		c.say(quit{}.encode())
 	}
@@ -199,7 +199,7 @@ func (l *line) quit() {
 // attend handles control messages until the event is closed.
 func (b *Backend) attend() {
 	for b.control.Wait() == nil {
-		for _, l := range b.lines {
+		for _, l := range b.sides {
 			for {
 				m, ok := l.net.Control()
 				if !ok {
@@ -213,7 +213,7 @@ func (b *Backend) attend() {
 
 // handle passes a message on. What cannot be read is dropped: a peer of another
 // version gets no answer, and its Connect ends with its context.
-func (l *line) handle(m *csrc.UCXControl) {
+func (l *side) handle(m *csrc.UCXControl) {
 	var e end
 	if m.Conn != 0 {
 		if e = l.end(m.Conn); e == nil {
@@ -236,18 +236,18 @@ func (l *line) handle(m *csrc.UCXControl) {
 	case e != nil:
 		e.heard(message)
 	default:
-		l.stranger(m.Worker, message)
+		l.unconnected(m.Worker, message)
 	}
 }
 
-// stranger handles what was sent to no end: the beginning of a connection, or the
+// unconnected handles what was sent to no end: the beginning of a connection, or the
 // end of one whose beginning was given up.
-func (l *line) stranger(worker int, message any) {
+func (l *side) unconnected(worker int, message any) {
 	switch m := message.(type) {
 	case *hello:
 		l.greet(worker, m)
 	case *bye:
-		if c := l.guest(guestID{m.from, m.conn}); c != nil {
+		if c := l.inboundOf(inboundID{m.from, m.conn}); c != nil {
 			c.heard(m)
 		}
 	}
