@@ -31,6 +31,10 @@ var models = []struct {
 	{"tcp, a confirmation is no word", "tcp_ages.pml", []string{"-DUNCOUNTED"}, true},
 	{"tcp, a longer limit before its confirmation", "tcp_ages.pml", []string{"-DEAGER", "-DFRAMES=2", "-DMAX=4"}, true},
 	{"tcp, an owner stopped behind its look", "tcp_ages.pml", []string{"-DSTOPPED"}, true},
+	{"cuda between processes", "cuda_processes.pml", nil, false},
+	{"cuda, the import before the announcement", "cuda_processes.pml", []string{"-DUNANNOUNCED"}, true},
+	{"cuda, no look behind the copies", "cuda_processes.pml", []string{"-DUNJUDGED"}, true},
+	{"cuda, the memory before the word of it", "cuda_processes.pml", []string{"-DEARLY"}, true},
 }
 
 func TestModels(t *testing.T) {
@@ -45,7 +49,7 @@ func TestModels(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			found := check(t, m.file, m.defines)
 			late := strings.Contains(found, "assertion violated")
-			require.Equal(t, m.late, late, "a late byte: %s", found)
+			require.Equal(t, m.late, late, "a late or a lost byte: %s", found)
 			if !m.late {
 				require.Contains(t, found, "errors: 0")
 				require.NotContains(t, found, "search depth too small")

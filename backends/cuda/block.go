@@ -168,7 +168,7 @@ func (o *ownBlock) renew(grace time.Duration, frozen func(*pass) bool, stop func
 }
 
 // drain waits for the batches over the block, but for those of frozen processes, and lets
-// no further ones begin.
+// no further ones begin: the steps moves, drain and moved of spec/cuda_processes.pml.
 func (o *ownBlock) drain(list []*Backend, grace time.Duration, frozen func(*pass) bool,
 	stop func() error) error {
 	over := func(s *pass) bool { return s.m.block == o }
