@@ -13,7 +13,7 @@ import (
 	"github.com/sluicehq/sluice/backends/cuda"
 	"github.com/sluicehq/sluice/backends/gds"
 	"github.com/sluicehq/sluice/backends/posix"
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
@@ -125,7 +125,7 @@ func (e *gdsEnd) open(path string, l GDSLibraries) error {
 
 // cardName is what the driver calls a device.
 func cardName(ordinal int) (string, error) {
-	d, err := csrc.OpenCUDA(ordinal)
+	d, err := gpu.Open(ordinal)
 	if err != nil {
 		return "", err
 	}

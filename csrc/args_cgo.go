@@ -10,20 +10,10 @@ package csrc
 */
 import "C"
 
-import (
-	"unsafe"
-
-	"github.com/sluicehq/sluice/driver"
-)
+import "github.com/sluicehq/sluice/driver"
 
 // Native says whether there is any C.
 const Native = true
-
-func bytePtr(b []byte) *C.uint8_t { return (*C.uint8_t)(unsafe.Pointer(unsafe.SliceData(b))) }
-
-func indexPtr(list []uint32) *C.uint32_t {
-	return (*C.uint32_t)(unsafe.Pointer(unsafe.SliceData(list)))
-}
 
 func toRemote(op driver.Op) C.int {
 	if op == driver.Write {

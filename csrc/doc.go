@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package csrc is the C data plane behind a Go face that does not show it. Package copy
-// below it holds the plain copies.
+// Package csrc is the C data plane behind a Go face that does not show it. The packages below it
+// hold the plain copies, and what is over libibverbs, libcuda and libcufile.
 //
 // UCXContext and UCXConn move bytes between processes over UCX, which LoadUCX opens at run
 // time; with CGO_ENABLED=0 there is none, and OpenUCX says so. A batch is one crossing;
@@ -19,14 +19,4 @@
 //     that arrive. Nothing in one is believed.
 //
 // It knows a batch as pieces.h has it: descriptors, or entries of a pattern.
-//
-// CUDADevice is a card behind libcuda, which LoadCUDA opens at run time: cuda_calls.h has it in
-// our own words, cuda_device.c makes the device's context current in every call. CUDAMover moves
-// batches on the streams of a card, and puts their ends into a ring:
-//
-//   - cuda_ends.c: the further functions of libcuda, and the ring;
-//   - cuda_mover.c: movers, their lanes (a stream with a thread), and what the threads do;
-//   - cuda_feed.c, cuda_stage.c: from batches to copies and launches, in chunks, and what a processor gathers;
-//   - cuda_memory.c: pinned memory, whose an address is, and memory of devices;
-//   - cuda_stream.c: streams and events of the program.
 package csrc

@@ -6,7 +6,7 @@ import (
 	"math"
 	"runtime"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
@@ -14,7 +14,7 @@ import (
 // a part of each list that lies in the card's memory.
 const (
 	slotBytes = 512 << 10
-	ringBytes = csrc.CUDAMarks * slotBytes // 2 MiB
+	ringBytes = gpu.Marks * slotBytes // 2 MiB
 	listBytes = 128 << 10
 	chunkMax  = listBytes / 8 // entries whose indices are looked at at a time
 	// runsMax is how many runs go to the driver by one call.
@@ -27,7 +27,7 @@ const (
 // them runs. It is guarded by the Device's mu.
 type mover struct {
 	dev    *Device
-	copier *csrc.CUDACopier
+	copier *gpu.Copier
 	twin   *Twin
 	pinned *hostmem.Buffer // the ring, then the lists
 	at     uint64          // of pinned, as the card sees it

@@ -5,7 +5,7 @@ package cuda
 import (
 	"errors"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
@@ -23,7 +23,7 @@ type counting struct {
 	last tally  // what is there; unless used nobody knows
 }
 
-func (c *counting) open(d *csrc.CUDADevice) (err error) {
+func (c *counting) open(d *gpu.Device) (err error) {
 	if c.at, err = d.Alloc(tallyBytes); err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func (c *counting) took() tally {
 }
 
 // close undoes open, or what there is of it; of a closed device it is done already.
-func (c *counting) close(d *csrc.CUDADevice) (err error) {
+func (c *counting) close(d *gpu.Device) (err error) {
 	if c.out != nil {
 		err = d.Unpin(c.page.Bytes())
 		c.out = nil

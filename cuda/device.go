@@ -8,7 +8,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -24,11 +24,11 @@ type DeviceOptions struct {
 // the driver alone, not yet on a card. All methods may be called by any goroutine; Moves go
 // one after the other.
 type Device struct {
-	d       *csrc.CUDADevice
+	d       *gpu.Device
 	card    Card
 	module  Module
 	count   counting
-	moves   csrc.CUDAMoves
+	moves   gpu.Moves
 	threads int
 
 	mu      sync.Mutex // held by a Move, and by who takes memory away from it; guards what follows
@@ -42,10 +42,10 @@ func OpenDevice(o DeviceOptions) (*Device, error) {
 	if o.Threads < 0 || o.Threads > threadsMax {
 		return nil, fmt.Errorf("%d threads, want 0 to %d: %w", o.Threads, threadsMax, driver.ErrBounds)
 	}
-	if err := csrc.LoadCUDA(o.Library); err != nil {
+	if err := gpu.Load(o.Library); err != nil {
 		return nil, err
 	}
-	d, err := csrc.OpenCUDA(o.Ordinal)
+	d, err := gpu.Open(o.Ordinal)
 	if err != nil {
 		return nil, err
 	}
@@ -230,8 +230,8 @@ func (d *Device) launch(l *Launch, a *args, t *tally) error {
 	return nil
 }
 
-func (d *Device) csrcLaunch(l *Launch, a *args) csrc.CUDALaunch {
-	return csrc.CUDALaunch{Kernel: slices.Index(d.module.Kernels, l.Kernel), Blocks: l.Blocks, Threads: l.Threads,
+func (d *Device) csrcLaunch(l *Launch, a *args) gpu.Launch {
+	return gpu.Launch{Kernel: slices.Index(d.module.Kernels, l.Kernel), Blocks: l.Blocks, Threads: l.Threads,
 		Shared: l.Shared, Args: a.bytes(), Tally: a.tally}
 }
 

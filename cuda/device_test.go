@@ -16,7 +16,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/fakecuda"
@@ -294,7 +294,7 @@ func TestDeviceRefuses(t *testing.T) {
 			t.Errorf("%s: %+v, %v, want %v", c.name, got, err, c.want)
 		}
 	}
-	var e *csrc.CUDAError
+	var e *gpu.Error
 	if _, err := d.Alloc(1 << 50); !errors.As(err, &e) || e.Result != 2 {
 		t.Errorf("too much memory: %v", err)
 	}

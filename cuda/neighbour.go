@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -24,7 +24,7 @@ const (
 // they cost others. All methods may be called by any goroutine; steps go one after the other.
 type Neighbour struct {
 	mu     sync.Mutex
-	d      *csrc.CUDADevice
+	d      *gpu.Device
 	args   step
 	blocks uint32
 	closed bool
@@ -41,10 +41,10 @@ func OpenNeighbour(o DeviceOptions, bytes uint64) (*Neighbour, error) {
 	if bytes == 0 || bytes%16 != 0 {
 		return nil, fmt.Errorf("steps that read %d bytes, want a multiple of 16: %w", bytes, driver.ErrBounds)
 	}
-	if err := csrc.LoadCUDA(o.Library); err != nil {
+	if err := gpu.Load(o.Library); err != nil {
 		return nil, err
 	}
-	d, err := csrc.OpenCUDA(o.Ordinal)
+	d, err := gpu.Open(o.Ordinal)
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +83,7 @@ func (n *Neighbour) Step() error {
 		return driver.ErrClosed
 	}
 	var done [8]byte
-	l := csrc.CUDALaunch{Blocks: n.blocks, Threads: stepThreads, Args: n.args.bytes(), Tally: n.args.done}
+	l := gpu.Launch{Blocks: n.blocks, Threads: stepThreads, Args: n.args.bytes(), Tally: n.args.done}
 	if err := n.d.Run(&l, done[:]); err != nil {
 		return err
 	}

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -91,7 +91,7 @@ func TestNeighbourOnDeviceRefuses(t *testing.T) {
 			t.Errorf("%d bytes: %v", bytes, err)
 		}
 	}
-	var e *csrc.CUDAError
+	var e *gpu.Error
 	if _, err := OpenNeighbour(o, 1<<50); !errors.As(err, &e) || !strings.Contains(err.Error(), "open a neighbour on device 0") {
 		t.Errorf("too much memory: %v", err)
 	}

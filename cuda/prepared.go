@@ -5,7 +5,7 @@ package cuda
 import (
 	"fmt"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -17,7 +17,7 @@ type Prepared struct {
 	dev    *Device
 	launch Launch
 	n      uint64 // entries
-	graph  *csrc.CUDAGraph
+	graph  *gpu.Graph
 	spans  []preparedSpan
 	count  counting
 	closed bool

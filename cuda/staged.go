@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -44,7 +44,7 @@ func (m *DeviceMove) stages(a *args) (scatter bool, why string) {
 
 // slot is where part k of a piece lies in the ring: the CPU's view and the card's.
 func (v *mover) slot(a *args, piece uint64, k int, each uint64) (mem []byte, at uint64) {
-	off := piece % csrc.CUDAMarks * slotBytes
+	off := piece % gpu.Marks * slotBytes
 	if k > 0 {
 		off += each * uint64(a.part[0].entry)
 	}
@@ -56,13 +56,13 @@ func (v *mover) slot(a *args, piece uint64, k int, each uint64) (mem []byte, at 
 func (v *mover) gather(m *DeviceMove, a *args, n uint64, t *tally) error {
 	each := slotBytes / a.entries()
 	for i, piece := uint64(0), uint64(0); i < n; i, piece = i+each, piece+1 {
-		if err := v.copier.Await(int(piece % csrc.CUDAMarks)); err != nil {
+		if err := v.copier.Await(int(piece % gpu.Marks)); err != nil {
 			return err
 		}
 		if err := v.gatherPiece(m, a, piece, i, min(each, n-i), t); err != nil {
 			return err
 		}
-		if err := v.copier.Mark(int(piece % csrc.CUDAMarks)); err != nil {
+		if err := v.copier.Mark(int(piece % gpu.Marks)); err != nil {
 			return err
 		}
 	}
@@ -117,7 +117,7 @@ func counts(t *tally, part int) *tally {
 // scatter has the copy engine bring n entries of the chunk by pieces, which the CPU scatters while the
 // next are on their way.
 func (v *mover) scatter(m *DeviceMove, a *args, n uint64, t *tally) error {
-	const ahead = csrc.CUDAMarks - 1
+	const ahead = gpu.Marks - 1
 	each := slotBytes / a.entries()
 	pieces := (n + each - 1) / each
 	for p := range pieces + ahead {
@@ -152,11 +152,11 @@ func (v *mover) fetchPiece(a *args, piece, each, n uint64) error {
 	if err := v.flush(); err != nil {
 		return err
 	}
-	return v.copier.Mark(int(piece % csrc.CUDAMarks))
+	return v.copier.Mark(int(piece % gpu.Marks))
 }
 
 func (v *mover) scatterPiece(m *DeviceMove, a *args, piece, i, n uint64, t *tally) error {
-	if err := v.copier.Await(int(piece % csrc.CUDAMarks)); err != nil {
+	if err := v.copier.Await(int(piece % gpu.Marks)); err != nil {
 		return err
 	}
 	v.begins(a, i, n)

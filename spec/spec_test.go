@@ -47,6 +47,10 @@ var models = []struct {
 	{"ucx ages, several messages", "ucx_ages.pml", []string{"-DFRAMES=2", "-DMAX=4"}, false},
 	{"ucx ages, a wait behind the look", "ucx_ages.pml", []string{"-DWAITS"}, true},
 	{"ucx ages, a longer limit before its confirmation", "ucx_ages.pml", []string{"-DEAGER", "-DFRAMES=2", "-DMAX=4"}, true},
+	{"cuda between processes", "cuda_processes.pml", nil, false},
+	{"cuda, the import before the announcement", "cuda_processes.pml", []string{"-DUNANNOUNCED"}, true},
+	{"cuda, no look behind the copies", "cuda_processes.pml", []string{"-DUNJUDGED"}, true},
+	{"cuda, the memory before the word of it", "cuda_processes.pml", []string{"-DEARLY"}, true},
 }
 
 func TestModels(t *testing.T) {
@@ -63,6 +67,9 @@ func TestModels(t *testing.T) {
 			broken := strings.Contains(found, "assertion violated")
 			require.Equal(t, m.broken, broken, "a broken promise: %s", found)
 			if !m.broken {
+			late := strings.Contains(found, "assertion violated")
+			require.Equal(t, m.late, late, "a late or a lost byte: %s", found)
+			if !m.late {
 				require.Contains(t, found, "errors: 0")
 				require.NotContains(t, found, "search depth too small")
 				require.NotContains(t, found, "Search not completed")

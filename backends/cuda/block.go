@@ -13,13 +13,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 )
 
 // ownBlock is memory of AllocDevice.
 type ownBlock struct {
 	once    sync.Once
-	block   *csrc.CUDABlock
+	block   *gpu.Block
 	fd      int  // of its dma-buf; -1: none
 	peers   bool // processes beside this one may map it
 	ordinal int
@@ -81,7 +81,7 @@ func (t *blockTable) find(at, n uint64) *ownBlock {
 // newOwnBlock allocates. Only what no NIC knows may be mapped by other processes: a NIC holds on to the
 // memory that a fence against a frozen process replaces.
 func newOwnBlock(ordinal int, n uint64, peers bool) (*ownBlock, error) {
-	block, err := csrc.NewCUDABlock(ordinal, n)
+	block, err := gpu.NewBlock(ordinal, n)
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +168,7 @@ func (o *ownBlock) renew(grace time.Duration, frozen func(*pass) bool, stop func
 }
 
 // drain waits for the batches over the block, but for those of frozen processes, and lets
-// no further ones begin.
+// no further ones begin: the steps moves, drain and moved of spec/cuda_processes.pml.
 func (o *ownBlock) drain(list []*Backend, grace time.Duration, frozen func(*pass) bool,
 	stop func() error) error {
 	over := func(s *pass) bool { return s.m.block == o }

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
@@ -69,7 +69,7 @@ func openDriver() (err error) {
 	_, other := os.LookupEnv(flagsVariable)
 	if path := os.Getenv(builtVariable); path != "" && !other {
 		libcuda = &fakecuda.Library{Path: path}
-		return errors.Join(os.Unsetenv("STANDIN_PANEL"), csrc.LoadCUDA(path))
+		return errors.Join(os.Unsetenv("STANDIN_PANEL"), gpu.Load(path))
 	}
 	if libcuda, err = fakecuda.Build(strings.Fields(os.Getenv(flagsVariable))...); err != nil {
 		return err
@@ -85,7 +85,7 @@ func openDriver() (err error) {
 	if err := os.Setenv(builtVariable, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), built)); err != nil {
 		return err
 	}
-	return csrc.LoadCUDA(libcuda.Path) // and then the file may go
+	return gpu.Load(libcuda.Path) // and then the file may go
 }
 
 // harness is small limits and the kernel.
@@ -154,24 +154,24 @@ func BenchmarkHBMToHBM(b *testing.B) { drivertest.Benchmark(b, withinHarness) }
 // card is the test's own way to memory of devices, which is not the backend's.
 var card struct {
 	sync.Mutex
-	open map[int]*csrc.CUDADevice
+	open map[int]*gpu.Device
 }
 
-func openCard(ordinal int) (*csrc.CUDADevice, error) {
+func openCard(ordinal int) (*gpu.Device, error) {
 	card.Lock()
 	defer card.Unlock()
 	if d := card.open[ordinal]; d != nil {
 		return d, nil
 	}
-	if err := csrc.LoadCUDA(libraryPath()); err != nil {
+	if err := gpu.Load(libraryPath()); err != nil {
 		return nil, err
 	}
-	d, err := csrc.OpenCUDA(ordinal)
+	d, err := gpu.Open(ordinal)
 	if err != nil {
 		return nil, err
 	}
 	if card.open == nil {
-		card.open = map[int]*csrc.CUDADevice{}
+		card.open = map[int]*gpu.Device{}
 	}
 	card.open[ordinal] = d
 	return d, nil
@@ -201,7 +201,7 @@ func sharedHBM(n uint64) (*drivertest.Space, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := csrc.CUDADevices(); err != nil { // loads what blocks need
+	if _, err := gpu.Devices(); err != nil { // loads what blocks need
 		return nil, err
 	}
 	o, err := newOwnBlock(0, n, true)
@@ -216,7 +216,7 @@ func sharedHBM(n uint64) (*drivertest.Space, error) {
 
 // deviceBytes looks into memory of a device.
 type deviceBytes struct {
-	d     *csrc.CUDADevice
+	d     *gpu.Device
 	at, n uint64
 }
 

@@ -29,7 +29,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
+	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/inbox"
 	"github.com/sluicehq/sluice/internal/keys"
@@ -44,7 +45,7 @@ type Backend struct {
 	addr               string
 	owner              keys.Owner
 	devices            []*device
-	ends               *csrc.CUDAEnds
+	ends               *gpu.Ends
 	wake               *park.Event // of the program
 	heed               *park.Event // of the attendant
 	attended           chan struct{}
@@ -58,7 +59,7 @@ type Backend struct {
 	starting sync.RWMutex // held for reading while a batch goes on a stream
 
 	reaping sync.Mutex // held to take ends off the ring; guards what follows
-	done    []csrc.Done
+	done    []ring.Done
 	ready   queue
 	down    bool // the ring is gone; waking, too
 
@@ -102,12 +103,12 @@ func New(cfg Config) (*Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open cuda backend: %w", err)
 	}
-	if err := csrc.LoadCUDA(cfg.Library); err != nil {
+	if err := gpu.Load(cfg.Library); err != nil {
 		return nil, err
 	}
 	b := &Backend{
 		cfg: cfg, addr: newAddress(&cfg), owner: keys.NewOwner(), attended: make(chan struct{}),
-		memories: keys.Table[memory]{Most: cfg.KeysMax}, done: make([]csrc.Done, 64),
+		memories: keys.Table[memory]{Most: cfg.KeysMax}, done: make([]ring.Done, 64),
 		ready: queue{places: make([]driver.Completion, cfg.BatchesMax)},
 		peers: map[*peer]struct{}{}, senders: map[*peer]struct{}{},
 	}
@@ -138,7 +139,7 @@ func (b *Backend) start() (err error) {
 	if b.heed, err = park.NewEvent(); err != nil {
 		return fmt.Errorf("open cuda backend: %w", err)
 	}
-	if b.ends, err = csrc.NewCUDAEnds(b.cfg.BatchesMax, b.wake.FD(), b.heed.FD()); err != nil {
+	if b.ends, err = gpu.NewEnds(b.cfg.BatchesMax, b.wake.FD(), b.heed.FD()); err != nil {
 		return err
 	}
 	return b.openDevices()

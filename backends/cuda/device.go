@@ -8,7 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/driver"
 )
@@ -18,19 +18,19 @@ type device struct {
 	ordinal int
 	index   int      // in Backend.devices
 	uuid    [16]byte // where other processes matter
-	facts   csrc.CUDAFacts
-	mover   *csrc.CUDAMover
+	facts   gpu.Facts
+	mover   *gpu.Mover
 	kernels *cuda.Kernels  // nil: none may run
 	loads   []atomic.Int32 // batches on each shared stream
 
 	mu     sync.Mutex // guards what follows
 	gated  []bool     // lanes that are taken
-	places []*csrc.CUDAPlace
-	free   []*csrc.CUDAPlace
+	places []*gpu.Place
+	free   []*gpu.Place
 }
 
 func (b *Backend) openDevices() error {
-	count, err := csrc.CUDADevices()
+	count, err := gpu.Devices()
 	if err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func (b *Backend) openDevices() error {
 }
 
 func (b *Backend) openDevice(ordinal int) (*device, error) {
-	one, err := csrc.OpenCUDA(ordinal)
+	one, err := gpu.Open(ordinal)
 	if err != nil {
 		return nil, err
 	}
@@ -67,14 +67,14 @@ func (b *Backend) openDevice(ordinal int) (*device, error) {
 		return nil, err
 	}
 	if b.cfg.Peers {
-		if d.uuid, err = csrc.CUDAUUID(ordinal); errors.Is(err, driver.ErrNotSupported) {
+		if d.uuid, err = gpu.UUID(ordinal); errors.Is(err, driver.ErrNotSupported) {
 			return nil, &driver.UnavailableError{Backend: "cuda", Reason: "Config.Peers: the driver does not name devices",
 				Fix: "CUDA 11.4 or later, or leave Config.Peers off"}
 		} else if err != nil {
 			return nil, err
 		}
 	}
-	if d.mover, err = csrc.OpenCUDAMover(ordinal, b.ends, b.cfg.BatchesMax, b.cfg.Streams, b.cfg.Gated); err != nil {
+	if d.mover, err = gpu.OpenMover(ordinal, b.ends, b.cfg.BatchesMax, b.cfg.Streams, b.cfg.Gated); err != nil {
 		return nil, err
 	}
 	if b.cfg.kernels() {
@@ -147,7 +147,7 @@ func (d *device) ungate(number int) {
 const placeBytes = tallyRoom + 2*4*runsMax
 
 // place takes room for indices; made when first needed. driver.ErrFull: all are under way.
-func (d *device) place() (*csrc.CUDAPlace, error) {
+func (d *device) place() (*gpu.Place, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if n := len(d.free); n > 0 {
@@ -166,7 +166,7 @@ func (d *device) place() (*csrc.CUDAPlace, error) {
 	return &p, nil
 }
 
-func (d *device) unplace(p *csrc.CUDAPlace) {
+func (d *device) unplace(p *gpu.Place) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.free = append(d.free, p)

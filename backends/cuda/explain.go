@@ -5,7 +5,7 @@ package cuda
 import (
 	"fmt"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -51,7 +51,7 @@ func (b *Backend) entries(d *device, l, r *memory) string {
 		return fmt.Sprintf("by kernel (%v) within %d multiprocessors", d.kernels.Names(), b.cfg.Budget.SMs)
 	case why == "":
 		return fmt.Sprintf("by kernel (%v) with %d bytes under way", d.kernels.Names(), b.cfg.Budget.InFlight)
-	case v.way == csrc.CUDAAny || l.dev != nil && r.dev != nil:
+	case v.way == gpu.Any || l.dev != nil && r.dev != nil:
 		return "one by one, no kernel: " + why
 	default:
 		return "gathered by a processor where the device's side is dense, else one by one, no kernel: " + why

@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/sealed"
 )
@@ -151,7 +151,7 @@ func (l *link) attach(a *answer, d *device) (*mapped, error) {
 	defer l.mapping.Unlock()
 	on := l.maps[a.Block]
 	if on == nil {
-		block, err := csrc.ImportCUDABlock(d.ordinal, a.fd, a.Mapped)
+		block, err := gpu.ImportBlock(d.ordinal, a.fd, a.Mapped)
 		if err != nil {
 			return nil, err
 		}

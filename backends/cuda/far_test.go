@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/sealed"
@@ -174,7 +174,7 @@ func TestMemoryThatStays(t *testing.T) {
 	defer stuck.leave()
 	libcuda.Set(t, fakecuda.RefuseResult, 2)
 	libcuda.Put(fakecuda.RefuseAfter, 1)
-	var said *csrc.CUDAError
+	var said *gpu.Error
 	if err := r.b.Fence(context.Background(), d.m.key); !errors.As(err, &said) || block.id != before {
 		t.Errorf("fence with a driver that refuses: %v, memory %d, want the driver's word and %d", err, block.id, before)
 	}

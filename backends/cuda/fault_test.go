@@ -9,7 +9,7 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/engine"
@@ -37,7 +37,7 @@ func TestRefusedInMidBatch(t *testing.T) {
 	}
 	err := r.end(1)
 	var piece *driver.PieceError
-	var said *csrc.CUDAError
+	var said *gpu.Error
 	if !errors.As(err, &piece) || piece.Piece != 6 || !errors.As(err, &said) || said.Result != 2 {
 		t.Errorf("%v, want piece 6 and the driver's result 2", err)
 	}
@@ -56,7 +56,7 @@ func (r *rig) refusedLaunch(l, d *place) {
 		if err := r.p.Submit(100+i, &driver.Batch{Op: driver.Write, Pattern: &p}); err != nil {
 			r.t.Fatal(err)
 		}
-		var said *csrc.CUDAError
+		var said *gpu.Error
 		if err := r.end(100 + i); !errors.As(err, &said) || said.Call != "gather by kernel" {
 			r.t.Errorf("a launch that was refused: %v", err)
 		}
@@ -111,7 +111,7 @@ func TestFault(t *testing.T) {
 	}
 	bad := 0
 	for tag, err := range outcomes {
-		var said *csrc.CUDAError
+		var said *gpu.Error
 		switch {
 		case err == nil:
 		case errors.As(err, &said) && said.Result == 700:

@@ -3,7 +3,8 @@
 package cuda
 
 import (
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
+	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -60,7 +61,7 @@ func (b *Backend) attend() {
 }
 
 // finish ends a batch. The caller holds reaping.
-func (b *Backend) finish(d *csrc.Done) {
+func (b *Backend) finish(d *ring.Done) {
 	j := b.jobs[d.Tag]
 	j.serial.Load() // what was written before C had the job is seen from here on
 	p, c := j.p, driver.Completion{Tag: j.tag, Err: j.outcome(d)}
@@ -82,14 +83,14 @@ func (b *Backend) finish(d *csrc.Done) {
 // process.
 func (j *job) heeded() bool { return j.notify != nil || j.p.far != nil }
 
-func (j *job) outcome(d *csrc.Done) error {
+func (j *job) outcome(d *ring.Done) error {
 	if d.Status == 0 {
 		return nil
 	}
-	if why := j.why.Load(); why != nil && d.Status == csrc.CUDACanceled {
+	if why := j.why.Load(); why != nil && d.Status == gpu.Canceled {
 		return *why
 	}
-	err := csrc.CUDAStatus(j.call, d.Status)
+	err := gpu.Status(j.call, d.Status)
 	if d.Piece >= 0 {
 		return &driver.PieceError{Piece: int(d.Piece), Err: err}
 	}

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/inbox"
 )
@@ -34,11 +34,11 @@ type job struct {
 	notify *inbox.Notification
 	shared int // stream that it counts on, -1: none
 	gate   int // lane of its own, -1: none
-	place  *csrc.CUDAPlace
+	place  *gpu.Place
 	slow   bool // it names memory that is not pinned
 	call   string
-	run    csrc.CUDARun
-	gather csrc.CUDAEntries
+	run    gpu.Run
+	gather gpu.Entries
 }
 
 // view is a pair of memories. Neighbouring descriptors mostly name the same, so it is looked up
@@ -47,7 +47,7 @@ type view struct {
 	localKey, remoteKey uint32
 	local               *memory
 	remote              *remote
-	way                 csrc.CUDAWay
+	way                 gpu.Way
 }
 
 func (v *view) shows(d *driver.Desc) bool {
@@ -98,7 +98,7 @@ func (j *job) give() {
 	j.live = false
 	clear(j.views)
 	j.views = j.views[:0]
-	j.gather = csrc.CUDAEntries{}
+	j.gather = gpu.Entries{}
 	j.b.free = append(j.b.free, j)
 }
 
@@ -223,7 +223,7 @@ func (b *Backend) ours(src, dst *memory) *device {
 	return b.devices[0]
 }
 
-func (j *job) way(src, dst *memory) csrc.CUDAWay {
+func (j *job) way(src, dst *memory) gpu.Way {
 	here := func(m *memory) bool { return m.dev.ordinal == j.dev.ordinal }
 	for _, m := range [...]*memory{src, dst} {
 		if m.pin != nil && !m.pin.pinned() {
@@ -232,11 +232,11 @@ func (j *job) way(src, dst *memory) csrc.CUDAWay {
 	}
 	switch {
 	case src.dev == nil && here(dst):
-		return csrc.CUDAUp
+		return gpu.Up
 	case dst.dev == nil && here(src):
-		return csrc.CUDADown
+		return gpu.Down
 	case src.dev != nil && dst.dev != nil && here(src) && here(dst):
-		return csrc.CUDAWithin
+		return gpu.Within
 	}
-	return csrc.CUDAAny
+	return gpu.Any
 }

@@ -11,14 +11,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
 // parked is a batch that Submit would start next: checked, and on no stream.
-func (r *rig) parked(b *driver.Batch) (*job, []csrc.CUDAPiece) {
+func (r *rig) parked(b *driver.Batch) (*job, []gpu.Piece) {
 	r.t.Helper()
 	r.tag++
 	j := r.b.take(r.p, r.tag)
@@ -122,7 +122,7 @@ func TestStreamWaitBesideRefusal(t *testing.T) {
 		{Len: 1024, LocalKey: host.m.key, RemoteKey: kv.key},
 	}})
 	j.events = append(j.events, 0) // which the driver knows not
-	var said *csrc.CUDAError
+	var said *gpu.Error
 	require.ErrorAs(t, j.start(pieces), &said)
 	n, err := r.b.StreamWait(program.Handle(), kv.space.Segment)
 	require.NoError(t, err)

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/process"
 	"github.com/sluicehq/sluice/internal/sealed"
@@ -50,7 +50,7 @@ type answer struct {
 // mapped is memory of the other process.
 type mapped struct {
 	id    uint64
-	block *csrc.CUDABlock
+	block *gpu.Block
 	users int // imports
 }
 

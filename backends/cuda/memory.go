@@ -156,7 +156,8 @@ func (m *memory) Close() error {
 	return errors.Join(err, m.unpin())
 }
 
-// endEpoch begins the next one, has batches of older ones drop what they can, and returns it.
+// endEpoch begins the next one, has batches of older ones drop what they can, and returns it. What
+// other processes have of the older ones is over (step over of spec/cuda_processes.pml).
 func (m *memory) endEpoch() uint64 {
 	m.mu.Lock()
 	m.now.end()
@@ -220,8 +221,8 @@ func (m *memory) untilQuiet(stop func() error) error {
 // over reports whether what a process was given is of an epoch that has ended.
 func (m *memory) over(s *pass) bool { return s.m == m && s.g.ended.Load() }
 
-// untilClientsAreOut waits for batches of other processes. A process that is silent for too long is frozen: then the memory is
-// taken away.
+// untilClientsAreOut waits for batches of other processes (step in of spec/cuda_processes.pml). A
+// process that is silent for too long is frozen: then the memory is taken away.
 func (m *memory) untilClientsAreOut(stop func() error) error {
 	deadline := time.Now().Add(m.b.cfg.FenceGrace)
 	in := func() bool { return m.b.clientsIn(m.over) }

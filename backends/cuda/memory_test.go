@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/fakecuda"
@@ -73,7 +73,7 @@ func TestFreedUnderARegistration(t *testing.T) {
 	for _, op := range []driver.Op{driver.Read, driver.Write} {
 		err := r.end(r.submit(op, l, gone, driver.Desc{Len: 4096}))
 		var piece *driver.PieceError
-		var said *csrc.CUDAError
+		var said *gpu.Error
 		if !errors.As(err, &piece) || piece.Piece != 0 || !errors.As(err, &said) || said.Result != 1 {
 			t.Errorf("%v of freed memory: %v, want piece 0 and the driver's result 1", op, err)
 		}
@@ -245,7 +245,7 @@ func TestAllocDeviceRefuses(t *testing.T) {
 	}
 	_, _, err := r.b.AllocDevice(12, 1)
 	sameError(t, "a device that is not there", err, driver.ErrNotSupported)
-	var said *csrc.CUDAError
+	var said *gpu.Error
 	if _, _, err := r.b.AllocDevice(0, 1<<59); !errors.As(err, &said) {
 		t.Errorf("more than there is: %v, want the driver's result", err)
 	}

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -78,8 +78,8 @@ func (j *job) gateOf(v *view, d *driver.Desc) error {
 		if !v.meets(&g.list[i], d) || slices.Contains(j.events, g.list[i].event) {
 			continue
 		}
-		if len(j.events) == csrc.CUDAWaitsMax {
-			return fmt.Errorf("a batch that waits for more than %d events: split it: %w", csrc.CUDAWaitsMax, driver.ErrBounds)
+		if len(j.events) == gpu.WaitsMax {
+			return fmt.Errorf("a batch that waits for more than %d events: split it: %w", gpu.WaitsMax, driver.ErrBounds)
 		}
 		j.events = append(j.events, g.list[i].event)
 	}

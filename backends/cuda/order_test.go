@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/fakecuda"
@@ -18,18 +18,18 @@ import (
 
 // producer is a stream of the program that fills memory, with an event.
 type producer struct {
-	*csrc.CUDAStream
+	*gpu.Stream
 	t     *testing.T
 	event uintptr
 }
 
 func newProducer(t *testing.T) *producer {
 	t.Helper()
-	s, err := csrc.OpenCUDAStream(0)
+	s, err := gpu.OpenStream(0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &producer{CUDAStream: s, t: t}
+	p := &producer{Stream: s, t: t}
 	if p.event, err = s.NewEvent(); err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +218,7 @@ func TestManyEvents(t *testing.T) {
 	kv, host := r.memory(hbm, 1<<20), r.memory(drivertest.HostMemory, 1<<20)
 	p := newProducer(t)
 	var events []uintptr
-	for i := range uint64(csrc.CUDAWaitsMax + 1) {
+	for i := range uint64(gpu.WaitsMax + 1) {
 		e, err := p.NewEvent()
 		p.must(err)
 		events = append(events, e)
@@ -226,7 +226,7 @@ func TestManyEvents(t *testing.T) {
 		p.must(err)
 		p.must(r.b.StartAfter(seg, e))
 	}
-	r.move(driver.Write, host, kv, driver.Desc{Len: csrc.CUDAWaitsMax * 64})
+	r.move(driver.Write, host, kv, driver.Desc{Len: gpu.WaitsMax * 64})
 	err := r.p.Submit(99, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: 1 << 20, LocalKey: host.m.key, RemoteKey: kv.key}}})
 	sameError(t, "too many events", err, driver.ErrBounds)
 	for i, e := range events {

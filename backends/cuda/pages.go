@@ -7,7 +7,7 @@ import (
 	"math"
 	"slices"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/driver"
 )
@@ -75,7 +75,7 @@ func (v *view) kernelWhy(b *Backend, p *driver.Pattern) string {
 		return "Config.Budget is zero"
 	case !l.pinnedOrDevice() || !r.pinnedOrDevice():
 		return "host memory is not pinned"
-	case v.way == csrc.CUDAAny:
+	case v.way == gpu.Any:
 		return "two devices, or one that is not ours"
 	case p.Run > entryMax:
 		return "entries that long are for the copy engine"
@@ -142,7 +142,7 @@ func (j *job) byKernel(op driver.Op, v *view, p *driver.Pattern) error {
 		return err
 	}
 	shape := shapeOf(p, op, local, remote)
-	shape.Tally, shape.FarDst = place.At, v.way == csrc.CUDADown
+	shape.Tally, shape.FarDst = place.At, v.way == gpu.Down
 	l, kernel, n, err := j.dev.kernels.Launch(&shape, j.b.cfg.Budget, j.run.Args[:])
 	if err != nil {
 		return err
@@ -188,7 +188,7 @@ func (m *memory) seenBy(d *device) (uint64, error) {
 // processor reports whether a processor can gather a pattern for one copy: host memory on the
 // one side, and entries one behind the other on a device on the other.
 func (v *view) processor(p *driver.Pattern) bool {
-	if !p.Plain() || p.Run > stageHalf || v.way == csrc.CUDAAny || p.Count < 2 {
+	if !p.Plain() || p.Run > stageHalf || v.way == gpu.Any || p.Count < 2 {
 		return false
 	}
 	if v.local.dev == nil {
@@ -200,11 +200,11 @@ func (v *view) processor(p *driver.Pattern) bool {
 func (j *job) byProcessor(v *view, p *driver.Pattern) {
 	j.call = "gather by a processor"
 	g := &j.gather
-	*g = csrc.CUDAEntries{Entry: p.Run, Count: p.Count}
+	*g = gpu.Entries{Entry: p.Run, Count: p.Count}
 	if v.local.dev == nil {
 		g.Host, g.Base, g.Stride, g.List, g.Dense = v.local.seg.Mem, p.Local.Base, p.Local.Stride, p.Local.List, v.remote.m.base+p.Remote.Base
 	} else {
 		g.Host, g.Base, g.Stride, g.List, g.Dense = v.remote.m.seg.Mem, p.Remote.Base, p.Remote.Stride, p.Remote.List, v.local.base+p.Local.Base
 	}
-	g.Up = v.way == csrc.CUDAUp
+	g.Up = v.way == gpu.Up
 }

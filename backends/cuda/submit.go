@@ -5,7 +5,7 @@ package cuda
 import (
 	"fmt"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/inbox"
 )
@@ -118,7 +118,7 @@ func (j *job) check(b *driver.Batch, s *scratch) error {
 // add makes a descriptor a piece, or a part of the one before, which it joins only where that
 // is of the same view: the driver takes no copy across two allocations, or two ranges that were
 // pinned one by one, though one ends where the other begins.
-func (v *view) add(pieces *[]csrc.CUDAPiece, op driver.Op, d *driver.Desc, index int, joins bool) {
+func (v *view) add(pieces *[]gpu.Piece, op driver.Op, d *driver.Desc, index int, joins bool) {
 	dst, src := v.remote.m.base+d.Remote, v.local.base+d.Local
 	if op == driver.Read {
 		dst, src = src, dst
@@ -130,11 +130,11 @@ func (v *view) add(pieces *[]csrc.CUDAPiece, op driver.Op, d *driver.Desc, index
 			return
 		}
 	}
-	*pieces = append(*pieces, csrc.CUDAPiece{Dst: dst, Src: src, Len: d.Len, Way: v.way, Index: uint32(index)})
+	*pieces = append(*pieces, gpu.Piece{Dst: dst, Src: src, Len: d.Len, Way: v.way, Index: uint32(index)})
 }
 
 // start puts the batch on a stream, or on the list of the patient one.
-func (j *job) start(pieces []csrc.CUDAPiece) error {
+func (j *job) start(pieces []gpu.Piece) error {
 	j.b.starting.RLock()
 	defer j.b.starting.RUnlock()
 	lane, err := j.lane()
@@ -152,7 +152,7 @@ func (j *job) start(pieces []csrc.CUDAPiece) error {
 }
 
 // launch hands a job that is shown to C. Once C has begun it, it may be another batch.
-func (j *job) launch(lane int, serial uint64, pieces []csrc.CUDAPiece) (err error) {
+func (j *job) launch(lane int, serial uint64, pieces []gpu.Piece) (err error) {
 	m, number, events, g, run := j.dev.mover, j.number, j.events, j.gather, j.place != nil
 	j.serial.Store(serial) // as it is: finish loads it, and is ordered behind this
 	switch {
@@ -188,7 +188,7 @@ func (j *job) lane() (lane int, err error) {
 
 // scratch is room that a batch needs only until it is on a stream.
 type scratch struct {
-	pieces []csrc.CUDAPiece
+	pieces []gpu.Piece
 	runs   []driver.Desc // of one entry of a pattern
 }
 
@@ -201,7 +201,7 @@ func (b *Backend) borrow() *scratch {
 		s.pieces = s.pieces[:0]
 		return s
 	}
-	return &scratch{pieces: make([]csrc.CUDAPiece, 0, 64)}
+	return &scratch{pieces: make([]gpu.Piece, 0, 64)}
 }
 
 // scratchMax is how many are kept: as many as submit at once, mostly.

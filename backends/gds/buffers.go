@@ -8,7 +8,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/cufile"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -68,11 +68,11 @@ func (t *bufferTable) attempt(b *Backend, u *buffer) string {
 		return fmt.Sprintf("Config.BufferMax, or max_device_pinned_mem_size of cufile.json, is %s", mebibytes(b.cfg.BufferMax))
 	}
 	err := b.mover.Register(u.device, u.at, u.n)
-	var said *csrc.CuFileError
+	var said *cufile.Error
 	switch {
 	case err == nil:
 		return ""
-	case errors.As(err, &said) && said.Code == csrc.CuFileAlreadyRegistered:
+	case errors.As(err, &said) && said.Code == cufile.AlreadyRegistered:
 		return "a part of it is registered already, which cuFile does not extend: register the largest range first"
 	}
 	return err.Error()

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/cufile"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/limits"
 )
@@ -90,7 +90,7 @@ func (c *Config) ensureDefaults() {
 func (c *Config) check() error {
 	if err := cmp.Or(
 		limits.Within("Threads", c.Threads, 0, threadsMax),
-		limits.Within("BatchMax", c.BatchMax, 0, csrc.CuFileBatchMax), // and 0: settle says
+		limits.Within("BatchMax", c.BatchMax, 0, cufile.BatchMax), // and 0: settle says
 		limits.Within("Depth", c.Depth, 1, depthMax),
 		limits.Within("PieceMax", c.PieceMax, 1, 1<<30),
 		limits.Within("JobsMax", c.JobsMax, 1, 1<<20),
@@ -130,7 +130,7 @@ func (c *Config) settle(f *Facts) error {
 		most = 128
 	}
 	if c.BatchMax == 0 || c.BatchMax > most {
-		c.BatchMax = min(most, csrc.CuFileBatchMax)
+		c.BatchMax = min(most, cufile.BatchMax)
 	}
 	if f.DirectMax >= blockBytes {
 		c.PieceMax = int(min(uint64(c.PieceMax), f.DirectMax&^(blockBytes-1)))

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/fakecuda"
@@ -162,24 +162,24 @@ func nothingInUse(t *testing.T) {
 // card is the test's own way to memory of devices, which is not the backend's.
 var card struct {
 	sync.Mutex
-	open map[int]*csrc.CUDADevice
+	open map[int]*gpu.Device
 }
 
-func openCard(ordinal int) (*csrc.CUDADevice, error) {
+func openCard(ordinal int) (*gpu.Device, error) {
 	card.Lock()
 	defer card.Unlock()
 	if d := card.open[ordinal]; d != nil {
 		return d, nil
 	}
-	if err := csrc.LoadCUDA(testConfig().CUDA); err != nil {
+	if err := gpu.Load(testConfig().CUDA); err != nil {
 		return nil, err
 	}
-	d, err := csrc.OpenCUDA(ordinal)
+	d, err := gpu.Open(ordinal)
 	if err != nil {
 		return nil, err
 	}
 	if card.open == nil {
-		card.open = map[int]*csrc.CUDADevice{}
+		card.open = map[int]*gpu.Device{}
 	}
 	card.open[ordinal] = d
 	return d, nil
@@ -205,7 +205,7 @@ func hbmOn(ordinal int, n uint64) (*drivertest.Space, error) {
 
 // deviceBytes looks into memory of a device.
 type deviceBytes struct {
-	d     *csrc.CUDADevice
+	d     *gpu.Device
 	at, n uint64
 }
 

@@ -8,7 +8,7 @@ import (
 	"io"
 	"syscall"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/cufile"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -17,7 +17,7 @@ type FileError struct {
 	Op   string // "read" or "write"
 	Name string // of the file, as the system knows it now
 	Off  int64  // where in the file it ended, in bytes
-	Err  error  // a syscall.Errno, a *csrc.CuFileError, or io.ErrUnexpectedEOF where the file has become shorter
+	Err  error  // a syscall.Errno, a *cufile.Error, or io.ErrUnexpectedEOF where the file has become shorter
 }
 
 // Error names the file, the offset and what mends it where that is known.
@@ -29,7 +29,7 @@ func (e *FileError) Error() string {
 func (e *FileError) Unwrap() error { return e.Err }
 
 func (e *FileError) cure() string {
-	var said *csrc.CuFileError
+	var said *cufile.Error
 	switch {
 	case errors.Is(e.Err, syscall.ENOSPC), errors.Is(e.Err, syscall.EDQUOT):
 		return " (reserve the room beforehand with posix.File.Grow)"

@@ -6,7 +6,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
+	"github.com/sluicehq/sluice/csrc/cufile"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -41,20 +42,20 @@ func mebibytes(n uint64) string { return fmt.Sprintf("%.4g MiB", float64(n)/(1<<
 // Examine opens the libraries, which stay open, and says what there is. Without a device cuFile is not touched, and
 // the error, a *driver.UnavailableError, says why.
 func Examine(cfg Config) (Facts, error) {
-	if err := csrc.LoadCUDA(cfg.CUDA); err != nil {
+	if err := gpu.Load(cfg.CUDA); err != nil {
 		return Facts{}, withoutDevice(err)
 	}
-	if _, err := csrc.CUDADevices(); err != nil {
+	if _, err := gpu.Devices(); err != nil {
 		return Facts{}, withoutDevice(err)
 	}
 	log, err := logPlace(&cfg)
 	if err != nil {
 		return Facts{}, err
 	}
-	if err := csrc.LoadCuFile(cfg.Library, log); err != nil {
+	if err := cufile.Load(cfg.Library, log); err != nil {
 		return Facts{}, err
 	}
-	said, err := csrc.LookAtCuFile()
+	said, err := cufile.Look()
 	if err != nil {
 		return Facts{}, fmt.Errorf("gds: %w", err)
 	}
@@ -74,7 +75,7 @@ func Examine(cfg Config) (Facts, error) {
 }
 
 // mode judges by the driver and the configuration: of a single file the library does not say how its bytes go.
-func mode(f *csrc.CuFileFacts) (compat bool, text string) {
+func mode(f *cufile.Facts) (compat bool, text string) {
 	switch {
 	case f.ForceCompat == 1:
 		return true, "cuFile compat: bounces through host (force_compat_mode is set)"

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/cufile"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/fakecufile"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -93,7 +93,7 @@ func TestOneFails(t *testing.T) {
 			if c.cause != nil {
 				wantFileError(t, err, pieceOf(err), "write", -1, c.cause)
 			}
-			var said *csrc.CuFileError
+			var said *cufile.Error
 			if c.cause == nil && (!errors.As(err, &said) || said.Code != 5008 || !strings.Contains(err.Error(), "not supported for this file")) {
 				t.Errorf("%v, want cuFile's 5008", err)
 			}
@@ -204,7 +204,7 @@ func TestNotRegistered(t *testing.T) {
 		f := newRig(t, Config{}, 8192)
 		library.Set(t, fakecufile.HandleResult, 5008)
 		_, err := r.b.Register(driver.Segment{Kind: driver.File, Len: 4096, FD: int(f.f.Fd())})
-		var said *csrc.CuFileError
+		var said *cufile.Error
 		if !errors.As(err, &said) || said.Code != 5008 {
 			t.Errorf("a file that cuFile does not take: %v", err)
 		}

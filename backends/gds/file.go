@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/cufile"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/ownfiles"
 )
@@ -42,14 +42,14 @@ func openFile(fd int, id ownfiles.ID) (*file, error) {
 	if f.plain, err = ownfiles.Reopen(fd, id.Flags); err != nil {
 		return nil, errors.Join(err, unix.Close(f.fd))
 	}
-	if f.handle, err = csrc.OpenCuFile(f.fd); err != nil {
+	if f.handle, err = cufile.Open(f.fd); err != nil {
 		return nil, errors.Join(err, unix.Close(f.fd), unix.Close(f.plain))
 	}
 	return f, nil
 }
 
 func (f *file) close() error {
-	csrc.CloseCuFile(f.handle)
+	cufile.Close(f.handle)
 	return errors.Join(unix.Close(f.fd), unix.Close(f.plain))
 }
 

@@ -32,7 +32,9 @@ import (
 	"math/bits"
 	"sync"
 
-	"github.com/sluicehq/sluice/csrc"
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
+	"github.com/sluicehq/sluice/csrc/cufile"
+	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/done"
 	"github.com/sluicehq/sluice/internal/ownfiles"
@@ -49,8 +51,8 @@ type Backend struct {
 	event    *park.Event            // for who has armed; C signals it at the end of a request
 	heed     *park.Event            // for attend; C signals it while somebody heeds
 	attended sync.WaitGroup
-	ends     *csrc.CUDAEnds
-	mover    *csrc.CuFileMover
+	ends     *gpu.Ends
+	mover    *cufile.Mover
 	done     done.Ring
 	closing  sync.Once
 	closeErr error
@@ -65,7 +67,7 @@ type Backend struct {
 	queue    ownfiles.Turns[job] // jobs with pieces that no request was made of
 	requests []request
 	free     []*request
-	landed   [reapMax]csrc.Done
+	landed   [reapMax]ring.Done
 	out      *parcel // to be handed to the mover
 
 	sparing sync.Mutex // after books.Mu; guards what follows
@@ -73,7 +75,7 @@ type Backend struct {
 }
 
 // parcel is what crosses into C at a time.
-type parcel struct{ list []csrc.CuFileRequest }
+type parcel struct{ list []cufile.Request }
 
 // reapMax is how many ends are handled at a time.
 const reapMax = 64
@@ -133,11 +135,11 @@ func (b *Backend) open() (err error) {
 		return err
 	}
 	slots := 1 << bits.Len(uint(b.cfg.Depth-1))
-	if b.ends, err = csrc.NewCUDAEnds(slots, b.event.FD(), b.heed.FD()); err != nil {
+	if b.ends, err = gpu.NewEnds(slots, b.event.FD(), b.heed.FD()); err != nil {
 		return err
 	}
-	way := map[Way]csrc.CuFileWay{WayBatch: csrc.CuFileBatch, WayStream: csrc.CuFileStream, WayThreads: csrc.CuFileOne}[b.cfg.Way]
-	if b.mover, err = csrc.OpenCuFileMover(b.ends, slots, b.cfg.Threads, way, b.cfg.BatchMax); err != nil {
+	way := map[Way]cufile.Way{WayBatch: cufile.Batch, WayStream: cufile.Stream, WayThreads: cufile.One}[b.cfg.Way]
+	if b.mover, err = cufile.OpenMover(b.ends, slots, b.cfg.Threads, way, b.cfg.BatchMax); err != nil {
 		return err
 	}
 	b.attended.Go(b.attend)

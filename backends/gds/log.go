@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/cufile"
 )
 
 // systemConfig is what the library reads where the user names nothing else.
@@ -25,7 +25,7 @@ func logPlace(cfg *Config) (string, error) {
 	if cfg.LogFile != "" {
 		return cfg.LogFile, nil
 	}
-	log, path := csrc.CuFileEnvironment()
+	log, path := cufile.Environment()
 	if log != "" {
 		return "", nil
 	}

@@ -6,7 +6,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/cufile"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/ownfiles"
 )
@@ -27,7 +27,7 @@ type extent struct {
 
 // Register implements driver.Backend. A file is opened once more, so the caller's descriptor may be closed when Register
 // has returned; further ranges of it, and parts of registered memory, cost little. A file that cuFile does not take (its
-// filesystem, without compat mode) is an error that wraps *csrc.CuFileError.
+// filesystem, without compat mode) is an error that wraps *cufile.Error.
 func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if !b.caps.Pairs.Local().Has(seg.Kind) {
 		return nil, fmt.Errorf("register %v with gds: %w", seg.Kind, driver.ErrNotSupported)
@@ -47,8 +47,8 @@ func (b *Backend) find(e *extent, seg *driver.Segment) (err error) {
 	default:
 		e.at, e.shared = addressOf(seg.Mem), seg.Shared
 	}
-	if e.device < 0 || e.device >= csrc.CuFileDevices {
-		return fmt.Errorf("device %d is not within 0 to %d: %w", e.device, csrc.CuFileDevices-1, driver.ErrBounds)
+	if e.device < 0 || e.device >= cufile.Devices {
+		return fmt.Errorf("device %d is not within 0 to %d: %w", e.device, cufile.Devices-1, driver.ErrBounds)
 	}
 	if err := b.mover.Use(e.device); err != nil {
 		return err

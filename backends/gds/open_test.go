@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/cufile"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/fakecufile"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -82,14 +82,14 @@ func TestFacts(t *testing.T) {
 
 func TestMode(t *testing.T) {
 	for _, c := range []struct {
-		said   csrc.CuFileFacts
+		said   cufile.Facts
 		compat bool
 		text   string
 	}{
-		{csrc.CuFileFacts{NVFSMajor: 2, ForceCompat: 1}, true, "force_compat_mode"},
-		{csrc.CuFileFacts{AllowCompat: -1, ForceCompat: -1, PCIP2PDMA: -1}, true, "not loaded"},
-		{csrc.CuFileFacts{PCIP2PDMA: 1}, false, "PCI P2PDMA"},
-		{csrc.CuFileFacts{NVFSMajor: 2, NVFSMinor: 7}, false, "nvidia-fs 2.7"},
+		{cufile.Facts{NVFSMajor: 2, ForceCompat: 1}, true, "force_compat_mode"},
+		{cufile.Facts{AllowCompat: -1, ForceCompat: -1, PCIP2PDMA: -1}, true, "not loaded"},
+		{cufile.Facts{PCIP2PDMA: 1}, false, "PCI P2PDMA"},
+		{cufile.Facts{NVFSMajor: 2, NVFSMinor: 7}, false, "nvidia-fs 2.7"},
 	} {
 		if compat, text := mode(&c.said); compat != c.compat || !strings.Contains(text, c.text) {
 			t.Errorf("%+v: %v, %q", c.said, compat, text)
@@ -160,10 +160,10 @@ func TestUnavailable(t *testing.T) {
 	}
 	want("another library", Config{CUDA: cfg.CUDA, Library: none}, "is open already")
 	log := filepath.Join(os.TempDir(), "sluice-")
-	if place, _ := csrc.CuFileEnvironment(); !strings.HasPrefix(place, log) || filepath.Base(place) != "cufile.log" {
+	if place, _ := cufile.Environment(); !strings.HasPrefix(place, log) || filepath.Base(place) != "cufile.log" {
 		t.Errorf("cuFile writes its log to %q", place)
 	}
-	if info, err := os.Stat(filepath.Dir(func() string { p, _ := csrc.CuFileEnvironment(); return p }())); err != nil || info.Mode().Perm() != 0o700 {
+	if info, err := os.Stat(filepath.Dir(func() string { p, _ := cufile.Environment(); return p }())); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("the folder of the log: %v, %v", info, err)
 	}
 }
@@ -176,7 +176,7 @@ func TestLogOfTheUser(t *testing.T) {
 	if _, err := Examine(testConfig()); err != nil {
 		t.Fatal(err)
 	}
-	if log, _ := csrc.CuFileEnvironment(); log != "/tmp/of-the-user.log" {
+	if log, _ := cufile.Environment(); log != "/tmp/of-the-user.log" {
 		t.Errorf("the user's log became %q", log)
 	}
 }
@@ -193,7 +193,7 @@ func TestLogOfTheConfiguration(t *testing.T) {
 	if _, err := Examine(testConfig()); err != nil {
 		t.Fatal(err)
 	}
-	if log, _ := csrc.CuFileEnvironment(); log != "" {
+	if log, _ := cufile.Environment(); log != "" {
 		t.Errorf("the log of a configuration that names a folder became %q", log)
 	}
 }

@@ -8,13 +8,14 @@ import (
 	"io"
 	"syscall"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/cufile"
+	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
 )
 
 // judge says what to do after a request has ended: to repeat it with what is left, or to end it, with an error or
 // without. What cuFile says of the bytes is held against what was asked for.
-func (r *request) judge(d *csrc.Done) (again bool, err error) {
+func (r *request) judge(d *ring.Done) (again bool, err error) {
 	switch {
 	case d.Status < 0:
 		return r.refused(d)
@@ -40,11 +41,11 @@ func (r *request) judge(d *csrc.Done) (again bool, err error) {
 }
 
 // refused judges a failure.
-func (r *request) refused(d *csrc.Done) (again bool, err error) {
+func (r *request) refused(d *ring.Done) (again bool, err error) {
 	if r.j.Err != nil {
 		return false, nil // it has ended anyway
 	}
-	err = csrc.CuFileStatus(r.op(), d)
+	err = cufile.Status(r.op(), d)
 	switch {
 	case errors.Is(err, syscall.EINTR), errors.Is(err, syscall.EAGAIN), errors.Is(err, driver.ErrAborted): // not by us
 		if r.retries++; r.retries < retriesMax {

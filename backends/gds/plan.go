@@ -3,7 +3,7 @@
 package gds
 
 import (
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/cufile"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -133,21 +133,21 @@ func (b *Backend) blocked(f *file, edge bool, off, n uint64) bool {
 func (b *Backend) launch(r *request) {
 	base, offset := r.mem.Extent.base(r.local + r.done)
 	r.asked = r.n - r.done
-	c := csrc.CuFileRequest{Handle: r.f.handle, Base: base, Offset: offset, At: r.off + r.done, Len: r.asked,
+	c := cufile.Request{Handle: r.f.handle, Base: base, Offset: offset, At: r.off + r.done, Len: r.asked,
 		Slot: r.slot, FD: int32(r.f.plain), Device: uint16(r.mem.Extent.device)}
 	switch {
 	case r.edge && r.mem.Kind == driver.HBM:
-		c.Kind = csrc.CuFileEdgeOfDevice
+		c.Kind = cufile.EdgeOfDevice
 	case r.edge:
-		c.Kind = csrc.CuFileEdgeOfHost
+		c.Kind = cufile.EdgeOfHost
 	case r.write:
-		c.Kind = csrc.CuFileWrite
+		c.Kind = cufile.Write
 	}
 	b.out.list = append(b.out.list, c)
 }
 
 func (b *Backend) newParcel() *parcel {
-	return &parcel{make([]csrc.CuFileRequest, 0, b.cfg.Depth)}
+	return &parcel{make([]cufile.Request, 0, b.cfg.Depth)}
 }
 
 // takeParcel returns what is to be handed over, nil for nothing, and has another one filled.

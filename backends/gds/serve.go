@@ -2,7 +2,7 @@
 
 package gds
 
-import "github.com/sluicehq/sluice/csrc"
+import "github.com/sluicehq/sluice/csrc/ring"
 
 // serve handles requests that have ended, and begins what there is room for.
 func (b *Backend) serve() {
@@ -86,7 +86,7 @@ func (b *Backend) advance(j *job) bool {
 }
 
 // land handles the end of a request, which may be the beginning of another try.
-func (b *Backend) land(d *csrc.Done) {
+func (b *Backend) land(d *ring.Done) {
 	r := &b.requests[d.Tag]
 	again, err := r.judge(d)
 	if again {

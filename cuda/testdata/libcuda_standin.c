@@ -14,7 +14,7 @@
 
 #include "ring_host.h"
 
-#include "../../csrc/cuda_calls.h"
+#include "../../csrc/cuda/calls.h"
 #include "standin_panel.h"
 
 enum {

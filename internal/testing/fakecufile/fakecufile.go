@@ -68,7 +68,6 @@ func Build(flags ...string) (*Library, error) {
 	folder := filepath.Dir(here)
 	return standin.Source[Word]{
 		Name: "libcufile", File: filepath.Join(folder, "testdata", "libcufile_standin.c"),
-		Flags: []string{"-I", filepath.Join(folder, "..", "..", "..", "csrc")},
 		Words: names[:], Owner: "cufile", First: Handles, Last: UnderWay,
 	}.Build(flags...)
 }

@@ -16,7 +16,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "cufile_calls.h"
+#include "../../../../csrc/cufile/calls.h"
 #include "standin_panel.h"
 
 enum {

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package cuda
+
+import (
+	"errors"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+)
+
+// fakeCUDA is a library with all functions that Load looks for, of which cuInit answers
+// that result.
+func fakeCUDA(t *testing.T, without, result string) string {
+	t.Helper()
+	text := ""
+	for _, name := range cudaNames(t) {
+		switch name {
+		case without, "cuInit", "cuGetErrorName", "cuGetErrorString":
+		default:
+			text += "int " + name + "(void) { return 999; }\n"
+		}
+	}
+	return library(t, text+"int cuInit(unsigned f) { return "+result+"; }\n"+
+		`int cuGetErrorName(int r, const char **n) { *n = "CUDA_ERROR_NO_DEVICE"; return 0; }`+"\n"+
+		`int cuGetErrorString(int r, const char **n) { *n = "no CUDA-capable device is detected"; return 0; }`)
+}
+
+// cudaNames are the functions in calls.h.
+func cudaNames(t *testing.T) (names []string) {
+	t.Helper()
+	cmd := exec.Command("gcc", "-E", "-P", "-x", "c", "-")
+	cmd.Stdin = strings.NewReader("#include \"calls.h\"\n#define X(name, args) @name\nSL_CUDA_CALLS(X)\n")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`@ ?(\w+)`).FindAllStringSubmatch(string(out), -1) {
+		names = append(names, m[1])
+	}
+	if len(names) < 20 {
+		t.Fatalf("%d functions in calls.h: %v", len(names), names)
+	}
+	return names
+}
+
+// A library that fails changes nothing, so that a later call may try another.
+func TestLoadCUDAThatFails(t *testing.T) {
+	for _, c := range []struct{ name, path, reason, fix string }{
+		{"missing", filepath.Join(t.TempDir(), "libcuda.so.1"), "cannot open shared object file", "driver"},
+		{"a function is missing", fakeCUDA(t, "cuLaunchKernel", "0"), "has no function cuLaunchKernel", "driver"},
+		{"an old name", fakeCUDA(t, "cuMemAlloc_v2", "0"), "has no function cuMemAlloc_v2", "driver"},
+		{"no device", fakeCUDA(t, "", "100"), "cuInit answers 100, CUDA_ERROR_NO_DEVICE: no CUDA-capable device", "nvidia-smi"},
+	} {
+		err := Load(c.path)
+		var u *driver.UnavailableError
+		if !errors.As(err, &u) || u.Backend != "cuda" || !strings.Contains(u.Fix, c.fix) ||
+			!strings.Contains(u.Reason, c.reason) || !strings.Contains(u.Reason, c.path) {
+			t.Errorf("%s: %v, want an UnavailableError with %q and the path", c.name, err, c.reason)
+		}
+	}
+	var u *driver.UnavailableError
+	if _, err := Open(0); !errors.As(err, &u) {
+		t.Errorf("a device without a library: %v", err)
+	}
+}
+
+// TestCUDADeclarations holds our words against cuda.h, by the compiler.
+func TestCUDADeclarations(t *testing.T) {
+	cmd := exec.Command("gcc", "-E", "-P", "-x", "c", "-")
+	cmd.Stdin = strings.NewReader("#include <cuda.h>\n")
+	if err := cmd.Run(); err != nil {
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "cuda", Reason: "no cuda.h to compare with",
+			Fix: "pip download nvidia-cuda-runtime-cu12, unpack it, and name its include folder in CPATH"})
+	}
+	var said [2]string
+	for i, args := range [][]string{{}, {"-DREAL"}} {
+		exe := filepath.Join(t.TempDir(), "facts")
+		compile(t, append(args, "-Wall", "-Wextra", "-I.", "-o", exe, "testdata/facts.c")...)
+		out, err := exec.Command(exe).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		said[i] = string(out)
+	}
+	if said[0] != said[1] {
+		t.Errorf("we say\n%s\ncuda.h says\n%s", said[0], said[1])
+	}
+}

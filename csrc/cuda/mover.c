@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Movers, their lanes, and what the thread of a lane does. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "mover.h"
+#include "feed.h"
+
+static bool take(struct sl_cuda_lane *l, struct sl_cuda_note *n)
+{
+	bool there;
+
+	pthread_mutex_lock(&l->lock);
+	while (l->head == l->tail && !l->stop)
+		pthread_cond_wait(&l->more, &l->lock);
+	there = l->head != l->tail;
+	if (there)
+		*n = l->notes[l->tail++ & l->mask];
+	pthread_mutex_unlock(&l->lock);
+	return there;
+}
+
+/* There are places for all notes that batches can have. */
+void sl_cuda_note(struct sl_cuda_lane *l, uint32_t batch, int event)
+{
+	pthread_mutex_lock(&l->lock);
+	l->notes[l->head++ & l->mask] = (struct sl_cuda_note){batch, event};
+	pthread_cond_signal(&l->more);
+	pthread_mutex_unlock(&l->lock);
+}
+
+static int await(struct sl_cuda_lane *l, const struct sl_cuda_batch *b, int event)
+{
+	if (event == SL_CUDA_NOTHING)
+		return 0;
+	if (event == SL_CUDA_STREAM)
+		return sl_cu.cuStreamSynchronize(l->stream);
+	return sl_cu.cuEventSynchronize(b->event[event]);
+}
+
+static void heed(struct sl_cuda_lane *l, const struct sl_cuda_note *n)
+{
+	struct sl_cuda_mover *m = l->mover;
+	struct sl_cuda_batch *b = &m->batches[n->batch];
+	int rc = await(l, b, n->event), status, piece;
+	bool over;
+
+	pthread_mutex_lock(&l->order);
+	if (n->event != SL_CUDA_NOTHING)
+		b->flying--;
+	if (rc && !b->status) {
+		b->status = rc;
+		b->piece = -1;
+	}
+	if (b->entries.count)
+		sl_cuda_stage(l, b);
+	while (b->flying < SL_CUDA_AHEAD && !b->status && b->at < b->n) {
+		if (sl_cuda_cancelled(b)) {
+			b->status = -ECANCELED;
+			b->piece = -1;
+			break;
+		}
+		sl_cuda_feed(l, b, n->batch, b->turn);
+		b->turn = (b->turn + 1) % SL_CUDA_AHEAD;
+	}
+	over = b->flying == 0 && (b->status || b->at == b->n);
+	status = b->status;
+	piece = b->piece;
+	if (over) {
+		free(b->kept);
+		b->kept = NULL;
+	}
+	pthread_mutex_unlock(&l->order);
+	if (over) /* and the batch may be another one at once */
+		sl_cuda_ended(m->ends, n->batch, status, piece);
+}
+
+static void *attend(void *arg)
+{
+	struct sl_cuda_lane *l = arg;
+	struct sl_cuda_note n;
+
+	sl_cu.cuCtxSetCurrent(l->mover->context); /* if it fails, so will all that follows, and say so */
+	while (take(l, &n))
+		heed(l, &n);
+	return NULL;
+}
+
+static int scratch(struct sl_cuda_lane *l)
+{
+	/* A batch has at most a note for each chunk, and one more at its beginning. */
+	uint32_t notes = 4 * l->mover->places;
+
+	l->mask = notes - 1;
+	l->notes = calloc(notes, sizeof *l->notes);
+	l->dst = calloc(SL_CUDA_CHUNK_BATCH, sizeof *l->dst);
+	l->src = calloc(SL_CUDA_CHUNK_BATCH, sizeof *l->src);
+	l->len = calloc(SL_CUDA_CHUNK_BATCH, sizeof *l->len);
+	return l->notes && l->dst && l->src && l->len ? 0 : -ENOMEM;
+}
+
+static void discard(struct sl_cuda_lane *l)
+{
+	if (l->stream)
+		sl_cu.cuStreamDestroy_v2(l->stream);
+	l->stream = NULL;
+	free(l->notes);
+	free(l->dst);
+	free(l->src);
+	free(l->len);
+	l->notes = NULL;
+	l->dst = l->src = NULL;
+	l->len = NULL;
+}
+
+static int make_stream(CUstream *s)
+{
+	int lowest, highest;
+
+	SL_CUDA_TRY(sl_cu.cuCtxGetStreamPriorityRange(&lowest, &highest));
+	return sl_cu.cuStreamCreateWithPriority(s, CU_STREAM_NON_BLOCKING, lowest);
+}
+
+/* Threads of Go's runtime take the signals of a program. */
+static int start(struct sl_cuda_lane *l)
+{
+	pthread_attr_t small;
+	sigset_t all, before;
+	int rc;
+
+	pthread_attr_init(&small);
+	pthread_attr_setstacksize(&small, 256 << 10);
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	rc = -pthread_create(&l->thread, &small, attend, l);
+	if (!rc)
+		(void)pthread_setname_np(l->thread, "sluice-cuda");
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	pthread_attr_destroy(&small);
+	return rc;
+}
+
+int sl_cuda_lane_open(struct sl_cuda_lane *l)
+{
+	int rc;
+
+	SL_CUDA_TRY(sl_cu.cuCtxSetCurrent(l->mover->context));
+	if (l->open)
+		return 0;
+	l->stop = false;
+	rc = scratch(l);
+	if (!rc)
+		rc = make_stream(&l->stream);
+	if (!rc)
+		rc = start(l);
+	if (rc)
+		discard(l);
+	l->open = !rc;
+	return rc;
+}
+
+void sl_cuda_lane_close(struct sl_cuda_lane *l)
+{
+	if (!l->open)
+		return;
+	pthread_mutex_lock(&l->lock);
+	l->stop = true;
+	pthread_cond_signal(&l->more);
+	pthread_mutex_unlock(&l->lock);
+	pthread_join(l->thread, NULL);
+	discard(l);
+	l->open = false;
+}
+
+static int prepare(struct sl_cuda_mover *m, int streams, int gated)
+{
+	m->streams = streams;
+	m->lanes = streams + 1 + gated;
+	m->batches = calloc(m->places, sizeof *m->batches);
+	m->lane = calloc((size_t)m->lanes, sizeof *m->lane);
+	if (!m->batches || !m->lane)
+		return -ENOMEM;
+	for (int i = 0; i < m->lanes; i++) {
+		m->lane[i].mover = m;
+		pthread_mutex_init(&m->lane[i].order, NULL);
+		pthread_mutex_init(&m->lane[i].lock, NULL);
+		pthread_cond_init(&m->lane[i].more, NULL);
+	}
+	for (int i = 0; i <= streams; i++)
+		SL_CUDA_TRY(sl_cuda_lane_open(&m->lane[i]));
+	return 0;
+}
+
+int sl_cuda_mover_open(struct sl_cuda_mover **mover, int ordinal, struct sl_cuda_ends *ends, uint32_t places, int streams,
+		       int gated)
+{
+	struct sl_cuda_mover *m;
+	CUdevice device;
+	int count, rc;
+
+	SL_CUDA_TRY(sl_cu.cuDeviceGetCount(&count));
+	if (count == 0)
+		return CUDA_ERROR_NO_DEVICE;
+	if (ordinal < 0 || ordinal >= count)
+		return CUDA_ERROR_INVALID_DEVICE;
+	SL_CUDA_TRY(sl_cu.cuDeviceGet(&device, ordinal));
+	m = calloc(1, sizeof *m);
+	if (!m)
+		return -ENOMEM;
+	m->device = device;
+	m->ends = ends;
+	m->places = places;
+	pthread_mutex_init(&m->lock, NULL);
+	rc = sl_cu.cuDevicePrimaryCtxRetain(&m->context, device);
+	if (rc) {
+		free(m);
+		return rc;
+	}
+	rc = prepare(m, streams, gated);
+	if (rc)
+		sl_cuda_mover_close(m);
+	else
+		*mover = m;
+	return rc;
+}
+
+static void drop_batches(struct sl_cuda_mover *m)
+{
+	for (uint32_t i = 0; m->batches && i < m->places; i++) {
+		for (int k = 0; k <= SL_CUDA_AHEAD; k++)
+			if (m->batches[i].event[k])
+				sl_cu.cuEventDestroy_v2(m->batches[i].event[k]);
+		free(m->batches[i].kept);
+		free(m->batches[i].list);
+	}
+	free(m->batches);
+}
+
+void sl_cuda_mover_close(struct sl_cuda_mover *m)
+{
+	sl_cu.cuCtxSetCurrent(m->context);
+	for (int i = 0; m->lane && i < m->lanes; i++) {
+		sl_cuda_lane_close(&m->lane[i]);
+		pthread_mutex_destroy(&m->lane[i].order);
+		pthread_mutex_destroy(&m->lane[i].lock);
+		pthread_cond_destroy(&m->lane[i].more);
+	}
+	drop_batches(m);
+	free(m->lane);
+	if (m->stage)
+		sl_cu.cuMemFreeHost(m->stage);
+	if (m->module)
+		sl_cu.cuModuleUnload(m->module);
+	sl_cu.cuDevicePrimaryCtxRelease_v2(m->device);
+	pthread_mutex_destroy(&m->lock);
+	free(m);
+}
+
+int sl_cuda_mover_module(struct sl_cuda_mover *m, const char *ptx, const char *kernel0,
+			 const char *kernel1, const char *kernel2)
+{
+	const char *names[SL_CUDA_MOVER_KERNELS] = {kernel0, kernel1, kernel2};
+	int rc = 0;
+
+	SL_CUDA_TRY(sl_cu.cuCtxSetCurrent(m->context));
+	SL_CUDA_TRY(sl_cu.cuModuleLoadDataEx(&m->module, ptx, 0, NULL, NULL));
+	for (int i = 0; i < SL_CUDA_MOVER_KERNELS && !rc; i++)
+		if (names[i])
+			rc = sl_cu.cuModuleGetFunction(&m->kernel[i], m->module, names[i]);
+	if (rc) {
+		sl_cu.cuModuleUnload(m->module);
+		m->module = NULL;
+	}
+	return rc;
+}
+
+int sl_cuda_count(void)
+{
+	int n;
+
+	return sl_cu.cuDeviceGetCount(&n) ? -1 : n;
+}
+
+int sl_cuda_gated_open(struct sl_cuda_mover *m, int lane) { return sl_cuda_lane_open(&m->lane[lane]); }

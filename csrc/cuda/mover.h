@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Batches of copies and kernels on the streams of a device, and a thread for each stream that
+ * waits for their ends. A batch has a number, below the number of places of the ends. Every
+ * function makes the device's context current first, and returns 0 or what the driver said, a
+ * positive number, unless it says otherwise. What is started ends once, in the ends.
+ */
+#ifndef SLUICE_CUDA_MOVER_H
+#define SLUICE_CUDA_MOVER_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "calls.h"
+#include "../ring.h"
+
+/* What the driver can do; all set once, by sl_cuda_mover_load, but for what is optional. */
+struct sl_cuda_api {
+#define X(name, args) CUresult(*name) args;
+	SL_CUDA_CALLS(X)
+	SL_CUDA_MOVER_CALLS(X)
+	SL_CUDA_OPTIONAL_CALLS(X)
+	SL_CUDA_BATCH_CALLS(X)
+#undef X
+};
+extern struct sl_cuda_api sl_cu;
+
+/* After sl_cuda_load of the same path. -ENOSYS: a function is missing, and why names it. */
+int sl_cuda_mover_load(const char *path, char *why, size_t size);
+
+/* Where movers of several devices say which batches have ended. */
+struct sl_cuda_ends {
+	pthread_mutex_t lock;
+	int wake_fd;   /* written to once after an end, where ring->armed asks for it */
+	int heed_fd;   /* written to after each end while heed is not 0 */
+	uint32_t heed; /* batches whose end somebody awaits who does not poll */
+	struct sl_ring *ring;
+};
+
+/* places is a power of two. -ENOMEM. The descriptors stay the caller's. */
+int sl_cuda_ends_open(struct sl_cuda_ends **ends, uint32_t places, int wake_fd, int heed_fd);
+void sl_cuda_ends_close(struct sl_cuda_ends *e);
+void sl_cuda_ended(struct sl_cuda_ends *e, uint32_t batch, int status, int piece);
+
+/* Which way a piece goes; SL_CUDA_ANY leaves it to the driver. */
+enum sl_cuda_way { SL_CUDA_UP, SL_CUDA_DOWN, SL_CUDA_WITHIN, SL_CUDA_ANY };
+
+/* One copy. */
+struct sl_cuda_piece {
+	uint64_t dst, src, len;
+	uint32_t way, index; /* index: what an end calls it */
+};
+
+/*
+ * A batch goes in chunks, of which SL_CUDA_AHEAD are on the stream at a time: what is not yet
+ * there can be dropped, and other batches come between. The calls bound how long who submits
+ * is kept where the driver takes no batches.
+ */
+#define SL_CUDA_AHEAD 2
+#define SL_CUDA_CHUNK_BYTES (8u << 20)
+#define SL_CUDA_CHUNK_CALLS 256
+#define SL_CUDA_CHUNK_BATCH 4096
+#define SL_CUDA_WAITS_MAX 64
+#define SL_CUDA_ARGS_MAX 256
+#define SL_CUDA_STAGE_BYTES (1u << 20)
+#define SL_CUDA_MOVER_KERNELS 3
+
+struct sl_cuda_lane;
+struct sl_cuda_mover;
+
+/* Entries that the processor gathers or scatters, and one side that lies dense on a device. */
+struct sl_cuda_entries {
+	uint8_t *host;
+	uint64_t host_len, host_base, host_stride, entry, dense;
+	size_t count;
+	int up; /* to the device */
+};
+
+struct sl_cuda_batch {
+	struct sl_cuda_lane *lane;
+	CUevent event[SL_CUDA_AHEAD + 1]; /* made when first needed; the last is for what follows all at once */
+	struct sl_cuda_piece *pieces;	  /* those of the caller, or a copy in memory of ours, kept */
+	struct sl_cuda_piece *kept;
+	uint32_t *list; /* of entries; ours */
+	struct sl_cuda_entries entries;
+	size_t n, at; /* pieces, and the first that is not all on the stream */
+	uint64_t off; /* of that */
+	int flying;   /* chunks on the stream */
+	int turn, last;
+	int status, piece;
+	uint64_t serial; /* which of the batches that had this number it is */
+	uint64_t cancel; /* serial of the one that was cancelled last, begun or not */
+};
+
+/* What the thread of a lane is to wait for before it looks at a batch. */
+enum { SL_CUDA_NOTHING = -1, SL_CUDA_STREAM = -2 };
+struct sl_cuda_note {
+	uint32_t batch;
+	int event;
+};
+
+/* A stream with its thread. */
+struct sl_cuda_lane {
+	struct sl_cuda_mover *mover;
+	CUstream stream;
+	pthread_t thread;
+	pthread_mutex_t order; /* held by who puts work on the stream, notes included */
+	pthread_mutex_t lock;  /* of what follows */
+	pthread_cond_t more;
+	struct sl_cuda_note *notes;
+	uint32_t head, tail, mask;
+	bool open, stop;
+	CUdeviceptr *dst, *src; /* for the driver's batches; order */
+	size_t *len;
+};
+
+struct sl_cuda_mover {
+	CUdevice device;
+	CUcontext context;
+	CUmodule module;
+	CUfunction kernel[SL_CUDA_MOVER_KERNELS];
+	uint32_t shared[SL_CUDA_MOVER_KERNELS]; /* bytes that a kernel was told that it may have */
+	pthread_mutex_t lock;
+	struct sl_cuda_ends *ends;
+	struct sl_cuda_batch *batches;
+	uint8_t *stage; /* pinned, two halves; of the patient lane alone */
+	uint32_t places;
+	int lanes; /* the last but `gated` is patient */
+	int streams;
+	struct sl_cuda_lane *lane;
+};
+
+/*
+ * Opens the streams of a device of that number: `streams` that batches share; one whose thread
+ * does all the work itself, which may wait (the patient lane, number `streams`); and `gated` for
+ * batches that wait for events, made when first needed. After a failure there is nothing to close.
+ */
+int sl_cuda_mover_open(struct sl_cuda_mover **mover, int device, struct sl_cuda_ends *ends, uint32_t places, int streams,
+		       int gated);
+
+/* Waits for what is under way. */
+void sl_cuda_mover_close(struct sl_cuda_mover *m);
+
+/* How many devices there are; -1 if the driver does not say. */
+int sl_cuda_count(void);
+
+/* Makes a lane that is not there yet. */
+int sl_cuda_gated_open(struct sl_cuda_mover *m, int lane);
+
+int sl_cuda_lane_open(struct sl_cuda_lane *l);
+void sl_cuda_lane_close(struct sl_cuda_lane *l);
+void sl_cuda_note(struct sl_cuda_lane *l, uint32_t batch, int event);
+
+/* Loads PTX and finds the kernels; NULL: no more. After a failure another may be tried. */
+int sl_cuda_mover_module(struct sl_cuda_mover *m, const char *ptx, const char *kernel0,
+			 const char *kernel1, const char *kernel2);
+
+/*
+ * Starts a batch of copies in the order of the stream, after the events. pieces is read until
+ * the call returns. What fails after the first copy is the end of the batch. serial is over 0
+ * and unlike that of any earlier batch of the number. -ENOMEM.
+ */
+int sl_cuda_submit(struct sl_cuda_mover *m, int lane, uint32_t batch, uint64_t serial,
+		   const struct sl_cuda_piece *pieces, size_t n, const uint64_t *events, size_t waits);
+
+/* The same on the patient lane by a processor; list may be NULL, and is copied. -ENOMEM. */
+int sl_cuda_gather(struct sl_cuda_mover *m, uint32_t batch, uint64_t serial, uint64_t host,
+		   uint64_t host_len, uint64_t base, uint64_t stride, uint64_t entry,
+		   const uint32_t *list, size_t count, uint64_t dense, int up);
+
+/*
+ * Checks that memory is still that of a device, since a kernel that meets other memory ends the use
+ * of the device; copies n bytes to device memory; and launches a kernel behind them, with args, one struct by
+ * value. from stays as it is until the end.
+ */
+struct sl_cuda_run {
+	uint64_t to;
+	uint64_t from; /* host memory */
+	uint64_t n;
+	uint64_t own_at[2], own_len[2]; /* memory to look up before; a length of 0: none */
+	uint32_t kernel, blocks, threads, shared;
+	uint32_t args_len;
+	uint8_t args[SL_CUDA_ARGS_MAX];
+};
+int sl_cuda_submit_run(struct sl_cuda_mover *m, int lane, uint32_t batch, uint64_t serial,
+		       const struct sl_cuda_run *r, const uint64_t *events, size_t waits);
+
+/*
+ * Drops what is not yet on the stream: then the batch ends with -ECANCELED. It may be called
+ * before the batch is begun, and after its end: another serial's batch is left alone.
+ */
+void sl_cuda_cancel(struct sl_cuda_mover *m, uint32_t batch, uint64_t serial);
+
+/*
+ * Has a stream of the caller wait for the end of a batch that was begun, all of which goes on
+ * the stream now.
+ * -EOPNOTSUPP: it is on the patient lane.
+ */
+int sl_cuda_follow(struct sl_cuda_mover *m, uint32_t batch, uint64_t stream);
+
+/* Pins host memory for all devices. CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED: a part of it is. */
+int sl_cuda_host_pin(struct sl_cuda_mover *m, void *mem, size_t bytes);
+int sl_cuda_host_unpin(struct sl_cuda_mover *m, void *mem);
+/* Where kernels of the device see pinned memory. */
+int sl_cuda_host_address(struct sl_cuda_mover *m, void *mem, CUdeviceptr *at);
+/* Whether somebody has pinned all of it, in one piece. */
+bool sl_cuda_host_pinned(struct sl_cuda_mover *m, uint64_t at, uint64_t bytes);
+/* Whether [at, at + bytes) is memory of a device, and of which; `until` is where it ends otherwise. */
+int sl_cuda_whose(struct sl_cuda_mover *m, uint64_t at, uint64_t bytes, int *device, uint64_t *until);
+
+/* Pinned host memory with memory of the device beside it. */
+int sl_cuda_place_open(struct sl_cuda_mover *m, size_t bytes, void **host, CUdeviceptr *at);
+void sl_cuda_place_close(struct sl_cuda_mover *m, void *host, CUdeviceptr at);
+
+/* Memory of a device that outlives its mover. */
+struct sl_cuda_block {
+	CUdevice device;
+	CUcontext context;
+	CUdeviceptr at;
+	size_t bytes, mapped; /* mapped: of the reserved range; 0: plain memory */
+	CUmemGenericAllocationHandle handle; /* of what is mapped; one that was imported has none */
+	bool owns;			     /* the handle */
+};
+int sl_cuda_block_open(int device, size_t bytes, struct sl_cuda_block *b);
+int sl_cuda_block_close(struct sl_cuda_block *b);
+/* A dma-buf of all of it: a descriptor for the caller to close, or -1 and what the driver said, 0: it has no such call. */
+int sl_cuda_block_export(const struct sl_cuda_block *b, size_t page, int *fd, uint64_t *off);
+
+/* What such memory is made with; maps it at addresses that are reserved, or at others. */
+void sl_cuda_property(int device, CUmemAllocationProp *p);
+int sl_cuda_map(CUdeviceptr at, const struct sl_cuda_block *b, CUmemGenericAllocationHandle handle);
+int sl_cuda_map_anywhere(CUdeviceptr *at, const struct sl_cuda_block *b, CUmemGenericAllocationHandle handle);
+
+/*
+ * Memory of a device in other processes. A descriptor of the memory that is mapped now, the caller's to close;
+ * -EOPNOTSUPP: memory, driver or device has no such thing.
+ */
+int sl_cuda_block_share(const struct sl_cuda_block *b, int *fd);
+/* Maps such memory of another process, `mapped` bytes; the descriptor stays the caller's. -EOPNOTSUPP as above. */
+int sl_cuda_block_import(int device, int fd, size_t mapped, struct sl_cuda_block *b);
+/*
+ * Puts other memory under the addresses of a block, with the content of the old, once all is done that this
+ * process had begun on the device. Nobody of this process may use the block meanwhile. A failure before anything was
+ * taken away leaves the block as it was; one after that leaves addresses without memory.
+ */
+int sl_cuda_block_renew(struct sl_cuda_block *b);
+/* What names a device on the host. -EOPNOTSUPP: the driver is too old. */
+int sl_cuda_uuid(int device, uint8_t uuid[16]);
+
+/* The first failure ends a function. */
+#define SL_CUDA_TRY(call) \
+	do { \
+		int try_rc = (call); \
+		if (try_rc) \
+			return try_rc; \
+	} while (0)
+
+#endif

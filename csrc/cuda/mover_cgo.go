@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package cuda
+
+/*
+#cgo noescape sl_cuda_submit
+#cgo nocallback sl_cuda_submit
+#cgo noescape sl_cuda_submit_run
+#cgo nocallback sl_cuda_submit_run
+#cgo noescape sl_cuda_gather
+#cgo nocallback sl_cuda_gather
+#cgo nocallback sl_cuda_cancel
+#include <stdlib.h>
+#include <errno.h>
+#include "mover.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/sluicehq/sluice/csrc/ring"
+	"github.com/sluicehq/sluice/driver"
+)
+
+// What crosses as it is has equal sizes in both directions.
+const (
+	_ = uint(unsafe.Sizeof(Piece{}) - unsafe.Sizeof(C.struct_sl_cuda_piece{}))
+	_ = uint(unsafe.Sizeof(C.struct_sl_cuda_piece{}) - unsafe.Sizeof(Piece{}))
+	_ = uint(unsafe.Offsetof(Piece{}.Index) - unsafe.Offsetof(C.struct_sl_cuda_piece{}.index))
+	_ = uint(unsafe.Sizeof(Run{}) - unsafe.Sizeof(C.struct_sl_cuda_run{}))
+	_ = uint(unsafe.Sizeof(C.struct_sl_cuda_run{}) - unsafe.Sizeof(Run{}))
+	_ = uint(unsafe.Offsetof(Run{}.Args) - unsafe.Offsetof(C.struct_sl_cuda_run{}.args))
+	_ = uint(C.SL_CUDA_WAITS_MAX - WaitsMax)
+	_ = uint(C.ECANCELED + Canceled)
+	_ = uint(-Canceled - C.ECANCELED)
+	_ = uint(C.SL_CUDA_ANY - Any)
+)
+
+// moverLoaded says whether the functions that movers call beyond those of Device are there.
+var moverLoaded bool // guarded by loaded
+
+// LoadMover finds the functions of libcuda that movers call beyond those of Device. Load must have
+// succeeded.
+func LoadMover() error {
+	loaded.Lock()
+	defer loaded.Unlock()
+	switch {
+	case loaded.path == "":
+		return unavailable("libcuda is not open", "call Load first")
+	case moverLoaded:
+		return nil
+	}
+	name := C.CString(loaded.path)
+	defer C.free(unsafe.Pointer(name))
+	var why [512]C.char
+	if C.sl_cuda_mover_load(name, &why[0], C.size_t(len(why))) != 0 {
+		return unavailable(C.GoString(&why[0]), "install a driver from 450 on")
+	}
+	moverLoaded = true
+	return nil
+}
+
+// Devices returns how many devices the driver shows. Load must have succeeded.
+func Devices() (int, error) {
+	if err := LoadMover(); err != nil {
+		return 0, err
+	}
+	n := C.sl_cuda_count()
+	if n <= 0 {
+		return 0, unavailable("the driver has no device", "see what nvidia-smi says, and CUDA_VISIBLE_DEVICES")
+	}
+	return int(n), nil
+}
+
+// Status is the error that a Done.Status stands for.
+func Status(call string, status int32) error {
+	switch {
+	case status == Canceled:
+		return driver.ErrAborted
+	case status < 0:
+		return fmt.Errorf("%s: %w", call, syscallErrno(-status))
+	}
+	return result(call, C.int(status))
+}
+
+// Ends is where movers say which batches have ended. Poll is for one goroutine at a time, the
+// others for any.
+type Ends struct {
+	c    *C.struct_sl_cuda_ends
+	ring ring.Ring
+	heed *atomic.Uint32
+}
+
+// NewEnds has room for as many batches, a power of two. wakeFD is an eventfd that is written to
+// after an end where Arm has asked for it, heedFD one that is written to after each end while
+// somebody heeds. Both stay the caller's, and must stay open until Close.
+// Implements: int sl_cuda_ends_open(struct sl_cuda_ends **ends, ...)
+func NewEnds(places, wakeFD, heedFD int) (*Ends, error) {
+	e := &Ends{}
+	if rc := C.sl_cuda_ends_open(&e.c, C.uint32_t(places), C.int(wakeFD), C.int(heedFD)); rc != 0 {
+		return nil, fmt.Errorf("make room for %d ends: %w", places, syscallErrno(int32(-rc)))
+	}
+	r := e.c.ring
+	e.ring = ring.New(unsafe.Pointer(&r.head), unsafe.Pointer(&r.tail), unsafe.Pointer(&r.armed), unsafe.Pointer(&r.notes),
+		unsafe.Pointer(&r.first_len), unsafe.Pointer(&r.due), unsafe.Pointer(uintptr(unsafe.Pointer(r))+unsafe.Sizeof(*r)), places)
+	e.heed = (*atomic.Uint32)(unsafe.Pointer(&e.c.heed))
+	return e, nil
+}
+
+// Poll takes ends. It does not cross into C.
+func (e *Ends) Poll(done []ring.Done) int { return e.ring.Poll(done) }
+
+// Arm asks for one wake-up, and reports whether there is something already.
+func (e *Ends) Arm() bool { return e.ring.Arm() }
+
+// Disarm reports whether a wake-up was asked for, once.
+func (e *Ends) Disarm() bool { return e.ring.Armed.Load() != 0 && e.ring.Armed.Swap(0) != 0 }
+
+// Heed counts batches whose end somebody awaits who does not poll.
+func (e *Ends) Heed(n int) { e.heed.Add(uint32(n)) }
+
+// Close gives the memory back, after the movers.
+func (e *Ends) Close() { C.sl_cuda_ends_close(e.c) }
+
+// Mover moves batches on the streams of a device. Batches are numbered below the places of
+// its ends, and a number is in use until its end was polled. All methods may be called by any
+// goroutine, and none after Close.
+type Mover struct {
+	c       *C.struct_sl_cuda_mover
+	streams int
+	gates   sync.Mutex
+}
+
+// OpenMover opens streams of a device that batches share, and room for as many that wait for
+// events. Load must have succeeded. Errors are as Open's.
+// Implements: int sl_cuda_mover_open(struct sl_cuda_mover **mover, ...)
+func OpenMover(ordinal int, ends *Ends, places, streams, gated int) (*Mover, error) {
+	if err := LoadMover(); err != nil {
+		return nil, err
+	}
+	m := &Mover{streams: streams}
+	switch rc := C.sl_cuda_mover_open(&m.c, C.int(ordinal), ends.c, C.uint32_t(places), C.int(streams), C.int(gated)); rc {
+	case 0:
+		return m, nil
+	case C.CUDA_ERROR_NO_DEVICE, C.CUDA_ERROR_INVALID_DEVICE:
+		return nil, unavailable(fmt.Sprintf("there is no device %d", ordinal), "count them with nvidia-smi -L, from 0")
+	default:
+		return nil, Status("open streams", int32(rc))
+	}
+}
+
+// Close waits for what is under way.
+func (m *Mover) Close() { C.sl_cuda_mover_close(m.c) }
+
+// Patient is the lane whose thread does all work itself: for what a call may wait for, such as
+// copies of memory that is not pinned. Those below it are shared; Gated(i) follow.
+func (m *Mover) Patient() int { return m.streams }
+
+// Gated returns the lane of gated batches with that number, which must be free, and makes it when
+// it is first needed.
+func (m *Mover) Gated(i int) (lane int, err error) {
+	m.gates.Lock()
+	defer m.gates.Unlock()
+	lane = m.streams + 1 + i
+	return lane, Status("open stream", int32(C.sl_cuda_gated_open(m.c, C.int(lane))))
+}
+
+// Load has the driver compile PTX and finds up to three kernels in it, as Device.Load does.
+func (m *Mover) Load(ptx string, kernels []string) error {
+	text := C.CString(ptx)
+	defer C.free(unsafe.Pointer(text))
+	var names [C.SL_CUDA_MOVER_KERNELS]*C.char
+	for i := range min(len(names), len(kernels)) {
+		names[i] = C.CString(kernels[i])
+		defer C.free(unsafe.Pointer(names[i]))
+	}
+	return result("load module", C.sl_cuda_mover_module(m.c, text, names[0], names[1], names[2]))
+}
+
+// Submit starts a batch of copies behind events, which are CUevents: one crossing, no allocation.
+// After an error nothing was started and nothing ends. serial is over 0 and unlike that of any
+// earlier batch with this number.
+func (m *Mover) Submit(lane, batch int, serial uint64, pieces []Piece, events []uint64) error {
+	rc := C.sl_cuda_submit(m.c, C.int(lane), C.uint32_t(batch), C.uint64_t(serial), (*C.struct_sl_cuda_piece)(unsafe.Pointer(unsafe.SliceData(pieces))),
+		C.size_t(len(pieces)), (*C.uint64_t)(unsafe.SliceData(events)), C.size_t(len(events)))
+	if rc == 0 {
+		return nil
+	}
+	return Status("copy", int32(rc))
+}
+
+// SubmitRun starts a batch that is a launch.
+func (m *Mover) SubmitRun(lane, batch int, serial uint64, r *Run, events []uint64) error {
+	rc := C.sl_cuda_submit_run(m.c, C.int(lane), C.uint32_t(batch), C.uint64_t(serial), (*C.struct_sl_cuda_run)(unsafe.Pointer(r)),
+		(*C.uint64_t)(unsafe.SliceData(events)), C.size_t(len(events)))
+	if rc == 0 {
+		return nil
+	}
+	return Status("launch kernel", int32(rc))
+}
+
+// SubmitEntries starts a batch on the patient lane.
+func (m *Mover) SubmitEntries(batch int, serial uint64, e *Entries) error {
+	up := C.int(0)
+	if e.Up {
+		up = 1
+	}
+	rc := C.sl_cuda_gather(m.c, C.uint32_t(batch), C.uint64_t(serial), C.uint64_t(uintptr(unsafe.Pointer(unsafe.SliceData(e.Host)))), C.uint64_t(len(e.Host)),
+		C.uint64_t(e.Base), C.uint64_t(e.Stride), C.uint64_t(e.Entry), indexPtr(e.List), C.size_t(e.Count), C.uint64_t(e.Dense), up)
+	if rc == 0 {
+		return nil
+	}
+	return Status("gather", int32(rc))
+}
+
+// Cancel drops what of a batch is not on its stream yet. It may be called before the Submit of
+// that serial, and after the batch has ended.
+func (m *Mover) Cancel(batch int, serial uint64) {
+	C.sl_cuda_cancel(m.c, C.uint32_t(batch), C.uint64_t(serial))
+}
+
+// Follow has a CUstream of the caller wait for the end of a batch that was started and has not
+// been polled.
+// driver.ErrNotSupported: it is on the patient lane.
+func (m *Mover) Follow(batch int, stream uint64) error {
+	rc := C.sl_cuda_follow(m.c, C.uint32_t(batch), C.uint64_t(stream))
+	if rc == -C.EOPNOTSUPP {
+		return driver.ErrNotSupported
+	}
+	return Status("wait on stream", int32(rc))
+}
+
+// Pending reports whether there are ends to poll. It does not cross into C.
+func (e *Ends) Pending() bool { return e.ring.Head.Load() != e.ring.Tail.Load() }
+
+// Pointer is the struct sl_cuda_ends behind e, for other C.
+func (e *Ends) Pointer() unsafe.Pointer { return unsafe.Pointer(e.c) }
+
+func indexPtr(list []uint32) *C.uint32_t {
+	return (*C.uint32_t)(unsafe.Pointer(unsafe.SliceData(list)))
+}

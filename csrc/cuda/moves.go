@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+// Moves says what a driver has beside launching kernels.
+type Moves struct {
+	Copies  bool // Copier.Copy one by one
+	Batches bool // and in batches: driver 12080 and newer
+	Graphs  bool // Capture
+}
+
+// Marks is how many marks a Copier has.
+const Marks = 4

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cufile
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// cufileLibrary is what Load opens when it is given no path.
+const cufileLibrary = "libcufile.so.0"
+
+var loaded struct {
+	sync.Mutex
+	path string // empty: not loaded
+}
+
+// Load opens libcufile and its driver, once in the life of the process: neither is closed again, as other
+// parts of the program may use the same. LoadCUDA must have succeeded, which is to say that cuInit did: without
+// a device the library is not touched. path names the library, "" the one of the system; log is the file that it writes
+// its messages to unless CUFILE_LOGFILE_PATH is set, "" leaves that alone. An error is a *driver.UnavailableError;
+// then a later call may try again.
+func Load(path, log string) error {
+	if path == "" {
+		path = cufileLibrary
+	}
+	if err := before(); err != nil {
+		return err
+	}
+	loaded.Lock()
+	defer loaded.Unlock()
+	switch loaded.path {
+	case path:
+		return nil
+	case "":
+	default:
+		return unavailable(fmt.Sprintf("%s is open already, and a process has one: %s is not opened", loaded.path, path),
+			"give the same path everywhere")
+	}
+	if reason, fix := loadLibrary(path, log); reason != "" {
+		return unavailable(reason, fix)
+	}
+	loaded.path = path
+	return nil
+}
+
+func unavailable(reason, fix string) error {
+	return &driver.UnavailableError{Backend: "gds", Reason: reason, Fix: fix}
+}
+
+// Error is what cuFile answered, other than an errno.
+type Error struct {
+	Call   string // "register file"
+	Code   int    // a CUfileOpError, from 5000 on
+	Result int    // a CUresult, where Code is that of the CUDA driver
+}
+
+// Error names the call, and cuFile's word for what went wrong.
+func (e *Error) Error() string {
+	text, ok := words[e.Code]
+	if !ok {
+		text = "an error that sluice does not know"
+	}
+	if e.Result != 0 {
+		return fmt.Sprintf("%s: cuFile answers %d, %s (CUDA result %d)", e.Call, e.Code, text, e.Result)
+	}
+	return fmt.Sprintf("%s: cuFile answers %d, %s", e.Call, e.Code, text)
+}
+
+// words are those of the API reference, for what a program meets.
+var words = map[int]string{
+	5001: "nvidia-fs is not loaded, and compat mode is not allowed",
+	5004: "nvidia-fs has another version",
+	5007: "the platform is not supported",
+	5008: "not supported for this file",
+	5009: "not supported for this device",
+	5010: "nvidia-fs failed",
+	5011: "the CUDA driver failed",
+	5012: "invalid device pointer",
+	5013: "invalid kind of memory",
+	5014: "beyond the memory that was allocated",
+	5015: "another CUDA context",
+	5016: "beyond what may be pinned",
+	5017: "beyond what was registered",
+	5018: "not supported for this type of file",
+	5019: "the file was opened with flags that are not supported",
+	5020: "the file was opened without O_DIRECT",
+	5022: "invalid arguments",
+	5023: "the memory is registered already",
+	5024: "the memory is not registered",
+	5025: "permission denied",
+	5027: "the file is not registered",
+	5028: "the file is registered already",
+	5030: "internal error",
+	5033: "nvidia-fs could not be set up",
+	5034: "switched off for this file by cufile.json",
+	5035: "a batch could not be submitted",
+	5036: "no room to pin memory of the device",
+	5037: "the batch is full",
+	5038: "streams are not supported",
+}
+
+// Codes of cuFile that are not failures to whoever registers.
+const (
+	AlreadyRegistered = 5023
+	base              = 5000
+)
+
+// Facts are what the library says of itself. Those of int8 are 1, 0, or -1: it does not say.
+type Facts struct {
+	Version              int // 1140 for 1.14; 0: older than 1.8
+	Batches, Streams     bool
+	AllowCompat          int8 // by its configuration
+	ForceCompat          int8
+	PCIP2PDMA            int8 // without nvidia-fs, by the kernel's own means
+	NVFSMajor, NVFSMinor int  // of nvidia-fs; 0.0: it is not loaded
+	StatusFlags          uint32
+	ControlFlags         uint32
+	FeatureFlags         uint32
+	BatchMax             int    // entries; 0: it does not say
+	DirectMax, PinnedMax uint64 // bytes
+	CacheMax, PerBuffer  uint64
+}
+
+// Way is how requests are handed to the library.
+type Way int
+
+// The ways.
+const (
+	One    Way = iota // cuFileRead and cuFileWrite, one in each thread
+	Batch             // cuFileBatchIOSubmit
+	Stream            // cuFileReadAsync and cuFileWriteAsync
+)
+
+// Request is a read or write of one range. It goes from Go to C as it is.
+type Request struct {
+	Handle       uint64 // of Open
+	Base, Offset uint64 // memory: an address as it was registered, and where behind it
+	At, Len      uint64 // in the file; at most 1 GiB
+	Slot         uint32 // what Done.Tag names
+	FD           int32  // for an edge: a descriptor without O_DIRECT
+	Kind         Kind
+	Device       uint16 // whose context the call is made in
+	_            uint32
+}
+
+// Kind is what a request is. An edge is a write of less than whole blocks, at most Edge bytes, which goes by way
+// of the host.
+type Kind uint16
+
+// The kinds.
+const (
+	Read Kind = iota
+	Write
+	EdgeOfDevice
+	EdgeOfHost
+)
+
+// Edge bounds an edge, in bytes.
+const Edge = 8192
+
+// Devices is how many devices a mover knows: ordinals are below.
+const Devices = 64
+
+// BatchMax bounds the entries of a batch.
+const BatchMax = 256

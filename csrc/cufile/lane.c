@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a thread does with requests: one by one, as a batch, or on a stream. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "mover.h"
+
+static void end(struct sl_cufile_lane *l, const struct sl_cufile_request *r, ssize_t status, int cuda)
+{
+	sl_cuda_ended(l->mover->ends, r->slot, (int)status, cuda);
+}
+
+/* Which of those that wait go together: the share of one thread, all of one device. Waits for the first. */
+static unsigned take(struct sl_cufile_lane *l)
+{
+	struct sl_cufile_mover *m = l->mover;
+	unsigned n = 0, share;
+
+	pthread_mutex_lock(&m->lock);
+	while (!m->count && !m->stop)
+		pthread_cond_wait(&m->more, &m->lock);
+	share = (m->count + m->lanes - 1) / m->lanes;
+	share = share < l->most ? share : l->most;
+	while (n < share && (!n || m->queue[m->head].device == l->taken[0].device)) {
+		l->taken[n++] = m->queue[m->head];
+		m->head = (m->head + 1) & (m->slots - 1);
+		m->count--;
+	}
+	pthread_mutex_unlock(&m->lock);
+	return n;
+}
+
+static int stream_of(struct sl_cufile_lane *l, unsigned device)
+{
+	int lowest, highest, rc;
+
+	if (l->stream[device])
+		return 0;
+	SL_CUDA_TRY(sl_cu.cuCtxGetStreamPriorityRange(&lowest, &highest));
+	rc = sl_cu.cuStreamCreateWithPriority(&l->stream[device], CU_STREAM_NON_BLOCKING, lowest);
+	if (rc)
+		l->stream[device] = NULL;
+	else if (l->mover->way == SL_CUFILE_STREAM && sl_cufile.cuFileStreamRegister)
+		(void)sl_cufile.cuFileStreamRegister(l->stream[device], 0); /* faster with it, no more */
+	return rc;
+}
+
+static int fetch(struct sl_cufile_lane *l, const struct sl_cufile_request *r)
+{
+	SL_CUDA_TRY(stream_of(l, r->device));
+	SL_CUDA_TRY(sl_cu.cuMemcpyDtoHAsync_v2(l->edge, r->base + r->offset, r->len, l->stream[r->device]));
+	return sl_cu.cuStreamSynchronize(l->stream[r->device]);
+}
+
+static void write_edge(struct sl_cufile_lane *l, const struct sl_cufile_request *r)
+{
+	const void *from = (const void *)(uintptr_t)(r->base + r->offset);
+	ssize_t n;
+	int rc = 0;
+
+	if (r->kind == SL_CUFILE_EDGE_OF_DEVICE) {
+		rc = fetch(l, r);
+		from = l->edge;
+	}
+	n = rc ? -1 : pwrite(r->fd, from, r->len, (off_t)r->at);
+	end(l, r, rc ? -EIO : n < 0 ? -errno : n, rc);
+}
+
+/* Ends those that were cancelled meanwhile, writes edges, and keeps the others in order. */
+static unsigned sift(struct sl_cufile_lane *l, unsigned n)
+{
+	unsigned kept = 0;
+
+	for (unsigned i = 0; i < n; i++)
+		if (__atomic_load_n(&l->mover->cancel[l->taken[i].slot], __ATOMIC_SEQ_CST))
+			end(l, &l->taken[i], -ECANCELED, 0);
+		else if (l->taken[i].kind >= SL_CUFILE_EDGE_OF_DEVICE)
+			write_edge(l, &l->taken[i]);
+		else
+			l->taken[kept++] = l->taken[i];
+	return kept;
+}
+
+/* What a call or an event answers, as an end has it: -1 stands for errno. */
+static ssize_t outcome(ssize_t rc, int number)
+{
+	if (rc == -1)
+		return number ? -number : -EIO;
+	return rc;
+}
+
+static void one(struct sl_cufile_lane *l, const struct sl_cufile_request *r)
+{
+	CUfileHandle_t h = (CUfileHandle_t)(uintptr_t)r->handle;
+	void *base = (void *)(uintptr_t)r->base;
+	ssize_t rc;
+
+	errno = 0;
+	if (r->kind == SL_CUFILE_WRITE)
+		rc = sl_cufile.cuFileWrite(h, base, r->len, (off_t)r->at, (off_t)r->offset);
+	else
+		rc = sl_cufile.cuFileRead(h, base, r->len, (off_t)r->at, (off_t)r->offset);
+	end(l, r, outcome(rc, errno), 0);
+}
+
+static void one_by_one(struct sl_cufile_lane *l, unsigned first, unsigned n)
+{
+	for (unsigned i = first; i < first + n; i++)
+		one(l, &l->taken[i]);
+}
+
+static void lessen(struct sl_cufile_lane *l, unsigned most)
+{
+	l->most = most;
+	__atomic_add_fetch(&l->mover->lessened, 1, __ATOMIC_RELAXED);
+}
+
+/* What is still in a batch is cancelled and given back with it, so that nothing of it lands later. */
+static void drop_batch(struct sl_cufile_lane *l)
+{
+	if (!l->batch)
+		return;
+	(void)sl_cufile.cuFileBatchIOCancel(l->batch);
+	sl_cufile.cuFileBatchIODestroy(l->batch);
+	l->batch = NULL;
+}
+
+static bool submit_batch(struct sl_cufile_lane *l, unsigned first, unsigned n)
+{
+	if (!l->batch && sl_cufile.cuFileBatchIOSetUp(&l->batch, l->most).err) {
+		l->batch = NULL;
+		return false;
+	}
+	for (unsigned i = 0; i < n; i++) {
+		const struct sl_cufile_request *r = &l->taken[first + i];
+		CUfileIOParams_t *p = &l->params[i];
+
+		memset(p, 0, sizeof *p);
+		p->mode = CUFILE_BATCH;
+		p->u.batch.devPtr_base = (void *)(uintptr_t)r->base;
+		p->u.batch.file_offset = (off_t)r->at;
+		p->u.batch.devPtr_offset = (off_t)r->offset;
+		p->u.batch.size = r->len;
+		p->fh = (CUfileHandle_t)(uintptr_t)r->handle;
+		p->opcode = r->kind == SL_CUFILE_WRITE ? CUFILE_WRITE : CUFILE_READ;
+		p->cookie = &l->taken[first + i];
+		l->flights[i].moved = 0;
+	}
+	return sl_cufile.cuFileBatchIOSubmit(l->batch, n, l->params, 0).err == 0;
+}
+
+/* The status of an entry as an end has it. */
+static ssize_t judge(const CUfileIOEvents_t *e)
+{
+	ssize_t rc = (ssize_t)e->ret;
+
+	switch (e->status) {
+	case CUFILE_COMPLETE:
+		return rc;
+	case CUFILE_TIMEOUT:
+		return -ETIMEDOUT;
+	case CUFILE_CANCELED:
+		return -ECANCELED;
+	case CUFILE_INVALID:
+		return rc < 0 ? rc : -EINVAL;
+	}
+	return rc < 0 ? rc : -EIO;
+}
+
+/*
+ * Waits for all entries. One that failed is told only when the batch is quiet: what has timed out may still be
+ * under way until the batch is gone.
+ */
+static void await_batch(struct sl_cufile_lane *l, unsigned first, unsigned n)
+{
+	unsigned left = n, failed = 0;
+	bool stale = false;
+	long pause = 20000; /* ns, where the library does not wait itself */
+
+	while (left) {
+		struct timespec limit = {1, 0};
+		unsigned nr = left, before = left;
+
+		if (sl_cufile.cuFileBatchIOGetStatus(l->batch, 1, &nr, l->events, &limit).err) {
+			stale = true;
+			break;
+		}
+		for (unsigned i = 0; i < nr && left; i++) {
+			const CUfileIOEvents_t *e = &l->events[i];
+			struct sl_cufile_request *r = e->cookie;
+			size_t at = (size_t)(r - &l->taken[first]);
+
+			if (e->status == CUFILE_WAITING || e->status == CUFILE_PENDING || at >= n || l->flights[at].moved)
+				continue;
+			l->flights[at].moved = 1; /* told, or to be told */
+			left--;
+			if (judge(e) >= 0) {
+				end(l, r, judge(e), 0);
+				continue;
+			}
+			stale = stale || e->status == CUFILE_TIMEOUT;
+			l->flights[at].moved = judge(e);
+			failed++;
+		}
+		if (left == before) {
+			nanosleep(&(struct timespec){0, pause}, NULL);
+			pause = pause < 1000000 ? 2 * pause : pause;
+		}
+	}
+	if (stale)
+		drop_batch(l);
+	for (unsigned i = 0; i < n && (failed || left); i++)
+		if (l->flights[i].moved <= 0)
+			end(l, &l->taken[first + i], l->flights[i].moved ? l->flights[i].moved : -EIO, 0);
+}
+
+/* A batch that the library does not take is halved; what it takes in no batch goes by itself. */
+static void as_batch(struct sl_cufile_lane *l, unsigned first, unsigned n)
+{
+	while (n) {
+		unsigned now = n < l->most ? n : l->most;
+
+		if (now < 2) {
+			one(l, &l->taken[first]);
+		} else if (submit_batch(l, first, now)) {
+			await_batch(l, first, now);
+		} else {
+			drop_batch(l);
+			lessen(l, now / 2);
+			continue;
+		}
+		first += now;
+		n -= now;
+	}
+}
+
+static void on_stream(struct sl_cufile_lane *l, unsigned n)
+{
+	unsigned device = l->taken[0].device, begun = 0;
+	CUfileError_t rc = {0, 0};
+	int waited;
+
+	if (stream_of(l, device)) {
+		lessen(l, 1);
+		one_by_one(l, 0, n);
+		return;
+	}
+	for (; begun < n; begun++) {
+		const struct sl_cufile_request *r = &l->taken[begun];
+		struct sl_cufile_flight *f = &l->flights[begun];
+		CUfileHandle_t h = (CUfileHandle_t)(uintptr_t)r->handle;
+		void *base = (void *)(uintptr_t)r->base;
+
+		*f = (struct sl_cufile_flight){r->len, (off_t)r->at, (off_t)r->offset, 0};
+		rc = r->kind == SL_CUFILE_WRITE ? sl_cufile.cuFileWriteAsync(h, base, &f->size, &f->at, &f->offset, &f->moved, l->stream[device])
+			      : sl_cufile.cuFileReadAsync(h, base, &f->size, &f->at, &f->offset, &f->moved, l->stream[device]);
+		if (rc.err)
+			break;
+	}
+	waited = sl_cu.cuStreamSynchronize(l->stream[device]);
+	for (unsigned i = 0; i < begun; i++)
+		end(l, &l->taken[i], waited ? -EIO : outcome(l->flights[i].moved, EIO), waited);
+	if (begun < n) { /* of what no stream takes the plain call says why */
+		lessen(l, begun > 1 ? begun : 1);
+		one_by_one(l, begun, n - begun);
+	}
+}
+
+void *sl_cufile_attend(void *arg)
+{
+	struct sl_cufile_lane *l = arg;
+	unsigned n;
+
+	while ((n = take(l))) {
+		sl_cu.cuCtxSetCurrent(l->mover->context[l->taken[0].device]); /* if it fails, so will all that follows, and say so */
+		n = sift(l, n);
+		if (!n)
+			continue;
+		if (l->mover->way == SL_CUFILE_BATCH)
+			as_batch(l, 0, n);
+		else if (l->mover->way == SL_CUFILE_STREAM)
+			on_stream(l, n);
+		else
+			one_by_one(l, 0, n);
+	}
+	return NULL;
+}
+
+void sl_cufile_discard(struct sl_cufile_lane *l)
+{
+	drop_batch(l);
+	for (int i = 0; i < SL_CUFILE_DEVICES; i++) {
+		if (!l->stream[i] || sl_cu.cuCtxSetCurrent(l->mover->context[i]))
+			continue;
+		if (l->mover->way == SL_CUFILE_STREAM && sl_cufile.cuFileStreamDeregister)
+			(void)sl_cufile.cuFileStreamDeregister(l->stream[i]);
+		sl_cu.cuStreamDestroy_v2(l->stream[i]);
+	}
+}

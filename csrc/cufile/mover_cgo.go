@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package cufile
+
+/*
+#cgo CFLAGS: -O2 -std=c11 -Wall -Wextra
+#cgo LDFLAGS: -ldl
+#cgo noescape sl_cufile_put
+#cgo nocallback sl_cufile_put
+#include <stdlib.h>
+#include <errno.h>
+#include "mover.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"sync/atomic"
+	"syscall"
+	"unsafe"
+
+	"github.com/sluicehq/sluice/csrc/cuda"
+	"github.com/sluicehq/sluice/csrc/ring"
+	"github.com/sluicehq/sluice/driver"
+)
+
+// What crosses as it is has equal sizes in both directions.
+const (
+	_ = uint(unsafe.Sizeof(Request{}) - unsafe.Sizeof(C.struct_sl_cufile_request{}))
+	_ = uint(unsafe.Sizeof(C.struct_sl_cufile_request{}) - unsafe.Sizeof(Request{}))
+	_ = uint(unsafe.Offsetof(Request{}.Device) - unsafe.Offsetof(C.struct_sl_cufile_request{}.device))
+	_ = uint(C.SL_CUFILE_DEVICES - Devices)
+	_ = uint(Devices - C.SL_CUFILE_DEVICES)
+	_ = uint(C.SL_CUFILE_BATCH_MAX - BatchMax)
+	_ = uint(BatchMax - C.SL_CUFILE_BATCH_MAX)
+	_ = uint(C.SL_CUFILE_EDGE - Edge)
+	_ = uint(Edge - C.SL_CUFILE_EDGE)
+	_ = uint(C.SL_CUFILE_EDGE_OF_HOST - EdgeOfHost)
+	_ = uint(EdgeOfHost - C.SL_CUFILE_EDGE_OF_HOST)
+	_ = uint(C.SL_CUFILE_STREAM - Stream)
+	_ = uint(Stream - C.SL_CUFILE_STREAM)
+)
+
+// before says whether cuInit has succeeded.
+func before() error { return cuda.LoadMover() }
+
+// loadLibrary opens the library and returns "", or why not and what to do.
+// Implements: int sl_cufile_load(const char *path, const char *log, char *why, size_t size)
+func loadLibrary(path, log string) (reason, fix string) {
+	name, place := C.CString(path), C.CString(log)
+	defer C.free(unsafe.Pointer(name))
+	defer C.free(unsafe.Pointer(place))
+	var why [512]C.char
+	switch C.sl_cufile_load(name, place, &why[0], C.size_t(len(why))) {
+	case 0:
+		return "", ""
+	case -C.ENODEV:
+		return C.GoString(&why[0]), "load nvidia-fs, or allow compat mode in cufile.json (properties.allow_compat_mode)"
+	}
+	return C.GoString(&why[0]), "install libcufile of the CUDA toolkit, or name its path"
+}
+
+// Environment returns what the user has told the library by its own variables: the file that it writes its messages
+// to, and its configuration. "": nothing.
+func Environment() (log, config string) {
+	return variable("CUFILE_LOGFILE_PATH"), variable("CUFILE_ENV_PATH_JSON")
+}
+
+// variable reads the environment as the library does.
+func variable(name string) string {
+	c := C.CString(name)
+	defer C.free(unsafe.Pointer(c))
+	return C.GoString(C.getenv(c))
+}
+
+func result(call string, rc C.CUfileError_t) error {
+	if rc.err == 0 {
+		return nil
+	}
+	return &Error{call, int(rc.err), int(rc.cu_err)}
+}
+
+// Look returns what the library says of itself. Load must have succeeded.
+func Look() (Facts, error) {
+	var f C.struct_sl_cufile_facts
+	if rc := C.sl_cufile_facts(&f); rc.err != 0 {
+		return Facts{}, result("get driver properties", rc)
+	}
+	return Facts{
+		Version: int(f.version), Batches: f.batches != 0, Streams: f.streams != 0,
+		AllowCompat: int8(f.allow_compat), ForceCompat: int8(f.force_compat), PCIP2PDMA: int8(f.p2pdma),
+		NVFSMajor: int(f.nvfs_major), NVFSMinor: int(f.nvfs_minor),
+		StatusFlags: uint32(f.status_flags), ControlFlags: uint32(f.control_flags), FeatureFlags: uint32(f.feature_flags),
+		BatchMax:  int(f.batch_max),
+		DirectMax: uint64(f.direct_max), PinnedMax: uint64(f.pinned_max), CacheMax: uint64(f.cache_max), PerBuffer: uint64(f.per_buffer),
+	}, nil
+}
+
+// Mover hands requests to the library from threads of its own. All methods may be called by any goroutine,
+// and none after Close.
+type Mover struct {
+	c       *C.struct_sl_cufile_mover
+	cancels []uint32
+}
+
+// OpenMover makes as many threads. slots is a power of two and at most the places of the ends; most is how many
+// requests a thread hands over at a time, where the way has it. Load must have succeeded.
+// Implements: int sl_cufile_mover_open(struct sl_cufile_mover **mover, ...)
+func OpenMover(ends *cuda.Ends, slots, lanes int, way Way, most int) (*Mover, error) {
+	m := &Mover{}
+	if rc := C.sl_cufile_mover_open(&m.c, (*C.struct_sl_cuda_ends)(ends.Pointer()), C.uint32_t(slots), C.uint32_t(lanes), uint32(way), C.unsigned(most)); rc != 0 {
+		return nil, fmt.Errorf("start threads for cuFile: %w", syscall.Errno(-rc))
+	}
+	m.cancels = unsafe.Slice((*uint32)(unsafe.Pointer(m.c.cancel)), slots)
+	return m, nil
+}
+
+// Close gives the threads back. Nothing may be under way.
+func (m *Mover) Close() { C.sl_cufile_mover_close(m.c) }
+
+// Put hands requests over, whose slots are free: one crossing, no allocation. Each ends once, in the ends.
+func (m *Mover) Put(list []Request) {
+	C.sl_cufile_put(m.c, (*C.struct_sl_cufile_request)(unsafe.Pointer(unsafe.SliceData(list))), C.size_t(len(list)))
+}
+
+// Cancel has a request not begin, if it has not; to take that back is for whoever uses its slot next. It does not cross into C.
+func (m *Mover) Cancel(slot uint32, yes bool) {
+	v := uint32(0)
+	if yes {
+		v = 1
+	}
+	atomic.StoreUint32(&m.cancels[slot], v)
+}
+
+// Lessened counts how often the library took fewer requests at a time than it was given.
+func (m *Mover) Lessened() uint64 {
+	return atomic.LoadUint64((*uint64)(unsafe.Pointer(&m.c.lessened)))
+}
+
+// Use makes a device known, for good.
+func (m *Mover) Use(ordinal int) error {
+	return cuda.Result("open device", int32(C.sl_cufile_device(m.c, C.int(ordinal))))
+}
+
+// Whose is cuda.Mover.Whose, of a device that is in use.
+func (m *Mover) Whose(ordinal int, at, n uint64) (device int, until uint64, err error) {
+	var d C.int
+	var end C.uint64_t
+	rc := C.sl_cufile_whose(m.c, C.int(ordinal), C.uint64_t(at), C.uint64_t(n), &d, &end)
+	return int(d), uint64(end), cuda.Result("look device memory up", int32(rc))
+}
+
+// Register makes memory known to cuFile: of a device that is in use, or of the host.
+func (m *Mover) Register(ordinal int, at, n uint64) error {
+	return result("register memory", C.sl_cufile_register(m.c, C.int(ordinal), C.uint64_t(at), C.uint64_t(n)))
+}
+
+// Deregister undoes Register.
+func (m *Mover) Deregister(ordinal int, at uint64) error {
+	return result("deregister memory", C.sl_cufile_deregister(m.c, C.int(ordinal), C.uint64_t(at)))
+}
+
+// Open makes a file known to cuFile. The descriptor must stay open until Close.
+func Open(fd int) (handle uint64, err error) {
+	var h C.uint64_t
+	rc := C.sl_cufile_open(C.int(fd), &h)
+	return uint64(h), result("register file", rc)
+}
+
+// Close undoes Open. Nothing may be under way.
+func Close(handle uint64) { C.sl_cufile_close(C.uint64_t(handle)) }
+
+// Status is the error of a Done whose Status is negative.
+func Status(call string, d *ring.Done) error {
+	switch {
+	case d.Piece != 0:
+		return cuda.Result(call, d.Piece)
+	case d.Status <= -base:
+		return &Error{call, int(-d.Status), 0}
+	case d.Status == -C.ECANCELED:
+		return driver.ErrAborted
+	}
+	return syscall.Errno(-d.Status)
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How cuda fences device memory that another process has mapped. README.md says which code each
+// step is.
+//
+// One owner, and one process whose batches write to two leases of epoch 0, parts of one allocation.
+// The owner fences one, then the other. Each statement is one step, so a batch may be stopped
+// between any two of them, for as long as it takes, and go on later; its copy goes on also while its
+// process stands still, and ends with its process. Memory is numbered: the allocation begins with
+// 0, what comes under its addresses gets the next number.
+//
+// LATE: no copy writes to memory that the owner uses through a lease that was fenced. LOST: a batch
+// whose lease was not fenced when it was told to have succeeded has its bytes in the memory that
+// the owner uses.
+//
+// -DUNANNOUNCED: a batch looks at its import before it is counted, as reads most naturally.
+// -DUNJUDGED: the end of the copies is the end of the batch: the import is not looked at again.
+// -DEARLY: memory that replaces the other is offered before the batches that write are out.
+
+#define BATCHES 3
+#define MEMORIES 3
+#define GOOD 0  // passGood
+#define OVER 1  // passOver
+#define MOVES 2 // passMoves
+#define MOVED 3 // passMoved
+
+byte state[2] = GOOD;    // of the import of each lease; the owner writes it
+byte users[2] = 0;       // batches that are in; the other process writes it
+bool fenced[2] = false;  // Fence has returned nil
+bool lost[2] = false;    // the owner waits no more for what came in by this import
+byte under = 0;          // memory under the allocation
+bool dead = false;       // the other process was killed, and its streams with it
+bool placed[9];          // MEMORIES * BATCHES: which memory has the bytes of a batch
+
+// A batch names a lease, and the memory that the import has mapped, which is 0 for all of epoch 0: a
+// later import is of a new slot, and another story.
+proctype Batch(byte me; byte lease) provided (!dead) {
+#ifdef UNANNOUNCED
+good:	if
+	:: state[lease] != GOOD -> goto refused
+	:: else
+	fi;
+announced: users[lease]++;
+#else
+announced: users[lease]++;
+good:	if
+	:: state[lease] != GOOD -> goto out
+	:: else
+	fi;
+#endif
+shown:	skip;      // a cancel finds the batch from here on, and may end it here
+	if
+	:: state[lease] == OVER -> goto out
+	:: skip
+	fi;
+launched: skip;
+copy:	atomic {
+		assert(!(fenced[lease] && under == 0)); // LATE
+		placed[me] = true                       // in memory 0
+	};
+ended:	skip;
+#ifndef UNJUDGED
+judged:	if
+	:: state[lease] == OVER || state[lease] == MOVED -> goto out
+	:: else
+	fi;
+#endif
+	// The word of success is given under no lock: the fence may have returned meanwhile.
+told:	atomic {
+		assert(fenced[lease] || under == 0 || placed[under * BATCHES + me]) // LOST
+	};
+out:	atomic { users[lease]--; goto gone };
+refused: skip;
+gone:	skip
+}
+
+// Killer kills the other process at any moment.
+proctype Killer() {
+	if
+	:: dead = true
+	:: skip
+	fi
+}
+
+// replace puts other memory under the allocation, with what the other one has now.
+inline replace(fresh) {
+	atomic {
+		b = 0;
+		do
+		:: b < BATCHES -> placed[(fresh) * BATCHES + b] = placed[under * BATCHES + b]; b++
+		:: else -> break
+		od;
+		b = 0;
+		under = fresh
+	}
+}
+
+inline turn(which, from, to) {
+	atomic {
+		if
+		:: state[which] == from -> state[which] = to
+		:: else
+		fi
+	}
+}
+
+proctype Owner() {
+	byte b = 0;
+	byte lease = 0;
+	bool silent;
+	do
+	:: lease < 2 ->
+over:		state[lease] = OVER;
+		silent = false;
+in:		do
+		:: users[lease] == 0 || lost[lease] || dead -> break
+		:: users[lease] != 0 && !lost[lease] && !dead -> silent = true; break // for FenceGrace
+		:: users[lease] != 0 && !lost[lease] && !dead -> skip               // look again
+		od;
+		if
+		:: !silent
+		:: silent ->
+moves:			turn(1 - lease, GOOD, MOVES);
+#ifndef EARLY
+drain:			do
+			:: users[1 - lease] == 0 || lost[1 - lease] || dead -> break
+			:: users[1 - lease] != 0 && !lost[1 - lease] && !dead -> break // for patience
+			:: users[1 - lease] != 0 && !lost[1 - lease] && !dead -> skip
+			od;
+moved:			turn(1 - lease, MOVES, MOVED);
+			replace(lease + 1);
+#else
+			replace(lease + 1);
+			turn(1 - lease, MOVES, MOVED);
+#endif
+disown:			atomic { lost[0] = true; lost[1] = true }
+		fi;
+		fenced[lease] = true;
+		lease++
+	:: else -> break
+	od
+}
+
+init {
+	atomic {
+		run Batch(0, 0);
+		run Batch(1, 1);
+		run Batch(2, 0);
+		run Killer();
+		run Owner()
+	}
+}
