@@ -19,7 +19,8 @@ from sluice.integrations.ray import SluiceTransport
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="slr")  # short: sockets lie in it
-    ray.init(num_cpus=3, include_dashboard=False, logging_level="ERROR", log_to_driver=False, object_store_memory=100 << 20, _temp_dir=folder)
+    quiet: Any = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
+    ray.init(num_cpus=3, object_store_memory=100 << 20, _temp_dir=folder, **quiet)
     yield
     ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any, Iterator
 
 import numpy as np
@@ -98,6 +100,13 @@ def freed(actor: Any) -> None:
         if get(actor.left.remote()) == [0, 0, 0]:
             return
     raise AssertionError(f"exports, registrations and fetches are left: {get(actor.left.remote())}")
+
+
+def test_the_example() -> None:
+    """The first test, before a Ray of ours runs."""
+    program = Path(__file__).parents[3] / "examples" / "ray" / "weights.py"
+    result = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=3 * LIMIT)
+    assert "{'layer 0': 1.0, 'layer 1': 2.0, 'layer 2': 3.0, 'layer 3': 4.0}\n[2.0, 3.0, 4.0, 5.0]" in result.stdout, result.stderr
 
 
 def test_actors_and_the_driver(actors: list[Any]) -> None:
