@@ -152,3 +152,8 @@ wheel:
 
 python:
 	@GO=$(GO) hack/python-test $(ARGS)
+
+# Actors of a real Ray, and Mooncake's wheel beside ours, in an environment of their own (7 GB from PyPI).
+.PHONY: test-stacks
+test-stacks:
+	@GO=$(GO) hack/stacks $(ARGS)

@@ -104,7 +104,8 @@ def locate(t: Any) -> Piece:
             raise ValueError("a tensor is not contiguous: hand over t.contiguous()")
         whole = t.untyped_storage()
         device = t.get_device()
-        return Piece(Storage(whole.data_ptr(), whole.nbytes(), device), t.data_ptr() - whole.data_ptr(), t.numel() * t.element_size(), whole)
+        storage = Storage(whole.data_ptr(), whole.nbytes(), device)
+        return Piece(storage, t.data_ptr() - storage.address, t.numel() * t.element_size(), whole)
     if not t.flags.c_contiguous:
         raise ValueError("an array is not contiguous: hand over numpy.ascontiguousarray(a)")
     if t.dtype.hasobject:

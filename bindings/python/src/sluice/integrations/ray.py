@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import itertools
+import sys
 import threading
 import traceback
 import weakref
@@ -86,7 +87,7 @@ class SluiceTransport(TensorTransportManager):  # type: ignore[misc]
             opened.insert(1, Backend("cuda", optional=True, devices=cards))
         if self.identity is not None or self.plaintext:
             listen = f"{ray.util.get_node_ip_address()}:0"
-            files = {} if self.identity is None else dict(zip(("certificate", "key", "authority"), self.identity))
+            files: dict[str, Any] = {} if self.identity is None else dict(zip(("certificate", "key", "authority"), self.identity))
             opened.append(Backend("tcp", listen=listen, plaintext=self.plaintext, **files))
         return opened
 
@@ -231,7 +232,8 @@ class SluiceTransport(TensorTransportManager):  # type: ignore[misc]
         except Exception:
             fetch_request.close()
             raise _failed(fetch_request.obj_id) from None
-        return fetch_request.tensors
+        tensors: list[Any] = fetch_request.tensors
+        return tensors
 
     def recv_multiple_tensors(
         self, obj_id: str, tensor_transport_metadata: Any, communicator_metadata: Any, target_buffers: Optional[list[Any]] = None
@@ -379,16 +381,12 @@ class SluiceFetch(FetchRequest):  # type: ignore[misc]
 
 
 def _failed(obj_id: str) -> Exception:
-    error: Exception = RayDirectTransportError(
-        f"object {obj_id} was not handed over; its sender may have died meanwhile. What sluice says:\n{traceback.format_exc()}"
-    )
+    error: Exception = RayDirectTransportError(f"object {obj_id} was not handed over: is its sender alive?\n{traceback.format_exc()}")
     return error
 
 
 def _cards() -> list[int]:
     """The cards that Ray lets this process use."""
-    import sys
-
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     return list(range(cuda.device_count())) if cuda is not None and cuda.is_available() else []
 

@@ -209,11 +209,15 @@ class TransferEngine:
         """Copies between our memory and the peer's, and waits for the end."""
         return self.batch_transfer_sync(target_hostname, [buffer], [peer_buffer_address], [length], opcode, notify)
 
-    def transfer_sync_write(self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, transport_hint: str = "") -> int:
+    def transfer_sync_write(
+        self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, transport_hint: str = ""
+    ) -> int:
         """Writes to the peer."""
         return self.transfer_sync(target_hostname, buffer, peer_buffer_address, length, TransferOpcode.Write)
 
-    def transfer_sync_read(self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, transport_hint: str = "") -> int:
+    def transfer_sync_read(
+        self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, transport_hint: str = ""
+    ) -> int:
         """Reads from the peer."""
         return self.transfer_sync(target_hostname, buffer, peer_buffer_address, length, TransferOpcode.Read)
 
@@ -247,13 +251,15 @@ class TransferEngine:
         return 0
 
     def batch_transfer_sync_write(
-        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int], lengths: Sequence[int], transport_hint: str = ""
+        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int], lengths: Sequence[int],
+        transport_hint: str = "",
     ) -> int:
         """Writes to the peer."""
         return self.batch_transfer_sync(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Write)
 
     def batch_transfer_sync_read(
-        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int], lengths: Sequence[int], transport_hint: str = ""
+        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int], lengths: Sequence[int],
+        transport_hint: str = "",
     ) -> int:
         """Reads from the peer."""
         return self.batch_transfer_sync(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Read)
@@ -281,18 +287,22 @@ class TransferEngine:
         return number
 
     def batch_transfer_async_write(
-        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int], lengths: Sequence[int], transport_hint: str = ""
+        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int], lengths: Sequence[int],
+        transport_hint: str = "",
     ) -> int:
         """Starts writing to the peer."""
         return self.batch_transfer_async(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Write)
 
     def batch_transfer_async_read(
-        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int], lengths: Sequence[int], transport_hint: str = ""
+        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int], lengths: Sequence[int],
+        transport_hint: str = "",
     ) -> int:
         """Starts reading from the peer."""
         return self.batch_transfer_async(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Read)
 
-    def transfer_submit_write(self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, transport_hint: str = "") -> int:
+    def transfer_submit_write(
+        self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, transport_hint: str = ""
+    ) -> int:
         """Starts one write. The number is for `transfer_check_status`; 0 where it could not be started."""
         return self.batch_transfer_async_write(target_hostname, [buffer], [peer_buffer_address], [length])
 
