@@ -156,6 +156,7 @@ void sl_verbs_traffic_free(struct sl_verbs_context *c); /* what is left; the rin
 /* A new rail, that is not in c->ports yet: makes p->lanes, has the thread watch its descriptors. Under the lock. */
 int sl_verbs_lanes_open(struct sl_verbs_port *p);
 void sl_verbs_lanes_close(struct sl_verbs_port *p); /* the reverse */
-int sl_verbs_keeps(const struct sl_verbs_context *c); /* whether a device keeps a queue pair that was to end; under the lock */
+/* Whether a device keeps a queue pair that was to end; under the lock. */
+int sl_verbs_keeps(const struct sl_verbs_context *c);
 
 #endif

@@ -11,7 +11,7 @@
 /* How long a queue pair that the device keeps is left alone before it is to end once more. */
 #define AGAIN_NS 200000000u
 
-/* What destroying the queue pair of a lane has come to, which the lane has no more. Under the lock. */
+/* What destroying a lane's queue pair has come to, which the lane has no more. Under the lock. */
 static int destroyed(struct sl_verbs_lane *l, struct ibv_qp *qp, int error)
 {
 	struct sl_verbs_traffic *t = l->conn->context->traffic;
@@ -125,7 +125,8 @@ int sl_verbs_finish_lane(struct sl_verbs_lane *l)
 	int rc;
 
 	sl_verbs_enter(c);
-	if (l->qp && atomic_load(&c->traffic->stop)) { /* its device is closed, and proves nothing */
+	/* Its device is closed, which proves nothing. */
+	if (l->qp && atomic_load(&c->traffic->stop)) {
 		sl_verbs_unlock(c);
 		return -EBUSY;
 	}

@@ -78,7 +78,7 @@ struct sl_verbs_lane {
 	int32_t status;
 	uint32_t news; /* SL_VERBS_LANE_*, not told yet; 0: none */
 	uint64_t deadline; /* of draining */
-	int kept; /* errno: the device has not destroyed the queue pair when it was last asked to */
+	int kept; /* errno: the device did not destroy the queue pair when it was last to */
 	uint32_t promised; /* receives */
 	/* In the order of the queue pair: posted, and of a failed post; not proved done before it failed. */
 	struct sl_verbs_list posted, unposted, held;
@@ -354,7 +354,8 @@ void sl_verbs_tick(struct sl_verbs_context *c, uint64_t now); /* gives up what d
 void sl_verbs_watch(struct sl_verbs_context *c, uint64_t now);
 /*
  * Ended, drained and given back; n->setup is held, the lock not. -errno: the device keeps the queue
- * pair, over which bytes may still move. Then nothing of the lane is over, and it may be called again.
+ * pair, over which bytes may still move. Then nothing of the lane is over, and it may be called
+ * again.
  */
 int sl_verbs_finish_lane(struct sl_verbs_lane *l);
 

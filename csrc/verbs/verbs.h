@@ -161,7 +161,7 @@ int sl_verbs_lane_begin(struct sl_verbs_conn *n, uint32_t lane, const struct sl_
 /*
  * To the error state, drained, gone: what came over it is received, nothing more will be. An
  * initiator's then waits to be settled, as after a failure, but without news. 0 where there is none.
- * -errno: the device keeps the queue pair, and bytes may still move over it. It may be called again.
+ * -errno: the device keeps the queue pair, and bytes may still move over it. Call it again then.
  */
 int sl_verbs_lane_end(struct sl_verbs_conn *n, uint32_t lane);
 /* Of an owner: how many messages of the peer arrived, in order, over all lanes. */

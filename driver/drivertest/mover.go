@@ -101,7 +101,8 @@ func (m *movers) run(keys []uint32, leases int) outcome {
 }
 
 // write moves bytes to and from one memory until that fails. Where there was no fence it must
-// not, and goes on until one batch that began behind all fences has succeeded. Most batches are short: the shorter, the more time goes to checks.
+// not, and goes on until one batch that began behind all fences has succeeded. Most batches are
+// short: the shorter, the more time goes to checks.
 func (m *movers) write(number int, key uint32, fenced bool) {
 	defer m.live.Add(-1)
 	random := rand.New(rand.NewPCG(m.seed, uint64(number)))

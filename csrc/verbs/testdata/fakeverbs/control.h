@@ -18,7 +18,7 @@ struct fake_panel {
 	/* What the test wants. */
 	_Atomic uint32_t link;	      /* 1: up */
 	_Atomic uint32_t fatal;	      /* 1: the device says that it failed, and flushes; 2: and nothing comes back any more, as when it was pulled out */
-	_Atomic uint32_t frozen;      /* 1: nothing is done, as if it were infinitely slow; 2: nor is a request flushed */
+	_Atomic uint32_t frozen; /* 1: nothing is done, as if infinitely slow; 2: nor flushed */
 	_Atomic uint32_t after;	      /* so many requests go before those of fail, lose, late and mute */
 	_Atomic uint32_t only;	      /* those are for requests with a bit here, 1 << enum ibv_wr_opcode; 0: for all */
 	_Atomic uint32_t fail;	      /* so many requests end with fail_status, and move nothing */
@@ -45,7 +45,7 @@ struct fake_panel {
 	 */
 	_Atomic uint32_t blind;
 	_Atomic uint32_t purge; /* 1: what a queue pair completed and nobody has found is gone with it, as on some devices */
-	_Atomic uint32_t modify_busy;  /* so many changes of a queue pair to the error state are refused with EBUSY */
+	_Atomic uint32_t modify_busy;  /* so many moves to the error state are refused: EBUSY */
 	_Atomic uint32_t destroy_busy; /* so many queue pairs are not destroyed: EBUSY */
 	/* Limits, 0: the usual ones. */
 	_Atomic uint32_t max_sge, max_inline, max_wr, max_srq_wr, max_cqe, mtu;
