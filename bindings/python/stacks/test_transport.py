@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from ray.exceptions import RayDirectTransportError
-from sluice import errors
+from sluice import Backend, errors
 from sluice.integrations import _tensors
+from sluice.integrations.ray import SluiceTransport
 
 MIB = 1 << 20
 
@@ -155,3 +156,20 @@ def test_a_refused_read_keeps_nothing(pair: Any, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(RayDirectTransportError, match="no backend"):
         receiver.fetch_multiple_tensors("o", metadata, None)
     assert not receiver._fetches and not receiver._registered
+
+
+class OverTcp(SluiceTransport):
+    """As between hosts that have no devices of RDMA."""
+
+    plaintext = True
+
+    def backends(self) -> list[Backend]:
+        return [b for b in super().backends() if b.name == "tcp"]
+
+
+def test_between_hosts() -> None:
+    given, pair = mixed_torch(), (OverTcp(), OverTcp())
+    got = handed(pair, given)
+    assert len(got) == len(given) and all(map(same, given, got))
+    for transport in pair:
+        transport.engine().close()
