@@ -118,7 +118,8 @@ func TestQuestionThatEndsBetweenTwoParts(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		p.mu.Lock()
 		done := make(chan error, 1)
-		f := &fetch{m: m, done: done, timer: time.NewTimer(time.Hour)}
+		f := &fetch{m: m, done: done, deadline: time.Now().Add(time.Hour),
+			timer: time.NewTimer(time.Hour)}
 		p.fetches[1000] = f
 		p.mu.Unlock()
 		body, fds := firstPart(t, 1000)

@@ -20,6 +20,7 @@ type fetch struct {
 	extents    []driver.Extent // FD is an index in fds
 	fds        []int
 	done       chan error // nil for a parked job, else of one place
+	deadline   time.Time  // of the whole answer
 	timer      *time.Timer
 }
 
@@ -71,10 +72,10 @@ func (p *peer) ask(m *imported, done chan error) {
 	gone := p.gone()
 	if gone == nil {
 		p.fetches[id] = f
+		f.deadline = time.Now().Add(p.b.cfg.DialTimeout)
 		f.timer = time.AfterFunc(p.b.cfg.DialTimeout, func() {
 			if f := p.takeFetch(id); f != nil {
-				p.end(f, fmt.Errorf("ask for the memory's pages: no answer within %v, the peer "+
-					"may be frozen: %w", p.b.cfg.DialTimeout, driver.ErrTimeout))
+				p.end(f, p.lateAnswer())
 			}
 		})
 	}
@@ -85,6 +86,11 @@ func (p *peer) ask(m *imported, done chan error) {
 	}
 	msg := binary.LittleEndian.AppendUint32([]byte{msgFetch}, id)
 	p.say(append(msg, m.token...))
+}
+
+func (p *peer) lateAnswer() error {
+	return fmt.Errorf("ask for the memory's pages: no whole answer within %v, the peer may be frozen: %w",
+		p.b.cfg.DialTimeout, driver.ErrTimeout)
 }
 
 // gone is why no answer comes any more.
@@ -122,13 +128,7 @@ func (p *peer) answered(body []byte, fds []int) error {
 	f.fds = append(f.fds, fds...)
 	more, err := f.take(body[4:])
 	if more && err == nil {
-		p.mu.Lock()
-		if err = p.gone(); err == nil {
-			p.fetches[id] = f // for the next part
-			f.timer.Reset(p.b.cfg.DialTimeout)
-		}
-		p.mu.Unlock()
-		if err == nil {
+		if err = p.awaitMore(id, f); err == nil {
 			return nil
 		}
 	}
@@ -136,6 +136,21 @@ func (p *peer) answered(body []byte, fds []int) error {
 		err = p.install(f)
 	}
 	p.end(f, err)
+	return nil
+}
+
+// awaitMore puts a question back for the next part. The timer may have come while the
+// question was out, and found nothing: then the deadline is over.
+func (p *peer) awaitMore(id uint32, f *fetch) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.gone(); err != nil {
+		return err
+	}
+	if !time.Now().Before(f.deadline) {
+		return p.lateAnswer()
+	}
+	p.fetches[id] = f
 	return nil
 }
 

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"encoding/binary"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// mute is a Shared that lends nothing more once its memory is registered, until it is freed.
+type mute struct {
+	driver.Shared
+	lent  bool
+	freed chan struct{}
+}
+
+func (m *mute) Lend(f func([]driver.Extent) error) error {
+	if m.lent {
+		<-m.freed
+		return driver.ErrClosed
+	}
+	m.lent = true
+	return m.Shared.Lend(f)
+}
+
+// An owner that answers a part at a time, and never ends, stretches no import: its limit
+// counts for the whole answer.
+func TestImportEndsThoughTheOwnerAlwaysAddsAPart(t *testing.T) {
+	const limit = 200 * time.Millisecond
+	owner, b := open(t, Config{}), open(t, Config{DialTimeout: limit})
+	buf, _ := shared(t, owner, 4096, 1)
+	seg := buf.Segment()
+	quiet := &mute{Shared: seg.Shared, freed: make(chan struct{})}
+	seg.Shared, seg.Secret[0] = quiet, 2
+	far, err := owner.Register(seg)
+	require.NoError(t, err)
+	defer close(quiet.freed)
+	token, err := far.AppendToken(nil)
+	require.NoError(t, err)
+	p := dial(t, b, owner.Addr())
+	ended := make(chan error, 1)
+	go func() {
+		_, _, err := p.Import(token)
+		ended <- err
+	}()
+	soon(t, "the question", func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.fetchID == 1
+	})
+	part := binary.LittleEndian.AppendUint64(answerHead(0, statusOK), 1)
+	part = binary.LittleEndian.AppendUint64(part, 4096)
+	part = binary.LittleEndian.AppendUint32(part, extentsMax)
+	part = binary.LittleEndian.AppendUint32(part, 1)
+	part = append(part, make([]byte, extentBytes)...)
+	for range 100 {
+		require.NoError(t, (*owner.inbound.Load())[0].say(part, nil))
+		select {
+		case err := <-ended:
+			require.ErrorIs(t, err, driver.ErrTimeout)
+			return
+		case <-time.After(limit / 8):
+		}
+	}
+	t.Error("the import goes on for as long as parts come")
+}
