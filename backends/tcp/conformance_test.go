@@ -5,6 +5,7 @@ package tcp
 import (
 	"fmt"
 	"os"
+	"sync/atomic"
 	"testing"
 
 	"github.com/sluicehq/sluice/driver"
@@ -14,6 +15,30 @@ import (
 var plainHarness = drivertest.Harness{
 	Name: "tcp",
 	New:  func() (driver.Backend, error) { return New(Config{Plaintext: true, Listen: "127.0.0.1:0"}) },
+	Park: parkAt, OwnerSpots: ownerSpots, HeldSpots: heldSpots,
+}
+
+// The spots at which the suite parks an owner.
+var (
+	ownerSpots = []string{"aimed", "received"}
+	heldSpots  = []string{"ticket", "checked", "landed"}
+	spots      = map[string]spot{"aimed": spotAimed, "received": spotReceived, "ticket": spotTicket,
+		"checked": spotChecked, "landed": spotLanded}
+)
+
+// parkAt has the first reading goroutine that comes to a spot call f there.
+func parkAt(name string, f func()) {
+	if f == nil {
+		parked.Store(nil)
+		return
+	}
+	var came atomic.Bool
+	do := func(s spot) {
+		if s == spots[name] && !came.Swap(true) {
+			f()
+		}
+	}
+	parked.Store(&do)
 }
 
 // secureHarness is the same backend with TLS, by IPv6.
@@ -21,6 +46,7 @@ var secureHarness = drivertest.Harness{
 	Name:    "tcp-tls",
 	New:     func() (driver.Backend, error) { return New(Config{TLS: sharedAuthority.config(), Listen: "[::1]:0"}) },
 	Wirings: drivertest.Processes,
+	Park:    parkAt, OwnerSpots: ownerSpots, HeldSpots: heldSpots,
 	Without: []string{"NoAllocation", "NoAllocationPattern", "NestNoAllocation"}, // crypto/tls allocates for each record
 }
 

@@ -57,21 +57,31 @@ func (l *landing) enter() verdict {
 	if l.mem == nil || l.cancel != nil && l.cancel.Load() {
 		return finished
 	}
-	if l.m != nil && !l.m.enter(l.ticket) {
-		l.mem, l.status = nil, control.Revoked
-		return finished
+	if l.m != nil {
+		at(spotReceived)
+		if !l.m.enter(l.ticket) {
+			l.mem, l.status = nil, control.Revoked
+			return finished
+		}
+		at(spotTicket)
 	}
 	if l.shared != nil {
 		l.shared.Enter()
 	}
-	if l.m != nil && !l.owner.fresh(l.stamp) { // last: the others may have to wait
-		l.leave()
-		return hold
+	if l.m != nil {
+		if !l.owner.fresh(l.stamp) { // last: the others may have to wait
+			l.leave()
+			return hold
+		}
+		at(spotChecked)
 	}
 	return more
 }
 
 func (l *landing) leave() {
+	if l.m != nil {
+		at(spotLanded)
+	}
 	if l.shared != nil {
 		l.shared.Leave()
 	}

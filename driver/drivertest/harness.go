@@ -73,9 +73,11 @@ type Harness struct {
 	// Park has the first mover of this process that comes to one of Spots call f there, and
 	// stand until f returns; a nil f ends that. Spots lie between a check of a mover and the
 	// act that relies on it, and every write of some KiB must pass all of them. FenceParked
-	// fences meanwhile. Nil: the backend has no such spots, and that check does nothing.
-	Park  func(spot string, f func())
-	Spots []string
+	// fences meanwhile. OwnerSpots are those of an owner that lands the bytes itself, HeldSpots
+	// the ones of it at which a piece is in hand: no Fence is proved before that has landed.
+	// Nil: the backend has no such spots, and that check does nothing.
+	Park                         func(spot string, f func())
+	Spots, OwnerSpots, HeldSpots []string
 
 	// Limit bounds every single wait, a Fence or a Close included; past it the
 	// check fails with a dump of all goroutines. Zero is 20 s. It must exceed

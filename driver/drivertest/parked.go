@@ -3,6 +3,7 @@
 package drivertest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -77,7 +78,25 @@ func checkFenceParked(s *stage) {
 	for _, spot := range s.h.Spots {
 		for _, own := range []bool{false, true} {
 			l.paint(s.seed())
-			s.fenceParked(spot, own, back, l)
+			s.fenceParked(s.far, spot, own, back, l)
+			if s.Failed() {
+				return
+			}
+		}
+	}
+	for _, spot := range s.h.OwnerSpots {
+		for _, own := range []bool{false, true} {
+			l.paint(s.seed())
+			s.fenceParked(s.home, spot, own, back, l)
+			if s.Failed() {
+				return
+			}
+		}
+	}
+	for _, spot := range s.h.HeldSpots {
+		for _, own := range []bool{false, true} {
+			l.paint(s.seed())
+			s.fenceHeld(spot, own, back, l)
 			if s.Failed() {
 				return
 			}
@@ -85,14 +104,11 @@ func checkFenceParked(s *stage) {
 	}
 }
 
-// fenceParked is the check at one spot. With own the memory is given back behind the fence,
-// and other memory comes in its place.
-func (s *stage) fenceParked(spot string, own bool, back int, l *memory) {
+// fenceParked is the check at one spot of the mover's side, or of the owner's. With own the
+// memory is given back behind the fence, and other memory comes in its place.
+func (s *stage) fenceParked(on *side, spot string, own bool, back int, l *memory) {
 	s.Helper()
-	r := s.home.share(2 * leaseLen)
-	s.far.must(request{Do: "park", Spot: spot})
-	s.attack(driver.Write, back, l, r)
-	s.far.must(request{Do: "stands"})
+	r := s.parkedAttack(on, spot, back, l)
 	what := "fence while a mover stands at " + spot
 	if err := s.inTime(what, r.fence); err != nil {
 		s.Fatalf("%s: %v", what, err)
@@ -105,12 +121,54 @@ func (s *stage) fenceParked(spot string, own bool, back int, l *memory) {
 	key := s.far.must(request{Do: "import", Peer: back, Data: r.renew()}).Key
 	d := driver.Desc{Local: leaseLen, Remote: leaseLen, Len: 64, LocalKey: l.key, RemoteKey: key}
 	tag := s.far.must(request{Do: "submit", Peer: back, Op: driver.Write, Descs: []driver.Desc{d}}).Tag
-	s.far.must(request{Do: "await", Tag: tag})
+	if on == s.far { // a mover that stands on the owner's side may hold this one up
+		s.far.must(request{Do: "await", Tag: tag})
+	}
 	copy(r.want[leaseLen:][:64], l.want[leaseLen:])
-	s.far.must(request{Do: "go on"})
+	on.must(request{Do: "go on"})
 	s.revoked()
+	if on != s.far {
+		s.far.must(request{Do: "await", Tag: tag})
+	}
 	if err := r.fence(); err != nil { // makes the other goroutine's write visible
 		s.Fatalf("fence: %v", err)
 	}
 	r.expect(fmt.Sprintf("when a mover that stood at %s went on (memory given back: %v)", spot, own))
+}
+
+// parkedAttack has the far side write to new memory, until a mover stands at a spot.
+func (s *stage) parkedAttack(on *side, spot string, back int, l *memory) *memory {
+	s.Helper()
+	r := s.home.share(2 * leaseLen)
+	on.must(request{Do: "park", Spot: spot})
+	s.attack(driver.Write, back, l, r)
+	on.must(request{Do: "stands"})
+	return r
+}
+
+// heldFor is for how long a fence must have no proof while a piece is in hand.
+const heldFor = 20 * time.Millisecond
+
+// fenceHeld has the owner stand with a piece in hand. A fence has no proof meanwhile, though it
+// ends the epoch. The next one has it, and nothing of the piece, or of what came behind it,
+// lands after that.
+func (s *stage) fenceHeld(spot string, own bool, back int, l *memory) {
+	s.Helper()
+	r := s.parkedAttack(s.home, spot, back, l)
+	_, err := s.home.try(request{Do: "fence", Region: r.id, Limit: heldFor})
+	if !errors.Is(err, driver.ErrTimeout) && !errors.Is(err, context.DeadlineExceeded) {
+		s.Errorf("fence while a piece is in hand at %s: %v, want no proof", spot, err)
+	}
+	s.home.must(request{Do: "go on"})
+	what := "fence when the piece in hand at " + spot + " goes on"
+	if err := s.inTime(what, r.fence); err != nil {
+		s.Fatalf("%s: %v", what, err)
+	}
+	if own {
+		s.home.must(request{Do: "give back", Region: r.id})
+		r = s.home.share(2 * leaseLen)
+	}
+	r.paint(s.seed())
+	s.revoked()
+	r.expect(fmt.Sprintf("behind a piece that was in hand at %s (memory given back: %v)", spot, own))
 }

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import "sync/atomic"
+
+// spot is a place between a check of an owner, as it lands what a peer sent, and the act that
+// relies on it. Tests park the reading goroutine there while the memory is fenced.
+type spot int
+
+const (
+	spotAimed    spot = iota // the head of a write was read, and its ticket was good
+	spotReceived             // bytes were read, or are about to be: nothing is checked for them
+	spotTicket               // the gate is held and the ticket is good; the age is not checked
+	spotChecked              // so is the age: the piece is about to land
+	spotLanded               // the piece has landed, and the gate is held
+)
+
+// parked is what tests have an owner do at a spot; nil otherwise.
+var parked atomic.Pointer[func(spot)]
+
+func at(s spot) {
+	if f := parked.Load(); f != nil {
+		(*f)(s)
+	}
+}
