@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -23,6 +24,7 @@ type movers struct {
 	stop   chan struct{} // closed once all leases have ended
 	each   []mover
 	live   atomic.Int64 // movers that have not ended
+	failed atomic.Bool  // one of them
 
 	mu     sync.Mutex
 	faults []string
@@ -121,7 +123,7 @@ func (m *movers) write(number int, key uint32, fenced bool) {
 		case err == nil:
 			self.submitted.Store(self.submitted.Load() + 1)
 		case errors.Is(err, driver.ErrFull):
-			runtime.Gosched()
+			m.giveWay()
 		default:
 			m.ended(number, fenced, err)
 		}
@@ -129,9 +131,22 @@ func (m *movers) write(number int, key uint32, fenced bool) {
 	m.p.Drop(key)
 }
 
+// giveWay is what a mover does that finds no room. Until the first of them has failed they
+// spin, so that each may lose its processor anywhere. Then all that is left is to tell the
+// others, and dozens of spinning threads would keep from the processors the goroutines that
+// bring that about.
+func (m *movers) giveWay() {
+	if m.failed.Load() {
+		time.Sleep(50 * time.Microsecond)
+		return
+	}
+	runtime.Gosched()
+}
+
 // ended judges the error that ended a mover.
 func (m *movers) ended(number int, fenced bool, err error) {
 	m.each[number].over.Store(true)
+	m.failed.Store(true)
 	switch {
 	case !fenced:
 		m.fault("mover %d of memory that was not fenced: %v", number, err)
