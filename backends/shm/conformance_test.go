@@ -3,6 +3,7 @@
 package shm
 
 import (
+	"math/rand/v2"
 	"os"
 	"testing"
 
@@ -11,9 +12,9 @@ import (
 )
 
 var sharedHarness = drivertest.Harness{
-	Name:  "shm",
-	New:   func() (driver.Backend, error) { return New(Config{Workers: 2}) },
-	Park:  parkAt,
+	Name: "shm",
+	New:  func() (driver.Backend, error) { return New(Config{Workers: 2}) },
+	Park: parkAt, Disturb: breakSockets,
 	Spots: []string{"announced", "generation", "epoch", "mapped", "copied", "left"},
 }
 
@@ -32,6 +33,14 @@ func parkAt(name string, f func()) {
 	park(spots[name], f)
 }
 
+// breakSockets ends the control sockets of all peers. The writers have the memory still.
+func breakSockets(b driver.Backend, _ *rand.Rand) (mend func()) {
+	for _, c := range *b.(*Backend).inbound.Load() {
+		c.drop()
+	}
+	return func() {}
+}
+
 // foreignHarness is the same backend over memory that only its process has.
 var foreignHarness = drivertest.Harness{
 	Name:    "shm-foreign",
@@ -39,8 +48,8 @@ var foreignHarness = drivertest.Harness{
 	Local:   drivertest.ForeignMemory,
 	Remote:  drivertest.ForeignMemory,
 	Wirings: drivertest.Processes, // within one process it is the same code
-	Park:    parkAt,
-	Spots:   []string{"announced", "epoch", "gate", "passing", "copied"},
+	Park:    parkAt, Disturb: breakSockets,
+	Spots: []string{"announced", "epoch", "gate", "passing", "copied"},
 }
 
 func TestMain(m *testing.M) {

@@ -4,7 +4,10 @@ package tcp
 
 import (
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"os"
+	"slices"
 	"sync/atomic"
 	"testing"
 
@@ -15,7 +18,7 @@ import (
 var plainHarness = drivertest.Harness{
 	Name: "tcp",
 	New:  func() (driver.Backend, error) { return New(Config{Plaintext: true, Listen: "127.0.0.1:0"}) },
-	Park: parkAt, OwnerSpots: ownerSpots, HeldSpots: heldSpots,
+	Park: parkAt, OwnerSpots: ownerSpots, HeldSpots: heldSpots, Disturb: breakConns,
 }
 
 // The spots at which the suite parks an owner.
@@ -25,6 +28,27 @@ var (
 	spots      = map[string]spot{"aimed": spotAimed, "received": spotReceived, "ticket": spotTicket,
 		"checked": spotChecked, "landed": spotLanded}
 )
+
+// breakConns ends some connections of each peer, or all, and resets some of those.
+func breakConns(b driver.Backend, random *rand.Rand) (mend func()) {
+	owner := b.(*Backend)
+	owner.mu.Lock()
+	peers := slices.Collect(maps.Values(owner.accepted))
+	owner.mu.Unlock()
+	some := random.IntN(2)
+	for _, g := range peers {
+		g.mu.Lock()
+		conns := slices.Clone(g.conns)
+		g.mu.Unlock()
+		for _, c := range conns {
+			if c != nil && random.IntN(2) >= some {
+				_ = c.tcp.SetLinger(random.IntN(2) - 1)
+				_ = c.tcp.Close()
+			}
+		}
+	}
+	return func() {}
+}
 
 // parkAt has the first reading goroutine that comes to a spot call f there.
 func parkAt(name string, f func()) {
@@ -46,7 +70,7 @@ var secureHarness = drivertest.Harness{
 	Name:    "tcp-tls",
 	New:     func() (driver.Backend, error) { return New(Config{TLS: sharedAuthority.config(), Listen: "[::1]:0"}) },
 	Wirings: drivertest.Processes,
-	Park:    parkAt, OwnerSpots: ownerSpots, HeldSpots: heldSpots,
+	Park:    parkAt, OwnerSpots: ownerSpots, HeldSpots: heldSpots, Disturb: breakConns,
 	Without: []string{"NoAllocation", "NoAllocationPattern", "NestNoAllocation"}, // crypto/tls allocates for each record
 }
 

@@ -28,6 +28,7 @@ package drivertest
 import (
 	"errors"
 	"flag"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"slices"
@@ -78,6 +79,11 @@ type Harness struct {
 	// Nil: the backend has no such spots, and that check does nothing.
 	Park                         func(spot string, f func())
 	Spots, OwnerSpots, HeldSpots []string
+
+	// Disturb breaks connections that peers have opened to b, or the network below them, as b's
+	// peers write: FenceStress has it in some rounds. Afterwards mend makes peers come through
+	// again. Nil: those rounds are as the others.
+	Disturb func(b driver.Backend, random *rand.Rand) (mend func())
 
 	// Limit bounds every single wait, a Fence or a Close included; past it the
 	// check fails with a dump of all goroutines. Zero is 20 s. It must exceed

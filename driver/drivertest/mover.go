@@ -20,6 +20,7 @@ type movers struct {
 	p      driver.Peer
 	local  uint32
 	steady [][]byte // tokens
+	lossy  bool     // the connection may break
 	seed   uint64
 	stop   chan struct{} // closed once all leases have ended
 	each   []mover
@@ -50,7 +51,7 @@ func (m *movers) fault(format string, args ...any) {
 func (h *host) storm(q request) error {
 	m := &movers{
 		h: h, p: h.peer(q.Peer), local: h.region(q.Region).mem.Key(), steady: q.Steady, seed: q.Seed,
-		stop: make(chan struct{}), each: make([]mover, len(q.Tokens)+len(q.Steady)),
+		lossy: q.Lossy, stop: make(chan struct{}), each: make([]mover, len(q.Tokens)+len(q.Steady)),
 	}
 	var keys []uint32
 	for _, token := range append(append([][]byte(nil), q.Tokens...), q.Steady...) {
@@ -148,12 +149,16 @@ func (m *movers) ended(number int, fenced bool, err error) {
 	m.each[number].over.Store(true)
 	m.failed.Store(true)
 	switch {
+	case m.lost(err):
 	case !fenced:
 		m.fault("mover %d of memory that was not fenced: %v", number, err)
 	case !errors.Is(err, driver.ErrRevoked):
 		m.fault("mover %d: %v, want %v", number, err, driver.ErrRevoked)
 	}
 }
+
+// lost reports whether an error is what a broken connection may bring.
+func (m *movers) lost(err error) bool { return m.lossy && errors.Is(err, driver.ErrPeerLost) }
 
 // poll takes completions until nothing moves any more.
 func (m *movers) poll(leases int) {
@@ -192,7 +197,9 @@ func (m *movers) imports() {
 	for i := 0; !stopped(m.stop); i++ {
 		key, _, err := m.p.Import(m.steady[i%len(m.steady)])
 		if err != nil {
-			m.fault("import memory that was not fenced: %v", err)
+			if !m.lost(err) {
+				m.fault("import memory that was not fenced: %v", err)
+			}
 			return
 		}
 		m.p.Drop(key)

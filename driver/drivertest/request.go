@@ -42,6 +42,7 @@ type request struct {
 	Until    uint64        `json:",omitempty"` // what Counter is to reach
 	Tokens   [][]byte      `json:",omitempty"` // of memory that will be fenced
 	Steady   [][]byte      `json:",omitempty"` // of memory that will not
+	Lossy    bool          `json:",omitempty"` // connections may break
 	Spot     string        `json:",omitempty"`
 	Limit    time.Duration `json:",omitempty"`
 }

@@ -52,6 +52,8 @@ type storm struct {
 	whole   int
 	steady  [][]byte // tokens
 	frozen  int      // rounds in which the writer stood still during the fences
+	broken  int      // in which connections broke before them
+	killed  int      // in which the writer was killed
 	written int
 }
 
@@ -64,8 +66,8 @@ type lease struct {
 }
 
 // checkFenceStress has many movers of one process write to many leases, stops the process
-// at any moment, fences the leases, gives them to others, and lets the process go on.
-// Imports go on beside. Once Fence has returned nil no byte of the writer may land.
+// at any moment, fences the leases, gives them to others, and lets the process go on, or
+// kills it. Imports go on beside, and connections break. Once Fence has returned nil no byte of the writer may land.
 func checkFenceStress(s *stage) {
 	seed := *stressSeed
 	if seed == 0 {
@@ -73,9 +75,7 @@ func checkFenceStress(s *stage) {
 	}
 	s.Logf("go test -drivertest.seed=%d", seed)
 	st := &storm{stage: s, random: rand.New(rand.NewPCG(seed, 1)), seed: seed}
-	st.back = s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
-	st.local = s.far.must(request{Do: "add", Len: 2 * leaseLen}).ID
-	s.far.must(request{Do: "paint", Region: st.local, Len: 2 * leaseLen, Seed: 1 << 40})
+	st.prepare()
 	st.whole = s.home.must(request{Do: "add", Len: (leaseParts + leaseSteady) * leaseLen, Remote: true}).ID
 	for i := range uint64(leaseSteady) {
 		part := request{Do: "slice", Region: st.whole, Off: (leaseParts + i) * leaseLen, Len: leaseLen}
@@ -85,7 +85,16 @@ func checkFenceStress(s *stage) {
 	for end := time.Now().Add(min(*stressFor, stressBlock)); time.Now().Before(end) && !s.Failed(); rounds++ {
 		st.round(rounds)
 	}
-	s.Logf("%d rounds, %d with a writer that stood still, %d writes", rounds, st.frozen, st.written)
+	s.Logf("%d rounds, %d with a writer that stood still, %d with connections that broke, %d with a writer "+
+		"that was killed, %d writes", rounds, st.frozen, st.broken, st.killed, st.written)
+}
+
+// prepare has a far side that was just started ready for rounds.
+func (st *storm) prepare() {
+	st.Helper()
+	st.back = st.far.must(request{Do: "connect", Data: st.near.b.Addr()}).ID
+	st.local = st.far.must(request{Do: "add", Len: 2 * leaseLen}).ID
+	st.far.must(request{Do: "paint", Region: st.local, Len: 2 * leaseLen, Seed: 1 << 40})
 }
 
 // leases registers those of one round.
@@ -107,7 +116,8 @@ func (st *storm) leases() (list []*lease) {
 func (st *storm) round(number int) {
 	st.Helper()
 	list := st.leases()
-	q := request{Do: "storm", Peer: st.back, Region: st.local, Seed: st.random.Uint64(), Steady: st.steady}
+	lossy := st.h.Disturb != nil && st.random.IntN(6) == 0
+	q := request{Do: "storm", Peer: st.back, Region: st.local, Seed: st.random.Uint64(), Steady: st.steady, Lossy: lossy}
 	for _, l := range list {
 		q.Tokens = append(q.Tokens, l.token)
 	}
@@ -120,11 +130,41 @@ func (st *storm) round(number int) {
 			st.Fatal(err)
 		}
 	}
+	mend := func() {}
+	if lossy {
+		st.broken++
+		mend = st.h.Disturb(st.near.b, st.random)
+	}
 	st.fenceAll(number, list)
 	for _, l := range list {
 		st.reuse(l)
 	}
-	if freeze {
+	mend()
+	st.finish(number, freeze, lossy)
+	for i, l := range list {
+		sum := st.home.must(request{Do: "digest", Region: l.id, Len: leaseLen}).Data
+		if string(sum) != string(digest(painted(leaseLen, l.seed))) {
+			got := st.home.must(request{Do: "get", Region: l.id, Len: leaseLen}).Data
+			st.Errorf("seed %d, round %d, lease %d (writer stood still: %v): bytes landed behind the fence: %s",
+				st.seed, number, i, freeze, difference(got, painted(leaseLen, l.seed)))
+		}
+		st.home.must(request{Do: "give back", Region: l.id})
+	}
+}
+
+// finish lets the writer go on until it has nothing left to write, or kills it.
+func (st *storm) finish(number int, frozen, lossy bool) {
+	st.Helper()
+	if st.random.IntN(24) == 0 {
+		st.killed++
+		if err := st.proc.kill(); err != nil {
+			st.Fatal(err)
+		}
+		st.startFar()
+		st.prepare()
+		return
+	}
+	if frozen {
 		if err := st.proc.thaw(); err != nil {
 			st.Fatal(err)
 		}
@@ -134,14 +174,9 @@ func (st *storm) round(number int) {
 	for _, fault := range o.Faults {
 		st.Errorf("seed %d, round %d: far side: %s", st.seed, number, fault)
 	}
-	for i, l := range list {
-		sum := st.home.must(request{Do: "digest", Region: l.id, Len: leaseLen}).Data
-		if string(sum) != string(digest(painted(leaseLen, l.seed))) {
-			got := st.home.must(request{Do: "get", Region: l.id, Len: leaseLen}).Data
-			st.Errorf("seed %d, round %d, lease %d (writer stood still: %v): bytes landed behind the fence: %s",
-				st.seed, number, i, freeze, difference(got, painted(leaseLen, l.seed)))
-		}
-		st.home.must(request{Do: "give back", Region: l.id})
+	if lossy {
+		st.far.must(request{Do: "close peer", Peer: st.back})
+		st.back = st.far.must(request{Do: "connect", Data: st.near.b.Addr()}).ID
 	}
 }
 
