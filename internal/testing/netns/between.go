@@ -55,6 +55,11 @@ func (p *Pair) again(name string) (out string, err error) {
 	}
 	var text bytes.Buffer
 	c := exec.Command(exe, "-test.run=^"+name+"$", "-test.v", "-test.timeout=5m")
+	for _, arg := range os.Args[1:] {
+		if !strings.HasPrefix(arg, "-test.") { // of the test binary itself
+			c.Args = append(c.Args, arg)
+		}
+	}
 	c.Env = append(os.Environ(), nearVariable+"="+name)
 	c.ExtraFiles = []*os.File{p.Far.File()}
 	c.Stdout, c.Stderr = &text, &text
