@@ -3,10 +3,16 @@
 package tcp
 
 import (
+	"math/rand/v2"
+	"os/exec"
+	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/netns"
 )
 
 // Of two hosts, each has addresses that the other finds.
@@ -37,4 +43,61 @@ func overCable(t *testing.T, h drivertest.Harness) {
 	}
 	h.Start = far.Start
 	drivertest.Run(t, h)
+}
+
+// lines are what a line can be while the memory is fenced: slow, far away and lossy, and silent
+// one way, in the words of tc.
+var lines = []string{
+	"tbf rate 20mbit burst 32kbit latency 50ms",
+	"netem delay 20ms 10ms loss 2%",
+	"netem loss 100%",
+}
+
+// TestRealStressOverBadLines is the stress of fences over a cable of which an end turns bad, or
+// of which connections end, where the kernel can make such lines.
+func TestRealStressOverBadLines(t *testing.T) {
+	far := betweenHosts(t, netem)
+	if far == nil {
+		return
+	}
+	h := hostHarness
+	h.Only, h.Start = []string{"FenceStress"}, far.Start
+	h.Disturb = func(b driver.Backend, random *rand.Rand) (mend func()) {
+		turn := func(end int, args string) {
+			tc := func() error {
+				out, err := exec.Command("tc", strings.Fields(args)...).CombinedOutput()
+				require.NoError(t, err, "%s: %s", args, out)
+				return nil
+			}
+			if end == 0 {
+				_ = tc()
+				return
+			}
+			require.NoError(t, far.Do(tc))
+		}
+		end, kind := random.IntN(2), random.IntN(len(lines)+1)
+		if kind == len(lines) {
+			return breakConns(b, random)
+		}
+		turn(end, "qdisc add dev "+cableDevice+" root "+lines[kind])
+		return func() { turn(end, "qdisc del dev "+cableDevice+" root") }
+	}
+	drivertest.Run(t, h)
+}
+
+// netem makes sure that the kernel can make bad lines.
+func netem(pair *netns.Pair) error {
+	return pair.Near.Do(func() error {
+		for _, line := range lines {
+			for _, do := range []string{"add", "del"} {
+				args := "qdisc " + do + " dev " + cableDevice + " root " + line
+				out, err := exec.Command("tc", strings.Fields(args)...).CombinedOutput()
+				if err != nil {
+					return &driver.UnavailableError{Backend: "netem", Fix: "modprobe sch_netem sch_tbf, or make guest",
+						Reason: strings.TrimSpace(string(out)) + " " + err.Error()}
+				}
+			}
+		}
+		return nil
+	})
 }

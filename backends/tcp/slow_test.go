@@ -19,10 +19,11 @@ import (
 // network relays connections to an owner. Each way brings what it was given a while later, at no
 // more than a rate, and stands still now and then, as TCP does that has lost a packet.
 type network struct {
-	addr  []byte       // the owner's, at this end
-	delay atomic.Int64 // of each way, in nanoseconds
-	stall atomic.Int64 // once in 50 pieces
-	rate  atomic.Int64 // bytes a second; 0: any
+	addr  []byte          // the owner's, at this end
+	delay atomic.Int64    // of each way, in nanoseconds
+	stall atomic.Int64    // once in 50 pieces
+	rate  atomic.Int64    // bytes a second; 0: any
+	lost  [2]atomic.Int64 // until when nothing comes through, to the owner and from it; of clock
 
 	mu    sync.Mutex
 	conns []net.Conn
@@ -53,8 +54,8 @@ func newNetwork(t *testing.T, owner *Backend) *network {
 			x.mu.Lock()
 			x.conns = append(x.conns, near, far)
 			x.mu.Unlock()
-			all.Go(func() { x.relay(far, near) })
-			all.Go(func() { x.relay(near, far) })
+			all.Go(func() { x.relay(far, near, &x.lost[0]) })
+			all.Go(func() { x.relay(near, far, &x.lost[1]) })
 		}
 	})
 	return x
@@ -78,7 +79,7 @@ func slowNetwork(t *testing.T, owner *Backend, delay, stall time.Duration) []byt
 	return x.addr
 }
 
-func (x *network) relay(to, from net.Conn) {
+func (x *network) relay(to, from net.Conn, lost *atomic.Int64) {
 	type packet struct {
 		due  time.Time
 		data []byte
@@ -90,6 +91,7 @@ func (x *network) relay(to, from net.Conn) {
 		defer to.Close()
 		for p := range queue {
 			time.Sleep(time.Until(p.due))
+			time.Sleep(time.Duration(lost.Load() - clock())) // TCP sends again what was lost
 			if rate := x.rate.Load(); rate > 0 {
 				time.Sleep(time.Duration(len(p.data)) * time.Second / time.Duration(rate))
 			}

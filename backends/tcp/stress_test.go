@@ -45,15 +45,18 @@ var blank = bytes.Repeat([]byte{untouched}, plotBytes)
 // late counts bytes that a transfer of before has put where all was untouched.
 func late(mem []byte) int { return len(mem) - bytes.Count(mem, blank[:1]) }
 
-// disturb changes a network at random, or cuts it at one end or both, politely or not.
+// disturb changes a network at random, loses for a while all that goes one way, or cuts it at
+// one end or both, politely or not.
 func (x *network) disturb(r *rand.Rand) {
 	x.delay.Store(int64(upTo(r, 60*time.Millisecond)))
 	x.rate.Store(0)
-	switch r.IntN(6) {
+	switch r.IntN(7) {
 	case 0:
 		x.rate.Store(1<<20 + r.Int64N(8<<20))
 	case 1:
 		x.cut()
+	case 6: // longer than Grace, and than Failure of some
+		x.lost[r.IntN(2)].Store(clock() + int64(upTo(r, 800*time.Millisecond)))
 	case 2, 3: // one end alone: what is on its way still arrives at the other
 		x.mu.Lock()
 		defer x.mu.Unlock()
