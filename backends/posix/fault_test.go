@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/disk"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
@@ -232,7 +233,9 @@ func TestRegisterRefuses(t *testing.T) {
 }
 
 func TestDiskFull(t *testing.T) {
-	dir := mountSmall(t, 24<<20)
+	device, _ := disk.Loop(t, disk.File(t, 24<<20))
+	disk.Format(t, device)
+	dir, _ := disk.Mount(t, device)
 	bothPaths(t, func(t *testing.T, cfg Config) {
 		for _, buffered := range []bool{false, true} {
 			cfg.Buffered = buffered
@@ -259,7 +262,8 @@ func TestDiskFull(t *testing.T) {
 
 // TestDeviceFails cuts the file under a loop device: what is past its end is EIO.
 func TestDeviceFails(t *testing.T) {
-	device, file := loopDevice(t, 8<<20)
+	file := disk.File(t, 8<<20)
+	device, _ := disk.Loop(t, file)
 	bothPaths(t, func(t *testing.T, cfg Config) {
 		if err := os.Truncate(file, 8<<20); err != nil {
 			t.Fatal(err)

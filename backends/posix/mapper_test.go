@@ -3,58 +3,41 @@
 package posix
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/disk"
 )
 
 // badDisk makes a disk of 8 MiB, of which the fifth answers all with EIO. It wants the device
 // mapper, which the guest has.
 func badDisk(t *testing.T) string {
 	t.Helper()
-	device, _ := loopDevice(t, 8<<20)
-	name := fmt.Sprintf("sluice-test-%d", os.Getpid())
-	const sector = 512
-	table := strings.Join([]string{
+	device, _ := disk.Loop(t, disk.File(t, 8<<20))
+	const sector = disk.Sector
+	return disk.Map(t,
 		fmt.Sprintf("0 %d linear %s 0", 4<<20/sector, device),
 		fmt.Sprintf("%d %d error", 4<<20/sector, 1<<20/sector),
-		fmt.Sprintf("%d %d linear %s %d", 5<<20/sector, 3<<20/sector, device, 5<<20/sector),
-	}, "\n")
-	dmsetup := func(args ...string) ([]byte, error) {
-		c := exec.Command("dmsetup", append(args, name, "--noudevsync", "--noudevrules")...)
-		c.Stdin = strings.NewReader(table)
-		return c.CombinedOutput()
-	}
-	if out, err := dmsetup("create"); err != nil {
-		needs(t, "dmsetup: "+err.Error()+": "+strings.TrimSpace(string(out))+" (make guest has a kernel with the device mapper)")
-	}
-	t.Cleanup(func() {
-		if out, err := dmsetup("remove", "--retry"); err != nil {
-			t.Errorf("dmsetup: %v: %s", err, out)
-		}
-	})
-	out, err := dmsetup("info", "--columns", "--noheadings", "-o", "blkdevname")
-	if err != nil {
-		t.Fatalf("dmsetup: %v: %s", err, out)
-	}
-	return filepath.Join("/dev", strings.TrimSpace(string(out))) // udev may be late with the name of ours, or not there
+		fmt.Sprintf("%d %d linear %s %d", 5<<20/sector, 3<<20/sector, device, 5<<20/sector)).Path
 }
 
 // TestRealBadSectors moves pieces to and from a disk of which a part fails: the pieces there are
 // errors that name the offset, those elsewhere are whole.
 func TestRealBadSectors(t *testing.T) {
-	disk := badDisk(t)
+	path := badDisk(t)
 	bothPaths(t, func(t *testing.T, cfg Config) {
 		for _, buffered := range []bool{false, true} {
 			cfg.Buffered, cfg.Durable = buffered, true
-			f, err := Open(disk, OpenOptions{})
+			f, err := Open(path, OpenOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -78,4 +61,83 @@ func TestRealBadSectors(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestRealDurableOnAFlakyDisk has a disk refuse writes for moments. Whatever was reported durable
+// is on the disk, also where a sync failed and the next one succeeded.
+func TestRealDurableOnAFlakyDisk(t *testing.T) {
+	const size = 1 << 20
+	file := disk.File(t, size)
+	device, _ := disk.Loop(t, file)
+	good := fmt.Sprintf("0 %d linear %s 0", size/disk.Sector, device)
+	bad := fmt.Sprintf("0 %d flakey %s 0 0 3600 1 error_writes", size/disk.Sector, device)
+	flaky := disk.Map(t, bad) // the kernel has both
+	flaky.Become(good)
+	bothPaths(t, func(t *testing.T, cfg Config) {
+		for _, cfg.Buffered = range []bool{true, false} {
+			t.Run(fmt.Sprintf("buffered %t", cfg.Buffered), func(t *testing.T) {
+				f, err := Open(flaky.Path, OpenOptions{})
+				require.NoError(t, err)
+				defer f.Close()
+				r := newRig(t, cfg, f.Segment(), size)
+				over, stopped := make(chan struct{}), make(chan struct{})
+				go func() {
+					defer close(stopped)
+					for {
+						for _, table := range []string{bad, good} {
+							flaky.Become(table)
+							select {
+							case <-over:
+								flaky.Become(good)
+								return
+							case <-time.After(time.Duration(rand.IntN(20)) * time.Millisecond):
+							}
+						}
+					}
+				}()
+				defer func() { close(over); <-stopped }()
+				r.writeDurably(t, file)
+			})
+		}
+	})
+}
+
+// writeDurably writes parts in rounds, and compares those that ended well with what the disk has.
+func (r *rig) writeDurably(t *testing.T, file string) {
+	const part, batch = 4 << 10, 16
+	parts := len(r.mem) / part
+	lost, kept := 0, 0
+	for round := 0; round < 100 || (lost == 0 || kept == 0) && round < 2000; round++ {
+		list := rand.Perm(parts)[:batch]
+		for _, i := range list {
+			copy(r.mem[i*part:], bytes.Repeat([]byte{byte(rand.Uint32())}, part))
+			r.durableWrite(t, uint64(i), uint64(i), part)
+		}
+		ended := map[uint64]error{}
+		for len(ended) < batch {
+			n, err := r.b.Poll(r.done[:])
+			require.NoError(t, err)
+			for _, c := range r.done[:n] {
+				ended[c.Tag] = c.Err
+			}
+			if n == 0 {
+				time.Sleep(50 * time.Microsecond)
+			}
+		}
+		has, err := os.ReadFile(file)
+		require.NoError(t, err)
+		for i, err := range ended {
+			if err != nil {
+				require.ErrorIs(t, err, syscall.EIO)
+				lost++
+				continue
+			}
+			kept++
+			at := int(i) * part
+			require.Equal(t, r.mem[at:at+part], has[at:at+part], "part %d was reported durable", i)
+		}
+	}
+	t.Logf("%d writes reported durable, %d failed", kept, lost)
+	require.NotZero(t, lost)
+	require.NotZero(t, kept)
 }

@@ -5,9 +5,7 @@ package posix
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -17,6 +15,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/ownfiles"
+	"github.com/sluicehq/sluice/internal/testing/disk"
 )
 
 // lossyDisk stands in for a disk that loses bytes: the first sync ends only when it is let, and
@@ -165,12 +164,7 @@ func fullDisk(t *testing.T) string {
 	}
 	require.ErrorIs(t, err, syscall.ENOSPC)
 	require.NoError(t, full.Close())
-	out, err := exec.Command("losetup", "--find", "--show", file).CombinedOutput()
-	if err != nil {
-		needs(t, "losetup: "+string(out))
-	}
-	device := strings.TrimSpace(string(out))
-	t.Cleanup(func() { _ = exec.Command("losetup", "--detach", device).Run() })
+	device, _ := disk.Loop(t, file)
 	return device
 }
 
