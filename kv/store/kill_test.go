@@ -66,67 +66,80 @@ func writeForEver(path string, cfg posix.Config) error {
 	if err != nil {
 		return err
 	}
-	b, err := posix.New(cfg)
-	if err != nil {
-		return err
-	}
-	e, err := engine.Open(engine.Config{Name: "writer", Backends: []driver.Backend{b}})
-	if err != nil {
-		return err
-	}
-	memory, err := engine.Alloc(killShape.BlockBytes, engine.AllocOptions{})
-	if err != nil {
-		return err
-	}
-	local, err := e.Register("memory", memory.Segment())
-	if err != nil {
-		return err
-	}
-	if _, err = e.Register("store", s.Segment()); err != nil {
-		return err
-	}
-	self, err := e.Self()
-	if err != nil {
-		return err
-	}
-	remote, err := self.Remote("store")
+	w, err := newWriter(s, cfg)
 	if err != nil {
 		return err
 	}
 	fmt.Println("ready")
 	for {
-		if err := writeOne(s, e, self, local, remote); err != nil {
+		i := rand.Uint32N(uint32(killShape.Blocks))
+		if err := s.Begin(i); err != nil {
+			return err
+		}
+		if _, err := w.write(i); err != nil {
 			return err
 		}
 	}
 }
 
-func writeOne(s *Store, e *engine.Engine, self *engine.Peer, local *engine.Region, remote *engine.Remote) error {
-	i := rand.Uint32N(uint32(killShape.Blocks))
+// writer writes blocks of a store.
+type writer struct {
+	s      *Store
+	e      *engine.Engine
+	memory *engine.Memory
+	self   *engine.Peer
+	local  *engine.Region
+	remote *engine.Remote
+}
+
+func newWriter(s *Store, cfg posix.Config) (w *writer, err error) {
+	w = &writer{s: s}
+	b, err := posix.New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if w.e, err = engine.Open(engine.Config{Name: "writer", Backends: []driver.Backend{b}}); err != nil {
+		return nil, err
+	}
+	if w.memory, err = engine.Alloc(killShape.BlockBytes, engine.AllocOptions{}); err != nil {
+		return nil, err
+	}
+	if w.local, err = w.e.Register("memory", w.memory.Segment()); err != nil {
+		return nil, err
+	}
+	if _, err = w.e.Register("store", s.Segment()); err != nil {
+		return nil, err
+	}
+	if w.self, err = w.e.Self(); err != nil {
+		return nil, err
+	}
+	w.remote, err = w.self.Remote("store")
+	return w, err
+}
+
+// write puts new content into a block of which Begin has been called.
+func (w *writer) write(i uint32) (Block, error) {
 	var name Name
 	binary.LittleEndian.PutUint64(name[:], rand.Uint64())
-	contentOf(name, local.Bytes())
-	if err := s.Begin(i); err != nil {
-		return err
-	}
-	t, err := e.NewTransfer(self, engine.Write, engine.Route{})
+	contentOf(name, w.local.Bytes())
+	t, err := w.e.NewTransfer(w.self, engine.Write, engine.Route{})
 	if err != nil {
-		return err
+		return Block{}, err
 	}
-	if err := t.Add(local, 0, remote, uint64(i)*killShape.Stride(), killShape.BlockBytes); err != nil {
-		return err
+	if err := t.Add(w.local, 0, w.remote, uint64(i)*killShape.Stride(), killShape.BlockBytes); err != nil {
+		return Block{}, err
 	}
 	if err := t.Post(); err != nil {
-		return err
+		return Block{}, err
 	}
 	if err := t.Wait(context.Background()); err != nil {
-		return err
+		return Block{}, err
 	}
-	if _, err = s.Commit(i, name, killShape.BlockBytes, Sum(local.Bytes())); err != nil {
-		return err
-	}
-	return t.Close()
+	b, err := w.s.Commit(i, name, killShape.BlockBytes, Sum(w.local.Bytes()))
+	return b, errors.Join(err, t.Close())
 }
+
+func (w *writer) close() error { return errors.Join(w.e.Close(), w.memory.Close()) }
 
 // TestKilled kills a writer at any moment, many times: what the store says of a block is
 // true each time, and stays so.

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -94,7 +95,13 @@ func Mount(t testing.TB, device string) (dir string, unmount func()) {
 		if over.Swap(true) {
 			return
 		}
-		if err := unix.Unmount(dir, 0); err != nil {
+		err := unix.Unmount(dir, 0)
+		// The kernel lets go of the files of a ring a moment after the ring was closed.
+		for end := time.Now().Add(20 * time.Second); err == unix.EBUSY && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+			err = unix.Unmount(dir, 0)
+		}
+		if err != nil {
 			t.Errorf("unmount %s: %v", dir, err)
 			_ = unix.Unmount(dir, unix.MNT_DETACH)
 		}
