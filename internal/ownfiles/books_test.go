@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -294,5 +295,29 @@ func TestReopenedIsOurs(t *testing.T) {
 	ours, _, err := Examine(fd)
 	if err != nil || !ours.SameFile(theirs) || ours == theirs {
 		t.Errorf("%+v, %v, want %+v read-only", ours, err, theirs)
+	}
+}
+
+// TestRegisterBesideClose: what Register finds while Close runs is given back.
+func TestRegisterBesideClose(t *testing.T) {
+	r := newRig(t)
+	closed := make(chan error, 1)
+	_, err := r.Register(&driver.Segment{Kind: driver.DRAM, Len: 1, Mem: make([]byte, 1)}, func(m *Memory[int]) error {
+		m.Extent = 7
+		go func() { closed <- r.Books.Close(func() error { return nil }) }()
+		for r.Gate.Enter() { // Close has listed the memories when it shuts the gate
+			r.Gate.Exit()
+			runtime.Gosched()
+		}
+		return nil
+	})
+	if !errors.Is(err, driver.ErrClosed) {
+		t.Errorf("register while the backend closes: %v", err)
+	}
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if !slices.Contains(r.released, 7) {
+		t.Error("the backend has closed, and memory was not given back")
 	}
 }
