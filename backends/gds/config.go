@@ -72,7 +72,6 @@ const (
 	descsMax   = 4096
 	runsMax    = 16 << 10
 	blockBytes = 4 << 10 // cuFile writes blocks: what a write changes of one it reads before
-	turnMax    = 32      // requests of one job before the next has its turn
 	retriesMax = 100     // of a request that was neither done nor refused
 	shortMax   = 10      // tries of a write that ends within a block again and again
 	oldVersion = 1090    // the first that takes host memory

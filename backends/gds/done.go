@@ -12,11 +12,7 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 		}
 		b.books.Gate.Exit()
 	}
-	n := b.done.Pop(done)
-	if n == 0 && b.books.Closed() && b.done.Taken() == 0 {
-		return 0, driver.ErrClosed
-	}
-	return n, nil
+	return b.books.Pop(done)
 }
 
 // FD implements driver.Backend.
@@ -29,7 +25,7 @@ func (b *Backend) Arm() (ready bool, err error) {
 		return false, driver.ErrClosed
 	}
 	defer b.books.Gate.Exit()
-	return b.ends.Arm() || b.done.Ready() > 0, nil
+	return b.ends.Arm() || b.books.Done.Ready() > 0, nil
 }
 
 // wake signals the event if somebody armed it.

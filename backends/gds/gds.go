@@ -36,7 +36,6 @@ import (
 	"github.com/sluicehq/sluice/csrc/cufile"
 	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/done"
 	"github.com/sluicehq/sluice/internal/ownfiles"
 	"github.com/sluicehq/sluice/internal/park"
 )
@@ -53,18 +52,11 @@ type Backend struct {
 	attended sync.WaitGroup
 	ends     *gpu.Ends
 	mover    *cufile.Mover
-	done     done.Ring
-	closing  sync.Once
-	closeErr error
 
 	// Guarded by books.Mu, under which no call into C is made but in cold calls.
 	heeding  bool // attend is told of ends
-	news     bool // completions that nobody was woken for
-	failed   bool // jobs in the queue may have failed
 	files    map[ownfiles.ID]*file
 	jobs     []job
-	freeJobs []*job
-	queue    ownfiles.Turns[job] // jobs with pieces that no request was made of
 	requests []request
 	free     []*request
 	landed   [reapMax]ring.Done
@@ -79,6 +71,9 @@ type parcel struct{ list []cufile.Request }
 
 // reapMax is how many ends are handled at a time.
 const reapMax = 64
+
+// can is what the peers take.
+const can = driver.CanPattern | driver.CanNest
 
 var _ driver.Backend = (*Backend)(nil)
 
@@ -99,8 +94,8 @@ func New(cfg Config) (*Backend, error) {
 	b := &Backend{cfg: cfg, facts: facts, files: map[ownfiles.ID]*file{}}
 	b.caps = caps(&b.cfg, facts.Compat)
 	b.books.Open(ownfiles.Config[extent]{Name: "gds", Memory: "memory", Mover: "cuFile", KeysMax: cfg.KeysMax,
+		JobsMax: cfg.JobsMax, Can: can, DescsMax: descsMax, RunsMax: runsMax, Room: b.room, Cut: b.begin, Ends: b.finish,
 		Stop: b.stop, Leave: b.leave, Release: b.giveBack})
-	b.done.Init(cfg.JobsMax)
 	b.makeTables()
 	if err := b.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("gds: %w", err), b.release())
@@ -110,13 +105,11 @@ func New(cfg Config) (*Backend, error) {
 
 func (b *Backend) makeTables() {
 	b.jobs = make([]job, b.cfg.JobsMax)
-	b.freeJobs = make([]*job, 0, b.cfg.JobsMax)
 	for i := range b.jobs {
-		j := &b.jobs[len(b.jobs)-1-i]
+		j := &b.jobs[i]
+		j.Slot = i
 		b.books.Add(&j.Job)
-		b.freeJobs = append(b.freeJobs, j)
 	}
-	b.queue = ownfiles.NewTurns[job](b.cfg.JobsMax)
 	b.requests = make([]request, b.cfg.Depth)
 	b.free = make([]*request, 0, b.cfg.Depth)
 	for i := range b.requests {
@@ -168,8 +161,7 @@ func (b *Backend) Facts() Facts { return b.facts }
 
 // Close implements driver.Backend. It waits for what the disks have in hand.
 func (b *Backend) Close() error {
-	b.closing.Do(func() { b.closeErr = errors.Join(b.books.Close(), b.release()) })
-	return b.closeErr
+	return b.books.Close(b.release)
 }
 
 // release gives back what open made.

@@ -10,14 +10,6 @@ import (
 // books.Mu.
 type job struct {
 	ownfiles.Job[extent]
-
-	at     cursor // what the next request begins with
-	flying int    // requests
-	queued bool   // in Backend.queue
 }
 
-// cursor is a place in the items of a job.
-type cursor struct {
-	item int
-	off  uint64 // within the item
-}
+type cursor = ownfiles.Cursor

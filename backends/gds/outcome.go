@@ -64,7 +64,7 @@ func (r *request) op() string {
 
 // failure names file, offset and piece.
 func (r *request) failure(cause error) error {
-	piece, before := r.first.item, r.done+r.first.off
+	piece, before := r.first.Item, r.done+r.first.Off
 	for before >= r.j.Items[piece].Len && piece+1 < len(r.j.Items) {
 		before -= r.j.Items[piece].Len
 		piece++

@@ -27,9 +27,9 @@ type request struct {
 // cut makes the next request of a job: of one descriptor or a part of it, or of several that touch on both sides. It
 // returns nil when that has to wait until others have ended.
 func (b *Backend) cut(j *job) *request {
-	it := &j.Items[j.at.item]
+	it := &j.Items[j.At.Item]
 	v := &j.Views[it.View]
-	f, off := v.Remote.Extent.file, v.Remote.Extent.off+it.Remote+j.at.off
+	f, off := v.Remote.Extent.file, v.Remote.Extent.off+it.Remote+j.At.Off
 	next, n := j.reach(uint64(b.cfg.PieceMax) - off%blockBytes) // so that what follows begins with a whole block
 	write, edge := j.Op == driver.Write, false
 	if write {
@@ -48,12 +48,12 @@ func (b *Backend) cut(j *job) *request {
 	}
 	r := b.free[len(b.free)-1]
 	b.free = b.free[:len(b.free)-1]
-	*r = request{slot: r.slot, j: j, f: f, write: write, edge: edge, mem: v.Local, local: it.Local + j.at.off, off: off, n: n, first: j.at}
+	*r = request{slot: r.slot, j: j, f: f, write: write, edge: edge, mem: v.Local, local: it.Local + j.At.Off, off: off, n: n, first: j.At}
 	if s := v.Local.Extent.shared; s != nil && !write {
 		s.Enter() // its pages stay in place while cuFile writes there
 	}
 	b.mover.Cancel(r.slot, false)
-	j.at = next
+	j.At = next
 	return r
 }
 
@@ -72,19 +72,19 @@ func wholeBlocks(off, n uint64) (first uint64, edge bool) {
 
 // reach says how far a request goes that begins at the cursor, for at most so many bytes.
 func (j *job) reach(most uint64) (next cursor, n uint64) {
-	next = j.at
+	next = j.At
 	for {
-		it := &j.Items[next.item]
-		left := it.Len - next.off
+		it := &j.Items[next.Item]
+		left := it.Len - next.Off
 		if n+left > most {
-			next.off += most - n
+			next.Off += most - n
 			return next, most
 		}
-		n, next = n+left, cursor{item: next.item + 1}
-		if next.item == len(j.Items) {
+		n, next = n+left, cursor{Item: next.Item + 1}
+		if next.Item == len(j.Items) {
 			return next, n
 		}
-		after := &j.Items[next.item]
+		after := &j.Items[next.Item]
 		if after.View != it.View || after.Local != it.Local+it.Len || after.Remote != it.Remote+it.Len || n == most {
 			return next, n
 		}

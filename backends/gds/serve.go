@@ -2,7 +2,10 @@
 
 package gds
 
-import "github.com/sluicehq/sluice/csrc/ring"
+import (
+	"github.com/sluicehq/sluice/csrc/ring"
+	"github.com/sluicehq/sluice/internal/ownfiles"
+)
 
 // serve handles requests that have ended, and begins what there is room for.
 func (b *Backend) serve() {
@@ -16,13 +19,13 @@ func (b *Backend) serve() {
 			break
 		}
 	}
-	b.pump()
+	b.books.Pump()
 	b.leave()
 }
 
 // leave gives the lock up, and then does what must not be done under it.
 func (b *Backend) leave() {
-	need := b.queue.Len() > 0 || b.books.Waited() // what has ended cannot wait for Poll
+	need := b.books.Queued() || b.books.Waited() // what has ended cannot wait for Poll
 	nudge := need && !b.heeding
 	switch {
 	case nudge:
@@ -31,8 +34,8 @@ func (b *Backend) leave() {
 		b.ends.Heed(-1)
 	}
 	b.heeding = need
-	news := b.news
-	b.news = false
+	news := b.books.News
+	b.books.News = false
 	p := b.takeParcel()
 	b.books.Mu.Unlock()
 	if p != nil {
@@ -44,45 +47,6 @@ func (b *Backend) leave() {
 	if nudge {
 		_ = b.heed.Signal() // of what had ended before; fails only when closed
 	}
-}
-
-// pump begins what there is room for, the jobs in turn.
-//
-// Preconditions: books.Mu is held.
-func (b *Backend) pump() {
-	for idle := 0; idle < b.queue.Len() && (len(b.free) > 0 || b.failed); {
-		j := b.queue.Pop()
-		before := j.at
-		if b.advance(j) {
-			j.queued = false
-			b.settle(j)
-			continue
-		}
-		b.queue.Push(j)
-		if idle++; j.at != before {
-			idle = 0
-		}
-	}
-	b.failed = false
-}
-
-// advance makes requests of a job, as many as it may in its turn. It reports whether there is nothing to make any more.
-func (b *Backend) advance(j *job) bool {
-	for range turnMax {
-		if j.Err != nil || j.at.item == len(j.Items) {
-			return true
-		}
-		if len(b.free) == 0 {
-			return false
-		}
-		r := b.cut(j)
-		if r == nil {
-			return false
-		}
-		j.flying++
-		b.launch(r)
-	}
-	return false
 }
 
 // land handles the end of a request, which may be the beginning of another try.
@@ -99,46 +63,38 @@ func (b *Backend) land(d *ring.Done) {
 	j := r.j
 	*r = request{slot: r.slot}
 	b.free = append(b.free, r)
-	j.flying--
-	if err != nil {
-		b.fail(j, err)
-	}
-	b.settle(j)
+	b.books.Landed(&j.Job, err)
 }
 
-func (b *Backend) fail(j *job, err error) {
-	if j.Err == nil {
-		j.Err = err
+// room implements ownfiles.Config.
+func (b *Backend) room() bool { return len(b.free) > 0 }
+
+// begin implements ownfiles.Config.
+func (b *Backend) begin(of *ownfiles.Job[extent]) bool {
+	r := b.cut(&b.jobs[of.Slot])
+	if r != nil {
+		b.launch(r)
 	}
-	b.failed = true
+	return r != nil
 }
 
-// settle completes a job that has nothing under way and nothing to begin.
-func (b *Backend) settle(j *job) {
-	if j.queued || j.flying > 0 {
-		return
+// finish implements ownfiles.Config.
+func (b *Backend) finish(of *ownfiles.Job[extent]) bool {
+	for i := range of.Views {
+		of.Views[i].Remote.Extent.file.endTurn(&b.jobs[of.Slot])
 	}
-	for i := range j.Views {
-		j.Views[i].Remote.Extent.file.endTurn(j)
-	}
-	tag, err := j.Tag, j.Err
-	j.Clear()
-	b.freeJobs = append(b.freeJobs, j)
-	b.done.Push(tag, err)
-	b.news = true
-	b.books.Ended()
+	return true
 }
 
 // stop ends requests of jobs that have failed, and begins no more of them.
 //
 // Preconditions: books.Mu is held.
 func (b *Backend) stop() {
-	b.failed = true
 	for i := range b.requests {
 		if r := &b.requests[i]; r.j != nil && r.j.Err != nil && !r.ending {
 			r.ending = true
 			b.mover.Cancel(r.slot, true)
 		}
 	}
-	b.pump()
+	b.books.Pump()
 }

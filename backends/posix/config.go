@@ -50,7 +50,6 @@ const (
 	blockMin    = 4 << 10  // whole blocks and nothing else go past the page cache: a page at least
 	splitMin    = 64 << 10 // bytes of whole blocks within a piece that are worth a request apart
 	inlineMax   = 64 << 10 // bytes of one request that Submit lets the kernel copy from the page cache, and a scribe to it
-	turnMax     = 32       // requests of one job before the next has its turn
 	retriesMax  = 1000     // of a request that the kernel neither did nor refused
 	threadsMax  = 1024
 	depthMax    = 4096

@@ -12,11 +12,7 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 		}
 		b.books.Gate.Exit()
 	}
-	n := b.done.Pop(done)
-	if n == 0 && b.books.Closed() && b.done.Taken() == 0 {
-		return 0, driver.ErrClosed
-	}
-	return n, nil
+	return b.books.Pop(done)
 }
 
 // FD implements driver.Backend.
@@ -34,7 +30,7 @@ func (b *Backend) Arm() (ready bool, err error) {
 	b.armings.Add(1)
 	b.doubt.Store(0)
 	b.leave()
-	return b.done.Ready() > 0 || b.mover.pending(), nil
+	return b.books.Done.Ready() > 0 || b.mover.pending(), nil
 }
 
 // wake signals the event if somebody armed it.

@@ -14,20 +14,13 @@ import (
 type job struct {
 	ownfiles.Job[extent] // its items rise in the file within each view
 
-	at      cursor // what the next request begins with
 	high    uint64 // end of what was begun in the file of the view
-	flying  int    // requests
 	syncs   int    // files whose sync it waits for
 	durable bool   // it ends once the disk has what it wrote
 	synced  bool   // it has asked for those
-	queued  bool   // in Backend.queue
 }
 
-// cursor is a place in the items of a job.
-type cursor struct {
-	piece int
-	off   uint64 // within the item
-}
+type cursor = ownfiles.Cursor
 
 // sort has the items follow the file.
 func (j *job) sort() {

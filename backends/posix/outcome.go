@@ -85,8 +85,8 @@ func (r *request) failure(cause error) error {
 	c := r.first
 	at := r.j.place(c)
 	for uint64(e.Off) >= at.off+uint64(len(at.mem)) {
-		next := cursor{piece: c.piece + 1}
-		if next.piece > r.last.piece || next == r.last {
+		next := cursor{Item: c.Item + 1}
+		if next.Item > r.last.Item || next == r.last {
 			break
 		}
 		c, at = next, r.j.place(next)
@@ -94,5 +94,5 @@ func (r *request) failure(cause error) error {
 	if uint64(e.Off) < at.off { // in the gap before it
 		e.Off = int64(at.off)
 	}
-	return &driver.PieceError{Piece: int(r.j.Items[c.piece].Index), Err: e}
+	return &driver.PieceError{Piece: int(r.j.Items[c.Item].Index), Err: e}
 }

@@ -16,20 +16,20 @@ type place struct {
 
 // place looks up a cursor.
 func (j *job) place(c cursor) place {
-	p := &j.Items[c.piece]
+	p := &j.Items[c.Item]
 	v := &j.Views[p.View]
 	local, remote := &v.Local.Extent, &v.Remote.Extent
-	mem := local.mem[p.Local+c.off:][:p.Len-c.off]
-	return place{local, remote.file, mem, remote.off + p.Remote + c.off}
+	mem := local.mem[p.Local+c.Off:][:p.Len-c.Off]
+	return place{local, remote.file, mem, remote.off + p.Remote + c.Off}
 }
 
 // step moves the cursor by n bytes within its piece, or to the next one.
 func (j *job) step(p *place, n uint64) {
 	if n == uint64(len(p.mem)) {
-		j.at = cursor{piece: j.at.piece + 1}
+		j.At = cursor{Item: j.At.Item + 1}
 		return
 	}
-	j.at.off += n
+	j.At.Off += n
 }
 
 // whole says which part of a place goes straight between the disk and memory: n bytes
@@ -54,7 +54,7 @@ func (p *place) whole() (skip, n uint64) {
 // cut makes the next request of a job. It returns nil when that has to wait until
 // others have ended.
 func (b *Backend) cut(j *job) *request {
-	p := j.place(j.at)
+	p := j.place(j.At)
 	skip, whole := p.whole()
 	straight := skip == 0 && whole > 0
 	write := j.Op == driver.Write
@@ -75,14 +75,14 @@ func (b *Backend) cut(j *job) *request {
 	default:
 		b.cutBounced(r, j, p, skip)
 	}
-	r.last = j.at
+	r.last = j.At
 	return r
 }
 
 // mayWrite keeps the kinds of write to an inode apart in time, and pieces of one batch that
 // lie over each other.
 func (b *Backend) mayWrite(j *job, p *place, straight bool) bool {
-	if j.at.off == 0 && j.flying > 0 && j.at.piece > 0 && p.off < j.high {
+	if j.At.Off == 0 && j.Flying > 0 && j.At.Item > 0 && p.off < j.high {
 		return false
 	}
 	n, mine := p.f.inode, cached
@@ -112,10 +112,10 @@ func (j *job) took(p *place, n uint64) {
 
 // next returns the following place if it lies in the same file and begins at off.
 func (j *job) next(f *file, off uint64) (place, bool) {
-	if j.at.off > 0 || j.at.piece == len(j.Items) {
+	if j.At.Off > 0 || j.At.Item == len(j.Items) {
 		return place{}, false
 	}
-	p := j.place(j.at)
+	p := j.place(j.At)
 	return p, p.f == f && p.off == off
 }
 
@@ -156,10 +156,10 @@ func (b *Backend) cutCached(r *request, j *job, p place, n uint64) {
 		}
 		r.enter(p.local)
 		j.took(&p, n)
-		if j.at.off > 0 || j.at.piece == len(j.Items) {
+		if j.At.Off > 0 || j.At.Item == len(j.Items) {
 			break
 		}
-		following := j.place(j.at)
+		following := j.place(j.At)
 		end := r.off + r.n
 		ok = following.f == p.f && following.off >= end && following.off-end <= gapMax
 		gap := following.off - end
@@ -189,10 +189,10 @@ func (b *Backend) cutBounced(r *request, j *job, p place, n uint64) {
 		r.enter(p.local)
 		j.took(&p, n)
 		end = max(end, p.off+n)
-		if j.at.off > 0 || j.at.piece == len(j.Items) || n == 0 {
+		if j.At.Off > 0 || j.At.Item == len(j.Items) || n == 0 {
 			break
 		}
-		following := j.place(j.at)
+		following := j.place(j.At)
 		if following.f != p.f || following.off < r.off || following.off >= limit ||
 			b.cfg.GapMax < 0 || following.off > end+uint64(b.cfg.GapMax) {
 			break
@@ -215,13 +215,13 @@ func (r *request) scatter() {
 	for c := r.first; c != r.last; {
 		p := j.place(c)
 		n := uint64(len(p.mem))
-		if c.piece == r.last.piece {
-			n = r.last.off - c.off
+		if c.Item == r.last.Item {
+			n = r.last.Off - c.Off
 		}
 		copy(p.mem[:n], r.buffer[p.off-r.off:])
-		if c.piece == r.last.piece {
+		if c.Item == r.last.Item {
 			return
 		}
-		c = cursor{piece: c.piece + 1}
+		c = cursor{Item: c.Item + 1}
 	}
 }

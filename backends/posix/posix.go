@@ -28,11 +28,9 @@ package posix
 import (
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/done"
 	"github.com/sluicehq/sluice/internal/ownfiles"
 	"github.com/sluicehq/sluice/internal/park"
 )
@@ -40,26 +38,19 @@ import (
 // Backend implements driver.Backend.
 type Backend struct {
 	driver.BackendBase
-	cfg      Config
-	books    ownfiles.Books[extent] // Gate: whoever uses the mover
-	event    *park.Event            // for who has armed
-	mover    mover
-	choice   string // which mover, and why
-	done     done.Ring
-	armed    atomic.Bool
-	armings  atomic.Uint64 // calls of Arm
-	doubt    atomic.Uint64 // the call since which the kernel tells the sleeper of a landing; 0: none
-	closing  sync.Once
-	closeErr error
+	cfg     Config
+	books   ownfiles.Books[extent] // Gate: whoever uses the mover
+	event   *park.Event            // for who has armed
+	mover   mover
+	choice  string // which mover, and why
+	armed   atomic.Bool
+	armings atomic.Uint64 // calls of Arm
+	doubt   atomic.Uint64 // the call since which the kernel tells the sleeper of a landing; 0: none
 
 	// Guarded by books.Mu, under which no system call is made but in cold calls.
-	news     bool // completions that nobody was woken for
-	failed   bool // jobs in the queue may have failed
 	files    map[ownfiles.ID]*file
 	inodes   map[inodeKey]*inode
 	jobs     []job
-	freeJobs []*job
-	queue    ownfiles.Turns[job] // jobs with pieces that no request was made of
 	requests []request
 	free     []*request
 	again    []*request // to be handed to the mover once more
@@ -81,8 +72,9 @@ func New(cfg Config) (*Backend, error) {
 	}
 	b := &Backend{cfg: cfg, files: map[ownfiles.ID]*file{}, inodes: map[inodeKey]*inode{}}
 	b.books.Open(ownfiles.Config[extent]{Name: "posix", Memory: "host memory", Mover: "the disk", KeysMax: cfg.KeysMax,
+		JobsMax: cfg.JobsMax, Can: can, DescsMax: descsMax, RunsMax: runsMax,
+		Take: b.take, First: b.first, Room: b.room, Cut: b.begin, Ends: b.finish,
 		Stop: b.stop, Leave: b.leave, Release: b.giveBack})
-	b.done.Init(cfg.JobsMax)
 	if err := b.open(); err != nil {
 		return nil, errors.Join(err, b.release())
 	}
@@ -97,13 +89,11 @@ func (b *Backend) open() (err error) {
 		return fmt.Errorf("posix: map %d buffers: %w", b.cfg.Depth, err)
 	}
 	b.jobs = make([]job, b.cfg.JobsMax)
-	b.freeJobs = make([]*job, 0, b.cfg.JobsMax)
 	for i := range b.jobs {
-		j := &b.jobs[len(b.jobs)-1-i]
+		j := &b.jobs[i]
+		j.Slot = i
 		b.books.Add(&j.Job)
-		b.freeJobs = append(b.freeJobs, j)
 	}
-	b.queue = ownfiles.NewTurns[job](b.cfg.JobsMax)
 	b.requests = make([]request, b.cfg.Depth)
 	b.free = make([]*request, 0, b.cfg.Depth)
 	b.again = make([]*request, 0, b.cfg.Depth)
@@ -136,8 +126,7 @@ func (b *Backend) Pinned() uint64 {
 
 // Close implements driver.Backend. It waits for what the disks have in hand.
 func (b *Backend) Close() error {
-	b.closing.Do(func() { b.closeErr = errors.Join(b.books.Close(), b.release()) })
-	return b.closeErr
+	return b.books.Close(b.release)
 }
 
 // release gives back what open made.

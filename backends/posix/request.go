@@ -55,7 +55,7 @@ func (r *request) begin(j *job, f *file, off uint64) {
 	r.past, r.bounce = false, false
 	r.ending.Store(false)
 	r.n, r.need, r.done, r.retries, r.fixed = 0, 0, 0, 0, -1
-	r.first, r.iov = j.at, r.iovs[:0]
+	r.first, r.iov = j.At, r.iovs[:0]
 }
 
 // beginSync makes a free request an fdatasync.

@@ -2,7 +2,11 @@
 
 package posix
 
-import "golang.org/x/sys/unix"
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/internal/ownfiles"
+)
 
 // mover hands requests to the kernel: io_uring, or threads.
 type mover interface {
@@ -63,8 +67,8 @@ func (b *Backend) serve() {
 		list[i] = landing{}
 	}
 	b.trays = append(b.trays, t)
-	b.news = b.news && !told
-	b.pump()
+	b.books.News = b.books.News && !told
+	b.books.Pump()
 	b.leave()
 }
 
@@ -102,8 +106,8 @@ func (l *landing) scatters() bool {
 // leave gives the lock up, and then does what must not be done under it.
 func (b *Backend) leave() {
 	b.listen()
-	news := b.news
-	b.news = false
+	news := b.books.News
+	b.books.News = false
 	b.books.Mu.Unlock()
 	if news {
 		b.wake()
@@ -115,50 +119,14 @@ func (b *Backend) leave() {
 //
 // Preconditions: books.Mu is held.
 func (b *Backend) listen() {
-	more := b.queue.Len() > 0 || b.durables > 0
+	more := b.books.Queued() || b.durables > 0
 	b.mover.listen(more || b.books.Waited(), b.armed.Load())
 }
 
-// pump begins what there is room for, the jobs in turn.
-//
-// Preconditions: books.Mu is held.
-func (b *Backend) pump() {
+// first implements ownfiles.Config.
+func (b *Backend) first() {
 	b.relaunch()
 	b.beginSyncs()
-	for idle := 0; idle < b.queue.Len() && (len(b.free) > 0 || b.failed); {
-		j := b.queue.Pop()
-		before := j.at
-		if b.advance(j) {
-			j.queued = false
-			b.settle(j)
-			continue
-		}
-		b.queue.Push(j)
-		if idle++; j.at != before {
-			idle = 0
-		}
-	}
-	b.failed = false
-}
-
-// advance makes requests of a job, as many as it may in its turn. It reports whether
-// there is nothing to make any more.
-func (b *Backend) advance(j *job) bool {
-	for range turnMax {
-		if j.Err != nil || j.at.piece == len(j.Items) {
-			return true
-		}
-		if len(b.free) == 0 {
-			return false
-		}
-		r := b.cut(j)
-		if r == nil {
-			return false
-		}
-		j.flying++
-		b.launch(r)
-	}
-	return false
 }
 
 func (b *Backend) launch(r *request) {
@@ -209,58 +177,54 @@ func (b *Backend) land(l landing) {
 		b.synced(inode, err)
 		return
 	}
-	j.flying--
-	if err != nil {
-		b.fail(j, err)
-	}
-	b.settle(j)
+	b.books.Landed(&j.Job, err)
 }
 
-func (b *Backend) fail(j *job, err error) {
-	if j.Err == nil {
-		j.Err = err
+// room implements ownfiles.Config.
+func (b *Backend) room() bool { return len(b.free) > 0 }
+
+// begin implements ownfiles.Config.
+func (b *Backend) begin(of *ownfiles.Job[extent]) bool {
+	r := b.cut(&b.jobs[of.Slot])
+	if r != nil {
+		b.launch(r)
 	}
-	b.failed = true
+	return r != nil
 }
 
-// settle completes a job that has nothing under way and nothing to begin.
-func (b *Backend) settle(j *job) {
-	if j.queued || j.flying > 0 || j.syncs > 0 {
-		return
+// finish implements ownfiles.Config: a durable job asks for its syncs first.
+func (b *Backend) finish(of *ownfiles.Job[extent]) bool {
+	j := &b.jobs[of.Slot]
+	if j.syncs > 0 {
+		return false
 	}
 	if j.Err == nil && j.durable && !j.synced {
 		b.askSyncs(j)
 		b.beginSyncs()
-		return
+		return false
 	}
 	for i := range j.Views {
 		if n := j.Views[i].Remote.Extent.file.inode; n.turn == j {
 			n.turn = nil
 		}
 	}
-	tag, err := j.Tag, j.Err
 	if j.durable {
 		b.durables--
 	}
-	j.Clear()
-	b.freeJobs = append(b.freeJobs, j)
-	b.done.Push(tag, err)
-	b.news = true
-	b.books.Ended()
+	return true
 }
 
 // stop ends requests of jobs that have failed, and begins no more of them.
 //
 // Preconditions: books.Mu is held.
 func (b *Backend) stop() {
-	b.failed = true
 	for i := range b.requests {
 		if r := &b.requests[i]; r.j != nil && r.j.Err != nil && !r.ending.Load() {
 			r.ending.Store(true)
 			b.mover.cancel(r)
 		}
 	}
-	b.pump()
+	b.books.Pump()
 }
 
 // readable reports whether an eventfd is signalled.

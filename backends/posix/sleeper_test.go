@@ -66,7 +66,9 @@ func TestSleeperBesidePoller(t *testing.T) {
 					t.Fatal(err)
 				}
 				if time.Now().After(end) {
-					t.Fatalf("round %d: %d completions were taken and the sleeper was not woken", round, taken.Load())
+					stacks := make([]byte, 1<<20)
+					t.Fatalf("round %d: %d completions were taken and the sleeper was not woken\n%s",
+						round, taken.Load(), stacks[:runtime.Stack(stacks, true)])
 				}
 			}
 			for end := time.Now().Add(20 * time.Second); taken.Load() <= round; runtime.Gosched() {

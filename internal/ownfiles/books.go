@@ -14,17 +14,34 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/done"
 	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
 // Config is what the books are told of their backend.
 type Config[E any] struct {
-	Name    string // of the backend
-	Memory  string // what it moves files from and to: "host memory"
-	Mover   string // who moves the bytes, and may not answer: "the disk"
-	KeysMax int    // memories at a time
+	Name              string // of the backend
+	Memory            string // what it moves files from and to: "host memory"
+	Mover             string // who moves the bytes, and may not answer: "the disk"
+	KeysMax           int    // memories at a time
+	JobsMax           int    // jobs, with their completions until Poll takes them
+	Can               driver.Can
+	DescsMax, RunsMax int // of a batch
 
+	// Take notes what else the backend keeps of a batch, or says why it does not take it. It may
+	// be nil. Books.Mu is held.
+	Take func(*Job[E], *driver.Batch) error
+	// First begins what comes before the next requests of jobs. It may be nil. Books.Mu is held.
+	First func()
+	// Room reports whether another request can be made. Books.Mu is held.
+	Room func() bool
+	// Cut makes and begins the next request of a job, from its At, which it moves on. False: that
+	// has to wait until others have ended. Books.Mu is held.
+	Cut func(*Job[E]) bool
+	// Ends has a job of which nothing is under way, or to begin, give back what it has. False: it
+	// has not ended yet, and Settle is called again. Books.Mu is held.
+	Ends func(*Job[E]) bool
 	// Stop ends jobs whose Err is set, as early as can be. Books.Mu is held.
 	Stop func()
 	// Leave gives Books.Mu up, and then begins what there is to begin.
@@ -37,20 +54,27 @@ type Config[E any] struct {
 type Books[E any] struct {
 	Mu   sync.Mutex // guards what is called with it held, and what the backend has under way
 	Gate gate.Gate  // whoever uses what moves the bytes
+	Done done.Ring
+	News bool // completions of which no sleeper was told; guarded by Mu
 
 	cfg     Config[E]
 	owner   keys.Owner
 	addr    []byte
 	table   keys.Table[Memory[E]]
 	closed  atomic.Bool
+	closing sync.Once
+	err     error // of Close
 	foreign error // of a local key that is a file, or a token that is not
 	distant error // of another process
 
 	// Guarded by Mu.
 	peers   map[*Peer[E]]struct{}
 	jobs    []*Job[E]
-	ended   sync.Cond // a job has
-	waiters int       // for that
+	free    []*Job[E]
+	queue   turns[Job[E]] // jobs with pieces that no request was made of
+	failed  bool          // jobs in the queue may have failed
+	ended   sync.Cond     // a job has
+	waiters int           // for that
 }
 
 var errUnknownKey = fmt.Errorf("unknown key: %w", driver.ErrBounds)
@@ -64,6 +88,8 @@ func (b *Books[E]) Open(cfg Config[E]) {
 	b.distant = fmt.Errorf("%s reaches files of its own process only: those of others are served by their engines", cfg.Name)
 	b.peers = map[*Peer[E]]struct{}{}
 	b.ended.L = &b.Mu
+	b.Done.Init(cfg.JobsMax)
+	b.queue = newTurns[Job[E]](cfg.JobsMax)
 }
 
 // Addr is for driver.Backend. It opens nothing in another process.
@@ -121,8 +147,13 @@ func (b *Books[E]) Fence(ctx context.Context, key uint32) error {
 }
 
 // Close ends all jobs and waits for them, closes peers and memories, and lets nobody through Gate any more. It is
-// called once.
-func (b *Books[E]) Close() error {
+// idempotent; release gives back what the backend has.
+func (b *Books[E]) Close(release func() error) error {
+	b.closing.Do(func() { b.err = errors.Join(b.close(), release()) })
+	return b.err
+}
+
+func (b *Books[E]) close() error {
 	b.Mu.Lock()
 	b.closed.Store(true)
 	for p := range b.peers {

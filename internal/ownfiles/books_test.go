@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -32,7 +33,9 @@ type rig struct {
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{t: t}
-	r.Open(Config[int]{Name: "idle", Memory: "memory", Mover: "nobody", KeysMax: 8,
+	r.Open(Config[int]{Name: "idle", Memory: "memory", Mover: "nobody", KeysMax: 8, JobsMax: 8, // of which none is polled
+		DescsMax: 2, RunsMax: 2,
+		Room: func() bool { return false }, Ends: func(*Job[int]) bool { return true },
 		Stop: r.stop, Leave: r.Mu.Unlock, Release: r.release})
 	r.Add(&r.job)
 	if err := r.Connect(t.Context(), r.Addr(), &r.peer); err != nil {
@@ -81,27 +84,20 @@ func (r *rig) stop() {
 }
 
 func (r *rig) land() {
-	r.job.Clear()
-	r.Ended()
+	r.Pump() // a job that has failed has no more turns
 }
 
 // begin has the job be under way.
 func (r *rig) begin() error {
-	r.Mu.Lock()
-	defer r.Mu.Unlock()
 	d := driver.Desc{Len: 10, LocalKey: r.mem.Key(), RemoteKey: r.key}
-	if r.peer.Closed() {
-		return driver.ErrClosed
-	}
-	err := r.job.Take(&r.peer, &driver.Batch{Op: driver.Read, Descs: []driver.Desc{d, d}}, 2, 2)
-	if err != nil {
-		r.job.Clear()
+	if err := r.peer.Submit(7, &driver.Batch{Op: driver.Read, Descs: []driver.Desc{d, d}}); err != nil {
 		return err
 	}
+	r.Mu.Lock()
+	defer r.Mu.Unlock()
 	if len(r.job.Views) != 1 || r.job.Views[0].Local.Extent != 1 || r.job.Views[0].Remote.Extent != 2 {
 		r.t.Errorf("views %+v", r.job.Views)
 	}
-	r.job.Begin(&r.peer, driver.Read, 7)
 	return nil
 }
 
@@ -121,7 +117,7 @@ func TestEnds(t *testing.T) {
 		"close of file":   {func(r *rig) error { return r.file.Close() }, driver.ErrRevoked},
 		"close of memory": {func(r *rig) error { return r.mem.Close() }, driver.ErrBounds},
 		"close of peer":   {func(r *rig) error { return r.peer.Close() }, driver.ErrClosed},
-		"close":           {func(r *rig) error { return r.Books.Close() }, driver.ErrClosed},
+		"close":           {func(r *rig) error { return r.Books.Close(func() error { return nil }) }, driver.ErrClosed},
 		"cancel":          {func(r *rig) error { r.peer.Cancel(7); return nil }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -224,17 +220,17 @@ func TestTokens(t *testing.T) {
 }
 
 func TestTurns(t *testing.T) {
-	q := NewTurns[int](2)
+	q := newTurns[int](2)
 	a, b := new(int), new(int)
-	q.Push(a)
-	q.Push(b)
+	q.push(a)
+	q.push(b)
 	for range 5 {
 		for _, want := range []*int{a, b} {
-			got := q.Pop()
-			if got != want || q.Len() != 1 {
+			got := q.pop()
+			if got != want || q.n != 1 {
 				t.Fatal("out of turn")
 			}
-			q.Push(got)
+			q.push(got)
 		}
 	}
 }
@@ -299,5 +295,29 @@ func TestReopenedIsOurs(t *testing.T) {
 	ours, _, err := Examine(fd)
 	if err != nil || !ours.SameFile(theirs) || ours == theirs {
 		t.Errorf("%+v, %v, want %+v read-only", ours, err, theirs)
+	}
+}
+
+// TestRegisterBesideClose: what Register finds while Close runs is given back.
+func TestRegisterBesideClose(t *testing.T) {
+	r := newRig(t)
+	closed := make(chan error, 1)
+	_, err := r.Register(&driver.Segment{Kind: driver.DRAM, Len: 1, Mem: make([]byte, 1)}, func(m *Memory[int]) error {
+		m.Extent = 7
+		go func() { closed <- r.Books.Close(func() error { return nil }) }()
+		for r.Gate.Enter() { // Close has listed the memories when it shuts the gate
+			r.Gate.Exit()
+			runtime.Gosched()
+		}
+		return nil
+	})
+	if !errors.Is(err, driver.ErrClosed) {
+		t.Errorf("register while the backend closes: %v", err)
+	}
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if !slices.Contains(r.released, 7) {
+		t.Error("the backend has closed, and memory was not given back")
 	}
 }

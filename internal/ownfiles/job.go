@@ -17,8 +17,19 @@ type Job[E any] struct {
 	Items []Item // what there is to move, of the batch alone
 	Err   error  // why it ends before it is done
 
-	by   *Peer[E]      // nil: not under way
-	runs []driver.Desc // of one entry of a pattern
+	Slot   int    // of the backend's own part of it
+	At     Cursor // what the next request begins with
+	Flying int    // requests
+
+	by     *Peer[E]      // nil: not under way
+	queued bool          // in Books.queue
+	runs   []driver.Desc // of one entry of a pattern
+}
+
+// Cursor is a place in the items of a job.
+type Cursor struct {
+	Item int
+	Off  uint64 // within the item
 }
 
 // Item is one contiguous copy of a job.
@@ -43,14 +54,6 @@ func (v *View[E]) Shows(d *driver.Desc) bool {
 	return v.localKey == d.LocalKey && v.remoteKey == d.RemoteKey
 }
 
-// Add has the books know a job that is not under way yet, of those that are made at the start.
-func (b *Books[E]) Add(j *Job[E]) { b.jobs = append(b.jobs, j) }
-
-// Begin has a job be under way, whose Views are there.
-//
-// Preconditions: Books.Mu is held.
-func (j *Job[E]) Begin(p *Peer[E], op driver.Op, tag uint64) { j.by, j.Op, j.Tag = p, op, tag }
-
 // UnderWay reports whether it has begun and was not cleared.
 //
 // Preconditions: Books.Mu is held.
@@ -67,10 +70,10 @@ func (j *Job[E]) Clear() {
 	}
 }
 
-// Take checks a batch and lists what it moves, so that nothing of it is read later.
+// take checks a batch and lists what it moves, so that nothing of it is read later.
 //
 // Preconditions: Books.Mu is held.
-func (j *Job[E]) Take(p *Peer[E], b *driver.Batch, descsMax, runsMax int) error {
+func (j *Job[E]) take(p *Peer[E], b *driver.Batch, descsMax, runsMax int) error {
 	if b.Pattern != nil {
 		return j.takePattern(p, b.Op, b.Pattern, runsMax)
 	}
@@ -78,7 +81,7 @@ func (j *Job[E]) Take(p *Peer[E], b *driver.Batch, descsMax, runsMax int) error 
 		return driver.ErrBounds
 	}
 	for i := range b.Descs {
-		if err := j.take(p, b.Op, &b.Descs[i], i); err != nil {
+		if err := j.takeOne(p, b.Op, &b.Descs[i], i); err != nil {
 			return err
 		}
 	}
@@ -100,7 +103,7 @@ func (j *Job[E]) takePattern(p *Peer[E], op driver.Op, g *driver.Pattern, most i
 	for i := range g.Count {
 		j.runs = g.AppendDescs(j.runs[:0], i)
 		for k := range j.runs {
-			if err := j.take(p, op, &j.runs[k], i); err != nil {
+			if err := j.takeOne(p, op, &j.runs[k], i); err != nil {
 				return err
 			}
 		}
@@ -111,8 +114,8 @@ func (j *Job[E]) takePattern(p *Peer[E], op driver.Op, g *driver.Pattern, most i
 	return nil
 }
 
-// take lists one copy, and the memories of each stretch of copies that has the same.
-func (j *Job[E]) take(p *Peer[E], op driver.Op, d *driver.Desc, index int) error {
+// takeOne lists one copy, and the memories of each stretch of copies that has the same.
+func (j *Job[E]) takeOne(p *Peer[E], op driver.Op, d *driver.Desc, index int) error {
 	if n := len(j.Views); n == 0 || !j.Views[n-1].Shows(d) {
 		if err := j.view(p, op, d.LocalKey, d.RemoteKey); err != nil {
 			return err
@@ -165,15 +168,6 @@ func (j *Job[E]) reaches(m *Memory[E], epoch uint64) bool {
 // Preconditions: Mu is held.
 func (b *Books[E]) Waited() bool { return b.waiters > 0 }
 
-// Ended tells who waits that a job has been cleared.
-//
-// Preconditions: Mu is held.
-func (b *Books[E]) Ended() {
-	if b.waiters > 0 {
-		b.ended.Broadcast()
-	}
-}
-
 // stop ends those that which picks, as early as can be.
 //
 // Preconditions: Mu is held.
@@ -183,6 +177,7 @@ func (b *Books[E]) stop(why error, which func(*Job[E]) bool) {
 			j.Err = why
 		}
 	}
+	b.failed = true
 	b.cfg.Stop()
 }
 
@@ -219,31 +214,4 @@ func (b *Books[E]) any(which func(*Job[E]) bool) bool {
 		}
 	}
 	return false
-}
-
-// Turns is a queue of jobs that take turns; each stands in it once at most.
-type Turns[J any] struct {
-	list    []*J
-	head, n int
-}
-
-// NewTurns makes room for so many.
-func NewTurns[J any](most int) Turns[J] { return Turns[J]{list: make([]*J, most)} }
-
-// Len is how many stand in it.
-func (q *Turns[J]) Len() int { return q.n }
-
-// Push puts one behind the others.
-func (q *Turns[J]) Push(j *J) {
-	q.list[(q.head+q.n)%len(q.list)] = j
-	q.n++
-}
-
-// Pop takes the first, of one or more.
-func (q *Turns[J]) Pop() *J {
-	j := q.list[q.head]
-	q.list[q.head] = nil
-	q.head = (q.head + 1) % len(q.list)
-	q.n--
-	return j
 }

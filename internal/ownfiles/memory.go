@@ -47,6 +47,9 @@ func (b *Books[E]) Register(seg *driver.Segment, find func(*Memory[E]) error) (d
 		return nil, fmt.Errorf("register %v with %s: %w", seg.Kind, b.cfg.Name, err)
 	}
 	b.table.Put(m.key, m)
+	if b.closed.Load() { // Close may have listed the memories before
+		return nil, errors.Join(fmt.Errorf("register memory: %w", driver.ErrClosed), m.close())
+	}
 	return m, nil
 }
 
@@ -73,6 +76,12 @@ func (m *Memory[E]) Close() error {
 		return nil // Books.Close closes every memory
 	}
 	defer b.Gate.Exit()
+	return m.close()
+}
+
+// close is Close within the gate.
+func (m *Memory[E]) close() error {
+	b := m.books
 	b.Mu.Lock()
 	if m.closed {
 		b.Mu.Unlock()
