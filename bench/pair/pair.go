@@ -64,8 +64,9 @@ type targetReady struct {
 	Rails   []RailPort `json:"rails"`
 }
 
-// startLimit bounds each wait between the processes, and the silence of one that starts. How
-// long the kernel takes to fault its memory in is no sign of anything: it says that it lives.
+// startLimit bounds each wait between the processes, and the silence of one that starts and is
+// not stopped. How long the kernel takes to fault its memory in is no sign of anything: it says
+// that it lives.
 const startLimit = 60 * time.Second
 
 // stopGrace is how long a process may take to close its engine.
@@ -91,6 +92,9 @@ func Open(ctx context.Context, c Config) (*Pair, error) {
 
 // Close ends the target process.
 func (p *Pair) Close() {
+	if p.grace() == 0 {
+		p.target.Stop(0) // first: our engine would wait for it
+	}
 	if p.Loop != nil {
 		p.Loop.Close()
 	}

@@ -3,6 +3,7 @@
 package pair
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -22,18 +23,22 @@ import (
 const (
 	targetRole  = "pair-target"
 	brokenRole  = "pair-broken"
+	slowRole    = "pair-slow"
 	brokenCause = "no backend today"
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) != 2 || os.Args[1] != targetRole && os.Args[1] != brokenRole {
+	opens := map[string]OpenFunc{
+		targetRole: openShm,
+		brokenRole: func(string, int) ([]driver.Backend, error) { return nil, errors.New(brokenCause) },
+		slowRole:   func(string, int) ([]driver.Backend, error) { select {} },
+	}
+	if len(os.Args) != 2 || opens[os.Args[1]] == nil {
 		os.Exit(m.Run())
 	}
 	c, err := procs.Attach()
-	if err == nil && os.Args[1] == targetRole {
-		err = Target(c, openShm)
-	} else if err == nil {
-		err = Target(c, func(string, int) ([]driver.Backend, error) { return nil, errors.New(brokenCause) })
+	if err == nil {
+		err = Target(c, opens[os.Args[1]])
 	}
 	if err != nil && c != nil && c.Context().Err() == nil {
 		err = errors.Join(err, c.Send(procs.KindError, err.Error()))
@@ -102,4 +107,24 @@ func TestTargetFrozenBeforeItsHandshakeIsNamed(t *testing.T) {
 	require.ErrorIs(t, err, errSilent)
 	require.ErrorContains(t, err, fmt.Sprintf("target process (pid %d) has not answered", target.PID))
 	require.Less(t, time.Since(begin), startLimit/2)
+}
+
+// TestStoppedWhileItStarts: a target that is stopped before it is ready is named soon, although
+// one that is slow to start has longer.
+func TestStoppedWhileItStarts(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), startLimit/2)
+	defer cancel()
+	c := config(slowRole)
+	start, pid := c.Start, 0
+	c.Start = func(files ...*os.File) (*procs.Child, error) {
+		child, err := start(files...)
+		if err == nil {
+			pid = child.PID
+			err = syscall.Kill(pid, syscall.SIGSTOP)
+		}
+		return child, err
+	}
+	_, err := Open(ctx, c)
+	require.ErrorContains(t, err, fmt.Sprintf("target process (pid %d) has not answered for", pid))
+	require.ErrorIs(t, syscall.Kill(pid, 0), syscall.ESRCH, "it is left behind")
 }

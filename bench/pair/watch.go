@@ -38,7 +38,8 @@ func (p *Pair) listen(ctx context.Context, cancel context.CancelCauseFunc, most 
 		case <-tick.C:
 		}
 		// A look alone may be the first one after a pause of this process.
-		silent := p.target.Silent() > most
+		since := p.target.Silent()
+		silent := since > most || since > silenceMax && p.target.Stopped()
 		if silent && before {
 			cancel(p.silence())
 			return
