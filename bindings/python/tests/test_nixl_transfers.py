@@ -100,6 +100,14 @@ def test_strided_rows_over_several_ranges() -> None:
     assert [(found.ranges[w].what, o) for w, o in zip(found.which.tolist(), found.offsets.tolist())] == [("low", 90), ("high", 0), ("high", 90)]
 
 
+def test_thousands_of_live_handles(two: Two) -> None:
+    here, there = two.a.prep_xfer_dlist("", two.descs(two.x, (0, 64))), two.a.prep_xfer_dlist("beta", two.descs(two.y, (0, 64)))
+    kept = [two.a.make_prepped_xfer("WRITE", here, [0], there, [0]) for _ in range(5000)]
+    finish(two.a, kept[-1])
+    for h in kept:
+        h.release()
+
+
 def test_past_the_region_is_refused_whatever_it_is_past_by(two: Two) -> None:
     start = two.y.ctypes.data
     for address, n in [(start + N - 8, 9), (start - 1, 8), (start, N + 1), (start + N, 1), (start, 2**64 - 1), (2**64 - 8, 16), (0, 8)]:

@@ -79,7 +79,7 @@ def test_certificates(start: Any, tmp_path: Path) -> None:
     owner.close()
     with pytest.raises(sluice.ArgumentError, match="go together"):
         sluice.Engine("half", [sluice.Backend("tcp", certificate="x")])
-    with pytest.raises(sluice.Error, match="Plaintext"):
+    with pytest.raises(sluice.Error, match="plaintext=true"):
         sluice.Engine("neither", ["tcp"])
 
 
