@@ -70,7 +70,8 @@ func (c *cluster) open(name string, n uint64, rules fault.Rules) (*engine.Engine
 	c.check(err)
 	b, err := fault.Wrap(inner, rules)
 	c.check(err)
-	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}, PeersMax: 2 * clusterPeers})
+	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b},
+		PeersMax: 2 * clusterPeers})
 	c.check(err)
 	c.Cleanup(func() { _ = e.Close() })
 	m, err := e.Alloc(n, engine.AllocOptions{Purpose: "cluster"})
@@ -170,13 +171,15 @@ func railRules() fault.Rules {
 	const each = clusterPeers / clusterRails
 	for rail := range uint64(clusterRails) {
 		peers := fault.Range{Min: rail * each, Max: rail*each + each - 1}
-		r.List = append(r.List, fault.Rule{On: fault.Read, Peer: peers, Do: fault.Limit, Rate: railRate})
+		r.List = append(r.List, fault.Rule{On: fault.Read, Peer: peers, Do: fault.Limit,
+			Rate: railRate})
 	}
 	return r
 }
 
 // burst runs one, and returns how long it took and how long the urgent transfers beside it.
-func (c *cluster) burst(bulk *[clusterRails][]*engine.Transfer, window int, urgent []*engine.Transfer, random *rand.Rand) (took time.Duration, tail []time.Duration) {
+func (c *cluster) burst(bulk *[clusterRails][]*engine.Transfer, window int,
+	urgent []*engine.Transfer, random *rand.Rand) (took time.Duration, tail []time.Duration) {
 	begin := time.Now()
 	var rails, waiters sync.WaitGroup
 	for _, list := range bulk {

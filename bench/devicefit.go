@@ -14,8 +14,8 @@ var fitBatches = []int{200, 512, 1024, 2048, 4096, 8192, 16384}
 
 const fitTimes = 40
 
-// fit parts the fixed cost of a Move from the slope, by least squares over several sizes, which are measured in
-// turn by the variant that the whole batch took.
+// fit parts the fixed cost of a Move from the slope, by least squares over several sizes, which are
+// measured in turn by the variant that the whole batch took.
 func (g *devicePool) fit(ctx context.Context, r *Result) error {
 	var xs []float64
 	var lats []*Samples
@@ -89,7 +89,8 @@ const (
 	stepsPhases = 3
 )
 
-// disturb times the steps of a neighbour alone, beside Moves, and beside large copies by the copy engine, in turn.
+// disturb times the steps of a neighbour alone, beside Moves, and beside large copies by the copy
+// engine, in turn.
 func (g *devicePool) disturb(ctx context.Context, r *Result, o Options) error {
 	if g.neighbour == nil {
 		return nil
@@ -105,7 +106,8 @@ func (g *devicePool) disturb(ctx context.Context, r *Result, o Options) error {
 	}
 	for range stepsPhases {
 		for i := range beside {
-			if err := g.steps(ctx, lats[i], beside[i].work, o.Time/(stepsPhases*time.Duration(len(beside)))); err != nil {
+			if err := g.steps(ctx, lats[i], beside[i].work,
+				o.Time/(stepsPhases*time.Duration(len(beside)))); err != nil {
 				return err
 			}
 		}
@@ -122,7 +124,8 @@ func (g *devicePool) disturb(ctx context.Context, r *Result, o Options) error {
 }
 
 // steps times the neighbour's steps while the work goes on, if there is any.
-func (g *devicePool) steps(ctx context.Context, lats *Samples, work copier, limit time.Duration) error {
+func (g *devicePool) steps(ctx context.Context, lats *Samples, work copier,
+	limit time.Duration) error {
 	stop, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
 		var err error

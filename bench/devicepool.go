@@ -11,8 +11,8 @@ import (
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
-// devicePool is the memory that Moves of a shape go between: a pinned pool of the host, a run on the
-// card, and the lists at either place.
+// devicePool is the memory that Moves of a shape go between: a pinned pool of the host, a run on
+// the card, and the lists at either place.
 type devicePool struct {
 	dev       *cuda.Device
 	budget    cuda.Budget
@@ -26,7 +26,8 @@ type devicePool struct {
 }
 
 func openDevicePool(card Card, s Shape) (*devicePool, error) {
-	g := &devicePool{dev: card.Device, budget: card.Budget, neighbour: card.Neighbour, shape: s, plan: s.plans()[0]}
+	g := &devicePool{dev: card.Device, budget: card.Budget, neighbour: card.Neighbour, shape: s,
+		plan: s.plans()[0]}
 	if err := g.alloc(); err != nil {
 		g.close()
 		return nil, err
@@ -36,7 +37,8 @@ func openDevicePool(card Card, s Shape) (*devicePool, error) {
 
 func (g *devicePool) alloc() (err error) {
 	s := &g.shape
-	g.pool, err = hostmem.Alloc(s.ScatteredBytes(), hostmem.Options{Purpose: "bench-pool", Populate: true})
+	g.pool, err = hostmem.Alloc(s.ScatteredBytes(), hostmem.Options{Purpose: "bench-pool",
+		Populate: true})
 	if err != nil {
 		return fmt.Errorf("allocate the pool: %w", err)
 	}
@@ -79,8 +81,8 @@ func (g *devicePool) close() {
 	}
 }
 
-// move is the Move of the first entries of a list of places. The list lies where who reads it is: in the
-// card's memory for kernels and for the Device's own choice among them.
+// move is the Move of the first entries of a list of places. The list lies where who reads it is:
+// in the card's memory for kernels and for the Device's own choice among them.
 func (g *devicePool) move(list, count int, variant string) *cuda.DeviceMove {
 	s := &g.shape
 	pool := cuda.Span{Memory: g.pinned, N: s.ScatteredBytes()}
@@ -90,11 +92,14 @@ func (g *devicePool) move(list, count int, variant string) *cuda.DeviceMove {
 	case cuda.VariantBatch, cuda.VariantLoop, cuda.VariantStaged:
 		lists = g.hostLists
 	}
-	index := cuda.DeviceIndex{List: cuda.Span{Memory: lists, Off: uint64(list*s.Batch) * 4, N: uint64(count) * 4}}
+	index := cuda.DeviceIndex{List: cuda.Span{Memory: lists, Off: uint64(list*s.Batch) * 4,
+		N: uint64(count) * 4}}
 	if s.Op == driver.Write {
-		return &cuda.DeviceMove{Count: count, Dst: index, Parts: []cuda.DevicePart{{Dst: pool, Src: compact, Entry: s.Size}}}
+		return &cuda.DeviceMove{Count: count, Dst: index,
+			Parts: []cuda.DevicePart{{Dst: pool, Src: compact, Entry: s.Size}}}
 	}
-	return &cuda.DeviceMove{Count: count, Src: index, Parts: []cuda.DevicePart{{Dst: compact, Src: pool, Entry: s.Size}}}
+	return &cuda.DeviceMove{Count: count, Src: index,
+		Parts: []cuda.DevicePart{{Dst: compact, Src: pool, Entry: s.Size}}}
 }
 
 // performed is a variant: a Move for each list of places, in turn.

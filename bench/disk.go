@@ -59,8 +59,8 @@ func MakeDiskFile(path string, n uint64) error {
 // Batch requests under way at once, each of Size bytes at a random place, beside fio and
 // beside posix without io_uring. With Pages it measures Batch entries at random places as one
 // transfer, beside threads that call pread; nothing of them is in the page cache. With Durable
-// each batch is one write that is over once the disk has it, and fio calls fdatasync as often. Slice is of
-// one way in one round, a second by default, and Rounds are 3 by default.
+// each batch is one write that is over once the disk has it, and fio calls fdatasync as often.
+// Slice is of one way in one round, a second by default, and Rounds are 3 by default.
 func Disk(ctx context.Context, path string, s Shape, o Options) (Result, error) {
 	if err := s.Check(); err != nil {
 		return Result{}, err
@@ -121,7 +121,8 @@ func (d *disk) open() (err error) {
 	if n := d.file.Segment().Len; n < d.shape.Spread || d.shape.Spread < least {
 		return fmt.Errorf("a file of %d bytes for a spread of %d: %w", n, d.shape.Spread, ErrShape)
 	}
-	if d.own, err = openDiskEnd(posix.Config{Depth: max(d.shape.Batch, 128)}, d.file, &d.shape); err != nil {
+	if d.own, err = openDiskEnd(posix.Config{Depth: max(d.shape.Batch, 128)}, d.file,
+		&d.shape); err != nil {
 		return err
 	}
 	d.threads, err = openDiskEnd(posix.Config{Path: posix.PathThreads}, d.file, &d.shape)
@@ -146,24 +147,38 @@ func (d *disk) ways() []diskWay {
 			{fmt.Sprintf("%d-preads", preadThreads), func(context.Context) (diskFigure, error) {
 				return preads(d.file.Segment().FD, d.own, &d.shape)
 			}},
-			{"posix-threads", func(context.Context) (diskFigure, error) { return d.threads.gather(&d.shape) }},
+			{"posix-threads", func(context.Context) (diskFigure, error) {
+				return d.threads.gather(&d.shape)
+			}},
 		}
 	}
 	if d.shape.Durable {
 		return []diskWay{
 			{"posix", func(context.Context) (diskFigure, error) {
-				return counted(func() (diskFigure, error) { return d.own.persist(&d.shape, d.slice) }, d.slice)
+				return counted(func() (diskFigure, error) {
+					return d.own.persist(&d.shape, d.slice)
+				}, d.slice)
 			}},
-			{FioName, func(ctx context.Context) (diskFigure, error) { return runFio(ctx, d.path, &d.shape, d.slice, false) }},
-			{"posix-threads", func(context.Context) (diskFigure, error) { return d.threads.persist(&d.shape, d.slice) }},
+			{FioName, func(ctx context.Context) (diskFigure, error) {
+				return runFio(ctx, d.path, &d.shape, d.slice, false)
+			}},
+			{"posix-threads", func(context.Context) (diskFigure, error) {
+				return d.threads.persist(&d.shape, d.slice)
+			}},
 		}
 	}
 	return []diskWay{
 		{"posix", func(context.Context) (diskFigure, error) {
-			return counted(func() (diskFigure, error) { return d.own.requests(&d.shape, d.slice) }, d.slice)
+			return counted(func() (diskFigure, error) {
+				return d.own.requests(&d.shape, d.slice)
+			}, d.slice)
 		}},
-		{FioName, func(ctx context.Context) (diskFigure, error) { return runFio(ctx, d.path, &d.shape, d.slice, false) }},
-		{"posix-threads", func(context.Context) (diskFigure, error) { return d.threads.requests(&d.shape, d.slice) }},
+		{FioName, func(ctx context.Context) (diskFigure, error) {
+			return runFio(ctx, d.path, &d.shape, d.slice, false)
+		}},
+		{"posix-threads", func(context.Context) (diskFigure, error) {
+			return d.threads.requests(&d.shape, d.slice)
+		}},
 	}
 }
 
@@ -175,10 +190,13 @@ func (d *disk) sum(ways []diskWay, figures [][]diskFigure, notes []string, round
 		bytes *= float64(s.Batch)
 	}
 	own := medianOf(figures[0])
-	r := Result{Backend: "posix", Op: s.Op.String(), Size: s.Size, Batch: s.Batch, Pages: s.Pages, Spread: s.Spread,
-		Threads: 1, GBps: own.rate * bytes / 1e9, OpsPerS: own.rate, P50us: Micros(own.p50), P99us: Micros(own.p99),
+	r := Result{Backend: "posix", Op: s.Op.String(), Size: s.Size, Batch: s.Batch, Pages: s.Pages,
+		Spread:  s.Spread,
+		Threads: 1, GBps: own.rate * bytes / 1e9, OpsPerS: own.rate, P50us: Micros(own.p50),
+		P99us:       Micros(own.p99),
 		AllocsPerOp: own.allocs, Rounds: rounds,
-		Route: d.own.explain(), Memory: "host", Notes: notes, Extra: map[string]float64{"cpu-us": Micros(own.cpu)}}
+		Route: d.own.explain(), Memory: "host", Notes: notes,
+		Extra: map[string]float64{"cpu-us": Micros(own.cpu)}}
 	switch {
 	case s.Dense > 0:
 		r.Lane = fmt.Sprintf("1-in-%d", s.Dense)
@@ -191,7 +209,8 @@ func (d *disk) sum(ways []diskWay, figures [][]diskFigure, notes []string, round
 			continue
 		}
 		f := medianOf(figures[i])
-		beside = append(beside, Baseline{Name: ways[i].name, GBps: f.rate * bytes / 1e9, P50us: Micros(f.p50)})
+		beside = append(beside, Baseline{Name: ways[i].name, GBps: f.rate * bytes / 1e9,
+			P50us: Micros(f.p50)})
 		r.Extra[ways[i].name+"-cpu-us"] = Micros(f.cpu)
 	}
 	r.SetBaselines(beside)

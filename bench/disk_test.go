@@ -33,7 +33,8 @@ func TestDisk(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%+v: %v", s, err)
 		}
-		if r.GBps <= 0 || r.P50us <= 0 || r.Extra["cpu-us"] <= 0 || !strings.Contains(r.Route, "io_uring") && !strings.Contains(r.Route, "threads") {
+		if r.GBps <= 0 || r.P50us <= 0 || r.Extra["cpu-us"] <= 0 ||
+			!strings.Contains(r.Route, "io_uring") && !strings.Contains(r.Route, "threads") {
 			t.Errorf("%+v: %+v", s, r)
 		}
 		if len(r.Baselines) != 2 && !strings.Contains(strings.Join(r.Notes, " "), "not installed") {
@@ -45,13 +46,15 @@ func TestDisk(t *testing.T) {
 			}
 		}
 	}
-	_, err := Disk(t.Context(), path, Shape{Op: driver.Read, Size: 4096, Batch: 1, Spread: 2 * spread, Threads: 1}, o)
+	_, err := Disk(t.Context(), path, Shape{Op: driver.Read, Size: 4096, Batch: 1,
+		Spread: 2 * spread, Threads: 1}, o)
 	if !errors.Is(err, ErrShape) {
 		t.Errorf("a file that is too short: %v", err)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Disk(ended, path, Shape{Op: driver.Read, Size: 4096, Batch: 1, Spread: spread, Threads: 1}, o); !errors.Is(err, context.Canceled) {
+	if _, err := Disk(ended, path, Shape{Op: driver.Read, Size: 4096, Batch: 1, Spread: spread,
+		Threads: 1}, o); !errors.Is(err, context.Canceled) {
 		t.Errorf("an ended context: %v", err)
 	}
 }
@@ -77,7 +80,8 @@ func TestParseFio(t *testing.T) {
 	const out = `{"jobs":[{"usr_cpu":10,"sys_cpu":30,"write":{"total_ios":0,"runtime":0},
 		"read":{"total_ios":8000,"runtime":1000,"clat_ns":{"percentile":{"50.000000":70000}}}}]}`
 	f, err := parseFio([]byte(out), &Shape{Op: driver.Read})
-	if err != nil || f.rate != 8000 || f.p50 != 70*time.Microsecond || f.cpu != 50*time.Microsecond {
+	if err != nil || f.rate != 8000 || f.p50 != 70*time.Microsecond ||
+		f.cpu != 50*time.Microsecond {
 		t.Errorf("%+v, %v", f, err)
 	}
 	for _, bad := range []string{"", "{}", "nonsense", `{"jobs":[{}]}`} {

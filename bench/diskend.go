@@ -36,13 +36,15 @@ type diskEnd struct {
 }
 
 func openDiskEnd(cfg posix.Config, f *posix.File, s *Shape) (_ *diskEnd, err error) {
-	e := &diskEnd{begun: make([]time.Time, s.Batch), lats: NewSamples(samplesMax), places: make([]uint32, s.Batch)}
+	e := &diskEnd{begun: make([]time.Time, s.Batch), lats: NewSamples(samplesMax),
+		places: make([]uint32, s.Batch)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, e.close())
 		}
 	}()
-	buf, err := hostmem.Alloc(s.Size*uint64(s.Batch), hostmem.Options{Purpose: "bench", Populate: true})
+	buf, err := hostmem.Alloc(s.Size*uint64(s.Batch), hostmem.Options{Purpose: "bench",
+		Populate: true})
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +103,8 @@ func (e *diskEnd) sleep() error {
 func (e *diskEnd) requests(s *Shape, slice time.Duration) (diskFigure, error) {
 	places := s.Spread / s.Size
 	submit := func(slot uint64) error {
-		e.desc[0] = driver.Desc{Local: slot * s.Size, Remote: rand.Uint64N(places) * s.Size, Len: s.Size,
+		e.desc[0] = driver.Desc{Local: slot * s.Size, Remote: rand.Uint64N(places) * s.Size,
+			Len:      s.Size,
 			LocalKey: e.local, RemoteKey: e.remote}
 		e.begun[slot] = time.Now()
 		e.batch = driver.Batch{Op: s.Op, Descs: e.desc[:]}
@@ -141,7 +144,8 @@ func (e *diskEnd) requests(s *Shape, slice time.Duration) (diskFigure, error) {
 }
 
 func figureOf(ops int, took, used, p50 time.Duration) diskFigure {
-	return diskFigure{rate: float64(ops) / took.Seconds(), cpu: used / time.Duration(ops), p50: p50, p99: p50}
+	return diskFigure{rate: float64(ops) / took.Seconds(), cpu: used / time.Duration(ops), p50: p50,
+		p99: p50}
 }
 
 // counted adds to a figure what was allocated for each request.
@@ -162,7 +166,9 @@ func (e *diskEnd) draw(s *Shape) {
 		for i := range e.places {
 			e.places[i] = base + uint32(i*s.Dense) + rand.Uint32N(uint32(s.Dense))
 		}
-		rand.Shuffle(len(e.places), func(i, j int) { e.places[i], e.places[j] = e.places[j], e.places[i] })
+		rand.Shuffle(len(e.places), func(i, j int) {
+			e.places[i], e.places[j] = e.places[j], e.places[i]
+		})
 		return
 	}
 	for i := range e.places {
@@ -178,7 +184,8 @@ func (e *diskEnd) persist(s *Shape, slice time.Duration) (diskFigure, error) {
 	begin, used := time.Now(), processTime()
 	for time.Since(begin) < slice {
 		for i := range descs {
-			descs[i] = driver.Desc{Local: uint64(i) * s.Size, Remote: rand.Uint64N(s.Spread/s.Size) * s.Size, Len: s.Size,
+			descs[i] = driver.Desc{Local: uint64(i) * s.Size,
+				Remote: rand.Uint64N(s.Spread/s.Size) * s.Size, Len: s.Size,
 				LocalKey: e.local, RemoteKey: e.remote}
 		}
 		start := time.Now()
@@ -246,7 +253,8 @@ func preads(fd int, e *diskEnd, s *Shape) (diskFigure, error) {
 	for t := range preadThreads {
 		all.Go(func() {
 			for i := t; i < s.Batch && errs[t] == nil; i += preadThreads {
-				_, errs[t] = unix.Pread(fd, e.mem[uint64(i)*s.Size:][:s.Size], int64(uint64(e.places[i])*s.Size))
+				_, errs[t] = unix.Pread(fd, e.mem[uint64(i)*s.Size:][:s.Size],
+					int64(uint64(e.places[i])*s.Size))
 			}
 		})
 	}

@@ -89,10 +89,13 @@ func (d *diskLoad) make(dir string, bytes uint64) error {
 		d.paths = append(d.paths, path)
 		var list []weights.Tensor
 		for k := range per {
-			list = append(list, weights.Tensor{Name: fmt.Sprintf("%d.%d", i, k), Type: "U8", Shape: []uint64{loadTensor}})
+			list = append(list, weights.Tensor{Name: fmt.Sprintf("%d.%d", i, k), Type: "U8",
+				Shape: []uint64{loadTensor}})
 			d.bytes += loadTensor
 		}
-		err = weights.Write(f, list, nil, func(weights.Tensor) (io.Reader, error) { return random, nil })
+		err = weights.Write(f, list, nil, func(weights.Tensor) (io.Reader, error) {
+			return random, nil
+		})
 		if err := errors.Join(err, f.Close()); err != nil {
 			return fmt.Errorf("make the files: %w", err)
 		}
@@ -115,13 +118,15 @@ func (d *diskLoad) open() (err error) {
 	}
 	need, err := d.model.MemoryFor(nil)
 	if err == nil {
-		d.memory, err = hostmem.Alloc(uint64(need), hostmem.Options{Purpose: "bench", Populate: true})
+		d.memory, err = hostmem.Alloc(uint64(need), hostmem.Options{Purpose: "bench",
+			Populate: true})
 	}
 	return err
 }
 
 // cold runs one way with nothing in the page cache.
-func (d *diskLoad) cold(ctx context.Context, run func(context.Context) (diskFigure, error)) (diskFigure, error) {
+func (d *diskLoad) cold(ctx context.Context, run func(context.Context) (diskFigure, error)) (
+	diskFigure, error) {
 	for _, f := range d.files {
 		if err := f.Drop(); err != nil {
 			return diskFigure{}, err
@@ -188,9 +193,12 @@ func (d *diskLoad) fio(ctx context.Context) (diskFigure, error) {
 	if err != nil {
 		return diskFigure{}, fmt.Errorf("%s is not installed: apt-get install fio", FioName)
 	}
-	out, err := exec.CommandContext(ctx, tool, "--name=beside", "--filename="+strings.Join(d.paths, ":"), "--rw=read",
-		fmt.Sprint("--bs=", loadPiece), fmt.Sprint("--iodepth=", loadDepth), fmt.Sprint("--size=", d.bytes), "--file_service_type=sequential",
-		"--ioengine=io_uring", "--direct=1", "--fixedbufs=1", "--registerfiles=1", "--readonly", "--output-format=json").Output()
+	out, err := exec.CommandContext(ctx, tool, "--name=beside", "--filename="+strings.Join(d.paths,
+		":"), "--rw=read",
+		fmt.Sprint("--bs=", loadPiece), fmt.Sprint("--iodepth=", loadDepth),
+		fmt.Sprint("--size=", d.bytes), "--file_service_type=sequential",
+		"--ioengine=io_uring", "--direct=1", "--fixedbufs=1", "--registerfiles=1", "--readonly",
+		"--output-format=json").Output()
 	if err != nil {
 		return diskFigure{}, fmt.Errorf("%s: %w: %.200s", FioName, err, out)
 	}
@@ -199,14 +207,17 @@ func (d *diskLoad) fio(ctx context.Context) (diskFigure, error) {
 
 func (d *diskLoad) sum(ways []diskWay, figures [][]diskFigure, notes []string, rounds int) Result {
 	own := medianOf(figures[0])
-	r := Result{Backend: "weights", Op: "load", Size: loadPiece, Batch: loadDepth, Threads: 1, Rounds: rounds, Memory: "host",
-		GBps: own.rate * loadPiece / 1e9, OpsPerS: own.rate, P50us: Micros(own.p50), P99us: Micros(own.p99), Notes: notes,
+	r := Result{Backend: "weights", Op: "load", Size: loadPiece, Batch: loadDepth, Threads: 1,
+		Rounds: rounds, Memory: "host",
+		GBps: own.rate * loadPiece / 1e9, OpsPerS: own.rate, P50us: Micros(own.p50),
+		P99us: Micros(own.p99), Notes: notes,
 		Route: "package weights", Extra: map[string]float64{"cpu-us": Micros(own.cpu)}}
 	var beside []Baseline
 	for i := 1; i < len(ways); i++ {
 		if len(figures[i]) > 0 {
 			f := medianOf(figures[i])
-			beside = append(beside, Baseline{Name: ways[i].name, GBps: f.rate * loadPiece / 1e9, P50us: Micros(f.p50)})
+			beside = append(beside, Baseline{Name: ways[i].name, GBps: f.rate * loadPiece / 1e9,
+				P50us: Micros(f.p50)})
 			r.Extra[ways[i].name+"-cpu-us"] = Micros(f.cpu)
 		}
 	}

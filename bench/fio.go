@@ -38,23 +38,24 @@ type fioReport struct {
 	} `json:"jobs"`
 }
 
-// Fio runs fio over a file: requests at random places by io_uring, a shape's Batch under way at once,
-// with buffers and files registered. Not for several goroutines at once.
+// Fio runs fio over a file: requests at random places by io_uring, a shape's Batch under way at
+// once, with buffers and files registered. Not for several goroutines at once.
 type Fio struct {
 	Path   string
 	Cached bool          // through the page cache; else past it, for sizes that are whole blocks
 	Time   time.Duration // of one measurement; 0: 1 s
 }
 
-// Measure runs it once, over the first Spread bytes of the file: the rate, and the median of a request.
-// Without fio the error says what to install.
+// Measure runs it once, over the first Spread bytes of the file: the rate, and the median of a
+// request. Without fio the error says what to install.
 func (f *Fio) Measure(ctx context.Context, s *Shape) (gbps float64, p50 time.Duration, err error) {
 	figure, err := runFio(ctx, f.Path, s, orSecond(f.Time), f.Cached)
 	return figure.rate * float64(s.Size) / 1e9, figure.p50, err
 }
 
 // runFio reads or writes at random places of a file.
-func runFio(ctx context.Context, path string, s *Shape, t time.Duration, cached bool) (diskFigure, error) {
+func runFio(ctx context.Context, path string, s *Shape, t time.Duration, cached bool) (diskFigure,
+	error) {
 	tool, err := exec.LookPath(FioName)
 	if err != nil {
 		return diskFigure{}, fmt.Errorf("%s is not installed: apt-get install fio", FioName)
@@ -66,8 +67,10 @@ func runFio(ctx context.Context, path string, s *Shape, t time.Duration, cached 
 		direct = "--direct=0"
 	}
 	args := []string{"--name=beside", "--filename=" + path, "--rw=rand" + s.Op.String(),
-		fmt.Sprint("--bs=", s.Size), fmt.Sprint("--iodepth=", s.Batch), fmt.Sprint("--size=", s.Spread),
-		"--ioengine=io_uring", direct, "--fixedbufs=1", "--registerfiles=1", "--norandommap", "--time_based",
+		fmt.Sprint("--bs=", s.Size), fmt.Sprint("--iodepth=", s.Batch),
+		fmt.Sprint("--size=", s.Spread),
+		"--ioengine=io_uring", direct, "--fixedbufs=1", "--registerfiles=1", "--norandommap",
+		"--time_based",
 		fmt.Sprintf("--runtime=%dms", t.Milliseconds()), "--output-format=json"}
 	if s.Durable {
 		args = append(args, fmt.Sprint("--fdatasync=", s.Batch))
@@ -82,7 +85,8 @@ func runFio(ctx context.Context, path string, s *Shape, t time.Duration, cached 
 func parseFio(out []byte, s *Shape) (diskFigure, error) {
 	var r fioReport
 	if err := json.Unmarshal(out, &r); err != nil || len(r.Jobs) != 1 {
-		return diskFigure{}, fmt.Errorf("%s printed %.200q: %w", FioName, out, errors.Join(errFio, err))
+		return diskFigure{}, fmt.Errorf("%s printed %.200q: %w", FioName, out,
+			errors.Join(errFio, err))
 	}
 	j := &r.Jobs[0]
 	side := &j.Read

@@ -57,7 +57,8 @@ func Gather(ctx context.Context, s Shape, o Options) (Result, error) {
 
 // layout is a Move of the shape without memory.
 func layout(s *Shape) *cuda.Move {
-	return &cuda.Move{Parts: []cuda.Part{{Entry: s.Size, DstStride: s.stride(), SrcStride: s.stride()}}}
+	return &cuda.Move{Parts: []cuda.Part{{Entry: s.Size, DstStride: s.stride(),
+		SrcStride: s.stride()}}}
 }
 
 // gathering holds what one run opened.
@@ -81,7 +82,8 @@ func (g *gathering) ways() ([]*way, error) {
 		name string
 		huge hostmem.HugePolicy
 		twin bool
-	}{{CPUName, hostmem.HugeAuto, true}, {"memcpy", hostmem.HugeNone, false}, {"memcpy-huge", hostmem.HugeAuto, false}} {
+	}{{CPUName, hostmem.HugeAuto, true}, {"memcpy", hostmem.HugeNone, false},
+		{"memcpy-huge", hostmem.HugeAuto, false}} {
 		m, err := allocMemories(&g.shape, b.huge)
 		if err != nil {
 			return nil, err
@@ -119,7 +121,8 @@ func (s *Shape) result(by string, own *way) Result {
 	res := Result{
 		Backend: by, Op: GatherOp, Size: s.Size, Batch: s.Batch, Pages: true, Threads: s.Threads,
 		Spread: uint64(s.slots()) * s.stride() * uint64(s.Threads),
-		GBps:   Median(own.rates), P50us: Micros(own.lats.Percentile(50)), P99us: Micros(own.lats.Percentile(99)),
+		GBps:   Median(own.rates), P50us: Micros(own.lats.Percentile(50)),
+		P99us:  Micros(own.lats.Percentile(99)),
 		Rounds: len(own.rates), Ops: own.ops,
 	}
 	if s.Op == driver.Write {

@@ -20,7 +20,8 @@ func TestGather(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := map[driver.Op]string{driver.Read: GatherOp, driver.Write: ScatterOp}[op]
-		if r.Op != want || r.Backend != CPUName || r.Rounds != 2 || r.GBps <= 0 || r.Spread == 0 || len(r.Baselines) != 2 {
+		if r.Op != want || r.Backend != CPUName || r.Rounds != 2 || r.GBps <= 0 || r.Spread == 0 ||
+			len(r.Baselines) != 2 {
 			t.Errorf("%+v", r)
 		}
 		if r.Baseline.Name != "memcpy" || r.Ratio != r.GBps/r.Baseline.GBps {
@@ -34,11 +35,13 @@ func TestGather(t *testing.T) {
 
 func TestGatherRefuses(t *testing.T) {
 	var layout *cuda.LayoutError
-	_, err := Gather(t.Context(), Shape{Op: driver.Read, Size: 130, Batch: 1, Pages: true, Threads: 1}, Options{})
+	_, err := Gather(t.Context(), Shape{Op: driver.Read, Size: 130, Batch: 1, Pages: true,
+		Threads: 1}, Options{})
 	if !errors.As(err, &layout) {
 		t.Errorf("130 bytes: %v", err)
 	}
-	for _, s := range []Shape{{Op: driver.Read, Size: 656, Batch: 1, Threads: 1}, {Op: driver.Read, Size: 656, Pages: true, Threads: 1}} {
+	for _, s := range []Shape{{Op: driver.Read, Size: 656, Batch: 1, Threads: 1},
+		{Op: driver.Read, Size: 656, Pages: true, Threads: 1}} {
 		if _, err := Gather(t.Context(), s, Options{}); !errors.Is(err, ErrShape) {
 			t.Errorf("%+v: %v", s, err)
 		}
@@ -66,12 +69,14 @@ func TestGatheredIsWhatPlainCopies(t *testing.T) {
 		}
 		for _, p := range s.plans() {
 			for i := range p.places {
-				if err := errors.Join(ends[0].plain(&p).do(i), newGathered(ends[1], &p).do(i)); err != nil {
+				if err := errors.Join(ends[0].plain(&p).do(i),
+					newGathered(ends[1], &p).do(i)); err != nil {
 					t.Fatal(err)
 				}
 			}
 		}
-		if !bytes.Equal(ends[0].compact.Bytes(), ends[1].compact.Bytes()) || !bytes.Equal(ends[0].scattered.Bytes(), ends[1].scattered.Bytes()) {
+		if !bytes.Equal(ends[0].compact.Bytes(), ends[1].compact.Bytes()) ||
+			!bytes.Equal(ends[0].scattered.Bytes(), ends[1].scattered.Bytes()) {
 			t.Errorf("%v: the twin and the loop of memcpy differ", op)
 		}
 	}

@@ -31,17 +31,18 @@ type Card struct {
 var aloneBatches = []int{2048, 200}
 
 // GatherOnDevice measures Moves of a shape between pinned memory of the host and memory of a
-// card, all in alternation in one run: by the variant that the Device chooses, beside one large copy of as
-// many bytes by the copy engine in either direction, and every variant that serves. Shape.Threads
-// must be 1: Moves of a Device go one after the other. Extra has the fixed cost and the slope of a
-// line through several sizes, and what the Moves cost a neighbour. Further results are 2,048 and 200
-// entries alone, from call to completion, also as a replayed graph.
+// card, all in alternation in one run: by the variant that the Device chooses, beside one large
+// copy of as many bytes by the copy engine in either direction, and every variant that serves.
+// Shape.Threads must be 1: Moves of a Device go one after the other. Extra has the fixed cost and
+// the slope of a line through several sizes, and what the Moves cost a neighbour. Further results
+// are 2,048 and 200 entries alone, from call to completion, also as a replayed graph.
 func GatherOnDevice(ctx context.Context, card Card, s Shape, o Options) ([]Result, error) {
 	if err := s.Check(); err != nil {
 		return nil, err
 	}
 	if !s.Pages || s.Threads != 1 {
-		return nil, fmt.Errorf("gather on a device by one thread, entries that lie apart: %w", ErrShape)
+		return nil, fmt.Errorf("gather on a device by one thread, entries that lie apart: %w",
+			ErrShape)
 	}
 	o = o.withDefaults()
 	o.lists = 2 // the pool is mapped when it is pinned
@@ -53,7 +54,8 @@ func GatherOnDevice(ctx context.Context, card Card, s Shape, o Options) ([]Resul
 	defer g.close()
 	list, err := g.all(ctx, o)
 	if err != nil {
-		return nil, fmt.Errorf("gather %d x %d bytes on %s: %w", s.Batch, s.Size, card.Device.Name(), err)
+		return nil, fmt.Errorf("gather %d x %d bytes on %s: %w", s.Batch, s.Size,
+			card.Device.Name(), err)
 	}
 	return list, nil
 }
@@ -99,7 +101,8 @@ func (g *devicePool) whole(ctx context.Context, o Options) (Result, error) {
 	if s.Op == driver.Write {
 		back = "copy-engine-h2d"
 	}
-	ways := []*way{g.way(g.name(), s, g.moves("", s.Batch)), g.way("copy-engine", s, &copyEngine{g, s.BatchBytes(), s.Op == driver.Write}),
+	ways := []*way{g.way(g.name(), s, g.moves("", s.Batch)),
+		g.way("copy-engine", s, &copyEngine{g, s.BatchBytes(), s.Op == driver.Write}),
 		g.way(back, s, &copyEngine{g, s.BatchBytes(), s.Op != driver.Write})}
 	more, notes, err := g.variants(s)
 	if err != nil {
@@ -116,7 +119,8 @@ func (g *devicePool) whole(ctx context.Context, o Options) (Result, error) {
 func (g *devicePool) alone(ctx context.Context, batch int, o Options) (Result, error) {
 	s := g.shape
 	s.Batch = batch
-	ways := []*way{g.way(g.name(), &s, g.moves("", batch)), g.way("copy-engine", &s, &copyEngine{g, s.BatchBytes(), s.Op == driver.Write})}
+	ways := []*way{g.way(g.name(), &s, g.moves("", batch)),
+		g.way("copy-engine", &s, &copyEngine{g, s.BatchBytes(), s.Op == driver.Write})}
 	replays, err := g.replays(batch)
 	if err != nil && !errors.Is(err, driver.ErrNotSupported) && !errors.Is(err, cuda.ErrBudget) {
 		return Result{}, err
@@ -179,7 +183,8 @@ func (g *devicePool) sum(s *Shape, ways []*way, notes []string) (Result, error) 
 	res.SetBaselines(list)
 	res.Notes = append([]string{"on " + g.dev.Name() + ", " + c.String()}, notes...)
 	if g.name() == StandInName {
-		res.Notes = append(res.Notes, "these are figures of a software stand-in of the driver, not of a card")
+		res.Notes = append(res.Notes, "these are figures of a software stand-in of the driver, "+
+			"not of a card")
 	}
 	return res, nil
 }

@@ -38,15 +38,18 @@ func TestGatherOnDevice(t *testing.T) {
 	for _, op := range []driver.Op{driver.Read, driver.Write} {
 		s := Shape{Op: op, Size: 656, Batch: 2100, Pages: true, Spread: 6 << 20, Threads: 1}
 		t.Run("moves the bytes", func(t *testing.T) { checkMoves(t, d, s) })
-		list, err := GatherOnDevice(t.Context(), Card{Device: d, Budget: cuda.Budget{SMs: 2}}, s, Options{Rounds: 1, Slice: 1})
+		list, err := GatherOnDevice(t.Context(), Card{Device: d, Budget: cuda.Budget{SMs: 2}}, s,
+			Options{Rounds: 1, Slice: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(list) != 3 || list[0].Batch != 2100 || list[1].Batch != 2048 || list[2].Batch != 200 {
+		if len(list) != 3 || list[0].Batch != 2100 || list[1].Batch != 2048 ||
+			list[2].Batch != 200 {
 			t.Fatalf("%+v", list)
 		}
 		for _, r := range list {
-			if r.Backend != StandInName || r.GBps <= 0 || r.P99us < r.P50us || r.Spread < 6<<20-656 || r.Ratio != r.GBps/r.Baseline.GBps {
+			if r.Backend != StandInName || r.GBps <= 0 || r.P99us < r.P50us ||
+				r.Spread < 6<<20-656 || r.Ratio != r.GBps/r.Baseline.GBps {
 				t.Errorf("%+v", r)
 			}
 		}
@@ -57,11 +60,13 @@ func TestGatherOnDevice(t *testing.T) {
 	cancelled, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
 	defer cancel()
 	s := Shape{Op: driver.Read, Size: 656, Batch: 100, Pages: true, Spread: 6 << 20, Threads: 1}
-	if _, err := GatherOnDevice(cancelled, Card{Device: d, Budget: cuda.Budget{SMs: 2}}, s, Options{}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := GatherOnDevice(cancelled, Card{Device: d, Budget: cuda.Budget{SMs: 2}}, s,
+		Options{}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("cancelled: %v", err)
 	}
 	s.Threads = 2
-	if _, err := GatherOnDevice(t.Context(), Card{Device: d}, s, Options{}); !errors.Is(err, ErrShape) {
+	if _, err := GatherOnDevice(t.Context(), Card{Device: d}, s, Options{}); !errors.Is(err,
+		ErrShape) {
 		t.Errorf("two threads: %v", err)
 	}
 	if left := hostmem.InUse()["bench-pool"]; left != 0 {
@@ -82,7 +87,8 @@ func checkMoves(t *testing.T, d *cuda.Device, s Shape) {
 	}
 	defer replays.close()
 	n := int(s.Size)
-	for i, way := range []copier{g.moves("", s.Batch), g.moves(cuda.VariantStaged, s.Batch), g.moves(cuda.VariantLoop, s.Batch), replays} {
+	for i, way := range []copier{g.moves("", s.Batch), g.moves(cuda.VariantStaged, s.Batch),
+		g.moves(cuda.VariantLoop, s.Batch), replays} {
 		pool, compact := g.pool.Bytes(), make([]byte, s.CompactBytes())
 		for j := range pool {
 			pool[j] = byte(j % (251 - i))
@@ -105,7 +111,8 @@ func checkMoves(t *testing.T, d *cuda.Device, s Shape) {
 			t.Fatal(err)
 		}
 		have := make([]byte, s.CompactBytes())
-		if err := g.onCard.ReadAt(have, 0); err != nil || !bytes.Equal(have, want[1]) || !bytes.Equal(pool, want[0]) {
+		if err := g.onCard.ReadAt(have, 0); err != nil || !bytes.Equal(have, want[1]) ||
+			!bytes.Equal(pool, want[0]) {
 			t.Errorf("way %d differs from a loop of copies, %v", i, err)
 		}
 	}

@@ -25,16 +25,19 @@ type GDSLibraries struct {
 	Way          gds.Way
 }
 
-// GDS measures transfers between a card's memory and a file that MakeDiskFile has made, of Spread bytes: Batch pieces
-// of Size bytes, a multiple of 4 KiB, at random places of the file, as one transfer. cuFile (backend gds) stands beside
-// the engine's own chain, io_uring and the copy engine (engine.Staged), in alternation: which of the two is faster on this
-// machine is the Ratio. Slice is of one way in one round, a second by default, and Rounds are 3 by default.
-func GDS(ctx context.Context, path string, s Shape, l GDSLibraries, o Options) (_ Result, err error) {
+// GDS measures transfers between a card's memory and a file that MakeDiskFile has made, of Spread
+// bytes: Batch pieces of Size bytes, a multiple of 4 KiB, at random places of the file, as one
+// transfer. cuFile (backend gds) stands beside the engine's own chain, io_uring and the copy engine
+// (engine.Staged), in alternation: which of the two is faster on this machine is the Ratio. Slice
+// is of one way in one round, a second by default, and Rounds are 3 by default.
+func GDS(ctx context.Context, path string, s Shape, l GDSLibraries, o Options) (_ Result,
+	err error) {
 	if err := s.Check(); err != nil {
 		return Result{}, err
 	}
 	if s.Pages || s.Size%4096 != 0 || s.Spread < s.Size {
-		return Result{}, fmt.Errorf("pieces of %d bytes in %d, want a multiple of 4 KiB that fits, and no pages: %w", s.Size, s.Spread, ErrShape)
+		return Result{}, fmt.Errorf("pieces of %d bytes in %d, want a multiple of 4 KiB that "+
+			"fits, and no pages: %w", s.Size, s.Spread, ErrShape)
 	}
 	if o.Slice <= 0 {
 		o.Slice = time.Second
@@ -81,7 +84,8 @@ type gdsEnd struct {
 }
 
 func (e *gdsEnd) open(path string, l GDSLibraries) error {
-	b, err := gds.New(gds.Config{CUDA: l.CUDA, Library: l.CuFile, Way: l.Way, Yield: "both are measured here"})
+	b, err := gds.New(gds.Config{CUDA: l.CUDA, Library: l.CuFile, Way: l.Way,
+		Yield: "both are measured here"})
 	if err != nil {
 		return err
 	}
@@ -115,7 +119,8 @@ func (e *gdsEnd) open(path string, l GDSLibraries) error {
 	}
 	defer file.Close()
 	if file.Segment().Len < e.shape.Spread {
-		return fmt.Errorf("a file of %d bytes for a spread of %d: %w", file.Segment().Len, e.shape.Spread, ErrShape)
+		return fmt.Errorf("a file of %d bytes for a spread of %d: %w", file.Segment().Len,
+			e.shape.Spread, ErrShape)
 	}
 	if _, err := eng.Register("file", file.Segment()); err != nil {
 		return err
@@ -151,7 +156,9 @@ func (e *gdsEnd) connect(eng *engine.Engine) error {
 		}
 	}
 	for i, name := range gdsWays {
-		if e.transfers[i], err = eng.NewTransfer(self, map[driver.Op]engine.Op{driver.Read: engine.Read, driver.Write: engine.Write}[e.shape.Op],
+		if e.transfers[i], err = eng.NewTransfer(self,
+			map[driver.Op]engine.Op{driver.Read: engine.Read,
+				driver.Write: engine.Write}[e.shape.Op],
 			engine.Route{Only: name}); err != nil {
 			return err
 		}
@@ -186,7 +193,8 @@ func (e *gdsEnd) batch(ctx context.Context, t *engine.Transfer) error {
 		return err
 	}
 	for i := range uint64(s.Batch) {
-		if err := t.Add(e.local, i*s.Size, e.file, rand.Uint64N(s.Spread/s.Size)*s.Size, s.Size); err != nil {
+		if err := t.Add(e.local, i*s.Size, e.file, rand.Uint64N(s.Spread/s.Size)*s.Size,
+			s.Size); err != nil {
 			return err
 		}
 	}
@@ -199,14 +207,18 @@ func (e *gdsEnd) batch(ctx context.Context, t *engine.Transfer) error {
 func (e *gdsEnd) sum(f *[2]gdsFigures, rounds int) Result {
 	s := &e.shape
 	bytes := float64(s.BatchBytes())
-	r := Result{Backend: "gds", Op: s.Op.String(), Size: s.Size, Batch: s.Batch, Spread: s.Spread, Threads: 1, Rounds: rounds, Ops: f[0].ops,
-		GBps: Median(f[0].rates) * bytes / 1e9, OpsPerS: Median(f[0].rates), P50us: Micros(f[0].lats.Percentile(50)), P99us: Micros(f[0].lats.Percentile(99)),
+	r := Result{Backend: "gds", Op: s.Op.String(), Size: s.Size, Batch: s.Batch, Spread: s.Spread,
+		Threads: 1, Rounds: rounds, Ops: f[0].ops,
+		GBps: Median(f[0].rates) * bytes / 1e9, OpsPerS: Median(f[0].rates),
+		P50us: Micros(f[0].lats.Percentile(50)), P99us: Micros(f[0].lats.Percentile(99)),
 		Route: e.why, Memory: "cuda"}
-	r.SetBaselines([]Baseline{{Name: engine.Staged, GBps: Median(f[1].rates) * bytes / 1e9, P50us: Micros(f[1].lats.Percentile(50))}})
+	r.SetBaselines([]Baseline{{Name: engine.Staged, GBps: Median(f[1].rates) * bytes / 1e9,
+		P50us: Micros(f[1].lats.Percentile(50))}})
 	r.Notes = append(r.Notes, GDSAdvice(&r))
 	if strings.Contains(e.card, StandInName) {
 		r.Backend = StandInName
-		r.Notes = append(r.Notes, "these are figures of software stand-ins of libcuda and libcufile, not of a card")
+		r.Notes = append(r.Notes, "these are figures of software stand-ins of libcuda and "+
+			"libcufile, not of a card")
 	}
 	return r
 }
@@ -214,7 +226,9 @@ func (e *gdsEnd) sum(f *[2]gdsFigures, rounds int) Result {
 // GDSAdvice says what a result of GDS means for a program on this machine.
 func GDSAdvice(r *Result) string {
 	if r.Ratio < 1 {
-		return fmt.Sprintf("%s of %d bytes: cuFile has %.2f of the staged route: set gds.Config.Yield, and the engine takes that", r.Op, r.Size, r.Ratio)
+		return fmt.Sprintf("%s of %d bytes: cuFile has %.2f of the staged route: set "+
+			"gds.Config.Yield, and the engine takes that", r.Op, r.Size, r.Ratio)
 	}
-	return fmt.Sprintf("%s of %d bytes: cuFile has %.2f of the staged route: leave the choice to the engine, which takes gds", r.Op, r.Size, r.Ratio)
+	return fmt.Sprintf("%s of %d bytes: cuFile has %.2f of the staged route: leave the choice to "+
+		"the engine, which takes gds", r.Op, r.Size, r.Ratio)
 }

@@ -33,8 +33,10 @@ func goBenchLines(w io.Writer, r *Result) error {
 	if r.OpsPerS > 0 {
 		nsPerOp = 1e9 / r.OpsPerS
 	}
-	_, err := fmt.Fprintf(w, "Benchmark%s \t%8d\t%12.1f ns/op\t%10.2f MB/s\t%8.3f p50-us\t%8.3f p99-us\t%6.3f ratio\t%8.2f allocs/op%s\n",
-		goBenchName(r, r.Backend), max(r.Ops, 1), nsPerOp, r.GBps*1e3, r.P50us, r.P99us, r.Ratio, r.AllocsPerOp, goBenchExtra(r))
+	_, err := fmt.Fprintf(w, "Benchmark%s \t%8d\t%12.1f ns/op\t%10.2f MB/s\t%8.3f p50-us\t%8.3f "+
+		"p99-us\t%6.3f ratio\t%8.2f allocs/op%s\n",
+		goBenchName(r, r.Backend), max(r.Ops, 1), nsPerOp, r.GBps*1e3, r.P50us, r.P99us, r.Ratio,
+		r.AllocsPerOp, goBenchExtra(r))
 	if err != nil {
 		return err
 	}

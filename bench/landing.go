@@ -39,7 +39,8 @@ func newLanding(l *Link, size uint64) (*landing, error) {
 		return nil, errors.Join(err, t.Close())
 	}
 	memory := l.Local.Bytes()
-	n := &landing{t: t, from: word(memory[size-8:]), here: word(memory[landingStride(size)+size-8:])}
+	n := &landing{t: t, from: word(memory[size-8:]),
+		here: word(memory[landingStride(size)+size-8:])}
 	n.here.Store(0)
 	return n, nil
 }

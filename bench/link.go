@@ -73,7 +73,9 @@ func (r *runner) close() {
 
 // ways makes the transfers and then the baselines.
 func (r *runner) ways(ctx context.Context) ([]*way, error) {
-	own, err := newWay("engine", &r.shape, func(t int) (copier, error) { return r.post(ctx, &r.plans[t]) })
+	own, err := newWay("engine", &r.shape, func(t int) (copier, error) {
+		return r.post(ctx, &r.plans[t])
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +92,9 @@ func (r *runner) ways(ctx context.Context) ([]*way, error) {
 			return nil, err
 		}
 		r.owned = append(r.owned, m.close)
-		w, err := newWay(b.name, &r.shape, func(t int) (copier, error) { return m.plain(&r.plans[t]), nil })
+		w, err := newWay(b.name, &r.shape, func(t int) (copier, error) {
+			return m.plain(&r.plans[t]), nil
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -103,7 +107,9 @@ func (r *runner) ways(ctx context.Context) ([]*way, error) {
 	if r.shape.Op == driver.Read {
 		name = "process_vm_readv"
 	}
-	w, err := newWay(name, &r.shape, func(t int) (copier, error) { return newVectored(&r.link, &r.plans[t]), nil })
+	w, err := newWay(name, &r.shape, func(t int) (copier, error) {
+		return newVectored(&r.link, &r.plans[t]), nil
+	})
 	return append(ways, w), err
 }
 
@@ -113,7 +119,8 @@ func (r *runner) addLoop(ways []*way) ([]*way, error) {
 		return ways, nil
 	}
 	if r.shape.Threads > 1 || r.shape.Gather {
-		r.notes = append(r.notes, LoopName+" runs on one thread, from one run: not measured beside others")
+		r.notes = append(r.notes, LoopName+" runs on one thread, from one run: not measured "+
+			"beside others")
 		return ways, nil
 	}
 	w, err := newWay(LoopName, &r.shape, func(t int) (c copier, err error) {
@@ -138,8 +145,10 @@ func (r *runner) sum(ways []*way, rivals *Contest) (Result, error) {
 	}
 	s := &r.shape
 	res := Result{
-		Backend: route, Op: s.Op.String(), Size: s.Size, Batch: s.Batch, Pages: s.Pages, Threads: s.Threads,
-		GBps: Median(own.rates), P50us: Micros(own.lats.Percentile(50)), P99us: Micros(own.lats.Percentile(99)),
+		Backend: route, Op: s.Op.String(), Size: s.Size, Batch: s.Batch, Pages: s.Pages,
+		Threads: s.Threads,
+		GBps:    Median(own.rates), P50us: Micros(own.lats.Percentile(50)),
+		P99us:  Micros(own.lats.Percentile(99)),
 		Rounds: len(own.rates), Ops: own.ops, Route: route, Memory: r.link.Memory,
 	}
 	res.OpsPerS = res.GBps * 1e9 / float64(s.BatchBytes())
@@ -205,7 +214,8 @@ func (r *runner) post(ctx context.Context, p *plan) (copier, error) {
 	c := &posted{ctx: ctx}
 	r.posts = append(r.posts, c)
 	for i := range p.places {
-		t, err := r.link.Engine.NewTransfer(r.link.Peer, r.shape.Op, engine.Route{Only: r.link.Only})
+		t, err := r.link.Engine.NewTransfer(r.link.Peer, r.shape.Op,
+			engine.Route{Only: r.link.Only})
 		if err != nil {
 			return nil, err
 		}
@@ -222,15 +232,17 @@ func (r *runner) post(ctx context.Context, p *plan) (copier, error) {
 func (r *runner) list(t *engine.Transfer, p *plan, i int) error {
 	size, stride, step := r.shape.Size, r.shape.stride(), r.shape.step()
 	if r.shape.Pages {
-		pages := engine.Pages{Count: r.shape.Batch, EntryLen: size, LocalStride: stride, RemoteStride: stride,
-			LocalBase: p.local(), RemoteBase: p.remote(), Remote: p.places[i]}
+		pages := engine.Pages{Count: r.shape.Batch, EntryLen: size, LocalStride: stride,
+			RemoteStride: stride,
+			LocalBase:    p.local(), RemoteBase: p.remote(), Remote: p.places[i]}
 		if r.shape.Gather {
 			pages.Local, pages.Remote = pages.Remote, nil
 		}
 		return t.AddPages(r.link.Local, r.link.Remote, pages)
 	}
 	for j, slot := range p.places[i] {
-		err := t.Add(r.link.Local, p.local()+uint64(j)*step, r.link.Remote, p.remote()+uint64(slot)*stride, size)
+		err := t.Add(r.link.Local, p.local()+uint64(j)*step, r.link.Remote,
+			p.remote()+uint64(slot)*stride, size)
 		if err != nil {
 			return err
 		}

@@ -57,7 +57,8 @@ func TestRunMovesThePieces(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r.Backend != "mem" || r.GBps <= 0 || r.Ops < patterns || len(r.Baselines) != 2 || r.Ratio <= 0 || r.P99us < r.P50us {
+		if r.Backend != "mem" || r.GBps <= 0 || r.Ops < patterns || len(r.Baselines) != 2 ||
+			r.Ratio <= 0 || r.P99us < r.P50us {
 			t.Errorf("%+v", r)
 		}
 		remote := make([]byte, s.ScatteredBytes())
@@ -89,7 +90,8 @@ func TestRunMovesThePieces(t *testing.T) {
 
 // TestRunGathers: the places are the initiator's, and come one behind the other.
 func TestRunGathers(t *testing.T) {
-	s := Shape{Op: driver.Write, Size: 656, Batch: 16, Pages: true, Gather: true, Spread: 1 << 20, Threads: 1}
+	s := Shape{Op: driver.Write, Size: 656, Batch: 16, Pages: true, Gather: true, Spread: 1 << 20,
+		Threads: 1}
 	l := loop(t, s)
 	local := l.Local.Bytes()
 	for at := uint64(0); at < uint64(len(local)); at += s.Size {
@@ -129,7 +131,8 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	l := loop(t, s)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := Run(ctx, l, s, Options{Time: time.Hour, Slice: time.Millisecond}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := Run(ctx, l, s, Options{Time: time.Hour, Slice: time.Millisecond}); !errors.Is(err,
+		context.DeadlineExceeded) {
 		t.Errorf("error %v", err)
 	}
 }
@@ -140,7 +143,8 @@ func linked(t *testing.T) (there, back Link) {
 	var sides [2]*Side
 	for i := range sides {
 		var err error
-		if sides[i], err = OpenSide(engine.Config{Backends: memBackend(t)}, 4096, BackendMemory); err != nil {
+		if sides[i], err = OpenSide(engine.Config{Backends: memBackend(t)}, 4096,
+			BackendMemory); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { sides[i].Close() })
@@ -196,7 +200,9 @@ func TestWritePing(t *testing.T) {
 	there, back := linked(t)
 	for range 3 { // what landed before is no answer
 		begun, sent := make(chan error, 1), make(chan error, 1)
-		go func() { sent <- WritePong(t.Context(), back, 8, few, func() error { begun <- nil; return nil }) }()
+		go func() {
+			sent <- WritePong(t.Context(), back, 8, few, func() error { begun <- nil; return nil })
+		}()
 		<-begun
 		s, err := WritePing(t.Context(), there, 8, few)
 		if err = errors.Join(err, <-sent); err != nil || s.Count() != few || s.Percentile(1) <= 0 {
@@ -219,7 +225,8 @@ func TestSockets(t *testing.T) {
 	defer b.Close()
 	sent := make(chan error, 1)
 	go func() {
-		sent <- errors.Join(SendSocketStamps(t.Context(), a, 64, few, time.Microsecond), SocketPong(t.Context(), a, 64, few))
+		sent <- errors.Join(SendSocketStamps(t.Context(), a, 64, few, time.Microsecond),
+			SocketPong(t.Context(), a, 64, few))
 	}()
 	s, err := ReceiveSocketStamps(t.Context(), b, 64, few)
 	if err != nil {

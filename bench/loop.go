@@ -57,7 +57,8 @@ func OpenLoop(transports, devices string, bytes uint64) (*LoopEnd, error) {
 // put is a store, and an end that spins would only take a core from the other.
 func mapped(transports string) bool {
 	for name := range strings.SplitSeq(transports, ",") {
-		if !slices.Contains([]string{"posix", "sysv", "cma", "self", "shm", "sm", "mm", "xpmem", "knem"}, name) {
+		if !slices.Contains([]string{"posix", "sysv", "cma", "self", "shm", "sm", "mm", "xpmem",
+			"knem"}, name) {
 			return false
 		}
 	}
@@ -122,7 +123,8 @@ func newLooped(e *LoopEnd, p *plan) (*looped, error) {
 	for _, places := range p.places {
 		descs := make([]driver.Desc, len(places))
 		for j, slot := range places {
-			descs[j] = driver.Desc{Local: p.compact + uint64(j)*p.shape.step(), Remote: p.scattered + uint64(slot)*stride, Len: p.shape.Size}
+			descs[j] = driver.Desc{Local: p.compact + uint64(j)*p.shape.step(),
+				Remote: p.scattered + uint64(slot)*stride, Len: p.shape.Size}
 		}
 		b, err := e.loop.Batch(descs, len(descs))
 		if err != nil {

@@ -14,7 +14,8 @@ import (
 )
 
 // loopEnds are both ends of a bare loop in this process.
-func loopEnds(t *testing.T, transports, devices string, compact, scattered uint64) (near, far *LoopEnd, spins *[]bool) {
+func loopEnds(t *testing.T, transports, devices string, compact, scattered uint64) (near,
+	far *LoopEnd, spins *[]bool) {
 	t.Helper()
 	var err error
 	if far, err = OpenLoop(transports, devices, scattered); err != nil {
@@ -61,7 +62,8 @@ func TestLoopStandsBesideTheEngine(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if r.Baseline.Name != LoopName || r.Baseline.GBps <= 0 || len(r.Baselines) != 3 || len(r.Notes) != 0 {
+			if r.Baseline.Name != LoopName || r.Baseline.GBps <= 0 || len(r.Baselines) != 3 ||
+				len(r.Notes) != 0 {
 				t.Errorf("%s: %+v", lane[0], r)
 			}
 			for _, unit := range []string{"post-ns/piece", "loop-post-ns/piece"} {
@@ -74,7 +76,8 @@ func TestLoopStandsBesideTheEngine(t *testing.T) {
 				want = nil
 			}
 			if !slices.Equal(*spins, want) {
-				t.Errorf("%s: the far end is moved so: %v; want %v, during the loop's rounds alone", lane[0], *spins, want)
+				t.Errorf("%s: the far end is moved so: %v; want %v, during the loop's rounds alone",
+					lane[0], *spins, want)
 			}
 		}
 	}
@@ -108,7 +111,8 @@ func TestLoopOfSeveralThreads(t *testing.T) {
 	l := loop(t, s)
 	l.Loop = &LoopEnd{}
 	r, err := Run(t.Context(), l, s, Options{Rounds: 1, Slice: time.Millisecond, Bare: true})
-	if err != nil || len(r.Baselines) != 0 || len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "one thread") {
+	if err != nil || len(r.Baselines) != 0 || len(r.Notes) != 1 ||
+		!strings.Contains(r.Notes[0], "one thread") {
 		t.Errorf("%+v, %v", r, err)
 	}
 }

@@ -61,5 +61,6 @@ func (m *memories) close() {
 }
 
 func (m *memories) plain(p *plan) copier {
-	return &plain{p: p, compact: m.compact.Bytes()[p.compact:], scattered: m.scattered.Bytes()[p.scattered:]}
+	return &plain{p: p, compact: m.compact.Bytes()[p.compact:],
+		scattered: m.scattered.Bytes()[p.scattered:]}
 }

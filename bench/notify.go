@@ -100,7 +100,8 @@ func ReceiveStamps(ctx context.Context, eng *engine.Engine, count int) (*Samples
 				return nil, fmt.Errorf("receive a stamp: %w", note.Err)
 			}
 			if len(note.Data) != stampLen {
-				return nil, fmt.Errorf("receive a stamp: %d bytes: %w", len(note.Data), engine.ErrCorrupt)
+				return nil, fmt.Errorf("receive a stamp: %d bytes: %w", len(note.Data),
+					engine.ErrCorrupt)
 			}
 			s.Add(time.Duration(now - int64(binary.LittleEndian.Uint64(note.Data))))
 		case <-ctx.Done():
@@ -172,14 +173,16 @@ func spin(ctx context.Context, eng *engine.Engine, want uint64) error {
 // goroutine) or "pingpong" (round trip, both ends spin).
 func NotifyResult(backend, op string, size uint64, s, socket *Samples) Result {
 	r := LatencyResult(backend, op, size, s)
-	r.SetBaselines([]Baseline{{Name: "unix-socket", GBps: socket.rate(size), P50us: Micros(socket.Percentile(50))}})
+	r.SetBaselines([]Baseline{{Name: "unix-socket", GBps: socket.rate(size),
+		P50us: Micros(socket.Percentile(50))}})
 	return r
 }
 
 // LatencyResult sums latencies up. Op "landing" is that of WritePing. The rates are those of
 // one message after the other.
 func LatencyResult(backend, op string, size uint64, s *Samples) Result {
-	r := Result{Backend: backend, Op: op, Size: size, Batch: 1, Threads: 1, Rounds: 1, Ops: s.Count(), Route: backend,
+	r := Result{Backend: backend, Op: op, Size: size, Batch: 1, Threads: 1, Rounds: 1,
+		Ops: s.Count(), Route: backend,
 		GBps: s.rate(size), P50us: Micros(s.Percentile(50)), P99us: Micros(s.Percentile(99))}
 	r.OpsPerS = r.GBps * 1e9 / float64(size)
 	return r

@@ -40,7 +40,8 @@ func parsePerf(out []byte, size uint64) (PerfFigure, error) {
 		}
 	}
 	if found == nil {
-		return PerfFigure{}, fmt.Errorf("read the output of ucx_perftest: %w", errors.Join(errPerfLine, broken))
+		return PerfFigure{}, fmt.Errorf("read the output of ucx_perftest: %w",
+			errors.Join(errPerfLine, broken))
 	}
 	return *found, nil
 }
@@ -55,7 +56,8 @@ func perfFields(names, fields []string, size uint64) (PerfFigure, error) {
 		if name == "typical_lat" || strings.HasSuffix(name, "_percentile_lat") {
 			name = "median"
 		}
-		if !slices.Contains(perfColumns, name) { // averages of the last interval, which may be empty
+		if !slices.Contains(perfColumns, name) {
+			// averages of the last interval, which may be empty
 			continue
 		}
 		x, err := strconv.ParseFloat(fields[i], 64)
@@ -67,7 +69,8 @@ func perfFields(names, fields []string, size uint64) (PerfFigure, error) {
 	if len(v) != len(perfColumns) {
 		return PerfFigure{}, fmt.Errorf("the columns are %s", strings.Join(names, ", "))
 	}
-	f := PerfFigure{Iterations: int(v["iterations"]), P50: perfMicros(v["median"]), Average: perfMicros(v["overall_lat"])}
+	f := PerfFigure{Iterations: int(v["iterations"]), P50: perfMicros(v["median"]),
+		Average: perfMicros(v["overall_lat"])}
 	f.GBps = perfGBps(v["overall_bw"])
 	if v["overall_bw"] < 100 { // two decimals are too few
 		f.GBps = v["overall_mr"] * float64(size) / 1e9

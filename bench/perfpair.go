@@ -31,7 +31,9 @@ type perfPair struct {
 
 // PerfRun is a test of such a benchmark.
 type PerfRun struct {
-	Test   string // "ucp_put_bw", "ucp_get", "ucp_am_lat", "ucp_put_lat"; "ib_write_bw", "ib_read_bw", "ib_write_lat"
+	// "ucp_put_bw", "ucp_get", "ucp_am_lat", "ucp_put_lat"; "ib_write_bw", "ib_read_bw",
+	// "ib_write_lat"
+	Test   string
 	Size   uint64
 	Window int // messages under way at once
 }
@@ -63,7 +65,8 @@ var errPerfSlow = errors.New("the benchmark has not ended in time")
 // messages take the time.
 func (p *perfPair) measure(ctx context.Context, r PerfRun) (PerfFigure, error) {
 	if r.Size < 1 || r.Window < 1 {
-		return PerfFigure{}, fmt.Errorf("%s of %d bytes, %d at once: want at least 1: %w", r.Test, r.Size, r.Window, ErrShape)
+		return PerfFigure{}, fmt.Errorf("%s of %d bytes, %d at once: want at least 1: %w", r.Test,
+			r.Size, r.Window, ErrShape)
 	}
 	path, err := p.tool.find(&r)
 	if err != nil {
@@ -94,7 +97,8 @@ func (p *perfPair) calibrate(ctx context.Context, path string, r PerfRun) (int, 
 		if err != nil {
 			return 0, err
 		}
-		want := int(min(max(float64(p.time)/float64(max(f.Average, 1)), perfProbeMin), perfCountMax))
+		want := int(min(max(float64(p.time)/float64(max(f.Average, 1)), perfProbeMin),
+			perfCountMax))
 		if want <= n*perfProbeUp {
 			return want, nil
 		}
@@ -124,21 +128,24 @@ func (p *perfPair) run(ctx context.Context, path string, r PerfRun, n int) (Perf
 		select {
 		case <-client.ended:
 		case <-time.After(2 * time.Second):
-			return PerfFigure{}, fmt.Errorf("%s: %w: %s", r.Test, errPerfEarly, p.tool.complaint(server.out.Bytes()))
+			return PerfFigure{}, fmt.Errorf("%s: %w: %s", r.Test, errPerfEarly,
+				p.tool.complaint(server.out.Bytes()))
 		}
 	}
 	if ctx.Err() != nil {
 		return PerfFigure{}, context.Cause(ctx)
 	}
 	if client.err != nil {
-		return PerfFigure{}, fmt.Errorf("%s: %w: %s", r.Test, client.err, p.tool.complaint(client.out.Bytes()))
+		return PerfFigure{}, fmt.Errorf("%s: %w: %s", r.Test, client.err,
+			p.tool.complaint(client.out.Bytes()))
 	}
 	return p.tool.parse(client.out.Bytes(), &r)
 }
 
 // serve starts the server on a free port. Another program may take the port in between:
 // then on another one.
-func (p *perfPair) serve(ctx context.Context, path string, r *PerfRun, n int) (*perfProcess, string, error) {
+func (p *perfPair) serve(ctx context.Context, path string, r *PerfRun, n int) (*perfProcess, string,
+	error) {
 	var err error
 	for range 3 {
 		var port int

@@ -27,7 +27,8 @@ type perfProcess struct {
 
 // startPerf runs a benchmark in a process group of its own, so that a Ctrl-C is this
 // process's, and that all of it can be killed. The environment is ours and env.
-func startPerf(ctx context.Context, env []string, path string, args ...string) (*perfProcess, error) {
+func startPerf(ctx context.Context, env []string, path string, args ...string) (*perfProcess,
+	error) {
 	c := &perfProcess{cmd: exec.CommandContext(ctx, path, args...), ended: make(chan struct{})}
 	c.cmd.Env = append(c.cmd.Environ(), env...)
 	c.cmd.Stdout, c.cmd.Stderr = &c.out, &c.out

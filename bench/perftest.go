@@ -20,8 +20,9 @@ import (
 //
 // The server listens on all addresses while it waits for its client, some milliseconds.
 type PerfTest struct {
-	Path                string        // "": ucx_perftest, as the shell finds it
-	Transports, Devices string        // UCX_TLS and UCX_NET_DEVICES; "": as the environment has them
+	Path string // "": ucx_perftest, as the shell finds it
+	// UCX_TLS and UCX_NET_DEVICES; "": as the environment has them
+	Transports, Devices string
 	Time                time.Duration // of one measurement, about; 0: 1 s
 
 	pair perfPair
@@ -48,14 +49,16 @@ func (p *PerfTest) find(*PerfRun) (string, error) {
 	}
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return "", &driver.UnavailableError{Backend: PerfName, Reason: err.Error(), Fix: "apt-get install ucx-utils"}
+		return "", &driver.UnavailableError{Backend: PerfName, Reason: err.Error(),
+			Fix: "apt-get install ucx-utils"}
 	}
 	return path, nil
 }
 
 func (p *PerfTest) environment() []string {
 	var env []string
-	for name, value := range map[string]string{"UCX_TLS": p.Transports, "UCX_NET_DEVICES": p.Devices} {
+	for name, value := range map[string]string{"UCX_TLS": p.Transports,
+		"UCX_NET_DEVICES": p.Devices} {
 		if value != "" {
 			env = append(env, name+"="+value)
 		}
@@ -67,10 +70,13 @@ func (p *PerfTest) environment() []string {
 func (p *PerfTest) server(*PerfRun, int) []string { return nil }
 
 func (p *PerfTest) client(r *PerfRun, n int) []string {
-	return []string{"-t", r.Test, "-s", strconv.FormatUint(r.Size, 10), "-n", strconv.Itoa(n), "-w", strconv.Itoa(max(n/10, 1)),
+	return []string{"-t", r.Test, "-s", strconv.FormatUint(r.Size, 10), "-n", strconv.Itoa(n), "-w",
+		strconv.Itoa(max(n/10, 1)),
 		"-O", strconv.Itoa(r.Window), "-f", "-v"}
 }
 
-func (p *PerfTest) parse(out []byte, r *PerfRun) (PerfFigure, error) { return parsePerf(out, r.Size) }
+func (p *PerfTest) parse(out []byte, r *PerfRun) (PerfFigure, error) {
+	return parsePerf(out, r.Size)
+}
 
 func (p *PerfTest) complaint(out []byte) string { return perfComplaint(out) }

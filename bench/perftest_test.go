@@ -43,7 +43,8 @@ func pretendPerfTest(how string) int {
 		role = "server"
 	}
 	if note := os.Getenv(pretend + "_PIDS"); note != "" {
-		_ = os.WriteFile(filepath.Join(note, fmt.Sprint(os.Getpid())), []byte(role+" "+strings.Join(os.Args[1:], " ")+"\n"+os.Getenv("UCX_TLS")), 0o600)
+		_ = os.WriteFile(filepath.Join(note, fmt.Sprint(os.Getpid())),
+			[]byte(role+" "+strings.Join(os.Args[1:], " ")+"\n"+os.Getenv("UCX_TLS")), 0o600)
 	}
 	if how == role+" hangs" {
 		if server {
@@ -102,15 +103,19 @@ func TestParsePerf(t *testing.T) {
 	}{
 		"small messages, whose rate has too few digits": {
 			"iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n100000,0.376,0.350,0.350,21.82,21.82,2859551,2859551\n", 2859551 * 8 / 1e9},
-		"an empty last interval": {"iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n10,1,inf,1,0.00,1000.00,0,5\n", 1.048576},
-		"an older one":           {"iterations,typical_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\r\n10,1,1,1,1000.00,1000.00,5,5\r\n", 1.048576},
-		"the last line counts":   {"iterations,typical_lat,avg_lat,overall_lat,overall_bw,overall_mr\n1,1,1,1,500,5\nUCX WARN a, b, c, d, e, f\n2,1,1,1,1000,5\n", 1.048576},
+		"an empty last interval": {
+			"iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n10,1,inf,1,0.00,1000.00,0,5\n", 1.048576},
+		"an older one": {
+			"iterations,typical_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\r\n10,1,1,1,1000.00,1000.00,5,5\r\n", 1.048576},
+		"the last line counts": {
+			"iterations,typical_lat,avg_lat,overall_lat,overall_bw,overall_mr\n1,1,1,1,500,5\nUCX WARN a, b, c, d, e, f\n2,1,1,1,1000,5\n", 1.048576},
 	} {
 		if f, err := parsePerf([]byte(tc.out), 8); err != nil || math.Abs(f.GBps-tc.gbps) > 1e-9 {
 			t.Errorf("%s: %+v, %v; want %v GB/s", name, f, err, tc.gbps)
 		}
 	}
-	for _, bad := range []string{"", "iterations", "iterations,a\n", "1,2,3\n", "iterations,overall_bw\n1,NaN\n", "iterations,overall_bw\n1,1\n",
+	for _, bad := range []string{"", "iterations", "iterations,a\n", "1,2,3\n",
+		"iterations,overall_bw\n1,NaN\n", "iterations,overall_bw\n1,1\n",
 		"iterations,50.0_percentile_lat,overall_lat,overall_bw,overall_mr\n1,1,1,-5,1\n",
 		"iterations,50.0_percentile_lat,overall_lat,overall_bw,overall_mr\n1,1,1,0.00,0\n"} {
 		if f, err := parsePerf([]byte(bad), 8); !errors.Is(err, errPerfLine) {
@@ -166,7 +171,8 @@ func wantNoProcess(t *testing.T, seen map[string]string) {
 			t.Fatal(err)
 		}
 		// The group as well: a killed group has no member but zombies of others.
-		for start := time.Now(); syscall.Kill(-pid, 0) == nil && aliveGroup(pid); time.Sleep(time.Millisecond) {
+		for start := time.Now(); syscall.Kill(-pid, 0) == nil &&
+			aliveGroup(pid); time.Sleep(time.Millisecond) {
 			if time.Since(start) > 5*time.Second {
 				t.Errorf("%s (%s) is left behind", name, seen[name])
 				break
@@ -196,7 +202,8 @@ func TestPerfTestRuns(t *testing.T) {
 		t.Fatalf("%+v, %v", f, err)
 	}
 	all := fmt.Sprint(seen())
-	for _, want := range []string{"-t ucp_put_bw -s 1048576", "-O 16", "127.0.0.1 -p", "posix,self", "-n 16 ", "-n 366 "} {
+	for _, want := range []string{"-t ucp_put_bw -s 1048576", "-O 16", "127.0.0.1 -p", "posix,self",
+		"-n 16 ", "-n 366 "} {
 		if !strings.Contains(all, want) {
 			t.Errorf("no %q in %s", want, all)
 		}
@@ -204,7 +211,8 @@ func TestPerfTestRuns(t *testing.T) {
 	if n := len(seen()); n != 4 {
 		t.Errorf("%d processes, want two each for calibration and measurement", n)
 	}
-	if _, err := p.Measure(t.Context(), PerfRun{Test: "ucp_put_bw", Size: 1 << 20, Window: 16}); err != nil || len(seen()) != 6 {
+	if _, err := p.Measure(t.Context(), PerfRun{Test: "ucp_put_bw", Size: 1 << 20,
+		Window: 16}); err != nil || len(seen()) != 6 {
 		t.Errorf("second time: %v, %d processes: it needs no calibration", err, len(seen()))
 	}
 	wantNoProcess(t, seen())
@@ -212,8 +220,9 @@ func TestPerfTestRuns(t *testing.T) {
 
 func TestPerfTestThatFails(t *testing.T) {
 	for how, want := range map[string]string{
-		"server fails": "no usable transports", "client fails": "no usable transports", "client prints garbage": "no line of results",
-		"server leaves": "ended early",
+		"server fails": "no usable transports", "client fails": "no usable transports",
+		"client prints garbage": "no line of results",
+		"server leaves":         "ended early",
 	} {
 		t.Run(how, func(t *testing.T) {
 			p, seen := pretending(t, how)
@@ -232,7 +241,8 @@ func TestPerfTestThatHangs(t *testing.T) {
 			p, seen := pretending(t, how)
 			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 			defer cancel()
-			if _, err := p.Measure(ctx, PerfRun{Test: "ucp_get", Size: 8, Window: 1}); !errors.Is(err, context.DeadlineExceeded) {
+			if _, err := p.Measure(ctx, PerfRun{Test: "ucp_get", Size: 8, Window: 1}); !errors.Is(
+				err, context.DeadlineExceeded) {
 				t.Errorf("error %v", err)
 			}
 			wantNoProcess(t, seen())
@@ -256,7 +266,8 @@ func TestPerfTestThatIsMissing(t *testing.T) {
 func TestPerfTestOfThisMachine(t *testing.T) {
 	for _, lane := range [][2]string{{"posix,sysv,cma,self", ""}, {"tcp", "lo"}} {
 		p := &PerfTest{Transports: lane[0], Devices: lane[1], Time: 50 * time.Millisecond}
-		for _, r := range []PerfRun{{"ucp_put_bw", 65536, 4}, {"ucp_get", 65536, 4}, {"ucp_am_lat", 8, 1}, {"ucp_put_lat", 8, 1}} {
+		for _, r := range []PerfRun{{"ucp_put_bw", 65536, 4}, {"ucp_get", 65536, 4},
+			{"ucp_am_lat", 8, 1}, {"ucp_put_lat", 8, 1}} {
 			f, err := p.Measure(t.Context(), r)
 			if err != nil {
 				if errors.Is(err, driver.ErrUnavailable) {

@@ -12,9 +12,11 @@ import (
 )
 
 func sample() Result {
-	r := Result{Backend: "shm", Op: "write", Size: 656, Batch: 2048, Pages: true, Spread: 1 << 30, Threads: 2,
-		GBps: 8, OpsPerS: 6000, P50us: 160, P99us: 200, Rounds: 5, Ops: 30000, Route: "shm"}
-	r.SetBaselines([]Baseline{{Name: "memcpy", GBps: 5, P50us: 260}, {Name: "process_vm_writev", GBps: 1}})
+	r := Result{Backend: "shm", Op: "write", Size: 656, Batch: 2048, Pages: true, Spread: 1 << 30,
+		Threads: 2,
+		GBps:    8, OpsPerS: 6000, P50us: 160, P99us: 200, Rounds: 5, Ops: 30000, Route: "shm"}
+	r.SetBaselines([]Baseline{{Name: "memcpy", GBps: 5, P50us: 260}, {Name: "process_vm_writev",
+		GBps: 1}})
 	return r
 }
 
@@ -28,13 +30,15 @@ func TestJSONKeys(t *testing.T) {
 	if err := json.Unmarshal(b, &got); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"allocs_per_op", "backend", "baseline", "baselines", "batch", "gather", "gbps", "hot", "memory", "op", "ops", "ops_per_s",
+	want := []string{"allocs_per_op", "backend", "baseline", "baselines", "batch", "gather", "gbps",
+		"hot", "memory", "op", "ops", "ops_per_s",
 		"p50_us", "p99_us", "pages", "ratio", "rounds", "route", "size", "spread", "threads"}
 	if keys := slices.Sorted(maps.Keys(got)); !slices.Equal(keys, want) {
 		t.Errorf("keys %v\nwant %v", keys, want)
 	}
 	baseline := got["baseline"].(map[string]any)
-	if keys := slices.Sorted(maps.Keys(baseline)); !slices.Equal(keys, []string{"gbps", "name", "p50_us"}) {
+	if keys := slices.Sorted(maps.Keys(baseline)); !slices.Equal(keys,
+		[]string{"gbps", "name", "p50_us"}) {
 		t.Errorf("baseline keys %v", keys)
 	}
 	if got["ratio"] != 1.6 {
@@ -100,7 +104,8 @@ func TestNamesTellShapesApart(t *testing.T) {
 	lane := hot
 	lane.Lane = "tcp"
 	seen := map[string]bool{}
-	for i, r := range []Result{pages, small, hot, lane, {Op: "write", Size: 64, Batch: 2, Threads: 1}} {
+	for i, r := range []Result{pages, small, hot, lane, {Op: "write", Size: 64, Batch: 2,
+		Threads: 1}} {
 		name := goBenchName(&r, "shm")
 		if seen[name] {
 			t.Errorf("shape %d is called %s as another one is", i, name)
@@ -121,8 +126,10 @@ func TestFiguresAndNotesArePrinted(t *testing.T) {
 		t.Fatal(err)
 	}
 	for out, wants := range map[string][]string{
-		text.String():  {"63724.0 desc-bytes, -3.5 over-loop-ns/piece", "not measured: it is not there"},
-		lines.String(): {" 63724.0 desc-bytes", " 8.000 ratio-process_vm_writev", "\n# Write/pages/"},
+		text.String(): {"63724.0 desc-bytes, -3.5 over-loop-ns/piece",
+			"not measured: it is not there"},
+		lines.String(): {" 63724.0 desc-bytes", " 8.000 ratio-process_vm_writev",
+			"\n# Write/pages/"},
 	} {
 		for _, want := range wants {
 			if !strings.Contains(out, want) {

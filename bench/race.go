@@ -27,7 +27,8 @@ type way struct {
 }
 
 func newWay(name string, shape *Shape, thread func(t int) (copier, error)) (*way, error) {
-	w := &way{name: name, lats: NewSamples(samplesMax), results: make([]threadResult, shape.Threads)}
+	w := &way{name: name, lats: NewSamples(samplesMax), results: make([]threadResult,
+		shape.Threads)}
 	for t := range shape.Threads {
 		c, err := thread(t)
 		if err != nil {

@@ -45,7 +45,8 @@ func TestAlternateGivesEveryWayTheSameRounds(t *testing.T) {
 	}
 	for _, w := range ways {
 		if len(w.rates) != 4 || w.ops < 8 || w.lats.Count() == 0 || w.baseline().GBps <= 0 {
-			t.Errorf("way %s: %d rounds, %d ops, %d latencies, %+v", w.name, len(w.rates), w.ops, w.lats.Count(), w.baseline())
+			t.Errorf("way %s: %d rounds, %d ops, %d latencies, %+v", w.name, len(w.rates), w.ops,
+				w.lats.Count(), w.baseline())
 		}
 		if perOp := w.allocs / float64(w.ops); perOp > 0.05 {
 			t.Errorf("way %s: %v allocations per operation that does nothing", w.name, perOp)
@@ -64,18 +65,22 @@ func TestAlternateEnds(t *testing.T) {
 	var n atomic.Int64
 	broken := errors.New("broken")
 	o := Options{Slice: time.Millisecond, Time: time.Millisecond}
-	if err := alternate(t.Context(), []*way{counterWay(t, "x", s, &n, broken)}, o, 1); !errors.Is(err, broken) {
+	if err := alternate(t.Context(), []*way{counterWay(t, "x", s, &n, broken)}, o, 1); !errors.Is(
+		err, broken) {
 		t.Errorf("error of an operation: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := alternate(ctx, []*way{counterWay(t, "x", s, &n, nil)}, o, 1); !errors.Is(err, context.Canceled) {
+	if err := alternate(ctx, []*way{counterWay(t, "x", s, &n, nil)}, o, 1); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 }
 
 func TestPlainCopiesEveryPiece(t *testing.T) {
-	for _, s := range []*Shape{{Op: driver.Write}, {Op: driver.Read}, {Op: driver.Write, Pages: true, Gather: true}, {Op: driver.Read, Pages: true, Gather: true}} {
+	for _, s := range []*Shape{{Op: driver.Write}, {Op: driver.Read},
+		{Op: driver.Write, Pages: true, Gather: true}, {Op: driver.Read, Pages: true,
+			Gather: true}} {
 		s.Size, s.Batch, s.Threads, s.Spread = 100, 7, 2, 1<<16
 		m, err := allocMemories(s, hostmem.HugeNone)
 		if err != nil {

@@ -49,7 +49,8 @@ func Regions(eng *engine.Engine, backend string, count, described int) ([]Result
 			return nil, err
 		}
 	}
-	list := []Result{r.result("register", backend, count, each), r.result("describe", backend, described, describe)}
+	list := []Result{r.result("register", backend, count, each), r.result("describe", backend,
+		described, describe)}
 	list[1].Extra = map[string]float64{"desc-bytes": float64(weight)}
 	return list, nil
 }
@@ -61,7 +62,8 @@ type registering struct {
 }
 
 // measure registers that many regions, has them looked at, and closes them.
-func (r *registering) measure(count int, look func([]*engine.Region) error) (took time.Duration, err error) {
+func (r *registering) measure(count int, look func([]*engine.Region) error) (took time.Duration,
+	err error) {
 	regions := make([]*engine.Region, 0, count)
 	defer func() {
 		for _, region := range regions {
@@ -89,8 +91,10 @@ func (r *registering) measure(count int, look func([]*engine.Region) error) (too
 }
 
 func (r *registering) result(op, backend string, batch int, s *Samples) Result {
-	res := Result{Backend: backend, Op: op, Size: regionBytes, Batch: batch, Threads: 1, Rounds: s.Count(), Ops: s.Count(),
-		Route: backend, Memory: r.memory.From(), P50us: Micros(s.Percentile(50)), P99us: Micros(s.Percentile(99))}
+	res := Result{Backend: backend, Op: op, Size: regionBytes, Batch: batch, Threads: 1,
+		Rounds: s.Count(), Ops: s.Count(),
+		Route: backend, Memory: r.memory.From(), P50us: Micros(s.Percentile(50)),
+		P99us: Micros(s.Percentile(99))}
 	if res.P50us > 0 {
 		res.OpsPerS = 1e6 / res.P50us
 	}

@@ -19,7 +19,8 @@ func TestRegions(t *testing.T) {
 		t.Fatalf("%v, %v", list, err)
 	}
 	for i, op := range []string{"register", "describe"} {
-		if r := list[i]; r.Op != op || r.P50us <= 0 || r.OpsPerS <= 0 || r.Batch != []int{50, 20}[i] {
+		if r := list[i]; r.Op != op || r.P50us <= 0 || r.OpsPerS <= 0 ||
+			r.Batch != []int{50, 20}[i] {
 			t.Errorf("%+v", r)
 		}
 	}

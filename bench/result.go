@@ -5,8 +5,9 @@ package bench
 // Result is one measured shape beside its baseline. The JSON keys are an
 // interface: keys may be added, never renamed.
 type Result struct {
-	Backend     string     `json:"backend"`
-	Op          string     `json:"op"`   // "write", "read", "notify", "pingpong", "landing", "gather" or "scatter"
+	Backend string `json:"backend"`
+	// "write", "read", "notify", "pingpong", "landing", "gather" or "scatter"
+	Op          string     `json:"op"`
 	Size        uint64     `json:"size"` // bytes of a piece
 	Batch       int        `json:"batch"`
 	Pages       bool       `json:"pages"`

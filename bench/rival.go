@@ -69,7 +69,8 @@ func (c *Contest) Baselines() (list []Baseline, notes []string) {
 			notes = append(notes, fmt.Sprintf("%s was not measured: %v", r.rival.Name(), r.err))
 			continue
 		}
-		list = append(list, Baseline{Name: r.rival.Name(), GBps: Median(r.rates), P50us: Micros(r.lats.Percentile(50))})
+		list = append(list, Baseline{Name: r.rival.Name(), GBps: Median(r.rates),
+			P50us: Micros(r.lats.Percentile(50))})
 	}
 	return list, notes
 }
@@ -105,7 +106,8 @@ func PerfRival(p *PerfTest, s Shape) Rival {
 	if s.Op == driver.Read {
 		test = "ucp_get"
 	}
-	return &perfRival{p, PerfName, PerfRun{Test: test, Size: s.Size, Window: s.Batch}, s.BatchBytes()}
+	return &perfRival{p, PerfName, PerfRun{Test: test, Size: s.Size, Window: s.Batch},
+		s.BatchBytes()}
 }
 
 // VerbsRival is ib_write_bw or ib_read_bw as a rival of a shape, with that many messages of
@@ -115,7 +117,8 @@ func VerbsRival(v *VerbsTest, s Shape, window int) Rival {
 	if s.Op == driver.Read {
 		test = "ib_read_bw"
 	}
-	return &perfRival{v, VerbsName, PerfRun{Test: test, Size: s.Size, Window: window}, s.BatchBytes()}
+	return &perfRival{v, VerbsName, PerfRun{Test: test, Size: s.Size, Window: window},
+		s.BatchBytes()}
 }
 
 // PerfName is how results call ucx_perftest.
@@ -148,7 +151,8 @@ func (r *perfRival) Measure(ctx context.Context) (float64, time.Duration, error)
 // PerfLatency is ucx_perftest's ping-pong ("ucp_am_lat", "ucp_put_lat") as a rival of
 // PingPong: what it calls latency is one way, half of the round trip that is compared.
 func PerfLatency(p *PerfTest, test string, size uint64) Rival {
-	return &perfLatency{p, PerfName + "-" + strings.TrimPrefix(test, "ucp_"), PerfRun{Test: test, Size: size, Window: 1}}
+	return &perfLatency{p, PerfName + "-" + strings.TrimPrefix(test, "ucp_"),
+		PerfRun{Test: test, Size: size, Window: 1}}
 }
 
 // VerbsLatency is ib_write_lat as a rival of WritePing, by the same rule.

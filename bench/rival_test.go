@@ -34,18 +34,21 @@ func TestRivalsAreMeasuredBetweenTheRounds(t *testing.T) {
 	s := Shape{Op: driver.Write, Size: 64, Batch: 2, Threads: 1}
 	good, bad := &scripted{rates: []float64{1, 9, 2}}, &scripted{rates: []float64{1, 0}}
 	var progress []time.Duration
-	r, err := Run(t.Context(), loop(t, s), s, Options{Rounds: 5, Slice: time.Millisecond, Rivals: []Rival{good, bad},
+	r, err := Run(t.Context(), loop(t, s), s, Options{Rounds: 5, Slice: time.Millisecond,
+		Rivals:   []Rival{good, bad},
 		Progress: func(d time.Duration) { progress = append(progress, d) }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if good.calls != 3 || bad.calls != 2 {
-		t.Errorf("measured %d and %d times, want 3, and no more after a failure", good.calls, bad.calls)
+		t.Errorf("measured %d and %d times, want 3, and no more after a failure", good.calls,
+			bad.calls)
 	}
 	if r.Rounds != 6 || len(progress) != 6 || !slices.IsSorted(progress) {
 		t.Errorf("%d rounds, progress %v; want 5 rounded up to three blocks", r.Rounds, progress)
 	}
-	if r.Baseline.Name != "rival" || r.Baseline.GBps != 2 || r.Baseline.P50us != 2 || r.Ratio != r.GBps/2 || len(r.Baselines) != 3 {
+	if r.Baseline.Name != "rival" || r.Baseline.GBps != 2 || r.Baseline.P50us != 2 ||
+		r.Ratio != r.GBps/2 || len(r.Baselines) != 3 {
 		t.Errorf("%+v: want the rival first, with its median", r)
 	}
 	if len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "broke its leg") {
@@ -56,7 +59,8 @@ func TestRivalsAreMeasuredBetweenTheRounds(t *testing.T) {
 func TestRivalsEndWithTheContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	s := Shape{Op: driver.Write, Size: 64, Batch: 2, Threads: 1}
-	_, err := Run(ctx, loop(t, s), s, Options{Rounds: 1, Slice: time.Millisecond, Rivals: []Rival{cancelling(cancel)}, Bare: true})
+	_, err := Run(ctx, loop(t, s), s, Options{Rounds: 1, Slice: time.Millisecond,
+		Rivals: []Rival{cancelling(cancel)}, Bare: true})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
@@ -84,7 +88,8 @@ func TestPerfRivalAsksForTheSameShape(t *testing.T) {
 		}
 		found := false
 		for _, args := range seen() {
-			found = found || strings.Contains(args, "-t "+test+" -s 4096") && strings.Contains(args, "-O 7")
+			found = found || strings.Contains(args, "-t "+test+" -s 4096") &&
+				strings.Contains(args, "-O 7")
 		}
 		if !found {
 			t.Errorf("%v: %v", op, seen())
@@ -101,7 +106,8 @@ func TestHotPiecesLieAtOnePlace(t *testing.T) {
 		t.Errorf("%d and %d bytes", s.CompactBytes(), s.ScatteredBytes())
 	}
 	for i, p := range s.plans() {
-		if p.compact != uint64(i)*128 || p.scattered != uint64(i)*128 || len(p.places) != 1 || !slices.Equal(p.places[0], make([]uint32, 5)) {
+		if p.compact != uint64(i)*128 || p.scattered != uint64(i)*128 || len(p.places) != 1 ||
+			!slices.Equal(p.places[0], make([]uint32, 5)) {
 			t.Errorf("thread %d: %+v", i, p)
 		}
 	}

@@ -13,15 +13,16 @@ import (
 // Shape is what one operation moves, and how many threads do so at once, each
 // with a batch of its own.
 type Shape struct {
-	Op      driver.Op
-	Size    uint64 // bytes of a piece
-	Batch   int    // pieces of an operation
-	Pages   bool   // pieces at random places of a large memory, as one pattern
-	Spread  uint64 // bytes of that memory; 0: 1 GiB
-	Hot     bool   // all pieces at one place on each side, which stays in the caches; not with Pages
-	Dense   int    // with Pages: they lie in one range, one in this many entries of it; 0: anywhere
-	Durable bool   // of files: an operation ends once the disk has all that it wrote
-	Gather  bool   // with Pages: the random places are the initiator's, and the peer's are one run
+	Op     driver.Op
+	Size   uint64 // bytes of a piece
+	Batch  int    // pieces of an operation
+	Pages  bool   // pieces at random places of a large memory, as one pattern
+	Spread uint64 // bytes of that memory; 0: 1 GiB
+	// all pieces at one place on each side, which stays in the caches; not with Pages
+	Hot     bool
+	Dense   int  // with Pages: they lie in one range, one in this many entries of it; 0: anywhere
+	Durable bool // of files: an operation ends once the disk has all that it wrote
+	Gather  bool // with Pages: the random places are the initiator's, and the peer's are one run
 	Threads int
 }
 
@@ -58,7 +59,8 @@ func (s *Shape) Check() error {
 	case s.Gather && !s.Pages:
 		return fmt.Errorf("gathered pieces that are no pages: %w", ErrShape)
 	case s.Spread > bytesMax:
-		return fmt.Errorf("spread over %d bytes, want at most %d: %w", s.Spread, uint64(bytesMax), ErrShape)
+		return fmt.Errorf("spread over %d bytes, want at most %d: %w", s.Spread, uint64(bytesMax),
+			ErrShape)
 	case s.Size*uint64(s.Batch)*uint64(s.Threads) > bytesMax:
 		return fmt.Errorf("%d threads x %d pieces x %d bytes, want at most %d in all: %w",
 			s.Threads, s.Batch, s.Size, uint64(bytesMax), ErrShape)
@@ -98,10 +100,14 @@ func (s *Shape) LocalBytes() uint64 {
 }
 
 // RemoteBytes is what the peer must offer.
-func (s *Shape) RemoteBytes() uint64 { return s.CompactBytes() + s.ScatteredBytes() - s.LocalBytes() }
+func (s *Shape) RemoteBytes() uint64 {
+	return s.CompactBytes() + s.ScatteredBytes() - s.LocalBytes()
+}
 
 // ScatteredBytes is the side of the places: room for every thread's slots.
-func (s *Shape) ScatteredBytes() uint64 { return uint64(s.Threads) * uint64(s.slots()) * s.stride() }
+func (s *Shape) ScatteredBytes() uint64 {
+	return uint64(s.Threads) * uint64(s.slots()) * s.stride()
+}
 
 // CompactBytes is the other side.
 func (s *Shape) CompactBytes() uint64 { return uint64(s.Threads) * s.compact() }
@@ -144,8 +150,9 @@ const patterns = 256
 // plan is where the pieces of one thread lie.
 type plan struct {
 	shape              Shape
-	compact, scattered uint64     // offset of the thread's part on each side
-	places             [][]uint32 // slot on the scattered side, for each piece; one list for each operation in turn
+	compact, scattered uint64 // offset of the thread's part on each side
+	// slot on the scattered side, for each piece; one list for each operation in turn
+	places [][]uint32
 }
 
 // local and remote are the offsets by whose they are.
@@ -164,7 +171,8 @@ func (s *Shape) plans() []plan {
 	list := make([]plan, s.Threads)
 	for t := range list {
 		random := rand.New(rand.NewPCG(uint64(t), s.Size))
-		p := plan{shape: *s, compact: uint64(t) * s.compact(), scattered: uint64(t) * uint64(s.slots()) * s.stride()}
+		p := plan{shape: *s, compact: uint64(t) * s.compact(),
+			scattered: uint64(t) * uint64(s.slots()) * s.stride()}
 		if s.Hot {
 			p.places = [][]uint32{make([]uint32, s.Batch)}
 			list[t] = p

@@ -75,7 +75,8 @@ func (s *Side) Close() error {
 
 // Loop is a Link from an engine to itself, for backends that stay within a
 // process, with that many bytes at each end. Close the Side to end it.
-func Loop(list []driver.Backend, only string, compact, scattered uint64, use Memory) (*Side, Link, error) {
+func Loop(list []driver.Backend, only string, compact, scattered uint64, use Memory) (*Side, Link,
+	error) {
 	side, err := OpenSide(engine.Config{Name: "bench", Backends: list}, compact, use)
 	if err != nil {
 		return nil, Link{}, err
@@ -101,5 +102,6 @@ func (s *Side) loop(only string, bytes uint64) (Link, error) {
 	if err != nil {
 		return Link{}, err
 	}
-	return Link{Engine: s.Engine, Peer: self, Local: s.Region, Remote: remote, Only: only, Memory: s.From()}, nil
+	return Link{Engine: s.Engine, Peer: self, Local: s.Region, Remote: remote, Only: only,
+		Memory: s.From()}, nil
 }

@@ -18,7 +18,8 @@ import (
 type landlord struct{ driver.Backend }
 
 func (landlord) Alloc(n uint64) (driver.Segment, io.Closer, error) {
-	b, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
+	b, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|
+		unix.MAP_ANON)
 	return driver.Segment{Kind: driver.DRAM, Len: n, Mem: b}, &lease{b}, err
 }
 

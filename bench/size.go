@@ -21,7 +21,8 @@ var units = []struct {
 }
 
 // UnitsHelp says what ParseSize takes, for usage messages.
-const UnitsHelp = "a number with B, KiB, MiB, GiB, TiB (powers of 1024) or kB, MB, GB, TB (powers of 1000)"
+const UnitsHelp = "a number with B, KiB, MiB, GiB, TiB (powers of 1024) or kB, MB, GB, TB " +
+	"(powers of 1000)"
 
 // ParseSize reads "656", "64KiB", "1.5 GiB" or "24GB" as bytes. The result is at
 // least 1.

@@ -31,7 +31,8 @@ func TestParseSize(t *testing.T) {
 }
 
 func TestFormatSizeIsReadBack(t *testing.T) {
-	for n, want := range map[uint64]string{1: "1B", 656: "656B", 1 << 10: "1KiB", 3 << 19: "1536KiB", 1 << 30: "1GiB", 24e9: "23437500KiB"} {
+	for n, want := range map[uint64]string{1: "1B", 656: "656B", 1 << 10: "1KiB",
+		3 << 19: "1536KiB", 1 << 30: "1GiB", 24e9: "23437500KiB"} {
 		got := FormatSize(n)
 		if got != want {
 			t.Errorf("FormatSize(%d) = %q, want %q", n, got, want)
@@ -40,7 +41,8 @@ func TestFormatSizeIsReadBack(t *testing.T) {
 			t.Errorf("ParseSize(FormatSize(%d)) = %d, %v", n, back, err)
 		}
 	}
-	for n, want := range map[uint64]string{24e9: "22.4 GiB", 1<<40 - 1<<30: "1023 GiB", 1<<40 - 1: "1024 GiB", 1 << 40: "1 TiB",
+	for n, want := range map[uint64]string{24e9: "22.4 GiB", 1<<40 - 1<<30: "1023 GiB",
+		1<<40 - 1: "1024 GiB", 1 << 40: "1 TiB",
 		999 << 20: "999 MiB", 5000 << 40: "5000 TiB", 7: "7 B", 1023: "1023 B"} {
 		if got := RoundSize(n); got != want {
 			t.Errorf("RoundSize(%d) = %q, want %q", n, got, want)

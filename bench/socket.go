@@ -28,7 +28,8 @@ func socketError(ctx context.Context, what string, err error) error {
 }
 
 // SendSocketStamps is SendStamps over a socket.
-func SendSocketStamps(ctx context.Context, c net.Conn, size uint64, count int, pause time.Duration) error {
+func SendSocketStamps(ctx context.Context, c net.Conn, size uint64, count int,
+	pause time.Duration) error {
 	defer interruptible(ctx, c)()
 	msg := make([]byte, max(size, stampLen))
 	tick := time.NewTicker(pause)
@@ -48,7 +49,8 @@ func SendSocketStamps(ctx context.Context, c net.Conn, size uint64, count int, p
 }
 
 // ReceiveSocketStamps is ReceiveStamps over a socket.
-func ReceiveSocketStamps(ctx context.Context, c net.Conn, size uint64, count int) (*Samples, error) {
+func ReceiveSocketStamps(ctx context.Context, c net.Conn, size uint64, count int) (*Samples,
+	error) {
 	defer interruptible(ctx, c)()
 	msg := make([]byte, max(size, stampLen))
 	s := NewSamples(count)

@@ -14,7 +14,8 @@ import (
 // Text prints results as a table for people, one row for each baseline.
 func Text(w io.Writer, results []Result) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "backend\top\tsize\tbatch\tthreads\tGB/s\tops/s\tp50 µs\tp99 µs\tallocs/op\tbaseline\tGB/s\tp50 µs\tratio\t")
+	fmt.Fprintln(t, "backend\top\tsize\tbatch\tthreads\tGB/s\tops/s\tp50 µs\tp99 "+
+		"µs\tallocs/op\tbaseline\tGB/s\tp50 µs\tratio\t")
 	for i := range results {
 		r := &results[i]
 		op := r.Op
@@ -35,7 +36,8 @@ func Text(w io.Writer, results []Result) error {
 			name += " " + r.Lane
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%.2f\t%.0f\t%.2f\t%.2f\t%.2f\t", name, op,
-			FormatSize(r.Size), r.Batch, r.Threads, r.GBps, r.OpsPerS, r.P50us, r.P99us, r.AllocsPerOp)
+			FormatSize(r.Size), r.Batch, r.Threads, r.GBps, r.OpsPerS, r.P50us, r.P99us,
+			r.AllocsPerOp)
 		for j, b := range r.Baselines {
 			if j > 0 {
 				fmt.Fprint(t, "\n\t\t\t\t\t\t\t\t\t\t")
@@ -67,7 +69,8 @@ func (r *Result) remarks() []string {
 	if title != "" {
 		title += ", "
 	}
-	title += fmt.Sprintf("%s %s %d x %s", strings.TrimSpace(r.Backend+" "+r.Lane), r.Op, r.Batch, FormatSize(r.Size))
+	title += fmt.Sprintf("%s %s %d x %s", strings.TrimSpace(r.Backend+" "+r.Lane), r.Op, r.Batch,
+		FormatSize(r.Size))
 	var figures []string
 	for _, unit := range slices.Sorted(maps.Keys(r.Extra)) {
 		figures = append(figures, fmt.Sprintf("%.1f %s", r.Extra[unit], unit))

@@ -69,7 +69,8 @@ func (v *vectored) call(local []unix.Iovec, remote []unix.RemoteIovec, size int)
 		return fmt.Errorf("process_vm on process %d: %w", v.pid, err)
 	}
 	if n != len(local)*size {
-		return fmt.Errorf("process_vm on process %d: moved %d of %d bytes", v.pid, n, len(local)*size)
+		return fmt.Errorf("process_vm on process %d: moved %d of %d bytes", v.pid, n,
+			len(local)*size)
 	}
 	return nil
 }

@@ -59,7 +59,8 @@ const verbsAgain = 3
 func (v *VerbsTest) find(r *PerfRun) (string, error) {
 	path, err := exec.LookPath(filepath.Join(v.Dir, r.Test))
 	if err != nil {
-		return "", &driver.UnavailableError{Backend: VerbsName, Reason: err.Error(), Fix: "apt-get install perftest"}
+		return "", &driver.UnavailableError{Backend: VerbsName, Reason: err.Error(),
+			Fix: "apt-get install perftest"}
 	}
 	return path, nil
 }
@@ -81,14 +82,18 @@ func (p *VerbsPort) args(r *PerfRun, n int) []string {
 	return list
 }
 
-func (v *VerbsTest) parse(out []byte, r *PerfRun) (PerfFigure, error) { return parseVerbs(out, r.Size) }
+func (v *VerbsTest) parse(out []byte, r *PerfRun) (PerfFigure, error) {
+	return parseVerbs(out, r.Size)
+}
 
 // complaint is the first line that is not of the banner.
 func (v *VerbsTest) complaint(out []byte) string {
 	for line := range bytes.Lines(out) {
 		text := strings.TrimSpace(string(line))
-		banner := strings.HasPrefix(text, "---") || strings.Contains(text, " : ") || strings.Contains(text, "inline feature") ||
-			strings.HasSuffix(text, "Test") || strings.HasPrefix(text, "*") || strings.Contains(text, "Waiting for client")
+		banner := strings.HasPrefix(text, "---") || strings.Contains(text, " : ") ||
+			strings.Contains(text, "inline feature") ||
+			strings.HasSuffix(text, "Test") || strings.HasPrefix(text, "*") ||
+			strings.Contains(text, "Waiting for client")
 		if text != "" && !banner {
 			return text[:min(len(text), 200)]
 		}
@@ -111,7 +116,8 @@ func parseVerbs(out []byte, size uint64) (PerfFigure, error) {
 		case names != nil && len(fields) > 1 && fields[0] == strconv.FormatUint(size, 10):
 			f, err := verbsFields(names, fields, size)
 			if err != nil {
-				return PerfFigure{}, fmt.Errorf("read the output of %s: %w: %w", VerbsName, errVerbsLine, err)
+				return PerfFigure{}, fmt.Errorf("read the output of %s: %w: %w", VerbsName,
+					errVerbsLine, err)
 			}
 			return f, nil
 		}

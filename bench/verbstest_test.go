@@ -35,24 +35,31 @@ const recordedLatency = ` #bytes #iterations    t_min[usec]    t_max[usec]  t_ty
 
 func TestParseVerbs(t *testing.T) {
 	f, err := parseVerbs([]byte(recordedBandwidth), 65536)
-	if want := 66.19 * 1048576 / 1e9; err != nil || math.Abs(f.GBps-want) > 1e-9 || f.Iterations != 200 ||
+	if want := 66.19 * 1048576 / 1e9; err != nil || math.Abs(f.GBps-want) > 1e-9 ||
+		f.Iterations != 200 ||
 		f.Average.Round(time.Microsecond) != 944*time.Microsecond {
 		t.Errorf("%+v, %v; want %v GB/s", f, err, want)
 	}
 	f, err = parseVerbs([]byte(recordedLatency), 8)
-	if err != nil || f.P50 != 22330*time.Nanosecond || f.Average != f.P50 || math.Abs(f.GBps-8/22330.) > 1e-9 {
+	if err != nil || f.P50 != 22330*time.Nanosecond || f.Average != f.P50 ||
+		math.Abs(f.GBps-8/22330.) > 1e-9 {
 		t.Errorf("%+v, %v", f, err)
 	}
-	if _, err = parseVerbs([]byte(strings.Replace(recordedLatency, "23.78", "inf", 1)), 8); err != nil {
+	if _, err = parseVerbs([]byte(strings.Replace(recordedLatency, "23.78", "inf", 1)),
+		8); err != nil {
 		t.Errorf("an average that is no number: %v", err)
 	}
-	small := " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n 8 1000 0.31 0.30 0.039321\n"
+	small := " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n " +
+		"8 1000 0.31 0.30 0.039321\n"
 	if f, err = parseVerbs([]byte(small), 8); err != nil || math.Abs(f.GBps-0.039321*8e-3) > 1e-9 {
 		t.Errorf("%+v, %v: the message rate has more digits", f, err)
 	}
-	for _, bad := range []string{"", "#bytes", " 8 1 2 3 4\n", "#bytes a\n8 1 2 3 4\n", strings.Replace(small, "0.30", "nan", 1),
-		strings.Replace(small, "0.30", "-1", 1), strings.Replace(small, "0.30", "", 1), strings.Replace(small, "MB/sec", "Gb/sec", 2),
-		strings.Replace(recordedLatency, "22.33", "inf", 1), strings.Replace(recordedBandwidth, " 65536 ", " 65537 ", 1)} {
+	for _, bad := range []string{"", "#bytes", " 8 1 2 3 4\n", "#bytes a\n8 1 2 3 4\n",
+		strings.Replace(small, "0.30", "nan", 1),
+		strings.Replace(small, "0.30", "-1", 1), strings.Replace(small, "0.30", "", 1),
+		strings.Replace(small, "MB/sec", "Gb/sec", 2),
+		strings.Replace(recordedLatency, "22.33", "inf", 1), strings.Replace(recordedBandwidth,
+			" 65536 ", " 65537 ", 1)} {
 		if f, err := parseVerbs([]byte(bad), 8); !errors.Is(err, errVerbsLine) {
 			t.Errorf("%q: %+v, %v", bad, f, err)
 		}
@@ -79,7 +86,8 @@ func TestVerbsTestSaysWhatItLacks(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	program := filepath.Join(v.Dir, "ib_read_bw")
-	const script = "#!/bin/sh\necho 'Device not recognized to implement inline feature. Disabling it'\necho 'IB device none not found'\nexit 1\n"
+	const script = "#!/bin/sh\necho 'Device not recognized to implement inline feature. " +
+		"Disabling it'\necho 'IB device none not found'\nexit 1\n"
 	if err := os.WriteFile(program, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -99,8 +107,10 @@ func TestRealVerbsTest(t *testing.T) {
 	if guest.Inside() {
 		gid = 1
 	}
-	v := &VerbsTest{Client: VerbsPort{devices[0], 1, gid}, Server: VerbsPort{devices[1], 1, gid}, Time: 200 * time.Millisecond}
-	for _, r := range []PerfRun{{"ib_write_bw", 65536, 32}, {"ib_read_bw", 65536, 16}, {"ib_write_lat", 8, 1}} {
+	v := &VerbsTest{Client: VerbsPort{devices[0], 1, gid}, Server: VerbsPort{devices[1], 1, gid},
+		Time: 200 * time.Millisecond}
+	for _, r := range []PerfRun{{"ib_write_bw", 65536, 32}, {"ib_read_bw", 65536, 16},
+		{"ib_write_lat", 8, 1}} {
 		f, err := v.Measure(t.Context(), r)
 		if err != nil {
 			if errors.Is(err, driver.ErrUnavailable) {

@@ -22,19 +22,22 @@ type Workload struct {
 // Step is one shape of a workload.
 type Step struct {
 	Shape
-	Name  string
-	Times int // how often a hand-over of the prompt takes it: once a layer, where that is the access
+	Name string
+	// how often a hand-over of the prompt takes it: once a layer, where that is the access
+	Times int
 	Cut   int // pieces that the prompt has beyond the Batch that memory allows; else 0
 }
 
-// WorkloadOptions are what a workload does not say itself. The zero value of a field means its default.
+// WorkloadOptions are what a workload does not say itself. The zero value of a field means its
+// default.
 type WorkloadOptions struct {
 	Op          driver.Op
 	Tokens      int    // of the prompt; default 2,048
 	BlockTokens int    // default kvlayout.BlockTokens
 	Threads     int    // default 1
 	BytesMax    uint64 // of an operation; more pieces are cut; default 128 MiB
-	Spread      uint64 // bytes of the pool that blocks lie in, at least twice an operation; default 1 GiB
+	// bytes of the pool that blocks lie in, at least twice an operation; default 1 GiB
+	Spread uint64
 }
 
 // The defaults, and the entries that a step of sparse attention asks for.
@@ -80,7 +83,8 @@ const (
 // added, each after a slash: block, layer or token, tpN and ppN.
 func Workloads() []Workload {
 	list := []Workload{
-		{Name: sizeSweep, About: "one block of 4 KiB to 64 MiB, as nixlbench sweeps unless told otherwise"},
+		{Name: sizeSweep, About: "one block of 4 KiB to 64 MiB, as nixlbench sweeps unless " +
+			"told otherwise"},
 		{Name: batchSweep, About: "4 KiB, 64 KiB and 1 MiB in batches of 1 to 4,096 blocks"},
 	}
 	for _, name := range kvlayout.Names() {
@@ -88,7 +92,8 @@ func Workloads() []Workload {
 		if err != nil {
 			continue // no name of its own list
 		}
-		list = append(list, Workload{Name: name, About: fmt.Sprintf("%d layers, %d bytes a token and layer: /block, /layer, /token, /tpN, /ppN", m.Layers, m.TokenLayerBytes())})
+		list = append(list, Workload{Name: name, About: fmt.Sprintf("%d layers, %d bytes a token "+
+			"and layer: /block, /layer, /token, /tpN, /ppN", m.Layers, m.TokenLayerBytes())})
 	}
 	return list
 }
@@ -130,7 +135,8 @@ func (w *Workload) add(o WorkloadOptions, what string, size uint64, batch, times
 	if batch > 1 {
 		s.Pages, s.Spread = true, o.Spread
 	}
-	w.Steps = append(w.Steps, Step{Shape: s, Name: w.Name + " " + what, Times: times, Cut: batch - kept})
+	w.Steps = append(w.Steps, Step{Shape: s, Name: w.Name + " " + what, Times: times,
+		Cut: batch - kept})
 }
 
 // modelName is a workload's name taken apart.
@@ -144,7 +150,8 @@ func parseModel(name string) (*modelName, error) {
 	words := strings.Split(name, "/")
 	m, err := kvlayout.Lookup(words[0])
 	if err != nil {
-		return nil, fmt.Errorf("no workload %q: there are %s, %s, and models: %w (%w)", words[0], sizeSweep, batchSweep, err, ErrWorkload)
+		return nil, fmt.Errorf("no workload %q: there are %s, %s, and models: %w (%w)", words[0],
+			sizeSweep, batchSweep, err, ErrWorkload)
 	}
 	n := &modelName{model: m, tp: 1, pp: 1}
 	for _, word := range words[1:] {
@@ -225,7 +232,8 @@ func (w *Workload) addAccess(o WorkloadOptions, g *kvlayout.Geometry, access str
 	for _, size := range order {
 		parts := strings.Join(names[size], "+")
 		if access == tokenAccess {
-			w.add(o, parts+" of tokens, one layer", size, count[size]*min(tokenEntries, o.Tokens), g.Layers())
+			w.add(o, parts+" of tokens, one layer", size, count[size]*min(tokenEntries, o.Tokens),
+				g.Layers())
 			continue
 		}
 		w.add(o, parts+" of blocks, one layer", size, count[size]*blocks, g.Layers())
@@ -238,8 +246,10 @@ func (r *Result) Step(s *Step) {
 	if r.Extra == nil {
 		r.Extra = map[string]float64{}
 	}
-	r.Extra["handover-ms"] = r.P50us / 1e3 * float64(s.Times) * float64(s.Batch+s.Cut) / float64(s.Batch)
+	r.Extra["handover-ms"] = r.P50us / 1e3 * float64(s.Times) * float64(s.Batch+s.Cut) / float64(
+		s.Batch)
 	if s.Cut > 0 {
-		r.Notes = append(r.Notes, fmt.Sprintf("%d of %d pieces in an operation, for memory's sake; handover-ms is for all of them", s.Batch, s.Batch+s.Cut))
+		r.Notes = append(r.Notes, fmt.Sprintf("%d of %d pieces in an operation, for memory's "+
+			"sake; handover-ms is for all of them", s.Batch, s.Batch+s.Cut))
 	}
 }

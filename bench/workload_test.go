@@ -45,7 +45,8 @@ func TestWorkloadOfAModel(t *testing.T) {
 			t.Fatalf("%s: %+v", c.name, w.Steps)
 		}
 		for i, s := range w.Steps {
-			if got := (step{s.Size, s.Batch, s.Times, s.Cut}); got != c.want[i] || !s.Pages || !strings.HasPrefix(s.Name, c.name+" ") {
+			if got := (step{s.Size, s.Batch, s.Times, s.Cut}); got != c.want[i] || !s.Pages ||
+				!strings.HasPrefix(s.Name, c.name+" ") {
 				t.Errorf("%s, step %d: %+v of %+v, want %+v", c.name, i, got, s, c.want[i])
 			}
 		}
@@ -92,7 +93,8 @@ func TestBadWorkloads(t *testing.T) {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
-	if _, err := NewWorkload("qwen3-8b", WorkloadOptions{Op: driver.Write, Tokens: -1}); !errors.Is(err, ErrWorkload) {
+	if _, err := NewWorkload("qwen3-8b", WorkloadOptions{Op: driver.Write, Tokens: -1}); !errors.Is(
+		err, ErrWorkload) {
 		t.Errorf("-1 tokens: %v", err)
 	}
 }

@@ -40,7 +40,8 @@ static inline uint64_t sl_entry(uint32_t i, const uint32_t *list, uint64_t base,
 }
 
 /* Run i of a pattern that is not plain. Not inlined: plain ones must not pay for it. */
-static __attribute__((noinline, unused)) struct sl_desc sl_run(const struct sl_pieces *s, uint32_t i)
+static __attribute__((noinline, unused)) struct sl_desc sl_run(const struct sl_pieces *s,
+							       uint32_t i)
 {
 	const struct sl_pages *p = &s->pages;
 	const struct sl_nest *t = s->nest;
@@ -80,11 +81,12 @@ static inline struct sl_desc sl_piece(const struct sl_pieces *s, uint32_t i)
 	if (s->nest)
 		return sl_run(s, i);
 	return (struct sl_desc){
-		.local = p->local_base + (s->local_index ? s->local_index[i] : i) * p->local_stride,
-		.remote = p->remote_base + (s->remote_index ? s->remote_index[i] : i) * p->remote_stride,
-		.len = p->entry,
-		.local_key = p->local_key,
-		.remote_key = p->remote_key,
+	    .local = p->local_base + (s->local_index ? s->local_index[i] : i) * p->local_stride,
+	    .remote =
+		p->remote_base + (s->remote_index ? s->remote_index[i] : i) * p->remote_stride,
+	    .len = p->entry,
+	    .local_key = p->local_key,
+	    .remote_key = p->remote_key,
 	};
 }
 
@@ -107,8 +109,10 @@ static inline int sl_reach(uint64_t *end, uint64_t n, uint64_t step)
 /* Whether no offset overflows, of entries of so many bytes from the first to the last. */
 static inline int sl_sides_sound(const struct sl_pages *p, uint64_t local, uint64_t remote)
 {
-	return sl_reach(&local, UINT32_MAX, p->local_stride) && sl_reach(&local, 1, p->local_base) &&
-	       sl_reach(&remote, UINT32_MAX, p->remote_stride) && sl_reach(&remote, 1, p->remote_base);
+	return sl_reach(&local, UINT32_MAX, p->local_stride) &&
+	       sl_reach(&local, 1, p->local_base) &&
+	       sl_reach(&remote, UINT32_MAX, p->remote_stride) &&
+	       sl_reach(&remote, 1, p->remote_base);
 }
 
 /* 0: there are too many, or an offset of the pattern could overflow. */
@@ -128,8 +132,9 @@ static inline int sl_nest_sound(const struct sl_pages *p, const struct sl_nest *
 	for (uint32_t k = 0; k < nest->loops; k++) {
 		const struct sl_loop *l = &nest->loop[k];
 
-		if (l->n == 0 || __builtin_mul_overflow(runs, (uint64_t)l->n, &runs) || runs > SL_PIECES_MAX ||
-		    !sl_reach(&local, l->n - 1, l->local) || !sl_reach(&remote, l->n - 1, l->remote))
+		if (l->n == 0 || __builtin_mul_overflow(runs, (uint64_t)l->n, &runs) ||
+		    runs > SL_PIECES_MAX || !sl_reach(&local, l->n - 1, l->local) ||
+		    !sl_reach(&remote, l->n - 1, l->remote))
 			return 0;
 	}
 	return runs == nest->runs && runs * p->count <= SL_PIECES_MAX &&
@@ -146,12 +151,14 @@ static inline uint32_t sl_slots(uint64_t count, uint32_t first, uint32_t per)
 
 static inline uint32_t sl_local_slots(const struct sl_pieces *s)
 {
-	return s->nest ? sl_slots(s->pages.count, s->nest->local_first, s->nest->local_per) : s->count;
+	return s->nest ? sl_slots(s->pages.count, s->nest->local_first, s->nest->local_per)
+		       : s->count;
 }
 
 static inline uint32_t sl_remote_slots(const struct sl_pieces *s)
 {
-	return s->nest ? sl_slots(s->pages.count, s->nest->remote_first, s->nest->remote_per) : s->count;
+	return s->nest ? sl_slots(s->pages.count, s->nest->remote_first, s->nest->remote_per)
+		       : s->count;
 }
 
 static inline size_t sl_pieces_size(const struct sl_pieces *s)

@@ -27,7 +27,8 @@ type ring struct {
 // newRing takes the addresses of a ring's fields.
 func newRing(head, tail, armed, notes, noteLen, due, places unsafe.Pointer, n int) ring {
 	return ring{
-		head: (*atomic.Uint64)(head), tail: (*atomic.Uint64)(tail), armed: (*atomic.Uint32)(armed), notes: (*atomic.Uint32)(notes), noteLen: (*atomic.Uint32)(noteLen),
+		head: (*atomic.Uint64)(head), tail: (*atomic.Uint64)(tail), armed: (*atomic.Uint32)(armed),
+		notes: (*atomic.Uint32)(notes), noteLen: (*atomic.Uint32)(noteLen),
 		due:    (*atomic.Uint32)(due),
 		places: unsafe.Slice((*Done)(places), n),
 	}
@@ -50,5 +51,6 @@ func (r *ring) poll(done []Done) int {
 // round, so one of the two sees the other.
 func (r *ring) arm() (ready bool) {
 	r.armed.Store(1)
-	return r.head.Load() != r.tail.Load() || r.notes.Load() != 0 || r.due.Load() != 0 && r.due.Swap(0) != 0
+	return r.head.Load() != r.tail.Load() || r.notes.Load() != 0 || r.due.Load() != 0 &&
+		r.due.Swap(0) != 0
 }

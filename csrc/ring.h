@@ -20,7 +20,11 @@ struct sl_ring {
 	uint32_t notes;		     /* messages that wait to be received */
 	uint32_t first_len;	     /* bytes of the first of them */
 	uint32_t mask;
-	uint32_t due; /* a count that the poller waits for was reached, or there is room again, since it last armed */
+	/*
+	 * a count that the poller waits for was reached, or there is room again, since it last
+	 * armed
+	 */
+	uint32_t due;
 	_Alignas(64) struct sl_done done[];
 };
 

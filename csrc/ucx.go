@@ -36,7 +36,8 @@ func LoadUCX(path string) error {
 		return nil
 	case "":
 	default:
-		return ucxUnavailable(fmt.Sprintf("%s is open already, and a process has one UCX: %s is not opened", ucxLoaded.path, path),
+		return ucxUnavailable(fmt.Sprintf("%s is open already, and a process has one UCX: %s "+
+			"is not opened", ucxLoaded.path, path),
 			"give the same path everywhere")
 	}
 	if reason, fix := loadUCX(path); reason != "" {

@@ -45,7 +45,10 @@ enum {
 	SL_UCX_AT_ANSWER  /* the ticket of a read was good; the answer is copied */
 };
 
-/* The first thread that comes to spot writes a byte to came, and stands until it can read one from leave. */
+/*
+ * The first thread that comes to spot writes a byte to came, and stands until it can read one from
+ * leave.
+ */
 struct sl_ucx_spots {
 	int32_t spot;
 	int came, leave;
@@ -55,7 +58,8 @@ struct sl_ucx_config {
 	const char *transports, *devices; /* UCX_TLS, UCX_NET_DEVICES; NULL: UCX's own choice */
 	const char *const *settings;	  /* name, value, name, value, NULL; or NULL */
 	int shared;			  /* memory of peers can be mapped; no error mode */
-	int pull;			  /* the kernel copies between processes, where it permits that */
+	/* the kernel copies between processes, where it permits that */
+	int pull;
 	uint32_t workers;
 	uint32_t batches; /* of a worker, a power of two */
 	uint32_t notes;	  /* messages to one peer that it has not received */
@@ -79,7 +83,9 @@ struct sl_ucx_export {
 	uint8_t rkey[SL_UCX_RKEY_MAX];
 };
 
-/* Where a peer sees whether it may copy from our memory: this mark stands there as long as it may. */
+/*
+ * Where a peer sees whether it may copy from our memory: this mark stands there as long as it may.
+ */
 struct sl_ucx_gate {
 	uint64_t at; /* 0: it may not */
 	uint8_t mark[SL_UCX_MARK];
@@ -112,8 +118,8 @@ struct sl_ring *sl_ucx_ring(struct sl_ucx_context *c, uint32_t worker);
 const void *sl_ucx_address(struct sl_ucx_context *c, uint32_t worker, size_t *len);
 
 /*
- * Two words of the memory's provider: how many writes are under way, and the phase of what moves its
- * pages (0: nothing does, 2: it moves them). NULL: its pages are never moved.
+ * Two words of the memory's provider: how many writes are under way, and the phase of what moves
+ * its pages (0: nothing does, 2: it moves them). NULL: its pages are never moved.
  */
 struct sl_ucx_landings {
 	int64_t *inside;
@@ -124,16 +130,16 @@ struct sl_ucx_landings {
  * Makes memory known under a key of the caller's. Messages of peers reach it with the
  * ticket. in, or NULL, is the allocation that it lies in.
  */
-int sl_ucx_map(struct sl_ucx_context *c, uint32_t key, void *base, uint64_t len, uint32_t flags, uint64_t ticket,
-	       struct sl_ucx_allocation *in, struct sl_ucx_landings landings);
+int sl_ucx_map(struct sl_ucx_context *c, uint32_t key, void *base, uint64_t len, uint32_t flags,
+	       uint64_t ticket, struct sl_ucx_allocation *in, struct sl_ucx_landings landings);
 
 /* Nothing of ours works on the memory any more when it returns. */
 void sl_ucx_unmap(struct sl_ucx_context *c, uint32_t key);
 
 /*
- * A new ticket, or 0 for none, and generation: when it returns 0, nothing lands any more that was begun
- * with earlier ones. -ETIMEDOUT: a peer that has the memory mapped, or a message in hand,
- * has not ended in time; repeat, or sl_ucx_refresh.
+ * A new ticket, or 0 for none, and generation: when it returns 0, nothing lands any more that was
+ * begun with earlier ones. -ETIMEDOUT: a peer that has the memory mapped, or a message in hand, has
+ * not ended in time; repeat, or sl_ucx_refresh.
  */
 int sl_ucx_fence(struct sl_ucx_context *c, uint32_t key, uint64_t ticket, uint64_t grace_ns);
 
@@ -141,7 +147,8 @@ int sl_ucx_fence(struct sl_ucx_context *c, uint32_t key, uint64_t ticket, uint64
  * Puts fresh pages with the same content under memory in an allocation. beside, or NULL, is another
  * context that knows the same memory.
  */
-int sl_ucx_refresh(struct sl_ucx_context *c, uint32_t key, uint64_t grace_ns, struct sl_ucx_context *beside);
+int sl_ucx_refresh(struct sl_ucx_context *c, uint32_t key, uint64_t grace_ns,
+		   struct sl_ucx_context *beside);
 
 /* 1: peers may map it, which is noted; 0: they may not, and only its base is told. */
 int sl_ucx_export(struct sl_ucx_context *c, uint32_t key, struct sl_ucx_export *out);
@@ -155,17 +162,18 @@ void *sl_ucx_allocated(struct sl_ucx_allocation *a);
 void sl_ucx_release(struct sl_ucx_allocation *a);
 
 /*
- * Whether messages of this host still arrive at a worker: 0, or -ETIMEDOUT where its queue is blocked. The
- * strings are as in the config, but without UCX's "self".
+ * Whether messages of this host still arrive at a worker: 0, or -ETIMEDOUT where its queue is
+ * blocked. The strings are as in the config, but without UCX's "self".
  */
-int sl_ucx_probe(struct sl_ucx_context *c, uint32_t worker, const char *transports, const char *const *settings,
-		 uint64_t grace_ns);
+int sl_ucx_probe(struct sl_ucx_context *c, uint32_t worker, const char *transports,
+		 const char *const *settings, uint64_t grace_ns);
 
 /* Loses all connections, and tells the peers: what they send does not arrive. */
 void sl_ucx_condemn(struct sl_ucx_context *c);
 
 /* Makes our end of a connection; does not wait for the other. */
-int sl_ucx_connect(struct sl_ucx_context *c, uint32_t worker, const void *address, struct sl_ucx_conn **out);
+int sl_ucx_connect(struct sl_ucx_context *c, uint32_t worker, const void *address,
+		   struct sl_ucx_conn **out);
 uint64_t sl_ucx_id(struct sl_ucx_conn *n);
 
 /* How many bytes messages of the peer have brought into our memory, and have asked for. */
@@ -187,8 +195,8 @@ int sl_ucx_control(struct sl_ucx_conn *n, const uint8_t *data, size_t len);
 void sl_ucx_lanes(struct sl_ucx_conn *n, char *text, size_t size);
 
 /* A peer's memory. */
-int sl_ucx_import(struct sl_ucx_conn *n, uint32_t key, uint64_t size, uint64_t ticket, uint32_t flags,
-		  const struct sl_ucx_export *x, uint32_t *slot);
+int sl_ucx_import(struct sl_ucx_conn *n, uint32_t key, uint64_t size, uint64_t ticket,
+		  uint32_t flags, const struct sl_ucx_export *x, uint32_t *slot);
 void sl_ucx_drop(struct sl_ucx_conn *n, uint32_t slot);
 int sl_ucx_direct(struct sl_ucx_conn *n, uint32_t slot);
 
@@ -198,12 +206,13 @@ int sl_ucx_direct(struct sl_ucx_conn *n, uint32_t slot);
  * EROFS, EPIPE lost, EBADF ended, ESTALE a past epoch. note NULL: no message. With counter,
  * below SL_UCX_COUNTERS, or -1, one more for a counter of the peer follows in its place.
  */
-int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d, size_t count,
-		      const uint8_t *note, size_t note_len, int32_t counter);
+int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d,
+		      size_t count, const uint8_t *note, size_t note_len, int32_t counter);
 
-int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_pages *p,
-			    const struct sl_nest *nest, const uint32_t *local, const uint32_t *remote,
-			    const uint8_t *note, size_t note_len, int32_t counter);
+int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag,
+			    const struct sl_pages *p, const struct sl_nest *nest,
+			    const uint32_t *local, const uint32_t *remote, const uint8_t *note,
+			    size_t note_len, int32_t counter);
 
 /* Sends a notification without a batch. -EAGAIN no room now; -EPIPE lost, -EBADF ended. */
 int sl_ucx_notify(struct sl_ucx_conn *n, const uint8_t *data, size_t len);
@@ -214,7 +223,9 @@ void sl_ucx_cancel(struct sl_ucx_conn *n, uint64_t tag);
 #define SL_UCX_HELPED 1 /* something, and what ended by it woke nobody: the caller polls */
 #define SL_UCX_AGAIN 2	/* and there may be more to do */
 
-/* Moves a piece of a batch, or waits a moment for a peer who serves it. 0: there was nothing to do. */
+/*
+ * Moves a piece of a batch, or waits a moment for a peer who serves it. 0: there was nothing to do.
+ */
 int sl_ucx_help(struct sl_ucx_conn *n, uint64_t tag);
 
 /* Who helped stops before the end. */
@@ -236,9 +247,9 @@ void sl_ucx_undrive(struct sl_ucx_context *c);
 int sl_ucx_drain(struct sl_ucx_conn *n, uint64_t grace_ns);
 
 /*
- * All batches end with this outcome, and messages that still arrive are ignored. A write whose bytes may
- * be on their way ends once the other end would ask before it lands them; at once where the other end is
- * proven to be over: it has said so, or its process is dead.
+ * All batches end with this outcome, and messages that still arrive are ignored. A write whose
+ * bytes may be on their way ends once the other end would ask before it lands them; at once where
+ * the other end is proven to be over: it has said so, or its process is dead.
  */
 void sl_ucx_end(struct sl_ucx_conn *n, int32_t status, int proven);
 
@@ -249,7 +260,11 @@ void sl_ucx_disconnect(struct sl_ucx_conn *n, uint64_t grace_ns);
 struct sl_ucx_arrived_control {
 	uint64_t conn;
 	uint32_t worker, len;
-	int lost; /* the peer was given up; no data. 2: and its end is over. 3: none was, but sl_ucx_probe is due */
+	/*
+	 * the peer was given up; no data. 2: and its end is over. 3: none was, but sl_ucx_probe is
+	 * due
+	 */
+	int lost;
 };
 
 /* 1: there is one, taken by the second; only one thread at a time. */

@@ -49,7 +49,11 @@ typedef void *ucs_status_ptr_t;
 #define UCS_PTR_IS_ERR(p) (((uintptr_t)(p)) >= ((uintptr_t)UCS_ERR_LAST))
 #define UCS_PTR_RAW_STATUS(p) ((ucs_status_t)(intptr_t)(p))
 
-typedef enum { UCS_THREAD_MODE_SINGLE, UCS_THREAD_MODE_SERIALIZED, UCS_THREAD_MODE_MULTI } ucs_thread_mode_t;
+typedef enum {
+	UCS_THREAD_MODE_SINGLE,
+	UCS_THREAD_MODE_SERIALIZED,
+	UCS_THREAD_MODE_MULTI
+} ucs_thread_mode_t;
 typedef enum { UCS_MEMORY_TYPE_HOST, UCS_MEMORY_TYPE_CUDA } ucs_memory_type_t;
 typedef enum { UCP_ERR_HANDLING_MODE_NONE, UCP_ERR_HANDLING_MODE_PEER } ucp_err_handling_mode_t;
 
@@ -191,8 +195,9 @@ typedef struct {
 	ucp_ep_h reply_ep;
 } ucp_am_recv_param_t;
 
-typedef ucs_status_t (*ucp_am_recv_callback_t)(void *arg, const void *header, size_t header_length, void *data,
-					       size_t length, const ucp_am_recv_param_t *param);
+typedef ucs_status_t (*ucp_am_recv_callback_t)(void *arg, const void *header, size_t header_length,
+					       void *data, size_t length,
+					       const ucp_am_recv_param_t *param);
 
 typedef struct {
 	uint64_t field_mask;

@@ -55,7 +55,8 @@ func skipWithoutHeaders(t *testing.T) int {
 	out, err := cmd.Output()
 	if err != nil {
 		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{
-			Backend: "ucx", Reason: "no headers to compare with", Fix: "apt-get install libucx-dev"})
+			Backend: "ucx", Reason: "no headers to compare with",
+			Fix: "apt-get install libucx-dev"})
 	}
 	var minor int
 	_, text, _ := strings.Cut(string(out), "minor=")
@@ -107,7 +108,8 @@ func TestEveryDeclarationIsProved(t *testing.T) {
 		mention(name)
 	}
 	member := regexp.MustCompile(`(?m)^\t+[\w *]*?(?:\(\*(\w+)\)\(.*\)|\b(\w+)(?:\[.*\])?);$`)
-	for _, body := range regexp.MustCompile(`(?s)typedef struct \{\n(.*?)\n\} (\w+);`).FindAllStringSubmatch(text, -1) {
+	for _, body := range regexp.MustCompile(`(?s)typedef struct \{\n(.*?)\n\} (\w+);`).
+		FindAllStringSubmatch(text, -1) {
 		mention("SIZE(" + body[2])
 		for _, f := range member.FindAllStringSubmatch(body[1], -1) {
 			mention(f[1] + f[2])

@@ -2,13 +2,14 @@
 /*
  * How old bytes may be when they land. The model is spec/ucx_ages.pml.
  *
- * An end that is given up, or closed by force, completes its batches although bytes of them may still
- * be on their way: in a slow link, or in the owner's queue while the owner is stopped. Each message
- * carries its echo: the last stamp of the receiver's clock that the sender had when it sent it. The
- * receiver lands bytes only while the echo, or a later confirmation by the sender, is younger than
- * the age limit; it asks the sender about older ones, and an end that is over does not answer. The
- * sender completes such a batch when the last stamp that it received is older than its lease, which
- * is never shorter than the receiver's limit. Both begin with the larger Grace of the two ends.
+ * An end that is given up, or closed by force, completes its batches although bytes of them may
+ * still be on their way: in a slow link, or in the owner's queue while the owner is stopped. Each
+ * message carries its echo: the last stamp of the receiver's clock that the sender had when it sent
+ * it. The receiver lands bytes only while the echo, or a later confirmation by the sender, is
+ * younger than the age limit; it asks the sender about older ones, and an end that is over does not
+ * answer. The sender completes such a batch when the last stamp that it received is older than its
+ * lease, which is never shorter than the receiver's limit. Both begin with the larger Grace of the
+ * two ends.
  *
  * The limit must hold a whole round trip, or each confirmation comes too late. So the receiver
  * proposes a longer limit with its question, and goes by it when the sender has confirmed it.
@@ -20,7 +21,8 @@
 
 void sl_ucx_begin_ages(struct sl_ucx_conn *n, uint64_t grace_ns)
 {
-	uint64_t ours = n->worker->context->config.grace_ns, larger = ours > grace_ns ? ours : grace_ns;
+	uint64_t ours = n->worker->context->config.grace_ns,
+		 larger = ours > grace_ns ? ours : grace_ns;
 
 	n->lease = n->limit = larger;
 	n->limit_max = larger + ROUND_TRIP_MAX;

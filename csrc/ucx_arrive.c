@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Messages that arrive. A message that cannot be handled now is held: its bytes are too old (see
- * ucx_ages.c), or the pages of its memory are being moved. The worker never waits for either, since a
- * fence and other peers need its lock. What arrives behind a held message is held, too, so that the
- * order stays.
+ * ucx_ages.c), or the pages of its memory are being moved. The worker never waits for either, since
+ * a fence and other peers need its lock. What arrives behind a held message is held, too, so that
+ * the order stays.
  */
 #include "ucx_worker.h"
 
@@ -98,7 +98,8 @@ static void handle(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const voi
 }
 
 /* 0, or why the message must be held: -ESTALE, -EAGAIN. */
-static int dispatch(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len, uint64_t now)
+static int dispatch(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data,
+		    size_t len, uint64_t now)
 {
 	switch (h->type) {
 	case SL_UCX_MSG_WRITE:
@@ -111,11 +112,14 @@ static int dispatch(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const vo
 	}
 }
 
-/* Whether a message must not overtake those that are held. The others are about our own batches, or the end. */
+/*
+ * Whether a message must not overtake those that are held. The others are about our own batches, or
+ * the end.
+ */
 static int keeps_order(uint8_t type)
 {
-	return type == SL_UCX_MSG_WRITE || type == SL_UCX_MSG_NOTIFY || type == SL_UCX_MSG_COUNT || type == SL_UCX_MSG_READ ||
-	       type == SL_UCX_MSG_ASK || type == SL_UCX_MSG_CONTROL;
+	return type == SL_UCX_MSG_WRITE || type == SL_UCX_MSG_NOTIFY || type == SL_UCX_MSG_COUNT ||
+	       type == SL_UCX_MSG_READ || type == SL_UCX_MSG_ASK || type == SL_UCX_MSG_CONTROL;
 }
 
 /* Two windows of messages, ours and the peer's, its notifications, and little else. */
@@ -209,7 +213,9 @@ void sl_ucx_resume(struct sl_ucx_worker *w)
 	}
 }
 
-/* An end that is over believes nothing more, but UCX can be told to let go of one whose peer lives. */
+/*
+ * An end that is over believes nothing more, but UCX can be told to let go of one whose peer lives.
+ */
 static void heard(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len)
 {
 	int why;

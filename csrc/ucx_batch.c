@@ -40,7 +40,8 @@ static void end(struct sl_ucx_batch *b)
 	struct sl_ucx_worker *w = n->worker;
 
 	free_tail(b);
-	sl_ring_put(w->ring, (struct sl_done){b->tag, b->status, sl_piece_told(&b->pieces, b->piece)});
+	sl_ring_put(w->ring,
+		    (struct sl_done){b->tag, b->status, sl_piece_told(&b->pieces, b->piece)});
 	if (n->head == b)
 		n->head = b->next;
 	b->prev->next = b->next;
@@ -145,7 +146,10 @@ int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes)
 	return moved;
 }
 
-/* What is wrong with the pieces, as submit returns it; and whether the owner serves them: not all are mapped. */
+/*
+ * What is wrong with the pieces, as submit returns it; and whether the owner serves them: not all
+ * are mapped.
+ */
 static int64_t check(const struct sl_ucx_conn *n, const struct sl_ucx_batch *b, int *served,
 		     int *known)
 {
@@ -234,7 +238,8 @@ static int64_t refuse(struct sl_ucx_conn *n, const struct tail *t)
 	if (rc != 0)
 		return rc;
 	/* A place in the ring is taken until the completion was polled. */
-	if (w->live + (w->ring->head - __atomic_load_n(&w->ring->tail, __ATOMIC_ACQUIRE)) > w->ring->mask)
+	if (w->live + (w->ring->head - __atomic_load_n(&w->ring->tail, __ATOMIC_ACQUIRE)) >
+	    w->ring->mask)
 		return EAGAIN;
 	return has_tail(t) ? starve(n) : 0;
 }
@@ -284,7 +289,8 @@ static void fill(struct sl_ucx_batch *b, const struct sl_ucx_batch *form, struct
 }
 
 /* Under the lock; form is what the caller asks for. */
-static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form, const struct tail *tail)
+static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form,
+		      const struct tail *tail)
 {
 	struct sl_ucx_worker *w = n->worker;
 	struct sl_ucx_batch *b = w->free;
@@ -323,10 +329,12 @@ static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form, co
 	return 0;
 }
 
-int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d, size_t count,
-		      const uint8_t *note, size_t note_len, int32_t counter)
+int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d,
+		      size_t count, const uint8_t *note, size_t note_len, int32_t counter)
 {
-	struct sl_ucx_batch form = {.tag = tag, .write = write, .pieces = {.descs = d, .count = (uint32_t)count}};
+	struct sl_ucx_batch form = {.tag = tag,
+				    .write = write,
+				    .pieces = {.descs = d, .count = (uint32_t)count}};
 	const struct tail tail = {note, note_len, counter};
 	int64_t rc;
 
@@ -338,13 +346,19 @@ int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const stru
 	return rc;
 }
 
-int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_pages *p,
-			    const struct sl_nest *nest, const uint32_t *local, const uint32_t *remote,
-			    const uint8_t *note, size_t note_len, int32_t counter)
+int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag,
+			    const struct sl_pages *p, const struct sl_nest *nest,
+			    const uint32_t *local, const uint32_t *remote, const uint8_t *note,
+			    size_t note_len, int32_t counter)
 {
-	struct sl_ucx_batch form = {.tag = tag, .write = write, .pieces = {.pages = *p, .nest = nest, .local_index = local,
+	struct sl_ucx_batch form = {.tag = tag,
+				    .write = write,
+				    .pieces = {.pages = *p,
+					       .nest = nest,
+					       .local_index = local,
 					       .remote_index = remote,
-					       .count = (uint32_t)(p->count * (nest ? nest->runs : 1))}};
+					       .count =
+						   (uint32_t)(p->count * (nest ? nest->runs : 1))}};
 	const struct tail tail = {note, note_len, counter};
 	int64_t rc;
 

@@ -44,7 +44,8 @@ func BenchmarkUCX(b *testing.B) {
 				}
 				b.Run(fmt.Sprintf("%v/pages", op), func(b *testing.B) {
 					r := rand.New(rand.NewPCG(1, 1))
-					p := &driver.Pattern{Count: 2048, Run: 656, Local: driver.Side{Stride: 656}, Remote: driver.Side{Stride: 1312},
+					p := &driver.Pattern{Count: 2048, Run: 656, Local: driver.Side{Stride: 656},
+						Remote:   driver.Side{Stride: 1312},
 						LocalKey: testKey, RemoteKey: l.slot}
 					for _, i := range r.Perm(2048) {
 						p.Remote.List = append(p.Remote.List, uint32(i))

@@ -21,7 +21,9 @@ struct sl_ucx_conn *sl_ucx_conn_of(struct sl_ucx_worker *w, uint64_t id)
 {
 	uint64_t place = id & ((1u << PLACE_BITS) - 1);
 
-	return place < w->conns_len && w->conns[place] && w->conns[place]->id == id ? w->conns[place] : NULL;
+	return place < w->conns_len && w->conns[place] && w->conns[place]->id == id
+		   ? w->conns[place]
+		   : NULL;
 }
 
 static uint64_t draw(void)
@@ -109,23 +111,26 @@ void sl_ucx_leave_table(struct sl_ucx_conn *n)
 static int reach(struct sl_ucx_conn *n, const void *address)
 {
 	ucp_ep_params_t params = {
-		.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-			      UCP_EP_PARAM_FIELD_ERR_HANDLER,
-		.address = address,
-		/* UCX's lanes of shared memory know no errors: asked for peer mode, it would
+	    .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+			  UCP_EP_PARAM_FIELD_ERR_HANDLER,
+	    .address = address,
+	    /* UCX's lanes of shared memory know no errors: asked for peer mode, it would
 		 * move everything on one host over TCP. */
-		.err_mode = n->worker->context->config.shared ? UCP_ERR_HANDLING_MODE_NONE : UCP_ERR_HANDLING_MODE_PEER,
-		.err_handler = {on_error, n},
+	    .err_mode = n->worker->context->config.shared ? UCP_ERR_HANDLING_MODE_NONE
+							  : UCP_ERR_HANDLING_MODE_PEER,
+	    .err_handler = {on_error, n},
 	};
 	ucs_status_t status = sl_ucx.ucp_ep_create(n->worker->handle, &params, &n->handle);
 
 	if (status == UCS_OK)
 		return 0;
 	n->handle = NULL;
-	return status == UCS_ERR_INVALID_ADDR || status == UCS_ERR_INVALID_PARAM ? -EINVAL : -EHOSTUNREACH;
+	return status == UCS_ERR_INVALID_ADDR || status == UCS_ERR_INVALID_PARAM ? -EINVAL
+										 : -EHOSTUNREACH;
 }
 
-int sl_ucx_connect(struct sl_ucx_context *c, uint32_t worker, const void *address, struct sl_ucx_conn **out)
+int sl_ucx_connect(struct sl_ucx_context *c, uint32_t worker, const void *address,
+		   struct sl_ucx_conn **out)
 {
 	struct sl_ucx_worker *w = &c->workers[worker];
 	struct sl_ucx_conn *n = make(w);

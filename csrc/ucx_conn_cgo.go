@@ -64,7 +64,8 @@ func (n *UCXConn) Gate() UCXGate {
 // Bind tells which end this one talks to, and tries whether we can copy from its
 // process's memory.
 func (n *UCXConn) Bind(p UCXPeer) error {
-	c := C.struct_sl_ucx_peer{conn: C.uint64_t(p.ID), pid: C.uint32_t(p.PID), grace_ns: C.uint64_t(p.Grace)}
+	c := C.struct_sl_ucx_peer{conn: C.uint64_t(p.ID), pid: C.uint32_t(p.PID),
+		grace_ns: C.uint64_t(p.Grace)}
 	if err := p.Words.c(&c.words); err != nil {
 		return err
 	}
@@ -120,7 +121,8 @@ func (n *UCXConn) Import(m UCXImport) (slot uint32, err error) {
 		flags = C.SL_UCX_READ_ONLY
 	}
 	var s C.uint32_t
-	rc := C.sl_ucx_import(n.c, C.uint32_t(m.Key), C.uint64_t(m.Size), C.uint64_t(m.Ticket), flags, &e, &s)
+	rc := C.sl_ucx_import(n.c, C.uint32_t(m.Key), C.uint64_t(m.Size), C.uint64_t(m.Ticket), flags,
+		&e, &s)
 	if rc != 0 {
 		return 0, ucxErrno("import memory", int64(-rc))
 	}
@@ -150,13 +152,16 @@ func (n *UCXConn) Submit(tag uint64, b *driver.Batch) error {
 		if !ok {
 			return driver.ErrBounds
 		}
-		local, remote := (*C.uint32_t)(unsafe.SliceData(p.Local.List)), (*C.uint32_t)(unsafe.SliceData(p.Remote.List))
+		local, remote := (*C.uint32_t)(unsafe.SliceData(p.Local.List)),
+			(*C.uint32_t)(unsafe.SliceData(p.Remote.List))
 		if p.Plain() {
-			rc = C.sl_ucx_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, nil, local, remote,
+			rc = C.sl_ucx_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, nil, local,
+				remote,
 				(*C.uint8_t)(msg), C.size_t(size), counter)
 		} else {
 			nest := ucxNest(p)
-			rc = C.sl_ucx_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, &nest, local, remote,
+			rc = C.sl_ucx_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, &nest, local,
+				remote,
 				(*C.uint8_t)(msg), C.size_t(size), counter)
 		}
 	} else {
@@ -180,7 +185,8 @@ func ucxPattern(p *driver.Pattern) (form C.struct_sl_pages, ok bool) {
 		local_stride: C.uint64_t(p.Local.Stride), remote_stride: C.uint64_t(p.Remote.Stride),
 		local_key: C.uint32_t(p.LocalKey), remote_key: C.uint32_t(p.RemoteKey),
 	}
-	fits := p.Count > 0 && ucxListFits(&p.Local, p.Count) && ucxListFits(&p.Remote, p.Count) && len(p.Loops) <= driver.LoopsMax
+	fits := p.Count > 0 && ucxListFits(&p.Local, p.Count) && ucxListFits(&p.Remote, p.Count) &&
+		len(p.Loops) <= driver.LoopsMax
 	return form, fits && (!p.Plain() || p.Local.First == 0 && p.Remote.First == 0)
 }
 
@@ -188,12 +194,15 @@ func ucxPattern(p *driver.Pattern) (form C.struct_sl_pages, ok bool) {
 func ucxNest(p *driver.Pattern) C.struct_sl_nest {
 	nest := C.struct_sl_nest{
 		loops:       C.uint32_t(len(p.Loops)),
-		local_first: C.uint32_t(p.Local.First), local_per: C.uint32_t(p.Local.Per), local_step: C.uint64_t(p.Local.Step),
-		remote_first: C.uint32_t(p.Remote.First), remote_per: C.uint32_t(p.Remote.Per), remote_step: C.uint64_t(p.Remote.Step),
+		local_first: C.uint32_t(p.Local.First), local_per: C.uint32_t(p.Local.Per),
+		local_step:   C.uint64_t(p.Local.Step),
+		remote_first: C.uint32_t(p.Remote.First), remote_per: C.uint32_t(p.Remote.Per),
+		remote_step: C.uint64_t(p.Remote.Step),
 	}
 	runs := uint64(1)
 	for i, l := range p.Loops {
-		nest.loop[i] = C.struct_sl_loop{n: C.uint32_t(l.N), local: C.uint64_t(l.Local), remote: C.uint64_t(l.Remote)}
+		nest.loop[i] = C.struct_sl_loop{n: C.uint32_t(l.N), local: C.uint64_t(l.Local),
+			remote: C.uint64_t(l.Remote)}
 		runs = min(runs*uint64(l.N), math.MaxUint32) // too many for C
 	}
 	nest.runs = C.uint32_t(runs)
@@ -268,8 +277,8 @@ func (n *UCXConn) Help(tag uint64, stop <-chan struct{}) bool {
 }
 
 // Drain ends what has not begun, with ErrClosed, refuses what is new, and waits for the
-// rest. ErrTimeout: after grace some is still under way. ErrPeerLost: the peer has been silent for so
-// long that End does not wait.
+// rest. ErrTimeout: after grace some is still under way. ErrPeerLost: the peer has been silent for
+// so long that End does not wait.
 func (n *UCXConn) Drain(grace time.Duration) error {
 	if rc := C.sl_ucx_drain(n.c, C.uint64_t(max(grace, 0))); rc != 0 {
 		return ucxErrno("wait for batches", int64(-rc))

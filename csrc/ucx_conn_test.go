@@ -33,15 +33,18 @@ type way struct {
 }
 
 var ways = []way{
-	{"direct", UCXConfig{Transports: "posix,sysv,cma,self", Shared: true, Pull: true, SegmentMax: 16000,
-		Settings: []string{"MM_SEG_SIZE=16k", "MM_FIFO_SIZE=256", "RNDV_THRESH=inf"}}, true},
-	{"pulled", UCXConfig{Transports: "posix,sysv,cma,self", Shared: true, Pull: true, SegmentMax: 16000,
-		Settings: []string{"MM_SEG_SIZE=16k", "MM_FIFO_SIZE=256", "RNDV_THRESH=inf"}}, false},
+	{"direct", UCXConfig{Transports: "posix,sysv,cma,self", Shared: true, Pull: true,
+		SegmentMax: 16000,
+		Settings:   []string{"MM_SEG_SIZE=16k", "MM_FIFO_SIZE=256", "RNDV_THRESH=inf"}}, true},
+	{"pulled", UCXConfig{Transports: "posix,sysv,cma,self", Shared: true, Pull: true,
+		SegmentMax: 16000,
+		Settings:   []string{"MM_SEG_SIZE=16k", "MM_FIFO_SIZE=256", "RNDV_THRESH=inf"}}, false},
 	// Where the kernel refuses that.
 	{"messages", UCXConfig{Transports: "posix,sysv,cma,self", Shared: true, SegmentMax: 16000,
 		Settings: []string{"MM_SEG_SIZE=16k", "MM_FIFO_SIZE=256", "RNDV_THRESH=inf"}}, false},
 	{"tcp", UCXConfig{Transports: "tcp", Devices: "lo", SegmentMax: 60 << 10,
-		Settings: []string{"TCP_TX_SEG_SIZE=64k", "TCP_RX_SEG_SIZE=128k", "RNDV_THRESH=inf"}}, false},
+		Settings: []string{"TCP_TX_SEG_SIZE=64k", "TCP_RX_SEG_SIZE=128k", "RNDV_THRESH=inf"}},
+		false},
 }
 
 // lane is a connection from near to far, and the memory at its ends.
@@ -133,12 +136,14 @@ func joinWorkers(t testing.TB, near, far *UCXContext, at, to int) (conn, back *U
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = back.Bind(UCXPeer{ID: conn.ID(), Words: near.Words(), PID: os.Getpid(), Gate: conn.Gate()})
+	err = back.Bind(UCXPeer{ID: conn.ID(), Words: near.Words(), PID: os.Getpid(),
+		Gate: conn.Gate()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	pulls := back.Pulls() == nil
-	err = conn.Bind(UCXPeer{ID: back.ID(), Words: far.Words(), PID: os.Getpid(), Gate: back.Gate(), Pulls: pulls})
+	err = conn.Bind(UCXPeer{ID: back.ID(), Words: far.Words(), PID: os.Getpid(), Gate: back.Gate(),
+		Pulls: pulls})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +158,8 @@ func openLane(t testing.TB, w way) *lane {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = wake.Close() })
-	l := &lane{wake: wake, near: openContext(t, w.config, wake), far: openContext(t, w.config, wake)}
+	l := &lane{wake: wake, near: openContext(t, w.config, wake), far: openContext(t, w.config,
+		wake)}
 	l.local, l.remote = mapped(t, l.near, false), mapped(t, l.far, w.own)
 	l.conn, l.back = join(t, l.near, l.far)
 	x, _ := l.far.Export(testKey)
@@ -242,8 +248,10 @@ func everyWay(t *testing.T, f func(t *testing.T, l *lane)) {
 func TestUCXMovesBytes(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
 		fill(l.local, 1)
-		for _, n := range []uint64{1, 8, 656, 4095, 16000, 16001, 40000, 70000, 1 << 20, testBytes - 3} {
-			if err := l.move(t, driver.Write, driver.Desc{Local: 1, Remote: 3, Len: n}); err != nil {
+		for _, n := range []uint64{1, 8, 656, 4095, 16000, 16001, 40000, 70000, 1 << 20,
+			testBytes - 3} {
+			if err := l.move(t, driver.Write, driver.Desc{Local: 1, Remote: 3,
+				Len: n}); err != nil {
 				t.Fatalf("write %d: %v", n, err)
 			}
 			if !bytes.Equal(l.remote[3:3+n], l.local[1:1+n]) {
@@ -270,7 +278,8 @@ func TestUCXMovesScatteredBytes(t *testing.T) {
 			from, to := r.Perm(count), r.Perm(count)
 			var descs []driver.Desc
 			for i := range count {
-				descs = append(descs, driver.Desc{Local: uint64(from[i]) * entry, Remote: uint64(to[i]) * entry * 2, Len: entry})
+				descs = append(descs, driver.Desc{Local: uint64(from[i]) * entry,
+					Remote: uint64(to[i]) * entry * 2, Len: entry})
 			}
 			if err := l.move(t, driver.Write, descs...); err != nil {
 				t.Fatal(err)
@@ -331,10 +340,12 @@ func TestUCXFence(t *testing.T) {
 		if err := l.far.Fence(testKey, 2, testGrace); err != nil {
 			t.Fatal(err)
 		}
-		if err := l.move(t, driver.Write, driver.Desc{Len: 100}); !errors.Is(err, driver.ErrRevoked) {
+		if err := l.move(t, driver.Write, driver.Desc{Len: 100}); !errors.Is(err,
+			driver.ErrRevoked) {
 			t.Fatalf("write with an old ticket: %v", err)
 		}
-		if err := l.move(t, driver.Read, driver.Desc{Len: 100000}); !errors.Is(err, driver.ErrRevoked) {
+		if err := l.move(t, driver.Read, driver.Desc{Len: 100000}); !errors.Is(err,
+			driver.ErrRevoked) {
 			t.Fatalf("read with an old ticket: %v", err)
 		}
 	})

@@ -73,22 +73,28 @@ func OpenUCX(cfg UCXConfig) (*UCXContext, error) {
 	conf.spin_ns, conf.grace_ns = C.uint64_t(cfg.SpinNanos), C.uint64_t(cfg.GraceNanos)
 	conf.failure_ns = C.uint64_t(cfg.FailureNanos)
 	conf.wake_fd, conf.control_fd = C.int(cfg.WakeFD), C.int(cfg.ControlFD)
-	c := &UCXContext{grace: cfg.GraceNanos, counters: cfg.Counters, transports: ucxForeign(cfg.Transports), settings: cfg.Settings}
+	c := &UCXContext{grace: cfg.GraceNanos, counters: cfg.Counters,
+		transports: ucxForeign(cfg.Transports), settings: cfg.Settings}
 	if cfg.Counters != nil {
-		conf.counters = (*C.struct_sl_ucx_counter)(unsafe.Pointer(unsafe.SliceData(cfg.Counters.table)))
+		conf.counters = (*C.struct_sl_ucx_counter)(
+			unsafe.Pointer(unsafe.SliceData(cfg.Counters.table)))
 	}
 	if cfg.Spots != nil {
 		conf.spots = cfg.Spots.c
 	}
 	var why [256]C.char
 	if rc := C.sl_ucx_open(conf, &c.c, &why[0], C.size_t(len(why))); rc != 0 {
-		return nil, ucxUnavailable(C.GoString(&why[0]), "choose transports and devices that `ucx_info -d` lists")
+		return nil, ucxUnavailable(C.GoString(&why[0]), "choose transports and devices that "+
+			"`ucx_info -d` lists")
 	}
 	for i := range cfg.Workers {
 		r := C.sl_ucx_ring(c.c, C.uint32_t(i))
-		places := unsafe.Add(unsafe.Pointer(r), C.sizeof_struct_sl_ring) // done is aligned as the ring is
-		c.rings = append(c.rings, newRing(unsafe.Pointer(&r.head), unsafe.Pointer(&r.tail), unsafe.Pointer(&r.armed),
-			unsafe.Pointer(&r.notes), unsafe.Pointer(&r.first_len), unsafe.Pointer(&r.due), places, int(r.mask)+1))
+		// done is aligned as the ring is
+		places := unsafe.Add(unsafe.Pointer(r), C.sizeof_struct_sl_ring)
+		c.rings = append(c.rings, newRing(unsafe.Pointer(&r.head), unsafe.Pointer(&r.tail),
+			unsafe.Pointer(&r.armed),
+			unsafe.Pointer(&r.notes), unsafe.Pointer(&r.first_len), unsafe.Pointer(&r.due), places,
+			int(r.mask)+1))
 	}
 	return c, nil
 }
@@ -111,7 +117,8 @@ const (
 
 // ucxSettings makes the list of names and values that C reads.
 func ucxSettings(settings []string, text func(string) *C.char) (**C.char, error) {
-	list := (**C.char)(C.calloc(C.size_t(2*len(settings)+1), C.size_t(unsafe.Sizeof((*C.char)(nil)))))
+	list := (**C.char)(C.calloc(C.size_t(2*len(settings)+1),
+		C.size_t(unsafe.Sizeof((*C.char)(nil)))))
 	slots := unsafe.Slice(list, 2*len(settings)+1)
 	for i, s := range settings {
 		name, value, ok := strings.Cut(s, "=")
@@ -193,7 +200,8 @@ func (c *UCXContext) Receive() (UCXNote, bool) {
 			continue
 		}
 		note := UCXNote{Data: make([]byte, c.rings[i].noteLen.Load())}
-		note.Conn = uint64(C.sl_ucx_take_notification(c.c, C.uint32_t(i), (*C.uint8_t)(unsafe.SliceData(note.Data))))
+		note.Conn = uint64(C.sl_ucx_take_notification(c.c, C.uint32_t(i),
+			(*C.uint8_t)(unsafe.SliceData(note.Data))))
 		runtime.KeepAlive(c)
 		return note, true
 	}
@@ -208,7 +216,8 @@ func (c *UCXContext) Control() (UCXControl, bool) {
 	if C.sl_ucx_next_control(c.c, &l) == 0 {
 		return UCXControl{}, false
 	}
-	m := UCXControl{Worker: int(l.worker), Conn: uint64(l.conn), Lost: l.lost == 1 || l.lost == 2, Over: l.lost == 2, Suspect: l.lost == 3}
+	m := UCXControl{Worker: int(l.worker), Conn: uint64(l.conn), Lost: l.lost == 1 || l.lost == 2,
+		Over: l.lost == 2, Suspect: l.lost == 3}
 	if l.lost == 0 {
 		m.Data = make([]byte, l.len)
 	}
@@ -229,9 +238,11 @@ func (c *UCXContext) Map(key uint32, m UCXMemory) error {
 		in = m.In.a
 	}
 	landings := C.struct_sl_ucx_landings{
-		inside: (*C.int64_t)(unsafe.Pointer(m.Inside)), phase: (*C.int32_t)(unsafe.Pointer(m.Phase)),
+		inside: (*C.int64_t)(unsafe.Pointer(m.Inside)),
+		phase:  (*C.int32_t)(unsafe.Pointer(m.Phase)),
 	}
-	rc := C.sl_ucx_map(c.c, C.uint32_t(key), unsafe.Pointer(unsafe.SliceData(m.Mem)), C.uint64_t(len(m.Mem)), flags,
+	rc := C.sl_ucx_map(c.c, C.uint32_t(key), unsafe.Pointer(unsafe.SliceData(m.Mem)),
+		C.uint64_t(len(m.Mem)), flags,
 		C.uint64_t(m.Ticket), in, landings)
 	if rc != 0 {
 		return ucxErrno("map memory", int64(-rc))
@@ -246,12 +257,13 @@ func (c *UCXContext) Unmap(key uint32) {
 	runtime.KeepAlive(c)
 }
 
-// Fence gives a memory a new ticket, unless that is 0. When it returns nil, nothing lands any more that
-// was begun with an earlier one. ErrTimeout: somebody did not answer within grace; Refresh
+// Fence gives a memory a new ticket, unless that is 0. When it returns nil, nothing lands any more
+// that was begun with an earlier one. ErrTimeout: somebody did not answer within grace; Refresh
 // proves it all the same, or Fence may be tried again.
 func (c *UCXContext) Fence(key uint32, ticket uint64, grace time.Duration) error {
 	defer runtime.KeepAlive(c)
-	if rc := C.sl_ucx_fence(c.c, C.uint32_t(key), C.uint64_t(ticket), C.uint64_t(max(grace, 0))); rc != 0 {
+	if rc := C.sl_ucx_fence(c.c, C.uint32_t(key), C.uint64_t(ticket),
+		C.uint64_t(max(grace, 0))); rc != 0 {
 		return ucxErrno("fence memory", int64(-rc))
 	}
 	return nil
@@ -295,16 +307,19 @@ func (c *UCXContext) Words() UCXExport {
 }
 
 func ucxExport(e *C.struct_sl_ucx_export) UCXExport {
-	return UCXExport{Rkey: C.GoBytes(unsafe.Pointer(&e.rkey[0]), C.int(e.rkey_len)), Base: uint64(e.base),
+	return UCXExport{Rkey: C.GoBytes(unsafe.Pointer(&e.rkey[0]), C.int(e.rkey_len)),
+		Base:       uint64(e.base),
 		Generation: uint32(e.generation)}
 }
 
 // c fills the form of an export in C; a zero one stays zero.
 func (x *UCXExport) c(e *C.struct_sl_ucx_export) error {
 	if len(x.Rkey) > UCXRkeyMax {
-		return fmt.Errorf("key of %d bytes, want at most %d: %w", len(x.Rkey), UCXRkeyMax, driver.ErrBadToken)
+		return fmt.Errorf("key of %d bytes, want at most %d: %w", len(x.Rkey), UCXRkeyMax,
+			driver.ErrBadToken)
 	}
-	e.base, e.generation, e.rkey_len = C.uint64_t(x.Base), C.uint32_t(x.Generation), C.uint32_t(len(x.Rkey))
+	e.base, e.generation, e.rkey_len = C.uint64_t(x.Base), C.uint32_t(x.Generation),
+		C.uint32_t(len(x.Rkey))
 	for i, b := range x.Rkey {
 		e.rkey[i] = C.uint8_t(b)
 	}
@@ -356,7 +371,8 @@ func ucxErrno(what string, errno int64) error {
 	case syscall.ETIMEDOUT:
 		return fmt.Errorf("%s over UCX: a peer does not answer: %w", what, driver.ErrTimeout)
 	case syscall.EHOSTUNREACH:
-		return fmt.Errorf("%s over UCX: no transport reaches the peer: %w", what, driver.ErrPeerLost)
+		return fmt.Errorf("%s over UCX: no transport reaches the peer: %w", what,
+			driver.ErrPeerLost)
 	default:
 		return fmt.Errorf("%s over UCX: %w", what, e)
 	}

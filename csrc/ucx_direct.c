@@ -13,13 +13,16 @@ static int current(const struct sl_ucx_import *im)
 }
 
 /* 0: it is done. */
-static int put(struct sl_ucx_conn *n, int write, struct sl_ucx_run *r, uint64_t len, const ucp_request_param_t *param)
+static int put(struct sl_ucx_conn *n, int write, struct sl_ucx_run *r, uint64_t len,
+	       const ucp_request_param_t *param)
 {
 	uint64_t remote = r->import->base + r->remote + r->done;
 	ucs_status_ptr_t p;
 
-	p = write ? sl_ucx.ucp_put_nbx(n->handle, r->local + r->done, len, remote, r->import->rkey, param)
-		  : sl_ucx.ucp_get_nbx(n->handle, r->local + r->done, len, remote, r->import->rkey, param);
+	p = write ? sl_ucx.ucp_put_nbx(n->handle, r->local + r->done, len, remote, r->import->rkey,
+				       param)
+		  : sl_ucx.ucp_get_nbx(n->handle, r->local + r->done, len, remote, r->import->rkey,
+				       param);
 	/* Shared memory waits for nobody; the lock is kept since the batch is in our hand. */
 	while (p && !UCS_PTR_IS_ERR(p) && sl_ucx.ucp_request_check_status(p) == UCS_INPROGRESS)
 		sl_ucx.ucp_worker_progress(n->worker->handle);

@@ -61,9 +61,11 @@ func TestUCXDoesNotKeepTheCallersArrays(t *testing.T) {
 			clear(l.local[:4096])
 			d := []driver.Desc{l.desc(100, 0, 300), l.desc(1000, 700, 300)}
 			p := &driver.Pattern{Count: 2, Run: 100, Local: driver.Side{Base: 2000, Stride: 100},
-				Remote: driver.Side{Stride: 100, List: []uint32{7, 3}}, LocalKey: testKey, RemoteKey: l.slot}
+				Remote: driver.Side{Stride: 100, List: []uint32{7, 3}}, LocalKey: testKey,
+				RemoteKey: l.slot}
 			tag := uint64(2 * i)
-			if err := errors.Join(ucxSubmit(l.conn, driver.Read, tag, d, nil), ucxSubmitPattern(l.conn, driver.Read, tag+1, p, nil)); err != nil {
+			if err := errors.Join(ucxSubmit(l.conn, driver.Read, tag, d, nil),
+				ucxSubmitPattern(l.conn, driver.Read, tag+1, p, nil)); err != nil {
 				t.Fatal(err)
 			}
 			d[0], d[1] = l.desc(3000, 2000, 300), l.desc(3500, 2500, 300)
@@ -73,8 +75,10 @@ func TestUCXDoesNotKeepTheCallersArrays(t *testing.T) {
 					t.Fatalf("tag %d: %v", tag, err)
 				}
 			}
-			if !bytes.Equal(l.local[100:400], l.remote[:300]) || !bytes.Equal(l.local[1000:1300], l.remote[700:1000]) ||
-				!bytes.Equal(l.local[2000:2100], l.remote[700:800]) || !bytes.Equal(l.local[2100:2200], l.remote[300:400]) {
+			if !bytes.Equal(l.local[100:400], l.remote[:300]) ||
+				!bytes.Equal(l.local[1000:1300], l.remote[700:1000]) ||
+				!bytes.Equal(l.local[2000:2100], l.remote[700:800]) ||
+				!bytes.Equal(l.local[2100:2200], l.remote[300:400]) {
 				t.Fatal("the bytes are not where Submit said")
 			}
 		}
@@ -101,8 +105,10 @@ func TestUCXRefusesUnknownKeys(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		p := &driver.Pattern{Count: 2, Run: 1, Local: driver.Side{Stride: 1 << 40}, Remote: driver.Side{Stride: 1}, LocalKey: testKey, RemoteKey: l.slot}
-		if err := ucxSubmitPattern(l.conn, driver.Read, 1, p, nil); !errors.Is(err, driver.ErrBounds) {
+		p := &driver.Pattern{Count: 2, Run: 1, Local: driver.Side{Stride: 1 << 40},
+			Remote: driver.Side{Stride: 1}, LocalKey: testKey, RemoteKey: l.slot}
+		if err := ucxSubmitPattern(l.conn, driver.Read, 1, p, nil); !errors.Is(err,
+			driver.ErrBounds) {
 			t.Errorf("pages that overflow: %v", err)
 		}
 		l.works(t)
@@ -118,7 +124,8 @@ func TestUCXMovesManyUnalignedPieces(t *testing.T) {
 		for i, at := range r.Perm(4096) {
 			descs = append(descs, l.desc(uint64(i)*1001+3, uint64(at)*997+5, uint64(1+r.IntN(990))))
 		}
-		pages := &driver.Pattern{Count: 65536, Run: 17, Local: driver.Side{Base: 7, Stride: 33}, Remote: driver.Side{Base: 11, Stride: 29},
+		pages := &driver.Pattern{Count: 65536, Run: 17, Local: driver.Side{Base: 7, Stride: 33},
+			Remote:   driver.Side{Base: 11, Stride: 29},
 			LocalKey: testKey, RemoteKey: l.slot}
 		for _, at := range r.Perm(65536) {
 			pages.Remote.List = append(pages.Remote.List, uint32(at))
@@ -134,19 +141,23 @@ func TestUCXMovesManyUnalignedPieces(t *testing.T) {
 			}
 			fill(l.local, 8)
 			l.tag++
-			if err := errors.Join(ucxSubmitPattern(l.conn, op, l.tag, pages, nil), l.outcome(t, l.tag)); err != nil {
+			if err := errors.Join(ucxSubmitPattern(l.conn, op, l.tag, pages, nil),
+				l.outcome(t, l.tag)); err != nil {
 				t.Fatal(err)
 			}
 			for i := range pages.Count {
-				if at, to := pages.Local.At(i), pages.Remote.At(i); !bytes.Equal(l.local[at:at+17], l.remote[to:to+17]) {
+				if at, to := pages.Local.At(i), pages.Remote.At(i); !bytes.Equal(l.local[at:at+17],
+					l.remote[to:to+17]) {
 					t.Fatalf("%v: other bytes in page %d", op, i)
 				}
 			}
 		}
 		// One range of 65,536 neighbours: its pieces must not be put together for each message.
-		pages = &driver.Pattern{Count: 65536, Run: 64, Local: driver.Side{Stride: 64}, Remote: driver.Side{Stride: 64}, LocalKey: testKey, RemoteKey: l.slot}
+		pages = &driver.Pattern{Count: 65536, Run: 64, Local: driver.Side{Stride: 64},
+			Remote: driver.Side{Stride: 64}, LocalKey: testKey, RemoteKey: l.slot}
 		l.tag++
-		if err := errors.Join(ucxSubmitPattern(l.conn, driver.Read, l.tag, pages, nil), l.outcome(t, l.tag)); err != nil {
+		if err := errors.Join(ucxSubmitPattern(l.conn, driver.Read, l.tag, pages, nil),
+			l.outcome(t, l.tag)); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(l.local, l.remote) {
@@ -159,7 +170,8 @@ func TestUCXMovesManyUnalignedPieces(t *testing.T) {
 func (l *lane) insist(t *testing.T, tag uint64, d []driver.Desc, msg []byte) {
 	t.Helper()
 	err := driver.ErrFull
-	for end := time.Now().Add(time.Second); errors.Is(err, driver.ErrFull) && time.Now().Before(end); {
+	for end := time.Now().Add(time.Second); errors.Is(err, driver.ErrFull) &&
+		time.Now().Before(end); {
 		err = ucxSubmit(l.conn, driver.Write, tag, d, msg)
 	}
 	if err != nil {
@@ -176,7 +188,8 @@ func TestUCXCreditComesBack(t *testing.T) {
 				l.insist(t, i, nil, msg[:UCXNoteMax*(i%2)])
 			}
 			l.outcomes(t, 0, 4)
-			if err := ucxSubmit(l.conn, driver.Write, 5, nil, msg); !errors.Is(err, driver.ErrFull) {
+			if err := ucxSubmit(l.conn, driver.Write, 5, nil, msg); !errors.Is(err,
+				driver.ErrFull) {
 				t.Fatalf("one message too many: %v", err)
 			}
 			l.wake.Drain()

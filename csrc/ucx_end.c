@@ -9,10 +9,18 @@
 #define LAST_WORDS 4096
 
 static const enum sl_ucx_state after[SL_UCX_STATES][SL_UCX_EVENTS] = {
-	[SL_UCX_OPEN] = {[SL_UCX_DRAIN] = SL_UCX_DRAINING, [SL_UCX_LOSE] = SL_UCX_BROKEN, [SL_UCX_END] = SL_UCX_ENDED},
-	[SL_UCX_DRAINING] = {[SL_UCX_DRAIN] = SL_UCX_DRAINING, [SL_UCX_LOSE] = SL_UCX_BROKEN, [SL_UCX_END] = SL_UCX_ENDED},
-	[SL_UCX_BROKEN] = {[SL_UCX_DRAIN] = SL_UCX_BROKEN, [SL_UCX_LOSE] = SL_UCX_BROKEN, [SL_UCX_END] = SL_UCX_ENDED},
-	[SL_UCX_ENDED] = {[SL_UCX_DRAIN] = SL_UCX_ENDED, [SL_UCX_LOSE] = SL_UCX_ENDED, [SL_UCX_END] = SL_UCX_ENDED},
+    [SL_UCX_OPEN] = {[SL_UCX_DRAIN] = SL_UCX_DRAINING,
+		     [SL_UCX_LOSE] = SL_UCX_BROKEN,
+		     [SL_UCX_END] = SL_UCX_ENDED},
+    [SL_UCX_DRAINING] = {[SL_UCX_DRAIN] = SL_UCX_DRAINING,
+			 [SL_UCX_LOSE] = SL_UCX_BROKEN,
+			 [SL_UCX_END] = SL_UCX_ENDED},
+    [SL_UCX_BROKEN] = {[SL_UCX_DRAIN] = SL_UCX_BROKEN,
+		       [SL_UCX_LOSE] = SL_UCX_BROKEN,
+		       [SL_UCX_END] = SL_UCX_ENDED},
+    [SL_UCX_ENDED] = {[SL_UCX_DRAIN] = SL_UCX_ENDED,
+		      [SL_UCX_LOSE] = SL_UCX_ENDED,
+		      [SL_UCX_END] = SL_UCX_ENDED},
 };
 
 /* Whether that changed anything. */
@@ -40,7 +48,8 @@ void sl_ucx_lose(struct sl_ucx_conn *n)
 /* From then on the peer asks before it lands what we have sent, and we do not answer. */
 static uint64_t proof_at(const struct sl_ucx_conn *n)
 {
-	return n->heard + n->lease + n->lease / 8; /* the eighth is for clocks that do not run alike */
+	/* the eighth is for clocks that do not run alike */
+	return n->heard + n->lease + n->lease / 8;
 }
 
 int sl_ucx_drain(struct sl_ucx_conn *n, uint64_t grace_ns)
@@ -126,7 +135,10 @@ static int waits(const struct sl_ucx_conn *n)
 	return n->live.next != &n->live || n->starved || n->held;
 }
 
-/* A live peer pings four times a Grace. Every few Graces one that does not is a reason to look at our queue. */
+/*
+ * A live peer pings four times a Grace. Every few Graces one that does not is a reason to look at
+ * our queue.
+ */
 static void suspect(struct sl_ucx_conn *n, uint64_t now)
 {
 	struct sl_ucx_worker *w = n->worker;
@@ -139,8 +151,8 @@ static void suspect(struct sl_ucx_conn *n, uint64_t now)
 }
 
 /*
- * Both ends ping, so that each has a fresh stamp of the other. Silence alone is no reason to give a peer up;
- * only where something waits for it, and has for long.
+ * Both ends ping, so that each has a fresh stamp of the other. Silence alone is no reason to give a
+ * peer up; only where something waits for it, and has for long.
  */
 void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge)
 {
@@ -160,7 +172,10 @@ void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge)
 		if (judge)
 			suspect(n, now);
 		if (now > n->heard + config->failure_ns && now > n->calm + config->failure_ns) {
-			/* It may go on one day: it must not wait for us then. Nothing of it lands any more. */
+			/*
+			 * It may go on one day: it must not wait for us then. Nothing of it lands
+			 * any more.
+			 */
 			sl_ucx_signal(n, SL_UCX_MSG_RESET, 0);
 			n->silent = 1;
 			sl_ucx_lose(n);
@@ -173,9 +188,9 @@ void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge)
 
 /*
  * What UCX 1.13 does not survive: the end by force of an endpoint that still connects ("got REP
- * message"), and of one whose peer is only silent (its socket keeps an event that leads to freed memory
- * when the peer connects again). So those stay, unused, until the peer says something, UCX itself gives
- * them up, or the worker goes. Lanes of shared memory cannot be ended by force.
+ * message"), and of one whose peer is only silent (its socket keeps an event that leads to freed
+ * memory when the peer connects again). So those stay, unused, until the peer says something, UCX
+ * itself gives them up, or the worker goes. Lanes of shared memory cannot be ended by force.
  */
 static int can_force(const struct sl_ucx_conn *n)
 {
@@ -266,8 +281,10 @@ int sl_ucx_finish_closing(struct sl_ucx_worker *w, uint64_t grace_ns, int last)
 	int left = 0;
 
 	for (struct sl_ucx_conn *n = w->closing_conns, *next; n; n = next) {
-		n->failed |= last; /* the worker goes next, and what its sockets have to say with it */
-		if (n->closing || (n->handle && (grace_ns || n->sends == 0 || can_force(n)) && (n->failed || !n->silent)))
+		/* the worker goes next, and what its sockets have to say with it */
+		n->failed |= last;
+		if (n->closing || (n->handle && (grace_ns || n->sends == 0 || can_force(n)) &&
+				   (n->failed || !n->silent)))
 			close_endpoint(n, grace_ns);
 		next = n->next;
 		if (!at_rest(n)) {

@@ -47,9 +47,17 @@ func TestUCXCancelAtEveryStage(t *testing.T) {
 func TestUCXDrainAndEndWithWorkInFlight(t *testing.T) {
 	for name, end := range map[string]func(l *lane) error{
 		"drain": func(l *lane) error { return l.conn.Drain(testGrace) },
-		"close": func(l *lane) error { l.conn.End(UCXClosed, true); l.conn.End(UCXLost, true); return nil },
-		"lost":  func(l *lane) error { l.conn.End(UCXLost, true); return nil },
-		"both":  func(l *lane) error { _ = l.conn.Drain(0); l.conn.End(UCXClosed, true); return nil },
+		"close": func(l *lane) error {
+			l.conn.End(UCXClosed, true)
+			l.conn.End(UCXLost, true)
+			return nil
+		},
+		"lost": func(l *lane) error { l.conn.End(UCXLost, true); return nil },
+		"both": func(l *lane) error {
+			_ = l.conn.Drain(0)
+			l.conn.End(UCXClosed, true)
+			return nil
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			everyWay(t, func(t *testing.T, l *lane) {
@@ -59,7 +67,8 @@ func TestUCXDrainAndEndWithWorkInFlight(t *testing.T) {
 						t.Fatal(err)
 					}
 					for tag, err := range l.outcomes(t, 0, 6) {
-						if err != nil && !errors.Is(err, driver.ErrClosed) && !errors.Is(err, driver.ErrPeerLost) {
+						if err != nil && !errors.Is(err, driver.ErrClosed) &&
+							!errors.Is(err, driver.ErrPeerLost) {
 							t.Fatalf("tag %d: %v", tag, err)
 						}
 					}
@@ -67,10 +76,12 @@ func TestUCXDrainAndEndWithWorkInFlight(t *testing.T) {
 					if name == "lost" {
 						why = driver.ErrPeerLost
 					}
-					if err := ucxSubmit(l.conn, op, 9, []driver.Desc{l.desc(0, 0, 1)}, nil); !errors.Is(err, why) {
+					if err := ucxSubmit(l.conn, op, 9, []driver.Desc{l.desc(0, 0, 1)},
+						nil); !errors.Is(err, why) {
 						t.Fatalf("submit after the end: %v", err)
 					}
-					if _, err := l.conn.Import(UCXImport{Key: testKey, Size: 10, Ticket: 1}); !errors.Is(err, why) {
+					if _, err := l.conn.Import(UCXImport{Key: testKey, Size: 10,
+						Ticket: 1}); !errors.Is(err, why) {
 						t.Fatalf("import after the end: %v", err)
 					}
 					_ = l.conn.Lanes()
@@ -122,7 +133,8 @@ func TestUCXDropInFlight(t *testing.T) {
 			l.begin(t, driver.Read, 2)
 			l.conn.Drop(slot)
 			l.conn.Drop(slot)
-			if err := ucxSubmit(l.conn, driver.Read, 9, []driver.Desc{l.desc(0, 0, 1)}, nil); !errors.Is(err, driver.ErrBounds) {
+			if err := ucxSubmit(l.conn, driver.Read, 9, []driver.Desc{l.desc(0, 0, 1)},
+				nil); !errors.Is(err, driver.ErrBounds) {
 				t.Fatalf("submit to what was dropped: %v", err)
 			}
 			l.imports(t)
@@ -155,7 +167,8 @@ func TestUCXTwoConnectionsToOnePeer(t *testing.T) {
 		}
 		l.begin(t, driver.Write, 3)
 		fill(l.local[3<<20:], 4)
-		d := driver.Desc{Local: 3 << 20, Remote: 3<<20 + 5<<17, Len: 1000, LocalKey: testKey, RemoteKey: slot}
+		d := driver.Desc{Local: 3 << 20, Remote: 3<<20 + 5<<17, Len: 1000, LocalKey: testKey,
+			RemoteKey: slot}
 		if err := ucxSubmit(conn, driver.Write, 3, []driver.Desc{d}, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -184,9 +197,11 @@ func TestUCXConnectionToItself(t *testing.T) {
 		fill(l.local[:100000], 1)
 		for i := range 50 {
 			d := []driver.Desc{{Remote: 1 << 20, Len: 50000, LocalKey: testKey, RemoteKey: slot},
-				{Local: 50000, Remote: 1<<20 + 50001, Len: 40000, LocalKey: testKey, RemoteKey: slot}}
+				{Local: 50000, Remote: 1<<20 + 50001, Len: 40000, LocalKey: testKey,
+					RemoteKey: slot}}
 			for tag := range uint64(3) {
-				if err := ucxSubmit(conn, []driver.Op{driver.Write, driver.Read}[i%2], tag, d, nil); err != nil {
+				if err := ucxSubmit(conn, []driver.Op{driver.Write, driver.Read}[i%2], tag, d,
+					nil); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -212,7 +227,8 @@ func TestUCXManyMessages(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
 		for i := range 20000 {
 			l.tag++
-			if err := ucxSubmit(l.conn, driver.Op(1+i%2), l.tag, []driver.Desc{l.desc(8, 16, 8)}, nil); err != nil {
+			if err := ucxSubmit(l.conn, driver.Op(1+i%2), l.tag, []driver.Desc{l.desc(8, 16, 8)},
+				nil); err != nil {
 				t.Fatal(err)
 			}
 			for l.conn.Help(l.tag, nil) {
@@ -225,7 +241,8 @@ func TestUCXManyMessages(t *testing.T) {
 	})
 }
 
-// What ends in the hands of a helper wakes nobody, since he looks for it: so he must be told that something did.
+// What ends in the hands of a helper wakes nobody, since he looks for it: so he must be told that
+// something did.
 func TestUCXHelpSaysThatSomethingEnded(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
 		armed := l.near.rings[0].armed
@@ -235,14 +252,19 @@ func TestUCXHelpSaysThatSomethingEnded(t *testing.T) {
 			for l.near.Arm() {
 				l.near.Poll(make([]Done, 1))
 			}
-			if err := ucxSubmit(l.conn, driver.Read, l.tag, []driver.Desc{l.desc(8, 16, 8)}, nil); err != nil {
+			if err := ucxSubmit(l.conn, driver.Read, l.tag, []driver.Desc{l.desc(8, 16, 8)},
+				nil); err != nil {
 				t.Fatal(err)
 			}
-			inline := l.near.rings[0].head.Load() != l.near.rings[0].tail.Load() // Submit's caller polls
+			// Submit's caller polls
+			inline := l.near.rings[0].head.Load() != l.near.rings[0].tail.Load()
 			if !l.conn.Help(l.tag, nil) && !inline {
-				for end := time.Now().Add(10 * time.Second); armed.Load() != 0; time.Sleep(time.Microsecond) {
-					if l.near.rings[0].head.Load() != l.near.rings[0].tail.Load() && time.Now().After(end) {
-						t.Fatal("a batch has ended, nobody was woken, and Help says that it did nothing")
+				for end := time.Now().Add(10 * time.Second); armed.Load() != 0; time.Sleep(
+					time.Microsecond) {
+					if l.near.rings[0].head.Load() != l.near.rings[0].tail.Load() &&
+						time.Now().After(end) {
+						t.Fatal("a batch has ended, nobody was woken, and Help says that it " +
+							"did nothing")
 					}
 				}
 				alone++
@@ -271,7 +293,8 @@ func TestUCXMemoryOutlivesItsContext(t *testing.T) {
 	if _, err := l.far.Allocate(4096); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("allocate after the end: %v", err)
 	}
-	if err := l.far.Map(testKey, UCXMemory{Mem: l.remote, Ticket: 1}); !errors.Is(err, driver.ErrClosed) {
+	if err := l.far.Map(testKey, UCXMemory{Mem: l.remote, Ticket: 1}); !errors.Is(err,
+		driver.ErrClosed) {
 		t.Errorf("map after the end: %v", err)
 	}
 	if err := l.far.Fence(testKey, 2, testGrace); !errors.Is(err, driver.ErrBounds) {
@@ -282,7 +305,8 @@ func TestUCXMemoryOutlivesItsContext(t *testing.T) {
 	}
 	_, received := l.far.Receive()
 	_, told := l.far.Control()
-	if _, exported := l.far.Export(testKey); received || told || exported || len(l.far.Words().Rkey) != 0 {
+	if _, exported := l.far.Export(testKey); received || told || exported ||
+		len(l.far.Words().Rkey) != 0 {
 		t.Error("a context that has ended goes on")
 	}
 }

@@ -12,20 +12,22 @@ import (
 
 // UCXConfig says how to open a UCXContext.
 type UCXConfig struct {
-	Transports   string   // as UCX_TLS
-	Devices      string   // as UCX_NET_DEVICES; "": UCX's own choice
-	Settings     []string // NAME=VALUE, as ucp_config_modify takes them
-	Shared       bool     // peers' memory can be mapped: no error mode; else UCX's peer mode
-	Pull         bool     // the kernel copies between processes (process_vm_readv) where it permits that
-	Workers      int      // each with a thread; at least 1
-	BatchesMax   int      // of one worker, submitted and not polled; a power of two
-	NotesMax     int      // of one connection, on their way or not received
-	SegmentMax   int      // bytes of one eager message
-	SpinNanos    uint64   // how long a thread looks before it sleeps
-	GraceNanos   uint64   // how old a message may be that lands unasked; a quarter of it drives the pings
-	FailureNanos uint64   // how long a peer that something waits for may be silent
-	WakeFD       int      // an eventfd for completions and messages, when armed
-	ControlFD    int      // an eventfd for control messages
+	Transports string   // as UCX_TLS
+	Devices    string   // as UCX_NET_DEVICES; "": UCX's own choice
+	Settings   []string // NAME=VALUE, as ucp_config_modify takes them
+	Shared     bool     // peers' memory can be mapped: no error mode; else UCX's peer mode
+	// the kernel copies between processes (process_vm_readv) where it permits that
+	Pull       bool
+	Workers    int    // each with a thread; at least 1
+	BatchesMax int    // of one worker, submitted and not polled; a power of two
+	NotesMax   int    // of one connection, on their way or not received
+	SegmentMax int    // bytes of one eager message
+	SpinNanos  uint64 // how long a thread looks before it sleeps
+	// how old a message may be that lands unasked; a quarter of it drives the pings
+	GraceNanos   uint64
+	FailureNanos uint64 // how long a peer that something waits for may be silent
+	WakeFD       int    // an eventfd for completions and messages, when armed
+	ControlFD    int    // an eventfd for control messages
 	Counters     *UCXCounters
 	Spots        *UCXSpots // of tests
 }
@@ -65,7 +67,8 @@ type UCXMemory struct {
 	In       *UCXAllocation // nil: not UCX's own memory
 
 	// Inside and Phase are what a write of this process counts itself in, and looks at, before it
-	// goes on: as the Enter of the memory's driver.Shared. They stay where they are until Unmap. Nil: none.
+	// goes on: as the Enter of the memory's driver.Shared. They stay where they are until Unmap.
+	// Nil: none.
 	Inside *atomic.Int64
 	Phase  *atomic.Int32
 }
@@ -147,11 +150,13 @@ const (
 	UCXFault    int32 = -1007
 )
 
-var errUCXFault = errors.New("the kernel cannot read this memory, or cannot write to it: was it unmapped before its registration was closed?")
+var errUCXFault = errors.New("the kernel cannot read this memory, or cannot write to it: was it " +
+	"unmapped before its registration was closed?")
 
 var ucxOutcomes = map[int32]error{
 	UCXAborted: driver.ErrAborted, UCXRevoked: driver.ErrRevoked, UCXClosed: driver.ErrClosed,
-	UCXLost: driver.ErrPeerLost, UCXReadOnly: driver.ErrReadOnly, UCXBounds: driver.ErrBounds, UCXFault: errUCXFault,
+	UCXLost: driver.ErrPeerLost, UCXReadOnly: driver.ErrReadOnly, UCXBounds: driver.ErrBounds,
+	UCXFault: errUCXFault,
 }
 
 // The fatal statuses of UCX that say that the peer is gone.
@@ -176,7 +181,8 @@ func UCXError(d Done) error {
 		return err
 	case ours:
 	case d.Status == ucxCanceled || d.Status == ucxRejected || d.Status == ucxNotConnected ||
-		d.Status == ucxConnectionReset || d.Status == ucxUnreachable || d.Status == ucxEndpointTimeout:
+		d.Status == ucxConnectionReset || d.Status == ucxUnreachable ||
+		d.Status == ucxEndpointTimeout:
 		err = fmt.Errorf("move bytes over UCX: %s: %w", ucxStatus(d.Status), driver.ErrPeerLost)
 	default:
 		err = fmt.Errorf("move bytes over UCX: %s", ucxStatus(d.Status))

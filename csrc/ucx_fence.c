@@ -27,7 +27,8 @@ static int is_out(const struct sl_ucx_conn *n)
 /* Has been asked for longer than that and has not answered. */
 static int silent(const struct sl_ucx_conn *n, uint64_t now, uint64_t patience)
 {
-	return patience && n->answered < n->asked && now > n->asked_at && now - n->asked_at > patience;
+	return patience && n->answered < n->asked && now > n->asked_at &&
+	       now - n->asked_at > patience;
 }
 
 /* Asks every peer, but with patience none that has been silent for longer. Returns the nonce. */
@@ -86,7 +87,8 @@ static int await_answers(struct sl_ucx_context *c, uint64_t nonce, uint64_t dead
 }
 
 /* Begins an epoch, unless there is no ticket for it: then the last one is only waited for. */
-static int begin(struct sl_ucx_context *c, uint32_t key, uint64_t ticket, struct sl_ucx_memory **out)
+static int begin(struct sl_ucx_context *c, uint32_t key, uint64_t ticket,
+		 struct sl_ucx_memory **out)
 {
 	_Atomic uint32_t *word;
 	struct sl_ucx_memory *m;
@@ -148,7 +150,8 @@ int sl_ucx_fence(struct sl_ucx_context *c, uint32_t key, uint64_t ticket, uint64
 }
 
 /* Ends the generation of all memory of an allocation that overlaps a range. */
-static void end_generations(struct sl_ucx_context *c, struct sl_ucx_allocation *a, uint64_t from, uint64_t to)
+static void end_generations(struct sl_ucx_context *c, struct sl_ucx_allocation *a, uint64_t from,
+			    uint64_t to)
 {
 	for (uint32_t key = 0; key < SL_UCX_WORDS; key++) {
 		struct sl_ucx_memory *m = sl_ucx_find(c, key);
@@ -158,7 +161,8 @@ static void end_generations(struct sl_ucx_context *c, struct sl_ucx_allocation *
 				key |= SL_UCX_CHUNK - 1; /* nothing in the whole chunk */
 			continue;
 		}
-		if (m->in == a && (uint64_t)(m->base - a->base) < to && from < (uint64_t)(m->base - a->base) + m->len)
+		if (m->in == a && (uint64_t)(m->base - a->base) < to &&
+		    from < (uint64_t)(m->base - a->base) + m->len)
 			atomic_fetch_add(sl_ucx_word(c, key), 1);
 	}
 }
@@ -195,7 +199,8 @@ static void unlock_all(struct sl_ucx_context *c)
 #define STEP (4u << 20)
 
 /* Puts pages that nobody else has in the place of the old ones. */
-static int replace(struct sl_ucx_context *c, struct sl_ucx_context *beside, uint8_t *at, uint64_t len)
+static int replace(struct sl_ucx_context *c, struct sl_ucx_context *beside, uint8_t *at,
+		   uint64_t len)
 {
 	uint8_t *fresh = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	int rc = 0;
@@ -208,7 +213,8 @@ static int replace(struct sl_ucx_context *c, struct sl_ucx_context *beside, uint
 		lock_all(c);
 		lock_all(beside);
 		memcpy(fresh + done, at + done, step);
-		if (mremap(fresh + done, step, step, MREMAP_MAYMOVE | MREMAP_FIXED, at + done) == MAP_FAILED)
+		if (mremap(fresh + done, step, step, MREMAP_MAYMOVE | MREMAP_FIXED, at + done) ==
+		    MAP_FAILED)
 			rc = -errno;
 		unlock_all(beside);
 		unlock_all(c);
@@ -220,8 +226,8 @@ static int replace(struct sl_ucx_context *c, struct sl_ucx_context *beside, uint
 }
 
 /* Widened to pages of this size, puts fresh ones under a memory. With the lock of c. */
-static int refresh(struct sl_ucx_context *c, struct sl_ucx_memory *m, uint64_t page, uint64_t grace_ns,
-		   struct sl_ucx_context *beside)
+static int refresh(struct sl_ucx_context *c, struct sl_ucx_memory *m, uint64_t page,
+		   uint64_t grace_ns, struct sl_ucx_context *beside)
 {
 	struct sl_ucx_allocation *a = m->in;
 	uint64_t from = (uint64_t)(m->base - a->base) / page * page;
@@ -242,14 +248,17 @@ static int refresh(struct sl_ucx_context *c, struct sl_ucx_memory *m, uint64_t p
 
 #define HUGE (2u << 20)
 
-int sl_ucx_refresh(struct sl_ucx_context *c, uint32_t key, uint64_t grace_ns, struct sl_ucx_context *beside)
+int sl_ucx_refresh(struct sl_ucx_context *c, uint32_t key, uint64_t grace_ns,
+		   struct sl_ucx_context *beside)
 {
 	struct sl_ucx_memory *m;
 	int rc;
 
 	pthread_mutex_lock(&c->lock);
 	m = sl_ucx_find(c, key);
-	rc = !m ? -ERANGE : !m->in ? -ENOTSUP : refresh(c, m, (uint64_t)sysconf(_SC_PAGESIZE), grace_ns, beside);
+	rc = !m	      ? -ERANGE
+	     : !m->in ? -ENOTSUP
+		      : refresh(c, m, (uint64_t)sysconf(_SC_PAGESIZE), grace_ns, beside);
 	if (rc == -EINVAL) /* reserved huge pages are replaced whole */
 		rc = refresh(c, m, HUGE, grace_ns, beside);
 	if (rc == 0)

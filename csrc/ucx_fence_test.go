@@ -28,7 +28,8 @@ func TestUCXFenceDuringWrites(t *testing.T) {
 		for g := range uint64(3) {
 			wg.Go(func() {
 				for tag := g; !stop.Load(); tag += 3 {
-					d := []driver.Desc{l.desc(g<<20, g<<20, 300000), l.desc(g<<20, g<<20+400000, 300000)}
+					d := []driver.Desc{l.desc(g<<20, g<<20, 300000), l.desc(g<<20, g<<20+400000,
+						300000)}
 					d[0].RemoteKey, d[1].RemoteKey = slot.Load(), slot.Load()
 					_ = ucxSubmit(l.conn, driver.Write, tag, d, nil) // full, or dropped: again
 					l.conn.Help(tag, nil)
@@ -53,7 +54,8 @@ func TestUCXFenceDuringWrites(t *testing.T) {
 			}
 			l.conn.Drop(slot.Load())
 			x, _ := l.far.Export(testKey)
-			s, err := l.conn.Import(UCXImport{Key: testKey, Size: testBytes, Ticket: epoch, Export: x})
+			s, err := l.conn.Import(UCXImport{Key: testKey, Size: testBytes, Ticket: epoch,
+				Export: x})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -97,7 +99,8 @@ func TestUCXRefreshReachesTheNeighbour(t *testing.T) {
 			t.Fatal(err)
 		}
 		x, ok := l.far.Export(key)
-		slot, err := l.conn.Import(UCXImport{Key: key, Size: uint64(len(part)), Ticket: 5, Export: x})
+		slot, err := l.conn.Import(UCXImport{Key: key, Size: uint64(len(part)), Ticket: 5,
+			Export: x})
 		if err != nil || !ok || !l.conn.Direct(slot) {
 			t.Fatalf("key %d: %v", key, err)
 		}
@@ -122,7 +125,8 @@ func TestUCXRefreshReachesTheNeighbour(t *testing.T) {
 		fill(l.local[:len(part)], uint64(key))
 		l.tag++
 		d := []driver.Desc{{Len: uint64(len(part)), LocalKey: testKey, RemoteKey: slots[key]}}
-		if err := errors.Join(ucxSubmit(l.conn, driver.Write, l.tag, d, nil), l.outcome(t, l.tag)); err != nil {
+		if err := errors.Join(ucxSubmit(l.conn, driver.Write, l.tag, d, nil),
+			l.outcome(t, l.tag)); err != nil {
 			t.Fatalf("key %d: %v", key, err)
 		}
 		if !bytes.Equal(part, l.local[:len(part)]) {
@@ -141,7 +145,8 @@ func TestUCXManyMemories(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
 		const n = 10000
 		for key := uint32(100); key < 100+n; key++ {
-			if err := l.far.Map(key, UCXMemory{Mem: l.remote[key*8:][:8], Ticket: uint64(key)}); err != nil {
+			if err := l.far.Map(key, UCXMemory{Mem: l.remote[key*8:][:8],
+				Ticket: uint64(key)}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -157,10 +162,12 @@ func TestUCXManyMemories(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			d = append(d, driver.Desc{Local: uint64(key), Len: 8, LocalKey: testKey, RemoteKey: slot})
+			d = append(d, driver.Desc{Local: uint64(key), Len: 8, LocalKey: testKey,
+				RemoteKey: slot})
 		}
 		fill(l.local[:n+200], 3)
-		if err := errors.Join(ucxSubmit(l.conn, driver.Write, 1, d, nil), l.outcome(t, 1)); err != nil {
+		if err := errors.Join(ucxSubmit(l.conn, driver.Write, 1, d, nil),
+			l.outcome(t, 1)); err != nil {
 			t.Fatal(err)
 		}
 		for _, d := range d {
@@ -171,7 +178,8 @@ func TestUCXManyMemories(t *testing.T) {
 		for key := uint32(100); key < 100+n; key++ {
 			l.far.Unmap(key)
 		}
-		if err := errors.Join(ucxSubmit(l.conn, driver.Write, 2, d, nil), l.outcome(t, 2)); !errors.Is(err, driver.ErrRevoked) {
+		if err := errors.Join(ucxSubmit(l.conn, driver.Write, 2, d, nil),
+			l.outcome(t, 2)); !errors.Is(err, driver.ErrRevoked) {
 			t.Fatalf("write to what is not there any more: %v", err)
 		}
 	})

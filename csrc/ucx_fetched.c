@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reads of another process's memory by the kernel, by the reader's own hand and without asking first.
- * Then the owner is asked whether the ticket still holds. If it does, no other epoch began meanwhile, and
- * the bytes are the right ones; if not, the read has failed.
+ * Reads of another process's memory by the kernel, by the reader's own hand and without asking
+ * first. Then the owner is asked whether the ticket still holds. If it does, no other epoch began
+ * meanwhile, and the bytes are the right ones; if not, the read has failed.
  *
  * An owner that is killed meanwhile has nothing of it in its hand. Messages with the bytes would be
  * different: a process that is killed while it puts one into our queue blocks the queue for good.
@@ -63,7 +63,8 @@ static int fetch(struct sl_ucx_batch *b, uint64_t *bytes)
 	if (rc == -EPIPE) {
 		sl_ucx_fail(b, SL_UCX_LOST, (int32_t)v->piece[1]);
 		sl_ucx_lose(n);
-	} else if (rc != 0) { /* the memory may be gone with its epoch: then that is what its owner says */
+	} else if (
+	    rc != 0) { /* the memory may be gone with its epoch: then that is what its owner says */
 		b->faulty = 1;
 		b->unproved_piece = broken(v, got);
 	}

@@ -108,7 +108,8 @@ type forger struct {
 func startForger(t testing.TB, w way) *forger {
 	t.Helper()
 	exe := filepath.Join(t.TempDir(), "forger")
-	compile(t, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I.", "-o", exe, "testdata/ucx_forger.c", "ucx_load.c", "-ldl")
+	compile(t, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I.", "-o", exe,
+		"testdata/ucx_forger.c", "ucx_load.c", "-ldl")
 	cmd := exec.Command(exe, map[bool]string{true: "none", false: "errors"}[w.config.Shared])
 	cmd.Env = append(os.Environ(), "UCX_TLS="+w.config.Transports)
 	if w.config.Devices != "" {
@@ -204,8 +205,10 @@ func (f *forger) await(kind byte) forged {
 			if len(b) == headBytes && b[1] == kind {
 				f.got = f.got[i+1:]
 				le := binary.LittleEndian
-				return forged{kind: kind, flags: le.Uint16(b[2:]), seq: le.Uint32(b[4:]), off: le.Uint64(b[24:]),
-					size: le.Uint64(b[32:]), key: le.Uint32(b[40:]), count: le.Uint32(b[44:]), status_: le.Uint32(b[48:]), at: le.Uint64(b[56:])}
+				return forged{kind: kind, flags: le.Uint16(b[2:]), seq: le.Uint32(b[4:]),
+					off:  le.Uint64(b[24:]),
+					size: le.Uint64(b[32:]), key: le.Uint32(b[40:]), count: le.Uint32(b[44:]),
+					status_: le.Uint32(b[48:]), at: le.Uint64(b[56:])}
 			}
 		}
 		f.tell("poll 5")
@@ -269,7 +272,8 @@ func (v *victim) meet(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := conn.Bind(UCXPeer{ID: 0x4242, PID: v.f.pid, Gate: v.f.gate, Pulls: true}); err != nil {
+	if err := conn.Bind(UCXPeer{ID: 0x4242, PID: v.f.pid, Gate: v.f.gate,
+		Pulls: true}); err != nil {
 		t.Fatal(err)
 	}
 	v.conn = conn

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Gates: how a process takes back the leave to copy from its memory, from a peer that may be frozen.
+ * Gates: how a process takes back the leave to copy from its memory, from a peer that may be
+ * frozen.
  *
  * Who copies for us compares tickets before, but between that and the copy it may be stopped for
- * ever so long, and when it goes on the transfer has ended and the memory serves something else. So each
- * copy begins with a page of ours, in the same call of the kernel, which does not stop in the middle: it
- * either began before the page went away, and is over in moments, or finds nothing and copies nothing.
+ * ever so long, and when it goes on the transfer has ended and the memory serves something else. So
+ * each copy begins with a page of ours, in the same call of the kernel, which does not stop in the
+ * middle: it either began before the page went away, and is over in moments, or finds nothing and
+ * copies nothing.
  *
  * The mark on the page tells that the process is the one that was meant, and no other one that has
  * its number by now.
@@ -62,7 +64,8 @@ void sl_ucx_shut_gate(struct sl_ucx_conn *n)
 	if (!offers(n))
 		munmap(n->gate, page());
 	else if (mmap(n->gate, page(), PROT_NONE, flags, -1, 0) == MAP_FAILED)
-		mprotect(n->gate, page(), PROT_NONE); /* of one mapping as a whole, which needs no memory */
+		/* of one mapping as a whole, which needs no memory */
+		mprotect(n->gate, page(), PROT_NONE);
 	n->gate = NULL;
 	for (uint32_t i = 0; i < SL_UCX_WINDOW; i++)
 		sl_ucx_free_block(n, &n->records[i]);

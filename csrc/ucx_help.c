@@ -4,8 +4,8 @@
 #include "ucx_worker.h"
 
 /*
- * Bytes that a helper moves at a time: large copies are a twentieth faster in pieces of this size than
- * in those of the thread, which has others to serve.
+ * Bytes that a helper moves at a time: large copies are a twentieth faster in pieces of this size
+ * than in those of the thread, which has others to serve.
  */
 #define HELPING (1u << 20)
 /* How long a caller waits for the owner of memory before it sleeps. */
@@ -69,7 +69,8 @@ int sl_ucx_help(struct sl_ucx_conn *n, uint64_t tag)
 	b = find(n, tag);
 	if (b && b->served && n->state != SL_UCX_ENDED) {
 		done = wait_for_owner(n, tag);
-	} else if (b && !b->issued && b->status == 0 && !n->head->served) { /* those before it first */
+	} else if (b && !b->issued && b->status == 0 &&
+		   !n->head->served) { /* those before it first */
 		n->head->helped = sl_ucx_about_now();
 		w->polled = 1;
 		atomic_fetch_add_explicit(&w->drives, 1, memory_order_relaxed);

@@ -39,23 +39,39 @@ func TestUCXForgedMessagesChangeNothing(t *testing.T) {
 		"a free key":             {with(func(f *forged) { f.key, f.ticket = 9, 0 }), eight},
 		"a key beyond the table": {with(func(f *forged) { f.key = 1 << 31 }), eight},
 		"read-only":              {with(func(f *forged) { f.key = 8 }), eight},
-		"beyond the end":         {with(func(f *forged) { f.off = victimTo - victimFrom - 7 }), eight},
-		"before the begin":       {with(func(f *forged) { f.off = ^uint64(0) - 3 }), eight},
-		"fewer bytes":            {with(func(f *forged) { f.size = huge }), eight},
-		"more bytes":             {with(func(f *forged) { f.size = 1 }), eight},
-		"no table":               {with(func(f *forged) { f.count = ^uint32(0) }), eight},
-		"a row beyond":           {with(func(f *forged) { f.count, f.off = 1, 16 }), append(table(victimTo-victimFrom-7, 8), eight...)},
-		"a row before":           {with(func(f *forged) { f.count, f.off = 1, 16 }), append(table(^uint64(0)-3, 8), eight...)},
+		"beyond the end": {with(func(f *forged) {
+			f.off = victimTo - victimFrom - 7
+		}), eight},
+		"before the begin": {with(func(f *forged) { f.off = ^uint64(0) - 3 }), eight},
+		"fewer bytes":      {with(func(f *forged) { f.size = huge }), eight},
+		"more bytes":       {with(func(f *forged) { f.size = 1 }), eight},
+		"no table":         {with(func(f *forged) { f.count = ^uint32(0) }), eight},
+		"a row beyond": {with(func(f *forged) {
+			f.count, f.off = 1, 16
+		}), append(table(victimTo-victimFrom-7, 8), eight...)},
+		"a row before": {with(func(f *forged) {
+			f.count, f.off = 1, 16
+		}), append(table(^uint64(0)-3, 8), eight...)},
 		"rows that wrap": {with(func(f *forged) { f.count, f.off = 2, 32 }),
 			append(table(0, huge, 0, huge), eight...)},
-		"a long row":       {with(func(f *forged) { f.count, f.off = 1, 16 }), append(table(0, huge), eight...)},
-		"bytes far behind": {with(func(f *forged) { f.count, f.off = 1, huge }), append(table(0, 8), eight...)},
-		"bytes before":     {with(func(f *forged) { f.count, f.off = 1, ^uint64(0)-3 }), append(table(0, 8), eight...)},
-		"a huge read":      {with(func(f *forged) { f.kind, f.size = msgRead, huge }), nil},
-		"a large read":     {with(func(f *forged) { f.kind, f.size, f.flags = msgRead, 1<<30, 0 }), nil},
+		"a long row": {with(func(f *forged) {
+			f.count, f.off = 1, 16
+		}), append(table(0, huge), eight...)},
+		"bytes far behind": {with(func(f *forged) {
+			f.count, f.off = 1, huge
+		}), append(table(0, 8), eight...)},
+		"bytes before": {with(func(f *forged) {
+			f.count, f.off = 1, ^uint64(0)-3
+		}), append(table(0, 8), eight...)},
+		"a huge read": {with(func(f *forged) { f.kind, f.size = msgRead, huge }), nil},
+		"a large read": {with(func(f *forged) {
+			f.kind, f.size, f.flags = msgRead, 1<<30, 0
+		}), nil},
 		"a read of a huge table": {with(func(f *forged) { f.kind, f.count = msgRead, ^uint32(0) }),
 			table(0, 8)},
-		"a read beyond":         {with(func(f *forged) { f.kind, f.count = msgRead, 1 }), table(victimTo-victimFrom, 8)},
+		"a read beyond": {with(func(f *forged) {
+			f.kind, f.count = msgRead, 1
+		}), table(victimTo-victimFrom, 8)},
 		"an answer to nothing":  {forged{kind: msgData, seq: 3, size: 8}, eight},
 		"thanks for nothing":    {forged{kind: msgAck, seq: ^uint32(0)}, nil},
 		"thanks for everything": {forged{kind: msgAck, seq: 1 << 30}, nil},
@@ -83,7 +99,9 @@ func TestUCXForgedMessagesChangeNothing(t *testing.T) {
 				}
 			}
 		}
-		for _, head := range [][]byte{nil, {1}, good.bytes()[:headBytes-1], append(good.bytes(), 0), good.bytes()} { // of version 0, too
+		for _, head := range [][]byte{nil, {1}, good.bytes()[:headBytes-1], append(good.bytes(), 0),
+			good.bytes()} {
+			// of version 0, too
 			v.f.raw('e', head, eight)
 		}
 		for _, conn := range []uint64{0, 1, v.conn.ID() + 1, v.conn.ID() ^ 1<<63} {
@@ -126,7 +144,8 @@ func (v *victim) outcome(t *testing.T, tag uint64) error {
 		if time.Now().After(end) {
 			t.Fatalf("tag %d does not complete", tag)
 		}
-		v.f.tell("poll 5") // what it was told to send may wait for the connection, and it moves only when told
+		// what it was told to send may wait for the connection, and it moves only when told
+		v.f.tell("poll 5")
 	}
 	if done[0].Tag != tag {
 		t.Fatalf("tag %d completed, want %d", done[0].Tag, tag)
@@ -134,13 +153,14 @@ func (v *victim) outcome(t *testing.T, tag uint64) error {
 	return UCXError(done[0])
 }
 
-// TestUCXOldWritesAreAskedAbout sends a write that was on its way for longer than Grace: it lands, and
-// what follows it is received, once the sender has confirmed it since.
+// TestUCXOldWritesAreAskedAbout sends a write that was on its way for longer than Grace: it lands,
+// and what follows it is received, once the sender has confirmed it since.
 func TestUCXOldWritesAreAskedAbout(t *testing.T) {
 	everyVictim(t, func(t *testing.T, v *victim) {
 		before := bytes.Clone(v.mem)
 		eight := []byte("eight888")
-		write := forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: 7, size: 8, flags: flagFirst, echo: 1}
+		write := forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: 7, size: 8,
+			flags: flagFirst, echo: 1}
 		v.f.send(write, eight)
 		v.f.await(msgConfirm)
 		write.off, write.echo = 100, 0
@@ -165,11 +185,13 @@ func TestUCXOldWritesAreAskedAbout(t *testing.T) {
 	})
 }
 
-// TestUCXOldWritesOfAnEndThatIsOver has the sender end, by the message that says so, before it confirms.
+// TestUCXOldWritesOfAnEndThatIsOver has the sender end, by the message that says so, before it
+// confirms.
 func TestUCXOldWritesOfAnEndThatIsOver(t *testing.T) {
 	everyVictim(t, func(t *testing.T, v *victim) {
 		before := bytes.Clone(v.mem)
-		write := forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: 7, size: 8, flags: flagFirst, echo: 1}
+		write := forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: 7, size: 8,
+			flags: flagFirst, echo: 1}
 		v.f.send(write, []byte("eight888"))
 		v.f.await(msgConfirm)
 		v.f.send(forged{kind: msgReset, conn: v.conn.ID()}, nil)
@@ -231,7 +253,8 @@ func TestUCXForgedAnswers(t *testing.T) {
 func TestUCXMessagesBeyondCredit(t *testing.T) {
 	everyVictim(t, func(t *testing.T, v *victim) {
 		for i := range 100 {
-			v.f.send(forged{kind: msgNote, conn: v.conn.ID(), flags: flagChecked | flagFirst}, make([]byte, i*40))
+			v.f.send(forged{kind: msgNote, conn: v.conn.ID(), flags: flagChecked | flagFirst},
+				make([]byte, i*40))
 		}
 		v.alive(t)
 		for i := range 100 {
@@ -288,8 +311,10 @@ func TestUCXFenceOfMemoryExportedMeanwhile(t *testing.T) {
 }
 
 func FuzzUCXMessage(f *testing.F) {
-	f.Add(forged{version: messageVersion, kind: msgWrite, ticket: victimTicket, key: 7, size: 8}.bytes(), []byte("EIGHT..."), false)
-	f.Add(forged{version: messageVersion, kind: msgRead, ticket: victimTicket, key: 7, size: 8, count: 1}.bytes(), table(0, 8), false)
+	f.Add(forged{version: messageVersion, kind: msgWrite, ticket: victimTicket, key: 7,
+		size: 8}.bytes(), []byte("EIGHT..."), false)
+	f.Add(forged{version: messageVersion, kind: msgRead, ticket: victimTicket, key: 7, size: 8,
+		count: 1}.bytes(), table(0, 8), false)
 	f.Add(forged{version: messageVersion, kind: msgData}.bytes(), table(0, 8), true)
 	v := openVictim(f, ways[1])
 	before := bytes.Clone(v.mem)

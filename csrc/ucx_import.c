@@ -48,7 +48,8 @@ static struct sl_ucx_mapping *mapping_of(struct sl_ucx_conn *n, const struct sl_
 		free(m);
 		return NULL;
 	}
-	if (sl_ucx.ucp_rkey_ptr(m->rkey, x->base, &at) != UCS_OK) { /* not plain stores: the owner lands them */
+	if (sl_ucx.ucp_rkey_ptr(m->rkey, x->base, &at) !=
+	    UCS_OK) { /* not plain stores: the owner lands them */
 		sl_ucx.ucp_rkey_destroy(m->rkey);
 		free(m);
 		return NULL;
@@ -60,7 +61,8 @@ static struct sl_ucx_mapping *mapping_of(struct sl_ucx_conn *n, const struct sl_
 	return m;
 }
 
-static void map_import(struct sl_ucx_conn *n, struct sl_ucx_import *im, const struct sl_ucx_export *x)
+static void map_import(struct sl_ucx_conn *n, struct sl_ucx_import *im,
+		       const struct sl_ucx_export *x)
 {
 	if (!x || !x->rkey_len || !n->words || im->key >= SL_UCX_WORDS)
 		return;
@@ -88,8 +90,8 @@ static void unmap_import(struct sl_ucx_conn *n, struct sl_ucx_import *im)
 	free(m);
 }
 
-int sl_ucx_import(struct sl_ucx_conn *n, uint32_t key, uint64_t size, uint64_t ticket, uint32_t flags,
-		  const struct sl_ucx_export *x, uint32_t *slot)
+int sl_ucx_import(struct sl_ucx_conn *n, uint32_t key, uint64_t size, uint64_t ticket,
+		  uint32_t flags, const struct sl_ucx_export *x, uint32_t *slot)
 {
 	void *fresh = NULL;
 	int rc;
@@ -101,10 +103,15 @@ int sl_ucx_import(struct sl_ucx_conn *n, uint32_t key, uint64_t size, uint64_t t
 	if (rc == 0) {
 		struct sl_ucx_import *im = n->imports[*slot];
 
-		*im = (struct sl_ucx_import){.size = size, .ticket = ticket, .key = key, .flags = flags, .used = 1,
-						 .base = x ? x->base : 0};
+		*im = (struct sl_ucx_import){.size = size,
+					     .ticket = ticket,
+					     .key = key,
+					     .flags = flags,
+					     .used = 1,
+					     .base = x ? x->base : 0};
 		map_import(n, im, x);
-		if (im->mapping && im->mapping->imports == 1 && sl_ucx.ucp_rkey_ptr(im->rkey, im->base, &fresh) != UCS_OK)
+		if (im->mapping && im->mapping->imports == 1 &&
+		    sl_ucx.ucp_rkey_ptr(im->rkey, im->base, &fresh) != UCS_OK)
 			fresh = NULL;
 	}
 	sl_ucx_unlock(n->worker);
@@ -135,7 +142,8 @@ void sl_ucx_reap(struct sl_ucx_conn *n)
 void sl_ucx_drop(struct sl_ucx_conn *n, uint32_t slot)
 {
 	sl_ucx_lock(n->worker);
-	if (slot < n->imports_len && n->imports[slot] && n->imports[slot]->used && !n->imports[slot]->dropped) {
+	if (slot < n->imports_len && n->imports[slot] && n->imports[slot]->used &&
+	    !n->imports[slot]->dropped) {
 		n->imports[slot]->dropped = 1;
 		n->imports[slot]->dropped_at = n->order;
 		n->dropped_imports++;

@@ -9,7 +9,9 @@
 
 /* Of one connection: more than any sender of ours leaves unreceived. */
 #define NOTES_MAX 32768
-/* Control messages that wait for Go: of one connection, of all, and of senders that are not known. */
+/*
+ * Control messages that wait for Go: of one connection, of all, and of senders that are not known.
+ */
 #define CONTROLS_MAX 4096
 #define WORKER_CONTROLS_MAX 65536
 #define HELLOS_MAX 1024
@@ -107,7 +109,8 @@ void sl_ucx_put_notification(struct sl_ucx_conn *n, const void *data, size_t len
 {
 	struct sl_ucx_worker *w = n->worker;
 	/* Otherwise it does not keep to its credit. */
-	struct sl_ucx_post *p = n->unread < NOTES_MAX && len <= SL_UCX_NOTE_MAX ? make(n->id, data, len) : NULL;
+	struct sl_ucx_post *p =
+	    n->unread < NOTES_MAX && len <= SL_UCX_NOTE_MAX ? make(n->id, data, len) : NULL;
 
 	if (!p) {
 		sl_ucx_lose(n);
@@ -145,7 +148,10 @@ int sl_ucx_next_control(struct sl_ucx_context *c, struct sl_ucx_arrived_control 
 		sl_ucx_lock(w);
 		p = w->controls.first;
 		if (p) {
-			*out = (struct sl_ucx_arrived_control){.conn = p->conn, .worker = i, .len = (uint32_t)p->len, .lost = p->lost};
+			*out = (struct sl_ucx_arrived_control){.conn = p->conn,
+							       .worker = i,
+							       .len = (uint32_t)p->len,
+							       .lost = p->lost};
 			found = 1;
 		}
 		sl_ucx_unlock(w);

@@ -24,13 +24,15 @@ func TestUCXAnswersAreOfTheirEpoch(t *testing.T) {
 		}
 		const asked = 300
 		for seq := range uint32(asked) {
-			v.f.send(forged{kind: msgRead, conn: v.conn.ID(), seq: seq, ticket: victimTicket, key: 7, size: victimTo - victimFrom}, nil)
+			v.f.send(forged{kind: msgRead, conn: v.conn.ID(), seq: seq, ticket: victimTicket,
+				key: 7, size: victimTo - victimFrom}, nil)
 		}
 		require.NoError(t, v.Fence(7, victimTicket+1, testGrace))
 		for i := range region {
 			region[i] = 0xee
 		}
-		v.f.send(forged{kind: msgRead, conn: v.conn.ID(), seq: asked, ticket: victimTicket, key: 7, size: 8}, nil)
+		v.f.send(forged{kind: msgRead, conn: v.conn.ID(), seq: asked, ticket: victimTicket, key: 7,
+			size: 8}, nil)
 		for range asked + 1 {
 			if v.f.await(msgData).seq == asked {
 				break
@@ -40,14 +42,16 @@ func TestUCXAnswersAreOfTheirEpoch(t *testing.T) {
 	})
 }
 
-// TestUCXNoBatchWaitsForTheTick submits while the thread goes to sleep, which it does for minutes here.
+// TestUCXNoBatchWaitsForTheTick submits while the thread goes to sleep, which it does for minutes
+// here.
 func TestUCXNoBatchWaitsForTheTick(t *testing.T) {
 	w := ways[0]
 	w.config.GraceNanos = uint64(time.Hour)
 	l := openLane(t, w)
 	for range 2000 {
 		l.tag++
-		require.NoError(t, ucxSubmit(l.conn, driver.Write, l.tag, []driver.Desc{l.desc(0, 0, 256<<10)}, nil))
+		require.NoError(t, ucxSubmit(l.conn, driver.Write, l.tag,
+			[]driver.Desc{l.desc(0, 0, 256<<10)}, nil))
 		require.NoError(t, l.outcome(t, l.tag))
 		// Somewhat longer and shorter than the thread looks before it sleeps.
 		for begin := time.Now(); time.Since(begin) < time.Duration(l.tag%40)*time.Microsecond; {

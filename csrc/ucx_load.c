@@ -51,8 +51,8 @@ int sl_ucx_load(const char *path, char *why, size_t size)
 	if (find(lib, "ucp_get_version", &api.ucp_get_version)) {
 		api.ucp_get_version(&major, &minor, &release);
 		if (major != SL_UCX_MAJOR || minor < SL_UCX_MINOR) {
-			snprintf(why, size, "%s is UCX %u.%u.%u, want %d.%d or a later %d.x", path, major, minor, release,
-				 SL_UCX_MAJOR, SL_UCX_MINOR, SL_UCX_MAJOR);
+			snprintf(why, size, "%s is UCX %u.%u.%u, want %d.%d or a later %d.x", path,
+				 major, minor, release, SL_UCX_MAJOR, SL_UCX_MINOR, SL_UCX_MAJOR);
 			return -EPROTO;
 		}
 	}

@@ -28,7 +28,8 @@ func library(t *testing.T, text string) string {
 }
 
 func version(major, minor string) string {
-	return "void ucp_get_version(unsigned *a, unsigned *b, unsigned *c) { *a = " + major + "; *b = " + minor + "; *c = 4; }"
+	return "void ucp_get_version(unsigned *a, unsigned *b, unsigned *c) { *a = " + major +
+		"; *b = " + minor + "; *c = 4; }"
 }
 
 // In one test, in this order: the first library that is usable stays.
@@ -45,7 +46,8 @@ func TestLoadUCX(t *testing.T) {
 		{"missing", missing, "cannot open shared object file"},
 		{"too old", library(t, version("1", "9")), "is UCX 1.9.4, want 1.10"},
 		{"too new", library(t, version("2", "0")), "is UCX 2.0.4, want 1.10"},
-		{"a function is missing", library(t, version("1", "13")), "has no function ucs_status_string"},
+		{"a function is missing", library(t, version("1", "13")), "has no function " +
+			"ucs_status_string"},
 		{"not UCX at all", library(t, "int answer = 42;"), "has no function"},
 	} {
 		err := LoadUCX(c.path)

@@ -49,11 +49,13 @@ static int choose(ucp_config_t *config, const char *name, const char *value, cha
 	return value ? say(why, size, name, sl_ucx.ucp_config_modify(config, name, value)) : 0;
 }
 
-static int open_context(struct sl_ucx_loop *l, const char *transports, const char *devices, char *why, size_t size)
+static int open_context(struct sl_ucx_loop *l, const char *transports, const char *devices,
+			char *why, size_t size)
 {
 	ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES, .features = UCP_FEATURE_RMA};
 	ucp_config_t *config;
-	int rc = say(why, size, "read the configuration", sl_ucx.ucp_config_read(NULL, NULL, &config));
+	int rc =
+	    say(why, size, "read the configuration", sl_ucx.ucp_config_read(NULL, NULL, &config));
 
 	if (rc != 0)
 		return rc;
@@ -62,12 +64,14 @@ static int open_context(struct sl_ucx_loop *l, const char *transports, const cha
 		rc = choose(config, "NET_DEVICES", devices, why, size);
 	if (rc == 0)
 		rc = say(why, size, "open a context",
-			 sl_ucx.ucp_init_version(SL_UCX_MAJOR, SL_UCX_MINOR, &params, config, &l->context));
+			 sl_ucx.ucp_init_version(SL_UCX_MAJOR, SL_UCX_MINOR, &params, config,
+						 &l->context));
 	sl_ucx.ucp_config_release(config);
 	return rc;
 }
 
-int sl_ucx_loop_open(const char *transports, const char *devices, struct sl_ucx_loop **out, char *why, size_t size)
+int sl_ucx_loop_open(const char *transports, const char *devices, struct sl_ucx_loop **out,
+		     char *why, size_t size)
 {
 	/* Not "single": the thread may change between calls. It costs nothing here. */
 	ucp_worker_params_t params = {
@@ -81,7 +85,8 @@ int sl_ucx_loop_open(const char *transports, const char *devices, struct sl_ucx_
 		return -ENOMEM;
 	rc = open_context(l, transports, devices, why, size);
 	if (rc == 0)
-		rc = say(why, size, "open a worker", sl_ucx.ucp_worker_create(l->context, &params, &l->worker));
+		rc = say(why, size, "open a worker",
+			 sl_ucx.ucp_worker_create(l->context, &params, &l->worker));
 	if (rc == 0)
 		rc = say(why, size, "ask for the worker's address",
 			 sl_ucx.ucp_worker_get_address(l->worker, &l->address, &l->address_len));
@@ -119,7 +124,8 @@ static int disconnect(struct sl_ucx_loop *l, uint64_t limit_ns)
 
 	if (l->rkey)
 		sl_ucx.ucp_rkey_destroy(l->rkey);
-	return !l->endpoint || await(l, sl_ucx.ucp_ep_close_nbx(l->endpoint, &plain), now() + limit_ns);
+	return !l->endpoint ||
+	       await(l, sl_ucx.ucp_ep_close_nbx(l->endpoint, &plain), now() + limit_ns);
 }
 
 void sl_ucx_loop_close(struct sl_ucx_loop *l, uint64_t limit_ns)
@@ -184,9 +190,11 @@ int sl_ucx_loop_rkey(struct sl_ucx_loop *l, void *rkey, size_t *len)
 	return rc;
 }
 
-int sl_ucx_loop_connect(struct sl_ucx_loop *l, const void *address, const void *rkey, uint64_t base, uint64_t len)
+int sl_ucx_loop_connect(struct sl_ucx_loop *l, const void *address, const void *rkey, uint64_t base,
+			uint64_t len)
 {
-	ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS, .address = address};
+	ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS,
+				  .address = address};
 
 	if (l->endpoint)
 		return -EISCONN;
@@ -226,7 +234,8 @@ static int make_room(struct sl_ucx_loop *l, uint32_t n, uint64_t deadline)
 	return 0;
 }
 
-static int post(struct sl_ucx_loop *l, int write, const struct sl_desc *d, size_t n, uint32_t window, uint64_t deadline)
+static int post(struct sl_ucx_loop *l, int write, const struct sl_desc *d, size_t n,
+		uint32_t window, uint64_t deadline)
 {
 	ucp_request_param_t param = {
 		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
@@ -238,8 +247,10 @@ static int post(struct sl_ucx_loop *l, int write, const struct sl_desc *d, size_
 	for (size_t i = 0; i < n; i++) {
 		uint8_t *local = l->base + d[i].local;
 		uint64_t remote = l->remote_base + d[i].remote;
-		ucs_status_ptr_t p = write ? sl_ucx.ucp_put_nbx(l->endpoint, local, d[i].len, remote, l->rkey, &param)
-					   : sl_ucx.ucp_get_nbx(l->endpoint, local, d[i].len, remote, l->rkey, &param);
+		ucs_status_ptr_t p =
+		    write
+			? sl_ucx.ucp_put_nbx(l->endpoint, local, d[i].len, remote, l->rkey, &param)
+			: sl_ucx.ucp_get_nbx(l->endpoint, local, d[i].len, remote, l->rkey, &param);
 
 		if (UCS_PTR_IS_ERR(p))
 			return -EIO;
@@ -265,8 +276,8 @@ static int finish(struct sl_ucx_loop *l, int write, uint64_t deadline)
 	return rc == 0 && l->status != UCS_OK ? -EIO : rc;
 }
 
-int sl_ucx_loop_move(struct sl_ucx_loop *l, int write, const struct sl_desc *d, size_t n, uint32_t window,
-		     uint64_t limit_ns, uint64_t *posted_ns)
+int sl_ucx_loop_move(struct sl_ucx_loop *l, int write, const struct sl_desc *d, size_t n,
+		     uint32_t window, uint64_t limit_ns, uint64_t *posted_ns)
 {
 	uint64_t begin = now();
 	int rc = !l->rkey || !l->memory || l->lost ? -ENOTCONN : 0, ended;

@@ -26,12 +26,14 @@ type UCXBatch struct {
 
 // newUCXBatch checks that each piece is within two memories of that many bytes. At
 // most window pieces will be under way at once.
-func newUCXBatch(l *UCXLoop, descs []driver.Desc, window int, local, remote uint64) (*UCXBatch, error) {
+func newUCXBatch(l *UCXLoop, descs []driver.Desc, window int, local, remote uint64) (*UCXBatch,
+	error) {
 	if len(descs) == 0 || window < 1 {
 		return nil, fmt.Errorf("%d pieces, %d at once: %w", len(descs), window, driver.ErrBounds)
 	}
 	for i, d := range descs {
-		if d.Local > local || d.Len > local-d.Local || d.Remote > remote || d.Len > remote-d.Remote {
+		if d.Local > local || d.Len > local-d.Local || d.Remote > remote ||
+			d.Len > remote-d.Remote {
 			return nil, &driver.PieceError{Piece: i, Err: driver.ErrBounds}
 		}
 	}

@@ -45,7 +45,8 @@ func OpenUCXLoop(transports, devices string) (*UCXLoop, error) {
 	var why [256]C.char
 	l := &UCXLoop{}
 	if rc := C.sl_ucx_loop_open(c[0], c[1], &l.c, &why[0], C.size_t(len(why))); rc != 0 {
-		return nil, ucxUnavailable(C.GoString(&why[0]), "choose transports and devices that `ucx_info -d` lists")
+		return nil, ucxUnavailable(C.GoString(&why[0]), "choose transports and devices that "+
+			"`ucx_info -d` lists")
 	}
 	return l, nil
 }
@@ -71,7 +72,8 @@ func (l *UCXLoop) Offer() (UCXOffer, error) {
 	if rc := C.sl_ucx_loop_rkey(l.c, unsafe.Pointer(&rkey[0]), &n); rc != 0 {
 		return UCXOffer{}, loopError("pack the memory's key", rc)
 	}
-	o := UCXOffer{Rkey: append([]byte(nil), rkey[:n]...), Base: uint64(uintptr(unsafe.Pointer(&l.mem[0]))), Len: uint64(len(l.mem))}
+	o := UCXOffer{Rkey: append([]byte(nil), rkey[:n]...),
+		Base: uint64(uintptr(unsafe.Pointer(&l.mem[0]))), Len: uint64(len(l.mem))}
 	address := C.sl_ucx_loop_address(l.c, &n)
 	o.Address = C.GoBytes(address, C.int(n))
 	return o, nil
@@ -86,7 +88,8 @@ func (l *UCXLoop) Connect(o UCXOffer) error {
 	address, rkey := C.CBytes(o.Address), C.CBytes(o.Rkey)
 	defer C.free(address)
 	defer C.free(rkey)
-	if rc := C.sl_ucx_loop_connect(l.c, address, rkey, C.uint64_t(o.Base), C.uint64_t(o.Len)); rc != 0 {
+	if rc := C.sl_ucx_loop_connect(l.c, address, rkey, C.uint64_t(o.Base),
+		C.uint64_t(o.Len)); rc != 0 {
 		return loopError("connect", rc)
 	}
 	l.remote = o.Len
@@ -102,12 +105,14 @@ func (l *UCXLoop) Batch(descs []driver.Desc, window int) (*UCXBatch, error) {
 // Move moves a batch of this loop, one operation of UCX a piece, and returns when it has ended: a
 // Write when the bytes are there. posted is the time until the last piece was posted.
 // Past the limit the error is driver.ErrTimeout, and the loop is of no further use.
-func (l *UCXLoop) Move(op driver.Op, b *UCXBatch, limit time.Duration) (posted time.Duration, err error) {
+func (l *UCXLoop) Move(op driver.Op, b *UCXBatch, limit time.Duration) (posted time.Duration,
+	err error) {
 	if b.loop != l {
 		return 0, fmt.Errorf("move a batch of another loop: %w", driver.ErrBounds)
 	}
 	var ns C.uint64_t
-	rc := C.sl_ucx_loop_move(l.c, toRemote(op), (*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(b.descs))),
+	rc := C.sl_ucx_loop_move(l.c, toRemote(op),
+		(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(b.descs))),
 		C.size_t(len(b.descs)), C.uint32_t(b.window), C.uint64_t(limit), &ns)
 	if rc != 0 {
 		return 0, loopError("move", rc)
@@ -130,7 +135,8 @@ func loopError(what string, rc C.int) error {
 	case syscall.ETIMEDOUT:
 		return fmt.Errorf("%s in a bare loop of UCX: %w", what, driver.ErrTimeout)
 	case syscall.EHOSTUNREACH:
-		return fmt.Errorf("%s in a bare loop of UCX: no transport reaches the peer's memory: %w", what, driver.ErrPeerLost)
+		return fmt.Errorf("%s in a bare loop of UCX: no transport reaches the peer's memory: %w",
+			what, driver.ErrPeerLost)
 	default:
 		return fmt.Errorf("%s in a bare loop of UCX: %w", what, e)
 	}

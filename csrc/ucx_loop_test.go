@@ -73,7 +73,8 @@ func openLoops(t *testing.T, transports, devices string) *loopEnds {
 }
 
 func TestUCXLoopMovesItsPieces(t *testing.T) {
-	for name, lanes := range map[string][2]string{"memory": {"posix,sysv,cma,self", ""}, "tcp": {"tcp", "lo"}} {
+	for name, lanes := range map[string][2]string{"memory": {"posix,sysv,cma,self", ""},
+		"tcp": {"tcp", "lo"}} {
 		t.Run(name, func(t *testing.T) {
 			e := openLoops(t, lanes[0], lanes[1])
 			for round, size := range []uint64{1, 656, 9000} {
@@ -83,7 +84,8 @@ func TestUCXLoopMovesItsPieces(t *testing.T) {
 					wantLocal, wantRemote := bytes.Clone(e.local), bytes.Clone(e.remote)
 					var descs []driver.Desc
 					for i := range uint64(50) {
-						descs = append(descs, driver.Desc{Local: i * 10000, Remote: (49 - i) * 20001, Len: size})
+						descs = append(descs, driver.Desc{Local: i * 10000,
+							Remote: (49 - i) * 20001, Len: size})
 					}
 					want(op, wantLocal, wantRemote, descs)
 					b, err := e.near.Batch(descs, 8)
@@ -105,9 +107,11 @@ func TestUCXLoopMovesItsPieces(t *testing.T) {
 
 func TestUCXLoopRefusesWhatIsNotItsOwn(t *testing.T) {
 	e := openLoops(t, "posix,sysv,cma,self", "")
-	for _, bad := range []driver.Desc{{Local: testBytes, Len: 1}, {Remote: testBytes - 1, Len: 2}, {Local: 1, Len: ^uint64(0)}} {
+	for _, bad := range []driver.Desc{{Local: testBytes, Len: 1}, {Remote: testBytes - 1, Len: 2},
+		{Local: 1, Len: ^uint64(0)}} {
 		var piece *driver.PieceError
-		if _, err := e.near.Batch([]driver.Desc{{Len: 1}, bad}, 1); !errors.As(err, &piece) || piece.Piece != 1 || !errors.Is(err, driver.ErrBounds) {
+		if _, err := e.near.Batch([]driver.Desc{{Len: 1}, bad}, 1); !errors.As(err, &piece) ||
+			piece.Piece != 1 || !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%+v: %v", bad, err)
 		}
 	}
@@ -152,10 +156,12 @@ func TestUCXLoopEndsWithItsLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	begin := time.Now()
-	if _, err := near.Move(driver.Write, b, 50*time.Millisecond); !errors.Is(err, driver.ErrTimeout) {
+	if _, err := near.Move(driver.Write, b, 50*time.Millisecond); !errors.Is(err,
+		driver.ErrTimeout) {
 		t.Errorf("nobody answers: %v, want ErrTimeout", err)
 	}
-	if _, err := near.Move(driver.Write, b, time.Second); err == nil || errors.Is(err, driver.ErrTimeout) {
+	if _, err := near.Move(driver.Write, b, time.Second); err == nil ||
+		errors.Is(err, driver.ErrTimeout) {
 		t.Errorf("after that: %v, want a refusal", err)
 	}
 	if took := time.Since(begin); took > 5*time.Second {

@@ -101,8 +101,8 @@ void sl_ucx_leave(struct sl_ucx_memory *m)
 		__atomic_fetch_sub(m->landings.inside, 1, __ATOMIC_SEQ_CST);
 }
 
-int sl_ucx_map(struct sl_ucx_context *c, uint32_t key, void *base, uint64_t len, uint32_t flags, uint64_t ticket,
-	       struct sl_ucx_allocation *in, struct sl_ucx_landings landings)
+int sl_ucx_map(struct sl_ucx_context *c, uint32_t key, void *base, uint64_t len, uint32_t flags,
+	       uint64_t ticket, struct sl_ucx_allocation *in, struct sl_ucx_landings landings)
 {
 	struct sl_ucx_memory *m;
 	int rc;

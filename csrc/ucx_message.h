@@ -8,14 +8,21 @@
 #define SL_UCX_AM 21	  /* the id of all of them */
 #define SL_UCX_VERSION 3 /* of this file; ends that differ do not talk */
 #define SL_UCX_ANSWER_MAX (64u << 10) /* bytes that one message may ask for */
-#define SL_UCX_PULL_MAX (256u << 10) /* bytes that the owner copies for one message, under its lock */
-#define SL_UCX_ROWS 1023	     /* of a table that is pulled: with the gate what the kernel takes in one call */
+#define SL_UCX_PULL_MAX                                                                            \
+	(256u << 10) /* bytes that the owner copies for one message, under its lock */
+#define SL_UCX_ROWS                                                                                \
+	1023 /* of a table that is pulled: with the gate what the kernel takes in one call */
 
 enum {
 	SL_UCX_MSG_CONTROL = 1, /* data is Go's */
-	SL_UCX_MSG_WRITE,	/* data lands at off; with count rows, as the table in front says and from off of the message on */
+	/*
+	 * data lands at off; with count rows, as the table in front says and from off of the
+	 * message on
+	 */
+	SL_UCX_MSG_WRITE,
 	SL_UCX_MSG_ACK,		/* of writes up to seq; status, if that one failed */
-	SL_UCX_MSG_READ,	/* len bytes at off; with count rows, from the places in the table */
+	/* len bytes at off; with count rows, from the places in the table */
+	SL_UCX_MSG_READ,
 	SL_UCX_MSG_DATA,	/* the answer, to seq */
 	SL_UCX_MSG_NOTIFY,	/* the message of a batch; not delivered if a piece of it failed */
 	SL_UCX_MSG_CREDIT,	/* value messages were received */
@@ -24,9 +31,11 @@ enum {
 	SL_UCX_MSG_PONG,
 	SL_UCX_MSG_ASK,		/* for an acknowledgement of writes up to seq */
 	SL_UCX_MSG_RESET,	/* the other end is over: nothing that comes by it lands any more */
-	SL_UCX_MSG_CONFIRM,	/* is what you sent before still wanted? It was on its way for longer than Grace */
+	/* is what you sent before still wanted? It was on its way for longer than Grace */
+	SL_UCX_MSG_CONFIRM,
 	SL_UCX_MSG_CONFIRMED,	/* it is */
-	SL_UCX_MSG_COUNT,	/* one more for the counter value; not counted if a piece of its batch failed */
+	/* one more for the counter value; not counted if a piece of its batch failed */
+	SL_UCX_MSG_COUNT,
 	SL_UCX_MSG_PROBE	/* see ucx_probe.c */
 };
 
@@ -34,7 +43,8 @@ enum {
 	SL_UCX_FIRST = 1,    /* of a batch */
 	SL_UCX_ASK = 2,	     /* for an acknowledgement */
 	SL_UCX_CHECKED = 8,  /* a note that counts only if its batch arrived whole */
-	SL_UCX_PULL = 32     /* a write whose bytes, or with count rows whose table, are in the sender's memory, at */
+	/* a write whose bytes, or with count rows whose table, are in the sender's memory, at */
+	SL_UCX_PULL = 32
 };
 
 /* Both ends are of one byte order: the first control message says which. */
@@ -51,7 +61,10 @@ struct sl_ucx_head {
 	uint32_t zero; /* no byte is left to chance */
 	uint64_t at;
 	uint64_t stamp; /* the sender's clock */
-	uint64_t echo;	/* the last stamp that it has from the receiver, by which that knows how old this is at most */
+	/*
+	 * the last stamp that it has from the receiver, by which that knows how old this is at most
+	 */
+	uint64_t echo;
 };
 
 /* A row of the table in front of the data of a scattered message. */

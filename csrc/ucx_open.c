@@ -44,7 +44,8 @@ int sl_ucx_open_handle(struct sl_ucx_context *c, char *why, size_t size)
 	for (; s && s[0] && s[1] && rc == 0; s += 2)
 		rc = choose(config, s[0], s[1], why, size);
 	if (rc == 0) {
-		status = sl_ucx.ucp_init_version(SL_UCX_MAJOR, SL_UCX_MINOR, &params, config, &c->handle);
+		status = sl_ucx.ucp_init_version(SL_UCX_MAJOR, SL_UCX_MINOR, &params, config,
+						 &c->handle);
 		if (status != UCS_OK)
 			rc = say(why, size, "open a context", status);
 	}
@@ -182,7 +183,8 @@ static void release(struct sl_ucx_context *c)
 		pthread_mutex_unlock(&w->lock);
 	}
 	pthread_mutex_lock(&c->lock);
-	c->closed = 1; /* memory that the program still has keeps the context: its last one ends it */
+	/* memory that the program still has keeps the context: its last one ends it */
+	c->closed = 1;
 	if (c->handle && !c->allocations)
 		sl_ucx.ucp_cleanup(c->handle);
 	pthread_mutex_unlock(&c->lock);
@@ -194,7 +196,8 @@ static int start(struct sl_ucx_context *c, char *why, size_t size)
 
 	for (uint32_t i = 0; i < c->config.workers && rc == 0; i++)
 		rc = open_worker(&c->workers[i], why, size);
-	if (rc == 0 && c->config.shared && sl_ucx_allocate(c, SL_UCX_WORDS * sizeof(uint32_t), &c->words) != 0)
+	if (rc == 0 && c->config.shared &&
+	    sl_ucx_allocate(c, SL_UCX_WORDS * sizeof(uint32_t), &c->words) != 0)
 		c->words = NULL; /* then peers map nothing of ours */
 	for (uint32_t i = 0; i < c->config.workers && rc == 0; i++) {
 		struct sl_ucx_worker *w = &c->workers[i];
@@ -207,7 +210,8 @@ static int start(struct sl_ucx_context *c, char *why, size_t size)
 	return rc;
 }
 
-int sl_ucx_open(const struct sl_ucx_config *config, struct sl_ucx_context **out, char *why, size_t size)
+int sl_ucx_open(const struct sl_ucx_config *config, struct sl_ucx_context **out, char *why,
+		size_t size)
 {
 	struct sl_ucx_context *c = calloc(1, sizeof(*c));
 	sigset_t all, before;

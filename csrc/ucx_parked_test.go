@@ -27,8 +27,9 @@ func openSpots(t *testing.T) *UCXSpots {
 }
 
 // TestUCXFenceWhileAStoreStands has a near writer stand, with its worker's lock, before and behind
-// a store into memory that it has mapped, through the whole of a fence. The fence ends all the same;
-// then the same process imports the memory anew and writes, and the writer goes on: nothing of it lands.
+// a store into memory that it has mapped, through the whole of a fence. The fence ends all the
+// same; then the same process imports the memory anew and writes, and the writer goes on: nothing
+// of it lands.
 func TestUCXFenceWhileAStoreStands(t *testing.T) {
 	for name, spot := range map[string]int{"store": UCXAtStore, "stored": UCXAtStored} {
 		for _, again := range []bool{false, true} {
@@ -65,7 +66,8 @@ func fenceWhileAStoreStands(t *testing.T, spot int, again bool) {
 	x, _ := l.far.Export(testKey)
 	slot, err := beside.Import(UCXImport{Key: testKey, Size: testBytes, Ticket: 2, Export: x})
 	require.NoError(t, err)
-	d := driver.Desc{Local: 64, Remote: parkedBytes / 2, Len: 64, LocalKey: testKey, RemoteKey: slot}
+	d := driver.Desc{Local: 64, Remote: parkedBytes / 2, Len: 64, LocalKey: testKey,
+		RemoteKey: slot}
 	require.NoError(t, ucxSubmit(beside, driver.Write, 2, []driver.Desc{d}, nil))
 	require.NoError(t, l.outcome(t, 2))
 	copy(want[parkedBytes/2:], l.local[64:128])
@@ -78,26 +80,29 @@ func fenceWhileAStoreStands(t *testing.T, spot int, again bool) {
 	require.NoError(t, back.Close(testGrace))
 }
 
-// TestUCXFenceWhileALandingStands has the owner's worker stand between its look at ticket and age and
-// the copy of a write: the fence waits for it, and nothing lands behind the fence.
+// TestUCXFenceWhileALandingStands has the owner's worker stand between its look at ticket and age
+// and the copy of a write: the fence waits for it, and nothing lands behind the fence.
 func TestUCXFenceWhileALandingStands(t *testing.T) {
 	for _, w := range ways[1:] {
 		t.Run(w.name, func(t *testing.T) {
 			spots, l := openStanding(t, w)
 			spots.Park(UCXAtCopy)
-			require.NoError(t, ucxSubmit(l.conn, driver.Write, 1, []driver.Desc{l.desc(0, 0, parkedBytes)}, nil))
+			require.NoError(t, ucxSubmit(l.conn, driver.Write, 1,
+				[]driver.Desc{l.desc(0, 0, parkedBytes)}, nil))
 			l.fenceStands(t, spots)
 			clear(l.remote)
 			l.tag = 1
-			require.NotErrorIs(t, l.outcome(t, 1), driver.ErrFull) // it may have landed before the fence
+			// it may have landed before the fence
+			require.NotErrorIs(t, l.outcome(t, 1), driver.ErrFull)
 			require.NoError(t, l.far.Fence(testKey, 3, testGrace))
-			require.True(t, bytes.Equal(make([]byte, parkedBytes), l.remote[:parkedBytes]), "a byte landed behind the fence")
+			require.True(t, bytes.Equal(make([]byte, parkedBytes), l.remote[:parkedBytes]),
+				"a byte landed behind the fence")
 		})
 	}
 }
 
-// TestUCXFenceWhileAnAnswerStands does so with the answer to a read: it has no byte that was written
-// behind the fence.
+// TestUCXFenceWhileAnAnswerStands does so with the answer to a read: it has no byte that was
+// written behind the fence.
 func TestUCXFenceWhileAnAnswerStands(t *testing.T) {
 	for _, w := range ways[2:] { // where messages carry the bytes
 		t.Run(w.name, func(t *testing.T) {
@@ -105,11 +110,13 @@ func TestUCXFenceWhileAnAnswerStands(t *testing.T) {
 			fill(l.remote, 5)
 			want := slices.Clone(l.remote[:parkedBytes])
 			spots.Park(UCXAtAnswer)
-			require.NoError(t, ucxSubmit(l.conn, driver.Read, 1, []driver.Desc{l.desc(0, 0, parkedBytes)}, nil))
+			require.NoError(t, ucxSubmit(l.conn, driver.Read, 1,
+				[]driver.Desc{l.desc(0, 0, parkedBytes)}, nil))
 			l.fenceStands(t, spots)
 			clear(l.remote)
 			if err := l.outcome(t, 1); err == nil {
-				require.True(t, bytes.Equal(want, l.local[:parkedBytes]), "a read has bytes that were written behind the fence")
+				require.True(t, bytes.Equal(want, l.local[:parkedBytes]),
+					"a read has bytes that were written behind the fence")
 			} else {
 				require.ErrorIs(t, err, driver.ErrRevoked)
 			}

@@ -31,9 +31,11 @@ void sl_ucx_populate(void *at, uint64_t len)
 		if (mincore(chunk, n * page, resident) != 0)
 			return;
 		for (uint64_t i = 0, run; i < n; i += run) {
-			for (run = 1; i + run < n && (resident[i + run] & 1) == (resident[i] & 1); run++)
+			for (run = 1; i + run < n && (resident[i + run] & 1) == (resident[i] & 1);
+			     run++)
 				;
-			if (resident[i] & 1 && madvise(chunk + i * page, run * page, MADV_POPULATE_WRITE) != 0)
+			if (resident[i] & 1 &&
+			    madvise(chunk + i * page, run * page, MADV_POPULATE_WRITE) != 0)
 				return;
 		}
 		done += n;

@@ -37,7 +37,8 @@ static int open_probe(struct probe *p, const void *address)
 		.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
 		.thread_mode = UCS_THREAD_MODE_SERIALIZED,
 	};
-	ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS, .address = address};
+	ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS,
+				  .address = address};
 	sigset_t all, before;
 	char why[256];
 	int rc;
@@ -45,8 +46,9 @@ static int open_probe(struct probe *p, const void *address)
 	sigfillset(&all);
 	pthread_sigmask(SIG_BLOCK, &all, &before);
 	rc = sl_ucx_open_handle(&p->context, why, sizeof(why));
-	if (rc == 0 && (sl_ucx.ucp_worker_create(p->context.handle, &single, &p->worker) != UCS_OK ||
-			sl_ucx.ucp_ep_create(p->worker, &params, &p->endpoint) != UCS_OK))
+	if (rc == 0 &&
+	    (sl_ucx.ucp_worker_create(p->context.handle, &single, &p->worker) != UCS_OK ||
+	     sl_ucx.ucp_ep_create(p->worker, &params, &p->endpoint) != UCS_OK))
 		rc = -EHOSTUNREACH;
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return rc;
@@ -59,7 +61,10 @@ static int sent(struct probe *p)
 	       sl_ucx.ucp_request_check_status(p->request) != UCS_INPROGRESS;
 }
 
-/* UCX ends the process if a worker goes whose message is not sent. Such a probe stays, once a context. */
+/*
+ * UCX ends the process if a worker goes whose message is not sent. Such a probe stays, once a
+ * context.
+ */
 static void close_probe(struct probe *p)
 {
 	ucp_request_param_t none = {0};
@@ -71,7 +76,8 @@ static void close_probe(struct probe *p)
 		sl_ucx.ucp_request_free(p->request);
 	if (p->endpoint) {
 		closing = sl_ucx.ucp_ep_close_nbx(p->endpoint, &none);
-		while (closing && !UCS_PTR_IS_ERR(closing) && sl_ucx.ucp_request_check_status(closing) == UCS_INPROGRESS)
+		while (closing && !UCS_PTR_IS_ERR(closing) &&
+		       sl_ucx.ucp_request_check_status(closing) == UCS_INPROGRESS)
 			sl_ucx.ucp_worker_progress(p->worker);
 		if (closing && !UCS_PTR_IS_ERR(closing))
 			sl_ucx.ucp_request_free(closing);
@@ -106,8 +112,8 @@ static int arrives(struct sl_ucx_worker *w, struct probe *p, uint64_t deadline)
 	return here;
 }
 
-int sl_ucx_probe(struct sl_ucx_context *c, uint32_t worker, const char *transports, const char *const *settings,
-		 uint64_t grace_ns)
+int sl_ucx_probe(struct sl_ucx_context *c, uint32_t worker, const char *transports,
+		 const char *const *settings, uint64_t grace_ns)
 {
 	struct sl_ucx_worker *w = &c->workers[worker];
 	ucp_request_param_t param = {
@@ -126,7 +132,8 @@ int sl_ucx_probe(struct sl_ucx_context *c, uint32_t worker, const char *transpor
 	if (rc == 0 && getrandom(&p->head.off, sizeof(p->head.off), 0) != sizeof(p->head.off))
 		rc = -EINTR;
 	if (rc == 0) {
-		p->request = sl_ucx.ucp_am_send_nbx(p->endpoint, SL_UCX_AM, &p->head, sizeof(p->head), NULL, 0, &param);
+		p->request = sl_ucx.ucp_am_send_nbx(p->endpoint, SL_UCX_AM, &p->head,
+						    sizeof(p->head), NULL, 0, &param);
 		rc = arrives(w, p, sl_ucx_now() + grace_ns) ? 0 : -ETIMEDOUT;
 	}
 	close_probe(p);
@@ -142,7 +149,8 @@ void sl_ucx_condemn(struct sl_ucx_context *c)
 		for (uint32_t k = 0; k < w->conns_len; k++) {
 			if (!w->conns[k] || !w->conns[k]->peer)
 				continue;
-			sl_ucx_signal(w->conns[k], SL_UCX_MSG_RESET, 0); /* nothing of it lands any more */
+			/* nothing of it lands any more */
+			sl_ucx_signal(w->conns[k], SL_UCX_MSG_RESET, 0);
 			sl_ucx_lose(w->conns[k]);
 		}
 		sl_ucx_rouse(w);

@@ -35,7 +35,9 @@ func (t *ucxTexts) free() {
 
 // ucxForeign is a list of transports without that which serves a worker itself.
 func ucxForeign(list string) string {
-	names := slices.DeleteFunc(strings.Split(list, ","), func(name string) bool { return name == "self" })
+	names := slices.DeleteFunc(strings.Split(list, ","), func(name string) bool {
+		return name == "self"
+	})
 	return strings.Join(names, ",")
 }
 
@@ -53,7 +55,8 @@ func (c *UCXContext) Blocked() bool {
 	}
 	defer C.free(unsafe.Pointer(settings))
 	for i := range c.rings {
-		rc := C.sl_ucx_probe(c.c, C.uint32_t(i), texts.add(c.transports), settings, C.uint64_t(c.grace))
+		rc := C.sl_ucx_probe(c.c, C.uint32_t(i), texts.add(c.transports), settings,
+			C.uint64_t(c.grace))
 		if rc == -C.ETIMEDOUT {
 			return true
 		}

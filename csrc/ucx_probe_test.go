@@ -37,7 +37,8 @@ func TestUCXBlockedQueue(t *testing.T) {
 			}
 			return ok && m.Lost
 		}, 10*time.Second, time.Millisecond)
-		require.Equal(t, c == l.near, news.Over, "only the peer of a condemned end knows that it is over")
+		require.Equal(t, c == l.near, news.Over, "only the peer of a condemned end knows "+
+			"that it is over")
 	}
 }
 

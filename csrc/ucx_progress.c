@@ -42,8 +42,8 @@ void sl_ucx_lock(struct sl_ucx_worker *w)
 }
 
 /*
- * A mutex is not fair: who lets go of it and comes back at once, to move the next piece, finds it free
- * before those whom that woke, again and again. So one of them goes first.
+ * A mutex is not fair: who lets go of it and comes back at once, to move the next piece, finds it
+ * free before those whom that woke, again and again. So one of them goes first.
  */
 void sl_ucx_let_in(struct sl_ucx_worker *w)
 {
@@ -99,7 +99,8 @@ uint64_t sl_ucx_about_now(void)
 
 int sl_ucx_wait(struct sl_ucx_worker *w, uint64_t deadline)
 {
-	struct timespec t = {.tv_sec = (time_t)(deadline / 1000000000u), .tv_nsec = (long)(deadline % 1000000000u)};
+	struct timespec t = {.tv_sec = (time_t)(deadline / 1000000000u),
+			     .tv_nsec = (long)(deadline % 1000000000u)};
 
 	return pthread_cond_timedwait(&w->news, &w->lock, &t) == ETIMEDOUT ? -ETIMEDOUT : 0;
 }
@@ -197,7 +198,9 @@ static void sleep_until_something(struct sl_ucx_worker *w)
 	pthread_mutex_lock(&w->lock);
 	status = w->pending ? UCS_ERR_BUSY : sl_ucx.ucp_worker_arm(w->handle);
 	w->asleep = status == UCS_OK;
-	timeout = w->conns_live || w->closing_conns ? (int)(w->context->config.grace_ns / 8000000u) + 1 : -1;
+	timeout = w->conns_live || w->closing_conns
+		      ? (int)(w->context->config.grace_ns / 8000000u) + 1
+		      : -1;
 	if (w->stalled)
 		timeout = STALLED_MS;
 	pthread_mutex_unlock(&w->lock);

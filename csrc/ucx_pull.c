@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Copies from the memory of another process by the kernel (process_vm_readv), and the owner's part in
+ * Copies from the memory of another process by the kernel (process_vm_readv), and the owner's part
+ * in
  * them: a write names where its bytes are, and whoever owns their target takes them from there.
  *
- * So messages are short, whatever they move. A process that is killed while it puts one into our queue
- * leaves a hole there that blocks the queue for good, so it must not take long; and the bytes are not in
- * any hand that can be stopped: the call that copies them ends before a signal takes effect.
+ * So messages are short, whatever they move. A process that is killed while it puts one into our
+ * queue leaves a hole there that blocks the queue for good, so it must not take long; and the bytes
+ * are not in any hand that can be stopped: the call that copies them ends before a signal takes
+ * effect.
  */
 #define _GNU_SOURCE
 #include "ucx_worker.h"
@@ -65,7 +67,8 @@ static int32_t take_table(struct sl_ucx_conn *n, const struct sl_ucx_head *h)
 	return taken(n, sl_ucx_pull(n, v, &got));
 }
 
-static int32_t spread(struct sl_ucx_vectors *v, const struct sl_ucx_head *h, const struct sl_ucx_memory *m)
+static int32_t spread(struct sl_ucx_vectors *v, const struct sl_ucx_head *h,
+		      const struct sl_ucx_memory *m)
 {
 	uint64_t left = h->len;
 

@@ -22,7 +22,8 @@ const pulledWay = 1 // of ways
 // not.
 func offers(buffer uint64) map[string]forged {
 	const huge = 1 << 63
-	good := forged{kind: msgWrite, flags: flagPull, ticket: victimTicket, key: 7, size: 8, at: buffer}
+	good := forged{kind: msgWrite, flags: flagPull, ticket: victimTicket, key: 7, size: 8,
+		at: buffer}
 	with := func(change func(f *forged)) forged {
 		f := good
 		change(&f)
@@ -74,7 +75,8 @@ func TestUCXForgedOffers(t *testing.T) {
 			"bytes that are nobody": {0, 8, 16},
 		} {
 			v.f.tell("place %x", table(rows...))
-			v.f.send(forged{kind: msgWrite, flags: flagPull, conn: v.conn.ID(), ticket: victimTicket, key: 7, size: 8,
+			v.f.send(forged{kind: msgWrite, flags: flagPull, conn: v.conn.ID(),
+				ticket: victimTicket, key: 7, size: 8,
 				count: uint32(len(rows) / 3), at: v.f.buffer}, nil)
 			unchanged(name)
 		}
@@ -88,7 +90,8 @@ func TestUCXTakesWhatIsOffered(t *testing.T) {
 	}
 	before := bytes.Clone(v.mem)
 	there := v.f.buffer + 1<<19
-	offer := forged{kind: msgWrite, flags: flagPull | flagFirst | 2, conn: v.conn.ID(), ticket: victimTicket, key: 7, size: 9000,
+	offer := forged{kind: msgWrite, flags: flagPull | flagFirst | 2, conn: v.conn.ID(),
+		ticket: victimTicket, key: 7, size: 9000,
 		off: 1000, at: there}
 	v.f.send(offer, nil)
 	if a := v.f.await(msgAck); a.status_ != 0 {
@@ -131,7 +134,8 @@ func TestUCXKnowsWhomItReads(t *testing.T) {
 		t.Errorf("another process: %v", err)
 	}
 	before := bytes.Clone(v.mem)
-	v.f.send(forged{kind: msgWrite, flags: flagPull, conn: v.conn.ID(), ticket: victimTicket, key: 7, size: 8, at: v.f.buffer}, nil)
+	v.f.send(forged{kind: msgWrite, flags: flagPull, conn: v.conn.ID(), ticket: victimTicket,
+		key: 7, size: 8, at: v.f.buffer}, nil)
 	v.alive(t)
 	if !bytes.Equal(before, v.mem) {
 		t.Error("its bytes landed")
@@ -141,7 +145,8 @@ func TestUCXKnowsWhomItReads(t *testing.T) {
 // fetch submits a read of the forger's buffer, and returns the question that follows it.
 func (v *victim) fetch(t *testing.T, tag, base uint64, d ...driver.Desc) forged {
 	t.Helper()
-	slot, err := v.conn.Import(UCXImport{Key: 1, Size: 1 << 20, Ticket: 5, Export: UCXExport{Base: base}})
+	slot, err := v.conn.Import(UCXImport{Key: 1, Size: 1 << 20, Ticket: 5,
+		Export: UCXExport{Base: base}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,13 +168,15 @@ func TestUCXFetchesAndThenAsks(t *testing.T) {
 	answer := func(q forged, status int32) {
 		v.f.send(forged{kind: msgData, conn: v.conn.ID(), seq: q.seq, status_: uint32(status)}, nil)
 	}
-	pieces := []driver.Desc{{Local: 10, Remote: 5, Len: 100}, {Local: 300, Remote: 200000, Len: 700}}
+	pieces := []driver.Desc{{Local: 10, Remote: 5, Len: 100}, {Local: 300, Remote: 200000,
+		Len: 700}}
 	answer(v.fetch(t, 1, v.f.buffer, pieces...), UCXOK)
 	if err := v.outcome(t, 1); err != nil {
 		t.Fatal(err)
 	}
 	mem := v.mem[victimFrom:victimTo]
-	if bytes.Count(mem[10:110], []byte{0xee}) != 100 || bytes.Count(mem[300:1000], []byte{0xee}) != 700 {
+	if bytes.Count(mem[10:110], []byte{0xee}) != 100 ||
+		bytes.Count(mem[300:1000], []byte{0xee}) != 700 {
 		t.Fatal("other bytes")
 	}
 	answer(v.fetch(t, 2, v.f.buffer, pieces...), UCXRevoked)
@@ -183,7 +190,8 @@ func TestUCXFetchesAndThenAsks(t *testing.T) {
 	}
 	answer(v.fetch(t, 4, 4096, pieces...), UCXOK)
 	var piece *driver.PieceError
-	if err := v.outcome(t, 4); !errors.Is(err, errUCXFault) || !errors.As(err, &piece) || piece.Piece != 0 {
+	if err := v.outcome(t, 4); !errors.Is(err, errUCXFault) || !errors.As(err, &piece) ||
+		piece.Piece != 0 {
 		t.Fatalf("memory that cannot be read: %v", err)
 	}
 	q := v.fetch(t, 5, v.f.buffer, pieces...)
@@ -194,12 +202,14 @@ func TestUCXFetchesAndThenAsks(t *testing.T) {
 	answer(q, UCXOK)
 	v.alive(t)
 	v.f.tell("shut")
-	slot, err := v.conn.Import(UCXImport{Key: 1, Size: 1 << 20, Ticket: 5, Export: UCXExport{Base: v.f.buffer}})
+	slot, err := v.conn.Import(UCXImport{Key: 1, Size: 1 << 20, Ticket: 5,
+		Export: UCXExport{Base: v.f.buffer}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	clear(mem)
-	if err := ucxSubmit(v.conn, driver.Read, 6, []driver.Desc{{Len: 100, LocalKey: 7, RemoteKey: slot}}, nil); err != nil {
+	if err := ucxSubmit(v.conn, driver.Read, 6,
+		[]driver.Desc{{Len: 100, LocalKey: 7, RemoteKey: slot}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := v.outcome(t, 6); !errors.Is(err, driver.ErrPeerLost) || !errors.As(err, &piece) {
@@ -210,21 +220,23 @@ func TestUCXFetchesAndThenAsks(t *testing.T) {
 	}
 }
 
-// TestUCXAsksForEachMemory reads from several memories in one batch: each is asked for, and one that
-// is of another epoch by now fails the batch at its piece.
+// TestUCXAsksForEachMemory reads from several memories in one batch: each is asked for, and one
+// that is of another epoch by now fails the batch at its piece.
 func TestUCXAsksForEachMemory(t *testing.T) {
 	v := openVictim(t, ways[pulledWay])
 	var slots [2]uint32
 	for i := range slots {
 		var err error
-		slots[i], err = v.conn.Import(UCXImport{Key: uint32(1 + i), Size: 1 << 20, Ticket: 5, Export: UCXExport{Base: v.f.buffer}})
+		slots[i], err = v.conn.Import(UCXImport{Key: uint32(1 + i), Size: 1 << 20, Ticket: 5,
+			Export: UCXExport{Base: v.f.buffer}})
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
 	var d []driver.Desc
 	for i, slot := range []uint32{slots[0], slots[1], slots[0]} {
-		d = append(d, driver.Desc{Local: uint64(i) * 500, Remote: uint64(i) * 500, Len: 100, LocalKey: 7, RemoteKey: slot})
+		d = append(d, driver.Desc{Local: uint64(i) * 500, Remote: uint64(i) * 500, Len: 100,
+			LocalKey: 7, RemoteKey: slot})
 	}
 	if err := ucxSubmit(v.conn, driver.Read, 1, d, nil); err != nil {
 		t.Fatal(err)
@@ -232,12 +244,14 @@ func TestUCXAsksForEachMemory(t *testing.T) {
 	for i, status := range []int32{UCXOK, UCXRevoked, UCXOK} {
 		q := v.f.await(msgRead)
 		if want := d[i].RemoteKey - slots[0] + 1; q.key != want || q.size != 0 {
-			t.Fatalf("question %d is for %d bytes of key %d, want none of %d", i, q.size, q.key, want)
+			t.Fatalf("question %d is for %d bytes of key %d, want none of %d", i, q.size, q.key,
+				want)
 		}
 		v.f.send(forged{kind: msgData, conn: v.conn.ID(), seq: q.seq, status_: uint32(status)}, nil)
 	}
 	var piece *driver.PieceError
-	if err := v.outcome(t, 1); !errors.Is(err, driver.ErrRevoked) || !errors.As(err, &piece) || piece.Piece != 1 {
+	if err := v.outcome(t, 1); !errors.Is(err, driver.ErrRevoked) || !errors.As(err, &piece) ||
+		piece.Piece != 1 {
 		t.Errorf("bytes of which some may be of another epoch: %v", err)
 	}
 }
@@ -275,7 +289,8 @@ func isReserved(t *testing.T, at uint64) bool {
 	for line := range strings.Lines(string(maps)) {
 		var from, to uint64
 		var may string
-		if _, err := fmt.Sscanf(line, "%x-%x %s", &from, &to, &may); err == nil && from <= at && at < to {
+		if _, err := fmt.Sscanf(line, "%x-%x %s", &from, &to, &may); err == nil && from <= at &&
+			at < to {
 			return may == "---p"
 		}
 	}
@@ -324,7 +339,8 @@ func TestUCXGateShutsOnWhoIsLate(t *testing.T) {
 			t.Fatalf("%s: the owner gets %d bytes when the connection is gone", name, got)
 		}
 		if !isReserved(t, gate.At) {
-			t.Errorf("%s: something else may come to lie where a late owner looks for the gate", name)
+			t.Errorf("%s: something else may come to lie where a late owner looks for the gate",
+				name)
 		}
 		v.meet(t)
 	}

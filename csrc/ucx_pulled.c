@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Writes whose bytes the owner copies from our memory: messages say where they are, and the owner takes
- * them after it has compared the ticket. All pages are touched here first: a page that does not come, of
- * a file on a server that is gone or of userfaultfd, must hold up its own process, and not the owner.
+ * Writes whose bytes the owner copies from our memory: messages say where they are, and the owner
+ * takes them after it has compared the ticket. All pages are touched here first: a page that does
+ * not come, of a file on a server that is gone or of userfaultfd, must hold up its own process, and
+ * not the owner.
  */
 #define _GNU_SOURCE
 #include "ucx_worker.h"
@@ -18,8 +19,8 @@
 #endif
 
 /*
- * A remote place costs the kernel half a microsecond. Pieces below this are put together in a block of
- * ours first, so that they are one place.
+ * A remote place costs the kernel half a microsecond. Pieces below this are put together in a block
+ * of ours first, so that they are one place.
  */
 #define GATHER (8u << 10)
 /* From this on a contiguous piece has a message of its own, without a table. */
@@ -60,15 +61,18 @@ void sl_ucx_free_block(struct sl_ucx_conn *n, struct sl_ucx_record *r)
 static void touch(const uint8_t *at, uint64_t len)
 {
 	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-	uintptr_t from = (uintptr_t)at & ~(page - 1), to = ((uintptr_t)at + len + page - 1) & ~(page - 1);
+	uintptr_t from = (uintptr_t)at & ~(page - 1),
+		  to = ((uintptr_t)at + len + page - 1) & ~(page - 1);
 
 	if (madvise((void *)from, to - from, MADV_POPULATE_READ) == 0 || errno != EINVAL)
 		return;
-	for (; from < to; from += page) /* the kernel is too old; there is no page that cannot be read */
+	/* the kernel is too old; there is no page that cannot be read */
+	for (; from < to; from += page)
 		(void)*(const volatile uint8_t *)(from < (uintptr_t)at ? (uintptr_t)at : from);
 }
 
-static void name(struct sl_ucx_row *row, const struct sl_ucx_run *run, uint64_t len, const uint8_t *at)
+static void name(struct sl_ucx_row *row, const struct sl_ucx_run *run, uint64_t len,
+		 const uint8_t *at)
 {
 	*row = (struct sl_ucx_row){run->remote + run->done, len, (uint64_t)(uintptr_t)at};
 }

@@ -15,12 +15,13 @@ int sl_ucx_run_at(struct sl_ucx_batch *b, uint32_t piece, struct sl_ucx_run *run
 	d = sl_piece(&b->pieces, piece);
 	for (; piece + count < b->pieces.count; count++) {
 		e = sl_piece(&b->pieces, piece + count);
-		if (e.local != d.local + d.len || e.remote != d.remote + d.len || e.local_key != d.local_key ||
-		    e.remote_key != d.remote_key)
+		if (e.local != d.local + d.len || e.remote != d.remote + d.len ||
+		    e.local_key != d.local_key || e.remote_key != d.remote_key)
 			break;
 		d.len += e.len;
 	}
-	m = sl_ucx_find(n->worker->context, d.local_key); /* there until the batch ends: the engine's promise */
+	/* there until the batch ends: the engine's promise */
+	m = sl_ucx_find(n->worker->context, d.local_key);
 	im = n->imports[d.remote_key];
 	/* A list may have changed since it was checked. */
 	if (!m || !sl_within(d.local, d.len, m->len) || !sl_within(d.remote, d.len, im->size))

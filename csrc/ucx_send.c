@@ -6,7 +6,10 @@
 #include <string.h>
 
 #define SMALL 256
-/* Messages of ours that UCX keeps, and bytes of answers, more than a peer that takes them ever leaves there. */
+/*
+ * Messages of ours that UCX keeps, and bytes of answers, more than a peer that takes them ever
+ * leaves there.
+ */
 #define REPLIES_MAX 4096
 #define ANSWERS_MAX (2ull * SL_UCX_WINDOW * SL_UCX_ANSWER_MAX)
 
@@ -77,12 +80,12 @@ static void on_sent(void *request, ucs_status_t status, void *user)
 void sl_ucx_send(struct sl_ucx_conn *n, struct sl_ucx_message *p)
 {
 	ucp_request_param_t param = {
-		.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS |
-				UCP_OP_ATTR_FIELD_MEMORY_TYPE,
-		.flags = UCP_AM_SEND_FLAG_EAGER,
-		.cb.send = on_sent,
-		.user_data = p,
-		.memory_type = UCS_MEMORY_TYPE_HOST,
+	    .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+			    UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
+	    .flags = UCP_AM_SEND_FLAG_EAGER,
+	    .cb.send = on_sent,
+	    .user_data = p,
+	    .memory_type = UCS_MEMORY_TYPE_HOST,
 	};
 	ucs_status_ptr_t request;
 
@@ -101,15 +104,16 @@ void sl_ucx_send(struct sl_ucx_conn *n, struct sl_ucx_message *p)
 		over(p, UCS_ERR_CANCELED);
 		return;
 	}
-	request = sl_ucx.ucp_am_send_nbx(n->handle, SL_UCX_AM, &p->head, sizeof(p->head), p->len ? p->body : NULL, p->len,
-					 &param);
+	request = sl_ucx.ucp_am_send_nbx(n->handle, SL_UCX_AM, &p->head, sizeof(p->head),
+					 p->len ? p->body : NULL, p->len, &param);
 	if (!request || UCS_PTR_IS_ERR(request))
 		over(p, UCS_PTR_RAW_STATUS(request));
 }
 
 int sl_ucx_crowded(const struct sl_ucx_conn *n)
 {
-	return n->sends - n->pings > REPLIES_MAX + 2 * n->worker->context->config.notes || n->answers > ANSWERS_MAX;
+	return n->sends - n->pings > REPLIES_MAX + 2 * n->worker->context->config.notes ||
+	       n->answers > ANSWERS_MAX;
 }
 
 int sl_ucx_flooded(struct sl_ucx_conn *n)

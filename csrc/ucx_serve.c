@@ -9,7 +9,8 @@
 #include <errno.h>
 #include <string.h>
 
-static int32_t admit(struct sl_ucx_conn *n, const struct sl_ucx_head *h, int write, struct sl_ucx_memory **out)
+static int32_t admit(struct sl_ucx_conn *n, const struct sl_ucx_head *h, int write,
+		     struct sl_ucx_memory **out)
 {
 	struct sl_ucx_memory *m = sl_ucx_find(n->worker->context, h->key);
 
@@ -65,7 +66,8 @@ void sl_ucx_moved(struct sl_ucx_conn *n, uint64_t *written, uint64_t *read)
 	*read = atomic_load_explicit(&n->read, memory_order_relaxed);
 }
 
-static int32_t scatter(const struct sl_ucx_head *h, struct sl_ucx_memory *m, const uint8_t *data, size_t len)
+static int32_t scatter(const struct sl_ucx_head *h, struct sl_ucx_memory *m, const uint8_t *data,
+		       size_t len)
 {
 	struct rows rows = {.table = data, .count = h->count, .left = h->len};
 	struct sl_ucx_place p;
@@ -80,7 +82,8 @@ static int32_t scatter(const struct sl_ucx_head *h, struct sl_ucx_memory *m, con
 	return rows.count || rows.left ? SL_UCX_RANGE : 0;
 }
 
-static int32_t place(struct sl_ucx_conn *n, const struct sl_ucx_head *h, struct sl_ucx_memory *m, const void *data, size_t len)
+static int32_t place(struct sl_ucx_conn *n, const struct sl_ucx_head *h, struct sl_ucx_memory *m,
+		     const void *data, size_t len)
 {
 	if (h->flags & SL_UCX_PULL)
 		return sl_ucx_take(n, h, m);
@@ -93,7 +96,8 @@ static int32_t place(struct sl_ucx_conn *n, const struct sl_ucx_head *h, struct 
 }
 
 /* The steps fresh and copy of the model: from the look at the age to the copy nothing waits. */
-int sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len, uint64_t now)
+int sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data,
+		       size_t len, uint64_t now)
 {
 	struct sl_ucx_memory *m;
 	int32_t status = admit(n, h, 1, &m);
@@ -120,7 +124,8 @@ int sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const
 	return 0;
 }
 
-static int32_t gather(const struct sl_ucx_head *h, const struct sl_ucx_memory *m, const uint8_t *table, uint8_t *to)
+static int32_t gather(const struct sl_ucx_head *h, const struct sl_ucx_memory *m,
+		      const uint8_t *table, uint8_t *to)
 {
 	struct rows rows = {.table = table, .count = h->count, .left = h->len};
 	struct sl_ucx_place p;
@@ -133,19 +138,22 @@ static int32_t gather(const struct sl_ucx_head *h, const struct sl_ucx_memory *m
 }
 
 /* What is wrong with a request before its table is read. */
-static int32_t admit_read(struct sl_ucx_conn *n, const struct sl_ucx_head *h, size_t len, struct sl_ucx_memory **m)
+static int32_t admit_read(struct sl_ucx_conn *n, const struct sl_ucx_head *h, size_t len,
+			  struct sl_ucx_memory **m)
 {
 	int32_t status = admit(n, h, 0, m);
 
 	if (status != 0)
 		return status;
-	if (h->len > SL_UCX_ANSWER_MAX || (h->count ? !table_fits(h, len) : !sl_within(h->off, h->len, (*m)->len)))
+	if (h->len > SL_UCX_ANSWER_MAX ||
+	    (h->count ? !table_fits(h, len) : !sl_within(h->off, h->len, (*m)->len)))
 		return SL_UCX_RANGE;
 	return 0;
 }
 
 /* The answer is a copy: a fence that follows need not wait until it is sent. */
-void sl_ucx_serve_read(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len)
+void sl_ucx_serve_read(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data,
+		       size_t len)
 {
 	struct sl_ucx_memory *m;
 	int32_t status = admit_read(n, h, len, &m);

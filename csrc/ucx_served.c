@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Batches that the owner of the memory serves, by messages that carry the bytes: writes go to it, and
- * it lands and acknowledges them, reads are asked for and landed here.
+ * Batches that the owner of the memory serves, by messages that carry the bytes: writes go to it,
+ * and it lands and acknowledges them, reads are asked for and landed here.
  */
 #include "ucx_worker.h"
 
@@ -12,16 +12,18 @@
 #define ROWS 512
 
 /*
- * One message of as many pieces as fit: a table, and for a write their bytes behind it. The table is
- * made at the front of the body, and the bytes are moved up to it, so each is copied once.
+ * One message of as many pieces as fit: a table, and for a write their bytes behind it. The table
+ * is made at the front of the body, and the bytes are moved up to it, so each is copied once.
  */
-static void pack(struct sl_ucx_batch *b, struct sl_ucx_message *p, struct sl_ucx_record *r, uint64_t room)
+static void pack(struct sl_ucx_batch *b, struct sl_ucx_message *p, struct sl_ucx_record *r,
+		 uint64_t room)
 {
 	struct sl_ucx_place *table = (struct sl_ucx_place *)p->body;
 	struct sl_ucx_run *run = &b->run;
 	const struct sl_ucx_import *im = run->import;
 	uint32_t rows = 0;
-	uint64_t bytes = 0, most = room / (sizeof(*table) + run->len - run->done) + 1; /* if the others are alike */
+	/* if the others are alike */
+	uint64_t bytes = 0, most = room / (sizeof(*table) + run->len - run->done) + 1;
 	uint8_t *data;
 
 	if (most > ROWS)
@@ -97,7 +99,8 @@ static int is_plain(const struct sl_ucx_batch *b, uint64_t room)
 {
 	const struct sl_ucx_run *run = &b->run;
 
-	return run->len - run->done >= (b->write ? room / 2 : room) || b->next_piece == b->pieces.count;
+	return run->len - run->done >= (b->write ? room / 2 : room) ||
+	       b->next_piece == b->pieces.count;
 }
 
 int sl_ucx_move_served(struct sl_ucx_batch *b, uint64_t *bytes)
@@ -117,7 +120,9 @@ int sl_ucx_move_served(struct sl_ucx_batch *b, uint64_t *bytes)
 		if (sl_ucx_window_full(n))
 			return -EAGAIN;
 		plain = is_plain(b, segment);
-		p = sl_ucx_new_message(n->worker, !plain ? segment : b->write ? sl_ucx_bite(&b->run, segment) : 0);
+		p = sl_ucx_new_message(n->worker, !plain     ? segment
+						  : b->write ? sl_ucx_bite(&b->run, segment)
+							     : 0);
 		if (!p)
 			return -EAGAIN;
 		before = n->next_seq;
@@ -144,7 +149,9 @@ static int copy_in(struct sl_ucx_memory *m, uint8_t *to, const uint8_t *data, ui
 	return 0;
 }
 
-/* Lands bytes in the pieces of a read, from where its request began. Repeated whole after -EAGAIN. */
+/*
+ * Lands bytes in the pieces of a read, from where its request began. Repeated whole after -EAGAIN.
+ */
 static int land(struct sl_ucx_batch *b, const struct sl_ucx_record *r, const uint8_t *data)
 {
 	struct sl_ucx_run run;
@@ -152,7 +159,8 @@ static int land(struct sl_ucx_batch *b, const struct sl_ucx_record *r, const uin
 
 	if (r->local) /* found once: a long run is not put together again for each of its answers */
 		return copy_in(r->memory, r->local, data, left);
-	for (uint32_t piece = r->piece; left && sl_ucx_run_at(b, piece, &run); piece += run.count, off = 0) {
+	for (uint32_t piece = r->piece; left && sl_ucx_run_at(b, piece, &run);
+	     piece += run.count, off = 0) {
 		uint64_t len = run.len - off < left ? run.len - off : left;
 
 		if (copy_in(run.memory, run.local + off, data, len) != 0)
@@ -165,7 +173,8 @@ static int land(struct sl_ucx_batch *b, const struct sl_ucx_record *r, const uin
 	return 0;
 }
 
-int sl_ucx_answered(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len)
+int sl_ucx_answered(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data,
+		    size_t len)
 {
 	struct sl_ucx_record *r = sl_ucx_record_of(n, h->seq);
 

@@ -39,7 +39,8 @@ int sl_ucx_allocate(struct sl_ucx_context *c, uint64_t len, struct sl_ucx_alloca
 		.flags = UCP_MEM_MAP_ALLOCATE | UCP_MEM_MAP_NONBLOCK,
 		.memory_type = UCS_MEMORY_TYPE_HOST,
 	};
-	ucp_mem_attr_t attr = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH};
+	ucp_mem_attr_t attr = {.field_mask =
+				   UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH};
 	struct sl_ucx_allocation *a = len <= INT64_MAX - page ? calloc(1, sizeof(*a)) : NULL;
 	int rc;
 

@@ -30,7 +30,8 @@ func TestSignalsChild(t *testing.T) {
 	if err := LoadUCX(""); err != nil {
 		t.Fatal(err)
 	}
-	w, err := OpenUCX(UCXConfig{Workers: 1, BatchesMax: 8, WakeFD: -1, ControlFD: -1, GraceNanos: 1e9, FailureNanos: 1e10})
+	w, err := OpenUCX(UCXConfig{Workers: 1, BatchesMax: 8, WakeFD: -1, ControlFD: -1,
+		GraceNanos: 1e9, FailureNanos: 1e10})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +79,8 @@ func TestUCXLeavesSignalsToGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := signalsWith(t, "NONE=")
-	for _, want := range []string{"caught terminated", "caught hangup", "recovered runtime error: invalid memory address", "closed"} {
+	for _, want := range []string{"caught terminated", "caught hangup",
+		"recovered runtime error: invalid memory address", "closed"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("with UCX loaded: no %q in %s", want, out)
 		}

@@ -34,7 +34,8 @@ const movableKey = 9
 func (v *victim) mapMovable(t *testing.T) *movable {
 	t.Helper()
 	m := &movable{}
-	require.NoError(t, v.Map(movableKey, UCXMemory{Mem: v.mem[victimFrom:victimTo], Ticket: victimTicket,
+	require.NoError(t, v.Map(movableKey, UCXMemory{Mem: v.mem[victimFrom:victimTo],
+		Ticket: victimTicket,
 		Inside: &m.inside, Phase: &m.phase}))
 	t.Cleanup(func() { v.Unmap(movableKey) })
 	return m
@@ -57,7 +58,8 @@ func TestUCXAgesWhilePagesMove(t *testing.T) {
 		before := bytes.Clone(v.mem)
 		m.phase.Store(pagesMove)
 		sent := time.Now()
-		v.f.send(forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: movableKey, size: 8,
+		v.f.send(forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: movableKey,
+			size:  8,
 			flags: flagFirst}, []byte("eight888"))
 		for time.Since(sent) < 2*grace {
 			v.f.tell("poll 5")
@@ -74,8 +76,8 @@ func TestUCXAgesWhilePagesMove(t *testing.T) {
 	})
 }
 
-// TestUCXPagesThatMoveHoldUpTheirOwn has a write, a read and an answer wait for pages that are being
-// moved: the worker answers others, and a fence of other memory ends.
+// TestUCXPagesThatMoveHoldUpTheirOwn has a write, a read and an answer wait for pages that are
+// being moved: the worker answers others, and a fence of other memory ends.
 func TestUCXPagesThatMoveHoldUpTheirOwn(t *testing.T) {
 	everyVictim(t, func(t *testing.T, v *victim) {
 		m := v.mapMovable(t)
@@ -83,10 +85,12 @@ func TestUCXPagesThatMoveHoldUpTheirOwn(t *testing.T) {
 		answer := forged{kind: msgData, conn: v.conn.ID()}
 		slot, err := v.conn.Import(UCXImport{Key: 1, Size: 1 << 20, Ticket: 5})
 		require.NoError(t, err)
-		require.NoError(t, ucxSubmit(v.conn, driver.Read, 1, []driver.Desc{{Local: 100, Len: 8, LocalKey: movableKey, RemoteKey: slot}}, nil))
+		require.NoError(t, ucxSubmit(v.conn, driver.Read, 1,
+			[]driver.Desc{{Local: 100, Len: 8, LocalKey: movableKey, RemoteKey: slot}}, nil))
 		answer.seq = v.f.await(msgRead).seq
 		m.phase.Store(pagesMove)
-		write := forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: movableKey, size: 8, flags: flagFirst}
+		write := forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: movableKey,
+			size: 8, flags: flagFirst}
 		v.f.send(write, []byte("eight888"))
 		v.f.send(answer, []byte("answered"))
 		v.f.send(forged{kind: msgNote, conn: v.conn.ID(), flags: flagChecked}, []byte("behind"))
@@ -107,14 +111,15 @@ func TestUCXPagesThatMoveHoldUpTheirOwn(t *testing.T) {
 	})
 }
 
-// TestUCXReadsIntoPagesThatMove reads by our own hand, from memory that is mapped and by the kernel,
-// into pages that are being moved.
+// TestUCXReadsIntoPagesThatMove reads by our own hand, from memory that is mapped and by the
+// kernel, into pages that are being moved.
 func TestUCXReadsIntoPagesThatMove(t *testing.T) {
 	for _, w := range ways[:2] {
 		t.Run(w.name, func(t *testing.T) {
 			l := openLane(t, w)
 			m := &movable{}
-			require.NoError(t, l.near.Map(movableKey, UCXMemory{Mem: l.local, Ticket: 1, Inside: &m.inside, Phase: &m.phase}))
+			require.NoError(t, l.near.Map(movableKey, UCXMemory{Mem: l.local, Ticket: 1,
+				Inside: &m.inside, Phase: &m.phase}))
 			t.Cleanup(func() { l.near.Unmap(movableKey) })
 			fill(l.remote[:100000], 3)
 			m.phase.Store(pagesMove)
@@ -165,13 +170,16 @@ func TestUCXRoundTripLongerThanGrace(t *testing.T) {
 			require.NoError(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
 			return uint64(now.Nano() - late.Nanoseconds())
 		}
-		v.f.send(forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: 7, size: 8, flags: flagFirst,
-			echo: past()}, []byte("eight888"))
+		v.f.send(forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: 7, size: 8,
+			flags: flagFirst,
+			echo:  past()}, []byte("eight888"))
 		require.Equal(t, uint64(grace), v.f.await(msgConfirm).off)
-		v.f.send(forged{kind: msgConfirmed, conn: v.conn.ID(), echo: past(), off: uint64(grace)}, nil)
+		v.f.send(forged{kind: msgConfirmed, conn: v.conn.ID(), echo: past(), off: uint64(grace)},
+			nil)
 		require.Equal(t, uint64(2*grace), v.f.await(msgConfirm).off)
 		require.Equal(t, before, v.mem, "the limit grew before the peer had confirmed it")
-		v.f.send(forged{kind: msgConfirmed, conn: v.conn.ID(), echo: past(), off: uint64(2 * grace)}, nil)
+		v.f.send(forged{kind: msgConfirmed, conn: v.conn.ID(), echo: past(),
+			off: uint64(2 * grace)}, nil)
 		v.alive(t)
 		copy(before[victimFrom:], "eight888")
 		require.Equal(t, before, v.mem)

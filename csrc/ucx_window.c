@@ -18,7 +18,8 @@ void sl_ucx_record_over(struct sl_ucx_conn *n, struct sl_ucx_record *r)
 	if (b)
 		b->outstanding--;
 	r->kind = SL_UCX_FREE;
-	while (n->first_seq != n->next_seq && n->records[n->first_seq % SL_UCX_WINDOW].kind == SL_UCX_FREE)
+	while (n->first_seq != n->next_seq &&
+	       n->records[n->first_seq % SL_UCX_WINDOW].kind == SL_UCX_FREE)
 		n->first_seq++;
 	if (b)
 		sl_ucx_settle(b);
@@ -41,7 +42,8 @@ void sl_ucx_detach(struct sl_ucx_batch *b)
 
 void sl_ucx_acknowledged(struct sl_ucx_conn *n, const struct sl_ucx_head *h)
 {
-	for (uint32_t seq = n->first_seq; (int32_t)(h->seq - seq) >= 0 && seq != n->next_seq; seq++) {
+	for (uint32_t seq = n->first_seq; (int32_t)(h->seq - seq) >= 0 && seq != n->next_seq;
+	     seq++) {
 		struct sl_ucx_record *r = sl_ucx_record_of(n, seq);
 
 		if (!r || r->kind != SL_UCX_WRITING)
@@ -57,7 +59,11 @@ struct sl_ucx_record *sl_ucx_new_record(struct sl_ucx_batch *b, uint8_t kind)
 	struct sl_ucx_conn *n = b->conn;
 	struct sl_ucx_record *r = &n->records[n->next_seq % SL_UCX_WINDOW];
 
-	*r = (struct sl_ucx_record){.batch = b, .seq = n->next_seq++, .kind = kind, .piece = b->run.first, .off = b->run.done};
+	*r = (struct sl_ucx_record){.batch = b,
+				    .seq = n->next_seq++,
+				    .kind = kind,
+				    .piece = b->run.first,
+				    .off = b->run.done};
 	b->outstanding++;
 	return r;
 }
@@ -67,7 +73,8 @@ int sl_ucx_window_full(const struct sl_ucx_conn *n)
 	return n->next_seq - n->first_seq >= SL_UCX_WINDOW;
 }
 
-void sl_ucx_address_to(struct sl_ucx_message *p, uint8_t type, const struct sl_ucx_record *r, const struct sl_ucx_import *im)
+void sl_ucx_address_to(struct sl_ucx_message *p, uint8_t type, const struct sl_ucx_record *r,
+		       const struct sl_ucx_import *im)
 {
 	p->head.type = type;
 	p->head.seq = r->seq;

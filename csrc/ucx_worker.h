@@ -40,7 +40,8 @@ struct sl_ucx_batch {
 	struct sl_pieces pieces;
 	struct sl_ucx_run run;
 	uint32_t next_piece; /* after run */
-	struct sl_ucx_import *unproved; /* bytes of it were fetched, from this piece on, and may be of another epoch */
+	/* bytes of it were fetched, from this piece on, and may be of another epoch */
+	struct sl_ucx_import *unproved;
 	uint32_t unproved_piece;
 	struct sl_ucx_message *tail; /* what follows the bytes */
 };
@@ -60,7 +61,9 @@ struct sl_ucx_record {
 	struct sl_ucx_block *block; /* that the owner copies from, or NULL */
 };
 
-/* What an owner copies from besides memory of batches: until it has answered it must stay as it is. */
+/*
+ * What an owner copies from besides memory of batches: until it has answered it must stay as it is.
+ */
 struct sl_ucx_block {
 	struct sl_ucx_block *next;
 	struct sl_ucx_row rows[SL_UCX_ROWS];
@@ -78,9 +81,10 @@ struct sl_ucx_vectors {
 };
 
 /*
- * What becomes of a connection, and what leads there. Only an end that is OPEN takes batches. One that is
- * OPEN or DRAINING sends, and believes what it receives. Once ENDED no byte lands at our end for it; batches
- * whose bytes may still land at the other end stay until that is proved to be over.
+ * What becomes of a connection, and what leads there. Only an end that is OPEN takes batches. One
+ * that is OPEN or DRAINING sends, and believes what it receives. Once ENDED no byte lands at our
+ * end for it; batches whose bytes may still land at the other end stay until that is proved to be
+ * over.
  */
 enum sl_ucx_state { SL_UCX_OPEN, SL_UCX_DRAINING, SL_UCX_BROKEN, SL_UCX_ENDED, SL_UCX_STATES };
 enum sl_ucx_event { SL_UCX_DRAIN, SL_UCX_LOSE, SL_UCX_END, SL_UCX_EVENTS };
@@ -98,9 +102,11 @@ struct sl_ucx_conn {
 	struct sl_ucx_worker *worker;
 	uint64_t id, peer; /* ours; the other end's, 0 until bound */
 	ucp_ep_h handle;
-	uint8_t *gate;		  /* our page that the peer looks at when it copies from our memory; NULL: it must not */
+	/* our page that the peer looks at when it copies from our memory; NULL: it must not */
+	uint8_t *gate;
 	int pulled;		  /* it does so */
-	struct sl_ucx_gate their; /* of its process pid, from whose memory we copy; 0: messages carry the bytes, */
+	/* of its process pid, from whose memory we copy; 0: messages carry the bytes, */
+	struct sl_ucx_gate their;
 	uint32_t pid;
 	int refused; /* for this reason, an errno */
 	enum sl_ucx_state state;
@@ -112,10 +118,13 @@ struct sl_ucx_conn {
 	uint64_t heard;		    /* when, ns */
 	uint64_t last_out, calm;    /* ns; calm: when nothing waited for the peer */
 	/* Ages, in ns; see ucx_ages.c. */
-	uint64_t lease;		  /* what the peer lands later than that after its stamp, it asks us about */
-	uint64_t limit, limit_max; /* what we land without asking is no older; lease and limit are at most limit_max */
+	/* what the peer lands later than that after its stamp, it asks us about */
+	uint64_t lease;
+	/* what we land without asking is no older; lease and limit are at most limit_max */
+	uint64_t limit, limit_max;
 	uint64_t proposed;	  /* the limit of the next question */
-	uint64_t confirmed;	  /* our stamp after which the peer confirmed all that it had sent */
+	/* our stamp after which the peer confirmed all that it had sent */
+	uint64_t confirmed;
 	int asking;		  /* for that; it has not answered */
 	struct sl_ucx_held *held, **held_end;
 	uint64_t held_bytes;
@@ -124,7 +133,8 @@ struct sl_ucx_conn {
 	struct sl_ucx_message sending; /* ring of messages that UCX has not let go of */
 	uint32_t sends, pings;	    /* how many; of them */
 	uint64_t answers;	    /* bytes of them that peers have asked for */
-	uint64_t asked, asked_at, answered; /* nonces of a fence's pings, and since when one is due */
+	/* nonces of a fence's pings, and since when one is due */
+	uint64_t asked, asked_at, answered;
 	/* As the initiator: */
 	struct sl_ucx_batch live; /* ring, in order; those not issued come last */
 	struct sl_ucx_batch *head; /* the first that is not issued, or &live */
@@ -139,7 +149,8 @@ struct sl_ucx_conn {
 	struct sl_ucx_record records[SL_UCX_WINDOW];
 	uint32_t credit;
 	int starved; /* a submission was refused for want of credit */
-	uint32_t owed, impatient; /* credit not yet given back; messages for which that is to be done at once */
+	/* credit not yet given back; messages for which that is to be done at once */
+	uint32_t owed, impatient;
 	/* As the owner: */
 	int rx_failed; /* a piece of the batch that arrives */
 	_Atomic uint64_t written, read; /* bytes that were landed and answered for the peer */
@@ -167,14 +178,19 @@ struct sl_ucx_worker {
 	atomic_uint waiting;  /* for the lock: who comes back at once lets them in */
 	atomic_uint turns;    /* of those who held it */
 	atomic_uint drives;   /* calls that moved the worker for the thread, which stands back */
-	int polled;	      /* whoever holds the lock polls afterwards: no need to wake the poller */
-	int pending;	      /* there is work since the thread last looked; it looks before it arms */
+	/* whoever holds the lock polls afterwards: no need to wake the poller */
+	int polled;
+	/* there is work since the thread last looked; it looks before it arms */
+	int pending;
 	int asleep;	      /* armed, and at or before its sleep */
-	int stalled;	      /* something waits for pages that are being moved: look again in a moment */
-	int standing_back;    /* not armed: whoever drives goes on, or the thread takes over in a moment */
+	/* something waits for pages that are being moved: look again in a moment */
+	int stalled;
+	/* not armed: whoever drives goes on, or the thread takes over in a moment */
+	int standing_back;
 	uint64_t ticked;
 	uint64_t probed;    /* what the last probe carried */
-	uint64_t suspected; /* when a peer was silent for so long that the queue may be blocked; 0: never */
+	/* when a peer was silent for so long that the queue may be blocked; 0: never */
+	uint64_t suspected;
 	struct sl_ucx_conn **conns; /* by the low bits of their id */
 	uint32_t conns_len, conns_live;
 	struct sl_ucx_conn *closing_conns;
@@ -240,8 +256,8 @@ void sl_ucx_quiesce(struct sl_ucx_context *c);
 int sl_ucx_errno(ucs_status_t status);
 void *sl_ucx_grow(void *table, uint32_t *len, size_t entry);
 /*
- * Around each write into memory: no Renew of it runs meanwhile. 0: one moves pages just now; then the
- * write is tried again later, by its thread in a moment if w->stalled is set.
+ * Around each write into memory: no Renew of it runs meanwhile. 0: one moves pages just now; then
+ * the write is tried again later, by its thread in a moment if w->stalled is set.
  */
 int sl_ucx_enter(struct sl_ucx_memory *m);
 void sl_ucx_leave(struct sl_ucx_memory *m);
@@ -258,8 +274,10 @@ void sl_ucx_free_conn(struct sl_ucx_conn *n);
 /* ucx_end.c; under the lock */
 void sl_ucx_lose(struct sl_ucx_conn *n); /* tells Go, once */
 int sl_ucx_over(const struct sl_ucx_conn *n); /* why it takes no batches: EBADF, EPIPE, or 0 */
-int sl_ucx_speaks(const struct sl_ucx_conn *n); /* whether it sends, and believes what it receives */
-void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge); /* judge: silence is the peers' */
+/* whether it sends, and believes what it receives */
+int sl_ucx_speaks(const struct sl_ucx_conn *n);
+/* judge: silence is the peers' */
+void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge);
 /* Ends those that UCX did not let go of before, as far as it does now. How many stay. */
 int sl_ucx_finish_closing(struct sl_ucx_worker *w, uint64_t grace_ns, int last);
 
@@ -271,14 +289,18 @@ void sl_ucx_forget_imports(struct sl_ucx_conn *n);
 void sl_ucx_populate(void *at, uint64_t len);
 
 /* ucx_send.c, ucx_arrive.c; under the lock */
-struct sl_ucx_message *sl_ucx_new_message(struct sl_ucx_worker *w, size_t body); /* NULL: no memory */
+/* NULL: no memory */
+struct sl_ucx_message *sl_ucx_new_message(struct sl_ucx_worker *w, size_t body);
 void sl_ucx_free_message(struct sl_ucx_worker *w, struct sl_ucx_message *p);
 /* Sends its head and len bytes of its body. Takes the message over, whatever comes of it. */
 void sl_ucx_send(struct sl_ucx_conn *n, struct sl_ucx_message *p);
-/* A message without data. NULL: the connection is over, or now lost, since the peer waits for it. */
+/*
+ * A message without data. NULL: the connection is over, or now lost, since the peer waits for it.
+ */
 struct sl_ucx_message *sl_ucx_notice(struct sl_ucx_conn *n, uint8_t type);
 int sl_ucx_flooded(struct sl_ucx_conn *n); /* 1: it asks for more than it takes, and is lost now */
-int sl_ucx_crowded(const struct sl_ucx_conn *n); /* UCX keeps more messages than a peer that takes them leaves there */
+/* UCX keeps more messages than a peer that takes them leaves there */
+int sl_ucx_crowded(const struct sl_ucx_conn *n);
 void sl_ucx_forget_held(struct sl_ucx_conn *n);
 void sl_ucx_signal(struct sl_ucx_conn *n, uint8_t type, uint64_t value); /* makes and sends one */
 void sl_ucx_resume(struct sl_ucx_worker *w); /* what is stalled */
@@ -296,7 +318,9 @@ void sl_ucx_vouched(struct sl_ucx_conn *n, const struct sl_ucx_head *h); /* take
 /* ucx_inbox.c; under the lock */
 /* -ENOMEM: it is dropped. */
 int sl_ucx_put_control(struct sl_ucx_conn *n, const void *data, size_t len);
-/* The first message of a connection, from a sender that is not known: dropped where too many wait. */
+/*
+ * The first message of a connection, from a sender that is not known: dropped where too many wait.
+ */
 void sl_ucx_put_hello(struct sl_ucx_worker *w, const void *data, size_t len);
 struct sl_ucx_post *sl_ucx_make_loss(void);
 void sl_ucx_put_loss(struct sl_ucx_conn *n); /* once */
@@ -314,17 +338,20 @@ void sl_ucx_end_batches(struct sl_ucx_conn *n); /* all of them, with the status 
 void sl_ucx_fail(struct sl_ucx_batch *b, int32_t status, int32_t piece);
 void sl_ucx_settle(struct sl_ucx_batch *b); /* ends it when all of it is over */
 void sl_ucx_give_up(struct sl_ucx_batch *b, int32_t status); /* what has not begun does not begin */
-int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes); /* of the batches in order; whether anything moved */
+/* of the batches in order; whether anything moved */
+int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes);
 
 /* ucx_direct.c; under the lock. 1: more is left; 0: all was moved; -1: a generation is over */
 int sl_ucx_move_direct(struct sl_ucx_batch *b, uint64_t *bytes);
 
 /* ucx_window.c; under the lock */
 int sl_ucx_window_full(const struct sl_ucx_conn *n);
-struct sl_ucx_record *sl_ucx_new_record(struct sl_ucx_batch *b, uint8_t kind); /* of what begins at its run */
+/* of what begins at its run */
+struct sl_ucx_record *sl_ucx_new_record(struct sl_ucx_batch *b, uint8_t kind);
 struct sl_ucx_record *sl_ucx_record_of(struct sl_ucx_conn *n, uint32_t seq);
 void sl_ucx_record_over(struct sl_ucx_conn *n, struct sl_ucx_record *r);
-void sl_ucx_address_to(struct sl_ucx_message *p, uint8_t type, const struct sl_ucx_record *r, const struct sl_ucx_import *im);
+void sl_ucx_address_to(struct sl_ucx_message *p, uint8_t type, const struct sl_ucx_record *r,
+		       const struct sl_ucx_import *im);
 uint64_t sl_ucx_bite(const struct sl_ucx_run *run, uint64_t room);
 int sl_ucx_all_taken(const struct sl_ucx_batch *b);
 void sl_ucx_acknowledged(struct sl_ucx_conn *n, const struct sl_ucx_head *h);
@@ -334,7 +361,8 @@ void sl_ucx_ask(struct sl_ucx_conn *n);
 /* ucx_served.c; under the lock. 1: more is left; 0: all was sent; -EAGAIN: the window is full */
 int sl_ucx_move_served(struct sl_ucx_batch *b, uint64_t *bytes);
 /* -EAGAIN: later, the pages of our memory are being moved. */
-int sl_ucx_answered(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len);
+int sl_ucx_answered(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data,
+		    size_t len);
 
 /* ucx_pulled.c; the same for a write whose bytes the owner copies from our memory */
 int sl_ucx_move_offered(struct sl_ucx_batch *b, uint64_t *bytes);
@@ -345,22 +373,28 @@ void sl_ucx_free_block(struct sl_ucx_conn *n, struct sl_ucx_record *r);
 /* ucx_gate.c; under the lock */
 void sl_ucx_open_gate(struct sl_ucx_conn *n);
 void sl_ucx_shut_gate(struct sl_ucx_conn *n);
-void sl_ucx_look_at_gate(struct sl_ucx_conn *n, const struct sl_ucx_peer *peer); /* whether we can, and it is the one */
+/* whether we can, and it is the one */
+void sl_ucx_look_at_gate(struct sl_ucx_conn *n, const struct sl_ucx_peer *peer);
 
 /* ucx_pull.c; under the lock */
 void sl_ucx_begin_pull(struct sl_ucx_vectors *v);
 void sl_ucx_add_pull(struct sl_ucx_vectors *v, void *local, uint64_t at, uint64_t len);
 /*
- * Copies from the peer's memory, and looks at its gate before it, in one call of the kernel. -EFAULT:
- * not all of it can be read, *got bytes can; -EPIPE: the peer has ended, or wants no more of us.
+ * Copies from the peer's memory, and looks at its gate before it, in one call of the kernel.
+ * -EFAULT: not all of it can be read, *got bytes can; -EPIPE: the peer has ended, or wants no more
+ * of us.
  */
 int sl_ucx_pull(struct sl_ucx_conn *n, struct sl_ucx_vectors *v, uint64_t *got);
 int32_t sl_ucx_take(struct sl_ucx_conn *n, const struct sl_ucx_head *h, struct sl_ucx_memory *m);
 
 /* ucx_serve.c; under the lock */
-/* 0, or it must be held: -EAGAIN: the pages of its memory are being moved, -ESTALE: it is too old. */
-int sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len, uint64_t now);
+/*
+ * 0, or it must be held: -EAGAIN: the pages of its memory are being moved, -ESTALE: it is too old.
+ */
+int sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data,
+		       size_t len, uint64_t now);
 void sl_ucx_acknowledge(struct sl_ucx_conn *n, uint32_t seq, int32_t status);
-void sl_ucx_serve_read(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len);
+void sl_ucx_serve_read(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data,
+		       size_t len);
 
 #endif

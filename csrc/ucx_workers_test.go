@@ -28,7 +28,8 @@ const crowdRange = testBytes / 8
 
 // submit waits for a place.
 func (c *crowd) submit(op driver.Op, tag uint64, msg []byte) error {
-	d := []driver.Desc{{Local: c.from, Remote: c.from, Len: crowdRange, LocalKey: testKey, RemoteKey: c.slot}}
+	d := []driver.Desc{{Local: c.from, Remote: c.from, Len: crowdRange, LocalKey: testKey,
+		RemoteKey: c.slot}}
 	for end := time.Now().Add(10 * time.Second); ; {
 		err := ucxSubmit(c.conn, op, tag, d, msg)
 		if !errors.Is(err, driver.ErrFull) || time.Now().After(end) {
@@ -80,7 +81,8 @@ func TestUCXSeveralWorkers(t *testing.T) {
 				conn, back := joinWorkers(t, l.near, l.far, i%3, (i+1)%3)
 				defer func() { _, _ = conn.Close(testGrace), back.Close(testGrace) }()
 				x, _ := l.far.Export(testKey)
-				slot, err := conn.Import(UCXImport{Key: testKey, Size: testBytes, Ticket: 1, Export: x})
+				slot, err := conn.Import(UCXImport{Key: testKey, Size: testBytes, Ticket: 1,
+					Export: x})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -88,7 +90,8 @@ func TestUCXSeveralWorkers(t *testing.T) {
 					t.Fatal("two connections of one name on different workers")
 				}
 				names[back.ID()] = byte(i)
-				crowds[i] = &crowd{lane: l, conn: conn, slot: slot, from: uint64(i) * crowdRange, done: make(chan Done, 1)}
+				crowds[i] = &crowd{lane: l, conn: conn, slot: slot, from: uint64(i) * crowdRange,
+					done: make(chan Done, 1)}
 			}
 			var stop atomic.Bool
 			var pollers, movers sync.WaitGroup
@@ -107,7 +110,8 @@ func TestUCXSeveralWorkers(t *testing.T) {
 					if n, ok := l.far.Receive(); ok {
 						notes++
 						if names[n.Conn] != n.Data[0] {
-							t.Errorf("a message of %d came on the connection of %d", n.Data[0], names[n.Conn])
+							t.Errorf("a message of %d came on the connection of %d", n.Data[0],
+								names[n.Conn])
 						}
 					}
 				}

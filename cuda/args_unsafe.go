@@ -10,10 +10,14 @@ const tallyBytes = uint64(unsafe.Sizeof(tally{}))
 func (a *args) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(a)), unsafe.Sizeof(*a)) }
 
 // bytes are what the kernel for nests takes by value.
-func (n *nested) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(n)), unsafe.Sizeof(*n)) }
+func (n *nested) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(n)), unsafe.Sizeof(*n))
+}
 
 // bytes are what a kernel adds to.
-func (t *tally) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(t)), unsafe.Sizeof(*t)) }
+func (t *tally) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(t)), unsafe.Sizeof(*t))
+}
 
 // bytes are what the kernel takes by value.
 func (s *step) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(s)), unsafe.Sizeof(*s)) }

@@ -18,17 +18,24 @@ import (
 func BenchmarkGather(b *testing.B) {
 	const size = 2 << 30
 	pool := alloc(b, size)
-	for _, s := range []struct{ entry, count int }{{656, 2048}, {656, 200}, {584, 2048}, {132, 2048}, {1152, 1024}} {
+	for _, s := range []struct{ entry, count int }{{656, 2048}, {656, 200}, {584, 2048},
+		{132, 2048}, {1152, 1024}} {
 		compact := alloc(b, s.entry*s.count)
 		list := make([]uint32, s.count)
 		n := uint64(s.entry)
-		gather := &Move{Count: s.count, Src: Index{U32: list}, Parts: []Part{{Dst: compact, Src: pool, Entry: n}}}
+		gather := &Move{Count: s.count, Src: Index{U32: list},
+			Parts: []Part{{Dst: compact, Src: pool, Entry: n}}}
 		b.Run(fmt.Sprintf("gather/%dx%dB", s.count, s.entry), func(b *testing.B) {
-			compete(b, gather, list, size/n, func(i int, place uint64) { copy(compact[uint64(i)*n:][:n], pool[place*n:][:n]) })
+			compete(b, gather, list, size/n, func(i int, place uint64) {
+				copy(compact[uint64(i)*n:][:n], pool[place*n:][:n])
+			})
 		})
-		scatter := &Move{Count: s.count, Dst: Index{U32: list}, Parts: []Part{{Dst: pool, Src: compact, Entry: n}}}
+		scatter := &Move{Count: s.count, Dst: Index{U32: list},
+			Parts: []Part{{Dst: pool, Src: compact, Entry: n}}}
 		b.Run(fmt.Sprintf("scatter/%dx%dB", s.count, s.entry), func(b *testing.B) {
-			compete(b, scatter, list, size/n, func(i int, place uint64) { copy(pool[place*n:][:n], compact[uint64(i)*n:][:n]) })
+			compete(b, scatter, list, size/n, func(i int, place uint64) {
+				copy(pool[place*n:][:n], compact[uint64(i)*n:][:n])
+			})
 		})
 	}
 }

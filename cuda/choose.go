@@ -12,8 +12,8 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// A choice is measured on the first entries of the first Move of its kind: performing a Move twice is
-// performing it, since its sources do not change meanwhile.
+// A choice is measured on the first entries of the first Move of its kind: performing a Move twice
+// is performing it, since its sources do not change meanwhile.
 const (
 	measuredMax  = 16384 // entries
 	measureTimes = 3     // of each variant, in turn, after one that warms up
@@ -45,7 +45,8 @@ func (d *Device) Explain(m *DeviceMove, b Budget, only string) (Choice, error) {
 		if _, err := d.plan(only, m, &a, b); err != nil {
 			return Choice{}, err
 		}
-		return Choice{Variant: only, Why: "asked for", Candidates: []Candidate{{Variant: only}}}, nil
+		return Choice{Variant: only, Why: "asked for", Candidates: []Candidate{{Variant: only}}},
+			nil
 	}
 	c, err := d.choice(m, &a, b)
 	if err != nil {
@@ -84,7 +85,8 @@ func (d *Device) plan(variant string, m *DeviceMove, a *args, b Budget) (Launch,
 	case !d.moves.Copies:
 		return Launch{}, unfit(variant, "the driver lacks copies that one need not wait for")
 	case variant == VariantBatch && !d.moves.Batches:
-		return Launch{}, unfit(variant, fmt.Sprintf("the driver lacks cuMemcpyBatchAsync: it says %d, want 12080", d.card.Driver))
+		return Launch{}, unfit(variant, fmt.Sprintf("the driver lacks cuMemcpyBatchAsync: it "+
+			"says %d, want 12080", d.card.Driver))
 	case variant == VariantStaged:
 		if _, why := m.stages(a); why != "" {
 			return Launch{}, unfit(variant, why)
@@ -112,7 +114,8 @@ func (d *Device) choice(m *DeviceMove, a *args, b Budget) (*Choice, error) {
 }
 
 func (m *DeviceMove) class(a *args, b Budget, run uint64) class {
-	k := class{lists: uint8(a.flags & (dstWide | srcWide)), count: uint8(bits.Len64(a.count)), run: uint8(bits.Len64(run)), budget: b}
+	k := class{lists: uint8(a.flags & (dstWide | srcWide)), count: uint8(bits.Len64(a.count)),
+		run: uint8(bits.Len64(run)), budget: b}
 	for i := range m.Parts {
 		p := &m.Parts[i]
 		k.entry[i], k.width[i] = a.part[i].entry, a.part[i].width
@@ -230,7 +233,8 @@ func (c *Choice) take() {
 }
 
 // time performs a Move once, from call to end.
-func (d *Device) time(variant string, m *DeviceMove, a *args, b Budget) (took time.Duration, moved uint64, err error) {
+func (d *Device) time(variant string, m *DeviceMove, a *args, b Budget) (took time.Duration,
+	moved uint64, err error) {
 	l, err := d.plan(variant, m, a, b)
 	if err != nil {
 		return 0, 0, err

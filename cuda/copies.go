@@ -59,7 +59,8 @@ func (d *Device) openMover() (*mover, error) {
 	if v.twin, err = NewTwin(threads); err != nil {
 		return nil, err
 	}
-	if v.pinned, err = hostmem.Alloc(ringBytes+2*listBytes, hostmem.Options{Purpose: "cuda-ring", Populate: true}); err != nil {
+	if v.pinned, err = hostmem.Alloc(ringBytes+2*listBytes, hostmem.Options{Purpose: "cuda-ring",
+		Populate: true}); err != nil {
 		v.close()
 		return nil, err
 	}
@@ -228,7 +229,8 @@ func (v *mover) copies(a *args, n uint64, t *tally) error {
 		}
 		for k := range a.part[:a.parts] {
 			p := &a.part[k]
-			if err := v.add(k, p.dst+dst*p.dstStride, p.src+src*p.srcStride, uint64(p.entry)); err != nil {
+			if err := v.add(k, p.dst+dst*p.dstStride, p.src+src*p.srcStride,
+				uint64(p.entry)); err != nil {
 				return err
 			}
 		}

@@ -13,8 +13,8 @@ import (
 // countingBytes is the pinned page to which a tally comes back.
 const countingBytes = 4096
 
-// counting is a tally in a card's memory. Kernels add to it what they leave out, which is mostly nothing: it is written
-// before a launch only if the one before left something.
+// counting is a tally in a card's memory. Kernels add to it what they leave out, which is mostly
+// nothing: it is written before a launch only if the one before left something.
 type counting struct {
 	at   uint64 // on the card
 	page *hostmem.Buffer
@@ -27,7 +27,8 @@ func (c *counting) open(d *gpu.Device) (err error) {
 	if c.at, err = d.Alloc(tallyBytes); err != nil {
 		return err
 	}
-	if c.page, err = hostmem.Alloc(countingBytes, hostmem.Options{Purpose: "cuda-tally", Populate: true}); err != nil {
+	if c.page, err = hostmem.Alloc(countingBytes, hostmem.Options{Purpose: "cuda-tally",
+		Populate: true}); err != nil {
 		return err
 	}
 	if _, err = d.Pin(c.page.Bytes()); err != nil {
@@ -37,8 +38,8 @@ func (c *counting) open(d *gpu.Device) (err error) {
 	return nil
 }
 
-// fresh is what the next launch must write to the card's tally before; nil: it is there. took follows unless
-// the launch fails.
+// fresh is what the next launch must write to the card's tally before; nil: it is there. took
+// follows unless the launch fails.
 func (c *counting) fresh() []byte {
 	known := c.used && c.last == clean
 	c.used, c.last = false, clean // a failure leaves nobody knows what

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A neighbour for the gather kernels: reads a large memory once and multiplies what it read, as a
- * decode step reads weights. How much longer it takes beside a gather is what that one costs others.
+ * decode step reads weights. How much longer it takes beside a gather is what that one costs
+ * others.
  */
 #include "gather.h"
 
@@ -18,12 +19,14 @@ struct sl_step {
 
 SL_KERNEL(SL_STEP_THREADS) sl_decode_step(struct sl_step s)
 {
-	sl_u64 threads = (sl_u64)sl_gdim() * sl_bdim(), thread = (sl_u64)sl_bid() * sl_bdim() + sl_tid();
+	sl_u64 threads = (sl_u64)sl_gdim() * sl_bdim(),
+	       thread = (sl_u64)sl_bid() * sl_bdim() + sl_tid();
 	sl_u32 sum = 0, word[AHEAD * 4] = {0};
 
 	for (sl_u64 i = thread; i < s.words; i += AHEAD * threads) {
 		SL_UNROLL for (sl_u32 k = 0; k < AHEAD; k++)
-			sl_load(&word[4 * k], s.weights + 16 * (i + k * threads), 16, i + k * threads < s.words);
+		    sl_load(&word[4 * k], s.weights + 16 * (i + k * threads), 16,
+			    i + k * threads < s.words);
 		SL_UNROLL for (sl_u32 k = 0; k < AHEAD; k++)
 			if (i + k * threads < s.words)
 				for (sl_u32 r = 0; r < s.rounds; r++)

@@ -16,7 +16,8 @@ import (
 type DeviceOptions struct {
 	Library string // a path of libcuda; "" is the system's libcuda.so.1
 	Ordinal int    // of the card, as CUDA counts
-	// Threads of the CPU gather where a budget has no multiprocessor; 0: half the processors, at most 4.
+	// Threads of the CPU gather where a budget has no multiprocessor; 0: half the processors, at
+	// most 4.
 	Threads int
 }
 
@@ -40,7 +41,8 @@ type Device struct {
 // something is missing or too old, the error is a *driver.UnavailableError.
 func OpenDevice(o DeviceOptions) (*Device, error) {
 	if o.Threads < 0 || o.Threads > threadsMax {
-		return nil, fmt.Errorf("%d threads, want 0 to %d: %w", o.Threads, threadsMax, driver.ErrBounds)
+		return nil, fmt.Errorf("%d threads, want 0 to %d: %w", o.Threads, threadsMax,
+			driver.ErrBounds)
 	}
 	if err := gpu.Load(o.Library); err != nil {
 		return nil, err
@@ -50,7 +52,8 @@ func OpenDevice(o DeviceOptions) (*Device, error) {
 		return nil, err
 	}
 	f := d.Facts()
-	dev := &Device{d: d, card: Card{f.Compute, f.Driver, f.SMs, f.Shared}, moves: d.Moves(), threads: o.Threads,
+	dev := &Device{d: d, card: Card{f.Compute, f.Driver, f.SMs, f.Shared}, moves: d.Moves(),
+		threads: o.Threads,
 		choices: map[class]*Choice{}}
 	if err := dev.load(); err != nil {
 		_ = dev.Close()
@@ -200,8 +203,8 @@ type DeviceIndex struct {
 
 // Run moves entries within the budget, and waits for the end. It leaves out and counts as the
 // twin's Run does, and says how it was performed. only names a variant: that one or a
-// *VariantError, and never another; "" takes the one that was fastest when the first Move of this kind (entries,
-// their number and runs, memories, budget) was performed by each that serves.
+// *VariantError, and never another; "" takes the one that was fastest when the first Move of this
+// kind (entries, their number and runs, memories, budget) was performed by each that serves.
 func (d *Device) Run(m *DeviceMove, b Budget, only string) (Tally, Launch, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -231,8 +234,9 @@ func (d *Device) launch(l *Launch, a *args, t *tally) error {
 }
 
 func (d *Device) csrcLaunch(l *Launch, a *args) gpu.Launch {
-	return gpu.Launch{Kernel: slices.Index(d.module.Kernels, l.Kernel), Blocks: l.Blocks, Threads: l.Threads,
-		Shared: l.Shared, Args: a.bytes(), Tally: a.tally}
+	return gpu.Launch{Kernel: slices.Index(d.module.Kernels, l.Kernel), Blocks: l.Blocks,
+		Threads: l.Threads,
+		Shared:  l.Shared, Args: a.bytes(), Tally: a.tally}
 }
 
 func (m *DeviceMove) fill(a *args, d *Device) error {
@@ -272,7 +276,8 @@ func (s *Span) side(d *Device, stride uint64) (side, error) {
 	return side{at, s.N, stride}, err
 }
 
-func (x *DeviceIndex) fill(a *args, d *Device, wide uint32, places *uint64, end string) (uint64, error) {
+func (x *DeviceIndex) fill(a *args, d *Device, wide uint32, places *uint64, end string) (uint64,
+	error) {
 	if x.List.Memory == nil {
 		return 0, nil
 	}
@@ -288,7 +293,8 @@ func (x *DeviceIndex) fill(a *args, d *Device, wide uint32, places *uint64, end 
 		*places = min(*places, Skip32)
 	}
 	if s.at%size != 0 {
-		return 0, &LayoutError{-1, "indices of the " + end + " at an odd address", fmt.Sprintf("a multiple of %d", size)}
+		return 0, &LayoutError{-1, "indices of the " + end + " at an odd address",
+			fmt.Sprintf("a multiple of %d", size)}
 	}
 	return s.at, a.covers(s.n/size, end)
 }

@@ -43,7 +43,8 @@ func onCard() bool { return os.Getenv("SLUICE_LIBCUDA") != "" }
 
 // lacks says whether a real card or driver is too old for a variant.
 func lacks(d *Device, variant string) bool {
-	return onCard() && (variant == VariantBulk && d.card.Compute < 90 || variant == VariantBatch && !d.moves.Batches)
+	return onCard() && (variant == VariantBulk && d.card.Compute < 90 || variant == VariantBatch &&
+		!d.moves.Batches)
 }
 
 // library builds the stand-in of libcuda and returns its path.
@@ -82,7 +83,8 @@ func memory(t *testing.T, d *Device, pinned bool, content []byte) *Memory {
 	var m *Memory
 	var err error
 	if pinned {
-		buf, allocErr := hostmem.Alloc(uint64(max(len(content), 1)), hostmem.Options{Purpose: "test"})
+		buf, allocErr := hostmem.Alloc(uint64(max(len(content), 1)),
+			hostmem.Options{Purpose: "test"})
 		if allocErr != nil {
 			t.Fatal(allocErr)
 		}
@@ -112,8 +114,10 @@ func onDevice(t *testing.T, d *Device, m *Move, hostDst bool) *DeviceMove {
 	t.Helper()
 	c := &DeviceMove{Count: m.Count, Dst: deviceIndex(t, d, &m.Dst), Src: deviceIndex(t, d, &m.Src)}
 	for _, p := range m.Parts {
-		c.Parts = append(c.Parts, DevicePart{Entry: p.Entry, DstStride: p.DstStride, SrcStride: p.SrcStride,
-			Dst: span(memory(t, d, hostDst, p.Dst), len(p.Dst)), Src: span(memory(t, d, !hostDst, p.Src), len(p.Src))})
+		c.Parts = append(c.Parts, DevicePart{Entry: p.Entry, DstStride: p.DstStride,
+			SrcStride: p.SrcStride,
+			Dst:       span(memory(t, d, hostDst, p.Dst), len(p.Dst)),
+			Src:       span(memory(t, d, !hostDst, p.Src), len(p.Src))})
 	}
 	return c
 }
@@ -144,8 +148,10 @@ func TestDeviceEqualsTheTwin(t *testing.T) {
 		compute, only, kernel string
 		sizes                 []int
 	}{
-		{"90", VariantBulk, KernelBulk, []int{656}}, {"90", VariantRows, KernelRows, []int{656}}, {"80", VariantRows, KernelRows, []int{656}},
-		{"90", VariantRows, KernelRows, []int{584}}, {"90", VariantRows, KernelRows, []int{656, 132}}, {"90", VariantBulk, KernelBulk, []int{1152, 16}},
+		{"90", VariantBulk, KernelBulk, []int{656}}, {"90", VariantRows, KernelRows, []int{656}},
+		{"80", VariantRows, KernelRows, []int{656}},
+		{"90", VariantRows, KernelRows, []int{584}}, {"90", VariantRows, KernelRows,
+			[]int{656, 132}}, {"90", VariantBulk, KernelBulk, []int{1152, 16}},
 		{"90", "", "", []int{656}},
 	} {
 		t.Run(fmt.Sprint(c.compute, c.only, c.sizes), func(t *testing.T) {
@@ -158,12 +164,15 @@ func TestDeviceEqualsTheTwin(t *testing.T) {
 				dm := onDevice(t, d, m, kinds%2 == 0)
 				want, wantErr := Run(m)
 				got, l, err := d.Run(dm, Budget{SMs: 2}, c.only)
-				if got != want || err != wantErr || l.Kernel != c.kernel && c.kernel != "" && !onCard() {
-					t.Fatalf("%+v, %v by %s, want %+v, %v by %s", got, err, l.Kernel, want, wantErr, c.kernel)
+				if got != want || err != wantErr || l.Kernel != c.kernel && c.kernel != "" &&
+					!onCard() {
+					t.Fatalf("%+v, %v by %s, want %+v, %v by %s", got, err, l.Kernel, want, wantErr,
+						c.kernel)
 				}
 				for k, p := range m.Parts {
 					b := make([]byte, len(p.Dst))
-					if err := dm.Parts[k].Dst.Memory.ReadAt(b, 0); err != nil || !bytes.Equal(b, p.Dst) {
+					if err := dm.Parts[k].Dst.Memory.ReadAt(b, 0); err != nil ||
+						!bytes.Equal(b, p.Dst) {
 						t.Fatalf("lists %d: part %d differs from the twin's, %v", kinds, k, err)
 					}
 				}
@@ -172,18 +181,23 @@ func TestDeviceEqualsTheTwin(t *testing.T) {
 	}
 }
 
-// TestDeviceCountsAfresh: what one Move left out is not counted by the next, nor after one that failed.
+// TestDeviceCountsAfresh: what one Move left out is not counted by the next, nor after one that
+// failed.
 func TestDeviceCountsAfresh(t *testing.T) {
 	d := device(t, "90")
 	bad := onDevice(t, d, &Move{Count: 3, Src: Index{U32: []uint32{0, Skip32, 99}},
 		Parts: []Part{{Entry: 16, Dst: make([]byte, 48), Src: make([]byte, 48)}}}, false)
-	good := onDevice(t, d, &Move{Count: 3, Parts: []Part{{Entry: 16, Dst: make([]byte, 48), Src: make([]byte, 48)}}}, false)
+	good := onDevice(t, d,
+		&Move{Count: 3, Parts: []Part{{Entry: 16, Dst: make([]byte, 48), Src: make([]byte, 48)}}},
+		false)
 	for range 3 {
-		if got, _, err := d.Run(bad, Budget{SMs: 1}, VariantRows); err != driver.ErrBounds || got != (Tally{Moved: 1, Skipped: 1, Bad: 1, FirstBad: 2}) {
+		if got, _, err := d.Run(bad, Budget{SMs: 1}, VariantRows); err != driver.ErrBounds ||
+			got != (Tally{Moved: 1, Skipped: 1, Bad: 1, FirstBad: 2}) {
 			t.Errorf("%+v, %v", got, err)
 		}
 		for range 2 {
-			if got, _, err := d.Run(good, Budget{SMs: 1}, VariantRows); err != nil || got != (Tally{Moved: 3}) {
+			if got, _, err := d.Run(good, Budget{SMs: 1}, VariantRows); err != nil ||
+				got != (Tally{Moved: 3}) {
 				t.Errorf("%+v, %v", got, err)
 			}
 		}
@@ -243,7 +257,8 @@ func TestDeviceThatIsMissing(t *testing.T) {
 		})
 	}
 	var u *driver.UnavailableError
-	for _, o := range []DeviceOptions{{Library: path, Ordinal: 77}, {Library: path, Ordinal: -1}, {Library: "another.so"}} {
+	for _, o := range []DeviceOptions{{Library: path, Ordinal: 77}, {Library: path, Ordinal: -1},
+		{Library: "another.so"}} {
 		if _, err := OpenDevice(o); !errors.As(err, &u) {
 			t.Errorf("%+v: %v", o, err)
 		}
@@ -256,7 +271,8 @@ func TestDeviceTakesTheNextModule(t *testing.T) {
 	d := device(t, "90")
 	m := onDevice(t, d, draw(rand.New(rand.NewPCG(3, 1)), []int{656}, 0, 10, 0, 1), false)
 	got, l, err := d.Run(m, Budget{SMs: 1}, "")
-	if err != nil || got.Moved+got.Skipped != 10 || !onCard() && (l.Kernel != KernelRows || !strings.Contains(l.Why, "driver did not take the module")) {
+	if err != nil || got.Moved+got.Skipped != 10 || !onCard() && (l.Kernel != KernelRows ||
+		!strings.Contains(l.Why, "driver did not take the module")) {
 		t.Errorf("%+v, %+v, %v", got, l, err)
 	}
 }
@@ -265,7 +281,8 @@ func TestDeviceRefuses(t *testing.T) {
 	d, other := device(t, "90"), device(t, "90")
 	good := func() *DeviceMove {
 		return &DeviceMove{Count: 4, Parts: []DevicePart{{Entry: 16,
-			Dst: span(memory(t, d, false, make([]byte, 64)), 64), Src: span(memory(t, d, true, make([]byte, 64)), 64)}}}
+			Dst: span(memory(t, d, false, make([]byte, 64)), 64),
+			Src: span(memory(t, d, true, make([]byte, 64)), 64)}}}
 	}
 	cases := []struct {
 		name  string
@@ -273,14 +290,30 @@ func TestDeviceRefuses(t *testing.T) {
 		b     Budget
 		want  error
 	}{
-		{"closed", func(m *DeviceMove) { _ = m.Parts[0].Src.Memory.Close() }, Budget{SMs: 1}, driver.ErrClosed},
-		{"no memory", func(m *DeviceMove) { m.Parts[0].Dst = Span{} }, Budget{SMs: 1}, driver.ErrBounds},
-		{"past the end", func(m *DeviceMove) { m.Parts[0].Dst.N++ }, Budget{SMs: 1}, driver.ErrBounds},
-		{"wraps", func(m *DeviceMove) { m.Parts[0].Dst.Off = ^uint64(0) }, Budget{SMs: 1}, driver.ErrBounds},
-		{"odd", func(m *DeviceMove) { m.Parts[0].Dst.Off, m.Parts[0].Dst.N = 1, 60 }, Budget{SMs: 1}, driver.ErrBounds},
-		{"short list", func(m *DeviceMove) { m.Src.List = span(memory(t, d, false, make([]byte, 12)), 12) }, Budget{SMs: 1}, driver.ErrBounds},
-		{"odd list", func(m *DeviceMove) { m.Src.List = Span{memory(t, d, false, make([]byte, 40)), 2, 32} }, Budget{SMs: 1}, driver.ErrBounds},
-		{"another device's", func(m *DeviceMove) { m.Parts[0].Src.Memory = memory(t, other, false, make([]byte, 64)) }, Budget{SMs: 1}, driver.ErrBounds},
+		{"closed", func(m *DeviceMove) {
+			_ = m.Parts[0].Src.Memory.Close()
+		}, Budget{SMs: 1}, driver.ErrClosed},
+		{"no memory", func(m *DeviceMove) {
+			m.Parts[0].Dst = Span{}
+		}, Budget{SMs: 1}, driver.ErrBounds},
+		{"past the end", func(m *DeviceMove) {
+			m.Parts[0].Dst.N++
+		}, Budget{SMs: 1}, driver.ErrBounds},
+		{"wraps", func(m *DeviceMove) {
+			m.Parts[0].Dst.Off = ^uint64(0)
+		}, Budget{SMs: 1}, driver.ErrBounds},
+		{"odd", func(m *DeviceMove) {
+			m.Parts[0].Dst.Off, m.Parts[0].Dst.N = 1, 60
+		}, Budget{SMs: 1}, driver.ErrBounds},
+		{"short list", func(m *DeviceMove) {
+			m.Src.List = span(memory(t, d, false, make([]byte, 12)), 12)
+		}, Budget{SMs: 1}, driver.ErrBounds},
+		{"odd list", func(m *DeviceMove) {
+			m.Src.List = Span{memory(t, d, false, make([]byte, 40)), 2, 32}
+		}, Budget{SMs: 1}, driver.ErrBounds},
+		{"another device's", func(m *DeviceMove) {
+			m.Parts[0].Src.Memory = memory(t, other, false, make([]byte, 64))
+		}, Budget{SMs: 1}, driver.ErrBounds},
 		{"a negative budget", func(*DeviceMove) {}, Budget{SMs: -1}, ErrBudget},
 		{"two budgets", func(*DeviceMove) {}, Budget{SMs: 1, InFlight: 1}, ErrBudget},
 	}
@@ -302,7 +335,8 @@ func TestDeviceRefuses(t *testing.T) {
 
 func TestDeviceClose(t *testing.T) {
 	d := device(t, "90")
-	if !onCard() && (d.Card() != (Card{90, 12040, 4, 227 << 10}) || !strings.Contains(d.Name(), "stand-in")) {
+	if !onCard() && (d.Card() != (Card{90, 12040, 4, 227 << 10}) ||
+		!strings.Contains(d.Name(), "stand-in")) {
 		t.Errorf("%+v, %s", d.Card(), d.Name())
 	}
 	for range 2 {

@@ -12,11 +12,11 @@
 // The twin does the same on the CPU: Gather, Scatter, Run and Twin take the same Move, leave
 // out what the kernel leaves out and count it as the kernel does.
 //
-// Device.Run performs a Move between the host and a card by one of five variants (Variants): the two kernels,
-// the copy engine in a batch or by single calls, or the CPU through a ring of pinned memory,
-// which takes no multiprocessor. Which one is fastest is measured when the first Move of its kind comes; Explain says
-// what came out, and a name in its place is that variant or an error. Prepare captures a launch
-// for replay. Plan says what is known without a card.
+// Device.Run performs a Move between the host and a card by one of five variants (Variants): the
+// two kernels, the copy engine in a batch or by single calls, or the CPU through a ring of pinned
+// memory, which takes no multiprocessor. Which one is fastest is measured when the first Move of
+// its kind comes; Explain says what came out, and a name in its place is that variant or an error.
+// Prepare captures a launch for replay. Plan says what is known without a card.
 //
 // Everything here builds with CGO_ENABLED=0; the twin is then a plain loop, and no Device opens.
 package cuda

@@ -24,7 +24,8 @@ SL_DEV struct place unroll(const struct sl_nest *nest, sl_u32 e)
 {
 	sl_u32 entry = e / nest->runs, run = e % nest->runs;
 	sl_u32 dst = nest->dst_first + entry, src = nest->src_first + entry;
-	struct place at = {dst / nest->dst_per, src / nest->src_per, dst % nest->dst_per * nest->dst_step,
+	struct place at = {dst / nest->dst_per, src / nest->src_per,
+			   dst % nest->dst_per * nest->dst_step,
 			   src % nest->src_per * nest->src_step};
 
 	SL_UNROLL for (int k = SL_LOOPS_MAX - 1; k >= 0; k--) {
@@ -66,7 +67,8 @@ SL_DEV sl_u32 judge(const struct sl_move *m, sl_u64 e, const struct place *at, s
 		return 1;
 	if (!count)
 		return 0;
-	if (at->dst == none(m->dst_index, m->flags & SL_DST_WIDE) || at->src == none(m->src_index, m->flags & SL_SRC_WIDE)) {
+	if (at->dst == none(m->dst_index, m->flags & SL_DST_WIDE) ||
+	    at->src == none(m->src_index, m->flags & SL_SRC_WIDE)) {
 		sl_add(&all->skipped, 1);
 		return 0;
 	}
@@ -76,7 +78,10 @@ SL_DEV sl_u32 judge(const struct sl_move *m, sl_u64 e, const struct place *at, s
 }
 
 /* By value and by choice: an index into the arguments would put them in local memory. */
-SL_DEV struct sl_part choose(const struct sl_move *m, sl_u32 k) { return k ? m->part[1] : m->part[0]; }
+SL_DEV struct sl_part choose(const struct sl_move *m, sl_u32 k)
+{
+	return k ? m->part[1] : m->part[0];
+}
 
 /* One entry of a part, as a lane sees it. */
 struct row {
@@ -85,12 +90,14 @@ struct row {
 	sl_u32 end;      /* of the entry; 0: it is not moved */
 };
 
-SL_DEV struct row aim(const struct sl_move *m, const struct sl_part *p, const struct place *at, sl_u32 go, sl_u32 lane_at)
+SL_DEV struct row aim(const struct sl_move *m, const struct sl_part *p, const struct place *at,
+		      sl_u32 go, sl_u32 lane_at)
 {
 	sl_u64 dst = p->dst + at->dst * p->dst_stride + at->dst_off;
 	sl_u64 src = p->src + at->src * p->src_stride + at->src_off;
 	sl_u32 peel = (sl_u32)(m->flags & SL_FAR_DST ? dst : src) % LINE;
-	struct row r = {dst + lane_at - peel, src + lane_at - peel, lane_at - peel, go ? p->entry : 0};
+	struct row r = {dst + lane_at - peel, src + lane_at - peel, lane_at - peel,
+			go ? p->entry : 0};
 
 	return r;
 }
@@ -107,7 +114,8 @@ SL_DEV void sweep(const struct sl_move *m, const struct sl_nest *nest, const str
 {
 	const sl_u32 window = WARP * width, windows = WORDS * 4 / width / ROWS;
 	sl_u32 lane = sl_tid() % WARP, word[WORDS] = {0};
-	sl_u32 warps = sl_gdim() * (sl_bdim() / WARP), warp = sl_bid() * (sl_bdim() / WARP) + sl_tid() / WARP;
+	sl_u32 warps = sl_gdim() * (sl_bdim() / WARP),
+	       warp = sl_bid() * (sl_bdim() / WARP) + sl_tid() / WARP;
 	sl_u64 e = (sl_u64)warp * ROWS;
 	struct place at[ROWS];
 
@@ -115,21 +123,24 @@ SL_DEV void sweep(const struct sl_move *m, const struct sl_nest *nest, const str
 	for (; e < m->count; e += (sl_u64)warps * ROWS) {
 		struct row row[ROWS];
 
-		SL_UNROLL for (sl_u32 i = 0; i < ROWS; i++)
-			row[i] = aim(m, p, &at[i], judge(m, e + i, &at[i], count && !lane), lane * width);
+		SL_UNROLL for (sl_u32 i = 0; i < ROWS; i++) row[i] =
+		    aim(m, p, &at[i], judge(m, e + i, &at[i], count && !lane), lane * width);
 		for (sl_u32 base = 0; base < p->entry + LINE; base += windows * window) {
 			SL_UNROLL for (sl_u32 k = 0; k < ROWS * windows; k++) {
 				const struct row *x = &row[k / windows];
 				sl_u32 off = base + k % windows * window;
 
-				sl_load(&word[k * width / 4], x->src + off, width, x->from + off < x->end);
+				sl_load(&word[k * width / 4], x->src + off, width,
+					x->from + off < x->end);
 			}
-			SL_UNROLL for (sl_u32 i = 0; i < ROWS; i++) at[i] = fetch(m, nest, e + (sl_u64)warps * ROWS + i);
+			SL_UNROLL for (sl_u32 i = 0; i < ROWS; i++) at[i] =
+			    fetch(m, nest, e + (sl_u64)warps * ROWS + i);
 			SL_UNROLL for (sl_u32 k = 0; k < ROWS * windows; k++) {
 				const struct row *x = &row[k / windows];
 				sl_u32 off = base + k % windows * window;
 
-				sl_store(x->dst + off, &word[k * width / 4], width, x->from + off < x->end);
+				sl_store(x->dst + off, &word[k * width / 4], width,
+					 x->from + off < x->end);
 			}
 		}
 	}
@@ -185,8 +196,10 @@ SL_DEV void pass_by(struct turn *t, sl_u32 first, sl_u32 slots, sl_u32 size)
  */
 SL_KERNEL(SL_BULK_THREADS) sl_move_bulk(struct sl_move m)
 {
-	sl_u32 entry = m.parts > 1 && m.part[1].entry > m.part[0].entry ? m.part[1].entry : m.part[0].entry;
-	sl_u32 size = SL_SLOT_HEAD + entry, first = sl_ring() + sl_tid() * m.slots * size, ahead = 0;
+	sl_u32 entry =
+	    m.parts > 1 && m.part[1].entry > m.part[0].entry ? m.part[1].entry : m.part[0].entry;
+	sl_u32 size = SL_SLOT_HEAD + entry, first = sl_ring() + sl_tid() * m.slots * size,
+	       ahead = 0;
 	sl_u64 step = (sl_u64)sl_gdim() * sl_bdim();
 	struct turn in = {first, 0}, out = {first, 0};
 
@@ -208,7 +221,8 @@ SL_KERNEL(SL_BULK_THREADS) sl_move_bulk(struct sl_move m)
 					continue;
 				sl_ring_reuse();
 				sl_ring_keep(in.at + 8, p.dst + now.dst * p.dst_stride);
-				sl_ring_load(in.at + SL_SLOT_HEAD, p.src + now.src * p.src_stride, p.entry, in.at);
+				sl_ring_load(in.at + SL_SLOT_HEAD, p.src + now.src * p.src_stride,
+					     p.entry, in.at);
 				pass_by(&in, first, m.slots, size);
 				ahead++;
 			}

@@ -39,32 +39,40 @@ SL_DEV void sl_load(sl_u32 *r, sl_u64 at, sl_u32 width, sl_u32 on)
 {
 	if (width == 16)
 		asm volatile(SL_IF(SL_LD "v4.u32 {%0, %1, %2, %3}, [%[at]]")
-			     : "+r"(r[0]), "+r"(r[1]), "+r"(r[2]), "+r"(r[3]) : [at] "l"(at), [on] "r"(on));
+			     : "+r"(r[0]), "+r"(r[1]), "+r"(r[2]), "+r"(r[3])
+			     : [at] "l"(at), [on] "r"(on));
 	else if (width == 8)
 		asm volatile(SL_IF(SL_LD "v2.u32 {%0, %1}, [%[at]]")
 			     : "+r"(r[0]), "+r"(r[1]) : [at] "l"(at), [on] "r"(on));
 	else
-		asm volatile(SL_IF(SL_LD "u32 %0, [%[at]]") : "+r"(r[0]) : [at] "l"(at), [on] "r"(on));
+		asm volatile(SL_IF(SL_LD "u32 %0, [%[at]]")
+			     : "+r"(r[0])
+			     : [at] "l"(at), [on] "r"(on));
 }
 
 SL_DEV void sl_store(sl_u64 at, const sl_u32 *r, sl_u32 width, sl_u32 on)
 {
 	if (width == 16)
-		asm volatile(SL_IF(SL_ST "v4.u32 [%[at]], {%0, %1, %2, %3}")
-			     :: "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]), [at] "l"(at), [on] "r"(on) : "memory");
+		asm volatile(SL_IF(SL_ST "v4.u32 [%[at]], {%0, %1, %2, %3}")::"r"(r[0]), "r"(r[1]),
+			     "r"(r[2]), "r"(r[3]), [at] "l"(at), [on] "r"(on)
+			     : "memory");
 	else if (width == 8)
 		asm volatile(SL_IF(SL_ST "v2.u32 [%[at]], {%0, %1}")
 			     :: "r"(r[0]), "r"(r[1]), [at] "l"(at), [on] "r"(on) : "memory");
 	else
-		asm volatile(SL_IF(SL_ST "u32 [%[at]], %0") :: "r"(r[0]), [at] "l"(at), [on] "r"(on) : "memory");
+		asm volatile(SL_IF(SL_ST "u32 [%[at]], %0")::"r"(r[0]), [at] "l"(at), [on] "r"(on)
+			     : "memory");
 }
 
 /* Without a branch, so that the loads of several entries are issued together. */
 SL_DEV void sl_index(sl_u64 *v, sl_u64 list, sl_u64 i, sl_u32 wide, sl_u32 on)
 {
-	asm volatile("{ .reg .pred p, q; .reg .u32 t; setp.ne.u32 p, %[w], 0; setp.ne.u32 q, %[n], 0;"
-		     " @p ld.global.nc.u64 %0, [%[at]]; @q ld.global.nc.u32 t, [%[at]]; @q cvt.u64.u32 %0, t; }"
-		     : "+l"(*v) : [at] "l"(list + (i << (wide ? 3 : 2))), [w] "r"(on && wide), [n] "r"(on && !wide));
+	asm volatile(
+	    "{ .reg .pred p, q; .reg .u32 t; setp.ne.u32 p, %[w], 0; setp.ne.u32 q, %[n], 0;"
+	    " @p ld.global.nc.u64 %0, [%[at]]; @q ld.global.nc.u32 t, [%[at]]; @q cvt.u64.u32 %0, "
+	    "t; }"
+	    : "+l"(*v)
+	    : [at] "l"(list + (i << (wide ? 3 : 2))), [w] "r"(on && wide), [n] "r"(on && !wide));
 }
 
 SL_DEV void sl_add(sl_u64 *at, sl_u64 n)
@@ -88,7 +96,9 @@ extern SL_SHARED __attribute__((aligned(128))) sl_u64 sl_ring_memory[];
 SL_DEV sl_u32 sl_ring(void)
 {
 	sl_u32 at;
-	asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(at) : "l"((sl_u64)sl_ring_memory));
+	asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }"
+	    : "=r"(at)
+	    : "l"((sl_u64)sl_ring_memory));
 	return at;
 }
 
@@ -112,14 +122,18 @@ SL_DEV void sl_ring_barrier(sl_u32 bar)
 /* Shows barriers to the unit that copies. */
 SL_DEV void sl_ring_fence(void)
 {
-	asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async.shared::cta;" ::: "memory");
+	asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async.shared::cta;" ::
+			 : "memory");
 }
 
 SL_DEV void sl_ring_load(sl_u32 slot, sl_u64 src, sl_u32 bytes, sl_u32 bar)
 {
-	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bar), "r"(bytes) : "memory");
-	asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-		     :: "r"(slot), "l"(src), "r"(bytes), "r"(bar) : "memory");
+	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+		     : "memory");
+	asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+		     "[%1], %2, [%3];" ::"r"(slot),
+		     "l"(src), "r"(bytes), "r"(bar)
+		     : "memory");
 }
 
 SL_DEV void sl_ring_wait(sl_u32 bar, sl_u32 phase)
@@ -127,14 +141,19 @@ SL_DEV void sl_ring_wait(sl_u32 bar, sl_u32 phase)
 	sl_u32 done = 0;
 
 	while (!done)
-		asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-			     : "=r"(done) : "r"(bar), "r"(phase) : "memory");
+		asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], "
+			     "%2; selp.u32 %0, 1, 0, p; }"
+			     : "=r"(done)
+			     : "r"(bar), "r"(phase)
+			     : "memory");
 }
 
 SL_DEV void sl_ring_store(sl_u64 dst, sl_u32 slot, sl_u32 bytes)
 {
-	asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n\tcp.async.bulk.commit_group;"
-		     :: "l"(dst), "r"(slot), "r"(bytes) : "memory");
+	asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], "
+		     "%2;\n\tcp.async.bulk.commit_group;" ::"l"(dst),
+		     "r"(slot), "r"(bytes)
+		     : "memory");
 }
 
 /* Returns when all stores of this thread but the last SL_LAG have read their slots. */

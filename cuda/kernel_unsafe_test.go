@@ -22,7 +22,8 @@ func tool(t *testing.T, name, fix string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
 	if err != nil {
-		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: name, Reason: err.Error(), Fix: fix})
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: name, Reason: err.Error(),
+			Fix: fix})
 	}
 	return path
 }
@@ -31,7 +32,8 @@ func tool(t *testing.T, name, fix string) string {
 func hostBuild(t *testing.T, compiler string, args ...string) string {
 	t.Helper()
 	exe := filepath.Join(t.TempDir(), "gather_host")
-	args = append(args, "-std=c11", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-D_GNU_SOURCE", "-o", exe, "testdata/gather_host.c")
+	args = append(args, "-std=c11", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
+		"-D_GNU_SOURCE", "-o", exe, "testdata/gather_host.c")
 	if out, err := exec.Command(compiler, args...).CombinedOutput(); err != nil {
 		t.Fatalf("%s %s: %v\n%s", compiler, strings.Join(args, " "), err, out)
 	}
@@ -50,8 +52,10 @@ func TestKernelsOnTheCPU(t *testing.T) {
 		planted       map[string]string // a test that cannot fail proves nothing
 	}{
 		{"gcc", "apt-get install gcc libc6-dev", sanitizers,
-			map[string]string{"index": "heap-buffer-overflow", "index dst": "heap-buffer-overflow", "list": "heap-buffer-overflow",
-				"alignment": "misaligned address", "bulk index": "heap-buffer-overflow", "bulk index dst": "heap-buffer-overflow"}},
+			map[string]string{"index": "heap-buffer-overflow", "index dst": "heap-buffer-overflow",
+				"list":      "heap-buffer-overflow",
+				"alignment": "misaligned address", "bulk index": "heap-buffer-overflow",
+				"bulk index dst": "heap-buffer-overflow"}},
 		{"clang-19", "apt-get install clang-19", []string{"-O3"}, nil},
 	} {
 		t.Run(c.compiler, func(t *testing.T) {
@@ -67,7 +71,8 @@ func TestKernelsOnTheCPU(t *testing.T) {
 				if strings.HasPrefix(planted, "bulk") {
 					where = "ring_host.h:"
 				}
-				if err == nil || !strings.Contains(string(out), want) || !strings.Contains(string(out), where) {
+				if err == nil || !strings.Contains(string(out), want) ||
+					!strings.Contains(string(out), where) {
 					t.Errorf("%s: %v, want %q in %s\n%s", planted, err, want, where, out)
 				}
 			}
@@ -99,7 +104,8 @@ const clangOfModules = "19.1.7"
 func TestModulesAreOfThisSource(t *testing.T) {
 	commands := generators(t)
 	if len(commands) != len(Modules())+1 {
-		t.Fatalf("%d commands for %d modules and that of the neighbour", len(commands), len(Modules()))
+		t.Fatalf("%d commands for %d modules and that of the neighbour", len(commands),
+			len(Modules()))
 	}
 	for _, command := range commands {
 		clang := tool(t, command[0], "apt-get install clang-19")
@@ -107,9 +113,11 @@ func TestModulesAreOfThisSource(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if first, _, _ := strings.Cut(string(version), "\n"); !strings.Contains(first, clangOfModules) {
+		if first, _, _ := strings.Cut(string(version), "\n"); !strings.Contains(first,
+			clangOfModules) {
 			drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: command[0],
-				Reason: first + " is there, the modules were made by " + clangOfModules, Fix: "install that, or run go generate with this one"})
+				Reason: first + " is there, the modules were made by " + clangOfModules,
+				Fix:    "install that, or run go generate with this one"})
 		}
 		output := len(command) - 1
 		committed, err := os.ReadFile(command[output])
@@ -125,7 +133,8 @@ func TestModulesAreOfThisSource(t *testing.T) {
 			t.Fatal(err)
 		}
 		if string(again) != string(committed) {
-			t.Errorf("%v makes other bytes than are committed: run go generate ./cuda and commit what it made", command)
+			t.Errorf("%v makes other bytes than are committed: run go generate ./cuda and commit "+
+				"what it made", command)
 		}
 	}
 }
@@ -134,11 +143,14 @@ func TestModulesAreOfThisSource(t *testing.T) {
 func TestModulesSayWhatTheyNeed(t *testing.T) {
 	versions := map[int]string{11080: "7.8", 12000: "8.0"}
 	param := regexp.MustCompile(`\.param \.align 8 \.b8 (sl_move_\w+)_param_0\[(\d+)\]`)
-	sizes := map[string]uintptr{KernelRows: unsafe.Sizeof(args{}), KernelBulk: unsafe.Sizeof(args{}),
+	sizes := map[string]uintptr{KernelRows: unsafe.Sizeof(args{}),
+		KernelBulk: unsafe.Sizeof(args{}),
 		KernelNest: unsafe.Sizeof(nested{})}
 	for _, m := range Modules() {
-		for _, want := range []string{".version " + versions[m.Driver], fmt.Sprintf(".target sm_%d\n", m.Compute),
-			"ld.global.nc.L1::no_allocate.v4.u32", "st.global.cs.v4.u32", "red.global.add.u64", fmt.Sprintf(".maxntid %d,", rowsThreads)} {
+		for _, want := range []string{".version " + versions[m.Driver],
+			fmt.Sprintf(".target sm_%d\n", m.Compute),
+			"ld.global.nc.L1::no_allocate.v4.u32", "st.global.cs.v4.u32", "red.global.add.u64",
+			fmt.Sprintf(".maxntid %d,", rowsThreads)} {
 			if !strings.Contains(m.PTX, want) {
 				t.Errorf("%s: no %q", m.Name, want)
 			}
@@ -155,7 +167,8 @@ func TestModulesSayWhatTheyNeed(t *testing.T) {
 				kernels = append(kernels, found[1])
 			}
 			if found[2] != fmt.Sprint(sizes[found[1]]) {
-				t.Errorf("%s: %s takes %s bytes, Go has %d", m.Name, found[1], found[2], sizes[found[1]])
+				t.Errorf("%s: %s takes %s bytes, Go has %d", m.Name, found[1], found[2],
+					sizes[found[1]])
 			}
 		}
 		slices.Sort(kernels)
@@ -165,7 +178,8 @@ func TestModulesSayWhatTheyNeed(t *testing.T) {
 		if m.Compute >= 90 && !strings.Contains(m.PTX, ".shared .align 128 ") {
 			t.Errorf("%s: the rings may lie at an address that bulk copies refuse", m.Name)
 		}
-		if bulk := strings.Contains(m.PTX, "cp.async.bulk.shared::cluster.global.mbarrier"); bulk != (m.Compute >= 90) {
+		if bulk := strings.Contains(m.PTX,
+			"cp.async.bulk.shared::cluster.global.mbarrier"); bulk != (m.Compute >= 90) {
 			t.Errorf("%s: bulk copies %v", m.Name, bulk)
 		}
 	}
@@ -173,13 +187,15 @@ func TestModulesSayWhatTheyNeed(t *testing.T) {
 
 // TestModulesAssemble has NVIDIA's assembler look at what clang does not: inline assembly.
 func TestModulesAssemble(t *testing.T) {
-	ptxas := tool(t, "ptxas", "pip download nvidia-cuda-nvcc-cu12, or install a CUDA toolkit from 12.0 on")
+	ptxas := tool(t, "ptxas", "pip download nvidia-cuda-nvcc-cu12, or install a CUDA toolkit "+
+		"from 12.0 on")
 	for _, m := range append(Modules(), decode) {
 		file := filepath.Join(t.TempDir(), "module.ptx")
 		if err := os.WriteFile(file, []byte(m.PTX), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		out, err := exec.Command(ptxas, "-v", fmt.Sprintf("-arch=sm_%d", m.Compute), "-o", file+".cubin", file).CombinedOutput()
+		out, err := exec.Command(ptxas, "-v", fmt.Sprintf("-arch=sm_%d", m.Compute), "-o",
+			file+".cubin", file).CombinedOutput()
 		if err != nil {
 			t.Fatalf("%s: %v\n%s", m.Name, err, out)
 		}

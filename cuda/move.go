@@ -17,8 +17,8 @@ const (
 	// EntryMax is the most bytes of an entry. What is longer than a few KiB is better moved
 	// by a copy engine.
 	EntryMax = 16 << 20 // 16 MiB
-	// Align divides every entry and stride, and the addresses that kernels take. Multiples of 16 move in the widest
-	// steps, other multiples of 8 in half of them, the rest in quarters.
+	// Align divides every entry and stride, and the addresses that kernels take. Multiples of 16
+	// move in the widest steps, other multiples of 8 in half of them, the rest in quarters.
 	Align = 4
 )
 
@@ -119,7 +119,8 @@ func (m *Move) Check() error {
 func (a *args) aligned() error {
 	for k := range a.part[:a.parts] {
 		if a.part[k].width == 0 {
-			return &LayoutError{k, "memory at an odd address", fmt.Sprintf("a multiple of %d", Align)}
+			return &LayoutError{k, "memory at an odd address", fmt.Sprintf("a multiple of %d",
+				Align)}
 		}
 	}
 	return nil
@@ -216,7 +217,8 @@ func (x *Index) fill(a *args, wide uint32, places *uint64, end string) error {
 
 func (a *args) covers(n uint64, end string) error {
 	if n < a.count {
-		return &LayoutError{-1, fmt.Sprintf("%d indices of the %s", n, end), fmt.Sprintf("one for each of %d entries", a.count)}
+		return &LayoutError{-1, fmt.Sprintf("%d indices of the %s", n, end),
+			fmt.Sprintf("one for each of %d entries", a.count)}
 	}
 	return nil
 }

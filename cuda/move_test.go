@@ -148,7 +148,8 @@ func compare(t *testing.T, m *Move, run func(*Move) (Tally, error)) {
 	for k := range m.Parts {
 		whole := m.Parts[k].Dst
 		if !bytes.Equal(whole, want.Parts[k].Dst) {
-			t.Fatalf("part %d of %d entries of %d bytes differs from the obvious way", k, m.Count, m.Parts[k].Entry)
+			t.Fatalf("part %d of %d entries of %d bytes differs from the obvious way", k, m.Count,
+				m.Parts[k].Entry)
 		}
 	}
 }
@@ -160,7 +161,8 @@ func TestRunEqualsTheObviousWay(t *testing.T) {
 	}
 	defer threads.Close()
 	rng := rand.New(rand.NewPCG(1, 2))
-	for _, sizes := range [][]int{{4}, {12}, {16}, {132}, {576}, {584}, {656}, {1152}, {5000}, {656, 132}, {132, 656}} {
+	for _, sizes := range [][]int{{4}, {12}, {16}, {132}, {576}, {584}, {656}, {1152}, {5000},
+		{656, 132}, {132, 656}} {
 		for _, pad := range []int{0, 4, 112} {
 			for _, n := range []int{0, 1, 9, 300} {
 				for kinds := range 9 {
@@ -186,7 +188,8 @@ func TestScatterPastTheCaches(t *testing.T) {
 		for i := range to {
 			to[i] = uint32(rng.Uint64N(size/stride-1)/100*100) + uint32(i)
 		}
-		m := &Move{Count: 100, Dst: Index{U32: to}, Parts: []Part{{Dst: mem, Src: src, Entry: uint64(entry), DstStride: stride}}}
+		m := &Move{Count: 100, Dst: Index{U32: to},
+			Parts: []Part{{Dst: mem, Src: src, Entry: uint64(entry), DstStride: stride}}}
 		if got, err := Run(m); err != nil || got.Moved != 100 {
 			t.Fatalf("%+v, %v", got, err)
 		}
@@ -222,7 +225,8 @@ func TestGatherAndScatter(t *testing.T) {
 }
 
 func TestBadIndicesAreCounted(t *testing.T) {
-	for name, bad := range map[string]uint64{"the next": 4, "far": 1 << 40, "wraps": math.MaxUint64 / 4, "almost a skip": math.MaxUint64 - 1} {
+	for name, bad := range map[string]uint64{"the next": 4, "far": 1 << 40,
+		"wraps": math.MaxUint64 / 4, "almost a skip": math.MaxUint64 - 1} {
 		guard := bytes.Repeat([]byte{0xA5}, 4*64+128)
 		m := &Move{Count: 5, Dst: Index{U64: []uint64{0, 1, bad, 2, bad}},
 			Parts: []Part{{Dst: guard[64 : 64+4*64], Src: make([]byte, 5*64), Entry: 64}}}
@@ -247,12 +251,16 @@ func TestLayoutErrors(t *testing.T) {
 		{"no entry", Move{Parts: []Part{{}}}, "part 0: entry of 0 bytes: want a multiple of 4"},
 		{"odd entry", Move{Parts: []Part{{Entry: 16}, {Entry: 130}}}, "part 1: entry of 130 bytes"},
 		{"huge entry", Move{Parts: []Part{{Entry: EntryMax + 4}}}, "entry of"},
-		{"short stride", Move{Parts: []Part{{Entry: 16, DstStride: 12}}}, "stride of 12 bytes: want a multiple of 4, at least the entry's 16"},
+		{"short stride", Move{Parts: []Part{{Entry: 16, DstStride: 12}}},
+			"stride of 12 bytes: want a multiple of 4, at least the entry's 16"},
 		{"odd stride", Move{Parts: []Part{{Entry: 16, SrcStride: 17}}}, "stride of 17 bytes"},
 		{"negative count", Move{Parts: []Part{{Entry: 16}}, Count: -1}, "-1 entries"},
-		{"short list", Move{Parts: []Part{{Entry: 16}}, Count: 2, Src: Index{U32: make([]uint32, 1)}}, "1 indices of the source: want one for each of 2"},
-		{"empty list", Move{Parts: []Part{{Entry: 16}}, Count: 1, Dst: Index{U64: []uint64{}}}, "0 indices of the destination"},
-		{"two lists", Move{Parts: []Part{{Entry: 16}}, Dst: Index{U32: []uint32{}, U64: []uint64{}}}, "two lists of the destination"},
+		{"short list", Move{Parts: []Part{{Entry: 16}}, Count: 2,
+			Src: Index{U32: make([]uint32, 1)}}, "1 indices of the source: want one for each of 2"},
+		{"empty list", Move{Parts: []Part{{Entry: 16}}, Count: 1, Dst: Index{U64: []uint64{}}},
+			"0 indices of the destination"},
+		{"two lists", Move{Parts: []Part{{Entry: 16}}, Dst: Index{U32: []uint32{},
+			U64: []uint64{}}}, "two lists of the destination"},
 	}
 	twin, err := NewTwin(1)
 	if err != nil {
@@ -260,10 +268,14 @@ func TestLayoutErrors(t *testing.T) {
 	}
 	defer twin.Close()
 	for _, c := range cases {
-		for _, run := range []func(*Move) (Tally, error){Run, twin.Run, func(m *Move) (Tally, error) { return Tally{}, m.Check() }} {
+		for _, run := range []func(*Move) (Tally, error){Run, twin.Run,
+			func(m *Move) (Tally, error) {
+				return Tally{}, m.Check()
+			}} {
 			got, err := run(&c.m)
 			var layout *LayoutError
-			if !errors.As(err, &layout) || !errors.Is(err, driver.ErrBounds) || !strings.Contains(err.Error(), c.want) || got != (Tally{}) {
+			if !errors.As(err, &layout) || !errors.Is(err, driver.ErrBounds) ||
+				!strings.Contains(err.Error(), c.want) || got != (Tally{}) {
 				t.Errorf("%s: %+v, %v, want %q", c.name, got, err, c.want)
 			}
 		}
@@ -278,14 +290,16 @@ func TestOddAddress(t *testing.T) {
 	}
 	m := &Move{Count: 1, Parts: []Part{{Entry: 256, Dst: mem[:256], Src: mem[513:]}}}
 	var layout *LayoutError
-	if err := m.Check(); !errors.As(err, &layout) || !strings.Contains(err.Error(), "odd address: want a multiple of 4") {
+	if err := m.Check(); !errors.As(err, &layout) ||
+		!strings.Contains(err.Error(), "odd address: want a multiple of 4") {
 		t.Errorf("%v", err)
 	}
 	compare(t, m, Run)
 }
 
 func TestWidth(t *testing.T) {
-	for entry, want := range map[uint64]uint32{656: 16, 576: 16, 584: 8, 1152: 16, 132: 4, 640: 16} {
+	for entry, want := range map[uint64]uint32{656: 16, 576: 16, 584: 8, 1152: 16, 132: 4,
+		640: 16} {
 		m := Move{Parts: []Part{{Entry: entry}}}
 		var a args
 		if err := m.fill(&a); err != nil || a.part[0].width != want {
@@ -346,7 +360,8 @@ func TestTwinFromManyGoroutines(t *testing.T) {
 				m := draw(rng, []int{656}, 0, 400+100*g, 0, 1)
 				want := twinOf(m)
 				wantTally, _ := obvious(want)
-				if got, _ := twin.Run(m); got != wantTally || !bytes.Equal(m.Parts[0].Dst, want.Parts[0].Dst) {
+				if got, _ := twin.Run(m); got != wantTally ||
+					!bytes.Equal(m.Parts[0].Dst, want.Parts[0].Dst) {
 					done <- fmt.Errorf("goroutine %d: %+v, want %+v", g, got, wantTally)
 					return
 				}
@@ -369,10 +384,12 @@ func FuzzRun(f *testing.F) {
 		n := len(indices) / 4
 		x := make([]uint32, n)
 		for i := range x {
-			x[i] = uint32(indices[4*i]) | uint32(indices[4*i+1])<<8 | uint32(indices[4*i+2])<<16 | uint32(indices[4*i+3])<<24
+			x[i] = uint32(indices[4*i]) | uint32(indices[4*i+1])<<8 | uint32(indices[4*i+2])<<16 |
+				uint32(indices[4*i+3])<<24
 		}
 		rng := rand.New(rand.NewPCG(uint64(bytes), 1))
-		p := Part{Dst: random(rng, int(bytes)), Src: random(rng, int(bytes)/2), Entry: uint64(entry) * 4}
+		p := Part{Dst: random(rng, int(bytes)), Src: random(rng, int(bytes)/2),
+			Entry: uint64(entry) * 4}
 		p.DstStride, p.SrcStride = p.Entry+uint64(pad)*4, p.Entry
 		m := &Move{Parts: []Part{p}, Count: n, Src: Index{U32: x}}
 		if scatter {

@@ -19,9 +19,9 @@ const (
 	stepRounds  = 4
 )
 
-// Neighbour is other work on a card, as that of a decode step: a kernel on a stream of the highest priority that
-// reads a memory once and multiplies. How much longer its steps take beside Moves is what
-// they cost others. All methods may be called by any goroutine; steps go one after the other.
+// Neighbour is other work on a card, as that of a decode step: a kernel on a stream of the highest
+// priority that reads a memory once and multiplies. How much longer its steps take beside Moves is
+// what they cost others. All methods may be called by any goroutine; steps go one after the other.
 type Neighbour struct {
 	mu     sync.Mutex
 	d      *gpu.Device
@@ -39,7 +39,8 @@ type step struct {
 // OpenNeighbour takes so many bytes of a card's memory, a multiple of 16, for its steps to read.
 func OpenNeighbour(o DeviceOptions, bytes uint64) (*Neighbour, error) {
 	if bytes == 0 || bytes%16 != 0 {
-		return nil, fmt.Errorf("steps that read %d bytes, want a multiple of 16: %w", bytes, driver.ErrBounds)
+		return nil, fmt.Errorf("steps that read %d bytes, want a multiple of 16: %w", bytes,
+			driver.ErrBounds)
 	}
 	if err := gpu.Load(o.Library); err != nil {
 		return nil, err
@@ -48,7 +49,8 @@ func OpenNeighbour(o DeviceOptions, bytes uint64) (*Neighbour, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Neighbour{d: d, blocks: uint32(stepBlocks * d.Facts().SMs), args: step{words: bytes / 16, rounds: stepRounds}}
+	n := &Neighbour{d: d, blocks: uint32(stepBlocks * d.Facts().SMs), args: step{words: bytes / 16,
+		rounds: stepRounds}}
 	if err := n.open(bytes); err != nil {
 		_ = n.Close()
 		return nil, fmt.Errorf("open a neighbour on device %d: %w", o.Ordinal, err)
@@ -67,7 +69,8 @@ func (n *Neighbour) open(bytes uint64) (err error) {
 	for _, m := range []struct {
 		at *uint64
 		n  uint64
-	}{{&n.args.weights, bytes}, {&n.args.out, uint64(n.blocks) * stepThreads * 4}, {&n.args.done, 8}} {
+	}{{&n.args.weights, bytes}, {&n.args.out, uint64(n.blocks) * stepThreads * 4},
+		{&n.args.done, 8}} {
 		if *m.at, err = n.d.Alloc(m.n); err != nil {
 			return err
 		}
@@ -83,7 +86,8 @@ func (n *Neighbour) Step() error {
 		return driver.ErrClosed
 	}
 	var done [8]byte
-	l := gpu.Launch{Blocks: n.blocks, Threads: stepThreads, Args: n.args.bytes(), Tally: n.args.done}
+	l := gpu.Launch{Blocks: n.blocks, Threads: stepThreads, Args: n.args.bytes(),
+		Tally: n.args.done}
 	if err := n.d.Run(&l, done[:]); err != nil {
 		return err
 	}

@@ -92,7 +92,8 @@ func TestNeighbourOnDeviceRefuses(t *testing.T) {
 		}
 	}
 	var e *gpu.Error
-	if _, err := OpenNeighbour(o, 1<<50); !errors.As(err, &e) || !strings.Contains(err.Error(), "open a neighbour on device 0") {
+	if _, err := OpenNeighbour(o, 1<<50); !errors.As(err, &e) ||
+		!strings.Contains(err.Error(), "open a neighbour on device 0") {
 		t.Errorf("too much memory: %v", err)
 	}
 	n, err := OpenNeighbour(o, 160)

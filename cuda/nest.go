@@ -63,7 +63,8 @@ func (p *Pattern) fillNest(n *nested) error {
 	n.dstPer, n.dstFirst, n.dstStep = max(p.Dst.Per, 1), p.Dst.First, p.Dst.Step
 	n.srcPer, n.srcFirst, n.srcStep = max(p.Src.Per, 1), p.Src.First, p.Src.Step
 	all |= p.Dst.At | p.Src.At | p.Dst.Stride | p.Src.Stride | n.dstStep | n.srcStep
-	n.part[0] = argsPart{p.Dst.At, p.Src.At, p.Dst.Stride, p.Src.Stride, uint32(p.Entry), width(all)}
+	n.part[0] = argsPart{p.Dst.At, p.Src.At, p.Dst.Stride, p.Src.Stride, uint32(p.Entry),
+		width(all)}
 	n.dstPlaces = p.places(&p.Dst, n.dstLoop, n.loop)
 	n.srcPlaces = p.places(&p.Src, n.srcLoop, n.loop)
 	return nil

@@ -55,7 +55,8 @@ type Loop struct {
 // LoopsMax is how many loops a Pattern may have.
 const LoopsMax = 3
 
-// Pattern is a Move of one part by addresses. With Loops, an entry is a nest of runs of Entry bytes.
+// Pattern is a Move of one part by addresses. With Loops, an entry is a nest of runs of Entry
+// bytes.
 type Pattern struct {
 	Dst, Src Reach
 	Entry    uint64         // bytes
@@ -102,13 +103,15 @@ func (k *Kernels) Launch(p *Pattern, b Budget, dst []byte) (l Launch, kernel, n 
 
 // shape is the launch by bulk copies where card and entries allow it, through registers otherwise.
 func (a *args) shape(k *Kernels, b Budget) (Launch, error) {
-	if a.part[0].width == 16 && slices.Contains(k.module.Kernels, KernelBulk) && a.ringFits(&k.card) {
+	if a.part[0].width == 16 && slices.Contains(k.module.Kernels, KernelBulk) &&
+		a.ringFits(&k.card) {
 		l, err := a.plan(&k.module, &k.card, b, VariantBulk)
 		l.Why = "bulk copies: one operation an entry"
 		return l, err
 	}
 	l, err := a.plan(&k.module, &k.card, b, VariantRows)
-	l.Why = "through registers: bulk copies need multiples of 16, rings that fit, and compute capability 9.0"
+	l.Why = "through registers: bulk copies need multiples of 16, rings that fit, and compute " +
+		"capability 9.0"
 	return l, err
 }
 

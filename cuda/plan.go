@@ -72,7 +72,8 @@ func Plan(m *Move, c Card, b Budget, only string) (Launch, error) {
 	switch {
 	case only != "":
 	case b == (Budget{}):
-		variant, why = VariantStaged, "the budget has no multiprocessor: the CPU gathers, the copy engine moves"
+		variant, why = VariantStaged, "the budget has no multiprocessor: the CPU gathers, the "+
+			"copy engine moves"
 	default:
 		variant, why = VariantBulk, "bulk copies: one operation an entry"
 		var no *VariantError
@@ -119,9 +120,11 @@ func (a *args) plan(mod *Module, c *Card, b Budget, variant string) (Launch, err
 func (b Budget) check(variant string) error {
 	switch {
 	case b.SMs < 0 || b.SMs == 0 && b.InFlight == 0:
-		return &VariantError{variant, fmt.Sprintf("a kernel needs a multiprocessor, the budget has %d", b.SMs), ErrBudget}
+		return &VariantError{variant, fmt.Sprintf("a kernel needs a multiprocessor, the "+
+			"budget has %d", b.SMs), ErrBudget}
 	case b.SMs > 0 && b.InFlight > 0:
-		return &VariantError{variant, fmt.Sprintf("%d multiprocessors and %d bytes under way: give one of them", b.SMs, b.InFlight), ErrBudget}
+		return &VariantError{variant, fmt.Sprintf("%d multiprocessors and %d bytes under way: "+
+			"give one of them", b.SMs, b.InFlight), ErrBudget}
 	}
 	return nil
 }
@@ -132,11 +135,15 @@ func (m *Module) lacksBulk(c *Card) string {
 	case slices.Contains(m.Kernels, KernelBulk):
 		return ""
 	case c.Compute < modules[0].Compute:
-		return m.Name + " has no bulk copies: they need compute capability 9.0, this is " + c.version()
+		return m.Name + " has no bulk copies: they need compute capability 9.0, this is " +
+			c.version()
 	case c.Driver < modules[0].Driver:
-		return fmt.Sprintf("the driver is too old for the bulk module: it says %d, want %d", c.Driver, modules[0].Driver)
+		return fmt.Sprintf("the driver is too old for the bulk module: it says %d, want %d",
+			c.Driver, modules[0].Driver)
 	}
-	return m.Name + " has no bulk copies, and the driver did not take the module that has: this is " + c.version()
+	return m.Name +
+		" has no bulk copies, and the driver did not take the module that has: this is " +
+		c.version()
 }
 
 // modules are those that the card can load by what it says, the most capable first.
@@ -171,7 +178,8 @@ func (a *args) rows() Launch {
 func (a *args) bulk(c *Card) (Launch, string) {
 	for k := range a.part[:a.parts] {
 		if a.part[k].width != 16 {
-			return Launch{}, fmt.Sprintf("bulk copies need multiples of 16, part %d is one of %d", k, a.part[k].width)
+			return Launch{}, fmt.Sprintf("bulk copies need multiples of 16, part %d is one of %d",
+				k, a.part[k].width)
 		}
 	}
 	slot := a.longest() + slotHead
@@ -181,7 +189,8 @@ func (a *args) bulk(c *Card) (Launch, string) {
 	}
 	slots := min(uint64(c.Shared)/(threads*slot), slotsMax)
 	if slots < slotsMin {
-		return Launch{}, fmt.Sprintf("rings for entries of %d bytes do not fit in %d bytes of shared memory",
+		return Launch{}, fmt.Sprintf("rings for entries of %d bytes do not fit in %d bytes of "+
+			"shared memory",
 			a.longest(), c.Shared)
 	}
 	return Launch{Kernel: KernelBulk, Threads: uint32(threads), Slots: uint32(slots),

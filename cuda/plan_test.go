@@ -34,24 +34,38 @@ func TestPlan(t *testing.T) {
 		blocks         uint32
 		why            string
 	}{
-		{"hopper", entries(2048, 656), hopper, Budget{SMs: 4}, "", "gather_sm90", KernelBulk, 4, "one operation an entry"},
-		{"registers asked for", entries(2048, 656), hopper, Budget{SMs: 4}, VariantRows, "gather_sm90", KernelRows, 4, "asked for"},
-		{"ampere", entries(2048, 656), ampere, Budget{SMs: 4}, "", "gather_sm80", KernelRows, 4, "need compute capability 9.0"},
-		{"old driver", entries(2048, 656), Card{90, 11080, 132, 227 << 10}, Budget{SMs: 1}, "", "gather_sm80", KernelRows, 1, "driver is too old for the bulk module: it says 11080, want 12000"},
-		{"multiple of 8", entries(2048, 584), hopper, Budget{SMs: 2}, "", "gather_sm90", KernelRows, 2, "part 0 is one of 8"},
-		{"pair", entries(2048, 656, 132), hopper, Budget{SMs: 2}, "", "gather_sm90", KernelRows, 2, "part 1 is one of 4"},
-		{"few entries", entries(40, 656), hopper, Budget{SMs: 100}, VariantRows, "gather_sm90", KernelRows, 1, ""},
-		{"no entries", entries(0, 656), hopper, Budget{SMs: 100}, "", "gather_sm90", KernelBulk, 1, ""},
-		{"more than there are", entries(1<<20, 656), ampere, Budget{SMs: 1000}, "", "gather_sm80", KernelRows, 108, ""},
-		{"in flight", entries(1<<20, 656), ampere, Budget{InFlight: 57 << 10}, "", "gather_sm80", KernelRows, 2, ""},
-		{"large entries", entries(64, 64<<10), hopper, Budget{SMs: 1}, "", "gather_sm90", KernelRows, 1, "65536 bytes do not fit"},
+		{"hopper", entries(2048, 656), hopper, Budget{SMs: 4}, "", "gather_sm90", KernelBulk, 4,
+			"one operation an entry"},
+		{"registers asked for", entries(2048, 656), hopper, Budget{SMs: 4}, VariantRows,
+			"gather_sm90", KernelRows, 4, "asked for"},
+		{"ampere", entries(2048, 656), ampere, Budget{SMs: 4}, "", "gather_sm80", KernelRows, 4,
+			"need compute capability 9.0"},
+		{"old driver", entries(2048, 656), Card{90, 11080, 132, 227 << 10}, Budget{SMs: 1}, "",
+			"gather_sm80", KernelRows, 1, "driver is too old for the bulk module: it says " +
+				"11080, want 12000"},
+		{"multiple of 8", entries(2048, 584), hopper, Budget{SMs: 2}, "", "gather_sm90", KernelRows,
+			2, "part 0 is one of 8"},
+		{"pair", entries(2048, 656, 132), hopper, Budget{SMs: 2}, "", "gather_sm90", KernelRows, 2,
+			"part 1 is one of 4"},
+		{"few entries", entries(40, 656), hopper, Budget{SMs: 100}, VariantRows, "gather_sm90",
+			KernelRows, 1, ""},
+		{"no entries", entries(0, 656), hopper, Budget{SMs: 100}, "", "gather_sm90", KernelBulk, 1,
+			""},
+		{"more than there are", entries(1<<20, 656), ampere, Budget{SMs: 1000}, "", "gather_sm80",
+			KernelRows, 108, ""},
+		{"in flight", entries(1<<20, 656), ampere, Budget{InFlight: 57 << 10}, "", "gather_sm80",
+			KernelRows, 2, ""},
+		{"large entries", entries(64, 64<<10), hopper, Budget{SMs: 1}, "", "gather_sm90",
+			KernelRows, 1, "65536 bytes do not fit"},
 	}
 	for _, c := range cases {
 		l, err := Plan(c.m, c.card, c.budget, c.prefer)
-		if err != nil || l.Module != c.module || l.Kernel != c.kernel || l.Blocks != c.blocks || !strings.Contains(l.Why, c.why) {
+		if err != nil || l.Module != c.module || l.Kernel != c.kernel || l.Blocks != c.blocks ||
+			!strings.Contains(l.Why, c.why) {
 			t.Errorf("%s: %+v, %v", c.name, l, err)
 		}
-		if l.Shared > c.card.Shared || l.Kernel == KernelBulk && (l.Slots < slotsMin || l.Threads > bulkThreads || l.Shared == 0) {
+		if l.Shared > c.card.Shared || l.Kernel == KernelBulk && (l.Slots < slotsMin ||
+			l.Threads > bulkThreads || l.Shared == 0) {
 			t.Errorf("%s: %+v cannot be launched", c.name, l)
 		}
 	}
@@ -62,7 +76,8 @@ func TestPlan(t *testing.T) {
 func TestPlanHasEnoughUnderWay(t *testing.T) {
 	for _, variant := range []string{VariantRows, VariantBulk} {
 		l, err := Plan(entries(1<<20, 656), hopper, Budget{SMs: 4}, variant)
-		if err != nil || l.Variant != variant || l.Kernel != kernelOf(variant) || l.InFlight < 79<<10 {
+		if err != nil || l.Variant != variant || l.Kernel != kernelOf(variant) ||
+			l.InFlight < 79<<10 {
 			t.Errorf("%+v, %v", l, err)
 		}
 	}
@@ -71,7 +86,8 @@ func TestPlanHasEnoughUnderWay(t *testing.T) {
 // TestPlanWithoutAMultiprocessor: others do the work.
 func TestPlanWithoutAMultiprocessor(t *testing.T) {
 	l, err := Plan(entries(2048, 656), hopper, Budget{}, "")
-	if err != nil || l.Variant != VariantStaged || l.Kernel != "" || !strings.Contains(l.Why, "no multiprocessor") {
+	if err != nil || l.Variant != VariantStaged || l.Kernel != "" ||
+		!strings.Contains(l.Why, "no multiprocessor") {
 		t.Errorf("%+v, %v", l, err)
 	}
 }
@@ -83,19 +99,23 @@ func TestPlanErrors(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for variant, want := range map[string]error{VariantRows: ErrBudget, VariantBulk: ErrBudget, "dma": driver.ErrNotSupported} {
+	for variant, want := range map[string]error{VariantRows: ErrBudget, VariantBulk: ErrBudget,
+		"dma": driver.ErrNotSupported} {
 		var no *VariantError
-		if _, err := Plan(m, hopper, Budget{}, variant); !errors.Is(err, want) || !errors.As(err, &no) || no.Variant != variant {
+		if _, err := Plan(m, hopper, Budget{}, variant); !errors.Is(err, want) ||
+			!errors.As(err, &no) || no.Variant != variant {
 			t.Errorf("%s: %v", variant, err)
 		}
 	}
 	var no *VariantError
-	if _, err := Plan(entries(8, 656, 132), hopper, Budget{SMs: 2}, VariantBulk); !errors.As(err, &no) || !strings.Contains(no.Reason, "part 1 is one of 4") {
+	if _, err := Plan(entries(8, 656, 132), hopper, Budget{SMs: 2}, VariantBulk); !errors.As(err,
+		&no) || !strings.Contains(no.Reason, "part 1 is one of 4") {
 		t.Errorf("bulk copies of 132 bytes: %v", err)
 	}
 	for _, c := range []Card{{Compute: 75, Driver: 13000}, {Compute: 90, Driver: 11000}} {
 		var missing *driver.UnavailableError
-		if _, err := Plan(m, c, Budget{SMs: 1}, ""); !errors.As(err, &missing) || missing.Fix == "" {
+		if _, err := Plan(m, c, Budget{SMs: 1}, ""); !errors.As(err, &missing) ||
+			missing.Fix == "" {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}

@@ -9,10 +9,10 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Prepared is a Move whose launch the driver has captured as a CUDA graph: replaying it is one call of the
-// driver, without the arguments being read and checked again. The addresses are fixed, what they
-// hold is not: between replays the lists may be written anew, with index -1 for the entries that are
-// left out this time. All methods may be called by any goroutine.
+// Prepared is a Move whose launch the driver has captured as a CUDA graph: replaying it is one call
+// of the driver, without the arguments being read and checked again. The addresses are fixed, what
+// they hold is not: between replays the lists may be written anew, with index -1 for the entries
+// that are left out this time. All methods may be called by any goroutine.
 type Prepared struct {
 	dev    *Device
 	launch Launch
@@ -29,9 +29,10 @@ type preparedSpan struct {
 	at uint64
 }
 
-// Prepare captures a Move by the kernel that Run would take, or that only names. Where that has not been
-// measured yet, it is, which performs the Move. Graphs have no variant without a kernel, and a budget without a multiprocessor is a *VariantError. A driver without graphs
-// is answered with driver.ErrNotSupported: Run does the same. Close it before the Device.
+// Prepare captures a Move by the kernel that Run would take, or that only names. Where that has not
+// been measured yet, it is, which performs the Move. Graphs have no variant without a kernel, and a
+// budget without a multiprocessor is a *VariantError. A driver without graphs is answered with
+// driver.ErrNotSupported: Run does the same. Close it before the Device.
 func (d *Device) Prepare(m *DeviceMove, b Budget, only string) (*Prepared, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -97,7 +98,8 @@ func (p *Prepared) open(a *args) (err error) {
 // keep notes which memories must stay as they are.
 func (p *Prepared) keep(m *DeviceMove) {
 	for k := range m.Parts {
-		p.spans = append(p.spans, preparedSpan{m: m.Parts[k].Dst.Memory}, preparedSpan{m: m.Parts[k].Src.Memory})
+		p.spans = append(p.spans, preparedSpan{m: m.Parts[k].Dst.Memory},
+			preparedSpan{m: m.Parts[k].Src.Memory})
 	}
 	for _, x := range []*DeviceIndex{&m.Dst, &m.Src} {
 		if x.List.Memory != nil {

@@ -67,7 +67,8 @@ func TestPreparedEqualsTheTwin(t *testing.T) {
 				t.Fatalf("%q: %+v, %v, want %+v, %v", only, got, err, want, wantErr)
 			}
 			have := make([]byte, len(m.Parts[0].Dst))
-			if err := dm.Parts[0].Dst.Memory.ReadAt(have, 0); err != nil || !bytes.Equal(have, m.Parts[0].Dst) {
+			if err := dm.Parts[0].Dst.Memory.ReadAt(have, 0); err != nil ||
+				!bytes.Equal(have, m.Parts[0].Dst) {
 				t.Fatalf("%q: differs from the twin's, %v", only, err)
 			}
 			sameAsTwin(t, d, onOther, other, Budget{SMs: 1}, only)
@@ -81,11 +82,13 @@ func TestPreparedEqualsTheTwin(t *testing.T) {
 // TestPreparedCountsAfresh: what one replay left out is not counted by the next.
 func TestPreparedCountsAfresh(t *testing.T) {
 	d := device(t, "90")
-	m := &Move{Count: 3, Src: Index{U32: []uint32{0, Skip32, 99}}, Parts: []Part{{Entry: 16, Dst: make([]byte, 48), Src: make([]byte, 48)}}}
+	m := &Move{Count: 3, Src: Index{U32: []uint32{0, Skip32, 99}},
+		Parts: []Part{{Entry: 16, Dst: make([]byte, 48), Src: make([]byte, 48)}}}
 	dm := onDevice(t, d, m, false)
 	p := prepare(t, d, dm, VariantRows)
 	for range 2 {
-		if got, err := p.Run(); err != driver.ErrBounds || got != (Tally{Moved: 1, Skipped: 1, Bad: 1, FirstBad: 2}) {
+		if got, err := p.Run(); err != driver.ErrBounds ||
+			got != (Tally{Moved: 1, Skipped: 1, Bad: 1, FirstBad: 2}) {
 			t.Errorf("%+v, %v", got, err)
 		}
 	}
@@ -116,7 +119,8 @@ func TestPrepareRefuses(t *testing.T) {
 		{Budget{SMs: 1}, VariantStaged, driver.ErrNotSupported, "this variant has none"},
 		{Budget{SMs: 1}, "teleport", driver.ErrNotSupported, "teleport"},
 	} {
-		if p, err := d.Prepare(dm, c.b, c.only); p != nil || !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.message) {
+		if p, err := d.Prepare(dm, c.b, c.only); p != nil || !errors.Is(err, c.want) ||
+			!strings.Contains(err.Error(), c.message) {
 			t.Errorf("%+v %q: %v", c.b, c.only, err)
 		}
 	}
@@ -155,7 +159,8 @@ func TestPrepareWhereCopiesAreFaster(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := prepare(t, d, dm, "")
-	if l := p.Launch(); l.Kernel == "" || kernelOf(c.Variant) == "" && !strings.Contains(l.Why, "kernels alone") {
+	if l := p.Launch(); l.Kernel == "" || kernelOf(c.Variant) == "" &&
+		!strings.Contains(l.Why, "kernels alone") {
 		t.Errorf("%+v, chosen before: %s", l, c.String())
 	}
 	if got, err := p.Run(); err != nil || got.Moved != 500 {

@@ -13,7 +13,8 @@ import (
 // stages says which way a Move would be staged, or why it cannot be.
 func (m *DeviceMove) stages(a *args) (scatter bool, why string) {
 	if a.entries() > slotBytes {
-		return false, fmt.Sprintf("entries of %d bytes do not fit in a slot of %d", a.entries(), slotBytes)
+		return false, fmt.Sprintf("entries of %d bytes do not fit in a slot of %d", a.entries(),
+			slotBytes)
 	}
 	toCard, toHost, dstRuns, srcRuns := 0, 0, m.Dst.List.Memory == nil, m.Src.List.Memory == nil
 	for k := range m.Parts {
@@ -51,8 +52,8 @@ func (v *mover) slot(a *args, piece uint64, k int, each uint64) (mem []byte, at 
 	return v.pinned.Bytes()[off:][:each*uint64(a.part[k].entry)], v.at + off
 }
 
-// gather has the CPU gather n entries of the chunk by pieces, which the copy engine fetches while the
-// next are gathered.
+// gather has the CPU gather n entries of the chunk by pieces, which the copy engine fetches while
+// the next are gathered.
 func (v *mover) gather(m *DeviceMove, a *args, n uint64, t *tally) error {
 	each := slotBytes / a.entries()
 	for i, piece := uint64(0), uint64(0); i < n; i, piece = i+each, piece+1 {
@@ -98,7 +99,8 @@ func (v *mover) gatherPiece(m *DeviceMove, a *args, piece, i, n uint64, t *tally
 			if !moves {
 				continue
 			}
-			if err := v.add(k, p.dst+dst*p.dstStride, at+j*uint64(p.entry), uint64(p.entry)); err != nil {
+			if err := v.add(k, p.dst+dst*p.dstStride, at+j*uint64(p.entry),
+				uint64(p.entry)); err != nil {
 				return err
 			}
 		}
@@ -114,8 +116,8 @@ func counts(t *tally, part int) *tally {
 	return nil
 }
 
-// scatter has the copy engine bring n entries of the chunk by pieces, which the CPU scatters while the
-// next are on their way.
+// scatter has the copy engine bring n entries of the chunk by pieces, which the CPU scatters while
+// the next are on their way.
 func (v *mover) scatter(m *DeviceMove, a *args, n uint64, t *tally) error {
 	const ahead = gpu.Marks - 1
 	each := slotBytes / a.entries()
@@ -129,7 +131,8 @@ func (v *mover) scatter(m *DeviceMove, a *args, n uint64, t *tally) error {
 		if p < ahead {
 			continue
 		}
-		if err := v.scatterPiece(m, a, p-ahead, (p-ahead)*each, min(each, n-(p-ahead)*each), t); err != nil {
+		if err := v.scatterPiece(m, a, p-ahead, (p-ahead)*each, min(each, n-(p-ahead)*each),
+			t); err != nil {
 			return err
 		}
 	}

@@ -88,10 +88,12 @@ static void move(const struct ends *e, uint64_t first, uint64_t end, struct sl_t
 
 void sl_twin_move(const struct sl_move *m, sl_u64 first, sl_u64 n, unsigned char *dst0,
 		  const unsigned char *src0, unsigned char *dst1, const unsigned char *src1,
-		  const unsigned char *dst_index, const unsigned char *src_index, struct sl_tally *tally)
+		  const unsigned char *dst_index, const unsigned char *src_index,
+		  struct sl_tally *tally)
 {
 	for (uint32_t k = 0; k < m->parts; k++) {
-		struct ends e = {m, &m->part[k], k ? dst1 : dst0, k ? src1 : src0, dst_index, src_index, 0};
+		struct ends e =
+		    {m, &m->part[k], k ? dst1 : dst0, k ? src1 : src0, dst_index, src_index, 0};
 
 		e.past = dst_index && m->dst_places * e.p->dst_stride >= PAST_MIN;
 		move(&e, first, first + n, k ? NULL : tally);

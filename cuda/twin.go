@@ -36,8 +36,8 @@ func (x *Index) len() int { return max(len(x.U32), len(x.U64)) }
 
 // Run moves entries on the CPU, on the calling thread, as the kernels do on a card. Entries
 // with a bad index are left out and counted, all others moved: then the error is
-// driver.ErrBounds. A *LayoutError says that nothing was moved. Memory may lie at any address. Run allocates nothing
-// unless it fails; parallel calls are allowed.
+// driver.ErrBounds. A *LayoutError says that nothing was moved. Memory may lie at any address. Run
+// allocates nothing unless it fails; parallel calls are allowed.
 //
 // A scatter over 128 MiB and more goes past the caches.
 func Run(m *Move) (Tally, error) {
@@ -92,7 +92,8 @@ type worker struct {
 // NewTwin starts threads-1 goroutines: the caller of Run is a thread, too.
 func NewTwin(threads int) (*Twin, error) {
 	if threads < 1 || threads > threadsMax {
-		return nil, fmt.Errorf("%d threads, want 1 to %d: %w", threads, threadsMax, driver.ErrBounds)
+		return nil, fmt.Errorf("%d threads, want 1 to %d: %w", threads, threadsMax,
+			driver.ErrBounds)
 	}
 	t := &Twin{}
 	for range threads - 1 {

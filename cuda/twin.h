@@ -11,6 +11,7 @@
  */
 void sl_twin_move(const struct sl_move *m, sl_u64 first, sl_u64 n, unsigned char *dst0,
 		  const unsigned char *src0, unsigned char *dst1, const unsigned char *src1,
-		  const unsigned char *dst_index, const unsigned char *src_index, struct sl_tally *tally);
+		  const unsigned char *dst_index, const unsigned char *src_index,
+		  struct sl_tally *tally);
 
 #endif

@@ -81,7 +81,8 @@ static inline TARGET void NAME(step)(const struct way *now, const struct way *ne
 		NAME(fetch)(next, i);
 }
 
-static inline TARGET void NAME(step_past)(const struct way *now, const struct way *next, uint64_t len)
+static inline TARGET void NAME(step_past)(const struct way *now, const struct way *next,
+					  uint64_t len)
 {
 	if (next->dst) { /* the ends, which are stored through the caches */
 		__builtin_prefetch(next->dst);
@@ -92,7 +93,8 @@ static inline TARGET void NAME(step_past)(const struct way *now, const struct wa
 		NAME(stream)(now->dst, now->src, len);
 }
 
-static TARGET void NAME(move)(const struct ends *e, uint64_t first, uint64_t end, struct sl_tally *t)
+static TARGET void NAME(move)(const struct ends *e, uint64_t first, uint64_t end,
+			      struct sl_tally *t)
 {
 	struct way ways[AHEAD];
 	uint64_t len = e->p->entry;

@@ -12,7 +12,8 @@ import (
 
 // The variants: ways to perform a Move between the host and a card.
 const (
-	// VariantBulk is the kernel that copies in bulk through shared memory: sm_90 and multiples of 16.
+	// VariantBulk is the kernel that copies in bulk through shared memory: sm_90 and multiples of
+	// 16.
 	VariantBulk = "bulk"
 	// VariantRows is the kernel that copies through registers.
 	VariantRows = "rows"
@@ -20,8 +21,8 @@ const (
 	VariantBatch = "batch"
 	// VariantLoop has the copy engine move each run by a call of its own.
 	VariantLoop = "loop"
-	// VariantStaged has the CPU gather into a ring of pinned memory, from which the copy engine takes whole
-	// pieces; or the reverse.
+	// VariantStaged has the CPU gather into a ring of pinned memory, from which the copy engine
+	// takes whole pieces; or the reverse.
 	VariantStaged = "staged"
 )
 
@@ -51,9 +52,10 @@ func unfit(variant, reason string) error {
 // Candidate is what a Choice knows of one variant.
 type Candidate struct {
 	Variant string  `json:"variant"`
-	GBps    float64 `json:"gbps"`             // measured, of the first entries of a Move; 0: not
-	Reason  string  `json:"reason,omitempty"` // why it was not measured; "" if it was or is the only one
-	serves  bool
+	GBps    float64 `json:"gbps"` // measured, of the first entries of a Move; 0: not
+	// why it was not measured; "" if it was or is the only one
+	Reason string `json:"reason,omitempty"`
+	serves bool
 }
 
 // Choice is which variant a Device takes for Moves of one kind, and why.

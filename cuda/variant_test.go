@@ -44,7 +44,8 @@ func sameAsTwin(t *testing.T, d *Device, dm *DeviceMove, m *Move, b Budget, only
 	}
 	for k, p := range m.Parts {
 		// All has landed when Run returns, not when somebody waits for more.
-		if to := dm.Parts[k].Dst; to.Memory.host != nil && !bytes.Equal(to.Memory.host[to.Off:][:to.N], p.Dst) {
+		if to := dm.Parts[k].Dst; to.Memory.host != nil &&
+			!bytes.Equal(to.Memory.host[to.Off:][:to.N], p.Dst) {
 			t.Fatalf("%s: part %d of %d entries has not landed", only, k, m.Count)
 		}
 		have := make([]byte, len(p.Dst))
@@ -61,14 +62,16 @@ func TestVariantsEqualTheTwin(t *testing.T) {
 	rng := rand.New(rand.NewPCG(21, 22))
 	for _, sizes := range [][]int{{656}, {132}, {576}, {584}, {1152}, {656, 132}, {132, 656}} {
 		for kinds := range 9 {
-			for _, way := range []struct{ hostDst, hostLists bool }{{false, true}, {false, false}, {true, true}, {true, false}} {
+			for _, way := range []struct{ hostDst, hostLists bool }{{false, true}, {false, false},
+				{true, true}, {true, false}} {
 				for _, pad := range []int{0, 16} {
 					m := draw(rng, sizes, pad, 60, kinds/3, kinds%3)
 					for _, v := range []string{VariantBatch, VariantLoop} {
 						if lacks(d, v) {
 							continue
 						}
-						sameAsTwin(t, d, inMemory(t, d, m, way.hostDst, way.hostLists), m, Budget{}, v)
+						sameAsTwin(t, d, inMemory(t, d, m, way.hostDst, way.hostLists), m, Budget{},
+							v)
 					}
 				}
 			}
@@ -93,7 +96,8 @@ func stagedMove(rng *rand.Rand, sizes []int, pad, n, kind int, scatter bool) *Mo
 	return m
 }
 
-// TestStagedEqualsTheTwin over several rounds of the ring, and with a card's memory that ends early.
+// TestStagedEqualsTheTwin over several rounds of the ring, and with a card's memory that ends
+// early.
 func TestStagedEqualsTheTwin(t *testing.T) {
 	d := device(t, "90")
 	rng := rand.New(rand.NewPCG(23, 24))
@@ -101,7 +105,8 @@ func TestStagedEqualsTheTwin(t *testing.T) {
 		sizes []int
 		pad   int
 		n     int
-	}{{[]int{656}, 0, 40}, {[]int{656}, 112, 7000}, {[]int{584}, 8, 300}, {[]int{656, 132}, 4, 4000}, {[]int{4}, 0, 40000}, {[]int{200000}, 0, 13}} {
+	}{{[]int{656}, 0, 40}, {[]int{656}, 112, 7000}, {[]int{584}, 8, 300},
+		{[]int{656, 132}, 4, 4000}, {[]int{4}, 0, 40000}, {[]int{200000}, 0, 13}} {
 		for kind := range 3 {
 			for _, scatter := range []bool{false, true} {
 				for _, hostLists := range []bool{false, true} {
@@ -116,7 +121,8 @@ func TestStagedEqualsTheTwin(t *testing.T) {
 							}
 						}
 					}
-					sameAsTwin(t, d, inMemory(t, d, m, scatter, hostLists), m, Budget{}, VariantStaged)
+					sameAsTwin(t, d, inMemory(t, d, m, scatter, hostLists), m, Budget{},
+						VariantStaged)
 				}
 			}
 		}
@@ -140,7 +146,8 @@ func TestRunsAreMerged(t *testing.T) {
 		for k := range a.part {
 			p := &a.part[k]
 			if moves {
-				if err := v.add(k, p.dst+dst*p.dstStride, p.src+src*p.srcStride, uint64(p.entry)); err != nil {
+				if err := v.add(k, p.dst+dst*p.dstStride, p.src+src*p.srcStride,
+					uint64(p.entry)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -151,7 +158,8 @@ func TestRunsAreMerged(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if want := []uint64{192, 48, 128, 32, 64, 16}; !slices.Equal(v.n[:v.runs], want) || sum.skipped != 1 {
+	if want := []uint64{192, 48, 128, 32, 64, 16}; !slices.Equal(v.n[:v.runs], want) ||
+		sum.skipped != 1 {
 		t.Errorf("runs of %v bytes, want %v", v.n[:v.runs], want)
 	}
 	// What a Move that failed left behind is no part of the next.
@@ -159,8 +167,8 @@ func TestRunsAreMerged(t *testing.T) {
 	sameAsTwin(t, d, inMemory(t, d, m, false, true), m, Budget{}, VariantLoop)
 }
 
-// TestListsByChunks: lists in the card's memory are read by parts, beside one that is not; entries are
-// counted by where they are in all of it.
+// TestListsByChunks: lists in the card's memory are read by parts, beside one that is not; entries
+// are counted by where they are in all of it.
 func TestListsByChunks(t *testing.T) {
 	const n = chunkMax + 5000
 	d := device(t, "90")
@@ -190,7 +198,8 @@ func TestListsByChunks(t *testing.T) {
 		}
 		dm := inMemory(t, d, m, scatter, false)
 		sameAsTwin(t, d, dm, m, Budget{}, VariantStaged)
-		if got, _, err := d.Run(dm, Budget{}, VariantStaged); err != driver.ErrBounds || got.FirstBad != n-7 {
+		if got, _, err := d.Run(dm, Budget{}, VariantStaged); err != driver.ErrBounds ||
+			got.FirstBad != n-7 {
 			t.Errorf("%+v, %v", got, err)
 		}
 	}
@@ -263,7 +272,8 @@ func TestMeasuredByTheFirstEntries(t *testing.T) {
 	if err := dm.Parts[0].Dst.Memory.ReadAt(have, 0); err != nil {
 		t.Fatal(err)
 	}
-	if bytes.Equal(have[:16*measuredMax], before[:16*measuredMax]) || !bytes.Equal(have[16*measuredMax:], before[16*measuredMax:]) {
+	if bytes.Equal(have[:16*measuredMax], before[:16*measuredMax]) ||
+		!bytes.Equal(have[16*measuredMax:], before[16*measuredMax:]) {
 		t.Error("other entries than the first moved")
 	}
 }
@@ -298,7 +308,8 @@ func TestKindsOfMoves(t *testing.T) {
 }
 
 func TestTheFastestIsTaken(t *testing.T) {
-	c := Choice{Variant: VariantBulk, Candidates: []Candidate{{Variant: VariantBulk, GBps: 41}, {Variant: VariantRows, GBps: 46}, {Variant: VariantLoop, GBps: 2}}}
+	c := Choice{Variant: VariantBulk, Candidates: []Candidate{{Variant: VariantBulk, GBps: 41},
+		{Variant: VariantRows, GBps: 46}, {Variant: VariantLoop, GBps: 2}}}
 	if c.take(); c.Variant != VariantRows {
 		t.Errorf("%s was taken", c.Variant)
 	}
@@ -313,15 +324,20 @@ func TestChoiceIsMeasuredOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(c.Candidates) != len(Variants()) || !onCard() && (!strings.Contains(c.Why, "measured: bulk") ||
-		!strings.Contains(c.Why, "lacks cuMemcpyBatchAsync: it says 12040") || !strings.Contains(c.Why, "staged: for a budget of no multiprocessor")) {
+	if len(c.Candidates) != len(Variants()) || !onCard() &&
+		(!strings.Contains(c.Why, "measured: bulk") ||
+			!strings.Contains(c.Why, "lacks cuMemcpyBatchAsync: it says 12040") ||
+			!strings.Contains(c.Why, "staged: for a budget of no multiprocessor")) {
 		t.Errorf("%s", c.String())
 	}
-	best := slices.MaxFunc(c.Candidates, func(a, b Candidate) int { return int(1e6*a.GBps - 1e6*b.GBps) })
+	best := slices.MaxFunc(c.Candidates, func(a, b Candidate) int {
+		return int(1e6*a.GBps - 1e6*b.GBps)
+	})
 	if (best.Variant != c.Variant || best.GBps <= 0) && !lacks(d, VariantBulk) {
 		t.Errorf("%s was taken of %+v", c.Variant, c.Candidates)
 	}
-	if _, l, err := d.Run(dm, Budget{SMs: 2}, ""); err != nil && err != driver.ErrBounds || l.Why != c.Why || l.Variant != c.Variant {
+	if _, l, err := d.Run(dm, Budget{SMs: 2}, ""); err != nil && err != driver.ErrBounds ||
+		l.Why != c.Why || l.Variant != c.Variant {
 		t.Errorf("%+v, %v after %s", l, err, c.String())
 	}
 	if len(d.choices) != 1 {
@@ -330,7 +346,8 @@ func TestChoiceIsMeasuredOnce(t *testing.T) {
 	if _, err := d.Explain(dm, Budget{SMs: 1}, ""); err != nil || len(d.choices) != 2 {
 		t.Errorf("%d choices of two budgets, %v", len(d.choices), err)
 	}
-	if c, err := d.Explain(dm, Budget{SMs: 2}, VariantRows); err != nil || c.Variant != VariantRows || c.Why != "asked for" {
+	if c, err := d.Explain(dm, Budget{SMs: 2}, VariantRows); err != nil ||
+		c.Variant != VariantRows || c.Why != "asked for" {
 		t.Errorf("%+v, %v", c, err)
 	}
 }
@@ -338,7 +355,8 @@ func TestChoiceIsMeasuredOnce(t *testing.T) {
 // TestChoiceOfMovesThatSkip: there is nothing to measure by.
 func TestChoiceOfMovesThatSkip(t *testing.T) {
 	d := device(t, "90")
-	m := &Move{Count: 2, Src: Index{U32: []uint32{Skip32, 900}}, Parts: []Part{{Entry: 656, Dst: make([]byte, 2*656), Src: make([]byte, 2*656)}}}
+	m := &Move{Count: 2, Src: Index{U32: []uint32{Skip32, 900}},
+		Parts: []Part{{Entry: 656, Dst: make([]byte, 2*656), Src: make([]byte, 2*656)}}}
 	got, l, err := d.Run(onDevice(t, d, m, false), Budget{SMs: 1}, "")
 	if err != driver.ErrBounds || got != (Tally{Skipped: 1, Bad: 1, FirstBad: 1}) ||
 		!onCard() && !strings.Contains(l.Why, "nothing is measured") {
@@ -348,7 +366,8 @@ func TestChoiceOfMovesThatSkip(t *testing.T) {
 		t.Error("a choice without a measurement is kept")
 	}
 	m.Count = 0
-	if got, l, err := d.Run(onDevice(t, d, m, false), Budget{SMs: 1}, ""); err != nil || got != (Tally{}) || l.Variant == "" {
+	if got, l, err := d.Run(onDevice(t, d, m, false), Budget{SMs: 1}, ""); err != nil ||
+		got != (Tally{}) || l.Variant == "" {
 		t.Errorf("%+v, %+v, %v", got, l, err)
 	}
 }
@@ -372,7 +391,8 @@ func TestNoMultiprocessor(t *testing.T) {
 	dm := inMemory(t, d, m, false, true)
 	sameAsTwin(t, d, dm, m, Budget{}, "")
 	c, err := d.Explain(dm, Budget{}, "")
-	if err != nil || kernelOf(c.Variant) != "" || !strings.Contains(c.Why, "bulk: a kernel needs a multiprocessor, the budget has 0") ||
+	if err != nil || kernelOf(c.Variant) != "" ||
+		!strings.Contains(c.Why, "bulk: a kernel needs a multiprocessor, the budget has 0") ||
 		!strings.Contains(c.Why, VariantStaged+" ") {
 		t.Errorf("%+v, %v", c, err)
 	}
@@ -397,14 +417,21 @@ func TestVariantsThatDoNotServe(t *testing.T) {
 		want    error
 		message string
 	}{
-		{"unknown", plain, Budget{SMs: 1}, "teleport", driver.ErrNotSupported, "there are bulk, rows"},
-		{"bulk on ampere", plain, Budget{SMs: 1}, VariantBulk, driver.ErrNotSupported, "compute capability 9.0"},
-		{"batch by an old driver", plain, Budget{SMs: 1}, VariantBatch, driver.ErrNotSupported, "want 12080"},
+		{"unknown", plain, Budget{SMs: 1}, "teleport", driver.ErrNotSupported,
+			"there are bulk, rows"},
+		{"bulk on ampere", plain, Budget{SMs: 1}, VariantBulk, driver.ErrNotSupported,
+			"compute capability 9.0"},
+		{"batch by an old driver", plain, Budget{SMs: 1}, VariantBatch, driver.ErrNotSupported,
+			"want 12080"},
 		{"rows by none", plain, Budget{}, VariantRows, ErrBudget, "budget has 0"},
-		{"staged within the card", onCardAlone, Budget{}, VariantStaged, driver.ErrNotSupported, "between the host's memory and the card's"},
-		{"staged to a list", listed, Budget{}, VariantStaged, driver.ErrNotSupported, "without a list or gaps"},
-		{"staged from a list", listedBack, Budget{}, VariantStaged, driver.ErrNotSupported, "without a list or gaps"},
-		{"staged, too large", large, Budget{}, VariantStaged, driver.ErrNotSupported, "do not fit in a slot"},
+		{"staged within the card", onCardAlone, Budget{}, VariantStaged, driver.ErrNotSupported,
+			"between the host's memory and the card's"},
+		{"staged to a list", listed, Budget{}, VariantStaged, driver.ErrNotSupported,
+			"without a list or gaps"},
+		{"staged from a list", listedBack, Budget{}, VariantStaged, driver.ErrNotSupported,
+			"without a list or gaps"},
+		{"staged, too large", large, Budget{}, VariantStaged, driver.ErrNotSupported,
+			"do not fit in a slot"},
 		{"odd address", odd, Budget{SMs: 1}, "", driver.ErrBounds, "odd address"},
 		{"odd address by name", odd, Budget{SMs: 1}, VariantRows, driver.ErrBounds, "odd address"},
 	} {
@@ -412,7 +439,8 @@ func TestVariantsThatDoNotServe(t *testing.T) {
 			continue // the card there may well have them
 		}
 		got, _, err := d.Run(c.m, c.b, c.only)
-		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.message) || got != (Tally{}) {
+		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.message) ||
+			got != (Tally{}) {
 			t.Errorf("%s: %+v, %v, want %v with %q", c.name, got, err, c.want, c.message)
 		}
 		_, explained := d.Explain(c.m, c.b, c.only)
@@ -421,7 +449,8 @@ func TestVariantsThatDoNotServe(t *testing.T) {
 		}
 	}
 	// What kernels do not take, copies do.
-	if _, l, err := d.Run(odd, Budget{}, ""); err != nil && err != driver.ErrBounds || kernelOf(l.Variant) != "" {
+	if _, l, err := d.Run(odd, Budget{}, ""); err != nil && err != driver.ErrBounds ||
+		kernelOf(l.Variant) != "" {
 		t.Errorf("%+v, %v", l, err)
 	}
 }
@@ -435,7 +464,9 @@ func TestDriverTooOldForBulkCopies(t *testing.T) {
 	d := device(t, "90")
 	dm := onDevice(t, d, draw(rand.New(rand.NewPCG(4, 2)), []int{656}, 0, 20, 0, 1), false)
 	c, err := d.Explain(dm, Budget{SMs: 1}, "")
-	if err != nil || c.Variant != VariantRows || !strings.Contains(c.Why, "bulk: the driver is too old for the bulk module: it says 11080, want 12000") {
+	if err != nil || c.Variant != VariantRows ||
+		!strings.Contains(c.Why, "bulk: the driver is too old for the bulk module: it says "+
+			"11080, want 12000") {
 		t.Errorf("%s, %v", c.String(), err)
 	}
 }
@@ -463,7 +494,8 @@ func TestTwoDevices(t *testing.T) {
 	}
 	mixed := onDevice(t, first, draw(rng, []int{656}, 0, 5, 0, 0), false)
 	mixed.Parts[0].Src = span(memory(t, second, false, make([]byte, 8*656)), 8*656)
-	if _, _, err := first.Run(mixed, Budget{SMs: 1}, ""); !errors.Is(err, driver.ErrBounds) || !strings.Contains(err.Error(), "another device") {
+	if _, _, err := first.Run(mixed, Budget{SMs: 1}, ""); !errors.Is(err, driver.ErrBounds) ||
+		!strings.Contains(err.Error(), "another device") {
 		t.Errorf("memories of two devices: %v", err)
 	}
 }
@@ -496,8 +528,11 @@ func TestDeviceGivesAllBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := stagedMove(rand.New(rand.NewPCG(2, 1)), []int{656}, 0, 30, 1, false)
-	t.Run("in use", func(t *testing.T) { sameAsTwin(t, d, inMemory(t, d, m, false, true), m, Budget{}, VariantStaged) })
-	if held := hostmem.InUse()["cuda-ring"] - before; held < ringBytes || held > ringBytes+2*listBytes {
+	t.Run("in use", func(t *testing.T) {
+		sameAsTwin(t, d, inMemory(t, d, m, false, true), m, Budget{}, VariantStaged)
+	})
+	if held := hostmem.InUse()["cuda-ring"] - before; held < ringBytes ||
+		held > ringBytes+2*listBytes {
 		t.Errorf("%d bytes for a ring of %d", held, ringBytes)
 	}
 	if err := d.Close(); err != nil {
@@ -506,21 +541,26 @@ func TestDeviceGivesAllBack(t *testing.T) {
 	if left := hostmem.InUse()["cuda-ring"] - before; left != 0 {
 		t.Errorf("%d bytes left", left)
 	}
-	empty := DeviceMove{Count: 1, Parts: []DevicePart{{Entry: 4, Dst: Span{Memory: &Memory{dev: d, n: 4, at: 4}, N: 4}, Src: Span{Memory: &Memory{dev: d, n: 4, at: 8}, N: 4}}}}
+	empty := DeviceMove{Count: 1,
+		Parts: []DevicePart{{Entry: 4, Dst: Span{Memory: &Memory{dev: d, n: 4, at: 4}, N: 4},
+			Src: Span{Memory: &Memory{dev: d, n: 4, at: 8}, N: 4}}}}
 	if _, _, err := d.Run(&empty, Budget{}, VariantLoop); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("closed: %v", err)
 	}
 	for _, n := range []int{-1, threadsMax + 1} {
-		if _, err := OpenDevice(DeviceOptions{Library: library(t), Threads: n}); !errors.Is(err, driver.ErrBounds) {
+		if _, err := OpenDevice(DeviceOptions{Library: library(t), Threads: n}); !errors.Is(err,
+			driver.ErrBounds) {
 			t.Errorf("%d threads: %v", n, err)
 		}
 	}
 }
 
 func ExampleChoice() {
-	c := Choice{Variant: VariantBulk, Candidates: []Candidate{{Variant: VariantBulk, GBps: 46}, {Variant: VariantRows, GBps: 41.2},
+	c := Choice{Variant: VariantBulk, Candidates: []Candidate{{Variant: VariantBulk, GBps: 46},
+		{Variant: VariantRows, GBps: 41.2},
 		{Variant: VariantStaged, Reason: "for a budget of no multiprocessor"}}}
 	c.explain()
 	fmt.Println(c.String())
-	// Output: bulk: measured: bulk 46.0 GB/s, rows 41.2 GB/s; staged: for a budget of no multiprocessor
+	// Output: bulk: measured: bulk 46.0 GB/s, rows 41.2 GB/s; staged: for a budget of no
+	// multiprocessor
 }

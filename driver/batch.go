@@ -83,14 +83,17 @@ const (
 
 // Errors of Check, made once: an engine may ask for what a Peer cannot on its hot path.
 var (
-	errOp       = fmt.Errorf("neither a read nor a write: %w", ErrNotSupported)
-	errTail     = fmt.Errorf("a read has no tail: submit a write of the tail alone behind it: %w", ErrNotSupported)
-	errUnknown  = fmt.Errorf("an unknown tail: %w", ErrNotSupported)
-	errDurable  = fmt.Errorf("only a write without a tail can be durable: %w", ErrNotSupported)
-	errBoth     = fmt.Errorf("descriptors and a pattern in one batch: %w", ErrNotSupported)
-	errNothing  = fmt.Errorf("a batch of nothing: %w", ErrBounds)
-	errCounter  = fmt.Errorf("no such counter: they are numbered below driver.CountersMax: %w", ErrBounds)
-	errNoBit    = fmt.Errorf("this peer does not take such a batch: see Peer.Can: %w", ErrNotSupported)
+	errOp   = fmt.Errorf("neither a read nor a write: %w", ErrNotSupported)
+	errTail = fmt.Errorf("a read has no tail: submit a write of the tail alone behind it: %w",
+		ErrNotSupported)
+	errUnknown = fmt.Errorf("an unknown tail: %w", ErrNotSupported)
+	errDurable = fmt.Errorf("only a write without a tail can be durable: %w", ErrNotSupported)
+	errBoth    = fmt.Errorf("descriptors and a pattern in one batch: %w", ErrNotSupported)
+	errNothing = fmt.Errorf("a batch of nothing: %w", ErrBounds)
+	errCounter = fmt.Errorf("no such counter: they are numbered below driver.CountersMax: %w",
+		ErrBounds)
+	errNoBit = fmt.Errorf("this peer does not take such a batch: see Peer.Can: %w",
+		ErrNotSupported)
 	errNoNotify = fmt.Errorf("this peer carries no notifications: %w", ErrNotSupported)
 )
 

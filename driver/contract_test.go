@@ -43,7 +43,8 @@ func TestDescCheck(t *testing.T) {
 		{Desc{Remote: 2, Len: max - 1}, max, 10, false},
 		{Desc{Len: max}, max, max, true},
 	} {
-		if err := c.d.Check(c.local, c.remote); (err == nil) != c.ok || (err != nil && !errors.Is(err, ErrBounds)) {
+		if err := c.d.Check(c.local, c.remote); (err == nil) != c.ok ||
+			(err != nil && !errors.Is(err, ErrBounds)) {
 			t.Errorf("%+v within %d and %d: %v", c.d, c.local, c.remote, err)
 		}
 	}
@@ -51,7 +52,8 @@ func TestDescCheck(t *testing.T) {
 
 func TestPatternCheck(t *testing.T) {
 	const max = math.MaxUint64
-	base := Pattern{Count: 3, Run: 10, Local: Side{Stride: 10}, Remote: Side{Stride: 16, List: []uint32{5, 0, 5}}}
+	base := Pattern{Count: 3, Run: 10, Local: Side{Stride: 10},
+		Remote: Side{Stride: 16, List: []uint32{5, 0, 5}}}
 	for name, c := range map[string]struct {
 		change        func(*Pattern)
 		local, remote uint64
@@ -76,17 +78,31 @@ func TestPatternCheck(t *testing.T) {
 		"a loop fits":       {func(p *Pattern) { p.Loops = []Loop{{2, 5, 6}} }, 35, 96, true},
 		"a loop is past":    {func(p *Pattern) { p.Loops = []Loop{{2, 6, 6}} }, 35, 96, false},
 		"a loop of nothing": {func(p *Pattern) { p.Loops = []Loop{{0, 1, 1}} }, 99, 99, false},
-		"loops overflow":    {func(p *Pattern) { p.Loops = []Loop{{3, max / 2, 1}} }, max, max, false},
-		"too many runs":     {func(p *Pattern) { p.Loops = []Loop{{1 << 31, 0, 0}, {1 << 31, 0, 0}} }, max, max, false},
-		"too many loops":    {func(p *Pattern) { p.Loops = make([]Loop, LoopsMax+1) }, max, max, false},
-		"slots fit":         {func(p *Pattern) { p.Local = Side{Stride: 20, Step: 10, Per: 2, First: 1} }, 40, 90, true},
-		"slots are past":    {func(p *Pattern) { p.Local = Side{Stride: 20, Step: 10, Per: 2, First: 1} }, 39, 90, false},
+		"loops overflow": {func(p *Pattern) {
+			p.Loops = []Loop{{3, max / 2, 1}}
+		}, max, max, false},
+		"too many runs": {func(p *Pattern) {
+			p.Loops = []Loop{{1 << 31, 0, 0}, {1 << 31, 0, 0}}
+		}, max, max, false},
+		"too many loops": {func(p *Pattern) {
+			p.Loops = make([]Loop, LoopsMax+1)
+		}, max, max, false},
+		"slots fit": {func(p *Pattern) {
+			p.Local = Side{Stride: 20, Step: 10, Per: 2, First: 1}
+		}, 40, 90, true},
+		"slots are past": {func(p *Pattern) {
+			p.Local = Side{Stride: 20, Step: 10, Per: 2, First: 1}
+		}, 39, 90, false},
 		"slots are listed": {func(p *Pattern) {
 			p.Local = Side{Stride: 20, Step: 10, Per: 2, First: 1, List: []uint32{1, 0}}
 		}, 40, 90, true},
-		"first past its slot": {func(p *Pattern) { p.Local = Side{Stride: 20, Step: 10, Per: 2, First: 2} }, 99, 90, false},
+		"first past its slot": {func(p *Pattern) {
+			p.Local = Side{Stride: 20, Step: 10, Per: 2, First: 2}
+		}, 99, 90, false},
 		"first without slots": {func(p *Pattern) { p.Local.First = 1 }, 99, 90, false},
-		"step overflows":      {func(p *Pattern) { p.Local = Side{Stride: 20, Step: max, Per: 3} }, max, 90, false},
+		"step overflows": {func(p *Pattern) {
+			p.Local = Side{Stride: 20, Step: max, Per: 3}
+		}, max, 90, false},
 	} {
 		p := base
 		c.change(&p)
@@ -103,7 +119,8 @@ func TestPatternCheck(t *testing.T) {
 // TestPatternDescs holds the runs of a nest against loops written out.
 func TestPatternDescs(t *testing.T) {
 	p := Pattern{Run: 4, Count: 5, Loops: []Loop{{2, 100, 1000}, {3, 10, 20}},
-		Local: Side{Base: 7, Stride: 500, Step: 200, Per: 2, First: 1, List: []uint32{3, 1, 2}}, Remote: Side{Stride: 5000}}
+		Local:  Side{Base: 7, Stride: 500, Step: 200, Per: 2, First: 1, List: []uint32{3, 1, 2}},
+		Remote: Side{Stride: 5000}}
 	locals := []uint64{7 + 3*500 + 200, 7 + 500, 7 + 500 + 200, 7 + 2*500, 7 + 2*500 + 200}
 	if err := p.Check(1<<20, 1<<20); err != nil || p.Plain() || p.Runs() != 6 || p.Bytes() != 120 {
 		t.Fatalf("%v, %d runs, %d bytes", err, p.Runs(), p.Bytes())
@@ -112,7 +129,8 @@ func TestPatternDescs(t *testing.T) {
 		var want []Desc
 		for a := range uint64(2) {
 			for b := range uint64(3) {
-				want = append(want, Desc{Local: locals[i] + 100*a + 10*b, Remote: uint64(i)*5000 + 1000*a + 20*b, Len: 4})
+				want = append(want, Desc{Local: locals[i] + 100*a + 10*b, Remote: uint64(i)*5000 +
+					1000*a + 20*b, Len: 4})
 			}
 		}
 		if got := p.AppendDescs(nil, i); !slices.Equal(got, want) {
@@ -124,11 +142,15 @@ func TestPatternDescs(t *testing.T) {
 // FuzzPatternCheck: what is accepted has every run within both sizes, computed
 // without the shortcuts.
 func FuzzPatternCheck(f *testing.F) {
-	f.Add(uint64(656), uint64(0), uint64(656), uint32(7), uint64(10000), uint32(1), uint64(0), uint32(1), uint64(0), uint32(0))
-	f.Add(uint64(1), uint64(math.MaxUint64), uint64(1), uint32(1), uint64(math.MaxUint64), uint32(2), uint64(5), uint32(3), uint64(9), uint32(2))
-	f.Fuzz(func(t *testing.T, run, base, stride uint64, slot uint32, size uint64, n uint32, loop uint64, per uint32, step uint64, first uint32) {
+	f.Add(uint64(656), uint64(0), uint64(656), uint32(7), uint64(10000), uint32(1), uint64(0),
+		uint32(1), uint64(0), uint32(0))
+	f.Add(uint64(1), uint64(math.MaxUint64), uint64(1), uint32(1), uint64(math.MaxUint64),
+		uint32(2), uint64(5), uint32(3), uint64(9), uint32(2))
+	f.Fuzz(func(t *testing.T, run, base, stride uint64, slot uint32, size uint64, n uint32,
+		loop uint64, per uint32, step uint64, first uint32) {
 		p := Pattern{Count: 1, Run: run, Loops: []Loop{{n, loop, 0}},
-			Local: Side{Base: base, Stride: stride, Step: step, First: first, Per: per, List: []uint32{slot}}}
+			Local: Side{Base: base, Stride: stride, Step: step, First: first, Per: per,
+				List: []uint32{slot}}}
 		if p.Check(size, run) != nil {
 			return
 		}
@@ -150,20 +172,25 @@ func TestBatchCheck(t *testing.T) {
 		need Can // the bits without which it is refused
 		want error
 	}{
-		"descriptors":         {b: Batch{Op: Read, Descs: descs}},
-		"pattern":             {b: Batch{Op: Read, Pattern: plain}, need: CanPattern},
-		"nest":                {b: Batch{Op: Write, Pattern: nest}, need: CanNest},
-		"notification":        {b: Batch{Op: Write, Tail: NotifyTail}, need: CanNotify},
-		"count":               {b: Batch{Op: Write, Tail: CountTail, Descs: descs}, need: CanCount},
-		"durable":             {b: Batch{Op: Write, Durable: true, Descs: descs}, need: CanDurable},
-		"no operation":        {b: Batch{Descs: descs}, want: ErrNotSupported},
-		"read with a tail":    {b: Batch{Op: Read, Tail: NotifyTail, Descs: descs}, want: ErrNotSupported},
-		"durable read":        {b: Batch{Op: Read, Durable: true, Descs: descs}, want: ErrNotSupported},
-		"durable with a tail": {b: Batch{Op: Write, Durable: true, Tail: CountTail}, want: ErrNotSupported},
-		"both":                {b: Batch{Op: Read, Descs: descs, Pattern: plain}, want: ErrNotSupported},
-		"unknown tail":        {b: Batch{Op: Write, Tail: 9}, want: ErrNotSupported},
-		"nothing":             {b: Batch{Op: Write}, want: ErrBounds},
-		"unknown counter":     {b: Batch{Op: Write, Tail: CountTail, Counter: CountersMax}, want: ErrBounds},
+		"descriptors":  {b: Batch{Op: Read, Descs: descs}},
+		"pattern":      {b: Batch{Op: Read, Pattern: plain}, need: CanPattern},
+		"nest":         {b: Batch{Op: Write, Pattern: nest}, need: CanNest},
+		"notification": {b: Batch{Op: Write, Tail: NotifyTail}, need: CanNotify},
+		"count":        {b: Batch{Op: Write, Tail: CountTail, Descs: descs}, need: CanCount},
+		"durable":      {b: Batch{Op: Write, Durable: true, Descs: descs}, need: CanDurable},
+		"no operation": {b: Batch{Descs: descs}, want: ErrNotSupported},
+		"read with a tail": {b: Batch{Op: Read, Tail: NotifyTail, Descs: descs},
+			want: ErrNotSupported},
+		"durable read": {b: Batch{Op: Read, Durable: true, Descs: descs},
+			want: ErrNotSupported},
+		"durable with a tail": {b: Batch{Op: Write, Durable: true, Tail: CountTail},
+			want: ErrNotSupported},
+		"both": {b: Batch{Op: Read, Descs: descs, Pattern: plain},
+			want: ErrNotSupported},
+		"unknown tail": {b: Batch{Op: Write, Tail: 9}, want: ErrNotSupported},
+		"nothing":      {b: Batch{Op: Write}, want: ErrBounds},
+		"unknown counter": {b: Batch{Op: Write, Tail: CountTail, Counter: CountersMax},
+			want: ErrBounds},
 	} {
 		if err := c.b.Check(all); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v", name, err)
@@ -190,20 +217,24 @@ func TestSegment(t *testing.T) {
 		t.Error(err)
 	}
 	part, err := s.Slice(10, 20, [16]byte{1})
-	if err != nil || part.Len != 20 || len(part.Mem) != 20 || cap(part.Mem) != 20 || part.SharedOff != 17 || part.Secret[0] != 1 {
+	if err != nil || part.Len != 20 || len(part.Mem) != 20 || cap(part.Mem) != 20 ||
+		part.SharedOff != 17 || part.Secret[0] != 1 {
 		t.Errorf("a slice is %+v, %v", part, err)
 	}
-	if hbm, _ := (Segment{Kind: HBM, Addr: 1000, Len: 100}).Slice(10, 20, [16]byte{}); hbm.Addr != 1010 {
+	if hbm, _ := (Segment{Kind: HBM, Addr: 1000, Len: 100}).Slice(10, 20,
+		[16]byte{}); hbm.Addr != 1010 {
 		t.Errorf("device address %d", hbm.Addr)
 	}
 	whole := Segment{Kind: HBM, Addr: 0x10000, Len: 100, DMABuf: &DMABuf{FD: 3, Offset: 4096}}
 	if err := whole.Check(); err != nil {
 		t.Error(err)
 	}
-	if hbm, _ := whole.Slice(10, 20, [16]byte{}); *hbm.DMABuf != (DMABuf{3, 4106}) || whole.DMABuf.Offset != 4096 || hbm.Check() != nil {
+	if hbm, _ := whole.Slice(10, 20, [16]byte{}); *hbm.DMABuf != (DMABuf{3, 4106}) ||
+		whole.DMABuf.Offset != 4096 || hbm.Check() != nil {
 		t.Errorf("the dma-buf of a slice is %+v, of the whole %+v", hbm.DMABuf, whole.DMABuf)
 	}
-	if file, _ := (Segment{Kind: File, FileOff: 1000, Len: 100}).Slice(10, 20, [16]byte{}); file.FileOff != 1010 {
+	if file, _ := (Segment{Kind: File, FileOff: 1000, Len: 100}).Slice(10, 20,
+		[16]byte{}); file.FileOff != 1010 {
 		t.Errorf("file offset %d", file.FileOff)
 	}
 	for _, bad := range [][2]uint64{{0, 0}, {0, 101}, {100, 1}, {math.MaxUint64, 2}} {
@@ -212,11 +243,14 @@ func TestSegment(t *testing.T) {
 		}
 	}
 	for name, bad := range map[string]Segment{
-		"empty": {}, "length": {Kind: DRAM, Mem: make([]byte, 5), Len: 6}, "no address": {Kind: HBM, Len: 1},
-		"no file": {Kind: File, FD: -1, Len: 1}, "device address too high": {Kind: HBM, Addr: math.MaxUint64, Len: 2},
-		"dma-buf of dram":       {Kind: DRAM, Mem: make([]byte, 5), Len: 5, DMABuf: &DMABuf{}},
-		"dma-buf not open":      {Kind: HBM, Addr: 4096, Len: 1, DMABuf: &DMABuf{FD: -1}},
-		"dma-buf too long":      {Kind: HBM, Addr: 4096, Len: 8192, DMABuf: &DMABuf{Offset: math.MaxUint64 - 4095}},
+		"empty": {}, "length": {Kind: DRAM, Mem: make([]byte, 5), Len: 6}, "no address": {Kind: HBM,
+			Len: 1},
+		"no file": {Kind: File, FD: -1, Len: 1}, "device address too high": {Kind: HBM,
+			Addr: math.MaxUint64, Len: 2},
+		"dma-buf of dram":  {Kind: DRAM, Mem: make([]byte, 5), Len: 5, DMABuf: &DMABuf{}},
+		"dma-buf not open": {Kind: HBM, Addr: 4096, Len: 1, DMABuf: &DMABuf{FD: -1}},
+		"dma-buf too long": {Kind: HBM, Addr: 4096, Len: 8192,
+			DMABuf: &DMABuf{Offset: math.MaxUint64 - 4095}},
 		"dma-buf within a page": {Kind: HBM, Addr: 4096, Len: 1, DMABuf: &DMABuf{Offset: 1}},
 	} {
 		if err := bad.Check(); !errors.Is(err, ErrBounds) {
@@ -230,7 +264,8 @@ func TestSegment(t *testing.T) {
 
 func TestCaps(t *testing.T) {
 	p := Pairs{DRAM: KindsOf(DRAM, File)}
-	if !p.Serves(DRAM, File) || p.Serves(File, DRAM) || p.Serves(9, DRAM) || p.Local() != KindsOf(DRAM, File) {
+	if !p.Serves(DRAM, File) || p.Serves(File, DRAM) || p.Serves(9, DRAM) ||
+		p.Local() != KindsOf(DRAM, File) {
 		t.Errorf("pairs %v", p)
 	}
 	if got := KindsOf(DRAM, HBM, File).String(); got != "dram,hbm,file" {
@@ -246,7 +281,8 @@ func TestCaps(t *testing.T) {
 }
 
 func TestErrors(t *testing.T) {
-	unavailable := &UnavailableError{Backend: "ucx", Reason: "no libucp.so.0", Fix: "apt-get install libucx0"}
+	unavailable := &UnavailableError{Backend: "ucx", Reason: "no libucp.so.0",
+		Fix: "apt-get install libucx0"}
 	for _, c := range []struct {
 		err, is error
 		says    string

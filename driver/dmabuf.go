@@ -28,7 +28,8 @@ func (d *DMABuf) check(addr, n uint64) error {
 	case d.Offset+n < n:
 		return fmt.Errorf("segment: %d bytes at %d of a dma-buf: %w", n, d.Offset, ErrBounds)
 	case d.Offset%page != addr%page:
-		return fmt.Errorf("segment: device address %#x and offset %#x of the dma-buf differ within a page of %d bytes: %w", addr, d.Offset, page, ErrBounds)
+		return fmt.Errorf("segment: device address %#x and offset %#x of the dma-buf differ "+
+			"within a page of %d bytes: %w", addr, d.Offset, page, ErrBounds)
 	}
 	return nil
 }

@@ -82,7 +82,8 @@ func (p *Pattern) Bytes() uint64 { return uint64(p.Count) * p.EntryLen() }
 
 // Desc returns entry i of a plain pattern as a descriptor, or the first run of that of another.
 func (p *Pattern) Desc(i int) Desc {
-	return Desc{Local: p.Local.At(i), Remote: p.Remote.At(i), Len: p.Run, LocalKey: p.LocalKey, RemoteKey: p.RemoteKey}
+	return Desc{Local: p.Local.At(i), Remote: p.Remote.At(i), Len: p.Run, LocalKey: p.LocalKey,
+		RemoteKey: p.RemoteKey}
 }
 
 // AppendDescs appends all runs of entry i as descriptors, in the order of the loops.
@@ -123,8 +124,10 @@ func (p *Pattern) Check(localSize, remoteSize uint64) error {
 		remote, ok = reach(remote, uint64(l.N)-1, l.Remote, ok)
 	}
 	over, entry := bits.Mul64(runs, p.Run)
-	if over2, _ := bits.Mul64(entry, uint64(p.Count)); !ok || over != 0 || over2 != 0 || runs > math.MaxInt32 {
-		return fmt.Errorf("pattern: entries of %d runs of %d bytes are too large: %w", runs, p.Run, ErrBounds)
+	if over2, _ := bits.Mul64(entry, uint64(p.Count)); !ok || over != 0 || over2 != 0 ||
+		runs > math.MaxInt32 {
+		return fmt.Errorf("pattern: entries of %d runs of %d bytes are too large: %w", runs, p.Run,
+			ErrBounds)
 	}
 	if err := p.checkSide("local", &p.Local, local, localSize); err != nil {
 		return err
@@ -142,21 +145,25 @@ func reach(extent, n, step uint64, ok bool) (uint64, bool) {
 // checkSide compares all entries, of extent bytes from first to last, with the memory's size.
 func (p *Pattern) checkSide(side string, s *Side, extent, size uint64) error {
 	if s.Per > 1 && s.First >= s.Per || s.Per <= 1 && s.First != 0 {
-		return fmt.Errorf("pattern: %s side begins with entry %d of slots of %d: %w", side, s.First, max(1, s.Per), ErrBounds)
+		return fmt.Errorf("pattern: %s side begins with entry %d of slots of %d: %w", side, s.First,
+			max(1, s.Per), ErrBounds)
 	}
 	slots := s.slots(p.Count)
 	if s.List != nil && len(s.List) != slots {
-		return fmt.Errorf("pattern: %s list has %d of %d slots: %w", side, len(s.List), slots, ErrBounds)
+		return fmt.Errorf("pattern: %s list has %d of %d slots: %w", side, len(s.List), slots,
+			ErrBounds)
 	}
 	if s.Per > 1 {
 		in := min(uint64(s.First)+uint64(p.Count), uint64(s.Per)) - 1 // the last entry in any slot
 		var ok bool
 		if extent, ok = reach(extent, in, s.Step, true); !ok {
-			return fmt.Errorf("pattern: %s slots of %d entries are too large: %w", side, s.Per, ErrBounds)
+			return fmt.Errorf("pattern: %s slots of %d entries are too large: %w", side, s.Per,
+				ErrBounds)
 		}
 	}
 	if s.Stride < extent && s.Stride != 0 && s.Per <= 1 && len(p.Loops) == 0 {
-		return fmt.Errorf("pattern: %s stride %d is below the entry length %d: %w", side, s.Stride, extent, ErrBounds)
+		return fmt.Errorf("pattern: %s stride %d is below the entry length %d: %w", side, s.Stride,
+			extent, ErrBounds)
 	}
 	room := slotsWithin(size, s.Base, extent, s.Stride)
 	if s.List == nil {
@@ -186,5 +193,6 @@ func slotsWithin(size, base, extent, stride uint64) uint64 {
 }
 
 func slotBoundsError(side string, index, room, size uint64) error {
-	return fmt.Errorf("pattern: %s slot %d is past the %d that fit in %d bytes: %w", side, index, room, size, ErrBounds)
+	return fmt.Errorf("pattern: %s slot %d is past the %d that fit in %d bytes: %w", side, index,
+		room, size, ErrBounds)
 }

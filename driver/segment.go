@@ -94,7 +94,8 @@ func (s *Segment) Check() error {
 	switch s.Kind {
 	case DRAM:
 		if s.Len != uint64(len(s.Mem)) {
-			return fmt.Errorf("segment: Len is %d but Mem has %d bytes: %w", s.Len, len(s.Mem), ErrBounds)
+			return fmt.Errorf("segment: Len is %d but Mem has %d bytes: %w", s.Len, len(s.Mem),
+				ErrBounds)
 		}
 	case HBM:
 		return s.checkDevice()

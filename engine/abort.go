@@ -12,10 +12,10 @@ import (
 
 // Abort ends the transfer and returns nil when its outcome is known and final:
 // then no byte of it lands any more, on either side, and Err says how it ended
-// (ErrAborted, or whatever came first, which may be success). A backend that cannot prove this within
-// Config.AbortGrace loses its connection to the peer, which proves it; Abort of a
-// backend that breaks even that promise returns an error. When ctx ends first,
-// Abort returns its error, nothing is proved yet, and Abort may be called again.
+// (ErrAborted, or whatever came first, which may be success). A backend that cannot prove this
+// within Config.AbortGrace loses its connection to the peer, which proves it; Abort of a backend
+// that breaks even that promise returns an error. When ctx ends first, Abort returns its error,
+// nothing is proved yet, and Abort may be called again.
 func (t *Transfer) Abort(ctx context.Context) error {
 	return t.abort(ctx, t.look().generation())
 }
@@ -40,7 +40,8 @@ func (t *Transfer) abort(ctx context.Context, generation uint64) error {
 var (
 	errNotEnded = fmt.Errorf("the backend neither ended the transfer nor closed its connection: "+
 		"do not reuse the memory: %w", ErrTimeout)
-	errNotAnswered = fmt.Errorf("memory here is free, but the peer may still place what it has in hand, "+
+	errNotAnswered = fmt.Errorf("memory here is free, but the peer may still place what it "+
+		"has in hand, "+
 		"until it revokes or ends: %w", driver.ErrUnproven)
 )
 

@@ -13,7 +13,8 @@ import (
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
-var errNoEngine = fmt.Errorf("no engine whose backend it could be: use Engine.Alloc, or leave AllocOptions.Backend empty: %w", ErrNotSupported)
+var errNoEngine = fmt.Errorf("no engine whose backend it could be: use Engine.Alloc, or leave "+
+	"AllocOptions.Backend empty: %w", ErrNotSupported)
 
 // Alloc returns n zeroed bytes of the memory that suits the engine's backends: that
 // of the first backend in Config if it has memory of its own, host memory like the
@@ -57,7 +58,8 @@ func (e *Engine) allocator(name string) (*lane, error) {
 		}
 		return l, nil
 	}
-	return nil, fmt.Errorf("this engine has no such backend: it has %s: %w", strings.Join(names, ", "), ErrNotSupported)
+	return nil, fmt.Errorf("this engine has no such backend: it has %s: %w",
+		strings.Join(names, ", "), ErrNotSupported)
 }
 
 func (e *Engine) ended() bool {
@@ -67,7 +69,8 @@ func (e *Engine) ended() bool {
 }
 
 // errNoneOfItsOwn is the answer to a program that names a backend.
-var errNoneOfItsOwn = fmt.Errorf("it has no memory of its own, or not as it is configured: leave AllocOptions.Backend empty, host memory suits it: %w", ErrNotSupported)
+var errNoneOfItsOwn = fmt.Errorf("it has no memory of its own, or not as it is configured: leave "+
+	"AllocOptions.Backend empty, host memory suits it: %w", ErrNotSupported)
 
 // alloc takes memory from the backend.
 func (l *lane) alloc(n uint64, o AllocOptions) (*Memory, error) {
@@ -81,13 +84,15 @@ func (l *lane) alloc(n uint64, o AllocOptions) (*Memory, error) {
 	if err := furnish(seg.Mem, o); err != nil {
 		return nil, errors.Join(err, owner.Close())
 	}
-	return &Memory{from: l.caps.Name, of: &lent{seg: seg, owner: owner, uncount: hostmem.Count(o.Purpose, n)}}, nil
+	return &Memory{from: l.caps.Name, of: &lent{seg: seg, owner: owner,
+		uncount: hostmem.Count(o.Purpose, n)}}, nil
 }
 
 // furnish does with memory of a backend what the options ask for.
 func furnish(mem []byte, o AllocOptions) error {
 	if o.Node != 0 || o.NoHuge {
-		return fmt.Errorf("AllocOptions.Node and NoHuge are for host memory: leave them out, or use the package function Alloc: %w", ErrNotSupported)
+		return fmt.Errorf("AllocOptions.Node and NoHuge are for host memory: leave them out, or "+
+			"use the package function Alloc: %w", ErrNotSupported)
 	}
 	if !o.Populate {
 		return nil

@@ -47,7 +47,8 @@ func (l *landlord) Alloc(n uint64) (driver.Segment, io.Closer, error) {
 	if n == 0 || n > 1<<40 {
 		return driver.Segment{}, nil, driver.ErrBounds
 	}
-	b, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON|unix.MAP_NORESERVE)
+	b, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|
+		unix.MAP_ANON|unix.MAP_NORESERVE)
 	if err != nil {
 		return driver.Segment{}, nil, err
 	}
@@ -96,14 +97,16 @@ func TestAllocIsTheFirstBackends(t *testing.T) {
 	leak.Check(t)
 	first, second := newLandlord(t, "first"), newLandlord(t, "second")
 	e := open(t, "tenant", over(first, second))
-	for name, o := range map[string]AllocOptions{"first": {Purpose: "pool"}, "second": {Purpose: "pool", Backend: "second"}} {
+	for name, o := range map[string]AllocOptions{"first": {Purpose: "pool"},
+		"second": {Purpose: "pool", Backend: "second"}} {
 		m := alloc(t, e, 10_000, o)
 		if m.From() != name || len(m.Bytes()) != 10_000 || m.Segment().Len != 10_000 {
 			t.Errorf("%+v: memory from %q, want %q; %d bytes", o, m.From(), name, len(m.Bytes()))
 		}
 	}
 	if first.leased.Load() != 10_000 || second.leased.Load() != 10_000 {
-		t.Errorf("leased %d and %d bytes, want 10,000 each", first.leased.Load(), second.leased.Load())
+		t.Errorf("leased %d and %d bytes, want 10,000 each", first.leased.Load(),
+			second.leased.Load())
 	}
 }
 
@@ -113,7 +116,8 @@ func TestAllocIsHostMemoryIfTheFirstBackendHasNone(t *testing.T) {
 	none.fault = driver.ErrNotSupported
 	plain, err := mem.New(mem.Config{})
 	check(t, err)
-	for name, list := range map[string][]driver.Backend{"no allocator": {plain, b}, "not as configured": {none}} {
+	for name, list := range map[string][]driver.Backend{"no allocator": {plain, b},
+		"not as configured": {none}} {
 		e := open(t, "tenant", over(list...))
 		if m := alloc(t, e, 1, AllocOptions{Node: 0, NoHuge: true}); m.From() != "host" {
 			t.Errorf("%s: memory from %q", name, m.From())
@@ -140,7 +144,8 @@ func TestAllocSaysWhatToDo(t *testing.T) {
 		{1, AllocOptions{Backend: "none"}, ErrNotSupported, "leave AllocOptions.Backend empty"},
 		{1, AllocOptions{Backend: "broken"}, broken.fault, "with broken: no room"},
 		{1, AllocOptions{Node: 1}, ErrNotSupported, "use the package function Alloc"},
-		{1, AllocOptions{Backend: "own", NoHuge: true}, ErrNotSupported, "use the package function Alloc"},
+		{1, AllocOptions{Backend: "own", NoHuge: true}, ErrNotSupported,
+			"use the package function Alloc"},
 		{0, AllocOptions{}, ErrBounds, "with own"},
 		{1 << 50, AllocOptions{}, ErrBounds, "with own"},
 	} {
@@ -149,7 +154,8 @@ func TestAllocSaysWhatToDo(t *testing.T) {
 			t.Errorf("%d bytes, %+v: %v, want %v and %q", c.n, c.o, err, c.is, c.says)
 		}
 	}
-	if _, err := Alloc(1, AllocOptions{Backend: "own"}); !errors.Is(err, ErrNotSupported) || !strings.Contains(err.Error(), "Engine.Alloc") {
+	if _, err := Alloc(1, AllocOptions{Backend: "own"}); !errors.Is(err, ErrNotSupported) ||
+		!strings.Contains(err.Error(), "Engine.Alloc") {
 		t.Errorf("the package function with a backend: %v", err)
 	}
 	if n := b.leased.Load(); n != 0 {
@@ -171,7 +177,8 @@ func TestMemoryOfABackendIsCounted(t *testing.T) {
 	leak.Check(t)
 	e := open(t, "tenant", over(newLandlord(t, "own")))
 	m := alloc(t, e, 8193, AllocOptions{Purpose: "counted"})
-	if got := MemoryInUse()["counted"]; got != 3*4096 && got != 1<<16 { // pages of 4 KiB or of 64 KiB
+	if got := MemoryInUse()["counted"]; got != 3*4096 && got != 1<<16 {
+		// pages of 4 KiB or of 64 KiB
 		t.Errorf("%d bytes in use", got)
 	}
 	for range 2 {
@@ -240,7 +247,8 @@ func TestAllocPopulates(t *testing.T) {
 	if f := faults(t) - before; f > n/page/8 {
 		t.Errorf("%d page faults in %d bytes that should be there", f, n)
 	}
-	if _, err := e.Alloc(hostmem.Limits().Total+1, AllocOptions{Populate: true}); !errors.Is(err, ErrBounds) {
+	if _, err := e.Alloc(hostmem.Limits().Total+1, AllocOptions{Populate: true}); !errors.Is(err,
+		ErrBounds) {
 		t.Errorf("populate more than there is: %v", err)
 	}
 }

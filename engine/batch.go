@@ -39,7 +39,8 @@ func (t *Transfer) Add(local *Region, localOff uint64, remote *Remote, remoteOff
 	if err != nil {
 		return err
 	}
-	d := driver.Desc{Local: localOff, Remote: remoteOff, Len: n, LocalKey: localKey, RemoteKey: remoteKey}
+	d := driver.Desc{Local: localOff, Remote: remoteOff, Len: n, LocalKey: localKey,
+		RemoteKey: remoteKey}
 	if err := d.Check(local.seg.Len, remote.size); err != nil {
 		return fmt.Errorf("add %s to %s: %w", remote.name, local.name, err)
 	}
@@ -101,7 +102,8 @@ func (t *Transfer) Count(counter uint32) error {
 
 // join finds or makes the group of the connection that serves a pair of
 // memories.
-func (t *Transfer) join(local *Region, remote *Remote) (g *group, localKey, remoteKey uint32, err error) {
+func (t *Transfer) join(local *Region, remote *Remote) (g *group, localKey, remoteKey uint32,
+	err error) {
 	if !t.look().atRest() {
 		return nil, 0, 0, t.misuse("change")
 	}
@@ -186,7 +188,8 @@ func (t *Transfer) prepare() error {
 			rest = rest[n:]
 		}
 		for j := range g.patterns {
-			t.list(g.conn, driver.Batch{Op: t.op, Durable: t.route.Durable, Pattern: &g.patterns[j]})
+			t.list(g.conn, driver.Batch{Op: t.op, Durable: t.route.Durable,
+				Pattern: &g.patterns[j]})
 		}
 	}
 	if err := t.attach(); err != nil {

@@ -48,7 +48,8 @@ type CorruptError struct {
 
 // Error implements error.
 func (e *CorruptError) Error() string {
-	return fmt.Sprintf("%v of %d bytes at %d of region %s of peer %s: the two sides' checksums differ: move them again, and mistrust the way if it happens again: %v",
+	return fmt.Sprintf("%v of %d bytes at %d of region %s of peer %s: the two sides' checksums "+
+		"differ: move them again, and mistrust the way if it happens again: %v",
 		e.Op, e.Len, e.Offset, e.Region, e.Peer, ErrCorrupt)
 }
 
@@ -122,7 +123,8 @@ func (c *sumCutter) add(d driver.Desc) error {
 		return c.noRoom()
 	}
 	for d.Len > 0 {
-		if n := len(c.descs); n == most || c.bytes >= sumBytes || n > 0 && (c.descs[0].LocalKey != d.LocalKey || c.descs[0].RemoteKey != d.RemoteKey) {
+		if n := len(c.descs); n == most || c.bytes >= sumBytes || n > 0 &&
+			(c.descs[0].LocalKey != d.LocalKey || c.descs[0].RemoteKey != d.RemoteKey) {
 			c.cut()
 		}
 		piece := d
@@ -175,7 +177,9 @@ func (c *sumCutter) addRuns(p *Pattern) error {
 
 func (c *sumCutter) noRoom() error {
 	l := c.g.conn.lane
-	return &OpError{Op: "checksum", Backend: l.caps.Name, Err: fmt.Errorf("its messages of at most %d bytes are too short for any list: %w", l.caps.MessageMax, ErrNotSupported)}
+	return &OpError{Op: "checksum", Backend: l.caps.Name,
+		Err: fmt.Errorf("its messages of at most %d bytes are too short for any list: %w",
+			l.caps.MessageMax, ErrNotSupported)}
 }
 
 // list gives a Write's batch its request, which follows the data; a Read's has one of its own,
@@ -235,10 +239,13 @@ func (c *sumCutter) complete(s *summing) error {
 		}
 	}
 	if s.local == nil || s.remote == nil {
-		return fmt.Errorf("checksum: a region of the list is gone: Reset and Add it again: %w", ErrRevoked)
+		return fmt.Errorf("checksum: a region of the list is gone: Reset and Add it again: %w",
+			ErrRevoked)
 	}
 	if s.local.seg.Kind != driver.DRAM || s.remote.kind != driver.DRAM {
-		return &OpError{Op: "checksum", Peer: c.t.p.name, Err: fmt.Errorf("of %v and %v: both sides must be DRAM: %w", s.local.seg.Kind, s.remote.kind, ErrNotSupported)}
+		return &OpError{Op: "checksum", Peer: c.t.p.name,
+			Err: fmt.Errorf("of %v and %v: both sides must be DRAM: %w", s.local.seg.Kind,
+				s.remote.kind, ErrNotSupported)}
 	}
 	s.op, s.way = c.t.op, c.g.conn.sums.Load()
 	var err error
@@ -293,7 +300,8 @@ func (t *Transfer) moved(bit int, tag uint64, err error) (later bool, end error)
 		return false, err
 	}
 	switch {
-	case s.way.self && state.CompareAndSwap(sumFlying, sumWorking), state.CompareAndSwap(sumHeard, sumWorking):
+	case s.way.self && state.CompareAndSwap(sumFlying, sumWorking), state.CompareAndSwap(sumHeard,
+		sumWorking):
 		s.way.push(sumWork{t, tag})
 	case state.CompareAndSwap(sumFlying, sumMoved):
 		// The goroutine that ends all waits may have looked before.

@@ -48,7 +48,9 @@ func (a *audit) ask(from *sender, body []byte) {
 	}
 }
 
-func appendSummed(b, body []byte) []byte { return append(append(b, isSummed), body[:sumTagBytes]...) }
+func appendSummed(b, body []byte) []byte {
+	return append(append(b, isSummed), body[:sumTagBytes]...)
+}
 
 // run answers requests while there are any.
 func (a *audit) run(from *sender) {

@@ -14,7 +14,8 @@ import (
 // how fast the checked ones are beside the others.
 func BenchmarkChecksum(b *testing.B) {
 	for _, carrier := range []string{"shm", "tcp"} {
-		for name, list := range map[string]func(x *engine.Transfer, r *engine.Region, m *engine.Remote) error{
+		for name, list := range map[string]func(x *engine.Transfer, r *engine.Region,
+			m *engine.Remote) error{
 			"1MiBx16": func(x *engine.Transfer, r *engine.Region, m *engine.Remote) error {
 				for i := range uint64(16) {
 					if err := x.Add(r, i<<20, m, (15-i)<<20, 1<<20); err != nil {
@@ -28,7 +29,8 @@ func BenchmarkChecksum(b *testing.B) {
 				for i := range indices {
 					indices[i] = uint32(i*37) % 2048
 				}
-				return x.AddPages(r, m, engine.Pages{EntryLen: 656, Count: len(indices), LocalStride: 1024, RemoteStride: 2048, Local: indices, Remote: indices})
+				return x.AddPages(r, m, engine.Pages{EntryLen: 656, Count: len(indices),
+					LocalStride: 1024, RemoteStride: 2048, Local: indices, Remote: indices})
 			},
 		} {
 			b.Run(carrier+"/"+name, func(b *testing.B) { benchChecksum(b, carrier, list) })
@@ -36,8 +38,10 @@ func BenchmarkChecksum(b *testing.B) {
 	}
 }
 
-func benchChecksum(b *testing.B, carrier string, list func(x *engine.Transfer, r *engine.Region, m *engine.Remote) error) {
-	near, far := newSumEnd(b, "near", carrier, "", 16<<20), newSumEnd(b, "farther", carrier, "", 16<<20)
+func benchChecksum(b *testing.B, carrier string, list func(x *engine.Transfer, r *engine.Region,
+	m *engine.Remote) error) {
+	near, far := newSumEnd(b, "near", carrier, "", 16<<20), newSumEnd(b, "farther", carrier, "",
+		16<<20)
 	p, m := near.connect(b, far)
 	plain, err := near.NewTransfer(p, engine.Write, engine.Route{})
 	must(b, err)

@@ -91,14 +91,16 @@ func (r *sumRequest) parse(b []byte) error {
 		if len(b) < sumPattern {
 			return ErrCorrupt
 		}
-		r.entry, r.base, r.stride = binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:]), binary.LittleEndian.Uint64(b[16:])
+		r.entry, r.base, r.stride = binary.LittleEndian.Uint64(b),
+			binary.LittleEndian.Uint64(b[8:]), binary.LittleEndian.Uint64(b[16:])
 		b, size = b[sumPattern:], 4
 		if flags&sumListed == 0 {
 			size = 0
 		}
 	}
 	// Without a list the count is bounded by what an answer holds.
-	if flags > sumPaged|sumListed || flags == sumListed || count == 0 || count > 1<<20 || len(b) != r.count*size {
+	if flags > sumPaged|sumListed || flags == sumListed || count == 0 || count > 1<<20 ||
+		len(b) != r.count*size {
 		return ErrCorrupt
 	}
 	if size > 0 {
@@ -110,7 +112,8 @@ func (r *sumRequest) parse(b []byte) error {
 // at returns range i of the request; ok: it lies in a memory of that size.
 func (r *sumRequest) at(i int, size uint64) (off, n uint64, ok bool) {
 	if !r.paged {
-		off, n = binary.LittleEndian.Uint64(r.list[sumEntry*i:]), binary.LittleEndian.Uint64(r.list[sumEntry*i+8:])
+		off, n = binary.LittleEndian.Uint64(r.list[sumEntry*i:]),
+			binary.LittleEndian.Uint64(r.list[sumEntry*i+8:])
 		return off, n, off <= size && n <= size-off
 	}
 	index := uint64(i)
@@ -146,13 +149,16 @@ func (s *summing) at(i int) driver.Desc {
 func (s *summing) compare(theirs []byte, peer string) error {
 	n := s.ranges()
 	if len(theirs) != 4*n {
-		return fmt.Errorf("an answer with %d bytes of sums, want %d: %w", len(theirs), 4*n, ErrCorrupt)
+		return fmt.Errorf("an answer with %d bytes of sums, want %d: %w", len(theirs), 4*n,
+			ErrCorrupt)
 	}
 	mem := s.local.seg.Mem
 	for i := range n {
 		d := s.at(i)
-		if crc32.Checksum(mem[d.Local:d.Local+d.Len], castagnoli) != binary.LittleEndian.Uint32(theirs[4*i:]) {
-			return &CorruptError{Op: s.op, Peer: peer, Region: s.remote.name, Offset: d.Remote, Len: d.Len}
+		if crc32.Checksum(mem[d.Local:d.Local+d.Len], castagnoli) != binary.LittleEndian.Uint32(
+			theirs[4*i:]) {
+			return &CorruptError{Op: s.op, Peer: peer, Region: s.remote.name, Offset: d.Remote,
+				Len: d.Len}
 		}
 	}
 	return nil

@@ -18,13 +18,15 @@ func sumBody(t testing.TB, s *summing) []byte {
 }
 
 func TestSumRequests(t *testing.T) {
-	pages := &Pattern{Run: 16, Count: 3, Remote: Side{Base: 100, Stride: 50, List: []uint32{2, 0, 1}}}
+	pages := &Pattern{Run: 16, Count: 3, Remote: Side{Base: 100, Stride: 50,
+		List: []uint32{2, 0, 1}}}
 	plain := &Pattern{Run: 16, Count: 2, Remote: Side{Base: 100, Stride: 50}}
 	for name, c := range map[string]struct {
 		s    *summing
 		want [][2]uint64
 	}{
-		"descriptors":     {&summing{descs: []driver.Desc{{Remote: 5, Len: 10}, {Remote: 500, Len: 1}}}, [][2]uint64{{5, 10}, {500, 1}}},
+		"descriptors": {&summing{descs: []driver.Desc{{Remote: 5, Len: 10},
+			{Remote: 500, Len: 1}}}, [][2]uint64{{5, 10}, {500, 1}}},
 		"a listed one":    {&summing{pages: pages}, [][2]uint64{{200, 16}, {100, 16}, {150, 16}}},
 		"one that is not": {&summing{pages: plain}, [][2]uint64{{100, 16}, {150, 16}}},
 	} {
@@ -51,10 +53,16 @@ func TestSumRequests(t *testing.T) {
 // What a peer may say reaches no byte outside the memory that it named.
 func FuzzSumRequest(f *testing.F) {
 	f.Add(sumBody(f, &summing{descs: []driver.Desc{{Remote: 5, Len: 10}}}))
-	f.Add(sumBody(f, &summing{pages: &Pattern{Run: 16, Count: 2, Remote: Side{Base: 1, Stride: 50, List: []uint32{2, 0}}}}))
+	f.Add(
+		sumBody(f, &summing{pages: &Pattern{Run: 16, Count: 2, Remote: Side{Base: 1, Stride: 50,
+			List: []uint32{2, 0}}}}))
 	f.Add(sumBody(f, &summing{descs: []driver.Desc{{Remote: math.MaxUint64 - 3, Len: 10}}}))
-	f.Add(sumBody(f, &summing{pages: &Pattern{Run: math.MaxUint64, Count: 2, Remote: Side{Base: math.MaxUint64, Stride: math.MaxUint64}}}))
-	f.Add(sumBody(f, &summing{pages: &Pattern{Run: 1, Count: 2, Remote: Side{Stride: 1 << 63, List: []uint32{2, math.MaxUint32}}}}))
+	f.Add(sumBody(f, &summing{pages: &Pattern{Run: math.MaxUint64, Count: 2,
+		Remote: Side{Base: math.MaxUint64, Stride: math.MaxUint64}}}))
+	f.Add(
+		sumBody(f,
+			&summing{pages: &Pattern{Run: 1, Count: 2, Remote: Side{Stride: 1 << 63,
+				List: []uint32{2, math.MaxUint32}}}}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		const size = 4096
 		var r sumRequest

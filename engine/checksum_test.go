@@ -25,7 +25,9 @@ import (
 var carriers = map[string]func() (driver.Backend, error){
 	"mem": func() (driver.Backend, error) { return mem.New(mem.Config{}) },
 	"shm": func() (driver.Backend, error) { return shm.New(shm.Config{}) },
-	"tcp": func() (driver.Backend, error) { return tcp.New(tcp.Config{Plaintext: true, Listen: "127.0.0.1:0"}) },
+	"tcp": func() (driver.Backend, error) {
+		return tcp.New(tcp.Config{Plaintext: true, Listen: "127.0.0.1:0"})
+	},
 }
 
 // sumEnd is an engine with one region.
@@ -38,7 +40,8 @@ type sumEnd struct {
 func (e *sumEnd) mem() []byte { return e.r.Bytes() }
 
 // newSumEnd opens one over a carrier, with faults where rules are given.
-func newSumEnd(t testing.TB, name, carrier, rules string, n uint64, change ...func(*engine.Config)) *sumEnd {
+func newSumEnd(t testing.TB, name, carrier, rules string, n uint64,
+	change ...func(*engine.Config)) *sumEnd {
 	t.Helper()
 	b, err := carriers[carrier]()
 	if err == nil && rules != "" {
@@ -135,7 +138,8 @@ func TestChecksum(t *testing.T) {
 		for _, op := range []engine.Op{engine.Write, engine.Read} {
 			t.Run(carrier+"/"+op.String(), func(t *testing.T) {
 				leak.Check(t, hostmem.InUse)
-				near, far := newSumEnd(t, "near", carrier, "", sumSize), newSumEnd(t, "farther", carrier, "", sumSize)
+				near, far := newSumEnd(t, "near", carrier, "", sumSize),
+					newSumEnd(t, "farther", carrier, "", sumSize)
 				p, m := near.connect(t, far)
 				x := checked(t, near, p, op)
 				indices := make([]uint32, 3000)
@@ -146,8 +150,11 @@ func TestChecksum(t *testing.T) {
 				for i := range uint64(4000) {            // more than one request holds
 					must(t, x.Add(near.r, 6<<20+i*100, m, 6<<20+i*120, 90))
 				}
-				must(t, x.AddPages(near.r, m, engine.Pages{EntryLen: 656, Count: len(indices), LocalBase: 7 << 20, LocalStride: 656, RemoteBase: 8 << 20, RemoteStride: 700, Remote: indices}))
-				must(t, x.AddPages(near.r, m, engine.Pages{EntryLen: 8, Count: 2000, LocalBase: 10 << 20, LocalStride: 8, RemoteBase: 11 << 20, RemoteStride: 16}))
+				must(t, x.AddPages(near.r, m, engine.Pages{EntryLen: 656, Count: len(indices),
+					LocalBase: 7 << 20, LocalStride: 656, RemoteBase: 8 << 20, RemoteStride: 700,
+					Remote: indices}))
+				must(t, x.AddPages(near.r, m, engine.Pages{EntryLen: 8, Count: 2000,
+					LocalBase: 10 << 20, LocalStride: 8, RemoteBase: 11 << 20, RemoteStride: 16}))
 				must(t, x.Notify([]byte("done")))
 				for range 3 { // posted anew it is compared anew
 					must(t, x.Post())
@@ -161,7 +168,8 @@ func TestChecksum(t *testing.T) {
 						t.Fatal("no notification")
 					}
 				}
-				if !bytes.Equal(near.mem()[:5<<20+1], far.mem()[1:5<<20+2]) || !bytes.Equal(near.mem()[7<<20:7<<20+656], far.mem()[8<<20:8<<20+656]) {
+				if !bytes.Equal(near.mem()[:5<<20+1], far.mem()[1:5<<20+2]) ||
+					!bytes.Equal(near.mem()[7<<20:7<<20+656], far.mem()[8<<20:8<<20+656]) {
 					t.Error("other bytes")
 				}
 				must(t, x.Reset())
@@ -194,14 +202,17 @@ func TestCorruptionIsNamed(t *testing.T) {
 		for _, op := range []engine.Op{engine.Write, engine.Read} {
 			t.Run(carrier+"/"+op.String(), func(t *testing.T) {
 				leak.Check(t, hostmem.InUse)
-				near, far := newSumEnd(t, "near", carrier, "seed 3; "+op.String()+" every=3: !corrupt", sumSize), newSumEnd(t, "farther", carrier, "", sumSize)
+				near, far := newSumEnd(t, "near", carrier, "seed 3; "+op.String()+
+					" every=3: !corrupt", sumSize), newSumEnd(t, "farther", carrier, "", sumSize)
 				p, m := near.connect(t, far)
 				corrupt, fine := 0, 0
 				for i := range uint64(30) {
 					off, n := i*4096, 1000+i
 					x := checked(t, near, p, op)
 					must(t, x.Add(near.r, 1<<20+off, m, off, n))
-					pages := engine.Pages{EntryLen: 640, Count: 20, LocalBase: 2<<20 + i*20*640, LocalStride: 640, RemoteBase: 3 << 20, RemoteStride: 640 * 40, Remote: make([]uint32, 20)}
+					pages := engine.Pages{EntryLen: 640, Count: 20, LocalBase: 2<<20 + i*20*640,
+						LocalStride: 640, RemoteBase: 3 << 20, RemoteStride: 640 * 40,
+						Remote: make([]uint32, 20)}
 					for j := range pages.Remote {
 						pages.Remote[j] = uint32(j)
 					}
@@ -216,7 +227,8 @@ func TestCorruptionIsNamed(t *testing.T) {
 						select {
 						case got := <-far.Notifications():
 							if len(got.Data) != 1 || got.Data[0] != byte(i) {
-								t.Errorf("transfer %d: notification %v: one of bytes that were wrong", i, got.Data)
+								t.Errorf("transfer %d: notification %v: one of bytes "+
+									"that were wrong", i, got.Data)
 							}
 						case <-time.After(30 * time.Second):
 							t.Fatal("no notification")
@@ -226,8 +238,10 @@ func TestCorruptionIsNamed(t *testing.T) {
 						}
 					case errors.As(err, &c) && errors.Is(err, engine.ErrCorrupt):
 						corrupt++
-						inPages := c.Offset >= 3<<20 && c.Len == 640 && (c.Offset-3<<20)%(640*40) == 0
-						if c.Region != "farther" || c.Op != op || !inPages && (c.Offset != off || c.Len != n) {
+						inPages := c.Offset >= 3<<20 && c.Len == 640 &&
+							(c.Offset-3<<20)%(640*40) == 0
+						if c.Region != "farther" || c.Op != op || !inPages && (c.Offset != off ||
+							c.Len != n) {
 							t.Errorf("transfer %d names %+v", i, c)
 						}
 					default:
@@ -252,7 +266,8 @@ func TestCorruptionIsNamed(t *testing.T) {
 // peers that are gone are named as what they are.
 func TestChecksumOfWhatIsGone(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
-	near, far := newSumEnd(t, "near", "tcp", "", sumSize), newSumEnd(t, "farther", "tcp", "", sumSize)
+	near, far := newSumEnd(t, "near", "tcp", "", sumSize), newSumEnd(t, "farther", "tcp", "",
+		sumSize)
 	p, m := near.connect(t, far)
 	x := checked(t, near, p, engine.Write)
 	must(t, x.Add(near.r, 0, m, 0, 1<<20))
@@ -285,7 +300,8 @@ func TestChecksumIsAborted(t *testing.T) {
 		t.Run(carrier, func(t *testing.T) {
 			leak.Check(t, hostmem.InUse)
 			// Answers are messages of the far engine: they are late, and now and then lost.
-			near, far := newSumEnd(t, "near", carrier, "", sumSize), newSumEnd(t, "farther", carrier, "seed 5; batch p=0.5: delay 3ms±3ms", sumSize)
+			near, far := newSumEnd(t, "near", carrier, "", sumSize),
+				newSumEnd(t, "farther", carrier, "seed 5; batch p=0.5: delay 3ms±3ms", sumSize)
 			p, m := near.connect(t, far)
 			x, y := checked(t, near, p, engine.Write), checked(t, near, p, engine.Read)
 			must(t, x.Add(near.r, 0, m, 0, 6<<20))
@@ -315,7 +331,10 @@ func TestChecksumIsAborted(t *testing.T) {
 // An answer that never comes ends with the transfer's deadline.
 func TestChecksumWithoutAnswer(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
-	near := newSumEnd(t, "near", "tcp", "receive skip=2: delay 1h", sumSize, func(c *engine.Config) { c.TransferTimeout = 300 * time.Millisecond })
+	near := newSumEnd(t, "near", "tcp", "receive skip=2: delay 1h", sumSize,
+		func(c *engine.Config) {
+			c.TransferTimeout = 300 * time.Millisecond
+		})
 	far := newSumEnd(t, "farther", "tcp", "", sumSize)
 	p, m := near.connect(t, far)
 	x := checked(t, near, p, engine.Write)

@@ -41,7 +41,8 @@ func (c *conn) audit() error {
 	var err error
 	switch {
 	case c.lane == c.peer.e.stager.lane:
-		err = fmt.Errorf("chains of backends are not summed: both sides must be DRAM: %w", ErrNotSupported)
+		err = fmt.Errorf("chains of backends are not summed: both sides must be DRAM: %w",
+			ErrNotSupported)
 	case !c.peer.isSelf() && !c.carries(false):
 		err = fmt.Errorf("it carries no messages: name another by Route.Only: %w", ErrNotSupported)
 	default:

@@ -163,8 +163,9 @@ func TestAfterClose(t *testing.T) {
 	check(t, b.Close())
 	check(t, a.Close())
 	for what, err := range map[string]error{
-		"revoke": l.Revoke(within(t)), "remote": leased.Close(), "peer": p.Close(), "transfer": tr.Close(),
-		"engine": a.Close(), "region": dst.Close(), "listed region": src.Close(),
+		"revoke": l.Revoke(within(t)), "remote": leased.Close(), "peer": p.Close(),
+		"transfer": tr.Close(),
+		"engine":   a.Close(), "region": dst.Close(), "listed region": src.Close(),
 	} {
 		if err != nil {
 			t.Errorf("close %s: %v", what, err)
@@ -173,7 +174,8 @@ func TestAfterClose(t *testing.T) {
 	for what, err := range map[string]error{
 		"notify": p.Notify(within(t), nil), "connect": second(a.Connect(within(t), nil)),
 		"self": second(a.Self()), "write": second(m.WriteAt(make([]byte, 8), 0)),
-		"lease": second(dst.Lease(0, 1, LeaseOptions{})), "transfer": second(a.NewTransfer(p, Write, Route{})),
+		"lease":    second(dst.Lease(0, 1, LeaseOptions{})),
+		"transfer": second(a.NewTransfer(p, Write, Route{})),
 	} {
 		if err == nil {
 			t.Errorf("%s works on a closed engine", what)

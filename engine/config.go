@@ -27,8 +27,9 @@ type Config struct {
 	Identity *identity.Identity
 
 	// Plaintext lets Serve and Dial exchange descriptions over a network in the open: a program
-	// that reads one reaches the regions in it, and any that connects is given one. Only for networks
-	// that are trusted. A Unix socket needs neither: the kernel tells of which user the other side is.
+	// that reads one reaches the regions in it, and any that connects is given one. Only for
+	// networks that are trusted. A Unix socket needs neither: the kernel tells of which user the
+	// other side is.
 	Plaintext bool
 
 	// All durations below are at most 8,760 h, a year.
@@ -63,7 +64,8 @@ type Config struct {
 	NotificationsMax int // depth of the Notifications channel; default 1,024
 	DescriptionMax   int // bytes of a peer's description; default 16 MiB
 	NotifyMax        int // bytes of a notification, sent or received; default 16 MiB
-	HandshakesMax    int // exchanges that Serve holds at once, and connections that wait for one; default 64
+	// exchanges that Serve holds at once, and connections that wait for one; default 64
+	HandshakesMax int
 
 	// OnPeer is called once for each peer that came through Serve, from a
 	// goroutine of its own, after this engine has connected back. The engine does
@@ -95,7 +97,8 @@ func (c Config) withDefaults() (Config, error) {
 		{"HandshakeTimeout", &c.HandshakeTimeout, 5 * time.Second},
 	} {
 		if *f.field < 0 || *f.field > durationMax {
-			return c, fmt.Errorf("config: %s is %v, from 0 to %v: %w", f.name, *f.field, durationMax, ErrBounds)
+			return c, fmt.Errorf("config: %s is %v, from 0 to %v: %w", f.name, *f.field,
+				durationMax, ErrBounds)
 		}
 		if *f.field == 0 {
 			*f.field = f.value
@@ -108,7 +111,8 @@ func (c Config) withDefaults() (Config, error) {
 		c.Spin = 20 * time.Microsecond
 	}
 	if c.StagingBytes > stagingMax {
-		return c, fmt.Errorf("config: StagingBytes is %d, at most %d: %w", c.StagingBytes, int64(stagingMax), ErrBounds)
+		return c, fmt.Errorf("config: StagingBytes is %d, at most %d: %w", c.StagingBytes,
+			int64(stagingMax), ErrBounds)
 	}
 	if c.StagingBytes == 0 {
 		c.StagingBytes = 256 << 20
@@ -128,7 +132,8 @@ func (c Config) withDefaults() (Config, error) {
 		{"HandshakesMax", &c.HandshakesMax, 64, 1 << 16},
 	} {
 		if *f.field < 0 || *f.field > f.max {
-			return c, fmt.Errorf("config: %s is %d, at most %d: %w", f.name, *f.field, f.max, ErrBounds)
+			return c, fmt.Errorf("config: %s is %d, at most %d: %w", f.name, *f.field, f.max,
+				ErrBounds)
 		}
 		if *f.field == 0 {
 			*f.field = f.value
@@ -139,13 +144,15 @@ func (c Config) withDefaults() (Config, error) {
 
 func (c *Config) checkBackends() error {
 	if len(c.Name) > wire.NameMax {
-		return fmt.Errorf("config: name of %d bytes, at most %d: %w", len(c.Name), wire.NameMax, ErrBounds)
+		return fmt.Errorf("config: name of %d bytes, at most %d: %w", len(c.Name), wire.NameMax,
+			ErrBounds)
 	}
 	if c.Identity != nil && c.Plaintext {
 		return fmt.Errorf("config: both Identity and Plaintext: want one of them: %w", ErrBounds)
 	}
 	if len(c.Backends) == 0 || len(c.Backends) > wire.BackendsMax {
-		return fmt.Errorf("config: %d backends, from 1 to %d: %w", len(c.Backends), wire.BackendsMax, ErrBounds)
+		return fmt.Errorf("config: %d backends, from 1 to %d: %w", len(c.Backends),
+			wire.BackendsMax, ErrBounds)
 	}
 	seen := map[string]bool{}
 	for _, b := range c.Backends {

@@ -18,9 +18,11 @@ import (
 // failed. An engine's own description gives Self.
 func (e *Engine) Connect(ctx context.Context, description []byte) (*Peer, error) {
 	if len(description) > e.cfg.DescriptionMax {
-		return nil, &OpError{Op: "connect", Err: fmt.Errorf("description of %d bytes, at most Config.DescriptionMax of %d: %w", len(description), e.cfg.DescriptionMax, ErrBounds)}
+		return nil, &OpError{Op: "connect", Err: fmt.Errorf("description of %d bytes, at most "+
+			"Config.DescriptionMax of %d: %w", len(description), e.cfg.DescriptionMax, ErrBounds)}
 	}
-	d, err := wire.Decode(bytes.Clone(description)) // what it says is kept, and the caller's bytes may change
+	// what it says is kept, and the caller's bytes may change
+	d, err := wire.Decode(bytes.Clone(description))
 	if err != nil {
 		return nil, &OpError{Op: "connect", Err: err}
 	}
@@ -35,7 +37,8 @@ func (e *Engine) Connect(ctx context.Context, description []byte) (*Peer, error)
 // connect connects, and says hello by each connection. show is the secret of the ticket that
 // the peer has issued, ours is the ticket that the peer shows. It ends early when the engine
 // closes.
-func (e *Engine) connect(ctx context.Context, d *wire.Description, show secret, ours *ticket) (*Peer, error) {
+func (e *Engine) connect(ctx context.Context, d *wire.Description, show secret, ours *ticket) (
+	*Peer, error) {
 	private := ours != nil && ours.private
 	if err := e.takePlace(private); err != nil {
 		return nil, &OpError{Op: "connect", Peer: d.Name, Err: err}
@@ -59,12 +62,14 @@ func (e *Engine) connect(ctx context.Context, d *wire.Description, show secret, 
 		}
 		if err != nil {
 			p.reasons[i] = err.Error()
-			errs = append(errs, &OpError{Op: "connect", Backend: l.caps.Name, Peer: d.Name, Err: err})
+			errs = append(errs, &OpError{Op: "connect", Backend: l.caps.Name, Peer: d.Name,
+				Err: err})
 		}
 		connected = connected || err == nil
 	}
 	if !connected {
-		return nil, errors.Join(append(errs, &OpError{Op: "connect", Peer: d.Name, Err: ErrNoRoute})...)
+		return nil,
+			errors.Join(append(errs, &OpError{Op: "connect", Peer: d.Name, Err: ErrNoRoute})...)
 	}
 	p.known, p.remotes = describe(d), map[string]*Remote{}
 	if err := e.addPeer(p, ours); err != nil {
@@ -79,7 +84,8 @@ func (e *Engine) newPeer(d *wire.Description) *Peer {
 	n := len(e.lanes)
 	p := &Peer{
 		e: e, name: d.Name, id: d.Engine, host: d.Host,
-		conns: make([]*conn, n), reasons: make([]string, n), notifyMax: min(e.cfg.NotifyMax, d.NotifyMax),
+		conns: make([]*conn, n), reasons: make([]string, n), notifyMax: min(e.cfg.NotifyMax,
+			d.NotifyMax),
 		lost: make(chan struct{}), notifiers: make(chan *Transfer, notifyTransfersMax),
 	}
 	for range notifyTransfersMax {
@@ -94,7 +100,8 @@ func (p *Peer) connectLane(ctx context.Context, i int, l *lane, d *wire.Descript
 		return fmt.Errorf("the peer has no backend of this name: %w", ErrNotSupported)
 	}
 	if l.caps.Reach < driver.Network && d.Host != p.e.host {
-		return fmt.Errorf("it reaches within a %v, and the peer is on another: %w", l.caps.Reach, ErrNotSupported)
+		return fmt.Errorf("it reaches within a %v, and the peer is on another: %w", l.caps.Reach,
+			ErrNotSupported)
 	}
 	bp, err := l.b.Connect(ctx, addr)
 	if err != nil {

@@ -46,7 +46,8 @@ type countWait struct {
 // ErrBounds: there are CountersMax. ErrNotSupported: none of the backends counts.
 func (e *Engine) Counter(number uint32) (*Counter, error) {
 	if number >= CountersMax {
-		return nil, &OpError{Op: "counter", Err: fmt.Errorf("number %d, below %d: %w", number, CountersMax, ErrBounds)}
+		return nil, &OpError{Op: "counter", Err: fmt.Errorf("number %d, below %d: %w", number,
+			CountersMax, ErrBounds)}
 	}
 	e.tally.mu.Lock()
 	defer e.tally.mu.Unlock()
@@ -61,7 +62,8 @@ func (e *Engine) Counter(number uint32) (*Counter, error) {
 	}
 	c.seen = make([]uint64, len(c.lanes))
 	if len(c.lanes) == 0 {
-		return nil, &OpError{Op: "counter", Err: fmt.Errorf("none of the backends counts arrivals: %w", ErrNotSupported)}
+		return nil, &OpError{Op: "counter", Err: fmt.Errorf("none of the backends counts "+
+			"arrivals: %w", ErrNotSupported)}
 	}
 	if e.tally.counters == nil {
 		e.tally.counters = map[uint32]*Counter{}
@@ -103,7 +105,8 @@ func (c *Counter) Wait(ctx context.Context, n uint64) error {
 	if ctx.Err() == nil {
 		return fmt.Errorf("wait for counter %d to reach %d: %w", c.number, n, ErrClosed)
 	}
-	return fmt.Errorf("wait for counter %d to reach %d, it is at %d: %w", c.number, n, c.Value(), context.Cause(ctx))
+	return fmt.Errorf("wait for counter %d to reach %d, it is at %d: %w", c.number, n, c.Value(),
+		context.Cause(ctx))
 }
 
 func (c *Counter) enlist(w *countWait) {

@@ -214,11 +214,13 @@ func TestCountWhileAsking(t *testing.T) {
 		case <-w.done:
 		default:
 			if first.value == 5 {
-				t.Fatalf("arrival at look %d: the count is at 10, and who waits for it asked to be told of %d and %d",
+				t.Fatalf("arrival at look %d: the count is at 10, and who waits for it asked to "+
+					"be told of %d and %d",
 					arriveAt+1, first.awaited, second.awaited)
 			}
 			if first.awaited != 5 || second.awaited != 6 {
-				t.Errorf("asked to be told of %d and %d, want 5 and 6", first.awaited, second.awaited)
+				t.Errorf("asked to be told of %d and %d, want 5 and 6", first.awaited,
+					second.awaited)
 			}
 		}
 	}

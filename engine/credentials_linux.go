@@ -32,7 +32,8 @@ func checkUser(conn net.Conn) error {
 		return fmt.Errorf("check user of the other side: %w", credErr)
 	}
 	if int(cred.Uid) != os.Geteuid() {
-		return fmt.Errorf("the other side runs as user %d, this one as %d: run both as one user, or use TLS over TCP: %w", cred.Uid, os.Geteuid(), os.ErrPermission)
+		return fmt.Errorf("the other side runs as user %d, this one as %d: run both as one user, "+
+			"or use TLS over TCP: %w", cred.Uid, os.Geteuid(), os.ErrPermission)
 	}
 	return nil
 }

@@ -11,8 +11,8 @@ import (
 // sweeper ends transfers that are past their deadline, in three stages, each
 // bounded by Config.AbortGrace: it cancels; it closes the connection, which
 // proves the end; and, with a backend whose Close has returned and which breaks even that
-// promise, it gives the transfer up and keeps its regions busy. Its timer runs only while something is
-// posted.
+// promise, it gives the transfer up and keeps its regions busy. Its timer runs only while something
+// is posted.
 type sweeper struct {
 	e      *Engine
 	period time.Duration
@@ -26,7 +26,8 @@ type sweeper struct {
 
 func (s *sweeper) init(e *Engine) {
 	s.e = e
-	s.period = min(max(min(e.cfg.TransferTimeout, e.cfg.AbortGrace)/8, time.Millisecond), time.Second)
+	s.period = min(max(min(e.cfg.TransferTimeout, e.cfg.AbortGrace)/8, time.Millisecond),
+		time.Second)
 	s.timer = time.AfterFunc(time.Hour, s.sweep)
 	s.timer.Stop()
 }

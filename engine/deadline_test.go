@@ -66,7 +66,9 @@ func TestProgressIsGivenTime(t *testing.T) {
 	require.NoError(t, tr.Post())
 	first := tr.deadline.Load()
 	f.finishOne(nil)
-	require.Eventually(t, func() bool { return tr.deadline.Load() > first }, limit, time.Millisecond)
+	require.Eventually(t, func() bool {
+		return tr.deadline.Load() > first
+	}, limit, time.Millisecond)
 	require.False(t, tr.Done())
 
 	generation, ok := tr.holdPost()
@@ -89,13 +91,15 @@ func TestLongTransfersAreCut(t *testing.T) {
 	g := &group{conn: c}
 	g.add(driver.Desc{Len: 5 * batchBytesMax}, c.lenMax())
 	require.Len(t, g.descs, 5)
-	require.Equal(t, driver.Desc{Local: 4 * batchBytesMax, Remote: 4 * batchBytesMax, Len: batchBytesMax}, g.descs[4])
+	require.Equal(t, driver.Desc{Local: 4 * batchBytesMax, Remote: 4 * batchBytesMax,
+		Len: batchBytesMax}, g.descs[4])
 	require.Equal(t, 1, c.nextBatch(g.descs))
 	half := driver.Desc{Len: batchBytesMax / 2}
 	require.Equal(t, 2, c.nextBatch([]driver.Desc{half, half, half}))
 	require.Equal(t, 1, c.nextBatch([]driver.Desc{{Len: batchBytesMax}, half}))
 	require.Equal(t, 3, c.nextBatch(make([]driver.Desc, 5)))
-	require.Equal(t, 2, c.entriesMax(&Pattern{Run: batchBytesMax / 4, Count: 9, Loops: []Loop{{N: 2}}}))
+	require.Equal(t, 2, c.entriesMax(&Pattern{Run: batchBytesMax / 4, Count: 9,
+		Loops: []Loop{{N: 2}}}))
 	require.Equal(t, 1, c.entriesMax(&Pattern{Run: 2 * batchBytesMax, Count: 9}))
 	require.Equal(t, 7, c.entriesMax(&Pattern{Run: 1, Count: 9}))
 }
@@ -104,7 +108,8 @@ func TestLongTransfersAreCut(t *testing.T) {
 func TestHelloThatDoesNotEnd(t *testing.T) {
 	b := open(t, "b", func(c *Config) { c.Backends = []driver.Backend{&fake{}} })
 	a := open(t, "a", func(c *Config) {
-		c.Backends, c.AbortGrace = []driver.Backend{&fake{manual: true, hellos: true}}, 10*time.Millisecond
+		c.Backends, c.AbortGrace = []driver.Backend{&fake{manual: true, hellos: true}},
+			10*time.Millisecond
 	})
 	d, err := b.Describe()
 	require.NoError(t, err)
@@ -148,7 +153,9 @@ func TestWaitEndsWithoutTheTransfer(t *testing.T) {
 	if err := tr.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) || tr.Done() {
 		t.Errorf("wait: %v, done %v", err, tr.Done())
 	}
-	for _, misuse := range []func() error{tr.Post, tr.Reset, tr.Close, func() error { return tr.Add(r, 0, m, 0, 1) }, func() error { return tr.Notify(nil) }} {
+	for _, misuse := range []func() error{tr.Post, tr.Reset, tr.Close, func() error {
+		return tr.Add(r, 0, m, 0, 1)
+	}, func() error { return tr.Notify(nil) }} {
 		if err := misuse(); !errors.Is(err, ErrBusy) {
 			t.Errorf("misuse of a posted transfer: %v", err)
 		}
@@ -195,7 +202,8 @@ func TestErrorSkipsTheRest(t *testing.T) {
 	}
 	err := tr.Wait(within(t))
 	var op *OpError
-	if !errors.Is(err, ErrRevoked) || !errors.As(err, &op) || op.Backend != "fake" || op.Peer != "fake" || op.Op != "write" {
+	if !errors.Is(err, ErrRevoked) || !errors.As(err, &op) || op.Backend != "fake" ||
+		op.Peer != "fake" || op.Op != "write" {
 		t.Errorf("got %v", err)
 	}
 	if n := len(f.seen()); n > 2 {

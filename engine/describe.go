@@ -25,7 +25,8 @@ func (e *Engine) Describe(regions ...*Region) ([]byte, error) {
 	kept, room := d.Regions[:0], newTokenRoom(len(regions), len(e.lanes))
 	for i, r := range regions {
 		if r.e != e {
-			return nil, &OpError{Op: "describe region " + r.name, Err: fmt.Errorf("it is of another engine: %w", ErrBounds)}
+			return nil, &OpError{Op: "describe region " + r.name,
+				Err: fmt.Errorf("it is of another engine: %w", ErrBounds)}
 		}
 		tokens, err := room.tokens(r.mems)
 		if errors.Is(err, ErrClosed) && !named {
@@ -45,9 +46,9 @@ func (e *Engine) Describe(regions ...*Region) ([]byte, error) {
 	return b, nil
 }
 
-// list has visible tell of a region, too. A program that registers many names mostly does so in order,
-// and then nothing needs to be sorted later. A reader of the list sees no more than its old end.
-// Preconditions: e.mu is held.
+// list has visible tell of a region, too. A program that registers many names mostly does so in
+// order, and then nothing needs to be sorted later. A reader of the list sees no more than its old
+// end. Preconditions: e.mu is held.
 func (e *Engine) list(r *Region) {
 	n := len(e.sorted)
 	switch {
@@ -79,12 +80,14 @@ func (e *Engine) visible() []*Region {
 }
 
 func (e *Engine) describe(regions []*Region) *wire.Description {
-	d := &wire.Description{Engine: e.id, Host: e.host, Name: e.cfg.Name, NotifyMax: e.cfg.NotifyMax, Regions: make([]wire.Region, len(regions))}
+	d := &wire.Description{Engine: e.id, Host: e.host, Name: e.cfg.Name, NotifyMax: e.cfg.NotifyMax,
+		Regions: make([]wire.Region, len(regions))}
 	for _, l := range e.lanes {
 		d.Backends = append(d.Backends, wire.Backend{Name: l.caps.Name, Addr: l.b.Addr()})
 	}
 	for i, r := range regions {
-		d.Regions[i] = wire.Region{Name: r.name, Kind: r.seg.Kind, ReadOnly: r.seg.ReadOnly, Size: r.seg.Len}
+		d.Regions[i] = wire.Region{Name: r.name, Kind: r.seg.Kind, ReadOnly: r.seg.ReadOnly,
+			Size: r.seg.Len}
 	}
 	return d
 }
@@ -101,7 +104,8 @@ type tokenRoom struct {
 const tokenGuess = 32
 
 func newTokenRoom(regions, lanes int) *tokenRoom {
-	return &tokenRoom{lists: make([][]byte, regions*lanes), bytes: make([]byte, 0, regions*lanes*tokenGuess), lanes: lanes}
+	return &tokenRoom{lists: make([][]byte, regions*lanes),
+		bytes: make([]byte, 0, regions*lanes*tokenGuess), lanes: lanes}
 }
 
 // tokens returns those of a region, by lane.

@@ -16,7 +16,8 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
-// describes fails the test unless the engine tells of these regions, in order, and each can be reached.
+// describes fails the test unless the engine tells of these regions, in order, and each can be
+// reached.
 func describes(t *testing.T, e *Engine, want ...string) {
 	t.Helper()
 	reader := open(t, "reader")
@@ -64,8 +65,8 @@ func TestDescribeFollowsWhatIsRegistered(t *testing.T) {
 	describes(t, e, "a", "b", "c")
 }
 
-// TestDescribeAfterTheEpochHasEnded: a name that is registered again, on the same memory, has another token,
-// and the old one opens nothing.
+// TestDescribeAfterTheEpochHasEnded: a name that is registered again, on the same memory, has
+// another token, and the old one opens nothing.
 func TestDescribeAfterTheEpochHasEnded(t *testing.T) {
 	e, reader := open(t, "owner"), open(t, "reader")
 	r, src := register(t, e, "kv", 4096), register(t, reader, "src", 4096)
@@ -83,7 +84,8 @@ func TestDescribeAfterTheEpochHasEnded(t *testing.T) {
 			t.Fatal("the description is that of the region that was closed")
 		}
 		check(t, old.Refresh(before))
-		if err := readOnce(t, old, src); !errors.Is(err, ErrRevoked) && !errors.Is(err, driver.ErrBadToken) {
+		if err := readOnce(t, old, src); !errors.Is(err, ErrRevoked) &&
+			!errors.Is(err, driver.ErrBadToken) {
 			t.Errorf("what was described before the region was closed: %v", err)
 		}
 		check(t, old.Refresh(after))
@@ -103,7 +105,8 @@ func readOnce(t *testing.T, p *Peer, src *Region) error {
 	return tr.Wait(context.Background())
 }
 
-// TestDescribeWhileOthersRegister: a list is never out of order and never with a hole, whoever looks.
+// TestDescribeWhileOthersRegister: a list is never out of order and never with a hole, whoever
+// looks.
 func TestDescribeWhileOthersRegister(t *testing.T) {
 	e := open(t, "owner")
 	seg := register(t, e, "0", 4096).Segment()
@@ -123,7 +126,9 @@ func TestDescribeWhileOthersRegister(t *testing.T) {
 	}
 	for range 100 {
 		list := e.visible()
-		if !slices.IsSortedFunc(list, func(a, b *Region) int { return strings.Compare(a.name, b.name) }) || slices.Contains(list, nil) {
+		if !slices.IsSortedFunc(list, func(a, b *Region) int {
+			return strings.Compare(a.name, b.name)
+		}) || slices.Contains(list, nil) {
 			t.Fatal("the list is out of order")
 		}
 		if _, err := e.Describe(); err != nil {

@@ -88,7 +88,8 @@ func (d *device) Register(seg driver.Segment) (driver.Memory, error) {
 	defer d.mu.Unlock()
 	for base, b := range d.memory {
 		if at >= base && at+seg.Len <= base+uint64(len(b)) {
-			seg.Kind, seg.Mem, seg.Addr, seg.FD, seg.FileOff = driver.DRAM, b[at-base:][:seg.Len], 0, 0, 0
+			seg.Kind, seg.Mem, seg.Addr, seg.FD, seg.FileOff = driver.DRAM, b[at-base:][:seg.Len],
+				0, 0, 0
 			return d.Backend.Register(seg)
 		}
 	}

@@ -64,7 +64,8 @@ func (p *diskPeer) Submit(tag uint64, b *driver.Batch) error {
 func (d *disk) wrote(t testing.TB, what string, n int64) {
 	t.Helper()
 	if got, plain := d.durable.Swap(0), d.plain.Swap(0); got != n || plain != 0 {
-		t.Errorf("%s: %d bytes were written durably, want %d, and %d batches otherwise", what, got, n, plain)
+		t.Errorf("%s: %d bytes were written durably, want %d, and %d batches otherwise", what, got,
+			n, plain)
 	}
 }
 
@@ -79,7 +80,8 @@ func durable(t testing.TB, p *Peer) *Transfer {
 	return tr
 }
 
-// TestDurable writes to a file of the own engine, of descriptors and of patterns, and with a message behind.
+// TestDurable writes to a file of the own engine, of descriptors and of patterns, and with a
+// message behind.
 func TestDurable(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
 	d, hbm := newDisk(t), newDevice(t, "device", driver.HBM)
@@ -101,7 +103,8 @@ func TestDurable(t *testing.T) {
 
 	tr := durable(t, p)
 	check(t, tr.Add(src, 0, m, 100, 1<<20))
-	check(t, tr.AddPages(src, m, Pages{Count: 5, EntryLen: 10, LocalStride: 10, RemoteBase: 2 << 20, RemoteStride: 100}))
+	check(t, tr.AddPages(src, m, Pages{Count: 5, EntryLen: 10, LocalStride: 10, RemoteBase: 2 << 20,
+		RemoteStride: 100}))
 	check(t, tr.Notify([]byte("there")))
 	run(t, tr)
 	d.wrote(t, "from DRAM", 1<<20+50)
@@ -128,7 +131,8 @@ func TestDurable(t *testing.T) {
 	}
 }
 
-// TestDurableFar writes to a file of a peer: the peer's engine makes the last hop, and makes it durable.
+// TestDurableFar writes to a file of a peer: the peer's engine makes the last hop, and makes it
+// durable.
 func TestDurableFar(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
 	d := newDisk(t)
@@ -149,7 +153,8 @@ func TestDurableFar(t *testing.T) {
 	fill(src.Bytes(), 1)
 	tr := durable(t, p)
 	check(t, tr.Add(src, 0, m, 3, 4<<20))
-	check(t, tr.AddPages(src, m, Pages{Count: 9, EntryLen: 100, LocalStride: 100, RemoteBase: 4<<20 + 3, RemoteStride: 100}))
+	check(t, tr.AddPages(src, m, Pages{Count: 9, EntryLen: 100, LocalStride: 100,
+		RemoteBase: 4<<20 + 3, RemoteStride: 100}))
 	run(t, tr)
 	d.wrote(t, "to a file of a peer", 4<<20+900)
 	if !bytes.Equal(file[3:][:4<<20], src.Bytes()[:4<<20]) {
@@ -188,19 +193,23 @@ func TestDurableRefused(t *testing.T) {
 	}
 	tr := durable(t, p)
 	err = tr.Add(src, 0, remote(t, p, "dram"), 0, 10)
-	if !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "mem: "+notDurable) || !strings.Contains(err.Error(), "dram of region dram") {
+	if !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "mem: "+notDurable) ||
+		!strings.Contains(err.Error(), "dram of region dram") {
 		t.Errorf("memory of a peer: %v", err)
 	}
 	staged, err := a.NewTransfer(p, Write, Route{Only: Staged, Durable: true})
 	check(t, err)
-	if err := staged.Add(src, 0, remote(t, p, "dram"), 0, 10); !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "dram does not survive") {
+	if err := staged.Add(src, 0, remote(t, p, "dram"), 0, 10); !errors.Is(err, ErrNoRoute) ||
+		!strings.Contains(err.Error(), "dram does not survive") {
 		t.Errorf("memory of a peer by a chain: %v", err)
 	}
 	check(t, staged.Close())
 
-	check(t, tr.Add(src, 0, remote(t, p, "file"), 0, 10)) // what the peer has is seen when it is asked
+	// what the peer has is seen when it is asked
+	check(t, tr.Add(src, 0, remote(t, p, "file"), 0, 10))
 	check(t, tr.Post())
-	if err := tr.Wait(within(t)); !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "no backend there says when") {
+	if err := tr.Wait(within(t)); !errors.Is(err, ErrNoRoute) ||
+		!strings.Contains(err.Error(), "no backend there says when") {
 		t.Errorf("a file of a peer: %v", err)
 	}
 	if !bytes.Equal(file[:10], make([]byte, 10)) {
@@ -210,7 +219,8 @@ func TestDurableRefused(t *testing.T) {
 	self, err := b.Self()
 	check(t, err)
 	tr = durable(t, self)
-	if err := tr.Add(own, 0, remote(t, self, "file"), 0, 10); !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "disk: "+notDurable) {
+	if err := tr.Add(own, 0, remote(t, self, "file"), 0, 10); !errors.Is(err, ErrNoRoute) ||
+		!strings.Contains(err.Error(), "disk: "+notDurable) {
 		t.Errorf("a file of our own: %v", err)
 	}
 }

@@ -70,7 +70,8 @@ func Open(cfg Config) (*Engine, error) {
 	}
 	e := &Engine{
 		cfg: cfg, host: hostID(), born: time.Now(),
-		regions: map[string]*Region{}, sorted: []*Region{}, peers: map[*Peer]struct{}{}, leases: map[*Lease]struct{}{},
+		regions: map[string]*Region{}, sorted: []*Region{}, peers: map[*Peer]struct{}{},
+		leases:  map[*Lease]struct{}{},
 		tickets: map[secret]*ticket{},
 		inbox:   make(chan Notification, cfg.NotificationsMax), closing: make(chan struct{}),
 	}
@@ -86,7 +87,8 @@ func Open(cfg Config) (*Engine, error) {
 				opened.close()
 			}
 			e.endLife()
-			return nil, errors.Join(&OpError{Op: "open", Backend: b.Caps().Name, Err: err}, closeBackends(cfg.Backends))
+			return nil, errors.Join(&OpError{Op: "open", Backend: b.Caps().Name, Err: err},
+				closeBackends(cfg.Backends))
 		}
 		e.lanes = append(e.lanes, l)
 	}
@@ -106,5 +108,6 @@ func (e *Engine) now() time.Duration { return time.Since(e.born) }
 
 // Limits of names in use are reported with what to do about them.
 func fullError(what string, limit int, field string) error {
-	return fmt.Errorf("%d %s are in use: close some or raise Config.%s: %w", limit, what, field, ErrFull)
+	return fmt.Errorf("%d %s are in use: close some or raise Config.%s: %w", limit, what, field,
+		ErrFull)
 }

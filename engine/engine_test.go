@@ -161,7 +161,8 @@ func TestMisuse(t *testing.T) {
 	if err := tr.Wait(within(t)); !errors.Is(err, ErrBusy) {
 		t.Errorf("wait for an idle transfer: %v", err)
 	}
-	for _, bad := range [][3]uint64{{0, 0, 0}, {0, 0, 1<<16 + 1}, {1, 0, 1 << 16}, {0, 1 << 16, 1}, {1 << 63, 0, 1 << 63}, {0, ^uint64(0), 2}} {
+	for _, bad := range [][3]uint64{{0, 0, 0}, {0, 0, 1<<16 + 1}, {1, 0, 1 << 16}, {0, 1 << 16, 1},
+		{1 << 63, 0, 1 << 63}, {0, ^uint64(0), 2}} {
 		if err := tr.Add(r, bad[0], m, bad[1], bad[2]); !errors.Is(err, ErrBounds) {
 			t.Errorf("add %v: %v", bad, err)
 		}

@@ -23,10 +23,11 @@ var (
 	ErrVersion      = driver.ErrVersion      // the other side speaks another version
 	ErrNoRoute      = driver.ErrNoRoute      // no backend serves this pair of memories
 	ErrCorrupt      = driver.ErrCorrupt      // bytes that are not what they claim
-	ErrUnproven     = driver.ErrUnproven     // the peer has not said that it is done with what it has in hand: see Staged
-	ErrTimeout      = driver.ErrTimeout      // is os.ErrDeadlineExceeded
-	ErrReadOnly     = driver.ErrReadOnly     // peers may only read it
-	ErrBadToken     = driver.ErrBadToken     // cut, altered, or of another engine
+	// the peer has not said that it is done with what it has in hand: see Staged
+	ErrUnproven = driver.ErrUnproven
+	ErrTimeout  = driver.ErrTimeout  // is os.ErrDeadlineExceeded
+	ErrReadOnly = driver.ErrReadOnly // peers may only read it
+	ErrBadToken = driver.ErrBadToken // cut, altered, or of another engine
 )
 
 // OpError is what cold calls return: which operation failed, on which backend,

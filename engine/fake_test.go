@@ -45,7 +45,9 @@ type fake struct {
 }
 
 func (f *fake) Caps() driver.Caps {
-	return driver.Caps{Name: cmp.Or(f.name, "fake"), Pairs: driver.Pairs{driver.DRAM: driver.KindsOf(driver.DRAM)}, DescsMax: 1, MessageMax: f.messageMax(), Sleep: f.sleep, Cost: driver.Cost{Rate: 1e9}}
+	return driver.Caps{Name: cmp.Or(f.name, "fake"),
+		Pairs: driver.Pairs{driver.DRAM: driver.KindsOf(driver.DRAM)}, DescsMax: 1,
+		MessageMax: f.messageMax(), Sleep: f.sleep, Cost: driver.Cost{Rate: 1e9}}
 }
 
 func (f *fake) messageMax() int {

@@ -41,7 +41,8 @@ type stressSide struct {
 func stressBackend(name string) (driver.Backend, error) {
 	switch name {
 	case "tcp":
-		return tcp.New(tcp.Config{Listen: "127.0.0.1:0", Plaintext: true, Grace: 20 * time.Millisecond})
+		return tcp.New(tcp.Config{Listen: "127.0.0.1:0", Plaintext: true,
+			Grace: 20 * time.Millisecond})
 	case "ucx":
 		return ucx.New(ucx.Config{})
 	}
@@ -59,7 +60,8 @@ func newStressSide(backend, name string, onPeer func(*engine.Peer)) (*stressSide
 		return nil, err
 	}
 	s := &stressSide{e: e}
-	if s.memory, err = e.Alloc(stressSlots*stressPart, engine.AllocOptions{Purpose: "test"}); err == nil {
+	if s.memory, err = e.Alloc(stressSlots*stressPart,
+		engine.AllocOptions{Purpose: "test"}); err == nil {
 		s.region, err = e.Register("region", s.memory.Segment())
 	}
 	return s, err
@@ -125,7 +127,9 @@ func stressProcess(at string) error {
 	backend, socket, _ := strings.Cut(at, ":")
 	m := &stressMover{}
 	var err error
-	if m.stressSide, err = newStressSide(backend, "mover", func(p *engine.Peer) { m.peer.Store(p) }); err != nil {
+	if m.stressSide, err = newStressSide(backend, "mover", func(p *engine.Peer) {
+		m.peer.Store(p)
+	}); err != nil {
 		return err
 	}
 	l, err := net.Listen("unix", socket)
@@ -179,7 +183,9 @@ func (m *stressMover) move(slot int, token string) {
 	const transfers = 4
 	var all sync.WaitGroup
 	for i := range transfers {
-		all.Go(func() { m.moveOne(p, r, slot, uint64(i)*stressPart/transfers, stressPart/transfers) })
+		all.Go(func() {
+			m.moveOne(p, r, slot, uint64(i)*stressPart/transfers, stressPart/transfers)
+		})
 	}
 	all.Wait()
 }

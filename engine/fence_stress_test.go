@@ -35,7 +35,9 @@ func TestFenceStress(t *testing.T) {
 	}
 }
 
-func stressFlag(name string) any { return flag.Lookup("drivertest." + name).Value.(flag.Getter).Get() }
+func stressFlag(name string) any {
+	return flag.Lookup("drivertest." + name).Value.(flag.Getter).Get()
+}
 
 func fenceStress(t *testing.T, backend string) {
 	b, err := stressBackend(backend)
@@ -72,7 +74,8 @@ func fenceStress(t *testing.T, backend string) {
 	all.Wait()
 	close(stop)
 	stopper.Wait()
-	t.Logf("seed %d: %d leases revoked, %d transfers aborted, of which %d succeeded, %d stops, %d dials",
+	t.Logf("seed %d: %d leases revoked, %d transfers aborted, of which %d succeeded, %d "+
+		"stops, %d dials",
 		seed, s.count.revoked, s.count.aborted, s.count.succeeded, s.count.stops, s.count.dials)
 	if !t.Failed() {
 		require.Positive(t, s.count.revoked*s.count.aborted*s.count.stops)

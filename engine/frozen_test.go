@@ -121,7 +121,8 @@ func TestFrozenPeer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := engine.Open(engine.Config{Name: "prefill", Backends: []driver.Backend{b}, TransferTimeout: timeout, AbortGrace: grace})
+	e, err := engine.Open(engine.Config{Name: "prefill", Backends: []driver.Backend{b},
+		TransferTimeout: timeout, AbortGrace: grace})
 	if err != nil {
 		t.Fatal(err)
 	}

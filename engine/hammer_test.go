@@ -39,7 +39,8 @@ func TestHammer(t *testing.T) {
 		run(func(i int, rng *rand.Rand) { hammerTransfer(t, tr, src, remote(t, p, "dst"), i, rng) })
 	}
 	run(func(i int, rng *rand.Rand) {
-		l, err := dst.Lease(uint64(rng.IntN(255))*4096, 4096, LeaseOptions{TTL: time.Duration(1+rng.IntN(3)) * time.Millisecond})
+		l, err := dst.Lease(uint64(rng.IntN(255))*4096, 4096,
+			LeaseOptions{TTL: time.Duration(1+rng.IntN(3)) * time.Millisecond})
 		check(t, err)
 		if m, err := p.Import(l.Token()); err == nil {
 			_, _ = m.WriteAt([]byte("leased"), 0)
@@ -89,7 +90,8 @@ func hammerTransfer(t *testing.T, tr *Transfer, src *Region, m *Remote, i int, r
 		go tr.Done()
 		check(t, tr.Abort(context.Background()))
 	}
-	if err := tr.Wait(context.Background()); err != nil && !errors.Is(err, ErrAborted) && !errors.Is(err, ErrBusy) {
+	if err := tr.Wait(context.Background()); err != nil && !errors.Is(err, ErrAborted) &&
+		!errors.Is(err, ErrBusy) {
 		t.Error(err)
 	}
 }

@@ -52,7 +52,8 @@ func TestDMABufOfARegion(t *testing.T) {
 	f := &hbmFake{}
 	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{f} })
 	fd := memoryFile(t, 1<<20)
-	seg := driver.Segment{Kind: driver.HBM, Addr: 1 << 40, Len: 1 << 16, DMABuf: &driver.DMABuf{FD: fd, Offset: 8192}}
+	seg := driver.Segment{Kind: driver.HBM, Addr: 1 << 40, Len: 1 << 16,
+		DMABuf: &driver.DMABuf{FD: fd, Offset: 8192}}
 	r, err := e.Register("hbm", seg)
 	check(t, err)
 	check(t, unix.Close(fd))
@@ -83,7 +84,8 @@ func TestDMABufOfNoRegion(t *testing.T) {
 	f := &hbmFake{refuse: driver.ErrNotSupported}
 	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{f} })
 	fd := memoryFile(t, 1<<20)
-	seg := driver.Segment{Kind: driver.HBM, Addr: 1 << 40, Len: 1 << 16, DMABuf: &driver.DMABuf{FD: fd}}
+	seg := driver.Segment{Kind: driver.HBM, Addr: 1 << 40, Len: 1 << 16,
+		DMABuf: &driver.DMABuf{FD: fd}}
 	if _, err := e.Register("hbm", seg); !errors.Is(err, ErrNotSupported) || len(f.bufs) != 1 {
 		t.Errorf("%v, %d registrations", err, len(f.bufs))
 	}

@@ -86,7 +86,8 @@ func TestInbound(t *testing.T) {
 			for _, in := range awaitInbound(t, owner, 2) {
 				want := engine.InboundStats{Peer: "twin", Backend: backend, Engine: in.Engine}
 				if backend == "tcp" {
-					want.Counted, want.Written, want.Read = true, written[in.Engine], written[in.Engine]/4
+					want.Counted, want.Written, want.Read = true, written[in.Engine],
+						written[in.Engine]/4
 				}
 				require.Equal(t, want, in)
 			}

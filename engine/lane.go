@@ -47,7 +47,8 @@ func newLane(e *Engine, index int, b driver.Backend) (*lane, error) {
 	case l.caps.DescsMax < 1:
 		return nil, errors.New("its Caps.DescsMax is below 1")
 	case l.notifies() && l.caps.MessageMax < messageMin:
-		return nil, fmt.Errorf("its Caps.MessageMax of %d is below %d", l.caps.MessageMax, messageMin)
+		return nil, fmt.Errorf("its Caps.MessageMax of %d is below %d", l.caps.MessageMax,
+			messageMin)
 	}
 	wake, err := park.EventFromFD(b.FD())
 	if err != nil {

@@ -37,15 +37,21 @@ func TestHugeLists(t *testing.T) {
 	forward := index(func(i uint32) uint32 { return i * 7 % count })
 	backward := index(func(i uint32) uint32 { return count - 1 - i })
 	for name, p := range map[string]Pages{
-		"two lists":  {Count: count, EntryLen: entry, LocalStride: entry, RemoteStride: 40, RemoteBase: 3, Local: forward, Remote: backward},
-		"no list":    {Count: count, EntryLen: entry, LocalBase: 5, LocalStride: 32, RemoteStride: 30, RemoteBase: 1},
-		"one list":   {Count: count, EntryLen: entry, LocalStride: entry, RemoteStride: entry, Remote: backward},
-		"one source": {Count: count, EntryLen: entry, LocalBase: 9, RemoteStride: 25, Remote: forward},
+		"two lists": {Count: count, EntryLen: entry, LocalStride: entry, RemoteStride: 40,
+			RemoteBase: 3, Local: forward, Remote: backward},
+		"no list": {Count: count, EntryLen: entry, LocalBase: 5, LocalStride: 32,
+			RemoteStride: 30, RemoteBase: 1},
+		"one list": {Count: count, EntryLen: entry, LocalStride: entry, RemoteStride: entry,
+			Remote: backward},
+		"one source": {Count: count, EntryLen: entry, LocalBase: 9, RemoteStride: 25,
+			Remote: forward},
 	} {
-		for _, limits := range []narrow{{pagesMax: 2}, {pagesMax: 7}, {lenMax: 5}, {pagesMax: 4, lenMax: 5}, {pagesMax: 1 << 10}} {
-			t.Run(fmt.Sprintf("%s, %d pages, %d bytes", name, limits.pagesMax, limits.lenMax), func(t *testing.T) {
-				move(t, limits, p)
-			})
+		for _, limits := range []narrow{{pagesMax: 2}, {pagesMax: 7}, {lenMax: 5},
+			{pagesMax: 4, lenMax: 5}, {pagesMax: 1 << 10}} {
+			t.Run(fmt.Sprintf("%s, %d pages, %d bytes", name, limits.pagesMax, limits.lenMax),
+				func(t *testing.T) {
+					move(t, limits, p)
+				})
 		}
 	}
 }

@@ -112,7 +112,8 @@ func TestOutcomeIsFinalUnderAborts(t *testing.T) {
 }
 
 // slowPut is a warm chain from a to b whose peer has a piece in hand, and a link between them.
-func slowPut(t *testing.T, change ...func(*Config)) (a, b *host, k *link, tr *Transfer, before []byte) {
+func slowPut(t *testing.T, change ...func(*Config)) (a, b *host, k *link, tr *Transfer,
+	before []byte) {
 	wire, k := tcpBehind(t)
 	a, b = newHostOver(t, plainTCP(t), "a", change...), newHostOver(t, wire, "b")
 	p := connect(t, a.e, b.e)
@@ -193,7 +194,8 @@ func TestChecksumBeforeAFrozenPeer(t *testing.T) {
 func TestFenceOfAllBackends(t *testing.T) {
 	over, cancel := context.WithCancel(context.Background())
 	cancel()
-	for name, ctx := range map[string]context.Context{"no proof": context.Background(), "over": over} {
+	for name, ctx := range map[string]context.Context{"no proof": context.Background(),
+		"over": over} {
 		t.Run(name, func(t *testing.T) {
 			fenced := make(chan string, 4)
 			var list []driver.Backend

@@ -43,13 +43,15 @@ func (r *Region) Lease(off, n uint64, o LeaseOptions) (*Lease, error) {
 		return nil, &OpError{Op: "lease " + r.name, Err: err}
 	}
 	if o.TTL < 0 {
-		return nil, &OpError{Op: "lease " + r.name, Err: fmt.Errorf("a time of %v: %w", o.TTL, ErrBounds)}
+		return nil, &OpError{Op: "lease " + r.name, Err: fmt.Errorf("a time of %v: %w", o.TTL,
+			ErrBounds)}
 	}
 	seg.ReadOnly = seg.ReadOnly || o.ReadOnly
 	if err := r.use(); err != nil {
 		return nil, &OpError{Op: "lease", Err: err}
 	}
-	l := &Lease{e: r.e, region: r, off: off, n: n, ending: make(chan struct{}, 1), revoked: make(chan struct{})}
+	l := &Lease{e: r.e, region: r, off: off, n: n, ending: make(chan struct{}, 1),
+		revoked: make(chan struct{})}
 	if err := l.register(seg); err != nil {
 		r.unuse()
 		return nil, err
@@ -72,7 +74,8 @@ func (l *Lease) register(seg driver.Segment) error {
 	}
 	tokens, err := l.e.tokens(mems)
 	if err == nil {
-		d.Regions = []wire.Region{{Name: l.region.name, Kind: seg.Kind, ReadOnly: seg.ReadOnly, Size: seg.Len}}
+		d.Regions = []wire.Region{{Name: l.region.name, Kind: seg.Kind, ReadOnly: seg.ReadOnly,
+			Size: seg.Len}}
 		d.Regions[0].Pack(tokens)
 		l.token, err = wire.Encode(nil, &d)
 	}
@@ -120,7 +123,8 @@ func (l *Lease) Revoke(ctx context.Context) error {
 		select {
 		case l.ending <- struct{}{}:
 		case <-ctx.Done():
-			return &OpError{Op: "revoke lease on " + l.region.name, Err: fmt.Errorf("another call revokes it and has no proof yet: %w", ctx.Err())}
+			return &OpError{Op: "revoke lease on " + l.region.name,
+				Err: fmt.Errorf("another call revokes it and has no proof yet: %w", ctx.Err())}
 		}
 	}
 	defer func() { <-l.ending }()

@@ -41,7 +41,8 @@ func TestLease(t *testing.T) {
 	check(t, tr.Add(src, 0, m, 0, 8192))
 	check(t, tr.Post())
 	check(t, tr.Wait(within(t)))
-	if !bytes.Equal(pool.Bytes()[4096:4096+8192], src.Bytes()[:8192]) || pool.Bytes()[4095] != 0 || pool.Bytes()[4096+8192] != 0 {
+	if !bytes.Equal(pool.Bytes()[4096:4096+8192], src.Bytes()[:8192]) || pool.Bytes()[4095] != 0 ||
+		pool.Bytes()[4096+8192] != 0 {
 		t.Error("the leased range does not hold what was written")
 	}
 	if err := pool.Close(); !errors.Is(err, ErrBusy) {
@@ -59,7 +60,8 @@ func TestLease(t *testing.T) {
 	if bytes.ContainsFunc(pool.Bytes(), func(r rune) bool { return r != 0 }) {
 		t.Error("bytes landed after Revoke")
 	}
-	if _, err := p.Import(l.Token()); !errors.Is(err, ErrRevoked) && !errors.Is(err, driver.ErrBadToken) {
+	if _, err := p.Import(l.Token()); !errors.Is(err, ErrRevoked) &&
+		!errors.Is(err, driver.ErrBadToken) {
 		t.Errorf("import of an ended lease: %v", err)
 	}
 	check(t, tr.Reset())

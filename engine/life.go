@@ -21,12 +21,13 @@ const (
 
 // What is known of the outcome, beside the cause.
 const (
-	stopped    life = 1 << (3 + iota) // nothing more is submitted
-	short                             // a batch failed or was left out
-	unanswered                        // a peer did not answer for pieces that it has in hand: see Staged
-	unproven                          // given up: a backend may still use the memory
-	cancelled                         // past its deadline: its batches are cancelled
-	severed                           // and its connections closed
+	stopped life = 1 << (3 + iota) // nothing more is submitted
+	short                          // a batch failed or was left out
+	// a peer did not answer for pieces that it has in hand: see Staged
+	unanswered
+	unproven  // given up: a backend may still use the memory
+	cancelled // past its deadline: its batches are cancelled
+	severed   // and its connections closed
 
 	lifeBits = 16 // below the generation
 )

@@ -45,7 +45,8 @@ func (y *lobby) admit(conn net.Conn) bool {
 			if v.shown == descriptionShown || time.Since(v.since) < silenceMin {
 				continue
 			}
-			if o := y.in[oldest]; oldest == nil || v.shown < o.shown || v.shown == o.shown && v.since.Before(o.since) {
+			if o := y.in[oldest]; oldest == nil || v.shown < o.shown || v.shown == o.shown &&
+				v.since.Before(o.since) {
 				oldest = c
 			}
 		}

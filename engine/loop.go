@@ -154,7 +154,8 @@ func (l *localPeer) given(p *Peer, err error) {
 		case err != nil:
 			w.then(nil, err)
 		case !p.alive(w.by.index):
-			w.then(nil, &OpError{Op: "connect to itself", Backend: w.by.caps.Name, Err: ErrPeerLost})
+			w.then(nil, &OpError{Op: "connect to itself", Backend: w.by.caps.Name,
+				Err: ErrPeerLost})
 		default:
 			w.then(p, nil)
 		}

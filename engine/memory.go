@@ -47,7 +47,8 @@ func Alloc(n uint64, o AllocOptions) (*Memory, error) {
 	if o.NoHuge {
 		huge = hostmem.HugeNone
 	}
-	b, err := hostmem.Alloc(n, hostmem.Options{Purpose: o.Purpose, Node: o.Node, Huge: huge, Populate: o.Populate})
+	b, err := hostmem.Alloc(n, hostmem.Options{Purpose: o.Purpose, Node: o.Node, Huge: huge,
+		Populate: o.Populate})
 	if err != nil {
 		return nil, &OpError{Op: "allocate", Err: err}
 	}

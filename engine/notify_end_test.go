@@ -42,7 +42,8 @@ func TestNotifyGivesUp(t *testing.T) {
 func TestNotifyWithoutProof(t *testing.T) {
 	p, _, _ := overFake(t, &fake{manual: true, brokenClose: true}, 10*time.Millisecond)
 	for range 2 * notifyTransfersMax {
-		if err := p.Notify(within(t), nil); !errors.Is(err, ErrTimeout) && !errors.Is(err, ErrPeerLost) && !errors.Is(err, ErrNoRoute) {
+		if err := p.Notify(within(t), nil); !errors.Is(err, ErrTimeout) &&
+			!errors.Is(err, ErrPeerLost) && !errors.Is(err, ErrNoRoute) {
 			t.Errorf("got %v", err)
 		}
 	}

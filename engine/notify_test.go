@@ -95,7 +95,10 @@ func TestNobodyReads(t *testing.T) {
 	small, err := mem.New(mem.Config{BatchesMax: 8})
 	check(t, err)
 	a := open(t, "a")
-	b := open(t, "b", func(c *Config) { c.NotificationsMax = 4; c.Backends = []driver.Backend{small} })
+	b := open(t, "b", func(c *Config) {
+		c.NotificationsMax = 4
+		c.Backends = []driver.Backend{small}
+	})
 	p := connect(t, a, b)
 	const total = 100
 	transfers := make([]*Transfer, total)

@@ -19,7 +19,8 @@ import (
 )
 
 // openShm opens an engine over shm with one region of its own.
-func openShm(t testing.TB, name string, n uint64, onPeer func(*engine.Peer)) (*engine.Engine, *engine.Region) {
+func openShm(t testing.TB, name string, n uint64, onPeer func(*engine.Peer)) (*engine.Engine,
+	*engine.Region) {
 	t.Helper()
 	b, err := shm.New(shm.Config{})
 	if err != nil {

@@ -38,7 +38,8 @@ func newChainEnd(t *testing.T, name, rules string) *chainEnd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	net, err := tcp.New(tcp.Config{Plaintext: true, Listen: "127.0.0.1:0", Failure: 5 * time.Second})
+	net, err := tcp.New(tcp.Config{Plaintext: true, Listen: "127.0.0.1:0",
+		Failure: 5 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +53,8 @@ func newChainEnd(t *testing.T, name, rules string) *chainEnd {
 			t.Fatal(err)
 		}
 	}
-	c.Engine, err = engine.Open(engine.Config{Name: name, Backends: []driver.Backend{c.tcp, disk}, TransferTimeout: 3 * time.Second})
+	c.Engine, err = engine.Open(engine.Config{Name: name, Backends: []driver.Backend{c.tcp, disk},
+		TransferTimeout: 3 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +81,8 @@ func newChainEnd(t *testing.T, name, rules string) *chainEnd {
 	})
 	c.dram, err = c.Register("dram", m.Segment())
 	if err == nil {
-		c.file, err = c.Register("file", driver.Segment{Kind: driver.File, FD: int(f.Fd()), Len: chainBytes})
+		c.file, err = c.Register("file", driver.Segment{Kind: driver.File, FD: int(f.Fd()),
+			Len: chainBytes})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -126,7 +129,8 @@ func (c *chainEnd) content(t *testing.T, r *engine.Region) []byte {
 func TestChainsOverTCP(t *testing.T) {
 	for line, rules := range map[string]string{
 		"good": "",
-		"bad":  "seed 11; batch p=0.4: delay 2ms±2ms; write p=0.01: drop; batch p=0.01: fail lost; write p=0.3: late 1ms; batch every=150: flap 30ms",
+		"bad": "seed 11; batch p=0.4: delay 2ms±2ms; write p=0.01: drop; batch p=0.01: fail " +
+			"lost; write p=0.3: late 1ms; batch every=150: flap 30ms",
 	} {
 		t.Run(line, func(t *testing.T) {
 			leak.Check(t, hostmem.InUse)

@@ -71,11 +71,13 @@ func TestShmBeforeUCXOnOneHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if x.Chosen != "shm" || len(x.Candidates) != 2 || !x.Candidates[0].Usable || !x.Candidates[1].Usable ||
+	if x.Chosen != "shm" || len(x.Candidates) != 2 || !x.Candidates[0].Usable ||
+		!x.Candidates[1].Usable ||
 		x.Candidates[0].Estimate >= x.Candidates[1].Estimate {
 		t.Errorf("%+v", x)
 	}
-	for _, want := range []string{"shm is the cheapest of 2 that can", "* shm", "  ucx ", "near (this host"} {
+	for _, want := range []string{"shm is the cheapest of 2 that can", "* shm", "  ucx ",
+		"near (this host"} {
 		if !strings.Contains(x.String(), want) {
 			t.Errorf("%q does not say %q", x.String(), want)
 		}

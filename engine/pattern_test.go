@@ -51,20 +51,28 @@ func (p limitedPeer) Submit(tag uint64, b *driver.Batch) error {
 // cut where the backend has a limit, and over peers that do not, run by run.
 func TestPatterns(t *testing.T) {
 	const all = driver.CanPattern | driver.CanNest | driver.CanNotify
-	lists := Side{Base: 100, Stride: 4096, Step: 300, First: 1, Per: 4, List: []uint32{5, 2, 7, 0, 9, 4}}
+	lists := Side{Base: 100, Stride: 4096, Step: 300, First: 1, Per: 4, List: []uint32{5, 2, 7, 0,
+		9, 4}}
 	count := Side{Base: 8, Stride: 1300, Per: 1}
 	for name, p := range map[string]Pattern{
-		"plain":  {Run: 64, Count: 20, Local: Side{Stride: 64}, Remote: Side{Base: 3, Stride: 100}},
-		"slots":  {Run: 200, Count: 21, Local: count, Remote: lists},
-		"both":   {Run: 50, Count: 21, Local: lists, Remote: Side{Stride: 400, Step: 60, Per: 3, First: 2}},
-		"a nest": {Run: 16, Count: 21, Loops: []Loop{{N: 2, Local: 64, Remote: 128}, {N: 3, Local: 16, Remote: 32}}, Local: count, Remote: lists},
-		"deep":   {Run: 8, Count: 5, Loops: []Loop{{N: 2, Local: 100, Remote: 400}, {N: 2, Local: 40, Remote: 150}, {N: 2, Local: 8, Remote: 60}}, Local: count, Remote: count},
+		"plain": {Run: 64, Count: 20, Local: Side{Stride: 64}, Remote: Side{Base: 3, Stride: 100}},
+		"slots": {Run: 200, Count: 21, Local: count, Remote: lists},
+		"both": {Run: 50, Count: 21, Local: lists, Remote: Side{Stride: 400, Step: 60, Per: 3,
+			First: 2}},
+		"a nest": {Run: 16, Count: 21, Loops: []Loop{{N: 2, Local: 64, Remote: 128},
+			{N: 3, Local: 16, Remote: 32}}, Local: count, Remote: lists},
+		"deep": {Run: 8, Count: 5, Loops: []Loop{{N: 2, Local: 100, Remote: 400},
+			{N: 2, Local: 40, Remote: 150}, {N: 2, Local: 8, Remote: 60}}, Local: count,
+			Remote: count},
 	} {
-		for _, b := range []limited{{runs: 1 << 16, can: all}, {runs: 13, can: all}, {runs: 2, can: all},
-			{runs: 100, can: all &^ driver.CanNest}, {can: driver.CanNotify}, {runs: 100, lenMax: 7, can: all}} {
-			t.Run(fmt.Sprintf("%s, %d runs of %d, %b", name, b.runs, b.lenMax, b.can), func(t *testing.T) {
-				movePattern(t, b, p)
-			})
+		for _, b := range []limited{{runs: 1 << 16, can: all}, {runs: 13, can: all},
+			{runs: 2, can: all},
+			{runs: 100, can: all &^ driver.CanNest}, {can: driver.CanNotify},
+			{runs: 100, lenMax: 7, can: all}} {
+			t.Run(fmt.Sprintf("%s, %d runs of %d, %b", name, b.runs, b.lenMax, b.can),
+				func(t *testing.T) {
+					movePattern(t, b, p)
+				})
 		}
 	}
 }

@@ -171,7 +171,9 @@ func (p *Peer) Remote(name string) (*Remote, error) {
 		p.remotes[name] = p.remoteOf(p.known.Description, r)
 		return p.remotes[name], nil
 	}
-	return nil, &OpError{Op: "find region " + name, Peer: p.name, Err: fmt.Errorf("the peer describes no such region; it describes %s: %w", p.remoteNames(), ErrNoRoute)}
+	return nil, &OpError{Op: "find region " + name, Peer: p.name,
+		Err: fmt.Errorf("the peer describes no such region; it describes %s: %w", p.remoteNames(),
+			ErrNoRoute)}
 }
 
 // remoteNames lists some names for an error text.
@@ -216,7 +218,9 @@ func (p *Peer) Import(lease []byte) (*Remote, error) {
 		return nil, err
 	}
 	if len(d.Regions) != 1 {
-		return nil, &OpError{Op: "import", Peer: p.name, Err: fmt.Errorf("%d regions where a lease has one: use Refresh for a description: %w", len(d.Regions), ErrCorrupt)}
+		return nil, &OpError{Op: "import", Peer: p.name,
+			Err: fmt.Errorf("%d regions where a lease has one: use Refresh for a description: %w",
+				len(d.Regions), ErrCorrupt)}
 	}
 	m := p.remoteOf(d, &d.Regions[0])
 	var errs []error
@@ -227,11 +231,13 @@ func (p *Peer) Import(lease []byte) (*Remote, error) {
 		if _, err := m.key(i); err == nil {
 			return m, nil
 		} else {
-			errs = append(errs, &OpError{Op: "import", Backend: c.lane.caps.Name, Peer: p.name, Err: err})
+			errs = append(errs, &OpError{Op: "import", Backend: c.lane.caps.Name, Peer: p.name,
+				Err: err})
 		}
 	}
 	if errs == nil {
-		errs = append(errs, &OpError{Op: "import", Peer: p.name, Err: fmt.Errorf("no backend that connects us has a token in it: %w", ErrNoRoute)})
+		errs = append(errs, &OpError{Op: "import", Peer: p.name,
+			Err: fmt.Errorf("no backend that connects us has a token in it: %w", ErrNoRoute)})
 	}
 	return nil, errors.Join(errs...)
 }
@@ -275,14 +281,19 @@ func describe(d *wire.Description) *described {
 
 func (p *Peer) decode(b []byte) (*wire.Description, error) {
 	if len(b) > p.e.cfg.DescriptionMax {
-		return nil, &OpError{Op: "import", Peer: p.name, Err: fmt.Errorf("%d bytes, at most Config.DescriptionMax of %d: %w", len(b), p.e.cfg.DescriptionMax, ErrBounds)}
+		return nil, &OpError{Op: "import", Peer: p.name,
+			Err: fmt.Errorf("%d bytes, at most Config.DescriptionMax of %d: %w", len(b),
+				p.e.cfg.DescriptionMax, ErrBounds)}
 	}
 	d, err := wire.Decode(bytes.Clone(b))
 	if err != nil {
 		return nil, &OpError{Op: "import", Peer: p.name, Err: err}
 	}
 	if d.Engine != p.id {
-		return nil, &OpError{Op: "import", Peer: p.name, Err: fmt.Errorf("it is of engine %q, which is another one or an earlier run of this: %w", d.Name, driver.ErrBadToken)}
+		return nil, &OpError{Op: "import", Peer: p.name,
+			Err: fmt.Errorf(
+				"it is of engine %q, which is another one or an earlier run of this: %w", d.Name,
+				driver.ErrBadToken)}
 	}
 	return d, nil
 }
@@ -325,7 +336,8 @@ func (p *Peer) Close() error {
 			w.close()
 		}
 		if err := c.p.Close(); err != nil {
-			errs = append(errs, &OpError{Op: "close", Backend: c.lane.caps.Name, Peer: p.name, Err: err})
+			errs = append(errs, &OpError{Op: "close", Backend: c.lane.caps.Name, Peer: p.name,
+				Err: err})
 		}
 		c.lose()
 		c.lane.poll()

@@ -22,8 +22,10 @@ import (
 )
 
 var (
-	promisesSeed = flag.Uint64("fault.seed", 0, "of the run of promises under faults; 0: by the clock")
-	promisesFor  = flag.Duration("fault.for", 8*time.Second, "how long that run is, for each backend")
+	promisesSeed = flag.Uint64("fault.seed", 0, "of the run of promises under faults; 0: "+
+		"by the clock")
+	promisesFor = flag.Duration("fault.for", 8*time.Second,
+		"how long that run is, for each backend")
 )
 
 // TestPromisesUnderFaults has writers, readers, leases, aborts and closes at random over
@@ -36,13 +38,16 @@ func TestPromisesUnderFaults(t *testing.T) {
 	for name, open := range promisesBackends {
 		t.Run(name, func(t *testing.T) {
 			rules := rulesOf(seed)
-			t.Logf("again with: go test ./engine -run %s -fault.seed %d -fault.for %v\n%s", t.Name(), seed, *promisesFor, rules)
+			t.Logf("again with: go test ./engine -run %s -fault.seed %d -fault.for %v\n%s",
+				t.Name(), seed, *promisesFor, rules)
 			p := keepPromises(t, open, rules, seed, *promisesFor)
 			for _, what := range p.broken {
 				t.Error(what)
 			}
-			t.Logf("%d actions: %d succeeded, %d failed, %d aborted, %d revoked, %d connections, %d messages; faults %v",
-				p.actions, p.succeeded, p.failed, p.aborted, p.revoked, p.connections, len(p.heard), p.hits)
+			t.Logf("%d actions: %d succeeded, %d failed, %d aborted, %d revoked, %d connections, "+
+				"%d messages; faults %v",
+				p.actions, p.succeeded, p.failed, p.aborted, p.revoked, p.connections, len(p.heard),
+				p.hits)
 			if p.succeeded == 0 || p.failed == 0 || p.aborted == 0 || p.revoked == 0 {
 				t.Error("the run has not tried what it should")
 			}
@@ -78,7 +83,8 @@ var promisesBackends = map[string]func() (driver.Backend, error){
 	"mem": func() (driver.Backend, error) { return mem.New(mem.Config{}) },
 	"shm": func() (driver.Backend, error) { return shm.New(shm.Config{}) },
 	"tcp": func() (driver.Backend, error) {
-		return tcp.New(tcp.Config{Plaintext: true, Listen: "127.0.0.1:0", Grace: 20 * time.Millisecond, CloseMax: 100 * time.Millisecond})
+		return tcp.New(tcp.Config{Plaintext: true, Listen: "127.0.0.1:0",
+			Grace: 20 * time.Millisecond, CloseMax: 100 * time.Millisecond})
 	},
 }
 
@@ -126,7 +132,8 @@ type promises struct {
 	sent                                                      map[uint64]bool
 }
 
-func keepPromises(t *testing.T, open func() (driver.Backend, error), rules fault.Rules, seed uint64, long time.Duration) *promises {
+func keepPromises(t *testing.T, open func() (driver.Backend, error), rules fault.Rules, seed uint64,
+	long time.Duration) *promises {
 	t.Helper()
 	leak.Check(t, hostmem.InUse)
 	p := &promises{t: t, rules: rules, heard: map[uint64]int{}, sent: map[uint64]bool{}}
@@ -139,7 +146,10 @@ func keepPromises(t *testing.T, open func() (driver.Backend, error), rules fault
 	go p.listen(listening, stop)
 	var workers sync.WaitGroup
 	for i := range promisesWorkers {
-		workers.Go(func() { (&promiser{promises: p, slot: uint64(i), rng: rand.New(rand.NewPCG(seed, uint64(i)))}).work() })
+		workers.Go(func() {
+			(&promiser{promises: p, slot: uint64(i), rng: rand.New(rand.NewPCG(seed, uint64(i)))}).
+				work()
+		})
 	}
 	workers.Wait()
 	p.hits = wrapped.(*fault.Backend).Hits()
@@ -156,7 +166,8 @@ func keepPromises(t *testing.T, open func() (driver.Backend, error), rules fault
 	return p
 }
 
-func (p *promises) open(name string, open func() (driver.Backend, error)) (*engine.Engine, driver.Backend) {
+func (p *promises) open(name string, open func() (driver.Backend, error)) (*engine.Engine,
+	driver.Backend) {
 	p.t.Helper()
 	b, err := open()
 	if err == nil {
@@ -165,7 +176,8 @@ func (p *promises) open(name string, open func() (driver.Backend, error)) (*engi
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}, TransferTimeout: 100 * time.Millisecond, AbortGrace: 10 * time.Second})
+	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b},
+		TransferTimeout: 100 * time.Millisecond, AbortGrace: 10 * time.Second})
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -218,7 +230,8 @@ func (p *promises) listen(done, stop chan struct{}) {
 			p.mu.Lock()
 			number := binary.LittleEndian.Uint64(n.Data)
 			if p.heard[number]++; p.heard[number] > 1 && len(p.broken) < 20 {
-				p.broken = append(p.broken, fmt.Sprintf("message %#x came %d times", number, p.heard[number]))
+				p.broken = append(p.broken, fmt.Sprintf("message %#x came %d times", number,
+					p.heard[number]))
 			}
 			p.mu.Unlock()
 		case <-stop:

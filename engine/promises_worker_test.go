@@ -136,7 +136,8 @@ func (w *promiser) lease() {
 }
 
 // transfer runs one transfer of the slot, and something beside it.
-func (w *promiser) transfer(op engine.Op, m *engine.Remote, at uint64, beside func(*engine.Transfer)) {
+func (w *promiser) transfer(op engine.Op, m *engine.Remote, at uint64,
+	beside func(*engine.Transfer)) {
 	t, err := w.a.NewTransfer(w.peer, op, engine.Route{})
 	if err != nil {
 		w.breaks("make a transfer: %v", err)
@@ -244,7 +245,8 @@ func (w *promiser) silent(b []byte, when string) {
 // failedWith notes a failure, which must be one that faults explain.
 func (w *promiser) failedWith(err error) {
 	w.note(&w.failed)
-	for _, known := range []error{engine.ErrPeerLost, engine.ErrRevoked, engine.ErrTimeout, engine.ErrClosed} {
+	for _, known := range []error{engine.ErrPeerLost, engine.ErrRevoked, engine.ErrTimeout,
+		engine.ErrClosed} {
 		if errors.Is(err, known) {
 			return
 		}

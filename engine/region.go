@@ -23,7 +23,8 @@ type Region struct {
 	seg     driver.Segment  // with a dma-buf of our own, since leases register parts later
 	mems    []driver.Memory // by lane; nil: that backend does not serve this kind
 	private bool            // in no description
-	users   atomic.Int64    // transfers that list it and leases on it; regionClosed is added on Close
+	// transfers that list it and leases on it; regionClosed is added on Close
+	users atomic.Int64
 
 	ending sync.Mutex // held while the proof is sought
 	ended  bool       // guarded by ending
@@ -55,7 +56,8 @@ func (e *Engine) registerHidden(seg driver.Segment) (*Region, error) {
 
 func (e *Engine) register(name string, seg driver.Segment, private bool) (*Region, error) {
 	if name == "" || len(name) > wire.NameMax {
-		return nil, &OpError{Op: "register", Err: fmt.Errorf("region name of %d bytes, from 1 to %d: %w", len(name), wire.NameMax, ErrBounds)}
+		return nil, &OpError{Op: "register", Err: fmt.Errorf("region name of %d bytes, from "+
+			"1 to %d: %w", len(name), wire.NameMax, ErrBounds)}
 	}
 	if err := seg.Check(); err != nil {
 		return nil, &OpError{Op: "register " + name, Err: err}
@@ -85,7 +87,8 @@ func (r *Region) begin() error {
 	}
 	if !r.e.complete(r, mems) {
 		r.e.forget(r)
-		return &OpError{Op: "register " + r.name, Err: errors.Join(ErrClosed, r.e.fence(context.Background(), mems))}
+		return &OpError{Op: "register " + r.name, Err: errors.Join(ErrClosed,
+			r.e.fence(context.Background(), mems))}
 	}
 	return nil
 }
@@ -128,7 +131,8 @@ func (e *Engine) reserve(r *Region) error {
 	case e.closed:
 		return ErrClosed
 	case e.regions[r.name] != nil:
-		return fmt.Errorf("the name is taken: close that region first or choose another: %w", ErrBusy)
+		return fmt.Errorf("the name is taken: close that region first or choose another: %w",
+			ErrBusy)
 	case len(e.regions) >= e.cfg.RegionsMax:
 		return fullError("regions", e.cfg.RegionsMax, "RegionsMax")
 	}
@@ -170,7 +174,8 @@ func (e *Engine) registerSegment(seg driver.Segment) ([]driver.Memory, error) {
 		return mems, nil
 	}
 	if errs == nil {
-		errs = append(errs, fmt.Errorf("register: no backend of this engine serves %v: %w", seg.Kind, ErrNotSupported))
+		errs = append(errs, fmt.Errorf("register: no backend of this engine serves %v: %w",
+			seg.Kind, ErrNotSupported))
 	}
 	return nil, errors.Join(errs...)
 }
@@ -231,7 +236,8 @@ func (r *Region) Segment() driver.Segment { return r.seg }
 // ReadAt implements io.ReaderAt on the local bytes of a DRAM region.
 func (r *Region) ReadAt(p []byte, off int64) (int, error) {
 	if r.seg.Mem == nil {
-		return 0, fmt.Errorf("read region %s: its bytes are %v, move them with a Transfer: %w", r.name, r.seg.Kind, ErrNotSupported)
+		return 0, fmt.Errorf("read region %s: its bytes are %v, move them with a Transfer: %w",
+			r.name, r.seg.Kind, ErrNotSupported)
 	}
 	if off < 0 {
 		return 0, fmt.Errorf("read region %s at %d: %w", r.name, off, ErrBounds)
@@ -249,10 +255,12 @@ func (r *Region) ReadAt(p []byte, off int64) (int, error) {
 // WriteAt implements io.WriterAt on the local bytes of a DRAM region.
 func (r *Region) WriteAt(p []byte, off int64) (int, error) {
 	if r.seg.Mem == nil {
-		return 0, fmt.Errorf("write region %s: its bytes are %v, move them with a Transfer: %w", r.name, r.seg.Kind, ErrNotSupported)
+		return 0, fmt.Errorf("write region %s: its bytes are %v, move them with a Transfer: %w",
+			r.name, r.seg.Kind, ErrNotSupported)
 	}
 	if off < 0 || uint64(off) > r.seg.Len || uint64(len(p)) > r.seg.Len-uint64(off) {
-		return 0, fmt.Errorf("write region %s: %d bytes at %d of %d: %w", r.name, len(p), off, r.seg.Len, ErrBounds)
+		return 0, fmt.Errorf("write region %s: %d bytes at %d of %d: %w", r.name, len(p), off,
+			r.seg.Len, ErrBounds)
 	}
 	return copy(r.seg.Mem[off:], p), nil
 }
@@ -274,7 +282,9 @@ func (r *Region) unuse() { r.users.Add(-1) }
 // region stays registered, and Close may be called again.
 func (r *Region) Close() error {
 	if !r.users.CompareAndSwap(0, regionClosed) && r.users.Load() >= 0 {
-		return &OpError{Op: "close region " + r.name, Err: fmt.Errorf("reset the transfers that list it and revoke its leases first: %w", ErrBusy)}
+		return &OpError{Op: "close region " + r.name,
+			Err: fmt.Errorf("reset the transfers that list it and revoke its leases first: %w",
+				ErrBusy)}
 	}
 	return r.release()
 }

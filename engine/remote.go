@@ -39,8 +39,10 @@ type imported struct {
 	err   error
 }
 
-func newRemote(p *Peer, name string, kind driver.Kind, readOnly bool, size uint64, tokens [][]byte) *Remote {
-	return &Remote{p: p, name: name, kind: kind, readOnly: readOnly, size: size, tokens: tokens, imports: make([]imported, len(tokens))}
+func newRemote(p *Peer, name string, kind driver.Kind, readOnly bool, size uint64,
+	tokens [][]byte) *Remote {
+	return &Remote{p: p, name: name, kind: kind, readOnly: readOnly, size: size, tokens: tokens,
+		imports: make([]imported, len(tokens))}
 }
 
 // Name returns the peer's name for the region.
@@ -78,7 +80,8 @@ func (m *Remote) key(lane int) (uint32, error) {
 // isFinal reports whether an import that failed would fail again: the token is at
 // fault, not the moment.
 func isFinal(err error) bool {
-	return errors.Is(err, ErrRevoked) || errors.Is(err, driver.ErrBadToken) || errors.Is(err, ErrCorrupt) || errors.Is(err, ErrNotSupported)
+	return errors.Is(err, ErrRevoked) || errors.Is(err, driver.ErrBadToken) ||
+		errors.Is(err, ErrCorrupt) || errors.Is(err, ErrNotSupported)
 }
 
 // importError returns the error of an import that failed, if one did.
@@ -117,7 +120,8 @@ func (m *Remote) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.users > 0 {
-		return &OpError{Op: "close remote " + m.name, Peer: m.p.name, Err: fmt.Errorf("reset the transfers that list it first: %w", ErrBusy)}
+		return &OpError{Op: "close remote " + m.name, Peer: m.p.name,
+			Err: fmt.Errorf("reset the transfers that list it first: %w", ErrBusy)}
 	}
 	m.drop()
 	return nil
@@ -177,7 +181,8 @@ func (m *Remote) ReadAt(p []byte, off int64) (int, error) {
 // staging buffer. It blocks until the bytes are placed.
 func (m *Remote) WriteAt(p []byte, off int64) (int, error) {
 	if off < 0 || uint64(off) > m.size || uint64(len(p)) > m.size-uint64(off) {
-		return 0, fmt.Errorf("write remote %s: %d bytes at %d of %d: %w", m.name, len(p), off, m.size, ErrBounds)
+		return 0, fmt.Errorf("write remote %s: %d bytes at %d of %d: %w", m.name, len(p), off,
+			m.size, ErrBounds)
 	}
 	return m.staged(Write, p, uint64(off))
 }

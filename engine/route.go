@@ -34,20 +34,22 @@ func (r Route) check(e *Engine) error {
 		}
 		names = append(names, l.caps.Name)
 	}
-	return fmt.Errorf("route only %q: this engine has %s: %w", r.Only, strings.Join(names, ", "), ErrNoRoute)
+	return fmt.Errorf("route only %q: this engine has %s: %w", r.Only, strings.Join(names, ", "),
+		ErrNoRoute)
 }
 
 // Candidate is one backend's answer for a pair of memories.
 type Candidate struct {
 	Backend  string        `json:"backend"`
 	Usable   bool          `json:"usable"`
-	Reason   string        `json:"reason"`           // why not, or how it would move the bytes
-	Estimate time.Duration `json:"estimate_ns"`      // for 1 MiB in one piece; 0 unless usable
-	Rate     float64       `json:"rate"`             // bytes a second that the estimate uses
-	Measured bool          `json:"measured"`         // the rate was measured here, not declared
-	Yields   string        `json:"yields,omitempty"` // why it leaves the pair to the chain Staged where there is one; mostly empty
-	conn     *conn
-	key      uint32
+	Reason   string        `json:"reason"`      // why not, or how it would move the bytes
+	Estimate time.Duration `json:"estimate_ns"` // for 1 MiB in one piece; 0 unless usable
+	Rate     float64       `json:"rate"`        // bytes a second that the estimate uses
+	Measured bool          `json:"measured"`    // the rate was measured here, not declared
+	// why it leaves the pair to the chain Staged where there is one; mostly empty
+	Yields string `json:"yields,omitempty"`
+	conn   *conn
+	key    uint32
 }
 
 // Explanation is what Explain found: all candidates in the order of the engine's
@@ -88,16 +90,20 @@ func (c *Candidate) describe() string {
 	if c.Measured {
 		source = "measured"
 	}
-	return fmt.Sprintf("1 MiB in about %v (%s %.1f GB/s): %s", c.Estimate.Round(time.Microsecond), source, c.Rate/1e9, c.Reason)
+	return fmt.Sprintf("1 MiB in about %v (%s %.1f GB/s): %s", c.Estimate.Round(time.Microsecond),
+		source, c.Rate/1e9, c.Reason)
 }
 
 // Explain lists which backends could move bytes between a region and a peer's,
 // what the engine would choose without Route.Only, and why.
 func (e *Engine) Explain(p *Peer, local *Region, remote *Remote) (Explanation, error) {
 	if p.e != e || local.e != e || remote.p != p {
-		return Explanation{}, &OpError{Op: "explain", Peer: p.name, Err: fmt.Errorf("peer, region and remote belong to different engines or peers: %w", ErrNoRoute)}
+		return Explanation{}, &OpError{Op: "explain", Peer: p.name,
+			Err: fmt.Errorf("peer, region and remote belong to different engines or peers: %w",
+				ErrNoRoute)}
 	}
-	x := Explanation{Peer: p.name, Local: local.Kind().String(), Remote: remote.kind.String(), SameHost: p.host == e.host}
+	x := Explanation{Peer: p.name, Local: local.Kind().String(), Remote: remote.kind.String(),
+		SameHost: p.host == e.host}
 	x.Candidates = p.candidates(local, remote, Route{})
 	if best := cheapest(x.Candidates); best != nil {
 		x.Chosen = best.Backend
@@ -127,7 +133,8 @@ func cheapest(list []Candidate) (best *Candidate) {
 		if !c.Usable {
 			continue
 		}
-		if best == nil || c.willing() && !best.willing() || c.willing() == best.willing() && c.Estimate < best.Estimate {
+		if best == nil || c.willing() && !best.willing() || c.willing() == best.willing() &&
+			c.Estimate < best.Estimate {
 			best = c
 		}
 	}
@@ -186,7 +193,8 @@ func (p *Peer) candidates(local *Region, remote *Remote, route Route) []Candidat
 
 // stagedCandidate is the chain's answer; nil where none is asked for, as both memories are
 // DRAM or as one backend serves that does not yield to it.
-func (p *Peer) stagedCandidate(local *Region, remote *Remote, route Route, others []Candidate) *Candidate {
+func (p *Peer) stagedCandidate(local *Region, remote *Remote, route Route,
+	others []Candidate) *Candidate {
 	named := route.Only == Staged
 	if !named && (local.Kind() == driver.DRAM && remote.kind == driver.DRAM || keen(others) > 0) {
 		return nil
@@ -248,15 +256,18 @@ func (p *Peer) obstacle(l *lane, i int, local *Region, remote *Remote, route Rou
 	return ""
 }
 
-const notDurable = "it does not say when written bytes would survive a loss of power, as Route.Durable asks"
+const notDurable = "it does not say when written bytes would survive a loss of power, as " +
+	"Route.Durable asks"
 
 // choose picks the connection for a pair of memories and imports the peer's.
 func (p *Peer) choose(local *Region, remote *Remote, op Op, route Route) (*conn, uint32, error) {
 	if local.e != p.e || remote.p != p {
-		return nil, 0, fmt.Errorf("add: region, remote and transfer belong to different engines or peers: %w", ErrNoRoute)
+		return nil, 0, fmt.Errorf("add: region, remote and transfer belong to different engines "+
+			"or peers: %w", ErrNoRoute)
 	}
 	if op == Write && remote.readOnly {
-		return nil, 0, fmt.Errorf("add: region %s of peer %s may only be read: %w", remote.name, p.name, driver.ErrReadOnly)
+		return nil, 0, fmt.Errorf("add: region %s of peer %s may only be read: %w", remote.name,
+			p.name, driver.ErrReadOnly)
 	}
 	if c, key, ok := remote.cachedRoute(local, route); ok {
 		return c, key, nil
@@ -296,7 +307,8 @@ func (p *Peer) noRoute(local *Region, remote *Remote, list []Candidate) error {
 // messenger returns the nearest live connection that carries messages, or counts.
 func (p *Peer) messenger(route Route, counts bool) (best *conn) {
 	for _, c := range p.conns {
-		if c == nil || !c.carries(counts) || c.isLost() || (route.Only != "" && route.Only != c.lane.caps.Name) {
+		if c == nil || !c.carries(counts) || c.isLost() ||
+			(route.Only != "" && route.Only != c.lane.caps.Name) {
 			continue
 		}
 		if best == nil || c.lane.caps.Cost.Setup < best.lane.caps.Cost.Setup {

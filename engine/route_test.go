@@ -47,7 +47,8 @@ func TestRoutes(t *testing.T) {
 	if x.Chosen != "fast" || len(x.Candidates) != 2 || !x.Candidates[0].Usable || !x.SameHost {
 		t.Errorf("explained %+v", x)
 	}
-	for _, want := range []string{"* fast", "declared", "one copy within the process", "dram -> dram"} {
+	for _, want := range []string{"* fast", "declared", "one copy within the process",
+		"dram -> dram"} {
 		if !strings.Contains(x.String(), want) {
 			t.Errorf("%q does not say %q", x.String(), want)
 		}
@@ -63,20 +64,25 @@ func TestRoutes(t *testing.T) {
 		}
 		check(t, tr.Close())
 	}
-	if _, err := a.NewTransfer(p, Write, Route{Only: "rdma"}); !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "slow, fast") {
+	if _, err := a.NewTransfer(p, Write, Route{Only: "rdma"}); !errors.Is(err, ErrNoRoute) ||
+		!strings.Contains(err.Error(), "slow, fast") {
 		t.Errorf("a backend that is not there: %v", err)
 	}
 }
 
 // TestOnlyIsNeverBypassed has a peer that lacks the one backend that may serve.
 func TestOnlyIsNeverBypassed(t *testing.T) {
-	a, b := open(t, "a", twoLanes), open(t, "b", func(c *Config) { twoLanes(c); c.Backends = c.Backends[:1] })
+	a, b := open(t, "a", twoLanes), open(t, "b", func(c *Config) {
+		twoLanes(c)
+		c.Backends = c.Backends[:1]
+	})
 	src := register(t, a, "src", 4096)
 	register(t, b, "dst", 4096)
 	p := connect(t, a, b)
 	tr, err := a.NewTransfer(p, Write, Route{Only: "fast"})
 	check(t, err)
-	if err := tr.Add(src, 0, remote(t, p, "dst"), 0, 1); !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "no backend of this name") {
+	if err := tr.Add(src, 0, remote(t, p, "dst"), 0, 1); !errors.Is(err, ErrNoRoute) ||
+		!strings.Contains(err.Error(), "no backend of this name") {
 		t.Errorf("got %v", err)
 	}
 	if err := tr.Notify([]byte("x")); err != nil {
@@ -102,7 +108,8 @@ func TestMeasuredRateReplacesTheDeclared(t *testing.T) {
 		t.Errorf("after %d large transfers: %+v", rateSamplesMin, c)
 	}
 	s := p.e.Stats().Routes[0]
-	if s.Transfers != rateSamplesMin || s.Bytes != rateSamplesMin*4<<20 || s.Latency.Quantile(0.5) <= 0 {
+	if s.Transfers != rateSamplesMin || s.Bytes != rateSamplesMin*4<<20 ||
+		s.Latency.Quantile(0.5) <= 0 {
 		t.Errorf("counted %+v", s)
 	}
 }
@@ -238,11 +245,14 @@ func TestConfigIsChecked(t *testing.T) {
 }
 
 func TestLimits(t *testing.T) {
-	e := open(t, "small", func(c *Config) { c.TransfersMax, c.RegionsMax, c.PeersMax, c.LeasesMax = 1, 1, 1, 1 })
+	e := open(t, "small", func(c *Config) {
+		c.TransfersMax, c.RegionsMax, c.PeersMax, c.LeasesMax = 1, 1, 1, 1
+	})
 	r := register(t, e, "r", 64)
 	l, err := r.Lease(0, 8, LeaseOptions{})
 	check(t, err)
-	if _, err := r.Lease(8, 8, LeaseOptions{}); !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), "LeasesMax") {
+	if _, err := r.Lease(8, 8, LeaseOptions{}); !errors.Is(err, ErrFull) ||
+		!strings.Contains(err.Error(), "LeasesMax") {
 		t.Errorf("one lease too many: %v", err)
 	}
 	check(t, l.Revoke(within(t)))
@@ -252,7 +262,8 @@ func TestLimits(t *testing.T) {
 	p, err := e.Self()
 	check(t, err)
 	transfer(t, p, Write)
-	if _, err := e.NewTransfer(p, Write, Route{}); !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), "TransfersMax") {
+	if _, err := e.NewTransfer(p, Write, Route{}); !errors.Is(err, ErrFull) ||
+		!strings.Contains(err.Error(), "TransfersMax") {
 		t.Errorf("one transfer too many: %v", err)
 	}
 	d, err := open(t, "other").Describe()

@@ -17,7 +17,8 @@ import (
 
 // answer makes a stream that was accepted one that may be spoken over. proven: the
 // other side is known by user or certificate.
-func (e *Engine) answer(ctx context.Context, conn net.Conn) (secure net.Conn, proven bool, err error) {
+func (e *Engine) answer(ctx context.Context, conn net.Conn) (secure net.Conn, proven bool,
+	err error) {
 	switch c := conn.(type) {
 	case *net.UnixConn:
 		return conn, true, checkUser(conn)
@@ -58,7 +59,8 @@ func (p *Peer) came(conn net.Conn) {
 	text := conn.RemoteAddr().String()
 	if c, ok := conn.(*tls.Conn); ok {
 		if shown := c.ConnectionState().PeerCertificates; len(shown) > 0 {
-			text += fmt.Sprintf(" (certificate of %q, serial number %x)", shown[0].Subject.CommonName, shown[0].SerialNumber)
+			text += fmt.Sprintf(" (certificate of %q, serial number %x)",
+				shown[0].Subject.CommonName, shown[0].SerialNumber)
 		}
 	}
 	p.mu.Lock()
@@ -70,7 +72,8 @@ func (e *Engine) checkPlain() error {
 	if e.cfg.Plaintext {
 		return nil
 	}
-	return fmt.Errorf("the stream is in plain text: set Config.Identity, or Config.Plaintext on a network that is trusted: %w", os.ErrPermission)
+	return fmt.Errorf("the stream is in plain text: set Config.Identity, or Config.Plaintext on "+
+		"a network that is trusted: %w", os.ErrPermission)
 }
 
 // checkTLS wants of TLS that the program has set up what Config.Identity would ask for. Of
@@ -81,17 +84,21 @@ func checkTLS(ctx context.Context, c *tls.Conn, called bool) error {
 	}
 	switch s := c.ConnectionState(); {
 	case s.Version < tls.VersionTLS13:
-		return fmt.Errorf("the stream has TLS before 1.3: set MinVersion, or use Config.Identity: %w", os.ErrPermission)
+		return fmt.Errorf("the stream has TLS before 1.3: set MinVersion, or use "+
+			"Config.Identity: %w", os.ErrPermission)
 	case called && len(s.VerifiedChains) == 0:
-		return fmt.Errorf("the listener's TLS asks for no certificate: set ClientAuth to tls.RequireAndVerifyClientCert, or use Config.Identity: %w", os.ErrPermission)
+		return fmt.Errorf("the listener's TLS asks for no certificate: set ClientAuth to "+
+			"tls.RequireAndVerifyClientCert, or use Config.Identity: %w", os.ErrPermission)
 	}
 	return nil
 }
 
 // explain adds to what an exchange failed with why the other side hung up, where TLS knows.
 func (e *Engine) explain(err error, conn net.Conn) error {
-	if _, plain := conn.(*net.TCPConn); plain && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)) {
-		return fmt.Errorf("the other side hung up on plain text (%w): it may ask for TLS, set Config.Identity", err)
+	if _, plain := conn.(*net.TCPConn); plain && (errors.Is(err, io.EOF) ||
+		errors.Is(err, syscall.ECONNRESET)) {
+		return fmt.Errorf("the other side hung up on plain text (%w): it may ask for TLS, set "+
+			"Config.Identity", err)
 	}
 	if _, secure := conn.(*tls.Conn); !secure {
 		return err

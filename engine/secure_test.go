@@ -104,8 +104,9 @@ func TestDiallersThatAreNoMembers(t *testing.T) {
 		change func(*Config)
 		want   string
 	}{
-		"of another authority": {as(theirs.member("stranger")), `certificate of 127.0.0.1 is signed by another authority: "ours" (key `},
-		"in plain text":        {func(c *Config) { c.Plaintext = true }, "it may ask for TLS"},
+		"of another authority": {as(theirs.member("stranger")),
+			`certificate of 127.0.0.1 is signed by another authority: "ours" (key `},
+		"in plain text": {func(c *Config) { c.Plaintext = true }, "it may ask for TLS"},
 	} {
 		_, err := open(t, "stranger", c.change).Dial(within(t), "tcp", l.Addr().String())
 		if err == nil || !strings.Contains(err.Error(), c.want) {
@@ -113,9 +114,11 @@ func TestDiallersThatAreNoMembers(t *testing.T) {
 		}
 	}
 	both := theirs.member("naive") // trusts whoever answers, as a stranger may
-	conn, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13})
+	conn, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{InsecureSkipVerify: true,
+		MinVersion: tls.VersionTLS13})
 	check(t, err)
-	if _, err = open(t, "stranger", as(both)).DialConn(within(t), conn); err == nil || !strings.Contains(err.Error(), "asks for a certificate, and we show none") {
+	if _, err = open(t, "stranger", as(both)).DialConn(within(t), conn); err == nil ||
+		!strings.Contains(err.Error(), "asks for a certificate, and we show none") {
 		t.Errorf("without a certificate: %v", err)
 	}
 	nobodyCame(t, e)
@@ -129,11 +132,14 @@ func TestDiallersThatAreNoMembers(t *testing.T) {
 func TestListenersThatAskForNoCertificate(t *testing.T) {
 	certificate, roots := selfSigned(t)
 	e := open(t, "server")
-	l := tls.NewListener(listen(t, "tcp", "127.0.0.1:0"), &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13})
+	l := tls.NewListener(listen(t, "tcp", "127.0.0.1:0"),
+		&tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13})
 	serve(t, e, l)
-	conn, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{RootCAs: roots, ServerName: "sluice"})
+	conn, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{RootCAs: roots,
+		ServerName: "sluice"})
 	check(t, err)
-	if _, err := open(t, "stranger").DialConn(within(t), conn); !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "RequireAndVerifyClientCert") {
+	if _, err := open(t, "stranger").DialConn(within(t), conn); !errors.Is(err, ErrNoRoute) ||
+		!strings.Contains(err.Error(), "RequireAndVerifyClientCert") {
 		t.Errorf("dialled: %v", err)
 	}
 	nobodyCame(t, e)
@@ -175,7 +181,10 @@ func relay(t *testing.T, l net.Listener, to string, heard io.Writer) <-chan stru
 		}
 		defer far.Close()
 		var both sync.WaitGroup
-		both.Go(func() { _, _ = io.Copy(io.MultiWriter(far, heard), near); _ = far.(*net.TCPConn).CloseWrite() })
+		both.Go(func() {
+			_, _ = io.Copy(io.MultiWriter(far, heard), near)
+			_ = far.(*net.TCPConn).CloseWrite()
+		})
 		both.Go(func() { _, _ = io.Copy(near, far); _ = near.(*net.TCPConn).CloseWrite() })
 		both.Wait()
 	}()
@@ -190,7 +199,8 @@ func TestReplayedExchange(t *testing.T) {
 	between := listen(t, "tcp", "127.0.0.1:0")
 	var heard bytes.Buffer
 	done := relay(t, between, l.Addr().String(), &heard)
-	p, err := open(t, "friend", as(ours.member("friend"))).Dial(within(t), "tcp", between.Addr().String())
+	p, err := open(t, "friend", as(ours.member("friend"))).Dial(within(t), "tcp",
+		between.Addr().String())
 	check(t, err)
 	check(t, p.Close())
 	<-done
@@ -220,7 +230,8 @@ func TestStrangersTakeNoPlaces(t *testing.T) {
 	ours := newClub(t, "ours")
 	e, l := secured(t, ours, func(c *Config) { c.HandshakesMax, c.HandshakeTimeout = 4, limit })
 	say := [][]byte{
-		nil, {0x16, 3, 1, 2, 0}, []byte("GET / HTTP/1.1\r\n\r\n"), bytes.Repeat([]byte{0xff}, 1<<16),
+		nil, {0x16, 3, 1, 2, 0}, []byte("GET / HTTP/1.1\r\n\r\n"), bytes.Repeat([]byte{0xff},
+			1<<16),
 		binary.LittleEndian.AppendUint32([]byte{frameMark}, 1<<31),
 	}
 	var strangers []net.Conn
@@ -240,13 +251,16 @@ func TestStrangersTakeNoPlaces(t *testing.T) {
 			}()
 		}
 	}
-	p, err := open(t, "friend", as(ours.member("friend")), func(c *Config) { c.ConnectTimeout = limit }).Dial(within(t), "tcp", l.Addr().String())
+	p, err := open(t, "friend", as(ours.member("friend")), func(c *Config) {
+		c.ConnectTimeout = limit
+	}).Dial(within(t), "tcp", l.Addr().String())
 	check(t, err)
 	check(t, p.Close())
 	for i, c := range strangers {
 		_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
 		answer, _ := io.ReadAll(c)
-		if bytes.Contains(answer, []byte("secret-region")) || len(answer) > 64 { // an alert has 7 bytes
+		if bytes.Contains(answer, []byte("secret-region")) || len(answer) > 64 {
+			// an alert has 7 bytes
 			t.Errorf("stranger %d was told %q", i, answer)
 		}
 	}
@@ -259,7 +273,9 @@ func TestStrangersTakeNoPlaces(t *testing.T) {
 // A member is bounded like everybody: by time, by the size of what it describes, and by sense.
 func TestMembersAreBounded(t *testing.T) {
 	ours := newClub(t, "ours")
-	e, l := secured(t, ours, func(c *Config) { c.DescriptionMax, c.HandshakeTimeout = 1000, 300*time.Millisecond })
+	e, l := secured(t, ours, func(c *Config) {
+		c.DescriptionMax, c.HandshakeTimeout = 1000, 300*time.Millisecond
+	})
 	id := ours.member("member")
 	for name, c := range map[string]struct {
 		say  []byte
@@ -307,7 +323,8 @@ func TestRotation(t *testing.T) {
 	e := open(t, "server", as(id))
 	l := listen(t, "tcp", "127.0.0.1:0")
 	serve(t, e, l)
-	old, young := open(t, "old", as(first.member("old"))), open(t, "young", as(second.member("young")))
+	old, young := open(t, "old", as(first.member("old"))),
+		open(t, "young", as(second.member("young")))
 	_, err = old.Dial(within(t), "tcp", l.Addr().String())
 	check(t, err)
 	if _, err = young.Dial(within(t), "tcp", l.Addr().String()); !errors.Is(err, os.ErrPermission) {
@@ -317,7 +334,8 @@ func TestRotation(t *testing.T) {
 	trust(second)
 	_, err = young.Dial(within(t), "tcp", l.Addr().String())
 	check(t, err)
-	if _, err = old.Dial(context.Background(), "tcp", l.Addr().String()); !errors.Is(err, os.ErrPermission) {
+	if _, err = old.Dial(context.Background(), "tcp", l.Addr().String()); !errors.Is(err,
+		os.ErrPermission) {
 		t.Errorf("after: %v", err)
 	}
 }

@@ -68,8 +68,10 @@ func claim(t testing.TB, b *Engine, as *Engine, show secret) driver.Peer {
 	t.Cleanup(func() { _ = raw.Close() })
 	p, err := raw.Connect(within(t), b.lanes[0].b.Addr())
 	require.NoError(t, err)
-	for i, msg := range [][]byte{as.appendHello(nil, show), append([]byte{isNotification}, "lie"...)} {
-		require.NoError(t, p.Submit(uint64(i), &driver.Batch{Op: Write, Tail: driver.NotifyTail, Notify: msg}))
+	for i, msg := range [][]byte{as.appendHello(nil, show), append([]byte{isNotification},
+		"lie"...)} {
+		require.NoError(t, p.Submit(uint64(i), &driver.Batch{Op: Write, Tail: driver.NotifyTail,
+			Notify: msg}))
 	}
 	return p
 }

@@ -51,7 +51,8 @@ func (e *Engine) Serve(ctx context.Context, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
 	defer context.AfterFunc(e.life, cancel)()
-	s := &server{e: e, in: lobby{most: e.cfg.HandshakesMax, in: map[net.Conn]visit{}}, places: make(chan struct{}, e.cfg.HandshakesMax)}
+	s := &server{e: e, in: lobby{most: e.cfg.HandshakesMax, in: map[net.Conn]visit{}},
+		places: make(chan struct{}, e.cfg.HandshakesMax)}
 	defer s.exchanges.Wait()
 	for {
 		conn, err := l.Accept()
@@ -80,9 +81,11 @@ type server struct {
 	exchanges sync.WaitGroup
 }
 
-// passes reports whether Accept will do better later: other connections may have taken all descriptors.
+// passes reports whether Accept will do better later: other connections may have taken all
+// descriptors.
 func passes(err error) bool {
-	for _, is := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ECONNABORTED, syscall.ENOBUFS, syscall.ENOMEM} {
+	for _, is := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ECONNABORTED,
+		syscall.ENOBUFS, syscall.ENOMEM} {
 		if errors.Is(err, is) {
 			return true
 		}
@@ -127,7 +130,8 @@ func (s *server) hear(ctx context.Context, conn net.Conn) {
 
 // listen returns what the other side says of itself. In plain text, that it can say so is
 // all the proof there is.
-func (s *server) listen(ctx context.Context, conn net.Conn) (secure net.Conn, theirs *introduction, err error) {
+func (s *server) listen(ctx context.Context, conn net.Conn) (secure net.Conn, theirs *introduction,
+	err error) {
 	shaking, cancel := context.WithTimeout(ctx, s.e.cfg.HandshakeTimeout)
 	defer cancel()
 	secure, proven, err := s.e.answer(shaking, conn)
@@ -250,7 +254,8 @@ func (e *Engine) introduce(ctx context.Context, conn net.Conn) (*Peer, error) {
 		return nil, err
 	}
 	if _, err := readFrame(conn, 0); err != nil {
-		return nil, errors.Join(fmt.Errorf("peer %s did not connect back: %w", p.name, err), p.closeUnlessSelf())
+		return nil, errors.Join(fmt.Errorf("peer %s did not connect back: %w", p.name, err),
+			p.closeUnlessSelf())
 	}
 	return p, nil
 }
@@ -328,7 +333,8 @@ func readFrame(r io.Reader, limit int) ([]byte, error) {
 		}
 		return nil, fmt.Errorf("refused by the other side: %q: %w", text, ErrNoRoute)
 	case head[0] != frameMark:
-		return nil, fmt.Errorf("the other side does not speak this protocol (first byte %#x): %w", head[0], ErrCorrupt)
+		return nil, fmt.Errorf("the other side does not speak this protocol (first byte %#x): %w",
+			head[0], ErrCorrupt)
 	case n > int64(limit):
 		return nil, fmt.Errorf("description of %d bytes, at most %d: %w", n, limit, ErrBounds)
 	}

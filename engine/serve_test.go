@@ -45,7 +45,8 @@ func serve(t *testing.T, e *Engine, l net.Listener) {
 
 func TestServeAndDial(t *testing.T) {
 	certificate, roots := selfSigned(t)
-	both := &tls.Config{Certificates: []tls.Certificate{certificate}, RootCAs: roots, ClientCAs: roots, ServerName: "sluice",
+	both := &tls.Config{Certificates: []tls.Certificate{certificate}, RootCAs: roots,
+		ClientCAs: roots, ServerName: "sluice",
 		ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS13}
 	id, err := identity.FromTLS(both)
 	check(t, err)
@@ -57,7 +58,9 @@ func TestServeAndDial(t *testing.T) {
 	}{
 		"unix": {
 			func(*Config) {},
-			func(t *testing.T) net.Listener { return listen(t, "unix", filepath.Join(t.TempDir(), "s")) },
+			func(t *testing.T) net.Listener {
+				return listen(t, "unix", filepath.Join(t.TempDir(), "s"))
+			},
 			func(e *Engine, l net.Listener) (*Peer, error) {
 				return e.Dial(context.Background(), "unix", l.Addr().String())
 			},
@@ -78,7 +81,9 @@ func TestServeAndDial(t *testing.T) {
 		},
 		"tls": {
 			func(*Config) {},
-			func(t *testing.T) net.Listener { return tls.NewListener(listen(t, "tcp", "127.0.0.1:0"), both) },
+			func(t *testing.T) net.Listener {
+				return tls.NewListener(listen(t, "tcp", "127.0.0.1:0"), both)
+			},
 			func(e *Engine, l net.Listener) (*Peer, error) {
 				conn, err := tls.Dial("tcp", l.Addr().String(), both)
 				if err != nil {
@@ -91,7 +96,9 @@ func TestServeAndDial(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			leak.Check(t, hostmem.InUse)
 			came := make(chan *Peer, 1)
-			decode := open(t, "decode", link.change, func(c *Config) { c.OnPeer = func(p *Peer) { came <- p } })
+			decode := open(t, "decode", link.change, func(c *Config) {
+				c.OnPeer = func(p *Peer) { came <- p }
+			})
 			prefill := open(t, "prefill", link.change)
 			register(t, decode, "kv", 4096)
 			src := register(t, prefill, "src", 4096)
@@ -130,7 +137,8 @@ func selfSigned(t *testing.T) (tls.Certificate, *x509.CertPool) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	check(t, err)
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"sluice"}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"sluice"},
+		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	check(t, err)
 	parsed, err := x509.ParseCertificate(der)
@@ -142,13 +150,16 @@ func selfSigned(t *testing.T) (tls.Certificate, *x509.CertPool) {
 
 // TestStrangersAreBounded has strangers send garbage, too much, or nothing.
 func TestStrangersAreBounded(t *testing.T) {
-	e := open(t, "server", func(c *Config) { c.HandshakeTimeout, c.HandshakesMax, c.Plaintext = 100*time.Millisecond, 2, true })
+	e := open(t, "server", func(c *Config) {
+		c.HandshakeTimeout, c.HandshakesMax, c.Plaintext = 100*time.Millisecond, 2, true
+	})
 	l := listen(t, "tcp", "127.0.0.1:0")
 	serve(t, e, l)
 	oversize := binary.LittleEndian.AppendUint32([]byte{frameMark}, 1<<31)
 	for name, bytes := range map[string][]byte{
 		"garbage": []byte("GET / HTTP/1.1\r\n\r\n"), "nothing": nil, "oversize": oversize,
-		"half a frame": {frameMark, 200, 0, 0, 0, 1, 2}, "bad description": {frameMark, 4, 0, 0, 0, 'S', 'L', 'U', 'C'},
+		"half a frame": {frameMark, 200, 0, 0, 0, 1, 2}, "bad description": {frameMark, 4, 0, 0, 0,
+			'S', 'L', 'U', 'C'},
 	} {
 		conn, err := net.Dial("tcp", l.Addr().String())
 		check(t, err)
@@ -167,15 +178,21 @@ func TestStrangersAreBounded(t *testing.T) {
 	if n := e.Stats().Peers; n != 0 {
 		t.Errorf("%d peers came of it", n)
 	}
-	p, err := open(t, "friend", func(c *Config) { c.Plaintext = true }).Dial(within(t), "tcp", l.Addr().String()) // and it still serves
+	// and it still serves
+	p, err := open(t, "friend", func(c *Config) {
+		c.Plaintext = true
+	}).Dial(within(t), "tcp", l.Addr().String())
 	check(t, err)
 	check(t, p.Close())
 }
 
 func TestDialRefused(t *testing.T) {
-	e := open(t, "dialler", func(c *Config) { c.ConnectTimeout, c.Plaintext = 200*time.Millisecond, true })
+	e := open(t, "dialler", func(c *Config) {
+		c.ConnectTimeout, c.Plaintext = 200*time.Millisecond, true
+	})
 	silent := listen(t, "tcp", "127.0.0.1:0")
-	if _, err := e.Dial(within(t), "tcp", silent.Addr().String()); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := e.Dial(within(t), "tcp", silent.Addr().String()); !errors.Is(err,
+		context.DeadlineExceeded) {
 		t.Errorf("a server that says nothing: %v", err)
 	}
 	if _, err := e.Dial(within(t), "unix", "/nonexistent/socket"); err == nil {

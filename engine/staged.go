@@ -63,7 +63,8 @@ type stager struct {
 }
 
 func newStager(e *Engine) *stager {
-	return &stager{e: e, memories: map[uint32]*stagedMemory{}, secrets: map[[16]byte]*stagedMemory{},
+	return &stager{e: e, memories: map[uint32]*stagedMemory{},
+		secrets: map[[16]byte]*stagedMemory{},
 		windows: map[*window]struct{}{}, holders: map[*ticket]int{},
 		opening: make(chan struct{}, e.cfg.HandshakesMax), summing: make(chan struct{}, summersMax)}
 }
@@ -79,7 +80,8 @@ func (e *Engine) addStager() {
 func (s *stager) take(n int64) error {
 	if s.used.Add(n) > s.e.cfg.StagingBytes {
 		s.used.Add(-n)
-		return fmt.Errorf("%d of %d bytes of staging memory are in use: close peers or raise Config.StagingBytes: %w",
+		return fmt.Errorf("%d of %d bytes of staging memory are in use: close peers or raise "+
+			"Config.StagingBytes: %w",
 			s.used.Load(), s.e.cfg.StagingBytes, ErrFull)
 	}
 	return nil

@@ -15,7 +15,8 @@ func BenchmarkStaged(b *testing.B) {
 	for _, shape := range []struct {
 		name        string
 		count, size int
-	}{{"1x4MiB", 1, 4 << 20}, {"1x64KiB", 1, 64 << 10}, {"1x656B", 1, 656}, {"2048x656B", 2048, 656}} {
+	}{{"1x4MiB", 1, 4 << 20}, {"1x64KiB", 1, 64 << 10}, {"1x656B", 1, 656},
+		{"2048x656B", 2048, 656}} {
 		b.Run(shape.name, func(b *testing.B) { benchStaged(b, shape.count, uint64(shape.size)) })
 	}
 }

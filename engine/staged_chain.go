@@ -22,21 +22,27 @@ type chain struct {
 const handOver = 10 * time.Microsecond
 
 // chain plans the way, or says why there is none.
-func (sp *stagedPeer) chain(local *Region, remote *Remote, durable bool) (c chain, obstacle string) {
+func (sp *stagedPeer) chain(local *Region, remote *Remote, durable bool) (c chain,
+	obstacle string) {
 	s, p := sp.s, sp.p
 	c.self = p.isSelf()
 	if s.e.cfg.StagingBytes < slotBytes {
 		return c, "Config.StagingBytes leaves no staging memory"
 	}
 	if durable && remote.kind != driver.File {
-		return c, fmt.Sprintf("%v does not survive a loss of power, as Route.Durable asks", remote.kind)
+		return c, fmt.Sprintf("%v does not survive a loss of power, as Route.Durable asks",
+			remote.kind)
 	}
 	if l := p.single(local, remote, durable); l != nil {
-		return c, fmt.Sprintf("%s moves %v to and from %v alone", l.caps.Name, local.Kind(), remote.kind)
+		return c, fmt.Sprintf("%s moves %v to and from %v alone", l.caps.Name, local.Kind(),
+			remote.kind)
 	}
 	if local.Kind() != driver.DRAM {
-		if c.near = s.nearest(local.Kind(), local.mems, func(*lane) bool { return true }); c.near == nil {
-			return c, fmt.Sprintf("no backend moves %v of this engine to and from DRAM", local.Kind())
+		if c.near = s.nearest(local.Kind(), local.mems, func(*lane) bool {
+			return true
+		}); c.near == nil {
+			return c, fmt.Sprintf("no backend moves %v of this engine to and from DRAM",
+				local.Kind())
 		}
 	}
 	if c.by = p.direct(remote, durable); c.by != nil && c.near != nil {
@@ -44,7 +50,8 @@ func (sp *stagedPeer) chain(local *Region, remote *Remote, durable bool) (c chai
 	}
 	if c.self {
 		if durable {
-			return c, fmt.Sprintf("no backend moves DRAM to %v and says when it would survive a loss of power", remote.kind)
+			return c, fmt.Sprintf("no backend moves DRAM to %v and says when it would survive a "+
+				"loss of power", remote.kind)
 		}
 		return c, fmt.Sprintf("no backend moves %v to and from DRAM", remote.kind)
 	}
@@ -71,9 +78,11 @@ func (p *Peer) single(local *Region, remote *Remote, durable bool) *lane {
 
 // nearest returns the cheapest lane that will do, by which the engine reaches memory of its own
 // from DRAM.
-func (s *stager) nearest(kind driver.Kind, mems []driver.Memory, will func(*lane) bool) (best *lane) {
+func (s *stager) nearest(kind driver.Kind, mems []driver.Memory, will func(*lane) bool) (
+	best *lane) {
 	for i, l := range s.e.lanes {
-		if l != s.lane && will(l) && mems[i] != nil && l.caps.Pairs.Serves(driver.DRAM, kind) && (best == nil || cheaper(l, best)) {
+		if l != s.lane && will(l) && mems[i] != nil && l.caps.Pairs.Serves(driver.DRAM, kind) &&
+			(best == nil || cheaper(l, best)) {
 			best = l
 		}
 	}
@@ -83,7 +92,8 @@ func (s *stager) nearest(kind driver.Kind, mems []driver.Memory, will func(*lane
 // direct returns the cheapest lane that reaches memory of the peer from DRAM.
 func (p *Peer) direct(remote *Remote, durable bool) (best *lane) {
 	for i, l := range p.e.lanes {
-		if durable && !p.persists(l) || l == p.e.stager.lane || !p.alive(i) || !l.caps.Pairs.Serves(driver.DRAM, remote.kind) || remote.tokens[i] == nil {
+		if durable && !p.persists(l) || l == p.e.stager.lane || !p.alive(i) ||
+			!l.caps.Pairs.Serves(driver.DRAM, remote.kind) || remote.tokens[i] == nil {
 			continue
 		}
 		if _, err := remote.key(i); err == nil && (best == nil || cheaper(l, best)) {
@@ -99,7 +109,8 @@ func (sp *stagedPeer) carrier(remote *Remote) (best *lane, obstacle string) {
 	case sp.farKinds == 0:
 		return nil, "the peer gives no staging memory"
 	case remote.tokens[sp.s.lane.index] == nil || !sp.farKinds.Has(remote.kind):
-		return nil, fmt.Sprintf("the peer has no backend that moves %v to and from DRAM", remote.kind)
+		return nil, fmt.Sprintf("the peer has no backend that moves %v to and from DRAM",
+			remote.kind)
 	}
 	for i, l := range sp.s.e.lanes {
 		if l != sp.s.lane && sp.p.alive(i) && sp.p.conns[i].carries(false) &&

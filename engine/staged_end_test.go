@@ -51,14 +51,16 @@ func TestStagedRefusals(t *testing.T) {
 	t.Run("no memory here", func(t *testing.T) {
 		a, b := newHost(t, "a", func(c *Config) { c.StagingBytes = -1 }), newHost(t, "b")
 		p := connect(t, a.e, b.e)
-		if err := transfer(t, p, Write).Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1); !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "StagingBytes") {
+		if err := transfer(t, p, Write).Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1); !errors.Is(err,
+			ErrNoRoute) || !strings.Contains(err.Error(), "StagingBytes") {
 			t.Errorf("got %v", err)
 		}
 	})
 	t.Run("none at the peer", func(t *testing.T) {
 		a, b := newHost(t, "a"), newHost(t, "b", func(c *Config) { c.StagingBytes = -1 })
 		p := connect(t, a.e, b.e)
-		if err := transfer(t, p, Write).Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1); !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "gives no staging memory") {
+		if err := transfer(t, p, Write).Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1); !errors.Is(err,
+			ErrNoRoute) || !strings.Contains(err.Error(), "gives no staging memory") {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -70,7 +72,8 @@ func TestStagedRefusals(t *testing.T) {
 		check(t, tr.Add(one.hbm, 0, remote(t, p, "hbm"), 0, hostBytes)) // by one slot
 		run(t, tr)
 		q := connect(t, two.e, b.e)
-		if err := transfer(t, q, Write).Add(two.hbm, 0, remote(t, q, "hbm"), 0, 1); !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "raise Config.StagingBytes") {
+		if err := transfer(t, q, Write).Add(two.hbm, 0, remote(t, q, "hbm"), 0, 1); !errors.Is(err,
+			ErrNoRoute) || !strings.Contains(err.Error(), "raise Config.StagingBytes") {
 			t.Errorf("got %v", err)
 		}
 		check(t, tr.Close())
@@ -96,7 +99,8 @@ func TestStagedCrowd(t *testing.T) {
 	var all []*Transfer
 	for i := range uint64(n) {
 		tr := transfer(t, p, Write)
-		for off := i * 100; off+100 <= hostBytes; off += 100 * n { // more batches than the peer takes at once
+		for off := i * 100; off+100 <= hostBytes; off += 100 * n {
+			// more batches than the peer takes at once
 			check(t, tr.Add(a.hbm, off, m, off, 100))
 		}
 		check(t, tr.Post())

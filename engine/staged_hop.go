@@ -20,7 +20,8 @@ func (s *slot) prepareHop(to step) (*Transfer, error) {
 	case s.c.far:
 		return s.prepareFar()
 	}
-	t, err := renewTransfer(&s.by, s.sp.p, s.job.op, Route{Only: s.c.by.caps.Name, Durable: s.job.durable})
+	t, err := renewTransfer(&s.by, s.sp.p, s.job.op, Route{Only: s.c.by.caps.Name,
+		Durable: s.job.durable})
 	if err != nil {
 		return nil, err
 	}
@@ -109,11 +110,13 @@ func (s *slot) addStraight(t *Transfer) error {
 func (s *slot) tell(t *Transfer, what byte) error {
 	at := s.at + pieceBytes
 	list := s.pool.region.Bytes()[at:][:listBytes]
-	h := farHop{slot: uint16(s.index), number: s.number, token: s.to.tokens[s.sp.s.lane.index], durable: s.job.durable}
+	h := farHop{slot: uint16(s.index), number: s.number, token: s.to.tokens[s.sp.s.lane.index],
+		durable: s.job.durable}
 	n := 0
 	if s.paged {
 		far := &s.pages.Remote
-		h.pages = Pages{Count: s.pages.Count, EntryLen: s.pages.Run, RemoteBase: far.Base, RemoteStride: far.Stride}
+		h.pages = Pages{Count: s.pages.Count, EntryLen: s.pages.Run, RemoteBase: far.Base,
+			RemoteStride: far.Stride}
 		h.paged, h.listed = true, far.List != nil
 		for i, index := range far.List {
 			binary.LittleEndian.PutUint32(list[4*i:], index)
@@ -137,7 +140,8 @@ func (s *slot) tell(t *Transfer, what byte) error {
 	return nil
 }
 
-// withdraw asks the peer not to make its hop, or to end it [withdraw]. Its answer follows all the same.
+// withdraw asks the peer not to make its hop, or to end it [withdraw]. Its answer follows all the
+// same.
 func (s *slot) withdraw() {
 	if s.notice != nil && s.notice.look().underWay() {
 		s.again = true // that of an earlier piece, or the peer takes nothing now

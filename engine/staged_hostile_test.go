@@ -49,16 +49,22 @@ func TestStagedForgeries(t *testing.T) {
 	key := changed(token, 16, token[16]+1)
 	epoch := changed(token, 20, token[20]+1)
 	for name, msg := range map[string][]byte{
-		"a slot too many":    lie(func(h *farHop) { h.slot = slotsMax }),
-		"another secret":     lie(func(h *farHop) { h.token = secret }),
-		"another key":        lie(func(h *farHop) { h.token = key }),
-		"another epoch":      lie(func(h *farHop) { h.token = epoch }),
-		"too long a list":    lie(func(h *farHop) { h.count = listMax + 1 }),
-		"no list":            lie(func(h *farHop) { h.count = 0 }),
-		"too many entries":   lie(func(h *farHop) { h.paged, h.pages = true, Pages{Count: 2, EntryLen: pieceBytes} }),
-		"empty entries":      lie(func(h *farHop) { h.paged, h.pages = true, Pages{Count: 2} }),
-		"past the end":       lie(func(h *farHop) { h.paged, h.pages = true, Pages{Count: 1, EntryLen: 8, RemoteBase: 1 << 60} }),
-		"strides that lap":   lie(func(h *farHop) { h.paged, h.pages = true, Pages{Count: 9, EntryLen: 8, RemoteStride: 1 << 62} }),
+		"a slot too many": lie(func(h *farHop) { h.slot = slotsMax }),
+		"another secret":  lie(func(h *farHop) { h.token = secret }),
+		"another key":     lie(func(h *farHop) { h.token = key }),
+		"another epoch":   lie(func(h *farHop) { h.token = epoch }),
+		"too long a list": lie(func(h *farHop) { h.count = listMax + 1 }),
+		"no list":         lie(func(h *farHop) { h.count = 0 }),
+		"too many entries": lie(func(h *farHop) {
+			h.paged, h.pages = true, Pages{Count: 2, EntryLen: pieceBytes}
+		}),
+		"empty entries": lie(func(h *farHop) { h.paged, h.pages = true, Pages{Count: 2} }),
+		"past the end": lie(func(h *farHop) {
+			h.paged, h.pages = true, Pages{Count: 1, EntryLen: 8, RemoteBase: 1 << 60}
+		}),
+		"strides that lap": lie(func(h *farHop) {
+			h.paged, h.pages = true, Pages{Count: 9, EntryLen: 8, RemoteStride: 1 << 62}
+		}),
 		"flags of no-one":    changed(lie(func(*farHop) {}), 1+nameBytes+farToken, 0xff),
 		"cut":                lie(func(*farHop) {})[:1+20],
 		"nothing":            {isPut},
@@ -181,7 +187,8 @@ func TestStagedRateIsMeasured(t *testing.T) {
 	}
 	x, err := a.e.Explain(p, a.hbm, m)
 	check(t, err)
-	if c := x.Candidates[len(x.Candidates)-1]; c.Backend != Staged || !c.Measured || c.Rate <= 0 || c.Estimate <= 0 {
+	if c := x.Candidates[len(x.Candidates)-1]; c.Backend != Staged || !c.Measured || c.Rate <= 0 ||
+		c.Estimate <= 0 {
 		t.Errorf("explained %+v", c)
 	}
 }
@@ -220,8 +227,9 @@ func TestStagedRequestsAreBounded(t *testing.T) {
 	check(t, new(farHop).parse(ok.append(nil)))
 	for name, h := range map[string]farHop{
 		"descriptors": {count: listMax + 1},
-		"indices":     {paged: true, listed: true, pages: Pages{Count: listBytes/4 + 1, EntryLen: 1}},
-		"entries":     {paged: true, pages: Pages{Count: pieceBytes/656 + 1, EntryLen: 656}},
+		"indices": {paged: true, listed: true, pages: Pages{Count: listBytes/4 + 1,
+			EntryLen: 1}},
+		"entries": {paged: true, pages: Pages{Count: pieceBytes/656 + 1, EntryLen: 656}},
 	} {
 		h.token = ok.token
 		if err := new(farHop).parse(h.append(nil)); !errors.Is(err, ErrBounds) {

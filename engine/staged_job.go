@@ -27,22 +27,25 @@ type stagedJob struct {
 // look checks what was submitted.
 func (j *stagedJob) look() error {
 	if j.paged {
-		return j.sp.lookup(j.pages.LocalKey, j.pages.RemoteKey, func(l *stagedMemory, m *stagedRemote) error {
-			return j.pages.Check(l.region.seg.Len, m.size)
-		})
+		return j.sp.lookup(j.pages.LocalKey, j.pages.RemoteKey,
+			func(l *stagedMemory, m *stagedRemote) error {
+				return j.pages.Check(l.region.seg.Len, m.size)
+			})
 	}
 	for i := range j.descs {
 		d := &j.descs[i]
-		if err := j.sp.lookup(d.LocalKey, d.RemoteKey, func(l *stagedMemory, m *stagedRemote) error {
-			return d.Check(l.region.seg.Len, m.size)
-		}); err != nil {
+		if err := j.sp.lookup(d.LocalKey, d.RemoteKey,
+			func(l *stagedMemory, m *stagedRemote) error {
+				return d.Check(l.region.seg.Len, m.size)
+			}); err != nil {
 			return &driver.PieceError{Piece: i, Err: err}
 		}
 	}
 	return nil
 }
 
-func (sp *stagedPeer) lookup(localKey, remoteKey uint32, check func(*stagedMemory, *stagedRemote) error) error {
+func (sp *stagedPeer) lookup(localKey, remoteKey uint32, check func(*stagedMemory,
+	*stagedRemote) error) error {
 	l, m := sp.s.memory(localKey), sp.remote(remoteKey)
 	if l == nil || m == nil {
 		return fmt.Errorf("local key %d, remote key %d: %w", localKey, remoteKey, ErrBounds)
@@ -74,7 +77,8 @@ func (j *stagedJob) outcome() error {
 	if j.unanswered == 0 {
 		return j.err
 	}
-	return fmt.Errorf("the peer has not answered for %d pieces that it has in hand: %w: %w", j.unanswered, driver.ErrUnproven, j.err)
+	return fmt.Errorf("the peer has not answered for %d pieces that it has in hand: %w: %w",
+		j.unanswered, driver.ErrUnproven, j.err)
 }
 
 func (j *stagedJob) happen() {
@@ -158,4 +162,5 @@ func (sp *stagedPeer) settle(j *stagedJob) {
 	sp.s.complete(j.tag, j.outcome())
 }
 
-var errNotPrepared = fmt.Errorf("the way between the two memories was not prepared: Reset the transfer and Add anew: %w", ErrNoRoute)
+var errNotPrepared = fmt.Errorf("the way between the two memories was not prepared: Reset the "+
+	"transfer and Add anew: %w", ErrNoRoute)

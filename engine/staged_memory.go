@@ -29,7 +29,8 @@ type stagedMemory struct {
 
 // register makes a segment known that the other lanes know by mems.
 func (s *stager) register(seg driver.Segment, mems []driver.Memory) driver.Memory {
-	m := &stagedMemory{s: s, region: &Region{e: s.e, name: "(staged)", seg: seg, mems: mems, private: true}}
+	m := &stagedMemory{s: s, region: &Region{e: s.e, name: "(staged)", seg: seg, mems: mems,
+		private: true}}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for s.lastKey++; s.memories[s.lastKey] != nil || s.lastKey == 0; s.lastKey++ {

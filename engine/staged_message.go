@@ -71,16 +71,21 @@ func (h *farHop) parse(b []byte) error {
 	}
 	h.token, rest = rest[:farToken], rest[farToken:]
 	flags, count := rest[0], binary.LittleEndian.Uint32(rest[1:])
-	h.paged, h.listed, h.durable = flags&flagPaged != 0, flags&flagListed != 0, flags&flagDurable != 0
-	h.pages = Pages{EntryLen: binary.LittleEndian.Uint64(rest[5:]), RemoteBase: binary.LittleEndian.Uint64(rest[13:]),
+	h.paged, h.listed, h.durable = flags&flagPaged != 0, flags&flagListed != 0,
+		flags&flagDurable != 0
+	h.pages = Pages{EntryLen: binary.LittleEndian.Uint64(rest[5:]),
+		RemoteBase:   binary.LittleEndian.Uint64(rest[13:]),
 		RemoteStride: binary.LittleEndian.Uint64(rest[21:])}
 	switch {
 	case flags > flagPaged|flagListed|flagDurable, h.listed && !h.paged, count == 0:
 		return fmt.Errorf("a request with flags %#x for %d pieces: %w", flags, count, ErrCorrupt)
 	case !h.paged && count > listMax, h.listed && count > listBytes/4:
-		return fmt.Errorf("a request with a list of %d, longer than its place: %w", count, ErrBounds)
-	case h.paged && (h.pages.EntryLen == 0 || h.pages.EntryLen > pieceBytes || uint64(count) > pieceBytes/h.pages.EntryLen):
-		return fmt.Errorf("a request for %d entries of %d bytes, at most %d in all: %w", count, h.pages.EntryLen, pieceBytes, ErrBounds)
+		return fmt.Errorf("a request with a list of %d, longer than its place: %w", count,
+			ErrBounds)
+	case h.paged && (h.pages.EntryLen == 0 || h.pages.EntryLen > pieceBytes ||
+		uint64(count) > pieceBytes/h.pages.EntryLen):
+		return fmt.Errorf("a request for %d entries of %d bytes, at most %d in all: %w", count,
+			h.pages.EntryLen, pieceBytes, ErrBounds)
 	}
 	if h.paged {
 		h.pages.Count = int(count)
@@ -91,7 +96,8 @@ func (h *farHop) parse(b []byte) error {
 }
 
 // readList reads the slot's list once: the peer can change it at any time.
-func (h *farHop) readList(list []byte, descs []driver.Desc, indices []uint32) ([]driver.Desc, []uint32, error) {
+func (h *farHop) readList(list []byte, descs []driver.Desc, indices []uint32) ([]driver.Desc,
+	[]uint32, error) {
 	if h.paged {
 		for i := 0; h.listed && i < h.pages.Count; i++ {
 			indices = append(indices, binary.LittleEndian.Uint32(list[4*i:]))
@@ -100,9 +106,11 @@ func (h *farHop) readList(list []byte, descs []driver.Desc, indices []uint32) ([
 	}
 	sum := uint64(0)
 	for i := range h.count {
-		d := driver.Desc{Remote: binary.LittleEndian.Uint64(list[listEntry*i:]), Len: binary.LittleEndian.Uint64(list[listEntry*i+8:])}
+		d := driver.Desc{Remote: binary.LittleEndian.Uint64(list[listEntry*i:]),
+			Len: binary.LittleEndian.Uint64(list[listEntry*i+8:])}
 		if d.Len == 0 || d.Len > pieceBytes-sum {
-			return descs, indices, fmt.Errorf("piece %d of a request is one of %d bytes, at most %d in all: %w", i, d.Len, pieceBytes, ErrBounds)
+			return descs, indices, fmt.Errorf("piece %d of a request is one of %d bytes, at most "+
+				"%d in all: %w", i, d.Len, pieceBytes, ErrBounds)
 		}
 		d.Local = sum
 		sum += d.Len
@@ -112,7 +120,8 @@ func (h *farHop) readList(list []byte, descs []driver.Desc, indices []uint32) ([
 }
 
 // The outcomes as they go over the wire, by index: 0 is success, the last everything else.
-var farErrors = []error{nil, ErrAborted, ErrRevoked, ErrBounds, driver.ErrReadOnly, driver.ErrBadToken,
+var farErrors = []error{nil, ErrAborted, ErrRevoked, ErrBounds, driver.ErrReadOnly,
+	driver.ErrBadToken,
 	ErrClosed, ErrFull, ErrNotSupported, ErrTimeout, ErrNoRoute, ErrCorrupt, errFar}
 
 var errFar = errors.New("the peer's engine failed")

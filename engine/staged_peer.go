@@ -55,8 +55,10 @@ type stagedRemote struct {
 
 // connect makes the staged way to a peer that is connected by other lanes.
 func (s *stager) connect(p *Peer, addr []byte) *stagedPeer {
-	sp := &stagedPeer{s: s, p: p, loop: newLoop(), lost: make(chan struct{}), heard: make(chan []byte, 1),
-		remotes: map[uint32]*stagedRemote{}, keys: map[*Remote]uint32{}, jobs: map[uint64]*stagedJob{}}
+	sp := &stagedPeer{s: s, p: p, loop: newLoop(), lost: make(chan struct{}),
+		heard:   make(chan []byte, 1),
+		remotes: map[uint32]*stagedRemote{}, keys: map[*Remote]uint32{},
+		jobs: map[uint64]*stagedJob{}}
 	sp.life, sp.endLife = context.WithCancel(s.e.life)
 	sp.local = localPeer{s: s, loop: sp.loop}
 	if len(addr) == 1 {
@@ -66,7 +68,8 @@ func (s *stager) connect(p *Peer, addr []byte) *stagedPeer {
 }
 
 // route prepares the way between two memories and describes it, or says why there is none.
-func (sp *stagedPeer) route(local *Region, remote *Remote, durable bool) (cost driver.Cost, text, obstacle string) {
+func (sp *stagedPeer) route(local *Region, remote *Remote, durable bool) (cost driver.Cost, text,
+	obstacle string) {
 	c, obstacle := sp.chain(local, remote, durable)
 	if obstacle != "" {
 		return cost, "", obstacle

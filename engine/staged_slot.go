@@ -74,7 +74,8 @@ func (s *slot) take(j *stagedJob, c chain) {
 	first, n := &j.descs[0], 0
 	for n < len(j.descs) && n < listMax {
 		d := &j.descs[n]
-		if d.LocalKey != first.LocalKey || d.RemoteKey != first.RemoteKey || s.bytes+d.Len > pieceBytes {
+		if d.LocalKey != first.LocalKey || d.RemoteKey != first.RemoteKey ||
+			s.bytes+d.Len > pieceBytes {
 			break
 		}
 		s.bytes += d.Len
@@ -130,9 +131,9 @@ func (s *slot) happen() {
 	s.proceed()
 }
 
-// failed ends the piece [acknowledgement], unless the peer may have been asked to place it: over a connection
-// that was lost, or is lost now, the message of a batch that failed may have arrived. Only the
-// peer knows, so it is asked to make no such hop.
+// failed ends the piece [acknowledgement], unless the peer may have been asked to place it: over a
+// connection that was lost, or is lost now, the message of a batch that failed may have arrived.
+// Only the peer knows, so it is asked to make no such hop.
 func (s *slot) failed(err error) {
 	if s.step != atBy || s.job.op != Write || !s.c.far || s.answered {
 		s.finish(err)
@@ -259,8 +260,8 @@ func (s *slot) stop() {
 	}
 }
 
-// giveUp waits for the peer's answer no longer [giveUp]. What it has in hand of a write it may still
-// place; of a read, in staging memory of its own.
+// giveUp waits for the peer's answer no longer [giveUp]. What it has in hand of a write it may
+// still place; of a read, in staging memory of its own.
 func (s *slot) giveUp() {
 	if s.job != nil && s.step == atNear && s.current == nil {
 		s.finish(ErrClosed) // it waits for a local Peer
@@ -289,7 +290,8 @@ func (s *slot) close() bool {
 func (s *slot) hopName() string {
 	switch s.step {
 	case atNear:
-		return fmt.Sprintf("hop between %v and dram with %s", s.local.region.Kind(), s.c.near.caps.Name)
+		return fmt.Sprintf("hop between %v and dram with %s", s.local.region.Kind(),
+			s.c.near.caps.Name)
 	case atAsk:
 		return "request to the peer with " + s.c.by.caps.Name
 	}

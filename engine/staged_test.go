@@ -42,7 +42,9 @@ func newHostOver(t testing.TB, wire driver.Backend, name string, change ...func(
 	t.Helper()
 	h := &host{dev: newDevice(t, "device", driver.HBM)}
 	var err error
-	h.e = open(t, name, append(change, func(c *Config) { c.Backends = []driver.Backend{wire, h.dev} })...)
+	h.e = open(t, name, append(change, func(c *Config) {
+		c.Backends = []driver.Backend{wire, h.dev}
+	})...)
 	seg, b := h.dev.alloc(t, hostBytes)
 	h.mem = b
 	h.hbm, err = h.e.Register("hbm", seg)
@@ -71,7 +73,8 @@ func TestStaged(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
 	a, b := newHost(t, "a"), newHost(t, "b")
 	p := connect(t, a.e, b.e)
-	for _, kinds := range [][2]driver.Kind{{driver.HBM, driver.HBM}, {driver.DRAM, driver.HBM}, {driver.HBM, driver.DRAM}} {
+	for _, kinds := range [][2]driver.Kind{{driver.HBM, driver.HBM}, {driver.DRAM, driver.HBM},
+		{driver.HBM, driver.DRAM}} {
 		for _, op := range []Op{Write, Read} {
 			t.Run(fmt.Sprintf("%v/%v-%v", op, kinds[0], kinds[1]), func(t *testing.T) {
 				local, near := a.region(kinds[0])
@@ -90,7 +93,8 @@ func TestStaged(t *testing.T) {
 					list.add(t, tr, local, m)
 					run(t, tr)
 					if !bytes.Equal(to, want) {
-						t.Errorf("%s: other bytes than those listed have come, or others have changed", name)
+						t.Errorf("%s: other bytes than those listed have come, or others "+
+							"have changed", name)
 					}
 					if via := tr.groups[0].conn.lane.caps.Name; via != Staged {
 						t.Errorf("%s went by %s", name, via)
@@ -111,19 +115,24 @@ func lists() map[string]list {
 	r := rand.New(rand.NewPCG(7, 7))
 	scattered := list{}
 	for i := range uint64(3000) {
-		scattered.descs = append(scattered.descs, driver.Desc{Local: 1000 * i, Remote: 1000 * (2999 - i), Len: 1 + r.Uint64N(990)})
+		scattered.descs = append(scattered.descs, driver.Desc{Local: 1000 * i,
+			Remote: 1000 * (2999 - i), Len: 1 + r.Uint64N(990)})
 	}
-	pages := &Pages{Count: 4000, EntryLen: 656, LocalBase: 16, LocalStride: 656, RemoteBase: 32, RemoteStride: 704}
+	pages := &Pages{Count: 4000, EntryLen: 656, LocalBase: 16, LocalStride: 656, RemoteBase: 32,
+		RemoteStride: 704}
 	for i := range uint32(4000) {
-		pages.Local, pages.Remote = append(pages.Local, (i*7)%4001), append(pages.Remote, (i*11+3)%4001)
+		pages.Local, pages.Remote = append(pages.Local, (i*7)%4001),
+			append(pages.Remote, (i*11+3)%4001)
 	}
 	return map[string]list{
-		"a byte":           {descs: []driver.Desc{{Local: 5, Remote: 77, Len: 1}}},
-		"large":            {descs: []driver.Desc{{Local: 3, Remote: 1 << 10, Len: 5<<20 + 13}}},
-		"scattered":        scattered,
-		"pages":            {pages: pages},
-		"pages in a row":   {pages: &Pages{Count: 300, EntryLen: 8192, LocalStride: 8192, RemoteStride: 16384}},
-		"pages over slots": {pages: &Pages{Count: 2, EntryLen: 2<<20 + 1, LocalStride: 2<<20 + 1, RemoteStride: 3 << 20}},
+		"a byte":    {descs: []driver.Desc{{Local: 5, Remote: 77, Len: 1}}},
+		"large":     {descs: []driver.Desc{{Local: 3, Remote: 1 << 10, Len: 5<<20 + 13}}},
+		"scattered": scattered,
+		"pages":     {pages: pages},
+		"pages in a row": {pages: &Pages{Count: 300, EntryLen: 8192, LocalStride: 8192,
+			RemoteStride: 16384}},
+		"pages over slots": {pages: &Pages{Count: 2, EntryLen: 2<<20 + 1, LocalStride: 2<<20 + 1,
+			RemoteStride: 3 << 20}},
 	}
 }
 
@@ -180,7 +189,8 @@ func TestStagedOverUCX(t *testing.T) {
 	if !bytes.Equal(b.mem, want) || !bytes.Equal(a.mem, want) {
 		t.Error("other bytes have come, or come back")
 	}
-	if x, err := a.e.Explain(p, a.hbm, m); err != nil || !strings.Contains(x.String(), "-ucx- dram of the peer") {
+	if x, err := a.e.Explain(p, a.hbm, m); err != nil ||
+		!strings.Contains(x.String(), "-ucx- dram of the peer") {
 		t.Errorf("explained, %v:\n%v", err, &x)
 	}
 }
@@ -207,7 +217,8 @@ func TestStagedWithinAnEngine(t *testing.T) {
 	}
 	x, err := e.Explain(p, from, remote(t, p, "file"))
 	check(t, err)
-	if !strings.Contains(x.String(), "* staged") || !strings.Contains(x.String(), "hbm -device- dram -disk- file") {
+	if !strings.Contains(x.String(), "* staged") ||
+		!strings.Contains(x.String(), "hbm -device- dram -disk- file") {
 		t.Errorf("explained\n%v", &x)
 	}
 }
@@ -219,7 +230,8 @@ func TestStagedIsExplained(t *testing.T) {
 	hbm, dram := remote(t, p, "hbm"), remote(t, p, "dram")
 	x, err := a.e.Explain(p, a.hbm, hbm)
 	check(t, err)
-	if want := "hbm -device- dram -mem- dram of the peer -its engine- hbm, 8 pieces of 1024 KiB"; x.Chosen != Staged || !strings.Contains(x.String(), want) {
+	if want :=
+		"hbm -device- dram -mem- dram of the peer -its engine- hbm, 8 pieces of 1024 KiB"; x.Chosen != Staged || !strings.Contains(x.String(), want) {
 		t.Errorf("explained, without %q:\n%v", want, &x)
 	}
 	if x, err = a.e.Explain(p, a.dram, dram); err != nil || strings.Contains(x.String(), Staged) {
@@ -227,14 +239,16 @@ func TestStagedIsExplained(t *testing.T) {
 	}
 	tr, err := a.e.NewTransfer(p, Write, Route{Only: "mem"})
 	check(t, err)
-	if err := tr.Add(a.hbm, 0, hbm, 0, 1); !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "staged: the route names only mem") {
+	if err := tr.Add(a.hbm, 0, hbm, 0, 1); !errors.Is(err, ErrNoRoute) ||
+		!strings.Contains(err.Error(), "staged: the route names only mem") {
 		t.Errorf("forbidden: %v", err)
 	}
 	check(t, tr.Close())
 	tr, err = a.e.NewTransfer(p, Write, Route{Only: Staged})
 	check(t, err)
 	check(t, tr.Add(a.hbm, 0, hbm, 0, 100))
-	if err := tr.Add(a.dram, 0, dram, 0, 1); !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "mem moves dram to and from dram alone") {
+	if err := tr.Add(a.dram, 0, dram, 0, 1); !errors.Is(err, ErrNoRoute) ||
+		!strings.Contains(err.Error(), "mem moves dram to and from dram alone") {
 		t.Errorf("a chain that nobody needs: %v", err)
 	}
 	run(t, tr)
@@ -255,7 +269,8 @@ func TestStagedNotification(t *testing.T) {
 		select {
 		case n := <-b.e.Notifications():
 			if len(n.Data) != 1 || n.Data[0] != round || !bytes.Equal(a.mem, b.mem) {
-				t.Fatalf("round %d: message %v, bytes there: %v", round, n.Data, bytes.Equal(a.mem, b.mem))
+				t.Fatalf("round %d: message %v, bytes there: %v", round, n.Data,
+					bytes.Equal(a.mem, b.mem))
 			}
 		case <-time.After(limit):
 			t.Fatal("no message")
@@ -343,7 +358,8 @@ func TestStagedRevoke(t *testing.T) {
 		t.Errorf("outcome %v", err)
 	}
 	check(t, tr.Post())
-	if err := tr.Wait(within(t)); !errors.Is(err, ErrRevoked) || !strings.Contains(err.Error(), "the peer's hop, dram to hbm") {
+	if err := tr.Wait(within(t)); !errors.Is(err, ErrRevoked) ||
+		!strings.Contains(err.Error(), "the peer's hop, dram to hbm") {
 		t.Errorf("after the end of the lease: %v", err)
 	}
 	if !bytes.Equal(b.mem, before) {

@@ -59,7 +59,8 @@ func (sp *stagedPeer) accept(ctx context.Context, carrier *lane) (*farWindow, er
 	if err != nil {
 		return nil, err
 	}
-	if len(d.Regions) != 1 || d.Regions[0].Size < uint64(w.slots)*slotBytes || d.Regions[0].Kind != driver.DRAM {
+	if len(d.Regions) != 1 || d.Regions[0].Size < uint64(w.slots)*slotBytes ||
+		d.Regions[0].Kind != driver.DRAM {
 		return nil, fmt.Errorf("a window of %d slots with another memory: %w", w.slots, ErrCorrupt)
 	}
 	w.remote = sp.p.remoteOf(d, &d.Regions[0])

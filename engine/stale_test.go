@@ -96,7 +96,8 @@ func TestAbortGraceBeginsAtAbort(t *testing.T) {
 		if err := tr.Abort(over); !errors.Is(err, context.Canceled) {
 			t.Errorf("abort: %v", err)
 		}
-		if left := time.Duration(tr.deadline.Load()) - p.e.now(); !tr.look().has(cancelled) || tr.look().has(severed) || left > limit {
+		if left := time.Duration(tr.deadline.Load()) - p.e.now(); !tr.look().has(cancelled) ||
+			tr.look().has(severed) || left > limit {
 			t.Errorf("state %b, for another %v", tr.look(), left)
 		}
 	}

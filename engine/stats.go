@@ -56,7 +56,8 @@ var errorKinds = []struct {
 	name string
 	err  error
 }{
-	{"aborted", ErrAborted}, {"revoked", ErrRevoked}, {"timeout", ErrTimeout}, {"peer lost", ErrPeerLost},
+	{"aborted", ErrAborted}, {"revoked", ErrRevoked}, {"timeout", ErrTimeout},
+	{"peer lost", ErrPeerLost},
 	{"closed", ErrClosed}, {"bounds", ErrBounds}, {"corrupt", ErrCorrupt}, {"other", nil},
 }
 
@@ -131,7 +132,8 @@ func (e *Engine) Stats() Stats {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := Stats{
-		Inbound: inbound, Posted: e.slots.posted(), Regions: len(e.regions), Peers: len(e.peers) - e.private, Leases: len(e.leases),
+		Inbound: inbound, Posted: e.slots.posted(), Regions: len(e.regions), Peers: len(e.peers) -
+			e.private, Leases: len(e.leases),
 		Stray: e.dropped.Load(), Notifications: len(e.inbox),
 	}
 	for p := range e.peers {
@@ -151,7 +153,9 @@ func (e *Engine) inbound() (list []InboundStats) {
 			continue
 		}
 		l.receiveMu.Lock()
-		senders := slices.SortedFunc(maps.Values(l.senders), func(a, b *sender) int { return cmp.Compare(a.conn, b.conn) })
+		senders := slices.SortedFunc(maps.Values(l.senders), func(a, b *sender) int {
+			return cmp.Compare(a.conn, b.conn)
+		})
 		for _, s := range senders {
 			i := InboundStats{Backend: l.caps.Name, Engine: engineOf(s.id)}
 			_, i.Peer = s.known()

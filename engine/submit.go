@@ -20,11 +20,13 @@ const (
 )
 
 func tag(slot int, generation uint64, bit int) uint64 {
-	return uint64(slot)<<(generationBits+bitBits) | (generation&(1<<generationBits-1))<<bitBits | uint64(bit)
+	return uint64(slot)<<(generationBits+bitBits) | (generation&(1<<generationBits-1))<<bitBits |
+		uint64(bit)
 }
 
 func untag(tag uint64) (slot int, generation uint64, bit int) {
-	return int(tag >> (generationBits + bitBits)), tag >> bitBits & (1<<generationBits - 1), int(tag & (1<<bitBits - 1))
+	return int(tag >> (generationBits + bitBits)), tag >> bitBits & (1<<generationBits - 1),
+		int(tag & (1<<bitBits - 1))
 }
 
 // submit submits what may be submitted now, in order. A post has one submitter at a time,

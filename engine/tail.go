@@ -15,7 +15,8 @@ func (t *Transfer) attach() error {
 		return nil
 	}
 	n := len(t.batches)
-	if n == 0 || t.op != Write || t.checked || t.route.Durable || !t.batches[n-1].conn.carries(t.counts) {
+	if n == 0 || t.op != Write || t.checked || t.route.Durable ||
+		!t.batches[n-1].conn.carries(t.counts) {
 		c := t.p.messenger(t.route, t.counts)
 		if c == nil {
 			return t.noMessenger()
@@ -106,7 +107,8 @@ func (t *Transfer) split(first *batch) error {
 func (t *Transfer) noMessenger() error {
 	op, err := "notify", fmt.Errorf("no live backend of the route carries messages: %w", ErrNoRoute)
 	if t.counts {
-		op, err = "count", fmt.Errorf("no live backend of the route counts at the peer: %w", ErrNoRoute)
+		op, err = "count", fmt.Errorf("no live backend of the route counts at the peer: %w",
+			ErrNoRoute)
 	}
 	for _, c := range t.p.conns {
 		if c != nil && c.carries(t.counts) && c.isLost() {

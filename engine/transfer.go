@@ -61,13 +61,16 @@ type Transfer struct {
 // engine choose; Route.Only names the one backend that may serve it.
 func (e *Engine) NewTransfer(p *Peer, op Op, route Route) (*Transfer, error) {
 	if op != Read && op != Write {
-		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: fmt.Errorf("%v is neither Read nor Write: %w", op, ErrNotSupported)}
+		return nil, &OpError{Op: "new transfer", Peer: p.name,
+			Err: fmt.Errorf("%v is neither Read nor Write: %w", op, ErrNotSupported)}
 	}
 	if op == Read && route.Durable {
-		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: fmt.Errorf("Route.Durable is for writes: %w", ErrNotSupported)}
+		return nil, &OpError{Op: "new transfer", Peer: p.name,
+			Err: fmt.Errorf("Route.Durable is for writes: %w", ErrNotSupported)}
 	}
 	if p.e != e {
-		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: fmt.Errorf("the peer belongs to another engine: %w", ErrNoRoute)}
+		return nil, &OpError{Op: "new transfer", Peer: p.name,
+			Err: fmt.Errorf("the peer belongs to another engine: %w", ErrNoRoute)}
 	}
 	if err := route.check(e); err != nil {
 		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: err}
@@ -77,7 +80,8 @@ func (e *Engine) NewTransfer(p *Peer, op Op, route Route) (*Transfer, error) {
 	}
 	t := &Transfer{e: e, p: p, op: op, route: route, completed: make(chan struct{}, 1)}
 	if !e.slots.take(t) {
-		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: fullError("transfers", e.cfg.TransfersMax, "TransfersMax")}
+		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: fullError("transfers",
+			e.cfg.TransfersMax, "TransfersMax")}
 	}
 	p.transfers.Add(1)
 	return t, nil
@@ -176,7 +180,8 @@ func (t *Transfer) release() {
 		t.groups[i].clear()
 	}
 	t.groups = t.groups[:0]
-	t.message, t.text, t.notify, t.counts, t.checked, t.dirty, t.bytes = nil, nil, false, false, false, true, 0
+	t.message, t.text, t.notify, t.counts, t.checked, t.dirty, t.bytes = nil, nil, false, false,
+		false, true, 0
 }
 
 // Close gives the transfer back. It is ErrBusy while posted: Abort it first.
@@ -209,7 +214,8 @@ func (t *Transfer) misuse(verb string) error {
 	}
 	switch t.look().phase() {
 	case preparing, posted, ending:
-		return fmt.Errorf("%s transfer: it is posted: Wait for it or Abort it first: %w", verb, ErrBusy)
+		return fmt.Errorf("%s transfer: it is posted: Wait for it or Abort it first: %w", verb,
+			ErrBusy)
 	case closed:
 		return fmt.Errorf("%s transfer: %w", verb, ErrClosed)
 	}

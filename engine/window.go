@@ -124,7 +124,8 @@ func (s *stager) hold(of *ticket) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.holders[of] >= windowsMax {
-		return fmt.Errorf("this engine has %d windows already: close connections: %w", windowsMax, ErrFull)
+		return fmt.Errorf("this engine has %d windows already: close connections: %w", windowsMax,
+			ErrFull)
 	}
 	s.holders[of]++
 	return nil

@@ -104,7 +104,8 @@ func (h *hop) begin() (by *lane, err error) {
 	})
 	switch {
 	case by == nil && h.req.durable:
-		return nil, fmt.Errorf("no backend there says when bytes of its %v would survive a loss of power: %w",
+		return nil, fmt.Errorf("no backend there says when bytes of its %v would survive a loss "+
+			"of power: %w",
 			r.Kind(), ErrNoRoute)
 	case by == nil:
 		return nil, ErrNoRoute

@@ -12,7 +12,8 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
-// yielder is a way from a device's memory to files that yields, if it has a reason. It moves nothing.
+// yielder is a way from a device's memory to files that yields, if it has a reason. It moves
+// nothing.
 type yielder struct {
 	fake
 	why string
@@ -36,7 +37,8 @@ type yieldingPeer struct {
 
 func (p *yieldingPeer) Yields(uint32, uint32) string { return p.why }
 
-// TestYields has a backend leave a pair to the chain, where there is one and nobody asks for the backend by name.
+// TestYields has a backend leave a pair to the chain, where there is one and nobody asks for the
+// backend by name.
 func TestYields(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
 	for _, c := range []struct {
@@ -46,7 +48,8 @@ func TestYields(t *testing.T) {
 		says   string
 	}{
 		{"", true, "straight", "straight is the cheapest of 1"},
-		{"0.7 of the chain, measured", true, Staged, "staged, since straight yields to it: 0.7 of the chain, measured"},
+		{"0.7 of the chain, measured", true, Staged, "staged, since straight yields to it: 0.7 " +
+			"of the chain, measured"},
 		{"0.7 of the chain, measured", false, "straight", "straight is the cheapest of 1"},
 	} {
 		straight, hbm := &yielder{fake{name: "straight"}, c.why}, newDevice(t, "device", driver.HBM)

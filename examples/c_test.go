@@ -20,7 +20,8 @@ import (
 func TestC(t *testing.T) {
 	for _, tool := range []string{"cc", "make", "pkg-config"} {
 		if _, err := exec.LookPath(tool); err != nil {
-			drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "C", Reason: err.Error(), Fix: "apt-get install gcc make pkg-config"})
+			drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "C",
+				Reason: err.Error(), Fix: "apt-get install gcc make pkg-config"})
 		}
 	}
 	prefix := t.TempDir()
@@ -32,8 +33,11 @@ func TestC(t *testing.T) {
 	version := command(t, "pkg-config", "--modversion", "sluice")
 	require.Contains(t, string(header), "#define SLUICE_VERSION \""+strings.TrimSpace(version)+"\"")
 	program := filepath.Join(prefix, "handover")
-	command(t, "sh", "-c", "cc -Wall -Wextra -Werror -o "+program+" c/handover.c $(pkg-config --cflags --libs sluice)")
+	command(t, "sh", "-c", "cc -Wall -Wextra -Werror -o "+program+" c/handover.c $(pkg-config "+
+		"--cflags --libs sluice)")
 	for _, backend := range []string{"shm", "tcp"} {
-		t.Run(backend, func(t *testing.T) { want(t, handOver(t, program, backend), "layer 0: keys and values\n") })
+		t.Run(backend, func(t *testing.T) {
+			want(t, handOver(t, program, backend), "layer 0: keys and values\n")
+		})
 	}
 }

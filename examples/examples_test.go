@@ -93,5 +93,6 @@ func TestPages(t *testing.T) {
 }
 
 func TestLease(t *testing.T) {
-	want(t, command(t, build(t, "lease")), "past its end: refused\nbefore: mine\nafter Revoke: refused\nafter: ours\n")
+	want(t, command(t, build(t, "lease")), "past its end: refused\nbefore: mine\nafter Revoke: "+
+		"refused\nafter: ours\n")
 }

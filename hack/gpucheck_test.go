@@ -21,7 +21,8 @@ import (
 func have(t *testing.T, name, fix string) {
 	t.Helper()
 	if _, err := exec.LookPath(name); err != nil {
-		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: name, Reason: err.Error(), Fix: fix})
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: name, Reason: err.Error(),
+			Fix: fix})
 	}
 }
 
@@ -62,11 +63,12 @@ func read(t *testing.T, out string) (r report) {
 	return r
 }
 
-// TestGPUCheck goes the whole way of the script, with a software stand-in of the driver: built here,
-// run in a folder without source, where tools of NVIDIA's may be missing and nothing else is.
+// TestGPUCheck goes the whole way of the script, with a software stand-in of the driver: built
+// here, run in a folder without source, where tools of NVIDIA's may be missing and nothing else is.
 func TestGPUCheck(t *testing.T) {
 	if !cuda.Native {
-		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "cuda", Reason: "built without cgo", Fix: "CGO_ENABLED=1"})
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "cuda",
+			Reason: "built without cgo", Fix: "CGO_ENABLED=1"})
 	}
 	have(t, "gcc", "apt-get install gcc libc6-dev")
 	have(t, "timeout", "apt-get install coreutils")
@@ -83,8 +85,10 @@ func TestGPUCheck(t *testing.T) {
 	t.Cleanup(cufile.Remove)
 	script(t, 0, nil, "./gpu-check", "build", dir)
 
-	env := []string{"SLUICE_LIBCUDA=" + library.Path, "GPU_CHECK_ARGS=--rounds 1 --seconds 0.01 --spread 4MiB --batch 300 --neighbour 1",
-		"GPU_CHECK_LIMIT=4600", "STANDIN_DRIVER=12080", "SLUICE_LIBCUFILE=" + cufile.Path, "STANDIN_LIBCUDA=" + library.Path,
+	env := []string{"SLUICE_LIBCUDA=" + library.Path, "GPU_CHECK_ARGS=--rounds 1 --seconds 0.01 " +
+		"--spread 4MiB --batch 300 --neighbour 1",
+		"GPU_CHECK_LIMIT=4600", "STANDIN_DRIVER=12080", "SLUICE_LIBCUFILE=" + cufile.Path,
+		"STANDIN_LIBCUDA=" + library.Path,
 		"CUFILE_LOGFILE_PATH=" + filepath.Join(t.TempDir(), "cufile.log"),
 		"GPU_CHECK_GDS=--bytes 8MiB --seconds 0.01 --rounds 1 --dir " + t.TempDir()}
 	script(t, 0, env, filepath.Join(dir, "gpu-check"), "run", out)
@@ -98,7 +102,8 @@ func TestGPUCheck(t *testing.T) {
 			t.Errorf("%s: %q", name, steps[name])
 		}
 	}
-	for _, name := range []string{"card", "ptxas gather_sm80", "ptxas gather_sm90", "ptxas decode_sm80", "memcheck", "backend"} {
+	for _, name := range []string{"card", "ptxas gather_sm80", "ptxas gather_sm90",
+		"ptxas decode_sm80", "memcheck", "backend"} {
 		if steps[name] != "ok" && steps[name] != "missing" {
 			t.Errorf("%s: %q", name, steps[name])
 		}
@@ -109,7 +114,8 @@ func TestGPUCheck(t *testing.T) {
 	for _, b := range r.Bench {
 		for _, row := range b.Results {
 			who := row["backend"]
-			if who != "stand-in" && !strings.HasPrefix(b.Args, "--device cpu") || row["gbps"].(float64) <= 0 {
+			if who != "stand-in" && !strings.HasPrefix(b.Args, "--device cpu") ||
+				row["gbps"].(float64) <= 0 {
 				t.Errorf("%s: %v", b.Args, row)
 			}
 		}
@@ -119,13 +125,15 @@ func TestGPUCheck(t *testing.T) {
 	}
 	for _, b := range r.GDS {
 		for _, row := range b.Results {
-			if row["backend"] != "stand-in" || row["gbps"].(float64) <= 0 || row["ratio"].(float64) <= 0 {
+			if row["backend"] != "stand-in" || row["gbps"].(float64) <= 0 ||
+				row["ratio"].(float64) <= 0 {
 				t.Errorf("%s: %v", b.Mode, row)
 			}
 		}
 	}
 	text, err := os.ReadFile(filepath.Join(out, "gpu-check.txt"))
-	if err != nil || !strings.Contains(string(text), "not of a card") || !strings.Contains(string(text), "--- PASS: TestDeviceEqualsTheTwin") {
+	if err != nil || !strings.Contains(string(text), "not of a card") ||
+		!strings.Contains(string(text), "--- PASS: TestDeviceEqualsTheTwin") {
 		t.Errorf("%v in %s", err, text)
 	}
 	if left, _ := filepath.Glob(filepath.Join(out, "step*")); left != nil {
@@ -133,7 +141,8 @@ func TestGPUCheck(t *testing.T) {
 	}
 
 	// A machine without a driver, and no time: a failure that is told, and a report all the same.
-	script(t, 1, []string{"SLUICE_LIBCUDA=/nonexistent.so", "SLUICE_LIBCUFILE=/nonexistent.so", "GPU_CHECK_LIMIT=0"}, filepath.Join(dir, "gpu-check"), "run", out)
+	script(t, 1, []string{"SLUICE_LIBCUDA=/nonexistent.so", "SLUICE_LIBCUFILE=/nonexistent.so",
+		"GPU_CHECK_LIMIT=0"}, filepath.Join(dir, "gpu-check"), "run", out)
 	for _, s := range read(t, out).Steps {
 		if s.Status != "no time left" && s.Status != "missing" {
 			t.Errorf("%+v", s)
@@ -143,7 +152,8 @@ func TestGPUCheck(t *testing.T) {
 
 func TestGPUCheckUsage(t *testing.T) {
 	for _, args := range [][]string{{}, {"run"}, {"prepare", "x"}, {"run", "x", "y"}} {
-		if out := script(t, 2, nil, "./gpu-check", args...); !strings.Contains(out, "gpu-check run OUT") {
+		if out := script(t, 2, nil, "./gpu-check", args...); !strings.Contains(out,
+			"gpu-check run OUT") {
 			t.Errorf("%v: %s", args, out)
 		}
 	}

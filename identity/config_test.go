@@ -19,18 +19,22 @@ import (
 // where GetConfigForClient gives another config, as one does for certificates that are renewed.
 func TestConfigsCannotWeakenAnswer(t *testing.T) {
 	a, pair := newAuthority(t, "ours")
-	f := member(t, t.TempDir(), a, authority.Member{Name: "one", Hosts: []string{"127.0.0.1"}}, pair)
+	f := member(t, t.TempDir(), a, authority.Member{Name: "one", Hosts: []string{"127.0.0.1"}},
+		pair)
 	cert := must(tls.LoadX509KeyPair(f[0], f[1]))(t)
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(must(os.ReadFile(f[2]))(t))
 	weak := func() *tls.Config {
 		return &tls.Config{
-			Certificates: []tls.Certificate{cert}, InsecureSkipVerify: true, ClientAuth: tls.NoClientCert,
+			Certificates: []tls.Certificate{cert}, InsecureSkipVerify: true,
+			ClientAuth: tls.NoClientCert,
 			MinVersion: tls.VersionTLS10,
 		}
 	}
 	nested := weak()
-	nested.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return weak(), nil }
+	nested.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		return weak(), nil
+	}
 	for name, get := range map[string]func(*tls.ClientHelloInfo) (*tls.Config, error){
 		"none":   nil,
 		"nil":    func(*tls.ClientHelloInfo) (*tls.Config, error) { return nil, nil },
@@ -42,7 +46,8 @@ func TestConfigsCannotWeakenAnswer(t *testing.T) {
 		id := must(FromTLS(base))(t)
 		for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 			stranger := &tls.Config{InsecureSkipVerify: true, MaxVersion: version}
-			require.Error(t, answered(t, id, stranger), "%s: no certificate, version %#x", name, version)
+			require.Error(t, answered(t, id, stranger), "%s: no certificate, version %#x", name,
+				version)
 			stranger.Certificates = []tls.Certificate{cert}
 			err := answered(t, id, stranger)
 			if version == tls.VersionTLS13 {

@@ -52,23 +52,31 @@ func (i *Identity) ofTheirs(err error, other string) error {
 	var record tls.RecordHeaderError
 	switch {
 	case errors.As(err, &unknown):
-		return &Error{fmt.Sprintf("certificate of %s is signed by another authority%s", other, i.authorities(unknown.Cert)),
+		return &Error{fmt.Sprintf("certificate of %s is signed by another authority%s", other,
+			i.authorities(unknown.Cert)),
 			"issue those of both sides by one authority, and give both its certificate", err}
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
-		return &Error{fmt.Sprintf("certificate of %s%s: %s", other, named(invalid.Cert), validity(invalid.Cert)),
+		return &Error{fmt.Sprintf("certificate of %s%s: %s", other, named(invalid.Cert),
+			validity(invalid.Cert)),
 			"issue a new one there (sluice keys issue), or set the clocks", err}
 	case errors.As(err, &invalid):
-		return &Error{fmt.Sprintf("certificate of %s%s may not be used so", other, named(invalid.Cert)),
+		return &Error{fmt.Sprintf("certificate of %s%s may not be used so", other,
+			named(invalid.Cert)),
 			"issue one for servers and clients (sluice keys issue)", err}
 	case errors.As(err, &host):
-		return &Error{fmt.Sprintf("certificate of %s is for %s, not for %q", other, strings.Join(namesOf(host.Certificate), ", "), host.Host),
+		return &Error{fmt.Sprintf("certificate of %s is for %s, not for %q", other,
+			strings.Join(namesOf(host.Certificate), ", "), host.Host),
 			fmt.Sprintf("issue it with --host %s, or dial one of its names", host.Host), err}
 	case errors.As(err, &record):
-		return &Error{fmt.Sprintf("%s does not speak TLS", other), "give it a certificate, or ask both sides for plain text", err}
+		return &Error{fmt.Sprintf("%s does not speak TLS", other), "give it a certificate, or " +
+			"ask both sides for plain text", err}
 	case strings.Contains(err.Error(), "client didn't provide a certificate"):
-		return &Error{fmt.Sprintf("%s shows no certificate", other), "give it one of our authority", err}
-	case strings.Contains(err.Error(), "protocol version not supported"), strings.Contains(err.Error(), "unsupported versions"):
-		return &Error{fmt.Sprintf("%s does not speak TLS 1.3", other), "it must: both sides prove who they are only so", err}
+		return &Error{fmt.Sprintf("%s shows no certificate", other), "give it one of our authority",
+			err}
+	case strings.Contains(err.Error(), "protocol version not supported"),
+		strings.Contains(err.Error(), "unsupported versions"):
+		return &Error{fmt.Sprintf("%s does not speak TLS 1.3", other),
+			"it must: both sides prove who they are only so", err}
 	}
 	return nil
 }
@@ -105,7 +113,8 @@ func (i *Identity) ofOurs(err error, other string) error {
 	f := i.Facts()
 	who := "our certificate"
 	if !f.NotAfter.IsZero() {
-		who = fmt.Sprintf("our certificate (%q, signed by %s, valid until %s)", f.Name, authorityName(f.Issuer, f.IssuerKey), f.NotAfter.UTC().Format(time.DateOnly))
+		who = fmt.Sprintf("our certificate (%q, signed by %s, valid until %s)", f.Name,
+			authorityName(f.Issuer, f.IssuerKey), f.NotAfter.UTC().Format(time.DateOnly))
 	}
 	fix := ""
 	switch {
@@ -114,11 +123,15 @@ func (i *Identity) ofOurs(err error, other string) error {
 	case strings.Contains(text, "expired certificate"):
 		fix = "issue a new one (sluice keys issue), or set the clocks"
 	case strings.Contains(text, "certificate required"):
-		return &Error{fmt.Sprintf("%s asks for a certificate, and we show none", other), "set Certificates, or GetClientCertificate", err}
-	case strings.Contains(text, "bad certificate"), strings.Contains(text, "unknown certificate"), strings.Contains(text, "unsupported certificate"):
-		fix = "it must be for servers and clients, of the authority that both sides know, and not revoked"
+		return &Error{fmt.Sprintf("%s asks for a certificate, and we show none", other),
+			"set Certificates, or GetClientCertificate", err}
+	case strings.Contains(text, "bad certificate"), strings.Contains(text, "unknown certificate"),
+		strings.Contains(text, "unsupported certificate"):
+		fix = "it must be for servers and clients, of the authority that both sides know, and " +
+			"not revoked"
 	case strings.Contains(text, "protocol version not supported"):
-		return &Error{fmt.Sprintf("%s does not speak TLS 1.3", other), "it must: both sides prove who they are only so", err}
+		return &Error{fmt.Sprintf("%s does not speak TLS 1.3", other),
+			"it must: both sides prove who they are only so", err}
 	default:
 		return nil
 	}

@@ -88,7 +88,8 @@ func (s *files) look() ([]os.FileInfo, error) {
 
 func same(a, b []os.FileInfo) bool {
 	for i := range a {
-		if !os.SameFile(a[i], b[i]) || a[i].Size() != b[i].Size() || !a[i].ModTime().Equal(b[i].ModTime()) {
+		if !os.SameFile(a[i], b[i]) || a[i].Size() != b[i].Size() ||
+			!a[i].ModTime().Equal(b[i].ModTime()) {
 			return false
 		}
 	}
@@ -104,7 +105,8 @@ func readFile(path string) ([]byte, error) {
 		return nil, err
 	}
 	if info.Size() > fileMax {
-		return nil, fmt.Errorf("%s has %d bytes, no certificate or key has more than %d: %w", path, info.Size(), fileMax, driver.ErrBounds)
+		return nil, fmt.Errorf("%s has %d bytes, no certificate or key has more than %d: %w", path,
+			info.Size(), fileMax, driver.ErrBounds)
 	}
 	return os.ReadFile(path)
 }
@@ -119,11 +121,13 @@ func (s *files) read() (*faces, error) {
 	}
 	pair, err := tls.X509KeyPair(text[0], text[1])
 	if err != nil {
-		return nil, fmt.Errorf("certificate %s with key %s: %w", s.paths[0], s.paths[1], errors.Join(err, driver.ErrBounds))
+		return nil, fmt.Errorf("certificate %s with key %s: %w", s.paths[0], s.paths[1],
+			errors.Join(err, driver.ErrBounds))
 	}
 	authorities := certificates(text[2])
 	if len(authorities) == 0 {
-		return nil, fmt.Errorf("%s holds no certificate of an authority: %w", s.paths[2], driver.ErrBounds)
+		return nil, fmt.Errorf("%s holds no certificate of an authority: %w", s.paths[2],
+			driver.ErrBounds)
 	}
 	roots := x509.NewCertPool()
 	for _, a := range authorities {
@@ -138,7 +142,8 @@ func (s *files) read() (*faces, error) {
 			return nil, err
 		}
 	}
-	return newFaces(&tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: roots, ClientCAs: roots, VerifyConnection: refused.verify}), nil
+	return newFaces(&tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: roots,
+		ClientCAs: roots, VerifyConnection: refused.verify}), nil
 }
 
 // certificates reads those of a file in PEM; what is none is passed over.
@@ -153,7 +158,8 @@ func certificates(text []byte) (list []*x509.Certificate) {
 
 // fits has our own certificate verified as peers will verify it, so that a mistake is found
 // here, with the names of files.
-func (s *files) fits(pair *tls.Certificate, roots *x509.CertPool, authorities []*x509.Certificate) error {
+func (s *files) fits(pair *tls.Certificate, roots *x509.CertPool,
+	authorities []*x509.Certificate) error {
 	leaf, err := leafOf(pair)
 	if err != nil {
 		return fmt.Errorf("certificate %s: %w", s.paths[0], err)
@@ -164,8 +170,10 @@ func (s *files) fits(pair *tls.Certificate, roots *x509.CertPool, authorities []
 			among.AddCert(c)
 		}
 	}
-	for _, usage := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
-		_, err = leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: among, KeyUsages: []x509.ExtKeyUsage{usage}})
+	for _, usage := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth,
+		x509.ExtKeyUsageClientAuth} {
+		_, err = leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: among,
+			KeyUsages: []x509.ExtKeyUsage{usage}})
 		if err != nil {
 			return fmt.Errorf("certificate %s: %w", s.paths[0], s.misfit(err, leaf, authorities))
 		}
@@ -183,12 +191,14 @@ func (s *files) misfit(err error, leaf *x509.Certificate, authorities []*x509.Ce
 			names = append(names, authorityName(a.Subject.CommonName, a.SubjectKeyId))
 		}
 		return &Error{fmt.Sprintf("it is signed by %s, which is not among those of %s: %s",
-			authorityName(leaf.Issuer.CommonName, leaf.AuthorityKeyId), s.paths[2], strings.Join(names, ", ")),
+			authorityName(leaf.Issuer.CommonName, leaf.AuthorityKeyId), s.paths[2],
+			strings.Join(names, ", ")),
 			"give the authority that issued it", err}
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
 		return &Error{validity(leaf), "issue a new one (sluice keys issue), or set the clock", err}
 	case errors.As(err, &invalid) && invalid.Reason == x509.IncompatibleUsage:
-		return &Error{"it is not for both sides of a connection", "issue one for servers and clients (sluice keys issue)", err}
+		return &Error{"it is not for both sides of a connection", "issue one for servers and " +
+			"clients (sluice keys issue)", err}
 	}
 	return err
 }
@@ -196,7 +206,8 @@ func (s *files) misfit(err error, leaf *x509.Certificate, authorities []*x509.Ce
 func validity(c *x509.Certificate) string {
 	now := time.Now()
 	if now.Before(c.NotBefore) {
-		return fmt.Sprintf("it is valid from %s on, and here it is %s", c.NotBefore.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+		return fmt.Sprintf("it is valid from %s on, and here it is %s",
+			c.NotBefore.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	}
 	return fmt.Sprintf("it was valid until %s", c.NotAfter.UTC().Format(time.RFC3339))
 }

@@ -53,7 +53,8 @@ func FromTLS(base *tls.Config) (*Identity, error) {
 	case len(base.Certificates) == 0 && base.GetCertificate == nil:
 		return nil, fmt.Errorf("identity: the tls.Config has no Certificates: %w", driver.ErrBounds)
 	case base.RootCAs == nil || base.ClientCAs == nil:
-		return nil, fmt.Errorf("identity: the tls.Config needs RootCAs and ClientCAs, by which peers are known: %w", driver.ErrBounds)
+		return nil, fmt.Errorf("identity: the tls.Config needs RootCAs and ClientCAs, by which "+
+			"peers are known: %w", driver.ErrBounds)
 	}
 	return &Identity{source: fixed{newFaces(base)}}, nil
 }
@@ -89,7 +90,9 @@ func newFaces(base *tls.Config) *faces {
 	if len(base.Certificates) == 1 && base.GetClientCertificate == nil {
 		// Shown whatever the other side asks for: it refuses a wrong one with a better reason
 		// than none.
-		caller.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &base.Certificates[0], nil }
+		caller.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return &base.Certificates[0], nil
+		}
 	}
 	f := &faces{caller: caller, called: called}
 	if len(base.Certificates) > 0 {
@@ -125,12 +128,14 @@ func leafOf(c *tls.Certificate) (*x509.Certificate, error) {
 
 // memberOf verifies everything of a certificate but its name: hosts are known by numbers that
 // come and go.
-func memberOf(roots *x509.CertPool, clock func() time.Time, also func(tls.ConnectionState) error) func(tls.ConnectionState) error {
+func memberOf(roots *x509.CertPool, clock func() time.Time,
+	also func(tls.ConnectionState) error) func(tls.ConnectionState) error {
 	return func(s tls.ConnectionState) error {
 		if len(s.PeerCertificates) == 0 {
 			return errors.New("the other side shows no certificate")
 		}
-		o := x509.VerifyOptions{Roots: roots, Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+		o := x509.VerifyOptions{Roots: roots, Intermediates: x509.NewCertPool(),
+			KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 		if clock != nil {
 			o.CurrentTime = clock()
 		}
@@ -217,7 +222,8 @@ func (i *Identity) Facts() Facts {
 	f := i.source.current()
 	facts := Facts{RenewError: i.source.trouble()}
 	if c := f.leaf; c != nil {
-		facts.Name, facts.Issuer, facts.IssuerKey = c.Subject.CommonName, c.Issuer.CommonName, c.AuthorityKeyId
+		facts.Name, facts.Issuer, facts.IssuerKey = c.Subject.CommonName, c.Issuer.CommonName,
+			c.AuthorityKeyId
 		facts.NotBefore, facts.NotAfter = c.NotBefore, c.NotAfter
 		facts.Hosts = namesOf(c)
 	}

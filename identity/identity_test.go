@@ -40,7 +40,8 @@ func newAuthority(t testing.TB, name string) (*authority.Authority, authority.Pa
 
 // member writes files of a member of a, who trusts the authorities of trusted, and returns
 // cert, key and ca.
-func member(t testing.TB, dir string, a *authority.Authority, m authority.Member, trusted ...authority.Pair) [3]string {
+func member(t testing.TB, dir string, a *authority.Authority, m authority.Member,
+	trusted ...authority.Pair) [3]string {
 	t.Helper()
 	if m.Valid == 0 {
 		m.Valid = time.Hour
@@ -106,7 +107,8 @@ func meet(t testing.TB, caller, called *Identity, host string) (callerErr, calle
 func TestMembersMeet(t *testing.T) {
 	a, ca := newAuthority(t, "ours")
 	one := fromFiles(t, member(t, t.TempDir(), a, authority.Member{Name: "one"}, ca))
-	two := fromFiles(t, member(t, t.TempDir(), a, authority.Member{Name: "two", Hosts: []string{"two.test", "127.0.0.1"}}, ca))
+	two := fromFiles(t, member(t, t.TempDir(), a, authority.Member{Name: "two",
+		Hosts: []string{"two.test", "127.0.0.1"}}, ca))
 	if x, y := meet(t, one, two, "anything"); x != nil || y != nil {
 		t.Errorf("members of one authority: %v, %v", x, y)
 	}
@@ -117,10 +119,12 @@ func TestMembersMeet(t *testing.T) {
 		}
 	}
 	x, _ := meet(t, strict, two, "three.test")
-	if x == nil || !strings.Contains(x.Error(), `is for two.test, 127.0.0.1, not for "three.test"`) {
+	if x == nil ||
+		!strings.Contains(x.Error(), `is for two.test, 127.0.0.1, not for "three.test"`) {
 		t.Errorf("another host: %v", x)
 	}
-	if f := two.Facts(); f.Name != "two" || f.Issuer != "ours" || len(f.Hosts) != 2 || f.NotAfter.Before(time.Now()) {
+	if f := two.Facts(); f.Name != "two" || f.Issuer != "ours" || len(f.Hosts) != 2 ||
+		f.NotAfter.Before(time.Now()) {
 		t.Errorf("facts: %+v", f)
 	}
 }
@@ -130,9 +134,11 @@ func TestStrangersAreNamed(t *testing.T) {
 	a, ca := newAuthority(t, "ours")
 	b, foreignCA := newAuthority(t, "theirs")
 	good := fromFiles(t, member(t, t.TempDir(), a, authority.Member{Name: "good"}, ca))
-	foreign := fromFiles(t, member(t, t.TempDir(), b, authority.Member{Name: "foreign"}, foreignCA, ca))
+	foreign := fromFiles(t, member(t, t.TempDir(), b, authority.Member{Name: "foreign"}, foreignCA,
+		ca))
 	naive := fromFiles(t, member(t, t.TempDir(), b, authority.Member{Name: "naive"}, foreignCA))
-	pair, _, err := a.Issue(authority.Member{Name: "late", From: time.Now().Add(-2 * time.Hour), Valid: time.Hour})
+	pair, _, err := a.Issue(authority.Member{Name: "late", From: time.Now().Add(-2 * time.Hour),
+		Valid: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,18 +146,26 @@ func TestStrangersAreNamed(t *testing.T) {
 	base.Certificates = []tls.Certificate{must(tls.X509KeyPair(pair.Cert, pair.Key))(t)}
 	late := must(FromTLS(base))(t)
 	base = base.Clone()
-	base.Certificates, base.GetCertificate = nil, func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return nil, errors.New("none") }
+	base.Certificates, base.GetCertificate = nil, func(*tls.ClientHelloInfo) (*tls.Certificate,
+		error) {
+		return nil, errors.New("none")
+	}
 	none := must(FromTLS(base))(t)
 	for name, c := range map[string]struct {
 		caller, called *Identity
 		byCaller       string
 		byCalled       string
 	}{
-		"a caller of another authority":   {foreign, good, "refuses our certificate (\"foreign\", signed by \"theirs\"", "signed by another authority: \"theirs\" (key "},
-		"a called one of another":         {good, naive, "certificate of 127.0.0.1 is signed by another authority: \"theirs\" (key ", ""},
-		"a caller that has expired":       {late, good, "refuses our certificate (\"late\"", "certificate of 127.0.0.1 (\"late\"): it was valid until"},
-		"a called one that has expired":   {good, late, "certificate of 127.0.0.1 (\"late\"): it was valid until", "refuses our certificate"},
-		"a caller without a certificate":  {none, good, "asks for a certificate, and we show none", "shows no certificate"},
+		"a caller of another authority": {foreign, good, "refuses our certificate " +
+			"(\"foreign\", signed by \"theirs\"", "signed by another authority: \"theirs\" (key "},
+		"a called one of another": {good, naive, "certificate of 127.0.0.1 is signed by " +
+			"another authority: \"theirs\" (key ", ""},
+		"a caller that has expired": {late, good, "refuses our certificate (\"late\"",
+			"certificate of 127.0.0.1 (\"late\"): it was valid until"},
+		"a called one that has expired": {good, late, "certificate of 127.0.0.1 (\"late\"): it " +
+			"was valid until", "refuses our certificate"},
+		"a caller without a certificate": {none, good, "asks for a certificate, and we show none",
+			"shows no certificate"},
 		"a called one without any either": {good, none, "", "none"},
 	} {
 		x, y := meet(t, c.caller, c.called, "")
@@ -261,7 +275,8 @@ func TestFilesThatDoNotFit(t *testing.T) {
 	dir := t.TempDir()
 	good := member(t, dir, a, authority.Member{Name: "good"}, ca)
 	two := member(t, dir, a, authority.Member{Name: "two"}, ca)
-	late := member(t, dir, a, authority.Member{Name: "late", From: time.Now().Add(-2 * time.Hour), Valid: time.Hour}, ca)
+	late := member(t, dir, a, authority.Member{Name: "late", From: time.Now().Add(-2 * time.Hour),
+		Valid: time.Hour}, ca)
 	wrong := filepath.Join(dir, "wrong.pem")
 	if err := os.WriteFile(wrong, other.Cert, 0o600); err != nil {
 		t.Fatal(err)
@@ -274,19 +289,23 @@ func TestFilesThatDoNotFit(t *testing.T) {
 		files [3]string
 		want  string
 	}{
-		"no file":           {[3]string{filepath.Join(dir, "none"), good[1], good[2]}, "no such file"},
-		"another key":       {[3]string{good[0], two[1], good[2]}, "private key does not match"},
-		"no certificate":    {[3]string{good[1], good[1], good[2]}, "certificate"},
-		"no authority":      {[3]string{good[0], good[1], good[1]}, "holds no certificate of an authority"},
+		"no file": {[3]string{filepath.Join(dir, "none"), good[1], good[2]},
+			"no such file"},
+		"another key":    {[3]string{good[0], two[1], good[2]}, "private key does not match"},
+		"no certificate": {[3]string{good[1], good[1], good[2]}, "certificate"},
+		"no authority": {[3]string{good[0], good[1], good[1]}, "holds no certificate of " +
+			"an authority"},
 		"another authority": {[3]string{good[0], good[1], wrong}, `which is not among those of`},
 		"expired":           {late, "was valid until"},
 		"too large":         {[3]string{large, good[1], good[2]}, "no certificate or key has more"},
 	} {
-		if _, err := FromFiles(c.files[0], c.files[1], c.files[2]); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := FromFiles(c.files[0], c.files[1], c.files[2]); err == nil ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q in it", name, err, c.want)
 		}
 	}
-	for name, c := range map[string]*tls.Config{"nil": nil, "empty": {}, "no roots": {Certificates: make([]tls.Certificate, 1)}} {
+	for name, c := range map[string]*tls.Config{"nil": nil, "empty": {},
+		"no roots": {Certificates: make([]tls.Certificate, 1)}} {
 		if _, err := FromTLS(c); err == nil {
 			t.Errorf("a tls.Config that is %s was taken", name)
 		}

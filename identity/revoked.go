@@ -32,11 +32,15 @@ func (r revoked) add(path string, text []byte, authorities []*x509.Certificate) 
 	for b, rest := pem.Decode(text); b != nil; b, rest = pem.Decode(rest) {
 		list, err := x509.ParseRevocationList(b.Bytes)
 		if err != nil {
-			return fmt.Errorf("list of revoked certificates %s: %w", path, errors.Join(err, driver.ErrBounds))
+			return fmt.Errorf("list of revoked certificates %s: %w", path,
+				errors.Join(err, driver.ErrBounds))
 		}
-		at := slices.IndexFunc(authorities, func(a *x509.Certificate) bool { return list.CheckSignatureFrom(a) == nil })
+		at := slices.IndexFunc(authorities, func(a *x509.Certificate) bool {
+			return list.CheckSignatureFrom(a) == nil
+		})
 		if at < 0 {
-			return fmt.Errorf("list of revoked certificates %s: it is signed by %s, which is none of our authorities: %w",
+			return fmt.Errorf("list of revoked certificates %s: it is signed by %s, which is "+
+				"none of our authorities: %w",
 				path, authorityName(list.Issuer.CommonName, list.AuthorityKeyId), driver.ErrBounds)
 		}
 		for _, e := range list.RevokedCertificateEntries {
@@ -46,7 +50,8 @@ func (r revoked) add(path string, text []byte, authorities []*x509.Certificate) 
 		found = true
 	}
 	if !found {
-		return fmt.Errorf("%s holds no list of revoked certificates in PEM: %w", path, driver.ErrBounds)
+		return fmt.Errorf("%s holds no list of revoked certificates in PEM: %w", path,
+			driver.ErrBounds)
 	}
 	return nil
 }
@@ -58,14 +63,16 @@ func (r revoked) verify(s tls.ConnectionState) error {
 			if c.CheckSignatureFrom(a) != nil {
 				continue
 			}
-			return &Error{fmt.Sprintf("certificate of %q, serial number %x, is revoked", c.Subject.CommonName, c.SerialNumber),
+			return &Error{fmt.Sprintf("certificate of %q, serial number %x, is revoked",
+				c.Subject.CommonName, c.SerialNumber),
 				"issue a new one there, if it is to be a member (sluice keys issue)", errRevoked}
 		}
 	}
 	return nil
 }
 
-// authorityName tells authorities of one name apart by the beginning of the identifier of their key.
+// authorityName tells authorities of one name apart by the beginning of the identifier of their
+// key.
 func authorityName(name string, key []byte) string {
 	if len(key) == 0 {
 		return fmt.Sprintf("%q", name)

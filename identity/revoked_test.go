@@ -48,7 +48,8 @@ func TestRevoked(t *testing.T) {
 	write(text, err)
 	x, y := meet(t, outcast, keeper, "")
 	require.ErrorContains(t, x, "not revoked")
-	require.ErrorContains(t, y, "certificate of \"bad\", serial number "+serial.Text(16)+", is revoked")
+	require.ErrorContains(t, y, "certificate of \"bad\", serial number "+serial.Text(16)+
+		", is revoked")
 	require.ErrorIs(t, y, os.ErrPermission)
 	x, _ = meet(t, keeper, outcast, "")
 	require.ErrorContains(t, x, "is revoked")
@@ -76,7 +77,8 @@ func TestAuthoritiesOfOneName(t *testing.T) {
 	ours := fromFiles(t, member(t, t.TempDir(), a, authority.Member{Name: "one"}, ca))
 	theirs := fromFiles(t, member(t, t.TempDir(), b, authority.Member{Name: "two"}, otherCA, ca))
 	_, err := meet(t, theirs, ours, "")
-	require.ErrorContains(t, err, `signed by another authority: "sluice" (key `+KeyName(b.Cert().SubjectKeyId)+
+	require.ErrorContains(t, err, `signed by another authority: "sluice" (key `+
+		KeyName(b.Cert().SubjectKeyId)+
 		`), ours is "sluice" (key `+KeyName(a.Cert().SubjectKeyId)+`)`)
 	require.NotEqual(t, KeyName(a.Cert().SubjectKeyId), KeyName(b.Cert().SubjectKeyId))
 }

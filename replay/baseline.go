@@ -31,7 +31,8 @@ func baselineBytes(layerBytes, poolBytes uint64) uint64 {
 }
 
 func newBaseline(layerBytes, poolBytes uint64, threads int) (*baseline, error) {
-	m, err := hostmem.Alloc(baselineBytes(layerBytes, poolBytes), hostmem.Options{Purpose: "replay-memcpy", Populate: true})
+	m, err := hostmem.Alloc(baselineBytes(layerBytes, poolBytes),
+		hostmem.Options{Purpose: "replay-memcpy", Populate: true})
 	if err != nil {
 		return nil, fmt.Errorf("allocate baseline memory: %w", err)
 	}

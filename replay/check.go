@@ -60,7 +60,8 @@ func (c *checker) request(q *handoff.Request) {
 			}
 			got, want := content.Digest(0, b), c.content.Want(id, layer, uint64(len(b)))
 			if got != want {
-				c.mismatch("request %d, hash %d, layer %d in block %d: digest %08x, want %08x", q.ID+1, id, layer, block, got, want)
+				c.mismatch("request %d, hash %d, layer %d in block %d: digest %08x, want %08x",
+					q.ID+1, id, layer, block, got, want)
 			}
 		}
 		c.checked++

@@ -52,7 +52,8 @@ func Decode(c *procs.Control, open OpenFunc) error {
 		return err
 	}
 	d.backends = list
-	d.eng, err = engine.Open(engine.Config{Name: string(DecodeSide), Backends: list, TransferTimeout: d.plan.patience(), HandshakeTimeout: d.plan.patience()})
+	d.eng, err = engine.Open(engine.Config{Name: string(DecodeSide), Backends: list,
+		TransferTimeout: d.plan.patience(), HandshakeTimeout: d.plan.patience()})
 	if err != nil {
 		return err
 	}
@@ -75,7 +76,8 @@ func (d *decode) prepare() (err error) {
 	if d.geometry, err = d.plan.geometry(d.plan.PoolBlocks, layout.BlockMajor); err != nil {
 		return err
 	}
-	d.memory, err = d.eng.Alloc(d.geometry.PoolBytes(), engine.AllocOptions{Purpose: "kv-pool", Populate: true})
+	d.memory, err = d.eng.Alloc(d.geometry.PoolBytes(), engine.AllocOptions{Purpose: "kv-pool",
+		Populate: true})
 	if err != nil {
 		return fmt.Errorf("allocate the pool: %w", err)
 	}
@@ -216,7 +218,8 @@ func (d *decode) handle(q *handoff.Request) {
 			}
 		}
 		d.through(q)
-	case planned && (errors.Is(err, engine.ErrAborted) || errors.Is(err, handoff.ErrCancelled)), d.plan.faulty():
+	case planned && (errors.Is(err, engine.ErrAborted) || errors.Is(err, handoff.ErrCancelled)),
+		d.plan.faulty():
 		d.through(q) // the next request may have the blocks, if it is faster
 		d.watch.freed(q)
 	default:
@@ -236,7 +239,8 @@ func (d *decode) sum() DecodeResult {
 	s := d.blocks.Stats()
 	c := &d.checker
 	return DecodeResult{
-		Memory: d.memory.From(), Checked: c.checked, Watched: d.watch.count, Mismatches: c.mismatches, First: c.first, Digest: c.took,
+		Memory: d.memory.From(), Checked: c.checked, Watched: d.watch.count,
+		Mismatches: c.mismatches, First: c.first, Digest: c.took,
 		Leaked: uint64(s.Used) + d.receiver.Stats().Quarantined, Faults: faultsFired(d.backends),
 	}
 }

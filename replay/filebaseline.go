@@ -35,7 +35,8 @@ const (
 	wholePages      = 4 << 10
 )
 
-func newFileBaseline(s *store.Store, path string, batch int, durable bool) (_ *fileBaseline, err error) {
+func newFileBaseline(s *store.Store, path string, batch int, durable bool) (_ *fileBaseline,
+	err error) {
 	b := &fileBaseline{store: s, durable: durable, blocks: unopened, scratch: unopened}
 	defer func() {
 		if err != nil {
@@ -43,7 +44,8 @@ func newFileBaseline(s *store.Store, path string, batch int, durable bool) (_ *f
 		}
 	}()
 	bytes := uint64(batch) * s.Geometry().Stride()
-	if b.memory, err = hostmem.Alloc(bytes, hostmem.Options{Purpose: "replay-pread", Populate: true}); err != nil {
+	if b.memory, err = hostmem.Alloc(bytes, hostmem.Options{Purpose: "replay-pread",
+		Populate: true}); err != nil {
 		return nil, err
 	}
 	if b.blocks, err = reopen(s.Segment().FD); err != nil {
@@ -112,7 +114,8 @@ func (b *fileBaseline) read(places []uint32) (bytes uint64, err error) {
 	stride, base := g.Stride(), b.store.Segment().FileOff
 	memory := b.memory.Bytes()
 	err = b.spread(len(places), func(k int, from, n uint64) error {
-		return b.blocks.all(unix.Pread, memory[uint64(k)*stride+from:][:n], int64(base+uint64(places[k])*stride+from))
+		return b.blocks.all(unix.Pread, memory[uint64(k)*stride+from:][:n],
+			int64(base+uint64(places[k])*stride+from))
 	})
 	return uint64(len(places)) * g.BlockBytes, err
 }
@@ -172,7 +175,8 @@ func (o *openTwice) close() error {
 
 // all moves every byte of p: whole pages past the page cache, unless the kernel does not take
 // them so.
-func (o *openTwice) all(call func(fd int, p []byte, off int64) (int, error), p []byte, off int64) error {
+func (o *openTwice) all(call func(fd int, p []byte, off int64) (int, error), p []byte,
+	off int64) error {
 	if whole := len(p) / wholePages * wholePages; o.past >= 0 && whole > 0 {
 		switch n, err := call(o.past, p[:whole], off); {
 		case err == nil:

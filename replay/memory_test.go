@@ -36,7 +36,8 @@ func TestStagingIsARing(t *testing.T) {
 				t.Fatal(err)
 			}
 			if bytes.Equal(read, write) != same {
-				t.Errorf("%s: layer %d has the bytes of layer 0: %v, want %v", model, layer, !same, same)
+				t.Errorf("%s: layer %d has the bytes of layer 0: %v, want %v", model, layer, !same,
+					same)
 			}
 		}
 		if err := s.close(); err != nil {
@@ -95,7 +96,8 @@ func poolOf(t *testing.T) (*checker, *handoff.Request) {
 		}
 		content.Fill(b, 7, layer, 0)
 	}
-	return c, &handoff.Request{ID: 4, Hashes: []pool.Hash{pool.HashOf(7)}, Blocks: []uint32{0}, Missing: []int{0}}
+	return c, &handoff.Request{ID: 4, Hashes: []pool.Hash{pool.HashOf(7)}, Blocks: []uint32{0},
+		Missing: []int{0}}
 }
 
 func TestCheckerFindsEveryWrongLayer(t *testing.T) {
@@ -132,7 +134,8 @@ func TestWatchFindsALateWrite(t *testing.T) {
 	}
 	late, _ := c.layer(0, 30)
 	late[5] = 0
-	if w.last(); c.mismatches != 1 || !strings.Contains(c.first[0], "block 0, layer 30 was written after the abort of request 5") {
+	if w.last(); c.mismatches != 1 || !strings.Contains(c.first[0], "block 0, layer 30 was "+
+		"written after the abort of request 5") {
 		t.Errorf("%d mismatches: %v", c.mismatches, c.first)
 	}
 	w.forget(q) // now another request's
@@ -142,8 +145,10 @@ func TestWatchFindsALateWrite(t *testing.T) {
 }
 
 func TestReportErr(t *testing.T) {
-	r := merge(&Plan{}, &PrefillResult{Bytes: 10, Transfer: 5, MemcpyBytes: 10, Memcpy: 4}, &DecodeResult{}, 0)
-	if r.Err() != nil || r.GBps != 2 || r.MemcpyGBps != 2.5 || r.Ratio != 0.8 || r.FirstMismatches == nil {
+	r := merge(&Plan{}, &PrefillResult{Bytes: 10, Transfer: 5, MemcpyBytes: 10, Memcpy: 4},
+		&DecodeResult{}, 0)
+	if r.Err() != nil || r.GBps != 2 || r.MemcpyGBps != 2.5 || r.Ratio != 0.8 ||
+		r.FirstMismatches == nil {
 		t.Errorf("report %+v, %v", r, r.Err())
 	}
 	r = merge(&Plan{}, &PrefillResult{}, &DecodeResult{Mismatches: 1, First: []string{"here"}}, 0)

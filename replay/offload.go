@@ -48,7 +48,8 @@ func (o *Offload) choose(p *Plan) error {
 	o.Blocks = min(uint64(len(distinct)), max(offloadBytes/shape.Stride(), 1))
 	if o.Bytes > 0 {
 		if o.Blocks = o.Bytes / shape.Stride(); o.Blocks == 0 {
-			return fmt.Errorf("a block takes %s of a file, --offload-size is %s", bench.RoundSize(shape.Stride()), bench.FormatSize(o.Bytes))
+			return fmt.Errorf("a block takes %s of a file, --offload-size is %s",
+				bench.RoundSize(shape.Stride()), bench.FormatSize(o.Bytes))
 		}
 	}
 	o.Blocks = min(max(o.Blocks, 1), 1<<31)
@@ -94,7 +95,8 @@ func (o *Offload) openStore(g *layout.Geometry) (s *store.Store, path string, er
 	if err != nil {
 		return nil, "", fmt.Errorf("make a folder for the file: %w", err)
 	}
-	defer os.RemoveAll(dir) // the file stays for as long as it is open, even where this process is killed
+	// the file stays for as long as it is open, even where this process is killed
+	defer os.RemoveAll(dir)
 	path = filepath.Join(dir, "blocks")
 	s, err = o.create(path, g)
 	return s, path, err
@@ -131,6 +133,7 @@ func (o *Offload) takeUp(s *store.Store, g *layout.Geometry) (*store.Store, stri
 		return s, o.File, nil
 	}
 	_ = s.Close()
-	return nil, "", fmt.Errorf("%s has %d blocks of %d bytes, this replay wants %d of %d bytes of %s: choose another --offload-file, or remove it",
+	return nil, "", fmt.Errorf("%s has %d blocks of %d bytes, this replay wants %d of %d bytes "+
+		"of %s: choose another --offload-file, or remove it",
 		o.File, have.Blocks, have.BlockBytes, want.Blocks, want.BlockBytes, g.Model())
 }

@@ -36,8 +36,10 @@ func (o *OffloadResult) report() *OffloadReport {
 	if o == nil {
 		return nil
 	}
-	r := &OffloadReport{Path: o.Path, Route: o.Way, FileBlocks: o.Blocks, FileBytes: o.Bytes, Attached: o.Attached, Evicted: o.Evicted,
-		Spilled: o.Spilled.Blocks, SpillBytes: o.Spilled.Bytes, Recalled: o.Recalled.Blocks, RecallBytes: o.Recalled.Bytes}
+	r := &OffloadReport{Path: o.Path, Route: o.Way, FileBlocks: o.Blocks, FileBytes: o.Bytes,
+		Attached: o.Attached, Evicted: o.Evicted,
+		Spilled: o.Spilled.Blocks, SpillBytes: o.Spilled.Bytes, Recalled: o.Recalled.Blocks,
+		RecallBytes: o.Recalled.Bytes}
 	r.SpillGBps, r.PwriteGBps, r.SpillRatio = o.Spilled.rates()
 	r.RecallGBps, r.PreadGBps, r.RecallRatio = o.Recalled.rates()
 	return r

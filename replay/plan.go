@@ -31,8 +31,9 @@ const (
 
 // Abort is a request that ends in mid-flight.
 type Abort struct {
-	By    Side `json:"by"`
-	Layer int  `json:"layer"` // the prefill aborts right after posting it; the decode once it is there
+	By Side `json:"by"`
+	// the prefill aborts right after posting it; the decode once it is there
+	Layer int `json:"layer"`
 }
 
 // Plan is what both processes are told.
@@ -47,9 +48,10 @@ type Plan struct {
 	Threads    int             `json:"threads"`  // that copy
 	Checksum   bool            `json:"checksum"` // compare the bytes of layers on both sides
 	LimitMs    int64           `json:"limit_ms"` // for everything that waits for the other process
-	Faults     map[Side]string `json:"faults"`   // rules of package fault; a side without any is absent
-	Meeting    string          `json:"meeting"`  // with faults: the Unix socket that decode listens on
-	Offload    *Offload        `json:"offload"`  // nil: none
+	// rules of package fault; a side without any is absent
+	Faults  map[Side]string `json:"faults"`
+	Meeting string          `json:"meeting"` // with faults: the Unix socket that decode listens on
+	Offload *Offload        `json:"offload"` // nil: none
 
 	memory uint64 // of both processes
 }
@@ -65,7 +67,8 @@ func (p *Plan) geometry(blocks uint64, order layout.Arrangement) (*layout.Geomet
 	if err != nil {
 		return nil, err
 	}
-	return layout.New(m, layout.Options{BlockTokens: trace.BlockTokens, Arrangement: order, Blocks: blocks})
+	return layout.New(m, layout.Options{BlockTokens: trace.BlockTokens, Arrangement: order,
+		Blocks: blocks})
 }
 
 // largest returns the most blocks of a request, and its index.
@@ -129,15 +132,20 @@ func (p *Plan) choosePool(bytes, available uint64) error {
 		p.PoolBlocks = max(need, wish)
 	}
 	if p.PoolBlocks < need {
-		return fmt.Errorf("request %d needs %d blocks (%s), a pool of %s has %d: give it --pool %s or more",
-			at+1, need, bench.RoundSize(need*g.Stride()), bench.FormatSize(bytes), p.PoolBlocks, poolSize(need*g.Stride()))
+		return fmt.Errorf("request %d needs %d blocks (%s), a pool of %s has %d: give it "+
+			"--pool %s or more",
+			at+1, need, bench.RoundSize(need*g.Stride()), bench.FormatSize(bytes), p.PoolBlocks,
+			poolSize(need*g.Stride()))
 	}
 	want := p.PoolBlocks * g.Stride()
-	beside := p.Offload.memory(g) + baselineBytes(uint64(largest)*g.LayerBytes(), p.PoolBlocks*g.BlockBytes()) + stagingSlots*uint64(largest)*g.LayerBytes()
+	beside := p.Offload.memory(g) + baselineBytes(uint64(largest)*g.LayerBytes(),
+		p.PoolBlocks*g.BlockBytes()) + stagingSlots*uint64(largest)*g.LayerBytes()
 	p.memory = want + beside
 	if available > 0 && p.memory > available {
-		return fmt.Errorf("the pool needs %s for %d blocks of %s, and prefill %s, %s are available: use fewer --requests, a smaller --model or a smaller --pool",
-			bench.RoundSize(want), p.PoolBlocks, bench.RoundSize(g.Stride()), bench.RoundSize(beside), bench.RoundSize(available))
+		return fmt.Errorf("the pool needs %s for %d blocks of %s, and prefill %s, %s are "+
+			"available: use fewer --requests, a smaller --model or a smaller --pool",
+			bench.RoundSize(want), p.PoolBlocks, bench.RoundSize(g.Stride()),
+			bench.RoundSize(beside), bench.RoundSize(available))
 	}
 	return nil
 }

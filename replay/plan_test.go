@@ -14,7 +14,8 @@ import (
 func planOf(blocks ...int) *Plan {
 	p := &Plan{Model: "deepseek-v3.2", Threads: 1}
 	for _, n := range blocks {
-		p.Requests = append(p.Requests, trace.Request{InputLength: n * trace.BlockTokens, HashIDs: make([]uint64, n)})
+		p.Requests = append(p.Requests, trace.Request{InputLength: n * trace.BlockTokens,
+			HashIDs: make([]uint64, n)})
 	}
 	return p
 }

@@ -28,10 +28,11 @@ const (
 	kindReady    = "ready"    // from both
 	kindStart    = "start"    // to both, when both are ready: connect
 	kindProgress = "progress" // from the prefill: layers of blocks that are through
-	kindChecked  = "checked"  // from the decode, passed on to the prefill: a request is checked, or was aborted
-	kindOffload  = "offload"  // from the decode: it has spilled blocks, or read some back
-	kindFinish   = "finish"   // to the decode, when the prefill is done
-	kindResult   = "result"   // from both: PrefillResult, DecodeResult
+	// from the decode, passed on to the prefill: a request is checked, or was aborted
+	kindChecked = "checked"
+	kindOffload = "offload" // from the decode: it has spilled blocks, or read some back
+	kindFinish  = "finish"  // to the decode, when the prefill is done
+	kindResult  = "result"  // from both: PrefillResult, DecodeResult
 )
 
 // prefill is the process that makes content and pushes it.
@@ -66,7 +67,8 @@ func Prefill(c *procs.Control, open OpenFunc) error {
 	}
 	p.backends = list
 	limit := p.plan.patience()
-	p.eng, err = engine.Open(engine.Config{Name: string(PrefillSide), Backends: list, TransferTimeout: limit, HandshakeTimeout: limit})
+	p.eng, err = engine.Open(engine.Config{Name: string(PrefillSide), Backends: list,
+		TransferTimeout: limit, HandshakeTimeout: limit})
 	if err != nil {
 		return err
 	}
@@ -86,7 +88,8 @@ func (p *prefill) prepare() (err error) {
 		return err
 	}
 	g := p.staging.geometry
-	if p.base, err = newBaseline(uint64(largest)*g.LayerBytes(), p.plan.PoolBlocks*g.BlockBytes(), p.plan.Threads); err != nil {
+	if p.base, err = newBaseline(uint64(largest)*g.LayerBytes(), p.plan.PoolBlocks*g.BlockBytes(),
+		p.plan.Threads); err != nil {
 		return err
 	}
 	if p.local, err = p.eng.Register("staging", p.staging.segment()); err != nil {

@@ -69,7 +69,8 @@ func (p *prefill) awaitCancel(push *handoff.Push) error {
 	case <-push.Ended():
 		return push.Err()
 	case <-time.After(p.plan.patience()):
-		return errors.Join(fmt.Errorf("the decode side does not cancel: %w", engine.ErrTimeout), push.Abort(p.ctx))
+		return errors.Join(fmt.Errorf("the decode side does not cancel: %w", engine.ErrTimeout),
+			push.Abort(p.ctx))
 	}
 }
 

@@ -26,33 +26,38 @@ func quantiles(s *bench.Samples, unit time.Duration) Quantiles {
 // Report is the outcome of a replay. The JSON keys are an interface: keys may be
 // added, never renamed.
 type Report struct {
-	Requests     int       `json:"requests"`      // of the trace, aborted ones included
-	BlocksMoved  uint64    `json:"blocks_moved"`  // of requests that were handed over
-	BlocksReused uint64    `json:"blocks_reused"` // that decode had already
-	Bytes        uint64    `json:"bytes"`         // written by layers that arrived
-	Mismatches   uint64    `json:"mismatches"`    // layers of blocks with a wrong digest, and late writes
-	Aborted      int       `json:"aborted"`
-	GBps         float64   `json:"gbps"`        // bytes over the time in which a layer was in flight
-	MemcpyGBps   float64   `json:"memcpy_gbps"` // the same pieces by as many threads, in alternation
-	RequestMs    Quantiles `json:"request_ms"`  // offer to confirmation, filling and memcpy not counted
-	LayerUs      Quantiles `json:"layer_us"`    // post to completion
-	Route        string    `json:"route"`
+	Requests     int    `json:"requests"`      // of the trace, aborted ones included
+	BlocksMoved  uint64 `json:"blocks_moved"`  // of requests that were handed over
+	BlocksReused uint64 `json:"blocks_reused"` // that decode had already
+	Bytes        uint64 `json:"bytes"`         // written by layers that arrived
+	// layers of blocks with a wrong digest, and late writes
+	Mismatches uint64  `json:"mismatches"`
+	Aborted    int     `json:"aborted"`
+	GBps       float64 `json:"gbps"`        // bytes over the time in which a layer was in flight
+	MemcpyGBps float64 `json:"memcpy_gbps"` // the same pieces by as many threads, in alternation
+	// offer to confirmation, filling and memcpy not counted
+	RequestMs Quantiles `json:"request_ms"`
+	LayerUs   Quantiles `json:"layer_us"` // post to completion
+	Route     string    `json:"route"`
 
-	Model           string   `json:"model"`
-	Ratio           float64  `json:"ratio"`       // gbps / memcpy_gbps
-	Checksum        bool     `json:"checksum"`    // of seven layers in eight, or of all under faults
-	PlainGBps       float64  `json:"plain_gbps"`  // of the others; 0: there was none
-	PlainRatio      float64  `json:"plain_ratio"` // plain_gbps / memcpy_gbps
-	Threads         int      `json:"threads"`
-	PoolBytes       uint64   `json:"pool_bytes"`
-	Memory          string   `json:"memory"`           // of the pool: "host", or the backend whose it was
+	Model string  `json:"model"`
+	Ratio float64 `json:"ratio"` // gbps / memcpy_gbps
+	// of seven layers in eight, or of all under faults
+	Checksum   bool    `json:"checksum"`
+	PlainGBps  float64 `json:"plain_gbps"`  // of the others; 0: there was none
+	PlainRatio float64 `json:"plain_ratio"` // plain_gbps / memcpy_gbps
+	Threads    int     `json:"threads"`
+	PoolBytes  uint64  `json:"pool_bytes"`
+	// of the pool: "host", or the backend whose it was
+	Memory          string   `json:"memory"`
 	BlocksChecked   uint64   `json:"blocks_checked"`   // digests of all layers of as many blocks
 	BlocksWatched   uint64   `json:"blocks_watched"`   // poisoned after an abort
 	BlocksLeaked    uint64   `json:"blocks_leaked"`    // in use by nobody's request at the end
 	FirstMismatches []string `json:"first_mismatches"` // the first few, in words
-	Faults          uint64   `json:"faults"`           // that rules have brought about, in both processes
-	Retried         int      `json:"retried"`          // hand-overs that failed and were begun again
-	Seconds         Times    `json:"seconds"`
+	// that rules have brought about, in both processes
+	Faults  uint64 `json:"faults"`
+	Retried int    `json:"retried"` // hand-overs that failed and were begun again
+	Seconds Times  `json:"seconds"`
 
 	Offload *OffloadReport `json:"offload,omitempty"` // with --offload alone
 }
@@ -110,12 +115,17 @@ func merge(plan *Plan, pre *PrefillResult, dec *DecodeResult, setup time.Duratio
 	r := &Report{
 		Requests: len(plan.Requests), BlocksMoved: pre.BlocksMoved, BlocksReused: pre.BlocksReused,
 		Bytes: pre.Bytes, Mismatches: dec.Mismatches, Aborted: pre.Aborted,
-		GBps: bench.GBps(pre.Bytes, pre.Transfer), MemcpyGBps: bench.GBps(pre.MemcpyBytes, pre.Memcpy),
+		GBps: bench.GBps(pre.Bytes, pre.Transfer), MemcpyGBps: bench.GBps(pre.MemcpyBytes,
+			pre.Memcpy),
 		RequestMs: quantiles(requests, time.Millisecond), LayerUs: pre.LayerUs, Route: pre.Route,
-		Model: plan.Model, Memory: dec.Memory, Threads: plan.Threads, BlocksChecked: dec.Checked, BlocksWatched: dec.Watched,
-		BlocksLeaked: dec.Leaked, Faults: pre.Faults + dec.Faults, Retried: pre.Retried, FirstMismatches: append([]string{}, dec.First...),
-		Seconds: Times{Setup: setup.Seconds(), Replay: pre.Replay.Seconds(), Fill: pre.Fill.Seconds(),
-			Transfer: pre.Transfer.Seconds(), Memcpy: pre.Memcpy.Seconds(), Digest: dec.Digest.Seconds()},
+		Model: plan.Model, Memory: dec.Memory, Threads: plan.Threads, BlocksChecked: dec.Checked,
+		BlocksWatched: dec.Watched,
+		BlocksLeaked:  dec.Leaked, Faults: pre.Faults + dec.Faults, Retried: pre.Retried,
+		FirstMismatches: append([]string{}, dec.First...),
+		Seconds: Times{Setup: setup.Seconds(), Replay: pre.Replay.Seconds(),
+			Fill:     pre.Fill.Seconds(),
+			Transfer: pre.Transfer.Seconds(), Memcpy: pre.Memcpy.Seconds(),
+			Digest: dec.Digest.Seconds()},
 	}
 	r.Checksum, r.PlainGBps = plan.Checksum, bench.GBps(pre.PlainBytes, pre.PlainTransfer)
 	if r.MemcpyGBps > 0 {
@@ -160,12 +170,14 @@ layer       p50 %.1f µs, p99 %.1f µs
 time        setup %.2f s, replay %.2f s; prefill: filling %.2f s, memcpy %.2f s; decode: digests %.2f s
 `,
 		r.Model, bench.RoundSize(r.PoolBytes), r.Memory, r.Threads, r.Requests, r.Aborted,
-		r.BlocksMoved, r.BlocksReused, r.BlocksChecked, r.BlocksWatched, r.BlocksLeaked, r.Mismatches, r.Route,
+		r.BlocksMoved, r.BlocksReused, r.BlocksChecked, r.BlocksWatched, r.BlocksLeaked,
+		r.Mismatches, r.Route,
 		bench.RoundSize(r.Bytes), t.Transfer, r.rates(),
 		r.RequestMs.P50, r.RequestMs.P99, r.LayerUs.P50, r.LayerUs.P99,
 		t.Setup, t.Replay, t.Fill, t.Memcpy, t.Digest)
 	if err == nil && r.Faults > 0 {
-		_, err = fmt.Fprintf(w, "faults      %d brought about, %d hand-overs begun again\n", r.Faults, r.Retried)
+		_, err = fmt.Fprintf(w, "faults      %d brought about, %d hand-overs begun again\n",
+			r.Faults, r.Retried)
 	}
 	if err == nil && r.Offload != nil {
 		err = r.Offload.text(w)

@@ -12,7 +12,8 @@ import (
 // mapRing maps slots of a descriptor in turn, count of them one behind the other.
 func mapRing(fd int, slot uint64, slots, count int) ([]byte, error) {
 	size := uintptr(slot) * uintptr(count)
-	base, err := unix.MmapPtr(-1, 0, nil, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	base, err := unix.MmapPtr(-1, 0, nil, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|
+		unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, err
 	}

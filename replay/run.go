@@ -47,7 +47,8 @@ func (o *Options) plan() (*Plan, error) {
 		return nil, fmt.Errorf("the trace has no requests")
 	}
 	p := &Plan{Model: o.Model, Backend: o.Backend, Requests: o.Requests, Speed: o.Speed,
-		Overlap: o.Overlap || o.Speed > 0, Threads: o.Threads, Checksum: o.Checksum, LimitMs: o.Limit.Milliseconds()}
+		Overlap: o.Overlap || o.Speed > 0, Threads: o.Threads, Checksum: o.Checksum,
+		LimitMs: o.Limit.Milliseconds()}
 	if len(o.Faults) > 0 {
 		p.Faults, p.Meeting = o.Faults, meetingPlace()
 	}
@@ -81,7 +82,8 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if o.Say == nil {
 		o.Say = func(string) {}
 	}
-	o.Say(fmt.Sprintf("starting two processes, which prepare %s of memory", bench.RoundSize(plan.memory)))
+	o.Say(fmt.Sprintf("starting two processes, which prepare %s of memory",
+		bench.RoundSize(plan.memory)))
 	s := &supervisor{options: &o, plan: plan, limit: o.Limit, moved: time.Now()}
 	defer s.stop()
 	for _, side := range []Side{DecodeSide, PrefillSide} {

@@ -41,12 +41,15 @@ func (t *tier) spill(ctx context.Context, q *handoff.Request, at []int) error {
 		}
 		pieces[k] = t.checker.memory[r.Off : r.Off+r.Len : r.Off+r.Len]
 	}
-	if err := t.beside(ctx, &t.res.Spilled, move, func() (uint64, error) { return t.base.write(pieces) }); err != nil {
+	if err := t.beside(ctx, &t.res.Spilled, move, func() (uint64, error) {
+		return t.base.write(pieces)
+	}); err != nil {
 		return err
 	}
 	for k, i := range at {
 		h := q.Hashes[i]
-		if _, err := t.store.Commit(places[k], store.Name(h), uint64(len(pieces[k])), store.Sum(pieces[k])); err != nil {
+		if _, err := t.store.Commit(places[k], store.Name(h), uint64(len(pieces[k])),
+			store.Sum(pieces[k])); err != nil {
 			return err
 		}
 		t.where[h] = places[k]
@@ -79,7 +82,8 @@ func (t *tier) makeRoom(n int) []uint32 {
 }
 
 // beside runs a transfer and, before it or behind it in turn, plain system calls.
-func (t *tier) beside(ctx context.Context, m *moved, move *engine.Transfer, plain func() (uint64, error)) error {
+func (t *tier) beside(ctx context.Context, m *moved, move *engine.Transfer,
+	plain func() (uint64, error)) error {
 	first := t.base.turn()
 	for _, ours := range []bool{first, !first} {
 		start := time.Now()
@@ -129,7 +133,9 @@ func (t *tier) readBatch(ctx context.Context, places []uint32) error {
 		pieces[k] = t.memory.Bytes()[off : off+g.BlockBytes : off+g.BlockBytes]
 		content.Poison(pieces[k]) // what does not come must show
 	}
-	if err := t.beside(ctx, &t.res.Recalled, move, func() (uint64, error) { return t.base.read(places) }); err != nil {
+	if err := t.beside(ctx, &t.res.Recalled, move, func() (uint64, error) {
+		return t.base.read(places)
+	}); err != nil {
 		return err
 	}
 	for k, i := range places {
@@ -158,7 +164,8 @@ func (t *tier) check(i uint32, bytes []byte) {
 	for l := range c.geometry.Layers() {
 		part := bytes[uint64(l)*layer:][:layer]
 		if got, want := content.Digest(0, part), c.content.Want(id, l, layer); got != want {
-			c.mismatch("%s: block %d (hash %d), layer %d at byte %d: digest %08x, want %08x", t.path, i, id, l, t.at(i)+uint64(l)*layer, got, want)
+			c.mismatch("%s: block %d (hash %d), layer %d at byte %d: digest %08x, want %08x",
+				t.path, i, id, l, t.at(i)+uint64(l)*layer, got, want)
 		}
 	}
 }

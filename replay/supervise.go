@@ -193,7 +193,8 @@ func (s *supervisor) overdue() error {
 	}
 	for _, c := range s.children {
 		if silent := c.Silent(); !c.done && silent > s.limit {
-			return fmt.Errorf("%s process (pid %d) has not answered for %v: it is stopped or starved; raise --timeout if the machine is that slow",
+			return fmt.Errorf("%s process (pid %d) has not answered for %v: it is stopped or "+
+				"starved; raise --timeout if the machine is that slow",
 				c.side, c.PID, silent.Round(100*time.Millisecond))
 		}
 	}
@@ -204,7 +205,8 @@ func (s *supervisor) overdue() error {
 		limit = max(limit, setupLimit)
 	}
 	if idle := time.Since(s.moved); idle > limit {
-		return fmt.Errorf("%s process has made no progress for %v", s.late(), idle.Round(100*time.Millisecond))
+		return fmt.Errorf("%s process has made no progress for %v", s.late(),
+			idle.Round(100*time.Millisecond))
 	}
 	return nil
 }

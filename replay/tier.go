@@ -64,7 +64,8 @@ type moved struct {
 }
 
 // newTier opens the file and checks what a kept one holds.
-func newTier(ctx context.Context, p *Plan, c *checker, memory *engine.Memory, said func(int)) (_ *tier, err error) {
+func newTier(ctx context.Context, p *Plan, c *checker, memory *engine.Memory, said func(int)) (
+	_ *tier, err error) {
 	t := &tier{offload: *p.Offload, checker: c, said: said, where: map[pool.Hash]uint32{}}
 	defer func() {
 		if err != nil {
@@ -92,12 +93,14 @@ func (t *tier) connect(p *Plan, memory *engine.Memory) (err error) {
 	if t.backend, err = posix.New(posix.Config{Durable: t.offload.Durable}); err != nil {
 		return err
 	}
-	t.eng, err = engine.Open(engine.Config{Name: "offload", Backends: []driver.Backend{t.backend}, TransferTimeout: p.limit()})
+	t.eng, err = engine.Open(engine.Config{Name: "offload", Backends: []driver.Backend{t.backend},
+		TransferTimeout: p.limit()})
 	if err != nil {
 		return err
 	}
 	stride := t.store.Geometry().Stride()
-	if t.memory, err = engine.Alloc(uint64(t.batch())*stride, engine.AllocOptions{Purpose: "kv-recall", Populate: true}); err != nil {
+	if t.memory, err = engine.Alloc(uint64(t.batch())*stride,
+		engine.AllocOptions{Purpose: "kv-recall", Populate: true}); err != nil {
 		return fmt.Errorf("allocate memory to read back to: %w", err)
 	}
 	if t.blocks, err = t.eng.Register("blocks", memory.Segment()); err != nil {

@@ -69,7 +69,8 @@ func (w *watch) look(block uint32, request uint64) {
 	w.each(block, func(b []byte) {
 		if !content.Poisoned(b) {
 			w.checker.mu.Lock()
-			w.checker.mismatch("block %d, layer %d was written after the abort of request %d", block, layer, request+1)
+			w.checker.mismatch("block %d, layer %d was written after the abort of request %d",
+				block, layer, request+1)
 			w.checker.mu.Unlock()
 		}
 		layer++

@@ -10,21 +10,22 @@ import (
 )
 
 // AllocDevice returns n bytes of a device's memory, not zeroed, as a segment that each backend can
-// register which takes HBM. Where the driver exports it (CUDA 11.7, and a device that can), Segment.DMABuf is set,
-// so that NICs may register it too, without nvidia_peermem. The memory comes from the driver's virtual memory
-// management where there is one, in whole pieces of mostly 2 MiB, and from its plain
-// allocator elsewhere.
+// register which takes HBM. Where the driver exports it (CUDA 11.7, and a device that can),
+// Segment.DMABuf is set, so that NICs may register it too, without nvidia_peermem. The memory comes
+// from the driver's virtual memory management where there is one, in whole pieces of mostly 2 MiB,
+// and from its plain allocator elsewhere.
 //
-// With Config.Peers backends of other processes reach it, and no dma-buf is exported. A fence against a frozen process
-// then puts other memory under the addresses: it waits for what the program has begun on the device, and while it
-// runs (for longer than Config.FenceGrace, that is) the program must begin no kernel or copy of its own over any byte of
-// the allocation.
+// With Config.Peers backends of other processes reach it, and no dma-buf is exported. A fence
+// against a frozen process then puts other memory under the addresses: it waits for what the
+// program has begun on the device, and while it runs (for longer than Config.FenceGrace, that is)
+// the program must begin no kernel or copy of its own over any byte of the allocation.
 //
 // The Closer frees it. It must be closed after every registration of the memory was, at any time,
 // also after the backend; closing it again does nothing.
 func (b *Backend) AllocDevice(ordinal int, n uint64) (driver.Segment, io.Closer, error) {
 	if n == 0 || n > 1<<60 {
-		return driver.Segment{}, nil, fmt.Errorf("allocate %d bytes of device memory: %w", n, driver.ErrBounds)
+		return driver.Segment{}, nil, fmt.Errorf("allocate %d bytes of device memory: %w", n,
+			driver.ErrBounds)
 	}
 	b.open.RLock()
 	defer b.open.RUnlock()
@@ -32,7 +33,8 @@ func (b *Backend) AllocDevice(ordinal int, n uint64) (driver.Segment, io.Closer,
 	case b.closed.Load():
 		return driver.Segment{}, nil, driver.ErrClosed
 	case b.device(ordinal) == nil:
-		return driver.Segment{}, nil, fmt.Errorf("allocate on device %d, which Config.Devices leaves out: %w", ordinal, driver.ErrNotSupported)
+		return driver.Segment{}, nil, fmt.Errorf("allocate on device %d, which Config.Devices "+
+			"leaves out: %w", ordinal, driver.ErrNotSupported)
 	}
 	own, err := newOwnBlock(ordinal, n, b.cfg.Peers)
 	if err != nil {

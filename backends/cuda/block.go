@@ -78,8 +78,8 @@ func (t *blockTable) find(at, n uint64) *ownBlock {
 	return o
 }
 
-// newOwnBlock allocates. Only what no NIC knows may be mapped by other processes: a NIC holds on to the
-// memory that a fence against a frozen process replaces.
+// newOwnBlock allocates. Only what no NIC knows may be mapped by other processes: a NIC holds on to
+// the memory that a fence against a frozen process replaces.
 func newOwnBlock(ordinal int, n uint64, peers bool) (*ownBlock, error) {
 	block, err := gpu.NewBlock(ordinal, n)
 	if err != nil {
@@ -102,7 +102,8 @@ func (o *ownBlock) Close() (err error) {
 	return err
 }
 
-// enter reports whether a batch may begin; then it must leave. A block of nil is memory from elsewhere.
+// enter reports whether a batch may begin; then it must leave. A block of nil is memory from
+// elsewhere.
 func (o *ownBlock) enter() bool {
 	if o == nil {
 		return true
@@ -122,10 +123,10 @@ func (o *ownBlock) leave() {
 }
 
 // renew puts other memory under the addresses, with the same content, so that what frozen processes
-// still write lands in memory that nothing uses. Processes that are well map the other memory when they next use
-// it; what they have under way is waited for. frozen says which are waited for no more; it is asked once more
-// when it is our turn. The driver's part has no end that is known: where stop ends the wait for it, it goes
-// on, and the next renew waits for it.
+// still write lands in memory that nothing uses. Processes that are well map the other memory when
+// they next use it; what they have under way is waited for. frozen says which are waited for no
+// more; it is asked once more when it is our turn. The driver's part has no end that is known:
+// where stop ends the wait for it, it goes on, and the next renew waits for it.
 func (o *ownBlock) renew(grace time.Duration, frozen func(*pass) bool, stop func() error) error {
 	if err := await(o.renewing.TryLock, stop); err != nil {
 		return err

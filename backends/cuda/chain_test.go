@@ -85,7 +85,8 @@ func chainProcess(dir, carrier string) error {
 	if err != nil {
 		return err
 	}
-	f, err := posix.Open(filepath.Join(dir, "file"), posix.OpenOptions{Create: true, Len: chainBytes})
+	f, err := posix.Open(filepath.Join(dir, "file"), posix.OpenOptions{Create: true,
+		Len: chainBytes})
 	if err != nil {
 		return err
 	}
@@ -139,8 +140,8 @@ func startChain(t *testing.T, carrier string) (dir string) {
 }
 
 // TestChainsBetweenProcesses moves memory of a device to that of another process and to a file of
-// it, and back, where no single backend can: device, DRAM, whatever carries it, DRAM, device or disk. With
-// Config.Peers one can from device to device.
+// it, and back, where no single backend can: device, DRAM, whatever carries it, DRAM, device or
+// disk. With Config.Peers one can from device to device.
 func TestChainsBetweenProcesses(t *testing.T) {
 	for _, carrier := range []string{"shm", "ucx", "tcp", direct} {
 		t.Run(carrier, func(t *testing.T) {
@@ -184,7 +185,8 @@ func TestChainsBetweenProcesses(t *testing.T) {
 
 // roundTrip writes all of the device's memory there, and has it come back, entries of 656 bytes in
 // another order.
-func roundTrip(ctx context.Context, t *testing.T, end *chainEnd, p *engine.Peer, local *engine.Region, there, by string) {
+func roundTrip(ctx context.Context, t *testing.T, end *chainEnd, p *engine.Peer,
+	local *engine.Region, there, by string) {
 	t.Helper()
 	m, err := p.Remote(there)
 	if err != nil {
@@ -216,9 +218,11 @@ func roundTrip(ctx context.Context, t *testing.T, end *chainEnd, p *engine.Peer,
 	}
 	run(engine.Write, func(tr *engine.Transfer) error { return tr.Add(local, 0, m, 0, chainBytes) })
 	writeCard(t, end.hbm, make([]byte, chainBytes))
-	pages := engine.Pages{Count: chainBytes / 656, EntryLen: 656, LocalStride: 656, RemoteStride: 656}
+	pages := engine.Pages{Count: chainBytes / 656, EntryLen: 656, LocalStride: 656,
+		RemoteStride: 656}
 	for i := range uint32(pages.Count) {
-		pages.Local, pages.Remote = append(pages.Local, (i*7)%uint32(pages.Count)), append(pages.Remote, (i*5)%uint32(pages.Count))
+		pages.Local, pages.Remote = append(pages.Local, (i*7)%uint32(pages.Count)),
+			append(pages.Remote, (i*5)%uint32(pages.Count))
 	}
 	run(engine.Read, func(tr *engine.Transfer) error { return tr.AddPages(local, m, pages) })
 	got := readCard(t, end.hbm)

@@ -186,9 +186,11 @@ func (g *client) give(token []byte) (h head, fd int, err error) {
 func (m *memory) reachable() error {
 	switch {
 	case m.dev == nil:
-		return fmt.Errorf("host memory of another process is for another backend, such as shm: %w", driver.ErrNotSupported)
+		return fmt.Errorf("host memory of another process is for another backend, such as shm: %w",
+			driver.ErrNotSupported)
 	case m.block == nil:
-		return fmt.Errorf("device memory of another process is reached where AllocDevice of a backend with Config.Peers made it: %w", driver.ErrNotSupported)
+		return fmt.Errorf("device memory of another process is reached where AllocDevice of a "+
+			"backend with Config.Peers made it: %w", driver.ErrNotSupported)
 	}
 	return nil
 }
@@ -202,7 +204,8 @@ func (m *memory) share() (h head, fd int, err error) {
 	if m.seg.ReadOnly {
 		h.ReadOnly = 1
 	}
-	h.Block, h.Mapped, h.Off, h.Size, h.Device = o.id, o.block.Mapped(), m.base-o.block.At, m.seg.Len, m.dev.uuid
+	h.Block, h.Mapped, h.Off, h.Size, h.Device = o.id, o.block.Mapped(), m.base-o.block.At,
+		m.seg.Len, m.dev.uuid
 	return h, fd, err
 }
 
@@ -217,7 +220,8 @@ func (g *client) admit(p *pass) (slot uint32, err error) {
 	case p.g.ended.Load():
 		err = driver.ErrRevoked
 	case p.m.block.moving.Load():
-		err = fmt.Errorf("a fence against a frozen process replaces the memory now, try again: %w", driver.ErrFull)
+		err = fmt.Errorf("a fence against a frozen process replaces the memory now, try again: %w",
+			driver.ErrFull)
 	default:
 		return slot, nil
 	}
@@ -235,7 +239,8 @@ func (g *client) put(p *pass) (slot uint32, err error) {
 	case g.next < slotsMax:
 		slot, g.next = g.next, g.next+1
 	default:
-		return 0, fmt.Errorf("%d imports over one connection, drop some: %w", slotsMax, driver.ErrFull)
+		return 0, fmt.Errorf("%d imports over one connection, drop some: %w", slotsMax,
+			driver.ErrFull)
 	}
 	g.stateOf(slot).Store(passGood)
 	g.passes[slot] = p
@@ -290,7 +295,9 @@ const hintMax = time.Millisecond
 // isIn reports whether the client has batches under way with what a condition says.
 func (g *client) isIn(which func(*pass) bool) bool {
 	in := false
-	g.eachPass(which, func(slot uint32, p *pass) { in = in || !p.lost && g.usersOf(slot).Load() != 0 })
+	g.eachPass(which, func(slot uint32, p *pass) {
+		in = in || !p.lost && g.usersOf(slot).Load() != 0
+	})
 	return in && !g.isDead()
 }
 

@@ -22,26 +22,30 @@ type Config struct {
 	// come from or go to dense memory of a device, else copied one by one; Explain says so.
 	Budget cuda.Budget
 
-	Streams    int // that batches of a device share; default 4, at most 32
-	Gated      int // batches of a device that wait for events at a time; default 32, at most 256
-	BatchesMax int // outstanding batches, and messages that wait in a receiver; a power of two, default 1,024
+	Streams int // that batches of a device share; default 4, at most 32
+	Gated   int // batches of a device that wait for events at a time; default 32, at most 256
+	// outstanding batches, and messages that wait in a receiver; a power of two, default 1,024
+	BatchesMax int
 	MessageMax int // bytes of a notification; default 64 KiB
 	KeysMax    int // registrations; default and at most 1,048,576
 
-	// Peers has backends of other processes of this host and user reach memory of AllocDevice, and ours reach
-	// theirs, as far as both have it. False: the backend reaches those of its own process alone, and has no socket.
-	Peers       bool
-	PeersMax    int           // processes that reach us at a time; default 256, at most 4,096
-	FenceGrace  time.Duration // how long Fence waits for a silent process before it takes the memory away; default 200 ms
+	// Peers has backends of other processes of this host and user reach memory of AllocDevice, and
+	// ours reach theirs, as far as both have it. False: the backend reaches those of its own
+	// process alone, and has no socket.
+	Peers    bool
+	PeersMax int // processes that reach us at a time; default 256, at most 4,096
+	// how long Fence waits for a silent process before it takes the memory away; default 200 ms
+	FenceGrace  time.Duration
 	DialTimeout time.Duration // for a handshake, and for an answer of another process; default 5 s
 }
 
 const (
 	descsMax    = 4096
 	runsMax     = 32 << 10
-	placesCount = 8        // launches of a device under way
-	entryMax    = 16 << 10 // bytes of an entry, from where on the copy engine does better than the kernel
-	stageHalf   = 512 << 10
+	placesCount = 8 // launches of a device under way
+	// bytes of an entry, from where on the copy engine does better than the kernel
+	entryMax  = 16 << 10
+	stageHalf = 512 << 10
 )
 
 func (c Config) withDefaults() (Config, error) {
@@ -61,11 +65,13 @@ func (c Config) withDefaults() (Config, error) {
 			*f.field = f.value
 		}
 		if *f.field < f.from || *f.field > f.most {
-			return c, fmt.Errorf("Config.%s is %d, want %d to %d: %w", f.name, *f.field, f.from, f.most, driver.ErrBounds)
+			return c, fmt.Errorf("Config.%s is %d, want %d to %d: %w", f.name, *f.field, f.from,
+				f.most, driver.ErrBounds)
 		}
 	}
 	if c.FenceGrace < 0 || c.DialTimeout < 0 {
-		return c, fmt.Errorf("Config.FenceGrace is %v and Config.DialTimeout %v, want no negative time: %w", c.FenceGrace, c.DialTimeout, driver.ErrBounds)
+		return c, fmt.Errorf("Config.FenceGrace is %v and Config.DialTimeout %v, want no "+
+			"negative time: %w", c.FenceGrace, c.DialTimeout, driver.ErrBounds)
 	}
 	if c.FenceGrace == 0 {
 		c.FenceGrace = 200 * time.Millisecond
@@ -74,10 +80,12 @@ func (c Config) withDefaults() (Config, error) {
 		c.DialTimeout = 5 * time.Second
 	}
 	if bits.OnesCount(uint(c.BatchesMax)) != 1 {
-		return c, fmt.Errorf("Config.BatchesMax is %d, want a power of two: %w", c.BatchesMax, driver.ErrBounds)
+		return c, fmt.Errorf("Config.BatchesMax is %d, want a power of two: %w", c.BatchesMax,
+			driver.ErrBounds)
 	}
 	if c.Budget.SMs < 0 || c.Budget.SMs > 0 && c.Budget.InFlight > 0 {
-		return c, fmt.Errorf("Config.Budget is %d multiprocessors and %d bytes, want one of them: %w", c.Budget.SMs, c.Budget.InFlight, driver.ErrBounds)
+		return c, fmt.Errorf("Config.Budget is %d multiprocessors and %d bytes, want one "+
+			"of them: %w", c.Budget.SMs, c.Budget.InFlight, driver.ErrBounds)
 	}
 	return c, nil
 }

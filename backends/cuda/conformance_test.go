@@ -21,7 +21,8 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
-// driver is the stand-in of libcuda, nil on a machine with a card: SLUICE_LIBCUDA names its library.
+// driver is the stand-in of libcuda, nil on a machine with a card: SLUICE_LIBCUDA names its
+// library.
 var libcuda *fakecuda.Library
 
 func libraryPath() string {
@@ -32,7 +33,8 @@ func libraryPath() string {
 }
 
 func TestMain(m *testing.M) {
-	if address := os.Getenv(knockVariable); address != "" { // before it needs a libcuda, which another user may not open
+	if address := os.Getenv(knockVariable); address != "" {
+		// before it needs a libcuda, which another user may not open
 		if err := knock(address); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -75,21 +77,25 @@ func openDriver() (err error) {
 		return err
 	}
 	defer libcuda.Remove()
-	if err := errors.Join(os.Setenv("STANDIN_PANEL", libcuda.Panel), os.Setenv("STANDIN_DEVICES", "2")); err != nil {
+	if err := errors.Join(os.Setenv("STANDIN_PANEL", libcuda.Panel), os.Setenv("STANDIN_DEVICES",
+		"2")); err != nil {
 		return err
 	}
-	built, err := unix.Open(libcuda.Path, unix.O_RDONLY|unix.O_CLOEXEC, 0) // for other processes, as long as this one lives
+	// for other processes, as long as this one lives
+	built, err := unix.Open(libcuda.Path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
-	if err := os.Setenv(builtVariable, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), built)); err != nil {
+	if err := os.Setenv(builtVariable, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(),
+		built)); err != nil {
 		return err
 	}
 	return gpu.Load(libcuda.Path) // and then the file may go
 }
 
 // harness is small limits and the kernel.
-func harness(name string, local, remote drivertest.Allocator, w drivertest.Wiring) drivertest.Harness {
+func harness(name string, local, remote drivertest.Allocator,
+	w drivertest.Wiring) drivertest.Harness {
 	return drivertest.Harness{
 		Name: name, Local: local, Remote: remote, Wirings: w,
 		New: func() (driver.Backend, error) {
@@ -115,10 +121,12 @@ var (
 // Between processes, with memory that AllocDevice makes.
 var (
 	betweenHarness   = between("between", hbm, drivertest.Processes)
-	betweenUpHarness = between("between-up", nil, 0, "Lengths", "Pattern", "FenceRevokes", "FenceFrozen", "SilenceUnderWrites")
+	betweenUpHarness = between("between-up", nil, 0, "Lengths", "Pattern", "FenceRevokes",
+		"FenceFrozen", "SilenceUnderWrites")
 )
 
-func between(name string, local drivertest.Allocator, w drivertest.Wiring, only ...string) drivertest.Harness {
+func between(name string, local drivertest.Allocator, w drivertest.Wiring,
+	only ...string) drivertest.Harness {
 	h := harness(name, local, sharedHBM, w)
 	h.Only, h.Replaces = only, true
 	h.Park, h.Spots = parkAt, []string{"announced", "good", "shown", "launched"}
@@ -190,7 +198,9 @@ func hbmOn(ordinal int, n uint64) (*drivertest.Space, error) {
 		return nil, err
 	}
 	seg := driver.Segment{Kind: driver.HBM, Len: n, Addr: at, Device: ordinal}
-	s := &drivertest.Space{Segment: seg, Bytes: deviceBytes{d, at, n}, Free: func() error { return d.Free(at) }}
+	s := &drivertest.Space{Segment: seg, Bytes: deviceBytes{d, at, n}, Free: func() error {
+		return d.Free(at)
+	}}
 	_, err = s.Bytes.WriteAt(make([]byte, n), 0)
 	return s, err
 }
@@ -236,7 +246,8 @@ func (b deviceBytes) WriteAt(p []byte, off int64) (int, error) {
 
 func (b deviceBytes) bound(p []byte, off int64) error {
 	if off < 0 || uint64(off)+uint64(len(p)) > b.n {
-		return fmt.Errorf("%d bytes at %d of %d of device memory: %w", len(p), off, b.n, driver.ErrBounds)
+		return fmt.Errorf("%d bytes at %d of %d of device memory: %w", len(p), off, b.n,
+			driver.ErrBounds)
 	}
 	return nil
 }

@@ -8,19 +8,20 @@
 // The package is experimental: it has not met a card. It has run against a software stand-in of
 // the driver alone.
 //
-// A backend (cuda.go) has devices (device.go), memories (memory.go, pins.go, block.go), and peers (peer.go), which
-// turn batches into copies (submit.go, pages.go) on streams of a device. A thread of C for each
-// stream waits for their ends and puts them into a ring, from where the first of these takes
-// them (finish.go): Poll, a fence, or, where a message or another process waits for them (notify.go), a goroutine.
-// Streams of the program can be ordered with transfers (order.go). A peer of another process is a farPeer (far.go)
-// over a link (link.go); the owner knows it as a client (server.go, client.go). Both speak as message.go says.
+// A backend (cuda.go) has devices (device.go), memories (memory.go, pins.go, block.go), and peers
+// (peer.go), which turn batches into copies (submit.go, pages.go) on streams of a device. A thread
+// of C for each stream waits for their ends and puts them into a ring, from where the first of
+// these takes them (finish.go): Poll, a fence, or, where a message or another process waits for
+// them (notify.go), a goroutine. Streams of the program can be ordered with transfers (order.go). A
+// peer of another process is a farPeer (far.go) over a link (link.go); the owner knows it as a
+// client (server.go, client.go). Both speak as message.go says.
 //
-// Proof that nothing lands later: the event behind the last copy of a batch. A fence refuses batches
-// with an older token, has batches drop what is not yet on a stream, and waits for those events. Another process
-// announces each batch in a page of shared memory before anything of it is on a stream, looks then whether its import
-// is still good, and takes the announcement back when the event has ended. The streams of a process end with
-// it; a process that stays silent for longer than Config.FenceGrace loses the memory: other memory comes under
-// the range.
+// Proof that nothing lands later: the event behind the last copy of a batch. A fence refuses
+// batches with an older token, has batches drop what is not yet on a stream, and waits for those
+// events. Another process announces each batch in a page of shared memory before anything of it is
+// on a stream, looks then whether its import is still good, and takes the announcement back when
+// the event has ended. The streams of a process end with it; a process that stays silent for longer
+// than Config.FenceGrace loses the memory: other memory comes under the range.
 package cuda
 
 import (

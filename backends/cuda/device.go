@@ -42,7 +42,8 @@ func (b *Backend) openDevices() error {
 	}
 	for _, o := range ordinals {
 		if b.device(o) != nil {
-			return fmt.Errorf("open cuda backend: Config.Devices names %d twice: %w", o, driver.ErrBounds)
+			return fmt.Errorf("open cuda backend: Config.Devices names %d twice: %w", o,
+				driver.ErrBounds)
 		}
 		d, err := b.openDevice(o)
 		if err != nil {
@@ -52,7 +53,8 @@ func (b *Backend) openDevices() error {
 		b.devices = append(b.devices, d)
 	}
 	if len(b.devices) == 0 {
-		return fmt.Errorf("open cuda backend: Config.Devices is empty: leave it nil for all: %w", driver.ErrBounds)
+		return fmt.Errorf("open cuda backend: Config.Devices is empty: leave it nil for all: %w",
+			driver.ErrBounds)
 	}
 	return nil
 }
@@ -62,23 +64,27 @@ func (b *Backend) openDevice(ordinal int) (*device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &device{ordinal: ordinal, facts: one.Facts(), loads: make([]atomic.Int32, b.cfg.Streams), gated: make([]bool, b.cfg.Gated)}
+	d := &device{ordinal: ordinal, facts: one.Facts(), loads: make([]atomic.Int32, b.cfg.Streams),
+		gated: make([]bool, b.cfg.Gated)}
 	if err := one.Close(); err != nil {
 		return nil, err
 	}
 	if b.cfg.Peers {
 		if d.uuid, err = gpu.UUID(ordinal); errors.Is(err, driver.ErrNotSupported) {
-			return nil, &driver.UnavailableError{Backend: "cuda", Reason: "Config.Peers: the driver does not name devices",
-				Fix: "CUDA 11.4 or later, or leave Config.Peers off"}
+			return nil, &driver.UnavailableError{Backend: "cuda",
+				Reason: "Config.Peers: the driver does not name devices",
+				Fix:    "CUDA 11.4 or later, or leave Config.Peers off"}
 		} else if err != nil {
 			return nil, err
 		}
 	}
-	if d.mover, err = gpu.OpenMover(ordinal, b.ends, b.cfg.BatchesMax, b.cfg.Streams, b.cfg.Gated); err != nil {
+	if d.mover, err = gpu.OpenMover(ordinal, b.ends, b.cfg.BatchesMax, b.cfg.Streams,
+		b.cfg.Gated); err != nil {
 		return nil, err
 	}
 	if b.cfg.kernels() {
-		card := cuda.Card{Compute: d.facts.Compute, Driver: d.facts.Driver, SMs: d.facts.SMs, Shared: d.facts.Shared}
+		card := cuda.Card{Compute: d.facts.Compute, Driver: d.facts.Driver, SMs: d.facts.SMs,
+			Shared: d.facts.Shared}
 		if d.kernels, err = cuda.LoadKernels(card, d.mover.Load); err != nil {
 			d.mover.Close()
 			return nil, err

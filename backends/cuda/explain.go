@@ -36,7 +36,8 @@ func pinning(list ...*memory) string {
 		case m.pin.pinned():
 			return "host memory pinned"
 		default:
-			return "host memory not pinned (" + m.pin.why + "), so that the driver copies it once more"
+			return "host memory not pinned (" + m.pin.why + "), so that the driver copies " +
+				"it once more"
 		}
 	}
 	return "within devices"
@@ -45,15 +46,19 @@ func pinning(list ...*memory) string {
 // entries says what moves small entries.
 func (b *Backend) entries(d *device, l, r *memory) string {
 	v := view{local: l, remote: &remote{m: r}, way: (&job{dev: d}).way(l, r)}
-	shape := driver.Pattern{Count: 2, Run: 16, Local: driver.Side{Stride: 16}, Remote: driver.Side{Stride: 16}}
+	shape := driver.Pattern{Count: 2, Run: 16, Local: driver.Side{Stride: 16},
+		Remote: driver.Side{Stride: 16}}
 	switch why := v.kernelWhy(b, &shape); {
 	case why == "" && b.cfg.Budget.SMs > 0:
-		return fmt.Sprintf("by kernel (%v) within %d multiprocessors", d.kernels.Names(), b.cfg.Budget.SMs)
+		return fmt.Sprintf("by kernel (%v) within %d multiprocessors", d.kernels.Names(),
+			b.cfg.Budget.SMs)
 	case why == "":
-		return fmt.Sprintf("by kernel (%v) with %d bytes under way", d.kernels.Names(), b.cfg.Budget.InFlight)
+		return fmt.Sprintf("by kernel (%v) with %d bytes under way", d.kernels.Names(),
+			b.cfg.Budget.InFlight)
 	case v.way == gpu.Any || l.dev != nil && r.dev != nil:
 		return "one by one, no kernel: " + why
 	default:
-		return "gathered by a processor where the device's side is dense, else one by one, no kernel: " + why
+		return "gathered by a processor where the device's side is dense, else one by one, " +
+			"no kernel: " + why
 	}
 }

@@ -63,7 +63,9 @@ func (f farPeer) Cancel(tag uint64) { f.p.Cancel(tag) }
 func (f farPeer) Lost() <-chan struct{} { return f.p.lost }
 
 // Explain implements driver.Peer.
-func (f farPeer) Explain(localKey, remoteKey uint32) string { return f.p.Explain(localKey, remoteKey) }
+func (f farPeer) Explain(localKey, remoteKey uint32) string {
+	return f.p.Explain(localKey, remoteKey)
+}
 
 // Close implements driver.Peer.
 func (f farPeer) Close() error { return f.p.Close() }
@@ -114,25 +116,31 @@ func (l *link) open(token []byte) (*remote, error) {
 		_ = l.say(&head{Kind: sayDrop, Slot: a.Slot}, nil)
 		return nil, err
 	}
-	shared := &words{users: sealed.Word(l.users, int(8*a.Slot)), state: sealed.Word(l.states, int(8*a.Slot))}
-	return &remote{m: m, grant: &grant{far: shared}, far: &farMemory{l: l, token: slices.Clone(token), slot: a.Slot, on: on}}, nil
+	shared := &words{users: sealed.Word(l.users, int(8*a.Slot)), state: sealed.Word(l.states,
+		int(8*a.Slot))}
+	return &remote{m: m, grant: &grant{far: shared},
+		far: &farMemory{l: l, token: slices.Clone(token), slot: a.Slot, on: on}}, nil
 }
 
 // reach checks an answer and maps the memory, or finds it mapped.
 func (l *link) reach(a *answer) (*memory, *mapped, error) {
-	if a.Slot >= slotsMax || a.Size == 0 || a.Off > a.Mapped || a.Size > a.Mapped-a.Off || a.fd < 0 {
-		return nil, nil, fmt.Errorf("%d bytes at %d of %d in slot %d: %w", a.Size, a.Off, a.Mapped, a.Slot, driver.ErrCorrupt)
+	if a.Slot >= slotsMax || a.Size == 0 || a.Off > a.Mapped || a.Size > a.Mapped-a.Off ||
+		a.fd < 0 {
+		return nil, nil, fmt.Errorf("%d bytes at %d of %d in slot %d: %w", a.Size, a.Off, a.Mapped,
+			a.Slot, driver.ErrCorrupt)
 	}
 	b := l.p.from
 	d := b.deviceNamed(a.Device)
 	if d == nil {
-		return nil, nil, fmt.Errorf("memory of a device that this process, or Config.Devices, leaves out: %w", driver.ErrNotSupported)
+		return nil, nil, fmt.Errorf("memory of a device that this process, or Config.Devices, "+
+			"leaves out: %w", driver.ErrNotSupported)
 	}
 	on, err := l.attach(a, d)
 	if err != nil {
 		return nil, nil, err
 	}
-	seg := driver.Segment{Kind: driver.HBM, Len: a.Size, Addr: on.block.At + a.Off, Device: d.ordinal, ReadOnly: a.ReadOnly != 0}
+	seg := driver.Segment{Kind: driver.HBM, Len: a.Size, Addr: on.block.At + a.Off,
+		Device: d.ordinal, ReadOnly: a.ReadOnly != 0}
 	return &memory{b: b, seg: seg, base: seg.Addr, dev: d}, on, nil
 }
 
@@ -159,14 +167,15 @@ func (l *link) attach(a *answer, d *device) (*mapped, error) {
 		l.maps[a.Block] = on
 	}
 	if on.block.Len != a.Mapped {
-		return nil, fmt.Errorf("a block of %d bytes that had %d: %w", a.Mapped, on.block.Len, driver.ErrCorrupt)
+		return nil, fmt.Errorf("a block of %d bytes that had %d: %w", a.Mapped, on.block.Len,
+			driver.ErrCorrupt)
 	}
 	on.users++
 	return on, nil
 }
 
-// refused says why no batch begins with an import. Where other memory has come, that is mapped now, and
-// the batch may begin then.
+// refused says why no batch begins with an import. Where other memory has come, that is mapped now,
+// and the batch may begin then.
 func (p *peer) refused(key uint32, r *remote) error {
 	if r.far == nil || r.grant.ended.Load() || r.grant.far.state.Load() < passMoves {
 		return driver.ErrRevoked
@@ -227,8 +236,8 @@ func (r *remote) forget() {
 	r.far.letGo(r.grant)
 }
 
-// letGo gives the import back if it was forgotten and no batch is in. Unmapping may wait for the device, so that
-// the goroutine that ends a batch does not do it.
+// letGo gives the import back if it was forgotten and no batch is in. Unmapping may wait for the
+// device, so that the goroutine that ends a batch does not do it.
 func (f *farMemory) letGo(g *grant) {
 	if f == nil || !g.ended.Load() || !g.quiet() {
 		return

@@ -21,7 +21,8 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
-// newFarRig connects a backend to itself as to one of another process: over the socket, by mappings.
+// newFarRig connects a backend to itself as to one of another process: over the socket, by
+// mappings.
 func newFarRig(t *testing.T, cfg Config) (r *rig, far farPeer) {
 	t.Helper()
 	cfg.Peers = true
@@ -89,11 +90,13 @@ func TestFarRefusals(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for what, b := range map[string][]byte{"another secret": wrong, "none": nil, "a cut token": token[:len(token)-1]} {
+	for what, b := range map[string][]byte{"another secret": wrong, "none": nil,
+		"a cut token": token[:len(token)-1]} {
 		_, _, err := far.Import(b)
 		sameError(t, what, err, driver.ErrBadToken)
 	}
-	for what, alloc := range map[string]drivertest.Allocator{"AllocDevice": hbm, "host memory": drivertest.HostMemory} {
+	for what, alloc := range map[string]drivertest.Allocator{"AllocDevice": hbm,
+		"host memory": drivertest.HostMemory} {
 		space, err := alloc(1 << 20)
 		if err != nil {
 			t.Fatal(err)
@@ -105,7 +108,8 @@ func TestFarRefusals(t *testing.T) {
 		}
 		_, _, err = far.Import(token)
 		if !errors.Is(err, driver.ErrNotSupported) || !strings.Contains(err.Error(), what) {
-			t.Errorf("import of what no other process reaches: %v, want %q and %v", err, what, driver.ErrNotSupported)
+			t.Errorf("import of what no other process reaches: %v, want %q and %v", err, what,
+				driver.ErrNotSupported)
 		}
 		if err := errors.Join(m.Close(), space.Free()); err != nil {
 			t.Error(err)
@@ -118,8 +122,9 @@ func TestFarRefusals(t *testing.T) {
 	sameError(t, "import after Close", err, driver.ErrClosed)
 }
 
-// TestSilentProcess has a process announce a batch and say no more: a fence takes the memory away, what the
-// process writes is lost, and a process that is well goes on in the other part of the block.
+// TestSilentProcess has a process announce a batch and say no more: a fence takes the memory away,
+// what the process writes is lost, and a process that is well goes on in the other part of the
+// block.
 func TestSilentProcess(t *testing.T) {
 	cfg := testConfig()
 	cfg.FenceGrace = 20 * time.Millisecond
@@ -132,7 +137,9 @@ func TestSilentProcess(t *testing.T) {
 	}
 	part := r.register(seg)
 	well := r.dialFar()
-	beside := &place{space: &drivertest.Space{Segment: seg, Bytes: deviceBytes{d.space.Bytes.(deviceBytes).d, seg.Addr, seg.Len}}, m: part, key: r.farKey(well, part)}
+	beside := &place{space: &drivertest.Space{Segment: seg,
+		Bytes: deviceBytes{d.space.Bytes.(deviceBytes).d, seg.Addr, seg.Len}}, m: part,
+		key: r.farKey(well, part)}
 	stuck := silent.p.remote(d.key)
 	if !stuck.enter() {
 		t.Fatal("an import that was not ended is not good")
@@ -159,7 +166,8 @@ func TestSilentProcess(t *testing.T) {
 	stuck.leave()
 }
 
-// TestMemoryThatStays has the driver refuse to replace memory: then there is no proof, and the next fence tries again.
+// TestMemoryThatStays has the driver refuse to replace memory: then there is no proof, and the next
+// fence tries again.
 func TestMemoryThatStays(t *testing.T) {
 	onStandIn(t)
 	cfg := testConfig()
@@ -175,8 +183,10 @@ func TestMemoryThatStays(t *testing.T) {
 	libcuda.Set(t, fakecuda.RefuseResult, 2)
 	libcuda.Put(fakecuda.RefuseAfter, 1)
 	var said *gpu.Error
-	if err := r.b.Fence(context.Background(), d.m.key); !errors.As(err, &said) || block.id != before {
-		t.Errorf("fence with a driver that refuses: %v, memory %d, want the driver's word and %d", err, block.id, before)
+	if err := r.b.Fence(context.Background(), d.m.key); !errors.As(err, &said) ||
+		block.id != before {
+		t.Errorf("fence with a driver that refuses: %v, memory %d, want the driver's word and %d",
+			err, block.id, before)
 	}
 	r.same("the content after a failure", r.content(d), want)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Microsecond)
@@ -249,7 +259,9 @@ func TestNonsense(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _, _, _, _ = unix.Close(page), unix.Close(small), unix.Munmap(mem), unix.Munmap(less) }()
+	defer func() {
+		_, _, _, _ = unix.Close(page), unix.Close(small), unix.Munmap(mem), unix.Munmap(less)
+	}()
 	soft, err := unix.MemfdCreate("test", unix.MFD_ALLOW_SEALING|unix.MFD_CLOEXEC)
 	if err != nil {
 		t.Fatal(err)
@@ -260,24 +272,39 @@ func TestNonsense(t *testing.T) {
 	}
 	hello := head{Kind: sayHello}
 	for what, send := range map[string]func(*wire) error{
-		"nothing":             func(*wire) error { return nil },
-		"one byte":            func(w *wire) error { _, err := w.conn.Write([]byte{1}); return err },
-		"much":                func(w *wire) error { _, err := w.conn.Write(make([]byte, 2*packetMax)); return err },
-		"no page":             func(w *wire) error { return w.send(&hello, nil, limit) },
-		"two pages":           func(w *wire) error { return w.send(&hello, nil, limit, page, page) },
+		"nothing": func(*wire) error { return nil },
+		"one byte": func(w *wire) error {
+			_, err := w.conn.Write([]byte{1})
+			return err
+		},
+		"much": func(w *wire) error {
+			_, err := w.conn.Write(make([]byte, 2*packetMax))
+			return err
+		},
+		"no page": func(w *wire) error { return w.send(&hello, nil, limit) },
+		"two pages": func(w *wire) error {
+			return w.send(&hello, nil, limit, page, page)
+		},
 		"a short page":        func(w *wire) error { return w.send(&hello, nil, limit, small) },
 		"a page that shrinks": func(w *wire) error { return w.send(&hello, nil, limit, soft) },
-		"another packet":      func(w *wire) error { return w.send(&head{Kind: sayAsk}, nil, limit, page) },
-		"nonsense later":      func(w *wire) error { return w.afterHello(&head{Kind: 99}, page) },
-		"a slot it never had": func(w *wire) error { return w.afterHello(&head{Kind: sayDrop, Slot: 5}, page) },
-		"a slot of none":      func(w *wire) error { return w.afterHello(&head{Kind: sayDrop, Slot: 1 << 31}, page) },
+		"another packet": func(w *wire) error {
+			return w.send(&head{Kind: sayAsk}, nil, limit, page)
+		},
+		"nonsense later": func(w *wire) error { return w.afterHello(&head{Kind: 99}, page) },
+		"a slot it never had": func(w *wire) error {
+			return w.afterHello(&head{Kind: sayDrop, Slot: 5}, page)
+		},
+		"a slot of none": func(w *wire) error {
+			return w.afterHello(&head{Kind: sayDrop, Slot: 1 << 31}, page)
+		},
 	} {
 		w := r.silent()
 		if err := send(w); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
 		_ = w.conn.SetReadDeadline(time.Now().Add(limit))
-		if _, _, fd, err := w.receive(); !errors.Is(err, unix.ECONNRESET) && (err == nil || errors.Is(err, driver.ErrTimeout)) {
+		if _, _, fd, err := w.receive(); !errors.Is(err, unix.ECONNRESET) &&
+			(err == nil || errors.Is(err, driver.ErrTimeout)) {
 			t.Errorf("%s: a packet (descriptor %d), %v, want to be hung up on", what, fd, err)
 		}
 	}

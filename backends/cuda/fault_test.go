@@ -24,7 +24,8 @@ func TestRefusedInMidBatch(t *testing.T) {
 	l, d := r.memory(drivertest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
 	var descs []driver.Desc
 	for i := range uint64(10) {
-		descs = append(descs, driver.Desc{Local: i * 8192, Remote: i * 8192, Len: 4096, LocalKey: l.m.key, RemoteKey: d.key})
+		descs = append(descs, driver.Desc{Local: i * 8192, Remote: i * 8192, Len: 4096,
+			LocalKey: l.m.key, RemoteKey: d.key})
 	}
 	want := r.content(d)
 	for _, i := range []int{0, 1, 2, 3, 4, 5} {
@@ -50,7 +51,8 @@ func TestRefusedInMidBatch(t *testing.T) {
 // refusedLaunch has the driver refuse a kernel: its place must come free.
 func (r *rig) refusedLaunch(l, d *place) {
 	r.t.Helper()
-	p := driver.Pattern{Count: 64, Run: 656, Local: driver.Side{Stride: 656}, Remote: driver.Side{Stride: 656}, LocalKey: l.m.key, RemoteKey: d.key}
+	p := driver.Pattern{Count: 64, Run: 656, Local: driver.Side{Stride: 656},
+		Remote: driver.Side{Stride: 656}, LocalKey: l.m.key, RemoteKey: d.key}
 	for i := range uint64(2 * placesCount) {
 		libcuda.Put(fakecuda.RefuseAfter, 2)
 		if err := r.p.Submit(100+i, &driver.Batch{Op: driver.Write, Pattern: &p}); err != nil {
@@ -92,7 +94,8 @@ func TestFault(t *testing.T) {
 	libcuda.Put(fakecuda.FaultAfter, 30)
 	outcomes, tags := map[uint64]error{}, 0
 	for tag := uint64(1); tag <= 100; tag++ {
-		if err := r.p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: 64, LocalKey: l.m.key, RemoteKey: d.key}}}); err == nil {
+		if err := r.p.Submit(tag, &driver.Batch{Op: driver.Write,
+			Descs: []driver.Desc{{Len: 64, LocalKey: l.m.key, RemoteKey: d.key}}}); err == nil {
 			tags++
 		}
 	}
@@ -135,7 +138,8 @@ func TestFault(t *testing.T) {
 	}
 }
 
-// TestTwoDevices moves between the memories of two devices, also where the peer has opened one only.
+// TestTwoDevices moves between the memories of two devices, also where the peer has opened one
+// only.
 func TestTwoDevices(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
@@ -145,7 +149,8 @@ func TestTwoDevices(t *testing.T) {
 	for _, step := range []struct {
 		op      driver.Op
 		from, d *place
-	}{{driver.Write, l, one}, {driver.Write, one, two}, {driver.Read, l, two}, {driver.Read, one, two}} {
+	}{{driver.Write, l, one}, {driver.Write, one, two}, {driver.Read, l, two},
+		{driver.Read, one, two}} {
 		r.fill(step.from)
 		want := r.content(step.from)
 		if step.op == driver.Read {
@@ -155,7 +160,9 @@ func TestTwoDevices(t *testing.T) {
 		r.same("the local side", r.content(step.from), want)
 		r.same("the remote side", r.content(step.d), want)
 	}
-	p := driver.Pattern{Count: 100, Run: 656, Local: driver.Side{Stride: 656}, Remote: driver.Side{Stride: 656, List: shuffled(100, 4)}, LocalKey: one.m.key, RemoteKey: two.key}
+	p := driver.Pattern{Count: 100, Run: 656, Local: driver.Side{Stride: 656},
+		Remote: driver.Side{Stride: 656, List: shuffled(100, 4)}, LocalKey: one.m.key,
+		RemoteKey: two.key}
 	r.pages(driver.Write, &p, one, two)
 	r.mixed(l, one, two)
 	cfg := testConfig()
@@ -176,7 +183,8 @@ func (r *rig) mixed(l, one, two *place) {
 	var descs []driver.Desc
 	for i := range uint64(8) {
 		for _, d := range []*place{one, two} {
-			descs = append(descs, driver.Desc{Local: i * 4096, Remote: i * 8192, Len: 4096, LocalKey: l.m.key, RemoteKey: d.key})
+			descs = append(descs, driver.Desc{Local: i * 4096, Remote: i * 8192, Len: 4096,
+				LocalKey: l.m.key, RemoteKey: d.key})
 		}
 	}
 	want := r.content(one)
@@ -232,7 +240,8 @@ func TestEngine(t *testing.T) {
 }
 
 // transfer runs one transfer of the engine to its end.
-func (r *rig) transfer(eng *engine.Engine, op engine.Op, local *engine.Region, remote string, n uint64) {
+func (r *rig) transfer(eng *engine.Engine, op engine.Op, local *engine.Region, remote string,
+	n uint64) {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()

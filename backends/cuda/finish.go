@@ -52,7 +52,8 @@ func (b *Backend) help() {
 	b.reap()
 }
 
-// attend takes ends off the ring where the program may not poll: the notifications behind them wait.
+// attend takes ends off the ring where the program may not poll: the notifications behind them
+// wait.
 func (b *Backend) attend() {
 	defer close(b.attended)
 	for b.heed.Wait() == nil && !b.closing.Load() {

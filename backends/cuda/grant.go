@@ -16,8 +16,8 @@ type grant struct {
 	far   *words // of memory of another process; nil: it is this one's
 }
 
-// words are what two processes share about an import: the one that uses the memory counts batches, the owner says
-// what has become of it.
+// words are what two processes share about an import: the one that uses the memory counts batches,
+// the owner says what has become of it.
 type words struct {
 	users, state *atomic.Uint64
 }
@@ -57,7 +57,8 @@ func (g *grant) leave() {
 	g.users.Add(-1)
 }
 
-// overtaken reports whether the bytes of a batch that is in may be lost, since another process has taken the memory away.
+// overtaken reports whether the bytes of a batch that is in may be lost, since another process has
+// taken the memory away.
 func (g *grant) overtaken() bool {
 	if g.far == nil {
 		return false

@@ -139,8 +139,8 @@ func (j *job) names(m *memory) bool {
 	return false
 }
 
-// overtaken reports whether another process has ended an import that the batch used: what was written then
-// may be in memory that nothing uses.
+// overtaken reports whether another process has ended an import that the batch used: what was
+// written then may be in memory that nothing uses.
 func (j *job) overtaken() bool {
 	for i := range j.views {
 		if j.views[i].remote.grant.overtaken() {
@@ -179,7 +179,8 @@ func (j *job) look(op driver.Op, localKey, remoteKey uint32) error {
 	case op == driver.Write && r.m.seg.ReadOnly:
 		return driver.ErrReadOnly
 	case local.dev == nil && r.m.dev == nil:
-		return fmt.Errorf("from dram to dram: another backend does that: %w", driver.ErrNotSupported)
+		return fmt.Errorf("from dram to dram: another backend does that: %w",
+			driver.ErrNotSupported)
 	case !local.own.enter():
 		return fmt.Errorf("local key %d: %w", localKey, driver.ErrBounds)
 	case !r.enter():

@@ -14,9 +14,9 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
-// TestLayer is what a program does for a layer of a KV cache: it goes to host memory when the kernels behind an
-// event have written it, and a stream of the program overwrites it when it has gone. The
-// program waits for nothing until the end.
+// TestLayer is what a program does for a layer of a KV cache: it goes to host memory when the
+// kernels behind an event have written it, and a stream of the program overwrites it when it has
+// gone. The program waits for nothing until the end.
 func TestLayer(t *testing.T) {
 	r := newRig(t, testConfig())
 	const n = 1 << 20
@@ -67,7 +67,8 @@ func TestLayer(t *testing.T) {
 }
 
 // layer makes a transfer from a part of device memory to host memory.
-func (r *rig) layer(e *engine.Engine, seg driver.Segment, pool *engine.Memory, off, n uint64) (post, wait func()) {
+func (r *rig) layer(e *engine.Engine, seg driver.Segment, pool *engine.Memory, off, n uint64) (post,
+	wait func()) {
 	r.t.Helper()
 	must := func(err error) {
 		r.t.Helper()

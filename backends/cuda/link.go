@@ -57,7 +57,8 @@ type mapped struct {
 // connectFar dials another process.
 func (b *Backend) connectFar(ctx context.Context, addr []byte) (driver.Peer, error) {
 	if !b.cfg.Peers {
-		return nil, fmt.Errorf("connect with cuda: no such backend in this process, and without Config.Peers it reaches no further: %w", driver.ErrPeerLost)
+		return nil, fmt.Errorf("connect with cuda: no such backend in this process, and without "+
+			"Config.Peers it reaches no further: %w", driver.ErrPeerLost)
 	}
 	at, err := socketOf(addr)
 	if err != nil {
@@ -73,7 +74,8 @@ func (b *Backend) connectFar(ctx context.Context, addr []byte) (driver.Peer, err
 		return nil, fmt.Errorf("connect with cuda: %w", because(ctx, err))
 	}
 	p := &peer{from: b, lost: make(chan struct{})}
-	p.far = &link{p: p, wire: wire{conn: conn.(*net.UnixConn)}, closing: make(chan struct{}), asks: map[uint32]chan answer{}, maps: map[uint64]*mapped{}}
+	p.far = &link{p: p, wire: wire{conn: conn.(*net.UnixConn)}, closing: make(chan struct{}),
+		asks: map[uint32]chan answer{}, maps: map[uint64]*mapped{}}
 	if err := p.far.greet(ctx); err != nil {
 		_ = conn.Close()
 		p.far.owner.Release()
@@ -110,7 +112,8 @@ func (l *link) greet(ctx context.Context) error {
 	}
 	defer closeDescriptor(fd)
 	l.users = page
-	if err := l.wire.send(&head{Kind: sayHello}, []byte(l.p.from.addr), l.p.from.cfg.DialTimeout, fd); err != nil {
+	if err := l.wire.send(&head{Kind: sayHello}, []byte(l.p.from.addr), l.p.from.cfg.DialTimeout,
+		fd); err != nil {
 		return err
 	}
 	h, tail, theirs, err := l.wire.receive()
@@ -146,7 +149,9 @@ func (l *link) listen() {
 			l.deliver(answer{h, fd, h.outcome(tail)})
 		case sayEnded:
 			closeDescriptor(fd)
-			l.p.from.cancel(func(j *job) bool { return j.p == l.p && j.overtaken() }, &driver.ErrRevoked)
+			l.p.from.cancel(func(j *job) bool {
+				return j.p == l.p && j.overtaken()
+			}, &driver.ErrRevoked)
 		default:
 			closeDescriptor(fd)
 			return
@@ -210,7 +215,8 @@ func (l *link) ask(token []byte) (answer, error) {
 	case <-l.closing:
 		return answer{}, l.forget(id, reply, driver.ErrClosed)
 	case <-late.C:
-		return answer{}, l.forget(id, reply, fmt.Errorf("the other process does not answer: %w", driver.ErrTimeout))
+		return answer{}, l.forget(id, reply, fmt.Errorf("the other process does not answer: %w",
+			driver.ErrTimeout))
 	}
 }
 
@@ -246,7 +252,8 @@ func (l *link) end() {
 		l.owner.Release()
 		l.reader.Wait()
 		for _, m := range l.maps {
-			_ = m.block.Close() // the memory is another's; what ails the device its batches have told
+			// the memory is another's; what ails the device its batches have told
+			_ = m.block.Close()
 		}
 		l.unmapPages()
 	})

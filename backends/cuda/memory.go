@@ -73,7 +73,8 @@ func (m *memory) find() (err error) {
 	}
 	m.base, m.dev = m.seg.Addr, m.b.device(m.seg.Device)
 	if m.dev == nil {
-		return fmt.Errorf("register memory of device %d, which Config.Devices leaves out: %w", m.seg.Device, driver.ErrNotSupported)
+		return fmt.Errorf("register memory of device %d, which Config.Devices leaves out: %w",
+			m.seg.Device, driver.ErrNotSupported)
 	}
 	if err := m.dev.holds(m.base, m.seg.Len); err != nil {
 		return err
@@ -101,11 +102,14 @@ func (d *device) holds(at, n uint64) error {
 	whose, until, err := d.mover.Whose(at, n)
 	switch {
 	case err != nil && until > at:
-		return fmt.Errorf("register %d bytes of device memory at %#x: only %d of them are allocated: %w", n, at, until-at, driver.ErrBounds)
+		return fmt.Errorf("register %d bytes of device memory at %#x: only %d of them are "+
+			"allocated: %w", n, at, until-at, driver.ErrBounds)
 	case err != nil:
-		return fmt.Errorf("register %d bytes at %#x, which is not device memory, or was freed: %w (%w)", n, at, driver.ErrBounds, err)
+		return fmt.Errorf("register %d bytes at %#x, which is not device memory, or was "+
+			"freed: %w (%w)", n, at, driver.ErrBounds, err)
 	case whose != d.ordinal:
-		return fmt.Errorf("register %d bytes at %#x, which are of device %d and not of %d: %w", n, at, whose, d.ordinal, driver.ErrBounds)
+		return fmt.Errorf("register %d bytes at %#x, which are of device %d and not of %d: %w", n,
+			at, whose, d.ordinal, driver.ErrBounds)
 	}
 	return nil
 }
@@ -128,7 +132,8 @@ func (m *memory) admit(t *keys.Token) (*grant, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
-	case m.closed, subtle.ConstantTimeCompare(m.seg.Secret[:], t.Secret[:]) == 0, m.seg.Len != t.Size, t.Epoch > m.now.epoch:
+	case m.closed, subtle.ConstantTimeCompare(m.seg.Secret[:], t.Secret[:]) == 0,
+		m.seg.Len != t.Size, t.Epoch > m.now.epoch:
 		return nil, driver.ErrBadToken
 	case t.Epoch < m.now.epoch:
 		return nil, driver.ErrRevoked

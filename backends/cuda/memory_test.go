@@ -38,23 +38,37 @@ func TestRegisterRefuses(t *testing.T) {
 		want   error
 		text   string
 	}{
-		"past the end":       {func(s *driver.Segment) { s.Len += 4096 }, driver.ErrBounds, "only 1048576 of them"},
-		"another device's":   {func(s *driver.Segment) { s.Device = 1 }, driver.ErrBounds, "of device 0"},
-		"a device not there": {func(s *driver.Segment) { s.Device = 9 }, driver.ErrNotSupported, "device 9"},
-		"host memory":        {func(s *driver.Segment) { s.Addr, s.Len = addressOf(host.Segment.Mem), 4096 }, driver.ErrBounds, "not device memory"},
-		"no address":         {func(s *driver.Segment) { s.Addr = 0 }, driver.ErrBounds, "no device address"},
-		"a file":             {func(s *driver.Segment) { *s = driver.Segment{Kind: driver.File, Len: 1} }, driver.ErrNotSupported, "file"},
+		"past the end": {func(s *driver.Segment) {
+			s.Len += 4096
+		}, driver.ErrBounds, "only 1048576 of them"},
+		"another device's": {func(s *driver.Segment) {
+			s.Device = 1
+		}, driver.ErrBounds, "of device 0"},
+		"a device not there": {func(s *driver.Segment) {
+			s.Device = 9
+		}, driver.ErrNotSupported, "device 9"},
+		"host memory": {func(s *driver.Segment) {
+			s.Addr, s.Len = addressOf(host.Segment.Mem), 4096
+		}, driver.ErrBounds, "not device memory"},
+		"no address": {func(s *driver.Segment) {
+			s.Addr = 0
+		}, driver.ErrBounds, "no device address"},
+		"a file": {func(s *driver.Segment) {
+			*s = driver.Segment{Kind: driver.File, Len: 1}
+		}, driver.ErrNotSupported, "file"},
 	} {
 		seg := good
 		c.change(&seg)
-		if _, err := r.b.Register(seg); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
+		if _, err := r.b.Register(seg); !errors.Is(err, c.want) ||
+			!strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: %v, want %v and %q", name, err, c.want, c.text)
 		}
 	}
 	if err := s.Free(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.b.Register(good); !errors.Is(err, driver.ErrBounds) || !strings.Contains(err.Error(), "freed") {
+	if _, err := r.b.Register(good); !errors.Is(err, driver.ErrBounds) ||
+		!strings.Contains(err.Error(), "freed") {
 		t.Errorf("memory that was freed: %v", err)
 	}
 }
@@ -74,10 +88,12 @@ func TestFreedUnderARegistration(t *testing.T) {
 		err := r.end(r.submit(op, l, gone, driver.Desc{Len: 4096}))
 		var piece *driver.PieceError
 		var said *gpu.Error
-		if !errors.As(err, &piece) || piece.Piece != 0 || !errors.As(err, &said) || said.Result != 1 {
+		if !errors.As(err, &piece) || piece.Piece != 0 || !errors.As(err, &said) ||
+			said.Result != 1 {
 			t.Errorf("%v of freed memory: %v, want piece 0 and the driver's result 1", op, err)
 		}
-		pages := driver.Pattern{Count: 4, Run: 656, Local: driver.Side{Stride: 656}, Remote: driver.Side{Stride: 656}, LocalKey: l.m.key, RemoteKey: gone.key}
+		pages := driver.Pattern{Count: 4, Run: 656, Local: driver.Side{Stride: 656},
+			Remote: driver.Side{Stride: 656}, LocalKey: l.m.key, RemoteKey: gone.key}
 		if err := r.p.Submit(99, &driver.Batch{Op: op, Pattern: &pages}); !errors.As(err, &said) {
 			t.Errorf("pages of freed memory: %v, want the driver's result", err)
 		}
@@ -119,7 +135,8 @@ func TestPins(t *testing.T) {
 	}
 }
 
-// TestNotPinned moves memory that the driver does not pin, or that overlaps what it has pinned, and says so.
+// TestNotPinned moves memory that the driver does not pin, or that overlaps what it has pinned, and
+// says so.
 func TestNotPinned(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
@@ -147,7 +164,8 @@ func TestNotPinned(t *testing.T) {
 	} {
 		libcuda.Set(t, fakecuda.PinResult, c.pin)
 		l := r.memory(c.alloc, 4<<20)
-		if text := r.p.Explain(l.m.key, d.key); !strings.Contains(text, "not pinned") || !strings.Contains(text, c.why) {
+		if text := r.p.Explain(l.m.key, d.key); !strings.Contains(text, "not pinned") ||
+			!strings.Contains(text, c.why) {
 			t.Errorf("%s: Explain says %q", name, text)
 		}
 		r.move(driver.Write, l, d, driver.Desc{Len: 4 << 20})
@@ -155,7 +173,8 @@ func TestNotPinned(t *testing.T) {
 		r.fill(d)
 		r.move(driver.Read, l, d, driver.Desc{Len: 4 << 20})
 		r.same(name+", read", r.content(l), r.content(d))
-		pages := driver.Pattern{Count: 64, Run: 656, Local: driver.Side{Stride: 1024}, Remote: driver.Side{Stride: 656}, LocalKey: l.m.key, RemoteKey: d.key}
+		pages := driver.Pattern{Count: 64, Run: 656, Local: driver.Side{Stride: 1024},
+			Remote: driver.Side{Stride: 656}, LocalKey: l.m.key, RemoteKey: d.key}
 		r.pages(driver.Write, &pages, l, d)
 	}
 }
@@ -177,7 +196,8 @@ func TestPinnedByTheProgram(t *testing.T) {
 	}
 	d := r.memory(hbm, 1<<20)
 	l := &place{space: s, m: r.register(s.Segment)}
-	if text := r.p.Explain(l.m.key, d.key); !strings.Contains(text, "memory pinned") || pins.bytes() != 0 {
+	if text := r.p.Explain(l.m.key, d.key); !strings.Contains(text, "memory pinned") ||
+		pins.bytes() != 0 {
 		t.Errorf("Explain says %q, and %d bytes are ours", text, pins.bytes())
 	}
 	r.move(driver.Read, l, d, driver.Desc{Len: 1 << 20})
@@ -231,7 +251,8 @@ func (r *rig) exported(seg driver.Segment, want []byte) {
 		r.t.Fatal("no dma-buf")
 	}
 	got := make([]byte, len(want))
-	if n, err := unix.Pread(seg.DMABuf.FD, got, int64(seg.DMABuf.Offset)); n != len(want) || err != nil {
+	if n, err := unix.Pread(seg.DMABuf.FD, got, int64(seg.DMABuf.Offset)); n != len(want) ||
+		err != nil {
 		r.t.Fatalf("read the dma-buf: %d, %v", n, err)
 	}
 	r.same("the dma-buf", got, want)
@@ -251,8 +272,8 @@ func TestAllocDeviceRefuses(t *testing.T) {
 	}
 }
 
-// TestOldDriverMoves has a driver without virtual memory management, dma-bufs and batches of copies:
-// all goes on, with what it has.
+// TestOldDriverMoves has a driver without virtual memory management, dma-bufs and batches of
+// copies: all goes on, with what it has.
 func TestOldDriverMoves(t *testing.T) {
 	if !alone(t, "-DSTANDIN_OLD") {
 		return
@@ -268,7 +289,8 @@ func TestOldDriverMoves(t *testing.T) {
 	}
 	r.manyDescs()
 	if libcuda.Get(fakecuda.Batches) != 0 || libcuda.Get(fakecuda.Copies) == 0 {
-		t.Errorf("%d batches and %d copies", libcuda.Get(fakecuda.Batches), libcuda.Get(fakecuda.Copies))
+		t.Errorf("%d batches and %d copies", libcuda.Get(fakecuda.Batches),
+			libcuda.Get(fakecuda.Copies))
 	}
 	if err := owner.Close(); err != nil {
 		t.Error(err)
@@ -292,7 +314,8 @@ func (r *rig) manyDescs() {
 	for _, op := range []driver.Op{driver.Write, driver.Read} {
 		from, to := r.content(l), r.content(d)
 		for i := range descs {
-			descs[i] = driver.Desc{Local: uint64(descsMax-1-i) * 2 * n, Remote: uint64(i) * n, Len: n, LocalKey: l.m.key, RemoteKey: d.key}
+			descs[i] = driver.Desc{Local: uint64(descsMax-1-i) * 2 * n, Remote: uint64(i) * n,
+				Len: n, LocalKey: l.m.key, RemoteKey: d.key}
 			one, other := from[descs[i].Local:][:n], to[descs[i].Remote:][:n]
 			if op == driver.Write {
 				copy(other, one)
@@ -313,7 +336,8 @@ func (r *rig) manyDescs() {
 	}
 }
 
-// TestPinnedPagesStay: while the driver knows the pages of shared memory, nobody puts others in their place.
+// TestPinnedPagesStay: while the driver knows the pages of shared memory, nobody puts others in
+// their place.
 func TestPinnedPagesStay(t *testing.T) {
 	r := newRig(t, testConfig())
 	s, err := drivertest.HostMemory(1 << 20)

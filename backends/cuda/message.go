@@ -20,8 +20,8 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Between processes there is a socket, with a message in each packet: a head, and what follows it. Descriptors travel
-// beside. The process that wants memory of the other one dials:
+// Between processes there is a socket, with a message in each packet: a head, and what follows it.
+// Descriptors travel beside. The process that wants memory of the other one dials:
 //
 //	hello    its Addr, and the page in which it counts batches by slot
 //	welcome  the page in which the owner ends slots
@@ -52,15 +52,17 @@ const (
 type head struct {
 	Kind, Version, Outcome, ReadOnly uint8
 	ID, Slot                         uint32
-	Block                            uint64 // which memory of the owner's it is; another one has another number
-	Mapped, Off, Size                uint64 // bytes of the block, and where in it the memory lies
-	Device                           [16]byte
+	// which memory of the owner's it is; another one has another number
+	Block             uint64
+	Mapped, Off, Size uint64 // bytes of the block, and where in it the memory lies
+	Device            [16]byte
 }
 
 var headBytes = binary.Size(head{})
 
 // outcomes are what an owner answers, by number.
-var outcomes = [...]error{nil, driver.ErrBadToken, driver.ErrRevoked, driver.ErrNotSupported, driver.ErrFull, driver.ErrClosed, driver.ErrVersion}
+var outcomes = [...]error{nil, driver.ErrBadToken, driver.ErrRevoked, driver.ErrNotSupported,
+	driver.ErrFull, driver.ErrClosed, driver.ErrVersion}
 
 // outcomeOf finds the number of an error.
 func outcomeOf(err error) uint8 {
@@ -128,7 +130,8 @@ func (w *wire) receive() (h head, tail []byte, fd int, err error) {
 		_, err = binary.Decode(w.buf[:headBytes], binary.LittleEndian, &h)
 	}
 	if err == nil && h.Version != protocol {
-		err = fmt.Errorf("the other process speaks version %d, we %d: use the same release on both sides: %w", h.Version, protocol, driver.ErrVersion)
+		err = fmt.Errorf("the other process speaks version %d, we %d: use the same release on "+
+			"both sides: %w", h.Version, protocol, driver.ErrVersion)
 	}
 	if err != nil {
 		closeDescriptor(fd)
@@ -181,11 +184,16 @@ func socketOf(addr []byte) (*net.UnixAddr, error) {
 	rest, ok := bytes.CutPrefix(addr, []byte(soleMarker))
 	user, name, both := strings.Cut(string(rest), ":")
 	uid, err := strconv.ParseUint(user, 10, 32)
-	if !ok || !both || err != nil || len(name) != len(rand.Text()) || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return nil, fmt.Errorf("%.80q is no backend of this process, and none that another has opened with Config.Peers: %w", addr, driver.ErrPeerLost)
+	if !ok || !both || err != nil || len(name) != len(rand.Text()) ||
+		strings.ContainsFunc(name, func(r rune) bool {
+			return r <= ' ' || r > '~'
+		}) {
+		return nil, fmt.Errorf("%.80q is no backend of this process, and none that another has "+
+			"opened with Config.Peers: %w", addr, driver.ErrPeerLost)
 	}
 	if uid != uint64(os.Getuid()) {
-		return nil, fmt.Errorf("the other process runs as uid %d, we as %d: run both as one user: %w", uid, os.Getuid(), os.ErrPermission)
+		return nil, fmt.Errorf("the other process runs as uid %d, we as %d: run both as "+
+			"one user: %w", uid, os.Getuid(), os.ErrPermission)
 	}
 	return &net.UnixAddr{Name: "@sluice-cuda-" + name, Net: "unixpacket"}, nil
 }

@@ -16,11 +16,13 @@ import (
 func TestConfig(t *testing.T) {
 	for name, c := range map[string]Config{
 		"streams": {Streams: 33}, "negative": {Gated: -1}, "no power of two": {BatchesMax: 1000},
-		"two budgets": {Budget: cuda.Budget{SMs: 1, InFlight: 1}}, "negative budget": {Budget: cuda.Budget{SMs: -1}},
-		"message": {MessageMax: -5}, "keys": {KeysMax: 1 << 30},
+		"two budgets":     {Budget: cuda.Budget{SMs: 1, InFlight: 1}},
+		"negative budget": {Budget: cuda.Budget{SMs: -1}},
+		"message":         {MessageMax: -5}, "keys": {KeysMax: 1 << 30},
 		"peers": {PeersMax: 1 << 20}, "grace": {FenceGrace: -1}, "dial": {DialTimeout: -1},
 	} {
-		if _, err := New(c); !errors.Is(err, driver.ErrBounds) || !strings.Contains(err.Error(), "Config.") {
+		if _, err := New(c); !errors.Is(err, driver.ErrBounds) ||
+			!strings.Contains(err.Error(), "Config.") {
 			t.Errorf("%s: %v, want %v and the field", name, err, driver.ErrBounds)
 		}
 	}

@@ -32,21 +32,22 @@ func (g *gate) meets(device int, from, end uint64) bool {
 
 // StartAfter has each batch that is submitted from now on and that reads or writes a byte of the
 // segment, which is HBM, start only when the device has reached what event, a CUevent, had
-// recorded at the time of the Submit. So a program sets it once for the memory of a layer, records the event
-// behind the kernels of that layer in each step, and posts transfers of the layer at
-// any time after that call. An event that was never recorded holds nothing up. No processor waits.
+// recorded at the time of the Submit. So a program sets it once for the memory of a layer, records
+// the event behind the kernels of that layer in each step, and posts transfers of the layer at any
+// time after that call. An event that was never recorded holds nothing up. No processor waits.
 //
 // It holds for what this backend submits, whichever side of it the segment is on. A segment that
 // was set before gets the new event; event 0 ends it. The event must live until then, and until the
 // batches that wait for it have ended.
 //
 // At most Config.Gated batches of a device may wait at a time; further ones are answered with
-// driver.ErrFull, which the engine repeats. Host memory that could not be pinned cannot wait: such batches
-// are answered with ErrNotSupported. A batch on a stream ends only when its event comes: Abort, a
-// fence and Close wait for it.
+// driver.ErrFull, which the engine repeats. Host memory that could not be pinned cannot wait: such
+// batches are answered with ErrNotSupported. A batch on a stream ends only when its event comes:
+// Abort, a fence and Close wait for it.
 func (b *Backend) StartAfter(seg driver.Segment, event uintptr) error {
 	if seg.Kind != driver.HBM {
-		return fmt.Errorf("gate %v: only device memory can wait for an event: %w", seg.Kind, driver.ErrNotSupported)
+		return fmt.Errorf("gate %v: only device memory can wait for an event: %w", seg.Kind,
+			driver.ErrNotSupported)
 	}
 	if err := seg.Check(); err != nil {
 		return err
@@ -79,7 +80,8 @@ func (j *job) gateOf(v *view, d *driver.Desc) error {
 			continue
 		}
 		if len(j.events) == gpu.WaitsMax {
-			return fmt.Errorf("a batch that waits for more than %d events: split it: %w", gpu.WaitsMax, driver.ErrBounds)
+			return fmt.Errorf("a batch that waits for more than %d events: split it: %w",
+				gpu.WaitsMax, driver.ErrBounds)
 		}
 		j.events = append(j.events, g.list[i].event)
 	}
@@ -93,17 +95,18 @@ func (v *view) meets(g *gate, d *driver.Desc) bool {
 		r.dev != nil && g.meets(r.dev.ordinal, r.base+d.Remote, r.base+d.Remote+d.Len)
 }
 
-// StreamWait has a CUstream of the program wait for all batches under way that were submitted through
-// this backend and whose memories overlap the segment, which is HBM. What is launched on the stream afterwards finds their
-// bytes. It returns how many they are, and does not wait itself. All of such a batch goes on
-// its stream now, so that it can be aborted no more. Batches that failed hold
-// nothing up: their outcome is told by the transfer alone.
+// StreamWait has a CUstream of the program wait for all batches under way that were submitted
+// through this backend and whose memories overlap the segment, which is HBM. What is launched on
+// the stream afterwards finds their bytes. It returns how many they are, and does not wait itself.
+// All of such a batch goes on its stream now, so that it can be aborted no more. Batches that
+// failed hold nothing up: their outcome is told by the transfer alone.
 //
-// driver.ErrNotSupported: one of them moves host memory that could not be pinned, or is gathered by a
-// processor; wait for that transfer first. The others were waited for all the same.
+// driver.ErrNotSupported: one of them moves host memory that could not be pinned, or is gathered by
+// a processor; wait for that transfer first. The others were waited for all the same.
 func (b *Backend) StreamWait(stream uintptr, seg driver.Segment) (n int, err error) {
 	if seg.Kind != driver.HBM {
-		return 0, fmt.Errorf("wait for transfers of %v on a stream: %w", seg.Kind, driver.ErrNotSupported)
+		return 0, fmt.Errorf("wait for transfers of %v on a stream: %w", seg.Kind,
+			driver.ErrNotSupported)
 	}
 	b.open.RLock()
 	defer b.open.RUnlock()

@@ -57,7 +57,8 @@ func TestStartAfter(t *testing.T) {
 	r := newRig(t, testConfig())
 	const layers, n = 3, 64 << 10
 	libcuda.Set(t, fakecuda.DelayMicros, 2000)
-	source, kv, host := r.memory(hbm, layers*n), r.memory(hbm, layers*n), r.memory(drivertest.HostMemory, layers*n)
+	source, kv, host := r.memory(hbm, layers*n), r.memory(hbm, layers*n),
+		r.memory(drivertest.HostMemory, layers*n)
 	scratch := r.memory(hbm, n)
 	var streams [layers]*producer
 	for i := range streams {
@@ -79,7 +80,8 @@ func TestStartAfter(t *testing.T) {
 			}
 			p.must(p.Copy(kv.m.base+i*n, source.m.base+i*n, n))
 			p.must(p.Record(p.event))
-			tags = append(tags, r.submit(driver.Read, host, kv, driver.Desc{Local: i * n, Remote: i * n, Len: n}))
+			tags = append(tags, r.submit(driver.Read, host, kv, driver.Desc{Local: i * n,
+				Remote: i * n, Len: n}))
 		}
 		r.endAll(tags)
 		r.same("what the layers had when their events came", r.content(host), want)
@@ -89,7 +91,8 @@ func TestStartAfter(t *testing.T) {
 		p.must(r.b.StartAfter(seg, 0))
 		p.close()
 	}
-	r.move(driver.Read, host, kv, driver.Desc{Len: layers * n}) // the events are gone, and so are the gates
+	// the events are gone, and so are the gates
+	r.move(driver.Read, host, kv, driver.Desc{Len: layers * n})
 }
 
 // endAll waits for tags in any order.
@@ -127,7 +130,9 @@ func TestGatesHoldNothingElseUp(t *testing.T) {
 	first := r.submit(driver.Read, host, kv, driver.Desc{Remote: 4096, Len: 1024})
 	second := r.submit(driver.Read, host, kv, driver.Desc{Local: 1024, Remote: 8191, Len: 1024})
 	r.tag = 20
-	if err := r.p.Submit(99, &driver.Batch{Op: driver.Read, Descs: []driver.Desc{{Len: 1, Local: 2048, Remote: 5000, LocalKey: host.m.key, RemoteKey: kv.key}}}); !errors.Is(err, driver.ErrFull) {
+	if err := r.p.Submit(99, &driver.Batch{Op: driver.Read,
+		Descs: []driver.Desc{{Len: 1, Local: 2048, Remote: 5000, LocalKey: host.m.key,
+			RemoteKey: kv.key}}}); !errors.Is(err, driver.ErrFull) {
 		t.Errorf("a third batch that waits: %v, want %v", err, driver.ErrFull)
 	}
 	for range 5 {
@@ -160,7 +165,8 @@ func TestStreamWait(t *testing.T) {
 	r := newRig(t, testConfig())
 	libcuda.Set(t, fakecuda.DelayMicros, 1500)
 	const most = 40 << 20
-	kv, copyOf, host := r.memory(hbm, most), r.memory(hbm, most), r.memory(drivertest.HostMemory, most)
+	kv, copyOf, host := r.memory(hbm, most), r.memory(hbm, most), r.memory(drivertest.HostMemory,
+		most)
 	p := newProducer(t)
 	for _, n := range []uint64{4096, 3 << 20, most} {
 		r.fill(host)
@@ -188,11 +194,13 @@ func TestOrderRefuses(t *testing.T) {
 	libcuda.Set(t, fakecuda.PinResult, 2)
 	kv, host := r.memory(hbm, 1<<20), r.memory(drivertest.HostMemory, 1<<20)
 	p := newProducer(t)
-	sameError(t, "an event before host memory", r.b.StartAfter(host.space.Segment, p.event), driver.ErrNotSupported)
+	sameError(t, "an event before host memory", r.b.StartAfter(host.space.Segment, p.event),
+		driver.ErrNotSupported)
 	_, err := r.b.StreamWait(p.Handle(), host.space.Segment)
 	sameError(t, "a wait for host memory", err, driver.ErrNotSupported)
 	p.must(r.b.StartAfter(kv.space.Segment, p.event))
-	err = r.p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: 1, LocalKey: host.m.key, RemoteKey: kv.key}}})
+	err = r.p.Submit(1, &driver.Batch{Op: driver.Write,
+		Descs: []driver.Desc{{Len: 1, LocalKey: host.m.key, RemoteKey: kv.key}}})
 	sameError(t, "memory that is not pinned, behind an event", err, driver.ErrNotSupported)
 	p.must(r.b.StartAfter(kv.space.Segment, 0))
 	libcuda.Set(t, fakecuda.DelayMicros, 50000)
@@ -206,7 +214,8 @@ func TestOrderRefuses(t *testing.T) {
 	if err := r.b.Close(); err != nil {
 		t.Fatal(err)
 	}
-	sameError(t, "StartAfter of a closed backend", r.b.StartAfter(kv.space.Segment, 1), driver.ErrClosed)
+	sameError(t, "StartAfter of a closed backend", r.b.StartAfter(kv.space.Segment, 1),
+		driver.ErrClosed)
 	_, err = r.b.StreamWait(1, kv.space.Segment)
 	sameError(t, "StreamWait of a closed backend", err, driver.ErrClosed)
 }
@@ -227,7 +236,8 @@ func TestManyEvents(t *testing.T) {
 		p.must(r.b.StartAfter(seg, e))
 	}
 	r.move(driver.Write, host, kv, driver.Desc{Len: gpu.WaitsMax * 64})
-	err := r.p.Submit(99, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: 1 << 20, LocalKey: host.m.key, RemoteKey: kv.key}}})
+	err := r.p.Submit(99, &driver.Batch{Op: driver.Write,
+		Descs: []driver.Desc{{Len: 1 << 20, LocalKey: host.m.key, RemoteKey: kv.key}}})
 	sameError(t, "too many events", err, driver.ErrBounds)
 	for i, e := range events {
 		seg, _ := kv.space.Segment.Slice(uint64(i)*64, 64, [16]byte{})
@@ -246,9 +256,14 @@ func TestCancelDropsTheRest(t *testing.T) {
 		end  func(r *rig, d *place) error
 		want error
 	}{
-		"cancel": {func(r *rig, _ *place) error { r.p.Cancel(r.tag); return nil }, driver.ErrAborted},
-		"fence":  {func(r *rig, d *place) error { return r.b.Fence(context.Background(), d.m.key) }, driver.ErrRevoked},
-		"close":  {func(r *rig, _ *place) error { return r.p.Close() }, driver.ErrClosed},
+		"cancel": {func(r *rig, _ *place) error {
+			r.p.Cancel(r.tag)
+			return nil
+		}, driver.ErrAborted},
+		"fence": {func(r *rig, d *place) error {
+			return r.b.Fence(context.Background(), d.m.key)
+		}, driver.ErrRevoked},
+		"close": {func(r *rig, _ *place) error { return r.p.Close() }, driver.ErrClosed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, testConfig())
@@ -319,7 +334,8 @@ func TestFenceThatIsTooLate(t *testing.T) {
 	tag := r.submit(driver.Write, l, d, driver.Desc{Len: 13})
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
-	sameError(t, "a fence against a device that is held up", r.b.Fence(ctx, d.m.key), driver.ErrTimeout)
+	sameError(t, "a fence against a device that is held up", r.b.Fence(ctx, d.m.key),
+		driver.ErrTimeout)
 	r.release()
 	if err := r.b.Fence(context.Background(), d.m.key); err != nil {
 		t.Error(err)
@@ -339,7 +355,8 @@ func TestSubmitDoesNotWait(t *testing.T) {
 	l, d := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
 	returned := make(chan error, 1)
 	go func() {
-		returned <- r.p.Submit(1, &driver.Batch{Op: driver.Read, Descs: []driver.Desc{{Len: 13, LocalKey: l.m.key, RemoteKey: d.key}}})
+		returned <- r.p.Submit(1, &driver.Batch{Op: driver.Read,
+			Descs: []driver.Desc{{Len: 13, LocalKey: l.m.key, RemoteKey: d.key}}})
 	}()
 	select {
 	case err := <-returned:

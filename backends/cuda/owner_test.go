@@ -26,8 +26,8 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/freeze"
 )
 
-// ownerVariable makes the test binary an owner of memory, which prints its address and a token and stays until its
-// input ends; knockVariable one that knocks at an address.
+// ownerVariable makes the test binary an owner of memory, which prints its address and a token and
+// stays until its input ends; knockVariable one that knocks at an address.
 const ownerVariable, knockVariable = "SLUICE_CUDA_TEST_OWNER", "SLUICE_CUDA_TEST_KNOCK"
 
 func dialUnix(at *net.UnixAddr) (*net.UnixConn, error) { return net.DialUnix(at.Net, nil, at) }
@@ -85,7 +85,8 @@ func knock(address string) error {
 func startOwner(t *testing.T) *owner {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), ownerVariable+"=1", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	cmd.Env = append(os.Environ(), ownerVariable+"=1", "GORACE="+os.Getenv("GORACE")+
+		" atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
 	theirs, in, err := os.Pipe()
 	if err != nil {
@@ -173,7 +174,8 @@ func TestOwnerOfAnotherProcess(t *testing.T) {
 		t.Fatal("the death of an idle process is not noticed")
 	}
 	d := driver.Desc{Len: 8, LocalKey: l.m.key, RemoteKey: key}
-	sameError(t, "submit to a dead process", two.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{d}}), driver.ErrPeerLost)
+	sameError(t, "submit to a dead process",
+		two.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{d}}), driver.ErrPeerLost)
 	_, _, err = two.Import(token)
 	sameError(t, "import from a dead process", err, driver.ErrPeerLost)
 	if _, err = connect(); err == nil {
@@ -184,7 +186,8 @@ func TestOwnerOfAnotherProcess(t *testing.T) {
 	}
 }
 
-// TestOtherUsers has a process of another user knock, with the address of ours and with one that lies.
+// TestOtherUsers has a process of another user knock, with the address of ours and with one that
+// lies.
 func TestOtherUsers(t *testing.T) {
 	r := newRig(t, peersConfig())
 	mine := string(r.b.Addr())
@@ -203,7 +206,8 @@ func TestOtherUsers(t *testing.T) {
 		address := mine
 		if uid != 0 {
 			address = other
-			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid,
+				Gid: uid}}
 		}
 		cmd.Env = append(os.Environ(), knockVariable+"="+address)
 		cmd.Stderr = os.Stderr

@@ -30,7 +30,9 @@ func (j *job) checkPattern(op driver.Op, p *driver.Pattern, s *scratch) error {
 			p.Count, p.Runs(), runsMax, driver.ErrBounds)
 	}
 	if j.b.gates.count.Load() > 0 {
-		if err := v.eachRun(p, s, func(_ int, d *driver.Desc) error { return j.gateOf(v, d) }); err != nil {
+		if err := v.eachRun(p, s, func(_ int, d *driver.Desc) error {
+			return j.gateOf(v, d)
+		}); err != nil {
 			return err
 		}
 	}
@@ -81,7 +83,8 @@ func (v *view) kernelWhy(b *Backend, p *driver.Pattern) string {
 		return "entries that long are for the copy engine"
 	case plain && (p.Local.Stride == 0 || p.Remote.Stride == 0):
 		return "all entries are one"
-	case slices.Contains(p.Local.List, math.MaxUint32) || slices.Contains(p.Remote.List, math.MaxUint32):
+	case slices.Contains(p.Local.List, math.MaxUint32) ||
+		slices.Contains(p.Remote.List, math.MaxUint32):
 		return "the last index of 32 bits leaves an entry out"
 	}
 	shape := shapeOf(p, driver.Write,
@@ -151,7 +154,8 @@ func (j *job) byKernel(op driver.Op, v *view, p *driver.Pattern) error {
 	r.To, r.From, r.N = place.At, addressOf(place.Host), uint64(used)
 	r.OwnAt = [2]uint64{v.local.base, v.remote.m.base}
 	r.OwnLen = [2]uint64{v.local.deviceBytes(), v.remote.m.deviceBytes()}
-	r.Kernel, r.Blocks, r.Threads, r.Shared, r.ArgsLen = uint32(kernel), l.Blocks, l.Threads, l.Shared, uint32(n)
+	r.Kernel, r.Blocks, r.Threads, r.Shared, r.ArgsLen = uint32(kernel), l.Blocks, l.Threads,
+		l.Shared, uint32(n)
 	return nil
 }
 
@@ -175,7 +179,8 @@ func (m *memory) reach(d *device, s *driver.Side, list uint64) (cuda.Reach, erro
 	return reachOf(s, at, m.seg.Len, list), nil
 }
 
-// seenBy is where a device sees host memory. A backend of the peer may know it that has no such device.
+// seenBy is where a device sees host memory. A backend of the peer may know it that has no such
+// device.
 func (m *memory) seenBy(d *device) (uint64, error) {
 	for i, at := range m.at {
 		if m.b.devices[i].ordinal == d.ordinal {
@@ -202,9 +207,11 @@ func (j *job) byProcessor(v *view, p *driver.Pattern) {
 	g := &j.gather
 	*g = gpu.Entries{Entry: p.Run, Count: p.Count}
 	if v.local.dev == nil {
-		g.Host, g.Base, g.Stride, g.List, g.Dense = v.local.seg.Mem, p.Local.Base, p.Local.Stride, p.Local.List, v.remote.m.base+p.Remote.Base
+		g.Host, g.Base, g.Stride, g.List, g.Dense = v.local.seg.Mem, p.Local.Base, p.Local.Stride,
+			p.Local.List, v.remote.m.base+p.Remote.Base
 	} else {
-		g.Host, g.Base, g.Stride, g.List, g.Dense = v.remote.m.seg.Mem, p.Remote.Base, p.Remote.Stride, p.Remote.List, v.local.base+p.Local.Base
+		g.Host, g.Base, g.Stride, g.List, g.Dense = v.remote.m.seg.Mem, p.Remote.Base,
+			p.Remote.Stride, p.Remote.List, v.local.base+p.Local.Base
 	}
 	g.Up = v.way == gpu.Up
 }

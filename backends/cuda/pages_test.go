@@ -53,8 +53,8 @@ func shuffled(n int, seed uint64) []uint32 {
 	return list
 }
 
-// TestPagesByEachWay moves patterns that suit the kernel, a processor, and neither: what did it shows
-// in the stand-in's counts, and what moved is the same.
+// TestPagesByEachWay moves patterns that suit the kernel, a processor, and neither: what did it
+// shows in the stand-in's counts, and what moved is the same.
 func TestPagesByEachWay(t *testing.T) {
 	onStandIn(t)
 	for _, budget := range []cuda.Budget{{SMs: 2}, {InFlight: 64 << 10}, {}} {
@@ -80,8 +80,11 @@ func pagesByEachWay(t *testing.T, budget cuda.Budget) {
 		{"odd", 131, 131, 3, true, false, false, true},
 		{"long", 20 << 10, 20 << 10, 0, true, false, false, true},
 	} {
-		l, d := r.memory(drivertest.HostMemory, count*c.stride+c.base), r.memory(hbm, count*c.stride+c.base)
-		p := driver.Pattern{Count: count, Run: c.entry, Local: driver.Side{Base: c.base, Stride: c.stride}, Remote: driver.Side{Base: c.base, Stride: c.stride}, LocalKey: l.m.key, RemoteKey: d.key}
+		l, d := r.memory(drivertest.HostMemory, count*c.stride+c.base),
+			r.memory(hbm, count*c.stride+c.base)
+		p := driver.Pattern{Count: count, Run: c.entry, Local: driver.Side{Base: c.base,
+			Stride: c.stride}, Remote: driver.Side{Base: c.base, Stride: c.stride},
+			LocalKey: l.m.key, RemoteKey: d.key}
 		if c.local {
 			p.Local.List = shuffled(count, 1)
 		}
@@ -91,8 +94,10 @@ func pagesByEachWay(t *testing.T, budget cuda.Budget) {
 		for _, op := range []driver.Op{driver.Write, driver.Read} {
 			launches, copies := libcuda.Get(fakecuda.Launches), libcuda.Get(fakecuda.Copies)
 			r.pages(op, &p, l, d)
-			launches, copies = libcuda.Get(fakecuda.Launches)-launches, libcuda.Get(fakecuda.Copies)-copies
-			what := fmt.Sprintf("%+v: %v of %s entries: %d launches, %d copies", budget, op, c.name, launches, copies)
+			launches, copies = libcuda.Get(fakecuda.Launches)-launches,
+				libcuda.Get(fakecuda.Copies)-copies
+			what := fmt.Sprintf("%+v: %v of %s entries: %d launches, %d copies", budget, op, c.name,
+				launches, copies)
 			switch kernel := c.kernel && budget != (cuda.Budget{}); {
 			case kernel && launches != 1, !kernel && launches != 0:
 				t.Error(what)
@@ -108,12 +113,14 @@ func pagesByEachWay(t *testing.T, budget cuda.Budget) {
 func TestPagesThatNoKernelTakes(t *testing.T) {
 	r := newRig(t, testConfig())
 	l, d := r.memory(drivertest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
-	one := driver.Pattern{Count: 3, Run: 16, Local: driver.Side{List: []uint32{0, math.MaxUint32, 7}}, Remote: driver.Side{Stride: 16}, LocalKey: l.m.key, RemoteKey: d.key}
+	one := driver.Pattern{Count: 3, Run: 16, Local: driver.Side{List: []uint32{0, math.MaxUint32,
+		7}}, Remote: driver.Side{Stride: 16}, LocalKey: l.m.key, RemoteKey: d.key}
 	r.pages(driver.Write, &one, l, d) // all entries are one
 	one.Local.List = []uint32{5, 0, 7}
 	r.pages(driver.Write, &one, l, d)
 	other := r.memory(hbm, 1<<20)
-	within := driver.Pattern{Count: 40, Run: 656, Local: driver.Side{Stride: 656}, Remote: driver.Side{Stride: 1312}, LocalKey: other.m.key, RemoteKey: d.key}
+	within := driver.Pattern{Count: 40, Run: 656, Local: driver.Side{Stride: 656},
+		Remote: driver.Side{Stride: 1312}, LocalKey: other.m.key, RemoteKey: d.key}
 	r.pages(driver.Write, &within, other, d)
 	r.pages(driver.Read, &within, other, d)
 }
@@ -133,7 +140,8 @@ func nest(random *rand.Rand, unit uint64) *driver.Pattern {
 		s := driver.Side{Base: unit * random.Uint64N(4), Per: random.Uint32N(4)}
 		slots, per := p.Count, uint64(1)
 		if s.Per > 1 {
-			s.First, s.Step, per = random.Uint32N(s.Per), extent+unit*random.Uint64N(3), uint64(s.Per)
+			s.First, s.Step, per = random.Uint32N(s.Per), extent+unit*random.Uint64N(3),
+				uint64(s.Per)
 			slots = (int(s.First) + p.Count + int(s.Per) - 1) / int(s.Per)
 		}
 		s.Stride = extent + (per-1)*s.Step + unit*random.Uint64N(5)
@@ -150,7 +158,8 @@ func nest(random *rand.Rand, unit uint64) *driver.Pattern {
 func TestNestsByEachWay(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	r := newRig(t, testConfig())
-	host, d, other := r.memory(drivertest.HostMemory, 4<<20), r.memory(hbm, 4<<20), r.memory(hbm, 4<<20)
+	host, d, other := r.memory(drivertest.HostMemory, 4<<20), r.memory(hbm, 4<<20),
+		r.memory(hbm, 4<<20)
 	moved := 0
 	for moved < 60 {
 		unit := []uint64{1, 4, 8, 16}[random.IntN(4)]
@@ -172,7 +181,8 @@ func TestNestsByEachWay(t *testing.T) {
 	}
 }
 
-// TestListThatChanges: what a list holds when it is read counts, not what it held when it was checked.
+// TestListThatChanges: what a list holds when it is read counts, not what it held when it was
+// checked.
 func TestListThatChanges(t *testing.T) {
 	cfg := testConfig()
 	cfg.Budget = cuda.Budget{}
@@ -184,18 +194,24 @@ func TestListThatChanges(t *testing.T) {
 	require.NoError(t, p.Check(4096, 4096))
 	p.Remote.List[1] = 4096 / 16
 	var piece *driver.PieceError
-	err := v.eachRun(p, &scratch{}, func(i int, _ *driver.Desc) error { require.Zero(t, i); return nil })
+	err := v.eachRun(p, &scratch{}, func(i int, _ *driver.Desc) error {
+		require.Zero(t, i)
+		return nil
+	})
 	require.ErrorAs(t, err, &piece)
 	require.ErrorIs(t, err, driver.ErrBounds)
 }
 
-// TestPlaces has more launches under way than there is room for indices: the rest is full, and then not.
+// TestPlaces has more launches under way than there is room for indices: the rest is full, and then
+// not.
 func TestPlaces(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
 	libcuda.Set(t, fakecuda.DelayMicros, 3000)
 	l, d := r.memory(drivertest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
-	p := driver.Pattern{Count: 64, Run: 656, Local: driver.Side{Stride: 656}, Remote: driver.Side{Stride: 656, List: shuffled(64, 1)}, LocalKey: l.m.key, RemoteKey: d.key}
+	p := driver.Pattern{Count: 64, Run: 656, Local: driver.Side{Stride: 656},
+		Remote: driver.Side{Stride: 656, List: shuffled(64, 1)}, LocalKey: l.m.key,
+		RemoteKey: d.key}
 	full, done := 0, map[uint64]bool{}
 	for tag := uint64(1); tag <= 40; {
 		err := r.p.Submit(tag, &driver.Batch{Op: driver.Write, Pattern: &p})
@@ -239,7 +255,8 @@ func TestExplain(t *testing.T) {
 		budget cuda.Budget
 		want   []string
 	}{
-		{cuda.Budget{SMs: 3}, []string{"has not met a card", "device 0", "host memory pinned", "by kernel", "within 3 multiprocessors"}},
+		{cuda.Budget{SMs: 3}, []string{"has not met a card", "device 0", "host memory pinned",
+			"by kernel", "within 3 multiprocessors"}},
 		{cuda.Budget{InFlight: 65536}, []string{"by kernel", "65536 bytes under way"}},
 		{cuda.Budget{}, []string{"gathered by a processor", "Config.Budget is zero"}},
 	} {

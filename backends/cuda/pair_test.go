@@ -59,7 +59,8 @@ func newRig(t *testing.T, cfg Config) *rig {
 		}
 	})
 	if n := threads(t); n < len(b.devices)*(b.cfg.Streams+1) {
-		t.Errorf("%d threads for %d devices of %d streams: the count of threads tells nothing", n, len(b.devices), b.cfg.Streams)
+		t.Errorf("%d threads for %d devices of %d streams: the count of threads tells nothing", n,
+			len(b.devices), b.cfg.Streams)
 	}
 	p, err := b.Connect(context.Background(), b.Addr())
 	if err != nil {
@@ -87,7 +88,8 @@ func threads(t *testing.T) (n int) {
 func onStandIn(t *testing.T) {
 	t.Helper()
 	if libcuda == nil {
-		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "cuda", Reason: "this test commands the stand-in", Fix: "unset SLUICE_LIBCUDA"})
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "cuda",
+			Reason: "this test commands the stand-in", Fix: "unset SLUICE_LIBCUDA"})
 	}
 }
 
@@ -279,7 +281,9 @@ func hbmUntouched(n uint64) (*drivertest.Space, error) {
 	}
 	at, err := d.Alloc(n)
 	seg := driver.Segment{Kind: driver.HBM, Len: n, Addr: at}
-	return &drivertest.Space{Segment: seg, Bytes: nothing{}, Free: func() error { return d.Free(at) }}, err
+	return &drivertest.Space{Segment: seg, Bytes: nothing{}, Free: func() error {
+		return d.Free(at)
+	}}, err
 }
 
 // nothing keeps what is written to itself.

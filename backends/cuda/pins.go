@@ -76,7 +76,8 @@ func (p *pin) attempt(b *Backend) {
 	case !errors.Is(err, driver.ErrBusy):
 		p.why = err.Error()
 	case !m.HostPinned(p.mem):
-		p.why = "a part of it is pinned already, which the driver does not extend: register the largest range first"
+		p.why = "a part of it is pinned already, which the driver does not extend: register the " +
+			"largest range first"
 	}
 }
 

@@ -16,8 +16,8 @@ import (
 	"github.com/sluicehq/sluice/internal/sealed"
 )
 
-// handshakesMax bounds what processes can make us hold before they have said hello: a socket and 5 KB each, for
-// Config.DialTimeout.
+// handshakesMax bounds what processes can make us hold before they have said hello: a socket and 5
+// KB each, for Config.DialTimeout.
 const handshakesMax = 16
 
 // server is what other processes reach.
@@ -38,7 +38,8 @@ func (b *Backend) serve() error {
 		return nil
 	}
 	s := &b.server
-	s.rooms, s.waiting, s.clients = make(chan struct{}, handshakesMax), map[*net.UnixConn]struct{}{}, map[*client]struct{}{}
+	s.rooms, s.waiting, s.clients = make(chan struct{}, handshakesMax),
+		map[*net.UnixConn]struct{}{}, map[*client]struct{}{}
 	at, err := socketOf([]byte(b.addr))
 	if err != nil {
 		return err
@@ -129,7 +130,8 @@ func (g *client) hello() (fd int, err error) {
 		return -1, err
 	}
 	if !g.process.Known() {
-		return -1, &driver.UnavailableError{Backend: "cuda", Reason: "the kernel has no pidfd, so that the end of a process's copies cannot be known", Fix: "Linux 5.3 or later"}
+		return -1, &driver.UnavailableError{Backend: "cuda", Reason: "the kernel has no pidfd, " +
+			"so that the end of a process's copies cannot be known", Fix: "Linux 5.3 or later"}
 	}
 	h, _, page, err := g.wire.receive()
 	if err != nil {
@@ -207,7 +209,8 @@ func (b *Backend) clientsIn(which func(*pass) bool) (in bool) {
 	return in
 }
 
-// disown has batches of other processes count no more: nothing else uses the memory that they write to.
+// disown has batches of other processes count no more: nothing else uses the memory that they write
+// to.
 func (b *Backend) disown(which func(*pass) bool) {
 	b.server.each(func(g *client) { g.disown(which) })
 }

@@ -130,7 +130,8 @@ func (v *view) add(pieces *[]gpu.Piece, op driver.Op, d *driver.Desc, index int,
 			return
 		}
 	}
-	*pieces = append(*pieces, gpu.Piece{Dst: dst, Src: src, Len: d.Len, Way: v.way, Index: uint32(index)})
+	*pieces = append(*pieces, gpu.Piece{Dst: dst, Src: src, Len: d.Len, Way: v.way,
+		Index: uint32(index)})
 }
 
 // start puts the batch on a stream, or on the list of the patient one.
@@ -172,7 +173,8 @@ func (j *job) launch(lane int, serial uint64, pieces []gpu.Piece) (err error) {
 func (j *job) lane() (lane int, err error) {
 	switch {
 	case j.slow && len(j.events) > 0:
-		return 0, fmt.Errorf("memory that is not pinned cannot wait for an event (Explain says why it is not): %w", driver.ErrNotSupported)
+		return 0, fmt.Errorf("memory that is not pinned cannot wait for an event (Explain says "+
+			"why it is not): %w", driver.ErrNotSupported)
 	case j.slow || j.gather.Count > 0:
 		return j.dev.mover.Patient(), nil
 	case len(j.events) > 0:

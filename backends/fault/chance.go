@@ -61,7 +61,8 @@ func (b *Backend) fires(i int, o *occasion) (n uint64, hit bool) {
 	}
 	d := &b.odds[i]
 	n = d.matched.Add(1)
-	if n <= r.Skip || r.Every > 1 && (n-r.Skip)%r.Every != 0 || r.Chance > 0 && b.draw(i, n, drawChance) >= r.Chance {
+	if n <= r.Skip || r.Every > 1 && (n-r.Skip)%r.Every != 0 || r.Chance > 0 &&
+		b.draw(i, n, drawChance) >= r.Chance {
 		return n, false
 	}
 	for {
@@ -120,7 +121,8 @@ type verdict struct {
 // breach is what a verdict has against the contract.
 type breach struct {
 	duplicate, forget, corrupt, skip, early, late, overtake, swap, lose, repeat bool
-	after                                                                       time.Duration // of those that take a time
+	// of those that take a time
+	after time.Duration
 }
 
 // judge holds an event against all rules.
@@ -140,7 +142,8 @@ func (b *Backend) judge(o *occasion) (v verdict) {
 		case Limit:
 			v.begin(b.through(i, o.size))
 		case Model:
-			v.begin(time.Now().Add(r.Time + r.PerPiece*time.Duration(o.pieces) + takes(o.size, r.Rate)))
+			v.begin(time.Now().Add(r.Time + r.PerPiece*time.Duration(o.pieces) + takes(o.size,
+				r.Rate)))
 		case Drop, Swallow, Fail, Refuse, Stall, Flap:
 			if v.ending == 0 { // the first one ends it
 				v.ending, v.err, v.time = r.Do, r.Err, r.Time

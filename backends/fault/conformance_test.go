@@ -45,7 +45,8 @@ var (
 	plainMem = wrapped("plain-mem", openMem, "")
 	slowMem  = wrapped("slow-mem", openMem, harmless)
 	slowShm  = wrapped("slow-shm", openShm, harmless)
-	fullMem  = wrapped("full-mem", openMem, "batch every=7: stall 300µs; batch p=0.3: delay 200µs±200µs")
+	fullMem  = wrapped("full-mem", openMem, "batch every=7: stall 300µs; batch p=0.3: delay "+
+		"200µs±200µs")
 )
 
 func TestMain(m *testing.M) { drivertest.Main(m, plainMem, slowMem, slowShm, fullMem) }
@@ -69,7 +70,8 @@ func TestHarmlessRulesOverShm(t *testing.T) {
 func TestStalls(t *testing.T) {
 	h := fullMem
 	h.Wirings = drivertest.Pair
-	h.Only = []string{"Load", "NotifyOrder", "NotifyBackPressure", "CancelWrite", "ArmCompletion", "ArmFull", "ArmPingPong", "PeerClose", "Hammer"}
+	h.Only = []string{"Load", "NotifyOrder", "NotifyBackPressure", "CancelWrite", "ArmCompletion",
+		"ArmFull", "ArmPingPong", "PeerClose", "Hammer"}
 	drivertest.Run(t, h)
 }
 

@@ -15,7 +15,8 @@ import (
 // and their ratio to the bare backend.
 func BenchmarkCost(b *testing.B) {
 	ways := []struct{ name, rules string }{
-		{"bare", ""}, {"without-rules", ""}, {"not-hit", "write size>=1GiB: drop"}, {"hit", "write: delay 0s"},
+		{"bare", ""}, {"without-rules", ""}, {"not-hit", "write size>=1GiB: drop"},
+		{"hit", "write: delay 0s"},
 	}
 	const block = 2000
 	took := make([][]float64, len(ways))

@@ -53,7 +53,8 @@ func TestLateMessagesKeepTheirOrder(t *testing.T) {
 	for i := range byte(100) {
 		r.tags++
 		check(t, r.peer.Submit(r.tags, &driver.Batch{
-			Op: driver.Write, Tail: driver.NotifyTail, Descs: r.desc(uint64(i)*8, 8), Notify: []byte{i}}))
+			Op: driver.Write, Tail: driver.NotifyTail, Descs: r.desc(uint64(i)*8, 8),
+			Notify: []byte{i}}))
 	}
 	var got []byte
 	for len(got) < 100 {
@@ -118,14 +119,19 @@ func TestTheDeathOfAPeerEndsWhatWaits(t *testing.T) {
 }
 
 func TestFailAndRefuse(t *testing.T) {
-	r := newRig(t, "write size=1: fail revoked; write size=2: refuse corrupt; connect peer=1: refuse unavailable; import skip=1 most=1: refuse badtoken; fence most=1: refuse timeout; register skip=1: refuse busy")
-	if err := r.await(r.write(0, 1)); !errors.Is(err, driver.ErrRevoked) || r.landed(0, 1) && r.from[0] != 0 {
+	r := newRig(t, "write size=1: fail revoked; write size=2: refuse corrupt; connect peer=1: "+
+		"refuse unavailable; import skip=1 most=1: refuse badtoken; fence most=1: refuse "+
+		"timeout; register skip=1: refuse busy")
+	if err := r.await(r.write(0, 1)); !errors.Is(err, driver.ErrRevoked) || r.landed(0, 1) &&
+		r.from[0] != 0 {
 		t.Errorf("fail: %v", err)
 	}
-	if err := r.peer.Submit(100, &driver.Batch{Op: driver.Write, Descs: r.desc(0, 2)}); !errors.Is(err, driver.ErrCorrupt) {
+	if err := r.peer.Submit(100, &driver.Batch{Op: driver.Write, Descs: r.desc(0, 2)}); !errors.Is(
+		err, driver.ErrCorrupt) {
 		t.Errorf("refuse: %v", err)
 	}
-	if _, err := r.near.Connect(context.Background(), r.far.Addr()); !errors.Is(err, driver.ErrUnavailable) {
+	if _, err := r.near.Connect(context.Background(), r.far.Addr()); !errors.Is(err,
+		driver.ErrUnavailable) {
 		t.Errorf("connect: %v", err)
 	}
 	token, err := r.remote.AppendToken(nil)
@@ -134,10 +140,12 @@ func TestFailAndRefuse(t *testing.T) {
 		t.Errorf("import: %v", err)
 	}
 	r.imports()
-	if err := r.near.Fence(context.Background(), r.local.Key()); !errors.Is(err, driver.ErrTimeout) {
+	if err := r.near.Fence(context.Background(), r.local.Key()); !errors.Is(err,
+		driver.ErrTimeout) {
 		t.Errorf("fence: %v", err)
 	}
-	if _, err := r.near.Register(driver.Segment{Kind: driver.DRAM, Len: 1, Mem: r.from[:1]}); !errors.Is(err, driver.ErrBusy) {
+	if _, err := r.near.Register(driver.Segment{Kind: driver.DRAM, Len: 1,
+		Mem: r.from[:1]}); !errors.Is(err, driver.ErrBusy) {
 		t.Errorf("register: %v", err)
 	}
 	r.once()
@@ -146,7 +154,8 @@ func TestFailAndRefuse(t *testing.T) {
 func TestStallIsFullForAWhile(t *testing.T) {
 	r := newRig(t, "write most=1: stall 30ms")
 	begin := time.Now()
-	if err := r.peer.Submit(100, &driver.Batch{Op: driver.Write, Descs: r.desc(0, 8)}); !errors.Is(err, driver.ErrFull) {
+	if err := r.peer.Submit(100, &driver.Batch{Op: driver.Write, Descs: r.desc(0, 8)}); !errors.Is(
+		err, driver.ErrFull) {
 		t.Fatalf("stalled: %v", err)
 	}
 	ready := func() bool {
@@ -171,7 +180,8 @@ func TestFlapLosesTheConnection(t *testing.T) {
 	held := r.write(0, 7)
 	check(t, r.await(r.write(8, 8)))
 	begin := time.Now()
-	if err := r.peer.Submit(100, &driver.Batch{Op: driver.Write, Descs: r.desc(0, 8)}); !errors.Is(err, driver.ErrPeerLost) {
+	if err := r.peer.Submit(100, &driver.Batch{Op: driver.Write, Descs: r.desc(0, 8)}); !errors.Is(
+		err, driver.ErrPeerLost) {
 		t.Errorf("submit: %v", err)
 	}
 	if err := r.await(held); !errors.Is(err, driver.ErrPeerLost) {
@@ -246,7 +256,8 @@ func TestTheSeedDecides(t *testing.T) {
 }
 
 func TestConditions(t *testing.T) {
-	r := newRig(t, "write skip=2 every=3 most=2: fail lost; read: drop; write peer=1: fail revoked; write after=1h: fail corrupt; write before=1ns: fail corrupt")
+	r := newRig(t, "write skip=2 every=3 most=2: fail lost; read: drop; write peer=1: fail "+
+		"revoked; write after=1h: fail corrupt; write before=1ns: fail corrupt")
 	var failed []int
 	for i := range 20 {
 		if r.await(r.write(0, 8)) != nil {
@@ -271,7 +282,8 @@ func TestPlacesAreBounded(t *testing.T) {
 	full := 0
 	for range flightsMax + 50 {
 		r.tags++
-		if err := r.peer.Submit(r.tags, &driver.Batch{Op: driver.Write, Descs: r.desc(0, 8)}); errors.Is(err, driver.ErrFull) {
+		if err := r.peer.Submit(r.tags, &driver.Batch{Op: driver.Write,
+			Descs: r.desc(0, 8)}); errors.Is(err, driver.ErrFull) {
 			full++
 			r.tags--
 		} else {

@@ -149,7 +149,8 @@ func (p *peer) check(x *driver.Batch) error {
 		return err
 	}
 	if x.Tail == driver.NotifyTail && len(x.Notify) > b.caps.MessageMax {
-		return fmt.Errorf("notification of %d bytes, at most %d: %w", len(x.Notify), b.caps.MessageMax, driver.ErrBounds)
+		return fmt.Errorf("notification of %d bytes, at most %d: %w", len(x.Notify),
+			b.caps.MessageMax, driver.ErrBounds)
 	}
 	select {
 	case <-p.Lost():

@@ -12,5 +12,6 @@ func contains(whole, part []byte) bool {
 	}
 	from := uintptr(unsafe.Pointer(unsafe.SliceData(part)))
 	base := uintptr(unsafe.Pointer(unsafe.SliceData(whole)))
-	return from >= base && from-base <= uintptr(len(whole)) && uintptr(len(whole))-(from-base) >= uintptr(len(part))
+	return from >= base && from-base <= uintptr(len(whole)) &&
+		uintptr(len(whole))-(from-base) >= uintptr(len(part))
 }

@@ -99,7 +99,8 @@ func (r *rig) imports() {
 }
 
 func (r *rig) desc(off, n uint64) []driver.Desc {
-	return []driver.Desc{{Local: off, Remote: off, Len: n, LocalKey: r.local.Key(), RemoteKey: r.key}}
+	return []driver.Desc{{Local: off, Remote: off, Len: n, LocalKey: r.local.Key(),
+		RemoteKey: r.key}}
 }
 
 // write submits a write and returns its tag.
@@ -140,7 +141,8 @@ func (r *rig) await(tag uint64) error {
 // silent fails if a tag completes within a while.
 func (r *rig) silent(tag uint64) {
 	r.Helper()
-	for end := time.Now().Add(20 * time.Millisecond); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(20 * time.Millisecond); time.Now().Before(end); time.Sleep(
+		time.Millisecond) {
 		if r.poll(); len(r.done[tag]) > 0 {
 			r.Fatalf("tag %d ended with %v", tag, r.done[tag])
 		}

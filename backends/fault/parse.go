@@ -23,7 +23,8 @@ func (e *SyntaxError) Error() string {
 	if e.Found != "" {
 		found = strconv.Quote(e.Found)
 	}
-	return fmt.Sprintf("fault rules: line %d, column %d: %s, want %s", e.Line, e.Column, found, e.Want)
+	return fmt.Sprintf("fault rules: line %d, column %d: %s, want %s", e.Line, e.Column, found,
+		e.Want)
 }
 
 // Parse reads rules, one a line or several with semicolons between them:
@@ -80,7 +81,8 @@ func (s *scanner) next() string {
 }
 
 func (s *scanner) unexpected(want string, args ...any) error {
-	return &SyntaxError{Line: s.line, Column: s.at + 1, Found: s.word, Want: fmt.Sprintf(want, args...)}
+	return &SyntaxError{Line: s.line, Column: s.at + 1, Found: s.word,
+		Want: fmt.Sprintf(want, args...)}
 }
 
 func (s *scanner) statement(r *Rules, seeded *bool) error {
@@ -164,7 +166,8 @@ func deedList(on Event) string {
 	return strings.Join(names, ", ")
 }
 
-const conditionList = "size>=, size<=, size=, peer>=, peer<=, peer=, after=, before=, skip=, every=, most= or p=, or a colon"
+const conditionList = "size>=, size<=, size=, peer>=, peer<=, peer=, after=, before=, skip=, " +
+	"every=, most= or p=, or a colon"
 
 // condition reads the word that has been taken.
 func (s *scanner) condition(r *Rule, given map[string]bool) error {

@@ -47,7 +47,8 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 		return nil, driver.ErrClosed
 	}
 	if until.After(time.Now()) {
-		return nil, fmt.Errorf("connect: the connection flaps, by a fault rule: %w", driver.ErrPeerLost)
+		return nil, fmt.Errorf("connect: the connection flaps, by a fault rule: %w",
+			driver.ErrPeerLost)
 	}
 	if err := b.callRules(ctx, Connect, number); err != nil {
 		return nil, fmt.Errorf("connect: %w", err)

@@ -72,7 +72,8 @@ func parseCount(text string) (uint64, bool) {
 
 // plainNumber is digits, with a point among them at most.
 func plainNumber(text string) bool {
-	return text != "" && text[0] != '.' && strings.Trim(text, "0123456789.") == "" && strings.Count(text, ".") <= 1
+	return text != "" && text[0] != '.' && strings.Trim(text, "0123456789.") == "" &&
+		strings.Count(text, ".") <= 1
 }
 
 // parseTime reads 5ms and the like.

@@ -81,17 +81,19 @@ type Deed uint8
 
 // The deeds that the contract allows: a program must bear them.
 const (
-	Delay   Deed = iota + 1 // the completion comes no sooner than Time after Submit; a message in, or a call, so much later
-	Late                    // the batch begins that much later
-	Reorder                 // the completion is held back for up to Time, so that it overtakes and is overtaken
-	Limit                   // batches share Rate, and begin when those before them are through
-	Model                   // a batch takes Time + PerPiece x pieces + bytes / Rate
-	Drop                    // the bytes move, but no completion comes until Cancel, Close or the peer's death
-	Swallow                 // nothing moves, and no completion comes until then
-	Fail                    // nothing moves, and the batch ends with Err
-	Refuse                  // the call is refused with Err
-	Stall                   // Submit answers ErrFull for Time, to all batches of the connection
-	Flap                    // the connection is lost, and for Time none is made to that address
+	// the completion comes no sooner than Time after Submit; a message in, or a call, so much later
+	Delay Deed = iota + 1
+	Late       // the batch begins that much later
+	// the completion is held back for up to Time, so that it overtakes and is overtaken
+	Reorder
+	Limit   // batches share Rate, and begin when those before them are through
+	Model   // a batch takes Time + PerPiece x pieces + bytes / Rate
+	Drop    // the bytes move, but no completion comes until Cancel, Close or the peer's death
+	Swallow // nothing moves, and no completion comes until then
+	Fail    // nothing moves, and the batch ends with Err
+	Refuse  // the call is refused with Err
+	Stall   // Submit answers ErrFull for Time, to all batches of the connection
+	Flap    // the connection is lost, and for Time none is made to that address
 )
 
 // The deeds that break the contract: a detector must find them. In text they begin with
@@ -104,9 +106,10 @@ const (
 	BreakSkip                       // the end of the batch is left out; a fence does nothing
 	BreakLateWrite                  // the bytes move Time after the batch has ended with an error
 	BreakOvertake                   // the message arrives Time before its bytes
-	BreakSwap                       // a message that came in is received up to Time later, behind those that came after it
-	BreakLose                       // a message that came in is not received
-	BreakRepeat                     // a message that came in is received twice
+	// a message that came in is received up to Time later, behind those that came after it
+	BreakSwap
+	BreakLose   // a message that came in is not received
+	BreakRepeat // a message that came in is received twice
 )
 
 // Breaks reports whether the deed is against the contract.
@@ -184,7 +187,8 @@ var eventNames = []struct {
 	name  string
 }{
 	{Batch, "batch"}, {Read, "read"}, {Write, "write"}, {Message, "message"}, {Count, "count"},
-	{Connect, "connect"}, {Import, "import"}, {Register, "register"}, {Fence, "fence"}, {Receive, "receive"},
+	{Connect, "connect"}, {Import, "import"}, {Register, "register"}, {Fence, "fence"},
+	{Receive, "receive"},
 }
 
 // String returns the name as rules are written.
@@ -205,7 +209,8 @@ var Errors = []struct {
 	{"aborted", driver.ErrAborted}, {"badtoken", driver.ErrBadToken}, {"bounds", driver.ErrBounds},
 	{"busy", driver.ErrBusy}, {"closed", driver.ErrClosed}, {"corrupt", driver.ErrCorrupt},
 	{"lost", driver.ErrPeerLost}, {"readonly", driver.ErrReadOnly}, {"revoked", driver.ErrRevoked},
-	{"timeout", driver.ErrTimeout}, {"unavailable", driver.ErrUnavailable}, {"unsupported", driver.ErrNotSupported},
+	{"timeout", driver.ErrTimeout}, {"unavailable", driver.ErrUnavailable},
+	{"unsupported", driver.ErrNotSupported},
 }
 
 func nameOf(err error) string {
@@ -220,7 +225,8 @@ func nameOf(err error) string {
 // Check reports what no wrapped backend can do. Its errors are driver.ErrBounds.
 func (r *Rules) Check() error {
 	if len(r.List) > RulesMax {
-		return fmt.Errorf("fault: %d rules, at most %d: %w", len(r.List), RulesMax, driver.ErrBounds)
+		return fmt.Errorf("fault: %d rules, at most %d: %w", len(r.List), RulesMax,
+			driver.ErrBounds)
 	}
 	for i := range r.List {
 		if what := r.List[i].flaw(); what != "" {
@@ -253,7 +259,8 @@ func (r *Rule) flaw() string {
 		return fmt.Sprintf("%v has no Size", r.On)
 	case !r.Size.sound() || !r.Peer.sound():
 		return "a range ends before it begins"
-	case min(r.After, r.Before, r.Time, r.Jitter, r.PerPiece) < 0 || max(r.Time, r.Jitter, r.PerPiece) > TimeMax:
+	case min(r.After, r.Before, r.Time, r.Jitter, r.PerPiece) < 0 ||
+		max(r.Time, r.Jitter, r.PerPiece) > TimeMax:
 		return fmt.Sprintf("a time is below 0 or above %v", TimeMax)
 	case r.Before != 0 && r.Before <= r.After:
 		return "it ends before it begins"
@@ -272,8 +279,10 @@ func (r Range) sound() bool {
 func (r *Rule) misfit(takes operand) string {
 	switch {
 	case (takes == cause) != (r.Err != nil) || r.Err != nil && nameOf(r.Err) == "":
-		return fmt.Sprintf("%v: Err is %v: want one of Errors for fail and refuse, and none otherwise", r.Do, r.Err)
-	case takes != rate && takes != model && r.Rate != 0, takes == rate && r.Rate == 0, takes == model && r.Rate == 0:
+		return fmt.Sprintf("%v: Err is %v: want one of Errors for fail and refuse, and "+
+			"none otherwise", r.Do, r.Err)
+	case takes != rate && takes != model && r.Rate != 0, takes == rate && r.Rate == 0,
+		takes == model && r.Rate == 0:
 		return fmt.Sprintf("%v with a Rate of %d", r.Do, r.Rate)
 	case takes != rate && r.Burst != 0:
 		return fmt.Sprintf("%v with a Burst", r.Do)

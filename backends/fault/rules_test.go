@@ -33,7 +33,8 @@ func TestTextAndRulesAreOne(t *testing.T) {
 	if got := r.String(); got != sample {
 		t.Errorf("printed\n%s\nof\n%s", got, sample)
 	}
-	want := Rule{On: Write, Size: Range{Min: 64 << 10}, Chance: 0.01, Do: Delay, Time: 5 * time.Millisecond, Jitter: time.Millisecond}
+	want := Rule{On: Write, Size: Range{Min: 64 << 10}, Chance: 0.01, Do: Delay,
+		Time: 5 * time.Millisecond, Jitter: time.Millisecond}
 	if r.Seed != 7 || len(r.List) != 10 || r.List[0] != want {
 		t.Errorf("%+v", r)
 	}
@@ -103,7 +104,8 @@ func TestSyntaxErrorsSayWhereAndWhat(t *testing.T) {
 			t.Errorf("%q: %v", text, err)
 			continue
 		}
-		if e.Line != want.line || e.Column != want.column || e.Found != want.found || !strings.Contains(e.Error(), want.says) {
+		if e.Line != want.line || e.Column != want.column || e.Found != want.found ||
+			!strings.Contains(e.Error(), want.says) {
 			t.Errorf("%q: %v (line %d, column %d, found %q)", text, err, e.Line, e.Column, e.Found)
 		}
 	}
@@ -111,11 +113,15 @@ func TestSyntaxErrorsSayWhereAndWhat(t *testing.T) {
 
 func TestCheckRefusesWhatCannotBe(t *testing.T) {
 	for _, r := range []Rule{
-		{}, {On: Write}, {On: Write | Read, Do: Drop}, {On: Write, Do: 40}, {On: Write, Do: Drop, Chance: 2},
-		{On: Write, Do: Drop, Time: 1}, {On: Write, Do: Fail}, {On: Write, Do: Fail, Err: errors.New("x")},
+		{}, {On: Write}, {On: Write | Read, Do: Drop}, {On: Write, Do: 40},
+		{On: Write, Do: Drop, Chance: 2},
+		{On: Write, Do: Drop, Time: 1}, {On: Write, Do: Fail},
+		{On: Write, Do: Fail, Err: errors.New("x")},
 		{On: Write, Do: Limit}, {On: Write, Do: Delay, Time: -1}, {On: Write, Do: Delay, Rate: 1},
-		{On: Write, Do: Stall, Jitter: 1}, {On: Write, Do: Drop, Burst: 1}, {On: Write, Do: Delay, PerPiece: 1},
-		{On: Receive, Do: Delay, Peer: Range{Min: 1}}, {On: Write, Do: Drop, Size: Range{Min: 1, Max: 1, Exact: true}},
+		{On: Write, Do: Stall, Jitter: 1}, {On: Write, Do: Drop, Burst: 1},
+		{On: Write, Do: Delay, PerPiece: 1},
+		{On: Receive, Do: Delay, Peer: Range{Min: 1}},
+		{On: Write, Do: Drop, Size: Range{Min: 1, Max: 1, Exact: true}},
 	} {
 		if err := (&Rules{List: []Rule{r}}).Check(); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%+v: %v", r, err)

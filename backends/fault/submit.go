@@ -64,7 +64,8 @@ func (p *peer) submit(tag uint64, x *driver.Batch) error {
 	if f == nil {
 		return driver.ErrFull
 	}
-	v := b.judge(&occasion{events: eventsOf(x), size: bytesOf(x), pieces: piecesOf(x), peer: p.number})
+	v := b.judge(&occasion{events: eventsOf(x), size: bytesOf(x), pieces: piecesOf(x),
+		peer: p.number})
 	if !v.hit && !b.flaps && !p.mustLine(x.Tail) {
 		f.giveUp()
 		return p.Peer.Submit(tag, x)

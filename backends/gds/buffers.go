@@ -24,8 +24,8 @@ type buffer struct {
 
 func (u *buffer) registered() bool { return u.why == "" }
 
-// bufferTable finds ranges that are registered by address: a registration that is a part of another one uses that,
-// whichever backend of the process made it, since cuFile takes a base once.
+// bufferTable finds ranges that are registered by address: a registration that is a part of another
+// one uses that, whichever backend of the process made it, since cuFile takes a base once.
 type bufferTable struct {
 	mu    sync.Mutex
 	list  []*buffer
@@ -35,8 +35,8 @@ type bufferTable struct {
 // buffers is one for the process, as the library is.
 var buffers bufferTable
 
-// use returns what is known of a range, with one more user. unuse ends that. What cuFile does not take is moved through
-// buffers of its own.
+// use returns what is known of a range, with one more user. unuse ends that. What cuFile does not
+// take is moved through buffers of its own.
 func (t *bufferTable) use(b *Backend, seg *driver.Segment, at uint64) (*buffer, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -65,7 +65,8 @@ func (t *bufferTable) use(b *Backend, seg *driver.Segment, at uint64) (*buffer, 
 
 func (t *bufferTable) attempt(b *Backend, u *buffer) string {
 	if u.n > b.cfg.BufferMax-min(t.bytes, b.cfg.BufferMax) {
-		return fmt.Sprintf("Config.BufferMax, or max_device_pinned_mem_size of cufile.json, is %s", mebibytes(b.cfg.BufferMax))
+		return fmt.Sprintf("Config.BufferMax, or max_device_pinned_mem_size of cufile.json, is %s",
+			mebibytes(b.cfg.BufferMax))
 	}
 	err := b.mover.Register(u.device, u.at, u.n)
 	var said *cufile.Error
@@ -73,7 +74,8 @@ func (t *bufferTable) attempt(b *Backend, u *buffer) string {
 	case err == nil:
 		return ""
 	case errors.As(err, &said) && said.Code == cufile.AlreadyRegistered:
-		return "a part of it is registered already, which cuFile does not extend: register the largest range first"
+		return "a part of it is registered already, which cuFile does not extend: register the " +
+			"largest range first"
 	}
 	return err.Error()
 }

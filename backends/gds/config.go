@@ -17,10 +17,11 @@ type Way uint8
 
 // The ways.
 const (
-	WayAuto    Way = iota // batches, or threads where the library is too old for them
-	WayBatch              // cuFileBatchIO*, from cuFile 1.8 on
-	WayStream             // cuFileReadAsync and cuFileWriteAsync on streams of the backend, from 1.7 on
-	WayThreads            // cuFileRead and cuFileWrite in a pool of threads
+	WayAuto  Way = iota // batches, or threads where the library is too old for them
+	WayBatch            // cuFileBatchIO*, from cuFile 1.8 on
+	// cuFileReadAsync and cuFileWriteAsync on streams of the backend, from 1.7 on
+	WayStream
+	WayThreads // cuFileRead and cuFileWrite in a pool of threads
 )
 
 var wayNames = [...]string{"auto", "batches", "streams", "threads"}
@@ -38,33 +39,39 @@ type Config struct {
 	Library string // a path of libcufile; "" is the system's libcufile.so.0
 	CUDA    string // a path of libcuda; "" is the system's libcuda.so.1
 
-	Way      Way
-	Threads  int // that call cuFile; default 16, and 4 with batches and streams, each with many requests at a time
+	Way Way
+	// that call cuFile; default 16, and 4 with batches and streams, each with many requests at a
+	// time
+	Threads  int
 	BatchMax int // entries of a batch; default and at most what the library says, and at most 256
 	Depth    int // requests with cuFile or on their way to it at a time; default 128, at most 4,096
-	PieceMax int // bytes of one request; default 4 MiB, and never more than the library's max_direct_io_size
+	// bytes of one request; default 4 MiB, and never more than the library's max_direct_io_size
+	PieceMax int
 	JobsMax  int // tags accepted and not yet polled; default 1,024
 	KeysMax  int // memories registered at a time; default 64 Ki, at most 1 Mi
 
-	// BufferMax is how many bytes of memory the backends of a process register with cuFile, in order of Register; default
-	// what the library may pin of a device. Other memory is moved through buffers of the library: Explain says so.
+	// BufferMax is how many bytes of memory the backends of a process register with cuFile, in
+	// order of Register; default what the library may pin of a device. Other memory is moved
+	// through buffers of the library: Explain says so.
 	BufferMax uint64
 
 	// Host has host memory served as well, which cuFile takes from 1.9 on.
 	Host bool
 
-	// Direct refuses compat mode, in which cuFile reads and writes by way of host memory: New then answers a
-	// *driver.UnavailableError.
+	// Direct refuses compat mode, in which cuFile reads and writes by way of host memory: New then
+	// answers a *driver.UnavailableError.
 	Direct bool
 
-	// Yield, if not empty, is why this program wants the engine's chain through host memory (engine.Staged: io_uring and
-	// the copy engine) to serve device memory and files where it can: "sluice bench gds: 0.7 of the staged route", say.
-	// A Route that names gds gets it all the same. Explain shows the text.
+	// Yield, if not empty, is why this program wants the engine's chain through host memory
+	// (engine.Staged: io_uring and the copy engine) to serve device memory and files where it can:
+	// "sluice bench gds: 0.7 of the staged route", say. A Route that names gds gets it all the
+	// same. Explain shows the text.
 	Yield string
 
-	// LogFile is where the library writes its messages; "" is cufile.log in a folder of this user below the one for
-	// temporary files. It is not the working directory, where the library would put it. What the user has set by
-	// CUFILE_LOGFILE_PATH, or as logging.dir of the configuration, stays. It counts for the first backend of a process.
+	// LogFile is where the library writes its messages; "" is cufile.log in a folder of this user
+	// below the one for temporary files. It is not the working directory, where the library would
+	// put it. What the user has set by CUFILE_LOGFILE_PATH, or as logging.dir of the configuration,
+	// stays. It counts for the first backend of a process.
 	LogFile string
 }
 
@@ -101,7 +108,8 @@ func (c *Config) check() error {
 	case c.Way > WayThreads:
 		return fmt.Errorf("config: Way %d is not known: %w", c.Way, driver.ErrBounds)
 	case c.PieceMax%blockBytes != 0:
-		return fmt.Errorf("config: PieceMax %d is no multiple of 4 KiB: %w", c.PieceMax, driver.ErrBounds)
+		return fmt.Errorf("config: PieceMax %d is no multiple of 4 KiB: %w", c.PieceMax,
+			driver.ErrBounds)
 	}
 	return nil
 }
@@ -114,9 +122,11 @@ func (c *Config) settle(f *Facts) error {
 	case c.Way == WayAuto:
 		c.Way = WayThreads
 	case c.Way == WayBatch && !f.Batches:
-		return unavailable("cuFile "+f.Version+" has no batches", "CUDA 12.2 or later, or Config.Way = WayThreads")
+		return unavailable("cuFile "+f.Version+" has no batches", "CUDA 12.2 or later, or "+
+			"Config.Way = WayThreads")
 	case c.Way == WayStream && !f.Streams:
-		return unavailable("cuFile "+f.Version+" has no calls on streams", "CUDA 12.2 or later, or Config.Way = WayThreads")
+		return unavailable("cuFile "+f.Version+" has no calls on streams",
+			"CUDA 12.2 or later, or Config.Way = WayThreads")
 	}
 	if c.Threads == 0 {
 		c.Threads = 4
@@ -140,7 +150,8 @@ func (c *Config) settle(f *Facts) error {
 	return nil
 }
 
-// caps is what the backend serves. In compat mode the bytes cross host memory, as on the chain that is the alternative.
+// caps is what the backend serves. In compat mode the bytes cross host memory, as on the chain that
+// is the alternative.
 func caps(cfg *Config, compat bool) driver.Caps {
 	var pairs driver.Pairs
 	pairs[driver.HBM] = driver.KindsOf(driver.File)

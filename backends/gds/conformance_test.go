@@ -21,19 +21,20 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/fakecufile"
 )
 
-// The stand-ins of libcuda and libcufile; nil on a machine with a card, where SLUICE_LIBCUDA and SLUICE_LIBCUFILE name
-// the libraries.
+// The stand-ins of libcuda and libcufile; nil on a machine with a card, where SLUICE_LIBCUDA and
+// SLUICE_LIBCUFILE name the libraries.
 var (
 	libcuda *fakecuda.Library
 	library *fakecufile.Library
 )
 
-// flagsVariable names flags for the build of libcufile's stand-in, to a test that runs alone; bareVariable has nothing
-// opened before the test.
+// flagsVariable names flags for the build of libcufile's stand-in, to a test that runs alone;
+// bareVariable has nothing opened before the test.
 const (
 	flagsVariable = "SLUICE_STANDIN_FLAGS"
 	bareVariable  = "SLUICE_STANDIN_BARE"
-	builtVariable = "SLUICE_STANDIN_BUILT" // the stand-in of libcuda that the parent of this process has built
+	// the stand-in of libcuda that the parent of this process has built
+	builtVariable = "SLUICE_STANDIN_BUILT"
 )
 
 func TestMain(m *testing.M) {
@@ -56,7 +57,8 @@ func openLibraries() (err error) {
 		return err
 	}
 	err = errors.Join(os.Setenv("STANDIN_DEVICES", "2"),
-		os.Setenv("STANDIN_LIBCUDA", libcuda.Path), os.Setenv("STANDIN_CUFILE_PANEL", library.Panel))
+		os.Setenv("STANDIN_LIBCUDA", libcuda.Path), os.Setenv("STANDIN_CUFILE_PANEL",
+			library.Panel))
 	if err != nil || os.Getenv(bareVariable) != "" {
 		return err
 	}
@@ -91,15 +93,17 @@ func testConfig() Config {
 func onStandIn(tb testing.TB) {
 	tb.Helper()
 	if library == nil {
-		drivertest.SkipIfUnavailable(tb, &driver.UnavailableError{Backend: "gds", Reason: "this test commands the stand-in of libcufile",
-			Fix: "run it without SLUICE_LIBCUDA"})
+		drivertest.SkipIfUnavailable(tb, &driver.UnavailableError{Backend: "gds",
+			Reason: "this test commands the stand-in of libcufile",
+			Fix:    "run it without SLUICE_LIBCUDA"})
 	}
 }
 
 // tmpfs is a directory in memory.
 const tmpfs = "/dev/shm"
 
-// variants are ways of the backend, each over a file in which memory lies off bytes behind whole blocks.
+// variants are ways of the backend, each over a file in which memory lies off bytes behind whole
+// blocks.
 var variants = []struct {
 	name string
 	cfg  Config
@@ -109,9 +113,11 @@ var variants = []struct {
 	only []string
 }{
 	{"batches", Config{Way: WayBatch}, os.TempDir(), false, 0, nil},
-	{"batches-odd", Config{Way: WayBatch, Depth: 5, Threads: 2, BatchMax: 3, PieceMax: 64 << 10, JobsMax: 9}, os.TempDir(), false, 777, moving},
+	{"batches-odd", Config{Way: WayBatch, Depth: 5, Threads: 2, BatchMax: 3, PieceMax: 64 << 10,
+		JobsMax: 9}, os.TempDir(), false, 777, moving},
 	{"streams", Config{Way: WayStream}, tmpfs, false, 0, moving},
-	{"streams-odd", Config{Way: WayStream, Depth: 3, PieceMax: 64 << 10}, tmpfs, false, 777, moving},
+	{"streams-odd", Config{Way: WayStream, Depth: 3, PieceMax: 64 << 10}, tmpfs, false, 777,
+		moving},
 	{"threads", Config{Way: WayThreads}, tmpfs, false, 0, moving},
 	{"threads-odd", Config{Way: WayThreads, Threads: 2, Depth: 5}, tmpfs, false, 777, moving},
 	{"host", Config{Host: true, BufferMax: 1 << 20}, tmpfs, true, 5, moving},
@@ -127,7 +133,8 @@ func TestBackend(t *testing.T) {
 			cfg := v.cfg
 			cfg.CUDA, cfg.Library = testConfig().CUDA, testConfig().Library
 			h := drivertest.Harness{
-				Name: v.name, Local: hbm, Remote: drivertest.FileMemory(v.dir, v.off), SelfOnly: true, Only: v.only,
+				Name: v.name, Local: hbm, Remote: drivertest.FileMemory(v.dir, v.off),
+				SelfOnly: true, Only: v.only,
 				New: func() (driver.Backend, error) {
 					b, err := New(cfg)
 					if err != nil {
@@ -198,7 +205,9 @@ func hbmOn(ordinal int, n uint64) (*drivertest.Space, error) {
 		return nil, err
 	}
 	seg := driver.Segment{Kind: driver.HBM, Len: n, Addr: at, Device: ordinal}
-	s := &drivertest.Space{Segment: seg, Bytes: deviceBytes{d, at, n}, Free: func() error { return d.Free(at) }}
+	s := &drivertest.Space{Segment: seg, Bytes: deviceBytes{d, at, n}, Free: func() error {
+		return d.Free(at)
+	}}
 	_, err = s.Bytes.WriteAt(make([]byte, n), 0)
 	return s, err
 }
@@ -225,7 +234,8 @@ func (b deviceBytes) WriteAt(p []byte, off int64) (int, error) {
 
 func (b deviceBytes) bound(p []byte, off int64) error {
 	if off < 0 || uint64(off)+uint64(len(p)) > b.n {
-		return fmt.Errorf("%d bytes at %d of %d of device memory: %w", len(p), off, b.n, driver.ErrBounds)
+		return fmt.Errorf("%d bytes at %d of %d of device memory: %w", len(p), off, b.n,
+			driver.ErrBounds)
 	}
 	return nil
 }

@@ -18,8 +18,8 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 // FD implements driver.Backend.
 func (b *Backend) FD() int { return b.event.FD() }
 
-// Arm implements driver.Backend. The flag goes up before the look, and who brings a completion, or the end of a
-// request that may be one, looks at the flag afterwards.
+// Arm implements driver.Backend. The flag goes up before the look, and who brings a completion, or
+// the end of a request that may be one, looks at the flag afterwards.
 func (b *Backend) Arm() (ready bool, err error) {
 	if !b.books.Gate.Enter() {
 		return false, driver.ErrClosed

@@ -12,12 +12,14 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// FileError is why a transfer failed at a file. A *driver.PieceError around it names the piece of the batch.
+// FileError is why a transfer failed at a file. A *driver.PieceError around it names the piece of
+// the batch.
 type FileError struct {
 	Op   string // "read" or "write"
 	Name string // of the file, as the system knows it now
 	Off  int64  // where in the file it ended, in bytes
-	Err  error  // a syscall.Errno, a *cufile.Error, or io.ErrUnexpectedEOF where the file has become shorter
+	// a syscall.Errno, a *cufile.Error, or io.ErrUnexpectedEOF where the file has become shorter
+	Err error
 }
 
 // Error names the file, the offset and what mends it where that is known.
@@ -34,7 +36,8 @@ func (e *FileError) cure() string {
 	case errors.Is(e.Err, syscall.ENOSPC), errors.Is(e.Err, syscall.EDQUOT):
 		return " (reserve the room beforehand with posix.File.Grow)"
 	case errors.Is(e.Err, syscall.EIO):
-		return " (the device failed, see the kernel's log and cuFile's: what was written before may be lost as well)"
+		return " (the device failed, see the kernel's log and cuFile's: what was written before " +
+			"may be lost as well)"
 	case errors.Is(e.Err, io.ErrUnexpectedEOF):
 		return " (the file was cut since it was registered)"
 	case errors.As(e.Err, &said):

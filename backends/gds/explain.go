@@ -11,12 +11,14 @@ import (
 // Explain implements driver.Peer.
 func (p *peer) Explain(localKey, remoteKey uint32) string {
 	b := p.b
-	text := "experimental: has not met a card; " + b.facts.Mode + "; cuFile " + b.facts.Version + b.manner()
+	text := "experimental: has not met a card; " + b.facts.Mode + "; cuFile " + b.facts.Version +
+		b.manner()
 	if m := b.books.At(localKey); m != nil && m.Extent.buffer != nil {
 		if m.Extent.buffer.registered() {
 			text += "; memory registered"
 		} else {
-			text += "; memory not registered (" + m.Extent.buffer.why + "), so that cuFile copies once more"
+			text += "; memory not registered (" + m.Extent.buffer.why +
+				"), so that cuFile copies once more"
 		}
 	}
 	b.books.Mu.Lock()

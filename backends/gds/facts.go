@@ -26,8 +26,10 @@ type Facts struct {
 
 // String says it in one line.
 func (f *Facts) String() string {
-	return fmt.Sprintf("cuFile %s: %s; batches of %d: %s, streams: %s, requests to %s, pins %s, buffers of %s", f.Version, f.Mode,
-		f.BatchMax, yes(f.Batches), yes(f.Streams), mebibytes(f.DirectMax), mebibytes(f.PinnedMax), mebibytes(f.CacheMax))
+	return fmt.Sprintf("cuFile %s: %s; batches of %d: %s, streams: %s, requests to %s, pins %s, "+
+		"buffers of %s", f.Version, f.Mode,
+		f.BatchMax, yes(f.Batches), yes(f.Streams), mebibytes(f.DirectMax), mebibytes(f.PinnedMax),
+		mebibytes(f.CacheMax))
 }
 
 func yes(is bool) string {
@@ -39,8 +41,8 @@ func yes(is bool) string {
 
 func mebibytes(n uint64) string { return fmt.Sprintf("%.4g MiB", float64(n)/(1<<20)) }
 
-// Examine opens the libraries, which stay open, and says what there is. Without a device cuFile is not touched, and
-// the error, a *driver.UnavailableError, says why.
+// Examine opens the libraries, which stay open, and says what there is. Without a device cuFile is
+// not touched, and the error, a *driver.UnavailableError, says why.
 func Examine(cfg Config) (Facts, error) {
 	if err := gpu.Load(cfg.CUDA); err != nil {
 		return Facts{}, withoutDevice(err)
@@ -59,32 +61,38 @@ func Examine(cfg Config) (Facts, error) {
 	if err != nil {
 		return Facts{}, fmt.Errorf("gds: %w", err)
 	}
-	f := Facts{Version: "before 1.8", Batches: said.Batches, Streams: said.Streams, BatchMax: said.BatchMax,
+	f := Facts{Version: "before 1.8", Batches: said.Batches, Streams: said.Streams,
+		BatchMax:  said.BatchMax,
 		DirectMax: said.DirectMax, PinnedMax: said.PinnedMax, CacheMax: said.CacheMax}
 	if said.Version > 0 {
 		f.Version = fmt.Sprintf("%d.%d", said.Version/1000, said.Version%1000/10)
 	}
 	f.Compat, f.Mode = mode(&said)
 	if cfg.Host && said.Version < oldVersion {
-		return f, unavailable("cuFile "+f.Version+" takes no host memory", "cuFile 1.9, of CUDA 12.4, or Config.Host = false")
+		return f, unavailable("cuFile "+f.Version+" takes no host memory",
+			"cuFile 1.9, of CUDA 12.4, or Config.Host = false")
 	}
 	if cfg.Direct && f.Compat {
-		return f, unavailable("Config.Direct, and "+f.Mode, "modprobe nvidia-fs, and no force_compat_mode in cufile.json")
+		return f, unavailable("Config.Direct, and "+f.Mode, "modprobe nvidia-fs, and no "+
+			"force_compat_mode in cufile.json")
 	}
 	return f, nil
 }
 
-// mode judges by the driver and the configuration: of a single file the library does not say how its bytes go.
+// mode judges by the driver and the configuration: of a single file the library does not say how
+// its bytes go.
 func mode(f *cufile.Facts) (compat bool, text string) {
 	switch {
 	case f.ForceCompat == 1:
 		return true, "cuFile compat: bounces through host (force_compat_mode is set)"
 	case f.NVFSMajor == 0 && f.NVFSMinor == 0 && f.PCIP2PDMA == 1:
-		return false, "no nvidia-fs: direct by PCI P2PDMA where the file's disk has it, else cuFile compat"
+		return false, "no nvidia-fs: direct by PCI P2PDMA where the file's disk has it, else " +
+			"cuFile compat"
 	case f.NVFSMajor == 0 && f.NVFSMinor == 0:
 		return true, "cuFile compat: bounces through host (nvidia-fs is not loaded)"
 	}
-	return false, fmt.Sprintf("nvidia-fs %d.%d: direct where the file's disk and filesystem allow it, else cuFile compat, which cuFile does not tell",
+	return false, fmt.Sprintf("nvidia-fs %d.%d: direct where the file's disk and filesystem "+
+		"allow it, else cuFile compat, which cuFile does not tell",
 		f.NVFSMajor, f.NVFSMinor)
 }
 

@@ -49,7 +49,8 @@ func TestShort(t *testing.T) {
 		if _, err := r.dev.Bytes.WriteAt(mine, 0); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.move(driver.Write, driver.Desc{Local: 5, Remote: 5, Len: size - 10}); err != nil {
+		if err := r.move(driver.Write, driver.Desc{Local: 5, Remote: 5,
+			Len: size - 10}); err != nil {
 			t.Fatal(err)
 		}
 		r.same("written in parts", r.content()[5:size-5], mine[5:size-5])
@@ -63,8 +64,10 @@ func TestEndOfFile(t *testing.T) {
 		const size, end = 1 << 20, 300<<10 + 123
 		r := newRig(t, cfg, size)
 		library.Set(t, fakecufile.EndAt, end)
-		pieces := []driver.Desc{{Len: 64 << 10}, {Local: 64 << 10, Remote: 64 << 10, Len: 100 << 10},
-			{Local: 164 << 10, Remote: 164 << 10, Len: 200 << 10}, {Local: 600 << 10, Remote: 16 << 10, Len: 4096}}
+		pieces := []driver.Desc{{Len: 64 << 10}, {Local: 64 << 10, Remote: 64 << 10,
+			Len: 100 << 10},
+			{Local: 164 << 10, Remote: 164 << 10, Len: 200 << 10},
+			{Local: 600 << 10, Remote: 16 << 10, Len: 4096}}
 		wantFileError(t, r.move(driver.Read, pieces...), 2, "read", end, io.ErrUnexpectedEOF)
 		wantFileError(t, r.move(driver.Write, pieces...), 2, "write", end, io.ErrShortWrite)
 		if err := r.move(driver.Read, driver.Desc{Len: end}); err != nil {
@@ -73,7 +76,8 @@ func TestEndOfFile(t *testing.T) {
 	})
 }
 
-// TestOneFails has one of many requests fail: the batch ends with that piece, and the next one works.
+// TestOneFails has one of many requests fail: the batch ends with that piece, and the next one
+// works.
 func TestOneFails(t *testing.T) {
 	onStandIn(t)
 	eachWay(t, func(t *testing.T, cfg Config) {
@@ -81,12 +85,14 @@ func TestOneFails(t *testing.T) {
 		r := newRig(t, cfg, 2<<20)
 		var pieces []driver.Desc
 		for i := range uint64(16) {
-			pieces = append(pieces, driver.Desc{Local: i * 100 << 10, Remote: (15 - i) * 100 << 10, Len: 10 << 10})
+			pieces = append(pieces, driver.Desc{Local: i * 100 << 10, Remote: (15 - i) * 100 << 10,
+				Len: 10 << 10})
 		}
 		for _, c := range []struct {
 			code  uint32
 			cause error
-		}{{uint32(syscall.EIO), syscall.EIO}, {uint32(syscall.ENOSPC), syscall.ENOSPC}, {5008, nil}} {
+		}{{uint32(syscall.EIO), syscall.EIO}, {uint32(syscall.ENOSPC), syscall.ENOSPC},
+			{5008, nil}} {
 			library.Set(t, fakecufile.FailCode, c.code)
 			library.Put(fakecufile.FailAfter, 6)
 			err := r.move(driver.Write, append([]driver.Desc{}, pieces...)...)
@@ -94,7 +100,8 @@ func TestOneFails(t *testing.T) {
 				wantFileError(t, err, pieceOf(err), "write", -1, c.cause)
 			}
 			var said *cufile.Error
-			if c.cause == nil && (!errors.As(err, &said) || said.Code != 5008 || !strings.Contains(err.Error(), "not supported for this file")) {
+			if c.cause == nil && (!errors.As(err, &said) || said.Code != 5008 ||
+				!strings.Contains(err.Error(), "not supported for this file")) {
 				t.Errorf("%v, want cuFile's 5008", err)
 			}
 			if err := r.move(driver.Write, pieces...); err != nil {
@@ -116,12 +123,15 @@ func pieceOf(err error) int {
 func TestStatuses(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, Config{Way: WayBatch, Threads: 1}, 1<<20)
-	for status, cause := range map[uint32]error{0x04: syscall.EINVAL, 0x20: syscall.ETIMEDOUT, 0x40: syscall.EIO} {
-		library.Set(t, fakecufile.FailCode, uint32(map[bool]syscall.Errno{true: syscall.EINVAL, false: syscall.EIO}[status == 0x04]))
+	for status, cause := range map[uint32]error{0x04: syscall.EINVAL, 0x20: syscall.ETIMEDOUT,
+		0x40: syscall.EIO} {
+		library.Set(t, fakecufile.FailCode, uint32(map[bool]syscall.Errno{true: syscall.EINVAL,
+			false: syscall.EIO}[status == 0x04]))
 		library.Set(t, fakecufile.FailStatus, status)
 		library.Put(fakecufile.FailAfter, 1)
 		before := r.content()
-		err := r.move(driver.Write, driver.Desc{Len: 4096}, driver.Desc{Local: 64 << 10, Remote: 64 << 10, Len: 4096},
+		err := r.move(driver.Write, driver.Desc{Len: 4096}, driver.Desc{Local: 64 << 10,
+			Remote: 64 << 10, Len: 4096},
 			driver.Desc{Local: 256 << 10, Remote: 256 << 10, Len: 4096})
 		if !errors.Is(err, cause) {
 			t.Errorf("status %#x: %v, want %v", status, err, cause)
@@ -135,7 +145,8 @@ func TestStatuses(t *testing.T) {
 		}
 	}
 	library.Put(fakecufile.StatusResult, 5030)
-	if err := r.move(driver.Read, driver.Desc{Len: 4096}, driver.Desc{Local: 64 << 10, Remote: 64 << 10, Len: 4096}); !errors.Is(err, syscall.EIO) {
+	if err := r.move(driver.Read, driver.Desc{Len: 4096}, driver.Desc{Local: 64 << 10,
+		Remote: 64 << 10, Len: 4096}); !errors.Is(err, syscall.EIO) {
 		t.Errorf("a batch that the library does not tell of: %v", err)
 	}
 	if n := library.Get(fakecufile.UnderWay); n != 0 {
@@ -143,8 +154,8 @@ func TestStatuses(t *testing.T) {
 	}
 }
 
-// TestBatchLimit has the library take fewer entries than it says, or none, and no streams: transfers work all the same,
-// and Explain says so.
+// TestBatchLimit has the library take fewer entries than it says, or none, and no streams:
+// transfers work all the same, and Explain says so.
 func TestBatchLimit(t *testing.T) {
 	onStandIn(t)
 	const size = 4 << 20
@@ -159,8 +170,10 @@ func TestBatchLimit(t *testing.T) {
 		cfg   Config
 		word  fakecufile.Word
 		value uint32
-	}{{"three entries", Config{Way: WayBatch}, fakecufile.BatchLimit, 3}, {"one entry", Config{Way: WayBatch, Depth: 100}, fakecufile.BatchLimit, 1},
-		{"no batch", Config{Way: WayBatch}, fakecufile.BatchResult, 5036}, {"no streams", Config{Way: WayStream}, fakecufile.StreamResult, 5038}} {
+	}{{"three entries", Config{Way: WayBatch}, fakecufile.BatchLimit, 3},
+		{"one entry", Config{Way: WayBatch, Depth: 100}, fakecufile.BatchLimit, 1},
+		{"no batch", Config{Way: WayBatch}, fakecufile.BatchResult, 5036},
+		{"no streams", Config{Way: WayStream}, fakecufile.StreamResult, 5038}} {
 		t.Run(c.name, func(t *testing.T) {
 			leak.Check(t)
 			r := newRig(t, c.cfg, size)
@@ -179,14 +192,16 @@ func TestBatchLimit(t *testing.T) {
 	}
 }
 
-// TestNotRegistered has the library refuse to register memory, or there be no room for it: it is moved all the same.
+// TestNotRegistered has the library refuse to register memory, or there be no room for it: it is
+// moved all the same.
 func TestNotRegistered(t *testing.T) {
 	onStandIn(t)
 	for name, c := range map[string]struct {
 		cfg    Config
 		result uint32
 		why    string
-	}{"refused": {Config{}, 5036, "no room to pin memory"}, "limited": {Config{BufferMax: 64 << 10}, 0, "BufferMax"}} {
+	}{"refused": {Config{}, 5036, "no room to pin memory"}, "limited": {Config{BufferMax: 64 << 10},
+		0, "BufferMax"}} {
 		t.Run(name, func(t *testing.T) {
 			library.Set(t, fakecufile.RegisterResult, c.result)
 			r := newRig(t, c.cfg, 1<<20)
@@ -194,7 +209,8 @@ func TestNotRegistered(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.same("read without registration", r.memory(), r.content())
-			if text := r.p.Explain(r.local, r.far); !strings.Contains(text, "memory not registered") || !strings.Contains(text, c.why) {
+			if text := r.p.Explain(r.local, r.far); !strings.Contains(text,
+				"memory not registered") || !strings.Contains(text, c.why) {
 				t.Errorf("explained as %q", text)
 			}
 		})
@@ -246,7 +262,8 @@ func TestPartsAreOneBuffer(t *testing.T) {
 	}
 }
 
-// TestNeighboursInABlock has many writes share blocks, each slow between the look at a block and the write of it.
+// TestNeighboursInABlock has many writes share blocks, each slow between the look at a block and
+// the write of it.
 func TestNeighboursInABlock(t *testing.T) {
 	onStandIn(t)
 	eachWay(t, func(t *testing.T, cfg Config) {
@@ -284,8 +301,8 @@ func TestNeighboursInABlock(t *testing.T) {
 	})
 }
 
-// TestFenceOfWhatHangs has the library not answer: a fence gives up when its context ends and says so, a cancel takes away what
-// has not begun, and nothing completes before it is known to be over.
+// TestFenceOfWhatHangs has the library not answer: a fence gives up when its context ends and says
+// so, a cancel takes away what has not begun, and nothing completes before it is known to be over.
 func TestFenceOfWhatHangs(t *testing.T) {
 	onStandIn(t)
 	eachWay(t, func(t *testing.T, cfg Config) {
@@ -297,11 +314,13 @@ func TestFenceOfWhatHangs(t *testing.T) {
 		r.until("the first request", func() bool { return library.Get(fakecufile.UnderWay) > 0 })
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 		defer cancel()
-		if err := r.b.Fence(ctx, r.m.Key()); !errors.Is(err, driver.ErrTimeout) || !strings.Contains(err.Error(), "has not answered") {
+		if err := r.b.Fence(ctx, r.m.Key()); !errors.Is(err, driver.ErrTimeout) ||
+			!strings.Contains(err.Error(), "has not answered") {
 			t.Errorf("fence of what hangs: %v", err)
 		}
 		r.none()
-		before := library.Get(fakecufile.Reads) + library.Get(fakecufile.AsyncCalls) + library.Get(fakecufile.Submits)
+		before := library.Get(fakecufile.Reads) + library.Get(fakecufile.AsyncCalls) +
+			library.Get(fakecufile.Submits)
 		library.Put(fakecufile.Hold, 0)
 		if err := r.outcome(1); !errors.Is(err, driver.ErrRevoked) {
 			t.Errorf("the outcome of a fenced batch: %v", err)
@@ -315,7 +334,8 @@ func TestFenceOfWhatHangs(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		r.same("after the outcome", r.memory(), mem)
-		if after := library.Get(fakecufile.Reads) + library.Get(fakecufile.AsyncCalls) + library.Get(fakecufile.Submits); after > before+8 {
+		if after := library.Get(fakecufile.Reads) + library.Get(fakecufile.AsyncCalls) +
+			library.Get(fakecufile.Submits); after > before+8 {
 			t.Errorf("%d calls after the fence", after-before)
 		}
 		r.far = r.imported()
@@ -325,7 +345,8 @@ func TestFenceOfWhatHangs(t *testing.T) {
 	})
 }
 
-// TestCloseWhileItHangs closes a backend while the library does not answer: Close returns when it does, and each tag ends once.
+// TestCloseWhileItHangs closes a backend while the library does not answer: Close returns when it
+// does, and each tag ends once.
 func TestCloseWhileItHangs(t *testing.T) {
 	onStandIn(t)
 	eachWay(t, func(t *testing.T, cfg Config) {
@@ -368,7 +389,8 @@ func TestNoAllocation(t *testing.T) {
 		r := newRig(t, cfg, 1<<20)
 		descs := make([]driver.Desc, 0, 64)
 		for i := range uint64(64) {
-			descs = append(descs, driver.Desc{Local: i * 8192, Remote: i * 8192, Len: 4096, LocalKey: r.local, RemoteKey: r.far})
+			descs = append(descs, driver.Desc{Local: i * 8192, Remote: i * 8192, Len: 4096,
+				LocalKey: r.local, RemoteKey: r.far})
 		}
 		var done [4]driver.Completion
 		batch := &driver.Batch{Op: driver.Read, Descs: descs}

@@ -27,9 +27,9 @@ type file struct {
 	turnEdge bool // its kind
 }
 
-// openFile opens the file behind a caller's descriptor for ourselves, so that nothing of what we do depends on how long
-// the caller keeps it, and registers it with cuFile. That wants O_DIRECT for the direct way; without, newer libraries take
-// a file all the same.
+// openFile opens the file behind a caller's descriptor for ourselves, so that nothing of what we do
+// depends on how long the caller keeps it, and registers it with cuFile. That wants O_DIRECT for
+// the direct way; without, newer libraries take a file all the same.
 func openFile(fd int, id ownfiles.ID) (*file, error) {
 	f := &file{id: id}
 	var err error

@@ -1,29 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gds moves bytes between device memory and files of one process by NVIDIA's cuFile (GPUDirect Storage): a File
-// segment is a region like any other, and with nvidia-fs, or PCI P2PDMA, the disk reads and writes the memory of
-// the card itself. Where it cannot, cuFile works in its compat mode, by way of host memory, as the engine's
-// chain does: Explain says which it is.
+// Package gds moves bytes between device memory and files of one process by NVIDIA's cuFile
+// (GPUDirect Storage): a File segment is a region like any other, and with nvidia-fs, or PCI
+// P2PDMA, the disk reads and writes the memory of the card itself. Where it cannot, cuFile works in
+// its compat mode, by way of host memory, as the engine's chain does: Explain says which it is.
 //
 // The package is experimental: it has not met a card. It has run against a software stand-in of
 // libcufile alone.
 //
-// libcufile is opened at run time, and only where libcuda has found a device. Files and memory are registered with it
-// once. A batch becomes requests of bounded size (plan.go), a bounded table of which is with threads in C that
-// hand them to cuFile as batches, on streams, or one by one (Config.Way). One mutex guards the books (serve.go); no byte
-// is moved under it and no call into C is made.
+// libcufile is opened at run time, and only where libcuda has found a device. Files and memory are
+// registered with it once. A batch becomes requests of bounded size (plan.go), a bounded table of
+// which is with threads in C that hand them to cuFile as batches, on streams, or one by one
+// (Config.Way). One mutex guards the books (serve.go); no byte is moved under it and no call into C
+// is made.
 //
 // # Blocks
 //
-// Where a write is not aligned, cuFile reads whole blocks, changes and writes them, and undoes what others write there
-// meanwhile. It is therefore given whole blocks alone: the edges of a write go by way of host memory and the page cache.
-// Writes that share a block are never under way at once.
+// Where a write is not aligned, cuFile reads whole blocks, changes and writes them, and undoes what
+// others write there meanwhile. It is therefore given whole blocks alone: the edges of a write go
+// by way of host memory and the page cache. Writes that share a block are never under way at once.
 //
 // # What proves that nothing lands later
 //
-// Nobody but this process reaches a file, and nothing is with cuFile that is not in the table: Fence, Cancel and Close
-// start nothing more and wait for the end of what is under way, since cuFile cannot recall it. What has timed out in a
-// batch has ended when the batch was cancelled and destroyed. A disk that does not answer holds them up.
+// Nobody but this process reaches a file, and nothing is with cuFile that is not in the table:
+// Fence, Cancel and Close start nothing more and wait for the end of what is under way, since
+// cuFile cannot recall it. What has timed out in a batch has ended when the batch was cancelled and
+// destroyed. A disk that does not answer holds them up.
 package gds
 
 import (
@@ -77,8 +79,8 @@ const can = driver.CanPattern | driver.CanNest
 
 var _ driver.Backend = (*Backend)(nil)
 
-// New opens libcuda and libcufile, and a backend. Where one is missing, or has no device, it answers a
-// *driver.UnavailableError.
+// New opens libcuda and libcufile, and a backend. Where one is missing, or has no device, it
+// answers a *driver.UnavailableError.
 func New(cfg Config) (*Backend, error) {
 	cfg.ensureDefaults()
 	if err := cfg.check(); err != nil {
@@ -93,8 +95,10 @@ func New(cfg Config) (*Backend, error) {
 	}
 	b := &Backend{cfg: cfg, facts: facts, files: map[ownfiles.ID]*file{}}
 	b.caps = caps(&b.cfg, facts.Compat)
-	b.books.Open(ownfiles.Config[extent]{Name: "gds", Memory: "memory", Mover: "cuFile", KeysMax: cfg.KeysMax,
-		JobsMax: cfg.JobsMax, Can: can, DescsMax: descsMax, RunsMax: runsMax, Room: b.room, Cut: b.begin, Ends: b.finish,
+	b.books.Open(ownfiles.Config[extent]{Name: "gds", Memory: "memory", Mover: "cuFile",
+		KeysMax: cfg.KeysMax,
+		JobsMax: cfg.JobsMax, Can: can, DescsMax: descsMax, RunsMax: runsMax, Room: b.room,
+		Cut: b.begin, Ends: b.finish,
 		Stop: b.stop, Leave: b.leave, Release: b.giveBack})
 	b.makeTables()
 	if err := b.open(); err != nil {
@@ -131,8 +135,10 @@ func (b *Backend) open() (err error) {
 	if b.ends, err = gpu.NewEnds(slots, b.event.FD(), b.heed.FD()); err != nil {
 		return err
 	}
-	way := map[Way]cufile.Way{WayBatch: cufile.Batch, WayStream: cufile.Stream, WayThreads: cufile.One}[b.cfg.Way]
-	if b.mover, err = cufile.OpenMover(b.ends, slots, b.cfg.Threads, way, b.cfg.BatchMax); err != nil {
+	way := map[Way]cufile.Way{WayBatch: cufile.Batch, WayStream: cufile.Stream,
+		WayThreads: cufile.One}[b.cfg.Way]
+	if b.mover, err = cufile.OpenMover(b.ends, slots, b.cfg.Threads, way,
+		b.cfg.BatchMax); err != nil {
 		return err
 	}
 	b.attended.Go(b.attend)

@@ -6,8 +6,8 @@ import (
 	"github.com/sluicehq/sluice/internal/ownfiles"
 )
 
-// job is a batch under way. Jobs are made at the start and reused, with the memory of their lists. All is guarded by
-// books.Mu.
+// job is a batch under way. Jobs are made at the start and reused, with the memory of their lists.
+// All is guarded by books.Mu.
 type job struct {
 	ownfiles.Job[extent]
 }

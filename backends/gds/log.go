@@ -19,8 +19,9 @@ import (
 // systemConfig is what the library reads where the user names nothing else.
 const systemConfig = "/etc/cufile.json"
 
-// logPlace is the file to name to the library, "" where the user has named one: it writes cufile.log into the working
-// directory of the process unless its configuration, or its environment, says otherwise.
+// logPlace is the file to name to the library, "" where the user has named one: it writes
+// cufile.log into the working directory of the process unless its configuration, or its
+// environment, says otherwise.
 func logPlace(cfg *Config) (string, error) {
 	if cfg.LogFile != "" {
 		return cfg.LogFile, nil
@@ -37,12 +38,14 @@ func logPlace(cfg *Config) (string, error) {
 	}
 	dir, err := privateFolder(filepath.Join(os.TempDir(), "sluice-"+strconv.Itoa(os.Getuid())))
 	if err != nil {
-		return "", fmt.Errorf("gds: make a folder for cuFile's log, or name Config.LogFile: %w", err)
+		return "", fmt.Errorf("gds: make a folder for cuFile's log, or name Config.LogFile: %w",
+			err)
 	}
 	return filepath.Join(dir, "cufile.log"), nil
 }
 
-// privateFolder makes a folder that is ours alone; where somebody else was there before, another one.
+// privateFolder makes a folder that is ours alone; where somebody else was there before, another
+// one.
 func privateFolder(dir string) (string, error) {
 	err := os.Mkdir(dir, 0o700)
 	if err == nil {
@@ -52,14 +55,15 @@ func privateFolder(dir string) (string, error) {
 		return "", err
 	}
 	var st unix.Stat_t
-	if err := unix.Lstat(dir, &st); err == nil && st.Mode == unix.S_IFDIR|0o700 && int(st.Uid) == os.Getuid() {
+	if err := unix.Lstat(dir, &st); err == nil && st.Mode == unix.S_IFDIR|0o700 &&
+		int(st.Uid) == os.Getuid() {
 		return dir, nil
 	}
 	return os.MkdirTemp("", "sluice-cufile-*")
 }
 
-// namesLogs reports whether a cufile.json says where logs go. It may have comments, which JSON has not; what cannot be
-// read says nothing.
+// namesLogs reports whether a cufile.json says where logs go. It may have comments, which JSON has
+// not; what cannot be read says nothing.
 func namesLogs(text []byte) bool {
 	var c struct {
 		Logging struct{ Dir string }

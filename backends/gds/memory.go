@@ -25,9 +25,10 @@ type extent struct {
 	off  uint64
 }
 
-// Register implements driver.Backend. A file is opened once more, so the caller's descriptor may be closed when Register
-// has returned; further ranges of it, and parts of registered memory, cost little. A file that cuFile does not take (its
-// filesystem, without compat mode) is an error that wraps *cufile.Error.
+// Register implements driver.Backend. A file is opened once more, so the caller's descriptor may be
+// closed when Register has returned; further ranges of it, and parts of registered memory, cost
+// little. A file that cuFile does not take (its filesystem, without compat mode) is an error that
+// wraps *cufile.Error.
 func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if !b.caps.Pairs.Local().Has(seg.Kind) {
 		return nil, fmt.Errorf("register %v with gds: %w", seg.Kind, driver.ErrNotSupported)
@@ -48,7 +49,8 @@ func (b *Backend) find(e *extent, seg *driver.Segment) (err error) {
 		e.at, e.shared = addressOf(seg.Mem), seg.Shared
 	}
 	if e.device < 0 || e.device >= cufile.Devices {
-		return fmt.Errorf("device %d is not within 0 to %d: %w", e.device, cufile.Devices-1, driver.ErrBounds)
+		return fmt.Errorf("device %d is not within 0 to %d: %w", e.device, cufile.Devices-1,
+			driver.ErrBounds)
 	}
 	if err := b.mover.Use(e.device); err != nil {
 		return err
@@ -67,16 +69,20 @@ func (b *Backend) holds(e *extent, size uint64) error {
 	whose, until, err := b.mover.Whose(e.device, e.at, size)
 	switch {
 	case err != nil && until > e.at:
-		return fmt.Errorf("%d bytes of device memory at %#x: only %d of them are allocated: %w", size, e.at, until-e.at, driver.ErrBounds)
+		return fmt.Errorf("%d bytes of device memory at %#x: only %d of them are allocated: %w",
+			size, e.at, until-e.at, driver.ErrBounds)
 	case err != nil:
-		return fmt.Errorf("%d bytes at %#x, which is not device memory, or was freed: %w (%w)", size, e.at, driver.ErrBounds, err)
+		return fmt.Errorf("%d bytes at %#x, which is not device memory, or was freed: %w (%w)",
+			size, e.at, driver.ErrBounds, err)
 	case whose != e.device:
-		return fmt.Errorf("%d bytes at %#x, which are of device %d and not of %d: %w", size, e.at, whose, e.device, driver.ErrBounds)
+		return fmt.Errorf("%d bytes at %#x, which are of device %d and not of %d: %w", size, e.at,
+			whose, e.device, driver.ErrBounds)
 	}
 	return nil
 }
 
-// base is what cuFile is told of a place in the memory: an address as it was registered, and where behind it.
+// base is what cuFile is told of a place in the memory: an address as it was registered, and where
+// behind it.
 func (e *extent) base(off uint64) (base, offset uint64) {
 	if e.buffer.registered() {
 		return e.buffer.at, e.at - e.buffer.at + off

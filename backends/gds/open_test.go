@@ -18,8 +18,8 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
-// alone reports whether this is the process that a test wants for itself, in a folder of its own; elsewhere it makes one,
-// with further variables, and the test is over.
+// alone reports whether this is the process that a test wants for itself, in a folder of its own;
+// elsewhere it makes one, with further variables, and the test is over.
 func alone(t *testing.T, variables ...string) bool {
 	t.Helper()
 	onStandIn(t)
@@ -49,7 +49,8 @@ func TestFacts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Facts{Version: "1.14", Batches: true, Streams: true, Compat: true, Mode: "cuFile compat: bounces through host (nvidia-fs is not loaded)",
+	want := Facts{Version: "1.14", Batches: true, Streams: true, Compat: true,
+		Mode:     "cuFile compat: bounces through host (nvidia-fs is not loaded)",
 		BatchMax: 128, DirectMax: 16 << 20, PinnedMax: 1 << 30, CacheMax: 128 << 20}
 	if f != want {
 		t.Errorf("%+v\nwant %+v", f, want)
@@ -57,22 +58,26 @@ func TestFacts(t *testing.T) {
 	cfg := testConfig()
 	cfg.Direct = true
 	var missing *driver.UnavailableError
-	if _, err := New(cfg); !errors.As(err, &missing) || !strings.Contains(missing.Reason, "bounces through host") || missing.Fix == "" {
+	if _, err := New(cfg); !errors.As(err, &missing) ||
+		!strings.Contains(missing.Reason, "bounces through host") || missing.Fix == "" {
 		t.Errorf("Config.Direct in compat mode: %v", err)
 	}
 	r := newRig(t, Config{}, 4096)
 	text := r.p.Explain(r.local, r.far)
-	for _, part := range []string{"cuFile compat: bounces through host", "cuFile 1.14 by 4 threads with batches of 128", "memory registered", "sluice bench gds"} {
+	for _, part := range []string{"cuFile compat: bounces through host",
+		"cuFile 1.14 by 4 threads with batches of 128", "memory registered", "sluice bench gds"} {
 		if !strings.Contains(text, part) {
 			t.Errorf("explained as %q, without %q", text, part)
 		}
 	}
 	library.Set(t, fakecufile.Direct, 1)
-	if f, err = Examine(cfg); err != nil || f.Compat || !strings.Contains(f.Mode, "nvidia-fs 2.24: direct") {
+	if f, err = Examine(cfg); err != nil || f.Compat ||
+		!strings.Contains(f.Mode, "nvidia-fs 2.24: direct") {
 		t.Errorf("with nvidia-fs: %+v, %v", f, err)
 	}
 	r = newRig(t, Config{Yield: "as measured", Direct: true}, 4096)
-	if text := r.p.Explain(r.local, r.far); !strings.Contains(text, "yields to the staged route: as measured") {
+	if text := r.p.Explain(r.local, r.far); !strings.Contains(text, "yields to the staged route: "+
+		"as measured") {
 		t.Errorf("explained as %q", text)
 	}
 	if y := r.p.Yields(r.local, r.far); y != "as measured" {
@@ -105,13 +110,15 @@ func TestOldLibrary(t *testing.T) {
 	for _, way := range []Way{WayBatch, WayStream} {
 		cfg := testConfig()
 		cfg.Way = way
-		if _, err := New(cfg); !errors.Is(err, driver.ErrUnavailable) || !strings.Contains(err.Error(), "before 1.8") {
+		if _, err := New(cfg); !errors.Is(err, driver.ErrUnavailable) ||
+			!strings.Contains(err.Error(), "before 1.8") {
 			t.Errorf("%v of an old library: %v", way, err)
 		}
 	}
 	cfg := testConfig()
 	cfg.Host = true
-	if _, err := New(cfg); !errors.Is(err, driver.ErrUnavailable) || !strings.Contains(err.Error(), "host memory") {
+	if _, err := New(cfg); !errors.Is(err, driver.ErrUnavailable) ||
+		!strings.Contains(err.Error(), "host memory") {
 		t.Errorf("host memory with an old library: %v", err)
 	}
 	const size = 3<<20 + 5
@@ -123,12 +130,14 @@ func TestOldLibrary(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.same("read with an old library", r.memory(), r.content())
-	if text := r.p.Explain(r.local, r.far); !strings.Contains(text, "cuFile before 1.8 by 16 threads, one request each") {
+	if text := r.p.Explain(r.local, r.far); !strings.Contains(text, "cuFile before 1.8 by 16 "+
+		"threads, one request each") {
 		t.Errorf("explained as %q", text)
 	}
 }
 
-// TestUnavailable has libraries be missing, or refuse to work: the reason is told, and another may be tried afterwards.
+// TestUnavailable has libraries be missing, or refuse to work: the reason is told, and another may
+// be tried afterwards.
 func TestUnavailable(t *testing.T) {
 	if !alone(t, bareVariable+"=1") {
 		return
@@ -136,14 +145,16 @@ func TestUnavailable(t *testing.T) {
 	want := func(what string, cfg Config, reason string) {
 		t.Helper()
 		var missing *driver.UnavailableError
-		if _, err := New(cfg); !errors.As(err, &missing) || missing.Backend != "gds" || !strings.Contains(missing.Reason, reason) || missing.Fix == "" {
+		if _, err := New(cfg); !errors.As(err, &missing) || missing.Backend != "gds" ||
+			!strings.Contains(missing.Reason, reason) || missing.Fix == "" {
 			t.Errorf("%s: %v, want %q", what, err, reason)
 		}
 	}
 	leak.Check(t)
 	none := filepath.Join(t.TempDir(), "none.so")
 	cfg := testConfig()
-	want("no driver", Config{CUDA: none, Library: cfg.Library}, "cuFile is not opened without a device: "+none)
+	want("no driver", Config{CUDA: none, Library: cfg.Library}, "cuFile is not opened "+
+		"without a device: "+none)
 	if n := library.Get(fakecufile.Opens); n != 0 {
 		t.Errorf("without a device cuFile was opened %d times", n)
 	}
@@ -160,10 +171,14 @@ func TestUnavailable(t *testing.T) {
 	}
 	want("another library", Config{CUDA: cfg.CUDA, Library: none}, "is open already")
 	log := filepath.Join(os.TempDir(), "sluice-")
-	if place, _ := cufile.Environment(); !strings.HasPrefix(place, log) || filepath.Base(place) != "cufile.log" {
+	if place, _ := cufile.Environment(); !strings.HasPrefix(place, log) ||
+		filepath.Base(place) != "cufile.log" {
 		t.Errorf("cuFile writes its log to %q", place)
 	}
-	if info, err := os.Stat(filepath.Dir(func() string { p, _ := cufile.Environment(); return p }())); err != nil || info.Mode().Perm() != 0o700 {
+	if info, err := os.Stat(filepath.Dir(func() string {
+		p, _ := cufile.Environment()
+		return p
+	}())); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("the folder of the log: %v, %v", info, err)
 	}
 }
@@ -184,7 +199,8 @@ func TestLogOfTheUser(t *testing.T) {
 // TestLogOfTheConfiguration wants a configuration that names a folder to count.
 func TestLogOfTheConfiguration(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cufile.json")
-	if err := os.WriteFile(path, []byte("{ // mine\n\"logging\": { \"dir\": \"/tmp/logs\" } }"), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte("{ // mine\n\"logging\": { \"dir\": \"/tmp/logs\" } }"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	if !alone(t, bareVariable+"=1", "CUFILE_ENV_PATH_JSON="+path) {
@@ -200,8 +216,9 @@ func TestLogOfTheConfiguration(t *testing.T) {
 
 func TestNamesLogs(t *testing.T) {
 	for text, want := range map[string]bool{
-		"": false, "{": false, "{}": false, `{"logging": {}}`: false, `{"logging": {"dir": ""}}`: false,
-		`{"logging": {"dir": "/var/log"}}`:                                                  true,
+		"": false, "{": false, "{}": false, `{"logging": {}}`: false,
+		`{"logging": {"dir": ""}}`:         false,
+		`{"logging": {"dir": "/var/log"}}`: true,
 		"{\n// note\n\"logging\": { /* \"dir\": \"/x\", */ \"level\": \"ERROR\" } }":        false,
 		"{\n\"logging\": { // log directory\n //\"dir\": \"/home/x\",\n \"level\": \"E\"}}": false,
 		`{"a": "// no comment \" /* ", "logging": {"dir": "/x"}}`:                           true,
@@ -224,20 +241,24 @@ func TestPrivateFolder(t *testing.T) {
 			t.Fatalf("%q, %v", got, err)
 		}
 	}
-	open, link, file := filepath.Join(dir, "open"), filepath.Join(dir, "link"), filepath.Join(dir, "file")
-	if err := errors.Join(os.Mkdir(open, 0o700), os.Chmod(open, 0o777), os.Symlink(mine, link), os.WriteFile(file, nil, 0o600)); err != nil {
+	open, link, file := filepath.Join(dir, "open"), filepath.Join(dir, "link"),
+		filepath.Join(dir, "file")
+	if err := errors.Join(os.Mkdir(open, 0o700), os.Chmod(open, 0o777), os.Symlink(mine, link),
+		os.WriteFile(file, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	for _, taken := range []string{open, link, file} {
 		got, err := privateFolder(taken)
-		if info, statErr := os.Lstat(got); err != nil || got == taken || statErr != nil || info.Mode() != os.ModeDir|0o700 {
+		if info, statErr := os.Lstat(got); err != nil || got == taken || statErr != nil ||
+			info.Mode() != os.ModeDir|0o700 {
 			t.Errorf("%s: %q, %v, %v", taken, got, err, statErr)
 		}
 	}
 }
 
 func TestConfigRefuses(t *testing.T) {
-	for _, cfg := range []Config{{Way: 9}, {Threads: -1}, {Threads: 5000}, {Depth: -1}, {Depth: 1 << 20}, {PieceMax: 5000}, {JobsMax: -1},
+	for _, cfg := range []Config{{Way: 9}, {Threads: -1}, {Threads: 5000}, {Depth: -1},
+		{Depth: 1 << 20}, {PieceMax: 5000}, {JobsMax: -1},
 		{KeysMax: -1}, {BatchMax: 1 << 10}} {
 		if b, err := New(cfg); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%+v: %v, want %v", cfg, err, driver.ErrBounds)
@@ -266,16 +287,22 @@ func TestFiles(t *testing.T) {
 	}
 	defer folder.Close()
 	file := func(f *os.File, off, n uint64, readOnly bool) driver.Segment {
-		return driver.Segment{Kind: driver.File, FD: int(f.Fd()), FileOff: off, Len: n, ReadOnly: readOnly}
+		return driver.Segment{Kind: driver.File, FD: int(f.Fd()), FileOff: off, Len: n,
+			ReadOnly: readOnly}
 	}
 	for _, c := range []struct {
 		seg  driver.Segment
 		want error
-	}{{file(r.f, 1, 8192, false), driver.ErrBounds}, {file(reader, 0, 8192, false), driver.ErrReadOnly}, {file(writer, 0, 8192, false), driver.ErrNotSupported},
-		{file(folder, 0, 1, true), driver.ErrNotSupported}, {driver.Segment{Kind: driver.DRAM, Len: 1, Mem: []byte{1}}, driver.ErrNotSupported},
-		{driver.Segment{Kind: driver.HBM, Len: 1 << 30, Addr: r.dev.Segment.Addr}, driver.ErrBounds},
-		{driver.Segment{Kind: driver.HBM, Len: 4096, Addr: r.dev.Segment.Addr, Device: 1}, driver.ErrBounds},
-		{driver.Segment{Kind: driver.HBM, Len: 4096, Addr: r.dev.Segment.Addr, Device: 99}, driver.ErrBounds}} {
+	}{{file(r.f, 1, 8192, false), driver.ErrBounds}, {file(reader, 0, 8192, false),
+		driver.ErrReadOnly}, {file(writer, 0, 8192, false), driver.ErrNotSupported},
+		{file(folder, 0, 1, true), driver.ErrNotSupported},
+		{driver.Segment{Kind: driver.DRAM, Len: 1, Mem: []byte{1}}, driver.ErrNotSupported},
+		{driver.Segment{Kind: driver.HBM, Len: 1 << 30, Addr: r.dev.Segment.Addr},
+			driver.ErrBounds},
+		{driver.Segment{Kind: driver.HBM, Len: 4096, Addr: r.dev.Segment.Addr, Device: 1},
+			driver.ErrBounds},
+		{driver.Segment{Kind: driver.HBM, Len: 4096, Addr: r.dev.Segment.Addr, Device: 99},
+			driver.ErrBounds}} {
 		if _, err := r.b.Register(c.seg); !errors.Is(err, c.want) {
 			t.Errorf("%+v: %v, want %v", c.seg, err, c.want)
 		}
@@ -288,7 +315,8 @@ func TestFiles(t *testing.T) {
 		t.Error(err)
 	}
 	if err := r.p.Submit(9, &driver.Batch{Op: driver.Write,
-		Descs: []driver.Desc{{Len: 1, LocalKey: r.local, RemoteKey: r.far}}}); !errors.Is(err, driver.ErrReadOnly) {
+		Descs: []driver.Desc{{Len: 1, LocalKey: r.local, RemoteKey: r.far}}}); !errors.Is(err,
+		driver.ErrReadOnly) {
 		t.Errorf("write to what may only be read: %v", err)
 	}
 }
@@ -308,8 +336,10 @@ func TestTwoDevices(t *testing.T) {
 		}
 		var descs []driver.Desc
 		for i := range uint64(16) {
-			descs = append(descs, driver.Desc{Local: i << 16, Remote: i << 16, Len: 5000, LocalKey: r.local, RemoteKey: r.far},
-				driver.Desc{Local: i << 16, Remote: i<<16 + 8192, Len: 4096, LocalKey: m.Key(), RemoteKey: r.far})
+			descs = append(descs, driver.Desc{Local: i << 16, Remote: i << 16, Len: 5000,
+				LocalKey: r.local, RemoteKey: r.far},
+				driver.Desc{Local: i << 16, Remote: i<<16 + 8192, Len: 4096, LocalKey: m.Key(),
+					RemoteKey: r.far})
 		}
 		if err := r.p.Submit(3, &driver.Batch{Op: driver.Read, Descs: descs}); err != nil {
 			t.Fatal(err)

@@ -13,8 +13,8 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// judge says what to do after a request has ended: to repeat it with what is left, or to end it, with an error or
-// without. What cuFile says of the bytes is held against what was asked for.
+// judge says what to do after a request has ended: to repeat it with what is left, or to end it,
+// with an error or without. What cuFile says of the bytes is held against what was asked for.
 func (r *request) judge(d *ring.Done) (again bool, err error) {
 	switch {
 	case d.Status < 0:
@@ -24,7 +24,8 @@ func (r *request) judge(d *ring.Done) (again bool, err error) {
 	case d.Status == 0:
 		return false, r.failure(io.ErrUnexpectedEOF)
 	case uint64(d.Status) > r.asked:
-		return false, r.failure(fmt.Errorf("cuFile says that it moved %d bytes of %d: %w", d.Status, r.asked, driver.ErrCorrupt))
+		return false, r.failure(fmt.Errorf("cuFile says that it moved %d bytes of %d: %w", d.Status,
+			r.asked, driver.ErrCorrupt))
 	}
 	moved := uint64(d.Status)
 	if r.write && !r.edge && moved < r.asked { // go on with whole blocks
@@ -47,7 +48,9 @@ func (r *request) refused(d *ring.Done) (again bool, err error) {
 	}
 	err = cufile.Status(r.op(), d)
 	switch {
-	case errors.Is(err, syscall.EINTR), errors.Is(err, syscall.EAGAIN), errors.Is(err, driver.ErrAborted): // not by us
+	case errors.Is(err, syscall.EINTR), errors.Is(err, syscall.EAGAIN),
+		errors.Is(err, driver.ErrAborted):
+		// not by us
 		if r.retries++; r.retries < retriesMax {
 			return true, nil
 		}
@@ -69,5 +72,6 @@ func (r *request) failure(cause error) error {
 		before -= r.j.Items[piece].Len
 		piece++
 	}
-	return &driver.PieceError{Piece: int(r.j.Items[piece].Index), Err: &FileError{Op: r.op(), Name: r.f.name(), Off: int64(r.off + r.done), Err: cause}}
+	return &driver.PieceError{Piece: int(r.j.Items[piece].Index), Err: &FileError{Op: r.op(),
+		Name: r.f.name(), Off: int64(r.off + r.done), Err: cause}}
 }

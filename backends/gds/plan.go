@@ -7,7 +7,8 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// request is one read or write with cuFile, or about to be. Requests are made at the start. All is guarded by books.Mu.
+// request is one read or write with cuFile, or about to be. Requests are made at the start. All is
+// guarded by books.Mu.
 type request struct {
 	slot    uint32
 	j       *job // nil: free
@@ -24,13 +25,14 @@ type request struct {
 	ending  bool // it is to be cancelled: who has it need not begin
 }
 
-// cut makes the next request of a job: of one descriptor or a part of it, or of several that touch on both sides. It
-// returns nil when that has to wait until others have ended.
+// cut makes the next request of a job: of one descriptor or a part of it, or of several that touch
+// on both sides. It returns nil when that has to wait until others have ended.
 func (b *Backend) cut(j *job) *request {
 	it := &j.Items[j.At.Item]
 	v := &j.Views[it.View]
 	f, off := v.Remote.Extent.file, v.Remote.Extent.off+it.Remote+j.At.Off
-	next, n := j.reach(uint64(b.cfg.PieceMax) - off%blockBytes) // so that what follows begins with a whole block
+	// so that what follows begins with a whole block
+	next, n := j.reach(uint64(b.cfg.PieceMax) - off%blockBytes)
 	write, edge := j.Op == driver.Write, false
 	if write {
 		first := n
@@ -48,7 +50,8 @@ func (b *Backend) cut(j *job) *request {
 	}
 	r := b.free[len(b.free)-1]
 	b.free = b.free[:len(b.free)-1]
-	*r = request{slot: r.slot, j: j, f: f, write: write, edge: edge, mem: v.Local, local: it.Local + j.At.Off, off: off, n: n, first: j.At}
+	*r = request{slot: r.slot, j: j, f: f, write: write, edge: edge, mem: v.Local, local: it.Local +
+		j.At.Off, off: off, n: n, first: j.At}
 	if s := v.Local.Extent.shared; s != nil && !write {
 		s.Enter() // its pages stay in place while cuFile writes there
 	}
@@ -57,7 +60,8 @@ func (b *Backend) cut(j *job) *request {
 	return r
 }
 
-// wholeBlocks says how many bytes of a write go first: those up to a block, which are an edge, or whole blocks.
+// wholeBlocks says how many bytes of a write go first: those up to a block, which are an edge, or
+// whole blocks.
 func wholeBlocks(off, n uint64) (first uint64, edge bool) {
 	begin := (off + blockBytes - 1) &^ (blockBytes - 1)
 	switch end := (off + n) &^ (blockBytes - 1); {
@@ -85,7 +89,8 @@ func (j *job) reach(most uint64) (next cursor, n uint64) {
 			return next, n
 		}
 		after := &j.Items[next.Item]
-		if after.View != it.View || after.Local != it.Local+it.Len || after.Remote != it.Remote+it.Len || n == most {
+		if after.View != it.View || after.Local != it.Local+it.Len ||
+			after.Remote != it.Remote+it.Len || n == most {
 			return next, n
 		}
 	}
@@ -109,9 +114,10 @@ func (f *file) endTurn(j *job) {
 	}
 }
 
-// blocked reports whether a write has to wait for one that is under way: of the other kind, since edges go through the page
-// cache, whose pages may be larger than a block, and whole blocks past it; or in a block that both touch, which also keeps
-// pieces of a batch that lie over each other in order.
+// blocked reports whether a write has to wait for one that is under way: of the other kind, since
+// edges go through the page cache, whose pages may be larger than a block, and whole blocks past
+// it; or in a block that both touch, which also keeps pieces of a batch that lie over each other in
+// order.
 func (b *Backend) blocked(f *file, edge bool, off, n uint64) bool {
 	from, to := off&^(blockBytes-1), off+n+blockBytes-1
 	for i := range b.requests {
@@ -122,7 +128,8 @@ func (b *Backend) blocked(f *file, edge bool, off, n uint64) bool {
 		if r.edge != edge {
 			return true
 		}
-		if r.off&^(blockBytes-1) < to&^(blockBytes-1) && from < (r.off+r.n+blockBytes-1)&^(blockBytes-1) {
+		if r.off&^(blockBytes-1) < to&^(blockBytes-1) &&
+			from < (r.off+r.n+blockBytes-1)&^(blockBytes-1) {
 			return true
 		}
 	}
@@ -133,7 +140,8 @@ func (b *Backend) blocked(f *file, edge bool, off, n uint64) bool {
 func (b *Backend) launch(r *request) {
 	base, offset := r.mem.Extent.base(r.local + r.done)
 	r.asked = r.n - r.done
-	c := cufile.Request{Handle: r.f.handle, Base: base, Offset: offset, At: r.off + r.done, Len: r.asked,
+	c := cufile.Request{Handle: r.f.handle, Base: base, Offset: offset, At: r.off + r.done,
+		Len:  r.asked,
 		Slot: r.slot, FD: int32(r.f.plain), Device: uint16(r.mem.Extent.device)}
 	switch {
 	case r.edge && r.mem.Kind == driver.HBM:

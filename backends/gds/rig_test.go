@@ -31,7 +31,8 @@ type rig struct {
 	far   uint32
 }
 
-// newRig makes them of that many bytes each; the file is as full of bytes as the memory is of zeros.
+// newRig makes them of that many bytes each; the file is as full of bytes as the memory is of
+// zeros.
 func newRig(t testing.TB, cfg Config, bytes uint64) *rig {
 	t.Helper()
 	cfg.CUDA, cfg.Library = testConfig().CUDA, testConfig().Library
@@ -58,7 +59,8 @@ func newRig(t testing.TB, cfg Config, bytes uint64) *rig {
 	if r.l, err = b.Register(r.dev.Segment); err != nil {
 		t.Fatal(err)
 	}
-	if r.m, err = b.Register(driver.Segment{Kind: driver.File, Len: bytes, FD: int(r.f.Fd())}); err != nil {
+	if r.m, err = b.Register(driver.Segment{Kind: driver.File, Len: bytes,
+		FD: int(r.f.Fd())}); err != nil {
 		t.Fatal(err)
 	}
 	if r.p, err = b.Connect(context.Background(), b.Addr()); err != nil {

@@ -158,7 +158,9 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 }
 
 // complete ends a tag whose place in done was taken by take.
-func (b *Backend) complete(tag uint64, err error) { b.done <- driver.Completion{Tag: tag, Err: err} }
+func (b *Backend) complete(tag uint64, err error) {
+	b.done <- driver.Completion{Tag: tag, Err: err}
+}
 
 func (b *Backend) take() bool {
 	if b.taken.Add(1) <= int64(cap(b.done)) {

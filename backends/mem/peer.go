@@ -54,7 +54,8 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	to := registry.byAddr[string(addr)]
 	registry.RUnlock()
 	if to == nil {
-		return nil, fmt.Errorf("connect with mem: no such backend in this process: %w", driver.ErrPeerLost)
+		return nil, fmt.Errorf("connect with mem: no such backend in this process: %w",
+			driver.ErrPeerLost)
 	}
 	p := &peer{from: b, to: to, conn: b.box.NewConn(),
 		lost: make(chan struct{}), flying: map[uint64]*job{},
@@ -100,7 +101,8 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 		return 0, 0, err
 	}
 	m := p.to.memory(key)
-	if m == nil || subtle.ConstantTimeCompare(m.seg.Secret[:], token[:16]) == 0 || m.seg.Len != size {
+	if m == nil || subtle.ConstantTimeCompare(m.seg.Secret[:], token[:16]) == 0 ||
+		m.seg.Len != size {
 		return 0, 0, driver.ErrBadToken
 	}
 	m.gate.RLock()
@@ -128,7 +130,8 @@ func parseToken(token []byte) (key uint32, epoch, size uint64, err error) {
 	rest := token[16:]
 	for i := range v {
 		n := 0
-		if v[i], n = binary.Uvarint(rest); n <= 0 || (n > 1 && rest[n-1] == 0) { // one encoding for one value
+		if v[i], n = binary.Uvarint(rest); n <= 0 || (n > 1 && rest[n-1] == 0) {
+			// one encoding for one value
 			return 0, 0, 0, driver.ErrBadToken
 		}
 		rest = rest[n:]

@@ -25,13 +25,15 @@ const (
 // default.
 type Config struct {
 	Path     Path
-	Threads  int    // of the path without io_uring, started with the backend; default 32
-	Depth    int    // requests with the kernel at a time; default 128, each with 64 KiB of buffer
-	PieceMax int    // bytes of one request; default 1 MiB, a multiple of 64 KiB
-	GapMax   int    // bytes between two entries that a read takes along; default 16 KiB, negative: none
-	JobsMax  int    // tags accepted and not yet polled; default 1,024
-	KeysMax  int    // memories registered at a time; default 64 Ki, at most 1 Mi
-	PinMax   uint64 // bytes of host memory registered with io_uring, in order of Register; default none
+	Threads  int // of the path without io_uring, started with the backend; default 32
+	Depth    int // requests with the kernel at a time; default 128, each with 64 KiB of buffer
+	PieceMax int // bytes of one request; default 1 MiB, a multiple of 64 KiB
+	// bytes between two entries that a read takes along; default 16 KiB, negative: none
+	GapMax  int
+	JobsMax int // tags accepted and not yet polled; default 1,024
+	KeysMax int // memories registered at a time; default 64 Ki, at most 1 Mi
+	// bytes of host memory registered with io_uring, in order of Register; default none
+	PinMax uint64
 
 	// Buffered has all bytes go through the page cache, also where O_DIRECT would do.
 	Buffered bool
@@ -49,10 +51,11 @@ const (
 	iovecsMax   = 64       // places in memory of one request
 	blockMin    = 4 << 10  // whole blocks and nothing else go past the page cache: a page at least
 	splitMin    = 64 << 10 // bytes of whole blocks within a piece that are worth a request apart
-	inlineMax   = 64 << 10 // bytes of one request that Submit lets the kernel copy from the page cache, and a scribe to it
-	retriesMax  = 1000     // of a request that the kernel neither did nor refused
-	threadsMax  = 1024
-	depthMax    = 4096
+	// bytes of one request that Submit lets the kernel copy from the page cache, and a scribe to it
+	inlineMax  = 64 << 10
+	retriesMax = 1000 // of a request that the kernel neither did nor refused
+	threadsMax = 1024
+	depthMax   = 4096
 )
 
 func (c *Config) ensureDefaults() {
@@ -77,7 +80,8 @@ func (c *Config) check() error {
 	case c.Path > PathThreads:
 		return fmt.Errorf("config: Path %d is not known: %w", c.Path, driver.ErrBounds)
 	case c.PieceMax < bounceBytes || c.PieceMax > 1<<30 || c.PieceMax%bounceBytes != 0:
-		return fmt.Errorf("config: PieceMax %d is no multiple of 64 KiB up to 1 GiB: %w", c.PieceMax, driver.ErrBounds)
+		return fmt.Errorf("config: PieceMax %d is no multiple of 64 KiB up to 1 GiB: %w",
+			c.PieceMax, driver.ErrBounds)
 	}
 	return nil
 }

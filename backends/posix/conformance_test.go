@@ -17,7 +17,9 @@ func harness(name string, cfg Config, remote drivertest.Allocator) drivertest.Ha
 		New:      func() (driver.Backend, error) { return New(cfg) },
 		Remote:   remote,
 		SelfOnly: true,
-		Syncs:    func(b driver.Backend, begun, ended func()) { watchSyncs(b.(*Backend), begun, ended) },
+		Syncs: func(b driver.Backend, begun, ended func()) {
+			watchSyncs(b.(*Backend), begun, ended)
+		},
 	}
 }
 
@@ -56,7 +58,8 @@ const tmpfs = "/dev/shm"
 
 // moving are the checks that see where bytes lie and how they are cut: all that a place, or
 // a limit, can make different.
-var moving = []string{"Lengths", "DescsMax", "Neighbours", "SeveralMemories", "Pattern", "PatternMax",
+var moving = []string{"Lengths", "DescsMax", "Neighbours", "SeveralMemories", "Pattern",
+	"PatternMax",
 	"Nest", "NestMax", "Load", "Full", "CancelWrite", "CancelRead", "NoAllocation", "Hammer",
 	"DurableWrites", "DurablePattern"}
 
@@ -72,7 +75,8 @@ var variants = []struct {
 	{"ring", Config{Path: PathRing}, os.TempDir(), 0, nil},
 	{"ring-odd", Config{Path: PathRing}, os.TempDir(), 777, moving},
 	{"ring-sector", Config{Path: PathRing, PinMax: 1 << 30}, os.TempDir(), 512, moving},
-	{"ring-small", Config{Path: PathRing, Depth: 3, PieceMax: 64 << 10, JobsMax: 9, PinMax: 1 << 30}, os.TempDir(), 0, nil},
+	{"ring-small", Config{Path: PathRing, Depth: 3, PieceMax: 64 << 10, JobsMax: 9,
+		PinMax: 1 << 30}, os.TempDir(), 0, nil},
 	{"ring-tmpfs", Config{Path: PathRing}, tmpfs, 0, moving},
 	{"ring-durable", Config{Path: PathRing, Durable: true}, tmpfs, 5, moving},
 	{"threads", Config{Path: PathThreads}, os.TempDir(), 0, moving},

@@ -130,7 +130,8 @@ func TestRelaunchKeepsKindsApart(t *testing.T) {
 		}
 		var descs []driver.Desc
 		for i := range uint64(parts) {
-			descs = append(descs, driver.Desc{Local: (parts - 1 - i) * part, Remote: i * part, Len: part})
+			descs = append(descs, driver.Desc{Local: (parts - 1 - i) * part, Remote: i * part,
+				Len: part})
 		}
 		require.NoError(t, r.move(t, driver.Write, descs...))
 		require.Equal(t, 1, refused)
@@ -139,7 +140,8 @@ func TestRelaunchKeepsKindsApart(t *testing.T) {
 		got, err := os.ReadFile(f.Name())
 		require.NoError(t, err)
 		for i := range parts {
-			require.True(t, bytes.Equal(got[i*part:][:part], r.mem[(parts-1-i)*part:][:part]), "part %d", i)
+			require.True(t, bytes.Equal(got[i*part:][:part], r.mem[(parts-1-i)*part:][:part]),
+				"part %d", i)
 		}
 	})
 }

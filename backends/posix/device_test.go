@@ -13,7 +13,8 @@ import (
 // needs skips a test for what the machine, or the user, lacks.
 func needs(t testing.TB, reason string) {
 	t.Helper()
-	drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "posix", Reason: reason, Fix: "run the test as root"})
+	drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "posix", Reason: reason,
+		Fix: "run the test as root"})
 }
 
 func TestBlockDevice(t *testing.T) {

@@ -35,7 +35,8 @@ func (e *FileError) cure() string {
 	case errors.Is(e.Err, syscall.ENOSPC), errors.Is(e.Err, syscall.EDQUOT):
 		return " (reserve the room beforehand with posix.File.Grow)"
 	case errors.Is(e.Err, syscall.EIO):
-		return " (the device failed, see the kernel's log: what was written before may be lost as well)"
+		return " (the device failed, see the kernel's log: what was written before may be " +
+			"lost as well)"
 	case errors.Is(e.Err, io.ErrUnexpectedEOF):
 		return " (the file was cut since it was registered)"
 	}

@@ -21,7 +21,8 @@ import (
 
 // bothPaths runs a test over each of them.
 func bothPaths(t *testing.T, run func(t *testing.T, cfg Config)) {
-	for name, cfg := range map[string]Config{"ring": {Path: PathRing}, "threads": {Path: PathThreads, Threads: 3}} {
+	for name, cfg := range map[string]Config{"ring": {Path: PathRing},
+		"threads": {Path: PathThreads, Threads: 3}} {
 		t.Run(name, func(t *testing.T) {
 			leak.Check(t)
 			run(t, cfg)
@@ -103,7 +104,8 @@ func TestFileCutShort(t *testing.T) {
 			if err := f.Truncate(left); err != nil {
 				t.Fatal(err)
 			}
-			whole := []driver.Desc{{Len: 1 << 20}, {Local: 1 << 20, Remote: 1 << 20, Len: size - 1<<20}}
+			whole := []driver.Desc{{Len: 1 << 20}, {Local: 1 << 20, Remote: 1 << 20,
+				Len: size - 1<<20}}
 			wantFileError(t, r.move(t, driver.Read, whole...), 1, "read", -1, io.ErrUnexpectedEOF)
 			for _, n := range []uint64{1, 656} {
 				gone := driver.Desc{Remote: left - 1, Len: n + 1}
@@ -174,7 +176,8 @@ func TestDescriptorClosed(t *testing.T) {
 			t.Errorf("write to a file whose caller has closed it: %v", err)
 		}
 		clear(r.mem)
-		if err := r.move(t, driver.Read, driver.Desc{Len: 10}); err != nil || string(r.mem[:10]) != "still here" {
+		if err := r.move(t, driver.Read, driver.Desc{Len: 10}); err != nil ||
+			string(r.mem[:10]) != "still here" {
 			t.Errorf("read %q, %v", r.mem[:10], err)
 		}
 	})
@@ -198,7 +201,8 @@ func TestRegisterRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer writer.Close()
-	appender, err := os.OpenFile(f.Name(), os.O_RDWR|os.O_APPEND, 0) // writes of any offset would go to its end
+	// writes of any offset would go to its end
+	appender, err := os.OpenFile(f.Name(), os.O_RDWR|os.O_APPEND, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -283,7 +287,8 @@ func TestDeviceFails(t *testing.T) {
 		if err := r.move(t, driver.Read, driver.Desc{Len: 4 << 20}); err != nil {
 			t.Errorf("read of what is there: %v", err)
 		}
-		err = r.move(t, driver.Read, driver.Desc{Len: 1 << 20}, driver.Desc{Local: 1 << 20, Remote: 5 << 20, Len: 3 << 20})
+		err = r.move(t, driver.Read, driver.Desc{Len: 1 << 20}, driver.Desc{Local: 1 << 20,
+			Remote: 5 << 20, Len: 3 << 20})
 		wantFileError(t, err, 1, "read", -1, syscall.EIO)
 	})
 }
@@ -301,7 +306,8 @@ func TestMixedWrites(t *testing.T) {
 				r.mem[i] = byte(i*7 + i>>13 + round)
 			}
 			for i := range uint64(parts) {
-				d := []driver.Desc{{Local: i * part, Remote: i * part, Len: part, LocalKey: r.local, RemoteKey: r.remote}}
+				d := []driver.Desc{{Local: i * part, Remote: i * part, Len: part, LocalKey: r.local,
+					RemoteKey: r.remote}}
 				if err := r.p.Submit(i, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
 					t.Fatal(err)
 				}
@@ -328,7 +334,8 @@ func TestMixedWrites(t *testing.T) {
 			}
 		}
 		if s.kinds[cached] == 0 || s.kinds[direct] == 0 || s.mixed > 0 {
-			t.Errorf("%d writes through the page cache and %d past it, %d of them beside the other kind",
+			t.Errorf("%d writes through the page cache and %d past it, %d of them beside "+
+				"the other kind",
 				s.kinds[cached], s.kinds[direct], s.mixed)
 		}
 	})
@@ -355,7 +362,8 @@ func TestFlagsStay(t *testing.T) {
 				r.mem[i] = byte(i * flags >> 7)
 			}
 			for off := uint64(0); off < 3; off++ {
-				if err := r.move(t, driver.Write, driver.Desc{Local: off, Remote: off, Len: size - off}); err != nil {
+				if err := r.move(t, driver.Write, driver.Desc{Local: off, Remote: off,
+					Len: size - off}); err != nil {
 					t.Fatal(err)
 				}
 			}

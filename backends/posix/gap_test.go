@@ -35,7 +35,8 @@ func BenchmarkGap(b *testing.B) {
 			b.Run(fmt.Sprintf("gap=%d/most=%d", gap, most), func(b *testing.B) {
 				r := newRig(b, Config{GapMax: most}, fileSegment(f, size), entries*entry)
 				g := driver.Pattern{Run: entry, Count: entries, Local: driver.Side{Stride: entry},
-					Remote: driver.Side{Stride: entry + gap}, LocalKey: r.local, RemoteKey: r.remote}
+					Remote: driver.Side{Stride: entry + gap}, LocalKey: r.local,
+					RemoteKey: r.remote}
 				batch := driver.Batch{Op: driver.Read, Pattern: &g}
 				for b.Loop() {
 					g.Remote.Base = rand.Uint64N(size - entries*(entry+gap))
@@ -44,7 +45,8 @@ func BenchmarkGap(b *testing.B) {
 					}
 					for n := 0; n == 0; {
 						var err error
-						if n, err = r.b.Poll(r.done[:1]); err != nil || n == 1 && r.done[0].Err != nil {
+						if n, err = r.b.Poll(r.done[:1]); err != nil || n == 1 &&
+							r.done[0].Err != nil {
 							b.Fatal(err, r.done[0].Err)
 						}
 						if n == 0 {

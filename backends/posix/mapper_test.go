@@ -45,7 +45,8 @@ func TestRealBadSectors(t *testing.T) {
 			r := newRig(t, cfg, f.Segment(), 8<<20)
 			good := []driver.Desc{{Len: 4 << 20}, {Local: 5 << 20, Remote: 5 << 20, Len: 3 << 20}}
 			bad := driver.Desc{Local: 4 << 20, Remote: 4<<20 + 8192, Len: 4096}
-			for _, op := range []driver.Op{driver.Read, driver.Write} { // a page that was not written stays in the cache
+			for _, op := range []driver.Op{driver.Read, driver.Write} {
+				// a page that was not written stays in the cache
 				if err := r.move(t, op, good...); err != nil {
 					t.Errorf("%v of what is good, buffered %t: %v", op, buffered, err)
 				}

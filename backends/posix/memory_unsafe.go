@@ -24,7 +24,8 @@ func bytesOf(v *unix.Iovec) []byte { return unsafe.Slice(v.Base, v.Len) }
 
 // vectored calls preadv or pwritev. It does not allocate.
 func vectored(call uintptr, fd int, iov []unix.Iovec, off uint64) int {
-	n, _, errno := unix.Syscall6(call, uintptr(fd), uintptr(unsafe.Pointer(&iov[0])), uintptr(len(iov)), uintptr(off), 0, 0)
+	n, _, errno := unix.Syscall6(call, uintptr(fd), uintptr(unsafe.Pointer(&iov[0])),
+		uintptr(len(iov)), uintptr(off), 0, 0)
 	if errno != 0 {
 		return -int(errno)
 	}

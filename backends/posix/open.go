@@ -83,7 +83,8 @@ func (r *File) open(o *OpenOptions) error {
 	case o.Create:
 		return r.Grow(r.n)
 	}
-	return fmt.Errorf("[%d, +%d) of %d bytes: set OpenOptions.Create, or open less: %w", o.Off, r.n, size, driver.ErrBounds)
+	return fmt.Errorf("[%d, +%d) of %d bytes: set OpenOptions.Create, or open less: %w", o.Off, r.n,
+		size, driver.ErrBounds)
 }
 
 // Grow makes the range n bytes long, and reserves room on the disk for all of it: no write
@@ -97,7 +98,8 @@ func (r *File) Grow(n uint64) error {
 		return fmt.Errorf("grow region: %w", driver.ErrReadOnly)
 	}
 	if r.device {
-		return fmt.Errorf("grow region: a block device has the size it has: %w", driver.ErrNotSupported)
+		return fmt.Errorf("grow region: a block device has the size it has: %w",
+			driver.ErrNotSupported)
 	}
 	for {
 		switch err := unix.Fallocate(int(r.f.Fd()), 0, int64(r.off), int64(n)); err {
@@ -106,9 +108,11 @@ func (r *File) Grow(n uint64) error {
 			return nil
 		case unix.EINTR:
 		case unix.EOPNOTSUPP:
-			return fmt.Errorf("grow region: the filesystem cannot reserve room: %w", driver.ErrNotSupported)
+			return fmt.Errorf("grow region: the filesystem cannot reserve room: %w",
+				driver.ErrNotSupported)
 		default:
-			return fmt.Errorf("grow region: %w", &FileError{Op: "reserve", Name: r.f.Name(), Off: int64(r.off), Err: err})
+			return fmt.Errorf("grow region: %w", &FileError{Op: "reserve", Name: r.f.Name(),
+				Off: int64(r.off), Err: err})
 		}
 	}
 }
@@ -116,7 +120,8 @@ func (r *File) Grow(n uint64) error {
 // Segment returns what Engine.Register takes. Its descriptor is the File's: close that after
 // Register has returned.
 func (r *File) Segment() driver.Segment {
-	return driver.Segment{Kind: driver.File, Len: r.n, FD: int(r.f.Fd()), FileOff: r.off, ReadOnly: r.readOnly}
+	return driver.Segment{Kind: driver.File, Len: r.n, FD: int(r.f.Fd()), FileOff: r.off,
+		ReadOnly: r.readOnly}
 }
 
 // Close closes the descriptor. Regions that were registered stay.

@@ -72,7 +72,8 @@ func TestOpen(t *testing.T) {
 			t.Errorf("grow to %d: %v", n, err)
 		}
 	}
-	for _, o := range []OpenOptions{{Off: 8 << 20}, {Off: 4096, Len: 4<<20 + 1}, {Off: 1 << 63}, {Off: 5, Len: math.MaxUint64}, {ReadOnly: true, Len: 8 << 20}} {
+	for _, o := range []OpenOptions{{Off: 8 << 20}, {Off: 4096, Len: 4<<20 + 1}, {Off: 1 << 63},
+		{Off: 5, Len: math.MaxUint64}, {ReadOnly: true, Len: 8 << 20}} {
 		if _, err := Open(path, o); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("open %+v of 4 MiB: %v", o, err)
 		}

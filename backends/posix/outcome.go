@@ -26,7 +26,8 @@ func (r *request) judge(res int) (again bool, err error) {
 	case r.done >= r.need, r.j.Err != nil:
 		return false, nil
 	case r.past && r.done%r.f.block != 0:
-		if r.kind == readInto { // past the page cache a read ends within a block only where the file does
+		if r.kind == readInto {
+			// past the page cache a read ends within a block only where the file does
 			return false, r.stuck()
 		}
 		r.past, r.fixed = false, -1

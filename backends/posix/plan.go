@@ -138,7 +138,8 @@ func (b *Backend) cutWhole(r *request, j *job, p place, n uint64) {
 			ok = skip == 0 && n > 0
 		}
 	}
-	if len(r.iov) > 1 || r.n > uint64(b.cfg.PieceMax) || r.fixed >= 0 && pin.holds(bytesOf(&r.iov[0])) != r.fixed {
+	if len(r.iov) > 1 || r.n > uint64(b.cfg.PieceMax) || r.fixed >= 0 &&
+		pin.holds(bytesOf(&r.iov[0])) != r.fixed {
 		r.fixed = -1
 	}
 	r.need = r.n

@@ -22,7 +22,8 @@ type pool struct {
 }
 
 func openPool(b *Backend) *pool {
-	p := &pool{b: b, work: make(chan *request, b.cfg.Depth), landed: make([]landing, 0, b.cfg.Depth)}
+	p := &pool{b: b, work: make(chan *request, b.cfg.Depth), landed: make([]landing, 0,
+		b.cfg.Depth)}
 	for range b.cfg.Threads {
 		p.threads.Go(p.serve)
 	}

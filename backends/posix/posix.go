@@ -71,7 +71,8 @@ func New(cfg Config) (*Backend, error) {
 		return nil, fmt.Errorf("posix: %w", err)
 	}
 	b := &Backend{cfg: cfg, files: map[ownfiles.ID]*file{}, inodes: map[inodeKey]*inode{}}
-	b.books.Open(ownfiles.Config[extent]{Name: "posix", Memory: "host memory", Mover: "the disk", KeysMax: cfg.KeysMax,
+	b.books.Open(ownfiles.Config[extent]{Name: "posix", Memory: "host memory", Mover: "the disk",
+		KeysMax: cfg.KeysMax,
 		JobsMax: cfg.JobsMax, Can: can, DescsMax: descsMax, RunsMax: runsMax,
 		Take: b.take, First: b.first, Room: b.room, Cut: b.begin, Ends: b.finish,
 		Stop: b.stop, Leave: b.leave, Release: b.giveBack})

@@ -44,11 +44,13 @@ func testRandomBatches(t *testing.T, cfg Config, seed uint64) {
 			}
 		}
 		if err := r.move(t, op, descs...); err != nil {
-			t.Fatalf("seed %d, round %d, %+v: %v of %d pieces: %v", seed, round, cfg, op, len(descs), err)
+			t.Fatalf("seed %d, round %d, %+v: %v of %d pieces: %v", seed, round, cfg, op,
+				len(descs), err)
 		}
 		got, err := os.ReadFile(f.Name())
 		if err != nil || !bytes.Equal(got, inFile) || !bytes.Equal(r.mem, inMemory) {
-			t.Fatalf("seed %d, round %d, %+v: %v of %d pieces: wrong bytes (%v)", seed, round, cfg, op, len(descs), err)
+			t.Fatalf("seed %d, round %d, %+v: %v of %d pieces: wrong bytes (%v)", seed, round, cfg,
+				op, len(descs), err)
 		}
 	}
 }

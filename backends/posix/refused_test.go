@@ -36,14 +36,16 @@ func workRefused() error {
 		return err
 	}
 	var missing *driver.UnavailableError
-	if _, err := New(Config{Path: PathRing}); !errors.As(err, &missing) || !strings.Contains(missing.Reason, "not permitted") || missing.Fix == "" {
+	if _, err := New(Config{Path: PathRing}); !errors.As(err, &missing) ||
+		!strings.Contains(missing.Reason, "not permitted") || missing.Fix == "" {
 		return fmt.Errorf("PathRing without io_uring: %w", err)
 	}
 	b, err := New(Config{})
 	if err != nil {
 		return err
 	}
-	if c := b.Choice(); !strings.Contains(c, "threads") || !strings.Contains(c, "io_uring_setup: operation not permitted") {
+	if c := b.Choice(); !strings.Contains(c, "threads") ||
+		!strings.Contains(c, "io_uring_setup: operation not permitted") {
 		return fmt.Errorf("the choice is explained as %q", c)
 	}
 	return b.Close()
@@ -63,7 +65,8 @@ func TestRingRefused(t *testing.T) {
 
 // refuseRing has the kernel answer EPERM to io_uring_setup, in all threads.
 func refuseRing() error {
-	const load, jump, ret = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
+	const load, jump, ret = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ |
+		unix.BPF_K, unix.BPF_RET | unix.BPF_K
 	const allow, refuse = 0x7fff0000, 0x00050000 | uint32(unix.EPERM)
 	program := []unix.SockFilter{
 		{Code: load, K: 0}, // the number of the call
@@ -80,9 +83,11 @@ func refuseRing() error {
 func TestElsewhere(t *testing.T) {
 	bothPaths(t, func(t *testing.T, cfg Config) {
 		f := newFile(t, t.TempDir(), 4096)
-		ours, theirs := newRig(t, cfg, fileSegment(f, 4096), 4096), newRig(t, cfg, fileSegment(f, 4096), 4096)
+		ours, theirs := newRig(t, cfg, fileSegment(f, 4096), 4096),
+			newRig(t, cfg, fileSegment(f, 4096), 4096)
 		_, err := ours.b.Connect(t.Context(), theirs.b.Addr())
-		if !errors.Is(err, driver.ErrNotSupported) || !strings.Contains(err.Error(), "own process") {
+		if !errors.Is(err, driver.ErrNotSupported) ||
+			!strings.Contains(err.Error(), "own process") {
 			t.Errorf("connect to another backend: %v", err)
 		}
 		for _, m := range theirs.b.books.All() {
@@ -90,11 +95,13 @@ func TestElsewhere(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, _, err = ours.p.Import(token); !errors.Is(err, driver.ErrNotSupported) || !errors.Is(err, driver.ErrBadToken) {
+			if _, _, err = ours.p.Import(token); !errors.Is(err, driver.ErrNotSupported) ||
+				!errors.Is(err, driver.ErrBadToken) {
 				t.Errorf("import of another backend's token: %v", err)
 			}
 		}
-		if text := ours.p.Explain(ours.local, ours.remote); !strings.Contains(text, ours.b.Choice()) {
+		if text := ours.p.Explain(ours.local, ours.remote); !strings.Contains(text,
+			ours.b.Choice()) {
 			t.Errorf("explained as %q", text)
 		}
 		for _, m := range ours.b.books.All() { // host memory is no target
@@ -113,7 +120,8 @@ func TestElsewhere(t *testing.T) {
 }
 
 func TestConfigRefuses(t *testing.T) {
-	for _, cfg := range []Config{{Path: 9}, {Threads: -1}, {Threads: 5000}, {Depth: -1}, {Depth: 1 << 20}, {PieceMax: 5000}, {JobsMax: -1}, {KeysMax: -1}} {
+	for _, cfg := range []Config{{Path: 9}, {Threads: -1}, {Threads: 5000}, {Depth: -1},
+		{Depth: 1 << 20}, {PieceMax: 5000}, {JobsMax: -1}, {KeysMax: -1}} {
 		if b, err := New(cfg); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%+v: %v, want %v", cfg, err, driver.ErrBounds)
 			_ = b.Close()

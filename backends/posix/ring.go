@@ -235,7 +235,9 @@ func (g *ring) kick() {
 }
 
 // pending implements mover.
-func (g *ring) pending() bool { return g.cq.tail.Load() != g.cq.head.Load() || g.written.Load() > 0 }
+func (g *ring) pending() bool {
+	return g.cq.tail.Load() != g.cq.head.Load() || g.written.Load() > 0
+}
 
 // reap implements mover.
 func (g *ring) reap(out []landing) (n int) {

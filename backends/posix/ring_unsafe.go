@@ -97,10 +97,13 @@ func (g *ring) setup(entries uint32) error {
 	}
 	g.fd = fd
 	if p.features&featSingleMmap == 0 || p.features&featNoDrop == 0 || p.sqEntries < entries {
-		return fmt.Errorf("the kernel's io_uring is too old: features %#x, %d entries", p.features, p.sqEntries)
+		return fmt.Errorf("the kernel's io_uring is too old: features %#x, %d entries", p.features,
+			p.sqEntries)
 	}
-	size := max(uint64(p.sq.c)+4*uint64(p.sqEntries), uint64(p.cq.b)+bytesOfQueueEntry*uint64(p.cqEntries))
-	rings, err := unix.Mmap(fd, offSQRing, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+	size := max(uint64(p.sq.c)+4*uint64(p.sqEntries), uint64(p.cq.b)+bytesOfQueueEntry*uint64(
+		p.cqEntries))
+	rings, err := unix.Mmap(fd, offSQRing, int(size), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED|unix.MAP_POPULATE)
 	if err != nil {
 		return fmt.Errorf("map io_uring: %w", err)
 	}
@@ -132,7 +135,8 @@ func (g *ring) unmap() error {
 }
 
 func ringSetup(entries uint32, p *ringParams) (int, syscall.Errno) {
-	fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, uintptr(entries), uintptr(unsafe.Pointer(p)), 0)
+	fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, uintptr(entries),
+		uintptr(unsafe.Pointer(p)), 0)
 	return int(fd), errno
 }
 
@@ -140,24 +144,27 @@ func ringSetup(entries uint32, p *ringParams) (int, syscall.Errno) {
 // some ten microseconds of work, and it waits for nothing.
 const rawMax = 8
 
-// enter has the kernel take up to n entries, and waits for so many completions. Of a few entries the
-// scheduler is not told: where cores are scarce it would give our place to another thread in the
-// middle of each call, and to change threads costs more than the call.
+// enter has the kernel take up to n entries, and waits for so many completions. Of a few entries
+// the scheduler is not told: where cores are scarce it would give our place to another thread in
+// the middle of each call, and to change threads costs more than the call.
 func (g *ring) enter(n, wait uint32) syscall.Errno {
 	if wait == 0 && n <= rawMax {
-		_, _, errno := unix.RawSyscall6(unix.SYS_IO_URING_ENTER, uintptr(g.fd), uintptr(n), 0, 0, 0, 0)
+		_, _, errno := unix.RawSyscall6(unix.SYS_IO_URING_ENTER, uintptr(g.fd), uintptr(n), 0, 0, 0,
+			0)
 		return errno
 	}
 	flags := uintptr(0)
 	if wait > 0 {
 		flags = enterGetEvents
 	}
-	_, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(g.fd), uintptr(n), uintptr(wait), flags, 0, 0)
+	_, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(g.fd), uintptr(n), uintptr(wait),
+		flags, 0, 0)
 	return errno
 }
 
 func (g *ring) register(what int, arg unsafe.Pointer, n int) error {
-	_, _, errno := unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(g.fd), uintptr(what), uintptr(arg), uintptr(n), 0, 0)
+	_, _, errno := unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(g.fd), uintptr(what),
+		uintptr(arg), uintptr(n), 0, 0)
 	return sysErr("io_uring_register", errno)
 }
 
@@ -175,7 +182,8 @@ func (g *ring) probe() error {
 	if err := g.register(registerProbe, unsafe.Pointer(&p), probeOps); err != nil {
 		return err
 	}
-	for _, op := range []int{opReadv, opWritev, opFsync, opReadFixed, opWriteFixed, opAsyncCancel, opRead, opWrite} {
+	for _, op := range []int{opReadv, opWritev, opFsync, opReadFixed, opWriteFixed, opAsyncCancel,
+		opRead, opWrite} {
 		if p.ops[op].flags&opSupported == 0 {
 			return fmt.Errorf("the kernel's io_uring has no operation %d", op)
 		}

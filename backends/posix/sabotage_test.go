@@ -76,7 +76,8 @@ func TestPartialAnswers(t *testing.T) {
 		},
 		"later": func(l *landing) {
 			if rand.IntN(3) > 0 {
-				l.res = -int([]syscall.Errno{syscall.EAGAIN, syscall.EINTR, syscall.ECANCELED}[rand.IntN(3)])
+				l.res = -int([]syscall.Errno{syscall.EAGAIN, syscall.EINTR,
+					syscall.ECANCELED}[rand.IntN(3)])
 			}
 		},
 	}
@@ -100,7 +101,8 @@ func testPartialAnswers(t *testing.T, cfg Config, alter func(l *landing)) {
 		want[i] = byte(i*31 + i>>11)
 	}
 	copy(r.mem, want)
-	pieces := []driver.Desc{{Len: 2 << 20}, {Local: 2 << 20, Remote: 2 << 20, Len: 12345}, {Local: 2<<20 + 12345, Remote: 2<<20 + 12345, Len: 1<<20 - 12345}}
+	pieces := []driver.Desc{{Len: 2 << 20}, {Local: 2 << 20, Remote: 2 << 20, Len: 12345},
+		{Local: 2<<20 + 12345, Remote: 2<<20 + 12345, Len: 1<<20 - 12345}}
 	if err := r.move(t, driver.Write, pieces...); err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +123,8 @@ func TestNeverReady(t *testing.T) {
 	bothPaths(t, func(t *testing.T, cfg Config) {
 		r := newRig(t, cfg, fileSegment(newFile(t, t.TempDir(), 8192), 8192), 8192)
 		sabotage(r, func(l *landing) { l.res = -int(syscall.EAGAIN) })
-		wantFileError(t, r.move(t, driver.Read, driver.Desc{Len: 8192}), 0, "read", 0, syscall.EAGAIN)
+		wantFileError(t, r.move(t, driver.Read, driver.Desc{Len: 8192}), 0, "read", 0,
+			syscall.EAGAIN)
 	})
 }
 
@@ -142,7 +145,8 @@ func TestDirectRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if why := r.p.Explain(r.local, r.remote); refused == 0 || !strings.Contains(why, "refuses O_DIRECT") {
+		if why := r.p.Explain(r.local, r.remote); refused == 0 ||
+			!strings.Contains(why, "refuses O_DIRECT") {
 			t.Errorf("refused %d times, and explains: %s", refused, why)
 		}
 	})
@@ -154,13 +158,16 @@ func TestDurable(t *testing.T) {
 	bothPaths(t, func(t *testing.T, cfg Config) {
 		const part, parts = 64 << 10, 50
 		for _, cfg.Durable = range []bool{false, true} {
-			r := newRig(t, cfg, fileSegment(newFile(t, t.TempDir(), part*parts), part*parts), part*parts)
+			r := newRig(t, cfg, fileSegment(newFile(t, t.TempDir(), part*parts), part*parts),
+				part*parts)
 			s := sabotage(r, nil)
-			if err := r.move(t, driver.Read, driver.Desc{Len: part}); err != nil || s.syncs.Load() != 0 {
+			if err := r.move(t, driver.Read, driver.Desc{Len: part}); err != nil ||
+				s.syncs.Load() != 0 {
 				t.Fatalf("a read: %v, %d syncs", err, s.syncs.Load())
 			}
 			for i := range uint64(parts) {
-				d := []driver.Desc{{Local: i * part, Remote: i * part, Len: part, LocalKey: r.local, RemoteKey: r.remote}}
+				d := []driver.Desc{{Local: i * part, Remote: i * part, Len: part, LocalKey: r.local,
+					RemoteKey: r.remote}}
 				if err := r.p.Submit(i, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
 					t.Fatal(err)
 				}
@@ -262,7 +269,8 @@ func TestRegistersBuffers(t *testing.T) {
 	if fixed != 2*size>>20 {
 		t.Errorf("%d requests used the registered buffer, want %d", fixed, 2*size>>20)
 	}
-	second, err := r.b.Register(driver.Segment{Kind: driver.DRAM, Len: size, Mem: make([]byte, size)})
+	second, err := r.b.Register(driver.Segment{Kind: driver.DRAM, Len: size,
+		Mem: make([]byte, size)})
 	if err != nil {
 		t.Fatalf("memory past PinMax: %v", err)
 	}

@@ -7,8 +7,8 @@ import "golang.org/x/sys/unix"
 // scribe does the short writes to one regular file that go through the page cache, one after the
 // other, in a goroutine that lives while there are some. Most filesystems take such writes one at a
 // time and let none begin that might wait, so io_uring has a thread of the kernel do each of them,
-// and to hand it over costs several times what the copy does. A file whose disk does not answer holds
-// up no other.
+// and to hand it over costs several times what the copy does. A file whose disk does not answer
+// holds up no other.
 type scribe struct {
 	g    *ring
 	run  func() // write, made once: to start it allocates nothing

@@ -13,8 +13,8 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// TestScribe writes through the page cache, more pieces than the table holds: short ones do not go to
-// the ring, a long one does, all are in the file, and nobody is left to write when nothing is.
+// TestScribe writes through the page cache, more pieces than the table holds: short ones do not go
+// to the ring, a long one does, all are in the file, and nobody is left to write when nothing is.
 func TestScribe(t *testing.T) {
 	const size, entry, count = 1 << 20, 656, 600
 	f := newFile(t, t.TempDir(), size)
@@ -26,7 +26,8 @@ func TestScribe(t *testing.T) {
 	want := make([]byte, size)
 	var descs []driver.Desc
 	for i := range uint64(count) {
-		d := driver.Desc{Local: i * entry, Remote: (count - i) * 1000, Len: entry, LocalKey: r.local, RemoteKey: r.remote}
+		d := driver.Desc{Local: i * entry, Remote: (count - i) * 1000, Len: entry,
+			LocalKey: r.local, RemoteKey: r.remote}
 		copy(want[d.Remote:], r.mem[d.Local:][:d.Len])
 		descs = append(descs, d)
 	}
@@ -35,7 +36,8 @@ func TestScribe(t *testing.T) {
 	if n := g.sq.tail.Load() - before; n != 0 {
 		t.Errorf("%d of %d short writes went to the ring", n, count)
 	}
-	long := driver.Desc{Remote: size - 100_000, Len: 100_000, LocalKey: r.local, RemoteKey: r.remote}
+	long := driver.Desc{Remote: size - 100_000, Len: 100_000, LocalKey: r.local,
+		RemoteKey: r.remote}
 	copy(want[long.Remote:], r.mem[:long.Len])
 	r.write(t, []driver.Desc{long})
 	if n := g.sq.tail.Load() - before; n != 1 {

@@ -15,13 +15,14 @@ type mover interface {
 	cancel(r *request)       // asks for its end; it lands all the same
 	reap(out []landing) int  // takes what has landed
 	listen(need, armed bool) // whether somebody is to serve what lands, and whether somebody sleeps
-	tells() bool             // whether what was reaped just now has woken the sleeper, or is about to
-	fixedBuffers() int32     // the registered buffer that the requests' are in, or -1
-	kick()                   // has the kernel begin what was put; without the lock
-	pending() bool           // whether there is something to reap; without the lock
-	addFile(f *file)         // makes a file known, where that is of use
-	dropFile(f *file)        // no request of it is left
-	pin(mem []byte) pin      // registers memory, where that is of use
+	// whether what was reaped just now has woken the sleeper, or is about to
+	tells() bool
+	fixedBuffers() int32 // the registered buffer that the requests' are in, or -1
+	kick()               // has the kernel begin what was put; without the lock
+	pending() bool       // whether there is something to reap; without the lock
+	addFile(f *file)     // makes a file known, where that is of use
+	dropFile(f *file)    // no request of it is left
+	pin(mem []byte) pin  // registers memory, where that is of use
 	unpin(p pin)
 	close() error // nothing is in flight
 }
@@ -60,7 +61,8 @@ func (b *Backend) serve() {
 			}
 		}
 		b.books.Mu.Lock()
-		told = told && b.armings.Load() == armings // who has armed meanwhile saw neither the landing nor its job's end
+		// who has armed meanwhile saw neither the landing nor its job's end
+		told = told && b.armings.Load() == armings
 	}
 	for i, l := range list {
 		b.land(l)
@@ -74,7 +76,8 @@ func (b *Backend) serve() {
 
 // noteTold notes that the kernel tells the sleeper of what was reaped, or is about to. It may
 // stop to do so when it has: when the event is found signalled at a later landing, with no
-// Arm in between (rung). Until then nobody knows whether the sleeper has taken the signal, or it is still to come.
+// Arm in between (rung). Until then nobody knows whether the sleeper has taken the signal, or it is
+// still to come.
 func (b *Backend) noteTold(rung uint64) {
 	if rung > 0 && rung == b.doubt.Load() {
 		b.doubt.Store(0)

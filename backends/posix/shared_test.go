@@ -40,7 +40,8 @@ func TestReadsEnter(t *testing.T) {
 			})
 			require.NoError(t, r.move(t, driver.Write, driver.Desc{Len: size}))
 			require.Zero(t, c.entered.Load(), "a write has entered")
-			for _, d := range []driver.Desc{{Len: size}, {Local: 3, Remote: 5, Len: 100}, {Remote: 9, Len: size - 9}} {
+			for _, d := range []driver.Desc{{Len: size}, {Local: 3, Remote: 5, Len: 100},
+				{Remote: 9, Len: size - 9}} {
 				before := c.entered.Load()
 				require.NoError(t, r.move(t, driver.Read, d))
 				require.Greater(t, c.entered.Load(), before)

@@ -21,7 +21,8 @@ func TestSleeperBesidePoller(t *testing.T) {
 		const size = 64 << 10
 		cfg.Depth = 4
 		f := newFile(t, t.TempDir(), size)
-		if _, err := f.WriteAt(make([]byte, size), 0); err != nil { // blocks, so that the disk has to answer
+		if _, err := f.WriteAt(make([]byte, size), 0); err != nil {
+			// blocks, so that the disk has to answer
 			t.Fatal(err)
 		}
 		if err := f.Sync(); err != nil {
@@ -67,7 +68,8 @@ func TestSleeperBesidePoller(t *testing.T) {
 				}
 				if time.Now().After(end) {
 					stacks := make([]byte, 1<<20)
-					t.Fatalf("round %d: %d completions were taken and the sleeper was not woken\n%s",
+					t.Fatalf(
+						"round %d: %d completions were taken and the sleeper was not woken\n%s",
 						round, taken.Load(), stacks[:runtime.Stack(stacks, true)])
 				}
 			}

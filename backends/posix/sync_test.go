@@ -114,7 +114,9 @@ func TestFailedSyncFailsAllAccepted(t *testing.T) {
 		r.b.serve()
 		ended := r.when(t, "the end of both", func() bool { return r.b.durables == 0 })
 		if len(ended) < 2 {
-			for tag, err := range r.when(t, "both", func() bool { return r.b.books.Done.Ready() == 0 }) {
+			for tag, err := range r.when(t, "both", func() bool {
+				return r.b.books.Done.Ready() == 0
+			}) {
 				ended[tag] = err
 			}
 		}

@@ -64,7 +64,8 @@ func (a *address) encode() ([]byte, error) {
 	sum := sha256.Sum256(b)
 	b = append(b, sum[:addressCheck]...)
 	if len(b) > driver.AddrMax || len(a.control) > controlsMax || len(a.rails) > railsMax {
-		return nil, fmt.Errorf("address of %d bytes, at most %d: name fewer of Config.Devices: %w", len(b), driver.AddrMax, driver.ErrBounds)
+		return nil, fmt.Errorf("address of %d bytes, at most %d: name fewer of Config.Devices: %w",
+			len(b), driver.AddrMax, driver.ErrBounds)
 	}
 	return b, nil
 }
@@ -74,7 +75,8 @@ func decodeAddress(b []byte) (a address, err error) {
 		return a, fmt.Errorf("%d bytes that are no rdma address: %w", len(b), driver.ErrCorrupt)
 	}
 	if !bytes.HasPrefix(b, []byte(addressMark)) {
-		return a, fmt.Errorf("rdma address of another version: use the same release on both sides: %w", driver.ErrVersion)
+		return a, fmt.Errorf("rdma address of another version: use the same release on "+
+			"both sides: %w", driver.ErrVersion)
 	}
 	if len(b) < len(addressMark)+addressCheck || len(b) > driver.AddrMax {
 		return a, fmt.Errorf("rdma address of %d bytes: %w", len(b), driver.ErrCorrupt)
@@ -89,7 +91,8 @@ func decodeAddress(b []byte) (a address, err error) {
 	a.process, a.notes = r.Uint32(), r.Uint32()
 	a.readControl(&r)
 	a.readRails(&r)
-	if !r.Done() || len(a.control) == 0 || len(a.rails) == 0 || a.notes == 0 || a.notes > notesLimit {
+	if !r.Done() || len(a.control) == 0 || len(a.rails) == 0 || a.notes == 0 ||
+		a.notes > notesLimit {
 		return address{}, fmt.Errorf("rdma address: %w", driver.ErrCorrupt)
 	}
 	return a, nil

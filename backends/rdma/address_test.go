@@ -18,8 +18,9 @@ import (
 func someAddress() address {
 	return address{
 		owner: keys.Owner{1, 2, 3}, host: [8]byte{4}, process: 77, notes: 64,
-		control: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:4791"), netip.MustParseAddrPort("[fd00::1]:1")},
-		rails:   []railAddress{railIn("10.0.0.1", 24, true), railIn("fe80::1", 0, false)},
+		control: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:4791"),
+			netip.MustParseAddrPort("[fd00::1]:1")},
+		rails: []railAddress{railIn("10.0.0.1", 24, true), railIn("fe80::1", 0, false)},
 	}
 }
 
@@ -45,7 +46,8 @@ func TestAddress(t *testing.T) {
 			t.Errorf("bit %d turned over: no error", i)
 		}
 	}
-	if _, err := decodeAddress(append([]byte("rdma9"), b[5:]...)); !errors.Is(err, driver.ErrVersion) {
+	if _, err := decodeAddress(append([]byte("rdma9"), b[5:]...)); !errors.Is(err,
+		driver.ErrVersion) {
 		t.Errorf("another version: %v", err)
 	}
 }
@@ -84,7 +86,8 @@ func FuzzDecodeAddress(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if b, err := decodeAddress(again); err != nil || !reflect.DeepEqual(a, b) || len(again) != len(body)+addressCheck {
+		if b, err := decodeAddress(again); err != nil || !reflect.DeepEqual(a, b) ||
+			len(again) != len(body)+addressCheck {
 			t.Errorf("%x is read as %+v, which is written %x (%v)", body, a, again, err)
 		}
 		if len(body) > 0 && bytes.Equal(again, body) {

@@ -105,7 +105,8 @@ func TestAnswersEnd(t *testing.T) {
 	}
 	require.ErrorIs(t, p.far.Answer(conn, []byte("!")), driver.ErrFull)
 	require.ErrorIs(t, p.far.Answer(conn+100, nil), driver.ErrPeerLost)
-	require.ErrorIs(t, p.near.Answer(p.peer.Conn(), nil), driver.ErrPeerLost, "a connection of our own")
+	require.ErrorIs(t, p.near.Answer(p.peer.Conn(), nil), driver.ErrPeerLost,
+		"a connection of our own")
 	require.ErrorIs(t, p.far.Answer(conn, make([]byte, messageMax+1)), driver.ErrBounds)
 	arm(t, p.far)
 	eventually(t, "the first answer", func() bool { return p.near.answers.waiting.Load() > 0 })
@@ -114,7 +115,10 @@ func TestAnswersEnd(t *testing.T) {
 	require.True(t, wakes(t, p.far))
 	require.ErrorIs(t, p.far.Answer(conn, nil), driver.ErrPeerLost)
 	var msgs []driver.Message
-	eventually(t, "the last word", func() bool { msgs = append(msgs, received(t, p.far)...); return len(msgs) > 0 })
+	eventually(t, "the last word", func() bool {
+		msgs = append(msgs, received(t, p.far)...)
+		return len(msgs) > 0
+	})
 	require.Equal(t, []driver.Message{{Conn: conn, Err: driver.ErrPeerLost}}, msgs)
 	require.ErrorIs(t, p.far.Answer(conn, nil), driver.ErrPeerLost)
 }

@@ -81,7 +81,8 @@ func newChannel(conn net.Conn, patience time.Duration) *channel {
 // tuneTCP has the kernel give a dead host up, and try again soon after an outage.
 func tuneTCP(tcp *net.TCPConn, patience time.Duration) {
 	probes := net.KeepAliveConfig{
-		Enable: true, Idle: max(patience/2, time.Second), Interval: max(patience/20, time.Second), Count: 10,
+		Enable: true, Idle: max(patience/2, time.Second), Interval: max(patience/20, time.Second),
+		Count: 10,
 	}
 	_ = tcp.SetKeepAliveConfig(probes) // fails only where it is closed
 	raw, err := tcp.SyscallConn()
@@ -89,7 +90,8 @@ func tuneTCP(tcp *net.TCPConn, patience time.Duration) {
 		return
 	}
 	_ = raw.Control(func(fd uintptr) { // a kernel without one of these takes longer
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(patience.Milliseconds()))
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT,
+			int(patience.Milliseconds()))
 		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_THIN_LINEAR_TIMEOUTS, 1)
 	})
 }
@@ -183,7 +185,8 @@ func (c *channel) receive() (any, error) {
 		}
 		n := binary.LittleEndian.Uint32(c.head[:])
 		if n > controlMax {
-			return nil, c.failed(fmt.Errorf("control message of %d bytes: %w", n, driver.ErrCorrupt))
+			return nil, c.failed(fmt.Errorf("control message of %d bytes: %w", n,
+				driver.ErrCorrupt))
 		}
 		if _, err := io.ReadFull(c.in, c.body[:n]); err != nil {
 			return nil, c.failed(err)

@@ -39,12 +39,14 @@ type Config struct {
 	QueueDepth int // work requests under way on a lane; default 128
 	Slice      int // bytes of one work request; default 1 MiB
 	Entries    int // local pieces in one work request; default: as many as the device takes
-	Flight     int // bytes under way on a lane: what a cancel waits for; default 16 MiB, at least Slice
+	// bytes under way on a lane: what a cancel waits for; default 16 MiB, at least Slice
+	Flight int
 
 	BatchesMax int // batches accepted and not yet polled; power of two, default 1,024
 	NotesMax   int // messages of one connection on their way or not received; default 64
 	KeysMax    int // memories registered at a time; default 64 Ki, at most 1 Mi
-	ConnsMax   int // peers connected to us at a time; default 64: each has NotesMax receives posted for it
+	// peers connected to us at a time; default 64: each has NotesMax receives posted for it
+	ConnsMax int
 
 	// Timeout is how long a queue pair waits for an acknowledgement before it sends
 	// again: the next of 4.096 us x 2^n, 268 ms at the default of 200 ms. A device may
@@ -139,13 +141,16 @@ func (c *Config) check() error {
 	}
 	switch {
 	case c.BatchesMax&(c.BatchesMax-1) != 0:
-		return fmt.Errorf("config: BatchesMax %d is no power of two: %w", c.BatchesMax, driver.ErrBounds)
+		return fmt.Errorf("config: BatchesMax %d is no power of two: %w", c.BatchesMax,
+			driver.ErrBounds)
 	case c.Spin < 0:
 		return fmt.Errorf("config: Spin %v is negative: %w", c.Spin, driver.ErrBounds)
 	case c.Timeout < ackUnit || c.ackTimeout() > time.Minute:
-		return fmt.Errorf("config: Timeout %v is not within %v to a minute: %w", c.Timeout, ackUnit, driver.ErrBounds)
+		return fmt.Errorf("config: Timeout %v is not within %v to a minute: %w", c.Timeout, ackUnit,
+			driver.ErrBounds)
 	case c.Grace < graceMin || c.Failure < graceMin:
-		return fmt.Errorf("config: Grace %v or Failure %v is below %v: peers would be lost in the pauses of a busy machine: %w",
+		return fmt.Errorf("config: Grace %v or Failure %v is below %v: peers would be lost in "+
+			"the pauses of a busy machine: %w",
 			c.Grace, c.Failure, graceMin, driver.ErrBounds)
 	}
 	if c.Listen != "" {
@@ -192,7 +197,8 @@ func (c *Config) mtu() (uint8, error) {
 			return uint8(i), nil
 		}
 	}
-	return 0, fmt.Errorf("config: MTU %d, want 256, 512, 1024, 2048 or 4096: %w", c.MTU, driver.ErrBounds)
+	return 0, fmt.Errorf("config: MTU %d, want 256, 512, 1024, 2048 or 4096: %w", c.MTU,
+		driver.ErrBounds)
 }
 
 // caps are those of a backend whose rails take device memory, or do not. A peer's device

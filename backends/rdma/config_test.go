@@ -13,11 +13,16 @@ import (
 
 func TestConfig(t *testing.T) {
 	for name, c := range map[string]Config{
-		"rails": {Rails: 17}, "depth": {QueueDepth: 1}, "slice": {Slice: 100}, "flight": {Slice: 1 << 20, Flight: 1 << 19},
-		"batches": {BatchesMax: 1000}, "notes": {NotesMax: -1}, "keys": {KeysMax: 1 << 30}, "conns": {ConnsMax: -1},
-		"retries for ever": {Retries: 7}, "level": {Level: 16}, "class": {TrafficClass: 256}, "mtu": {MTU: 1500}, "entries": {Entries: -1},
-		"spin": {Spin: -1}, "timeout": {Timeout: time.Hour}, "short timeout": {Timeout: time.Microsecond},
-		"grace": {Grace: time.Millisecond}, "failure": {Failure: time.Millisecond}, "listen": {Listen: "nowhere"},
+		"rails": {Rails: 17}, "depth": {QueueDepth: 1}, "slice": {Slice: 100},
+		"flight":  {Slice: 1 << 20, Flight: 1 << 19},
+		"batches": {BatchesMax: 1000}, "notes": {NotesMax: -1}, "keys": {KeysMax: 1 << 30},
+		"conns":            {ConnsMax: -1},
+		"retries for ever": {Retries: 7}, "level": {Level: 16}, "class": {TrafficClass: 256},
+		"mtu": {MTU: 1500}, "entries": {Entries: -1},
+		"spin": {Spin: -1}, "timeout": {Timeout: time.Hour},
+		"short timeout": {Timeout: time.Microsecond},
+		"grace":         {Grace: time.Millisecond}, "failure": {Failure: time.Millisecond},
+		"listen":  {Listen: "nowhere"},
 		"devices": {Devices: "a:b"}, "twice": {Devices: "a,a"}, "empty": {Devices: "a,"},
 	} {
 		if b, err := newConfigured(c); !errors.Is(err, driver.ErrBounds) {
@@ -42,7 +47,8 @@ func TestFailureTime(t *testing.T) {
 		timeout  time.Duration
 		exponent uint8
 	}{
-		{4096 * time.Nanosecond, 0}, {4097 * time.Nanosecond, 1}, {67 * time.Millisecond, 14}, {68 * time.Millisecond, 15},
+		{4096 * time.Nanosecond, 0}, {4097 * time.Nanosecond, 1}, {67 * time.Millisecond, 14},
+		{68 * time.Millisecond, 15},
 		{0, 16}, {268435456 * time.Nanosecond, 16},
 	} {
 		cfg := Config{Timeout: c.timeout}
@@ -71,7 +77,8 @@ func TestSplitDevices(t *testing.T) {
 			t.Errorf("%v, want %s", want[i], text)
 		}
 	}
-	for _, bad := range []string{"a:", "a:0", "a:256", "a:1#", "a:1#x", "a:1#256", "#1", ":1", "a b", "../a", "a.b", ","} {
+	for _, bad := range []string{"a:", "a:0", "a:256", "a:1#", "a:1#x", "a:1#256", "#1", ":1",
+		"a b", "../a", "a.b", ","} {
 		if got, err := splitDevices(bad); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%q is %v, %v", bad, got, err)
 		}
@@ -85,8 +92,10 @@ func TestChosenDevices(t *testing.T) {
 		want []string
 	}{
 		{Config{}, []string{"fake0:1", "fake1:1"}}, {Config{Rails: 1}, []string{"fake0:1"}},
-		{Config{Devices: "fake1"}, []string{"fake1:1"}}, {Config{Devices: "fake1:1#1,fake0"}, []string{"fake1:1", "fake0:1"}},
-		{Config{Devices: "fake2"}, nil}, {Config{Devices: "fake0:2"}, nil}, {Config{Devices: "fake0:1#5"}, nil},
+		{Config{Devices: "fake1"}, []string{"fake1:1"}}, {Config{Devices: "fake1:1#1,fake0"},
+			[]string{"fake1:1", "fake0:1"}},
+		{Config{Devices: "fake2"}, nil}, {Config{Devices: "fake0:2"}, nil},
+		{Config{Devices: "fake0:1#5"}, nil},
 	} {
 		c.cfg.Listen = "127.0.0.1:0"
 		b, err := newConfigured(c.cfg)
@@ -104,7 +113,8 @@ func TestChosenDevices(t *testing.T) {
 			got = append(got, r.Name)
 		}
 		if err := b.Close(); err != nil || !slices.Equal(got, c.want) {
-			t.Errorf("%q of %d: rails %v, want %v (%v)", c.cfg.Devices, c.cfg.Rails, got, c.want, err)
+			t.Errorf("%q of %d: rails %v, want %v (%v)", c.cfg.Devices, c.cfg.Rails, got, c.want,
+				err)
 		}
 	}
 }

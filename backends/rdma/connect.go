@@ -98,7 +98,8 @@ func (p *peer) begin(pairs []pairing) error {
 	for _, pair := range pairs {
 		end, err := link.LaneMake(len(p.pairs), pair.ours)
 		if err != nil {
-			refused = errors.Join(refused, fmt.Errorf("make a lane over %v: %w", p.b.rails[pair.ours], err))
+			refused = errors.Join(refused, fmt.Errorf("make a lane over %v: %w",
+				p.b.rails[pair.ours], err))
 			continue // a device that is gone keeps no other from work
 		}
 		p.pairs = append(p.pairs, pair)

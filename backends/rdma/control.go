@@ -213,13 +213,15 @@ func decodeControl(b []byte) (any, error) {
 		return nil, fmt.Errorf("control message of %d bytes: %w", len(b), driver.ErrCorrupt)
 	}
 	if b[0] != controlVersion {
-		return nil, fmt.Errorf("control message of version %d, ours is %d: use the same release on both sides: %w",
+		return nil, fmt.Errorf("control message of version %d, ours is %d: use the same release "+
+			"on both sides: %w",
 			b[0], controlVersion, driver.ErrVersion)
 	}
 	r := control.Read(b[controlHead:])
 	m := decodeBody(b[1], &r)
 	if m == nil || !r.Done() {
-		return nil, fmt.Errorf("control message of kind %d, %d bytes: %w", b[1], len(b), driver.ErrCorrupt)
+		return nil, fmt.Errorf("control message of kind %d, %d bytes: %w", b[1], len(b),
+			driver.ErrCorrupt)
 	}
 	return m, nil
 }
@@ -297,7 +299,8 @@ func readWelcome(r *control.Reader) *welcome {
 }
 
 func readImported(r *control.Reader) *importAnswer {
-	m := &importAnswer{id: r.Uint32(), status: control.Status(r.Uint8()), readOnly: r.Flag(), base: r.Uint64(), size: r.Uint64()}
+	m := &importAnswer{id: r.Uint32(), status: control.Status(r.Uint8()), readOnly: r.Flag(),
+		base: r.Uint64(), size: r.Uint64()}
 	for range readCount(r) {
 		m.keys = append(m.keys, r.Uint32())
 	}

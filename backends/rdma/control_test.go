@@ -17,19 +17,25 @@ import (
 type encoder interface{ encode() []byte }
 
 func someEnd(n byte) verbs.End {
-	return verbs.End{QueuePair: 0x010203, Packet: 7, LID: 5, MTU: 5, Reads: 16, LinkLayer: 2, GID: [16]byte{n}}
+	return verbs.End{QueuePair: 0x010203, Packet: 7, LID: 5, MTU: 5, Reads: 16, LinkLayer: 2,
+		GID: [16]byte{n}}
 }
 
 func someControl() []encoder {
 	return []encoder{
-		&hello{to: keys.Owner{1}, from: bytes.Repeat([]byte{2}, 1000), lanes: []laneOffer{{0, someEnd(1)}, {3, someEnd(2)}}},
+		&hello{to: keys.Owner{1}, from: bytes.Repeat([]byte{2}, 1000),
+			lanes: []laneOffer{{0, someEnd(1)}, {3, someEnd(2)}}},
 		&welcome{status: control.Full}, &welcome{lanes: []laneAnswer{{true, someEnd(1)}, {}}},
 		&importRequest{id: 1, key: 2, epoch: 3, secret: [16]byte{4}},
-		&importAnswer{id: 1, status: control.Revoked}, &importAnswer{id: 1, readOnly: true, base: 1 << 40, size: 5, keys: []uint32{6, 0}},
-		&expired{key: 1, epoch: 2}, &laneRequest{lane: 1, attempt: 2}, &laneRequest{lane: 1, attempt: 2, there: true, end: someEnd(3)},
-		&laneReply{lane: 1, attempt: 2, seen: 3}, &laneReply{lane: 1, attempt: 2, seen: 3, laneAnswer: laneAnswer{true, someEnd(4)}},
+		&importAnswer{id: 1, status: control.Revoked}, &importAnswer{id: 1, readOnly: true,
+			base: 1 << 40, size: 5, keys: []uint32{6, 0}},
+		&expired{key: 1, epoch: 2}, &laneRequest{lane: 1, attempt: 2},
+		&laneRequest{lane: 1, attempt: 2, there: true, end: someEnd(3)},
+		&laneReply{lane: 1, attempt: 2, seen: 3}, &laneReply{lane: 1, attempt: 2, seen: 3,
+			laneAnswer: laneAnswer{true, someEnd(4)}},
 		&broken{3}, &bye{}, &bye{abandoned: true}, farewell{}, quit{}, ping{}, pong{},
-		&answer{data: []byte{}}, &answer{data: bytes.Repeat([]byte{5}, messageMax)}, &answersTaken{count: 1 << 40},
+		&answer{data: []byte{}}, &answer{data: bytes.Repeat([]byte{5}, messageMax)},
+		&answersTaken{count: 1 << 40},
 	}
 }
 
@@ -52,7 +58,8 @@ func TestControl(t *testing.T) {
 			t.Errorf("%T and a byte: %v", want, err)
 		}
 	}
-	if _, err := decodeControl([]byte{controlVersion + 1, kindQuit}); !errors.Is(err, driver.ErrVersion) {
+	if _, err := decodeControl([]byte{controlVersion + 1, kindQuit}); !errors.Is(err,
+		driver.ErrVersion) {
 		t.Errorf("another version: %v", err)
 	}
 	if _, err := decodeControl([]byte{controlVersion, 99}); !errors.Is(err, driver.ErrCorrupt) {

@@ -25,7 +25,8 @@ func splitDevices(list string) (all []wanted, err error) {
 	for entry := range strings.SplitSeq(list, ",") {
 		w, ok := readWanted(entry)
 		if !ok {
-			return nil, fmt.Errorf("config: Devices has %q, want DEVICE, DEVICE:PORT or DEVICE:PORT#GID as in mlx5_0:1#3: %w", entry, driver.ErrBounds)
+			return nil, fmt.Errorf("config: Devices has %q, want DEVICE, DEVICE:PORT or "+
+				"DEVICE:PORT#GID as in mlx5_0:1#3: %w", entry, driver.ErrBounds)
 		}
 		for _, other := range all {
 			if other == w {

@@ -156,22 +156,26 @@ func (c *Config) examinePort(d *Device, p *Port, gid int) PortFinding {
 	best, choices, err := chooseGID(p, gid)
 	for i := range choices {
 		g := &choices[i]
-		found := GIDFinding{Index: g.Index, Address: g.Address.Unmap().String(), Type: g.Type, NetDev: g.NetDev, Chosen: g.Chosen, Why: g.Why}
+		found := GIDFinding{Index: g.Index, Address: g.Address.Unmap().String(), Type: g.Type,
+			NetDev: g.NetDev, Chosen: g.Chosen, Why: g.Why}
 		if g.Subnet.IsValid() {
 			found.Subnet = g.Subnet.Masked().String()
 		}
 		out.GIDs = append(out.GIDs, found)
 	}
 	if !p.Active() {
-		out.Problems = append(out.Problems, Problem{fmt.Sprintf("the port is %s (%s)", p.State, p.Physical), linkFix(p)})
+		out.Problems = append(out.Problems, Problem{fmt.Sprintf("the port is %s (%s)", p.State,
+			p.Physical), linkFix(p)})
 	}
 	if err != nil {
-		out.Problems = append(out.Problems, Problem{unwrapped(err), "give its network device an address, or name a GID in Config.Devices"})
+		out.Problems = append(out.Problems, Problem{unwrapped(err), "give its network device an " +
+			"address, or name a GID in Config.Devices"})
 	} else if best.NetDev != "" {
 		up, mtu := c.sysfs.state(best.NetDev)
 		out.MTU = packetMTU(mtu)
 		if !up && mtu > 0 {
-			out.Problems = append(out.Problems, Problem{"its network device " + best.NetDev + " is down", "ip link set " + best.NetDev + " up"})
+			out.Problems = append(out.Problems, Problem{"its network device " + best.NetDev +
+				" is down", "ip link set " + best.NetDev + " up"})
 		}
 	}
 	return out
@@ -200,7 +204,8 @@ func (f *Findings) unusable(list []wanted) error {
 	}
 	for i := range list {
 		if !f.has(&list[i]) {
-			return unavailable(fmt.Sprintf("there is no %v; there are %s", list[i], f.names()), "choose Config.Devices among these")
+			return unavailable(fmt.Sprintf("there is no %v; there are %s", list[i], f.names()),
+				"choose Config.Devices among these")
 		}
 	}
 	for _, d := range f.Devices {
@@ -216,7 +221,8 @@ func (f *Findings) unusable(list []wanted) error {
 func (f *Findings) has(w *wanted) bool {
 	for _, d := range f.Devices {
 		for _, p := range d.Ports {
-			if d.Name == w.device && (w.port == 0 || p.Name == fmt.Sprintf("%s:%d", w.device, w.port)) {
+			if d.Name == w.device && (w.port == 0 || p.Name == fmt.Sprintf("%s:%d", w.device,
+				w.port)) {
 				return true
 			}
 		}
@@ -241,11 +247,13 @@ func (f *Findings) summarize(list []wanted, err error) {
 		f.Problems = append(f.Problems, Problem{u.Reason, u.Fix})
 	}
 	if !f.Memlock.Unlimited && f.Memlock.Limit < memlockLow {
-		f.Problems = append(f.Problems, Problem{fmt.Sprintf("only %d bytes may be pinned (RLIMIT_MEMLOCK)", f.Memlock.Limit), memlockFix})
+		f.Problems = append(f.Problems, Problem{fmt.Sprintf("only %d bytes may be pinned "+
+			"(RLIMIT_MEMLOCK)", f.Memlock.Limit), memlockFix})
 	}
 	for i := range list {
 		if err == nil && !f.has(&list[i]) {
-			f.Problems = append(f.Problems, Problem{fmt.Sprintf("Config.Devices names %v, which is not there", list[i]), "there are " + f.names()})
+			f.Problems = append(f.Problems, Problem{fmt.Sprintf("Config.Devices names %v, which "+
+				"is not there", list[i]), "there are " + f.names()})
 		}
 	}
 }

@@ -17,19 +17,24 @@ import (
 // findings looks at the fixture, with a library that is there.
 func findings(t *testing.T, devices string) (Findings, error) {
 	t.Helper()
-	return examine(Config{Devices: devices, sysfs: newFixture(t)}, func(*Config) error { return nil })
+	return examine(Config{Devices: devices, sysfs: newFixture(t)}, func(*Config) error {
+		return nil
+	})
 }
 
 func TestExamine(t *testing.T) {
 	f, err := findings(t, "")
-	if err != nil || len(f.Devices) != 3 || f.Nodes != 2 || len(f.Problems) > 0 && f.Memlock.Unlimited {
+	if err != nil || len(f.Devices) != 3 || f.Nodes != 2 || len(f.Problems) > 0 &&
+		f.Memlock.Unlimited {
 		t.Fatalf("%+v, %v", f, err)
 	}
 	ib, roce, soft := f.Devices[0], f.Devices[1], f.Devices[2]
-	if ib.Bus != "0000:3b:00.0" || !ib.Ports[0].Chosen || !ib.Ports[0].GIDs[0].Chosen || len(ib.Ports[0].Problems) > 0 {
+	if ib.Bus != "0000:3b:00.0" || !ib.Ports[0].Chosen || !ib.Ports[0].GIDs[0].Chosen ||
+		len(ib.Ports[0].Problems) > 0 {
 		t.Errorf("%+v", ib)
 	}
-	if down := ib.Ports[1]; down.Chosen || len(down.Problems) == 0 || !strings.Contains(down.Problems[0].Fix, "subnet manager") {
+	if down := ib.Ports[1]; down.Chosen || len(down.Problems) == 0 ||
+		!strings.Contains(down.Problems[0].Fix, "subnet manager") {
 		t.Errorf("a port that is down: %+v", down)
 	}
 	chosen := 0
@@ -53,31 +58,39 @@ func TestExamine(t *testing.T) {
 }
 
 func TestExamineNames(t *testing.T) {
-	for devices, want := range map[string]string{"mlx5_7": "mlx5_10:1", "mlx5_0:2": "Disabled", "mlx5_10:1#3": "index 3"} {
+	for devices, want := range map[string]string{"mlx5_7": "mlx5_10:1", "mlx5_0:2": "Disabled",
+		"mlx5_10:1#3": "index 3"} {
 		f, err := findings(t, devices)
 		var u *driver.UnavailableError
 		if !errors.As(err, &u) || !strings.Contains(u.Reason, want) || len(f.Problems) == 0 {
 			t.Errorf("%s: %v, want %q", devices, err, want)
 		}
 	}
-	if f, err := findings(t, "mlx5_10,nowhere"); err != nil || len(f.Problems) == 0 || f.Devices[0].Ports[0].Chosen {
+	if f, err := findings(t, "mlx5_10,nowhere"); err != nil || len(f.Problems) == 0 ||
+		f.Devices[0].Ports[0].Chosen {
 		t.Errorf("one of two: %+v, %v", f, err)
 	}
 	if _, err := findings(t, "a b"); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("no list of devices: %v", err)
 	}
-	f, err := examine(Config{sysfs: &sysfs{root: filepath.Join(t.TempDir(), "none")}}, func(*Config) error { return nil })
+	f, err := examine(Config{sysfs: &sysfs{root: filepath.Join(t.TempDir(), "none")}},
+		func(*Config) error {
+			return nil
+		})
 	if !errors.Is(err, driver.ErrUnavailable) || len(f.Problems) == 0 || f.Problems[0].Fix == "" {
 		t.Errorf("a machine without devices: %+v, %v", f.Problems, err)
 	}
 	missing := unavailable("no library", "install it")
-	if f, err := examine(Config{sysfs: newFixture(t)}, func(*Config) error { return missing }); err != missing || len(f.Devices) != 3 {
+	if f, err := examine(Config{sysfs: newFixture(t)}, func(*Config) error {
+		return missing
+	}); err != missing || len(f.Devices) != 3 {
 		t.Errorf("without the library: %d devices, %v", len(f.Devices), err)
 	}
 }
 
 func TestPacketMTU(t *testing.T) {
-	for frame, want := range map[int]int{0: 0, 200: 0, 1500: 1024, 4200: 4096, 4096: 2048, 9000: 4096} {
+	for frame, want := range map[int]int{0: 0, 200: 0, 1500: 1024, 4200: 4096, 4096: 2048,
+		9000: 4096} {
 		if got := packetMTU(frame); got != want {
 			t.Errorf("frames of %d hold %d, want %d", frame, got, want)
 		}

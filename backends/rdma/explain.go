@@ -29,7 +29,8 @@ func (p *peer) Explain(localKey, remoteKey uint32) string {
 	var lanes []string
 	for lane, pair := range p.pairs {
 		r := p.b.rails[pair.ours]
-		text := fmt.Sprintf("%v %v -> %v %v", r, netip.AddrFrom16(r.info.GID).Unmap(), p.owner.rails[pair.theirs].ip(), states[lane])
+		text := fmt.Sprintf("%v %v -> %v %v", r, netip.AddrFrom16(r.info.GID).Unmap(),
+			p.owner.rails[pair.theirs].ip(), states[lane])
 		if counted, err := p.b.net.Counters(pair.ours); err == nil && counted.Rate > 0 {
 			text += fmt.Sprintf(" %.1f GB/s", float64(counted.Rate)/1e9)
 		}
@@ -48,5 +49,6 @@ func (p *peer) Explain(localKey, remoteKey uint32) string {
 	if p.owner.host == p.b.address.host {
 		where = "this host"
 	}
-	return fmt.Sprintf("%s, RC over %d lanes: %s; at most %d bytes in a work request, more than that is spread", where, len(lanes), strings.Join(lanes, ", "), p.b.cfg.Slice)
+	return fmt.Sprintf("%s, RC over %d lanes: %s; at most %d bytes in a work request, more than "+
+		"that is spread", where, len(lanes), strings.Join(lanes, ", "), p.b.cfg.Slice)
 }

@@ -84,15 +84,18 @@ func fakeDevices(func(string) bool) (list []Device) {
 	for i := range 2 {
 		address := netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)})
 		list = append(list, Device{Name: fmt.Sprintf("fake%d", i), Node: -1, Ports: []Port{{
-			Number: 1, State: "ACTIVE", Physical: "LinkUp", LinkLayer: "Ethernet", RateText: "100 Gb/sec (4X EDR)", Rate: 12.5e9,
-			GIDs: []GID{{Index: 1, Address: netip.AddrFrom16(address.As16()), Type: "RoCE v2", NetDev: "none", Subnet: netip.PrefixFrom(address, 24)}},
+			Number: 1, State: "ACTIVE", Physical: "LinkUp", LinkLayer: "Ethernet",
+			RateText: "100 Gb/sec (4X EDR)", Rate: 12.5e9,
+			GIDs: []GID{{Index: 1, Address: netip.AddrFrom16(address.As16()), Type: "RoCE v2",
+				NetDev: "none", Subnet: netip.PrefixFrom(address, 24)}},
 		}}})
 	}
 	return list
 }
 
 func openFake(c verbs.Config) (fabric, error) {
-	return &fakeNet{cfg: c, memories: map[uint32]*fakeMemory{}, links: map[uint64]*fakeLink{}, counts: map[int]uint64{}, awaited: map[int]uint64{}}, nil
+	return &fakeNet{cfg: c, memories: map[uint32]*fakeMemory{}, links: map[uint64]*fakeLink{},
+		counts: map[int]uint64{}, awaited: map[int]uint64{}}, nil
 }
 
 // newFake opens a backend over it, with two rails.
@@ -109,7 +112,8 @@ func (f *fakeNet) Close() error {
 	defer f.mu.Unlock()
 	f.closed = true
 	if len(f.links) > 0 || len(f.memories) > 0 || f.pins > 0 {
-		return fmt.Errorf("%d links, %d memories, %d pins are left", len(f.links), len(f.memories), f.pins)
+		return fmt.Errorf("%d links, %d memories, %d pins are left", len(f.links), len(f.memories),
+			f.pins)
 	}
 	return nil
 }
@@ -117,7 +121,8 @@ func (f *fakeNet) Close() error {
 func (f *fakeNet) OpenRail(c verbs.RailConfig) (int, error) {
 	for _, d := range fakeDevices(nil) {
 		if d.Name == c.Device {
-			f.rails = append(f.rails, &fakeRail{device: d.Name, gid: d.Ports[0].GIDs[0].Address.As16()})
+			f.rails = append(f.rails, &fakeRail{device: d.Name,
+				gid: d.Ports[0].GIDs[0].Address.As16()})
 			return len(f.rails) - 1, nil
 		}
 	}
@@ -298,7 +303,8 @@ func (f *fakeNet) Grant(key uint32, rail int, flags uint32) (uint32, error) {
 		fakeWire.Lock()
 		fakeWire.next++
 		m.grants[rail] = fakeWire.next
-		fakeWire.grants[fakeWire.next] = &fakeGrant{bytes: m.bytes, base: addressOf(m.bytes), readOnly: flags&verbs.ReadOnly != 0}
+		fakeWire.grants[fakeWire.next] = &fakeGrant{bytes: m.bytes, base: addressOf(m.bytes),
+			readOnly: flags&verbs.ReadOnly != 0}
 		fakeWire.Unlock()
 	}
 	return m.grants[rail], nil

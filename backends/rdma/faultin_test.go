@@ -21,7 +21,8 @@ import (
 // freshMemory has no pages yet.
 func freshMemory(t testing.TB, n int) []byte {
 	t.Helper()
-	mem, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	mem, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|
+		unix.MAP_ANONYMOUS)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +31,8 @@ func freshMemory(t testing.TB, n int) []byte {
 
 func registerMemory(t testing.TB, b *Backend, mem []byte, readOnly bool) *memory {
 	t.Helper()
-	m, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: uint64(len(mem)), Mem: mem, ReadOnly: readOnly, Secret: [16]byte{1}})
+	m, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: uint64(len(mem)), Mem: mem,
+		ReadOnly: readOnly, Secret: [16]byte{1}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +104,8 @@ func TestLargeMemoryThatIsReadOnly(t *testing.T) {
 	if err := p.move(t, driver.Read, d); err != nil || !bytes.Equal(l.bytes, mem[1<<20:2<<20]) {
 		t.Errorf("%v, the right bytes: %v", err, bytes.Equal(l.bytes, mem[1<<20:2<<20]))
 	}
-	if _, err := p.far.Register(driver.Segment{Kind: driver.DRAM, Len: faultInMin, Mem: mem}); err == nil {
+	if _, err := p.far.Register(driver.Segment{Kind: driver.DRAM, Len: faultInMin,
+		Mem: mem}); err == nil {
 		t.Error("registered for peers to write to")
 	}
 }
@@ -124,7 +127,8 @@ func BenchmarkRegister(b *testing.B) {
 		name     string
 		advice   int
 		resident bool
-	}{{"fresh,base", unix.MADV_NOHUGEPAGE, false}, {"fresh,huge", unix.MADV_HUGEPAGE, false}, {"resident,base", unix.MADV_NOHUGEPAGE, true}} {
+	}{{"fresh,base", unix.MADV_NOHUGEPAGE, false}, {"fresh,huge", unix.MADV_HUGEPAGE, false},
+		{"resident,base", unix.MADV_NOHUGEPAGE, true}} {
 		for _, threads := range []int{1, many} {
 			b.Run(fmt.Sprintf("%s/threads=%d", c.name, threads), func(b *testing.B) {
 				backend.finders = threads

@@ -24,7 +24,8 @@ func TestFenceOfUntold(t *testing.T) {
 			}
 		}
 		if got := fakeOf(p.far).revokes; got != round {
-			t.Errorf("round %d: %d keys revoked, want one for each epoch with an import", round, got)
+			t.Errorf("round %d: %d keys revoked, want one for each epoch with an import", round,
+				got)
 		}
 		p.imports(t, m)
 		p.imports(t, m)
@@ -108,8 +109,8 @@ func TestCloseStuck(t *testing.T) {
 	register(t, p.far, 4096)
 }
 
-// TestFenceOwes has a fence fail and a peer come to know the key meanwhile: the next one keeps out both
-// that peer and the one before.
+// TestFenceOwes has a fence fail and a peer come to know the key meanwhile: the next one keeps out
+// both that peer and the one before.
 func TestFenceOwes(t *testing.T) {
 	p := openPair(t, Config{})
 	first, second := p.peer, p.connect(t)
@@ -154,11 +155,13 @@ func TestReusedKey(t *testing.T) {
 		t.Errorf("import of the old token: %v", err)
 	}
 	forged := keys.Token{Secret: [16]byte{9}, Key: next.key, Epoch: next.epoch, Size: 4096}
-	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err, driver.ErrBadToken) {
+	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err,
+		driver.ErrBadToken) {
 		t.Errorf("import with another secret: %v", err)
 	}
 	forged.Epoch++
-	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err, driver.ErrBadToken) {
+	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err,
+		driver.ErrBadToken) {
 		t.Errorf("import of an epoch to come: %v", err)
 	}
 }

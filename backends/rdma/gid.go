@@ -64,7 +64,8 @@ func chooseGID(p *Port, override int) (GID, []GIDChoice, error) {
 		choices[i], order[i] = GIDChoice{GID: p.GIDs[i]}, i
 	}
 	if len(choices) == 0 {
-		return GID{}, nil, fmt.Errorf("port %d has no GID: give its network device an address: %w", p.Number, driver.ErrNoRoute)
+		return GID{}, nil, fmt.Errorf("port %d has no GID: give its network device an address: %w",
+			p.Number, driver.ErrNoRoute)
 	}
 	if override >= 0 {
 		return overrideGID(p, override, choices)
@@ -74,11 +75,13 @@ func chooseGID(p *Port, override int) (GID, []GIDChoice, error) {
 	}
 	slices.SortStableFunc(order, func(a, b int) int {
 		x, y := &p.GIDs[a], &p.GIDs[b]
-		return cmp.Or(cmp.Compare(rankGID(x), rankGID(y)), cmp.Compare(family(x.Address), family(y.Address)), cmp.Compare(x.Index, y.Index))
+		return cmp.Or(cmp.Compare(rankGID(x), rankGID(y)), cmp.Compare(family(x.Address),
+			family(y.Address)), cmp.Compare(x.Index, y.Index))
 	})
 	best := order[0]
 	if rankGID(&p.GIDs[best]) == gidNone {
-		return GID{}, choices, fmt.Errorf("port %d has no GID of RoCE: %w", p.Number, driver.ErrNoRoute)
+		return GID{}, choices, fmt.Errorf("port %d has no GID of RoCE: %w", p.Number,
+			driver.ErrNoRoute)
 	}
 	for i := range choices {
 		choices[i].Why = rejection(&p.GIDs[i], &p.GIDs[best])
@@ -107,7 +110,8 @@ func overrideGID(p *Port, index int, choices []GIDChoice) (GID, []GIDChoice, err
 		choices[i].Why = fmt.Sprintf("Config.Devices names index %d", index)
 	}
 	if at < 0 {
-		return GID{}, choices, fmt.Errorf("port %d has no GID of index %d, which Config.Devices names: %w", p.Number, index, driver.ErrNoRoute)
+		return GID{}, choices, fmt.Errorf("port %d has no GID of index %d, which "+
+			"Config.Devices names: %w", p.Number, index, driver.ErrNoRoute)
 	}
 	choices[at].Chosen = true
 	return p.GIDs[at], choices, nil
@@ -118,7 +122,8 @@ func infinibandGID(p *Port, choices []GIDChoice) (GID, []GIDChoice, error) {
 		choices[i].Why = "InfiniBand: index 0 is the port's own"
 	}
 	if p.GIDs[0].Index != 0 {
-		return GID{}, choices, fmt.Errorf("port %d has no GID of index 0: is a subnet manager running?: %w", p.Number, driver.ErrNoRoute)
+		return GID{}, choices, fmt.Errorf("port %d has no GID of index 0: is a subnet manager "+
+			"running?: %w", p.Number, driver.ErrNoRoute)
 	}
 	choices[0].Chosen = true
 	return p.GIDs[0], choices, nil

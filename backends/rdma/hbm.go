@@ -18,7 +18,9 @@ import (
 var peermemModules = []string{"nvidia_peermem", "nv_peer_mem"}
 
 func (s *sysfs) peermem() bool {
-	return slices.ContainsFunc(peermemModules, func(name string) bool { return s.there("module", name) })
+	return slices.ContainsFunc(peermemModules, func(name string) bool {
+		return s.there("module", name)
+	})
 }
 
 // takesDevices reports whether device memory can be registered on any rail.
@@ -95,8 +97,10 @@ func (b *Backend) pinDeviceOn(r *rail, p *pinned) (pin, *refusal) {
 
 const (
 	peermemFix = "modprobe nvidia_peermem and open the backend again"
-	handleFix  = "set Segment.DMABuf (cuMemGetHandleForAddressRange, CUDA 11.7 or later), or " + peermemFix
-	dmabufFix  = peermemFix + ", or take Linux 5.12 or later with a driver that registers dma-bufs, and libibverbs 1.12 (rdma-core 34) or later"
+	handleFix  = "set Segment.DMABuf (cuMemGetHandleForAddressRange, CUDA 11.7 or later), or " +
+		peermemFix
+	dmabufFix = peermemFix + ", or take Linux 5.12 or later with a driver that registers " +
+		"dma-bufs, and libibverbs 1.12 (rdma-core 34) or later"
 )
 
 // refused says why no rail knows the memory: what this machine lacks, if nothing could be
@@ -110,9 +114,11 @@ func (b *Backend) refused(p *pinned) error {
 			tried = append(tried, no.err)
 		}
 	}
-	text := fmt.Sprintf("no rail takes %d bytes of device memory at %#x: %s", p.size, p.base, strings.Join(why, "; "))
+	text := fmt.Sprintf("no rail takes %d bytes of device memory at %#x: %s", p.size, p.base,
+		strings.Join(why, "; "))
 	if tried != nil {
-		return &deviceError{text + " (is the memory allocated, and all of it in the dma-buf?)", tried}
+		return &deviceError{text + " (is the memory allocated, and all of it in the dma-buf?)",
+			tried}
 	}
 	if p.dmabuf == nil {
 		fix = handleFix

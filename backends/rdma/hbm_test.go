@@ -42,7 +42,8 @@ func newCard(t testing.TB, addr uint64, n int) *card {
 		t.Fatal(err)
 	}
 	c := &card{fd: fd, addr: addr}
-	if c.file, err = unix.Mmap(fd, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+	if c.file, err = unix.Mmap(fd, 0, n, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Munmap(c.file) })
@@ -71,7 +72,8 @@ func cardsOpen(t testing.TB) (n int) {
 		t.Fatal(err)
 	}
 	for _, e := range entries {
-		if target, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && strings.Contains(target, cardName) {
+		if target, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil &&
+			strings.Contains(target, cardName) {
 			n++
 		}
 	}
@@ -129,37 +131,43 @@ func TestHBM(t *testing.T) {
 	f, open := standIn(t, 4)
 	leak.Check(t, f.InUse)
 	p := openHBM(t, open, Config{Timeout: 1 << 20})
-	if pairs := p.near.Caps().Pairs; pairs[driver.HBM] != driver.KindsOf(driver.DRAM, driver.HBM) || pairs[driver.DRAM] != pairs[driver.HBM] {
+	if pairs := p.near.Caps().Pairs; pairs[driver.HBM] != driver.KindsOf(driver.DRAM, driver.HBM) ||
+		pairs[driver.DRAM] != pairs[driver.HBM] {
 		t.Errorf("pairs %v", pairs)
 	}
 	const n, nearOff, farOff = 5 << 20, 8192 + 100, 4096 + 777
 	near, far := newCard(t, 1<<45, 6<<20), newCard(t, 1<<46, 6<<20)
 	scribble(near.file, 1)
 	scribble(far.file, 2)
-	l, r := registerHBM(t, p.near, near.segment(nearOff, n)), registerHBM(t, p.far, far.segment(farOff, n))
+	l, r := registerHBM(t, p.near, near.segment(nearOff, n)),
+		registerHBM(t, p.far, far.segment(farOff, n))
 	near.close(t)
 	far.close(t)
 	if got := cardsOpen(t); got != 2 {
 		t.Errorf("%d descriptors, want one for each memory", got)
 	}
 	key := p.imports(t, r)
-	for _, d := range []driver.Desc{{Local: 1000, Remote: 50, Len: 8}, {Local: 17, Remote: 4099, Len: 4 << 20}} {
+	for _, d := range []driver.Desc{{Local: 1000, Remote: 50, Len: 8}, {Local: 17, Remote: 4099,
+		Len: 4 << 20}} {
 		d.LocalKey, d.RemoteKey = l.key, key
 		want := bytes.Clone(far.file)
 		copy(want[farOff+d.Remote:], near.file[nearOff+d.Local:][:d.Len])
 		if err := p.move(t, driver.Write, d); err != nil || !bytes.Equal(far.file, want) {
-			t.Fatalf("write of %d bytes: %v, the right ones: %v", d.Len, err, bytes.Equal(far.file, want))
+			t.Fatalf("write of %d bytes: %v, the right ones: %v", d.Len, err,
+				bytes.Equal(far.file, want))
 		}
 		scribble(far.file, 3)
 		want = bytes.Clone(near.file)
 		copy(want[nearOff+d.Local:], far.file[farOff+d.Remote:][:d.Len])
 		if err := p.move(t, driver.Read, d); err != nil || !bytes.Equal(near.file, want) {
-			t.Fatalf("read of %d bytes: %v, the right ones: %v", d.Len, err, bytes.Equal(near.file, want))
+			t.Fatalf("read of %d bytes: %v, the right ones: %v", d.Len, err,
+				bytes.Equal(near.file, want))
 		}
 	}
 	for i := range 4 {
 		if d := f.Device(i); d.Get(fakeverbs.DMABufs) == 0 || d.Get(fakeverbs.Inlined) != 0 {
-			t.Errorf("%s: %d dma-bufs, %d inline", d.Name(), d.Get(fakeverbs.DMABufs), d.Get(fakeverbs.Inlined))
+			t.Errorf("%s: %d dma-bufs, %d inline", d.Name(), d.Get(fakeverbs.DMABufs),
+				d.Get(fakeverbs.Inlined))
 		}
 	}
 	for i := range 2 {
@@ -187,13 +195,15 @@ func (p *pair) fenceHBM(t *testing.T, l, r *memory, key uint32, near, far []byte
 		t.Fatal(err)
 	}
 	scribble(near, 4)
-	if err := p.move(t, driver.Write, driver.Desc{Len: 1 << 20, LocalKey: l.key, RemoteKey: key}); !errors.Is(err, driver.ErrRevoked) {
+	if err := p.move(t, driver.Write, driver.Desc{Len: 1 << 20, LocalKey: l.key,
+		RemoteKey: key}); !errors.Is(err, driver.ErrRevoked) {
 		t.Errorf("write after the fence: %v", err)
 	}
 	if !bytes.Equal(before, far) {
 		t.Error("bytes landed after the fence")
 	}
-	if err := p.await(t, p.write(t, l, p.imports(t, r), nil)); err != nil || !bytes.Equal(near, far) {
+	if err := p.await(t, p.write(t, l, p.imports(t, r), nil)); err != nil ||
+		!bytes.Equal(near, far) {
 		t.Errorf("in the next epoch: %v, the right bytes: %v", err, bytes.Equal(near, far))
 	}
 }
@@ -208,7 +218,8 @@ func TestHBMLeases(t *testing.T) {
 	whole := far.segment(4096, 512<<10)
 	r := registerHBM(t, p.far, whole)
 	far.close(t)
-	if other, err := unix.MemfdCreate("another file", unix.MFD_CLOEXEC); err != nil || other != far.fd {
+	if other, err := unix.MemfdCreate("another file", unix.MFD_CLOEXEC); err != nil ||
+		other != far.fd {
 		t.Fatalf("descriptor %d, want the number %d again, %v", other, far.fd, err)
 	} else {
 		defer unix.Close(other)
@@ -226,7 +237,8 @@ func TestHBMLeases(t *testing.T) {
 	scribble(l.bytes, 5)
 	want := bytes.Clone(far.file)
 	copy(want[4096+10_001:], l.bytes)
-	if err := p.await(t, p.write(t, l, p.imports(t, lease), nil)); err != nil || !bytes.Equal(far.file, want) {
+	if err := p.await(t, p.write(t, l, p.imports(t, lease), nil)); err != nil ||
+		!bytes.Equal(far.file, want) {
 		t.Errorf("%v, the right bytes: %v", err, bytes.Equal(far.file, want))
 	}
 	if err := r.Close(); err != nil {
@@ -240,8 +252,10 @@ func TestHBMLeases(t *testing.T) {
 	}
 	scribble(l.bytes, 6)
 	copy(want[4096+10_001:], l.bytes)
-	if err := p.await(t, p.write(t, l, p.imports(t, lease), nil)); err != nil || !bytes.Equal(far.file, want) {
-		t.Errorf("when the whole is gone: %v, the right bytes: %v", err, bytes.Equal(far.file, want))
+	if err := p.await(t, p.write(t, l, p.imports(t, lease), nil)); err != nil ||
+		!bytes.Equal(far.file, want) {
+		t.Errorf("when the whole is gone: %v, the right bytes: %v", err,
+			bytes.Equal(far.file, want))
 	}
 	if err := lease.Close(); err != nil || cardsOpen(t) != 0 {
 		t.Errorf("%v, %d descriptors are left", err, cardsOpen(t))
@@ -257,7 +271,8 @@ func TestHBMLeavesRailsOut(t *testing.T) {
 	p := openHBM(t, open, Config{})
 	near, far := newCard(t, 1<<45, 4<<20), newCard(t, 1<<46, 4<<20)
 	scribble(near.file, 7)
-	l, r := registerHBM(t, p.near, near.segment(0, 4<<20)), registerHBM(t, p.far, far.segment(0, 4<<20))
+	l, r := registerHBM(t, p.near, near.segment(0, 4<<20)),
+		registerHBM(t, p.far, far.segment(0, 4<<20))
 	near.close(t)
 	far.close(t)
 	key := p.imports(t, r)
@@ -269,8 +284,10 @@ func TestHBMLeavesRailsOut(t *testing.T) {
 			t.Errorf("rail %d carried %d bytes, want %d, %v", i, c.BytesOut, want, err)
 		}
 	}
-	const why = "not for this memory: its driver, or libibverbs, takes no dma-buf, and nvidia_peermem is not loaded"
-	if text := p.peer.Explain(l.key, key); strings.Count(text, why) != 1 || strings.Index(text, why) < strings.Index(text, "fake1:1") {
+	const why = "not for this memory: its driver, or libibverbs, takes no dma-buf, and " +
+		"nvidia_peermem is not loaded"
+	if text := p.peer.Explain(l.key, key); strings.Count(text, why) != 1 ||
+		strings.Index(text, why) < strings.Index(text, "fake1:1") {
 		t.Errorf("explained as %s", text)
 	}
 	host := register(t, p.near, 100)
@@ -303,12 +320,15 @@ func TestHBMWithoutMeans(t *testing.T) {
 		reason string
 		fix    []string
 	}{
-		{c.segment(0, 8192), "takes no dma-buf", []string{"modprobe nvidia_peermem", "Linux 5.12", "libibverbs 1.12"}},
-		{bare, "the Segment has no dma-buf", []string{"Segment.DMABuf", "CUDA 11.7", "modprobe nvidia_peermem"}},
+		{c.segment(0, 8192), "takes no dma-buf", []string{"modprobe nvidia_peermem", "Linux 5.12",
+			"libibverbs 1.12"}},
+		{bare, "the Segment has no dma-buf", []string{"Segment.DMABuf", "CUDA 11.7",
+			"modprobe nvidia_peermem"}},
 	} {
 		_, err := b.Register(x.seg)
 		var u *driver.UnavailableError
-		if !errors.As(err, &u) || strings.Count(u.Reason, x.reason) != 2 || !strings.Contains(u.Reason, "fake1:1: ") {
+		if !errors.As(err, &u) || strings.Count(u.Reason, x.reason) != 2 ||
+			!strings.Contains(u.Reason, "fake1:1: ") {
 			t.Errorf("%v, want for both rails that it %s", err, x.reason)
 			continue
 		}
@@ -332,7 +352,8 @@ func TestHBMByPeermem(t *testing.T) {
 		f.Device(i).Set(fakeverbs.DMABufErrno, uint32(syscall.EOPNOTSUPP))
 	}
 	kernel := standInSysfs(t, 4)
-	if err := os.MkdirAll(filepath.Join(kernel.root, "module", "nvidia_peermem"), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(kernel.root, "module", "nvidia_peermem"),
+		0o755); err != nil {
 		t.Fatal(err)
 	}
 	p := openHBM(t, open, Config{sysfs: kernel})
@@ -346,7 +367,8 @@ func TestHBMByPeermem(t *testing.T) {
 	bare.DMABuf = nil
 	scribble(mapped.file, 8)
 	l, r := registerHBM(t, p.near, bare), register(t, p.far, 100)
-	if err := p.await(t, p.write(t, &memory{span: span{size: 100}, key: l.key}, p.imports(t, r), nil)); err != nil || !bytes.Equal(mapped.file[:100], r.bytes) {
+	if err := p.await(t, p.write(t, &memory{span: span{size: 100}, key: l.key}, p.imports(t, r),
+		nil)); err != nil || !bytes.Equal(mapped.file[:100], r.bytes) {
 		t.Errorf("%v, the right bytes: %v", err, bytes.Equal(mapped.file[:100], r.bytes))
 	}
 	if n := f.Device(0).Get(fakeverbs.Inlined) + f.Device(1).Get(fakeverbs.Inlined); n != 0 {
@@ -358,7 +380,8 @@ func TestHBMByPeermem(t *testing.T) {
 	}
 	far := newCard(t, 1<<45, 8192)
 	defer far.close(t)
-	if _, err := p.far.Register(far.segment(0, 8192)); !errors.Is(err, syscall.EFAULT) || !strings.Contains(err.Error(), "fake2:1: its driver") {
+	if _, err := p.far.Register(far.segment(0, 8192)); !errors.Is(err, syscall.EFAULT) ||
+		!strings.Contains(err.Error(), "fake2:1: its driver") {
 		t.Errorf("an address without memory: %v", err)
 	}
 }
@@ -375,7 +398,9 @@ func TestHBMThatIsWrong(t *testing.T) {
 	c := newCard(t, 1<<45, 8192)
 	long := c.segment(0, 8192)
 	long.Len = 8193
-	if _, err := b.Register(long); !errors.Is(err, syscall.EINVAL) || errors.Is(err, driver.ErrUnavailable) || !strings.Contains(err.Error(), "fake1:1: dma-buf: ") {
+	if _, err := b.Register(long); !errors.Is(err, syscall.EINVAL) ||
+		errors.Is(err, driver.ErrUnavailable) ||
+		!strings.Contains(err.Error(), "fake1:1: dma-buf: ") {
 		t.Errorf("memory that ends before its dma-buf: %v", err)
 	}
 	odd := c.segment(0, 100)
@@ -387,14 +412,17 @@ func TestHBMThatIsWrong(t *testing.T) {
 		t.Errorf("%d descriptors, want the test's", got)
 	}
 	c.close(t)
-	if _, err := b.Register(c.segment(0, 8192)); !errors.Is(err, driver.ErrBounds) || !errors.Is(err, syscall.EBADF) {
+	if _, err := b.Register(c.segment(0, 8192)); !errors.Is(err, driver.ErrBounds) ||
+		!errors.Is(err, syscall.EBADF) {
 		t.Errorf("a descriptor that is closed: %v", err)
 	}
-	if _, err := b.Register(driver.Segment{Kind: driver.HBM, Len: 1}); !errors.Is(err, driver.ErrBounds) {
+	if _, err := b.Register(driver.Segment{Kind: driver.HBM, Len: 1}); !errors.Is(err,
+		driver.ErrBounds) {
 		t.Errorf("no address: %v", err)
 	}
 	if len(b.pinnings.list) != 0 || f.Device(0).Get(fakeverbs.Regions) != 1 {
-		t.Errorf("%d ranges, %d regions are left", len(b.pinnings.list), f.Device(0).Get(fakeverbs.Regions))
+		t.Errorf("%d ranges, %d regions are left", len(b.pinnings.list),
+			f.Device(0).Get(fakeverbs.Regions))
 	}
 }
 
@@ -449,7 +477,8 @@ func TestHBMByTheEngine(t *testing.T) {
 	want := bytes.Clone(cards[1].file)
 	copy(want[100:], cards[0].file[7:][:5000])
 	copy(want[8192+10:], cards[0].file[:4000])
-	if err := errors.Join(tr.Add(regions[0], 7, remote, 100, 5000), tr.Add(regions[0], 0, leased, 10, 4000), tr.Post(), tr.Wait(t.Context()), tr.Close()); err != nil {
+	if err := errors.Join(tr.Add(regions[0], 7, remote, 100, 5000), tr.Add(regions[0], 0, leased,
+		10, 4000), tr.Post(), tr.Wait(t.Context()), tr.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(cards[1].file, want) {

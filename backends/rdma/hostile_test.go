@@ -75,8 +75,9 @@ func TestHostileInitiator(t *testing.T) {
 	p := openPair(t, Config{})
 	greeting := helloTo(p.near, p.far, 1).encode()
 	for name, msgs := range map[string][][]byte{
-		"nothing that is read": {{}}, "nonsense": {[]byte("GET / HTTP/1.1\r\n")}, "another version": {{9, kindHello}},
-		"no hello": {(&bye{}).encode()}, "no lanes": {helloTo(p.near, p.far, 0).encode()},
+		"nothing that is read": {{}}, "nonsense": {[]byte("GET / HTTP/1.1\r\n")},
+		"another version": {{9, kindHello}},
+		"no hello":        {(&bye{}).encode()}, "no lanes": {helloTo(p.near, p.far, 0).encode()},
 		"an answer": {greeting, (&importAnswer{}).encode()}, "two hellos": {greeting, greeting},
 		"a lane that is not there": {greeting, (&laneRequest{lane: 1}).encode()},
 		"a lane far out":           {greeting, (&laneRequest{lane: 255}).encode()},
@@ -91,8 +92,10 @@ func TestHostileInitiator(t *testing.T) {
 		}
 	}
 	for name, h := range map[string]*hello{
-		"whom it does not mean": {to: p.near.address.owner, from: p.near.addr, lanes: helloTo(p.near, p.far, 1).lanes},
-		"without an address":    {to: p.far.address.owner, from: []byte("me"), lanes: helloTo(p.near, p.far, 1).lanes},
+		"whom it does not mean": {to: p.near.address.owner, from: p.near.addr,
+			lanes: helloTo(p.near, p.far, 1).lanes},
+		"without an address": {to: p.far.address.owner, from: []byte("me"),
+			lanes: helloTo(p.near, p.far, 1).lanes},
 	} {
 		s := newStranger(t, p.far)
 		s.say(h.encode())
@@ -112,12 +115,14 @@ func TestHostileRail(t *testing.T) {
 	s := newStranger(t, p.far)
 	h := helloTo(p.near, p.far, 2)
 	h.lanes[1].rail = 200
-	s.say(h.encode(), (&importRequest{id: 1, key: 1 << 31}).encode(), (&importRequest{id: 2}).encode())
+	s.say(h.encode(), (&importRequest{id: 1, key: 1 << 31}).encode(),
+		(&importRequest{id: 2}).encode())
 	if w, ok := s.hear().(*welcome); !ok || len(w.lanes) != 2 {
 		t.Errorf("no welcome: %+v", w)
 	}
 	for id := range uint32(2) {
-		if a, ok := s.hear().(*importAnswer); !ok || a.id != id+1 || a.status.Err() == nil || len(a.keys) > 0 {
+		if a, ok := s.hear().(*importAnswer); !ok || a.id != id+1 || a.status.Err() == nil ||
+			len(a.keys) > 0 {
 			t.Errorf("an import of nothing: %+v", a)
 		}
 	}
@@ -150,11 +155,16 @@ func TestHostileOwner(t *testing.T) {
 	m := register(t, b, 100)
 	good := &welcome{lanes: []laneAnswer{{true, someEnd(1)}, {true, someEnd(1)}}}
 	for name, answers := range map[string][][]byte{
-		"nothing": {}, "a hang-up": {nil}, "nonsense": {[]byte("SSH-2.0")}, "no welcome": {(&bye{}).encode()},
-		"too few lanes": {(&welcome{lanes: good.lanes[:1]}).encode()}, "two welcomes": {good.encode(), good.encode()},
-		"lanes that lead nowhere": {good.encode()}, "a refusal": {(&welcome{status: control.Full}).encode()},
-		"lanes it makes up":  {good.encode(), (&broken{99}).encode(), (&laneReply{lane: 77}).encode(), (&laneReply{lane: 0, seen: 1 << 60}).encode()},
-		"answers to nothing": {good.encode(), (&importAnswer{id: 9, size: 5}).encode(), (&expired{key: 9, epoch: 9}).encode(), farewell{}.encode(), farewell{}.encode()},
+		"nothing": {}, "a hang-up": {nil}, "nonsense": {[]byte("SSH-2.0")},
+		"no welcome":              {(&bye{}).encode()},
+		"too few lanes":           {(&welcome{lanes: good.lanes[:1]}).encode()},
+		"two welcomes":            {good.encode(), good.encode()},
+		"lanes that lead nowhere": {good.encode()},
+		"a refusal":               {(&welcome{status: control.Full}).encode()},
+		"lanes it makes up": {good.encode(), (&broken{99}).encode(),
+			(&laneReply{lane: 77}).encode(), (&laneReply{lane: 0, seen: 1 << 60}).encode()},
+		"answers to nothing": {good.encode(), (&importAnswer{id: 9, size: 5}).encode(),
+			(&expired{key: 9, epoch: 9}).encode(), farewell{}.encode(), farewell{}.encode()},
 	} {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {

@@ -113,13 +113,15 @@ func (p *peer) take(t *keys.Token, m *importAnswer) (uint32, error) {
 		return 0, err
 	}
 	if m.size != t.Size || len(m.keys) != len(p.pairs) || m.base+m.size < m.base {
-		return 0, fmt.Errorf("the owner tells of %d bytes over %d lanes, the token of %d bytes: %w", m.size, len(m.keys), t.Size, driver.ErrBadToken)
+		return 0, fmt.Errorf("the owner tells of %d bytes over %d lanes, the token of %d bytes: %w",
+			m.size, len(m.keys), t.Size, driver.ErrBadToken)
 	}
 	if !p.hold.Enter() {
 		return 0, driver.ErrClosed
 	}
 	defer p.hold.Exit()
-	slot, err := p.link.Import(verbs.Import{Base: m.base, Size: m.size, ReadOnly: m.readOnly, RemoteKeys: m.keys})
+	slot, err := p.link.Import(verbs.Import{Base: m.base, Size: m.size, ReadOnly: m.readOnly,
+		RemoteKeys: m.keys})
 	if err != nil {
 		return 0, err
 	}

@@ -74,8 +74,9 @@ func TestKeptQueuePair(t *testing.T) {
 	require.True(t, bytes.Equal(want, l.bytes), "bytes land after the batch")
 }
 
-// TestKeptQueuePairOfOwner has the NIC of an owner keep a queue pair that the peer wants remade: the
-// owner does not say that it is over, and what the peer had under way over it is not done again.
+// TestKeptQueuePairOfOwner has the NIC of an owner keep a queue pair that the peer wants remade:
+// the owner does not say that it is over, and what the peer had under way over it is not done
+// again.
 func TestKeptQueuePairOfOwner(t *testing.T) {
 	f, p, l, _, remote := openOneRail(t)
 	near, far := f.Device(0), f.Device(1)

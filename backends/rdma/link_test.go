@@ -136,7 +136,8 @@ func (p *fakeLane) reach() (*fakeLane, bool) {
 	fakeWire.Lock()
 	defer fakeWire.Unlock()
 	q := fakeWire.pairs[p.other]
-	ok := fakeWire.pairs[p.number] == p && q != nil && q.other == p.number && !p.rail.cut && !q.rail.cut
+	ok := fakeWire.pairs[p.number] == p && q != nil && q.other == p.number && !p.rail.cut &&
+		!q.rail.cut
 	return q, ok
 }
 
@@ -284,7 +285,8 @@ func (l *fakeLink) check(op driver.Op, n int, at func(int) driver.Desc) error {
 	return nil
 }
 
-func (l *fakeLink) submit(op driver.Op, tag uint64, n int, at func(int) driver.Desc, msg []byte, counter int) error {
+func (l *fakeLink) submit(op driver.Op, tag uint64, n int, at func(int) driver.Desc, msg []byte,
+	counter int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.check(op, n, at); err != nil {
@@ -431,7 +433,8 @@ func (l *fakeLink) settled(lane int) {
 }
 
 // move copies one piece, and reports whether the key was good for it.
-func (l *fakeLink) move(op driver.Op, d *driver.Desc, off uint64, remote *fakeSlot, key uint32) bool {
+func (l *fakeLink) move(op driver.Op, d *driver.Desc, off uint64, remote *fakeSlot,
+	key uint32) bool {
 	fakeWire.Lock()
 	g := fakeWire.grants[key]
 	fakeWire.Unlock()
@@ -503,7 +506,8 @@ func (l *fakeLink) deliver(from *fakeLink, b *fakeBatch, number uint64) {
 		return
 	}
 	l.net.mu.Lock()
-	l.net.notes = append(l.net.notes, fakeNote{from, verbs.Note{Conn: l.id, Data: slices.Clone(b.msg)}})
+	l.net.notes = append(l.net.notes,
+		fakeNote{from, verbs.Note{Conn: l.id, Data: slices.Clone(b.msg)}})
 	l.net.wake()
 	l.net.mu.Unlock()
 }

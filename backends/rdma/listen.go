@@ -99,7 +99,9 @@ const reachMax = time.Second
 // those in a network of ours go first.
 func (b *Backend) reach(ctx context.Context, a *address) (net.Conn, error) {
 	list := slices.Clone(a.control)
-	slices.SortStableFunc(list, func(x, y netip.AddrPort) int { return b.strange(x.Addr()) - b.strange(y.Addr()) })
+	slices.SortStableFunc(list, func(x, y netip.AddrPort) int {
+		return b.strange(x.Addr()) - b.strange(y.Addr())
+	})
 	var errs []error
 	for i, at := range list {
 		d := net.Dialer{LocalAddr: b.source(at.Addr())}
@@ -107,7 +109,8 @@ func (b *Backend) reach(ctx context.Context, a *address) (net.Conn, error) {
 			d.Timeout = reachMax
 		}
 		conn, err := d.DialContext(ctx, "tcp", at.String())
-		if errors.Is(err, syscall.EADDRNOTAVAIL) { // the rail's network device is in another namespace
+		if errors.Is(err, syscall.EADDRNOTAVAIL) {
+			// the rail's network device is in another namespace
 			d.LocalAddr = nil
 			conn, err = d.DialContext(ctx, "tcp", at.String())
 		}

@@ -21,7 +21,8 @@ func match(ours, theirs []railAddress) ([]pairing, error) {
 			return pairs, nil
 		}
 	}
-	return nil, fmt.Errorf("no rail of ours (%s) reaches one of the peer's (%s): choose Config.Devices and their GIDs in a common network: %w",
+	return nil, fmt.Errorf("no rail of ours (%s) reaches one of the peer's (%s): choose "+
+		"Config.Devices and their GIDs in a common network: %w",
 		listRails(ours), listRails(theirs), driver.ErrNoRoute)
 }
 
@@ -30,7 +31,8 @@ func matchBy(ours, theirs []railAddress, reaches func(a, b *railAddress) bool) (
 	for i := range ours {
 		best := -1
 		for j := range theirs {
-			if reaches(&ours[i], &theirs[j]) && (best < 0 || better(&ours[i], &theirs[j], used[j], &theirs[best], used[best])) {
+			if reaches(&ours[i], &theirs[j]) &&
+				(best < 0 || better(&ours[i], &theirs[j], used[j], &theirs[best], used[best])) {
 				best = j
 			}
 		}

@@ -22,7 +22,8 @@ type memlock struct {
 
 const (
 	capIPCLock = 14
-	memlockFix = "ulimit -l unlimited; LimitMEMLOCK=infinity in a systemd unit; --ulimit memlock=-1 for a container"
+	memlockFix = "ulimit -l unlimited; LimitMEMLOCK=infinity in a systemd unit; --ulimit " +
+		"memlock=-1 for a container"
 )
 
 func thisMemlock() memlock {
@@ -66,7 +67,8 @@ func (m *memlock) check(n uint64, rails int) error {
 	if !ok || n <= (limit-min(used, limit))/uint64(rails) {
 		return nil
 	}
-	return memlockError(fmt.Sprintf("%d bytes on %d rails cannot be pinned: RLIMIT_MEMLOCK is %d bytes, of which %d are used", n, rails, limit, used))
+	return memlockError(fmt.Sprintf("%d bytes on %d rails cannot be pinned: RLIMIT_MEMLOCK is %d "+
+		"bytes, of which %d are used", n, rails, limit, used))
 }
 
 // explain says what a refusal of the kernel may come from.

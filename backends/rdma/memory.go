@@ -64,7 +64,8 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 }
 
 func (b *Backend) register(seg *driver.Segment) (*memory, error) {
-	m := &memory{b: b, span: spanOf(seg), secret: seg.Secret, readOnly: seg.ReadOnly, fencing: make(chan struct{}, 1)}
+	m := &memory{b: b, span: spanOf(seg), secret: seg.Secret, readOnly: seg.ReadOnly,
+		fencing: make(chan struct{}, 1)}
 	var err error
 	if m.release, err = hold(seg); err != nil {
 		return nil, err

@@ -52,8 +52,9 @@ const eventsMax = 4096
 
 func newMender(p *peer) *mender {
 	return &mender{
-		p: p, repair: newRepair(len(p.pairs), &p.b.cfg), ends: make([]laneRequest, len(p.pairs)), before: make([]uint64, len(p.pairs)),
-		stir: make(chan struct{}, 1), over: make(chan struct{}), done: make(chan struct{}),
+		p: p, repair: newRepair(len(p.pairs), &p.b.cfg), ends: make([]laneRequest, len(p.pairs)),
+		before: make([]uint64, len(p.pairs)),
+		stir:   make(chan struct{}, 1), over: make(chan struct{}), done: make(chan struct{}),
 		states: make([]laneState, len(p.pairs)),
 	}
 }

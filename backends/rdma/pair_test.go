@@ -23,13 +23,15 @@ type pair struct {
 
 // shortConfig fails fast.
 func shortConfig() Config {
-	return Config{Timeout: time.Millisecond, Retries: 1, Grace: 300 * time.Millisecond, Failure: 300 * time.Millisecond}
+	return Config{Timeout: time.Millisecond, Retries: 1, Grace: 300 * time.Millisecond,
+		Failure: 300 * time.Millisecond}
 }
 
 func openPair(t *testing.T, cfg Config) *pair {
 	t.Helper()
 	leak.Check(t)
-	p := &pair{near: openFakeBackend(t, cfg), far: openFakeBackend(t, cfg), outcomes: map[uint64]error{}}
+	p := &pair{near: openFakeBackend(t, cfg), far: openFakeBackend(t, cfg),
+		outcomes: map[uint64]error{}}
 	p.peer = p.connect(t)
 	return p
 }
@@ -61,7 +63,8 @@ func (p *pair) connect(t *testing.T) *peer {
 
 func register(t *testing.T, b *Backend, n int) *memory {
 	t.Helper()
-	m, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: uint64(n), Mem: make([]byte, n), Secret: [16]byte{1}})
+	m, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: uint64(n), Mem: make([]byte, n),
+		Secret: [16]byte{1}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,8 +212,12 @@ func TestAnswerIsLost(t *testing.T) {
 			t.Fatal(err)
 		}
 		var msgs []driver.Message
-		eventually(t, "a message", func() bool { msgs = append(msgs, received(t, p.far)...); return len(msgs) > 0 })
-		if len(msgs) != 1 || len(msgs[0].Data) != 1 || msgs[0].Data[0] != byte(i) || r.bytes[0] != byte(i) {
+		eventually(t, "a message", func() bool {
+			msgs = append(msgs, received(t, p.far)...)
+			return len(msgs) > 0
+		})
+		if len(msgs) != 1 || len(msgs[0].Data) != 1 || msgs[0].Data[0] != byte(i) ||
+			r.bytes[0] != byte(i) {
 			t.Fatalf("message %d: %v, byte %d", i, msgs, r.bytes[0])
 		}
 	}
@@ -233,14 +240,19 @@ func TestAllLanesFail(t *testing.T) {
 		t.Errorf("lost after %v, with a Failure of 300 ms", took)
 	}
 	<-p.peer.Lost()
-	if err := p.peer.Submit(99, writeOf(driver.Desc{Len: 1, LocalKey: l.key, RemoteKey: remote})); !errors.Is(err, driver.ErrPeerLost) {
+	if err := p.peer.Submit(99,
+		writeOf(driver.Desc{Len: 1, LocalKey: l.key, RemoteKey: remote})); !errors.Is(err,
+		driver.ErrPeerLost) {
 		t.Errorf("submit to a lost peer: %v", err)
 	}
 	if err := p.peer.Close(); err != nil {
 		t.Error(err)
 	}
 	var msgs []driver.Message
-	eventually(t, "the last word", func() bool { msgs = append(msgs, received(t, p.far)...); return len(msgs) > 0 })
+	eventually(t, "the last word", func() bool {
+		msgs = append(msgs, received(t, p.far)...)
+		return len(msgs) > 0
+	})
 	if len(msgs) != 1 || !errors.Is(msgs[0].Err, driver.ErrPeerLost) {
 		t.Errorf("messages of a peer that gave up: %+v", msgs)
 	}
@@ -274,7 +286,8 @@ func TestDeviceGone(t *testing.T) {
 	for rail := range 2 {
 		fake.remove(rail)
 		p.tag++
-		err := p.peer.Submit(p.tag, writeOf(driver.Desc{Len: 1 << 20, LocalKey: l.key, RemoteKey: remote}))
+		err := p.peer.Submit(p.tag, writeOf(driver.Desc{Len: 1 << 20, LocalKey: l.key,
+			RemoteKey: remote}))
 		if err == nil {
 			err = p.await(t, p.tag)
 		}
@@ -301,13 +314,17 @@ func TestPortsDown(t *testing.T) {
 		if err := p.await(t, tag); err != nil {
 			t.Fatalf("with one port: %v", err)
 		}
-		eventually(t, "a failed lane", func() bool { return p.live() == 1 && !p.near.Rails()[round%2].Up })
+		eventually(t, "a failed lane", func() bool {
+			return p.live() == 1 && !p.near.Rails()[round%2].Up
+		})
 		fake.port(round%2, true)
 		eventually(t, "two live lanes", func() bool { return p.live() == 2 })
 	}
 	fake.port(0, false)
 	fake.port(1, false)
-	eventually(t, "both ports down", func() bool { return !p.near.Rails()[0].Up && !p.near.Rails()[1].Up })
+	eventually(t, "both ports down", func() bool {
+		return !p.near.Rails()[0].Up && !p.near.Rails()[1].Up
+	})
 	begin := time.Now()
 	if err := p.await(t, p.write(t, l, remote, nil)); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("without a port: %v", err)
@@ -320,7 +337,8 @@ func TestPortsDown(t *testing.T) {
 // TestOwnerCloses closes the owner's backend in mid-transfer: what is under way ends, and at
 // once, since the owner says that its queue pairs are gone.
 func TestOwnerCloses(t *testing.T) {
-	p := openPair(t, Config{Timeout: 20 * time.Second}) // so long is the quiet time that this must not wait for
+	// so long is the quiet time that this must not wait for
+	p := openPair(t, Config{Timeout: 20 * time.Second})
 	l, r := register(t, p.near, 8<<20), register(t, p.far, 8<<20)
 	remote := p.imports(t, r)
 	var tags []uint64
@@ -332,7 +350,8 @@ func TestOwnerCloses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, tag := range tags {
-		if err := p.await(t, tag); err != nil && !errors.Is(err, driver.ErrPeerLost) && !errors.Is(err, driver.ErrRevoked) {
+		if err := p.await(t, tag); err != nil && !errors.Is(err, driver.ErrPeerLost) &&
+			!errors.Is(err, driver.ErrRevoked) {
 			t.Errorf("a write to a backend that closes: %v", err)
 		}
 	}

@@ -44,7 +44,8 @@ func checkFenceParked(t *testing.T, p *pair) {
 	stale, tag := p.tag-1, p.tag
 	submitted := make(chan error, 1)
 	go func() {
-		submitted <- p.peer.Submit(stale, writeOf(driver.Desc{Len: 4096, LocalKey: l.key, RemoteKey: old}))
+		submitted <- p.peer.Submit(stale,
+			writeOf(driver.Desc{Len: 4096, LocalKey: l.key, RemoteKey: old}))
 	}()
 	<-standing
 	require.NoError(t, p.far.Fence(t.Context(), r.Key()))

@@ -149,7 +149,8 @@ func (p *peer) listen() {
 			return
 		}
 		if !p.heard(m) {
-			p.lose(p.ch.failed(fmt.Errorf("a control message that does not fit: %w", driver.ErrCorrupt)), false)
+			p.lose(p.ch.failed(fmt.Errorf("a control message that does not fit: %w",
+				driver.ErrCorrupt)), false)
 			return
 		}
 	}

@@ -78,7 +78,8 @@ func (b *Backend) pinHost(p *pinned, readOnly bool) error {
 		hostmem.FaultIn(p.bytes, !readOnly, b.finders)
 	}
 	p.pins, err = b.pinAll(p.bytes, 0)
-	if errors.Is(err, syscall.EFAULT) || errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES) {
+	if errors.Is(err, syscall.EFAULT) || errors.Is(err, syscall.EPERM) ||
+		errors.Is(err, syscall.EACCES) {
 		if !readOnly {
 			return err
 		}

@@ -64,8 +64,10 @@ func TestMemlock(t *testing.T) {
 		rails int
 		fits  bool
 	}{
-		{limited(64<<10, 0), 64 << 10, 1, true}, {limited(64<<10, 0), 64<<10 + 1, 1, false}, {limited(64<<10, 0), 64 << 10, 2, false},
-		{limited(64<<10, 60<<10), 4 << 10, 1, true}, {limited(64<<10, 60<<10), 8 << 10, 1, false}, {limited(64<<10, 70<<10), 1, 1, false},
+		{limited(64<<10, 0), 64 << 10, 1, true}, {limited(64<<10, 0), 64<<10 + 1, 1, false},
+		{limited(64<<10, 0), 64 << 10, 2, false},
+		{limited(64<<10, 60<<10), 4 << 10, 1, true}, {limited(64<<10, 60<<10), 8 << 10, 1, false},
+		{limited(64<<10, 70<<10), 1, 1, false},
 		{limited(64<<10, 0), ^uint64(0), 16, false},
 		{memlock{exempt: true}, 1 << 40, 8, true},
 		{memlock{limits: func() (uint64, uint64, bool) { return 0, 0, false }}, 1 << 40, 8, true},

@@ -100,11 +100,14 @@ func TestQuietTime(t *testing.T) {
 		beside  time.Duration // how long the owner is waited for first
 		want    error
 	}{
-		"lost":   {failure: 300 * time.Millisecond, end: func(p *peer) { <-p.Lost() }, want: driver.ErrPeerLost},
+		"lost": {failure: 300 * time.Millisecond, end: func(p *peer) {
+			<-p.Lost()
+		}, want: driver.ErrPeerLost},
 		"closed": {end: func(p *peer) { _ = p.Close() }, beside: grace, want: driver.ErrClosed},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := openPair(t, Config{Timeout: 20 * time.Millisecond, Retries: 1, Grace: grace, Failure: c.failure})
+			p := openPair(t, Config{Timeout: 20 * time.Millisecond, Retries: 1, Grace: grace,
+				Failure: c.failure})
 			owner := p.muffle(t)
 			l, r := register(t, p.near, 100), register(t, p.far, 100)
 			remote := p.imports(t, r)
@@ -122,7 +125,8 @@ func TestQuietTime(t *testing.T) {
 			waited := link.over.Sub(link.laneOver)
 			link.mu.Unlock()
 			if least := c.beside + 2*p.near.cfg.ackTimeout(); waited < least {
-				t.Errorf("it was given up %v after its queue pairs had ended, want %v at least", waited, least)
+				t.Errorf("it was given up %v after its queue pairs had ended, want %v at least",
+					waited, least)
 			}
 		})
 	}

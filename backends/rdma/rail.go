@@ -33,7 +33,8 @@ func (r *rail) usable() bool { return r.up.Load() && !r.gone.Load() }
 
 // address is what peers know of it.
 func (r *rail) address() railAddress {
-	a := railAddress{gid: r.info.GID, ethernet: r.port.Ethernet(), rate: uint32(r.port.Rate * 8 / 1e6)}
+	a := railAddress{gid: r.info.GID, ethernet: r.port.Ethernet(),
+		rate: uint32(r.port.Rate * 8 / 1e6)}
 	if r.gid.Subnet.IsValid() {
 		a.bits = uint8(r.gid.Subnet.Bits())
 	}
@@ -124,7 +125,8 @@ func portsOf(all []Device) string {
 	var names []string
 	for i := range all {
 		for j := range all[i].Ports {
-			names = append(names, fmt.Sprintf("%s:%d (%s)", all[i].Name, all[i].Ports[j].Number, all[i].Ports[j].State))
+			names = append(names, fmt.Sprintf("%s:%d (%s)", all[i].Name, all[i].Ports[j].Number,
+				all[i].Ports[j].State))
 		}
 	}
 	if len(names) == 0 {
@@ -160,7 +162,8 @@ func (b *Backend) openWanted(all []Device, w *wanted) (opened int, err error) {
 	}
 	switch {
 	case !known:
-		return 0, unavailable(fmt.Sprintf("there is no %v; there are %s", w, portsOf(b.cfg.devices(nil))), "choose Config.Devices among these")
+		return 0, unavailable(fmt.Sprintf("there is no %v; there are %s", w,
+			portsOf(b.cfg.devices(nil))), "choose Config.Devices among these")
 	case opened > 0:
 		return opened, nil // a device with a second port that is down
 	}
@@ -174,12 +177,15 @@ func (b *Backend) openRail(d *Device, p *Port, gid int) error {
 	}
 	g, _, err := chooseGID(p, gid)
 	if err != nil {
-		return unavailable(fmt.Sprintf("%s: %v", name, err), "give its network device an address, or name a GID in Config.Devices")
+		return unavailable(fmt.Sprintf("%s: %v", name, err), "give its network device an "+
+			"address, or name a GID in Config.Devices")
 	}
 	mtu, _ := b.cfg.mtu() // checked
 	index, err := b.net.OpenRail(verbs.RailConfig{
-		Device: d.Name, Port: p.Number, GID: g.Index, MTU: int(mtu), Timeout: int(b.cfg.timeoutExponent()),
-		Retries: b.cfg.Retries, Level: b.cfg.Level, TrafficClass: b.cfg.TrafficClass, EntriesMax: b.cfg.Entries,
+		Device: d.Name, Port: p.Number, GID: g.Index, MTU: int(mtu),
+		Timeout: int(b.cfg.timeoutExponent()),
+		Retries: b.cfg.Retries, Level: b.cfg.Level, TrafficClass: b.cfg.TrafficClass,
+		EntriesMax: b.cfg.Entries,
 	})
 	if err != nil {
 		return err
@@ -196,12 +202,14 @@ func (b *Backend) openRail(d *Device, p *Port, gid int) error {
 
 func linkFix(p *Port) string {
 	if p.Ethernet() {
-		return "bring its network device up: ip link set DEVICE up; then look at the cable and the switch"
+		return "bring its network device up: ip link set DEVICE up; then look at the cable " +
+			"and the switch"
 	}
 	return "look at the cable, and whether a subnet manager runs"
 }
 
-const softFix = "modprobe the driver of the device; without one: modprobe rdma_rxe, rdma link add rxe0 type rxe netdev eth0"
+const softFix = "modprobe the driver of the device; without one: modprobe rdma_rxe, rdma link " +
+	"add rxe0 type rxe netdev eth0"
 
 // noRail says why not one port could be opened.
 func noRail(all []Device, refused []error) error {

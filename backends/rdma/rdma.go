@@ -120,8 +120,10 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 		return nil, err // it names the backend and the cure
 	}
 	b := &Backend{
-		cfg: cfg, event: -1, peermem: cfg.sysfs.peermem(), finders: min(runtime.GOMAXPROCS(0), findersMax), closing: make(chan struct{}), locked: thisMemlock(),
-		peers: make(map[*peer]struct{}), accepted: make(map[*inbound]struct{}), ends: make(map[uint64]end),
+		cfg: cfg, event: -1, peermem: cfg.sysfs.peermem(), finders: min(runtime.GOMAXPROCS(0),
+			findersMax), closing: make(chan struct{}), locked: thisMemlock(),
+		peers: make(map[*peer]struct{}), accepted: make(map[*inbound]struct{}),
+		ends: make(map[uint64]end),
 	}
 	b.table.Most = cfg.KeysMax
 	b.pinnings.b = b
@@ -156,7 +158,8 @@ func (b *Backend) open(list []wanted, with opener) (err error) {
 	b.net, err = with(verbs.Config{
 		BatchesMax: b.cfg.BatchesMax, NotesMax: b.cfg.NotesMax, ConnsMax: b.cfg.ConnsMax,
 		Depth: b.cfg.QueueDepth, SliceMax: uint64(b.cfg.Slice), FlightMax: uint64(b.cfg.Flight),
-		SpinNanos: uint64(b.cfg.Spin), StallNanos: uint64(b.cfg.stall()), WakeFD: b.event, ControlFD: b.control.FD(),
+		SpinNanos: uint64(b.cfg.Spin), StallNanos: uint64(b.cfg.stall()), WakeFD: b.event,
+		ControlFD: b.control.FD(),
 	})
 	if err != nil {
 		return err

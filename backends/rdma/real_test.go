@@ -37,9 +37,12 @@ func onlyInGuest() []string {
 		return nil
 	}
 	return []string{
-		"Lengths", "Bounds", "ReadOnly", "PatternNotify", "Nest", "NestNotify", "NotifyOrder", "NotifyBackPressure", "StaleToken",
-		"LastMessage", "LastMessageInFlight", "LastMessageOfBackend", "AnswerOrder", "AnswerKilled", "PeerClose", "BackendClose", "PeerKilled", "PeerFrozen",
-		"NoPoll", "NoPollFence", "CancelNotify", "FenceRevokes", "SilenceUnderWrites", "FenceFrozen", "FenceOverFrozen", "FenceKilled", "FenceFrozenReader",
+		"Lengths", "Bounds", "ReadOnly", "PatternNotify", "Nest", "NestNotify", "NotifyOrder",
+		"NotifyBackPressure", "StaleToken",
+		"LastMessage", "LastMessageInFlight", "LastMessageOfBackend", "AnswerOrder", "AnswerKilled",
+		"PeerClose", "BackendClose", "PeerKilled", "PeerFrozen",
+		"NoPoll", "NoPollFence", "CancelNotify", "FenceRevokes", "SilenceUnderWrites",
+		"FenceFrozen", "FenceOverFrozen", "FenceKilled", "FenceFrozenReader",
 		"FenceParked", "FenceStress",
 		"ArmPingPong", "ArmLost", "ConnectGone", "ConnectFrozen", "Reverse", "Churn", "HammerClose",
 	}
@@ -79,7 +82,8 @@ func TestRealHBM(t *testing.T) {
 	}
 	defer pipe.Close()
 	defer other.Close()
-	_, err = b.Register(driver.Segment{Kind: driver.HBM, Addr: 1 << 46, Len: 4096, DMABuf: &driver.DMABuf{FD: int(pipe.Fd())}})
+	_, err = b.Register(driver.Segment{Kind: driver.HBM, Addr: 1 << 46, Len: 4096,
+		DMABuf: &driver.DMABuf{FD: int(pipe.Fd())}})
 	var u *driver.UnavailableError
 	if able := b.Caps().Pairs[driver.HBM] != 0; err == nil || errors.As(err, &u) == able {
 		t.Errorf("a driver that takes dma-bufs: %v; it says %v", able, err)

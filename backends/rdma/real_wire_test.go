@@ -126,14 +126,18 @@ func (w *wired) finish(t *testing.T) {
 		}
 	}
 	var msgs []driver.Message
-	eventually(t, "the messages", func() bool { msgs = append(msgs, received(t, w.far)...); return len(msgs) >= len(w.tags) })
+	eventually(t, "the messages", func() bool {
+		msgs = append(msgs, received(t, w.far)...)
+		return len(msgs) >= len(w.tags)
+	})
 	for _, m := range msgs {
 		if len(m.Data) != 1 || m.Data[0] != w.round {
 			t.Fatalf("round %d: message %v (%v)", w.round, m.Data, m.Err)
 		}
 	}
 	if len(msgs) != len(w.tags) || !bytes.Equal(w.l.bytes, w.r.bytes) {
-		t.Fatalf("round %d: %d messages, same bytes %v", w.round, len(msgs), bytes.Equal(w.l.bytes, w.r.bytes))
+		t.Fatalf("round %d: %d messages, same bytes %v", w.round, len(msgs),
+			bytes.Equal(w.l.bytes, w.r.bytes))
 	}
 }
 
@@ -161,7 +165,8 @@ func TestRealWireBad(t *testing.T) {
 // mid-transfer: the transfer ends well.
 func TestRealWireDown(t *testing.T) {
 	// A Failure for a machine that is busy: its lanes may need several tries to come to life.
-	w := openWired(t, 1, Config{Timeout: 30 * time.Millisecond, Retries: 3, Failure: 10 * time.Second})
+	w := openWired(t, 1, Config{Timeout: 30 * time.Millisecond, Retries: 3,
+		Failure: 10 * time.Second})
 	for name, fault := range map[string]func() error{
 		"down": w.wires[0].Down, "silent": func() error { return w.wires[0].Loss("100%") },
 	} {
@@ -194,7 +199,8 @@ func TestRealWireCut(t *testing.T) {
 }
 
 func wireCut(t *testing.T, fault func(guest.Wire) error) {
-	cfg := Config{Timeout: 30 * time.Millisecond, Retries: 3, Grace: time.Second, Failure: time.Second}
+	cfg := Config{Timeout: 30 * time.Millisecond, Retries: 3, Grace: time.Second,
+		Failure: time.Second}
 	w := openWired(t, 1, cfg)
 	w.transfer(t)
 	must(t, fault(w.wires[0]))
@@ -211,7 +217,10 @@ func wireCut(t *testing.T, fault func(guest.Wire) error) {
 	}
 	<-w.peer.Lost()
 	var msgs []driver.Message
-	eventually(t, "the last word", func() bool { msgs = append(msgs, received(t, w.far)...); return len(msgs) > 0 })
+	eventually(t, "the last word", func() bool {
+		msgs = append(msgs, received(t, w.far)...)
+		return len(msgs) > 0
+	})
 	if last := msgs[len(msgs)-1]; !errors.Is(last.Err, driver.ErrPeerLost) {
 		t.Errorf("messages of a peer that was cut off: %+v", msgs)
 	}
@@ -220,7 +229,8 @@ func wireCut(t *testing.T, fault func(guest.Wire) error) {
 // TestRealRailDown takes one of two wires down in mid-transfer: the other one carries all, at
 // the cost of the failure time at most, and the first comes back by itself.
 func TestRealRailDown(t *testing.T) {
-	cfg := Config{Timeout: 30 * time.Millisecond, Retries: 3, Slice: 64 << 10, Listen: "127.0.0.1:0"}
+	cfg := Config{Timeout: 30 * time.Millisecond, Retries: 3, Slice: 64 << 10,
+		Listen: "127.0.0.1:0"}
 	w := openWired(t, 2, cfg)
 	t.Logf("%v with both wires", w.transfer(t))
 	for i := range 2 {

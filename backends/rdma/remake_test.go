@@ -18,9 +18,9 @@ func (f *fakeNet) link() (only *fakeLink) {
 	return only
 }
 
-// TestRemake asks an owner for a lane anew. When it answers, its queue pair is gone, also where the peer
-// has no new one; and what came over it until then counts as seen. Otherwise the peer would write
-// again what the owner's program was told of, and may have used for something else.
+// TestRemake asks an owner for a lane anew. When it answers, its queue pair is gone, also where the
+// peer has no new one; and what came over it until then counts as seen. Otherwise the peer would
+// write again what the owner's program was told of, and may have used for something else.
 func TestRemake(t *testing.T) {
 	leak.Check(t)
 	near, far := openFakeBackend(t, Config{}), openFakeBackend(t, Config{})
@@ -41,7 +41,8 @@ func TestRemake(t *testing.T) {
 			t.Fatalf("request %d: answered with %+v", i, a)
 		}
 		if a.seen != uint64(i+1) {
-			t.Errorf("request %d: %d messages seen, want that which came last too: %d", i, a.seen, i+1)
+			t.Errorf("request %d: %d messages seen, want that which came last too: %d", i, a.seen,
+				i+1)
 		}
 		if fakePairIsThere(pair) {
 			t.Errorf("request %d: the owner has answered, and its queue pair is still there", i)

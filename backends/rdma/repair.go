@@ -254,7 +254,8 @@ func (r *repair) next() (at time.Time) {
 	}
 	for i := range r.lanes {
 		l := &r.lanes[i]
-		if l.state == laneWaiting || l.state == laneAsked || l.state == laneLive && !r.shaky.IsZero() {
+		if l.state == laneWaiting || l.state == laneAsked || l.state == laneLive &&
+			!r.shaky.IsZero() {
 			sooner(l.due)
 		}
 		if l.carries() && !l.down.IsZero() {

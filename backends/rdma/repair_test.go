@@ -18,7 +18,8 @@ type clock struct {
 }
 
 func newClock(lanes int) *clock {
-	cfg := Config{Timeout: 4 * time.Millisecond, Retries: 1, Grace: 200 * time.Millisecond, Failure: time.Second}
+	cfg := Config{Timeout: 4 * time.Millisecond, Retries: 1, Grace: 200 * time.Millisecond,
+		Failure: time.Second}
 	cfg.EnsureDefaults()
 	c := &clock{now: time.Unix(1000, 0)}
 	c.repair = newRepair(lanes, &cfg)
@@ -101,7 +102,8 @@ func TestRepairStaleNews(t *testing.T) {
 	c.live(0, c.now)
 	c.failed(0, false, c.now)
 	c.want(t, "failed", 0)
-	if c.answered(0, 0, true, c.now) || c.answered(0, 2, true, c.now) || c.answered(1, 1, true, c.now) {
+	if c.answered(0, 0, true, c.now) || c.answered(0, 2, true, c.now) ||
+		c.answered(1, 1, true, c.now) {
 		t.Error("an answer to what was not asked is taken")
 	}
 	c.live(0, c.now)
@@ -127,7 +129,9 @@ func TestRepairGivesUp(t *testing.T) {
 			c.asks(c.now)
 			c.after(time.Second + time.Millisecond)
 		}, "does not answer"},
-		"never live": {func(c *clock) { c.after(time.Second + time.Millisecond) }, "no lane came to life"},
+		"never live": {func(c *clock) {
+			c.after(time.Second + time.Millisecond)
+		}, "no lane came to life"},
 		"no lane live": {func(c *clock) {
 			c.live(0, c.now)
 			c.after(time.Hour)

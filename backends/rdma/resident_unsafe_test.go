@@ -14,7 +14,8 @@ import (
 func resident(t testing.TB, mem []byte) int {
 	t.Helper()
 	there := make([]byte, (len(mem)+4095)/4096)
-	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(unsafe.SliceData(mem))), uintptr(len(mem)),
+	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(unsafe.SliceData(mem))),
+		uintptr(len(mem)),
 		uintptr(unsafe.Pointer(unsafe.SliceData(there)))); errno != 0 {
 		t.Fatal(errno)
 	}

@@ -37,8 +37,8 @@ type soakPlace struct {
 	disturb       time.Time // when the batch is cancelled, or the memory fenced; zero: not at all
 }
 
-// soak keeps many batches under way, cancels some, fences the memory of some, and knows what must be
-// true all the while.
+// soak keeps many batches under way, cancels some, fences the memory of some, and knows what must
+// be true all the while.
 type soak struct {
 	*pair
 	r                            *rand.Rand
@@ -51,10 +51,12 @@ type soak struct {
 
 func openSoak(t *testing.T, open func(Config) (*Backend, error), seed uint64) *soak {
 	t.Helper()
-	s := &soak{pair: &pair{outcomes: map[uint64]error{}}, r: rand.New(rand.NewPCG(seed, 4)), came: map[uint64]bool{}, owed: map[uint64]bool{}}
+	s := &soak{pair: &pair{outcomes: map[uint64]error{}}, r: rand.New(rand.NewPCG(seed, 4)),
+		came: map[uint64]bool{}, owed: map[uint64]bool{}}
 	for i, b := range []**Backend{&s.near, &s.far} {
 		var err error
-		*b, err = open(Config{Devices: fmt.Sprintf("fake%d,fake%d", i, i+2), Timeout: time.Millisecond, Retries: 1,
+		*b, err = open(Config{Devices: fmt.Sprintf("fake%d,fake%d", i, i+2),
+			Timeout: time.Millisecond, Retries: 1,
 			Slice: 32 << 10, Grace: time.Second, Failure: 5 * time.Second})
 		if err != nil {
 			t.Fatal(err)
@@ -67,7 +69,8 @@ func openSoak(t *testing.T, open func(Config) (*Backend, error), seed uint64) *s
 	}
 	s.peer = s.connect(t)
 	for range soakPlaces {
-		p := &soakPlace{local: register(t, s.near, soakBytes), remote: register(t, s.far, soakBytes)}
+		p := &soakPlace{local: register(t, s.near, soakBytes), remote: register(t, s.far,
+			soakBytes)}
 		p.key = s.imports(t, p.remote)
 		s.places = append(s.places, p)
 	}
@@ -104,7 +107,8 @@ func (s *soak) submit(t *testing.T, p *soakPlace) {
 	var descs []driver.Desc
 	for at, n := uint64(0), uint64(0); at < soakBytes; at += n {
 		n = min(uint64(1+s.r.IntN(40_000)), soakBytes-at)
-		descs = append(descs, driver.Desc{Local: at, Remote: at, Len: n, LocalKey: p.local.key, RemoteKey: p.key})
+		descs = append(descs, driver.Desc{Local: at, Remote: at, Len: n, LocalKey: p.local.key,
+			RemoteKey: p.key})
 	}
 	s.tag++
 	b := &driver.Batch{Op: op, Descs: descs, Notify: msg}
@@ -218,7 +222,8 @@ func (s *soak) run(t *testing.T, chance *fakeverbs.Chance) {
 		}
 		s.poll(t)
 		if time.Now().After(end) {
-			t.Fatalf("%d batches are still under way, %d are over; %s", s.busy(), s.finished, s.peer.Explain(0, 0))
+			t.Fatalf("%d batches are still under way, %d are over; %s", s.busy(), s.finished,
+				s.peer.Explain(0, 0))
 		}
 	}
 	chance.Rest()
@@ -237,8 +242,8 @@ func (s *soak) run(t *testing.T, chance *fakeverbs.Chance) {
 	}
 }
 
-// TestFaultsByChance runs all of the host code, the C side and the control plane, over devices that fail by
-// chance, while batches are cancelled and memory is fenced: no byte is wrong or late, no
+// TestFaultsByChance runs all of the host code, the C side and the control plane, over devices that
+// fail by chance, while batches are cancelled and memory is fenced: no byte is wrong or late, no
 // message lost, twice or out of order, and the peer is not given up.
 func TestFaultsByChance(t *testing.T) {
 	for seed := range uint64(2) {
@@ -251,7 +256,8 @@ func TestFaultsByChance(t *testing.T) {
 			for _, r := range s.near.Rails() {
 				again, failures = again+r.Counted.Again, failures+r.Counted.Failures
 			}
-			t.Logf("%d batches, %d cancelled, %d revoked, %d messages; %d failures of lanes, %d requests done again",
+			t.Logf("%d batches, %d cancelled, %d revoked, %d messages; %d failures of lanes, %d "+
+				"requests done again",
 				s.finished, s.cancelled, s.revoked, len(s.came), failures, again)
 		})
 	}

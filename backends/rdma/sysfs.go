@@ -50,8 +50,9 @@ func (p *Port) Ethernet() bool { return p.LinkLayer == "Ethernet" }
 
 // sysfs is where the kernel tells of devices.
 type sysfs struct {
-	root     string                                 // "/sys"
-	prefixes func(netdev string) []netip.Prefix     // addresses of a network device, with their subnets
+	root string // "/sys"
+	// addresses of a network device, with their subnets
+	prefixes func(netdev string) []netip.Prefix
 	state    func(netdev string) (up bool, mtu int) // its state
 }
 
@@ -99,7 +100,8 @@ func (s *sysfs) devices(wants func(name string) bool) (all []Device) {
 			continue
 		}
 		kernel := topology.Sysfs(s.root)
-		d := Device{Name: name, Node: kernel.Node(class, name, "device"), Path: kernel.Path(class, name, "device")}
+		d := Device{Name: name, Node: kernel.Node(class, name, "device"),
+			Path: kernel.Path(class, name, "device")}
 		for _, port := range s.list(class, name, "ports") {
 			if number, err := strconv.Atoi(port); err == nil {
 				d.Ports = append(d.Ports, s.port(name, number))
@@ -123,13 +125,15 @@ func (s *sysfs) borrow(d *Device) {
 		return
 	}
 	kernel := topology.Sysfs(s.root)
-	d.Node, d.Path = kernel.Node("class/net", netdev, "device"), kernel.Path("class/net", netdev, "device")
+	d.Node, d.Path = kernel.Node("class/net", netdev, "device"), kernel.Path("class/net", netdev,
+		"device")
 }
 
 func (s *sysfs) port(device string, number int) Port {
 	at := filepath.Join(class, device, "ports", strconv.Itoa(number))
 	p := Port{
-		Number: number, State: afterColon(s.text(at, "state")), Physical: afterColon(s.text(at, "phys_state")),
+		Number: number, State: afterColon(s.text(at, "state")),
+		Physical:  afterColon(s.text(at, "phys_state")),
 		LinkLayer: s.text(at, "link_layer"), RateText: s.text(at, "rate"),
 	}
 	p.Rate = rateOf(p.RateText)
@@ -156,7 +160,8 @@ func (s *sysfs) gids(at string) (list []GID) {
 			continue
 		}
 		gap = 0
-		g := GID{Index: index, Address: address, Type: s.text(at, "gid_attrs/types", name), NetDev: s.text(at, "gid_attrs/ndevs", name)}
+		g := GID{Index: index, Address: address, Type: s.text(at, "gid_attrs/types", name),
+			NetDev: s.text(at, "gid_attrs/ndevs", name)}
 		g.Subnet = s.subnet(&g)
 		list = append(list, g)
 	}

@@ -74,9 +74,12 @@ func newFixture(t *testing.T) *sysfs {
 			t.Fatal(err)
 		}
 	}
-	return &sysfs{root: root, state: func(string) (bool, int) { return true, 9000 }, prefixes: func(netdev string) []netip.Prefix {
+	return &sysfs{root: root, state: func(string) (bool, int) {
+		return true, 9000
+	}, prefixes: func(netdev string) []netip.Prefix {
 		if netdev == "eth2" {
-			return []netip.Prefix{netip.MustParsePrefix("fe80::ba59:9fff:fe12:3456/64"), netip.MustParsePrefix("10.0.2.7/24")}
+			return []netip.Prefix{netip.MustParsePrefix("fe80::ba59:9fff:fe12:3456/64"),
+				netip.MustParsePrefix("10.0.2.7/24")}
 		}
 		return nil
 	}}
@@ -84,29 +87,37 @@ func newFixture(t *testing.T) *sysfs {
 
 func TestSysfs(t *testing.T) {
 	all := newFixture(t).devices(nil)
-	if len(all) != 3 || all[0].Name != "mlx5_0" || all[1].Name != "mlx5_10" || all[2].Name != "rxe0" {
+	if len(all) != 3 || all[0].Name != "mlx5_0" || all[1].Name != "mlx5_10" ||
+		all[2].Name != "rxe0" {
 		t.Fatalf("devices %+v", all)
 	}
 	ib, roce, soft := &all[0], &all[1], &all[2]
 	if ib.Node != 0 || roce.Node != 1 || soft.Node != 1 {
 		t.Errorf("nodes %d, %d, %d", ib.Node, roce.Node, soft.Node)
 	}
-	if want := []string{"pci0000:d7", "0000:d7:02.0", "0000:d9:00.0"}; !slices.Equal(soft.Path, want) {
-		t.Errorf("a device without a place of its own is at %v, want that of its network device %v", soft.Path, want)
+	if want := []string{"pci0000:d7", "0000:d7:02.0", "0000:d9:00.0"}; !slices.Equal(soft.Path,
+		want) {
+		t.Errorf("a device without a place of its own is at %v, want that of its network device %v",
+			soft.Path, want)
 	}
 	up, down := &ib.Ports[0], &ib.Ports[1]
 	if !up.Active() || up.LID != 0x2a || up.Rate != 25e9 || up.Ethernet() || len(up.GIDs) != 1 {
 		t.Errorf("port 1 is %+v", up)
 	}
-	if down.Active() || down.State != "DOWN" || down.Physical != "Disabled" || down.Rate != 2.5e9/8 || down.Number != 2 {
+	if down.Active() || down.State != "DOWN" || down.Physical != "Disabled" ||
+		down.Rate != 2.5e9/8 || down.Number != 2 {
 		t.Errorf("port 2 is %+v", down)
 	}
 	gids := roce.Ports[0].GIDs
-	if len(gids) != 4 || gids[3].Index != 10 || gids[3].Type != "RoCE v2" || gids[3].NetDev != "eth2" ||
-		gids[3].Subnet != netip.MustParsePrefix("10.0.2.7/24") || gids[3].Address.Unmap().String() != "10.0.2.7" {
+	if len(gids) != 4 || gids[3].Index != 10 || gids[3].Type != "RoCE v2" ||
+		gids[3].NetDev != "eth2" ||
+		gids[3].Subnet != netip.MustParsePrefix("10.0.2.7/24") ||
+		gids[3].Address.Unmap().String() != "10.0.2.7" {
 		t.Errorf("GIDs %+v", gids)
 	}
-	if some := newFixture(t).devices(func(name string) bool { return name == "rxe0" }); len(some) != 1 || some[0].Name != "rxe0" {
+	if some := newFixture(t).devices(func(name string) bool {
+		return name == "rxe0"
+	}); len(some) != 1 || some[0].Name != "rxe0" {
 		t.Errorf("only rxe0 is wanted: %+v", some)
 	}
 	if none := (&sysfs{root: filepath.Join(t.TempDir(), "nothing")}).devices(nil); len(none) != 0 {
@@ -116,7 +127,8 @@ func TestSysfs(t *testing.T) {
 
 func TestRate(t *testing.T) {
 	for text, want := range map[string]float64{
-		"100 Gb/sec (4X EDR)": 12.5e9, "2.5 Gb/sec (1X SDR)": 2.5e9 / 8, "": 0, "fast": 0, "-1 Gb/sec": 0, "10 Mb/sec": 0,
+		"100 Gb/sec (4X EDR)": 12.5e9, "2.5 Gb/sec (1X SDR)": 2.5e9 / 8, "": 0, "fast": 0,
+		"-1 Gb/sec": 0, "10 Mb/sec": 0,
 	} {
 		if got := rateOf(text); got != want {
 			t.Errorf("%q is %g, want %g", text, got, want)
@@ -127,7 +139,8 @@ func TestRate(t *testing.T) {
 func TestDistance(t *testing.T) {
 	s := newFixture(t)
 	nodes := s.nodes()
-	if nodes.between(0, 1) != 21 || nodes.between(1, 1) != 10 || nodes.between(0, 7) != 0 || nodes.between(-1, 0) != 0 {
+	if nodes.between(0, 1) != 21 || nodes.between(1, 1) != 10 || nodes.between(0, 7) != 0 ||
+		nodes.between(-1, 0) != 0 {
 		t.Errorf("distances %v", nodes)
 	}
 	var rails []*rail

@@ -36,12 +36,14 @@ func standIn(t testing.TB, devices int) (*fakeverbs.Fabric, func(Config) (*Backe
 // standInSysfs is what the kernel tells of the stand-in's devices.
 func standInSysfs(t testing.TB, devices int) *sysfs {
 	t.Helper()
-	return &sysfs{root: fakeverbs.Sysfs(t, devices), state: stateOf, prefixes: func(string) (list []netip.Prefix) {
-		for i := range devices {
-			list = append(list, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 99, 0, byte(i + 1)}), 24))
-		}
-		return list
-	}}
+	return &sysfs{root: fakeverbs.Sysfs(t, devices), state: stateOf,
+		prefixes: func(string) (list []netip.Prefix) {
+			for i := range devices {
+				list = append(list,
+					netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 99, 0, byte(i + 1)}), 24))
+			}
+			return list
+		}}
 }
 
 // TestStandIn runs the suite over the stand-in.

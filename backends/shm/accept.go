@@ -112,7 +112,8 @@ func (c *inbound) hello(body []byte, fds []int) (err error) {
 		return fmt.Errorf("hello: %w", driver.ErrVersion)
 	}
 	if len(body) < 9 || len(fds) != 2 {
-		return fmt.Errorf("hello of %d bytes, %d descriptors: %w", len(body), len(fds), driver.ErrCorrupt)
+		return fmt.Errorf("hello of %d bytes, %d descriptors: %w", len(body), len(fds),
+			driver.ErrCorrupt)
 	}
 	ring := binary.LittleEndian.Uint64(body[1:])
 	from, err := decodeAddress(body[9:])

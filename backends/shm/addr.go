@@ -43,7 +43,8 @@ func decodeAddress(b []byte) (a address, err error) {
 		return a, fmt.Errorf("%q is no shm address: %w", b, driver.ErrCorrupt)
 	}
 	if fields[0] != fmt.Sprintf("shm%d", version) {
-		return a, fmt.Errorf("shm address of version %q, ours is %d: use the same release on both sides: %w",
+		return a, fmt.Errorf("shm address of version %q, ours is %d: use the same release on "+
+			"both sides: %w",
 			fields[0][3:], version, driver.ErrVersion)
 	}
 	uid, err := strconv.ParseUint(fields[1], 10, 32)

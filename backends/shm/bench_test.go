@@ -43,7 +43,8 @@ func newBench(b *testing.B, cfg Config, n uint64) *bench {
 		b.Fatal(err)
 	}
 	fill(local, 1)
-	return &bench{b: b, near: near, p: p, local: local, remote: remote, localKey: m.Key(), remoteKey: key}
+	return &bench{b: b, near: near, p: p, local: local, remote: remote, localKey: m.Key(),
+		remoteKey: key}
 }
 
 // run submits, spins for 20 us and then sleeps until the end, as the engine does.
@@ -126,10 +127,13 @@ func BenchmarkLarge(b *testing.B) {
 				x := newBench(b, cfg, 64<<20)
 				var descs []driver.Desc
 				for i := range uint64(count) {
-					descs = append(descs, driver.Desc{Local: i << 20, Remote: i << 21, Len: 1 << 20, LocalKey: x.localKey, RemoteKey: x.remoteKey})
+					descs = append(descs, driver.Desc{Local: i << 20, Remote: i << 21, Len: 1 << 20,
+						LocalKey: x.localKey, RemoteKey: x.remoteKey})
 				}
 				batch := &driver.Batch{Op: driver.Write, Descs: descs}
-				beside(b, 4, func() { x.run(func(tag uint64) error { return x.p.Submit(tag, batch) }) },
+				beside(b, 4, func() {
+					x.run(func(tag uint64) error { return x.p.Submit(tag, batch) })
+				},
 					[]string{"memcpy"}, func() { plain(x, descs) })
 			})
 		}
@@ -170,10 +174,11 @@ type scatter struct {
 }
 
 func newScatter(x *bench) *scatter {
-	s := &scatter{x: x, perm: rand.New(rand.NewPCG(1, 2)).Perm(scatterPlaces), pages: driver.Pattern{
-		Count: scatterCount, Run: scatterEntry, LocalKey: x.localKey, RemoteKey: x.remoteKey,
-		Local:  driver.Side{Stride: scatterEntry, List: make([]uint32, scatterCount)},
-		Remote: driver.Side{Stride: scatterEntry, List: make([]uint32, scatterCount)}}}
+	s := &scatter{x: x, perm: rand.New(rand.NewPCG(1, 2)).Perm(scatterPlaces),
+		pages: driver.Pattern{
+			Count: scatterCount, Run: scatterEntry, LocalKey: x.localKey, RemoteKey: x.remoteKey,
+			Local:  driver.Side{Stride: scatterEntry, List: make([]uint32, scatterCount)},
+			Remote: driver.Side{Stride: scatterEntry, List: make([]uint32, scatterCount)}}}
 	s.batch = driver.Batch{Op: driver.Write, Pattern: &s.pages}
 	return s
 }
@@ -205,10 +210,12 @@ func (s *scatter) vector() {
 	for i := range scatterCount {
 		s.local[i].Base = &s.x.local[s.pages.Local.At(i)]
 		s.local[i].SetLen(scatterEntry)
-		s.remote[i] = unix.RemoteIovec{Base: uintptr(addressOf(s.x.remote) + s.pages.Remote.At(i)), Len: scatterEntry}
+		s.remote[i] = unix.RemoteIovec{Base: uintptr(addressOf(s.x.remote) + s.pages.Remote.At(i)),
+			Len: scatterEntry}
 	}
 	for i := 0; i < scatterCount; i += vectorsMax {
-		if _, err := unix.ProcessVMWritev(os.Getpid(), s.local[i:i+vectorsMax], s.remote[i:i+vectorsMax], 0); err != nil {
+		if _, err := unix.ProcessVMWritev(os.Getpid(), s.local[i:i+vectorsMax],
+			s.remote[i:i+vectorsMax], 0); err != nil {
 			s.x.b.Fatal(err)
 		}
 	}
@@ -220,7 +227,8 @@ func BenchmarkBatch(b *testing.B) {
 	x := newBench(b, Config{}, 4<<20)
 	var descs []driver.Desc
 	for i := range uint64(64) {
-		descs = append(descs, driver.Desc{Local: i * 1000, Remote: (63 - i) * 1000, Len: 656, LocalKey: x.localKey, RemoteKey: x.remoteKey})
+		descs = append(descs, driver.Desc{Local: i * 1000, Remote: (63 - i) * 1000, Len: 656,
+			LocalKey: x.localKey, RemoteKey: x.remoteKey})
 	}
 	batch := &driver.Batch{Op: driver.Write, Descs: descs}
 	beside(b, 64, func() { x.run(func(tag uint64) error { return x.p.Submit(tag, batch) }) },

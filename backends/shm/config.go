@@ -15,9 +15,11 @@ import (
 type Config struct {
 	// Workers are goroutines that copy what is over InlineMax, beside those that wait for
 	// it; default 1, at most GOMAXPROCS.
-	Workers     int
-	InlineMax   int           // bytes of a batch that Submit copies itself; default 64 KiB, negative: none
-	PieceMax    int           // bytes copied between two looks at cancel and revocation; default 1 MiB
+	Workers int
+	// bytes of a batch that Submit copies itself; default 64 KiB, negative: none
+	InlineMax int
+	// bytes copied between two looks at cancel and revocation; default 1 MiB
+	PieceMax    int
 	KeysMax     int           // memories registered at a time; default 64 Ki, at most 1 Mi
 	JobsMax     int           // tags accepted and not yet polled; default 1,024
 	ConnsMax    int           // peers connected to us at a time; default 1,024
@@ -68,9 +70,11 @@ func (c *Config) check() error {
 	case c.PieceMax < 4096:
 		return fmt.Errorf("config: PieceMax %d is below a page: %w", c.PieceMax, driver.ErrBounds)
 	case c.KeysMax < 1 || c.KeysMax > 1<<20:
-		return fmt.Errorf("config: KeysMax %d is not within 1 to 1 Mi: %w", c.KeysMax, driver.ErrBounds)
+		return fmt.Errorf("config: KeysMax %d is not within 1 to 1 Mi: %w", c.KeysMax,
+			driver.ErrBounds)
 	case c.JobsMax < 1 || c.JobsMax > 1<<20:
-		return fmt.Errorf("config: JobsMax %d is not within 1 to 1 Mi: %w", c.JobsMax, driver.ErrBounds)
+		return fmt.Errorf("config: JobsMax %d is not within 1 to 1 Mi: %w", c.JobsMax,
+			driver.ErrBounds)
 	case c.ConnsMax < 1:
 		return fmt.Errorf("config: ConnsMax %d is below 1: %w", c.ConnsMax, driver.ErrBounds)
 	case !ringSizeFits(uint64(c.RingBytes)):

@@ -158,7 +158,8 @@ func serveInherited() int {
 		time.Sleep(time.Millisecond)
 	}
 	child := exec.Command("sleep", "600")
-	for _, c := range []interface{ File() (*os.File, error) }{p.(*peer).sock, (*b.inbound.Load())[0].sock} {
+	for _, c := range []interface{ File() (*os.File, error) }{p.(*peer).sock,
+		(*b.inbound.Load())[0].sock} {
 		f, err := c.File()
 		if err != nil {
 			return fail(err)
@@ -181,7 +182,8 @@ func fail(err error) int {
 func TestEndOfAProcessWhoseSocketsAChildHas(t *testing.T) {
 	b := open(t, Config{})
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), ownerVariable+"=inherited", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	cmd.Env = append(os.Environ(), ownerVariable+"=inherited", "GORACE="+os.Getenv("GORACE")+
+		" atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	require.NoError(t, err)

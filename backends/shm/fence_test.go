@@ -43,14 +43,17 @@ func TestFencePutsFreshPagesUnderASilentWriterOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	if time.Since(begin) < grace || generation.Load() == before {
-		t.Errorf("fence took %v and generation %d, want the grace %v and fresh pages", time.Since(begin), generation.Load(), grace)
+		t.Errorf("fence took %v and generation %d, want the grace %v and fresh pages",
+			time.Since(begin), generation.Load(), grace)
 	}
 	if mem[0] != 0x5A || mem[len(mem)-1] != 0x5A {
 		t.Error("fresh pages have lost the content")
 	}
 	begin, before = time.Now(), generation.Load()
-	if err := b.Fence(context.Background(), m.Key()); err != nil || time.Since(begin) > grace/2 || generation.Load() != before {
-		t.Errorf("second fence: %v after %v, want nil at once, and no more fresh pages", err, time.Since(begin))
+	if err := b.Fence(context.Background(), m.Key()); err != nil || time.Since(begin) > grace/2 ||
+		generation.Load() != before {
+		t.Errorf("second fence: %v after %v, want nil at once, and no more fresh pages", err,
+			time.Since(begin))
 	}
 }
 
@@ -105,7 +108,8 @@ func TestMoveNoticesPagesThatMovedUnderIt(t *testing.T) {
 	}()
 	for i := range uint64(200) {
 		off := i * 4096
-		d := []driver.Desc{{Local: off, Remote: off, Len: 4096, LocalKey: near.Key(), RemoteKey: key}}
+		d := []driver.Desc{{Local: off, Remote: off, Len: 4096, LocalKey: near.Key(),
+			RemoteKey: key}}
 		if err := p.Submit(i, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
 			t.Fatal(err)
 		}
@@ -141,7 +145,9 @@ func TestExplainNamesTheWay(t *testing.T) {
 	if len(seen) != 2 || seen["shm: unknown key"] {
 		t.Errorf("explanations: %v, want a mapped one and one by the kernel", seen)
 	}
-	if err := p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: 1, LocalKey: near.Key(), RemoteKey: 999}}}); !errors.Is(err, driver.ErrBounds) {
+	if err := p.Submit(1, &driver.Batch{Op: driver.Write,
+		Descs: []driver.Desc{{Len: 1, LocalKey: near.Key(), RemoteKey: 999}}}); !errors.Is(err,
+		driver.ErrBounds) {
 		t.Errorf("unknown key: %v, want ErrBounds", err)
 	}
 }

@@ -89,7 +89,8 @@ func (p *peer) ask(m *imported, done chan error) {
 }
 
 func (p *peer) lateAnswer() error {
-	return fmt.Errorf("ask for the memory's pages: no whole answer within %v, the peer may be frozen: %w",
+	return fmt.Errorf("ask for the memory's pages: no whole answer within %v, the peer may "+
+		"be frozen: %w",
 		p.b.cfg.DialTimeout, driver.ErrTimeout)
 }
 
@@ -164,7 +165,8 @@ func (f *fetch) take(b []byte) (more bool, err error) {
 	b = b[28:]
 	if total == 0 || total > extentsMax || count == 0 || count > extentsPart ||
 		len(b) != int(count)*extentBytes ||
-		len(f.extents)+int(count) > int(total) || f.size == 0 || f.size > arenaSizeMax || len(f.fds) > fdsMax {
+		len(f.extents)+int(count) > int(total) || f.size == 0 || f.size > arenaSizeMax ||
+		len(f.fds) > fdsMax {
 		return false, fmt.Errorf("peer's extents: %w", driver.ErrCorrupt)
 	}
 	for ; len(b) > 0; b = b[extentBytes:] {

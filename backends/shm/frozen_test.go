@@ -57,7 +57,8 @@ func TestFrozenOwnerDoesNotHoldUpClose(t *testing.T) {
 			t.Fatal(err)
 		}
 		o.freeze(t)
-		if err := p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}}); err != nil {
+		if err := p.Submit(1, &driver.Batch{Op: driver.Write,
+			Descs: []driver.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}}); err != nil {
 			t.Fatal(err)
 		}
 		begin := time.Now()
@@ -165,7 +166,8 @@ func TestKilledOwnerEndsItsTransfers(t *testing.T) {
 	}
 	wantError(t, "write to a killed owner", err, driver.ErrPeerLost)
 	<-p.Lost()
-	wantError(t, "submit afterwards", p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}), driver.ErrPeerLost)
+	wantError(t, "submit afterwards", p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}),
+		driver.ErrPeerLost)
 }
 
 func TestOtherUsersAreRefused(t *testing.T) {

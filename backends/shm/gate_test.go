@@ -35,7 +35,8 @@ func TestGate(t *testing.T) {
 	pass := func(at uint64) error {
 		b := []byte{1}
 		local := []unix.Iovec{{Base: &b[0], Len: 1}}
-		_, err := unix.ProcessVMWritev(os.Getpid(), local, []unix.RemoteIovec{{Base: uintptr(at), Len: 1}}, 0)
+		_, err := unix.ProcessVMWritev(os.Getpid(), local,
+			[]unix.RemoteIovec{{Base: uintptr(at), Len: 1}}, 0)
 		return err
 	}
 	var places []uint64
@@ -118,7 +119,8 @@ func parkedWrite(addr, token string) error {
 		fmt.Println("passing")
 		_, _ = in.ReadString('\n') // until the owner has fenced
 	})
-	if err := p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}}); err != nil {
+	if err := p.Submit(1, &driver.Batch{Op: driver.Write,
+		Descs: []driver.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}}); err != nil {
 		return err
 	}
 	var done [1]driver.Completion
@@ -134,7 +136,9 @@ func parkedWrite(addr, token string) error {
 // there, and go on after the fence, or after the backend has closed.
 func TestFrozenWriterIsKeptOutOfForeignMemory(t *testing.T) {
 	t.Run("fence", func(t *testing.T) {
-		keepOut(t, func(ctx context.Context, b *Backend, m *memory) error { return b.Fence(ctx, m.Key()) })
+		keepOut(t, func(ctx context.Context, b *Backend, m *memory) error {
+			return b.Fence(ctx, m.Key())
+		})
 	})
 	t.Run("close", func(t *testing.T) {
 		keepOut(t, func(_ context.Context, b *Backend, _ *memory) error { return b.Close() })
@@ -149,7 +153,8 @@ func keepOut(t *testing.T, shut func(context.Context, *Backend, *memory) error) 
 		t.Fatal(err)
 	}
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), ownerVariable+"=writer", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	cmd.Env = append(os.Environ(), ownerVariable+"=writer", "GORACE="+os.Getenv("GORACE")+
+		" atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	require.NoError(t, err)
@@ -223,7 +228,8 @@ func TestWritesGoOnThroughOtherGates(t *testing.T) {
 		if err := await(t, b, i); err != nil {
 			t.Fatalf("write %d: %v", i, err)
 		}
-		if there[5] != byte(i+1) || there[5004] != byte(i+1) || there[5005] != 0 || there[8099] != byte(i+1) || there[8100] != 0 {
+		if there[5] != byte(i+1) || there[5004] != byte(i+1) || there[5005] != 0 ||
+			there[8099] != byte(i+1) || there[8100] != 0 {
 			t.Fatalf("write %d landed in part, or elsewhere", i)
 		}
 	}
@@ -250,7 +256,8 @@ func TestGatesAreTriedSoOften(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err := p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: size, LocalKey: near.Key(), RemoteKey: key}}}); err != nil {
+	if err := p.Submit(1, &driver.Batch{Op: driver.Write,
+		Descs: []driver.Desc{{Len: size, LocalKey: near.Key(), RemoteKey: key}}}); err != nil {
 		t.Fatal(err)
 	}
 	wantError(t, "a write of which every gate is shut", await(t, b, 1), driver.ErrPeerLost)
@@ -281,14 +288,16 @@ func TestFenceWaitsForACopyInTheKernel(t *testing.T) {
 	defer wg.Wait()
 	defer late.supply(t)
 	wg.Go(func() {
-		if err := p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: size, LocalKey: near.Key(), RemoteKey: key}}}); err != nil {
+		if err := p.Submit(1, &driver.Batch{Op: driver.Write,
+			Descs: []driver.Desc{{Len: size, LocalKey: near.Key(), RemoteKey: key}}}); err != nil {
 			t.Error(err)
 		}
 	})
 	late.await(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
 	defer cancel()
-	wantError(t, "fence of a copy that is held up", owner.Fence(ctx, far.Key()), context.DeadlineExceeded)
+	wantError(t, "fence of a copy that is held up", owner.Fence(ctx, far.Key()),
+		context.DeadlineExceeded)
 	late.supply(t)
 	if err := owner.Fence(context.Background(), far.Key()); err != nil {
 		t.Fatal(err)

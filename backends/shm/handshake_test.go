@@ -18,7 +18,8 @@ import (
 
 func rawDial(t *testing.T, b *Backend) *net.UnixConn {
 	t.Helper()
-	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: b.address.socket(), Net: "unixpacket"})
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: b.address.socket(),
+		Net: "unixpacket"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +69,8 @@ func TestGarbageInsteadOfAHelloIsHungUpOn(t *testing.T) {
 		{"page can shrink", good, []int{soft, b.event}},
 		{"page without magic", good, []int{page, b.event}},
 		{"wild ring", hello(b, 1<<60), []int{page, b.event}},
-		{"another version", append([]byte{msgHello, version + 1}, good[2:]...), []int{page, b.event}},
+		{"another version", append([]byte{msgHello, version + 1}, good[2:]...),
+			[]int{page, b.event}},
 		{"no address", good[:10], []int{page, b.event}},
 	}
 	for _, c := range cases {
@@ -122,14 +124,16 @@ func TestManySilentConnectionsKeepNoPeerOut(t *testing.T) {
 func TestGarbageInTheRingEndsTheConnection(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	b := open(t, Config{})
-	words := []uint64{entryWord(entryData, messageMax+1), entryWord(entryData, 1<<56-1), entryWord(9, 8),
+	words := []uint64{entryWord(entryData, messageMax+1), entryWord(entryData, 1<<56-1),
+		entryWord(9, 8),
 		entryWord(entryPad, 0), entryWord(entryPad, 1), entryWord(entrySkip, 1<<40), ^uint64(0)}
 	for range 40 {
 		words = append(words, rng.Uint64()|1<<63)
 	}
 	for _, w := range words {
 		p := dial(t, b, b.Addr())
-		if err := p.Submit(1, &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail, Notify: []byte("fine")}); err != nil {
+		if err := p.Submit(1, &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail,
+			Notify: []byte("fine")}); err != nil {
 			t.Fatal(err)
 		}
 		if err := await(t, b, 1); err != nil {
@@ -150,7 +154,8 @@ func receive(t *testing.T, b *Backend, want int) []driver.Message {
 	t.Helper()
 	var got []driver.Message
 	var buf [8]driver.Message
-	for end := time.Now().Add(5 * time.Second); len(got) < want && time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
+	for end := time.Now().Add(5 * time.Second); len(got) < want &&
+		time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
 		n, err := b.Receive(buf[:])
 		if err != nil {
 			t.Fatal(err)
@@ -169,7 +174,8 @@ func TestGarbageInTheHeadIsAFullRing(t *testing.T) {
 	p := dial(t, b, b.Addr())
 	for _, head := range []uint64{1, 1 << 40, 1 << 63} {
 		p.out.head.Store(head)
-		err := p.Submit(1, &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail, Notify: make([]byte, messageMax)})
+		err := p.Submit(1, &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail,
+			Notify: make([]byte, messageMax)})
 		wantError(t, "notify over a wild head", err, driver.ErrFull)
 	}
 }

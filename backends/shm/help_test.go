@@ -50,7 +50,8 @@ func TestHelpStopsAfterAPiece(t *testing.T) {
 	}
 	const places = 2 // the one that was given back, and one for the worker to join in
 	if dst[0] != 0x5A || dst[piece] != 0 || b.queue.len() != places {
-		t.Errorf("after one piece: bytes %#x and %#x, %d in the queue; want %#x, 0 and %d", dst[0], dst[piece], b.queue.len(), 0x5A, places)
+		t.Errorf("after one piece: bytes %#x and %#x, %d in the queue; want %#x, 0 and %d", dst[0],
+			dst[piece], b.queue.len(), 0x5A, places)
 	}
 	close(release)
 	for tag := uint64(1); tag <= 2; tag++ {

@@ -37,7 +37,8 @@ func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
 		return 0, 0, fmt.Errorf("import memory: %w", err)
 	}
 	if g.size == 0 || g.off+g.size < g.off {
-		return 0, 0, fmt.Errorf("import memory: %d bytes at %d: %w", g.size, g.off, driver.ErrCorrupt)
+		return 0, 0, fmt.Errorf("import memory: %d bytes at %d: %w", g.size, g.off,
+			driver.ErrCorrupt)
 	}
 	m := &imported{key: t.key, epoch: t.epoch, grant: g, token: append([]byte(nil), tok...)}
 	m.refs.Store(1)

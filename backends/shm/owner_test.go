@@ -81,10 +81,12 @@ func startOwner(t *testing.T, kind string, uid uint32) *owner {
 	exe := "/proc/self/exe"
 	o := &owner{cmd: exec.Command(exe)}
 	// The race detector would have the process linger for a second.
-	o.cmd.Env = append(os.Environ(), ownerVariable+"="+kind, "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	o.cmd.Env = append(os.Environ(), ownerVariable+"="+kind, "GORACE="+os.Getenv("GORACE")+
+		" atexit_sleep_ms=0")
 	o.cmd.Stderr = os.Stderr
 	if uid != 0 {
-		o.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+		o.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid,
+			Gid: uid}}
 	}
 	in, err := o.cmd.StdinPipe()
 	if err != nil {
@@ -187,7 +189,8 @@ func dial(t testing.TB, b *Backend, addr []byte) *peer {
 func await(t testing.TB, b *Backend, tag uint64) error {
 	t.Helper()
 	var done [1]driver.Completion
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Microsecond) {
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(
+		20 * time.Microsecond) {
 		n, err := b.Poll(done[:])
 		if err != nil {
 			t.Fatal(err)

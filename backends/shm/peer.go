@@ -99,7 +99,8 @@ func (p *peer) Close() error {
 func (p *peer) close() {
 	p.closing.Store(true)
 	p.failFetches(driver.ErrClosed)
-	for pause := 10 * time.Microsecond; p.inflight.Load() > 0; pause = min(2*pause, time.Millisecond) {
+	for pause := 10 * time.Microsecond; p.inflight.Load() > 0; pause = min(2*pause,
+		time.Millisecond) {
 		time.Sleep(pause)
 		p.unpark()
 	}
@@ -186,5 +187,6 @@ func (p *peer) Explain(localKey, remoteKey uint32) string {
 		return "direct: the peer's memory is mapped here, one copy"
 	}
 	return "kernel: one copy by process_vm_readv or process_vm_writev, page by page, " +
-		"because the peer's memory is not shareable: allocate it with Engine.Alloc for the direct path"
+		"because the peer's memory is not shareable: allocate it with Engine.Alloc for the " +
+		"direct path"
 }

@@ -28,7 +28,8 @@ var errForbidden error = &driver.UnavailableError{
 	Backend: "shm",
 	Reason: "foreign memory of another process: " +
 		"process_vm_readv and process_vm_writev are not permitted",
-	Fix: "sysctl kernel.yama.ptrace_scope=0, or allow both in the container's seccomp profile, or allocate the memory with Engine.Alloc",
+	Fix: "sysctl kernel.yama.ptrace_scope=0, or allow both in the container's seccomp profile, " +
+		"or allocate the memory with Engine.Alloc",
 }
 
 var errForeignGone = fmt.Errorf("peer's memory is not mapped any more: %w", driver.ErrPeerLost)

@@ -97,7 +97,8 @@ func (b *Backend) Answer(conn uint64, msg []byte) error {
 		return driver.ErrClosed
 	}
 	if len(msg) > messageMax {
-		return fmt.Errorf("answer of %d bytes, at most %d: %w", len(msg), messageMax, driver.ErrBounds)
+		return fmt.Errorf("answer of %d bytes, at most %d: %w", len(msg), messageMax,
+			driver.ErrBounds)
 	}
 	list := *b.inbound.Load() // in the order of their numbers
 	i, ok := slices.BinarySearchFunc(list, conn, func(c *inbound, conn uint64) int {

@@ -52,7 +52,8 @@ func openTable(fd int, keys uint32) (table, error) {
 	if err != nil {
 		return table{}, err
 	}
-	if word(mem, tableMagicAt).Load() != tableMagic || word(mem, tableKeysAt).Load() != uint64(keys) {
+	if word(mem, tableMagicAt).Load() != tableMagic ||
+		word(mem, tableKeysAt).Load() != uint64(keys) {
 		_ = unix.Munmap(mem)
 		return table{}, fmt.Errorf("peer's key table: %w", driver.ErrCorrupt)
 	}

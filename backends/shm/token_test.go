@@ -16,7 +16,8 @@ func TestTokensAreShort(t *testing.T) {
 	m, _ := share(t, b, drivertest.HostMemory, 16<<20)
 	longest := 0
 	for i := range 2048 {
-		seg := driver.Segment{Kind: driver.DRAM, Mem: m.bytes[i*4096:][:4096], Len: 4096, Shared: m.arena.shared, SharedOff: uint64(i) * 4096}
+		seg := driver.Segment{Kind: driver.DRAM, Mem: m.bytes[i*4096:][:4096], Len: 4096,
+			Shared: m.arena.shared, SharedOff: uint64(i) * 4096}
 		r, err := b.Register(seg)
 		if err != nil {
 			t.Fatal(err)
@@ -98,7 +99,8 @@ func TestSharedIsMappedAnewAndChecked(t *testing.T) {
 			t.Fatalf("round %d: the bytes are not there", round)
 		}
 	}
-	soft, err := owner.Register(driver.Segment{Kind: driver.DRAM, Mem: farMem[:4096], Len: 4096, Shared: softShared(t)})
+	soft, err := owner.Register(driver.Segment{Kind: driver.DRAM, Mem: farMem[:4096], Len: 4096,
+		Shared: softShared(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

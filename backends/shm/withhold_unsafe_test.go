@@ -29,9 +29,11 @@ const (
 
 // withhold takes the pages of a private mapping away.
 func withhold(mem []byte) (*withheld, error) {
-	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0) // a blocking one cannot be polled
+	// a blocking one cannot be polled
+	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
 	if errno != 0 {
-		return nil, &driver.UnavailableError{Backend: "shm", Reason: "userfaultfd: " + errno.Error(), Fix: "run the test as root"}
+		return nil, &driver.UnavailableError{Backend: "shm", Reason: "userfaultfd: " +
+			errno.Error(), Fix: "run the test as root"}
 	}
 	w := &withheld{fd: int(fd), mem: mem}
 	if err := unix.Madvise(mem, unix.MADV_DONTNEED); err != nil {
@@ -47,7 +49,8 @@ func withhold(mem []byte) (*withheld, error) {
 }
 
 func (w *withheld) control(request uintptr, arg unsafe.Pointer) error {
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(w.fd), request, uintptr(arg)); errno != 0 {
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(w.fd), request,
+		uintptr(arg)); errno != 0 {
 		return errno
 	}
 	return nil

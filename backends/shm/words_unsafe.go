@@ -26,7 +26,8 @@ func addressOfByte(b *byte) uint64 { return uint64(uintptr(unsafe.Pointer(b))) }
 // can be mapped as such. whole is what unmapAddresses takes.
 func reserveAddresses(n uint64) (mem, whole []byte, err error) {
 	wide := n + hugeBytes
-	p, err := unix.MmapPtr(-1, 0, nil, uintptr(wide), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	p, err := unix.MmapPtr(-1, 0, nil, uintptr(wide), unix.PROT_NONE, unix.MAP_PRIVATE|
+		unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, nil, os.NewSyscallError("mmap", err)
 	}
@@ -37,7 +38,8 @@ func reserveAddresses(n uint64) (mem, whole []byte, err error) {
 
 // placeShared maps a descriptor over a part of a reservation.
 func placeShared(window []byte, fd int, off uint64) error {
-	_, err := unix.MmapPtr(fd, int64(off), unsafe.Pointer(unsafe.SliceData(window)), uintptr(len(window)),
+	_, err := unix.MmapPtr(fd, int64(off), unsafe.Pointer(unsafe.SliceData(window)),
+		uintptr(len(window)),
 		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
 	return os.NewSyscallError("mmap", err)
 }

@@ -45,7 +45,8 @@ func (a *address) encode() ([]byte, error) {
 	sum := sha256.Sum256(b)
 	b = append(b, sum[:addressCheck]...)
 	if len(b) > driver.AddrMax || len(a.places) > placesMax {
-		return nil, fmt.Errorf("%d addresses of %d bytes, at most %d of %d: name fewer in Config.Advertise: %w",
+		return nil, fmt.Errorf("%d addresses of %d bytes, at most %d of %d: name fewer in "+
+			"Config.Advertise: %w",
 			len(a.places), len(b), placesMax, driver.AddrMax, driver.ErrBounds)
 	}
 	return b, nil
@@ -56,7 +57,8 @@ func decodeAddress(b []byte) (a address, err error) {
 		return a, fmt.Errorf("%d bytes that are no tcp address: %w", len(b), driver.ErrCorrupt)
 	}
 	if version := b[len(addressName)]; version != '0'+wireVersion {
-		return a, fmt.Errorf("tcp address of version %d, ours is %d: use the same release on both sides: %w",
+		return a, fmt.Errorf("tcp address of version %d, ours is %d: use the same release on "+
+			"both sides: %w",
 			version-'0', wireVersion, driver.ErrVersion)
 	}
 	if len(b) < addressMark+addressCheck || len(b) > driver.AddrMax {
@@ -86,7 +88,8 @@ func (a *address) readPlaces(r *control.Reader) {
 		place := string(r.Bytes(size))
 		host, port, err := net.SplitHostPort(place)
 		number, portErr := strconv.ParseUint(port, 10, 16)
-		if r.Failed() || err != nil || portErr != nil || host == "" || number == 0 || size > placeMax {
+		if r.Failed() || err != nil || portErr != nil || host == "" || number == 0 ||
+			size > placeMax {
 			r.Fail()
 			return
 		}

@@ -37,7 +37,8 @@ func newBench(b *testing.B, cfg Config, n uint64) *bench {
 	m, local := share(b, near, n)
 	p := dial(b, near, owner.Addr())
 	fill(local, 1)
-	return &bench{b: b, near: near, p: p, local: local, remote: remote, localKey: m.key, remoteKey: take(b, p, far)}
+	return &bench{b: b, near: near, p: p, local: local, remote: remote, localKey: m.key,
+		remoteKey: take(b, p, far)}
 }
 
 // run submits and waits for the end as the engine does.
@@ -70,14 +71,17 @@ func (x *bench) sleep() {
 }
 
 func (x *bench) write(descs []driver.Desc) {
-	x.run(func(tag uint64) error { return x.p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: descs}) })
+	x.run(func(tag uint64) error {
+		return x.p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: descs})
+	})
 }
 
 // spread lists pieces that are adjacent here and not adjacent there.
 func (x *bench) spread(size, count uint64) (descs []driver.Desc) {
 	for i := range count {
 		descs = append(descs, driver.Desc{
-			Local: i * size, Remote: 2 * i * size, Len: size, LocalKey: x.localKey, RemoteKey: x.remoteKey})
+			Local: i * size, Remote: 2 * i * size, Len: size, LocalKey: x.localKey,
+			RemoteKey: x.remoteKey})
 	}
 	return descs
 }
@@ -227,12 +231,15 @@ func BenchmarkSecure(b *testing.B) {
 
 // BenchmarkRead reads what it then writes: the ratio is the write's time over the read's.
 func BenchmarkRead(b *testing.B) {
-	for _, shape := range [][2]uint64{{1 << 20, 16}, {64 << 10, 64}, {656, 2048}, {656, 64}, {656, 1}} {
+	for _, shape := range [][2]uint64{{1 << 20, 16}, {64 << 10, 64}, {656, 2048}, {656, 64},
+		{656, 1}} {
 		b.Run(fmt.Sprintf("%dx%dB", shape[1], shape[0]), func(b *testing.B) {
 			x := newBench(b, Config{}, 64<<20)
 			descs := x.spread(shape[0], shape[1])
 			beside(b, 4, func() {
-				x.run(func(tag uint64) error { return x.p.Submit(tag, &driver.Batch{Op: driver.Read, Descs: descs}) })
+				x.run(func(tag uint64) error {
+					return x.p.Submit(tag, &driver.Batch{Op: driver.Read, Descs: descs})
+				})
 			}, func() { x.write(descs) })
 		})
 	}
@@ -246,7 +253,8 @@ func BenchmarkSmall(b *testing.B) {
 			var descs []driver.Desc
 			for i := range count {
 				descs = append(descs, driver.Desc{
-					Local: i * 1000, Remote: (count - 1 - i) * 1000, Len: 656, LocalKey: x.localKey, RemoteKey: x.remoteKey})
+					Local: i * 1000, Remote: (count - 1 - i) * 1000, Len: 656, LocalKey: x.localKey,
+					RemoteKey: x.remoteKey})
 			}
 			s := newSockets(b, nil, [][]byte{x.remote[1<<20:][:count*656]})
 			from := [][]byte{x.local[:count*656]}
@@ -284,6 +292,8 @@ func BenchmarkPages(b *testing.B) {
 	from := parts(x.local[:total], carriers)
 	beside(b, 1, func() {
 		next()
-		x.run(func(tag uint64) error { return x.p.Submit(tag, &driver.Batch{Op: driver.Write, Pattern: &pattern}) })
+		x.run(func(tag uint64) error {
+			return x.p.Submit(tag, &driver.Batch{Op: driver.Write, Pattern: &pattern})
+		})
 	}, func() { s.send(from) })
 }

@@ -122,12 +122,15 @@ func TestRealBadLine(t *testing.T) {
 	far := betweenHosts(t, func(pair *netns.Pair) error {
 		var out []byte
 		err := pair.Near.Do(func() (err error) {
-			c := exec.Command("tc", "qdisc", "add", "dev", cableDevice, "root", "netem", "delay", "20ms", "loss", "1%")
+			c := exec.Command("tc", "qdisc", "add", "dev", cableDevice, "root", "netem", "delay",
+				"20ms", "loss", "1%")
 			out, err = c.CombinedOutput()
 			return err
 		})
 		if err != nil {
-			return &driver.UnavailableError{Backend: "netem", Reason: strings.TrimSpace(string(out)) + " " + err.Error(), Fix: "modprobe sch_netem, or make guest"}
+			return &driver.UnavailableError{Backend: "netem",
+				Reason: strings.TrimSpace(string(out)) + " " + err.Error(),
+				Fix:    "modprobe sch_netem, or make guest"}
 		}
 		return nil
 	})
@@ -147,14 +150,16 @@ func TestRealBadLine(t *testing.T) {
 			t.Errorf("write over a bad line: %v", err)
 		}
 		fill(x.away, byte(70+round))
-		if err := x.p.Submit(3*round+1, &driver.Batch{Op: driver.Read, Descs: x.descs}); err != nil {
+		if err := x.p.Submit(3*round+1, &driver.Batch{Op: driver.Read,
+			Descs: x.descs}); err != nil {
 			t.Fatal(err)
 		}
 		if err := await(t, x.near, 3*round+1); err != nil || !bytes.Equal(x.local, x.away) {
 			t.Errorf("read over a bad line: %v", err)
 		}
 		fill(x.local, byte(170+round))
-		if err := x.p.Submit(3*round+2, &driver.Batch{Op: driver.Write, Descs: x.descs}); err != nil {
+		if err := x.p.Submit(3*round+2, &driver.Batch{Op: driver.Write,
+			Descs: x.descs}); err != nil {
 			t.Fatal(err)
 		}
 		x.p.Cancel(3*round + 2)
@@ -162,7 +167,8 @@ func TestRealBadLine(t *testing.T) {
 		then := bytes.Clone(x.away)
 		time.Sleep(200 * time.Millisecond) // what the line still has would have come
 		if !errors.Is(err, driver.ErrAborted) || !bytes.Equal(x.away, then) {
-			t.Errorf("an ended write: %v; bytes landed afterwards: %t", err, !bytes.Equal(x.away, then))
+			t.Errorf("an ended write: %v; bytes landed afterwards: %t", err,
+				!bytes.Equal(x.away, then))
 		}
 	}
 	select {

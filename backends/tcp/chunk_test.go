@@ -28,7 +28,8 @@ func TestAnswersThatFillAChunk(t *testing.T) {
 		for at := 0; at < n; at += piece {
 			k := min(piece, n-at)
 			descs = append(descs, driver.Desc{
-				LocalKey: m.key, RemoteKey: key, Local: uint64(at), Remote: uint64(at * 3 / 2), Len: uint64(k),
+				LocalKey: m.key, RemoteKey: key, Local: uint64(at), Remote: uint64(at * 3 / 2),
+				Len: uint64(k),
 			})
 			want = append(want, remote[at*3/2:][:k]...)
 		}

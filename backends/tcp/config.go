@@ -45,7 +45,8 @@ type Config struct {
 	MessageMax int // bytes of a notification; default 32 KiB, at most 64 KiB
 	KeysMax    int // memories registered at a time; default 64 Ki, at most 1 Mi
 	PeersMax   int // peers connected to us at a time, of one host half as many; default 1,024
-	Handshakes int // connections heard before they have said what they are for, of one host half; default 64
+	// connections heard before they have said what they are for, of one host half; default 64
+	Handshakes int
 
 	// Grace is how old bytes may be when they land, beside the time of a round trip. Of
 	// two peers the larger counts. An owner that finds older bytes in its sockets, such as one
@@ -111,7 +112,8 @@ func (c *Config) check() error {
 		{"KeysMax", c.KeysMax, 1, keys.Limit},
 		{"PeersMax", c.PeersMax, 1, 1 << 20},
 		{"Handshakes", c.Handshakes, 1, 1 << 16},
-		{"Grace in ms", int(c.Grace.Milliseconds()), int(graceMin.Milliseconds()), int(graceMax.Milliseconds())},
+		{"Grace in ms", int(c.Grace.Milliseconds()), int(graceMin.Milliseconds()),
+			int(graceMax.Milliseconds())},
 		{"CloseMax in ms", int(c.CloseMax.Milliseconds()), 1, 1 << 20},
 		{"Failure in ms", int(c.Failure.Milliseconds()), 100, 1 << 30},
 		{"Handshake in ms", int(c.Handshake.Milliseconds()), 10, 1 << 30},
@@ -134,7 +136,8 @@ func (c *Config) secure() (*identity.Identity, error) {
 	}
 	switch {
 	case given == 0:
-		return nil, fmt.Errorf("config: neither TLS nor Plaintext: set TLS or Identity, or Plaintext on a network that is trusted: %w", driver.ErrBounds)
+		return nil, fmt.Errorf("config: neither TLS nor Plaintext: set TLS or Identity, or "+
+			"Plaintext on a network that is trusted: %w", driver.ErrBounds)
 	case given > 1:
 		return nil, fmt.Errorf("config: both TLS and Plaintext, or Identity and one of them: %w",
 			driver.ErrBounds)

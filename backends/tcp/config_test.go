@@ -67,7 +67,8 @@ func TestPortRange(t *testing.T) {
 	if err != nil || secure || len(places) != 1 || places[0] == first.listener.Addr().String() {
 		t.Errorf("places %v, %v (%v): want another port than %d", places, secure, err, at)
 	}
-	if _, err := New(Config{Plaintext: true, Listen: fmt.Sprintf("127.0.0.1:%d-%d", at, at)}); err == nil {
+	if _, err := New(Config{Plaintext: true, Listen: fmt.Sprintf("127.0.0.1:%d-%d", at,
+		at)}); err == nil {
 		t.Error("a port that is taken was opened")
 	}
 }
@@ -106,7 +107,8 @@ func TestIdleConnections(t *testing.T) {
 	for range peers {
 		p := dial(t, near, owner.Addr())
 		d := []driver.Desc{{Len: 1 << 20, LocalKey: l.key, RemoteKey: take(t, p, m)}}
-		if err := p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}); err != nil { // over each connection
+		if err := p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
+			// over each connection
 			t.Fatal(err)
 		}
 		if err := await(t, near, 1); err != nil {
@@ -122,7 +124,8 @@ func TestIdleConnections(t *testing.T) {
 	_ = warm.Close()
 	fds, err := os.ReadDir("/proc/self/fd")
 	if err != nil || len(fds) < peers*conns*2 {
-		t.Errorf("%d descriptors are open (%v), want those of %d connections", len(fds), err, peers*conns)
+		t.Errorf("%d descriptors are open (%v), want those of %d connections", len(fds), err,
+			peers*conns)
 	}
 }
 
@@ -134,7 +137,8 @@ func TestPeersMax(t *testing.T) {
 	first := dial(t, near, owner.Addr())
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	if _, err := near.Connect(ctx, owner.Addr()); !errors.Is(err, driver.ErrFull) || !strings.Contains(err.Error(), "PeersMax") {
+	if _, err := near.Connect(ctx, owner.Addr()); !errors.Is(err, driver.ErrFull) ||
+		!strings.Contains(err.Error(), "PeersMax") {
 		t.Errorf("one peer too many: %v", err)
 	}
 	_ = first.Close()

@@ -17,7 +17,9 @@ import (
 
 var plainHarness = drivertest.Harness{
 	Name: "tcp",
-	New:  func() (driver.Backend, error) { return New(Config{Plaintext: true, Listen: "127.0.0.1:0"}) },
+	New: func() (driver.Backend, error) {
+		return New(Config{Plaintext: true, Listen: "127.0.0.1:0"})
+	},
 	Park: parkAt, OwnerSpots: ownerSpots, HeldSpots: heldSpots, Disturb: breakConns,
 }
 
@@ -67,22 +69,28 @@ func parkAt(name string, f func()) {
 
 // secureHarness is the same backend with TLS, by IPv6.
 var secureHarness = drivertest.Harness{
-	Name:    "tcp-tls",
-	New:     func() (driver.Backend, error) { return New(Config{TLS: sharedAuthority.config(), Listen: "[::1]:0"}) },
+	Name: "tcp-tls",
+	New: func() (driver.Backend, error) {
+		return New(Config{TLS: sharedAuthority.config(), Listen: "[::1]:0"})
+	},
 	Wirings: drivertest.Processes,
 	Park:    parkAt, OwnerSpots: ownerSpots, HeldSpots: heldSpots, Disturb: breakConns,
-	Without: []string{"NoAllocation", "NoAllocationPattern", "NestNoAllocation"}, // crypto/tls allocates for each record
+	// crypto/tls allocates for each record
+	Without: []string{"NoAllocation", "NoAllocationPattern", "NestNoAllocation"},
 }
 
 // singleHarness has one connection for all data, and little in flight.
 var singleHarness = drivertest.Harness{
 	Name: "tcp-single",
 	New: func() (driver.Backend, error) {
-		return New(Config{Plaintext: true, Listen: "127.0.0.1:0", Conns: 1, Flight: 512 << 10, BatchesMax: 64, NotifyMax: 64})
+		return New(Config{Plaintext: true, Listen: "127.0.0.1:0", Conns: 1, Flight: 512 << 10,
+			BatchesMax: 64, NotifyMax: 64})
 	},
 	Wirings: drivertest.Pair,
-	Only: []string{"Load", "Full", "NotifyAfterData", "NotifyOrder", "NotifyBackPressure", "CountAfterData", "CancelWrite",
-		"CancelNotify", "PeerClose", "LastMessageInFlight", "SilenceUnderWrites", "ArmFull", "NoAllocation", "Hammer"},
+	Only: []string{"Load", "Full", "NotifyAfterData", "NotifyOrder", "NotifyBackPressure",
+		"CountAfterData", "CancelWrite",
+		"CancelNotify", "PeerClose", "LastMessageInFlight", "SilenceUnderWrites", "ArmFull",
+		"NoAllocation", "Hammer"},
 }
 
 func TestMain(m *testing.M) {

@@ -25,7 +25,8 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 		return nil, fmt.Errorf("connect: %w", err)
 	}
 	if to.secure != (b.secure != nil) {
-		return nil, fmt.Errorf("connect: of us two only one has a Config.TLS or Identity: set it on both sides, or on none: %w", driver.ErrNotSupported)
+		return nil, fmt.Errorf("connect: of us two only one has a Config.TLS or Identity: set it "+
+			"on both sides, or on none: %w", driver.ErrNotSupported)
 	}
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.Handshake)
 	defer cancel()
@@ -137,7 +138,8 @@ func (p *peer) greet(ctx context.Context, i int, h header, body []byte) (header,
 func refusal(status control.Status) error {
 	switch err := status.Err(); {
 	case errors.Is(err, driver.ErrFull):
-		return fmt.Errorf("the owner has as many peers as its Config.PeersMax allows, or half as many of this host: %w", err)
+		return fmt.Errorf("the owner has as many peers as its Config.PeersMax allows, or half as "+
+			"many of this host: %w", err)
 	case err != nil:
 		return fmt.Errorf("the owner refuses: %w", err)
 	}

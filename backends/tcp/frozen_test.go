@@ -24,7 +24,8 @@ func TestStaleBytesAreAskedAbout(t *testing.T) {
 	for _, size := range []int{16, 64 << 10} { // through a chunk, and into place
 		fill(mem, 0)
 		_, _, conns := welcomed(t, b)
-		h := header{kind: kindWrite, count: 1, key: m.key, ticket: m.ticket.Load(), stamp: clock() - int64(time.Second)}
+		h := header{kind: kindWrite, count: 1, key: m.key, ticket: m.ticket.Load(), stamp: clock() -
+			int64(time.Second)}
 		data := make([]byte, size)
 		fill(data, 5)
 		say := frame(h, append(appendEntry(nil, 0, uint64(size)), data...))
@@ -40,13 +41,15 @@ func TestStaleBytesAreAskedAbout(t *testing.T) {
 			t.Fatal("stale bytes landed before the question was answered")
 		}
 		for { // each answer says that it was wanted when the question was asked
-			if _, err := conns[ctl].Write(frame(header{kind: kindConfirm, id: question.id}, nil)); err != nil {
+			if _, err := conns[ctl].Write(frame(header{kind: kindConfirm, id: question.id},
+				nil)); err != nil {
 				t.Fatal(err)
 			}
 			_ = conns[express].SetReadDeadline(time.Now().Add(30 * time.Millisecond))
 			if ack, _, err := readWord(conns[express]); err == nil {
 				if ack.kind != kindAck || ack.status != uint8(control.OK) {
-					t.Fatalf("stale bytes that are wanted: kind %d, status %d", ack.kind, ack.status)
+					t.Fatalf("stale bytes that are wanted: kind %d, status %d", ack.kind,
+						ack.status)
 				}
 				break
 			}
@@ -77,7 +80,8 @@ func TestStaleBytesAreAskedAbout(t *testing.T) {
 func TestStaleNotesAreAskedAbout(t *testing.T) {
 	b := open(t, Config{Grace: 50 * time.Millisecond})
 	_, _, conns := welcomed(t, b)
-	note := header{kind: kindNote, flags: flagCounts, batch: 1, key: 3, stamp: clock() - int64(time.Second)}
+	note := header{kind: kindNote, flags: flagCounts, batch: 1, key: 3, stamp: clock() -
+		int64(time.Second)}
 	if _, err := conns[express].Write(frame(note, nil)); err != nil {
 		t.Fatal(err)
 	}
@@ -172,9 +176,11 @@ func TestSilentOwnerIsLost(t *testing.T) {
 	last := p.lastSent
 	p.mu.Unlock()
 	if past := clock() - last; past < int64(grace) {
-		t.Errorf("a write ended %v after its last bytes were sent, which may land for %v", time.Duration(past), grace)
+		t.Errorf("a write ended %v after its last bytes were sent, which may land for %v",
+			time.Duration(past), grace)
 	}
-	wantError(t, "submit afterwards", p.Submit(2, &driver.Batch{Op: driver.Write, Descs: d}), driver.ErrPeerLost)
+	wantError(t, "submit afterwards", p.Submit(2, &driver.Batch{Op: driver.Write, Descs: d}),
+		driver.ErrPeerLost)
 	select {
 	case <-p.Lost():
 	default:
@@ -195,7 +201,8 @@ func TestSilentOwnerDoesNotHoldUpClose(t *testing.T) {
 	}
 	for tag := range uint64(3) {
 		d := []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
-		if err := p.Submit(tag, &driver.Batch{Op: []driver.Op{driver.Write, driver.Read}[tag%2], Descs: d}); err != nil {
+		if err := p.Submit(tag, &driver.Batch{Op: []driver.Op{driver.Write, driver.Read}[tag%2],
+			Descs: d}); err != nil {
 			t.Fatal(err)
 		}
 	}

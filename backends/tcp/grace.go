@@ -40,7 +40,8 @@ func (p *peer) setGrace(owner time.Duration) error {
 	larger := max(p.b.cfg.Grace, min(owner, graceMax))
 	took := time.Duration(p.roundTrip.Load())
 	if took > roundTripMax {
-		return fmt.Errorf("a round trip takes %v: bytes may be as old as Config.Grace, %v, and %v: %w",
+		return fmt.Errorf("a round trip takes %v: bytes may be as old as Config.Grace, "+
+			"%v, and %v: %w",
 			took, larger, roundTripMax, driver.ErrTimeout)
 	}
 	p.grace, p.graceTop = int64(larger+took), int64(larger+roundTripMax)
@@ -104,7 +105,8 @@ func (g *inbound) challenge(now, limit int64) {
 	}
 	a.asked = now
 	c := g.conns[ctl]
-	c.post(&header{kind: kindChallenge, id: uint64(now), ticket: uint64(max(limit, a.proposed))}, nil)
+	c.post(&header{kind: kindChallenge, id: uint64(now), ticket: uint64(max(limit, a.proposed))},
+		nil)
 	g.b.tasks.Start(func() { c.kick(false) }) // our caller holds locks of other connections
 }
 

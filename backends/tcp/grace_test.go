@@ -28,7 +28,8 @@ func TestRoundTripLongerThanGrace(t *testing.T) {
 	key := take(t, p, m)
 	fill(local, 7)
 	d := []driver.Desc{{Len: n, LocalKey: l.key, RemoteKey: key}}
-	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d, Tail: driver.NotifyTail}))
+	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d,
+		Tail: driver.NotifyTail}))
 	require.NoError(t, await(t, near, 1))
 	require.True(t, bytes.Equal(local, away), "written bytes")
 	require.Empty(t, receive(t, owner).Data)
@@ -67,7 +68,8 @@ func TestRoundTripGrows(t *testing.T) {
 // Of two Graces the larger counts, at both ends.
 func TestLargerGraceCounts(t *testing.T) {
 	leak.Check(t)
-	short, long := open(t, Config{Grace: 20 * time.Millisecond}), open(t, Config{Grace: 2 * time.Second})
+	short, long := open(t, Config{Grace: 20 * time.Millisecond}),
+		open(t, Config{Grace: 2 * time.Second})
 	for _, x := range [][2]*Backend{{short, long}, {long, short}} {
 		p := dial(t, x[0], x[1].Addr())
 		require.GreaterOrEqual(t, p.grace, int64(2*time.Second))
@@ -95,7 +97,8 @@ func TestCloseOverSlowLink(t *testing.T) {
 	leak.Check(t)
 	const n = 16 << 20
 	// The limit is so long that the test would time out if Close waited for it.
-	owner, near := open(t, Config{Grace: 10 * time.Second}), open(t, Config{CloseMax: 100 * time.Millisecond})
+	owner, near := open(t, Config{Grace: 10 * time.Second}),
+		open(t, Config{CloseMax: 100 * time.Millisecond})
 	m, away := share(t, owner, n)
 	l, local := share(t, near, n)
 	link := newNetwork(t, owner)
@@ -142,7 +145,8 @@ func TestLossOfOneConnectionIsProved(t *testing.T) {
 	require.Less(t, time.Duration(clock()-begin), 5*time.Second, "the end waited for the age limit")
 	landed := bytes.Count(away, []byte{0xEE})
 	time.Sleep(200 * time.Millisecond)
-	require.Equal(t, landed, bytes.Count(away, []byte{0xEE}), "bytes landed after the transfer had ended")
+	require.Equal(t, landed, bytes.Count(away, []byte{0xEE}), "bytes landed after the "+
+		"transfer had ended")
 }
 
 // A peer that is silent is not lost as long as nothing waits for it. Where a transfer waits,

@@ -85,16 +85,20 @@ func TestStrangersAreHungUpOn(t *testing.T) {
 		say  []byte
 		most int
 	}{
-		"noise":                     {noise, 0},
-		"HTTP":                      {[]byte("GET / HTTP/1.1\r\nHost: example.test\r\nAccept: */*\r\n\r\n"), 0},
-		"a hello that is too long":  {oversize.append(nil), 0},
-		"another version":           {old, headBytes},
-		"a write before any hello":  {frame(header{kind: kindRead, count: 1}, make([]byte, entryBytes)), 0},
+		"noise": {noise, 0},
+		"HTTP": {[]byte("GET / HTTP/1.1\r\nHost: example.test\r\nAccept: " +
+			"*/*\r\n\r\n"), 0},
+		"a hello that is too long": {oversize.append(nil), 0},
+		"another version":          {old, headBytes},
+		"a write before any hello": {frame(header{kind: kindRead, count: 1},
+			make([]byte, entryBytes)), 0},
 		"a hello to another owner":  {other, headBytes},
 		"a hello for no connection": {helloFrame(b, 0), headBytes},
 		"a hello for too many":      {helloFrame(b, connsMax+2), headBytes},
-		"a join of nobody":          {frame(header{kind: kindJoin, id: 77, count: 1}, make([]byte, 16)), headBytes},
-		"a join without a secret":   {frame(header{kind: kindJoin, id: 77, count: 1}, nil), headBytes},
+		"a join of nobody": {frame(header{kind: kindJoin, id: 77, count: 1},
+			make([]byte, 16)), headBytes},
+		"a join without a secret": {frame(header{kind: kindJoin, id: 77, count: 1}, nil),
+			headBytes},
 	} {
 		conn := rawDial(t, b)
 		if _, err := conn.Write(c.say); err != nil {
@@ -168,10 +172,12 @@ func welcomed(t *testing.T, b *Backend) (session uint64, secret []byte, conns [2
 	}
 	secret = secret[:16] // what the owner sees of us follows
 	conns[express] = rawDial(t, b)
-	if _, err := conns[express].Write(frame(header{kind: kindJoin, id: h.id, count: express}, secret)); err != nil {
+	if _, err := conns[express].Write(frame(header{kind: kindJoin, id: h.id, count: express},
+		secret)); err != nil {
 		t.Fatal(err)
 	}
-	if h, _, err := readFrame(conns[express], kindWelcome); err != nil || h.status != uint8(control.OK) {
+	if h, _, err := readFrame(conns[express], kindWelcome); err != nil ||
+		h.status != uint8(control.OK) {
 		t.Fatalf("welcome of the second: status %d, %v", h.status, err)
 	}
 	return h.id, secret, conns
@@ -189,7 +195,8 @@ func TestReplayedJoinIsRefused(t *testing.T) {
 	}
 	h, _, err := readFrame(c, kindWelcome)
 	if err != nil || h.status != uint8(control.BadToken) {
-		t.Errorf("a join with a wrong secret: status %d, %v, want %d", h.status, err, control.BadToken)
+		t.Errorf("a join with a wrong secret: status %d, %v, want %d", h.status, err,
+			control.BadToken)
 	}
 	_ = conns[ctl].Close()
 	hungUp(t, "a connection whose control has ended", conns[express], headBytes)
@@ -198,7 +205,8 @@ func TestReplayedJoinIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	if h, _, err := readFrame(c, kindWelcome); err != nil || h.status != uint8(control.BadToken) {
-		t.Errorf("a join of a session that is over: status %d, %v, want %d", h.status, err, control.BadToken)
+		t.Errorf("a join of a session that is over: status %d, %v, want %d", h.status, err,
+			control.BadToken)
 	}
 }
 
@@ -215,18 +223,24 @@ func TestPeersThatCheat(t *testing.T) {
 		t.Fatal(err)
 	}
 	constant := fixed.(*memory)
-	table := func(off, n uint64, data int) []byte { return append(appendEntry(nil, off, n), make([]byte, data)...) }
+	table := func(off, n uint64, data int) []byte {
+		return append(appendEntry(nil, off, n), make([]byte, data)...)
+	}
 	write := func(m *memory, ticket uint64, off, n uint64, data int) []byte {
-		return frame(header{kind: kindWrite, count: 1, key: m.key, ticket: ticket, stamp: clock()}, table(off, n, data))
+		return frame(header{kind: kindWrite, count: 1, key: m.key, ticket: ticket, stamp: clock()},
+			table(off, n, data))
 	}
 	for name, say := range map[string][]byte{
-		"past the end":         write(m, m.ticket.Load(), 4000, 97, 97),
-		"by an overflow":       write(m, m.ticket.Load(), ^uint64(0)-5, 16, 16),
-		"more than it says":    write(m, m.ticket.Load(), 0, 16, 17),
-		"to constant memory":   write(constant, constant.ticket.Load(), 0, 16, 16),
-		"a counter too high":   frame(header{kind: kindNote, flags: flagCounts, key: driver.CountersMax, stamp: clock()}, nil),
-		"a Read past the end":  frame(header{kind: kindRead, count: 1, key: m.key, ticket: m.ticket.Load()}, table(4000, 97, 0)),
-		"a Read of too much":   frame(header{kind: kindRead, count: 1, key: m.key, ticket: m.ticket.Load()}, table(0, 1<<31, 0)),
+		"past the end":       write(m, m.ticket.Load(), 4000, 97, 97),
+		"by an overflow":     write(m, m.ticket.Load(), ^uint64(0)-5, 16, 16),
+		"more than it says":  write(m, m.ticket.Load(), 0, 16, 17),
+		"to constant memory": write(constant, constant.ticket.Load(), 0, 16, 16),
+		"a counter too high": frame(header{kind: kindNote, flags: flagCounts,
+			key: driver.CountersMax, stamp: clock()}, nil),
+		"a Read past the end": frame(header{kind: kindRead, count: 1, key: m.key,
+			ticket: m.ticket.Load()}, table(4000, 97, 0)),
+		"a Read of too much": frame(header{kind: kindRead, count: 1, key: m.key,
+			ticket: m.ticket.Load()}, table(0, 1<<31, 0)),
 		"an owner's frame":     frame(header{kind: kindAck}, nil),
 		"an Import in between": frame(header{kind: kindImport}, make([]byte, 16)),
 	} {
@@ -239,7 +253,8 @@ func TestPeersThatCheat(t *testing.T) {
 	_, _, hoarder := welcomed(t, b)
 	go func() { // messages that wait for one that never comes
 		for i := range uint64(b.cfg.NotifyMax + 1) {
-			_, _ = hoarder[express].Write(frame(header{kind: kindNote, batch: i, ticket: i + 2, stamp: clock()}, make([]byte, 100)))
+			_, _ = hoarder[express].Write(frame(header{kind: kindNote, batch: i, ticket: i + 2,
+				stamp: clock()}, make([]byte, 100)))
 		}
 	}()
 	hungUp(t, "a hoarder of messages", hoarder[express], (b.cfg.NotifyMax+1)*headBytes)
@@ -247,8 +262,10 @@ func TestPeersThatCheat(t *testing.T) {
 	if _, err := conns[express].Write(write(m, m.ticket.Load()^1<<40, 0, 16, 16)); err != nil {
 		t.Fatal(err)
 	}
-	if h, _, err := readFrame(conns[express], kindAck); err != nil || h.status != uint8(control.Revoked) {
-		t.Errorf("a write with a guessed ticket: status %d, %v, want %d", h.status, err, control.Revoked)
+	if h, _, err := readFrame(conns[express], kindAck); err != nil ||
+		h.status != uint8(control.Revoked) {
+		t.Errorf("a write with a guessed ticket: status %d, %v, want %d", h.status, err,
+			control.Revoked)
 	}
 	if !bytes.Equal(mem, make([]byte, len(mem))) {
 		t.Error("a cheat has changed memory")
@@ -267,7 +284,8 @@ func TestStrangersWithoutCertificate(t *testing.T) {
 	old := ours.config()
 	old.InsecureSkipVerify, old.MaxVersion = true, tls.VersionTLS12
 	late := ours.config(func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) })
-	for name, cfg := range map[string]*tls.Config{"foreign": foreign, "none": none, "old": old, "expired": late} {
+	for name, cfg := range map[string]*tls.Config{"foreign": foreign, "none": none, "old": old,
+		"expired": late} {
 		cfg.InsecureSkipVerify = true
 		c := tls.Client(rawDial(t, b), cfg)
 		_ = c.SetDeadline(time.Now().Add(limit))
@@ -296,7 +314,9 @@ func TestOwnersWithoutCertificate(t *testing.T) {
 	for name, cfg := range map[string]Config{
 		"foreign": {TLS: newAuthority().config()},
 		"plain":   {},
-		"expired": {TLS: ours.config(func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) })},
+		"expired": {TLS: ours.config(func(c *x509.Certificate) {
+			c.NotAfter = time.Now().Add(-time.Minute)
+		})},
 	} {
 		owner := open(t, cfg)
 		if _, err := near.Connect(context.Background(), owner.Addr()); err == nil {
@@ -309,7 +329,8 @@ func TestOwnersWithoutCertificate(t *testing.T) {
 	_ = dial(t, strict, near.Addr()).Close()
 	named = ours.config()
 	named.ServerName = "other.test"
-	if _, err := open(t, Config{TLS: named}).Connect(context.Background(), near.Addr()); err == nil {
+	if _, err := open(t, Config{TLS: named}).Connect(context.Background(),
+		near.Addr()); err == nil {
 		t.Error("connected to an owner of another name than Config.TLS.ServerName")
 	}
 }

@@ -18,15 +18,20 @@ import (
 // Of two hosts, each has addresses that the other finds.
 var (
 	hostHarness = drivertest.Harness{
-		Name:    "tcp-host",
-		New:     func() (driver.Backend, error) { return New(Config{Plaintext: true, Listen: ":0"}) },
+		Name: "tcp-host",
+		New: func() (driver.Backend, error) {
+			return New(Config{Plaintext: true, Listen: ":0"})
+		},
 		Wirings: drivertest.Processes,
 	}
 	secureHostHarness = drivertest.Harness{
-		Name:    "tcp-tls-host",
-		New:     func() (driver.Backend, error) { return New(Config{TLS: sharedAuthority.config(), Listen: ":0"}) },
+		Name: "tcp-tls-host",
+		New: func() (driver.Backend, error) {
+			return New(Config{TLS: sharedAuthority.config(), Listen: ":0"})
+		},
 		Wirings: drivertest.Processes,
-		Only: []string{"Load", "NotifyAfterData", "NotifyOrder", "CancelWrite", "PeerClose", "LastMessageInFlight",
+		Only: []string{"Load", "NotifyAfterData", "NotifyOrder", "CancelWrite", "PeerClose",
+			"LastMessageInFlight",
 			"SilenceUnderWrites", "ArmPingPong", "Hammer"},
 	}
 )
@@ -93,7 +98,8 @@ func netem(pair *netns.Pair) error {
 				args := "qdisc " + do + " dev " + cableDevice + " root " + line
 				out, err := exec.Command("tc", strings.Fields(args)...).CombinedOutput()
 				if err != nil {
-					return &driver.UnavailableError{Backend: "netem", Fix: "modprobe sch_netem sch_tbf, or make guest",
+					return &driver.UnavailableError{Backend: "netem",
+						Fix:    "modprobe sch_netem sch_tbf, or make guest",
 						Reason: strings.TrimSpace(string(out)) + " " + err.Error()}
 				}
 			}

@@ -70,7 +70,8 @@ func BenchmarkSilence(b *testing.B) {
 		}
 		time.Sleep(failure / 12 * time.Duration(i%5) / 5) // any moment between two looks
 		begin := time.Now()
-		if err := p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}}); err != nil {
+		if err := p.Submit(1, &driver.Batch{Op: driver.Write,
+			Descs: []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}}); err != nil {
 			b.Fatal(err)
 		}
 		<-p.Lost()

@@ -167,7 +167,8 @@ func (p *peer) awaited() bool {
 	return x != nil && x.id == p.lead.id
 }
 
-// takeLead is what the poller calls for the goroutine in the reader's place: until its batch is over.
+// takeLead is what the poller calls for the goroutine in the reader's place: until its batch is
+// over.
 func (p *peer) takeLead(fd uintptr) bool {
 	v := p.conns[express].readAll(int(fd))
 	p.mu.Lock()

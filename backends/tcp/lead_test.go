@@ -73,7 +73,8 @@ func TestWhoWaitsReads(t *testing.T) {
 	for i := range 200 {
 		fill(x.local, byte(i))
 		tag := x.submit()
-		if !x.p.Help(tag, nil) { // the machine was busy for some milliseconds, and the reader is back
+		if !x.p.Help(tag, nil) {
+			// the machine was busy for some milliseconds, and the reader is back
 			if err := await(t, x.b, tag); err != nil {
 				t.Fatal(err)
 			}
@@ -104,7 +105,8 @@ func TestReaderComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if aside, _, now := x.state(); aside || now != 2*need {
-		t.Errorf("after a batch that nobody waited for the reader stands aside: %t, and does so again after %d, want %d", aside, now, 2*need)
+		t.Errorf("after a batch that nobody waited for the reader stands aside: %t, and does so "+
+			"again after %d, want %d", aside, now, 2*need)
 	}
 	x.untilAside()
 }
@@ -176,7 +178,8 @@ func TestManyWaitAtOnce(t *testing.T) {
 		waiters.Go(func() {
 			for i := range each {
 				tag := uint64(g*each + i)
-				if err := x.p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: x.descs}); err != nil {
+				if err := x.p.Submit(tag, &driver.Batch{Op: driver.Write,
+					Descs: x.descs}); err != nil {
 					t.Error(err)
 					return
 				}

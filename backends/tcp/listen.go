@@ -74,7 +74,8 @@ func (b *Backend) advertise(at net.Addr) error {
 		hosts = ownHosts(bound.Addr())
 	}
 	for _, h := range hosts {
-		b.address.places = append(b.address.places, net.JoinHostPort(h, strconv.Itoa(int(bound.Port()))))
+		b.address.places = append(b.address.places,
+			net.JoinHostPort(h, strconv.Itoa(int(bound.Port()))))
 	}
 	return nil
 }
@@ -102,7 +103,8 @@ func ownHosts(bound netip.Addr) (list []string) {
 const placeTime = time.Second
 
 // dial connects to the first place of an owner that answers.
-func (b *Backend) dial(ctx context.Context, places []string) (tcp *net.TCPConn, secure net.Conn, err error) {
+func (b *Backend) dial(ctx context.Context, places []string) (tcp *net.TCPConn, secure net.Conn,
+	err error) {
 	var errs []error
 	for i, at := range places {
 		d := net.Dialer{}
@@ -121,7 +123,8 @@ func (b *Backend) dial(ctx context.Context, places []string) (tcp *net.TCPConn, 
 	return nil, nil, errors.Join(append(errs, driver.ErrPeerLost)...)
 }
 
-func (b *Backend) present(ctx context.Context, conn net.Conn, place string) (*net.TCPConn, net.Conn, error) {
+func (b *Backend) present(ctx context.Context, conn net.Conn, place string) (*net.TCPConn, net.Conn,
+	error) {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
 		return nil, nil, errors.Join(fmt.Errorf("no connection of TCP: %w",
@@ -144,13 +147,15 @@ const hostFailures = 6
 func (b *Backend) tune(tcp *net.TCPConn) {
 	patience := hostFailures * b.cfg.Failure
 	_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{ // a kernel without one of these takes longer
-		Enable: true, Idle: max(patience/6, time.Second), Interval: max(patience/6, time.Second), Count: hostFailures,
+		Enable: true, Idle: max(patience/6, time.Second), Interval: max(patience/6, time.Second),
+		Count: hostFailures,
 	})
 	raw, err := tcp.SyscallConn()
 	if err != nil {
 		return
 	}
 	_ = raw.Control(func(fd uintptr) {
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(patience.Milliseconds()))
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT,
+			int(patience.Milliseconds()))
 	})
 }

@@ -69,11 +69,14 @@ func TestOneHostHasHalfOfThePeers(t *testing.T) {
 
 // Addresses of one IPv6 network are one host, and an IPv4 address is the same in both forms.
 func TestHostOf(t *testing.T) {
-	of := func(ip string) host { return hostOf(fakeConn{at: &net.TCPAddr{IP: net.ParseIP(ip), Port: 1}}) }
+	of := func(ip string) host {
+		return hostOf(fakeConn{at: &net.TCPAddr{IP: net.ParseIP(ip), Port: 1}})
+	}
 	require.Equal(t, of("2001:db8::1"), of("2001:db8::2"))
 	require.NotEqual(t, of("2001:db8::1"), of("2001:db8:0:1::1"))
 	require.NotEqual(t, of("10.0.0.1"), of("10.0.0.2"))
-	require.Equal(t, of("10.0.0.1"), hostOf(fakeConn{at: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1).To4(), Port: 9}}))
+	require.Equal(t, of("10.0.0.1"),
+		hostOf(fakeConn{at: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1).To4(), Port: 9}}))
 	require.Equal(t, host{}, hostOf(fakeConn{}))
 }
 

@@ -23,7 +23,8 @@ type memory struct {
 
 	// gate is held for reading by each piece that a peer has land here, or be read from
 	// here; never while a goroutine waits for a peer. A piece looks at ticket behind it, so
-	// that a goroutine that takes gate once a ticket has changed knows that no piece of before is left.
+	// that a goroutine that takes gate once a ticket has changed knows that no piece of before is
+	// left.
 	gate   sync.RWMutex
 	ticket atomic.Uint64 // of this epoch: 64 bits, which a peer learns for the token
 
@@ -133,7 +134,8 @@ func (m *memory) awaitPieces(ctx context.Context) error {
 }
 
 // show returns the ticket for a token.
-func (b *Backend) show(key uint32, epoch uint64, secret []byte) (m *memory, ticket uint64, err error) {
+func (b *Backend) show(key uint32, epoch uint64, secret []byte) (m *memory, ticket uint64,
+	err error) {
 	m = b.memories.At(key)
 	if m == nil {
 		// The token has passed keys.Decode: it is of a memory that is gone.

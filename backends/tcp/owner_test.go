@@ -158,7 +158,8 @@ func TestFrozenOwnerLandsNothingOfWhoHasGivenUp(t *testing.T) {
 		}
 		time.Sleep(100 * time.Millisecond)
 		if n := bytes.Count(o.mem, []byte{0xEE}); n > inHand {
-			t.Fatalf("round %d: %d bytes landed after Close had returned, at most %d were in hand", round, n, inHand)
+			t.Fatalf("round %d: %d bytes landed after Close had returned, at most %d were in hand",
+				round, n, inHand)
 		}
 	}
 	if failed == 0 {

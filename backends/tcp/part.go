@@ -20,8 +20,8 @@ type part struct {
 	v     int
 	note  bool // it is a note, and n is 0
 
-	// A part is over when both are so. Most often the first comes first, but the goroutine that wrote
-	// the last bytes may be slower than the owner, and a malicious owner may say anything.
+	// A part is over when both are so. Most often the first comes first, but the goroutine that
+	// wrote the last bytes may be slower than the owner, and a malicious owner may say anything.
 	out    bool // no goroutine reads of the batch to send it
 	acked  bool
 	status control.Status

@@ -16,7 +16,8 @@ import (
 const (
 	patternBytes = 92
 	slotBytes    = 4
-	slotsMax     = (entriesMax*entryBytes - patternBytes) / slotBytes // as long as the longest table
+	// as long as the longest table
+	slotsMax = (entriesMax*entryBytes - patternBytes) / slotBytes
 )
 
 // fragment is what one frame carries of a pattern.
@@ -56,7 +57,8 @@ func (f *fragment) decode(body []byte, slots []uint32) bool {
 	r := control.Read(body)
 	p, s := &f.pattern, &f.pattern.Remote
 	*p = driver.Pattern{}
-	p.Run, s.Base, s.Stride, s.Step, f.skip = r.Uint64(), r.Uint64(), r.Uint64(), r.Uint64(), r.Uint64()
+	p.Run, s.Base, s.Stride, s.Step, f.skip = r.Uint64(), r.Uint64(), r.Uint64(), r.Uint64(),
+		r.Uint64()
 	f.bytes, p.Count = uint64(r.Uint32()), int(r.Uint32())
 	s.First, s.Per = r.Uint32(), r.Uint32()
 	n := 0

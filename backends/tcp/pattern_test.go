@@ -41,7 +41,8 @@ func randomPattern(r *rand.Rand, size uint64) driver.Pattern {
 		t := driver.Pattern{Run: 1 + r.Uint64N(1<<r.IntN(15)), Count: 1 + r.IntN(1<<r.IntN(13))}
 		near, far := t.Run, t.Run
 		for range r.IntN(driver.LoopsMax + 1) {
-			l := driver.Loop{N: uint32(1 + r.IntN(5)), Local: near + r.Uint64N(50), Remote: far + r.Uint64N(50)}
+			l := driver.Loop{N: uint32(1 + r.IntN(5)), Local: near + r.Uint64N(50),
+				Remote: far + r.Uint64N(50)}
 			near += uint64(l.N-1) * l.Local
 			far += uint64(l.N-1) * l.Remote
 			t.Loops = append([]driver.Loop{l}, t.Loops...)
@@ -137,10 +138,18 @@ func TestIndexListThatChanges(t *testing.T) {
 		op   driver.Op
 		list func(*driver.Pattern) []uint32
 	}{
-		"local list of a write":  {driver.Write, func(g *driver.Pattern) []uint32 { return g.Local.List }},
-		"remote list of a write": {driver.Write, func(g *driver.Pattern) []uint32 { return g.Remote.List }},
-		"local list of a read":   {driver.Read, func(g *driver.Pattern) []uint32 { return g.Local.List }},
-		"remote list of a read":  {driver.Read, func(g *driver.Pattern) []uint32 { return g.Remote.List }},
+		"local list of a write": {driver.Write, func(g *driver.Pattern) []uint32 {
+			return g.Local.List
+		}},
+		"remote list of a write": {driver.Write, func(g *driver.Pattern) []uint32 {
+			return g.Remote.List
+		}},
+		"local list of a read": {driver.Read, func(g *driver.Pattern) []uint32 {
+			return g.Local.List
+		}},
+		"remote list of a read": {driver.Read, func(g *driver.Pattern) []uint32 {
+			return g.Remote.List
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			owner, near := open(t, Config{}), open(t, Config{})

@@ -18,7 +18,8 @@ import (
 const longGrace = int64(4 * time.Second)
 
 // An owner that is killed in the midst of writes has closed control by that: they end without a
-// look at the clock. Now and then control is reset as well, since it was not read empty, and Grace decides.
+// look at the clock. Now and then control is reset as well, since it was not read empty, and Grace
+// decides.
 func TestKilledOwnerEndsWrites(t *testing.T) {
 	leak.Check(t)
 	for range 8 {
@@ -84,7 +85,8 @@ func TestProxyThatHangsUpProvesNothing(t *testing.T) {
 	last := p.lastSent
 	p.mu.Unlock()
 	if past := clock() - last; past < p.grace {
-		t.Errorf("it ended %v after its last bytes were sent, which may land for %v", time.Duration(past), time.Duration(p.grace))
+		t.Errorf("it ended %v after its last bytes were sent, which may land for %v",
+			time.Duration(past), time.Duration(p.grace))
 	}
 }
 
@@ -153,7 +155,8 @@ func TestView(t *testing.T) {
 	if !bytes.Equal(appendView(nil, near, far), appendView(nil, same, far)) {
 		t.Error("an address is not the same in four bytes and in sixteen")
 	}
-	if bytes.Equal(appendView(nil, near, far), appendView(nil, other, far)) || bytes.Equal(appendView(nil, near, far), appendView(nil, far, near)) {
+	if bytes.Equal(appendView(nil, near, far), appendView(nil, other, far)) ||
+		bytes.Equal(appendView(nil, near, far), appendView(nil, far, near)) {
 		t.Error("two connections look like one")
 	}
 }

@@ -68,7 +68,8 @@ func (s *reads) pop() bool {
 func (g *inbound) ask(c *conn, h *header) verdict {
 	m := g.b.memories.At(h.key)
 	if m == nil || !m.opens(h.ticket) {
-		c.post(&header{kind: kindAck, id: h.id, status: uint8(control.Revoked), stamp: clock()}, nil)
+		c.post(&header{kind: kindAck, id: h.id, status: uint8(control.Revoked), stamp: clock()},
+			nil)
 		return more
 	}
 	r, status := c.in.named(m.seg.Len)

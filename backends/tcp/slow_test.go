@@ -136,14 +136,16 @@ func TestSlowNetwork(t *testing.T) {
 			want = 99
 		}
 		for i := range uint64(8) {
-			d := []driver.Desc{{Local: i * n / 8, Remote: i * n / 8, Len: n / 8, LocalKey: l.key, RemoteKey: key}}
+			d := []driver.Desc{{Local: i * n / 8, Remote: i * n / 8, Len: n / 8, LocalKey: l.key,
+				RemoteKey: key}}
 			if err := p.Submit(i, &driver.Batch{Op: op, Descs: d}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		ended := map[uint64]error{}
 		var done [8]driver.Completion
-		for end := time.Now().Add(3 * limit); len(ended) < 8 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(3 * limit); len(ended) < 8 &&
+			time.Now().Before(end); time.Sleep(time.Millisecond) {
 			k, _ := near.Poll(done[:])
 			for _, c := range done[:k] {
 				ended[c.Tag] = c.Err

@@ -86,7 +86,8 @@ func randomBatch(r *rand.Rand, op driver.Op, local, remote uint32) *driver.Batch
 		b.Pattern = g
 	default:
 		at := r.Uint64N(plotBytes / 2)
-		b.Descs = []driver.Desc{{Local: at, Remote: at, Len: 1 + r.Uint64N(plotBytes/2), LocalKey: local, RemoteKey: remote}}
+		b.Descs = []driver.Desc{{Local: at, Remote: at, Len: 1 + r.Uint64N(plotBytes/2),
+			LocalKey: local, RemoteKey: remote}}
 	}
 	if op == driver.Write && r.IntN(3) == 0 {
 		b.Tail, b.Counter = driver.CountTail, 7
@@ -106,7 +107,8 @@ func TestStressEndsAreFinal(t *testing.T) {
 	for i := range uint64(movers) {
 		all.Go(func() {
 			r := rand.New(rand.NewPCG(seed, i))
-			near := open(t, Config{Grace: 100 * time.Millisecond, CloseMax: time.Millisecond, Failure: 500 * time.Millisecond})
+			near := open(t, Config{Grace: 100 * time.Millisecond, CloseMax: time.Millisecond,
+				Failure: 500 * time.Millisecond})
 			far, away := share(t, owner, plotBytes)
 			m, local := share(t, near, plotBytes)
 			x := newNetwork(t, owner)
@@ -120,7 +122,8 @@ func TestStressEndsAreFinal(t *testing.T) {
 	t.Logf("%d rounds", rounds.Load())
 }
 
-func endsOnce(t *testing.T, r *rand.Rand, near *Backend, x *network, far *memory, key uint32, away, local []byte) {
+func endsOnce(t *testing.T, r *rand.Rand, near *Backend, x *network, far *memory, key uint32, away,
+	local []byte) {
 	x.delay.Store(0)
 	x.rate.Store(0)
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
@@ -156,7 +159,8 @@ func endsOnce(t *testing.T, r *rand.Rand, near *Backend, x *network, far *memory
 	}
 	var done [4]driver.Completion
 	ended := uint64(0)
-	for until := time.Now().Add(limit); ended < tags && time.Now().Before(until); time.Sleep(50 * time.Microsecond) {
+	for until := time.Now().Add(limit); ended < tags &&
+		time.Now().Before(until); time.Sleep(50 * time.Microsecond) {
 		n, _ := near.Poll(done[:])
 		ended += uint64(n)
 	}
@@ -207,7 +211,8 @@ func TestStressFences(t *testing.T) {
 }
 
 // fenceOnce reports whether bytes were landing when the fence came.
-func fenceOnce(t *testing.T, r *rand.Rand, owner *Backend, child *moverProcess, i int, x *network, m *memory, mem []byte) bool {
+func fenceOnce(t *testing.T, r *rand.Rand, owner *Backend, child *moverProcess, i int, x *network,
+	m *memory, mem []byte) bool {
 	copy(mem[:4096], blank)
 	token, err := m.AppendToken(nil)
 	if err != nil {
@@ -218,7 +223,8 @@ func fenceOnce(t *testing.T, r *rand.Rand, owner *Backend, child *moverProcess, 
 	x.rate.Store(0)
 	child.order(i, x.addr, token)
 	landed := false
-	for until := clock() + int64(500*time.Millisecond); !landed && clock() < until; time.Sleep(time.Millisecond) {
+	for until := clock() + int64(500*time.Millisecond); !landed &&
+		clock() < until; time.Sleep(time.Millisecond) {
 		m.gate.Lock() // the look is between two pieces
 		landed = late(mem[:4096]) > 0
 		m.gate.Unlock()
@@ -307,7 +313,8 @@ func serveMovers() error {
 
 // move connects anew for each order, and whenever its peer is lost.
 func move(orders *atomic.Pointer[[2][]byte], stop chan struct{}, seed uint64) error {
-	b, err := New(Config{Plaintext: true, Listen: "127.0.0.1:0", Grace: 30 * time.Millisecond, CloseMax: 10 * time.Millisecond})
+	b, err := New(Config{Plaintext: true, Listen: "127.0.0.1:0", Grace: 30 * time.Millisecond,
+		CloseMax: 10 * time.Millisecond})
 	if err != nil {
 		return err
 	}
@@ -331,7 +338,8 @@ func move(orders *atomic.Pointer[[2][]byte], stop chan struct{}, seed uint64) er
 	}
 }
 
-func moveBy(b *Backend, r *rand.Rand, o *[2][]byte, orders *atomic.Pointer[[2][]byte], local uint32) {
+func moveBy(b *Backend, r *rand.Rand, o *[2][]byte, orders *atomic.Pointer[[2][]byte],
+	local uint32) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	p, err := b.Connect(ctx, o[0])

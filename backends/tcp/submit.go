@@ -156,8 +156,8 @@ func (p *peer) settled(x *batch) bool {
 	return true
 }
 
-// finishBatch completes a batch that was settled. No wake-up is needed where its end was read by the
-// goroutine that waits for it, and polls next.
+// finishBatch completes a batch that was settled. No wake-up is needed where its end was read by
+// the goroutine that waits for it, and polls next.
 func (p *peer) finishBatch(x *batch, wake bool) {
 	tag, err := x.tag, x.err
 	p.b.batches.give(x) // before its place in done comes free

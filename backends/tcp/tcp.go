@@ -85,7 +85,8 @@ func New(cfg Config) (*Backend, error) {
 	b := &Backend{
 		cfg: cfg, secure: secure, stop: make(chan struct{}),
 		memories: keys.Table[memory]{Most: cfg.KeysMax},
-		peers:    map[*peer]struct{}{}, accepted: map[uint64]*inbound{}, byConn: map[uint64]*inbound{},
+		peers:    map[*peer]struct{}{}, accepted: map[uint64]*inbound{},
+		byConn: map[uint64]*inbound{},
 	}
 	b.address = address{owner: keys.NewOwner(), secure: b.secure != nil}
 	b.byHost = map[host]int{}

@@ -43,7 +43,8 @@ func (v *vector) write(fd int) (int, error) { return v.call(unix.SYS_WRITEV, fd)
 
 func (v *vector) call(number uintptr, fd int) (int, error) {
 	for {
-		n, _, errno := unix.Syscall(number, uintptr(fd), uintptr(unsafe.Pointer(&v.list[0])), uintptr(v.n))
+		n, _, errno := unix.Syscall(number, uintptr(fd), uintptr(unsafe.Pointer(&v.list[0])),
+			uintptr(v.n))
 		switch errno {
 		case 0:
 			return int(n), nil

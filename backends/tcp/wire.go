@@ -43,8 +43,9 @@ const (
 	kindRead                 // initiator: a table
 	kindData                 // owner: the bytes of a Read; its kindAck follows
 	kindAck                  // owner: a part, or a note, is done
-	kindNote                 // initiator: a message or a count, once the parts of its batch are in place
-	kindVoid                 // initiator: no note follows for this batch
+	// initiator: a message or a count, once the parts of its batch are in place
+	kindNote
+	kindVoid // initiator: no note follows for this batch
 	kindCount
 )
 
@@ -61,8 +62,9 @@ type header struct {
 	length uint32 // of what follows
 	kind   uint8
 	flags  uint8
-	status uint8  // how a request ended: control.Status
-	count  uint32 // entries of the table, or slots of the list; kindNote, kindVoid: parts of the batch
+	status uint8 // how a request ended: control.Status
+	// entries of the table, or slots of the list; kindNote, kindVoid: parts of the batch
+	count  uint32
 	key    uint32 // of memory of the owner; of a counter
 	ticket uint64 // what opens that memory in this epoch; kindNote: the number of the message
 	id     uint64 // names a part or a request; comes back with the answer
@@ -86,7 +88,8 @@ func (h *header) decode(b *[headBytes]byte) error {
 	h.length = binary.LittleEndian.Uint32(b[0:])
 	h.kind, h.flags, h.status = b[5], b[6], b[7]
 	if b[4] != wireVersion {
-		return fmt.Errorf("the peer speaks version %d, ours is %d: use the same release on both sides: %w",
+		return fmt.Errorf("the peer speaks version %d, ours is %d: use the same release on "+
+			"both sides: %w",
 			b[4], wireVersion, driver.ErrVersion)
 	}
 	h.count = binary.LittleEndian.Uint32(b[8:])

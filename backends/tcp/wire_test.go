@@ -12,7 +12,8 @@ import (
 )
 
 func TestHeader(t *testing.T) {
-	want := header{length: 32, kind: kindWrite, flags: 2, status: 3, count: 1, key: 5, ticket: 6, id: 7, batch: 8, stamp: 9}
+	want := header{length: 32, kind: kindWrite, flags: 2, status: 3, count: 1, key: 5, ticket: 6,
+		id: 7, batch: 8, stamp: 9}
 	b := want.append(nil)
 	var got header
 	if err := got.decode((*[headBytes]byte)(b)); err != nil || got != want || len(b) != headBytes {
@@ -28,14 +29,21 @@ func TestUnsoundHeaders(t *testing.T) {
 		{}, {kind: kindCount}, {kind: 255},
 		{kind: kindWrite, count: 0, length: 20}, {kind: kindWrite, count: 1, length: entryBytes},
 		{kind: kindWrite, count: entriesMax + 1, length: (entriesMax+1)*entryBytes + 1},
-		{kind: kindWrite, count: 1, length: entryBytes + partLimit + 1}, {kind: kindWrite, count: 1, length: math.MaxUint32},
-		{kind: kindRead, count: 1, length: entryBytes + 1}, {kind: kindRead, flags: flagPattern, count: slotsMax + 1, length: patternBytes + slotBytes*(slotsMax+1)},
-		{kind: kindWrite, flags: flagPattern, count: 2, length: patternBytes + 2*slotBytes}, {kind: kindStop, length: 1}, {kind: kindRead, count: math.MaxUint32, length: math.MaxUint32},
-		{kind: kindData}, {kind: kindData, length: partLimit + 1}, {kind: kindNote, length: messageLimit + 1},
-		{kind: kindHello, length: bodyMax + 1}, {kind: kindAck, length: 1}, {kind: kindPing, length: 1},
+		{kind: kindWrite, count: 1, length: entryBytes + partLimit + 1}, {kind: kindWrite, count: 1,
+			length: math.MaxUint32},
+		{kind: kindRead, count: 1, length: entryBytes + 1}, {kind: kindRead, flags: flagPattern,
+			count: slotsMax + 1, length: patternBytes + slotBytes*(slotsMax+1)},
+		{kind: kindWrite, flags: flagPattern, count: 2, length: patternBytes + 2*slotBytes},
+		{kind: kindStop, length: 1}, {kind: kindRead, count: math.MaxUint32,
+			length: math.MaxUint32},
+		{kind: kindData}, {kind: kindData, length: partLimit + 1},
+		{kind: kindNote, length: messageLimit + 1},
+		{kind: kindHello, length: bodyMax + 1}, {kind: kindAck, length: 1},
+		{kind: kindPing, length: 1},
 	} {
 		var got header
-		wantError(t, "an unsound head", got.decode((*[headBytes]byte)(h.append(nil))), driver.ErrCorrupt)
+		wantError(t, "an unsound head", got.decode((*[headBytes]byte)(h.append(nil))),
+			driver.ErrCorrupt)
 	}
 }
 
@@ -44,7 +52,8 @@ func TestTable(t *testing.T) {
 	if sum, ok := tableBytes(table, 10); sum != 16 || !ok {
 		t.Errorf("a table of 6 and 10 bytes adds up to %d, %v", sum, ok)
 	}
-	for _, bad := range [][]byte{appendEntry(nil, 5, 6), appendEntry(nil, 0, 0), appendEntry(nil, math.MaxUint64, 2), appendEntry(nil, 0, 11)} {
+	for _, bad := range [][]byte{appendEntry(nil, 5, 6), appendEntry(nil, 0, 0),
+		appendEntry(nil, math.MaxUint64, 2), appendEntry(nil, 0, 11)} {
 		if sum, ok := tableBytes(append(table[:len(table):len(table)], bad...), 10); ok {
 			t.Errorf("a piece that is not within 10 bytes passes, %d in all", sum)
 		}
@@ -58,7 +67,8 @@ func FuzzFrames(f *testing.F) {
 	f.Add(frame(m, append(appendEntry(nil, 16, 8), 1, 2, 3, 4, 5, 6, 7, 8)))
 	f.Add(frame(header{kind: kindNote, flags: flagCounts, batch: 1, stamp: math.MaxInt64}, nil))
 	f.Add(frame(header{kind: kindNote, ticket: 1, stamp: math.MaxInt64}, []byte("hello")))
-	f.Add(frame(header{kind: kindRead, count: 2, ticket: fuzzTicket}, appendEntry(appendEntry(nil, 0, 8), 8, 8)))
+	f.Add(frame(header{kind: kindRead, count: 2, ticket: fuzzTicket},
+		appendEntry(appendEntry(nil, 0, 8), 8, 8)))
 	part := fragment{bytes: 24, skip: 2, pattern: driver.Pattern{
 		Run: 3, Count: 3, Loops: []driver.Loop{{N: 3, Remote: 4}},
 		Remote: driver.Side{Base: 1, Stride: 9, Step: 1, First: 1, Per: 2, List: []uint32{1, 0}},
@@ -94,7 +104,8 @@ func FuzzFrames(f *testing.F) {
 			p.losing.Do(func() {}) // nothing is there to end
 			fuzzEnd(b, p, index, said)
 		}
-		if guard := bytes.Repeat([]byte{0xAA}, 32); !bytes.Equal(mem[:32], guard) || !bytes.Equal(mem[64:], guard) {
+		if guard := bytes.Repeat([]byte{0xAA}, 32); !bytes.Equal(mem[:32], guard) ||
+			!bytes.Equal(mem[64:], guard) {
 			t.Error("bytes beside the memory have changed")
 		}
 	})
@@ -107,7 +118,8 @@ const fuzzTicket = 0x1234_5678_9ABC_DEF0
 func fuzzEnd(b *Backend, e end, index int, said []byte) {
 	conns := []*conn{}
 	for i := range 2 {
-		c := &conn{b: b, end: e, index: i, tls: true, resume: make(chan struct{}, 1), work: make(chan struct{}, 1), gone: make(chan struct{})}
+		c := &conn{b: b, end: e, index: i, tls: true, resume: make(chan struct{}, 1),
+			work: make(chan struct{}, 1), gone: make(chan struct{})}
 		c.kicks.Store(1)      // somebody writes already
 		c.ended.Do(func() {}) // and there is no socket
 		conns = append(conns, c)
@@ -130,7 +142,8 @@ func fuzzEnd(b *Backend, e end, index int, said []byte) {
 }
 
 func FuzzAddress(f *testing.F) {
-	good := address{owner: keys.NewOwner(), places: []string{"10.0.0.1:7000", "[::1]:1", "eth.example:65535"}}
+	good := address{owner: keys.NewOwner(), places: []string{"10.0.0.1:7000", "[::1]:1",
+		"eth.example:65535"}}
 	b, err := good.encode()
 	if err != nil {
 		f.Fatal(err)

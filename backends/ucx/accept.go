@@ -59,7 +59,8 @@ func (l *side) admit(c *inbound) bool {
 	defer l.mu.Unlock()
 	most := l.b.cfg.ConnsMax
 	if len(l.inbounds) >= most && c.refusal == nil {
-		c.refusal = fmt.Errorf("%d peers, raise Config.ConnsMax: %w", len(l.inbounds), driver.ErrFull)
+		c.refusal = fmt.Errorf("%d peers, raise Config.ConnsMax: %w", len(l.inbounds),
+			driver.ErrFull)
 	}
 	if l.inbounds[c.id] != nil || len(l.inbounds) >= most+refusalsMax {
 		return false
@@ -84,7 +85,8 @@ func (c *inbound) accept() {
 		return
 	}
 	c.l.add(link.ID(), c)
-	there := csrc.UCXPeer{ID: c.id.conn, Gate: c.gate, Grace: c.grace} // of whose memory we map nothing
+	// of whose memory we map nothing
+	there := csrc.UCXPeer{ID: c.id.conn, Gate: c.gate, Grace: c.grace}
 	if c.l.near {
 		there.PID = int(c.from.process.PID)
 	}

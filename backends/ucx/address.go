@@ -51,7 +51,8 @@ func (a *address) encode() ([]byte, error) {
 	sum := sha256.Sum256(b)
 	b = append(b, sum[:addressCheck]...)
 	if len(b) > driver.AddrMax {
-		return nil, fmt.Errorf("address of %d bytes, at most %d: lower Config.Workers, or name fewer of Config.Devices or Transports: %w",
+		return nil, fmt.Errorf("address of %d bytes, at most %d: lower Config.Workers, or name "+
+			"fewer of Config.Devices or Transports: %w",
 			len(b), driver.AddrMax, driver.ErrBounds)
 	}
 	return b, nil
@@ -62,7 +63,8 @@ func decodeAddress(b []byte) (a address, err error) {
 		return a, fmt.Errorf("%d bytes that are no ucx address: %w", len(b), driver.ErrCorrupt)
 	}
 	if !bytes.HasPrefix(b, []byte(addressMark)) {
-		return a, fmt.Errorf("ucx address of another version: use the same release on both sides: %w", driver.ErrVersion)
+		return a, fmt.Errorf("ucx address of another version: use the same release on "+
+			"both sides: %w", driver.ErrVersion)
 	}
 	if len(b) < addressHead+2+addressCheck || len(b) > driver.AddrMax {
 		return a, fmt.Errorf("ucx address of %d bytes: %w", len(b), driver.ErrCorrupt)
@@ -103,5 +105,6 @@ func readWorkers(r *control.Reader) (list [][]byte) {
 
 // String names the backend in messages.
 func (a *address) String() string {
-	return fmt.Sprintf("ucx backend %s of process %d", hex.EncodeToString(a.owner[:]), a.process.PID)
+	return fmt.Sprintf("ucx backend %s of process %d", hex.EncodeToString(a.owner[:]),
+		a.process.PID)
 }

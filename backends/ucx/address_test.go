@@ -18,7 +18,8 @@ import (
 func someAddress() address {
 	return address{
 		owner: keys.NewOwner(), host: [8]byte{1, 2}, process: process.ID{PID: 77, Start: 1 << 40},
-		near: [][]byte{{1}, bytes.Repeat([]byte{2}, 100)}, far: [][]byte{bytes.Repeat([]byte{3}, 200)},
+		near: [][]byte{{1}, bytes.Repeat([]byte{2}, 100)},
+		far:  [][]byte{bytes.Repeat([]byte{3}, 200)},
 	}
 }
 
@@ -44,7 +45,8 @@ func TestAddress(t *testing.T) {
 			t.Errorf("bit %d turned over: no error", i)
 		}
 	}
-	if _, err := decodeAddress(append([]byte("ucx9"), b[4:]...)); !errors.Is(err, driver.ErrVersion) {
+	if _, err := decodeAddress(append([]byte("ucx9"), b[4:]...)); !errors.Is(err,
+		driver.ErrVersion) {
 		t.Errorf("another version: %v", err)
 	}
 }

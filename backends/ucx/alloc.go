@@ -42,11 +42,13 @@ func (b *Backend) Alloc(n uint64) (driver.Segment, io.Closer, error) {
 	}
 	defer b.gate.Exit()
 	if b.near == nil {
-		return driver.Segment{}, nil, fmt.Errorf("allocate memory: Config.Transports %q has none that shares memory, add posix: %w",
+		return driver.Segment{}, nil, fmt.Errorf("allocate memory: Config.Transports %q has none "+
+			"that shares memory, add posix: %w",
 			b.cfg.Transports, driver.ErrNotSupported)
 	}
 	if n == 0 || n > allocMax {
-		return driver.Segment{}, nil, fmt.Errorf("allocate %d bytes, want 1 to 64 Ti: %w", n, driver.ErrBounds)
+		return driver.Segment{}, nil, fmt.Errorf("allocate %d bytes, want 1 to 64 Ti: %w", n,
+			driver.ErrBounds)
 	}
 	store, err := b.near.net.allocate(n)
 	if err != nil {
@@ -77,7 +79,8 @@ func (t *allocations) use(mem []byte) *allocation {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	i := t.at(from)
-	if i == len(t.list) || from < t.list[i].from || from+uint64(len(mem)) > t.list[i].to || t.list[i].closed {
+	if i == len(t.list) || from < t.list[i].from || from+uint64(len(mem)) > t.list[i].to ||
+		t.list[i].closed {
 		return nil
 	}
 	t.list[i].users++

@@ -23,10 +23,12 @@ func block(t *testing.T, b *Backend) {
 	t.Helper()
 	exe := filepath.Join(t.TempDir(), "forger")
 	const csrc = "../../csrc/"
-	out, err := exec.Command("gcc", "-std=gnu11", "-I"+csrc, "-o", exe, csrc+"testdata/ucx_forger.c", csrc+"ucx_load.c", "-ldl").CombinedOutput()
+	out, err := exec.Command("gcc", "-std=gnu11", "-I"+csrc, "-o", exe,
+		csrc+"testdata/ucx_forger.c", csrc+"ucx_load.c", "-ldl").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	cmd := exec.Command(exe, "none")
-	cmd.Env = append(os.Environ(), "UCX_TLS=posix,sysv", "UCX_MM_SEG_SIZE=16k", "UCX_MM_FIFO_SIZE=256")
+	cmd.Env = append(os.Environ(), "UCX_TLS=posix,sysv", "UCX_MM_SEG_SIZE=16k",
+		"UCX_MM_FIFO_SIZE=256")
 	in, err := cmd.StdinPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
@@ -95,7 +97,8 @@ func wrote(t *testing.T, from, to *Backend, p driver.Peer) {
 	var token []byte
 	for i, b := range []*Backend{from, to} {
 		bytes[i] = make([]byte, 4096)
-		m, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: 4096, Mem: bytes[i], Secret: [16]byte{1}})
+		m, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: 4096, Mem: bytes[i],
+			Secret: [16]byte{1}})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, m.Close()) }()
 		keys = append(keys, m.Key())

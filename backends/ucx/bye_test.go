@@ -19,7 +19,9 @@ func TestBye(t *testing.T) {
 	for name, list := range map[string]string{"near": "posix,cma", "tcp": "tcp"} {
 		t.Run(name, func(t *testing.T) {
 			leak.Check(t)
-			open := func() *Backend { return openReal(t, Config{Transports: list, Devices: "lo", Grace: grace}) }
+			open := func() *Backend {
+				return openReal(t, Config{Transports: list, Devices: "lo", Grace: grace})
+			}
 			far, near := open(), open()
 			connect := func() driver.Peer {
 				t.Helper()

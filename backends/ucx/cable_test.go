@@ -164,8 +164,10 @@ func (s *stage) soon(what string, since, at, promised time.Duration) {
 
 // failures are ways in which nothing passes between two hosts.
 var failures = map[string]struct{ fail, mend func(far *netns.Host) error }{
-	"cable out":      {unplug, plug},
-	"packets astray": {func(far *netns.Host) error { return misroute(far, true) }, func(far *netns.Host) error { return misroute(far, false) }},
+	"cable out": {unplug, plug},
+	"packets astray": {func(far *netns.Host) error {
+		return misroute(far, true)
+	}, func(far *netns.Host) error { return misroute(far, false) }},
 }
 
 func unplug(far *netns.Host) error { return far.Plug(false) }
@@ -176,7 +178,8 @@ func plug(far *netns.Host) error   { return far.Plug(true) }
 func misroute(far *netns.Host, on bool) error {
 	args := []string{"neigh", "del", "192.0.2.1", "dev", "cable0"}
 	if on {
-		args = []string{"neigh", "replace", "192.0.2.1", "lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev", "cable0"}
+		args = []string{"neigh", "replace", "192.0.2.1", "lladdr", "02:00:00:00:00:99", "nud",
+			"permanent", "dev", "cable0"}
 	}
 	ip := exec.Command("ip", args...)
 	return errors.Join(far.Do(ip.Start), ip.Wait())
@@ -192,11 +195,13 @@ func TestCable(t *testing.T) {
 	for name, way := range failures {
 		t.Run(name, func(t *testing.T) {
 			leak.Check(t)
-			s := newStage(t, sideConfig{UCX: ucx.Config{Grace: shortGrace, Failure: shortGrace}}, host.Start)
+			s := newStage(t, sideConfig{UCX: ucx.Config{Grace: shortGrace, Failure: shortGrace}},
+				host.Start)
 			for _, round := range []struct {
 				name string
 				run  func(*stage, func() error)
-			}{{"both find out", lostRound}, {"one finds out", earlyRound}, {"closed before", closedRound}} {
+			}{{"both find out", lostRound}, {"one finds out", earlyRound},
+				{"closed before", closedRound}} {
 				s.connect()
 				lease := s.run()
 				t.Log(round.name)

@@ -22,8 +22,8 @@ type Config struct {
 	// Transports are names as in UCX_TLS, with commas: "rc,tcp", "^ib", "all". Empty
 	// is "all". Those that share memory serve peers of this host, the others all
 	// peers. Without cma the kernel does not copy between processes, and what UCX cannot
-	// map goes through its queues. UCX's "tcp" writes where anybody tells it to who reaches its port: only on
-	// networks that are trusted. NearTransports opens no port.
+	// map goes through its queues. UCX's "tcp" writes where anybody tells it to who reaches its
+	// port: only on networks that are trusted. NearTransports opens no port.
 	Transports string
 
 	// Devices are network devices as in UCX_NET_DEVICES. Empty: UCX's own choice.
@@ -97,17 +97,21 @@ func (c *Config) check() error {
 	}
 	switch {
 	case c.BatchesMax&(c.BatchesMax-1) != 0:
-		return fmt.Errorf("config: BatchesMax %d is no power of two: %w", c.BatchesMax, driver.ErrBounds)
+		return fmt.Errorf("config: BatchesMax %d is no power of two: %w", c.BatchesMax,
+			driver.ErrBounds)
 	case c.Spin < 0 || c.CloseMax < 0:
 		return fmt.Errorf("config: a negative duration: %w", driver.ErrBounds)
 	case c.Grace < graceMin:
-		return fmt.Errorf("config: Grace %v is below %v: peers would be lost in the pauses of a busy machine: %w", c.Grace, graceMin, driver.ErrBounds)
+		return fmt.Errorf("config: Grace %v is below %v: peers would be lost in the pauses of a "+
+			"busy machine: %w", c.Grace, graceMin, driver.ErrBounds)
 	case c.Grace > graceMax:
 		return fmt.Errorf("config: Grace %v is above %v: %w", c.Grace, graceMax, driver.ErrBounds)
 	case c.Failure < c.Grace:
-		return fmt.Errorf("config: Failure %v is below Grace %v: %w", c.Failure, c.Grace, driver.ErrBounds)
+		return fmt.Errorf("config: Failure %v is below Grace %v: %w", c.Failure, c.Grace,
+			driver.ErrBounds)
 	case c.FenceGrace <= 0 || c.FenceGrace > c.Grace:
-		return fmt.Errorf("config: FenceGrace %v is not within Grace %v: %w", c.FenceGrace, c.Grace, driver.ErrBounds)
+		return fmt.Errorf("config: FenceGrace %v is not within Grace %v: %w", c.FenceGrace, c.Grace,
+			driver.ErrBounds)
 	}
 	return nil
 }

@@ -37,7 +37,8 @@ func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if owner.host == b.address.host && owner.process == b.address.process && !registry.has(owner.owner) {
+	if owner.host == b.address.host && owner.process == b.address.process &&
+		!registry.has(owner.owner) {
 		return nil, fmt.Errorf("%v is closed: %w", &owner, driver.ErrPeerLost)
 	}
 	for i, l := range sides {
@@ -99,7 +100,8 @@ func (p *peer) begin() error {
 	p.b.peers[p] = struct{}{}
 	p.b.mu.Unlock()
 	p.l.add(link.ID(), p)
-	h := hello{conn: link.ID(), worker: uint8(worker), to: p.owner.owner, gate: link.Gate(), grace: uint64(p.b.cfg.Grace), from: p.b.addr}
+	h := hello{conn: link.ID(), worker: uint8(worker), to: p.owner.owner, gate: link.Gate(),
+		grace: uint64(p.b.cfg.Grace), from: p.b.addr}
 	if err := link.Control(h.encode()); err != nil {
 		p.abandon()
 		return err
@@ -119,6 +121,7 @@ func (p *peer) awaitWelcome(ctx context.Context, patience <-chan time.Time) erro
 	case <-p.b.closing:
 		return driver.ErrClosed
 	case <-ctx.Done():
-		return fmt.Errorf("no answer, %v may be frozen%s: %w", &p.owner, p.l.blocked(), driver.ContextError(ctx))
+		return fmt.Errorf("no answer, %v may be frozen%s: %w", &p.owner, p.l.blocked(),
+			driver.ContextError(ctx))
 	}
 }

@@ -138,13 +138,15 @@ func decodeControl(b []byte) (any, error) {
 		return nil, fmt.Errorf("control message of %d bytes: %w", len(b), driver.ErrCorrupt)
 	}
 	if b[0] != controlVersion {
-		return nil, fmt.Errorf("control message of version %d, ours is %d: use the same release on both sides: %w",
+		return nil, fmt.Errorf("control message of version %d, ours is %d: use the same release "+
+			"on both sides: %w",
 			b[0], controlVersion, driver.ErrVersion)
 	}
 	r := control.Read(b[controlHead:])
 	m := decodeBody(b[1], &r)
 	if m == nil || !r.Done() {
-		return nil, fmt.Errorf("control message of kind %d, %d bytes: %w", b[1], len(b), driver.ErrCorrupt)
+		return nil, fmt.Errorf("control message of kind %d, %d bytes: %w", b[1], len(b),
+			driver.ErrCorrupt)
 	}
 	return m, nil
 }
@@ -159,7 +161,8 @@ func decodeBody(kind byte, r *control.Reader) any {
 		m.from = append([]byte(nil), r.Bytes(r.Rest())...)
 		return m
 	case kindWelcome:
-		return &welcome{conn: r.Uint64(), status: control.Status(r.Uint8()), pulls: r.Flag(), gate: readGate(r),
+		return &welcome{conn: r.Uint64(), status: control.Status(r.Uint8()), pulls: r.Flag(),
+			gate:  readGate(r),
 			grace: min(r.Uint64(), uint64(graceMax)), words: readExport(r)}
 	case kindBye:
 		m := &bye{conn: r.Uint64()}

@@ -18,15 +18,19 @@ import (
 type encoder interface{ encode() []byte }
 
 func someControl() []encoder {
-	export := csrc.UCXExport{Rkey: bytes.Repeat([]byte{9}, csrc.UCXRkeyMax), Base: 1 << 63, Generation: 5}
+	export := csrc.UCXExport{Rkey: bytes.Repeat([]byte{9}, csrc.UCXRkeyMax), Base: 1 << 63,
+		Generation: 5}
 	gate := csrc.UCXGate{At: 1 << 40, Mark: [16]byte{1, 15: 2}}
 	return []encoder{
-		&hello{conn: 3, worker: 2, to: keys.NewOwner(), gate: gate, from: bytes.Repeat([]byte{7}, driver.AddrMax)},
-		&welcome{conn: 4, pulls: true, gate: gate, words: export}, &welcome{conn: 4, status: control.Full},
+		&hello{conn: 3, worker: 2, to: keys.NewOwner(), gate: gate, from: bytes.Repeat([]byte{7},
+			driver.AddrMax)},
+		&welcome{conn: 4, pulls: true, gate: gate, words: export},
+		&welcome{conn: 4, status: control.Full},
 		&bye{conn: 5, from: keys.NewOwner(), abandoned: true}, &bye{conn: 6},
 		farewell{}, quit{},
 		&importRequest{id: 1, key: 2, epoch: 3, secret: [16]byte{4}},
-		&importAnswer{id: 1001, readOnly: true, size: 2, ticket: 3, export: export}, &importAnswer{id: 1002, status: control.Revoked},
+		&importAnswer{id: 1001, readOnly: true, size: 2, ticket: 3, export: export},
+		&importAnswer{id: 1002, status: control.Revoked},
 	}
 }
 
@@ -52,7 +56,8 @@ func TestControl(t *testing.T) {
 			t.Errorf("%T and a byte: %v", want, err)
 		}
 	}
-	if _, err := decodeControl([]byte{controlVersion + 1, kindQuit}); !errors.Is(err, driver.ErrVersion) {
+	if _, err := decodeControl([]byte{controlVersion + 1, kindQuit}); !errors.Is(err,
+		driver.ErrVersion) {
 		t.Errorf("another version: %v", err)
 	}
 	if _, err := decodeControl([]byte{controlVersion, 99}); !errors.Is(err, driver.ErrCorrupt) {

@@ -26,7 +26,8 @@ func countAll(b *Backend, p driver.Peer, mem []byte, from, to uint32) error {
 	for n := 1; ; n++ {
 		copy(mem, bytes.Repeat([]byte{counted(n)}, countBytes))
 		nextTag++
-		err := p.Submit(nextTag, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: countBytes, LocalKey: from, RemoteKey: to}}})
+		err := p.Submit(nextTag, &driver.Batch{Op: driver.Write,
+			Descs: []driver.Desc{{Len: countBytes, LocalKey: from, RemoteKey: to}}})
 		for got := 0; err == nil && got == 0; {
 			if got, err = b.Poll(done[:]); got > 0 {
 				err = done[0].Err
@@ -58,7 +59,9 @@ func TestFrozenInMidPiece(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.write(b, m, "count")
-		eventually(t, "writes land", func() bool { return seg.Mem[countBytes-1] > 2 || len(w.lines) > 0 })
+		eventually(t, "writes land", func() bool {
+			return seg.Mem[countBytes-1] > 2 || len(w.lines) > 0
+		})
 		w.freeze()
 		if err := b.Fence(t.Context(), m.Key()); err != nil {
 			t.Fatal(err)
@@ -66,12 +69,14 @@ func TestFrozenInMidPiece(t *testing.T) {
 		w.thaw()
 		outcome := w.outcome()
 		var n int
-		if _, err := fmt.Sscanf(outcome, "wrote %d", &n); err != nil || !strings.Contains(outcome, driver.ErrRevoked.Error()) {
+		if _, err := fmt.Sscanf(outcome, "wrote %d", &n); err != nil ||
+			!strings.Contains(outcome, driver.ErrRevoked.Error()) {
 			t.Fatalf("round %d: the writer ended with %q", round, outcome)
 		}
 		for i, v := range seg.Mem {
 			if v != counted(n) && v != counted(n+1) {
-				t.Fatalf("round %d: the writer was told that write %d arrived: byte %d is %d, want %d or of the next one", round, n, i, v, counted(n))
+				t.Fatalf("round %d: the writer was told that write %d arrived: byte %d is %d, "+
+					"want %d or of the next one", round, n, i, v, counted(n))
 			}
 		}
 		if err := m.Close(); err != nil {

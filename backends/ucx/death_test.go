@@ -52,7 +52,9 @@ func TestProcess(t *testing.T) {
 	}
 	_ = unix.Close(fd)
 	for what, other := range map[string]process.ID{
-		"one that had our number before": {PID: p.PID, Start: p.Start - 1}, "none": {PID: 1 << 30, Start: p.Start}, "number 0": {PID: 0, Start: p.Start},
+		"one that had our number before": {PID: p.PID, Start: p.Start - 1},
+		"none":                           {PID: 1 << 30, Start: p.Start},
+		"number 0":                       {PID: 0, Start: p.Start},
 	} {
 		if fd, err := other.Open(); !errors.Is(err, driver.ErrPeerLost) {
 			t.Errorf("%s: descriptor %d, %v", what, fd, err)

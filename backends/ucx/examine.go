@@ -22,7 +22,8 @@ type Findings struct {
 	Far     []string // transports to all other peers
 	Devices []string // network devices that the far ones use
 	Absent  []string // names in Config.Transports and Config.Devices that this machine has not
-	Sets    []string // settings that the backend makes: a variable UCX_<name> of the user has no effect
+	// settings that the backend makes: a variable UCX_<name> of the user has no effect
+	Sets []string
 }
 
 // farKnown are the transports between hosts that may be there unasked.
@@ -76,7 +77,9 @@ func (f *Findings) far(cfg *Config, list string) {
 		return
 	}
 	if cfg.Devices == "" {
-		f.Devices = slices.DeleteFunc(networkDevices(), func(d string) bool { return !opens(list, d) })
+		f.Devices = slices.DeleteFunc(networkDevices(), func(d string) bool {
+			return !opens(list, d)
+		})
 		return
 	}
 	for device := range strings.SplitSeq(cfg.Devices, ",") {
@@ -92,7 +95,8 @@ func (f *Findings) far(cfg *Config, list string) {
 func without(names, gone []string) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
 		family, _, _ := strings.Cut(name, "_")
-		return slices.Contains(gone, name) || slices.Contains(gone, family) || family != "tcp" && slices.Contains(gone, "ib")
+		return slices.Contains(gone, name) || slices.Contains(gone, family) || family != "tcp" &&
+			slices.Contains(gone, "ib")
 	})
 }
 
@@ -109,8 +113,10 @@ func tryEach(names []string) (there, absent []string) {
 }
 
 func opens(transports, devices string) bool {
-	u, err := csrc.OpenUCX(csrc.UCXConfig{Transports: transports, Devices: devices, Workers: 1, BatchesMax: 2, NotesMax: 1,
-		SegmentMax: 4096, GraceNanos: uint64(graceMin), FailureNanos: uint64(graceMin), WakeFD: -1, ControlFD: -1})
+	u, err := csrc.OpenUCX(csrc.UCXConfig{Transports: transports, Devices: devices, Workers: 1,
+		BatchesMax: 2, NotesMax: 1,
+		SegmentMax: 4096, GraceNanos: uint64(graceMin), FailureNanos: uint64(graceMin), WakeFD: -1,
+		ControlFD: -1})
 	if err != nil {
 		return false
 	}
@@ -141,7 +147,8 @@ func loadedFile() string {
 	}
 	defer maps.Close()
 	for lines := bufio.NewScanner(maps); lines.Scan(); {
-		if i := strings.IndexByte(lines.Text(), '/'); i >= 0 && strings.HasPrefix(filepath.Base(lines.Text()[i:]), "libucp") {
+		if i := strings.IndexByte(lines.Text(), '/'); i >= 0 &&
+			strings.HasPrefix(filepath.Base(lines.Text()[i:]), "libucp") {
 			return lines.Text()[i:]
 		}
 	}
@@ -174,7 +181,8 @@ func (c Config) Elsewhere() (Config, error) {
 		return err == nil && i.Flags&stdnet.FlagLoopback != 0
 	})
 	if len(f.Far) == 0 || len(devices) == 0 {
-		return c, &driver.UnavailableError{Backend: "ucx", Reason: "no transport and network device that leads to another host",
+		return c, &driver.UnavailableError{Backend: "ucx", Reason: "no transport and network " +
+			"device that leads to another host",
 			Fix: "choose transports and devices that `ucx_info -d` lists"}
 	}
 	c.Transports, c.Devices = strings.Join(f.Far, ","), strings.Join(devices, ",")

@@ -54,10 +54,12 @@ func TestExamine(t *testing.T) {
 	if !strings.HasPrefix(f.Version, "1.") || !strings.Contains(f.Library, "libucp") {
 		t.Errorf("library %q, version %q", f.Library, f.Version)
 	}
-	if !slices.Contains(f.Near, "posix") || !slices.Contains(f.Far, "tcp") || !slices.Contains(f.Devices, "lo") || len(f.Absent) > 0 {
+	if !slices.Contains(f.Near, "posix") || !slices.Contains(f.Far, "tcp") ||
+		!slices.Contains(f.Devices, "lo") || len(f.Absent) > 0 {
 		t.Errorf("%+v", f)
 	}
-	if want := []string{"MM_FIFO_SIZE", "MM_SEG_SIZE", "RNDV_THRESH", "TCP_RX_SEG_SIZE", "TCP_TX_SEG_SIZE", "TLS"}; !slices.Equal(f.Sets, want) {
+	if want := []string{"MM_FIFO_SIZE", "MM_SEG_SIZE", "RNDV_THRESH", "TCP_RX_SEG_SIZE",
+		"TCP_TX_SEG_SIZE", "TLS"}; !slices.Equal(f.Sets, want) {
 		t.Errorf("sets %v, want %v", f.Sets, want)
 	}
 }
@@ -66,8 +68,10 @@ func TestExamine(t *testing.T) {
 // that it knows.
 func TestExamineFindsNamesThatNobodyKnows(t *testing.T) {
 	f := examine(t, Config{Transports: "posix,tcp,nonsense", Devices: "lo,nowhere0"})
-	if !slices.Equal(f.Absent, []string{"nonsense", "nowhere0"}) || !slices.Equal(f.Near, []string{"posix"}) ||
-		!slices.Equal(f.Far, []string{"tcp"}) || !slices.Equal(f.Devices, []string{"lo"}) || !slices.Contains(f.Sets, "NET_DEVICES") {
+	if !slices.Equal(f.Absent, []string{"nonsense", "nowhere0"}) ||
+		!slices.Equal(f.Near, []string{"posix"}) ||
+		!slices.Equal(f.Far, []string{"tcp"}) || !slices.Equal(f.Devices, []string{"lo"}) ||
+		!slices.Contains(f.Sets, "NET_DEVICES") {
 		t.Errorf("%+v", f)
 	}
 	f = examine(t, Config{Transports: "^tcp,cma"})
@@ -88,7 +92,8 @@ func TestElsewhereHasNothingOfThisHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if strings.Contains(c.Transports, "posix") || slices.Contains(strings.Split(c.Devices, ","), "lo") {
+	if strings.Contains(c.Transports, "posix") || slices.Contains(strings.Split(c.Devices, ","),
+		"lo") {
 		t.Errorf("%+v", c)
 	}
 	if _, err := (Config{Transports: "posix"}).Elsewhere(); !errors.Is(err, driver.ErrUnavailable) {

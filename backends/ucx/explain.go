@@ -22,7 +22,8 @@ func (p *peer) Explain(localKey, remoteKey uint32) string {
 	if !known || p.b.table.At(localKey) == nil {
 		return "ucx: unknown key"
 	}
-	return fmt.Sprintf("%v (%s), %s%s", p.l, p.where(), p.way(remoteKey, offered), lanesOf(p.link.Lanes()))
+	return fmt.Sprintf("%v (%s), %s%s", p.l, p.where(), p.way(remoteKey, offered),
+		lanesOf(p.link.Lanes()))
 }
 
 // where says why this context, and not the other one.
@@ -47,18 +48,21 @@ func (p *peer) way(key uint32, offered bool) string {
 	case p.link.Direct(key):
 		return "direct: UCX has mapped the peer's memory, one copy"
 	case offered:
-		return "served by the owner's thread: UCX cannot map this memory here, or its pages were renewed under a frozen peer"
+		return "served by the owner's thread: UCX cannot map this memory here, or its pages were " +
+			"renewed under a frozen peer"
 	case !p.l.near:
 		return "served by the owner's thread, message by message"
 	}
-	return p.hand() + "; not direct, because the memory is not UCX's own: allocate it with the ucx backend's Alloc"
+	return p.hand() + "; not direct, because the memory is not UCX's own: allocate it with the " +
+		"ucx backend's Alloc"
 }
 
 // hand says who moves the bytes of memory that is not mapped, near.
 func (p *peer) hand() string {
 	const messages = "message by message through UCX's queue"
 	if p.pulled.Load() {
-		return "served by the owner's thread: what is written by one copy of the kernel, what is read " + messages
+		return "served by the owner's thread: what is written by one copy of the kernel, " +
+			"what is read " + messages
 	}
 	text := "served by the owner's thread " + messages
 	switch why := p.link.Pulls(); {
@@ -67,7 +71,8 @@ func (p *peer) hand() string {
 	case errors.Is(why, driver.ErrNotSupported):
 		return text + ", since Transports of one side leave out cma"
 	default:
-		return fmt.Sprintf("%s (%v: sysctl kernel.yama.ptrace_scope=0, or allow it in the container's seccomp profile)", text, why)
+		return fmt.Sprintf("%s (%v: sysctl kernel.yama.ptrace_scope=0, or allow it in the "+
+			"container's seccomp profile)", text, why)
 	}
 }
 

@@ -62,7 +62,8 @@ var fakeNets = struct {
 }{byName: map[string]*fakeNet{}}
 
 func openFake(c csrc.UCXConfig) (fabric, error) {
-	f := &fakeNet{cfg: c, name: rand.Text(), memories: map[uint32]*fakeMemory{}, links: map[uint64]*fakeLink{}}
+	f := &fakeNet{cfg: c, name: rand.Text(), memories: map[uint32]*fakeMemory{},
+		links: map[uint64]*fakeLink{}}
 	fakeNets.Lock()
 	fakeNets.byName[f.name] = f
 	fakeNets.Unlock()
@@ -238,7 +239,8 @@ func (s *fakeStorage) Bytes() []byte { return s.mem }
 func (s *fakeStorage) Close() error  { s.closed++; return syscall.Munmap(s.mem) }
 
 func (f *fakeNet) allocate(n uint64) (storage, error) {
-	mem, err := syscall.Mmap(-1, 0, int(n), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
+	mem, err := syscall.Mmap(-1, 0, int(n), syscall.PROT_READ|syscall.PROT_WRITE,
+		syscall.MAP_PRIVATE|syscall.MAP_ANON)
 	return &fakeStorage{mem: mem}, err
 }
 
@@ -256,7 +258,8 @@ func (f *fakeNet) connect(worker int, address []byte) (link, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.ids++
-	l := &fakeLink{net: f, id: f.ids, worker: worker, to: to, at: at, credits: f.cfg.NotesMax, stopped: make(chan struct{})}
+	l := &fakeLink{net: f, id: f.ids, worker: worker, to: to, at: at, credits: f.cfg.NotesMax,
+		stopped: make(chan struct{})}
 	l.more.L = &l.mu
 	f.links[l.id] = l
 	go l.run()

@@ -130,7 +130,8 @@ func startChild(t *testing.T, c sideConfig, start func(*exec.Cmd) error) *child 
 		t.Fatal(err)
 	}
 	cmd := exec.Command(program(t))
-	cmd.Env = append(os.Environ(), childVariable+"="+string(config), "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	cmd.Env = append(os.Environ(), childVariable+"="+string(config), "GORACE="+os.Getenv("GORACE")+
+		" atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {

@@ -61,7 +61,8 @@ func newSide(c sideConfig) (*side, error) {
 		return nil, err
 	}
 	s := &side{}
-	s.e, err = engine.Open(engine.Config{Name: c.Name, Backends: []driver.Backend{b}, AbortGrace: c.AbortGrace})
+	s.e, err = engine.Open(engine.Config{Name: c.Name, Backends: []driver.Backend{b},
+		AbortGrace: c.AbortGrace})
 	if err != nil {
 		return nil, err
 	}
@@ -200,7 +201,8 @@ func (f *flood) outcome() (at time.Duration, err error) {
 		err = errors.Join(err, t.Close())
 	}
 	for _, e := range f.errs {
-		if !errors.Is(e, engine.ErrPeerLost) && !errors.Is(e, engine.ErrRevoked) && !errors.Is(e, engine.ErrAborted) && !errors.Is(e, engine.ErrClosed) {
+		if !errors.Is(e, engine.ErrPeerLost) && !errors.Is(e, engine.ErrRevoked) &&
+			!errors.Is(e, engine.ErrAborted) && !errors.Is(e, engine.ErrClosed) {
 			err = errors.Join(err, fmt.Errorf("a transfer ended with %v", e))
 		}
 	}

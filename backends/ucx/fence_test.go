@@ -58,7 +58,8 @@ func net(b *Backend) *fakeNet { return b.near.net.(*fakeNet) }
 // share registers memory and imports it.
 func (p *pair) share(t *testing.T) (*memory, uint32) {
 	t.Helper()
-	m, err := p.far.Register(driver.Segment{Kind: driver.DRAM, Len: 4096, Mem: make([]byte, 4096), Secret: [16]byte{1}})
+	m, err := p.far.Register(driver.Segment{Kind: driver.DRAM, Len: 4096, Mem: make([]byte, 4096),
+		Secret: [16]byte{1}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +104,8 @@ func TestFenceStuck(t *testing.T) {
 	fake.stuck.Store(true)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	if err := p.far.Fence(ctx, m.Key()); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, driver.ErrTimeout) {
+	if err := p.far.Fence(ctx, m.Key()); !errors.Is(err, context.DeadlineExceeded) ||
+		!errors.Is(err, driver.ErrTimeout) {
 		t.Errorf("fence with a short context: %v", err)
 	}
 	if fake.memory(m.Key()).fresh {
@@ -141,11 +143,13 @@ func TestReusedKey(t *testing.T) {
 		t.Errorf("import of the old token: %v", err)
 	}
 	forged := keys.Token{Secret: [16]byte{9}, Key: next.key, Epoch: next.epoch, Size: 4096}
-	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err, driver.ErrBadToken) {
+	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err,
+		driver.ErrBadToken) {
 		t.Errorf("import with another secret: %v", err)
 	}
 	forged.Epoch++
-	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err, driver.ErrBadToken) {
+	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err,
+		driver.ErrBadToken) {
 		t.Errorf("import of an epoch to come: %v", err)
 	}
 }
@@ -165,8 +169,9 @@ func TestAllocations(t *testing.T) {
 		mem  []byte
 		want bool
 	}{
-		"all": {seg.Mem, true}, "the middle": {seg.Mem[5000:6000], true}, "the last byte": {seg.Mem[3*4096-1:], true},
-		"another": {other.Mem, true}, "foreign": {make([]byte, 10), false},
+		"all": {seg.Mem, true}, "the middle": {seg.Mem[5000:6000], true},
+		"the last byte": {seg.Mem[3*4096-1:], true},
+		"another":       {other.Mem, true}, "foreign": {make([]byte, 10), false},
 	} {
 		a := b.allocations.use(c.mem)
 		if (a != nil) != c.want {

@@ -64,7 +64,9 @@ func TestHelloGivenUp(t *testing.T) {
 		}
 	}
 	net(p.far).thaw()
-	eventually(t, "the given up are forgotten", func() bool { return ends(p.near) == 1 && ends(p.far) == 2 })
+	eventually(t, "the given up are forgotten", func() bool {
+		return ends(p.near) == 1 && ends(p.far) == 2
+	})
 	if m := received(t, p.far); len(m) > 0 {
 		t.Errorf("messages of connections that never were: %+v", m)
 	}
@@ -169,7 +171,10 @@ func TestLost(t *testing.T) {
 		fabricOf := func(b *Backend) *fakeNet { return b.sides[0].net.(*fakeNet) }
 		fabricOf(p.far).lose()
 		var msgs []driver.Message
-		eventually(t, "the last word", func() bool { msgs = append(msgs, received(t, p.far)...); return len(msgs) > 0 })
+		eventually(t, "the last word", func() bool {
+			msgs = append(msgs, received(t, p.far)...)
+			return len(msgs) > 0
+		})
 		if len(msgs) != 1 || !errors.Is(msgs[0].Err, driver.ErrPeerLost) || msgs[0].Conn == 0 {
 			t.Errorf("%s: %+v", list, msgs)
 		}
@@ -187,7 +192,8 @@ func TestLost(t *testing.T) {
 		if _, _, err := p.peer.Import(token); !errors.Is(err, driver.ErrPeerLost) {
 			t.Errorf("%s: import over a lost connection: %v", list, err)
 		}
-		if err := p.peer.Submit(1, &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail}); !errors.Is(err, driver.ErrPeerLost) {
+		if err := p.peer.Submit(1, &driver.Batch{Op: driver.Write,
+			Tail: driver.NotifyTail}); !errors.Is(err, driver.ErrPeerLost) {
 			t.Errorf("%s: submit over a lost connection: %v", list, err)
 		}
 		if err := p.peer.Close(); err != nil {
@@ -222,7 +228,8 @@ func TestImportUnanswered(t *testing.T) {
 	m, _ := p.share(t)
 	token, _ := m.AppendToken(nil)
 	net(p.far).freeze()
-	if _, _, err := p.peer.Import(token); !errors.Is(err, driver.ErrPeerLost) || !errors.Is(err, driver.ErrTimeout) {
+	if _, _, err := p.peer.Import(token); !errors.Is(err, driver.ErrPeerLost) ||
+		!errors.Is(err, driver.ErrTimeout) {
 		t.Errorf("import without an answer: %v", err)
 	}
 	net(p.far).thaw()
@@ -246,18 +253,24 @@ func TestExplain(t *testing.T) {
 		t.Fatal(err)
 	}
 	const before, after = "near (this host, the same namespaces and user), ",
-		"; not direct, because the memory is not UCX's own: allocate it with the ucx backend's Alloc; lanes tcp/lo, fake/memory (am am_bw)"
+		"; not direct, because the memory is not UCX's own: allocate it with the ucx backend's " +
+			"Alloc; lanes tcp/lo, fake/memory (am am_bw)"
 	ours := p.peer
 	for _, way := range []struct {
 		refusal error
 		pulled  bool
 		want    string
 	}{
-		{nil, true, "served by the owner's thread: what is written by one copy of the kernel, what is read message by message through UCX's queue"},
-		{nil, false, "served by the owner's thread message by message through UCX's queue, since the owner may not copy from this process"},
-		{driver.ErrNotSupported, false, "served by the owner's thread message by message through UCX's queue, since Transports of one side leave out cma"},
-		{syscall.EPERM, false, "served by the owner's thread message by message through UCX's queue " +
-			"(operation not permitted: sysctl kernel.yama.ptrace_scope=0, or allow it in the container's seccomp profile)"},
+		{nil, true, "served by the owner's thread: what is written by one copy of the kernel, " +
+			"what is read message by message through UCX's queue"},
+		{nil, false, "served by the owner's thread message by message through UCX's queue, since " +
+			"the owner may not copy from this process"},
+		{driver.ErrNotSupported, false, "served by the owner's thread message by message through " +
+			"UCX's queue, since Transports of one side leave out cma"},
+		{syscall.EPERM, false, "served by the owner's thread message by message through " +
+			"UCX's queue " +
+			"(operation not permitted: sysctl kernel.yama.ptrace_scope=0, or allow it in the " +
+			"container's seccomp profile)"},
 	} {
 		net(p.near).refusal = way.refusal
 		ours.pulled.Store(way.pulled)

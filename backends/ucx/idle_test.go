@@ -31,7 +31,8 @@ func TestIdle(t *testing.T) {
 				t.Fatal("an idle peer was given up")
 			default:
 			}
-			if err := p.Submit(1, &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail, Notify: []byte("still here")}); err != nil {
+			if err := p.Submit(1, &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail,
+				Notify: []byte("still here")}); err != nil {
 				t.Fatal(err)
 			}
 			var msgs []driver.Message

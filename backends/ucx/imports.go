@@ -59,7 +59,8 @@ func (p *peer) ask(t *keys.Token) (*importAnswer, error) {
 	case <-p.closing:
 		return nil, driver.ErrClosed
 	case <-timer.C:
-		return nil, fmt.Errorf("no answer within %v, the peer may be frozen: %w (%w)", p.b.cfg.Failure, driver.ErrPeerLost, driver.ErrTimeout)
+		return nil, fmt.Errorf("no answer within %v, the peer may be frozen: %w (%w)",
+			p.b.cfg.Failure, driver.ErrPeerLost, driver.ErrTimeout)
 	}
 }
 
@@ -77,9 +78,11 @@ func (p *peer) answered(a *importAnswer) {
 // take makes what the owner told known to C.
 func (p *peer) take(t *keys.Token, a *importAnswer) (uint32, error) {
 	if a.size != t.Size {
-		return 0, fmt.Errorf("the owner tells of %d bytes, the token of %d: %w", a.size, t.Size, driver.ErrBadToken)
+		return 0, fmt.Errorf("the owner tells of %d bytes, the token of %d: %w", a.size, t.Size,
+			driver.ErrBadToken)
 	}
-	key, err := p.link.Import(csrc.UCXImport{Key: t.Key, Size: t.Size, Ticket: a.ticket, ReadOnly: a.readOnly, Export: a.export})
+	key, err := p.link.Import(csrc.UCXImport{Key: t.Key, Size: t.Size, Ticket: a.ticket,
+		ReadOnly: a.readOnly, Export: a.export})
 	if err != nil {
 		return 0, err
 	}

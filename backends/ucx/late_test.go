@@ -63,13 +63,15 @@ func TestWriteSurvivesASilence(t *testing.T) {
 	})
 }
 
-// TestNothingLandsAfterAForcedClose closes the connection to a peer that is stopped with bytes in its queue,
-// with a Grace of its own that is equal, longer or shorter.
+// TestNothingLandsAfterAForcedClose closes the connection to a peer that is stopped with bytes in
+// its queue, with a Grace of its own that is equal, longer or shorter.
 func TestNothingLandsAfterAForcedClose(t *testing.T) {
-	for name, grace := range map[string]time.Duration{"equal": shortGrace, "longer": 4 * shortGrace, "shorter": shortGrace / 4} {
+	for name, grace := range map[string]time.Duration{"equal": shortGrace, "longer": 4 * shortGrace,
+		"shorter": shortGrace / 4} {
 		t.Run(name, func(t *testing.T) {
 			overBoth(t, func(t *testing.T, list string) {
-				o := startOwner(t, Config{Transports: list, Devices: "lo", Grace: shortGrace}, grace)
+				o := startOwner(t, Config{Transports: list, Devices: "lo", Grace: shortGrace},
+					grace)
 				p, key := o.connect()
 				o.freeze()
 				o.write(p, key, 0, lateBytes)
@@ -104,8 +106,8 @@ func breakConnections(t *testing.T) (n int) {
 	return n
 }
 
-// TestNothingLandsAfterAReset breaks our own sockets while the peer is stopped with bytes in its queue,
-// for less than Grace: that we lost it says nothing of what it lands.
+// TestNothingLandsAfterAReset breaks our own sockets while the peer is stopped with bytes in its
+// queue, for less than Grace: that we lost it says nothing of what it lands.
 func TestNothingLandsAfterAReset(t *testing.T) {
 	o := startOwner(t, Config{Transports: "tcp", Devices: "lo", Grace: shortGrace}, shortGrace)
 	p, key := o.connect()

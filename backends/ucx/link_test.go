@@ -208,7 +208,8 @@ func (l *fakeLink) submit(tag uint64, form *driver.Batch, n int, at func(int) dr
 	l.net.taken++
 	b := l.net.batch()
 	l.net.mu.Unlock()
-	b.op, b.tag, b.tail, b.counter, b.control, b.cancelled = form.Op, tag, form.Tail, form.Counter, false, false
+	b.op, b.tag, b.tail, b.counter, b.control, b.cancelled = form.Op, tag, form.Tail, form.Counter,
+		false, false
 	b.descs, b.remotes, b.msg = b.descs[:0], b.remotes[:0], append(b.msg[:0], form.Notify...)
 	for i := range n {
 		d := at(i)
@@ -239,7 +240,8 @@ func (l *fakeLink) deliver(b *fakeBatch, peer uint64) {
 		l.to.mu.Unlock()
 		return
 	}
-	l.to.notes = append(l.to.notes, fakeNote{l, csrc.UCXNote{Conn: peer, Data: slices.Clone(b.msg)}})
+	l.to.notes = append(l.to.notes,
+		fakeNote{l, csrc.UCXNote{Conn: peer, Data: slices.Clone(b.msg)}})
 	l.to.wake()
 	l.to.mu.Unlock()
 }

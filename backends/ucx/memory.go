@@ -56,7 +56,8 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 		return nil, fmt.Errorf("register memory: %w", driver.ErrClosed)
 	}
 	defer b.gate.Exit()
-	m := &memory{b: b, landings: landingsOf(seg.Shared), bytes: seg.Mem, secret: seg.Secret, readOnly: seg.ReadOnly, fencing: make(chan struct{}, 1)}
+	m := &memory{b: b, landings: landingsOf(seg.Shared), bytes: seg.Mem, secret: seg.Secret,
+		readOnly: seg.ReadOnly, fencing: make(chan struct{}, 1)}
 	var err error
 	if m.key, m.epoch, err = b.table.Take(); err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)

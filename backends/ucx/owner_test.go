@@ -35,7 +35,8 @@ func serveOwner(spec string) int {
 	must(err)
 	defer b.Close()
 	mem := make([]byte, ownerBytes)
-	m, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: ownerBytes, Mem: mem, Secret: [16]byte{1}})
+	m, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: ownerBytes, Mem: mem,
+		Secret: [16]byte{1}})
 	must(err)
 	tok, err := m.AppendToken(nil)
 	must(err)
@@ -96,7 +97,8 @@ func startOwner(t *testing.T, cfg Config, grace time.Duration) *owner {
 	for i := range o.from {
 		o.from[i] = byte(i) | 1
 	}
-	o.mem, err = o.b.Register(driver.Segment{Kind: driver.DRAM, Len: ownerBytes, Mem: o.from, Secret: [16]byte{2}})
+	o.mem, err = o.b.Register(driver.Segment{Kind: driver.DRAM, Len: ownerBytes, Mem: o.from,
+		Secret: [16]byte{2}})
 	require.NoError(t, err)
 	return o
 }
@@ -152,7 +154,8 @@ func (o *owner) outcome() error {
 func (o *owner) freeze() { o.t.Helper(); require.NoError(o.t, freeze.Process(o.cmd.Process)) }
 func (o *owner) thaw()   { o.t.Helper(); require.NoError(o.t, freeze.Thaw(o.cmd.Process)) }
 
-// settle returns when the owner has handled what came before it was thawed: another connection works.
+// settle returns when the owner has handled what came before it was thawed: another connection
+// works.
 func (o *owner) settle(off uint64) {
 	o.t.Helper()
 	p, key := o.connect()

@@ -50,7 +50,8 @@ func newPeer(l *side, owner address) *peer {
 	p := &peer{
 		b: l.b, l: l, owner: owner, conn: l.b.conns.Add(1),
 		closing: make(chan struct{}), lostCh: make(chan struct{}), farewell: make(chan struct{}),
-		welcomed: make(chan error, 1), asks: make(map[uint32]chan *importAnswer), imports: make(map[uint32]bool),
+		welcomed: make(chan error, 1), asks: make(map[uint32]chan *importAnswer),
+		imports: make(map[uint32]bool),
 	}
 	p.hold.Shut() // there is no link yet
 	return p
@@ -82,7 +83,8 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	if err := b.Check(can); err != nil {
 		return err
 	}
-	if len(b.Descs) > descsMax || len(b.Notify) > messageMax || b.Pattern != nil && tooMany(b.Pattern) {
+	if len(b.Descs) > descsMax || len(b.Notify) > messageMax || b.Pattern != nil &&
+		tooMany(b.Pattern) {
 		return driver.ErrBounds
 	}
 	if err := p.enter(); err != nil {
@@ -152,7 +154,8 @@ func (p *peer) greeted(m *welcome) {
 		p.gone.Store(true) // it knows nothing of us: no goodbye
 		err = fmt.Errorf("%v refused: %w", &p.owner, err)
 	} else {
-		there := csrc.UCXPeer{ID: m.conn, Words: m.words, Gate: m.gate, Pulls: m.pulls, Grace: m.grace}
+		there := csrc.UCXPeer{ID: m.conn, Words: m.words, Gate: m.gate, Pulls: m.pulls,
+			Grace: m.grace}
 		if p.l.near {
 			there.PID = int(p.owner.process.PID)
 		}

@@ -74,7 +74,9 @@ func (b *Backend) Arm() (ready bool, err error) {
 func (b *Backend) Count(counter uint32) uint64 { return b.counters.Count(counter) }
 
 // AwaitCount implements driver.Backend.
-func (b *Backend) AwaitCount(counter uint32, n uint64) bool { return b.counters.AwaitCount(counter, n) }
+func (b *Backend) AwaitCount(counter uint32, n uint64) bool {
+	return b.counters.AwaitCount(counter, n)
+}
 
 // wake signals the event for news that is not in a ring of C.
 func (b *Backend) wake() {

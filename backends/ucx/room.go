@@ -36,7 +36,8 @@ func explainRoom(err error, dir string) error {
 	}
 	return &driver.UnavailableError{
 		Backend: missing.Backend,
-		Reason:  fmt.Sprintf("%s; %s, where UCX keeps its queues, has room for %d KiB", missing.Reason, dir, room>>10),
-		Fix:     fmt.Sprintf("mount -o remount,size=1g %s; containers: --shm-size=1g", dir),
+		Reason: fmt.Sprintf("%s; %s, where UCX keeps its queues, has room for %d KiB",
+			missing.Reason, dir, room>>10),
+		Fix: fmt.Sprintf("mount -o remount,size=1g %s; containers: --shm-size=1g", dir),
 	}
 }

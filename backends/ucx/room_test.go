@@ -14,7 +14,8 @@ import (
 // TestRoomIsNamed: a directory without room is named as the cause, with its cure. A directory
 // that is not there has no room.
 func TestRoomIsNamed(t *testing.T) {
-	missing := &driver.UnavailableError{Backend: "ucx", Reason: "No resources are available", Fix: "x"}
+	missing := &driver.UnavailableError{Backend: "ucx", Reason: "No resources are available",
+		Fix: "x"}
 	err := explainRoom(missing, "/no/such/directory")
 	require.ErrorIs(t, err, driver.ErrUnavailable)
 	require.ErrorContains(t, err, "No resources are available; /no/such/directory")

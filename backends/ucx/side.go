@@ -38,7 +38,8 @@ type end interface {
 }
 
 func newSide(b *Backend, net fabric, near bool) *side {
-	return &side{b: b, net: net, near: near, ends: make(map[uint64]end), inbounds: make(map[inboundID]*inbound)}
+	return &side{b: b, net: net, near: near, ends: make(map[uint64]end),
+		inbounds: make(map[inboundID]*inbound)}
 }
 
 func (l *side) String() string {
@@ -48,7 +49,8 @@ func (l *side) String() string {
 	return "far"
 }
 
-const blockedText = "the queue of shared memory of this backend is blocked, because a process was killed or stopped " +
+const blockedText = "the queue of shared memory of this backend is blocked, because a process " +
+	"was killed or stopped " +
 	"while it put a message there: open the backend anew"
 
 // blocked names another cause of a peer's silence.
@@ -59,7 +61,8 @@ func (l *side) blocked() string {
 	case l.over.Load():
 		return ", and " + blockedText
 	}
-	return ", or its queue of shared memory is blocked by a process that was killed while it sent: then open that backend anew"
+	return ", or its queue of shared memory is blocked by a process that was killed while it " +
+		"sent: then open that backend anew"
 }
 
 // suspect looks, beside, whether messages still arrive over shared memory. A process that is killed
@@ -155,7 +158,8 @@ func (b *Backend) sidesTo(a *address) (list []*side, err error) {
 	if a.host == b.address.host {
 		where = "on this host"
 	}
-	return nil, fmt.Errorf("%v is %s, and both sides have no transports for that in common: set Config.Transports to all: %w",
+	return nil, fmt.Errorf("%v is %s, and both sides have no transports for that in common: set "+
+		"Config.Transports to all: %w",
 		a, where, driver.ErrNoRoute)
 }
 

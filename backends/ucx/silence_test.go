@@ -49,12 +49,15 @@ func TestSilence(t *testing.T) {
 					time.Sleep(5 * time.Millisecond)
 					untouched(t, seg.Mem)
 				}
-				if got := w.outcome(); !strings.Contains(got, driver.ErrPeerLost.Error()) && !strings.Contains(got, driver.ErrRevoked.Error()) {
+				if got := w.outcome(); !strings.Contains(got, driver.ErrPeerLost.Error()) &&
+					!strings.Contains(got, driver.ErrRevoked.Error()) {
 					t.Errorf("round %d: the writer ended with %q", round, got)
 				}
 				untouched(t, seg.Mem)
 				// The writer has closed its connection by itself: that is its last word.
-				eventually(t, "the connection ends", func() bool { return len(received(t, b)) == 1 })
+				eventually(t, "the connection ends", func() bool {
+					return len(received(t, b)) == 1
+				})
 			}
 		})
 	}

@@ -56,7 +56,8 @@ func splitTransports(list string) (t transports, err error) {
 	for name := range strings.SplitSeq(rest, ",") {
 		name = strings.TrimSpace(name)
 		if name == "" || strings.ContainsAny(name, "^ =") {
-			return t, fmt.Errorf("config: Transports %q: %q is no name of a transport: %w", list, name, driver.ErrBounds)
+			return t, fmt.Errorf("config: Transports %q: %q is no name of a transport: %w", list,
+				name, driver.ErrBounds)
 		}
 		names = append(names, name)
 	}
@@ -69,7 +70,8 @@ func splitTransports(list string) (t transports, err error) {
 		t = onlyTransports(names)
 	}
 	if t.near == "" && t.far == "" {
-		return t, fmt.Errorf("config: Transports %q leaves none that connects processes: add posix or tcp: %w", list, driver.ErrBounds)
+		return t, fmt.Errorf("config: Transports %q leaves none that connects processes: add "+
+			"posix or tcp: %w", list, driver.ErrBounds)
 	}
 	return t, nil
 }
@@ -100,13 +102,17 @@ func withoutTransports(names []string) transports {
 			without = append(without, name)
 		}
 	}
-	near := slices.DeleteFunc(slices.Clone(nearDefault), func(name string) bool { return gone[name] })
+	near := slices.DeleteFunc(slices.Clone(nearDefault), func(name string) bool {
+		return gone[name]
+	})
 	return transports{near: ifConnects(near), far: "^" + strings.Join(without, ",")}
 }
 
 // ifConnects is the list, or nothing where no name of it carries messages.
 func ifConnects(names []string) string {
-	if !slices.ContainsFunc(names, func(name string) bool { return slices.Contains(nearAlone, name) }) {
+	if !slices.ContainsFunc(names, func(name string) bool {
+		return slices.Contains(nearAlone, name)
+	}) {
 		return ""
 	}
 	return strings.Join(names, ",")
@@ -130,7 +136,8 @@ func (t transports) copies() bool {
 func (c *Config) nearConfig(t transports) csrc.UCXConfig {
 	u := c.base()
 	u.Transports, u.Shared, u.Pull, u.SegmentMax = t.near, true, t.copies(), nearSegmentMax
-	u.Settings = append(u.Settings, "MM_SEG_SIZE="+strconv.Itoa(nearSegmentBytes), "MM_FIFO_SIZE="+strconv.Itoa(nearFIFO))
+	u.Settings = append(u.Settings, "MM_SEG_SIZE="+strconv.Itoa(nearSegmentBytes), "MM_FIFO_SIZE="+
+		strconv.Itoa(nearFIFO))
 	u.Settings = append(u.Settings, c.Settings...)
 	return u
 }
@@ -140,7 +147,8 @@ func (c *Config) farConfig(t transports) csrc.UCXConfig {
 	u := c.base()
 	u.Transports, u.Devices, u.SegmentMax = t.far, c.Devices, farSegmentMax
 	if listed(t.far, "tcp") {
-		u.Settings = append(u.Settings, "TCP_TX_SEG_SIZE="+strconv.Itoa(tcpSendBytes), "TCP_RX_SEG_SIZE="+strconv.Itoa(tcpReceiveBytes))
+		u.Settings = append(u.Settings, "TCP_TX_SEG_SIZE="+strconv.Itoa(tcpSendBytes),
+			"TCP_RX_SEG_SIZE="+strconv.Itoa(tcpReceiveBytes))
 	}
 	u.Settings = append(u.Settings, c.Settings...)
 	return u

@@ -32,7 +32,8 @@ func TestSplitTransports(t *testing.T) {
 			t.Errorf("%q: %+v, %v, want %+v", list, got, err, want)
 		}
 	}
-	for _, list := range []string{"", "^", "self", "cma,self", "tcp,,rc", "tcp,^rc", "tcp rc", "A=b"} {
+	for _, list := range []string{"", "^", "self", "cma,self", "tcp,,rc", "tcp,^rc", "tcp rc",
+		"A=b"} {
 		if got, err := splitTransports(list); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%q: %+v, %v, want %v", list, got, err, driver.ErrBounds)
 		}
@@ -61,7 +62,8 @@ func TestContextConfig(t *testing.T) {
 	if !slices.Contains(near.Settings, "RNDV_THRESH=inf") {
 		t.Errorf("near settings %v", near.Settings)
 	}
-	if !slices.Contains(far.Settings, "RNDV_THRESH=inf") || !slices.Contains(far.Settings, "TCP_TX_SEG_SIZE=65536") {
+	if !slices.Contains(far.Settings, "RNDV_THRESH=inf") ||
+		!slices.Contains(far.Settings, "TCP_TX_SEG_SIZE=65536") {
 		t.Errorf("far settings %v", far.Settings)
 	}
 	for _, u := range [][]string{near.Settings, far.Settings} {

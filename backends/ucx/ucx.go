@@ -71,9 +71,10 @@ type Backend struct {
 	tasks       gate.Tasks     // what takes too long for the control goroutine
 	attending   sync.WaitGroup // that goroutine
 
-	mu      sync.Mutex
-	peers   map[*peer]struct{}
-	detours map[keys.Owner]time.Time // backends of this host that shared memory does not reach, until then
+	mu    sync.Mutex
+	peers map[*peer]struct{}
+	// backends of this host that shared memory does not reach, until then
+	detours map[keys.Owner]time.Time
 
 	acceptedMu sync.RWMutex
 	accepted   map[uint64]*inbound // by number
@@ -106,8 +107,10 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 	if err := load(&cfg); err != nil {
 		return nil, err // it names the backend and the cure
 	}
-	b := &Backend{cfg: cfg, caps: cfg.caps(), event: -1, closing: make(chan struct{}), peers: make(map[*peer]struct{}),
-		accepted: make(map[uint64]*inbound), detours: make(map[keys.Owner]time.Time), counters: csrc.NewUCXCounters()}
+	b := &Backend{cfg: cfg, caps: cfg.caps(), event: -1, closing: make(chan struct{}),
+		peers:    make(map[*peer]struct{}),
+		accepted: make(map[uint64]*inbound), detours: make(map[keys.Owner]time.Time),
+		counters: csrc.NewUCXCounters()}
 	b.table.Most = cfg.KeysMax
 	if err := b.open(list, with); err != nil {
 		return nil, errors.Join(fmt.Errorf("ucx: %w", err), b.release())

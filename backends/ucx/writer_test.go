@@ -53,7 +53,9 @@ func serveWriter(list string) int {
 		words := strings.Fields(lines.Text())
 		write := func(p driver.Peer, from, to uint32) error { return writeAll(b, p, from, to) }
 		if len(words) > 2 {
-			write = func(p driver.Peer, from, to uint32) error { return countAll(b, p, seg.Mem, from, to) }
+			write = func(p driver.Peer, from, to uint32) error {
+				return countAll(b, p, seg.Mem, from, to)
+			}
 		}
 		fmt.Println(strings.ReplaceAll(writeTo(b, m, words[0], words[1], write).Error(), "\n", " "))
 	}
@@ -63,7 +65,8 @@ func serveWriter(list string) int {
 var nextTag uint64
 
 // writeTo does it over a new connection.
-func writeTo(b *Backend, m driver.Memory, addr, token string, write func(p driver.Peer, from, to uint32) error) error {
+func writeTo(b *Backend, m driver.Memory, addr, token string, write func(p driver.Peer, from,
+	to uint32) error) error {
 	to, err := hex.DecodeString(addr)
 	if err != nil {
 		return err
@@ -129,7 +132,8 @@ func startWriter(t *testing.T, list string) *writer {
 		t.Fatal(err)
 	}
 	c := exec.Command("/proc/self/exe")
-	c.Env = append(os.Environ(), writerVariable+"="+list, "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	c.Env = append(os.Environ(), writerVariable+"="+list, "GORACE="+os.Getenv("GORACE")+
+		" atexit_sleep_ms=0")
 	c.Stdin, c.Stderr = r, os.Stderr
 	out, err := c.StdoutPipe()
 	if err != nil {

@@ -30,7 +30,8 @@ func await(ctx context.Context, c *procs.Child, kind string, v any) error {
 	for {
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("wait for the %s process (pid %d): %w", c.Name, c.PID, context.Cause(ctx))
+			return fmt.Errorf("wait for the %s process (pid %d): %w", c.Name, c.PID,
+				context.Cause(ctx))
 		case m, ok := <-c.Messages():
 			switch {
 			case !ok && c.ExitError() != nil:

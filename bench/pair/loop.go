@@ -30,8 +30,10 @@ type loopReady struct {
 }
 
 // openLoop adds the bare loop to a link. Where there is none, the note says why.
-func (p *Pair) openLoop(ctx context.Context, c *LoopConfig, compact, scattered uint64) (note string, err error) {
-	if err := p.target.Send(kindLoopOpen, LoopConfig{c.Transports, c.Devices, scattered}); err != nil {
+func (p *Pair) openLoop(ctx context.Context, c *LoopConfig, compact, scattered uint64) (note string,
+	err error) {
+	if err := p.target.Send(kindLoopOpen, LoopConfig{c.Transports, c.Devices,
+		scattered}); err != nil {
 		return "", err
 	}
 	var ready loopReady
@@ -58,7 +60,8 @@ func (p *Pair) spin(on bool) error {
 	if p.silent || p.target.Silent() > 4*procs.AliveEvery {
 		return p.silence()
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), stopGrace, fmt.Errorf("no answer within %v", stopGrace))
+	ctx, cancel := context.WithTimeoutCause(context.Background(), stopGrace,
+		fmt.Errorf("no answer within %v", stopGrace))
 	defer cancel()
 	if err := p.target.Send(kindLoopSpin, on); err != nil {
 		return err

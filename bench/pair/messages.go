@@ -43,7 +43,8 @@ type Messages struct {
 // NewMessages measures round trips of small writes with a message behind each, and with stamps
 // the way of one to a parked goroutine before that.
 func NewMessages(bytes uint64, stamps bool, rivals []bench.Rival) *Messages {
-	m := &Messages{bytes: bytes, stamps: stamps, samples: map[string]*bench.Samples{}, rivals: bench.NewContest(rivals)}
+	m := &Messages{bytes: bytes, stamps: stamps, samples: map[string]*bench.Samples{},
+		rivals: bench.NewContest(rivals)}
 	for _, kind := range []string{kindStamps, kindPong, kindSocketStamps, kindSocketPong} {
 		m.samples[kind] = bench.NewSamples(notifyMax)
 	}
@@ -70,9 +71,11 @@ func (m *Messages) Measure(ctx context.Context, p *Pair, rounds int) error {
 func (m *Messages) Results(name string) []bench.Result {
 	var list []bench.Result
 	if m.stamps {
-		list = append(list, bench.NotifyResult(name, "notify", m.bytes, m.samples[kindStamps], m.samples[kindSocketStamps]))
+		list = append(list, bench.NotifyResult(name, "notify", m.bytes, m.samples[kindStamps],
+			m.samples[kindSocketStamps]))
 	}
-	ping := bench.NotifyResult(name, "pingpong", m.bytes, m.samples[kindPong], m.samples[kindSocketPong])
+	ping := bench.NotifyResult(name, "pingpong", m.bytes, m.samples[kindPong],
+		m.samples[kindSocketPong])
 	beside, notes := m.rivals.Baselines()
 	ping.SetBaselines(append(beside, ping.Baselines...))
 	ping.Notes = notes
@@ -108,7 +111,8 @@ func (p *Pair) round(ctx context.Context, m *Messages, socketFirst bool) error {
 }
 
 // sample takes one kind of measurement.
-func (p *Pair) sample(ctx context.Context, kind string, bytes uint64) (s *bench.Samples, err error) {
+func (p *Pair) sample(ctx context.Context, kind string, bytes uint64) (s *bench.Samples,
+	err error) {
 	if err := p.begin(ctx, kind, order{notifyPerRound, bytes}); err != nil {
 		return nil, err
 	}
@@ -130,7 +134,8 @@ func (p *Pair) sample(ctx context.Context, kind string, bytes uint64) (s *bench.
 
 // collect gets what the target has measured.
 func (p *Pair) collect(ctx context.Context) (*bench.Samples, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, startLimit, fmt.Errorf("no result within %v", startLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, startLimit, fmt.Errorf("no result within %v",
+		startLimit))
 	defer cancel()
 	var list []time.Duration
 	if err := await(ctx, p.target, "samples", &list); err != nil {
@@ -152,7 +157,8 @@ func (p *Pair) begin(ctx context.Context, kind string, o order) error {
 
 // Landings measures writes of that many bytes that both ends see land in their memory, for a
 // while.
-func (p *Pair) Landings(ctx context.Context, bytes uint64, each time.Duration) (*bench.Samples, error) {
+func (p *Pair) Landings(ctx context.Context, bytes uint64, each time.Duration) (*bench.Samples,
+	error) {
 	all := bench.NewSamples(notifyMax)
 	for begun := time.Now(); time.Since(begun) < each; {
 		if err := p.begin(ctx, kindLanding, order{notifyPerRound, bytes}); err != nil {

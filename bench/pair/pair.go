@@ -138,7 +138,8 @@ func inheritable() (net.Conn, *os.File, error) {
 
 // connect opens this side and dials the other one once that is ready.
 func (p *Pair) connect(ctx context.Context, c *Config, conn net.Conn) error {
-	if err := p.target.Send("config", targetConfig{c.Backend, c.Only, c.Threads, c.Remote, c.Memory}); err != nil {
+	if err := p.target.Send("config", targetConfig{c.Backend, c.Only, c.Threads, c.Remote,
+		c.Memory}); err != nil {
 		return err
 	}
 	var ready targetReady
@@ -153,7 +154,8 @@ func (p *Pair) connect(ctx context.Context, c *Config, conn net.Conn) error {
 	if p.side, err = openSide(ctx, engineConfig("initiator", list), c.Local, c.Memory); err != nil {
 		return err
 	}
-	p.Link = bench.Link{Engine: p.side.Engine, Local: p.side.Region, Only: c.Only, Memory: p.side.From(),
+	p.Link = bench.Link{Engine: p.side.Engine, Local: p.side.Region, Only: c.Only,
+		Memory:  p.side.From(),
 		Process: p.target.PID, Address: ready.Address}
 	ctx, unwatch := p.Watch(ctx) // a target that has been ready gives signs of life
 	defer unwatch()
@@ -172,7 +174,8 @@ func (p *Pair) connect(ctx context.Context, c *Config, conn net.Conn) error {
 
 // openSide returns without the side when ctx ends while the kernel faults its memory in. The
 // process is about to end then.
-func openSide(ctx context.Context, cfg engine.Config, n uint64, m bench.Memory) (*bench.Side, error) {
+func openSide(ctx context.Context, cfg engine.Config, n uint64, m bench.Memory) (*bench.Side,
+	error) {
 	type result struct {
 		side *bench.Side
 		err  error
@@ -193,5 +196,6 @@ func openSide(ctx context.Context, cfg engine.Config, n uint64, m bench.Memory) 
 // engineConfig is that of one end. What it waits for is the other process, which may be
 // starting on a machine that is slow.
 func engineConfig(name string, list []driver.Backend) engine.Config {
-	return engine.Config{Name: name, Backends: list, HandshakeTimeout: startLimit, ConnectTimeout: startLimit, TransferTimeout: startLimit}
+	return engine.Config{Name: name, Backends: list, HandshakeTimeout: startLimit,
+		ConnectTimeout: startLimit, TransferTimeout: startLimit}
 }

@@ -30,8 +30,10 @@ const (
 func TestMain(m *testing.M) {
 	opens := map[string]OpenFunc{
 		targetRole: openShm,
-		brokenRole: func(string, int) ([]driver.Backend, error) { return nil, errors.New(brokenCause) },
-		slowRole:   func(string, int) ([]driver.Backend, error) { select {} },
+		brokenRole: func(string, int) ([]driver.Backend, error) {
+			return nil, errors.New(brokenCause)
+		},
+		slowRole: func(string, int) ([]driver.Backend, error) { select {} },
 	}
 	if len(os.Args) != 2 || opens[os.Args[1]] == nil {
 		os.Exit(m.Run())
@@ -56,8 +58,11 @@ func openShm(string, int) ([]driver.Backend, error) {
 
 func config(role string) Config {
 	return Config{
-		Backend: "shm", Only: "shm", Threads: 1, Memory: bench.HostMemory, Local: 1 << 20, Remote: 1 << 20, Open: openShm,
-		Start: func(files ...*os.File) (*procs.Child, error) { return procs.Start("target", []string{role}, files...) },
+		Backend: "shm", Only: "shm", Threads: 1, Memory: bench.HostMemory, Local: 1 << 20,
+		Remote: 1 << 20, Open: openShm,
+		Start: func(files ...*os.File) (*procs.Child, error) {
+			return procs.Start("target", []string{role}, files...)
+		},
 	}
 }
 
@@ -65,7 +70,8 @@ func TestPair(t *testing.T) {
 	p, err := Open(t.Context(), config(targetRole))
 	require.NoError(t, err)
 	defer p.Close()
-	r, err := bench.Run(t.Context(), p.Link, bench.Shape{Op: driver.Write, Size: 4096, Batch: 4, Threads: 1}, bench.Options{Rounds: 1, Bare: true})
+	r, err := bench.Run(t.Context(), p.Link, bench.Shape{Op: driver.Write, Size: 4096, Batch: 4,
+		Threads: 1}, bench.Options{Rounds: 1, Bare: true})
 	require.NoError(t, err)
 	require.Positive(t, r.GBps)
 	m := NewMessages(64, true, nil)
@@ -105,7 +111,8 @@ func TestTargetFrozenBeforeItsHandshakeIsNamed(t *testing.T) {
 	begin := time.Now()
 	_, err := Open(t.Context(), c)
 	require.ErrorIs(t, err, errSilent)
-	require.ErrorContains(t, err, fmt.Sprintf("target process (pid %d) has not answered", target.PID))
+	require.ErrorContains(t, err, fmt.Sprintf("target process (pid %d) has not answered",
+		target.PID))
 	require.Less(t, time.Since(begin), startLimit/2)
 }
 

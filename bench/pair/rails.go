@@ -44,7 +44,8 @@ func railPorts(list []driver.Backend) (ports []RailPort) {
 	for _, r := range rails() {
 		device, port, _ := strings.Cut(r.Name, ":")
 		number, _ := strconv.Atoi(port) // by the backend's own hand
-		ports = append(ports, RailPort{bench.VerbsPort{Device: device, Port: number, GID: r.GID.Index}, r.GID.Subnet})
+		ports = append(ports, RailPort{bench.VerbsPort{Device: device, Port: number,
+			GID: r.GID.Index}, r.GID.Subnet})
 	}
 	return ports
 }

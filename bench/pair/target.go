@@ -57,7 +57,8 @@ func Target(c *procs.Control, open OpenFunc) error {
 	l := procs.NewSingle(conn)
 	defer l.Close()
 	go side.Engine.Serve(c.Context(), l)
-	if err := c.Send("ready", targetReady{bench.AddressOf(side.Region.Bytes()), railPorts(list)}); err != nil {
+	if err := c.Send("ready", targetReady{bench.AddressOf(side.Region.Bytes()),
+		railPorts(list)}); err != nil {
 		return err
 	}
 	t := &target{socket: socket, side: side, peers: peers, only: cfg.Only}
@@ -91,7 +92,9 @@ func (t *target) serve(c *procs.Control, kind string, o order) error {
 		return err
 	}
 	if kind == kindLanding {
-		return bench.WritePong(c.Context(), *link, o.Bytes, o.Count, func() error { return c.Send("begun", nil) })
+		return bench.WritePong(c.Context(), *link, o.Bytes, o.Count, func() error {
+			return c.Send("begun", nil)
+		})
 	}
 	if err := c.Send("begun", nil); err != nil {
 		return err
@@ -126,7 +129,8 @@ func (t *target) back(ctx context.Context) (*bench.Link, error) {
 		if err != nil {
 			return nil, err
 		}
-		t.link = &bench.Link{Engine: t.side.Engine, Peer: p, Local: t.side.Region, Remote: remote, Only: t.only}
+		t.link = &bench.Link{Engine: t.side.Engine, Peer: p, Local: t.side.Region, Remote: remote,
+			Only: t.only}
 		return t.link, nil
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)

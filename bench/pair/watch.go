@@ -20,7 +20,8 @@ func (p *Pair) Watch(ctx context.Context) (context.Context, context.CancelFunc) 
 	return p.watchFor(ctx, silenceMax)
 }
 
-func (p *Pair) watchFor(ctx context.Context, most time.Duration) (context.Context, context.CancelFunc) {
+func (p *Pair) watchFor(ctx context.Context, most time.Duration) (context.Context,
+	context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	if p.target != nil {
 		go p.listen(ctx, cancel, most)
@@ -52,7 +53,8 @@ func (p *Pair) listen(ctx context.Context, cancel context.CancelCauseFunc, most 
 var errSilent = errors.New("it is stopped or starved")
 
 func (p *Pair) silence() error {
-	return fmt.Errorf("target process (pid %d) has not answered for %v: %w", p.target.PID, p.target.Silent().Round(100*time.Millisecond), errSilent)
+	return fmt.Errorf("target process (pid %d) has not answered for %v: %w", p.target.PID,
+		p.target.Silent().Round(100*time.Millisecond), errSilent)
 }
 
 // grace is how long the target may take to end: one that is silent has had its

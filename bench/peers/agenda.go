@@ -49,7 +49,8 @@ func ended(ctx context.Context) error {
 const reserve = 20
 
 // bounds are the end of the last part, and a context that ends whatever hangs at the limit.
-func bounds(ctx context.Context, begun time.Time, limit time.Duration) (context.Context, context.CancelFunc, time.Time) {
+func bounds(ctx context.Context, begun time.Time, limit time.Duration) (context.Context,
+	context.CancelFunc, time.Time) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errLate)
 	return ctx, cancel, begun.Add(limit - limit/reserve)
 }

@@ -18,10 +18,13 @@ func TestTimeThatIsLeftIsShared(t *testing.T) {
 		untils = append(untils, until.Sub(begun))
 		return nil
 	}
-	if err := inTurn(context.Background(), clock, end, []part{{1, note}, {3, note}, {1, note}}); err != nil {
+	if err := inTurn(context.Background(), clock, end, []part{{1, note}, {3, note},
+		{1, note}}); err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range []time.Duration{2 * time.Hour, 7*time.Hour + 30*time.Minute, 10 * time.Hour} { // none of them takes any
+	for i, want := range []time.Duration{2 * time.Hour, 7*time.Hour + 30*time.Minute,
+		10 * time.Hour} {
+		// none of them takes any
 		if untils[i] != want {
 			t.Errorf("part %d ends after %v, want %v", i, untils[i], want)
 		}
@@ -36,12 +39,14 @@ func TestPartsAfterTheEndRunToSaySo(t *testing.T) {
 		}
 		return nil
 	}}
-	if err := inTurn(context.Background(), time.Now, time.Now().Add(-time.Hour), []part{late, late}); err != nil || ran != 2 {
+	if err := inTurn(context.Background(), time.Now, time.Now().Add(-time.Hour),
+		[]part{late, late}); err != nil || ran != 2 {
 		t.Errorf("%d parts, %v", ran, err)
 	}
 	bad := errors.New("ended")
 	failing := part{1, func(context.Context, time.Time) error { return bad }}
-	if err := inTurn(context.Background(), time.Now, time.Now(), []part{failing, late}); err != bad || ran != 2 {
+	if err := inTurn(context.Background(), time.Now, time.Now(),
+		[]part{failing, late}); err != bad || ran != 2 {
 		t.Errorf("%d parts, %v", ran, err)
 	}
 }

@@ -54,8 +54,9 @@ func StartDriver(name string, command, env []string) (*Driver, error) {
 		return nil, errors.Join(fmt.Errorf("start %s: %w", name, err), to.Close())
 	}
 	defer theirOut.Close()
-	d := &Driver{name: name, to: to, cmd: exec.Command(command[0], command[1:]...), answers: make(chan Answer),
-		output: &tail{}, exited: make(chan struct{})}
+	d := &Driver{name: name, to: to, cmd: exec.Command(command[0], command[1:]...),
+		answers: make(chan Answer),
+		output:  &tail{}, exited: make(chan struct{})}
 	d.cmd.Env = append(d.cmd.Environ(), env...)
 	d.cmd.ExtraFiles = []*os.File{theirIn, theirOut} // requestsFD, answersFD
 	d.cmd.Stdout, d.cmd.Stderr = d.output, d.output
@@ -136,7 +137,8 @@ func (d *Driver) Await(ctx context.Context, do string, limit time.Duration) (Ans
 			return Answer{}, d.death(do)
 		case a.ID != d.id:
 			d.Kill()
-			return Answer{}, fmt.Errorf("%s: %s: answer %d to request %d: %w", d.name, do, a.ID, d.id, ErrNonsense)
+			return Answer{}, fmt.Errorf("%s: %s: answer %d to request %d: %w", d.name, do, a.ID,
+				d.id, ErrNonsense)
 		case a.Unsupported != "":
 			return Answer{}, fmt.Errorf("%s: %w", a.Unsupported, ErrUnsupported)
 		case a.Error != "":

@@ -44,7 +44,8 @@ func TestDriverThatFailsIsAnErrorAndGone(t *testing.T) {
 		t.Run(c.mode, func(t *testing.T) {
 			d := start(t, c.mode)
 			_, err := d.Ask(context.Background(), Request{Do: DoOpen, Bytes: 4096}, c.limit)
-			if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), c.mode) {
+			if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) ||
+				!strings.Contains(err.Error(), c.mode) {
 				t.Fatalf("error %q, want %v that says %q", err, c.want, c.says)
 			}
 			d.Kill()
@@ -60,14 +61,16 @@ func TestDriverThatFailsIsAnErrorAndGone(t *testing.T) {
 
 func TestDriverAnswers(t *testing.T) {
 	d := start(t, "good")
-	if _, err := d.Ask(context.Background(), Request{Do: "dance"}, ample); !errors.Is(err, ErrUnsupported) {
+	if _, err := d.Ask(context.Background(), Request{Do: "dance"}, ample); !errors.Is(err,
+		ErrUnsupported) {
 		t.Errorf("an unknown request: %v", err)
 	}
 	a, err := d.Ask(context.Background(), Request{Do: DoOpen, Bytes: 4096, Role: RoleTarget}, ample)
 	if err != nil || a.Version != "fake 1" || a.Card == "" {
 		t.Fatalf("%+v, %v", a, err)
 	}
-	if _, err := d.Ask(context.Background(), Request{Do: DoConnect, Card: "none"}, ample); err == nil || errors.Is(err, ErrUnsupported) {
+	if _, err := d.Ask(context.Background(), Request{Do: DoConnect, Card: "none"},
+		ample); err == nil || errors.Is(err, ErrUnsupported) {
 		t.Errorf("a bad card: %v", err)
 	}
 	if d.CPU() <= 0 {
@@ -105,7 +108,8 @@ func TestThinKeepsABoundedShare(t *testing.T) {
 		}
 		for i := 1; i < len(kept); i++ {
 			if kept[i]-kept[i-1] != kept[min(1, len(kept)-1)] {
-				t.Fatalf("of %d samples not every so many is kept: %d after %d", n, kept[i], kept[i-1])
+				t.Fatalf("of %d samples not every so many is kept: %d after %d", n, kept[i],
+					kept[i-1])
 			}
 		}
 	}

@@ -96,7 +96,8 @@ func (e *fakeEnd) Connect(text string) error {
 	}
 	defer f.Close()
 	e.pid = c.PID
-	e.other, err = unix.Mmap(int(f.Fd()), 0, c.Bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	e.other, err = unix.Mmap(int(f.Fd()), 0, c.Bytes, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED)
 	return err
 }
 
@@ -127,7 +128,8 @@ func (p *fakePosting) Post(context.Context) error {
 		return errGone
 	}
 	for i := range p.local {
-		here, there := p.e.memory[uint64(p.local[i])*p.size:][:p.size], p.e.other[uint64(p.remote[i])*p.size:][:p.size]
+		here, there := p.e.memory[uint64(p.local[i])*p.size:][:p.size],
+			p.e.other[uint64(p.remote[i])*p.size:][:p.size]
 		if p.op == "read" {
 			here, there = there, here
 		}
@@ -174,7 +176,8 @@ func fake(t *testing.T, name, mode string, lane Lane) Participant {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Participant{Name: name, Lane: lane, Command: []string{exe}, Env: []string{modeVariable + "=" + mode}}
+	return Participant{Name: name, Lane: lane, Command: []string{exe},
+		Env: []string{modeVariable + "=" + mode}}
 }
 
 // hang sleeps: select {} is a deadlock that Go ends where there is no cgo.

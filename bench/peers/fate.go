@@ -12,10 +12,11 @@ import (
 
 // How an initiator that writes all the time learns that the target is no more.
 const (
-	fateSize   = 64 << 10
-	fateBatch  = 16
-	fateLead   = 300 * time.Millisecond // that operations run before the target's end
-	fateAtOnce = 6                      // pairs that are frozen: seconds pass until somebody knows, or none does
+	fateSize  = 64 << 10
+	fateBatch = 16
+	fateLead  = 300 * time.Millisecond // that operations run before the target's end
+	// pairs that are frozen: seconds pass until somebody knows, or none does
+	fateAtOnce = 6
 )
 
 // killed measures how long a caller takes to know that the target was killed, one after the other:
@@ -35,7 +36,9 @@ func (r *runner) killed(ctx context.Context) error {
 
 // frozen measures the same of a target that is stopped, some pairs at a time.
 func (r *runner) frozen(ctx context.Context) error {
-	seats := slices.DeleteFunc(slices.Clone(r.seats), func(s *seat) bool { return s.Yardstick || s.failures >= failuresMax })
+	seats := slices.DeleteFunc(slices.Clone(r.seats), func(s *seat) bool {
+		return s.Yardstick || s.failures >= failuresMax
+	})
 	for some := range slices.Chunk(seats, fateAtOnce) {
 		if r.until.Sub(r.o.now()) < r.o.Fate {
 			for _, s := range some {
@@ -72,13 +75,15 @@ func (r *runner) fate(ctx context.Context, s *seat, kind string, end func(*Drive
 	defer p.Close()
 	shape := Shape{Op: "write", Size: fateSize, Batch: fateBatch}
 	local, remote := shape.places(smallMemory)
-	if _, err := p.ask(ctx, Request{Do: DoPrepare, Op: shape.Op, Size: shape.Size, Local: local, Remote: remote}); err != nil {
+	if _, err := p.ask(ctx, Request{Do: DoPrepare, Op: shape.Op, Size: shape.Size, Local: local,
+		Remote: remote}); err != nil {
 		return Row{}, err
 	}
 	if err := p.serve(ctx, true); err != nil {
 		return Row{}, err
 	}
-	if err := p.initiator.Send(Request{Do: DoFate, NS: int64(r.o.Fate + fateLead)}, askLimit); err != nil {
+	if err := p.initiator.Send(Request{Do: DoFate, NS: int64(r.o.Fate + fateLead)},
+		askLimit); err != nil {
 		return Row{}, err
 	}
 	select {
@@ -98,9 +103,11 @@ func (r *runner) fate(ctx context.Context, s *seat, kind string, end func(*Drive
 	case a.Noticed:
 		row.Seconds = max(float64(a.At-since)/1e9, 0)
 	case a.Pending:
-		row.Reason = fmt.Sprintf("not noticed within %v: an operation was still said to be under way", r.o.Fate)
+		row.Reason = fmt.Sprintf("not noticed within %v: an operation was still said to "+
+			"be under way", r.o.Fate)
 	default:
-		row.Reason = fmt.Sprintf("not noticed within %v: its memory took operations as before (one-sided)", r.o.Fate)
+		row.Reason = fmt.Sprintf("not noticed within %v: its memory took operations as before "+
+			"(one-sided)", r.o.Fate)
 	}
 	return row, nil
 }

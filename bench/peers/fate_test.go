@@ -17,7 +17,8 @@ func fated(t *testing.T, count int, fate time.Duration) *runner {
 	o.Fate = fate
 	r := &runner{o: o, report: newReport(o), until: time.Now().Add(time.Hour)}
 	for i := range count {
-		r.seats = append(r.seats, &seat{Participant: fake(t, fmt.Sprint("theirs-", i), "good", Host)})
+		r.seats = append(r.seats, &seat{Participant: fake(t, fmt.Sprint("theirs-", i), "good",
+			Host)})
 	}
 	return r
 }
@@ -28,7 +29,8 @@ func TestDeathIsTimed(t *testing.T) {
 		t.Fatal(err)
 	}
 	rows := r.report.Rows
-	if len(rows) != 1 || rows[0].Kind != KindKilled || !strings.Contains(rows[0].Said, "gone") || rows[0].Reason != "" || rows[0].Seconds >= ample.Seconds() {
+	if len(rows) != 1 || rows[0].Kind != KindKilled || !strings.Contains(rows[0].Said, "gone") ||
+		rows[0].Reason != "" || rows[0].Seconds >= ample.Seconds() {
 		t.Errorf("%+v", rows)
 	}
 }
@@ -45,7 +47,8 @@ func TestFrozenPairsSleepTogether(t *testing.T) {
 		t.Fatalf("%d rows", len(r.report.Rows))
 	}
 	for i, row := range r.report.Rows {
-		if row.Peer != fmt.Sprint("theirs-", i+1) || row.Kind != KindFrozen || !strings.Contains(row.Reason, "not noticed within 100ms") {
+		if row.Peer != fmt.Sprint("theirs-", i+1) || row.Kind != KindFrozen ||
+			!strings.Contains(row.Reason, "not noticed within 100ms") {
 			t.Errorf("%d: %+v", i, row)
 		}
 	}

@@ -18,8 +18,8 @@ type Lead struct {
 	Ours   map[string]*Row // by participant
 }
 
-// Ratio is how many times as fast ours is as theirs, by the medians of one operation, which other work on
-// a machine disturbs least: above 1 we lead. It is 0 where one has no figure.
+// Ratio is how many times as fast ours is as theirs, by the medians of one operation, which other
+// work on a machine disturbs least: above 1 we lead. It is 0 where one has no figure.
 func (l *Lead) Ratio(peer string) float64 {
 	if l.Ours[peer] == nil {
 		return 0
@@ -66,13 +66,16 @@ func (r *Report) summary(b *strings.Builder, lane Lane) {
 		return
 	}
 	ours := r.ours(lane)
-	fmt.Fprintf(b, "\n## Lane %s: sluice beside the best of the others, by p50: above 1 is faster\n\n", lane)
+	fmt.Fprintf(b, "\n## Lane %s: sluice beside the best of the others, by p50: above 1 "+
+		"is faster\n\n", lane)
 	t := table(b, tabwriter.AlignRight)
-	fmt.Fprintf(t, "op\twhere\tsize\tbatch\tbest of the others\tGB/s\tp50 µs\t%s\t\n", strings.Join(ours, "\t"))
+	fmt.Fprintf(t, "op\twhere\tsize\tbatch\tbest of the others\tGB/s\tp50 µs\t%s\t\n",
+		strings.Join(ours, "\t"))
 	behind := 0
 	for i := range leads {
 		l := &leads[i]
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%.1f\t", l.Op, where(&l.Shape), bench.FormatSize(l.Size), l.Batch,
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%.1f\t", l.Op, where(&l.Shape),
+			bench.FormatSize(l.Size), l.Batch,
 			l.Theirs.Peer, figure(l.Theirs.GBps), l.Theirs.P50us)
 		for _, peer := range ours {
 			if ratio := l.Ratio(peer); ratio > 0 {
@@ -91,7 +94,8 @@ func (r *Report) summary(b *strings.Builder, lane Lane) {
 	t.Flush()
 	fmt.Fprintf(b, "\nBehind with all of ours in %d of %d shapes.\n", behind, len(leads))
 	if lane == File {
-		fmt.Fprintf(b, "A file of %s for each. Whole blocks of 4 KiB go past the page cache, with nothing of the file there; other pieces through it, with all of the file there.\n",
+		fmt.Fprintf(b, "A file of %s for each. Whole blocks of 4 KiB go past the page cache, "+
+			"with nothing of the file there; other pieces through it, with all of the file there.\n",
 			bench.FormatSize(min(r.Memory, fileMemory)))
 	}
 }
@@ -110,7 +114,8 @@ func (r *Report) ours(lane Lane) []string {
 // evenFrom and evenTo are ratios between which nobody is ahead.
 const evenFrom, evenTo = 0.95, 1.05
 
-// score is in how many shapes one of ours is ahead of the best of the others, about even, or behind.
+// score is in how many shapes one of ours is ahead of the best of the others, about even, or
+// behind.
 type score struct{ ahead, even, behind int }
 
 // scoreOf counts over a lane's leads; no shape in which one side has no figure.
@@ -140,10 +145,12 @@ func (r *Report) standing(b *strings.Builder) {
 				continue
 			}
 			if !begun {
-				fmt.Fprint(b, "\nBy p50 of one operation, beside the best of the others in each shape (even: within 5 %):\n")
+				fmt.Fprint(b, "\nBy p50 of one operation, beside the best of the others in each "+
+					"shape (even: within 5 %):\n")
 				begun = true
 			}
-			fmt.Fprintf(b, "%s: %s is ahead in %d shapes, even in %d, behind in %d\n", lane, peer, s.ahead, s.even, s.behind)
+			fmt.Fprintf(b, "%s: %s is ahead in %d shapes, even in %d, behind in %d\n", lane, peer,
+				s.ahead, s.even, s.behind)
 		}
 	}
 }

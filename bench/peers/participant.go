@@ -12,14 +12,15 @@ import (
 
 // Participant is an engine with settings, on one lane.
 type Participant struct {
-	Name      string // as tables have it
-	Lane      Lane
-	Command   []string // the driver
-	Target    []string // the driver of the target, where it is another: of a file, what keeps it
-	Env       []string // NAME=VALUE, beside the environment
-	Ours      bool     // it is sluice
-	Scripted  bool     // its driver is no compiled program: calls into the library cost something
-	Yardstick bool     // a program that moves bytes and is no engine: no lists, no content, no processor times
+	Name     string // as tables have it
+	Lane     Lane
+	Command  []string // the driver
+	Target   []string // the driver of the target, where it is another: of a file, what keeps it
+	Env      []string // NAME=VALUE, beside the environment
+	Ours     bool     // it is sluice
+	Scripted bool     // its driver is no compiled program: calls into the library cost something
+	// a program that moves bytes and is no engine: no lists, no content, no processor times
+	Yardstick bool
 
 	// Needs says why the participant cannot run on this machine, and what to do; nil: it can.
 	Needs func() error
@@ -74,7 +75,8 @@ func OpenPair(ctx context.Context, p Participant, memory uint64) (_ *Pair, err e
 	if err != nil {
 		return nil, err
 	}
-	pair.targetCard, pair.initiatorCard, pair.Version, pair.Settings = kept.Card, a.Card, a.Version, a.Settings
+	pair.targetCard, pair.initiatorCard, pair.Version, pair.Settings = kept.Card, a.Card, a.Version,
+		a.Settings
 	if p.Target != nil {
 		pair.Settings += "; " + kept.Settings
 	}
@@ -82,11 +84,13 @@ func OpenPair(ctx context.Context, p Participant, memory uint64) (_ *Pair, err e
 }
 
 // start starts and opens one end.
-func (p *Pair) start(ctx context.Context, role string, command []string, driver **Driver) (a Answer, err error) {
+func (p *Pair) start(ctx context.Context, role string, command []string, driver **Driver) (a Answer,
+	err error) {
 	if *driver, err = StartDriver(p.Name+" "+role, command, p.Env); err != nil {
 		return a, err
 	}
-	return (*driver).Ask(ctx, Request{Do: DoOpen, Lane: string(p.Lane), Role: role, Name: role, Bytes: p.Memory}, openLimit)
+	return (*driver).Ask(ctx, Request{Do: DoOpen, Lane: string(p.Lane), Role: role, Name: role,
+		Bytes: p.Memory}, openLimit)
 }
 
 // meet measures the first contact. The target learns of the initiator afterwards, where it has need
@@ -106,7 +110,8 @@ func (p *Pair) meet(ctx context.Context) error {
 		}
 		p.Contact = time.Duration(connected.NS + first.NS)
 	}
-	if _, err := p.target.Ask(ctx, Request{Do: DoConnect, Card: p.initiatorCard}, askLimit); err != nil {
+	if _, err := p.target.Ask(ctx, Request{Do: DoConnect, Card: p.initiatorCard},
+		askLimit); err != nil {
 		return err
 	}
 	return p.serve(ctx, false)
@@ -114,7 +119,8 @@ func (p *Pair) meet(ctx context.Context) error {
 
 // first moves one piece.
 func (p *Pair) first(ctx context.Context) (Answer, error) {
-	if _, err := p.ask(ctx, Request{Do: DoPrepare, Op: "write", Size: sizes[0], Local: [][]int32{{0}}, Remote: [][]int32{{0}}}); err != nil {
+	if _, err := p.ask(ctx, Request{Do: DoPrepare, Op: "write", Size: sizes[0],
+		Local: [][]int32{{0}}, Remote: [][]int32{{0}}}); err != nil {
 		return Answer{}, err
 	}
 	return p.ask(ctx, Request{Do: DoOnce})
@@ -181,7 +187,8 @@ func (p *Pair) Idle(ctx context.Context, span time.Duration) (float64, error) {
 	case <-time.After(span):
 	}
 	p.idle = float64(p.CPU()-before) / float64(time.Since(begin))
-	p.greedy = p.idle > greedyFrom && !p.Ours // ours takes none, and takes a peer that is stopped for lost
+	// ours takes none, and takes a peer that is stopped for lost
+	p.greedy = p.idle > greedyFrom && !p.Ours
 	return p.idle, nil
 }
 
@@ -203,7 +210,8 @@ func (p *Pair) check(ctx context.Context, s *Shape, local, remote []int32, seed 
 		from, to = to, from
 		slots[0], slots[1] = slots[1], slots[0]
 	}
-	if _, err := from.Ask(ctx, Request{Do: DoStamp, Size: s.Size, Slots: slots[0], Seed: seed}, askLimit); err != nil {
+	if _, err := from.Ask(ctx, Request{Do: DoStamp, Size: s.Size, Slots: slots[0], Seed: seed},
+		askLimit); err != nil {
 		return err
 	}
 	if err := p.serve(ctx, true); err != nil {
@@ -222,7 +230,8 @@ func (p *Pair) check(ctx context.Context, s *Shape, local, remote []int32, seed 
 		crc[i] = a.CRC
 	}
 	if crc[0] != crc[1] {
-		return fmt.Errorf("%s: the bytes that arrived are not those that were sent: %w", s, ErrNonsense)
+		return fmt.Errorf("%s: the bytes that arrived are not those that were sent: %w", s,
+			ErrNonsense)
 	}
 	return nil
 }

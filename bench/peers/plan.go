@@ -23,10 +23,11 @@ var Lanes = []Lane{Host, TCP, RDMA, File}
 
 // Shape is what one operation moves: Batch pieces of Size bytes.
 type Shape struct {
-	Op       string `json:"op"` // "write" or "read", by the initiator
-	Size     uint64 `json:"size"`
-	Batch    int    `json:"batch"`
-	Adjacent bool   `json:"adjacent"` // pieces side by side at both ends; else at random places at both
+	Op    string `json:"op"` // "write" or "read", by the initiator
+	Size  uint64 `json:"size"`
+	Batch int    `json:"batch"`
+	// pieces side by side at both ends; else at random places at both
+	Adjacent bool `json:"adjacent"`
 }
 
 // Bytes is what one operation moves.
@@ -72,11 +73,12 @@ func Shapes(most uint64, quick bool) []Shape {
 // cache. Pieces that are not go through it: no engine has another way.
 const wholeBlock = 4 << 10
 
-// FileShapes are those of a file: many requests at once, large ones, and pieces that are no blocks. quick
-// leaves out those between.
+// FileShapes are those of a file: many requests at once, large ones, and pieces that are no blocks.
+// quick leaves out those between.
 func FileShapes(most uint64, quick bool) []Shape {
 	var list []Shape
-	for _, s := range []Shape{{Size: 4 << 10, Batch: 64}, {Size: 4 << 10, Batch: 2048}, {Size: 64 << 10, Batch: 64}, {Size: 1 << 20, Batch: 16},
+	for _, s := range []Shape{{Size: 4 << 10, Batch: 64}, {Size: 4 << 10, Batch: 2048},
+		{Size: 64 << 10, Batch: 64}, {Size: 1 << 20, Batch: 16},
 		{Size: 656, Batch: 2048}} {
 		between := s.Size == 4<<10 && s.Batch == 2048 || s.Size == 64<<10
 		for _, op := range []string{"write", "read"} {
@@ -152,8 +154,8 @@ const (
 	placesMax = 1 << 17
 )
 
-// places draws the slots of each list at both ends, none of them twice at one end. They depend on the
-// shape alone. The memory must hold the shape once at least.
+// places draws the slots of each list at both ends, none of them twice at one end. They depend on
+// the shape alone. The memory must hold the shape once at least.
 func (s *Shape) places(memory uint64) (local, remote [][]int32) {
 	slots := int(memory / s.Size)
 	lists := min(max(placesMax/s.Batch, 1), listsMax, slots/s.Batch)

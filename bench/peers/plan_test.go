@@ -16,7 +16,9 @@ func TestShapesFitTheMemory(t *testing.T) {
 		}
 		seen[s] = true
 	}
-	for _, want := range []Shape{{"write", 656, 2048, false}, {"read", 64 << 10, 2048, true}, {"write", 1 << 20, 256, false}, {"read", 16 << 20, 16, false}, {"write", 16 << 20, 1, false}} {
+	for _, want := range []Shape{{"write", 656, 2048, false}, {"read", 64 << 10, 2048, true},
+		{"write", 1 << 20, 256, false}, {"read", 16 << 20, 16, false},
+		{"write", 16 << 20, 1, false}} {
 		if !seen[want] {
 			t.Errorf("%s is missing", &want)
 		}
@@ -40,7 +42,8 @@ func TestShapesFitTheMemory(t *testing.T) {
 
 func TestPlacesAreNeverTakenTwice(t *testing.T) {
 	const memory = 8 << 20
-	for _, s := range []Shape{{"write", 656, 2048, false}, {"read", 656, 2048, true}, {"write", 4096, 1, false}, {"write", 4 << 20, 1, false}} {
+	for _, s := range []Shape{{"write", 656, 2048, false}, {"read", 656, 2048, true},
+		{"write", 4096, 1, false}, {"write", 4 << 20, 1, false}} {
 		local, remote := s.places(memory)
 		again, _ := s.places(memory)
 		if len(local) == 0 || len(local) != len(remote) {
@@ -71,7 +74,8 @@ func TestPlacesAreNeverTakenTwice(t *testing.T) {
 
 func TestFileShapesFitTheFile(t *testing.T) {
 	full, quick := FileShapes(64<<20, false), FileShapes(64<<20, true)
-	for _, want := range []Shape{{"write", 4 << 10, 64, false}, {"read", 4 << 10, 2048, false}, {"read", 64 << 10, 64, false}, {"write", 1 << 20, 16, false}, {"read", 656, 2048, false}} {
+	for _, want := range []Shape{{"write", 4 << 10, 64, false}, {"read", 4 << 10, 2048, false},
+		{"read", 64 << 10, 64, false}, {"write", 1 << 20, 16, false}, {"read", 656, 2048, false}} {
 		if !slices.Contains(full, want) {
 			t.Errorf("%s is missing", &want)
 		}
@@ -110,7 +114,8 @@ func TestTellingShapesComeFirst(t *testing.T) {
 		t.Errorf("the first row is %+v, the last %+v", r.Rows[0], last)
 	}
 	for i, s := range want {
-		if a, b := r.Rows[1+2*i], r.Rows[2+2*i]; a.Shape != s || b.Shape != s || a.Peer != "a" || b.Peer != "b" {
+		if a, b := r.Rows[1+2*i], r.Rows[2+2*i]; a.Shape != s || b.Shape != s || a.Peer != "a" ||
+			b.Peer != "b" {
 			t.Errorf("%s: %+v, %+v", &s, a, b)
 		}
 	}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""plot.py REPORT.json OUT: bandwidth over size and latency over batch, of each lane, as OUT's ending says (svg, png)."""
+"""plot.py REPORT.json OUT: bandwidth over size and latency over batch, of each lane, as OUT's
+ending says (svg, png).
+"""
 
 import json
 import sys
@@ -13,8 +15,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 LANES = {"host": "One host", "tcp": "TCP over the loopback", "rdma": "RDMA", "file": "A file"}
 
-# One line for each engine: of several settings of one the best, and of ours no drivers in Python, which the table has.
-FAMILIES = {"nixl": "NIXL, best of its settings", "nixl-polled": "NIXL, best of its settings", "nixl-uring": "NIXL, best of its settings",
+# One line for each engine: of several settings of one the best, and of ours no drivers in Python,
+# which the table has.
+FAMILIES = {"nixl": "NIXL, best of its settings", "nixl-polled": "NIXL, best of its settings",
+            "nixl-uring": "NIXL, best of its settings",
             "mooncake": "Mooncake"}
 LEFT_OUT = {"sluice-python", "sluice-nixl"}
 COLOURS = {"NIXL, best of its settings": "tab:orange", "Mooncake": "tab:green"}
@@ -35,7 +39,8 @@ def number(value, _=None):
 
 def transfers(report, lane, **want):
     for row in report["rows"]:
-        if row["kind"] == "transfer" and row["lane"] == lane and row.get("gbps") and row["peer"] not in LEFT_OUT:
+        if row["kind"] == "transfer" and row["lane"] == lane and row.get("gbps") and row[
+            "peer"] not in LEFT_OUT:
             if all(row[key] == value for key, value in want.items()):
                 yield row
 
@@ -57,11 +62,14 @@ def styles(rows):
         if name in found:
             continue
         if row.get("yardstick"):
-            found[name] = {"color": "grey", "linestyle": ":", "marker": "^", "markersize": 4, "linewidth": 1.2}
+            found[name] = {"color": "grey", "linestyle": ":", "marker": "^", "markersize": 4,
+                           "linewidth": 1.2}
         elif row.get("ours"):
-            found[name] = {"color": next(ours), "linestyle": "-", "marker": "o", "markersize": 5, "linewidth": 2.2}
+            found[name] = {"color": next(ours), "linestyle": "-", "marker": "o", "markersize": 5,
+                           "linewidth": 2.2}
         else:
-            found[name] = {"color": COLOURS.get(name, "tab:red"), "linestyle": "--", "marker": "s", "markersize": 5, "linewidth": 1.8}
+            found[name] = {"color": COLOURS.get(name, "tab:red"), "linestyle": "--", "marker": "s",
+                           "markersize": 5, "linewidth": 1.8}
     return found
 
 
@@ -97,12 +105,14 @@ def lane_row(panels, report, lane):
     for axes, op in zip(panels, ("write", "read")):
         rows = list(largest(transfers(report, lane, op=op, adjacent=False)))
         draw(axes, rows, "size", "gbps", max, style)
-        ruled(axes, f"{LANES[lane]}: {op} (higher is better)", sorted({row["size"] for row in rows}), size_name,
+        ruled(axes, f"{LANES[lane]}: {op} (higher is better)",
+              sorted({row["size"] for row in rows}), size_name,
               "size of each of up to 64 scattered pieces", "GB/s")
     small = SMALL.get(lane, 656)
     rows = list(transfers(report, lane, op="write", adjacent=False, size=small))
     draw(panels[2], rows, "batch", "p50_us", min, style)
-    ruled(panels[2], f"{LANES[lane]}: write of {size_name(small)} each (lower is better)", sorted({row["batch"] for row in rows}),
+    ruled(panels[2], f"{LANES[lane]}: write of {size_name(small)} each (lower is better)",
+          sorted({row["batch"] for row in rows}),
           number, "scattered pieces of an operation", "p50 of an operation, µs")
     panels[0].legend(fontsize=8, loc="best", framealpha=0.6)
 
@@ -113,7 +123,8 @@ def main(report_file, picture):
     lanes = [lane for lane in LANES if any(True for _ in transfers(report, lane))]
     if not lanes:
         sys.exit("the report has no transfers")
-    figure, grid = plt.subplots(len(lanes), 3, figsize=(16, 4.4 * len(lanes)), squeeze=False, layout="constrained")
+    figure, grid = plt.subplots(len(lanes), 3, figsize=(16, 4.4 * len(lanes)), squeeze=False,
+                                layout="constrained")
     for panels, lane in zip(grid, lanes):
         lane_row(panels, report, lane)
     m = report["machine"]

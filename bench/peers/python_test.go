@@ -20,7 +20,8 @@ import (
 func python(t *testing.T, code string) string {
 	t.Helper()
 	var reasons []string
-	for _, name := range []string{"python3", "../../build/peers/envs/nixl/bin/python", "../../build/peers/envs/sluice/bin/python"} {
+	for _, name := range []string{"python3", "../../build/peers/envs/nixl/bin/python",
+		"../../build/peers/envs/sluice/bin/python"} {
 		path, err := exec.LookPath(name)
 		if err == nil {
 			var out []byte
@@ -32,15 +33,20 @@ func python(t *testing.T, code string) string {
 		}
 		reasons = append(reasons, err.Error())
 	}
-	drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "python", Reason: strings.Join(reasons, "; "),
-		Fix: "apt-get install python3 python3-numpy; of ours, make wheel and bench/peers/setup.sh build/peers/envs"})
+	drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "python",
+		Reason: strings.Join(reasons, "; "),
+		Fix: "apt-get install python3 python3-numpy; of ours, make wheel and " +
+			"bench/peers/setup.sh build/peers/envs"})
 	return ""
 }
 
-// TestOursFromPythonMovesBytes runs our own API and our face of NIXL's over what make wheel has built.
+// TestOursFromPythonMovesBytes runs our own API and our face of NIXL's over what make wheel has
+// built.
 func TestOursFromPythonMovesBytes(t *testing.T) {
 	interpreter := python(t, "import numpy, sluice.nixl")
-	for _, p := range Participants(Where{Scripts: "drivers", Python: func(string) string { return interpreter }}) {
+	for _, p := range Participants(Where{Scripts: "drivers", Python: func(string) string {
+		return interpreter
+	}}) {
 		if !p.Ours || !p.Scripted || p.Lane != Host {
 			continue
 		}
@@ -52,7 +58,8 @@ func TestOursFromPythonMovesBytes(t *testing.T) {
 			defer pair.Close()
 			for _, shape := range []Shape{{"write", 656, 64, false}, {"read", 4096, 16, true}} {
 				local, remote := shape.places(pair.Memory)
-				_, err := pair.ask(context.Background(), Request{Do: DoPrepare, Op: shape.Op, Size: shape.Size, Local: local[:1], Remote: remote[:1]})
+				_, err := pair.ask(context.Background(), Request{Do: DoPrepare, Op: shape.Op,
+					Size: shape.Size, Local: local[:1], Remote: remote[:1]})
 				if err == nil {
 					err = pair.check(context.Background(), &shape, local[0], remote[0], 1)
 				}
@@ -73,7 +80,8 @@ func TestScriptsAreWellFormed(t *testing.T) {
 	if err != nil || len(scripts) < 3 {
 		t.Fatalf("scripts %v, %v", scripts, err)
 	}
-	args := append([]string{"-c", "import ast, sys\nfor name in sys.argv[1:]: ast.parse(open(name).read(), name)", "plot.py"}, scripts...)
+	args := append([]string{"-c", "import ast, sys\nfor name in sys.argv[1:]: " +
+		"ast.parse(open(name).read(), name)", "plot.py"}, scripts...)
 	if out, err := exec.Command(interpreter, args...).CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
@@ -83,7 +91,8 @@ func TestScriptsAreWellFormed(t *testing.T) {
 func TestDriverWithoutItsLibraryIsARow(t *testing.T) {
 	interpreter := python(t, "import numpy")
 	for _, script := range []string{"nixl_agent.py", "mooncake_engine.py", "sluice_engine.py"} {
-		p := Participant{Name: script, Lane: TCP, Command: []string{interpreter, "-S", filepath.Join("drivers", script)},
+		p := Participant{Name: script, Lane: TCP, Command: []string{interpreter, "-S",
+			filepath.Join("drivers", script)},
 			Env: []string{"PYTHONPATH=" + numpyAlone(t, interpreter)}}
 		_, err := OpenPair(context.Background(), p, 1<<20)
 		if err == nil || !strings.Contains(err.Error(), "cannot be imported") {
@@ -95,14 +104,16 @@ func TestDriverWithoutItsLibraryIsARow(t *testing.T) {
 // numpyAlone is a folder with that and nothing else of the interpreter's packages.
 func numpyAlone(t *testing.T, interpreter string) string {
 	t.Helper()
-	out, err := exec.Command(interpreter, "-c", "import numpy, os; print(os.path.dirname(numpy.__file__))").Output()
+	out, err := exec.Command(interpreter, "-c", "import numpy, os; "+
+		"print(os.path.dirname(numpy.__file__))").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	numpy := strings.TrimSpace(string(out))
 	dir := t.TempDir()
 	for _, name := range []string{"numpy", "numpy.libs"} {
-		if err := os.Symlink(filepath.Join(filepath.Dir(numpy), name), filepath.Join(dir, name)); err != nil {
+		if err := os.Symlink(filepath.Join(filepath.Dir(numpy), name),
+			filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -111,7 +122,8 @@ func numpyAlone(t *testing.T, interpreter string) string {
 
 func TestPythonLoopMovesBytesAndCountsTime(t *testing.T) {
 	interpreter := python(t, "import numpy")
-	p := Participant{Name: "fake", Lane: Host, Command: []string{interpreter, "testdata/fake_peer.py"}, Scripted: true}
+	p := Participant{Name: "fake", Lane: Host, Command: []string{interpreter,
+		"testdata/fake_peer.py"}, Scripted: true}
 	o := testOptions()
 	report, err := Run(context.Background(), []Participant{p}, o)
 	if err != nil {
@@ -126,8 +138,10 @@ func TestPythonLoopMovesBytesAndCountsTime(t *testing.T) {
 			t.Errorf("%+v", row)
 		}
 	}
-	for kind, reason := range map[string]string{KindPing: "no notifications", KindRegions: "no regions"} {
-		if rows := rowsOf(report, "fake", kind); len(rows) != 1 || !strings.Contains(rows[0].Reason, reason) {
+	for kind, reason := range map[string]string{KindPing: "no notifications",
+		KindRegions: "no regions"} {
+		if rows := rowsOf(report, "fake", kind); len(rows) != 1 ||
+			!strings.Contains(rows[0].Reason, reason) {
 			t.Errorf("%s: %+v", kind, rows)
 		}
 	}
@@ -135,7 +149,8 @@ func TestPythonLoopMovesBytesAndCountsTime(t *testing.T) {
 		t.Errorf("call: %+v", rows)
 	}
 	p.Lane = TCP
-	if _, err := OpenPair(context.Background(), p, 1<<20); err == nil || !strings.Contains(err.Error(), "one host alone") {
+	if _, err := OpenPair(context.Background(), p, 1<<20); err == nil ||
+		!strings.Contains(err.Error(), "one host alone") {
 		t.Errorf("another lane: %v", err)
 	}
 }

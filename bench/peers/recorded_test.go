@@ -10,7 +10,8 @@ import (
 )
 
 // TestTextOfARecordedRun holds the text against that of a part of a run. After a change that is
-// meant: build/peers/beside -from bench/peers/testdata/recorded.json -out bench/peers/testdata/recorded.
+// meant: build/peers/beside -from bench/peers/testdata/recorded.json -out
+// bench/peers/testdata/recorded.
 func TestTextOfARecordedRun(t *testing.T) {
 	file, err := os.Open("testdata/recorded.json")
 	if err != nil {
@@ -32,7 +33,8 @@ func TestTextOfARecordedRun(t *testing.T) {
 	if !bytes.Equal(got.Bytes(), want) {
 		t.Errorf("the text is\n%s", got.String())
 	}
-	for _, must := range []string{"INDICATIVE", "behind", "gone did not run", "is ahead in", "no answer in time", "not noticed within"} {
+	for _, must := range []string{"INDICATIVE", "behind", "gone did not run", "is ahead in",
+		"no answer in time", "not noticed within"} {
 		if !strings.Contains(got.String(), must) {
 			t.Errorf("no %q in the text", must)
 		}
@@ -60,11 +62,14 @@ func TestLeadsTakeTheBestOfEachSide(t *testing.T) {
 	ours := func(r *Row) { r.Ours = true }
 	report := &Report{Rows: []Row{
 		row("a", 30, nil), row("b", 20, nil), row("roof", 1, func(r *Row) { r.Yardstick = true }),
-		row("far", 2, func(r *Row) { r.Lane = TCP }), row("failed", 0, func(r *Row) { r.Reason = "it hung" }),
+		row("far", 2, func(r *Row) {
+			r.Lane = TCP
+		}), row("failed", 0, func(r *Row) { r.Reason = "it hung" }),
 		row("x", 10, ours), row("y", 40, ours),
 	}}
 	leads := report.Leads(Host)
-	if len(leads) != 1 || leads[0].Theirs.Peer != "b" || leads[0].Ratio("x") != 2 || leads[0].Ratio("y") != 0.5 || leads[0].Best() != 2 || leads[0].Ratio("z") != 0 {
+	if len(leads) != 1 || leads[0].Theirs.Peer != "b" || leads[0].Ratio("x") != 2 ||
+		leads[0].Ratio("y") != 0.5 || leads[0].Best() != 2 || leads[0].Ratio("z") != 0 {
 		t.Errorf("%+v", leads)
 	}
 }
@@ -77,7 +82,9 @@ func TestScoreCountsShapesWithFiguresOfBothSides(t *testing.T) {
 		}
 		return l
 	}
-	leads := []Lead{lead(10, map[string]float64{"x": 5}), lead(10, map[string]float64{"x": 20, "y": 2}), lead(10, map[string]float64{"x": 10.1}), lead(10, nil)}
+	leads := []Lead{lead(10, map[string]float64{"x": 5}),
+		lead(10, map[string]float64{"x": 20, "y": 2}), lead(10, map[string]float64{"x": 10.1}),
+		lead(10, nil)}
 	if got := scoreOf(leads, "x"); got != (score{1, 1, 1}) {
 		t.Errorf("x: %+v", got)
 	}
@@ -88,13 +95,16 @@ func TestScoreCountsShapesWithFiguresOfBothSides(t *testing.T) {
 
 func TestTallyOfRounds(t *testing.T) {
 	var sum tally
-	for _, a := range []Answer{{Ops: 1, NS: 1000, Samples: []int64{1000}}, {Ops: 4, NS: 1000, Samples: []int64{100, 200, 300, 400}}, {Ops: 2, NS: 1000, Samples: []int64{450, 550}}} {
+	for _, a := range []Answer{{Ops: 1, NS: 1000, Samples: []int64{1000}},
+		{Ops: 4, NS: 1000, Samples: []int64{100, 200, 300, 400}},
+		{Ops: 2, NS: 1000, Samples: []int64{450, 550}}} {
 		sum.add(&a, 1000, 1000)
 	}
 	var r Row
 	r.Size = 500
 	sum.fill(&r)
-	if r.GBps != 2 || r.DescsPerS != 4e6 || r.P50us != 0.4 || r.P99us != 1 || r.Ops != 7 || r.Rounds != 3 {
+	if r.GBps != 2 || r.DescsPerS != 4e6 || r.P50us != 0.4 || r.P99us != 1 || r.Ops != 7 ||
+		r.Rounds != 3 {
 		t.Errorf("%+v", r)
 	}
 	if want := 1e-6 / 2e-6; r.CPUPerGB != want { // a µs for 2,000 bytes

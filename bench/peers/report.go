@@ -28,7 +28,8 @@ type Report struct {
 	SliceMS  float64   `json:"slice_ms"`
 
 	LimitMinutes float64 `json:"limit_minutes,omitempty"`
-	FateSeconds  float64 `json:"fate_seconds,omitempty"` // for which a caller was watched; negative: it was not
+	// for which a caller was watched; negative: it was not
+	FateSeconds float64 `json:"fate_seconds,omitempty"`
 
 	Memory uint64  `json:"memory"` // registered at each end
 	Peers  []Known `json:"peers"`
@@ -43,11 +44,12 @@ type Machine struct {
 	Kernel     string  `json:"kernel"`
 	LoadBefore float64 `json:"load_before"` // of one minute
 	LoadAfter  float64 `json:"load_after"`
-	BusyBefore float64 `json:"busy_before"` // processors that others used just before, as /proc/stat has it
+	// processors that others used just before, as /proc/stat has it
+	BusyBefore float64 `json:"busy_before"`
 	BusyAfter  float64 `json:"busy_after"`
 
-	// Indicative says that others used the machine when the run began, or when it ended: the load average
-	// does not, since it remembers what built the programs.
+	// Indicative says that others used the machine when the run began, or when it ended: the load
+	// average does not, since it remembers what built the programs.
 	Indicative bool `json:"indicative,omitempty"`
 }
 
@@ -63,8 +65,10 @@ type Known struct {
 }
 
 func newReport(o Options) *Report {
-	r := &Report{Machine: thisMachine(), Begun: time.Now().UTC().Truncate(time.Second), Quick: o.Quick, Rounds: o.Rounds,
-		SliceMS: o.Slice.Seconds() * 1e3, LimitMinutes: o.Limit.Minutes(), FateSeconds: o.Fate.Seconds(), Memory: o.Memory, Revision: o.Revision}
+	r := &Report{Machine: thisMachine(), Begun: time.Now().UTC().Truncate(time.Second),
+		Quick: o.Quick, Rounds: o.Rounds,
+		SliceMS: o.Slice.Seconds() * 1e3, LimitMinutes: o.Limit.Minutes(),
+		FateSeconds: o.Fate.Seconds(), Memory: o.Memory, Revision: o.Revision}
 	r.Machine.BusyBefore = busy(o.Idle)
 	r.Machine.judge()
 	return r
@@ -153,9 +157,9 @@ func busy(watch time.Duration) float64 {
 	return 0
 }
 
-// ticks are those of all processors since the machine began: at work, or stolen, and idle, or waiting
-// for a disk. The first line is "cpu user nice system idle iowait irq softirq steal guest guest_nice",
-// and guests are in user as well.
+// ticks are those of all processors since the machine began: at work, or stolen, and idle, or
+// waiting for a disk. The first line is "cpu user nice system idle iowait irq softirq steal guest
+// guest_nice", and guests are in user as well.
 func ticks(stat []byte, err error) (worked, idle float64) {
 	line, _, _ := strings.Cut(string(stat), "\n")
 	fields := strings.Fields(line)

@@ -35,7 +35,8 @@ func TestLoadAverageIsNoJudge(t *testing.T) {
 		m    Machine
 		want bool
 	}{
-		{Machine{Processors: 2, LoadBefore: 9, LoadAfter: 9, BusyBefore: 0.1, BusyAfter: 0.1}, false},
+		{Machine{Processors: 2, LoadBefore: 9, LoadAfter: 9, BusyBefore: 0.1, BusyAfter: 0.1},
+			false},
 		{Machine{Processors: 2, BusyBefore: 0.5}, true},
 		{Machine{Processors: 2, BusyAfter: 2}, true},
 		{Machine{Processors: 64, BusyBefore: 2}, false},

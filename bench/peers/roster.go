@@ -39,8 +39,8 @@ func (r *roster) host() {
 	r.yardstick(Host, "ucx_perftest", "perftest")
 }
 
-// bindings are ours from Python, with memory that the driver has already: our own API, and the program
-// that drives NIXL over our face of it.
+// bindings are ours from Python, with memory that the driver has already: our own API, and the
+// program that drives NIXL over our face of it.
 func (r *roster) bindings() {
 	r.script(Host, "sluice-python", "sluice", "sluice_engine.py", nil)
 	r.faced(Host)
@@ -85,8 +85,10 @@ func (r *roster) own(lane Lane, ways ...string) {
 }
 
 // script adds a driver in Python.
-func (r *roster) script(lane Lane, name, peer, script string, env []string, args ...string) *Participant {
-	r.list = append(r.list, Participant{Name: name, Lane: lane, Env: env, Scripted: true, Ours: peer == "sluice",
+func (r *roster) script(lane Lane, name, peer, script string, env []string,
+	args ...string) *Participant {
+	r.list = append(r.list, Participant{Name: name, Lane: lane, Env: env, Scripted: true,
+		Ours:    peer == "sluice",
 		Command: append([]string{r.Python(peer), filepath.Join(r.Scripts, script)}, args...)})
 	return &r.list[len(r.list)-1]
 }
@@ -109,7 +111,8 @@ func (r *roster) faced(lane Lane, args ...string) {
 }
 
 func (r *roster) yardstick(lane Lane, name, program string) {
-	r.list = append(r.list, Participant{Name: name, Lane: lane, Yardstick: true, Command: []string{filepath.Join(r.Bin, program)}})
+	r.list = append(r.list, Participant{Name: name, Lane: lane, Yardstick: true,
+		Command: []string{filepath.Join(r.Bin, program)}})
 }
 
 // verbsDevices is where the kernel lists devices for RDMA.
@@ -120,5 +123,6 @@ func needsDevice(folder string) error {
 	if list, err := os.ReadDir(folder); err == nil && len(list) > 0 {
 		return nil
 	}
-	return fmt.Errorf("no RDMA device in %s: make bench-rdma measures sluice beside perftest in a guest with soft-RoCE: %w", folder, ErrUnsupported)
+	return fmt.Errorf("no RDMA device in %s: make bench-rdma measures sluice beside perftest in "+
+		"a guest with soft-RoCE: %w", folder, ErrUnsupported)
 }

@@ -18,9 +18,10 @@ const (
 	KindContact  = "contact"  // from the other end's description to the first bytes there
 	KindPing     = "ping"     // round trip of a notification
 	KindIdle     = "idle"     // shares of a processor, of both ends
-	KindCall     = "call"     // the cheapest call into the library, where the driver is in another language
-	KindKilled   = "killed"   // from the death of the target to the initiator's knowledge
-	KindFrozen   = "frozen"   // from SIGSTOP of the target to the same
+	// the cheapest call into the library, where the driver is in another language
+	KindCall   = "call"
+	KindKilled = "killed" // from the death of the target to the initiator's knowledge
+	KindFrozen = "frozen" // from SIGSTOP of the target to the same
 )
 
 // Row is one line of the table. The JSON keys are an interface: keys may be added, never
@@ -82,7 +83,8 @@ func (t *tally) add(a *Answer, bytes uint64, cpu time.Duration) {
 
 func (t *tally) fill(r *Row) {
 	slices.Sort(t.samples)
-	r.P50us, r.P99us = float64(bench.Percentile(t.samples, 50))/1e3, float64(bench.Percentile(t.samples, 99))/1e3
+	r.P50us, r.P99us = float64(bench.Percentile(t.samples, 50))/1e3,
+		float64(bench.Percentile(t.samples, 99))/1e3
 	r.GBps = bench.Median(t.rates)
 	if r.Size > 0 {
 		r.DescsPerS = r.GBps * 1e9 / float64(r.Size)

@@ -18,9 +18,15 @@ type Options struct {
 	Slice  time.Duration // of one participant in one round; default 100 ms
 	Memory uint64        // registered at each end; default 512 MiB
 	Batch  uint64        // bytes of an operation at most; default half of Memory
-	Fate   time.Duration // how long a caller has to notice a dead or frozen peer; default 20 s, quick 16 s; negative: not measured
-	Limit  time.Duration // of the whole run: rounds are cut, then what is left is left out and said; default 20 min, quick 8 min
-	Idle   time.Duration // for which a pair, and the machine before the run, is watched while nothing is asked of it; default 2 s, quick 1 s
+	// how long a caller has to notice a dead or frozen peer; default 20 s, quick 16 s; negative:
+	// not measured
+	Fate time.Duration
+	// of the whole run: rounds are cut, then what is left is left out and said; default 20 min,
+	// quick 8 min
+	Limit time.Duration
+	// for which a pair, and the machine before the run, is watched while nothing is asked of it;
+	// default 2 s, quick 1 s
+	Idle time.Duration
 	// Revision of sluice, for the report.
 	Revision string
 	// Progress is told what begins.
@@ -98,8 +104,8 @@ func Run(ctx context.Context, list []Participant, o Options) (*Report, error) {
 	return report, inTurn(ctx, o.now, end, parts)
 }
 
-// The lanes in the order of the run. Where there is no device for verbs, that lane takes no time: it
-// is the first, so that the others have its share.
+// The lanes in the order of the run. Where there is no device for verbs, that lane takes no time:
+// it is the first, so that the others have its share.
 var (
 	runOrder    = []Lane{RDMA, Host, TCP, File}
 	laneWeights = map[Lane]float64{RDMA: 4, Host: 4, TCP: 4, File: 1}
@@ -125,7 +131,8 @@ type seat struct {
 	reason   error // of this shape
 }
 
-// failuresMax is how often a participant may lose a process or a connection on a lane before it is out.
+// failuresMax is how often a participant may lose a process or a connection on a lane before it is
+// out.
 const failuresMax = 3
 
 // run measures a lane.
@@ -134,7 +141,8 @@ func (r *runner) run(ctx context.Context, until time.Time) error {
 	r.end = until
 	parts := []part{r.step(7, r.open), r.step(65, r.shapes)}
 	if r.seats[0].Lane != File { // which has no peer
-		parts = append(parts, r.step(1, r.calls), r.step(8, r.handovers), r.step(7, r.pings), r.step(1, r.leave),
+		parts = append(parts, r.step(1, r.calls), r.step(8, r.handovers), r.step(7, r.pings),
+			r.step(1, r.leave),
 			r.step(6, r.contacts), r.step(3, r.regions), r.step(4, r.killed))
 	}
 	return inTurn(ctx, r.o.now, until, parts)
@@ -222,12 +230,14 @@ func (r *runner) enter(ctx context.Context, s *seat) error {
 
 // present are the seats that have a pair.
 func (r *runner) present(yardsticks bool) []*seat {
-	return slices.DeleteFunc(slices.Clone(r.seats), func(s *seat) bool { return s.pair == nil || s.Yardstick && !yardsticks })
+	return slices.DeleteFunc(slices.Clone(r.seats), func(s *seat) bool {
+		return s.pair == nil || s.Yardstick && !yardsticks
+	})
 }
 
 // shapes measures each shape with all participants in alternation: what is behind its time gets
-// one round, and what comes after its end none. Those that tell most are the first, so that a machine that
-// is slow has some of each size; the report has them in order.
+// one round, and what comes after its end none. Those that tell most are the first, so that a
+// machine that is slow has some of each size; the report has them in order.
 func (r *runner) shapes(ctx context.Context) error {
 	list := r.seats[0].Lane.shapes(&r.o)
 	defer r.report.order(len(r.report.Rows), slices.Clone(list))
@@ -303,8 +313,10 @@ func (s *seat) turn(do func() error) {
 }
 
 // begin prepares a shape, proves that it moves bytes, and warms up.
-func (s *seat) begin(ctx context.Context, shape *Shape, local, remote [][]int32, seed uint64, slice time.Duration) error {
-	if _, err := s.pair.ask(ctx, Request{Do: DoPrepare, Op: shape.Op, Size: shape.Size, Local: local, Remote: remote}); err != nil {
+func (s *seat) begin(ctx context.Context, shape *Shape, local, remote [][]int32, seed uint64,
+	slice time.Duration) error {
+	if _, err := s.pair.ask(ctx, Request{Do: DoPrepare, Op: shape.Op, Size: shape.Size,
+		Local: local, Remote: remote}); err != nil {
 		return err
 	}
 	if s.Yardstick {
@@ -374,7 +386,8 @@ func (r *runner) replace(ctx context.Context, s *seat) error {
 	}
 	s.leave()
 	if s.failures++; s.failures >= failuresMax {
-		r.report.add(s.failed(KindTransfer, Shape{}, fmt.Errorf("out, after it lost its processes or their connection %d times", s.failures)))
+		r.report.add(s.failed(KindTransfer, Shape{}, fmt.Errorf("out, after it lost its "+
+			"processes or their connection %d times", s.failures)))
 		return nil
 	}
 	if err := r.enter(ctx, s); err != nil || s.pair == nil {

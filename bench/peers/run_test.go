@@ -13,7 +13,8 @@ import (
 
 // testOptions are as short as a run can be.
 func testOptions() Options {
-	return Options{Quick: true, Rounds: 2, Slice: time.Millisecond, Memory: 4 << 20, Fate: -1, Idle: 10 * time.Millisecond, Limit: time.Hour}
+	return Options{Quick: true, Rounds: 2, Slice: time.Millisecond, Memory: 4 << 20, Fate: -1,
+		Idle: 10 * time.Millisecond, Limit: time.Hour}
 }
 
 func rowsOf(r *Report, peer, kind string) (list []Row) {
@@ -27,9 +28,12 @@ func rowsOf(r *Report, peer, kind string) (list []Row) {
 
 func TestRunMakesRowsOfWhateverHappens(t *testing.T) {
 	list := []Participant{
-		fake(t, "ours", "good", Host), fake(t, "theirs", "good", Host), fake(t, "liar", "lies", Host),
-		fake(t, "crasher", "crashes", Host), fake(t, "refuser", "refuses", Host), fake(t, "loser", "loses", Host), fake(t, "absent", "unsupported", Host),
-		fake(t, "dead", "dies", Host), {Name: "missing", Lane: Host, Command: []string{"/no/such/driver"}},
+		fake(t, "ours", "good", Host), fake(t, "theirs", "good", Host),
+		fake(t, "liar", "lies", Host),
+		fake(t, "crasher", "crashes", Host), fake(t, "refuser", "refuses", Host),
+		fake(t, "loser", "loses", Host), fake(t, "absent", "unsupported", Host),
+		fake(t, "dead", "dies", Host), {Name: "missing", Lane: Host,
+			Command: []string{"/no/such/driver"}},
 	}
 	list[0].Ours = true
 	report, err := Run(context.Background(), list, testOptions())
@@ -43,7 +47,8 @@ func TestRunMakesRowsOfWhateverHappens(t *testing.T) {
 			t.Fatalf("%s has %d rows for %d shapes", peer, len(rows), len(shapes))
 		}
 		for i, row := range rows {
-			if row.Shape != shapes[i] || row.Reason != "" || row.GBps <= 0 || row.P50us <= 0 || row.P99us < row.P50us || row.Rounds != 2 || row.Ops < 2 {
+			if row.Shape != shapes[i] || row.Reason != "" || row.GBps <= 0 || row.P50us <= 0 ||
+				row.P99us < row.P50us || row.Rounds != 2 || row.Ops < 2 {
 				t.Errorf("%s, %s: %+v", peer, &shapes[i], row)
 			}
 		}
@@ -54,7 +59,8 @@ func TestRunMakesRowsOfWhateverHappens(t *testing.T) {
 		}
 	}
 	wantReasons(t, report, len(shapes))
-	if leads := report.Leads(Host); len(leads) != len(shapes) || leads[0].Ratio("ours") <= 0 || leads[0].Theirs.Peer == "liar" {
+	if leads := report.Leads(Host); len(leads) != len(shapes) || leads[0].Ratio("ours") <= 0 ||
+		leads[0].Theirs.Peer == "liar" {
 		t.Errorf("leads: %+v", leads)
 	}
 	wantReadable(t, report)
@@ -72,7 +78,8 @@ func wantReasons(t *testing.T, report *Report, shapes int) {
 	}
 	for _, peer := range []string{"crasher", "loser"} { // each is opened anew, a few times
 		rows := rowsOf(report, peer, KindTransfer)
-		if last := rows[len(rows)-1]; !strings.Contains(last.Reason, "3 times") || rows[0].Reason != "" || len(rows) < 6 {
+		if last := rows[len(rows)-1]; !strings.Contains(last.Reason, "3 times") ||
+			rows[0].Reason != "" || len(rows) < 6 {
 			t.Errorf("%s: %+v", peer, rows)
 		}
 	}
@@ -81,7 +88,8 @@ func wantReasons(t *testing.T, report *Report, shapes int) {
 			t.Errorf("refuser: %+v", row)
 		}
 	}
-	for peer, reason := range map[string]string{"absent": "no library", "dead": "no such device", "missing": "not there"} {
+	for peer, reason := range map[string]string{"absent": "no library", "dead": "no such device",
+		"missing": "not there"} {
 		rows := rowsOf(report, peer, KindTransfer)
 		if len(rows) != 1 || !strings.Contains(rows[0].Reason, reason) {
 			t.Errorf("%s: %+v", peer, rows)
@@ -141,7 +149,8 @@ func TestRunWhoseTimeEndsSaysWhatItLeftOut(t *testing.T) {
 	if want := len(Shapes(o.Memory/2, true)); len(rows) != want {
 		t.Errorf("%d rows for %d shapes", len(rows), want)
 	}
-	for _, kind := range []string{KindHandover, KindPing, KindContact, KindRegions, KindKilled, KindFrozen} {
+	for _, kind := range []string{KindHandover, KindPing, KindContact, KindRegions, KindKilled,
+		KindFrozen} {
 		if kind != KindHandover { // which is larger than the memory of this test
 			rows = append(rows, rowsOf(report, "ours", kind)...)
 		}
@@ -163,7 +172,8 @@ func TestDriverThatHangsEndsWithTheRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if rows := rowsOf(report, "hung", KindTransfer); len(rows) != 1 || rows[0].Reason != errLate.Error() {
+	if rows := rowsOf(report, "hung", KindTransfer); len(rows) != 1 ||
+		rows[0].Reason != errLate.Error() {
 		t.Errorf("rows: %+v", rows)
 	}
 }

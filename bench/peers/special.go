@@ -35,7 +35,8 @@ func (o *Options) repeats() int {
 
 // each runs a measurement with each participant in turn. It makes its rows itself; an error is one
 // more, unless the context ended.
-func (r *runner) each(ctx context.Context, kind string, shape Shape, seats []*seat, measure func(*seat) error) error {
+func (r *runner) each(ctx context.Context, kind string, shape Shape, seats []*seat,
+	measure func(*seat) error) error {
 	for _, s := range seats {
 		if r.late() {
 			r.report.add(s.failed(kind, shape, errLate))
@@ -65,7 +66,8 @@ func (r *runner) handovers(ctx context.Context) error {
 		return nil
 	}
 	local, remote := shape.places(r.o.Memory)
-	request := Request{Do: DoHandover, Op: shape.Op, Size: shape.Size, Local: local[:1], Remote: remote[:1]}
+	request := Request{Do: DoHandover, Op: shape.Op, Size: shape.Size, Local: local[:1],
+		Remote: remote[:1]}
 	return r.each(ctx, KindHandover, shape, r.present(false), func(s *seat) error {
 		if err := s.pair.serve(ctx, true); err != nil {
 			return err
@@ -80,11 +82,13 @@ func (r *runner) handovers(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			prepared, whole = append(prepared, float64(a.PrepareNS)/1e3), append(whole, float64(a.NS)/1e3)
+			prepared, whole = append(prepared, float64(a.PrepareNS)/1e3),
+				append(whole, float64(a.NS)/1e3)
 			cpus = append(cpus, (s.pair.CPU()-before).Seconds()/(float64(shape.Bytes())/1e9))
 		}
 		row := s.row(KindHandover)
-		row.Shape, row.PrepareUS, row.P50us, row.CPUPerGB = shape, bench.Median(prepared[1:]), bench.Median(whole[1:]), bench.Median(cpus[1:])
+		row.Shape, row.PrepareUS, row.P50us, row.CPUPerGB = shape, bench.Median(prepared[1:]),
+			bench.Median(whole[1:]), bench.Median(cpus[1:])
 		row.GBps = bench.GBps(shape.Bytes(), time.Duration(row.P50us*1e3))
 		row.DescsPerS, row.Ops = row.GBps*1e9/handoverSize, len(whole)-1
 		r.report.add(row)
@@ -122,7 +126,8 @@ func (r *runner) pings(ctx context.Context) error {
 // ping has the ends send so many messages to and fro.
 func (p *Pair) ping(ctx context.Context, count int) (a Answer, took time.Duration, err error) {
 	begin := time.Now()
-	if err := p.target.Send(Request{Do: DoPong, Count: count, Size: pingSize}, askLimit); err != nil {
+	if err := p.target.Send(Request{Do: DoPong, Count: count, Size: pingSize},
+		askLimit); err != nil {
 		return a, 0, err
 	}
 	if a, err = p.ask(ctx, Request{Do: DoPing, Count: count, Size: pingSize}); err != nil {
@@ -138,7 +143,8 @@ func (r *runner) calls(ctx context.Context) error {
 	shape := Shape{Op: "write", Size: sizes[0], Batch: 1}
 	scripts := slices.DeleteFunc(r.present(false), func(s *seat) bool { return !s.Scripted })
 	return r.each(ctx, KindCall, shape, scripts, func(s *seat) error {
-		if _, err := s.pair.ask(ctx, Request{Do: DoPrepare, Op: shape.Op, Size: shape.Size, Local: [][]int32{{0}}, Remote: [][]int32{{0}}}); err != nil {
+		if _, err := s.pair.ask(ctx, Request{Do: DoPrepare, Op: shape.Op, Size: shape.Size,
+			Local: [][]int32{{0}}, Remote: [][]int32{{0}}}); err != nil {
 			return err
 		}
 		if err := s.pair.serve(ctx, true); err != nil { // for the operation before it
@@ -216,11 +222,13 @@ func (r *runner) regions(ctx context.Context) error {
 		}
 		defer initiator.Close(endGrace)
 		for role, d := range map[string]*Driver{RoleTarget: target, RoleInitiator: initiator} {
-			if _, err := d.Ask(ctx, Request{Do: DoOpen, Lane: string(s.Lane), Role: role, Name: role, Bytes: smallMemory}, openLimit); err != nil {
+			if _, err := d.Ask(ctx, Request{Do: DoOpen, Lane: string(s.Lane), Role: role,
+				Name: role, Bytes: smallMemory}, openLimit); err != nil {
 				return err
 			}
 		}
-		a, err := target.Ask(ctx, Request{Do: DoRegions, Count: regionCount, Size: regionSize}, askLimit)
+		a, err := target.Ask(ctx, Request{Do: DoRegions, Count: regionCount, Size: regionSize},
+			askLimit)
 		if err != nil {
 			return err
 		}

@@ -31,18 +31,22 @@ func (r *Report) Text(w io.Writer) error {
 
 func (r *Report) head(b *strings.Builder) {
 	m := &r.Machine
-	fmt.Fprintf(b, "%s, %d processors, %.0f GiB, Linux %s, %s, %.0f minutes\n", m.Processor, m.Processors, m.MemoryGiB, m.Kernel,
+	fmt.Fprintf(b, "%s, %d processors, %.0f GiB, Linux %s, %s, %.0f minutes\n", m.Processor,
+		m.Processors, m.MemoryGiB, m.Kernel,
 		r.Begun.Format("2006-01-02 15:04 MST"), r.Minutes)
 	if r.Revision != "" {
 		fmt.Fprintf(b, "sluice at %s\n", r.Revision)
 	}
-	fmt.Fprintf(b, "%d rounds of %.0f ms for each participant and shape, in turn; %s registered at each end; load %.1f before, %.1f after\n",
+	fmt.Fprintf(b, "%d rounds of %.0f ms for each participant and shape, in turn; %s registered "+
+		"at each end; load %.1f before, %.1f after\n",
 		r.Rounds, r.SliceMS, bench.FormatSize(r.Memory), m.LoadBefore, m.LoadAfter)
 	if m.BusyBefore+m.BusyAfter > 0 {
-		fmt.Fprintf(b, "others used %.2f processors just before, %.2f just after\n", m.BusyBefore, m.BusyAfter)
+		fmt.Fprintf(b, "others used %.2f processors just before, %.2f just after\n", m.BusyBefore,
+			m.BusyAfter)
 	}
 	if m.Indicative {
-		fmt.Fprintln(b, "INDICATIVE: others used the machine when this began or ended. Ratios between participants may hold, figures do not.")
+		fmt.Fprintln(b, "INDICATIVE: others used the machine when this began or ended. Ratios "+
+			"between participants may hold, figures do not.")
 	}
 	fmt.Fprintln(b)
 	t := table(b, 0)
@@ -91,7 +95,8 @@ func (r *Report) transfers(b *strings.Builder, lane Lane) {
 	t := table(b, tabwriter.AlignRight)
 	fmt.Fprintln(t, "op\twhere\tsize\tbatch\tpeer\tGB/s\tpieces/s\tp50 µs\tp99 µs\tCPU s/GB\tops\t")
 	for _, row := range rows {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t", row.Op, where(&row.Shape), bench.FormatSize(row.Size), row.Batch, row.Peer)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t", row.Op, where(&row.Shape),
+			bench.FormatSize(row.Size), row.Batch, row.Peer)
 		if row.Reason != "" {
 			fmt.Fprintf(t, "-\t-\t-\t-\t-\t-\t  %s\n", row.Reason)
 			continue
@@ -100,7 +105,8 @@ func (r *Report) transfers(b *strings.Builder, lane Lane) {
 		if !row.Yardstick {
 			cpu = figure(row.CPUPerGB)
 		}
-		fmt.Fprintf(t, "%s\t%.0f\t%.1f\t%.1f\t%s\t%d\t\n", figure(row.GBps), row.DescsPerS, row.P50us, row.P99us, cpu, row.Ops)
+		fmt.Fprintf(t, "%s\t%.0f\t%.1f\t%.1f\t%s\t%d\t\n", figure(row.GBps), row.DescsPerS,
+			row.P50us, row.P99us, cpu, row.Ops)
 	}
 	t.Flush()
 }
@@ -123,32 +129,44 @@ type special struct {
 }
 
 var specials = []special{
-	{KindHandover, "100,000 pieces of 656 B, scattered, in one list that is used once", func(r *Row) string {
-		return fmt.Sprintf("%.1f ms, of which %.1f ms from the list to a request; %s GB/s; %s CPU s/GB", r.P50us/1e3, r.PrepareUS/1e3, figure(r.GBps), figure(r.CPUPerGB))
-	}},
+	{KindHandover, "100,000 pieces of 656 B, scattered, in one list that is used once",
+		func(r *Row) string {
+			return fmt.Sprintf("%.1f ms, of which %.1f ms from the list to a request; %s GB/s; "+
+				"%s CPU s/GB", r.P50us/1e3, r.PrepareUS/1e3, figure(r.GBps), figure(r.CPUPerGB))
+		}},
 	{KindRegions, "2,048 regions registered one by one, and described", func(r *Row) string {
 		if r.Bytes == 0 {
-			return fmt.Sprintf("registered in %.2f ms; no description to hand over", r.PrepareUS/1e3)
+			return fmt.Sprintf("registered in %.2f ms; no description to hand over",
+				r.PrepareUS/1e3)
 		}
-		return fmt.Sprintf("registered in %.2f ms; described in %.2f ms, %d bytes", r.PrepareUS/1e3, r.P50us/1e3, r.Bytes)
+		return fmt.Sprintf("registered in %.2f ms; described in %.2f ms, %d bytes", r.PrepareUS/1e3,
+			r.P50us/1e3, r.Bytes)
 	}},
-	{KindLearn, "The other end learns of those regions", func(r *Row) string { return fmt.Sprintf("%.2f ms", r.P50us/1e3) }},
-	{KindContact, "First contact: from the other end's description to the first bytes there", func(r *Row) string {
+	{KindLearn, "The other end learns of those regions", func(r *Row) string {
 		return fmt.Sprintf("%.2f ms", r.P50us/1e3)
 	}},
-	{KindPing, "Round trip of a notification, each end waiting as its makers advise", func(r *Row) string {
-		text := fmt.Sprintf("p50 %.1f µs, p99 %.1f µs", r.P50us, r.P99us)
-		if r.Note != "" {
-			text += ": " + r.Note
-		}
-		return text
-	}},
-	{KindCall, "The cheapest call into the library from the driver's language", func(r *Row) string { return fmt.Sprintf("%.2f µs", r.P50us) }},
+	{KindContact, "First contact: from the other end's description to the first bytes there",
+		func(r *Row) string {
+			return fmt.Sprintf("%.2f ms", r.P50us/1e3)
+		}},
+	{KindPing, "Round trip of a notification, each end waiting as its makers advise",
+		func(r *Row) string {
+			text := fmt.Sprintf("p50 %.1f µs, p99 %.1f µs", r.P50us, r.P99us)
+			if r.Note != "" {
+				text += ": " + r.Note
+			}
+			return text
+		}},
+	{KindCall, "The cheapest call into the library from the driver's language",
+		func(r *Row) string {
+			return fmt.Sprintf("%.2f µs", r.P50us)
+		}},
 	{KindIdle, "Processors taken by both ends while nothing is asked of them", func(r *Row) string {
 		return fmt.Sprintf("%.1f %% of one", 100*r.Share)
 	}},
 	{KindKilled, "The peer is killed under writes: until the caller knows", said},
-	{KindFrozen, "The peer is frozen under writes, some pairs at a time: until the caller knows", said},
+	{KindFrozen, "The peer is frozen under writes, some pairs at a time: until the caller knows",
+		said},
 }
 
 func said(r *Row) string { return fmt.Sprintf("%.3f s (%s)", r.Seconds, clip(r.Said, 120)) }

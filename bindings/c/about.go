@@ -28,7 +28,8 @@ type aboutRegion struct {
 
 // about lists the regions that are still there when their turn comes.
 func about(p *engine.Peer) aboutPeer {
-	a := aboutPeer{Name: p.Name(), SameHost: p.SameHost(), MessageMax: p.MessageMax(), Regions: []aboutRegion{}}
+	a := aboutPeer{Name: p.Name(), SameHost: p.SameHost(), MessageMax: p.MessageMax(),
+		Regions: []aboutRegion{}}
 	for _, name := range p.Remotes() {
 		m, err := p.Remote(name)
 		if err != nil {
@@ -41,7 +42,8 @@ func about(p *engine.Peer) aboutPeer {
 }
 
 //export slgoPeerAbout
-func slgoPeerAbout(h C.uint64_t, buffer *C.uint8_t, capacity C.size_t, length *C.size_t, f *C.struct_slgo_fault) C.int {
+func slgoPeerAbout(h C.uint64_t, buffer *C.uint8_t, capacity C.size_t, length *C.size_t,
+	f *C.struct_slgo_fault) C.int {
 	p, err := peers.get(uint64(h))
 	if err != nil {
 		return answer(f, err)

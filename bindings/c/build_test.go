@@ -45,8 +45,10 @@ var sharedLibrary = sync.OnceValue(func() error {
 		return err
 	}
 	name := filepath.Join(built, "libsluice.so.1")
-	flags := "-s -w -extldflags '-Wl,-soname,libsluice.so.1 -Wl,--version-script=" + filepath.Join(here, "exports.map") + "'"
-	if err := command("go", "build", "-buildmode=c-shared", "-ldflags", flags, "-o", name, "."); err != nil {
+	flags := "-s -w -extldflags '-Wl,-soname,libsluice.so.1 -Wl,--version-script=" +
+		filepath.Join(here, "exports.map") + "'"
+	if err := command("go", "build", "-buildmode=c-shared", "-ldflags", flags, "-o", name,
+		"."); err != nil {
 		return err
 	}
 	return os.Symlink("libsluice.so.1", filepath.Join(built, "libsluice.so"))
@@ -72,16 +74,20 @@ func compile(t testing.TB, source string, flags ...string) string {
 	if !strings.Contains(source, "/") {
 		source = filepath.Join("testdata", source)
 	}
-	out := filepath.Join(t.TempDir(), strings.TrimSuffix(filepath.Base(source), filepath.Ext(source)))
+	out := filepath.Join(t.TempDir(), strings.TrimSuffix(filepath.Base(source),
+		filepath.Ext(source)))
 	compiler, standard := "gcc", "-std=gnu11"
 	if filepath.Ext(source) == ".cpp" {
 		compiler, standard = "g++", "-std=c++17"
 		if _, err := exec.LookPath(compiler); err != nil {
-			drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "C++", Reason: err.Error(), Fix: "apt-get install g++"})
+			drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "C++",
+				Reason: err.Error(), Fix: "apt-get install g++"})
 		}
 	}
-	args := append([]string{standard, "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I.", "-o", out, source}, flags...)
-	if err := command(compiler, append(args, "-L"+built, "-lsluice", "-Wl,-rpath,"+built, "-ldl")...); err != nil {
+	args := append([]string{standard, "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I.",
+		"-o", out, source}, flags...)
+	if err := command(compiler, append(args, "-L"+built, "-lsluice", "-Wl,-rpath,"+built,
+		"-ldl")...); err != nil {
 		t.Fatal(err)
 	}
 	return out

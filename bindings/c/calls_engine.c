@@ -30,12 +30,14 @@ int sluice_stats(sluice_engine engine, void *buffer, size_t capacity, size_t *le
 	SLGO_CALL(slgoStats, engine, buffer, capacity, length);
 }
 
-int sluice_alloc(sluice_engine engine, const struct sluice_alloc_options *options, uint64_t length, sluice_memory *memory,
-		 void **address)
+int sluice_alloc(sluice_engine engine, const struct sluice_alloc_options *options, uint64_t length,
+		 sluice_memory *memory, void **address)
 {
 	struct sluice_alloc_options known = {0};
 	uint64_t at = 0;
-	int code = options ? slgo_take(&known, sizeof known, ALLOC_LEAST, options, "sluice_alloc_options") : slgo_check_fork();
+	int code =
+	    options ? slgo_take(&known, sizeof known, ALLOC_LEAST, options, "sluice_alloc_options")
+		    : slgo_check_fork();
 	if (code)
 		return code;
 	SLGO_NEED(memory);
@@ -48,7 +50,8 @@ int sluice_alloc(sluice_engine engine, const struct sluice_alloc_options *option
 
 int sluice_memory_close(sluice_memory memory) { SLGO_CALL(slgoMemoryClose, memory); }
 
-int sluice_register(sluice_engine engine, const char *name, const struct sluice_segment *segment, sluice_region *region)
+int sluice_register(sluice_engine engine, const char *name, const struct sluice_segment *segment,
+		    sluice_region *region)
 {
 	struct sluice_segment known = {0};
 	int code = slgo_take(&known, sizeof known, SEGMENT_LEAST, segment, "sluice_segment");
@@ -61,11 +64,13 @@ int sluice_register(sluice_engine engine, const char *name, const struct sluice_
 
 int sluice_region_close(sluice_region region) { SLGO_CALL(slgoRegionClose, region); }
 
-int sluice_lease_grant(sluice_region region, uint64_t offset, uint64_t length, const struct sluice_lease_options *options,
-		       sluice_lease *lease)
+int sluice_lease_grant(sluice_region region, uint64_t offset, uint64_t length,
+		       const struct sluice_lease_options *options, sluice_lease *lease)
 {
 	struct sluice_lease_options known = {0};
-	int code = options ? slgo_take(&known, sizeof known, LEASE_LEAST, options, "sluice_lease_options") : slgo_check_fork();
+	int code =
+	    options ? slgo_take(&known, sizeof known, LEASE_LEAST, options, "sluice_lease_options")
+		    : slgo_check_fork();
 	if (code)
 		return code;
 	SLGO_NEED(lease);
@@ -85,4 +90,7 @@ int sluice_lease_ended(sluice_lease lease, int *ended)
 	SLGO_CALL(slgoLeaseEnded, lease, ended);
 }
 
-int sluice_lease_revoke(sluice_lease lease, int64_t timeout_ns) { SLGO_CALL(slgoLeaseRevoke, lease, timeout_ns); }
+int sluice_lease_revoke(sluice_lease lease, int64_t timeout_ns)
+{
+	SLGO_CALL(slgoLeaseRevoke, lease, timeout_ns);
+}

@@ -3,15 +3,16 @@
 #include "_cgo_export.h"
 #include "faces.h"
 
-int sluice_describe(sluice_engine engine, const sluice_region *regions, size_t count, void *buffer, size_t capacity,
-		    size_t *length)
+int sluice_describe(sluice_engine engine, const sluice_region *regions, size_t count, void *buffer,
+		    size_t capacity, size_t *length)
 {
 	SLGO_NEED(length);
 	SLGO_NEED(buffer || !capacity);
 	SLGO_CALL(slgoDescribe, engine, (uint64_t *)regions, count, buffer, capacity, length);
 }
 
-int sluice_connect(sluice_engine engine, const void *description, size_t length, int64_t timeout_ns, sluice_peer *peer)
+int sluice_connect(sluice_engine engine, const void *description, size_t length, int64_t timeout_ns,
+		   sluice_peer *peer)
 {
 	SLGO_NEED(peer);
 	SLGO_CALL(slgoConnect, engine, (uint8_t *)description, length, timeout_ns, peer);
@@ -23,13 +24,14 @@ int sluice_self(sluice_engine engine, sluice_peer *peer)
 	SLGO_CALL(slgoSelf, engine, peer);
 }
 
-int sluice_serve(sluice_engine engine, const char *network, const char *address, char *bound, size_t capacity,
-		 sluice_listener *listener)
+int sluice_serve(sluice_engine engine, const char *network, const char *address, char *bound,
+		 size_t capacity, sluice_listener *listener)
 {
 	SLGO_NEED(network);
 	SLGO_NEED(address);
 	SLGO_NEED(listener);
-	SLGO_CALL(slgoServe, engine, (char *)network, (char *)address, (uint8_t *)bound, capacity, listener);
+	SLGO_CALL(slgoServe, engine, (char *)network, (char *)address, (uint8_t *)bound, capacity,
+		  listener);
 }
 
 int sluice_listener_close(sluice_listener listener) { SLGO_CALL(slgoListenerClose, listener); }
@@ -40,7 +42,8 @@ int sluice_accept(sluice_engine engine, int64_t timeout_ns, sluice_peer *peer)
 	SLGO_CALL(slgoAccept, engine, timeout_ns, peer);
 }
 
-int sluice_dial(sluice_engine engine, const char *network, const char *address, int64_t timeout_ns, sluice_peer *peer)
+int sluice_dial(sluice_engine engine, const char *network, const char *address, int64_t timeout_ns,
+		sluice_peer *peer)
 {
 	SLGO_NEED(network);
 	SLGO_NEED(address);
@@ -94,12 +97,14 @@ int sluice_notify(sluice_peer peer, const void *message, size_t length, int64_t 
 	SLGO_CALL(slgoNotify, peer, (uint8_t *)message, length, timeout_ns);
 }
 
-int sluice_receive(sluice_engine engine, struct sluice_notification *notification, void *buffer, size_t capacity,
-		   int64_t timeout_ns)
+int sluice_receive(sluice_engine engine, struct sluice_notification *notification, void *buffer,
+		   size_t capacity, int64_t timeout_ns)
 {
 	struct sluice_notification known = {0};
-	int code = slgo_take(&known, sizeof known, SLGO_THROUGH(struct sluice_notification, length), notification, "sluice_notification");
-	if (code && code != SLUICE_ERR_VERSION) // what a newer program has room for is nothing that it sets
+	int code = slgo_take(&known, sizeof known, SLGO_THROUGH(struct sluice_notification, length),
+			     notification, "sluice_notification");
+	// what a newer program has room for is nothing that it sets
+	if (code && code != SLUICE_ERR_VERSION)
 		return code;
 	SLGO_NEED(buffer || !capacity);
 	SLGO_CALL(slgoReceive, engine, notification, buffer, capacity, timeout_ns);
@@ -122,8 +127,8 @@ int sluice_counter_wait(sluice_engine engine, uint32_t counter, uint64_t n, int6
 	SLGO_CALL(slgoCounterWait, engine, counter, n, timeout_ns);
 }
 
-int sluice_explain(sluice_peer peer, sluice_region region, sluice_remote remote, uint32_t format, void *buffer, size_t capacity,
-		   size_t *length)
+int sluice_explain(sluice_peer peer, sluice_region region, sluice_remote remote, uint32_t format,
+		   void *buffer, size_t capacity, size_t *length)
 {
 	SLGO_NEED(length);
 	SLGO_NEED(buffer || !capacity);

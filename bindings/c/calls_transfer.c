@@ -10,18 +10,21 @@ int sluice_transfer_new(sluice_peer peer, uint32_t op, const char *only, sluice_
 	SLGO_CALL(slgoTransferNew, peer, op, &route, transfer);
 }
 
-int sluice_transfer_new_route(sluice_peer peer, uint32_t op, const struct sluice_route *route, sluice_transfer *transfer)
+int sluice_transfer_new_route(sluice_peer peer, uint32_t op, const struct sluice_route *route,
+			      sluice_transfer *transfer)
 {
 	struct sluice_route known = {0};
-	int code = route ? slgo_take(&known, sizeof known, SLGO_THROUGH(struct sluice_route, only), route, "sluice_route") : slgo_check_fork();
+	int code = route ? slgo_take(&known, sizeof known, SLGO_THROUGH(struct sluice_route, only),
+				     route, "sluice_route")
+			 : slgo_check_fork();
 	if (code)
 		return code;
 	SLGO_NEED(transfer);
 	SLGO_CALL(slgoTransferNew, peer, op, &known, transfer);
 }
 
-int sluice_transfer_add(sluice_transfer transfer, sluice_region region, sluice_remote remote, const struct sluice_desc *descs,
-			size_t count)
+int sluice_transfer_add(sluice_transfer transfer, sluice_region region, sluice_remote remote,
+			const struct sluice_desc *descs, size_t count)
 {
 	SLGO_CALL(slgoTransferAdd, transfer, region, remote, (struct sluice_desc *)descs, count);
 }
@@ -30,17 +33,19 @@ int sluice_transfer_add_pages(sluice_transfer transfer, sluice_region region, sl
 			      const struct sluice_pages *pages)
 {
 	struct sluice_pages known = {0};
-	int code = slgo_take(&known, sizeof known, SLGO_THROUGH(struct sluice_pages, remote), pages, "sluice_pages");
+	int code = slgo_take(&known, sizeof known, SLGO_THROUGH(struct sluice_pages, remote), pages,
+			     "sluice_pages");
 	if (code)
 		return code;
 	SLGO_CALL(slgoTransferAddPages, transfer, region, remote, &known);
 }
 
-int sluice_transfer_add_pattern(sluice_transfer transfer, sluice_region region, sluice_remote remote,
-				const struct sluice_pattern *pattern)
+int sluice_transfer_add_pattern(sluice_transfer transfer, sluice_region region,
+				sluice_remote remote, const struct sluice_pattern *pattern)
 {
 	struct sluice_pattern known = {0};
-	int code = slgo_take(&known, sizeof known, SLGO_THROUGH(struct sluice_pattern, remote), pattern, "sluice_pattern");
+	int code = slgo_take(&known, sizeof known, SLGO_THROUGH(struct sluice_pattern, remote),
+			     pattern, "sluice_pattern");
 	if (code)
 		return code;
 	SLGO_CALL(slgoTransferAddPattern, transfer, region, remote, &known);
@@ -51,21 +56,39 @@ int sluice_transfer_message(sluice_transfer transfer, const void *message, size_
 	SLGO_CALL(slgoTransferMessage, transfer, (uint8_t *)message, length);
 }
 
-int sluice_transfer_count(sluice_transfer transfer, uint32_t counter) { SLGO_CALL(slgoTransferCount, transfer, counter); }
+int sluice_transfer_count(sluice_transfer transfer, uint32_t counter)
+{
+	SLGO_CALL(slgoTransferCount, transfer, counter);
+}
 
-int sluice_transfer_checksum(sluice_transfer transfer) { SLGO_CALL(slgoTransferChecksum, transfer); }
+int sluice_transfer_checksum(sluice_transfer transfer)
+{
+	SLGO_CALL(slgoTransferChecksum, transfer);
+}
 
-int sluice_transfer_watch(sluice_transfer transfer, uint64_t word) { SLGO_CALL(slgoTransferWatch, transfer, word); }
+int sluice_transfer_watch(sluice_transfer transfer, uint64_t word)
+{
+	SLGO_CALL(slgoTransferWatch, transfer, word);
+}
 
 int sluice_post(sluice_transfer transfer) { SLGO_CALL(slgoPost, transfer); }
 
 int sluice_test(sluice_transfer transfer) { SLGO_CALL(slgoTest, transfer); }
 
-int sluice_wait(sluice_transfer transfer, int64_t timeout_ns) { SLGO_CALL(slgoWait, transfer, timeout_ns); }
+int sluice_wait(sluice_transfer transfer, int64_t timeout_ns)
+{
+	SLGO_CALL(slgoWait, transfer, timeout_ns);
+}
 
-int sluice_post_and_wait(sluice_transfer transfer, int64_t timeout_ns) { SLGO_CALL(slgoPostAndWait, transfer, timeout_ns); }
+int sluice_post_and_wait(sluice_transfer transfer, int64_t timeout_ns)
+{
+	SLGO_CALL(slgoPostAndWait, transfer, timeout_ns);
+}
 
-int sluice_abort(sluice_transfer transfer, int64_t timeout_ns) { SLGO_CALL(slgoAbort, transfer, timeout_ns); }
+int sluice_abort(sluice_transfer transfer, int64_t timeout_ns)
+{
+	SLGO_CALL(slgoAbort, transfer, timeout_ns);
+}
 
 int sluice_reset(sluice_transfer transfer) { SLGO_CALL(slgoReset, transfer); }
 
@@ -77,7 +100,8 @@ int sluice_completion_fd(sluice_engine engine, int *fd)
 	SLGO_CALL(slgoCompletionFd, engine, fd);
 }
 
-int sluice_completions(sluice_engine engine, struct sluice_completion *list, size_t max, size_t *count)
+int sluice_completions(sluice_engine engine, struct sluice_completion *list, size_t max,
+		       size_t *count)
 {
 	SLGO_NEED(count);
 	SLGO_CALL(slgoCompletions, engine, list, max, count);

@@ -24,21 +24,26 @@ func certificates(t *testing.T) []string {
 	dir := t.TempDir()
 	authorityKey, key := newKey(t), newKey(t)
 	authority := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"},
+		NotAfter: time.Now().Add(time.Hour),
+		IsCA:     true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	member := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "member"}, NotAfter: time.Now().Add(time.Hour),
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, DNSNames: []string{"owner.test"},
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "member"},
+		NotAfter:    time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		DNSNames:    []string{"owner.test"},
 	}
 	private, err := x509.MarshalECPrivateKey(key)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return []string{
-		writePEM(t, filepath.Join(dir, "certificate"), "CERTIFICATE", signed(t, member, authority, key, authorityKey)),
+		writePEM(t, filepath.Join(dir, "certificate"), "CERTIFICATE", signed(t, member, authority,
+			key, authorityKey)),
 		writePEM(t, filepath.Join(dir, "key"), "EC PRIVATE KEY", private),
-		writePEM(t, filepath.Join(dir, "authority"), "CERTIFICATE", signed(t, authority, authority, authorityKey, authorityKey)),
+		writePEM(t, filepath.Join(dir, "authority"), "CERTIFICATE", signed(t, authority, authority,
+			authorityKey, authorityKey)),
 	}
 }
 
@@ -62,7 +67,8 @@ func signed(t *testing.T, cert, parent *x509.Certificate, key, by *ecdsa.Private
 
 func writePEM(t *testing.T, name, kind string, raw []byte) string {
 	t.Helper()
-	if err := os.WriteFile(name, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: raw}), 0o600); err != nil {
+	if err := os.WriteFile(name, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: raw}),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	return name

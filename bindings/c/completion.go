@@ -66,7 +66,8 @@ func (q *endings) take(dst []C.struct_sluice_completion) (n int) {
 	n = min(len(dst), len(q.list))
 	for i, t := range q.list[:n] {
 		t.queued.Store(false) // before its state is looked at: what ends from here on is added anew
-		dst[i] = C.struct_sluice_completion{transfer: C.uint64_t(t.handle), word: C.uint64_t(t.word.Load())}
+		dst[i] = C.struct_sluice_completion{transfer: C.uint64_t(t.handle),
+			word: C.uint64_t(t.word.Load())}
 		dst[i].status = C.int32_t(t.status())
 	}
 	rest := copy(q.list, q.list[n:])
@@ -139,7 +140,8 @@ func slgoCompletionFd(h C.uint64_t, fd *C.int, f *C.struct_slgo_fault) C.int {
 }
 
 //export slgoCompletions
-func slgoCompletions(h C.uint64_t, list *C.struct_sluice_completion, most C.size_t, count *C.size_t, f *C.struct_slgo_fault) C.int {
+func slgoCompletions(h C.uint64_t, list *C.struct_sluice_completion, most C.size_t, count *C.size_t,
+	f *C.struct_slgo_fault) C.int {
 	e, err := engines.get(uint64(h))
 	if err != nil {
 		return answer(f, err)

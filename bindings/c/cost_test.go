@@ -21,9 +21,9 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// What is compared: programs in C or Python and in Go, over shm, whose callers copy along. Each is a process
-// of its own, and there are several of each, since the place of its memory makes a copy of 2,048 pages slower
-// or faster for a process's whole life.
+// What is compared: programs in C or Python and in Go, over shm, whose callers copy along. Each is
+// a process of its own, and there are several of each, since the place of its memory makes a copy
+// of 2,048 pages slower or faster for a process's whole life.
 const (
 	costPairs  = 5
 	costRounds = 12 // of each pair, in turns: one, other, other, one
@@ -49,7 +49,8 @@ func BenchmarkFromC(b *testing.B) {
 func BenchmarkFromPython(b *testing.B) {
 	python := "../../build/venv/bin/python"
 	if _, err := os.Stat(python); err != nil {
-		drivertest.SkipIfUnavailable(b, &driver.UnavailableError{Backend: "Python", Reason: err.Error(), Fix: "make wheel"})
+		drivertest.SkipIfUnavailable(b, &driver.UnavailableError{Backend: "Python",
+			Reason: err.Error(), Fix: "make wheel"})
 	}
 	for _, how := range []string{"together", "apart"} {
 		b.Run(how, func(b *testing.B) { benchmarkFrom(b, how, python, "../python/tests/cost.py") })
@@ -57,7 +58,8 @@ func BenchmarkFromPython(b *testing.B) {
 }
 
 // benchmarkFrom reports medians over the pairs: of the median difference between rounds that
-// were neighbours, and of the difference between the best rounds, which a busy machine disturbs least.
+// were neighbours, and of the difference between the best rounds, which a busy machine disturbs
+// least.
 func benchmarkFrom(b *testing.B, how string, program ...string) {
 	var added, best, direct, ratio [3][]float64
 	for b.Loop() {
@@ -85,7 +87,8 @@ func benchmarkFrom(b *testing.B, how string, program ...string) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// costPair measures by a program and by its twin in Go, in turns, and returns what each round took, by shape.
+// costPair measures by a program and by its twin in Go, in turns, and returns what each round took,
+// by shape.
 func costPair(b *testing.B, how string, program []string) (theirs, ours [3][]float64) {
 	one, other := startCost(b, how, program...), startCost(b, how, os.Args[0], costProgram)
 	for round := range costRounds {
@@ -116,7 +119,8 @@ type costProcess struct {
 
 func startCost(b *testing.B, how string, program ...string) *costProcess {
 	b.Helper()
-	p := &costProcess{c: exec.Command(program[0], append(program[1:], fmt.Sprint(costRounds), fmt.Sprint(costPosts), how)...)}
+	p := &costProcess{c: exec.Command(program[0], append(program[1:], fmt.Sprint(costRounds),
+		fmt.Sprint(costPosts), how)...)}
 	p.c.Stderr = os.Stderr
 	out, err := p.c.StdoutPipe()
 	if err == nil {

@@ -8,7 +8,8 @@ import "C"
 import "encoding/json"
 
 // handJSON is hand for something that is told as JSON.
-func handJSON(v any, buffer *C.uint8_t, capacity C.size_t, length *C.size_t, f *C.struct_slgo_fault) C.int {
+func handJSON(v any, buffer *C.uint8_t, capacity C.size_t, length *C.size_t,
+	f *C.struct_slgo_fault) C.int {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return answer(f, err)
@@ -17,7 +18,8 @@ func handJSON(v any, buffer *C.uint8_t, capacity C.size_t, length *C.size_t, f *
 }
 
 //export slgoExplain
-func slgoExplain(h, local, other C.uint64_t, format C.uint32_t, buffer *C.uint8_t, capacity C.size_t, length *C.size_t, f *C.struct_slgo_fault) C.int {
+func slgoExplain(h, local, other C.uint64_t, format C.uint32_t, buffer *C.uint8_t,
+	capacity C.size_t, length *C.size_t, f *C.struct_slgo_fault) C.int {
 	p, err := peers.get(uint64(h))
 	if err != nil {
 		return answer(f, err)

@@ -22,14 +22,19 @@ static volatile int forked;
 static void in_child(void) { forked = 1; }
 
 // The library cannot be unloaded, so the handler is never left behind.
-__attribute__((constructor)) static void watch_forks(void) { (void)pthread_atfork(NULL, NULL, in_child); }
+__attribute__((constructor)) static void watch_forks(void)
+{
+	(void)pthread_atfork(NULL, NULL, in_child);
+}
 
 int slgo_check_fork(void)
 {
 	if (!forked)
 		return 0;
-	return slgo_refuse(SLUICE_ERR_FORK, "this process was forked from one that had loaded sluice, and the threads that "
-					    "do the work stayed there: call exec, or fork before the library is loaded");
+	return slgo_refuse(
+	    SLUICE_ERR_FORK,
+	    "this process was forked from one that had loaded sluice, and the threads that "
+	    "do the work stayed there: call exec, or fork before the library is loaded");
 }
 
 int slgo_refuse(int code, const char *text)
@@ -57,14 +62,17 @@ int slgo_take(void *known, size_t known_size, size_t least, const void *given, c
 		return slgo_missing(name);
 	memcpy(&size, given, sizeof size);
 	if (size < least || size > 4096) {
-		snprintf(fault.text, sizeof fault.text, "%s.size is %u, at least %zu: set it to sizeof(struct %s)", name, size, least, name);
+		snprintf(fault.text, sizeof fault.text,
+			 "%s.size is %u, at least %zu: set it to sizeof(struct %s)", name, size,
+			 least, name);
 		return SLUICE_ERR_ARGUMENT;
 	}
 	for (size_t i = known_size; i < size; i++) {
 		if (((const unsigned char *)given)[i]) {
 			snprintf(fault.text, sizeof fault.text,
-				 "%s: a field at offset %zu is set, which this library (version %d of the ABI) does not know: use a newer one", name, i,
-				 SLUICE_ABI_VERSION);
+				 "%s: a field at offset %zu is set, which this library (version %d "
+				 "of the ABI) does not know: use a newer one",
+				 name, i, SLUICE_ABI_VERSION);
 			return SLUICE_ERR_VERSION;
 		}
 	}
@@ -75,11 +83,28 @@ int slgo_take(void *known, size_t known_size, size_t least, const void *given, c
 const char *sluice_code_name(int code)
 {
 	static const char *const names[] = {
-		"SLUICE_OK", "SLUICE_ERR_HANDLE", "SLUICE_ERR_ARGUMENT", "SLUICE_ERR_FORK", "SLUICE_ERR_SPACE", "SLUICE_ERR_SYSTEM",
-		"SLUICE_ERR_CLOSED", "SLUICE_ERR_UNAVAILABLE", "SLUICE_ERR_NOT_SUPPORTED", "SLUICE_ERR_FULL", "SLUICE_ERR_BUSY",
-		"SLUICE_ERR_BOUNDS", "SLUICE_ERR_PEER_LOST", "SLUICE_ERR_ABORTED", "SLUICE_ERR_REVOKED", "SLUICE_ERR_VERSION",
-		"SLUICE_ERR_NO_ROUTE", "SLUICE_ERR_CORRUPT", "SLUICE_ERR_TOKEN", "SLUICE_ERR_UNPROVEN", "SLUICE_ERR_READ_ONLY",
-		"SLUICE_ERR_TIMEOUT",
+	    "SLUICE_OK",
+	    "SLUICE_ERR_HANDLE",
+	    "SLUICE_ERR_ARGUMENT",
+	    "SLUICE_ERR_FORK",
+	    "SLUICE_ERR_SPACE",
+	    "SLUICE_ERR_SYSTEM",
+	    "SLUICE_ERR_CLOSED",
+	    "SLUICE_ERR_UNAVAILABLE",
+	    "SLUICE_ERR_NOT_SUPPORTED",
+	    "SLUICE_ERR_FULL",
+	    "SLUICE_ERR_BUSY",
+	    "SLUICE_ERR_BOUNDS",
+	    "SLUICE_ERR_PEER_LOST",
+	    "SLUICE_ERR_ABORTED",
+	    "SLUICE_ERR_REVOKED",
+	    "SLUICE_ERR_VERSION",
+	    "SLUICE_ERR_NO_ROUTE",
+	    "SLUICE_ERR_CORRUPT",
+	    "SLUICE_ERR_TOKEN",
+	    "SLUICE_ERR_UNPROVEN",
+	    "SLUICE_ERR_READ_ONLY",
+	    "SLUICE_ERR_TIMEOUT",
 	};
 	if (code == SLUICE_PENDING)
 		return "SLUICE_PENDING";

@@ -55,12 +55,20 @@ static int told(struct hand *h, int code)
 static void engines(struct hand *h)
 {
 	static const char *const tcp[] = {"plaintext=true", "listen=127.0.0.1:0", NULL};
-	struct sluice_backend list[] = {{.name = "mem"}, {.name = "shm"}, {.name = "tcp", .options = tcp}};
-	struct sluice_config config = {.size = sizeof config, .flags = SLUICE_PLAINTEXT, .name = "hammer",
-				       .backends = list, .backends_count = 1 + any(h, 3),
-				       .transfer_timeout_ns = 300000 * US, .abort_grace_ns = 100000 * US,
-				       .connect_timeout_ns = 200000 * US, .handshake_timeout_ns = 200000 * US,
-				       .transfers_max = 64, .notifications_max = 16 + any(h, 50)};
+	struct sluice_backend list[] = {{.name = "mem"},
+					{.name = "shm"},
+					{.name = "tcp", .options = tcp}};
+	struct sluice_config config = {.size = sizeof config,
+				       .flags = SLUICE_PLAINTEXT,
+				       .name = "hammer",
+				       .backends = list,
+				       .backends_count = 1 + any(h, 3),
+				       .transfer_timeout_ns = 300000 * US,
+				       .abort_grace_ns = 100000 * US,
+				       .connect_timeout_ns = 200000 * US,
+				       .handshake_timeout_ns = 200000 * US,
+				       .transfers_max = 64,
+				       .notifications_max = 16 + any(h, 50)};
 	uint64_t engine;
 	if (any(h, 20) || DO(sluice_open(&config, &engine)) < 0)
 		return;
@@ -86,7 +94,9 @@ static void regions(struct hand *h)
 {
 	char name[16];
 	uint64_t region;
-	struct sluice_segment s = {.size = sizeof s, .kind = SLUICE_MEMORY, .memory = pick(h, MEMORY),
+	struct sluice_segment s = {.size = sizeof s,
+				   .kind = SLUICE_MEMORY,
+				   .memory = pick(h, MEMORY),
 				   .flags = any(h, 8) ? 0 : SLUICE_READ_ONLY};
 	snprintf(name, sizeof name, "r%u", any(h, 6));
 	if (DO(sluice_register(pick(h, ENGINE), name, &s, &region)) == SLUICE_OK) {
@@ -147,13 +157,24 @@ static void fill(struct hand *h)
 		struct sluice_desc d = {any(h, 4) * 100, any(h, 4) * 100, 1 + any(h, 3000)};
 		DO(sluice_transfer_add(t, pick(h, REGION), pick(h, REMOTE), &d, 1));
 	}
-	struct sluice_pages p = {.size = sizeof p, .count = 1 + any(h, 60), .entry_length = 1 + any(h, 40),
-				 .local_stride = 40, .remote_stride = 40,
-				 .local = any(h, 2) ? lists : NULL, .remote = any(h, 2) ? lists : NULL};
+	struct sluice_pages p = {.size = sizeof p,
+				 .count = 1 + any(h, 60),
+				 .entry_length = 1 + any(h, 40),
+				 .local_stride = 40,
+				 .remote_stride = 40,
+				 .local = any(h, 2) ? lists : NULL,
+				 .remote = any(h, 2) ? lists : NULL};
 	DO(sluice_transfer_add_pages(t, pick(h, REGION), pick(h, REMOTE), &p));
-	struct sluice_pattern q = {.size = sizeof q, .count = 1 + any(h, 30), .run = 1 + any(h, 9), .loops_count = any(h, 4),
-				   .loops = {{64, 90, 2, 0}, {16, 30, 3, 0}, {9, 9, 2, 0}}, .local = {.stride = 128},
-				   .remote = {.stride = 256, .step = 20, .per = any(h, 3), .list = any(h, 2) ? lists : NULL}};
+	struct sluice_pattern q = {.size = sizeof q,
+				   .count = 1 + any(h, 30),
+				   .run = 1 + any(h, 9),
+				   .loops_count = any(h, 4),
+				   .loops = {{64, 90, 2, 0}, {16, 30, 3, 0}, {9, 9, 2, 0}},
+				   .local = {.stride = 128},
+				   .remote = {.stride = 256,
+					      .step = 20,
+					      .per = any(h, 3),
+					      .list = any(h, 2) ? lists : NULL}};
 	DO(sluice_transfer_add_pattern(t, pick(h, REGION), pick(h, REMOTE), &q));
 	switch (any(h, 4)) {
 	case 0:
@@ -214,8 +235,10 @@ static void leases(struct hand *h)
 	int ended;
 	size_t n;
 	uint64_t lease, remote;
-	struct sluice_lease_options o = {.size = sizeof o, .ttl_ns = any(h, 3) ? 0 : 1 + any(h, 20000) * US};
-	if (DO(sluice_lease_grant(pick(h, REGION), 0, 1 + any(h, 4096), any(h, 2) ? &o : NULL, &lease)) < 0)
+	struct sluice_lease_options o = {.size = sizeof o,
+					 .ttl_ns = any(h, 3) ? 0 : 1 + any(h, 20000) * US};
+	if (DO(sluice_lease_grant(pick(h, REGION), 0, 1 + any(h, 4096), any(h, 2) ? &o : NULL,
+				  &lease)) < 0)
 		return;
 	uint64_t old = put(h, LEASE, lease);
 	if (DO(sluice_lease_token(lease, h->room, 4096, &n)) == SLUICE_OK &&
@@ -231,12 +254,14 @@ static void leases(struct hand *h)
 static void serving(struct hand *h)
 {
 	uint64_t made;
-	if (DO(sluice_serve(pick(h, ENGINE), "unix", sockets[any(h, SOCKETS)], NULL, 0, &made)) == SLUICE_OK) {
+	if (DO(sluice_serve(pick(h, ENGINE), "unix", sockets[any(h, SOCKETS)], NULL, 0, &made)) ==
+	    SLUICE_OK) {
 		uint64_t old = put(h, LISTENER, made);
 		if (old)
 			DO(sluice_listener_close(old));
 	}
-	if (DO(sluice_dial(pick(h, ENGINE), "unix", sockets[any(h, SOCKETS)], 20000 * US, &made)) == SLUICE_OK)
+	if (DO(sluice_dial(pick(h, ENGINE), "unix", sockets[any(h, SOCKETS)], 20000 * US, &made)) ==
+	    SLUICE_OK)
 		put(h, PEER, made);
 	if (DO(sluice_accept(pick(h, ENGINE), any(h, 1000) * US, &made)) == SLUICE_OK)
 		put(h, PEER, made);
@@ -246,13 +271,15 @@ static void telling(struct hand *h)
 {
 	size_t n;
 	DO(sluice_stats(pick(h, ENGINE), h->room, ROOM, &n));
-	DO(sluice_explain(pick(h, PEER), pick(h, REGION), pick(h, REMOTE), 1 + any(h, 2), h->room, ROOM, &n));
+	DO(sluice_explain(pick(h, PEER), pick(h, REGION), pick(h, REMOTE), 1 + any(h, 2), h->room,
+			  ROOM, &n));
 	if (any(h, 20) == 0)
 		DO(sluice_close(pick(h, ENGINE)));
 }
 
-static void (*const calls[])(struct hand *) = {engines, memories, regions, peers, remotes, transfers, fill, fill,
-					       post, post, completions, messages, leases, serving, telling};
+static void (*const calls[])(struct hand *) = {engines,	    memories, regions, peers,	remotes,
+					       transfers,   fill,     fill,    post,	post,
+					       completions, messages, leases,  serving, telling};
 
 static void *work(void *arg)
 {

@@ -77,7 +77,8 @@ func (e *staleError) Error() string {
 	case got == 0 || got >= uint64(len(kindNames)):
 		return fmt.Sprintf("%#x is no handle, where %s is wanted", e.handle, kindNames[e.want])
 	case got != uint64(e.want):
-		return fmt.Sprintf("%#x is %s, where %s is wanted", e.handle, kindNames[got], kindNames[e.want])
+		return fmt.Sprintf("%#x is %s, where %s is wanted", e.handle, kindNames[got],
+			kindNames[e.want])
 	}
 	if e.want == kindEngine || e.want == kindMemory {
 		return fmt.Sprintf("the %s was closed", name)
@@ -105,7 +106,8 @@ func (t *table[T]) put(v *T) (uint64, error) {
 	case len(t.free) > 0:
 		index, t.free = t.free[0], t.free[1:]
 	case t.used == 1<<indexBits:
-		return 0, fmt.Errorf("%d handles of the kind of %s are in use: close some: %w", t.used, kindNames[t.kind], engine.ErrFull)
+		return 0, fmt.Errorf("%d handles of the kind of %s are in use: close some: %w", t.used,
+			kindNames[t.kind], engine.ErrFull)
 	default:
 		t.used++
 		if index%chunkSlots == 0 {
@@ -114,7 +116,8 @@ func (t *table[T]) put(v *T) (uint64, error) {
 	}
 	s := &t.chunks[index/chunkSlots].Load()[index%chunkSlots]
 	s.generation++
-	h := uint64(t.kind)<<(indexBits+generationBits) | s.generation&(1<<generationBits-1)<<indexBits | uint64(index)
+	h := uint64(t.kind)<<(indexBits+generationBits) | s.generation&(1<<generationBits-
+		1)<<indexBits | uint64(index)
 	s.entry.Store(&entry[T]{handle: h, value: v})
 	return h, nil
 }

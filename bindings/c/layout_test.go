@@ -13,7 +13,8 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write testdata/layout.txt anew, after SLUICE_ABI_VERSION was raised or something was appended")
+var update = flag.Bool("update", false, "write testdata/layout.txt anew, after "+
+	"SLUICE_ABI_VERSION was raised or something was appended")
 
 // TestLayout compares what a compiler makes of sluice.h with the committed list, which is what
 // programs were built with, and with what Go reads.
@@ -37,7 +38,8 @@ func TestLayout(t *testing.T) {
 			t.Fatal(err)
 		}
 	} else if was != now {
-		t.Errorf("the layout has changed, and programs that are built would break:%s\nundo it, or raise SLUICE_ABI_VERSION and run with -update", changes(was, now))
+		t.Errorf("the layout has changed, and programs that are built would break:%s\nundo it, "+
+			"or raise SLUICE_ABI_VERSION and run with -update", changes(was, now))
 	}
 	for name, want := range goLayout() {
 		if !strings.Contains("\n"+now, "\n"+name+" "+want+"\n") {
@@ -50,7 +52,8 @@ func TestLayout(t *testing.T) {
 func layout(t *testing.T, compiler string, flags ...string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "layout")
-	if err := command(compiler, append(flags, "-Wall", "-Werror", "-I.", "-o", program, "testdata/layout.c")...); err != nil {
+	if err := command(compiler, append(flags, "-Wall", "-Werror", "-I.", "-o", program,
+		"testdata/layout.c")...); err != nil {
 		t.Fatal(err)
 	}
 	out, err := exec.Command(program).Output()
@@ -68,7 +71,8 @@ func checkUpdate(was, now string) string {
 	}
 	for line := range strings.Lines(was) {
 		name, _, _ := strings.Cut(line, " ")
-		whole := !strings.Contains(name, ".") && !strings.HasPrefix(name, "SLUICE_") // a struct may grow
+		// a struct may grow
+		whole := !strings.Contains(name, ".") && !strings.HasPrefix(name, "SLUICE_")
 		if !whole && !strings.Contains("\n"+now, "\n"+line) {
 			return "raise SLUICE_ABI_VERSION: " + strings.TrimSpace(line) + " is not so any more"
 		}
@@ -98,10 +102,14 @@ func TestLayoutRefused(t *testing.T) {
 		now string
 		ok  bool
 	}{
-		"appended":    {"SLUICE_ABI_VERSION 1\nsluice_desc 32\nsluice_desc.local 0 8\nsluice_desc.more 24 8\nSLUICE_READ 1\n", true},
-		"moved":       {"SLUICE_ABI_VERSION 1\nsluice_desc 24\nsluice_desc.local 8 8\nSLUICE_READ 1\n", false},
-		"other value": {"SLUICE_ABI_VERSION 1\nsluice_desc 24\nsluice_desc.local 0 8\nSLUICE_READ 2\n", false},
-		"new version": {"SLUICE_ABI_VERSION 2\nsluice_desc 24\nsluice_desc.local 8 8\nSLUICE_READ 1\n", true},
+		"appended": {"SLUICE_ABI_VERSION 1\nsluice_desc 32\nsluice_desc.local 0 " +
+			"8\nsluice_desc.more 24 8\nSLUICE_READ 1\n", true},
+		"moved": {"SLUICE_ABI_VERSION 1\nsluice_desc 24\nsluice_desc.local 8 " +
+			"8\nSLUICE_READ 1\n", false},
+		"other value": {"SLUICE_ABI_VERSION 1\nsluice_desc 24\nsluice_desc.local 0 " +
+			"8\nSLUICE_READ 2\n", false},
+		"new version": {"SLUICE_ABI_VERSION 2\nsluice_desc 24\nsluice_desc.local 8 " +
+			"8\nSLUICE_READ 1\n", true},
 	} {
 		if got := checkUpdate(was, c.now); (got == "") != c.ok {
 			t.Errorf("%s: %q", name, got)

@@ -17,11 +17,14 @@ func goLayout() map[string]string {
 	list := map[string]string{}
 	for name, v := range map[string]any{
 		"sluice_backend": C.struct_sluice_backend{}, "sluice_config": C.struct_sluice_config{},
-		"sluice_alloc_options": C.struct_sluice_alloc_options{}, "sluice_segment": C.struct_sluice_segment{},
-		"sluice_desc": C.struct_sluice_desc{}, "sluice_pages": C.struct_sluice_pages{},
-		"sluice_completion": C.struct_sluice_completion{}, "sluice_notification": C.struct_sluice_notification{},
-		"sluice_lease_options": C.struct_sluice_lease_options{}, "sluice_route": C.struct_sluice_route{},
-		"sluice_loop": C.struct_sluice_loop{}, "sluice_side": C.struct_sluice_side{},
+		"sluice_alloc_options": C.struct_sluice_alloc_options{},
+		"sluice_segment":       C.struct_sluice_segment{},
+		"sluice_desc":          C.struct_sluice_desc{}, "sluice_pages": C.struct_sluice_pages{},
+		"sluice_completion":    C.struct_sluice_completion{},
+		"sluice_notification":  C.struct_sluice_notification{},
+		"sluice_lease_options": C.struct_sluice_lease_options{},
+		"sluice_route":         C.struct_sluice_route{},
+		"sluice_loop":          C.struct_sluice_loop{}, "sluice_side": C.struct_sluice_side{},
 		"sluice_pattern": C.struct_sluice_pattern{},
 	} {
 		s := reflect.TypeOf(v)

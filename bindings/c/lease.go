@@ -19,13 +19,15 @@ type lease struct {
 }
 
 //export slgoLeaseGrant
-func slgoLeaseGrant(h, offset, length C.uint64_t, o *C.struct_sluice_lease_options, out *C.uint64_t, f *C.struct_slgo_fault) C.int {
+func slgoLeaseGrant(h, offset, length C.uint64_t, o *C.struct_sluice_lease_options, out *C.uint64_t,
+	f *C.struct_slgo_fault) C.int {
 	r, err := regions.get(uint64(h))
 	if err != nil {
 		return answer(f, err)
 	}
 	if o.flags&^C.SLUICE_READ_ONLY != 0 {
-		return answer(f, argument("sluice_lease_options.flags is %#x: there is SLUICE_READ_ONLY", o.flags))
+		return answer(f, argument("sluice_lease_options.flags is %#x: there is SLUICE_READ_ONLY",
+			o.flags))
 	}
 	l, err := r.r.Lease(uint64(offset), uint64(length), engine.LeaseOptions{
 		TTL: time.Duration(o.ttl_ns), ReadOnly: o.flags&C.SLUICE_READ_ONLY != 0,
@@ -35,7 +37,8 @@ func slgoLeaseGrant(h, offset, length C.uint64_t, o *C.struct_sluice_lease_optio
 	}
 	handle, err := adopt(r.of, &leases, &lease{of: r.of, l: l})
 	if err != nil {
-		_ = l.Revoke(context.Background()) // bounded by the backends; the engine's Close does it otherwise
+		// bounded by the backends; the engine's Close does it otherwise
+		_ = l.Revoke(context.Background())
 		return answer(f, err)
 	}
 	*out = C.uint64_t(handle)
@@ -43,7 +46,8 @@ func slgoLeaseGrant(h, offset, length C.uint64_t, o *C.struct_sluice_lease_optio
 }
 
 //export slgoLeaseToken
-func slgoLeaseToken(h C.uint64_t, buffer *C.uint8_t, capacity C.size_t, length *C.size_t, f *C.struct_slgo_fault) C.int {
+func slgoLeaseToken(h C.uint64_t, buffer *C.uint8_t, capacity C.size_t, length *C.size_t,
+	f *C.struct_slgo_fault) C.int {
 	l, err := leases.get(uint64(h))
 	if err != nil {
 		return answer(f, err)

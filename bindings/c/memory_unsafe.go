@@ -25,7 +25,8 @@ func inPlace[T, P any](p *P, n uint64, what string) ([]T, error) {
 	}
 	room := uint64(math.MaxInt) - min(uint64(uintptr(unsafe.Pointer(p))), math.MaxInt)
 	if n > room/uint64(unsafe.Sizeof(*p)) {
-		return nil, argument("%s: %d elements of %d bytes do not fit into the address space", what, n, unsafe.Sizeof(*p))
+		return nil, argument("%s: %d elements of %d bytes do not fit into the address space", what,
+			n, unsafe.Sizeof(*p))
 	}
 	return unsafe.Slice((*T)(unsafe.Pointer(p)), n), nil
 }
@@ -38,7 +39,8 @@ func setText(f *C.struct_slgo_fault, text string) {
 }
 
 // hand copies b into a buffer of the caller's and says how long it is.
-func hand(b []byte, buffer *C.uint8_t, capacity C.size_t, length *C.size_t, f *C.struct_slgo_fault) C.int {
+func hand(b []byte, buffer *C.uint8_t, capacity C.size_t, length *C.size_t,
+	f *C.struct_slgo_fault) C.int {
 	*length = C.size_t(len(b))
 	if len(b) > int(min(capacity, math.MaxInt)) {
 		setText(f, "the buffer is too small: length says what it takes")

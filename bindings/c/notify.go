@@ -95,7 +95,8 @@ func slgoNotificationFd(h C.uint64_t, fd *C.int, f *C.struct_slgo_fault) C.int {
 	select {
 	case in.turn <- struct{}{}:
 	default:
-		return answer(f, fmt.Errorf("notification descriptor: a thread receives: ask before, or when it has returned: %w", engine.ErrBusy))
+		return answer(f, fmt.Errorf("notification descriptor: a thread receives: ask before, or "+
+			"when it has returned: %w", engine.ErrBusy))
 	}
 	defer func() { <-in.turn }()
 	if in.wake == nil {
@@ -118,13 +119,15 @@ func (in *inbox) open(e *openEngine) error {
 	if err != nil {
 		return err
 	}
-	in.wake, in.queue, in.moved = wake, make(chan engine.Notification, queueLength), make(chan struct{})
+	in.wake, in.queue, in.moved = wake, make(chan engine.Notification, queueLength),
+		make(chan struct{})
 	go in.move(e)
 	return nil
 }
 
 //export slgoReceive
-func slgoReceive(h C.uint64_t, out *C.struct_sluice_notification, buffer *C.uint8_t, capacity C.size_t, timeout C.int64_t, f *C.struct_slgo_fault) C.int {
+func slgoReceive(h C.uint64_t, out *C.struct_sluice_notification, buffer *C.uint8_t,
+	capacity C.size_t, timeout C.int64_t, f *C.struct_slgo_fault) C.int {
 	e, err := engines.get(uint64(h))
 	if err != nil {
 		return answer(f, err)
@@ -168,7 +171,8 @@ var errReceiveClosed = fmt.Errorf("receive: the engine was closed: %w", engine.E
 
 // deliver gives the program what is at the head.
 // Preconditions: the turn is ours.
-func (e *openEngine) deliver(out *C.struct_sluice_notification, buffer *C.uint8_t, capacity C.size_t, f *C.struct_slgo_fault) C.int {
+func (e *openEngine) deliver(out *C.struct_sluice_notification, buffer *C.uint8_t,
+	capacity C.size_t, f *C.struct_slgo_fault) C.int {
 	n := e.inbox.head
 	out.length = C.uint64_t(len(n.Data))
 	var length C.size_t
@@ -187,7 +191,8 @@ func (e *openEngine) deliver(out *C.struct_sluice_notification, buffer *C.uint8_
 }
 
 //export slgoNotify
-func slgoNotify(h C.uint64_t, message *C.uint8_t, length C.size_t, timeout C.int64_t, f *C.struct_slgo_fault) C.int {
+func slgoNotify(h C.uint64_t, message *C.uint8_t, length C.size_t, timeout C.int64_t,
+	f *C.struct_slgo_fault) C.int {
 	p, err := peers.get(uint64(h))
 	if err != nil {
 		return answer(f, err)
@@ -197,7 +202,8 @@ func slgoNotify(h C.uint64_t, message *C.uint8_t, length C.size_t, timeout C.int
 		return answer(f, err)
 	}
 	if limit := p.p.MessageMax(); len(b) > limit {
-		return answer(f, fmt.Errorf("message of %d bytes, at most %d to this peer: %w", len(b), limit, engine.ErrBounds))
+		return answer(f, fmt.Errorf("message of %d bytes, at most %d to this peer: %w", len(b),
+			limit, engine.ErrBounds))
 	}
 	ctx, cancel := within(timeout)
 	defer cancel()
@@ -205,7 +211,8 @@ func slgoNotify(h C.uint64_t, message *C.uint8_t, length C.size_t, timeout C.int
 }
 
 //export slgoCounterValue
-func slgoCounterValue(h C.uint64_t, number C.uint32_t, value *C.uint64_t, f *C.struct_slgo_fault) C.int {
+func slgoCounterValue(h C.uint64_t, number C.uint32_t, value *C.uint64_t,
+	f *C.struct_slgo_fault) C.int {
 	e, err := engines.get(uint64(h))
 	if err != nil {
 		return answer(f, err)
@@ -219,7 +226,8 @@ func slgoCounterValue(h C.uint64_t, number C.uint32_t, value *C.uint64_t, f *C.s
 }
 
 //export slgoCounterWait
-func slgoCounterWait(h C.uint64_t, number C.uint32_t, n C.uint64_t, timeout C.int64_t, f *C.struct_slgo_fault) C.int {
+func slgoCounterWait(h C.uint64_t, number C.uint32_t, n C.uint64_t, timeout C.int64_t,
+	f *C.struct_slgo_fault) C.int {
 	e, err := engines.get(uint64(h))
 	if err != nil {
 		return answer(f, err)

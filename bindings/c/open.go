@@ -34,7 +34,8 @@ type openEngine struct {
 
 //export slgoOpen
 func slgoOpen(c *C.struct_sluice_config, out *C.uint64_t, f *C.struct_slgo_fault) C.int {
-	e := &openEngine{gone: make(chan struct{}), accepts: make(chan *engine.Peer), known: map[*engine.Peer]uint64{}}
+	e := &openEngine{gone: make(chan struct{}), accepts: make(chan *engine.Peer),
+		known: map[*engine.Peer]uint64{}}
 	e.inbox.init()
 	cfg, err := configOf(c)
 	if err != nil {
@@ -56,14 +57,16 @@ func slgoOpen(c *C.struct_sluice_config, out *C.uint64_t, f *C.struct_slgo_fault
 
 func configOf(c *C.struct_sluice_config) (engine.Config, error) {
 	if c.flags&^C.SLUICE_PLAINTEXT != 0 {
-		return engine.Config{}, argument("sluice_config.flags is %#x: there is SLUICE_PLAINTEXT alone", c.flags)
+		return engine.Config{}, argument("sluice_config.flags is %#x: there is "+
+			"SLUICE_PLAINTEXT alone", c.flags)
 	}
 	id, err := identityOf(c)
 	if err != nil {
 		return engine.Config{}, err
 	}
 	if c.description_max > 1<<30 {
-		return engine.Config{}, fmt.Errorf("sluice_config.description_max is %d, at most %d: %w", c.description_max, 1<<30, engine.ErrBounds)
+		return engine.Config{}, fmt.Errorf("sluice_config.description_max is %d, at most %d: %w",
+			c.description_max, 1<<30, engine.ErrBounds)
 	}
 	return engine.Config{
 		Name:             C.GoString(c.name),
@@ -93,12 +96,14 @@ func identityOf(c *C.struct_sluice_config) (*identity.Identity, error) {
 	if c.cert_file == nil || c.key_file == nil || c.ca_file == nil {
 		return nil, argument("sluice_config.cert_file, key_file and ca_file go together")
 	}
-	return identity.FromFiles(C.GoString(c.cert_file), C.GoString(c.key_file), C.GoString(c.ca_file))
+	return identity.FromFiles(C.GoString(c.cert_file), C.GoString(c.key_file),
+		C.GoString(c.ca_file))
 }
 
 // openBackends opens those that the config names, or none.
 func openBackends(c *C.struct_sluice_config) ([]driver.Backend, error) {
-	named, err := inPlace[C.struct_sluice_backend](c.backends, uint64(c.backends_count), "sluice_config.backends")
+	named, err := inPlace[C.struct_sluice_backend](c.backends, uint64(c.backends_count),
+		"sluice_config.backends")
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +112,8 @@ func openBackends(c *C.struct_sluice_config) ([]driver.Backend, error) {
 	for i := range named {
 		n := &named[i]
 		if n.name == nil || n.flags&^C.SLUICE_OPTIONAL != 0 || n.reserved != 0 {
-			err = argument("sluice_config.backends[%d]: it has no name, or flags that do not exist", i)
+			err = argument("sluice_config.backends[%d]: it has no name, or flags that do not exist",
+				i)
 			return nil, errors.Join(err, closeAll(list))
 		}
 		b, err := openBackend(C.GoString(n.name), stringList(n.options))
@@ -116,7 +122,8 @@ func openBackends(c *C.struct_sluice_config) ([]driver.Backend, error) {
 			continue
 		}
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("open backend %s: %w", C.GoString(n.name), err), closeAll(list))
+			return nil, errors.Join(fmt.Errorf("open backend %s: %w", C.GoString(n.name), err),
+				closeAll(list))
 		}
 		list = append(list, b)
 	}
@@ -200,17 +207,21 @@ type routeJSON struct {
 }
 
 //export slgoStats
-func slgoStats(h C.uint64_t, buffer *C.uint8_t, capacity C.size_t, length *C.size_t, f *C.struct_slgo_fault) C.int {
+func slgoStats(h C.uint64_t, buffer *C.uint8_t, capacity C.size_t, length *C.size_t,
+	f *C.struct_slgo_fault) C.int {
 	e, err := engines.get(uint64(h))
 	if err != nil {
 		return answer(f, err)
 	}
 	s := e.Stats()
-	out := statsJSON{Posted: s.Posted, Regions: s.Regions, Peers: s.Peers, Leases: s.Leases, Stray: s.Stray,
+	out := statsJSON{Posted: s.Posted, Regions: s.Regions, Peers: s.Peers, Leases: s.Leases,
+		Stray:         s.Stray,
 		Notifications: s.Notifications, Routes: []routeJSON{}}
 	for _, r := range s.Routes {
-		out.Routes = append(out.Routes, routeJSON{Peer: r.Peer, Backend: r.Backend, Transfers: r.Transfers, Bytes: r.Bytes,
-			Errors: r.Errors, P50: r.Latency.Quantile(0.5), P99: r.Latency.Quantile(0.99), Rate: r.Rate})
+		out.Routes = append(out.Routes, routeJSON{Peer: r.Peer, Backend: r.Backend,
+			Transfers: r.Transfers, Bytes: r.Bytes,
+			Errors: r.Errors, P50: r.Latency.Quantile(0.5), P99: r.Latency.Quantile(0.99),
+			Rate: r.Rate})
 	}
 	return handJSON(out, buffer, capacity, length, f)
 }

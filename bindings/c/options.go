@@ -47,7 +47,8 @@ func openBackend(name string, options []string) (driver.Backend, error) {
 }
 
 // open fills a Config of the backend's from options.
-func open[C any, B driver.Backend](make func(C) (B, error), options []string) (driver.Backend, error) {
+func open[C any, B driver.Backend](make func(C) (B, error), options []string) (driver.Backend,
+	error) {
 	var cfg C
 	if err := configure(reflect.ValueOf(&cfg).Elem(), options); err != nil {
 		return nil, err
@@ -69,7 +70,8 @@ func configure(cfg reflect.Value, options []string) error {
 		}
 		field, names := findField(cfg, name)
 		if !field.IsValid() {
-			return argument("option %q does not exist: there are %s", name, strings.Join(names, ", "))
+			return argument("option %q does not exist: there are %s", name,
+				strings.Join(names, ", "))
 		}
 		if err := setField(field, value); err != nil {
 			return argument("option %s: %v", o, err)
@@ -119,7 +121,9 @@ var setters = map[reflect.Type]func(field reflect.Value, value string) error{
 	reflect.TypeFor[time.Duration](): parsed(time.ParseDuration),
 	reflect.TypeFor[bool]():          parsed(strconv.ParseBool),
 	reflect.TypeFor[int]():           parsed(strconv.Atoi),
-	reflect.TypeFor[uint64]():        parsed(func(v string) (uint64, error) { return strconv.ParseUint(v, 10, 64) }),
+	reflect.TypeFor[uint64](): parsed(func(v string) (uint64, error) {
+		return strconv.ParseUint(v, 10, 64)
+	}),
 	reflect.TypeFor[[]int](): func(f reflect.Value, v string) error {
 		n, err := strconv.Atoi(v)
 		f.Set(reflect.Append(f, reflect.ValueOf(n)))
@@ -137,4 +141,6 @@ func parsed[T any](parse func(string) (T, error)) func(reflect.Value, string) er
 
 func canSet(t reflect.Type) bool { return setters[t] != nil }
 
-func setField(field reflect.Value, value string) error { return setters[field.Type()](field, value) }
+func setField(field reflect.Value, value string) error {
+	return setters[field.Type()](field, value)
+}

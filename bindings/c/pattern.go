@@ -12,7 +12,8 @@ import (
 )
 
 //export slgoTransferAddPattern
-func slgoTransferAddPattern(h, local, other C.uint64_t, p *C.struct_sluice_pattern, f *C.struct_slgo_fault) C.int {
+func slgoTransferAddPattern(h, local, other C.uint64_t, p *C.struct_sluice_pattern,
+	f *C.struct_slgo_fault) C.int {
 	t, err := hold(h)
 	if err != nil {
 		return answer(f, err)
@@ -33,7 +34,8 @@ func patternOf(p *C.struct_sluice_pattern) (engine.Pattern, error) {
 	var none engine.Pattern
 	switch {
 	case p.flags != 0 || p.reserved != 0:
-		return none, argument("sluice_pattern: flags %#x and reserved %d: there are none", p.flags, p.reserved)
+		return none, argument("sluice_pattern: flags %#x and reserved %d: there are none", p.flags,
+			p.reserved)
 	case p.count == 0 || p.count > math.MaxInt32:
 		return none, argument("count is %d, from 1 to %d", p.count, math.MaxInt32)
 	case int(p.loops_count) > len(p.loops):
@@ -45,7 +47,8 @@ func patternOf(p *C.struct_sluice_pattern) (engine.Pattern, error) {
 		if l.reserved != 0 {
 			return none, argument("sluice_loop.reserved is %d", l.reserved)
 		}
-		out.Loops = append(out.Loops, engine.Loop{N: uint32(l.n), Local: uint64(l.local), Remote: uint64(l.remote)})
+		out.Loops = append(out.Loops, engine.Loop{N: uint32(l.n), Local: uint64(l.local),
+			Remote: uint64(l.remote)})
 	}
 	var err error
 	if out.Local, err = sideOf(&p.local, uint64(p.count)); err != nil {

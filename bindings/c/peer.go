@@ -64,7 +64,8 @@ func (e *openEngine) senderHandle(p *engine.Peer) uint64 {
 }
 
 // connected is how the functions that make a peer return.
-func (e *openEngine) connected(p *engine.Peer, err error, out *C.uint64_t, f *C.struct_slgo_fault) C.int {
+func (e *openEngine) connected(p *engine.Peer, err error, out *C.uint64_t,
+	f *C.struct_slgo_fault) C.int {
 	if err != nil {
 		return answer(f, err)
 	}
@@ -86,7 +87,8 @@ func within(timeout C.int64_t) (context.Context, context.CancelFunc) {
 }
 
 //export slgoDescribe
-func slgoDescribe(h C.uint64_t, list *C.uint64_t, count C.size_t, buffer *C.uint8_t, capacity C.size_t, length *C.size_t, f *C.struct_slgo_fault) C.int {
+func slgoDescribe(h C.uint64_t, list *C.uint64_t, count C.size_t, buffer *C.uint8_t,
+	capacity C.size_t, length *C.size_t, f *C.struct_slgo_fault) C.int {
 	e, err := engines.get(uint64(h))
 	if err != nil {
 		return answer(f, err)
@@ -114,7 +116,8 @@ func slgoDescribe(h C.uint64_t, list *C.uint64_t, count C.size_t, buffer *C.uint
 }
 
 //export slgoConnect
-func slgoConnect(h C.uint64_t, description *C.uint8_t, length C.size_t, timeout C.int64_t, out *C.uint64_t, f *C.struct_slgo_fault) C.int {
+func slgoConnect(h C.uint64_t, description *C.uint8_t, length C.size_t, timeout C.int64_t,
+	out *C.uint64_t, f *C.struct_slgo_fault) C.int {
 	e, err := engines.get(uint64(h))
 	if err != nil {
 		return answer(f, err)
@@ -140,7 +143,8 @@ func slgoSelf(h C.uint64_t, out *C.uint64_t, f *C.struct_slgo_fault) C.int {
 }
 
 //export slgoDial
-func slgoDial(h C.uint64_t, network, address *C.char, timeout C.int64_t, out *C.uint64_t, f *C.struct_slgo_fault) C.int {
+func slgoDial(h C.uint64_t, network, address *C.char, timeout C.int64_t, out *C.uint64_t,
+	f *C.struct_slgo_fault) C.int {
 	e, err := engines.get(uint64(h))
 	if err != nil {
 		return answer(f, err)
@@ -165,7 +169,8 @@ func slgoPeerLost(h C.uint64_t, lost *C.int, f *C.struct_slgo_fault) C.int {
 }
 
 //export slgoPeerRefresh
-func slgoPeerRefresh(h C.uint64_t, description *C.uint8_t, length C.size_t, f *C.struct_slgo_fault) C.int {
+func slgoPeerRefresh(h C.uint64_t, description *C.uint8_t, length C.size_t,
+	f *C.struct_slgo_fault) C.int {
 	p, err := peers.get(uint64(h))
 	if err != nil {
 		return answer(f, err)
@@ -208,7 +213,8 @@ func slgoRemoteFind(h C.uint64_t, name *C.char, out *C.uint64_t, f *C.struct_slg
 }
 
 //export slgoRemoteImport
-func slgoRemoteImport(h C.uint64_t, token *C.uint8_t, length C.size_t, out *C.uint64_t, f *C.struct_slgo_fault) C.int {
+func slgoRemoteImport(h C.uint64_t, token *C.uint8_t, length C.size_t, out *C.uint64_t,
+	f *C.struct_slgo_fault) C.int {
 	p, err := peers.get(uint64(h))
 	if err != nil {
 		return answer(f, err)

@@ -51,9 +51,11 @@ func threeTransfers(need checker, backend string) (list [3]*engine.Transfer, end
 	need(err)
 	m, err := p.Remote("data")
 	need(err)
-	pages := engine.Pages{Count: pagesCount, EntryLen: entryBytes, LocalStride: strideBytes, RemoteStride: strideBytes}
+	pages := engine.Pages{Count: pagesCount, EntryLen: entryBytes, LocalStride: strideBytes,
+		RemoteStride: strideBytes}
 	for i := range uint32(pagesCount) {
-		pages.Local, pages.Remote = append(pages.Local, i*7%pagesCount), append(pages.Remote, i*13%pagesCount)
+		pages.Local, pages.Remote = append(pages.Local, i*7%pagesCount),
+			append(pages.Remote, i*13%pagesCount)
 	}
 	for i := range list {
 		list[i], err = a.NewTransfer(p, engine.Write, engine.Route{})
@@ -71,7 +73,8 @@ func threeTransfers(need checker, backend string) (list [3]*engine.Transfer, end
 }
 
 // postAndWait calls exported functions, whose C types a test cannot name.
-func postAndWait[H ~uint64, D ~int64, F any, R ~int32](post, test func(H, *F) R, wait, both func(H, D, *F) R, h uint64, f *F) error {
+func postAndWait[H ~uint64, D ~int64, F any, R ~int32](post, test func(H, *F) R, wait,
+	both func(H, D, *F) R, h uint64, f *F) error {
 	if code := post(H(h), f); code != 0 {
 		return fmt.Errorf("post: %d", code)
 	}
@@ -121,7 +124,8 @@ func noAllocations(t *testing.T, backend string) {
 		take := takeInto(owner.ended.take)
 		var failed error
 		once := func() {
-			if err := postAndWait(slgoPost, slgoTest, slgoWait, slgoPostAndWait, h, nil); err != nil {
+			if err := postAndWait(slgoPost, slgoTest, slgoWait, slgoPostAndWait, h,
+				nil); err != nil {
 				failed = err
 			}
 			if take() != 1 {

@@ -18,7 +18,8 @@ var sanitizers = []string{"-fsanitize=address,undefined", "-fno-sanitize-recover
 // TestPrograms runs the programs in C and C++, one for each behaviour.
 func TestPrograms(t *testing.T) {
 	for _, source := range []string{
-		"hello.c", "processes.c", "misuse.c", "pages.c", "pattern.c", "checksums.c", "fds.c", "leases.c", "endings.c", "threads.c", "forks.c", "cycles.c", "raii.cpp",
+		"hello.c", "processes.c", "misuse.c", "pages.c", "pattern.c", "checksums.c", "fds.c",
+		"leases.c", "endings.c", "threads.c", "forks.c", "cycles.c", "raii.cpp",
 	} {
 		t.Run(source, func(t *testing.T) { run(t, compile(t, source, sanitizers...)) })
 	}
@@ -33,11 +34,13 @@ func TestSignals(t *testing.T) {
 // TestArchive links the first program with libsluice.a.
 func TestArchive(t *testing.T) {
 	archive := filepath.Join(t.TempDir(), "libsluice.a")
-	if err := command("go", "build", "-buildmode=c-archive", "-ldflags", "-s -w", "-o", archive, "."); err != nil {
+	if err := command("go", "build", "-buildmode=c-archive", "-ldflags", "-s -w", "-o", archive,
+		"."); err != nil {
 		t.Fatal(err)
 	}
 	program := filepath.Join(t.TempDir(), "hello")
-	if err := command("gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I.", "-o", program, "testdata/hello.c", archive,
+	if err := command("gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I.", "-o", program,
+		"testdata/hello.c", archive,
 		"-lpthread", "-ldl"); err != nil {
 		t.Fatal(err)
 	}

@@ -43,10 +43,13 @@ func TestReference(t *testing.T) {
 		t.Fatal(err)
 	}
 	var declared []string
-	for _, m := range regexp.MustCompile(`(?m)^\w[\w ]*\**\b(sluice_\w+)\(`).FindAllSubmatch(header, -1) {
+	for _, m := range regexp.MustCompile(`(?m)^\w[\w ]*\**\b(sluice_\w+)\(`).FindAllSubmatch(header,
+		-1) {
 		declared = append(declared, string(m[1]))
 	}
-	same(t, "sluice.h", declared, slices.DeleteFunc(inC, func(s string) bool { return s == "sluice_segment" }))
+	same(t, "sluice.h", declared, slices.DeleteFunc(inC, func(s string) bool {
+		return s == "sluice_segment"
+	}))
 }
 
 // same reports what is on one list alone.

@@ -31,13 +31,15 @@ type region struct {
 }
 
 //export slgoAlloc
-func slgoAlloc(h C.uint64_t, o *C.struct_sluice_alloc_options, length C.uint64_t, out, address *C.uint64_t, f *C.struct_slgo_fault) C.int {
+func slgoAlloc(h C.uint64_t, o *C.struct_sluice_alloc_options, length C.uint64_t, out,
+	address *C.uint64_t, f *C.struct_slgo_fault) C.int {
 	e, err := engines.get(uint64(h))
 	if err != nil {
 		return answer(f, err)
 	}
 	if o.flags&^(C.SLUICE_NO_HUGE|C.SLUICE_POPULATE) != 0 || o.reserved != 0 {
-		return answer(f, argument("sluice_alloc_options.flags is %#x: that does not exist", o.flags))
+		return answer(f, argument("sluice_alloc_options.flags is %#x: that does not exist",
+			o.flags))
 	}
 	m, err := e.Alloc(uint64(length), engine.AllocOptions{
 		Purpose: "c", Node: int(o.node), Backend: C.GoString(o.backend),
@@ -72,7 +74,9 @@ func (m *memory) close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.users > 0 {
-		return fmt.Errorf("close memory: %d regions lie on it, close them or their engine first: %w", m.users, engine.ErrBusy)
+		return fmt.Errorf(
+			"close memory: %d regions lie on it, close them or their engine first: %w", m.users,
+			engine.ErrBusy)
 	}
 	m.closed = true
 	return m.m.Close()
@@ -103,7 +107,8 @@ func (m *memory) unuse() {
 }
 
 //export slgoRegister
-func slgoRegister(h C.uint64_t, name *C.char, s *C.struct_sluice_segment, out *C.uint64_t, f *C.struct_slgo_fault) C.int {
+func slgoRegister(h C.uint64_t, name *C.char, s *C.struct_sluice_segment, out *C.uint64_t,
+	f *C.struct_slgo_fault) C.int {
 	e, err := engines.get(uint64(h))
 	if err != nil {
 		return answer(f, err)
@@ -150,14 +155,17 @@ func (r *region) segment(s *C.struct_sluice_segment) (seg driver.Segment, err er
 	case C.SLUICE_HOST:
 		seg, err = hostSegment(s)
 	case C.SLUICE_DEVICE:
-		seg = driver.Segment{Kind: driver.HBM, Len: uint64(s.length), Device: int(s.device), Addr: uint64(s.device_address)}
+		seg = driver.Segment{Kind: driver.HBM, Len: uint64(s.length), Device: int(s.device),
+			Addr: uint64(s.device_address)}
 		if s.flags&C.SLUICE_DMABUF != 0 {
 			seg.DMABuf = &driver.DMABuf{FD: int(s.dmabuf), Offset: uint64(s.dmabuf_offset)}
 		}
 	case C.SLUICE_FILE:
-		seg = driver.Segment{Kind: driver.File, Len: uint64(s.length), FD: int(s.file), FileOff: uint64(s.offset)}
+		seg = driver.Segment{Kind: driver.File, Len: uint64(s.length), FD: int(s.file),
+			FileOff: uint64(s.offset)}
 	default:
-		return seg, argument("sluice_segment.kind is %d: there are SLUICE_MEMORY, SLUICE_HOST, SLUICE_DEVICE and SLUICE_FILE", s.kind)
+		return seg, argument("sluice_segment.kind is %d: there are SLUICE_MEMORY, SLUICE_HOST, "+
+			"SLUICE_DEVICE and SLUICE_FILE", s.kind)
 	}
 	seg.ReadOnly = s.flags&C.SLUICE_READ_ONLY != 0
 	return seg, err

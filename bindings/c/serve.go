@@ -34,11 +34,13 @@ func (e *openEngine) allowed(network string) error {
 	if network == "unix" || e.speaks {
 		return nil
 	}
-	return argument("network %q: open the engine with certificates, or in plaintext where the network is trusted", network)
+	return argument("network %q: open the engine with certificates, or in plaintext where the "+
+		"network is trusted", network)
 }
 
 //export slgoServe
-func slgoServe(h C.uint64_t, network, address *C.char, bound *C.uint8_t, capacity C.size_t, out *C.uint64_t, f *C.struct_slgo_fault) C.int {
+func slgoServe(h C.uint64_t, network, address *C.char, bound *C.uint8_t, capacity C.size_t,
+	out *C.uint64_t, f *C.struct_slgo_fault) C.int {
 	e, err := engines.get(uint64(h))
 	if err != nil {
 		return answer(f, err)
@@ -55,7 +57,8 @@ func slgoServe(h C.uint64_t, network, address *C.char, bound *C.uint8_t, capacit
 	}
 	if bound != nil {
 		var length C.size_t
-		if code := hand([]byte(nl.Addr().String()+"\x00"), bound, capacity, &length, f); code != C.SLUICE_OK {
+		if code := hand([]byte(nl.Addr().String()+"\x00"), bound, capacity, &length,
+			f); code != C.SLUICE_OK {
 			_ = nl.Close()
 			return code
 		}
@@ -70,7 +73,8 @@ func slgoServe(h C.uint64_t, network, address *C.char, bound *C.uint8_t, capacit
 	}
 	go func() {
 		defer close(l.ended)
-		_ = e.Serve(ctx, nl) // ends with the listener or the engine; dialers are told what went wrong
+		// ends with the listener or the engine; dialers are told what went wrong
+		_ = e.Serve(ctx, nl)
 	}()
 	*out = C.uint64_t(handle)
 	return C.SLUICE_OK

@@ -21,7 +21,8 @@ import (
 type tcpSettings struct {
 	Certificate, Key string // files, PEM: who we are
 	Authority        string // file, PEM: whose certificates peers show
-	ServerName       string // for whom an owner's certificate must be; empty: any of the authority's
+	// for whom an owner's certificate must be; empty: any of the authority's
+	ServerName string
 	tcp.Config
 }
 
@@ -31,7 +32,8 @@ func newTCP(s tcpSettings) (*tcp.Backend, error) {
 	case secure && s.Plaintext:
 		return nil, argument("options plaintext and certificate: want one of them")
 	case secure && (s.Certificate == "" || s.Key == "" || s.Authority == ""):
-		return nil, argument("options certificate, key and authority go together: TLS is spoken by both sides")
+		return nil, argument("options certificate, key and authority go together: TLS is spoken " +
+			"by both sides")
 	case !secure:
 		return tcp.New(s.Config) // which asks for one of the two
 	}
@@ -47,7 +49,8 @@ func newTCP(s tcpSettings) (*tcp.Backend, error) {
 	if !pool.AppendCertsFromPEM(text) {
 		return nil, argument("option authority: %s holds no certificate", s.Authority)
 	}
-	s.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: pool, ClientCAs: pool, ServerName: s.ServerName}
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: pool, ClientCAs: pool,
+		ServerName: s.ServerName}
 	return tcp.New(s.Config)
 }
 
@@ -57,7 +60,8 @@ type posixSettings struct {
 }
 
 func newPosix(s posixSettings) (*posix.Backend, error) {
-	paths := map[string]posix.Path{"": posix.PathAuto, "ring": posix.PathRing, "threads": posix.PathThreads}
+	paths := map[string]posix.Path{"": posix.PathAuto, "ring": posix.PathRing,
+		"threads": posix.PathThreads}
 	path, ok := paths[s.Path]
 	if !ok {
 		return nil, argument("option path=%s: there are ring and threads", s.Path)

@@ -12,10 +12,10 @@
  * SLUICE_ERR_HANDLE. Closing an engine makes all handles of it stale, but for memory.
  *
  * Threads. Any thread may call anything at any time, also threads that the program
- * made itself, with one exception: add, add_pages, add_pattern, message, count, watch, post, reset and
- * close of one transfer belong to one thread at a time; a second one gets
- * SLUICE_ERR_BUSY. No function calls back into the program. Only those that take
- * a timeout wait; SLUICE_FOREVER waits without one and 0 not at all.
+ * made itself, with one exception: add, add_pages, add_pattern, message, count, watch, post, reset
+ * and close of one transfer belong to one thread at a time; a second one gets SLUICE_ERR_BUSY. No
+ * function calls back into the program. Only those that take a timeout wait; SLUICE_FOREVER waits
+ * without one and 0 not at all.
  *
  * Memory. Arguments are read during the call and not kept, except: registered memory,
  * until the region is closed; index lists of pages and patterns, until the transfer is
@@ -28,9 +28,10 @@
  * Signals. The library has a Go runtime, which starts when it is loaded and cannot be
  * unloaded. It takes SIGSEGV, SIGBUS and SIGFPE (a fault outside of Go goes on to the
  * handler that was there before), SIGPIPE (the same), SIGURG, and 33, which is glibc's own. It
- * leaves all others alone. Handlers that a program installs before it loads the library go on working. One
- * that is installed later needs SA_ONSTACK, and for the signals above it should call the
- * handler that it has replaced. Threads of the runtime receive signals that are sent to the process.
+ * leaves all others alone. Handlers that a program installs before it loads the library go on
+ * working. One that is installed later needs SA_ONSTACK, and for the signals above it should call
+ * the handler that it has replaced. Threads of the runtime receive signals that are sent to the
+ * process.
  *
  * What of the Go API is not here, and why, is in README.md beside.
  *
@@ -121,9 +122,10 @@ enum { SLUICE_OPTIONAL = 1 }; /* sluice_backend.flags: leave it out where it is 
  *   gds:   library cuda threads depth piece_max buffer_max host direct yield (why chains get the pair instead) log_file
  *   ucx:   library transports devices workers grace failure
  *   rdma:  library devices rails listen queue_depth slice flight timeout retries
- * tcp asks for certificates of both sides, or for plaintext=true, which lets everybody on the network of listen read and
- * change what passes. posix reaches files of this process, cuda its cards, gds both.
- * A name that does not exist is SLUICE_ERR_ARGUMENT and the text lists those that do.
+ * tcp asks for certificates of both sides, or for plaintext=true, which lets everybody on the
+ * network of listen read and change what passes. posix reaches files of this process, cuda its
+ * cards, gds both. A name that does not exist is SLUICE_ERR_ARGUMENT and the text lists those that
+ * do.
  */
 struct sluice_backend {
 	const char *name;
@@ -133,8 +135,9 @@ struct sluice_backend {
 };
 
 /*
- * sluice_config.flags. PLAINTEXT: sluice_serve and sluice_dial over "tcp" exchange descriptions in the open.
- * Only on networks that are trusted: whoever connects is given one, and reaches the regions in it.
+ * sluice_config.flags. PLAINTEXT: sluice_serve and sluice_dial over "tcp" exchange descriptions in
+ * the open. Only on networks that are trusted: whoever connects is given one, and reaches the
+ * regions in it.
  */
 enum { SLUICE_PLAINTEXT = 1 };
 
@@ -142,7 +145,8 @@ struct sluice_config {
 	uint32_t size; /* sizeof(struct sluice_config) */
 	uint32_t flags; /* of the above */
 	const char *name; /* shown to peers, at most 255 bytes */
-	const struct sluice_backend *backends; /* at least one; earlier ones win where costs are equal */
+	/* at least one; earlier ones win where costs are equal */
+	const struct sluice_backend *backends;
 	size_t backends_count;
 	int64_t transfer_timeout_ns; /* how long a transfer may make no progress; 30 s */
 	int64_t abort_grace_ns; /* for a backend to end a transfer; 1 s */
@@ -157,12 +161,16 @@ struct sluice_config {
 	uint32_t peers_max; /* 1,024 */
 	uint32_t notifications_max; /* 1,024 that nobody has received yet */
 	uint32_t handshakes_max; /* 64 at once */
-	const char *cert_file; /* PEM, for "tcp" with TLS 1.3: all three or none; read again when they change */
+	/* PEM, for "tcp" with TLS 1.3: all three or none; read again when they change */
+	const char *cert_file;
 	const char *key_file;
 	const char *ca_file; /* whose members peers must be */
 };
 
-/* Opens an engine, one for each process mostly. SLUICE_ERR_UNAVAILABLE: a backend that is not optional. */
+/*
+ * Opens an engine, one for each process mostly. SLUICE_ERR_UNAVAILABLE: a backend that is not
+ * optional.
+ */
 int sluice_open(const struct sluice_config *config, sluice_engine *engine);
 
 /*
@@ -172,7 +180,9 @@ int sluice_open(const struct sluice_config *config, sluice_engine *engine);
  */
 int sluice_close(sluice_engine engine);
 
-/* Counters as JSON, into a buffer: *length is what it takes. SLUICE_ERR_SPACE: more than capacity. */
+/*
+ * Counters as JSON, into a buffer: *length is what it takes. SLUICE_ERR_SPACE: more than capacity.
+ */
 int sluice_stats(sluice_engine engine, void *buffer, size_t capacity, size_t *length);
 
 /* ---- memory and regions ---- */
@@ -197,13 +207,15 @@ int sluice_alloc(sluice_engine engine, const struct sluice_alloc_options *option
 /* Unmaps it. SLUICE_ERR_BUSY while a region lies on it. */
 int sluice_memory_close(sluice_memory memory);
 
-enum { SLUICE_MEMORY = 1, SLUICE_HOST = 2, SLUICE_DEVICE = 3, SLUICE_FILE = 4 }; /* sluice_segment.kind */
+/* sluice_segment.kind */
+enum { SLUICE_MEMORY = 1, SLUICE_HOST = 2, SLUICE_DEVICE = 3, SLUICE_FILE = 4 };
 enum { SLUICE_READ_ONLY = 1, SLUICE_PRIVATE = 2, SLUICE_DMABUF = 4 }; /* sluice_segment.flags */
 
 struct sluice_segment {
 	uint32_t size;
 	uint32_t kind; /* one of the above: says which fields count */
-	uint32_t flags; /* READ_ONLY: for peers; PRIVATE: in no description; DMABUF: that field counts */
+	/* READ_ONLY: for peers; PRIVATE: in no description; DMABUF: that field counts */
+	uint32_t flags;
 	int32_t device; /* DEVICE: its ordinal */
 	uint64_t length; /* bytes; MEMORY: 0 is all from offset on */
 	uint64_t offset; /* MEMORY, FILE: in bytes, where it begins there */
@@ -216,7 +228,8 @@ struct sluice_segment {
 };
 
 /* Makes memory known under a name that no other region has. Nothing is copied. */
-int sluice_register(sluice_engine engine, const char *name, const struct sluice_segment *segment, sluice_region *region);
+int sluice_register(sluice_engine engine, const char *name, const struct sluice_segment *segment,
+		    sluice_region *region);
 
 /*
  * Fences the region, so that no peer reaches it any more. SLUICE_ERR_BUSY while a transfer
@@ -234,13 +247,15 @@ int sluice_describe(sluice_engine engine, const sluice_region *regions, size_t c
 		    void *buffer, size_t capacity, size_t *length);
 
 /* A peer of such bytes. The engine's own give the engine as its own peer, as sluice_self does. */
-int sluice_connect(sluice_engine engine, const void *description, size_t length, int64_t timeout_ns, sluice_peer *peer);
+int sluice_connect(sluice_engine engine, const void *description, size_t length, int64_t timeout_ns,
+		   sluice_peer *peer);
 int sluice_self(sluice_engine engine, sluice_peer *peer);
 
 /*
  * Exchanges descriptions with whoever dials. Network is "unix" (peers of other users are
- * refused) or "tcp", for which sluice_config names certificates, or says SLUICE_PLAINTEXT. Bound, if not NULL, gets the address,
- * with the port that the kernel chose for port 0. Who dialled is accepted, or closed when lost.
+ * refused) or "tcp", for which sluice_config names certificates, or says SLUICE_PLAINTEXT. Bound,
+ * if not NULL, gets the address, with the port that the kernel chose for port 0. Who dialled is
+ * accepted, or closed when lost.
  */
 int sluice_serve(sluice_engine engine, const char *network, const char *address,
 		 char *bound, size_t capacity, sluice_listener *listener);
@@ -250,19 +265,22 @@ int sluice_listener_close(sluice_listener listener);
 int sluice_accept(sluice_engine engine, int64_t timeout_ns, sluice_peer *peer);
 
 /* Connects to an engine that serves there; when it returns the other side has connected back. */
-int sluice_dial(sluice_engine engine, const char *network, const char *address, int64_t timeout_ns, sluice_peer *peer);
+int sluice_dial(sluice_engine engine, const char *network, const char *address, int64_t timeout_ns,
+		sluice_peer *peer);
 
 /* *lost is 1 when no connection to the peer is alive any more. Connect anew for another peer. */
 int sluice_peer_lost(sluice_peer peer, int *lost);
 
 /*
- * What the peer has said of itself, as JSON: "name", "same_host", "message_max" (bytes; 0: no backend to it carries
- * messages) and its "regions" by name, each with "name", "kind" ("dram", "hbm" or "file"), "length" and "read_only".
- * Buffer as for sluice_stats.
+ * What the peer has said of itself, as JSON: "name", "same_host", "message_max" (bytes; 0: no
+ * backend to it carries messages) and its "regions" by name, each with "name", "kind" ("dram",
+ * "hbm" or "file"), "length" and "read_only". Buffer as for sluice_stats.
  */
 int sluice_peer_about(sluice_peer peer, void *buffer, size_t capacity, size_t *length);
 
-/* Takes newer bytes of the same engine: its regions become known. Remotes in use are not disturbed. */
+/*
+ * Takes newer bytes of the same engine: its regions become known. Remotes in use are not disturbed.
+ */
 int sluice_peer_refresh(sluice_peer peer, const void *description, size_t length);
 
 /* Ends its transfers with SLUICE_ERR_CLOSED; its remotes are stale then, its transfers not. */
@@ -303,7 +321,10 @@ struct sluice_pages {
 	const uint32_t *local, *remote;
 };
 
-/* One loop of a sluice_pattern: repeats what is inside it n times, each local and remote bytes behind the one before. */
+/*
+ * One loop of a sluice_pattern: repeats what is inside it n times, each local and remote bytes
+ * behind the one before.
+ */
 struct sluice_loop {
 	uint64_t local, remote; /* bytes */
 	uint32_t n;
@@ -311,9 +332,10 @@ struct sluice_loop {
 };
 
 /*
- * Where the entries of a sluice_pattern lie on one side: entry i at base + list[(first+i)/per] * stride +
- * ((first+i)%per) * step. Slots of per entries each, such as blocks of a KV cache. A list has a number for each
- * slot, and is kept as those of sluice_pages; NULL: the slots follow each other.
+ * Where the entries of a sluice_pattern lie on one side: entry i at base + list[(first+i)/per] *
+ * stride + ((first+i)%per) * step. Slots of per entries each, such as blocks of a KV cache. A list
+ * has a number for each slot, and is kept as those of sluice_pages; NULL: the slots follow each
+ * other.
  */
 struct sluice_side {
 	uint64_t base, stride, step; /* bytes */
@@ -323,8 +345,9 @@ struct sluice_side {
 };
 
 /*
- * Entries of one shape, which the two sides may lay out differently: an entry is a nest of loops, the outermost
- * first, around a run of bytes. A byte that is written twice holds one of the values afterwards.
+ * Entries of one shape, which the two sides may lay out differently: an entry is a nest of loops,
+ * the outermost first, around a run of bytes. A byte that is written twice holds one of the values
+ * afterwards.
  */
 struct sluice_pattern {
 	uint32_t size;
@@ -344,9 +367,10 @@ struct sluice_pattern {
 int sluice_transfer_new(sluice_peer peer, uint32_t op, const char *only, sluice_transfer *transfer);
 
 /*
- * sluice_route.flags. DURABLE: a write ends without error only once its bytes would survive a loss of
- * power, as those of a file do after a sync; a message or count follows then. What cannot say so does not
- * serve it: sluice_transfer_add gives SLUICE_ERR_NO_ROUTE where nothing can. Reads: SLUICE_ERR_NOT_SUPPORTED.
+ * sluice_route.flags. DURABLE: a write ends without error only once its bytes would survive a loss
+ * of power, as those of a file do after a sync; a message or count follows then. What cannot say so
+ * does not serve it: sluice_transfer_add gives SLUICE_ERR_NO_ROUTE where nothing can. Reads:
+ * SLUICE_ERR_NOT_SUPPORTED.
  */
 enum { SLUICE_DURABLE = 1 };
 
@@ -357,44 +381,63 @@ struct sluice_route {
 };
 
 /* The same with all that can be asked of a route. NULL: nothing. */
-int sluice_transfer_new_route(sluice_peer peer, uint32_t op, const struct sluice_route *route, sluice_transfer *transfer);
+int sluice_transfer_new_route(sluice_peer peer, uint32_t op, const struct sluice_route *route,
+			      sluice_transfer *transfer);
 
-/* Lists count copies. The array is read in place. On an error those before the wrong one are listed. */
+/*
+ * Lists count copies. The array is read in place. On an error those before the wrong one are
+ * listed.
+ */
 int sluice_transfer_add(sluice_transfer transfer, sluice_region region, sluice_remote remote,
 			const struct sluice_desc *descs, size_t count);
 int sluice_transfer_add_pages(sluice_transfer transfer, sluice_region region, sluice_remote remote,
 			      const struct sluice_pages *pages);
-int sluice_transfer_add_pattern(sluice_transfer transfer, sluice_region region, sluice_remote remote,
-				const struct sluice_pattern *pattern);
+int sluice_transfer_add_pattern(sluice_transfer transfer, sluice_region region,
+				sluice_remote remote, const struct sluice_pattern *pattern);
 
-/* A message that the peer receives after the data is visible there; or one more for a counter of it. */
+/*
+ * A message that the peer receives after the data is visible there; or one more for a counter of
+ * it.
+ */
 int sluice_transfer_message(sluice_transfer transfer, const void *message, size_t length);
 int sluice_transfer_count(sluice_transfer transfer, uint32_t counter);
 
 /*
  * Has both engines compare the bytes by CRC-32C, until sluice_reset, over any backend that carries
  * messages. A range that differs on both sides once it was moved ends the transfer with
- * SLUICE_ERR_CORRUPT, whose text names it, and no message or count follows; a write takes nothing back.
- * Whoever else writes a range meanwhile, another of the same transfer too, is taken for corruption.
- * Both memories must be DRAM: SLUICE_ERR_NOT_SUPPORTED, here or when something is added. It costs reading
- * the bytes once more on both sides, and a round trip; the peer is asked at the next add, or now for
- * what is listed, and its answer waited for.
+ * SLUICE_ERR_CORRUPT, whose text names it, and no message or count follows; a write takes nothing
+ * back. Whoever else writes a range meanwhile, another of the same transfer too, is taken for
+ * corruption. Both memories must be DRAM: SLUICE_ERR_NOT_SUPPORTED, here or when something is
+ * added. It costs reading the bytes once more on both sides, and a round trip; the peer is asked at
+ * the next add, or now for what is listed, and its answer waited for.
  */
 int sluice_transfer_checksum(sluice_transfer transfer);
 
-/* Each post that is done from now on is told by sluice_completions, with this word of the program's. */
+/*
+ * Each post that is done from now on is told by sluice_completions, with this word of the
+ * program's.
+ */
 int sluice_transfer_watch(sluice_transfer transfer, uint64_t word);
 
-/* Starts it and returns at once. Only misuse is an error here; what happens on the way is the outcome. */
+/*
+ * Starts it and returns at once. Only misuse is an error here; what happens on the way is the
+ * outcome.
+ */
 int sluice_post(sluice_transfer transfer);
 
 /* SLUICE_PENDING, or the outcome. For a thread that spins. */
 int sluice_test(sluice_transfer transfer);
 
-/* Waits for the outcome, copying along where that helps. SLUICE_PENDING: the timeout ended the wait, not the transfer. */
+/*
+ * Waits for the outcome, copying along where that helps. SLUICE_PENDING: the timeout ended the
+ * wait, not the transfer.
+ */
 int sluice_wait(sluice_transfer transfer, int64_t timeout_ns);
 
-/* Both in one call: quicker for a thread that has nothing else to do, since it copies before others wake. */
+/*
+ * Both in one call: quicker for a thread that has nothing else to do, since it copies before others
+ * wake.
+ */
 int sluice_post_and_wait(sluice_transfer transfer, int64_t timeout_ns);
 
 /*
@@ -417,34 +460,42 @@ struct sluice_completion {
 
 /*
  * A descriptor that is readable while a watched transfer has ended that sluice_completions
- * has not told of. It may be readable for nothing. Do not read or close it. Beside a thread that spins it may
- * be a millisecond late.
+ * has not told of. It may be readable for nothing. Do not read or close it. Beside a thread that
+ * spins it may be a millisecond late.
  */
 int sluice_completion_fd(sluice_engine engine, int *fd);
 
-/* Takes at most max completions without waiting; *count may be 0. One entry a transfer, however often it was posted. */
-int sluice_completions(sluice_engine engine, struct sluice_completion *list, size_t max, size_t *count);
+/*
+ * Takes at most max completions without waiting; *count may be 0. One entry a transfer, however
+ * often it was posted.
+ */
+int sluice_completions(sluice_engine engine, struct sluice_completion *list, size_t max,
+		       size_t *count);
 
-/* Sends a message without data, and returns when it is on its way. SLUICE_ERR_TIMEOUT: the peer had no room. */
+/*
+ * Sends a message without data, and returns when it is on its way. SLUICE_ERR_TIMEOUT: the peer had
+ * no room.
+ */
 int sluice_notify(sluice_peer peer, const void *message, size_t length, int64_t timeout_ns);
 
 struct sluice_notification {
 	uint32_t size;
 	int32_t status; /* SLUICE_OK, or SLUICE_ERR_PEER_LOST: the last word about this sender */
-	sluice_peer peer; /* 0: not connected to the sender, or no more. Not accepted yet: not to be closed */
+	/* 0: not connected to the sender, or no more. Not accepted yet: not to be closed */
+	sluice_peer peer;
 	uint64_t length; /* bytes of the message */
 };
 
 /*
- * The next message, into the buffer. SLUICE_PENDING: none within the timeout. SLUICE_ERR_SPACE: it is
- * longer than capacity; notification->length says how long, and it stays the next one.
+ * The next message, into the buffer. SLUICE_PENDING: none within the timeout. SLUICE_ERR_SPACE: it
+ * is longer than capacity; notification->length says how long, and it stays the next one.
  */
 int sluice_receive(sluice_engine engine, struct sluice_notification *notification,
 		   void *buffer, size_t capacity, int64_t timeout_ns);
 
 /*
- * Readable while there may be a message: receive with timeout 0 until SLUICE_PENDING. Do not read or
- * close it. SLUICE_ERR_BUSY: a thread receives just now; ask before any does.
+ * Readable while there may be a message: receive with timeout 0 until SLUICE_PENDING. Do not read
+ * or close it. SLUICE_ERR_BUSY: a thread receives just now; ask before any does.
  */
 int sluice_notification_fd(sluice_engine engine, int *fd);
 
@@ -465,12 +516,16 @@ int sluice_lease_grant(sluice_region region, uint64_t offset, uint64_t length,
 		       const struct sluice_lease_options *options, sluice_lease *lease);
 int sluice_lease_token(sluice_lease lease, void *buffer, size_t capacity, size_t *length);
 
-/* *ended is 1 when its time is over and it is proved that no byte of the holder's lands any more. Revoke it all the same. */
+/*
+ * *ended is 1 when its time is over and it is proved that no byte of the holder's lands any more.
+ * Revoke it all the same.
+ */
 int sluice_lease_ended(sluice_lease lease, int *ended);
 
 /*
  * Ends it; the handle is stale then. On SLUICE_OK no byte of the holder's lands any more, whatever
- * state it is in. After an error there is no proof yet: call again. Also for a lease whose time is over.
+ * state it is in. After an error there is no proof yet: call again. Also for a lease whose time is
+ * over.
  */
 int sluice_lease_revoke(sluice_lease lease, int64_t timeout_ns);
 
@@ -478,7 +533,10 @@ int sluice_lease_revoke(sluice_lease lease, int64_t timeout_ns);
 
 enum { SLUICE_TEXT = 1, SLUICE_JSON = 2 };
 
-/* Which backends could serve, what the engine would choose, and why. Buffer as for sluice_stats; text ends with 0. */
+/*
+ * Which backends could serve, what the engine would choose, and why. Buffer as for sluice_stats;
+ * text ends with 0.
+ */
 int sluice_explain(sluice_peer peer, sluice_region region, sluice_remote remote, uint32_t format,
 		   void *buffer, size_t capacity, size_t *length);
 

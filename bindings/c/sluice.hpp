@@ -95,11 +95,17 @@ struct transfer : owner<end_transfer> {
 	{
 		check(sluice_transfer_add_pattern(id(), local.id(), there, &pattern));
 	}
-	void message(const std::string &text) { check(sluice_transfer_message(id(), text.data(), text.size())); }
+	void message(const std::string &text)
+	{
+		check(sluice_transfer_message(id(), text.data(), text.size()));
+	}
 	void checksum() { check(sluice_transfer_checksum(id())); }
 	void post() { check(sluice_post(id())); }
 	bool done() { return check(sluice_test(id())); }
-	bool wait(nanoseconds timeout = forever) { return check(sluice_wait(id(), timeout.count())); }
+	bool wait(nanoseconds timeout = forever)
+	{
+		return check(sluice_wait(id(), timeout.count()));
+	}
 };
 
 struct peer : owner<sluice_peer_close> {
@@ -182,7 +188,8 @@ struct engine : owner<sluice_close> {
 	peer connect(const std::string &description, nanoseconds timeout = forever) const
 	{
 		sluice_peer p;
-		check(sluice_connect(id(), description.data(), description.size(), timeout.count(), &p));
+		check(sluice_connect(id(), description.data(), description.size(), timeout.count(),
+				     &p));
 		return peer(p);
 	}
 };

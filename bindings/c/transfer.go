@@ -27,7 +27,8 @@ type transfer struct {
 	closed bool          // guarded by endings.mu
 }
 
-var errHeld = fmt.Errorf("another thread changes or posts this transfer just now: %w", engine.ErrBusy)
+var errHeld = fmt.Errorf("another thread changes or posts this transfer just now: %w",
+	engine.ErrBusy)
 
 // hold looks a transfer up for a call that one thread at a time may make. Who gets it
 // calls letGo.
@@ -45,7 +46,8 @@ func hold(h C.uint64_t) (*transfer, error) {
 func (t *transfer) letGo() { t.held.Store(false) }
 
 //export slgoTransferNew
-func slgoTransferNew(h C.uint64_t, op C.uint32_t, route *C.struct_sluice_route, out *C.uint64_t, f *C.struct_slgo_fault) C.int {
+func slgoTransferNew(h C.uint64_t, op C.uint32_t, route *C.struct_sluice_route, out *C.uint64_t,
+	f *C.struct_slgo_fault) C.int {
 	p, err := peers.get(uint64(h))
 	if err != nil {
 		return answer(f, err)
@@ -54,9 +56,11 @@ func slgoTransferNew(h C.uint64_t, op C.uint32_t, route *C.struct_sluice_route, 
 		return answer(f, argument("op is %d: there are SLUICE_READ and SLUICE_WRITE", op))
 	}
 	if route.flags&^C.SLUICE_DURABLE != 0 {
-		return answer(f, argument("sluice_route.flags is %#x: there is SLUICE_DURABLE", route.flags))
+		return answer(f, argument("sluice_route.flags is %#x: there is SLUICE_DURABLE",
+			route.flags))
 	}
-	t, by := &transfer{of: p.of}, engine.Route{Only: C.GoString(route.only), Durable: route.flags&C.SLUICE_DURABLE != 0}
+	t, by := &transfer{of: p.of}, engine.Route{Only: C.GoString(route.only),
+		Durable: route.flags&C.SLUICE_DURABLE != 0}
 	if t.t, err = p.of.NewTransfer(p.p, engine.Op(op), by); err != nil {
 		return answer(f, err)
 	}
@@ -78,7 +82,8 @@ func pair(local, other C.uint64_t) (*region, *remote, error) {
 }
 
 //export slgoTransferAdd
-func slgoTransferAdd(h, local, other C.uint64_t, list *C.struct_sluice_desc, count C.size_t, f *C.struct_slgo_fault) C.int {
+func slgoTransferAdd(h, local, other C.uint64_t, list *C.struct_sluice_desc, count C.size_t,
+	f *C.struct_slgo_fault) C.int {
 	t, err := hold(h)
 	if err != nil {
 		return answer(f, err)
@@ -94,7 +99,8 @@ func slgoTransferAdd(h, local, other C.uint64_t, list *C.struct_sluice_desc, cou
 	}
 	for i := range descs {
 		d := &descs[i]
-		if err := t.t.Add(r.r, uint64(d.local), m.m, uint64(d.remote), uint64(d.length)); err != nil {
+		if err := t.t.Add(r.r, uint64(d.local), m.m, uint64(d.remote),
+			uint64(d.length)); err != nil {
 			return answer(f, fmt.Errorf("descs[%d]: %w", i, err))
 		}
 	}
@@ -102,7 +108,8 @@ func slgoTransferAdd(h, local, other C.uint64_t, list *C.struct_sluice_desc, cou
 }
 
 //export slgoTransferAddPages
-func slgoTransferAddPages(h, local, other C.uint64_t, p *C.struct_sluice_pages, f *C.struct_slgo_fault) C.int {
+func slgoTransferAddPages(h, local, other C.uint64_t, p *C.struct_sluice_pages,
+	f *C.struct_slgo_fault) C.int {
 	t, err := hold(h)
 	if err != nil {
 		return answer(f, err)
@@ -141,7 +148,8 @@ func indices(p *C.uint32_t, count int) ([]uint32, error) {
 }
 
 //export slgoTransferMessage
-func slgoTransferMessage(h C.uint64_t, message *C.uint8_t, length C.size_t, f *C.struct_slgo_fault) C.int {
+func slgoTransferMessage(h C.uint64_t, message *C.uint8_t, length C.size_t,
+	f *C.struct_slgo_fault) C.int {
 	t, err := hold(h)
 	if err != nil {
 		return answer(f, err)

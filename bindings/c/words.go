@@ -97,7 +97,8 @@ var goPhrases = strings.NewReplacer(
 
 var (
 	fieldPattern = regexp.MustCompile(`\b(?:Config\.|config: )([A-Z]\w*)|\b[A-Z]\w*[a-z][A-Z]\w*`)
-	fieldNames   = goFields(engine.Config{}, shm.Config{}, mem.Config{}, ucx.Config{}, rdma.Config{},
+	fieldNames   = goFields(engine.Config{}, shm.Config{}, mem.Config{}, ucx.Config{},
+		rdma.Config{},
 		gds.Config{}, tcpSettings{}, posixSettings{}, cudaSettings{})
 )
 

@@ -24,7 +24,9 @@ import (
 
 // TestPlainText: what programs in C and Python read names neither Go's sentinels nor its fields.
 func TestPlainText(t *testing.T) {
-	op := func(err error) error { return &engine.OpError{Op: "connect", Peer: "b", Backend: "shm", Err: err} }
+	op := func(err error) error {
+		return &engine.OpError{Op: "connect", Peer: "b", Backend: "shm", Err: err}
+	}
 	for _, c := range []struct {
 		err  error
 		want string
@@ -34,9 +36,12 @@ func TestPlainText(t *testing.T) {
 		{op(fmt.Errorf("the name is taken: close that region first: %w", engine.ErrBusy)),
 			"connect peer b with shm: the name is taken: close that region first"},
 		{errReceiveClosed, "receive: the engine was closed"},
-		{fmt.Errorf("config: TransfersMax is 9, at most 8: %w", engine.ErrBounds), "transfers_max is 9, at most 8"},
-		{fmt.Errorf("config: Grace 1ms is below 5ms: %w", engine.ErrBounds), "grace 1ms is below 5ms"},
-		{fmt.Errorf("9 imports, raise Config.KeysMax: %w", engine.ErrFull), "9 imports, raise keys_max"},
+		{fmt.Errorf("config: TransfersMax is 9, at most 8: %w", engine.ErrBounds),
+			"transfers_max is 9, at most 8"},
+		{fmt.Errorf("config: Grace 1ms is below 5ms: %w", engine.ErrBounds),
+			"grace 1ms is below 5ms"},
+		{fmt.Errorf("9 imports, raise Config.KeysMax: %w", engine.ErrFull),
+			"9 imports, raise keys_max"},
 		{fmt.Errorf("notify peer b: %w", engine.ErrClosed), "notify peer b: it was closed"},
 		{engine.ErrFull, "a limit is reached"},
 		{errors.Join(engine.ErrBusy, fmt.Errorf("allocate with Engine.Alloc: %w", os.ErrNotExist)),
@@ -57,9 +62,11 @@ func TestPlainText(t *testing.T) {
 // TestNoGoNames holds the texts of all errors that can reach a program in C or Python against
 // the names that only Go has.
 func TestNoGoNames(t *testing.T) {
-	goName := regexp.MustCompile(`\bConfig\.|config: [A-Z]|\bEngine\.[A-Z]|\bRoute\.|\bAllocOptions\b|\bhostmem\b`)
+	goName := regexp.MustCompile(
+		`\bConfig\.|config: [A-Z]|\bEngine\.[A-Z]|\bRoute\.|\bAllocOptions\b|\bhostmem\b`)
 	texts := 0
-	for _, folder := range []string{"engine", "backends/*", "csrc", "csrc/*", "driver", "internal/*", "identity"} {
+	for _, folder := range []string{"engine", "backends/*", "csrc", "csrc/*", "driver",
+		"internal/*", "identity"} {
 		files, err := filepath.Glob("../../" + folder + "/*.go")
 		require.NoError(t, err)
 		for _, name := range files {
@@ -68,7 +75,8 @@ func TestNoGoNames(t *testing.T) {
 			}
 			for _, text := range errorTexts(t, name) {
 				texts++
-				text = plainText(errors.New(strings.ReplaceAll(text, "Config.%s", "Config.KeysMax")))
+				text = plainText(errors.New(strings.ReplaceAll(text, "Config.%s",
+					"Config.KeysMax")))
 				assert.NotRegexp(t, goName, text, name)
 			}
 		}
@@ -85,7 +93,8 @@ func errorTexts(t *testing.T, name string) (texts []string) {
 		if !ok {
 			return true
 		}
-		if f, ok := call.Fun.(*ast.SelectorExpr); !ok || f.Sel.Name != "Errorf" && f.Sel.Name != "New" {
+		if f, ok := call.Fun.(*ast.SelectorExpr); !ok || f.Sel.Name != "Errorf" &&
+			f.Sel.Name != "New" {
 			return true
 		}
 		for _, arg := range call.Args {

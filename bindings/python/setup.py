@@ -11,7 +11,8 @@ from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.dist import Distribution
 
-LIBRARY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "src", "sluice", "_lib", "libsluice.so.1")
+LIBRARY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "src", "sluice", "_lib",
+                       "libsluice.so.1")
 
 
 class Carries(Distribution):
@@ -23,7 +24,8 @@ class Tagged(bdist_wheel):
     def get_tag(self) -> tuple[str, str, str]:
         if not os.path.exists(LIBRARY):
             raise SystemExit(f"{LIBRARY} is missing: run make wheel")
-        return "py3", "none", self.plat_name.replace("-", "_").replace(".", "_") if self.plat_name else machine()
+        return "py3", "none", self.plat_name.replace("-", "_").replace(".",
+            "_") if self.plat_name else machine()
 
 
 def machine() -> str:

@@ -40,9 +40,12 @@ engine that dials. Peers that come, go or are refused are logged on standard err
 		},
 	}
 	s := c.Flags()
-	s.StringVar(&a.listen, "listen", "", "HOST:PORT where peers introduce themselves; port 0: any that is free")
-	s.StringVar(&a.data, "data", "", "HOST:PORT or HOST:PORT-PORT of backend tcp for their bytes; without it any free port of the host in --listen")
-	s.StringArrayVar(&regions, "region", nil, "NAME=SIZE, NAME=FILE or NAME=FILE:OFFSET:LENGTH, with :rw behind a file that peers may write; once for each region")
+	s.StringVar(&a.listen, "listen", "", "HOST:PORT where peers introduce themselves; port 0: "+
+		"any that is free")
+	s.StringVar(&a.data, "data", "", "HOST:PORT or HOST:PORT-PORT of backend tcp for their "+
+		"bytes; without it any free port of the host in --listen")
+	s.StringArrayVar(&regions, "region", nil, "NAME=SIZE, NAME=FILE or NAME=FILE:OFFSET:LENGTH, "+
+		"with :rw behind a file that peers may write; once for each region")
 	s.BoolVar(&a.asJSON, "json", false, "print what is served, and where, as JSON once it is")
 	a.register(c)
 	return c
@@ -117,7 +120,9 @@ func (a *agent) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
 	}()
 	e, err := a.open(a.data, func(c *engine.Config) {
 		c.OnPeer = a.attend
-		c.OnRefused = func(from net.Addr, why error) { a.say("refused %v: %s", from, a.sentence(why)) }
+		c.OnRefused = func(from net.Addr, why error) {
+			a.say("refused %v: %s", from, a.sentence(why))
+		}
 	}, a.extra()...)
 	if err != nil {
 		return err
@@ -161,7 +166,8 @@ func (a *agent) roomFor(m hostmem.Machine) error {
 	if m.Available == 0 || need <= m.Available {
 		return nil
 	}
-	return fmt.Errorf("the regions need %s of memory, and %s of %s are available: serve less, or raise the limit of the container or service (memory.max of its cgroup)",
+	return fmt.Errorf("the regions need %s of memory, and %s of %s are available: serve less, or "+
+		"raise the limit of the container or service (memory.max of its cgroup)",
 		bench.RoundSize(need), bench.RoundSize(m.Available), bench.RoundSize(m.Total))
 }
 
@@ -195,7 +201,8 @@ func (a *agent) output(at net.Addr, regions []*served) agentOutput {
 	o := agentOutput{ServingAt: at.String(), Plaintext: a.plaintext}
 	for _, r := range regions {
 		s := &r.spec
-		o.Regions = append(o.Regions, regionOutput{s.name, max(s.size, s.n), s.path, s.off, s.path != "" && !s.write})
+		o.Regions = append(o.Regions, regionOutput{s.name, max(s.size, s.n), s.path, s.off,
+			s.path != "" && !s.write})
 	}
 	return o
 }

@@ -84,8 +84,10 @@ func randomFile(t *testing.T, n int) (path string, content []byte) {
 func TestAgent(t *testing.T) {
 	dir := cluster(t, "agent", "user")
 	path, content := randomFile(t, 3<<20+17)
-	a := startAgent(t, append(as(dir, "agent"), "--region", "kv=8MiB", "--region", "file="+path, "--region", "part="+path+":4096:100")...)
-	for _, want := range []string{"TLS 1.3", "kv: 8MiB of memory", "part: 100B of " + path + " at 4096"} {
+	a := startAgent(t, append(as(dir, "agent"), "--region", "kv=8MiB", "--region", "file="+path,
+		"--region", "part="+path+":4096:100")...)
+	for _, want := range []string{"TLS 1.3", "kv: 8MiB of memory", "part: 100B of " + path +
+		" at 4096"} {
 		if !strings.Contains(a.said, want) {
 			t.Errorf("no %q in %s", want, a.said)
 		}
@@ -94,17 +96,22 @@ func TestAgent(t *testing.T) {
 	with := func(args ...string) []string { return append(args, user...) }
 	for _, backend := range []string{"shm,tcp", "tcp"} {
 		o := ok(t, sluice(t, with("ls", "--check-host", "--backend", backend)...))
-		if !strings.Contains(o.stdout, "kv") || !strings.Contains(o.stdout, "staged") || !strings.Contains(o.stdout, backend[:3]) {
+		if !strings.Contains(o.stdout, "kv") || !strings.Contains(o.stdout, "staged") ||
+			!strings.Contains(o.stdout, backend[:3]) {
 			t.Errorf("ls: %s", o.stdout)
 		}
-		ok(t, sluice(t, with("put", "kv", "--offset", "4KiB", "--input", path, "--backend", backend)...))
-		if o := ok(t, sluice(t, with("get", "kv", "--offset", "4KiB", "--length", "3145745", "--backend", backend)...)); o.stdout != string(content) {
+		ok(t, sluice(t, with("put", "kv", "--offset", "4KiB", "--input", path, "--backend",
+			backend)...))
+		if o := ok(t, sluice(t, with("get", "kv", "--offset", "4KiB", "--length", "3145745",
+			"--backend", backend)...)); o.stdout != string(content) {
 			t.Errorf("%s: kv has other bytes", backend)
 		}
-		if o := ok(t, sluice(t, with("get", "file", "--backend", backend)...)); o.stdout != string(content) {
+		if o := ok(t, sluice(t, with("get", "file", "--backend", backend)...)); o.stdout != string(
+			content) {
 			t.Errorf("%s: file has other bytes", backend)
 		}
-		if o := ok(t, sluice(t, with("get", "part", "--backend", backend)...)); o.stdout != string(content[4096:4196]) {
+		if o := ok(t, sluice(t, with("get", "part", "--backend", backend)...)); o.stdout != string(
+			content[4096:4196]) {
 			t.Errorf("%s: part has other bytes", backend)
 		}
 	}
@@ -124,7 +131,8 @@ func TestAgent(t *testing.T) {
 	if code, said := a.end(t, syscall.SIGINT); code != 0 || !strings.Contains(said, "ending") {
 		t.Errorf("interrupted: status %d, %q, stderr %s", code, said, a.stderr)
 	}
-	require.Regexp(t, `peer ".+" has connected from 127\.0\.0\.1:\d+ \(certificate of "user", serial number [0-9a-f]+\)\n`,
+	require.Regexp(t,
+		`peer ".+" has connected from 127\.0\.0\.1:\d+ \(certificate of "user", serial number [0-9a-f]+\)\n`,
 		a.stderr.String())
 }
 
@@ -137,11 +145,13 @@ func TestAgentRefusesStrangers(t *testing.T) {
 		"it may ask for TLS":          {"--plaintext"},
 	} {
 		o := sluice(t, append([]string{"ls", "--peer", a.at}, flags...)...)
-		if o.status != statusFailed || !strings.Contains(o.stderr, want) || strings.Contains(o.stderr+o.stdout, "secret-name") {
+		if o.status != statusFailed || !strings.Contains(o.stderr, want) ||
+			strings.Contains(o.stderr+o.stdout, "secret-name") {
 			t.Errorf("%+v, want %q", o, want)
 		}
 	}
-	if code, _ := a.end(t, syscall.SIGTERM); code != 0 || strings.Contains(a.stderr.String(), "has connected") ||
+	if code, _ := a.end(t, syscall.SIGTERM); code != 0 ||
+		strings.Contains(a.stderr.String(), "has connected") ||
 		strings.Count(a.stderr.String(), "refused 127.0.0.1:") != 2 {
 		t.Errorf("status %d, stderr %s", code, a.stderr)
 	}
@@ -150,7 +160,8 @@ func TestAgentRefusesStrangers(t *testing.T) {
 // TestAgentServesFilesReadOnly: a member may write to a file only where :rw was said.
 func TestAgentServesFilesReadOnly(t *testing.T) {
 	path, content := randomFile(t, 8192)
-	a := startAgent(t, "--plaintext", "--region", "model="+path, "--region", "open="+path+":0:4096:rw")
+	a := startAgent(t, "--plaintext", "--region", "model="+path, "--region",
+		"open="+path+":0:4096:rw")
 	with := func(args ...string) []string { return append(args, "--plaintext", "--peer", a.at) }
 	o := ok(t, sluice(t, with("explain")...))
 	require.Contains(t, o.stdout, "region model: ")
@@ -195,13 +206,20 @@ func TestAgentIsKilled(t *testing.T) {
 		status int
 		want   string
 	}{
-		"killed":      {func(a *serving, _ *exec.Cmd) error { return a.c.Process.Kill() }, statusFailed, ""},
-		"ended":       {func(a *serving, _ *exec.Cmd) error { return a.c.Process.Signal(syscall.SIGTERM) }, statusFailed, ""},
-		"interrupted": {func(_ *serving, c *exec.Cmd) error { return c.Process.Signal(syscall.SIGINT) }, statusInterrupted, "interrupted"},
+		"killed": {func(a *serving, _ *exec.Cmd) error {
+			return a.c.Process.Kill()
+		}, statusFailed, ""},
+		"ended": {func(a *serving, _ *exec.Cmd) error {
+			return a.c.Process.Signal(syscall.SIGTERM)
+		}, statusFailed, ""},
+		"interrupted": {func(_ *serving, c *exec.Cmd) error {
+			return c.Process.Signal(syscall.SIGINT)
+		}, statusInterrupted, "interrupted"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := startAgent(t, "--plaintext", "--region", "kv=64MiB")
-			c, _, stderr := command(t, "put", "kv", "--plaintext", "--peer", a.at, "--backend", "tcp")
+			c, _, stderr := command(t, "put", "kv", "--plaintext", "--peer", a.at, "--backend",
+				"tcp")
 			in, err := c.StdinPipe()
 			if err != nil {
 				t.Fatal(err)
@@ -209,7 +227,8 @@ func TestAgentIsKilled(t *testing.T) {
 			if err := c.Start(); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := in.Write(make([]byte, 5<<20)); err != nil { // it is connected by the time that it reads
+			if _, err := in.Write(make([]byte, 5<<20)); err != nil {
+				// it is connected by the time that it reads
 				t.Fatal(err)
 			}
 			if err := end.deed(a, c); err != nil {
@@ -223,7 +242,8 @@ func TestAgentIsKilled(t *testing.T) {
 					time.Sleep(10 * time.Millisecond)
 				}
 			}()
-			if got := status(t, c.Wait()); got != end.status || !strings.Contains(stderr.String(), end.want) {
+			if got := status(t, c.Wait()); got != end.status ||
+				!strings.Contains(stderr.String(), end.want) {
 				t.Errorf("status %d, want %d: %s", got, end.status, stderr)
 			}
 		})

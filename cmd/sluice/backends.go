@@ -125,7 +125,8 @@ func benchMaker(name string) (maker, error) {
 	case err != nil:
 		return maker{}, usagef("unknown backend %q: there are %s", name, benchNames())
 	case m.bench != "":
-		return maker{}, usagef("backend %q does not move bytes between two host memories, which this command measures: use %s", name, m.bench)
+		return maker{}, usagef("backend %q does not move bytes between two host memories, which "+
+			"this command measures: use %s", name, m.bench)
 	}
 	return m, nil
 }
@@ -137,7 +138,8 @@ func findMaker(name string, reach driver.Reach) (maker, error) {
 			continue
 		}
 		if m.reach < reach {
-			return maker{}, usagef("backend %q stays within one process: there are %s", name, backendNames(reach))
+			return maker{}, usagef("backend %q stays within one process: there are %s", name,
+				backendNames(reach))
 		}
 		return m, nil
 	}

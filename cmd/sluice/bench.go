@@ -33,7 +33,8 @@ type benchFlags struct {
 }
 
 func (f *benchFlags) openOptions() openOptions {
-	return openOptions{threads: f.threads, ucx: f.network.ucx, rdma: f.network.rdma, tcp: f.network.tcp}
+	return openOptions{threads: f.threads, ucx: f.network.ucx, rdma: f.network.rdma,
+		tcp: f.network.tcp}
 }
 
 func newBench() *cobra.Command {
@@ -90,14 +91,20 @@ func (f *benchFlags) register(c *cobra.Command) {
 	s.StringVar(&f.size, "size", "1MiB", "bytes of a piece, such as 656 or 64KiB")
 	s.IntVar(&f.batch, "batch", 16, "pieces of an operation")
 	s.BoolVar(&f.pages, "pages", false, "pieces at random places of a large memory, as one pattern")
-	s.BoolVar(&f.gather, "gather", false, "with --pages: the random places are this side's, and the peer's are one run")
-	s.StringVar(&f.spread, "spread", "1GiB", "size of the memory that --pages, --table and --workload draw places from; at least twice what is moved")
-	s.StringVar(&f.memory, "memory", string(bench.BackendMemory), "what is moved: backend (its own memory, if it has such) or host")
+	s.BoolVar(&f.gather, "gather", false, "with --pages: the random places are this side's, and "+
+		"the peer's are one run")
+	s.StringVar(&f.spread, "spread", "1GiB", "size of the memory that --pages, --table and "+
+		"--workload draw places from; at least twice what is moved")
+	s.StringVar(&f.memory, "memory", string(bench.BackendMemory), "what is moved: backend (its "+
+		"own memory, if it has such) or host")
 	s.IntVar(&f.threads, "threads", 1, "goroutines that post, and workers that copy")
-	s.BoolVar(&f.sweep, "sweep", false, "measure sizes from 64 B to 16 MiB instead of --size and --batch")
+	s.BoolVar(&f.sweep, "sweep", false, "measure sizes from 64 B to 16 MiB instead of --size "+
+		"and --batch")
 	s.BoolVar(&f.notify, "notify", false, "measure notifications instead of bandwidth")
-	s.BoolVar(&f.hot, "hot", false, "all pieces at one place on each side, which stays in the caches")
-	s.BoolVar(&f.table, "table", false, "measure what UCX is compared by, beside ucx_perftest and a bare loop over UCX")
+	s.BoolVar(&f.hot, "hot", false, "all pieces at one place on each side, which stays "+
+		"in the caches")
+	s.BoolVar(&f.table, "table", false, "measure what UCX is compared by, beside ucx_perftest "+
+		"and a bare loop over UCX")
 	f.workload.register(c)
 	f.network.register(c)
 	f.network.rdma.registerPeers(c)
@@ -148,7 +155,9 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 
 // results measures what was asked for.
 func (f *benchFlags) results(c *cobra.Command, shapes []bench.Shape) ([]bench.Result, error) {
-	bar := func(n int) *progress { return newProgress(c.ErrOrStderr(), int64(n)*1000, "bench "+f.backend) }
+	bar := func(n int) *progress {
+		return newProgress(c.ErrOrStderr(), int64(n)*1000, "bench "+f.backend)
+	}
 	switch {
 	case f.notify:
 		return f.measureNotify(c.Context())
@@ -192,13 +201,16 @@ func (f *benchFlags) shapes() ([]bench.Shape, error) {
 	}
 	switch {
 	case f.memory != string(bench.BackendMemory) && f.memory != string(bench.HostMemory):
-		return nil, usagef("unknown memory %q: there are %s, %s", f.memory, bench.BackendMemory, bench.HostMemory)
+		return nil, usagef("unknown memory %q: there are %s, %s", f.memory, bench.BackendMemory,
+			bench.HostMemory)
 	case f.gather && !f.pages:
 		return nil, usagef("--gather says where pages lie: it takes --pages")
 	case f.table && (f.sweep || f.pages || f.notify || f.hot):
-		return nil, usagef("--table has shapes of its own: it takes no --sweep, --pages, --hot and --notify")
+		return nil, usagef("--table has shapes of its own: it takes no --sweep, --pages, --hot " +
+			"and --notify")
 	case f.notify && f.hot, f.pages && f.hot:
-		return nil, usagef("--hot puts large pieces at one place: it takes no --pages and no --notify")
+		return nil, usagef("--hot puts large pieces at one place: it takes no --pages and " +
+			"no --notify")
 	case f.notify && (f.sweep || f.pages):
 		return nil, usagef("--notify measures small messages: it takes no --sweep and no --pages")
 	}
@@ -211,12 +223,14 @@ func (f *benchFlags) shapes() ([]bench.Shape, error) {
 	if f.table {
 		return tableShapes(spread), nil
 	}
-	list := []bench.Shape{{Op: op, Size: size, Batch: f.batch, Pages: f.pages, Gather: f.gather, Spread: spread, Threads: f.threads, Hot: f.hot}}
+	list := []bench.Shape{{Op: op, Size: size, Batch: f.batch, Pages: f.pages, Gather: f.gather,
+		Spread: spread, Threads: f.threads, Hot: f.hot}}
 	if f.sweep {
 		list = nil
 		for size := uint64(64); size <= 16<<20; size *= 4 {
 			batch := int(min(max(sweepBatchBytes/size, 1), sweepBatchMax))
-			list = append(list, bench.Shape{Op: op, Size: size, Batch: batch, Pages: f.pages, Gather: f.gather, Spread: spread, Threads: f.threads, Hot: f.hot})
+			list = append(list, bench.Shape{Op: op, Size: size, Batch: batch, Pages: f.pages,
+				Gather: f.gather, Spread: spread, Threads: f.threads, Hot: f.hot})
 		}
 	}
 	for i := range list {
@@ -245,7 +259,8 @@ func fits(shapes []bench.Shape, available uint64, loop bool) error {
 			need += shapes[i].LocalBytes() + shapes[i].RemoteBytes()
 		}
 		if available > 0 && need > available {
-			return fmt.Errorf("the two ends and the baselines need %s, %s are available: use a smaller --size, --batch or --spread, or fewer --threads",
+			return fmt.Errorf("the two ends and the baselines need %s, %s are available: use a "+
+				"smaller --size, --batch or --spread, or fewer --threads",
 				bench.RoundSize(need), bench.RoundSize(available))
 		}
 	}
@@ -253,7 +268,8 @@ func fits(shapes []bench.Shape, available uint64, loop bool) error {
 }
 
 // measure runs the shapes one after the other over one link.
-func (f *benchFlags) measure(ctx context.Context, shapes []bench.Shape, bar *progress) ([]bench.Result, error) {
+func (f *benchFlags) measure(ctx context.Context, shapes []bench.Shape, bar *progress) (
+	[]bench.Result, error) {
 	link, closeLink, err := f.open(ctx, shapes)
 	if err != nil {
 		return nil, err

@@ -11,8 +11,10 @@ import (
 )
 
 // benchKeys are what programs that read --json rely on: keys are only added.
-var benchKeys = []string{"backend", "op", "size", "batch", "pages", "threads", "gbps", "ops_per_s", "p50_us", "p99_us",
-	"allocs_per_op", "baseline", "ratio", "baselines", "rounds", "ops", "route", "spread", "hot", "memory", "gather"}
+var benchKeys = []string{"backend", "op", "size", "batch", "pages", "threads", "gbps", "ops_per_s",
+	"p50_us", "p99_us",
+	"allocs_per_op", "baseline", "ratio", "baselines", "rounds", "ops", "route", "spread", "hot",
+	"memory", "gather"}
 
 func TestBenchJSON(t *testing.T) {
 	cases := []struct {
@@ -20,11 +22,15 @@ func TestBenchJSON(t *testing.T) {
 		args      []string
 		baselines int
 	}{
-		{"write between processes", []string{"--backend", "shm", "--size", "64KiB", "--batch", "4"}, 3},
-		{"read between processes", []string{"--backend", "shm", "--op", "read", "--size", "4096", "--batch", "2", "--threads", "2"}, 3},
-		{"pages", []string{"--backend", "shm", "--size", "656", "--batch", "64", "--pages", "--spread", "4MiB"}, 3},
+		{"write between processes", []string{"--backend", "shm", "--size", "64KiB", "--batch", "4"},
+			3},
+		{"read between processes", []string{"--backend", "shm", "--op", "read", "--size", "4096",
+			"--batch", "2", "--threads", "2"}, 3},
+		{"pages", []string{"--backend", "shm", "--size", "656", "--batch", "64", "--pages",
+			"--spread", "4MiB"}, 3},
 		{"automatic choice", []string{"--backend", "auto", "--size", "1MiB", "--batch", "2"}, 3},
-		{"host memory", []string{"--backend", "shm", "--memory", "host", "--size", "4096", "--batch", "2"}, 3},
+		{"host memory", []string{"--backend", "shm", "--memory", "host", "--size", "4096",
+			"--batch", "2"}, 3},
 		{"within a process", []string{"--backend", "mem", "--size", "1", "--batch", "1"}, 2},
 	}
 	for _, tc := range cases {
@@ -40,11 +46,13 @@ func TestBenchJSON(t *testing.T) {
 			wantKeys(t, "result", list[0], benchKeys...)
 			r := list[0].(map[string]any)
 			wantKeys(t, "baseline", r["baseline"], "name", "gbps", "p50_us")
-			if r["baseline"].(map[string]any)["name"] != "memcpy" || len(r["baselines"].([]any)) != tc.baselines {
+			if r["baseline"].(map[string]any)["name"] != "memcpy" ||
+				len(r["baselines"].([]any)) != tc.baselines {
 				t.Errorf("baselines %v", r["baselines"])
 			}
 			gbps, ratio := r["gbps"].(float64), r["ratio"].(float64)
-			if want := gbps / r["baseline"].(map[string]any)["gbps"].(float64); gbps <= 0 || ratio != want {
+			if want := gbps / r["baseline"].(map[string]any)["gbps"].(float64); gbps <= 0 ||
+				ratio != want {
 				t.Errorf("gbps %v, ratio %v, want %v", gbps, ratio, want)
 			}
 			if r["memory"] != "host" {
@@ -52,7 +60,8 @@ func TestBenchJSON(t *testing.T) {
 			}
 			routes := []string{tc.args[1]}
 			if tc.args[1] == "auto" {
-				routes = []string{"shm", "ucx"} // what was measured decides, and others may use the machine
+				// what was measured decides, and others may use the machine
+				routes = []string{"shm", "ucx"}
 			}
 			if route, _ := r["route"].(string); !slices.Contains(routes, route) {
 				t.Errorf("route %v, want one of %q", r["route"], routes)
@@ -75,7 +84,8 @@ func TestBenchSweepAsGoBench(t *testing.T) {
 }
 
 func TestBenchThatDoesNotFit(t *testing.T) {
-	shapes := []bench.Shape{{Size: 64, Batch: 1, Threads: 1}, {Size: 1 << 20, Batch: 16, Threads: 2}}
+	shapes := []bench.Shape{{Size: 64, Batch: 1, Threads: 1}, {Size: 1 << 20, Batch: 16,
+		Threads: 2}}
 	const need = 3 * 2 * 32 << 20
 	if err := fits(shapes, need-1, false); err == nil || !strings.Contains(err.Error(), "192 MiB") {
 		t.Errorf("does not fit: %v", err)

@@ -58,8 +58,8 @@ func saveJSON(path string, list []bench.Result) error {
 	return errors.Join(printJSON(file, list), file.Close())
 }
 
-// timeFlags say how long is measured: for so many seconds in all, which rounds override, or for rounds with so many
-// seconds of each way.
+// timeFlags say how long is measured: for so many seconds in all, which rounds override, or for
+// rounds with so many seconds of each way.
 type timeFlags struct {
 	seconds float64
 	rounds  int

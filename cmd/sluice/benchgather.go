@@ -66,14 +66,19 @@ driver and has not run on a card yet; without one it says what is missing.`,
 	}
 	s := c.Flags()
 	s.StringVar(&f.device, "device", cpuDevice, "what gathers: cpu or cuda")
-	s.StringVar(&f.library, "library", "", "of --device cuda alone: a path of libcuda; without it the system's")
-	s.IntVar(&f.sms, "sms", 4, "of --device cuda alone: multiprocessors that a kernel may take; 0: none")
-	s.StringVar(&f.inFlight, "in-flight", "", "of --device cuda alone, instead of --sms: bytes that a kernel may have under way, such as 64KiB")
-	s.IntVar(&f.neighbour, "neighbour", 64, "of --device cuda alone: MiB that each step of the decode-like kernel reads; 0: no such kernel")
+	s.StringVar(&f.library, "library", "", "of --device cuda alone: a path of libcuda; without "+
+		"it the system's")
+	s.IntVar(&f.sms, "sms", 4, "of --device cuda alone: multiprocessors that a kernel may "+
+		"take; 0: none")
+	s.StringVar(&f.inFlight, "in-flight", "", "of --device cuda alone, instead of --sms: bytes "+
+		"that a kernel may have under way, such as 64KiB")
+	s.IntVar(&f.neighbour, "neighbour", 64, "of --device cuda alone: MiB that each step of the "+
+		"decode-like kernel reads; 0: no such kernel")
 	s.StringVar(&f.op, "op", bench.GatherOp, bench.GatherOp+" or "+bench.ScatterOp)
 	s.StringVar(&f.size, "size", "656", "bytes of an entry, a multiple of 4")
 	s.IntVar(&f.batch, "batch", 0, "entries of an operation; 0: 2048, or 64 MiB of them on a card")
-	s.StringVar(&f.spread, "spread", "", "size of the pool, at least twice what is moved; without it 1GiB, or 4GiB on a card")
+	s.StringVar(&f.spread, "spread", "", "size of the pool, at least twice what is moved; "+
+		"without it 1GiB, or 4GiB on a card")
 	s.IntVar(&f.threads, "threads", 1, "goroutines that gather, each a batch of its own")
 	s.StringVar(&f.save, "save", "", "also write JSON to that file")
 	f.registerTotal(c, "time to measure")
@@ -116,7 +121,8 @@ func (f *gatherFlags) fits(s *bench.Shape, available uint64) error {
 		return fits([]bench.Shape{*s}, available, false)
 	}
 	if need := s.ScatteredBytes(); available > 0 && need > available {
-		return fmt.Errorf("the pool needs %s, %s are available: use a smaller --spread", bench.RoundSize(need), bench.RoundSize(available))
+		return fmt.Errorf("the pool needs %s, %s are available: use a smaller --spread",
+			bench.RoundSize(need), bench.RoundSize(available))
 	}
 	return nil
 }
@@ -128,7 +134,9 @@ func (f *gatherFlags) measure(c *cobra.Command, shape bench.Shape) ([]bench.Resu
 	o := bench.Options{Time: total, Rounds: f.rounds,
 		Progress: func(d time.Duration) { bar.set(min(int64(1000*d/total), 999)) }}
 	if f.device == cpuDevice {
-		r, err := interruptible(c.Context(), func() (bench.Result, error) { return bench.Gather(c.Context(), shape, o) })
+		r, err := interruptible(c.Context(), func() (bench.Result, error) {
+			return bench.Gather(c.Context(), shape, o)
+		})
 		return []bench.Result{r}, err
 	}
 	budget, err := f.budget()
@@ -192,7 +200,8 @@ func (f *gatherFlags) shape() (bench.Shape, error) {
 	op, ok := ops[f.op]
 	switch {
 	case f.device != cpuDevice && f.device != cudaDevice:
-		return bench.Shape{}, usagef("unknown device %q: there are %s, %s", f.device, cpuDevice, cudaDevice)
+		return bench.Shape{}, usagef("unknown device %q: there are %s, %s", f.device, cpuDevice,
+			cudaDevice)
 	case f.device == cudaDevice && f.threads != 1:
 		return bench.Shape{}, usagef("--threads %d: a card gathers for one at a time", f.threads)
 	case f.device == cudaDevice && f.sms < 0:
@@ -204,7 +213,8 @@ func (f *gatherFlags) shape() (bench.Shape, error) {
 	case f.batch < 0:
 		return bench.Shape{}, usagef("--batch %d: want 1 or more, or 0 for the default", f.batch)
 	case !ok:
-		return bench.Shape{}, usagef("unknown operation %q: there are %s, %s", f.op, bench.GatherOp, bench.ScatterOp)
+		return bench.Shape{}, usagef("unknown operation %q: there are %s, %s", f.op, bench.GatherOp,
+			bench.ScatterOp)
 	}
 	if err := f.checkTotal(); err != nil {
 		return bench.Shape{}, err
@@ -218,7 +228,8 @@ func (f *gatherFlags) shape() (bench.Shape, error) {
 	if err != nil {
 		return bench.Shape{}, &usageError{err}
 	}
-	s := bench.Shape{Op: op, Size: size, Batch: f.batch, Pages: true, Spread: spread, Threads: f.threads}
+	s := bench.Shape{Op: op, Size: size, Batch: f.batch, Pages: true, Spread: spread,
+		Threads: f.threads}
 	if err := s.Check(); err != nil {
 		return bench.Shape{}, &usageError{err}
 	}

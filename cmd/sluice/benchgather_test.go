@@ -17,8 +17,10 @@ import (
 )
 
 func TestBenchGatherJSON(t *testing.T) {
-	for _, args := range [][]string{{}, {"--op", "scatter", "--threads", "2"}, {"--device", "cpu", "--size", "132"}} {
-		o := sluice(t, append([]string{"bench", "gather", "--rounds", "2", "--spread", "6MiB", "--json"}, args...)...)
+	for _, args := range [][]string{{}, {"--op", "scatter", "--threads", "2"},
+		{"--device", "cpu", "--size", "132"}} {
+		o := sluice(t, append([]string{"bench", "gather", "--rounds", "2", "--spread", "6MiB",
+			"--json"}, args...)...)
 		if o.status != 0 || o.stderr != "" {
 			t.Fatalf("%+v", o)
 		}
@@ -39,7 +41,8 @@ func TestBenchGatherJSON(t *testing.T) {
 		}
 		gbps, ratio := r["gbps"].(float64), r["ratio"].(float64)
 		baseline := r["baseline"].(map[string]any)
-		if r["backend"] != "cpu" || r["op"] != op || baseline["name"] != "memcpy" || gbps <= 0 || ratio != gbps/baseline["gbps"].(float64) {
+		if r["backend"] != "cpu" || r["op"] != op || baseline["name"] != "memcpy" || gbps <= 0 ||
+			ratio != gbps/baseline["gbps"].(float64) {
 			t.Errorf("%v", r)
 		}
 	}
@@ -47,8 +50,9 @@ func TestBenchGatherJSON(t *testing.T) {
 
 func TestBenchGatherFormats(t *testing.T) {
 	for format, wants := range map[string][]string{
-		"text":    {"gather pages of 6 MiB", "656B", "memcpy-huge"},
-		"gobench": {"BenchmarkGather/pages/spread=6291040/size=656/batch=2048/by=cpu-1 ", "/by=memcpy-1 ", " ratio"},
+		"text": {"gather pages of 6 MiB", "656B", "memcpy-huge"},
+		"gobench": {"BenchmarkGather/pages/spread=6291040/size=656/batch=2048/by=cpu-1 ",
+			"/by=memcpy-1 ", " ratio"},
 	} {
 		o := sluice(t, "bench", "gather", "--rounds", "1", "--spread", "6MiB", "--format", format)
 		if o.status != 0 || o.stderr != "" {
@@ -64,7 +68,8 @@ func TestBenchGatherFormats(t *testing.T) {
 
 // TestBenchGatherWithoutACard names cause and cure.
 func TestBenchGatherWithoutACard(t *testing.T) {
-	o := sluice(t, "bench", "gather", "--device", "cuda", "--spread", "6MiB", "--library", "/nonexistent/libcuda.so.1")
+	o := sluice(t, "bench", "gather", "--device", "cuda", "--spread", "6MiB", "--library",
+		"/nonexistent/libcuda.so.1")
 	want := []string{"cuda backend unavailable", "/nonexistent/libcuda.so.1", "to mend"}
 	if !cuda.Native {
 		want = []string{"cuda backend unavailable", "cgo"}
@@ -80,7 +85,8 @@ func TestBenchGatherWithoutACard(t *testing.T) {
 // of the driver in its place.
 func TestBenchGatherOverTheStandIn(t *testing.T) {
 	if !cuda.Native {
-		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "cuda", Reason: "built without cgo", Fix: "CGO_ENABLED=1"})
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "cuda",
+			Reason: "built without cgo", Fix: "CGO_ENABLED=1"})
 	}
 	libcuda, err := fakecuda.Build()
 	if err != nil {
@@ -97,8 +103,10 @@ func TestBenchGatherOverTheStandIn(t *testing.T) {
 		{"scatter", "2", []string{"bulk", "rows", "staged", "loop"}},
 		{"gather", "0", []string{"staged", "loop"}},
 	} {
-		o := sluice(t, "bench", "gather", "--device", "cuda", "--library", library, "--op", c.op, "--sms", c.sms, "--neighbour", "1",
-			"--rounds", "1", "--seconds", "0.01", "--spread", "6MiB", "--batch", "512", "--save", saved, "--json")
+		o := sluice(t, "bench", "gather", "--device", "cuda", "--library", library, "--op", c.op,
+			"--sms", c.sms, "--neighbour", "1",
+			"--rounds", "1", "--seconds", "0.01", "--spread", "6MiB", "--batch", "512", "--save",
+			saved, "--json")
 		if o.status != 0 || o.stderr != "" {
 			t.Fatalf("%+v", o)
 		}
@@ -107,12 +115,15 @@ func TestBenchGatherOverTheStandIn(t *testing.T) {
 		}
 		checkOnDevice(t, decode(t, o.stdout).([]any), c.op, c.sms, c.variants)
 	}
-	o := sluice(t, "bench", "gather", "--device", "cuda", "--library", library, "--neighbour", "0", "--in-flight", "64KiB",
+	o := sluice(t, "bench", "gather", "--device", "cuda", "--library", library, "--neighbour", "0",
+		"--in-flight", "64KiB",
 		"--rounds", "1", "--spread", "6MiB", "--batch", "100")
-	if o.status != 0 || !strings.Contains(o.stdout, "stand-in") || strings.Contains(o.stdout, "step-p99") {
+	if o.status != 0 || !strings.Contains(o.stdout, "stand-in") ||
+		strings.Contains(o.stdout, "step-p99") {
 		t.Errorf("%+v", o)
 	}
-	if o := sluice(t, "bench", "gather", "--device", "cuda", "--library", library, "--spread", "6MiB", "--batch", "10", "--size", "130"); o.status != statusUsage {
+	if o := sluice(t, "bench", "gather", "--device", "cuda", "--library", library, "--spread",
+		"6MiB", "--batch", "10", "--size", "130"); o.status != statusUsage {
 		t.Errorf("130 bytes: %+v", o)
 	}
 }
@@ -123,7 +134,8 @@ func checkOnDevice(t *testing.T, list []any, op, sms string, variants []string) 
 	if len(list) != 2 {
 		t.Fatalf("%d results", len(list))
 	}
-	for i, want := range [][]string{{"copy-engine", map[string]string{"gather": "copy-engine-d2h", "scatter": "copy-engine-h2d"}[op]}, {"copy-engine", "replay"}} {
+	for i, want := range [][]string{{"copy-engine", map[string]string{"gather": "copy-engine-d2h",
+		"scatter": "copy-engine-h2d"}[op]}, {"copy-engine", "replay"}} {
 		if sms == "0" && i == 1 {
 			want = want[:1] // nothing to replay
 		}
@@ -144,14 +156,17 @@ func checkOnDevice(t *testing.T, list []any, op, sms string, variants []string) 
 			t.Errorf("%s, row %d: beside %v, want %v", op, i, names, want)
 		}
 		// Figures of a stand-in are never called a card's.
-		if r["op"] != op || r["backend"] != "stand-in" || !slices.Contains(variants, r["route"].(string)) || r["gbps"].(float64) <= 0 ||
-			!strings.Contains(fmt.Sprint(r["notes"]), "not of a card") || !strings.Contains(fmt.Sprint(r["notes"]), "cuMemcpyBatchAsync") {
+		if r["op"] != op || r["backend"] != "stand-in" ||
+			!slices.Contains(variants, r["route"].(string)) || r["gbps"].(float64) <= 0 ||
+			!strings.Contains(fmt.Sprint(r["notes"]), "not of a card") ||
+			!strings.Contains(fmt.Sprint(r["notes"]), "cuMemcpyBatchAsync") {
 			t.Errorf("%v", r)
 		}
 	}
 	extra := list[0].(map[string]any)["extra"].(map[string]any)
 	route := list[0].(map[string]any)["route"].(string)
-	for _, unit := range []string{"t0-us", "step-p99-us-alone", "step-p99-us-beside-" + route, "step-p99-slower-percent-beside-" + route, "step-p99-us-beside-copy-engine"} {
+	for _, unit := range []string{"t0-us", "step-p99-us-alone", "step-p99-us-beside-" + route,
+		"step-p99-slower-percent-beside-" + route, "step-p99-us-beside-copy-engine"} {
 		if _, there := extra[unit]; !there {
 			t.Errorf("no %s in %v", unit, extra)
 		}
@@ -184,7 +199,8 @@ func TestBenchGatherUsage(t *testing.T) {
 		{[]string{"now"}, `"now"`},
 	} {
 		o := sluice(t, append([]string{"bench", "gather"}, c.args...)...)
-		if o.status != statusUsage || o.stdout != "" || !strings.Contains(o.stderr, c.want) || !strings.Contains(o.stderr, "Usage: sluice bench gather") {
+		if o.status != statusUsage || o.stdout != "" || !strings.Contains(o.stderr, c.want) ||
+			!strings.Contains(o.stderr, "Usage: sluice bench gather") {
 			t.Errorf("%v: %+v", c.args, o)
 		}
 	}

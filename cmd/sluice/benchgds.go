@@ -63,7 +63,8 @@ func gdsShapes(spread uint64) (list []bench.Shape) {
 		batch int
 	}{{4 << 20, 8}, {1 << 20, 32}, {64 << 10, 128}, {4 << 10, 128}} {
 		for _, op := range []driver.Op{driver.Read, driver.Write} {
-			list = append(list, bench.Shape{Op: op, Size: s.size, Batch: s.batch, Spread: spread, Threads: 1})
+			list = append(list, bench.Shape{Op: op, Size: s.size, Batch: s.batch, Spread: spread,
+				Threads: 1})
 		}
 	}
 	return list
@@ -123,7 +124,8 @@ func runBenchGDS(c *cobra.Command, f *gdsFlags) (err error) {
 		return err
 	}
 	flags := c.Flags()
-	shapes, err := f.shapes(!flags.Changed("op") && !flags.Changed("size") && !flags.Changed("batch"))
+	shapes, err := f.shapes(!flags.Changed("op") && !flags.Changed("size") &&
+		!flags.Changed("batch"))
 	if err != nil {
 		return err
 	}
@@ -147,7 +149,8 @@ func runBenchGDS(c *cobra.Command, f *gdsFlags) (err error) {
 }
 
 // measure makes a file, measures the shapes, and removes it.
-func (f *gdsFlags) measure(c *cobra.Command, shapes []bench.Shape, l bench.GDSLibraries) (results []bench.Result, err error) {
+func (f *gdsFlags) measure(c *cobra.Command, shapes []bench.Shape, l bench.GDSLibraries) (
+	results []bench.Result, err error) {
 	path, remove, err := (&posixFlags{dir: f.dir}).makeFile(shapes[0].Spread, true)
 	if err != nil {
 		return nil, err
@@ -156,7 +159,8 @@ func (f *gdsFlags) measure(c *cobra.Command, shapes []bench.Shape, l bench.GDSLi
 	bar := newProgress(c.ErrOrStderr(), int64(len(shapes)), "bench gds")
 	defer bar.clear()
 	for i, s := range shapes {
-		r, err := bench.GDS(c.Context(), path, s, l, bench.Options{Rounds: f.rounds, Slice: f.time()})
+		r, err := bench.GDS(c.Context(), path, s, l, bench.Options{Rounds: f.rounds,
+			Slice: f.time()})
 		if err != nil {
 			return nil, err
 		}

@@ -20,7 +20,8 @@ import (
 func gdsLibraries(t *testing.T) (library, cufile string) {
 	t.Helper()
 	if !cuda.Native {
-		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "gds", Reason: "built without cgo", Fix: "CGO_ENABLED=1"})
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "gds",
+			Reason: "built without cgo", Fix: "CGO_ENABLED=1"})
 	}
 	l, err := fakecuda.Build()
 	if err != nil {
@@ -35,15 +36,18 @@ func gdsLibraries(t *testing.T) (library, cufile string) {
 	return l.Path, f.Path
 }
 
-// TestBenchGDSOverTheStandIns goes the whole way of the command, with software stand-ins of both libraries.
+// TestBenchGDSOverTheStandIns goes the whole way of the command, with software stand-ins of both
+// libraries.
 func TestBenchGDSOverTheStandIns(t *testing.T) {
 	library, cufile := gdsLibraries(t)
 	t.Setenv("STANDIN_LIBCUDA", library)
 	t.Setenv("CUFILE_LOGFILE_PATH", filepath.Join(t.TempDir(), "cufile.log"))
 	dir, saved := t.TempDir(), filepath.Join(t.TempDir(), "gds.json")
-	base := []string{"bench", "gds", "--dir", dir, "--library", library, "--cufile", cufile, "--rounds", "1", "--seconds", "0.01", "--bytes", "8MiB"}
+	base := []string{"bench", "gds", "--dir", dir, "--library", library, "--cufile", cufile,
+		"--rounds", "1", "--seconds", "0.01", "--bytes", "8MiB"}
 	for _, way := range []string{"auto", "batches", "streams", "threads"} {
-		o := sluice(t, append(base, "--size", "64KiB", "--batch", "8", "--op", "write", "--way", way, "--save", saved, "--json")...)
+		o := sluice(t, append(base, "--size", "64KiB", "--batch", "8", "--op", "write", "--way",
+			way, "--save", saved, "--json")...)
 		if o.status != 0 || o.stderr != "" {
 			t.Fatalf("%s: %+v", way, o)
 		}
@@ -57,15 +61,19 @@ func TestBenchGDSOverTheStandIns(t *testing.T) {
 		r := list[0].(map[string]any)
 		wantKeys(t, "result", r, append([]string{"notes"}, benchKeys...)...)
 		notes, beside := fmt.Sprint(r["notes"]), r["baseline"].(map[string]any)
-		if r["backend"] != "stand-in" || r["op"] != "write" || r["gbps"].(float64) <= 0 || beside["name"] != "staged" || beside["gbps"].(float64) <= 0 {
+		if r["backend"] != "stand-in" || r["op"] != "write" || r["gbps"].(float64) <= 0 ||
+			beside["name"] != "staged" || beside["gbps"].(float64) <= 0 {
 			t.Errorf("%s: %v", way, r)
 		}
-		for _, want := range []string{"not of a card", "of the staged route", "cuFile compat: bounces through host"} {
+		for _, want := range []string{"not of a card", "of the staged route",
+			"cuFile compat: bounces through host"} {
 			if !strings.Contains(notes, want) {
 				t.Errorf("%s: no %q in %s", way, want, notes)
 			}
 		}
-		if want := map[string]string{"auto": "batches of", "batches": "batches of", "streams": "on streams", "threads": "one request each"}[way]; !strings.Contains(r["route"].(string), want) {
+		if want := map[string]string{"auto": "batches of", "batches": "batches of",
+			"streams": "on streams", "threads": "one request each"}[way]; !strings.Contains(
+			r["route"].(string), want) {
 			t.Errorf("%s: route %q", way, r["route"])
 		}
 	}
@@ -75,12 +83,14 @@ func TestBenchGDSOverTheStandIns(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(dir, "*")); left != nil {
 		t.Errorf("left behind: %v", left)
 	}
-	for _, args := range [][]string{{"--size", "100"}, {"--op", "erase"}, {"--way", "best"}, {"--rounds", "0"}, {"--seconds", "-1"}, {"--size", "16MiB"}, {"--format", "x"}} {
+	for _, args := range [][]string{{"--size", "100"}, {"--op", "erase"}, {"--way", "best"},
+		{"--rounds", "0"}, {"--seconds", "-1"}, {"--size", "16MiB"}, {"--format", "x"}} {
 		if o := sluice(t, append(base, args...)...); o.status != statusUsage {
 			t.Errorf("%v: %+v", args, o)
 		}
 	}
-	if o := sluice(t, "bench", "gds", "--library", filepath.Join(dir, "none.so"), "--bytes", "8MiB"); o.status == 0 || !strings.Contains(o.stderr, "none.so") {
+	if o := sluice(t, "bench", "gds", "--library", filepath.Join(dir, "none.so"), "--bytes",
+		"8MiB"); o.status == 0 || !strings.Contains(o.stderr, "none.so") {
 		t.Errorf("without a driver: %+v", o)
 	}
 }

@@ -29,14 +29,17 @@ func (l *benchLink) close() {
 func (f *benchFlags) dial(ctx context.Context, shapes []bench.Shape) (*benchLink, func(), error) {
 	local, remote := largest(shapes)
 	c := pair.Config{
-		Backend: f.backend, Only: only(f.backend), Threads: f.threads, Memory: bench.Memory(f.memory), Local: local, Remote: remote,
+		Backend: f.backend, Only: only(f.backend), Threads: f.threads,
+		Memory: bench.Memory(f.memory), Local: local, Remote: remote,
 		Open: func(string, int) ([]driver.Backend, error) { return f.openSameHost() },
 		Start: func(files ...*os.File) (*procs.Child, error) {
-			return procs.Start("target", append([]string{"peer", "bench-target"}, f.network.args(f.backend)...), files...)
+			return procs.Start("target", append([]string{"peer", "bench-target"},
+				f.network.args(f.backend)...), files...)
 		},
 	}
 	if f.beside() && !f.notify {
-		c.Loop = &pair.LoopConfig{Transports: f.network.ucx.transports, Devices: f.network.ucx.devices}
+		c.Loop = &pair.LoopConfig{Transports: f.network.ucx.transports,
+			Devices: f.network.ucx.devices}
 	}
 	p, err := pair.Open(ctx, c)
 	if err != nil {

@@ -15,13 +15,15 @@ const notifyBytes = 64
 // measureNotify measures one way to a parked goroutine, then round trips.
 func (f *benchFlags) measureNotify(ctx context.Context) ([]bench.Result, error) {
 	if f.inProcess() {
-		return nil, usagef("--notify measures between two processes: backend %q stays within one", f.backend)
+		return nil, usagef("--notify measures between two processes: backend %q stays within one",
+			f.backend)
 	}
 	return f.measureMessages(ctx, notifyBytes, true)
 }
 
 // measureMessages measures round trips, and with stamps one way before that.
-func (f *benchFlags) measureMessages(ctx context.Context, bytes uint64, stamps bool) ([]bench.Result, error) {
+func (f *benchFlags) measureMessages(ctx context.Context, bytes uint64, stamps bool) (
+	[]bench.Result, error) {
 	shape := bench.Shape{Op: engine.Write, Size: bytes, Batch: 1, Threads: 1}
 	l, closeLink, err := f.dial(ctx, []bench.Shape{shape})
 	if err != nil {
@@ -54,5 +56,6 @@ func (f *benchFlags) pingRivals(bytes uint64) []bench.Rival {
 	if !f.beside() {
 		return nil
 	}
-	return []bench.Rival{bench.PerfLatency(f.perf(), "ucp_am_lat", bytes), bench.PerfLatency(f.perf(), "ucp_put_lat", bytes)}
+	return []bench.Rival{bench.PerfLatency(f.perf(), "ucp_am_lat", bytes),
+		bench.PerfLatency(f.perf(), "ucp_put_lat", bytes)}
 }

@@ -61,7 +61,8 @@ processor time of a request by each way. The file is made anew in --dir, and rem
 	s.StringVar(&f.size, "size", "1MiB", "bytes of a request, or of an entry of --pages")
 	s.IntVar(&f.batch, "batch", 32, "requests at once, or entries of --pages")
 	s.BoolVar(&f.pages, "pages", false, "scattered entries, as one transfer")
-	s.IntVar(&f.dense, "dense", 0, "with --pages: one entry in this many of a range; 0: anywhere in the file")
+	s.IntVar(&f.dense, "dense", 0, "with --pages: one entry in this many of a range; 0: anywhere "+
+		"in the file")
 	s.BoolVar(&f.durable, "durable", false, "with --op write: a batch is over once the disk has it")
 	s.BoolVar(&f.load, "load", false, "load safetensors files")
 	s.StringVar(&f.loadBytes, "load-bytes", "1GiB", "size of those files in all")
@@ -78,15 +79,18 @@ func posixTable(spread uint64) (list []bench.Shape) {
 		batch int
 	}{{1 << 20, 8}, {64 << 10, 32}, {4 << 10, 32}, {4 << 10, 1}} {
 		for _, op := range []driver.Op{driver.Read, driver.Write} {
-			list = append(list, bench.Shape{Op: op, Size: s.size, Batch: s.batch, Spread: spread, Threads: 1})
+			list = append(list, bench.Shape{Op: op, Size: s.size, Batch: s.batch, Spread: spread,
+				Threads: 1})
 		}
 	}
 	for _, size := range []uint64{4 << 10, 64 << 10} {
-		list = append(list, bench.Shape{Op: driver.Write, Size: size, Batch: 32, Durable: true, Spread: spread, Threads: 1})
+		list = append(list, bench.Shape{Op: driver.Write, Size: size, Batch: 32, Durable: true,
+			Spread: spread, Threads: 1})
 	}
 	for _, dense := range []int{0, 8} {
 		if uint64(dense*tableEntries*tableEntry) <= spread {
-			list = append(list, bench.Shape{Op: driver.Read, Size: tableEntry, Batch: tableEntries, Pages: true, Dense: dense, Spread: spread, Threads: 1})
+			list = append(list, bench.Shape{Op: driver.Read, Size: tableEntry, Batch: tableEntries,
+				Pages: true, Dense: dense, Spread: spread, Threads: 1})
 		}
 	}
 	return list
@@ -106,12 +110,14 @@ func (f *posixFlags) shapes(table bool) ([]bench.Shape, error) {
 			return nil, &usageError{err}
 		}
 		if ops[f.op] == 0 || f.pages && f.op != "read" {
-			return nil, usagef("--op %q: there are read and write, and read alone with --pages", f.op)
+			return nil, usagef("--op %q: there are read and write, and read alone with --pages",
+				f.op)
 		}
 		if f.dense != 0 && !f.pages || f.durable && (f.op != "write" || f.pages) {
 			return nil, usagef("--dense is for --pages, and --durable for --op write")
 		}
-		list = []bench.Shape{{Op: ops[f.op], Size: size, Batch: f.batch, Pages: f.pages, Dense: f.dense, Durable: f.durable, Spread: spread, Threads: 1}}
+		list = []bench.Shape{{Op: ops[f.op], Size: size, Batch: f.batch, Pages: f.pages,
+			Dense: f.dense, Durable: f.durable, Spread: spread, Threads: 1}}
 	}
 	for i := range list {
 		if err := list[i].Check(); err != nil {
@@ -121,7 +127,8 @@ func (f *posixFlags) shapes(table bool) ([]bench.Shape, error) {
 			return nil, usagef("--bytes %s is less than a request", f.bytes)
 		}
 		if n := uint64(list[i].Dense*list[i].Batch) * list[i].Size; n > spread {
-			return nil, usagef("--bytes %s is less than the range of %d entries, %s", f.bytes, list[i].Dense*list[i].Batch, bench.FormatSize(n))
+			return nil, usagef("--bytes %s is less than the range of %d entries, %s", f.bytes,
+				list[i].Dense*list[i].Batch, bench.FormatSize(n))
 		}
 	}
 	return list, nil
@@ -136,7 +143,8 @@ func runBenchPosix(c *cobra.Command, f *posixFlags) (err error) {
 		return err
 	}
 	flags := c.Flags()
-	table := !flags.Changed("op") && !flags.Changed("size") && !flags.Changed("batch") && !f.pages && !f.load
+	table := !flags.Changed("op") && !flags.Changed("size") && !flags.Changed("batch") &&
+		!f.pages && !f.load
 	shapes, err := f.shapes(table)
 	if err != nil {
 		return err
@@ -180,13 +188,15 @@ func runBenchPosix(c *cobra.Command, f *posixFlags) (err error) {
 }
 
 // makeFile makes the file, if there is room for it; with all of its bytes, or none.
-func (f *posixFlags) makeFile(bytes uint64, whole bool) (path string, remove func() error, err error) {
+func (f *posixFlags) makeFile(bytes uint64, whole bool) (path string, remove func() error,
+	err error) {
 	var room unix.Statfs_t
 	if err := unix.Statfs(f.dir, &room); err != nil {
 		return "", nil, fmt.Errorf("look at --dir %s: %w", f.dir, err)
 	}
 	if free := room.Bavail * uint64(room.Bsize); free < bytes+bytes/16 {
-		return "", nil, fmt.Errorf("%s has room for %s: choose another --dir, or fewer --bytes than %s",
+		return "", nil, fmt.Errorf("%s has room for %s: choose another --dir, or fewer "+
+			"--bytes than %s",
 			f.dir, bench.RoundSize(free), bench.RoundSize(bytes))
 	}
 	dir, err := os.MkdirTemp(f.dir, "sluice-bench")

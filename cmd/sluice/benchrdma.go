@@ -70,7 +70,8 @@ func (r *singleRival) Measure(ctx context.Context) (float64, time.Duration, erro
 		}
 		r.l.single = single
 	}
-	res, err := bench.Run(ctx, r.l.single.Link, r.s, bench.Options{Time: r.f.time() / bench.Blocks, Bare: true})
+	res, err := bench.Run(ctx, r.l.single.Link, r.s, bench.Options{Time: r.f.time() / bench.Blocks,
+		Bare: true})
 	if err != nil {
 		return 0, 0, r.l.single.Explain(ctx, err)
 	}
@@ -107,7 +108,8 @@ func addCounts(r *bench.Result, before, after []rdma.Rail) {
 	if bytes == 0 {
 		return
 	}
-	r.Extra = map[string]float64{"requests/batch": float64(requests) * float64(r.Size) * float64(r.Batch) / float64(bytes)}
+	r.Extra = map[string]float64{"requests/batch": float64(requests) * float64(r.Size) * float64(
+		r.Batch) / float64(bytes)}
 	for i := range after {
 		if len(after) > 1 {
 			r.Extra["percent-"+after[i].Name] = 100 * float64(moved[i]) / float64(bytes)
@@ -127,11 +129,13 @@ func (f *benchFlags) verbsShapes() []bench.Shape {
 	var list []bench.Shape
 	for _, size := range []uint64{verbsBytesMin, verbsBytesMax} {
 		for _, op := range []engine.Op{engine.Write, engine.Read} {
-			list = append(list, bench.Shape{Op: op, Size: size, Batch: verbsQueues * f.verbsWindow(size), Threads: 1, Hot: true})
+			list = append(list, bench.Shape{Op: op, Size: size,
+				Batch: verbsQueues * f.verbsWindow(size), Threads: 1, Hot: true})
 		}
 	}
 	for _, op := range []engine.Op{engine.Write, engine.Read} {
-		list = append(list, bench.Shape{Op: op, Size: tableEntry, Batch: tableEntries, Pages: true, Gather: true,
+		list = append(list, bench.Shape{Op: op, Size: tableEntry, Batch: tableEntries, Pages: true,
+			Gather: true,
 			Spread: 2 * tableEntry * tableEntries, Threads: 1})
 	}
 	return list
@@ -139,7 +143,8 @@ func (f *benchFlags) verbsShapes() []bench.Shape {
 
 // measureVerbsTable is the comparison with perftest: over all rails, and where there are
 // several over the first alone before that.
-func (f *benchFlags) measureVerbsTable(ctx context.Context, newBar func() *progress) ([]bench.Result, error) {
+func (f *benchFlags) measureVerbsTable(ctx context.Context, newBar func() *progress) (
+	[]bench.Result, error) {
 	var all []bench.Result
 	for _, lane := range f.verbsLanes() {
 		g := *f
@@ -183,7 +188,8 @@ const landingsMax = 1 << 16
 // measureLanding measures a write that both ends see land in their memory, beside
 // ib_write_lat.
 func (f *benchFlags) measureLanding(ctx context.Context) (bench.Result, error) {
-	shape := bench.Shape{Op: engine.Write, Size: bench.LandingBytes(tablePing), Batch: 1, Threads: 1}
+	shape := bench.Shape{Op: engine.Write, Size: bench.LandingBytes(tablePing), Batch: 1,
+		Threads: 1}
 	l, closeLink, err := f.dial(ctx, []bench.Shape{shape})
 	if err != nil {
 		return bench.Result{}, err

@@ -51,11 +51,13 @@ func tableShapes(spread uint64) []bench.Shape {
 	for size := uint64(tableBytesMin); size <= tableBytesMax; size *= 4 {
 		for _, op := range []engine.Op{engine.Write, engine.Read} {
 			batch := int(min(max(tableInFlight/size, 1), tableWindow))
-			list = append(list, bench.Shape{Op: op, Size: size, Batch: batch, Threads: 1, Hot: true})
+			list = append(list, bench.Shape{Op: op, Size: size, Batch: batch, Threads: 1,
+				Hot: true})
 		}
 	}
 	for _, spread := range []uint64{spread, 2 * tableEntry * tableEntries} {
-		list = append(list, bench.Shape{Op: engine.Write, Size: tableEntry, Batch: tableEntries, Pages: true, Spread: spread, Threads: 1})
+		list = append(list, bench.Shape{Op: engine.Write, Size: tableEntry, Batch: tableEntries,
+			Pages: true, Spread: spread, Threads: 1})
 	}
 	return list
 }
@@ -63,9 +65,11 @@ func tableShapes(spread uint64) []bench.Shape {
 // measureTable is the comparison with UCX: transfers over each lane beside
 // ucx_perftest and the bare loop, round trips of a message, and what
 // registering and describing takes.
-func (f *benchFlags) measureTable(ctx context.Context, newBar func() *progress) ([]bench.Result, error) {
+func (f *benchFlags) measureTable(ctx context.Context, newBar func() *progress) ([]bench.Result,
+	error) {
 	if f.inProcess() {
-		return nil, usagef("--table measures between two processes: backend %q stays within one", f.backend)
+		return nil, usagef("--table measures between two processes: backend %q stays within one",
+			f.backend)
 	}
 	if f.backend == rdmaName {
 		return f.measureVerbsTable(ctx, newBar)

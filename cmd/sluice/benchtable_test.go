@@ -17,7 +17,8 @@ import (
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
-var quickTable = []string{"bench", "--backend", "shm", "--table", "--rounds", "3", "--seconds", "0.01", "--spread", "6MiB"}
+var quickTable = []string{"bench", "--backend", "shm", "--table", "--rounds", "3", "--seconds",
+	"0.01", "--spread", "6MiB"}
 
 // withoutPerfTest runs a command that finds no programs.
 func withoutPerfTest(t *testing.T, args ...string) outcome {
@@ -50,11 +51,13 @@ func TestBenchTable(t *testing.T) {
 			t.Errorf("%s: notes %s do not say which package has ucx_perftest", op, notes)
 		}
 		loop := strings.Contains(fmt.Sprint(r["baselines"]), bench.LoopName)
-		if missing := strings.Contains(o.stdout, bench.LoopName+" was not measured"); op != "pingpong" && loop == missing {
+		if missing := strings.Contains(o.stdout, bench.LoopName+
+			" was not measured"); op != "pingpong" && loop == missing {
 			t.Errorf("%s: bare loop %v, said to be missing %v", op, loop, missing)
 		}
 	}
-	want := append(slices.Repeat([]string{"write", "read"}, 5), "write", "write", "pingpong", "register", "describe")
+	want := append(slices.Repeat([]string{"write", "read"}, 5), "write", "write", "pingpong",
+		"register", "describe")
 	if !slices.Equal(ops, want) {
 		t.Errorf("rows %v, want %v", ops, want)
 	}
@@ -73,8 +76,10 @@ func TestBenchTableBesidePerfTest(t *testing.T) {
 		t.Errorf("something was not measured:\n%s", o.stdout)
 	}
 	for _, want := range append(wants,
-		"BenchmarkWrite/hot/lane=shm/size=65536/batch=32/by=shm-1 ", "BenchmarkRead/hot/lane=shm/size=16777216/batch=1/by=ucx_perftest-1 ",
-		"BenchmarkWrite/pages/spread=2686976/lane=shm/size=656/batch=2048/by=ucx_perftest-1 ", "/by=ucx_perftest-am_lat-1 ", " desc-bytes",
+		"BenchmarkWrite/hot/lane=shm/size=65536/batch=32/by=shm-1 ",
+		"BenchmarkRead/hot/lane=shm/size=16777216/batch=1/by=ucx_perftest-1 ",
+		"BenchmarkWrite/pages/spread=2686976/lane=shm/size=656/batch=2048/by=ucx_perftest-1 ",
+		"/by=ucx_perftest-am_lat-1 ", " desc-bytes",
 	) {
 		if !strings.Contains(o.stdout, want) {
 			t.Errorf("no %q in:\n%s", want, o.stdout)
@@ -86,7 +91,8 @@ func needPerfTest(t *testing.T) string {
 	t.Helper()
 	path, err := exec.LookPath("ucx_perftest")
 	if err != nil {
-		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "ucx_perftest", Reason: err.Error(), Fix: "apt-get install ucx-utils"})
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "ucx_perftest",
+			Reason: err.Error(), Fix: "apt-get install ucx-utils"})
 	}
 	return path
 }
@@ -94,7 +100,8 @@ func needPerfTest(t *testing.T) string {
 // TestInterruptedTableLeavesNothing: Ctrl-C while ucx_perftest runs.
 func TestInterruptedTableLeavesNothing(t *testing.T) {
 	needPerfTest(t)
-	c, _, stderr := command(t, "bench", "--backend", "shm", "--table", "--rounds", "3", "--seconds", "30", "--spread", "6MiB")
+	c, _, stderr := command(t, "bench", "--backend", "shm", "--table", "--rounds", "3", "--seconds",
+		"30", "--spread", "6MiB")
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}

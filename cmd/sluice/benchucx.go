@@ -12,7 +12,9 @@ import (
 // over ucp_put_nbx between the same two processes (package pair).
 
 // beside says whether UCX's own figures stand beside ours.
-func (f *benchFlags) beside() bool { return f.backend == ucxName || f.table && f.backend != rdmaName }
+func (f *benchFlags) beside() bool {
+	return f.backend == ucxName || f.table && f.backend != rdmaName
+}
 
 // rivals are the programs beside a shape.
 func (f *benchFlags) rivals(s bench.Shape, l *benchLink) []bench.Rival {
@@ -30,7 +32,8 @@ func (f *benchFlags) rivals(s bench.Shape, l *benchLink) []bench.Rival {
 func (f *benchFlags) perf() *bench.PerfTest {
 	if f.perftest == nil {
 		each := f.time() / bench.Blocks
-		f.perftest = &bench.PerfTest{Transports: f.network.ucx.transports, Devices: f.network.ucx.devices, Time: min(each, time.Second)}
+		f.perftest = &bench.PerfTest{Transports: f.network.ucx.transports,
+			Devices: f.network.ucx.devices, Time: min(each, time.Second)}
 	}
 	return f.perftest
 }

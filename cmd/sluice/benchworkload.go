@@ -30,10 +30,12 @@ type workloadFlags struct {
 
 func (w *workloadFlags) register(c *cobra.Command) {
 	s := c.Flags()
-	s.StringVar(&w.name, "workload", "", "measure the shapes of that name, such as nixlbench or llama3.1-70b/layer/tp8/pp2; list: say what there is")
+	s.StringVar(&w.name, "workload", "", "measure the shapes of that name, such as nixlbench or "+
+		"llama3.1-70b/layer/tp8/pp2; list: say what there is")
 	s.IntVar(&w.tokens, "tokens", 2048, "of --workload alone: tokens of the prompt")
 	s.IntVar(&w.blockTokens, "block-tokens", 16, "of --workload alone: tokens of a block")
-	s.StringVar(&w.bytesMax, "operation-bytes", "128MiB", "of --workload alone: bytes of an operation at most; pieces beyond are cut")
+	s.StringVar(&w.bytesMax, "operation-bytes", "128MiB", "of --workload alone: bytes of an "+
+		"operation at most; pieces beyond are cut")
 }
 
 // check refuses what a workload decides itself, and what is a workload's alone.
@@ -47,7 +49,8 @@ func (f *benchFlags) checkWorkload(c *cobra.Command) error {
 		}
 		return nil
 	}
-	for _, name := range []string{"size", "batch", "sweep", "pages", "gather", "notify", "table", "hot"} {
+	for _, name := range []string{"size", "batch", "sweep", "pages", "gather", "notify", "table",
+		"hot"} {
 		if flags.Changed(name) {
 			return usagef("--workload has shapes of its own: it takes no --%s", name)
 		}
@@ -95,7 +98,8 @@ func (f *benchFlags) newWorkload() (*bench.Workload, error) {
 	case bytes < 1:
 		return nil, usagef("--operation-bytes %s: want 1 or more", f.workload.bytesMax)
 	}
-	w, err := bench.NewWorkload(f.workload.name, bench.WorkloadOptions{Op: op, Tokens: f.workload.tokens,
+	w, err := bench.NewWorkload(f.workload.name, bench.WorkloadOptions{Op: op,
+		Tokens:      f.workload.tokens,
 		BlockTokens: f.workload.blockTokens, Threads: f.threads, BytesMax: bytes, Spread: spread})
 	if err != nil {
 		return nil, &usageError{err}
@@ -187,7 +191,8 @@ func (f *benchFlags) opens() error {
 	return closeAll(list)
 }
 
-func (f *benchFlags) measureSteps(ctx context.Context, w *bench.Workload, shapes []bench.Shape, bar *progress) ([]bench.Result, error) {
+func (f *benchFlags) measureSteps(ctx context.Context, w *bench.Workload, shapes []bench.Shape,
+	bar *progress) ([]bench.Result, error) {
 	results, err := f.measure(ctx, shapes, bar)
 	if err != nil {
 		return nil, err

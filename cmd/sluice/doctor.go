@@ -35,7 +35,8 @@ they could be, and which NIC and drive are near to which GPU.`,
 			if err := n.settleDoctor(); err != nil {
 				return err
 			}
-			s := machine.Source{Root: root, LibraryDirs: filepath.SplitList(os.Getenv("LD_LIBRARY_PATH"))}
+			s := machine.Source{Root: root,
+				LibraryDirs: filepath.SplitList(os.Getenv("LD_LIBRARY_PATH"))}
 			s.Backends = builtBackends(root == "", &n)
 			if root == "" {
 				s.Known = slices.Concat(tcpChecks(&n.tcp), posixChecks())
@@ -45,7 +46,8 @@ they could be, and which NIC and drive are near to which GPU.`,
 					rdmaChecks(&n.rdma), gdsChecks(gds.Config{}))
 			}
 			tree := examineDevices(root)
-			s.Known = append(s.Known, slices.Concat(cgoChecks(), experimentalChecks(), deviceChecks(&tree))...)
+			s.Known = append(s.Known, slices.Concat(cgoChecks(), experimentalChecks(),
+				deviceChecks(&tree))...)
 			r := machine.Examine(s)
 			if asJSON {
 				return printJSON(c.OutOrStdout(), diagnosis{r, tree})
@@ -56,7 +58,8 @@ they could be, and which NIC and drive are near to which GPU.`,
 			return printDevices(c.OutOrStdout(), &tree)
 		},
 	}
-	c.Flags().BoolVar(&all, "all", false, "also what concerns only backends that are not in this build")
+	c.Flags().BoolVar(&all, "all", false, "also what concerns only backends that are not "+
+		"in this build")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	n.register(c)
 	c.Flags().StringVar(&root, "root", "", "look at the proc, sys and lib below this directory")
@@ -90,7 +93,8 @@ func cgoChecks() []machine.Check {
 	c := machine.Check{
 		Name: "cgo", State: machine.NotBuilt, Found: "not in this build: needs cgo",
 		Why: "these backends call C libraries",
-		Fix: "CGO_ENABLED=1 go build -o sluice ./cmd/sluice   # with a C compiler: apt-get install gcc",
+		Fix: "CGO_ENABLED=1 go build -o sluice ./cmd/sluice   # with a C compiler: apt-get " +
+			"install gcc",
 	}
 	for _, m := range makers {
 		if !m.built() {
@@ -107,14 +111,18 @@ func printReport(w io.Writer, r *machine.Report, all bool) error {
 	m := r.Machine
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "%s, %d CPUs, %d NUMA node(s), %s of memory (%s available), kernel %s\n\n",
-		m.CPU, m.CPUs, m.Nodes, bench.RoundSize(m.MemoryTotal), bench.RoundSize(m.MemoryFree), m.Kernel)
+		m.CPU, m.CPUs, m.Nodes, bench.RoundSize(m.MemoryTotal), bench.RoundSize(m.MemoryFree),
+		m.Kernel)
 	fmt.Fprintln(t, "BACKEND\tIN THIS BUILD\tMACHINE\tWHY")
 	for _, b := range r.Backends {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", b.Name, inBuild(b.Build), readiness(b.Machine), strings.Join(b.Notes, "; "))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", b.Name, inBuild(b.Build), readiness(b.Machine),
+			strings.Join(b.Notes, "; "))
 	}
 	checks := r.Checks
 	if !all {
-		checks = slices.DeleteFunc(slices.Clone(checks), func(c machine.Check) bool { return !r.Concerns(&c) })
+		checks = slices.DeleteFunc(slices.Clone(checks), func(c machine.Check) bool {
+			return !r.Concerns(&c)
+		})
 	}
 	fmt.Fprintln(t, "\nCHECK\tSTATE\tFOUND")
 	for _, c := range checks {
@@ -122,7 +130,8 @@ func printReport(w io.Writer, r *machine.Report, all bool) error {
 	}
 	printFixes(t, checks)
 	if hidden := len(r.Checks) - len(checks); hidden > 0 {
-		fmt.Fprintf(t, "\n%d checks concern only backends that are not in this build: --all shows them.\n", hidden)
+		fmt.Fprintf(t, "\n%d checks concern only backends that are not in this build: --all "+
+			"shows them.\n", hidden)
 	}
 	if err := t.Flush(); err != nil {
 		return fmt.Errorf("write report: %w", err)
@@ -159,6 +168,7 @@ func printFixes(w io.Writer, checks []machine.Check) {
 			fmt.Fprintln(w, title)
 			title = ""
 		}
-		fmt.Fprintf(w, "  %s (%s): %s\n      %s\n", c.Name, strings.Join(c.Backends, ", "), c.Why, c.Fix)
+		fmt.Fprintf(w, "  %s (%s): %s\n      %s\n", c.Name, strings.Join(c.Backends, ", "), c.Why,
+			c.Fix)
 	}
 }

@@ -20,9 +20,12 @@ func TestDoctorJSON(t *testing.T) {
 	r := decode(t, o.stdout)
 	wantKeys(t, "report", r, "machine", "backends", "checks", "devices")
 	object := r.(map[string]any)
-	wantKeys(t, "machine", object["machine"], "kernel", "arch", "cpu", "cpus", "numa_nodes", "memory_total", "memory_available")
-	wantKeys(t, "check", object["checks"].([]any)[0], "name", "state", "found", "why", "fix", "backends")
-	wantKeys(t, "backend", object["backends"].([]any)[0], "name", "build", "state", "machine", "notes")
+	wantKeys(t, "machine", object["machine"], "kernel", "arch", "cpu", "cpus", "numa_nodes",
+		"memory_total", "memory_available")
+	wantKeys(t, "check", object["checks"].([]any)[0], "name", "state", "found", "why", "fix",
+		"backends")
+	wantKeys(t, "backend", object["backends"].([]any)[0], "name", "build", "state", "machine",
+		"notes")
 	built := 0
 	for _, b := range object["backends"].([]any) {
 		b := b.(map[string]any)
@@ -52,7 +55,8 @@ func TestDoctorWithoutCgo(t *testing.T) {
 			require.Regexp(t, `\n`+name+` +no +\w+ +not in this build: needs cgo`, out.String())
 		}
 		require.Regexp(t, `\nshm +yes `, out.String())
-		require.Contains(t, out.String(), "cgo (rdma, ucx, cuda, gds): these backends call C libraries\n"+
+		require.Contains(t, out.String(), "cgo (rdma, ucx, cuda, gds): these backends call C "+
+			"libraries\n"+
 			"      CGO_ENABLED=1 go build")
 		require.NotContains(t, out.String(), "apt-get install libucx0", "of no use to this build")
 		require.Contains(t, out.String(), "--all shows them")
@@ -68,10 +72,12 @@ func TestDoctorOnAnotherMachine(t *testing.T) {
 	for _, want := range []string{
 		`BACKEND +IN THIS BUILD +MACHINE`, `\nshm +yes +limited`,
 		`\nucx +` + built + ` +missing +.*libucp.so.0 not found`, "apt-get install libucx0",
-		`\nrdma +` + built + ` +missing +.*libibverbs.so.1 not found`, "apt-get install libibverbs1",
+		`\nrdma +` + built + ` +missing +.*libibverbs.so.1 not found`,
+		"apt-get install libibverbs1",
 		`\nexperimental +note +cuda and gds have not met a card`,
 		`\ncuda +` + built + ` +missing +.*libcuda.so.1 not found`, "install the NVIDIA driver",
-		`\ngds +` + built + ` +missing +.*libcufile.so.0 not found`, "install libcufile of the CUDA toolkit",
+		`\ngds +` + built + ` +missing +.*libcufile.so.0 not found`, "install libcufile of the " +
+			"CUDA toolkit",
 		`\nTo mend:\n`, `\nDEVICES: no GPU, NIC or NVMe drive is on a PCI bus here\.\n$`,
 	} {
 		require.Regexp(t, want, o.stdout)
@@ -81,7 +87,8 @@ func TestDoctorOnAnotherMachine(t *testing.T) {
 
 func TestExplain(t *testing.T) {
 	o := sluice(t, "explain")
-	if o.status != 0 || !strings.Contains(o.stdout, "* shm") || !strings.Contains(o.stdout, "one process") {
+	if o.status != 0 || !strings.Contains(o.stdout, "* shm") ||
+		!strings.Contains(o.stdout, "one process") {
 		t.Errorf("%+v", o)
 	}
 	o = sluice(t, "explain", "--same-host=false", "--json")
@@ -89,24 +96,29 @@ func TestExplain(t *testing.T) {
 		t.Fatalf("%+v", o)
 	}
 	x := decode(t, o.stdout)
-	wantKeys(t, "explanation", x, "peer", "local", "remote", "same_host", "chosen", "why", "candidates")
+	wantKeys(t, "explanation", x, "peer", "local", "remote", "same_host", "chosen", "why",
+		"candidates")
 	candidates := x.(map[string]any)["candidates"].([]any)
-	wantKeys(t, "candidate", candidates[0], "backend", "usable", "reason", "estimate_ns", "rate", "measured")
+	wantKeys(t, "candidate", candidates[0], "backend", "usable", "reason", "estimate_ns", "rate",
+		"measured")
 	if len(candidates) != len(makers) {
 		t.Errorf("%d candidates, there are %d backends", len(candidates), len(makers))
 	}
 	for _, c := range candidates {
-		if c := c.(map[string]any); c["backend"] == "shm" && (c["usable"] != false || c["reason"] != "stays within one host") {
+		if c := c.(map[string]any); c["backend"] == "shm" && (c["usable"] != false ||
+			c["reason"] != "stays within one host") {
 			t.Errorf("shm to another host: %v", c)
 		}
 	}
-	if o := sluice(t, "explain", "--local", "hbm", "--backend", "shm"); o.status != statusFailed || !strings.Contains(o.stdout, "no backend can") {
+	if o := sluice(t, "explain", "--local", "hbm", "--backend", "shm"); o.status != statusFailed ||
+		!strings.Contains(o.stdout, "no backend can") {
 		t.Errorf("%+v", o)
 	}
 }
 
 func TestVersion(t *testing.T) {
-	wantKeys(t, "version", decode(t, sluice(t, "version", "--json").stdout), "version", "revision", "go", "platform")
+	wantKeys(t, "version", decode(t, sluice(t, "version", "--json").stdout), "version", "revision",
+		"go", "platform")
 	require.Contains(t, ok(t, sluice(t, "--version")).stdout, "sluice version ")
 	if o := sluice(t, "version"); o.status != 0 || !strings.HasPrefix(o.stdout, "sluice ") {
 		t.Errorf("%+v", o)

@@ -21,13 +21,14 @@ type diagnosis struct {
 	Devices devicetree.Report `json:"devices"`
 }
 
-// examineDevices looks at this machine's devices, or at those of another one's /sys below a directory,
-// whose driver cannot be asked.
+// examineDevices looks at this machine's devices, or at those of another one's /sys below a
+// directory, whose driver cannot be asked.
 func examineDevices(root string) devicetree.Report {
 	kernel := topology.Sysfs(filepath.Join("/", root, "sys"))
 	return devicetree.Examine(kernel, func() (nvml.Findings, error) {
 		if root != "" {
-			return nvml.Findings{}, &driver.UnavailableError{Backend: "nvml", Reason: "another machine's driver cannot be asked"}
+			return nvml.Findings{}, &driver.UnavailableError{Backend: "nvml",
+				Reason: "another machine's driver cannot be asked"}
 		}
 		return nvml.Examine("")
 	})
@@ -35,7 +36,8 @@ func examineDevices(root string) devicetree.Report {
 
 // deviceUsers are the backends that a slow link slows down.
 var deviceUsers = map[topology.Kind][]string{
-	topology.GPU: {rdmaName, "gds", "cuda"}, topology.NIC: {"tcp", ucxName, rdmaName}, topology.Drive: {"posix", "gds"},
+	topology.GPU: {rdmaName, "gds", "cuda"}, topology.NIC: {"tcp", ucxName, rdmaName},
+	topology.Drive: {"posix", "gds"},
 }
 
 // deviceChecks says of each slow link what mends it.
@@ -47,14 +49,16 @@ func deviceChecks(r *devicetree.Report) (checks []machine.Check) {
 	}
 	for _, b := range r.Slow {
 		for _, w := range b.Warnings {
-			checks = append(checks, deviceCheck("pcie "+b.Name, w, []string{ucxName, rdmaName, "gds", "cuda"}))
+			checks = append(checks, deviceCheck("pcie "+b.Name, w, []string{ucxName, rdmaName,
+				"gds", "cuda"}))
 		}
 	}
 	return checks
 }
 
 func deviceCheck(name string, w devicetree.Warning, users []string) machine.Check {
-	c := machine.Check{Name: name, State: machine.Limited, Found: w.Text, Why: "no transfer is faster than the link that it crosses", Fix: w.Fix, Backends: users}
+	c := machine.Check{Name: name, State: machine.Limited, Found: w.Text,
+		Why: "no transfer is faster than the link that it crosses", Fix: w.Fix, Backends: users}
 	if w.Idle {
 		c.State = machine.Note
 	}

@@ -21,8 +21,9 @@ func experimentalChecks() []machine.Check {
 	}}
 }
 
-// gdsChecks says what cuFile says of itself: its version, its limits, and whether bytes bounce through the host. Which of cuFile and
-// the engine's own chain is faster takes a measurement, which the check names.
+// gdsChecks says what cuFile says of itself: its version, its limits, and whether bytes bounce
+// through the host. Which of cuFile and the engine's own chain is faster takes a measurement, which
+// the check names.
 func gdsChecks(cfg gds.Config) []machine.Check {
 	c := machine.Check{Name: "cufile", State: machine.OK, Backends: []string{gdsName},
 		Why: "sluice bench gds measures it beside the staged route on this machine"}
@@ -30,13 +31,15 @@ func gdsChecks(cfg gds.Config) []machine.Check {
 	var missing *driver.UnavailableError
 	switch {
 	case errors.As(err, &missing):
-		c.State, c.Found, c.Fix, c.Why = machine.Missing, missing.Reason, missing.Fix, "device memory and files are moved through host memory"
+		c.State, c.Found, c.Fix, c.Why = machine.Missing, missing.Reason, missing.Fix,
+			"device memory and files are moved through host memory"
 	case err != nil:
 		return nil // to open the backend says it, too
 	default:
 		c.Found = facts.String()
 		if facts.Compat {
-			c.State, c.Fix = machine.Limited, "modprobe nvidia-fs, for disks and filesystems that it serves"
+			c.State, c.Fix = machine.Limited, "modprobe nvidia-fs, for disks and filesystems "+
+				"that it serves"
 		}
 	}
 	return []machine.Check{c}

@@ -21,7 +21,8 @@ func rdmaChecks(r *rdmaFlags) []machine.Check {
 		for j := range d.Ports {
 			checks = append(checks, rdmaPort(d, &d.Ports[j], found.Nodes))
 			if gids := rdmaGIDs(&d.Ports[j]); gids != "" {
-				checks = append(checks, rdmaCheck("rdma-gids "+d.Ports[j].Name, machine.Note, gids, "a wrong GID reaches nobody, or by another network", ""))
+				checks = append(checks, rdmaCheck("rdma-gids "+d.Ports[j].Name, machine.Note, gids,
+					"a wrong GID reaches nobody, or by another network", ""))
 			}
 		}
 	}
@@ -29,7 +30,8 @@ func rdmaChecks(r *rdmaFlags) []machine.Check {
 }
 
 func rdmaCheck(name string, state machine.State, found, why, fix string) machine.Check {
-	return machine.Check{Name: name, State: state, Found: found, Why: why, Fix: fix, Backends: []string{rdmaName}}
+	return machine.Check{Name: name, State: state, Found: found, Why: why, Fix: fix,
+		Backends: []string{rdmaName}}
 }
 
 func rdmaPort(d *rdma.DeviceFinding, p *rdma.PortFinding, nodes int) machine.Check {
@@ -45,7 +47,8 @@ func rdmaPort(d *rdma.DeviceFinding, p *rdma.PortFinding, nodes int) machine.Che
 	if d.Node >= 0 {
 		facts = append(facts, fmt.Sprintf("NUMA node %d of %d", d.Node, max(nodes, 1)))
 	}
-	c := rdmaCheck("rdma "+p.Name, machine.OK, strings.Join(facts, ", "), "memory goes over the ports that are near it", "")
+	c := rdmaCheck("rdma "+p.Name, machine.OK, strings.Join(facts, ", "),
+		"memory goes over the ports that are near it", "")
 	if !p.Chosen {
 		c.State, c.Why = machine.Note, "not used: beyond Config.Rails, or not named"
 	}

@@ -18,7 +18,8 @@ func tcpChecks(t *tcpFlags) []machine.Check {
 	c := machine.Check{Name: "tcp-privacy", State: machine.OK, Backends: []string{tcpName}}
 	b, err := t.open()
 	if err != nil {
-		c.State, c.Found, c.Why = machine.Missing, err.Error(), "the port and the certificates are those of --tcp-listen, --tcp-cert, --tcp-key and --tcp-ca"
+		c.State, c.Found, c.Why = machine.Missing, err.Error(), "the port and the certificates "+
+			"are those of --tcp-listen, --tcp-cert, --tcp-key and --tcp-ca"
 		return []machine.Check{c}
 	}
 	defer b.Close()
@@ -29,12 +30,15 @@ func tcpChecks(t *tcpFlags) []machine.Check {
 	at := strings.Join(places, ", ")
 	switch {
 	case secure:
-		c.Found, c.Why = fmt.Sprintf("TLS 1.3 with certificates of both sides, at %s", at), "nobody else reads or changes what passes"
+		c.Found, c.Why = fmt.Sprintf("TLS 1.3 with certificates of both sides, at %s", at),
+			"nobody else reads or changes what passes"
 	case t.listen == "":
-		c.Found, c.Why = fmt.Sprintf("plain text, at %s: this host alone", at), "peers of other hosts need --tcp-listen and certificates"
+		c.Found, c.Why = fmt.Sprintf("plain text, at %s: this host alone", at),
+			"peers of other hosts need --tcp-listen and certificates"
 	default:
 		c.State, c.Found = machine.Limited, fmt.Sprintf("plain text, at %s", at)
-		c.Why, c.Fix = "everybody on the network may read and change what passes", "say --tcp-cert, --tcp-key and --tcp-ca"
+		c.Why, c.Fix = "everybody on the network may read and change what passes",
+			"say --tcp-cert, --tcp-key and --tcp-ca"
 	}
 	checks := []machine.Check{c}
 	if secure {
@@ -55,14 +59,17 @@ func certificateCheck(t *tcpFlags, now time.Time) machine.Check {
 		return c
 	}
 	f := id.Facts()
-	c.Found = fmt.Sprintf("of %q, by %q, for %s, until %s", f.Name, f.Issuer, strings.Join(f.Hosts, ", "), f.NotAfter.UTC().Format(time.DateOnly))
+	c.Found = fmt.Sprintf("of %q, by %q, for %s, until %s", f.Name, f.Issuer,
+		strings.Join(f.Hosts, ", "), f.NotAfter.UTC().Format(time.DateOnly))
 	c.Why = "peers of the same authority are served, nobody else"
 	info, err := os.Stat(t.key)
 	switch {
 	case f.NotAfter.Sub(now) < renewal:
-		c.State, c.Why, c.Fix = machine.Limited, "it ends soon", "issue a new one (sluice keys issue --force): it is in use from the next handshake on"
+		c.State, c.Why, c.Fix = machine.Limited, "it ends soon", "issue a new one (sluice keys "+
+			"issue --force): it is in use from the next handshake on"
 	case err == nil && info.Mode().Perm()&0o007 != 0:
-		c.State, c.Why, c.Fix = machine.Limited, "every user of this host can read its key", "chmod 600 "+t.key
+		c.State, c.Why, c.Fix = machine.Limited, "every user of this host can read its key",
+			"chmod 600 "+t.key
 	}
 	return c
 }

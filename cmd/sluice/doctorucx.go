@@ -24,15 +24,20 @@ func ucxChecks(u *ucxFlags, environment []string) []machine.Check {
 	var missing *driver.UnavailableError
 	switch {
 	case errors.As(err, &missing):
-		return []machine.Check{ucxCheck("libucp", machine.Missing, missing.Reason, "opened at run time", missing.Fix)}
+		return []machine.Check{ucxCheck("libucp", machine.Missing, missing.Reason,
+			"opened at run time", missing.Fix)}
 	case err != nil:
 		return nil // of the flags; to open the backend says it, too
 	}
-	checks := []machine.Check{ucxCheck("libucp", machine.OK, "UCX "+found.Version+", "+found.Library, "opened at run time", ""),
-		ucxNear(u, &found), ucxCMA(u, &found), ucxFar(u, &found), ucxEnvironment(&found, environment)}
+	checks := []machine.Check{ucxCheck("libucp", machine.OK, "UCX "+found.Version+", "+
+		found.Library, "opened at run time", ""),
+		ucxNear(u, &found), ucxCMA(u, &found), ucxFar(u, &found),
+		ucxEnvironment(&found, environment)}
 	if len(found.Absent) > 0 {
-		checks = append(checks, ucxCheck("ucx-names", machine.Missing, "not on this machine: "+strings.Join(found.Absent, ", "),
-			"--transports and --devices name what UCX does not find", "choose of those above: `ucx_info -d` describes them"))
+		checks = append(checks, ucxCheck("ucx-names", machine.Missing, "not on this machine: "+
+			strings.Join(found.Absent, ", "),
+			"--transports and --devices name what UCX does not find",
+			"choose of those above: `ucx_info -d` describes them"))
 	}
 	return append(checks, ucxLeftovers("/dev/shm", time.Now())...)
 }
@@ -52,24 +57,28 @@ func ucxLeftovers(dir string, now time.Time) []machine.Check {
 	if count == 0 {
 		return nil
 	}
-	return []machine.Check{ucxCheck("ucx-leftovers", machine.Note, fmt.Sprintf("%d file(s) in %s, %s", count, dir, bench.RoundSize(bytes)),
+	return []machine.Check{ucxCheck("ucx-leftovers", machine.Note,
+		fmt.Sprintf("%d file(s) in %s, %s", count, dir, bench.RoundSize(bytes)),
 		"processes were killed while they opened UCX, and their memory stays until it is removed",
 		fmt.Sprintf("find %s -maxdepth 1 -name '%s' -mmin +1 -delete", dir, pattern))}
 }
 
 func ucxCheck(name string, state machine.State, found, why, fix string) machine.Check {
-	return machine.Check{Name: name, State: state, Found: found, Why: why, Fix: fix, Backends: []string{ucxName}}
+	return machine.Check{Name: name, State: state, Found: found, Why: why, Fix: fix,
+		Backends: []string{ucxName}}
 }
 
 func ucxNear(u *ucxFlags, f *ucx.Findings) machine.Check {
-	const name, why = "ucx-near", "to peers of this host, in the same namespaces and of the same user"
+	const name, why = "ucx-near", "to peers of this host, in the same namespaces and of " +
+		"the same user"
 	switch {
 	case len(f.Near) > 0:
 		return ucxCheck(name, machine.OK, strings.Join(f.Near, ", "), why, "")
 	case u.transports != "":
 		return ucxCheck(name, machine.Note, "none, by --transports", why, "")
 	}
-	return ucxCheck(name, machine.Limited, "none", "peers of this host are reached over the network: two copies and the kernel", "")
+	return ucxCheck(name, machine.Limited, "none", "peers of this host are reached over the "+
+		"network: two copies and the kernel", "")
 }
 
 // ucxCMA is whether the kernel copies between processes, in UCX's own judgement.
@@ -77,11 +86,14 @@ func ucxCMA(u *ucxFlags, f *ucx.Findings) machine.Check {
 	const name = "ucx-cma"
 	switch {
 	case slices.Contains(f.Near, "cma"):
-		return ucxCheck(name, machine.OK, "works", "the kernel copies memory that peers cannot map, once", "")
+		return ucxCheck(name, machine.OK, "works", "the kernel copies memory that peers "+
+			"cannot map, once", "")
 	case u.transports != "":
-		return ucxCheck(name, machine.Note, "not used, by --transports", "memory that peers cannot map is copied twice", "")
+		return ucxCheck(name, machine.Note, "not used, by --transports",
+			"memory that peers cannot map is copied twice", "")
 	}
-	return ucxCheck(name, machine.Limited, "refused", "memory that peers cannot map is copied twice, through UCX's buffers",
+	return ucxCheck(name, machine.Limited, "refused", "memory that peers cannot map is copied "+
+		"twice, through UCX's buffers",
 		"sysctl -w kernel.yama.ptrace_scope=0   # containers: docker run --cap-add SYS_PTRACE")
 }
 
@@ -94,9 +106,11 @@ func ucxFar(u *ucxFlags, f *ucx.Findings) machine.Check {
 	case len(f.Far) == 0 || len(f.Devices) == 0:
 		return ucxCheck(name, machine.Limited, "none", "no peer on another host can be reached", "")
 	case len(devices) == 0 && u.devices == "":
-		return ucxCheck(name, machine.Limited, strings.Join(f.Far, ", ")+" over lo alone", "no peer on another host can be reached", "")
+		return ucxCheck(name, machine.Limited, strings.Join(f.Far, ", ")+" over lo alone",
+			"no peer on another host can be reached", "")
 	}
-	return ucxCheck(name, machine.OK, fmt.Sprintf("%s over %s", strings.Join(f.Far, ", "), strings.Join(f.Devices, ", ")), why, "")
+	return ucxCheck(name, machine.OK, fmt.Sprintf("%s over %s", strings.Join(f.Far, ", "),
+		strings.Join(f.Devices, ", ")), why, "")
 }
 
 // ucxEnvironment names what of the user's UCX reads. The values are the user's affair.
@@ -120,10 +134,12 @@ func ucxEnvironment(f *ucx.Findings, environment []string) machine.Check {
 		words = append(words, "UCX reads "+strings.Join(read, ", "))
 	}
 	if len(idle) > 0 {
-		words = append(words, "without effect, because the backend sets these itself: "+strings.Join(idle, ", "))
+		words = append(words, "without effect, because the backend sets these itself: "+
+			strings.Join(idle, ", "))
 	}
 	if len(words) == 0 {
 		words = []string{"no UCX_* variable is set"}
 	}
-	return ucxCheck("ucx-environment", machine.Note, strings.Join(words, "; "), "variables change what UCX does in every program; flags and Config win", "")
+	return ucxCheck("ucx-environment", machine.Note, strings.Join(words, "; "),
+		"variables change what UCX does in every program; flags and Config win", "")
 }

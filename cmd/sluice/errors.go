@@ -27,7 +27,8 @@ var fields = []struct {
 }{
 	{"Config.Identity", "--cert, --key and --ca", []string{"cert", "key", "ca"}},
 	{"Config.Plaintext", "--plaintext", []string{"plaintext"}},
-	{"Config.TLS or Identity", "--tcp-cert, --tcp-key and --tcp-ca", []string{"tcp-cert", "tcp-key", "tcp-ca"}},
+	{"Config.TLS or Identity", "--tcp-cert, --tcp-key and --tcp-ca", []string{"tcp-cert", "tcp-key",
+		"tcp-ca"}},
 	{"Config.Listen", "--tcp-listen", []string{"tcp-listen"}},
 	{"Config.Listen", "--listen", []string{"listen"}},
 	{"Config.Devices", "--devices", []string{"devices"}},

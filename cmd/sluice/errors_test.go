@@ -25,14 +25,21 @@ func TestSentences(t *testing.T) {
 	m.registerIdentity(c)
 	gone := &os.PathError{Op: "open", Path: "x", Err: syscall.ENOENT}
 	for want, err := range map[string]error{
-		"dial: no such thing":                        fmt.Errorf("dial: %w", fmt.Errorf("no such thing: %w", driver.ErrNoRoute)),
-		"connect peer x: no route":                   &engine.OpError{Op: "connect", Peer: "x", Err: driver.ErrNoRoute},
-		"one\ntwo":                                   errors.Join(fmt.Errorf("one: %w", driver.ErrReadOnly), fmt.Errorf("two: %w", os.ErrPermission)),
-		"open x: no such file or directory":          gone,
-		"write: 5 bytes at 6 of 7: out of bounds":    fmt.Errorf("write: 5 bytes at 6 of 7: %w", driver.ErrBounds),
-		"host \"\": want a name":                     &usageError{fmt.Errorf("host \"\": want a name: %w", driver.ErrBounds)},
-		"set --cert, --key and --ca, or --plaintext": errors.New("set Config.Identity, or Config.Plaintext"),
-		"raise Config.PeersMax, see Config.Listen":   errors.New("raise Config.PeersMax, see Config.Listen"),
+		"dial: no such thing": fmt.Errorf("dial: %w",
+			fmt.Errorf("no such thing: %w", driver.ErrNoRoute)),
+		"connect peer x: no route": &engine.OpError{Op: "connect", Peer: "x",
+			Err: driver.ErrNoRoute},
+		"one\ntwo": errors.Join(fmt.Errorf("one: %w",
+			driver.ErrReadOnly), fmt.Errorf("two: %w", os.ErrPermission)),
+		"open x: no such file or directory": gone,
+		"write: 5 bytes at 6 of 7: out of bounds": fmt.Errorf("write: 5 bytes at 6 of 7: %w",
+			driver.ErrBounds),
+		"host \"\": want a name": &usageError{
+			fmt.Errorf("host \"\": want a name: %w", driver.ErrBounds)},
+		"set --cert, --key and --ca, or --plaintext": errors.New("set Config.Identity, or " +
+			"Config.Plaintext"),
+		"raise Config.PeersMax, see Config.Listen": errors.New("raise Config.PeersMax, see " +
+			"Config.Listen"),
 	} {
 		require.Equal(t, want, sentence(c, err))
 	}
@@ -47,14 +54,16 @@ func TestErrorsNameFlags(t *testing.T) {
 	require.Contains(t, o.stderr, "it may ask for TLS, set --cert, --key and --ca\n")
 	o = sluice(t, append([]string{"get", "nothing", "--peer", a.at}, as(dir, "agent")...)...)
 	require.Equal(t, statusFailed, o.status)
-	require.True(t, strings.HasSuffix(o.stderr, "the peer describes no such region; it describes [\"kv\"]\n"), o.stderr)
+	require.True(t, strings.HasSuffix(o.stderr, "the peer describes no such region; it "+
+		"describes [\"kv\"]\n"), o.stderr)
 }
 
 // TestKeysHint: the command that keys issue prints works as it is pasted.
 func TestKeysHint(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "our 'ca'")
 	ok(t, sluice(t, "keys", "init", dir))
-	for host, listen := range map[string]string{"127.0.0.1": "127.0.0.1:7000", "node.test": "0.0.0.0:7000"} {
+	for host, listen := range map[string]string{"127.0.0.1": "127.0.0.1:7000",
+		"node.test": "0.0.0.0:7000"} {
 		o := ok(t, sluice(t, "keys", "issue", dir, host, "--host", host))
 		_, hint, found := strings.Cut(o.stdout, "use: sluice agent ")
 		require.True(t, found, o.stdout)

@@ -43,7 +43,8 @@ comes from a running engine that serves there, one answer for each of its region
 			if err != nil {
 				return err
 			}
-			q := question{backend: backend, sameHost: sameHost, options: openOptions{threads: 1, ucx: n.ucx, rdma: n.rdma, tcp: n.tcp, elsewhere: !sameHost}}
+			q := question{backend: backend, sameHost: sameHost, options: openOptions{threads: 1,
+				ucx: n.ucx, rdma: n.rdma, tcp: n.tcp, elsewhere: !sameHost}}
 			if q.local, err = parseKind(local); err != nil {
 				return err
 			}
@@ -60,7 +61,8 @@ comes from a running engine that serves there, one answer for each of its region
 	s := c.Flags()
 	s.StringVar(&local, "local", "dram", "this side's memory: "+strings.Join(kindNames(), ", "))
 	s.StringVar(&remote, "remote", "dram", "the peer's memory")
-	s.StringVar(&backend, "backend", auto, "consider this one alone: "+backendNames(driver.InProcess))
+	s.StringVar(&backend, "backend", auto, "consider this one alone: "+
+		backendNames(driver.InProcess))
 	s.BoolVar(&sameHost, "same-host", true, "the peer is another process of this host")
 	n.register(c)
 	there.registerPeer(c)
@@ -155,7 +157,8 @@ func (q *question) ask(ctx context.Context) (engine.Explanation, error) {
 		}
 	}
 	q.options.nearOnly = q.backend == auto && q.sameHost && len(q.options.ucx.given()) == 0
-	x := engine.Explanation{Peer: "peer", Local: q.local.String(), Remote: q.remote.String(), SameHost: q.sameHost}
+	x := engine.Explanation{Peer: "peer", Local: q.local.String(), Remote: q.remote.String(),
+		SameHost: q.sameHost}
 	var fit []maker
 	for _, m := range makers {
 		if q.backend != auto && q.backend != m.name {
@@ -212,11 +215,13 @@ func (q *question) obstacle(m maker) (string, error) {
 	}
 	switch {
 	case m.name == ucxName && (q.local == driver.HBM || q.remote == driver.HBM):
-		return "does not serve device memory: UCX has transports for it only where it was built with CUDA, which distributions do not", nil
+		return "does not serve device memory: UCX has transports for it only where it was built " +
+			"with CUDA, which distributions do not", nil
 	case !caps.Pairs.Serves(q.local, q.remote):
 		return fmt.Sprintf("does not serve %v to %v", q.local, q.remote), nil
 	case q.local == driver.HBM || q.remote == driver.HBM:
-		return fmt.Sprintf("serves %v to %v, but this command has no device memory to ask with: a program that has some asks by Engine.Explain", q.local, q.remote), nil
+		return fmt.Sprintf("serves %v to %v, but this command has no device memory to ask with: "+
+			"a program that has some asks by Engine.Explain", q.local, q.remote), nil
 	case caps.Reach == driver.InProcess:
 		return "stays within one process", nil
 	case !q.sameHost && caps.Reach < driver.Network:
@@ -238,7 +243,8 @@ func (q *question) connect(ctx context.Context, fit []maker) (x engine.Explanati
 			}
 			list = append(list, b)
 		}
-		if ends[i], err = engine.Open(engine.Config{Name: [...]string{"this", "peer"}[i], Backends: list}); err != nil {
+		if ends[i], err = engine.Open(engine.Config{Name: [...]string{"this", "peer"}[i],
+			Backends: list}); err != nil {
 			return x, err
 		}
 		defer ends[i].Close()
@@ -283,9 +289,12 @@ func sampleSegment(e *engine.Engine, k driver.Kind) (driver.Segment, func(), err
 		}
 		os.Remove(f.Name()) // stays open, and leaves nothing behind
 		if err := f.Truncate(size); err != nil {
-			return driver.Segment{}, nil, errors.Join(fmt.Errorf("make a sample file: %w", err), f.Close())
+			return driver.Segment{}, nil, errors.Join(fmt.Errorf("make a sample file: %w", err),
+				f.Close())
 		}
-		return driver.Segment{Kind: driver.File, Len: size, FD: int(f.Fd())}, func() { f.Close() }, nil
+		return driver.Segment{Kind: driver.File, Len: size, FD: int(f.Fd())}, func() {
+			f.Close()
+		}, nil
 	}
 	return driver.Segment{}, nil, fmt.Errorf("no sample of %v here: %w", k, driver.ErrNotSupported)
 }

@@ -25,9 +25,11 @@ batch: delay 200µs±200µs
 		t.Fatal(err)
 	}
 	for _, side := range []string{"both", "prefill"} {
-		r := replayReport(t, "--trace", smallTrace(t, 6), "--requests", "6", "--backend", "shm", "--timeout", "3s",
+		r := replayReport(t, "--trace", smallTrace(t, 6), "--requests", "6", "--backend", "shm",
+			"--timeout", "3s",
 			"--abort-rate", "0.2", "--fault", "@"+file, "--fault-side", side)
-		wantNumbers(t, r, map[string]float64{"requests": 6, "aborted": 1, "mismatches": 0, "blocks_leaked": 0})
+		wantNumbers(t, r, map[string]float64{"requests": 6, "aborted": 1, "mismatches": 0,
+			"blocks_leaked": 0})
 		if r["faults"].(float64) < 10 || r["retried"].(float64) < 1 {
 			t.Errorf("%s: %v faults, %v tried again", side, r["faults"], r["retried"])
 		}
@@ -36,9 +38,11 @@ batch: delay 200µs±200µs
 
 // TestReplayFindsWhatBreaksTheContract proves that its digests can fail.
 func TestReplayFindsWhatBreaksTheContract(t *testing.T) {
-	o := sluice(t, "replay", "--model", smallModel, "--trace", smallTrace(t, 4), "--requests", "4", "--backend", "shm",
+	o := sluice(t, "replay", "--model", smallModel, "--trace", smallTrace(t, 4), "--requests", "4",
+		"--backend", "shm",
 		"--checksum=false", "--fault", "write every=40: !corrupt", "--fault-side", "prefill")
-	if o.status == 0 || !strings.Contains(o.stderr, "mismatches") || !strings.Contains(o.stderr, "digest") {
+	if o.status == 0 || !strings.Contains(o.stderr, "mismatches") ||
+		!strings.Contains(o.stderr, "digest") {
 		t.Errorf("%+v", o)
 	}
 }
@@ -51,12 +55,15 @@ func TestReplayNamesWhatIsCorrupt(t *testing.T) {
 			"--fault", "write every=40 most=2: !corrupt", "--fault-side", "prefill")
 		wantNumbers(t, r, map[string]float64{"requests": 4, "mismatches": 0, "blocks_leaked": 0})
 		if r["faults"].(float64) == 0 || r["retried"].(float64) == 0 || r["checksum"] != true {
-			t.Errorf("%s: %v faults, %v tried again, checksum %v", backend, r["faults"], r["retried"], r["checksum"])
+			t.Errorf("%s: %v faults, %v tried again, checksum %v", backend, r["faults"],
+				r["retried"], r["checksum"])
 		}
 	}
-	o := sluice(t, "replay", "--model", smallModel, "--trace", smallTrace(t, 4), "--requests", "4", "--backend", "shm",
+	o := sluice(t, "replay", "--model", smallModel, "--trace", smallTrace(t, 4), "--requests", "4",
+		"--backend", "shm",
 		"--fault", "write every=2: !corrupt", "--fault-side", "prefill")
-	if o.status == 0 || !strings.Contains(o.stderr, "checksums differ") || !strings.Contains(o.stderr, "region kv") {
+	if o.status == 0 || !strings.Contains(o.stderr, "checksums differ") ||
+		!strings.Contains(o.stderr, "region kv") {
 		t.Errorf("%+v", o)
 	}
 }

@@ -42,7 +42,9 @@ func TestInterruptedWhileAFileOpens(t *testing.T) {
 		c, stdout, stderr := command(t, args...)
 		require.NoError(t, c.Start())
 		t.Cleanup(func() { _ = c.Process.Kill() })
-		require.Eventually(t, func() bool { return opens(c.Process.Pid) }, 20*time.Second, time.Millisecond, "%v", args)
+		require.Eventually(t, func() bool {
+			return opens(c.Process.Pid)
+		}, 20*time.Second, time.Millisecond, "%v", args)
 		require.NoError(t, c.Process.Signal(syscall.SIGINT))
 		require.Equal(t, statusInterrupted, status(t, c.Wait()), "%v: %s", args, stderr)
 		require.Contains(t, stderr.String(), "interrupted")

@@ -42,7 +42,8 @@ Keys are ECDSA on P-256, in files that only their owner reads.`,
 
 // validity is a flag for how long a certificate is good.
 func validity(c *cobra.Command, valid *time.Duration, days int) {
-	c.Flags().DurationVar(valid, "validity", time.Duration(days)*24*time.Hour, "for how long it is valid, from now on, such as 720h")
+	c.Flags().DurationVar(valid, "validity", time.Duration(days)*24*time.Hour,
+		"for how long it is valid, from now on, such as 720h")
 }
 
 // validityMax keeps dates within what certificates can say (RFC 5280: four digits of a year).
@@ -57,7 +58,8 @@ func checkValidity(valid time.Duration) error {
 
 // failure is a usage error where words of the command line are to blame.
 func failure(err error) error {
-	if errors.Is(err, driver.ErrBounds) || errors.Is(err, driver.ErrBusy) || errors.Is(err, os.ErrExist) || errors.Is(err, os.ErrNotExist) {
+	if errors.Is(err, driver.ErrBounds) || errors.Is(err, driver.ErrBusy) ||
+		errors.Is(err, os.ErrExist) || errors.Is(err, os.ErrNotExist) {
 		return &usageError{err}
 	}
 	return err
@@ -76,10 +78,12 @@ func newKeysInit() *cobra.Command {
 				return err
 			}
 			dir := args[0]
-			if name == "" { // two authorities must not share a name: errors could not tell them apart
+			if name == "" {
+				// two authorities must not share a name: errors could not tell them apart
 				name = "sluice " + strings.ToLower(rand.Text()[:6])
 			}
-			cert, key := filepath.Join(dir, authority.CertFile), filepath.Join(dir, authority.KeyFile)
+			cert, key := filepath.Join(dir, authority.CertFile),
+				filepath.Join(dir, authority.KeyFile)
 			a, pair, err := authority.New(name, valid)
 			if err == nil {
 				err = os.MkdirAll(dir, 0o700)
@@ -101,10 +105,12 @@ next: sluice keys issue %s NAME --host ADDRESS
 `, name, id, day(until), cert, key, quoted(dir))
 		},
 	}
-	c.Flags().StringVar(&name, "name", "", "what the authority is called in certificates, and in errors; without it sluice and six random letters")
+	c.Flags().StringVar(&name, "name", "", "what the authority is called in certificates, and in "+
+		"errors; without it sluice and six random letters")
 	validity(c, &valid, 3650)
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	c.Flags().BoolVar(&force, "force", false, "replace an authority that is there: certificates of its members are worth nothing then")
+	c.Flags().BoolVar(&force, "force", false, "replace an authority that is there: certificates "+
+		"of its members are worth nothing then")
 	return c
 }
 
@@ -126,10 +132,12 @@ A running agent takes files that are replaced at its next handshake.`,
 			return issue(c.OutOrStdout(), args[0], m, force, asJSON)
 		},
 	}
-	c.Flags().StringArrayVar(&m.Hosts, "host", nil, "a name or an address of the member, as often as there are; without it the member's name")
+	c.Flags().StringArrayVar(&m.Hosts, "host", nil, "a name or an address of the member, as "+
+		"often as there are; without it the member's name")
 	validity(c, &m.Valid, 365)
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	c.Flags().BoolVar(&force, "force", false, "replace a certificate that is there: the old one stays valid until it expires")
+	c.Flags().BoolVar(&force, "force", false, "replace a certificate that is there: the old one "+
+		"stays valid until it expires")
 	return c
 }
 
@@ -153,7 +161,8 @@ func issue(w io.Writer, dir string, m authority.Member, force, asJSON bool) erro
 	old, replaced := "", ""
 	if noneBefore == nil {
 		replaced = before.Text(16)
-		old = fmt.Sprintf("the one that was there stays valid: to end that, sluice keys revoke %s --serial %x\n", quoted(dir), before)
+		old = fmt.Sprintf("the one that was there stays valid: to end that, sluice keys revoke "+
+			"%s --serial %x\n", quoted(dir), before)
 	}
 	ca := filepath.Join(dir, authority.CertFile)
 	hosts := append([]string(nil), leaf.DNSNames...)
@@ -161,7 +170,8 @@ func issue(w io.Writer, dir string, m authority.Member, force, asJSON bool) erro
 		hosts = append(hosts, ip.String())
 	}
 	if asJSON {
-		return printJSON(w, issueOutput{m.Name, hosts, leaf.SerialNumber.Text(16), replaced, leaf.NotAfter, cert, key, ca})
+		return printJSON(w, issueOutput{m.Name, hosts, leaf.SerialNumber.Text(16), replaced,
+			leaf.NotAfter, cert, key, ca})
 	}
 	return tellf(w, `certificate of %q for %v, valid until %s, serial number %x
 %scopy to the host of %s, and delete %s here then:

@@ -32,14 +32,17 @@ func ok(t *testing.T, o outcome) outcome {
 
 // as are the flags of a member.
 func as(dir, name string) []string {
-	return []string{"--cert", filepath.Join(dir, name+".pem"), "--key", filepath.Join(dir, name+"-key.pem"), "--ca", filepath.Join(dir, "ca.pem")}
+	return []string{"--cert", filepath.Join(dir, name+".pem"), "--key",
+		filepath.Join(dir, name+"-key.pem"), "--ca", filepath.Join(dir, "ca.pem")}
 }
 
 func TestKeys(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "ca")
 	said := ok(t, sluice(t, "keys", "init", dir, "--name", "ours")).stdout
-	said += ok(t, sluice(t, "keys", "issue", dir, "node", "--host", "node.test", "--host", "10.0.0.2", "--validity", "48h")).stdout
-	for _, want := range []string{"ours", "node.test", "10.0.0.2", "copy to the host of node", "node-key.pem", "stays here"} {
+	said += ok(t, sluice(t, "keys", "issue", dir, "node", "--host", "node.test", "--host",
+		"10.0.0.2", "--validity", "48h")).stdout
+	for _, want := range []string{"ours", "node.test", "10.0.0.2", "copy to the host of node",
+		"node-key.pem", "stays here"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("no %q in %s", want, said)
 		}
@@ -59,12 +62,14 @@ func TestKeys(t *testing.T) {
 			}
 		}
 	}
-	if _, err := tls.LoadX509KeyPair(filepath.Join(dir, "node.pem"), filepath.Join(dir, "node-key.pem")); err != nil {
+	if _, err := tls.LoadX509KeyPair(filepath.Join(dir, "node.pem"),
+		filepath.Join(dir, "node-key.pem")); err != nil {
 		t.Error(err)
 	}
 	if openssl, err := exec.LookPath("openssl"); err == nil {
 		for _, purpose := range []string{"sslserver", "sslclient"} {
-			out, err := exec.Command(openssl, "verify", "-x509_strict", "-CAfile", filepath.Join(dir, "ca.pem"), "-purpose", purpose,
+			out, err := exec.Command(openssl, "verify", "-x509_strict", "-CAfile",
+				filepath.Join(dir, "ca.pem"), "-purpose", purpose,
 				"-verify_ip", "10.0.0.2", filepath.Join(dir, "node.pem")).CombinedOutput()
 			if err != nil {
 				t.Errorf("openssl verify for %s: %v\n%s", purpose, err, out)
@@ -75,13 +80,16 @@ func TestKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o := sluice(t, "keys", "issue", dir, "node"); o.status != statusUsage || !strings.Contains(o.stderr, "--force") {
+	if o := sluice(t, "keys", "issue", dir, "node"); o.status != statusUsage ||
+		!strings.Contains(o.stderr, "--force") {
 		t.Errorf("over files that are there: %+v", o)
 	}
-	if o := sluice(t, "keys", "init", dir); o.status != statusUsage || !strings.Contains(o.stderr, "--force") {
+	if o := sluice(t, "keys", "init", dir); o.status != statusUsage ||
+		!strings.Contains(o.stderr, "--force") {
 		t.Errorf("over an authority that is there: %+v", o)
 	}
-	if after, err := os.ReadFile(filepath.Join(dir, "node.pem")); err != nil || string(after) != string(before) {
+	if after, err := os.ReadFile(filepath.Join(dir, "node.pem")); err != nil ||
+		string(after) != string(before) {
 		t.Errorf("a certificate was replaced (%v)", err)
 	}
 	ok(t, sluice(t, "keys", "issue", dir, "node", "--force"))
@@ -95,7 +103,8 @@ func TestDoctorLooksAtCertificates(t *testing.T) {
 		f := as(dir, name)
 		return []string{"doctor", "--tcp-cert", f[1], "--tcp-key", f[3], "--tcp-ca", f[5]}
 	}
-	if o := ok(t, sluice(t, flags("node")...)); !strings.Contains(o.stdout, `of "node", by "sluice `) ||
+	if o := ok(t, sluice(t, flags("node")...)); !strings.Contains(o.stdout,
+		`of "node", by "sluice `) ||
 		!strings.Contains(o.stdout, `", for 127.0.0.1`) || strings.Contains(o.stdout, "ends soon") {
 		t.Errorf("%s", o.stdout)
 	}

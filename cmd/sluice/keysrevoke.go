@@ -62,11 +62,13 @@ empty list is made, so that members can be started with one.`,
 			if number != nil {
 				what = fmt.Sprintf("serial number %x is revoked", number)
 			}
-			return tellf(c.OutOrStdout(), "%s\n  %s  the list: copy it to each member, whose --revoked names it\n", what, path)
+			return tellf(c.OutOrStdout(), "%s\n  %s  the list: copy it to each member, whose "+
+				"--revoked names it\n", what, path)
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	c.Flags().StringVar(&serial, "serial", "", "number of the certificate in hexadecimal digits, as errors and keys issue print it")
+	c.Flags().StringVar(&serial, "serial", "", "number of the certificate in hexadecimal digits, "+
+		"as errors and keys issue print it")
 	return c
 }
 
@@ -97,7 +99,8 @@ func revokedSerial(args []string, text string) (*big.Int, error) {
 func loadAuthority(dir string) (*authority.Authority, error) {
 	a, err := authority.Load(dir)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, usagef("no authority in %s: make one with sluice keys init %s (%v)", dir, dir, err)
+		return nil, usagef("no authority in %s: make one with sluice keys init %s (%v)", dir, dir,
+			err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("authority in %s: %w", dir, err)

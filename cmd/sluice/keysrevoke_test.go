@@ -51,7 +51,8 @@ func TestKeysAndAgentJSON(t *testing.T) {
 	wantKeys(t, "init", decode(t, ok(t, sluice(t, "keys", "init", dir, "--json")).stdout),
 		"authority", "key_id", "valid_until", "cert", "key")
 	issue := func(args ...string) any {
-		args = append([]string{"keys", "issue", dir, "node", "--host", "127.0.0.1", "--json"}, args...)
+		args = append([]string{"keys", "issue", dir, "node", "--host", "127.0.0.1", "--json"},
+			args...)
 		return decode(t, ok(t, sluice(t, args...)).stdout)
 	}
 	first := issue()
@@ -67,7 +68,8 @@ func TestKeysAndAgentJSON(t *testing.T) {
 	require.Contains(t, o.stderr, "another authority's")
 
 	path, _ := randomFile(t, 100)
-	c, _, _ := command(t, "agent", "--listen", "127.0.0.1:0", "--plaintext", "--json", "--region", "kv=4KiB", "--region", "f="+path)
+	c, _, _ := command(t, "agent", "--listen", "127.0.0.1:0", "--plaintext", "--json", "--region",
+		"kv=4KiB", "--region", "f="+path)
 	c.Stdout = nil
 	out, err := c.StdoutPipe()
 	require.NoError(t, err)

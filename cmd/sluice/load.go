@@ -52,8 +52,10 @@ unless --memory is less: then each makes way for the next as soon as it is there
 	}
 	s := c.Flags()
 	s.IntVar(&f.rank, "rank", 0, "of a set: FILE is its root")
-	s.StringVar(&f.backend, "backend", auto, "what the memory is registered with: "+backendNames(driver.InProcess))
-	s.StringVar(&f.memory, "memory", "", "how much memory to read into (default: room for all tensors)")
+	s.StringVar(&f.backend, "backend", auto, "what the memory is registered with: "+
+		backendNames(driver.InProcess))
+	s.StringVar(&f.memory, "memory", "", "how much memory to read into (default: room for "+
+		"all tensors)")
 	s.StringVar(&f.piece, "piece", "8MiB", "most bytes of one read")
 	s.IntVar(&f.readers, "readers", 4, "reads at a time")
 	s.BoolVar(&f.cold, "cold", false, "drop the files from the page cache first")
@@ -184,7 +186,8 @@ func (l *loading) register() (_ *engine.Memory, release func() error, err error)
 	}
 	need = max(need, 1)
 	if have := hostmem.Limits().Available; have > 0 && uint64(need) > have {
-		return nil, nil, fmt.Errorf("the tensors take %s of memory, %s are available: give --memory, or fewer files",
+		return nil, nil, fmt.Errorf("the tensors take %s of memory, %s are available: give "+
+			"--memory, or fewer files",
 			bench.RoundSize(uint64(need)), bench.RoundSize(have))
 	}
 	list, err := openBackends(l.flags.backend, driver.InProcess, openOptions{threads: 1})
@@ -197,7 +200,8 @@ func (l *loading) register() (_ *engine.Memory, release func() error, err error)
 	}
 	memory, err := eng.Alloc(uint64(need), engine.AllocOptions{Purpose: "weights", Populate: true})
 	if err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("allocate memory for the tensors: %w", err), eng.Close())
+		return nil, nil, errors.Join(fmt.Errorf("allocate memory for the tensors: %w", err),
+			eng.Close())
 	}
 	release = func() error { return errors.Join(eng.Close(), memory.Close()) }
 	if _, err := eng.Register("weights", memory.Segment()); err != nil {
@@ -215,7 +219,8 @@ func (l *loading) register() (_ *engine.Memory, release func() error, err error)
 // read reads all tensors.
 func (l *loading) read(ctx context.Context, memory *engine.Memory, bar *progress) (err error) {
 	start := time.Now()
-	load, err := l.model.Load(ctx, weights.Config{Memory: memory.Bytes(), Piece: int(l.flags.pieces), Readers: l.flags.readers, Straight: true})
+	load, err := l.model.Load(ctx, weights.Config{Memory: memory.Bytes(),
+		Piece: int(l.flags.pieces), Readers: l.flags.readers, Straight: true})
 	if err != nil {
 		return fmt.Errorf("%w: give more --memory", err)
 	}
@@ -244,16 +249,17 @@ func (l *loading) read(ctx context.Context, memory *engine.Memory, bar *progress
 
 // loadReport is the outcome. The JSON keys are an interface: keys may be added, never renamed.
 type loadReport struct {
-	Files         int      `json:"files"`
-	Tensors       int      `json:"tensors"`
-	Bytes         int64    `json:"bytes"` // of all tensors
-	Seconds       float64  `json:"seconds"`
-	GBps          float64  `json:"gbps"`
-	HeaderSeconds float64  `json:"header_seconds"`  // opening files, and reading their headers
-	FirstMs       float64  `json:"first_tensor_ms"` // until there was one
-	Cold          bool     `json:"cold"`            // --cold
-	CachedBytes   int64    `json:"cached_bytes"`    // of the files, in the page cache before; -1: the kernel does not say
-	StraightBytes int64    `json:"straight_bytes"`  // that went past the page cache
+	Files         int     `json:"files"`
+	Tensors       int     `json:"tensors"`
+	Bytes         int64   `json:"bytes"` // of all tensors
+	Seconds       float64 `json:"seconds"`
+	GBps          float64 `json:"gbps"`
+	HeaderSeconds float64 `json:"header_seconds"`  // opening files, and reading their headers
+	FirstMs       float64 `json:"first_tensor_ms"` // until there was one
+	Cold          bool    `json:"cold"`            // --cold
+	// of the files, in the page cache before; -1: the kernel does not say
+	CachedBytes   int64    `json:"cached_bytes"`
+	StraightBytes int64    `json:"straight_bytes"` // that went past the page cache
 	MemoryBytes   int64    `json:"memory_bytes"`
 	Registered    []string `json:"registered"` // backends that know the memory
 }
@@ -264,7 +270,8 @@ func (r *loadReport) text(w io.Writer) error {
 	case r.Cold || r.CachedBytes == 0:
 		cache = "cold page cache"
 	case r.CachedBytes > 0:
-		cache = fmt.Sprintf("warm page cache: %s of the files were in it", bench.RoundSize(uint64(r.CachedBytes)))
+		cache = fmt.Sprintf("warm page cache: %s of the files were in it",
+			bench.RoundSize(uint64(r.CachedBytes)))
 	}
 	_, err := fmt.Fprintf(w, `files       %d, headers in %.3f s
 tensors     %d, %s
@@ -272,8 +279,10 @@ loaded      in %.3f s: %.2f GB/s, the first after %.1f ms
 cache       %s; %s went past it
 memory      %s, registered with %s
 `,
-		r.Files, r.HeaderSeconds, r.Tensors, bench.RoundSize(uint64(r.Bytes)), r.Seconds, r.GBps, r.FirstMs,
-		cache, bench.RoundSize(uint64(r.StraightBytes)), bench.RoundSize(uint64(r.MemoryBytes)), strings.Join(slices.Sorted(slices.Values(r.Registered)), ", "))
+		r.Files, r.HeaderSeconds, r.Tensors, bench.RoundSize(uint64(r.Bytes)), r.Seconds, r.GBps,
+		r.FirstMs,
+		cache, bench.RoundSize(uint64(r.StraightBytes)), bench.RoundSize(uint64(r.MemoryBytes)),
+		strings.Join(slices.Sorted(slices.Values(r.Registered)), ", "))
 	if err != nil {
 		return fmt.Errorf("write report: %w", err)
 	}

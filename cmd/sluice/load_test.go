@@ -21,10 +21,13 @@ func shardFile(t *testing.T, dir, name string, sizes ...int) (path string) {
 	t.Helper()
 	var list []weights.Tensor
 	for i, n := range sizes {
-		list = append(list, weights.Tensor{Name: fmt.Sprintf("%s.%d", name, i), Type: "U8", Shape: []uint64{uint64(n)}})
+		list = append(list, weights.Tensor{Name: fmt.Sprintf("%s.%d", name, i), Type: "U8",
+			Shape: []uint64{uint64(n)}})
 	}
 	var out bytes.Buffer
-	err := weights.Write(&out, list, nil, func(x weights.Tensor) (io.Reader, error) { return bytes.NewReader(make([]byte, x.Len)), nil })
+	err := weights.Write(&out, list, nil, func(x weights.Tensor) (io.Reader, error) {
+		return bytes.NewReader(make([]byte, x.Len)), nil
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +48,8 @@ func loadReportOf(t *testing.T, args ...string) map[string]any {
 		t.Fatalf("%v: %+v", args, o)
 	}
 	r := decode(t, o.stdout)
-	wantKeys(t, "report", r, "files", "tensors", "bytes", "seconds", "gbps", "header_seconds", "first_tensor_ms", "cold", "cached_bytes",
+	wantKeys(t, "report", r, "files", "tensors", "bytes", "seconds", "gbps", "header_seconds",
+		"first_tensor_ms", "cold", "cached_bytes",
 		"straight_bytes", "memory_bytes", "registered")
 	return r.(map[string]any)
 }
@@ -55,20 +59,24 @@ func TestLoad(t *testing.T) {
 	dir := t.TempDir()
 	a, b := shardFile(t, dir, "a", 5<<20, 0, 77, 1<<20), shardFile(t, dir, "b", 100_000)
 	const all = 5<<20 + 77 + 1<<20 + 100_000
-	for _, more := range [][]string{{}, {"--cold"}, {"--cold", "--readers", "1", "--piece", "64KiB"}, {"--backend", "mem"}} {
+	for _, more := range [][]string{{}, {"--cold"}, {"--cold", "--readers", "1", "--piece",
+		"64KiB"}, {"--backend", "mem"}} {
 		r := loadReportOf(t, append(more, a, b)...)
 		wantNumbers(t, r, map[string]float64{"files": 2, "tensors": 5, "bytes": all})
-		if r["gbps"].(float64) <= 0 || r["memory_bytes"].(float64) < all || len(r["registered"].([]any)) == 0 {
+		if r["gbps"].(float64) <= 0 || r["memory_bytes"].(float64) < all ||
+			len(r["registered"].([]any)) == 0 {
 			t.Errorf("%v: %v", more, r)
 		}
-		if cold := len(more) > 0 && more[0] == "--cold"; r["cold"] != cold || cold && r["cached_bytes"].(float64) > 0 {
+		if cold := len(more) > 0 && more[0] == "--cold"; r["cold"] != cold || cold &&
+			r["cached_bytes"].(float64) > 0 {
 			t.Errorf("%v: cold %v, %v bytes cached", more, r["cold"], r["cached_bytes"])
 		}
 	}
 	r := loadReportOf(t, "--memory", "5MiB", a, b) // less than all
 	wantNumbers(t, r, map[string]float64{"tensors": 5, "bytes": all, "memory_bytes": 5 << 20})
 	o := sluice(t, "load", a, b)
-	for _, want := range []string{"tensors     5, ", "GB/s", "cache       warm", "registered with "} {
+	for _, want := range []string{"tensors     5, ", "GB/s", "cache       warm",
+		"registered with "} {
 		if o.status != 0 || o.stderr != "" || !strings.Contains(o.stdout, want) {
 			t.Errorf("no %q in %+v", want, o)
 		}
@@ -91,7 +99,9 @@ func cutSet(t *testing.T) (root, dir string) {
 		src.Name = name
 		ranks = append(ranks, []weights.Source{src})
 	}
-	set, err := weights.Describe(ranks, func(rank int) string { return fmt.Sprintf("rank-%d/meta.json", rank) })
+	set, err := weights.Describe(ranks, func(rank int) string {
+		return fmt.Sprintf("rank-%d/meta.json", rank)
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,20 +120,25 @@ func cutSet(t *testing.T) (root, dir string) {
 func TestLoadOfARank(t *testing.T) {
 	t.Parallel()
 	root, dir := cutSet(t)
-	wantNumbers(t, loadReportOf(t, "--rank", "0", root), map[string]float64{"files": 1, "tensors": 2, "bytes": 201_000})
-	wantNumbers(t, loadReportOf(t, "--rank", "1", "--cold", root), map[string]float64{"files": 1, "tensors": 1, "bytes": 70_000})
-	if o := sluice(t, "load", "--rank", "2", root); o.status != statusFailed || !strings.Contains(o.stderr, "ranks 0 to 1") {
+	wantNumbers(t, loadReportOf(t, "--rank", "0", root), map[string]float64{"files": 1,
+		"tensors": 2, "bytes": 201_000})
+	wantNumbers(t, loadReportOf(t, "--rank", "1", "--cold", root), map[string]float64{"files": 1,
+		"tensors": 1, "bytes": 70_000})
+	if o := sluice(t, "load", "--rank", "2", root); o.status != statusFailed ||
+		!strings.Contains(o.stderr, "ranks 0 to 1") {
 		t.Errorf("%+v", o)
 	}
 	shardFile(t, dir, "rank-1/weights", 69_999)
-	if o := sluice(t, "load", "--rank", "1", root); o.status != statusFailed || !strings.Contains(o.stderr, "rank-1/weights") {
+	if o := sluice(t, "load", "--rank", "1", root); o.status != statusFailed ||
+		!strings.Contains(o.stderr, "rank-1/weights") {
 		t.Errorf("a file of another set: %+v", o)
 	}
 }
 
 func TestLoadErrors(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{}, {"--readers", "0", "x"}, {"--piece", "0", "x"}, {"--piece", "2GiB", "x"}, {"--memory", "much", "x"},
+	for _, args := range [][]string{{}, {"--readers", "0", "x"}, {"--piece", "0", "x"},
+		{"--piece", "2GiB", "x"}, {"--memory", "much", "x"},
 		{"--rank", "-1", "x"}, {"--rank", "0", "x", "y"}, {"--backend", "smoke", "x"}} {
 		if o := sluice(t, append([]string{"load"}, args...)...); o.status != statusUsage {
 			t.Errorf("%v: %+v", args, o)
@@ -147,15 +162,23 @@ func TestLoadErrors(t *testing.T) {
 		args  []string
 		wants []string
 	}{
-		"missing":          {[]string{good, filepath.Join(dir, "absent")}, []string{filepath.Join(dir, "absent"), "no such file"}},
-		"a directory":      {[]string{dir}, []string{dir, "is a directory"}},
-		"empty":            {[]string{write("empty", nil)}, []string{filepath.Join(dir, "empty"), "0 bytes are too few"}},
-		"no safetensors":   {[]string{write("text", []byte("once upon a time"))}, []string{filepath.Join(dir, "text"), "is this a safetensors file?"}},
-		"truncated header": {[]string{write("cut", text[:50])}, []string{filepath.Join(dir, "cut"), "the header has"}},
-		"truncated shard":  {[]string{write("short", text[:len(text)-6])}, []string{filepath.Join(dir, "short"), `tensor "good.0"`, "the file is cut"}},
-		"bad header":       {[]string{write("bad", bad)}, []string{filepath.Join(dir, "bad"), "header: at byte 18:"}},
-		"one tensor twice": {[]string{good, write("again", text)}, []string{filepath.Join(dir, "again"), filepath.Join(dir, "good"), `tensor "good.0"`}},
-		"too little room":  {[]string{"--memory", "1000", good}, []string{`tensor "good.0"`, "give more --memory"}},
+		"missing": {[]string{good, filepath.Join(dir, "absent")},
+			[]string{filepath.Join(dir, "absent"), "no such file"}},
+		"a directory": {[]string{dir}, []string{dir, "is a directory"}},
+		"empty": {[]string{write("empty", nil)}, []string{filepath.Join(dir, "empty"),
+			"0 bytes are too few"}},
+		"no safetensors": {[]string{write("text", []byte("once upon a time"))},
+			[]string{filepath.Join(dir, "text"), "is this a safetensors file?"}},
+		"truncated header": {[]string{write("cut", text[:50])}, []string{filepath.Join(dir, "cut"),
+			"the header has"}},
+		"truncated shard": {[]string{write("short", text[:len(text)-6])},
+			[]string{filepath.Join(dir, "short"), `tensor "good.0"`, "the file is cut"}},
+		"bad header": {[]string{write("bad", bad)}, []string{filepath.Join(dir, "bad"),
+			"header: at byte 18:"}},
+		"one tensor twice": {[]string{good, write("again", text)},
+			[]string{filepath.Join(dir, "again"), filepath.Join(dir, "good"), `tensor "good.0"`}},
+		"too little room": {[]string{"--memory", "1000", good}, []string{`tensor "good.0"`,
+			"give more --memory"}},
 	} {
 		o := sluice(t, append([]string{"load"}, c.args...)...)
 		for _, want := range c.wants {
@@ -181,7 +204,9 @@ func TestLoadInterrupted(t *testing.T) {
 	}
 	defer file.Close()
 	sparse := &holes{file: file}
-	if err := weights.Write(sparse, list, nil, func(x weights.Tensor) (io.Reader, error) { return strings.NewReader(""), nil }); err == nil {
+	if err := weights.Write(sparse, list, nil, func(x weights.Tensor) (io.Reader, error) {
+		return strings.NewReader(""), nil
+	}); err == nil {
 		t.Fatal("tensors without bytes")
 	}
 	if err := file.Truncate(sparse.n + tensors*size); err != nil {
@@ -196,7 +221,8 @@ func TestLoadInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	start := time.Now()
-	if got := status(t, c.Wait()); got != statusInterrupted || stdout.Len() > 0 || !strings.Contains(stderr.String(), "interrupted") {
+	if got := status(t, c.Wait()); got != statusInterrupted || stdout.Len() > 0 ||
+		!strings.Contains(stderr.String(), "interrupted") {
 		t.Errorf("status %d, stdout %q, stderr %q", got, stdout, stderr)
 	}
 	if took := time.Since(start); took > 10*time.Second {

@@ -14,7 +14,8 @@ import (
 )
 
 func main() {
-	ctx, restore := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, restore := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM,
+		syscall.SIGHUP)
 	// A second signal ends the program at once; the kernel then ends its children.
 	context.AfterFunc(ctx, restore)
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))

@@ -35,7 +35,8 @@ func (m *memberFlags) register(c *cobra.Command) {
 
 // registerBackends is the part that names backends.
 func (m *memberFlags) registerBackends(c *cobra.Command) {
-	c.Flags().StringSliceVar(&m.backends, "backend", memberBackends, "by which peers reach us, with commas: shm (this host), tcp (secured as the rest), ucx, rdma (not encrypted)")
+	c.Flags().StringSliceVar(&m.backends, "backend", memberBackends, "by which peers reach us, "+
+		"with commas: shm (this host), tcp (secured as the rest), ucx, rdma (not encrypted)")
 }
 
 var memberBackends = []string{"shm", tcpName}
@@ -47,9 +48,12 @@ func (m *memberFlags) registerIdentity(c *cobra.Command) {
 	s.StringVar(&m.cert, "cert", "", "file of our certificate (PEM); see sluice keys")
 	s.StringVar(&m.key, "key", "", "file of its key (PEM)")
 	s.StringVar(&m.ca, "ca", "", "file of the authority whose members peers must be (PEM)")
-	s.StringArrayVar(&m.revoked, "revoked", nil, "file of certificates that the authority has revoked, which is followed (PEM); see sluice keys revoke")
-	s.BoolVar(&m.checkHost, "check-host", false, "whom we dial must have a certificate for that name or address, too")
-	s.BoolVar(&m.plaintext, "plaintext", false, "no certificates: everybody on the network may connect, read and change what passes")
+	s.StringArrayVar(&m.revoked, "revoked", nil, "file of certificates that the authority has "+
+		"revoked, which is followed (PEM); see sluice keys revoke")
+	s.BoolVar(&m.checkHost, "check-host", false, "whom we dial must have a certificate for that "+
+		"name or address, too")
+	s.BoolVar(&m.plaintext, "plaintext", false, "no certificates: everybody on the network may "+
+		"connect, read and change what passes")
 	host, _ := os.Hostname() // empty is a name like any other
 	s.StringVar(&m.name, "name", host, "how we are called in messages to people")
 }
@@ -63,7 +67,8 @@ func (m *memberFlags) check() error {
 	}
 	switch {
 	case named == 0 && !m.plaintext:
-		return usagef("say --cert, --key and --ca (sluice keys makes them), or --plaintext where the network is trusted")
+		return usagef("say --cert, --key and --ca (sluice keys makes them), or --plaintext where " +
+			"the network is trusted")
 	case named > 0 && m.plaintext:
 		return usagef("--plaintext and --cert: want one of them")
 	case named > 0 && named < 3:
@@ -71,7 +76,8 @@ func (m *memberFlags) check() error {
 	case len(m.revoked) > 0 && m.plaintext:
 		return usagef("--revoked and --plaintext: without certificates there is none to refuse")
 	case m.checkHost && m.plaintext:
-		return usagef("--check-host and --plaintext: without certificates there is nothing to check")
+		return usagef(
+			"--check-host and --plaintext: without certificates there is nothing to check")
 	case len(m.backends) == 0:
 		return usagef("--backend: want at least one of %s", backendNames(driver.SameHost))
 	}
@@ -92,7 +98,8 @@ func (m *memberFlags) identity() (*identity.Identity, error) {
 		return nil, nil
 	}
 	id, err := identity.FromFiles(m.cert, m.key, m.ca, m.revoked...)
-	if errors.Is(err, driver.ErrBounds) || errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
+	if errors.Is(err, driver.ErrBounds) || errors.Is(err, os.ErrNotExist) ||
+		errors.Is(err, os.ErrPermission) {
 		return nil, &usageError{fmt.Errorf("--cert, --key, --ca and --revoked: %w", err)}
 	}
 	if err == nil && m.checkHost {
@@ -102,7 +109,8 @@ func (m *memberFlags) identity() (*identity.Identity, error) {
 }
 
 // open opens an engine with the backends of the command line, and those of extra.
-func (m *memberFlags) open(listen string, change func(*engine.Config), extra ...string) (*engine.Engine, error) {
+func (m *memberFlags) open(listen string, change func(*engine.Config), extra ...string) (
+	*engine.Engine, error) {
 	id, err := m.identity()
 	if err != nil {
 		return nil, err
@@ -136,14 +144,17 @@ func openMember(name string, t tcp.Config) (driver.Backend, error) {
 func (m *memberFlags) privacy(id *identity.Identity) string {
 	var b strings.Builder
 	if id == nil {
-		b.WriteString("plain text: everybody on the network may connect, and read and change what passes\n")
+		b.WriteString("plain text: everybody on the network may connect, and read and change " +
+			"what passes\n")
 	} else {
 		f := id.Facts()
-		fmt.Fprintf(&b, "TLS 1.3: we are %q, valid until %s; peers are who has a certificate of %q\n", f.Name, f.NotAfter.UTC().Format(time.RFC3339), f.Issuer)
+		fmt.Fprintf(&b, "TLS 1.3: we are %q, valid until %s; peers are who has a "+
+			"certificate of %q\n", f.Name, f.NotAfter.UTC().Format(time.RFC3339), f.Issuer)
 	}
 	for _, name := range m.backends {
 		if name == rdmaName || name == ucxName {
-			fmt.Fprintf(&b, "%s: its data is not encrypted; memory is opened by tokens, which only such peers are given\n", name)
+			fmt.Fprintf(&b, "%s: its data is not encrypted; memory is opened by tokens, which "+
+				"only such peers are given\n", name)
 		}
 	}
 	return b.String()

@@ -20,7 +20,8 @@ type networkFlags struct {
 
 func (n *networkFlags) register(c *cobra.Command) {
 	c.Flags().StringVar(&n.devices, "devices", "",
-		"of backend ucx: as UCX_NET_DEVICES, such as eth0 or mlx5_0:1; of backend rdma: DEVICE, DEVICE:PORT or DEVICE:PORT#GID, with commas; without it the backend chooses")
+		"of backend ucx: as UCX_NET_DEVICES, such as eth0 or mlx5_0:1; of backend rdma: DEVICE, "+
+			"DEVICE:PORT or DEVICE:PORT#GID, with commas; without it the backend chooses")
 	n.ucx.register(c)
 	n.rdma.register(c)
 	n.tcp.register(c)
@@ -31,7 +32,9 @@ func (n *networkFlags) register(c *cobra.Command) {
 func (n *networkFlags) settle(backend string) error {
 	n.give(backend)
 	if n.devices != "" && backend != rdmaName && backend != ucxName && backend != auto {
-		return usagef("--devices is of backends %s and %s alone: backend %q has nothing of the kind", ucxName, rdmaName, backend)
+		return usagef(
+			"--devices is of backends %s and %s alone: backend %q has nothing of the kind", ucxName,
+			rdmaName, backend)
 	}
 	if err := n.ucx.check(backend); err != nil {
 		return err

@@ -14,14 +14,16 @@ import (
 	"time"
 )
 
-var offloadKeys = []string{"path", "route", "file_blocks", "file_bytes", "blocks_attached", "blocks_evicted",
+var offloadKeys = []string{"path", "route", "file_blocks", "file_bytes", "blocks_attached",
+	"blocks_evicted",
 	"blocks_spilled", "spill_bytes", "spill_gbps", "pwrite_gbps", "spill_ratio",
 	"blocks_recalled", "recall_bytes", "recall_gbps", "pread_gbps", "recall_ratio"}
 
 // offloadReport runs a replay with a file, and returns what it says of it.
 func offloadReport(t *testing.T, args ...string) (report, offload map[string]any) {
 	t.Helper()
-	o := sluice(t, append([]string{"replay", "--json", "--model", smallModel, "--offload", "ssd"}, args...)...)
+	o := sluice(t, append([]string{"replay", "--json", "--model", smallModel, "--offload", "ssd"},
+		args...)...)
 	wantStory(t, o)
 	require.Contains(t, o.stderr, "reading back the blocks that were spilled")
 	report = decode(t, o.stdout).(map[string]any)
@@ -38,9 +40,11 @@ func TestReplayOffload(t *testing.T) {
 	t.Parallel()
 	_, f := offloadReport(t, "--trace", smallTrace(t, 8), "--requests", "8", "--backend", "shm")
 	// 9 blocks come, 11 times a request has one that is there; at the end all 9 once more.
-	wantNumbers(t, f, map[string]float64{"file_blocks": 9, "blocks_attached": 0, "blocks_evicted": 0, "blocks_spilled": 9,
+	wantNumbers(t, f, map[string]float64{"file_blocks": 9, "blocks_attached": 0,
+		"blocks_evicted": 0, "blocks_spilled": 9,
 		"spill_bytes": 9 * indexerBlock, "blocks_recalled": 20, "recall_bytes": 20 * indexerBlock})
-	for _, key := range []string{"spill_gbps", "pwrite_gbps", "spill_ratio", "recall_gbps", "pread_gbps", "recall_ratio"} {
+	for _, key := range []string{"spill_gbps", "pwrite_gbps", "spill_ratio", "recall_gbps",
+		"pread_gbps", "recall_ratio"} {
 		if f[key].(float64) <= 0 {
 			t.Errorf("%s is %v", key, f[key])
 		}
@@ -50,9 +54,11 @@ func TestReplayOffload(t *testing.T) {
 // TestReplayOffloadInLittleRoom: the file is smaller than what comes, the oldest make way.
 func TestReplayOffloadInLittleRoom(t *testing.T) {
 	t.Parallel()
-	_, f := offloadReport(t, "--trace", smallTrace(t, 8), "--requests", "8", "--offload-size", "13MiB", "--offload-durable")
+	_, f := offloadReport(t, "--trace", smallTrace(t, 8), "--requests", "8", "--offload-size",
+		"13MiB", "--offload-durable")
 	wantNumbers(t, f, map[string]float64{"file_blocks": 3})
-	if f["blocks_evicted"].(float64) < 6 || f["blocks_spilled"].(float64)-f["blocks_evicted"].(float64) != 3 {
+	if f["blocks_evicted"].(float64) < 6 || f["blocks_spilled"].(float64)-
+		f["blocks_evicted"].(float64) != 3 {
 		t.Errorf("%v spilled, %v evicted", f["blocks_spilled"], f["blocks_evicted"])
 	}
 }
@@ -63,7 +69,8 @@ func TestReplayOffloadWithAbortsAndFaults(t *testing.T) {
 	for _, more := range [][]string{{"--abort-rate", "0.5"}, {"--abort-rate", "0.5", "--overlap"},
 		{"--timeout", "8s", "--fault", "seed 3; write every=40 most=3: fail lost"}} {
 		r, f := offloadReport(t, append([]string{"--trace", trace, "--requests", "16"}, more...)...)
-		if f["blocks_spilled"].(float64) < 1 || f["blocks_recalled"].(float64) < f["blocks_spilled"].(float64) {
+		if f["blocks_spilled"].(float64) < 1 ||
+			f["blocks_recalled"].(float64) < f["blocks_spilled"].(float64) {
 			t.Errorf("%v: %v, aborted %v", more, f, r["aborted"])
 		}
 	}
@@ -80,7 +87,8 @@ func TestReplayOffloadKeepsAFile(t *testing.T) {
 		t.Errorf("the file is called %v", f["path"])
 	}
 	_, f = offloadReport(t, args...)
-	wantNumbers(t, f, map[string]float64{"blocks_attached": 9, "blocks_spilled": 0, "blocks_recalled": 9 + 20 + 9})
+	wantNumbers(t, f, map[string]float64{"blocks_attached": 9, "blocks_spilled": 0,
+		"blocks_recalled": 9 + 20 + 9})
 
 	// One byte in the midst of the third block, as a disk that has gone bad would have it.
 	const at = 2<<20 + 2*(indexerBlock+2048) + 30*132*512
@@ -99,27 +107,35 @@ func TestReplayOffloadKeepsAFile(t *testing.T) {
 	if err := file.Close(); err != nil {
 		t.Fatal(err)
 	}
-	o := sluice(t, append([]string{"replay", "--json", "--model", smallModel, "--offload", "ssd"}, args...)...)
+	o := sluice(t, append([]string{"replay", "--json", "--model", smallModel, "--offload", "ssd"},
+		args...)...)
 	r := decode(t, o.stdout).(map[string]any)
-	if o.status != statusFailed || r["mismatches"].(float64) < 2 || !strings.Contains(o.stderr, path+": block 2, at byte ") {
+	if o.status != statusFailed || r["mismatches"].(float64) < 2 ||
+		!strings.Contains(o.stderr, path+": block 2, at byte ") {
 		t.Errorf("status %d, %v mismatches, stderr %q", o.status, r["mismatches"], o.stderr)
 	}
-	if first := r["first_mismatches"].([]any); !strings.Contains(first[1].(string), "layer 30 at byte "+strconv.Itoa(at)) {
+	if first := r["first_mismatches"].([]any); !strings.Contains(first[1].(string),
+		"layer 30 at byte "+strconv.Itoa(at)) {
 		t.Errorf("the mismatch is called %q", first[1])
 	}
 
-	o = sluice(t, "replay", "--model", "llama3.1-8b", "--requests", "1", "--offload", "ssd", "--offload-file", path)
-	if o.status != statusFailed || !strings.Contains(o.stderr, "choose another --offload-file") || !strings.Contains(o.stderr, path) {
+	o = sluice(t, "replay", "--model", "llama3.1-8b", "--requests", "1", "--offload", "ssd",
+		"--offload-file", path)
+	if o.status != statusFailed || !strings.Contains(o.stderr, "choose another --offload-file") ||
+		!strings.Contains(o.stderr, path) {
 		t.Errorf("a file of another model: %+v", o)
 	}
 }
 
 func TestReplayOffloadErrors(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{"--offload", "hdd"}, {"--offload", ""}, {"--offload-file", "x"}, {"--offload-size", "1GiB"}, {"--offload-durable"},
-		{"--offload", "ssd", "--offload-size", "much"}, {"--offload", "ssd", "--offload-size", "0"}, {"--offload", "ssd", "--offload-file", ""},
+	for _, args := range [][]string{{"--offload", "hdd"}, {"--offload", ""},
+		{"--offload-file", "x"}, {"--offload-size", "1GiB"}, {"--offload-durable"},
+		{"--offload", "ssd", "--offload-size", "much"}, {"--offload", "ssd", "--offload-size", "0"},
+		{"--offload", "ssd", "--offload-file", ""},
 		{"--offload", "ssd", "--offload-file", "x", "--offload-dir", "y"}} {
-		if o := sluice(t, append([]string{"replay"}, args...)...); o.status != statusUsage || !strings.Contains(o.stderr, "--offload") && !strings.Contains(o.stderr, "size") {
+		if o := sluice(t, append([]string{"replay"}, args...)...); o.status != statusUsage ||
+			!strings.Contains(o.stderr, "--offload") && !strings.Contains(o.stderr, "size") {
 			t.Errorf("%v: %+v", args, o)
 		}
 	}
@@ -129,14 +145,19 @@ func TestReplayOffloadErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ args, wants []string }{
-		{[]string{"--offload-size", "1024TiB"}, []string{"no space left on device", "/blocks needs", "smaller --offload-size"}},
+		{[]string{"--offload-size", "1024TiB"}, []string{"no space left on device", "/blocks needs",
+			"smaller --offload-size"}},
 		{[]string{"--offload-size", "1MiB"}, []string{"a block takes", "--offload-size is 1MiB"}},
-		{[]string{"--offload-dir", filepath.Join(dir, "absent")}, []string{filepath.Join(dir, "absent"), "no such file"}},
-		{[]string{"--offload-file", filepath.Join(dir, "absent", "blocks")}, []string{filepath.Join(dir, "absent", "blocks"), "no such file"}},
+		{[]string{"--offload-dir", filepath.Join(dir, "absent")},
+			[]string{filepath.Join(dir, "absent"), "no such file"}},
+		{[]string{"--offload-file", filepath.Join(dir, "absent", "blocks")},
+			[]string{filepath.Join(dir, "absent", "blocks"), "no such file"}},
 		{[]string{"--offload-file", dir}, []string{dir, "is a directory"}},
-		{[]string{"--offload-file", other}, []string{other, "no store", "choose another --offload-file"}},
+		{[]string{"--offload-file", other}, []string{other, "no store",
+			"choose another --offload-file"}},
 	} {
-		o := sluice(t, append([]string{"replay", "--model", smallModel, "--trace", trace, "--offload", "ssd"}, c.args...)...)
+		o := sluice(t, append([]string{"replay", "--model", smallModel, "--trace", trace,
+			"--offload", "ssd"}, c.args...)...)
 		for _, want := range c.wants {
 			if o.status != statusFailed || !strings.Contains(o.stderr, want) {
 				t.Errorf("%v: no %q in %+v", c.args, want, o)
@@ -161,7 +182,8 @@ func TestReplayOffloadLeavesNoFile(t *testing.T) {
 		if got := status(t, c.Wait()); sig == syscall.SIGINT && got != statusInterrupted {
 			t.Errorf("status %d, stderr %q", got, stderr)
 		}
-		for start := time.Now(); running(pids[0]) || running(pids[1]); time.Sleep(10 * time.Millisecond) {
+		for start := time.Now(); running(pids[0]) ||
+			running(pids[1]); time.Sleep(10 * time.Millisecond) {
 			if time.Since(start) > 20*time.Second {
 				t.Fatalf("children %v outlive their parent", pids)
 			}
@@ -169,11 +191,13 @@ func TestReplayOffloadLeavesNoFile(t *testing.T) {
 	}
 }
 
-// TestReplayOffloadAfterAKill: every block that the file of a killed process says it holds is right.
+// TestReplayOffloadAfterAKill: every block that the file of a killed process says it holds is
+// right.
 func TestReplayOffloadAfterAKill(t *testing.T) {
 	t.Parallel()
 	trace, path := smallTrace(t, 40), filepath.Join(t.TempDir(), "blocks")
-	args := []string{"replay", "--model", smallModel, "--trace", trace, "--requests", "40", "--offload", "ssd", "--offload-file", path}
+	args := []string{"replay", "--model", smallModel, "--trace", trace, "--requests", "40",
+		"--offload", "ssd", "--offload-file", path}
 	c, _, _ := command(t, append(args, "--speed", "0.2", "--timeout", "8s")...) // 8 s
 	if err := c.Start(); err != nil {
 		t.Fatal(err)

@@ -20,18 +20,23 @@ type offloadFlags struct {
 func (f *offloadFlags) register(c *cobra.Command) {
 	s := c.Flags()
 	s.StringVar(&f.to, "offload", "", "spill blocks and read them back: ssd, a file")
-	s.StringVar(&f.file, "offload-file", "", "the file, which is kept, and taken up again where it is there")
-	s.StringVar(&f.dir, "offload-dir", os.TempDir(), "where a file that is not kept lies: a directory on the disk")
-	s.StringVar(&f.size, "offload-size", "", "bytes of blocks in the file (default: all of the trace, at most 4GiB)")
+	s.StringVar(&f.file, "offload-file", "", "the file, which is kept, and taken up again where "+
+		"it is there")
+	s.StringVar(&f.dir, "offload-dir", os.TempDir(), "where a file that is not kept lies: a "+
+		"directory on the disk")
+	s.StringVar(&f.size, "offload-size", "", "bytes of blocks in the file (default: all of the "+
+		"trace, at most 4GiB)")
 	s.BoolVar(&f.durable, "offload-durable", false, "a block is spilled once the disk has it")
 }
 
 // options checks the flags; nil: no offload.
 func (f *offloadFlags) options(given func(flag string) bool) (*replay.Offload, error) {
 	if f.to == "" && !given("offload") {
-		for _, name := range []string{"offload-file", "offload-dir", "offload-size", "offload-durable"} {
+		for _, name := range []string{"offload-file", "offload-dir", "offload-size",
+			"offload-durable"} {
 			if given(name) {
-				return nil, usagef("--%s says how blocks are spilled: give --offload ssd as well", name)
+				return nil, usagef("--%s says how blocks are spilled: give --offload ssd as well",
+					name)
 			}
 		}
 		return nil, nil
@@ -43,7 +48,8 @@ func (f *offloadFlags) options(given func(flag string) bool) (*replay.Offload, e
 		return nil, usagef("--offload-file: want a path; without the flag the file is not kept")
 	}
 	if given("offload-file") && given("offload-dir") {
-		return nil, usagef("--offload-dir is for a file that is not kept: --offload-file says where the other one lies")
+		return nil, usagef("--offload-dir is for a file that is not kept: --offload-file says " +
+			"where the other one lies")
 	}
 	o := &replay.Offload{File: f.file, Dir: f.dir, Durable: f.durable}
 	if given("offload-size") {

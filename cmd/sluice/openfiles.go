@@ -27,9 +27,11 @@ func needsFiles(c *cobra.Command) bool {
 // checkOpenFiles refuses to begin what would fail half-way.
 func checkOpenFiles(c *cobra.Command, _ []string) error {
 	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur >= openFilesMin || !needsFiles(c) {
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur >= openFilesMin ||
+		!needsFiles(c) {
 		return nil
 	}
-	return fmt.Errorf("this process may open %d files, and needs %d: raise the limit (ulimit -n %d; services: LimitNOFILE; containers: --ulimit nofile=1024)",
+	return fmt.Errorf("this process may open %d files, and needs %d: raise the limit (ulimit -n "+
+		"%d; services: LimitNOFILE; containers: --ulimit nofile=1024)",
 		limit.Cur, openFilesMin, 16*openFilesMin)
 }

@@ -18,10 +18,12 @@ func TestFewOpenFiles(t *testing.T) {
 		{"bench", "posix", "--dir", t.TempDir()},
 		{"bench"}, {"replay"}, {"explain"},
 	} {
-		c, stdout, stderr := command(t, append([]string{"-c", "ulimit -n 32; exec \"$0\" \"$@\"", binary}, args...)...)
+		c, stdout, stderr := command(t, append([]string{"-c", "ulimit -n 32; exec \"$0\" \"$@\"",
+			binary}, args...)...)
 		c.Path, c.Args = "/bin/sh", append([]string{"sh"}, c.Args[1:]...)
 		require.Equal(t, statusFailed, status(t, c.Run()), "%v: %s", args, stderr)
-		require.Contains(t, stderr.String(), "this process may open 32 files, and needs 64: raise the limit (ulimit -n 1024")
+		require.Contains(t, stderr.String(), "this process may open 32 files, and needs 64: "+
+			"raise the limit (ulimit -n 1024")
 		require.Empty(t, stdout.String())
 	}
 	c, _, stderr := command(t, "-c", "ulimit -n 32; exec \"$0\" version", binary)
@@ -32,8 +34,10 @@ func TestFewOpenFiles(t *testing.T) {
 // TestAgentWithoutRoom: regions that the machine, or the container, has no memory for are refused.
 func TestAgentWithoutRoom(t *testing.T) {
 	small := hostmem.Machine{Total: 512 << 20, Available: 480 << 20}
-	a := agent{specs: []regionSpec{{name: "kv", size: 1 << 30}, {name: "file", path: "x", n: 1 << 40}}}
-	require.EqualError(t, a.roomFor(small), "the regions need 1 GiB of memory, and 480 MiB of 512 MiB are available: "+
+	a := agent{specs: []regionSpec{{name: "kv", size: 1 << 30}, {name: "file", path: "x",
+		n: 1 << 40}}}
+	require.EqualError(t, a.roomFor(small), "the regions need 1 GiB of memory, and 480 MiB of "+
+		"512 MiB are available: "+
 		"serve less, or raise the limit of the container or service (memory.max of its cgroup)")
 	a.specs[0].size = 400 << 20
 	require.NoError(t, a.roomFor(small))

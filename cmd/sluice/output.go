@@ -43,7 +43,8 @@ func newProgress(w io.Writer, total int64, what string) *progress {
 
 // newBytesProgress is a bar that counts bytes, and says how many come in a second.
 func newBytesProgress(w io.Writer, total int64, what string) *progress {
-	return drawProgress(w, total, what, progressbar.OptionShowBytes(true), progressbar.OptionUseIECUnits(true))
+	return drawProgress(w, total, what, progressbar.OptionShowBytes(true),
+		progressbar.OptionUseIECUnits(true))
 }
 
 func drawProgress(w io.Writer, total int64, what string, counts ...progressbar.Option) *progress {

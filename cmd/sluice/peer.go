@@ -17,14 +17,17 @@ import (
 
 // roles are what a child process of this command can be.
 var roles = map[string]func(*procs.Control, networkFlags) error{
-	"bench-target": func(c *procs.Control, n networkFlags) error { return pair.Target(c, openForChild(n)) },
+	"bench-target": func(c *procs.Control, n networkFlags) error {
+		return pair.Target(c, openForChild(n))
+	},
 }
 
 // openForChild opens what works between two processes.
 func openForChild(n networkFlags) func(name string, threads int) ([]driver.Backend, error) {
 	return func(name string, threads int) ([]driver.Backend, error) {
 		n.give(name)
-		return openBackends(name, driver.SameHost, openOptions{threads: threads, ucx: n.ucx, rdma: n.rdma, tcp: n.tcp})
+		return openBackends(name, driver.SameHost, openOptions{threads: threads, ucx: n.ucx,
+			rdma: n.rdma, tcp: n.tcp})
 	}
 }
 

@@ -20,8 +20,9 @@ func newPut() *cobra.Command {
 		Short: "Write a range of an agent's region",
 		Long: `Write a range of an agent's region. A file that does not fit into the region is refused
 before a byte is written; of a pipe that does not, what fits has been written.`,
-		Example: "  echo hello | sluice put kv --offset 4KiB --peer 10.0.0.2:7000 --cert b.pem --key b-key.pem --ca ca.pem",
-		Args:    words("the name of a region"),
+		Example: "  echo hello | sluice put kv --offset 4KiB --peer 10.0.0.2:7000 --cert b.pem " +
+			"--key b-key.pem --ca ca.pem",
+		Args: words("the name of a region"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := r.check(); err != nil {
 				return err
@@ -33,7 +34,8 @@ before a byte is written; of a pipe that does not, what fits has been written.`,
 	return c
 }
 
-func (r *rangeFlags) put(ctx context.Context, name string, stdin io.Reader, stdout, stderr io.Writer) error {
+func (r *rangeFlags) put(ctx context.Context, name string, stdin io.Reader, stdout,
+	stderr io.Writer) error {
 	off, n, all, err := r.span()
 	if err != nil {
 		return err
@@ -60,7 +62,8 @@ func (r *rangeFlags) put(ctx context.Context, name string, stdin io.Reader, stdo
 			return err
 		}
 		if m.ReadOnly() {
-			return fmt.Errorf("region %s is read-only: where sluice agent serves it, say :rw behind its file: --region %s=FILE:rw", name, name)
+			return fmt.Errorf("region %s is read-only: where sluice agent serves it, say :rw "+
+				"behind its file: --region %s=FILE:rw", name, name)
 		}
 		if err := inside(m, off, n, all); err != nil {
 			return err
@@ -70,7 +73,8 @@ func (r *rangeFlags) put(ctx context.Context, name string, stdin io.Reader, stdo
 		case !all:
 			in = &exactReader{from: in, left: n}
 		case known && has > room:
-			return usagef("the input has %d bytes, and region %s room for %d from %d on: nothing was written; say --length %d for the first of them",
+			return usagef("the input has %d bytes, and region %s room for %d from %d on: nothing "+
+				"was written; say --length %d for the first of them",
 				has, name, room, off, room)
 		default:
 			in = &roomReader{from: in, left: room, region: name, room: room}
@@ -83,9 +87,11 @@ func (r *rangeFlags) put(ctx context.Context, name string, stdin io.Reader, stdo
 func inside(m *engine.Remote, off, n uint64, all bool) error {
 	switch {
 	case off > m.Size():
-		return usagef("region %s has %d bytes: --offset %d is past its end", m.Name(), m.Size(), off)
+		return usagef("region %s has %d bytes: --offset %d is past its end", m.Name(), m.Size(),
+			off)
 	case !all && n > m.Size()-off:
-		return usagef("region %s has %d bytes: %d at %d are past its end", m.Name(), m.Size(), n, off)
+		return usagef("region %s has %d bytes: %d at %d are past its end", m.Name(), m.Size(), n,
+			off)
 	}
 	return nil
 }
@@ -147,6 +153,7 @@ func (r *roomReader) Read(p []byte) (int, error) {
 	if n, err := r.from.Read(one[:]); n == 0 {
 		return 0, err
 	}
-	return 0, fmt.Errorf("region %s is full, and the input goes on: say --length %d for as much, or write to a larger region",
+	return 0, fmt.Errorf("region %s is full, and the input goes on: say --length %d for as much, "+
+		"or write to a larger region",
 		r.region, r.room)
 }

@@ -26,11 +26,15 @@ func TestPutThatDoesNotFit(t *testing.T) {
 		require.Contains(t, o.stderr, want)
 		require.Equal(t, strings.Repeat("\x00", 4096), kv(), "%v wrote", args)
 	}
-	refused("has 8192 bytes, and region kv room for 4096 from 0 on: nothing was written; say --length 4096",
+	refused("has 8192 bytes, and region kv room for 4096 from 0 on: nothing was written; say "+
+		"--length 4096",
 		statusUsage, "put", "kv", "--input", path)
-	refused("room for 96 from 4000 on", statusUsage, "put", "kv", "--offset", "4000", "--input", path)
-	refused("the input has 8192 bytes, --length 16384", statusUsage, "put", "kv", "--length", "16KiB", "--input", path)
-	refused("--offset 5000 is past its end", statusUsage, "put", "kv", "--offset", "5000", "--input", path)
+	refused("room for 96 from 4000 on", statusUsage, "put", "kv", "--offset", "4000", "--input",
+		path)
+	refused("the input has 8192 bytes, --length 16384", statusUsage, "put", "kv", "--length",
+		"16KiB", "--input", path)
+	refused("--offset 5000 is past its end", statusUsage, "put", "kv", "--offset", "5000",
+		"--input", path)
 	refused("is a directory", statusUsage, "put", "kv", "--input", filepath.Dir(path))
 	refused("--region model=FILE:rw", statusFailed, "put", "model", "--input", path)
 
@@ -47,7 +51,8 @@ func TestPutThatDoesNotFit(t *testing.T) {
 	c, _, stderr = command(t, with("put", "kv")...)
 	c.Stdin = bytes.NewReader(content) // a pipe
 	require.Equal(t, statusFailed, status(t, c.Run()))
-	require.Contains(t, stderr.String(), "after 4096 bytes: region kv is full, and the input goes on: say --length 4096")
+	require.Contains(t, stderr.String(), "after 4096 bytes: region kv is full, and the input "+
+		"goes on: say --length 4096")
 	require.Equal(t, string(content[:4096]), kv())
 	c, _, stderr = command(t, with("put", "kv")...)
 	c.Stdin = bytes.NewReader(content[1:4097]) // exactly as much as there is room for

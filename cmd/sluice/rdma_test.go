@@ -45,19 +45,23 @@ func TestMachineWithoutVerbs(t *testing.T) {
 		runs["no device"] = func(args ...string) outcome { return sluice(t, args...) }
 	}
 	for name, run := range runs {
-		for _, args := range [][]string{{"replay", "--backend", "rdma"}, {"bench", "--backend", "rdma"}, {"bench", "--backend", "rdma", "--table"}} {
+		for _, args := range [][]string{{"replay", "--backend", "rdma"},
+			{"bench", "--backend", "rdma"}, {"bench", "--backend", "rdma", "--table"}} {
 			o := run(args...)
-			if o.status != statusFailed || o.stdout != "" || !strings.HasPrefix(o.stderr, "sluice "+args[0]+": rdma backend unavailable: ") ||
+			if o.status != statusFailed || o.stdout != "" ||
+				!strings.HasPrefix(o.stderr, "sluice "+args[0]+": rdma backend unavailable: ") ||
 				!strings.Contains(o.stderr, "(to mend: ") || strings.Count(o.stderr, "\n") != 1 {
 				t.Errorf("%s, %v: %+v", name, args, o)
 			}
 		}
-		if o := run("explain", "--backend", "rdma"); o.status != statusFailed || !strings.Contains(o.stdout, "no: rdma backend unavailable") {
+		if o := run("explain", "--backend", "rdma"); o.status != statusFailed ||
+			!strings.Contains(o.stdout, "no: rdma backend unavailable") {
 			t.Errorf("%s: %+v", name, o)
 		}
 		r := decode(t, run("doctor", "--json").stdout).(map[string]any)
 		for _, b := range r["backends"].([]any) {
-			if b := b.(map[string]any); b["name"] == "rdma" && (b["machine"] != "missing" || b["build"] != true) {
+			if b := b.(map[string]any); b["name"] == "rdma" && (b["machine"] != "missing" ||
+				b["build"] != true) {
 				t.Errorf("%s: %v", name, b)
 			}
 		}
@@ -67,16 +71,20 @@ func TestMachineWithoutVerbs(t *testing.T) {
 // TestAutoOpensNoRDMA: for a peer of this host nobody asked for its ports.
 func TestAutoOpensNoRDMA(t *testing.T) {
 	o := sluice(t, "explain")
-	if o.status != 0 || !strings.Contains(o.stdout, "rdma") || !strings.Contains(o.stdout, "not asked: it opens a port") {
+	if o.status != 0 || !strings.Contains(o.stdout, "rdma") ||
+		!strings.Contains(o.stdout, "not asked: it opens a port") {
 		t.Errorf("%+v", o)
 	}
 }
 
 func TestRealNamesThatVerbsDoNotKnow(t *testing.T) {
 	way := needPair(t)
-	for name, args := range map[string][]string{"replay": {"--peer-devices", "nonsense"}, "bench": {"--devices", way[3] + ":1#200"}} {
+	for name, args := range map[string][]string{"replay": {"--peer-devices", "nonsense"},
+		"bench": {"--devices", way[3] + ":1#200"}} {
 		o := sluice(t, slices.Concat([]string{name}, way, args)...)
-		if o.status != statusFailed || o.stdout != "" || !strings.Contains(o.stderr, "rdma backend unavailable") || !strings.Contains(o.stderr, "(to mend: ") {
+		if o.status != statusFailed || o.stdout != "" ||
+			!strings.Contains(o.stderr, "rdma backend unavailable") ||
+			!strings.Contains(o.stderr, "(to mend: ") {
 			t.Errorf("%s %v: %+v", name, args, o)
 		}
 	}
@@ -84,12 +92,15 @@ func TestRealNamesThatVerbsDoNotKnow(t *testing.T) {
 
 func TestRealReplay(t *testing.T) {
 	way := needPair(t)
-	r := replayReport(t, append([]string{"--trace", smallTrace(t, 6), "--requests", "6"}, way...)...)
-	wantNumbers(t, r, map[string]float64{"requests": 6, "aborted": 0, "mismatches": 0, "blocks_leaked": 0})
+	r := replayReport(t, append([]string{"--trace", smallTrace(t, 6), "--requests", "6"},
+		way...)...)
+	wantNumbers(t, r, map[string]float64{"requests": 6, "aborted": 0, "mismatches": 0,
+		"blocks_leaked": 0})
 	if r["route"] != "rdma" {
 		t.Errorf("route %v", r["route"])
 	}
-	checkAborts(t, replayReport(t, append([]string{"--trace", smallTrace(t, 16), "--requests", "16", "--abort-rate", "0.5"}, way...)...))
+	checkAborts(t, replayReport(t, append([]string{"--trace", smallTrace(t, 16), "--requests", "16",
+		"--abort-rate", "0.5"}, way...)...))
 }
 
 // TestRealReplayOverACutWire: it goes down and comes back while bytes are on it.
@@ -100,7 +111,8 @@ func TestRealReplayOverACutWire(t *testing.T) {
 		drivertest.SkipIfUnavailable(t, err)
 	}
 	defer w.Mend()
-	args := slices.Concat([]string{"replay", "--model", smallModel, "--trace", smallTrace(t, 16), "--requests", "16"}, way)
+	args := slices.Concat([]string{"replay", "--model", smallModel, "--trace", smallTrace(t, 16),
+		"--requests", "16"}, way)
 	c, stdout, stderr := command(t, args...)
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
@@ -111,7 +123,8 @@ func TestRealReplayOverACutWire(t *testing.T) {
 	for cuts, next := 0, sent(t)+4e6; ; {
 		select {
 		case err := <-ended:
-			if got := status(t, err); got != 0 || cuts < 1 || !strings.Contains(stdout.String(), "mismatches  0") {
+			if got := status(t, err); got != 0 || cuts < 1 ||
+				!strings.Contains(stdout.String(), "mismatches  0") {
 				t.Errorf("status %d after %d cuts, stdout %q, stderr %q", got, cuts, stdout, stderr)
 			}
 			return
@@ -139,7 +152,8 @@ func awaitTraffic(t *testing.T, stderr fmt.Stringer) {
 		time.Sleep(2 * time.Second)
 		return
 	}
-	for begun, before := time.Now(), sent(t); sent(t) < before+1e6; time.Sleep(50 * time.Millisecond) {
+	for begun, before := time.Now(), sent(t); sent(t) < before+
+		1e6; time.Sleep(50 * time.Millisecond) {
 		if time.Since(begun) > 90*time.Second {
 			t.Fatalf("nothing goes over the wire, stderr %q", stderr)
 		}
@@ -174,8 +188,10 @@ func TestRealSignalsEndCleanly(t *testing.T) {
 		}
 		start := time.Now()
 		got := status(t, c.Wait())
-		if took := time.Since(start); got != statusInterrupted || took > 15*time.Second || stdout.String() != "" || !strings.Contains(stderr.String(), "interrupted") {
-			t.Errorf("%v: status %d after %v, stdout %q, stderr %q", args, got, took, stdout, stderr)
+		if took := time.Since(start); got != statusInterrupted || took > 15*time.Second ||
+			stdout.String() != "" || !strings.Contains(stderr.String(), "interrupted") {
+			t.Errorf("%v: status %d after %v, stdout %q, stderr %q", args, got, took, stdout,
+				stderr)
 		}
 		wantGone(t, pids)
 	}
@@ -196,8 +212,10 @@ func TestRealDeadProcessIsNamed(t *testing.T) {
 	}
 	start := time.Now()
 	got := status(t, c.Wait())
-	if took := time.Since(start); got != statusFailed || took > 20*time.Second || stdout.String() != "" ||
-		!strings.Contains(stderr.String(), fmt.Sprintf("sluice replay: decode process (pid %d)", victim)) {
+	if took := time.Since(start); got != statusFailed || took > 20*time.Second ||
+		stdout.String() != "" ||
+		!strings.Contains(stderr.String(), fmt.Sprintf("sluice replay: decode process (pid %d)",
+			victim)) {
 		t.Errorf("status %d after %v, stdout %q, stderr %q", got, took, stdout, stderr)
 	}
 	wantGone(t, pids)
@@ -205,15 +223,18 @@ func TestRealDeadProcessIsNamed(t *testing.T) {
 
 func TestRealBench(t *testing.T) {
 	way := needPair(t)
-	o := sluice(t, slices.Concat([]string{"bench", "--json", "--seconds", "0.6", "--size", "64KiB", "--batch", "16", "--hot"}, way)...)
+	o := sluice(t, slices.Concat([]string{"bench", "--json", "--seconds", "0.6", "--size", "64KiB",
+		"--batch", "16", "--hot"}, way)...)
 	if o.status != 0 || o.stderr != "" {
 		t.Fatalf("%+v", o)
 	}
 	r := decode(t, o.stdout).([]any)[0].(map[string]any)
-	if r["route"] != "rdma" || r["gbps"].(float64) <= 0 || r["baseline"].(map[string]any)["name"] != "perftest" {
+	if r["route"] != "rdma" || r["gbps"].(float64) <= 0 ||
+		r["baseline"].(map[string]any)["name"] != "perftest" {
 		t.Errorf("%v", r)
 	}
-	o = sluice(t, slices.Concat([]string{"bench", "--json", "--seconds", "0.6", "--size", "656", "--batch", "256", "--pages", "--gather", "--spread", "1MiB"}, way)...)
+	o = sluice(t, slices.Concat([]string{"bench", "--json", "--seconds", "0.6", "--size", "656",
+		"--batch", "256", "--pages", "--gather", "--spread", "1MiB"}, way)...)
 	if o.status != 0 {
 		t.Fatalf("%+v", o)
 	}
@@ -227,7 +248,8 @@ func TestRealBench(t *testing.T) {
 func TestRealExplainAndDoctor(t *testing.T) {
 	way := needPair(t)
 	o := sluice(t, "explain", "--backend", "rdma", "--devices", way[3])
-	if o.status != 0 || !strings.Contains(o.stdout, "* rdma") || !strings.Contains(o.stdout, way[3]) {
+	if o.status != 0 || !strings.Contains(o.stdout, "* rdma") ||
+		!strings.Contains(o.stdout, way[3]) {
 		t.Errorf("%+v", o)
 	}
 	o = sluice(t, "explain", "--backend", "rdma", "--devices", way[3], "--remote", "hbm")

@@ -25,14 +25,18 @@ type rdmaFlags struct {
 
 func (r *rdmaFlags) register(c *cobra.Command) {
 	s := c.Flags()
-	s.StringVar(&r.listen, "listen", "", "of backend rdma alone: HOST:PORT for the control connections of peers; without it the addresses of the devices, and a free port")
-	s.IntVar(&r.depth, "depth", 0, "of backend rdma alone: work requests under way on a queue pair; 0: what the backend thinks right")
-	s.IntVar(&r.entries, "entries", 0, "of backend rdma alone: pieces of this side in one work request at most; 0: as many as the device takes")
+	s.StringVar(&r.listen, "listen", "", "of backend rdma alone: HOST:PORT for the control "+
+		"connections of peers; without it the addresses of the devices, and a free port")
+	s.IntVar(&r.depth, "depth", 0, "of backend rdma alone: work requests under way on a queue "+
+		"pair; 0: what the backend thinks right")
+	s.IntVar(&r.entries, "entries", 0, "of backend rdma alone: pieces of this side in one work "+
+		"request at most; 0: as many as the device takes")
 }
 
 // registerPeers is for commands that start a process at the other end.
 func (r *rdmaFlags) registerPeers(c *cobra.Command) {
-	c.Flags().StringVar(&r.peers, "peer-devices", "", "of backend rdma alone: --devices of the process at the other end; without it the same")
+	c.Flags().StringVar(&r.peers, "peer-devices", "", "of backend rdma alone: --devices of the "+
+		"process at the other end; without it the same")
 }
 
 // given names the flags that were set.
@@ -41,7 +45,8 @@ func (r *rdmaFlags) given() []string {
 	for _, f := range []struct {
 		name string
 		set  bool
-	}{{"--listen", r.listen != ""}, {"--depth", r.depth != 0}, {"--entries", r.entries != 0}, {"--peer-devices", r.peers != ""}} {
+	}{{"--listen", r.listen != ""}, {"--depth", r.depth != 0}, {"--entries", r.entries != 0},
+		{"--peer-devices", r.peers != ""}} {
 		if f.set {
 			names = append(names, f.name)
 		}
@@ -51,17 +56,20 @@ func (r *rdmaFlags) given() []string {
 
 func (r *rdmaFlags) check(backend string) error {
 	if names := r.given(); len(names) > 0 && backend != rdmaName {
-		return usagef("%s is of backend %s alone: say --backend %s, not %q", names[0], rdmaName, rdmaName, backend)
+		return usagef("%s is of backend %s alone: say --backend %s, not %q", names[0], rdmaName,
+			rdmaName, backend)
 	}
 	if r.depth < 0 || r.entries < 0 {
-		return usagef("--depth %d, --entries %d: want 1 or more, or 0 for what the backend thinks right", r.depth, r.entries)
+		return usagef("--depth %d, --entries %d: want 1 or more, or 0 for what the backend "+
+			"thinks right", r.depth, r.entries)
 	}
 	return nil
 }
 
 // config is the backend's.
 func (r *rdmaFlags) config() rdma.Config {
-	return rdma.Config{Devices: r.devices, Listen: r.listen, QueueDepth: r.depth, Entries: r.entries}
+	return rdma.Config{Devices: r.devices, Listen: r.listen, QueueDepth: r.depth,
+		Entries: r.entries}
 }
 
 // other names the devices of the process at the other end.

@@ -28,7 +28,8 @@ type regionSpec struct {
 func parseRegion(text string) (regionSpec, error) {
 	name, what, found := strings.Cut(text, "=")
 	if !found || name == "" || what == "" || len(name) > wire.NameMax {
-		return regionSpec{}, usagef("--region %q: want NAME=SIZE, or NAME=FILE, or NAME=FILE:OFFSET:LENGTH, and :rw behind a file that peers may write", text)
+		return regionSpec{}, usagef("--region %q: want NAME=SIZE, or NAME=FILE, or "+
+			"NAME=FILE:OFFSET:LENGTH, and :rw behind a file that peers may write", text)
 	}
 	s := regionSpec{name: name}
 	if n, err := bench.ParseSize(what); err == nil {
@@ -84,7 +85,8 @@ func (s regionSpec) serve(e *engine.Engine) (*served, error) {
 	var seg driver.Segment
 	var err error
 	if s.path == "" {
-		if r.memory, err = e.Alloc(s.size, engine.AllocOptions{Purpose: "region " + s.name}); err == nil {
+		if r.memory,
+			err = e.Alloc(s.size, engine.AllocOptions{Purpose: "region " + s.name}); err == nil {
 			seg = r.memory.Segment()
 		}
 	} else {
@@ -108,7 +110,8 @@ func (r *served) openFile() (seg driver.Segment, err error) {
 	}
 	r.file, err = os.OpenFile(s.path, mode, 0)
 	if errors.Is(err, os.ErrNotExist) {
-		return seg, usagef("%q is neither a size, such as 1GiB, nor a file that is there: %w", s.path, err)
+		return seg, usagef("%q is neither a size, such as 1GiB, nor a file that is there: %w",
+			s.path, err)
 	}
 	if err != nil {
 		return seg, &usageError{err}
@@ -122,7 +125,8 @@ func (r *served) openFile() (seg driver.Segment, err error) {
 	case !info.Mode().IsRegular() && s.n == 0:
 		return seg, usagef("%s is no regular file: say its :OFFSET:LENGTH", s.path)
 	case s.n == 0 && size == 0:
-		return seg, usagef("%s is empty: make it as long as the region (truncate -s SIZE), which does not grow", s.path)
+		return seg, usagef("%s is empty: make it as long as the region (truncate -s SIZE), which "+
+			"does not grow", s.path)
 	case s.n == 0:
 		s.n = size
 	case info.Mode().IsRegular() && (s.off > size || s.n > size-s.off):
@@ -152,5 +156,6 @@ func (r *served) String() string {
 	if r.spec.write {
 		access = ", peers may write to it"
 	}
-	return fmt.Sprintf("%s: %s of %s at %d%s", r.spec.name, bench.FormatSize(r.spec.n), r.spec.path, r.spec.off, access)
+	return fmt.Sprintf("%s: %s of %s at %d%s", r.spec.name, bench.FormatSize(r.spec.n), r.spec.path,
+		r.spec.off, access)
 }

@@ -48,7 +48,8 @@ func (r *remoteFlags) check() error {
 }
 
 // with runs f with the peer. When ctx ends the engine is closed, and with it what f does.
-func (r *remoteFlags) with(ctx context.Context, f func(e *engine.Engine, p *engine.Peer) error) (err error) {
+func (r *remoteFlags) with(ctx context.Context, f func(e *engine.Engine, p *engine.Peer) error) (
+	err error) {
 	host, err := ownAddress(r.peer)
 	if err != nil {
 		return fmt.Errorf("reach %s: %w", r.peer, err)
@@ -115,7 +116,8 @@ func listRegions(e *engine.Engine, p *engine.Peer) ([]listed, error) {
 }
 
 // eachRegion explains the way from a little host memory to each region of the peer.
-func eachRegion(e *engine.Engine, p *engine.Peer, f func(*engine.Remote, engine.Explanation)) (err error) {
+func eachRegion(e *engine.Engine, p *engine.Peer, f func(*engine.Remote, engine.Explanation)) (
+	err error) {
 	m, err := e.Alloc(1<<16, engine.AllocOptions{Purpose: "sample"})
 	if err != nil {
 		return err
@@ -150,7 +152,8 @@ func printRegions(w io.Writer, list []listed) error {
 		if route == "" {
 			route = "none"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", r.Name, bench.FormatSize(r.Size), r.Kind, access, route)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", r.Name, bench.FormatSize(r.Size), r.Kind, access,
+			route)
 	}
 	if err := t.Flush(); err != nil {
 		return fmt.Errorf("write result: %w", err)
@@ -168,10 +171,12 @@ type rangeFlags struct {
 
 func (r *rangeFlags) register(c *cobra.Command, file, use string) {
 	r.remoteFlags.register(c)
-	c.Flags().StringVar(&r.offset, "offset", "0", "where the range begins in the region: bytes, or with a unit such as 4KiB")
+	c.Flags().StringVar(&r.offset, "offset", "0", "where the range begins in the region: bytes, "+
+		"or with a unit such as 4KiB")
 	c.Flags().StringVar(&r.length, "length", "", "of the range; without it to the end")
 	c.Flags().StringVar(&r.file, file, "-", use)
-	c.Flags().BoolVar(&r.asJSON, "json", false, "print how many bytes and seconds as JSON (get to standard output: on standard error)")
+	c.Flags().BoolVar(&r.asJSON, "json", false, "print how many bytes and seconds as JSON (get "+
+		"to standard output: on standard error)")
 }
 
 // span is the range in bytes; all: to the end.
@@ -191,10 +196,11 @@ func (r *rangeFlags) span() (off, n uint64, all bool, err error) {
 func newGet() *cobra.Command {
 	var r rangeFlags
 	c := &cobra.Command{
-		Use:     "get NAME",
-		Short:   "Read a range of an agent's region",
-		Example: "  sluice get kv --peer 10.0.0.2:7000 --cert b.pem --key b-key.pem --ca ca.pem --length 4KiB | xxd | head",
-		Args:    words("the name of a region"),
+		Use:   "get NAME",
+		Short: "Read a range of an agent's region",
+		Example: "  sluice get kv --peer 10.0.0.2:7000 --cert b.pem --key b-key.pem --ca ca.pem " +
+			"--length 4KiB | xxd | head",
+		Args: words("the name of a region"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := r.check(); err != nil {
 				return err
@@ -202,7 +208,8 @@ func newGet() *cobra.Command {
 			return r.get(c.Context(), args[0], c.OutOrStdout(), c.ErrOrStderr())
 		},
 	}
-	r.register(c, "output", "file to write to, replaced once all bytes are there; -: standard output")
+	r.register(c, "output", "file to write to, replaced once all bytes are there; -: "+
+		"standard output")
 	return c
 }
 
@@ -233,12 +240,14 @@ func (r *rangeFlags) get(ctx context.Context, name string, stdout, stderr io.Wri
 
 // create opens the output. A file is written beside its place; keep moves it there unless the
 // transfer has failed.
-func (r *rangeFlags) create(ctx context.Context, stdout io.Writer) (io.Writer, func(error) error, error) {
+func (r *rangeFlags) create(ctx context.Context, stdout io.Writer) (io.Writer, func(error) error,
+	error) {
 	if r.file == "-" {
 		return stdout, func(err error) error { return err }, nil
 	}
 	if info, err := os.Stat(r.file); err == nil && !info.Mode().IsRegular() {
-		f, err := interruptible(ctx, func() (*os.File, error) { // a device or a pipe cannot be replaced
+		f, err := interruptible(ctx, func() (*os.File, error) {
+			// a device or a pipe cannot be replaced
 			return os.OpenFile(r.file, os.O_WRONLY, 0)
 		})
 		if err != nil {
@@ -282,7 +291,8 @@ type moved struct {
 }
 
 // move copies, and reports what it did. A signal ends it even where standard input is silent.
-func (r *rangeFlags) move(ctx context.Context, to io.Writer, from io.Reader, verb string, stdout, stderr io.Writer) error {
+func (r *rangeFlags) move(ctx context.Context, to io.Writer, from io.Reader, verb string, stdout,
+	stderr io.Writer) error {
 	type result struct {
 		n   int64
 		err error

@@ -23,8 +23,12 @@ import (
 )
 
 func init() {
-	roles["replay-prefill"] = func(c *procs.Control, n networkFlags) error { return replay.Prefill(c, openForChild(n)) }
-	roles["replay-decode"] = func(c *procs.Control, n networkFlags) error { return replay.Decode(c, openForChild(n)) }
+	roles["replay-prefill"] = func(c *procs.Control, n networkFlags) error {
+		return replay.Prefill(c, openForChild(n))
+	}
+	roles["replay-decode"] = func(c *procs.Control, n networkFlags) error {
+		return replay.Decode(c, openForChild(n))
+	}
 }
 
 // replayFlags are the words of the command line.
@@ -90,22 +94,31 @@ spill nothing, and --fault is for what lies between the processes, not for the f
 func (f *replayFlags) register(c *cobra.Command) {
 	s := c.Flags()
 	s.StringVar(&f.trace, "trace", "", "file of requests; without it they are generated")
-	s.StringVar(&f.model, "model", "deepseek-v3.2", "whose KV cache: "+strings.Join(layout.Names(), ", "))
-	s.IntVar(&f.requests, "requests", 40, "how many; 0: all of the trace; without the flag a shorter trace will do")
+	s.StringVar(&f.model, "model", "deepseek-v3.2", "whose KV cache: "+strings.Join(layout.Names(),
+		", "))
+	s.IntVar(&f.requests, "requests", 40, "how many; 0: all of the trace; without the flag a "+
+		"shorter trace will do")
 	s.StringVar(&f.backend, "backend", auto, "what moves the bytes: "+backendNames(driver.SameHost))
 	s.Float64Var(&f.speed, "speed", 0, "times the pace of the trace; 0: as fast as possible")
-	s.Float64Var(&f.abortRate, "abort-rate", 0, "share of the requests to abort in mid-flight, 0 to 1")
-	s.BoolVar(&f.overlap, "overlap", false, "check a request while the next one arrives, as --speed does; transfers then share the CPUs with digests")
-	s.StringVar(&f.pool, "pool", "", "size of the decode side's pool (default: 1.5 times the largest request, if memory allows)")
+	s.Float64Var(&f.abortRate, "abort-rate", 0, "share of the requests to abort in "+
+		"mid-flight, 0 to 1")
+	s.BoolVar(&f.overlap, "overlap", false, "check a request while the next one arrives, as "+
+		"--speed does; transfers then share the CPUs with digests")
+	s.StringVar(&f.pool, "pool", "", "size of the decode side's pool (default: 1.5 times the "+
+		"largest request, if memory allows)")
 	f.network.register(c)
 	f.network.rdma.registerPeers(c)
 	f.offload.register(c)
 	s.IntVar(&f.threads, "threads", 1, "threads that copy")
 	s.Uint64Var(&f.seed, "seed", 1, "of the generator")
-	s.StringVar(&f.faults, "fault", "", "have the backends misbehave: rules such as 'write p=0.01: drop; batch: delay 5ms±1ms', or @FILE")
-	s.StringVar(&f.faultSide, "fault-side", "both", "which process --fault is for: both, prefill, decode")
-	s.DurationVar(&f.timeout, "timeout", 30*time.Second, "limit for a process that does not answer or move on; at least 2s")
-	s.BoolVar(&f.checksum, "checksum", true, "have both engines compare the bytes of 7 layers in 8 by CRC-32C, and show what that costs; --checksum=false: of none")
+	s.StringVar(&f.faults, "fault", "", "have the backends misbehave: rules such as 'write "+
+		"p=0.01: drop; batch: delay 5ms±1ms', or @FILE")
+	s.StringVar(&f.faultSide, "fault-side", "both", "which process --fault is for: both, "+
+		"prefill, decode")
+	s.DurationVar(&f.timeout, "timeout", 30*time.Second, "limit for a process that does not "+
+		"answer or move on; at least 2s")
+	s.BoolVar(&f.checksum, "checksum", true, "have both engines compare the bytes of 7 layers in "+
+		"8 by CRC-32C, and show what that costs; --checksum=false: of none")
 	s.BoolVar(&f.asJSON, "json", false, "print JSON")
 }
 
@@ -124,7 +137,8 @@ const timeoutMin = 4 * procs.AliveEvery
 // check finds usage errors, and reads the pool size.
 func (f *replayFlags) check() (pool uint64, err error) {
 	if !slices.Contains(layout.Names(), f.model) {
-		return 0, usagef("unknown model %q: there are %s", f.model, strings.Join(layout.Names(), ", "))
+		return 0, usagef("unknown model %q: there are %s", f.model, strings.Join(layout.Names(),
+			", "))
 	}
 	if f.backend != auto {
 		if _, err := findMaker(f.backend, driver.SameHost); err != nil {
@@ -182,8 +196,10 @@ func runReplay(c *cobra.Command, f *replayFlags) error {
 		return err
 	}
 	r, err := f.replay(c.Context(), c.ErrOrStderr(), replay.Options{
-		Model: f.model, Backend: f.backend, Requests: requests, Speed: f.speed, Overlap: f.overlap, AbortRate: f.abortRate,
-		PoolBytes: pool, Threads: f.threads, Checksum: f.checksum, Limit: f.timeout, Faults: rules, Offload: offload,
+		Model: f.model, Backend: f.backend, Requests: requests, Speed: f.speed, Overlap: f.overlap,
+		AbortRate: f.abortRate,
+		PoolBytes: pool, Threads: f.threads, Checksum: f.checksum, Limit: f.timeout, Faults: rules,
+		Offload: offload,
 	})
 	if err != nil {
 		return err
@@ -197,7 +213,8 @@ func runReplay(c *cobra.Command, f *replayFlags) error {
 }
 
 // replay runs it, and says on stderr what is being done.
-func (f *replayFlags) replay(ctx context.Context, stderr io.Writer, o replay.Options) (*replay.Report, error) {
+func (f *replayFlags) replay(ctx context.Context, stderr io.Writer, o replay.Options) (
+	*replay.Report, error) {
 	prefillEnd, decodeEnd, err := procs.Pair()
 	if err != nil {
 		return nil, err
@@ -208,7 +225,8 @@ func (f *replayFlags) replay(ctx context.Context, stderr io.Writer, o replay.Opt
 	o.Start = func(s replay.Side) (*procs.Child, error) {
 		// The child's copy is the last one: its death closes the connection.
 		defer ends[s].Close()
-		return procs.Start(string(s), append([]string{"peer", "replay-" + string(s)}, f.args(s)...), ends[s])
+		return procs.Start(string(s), append([]string{"peer", "replay-" + string(s)}, f.args(s)...),
+			ends[s])
 	}
 	story := &story{w: stderr, title: "replay " + f.model, said: time.Now()}
 	defer story.end()

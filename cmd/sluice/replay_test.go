@@ -27,7 +27,8 @@ func smallTrace(t *testing.T, requests int) string {
 		for j := 1; j < n; j++ {
 			ids = append(ids, fmt.Sprint(100*(i/2)+j))
 		}
-		fmt.Fprintf(&b, `{"timestamp":%d,"input_length":%d,"output_length":1,"hash_ids":[%s]}`+"\n", 40*i, 512*n, strings.Join(ids, ","))
+		fmt.Fprintf(&b, `{"timestamp":%d,"input_length":%d,"output_length":1,"hash_ids":[%s]}`+"\n",
+			40*i, 512*n, strings.Join(ids, ","))
 	}
 	file := filepath.Join(t.TempDir(), "trace.jsonl")
 	if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
@@ -37,9 +38,12 @@ func smallTrace(t *testing.T, requests int) string {
 }
 
 // replayKeys are what programs that read --json rely on: keys are only added.
-var replayKeys = []string{"requests", "blocks_moved", "blocks_reused", "bytes", "mismatches", "aborted", "gbps", "memcpy_gbps",
-	"request_ms", "layer_us", "route", "model", "ratio", "threads", "pool_bytes", "memory", "blocks_checked", "blocks_watched",
-	"blocks_leaked", "first_mismatches", "faults", "retried", "seconds", "checksum", "plain_gbps", "plain_ratio"}
+var replayKeys = []string{"requests", "blocks_moved", "blocks_reused", "bytes", "mismatches",
+	"aborted", "gbps", "memcpy_gbps",
+	"request_ms", "layer_us", "route", "model", "ratio", "threads", "pool_bytes", "memory",
+	"blocks_checked", "blocks_watched",
+	"blocks_leaked", "first_mismatches", "faults", "retried", "seconds", "checksum", "plain_gbps",
+	"plain_ratio"}
 
 func replayReport(t *testing.T, args ...string) map[string]any {
 	t.Helper()
@@ -54,8 +58,9 @@ func replayReport(t *testing.T, args ...string) map[string]any {
 func wantStory(t *testing.T, o outcome) {
 	t.Helper()
 	require.Zero(t, o.status, "%+v", o)
-	require.Regexp(t, `^replay [^ ]+: starting two processes, which prepare [0-9.]+ [MG]iB of memory\n`+
-		`replay [^ ]+: ready after [0-9.]+m?s: handing over [0-9]+ request\(s\) of [0-9]+ blocks\n(replay .*\n)*$`, o.stderr)
+	require.Regexp(t,
+		`^replay [^ ]+: starting two processes, which prepare [0-9.]+ [MG]iB of memory\n`+
+			`replay [^ ]+: ready after [0-9.]+m?s: handing over [0-9]+ request\(s\) of [0-9]+ blocks\n(replay .*\n)*$`, o.stderr)
 }
 
 func wantNumbers(t *testing.T, r map[string]any, want map[string]float64) {
@@ -72,8 +77,10 @@ func TestReplay(t *testing.T) {
 	// 20 blocks: 8 times block 0, and each second request has the ids of the one
 	// before, and one more.
 	const moved, reused = 9, 11
-	wantNumbers(t, r, map[string]float64{"requests": 8, "aborted": 0, "mismatches": 0, "blocks_leaked": 0,
-		"blocks_checked": 20, "blocks_moved": moved, "blocks_reused": reused, "bytes": moved * 61 * 132 * 512})
+	wantNumbers(t, r, map[string]float64{"requests": 8, "aborted": 0, "mismatches": 0,
+		"blocks_leaked":  0,
+		"blocks_checked": 20, "blocks_moved": moved, "blocks_reused": reused,
+		"bytes": moved * 61 * 132 * 512})
 	wantKeys(t, "request_ms", r["request_ms"], "p50", "p99")
 	wantKeys(t, "layer_us", r["layer_us"], "p50", "p99")
 	wantKeys(t, "seconds", r["seconds"], "setup", "replay", "fill", "transfer", "memcpy", "digest")
@@ -88,27 +95,33 @@ func TestReplay(t *testing.T) {
 // TestReplayOfAShortTrace: only who asks for more than there are gets an error.
 func TestReplayOfAShortTrace(t *testing.T) {
 	file := smallTrace(t, 3)
-	wantNumbers(t, replayReport(t, "--trace", file), map[string]float64{"requests": 3, "mismatches": 0})
-	wantNumbers(t, replayReport(t, "--trace", file, "--requests", "0"), map[string]float64{"requests": 3})
+	wantNumbers(t, replayReport(t, "--trace", file), map[string]float64{"requests": 3,
+		"mismatches": 0})
+	wantNumbers(t, replayReport(t, "--trace", file, "--requests", "0"),
+		map[string]float64{"requests": 3})
 }
 
 func TestReplayWithAborts(t *testing.T) {
-	r := replayReport(t, "--trace", smallTrace(t, 16), "--requests", "16", "--abort-rate", "0.5", "--threads", "2")
+	r := replayReport(t, "--trace", smallTrace(t, 16), "--requests", "16", "--abort-rate", "0.5",
+		"--threads", "2")
 	checkAborts(t, r)
-	r = replayReport(t, "--trace", smallTrace(t, 16), "--requests", "16", "--abort-rate", "0.5", "--overlap")
+	r = replayReport(t, "--trace", smallTrace(t, 16), "--requests", "16", "--abort-rate", "0.5",
+		"--overlap")
 	checkAborts(t, r)
 }
 
 func checkAborts(t *testing.T, r map[string]any) {
 	t.Helper()
-	wantNumbers(t, r, map[string]float64{"requests": 16, "aborted": 8, "mismatches": 0, "blocks_leaked": 0})
+	wantNumbers(t, r, map[string]float64{"requests": 16, "aborted": 8, "mismatches": 0,
+		"blocks_leaked": 0})
 	if r["blocks_watched"].(float64) < 1 {
 		t.Errorf("no block of an aborted request was watched: %v", r)
 	}
 }
 
 func TestReplayInATightPool(t *testing.T) {
-	r := replayReport(t, "--requests", "6", "--seed", "3", "--pool", "260MiB", "--trace", smallTrace(t, 6))
+	r := replayReport(t, "--requests", "6", "--seed", "3", "--pool", "260MiB", "--trace",
+		smallTrace(t, 6))
 	wantNumbers(t, r, map[string]float64{"mismatches": 0, "blocks_leaked": 0})
 	// The smallest pool that the largest request fits in: every block is evicted
 	// for the next one.
@@ -136,8 +149,9 @@ func TestReplayOfEveryModel(t *testing.T) {
 			t.Fatal(err)
 		}
 		r := replayReport(t, "--model", name, "--trace", file, "--requests", "2")
-		wantNumbers(t, r, map[string]float64{"requests": 2, "mismatches": 0, "blocks_leaked": 0, "blocks_checked": 2,
-			"blocks_moved": 1, "blocks_reused": 1, "bytes": float64(512 * m.TokenBytes())})
+		wantNumbers(t, r, map[string]float64{"requests": 2, "mismatches": 0, "blocks_leaked": 0,
+			"blocks_checked": 2,
+			"blocks_moved":   1, "blocks_reused": 1, "bytes": float64(512 * m.TokenBytes())})
 		if r["model"] != name {
 			t.Errorf("%s: replayed %v", name, r["model"])
 		}
@@ -145,14 +159,16 @@ func TestReplayOfEveryModel(t *testing.T) {
 }
 
 func TestReplayOfGeneratedRequests(t *testing.T) {
-	r := replayReport(t, "--requests", "2", "--seed", "54") // of 10 and 2 blocks, one of them shared
+	// of 10 and 2 blocks, one of them shared
+	r := replayReport(t, "--requests", "2", "--seed", "54")
 	wantNumbers(t, r, map[string]float64{"requests": 2, "mismatches": 0})
 }
 
 func TestReplayAsText(t *testing.T) {
 	o := sluice(t, "replay", "--model", smallModel, "--requests", "2", "--trace", smallTrace(t, 2))
 	wantStory(t, o)
-	for _, want := range []string{"mismatches  0", "memcpy", "filling", "digests", "route       shm"} {
+	for _, want := range []string{"mismatches  0", "memcpy", "filling", "digests",
+		"route       shm"} {
 		if !strings.Contains(o.stdout, want) {
 			t.Errorf("no %q in:\n%s", want, o.stdout)
 		}

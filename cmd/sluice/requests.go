@@ -35,7 +35,8 @@ func (f *replayFlags) load(ctx context.Context) ([]trace.Request, error) {
 		return nil, fmt.Errorf("%s: %w", f.trace, err)
 	}
 	if f.exactly && len(list) < f.requests {
-		return nil, fmt.Errorf("%s has %d requests, --requests asks for %d", f.trace, len(list), f.requests)
+		return nil, fmt.Errorf("%s has %d requests, --requests asks for %d", f.trace, len(list),
+			f.requests)
 	}
 	return list, nil
 }
@@ -54,7 +55,8 @@ func collect(n int, next func() (trace.Request, error)) ([]trace.Request, error)
 		}
 		list = append(list, q)
 		if blocks += len(q.HashIDs); blocks > blocksMax || len(list) > requestsMax {
-			return nil, fmt.Errorf("%d requests have %d blocks, a replay takes at most %d requests of %d blocks in all: use fewer --requests",
+			return nil, fmt.Errorf("%d requests have %d blocks, a replay takes at most %d "+
+				"requests of %d blocks in all: use fewer --requests",
 				len(list), blocks, requestsMax, blocksMax)
 		}
 	}

@@ -12,7 +12,8 @@ import (
 
 // slow is a replay that would take minutes: it goes at a crawl.
 func slow(t *testing.T) []string {
-	return []string{"replay", "--model", smallModel, "--requests", "8", "--trace", smallTrace(t, 8), "--speed", "0.001", "--timeout", "2s"}
+	return []string{"replay", "--model", smallModel, "--requests", "8", "--trace", smallTrace(t, 8),
+		"--speed", "0.001", "--timeout", "2s"}
 }
 
 func TestSignalsEndCleanly(t *testing.T) {
@@ -70,7 +71,8 @@ func TestKilledParentLeavesNoChild(t *testing.T) {
 // TestParentThatWasStopped: Ctrl-Z for longer than the limit, then fg.
 func TestParentThatWasStopped(t *testing.T) {
 	t.Parallel()
-	c, stdout, stderr := command(t, "replay", "--model", smallModel, "--requests", "6", "--trace", smallTrace(t, 6),
+	c, stdout, stderr := command(t, "replay", "--model", smallModel, "--requests", "6", "--trace",
+		smallTrace(t, 6),
 		"--speed", "0.15", "--timeout", "2s") // takes 1.3 s and what it takes to begin
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
@@ -136,7 +138,8 @@ func TestDeadAndFrozenProcessesAreNamed(t *testing.T) {
 				if took := time.Since(start); took > 6*time.Second { // the limit is 2 s
 					t.Errorf("took %v to notice", took)
 				}
-				if !strings.Contains(stderr.String(), fmt.Sprintf("sluice replay: %s process (pid %d)", side, victim)) {
+				if !strings.Contains(stderr.String(), fmt.Sprintf("sluice replay: %s "+
+					"process (pid %d)", side, victim)) {
 					t.Errorf("stderr %q", stderr)
 				}
 				wantGone(t, pids)
@@ -171,7 +174,8 @@ func TestFrozenBenchTargetIsNamed(t *testing.T) {
 			if took := time.Since(start); took > 15*time.Second {
 				t.Errorf("took %v to notice", took)
 			}
-			if !strings.Contains(stderr.String(), fmt.Sprintf("target process (pid %d) has not answered", pids[0])) {
+			if !strings.Contains(stderr.String(), fmt.Sprintf("target process (pid %d) has "+
+				"not answered", pids[0])) {
 				t.Errorf("stderr %q", stderr)
 			}
 			wantGone(t, pids)

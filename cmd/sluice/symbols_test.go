@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestSymbols looks for names that the linker has passed over: go-nvml's flags have it do so for the
-// whole program, and a function missing from csrc would be found out when it is called.
+// TestSymbols looks for names that the linker has passed over: go-nvml's flags have it do so for
+// the whole program, and a function missing from csrc would be found out when it is called.
 func TestSymbols(t *testing.T) {
 	f, err := elf.Open(binary)
 	if err != nil {
@@ -28,7 +28,9 @@ func TestSymbols(t *testing.T) {
 			t.Errorf("nothing defines %s", s.Name)
 		}
 	}
-	if flags, _ := f.DynValue(elf.DT_FLAGS); len(flags) > 0 && elf.DynFlag(flags[0])&elf.DF_BIND_NOW != 0 {
-		t.Error("all names are bound at start: those of NVML cannot be, and the program does not start")
+	if flags, _ := f.DynValue(elf.DT_FLAGS); len(flags) > 0 &&
+		elf.DynFlag(flags[0])&elf.DF_BIND_NOW != 0 {
+		t.Error("all names are bound at start: those of NVML cannot be, and the program " +
+			"does not start")
 	}
 }

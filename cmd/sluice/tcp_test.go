@@ -27,8 +27,10 @@ func certificates(t *testing.T) []string {
 		t.Fatal(err)
 	}
 	tmpl := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"},
+		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign |
+			x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
 	cert, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
@@ -39,9 +41,11 @@ func certificates(t *testing.T) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files := map[string]*pem.Block{"cert": {Type: "CERTIFICATE", Bytes: cert}, "key": {Type: "PRIVATE KEY", Bytes: raw}}
+	files := map[string]*pem.Block{"cert": {Type: "CERTIFICATE", Bytes: cert},
+		"key": {Type: "PRIVATE KEY", Bytes: raw}}
 	for name, block := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block),
+			0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -56,8 +60,10 @@ func TestReplayOverTCP(t *testing.T) {
 		"aborts": {"--abort-rate", "0.4"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := replayReport(t, append([]string{"--trace", smallTrace(t, 10), "--backend", "tcp"}, args...)...)
-			if r["route"] != "tcp" || r["mismatches"] != 0.0 || r["blocks_leaked"] != 0.0 || r["bytes"].(float64) == 0 {
+			r := replayReport(t, append([]string{"--trace", smallTrace(t, 10), "--backend", "tcp"},
+				args...)...)
+			if r["route"] != "tcp" || r["mismatches"] != 0.0 || r["blocks_leaked"] != 0.0 ||
+				r["bytes"].(float64) == 0 {
 				t.Errorf("%v", r)
 			}
 		})
@@ -66,12 +72,14 @@ func TestReplayOverTCP(t *testing.T) {
 
 func TestDoctorSaysWhoCanReadTCP(t *testing.T) {
 	for want, args := range map[string][]string{
-		"this host alone":                         nil,
-		"everybody on the network":                {"--tcp-listen", "127.0.0.1:0", "--tcp-plaintext"},
+		"this host alone": nil,
+		"everybody on the network": {"--tcp-listen", "127.0.0.1:0",
+			"--tcp-plaintext"},
 		"TLS 1.3 with certificates of both sides": certificates(t),
 	} {
 		o := sluice(t, append([]string{"doctor"}, args...)...)
-		if o.status != 0 || !strings.Contains(o.stdout, "tcp-privacy") || !strings.Contains(o.stdout, want) {
+		if o.status != 0 || !strings.Contains(o.stdout, "tcp-privacy") ||
+			!strings.Contains(o.stdout, want) {
 			t.Errorf("doctor %v: no %q in %+v", args, want, o)
 		}
 	}
@@ -79,7 +87,8 @@ func TestDoctorSaysWhoCanReadTCP(t *testing.T) {
 
 func TestExplainTCP(t *testing.T) {
 	o := sluice(t, "explain", "--backend", "tcp")
-	if o.status != 0 || !strings.Contains(o.stdout, "* tcp") || !strings.Contains(o.stdout, "in plain text to 127.0.0.1:") {
+	if o.status != 0 || !strings.Contains(o.stdout, "* tcp") ||
+		!strings.Contains(o.stdout, "in plain text to 127.0.0.1:") {
 		t.Errorf("%+v", o)
 	}
 }

@@ -31,12 +31,17 @@ type tcpFlags struct {
 
 func (t *tcpFlags) register(c *cobra.Command) {
 	s := c.Flags()
-	s.StringVar(&t.listen, "tcp-listen", "", "of backend tcp alone: HOST:PORT or HOST:PORT-PORT for peers; without it the loopback, which needs no certificates")
-	s.BoolVar(&t.plaintext, "tcp-plaintext", false, "of backend tcp alone: everybody on the network of --tcp-listen may read and change what passes")
-	s.StringVar(&t.cert, "tcp-cert", "", "of backend tcp alone: file of the certificate (PEM), for TLS")
+	s.StringVar(&t.listen, "tcp-listen", "", "of backend tcp alone: HOST:PORT or HOST:PORT-PORT "+
+		"for peers; without it the loopback, which needs no certificates")
+	s.BoolVar(&t.plaintext, "tcp-plaintext", false, "of backend tcp alone: everybody on the "+
+		"network of --tcp-listen may read and change what passes")
+	s.StringVar(&t.cert, "tcp-cert", "", "of backend tcp alone: file of the certificate "+
+		"(PEM), for TLS")
 	s.StringVar(&t.key, "tcp-key", "", "of backend tcp alone: file of its key (PEM)")
-	s.StringVar(&t.ca, "tcp-ca", "", "of backend tcp alone: file of the authority whose certificates peers show (PEM)")
-	s.IntVar(&t.conns, "tcp-conns", 0, "of backend tcp alone: connections for data to a peer; 0: what the backend thinks right")
+	s.StringVar(&t.ca, "tcp-ca", "", "of backend tcp alone: file of the authority whose "+
+		"certificates peers show (PEM)")
+	s.IntVar(&t.conns, "tcp-conns", 0, "of backend tcp alone: connections for data to a peer; 0: "+
+		"what the backend thinks right")
 }
 
 // given names the flags that were set.
@@ -46,7 +51,8 @@ func (t *tcpFlags) given() []string {
 		name string
 		set  bool
 	}{
-		{"--tcp-listen", t.listen != ""}, {"--tcp-plaintext", t.plaintext}, {"--tcp-cert", t.cert != ""},
+		{"--tcp-listen", t.listen != ""}, {"--tcp-plaintext", t.plaintext},
+		{"--tcp-cert", t.cert != ""},
 		{"--tcp-key", t.key != ""}, {"--tcp-ca", t.ca != ""}, {"--tcp-conns", t.conns != 0},
 	} {
 		if f.set {
@@ -58,7 +64,8 @@ func (t *tcpFlags) given() []string {
 
 func (t *tcpFlags) check(backend string) error {
 	if names := t.given(); len(names) > 0 && backend != tcpName {
-		return usagef("%s is of backend %s alone: say --backend %s, not %q", names[0], tcpName, tcpName, backend)
+		return usagef("%s is of backend %s alone: say --backend %s, not %q", names[0], tcpName,
+			tcpName, backend)
 	}
 	secure := t.cert != "" || t.key != "" || t.ca != ""
 	switch {
@@ -67,9 +74,11 @@ func (t *tcpFlags) check(backend string) error {
 	case secure && t.plaintext:
 		return usagef("--tcp-plaintext and --tcp-cert: want one of them")
 	case t.listen != "" && !secure && !t.plaintext:
-		return usagef("--tcp-listen %s: say --tcp-cert, --tcp-key and --tcp-ca, or --tcp-plaintext where the network is trusted", t.listen)
+		return usagef("--tcp-listen %s: say --tcp-cert, --tcp-key and --tcp-ca, or "+
+			"--tcp-plaintext where the network is trusted", t.listen)
 	case t.conns < 0:
-		return usagef("--tcp-conns %d: want 1 or more, or 0 for what the backend thinks right", t.conns)
+		return usagef("--tcp-conns %d: want 1 or more, or 0 for what the backend thinks right",
+			t.conns)
 	}
 	return nil
 }

@@ -41,18 +41,22 @@ func withoutUCX(t *testing.T, args ...string) outcome {
 
 func TestMachineWithoutUCX(t *testing.T) {
 	const said = "ucx backend unavailable: "
-	for _, args := range [][]string{{"replay", "--backend", "ucx"}, {"bench", "--backend", "ucx"}, {"replay", "--transports", "tcp"},
+	for _, args := range [][]string{{"replay", "--backend", "ucx"}, {"bench", "--backend", "ucx"},
+		{"replay", "--transports", "tcp"},
 		{"replay", "--backend", "ucx", "--transports", "tcp"}} {
 		o := withoutUCX(t, args...)
-		if o.status != statusFailed || o.stdout != "" || !strings.HasPrefix(o.stderr, "sluice "+args[0]+": "+said) ||
+		if o.status != statusFailed || o.stdout != "" ||
+			!strings.HasPrefix(o.stderr, "sluice "+args[0]+": "+said) ||
 			!strings.Contains(o.stderr, "(to mend: ") {
 			t.Errorf("%v: %+v", args, o)
 		}
 	}
-	if o := withoutUCX(t, "explain"); o.status != 0 || !strings.Contains(o.stdout, "* shm") || !strings.Contains(o.stdout, "no: "+said) {
+	if o := withoutUCX(t, "explain"); o.status != 0 || !strings.Contains(o.stdout, "* shm") ||
+		!strings.Contains(o.stdout, "no: "+said) {
 		t.Errorf("%+v", o)
 	}
-	o := withoutUCX(t, "replay", "--model", smallModel, "--requests", "2", "--trace", smallTrace(t, 2))
+	o := withoutUCX(t, "replay", "--model", smallModel, "--requests", "2", "--trace",
+		smallTrace(t, 2))
 	if o.status != 0 || !strings.Contains(o.stdout, "route       shm") {
 		t.Errorf("%+v", o)
 	}
@@ -62,7 +66,8 @@ func TestMachineWithoutUCX(t *testing.T) {
 		t.Errorf("%v", c)
 	}
 	for _, b := range r["backends"].([]any) {
-		if b := b.(map[string]any); b["name"] == "ucx" && (b["machine"] != "missing" || len(b["notes"].([]any)) != 1) {
+		if b := b.(map[string]any); b["name"] == "ucx" && (b["machine"] != "missing" ||
+			len(b["notes"].([]any)) != 1) {
 			t.Errorf("%v", b)
 		}
 	}
@@ -87,8 +92,10 @@ func TestDoctorOnUCX(t *testing.T) {
 		t.Fatalf("status %d, %s", got, stderr)
 	}
 	r := decode(t, stdout.String()).(map[string]any)
-	for name, want := range map[string]string{"libucp": "UCX 1.", "ucx-near": "posix", "ucx-far": "tcp over ",
-		"ucx-environment": "UCX reads UCX_LOG_LEVEL; without effect, because the backend sets these itself: UCX_TLS"} {
+	for name, want := range map[string]string{"libucp": "UCX 1.", "ucx-near": "posix",
+		"ucx-far": "tcp over ",
+		"ucx-environment": "UCX reads UCX_LOG_LEVEL; without effect, because the backend sets " +
+			"these itself: UCX_TLS"} {
 		if found := checkNamed(t, r, name)["found"].(string); !strings.Contains(found, want) {
 			t.Errorf("%s: %q, want %q", name, found, want)
 		}
@@ -98,14 +105,16 @@ func TestDoctorOnUCX(t *testing.T) {
 		t.Errorf("the value of a variable is shown:\n%s", stdout)
 	}
 	o := sluice(t, "doctor", "--transports", "tcp,nonsense", "--devices", "lo")
-	if o.status != 0 || !strings.Contains(o.stdout, "not on this machine: nonsense") || !strings.Contains(o.stdout, "none, by --transports") {
+	if o.status != 0 || !strings.Contains(o.stdout, "not on this machine: nonsense") ||
+		!strings.Contains(o.stdout, "none, by --transports") {
 		t.Errorf("%+v", o)
 	}
 }
 
 func TestDoctorFindsWhatKilledProcessesLeft(t *testing.T) {
 	dir, now := t.TempDir(), time.Now()
-	for name, age := range map[string]time.Duration{"ucx_shm_posix_old": time.Hour, "ucx_shm_posix_new": time.Second, "other": time.Hour} {
+	for name, age := range map[string]time.Duration{"ucx_shm_posix_old": time.Hour,
+		"ucx_shm_posix_new": time.Second, "other": time.Hour} {
 		file := filepath.Join(dir, name)
 		if err := os.WriteFile(file, make([]byte, 4096), 0o600); err != nil {
 			t.Fatal(err)
@@ -115,7 +124,8 @@ func TestDoctorFindsWhatKilledProcessesLeft(t *testing.T) {
 		}
 	}
 	list := ucxLeftovers(dir, now)
-	if len(list) != 1 || !strings.Contains(list[0].Found, "1 file(s)") || !strings.Contains(list[0].Found, "4 KiB") || !strings.Contains(list[0].Fix, dir) {
+	if len(list) != 1 || !strings.Contains(list[0].Found, "1 file(s)") ||
+		!strings.Contains(list[0].Found, "4 KiB") || !strings.Contains(list[0].Fix, dir) {
 		t.Errorf("%+v", list)
 	}
 	if list := ucxLeftovers(t.TempDir(), now); len(list) != 0 {
@@ -127,12 +137,16 @@ func TestDoctorFindsWhatKilledProcessesLeft(t *testing.T) {
 func TestNamesThatUCXDoesNotKnow(t *testing.T) {
 	needUCX(t)
 	for _, args := range [][]string{
-		{"replay", "--backend", "ucx", "--transports", "nonsense"}, {"replay", "--backend", "ucx", "--transports", "tcp,nonsense"},
-		{"replay", "--transports", "nonsense"}, {"bench", "--backend", "ucx", "--devices", "nonsense"},
+		{"replay", "--backend", "ucx", "--transports", "nonsense"}, {"replay", "--backend", "ucx",
+			"--transports", "tcp,nonsense"},
+		{"replay", "--transports", "nonsense"}, {"bench", "--backend", "ucx", "--devices",
+			"nonsense"},
 		{"bench", "--backend", "ucx", "--transports", "nonsense,posix"},
 	} {
 		o := sluice(t, args...)
-		if o.status != statusFailed || o.stdout != "" || !strings.Contains(o.stderr, "this machine has no nonsense: there are transports posix") ||
+		if o.status != statusFailed || o.stdout != "" ||
+			!strings.Contains(o.stderr,
+				"this machine has no nonsense: there are transports posix") ||
 			!strings.Contains(o.stderr, "tcp") || !strings.Contains(o.stderr, "ucx_info -d") {
 			t.Errorf("%v: %+v", args, o)
 		}
@@ -147,13 +161,17 @@ func TestExplainUCX(t *testing.T) {
 		want   []string
 	}{
 		{nil, statusOK, []string{"near (this host", "direct: ", "; lanes ", "/memory (am"}},
-		{[]string{"--transports", "tcp", "--devices", "lo"}, statusOK, []string{"far (", "served by the owner's thread", "lanes tcp/lo (am"}},
-		{[]string{"--transports", "posix"}, statusOK, []string{"near (this host", "lanes posix/memory (am"}},
-		{[]string{"--transports", "nonsense"}, statusFailed, []string{"no: ucx backend unavailable", "nonsense"}},
+		{[]string{"--transports", "tcp", "--devices", "lo"}, statusOK,
+			[]string{"far (", "served by the owner's thread", "lanes tcp/lo (am"}},
+		{[]string{"--transports", "posix"}, statusOK, []string{"near (this host",
+			"lanes posix/memory (am"}},
+		{[]string{"--transports", "nonsense"}, statusFailed, []string{"no: ucx backend unavailable",
+			"nonsense"}},
 		{[]string{"--local", "hbm"}, statusFailed, []string{"no: ", "device memory", "CUDA"}},
 	} {
 		for _, format := range [][]string{nil, {"--json"}} {
-			o := sluice(t, slices.Concat([]string{"explain", "--backend", "ucx"}, tc.args, format)...)
+			o := sluice(t, slices.Concat([]string{"explain", "--backend", "ucx"}, tc.args,
+				format)...)
 			text := o.stdout
 			if format != nil {
 				x := decode(t, o.stdout).(map[string]any)
@@ -167,7 +185,8 @@ func TestExplainUCX(t *testing.T) {
 		}
 	}
 	o := sluice(t, "explain", "--same-host=false")
-	if o.status != 0 || !strings.Contains(o.stdout, "on another host: ") || strings.Contains(o.stdout, "tcp/lo") || strings.Contains(o.stdout, "near (") {
+	if o.status != 0 || !strings.Contains(o.stdout, "on another host: ") ||
+		strings.Contains(o.stdout, "tcp/lo") || strings.Contains(o.stdout, "near (") {
 		t.Errorf("%+v", o)
 	}
 }
@@ -183,12 +202,17 @@ func TestReplayOverUCX(t *testing.T) {
 	t.Parallel()
 	for name, way := range ucxWays {
 		t.Run(name, func(t *testing.T) {
-			r := replayReport(t, append([]string{"--trace", smallTrace(t, 6), "--requests", "6"}, way...)...)
-			wantNumbers(t, r, map[string]float64{"requests": 6, "aborted": 0, "mismatches": 0, "blocks_leaked": 0})
-			if want := map[string]string{"near": "ucx", "tcp": "host"}[name]; r["route"] != "ucx" || r["memory"] != want {
+			r := replayReport(t, append([]string{"--trace", smallTrace(t, 6), "--requests", "6"},
+				way...)...)
+			wantNumbers(t, r, map[string]float64{"requests": 6, "aborted": 0, "mismatches": 0,
+				"blocks_leaked": 0})
+			if want := map[string]string{"near": "ucx", "tcp": "host"}[name]; r["route"] != "ucx" ||
+				r["memory"] != want {
 				t.Errorf("route %v, memory %v, want %s", r["route"], r["memory"], want)
 			}
-			checkAborts(t, replayReport(t, append([]string{"--trace", smallTrace(t, 16), "--requests", "16", "--abort-rate", "0.5"}, way...)...))
+			checkAborts(t,
+				replayReport(t, append([]string{"--trace", smallTrace(t, 16), "--requests", "16",
+					"--abort-rate", "0.5"}, way...)...))
 		})
 	}
 }
@@ -199,7 +223,9 @@ func TestTwoReplaysAtOnceOverUCX(t *testing.T) {
 	var both sync.WaitGroup
 	for name, way := range ucxWays {
 		file := smallTrace(t, 8)
-		c, _, stdout, stderr := overUCX(t, append([]string{"replay", "--model", smallModel, "--trace", file, "--requests", "8"}, way...)...)
+		c, _, stdout,
+			stderr := overUCX(t, append([]string{"replay", "--model", smallModel, "--trace", file,
+			"--requests", "8"}, way...)...)
 		both.Go(func() {
 			if err := c.Run(); err != nil || !strings.Contains(stdout.String(), "mismatches  0") {
 				t.Errorf("%s: %v, stdout %q, stderr %q", name, err, stdout, stderr)
@@ -211,14 +237,16 @@ func TestTwoReplaysAtOnceOverUCX(t *testing.T) {
 
 // started runs a command until it has its children and works: UCX makes its files when
 // it is opened, and keeps none of their names.
-func started(t *testing.T, children int, args ...string) (c *exec.Cmd, pids []int, stdout, stderr fmt.Stringer) {
+func started(t *testing.T, children int, args ...string) (c *exec.Cmd, pids []int, stdout,
+	stderr fmt.Stringer) {
 	t.Helper()
 	c, dir, stdout, stderr := overUCX(t, args...)
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
 	pids = awaitChildren(t, c.Process.Pid, children)
-	for begin := time.Now(); time.Since(begin) < 700*time.Millisecond || len(filesIn(t, dir)) > 0 && time.Since(begin) < 10*time.Second; {
+	for begin := time.Now(); time.Since(begin) < 700*time.Millisecond || len(filesIn(t, dir)) > 0 &&
+		time.Since(begin) < 10*time.Second; {
 		time.Sleep(20 * time.Millisecond)
 	}
 	return c, pids, stdout, stderr
@@ -229,16 +257,21 @@ func TestSignalsEndCleanlyOverUCX(t *testing.T) {
 	t.Parallel()
 	for name, way := range ucxWays {
 		t.Run(name, func(t *testing.T) {
-			for _, args := range [][]string{slow(t), busy(t, minute), {"bench", "--seconds", "60", "--size", "64KiB"}, {"bench", "--notify", "--seconds", "60"}} {
-				c, pids, stdout, stderr := started(t, map[string]int{"replay": 2, "bench": 1}[args[0]], append(args, way...)...)
+			for _, args := range [][]string{slow(t), busy(t, minute), {"bench", "--seconds", "60",
+				"--size", "64KiB"}, {"bench", "--notify", "--seconds", "60"}} {
+				c, pids, stdout,
+					stderr := started(t, map[string]int{"replay": 2, "bench": 1}[args[0]],
+					append(args, way...)...)
 				if err := c.Process.Signal(syscall.SIGINT); err != nil {
 					t.Fatal(err)
 				}
 				start := time.Now()
 				got := status(t, c.Wait())
-				if took := time.Since(start); got != statusInterrupted || took > 8*time.Second || stdout.String() != "" ||
+				if took := time.Since(start); got != statusInterrupted || took > 8*time.Second ||
+					stdout.String() != "" ||
 					!strings.Contains(stderr.String(), "interrupted") {
-					t.Errorf("%v: status %d after %v, stdout %q, stderr %q", args, got, took, stdout, stderr)
+					t.Errorf("%v: status %d after %v, stdout %q, stderr %q", args, got, took,
+						stdout, stderr)
 				}
 				wantNothingOf(t, pids)
 			}
@@ -248,7 +281,8 @@ func TestSignalsEndCleanlyOverUCX(t *testing.T) {
 
 // busy is a replay of so many requests, with bytes under way most of the time.
 func busy(t *testing.T, requests int) []string {
-	return []string{"replay", "--model", smallModel, "--requests", fmt.Sprint(requests), "--trace", smallTrace(t, requests), "--timeout", "2s", "--overlap"}
+	return []string{"replay", "--model", smallModel, "--requests", fmt.Sprint(requests), "--trace",
+		smallTrace(t, requests), "--timeout", "2s", "--overlap"}
 }
 
 // minute is how many requests of busy take one and more.
@@ -269,10 +303,12 @@ func TestDeadProcessesAreNamedOverUCX(t *testing.T) {
 						t.Fatal(err)
 					}
 					got := status(t, c.Wait())
-					if took := time.Since(start); got != statusFailed || took > 12*time.Second || stdout.String() != "" {
+					if took := time.Since(start); got != statusFailed || took > 12*time.Second ||
+						stdout.String() != "" {
 						t.Errorf("status %d after %v, stdout %q", got, took, stdout)
 					}
-					if !strings.Contains(stderr.String(), fmt.Sprintf("sluice replay: %s process (pid %d)", side, victim)) {
+					if !strings.Contains(stderr.String(),
+						fmt.Sprintf("sluice replay: %s process (pid %d)", side, victim)) {
 						t.Errorf("stderr %q", stderr)
 					}
 					wantNothingOf(t, pids)
@@ -286,7 +322,8 @@ func TestDeadAndFrozenBenchTargetsAreNamedOverUCX(t *testing.T) {
 	needUCX(t)
 	for name, way := range ucxWays {
 		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
-			for _, args := range [][]string{{"bench", "--seconds", "30"}, {"bench", "--notify", "--rounds", "1000000"}} {
+			for _, args := range [][]string{{"bench", "--seconds", "30"},
+				{"bench", "--notify", "--rounds", "1000000"}} {
 				t.Run(fmt.Sprintf("%s %v %s", name, sig, args[1]), func(t *testing.T) {
 					t.Parallel()
 					c, pids, stdout, stderr := started(t, 1, append(args, way...)...)
@@ -295,10 +332,12 @@ func TestDeadAndFrozenBenchTargetsAreNamedOverUCX(t *testing.T) {
 						t.Fatal(err)
 					}
 					got := status(t, c.Wait())
-					if took := time.Since(start); got != statusFailed || took > 15*time.Second || stdout.String() != "" {
+					if took := time.Since(start); got != statusFailed || took > 15*time.Second ||
+						stdout.String() != "" {
 						t.Errorf("status %d after %v, stdout %q", got, took, stdout)
 					}
-					if !strings.Contains(stderr.String(), fmt.Sprintf("target process (pid %d) ", pids[0])) {
+					if !strings.Contains(stderr.String(), fmt.Sprintf("target process (pid %d) ",
+						pids[0])) {
 						t.Errorf("stderr %q", stderr)
 					}
 					wantNothingOf(t, pids)
@@ -351,7 +390,8 @@ func wantNothingOf(t *testing.T, pids []int) {
 	for line := range strings.Lines(string(segments)) {
 		var key, id, size, creator int
 		var mode string
-		if n, _ := fmt.Sscan(line, &key, &id, &mode, &size, &creator); n == 5 && slices.Contains(pids, creator) {
+		if n, _ := fmt.Sscan(line, &key, &id, &mode, &size, &creator); n == 5 &&
+			slices.Contains(pids, creator) {
 			t.Errorf("process %d leaves segment %d behind", creator, id)
 		}
 	}

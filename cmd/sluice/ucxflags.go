@@ -29,8 +29,10 @@ const workersMax = 16
 
 func (u *ucxFlags) register(c *cobra.Command) {
 	s := c.Flags()
-	s.StringVar(&u.transports, "transports", "", "of backend ucx alone: as UCX_TLS, such as tcp or posix,sysv,cma,self; without it all that there are")
-	s.IntVar(&u.workers, "workers", 0, "of backend ucx alone: UCX workers, a thread each; 0: what the backend thinks right")
+	s.StringVar(&u.transports, "transports", "", "of backend ucx alone: as UCX_TLS, such as tcp "+
+		"or posix,sysv,cma,self; without it all that there are")
+	s.IntVar(&u.workers, "workers", 0, "of backend ucx alone: UCX workers, a thread each; 0: "+
+		"what the backend thinks right")
 }
 
 // given names the flags that were set.
@@ -52,14 +54,16 @@ func (u *ucxFlags) given() []string {
 // silence would be believed.
 func (u *ucxFlags) check(backend string) error {
 	if u.workers < 0 || u.workers > workersMax {
-		return usagef("--workers %d: want 1 to %d, or 0 for what the backend thinks right", u.workers, workersMax)
+		return usagef("--workers %d: want 1 to %d, or 0 for what the backend thinks right",
+			u.workers, workersMax)
 	}
 	names := u.given()
 	switch {
 	case len(names) == 0 || backend == ucxName:
 		return nil
 	case backend != auto:
-		return usagef("%s is of backend %s alone: backend %q has nothing of the kind", names[0], ucxName, backend)
+		return usagef("%s is of backend %s alone: backend %q has nothing of the kind", names[0],
+			ucxName, backend)
 	case !isBuilt(ucxName):
 		return usagef("%s is of backend %s alone, which is not in this build", names[0], ucxName)
 	}
@@ -101,7 +105,8 @@ func (u *ucxFlags) absent(names []string) error {
 	}
 	return &driver.UnavailableError{
 		Backend: ucxName,
-		Reason: fmt.Sprintf("this machine has no %s: there are transports %s, network devices %s", strings.Join(names, ", "),
+		Reason: fmt.Sprintf("this machine has no %s: there are transports %s, network devices %s",
+			strings.Join(names, ", "),
 			strings.Join(slices.Concat(all.Near, all.Far), ", "), strings.Join(all.Devices, ", ")),
 		Fix: "choose of these: `ucx_info -d` describes them",
 	}

@@ -31,7 +31,8 @@ func newVersion() *cobra.Command {
 			if asJSON {
 				return printJSON(c.OutOrStdout(), v)
 			}
-			if _, err := fmt.Fprintf(c.OutOrStdout(), "sluice %s (%s, %s)\n", v.Version, v.Go, v.Platform); err != nil {
+			if _, err := fmt.Fprintf(c.OutOrStdout(), "sluice %s (%s, %s)\n", v.Version, v.Go,
+				v.Platform); err != nil {
 				return fmt.Errorf("write version: %w", err)
 			}
 			return nil
@@ -43,7 +44,8 @@ func newVersion() *cobra.Command {
 
 // readVersion asks what the go command left in the binary.
 func readVersion() versionOutput {
-	v := versionOutput{Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	v := versionOutput{Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" +
+		runtime.GOARCH}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return v

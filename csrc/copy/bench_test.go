@@ -19,7 +19,8 @@ import (
 func BenchmarkScattered(b *testing.B) {
 	const size = 128 << 20
 	local, remote := pool(b, size), pool(b, size)
-	for _, shape := range []struct{ entry, count int }{{656, 2048}, {656, 64}, {4096, 512}, {128, 2048}} {
+	for _, shape := range []struct{ entry, count int }{{656, 2048}, {656, 64}, {4096, 512},
+		{128, 2048}} {
 		b.Run(fmt.Sprintf("%dx%dB", shape.count, shape.entry), func(b *testing.B) {
 			n := uint64(shape.entry)
 			p := driver.Pattern{Count: shape.count, Run: n,

@@ -69,7 +69,8 @@ sl_copy_descs(uint8_t *local, uint64_t local_len, uint8_t *remote, uint64_t remo
 	      const struct sl_desc *d, size_t n, int to_remote)
 {
 	for (size_t i = 0; i < n; i++)
-		if (!sl_copy_within(d[i].local, d[i].len, local_len) || !sl_copy_within(d[i].remote, d[i].len, remote_len))
+		if (!sl_copy_within(d[i].local, d[i].len, local_len) ||
+		    !sl_copy_within(d[i].remote, d[i].len, remote_len))
 			return -ERANGE;
 	for (size_t i = 0; i < n;) {
 		uint64_t l = d[i].local, r = d[i].remote, len = d[i].len;
@@ -111,17 +112,23 @@ sl_copy_pages(uint8_t *local, uint64_t local_len, uint8_t *remote, uint64_t remo
 		  uint64_t entry_len, size_t first, size_t n, int to_remote)
 {
 	uint8_t *dst = to_remote ? remote : local, *src = to_remote ? local : remote;
-	uint64_t dst_len = to_remote ? remote_len : local_len, src_len = to_remote ? local_len : remote_len;
-	const uint32_t *di = to_remote ? remote_index : local_index, *si = to_remote ? local_index : remote_index;
-	uint64_t db = to_remote ? remote_base : local_base, sb = to_remote ? local_base : remote_base;
-	uint64_t ds = to_remote ? remote_stride : local_stride, ss = to_remote ? local_stride : remote_stride;
+	uint64_t dst_len = to_remote ? remote_len : local_len,
+		 src_len = to_remote ? local_len : remote_len;
+	const uint32_t *di = to_remote ? remote_index : local_index,
+		       *si = to_remote ? local_index : remote_index;
+	uint64_t db = to_remote ? remote_base : local_base,
+		 sb = to_remote ? local_base : remote_base;
+	uint64_t ds = to_remote ? remote_stride : local_stride,
+		 ss = to_remote ? local_stride : remote_stride;
 	size_t end = first + n;
 
 	for (size_t i = first; i < end;) {
-		uint64_t d = db + sl_copy_slot(di, i) * ds, s = sb + sl_copy_slot(si, i) * ss, len = entry_len;
+		uint64_t d = db + sl_copy_slot(di, i) * ds, s = sb + sl_copy_slot(si, i) * ss,
+			 len = entry_len;
 		size_t j = i + 1;
 
-		while (j < end && db + sl_copy_slot(di, j) * ds == d + len && sb + sl_copy_slot(si, j) * ss == s + len) {
+		while (j < end && db + sl_copy_slot(di, j) * ds == d + len &&
+		       sb + sl_copy_slot(si, j) * ss == s + len) {
 			len += entry_len;
 			j++;
 		}

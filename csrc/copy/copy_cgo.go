@@ -26,15 +26,18 @@ import (
 const (
 	_ = uint(unsafe.Sizeof(driver.Desc{}) - unsafe.Sizeof(C.struct_sl_desc{}))
 	_ = uint(unsafe.Sizeof(C.struct_sl_desc{}) - unsafe.Sizeof(driver.Desc{}))
-	_ = uint(unsafe.Offsetof(driver.Desc{}.RemoteKey) - unsafe.Offsetof(C.struct_sl_desc{}.remote_key))
-	_ = uint(unsafe.Offsetof(C.struct_sl_desc{}.remote_key) - unsafe.Offsetof(driver.Desc{}.RemoteKey))
+	_ = uint(unsafe.Offsetof(driver.Desc{}.RemoteKey) -
+		unsafe.Offsetof(C.struct_sl_desc{}.remote_key))
+	_ = uint(unsafe.Offsetof(C.struct_sl_desc{}.remote_key) -
+		unsafe.Offsetof(driver.Desc{}.RemoteKey))
 	_ = uint(unsafe.Offsetof(driver.Desc{}.Len) - unsafe.Offsetof(C.struct_sl_desc{}.len))
 	_ = uint(unsafe.Offsetof(C.struct_sl_desc{}.len) - unsafe.Offsetof(driver.Desc{}.Len))
 
 	_ = uint(unsafe.Sizeof(driver.Loop{}) - unsafe.Sizeof(C.struct_sl_copy_loop{}))
 	_ = uint(unsafe.Sizeof(C.struct_sl_copy_loop{}) - unsafe.Sizeof(driver.Loop{}))
 	_ = uint(unsafe.Offsetof(driver.Loop{}.Local) - unsafe.Offsetof(C.struct_sl_copy_loop{}.local))
-	_ = uint(unsafe.Offsetof(driver.Loop{}.Remote) - unsafe.Offsetof(C.struct_sl_copy_loop{}.remote))
+	_ = uint(unsafe.Offsetof(driver.Loop{}.Remote) -
+		unsafe.Offsetof(C.struct_sl_copy_loop{}.remote))
 )
 
 // Implements: int sl_copy_descs(uint8_t *local, uint64_t local_len, ...)

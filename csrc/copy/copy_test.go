@@ -48,7 +48,8 @@ func TestDescsEqualTheObviousWay(t *testing.T) {
 		var descs []driver.Desc
 		for range 1 + rng.IntN(20) {
 			n := uint64(1 + rng.IntN(700))
-			d := driver.Desc{Local: rng.Uint64N(8192 - n + 1), Remote: rng.Uint64N(8192 - n + 1), Len: n}
+			d := driver.Desc{Local: rng.Uint64N(8192 - n + 1), Remote: rng.Uint64N(8192 - n + 1),
+				Len: n}
 			if len(descs) > 0 && rng.IntN(3) == 0 { // an adjacent one, to be merged
 				last := descs[len(descs)-1]
 				if last.Local+last.Len+n <= 8192 && last.Remote+last.Len+n <= 8192 {
@@ -175,7 +176,8 @@ func TestCopyRefusesWhatLeavesTheRange(t *testing.T) {
 		{Local: 1 << 63, Remote: 0, Len: 1 << 63}, {Local: 0, Remote: ^uint64(0), Len: 2}}
 	for _, d := range bad {
 		good := driver.Desc{Local: 0, Remote: 0, Len: 8}
-		if err := Descs(driver.Write, local, remote, []driver.Desc{good, d}); !errors.Is(err, driver.ErrBounds) {
+		if err := Descs(driver.Write, local, remote, []driver.Desc{good, d}); !errors.Is(err,
+			driver.ErrBounds) {
 			t.Errorf("%+v: %v, want ErrBounds", d, err)
 		}
 	}

@@ -34,36 +34,36 @@ enum {
 };
 #endif
 
-#define SL_CUDA_CALLS(X) \
-	X(cuInit, (unsigned)) \
-	X(cuDriverGetVersion, (int *)) \
-	X(cuGetErrorName, (CUresult, const char **)) \
-	X(cuGetErrorString, (CUresult, const char **)) \
-	X(cuDeviceGetCount, (int *)) \
-	X(cuDeviceGet, (CUdevice *, int)) \
-	X(cuDeviceGetName, (char *, int, CUdevice)) \
-	X(cuDeviceGetAttribute, (int *, CUdevice_attribute, CUdevice)) \
-	X(cuDeviceGetPCIBusId, (char *, int, CUdevice)) \
-	X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
-	X(cuDevicePrimaryCtxRelease_v2, (CUdevice)) \
-	X(cuCtxSetCurrent, (CUcontext)) \
-	X(cuCtxGetStreamPriorityRange, (int *, int *)) \
-	X(cuStreamCreateWithPriority, (CUstream *, unsigned, int)) \
-	X(cuStreamDestroy_v2, (CUstream)) \
-	X(cuStreamSynchronize, (CUstream)) \
-	X(cuModuleLoadDataEx, (CUmodule *, const void *, unsigned, CUjit_option *, void **)) \
-	X(cuModuleUnload, (CUmodule)) \
-	X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *)) \
-	X(cuFuncSetAttribute, (CUfunction, CUfunction_attribute, int)) \
-	X(cuMemAlloc_v2, (CUdeviceptr *, size_t)) \
-	X(cuMemFree_v2, (CUdeviceptr)) \
-	X(cuMemHostRegister_v2, (void *, size_t, unsigned)) \
-	X(cuMemHostUnregister, (void *)) \
-	X(cuMemHostGetDevicePointer_v2, (CUdeviceptr *, void *, unsigned)) \
-	X(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void *, size_t, CUstream)) \
-	X(cuMemcpyDtoHAsync_v2, (void *, CUdeviceptr, size_t, CUstream)) \
-	X(cuLaunchKernel, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, \
-			   void **, void **))
+#define SL_CUDA_CALLS(X)                                                                           \
+	X(cuInit, (unsigned))                                                                      \
+	X(cuDriverGetVersion, (int *))                                                             \
+	X(cuGetErrorName, (CUresult, const char **))                                               \
+	X(cuGetErrorString, (CUresult, const char **))                                             \
+	X(cuDeviceGetCount, (int *))                                                               \
+	X(cuDeviceGet, (CUdevice *, int))                                                          \
+	X(cuDeviceGetName, (char *, int, CUdevice))                                                \
+	X(cuDeviceGetAttribute, (int *, CUdevice_attribute, CUdevice))                             \
+	X(cuDeviceGetPCIBusId, (char *, int, CUdevice))                                            \
+	X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice))                                       \
+	X(cuDevicePrimaryCtxRelease_v2, (CUdevice))                                                \
+	X(cuCtxSetCurrent, (CUcontext))                                                            \
+	X(cuCtxGetStreamPriorityRange, (int *, int *))                                             \
+	X(cuStreamCreateWithPriority, (CUstream *, unsigned, int))                                 \
+	X(cuStreamDestroy_v2, (CUstream))                                                          \
+	X(cuStreamSynchronize, (CUstream))                                                         \
+	X(cuModuleLoadDataEx, (CUmodule *, const void *, unsigned, CUjit_option *, void **))       \
+	X(cuModuleUnload, (CUmodule))                                                              \
+	X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *))                             \
+	X(cuFuncSetAttribute, (CUfunction, CUfunction_attribute, int))                             \
+	X(cuMemAlloc_v2, (CUdeviceptr *, size_t))                                                  \
+	X(cuMemFree_v2, (CUdeviceptr))                                                             \
+	X(cuMemHostRegister_v2, (void *, size_t, unsigned))                                        \
+	X(cuMemHostUnregister, (void *))                                                           \
+	X(cuMemHostGetDevicePointer_v2, (CUdeviceptr *, void *, unsigned))                         \
+	X(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void *, size_t, CUstream))                     \
+	X(cuMemcpyDtoHAsync_v2, (void *, CUdeviceptr, size_t, CUstream))                           \
+	X(cuLaunchKernel, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
+			   unsigned, CUstream, void **, void **))
 
 /*
  * What package backends/cuda calls beyond that: streams beside each other, events, and what
@@ -146,25 +146,34 @@ enum {
 	X(cuPointerGetAttribute, (void *, CUpointer_attribute, CUdeviceptr))
 
 /* NULL where the driver is too old for them. */
-#define SL_CUDA_OPTIONAL_CALLS(X) \
-	X(cuMemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long)) \
-	X(cuMemAddressFree, (CUdeviceptr, size_t)) \
-	X(cuMemCreate, (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long)) \
-	X(cuMemRelease, (CUmemGenericAllocationHandle)) \
-	X(cuMemMap, (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long)) \
-	X(cuMemUnmap, (CUdeviceptr, size_t)) \
-	X(cuMemSetAccess, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t)) \
-	X(cuMemGetAllocationGranularity, (size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags)) \
-	X(cuMemGetHandleForAddressRange, (void *, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long)) \
-	X(cuMemExportToShareableHandle, (void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long)) \
-	X(cuMemImportFromShareableHandle, (CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType)) \
-	X(cuDeviceGetUuid_v2, (CUuuid *, CUdevice)) \
+#define SL_CUDA_OPTIONAL_CALLS(X)                                                                  \
+	X(cuMemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long))   \
+	X(cuMemAddressFree, (CUdeviceptr, size_t))                                                 \
+	X(cuMemCreate, (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,       \
+			unsigned long long))                                                       \
+	X(cuMemRelease, (CUmemGenericAllocationHandle))                                            \
+	X(cuMemMap,                                                                                \
+	  (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long))         \
+	X(cuMemUnmap, (CUdeviceptr, size_t))                                                       \
+	X(cuMemSetAccess, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t))                  \
+	X(cuMemGetAllocationGranularity,                                                           \
+	  (size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags))               \
+	X(cuMemGetHandleForAddressRange,                                                           \
+	  (void *, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long))                 \
+	X(cuMemExportToShareableHandle,                                                            \
+	  (void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long))   \
+	X(cuMemImportFromShareableHandle,                                                          \
+	  (CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType))                     \
+	X(cuDeviceGetUuid_v2, (CUuuid *, CUdevice))                                                \
 	X(cuCtxSynchronize, (void))
 
-/* Of CUDA 12.8; in 13 the plain name is another function to who includes cuda.h, not in the library. */
-#define SL_CUDA_BATCH_CALLS(X) \
-	X(cuMemcpyBatchAsync, (CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUmemcpyAttributes *, size_t *, size_t, size_t *, \
-			       CUstream))
+/*
+ * Of CUDA 12.8; in 13 the plain name is another function to who includes cuda.h, not in the
+ * library.
+ */
+#define SL_CUDA_BATCH_CALLS(X)                                                                     \
+	X(cuMemcpyBatchAsync, (CUdeviceptr *, CUdeviceptr *, size_t *, size_t,                     \
+			       CUmemcpyAttributes *, size_t *, size_t, size_t *, CUstream))
 
 /* For graphs (moves.h). A driver may lack any of them: then it is NULL. */
 #ifndef CUDA_VERSION

@@ -32,7 +32,8 @@ func Load(path string) error {
 		return nil
 	case "":
 	default:
-		return unavailable(fmt.Sprintf("%s is open already, and a process has one driver: %s is not opened", loaded.path, path),
+		return unavailable(fmt.Sprintf("%s is open already, and a process has one driver: %s "+
+			"is not opened", loaded.path, path),
 			"give the same path everywhere")
 	}
 	if reason, fix := loadLibrary(path); reason != "" {

@@ -65,10 +65,14 @@ static int describe(struct sl_cuda *c)
 	TRY(cu.cuDriverGetVersion(&c->driver));
 	TRY(cu.cuDeviceGetName(c->name, sizeof c->name, c->device));
 	TRY(cu.cuDeviceGetPCIBusId(c->bus, sizeof c->bus, c->device));
-	TRY(cu.cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, c->device));
-	TRY(cu.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, c->device));
+	TRY(cu.cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+				    c->device));
+	TRY(cu.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+				    c->device));
 	TRY(cu.cuDeviceGetAttribute(&c->sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, c->device));
-	TRY(cu.cuDeviceGetAttribute(&c->shared, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, c->device));
+	TRY(cu.cuDeviceGetAttribute(&c->shared,
+				    CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+				    c->device));
 	c->compute = 10 * major + minor;
 	return 0;
 }
@@ -146,7 +150,8 @@ int sl_cuda_pin(struct sl_cuda *c, void *mem, size_t bytes, CUdeviceptr *at)
 	int rc;
 
 	TRY(cu.cuCtxSetCurrent(c->context));
-	TRY(cu.cuMemHostRegister_v2(mem, bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP));
+	TRY(cu.cuMemHostRegister_v2(mem, bytes,
+				    CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP));
 	rc = cu.cuMemHostGetDevicePointer_v2(at, mem, 0);
 	if (rc)
 		cu.cuMemHostUnregister(mem);
@@ -167,21 +172,24 @@ static int wait(struct sl_cuda *c, int rc)
 	return rc ? rc : waited;
 }
 
-static int run(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads, unsigned shared, const uint8_t *args,
-	       CUdeviceptr tally, uint8_t *bytes, size_t n)
+static int run(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads, unsigned shared,
+	       const uint8_t *args, CUdeviceptr tally, uint8_t *bytes, size_t n)
 {
 	void *params[] = {(void *)args};
 
 	/* Beyond 48 KiB a kernel must be told; each time, since another Move may have said less. */
 	if (shared)
-		TRY(cu.cuFuncSetAttribute(c->kernel[kernel], CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared));
+		TRY(cu.cuFuncSetAttribute(c->kernel[kernel],
+					  CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+					  (int)shared));
 	TRY(cu.cuMemcpyHtoDAsync_v2(tally, bytes, n, c->stream));
-	TRY(cu.cuLaunchKernel(c->kernel[kernel], blocks, 1, 1, threads, 1, 1, shared, c->stream, params, NULL));
+	TRY(cu.cuLaunchKernel(c->kernel[kernel], blocks, 1, 1, threads, 1, 1, shared, c->stream,
+			      params, NULL));
 	return cu.cuMemcpyDtoHAsync_v2(bytes, tally, n, c->stream);
 }
 
-int sl_cuda_run(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads, unsigned shared, const uint8_t *args,
-		CUdeviceptr tally, uint8_t *bytes, size_t n)
+int sl_cuda_run(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads, unsigned shared,
+		const uint8_t *args, CUdeviceptr tally, uint8_t *bytes, size_t n)
 {
 	TRY(cu.cuCtxSetCurrent(c->context));
 	return wait(c, run(c, kernel, blocks, threads, shared, args, tally, bytes, n));

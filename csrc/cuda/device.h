@@ -13,7 +13,8 @@
 
 struct sl_cuda {
 	CUdevice device;
-	int driver, compute, sms, shared; /* compute: 10 * major + minor; shared: bytes that a block may opt in to */
+	/* compute: 10 * major + minor; shared: bytes that a block may opt in to */
+	int driver, compute, sms, shared;
 	CUcontext context;
 	CUstream stream;
 	CUmodule module;
@@ -52,8 +53,8 @@ int sl_cuda_unpin(struct sl_cuda *c, void *mem);
  * Writes `bytes` at `tally`, runs a kernel with args, one struct by value, reads them back and
  * waits: one crossing from Go, so that memory of Go stays where it is meanwhile.
  */
-int sl_cuda_run(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads, unsigned shared, const uint8_t *args,
-		CUdeviceptr tally, uint8_t *bytes, size_t n);
+int sl_cuda_run(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads, unsigned shared,
+		const uint8_t *args, CUdeviceptr tally, uint8_t *bytes, size_t n);
 
 /* These wait, too. */
 int sl_cuda_write(struct sl_cuda *c, CUdeviceptr to, const void *from, size_t bytes);

@@ -62,9 +62,11 @@ func Open(ordinal int) (*Device, error) {
 	case 0:
 		return d, nil
 	case C.CUDA_ERROR_NO_DEVICE:
-		return nil, unavailable("the driver has no device", "see what nvidia-smi says, and CUDA_VISIBLE_DEVICES")
+		return nil, unavailable("the driver has no device", "see what nvidia-smi says, and "+
+			"CUDA_VISIBLE_DEVICES")
 	case C.CUDA_ERROR_INVALID_DEVICE:
-		return nil, unavailable(fmt.Sprintf("there is no device %d", ordinal), "count them with nvidia-smi -L, from 0")
+		return nil, unavailable(fmt.Sprintf("there is no device %d", ordinal),
+			"count them with nvidia-smi -L, from 0")
 	default:
 		return nil, result("open device", rc)
 	}
@@ -89,7 +91,8 @@ func (d *Device) with(call string, f func(c *C.struct_sl_cuda) C.int) error {
 
 // Facts are what the device says of itself.
 func (d *Device) Facts() Facts {
-	return Facts{C.GoString(&d.c.name[0]), C.GoString(&d.c.bus[0]), int(d.c.driver), int(d.c.compute), int(d.c.sms), uint32(d.c.shared)}
+	return Facts{C.GoString(&d.c.name[0]), C.GoString(&d.c.bus[0]), int(d.c.driver),
+		int(d.c.compute), int(d.c.sms), uint32(d.c.shared)}
 }
 
 // Close waits for what is under way and lets the device go. It is idempotent.
@@ -113,19 +116,25 @@ func (d *Device) Load(ptx string, kernels []string) error {
 		names[i] = C.CString(kernels[i])
 		defer C.free(unsafe.Pointer(names[i]))
 	}
-	return d.with("load module", func(c *C.struct_sl_cuda) C.int { return C.sl_cuda_module(c, text, names[0], names[1]) })
+	return d.with("load module", func(c *C.struct_sl_cuda) C.int {
+		return C.sl_cuda_module(c, text, names[0], names[1])
+	})
 }
 
 // Alloc returns the address of n bytes of device memory.
 func (d *Device) Alloc(n uint64) (at uint64, err error) {
 	var address C.CUdeviceptr
-	err = d.with("allocate device memory", func(c *C.struct_sl_cuda) C.int { return C.sl_cuda_alloc(c, C.size_t(n), &address) })
+	err = d.with("allocate device memory", func(c *C.struct_sl_cuda) C.int {
+		return C.sl_cuda_alloc(c, C.size_t(n), &address)
+	})
 	return uint64(address), err
 }
 
 // Free gives memory of Alloc back.
 func (d *Device) Free(at uint64) error {
-	return d.with("free device memory", func(c *C.struct_sl_cuda) C.int { return C.sl_cuda_free(c, C.CUdeviceptr(at)) })
+	return d.with("free device memory", func(c *C.struct_sl_cuda) C.int {
+		return C.sl_cuda_free(c, C.CUdeviceptr(at))
+	})
 }
 
 // Pin makes host memory reachable by the device and returns its address there. The memory
@@ -153,7 +162,8 @@ func (d *Device) Run(l *Launch, tally []byte) error {
 	if !d.open {
 		return driver.ErrClosed
 	}
-	rc := C.sl_cuda_run(&d.c, C.int(l.Kernel), C.unsigned(l.Blocks), C.unsigned(l.Threads), C.unsigned(l.Shared),
+	rc := C.sl_cuda_run(&d.c, C.int(l.Kernel), C.unsigned(l.Blocks), C.unsigned(l.Threads),
+		C.unsigned(l.Shared),
 		bytePtr(l.Args), C.CUdeviceptr(l.Tally), bytePtr(tally), C.size_t(len(tally)))
 	return result("run kernel", rc)
 }
@@ -161,14 +171,16 @@ func (d *Device) Run(l *Launch, tally []byte) error {
 // Write copies to device memory and waits for the end.
 func (d *Device) Write(to uint64, from []byte) error {
 	return d.with("copy to device", func(c *C.struct_sl_cuda) C.int {
-		return C.sl_cuda_write(c, C.CUdeviceptr(to), unsafe.Pointer(unsafe.SliceData(from)), C.size_t(len(from)))
+		return C.sl_cuda_write(c, C.CUdeviceptr(to), unsafe.Pointer(unsafe.SliceData(from)),
+			C.size_t(len(from)))
 	})
 }
 
 // Read copies from device memory and waits for the end.
 func (d *Device) Read(to []byte, from uint64) error {
 	return d.with("copy from device", func(c *C.struct_sl_cuda) C.int {
-		return C.sl_cuda_read(c, unsafe.Pointer(unsafe.SliceData(to)), C.CUdeviceptr(from), C.size_t(len(to)))
+		return C.sl_cuda_read(c, unsafe.Pointer(unsafe.SliceData(to)), C.CUdeviceptr(from),
+			C.size_t(len(to)))
 	})
 }
 

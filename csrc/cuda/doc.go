@@ -8,7 +8,8 @@
 //
 //   - ends.c: the further functions of libcuda, and the ring;
 //   - mover.c: movers, their lanes (a stream with a thread), and what the threads do;
-//   - feed.c, stage.c: from batches to copies and launches, in chunks, and what a processor gathers;
+//   - feed.c, stage.c: from batches to copies and launches, in chunks, and what a processor
+//     gathers;
 //   - memory.c, share.c: pinned memory, which device an address is of, and memory of devices;
 //   - stream.c: streams and events of the program.
 package cuda

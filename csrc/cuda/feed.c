@@ -69,13 +69,15 @@ static void feed_batch(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint64_t
 		l->src[n] = c.src;
 		l->len[n++] = c.len;
 	}
-	rc = sl_cu.cuMemcpyBatchAsync(l->dst, l->src, l->len, n, &in_order, &zero, 1, &fail_at, l->stream);
+	rc = sl_cu.cuMemcpyBatchAsync(l->dst, l->src, l->len, n, &in_order, &zero, 1, &fail_at,
+				      l->stream);
 	fail(b, rc, fail_at < n ? (int)b->pieces[first + fail_at].index : -1);
 }
 
 static void feed_each(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint64_t bytes)
 {
-	for (int calls = 0; b->at < b->n && bytes > 0 && calls < SL_CUDA_CHUNK_CALLS && !b->status; calls++) {
+	for (int calls = 0; b->at < b->n && bytes > 0 && calls < SL_CUDA_CHUNK_CALLS && !b->status;
+	     calls++) {
 		struct sl_cuda_piece c = cut(b, bytes);
 
 		bytes -= c.len;
@@ -83,7 +85,10 @@ static void feed_each(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint64_t 
 	}
 }
 
-static bool patient(const struct sl_cuda_lane *l) { return l == &l->mover->lane[l->mover->streams]; }
+static bool patient(const struct sl_cuda_lane *l)
+{
+	return l == &l->mover->lane[l->mover->streams];
+}
 
 static void feed(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint64_t bytes)
 {
@@ -107,7 +112,8 @@ int sl_cuda_begin(struct sl_cuda_mover *m, struct sl_cuda_lane *l, uint32_t batc
 	SL_CUDA_TRY(sl_cu.cuCtxSetCurrent(m->context));
 	for (int i = 0; i <= SL_CUDA_AHEAD; i++)
 		if (!b->event[i])
-			SL_CUDA_TRY(sl_cu.cuEventCreate(&b->event[i], CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING));
+			SL_CUDA_TRY(sl_cu.cuEventCreate(&b->event[i], CU_EVENT_BLOCKING_SYNC |
+									  CU_EVENT_DISABLE_TIMING));
 	b->lane = l;
 	b->n = b->at = 0;
 	b->off = 0;
@@ -124,7 +130,10 @@ bool sl_cuda_cancelled(const struct sl_cuda_batch *b)
 	return __atomic_load_n(&b->cancel, __ATOMIC_RELAXED) == b->serial;
 }
 
-/* What a batch has beyond the call that submits it lies in memory that is given back at its end, or at the next. */
+/*
+ * What a batch has beyond the call that submits it lies in memory that is given back at its end, or
+ * at the next.
+ */
 static int keep(struct sl_cuda_batch *b, const struct sl_cuda_piece *pieces, size_t n)
 {
 	struct sl_cuda_piece *kept = realloc(b->kept, n * sizeof *kept);
@@ -144,7 +153,8 @@ static int wait_for(struct sl_cuda_lane *l, const uint64_t *events, size_t waits
 }
 
 /* As much as may be ahead; the rest is the thread's. */
-static void head(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint32_t batch, const struct sl_cuda_piece *pieces, size_t n)
+static void head(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint32_t batch,
+		 const struct sl_cuda_piece *pieces, size_t n)
 {
 	b->pieces = (struct sl_cuda_piece *)pieces;
 	b->n = n;
@@ -159,7 +169,8 @@ static void head(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint32_t batch
 }
 
 int sl_cuda_submit(struct sl_cuda_mover *m, int lane, uint32_t batch, uint64_t serial,
-		   const struct sl_cuda_piece *pieces, size_t n, const uint64_t *events, size_t waits)
+		   const struct sl_cuda_piece *pieces, size_t n, const uint64_t *events,
+		   size_t waits)
 {
 	struct sl_cuda_lane *l = &m->lane[lane];
 	struct sl_cuda_batch *b = &m->batches[batch];
@@ -186,7 +197,9 @@ static int allow(struct sl_cuda_mover *m, uint32_t kernel, uint32_t shared)
 
 	pthread_mutex_lock(&m->lock);
 	if (shared > m->shared[kernel]) {
-		rc = sl_cu.cuFuncSetAttribute(m->kernel[kernel], CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared);
+		rc = sl_cu.cuFuncSetAttribute(m->kernel[kernel],
+					      CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+					      (int)shared);
 		if (!rc)
 			m->shared[kernel] = shared;
 	}
@@ -199,8 +212,8 @@ static int launch(struct sl_cuda_lane *l, const struct sl_cuda_run *r)
 	void *params[] = {(void *)r->args};
 
 	SL_CUDA_TRY(sl_cu.cuMemcpyHtoDAsync_v2(r->to, (void *)(uintptr_t)r->from, r->n, l->stream));
-	return sl_cu.cuLaunchKernel(l->mover->kernel[r->kernel], r->blocks, 1, 1, r->threads, 1, 1, r->shared, l->stream, params,
-				    NULL);
+	return sl_cu.cuLaunchKernel(l->mover->kernel[r->kernel], r->blocks, 1, 1, r->threads, 1, 1,
+				    r->shared, l->stream, params, NULL);
 }
 
 static int still_there(struct sl_cuda_mover *m, const struct sl_cuda_run *r)

@@ -37,7 +37,8 @@ func fakeCUDA(t *testing.T, without, result string) string {
 func cudaNames(t *testing.T) (names []string) {
 	t.Helper()
 	cmd := exec.Command("gcc", "-E", "-P", "-x", "c", "-")
-	cmd.Stdin = strings.NewReader("#include \"calls.h\"\n#define X(name, args) @name\nSL_CUDA_CALLS(X)\n")
+	cmd.Stdin = strings.NewReader("#include \"calls.h\"\n#define X(name, args) " +
+		"@name\nSL_CUDA_CALLS(X)\n")
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatal(err)
@@ -54,10 +55,14 @@ func cudaNames(t *testing.T) (names []string) {
 // A library that fails changes nothing, so that a later call may try another.
 func TestLoadCUDAThatFails(t *testing.T) {
 	for _, c := range []struct{ name, path, reason, fix string }{
-		{"missing", filepath.Join(t.TempDir(), "libcuda.so.1"), "cannot open shared object file", "driver"},
-		{"a function is missing", fakeCUDA(t, "cuLaunchKernel", "0"), "has no function cuLaunchKernel", "driver"},
-		{"an old name", fakeCUDA(t, "cuMemAlloc_v2", "0"), "has no function cuMemAlloc_v2", "driver"},
-		{"no device", fakeCUDA(t, "", "100"), "cuInit answers 100, CUDA_ERROR_NO_DEVICE: no CUDA-capable device", "nvidia-smi"},
+		{"missing", filepath.Join(t.TempDir(), "libcuda.so.1"), "cannot open shared object file",
+			"driver"},
+		{"a function is missing", fakeCUDA(t, "cuLaunchKernel", "0"),
+			"has no function cuLaunchKernel", "driver"},
+		{"an old name", fakeCUDA(t, "cuMemAlloc_v2", "0"), "has no function cuMemAlloc_v2",
+			"driver"},
+		{"no device", fakeCUDA(t, "", "100"), "cuInit answers 100, CUDA_ERROR_NO_DEVICE: no " +
+			"CUDA-capable device", "nvidia-smi"},
 	} {
 		err := Load(c.path)
 		var u *driver.UnavailableError
@@ -77,8 +82,10 @@ func TestCUDADeclarations(t *testing.T) {
 	cmd := exec.Command("gcc", "-E", "-P", "-x", "c", "-")
 	cmd.Stdin = strings.NewReader("#include <cuda.h>\n")
 	if err := cmd.Run(); err != nil {
-		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "cuda", Reason: "no cuda.h to compare with",
-			Fix: "pip download nvidia-cuda-runtime-cu12, unpack it, and name its include folder in CPATH"})
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "cuda",
+			Reason: "no cuda.h to compare with",
+			Fix: "pip download nvidia-cuda-runtime-cu12, unpack it, and name its include " +
+				"folder in CPATH"})
 	}
 	var said [2]string
 	for i, args := range [][]string{{}, {"-DREAL"}} {

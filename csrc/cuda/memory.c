@@ -9,7 +9,9 @@
 int sl_cuda_host_pin(struct sl_cuda_mover *m, void *mem, size_t bytes)
 {
 	SL_CUDA_TRY(sl_cu.cuCtxSetCurrent(m->context));
-	return sl_cu.cuMemHostRegister_v2(mem, bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+	return sl_cu.cuMemHostRegister_v2(mem, bytes,
+					  CU_MEMHOSTREGISTER_PORTABLE |
+					      CU_MEMHOSTREGISTER_DEVICEMAP);
 }
 
 int sl_cuda_host_unpin(struct sl_cuda_mover *m, void *mem)
@@ -37,11 +39,13 @@ bool sl_cuda_host_pinned(struct sl_cuda_mover *m, uint64_t at, uint64_t bytes)
 	CUdeviceptr begin;
 	size_t size;
 
-	return sl_cu.cuCtxSetCurrent(m->context) == 0 && range(at, &begin, &size) == 0 && begin + size - at >= bytes;
+	return sl_cu.cuCtxSetCurrent(m->context) == 0 && range(at, &begin, &size) == 0 &&
+	       begin + size - at >= bytes;
 }
 
 /* Mappings of one reservation may be ranges of their own. */
-int sl_cuda_whose(struct sl_cuda_mover *m, uint64_t at, uint64_t bytes, int *device, uint64_t *until)
+int sl_cuda_whose(struct sl_cuda_mover *m, uint64_t at, uint64_t bytes, int *device,
+		  uint64_t *until)
 {
 	int type = 0, now = -1;
 	CUdeviceptr begin;
@@ -51,8 +55,10 @@ int sl_cuda_whose(struct sl_cuda_mover *m, uint64_t at, uint64_t bytes, int *dev
 	*until = at;
 	SL_CUDA_TRY(sl_cu.cuCtxSetCurrent(m->context));
 	for (CUdeviceptr next = at; next - at < bytes; next = begin + size, *until = next) {
-		SL_CUDA_TRY(sl_cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, next));
-		SL_CUDA_TRY(sl_cu.cuPointerGetAttribute(&now, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, next));
+		SL_CUDA_TRY(
+		    sl_cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, next));
+		SL_CUDA_TRY(
+		    sl_cu.cuPointerGetAttribute(&now, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, next));
 		SL_CUDA_TRY(range(next, &begin, &size));
 		if (type != CU_MEMORYTYPE_DEVICE || (*device >= 0 && *device != now))
 			return CUDA_ERROR_INVALID_VALUE;
@@ -90,8 +96,9 @@ static int can(int device, CUdevice_attribute what)
 
 static bool maps(int device)
 {
-	return sl_cu.cuMemAddressReserve && sl_cu.cuMemAddressFree && sl_cu.cuMemCreate && sl_cu.cuMemRelease && sl_cu.cuMemMap &&
-	       sl_cu.cuMemUnmap && sl_cu.cuMemSetAccess && sl_cu.cuMemGetAllocationGranularity &&
+	return sl_cu.cuMemAddressReserve && sl_cu.cuMemAddressFree && sl_cu.cuMemCreate &&
+	       sl_cu.cuMemRelease && sl_cu.cuMemMap && sl_cu.cuMemUnmap && sl_cu.cuMemSetAccess &&
+	       sl_cu.cuMemGetAllocationGranularity &&
 	       can(device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 }
 
@@ -103,12 +110,14 @@ void sl_cuda_property(int device, CUmemAllocationProp *p)
 	p->location.id = device;
 	if (can(device, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED))
 		p->requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-	p->allocFlags.gpuDirectRDMACapable = (unsigned char)can(device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+	p->allocFlags.gpuDirectRDMACapable =
+	    (unsigned char)can(device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
 }
 
 int sl_cuda_map(CUdeviceptr at, const struct sl_cuda_block *b, CUmemGenericAllocationHandle handle)
 {
-	CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, b->device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, b->device},
+				  CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 	int rc;
 
 	SL_CUDA_TRY(sl_cu.cuMemMap(at, b->mapped, 0, handle, 0));
@@ -118,7 +127,8 @@ int sl_cuda_map(CUdeviceptr at, const struct sl_cuda_block *b, CUmemGenericAlloc
 	return rc;
 }
 
-int sl_cuda_map_anywhere(CUdeviceptr *at, const struct sl_cuda_block *b, CUmemGenericAllocationHandle handle)
+int sl_cuda_map_anywhere(CUdeviceptr *at, const struct sl_cuda_block *b,
+			 CUmemGenericAllocationHandle handle)
 {
 	int rc;
 
@@ -136,7 +146,8 @@ static int open_mapped(int device, size_t bytes, struct sl_cuda_block *b)
 	int rc;
 
 	sl_cuda_property(device, &prop);
-	SL_CUDA_TRY(sl_cu.cuMemGetAllocationGranularity(&unit, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+	SL_CUDA_TRY(
+	    sl_cu.cuMemGetAllocationGranularity(&unit, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
 	if (unit == 0 || bytes > SIZE_MAX - unit)
 		return CUDA_ERROR_INVALID_VALUE;
 	b->mapped = (bytes + unit - 1) / unit * unit;
@@ -198,8 +209,10 @@ int sl_cuda_block_export(const struct sl_cuda_block *b, size_t page, int *fd, ui
 
 	*fd = -1;
 	*off = b->at - begin;
-	if (!sl_cu.cuMemGetHandleForAddressRange || !can(b->device, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED))
+	if (!sl_cu.cuMemGetHandleForAddressRange ||
+	    !can(b->device, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED))
 		return 0;
 	SL_CUDA_TRY(sl_cu.cuCtxSetCurrent(b->context));
-	return sl_cu.cuMemGetHandleForAddressRange(fd, begin, size, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+	return sl_cu.cuMemGetHandleForAddressRange(fd, begin, size,
+						   CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
 }

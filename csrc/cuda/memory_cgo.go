@@ -34,7 +34,8 @@ func (m *Mover) Pin(mem []byte) error {
 
 // Unpin undoes Pin.
 func (m *Mover) Unpin(mem []byte) error {
-	return result("unpin host memory", C.sl_cuda_host_unpin(m.c, unsafe.Pointer(unsafe.SliceData(mem))))
+	return result("unpin host memory", C.sl_cuda_host_unpin(m.c,
+		unsafe.Pointer(unsafe.SliceData(mem))))
 }
 
 // HostAddress is where kernels see pinned memory.
@@ -46,7 +47,8 @@ func (m *Mover) HostAddress(mem []byte) (at uint64, err error) {
 
 // HostPinned reports whether all of it is pinned, in one piece, whoever did it.
 func (m *Mover) HostPinned(mem []byte) bool {
-	return bool(C.sl_cuda_host_pinned(m.c, C.uint64_t(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))), C.uint64_t(len(mem))))
+	return bool(C.sl_cuda_host_pinned(m.c,
+		C.uint64_t(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))), C.uint64_t(len(mem))))
 }
 
 // Whose returns which device has n bytes at an address; where none has all of them, until is
@@ -102,8 +104,8 @@ func (b *Block) Close() error {
 	return result("free device memory", C.sl_cuda_block_close(&b.c))
 }
 
-// Export returns a dma-buf of all of it, whose descriptor is the caller's, and where in it the block begins. A descriptor
-// of -1 without an error: driver or device have no such call.
+// Export returns a dma-buf of all of it, whose descriptor is the caller's, and where in it the
+// block begins. A descriptor of -1 without an error: driver or device have no such call.
 func (b *Block) Export() (fd int, off uint64, err error) {
 	var f C.int
 	var o C.uint64_t
@@ -111,8 +113,8 @@ func (b *Block) Export() (fd int, off uint64, err error) {
 	return int(f), uint64(o), result("export a dma-buf", rc)
 }
 
-// Share returns a descriptor, the caller's, by which another process of the host maps the memory that is
-// there now. driver.ErrNotSupported: memory, driver or device has no such thing.
+// Share returns a descriptor, the caller's, by which another process of the host maps the memory
+// that is there now. driver.ErrNotSupported: memory, driver or device has no such thing.
 func (b *Block) Share() (fd int, err error) {
 	var f C.int
 	rc := C.sl_cuda_block_share(&b.c, &f)
@@ -131,8 +133,8 @@ func ImportBlock(ordinal, fd int, n uint64) (*Block, error) {
 }
 
 // Renew puts other memory under the addresses, with the same content, so that what other processes
-// have mapped is nobody's any more. It waits for all that this process has begun on the device; nobody may use the
-// memory meanwhile.
+// have mapped is nobody's any more. It waits for all that this process has begun on the device;
+// nobody may use the memory meanwhile.
 func (b *Block) Renew() error {
 	return shareResult("put other device memory under a range", C.sl_cuda_block_renew(&b.c))
 }

@@ -83,7 +83,8 @@ static void *attend(void *arg)
 	struct sl_cuda_lane *l = arg;
 	struct sl_cuda_note n;
 
-	sl_cu.cuCtxSetCurrent(l->mover->context); /* if it fails, so will all that follows, and say so */
+	/* if it fails, so will all that follows, and say so */
+	sl_cu.cuCtxSetCurrent(l->mover->context);
 	while (take(l, &n))
 		heed(l, &n);
 	return NULL;
@@ -194,8 +195,8 @@ static int prepare(struct sl_cuda_mover *m, int streams, int gated)
 	return 0;
 }
 
-int sl_cuda_mover_open(struct sl_cuda_mover **mover, int ordinal, struct sl_cuda_ends *ends, uint32_t places, int streams,
-		       int gated)
+int sl_cuda_mover_open(struct sl_cuda_mover **mover, int ordinal, struct sl_cuda_ends *ends,
+		       uint32_t places, int streams, int gated)
 {
 	struct sl_cuda_mover *m;
 	CUdevice device;
@@ -284,4 +285,7 @@ int sl_cuda_count(void)
 	return sl_cu.cuDeviceGetCount(&n) ? -1 : n;
 }
 
-int sl_cuda_gated_open(struct sl_cuda_mover *m, int lane) { return sl_cuda_lane_open(&m->lane[lane]); }
+int sl_cuda_gated_open(struct sl_cuda_mover *m, int lane)
+{
+	return sl_cuda_lane_open(&m->lane[lane]);
+}

@@ -33,8 +33,9 @@ const Canceled = -125
 // Run is the launch of a kernel behind a copy to device memory. It goes from Go to C as
 // it is.
 type Run struct {
-	To, From, N                     uint64    // the copy
-	OwnAt, OwnLen                   [2]uint64 // memory that must still be a device's; length 0: none
+	To, From, N uint64 // the copy
+	// memory that must still be a device's; length 0: none
+	OwnAt, OwnLen                   [2]uint64
 	Kernel, Blocks, Threads, Shared uint32
 	ArgsLen                         uint32
 	Args                            [ArgsMax]byte // one struct, passed by value

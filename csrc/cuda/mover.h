@@ -78,8 +78,10 @@ struct sl_cuda_entries {
 
 struct sl_cuda_batch {
 	struct sl_cuda_lane *lane;
-	CUevent event[SL_CUDA_AHEAD + 1]; /* made when first needed; the last is for what follows all at once */
-	struct sl_cuda_piece *pieces;	  /* those of the caller, or a copy in memory of ours, kept */
+	/* made when first needed; the last is for what follows all at once */
+	CUevent event[SL_CUDA_AHEAD + 1];
+	/* those of the caller, or a copy in memory of ours, kept */
+	struct sl_cuda_piece *pieces;
 	struct sl_cuda_piece *kept;
 	uint32_t *list; /* of entries; ours */
 	struct sl_cuda_entries entries;
@@ -135,8 +137,8 @@ struct sl_cuda_mover {
  * does all the work itself, which may wait (the patient lane, number `streams`); and `gated` for
  * batches that wait for events, made when first needed. After a failure there is nothing to close.
  */
-int sl_cuda_mover_open(struct sl_cuda_mover **mover, int device, struct sl_cuda_ends *ends, uint32_t places, int streams,
-		       int gated);
+int sl_cuda_mover_open(struct sl_cuda_mover **mover, int device, struct sl_cuda_ends *ends,
+		       uint32_t places, int streams, int gated);
 
 /* Waits for what is under way. */
 void sl_cuda_mover_close(struct sl_cuda_mover *m);
@@ -161,7 +163,8 @@ int sl_cuda_mover_module(struct sl_cuda_mover *m, const char *ptx, const char *k
  * and unlike that of any earlier batch of the number. -ENOMEM.
  */
 int sl_cuda_submit(struct sl_cuda_mover *m, int lane, uint32_t batch, uint64_t serial,
-		   const struct sl_cuda_piece *pieces, size_t n, const uint64_t *events, size_t waits);
+		   const struct sl_cuda_piece *pieces, size_t n, const uint64_t *events,
+		   size_t waits);
 
 /* The same on the patient lane by a processor; list may be NULL, and is copied. -ENOMEM. */
 int sl_cuda_gather(struct sl_cuda_mover *m, uint32_t batch, uint64_t serial, uint64_t host,
@@ -170,8 +173,8 @@ int sl_cuda_gather(struct sl_cuda_mover *m, uint32_t batch, uint64_t serial, uin
 
 /*
  * Checks that memory is still that of a device, since a kernel that meets other memory ends the use
- * of the device; copies n bytes to device memory; and launches a kernel behind them, with args, one struct by
- * value. from stays as it is until the end.
+ * of the device; copies n bytes to device memory; and launches a kernel behind them, with args, one
+ * struct by value. from stays as it is until the end.
  */
 struct sl_cuda_run {
 	uint64_t to;
@@ -205,8 +208,11 @@ int sl_cuda_host_unpin(struct sl_cuda_mover *m, void *mem);
 int sl_cuda_host_address(struct sl_cuda_mover *m, void *mem, CUdeviceptr *at);
 /* Whether somebody has pinned all of it, in one piece. */
 bool sl_cuda_host_pinned(struct sl_cuda_mover *m, uint64_t at, uint64_t bytes);
-/* Whether [at, at + bytes) is memory of a device, and of which; `until` is where it ends otherwise. */
-int sl_cuda_whose(struct sl_cuda_mover *m, uint64_t at, uint64_t bytes, int *device, uint64_t *until);
+/*
+ * Whether [at, at + bytes) is memory of a device, and of which; `until` is where it ends otherwise.
+ */
+int sl_cuda_whose(struct sl_cuda_mover *m, uint64_t at, uint64_t bytes, int *device,
+		  uint64_t *until);
 
 /* Pinned host memory with memory of the device beside it. */
 int sl_cuda_place_open(struct sl_cuda_mover *m, size_t bytes, void **host, CUdeviceptr *at);
@@ -223,25 +229,33 @@ struct sl_cuda_block {
 };
 int sl_cuda_block_open(int device, size_t bytes, struct sl_cuda_block *b);
 int sl_cuda_block_close(struct sl_cuda_block *b);
-/* A dma-buf of all of it: a descriptor for the caller to close, or -1 and what the driver said, 0: it has no such call. */
+/*
+ * A dma-buf of all of it: a descriptor for the caller to close, or -1 and what the driver said, 0:
+ * it has no such call.
+ */
 int sl_cuda_block_export(const struct sl_cuda_block *b, size_t page, int *fd, uint64_t *off);
 
 /* What such memory is made with; maps it at addresses that are reserved, or at others. */
 void sl_cuda_property(int device, CUmemAllocationProp *p);
 int sl_cuda_map(CUdeviceptr at, const struct sl_cuda_block *b, CUmemGenericAllocationHandle handle);
-int sl_cuda_map_anywhere(CUdeviceptr *at, const struct sl_cuda_block *b, CUmemGenericAllocationHandle handle);
+int sl_cuda_map_anywhere(CUdeviceptr *at, const struct sl_cuda_block *b,
+			 CUmemGenericAllocationHandle handle);
 
 /*
- * Memory of a device in other processes. A descriptor of the memory that is mapped now, the caller's to close;
- * -EOPNOTSUPP: memory, driver or device has no such thing.
+ * Memory of a device in other processes. A descriptor of the memory that is mapped now, the
+ * caller's to close; -EOPNOTSUPP: memory, driver or device has no such thing.
  */
 int sl_cuda_block_share(const struct sl_cuda_block *b, int *fd);
-/* Maps such memory of another process, `mapped` bytes; the descriptor stays the caller's. -EOPNOTSUPP as above. */
+/*
+ * Maps such memory of another process, `mapped` bytes; the descriptor stays the caller's.
+ * -EOPNOTSUPP as above.
+ */
 int sl_cuda_block_import(int device, int fd, size_t mapped, struct sl_cuda_block *b);
 /*
- * Puts other memory under the addresses of a block, with the content of the old, once all is done that this
- * process had begun on the device. Nobody of this process may use the block meanwhile. A failure before anything was
- * taken away leaves the block as it was; one after that leaves addresses without memory.
+ * Puts other memory under the addresses of a block, with the content of the old, once all is done
+ * that this process had begun on the device. Nobody of this process may use the block meanwhile. A
+ * failure before anything was taken away leaves the block as it was; one after that leaves
+ * addresses without memory.
  */
 int sl_cuda_block_renew(struct sl_cuda_block *b);
 /* What names a device on the host. -EOPNOTSUPP: the driver is too old. */

@@ -73,7 +73,8 @@ func Devices() (int, error) {
 	}
 	n := C.sl_cuda_count()
 	if n <= 0 {
-		return 0, unavailable("the driver has no device", "see what nvidia-smi says, and CUDA_VISIBLE_DEVICES")
+		return 0, unavailable("the driver has no device", "see what nvidia-smi says, and "+
+			"CUDA_VISIBLE_DEVICES")
 	}
 	return int(n), nil
 }
@@ -107,8 +108,10 @@ func NewEnds(places, wakeFD, heedFD int) (*Ends, error) {
 		return nil, fmt.Errorf("make room for %d ends: %w", places, syscallErrno(int32(-rc)))
 	}
 	r := e.c.ring
-	e.ring = ring.New(unsafe.Pointer(&r.head), unsafe.Pointer(&r.tail), unsafe.Pointer(&r.armed), unsafe.Pointer(&r.notes),
-		unsafe.Pointer(&r.first_len), unsafe.Pointer(&r.due), unsafe.Pointer(uintptr(unsafe.Pointer(r))+unsafe.Sizeof(*r)), places)
+	e.ring = ring.New(unsafe.Pointer(&r.head), unsafe.Pointer(&r.tail), unsafe.Pointer(&r.armed),
+		unsafe.Pointer(&r.notes),
+		unsafe.Pointer(&r.first_len), unsafe.Pointer(&r.due),
+		unsafe.Pointer(uintptr(unsafe.Pointer(r))+unsafe.Sizeof(*r)), places)
 	e.heed = (*atomic.Uint32)(unsafe.Pointer(&e.c.heed))
 	return e, nil
 }
@@ -145,11 +148,13 @@ func OpenMover(ordinal int, ends *Ends, places, streams, gated int) (*Mover, err
 		return nil, err
 	}
 	m := &Mover{streams: streams}
-	switch rc := C.sl_cuda_mover_open(&m.c, C.int(ordinal), ends.c, C.uint32_t(places), C.int(streams), C.int(gated)); rc {
+	switch rc := C.sl_cuda_mover_open(&m.c, C.int(ordinal), ends.c, C.uint32_t(places),
+		C.int(streams), C.int(gated)); rc {
 	case 0:
 		return m, nil
 	case C.CUDA_ERROR_NO_DEVICE, C.CUDA_ERROR_INVALID_DEVICE:
-		return nil, unavailable(fmt.Sprintf("there is no device %d", ordinal), "count them with nvidia-smi -L, from 0")
+		return nil, unavailable(fmt.Sprintf("there is no device %d", ordinal),
+			"count them with nvidia-smi -L, from 0")
 	default:
 		return nil, Status("open streams", int32(rc))
 	}
@@ -187,7 +192,8 @@ func (m *Mover) Load(ptx string, kernels []string) error {
 // After an error nothing was started and nothing ends. serial is over 0 and unlike that of any
 // earlier batch with this number.
 func (m *Mover) Submit(lane, batch int, serial uint64, pieces []Piece, events []uint64) error {
-	rc := C.sl_cuda_submit(m.c, C.int(lane), C.uint32_t(batch), C.uint64_t(serial), (*C.struct_sl_cuda_piece)(unsafe.Pointer(unsafe.SliceData(pieces))),
+	rc := C.sl_cuda_submit(m.c, C.int(lane), C.uint32_t(batch), C.uint64_t(serial),
+		(*C.struct_sl_cuda_piece)(unsafe.Pointer(unsafe.SliceData(pieces))),
 		C.size_t(len(pieces)), (*C.uint64_t)(unsafe.SliceData(events)), C.size_t(len(events)))
 	if rc == 0 {
 		return nil
@@ -197,7 +203,8 @@ func (m *Mover) Submit(lane, batch int, serial uint64, pieces []Piece, events []
 
 // SubmitRun starts a batch that is a launch.
 func (m *Mover) SubmitRun(lane, batch int, serial uint64, r *Run, events []uint64) error {
-	rc := C.sl_cuda_submit_run(m.c, C.int(lane), C.uint32_t(batch), C.uint64_t(serial), (*C.struct_sl_cuda_run)(unsafe.Pointer(r)),
+	rc := C.sl_cuda_submit_run(m.c, C.int(lane), C.uint32_t(batch), C.uint64_t(serial),
+		(*C.struct_sl_cuda_run)(unsafe.Pointer(r)),
 		(*C.uint64_t)(unsafe.SliceData(events)), C.size_t(len(events)))
 	if rc == 0 {
 		return nil
@@ -211,8 +218,10 @@ func (m *Mover) SubmitEntries(batch int, serial uint64, e *Entries) error {
 	if e.Up {
 		up = 1
 	}
-	rc := C.sl_cuda_gather(m.c, C.uint32_t(batch), C.uint64_t(serial), C.uint64_t(uintptr(unsafe.Pointer(unsafe.SliceData(e.Host)))), C.uint64_t(len(e.Host)),
-		C.uint64_t(e.Base), C.uint64_t(e.Stride), C.uint64_t(e.Entry), indexPtr(e.List), C.size_t(e.Count), C.uint64_t(e.Dense), up)
+	rc := C.sl_cuda_gather(m.c, C.uint32_t(batch), C.uint64_t(serial),
+		C.uint64_t(uintptr(unsafe.Pointer(unsafe.SliceData(e.Host)))), C.uint64_t(len(e.Host)),
+		C.uint64_t(e.Base), C.uint64_t(e.Stride), C.uint64_t(e.Entry), indexPtr(e.List),
+		C.size_t(e.Count), C.uint64_t(e.Dense), up)
 	if rc == 0 {
 		return nil
 	}

@@ -43,12 +43,13 @@ int sl_cuda_moves(const struct sl_cuda *c, const char *path)
 
 	if (!cu.cuInit && !look(path))
 		return 0;
-	if (cu.cuEventCreate && cu.cuEventRecord && cu.cuEventSynchronize && cu.cuEventDestroy_v2 && cu.cuMemcpyAsync)
+	if (cu.cuEventCreate && cu.cuEventRecord && cu.cuEventSynchronize && cu.cuEventDestroy_v2 &&
+	    cu.cuMemcpyAsync)
 		has |= SL_CUDA_COPIES;
 	if (has && cu.cuMemcpyBatchAsync && c->driver >= 12080)
 		has |= SL_CUDA_BATCHES;
-	if (cu.cuStreamBeginCapture_v2 && cu.cuStreamEndCapture && cu.cuGraphInstantiateWithFlags && cu.cuGraphLaunch &&
-	    cu.cuGraphExecDestroy && cu.cuGraphDestroy)
+	if (cu.cuStreamBeginCapture_v2 && cu.cuStreamEndCapture && cu.cuGraphInstantiateWithFlags &&
+	    cu.cuGraphLaunch && cu.cuGraphExecDestroy && cu.cuGraphDestroy)
 		has |= SL_CUDA_GRAPHS;
 	return has;
 }
@@ -66,16 +67,18 @@ int sl_cuda_urge(struct sl_cuda *c)
 	return 0;
 }
 
-static int batch(struct sl_cuda *c, const uint64_t *dst, const uint64_t *src, const uint64_t *len, size_t n)
+static int batch(struct sl_cuda *c, const uint64_t *dst, const uint64_t *src, const uint64_t *len,
+		 size_t n)
 {
 	CUmemcpyAttributes how = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
 	size_t first = 0, failed;
 
-	return cu.cuMemcpyBatchAsync((CUdeviceptr *)dst, (CUdeviceptr *)src, (size_t *)len, n, &how, &first, 1, &failed,
-				     c->stream);
+	return cu.cuMemcpyBatchAsync((CUdeviceptr *)dst, (CUdeviceptr *)src, (size_t *)len, n, &how,
+				     &first, 1, &failed, c->stream);
 }
 
-int sl_cuda_copy(struct sl_cuda *c, int batched, const uint64_t *dst, const uint64_t *src, const uint64_t *len, size_t n)
+int sl_cuda_copy(struct sl_cuda *c, int batched, const uint64_t *dst, const uint64_t *src,
+		 const uint64_t *len, size_t n)
 {
 	TRY(cu.cuCtxSetCurrent(c->context));
 	if (batched && n)
@@ -120,20 +123,23 @@ static int allow(struct sl_cuda *c, int kernel, unsigned shared)
 {
 	if (!shared)
 		return 0;
-	return cu.cuFuncSetAttribute(c->kernel[kernel], CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared);
+	return cu.cuFuncSetAttribute(c->kernel[kernel],
+				     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared);
 }
 
-static int record(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads, unsigned shared, const uint8_t *args,
-		  CUdeviceptr tally, uint8_t *host, size_t n)
+static int record(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads, unsigned shared,
+		  const uint8_t *args, CUdeviceptr tally, uint8_t *host, size_t n)
 {
 	void *params[] = {(void *)args};
 
-	TRY(cu.cuLaunchKernel(c->kernel[kernel], blocks, 1, 1, threads, 1, 1, shared, c->stream, params, NULL));
+	TRY(cu.cuLaunchKernel(c->kernel[kernel], blocks, 1, 1, threads, 1, 1, shared, c->stream,
+			      params, NULL));
 	return cu.cuMemcpyDtoHAsync_v2(host, tally, n, c->stream);
 }
 
-int sl_cuda_launch(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads, unsigned shared, const uint8_t *args,
-		   CUdeviceptr tally, uint8_t *host, const uint8_t *fresh, size_t n)
+int sl_cuda_launch(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads,
+		   unsigned shared, const uint8_t *args, CUdeviceptr tally, uint8_t *host,
+		   const uint8_t *fresh, size_t n)
 {
 	int rc = 0, waited;
 
@@ -147,8 +153,9 @@ int sl_cuda_launch(struct sl_cuda *c, int kernel, unsigned blocks, unsigned thre
 	return rc ? rc : waited;
 }
 
-int sl_cuda_capture(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads, unsigned shared, const uint8_t *args,
-		    CUdeviceptr tally, uint8_t *host, size_t n, CUgraphExec *exec)
+int sl_cuda_capture(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads,
+		    unsigned shared, const uint8_t *args, CUdeviceptr tally, uint8_t *host,
+		    size_t n, CUgraphExec *exec)
 {
 	CUgraph graph = NULL;
 	int rc, ended;
@@ -158,7 +165,8 @@ int sl_cuda_capture(struct sl_cuda *c, int kernel, unsigned blocks, unsigned thr
 	/* By thread, so that what others do with the driver meanwhile does not spoil it. */
 	TRY(cu.cuStreamBeginCapture_v2(c->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
 	rc = record(c, kernel, blocks, threads, shared, args, tally, host, n);
-	ended = cu.cuStreamEndCapture(c->stream, &graph); /* whatever failed: a stream that captures is of no use */
+	/* whatever failed: a stream that captures is of no use */
+	ended = cu.cuStreamEndCapture(c->stream, &graph);
 	rc = rc ? rc : ended;
 	if (!rc)
 		rc = cu.cuGraphInstantiateWithFlags(exec, graph, 0);
@@ -167,8 +175,8 @@ int sl_cuda_capture(struct sl_cuda *c, int kernel, unsigned blocks, unsigned thr
 	return rc;
 }
 
-int sl_cuda_replay(struct sl_cuda *c, CUgraphExec graph, int kernel, unsigned shared, CUdeviceptr tally, const uint8_t *fresh,
-		   size_t n)
+int sl_cuda_replay(struct sl_cuda *c, CUgraphExec graph, int kernel, unsigned shared,
+		   CUdeviceptr tally, const uint8_t *fresh, size_t n)
 {
 	int rc = 0, waited;
 

@@ -15,8 +15,8 @@
 #define SL_CUDA_GRAPHS 4
 
 /*
- * Returns the bits, after it looked for the functions in the library that sl_cuda_load opened by that path. The
- * caller sees to it that only one call runs.
+ * Returns the bits, after it looked for the functions in the library that sl_cuda_load opened by
+ * that path. The caller sees to it that only one call runs.
  */
 int sl_cuda_moves(const struct sl_cuda *c, const char *path);
 
@@ -24,10 +24,11 @@ int sl_cuda_moves(const struct sl_cuda *c, const char *path);
 int sl_cuda_urge(struct sl_cuda *c);
 
 /*
- * Begins n copies between memories that the device sees, in a batch or one by one, and does not wait.
- * After a failure some may be under way.
+ * Begins n copies between memories that the device sees, in a batch or one by one, and does not
+ * wait. After a failure some may be under way.
  */
-int sl_cuda_copy(struct sl_cuda *c, int batch, const uint64_t *dst, const uint64_t *src, const uint64_t *len, size_t n);
+int sl_cuda_copy(struct sl_cuda *c, int batch, const uint64_t *dst, const uint64_t *src,
+		 const uint64_t *len, size_t n);
 int sl_cuda_sync(struct sl_cuda *c);
 
 /* A mark: what was begun before it is over when sl_cuda_await returns. */
@@ -37,21 +38,26 @@ int sl_cuda_await(struct sl_cuda *c, CUevent mark);
 void sl_cuda_mark_close(struct sl_cuda *c, CUevent mark);
 
 /*
- * sl_cuda_run with less to wait for: `tally` is written before only if `fresh` is not NULL, and comes
- * back to `host`, which is pinned.
+ * sl_cuda_run with less to wait for: `tally` is written before only if `fresh` is not NULL, and
+ * comes back to `host`, which is pinned.
  */
-int sl_cuda_launch(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads, unsigned shared, const uint8_t *args,
-		   CUdeviceptr tally, uint8_t *host, const uint8_t *fresh, size_t n);
+int sl_cuda_launch(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads,
+		   unsigned shared, const uint8_t *args, CUdeviceptr tally, uint8_t *host,
+		   const uint8_t *fresh, size_t n);
 
 /*
- * Captures the launch of a kernel, and the copy of n bytes at `tally` to `host`, which is pinned. args
- * are read now, memory that they point to at each replay.
+ * Captures the launch of a kernel, and the copy of n bytes at `tally` to `host`, which is pinned.
+ * args are read now, memory that they point to at each replay.
  */
-int sl_cuda_capture(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads, unsigned shared, const uint8_t *args,
-		    CUdeviceptr tally, uint8_t *host, size_t n, CUgraphExec *graph);
-/* Writes `fresh` at `tally` before, unless it is NULL, replays and waits. kernel and shared are those of the capture. */
-int sl_cuda_replay(struct sl_cuda *c, CUgraphExec graph, int kernel, unsigned shared, CUdeviceptr tally, const uint8_t *fresh,
-		   size_t n);
+int sl_cuda_capture(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads,
+		    unsigned shared, const uint8_t *args, CUdeviceptr tally, uint8_t *host,
+		    size_t n, CUgraphExec *graph);
+/*
+ * Writes `fresh` at `tally` before, unless it is NULL, replays and waits. kernel and shared are
+ * those of the capture.
+ */
+int sl_cuda_replay(struct sl_cuda *c, CUgraphExec graph, int kernel, unsigned shared,
+		   CUdeviceptr tally, const uint8_t *fresh, size_t n);
 void sl_cuda_graph_close(struct sl_cuda *c, CUgraphExec graph);
 
 #endif

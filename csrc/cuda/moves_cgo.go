@@ -42,7 +42,9 @@ func (d *Device) Moves() Moves {
 
 // Urge gives the device's stream the highest priority. Moves must have been called.
 func (d *Device) Urge() error {
-	return d.with("raise the priority", func(c *C.struct_sl_cuda) C.int { return C.sl_cuda_urge(c) })
+	return d.with("raise the priority", func(c *C.struct_sl_cuda) C.int {
+		return C.sl_cuda_urge(c)
+	})
 }
 
 // Copier copies on a device's stream without waiting. Its methods follow the rules of the
@@ -58,12 +60,15 @@ type Copier struct {
 func (d *Device) OpenCopier() (*Copier, error) {
 	has := d.Moves()
 	if !has.Copies {
-		return nil, fmt.Errorf("copies without waiting: the driver lacks functions: %w", driver.ErrNotSupported)
+		return nil, fmt.Errorf("copies without waiting: the driver lacks functions: %w",
+			driver.ErrNotSupported)
 	}
 	p := &Copier{d: d, batches: has.Batches}
 	for i := range p.marks {
 		var mark C.CUevent
-		if err := d.with("create event", func(c *C.struct_sl_cuda) C.int { return C.sl_cuda_mark_open(c, &mark) }); err != nil {
+		if err := d.with("create event", func(c *C.struct_sl_cuda) C.int {
+			return C.sl_cuda_mark_open(c, &mark)
+		}); err != nil {
 			p.Close()
 			return nil, err
 		}
@@ -100,7 +105,8 @@ func (p *Copier) Copy(batch bool, dst, src, n []uint64) error {
 	if batch {
 		one = 1
 	}
-	return result("copy", C.sl_cuda_copy(&p.d.c, one, wordPtr(dst), wordPtr(src), wordPtr(n), C.size_t(len(n))))
+	return result("copy", C.sl_cuda_copy(&p.d.c, one, wordPtr(dst), wordPtr(src), wordPtr(n),
+		C.size_t(len(n))))
 }
 
 func wordPtr(b []uint64) *C.uint64_t { return (*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(b))) }
@@ -135,16 +141,18 @@ func (p *Copier) Await(i int) error {
 	return result("wait for event", C.sl_cuda_await(&p.d.c, p.marks[i]))
 }
 
-// Launch is Run for a tally in pinned memory, which is written to the device's before only if fresh has
-// what to write: two copies less to wait for. Moves must have been called.
+// Launch is Run for a tally in pinned memory, which is written to the device's before only if fresh
+// has what to write: two copies less to wait for. Moves must have been called.
 func (d *Device) Launch(l *Launch, tally, fresh []byte) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.open {
 		return driver.ErrClosed
 	}
-	rc := C.sl_cuda_launch(&d.c, C.int(l.Kernel), C.unsigned(l.Blocks), C.unsigned(l.Threads), C.unsigned(l.Shared),
-		bytePtr(l.Args), C.CUdeviceptr(l.Tally), bytePtr(tally), bytePtr(fresh), C.size_t(len(tally)))
+	rc := C.sl_cuda_launch(&d.c, C.int(l.Kernel), C.unsigned(l.Blocks), C.unsigned(l.Threads),
+		C.unsigned(l.Shared),
+		bytePtr(l.Args), C.CUdeviceptr(l.Tally), bytePtr(tally), bytePtr(fresh),
+		C.size_t(len(tally)))
 	return result("run kernel", rc)
 }
 
@@ -162,12 +170,15 @@ type Graph struct {
 // tally, pinned memory, has it after each replay. Args are read now.
 func (d *Device) Capture(l *Launch, tally []byte) (*Graph, error) {
 	if !d.Moves().Graphs {
-		return nil, fmt.Errorf("capture a launch: the driver lacks functions: %w", driver.ErrNotSupported)
+		return nil, fmt.Errorf("capture a launch: the driver lacks functions: %w",
+			driver.ErrNotSupported)
 	}
-	g := &Graph{d: d, kernel: C.int(l.Kernel), shared: C.unsigned(l.Shared), tally: C.CUdeviceptr(l.Tally), n: len(tally)}
+	g := &Graph{d: d, kernel: C.int(l.Kernel), shared: C.unsigned(l.Shared),
+		tally: C.CUdeviceptr(l.Tally), n: len(tally)}
 	var exec C.CUgraphExec
 	err := d.with("capture launch", func(c *C.struct_sl_cuda) C.int {
-		return C.sl_cuda_capture(c, g.kernel, C.unsigned(l.Blocks), C.unsigned(l.Threads), g.shared, bytePtr(l.Args),
+		return C.sl_cuda_capture(c, g.kernel, C.unsigned(l.Blocks), C.unsigned(l.Threads), g.shared,
+			bytePtr(l.Args),
 			g.tally, bytePtr(tally), C.size_t(len(tally)), &exec)
 	})
 	if err != nil {
@@ -185,7 +196,8 @@ func (g *Graph) Replay(fresh []byte) error {
 	if !g.d.open || g.exec == nil {
 		return driver.ErrClosed
 	}
-	return result("replay launch", C.sl_cuda_replay(&g.d.c, g.exec, g.kernel, g.shared, g.tally, bytePtr(fresh), C.size_t(len(fresh))))
+	return result("replay launch", C.sl_cuda_replay(&g.d.c, g.exec, g.kernel, g.shared, g.tally,
+		bytePtr(fresh), C.size_t(len(fresh))))
 }
 
 // Close frees the graph. It is idempotent.

@@ -11,10 +11,13 @@ int sl_cuda_block_share(const struct sl_cuda_block *b, int *fd)
 
 	*fd = -1;
 	if (!b->owns || !sl_cu.cuMemExportToShareableHandle || !sl_cu.cuCtxSynchronize ||
-	    sl_cu.cuDeviceGetAttribute(&can, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, b->device) || !can)
+	    sl_cu.cuDeviceGetAttribute(
+		&can, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, b->device) ||
+	    !can)
 		return -EOPNOTSUPP;
 	SL_CUDA_TRY(sl_cu.cuCtxSetCurrent(b->context));
-	return sl_cu.cuMemExportToShareableHandle(fd, b->handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+	return sl_cu.cuMemExportToShareableHandle(fd, b->handle,
+						  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
 }
 
 /* The handle may go at once: the mapping keeps the memory. */
@@ -24,7 +27,8 @@ static int import(struct sl_cuda_block *b, int fd)
 	int rc;
 
 	SL_CUDA_TRY(sl_cu.cuCtxSetCurrent(b->context));
-	SL_CUDA_TRY(sl_cu.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+	SL_CUDA_TRY(sl_cu.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd,
+							 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
 	rc = sl_cuda_map_anywhere(&b->at, b, handle);
 	sl_cu.cuMemRelease(handle);
 	return rc;
@@ -36,8 +40,9 @@ int sl_cuda_block_import(int device, int fd, size_t mapped, struct sl_cuda_block
 
 	memset(b, 0, sizeof *b);
 	b->bytes = b->mapped = mapped;
-	if (!sl_cu.cuMemImportFromShareableHandle || !sl_cu.cuMemAddressReserve || !sl_cu.cuMemMap || !sl_cu.cuMemUnmap ||
-	    !sl_cu.cuMemSetAccess || !sl_cu.cuMemAddressFree || !sl_cu.cuMemRelease)
+	if (!sl_cu.cuMemImportFromShareableHandle || !sl_cu.cuMemAddressReserve ||
+	    !sl_cu.cuMemMap || !sl_cu.cuMemUnmap || !sl_cu.cuMemSetAccess ||
+	    !sl_cu.cuMemAddressFree || !sl_cu.cuMemRelease)
 		return -EOPNOTSUPP;
 	SL_CUDA_TRY(sl_cu.cuDeviceGet(&b->device, device));
 	SL_CUDA_TRY(sl_cu.cuDevicePrimaryCtxRetain(&b->context, b->device));

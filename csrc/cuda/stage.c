@@ -24,7 +24,8 @@ int sl_cuda_gather(struct sl_cuda_mover *m, uint32_t batch, uint64_t serial, uin
 			return -ENOMEM;
 		memcpy(b->list, list, count * sizeof *list);
 	}
-	b->entries = (struct sl_cuda_entries){(uint8_t *)(uintptr_t)host, host_len, base, stride, entry, dense, count, up};
+	b->entries = (struct sl_cuda_entries){
+	    (uint8_t *)(uintptr_t)host, host_len, base, stride, entry, dense, count, up};
 	sl_cuda_note(l, batch, SL_CUDA_NOTHING);
 	return 0;
 }
@@ -34,22 +35,27 @@ static int gather(const struct sl_cuda_batch *b, uint8_t *half, size_t first, si
 	const struct sl_cuda_entries *e = &b->entries;
 
 	/* Without a list entry i is at place i: the base carries what went before. */
-	return sl_copy_pages(e->host, e->host_len, half, SL_CUDA_STAGE_BYTES / 2, b->list ? b->list + first : NULL,
-			     e->host_base + (b->list ? 0 : first * e->host_stride), e->host_stride, NULL, 0, e->entry, e->entry, 0, n,
-			     e->up);
+	return sl_copy_pages(e->host, e->host_len, half, SL_CUDA_STAGE_BYTES / 2,
+			     b->list ? b->list + first : NULL,
+			     e->host_base + (b->list ? 0 : first * e->host_stride), e->host_stride,
+			     NULL, 0, e->entry, e->entry, 0, n, e->up);
 }
 
 /* Up: the other half is on its way while this one fills. */
-static int upload(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint8_t *half, size_t first, size_t n)
+static int upload(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint8_t *half, size_t first,
+		  size_t n)
 {
 	if (gather(b, half, first, n))
 		return CUDA_ERROR_INVALID_VALUE; /* the list has changed since it was checked */
-	return sl_cu.cuMemcpyHtoDAsync_v2(b->entries.dense + first * b->entries.entry, half, n * b->entries.entry, l->stream);
+	return sl_cu.cuMemcpyHtoDAsync_v2(b->entries.dense + first * b->entries.entry, half,
+					  n * b->entries.entry, l->stream);
 }
 
-static int download(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint8_t *half, size_t first, size_t n)
+static int download(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint8_t *half, size_t first,
+		    size_t n)
 {
-	SL_CUDA_TRY(sl_cu.cuMemcpyDtoHAsync_v2(half, b->entries.dense + first * b->entries.entry, n * b->entries.entry, l->stream));
+	SL_CUDA_TRY(sl_cu.cuMemcpyDtoHAsync_v2(half, b->entries.dense + first * b->entries.entry,
+					       n * b->entries.entry, l->stream));
 	SL_CUDA_TRY(sl_cu.cuStreamSynchronize(l->stream));
 	return gather(b, half, first, n) ? CUDA_ERROR_INVALID_VALUE : 0;
 }
@@ -61,7 +67,8 @@ static int stage(struct sl_cuda_lane *l, struct sl_cuda_batch *b)
 	uint8_t **memory = &l->mover->stage;
 
 	if (!*memory)
-		SL_CUDA_TRY(sl_cu.cuMemHostAlloc((void **)memory, SL_CUDA_STAGE_BYTES, CU_MEMHOSTREGISTER_PORTABLE));
+		SL_CUDA_TRY(sl_cu.cuMemHostAlloc((void **)memory, SL_CUDA_STAGE_BYTES,
+						 CU_MEMHOSTREGISTER_PORTABLE));
 	for (int turn = 0; first < e->count; turn++) {
 		size_t n = e->count - first < each ? e->count - first : each;
 		uint8_t *half = *memory + turn % 2 * (SL_CUDA_STAGE_BYTES / 2);

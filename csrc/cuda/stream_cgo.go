@@ -33,7 +33,8 @@ func (s *Stream) Handle() uintptr { return handleOf(s.c.stream) }
 
 // Copy puts a copy between addresses on the stream, of memory that the driver knows.
 func (s *Stream) Copy(dst, src, n uint64) error {
-	return result("copy", C.sl_cuda_stream_copy(&s.c, C.uint64_t(dst), C.uint64_t(src), C.uint64_t(n)))
+	return result("copy", C.sl_cuda_stream_copy(&s.c, C.uint64_t(dst), C.uint64_t(src),
+		C.uint64_t(n)))
 }
 
 // NewEvent makes a CUevent, for Drop.

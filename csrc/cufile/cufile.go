@@ -17,11 +17,11 @@ var loaded struct {
 	path string // empty: not loaded
 }
 
-// Load opens libcufile and its driver, once in the life of the process: neither is closed again, as other
-// parts of the program may use the same. LoadCUDA must have succeeded, which is to say that cuInit did: without
-// a device the library is not touched. path names the library, "" the one of the system; log is the file that it writes
-// its messages to unless CUFILE_LOGFILE_PATH is set, "" leaves that alone. An error is a *driver.UnavailableError;
-// then a later call may try again.
+// Load opens libcufile and its driver, once in the life of the process: neither is closed again, as
+// other parts of the program may use the same. LoadCUDA must have succeeded, which is to say that
+// cuInit did: without a device the library is not touched. path names the library, "" the one of
+// the system; log is the file that it writes its messages to unless CUFILE_LOGFILE_PATH is set, ""
+// leaves that alone. An error is a *driver.UnavailableError; then a later call may try again.
 func Load(path, log string) error {
 	if path == "" {
 		path = cufileLibrary
@@ -36,7 +36,9 @@ func Load(path, log string) error {
 		return nil
 	case "":
 	default:
-		return unavailable(fmt.Sprintf("%s is open already, and a process has one: %s is not opened", loaded.path, path),
+		return unavailable(
+			fmt.Sprintf("%s is open already, and a process has one: %s is not opened", loaded.path,
+				path),
 			"give the same path everywhere")
 	}
 	if reason, fix := loadLibrary(path, log); reason != "" {
@@ -64,7 +66,8 @@ func (e *Error) Error() string {
 		text = "an error that sluice does not know"
 	}
 	if e.Result != 0 {
-		return fmt.Sprintf("%s: cuFile answers %d, %s (CUDA result %d)", e.Call, e.Code, text, e.Result)
+		return fmt.Sprintf("%s: cuFile answers %d, %s (CUDA result %d)", e.Call, e.Code, text,
+			e.Result)
 	}
 	return fmt.Sprintf("%s: cuFile answers %d, %s", e.Call, e.Code, text)
 }
@@ -146,8 +149,8 @@ type Request struct {
 	_            uint32
 }
 
-// Kind is what a request is. An edge is a write of less than whole blocks, at most Edge bytes, which goes by way
-// of the host.
+// Kind is what a request is. An edge is a write of less than whole blocks, at most Edge bytes,
+// which goes by way of the host.
 type Kind uint16
 
 // The kinds.

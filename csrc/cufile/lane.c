@@ -7,12 +7,16 @@
 
 #include "mover.h"
 
-static void end(struct sl_cufile_lane *l, const struct sl_cufile_request *r, ssize_t status, int cuda)
+static void end(struct sl_cufile_lane *l, const struct sl_cufile_request *r, ssize_t status,
+		int cuda)
 {
 	sl_cuda_ended(l->mover->ends, r->slot, (int)status, cuda);
 }
 
-/* Which of those that wait go together: the share of one thread, all of one device. Waits for the first. */
+/*
+ * Which of those that wait go together: the share of one thread, all of one device. Waits for the
+ * first.
+ */
 static unsigned take(struct sl_cufile_lane *l)
 {
 	struct sl_cufile_mover *m = l->mover;
@@ -43,14 +47,16 @@ static int stream_of(struct sl_cufile_lane *l, unsigned device)
 	if (rc)
 		l->stream[device] = NULL;
 	else if (l->mover->way == SL_CUFILE_STREAM && sl_cufile.cuFileStreamRegister)
-		(void)sl_cufile.cuFileStreamRegister(l->stream[device], 0); /* faster with it, no more */
+		/* faster with it, no more */
+		(void)sl_cufile.cuFileStreamRegister(l->stream[device], 0);
 	return rc;
 }
 
 static int fetch(struct sl_cufile_lane *l, const struct sl_cufile_request *r)
 {
 	SL_CUDA_TRY(stream_of(l, r->device));
-	SL_CUDA_TRY(sl_cu.cuMemcpyDtoHAsync_v2(l->edge, r->base + r->offset, r->len, l->stream[r->device]));
+	SL_CUDA_TRY(
+	    sl_cu.cuMemcpyDtoHAsync_v2(l->edge, r->base + r->offset, r->len, l->stream[r->device]));
 	return sl_cu.cuStreamSynchronize(l->stream[r->device]);
 }
 
@@ -117,7 +123,9 @@ static void lessen(struct sl_cufile_lane *l, unsigned most)
 	__atomic_add_fetch(&l->mover->lessened, 1, __ATOMIC_RELAXED);
 }
 
-/* What is still in a batch is cancelled and given back with it, so that nothing of it lands later. */
+/*
+ * What is still in a batch is cancelled and given back with it, so that nothing of it lands later.
+ */
 static void drop_batch(struct sl_cufile_lane *l)
 {
 	if (!l->batch)
@@ -170,8 +178,8 @@ static ssize_t judge(const CUfileIOEvents_t *e)
 }
 
 /*
- * Waits for all entries. One that failed is told only when the batch is quiet: what has timed out may still be
- * under way until the batch is gone.
+ * Waits for all entries. One that failed is told only when the batch is quiet: what has timed out
+ * may still be under way until the batch is gone.
  */
 static void await_batch(struct sl_cufile_lane *l, unsigned first, unsigned n)
 {
@@ -192,7 +200,8 @@ static void await_batch(struct sl_cufile_lane *l, unsigned first, unsigned n)
 			struct sl_cufile_request *r = e->cookie;
 			size_t at = (size_t)(r - &l->taken[first]);
 
-			if (e->status == CUFILE_WAITING || e->status == CUFILE_PENDING || at >= n || l->flights[at].moved)
+			if (e->status == CUFILE_WAITING || e->status == CUFILE_PENDING || at >= n ||
+			    l->flights[at].moved)
 				continue;
 			l->flights[at].moved = 1; /* told, or to be told */
 			left--;
@@ -213,7 +222,8 @@ static void await_batch(struct sl_cufile_lane *l, unsigned first, unsigned n)
 		drop_batch(l);
 	for (unsigned i = 0; i < n && (failed || left); i++)
 		if (l->flights[i].moved <= 0)
-			end(l, &l->taken[first + i], l->flights[i].moved ? l->flights[i].moved : -EIO, 0);
+			end(l, &l->taken[first + i],
+			    l->flights[i].moved ? l->flights[i].moved : -EIO, 0);
 }
 
 /* A batch that the library does not take is halved; what it takes in no batch goes by itself. */
@@ -254,8 +264,11 @@ static void on_stream(struct sl_cufile_lane *l, unsigned n)
 		void *base = (void *)(uintptr_t)r->base;
 
 		*f = (struct sl_cufile_flight){r->len, (off_t)r->at, (off_t)r->offset, 0};
-		rc = r->kind == SL_CUFILE_WRITE ? sl_cufile.cuFileWriteAsync(h, base, &f->size, &f->at, &f->offset, &f->moved, l->stream[device])
-			      : sl_cufile.cuFileReadAsync(h, base, &f->size, &f->at, &f->offset, &f->moved, l->stream[device]);
+		rc = r->kind == SL_CUFILE_WRITE
+			 ? sl_cufile.cuFileWriteAsync(h, base, &f->size, &f->at, &f->offset,
+						      &f->moved, l->stream[device])
+			 : sl_cufile.cuFileReadAsync(h, base, &f->size, &f->at, &f->offset,
+						     &f->moved, l->stream[device]);
 		if (rc.err)
 			break;
 	}
@@ -274,7 +287,8 @@ void *sl_cufile_attend(void *arg)
 	unsigned n;
 
 	while ((n = take(l))) {
-		sl_cu.cuCtxSetCurrent(l->mover->context[l->taken[0].device]); /* if it fails, so will all that follows, and say so */
+		/* if it fails, so will all that follows, and say so */
+		sl_cu.cuCtxSetCurrent(l->mover->context[l->taken[0].device]);
 		n = sift(l, n);
 		if (!n)
 			continue;

@@ -12,7 +12,10 @@
 struct sl_cufile_api sl_cufile;
 
 /* By memory, since ISO C has no cast from void * to a function. */
-static bool find(void *lib, const char *name, void *slot) { return (*(void **)slot = dlsym(lib, name)) != NULL; }
+static bool find(void *lib, const char *name, void *slot)
+{
+	return (*(void **)slot = dlsym(lib, name)) != NULL;
+}
 
 int sl_cufile_load(const char *path, const char *log, char *why, size_t size)
 {
@@ -40,7 +43,8 @@ int sl_cufile_load(const char *path, const char *log, char *why, size_t size)
 	/* By ourselves: what opens it by the way may crash in old versions. */
 	rc = api.cuFileDriverOpen();
 	if (rc.err && rc.err != CU_FILE_DRIVER_ALREADY_OPEN) {
-		snprintf(why, size, "%s: cuFileDriverOpen answers %d (CUDA %d)", path, rc.err, (int)rc.cu_err);
+		snprintf(why, size, "%s: cuFileDriverOpen answers %d (CUDA %d)", path, rc.err,
+			 (int)rc.cu_err);
 		return -ENODEV;
 	}
 	sl_cufile = api;
@@ -69,9 +73,12 @@ CUfileError_t sl_cufile_facts(struct sl_cufile_facts *f)
 		return rc;
 	if (sl_cufile.cuFileGetVersion && !sl_cufile.cuFileGetVersion(&version).err)
 		f->version = version;
-	/* Old libraries export batches that do not work yet: who does not name a version has those. */
+	/*
+	 * Old libraries export batches that do not work yet: who does not name a version has those.
+	 */
 	f->batches = f->version && sl_cufile.cuFileBatchIOSetUp && sl_cufile.cuFileBatchIOSubmit &&
-		     sl_cufile.cuFileBatchIOGetStatus && sl_cufile.cuFileBatchIOCancel && sl_cufile.cuFileBatchIODestroy;
+		     sl_cufile.cuFileBatchIOGetStatus && sl_cufile.cuFileBatchIOCancel &&
+		     sl_cufile.cuFileBatchIODestroy;
 	f->streams = sl_cufile.cuFileReadAsync && sl_cufile.cuFileWriteAsync;
 	f->allow_compat = parameter(CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE);
 	f->force_compat = parameter(CUFILE_PARAM_FORCE_COMPAT_MODE);
@@ -103,12 +110,16 @@ CUfileError_t sl_cufile_open(int fd, uint64_t *handle)
 	return rc;
 }
 
-void sl_cufile_close(uint64_t handle) { sl_cufile.cuFileHandleDeregister((CUfileHandle_t)(uintptr_t)handle); }
+void sl_cufile_close(uint64_t handle)
+{
+	sl_cufile.cuFileHandleDeregister((CUfileHandle_t)(uintptr_t)handle);
+}
 
 /* A context that cannot be made current. */
 static CUfileError_t no_context(int rc) { return (CUfileError_t){CU_FILE_CUDA_DRIVER_ERROR, rc}; }
 
-CUfileError_t sl_cufile_register(struct sl_cufile_mover *m, int device, uint64_t base, uint64_t bytes)
+CUfileError_t sl_cufile_register(struct sl_cufile_mover *m, int device, uint64_t base,
+				 uint64_t bytes)
 {
 	int rc = sl_cu.cuCtxSetCurrent(m->context[device]);
 
@@ -139,9 +150,11 @@ int sl_cufile_device(struct sl_cufile_mover *m, int device)
 	return rc;
 }
 
-int sl_cufile_whose(struct sl_cufile_mover *m, int device, uint64_t at, uint64_t bytes, int *whose, uint64_t *until)
+int sl_cufile_whose(struct sl_cufile_mover *m, int device, uint64_t at, uint64_t bytes, int *whose,
+		    uint64_t *until)
 {
-	struct sl_cuda_mover here = {.context = m->context[device]}; /* all that the question needs */
+	/* all that the question needs */
+	struct sl_cuda_mover here = {.context = m->context[device]};
 
 	return sl_cuda_whose(&here, at, bytes, whose, until);
 }

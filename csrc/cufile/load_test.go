@@ -16,11 +16,13 @@ import (
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
-// fakeCuFile is a library with all functions that Load must find, of which cuFileDriverOpen answers that result.
+// fakeCuFile is a library with all functions that Load must find, of which cuFileDriverOpen answers
+// that result.
 func fakeCuFile(t *testing.T, without, result string) string {
 	t.Helper()
 	cmd := exec.Command("gcc", "-E", "-P", "-x", "c", "-")
-	cmd.Stdin = strings.NewReader("#include \"calls.h\"\n#define X(ret, name, args) @name\nSL_CUFILE_CALLS(X)\n")
+	cmd.Stdin = strings.NewReader("#include \"calls.h\"\n#define X(ret, name, args) " +
+		"@name\nSL_CUFILE_CALLS(X)\n")
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatal(err)
@@ -35,20 +37,26 @@ func fakeCuFile(t *testing.T, without, result string) string {
 			text += "int " + n[1] + "(void) { return 1; }\n"
 		}
 	}
-	return library(t, text+"struct e { int err, cu; }; struct e cuFileDriverOpen(void) { return (struct e){"+result+"}; }\n")
+	return library(t, text+"struct e { int err, cu; }; struct e cuFileDriverOpen(void) { return "+
+		"(struct e){"+result+"}; }\n")
 }
 
-// A library that fails changes nothing, so that a later call may try another. What stands before cuInit is asked of
-// another test: here the loader itself is.
+// A library that fails changes nothing, so that a later call may try another. What stands before
+// cuInit is asked of another test: here the loader itself is.
 func TestLoadCuFileThatFails(t *testing.T) {
 	for _, c := range []struct{ name, path, reason, fix string }{
-		{"missing", filepath.Join(t.TempDir(), "libcufile.so.0"), "cannot open shared object file", "install"},
-		{"a function is missing", fakeCuFile(t, "cuFileWrite", "0, 0"), "has no function cuFileWrite", "install"},
-		{"no driver", fakeCuFile(t, "", "5033, 0"), "cuFileDriverOpen answers 5033 (CUDA 0)", "nvidia-fs"},
-		{"no device", fakeCuFile(t, "", "5011, 100"), "cuFileDriverOpen answers 5011 (CUDA 100)", "nvidia-fs"},
+		{"missing", filepath.Join(t.TempDir(), "libcufile.so.0"), "cannot open shared object file",
+			"install"},
+		{"a function is missing", fakeCuFile(t, "cuFileWrite", "0, 0"),
+			"has no function cuFileWrite", "install"},
+		{"no driver", fakeCuFile(t, "", "5033, 0"), "cuFileDriverOpen answers 5033 (CUDA 0)",
+			"nvidia-fs"},
+		{"no device", fakeCuFile(t, "", "5011, 100"), "cuFileDriverOpen answers 5011 (CUDA 100)",
+			"nvidia-fs"},
 	} {
 		reason, fix := loadLibrary(c.path, "")
-		if !strings.Contains(reason, c.reason) || !strings.Contains(reason, c.path) || !strings.Contains(fix, c.fix) {
+		if !strings.Contains(reason, c.reason) || !strings.Contains(reason, c.path) ||
+			!strings.Contains(fix, c.fix) {
 			t.Errorf("%s: %q, %q: want %q and the path", c.name, reason, fix, c.reason)
 		}
 	}
@@ -57,7 +65,8 @@ func TestLoadCuFileThatFails(t *testing.T) {
 // TestCuFileBehindCUDA wants libcufile left alone until libcuda is open.
 func TestCuFileBehindCUDA(t *testing.T) {
 	var u *driver.UnavailableError
-	if err := Load(fakeCuFile(t, "", "0, 0"), ""); !errors.As(err, &u) || !strings.Contains(u.Reason, "libcuda is not open") {
+	if err := Load(fakeCuFile(t, "", "0, 0"), ""); !errors.As(err, &u) ||
+		!strings.Contains(u.Reason, "libcuda is not open") {
 		t.Errorf("cuFile without CUDA: %v", err)
 	}
 	if loaded.path != "" {
@@ -70,8 +79,10 @@ func TestCuFileDeclarations(t *testing.T) {
 	cmd := exec.Command("gcc", "-E", "-P", "-x", "c", "-")
 	cmd.Stdin = strings.NewReader("#include <cufile.h>\n")
 	if err := cmd.Run(); err != nil {
-		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "gds", Reason: "no cufile.h to compare with",
-			Fix: "pip download nvidia-cufile-cu12 nvidia-cuda-runtime-cu12, unpack them, and name their include folders in CPATH"})
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "gds",
+			Reason: "no cufile.h to compare with",
+			Fix: "pip download nvidia-cufile-cu12 nvidia-cuda-runtime-cu12, unpack them, and " +
+				"name their include folders in CPATH"})
 	}
 	ours, theirs := facts(t, "testdata/facts.c"), facts(t, "testdata/facts.c", "-DREAL")
 	for name, value := range ours {

@@ -49,8 +49,8 @@ static int prepare(struct sl_cufile_mover *m, unsigned most)
 	return rc;
 }
 
-int sl_cufile_mover_open(struct sl_cufile_mover **mover, struct sl_cuda_ends *ends, uint32_t slots, uint32_t lanes,
-			 enum sl_cufile_way way, unsigned most)
+int sl_cufile_mover_open(struct sl_cufile_mover **mover, struct sl_cuda_ends *ends, uint32_t slots,
+			 uint32_t lanes, enum sl_cufile_way way, unsigned most)
 {
 	struct sl_cufile_mover *m = calloc(1, sizeof *m);
 	int rc;

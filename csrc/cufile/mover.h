@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libcufile, opened at run time, and requests that a few threads hand to it: one by one, as batches, or on
- * streams. A request has a number, its slot, and ends once, in the ends: with the bytes that were moved, or
- * minus an errno, or minus an error of cuFile (from 5000 on).
+ * libcufile, opened at run time, and requests that a few threads hand to it: one by one, as
+ * batches, or on streams. A request has a number, its slot, and ends once, in the ends: with the
+ * bytes that were moved, or minus an errno, or minus an error of cuFile (from 5000 on).
  */
 #ifndef SLUICE_CUFILE_MOVER_H
 #define SLUICE_CUFILE_MOVER_H
@@ -23,9 +23,10 @@ struct sl_cufile_api {
 extern struct sl_cufile_api sl_cufile;
 
 /*
- * Opens the library and its driver: all of it or nothing. log, if not empty, is where it writes what it has to say,
- * unless the environment says otherwise. After sl_cuda_mover_load, since it looks for devices at once. -ENOENT:
- * dlopen failed; -ENOSYS: a function is missing; -ENODEV: cuFileDriverOpen failed. why is then the reason in words.
+ * Opens the library and its driver: all of it or nothing. log, if not empty, is where it writes
+ * what it has to say, unless the environment says otherwise. After sl_cuda_mover_load, since it
+ * looks for devices at once. -ENOENT: dlopen failed; -ENOSYS: a function is missing; -ENODEV:
+ * cuFileDriverOpen failed. why is then the reason in words.
  */
 int sl_cufile_load(const char *path, const char *log, char *why, size_t size);
 
@@ -55,15 +56,24 @@ struct sl_cufile_request {
 };
 
 /*
- * What a request is. An edge is a write of less than whole blocks, of at most SL_CUFILE_EDGE bytes: cuFile would write the
- * rest of the blocks, too, as it was before, and undo what others write there meanwhile. It goes by way of the host.
+ * What a request is. An edge is a write of less than whole blocks, of at most SL_CUFILE_EDGE bytes:
+ * cuFile would write the rest of the blocks, too, as it was before, and undo what others write
+ * there meanwhile. It goes by way of the host.
  */
-enum sl_cufile_kind { SL_CUFILE_READ, SL_CUFILE_WRITE, SL_CUFILE_EDGE_OF_DEVICE, SL_CUFILE_EDGE_OF_HOST };
+enum sl_cufile_kind {
+	SL_CUFILE_READ,
+	SL_CUFILE_WRITE,
+	SL_CUFILE_EDGE_OF_DEVICE,
+	SL_CUFILE_EDGE_OF_HOST
+};
 #define SL_CUFILE_EDGE 8192
 
 struct sl_cufile_mover;
 
-/* What only streams and batches need, in memory of ours: cuFile reads and writes it while a request runs. */
+/*
+ * What only streams and batches need, in memory of ours: cuFile reads and writes it while a request
+ * runs.
+ */
 struct sl_cufile_flight {
 	size_t size;
 	off_t at, offset;
@@ -96,13 +106,17 @@ struct sl_cufile_mover {
 	uint32_t head, count;
 	bool stop;
 	CUcontext context[SL_CUFILE_DEVICES]; /* NULL: not in use */
-	uint64_t lessened;		      /* times that a batch was cut, or given up for single calls */
+	/* times that a batch was cut, or given up for single calls */
+	uint64_t lessened;
 	struct sl_cufile_lane *lane;
 };
 
-/* slots is a power of two, those of the ends. -ENOMEM, or minus another errno: then there is nothing to close. */
-int sl_cufile_mover_open(struct sl_cufile_mover **mover, struct sl_cuda_ends *ends, uint32_t slots, uint32_t lanes,
-			 enum sl_cufile_way way, unsigned most);
+/*
+ * slots is a power of two, those of the ends. -ENOMEM, or minus another errno: then there is
+ * nothing to close.
+ */
+int sl_cufile_mover_open(struct sl_cufile_mover **mover, struct sl_cuda_ends *ends, uint32_t slots,
+			 uint32_t lanes, enum sl_cufile_way way, unsigned most);
 /* Nothing is under way. */
 void sl_cufile_mover_close(struct sl_cufile_mover *m);
 
@@ -112,11 +126,13 @@ void sl_cufile_put(struct sl_cufile_mover *m, const struct sl_cufile_request *r,
 /* Makes a device known, whose number is below SL_CUFILE_DEVICES: 0 or what the driver says. */
 int sl_cufile_device(struct sl_cufile_mover *m, int device);
 /* Whether all of [at, at + bytes) is memory of a device, and of which. */
-int sl_cufile_whose(struct sl_cufile_mover *m, int device, uint64_t at, uint64_t bytes, int *whose, uint64_t *until);
+int sl_cufile_whose(struct sl_cufile_mover *m, int device, uint64_t at, uint64_t bytes, int *whose,
+		    uint64_t *until);
 
 CUfileError_t sl_cufile_open(int fd, uint64_t *handle);
 void sl_cufile_close(uint64_t handle);
-CUfileError_t sl_cufile_register(struct sl_cufile_mover *m, int device, uint64_t base, uint64_t bytes);
+CUfileError_t sl_cufile_register(struct sl_cufile_mover *m, int device, uint64_t base,
+				 uint64_t bytes);
 CUfileError_t sl_cufile_deregister(struct sl_cufile_mover *m, int device, uint64_t base);
 
 /* For the threads. */

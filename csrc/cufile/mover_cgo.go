@@ -30,7 +30,8 @@ import (
 const (
 	_ = uint(unsafe.Sizeof(Request{}) - unsafe.Sizeof(C.struct_sl_cufile_request{}))
 	_ = uint(unsafe.Sizeof(C.struct_sl_cufile_request{}) - unsafe.Sizeof(Request{}))
-	_ = uint(unsafe.Offsetof(Request{}.Device) - unsafe.Offsetof(C.struct_sl_cufile_request{}.device))
+	_ = uint(unsafe.Offsetof(Request{}.Device) -
+		unsafe.Offsetof(C.struct_sl_cufile_request{}.device))
 	_ = uint(C.SL_CUFILE_DEVICES - Devices)
 	_ = uint(Devices - C.SL_CUFILE_DEVICES)
 	_ = uint(C.SL_CUFILE_BATCH_MAX - BatchMax)
@@ -57,13 +58,14 @@ func loadLibrary(path, log string) (reason, fix string) {
 	case 0:
 		return "", ""
 	case -C.ENODEV:
-		return C.GoString(&why[0]), "load nvidia-fs, or allow compat mode in cufile.json (properties.allow_compat_mode)"
+		return C.GoString(&why[0]), "load nvidia-fs, or allow compat mode in cufile.json " +
+			"(properties.allow_compat_mode)"
 	}
 	return C.GoString(&why[0]), "install libcufile of the CUDA toolkit, or name its path"
 }
 
-// Environment returns what the user has told the library by its own variables: the file that it writes its messages
-// to, and its configuration. "": nothing.
+// Environment returns what the user has told the library by its own variables: the file that it
+// writes its messages to, and its configuration. "": nothing.
 func Environment() (log, config string) {
 	return variable("CUFILE_LOGFILE_PATH"), variable("CUFILE_ENV_PATH_JSON")
 }
@@ -90,27 +92,31 @@ func Look() (Facts, error) {
 	}
 	return Facts{
 		Version: int(f.version), Batches: f.batches != 0, Streams: f.streams != 0,
-		AllowCompat: int8(f.allow_compat), ForceCompat: int8(f.force_compat), PCIP2PDMA: int8(f.p2pdma),
+		AllowCompat: int8(f.allow_compat), ForceCompat: int8(f.force_compat),
+		PCIP2PDMA: int8(f.p2pdma),
 		NVFSMajor: int(f.nvfs_major), NVFSMinor: int(f.nvfs_minor),
-		StatusFlags: uint32(f.status_flags), ControlFlags: uint32(f.control_flags), FeatureFlags: uint32(f.feature_flags),
-		BatchMax:  int(f.batch_max),
-		DirectMax: uint64(f.direct_max), PinnedMax: uint64(f.pinned_max), CacheMax: uint64(f.cache_max), PerBuffer: uint64(f.per_buffer),
+		StatusFlags: uint32(f.status_flags), ControlFlags: uint32(f.control_flags),
+		FeatureFlags: uint32(f.feature_flags),
+		BatchMax:     int(f.batch_max),
+		DirectMax:    uint64(f.direct_max), PinnedMax: uint64(f.pinned_max),
+		CacheMax: uint64(f.cache_max), PerBuffer: uint64(f.per_buffer),
 	}, nil
 }
 
-// Mover hands requests to the library from threads of its own. All methods may be called by any goroutine,
-// and none after Close.
+// Mover hands requests to the library from threads of its own. All methods may be called by any
+// goroutine, and none after Close.
 type Mover struct {
 	c       *C.struct_sl_cufile_mover
 	cancels []uint32
 }
 
-// OpenMover makes as many threads. slots is a power of two and at most the places of the ends; most is how many
-// requests a thread hands over at a time, where the way has it. Load must have succeeded.
-// Implements: int sl_cufile_mover_open(struct sl_cufile_mover **mover, ...)
+// OpenMover makes as many threads. slots is a power of two and at most the places of the ends; most
+// is how many requests a thread hands over at a time, where the way has it. Load must have
+// succeeded. Implements: int sl_cufile_mover_open(struct sl_cufile_mover **mover, ...)
 func OpenMover(ends *cuda.Ends, slots, lanes int, way Way, most int) (*Mover, error) {
 	m := &Mover{}
-	if rc := C.sl_cufile_mover_open(&m.c, (*C.struct_sl_cuda_ends)(ends.Pointer()), C.uint32_t(slots), C.uint32_t(lanes), uint32(way), C.unsigned(most)); rc != 0 {
+	if rc := C.sl_cufile_mover_open(&m.c, (*C.struct_sl_cuda_ends)(ends.Pointer()),
+		C.uint32_t(slots), C.uint32_t(lanes), uint32(way), C.unsigned(most)); rc != 0 {
 		return nil, fmt.Errorf("start threads for cuFile: %w", syscall.Errno(-rc))
 	}
 	m.cancels = unsafe.Slice((*uint32)(unsafe.Pointer(m.c.cancel)), slots)
@@ -120,12 +126,15 @@ func OpenMover(ends *cuda.Ends, slots, lanes int, way Way, most int) (*Mover, er
 // Close gives the threads back. Nothing may be under way.
 func (m *Mover) Close() { C.sl_cufile_mover_close(m.c) }
 
-// Put hands requests over, whose slots are free: one crossing, no allocation. Each ends once, in the ends.
+// Put hands requests over, whose slots are free: one crossing, no allocation. Each ends once, in
+// the ends.
 func (m *Mover) Put(list []Request) {
-	C.sl_cufile_put(m.c, (*C.struct_sl_cufile_request)(unsafe.Pointer(unsafe.SliceData(list))), C.size_t(len(list)))
+	C.sl_cufile_put(m.c, (*C.struct_sl_cufile_request)(unsafe.Pointer(unsafe.SliceData(list))),
+		C.size_t(len(list)))
 }
 
-// Cancel has a request not begin, if it has not; to take that back is for whoever uses its slot next. It does not cross into C.
+// Cancel has a request not begin, if it has not; to take that back is for whoever uses its slot
+// next. It does not cross into C.
 func (m *Mover) Cancel(slot uint32, yes bool) {
 	v := uint32(0)
 	if yes {
@@ -154,7 +163,8 @@ func (m *Mover) Whose(ordinal int, at, n uint64) (device int, until uint64, err 
 
 // Register makes memory known to cuFile: of a device that is in use, or of the host.
 func (m *Mover) Register(ordinal int, at, n uint64) error {
-	return result("register memory", C.sl_cufile_register(m.c, C.int(ordinal), C.uint64_t(at), C.uint64_t(n)))
+	return result("register memory", C.sl_cufile_register(m.c, C.int(ordinal), C.uint64_t(at),
+		C.uint64_t(n)))
 }
 
 // Deregister undoes Register.

@@ -29,7 +29,8 @@ type Ring struct {
 func New(head, tail, armed, notes, noteLen, due, places unsafe.Pointer, n int) Ring {
 	return Ring{
 		Head: (*atomic.Uint64)(head), Tail: (*atomic.Uint64)(tail), Armed: (*atomic.Uint32)(armed),
-		Notes: (*atomic.Uint32)(notes), NoteLen: (*atomic.Uint32)(noteLen), Due: (*atomic.Uint32)(due),
+		Notes: (*atomic.Uint32)(notes), NoteLen: (*atomic.Uint32)(noteLen),
+		Due:    (*atomic.Uint32)(due),
 		places: unsafe.Slice((*Done)(places), n),
 	}
 }

@@ -84,7 +84,8 @@ static void progress(long ms)
 
 static void open_all(void)
 {
-	ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES, .features = UCP_FEATURE_RMA | UCP_FEATURE_AM};
+	ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES,
+			       .features = UCP_FEATURE_RMA | UCP_FEATURE_AM};
 	ucp_worker_params_t single = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE};
 	ucp_am_handler_param_t handler = {
 		.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
@@ -102,7 +103,8 @@ static void open_all(void)
 	if (sl_ucx_load("libucp.so.0", why, sizeof(why)) != 0)
 		fail(why);
 	if (sl_ucx.ucp_config_read(NULL, NULL, &config) != UCS_OK ||
-	    sl_ucx.ucp_init_version(SL_UCX_MAJOR, SL_UCX_MINOR, &params, config, &context) != UCS_OK ||
+	    sl_ucx.ucp_init_version(SL_UCX_MAJOR, SL_UCX_MINOR, &params, config, &context) !=
+		UCS_OK ||
 	    sl_ucx.ucp_worker_create(context, &single, &worker) != UCS_OK ||
 	    sl_ucx.ucp_worker_set_am_recv_handler(worker, &handler) != UCS_OK ||
 	    sl_ucx.ucp_worker_get_address(worker, &address, &len) != UCS_OK)
@@ -114,7 +116,8 @@ static void open_all(void)
 		fail("gate");
 	memset(gate, 0x77, 16);
 	memset(buffer, 0xee, sizeof(buffer));
-	printf("gate %llu\nbuffer %llu\n", (unsigned long long)(uintptr_t)gate, (unsigned long long)(uintptr_t)buffer);
+	printf("gate %llu\nbuffer %llu\n", (unsigned long long)(uintptr_t)gate,
+	       (unsigned long long)(uintptr_t)buffer);
 }
 
 static void pull(const char *what)
@@ -125,7 +128,8 @@ static void pull(const char *what)
 	if (sscanf(what, "%llu %llu %llu %llu", &pid, &from, &at, &n) != 4 || n > sizeof(buffer))
 		fail(what);
 	struct iovec local[2] = {{mark, sizeof(mark)}, {buffer, n}};
-	struct iovec remote[2] = {{(void *)(uintptr_t)from, sizeof(mark)}, {(void *)(uintptr_t)at, n}};
+	struct iovec remote[2] = {{(void *)(uintptr_t)from, sizeof(mark)},
+				  {(void *)(uintptr_t)at, n}};
 	printf("pulled %zd\n", process_vm_readv((pid_t)pid, local, 2, remote, 2, 0));
 }
 
@@ -133,9 +137,9 @@ static void reach(const char *text, int errors)
 {
 	uint8_t *address = calloc(1, strlen(text));
 	ucp_ep_params_t params = {
-		.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
-		.address = (const ucp_address_t *)address,
-		.err_mode = errors ? UCP_ERR_HANDLING_MODE_PEER : UCP_ERR_HANDLING_MODE_NONE,
+	    .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
+	    .address = (const ucp_address_t *)address,
+	    .err_mode = errors ? UCP_ERR_HANDLING_MODE_PEER : UCP_ERR_HANDLING_MODE_NONE,
 	};
 
 	get_hex(text, address);
@@ -149,7 +153,8 @@ static void spell(char how, const char *head, const char *data)
 		.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
 		.flags = how == 'r' ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER,
 	};
-	size_t room = strlen(head) + 1, len = data[0] == '#' ? strtoull(data + 1, NULL, 10) : strlen(data) / 2;
+	size_t room = strlen(head) + 1,
+	       len = data[0] == '#' ? strtoull(data + 1, NULL, 10) : strlen(data) / 2;
 	uint8_t *h = malloc(room), *body = malloc(len + 1); /* UCX may come back to them */
 	size_t head_len = get_hex(head, h);
 

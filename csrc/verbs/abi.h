@@ -330,8 +330,10 @@ struct ibv_cq {
 };
 
 struct ibv_context_ops {
-	int (*_compat_query_device)(struct ibv_context *context, struct ibv_device_attr *device_attr);
-	int (*_compat_query_port)(struct ibv_context *context, uint8_t port_num, struct _compat_ibv_port_attr *port_attr);
+	int (*_compat_query_device)(struct ibv_context *context,
+				    struct ibv_device_attr *device_attr);
+	int (*_compat_query_port)(struct ibv_context *context, uint8_t port_num,
+				  struct _compat_ibv_port_attr *port_attr);
 	void *(*_compat_alloc_pd)(void);
 	void *(*_compat_dealloc_pd)(void);
 	void *(*_compat_reg_mr)(void);
@@ -350,7 +352,8 @@ struct ibv_context_ops {
 	void *(*_compat_modify_srq)(void);
 	void *(*_compat_query_srq)(void);
 	void *(*_compat_destroy_srq)(void);
-	int (*post_srq_recv)(struct ibv_srq *srq, struct ibv_recv_wr *recv_wr, struct ibv_recv_wr **bad_recv_wr);
+	int (*post_srq_recv)(struct ibv_srq *srq, struct ibv_recv_wr *recv_wr,
+			     struct ibv_recv_wr **bad_recv_wr);
 	void *(*_compat_create_qp)(void);
 	void *(*_compat_query_qp)(void);
 	void *(*_compat_modify_qp)(void);

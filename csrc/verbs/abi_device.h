@@ -87,7 +87,13 @@ struct ibv_device_attr {
 	uint8_t phys_port_cnt;
 };
 
-enum ibv_mtu { IBV_MTU_256 = 1, IBV_MTU_512 = 2, IBV_MTU_1024 = 3, IBV_MTU_2048 = 4, IBV_MTU_4096 = 5 };
+enum ibv_mtu {
+	IBV_MTU_256 = 1,
+	IBV_MTU_512 = 2,
+	IBV_MTU_1024 = 3,
+	IBV_MTU_2048 = 4,
+	IBV_MTU_4096 = 5
+};
 
 enum ibv_port_state {
 	IBV_PORT_NOP = 0,

@@ -20,7 +20,8 @@ func skipWithoutVerbsHeaders(t *testing.T) {
 	cmd.Stdin = strings.NewReader("#include <infiniband/verbs.h>\n")
 	if err := cmd.Run(); err != nil {
 		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{
-			Backend: "rdma", Reason: "no headers to compare with", Fix: "apt-get install libibverbs-dev"})
+			Backend: "rdma", Reason: "no headers to compare with",
+			Fix: "apt-get install libibverbs-dev"})
 	}
 }
 
@@ -63,7 +64,8 @@ func TestEveryDeclarationOfVerbsIsProved(t *testing.T) {
 		mention("VALUE(" + name + ")")
 	}
 	member := regexp.MustCompile(`(?:\(\*(\w+)\)\(.*\)|\b(\w+)(?:\[.*\])?);`)
-	for _, m := range regexp.MustCompile(`(?sm)^(struct|union) (\w+) \{\n(.*?)^\}`).FindAllStringSubmatch(text, -1) {
+	for _, m := range regexp.MustCompile(`(?sm)^(struct|union) (\w+) \{\n(.*?)^\}`).
+		FindAllStringSubmatch(text, -1) {
 		mention("SIZE(" + m[1] + " " + m[2] + ")")
 		for _, f := range member.FindAllStringSubmatch(m[3], -1) {
 			if f[2] == "wr" || !strings.Contains(string(proof), "."+f[1]+f[2]+")") {

@@ -57,10 +57,11 @@ static void admit(struct sl_verbs_conn *n, struct sl_verbs_post *p)
 }
 
 /*
- * The numbers tell what comes twice. One may come before its turn: those of two rails lie in two queues.
- * More than there is room for is not from a peer of ours.
+ * The numbers tell what comes twice. One may come before its turn: those of two rails lie in two
+ * queues. More than there is room for is not from a peer of ours.
  */
-static int put_note(struct sl_verbs_conn *n, uint32_t kind, uint64_t number, const uint8_t *body, uint32_t len)
+static int put_note(struct sl_verbs_conn *n, uint32_t kind, uint64_t number, const uint8_t *body,
+		    uint32_t len)
 {
 	struct sl_verbs_post **at, *p;
 

@@ -16,7 +16,9 @@ void sl_verbs_fail(struct sl_verbs_batch *b, int32_t status, int32_t piece)
 	}
 }
 
-/* The engine keeps local memory known until the batch is over; for those that do not, unmap waits. */
+/*
+ * The engine keeps local memory known until the batch is over; for those that do not, unmap waits.
+ */
 void sl_verbs_hold_for(struct sl_verbs_batch *b, struct sl_verbs_memory *m)
 {
 	for (uint32_t i = 0; i < b->memories_len; i++)
@@ -92,7 +94,8 @@ static void end(struct sl_verbs_batch *b)
 
 	sl_verbs_unqueue_note(b);
 	sl_verbs_release_all(c, b);
-	sl_ring_put(c->ring, (struct sl_done){b->tag, b->status, sl_piece_told(&b->pieces, b->piece)});
+	sl_ring_put(c->ring,
+		    (struct sl_done){b->tag, b->status, sl_piece_told(&b->pieces, b->piece)});
 	if (n->head == b)
 		n->head = b->next;
 	b->prev->next = b->next;

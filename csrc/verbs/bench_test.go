@@ -81,7 +81,8 @@ func (l *testLink) pages(b *testing.B, op driver.Op) {
 
 // opposite is the same connection the other way round.
 func (l *testLink) opposite(b *testing.B) *testLink {
-	o := &testLink{near: l.far, far: l.near, local: l.remote, remote: l.local, shape: l.shape, wake: l.farWake, news: l.news, closed: true}
+	o := &testLink{near: l.far, far: l.near, local: l.remote, remote: l.local, shape: l.shape,
+		wake: l.farWake, news: l.news, closed: true}
 	var err error
 	if o.conn, err = o.near.Connect(true, 0); err == nil {
 		o.back, err = o.far.Connect(false, 0)

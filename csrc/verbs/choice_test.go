@@ -11,7 +11,8 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
 
-// TestNearRailsGoFirst checks that a rail which does not suit memory moves nothing of it while one that does is live.
+// TestNearRailsGoFirst checks that a rail which does not suit memory moves nothing of it while one
+// that does is live.
 func TestNearRailsGoFirst(t *testing.T) {
 	const n = 4 << 20
 	l := openLink(t, fakeDevices(t, 2), testShape{lanes: 2, bytes: n, prefer: 1 << 1})
@@ -28,7 +29,8 @@ func TestNearRailsGoFirst(t *testing.T) {
 		}
 	}
 	if far, near := moved(0), moved(1); far != 0 || near != 2*n {
-		t.Errorf("%d bytes over the rail that is far, %d over that which is near, want all there", far, near)
+		t.Errorf("%d bytes over the rail that is far, %d over that which is near, want all there",
+			far, near)
 	}
 	if err := l.conn.LaneEnd(1); err != nil {
 		t.Fatal(err)
@@ -42,7 +44,8 @@ func TestNearRailsGoFirst(t *testing.T) {
 func TestFlightBoundsLanes(t *testing.T) {
 	const n, flight = 4 << 20, 256 << 10
 	d := fakeDevices(t, 1)
-	l := openLink(t, d, testShape{bytes: n, timeout: 20, config: Config{SliceMax: 64 << 10, FlightMax: flight, Depth: 32}})
+	l := openLink(t, d, testShape{bytes: n, timeout: 20, config: Config{SliceMax: 64 << 10,
+		FlightMax: flight, Depth: 32}})
 	near := d.fake.Device(0)
 	near.Set(fakeverbs.Frozen, 1)
 	tag := l.submit(t, driver.Write, nil, driver.Desc{Len: n})

@@ -104,8 +104,8 @@ static void take_send(const struct ibv_wc *wc)
 }
 
 /*
- * What was measured of a rail over which nothing goes may be long past: the slower ones come closer to
- * one that works, until they are given something and measured again.
+ * What was measured of a rail over which nothing goes may be long past: the slower ones come closer
+ * to one that works, until they are given something and measured again.
  */
 static void forget_slowness(const struct sl_verbs_port *p)
 {

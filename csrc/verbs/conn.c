@@ -25,7 +25,8 @@ static int make_slips(struct sl_verbs_conn *n)
 	if (!n->slips)
 		return -ENOMEM;
 	for (uint32_t i = len; i > 0; i--) {
-		n->slips[i - 1] = (struct sl_verbs_slip){.next = n->free_slips, .at = n->slab + (i - 1) * each};
+		n->slips[i - 1] =
+		    (struct sl_verbs_slip){.next = n->free_slips, .at = n->slab + (i - 1) * each};
 		n->free_slips = &n->slips[i - 1];
 	}
 	return 0;
@@ -76,7 +77,8 @@ static struct sl_verbs_conn *make(struct sl_verbs_context *c, int initiator, uin
 	return NULL;
 }
 
-int sl_verbs_connect(struct sl_verbs_context *c, int initiator, uint32_t credit, struct sl_verbs_conn **out)
+int sl_verbs_connect(struct sl_verbs_context *c, int initiator, uint32_t credit,
+		     struct sl_verbs_conn **out)
 {
 	struct sl_verbs_conn *n = make(c, initiator, credit), *head = &c->traffic->conns;
 	int rc;

@@ -69,13 +69,15 @@ func (n *Conn) LaneMake(lane, rail int) (End, error) {
 // news, when the peer has answered. ErrBusy: what was under way when it failed is not settled.
 func (n *Conn) LaneBegin(lane int, theirs End) error {
 	defer runtime.KeepAlive(n)
-	e := C.struct_sl_verbs_end{queue_pair: C.uint32_t(theirs.QueuePair), packet: C.uint32_t(theirs.Packet),
-		lid: C.uint16_t(theirs.LID), mtu: C.uint8_t(theirs.MTU), reads: C.uint8_t(theirs.Reads),
+	e := C.struct_sl_verbs_end{queue_pair: C.uint32_t(theirs.QueuePair),
+		packet: C.uint32_t(theirs.Packet),
+		lid:    C.uint16_t(theirs.LID), mtu: C.uint8_t(theirs.MTU), reads: C.uint8_t(theirs.Reads),
 		link_layer: C.uint8_t(theirs.LinkLayer)}
 	for i, b := range theirs.GID {
 		e.gid[i] = C.uint8_t(b)
 	}
-	return errnoError("connect a queue pair", -int64(C.sl_verbs_lane_begin(n.c, C.uint32_t(lane), &e)))
+	return errnoError("connect a queue pair", -int64(C.sl_verbs_lane_begin(n.c, C.uint32_t(lane),
+		&e)))
 }
 
 // LaneEnd ends a lane: what came over it is received, nothing more will be. An initiator's
@@ -90,7 +92,8 @@ func (n *Conn) LaneEnd(lane int) error {
 // gone and had seen so many messages: what that does not prove done is posted again.
 func (n *Conn) LaneSettle(lane int, seen uint64) error {
 	defer runtime.KeepAlive(n)
-	return errnoError("settle a queue pair", -int64(C.sl_verbs_lane_settle(n.c, C.uint32_t(lane), C.uint64_t(seen))))
+	return errnoError("settle a queue pair", -int64(C.sl_verbs_lane_settle(n.c, C.uint32_t(lane),
+		C.uint64_t(seen))))
 }
 
 // Seen is how many messages of the peer have arrived, over all lanes.
@@ -151,12 +154,14 @@ func (n *Conn) Submit(tag uint64, b *driver.Batch) error {
 		}
 		if p.Plain() {
 			rc = C.sl_verbs_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, nil,
-				(*C.uint32_t)(unsafe.SliceData(p.Local.List)), (*C.uint32_t)(unsafe.SliceData(p.Remote.List)),
+				(*C.uint32_t)(unsafe.SliceData(p.Local.List)),
+				(*C.uint32_t)(unsafe.SliceData(p.Remote.List)),
 				(*C.uint8_t)(data), C.size_t(len(b.Notify)), counter)
 		} else {
 			nest := nestOf(p)
 			rc = C.sl_verbs_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, &nest,
-				(*C.uint32_t)(unsafe.SliceData(p.Local.List)), (*C.uint32_t)(unsafe.SliceData(p.Remote.List)),
+				(*C.uint32_t)(unsafe.SliceData(p.Local.List)),
+				(*C.uint32_t)(unsafe.SliceData(p.Remote.List)),
 				(*C.uint8_t)(data), C.size_t(len(b.Notify)), counter)
 		}
 	} else {

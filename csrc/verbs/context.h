@@ -33,7 +33,9 @@ struct sl_verbs_tray {
 	struct ibv_mr *mr;
 };
 
-/* A rail. Set once by rail_open, gone with the context, but for what is said to be under the lock. */
+/*
+ * A rail. Set once by rail_open, gone with the context, but for what is said to be under the lock.
+ */
 struct sl_verbs_port {
 	struct sl_verbs_context *context;
 	uint32_t index;			   /* the number of the rail */
@@ -78,7 +80,8 @@ struct sl_verbs_memory {
 	uint32_t key, flags; /* flags: READ_ONLY when a pin is */
 	uint32_t prefer; /* a bit for each rail that suits it */
 	uint32_t rails;	 /* a bit for each rail that it is pinned on */
-	uint32_t users;	 /* batches that work on it, grants being made: sl_verbs_release_memory gives back */
+	/* batches that work on it, grants being made: sl_verbs_release_memory gives back */
+	uint32_t users;
 	int leaving;	 /* unmapped, and out of the table; it ends with the last user */
 	struct sl_verbs_pin *pins[SL_VERBS_RAILS];
 	struct ibv_mr *grants[SL_VERBS_RAILS];
@@ -88,14 +91,17 @@ struct sl_verbs_memory {
 struct sl_verbs_context {
 	struct sl_verbs_config config;
 	pthread_mutex_t lock;
-	pthread_cond_t news; /* CLOCK_MONOTONIC: a batch ended, memory is free, a lane was drained */
+	/* CLOCK_MONOTONIC: a batch ended, memory is free, a lane was drained */
+	pthread_cond_t news;
 	int closed;
-	struct sl_verbs_port *ports[SL_VERBS_RAILS]; /* under the lock; never removed before close */
+	/* under the lock; never removed before close */
+	struct sl_verbs_port *ports[SL_VERBS_RAILS];
 	uint32_t ports_len;
 	uint32_t ports_busy; /* rail_open calls under way */
 	struct sl_verbs_memory **chunks[SL_VERBS_CHUNKS]; /* each of SL_VERBS_CHUNK */
 	struct sl_verbs_pin *pins;
-	uint32_t registering; /* pins and grants being made or ended without the lock: close waits */
+	/* pins and grants being made or ended without the lock: close waits */
+	uint32_t registering;
 	struct sl_ring *ring;
 	struct sl_verbs_counter *tally;
 	struct sl_verbs_traffic *traffic; /* of lane.h */
@@ -112,7 +118,10 @@ static inline struct sl_verbs_port *sl_verbs_port_of(struct sl_verbs_context *c,
 {
 	return rail < c->ports_len ? c->ports[rail] : NULL;
 }
-/* The state of the port now, enum ibv_port_state; 0 where the device does not answer. May take long. */
+/*
+ * The state of the port now, enum ibv_port_state; 0 where the device does not answer. May take
+ * long.
+ */
 uint8_t sl_verbs_port_state(struct sl_verbs_port *p);
 /* At the end: nothing of lane.h is left on it. */
 void sl_verbs_port_close(struct sl_verbs_port *p);
@@ -148,12 +157,17 @@ void sl_verbs_forget_memory(struct sl_verbs_context *c);
 /*
  * Of the other files, for open.c and rail.c. Those that return int: 0 or -errno.
  */
-int sl_verbs_traffic_open(struct sl_verbs_context *c);	/* tables of batches, no thread yet; sets c->traffic */
+/* tables of batches, no thread yet; sets c->traffic */
+int sl_verbs_traffic_open(struct sl_verbs_context *c);
 int sl_verbs_traffic_start(struct sl_verbs_context *c); /* the thread; signals are blocked in it */
 /* Ends all connections, then the thread; without the lock. -errno: a device keeps a queue pair. */
 int sl_verbs_traffic_stop(struct sl_verbs_context *c);
-void sl_verbs_traffic_free(struct sl_verbs_context *c); /* what is left; the ring is not its business. */
-/* A new rail, that is not in c->ports yet: makes p->lanes, has the thread watch its descriptors. Under the lock. */
+/* what is left; the ring is not its business. */
+void sl_verbs_traffic_free(struct sl_verbs_context *c);
+/*
+ * A new rail, that is not in c->ports yet: makes p->lanes, has the thread watch its descriptors.
+ * Under the lock.
+ */
 int sl_verbs_lanes_open(struct sl_verbs_port *p);
 void sl_verbs_lanes_close(struct sl_verbs_port *p); /* the reverse */
 /* Whether a device keeps a queue pair that was to end; under the lock. */

@@ -51,9 +51,12 @@ type Context struct {
 // Open opens a context without rails, in the library that Load has opened.
 func Open(cfg Config) (*Context, error) {
 	conf := C.struct_sl_verbs_config{
-		batches: C.uint32_t(cfg.BatchesMax), notes: C.uint32_t(cfg.NotesMax), conns: C.uint32_t(cfg.ConnsMax),
-		depth: C.uint32_t(cfg.Depth), slice: C.uint64_t(cfg.SliceMax), flight: C.uint64_t(cfg.FlightMax),
-		spin_ns: C.uint64_t(cfg.SpinNanos), stall_ns: C.uint64_t(cfg.StallNanos), wake_fd: C.int(cfg.WakeFD), control_fd: C.int(cfg.ControlFD),
+		batches: C.uint32_t(cfg.BatchesMax), notes: C.uint32_t(cfg.NotesMax),
+		conns: C.uint32_t(cfg.ConnsMax),
+		depth: C.uint32_t(cfg.Depth), slice: C.uint64_t(cfg.SliceMax),
+		flight:  C.uint64_t(cfg.FlightMax),
+		spin_ns: C.uint64_t(cfg.SpinNanos), stall_ns: C.uint64_t(cfg.StallNanos),
+		wake_fd: C.int(cfg.WakeFD), control_fd: C.int(cfg.ControlFD),
 	}
 	if err := hold(); err != nil {
 		return nil, err
@@ -64,9 +67,11 @@ func Open(cfg Config) (*Context, error) {
 		return nil, errnoError("open a context", int64(-rc))
 	}
 	r := C.sl_verbs_ring(c.c)
-	places := unsafe.Add(unsafe.Pointer(r), C.sizeof_struct_sl_ring) // done is aligned as the ring is
+	// done is aligned as the ring is
+	places := unsafe.Add(unsafe.Pointer(r), C.sizeof_struct_sl_ring)
 	c.ring = ring.New(unsafe.Pointer(&r.head), unsafe.Pointer(&r.tail), unsafe.Pointer(&r.armed),
-		unsafe.Pointer(&r.notes), unsafe.Pointer(&r.first_len), unsafe.Pointer(&r.due), places, int(r.mask)+1)
+		unsafe.Pointer(&r.notes), unsafe.Pointer(&r.first_len), unsafe.Pointer(&r.due), places,
+		int(r.mask)+1)
 	c.tally = unsafe.Slice(C.sl_verbs_tally(c.c), C.SL_VERBS_COUNTERS)
 	return c, nil
 }
@@ -128,7 +133,8 @@ func (c *Context) keepBack() {
 func (c *Context) Arm() bool {
 	defer runtime.KeepAlive(c)
 	ready := c.ring.Arm()
-	// After that: whoever makes the thread stand back from now on makes it see that somebody sleeps.
+	// After that: whoever makes the thread stand back from now on makes it see that somebody
+	// sleeps.
 	if c.driven.Load() && c.driven.Swap(false) {
 		C.sl_verbs_undrive(c.c)
 	}
@@ -154,7 +160,8 @@ func (c *Context) News() (News, bool) {
 	if C.sl_verbs_news(c.c, &n) == 0 {
 		return News{}, false
 	}
-	return News{Conn: uint64(n.conn), Kind: int(n.kind), Lane: int(n.lane), Rail: int(n.rail), Status: int32(n.status)}, true
+	return News{Conn: uint64(n.conn), Kind: int(n.kind), Lane: int(n.lane), Rail: int(n.rail),
+		Status: int32(n.status)}, true
 }
 
 // OpenRail opens a port of a device and returns the number of the rail. What this machine
@@ -174,7 +181,9 @@ func (c *Context) OpenRail(cfg RailConfig) (int, error) {
 	var why [256]C.char
 	if rc := C.sl_verbs_rail_open(c.c, conf, &rail, &why[0], C.size_t(len(why))); rc != 0 {
 		return 0, &driver.UnavailableError{Backend: "rdma",
-			Reason: fmt.Sprintf("port %d of device %s: %s", cfg.Port, cfg.Device, C.GoString(&why[0])), Fix: "choose a device and a port that `sluice doctor` lists as active"}
+			Reason: fmt.Sprintf("port %d of device %s: %s", cfg.Port, cfg.Device,
+				C.GoString(&why[0])), Fix: "choose a device and a port that `sluice doctor` " +
+				"lists as active"}
 	}
 	return int(rail), nil
 }
@@ -187,10 +196,12 @@ func (c *Context) Rail(rail int) (Rail, error) {
 		return Rail{}, errnoError("look at a rail", int64(-rc))
 	}
 	out := Rail{
-		DepthMax: int(r.depth_max), SGEMax: int(r.sge_max), InlineMax: int(r.inline_max), Reads: int(r.reads),
-		MTU: int(r.mtu), State: int(r.state), LinkLayer: int(r.link_layer),
+		DepthMax: int(r.depth_max), SGEMax: int(r.sge_max), InlineMax: int(r.inline_max),
+		Reads: int(r.reads),
+		MTU:   int(r.mtu), State: int(r.state), LinkLayer: int(r.link_layer),
 		Windows: r.windows != 0, DMABuf: r.dmabuf != 0, Relaxed: r.relaxed != 0,
-		LID: uint16(r.lid), RegistrationMax: uint64(r.registration_max), DriverName: C.GoString(&r.driver_name[0]),
+		LID: uint16(r.lid), RegistrationMax: uint64(r.registration_max),
+		DriverName: C.GoString(&r.driver_name[0]),
 	}
 	for i, b := range r.gid {
 		out.GID[i] = byte(b)
@@ -206,7 +217,8 @@ func (c *Context) Counters(rail int) (Counters, error) {
 		return Counters{}, errnoError("count on a rail", int64(-rc))
 	}
 	return Counters{
-		BytesOut: uint64(n.bytes_out), BytesIn: uint64(n.bytes_in), Requests: uint64(n.requests), Posts: uint64(n.posts),
+		BytesOut: uint64(n.bytes_out), BytesIn: uint64(n.bytes_in), Requests: uint64(n.requests),
+		Posts:       uint64(n.posts),
 		Completions: uint64(n.completions), Again: uint64(n.again), Failures: uint64(n.failures),
 		InFlight: uint64(n.in_flight), Rate: uint64(n.rate),
 	}, nil
@@ -231,7 +243,8 @@ type Pin struct {
 func (c *Context) Pin(rail int, mem []byte, flags uint32) (*Pin, error) {
 	defer runtime.KeepAlive(c)
 	p := &Pin{context: c}
-	rc := C.sl_verbs_pin(c.c, C.uint32_t(rail), unsafe.Pointer(unsafe.SliceData(mem)), C.uint64_t(len(mem)), C.uint32_t(flags), nil, &p.p)
+	rc := C.sl_verbs_pin(c.c, C.uint32_t(rail), unsafe.Pointer(unsafe.SliceData(mem)),
+		C.uint64_t(len(mem)), C.uint32_t(flags), nil, &p.p)
 	if rc != 0 {
 		return nil, errnoError("register memory", int64(-rc))
 	}
@@ -242,7 +255,8 @@ func (c *Context) Pin(rail int, mem []byte, flags uint32) (*Pin, error) {
 func (c *Context) PinDevice(rail int, d Device, flags uint32) (*Pin, error) {
 	defer runtime.KeepAlive(c)
 	p := &Pin{context: c}
-	rc := C.pin_device(c.c, C.uint32_t(rail), C.uint64_t(d.Addr), C.uint64_t(d.Len), C.uint32_t(flags), C.int(d.FD), C.uint64_t(d.Offset), &p.p)
+	rc := C.pin_device(c.c, C.uint32_t(rail), C.uint64_t(d.Addr), C.uint64_t(d.Len),
+		C.uint32_t(flags), C.int(d.FD), C.uint64_t(d.Offset), &p.p)
 	if rc != 0 {
 		return nil, errnoError("register device memory", int64(-rc))
 	}
@@ -273,7 +287,8 @@ func (c *Context) Map(key uint32, mem []byte, pins []*Pin, prefer uint32) error 
 	}
 	list := pinList(pins)
 	defer C.free(unsafe.Pointer(list))
-	rc := C.sl_verbs_map(c.c, C.uint32_t(key), unsafe.Pointer(unsafe.SliceData(mem)), C.uint64_t(len(mem)), list, C.uint32_t(prefer))
+	rc := C.sl_verbs_map(c.c, C.uint32_t(key), unsafe.Pointer(unsafe.SliceData(mem)),
+		C.uint64_t(len(mem)), list, C.uint32_t(prefer))
 	return errnoError("map memory", -int64(rc))
 }
 
@@ -285,13 +300,15 @@ func (c *Context) MapDevice(key uint32, addr, n uint64, pins []*Pin, prefer uint
 	}
 	list := pinList(pins)
 	defer C.free(unsafe.Pointer(list))
-	rc := C.map_device(c.c, C.uint32_t(key), C.uint64_t(addr), C.uint64_t(n), list, C.uint32_t(prefer))
+	rc := C.map_device(c.c, C.uint32_t(key), C.uint64_t(addr), C.uint64_t(n), list,
+		C.uint32_t(prefer))
 	return errnoError("map device memory", -int64(rc))
 }
 
 // pinList is a list as C takes it, to be freed.
 func pinList(pins []*Pin) **C.struct_sl_verbs_pin {
-	list := (**C.struct_sl_verbs_pin)(C.calloc(RailsMax, C.size_t(unsafe.Sizeof((*C.struct_sl_verbs_pin)(nil)))))
+	list := (**C.struct_sl_verbs_pin)(C.calloc(RailsMax,
+		C.size_t(unsafe.Sizeof((*C.struct_sl_verbs_pin)(nil)))))
 	for i, p := range pins {
 		if p != nil {
 			unsafe.Slice(list, RailsMax)[i] = p.p

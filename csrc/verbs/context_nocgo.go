@@ -15,7 +15,8 @@ type Pin struct{}
 
 // Open answers with the reason.
 func Open(Config) (*Context, error) {
-	return nil, &driver.UnavailableError{Backend: "rdma", Reason: "this program was built without cgo",
+	return nil, &driver.UnavailableError{Backend: "rdma", Reason: "this program was built " +
+		"without cgo",
 		Fix: "build it with CGO_ENABLED=1 and gcc"}
 }
 

@@ -27,8 +27,10 @@ func costOf(t testing.TB) string {
 	t.Helper()
 	sources := sourceFiles(t)
 	binary := filepath.Join(t.TempDir(), "cost")
-	args := append([]string{"-O2", "-g", "-Wall", "-Wextra", "-Werror", "-I.", "-o", binary, "testdata/cost.c"}, sources...)
-	if out, err := exec.Command("gcc", append(args, "-ldl", "-lpthread")...).CombinedOutput(); err != nil {
+	args := append([]string{"-O2", "-g", "-Wall", "-Wextra", "-Werror", "-I.", "-o", binary,
+		"testdata/cost.c"}, sources...)
+	if out, err := exec.Command("gcc", append(args, "-ldl", "-lpthread")...).
+		CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}
 	return binary

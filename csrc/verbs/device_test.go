@@ -66,7 +66,8 @@ func TestDeviceMemory(t *testing.T) {
 	l := openLink(t, d, testShape{})
 	fd, mem := deviceFile(t, 64<<10)
 	fill(mem, 3)
-	pin := pinDevice(t, l.near, Device{Addr: deviceAddr + 100, Len: 20_000, FD: fd, Offset: 8192 + 100})
+	pin := pinDevice(t, l.near, Device{Addr: deviceAddr + 100, Len: 20_000, FD: fd,
+		Offset: 8192 + 100})
 	const key = 9
 	if err := l.near.MapDevice(key, deviceAddr+150, 10_000, []*Pin{pin}, 1); err != nil {
 		t.Fatal(err)
@@ -74,7 +75,8 @@ func TestDeviceMemory(t *testing.T) {
 	mine := mem[8192+150:][:10_000]
 	inlined := d.fake.Device(0).Get(fakeverbs.Inlined)
 	for _, n := range []uint64{8, 9000} {
-		if err := l.between(t, driver.Write, driver.Desc{Local: 500, Remote: 7, Len: n, LocalKey: key, RemoteKey: l.slot}); err != nil {
+		if err := l.between(t, driver.Write, driver.Desc{Local: 500, Remote: 7, Len: n,
+			LocalKey: key, RemoteKey: l.slot}); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(mine[500:500+n], l.remote[7:7+n]) {
@@ -87,7 +89,8 @@ func TestDeviceMemory(t *testing.T) {
 	fill(l.remote, 4)
 	want := bytes.Clone(mem)
 	copy(want[8192+150+1000:], l.remote[60:60+4000])
-	if err := l.between(t, driver.Read, driver.Desc{Local: 1000, Remote: 60, Len: 4000, LocalKey: key, RemoteKey: l.slot}); err != nil {
+	if err := l.between(t, driver.Read, driver.Desc{Local: 1000, Remote: 60, Len: 4000,
+		LocalKey: key, RemoteKey: l.slot}); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(mem, want) {
@@ -121,14 +124,16 @@ func TestGrantsOfDeviceMemory(t *testing.T) {
 		if n := far.Get(fakeverbs.DMABufs); n != 2+epoch {
 			t.Errorf("epoch %d: %d registrations of a dma-buf", epoch, n)
 		}
-		slot, err := l.conn.Import(Import{Base: deviceAddr + at, Size: 5000, RemoteKeys: []uint32{k}})
+		slot, err := l.conn.Import(Import{Base: deviceAddr + at, Size: 5000,
+			RemoteKeys: []uint32{k}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		fill(l.local, uint64(epoch)+1)
 		want := bytes.Clone(mem)
 		copy(want[4096+at+10:], l.local[:4990])
-		if err := l.between(t, driver.Write, driver.Desc{Remote: 10, Len: 4990, LocalKey: testKey, RemoteKey: slot}); err != nil {
+		if err := l.between(t, driver.Write, driver.Desc{Remote: 10, Len: 4990, LocalKey: testKey,
+			RemoteKey: slot}); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(mem, want) {
@@ -169,7 +174,8 @@ func TestDeviceMemoryThatIsRefused(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := c.PinDevice(0, Device{Addr: deviceAddr, Len: 8192, FD: -1}, 0); !errors.Is(err, syscall.EFAULT) {
+	if _, err := c.PinDevice(0, Device{Addr: deviceAddr, Len: 8192, FD: -1}, 0); !errors.Is(err,
+		syscall.EFAULT) {
 		t.Errorf("an address that the kernel does not know: %v", err)
 	}
 	if n := f.Device(0).Get(fakeverbs.Regions); n != 1 {

@@ -31,13 +31,15 @@ func (l *testLink) outcomes(t *testing.T, n int) map[uint64]error {
 // lane is as good as before.
 func cancelBatches(t *testing.T, d hosts) {
 	d.slow()
-	l := openLink(t, d, testShape{config: Config{Depth: 2, FlightMax: 64 << 10, SliceMax: 32 << 10}})
+	l := openLink(t, d, testShape{config: Config{Depth: 2, FlightMax: 64 << 10,
+		SliceMax: 32 << 10}})
 	fill(l.local, 1)
 	const n = 1 << 20
 	var tags []uint64
 	for i := range 4 {
 		at := uint64(i) * n
-		tags = append(tags, l.submit(t, driver.Write, nil, driver.Desc{Local: at, Remote: at, Len: n}))
+		tags = append(tags, l.submit(t, driver.Write, nil, driver.Desc{Local: at, Remote: at,
+			Len: n}))
 	}
 	msg := l.submit(t, driver.Write, []byte("never"), driver.Desc{Len: n})
 	for _, tag := range []uint64{tags[1], tags[3], msg, 12345} {
@@ -51,7 +53,8 @@ func cancelBatches(t *testing.T, d hosts) {
 			t.Errorf("batch %d: %v", i, err)
 		}
 	}
-	if !bytes.Equal(l.local[:n], l.remote[:n]) || !bytes.Equal(l.local[2*n:3*n], l.remote[2*n:3*n]) {
+	if !bytes.Equal(l.local[:n], l.remote[:n]) ||
+		!bytes.Equal(l.local[2*n:3*n], l.remote[2*n:3*n]) {
 		t.Error("other bytes in what was not cancelled")
 	}
 	if c := l.counters(t); c.InFlight != 0 {
@@ -80,7 +83,9 @@ func revokeGrants(t *testing.T, d hosts) {
 	stale := l.submit(t, driver.Write, []byte("stale"), driver.Desc{Len: 5000})
 	l.tag++
 	good := l.tag
-	if err := l.conn.Submit(good, batchOf(driver.Write, []driver.Desc{{Remote: 9000, Len: 4000, LocalKey: testKey, RemoteKey: fresh}}, []byte("good"))); err != nil {
+	if err := l.conn.Submit(good,
+		batchOf(driver.Write, []driver.Desc{{Remote: 9000, Len: 4000, LocalKey: testKey,
+			RemoteKey: fresh}}, []byte("good"))); err != nil {
 		t.Fatal(err)
 	}
 	if n := l.awaitNews(t, LaneFailed); n.Lane != 0 {
@@ -101,7 +106,8 @@ func revokeGrants(t *testing.T, d hosts) {
 	if n := l.note(t); string(n.Data) != "good" {
 		t.Errorf("message %q", n.Data)
 	}
-	if err := l.conn.Submit(1, batchOf(driver.Read, l.descs(driver.Desc{Len: 1}), nil)); !errors.Is(err, driver.ErrRevoked) {
+	if err := l.conn.Submit(1, batchOf(driver.Read, l.descs(driver.Desc{Len: 1}), nil)); !errors.Is(
+		err, driver.ErrRevoked) {
 		t.Errorf("read with an old key: %v", err)
 	}
 }
@@ -110,7 +116,8 @@ func revokeGrants(t *testing.T, d hosts) {
 func endConnections(t *testing.T, d hosts) {
 	d.slow()
 	for status, want := range map[int32]error{Closed: driver.ErrClosed, Lost: driver.ErrPeerLost} {
-		l := openLink(t, d, testShape{config: Config{Depth: 2, FlightMax: 64 << 10, SliceMax: 32 << 10}})
+		l := openLink(t, d, testShape{config: Config{Depth: 2, FlightMax: 64 << 10,
+			SliceMax: 32 << 10}})
 		for range 5 {
 			l.submit(t, driver.Write, []byte{1}, driver.Desc{Len: 1 << 20})
 		}
@@ -127,10 +134,12 @@ func endConnections(t *testing.T, d hosts) {
 		if ended == 0 {
 			t.Error("all batches went through")
 		}
-		if err := l.conn.Submit(1, batchOf(driver.Write, l.descs(driver.Desc{Len: 1}), nil)); !errors.Is(err, want) {
+		if err := l.conn.Submit(1, batchOf(driver.Write, l.descs(driver.Desc{Len: 1}),
+			nil)); !errors.Is(err, want) {
 			t.Errorf("submit to what has ended: %v, want %v", err, want)
 		}
-		if _, err := l.conn.Import(Import{Size: 10, RemoteKeys: []uint32{1}}); !errors.Is(err, want) {
+		if _, err := l.conn.Import(Import{Size: 10, RemoteKeys: []uint32{1}}); !errors.Is(err,
+			want) {
 			t.Errorf("import from what has ended: %v, want %v", err, want)
 		}
 		if _, err := l.conn.LaneMake(0, 0); !errors.Is(err, driver.ErrClosed) {
@@ -143,7 +152,8 @@ func endConnections(t *testing.T, d hosts) {
 // drainConnections checks that what is posted goes through and the rest ends.
 func drainConnections(t *testing.T, d hosts) {
 	d.slow()
-	l := openLink(t, d, testShape{config: Config{Depth: 2, FlightMax: 64 << 10, SliceMax: 32 << 10}})
+	l := openLink(t, d, testShape{config: Config{Depth: 2, FlightMax: 64 << 10,
+		SliceMax: 32 << 10}})
 	fill(l.local, 3)
 	small := l.submit(t, driver.Write, nil, driver.Desc{Len: 1000})
 	large := l.submit(t, driver.Write, nil, driver.Desc{Remote: 1 << 20, Len: 1 << 20})
@@ -157,7 +167,8 @@ func drainConnections(t *testing.T, d hosts) {
 	if !bytes.Equal(l.local[:1000], l.remote[:1000]) {
 		t.Error("other bytes")
 	}
-	if err := l.conn.Submit(1, batchOf(driver.Write, l.descs(driver.Desc{Len: 1}), nil)); !errors.Is(err, driver.ErrClosed) {
+	if err := l.conn.Submit(1, batchOf(driver.Write, l.descs(driver.Desc{Len: 1}),
+		nil)); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("submit while it drains: %v", err)
 	}
 }
@@ -165,7 +176,8 @@ func drainConnections(t *testing.T, d hosts) {
 // remakeLanes ends lanes with work under way, from either side, and makes them anew: each byte
 // gets there and each message once, in order.
 func remakeLanes(t *testing.T, d hosts) {
-	l := openLink(t, d, testShape{lanes: len(d.near), config: Config{SliceMax: 32 << 10, NotesMax: 32}})
+	l := openLink(t, d, testShape{lanes: len(d.near), config: Config{SliceMax: 32 << 10,
+		NotesMax: 32}})
 	fill(l.local, 4)
 	const n = 200 << 10
 	var tags []uint64
@@ -173,7 +185,8 @@ func remakeLanes(t *testing.T, d hosts) {
 		for i := range 3 {
 			at := uint64(len(tags)%16) * n
 			_ = i
-			tags = append(tags, l.submit(t, driver.Write, numbered(len(tags)), driver.Desc{Local: at, Remote: at, Len: n}))
+			tags = append(tags, l.submit(t, driver.Write, numbered(len(tags)),
+				driver.Desc{Local: at, Remote: at, Len: n}))
 		}
 		lane := round % len(d.near)
 		if round%2 == 0 {

@@ -100,9 +100,12 @@ void sl_verbs_heed(struct sl_verbs_port *p)
 		if (sl_verbs.ibv_get_async_event(p->device, &e) != 0) {
 			if (errno == EAGAIN || errno == EINTR)
 				return;
-			/* It says nothing any more, but its descriptor would be readable for ever. */
+			/*
+			 * It says nothing any more, but its descriptor would be readable for ever.
+			 */
 			p->lanes->silent = 1;
-			(void)epoll_ctl(p->context->traffic->epoll_fd, EPOLL_CTL_DEL, p->device->async_fd, NULL);
+			(void)epoll_ctl(p->context->traffic->epoll_fd, EPOLL_CTL_DEL,
+					p->device->async_fd, NULL);
 			lose(p);
 			return;
 		}
@@ -136,8 +139,11 @@ static int news_of_lane(struct sl_verbs_conn *n, struct sl_verbs_news *out)
 
 		if (!l || !l->news)
 			continue;
-		*out = (struct sl_verbs_news){
-			.conn = n->id, .kind = l->news, .lane = i, .rail = l->port->index, .status = l->status};
+		*out = (struct sl_verbs_news){.conn = n->id,
+					      .kind = l->news,
+					      .lane = i,
+					      .rail = l->port->index,
+					      .status = l->status};
 		l->news = 0;
 		return 1;
 	}
@@ -161,7 +167,8 @@ int sl_verbs_news(struct sl_verbs_context *c, struct sl_verbs_news *out)
 	sl_verbs_enter(c);
 	for (uint32_t i = 0; t->news && !found && i < c->ports_len; i++)
 		found = c->ports[i]->lanes && news_of_rail(c->ports[i], out);
-	for (struct sl_verbs_conn *n = t->conns.next; t->news && !found && n != &t->conns; n = n->next)
+	for (struct sl_verbs_conn *n = t->conns.next; t->news && !found && n != &t->conns;
+	     n = n->next)
 		found = news_of_lane(n, out);
 	t->news -= (uint32_t)found;
 	sl_verbs_unlock(c);

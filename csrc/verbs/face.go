@@ -22,9 +22,10 @@ type Config struct {
 	SliceMax   uint64 // bytes of one work request
 	FlightMax  uint64 // bytes under way on a lane: what a cancel waits for
 	SpinNanos  uint64 // how long the thread looks before it sleeps
-	StallNanos uint64 // a lane over which nothing comes back for so long has failed; 0: it may take for ever
-	WakeFD     int    // an eventfd for completions and messages, when armed
-	ControlFD  int    // an eventfd for news
+	// a lane over which nothing comes back for so long has failed; 0: it may take for ever
+	StallNanos uint64
+	WakeFD     int // an eventfd for completions and messages, when armed
+	ControlFD  int // an eventfd for news
 }
 
 // RailConfig says how to open a rail: a port of a device.
@@ -143,11 +144,16 @@ var outcomeErrors = map[int32]error{
 
 // statusNames are the statuses of completions, by their number.
 var statusNames = [...]string{
-	"success", "local length error", "local queue pair operation error", "local EE context operation error",
-	"local protection error", "work request flushed", "memory window bind error", "bad response error",
-	"local access error", "remote invalid request error", "remote access error", "remote operation error",
-	"transport retry counter exceeded", "receiver-not-ready retry counter exceeded", "local RDD violation error",
-	"remote invalid RD request", "remote aborted error", "invalid EE context number", "invalid EE context state",
+	"success", "local length error", "local queue pair operation error",
+	"local EE context operation error",
+	"local protection error", "work request flushed", "memory window bind error",
+	"bad response error",
+	"local access error", "remote invalid request error", "remote access error",
+	"remote operation error",
+	"transport retry counter exceeded", "receiver-not-ready retry counter exceeded",
+	"local RDD violation error",
+	"remote invalid RD request", "remote aborted error", "invalid EE context number",
+	"invalid EE context state",
 	"fatal error", "response timeout error", "general error",
 }
 
@@ -199,7 +205,8 @@ func errnoError(what string, errno int64) error {
 	case syscall.ETIMEDOUT:
 		return fmt.Errorf("%s over RDMA: it takes too long: %w", what, driver.ErrTimeout)
 	case syscall.ENOMEM:
-		return fmt.Errorf("%s over RDMA: %w (locked memory is limited: `ulimit -l unlimited`, or LimitMEMLOCK=infinity for a service)", what, e)
+		return fmt.Errorf("%s over RDMA: %w (locked memory is limited: `ulimit -l unlimited`, or "+
+			"LimitMEMLOCK=infinity for a service)", what, e)
 	default:
 		return fmt.Errorf("%s over RDMA: %w", what, e)
 	}

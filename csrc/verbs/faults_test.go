@@ -141,8 +141,8 @@ func TestLostAcknowledgements(t *testing.T) {
 	}
 }
 
-// The trap: a request that was given up lands long after its second try. Its queue pair must be over
-// at the owner's end before anything is done again.
+// The trap: a request that was given up lands long after its second try. Its queue pair must be
+// over at the owner's end before anything is done again.
 func TestNothingLandsLate(t *testing.T) {
 	d := fakeDevices(t, 1)
 	l := openLink(t, d, testShape{})
@@ -165,13 +165,14 @@ func TestNothingLandsLate(t *testing.T) {
 		}
 	}
 	if near.Get(fakeverbs.DroppedLate) == 0 {
-		t.Errorf("%d requests landed while their queue pair was there, and none came after it: the test is of no use",
+		t.Errorf("%d requests landed while their queue pair was there, and none came after it: "+
+			"the test is of no use",
 			near.Get(fakeverbs.LandedLate))
 	}
 }
 
-// awaitLate waits until more than n late requests have come to their end, for a second at most: there
-// may be none.
+// awaitLate waits until more than n late requests have come to their end, for a second at most:
+// there may be none.
 func awaitLate(d fakeverbs.Device, n uint32) {
 	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if d.Get(fakeverbs.LandedLate)+d.Get(fakeverbs.DroppedLate) > n {
@@ -219,7 +220,8 @@ func TestFailuresByKind(t *testing.T) {
 			var wrong int
 			outcomes := map[uint64]error{}
 			for i := range 6 {
-				l.submit(t, driver.Write, nil, driver.Desc{Local: uint64(i) * 8192, Remote: uint64(i) * 4096, Len: 4096})
+				l.submit(t, driver.Write, nil, driver.Desc{Local: uint64(i) * 8192,
+					Remote: uint64(i) * 4096, Len: 4096})
 			}
 			for range 6 {
 				done := l.take(t)
@@ -257,7 +259,8 @@ func TestFailureByARevokedKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	fill(l.local, 9)
-	if err := l.move(t, driver.Write, driver.Desc{Len: 100_000}); !errors.Is(err, driver.ErrRevoked) {
+	if err := l.move(t, driver.Write, driver.Desc{Len: 100_000}); !errors.Is(err,
+		driver.ErrRevoked) {
 		t.Errorf("with a key that was revoked: %v", err)
 	}
 	if bytes.ContainsFunc(l.remote, func(r rune) bool { return r != 0 }) {
@@ -271,7 +274,8 @@ func TestFailureByARevokedKey(t *testing.T) {
 		t.Errorf("once more: %v", err)
 	}
 	l.slot = l.imported(t)
-	if err := l.move(t, driver.Write, driver.Desc{Len: 100_000}); err != nil || !bytes.Equal(l.remote[:100_000], l.local[:100_000]) {
+	if err := l.move(t, driver.Write, driver.Desc{Len: 100_000}); err != nil ||
+		!bytes.Equal(l.remote[:100_000], l.local[:100_000]) {
 		t.Errorf("in the next epoch: %v", err)
 	}
 }

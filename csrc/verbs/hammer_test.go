@@ -22,11 +22,12 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
 
-// TestVerbsShareRails checks that a large transfer is spread by how fast the rails are, and that small ones take
-// turns.
+// TestVerbsShareRails checks that a large transfer is spread by how fast the rails are, and that
+// small ones take turns.
 func TestVerbsShareRails(t *testing.T) {
 	d := fakeDevices(t, 2)
-	l := openLink(t, d, testShape{lanes: 2, spin: true, config: Config{SliceMax: 64 << 10, FlightMax: 512 << 10}})
+	l := openLink(t, d, testShape{lanes: 2, spin: true, config: Config{SliceMax: 64 << 10,
+		FlightMax: 512 << 10}})
 	bytesOf := func(rail int) uint64 {
 		c, err := l.near.Counters(rail)
 		if err != nil {
@@ -35,7 +36,8 @@ func TestVerbsShareRails(t *testing.T) {
 		return c.BytesOut
 	}
 	for i := range 20 {
-		if err := l.move(t, driver.Write, driver.Desc{Remote: uint64(i) * 100, Len: 100}); err != nil {
+		if err := l.move(t, driver.Write, driver.Desc{Remote: uint64(i) * 100,
+			Len: 100}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -58,14 +60,16 @@ func TestVerbsShareRails(t *testing.T) {
 			return
 		}
 	}
-	t.Errorf("a share of %.2f over rails of 300 and 100 MB/s, and never between 0.65 and 0.85", share)
+	t.Errorf("a share of %.2f over rails of 300 and 100 MB/s, and never between 0.65 and 0.85",
+		share)
 }
 
 // TestSlowRailIsTriedAgain has a rail that was slow for a while: when it is not any more, large
 // transfers go over it again.
 func TestSlowRailIsTriedAgain(t *testing.T) {
 	d := fakeDevices(t, 2)
-	l := openLink(t, d, testShape{lanes: 2, spin: true, config: Config{SliceMax: 64 << 10, FlightMax: 512 << 10}})
+	l := openLink(t, d, testShape{lanes: 2, spin: true, config: Config{SliceMax: 64 << 10,
+		FlightMax: 512 << 10}})
 	counted := func(rail int) Counters {
 		c, err := l.near.Counters(rail)
 		if err != nil {
@@ -93,7 +97,8 @@ func TestSlowRailIsTriedAgain(t *testing.T) {
 			return
 		}
 	}
-	t.Errorf("nothing went over a rail that was slow once: rates %d and %d", counted(0).Rate, counted(1).Rate)
+	t.Errorf("nothing went over a rail that was slow once: rates %d and %d", counted(0).Rate,
+		counted(1).Rate)
 }
 
 // TestVerbsAllocatesNothing holds for the Go side of the hot path.
@@ -137,7 +142,8 @@ func (h *hammer) work(t *testing.T, id int, until time.Time) {
 		n := 1 + r.Uint64N(hammerPart)
 		fill(local[:n], r.Uint64())
 		tag := uint64(id)<<32 | uint64(i)
-		d := []driver.Desc{{Local: from, Remote: from, Len: n, LocalKey: testKey, RemoteKey: h.l.slot}}
+		d := []driver.Desc{{Local: from, Remote: from, Len: n, LocalKey: testKey,
+			RemoteKey: h.l.slot}}
 		cancel := r.IntN(4) == 0
 		if !h.submit(t, tag, d, r.IntN(3) == 0 && !cancel) {
 			return
@@ -200,7 +206,8 @@ func (h *hammer) poll() {
 // receive checks that messages come in order, until all have come that were sent.
 func (h *hammer) receive(t *testing.T) uint64 {
 	next := uint64(0)
-	for until := time.Now().Add(2 * patience); !h.stopped.Load() || next < h.sent && time.Now().Before(until); {
+	for until := time.Now().Add(2 * patience); !h.stopped.Load() || next < h.sent &&
+		time.Now().Before(until); {
 		n, ok := h.l.far.Receive()
 		if !ok {
 			time.Sleep(20 * time.Microsecond)
@@ -216,7 +223,8 @@ func (h *hammer) receive(t *testing.T) uint64 {
 
 // hammerLink has goroutines write, cancel and send messages while lanes end and are made anew.
 func hammerLink(t *testing.T, d hosts) {
-	h := &hammer{l: openLink(t, d, testShape{lanes: len(d.near), config: Config{SliceMax: 64 << 10, NotesMax: 16}})}
+	h := &hammer{l: openLink(t, d, testShape{lanes: len(d.near), config: Config{SliceMax: 64 << 10,
+		NotesMax: 16}})}
 	var workers, others sync.WaitGroup
 	until := time.Now().Add(1500 * time.Millisecond)
 	for range 4 {
@@ -249,8 +257,8 @@ func hammerLink(t *testing.T, d hosts) {
 	t.Logf("%d messages", came)
 }
 
-// TestVerbsIdle checks that the threads sleep while there is nothing to do: for as long as nobody wakes
-// them, and not in turns.
+// TestVerbsIdle checks that the threads sleep while there is nothing to do: for as long as nobody
+// wakes them, and not in turns.
 func TestVerbsIdle(t *testing.T) {
 	l := openLink(t, fakeDevices(t, 2), testShape{lanes: 2})
 	if err := l.move(t, driver.Write, driver.Desc{Len: 1000}); err != nil {

@@ -26,14 +26,15 @@ static int find_place(struct sl_verbs_conn *n, uint32_t *slot)
 	grown = realloc(n->imports, len * sizeof(struct sl_verbs_import *));
 	if (!grown)
 		return -ENOMEM;
-	memset(grown + n->imports_len, 0, (len - n->imports_len) * sizeof(struct sl_verbs_import *));
+	memset(grown + n->imports_len, 0,
+	       (len - n->imports_len) * sizeof(struct sl_verbs_import *));
 	n->imports = grown;
 	n->imports_len = len;
 	return 0;
 }
 
-int sl_verbs_import(struct sl_verbs_conn *n, uint64_t base, uint64_t size, uint32_t flags, const uint32_t *remote_keys,
-		    uint32_t lanes, uint32_t *slot)
+int sl_verbs_import(struct sl_verbs_conn *n, uint64_t base, uint64_t size, uint32_t flags,
+		    const uint32_t *remote_keys, uint32_t lanes, uint32_t *slot)
 {
 	struct sl_verbs_import *im;
 	uint64_t end;

@@ -34,7 +34,8 @@ func TestKeptQueuePairOfOwner(t *testing.T) {
 	keep(far, 1)
 	require.ErrorIs(t, l.back.LaneEnd(0), driver.ErrUnproven)
 	near.Await(t, fakeverbs.LandedLate, 1)
-	require.True(t, bytes.Equal(l.remote[:4096], l.local[:4096]), "the queue pair was kept, and nothing lands")
+	require.True(t, bytes.Equal(l.remote[:4096], l.local[:4096]), "the queue pair was kept, and "+
+		"nothing lands")
 	_, err := l.back.LaneMake(0, 0)
 	require.NoError(t, err, "a lane in place of one that is destroyed at the second try")
 	require.NoError(t, l.back.LaneEnd(0))
@@ -51,7 +52,8 @@ func TestKeptQueuePairOfInitiator(t *testing.T) {
 	tag := l.submit(t, driver.Read, nil, driver.Desc{Len: testBytes})
 	keep(near, 1)
 	require.ErrorIs(t, l.conn.End(Lost), driver.ErrUnproven)
-	require.ErrorIs(t, l.near.Unmap(testKey), driver.ErrBusy, "a batch may still write to the memory")
+	require.ErrorIs(t, l.near.Unmap(testKey), driver.ErrBusy, "a batch may still write "+
+		"to the memory")
 	var done [1]Done
 	require.Zero(t, l.near.Poll(done[:]), "a batch is over whose queue pair lives")
 	require.NoError(t, l.conn.End(Closed))
@@ -63,7 +65,8 @@ func TestKeptQueuePairOfInitiator(t *testing.T) {
 }
 
 // TestKeptQueuePairDies has the NIC destroy a queue pair only when it is asked once more, which
-// nothing but the thread does: the lane is news then, and what it had under way is done over a new one.
+// nothing but the thread does: the lane is news then, and what it had under way is done over a new
+// one.
 func TestKeptQueuePairDies(t *testing.T) {
 	d := fakeDevices(t, 1)
 	l := openLink(t, d, testShape{})

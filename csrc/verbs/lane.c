@@ -11,7 +11,10 @@
 #define TELLING (64u << 10)
 /* How long a queue pair in the error state may take to give back its requests. */
 #define DRAIN_NS 1000000000u
-/* An owner's has one, or none where the driver takes no request in that state; and a device that is gone says nothing. */
+/*
+ * An owner's has one, or none where the driver takes no request in that state; and a device that is
+ * gone says nothing.
+ */
 #define MARK_NS 100000000u
 
 static struct sl_verbs_lane **bucket(struct sl_verbs_port *p, uint32_t number)

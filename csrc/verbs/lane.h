@@ -18,17 +18,24 @@
 /* What stands before the bytes of a message; little-endian. */
 struct sl_verbs_head {
 	uint32_t magic, kind;
-	uint64_t value; /* of a message: its number, from 1; of credit: how many the program has taken */
+	/* of a message: its number, from 1; of credit: how many the program has taken */
+	uint64_t value;
 };
 _Static_assert(sizeof(struct sl_verbs_head) <= SL_VERBS_HEAD_MAX, "a receive has room for it");
-enum { SL_VERBS_MAGIC = 0x31766c73, SL_VERBS_IS_NOTE = 1, SL_VERBS_IS_CREDIT = 2, SL_VERBS_IS_COUNT = 3 };
+enum {
+	SL_VERBS_MAGIC = 0x31766c73,
+	SL_VERBS_IS_NOTE = 1,
+	SL_VERBS_IS_CREDIT = 2,
+	SL_VERBS_IS_COUNT = 3
+};
 
 /* A message of ours, in memory that the NIC knows. */
 struct sl_verbs_slip {
 	struct sl_verbs_slip *next; /* free ones */
 	uint8_t *at;		    /* the head, then the bytes */
 	uint32_t len;		    /* of both */
-	uint32_t kind;		    /* SL_VERBS_IS_*; of a count the bytes are the counter, as an le32 */
+	/* SL_VERBS_IS_*; of a count the bytes are the counter, as an le32 */
+	uint32_t kind;
 };
 
 struct sl_verbs_lane;
@@ -41,7 +48,10 @@ enum sl_verbs_kind {
 	SL_VERBS_MARK	/* comes back when the queue pair is in the error state and empty */
 };
 
-/* A work request, from when it is posted until what it asked for is done, or nobody wants it any more. */
+/*
+ * A work request, from when it is posted until what it asked for is done, or nobody wants it any
+ * more.
+ */
 struct sl_verbs_record {
 	struct sl_verbs_record *next;
 	struct sl_verbs_lane *lane; /* that it is posted on, or NULL */
@@ -80,11 +90,17 @@ struct sl_verbs_lane {
 	uint64_t deadline; /* of draining */
 	int kept; /* errno: the device did not destroy the queue pair when it was last to */
 	uint32_t promised; /* receives */
-	/* In the order of the queue pair: posted, and of a failed post; not proved done before it failed. */
+	/*
+	 * In the order of the queue pair: posted, and of a failed post; not proved done before it
+	 * failed.
+	 */
 	struct sl_verbs_list posted, unposted, held;
 	uint32_t again;	      /* of posted: those that are out of the order of batches */
 	uint32_t returned, watched; /* requests that came back; when sl_verbs_watch looked */
-	uint64_t still;	      /* since when there were no more, if something is posted; 0: not looked at since it was made */
+	/*
+	 * since when there were no more, if something is posted; 0: not looked at since it was made
+	 */
+	uint64_t still;
 	uint32_t unsignalled; /* since the last that asked for a completion */
 	uint64_t flight;      /* bytes of posted */
 	struct ibv_send_wr *wr_first, *wr_last; /* built, not posted yet: they are in posted */
@@ -93,7 +109,8 @@ struct sl_verbs_lane {
 /* What a rail has of it. */
 struct sl_verbs_lanes {
 	struct sl_verbs_lane *buckets[SL_VERBS_BUCKETS]; /* by number of the queue pair */
-	uint32_t len; /* of lanes: each may have one request more than there is room for, a probe or a mark */
+	/* of lanes: each may have one request more than there is room for, a probe or a mark */
+	uint32_t len;
 	int silent; /* the device has no more events to tell */
 	int armed; /* the channel speaks at the next completion of either queue, or has spoken */
 	uint64_t window_at, window_bytes; /* of what measures the rate */
@@ -147,7 +164,8 @@ struct sl_verbs_inbox {
 	struct sl_verbs_conn *conn;	    /* NULL: gone */
 	uint64_t id;
 	uint32_t unread;
-	struct sl_verbs_post *free, *ahead; /* ahead: by number, until those before them have come */
+	/* ahead: by number, until those before them have come */
+	struct sl_verbs_post *free, *ahead;
 	struct sl_verbs_post *posts; /* as many as the peer may send */
 };
 
@@ -160,7 +178,8 @@ struct sl_verbs_conn {
 	int initiator, closed, ending, ended;
 	int tried; /* to end it, when the context closes */
 	int32_t outcome; /* once ended */
-	pthread_mutex_t setup; /* one lane is made, begun or ended at a time; before the context's lock */
+	/* one lane is made, begun or ended at a time; before the context's lock */
+	pthread_mutex_t setup;
 	struct sl_verbs_lane *lanes[SL_VERBS_LANES];
 	uint32_t reaches; /* a bit for each lane that was ever made */
 	uint32_t turn;	  /* the lane that comes first among equals */
@@ -180,12 +199,14 @@ struct sl_verbs_conn {
 	struct sl_verbs_batch *note_first, *note_last;
 	struct sl_verbs_lane *note_lane; /* of messages that are posted or held */
 	uint32_t notes_out;		 /* how many */
-	uint64_t accepted, sent, arrived, credited; /* messages: all of submit, numbered, acknowledged, taken by the peer's program */
+	/* messages: all of submit, numbered, acknowledged, taken by the peer's program */
+	uint64_t accepted, sent, arrived, credited;
 	uint32_t window;
 	int starved; /* a submission was refused for want of credit */
 	/* As the owner: */
 	struct sl_verbs_inbox *inbox;
-	uint64_t seen, taken, told; /* messages that arrived, that the program took, that the peer knows of */
+	/* messages that arrived, that the program took, that the peer knows of */
+	uint64_t seen, taken, told;
 	int telling;
 };
 
@@ -203,13 +224,15 @@ struct sl_verbs_traffic {
 	uint32_t draining; /* lanes */
 	uint32_t kept;	   /* of those, lanes whose queue pair the device keeps */
 	uint64_t watched; /* when sl_verbs_watch looked */
-	int polled; /* whoever holds the lock looks for completions afterwards: no need to wake the poller */
+	/* whoever holds the lock looks for completions afterwards: no need to wake the poller */
+	int polled;
 	/* The thread: */
 	pthread_t thread;
 	int has_thread, epoll_fd, event_fd;
 	atomic_int stop;
 	atomic_uint waiting; /* for the lock: the thread lets them in */
-	atomic_uint drives;  /* calls that took completions for the thread, or will: it stands back */
+	/* calls that took completions for the thread, or will: it stands back */
+	atomic_uint drives;
 	atomic_int standing_back;
 	/* Built, before it is posted: */
 	uint32_t built, entries;
@@ -251,9 +274,9 @@ static inline int sl_verbs_usable(const struct sl_verbs_lane *l)
 }
 
 /*
- * The files, each of which calls only those above it: lock.c and record.c, receive.c and memory.c, note.c and
- * import.c, lane.c, batch.c, send.c, arrive.c, complete.c, post.c, settle.c, submit.c and step.c, end.c, pair.c and
- * events.c, conn.c, progress.c, traffic.c, rail.c, open.c.
+ * The files, each of which calls only those above it: lock.c and record.c, receive.c and memory.c,
+ * note.c and import.c, lane.c, batch.c, send.c, arrive.c, complete.c, post.c, settle.c, submit.c
+ * and step.c, end.c, pair.c and events.c, conn.c, progress.c, traffic.c, rail.c, open.c.
  */
 
 /* lock.c */
@@ -283,7 +306,8 @@ void sl_verbs_relieve(struct sl_verbs_conn *n);
 void sl_verbs_unqueue_note(struct sl_verbs_batch *b); /* its message is not sent */
 
 /* import.c */
-struct sl_verbs_import *sl_verbs_import_of(const struct sl_verbs_conn *n, uint32_t slot); /* NULL: unknown */
+/* NULL: unknown */
+struct sl_verbs_import *sl_verbs_import_of(const struct sl_verbs_conn *n, uint32_t slot);
 void sl_verbs_reap(struct sl_verbs_conn *n); /* imports that no batch uses */
 
 /* lane.c: a queue pair, and what is posted on it */
@@ -303,8 +327,10 @@ struct ibv_sge *sl_verbs_entries(struct sl_verbs_conn *n);
 struct ibv_send_wr *sl_verbs_build(struct sl_verbs_lane *l, struct sl_verbs_record *r,
 				   struct ibv_sge *entries, uint32_t len);
 void sl_verbs_ring_bells(struct sl_verbs_conn *n); /* posts what is built */
-struct sl_verbs_record *sl_verbs_leave(struct sl_verbs_lane *l); /* the next that was posted leaves the queue pair */
-void sl_verbs_hold(struct sl_verbs_lane *l, struct sl_verbs_record *r); /* it left the queue pair without a proof */
+/* the next that was posted leaves the queue pair */
+struct sl_verbs_record *sl_verbs_leave(struct sl_verbs_lane *l);
+/* it left the queue pair without a proof */
+void sl_verbs_hold(struct sl_verbs_lane *l, struct sl_verbs_record *r);
 void sl_verbs_abandon(struct sl_verbs_lane *l); /* all that is posted did */
 
 /* batch.c */
@@ -318,7 +344,8 @@ void sl_verbs_fail(struct sl_verbs_batch *b, int32_t status, int32_t piece);
 void sl_verbs_give_up(struct sl_verbs_batch *b, int32_t status, int32_t piece);
 void sl_verbs_settle_batch(struct sl_verbs_batch *b); /* ends it when all of it is over */
 void sl_verbs_hold_for(struct sl_verbs_batch *b, struct sl_verbs_memory *m);
-void sl_verbs_release_all(struct sl_verbs_context *c, struct sl_verbs_batch *b); /* what hold_for held */
+/* what hold_for held */
+void sl_verbs_release_all(struct sl_verbs_context *c, struct sl_verbs_batch *b);
 void sl_verbs_drop_record(struct sl_verbs_conn *n, struct sl_verbs_record *r);
 void sl_verbs_drop_records(struct sl_verbs_batch *b); /* those of it that wait to be posted again */
 void sl_verbs_forget_records(struct sl_verbs_conn *n); /* at its end: none is posted */

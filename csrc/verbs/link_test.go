@@ -111,7 +111,8 @@ func openEnd(t testing.TB, s testShape, devices []string, wake, news *park.Event
 		t.Fatal(err)
 	}
 	for _, name := range devices {
-		if _, err := c.OpenRail(RailConfig{Device: name, Port: 1, GID: 1, Timeout: s.timeout, Retries: s.retries}); err != nil {
+		if _, err := c.OpenRail(RailConfig{Device: name, Port: 1, GID: 1, Timeout: s.timeout,
+			Retries: s.retries}); err != nil {
 			t.Fatal(err)
 		}
 	}

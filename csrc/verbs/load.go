@@ -32,7 +32,8 @@ func Load(path string) error {
 		return nil
 	}
 	if library.open > 0 {
-		return unavailable(fmt.Sprintf("%s is in use, and a process has one libibverbs: %s is not opened",
+		return unavailable(fmt.Sprintf("%s is in use, and a process has one libibverbs: %s "+
+			"is not opened",
 			library.path, path), "give the same path everywhere")
 	}
 	if reason, fix := loadLibrary(path); reason != "" {
@@ -70,12 +71,15 @@ func Devices() (int, error) {
 	switch {
 	case why == "ENOSYS":
 		return 0, unavailable("no RDMA device: the kernel has no support for any",
-			"modprobe ib_uverbs and the driver of the device; without one: modprobe rdma_rxe, rdma link add rxe0 type rxe netdev eth0")
+			"modprobe ib_uverbs and the driver of the device; without one: modprobe rdma_rxe, "+
+				"rdma link add rxe0 type rxe netdev eth0")
 	case why != "":
-		return 0, unavailable("cannot list RDMA devices: "+why, "look into /sys/class/infiniband and /dev/infiniband")
+		return 0, unavailable("cannot list RDMA devices: "+why, "look into /sys/class/infiniband "+
+			"and /dev/infiniband")
 	case n == 0:
 		return 0, unavailable("no RDMA device that libibverbs has a provider for",
-			"apt-get install ibverbs-providers, and modprobe the driver of the device; without one: modprobe rdma_rxe, rdma link add rxe0 type rxe netdev eth0")
+			"apt-get install ibverbs-providers, and modprobe the driver of the device; without "+
+				"one: modprobe rdma_rxe, rdma link add rxe0 type rxe netdev eth0")
 	}
 	return n, nil
 }

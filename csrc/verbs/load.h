@@ -29,13 +29,17 @@ int sl_verbs_load(const char *path, char *why, size_t size);
 /* How many devices there are, or -errno: -ENOSYS where the kernel knows no RDMA. */
 int sl_verbs_devices(void);
 
-/* Through the table of the context, as libibverbs' own headers do it. 0 or errno; poll: how many. */
-static inline int sl_verbs_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+/*
+ * Through the table of the context, as libibverbs' own headers do it. 0 or errno; poll: how many.
+ */
+static inline int sl_verbs_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr,
+				     struct ibv_send_wr **bad)
 {
 	return qp->context->ops.post_send(qp, wr, bad);
 }
 
-static inline int sl_verbs_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+static inline int sl_verbs_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr,
+					 struct ibv_recv_wr **bad)
 {
 	return srq->context->ops.post_srq_recv(srq, wr, bad);
 }

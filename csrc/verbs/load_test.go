@@ -20,12 +20,15 @@ func TestLoadVerbs(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "libibverbs.so.1")
 	for _, c := range []struct{ name, path, reason string }{
 		{"missing", missing, "cannot open shared object file"},
-		{"not verbs at all", buildLibrary(t, "int answer = 42;"), "has no function ibv_get_device_list of version IBVERBS_1.1"},
-		{"functions without versions", buildLibrary(t, "void *ibv_get_device_list(int *n) { return n; }"), "has no function"},
+		{"not verbs at all", buildLibrary(t, "int answer = 42;"), "has no function " +
+			"ibv_get_device_list of version IBVERBS_1.1"},
+		{"functions without versions", buildLibrary(t, "void *ibv_get_device_list(int *n) { "+
+			"return n; }"), "has no function"},
 	} {
 		err := Load(c.path)
 		var u *driver.UnavailableError
-		if !errors.As(err, &u) || u.Backend != "rdma" || u.Fix != "apt-get install libibverbs1 ibverbs-providers" ||
+		if !errors.As(err, &u) || u.Backend != "rdma" || u.Fix != "apt-get install libibverbs1 "+
+			"ibverbs-providers" ||
 			!strings.Contains(u.Reason, c.reason) || !strings.Contains(u.Reason, c.path) {
 			t.Errorf("%s: %v, want an UnavailableError with %q and the path", c.name, err, c.reason)
 		}

@@ -83,7 +83,8 @@ void sl_verbs_tell(struct sl_verbs_context *c)
 
 int sl_verbs_wait(struct sl_verbs_context *c, uint64_t deadline)
 {
-	struct timespec t = {.tv_sec = (time_t)(deadline / 1000000000u), .tv_nsec = (long)(deadline % 1000000000u)};
+	struct timespec t = {.tv_sec = (time_t)(deadline / 1000000000u),
+			     .tv_nsec = (long)(deadline % 1000000000u)};
 
 	return pthread_cond_timedwait(&c->news, &c->lock, &t) == ETIMEDOUT ? -ETIMEDOUT : 0;
 }

@@ -11,8 +11,8 @@
 #include <stdlib.h>
 
 /* Without the lock: the NIC's driver walks all pages. NULL: errno says why. */
-static struct ibv_mr *enroll(struct sl_verbs_port *p, void *base, uint64_t len, unsigned access, uint32_t flags,
-			     const struct sl_verbs_dmabuf *d)
+static struct ibv_mr *enroll(struct sl_verbs_port *p, void *base, uint64_t len, unsigned access,
+			     uint32_t flags, const struct sl_verbs_dmabuf *d)
 {
 	int relaxed = flags & SL_VERBS_RELAXED && sl_verbs.ibv_reg_mr_iova2;
 
@@ -21,7 +21,8 @@ static struct ibv_mr *enroll(struct sl_verbs_port *p, void *base, uint64_t len, 
 	errno = 0;
 	if (d && d->fd >= 0) {
 		if (sl_verbs.ibv_reg_dmabuf_mr)
-			return sl_verbs.ibv_reg_dmabuf_mr(p->pd, d->offset, len, (uintptr_t)base, d->fd, (int)access);
+			return sl_verbs.ibv_reg_dmabuf_mr(p->pd, d->offset, len, (uintptr_t)base,
+							  d->fd, (int)access);
 		errno = EOPNOTSUPP;
 		return NULL;
 	}
@@ -50,8 +51,8 @@ int sl_verbs_ended(const struct sl_verbs_port *p, int error)
 	return error == EIO && p->gone ? 0 : error;
 }
 
-int sl_verbs_pin(struct sl_verbs_context *c, uint32_t rail, void *base, uint64_t len, uint32_t flags,
-		 const struct sl_verbs_dmabuf *d, struct sl_verbs_pin **out)
+int sl_verbs_pin(struct sl_verbs_context *c, uint32_t rail, void *base, uint64_t len,
+		 uint32_t flags, const struct sl_verbs_dmabuf *d, struct sl_verbs_pin **out)
 {
 	struct sl_verbs_pin *pin = calloc(1, sizeof(*pin));
 	int rc;
@@ -72,7 +73,8 @@ int sl_verbs_pin(struct sl_verbs_context *c, uint32_t rail, void *base, uint64_t
 	pin->dmabuf = d ? *d : (struct sl_verbs_dmabuf){.fd = -1};
 	if (pin->dmabuf.fd >= 0)
 		pin->flags |= SL_VERBS_DEVICE;
-	pin->mr = enroll(pin->port, base, len, flags & SL_VERBS_READ_ONLY ? 0 : IBV_ACCESS_LOCAL_WRITE, flags, d);
+	pin->mr = enroll(pin->port, base, len,
+			 flags & SL_VERBS_READ_ONLY ? 0 : IBV_ACCESS_LOCAL_WRITE, flags, d);
 	if (!pin->mr)
 		rc = errno ? -errno : -EINVAL;
 	sl_verbs_lock(c);
@@ -148,14 +150,16 @@ void sl_verbs_release_memory(struct sl_verbs_context *c, struct sl_verbs_memory 
 }
 
 /* The pins of a map. -EINVAL: one is not of its rail, or does not hold the memory. */
-static int take_pins(struct sl_verbs_context *c, struct sl_verbs_memory *m, struct sl_verbs_pin *const *pins)
+static int take_pins(struct sl_verbs_context *c, struct sl_verbs_memory *m,
+		     struct sl_verbs_pin *const *pins)
 {
 	for (uint32_t i = 0; i < c->ports_len; i++) {
 		struct sl_verbs_pin *p = pins[i];
 
 		if (!p)
 			continue;
-		if (p->port != c->ports[i] || m->base < p->base || m->base - p->base > (ptrdiff_t)p->len ||
+		if (p->port != c->ports[i] || m->base < p->base ||
+		    m->base - p->base > (ptrdiff_t)p->len ||
 		    m->len > p->len - (uint64_t)(m->base - p->base))
 			return -EINVAL;
 		m->pins[i] = p;
@@ -165,7 +169,8 @@ static int take_pins(struct sl_verbs_context *c, struct sl_verbs_memory *m, stru
 	return m->rails ? 0 : -EINVAL;
 }
 
-static int insert(struct sl_verbs_context *c, struct sl_verbs_memory *m, struct sl_verbs_pin *const *pins)
+static int insert(struct sl_verbs_context *c, struct sl_verbs_memory *m,
+		  struct sl_verbs_pin *const *pins)
 {
 	struct sl_verbs_memory ***chunk = &c->chunks[m->key / SL_VERBS_CHUNK];
 	int rc;
@@ -188,7 +193,8 @@ static int insert(struct sl_verbs_context *c, struct sl_verbs_memory *m, struct 
 	return 0;
 }
 
-int sl_verbs_map(struct sl_verbs_context *c, uint32_t key, void *base, uint64_t len, struct sl_verbs_pin *const *pins, uint32_t prefer)
+int sl_verbs_map(struct sl_verbs_context *c, uint32_t key, void *base, uint64_t len,
+		 struct sl_verbs_pin *const *pins, uint32_t prefer)
 {
 	struct sl_verbs_memory *m;
 	int rc;
@@ -252,7 +258,10 @@ static uint32_t settled_grants(struct sl_verbs_context *c, struct sl_verbs_memor
 	return rails;
 }
 
-/* Out of the table: no new batch and no new grant begins. Ends the grants, or puts it back. Under the lock, of which it lets go. */
+/*
+ * Out of the table: no new batch and no new grant begins. Ends the grants, or puts it back. Under
+ * the lock, of which it lets go.
+ */
 static int withdraw(struct sl_verbs_context *c, struct sl_verbs_memory *m)
 {
 	uint32_t rails;
@@ -307,7 +316,8 @@ int sl_verbs_unmap(struct sl_verbs_context *c, uint32_t key)
 }
 
 /* Makes the grant. Under the lock, of which it lets go; the memory is held. */
-static int make_grant(struct sl_verbs_context *c, struct sl_verbs_memory *m, uint32_t rail, uint32_t flags)
+static int make_grant(struct sl_verbs_context *c, struct sl_verbs_memory *m, uint32_t rail,
+		      uint32_t flags)
 {
 	struct sl_verbs_pin *pin = m->pins[rail];
 	unsigned access = IBV_ACCESS_REMOTE_READ;
@@ -315,11 +325,14 @@ static int make_grant(struct sl_verbs_context *c, struct sl_verbs_memory *m, uin
 	int rc;
 
 	if (!(flags & SL_VERBS_READ_ONLY))
-		access |= IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_LOCAL_WRITE; /* the first is nothing without the second */
+		/* the first is nothing without the second */
+		access |= IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_LOCAL_WRITE;
 	m->changing |= 1u << rail;
 	sl_verbs_unlock(c);
 	if (pin->dmabuf.fd >= 0) {
-		struct sl_verbs_dmabuf d = {.fd = pin->dmabuf.fd, .offset = pin->dmabuf.offset + (uint64_t)(m->base - pin->base)};
+		struct sl_verbs_dmabuf d = {.fd = pin->dmabuf.fd,
+					    .offset = pin->dmabuf.offset +
+						      (uint64_t)(m->base - pin->base)};
 
 		mr = enroll(pin->port, m->base, m->len, access, flags, &d);
 	} else {
@@ -333,7 +346,8 @@ static int make_grant(struct sl_verbs_context *c, struct sl_verbs_memory *m, uin
 	return rc;
 }
 
-int sl_verbs_grant(struct sl_verbs_context *c, uint32_t key, uint32_t rail, uint32_t flags, uint32_t *remote_key)
+int sl_verbs_grant(struct sl_verbs_context *c, uint32_t key, uint32_t rail, uint32_t flags,
+		   uint32_t *remote_key)
 {
 	struct sl_verbs_memory *m;
 	int rc;
@@ -401,7 +415,8 @@ void sl_verbs_forget_memory(struct sl_verbs_context *c)
 		m = sl_verbs_find(c, key);
 		if (!m)
 			continue;
-		(void)withdraw(c, m); /* no queue pair is left by which a peer could use what the NIC keeps */
+		/* no queue pair is left by which a peer could use what the NIC keeps */
+		(void)withdraw(c, m);
 		*place(c, key) = NULL;
 		(void)free_memory(c, m); /* or sl_verbs_free does */
 	}

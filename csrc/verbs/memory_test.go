@@ -21,7 +21,8 @@ import (
 // pages returns memory outside of the Go heap.
 func pages(t testing.TB, n int) []byte {
 	t.Helper()
-	mem, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANONYMOUS)
+	mem, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|
+		syscall.MAP_ANONYMOUS)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +169,8 @@ func TestRevokeThatFails(t *testing.T) {
 	if err := c.Revoke(1); !errors.Is(err, driver.ErrBusy) {
 		t.Errorf("revoked: %v", err)
 	}
-	if a, b := f.Device(0).Get(fakeverbs.Regions), f.Device(1).Get(fakeverbs.Regions); a != 2 || b != 3 {
+	if a, b := f.Device(0).Get(fakeverbs.Regions), f.Device(1).Get(fakeverbs.Regions); a != 2 ||
+		b != 3 {
 		t.Errorf("%d and %d regions, want only the second grant left", a, b)
 	}
 	if k, err := c.Grant(1, 1, 0); k != keys[1] || err != nil {
@@ -244,7 +246,8 @@ func TestRegistrationThatFails(t *testing.T) {
 	mem := pages(t, 1<<20)
 	f.Device(0).Set(fakeverbs.LockedKiB, f.Device(0).Get(fakeverbs.KiBLocked)+1500)
 	p := pin(t, c, 0, mem, 0)
-	if _, err := c.Pin(0, mem, 0); !errors.Is(err, syscall.ENOMEM) || !strings.Contains(err.Error(), "ulimit -l") {
+	if _, err := c.Pin(0, mem, 0); !errors.Is(err, syscall.ENOMEM) ||
+		!strings.Contains(err.Error(), "ulimit -l") {
 		t.Errorf("beyond the limit of locked memory: %v", err)
 	}
 	if err := c.Map(1, mem, []*Pin{p}, 1); err != nil {

@@ -86,7 +86,8 @@ func moveScattered(t *testing.T, d hosts) {
 		from, to := r.Perm(count), r.Perm(count)
 		var descs []driver.Desc
 		for i := range count {
-			descs = append(descs, driver.Desc{Local: uint64(from[i]) * entry, Remote: uint64(to[i]) * entry * 2, Len: entry})
+			descs = append(descs, driver.Desc{Local: uint64(from[i]) * entry,
+				Remote: uint64(to[i]) * entry * 2, Len: entry})
 		}
 		for _, op := range []driver.Op{driver.Write, driver.Read} {
 			if err := l.move(t, op, descs...); err != nil {
@@ -181,8 +182,10 @@ func refuseWrong(t *testing.T, d hosts) {
 		{driver.Desc{Len: 1, LocalKey: testKey + 1, RemoteKey: l.slot}, driver.ErrBounds},
 		{driver.Desc{Len: 1, LocalKey: testKey, RemoteKey: l.slot + 1}, driver.ErrBounds},
 		{driver.Desc{Len: testBytes + 1, LocalKey: testKey, RemoteKey: l.slot}, driver.ErrBounds},
-		{driver.Desc{Local: 1, Len: testBytes, LocalKey: testKey, RemoteKey: l.slot}, driver.ErrBounds},
-		{driver.Desc{Remote: ^uint64(0), Len: 2, LocalKey: testKey, RemoteKey: l.slot}, driver.ErrBounds},
+		{driver.Desc{Local: 1, Len: testBytes, LocalKey: testKey, RemoteKey: l.slot},
+			driver.ErrBounds},
+		{driver.Desc{Remote: ^uint64(0), Len: 2, LocalKey: testKey, RemoteKey: l.slot},
+			driver.ErrBounds},
 		{driver.Desc{LocalKey: testKey, RemoteKey: l.slot}, driver.ErrBounds},
 	}
 	for _, w := range wrong {
@@ -192,7 +195,8 @@ func refuseWrong(t *testing.T, d hosts) {
 			t.Errorf("%+v: %v, want piece 1: %v", w.d, err, w.want)
 		}
 	}
-	if err := l.back.Submit(1, batchOf(driver.Write, []driver.Desc{good}, nil)); !errors.Is(err, driver.ErrClosed) {
+	if err := l.back.Submit(1, batchOf(driver.Write, []driver.Desc{good}, nil)); !errors.Is(err,
+		driver.ErrClosed) {
 		t.Errorf("the owner submits: %v", err)
 	}
 	im := Import{Base: baseOf(l.remote), Size: testBytes, ReadOnly: true, RemoteKeys: []uint32{1}}
@@ -201,15 +205,18 @@ func refuseWrong(t *testing.T, d hosts) {
 		t.Fatal(err)
 	}
 	good.RemoteKey = slot
-	if err := l.conn.Submit(1, batchOf(driver.Write, []driver.Desc{good}, nil)); !errors.Is(err, driver.ErrReadOnly) {
+	if err := l.conn.Submit(1, batchOf(driver.Write, []driver.Desc{good}, nil)); !errors.Is(err,
+		driver.ErrReadOnly) {
 		t.Errorf("write of what is read-only: %v", err)
 	}
 	l.conn.Expire(slot)
-	if err := l.conn.Submit(1, batchOf(driver.Read, []driver.Desc{good}, nil)); !errors.Is(err, driver.ErrRevoked) {
+	if err := l.conn.Submit(1, batchOf(driver.Read, []driver.Desc{good}, nil)); !errors.Is(err,
+		driver.ErrRevoked) {
 		t.Errorf("read with a past epoch: %v", err)
 	}
 	l.conn.Drop(slot)
-	if err := l.conn.Submit(1, batchOf(driver.Read, []driver.Desc{good}, nil)); !errors.Is(err, driver.ErrBounds) {
+	if err := l.conn.Submit(1, batchOf(driver.Read, []driver.Desc{good}, nil)); !errors.Is(err,
+		driver.ErrBounds) {
 		t.Errorf("read of what was dropped: %v", err)
 	}
 	im.ReadOnly, im.RemoteKeys = false, []uint32{0, 1}
@@ -217,7 +224,8 @@ func refuseWrong(t *testing.T, d hosts) {
 		t.Fatal(err)
 	}
 	good.RemoteKey = slot
-	if err := l.conn.Submit(1, batchOf(driver.Read, []driver.Desc{good}, nil)); !errors.Is(err, driver.ErrNoRoute) {
+	if err := l.conn.Submit(1, batchOf(driver.Read, []driver.Desc{good}, nil)); !errors.Is(err,
+		driver.ErrNoRoute) {
 		t.Errorf("read over a lane that is not there: %v", err)
 	}
 }
@@ -232,7 +240,8 @@ func manyBatches(t *testing.T, d hosts) {
 		at := uint64(i%200) * n
 		if i < count {
 			tag := uint64(1000 + i)
-			err := l.conn.Submit(tag, batchOf(driver.Write, l.descs(driver.Desc{Local: at, Remote: at, Len: n}), nil))
+			err := l.conn.Submit(tag,
+				batchOf(driver.Write, l.descs(driver.Desc{Local: at, Remote: at, Len: n}), nil))
 			if err == nil {
 				under[tag] = true
 				i++

@@ -38,10 +38,12 @@ func followData(t *testing.T, d hosts) {
 			t.Fatal(err)
 		}
 	}
-	if err := l.conn.Submit(1, batchOf(driver.Write, nil, make([]byte, NoteMax+1))); !errors.Is(err, driver.ErrBounds) {
+	if err := l.conn.Submit(1, batchOf(driver.Write, nil, make([]byte, NoteMax+1))); !errors.Is(err,
+		driver.ErrBounds) {
 		t.Errorf("a message too long: %v", err)
 	}
-	if err := l.conn.Submit(1, batchOf(driver.Read, nil, []byte{1})); !errors.Is(err, driver.ErrBounds) {
+	if err := l.conn.Submit(1, batchOf(driver.Read, nil, []byte{1})); !errors.Is(err,
+		driver.ErrBounds) {
 		t.Errorf("a message behind a read: %v", err)
 	}
 }
@@ -162,7 +164,8 @@ func TestMalformedMessages(t *testing.T) {
 			l := openLink(t, d, testShape{})
 			d.fake.Device(0).GarbleNext(at)
 			l.tag++
-			if err := l.conn.Submit(l.tag, &driver.Batch{Op: driver.Write, Tail: driver.CountTail, Counter: 1}); err != nil {
+			if err := l.conn.Submit(l.tag, &driver.Batch{Op: driver.Write, Tail: driver.CountTail,
+				Counter: 1}); err != nil {
 				t.Fatal(err)
 			}
 			for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
@@ -188,7 +191,8 @@ func TestMalformedMessages(t *testing.T) {
 	}
 }
 
-// TestRoomIsToldToWhoArmsLater: credit that comes between a refusal and Arm must not be slept through.
+// TestRoomIsToldToWhoArmsLater: credit that comes between a refusal and Arm must not be slept
+// through.
 func TestRoomIsToldToWhoArmsLater(t *testing.T) {
 	l := openLink(t, fakeDevices(t, 1), testShape{})
 	sent := 0
@@ -208,7 +212,8 @@ func TestRoomIsToldToWhoArmsLater(t *testing.T) {
 	for range sent {
 		l.note(t)
 	}
-	for end := time.Now().Add(50 * time.Millisecond); time.Now().Before(end); { // the credit comes meanwhile
+	for end := time.Now().Add(50 * time.Millisecond); time.Now().Before(end); {
+		// the credit comes meanwhile
 		l.near.Drive()
 	}
 	for end := time.Now().Add(patience); !l.near.Arm(); time.Sleep(time.Millisecond) {

@@ -10,8 +10,8 @@
 
 static int valid(const struct sl_verbs_config *c)
 {
-	return c->batches && !(c->batches & (c->batches - 1)) && c->notes && c->conns && c->depth && c->slice &&
-	       c->slice <= UINT32_MAX && c->flight;
+	return c->batches && !(c->batches & (c->batches - 1)) && c->notes && c->conns && c->depth &&
+	       c->slice && c->slice <= UINT32_MAX && c->flight;
 }
 
 /* What Go reads. */

@@ -33,13 +33,15 @@ static int register_slab(struct sl_verbs_conn *n, struct sl_verbs_port *p)
 	if (n->slab_mr[p->index])
 		return 0;
 	errno = 0;
-	n->slab_mr[p->index] = sl_verbs.ibv_reg_mr(p->pd, n->slab, n->slab_size, IBV_ACCESS_LOCAL_WRITE);
+	n->slab_mr[p->index] =
+	    sl_verbs.ibv_reg_mr(p->pd, n->slab, n->slab_size, IBV_ACCESS_LOCAL_WRITE);
 	if (n->slab_mr[p->index])
 		return 0;
 	return errno ? -errno : -ENOMEM;
 }
 
-static struct ibv_qp *make_queue_pair(const struct sl_verbs_conn *n, struct sl_verbs_port *p, int *rc)
+static struct ibv_qp *make_queue_pair(const struct sl_verbs_conn *n, struct sl_verbs_port *p,
+				      int *rc)
 {
 	struct ibv_qp_init_attr init = {
 		.send_cq = p->sends,
@@ -52,9 +54,9 @@ static struct ibv_qp *make_queue_pair(const struct sl_verbs_conn *n, struct sl_v
 	};
 	/* Only an owner's memory is reached, and only over its own queue pairs. */
 	struct ibv_qp_attr attr = {
-		.qp_state = IBV_QPS_INIT,
-		.port_num = p->config.port,
-		.qp_access_flags = n->initiator ? 0 : IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
+	    .qp_state = IBV_QPS_INIT,
+	    .port_num = p->config.port,
+	    .qp_access_flags = n->initiator ? 0 : IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
 	};
 	struct ibv_qp *qp;
 
@@ -64,7 +66,9 @@ static struct ibv_qp *make_queue_pair(const struct sl_verbs_conn *n, struct sl_v
 		*rc = errno ? -errno : -ENOMEM;
 		return NULL;
 	}
-	*rc = -sl_verbs.ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+	*rc = -sl_verbs.ibv_modify_qp(qp, &attr,
+				      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+					  IBV_QP_ACCESS_FLAGS);
 	if (*rc == 0)
 		return qp;
 	(void)sl_verbs.ibv_destroy_qp(qp); /* it was never connected: nothing moves over it */
@@ -80,7 +84,8 @@ static uint32_t first_packet(void)
 }
 
 /* The lane's place; made at its first use. */
-static int place(struct sl_verbs_conn *n, uint32_t index, struct sl_verbs_port *p, struct sl_verbs_lane **out)
+static int place(struct sl_verbs_conn *n, uint32_t index, struct sl_verbs_port *p,
+		 struct sl_verbs_lane **out)
 {
 	struct sl_verbs_lane *l = n->lanes[index];
 
@@ -117,7 +122,8 @@ static void describe(const struct sl_verbs_lane *l, struct sl_verbs_end *mine)
 	memcpy(mine->gid, p->info.gid, sizeof(mine->gid));
 }
 
-static void set_up(struct sl_verbs_lane *l, struct sl_verbs_port *p, struct ibv_qp *qp, uint32_t promised)
+static void set_up(struct sl_verbs_lane *l, struct sl_verbs_port *p, struct ibv_qp *qp,
+		   uint32_t promised)
 {
 	l->port = p;
 	l->qp = qp;
@@ -170,7 +176,8 @@ static int make(struct sl_verbs_conn *n, uint32_t lane, uint32_t rail, struct sl
 	return rc;
 }
 
-int sl_verbs_lane_make(struct sl_verbs_conn *n, uint32_t lane, uint32_t rail, struct sl_verbs_end *mine)
+int sl_verbs_lane_make(struct sl_verbs_conn *n, uint32_t lane, uint32_t rail,
+		       struct sl_verbs_end *mine)
 {
 	int rc;
 
@@ -185,15 +192,18 @@ int sl_verbs_lane_make(struct sl_verbs_conn *n, uint32_t lane, uint32_t rail, st
 static struct ibv_ah_attr address(const struct sl_verbs_port *p, const struct sl_verbs_end *theirs)
 {
 	struct ibv_ah_attr ah = {
-		.dlid = theirs->lid,
-		.sl = p->config.level,
-		.port_num = p->config.port,
-		.grh = {.sgid_index = p->config.gid, .hop_limit = HOPS, .traffic_class = p->config.traffic_class},
+	    .dlid = theirs->lid,
+	    .sl = p->config.level,
+	    .port_num = p->config.port,
+	    .grh = {.sgid_index = p->config.gid,
+		    .hop_limit = HOPS,
+		    .traffic_class = p->config.traffic_class},
 	};
 
 	memcpy(ah.grh.dgid.raw, theirs->gid, sizeof(theirs->gid));
 	/* Ethernet knows no other address, and neither does another subnet. */
-	ah.is_global = p->info.link_layer == IBV_LINK_LAYER_ETHERNET || theirs->lid == 0 || memcmp(theirs->gid, p->info.gid, 8) != 0;
+	ah.is_global = p->info.link_layer == IBV_LINK_LAYER_ETHERNET || theirs->lid == 0 ||
+		       memcmp(theirs->gid, p->info.gid, 8) != 0;
 	return ah;
 }
 
@@ -223,13 +233,15 @@ static int to_send(struct sl_verbs_lane *l, const struct sl_verbs_end *theirs)
 		.max_rd_atomic = fewer(p->info.reads, theirs->reads),
 	};
 	int rc = sl_verbs.ibv_modify_qp(l->qp, &receive,
-					IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-						IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+					IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
+					    IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+					    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
 
 	if (rc == 0)
 		rc = sl_verbs.ibv_modify_qp(l->qp, &send,
-					    IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-						    IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+					    IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+						IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+						IBV_QP_MAX_QP_RD_ATOMIC);
 	return rc > 0 ? -rc : rc;
 }
 
@@ -250,7 +262,8 @@ static int probe(struct sl_verbs_lane *l)
 }
 
 /* n->setup is held, the lock not. */
-static int begin(struct sl_verbs_conn *n, struct sl_verbs_lane *l, const struct sl_verbs_end *theirs)
+static int begin(struct sl_verbs_conn *n, struct sl_verbs_lane *l,
+		 const struct sl_verbs_end *theirs)
 {
 	struct sl_verbs_context *c = n->context;
 	int rc;

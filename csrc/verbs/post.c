@@ -10,7 +10,8 @@
 #define FOLLOWED (64u << 10)
 
 /* A bit for each lane that reaches both memories now. */
-static uint32_t candidates(const struct sl_verbs_conn *n, const struct sl_verbs_memory *m, const struct sl_verbs_import *im)
+static uint32_t candidates(const struct sl_verbs_conn *n, const struct sl_verbs_memory *m,
+			   const struct sl_verbs_import *im)
 {
 	uint32_t all = 0, preferred = 0, lanes = im->lanes & n->reaches;
 
@@ -37,8 +38,12 @@ static double fastest(const struct sl_verbs_conn *n, uint32_t lanes)
 	return (double)rate;
 }
 
-/* The lane that would be done first: all that its rail has to do, and len. Among equals, from first on. */
-static struct sl_verbs_lane *least_loaded(const struct sl_verbs_conn *n, uint32_t lanes, uint32_t first, uint64_t len)
+/*
+ * The lane that would be done first: all that its rail has to do, and len. Among equals, from first
+ * on.
+ */
+static struct sl_verbs_lane *least_loaded(const struct sl_verbs_conn *n, uint32_t lanes,
+					  uint32_t first, uint64_t len)
 {
 	struct sl_verbs_lane *best = NULL;
 	double least = 0, top;
@@ -56,7 +61,9 @@ static struct sl_verbs_lane *least_loaded(const struct sl_verbs_conn *n, uint32_
 		if (!(lanes >> i & 1))
 			continue;
 		rate = l->port->counters.rate ? (double)l->port->counters.rate : top;
-		load = (double)(l->port->counters.in_flight + (uint64_t)l->port->sends_promised * REQUEST_COST + len) / rate;
+		load = (double)(l->port->counters.in_flight +
+				(uint64_t)l->port->sends_promised * REQUEST_COST + len) /
+		       rate;
 		if (!best || load < least) {
 			best = l;
 			least = load;
@@ -65,8 +72,11 @@ static struct sl_verbs_lane *least_loaded(const struct sl_verbs_conn *n, uint32_
 	return best;
 }
 
-/* Where a new batch begins. Small ones go over the lane of messages, so that theirs need not wait. */
-static struct sl_verbs_lane *choose_first(struct sl_verbs_conn *n, const struct sl_verbs_batch *b, uint32_t lanes)
+/*
+ * Where a new batch begins. Small ones go over the lane of messages, so that theirs need not wait.
+ */
+static struct sl_verbs_lane *choose_first(struct sl_verbs_conn *n, const struct sl_verbs_batch *b,
+					  uint32_t lanes)
 {
 	struct sl_verbs_lane *l = b->note ? sl_verbs_note_lane(n) : NULL;
 
@@ -77,8 +87,11 @@ static struct sl_verbs_lane *choose_first(struct sl_verbs_conn *n, const struct 
 	return least_loaded(n, lanes, l ? l->index : n->turn, b->bytes);
 }
 
-/* NULL: it waits. The one that would be done first, and not another only because that one is full. */
-static struct sl_verbs_lane *choose(struct sl_verbs_conn *n, struct sl_verbs_batch *b, const struct sl_verbs_memory *m,
+/*
+ * NULL: it waits. The one that would be done first, and not another only because that one is full.
+ */
+static struct sl_verbs_lane *choose(struct sl_verbs_conn *n, struct sl_verbs_batch *b,
+				    const struct sl_verbs_memory *m,
 				    const struct sl_verbs_import *im, uint64_t len)
 {
 	uint32_t lanes = candidates(n, m, im);
@@ -101,8 +114,9 @@ static struct sl_verbs_lane *choose(struct sl_verbs_conn *n, struct sl_verbs_bat
  * The bytes from a place on that lie together in the peer's memory: as many as a request
  * takes, and as entries of it. Moves the place behind them.
  */
-static uint64_t gather(const struct sl_verbs_batch *b, struct sl_verbs_place *at, uint64_t most, uint8_t *base, uint32_t lkey,
-		       struct ibv_sge *sge, uint32_t *entries, uint32_t max)
+static uint64_t gather(const struct sl_verbs_batch *b, struct sl_verbs_place *at, uint64_t most,
+		       uint8_t *base, uint32_t lkey, struct ibv_sge *sge, uint32_t *entries,
+		       uint32_t max)
 {
 	struct sl_desc d = sl_piece(&b->pieces, at->piece);
 	const uint32_t local = d.local_key, slot = d.remote_key;
@@ -117,7 +131,8 @@ static uint64_t gather(const struct sl_verbs_batch *b, struct sl_verbs_place *at
 		if (used && sge[used - 1].addr + sge[used - 1].length == from) {
 			sge[used - 1].length += (uint32_t)len;
 		} else if (used < max) {
-			sge[used++] = (struct ibv_sge){.addr = from, .length = (uint32_t)len, .lkey = lkey};
+			sge[used++] =
+			    (struct ibv_sge){.addr = from, .length = (uint32_t)len, .lkey = lkey};
 		} else {
 			break;
 		}
@@ -135,14 +150,16 @@ static uint64_t gather(const struct sl_verbs_batch *b, struct sl_verbs_place *at
 	return total;
 }
 
-static void shape(struct ibv_send_wr *wr, const struct sl_verbs_batch *b, const struct sl_verbs_lane *l,
-		  const struct sl_verbs_memory *m, const struct sl_verbs_import *im, uint64_t remote, uint64_t len)
+static void shape(struct ibv_send_wr *wr, const struct sl_verbs_batch *b,
+		  const struct sl_verbs_lane *l, const struct sl_verbs_memory *m,
+		  const struct sl_verbs_import *im, uint64_t remote, uint64_t len)
 {
 	wr->opcode = b->write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
 	wr->wr.rdma.remote_addr = im->base + remote;
 	wr->wr.rdma.rkey = im->keys[l->index];
 	/* The processor does not reach the memory of other devices. */
-	if (b->write && len <= l->port->info.inline_max && !(m->pins[l->port->index]->flags & SL_VERBS_DEVICE))
+	if (b->write && len <= l->port->info.inline_max &&
+	    !(m->pins[l->port->index]->flags & SL_VERBS_DEVICE))
 		wr->send_flags |= IBV_SEND_INLINE;
 }
 
@@ -150,7 +167,8 @@ static void shape(struct ibv_send_wr *wr, const struct sl_verbs_batch *b, const 
  * Builds the next request of a batch, of at most so many bytes, and moves the place. How many
  * bytes, or -EAGAIN: no lane or no room; -ECANCELED: the batch has failed, and may be over.
  */
-static int64_t build_next(struct sl_verbs_conn *n, struct sl_verbs_batch *b, struct sl_verbs_place *at, uint64_t most, int again)
+static int64_t build_next(struct sl_verbs_conn *n, struct sl_verbs_batch *b,
+			  struct sl_verbs_place *at, uint64_t most, int again)
 {
 	struct sl_verbs_context *c = n->context;
 	struct sl_desc d = sl_piece(&b->pieces, at->piece);

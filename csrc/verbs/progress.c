@@ -11,18 +11,23 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How often the thread looks at what devices say while it is busy, and at the time while lanes drain. */
+/*
+ * How often the thread looks at what devices say while it is busy, and at the time while lanes
+ * drain.
+ */
 #define TICK_NS 1000000u
 #define DRAIN_TICK_MS 10
 /* What waits for room is posted when completions come; for want of memory, none may be due. */
 #define HUNGRY_TICK_MS 100
-/* Whoever posts does not wake it: so often it looks whether nothing comes back of what is posted. */
+/*
+ * Whoever posts does not wake it: so often it looks whether nothing comes back of what is posted.
+ */
 #define WATCH_TICK_MS 1000
 /* Events of a completion queue that are acknowledged at a time. */
 #define EVENTS 64
 /*
- * How long it stands back, in ns: whoever drove it, or submitted, may lose the core, too. Who sleeps says
- * so before, and is not kept waiting.
+ * How long it stands back, in ns: whoever drove it, or submitted, may lose the core, too. Who
+ * sleeps says so before, and is not kept waiting.
  */
 #define PAUSE_MIN 20000
 #define PAUSE_MAX 2000000
@@ -81,7 +86,8 @@ static int nap(const struct sl_verbs_context *c)
 		return DRAIN_TICK_MS;
 	if (c->traffic->hungry)
 		return HUNGRY_TICK_MS;
-	return c->config.stall_ns && c->traffic->conns.next != &c->traffic->conns ? WATCH_TICK_MS : -1;
+	return c->config.stall_ns && c->traffic->conns.next != &c->traffic->conns ? WATCH_TICK_MS
+										  : -1;
 }
 
 static void drink(struct sl_verbs_traffic *t)
@@ -115,7 +121,9 @@ static int awaited(struct sl_verbs_context *c)
 	return __atomic_load_n(&c->ring->armed, __ATOMIC_SEQ_CST) != 0;
 }
 
-/* Sleeps a moment while somebody else takes the completions. Who arms then looks whether it does. */
+/*
+ * Sleeps a moment while somebody else takes the completions. Who arms then looks whether it does.
+ */
 static void stand_back(struct sl_verbs_context *c, long ns)
 {
 	struct sl_verbs_traffic *t = c->traffic;
@@ -166,7 +174,8 @@ void *sl_verbs_progress(void *context)
 
 		now = sl_verbs_now();
 		tick(c, now, &ticked);
-		if (drives != seen && !awaited(c)) { /* somebody was here since we looked, and goes on */
+		if (drives != seen &&
+		    !awaited(c)) { /* somebody was here since we looked, and goes on */
 			seen = drives;
 			stand_back(c, pause);
 			pause = pause < PAUSE_MAX ? pause * 2 : PAUSE_MAX;

@@ -22,12 +22,15 @@ func TestVerbsHasNoRaces(t *testing.T) {
 	dir := t.TempDir()
 	exe := filepath.Join(dir, "race")
 	sources := sourceFiles(t)
-	args := append([]string{"-std=gnu11", "-O1", "-g", "-fsanitize=thread", "-I.", "-Itestdata/fakeverbs", "-o", exe,
+	args := append([]string{"-std=gnu11", "-O1", "-g", "-fsanitize=thread", "-I.",
+		"-Itestdata/fakeverbs", "-o", exe,
 		"testdata/race.c"}, sources...)
-	if out, err := exec.Command("gcc", append(args, "-ldl", "-lpthread")...).CombinedOutput(); err != nil {
+	if out, err := exec.Command("gcc", append(args, "-ldl", "-lpthread")...).
+		CombinedOutput(); err != nil {
 		if strings.Contains(string(out), "tsan") {
 			drivertest.SkipIfUnavailable(t, &driver.UnavailableError{
-				Backend: "rdma", Reason: "gcc has no thread sanitizer here", Fix: "apt-get install libtsan2"})
+				Backend: "rdma", Reason: "gcc has no thread sanitizer here",
+				Fix: "apt-get install libtsan2"})
 		}
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}
@@ -37,7 +40,8 @@ func TestVerbsHasNoRaces(t *testing.T) {
 	out, err := exec.CommandContext(ctx, exe, library, control).CombinedOutput()
 	if strings.Contains(string(out), "unexpected memory mapping") {
 		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{
-			Backend: "rdma", Reason: "the thread sanitizer does not run on this kernel", Fix: "sysctl vm.mmap_rnd_bits=28"})
+			Backend: "rdma", Reason: "the thread sanitizer does not run on this kernel",
+			Fix: "sysctl vm.mmap_rnd_bits=28"})
 	}
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -21,9 +21,11 @@ static int say(char *why, size_t size, const char *device, const char *what, int
 	if (error <= 0)
 		error = EIO;
 	if (error == ENOMEM)
-		snprintf(why, size, "%s: %s: out of memory, or of what may be locked (ulimit -l)", device, what);
+		snprintf(why, size, "%s: %s: out of memory, or of what may be locked (ulimit -l)",
+			 device, what);
 	else
-		snprintf(why, size, "%s: %s: %s", device, what, strerror_r(error, text, sizeof(text)));
+		snprintf(why, size, "%s: %s: %s", device, what,
+			 strerror_r(error, text, sizeof(text)));
 	return -error;
 }
 
@@ -59,7 +61,8 @@ static struct ibv_context *open_device(const char *name, char *why, size_t size,
 static int query_port(struct sl_verbs_port *p, struct ibv_port_attr *attr)
 {
 	memset(attr, 0, sizeof(*attr));
-	return sl_verbs.ibv_query_port(p->device, p->config.port, (struct _compat_ibv_port_attr *)attr);
+	return sl_verbs.ibv_query_port(p->device, p->config.port,
+				       (struct _compat_ibv_port_attr *)attr);
 }
 
 static int unblock(int fd)
@@ -85,7 +88,8 @@ static int learn(struct sl_verbs_port *p, char *why, size_t size, const char *na
 	if (rc != 0)
 		return say(why, size, name, "query the device", rc);
 	if (p->config.port == 0 || p->config.port > p->limits.phys_port_cnt) {
-		snprintf(why, size, "%s: no port %d: it has %d", name, p->config.port, p->limits.phys_port_cnt);
+		snprintf(why, size, "%s: no port %d: it has %d", name, p->config.port,
+			 p->limits.phys_port_cnt);
 		return -EINVAL;
 	}
 	rc = query_port(p, &attr);
@@ -93,8 +97,10 @@ static int learn(struct sl_verbs_port *p, char *why, size_t size, const char *na
 		return say(why, size, name, "query the port", rc);
 	memset(&gid, 0, sizeof(gid));
 	if (p->config.gid >= attr.gid_tbl_len ||
-	    sl_verbs.ibv_query_gid(p->device, p->config.port, p->config.gid, &gid) != 0 || memcmp(&gid, none, sizeof(none)) == 0) {
-		snprintf(why, size, "%s: no GID at index %d of port %d", name, p->config.gid, p->config.port);
+	    sl_verbs.ibv_query_gid(p->device, p->config.port, p->config.gid, &gid) != 0 ||
+	    memcmp(&gid, none, sizeof(none)) == 0) {
+		snprintf(why, size, "%s: no GID at index %d of port %d", name, p->config.gid,
+			 p->config.port);
 		return -EADDRNOTAVAIL;
 	}
 	memcpy(p->info.gid, gid.raw, sizeof(p->info.gid));
@@ -105,9 +111,11 @@ static int learn(struct sl_verbs_port *p, char *why, size_t size, const char *na
 	p->info.link_layer = attr.link_layer;
 	p->info.lid = attr.lid;
 	p->info.registration_max = p->limits.max_mr_size;
-	p->info.windows = (p->limits.device_cap_flags & (IBV_DEVICE_MEM_WINDOW_TYPE_2A | IBV_DEVICE_MEM_WINDOW_TYPE_2B)) != 0;
+	p->info.windows = (p->limits.device_cap_flags &
+			   (IBV_DEVICE_MEM_WINDOW_TYPE_2A | IBV_DEVICE_MEM_WINDOW_TYPE_2B)) != 0;
 	p->info.relaxed = sl_verbs.ibv_reg_mr_iova2 != NULL;
-	p->info.reads = at_most(at_most(READS_MAX, p->limits.max_qp_rd_atom), p->limits.max_qp_init_rd_atom);
+	p->info.reads =
+	    at_most(at_most(READS_MAX, p->limits.max_qp_rd_atom), p->limits.max_qp_init_rd_atom);
 	memcpy(p->info.driver_name, p->device->device->dev_name, sizeof(p->info.driver_name));
 	p->info.driver_name[sizeof(p->info.driver_name) - 1] = 0;
 	return 0;
@@ -129,8 +137,10 @@ static int make_queues(struct sl_verbs_port *p, char *why, size_t size, const ch
 	if (!p->channel || unblock(p->channel->fd) != 0)
 		return say(why, size, name, "make a channel of completions", errno);
 	p->slots = at_most(at_most(slots, p->limits.max_srq_wr), p->limits.max_cqe);
-	p->sends = sl_verbs.ibv_create_cq(p->device, (int)at_most(sends, p->limits.max_cqe), p, p->channel, 0);
-	p->receives = p->sends ? sl_verbs.ibv_create_cq(p->device, (int)p->slots, p, p->channel, 0) : NULL;
+	p->sends = sl_verbs.ibv_create_cq(p->device, (int)at_most(sends, p->limits.max_cqe), p,
+					  p->channel, 0);
+	p->receives =
+	    p->sends ? sl_verbs.ibv_create_cq(p->device, (int)p->slots, p, p->channel, 0) : NULL;
 	if (!p->receives)
 		return say(why, size, name, "make a completion queue", errno);
 	srq.attr.max_wr = p->slots;
@@ -152,11 +162,13 @@ static int make_receives(struct sl_verbs_port *p, char *why, size_t size, const 
 static int fits(struct sl_verbs_port *p, uint32_t depth, uint32_t entries, uint32_t bytes)
 {
 	struct ibv_qp_init_attr attr = {
-		.send_cq = p->sends,
-		.recv_cq = p->receives,
-		.srq = p->srq,
-		.cap = {.max_send_wr = depth + SL_VERBS_SPARE, .max_send_sge = entries, .max_inline_data = bytes},
-		.qp_type = IBV_QPT_RC,
+	    .send_cq = p->sends,
+	    .recv_cq = p->receives,
+	    .srq = p->srq,
+	    .cap = {.max_send_wr = depth + SL_VERBS_SPARE,
+		    .max_send_sge = entries,
+		    .max_inline_data = bytes},
+	    .qp_type = IBV_QPT_RC,
 	};
 	struct ibv_qp *qp = sl_verbs.ibv_create_qp(p->pd, &attr);
 
@@ -170,7 +182,9 @@ static int fits(struct sl_verbs_port *p, uint32_t depth, uint32_t entries, uint3
 static int measure(struct sl_verbs_port *p, char *why, size_t size, const char *name)
 {
 	uint32_t depth = at_most(p->context->config.depth, p->limits.max_qp_wr - SL_VERBS_SPARE);
-	uint32_t entries = at_most(at_most(at_most(SGE_MAX, p->config.entries), p->limits.max_sge), p->limits.max_sge_rd), bytes;
+	uint32_t entries = at_most(at_most(at_most(SGE_MAX, p->config.entries), p->limits.max_sge),
+				   p->limits.max_sge_rd),
+		 bytes;
 
 	for (; depth > 0; depth /= 2)
 		for (uint32_t e = entries; e > 0; e /= 2)
@@ -187,7 +201,10 @@ static int measure(struct sl_verbs_port *p, char *why, size_t size, const char *
 	return say(why, size, name, "make a queue pair", errno);
 }
 
-/* Whether memory of other devices can be registered: the wrong descriptor is only told apart by who can. */
+/*
+ * Whether memory of other devices can be registered: the wrong descriptor is only told apart by who
+ * can.
+ */
 static int knows_dmabuf(struct sl_verbs_port *p)
 {
 	struct ibv_mr *mr;
@@ -219,7 +236,9 @@ static int build(struct sl_verbs_port *p, const char *name, char *why, size_t si
 	return rc;
 }
 
-/* What build has made so far. The struct stays: counters are read as long as the context is there. */
+/*
+ * What build has made so far. The struct stays: counters are read as long as the context is there.
+ */
 static void tear_down(struct sl_verbs_port *p)
 {
 	if (p->srq)
@@ -274,7 +293,8 @@ static int publish(struct sl_verbs_context *c, struct sl_verbs_port *p, char *wh
 	return 0;
 }
 
-int sl_verbs_rail_open(struct sl_verbs_context *c, const struct sl_verbs_rail_config *r, uint32_t *rail, char *why, size_t size)
+int sl_verbs_rail_open(struct sl_verbs_context *c, const struct sl_verbs_rail_config *r,
+		       uint32_t *rail, char *why, size_t size)
 {
 	struct sl_verbs_port *p = calloc(1, sizeof(*p));
 	int rc;

@@ -29,7 +29,8 @@ func testConfig(t testing.TB) Config {
 		t.Cleanup(func() { e.Close() })
 		events[i] = e
 	}
-	return Config{BatchesMax: 64, NotesMax: 8, ConnsMax: 4, Depth: 32, SliceMax: 1 << 20, FlightMax: 8 << 20,
+	return Config{BatchesMax: 64, NotesMax: 8, ConnsMax: 4, Depth: 32, SliceMax: 1 << 20,
+		FlightMax: 8 << 20,
 		SpinNanos: 20000, WakeFD: events[0].FD(), ControlFD: events[1].FD()}
 }
 
@@ -81,10 +82,12 @@ func TestRailSaysWhatItCanDo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.SGEMax != 13 || r.InlineMax != 64 || r.DepthMax != 32 || r.Reads != 16 || r.MTU != 2 || !r.DMABuf || !r.Relaxed {
+	if r.SGEMax != 13 || r.InlineMax != 64 || r.DepthMax != 32 || r.Reads != 16 || r.MTU != 2 ||
+		!r.DMABuf || !r.Relaxed {
 		t.Errorf("%+v", r)
 	}
-	if gid := netip.AddrFrom16(r.GID); gid.Unmap() != netip.MustParseAddr("10.99.0.2") || r.DriverName != "uverbs1" {
+	if gid := netip.AddrFrom16(r.GID); gid.Unmap() != netip.MustParseAddr("10.99.0.2") ||
+		r.DriverName != "uverbs1" {
 		t.Errorf("GID %v of %s", gid, r.DriverName)
 	}
 	if r.State != 4 || r.LinkLayer != 2 {
@@ -174,7 +177,9 @@ func TestRailRefusals(t *testing.T) {
 		word         fakeverbs.Word
 		value        uint32
 	}{
-		{"no such device", "there is no device nope", func(r *RailConfig) { r.Device = "nope" }, 0, 1},
+		{"no such device", "there is no device nope", func(r *RailConfig) {
+			r.Device = "nope"
+		}, 0, 1},
 		{"no name", "there is no device", func(r *RailConfig) { r.Device = "" }, 0, 1},
 		{"no such port", "no port 2: it has 1", func(r *RailConfig) { r.Port = 2 }, 0, 1},
 		{"port 0", "no port 0", func(r *RailConfig) { r.Port = 0 }, 0, 1},
@@ -212,7 +217,8 @@ func TestRailsAreBounded(t *testing.T) {
 			t.Fatalf("rail %d: %d, %v", i, rail, err)
 		}
 	}
-	if _, err := c.OpenRail(railConfig(f.Device(0))); err == nil || !strings.Contains(err.Error(), "16 rails already") {
+	if _, err := c.OpenRail(railConfig(f.Device(0))); err == nil ||
+		!strings.Contains(err.Error(), "16 rails already") {
 		t.Errorf("one rail too many: %v", err)
 	}
 	if n := f.Device(0).Get(fakeverbs.Contexts); n != RailsMax {

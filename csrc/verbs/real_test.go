@@ -47,7 +47,8 @@ func TestRealRails(t *testing.T) {
 			t.Fatalf("rail %d of %s: %v", rail, name, err)
 		}
 		r, err := c.Rail(rail)
-		if err != nil || r.State != 4 || r.DepthMax < 16 || r.SGEMax < 1 || r.MTU < 1 || r.GID == [16]byte{} {
+		if err != nil || r.State != 4 || r.DepthMax < 16 || r.SGEMax < 1 || r.MTU < 1 ||
+			r.GID == [16]byte{} {
 			t.Errorf("%s: %+v, %v", name, r, err)
 		}
 		t.Logf("%s: %+v", name, r)
@@ -56,7 +57,8 @@ func TestRealRails(t *testing.T) {
 
 func TestRealMemory(t *testing.T) {
 	devices, c := realVerbs(t, 1)
-	if _, err := c.OpenRail(RailConfig{Device: devices[0], Port: 1, GID: 1, Timeout: 10, Retries: 1}); err != nil {
+	if _, err := c.OpenRail(RailConfig{Device: devices[0], Port: 1, GID: 1, Timeout: 10,
+		Retries: 1}); err != nil {
 		t.Fatal(err)
 	}
 	mem := pages(t, 4<<20)

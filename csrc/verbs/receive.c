@@ -45,8 +45,10 @@ static int post_tray(struct sl_verbs_port *p, uint32_t tray)
 		uint32_t slot = tray * SL_VERBS_TRAY + i;
 
 		at[i] = place_of(p, slot);
-		wrs[i] = (struct ibv_recv_wr){
-			.wr_id = slot, .next = i + 1 < n ? &wrs[i + 1] : NULL, .sg_list = &at[i], .num_sge = 1};
+		wrs[i] = (struct ibv_recv_wr){.wr_id = slot,
+					      .next = i + 1 < n ? &wrs[i + 1] : NULL,
+					      .sg_list = &at[i],
+					      .num_sge = 1};
 	}
 	return sl_verbs_post_srq_recv(p->srq, wrs, &bad);
 }
@@ -83,7 +85,8 @@ static int enough(struct sl_verbs_port *p)
 	sl_verbs_lock(p->context);
 	promised = p->slots_promised;
 	sl_verbs_unlock(p->context);
-	return p->trays_len == p->trays_max || p->trays_len * SL_VERBS_TRAY >= promised + SL_VERBS_SPARE;
+	return p->trays_len == p->trays_max ||
+	       p->trays_len * SL_VERBS_TRAY >= promised + SL_VERBS_SPARE;
 }
 
 int sl_verbs_grow_receives(struct sl_verbs_port *p)

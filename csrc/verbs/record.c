@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Records of work requests. They are kept until the context goes: what a late completion names is there. */
+/*
+ * Records of work requests. They are kept until the context goes: what a late completion names is
+ * there.
+ */
 #include "lane.h"
 
 #include <errno.h>

@@ -49,13 +49,15 @@ static int clear(const struct sl_verbs_conn *n, const struct sl_verbs_lane *l, u
 
 		if (!other || other == l || !other->posted.first)
 			continue;
-		if (other->again || !other->posted.first->batch || other->posted.first->batch->order <= order)
+		if (other->again || !other->posted.first->batch ||
+		    other->posted.first->batch->order <= order)
 			return 0;
 	}
 	return n->head == &n->live || n->head->order > order;
 }
 
-static int post_note(struct sl_verbs_conn *n, struct sl_verbs_lane *l, struct sl_verbs_batch *b, struct sl_verbs_record *r)
+static int post_note(struct sl_verbs_conn *n, struct sl_verbs_lane *l, struct sl_verbs_batch *b,
+		     struct sl_verbs_record *r)
 {
 	if (r) {
 		sl_verbs_pop(&n->resend);
@@ -88,7 +90,8 @@ void sl_verbs_post_notes(struct sl_verbs_conn *n)
 
 		(void)sl_verbs_entries(n); /* before the lane is chosen */
 		l = sl_verbs_note_lane(n);
-		if (!l || !sl_verbs_has_room(l) || !clear(n, l, b->order) || post_note(n, l, b, r) != 0)
+		if (!l || !sl_verbs_has_room(l) || !clear(n, l, b->order) ||
+		    post_note(n, l, b, r) != 0)
 			return;
 	}
 }
@@ -108,7 +111,8 @@ void sl_verbs_repay(struct sl_verbs_conn *n)
 	if (n->told && n->taken - n->told < (notes + 3) / 4 && n->seen - n->told < notes)
 		return;
 	for (uint32_t i = 0; i < SL_VERBS_LANES && !l; i++)
-		if (n->lanes[i] && n->lanes[i]->state == SL_VERBS_LIVE && sl_verbs_has_room(n->lanes[i]))
+		if (n->lanes[i] && n->lanes[i]->state == SL_VERBS_LIVE &&
+		    sl_verbs_has_room(n->lanes[i]))
 			l = n->lanes[i];
 	r = l ? sl_verbs_record(n->context) : NULL;
 	if (!r)

@@ -5,7 +5,8 @@
 #include <errno.h>
 
 /* The last message of those held that the peer has seen, or NULL; *notes: whether there are any. */
-static const struct sl_verbs_record *last_seen(const struct sl_verbs_lane *l, uint64_t seen, int *notes)
+static const struct sl_verbs_record *last_seen(const struct sl_verbs_lane *l, uint64_t seen,
+					       int *notes)
 {
 	const struct sl_verbs_record *last = NULL;
 

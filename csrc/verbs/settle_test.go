@@ -30,7 +30,8 @@ func TestSeenProvesWrites(t *testing.T) {
 	tag := l.submit(t, driver.Write, numbered(1), driver.Desc{Len: 5000})
 	l.awaitMessage(t, 1)
 	l.awaitNews(t, LaneFailed)
-	if !bytes.Equal(l.remote[:5000], l.local[:5000]) || !bytes.Equal(l.remote[10_000:15_000], l.local[10_000:15_000]) {
+	if !bytes.Equal(l.remote[:5000], l.local[:5000]) || !bytes.Equal(l.remote[10_000:15_000],
+		l.local[10_000:15_000]) {
 		t.Fatal("other bytes")
 	}
 	fill(l.remote[:20_000], 2)
@@ -42,7 +43,8 @@ func TestSeenProvesWrites(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := l.move(t, driver.Write, driver.Desc{Local: 50_000, Remote: 50_000, Len: 1}); err != nil {
+	if err := l.move(t, driver.Write, driver.Desc{Local: 50_000, Remote: 50_000,
+		Len: 1}); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(l.remote[:20_000], want[:20_000]) {
@@ -72,8 +74,9 @@ func TestSeenDoesNotProveReads(t *testing.T) {
 	}
 }
 
-// An owner says what its thread has seen, which may be less than its NICs have acknowledged, over another
-// rail. Messages keep their numbers all the same: none is lost, and what comes twice is dropped.
+// An owner says what its thread has seen, which may be less than its NICs have acknowledged, over
+// another rail. Messages keep their numbers all the same: none is lost, and what comes twice is
+// dropped.
 func TestSeenIsLessThanArrived(t *testing.T) {
 	d := fakeDevices(t, 1)
 	l := openLink(t, d, testShape{bytes: 64 << 10})

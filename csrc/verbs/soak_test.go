@@ -74,7 +74,8 @@ func (s *soak) submit(t *testing.T) {
 	counts := op == driver.Write && msg == nil && s.r.IntN(2) == 0
 	var err error
 	if counts {
-		err = s.l.conn.Submit(s.l.tag, &driver.Batch{Op: driver.Write, Tail: driver.CountTail, Descs: descs, Counter: uint32(place)})
+		err = s.l.conn.Submit(s.l.tag, &driver.Batch{Op: driver.Write, Tail: driver.CountTail,
+			Descs: descs, Counter: uint32(place)})
 	} else {
 		err = s.l.conn.Submit(s.l.tag, batchOf(op, descs, msg))
 	}
@@ -156,7 +157,8 @@ func (s *soak) checkCounts(t *testing.T, end time.Time) {
 			time.Sleep(time.Millisecond)
 		}
 		if got := s.l.far.Count(uint32(place)); got < n || got > n+s.maybe[place] {
-			t.Errorf("counter %d is at %d, want %d, and up to %d of aborted batches", place, got, n, s.maybe[place])
+			t.Errorf("counter %d is at %d, want %d, and up to %d of aborted batches", place, got, n,
+				s.maybe[place])
 		}
 	}
 }
@@ -166,11 +168,14 @@ func TestManyBatchesWithFaults(t *testing.T) {
 	for seed := range uint64(2) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			d := fakeDevices(t, 2)
-			l := openLink(t, d, testShape{lanes: 2, timeout: 6, retries: 1, bytes: soakPlaces * soakBytes})
+			l := openLink(t, d, testShape{lanes: 2, timeout: 6, retries: 1,
+				bytes: soakPlaces * soakBytes})
 			m := l.mend(t, 0)
 			chance := fakeverbs.NewChance(d.fake, seed, []int{0, 2}, []int{1, 3})
-			s := &soak{l: l, r: rand.New(rand.NewPCG(seed, 3)), places: map[uint64]int{}, writes: map[uint64]bool{},
-				cancels: map[uint64]bool{}, came: map[uint64]bool{}, owed: map[uint64]uint64{}, counts: map[uint64]bool{}}
+			s := &soak{l: l, r: rand.New(rand.NewPCG(seed, 3)), places: map[uint64]int{},
+				writes:  map[uint64]bool{},
+				cancels: map[uint64]bool{}, came: map[uint64]bool{}, owed: map[uint64]uint64{},
+				counts: map[uint64]bool{}}
 			for i := range soakPlaces {
 				s.free = append(s.free, i)
 			}
@@ -193,13 +198,15 @@ func TestManyBatchesWithFaults(t *testing.T) {
 					s.receive(t)
 				}
 				if !s.came[n] {
-					t.Errorf("message %d of batch %d (cancelled: %v) never came", n, tag, s.cancels[tag])
+					t.Errorf("message %d of batch %d (cancelled: %v) never came", n, tag,
+						s.cancels[tag])
 				}
 			}
 			s.checkCounts(t, end)
 			m.stop()
 			neverOverrun(t, d.fake, 4)
-			t.Logf("%d failures of lanes, %d batches aborted of %d, %d messages", m.fails, s.aborted, s.finished, len(s.came))
+			t.Logf("%d failures of lanes, %d batches aborted of %d, %d messages", m.fails,
+				s.aborted, s.finished, len(s.came))
 		})
 	}
 }
@@ -219,7 +226,8 @@ func TestFaultsByChance(t *testing.T) {
 				n := uint64(r.IntN(200_000))
 				at, from := uint64(r.IntN(1<<20-200_000)), uint64(r.IntN(1<<20-200_000))
 				if i%3 == 2 {
-					if err := l.move(t, driver.Read, driver.Desc{Local: from, Remote: at, Len: n}); err != nil {
+					if err := l.move(t, driver.Read, driver.Desc{Local: from, Remote: at,
+						Len: n}); err != nil {
 						t.Fatalf("read %d: %v", i, err)
 					}
 					if !bytes.Equal(l.local[from:from+n], shadow[at:at+n]) {
@@ -229,7 +237,8 @@ func TestFaultsByChance(t *testing.T) {
 				}
 				fill(l.local[from:from+n], r.Uint64())
 				copy(shadow[at:at+n], l.local[from:from+n])
-				tag := l.submit(t, driver.Write, numbered(i), driver.Desc{Local: from, Remote: at, Len: n})
+				tag := l.submit(t, driver.Write, numbered(i), driver.Desc{Local: from, Remote: at,
+					Len: n})
 				if err := l.outcome(t, tag); err != nil {
 					t.Fatalf("write %d: %v", i, err)
 				}

@@ -39,7 +39,8 @@ func TestStalledLaneFails(t *testing.T) {
 	if err := l.outcome(t, tag); err != nil {
 		t.Error(err)
 	}
-	if n := l.note(t); !bytes.Equal(n.Data, numbered(0)) || !bytes.Equal(l.local[:4096], l.remote[:4096]) {
+	if n := l.note(t); !bytes.Equal(n.Data, numbered(0)) ||
+		!bytes.Equal(l.local[:4096], l.remote[:4096]) {
 		t.Errorf("message %x, same bytes %v", n.Data, bytes.Equal(l.local[:4096], l.remote[:4096]))
 	}
 }
@@ -47,11 +48,13 @@ func TestStalledLaneFails(t *testing.T) {
 // TestSlowLanesDoNotStall: neither one that is slow but moves, nor one that has had nothing to do.
 func TestSlowLanesDoNotStall(t *testing.T) {
 	d := fakeDevices(t, 1)
-	l := openLink(t, d, testShape{config: Config{StallNanos: uint64(5 * stallTime), SliceMax: 4096, Depth: 8}})
+	l := openLink(t, d, testShape{config: Config{StallNanos: uint64(5 * stallTime), SliceMax: 4096,
+		Depth: 8}})
 	near := d.fake.Device(0)
 	near.Set(fakeverbs.DelayMicros, uint32((stallTime / 2).Microseconds()))
 	for range 2 {
-		if err := l.move(t, driver.Write, driver.Desc{Len: 16 * 4096}); err != nil { // 8 times the delay in all
+		if err := l.move(t, driver.Write, driver.Desc{Len: 16 * 4096}); err != nil {
+			// 8 times the delay in all
 			t.Error(err)
 		}
 		time.Sleep(6 * stallTime)

@@ -8,7 +8,8 @@
 #include <string.h>
 
 /* Whether a lane reaches both, be it live or not. */
-static int joined(const struct sl_verbs_conn *n, const struct sl_verbs_memory *m, const struct sl_verbs_import *im)
+static int joined(const struct sl_verbs_conn *n, const struct sl_verbs_memory *m,
+		  const struct sl_verbs_import *im)
 {
 	uint32_t lanes = im->lanes & n->reaches;
 
@@ -18,7 +19,8 @@ static int joined(const struct sl_verbs_conn *n, const struct sl_verbs_memory *m
 	return 0;
 }
 
-static int wrong_with(const struct sl_verbs_conn *n, int write, const struct sl_verbs_memory *m, const struct sl_verbs_import *im)
+static int wrong_with(const struct sl_verbs_conn *n, int write, const struct sl_verbs_memory *m,
+		      const struct sl_verbs_import *im)
 {
 	if (!m || !im || im->dropped)
 		return ERANGE;
@@ -47,7 +49,8 @@ static int64_t check(const struct sl_verbs_conn *n, struct sl_verbs_batch *b)
 			if (!wrong)
 				sl_verbs_hold_for(b, m);
 		}
-		if (!wrong && (d.len == 0 || !sl_within(d.local, d.len, m->len) || !sl_within(d.remote, d.len, im->size)))
+		if (!wrong && (d.len == 0 || !sl_within(d.local, d.len, m->len) ||
+			       !sl_within(d.remote, d.len, im->size)))
 			wrong = ERANGE;
 		if (!wrong && !b->write && m->flags & SL_VERBS_READ_ONLY)
 			wrong = EROFS;
@@ -101,8 +104,11 @@ static int trail(struct trailer *t, int write, const uint8_t *note, size_t len, 
 {
 	*t = (struct trailer){note, len, SL_VERBS_IS_NOTE, 0};
 	if (counter >= 0)
-		*t = (struct trailer){(const uint8_t *)&t->counter, sizeof(t->counter), SL_VERBS_IS_COUNT, htole32((uint32_t)counter)};
-	return t->len > SL_VERBS_NOTE_MAX || counter >= SL_VERBS_COUNTERS || (t->data && !write) ? ERANGE : 0;
+		*t = (struct trailer){(const uint8_t *)&t->counter, sizeof(t->counter),
+				      SL_VERBS_IS_COUNT, htole32((uint32_t)counter)};
+	return t->len > SL_VERBS_NOTE_MAX || counter >= SL_VERBS_COUNTERS || (t->data && !write)
+		   ? ERANGE
+		   : 0;
 }
 
 static void take_note(struct sl_verbs_batch *b, const struct trailer *t)
@@ -126,7 +132,8 @@ static void take_note(struct sl_verbs_batch *b, const struct trailer *t)
 }
 
 /* The form in a place of its own, which keeps what memory it has. */
-static void fill(struct sl_verbs_batch *b, const struct sl_verbs_batch *form, struct sl_verbs_conn *n)
+static void fill(struct sl_verbs_batch *b, const struct sl_verbs_batch *form,
+		 struct sl_verbs_conn *n)
 {
 	struct sl_pieces pieces = b->pieces;
 
@@ -134,12 +141,14 @@ static void fill(struct sl_verbs_batch *b, const struct sl_verbs_batch *form, st
 	b->conn = n;
 	b->pieces = pieces;
 	sl_pieces_take(&b->pieces, &form->pieces);
-	sl_pieces_keep(&b->pieces); /* before they are looked at: the caller's may change at any time */
+	/* before they are looked at: the caller's may change at any time */
+	sl_pieces_keep(&b->pieces);
 	b->piece = b->lane = -1;
 }
 
 /* Under the lock; form is what the caller asks for. */
-static int64_t submit(struct sl_verbs_conn *n, struct sl_verbs_batch *form, const struct trailer *note)
+static int64_t submit(struct sl_verbs_conn *n, struct sl_verbs_batch *form,
+		      const struct trailer *note)
 {
 	struct sl_verbs_traffic *t = n->context->traffic;
 	struct sl_verbs_batch *b = t->free, *next;
@@ -171,10 +180,12 @@ static int64_t submit(struct sl_verbs_conn *n, struct sl_verbs_batch *form, cons
 	return 0;
 }
 
-int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_desc *d, size_t count,
-			const uint8_t *note, size_t note_len, int32_t counter)
+int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_desc *d,
+			size_t count, const uint8_t *note, size_t note_len, int32_t counter)
 {
-	struct sl_verbs_batch form = {.tag = tag, .write = write, .pieces = {.descs = d, .count = (uint32_t)count}};
+	struct sl_verbs_batch form = {.tag = tag,
+				      .write = write,
+				      .pieces = {.descs = d, .count = (uint32_t)count}};
 	struct trailer t;
 	int64_t rc;
 
@@ -186,17 +197,24 @@ int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const 
 	return rc;
 }
 
-int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_pages *p,
-			      const struct sl_nest *nest, const uint32_t *local, const uint32_t *remote, const uint8_t *note, size_t note_len, int32_t counter)
+int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag,
+			      const struct sl_pages *p, const struct sl_nest *nest,
+			      const uint32_t *local, const uint32_t *remote, const uint8_t *note,
+			      size_t note_len, int32_t counter)
 {
-	struct sl_verbs_batch form = {.tag = tag, .write = write, .pieces = {.pages = *p, .local_index = local,
+	struct sl_verbs_batch form = {.tag = tag,
+				      .write = write,
+				      .pieces = {.pages = *p,
+						 .local_index = local,
 						 .remote_index = remote,
 						 .nest = nest,
-						 .count = (uint32_t)(p->count * (nest ? nest->runs : 1))}};
+						 .count = (uint32_t)(p->count *
+								     (nest ? nest->runs : 1))}};
 	struct trailer t;
 	int64_t rc;
 
-	if (!(nest ? sl_nest_sound(p, nest) : sl_pages_sound(p)) || trail(&t, write, note, note_len, counter) != 0)
+	if (!(nest ? sl_nest_sound(p, nest) : sl_pages_sound(p)) ||
+	    trail(&t, write, note, note_len, counter) != 0)
 		return ERANGE;
 	sl_verbs_enter(n->context);
 	rc = submit(n, &form, &t);
@@ -228,7 +246,8 @@ void sl_verbs_cancel(struct sl_verbs_conn *n, uint64_t tag)
 	b = find(n, tag);
 	if (b && !b->cancelled) {
 		b->cancelled = 1; /* what is posted is waited for, and not posted again */
-		if (!sl_verbs_begun(b) || b->note || waits_in(&n->again, b) || waits_in(&n->resend, b))
+		if (!sl_verbs_begun(b) || b->note || waits_in(&n->again, b) ||
+		    waits_in(&n->resend, b))
 			sl_verbs_give_up(b, SL_VERBS_ABORTED, -1);
 		if (!n->ended)
 			sl_verbs_pump(n);

@@ -24,7 +24,11 @@
 enum {
 	SL_VERBS_READ_ONLY = 1,
 	SL_VERBS_RELAXED = 2, /* PCIe may reorder writes of the NIC, where it can */
-	SL_VERBS_DEVICE = 4   /* of a pin: memory of a device, which the processor does not reach; so is all with a dma-buf */
+	/*
+	 * of a pin: memory of a device, which the processor does not reach; so is all with a
+	 * dma-buf
+	 */
+	SL_VERBS_DEVICE = 4
 };
 
 /* Outcomes beside those of completions (enum ibv_wc_status, above 0). */
@@ -43,7 +47,8 @@ struct sl_verbs_config {
 	uint64_t slice;	  /* bytes of one work request */
 	uint64_t flight;  /* bytes under way on a lane: what a cancel waits for */
 	uint64_t spin_ns; /* how long the thread looks before it sleeps */
-	uint64_t stall_ns; /* a lane over which nothing comes back for so long has failed; 0: it may take for ever */
+	/* a lane over which nothing comes back for so long has failed; 0: it may take for ever */
+	uint64_t stall_ns;
 	int wake_fd, control_fd; /* eventfds of the caller's */
 };
 
@@ -54,12 +59,14 @@ struct sl_verbs_rail_config {
 	uint8_t timeout; /* of an acknowledgement: 4.096 us << timeout */
 	uint8_t retries; /* 0 to 6 */
 	uint8_t level, traffic_class; /* service level; of the global route */
-	uint16_t entries; /* of local memory in one request at most; 0: as many as the device takes */
+	/* of local memory in one request at most; 0: as many as the device takes */
+	uint16_t entries;
 };
 
 /* What a rail can do. */
 struct sl_verbs_rail {
-	uint32_t depth_max, sge_max, inline_max, reads; /* reads: under way at a time, as initiator and target */
+	/* reads: under way at a time, as initiator and target */
+	uint32_t depth_max, sge_max, inline_max, reads;
 	uint8_t mtu, state, link_layer, windows, dmabuf, relaxed;
 	uint16_t lid;
 	uint8_t gid[16];
@@ -71,7 +78,10 @@ struct sl_verbs_rail {
 struct sl_verbs_counters {
 	uint64_t bytes_out, bytes_in; /* by writes, by reads; those that were acknowledged */
 	uint64_t requests, posts, completions;
-	uint64_t again;	   /* requests that were posted once more, on this rail or on others, after they failed on this */
+	/*
+	 * requests that were posted once more, on this rail or on others, after they failed on this
+	 */
+	uint64_t again;
 	uint64_t failures; /* of its queue pairs */
 	uint64_t in_flight; /* bytes, now */
 	uint64_t rate;	    /* bytes a second, measured over busy time; 0: not yet */
@@ -109,23 +119,27 @@ struct sl_ring *sl_verbs_ring(struct sl_verbs_context *c);
 struct sl_verbs_counter *sl_verbs_tally(struct sl_verbs_context *c); /* SL_VERBS_COUNTERS of them */
 
 /* Opens a port of a device. why is the reason of a failure in words, cut at size. */
-int sl_verbs_rail_open(struct sl_verbs_context *c, const struct sl_verbs_rail_config *r, uint32_t *rail, char *why, size_t size);
-int sl_verbs_rail_info(struct sl_verbs_context *c, uint32_t rail, struct sl_verbs_rail *out); /* state as it is now */
-int sl_verbs_rail_counters(struct sl_verbs_context *c, uint32_t rail, struct sl_verbs_counters *out);
+int sl_verbs_rail_open(struct sl_verbs_context *c, const struct sl_verbs_rail_config *r,
+		       uint32_t *rail, char *why, size_t size);
+/* state as it is now */
+int sl_verbs_rail_info(struct sl_verbs_context *c, uint32_t rail, struct sl_verbs_rail *out);
+int sl_verbs_rail_counters(struct sl_verbs_context *c, uint32_t rail,
+			   struct sl_verbs_counters *out);
 
 /*
  * Pins a range for local use on a rail: registered with the rights of the NIC to write to it
  * unless READ_ONLY. May take long, and holds no lock: call it for several rails at once.
  */
-int sl_verbs_pin(struct sl_verbs_context *c, uint32_t rail, void *base, uint64_t len, uint32_t flags,
-		 const struct sl_verbs_dmabuf *d, struct sl_verbs_pin **out);
+int sl_verbs_pin(struct sl_verbs_context *c, uint32_t rail, void *base, uint64_t len,
+		 uint32_t flags, const struct sl_verbs_dmabuf *d, struct sl_verbs_pin **out);
 int sl_verbs_unpin(struct sl_verbs_pin *p); /* -EBUSY: a map or a grant still uses it */
 
 /*
  * Makes memory known under a key of the caller's, which is free. pins has one for each rail
  * (NULL: not on this rail); prefer has a bit for each rail that suits it.
  */
-int sl_verbs_map(struct sl_verbs_context *c, uint32_t key, void *base, uint64_t len, struct sl_verbs_pin *const *pins, uint32_t prefer);
+int sl_verbs_map(struct sl_verbs_context *c, uint32_t key, void *base, uint64_t len,
+		 struct sl_verbs_pin *const *pins, uint32_t prefer);
 /*
  * Waits until nothing of ours works on the memory any more, and ends its grants. After an error the
  * NIC keeps one of them, or a queue pair that may work on the memory (-EBUSY), and the memory stays
@@ -137,7 +151,8 @@ int sl_verbs_unmap(struct sl_verbs_context *c, uint32_t key);
  * Lets peers reach the memory over a rail, with *remote_key, from base on, until
  * sl_verbs_revoke. Granted once in each epoch; again it gives the same. May take long.
  */
-int sl_verbs_grant(struct sl_verbs_context *c, uint32_t key, uint32_t rail, uint32_t flags, uint32_t *remote_key);
+int sl_verbs_grant(struct sl_verbs_context *c, uint32_t key, uint32_t rail, uint32_t flags,
+		   uint32_t *remote_key);
 /*
  * Ends all grants of a key: when it returns 0 the NICs know none of the keys, and nothing
  * that was begun with them lands any more. Otherwise some queue pair must be ended first.
@@ -148,7 +163,8 @@ int sl_verbs_revoke(struct sl_verbs_context *c, uint32_t key);
  * A connection of no lanes. An initiator submits, an owner receives. credit: of an initiator, how
  * many messages the owner takes (its config's notes), 0: as many as ours.
  */
-int sl_verbs_connect(struct sl_verbs_context *c, int initiator, uint32_t credit, struct sl_verbs_conn **out);
+int sl_verbs_connect(struct sl_verbs_context *c, int initiator, uint32_t credit,
+		     struct sl_verbs_conn **out);
 uint64_t sl_verbs_id(struct sl_verbs_conn *n); /* never 0, never used again */
 
 /*
@@ -156,12 +172,14 @@ uint64_t sl_verbs_id(struct sl_verbs_conn *n); /* never 0, never used again */
  * once a request without bytes came back. It ends when it fails, and may be made anew, also
  * before it was settled, but begun only then. -EBUSY: it is there.
  */
-int sl_verbs_lane_make(struct sl_verbs_conn *n, uint32_t lane, uint32_t rail, struct sl_verbs_end *mine);
+int sl_verbs_lane_make(struct sl_verbs_conn *n, uint32_t lane, uint32_t rail,
+		       struct sl_verbs_end *mine);
 int sl_verbs_lane_begin(struct sl_verbs_conn *n, uint32_t lane, const struct sl_verbs_end *theirs);
 /*
  * To the error state, drained, gone: what came over it is received, nothing more will be. An
- * initiator's then waits to be settled, as after a failure, but without news. 0 where there is none.
- * -errno: the device keeps the queue pair, and bytes may still move over it. Call it again then.
+ * initiator's then waits to be settled, as after a failure, but without news. 0 where there is
+ * none. -errno: the device keeps the queue pair, and bytes may still move over it. Call it again
+ * then.
  */
 int sl_verbs_lane_end(struct sl_verbs_conn *n, uint32_t lane);
 /* Of an owner: how many messages of the peer arrived, in order, over all lanes. */
@@ -176,7 +194,13 @@ int sl_verbs_lane_settle(struct sl_verbs_conn *n, uint32_t lane, uint64_t seen);
 void sl_verbs_rail_up(struct sl_verbs_context *c, uint32_t rail, int up);
 
 /* What the caller must know of. */
-enum { SL_VERBS_LANE_LIVE = 1, SL_VERBS_LANE_FAILED, SL_VERBS_PORT_UP, SL_VERBS_PORT_DOWN, SL_VERBS_DEVICE_GONE };
+enum {
+	SL_VERBS_LANE_LIVE = 1,
+	SL_VERBS_LANE_FAILED,
+	SL_VERBS_PORT_UP,
+	SL_VERBS_PORT_DOWN,
+	SL_VERBS_DEVICE_GONE
+};
 struct sl_verbs_news {
 	uint64_t conn; /* 0: of a rail */
 	uint32_t kind, lane, rail;
@@ -186,10 +210,11 @@ struct sl_verbs_news {
 int sl_verbs_news(struct sl_verbs_context *c, struct sl_verbs_news *out);
 
 /* A peer's memory, with a remote key for each lane (by index). 0: that lane does not reach it. */
-int sl_verbs_import(struct sl_verbs_conn *n, uint64_t base, uint64_t size, uint32_t flags, const uint32_t *remote_keys,
-		    uint32_t lanes, uint32_t *slot);
+int sl_verbs_import(struct sl_verbs_conn *n, uint64_t base, uint64_t size, uint32_t flags,
+		    const uint32_t *remote_keys, uint32_t lanes, uint32_t *slot);
 void sl_verbs_drop(struct sl_verbs_conn *n, uint32_t slot); /* batches under way keep it */
-void sl_verbs_expire(struct sl_verbs_conn *n, uint32_t slot); /* its epoch is over: no more of it is posted */
+/* its epoch is over: no more of it is posted */
+void sl_verbs_expire(struct sl_verbs_conn *n, uint32_t slot);
 
 /*
  * Starts a batch: all of it or nothing. 0, or errno in the low 16 bits and the piece
@@ -198,10 +223,12 @@ void sl_verbs_expire(struct sl_verbs_conn *n, uint32_t slot); /* its epoch is ov
  * memory. It waits when none that does is live. note NULL: no message. With counter, which is
  * below SL_VERBS_COUNTERS, or -1, one more for a counter of the peer follows in its place.
  */
-int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_desc *d, size_t count,
-			const uint8_t *note, size_t note_len, int32_t counter);
-int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_pages *p,
-			      const struct sl_nest *nest, const uint32_t *local, const uint32_t *remote, const uint8_t *note, size_t note_len, int32_t counter);
+int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_desc *d,
+			size_t count, const uint8_t *note, size_t note_len, int32_t counter);
+int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag,
+			      const struct sl_pages *p, const struct sl_nest *nest,
+			      const uint32_t *local, const uint32_t *remote, const uint8_t *note,
+			      size_t note_len, int32_t counter);
 void sl_verbs_cancel(struct sl_verbs_conn *n, uint64_t tag);
 int sl_verbs_busy(struct sl_verbs_conn *n); /* whether any batch is under way */
 
@@ -209,7 +236,10 @@ int sl_verbs_busy(struct sl_verbs_conn *n); /* whether any batch is under way */
 void sl_verbs_drive(struct sl_verbs_context *c);
 void sl_verbs_undrive(struct sl_verbs_context *c);
 
-/* No submissions from now on; what was not posted ends with SL_VERBS_CLOSED. -ETIMEDOUT: some is still under way. */
+/*
+ * No submissions from now on; what was not posted ends with SL_VERBS_CLOSED. -ETIMEDOUT: some is
+ * still under way.
+ */
 int sl_verbs_drain(struct sl_verbs_conn *n, uint64_t grace_ns);
 /*
  * All lanes to the error state and drained, then all batches end with the outcome of the first

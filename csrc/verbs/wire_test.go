@@ -49,11 +49,12 @@ func (l *testLink) steward(t *testing.T, stop <-chan struct{}) int {
 	}
 }
 
-// TestRealVerbsCutOff loses all packets in mid-transfer: the lane fails in its time, is made anew as
-// often as needed, and everything goes through once the wire is mended, once.
+// TestRealVerbsCutOff loses all packets in mid-transfer: the lane fails in its time, is made anew
+// as often as needed, and everything goes through once the wire is mended, once.
 func TestRealVerbsCutOff(t *testing.T) {
 	w := testWire(t)
-	l := openLink(t, realDevices(t, 1), testShape{timeout: 10, retries: 2, config: Config{SliceMax: 64 << 10}})
+	l := openLink(t, realDevices(t, 1), testShape{timeout: 10, retries: 2,
+		config: Config{SliceMax: 64 << 10}})
 	fill(l.local, 5)
 	stop, ended := make(chan struct{}), make(chan int, 1)
 	first := l.submit(t, driver.Write, numbered(0), driver.Desc{Len: testBytes})
@@ -120,7 +121,9 @@ func TestRealVerbsCancelOnDeadWire(t *testing.T) {
 func TestRealVerbsBadWire(t *testing.T) {
 	w := testWire(t)
 	l := openLink(t, realDevices(t, 1), testShape{timeout: 14, retries: 6})
-	for _, fault := range []func() error{func() error { return w.Loss("1%") }, func() error { return w.Delay("20ms") }} {
+	for _, fault := range []func() error{func() error {
+		return w.Loss("1%")
+	}, func() error { return w.Delay("20ms") }} {
 		if err := fault(); err != nil {
 			t.Fatal(err)
 		}

@@ -81,7 +81,8 @@ static void obvious(struct test *t)
 {
 	t->tally = (struct sl_tally){0, 0, SL_SKIP};
 	for (uint64_t i = 0; i < t->m.count; i++) {
-		uint64_t d = index_of((void *)t->m.dst_index, t->dst_kind, i), s = index_of((void *)t->m.src_index, t->src_kind, i);
+		uint64_t d = index_of((void *)t->m.dst_index, t->dst_kind, i),
+			 s = index_of((void *)t->m.src_index, t->src_kind, i);
 
 		if (d == SL_SKIP || s == SL_SKIP) {
 			t->tally.skipped++;
@@ -91,12 +92,14 @@ static void obvious(struct test *t)
 		} else {
 			for (uint32_t k = 0; k < t->m.parts; k++)
 				memcpy(t->want[k] + t->dst[k].skew + d * t->m.part[k].dst_stride,
-				       (char *)t->m.part[k].src + s * t->m.part[k].src_stride, t->m.part[k].entry);
+				       (char *)t->m.part[k].src + s * t->m.part[k].src_stride,
+				       t->m.part[k].entry);
 		}
 	}
 }
 
-static void launch(struct test *t, void (*kernel)(struct sl_move), uint32_t blocks, uint32_t threads, const char *what)
+static void launch(struct test *t, void (*kernel)(struct sl_move), uint32_t blocks,
+		   uint32_t threads, const char *what)
 {
 	struct sl_tally got = {0, 0, SL_SKIP};
 	char *before[2];
@@ -114,15 +117,17 @@ static void launch(struct test *t, void (*kernel)(struct sl_move), uint32_t bloc
 		FAIL("%s: a thread ended with copies under way", what);
 	for (uint32_t k = 0; k < t->m.parts; k++) {
 		if (memcmp(t->dst[k].block, t->want[k], t->dst[k].bytes))
-			FAIL("%s: %llu entries of %u, strides %llu and %llu, lists %d and %d, %u x %u threads: part %u differs", what,
-			     t->m.count, t->m.part[k].entry, t->m.part[k].dst_stride, t->m.part[k].src_stride, t->dst_kind,
-			     t->src_kind, blocks, threads, k);
+			FAIL("%s: %llu entries of %u, strides %llu and %llu, lists %d and %d, %u x "
+			     "%u threads: part %u differs",
+			     what, t->m.count, t->m.part[k].entry, t->m.part[k].dst_stride,
+			     t->m.part[k].src_stride, t->dst_kind, t->src_kind, blocks, threads, k);
 		memcpy(t->dst[k].block, before[k], t->dst[k].bytes);
 		free(before[k]);
 	}
 	if (memcmp(&got, &t->tally, sizeof got))
-		FAIL("%s: %llu skipped, %llu bad, first %llu; want %llu, %llu, %llu", what, got.skipped, got.bad, got.first_bad,
-		     t->tally.skipped, t->tally.bad, t->tally.first_bad);
+		FAIL("%s: %llu skipped, %llu bad, first %llu; want %llu, %llu, %llu", what,
+		     got.skipped, got.bad, got.first_bad, t->tally.skipped, t->tally.bad,
+		     t->tally.first_bad);
 }
 
 static int runs;
@@ -148,7 +153,8 @@ static void bulk(struct test *t)
 static uint32_t width(uint64_t all) { return all % 16 == 0 ? 16 : all % 8 == 0 ? 8 : 4; }
 
 /* Parts of the given sizes, the second 0 for none. */
-static void check(const uint32_t *entry, uint32_t pad, uint32_t skew, uint64_t n, int dst_kind, int src_kind)
+static void check(const uint32_t *entry, uint32_t pad, uint32_t skew, uint64_t n, int dst_kind,
+		  int src_kind)
 {
 	uint64_t places = 2 * n + 1;
 	struct test t = {.dst_kind = dst_kind, .src_kind = src_kind};
@@ -160,7 +166,8 @@ static void check(const uint32_t *entry, uint32_t pad, uint32_t skew, uint64_t n
 	t.m.src_places = places;
 	t.m.dst_index = (uint64_t)list(dst_kind, n, t.m.dst_places < n ? n : t.m.dst_places);
 	t.m.src_index = (uint64_t)list(src_kind, n, places);
-	t.m.flags = (dst_kind == WIDE ? SL_DST_WIDE : 0) | (src_kind == WIDE ? SL_SRC_WIDE : 0) | (n % 2 ? SL_FAR_DST : 0);
+	t.m.flags = (dst_kind == WIDE ? SL_DST_WIDE : 0) | (src_kind == WIDE ? SL_SRC_WIDE : 0) |
+		    (n % 2 ? SL_FAR_DST : 0);
 	for (uint32_t k = 0; k < t.m.parts; k++) {
 		struct sl_part *p = &t.m.part[k];
 
@@ -250,15 +257,16 @@ static uint64_t nest_place(const struct nest_side *s, uint32_t entry)
 
 static uint64_t nest_off(const struct nest_side *s, uint32_t entry, const uint32_t *round)
 {
-	uint64_t off = s->m.skew + nest_place(s, entry) * s->stride + (s->first + entry) % s->per * s->step;
+	uint64_t off =
+	    s->m.skew + nest_place(s, entry) * s->stride + (s->first + entry) % s->per * s->step;
 
 	for (int k = 0; k < SL_LOOPS_MAX; k++)
 		off += round[k] * s->loop[k];
 	return off;
 }
 
-static void obvious_nest(const struct sl_nested *n, const struct nest_side *dst, const struct nest_side *src,
-			 char *want, struct sl_tally *tally)
+static void obvious_nest(const struct sl_nested *n, const struct nest_side *dst,
+			 const struct nest_side *src, char *want, struct sl_tally *tally)
 {
 	const uint32_t *loop = n->nest.loop;
 	uint32_t round[SL_LOOPS_MAX];
@@ -276,8 +284,8 @@ static void obvious_nest(const struct sl_nested *n, const struct nest_side *dst,
 			tally->bad++;
 			tally->first_bad = e < tally->first_bad ? e : tally->first_bad;
 		} else {
-			memcpy(want + nest_off(dst, entry, round), src->m.block + nest_off(src, entry, round),
-			       n->move.part[0].entry);
+			memcpy(want + nest_off(dst, entry, round),
+			       src->m.block + nest_off(src, entry, round), n->move.part[0].entry);
 		}
 	}
 }
@@ -286,7 +294,8 @@ static void obvious_nest(const struct sl_nested *n, const struct nest_side *dst,
 static void check_nest(void)
 {
 	static const uint32_t units[] = {4, 8, 16};
-	uint32_t unit = units[rand() % 3], run = (1 + (uint32_t)rand() % 50) * unit, count = 1 + (uint32_t)rand() % 9;
+	uint32_t unit = units[rand() % 3], run = (1 + (uint32_t)rand() % 50) * unit,
+		 count = 1 + (uint32_t)rand() % 9;
 	uint32_t threads = rand() % 2 ? 32 : 64, blocks = 1 + (uint32_t)rand() % 3;
 	struct sl_nested n = {.move = {.parts = 1, .flags = rand() % 2 ? SL_FAR_DST : 0}};
 	struct sl_tally want = {0, 0, SL_SKIP}, got = want;
@@ -302,7 +311,12 @@ static void check_nest(void)
 	memcpy(n.nest.src_loop, src.loop, sizeof src.loop);
 	n.nest.dst_step = dst.step, n.nest.dst_per = dst.per, n.nest.dst_first = dst.first;
 	n.nest.src_step = src.step, n.nest.src_per = src.per, n.nest.src_first = src.first;
-	n.move.part[0] = (struct sl_part){(uint64_t)dst.m.block + unit, (uint64_t)src.m.block + unit, dst.stride, src.stride, run, unit};
+	n.move.part[0] = (struct sl_part){(uint64_t)dst.m.block + unit,
+					  (uint64_t)src.m.block + unit,
+					  dst.stride,
+					  src.stride,
+					  run,
+					  unit};
 	n.move.dst_places = dst.places, n.move.src_places = src.places;
 	n.move.dst_index = (uint64_t)dst.list, n.move.src_index = (uint64_t)src.list;
 	n.move.count = (uint64_t)count * n.nest.runs;
@@ -330,7 +344,11 @@ static void plant(const char *what)
 	struct memory dst = memory(4, 656, 656, 0), src = memory(4, 656, 656, 0);
 	uint32_t *index = malloc(sizeof *index);
 	struct sl_tally tally = {0, 0, SL_SKIP};
-	struct sl_move m = {.dst_places = 5, .src_places = 5, .count = 1, .parts = 1, .slots = SL_SLOTS_MIN};
+	struct sl_move m = {.dst_places = 5,
+			    .src_places = 5,
+			    .count = 1,
+			    .parts = 1,
+			    .slots = SL_SLOTS_MIN};
 	void (*kernel)(struct sl_move) = strncmp(what, "bulk", 4) ? sl_move_rows : sl_move_bulk;
 
 	*index = strstr(what, "index") ? 4 : 0;
@@ -353,8 +371,10 @@ static void plant(const char *what)
 
 int main(int argc, char **argv)
 {
-	static const uint32_t entries[][2] = {{4}, {12}, {16}, {24}, {128}, {132}, {576}, {584}, {640}, {656}, {788}, {1024},
-					      {1040}, {1152}, {656, 132}, {132, 656}, {512, 128}, {1152, 16}};
+	static const uint32_t entries[][2] = {{4},	  {12},	      {16},	 {24},	 {128},
+					      {132},	  {576},      {584},	 {640},	 {656},
+					      {788},	  {1024},     {1040},	 {1152}, {656, 132},
+					      {132, 656}, {512, 128}, {1152, 16}};
 	static const uint64_t counts[] = {0, 3, 40};
 
 	if (argc > 1)
@@ -365,7 +385,8 @@ int main(int argc, char **argv)
 			for (uint32_t skew = 0; skew <= 112; skew += 56)
 				for (unsigned c = 0; c < sizeof counts / sizeof *counts; c++)
 					for (int kinds = 0; kinds < KINDS * KINDS; kinds++)
-						check(entries[e], pad, skew, counts[c], kinds / KINDS, kinds % KINDS);
+						check(entries[e], pad, skew, counts[c],
+						      kinds / KINDS, kinds % KINDS);
 	for (int i = 0; i < 400; i++)
 		check_nest();
 	printf("%d launches\n", runs);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A software stand-in of libcuda for tests, never installed: device memory is memory of the
- * host, and kernels are those of gather.cu, compiled for the CPU. Streams work beside the program, each
- * in a thread of its own. It refuses what a driver
- * refuses and tests could get wrong. STANDIN_COMPUTE and STANDIN_DRIVER say what card it is,
- * STANDIN_DEVICES how many there are, STANDIN_REFUSES the module that it does not compile, and
- * STANDIN_PANEL the file of standin_panel.h. Compiled with STANDIN_OLD it is a driver without what is optional.
+ * host, and kernels are those of gather.cu, compiled for the CPU. Streams work beside the program,
+ * each in a thread of its own. It refuses what a driver refuses and tests could get wrong.
+ * STANDIN_COMPUTE and STANDIN_DRIVER say what card it is, STANDIN_DEVICES how many there are,
+ * STANDIN_REFUSES the module that it does not compile, and STANDIN_PANEL the file of
+ * standin_panel.h. Compiled with STANDIN_OLD it is a driver without what is optional.
  */
 #define SL_HOST
 #include "../gather.cu"
@@ -79,13 +79,28 @@ static int standin_devices(void) { return setting("STANDIN_DEVICES", 1); }
 
 
 CUresult cuInit(unsigned flags) { return flags ? INVALID_VALUE : 0; }
-CUresult cuGetErrorName(CUresult r, const char **name) { return *name = r ? "STANDIN_ERROR" : "CUDA_SUCCESS", 0; }
-CUresult cuGetErrorString(CUresult r, const char **text) { return *text = r ? "stand-in" : "no error", 0; }
+CUresult cuGetErrorName(CUresult r, const char **name)
+{
+	return *name = r ? "STANDIN_ERROR" : "CUDA_SUCCESS", 0;
+}
+CUresult cuGetErrorString(CUresult r, const char **text)
+{
+	return *text = r ? "stand-in" : "no error", 0;
+}
 CUresult cuDriverGetVersion(int *v) { return *v = setting("STANDIN_DRIVER", 12040), 0; }
 CUresult cuDeviceGetCount(int *n) { return *n = standin_devices(), 0; }
-CUresult cuDeviceGet(CUdevice *d, int ordinal) { return *d = ordinal, ordinal < DEVICES_MAX ? 0 : CUDA_ERROR_INVALID_DEVICE; }
-CUresult cuDeviceGetName(char *s, int n, CUdevice d) { return snprintf(s, n, "software stand-in %d", d), 0; }
-CUresult cuDeviceGetPCIBusId(char *s, int n, CUdevice d) { return snprintf(s, n, "0000:0%d:00.0", d), 0; }
+CUresult cuDeviceGet(CUdevice *d, int ordinal)
+{
+	return *d = ordinal, ordinal < DEVICES_MAX ? 0 : CUDA_ERROR_INVALID_DEVICE;
+}
+CUresult cuDeviceGetName(char *s, int n, CUdevice d)
+{
+	return snprintf(s, n, "software stand-in %d", d), 0;
+}
+CUresult cuDeviceGetPCIBusId(char *s, int n, CUdevice d)
+{
+	return snprintf(s, n, "0000:0%d:00.0", d), 0;
+}
 
 CUresult cuDeviceGetAttribute(int *v, CUdevice_attribute what, CUdevice d)
 {
@@ -96,11 +111,11 @@ CUresult cuDeviceGetAttribute(int *v, CUdevice_attribute what, CUdevice d)
 	     : what == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT		     ? 4
 	     : what == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN ? 227 << 10
 	     : what == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ||
-			       what == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED ||
-			       what == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED ||
-			       what == CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
-		     ? 1
-		     : -1;
+		     what == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED ||
+		     what == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED ||
+		     what == CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
+		 ? 1
+		 : -1;
 	return d >= DEVICES_MAX || *v < 0 ? INVALID_VALUE : 0;
 }
 

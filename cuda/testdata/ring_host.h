@@ -56,7 +56,8 @@ static void perform(struct copy *list, int *n, int keep)
 static void aligned(uint64_t global, uint32_t slot, uint32_t bytes)
 {
 	if (global % 16 || slot % 16 || bytes % 16 || slot + bytes > ring.size)
-		FAIL("bulk copy of %u bytes, %llx and slot %x: a card would fault", bytes, (sl_u64)global, slot);
+		FAIL("bulk copy of %u bytes, %llx and slot %x: a card would fault", bytes,
+		     (sl_u64)global, slot);
 }
 
 sl_u32 sl_ring(void) { return 0; }
@@ -81,7 +82,8 @@ void sl_ring_wait(sl_u32 bar, sl_u32 phase)
 	struct head *h = head(bar);
 
 	if (!h->armed || h->phase != phase)
-		FAIL("nobody would end this wait: armed %u, phase %u, want %u", h->armed, h->phase, phase);
+		FAIL("nobody would end this wait: armed %u, phase %u, want %u", h->armed, h->phase,
+		     phase);
 	perform(loads, &nloads, 0);
 	h->armed = 0;
 	h->phase ^= 1;

@@ -57,7 +57,8 @@ CUresult cuGraphLaunch(CUgraphExec e, CUstream s)
 	if (!e || !s || s->capture)
 		return INVALID_VALUE;
 	for (int i = 0; i < e->graph.n; i++)
-		if (e->graph.list[i].kernel && e->graph.list[i].shared > e->graph.list[i].kernel->shared)
+		if (e->graph.list[i].kernel &&
+		    e->graph.list[i].shared > e->graph.list[i].kernel->shared)
 			return INVALID_VALUE;
 	for (int i = 0; i < e->graph.n && !rc; i++)
 		rc = enqueue(s, e->graph.list[i]);

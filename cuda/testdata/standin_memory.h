@@ -34,7 +34,8 @@ static struct range *range_at(unsigned long at)
 	for (int i = 0; i < RANGES; i++) {
 		struct range *r = &ranges[i];
 
-		if (r->what != FREE && at >= r->from && at - r->from < r->bytes && (!found || found->what == RESERVED))
+		if (r->what != FREE && at >= r->from && at - r->from < r->bytes &&
+		    (!found || found->what == RESERVED))
 			found = r;
 	}
 	return found;
@@ -43,7 +44,8 @@ static struct range *range_at(unsigned long at)
 static int overlaps(enum what what, unsigned long from, unsigned long bytes)
 {
 	for (int i = 0; i < RANGES; i++)
-		if (ranges[i].what == what && ranges[i].from < from + bytes && from < ranges[i].from + ranges[i].bytes)
+		if (ranges[i].what == what && ranges[i].from < from + bytes &&
+		    from < ranges[i].from + ranges[i].bytes)
 			return 1;
 	return 0;
 }
@@ -236,21 +238,27 @@ static void forget_all(void)
 			munmap((void *)r->from, r->bytes);
 		r->what = FREE;
 	}
-	panel->allocations = panel->host_allocations = panel->pins = panel->reservations = panel->mappings = 0;
+	panel->allocations = panel->host_allocations = panel->pins = panel->reservations =
+	    panel->mappings = 0;
 	pthread_mutex_unlock(&ranges_lock);
 }
 
 #ifndef STANDIN_OLD
 #define UNIT (2ul << 20)
 
-CUresult cuMemGetAllocationGranularity(size_t *unit, const CUmemAllocationProp *p, CUmemAllocationGranularity_flags f)
+CUresult cuMemGetAllocationGranularity(size_t *unit, const CUmemAllocationProp *p,
+				       CUmemAllocationGranularity_flags f)
 {
 	CONTEXT();
 	*unit = UNIT;
-	return p->type == CU_MEM_ALLOCATION_TYPE_PINNED && p->location.type == CU_MEM_LOCATION_TYPE_DEVICE && !f ? 0 : INVALID_VALUE;
+	return p->type == CU_MEM_ALLOCATION_TYPE_PINNED &&
+		       p->location.type == CU_MEM_LOCATION_TYPE_DEVICE && !f
+		   ? 0
+		   : INVALID_VALUE;
 }
 
-CUresult cuMemAddressReserve(CUdeviceptr *at, size_t n, size_t align, CUdeviceptr hint, unsigned long long flags)
+CUresult cuMemAddressReserve(CUdeviceptr *at, size_t n, size_t align, CUdeviceptr hint,
+			     unsigned long long flags)
 {
 	char *mem;
 
@@ -280,7 +288,8 @@ CUresult cuMemAddressFree(CUdeviceptr at, size_t n)
 }
 
 /* A handle is a descriptor, with the device above it. */
-CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t n, const CUmemAllocationProp *p, unsigned long long flags)
+CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t n, const CUmemAllocationProp *p,
+		     unsigned long long flags)
 {
 	char name[64];
 	int fd;
@@ -307,12 +316,14 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle h)
 }
 
 /* Not to be touched before access is set. */
-CUresult cuMemMap(CUdeviceptr at, size_t n, size_t off, CUmemGenericAllocationHandle h, unsigned long long flags)
+CUresult cuMemMap(CUdeviceptr at, size_t n, size_t off, CUmemGenericAllocationHandle h,
+		  unsigned long long flags)
 {
 	int fd = dup((int)(unsigned)h);
 
 	CONTEXT();
-	if (fd < 0 || at % UNIT || n % UNIT || off || flags || !is(RESERVED, at, n) || overlaps(DEVICE, at, n))
+	if (fd < 0 || at % UNIT || n % UNIT || off || flags || !is(RESERVED, at, n) ||
+	    overlaps(DEVICE, at, n))
 		return INVALID_VALUE;
 	if (mmap((void *)at, n, PROT_NONE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
 		return INVALID_VALUE;
@@ -337,13 +348,15 @@ CUresult cuMemUnmap(CUdeviceptr at, size_t n)
 	if (drop(DEVICE, at, &was) || was.bytes != n)
 		return INVALID_VALUE;
 	close(was.fd);
-	if (mmap((void *)at, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+	if (mmap((void *)at, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+		 -1, 0) == MAP_FAILED)
 		return INVALID_VALUE;
 	COUNT(mappings, -1);
 	return 0;
 }
 
-CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr at, size_t n, CUmemRangeHandleType type, unsigned long long flags)
+CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr at, size_t n,
+				       CUmemRangeHandleType type, unsigned long long flags)
 {
 	const struct range *r;
 	int fd = -1;
@@ -351,8 +364,8 @@ CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr at, size_t n, C
 	CONTEXT();
 	pthread_mutex_lock(&ranges_lock);
 	r = range_at(at);
-	if (type == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD && !flags && at % 4096 == 0 && n % 4096 == 0 && r && r->what == DEVICE && r->fd >= 0 &&
-	    r->from == at && r->bytes == n)
+	if (type == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD && !flags && at % 4096 == 0 &&
+	    n % 4096 == 0 && r && r->what == DEVICE && r->fd >= 0 && r->from == at && r->bytes == n)
 		fd = fcntl(r->fd, F_DUPFD_CLOEXEC, 0);
 	pthread_mutex_unlock(&ranges_lock);
 	*(int *)handle = fd;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Words by which a test tells the stand-in what to do, and sees what there is: in a file that
- * STANDIN_PANEL names when the library is opened, which both map. internal/testing/fakecuda has the same.
+ * STANDIN_PANEL names when the library is opened, which both map. internal/testing/fakecuda has the
+ * same.
  */
 #ifndef STANDIN_PANEL_H
 #define STANDIN_PANEL_H
@@ -16,7 +17,8 @@ struct panel {
 	_Atomic unsigned refuse_result;
 	_Atomic unsigned pin_result; /* of cuMemHostRegister; 0: it works */
 	_Atomic unsigned hold;	     /* copies of 13 bytes wait while this is not 0 */
-	_Atomic unsigned streams, events, allocations, host_allocations, pins, reservations, mappings, handles, contexts;
+	_Atomic unsigned streams, events, allocations, host_allocations, pins, reservations,
+	    mappings, handles, contexts;
 	_Atomic unsigned copies, batches, launches; /* calls */
 };
 

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the stand-in shares with other processes: descriptors of device memory, and names of devices. */
+/*
+ * What the stand-in shares with other processes: descriptors of device memory, and names of
+ * devices.
+ */
 #ifndef STANDIN_SHARE_H
 #define STANDIN_SHARE_H
 
-CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle h, CUmemAllocationHandleType type, unsigned long long flags)
+CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle h,
+				      CUmemAllocationHandleType type, unsigned long long flags)
 {
 	int fd;
 
@@ -16,14 +20,16 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle h,
 }
 
 /* Which device it is of, the name says. */
-CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *h, void *in, CUmemAllocationHandleType type)
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *h, void *in,
+					CUmemAllocationHandleType type)
 {
 	char link[64], name[128] = "";
 	int fd = (int)(intptr_t)in, device;
 
 	CONTEXT();
 	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || readlink(link, name, sizeof name - 1) < 0 ||
+	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+	    readlink(link, name, sizeof name - 1) < 0 ||
 	    sscanf(name, "/memfd:standin-device-memory-%d", &device) != 1)
 		return INVALID_VALUE;
 	fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);

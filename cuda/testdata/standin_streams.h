@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Streams of the stand-in: each has a thread that does its work in order, beside the others and
- * after the call has returned, so that what is not ordered shows. Copies of memory that is not pinned
- * are like the driver's: the source is read before the call returns, the destination
- * is written before it does.
+ * after the call has returned, so that what is not ordered shows. Copies of memory that is not
+ * pinned are like the driver's: the source is read before the call returns, the destination is
+ * written before it does.
  */
 #ifndef STANDIN_STREAMS_H
 #define STANDIN_STREAMS_H
@@ -273,7 +273,8 @@ CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags)
 /* Refused calls are told to the caller alone. */
 static CUresult refused(void)
 {
-	return WORD(refuse_after) && COUNT(refuse_after, -1) == 1 ? (CUresult)WORD(refuse_result) : 0;
+	return WORD(refuse_after) && COUNT(refuse_after, -1) == 1 ? (CUresult)WORD(refuse_result)
+								  : 0;
 }
 
 static CUresult copy_from_host(CUdeviceptr to, const void *from, size_t n, CUstream s)
@@ -289,7 +290,9 @@ static CUresult copy_from_host(CUdeviceptr to, const void *from, size_t n, CUstr
 
 static CUresult copy_to_host(void *to, CUdeviceptr from, size_t n, CUstream s)
 {
-	CUresult rc = enqueue(s, (struct operation){.kind = COPY, .to = to, .from = (void *)from, .bytes = n});
+	CUresult rc =
+	    enqueue(s,
+		    (struct operation){.kind = COPY, .to = to, .from = (void *)from, .bytes = n});
 
 	return rc || is(PINNED, (unsigned long)to, n) ? rc : cuStreamSynchronize(s);
 }
@@ -310,13 +313,16 @@ static int reached(CUdeviceptr at, size_t n) { return is(DEVICE, at, n) || is(PI
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t n, CUstream s)
 {
 	COPIES();
-	return reached(to, n) && !is(DEVICE, (unsigned long)from, 1) ? copy_from_host(to, from, n, s) : INVALID_VALUE;
+	return reached(to, n) && !is(DEVICE, (unsigned long)from, 1)
+		   ? copy_from_host(to, from, n, s)
+		   : INVALID_VALUE;
 }
 
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t n, CUstream s)
 {
 	COPIES();
-	return reached(from, n) && !is(DEVICE, (unsigned long)to, 1) ? copy_to_host(to, from, n, s) : INVALID_VALUE;
+	return reached(from, n) && !is(DEVICE, (unsigned long)to, 1) ? copy_to_host(to, from, n, s)
+								     : INVALID_VALUE;
 }
 
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s)
@@ -324,26 +330,34 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t n, CUstre
 	COPIES();
 	if (!is(DEVICE, to, n) || !is(DEVICE, from, n))
 		return INVALID_VALUE;
-	return enqueue(s, (struct operation){.kind = COPY, .to = (void *)to, .from = (void *)from, .bytes = n});
+	return enqueue(s, (struct operation){.kind = COPY,
+					     .to = (void *)to,
+					     .from = (void *)from,
+					     .bytes = n});
 }
 
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s)
 {
 	COPIES();
 	if (is(DEVICE, to, n) && is(DEVICE, from, n))
-		return enqueue(s, (struct operation){.kind = COPY, .to = (void *)to, .from = (void *)from, .bytes = n});
+		return enqueue(s, (struct operation){.kind = COPY,
+						     .to = (void *)to,
+						     .from = (void *)from,
+						     .bytes = n});
 	if (is(DEVICE, to, n))
 		return copy_from_host(to, (void *)from, n, s);
 	return is(DEVICE, from, n) ? copy_to_host((void *)to, from, n, s) : INVALID_VALUE;
 }
 
 #ifndef STANDIN_OLD
-CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *n, size_t count, CUmemcpyAttributes *a, size_t *first,
-			    size_t attributes, size_t *failed, CUstream s)
+CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *n, size_t count,
+			    CUmemcpyAttributes *a, size_t *first, size_t attributes, size_t *failed,
+			    CUstream s)
 {
 	CONTEXT();
 	*failed = SIZE_MAX;
-	if (!count || attributes != 1 || first[0] || a->srcAccessOrder != CU_MEMCPY_SRC_ACCESS_ORDER_STREAM || !s)
+	if (!count || attributes != 1 || first[0] ||
+	    a->srcAccessOrder != CU_MEMCPY_SRC_ACCESS_ORDER_STREAM || !s)
 		return INVALID_VALUE;
 	COUNT(batches, 1);
 	for (size_t i = 0; i < count; i++) {
@@ -358,14 +372,16 @@ CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *n, size_
 }
 #endif
 
-CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-			unsigned shared, CUstream s, void **params, void **extra)
+CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+			unsigned by, unsigned bz, unsigned shared, CUstream s, void **params,
+			void **extra)
 {
 	struct operation o = {.kind = RUN, .kernel = f, .grid = gx, .block = bx, .shared = shared};
 	CUresult no;
 
 	CONTEXT();
-	if (!f || !gx || gy != 1 || gz != 1 || !bx || bx > f->threads || by != 1 || bz != 1 || shared > f->shared || !s || extra)
+	if (!f || !gx || gy != 1 || gz != 1 || !bx || bx > f->threads || by != 1 || bz != 1 ||
+	    shared > f->shared || !s || extra)
 		return INVALID_VALUE;
 	no = refused();
 	if (no)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How a stand-in comes to its panel: by the file that the variable of the environment names. Who includes it has
- * struct panel and PANEL_VARIABLE. internal/testing/standin has the other end.
+ * How a stand-in comes to its panel: by the file that the variable of the environment names. Who
+ * includes it has struct panel and PANEL_VARIABLE. internal/testing/standin has the other end.
  */
 #ifndef STANDIN_WORDS_H
 #define STANDIN_WORDS_H

@@ -13,7 +13,8 @@ import (
 
 var allocChecks = []check{
 	{name: "NoAllocation", wirings: everywhere, run: checkNoAllocation},
-	{name: "NoAllocationPattern", wirings: everywhere, needs: driver.CanPattern, run: checkNoAllocationPattern},
+	{name: "NoAllocationPattern", wirings: everywhere, needs: driver.CanPattern,
+		run: checkNoAllocationPattern},
 }
 
 // checkNoAllocation counts what Submit and Poll allocate, for batches that are

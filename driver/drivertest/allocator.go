@@ -54,7 +54,8 @@ func checkAllocatorFresh(s *stage) {
 		}
 		for _, mem := range held {
 			if want := painted(uint64(len(mem)), uint64(len(mem))); !bytes.Equal(mem, want) {
-				s.Fatalf("memory of %d bytes overlaps other memory: %s", len(mem), difference(mem, want))
+				s.Fatalf("memory of %d bytes overlaps other memory: %s", len(mem),
+					difference(mem, want))
 			}
 		}
 		for _, owner := range owners {
@@ -91,7 +92,8 @@ func unlike(seg driver.Segment, n uint64) string {
 		return fmt.Sprintf("Len %d of %d bytes", seg.Len, len(seg.Mem))
 	case blank.Secret != [16]byte{}:
 		return "it has a Secret, which is the engine's to draw"
-	case blank.ReadOnly || blank.Device != 0 || blank.Addr != 0 || blank.FD != 0 || blank.FileOff != 0:
+	case blank.ReadOnly || blank.Device != 0 || blank.Addr != 0 || blank.FD != 0 ||
+		blank.FileOff != 0:
 		return fmt.Sprintf("fields that do not belong to DRAM, or ReadOnly, are set: %+v", blank)
 	case addressOf(seg.Mem)%page != 0:
 		return fmt.Sprintf("it lies at %#x, not at a multiple of %d", addressOf(seg.Mem), page)
@@ -194,7 +196,8 @@ func checkAllocatorLeak(s *stage) {
 		s.closes(owner)
 	}
 	if now := resident(s); now > before+rounds/3*n {
-		s.Errorf("%d times %d bytes, all given back, left %d bytes resident, before %d", rounds, n, now, before)
+		s.Errorf("%d times %d bytes, all given back, left %d bytes resident, before %d", rounds, n,
+			now, before)
 	}
 }
 
@@ -247,7 +250,8 @@ func checkAllocatorSlices(s *stage) {
 		copy(l.want[i*n:], part.want)
 		s.move(driver.Write, desc(part, n, there, 2*n, n), desc(part, 0, there, 0, n))
 		copy(r.want[(5-i)*n:], there.want)
-		s.fails("write past a slice", driver.ErrBounds, s.submitting(driver.Write, desc(part, 0, there, 2*n, n+1)))
+		s.fails("write past a slice", driver.ErrBounds, s.submitting(driver.Write,
+			desc(part, 0, there, 2*n, n+1)))
 		s.compare(l, r, "after writes through slices")
 	}
 }
@@ -283,7 +287,8 @@ func (s *stage) reuse(frozen bool) {
 				s.Fatal(err)
 			}
 		}
-		ok := fresh.watch("new memory, when other memory was given back under a writer", 20*time.Millisecond)
+		ok := fresh.watch("new memory, when other memory was given back under a writer",
+			20*time.Millisecond)
 		s.revoked()
 		if !ok || !fresh.expect("new memory, when the writer had ended") {
 			return

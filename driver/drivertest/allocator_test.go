@@ -62,7 +62,9 @@ func (l *landlord) let(n uint64) (driver.Segment, io.Closer, error) {
 	return space.Segment, closer(sync.OnceValue(func() error {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.leased = slices.DeleteFunc(l.leased, func(mem []byte) bool { return &mem[0] == &space.Segment.Mem[0] })
+		l.leased = slices.DeleteFunc(l.leased, func(mem []byte) bool {
+			return &mem[0] == &space.Segment.Mem[0]
+		})
 		return space.Free()
 	})), nil
 }
@@ -127,7 +129,8 @@ func TestOwnMemoryIsTheBackends(t *testing.T) {
 	if hasMemory(s.near.b) {
 		t.Error("mem has no memory of its own")
 	}
-	none := landlordOf("none", openMem, habits{alloc: func(*landlord, uint64) (driver.Segment, io.Closer, error) {
+	none := landlordOf("none", openMem, habits{alloc: func(*landlord, uint64) (driver.Segment,
+		io.Closer, error) {
 		return driver.Segment{}, nil, driver.ErrNotSupported
 	}})
 	none.OwnMemory = false
@@ -208,58 +211,72 @@ var slumlords = []struct {
 	open  func() (driver.Backend, error)
 	how   habits
 }{
-	{"gives memory that is not zero", "AllocatorFresh", openMem, altered(func(seg *driver.Segment) { seg.Mem[len(seg.Mem)-1] = 1 })},
-	{"gives memory off a page", "AllocatorFresh", openMem, habits{alloc: func(l *landlord, n uint64) (driver.Segment, io.Closer, error) {
-		seg, owner, err := l.good(n + 64)
-		if err == nil {
-			seg, err = seg.Slice(64, n, [16]byte{})
-		}
-		return seg, owner, err
-	}}},
+	{"gives memory that is not zero", "AllocatorFresh", openMem, altered(func(seg *driver.Segment) {
+		seg.Mem[len(seg.Mem)-1] = 1
+	})},
+	{"gives memory off a page", "AllocatorFresh", openMem,
+		habits{alloc: func(l *landlord, n uint64) (driver.Segment, io.Closer, error) {
+			seg, owner, err := l.good(n + 64)
+			if err == nil {
+				seg, err = seg.Slice(64, n, [16]byte{})
+			}
+			return seg, owner, err
+		}}},
 	{"gives memory of the Go heap", "AllocatorFresh", openMem, altered(func(seg *driver.Segment) {
 		page := os.Getpagesize()
 		mem := make([]byte, len(seg.Mem)+page)
 		seg.Mem = mem[page-int(addressOf(mem))%page:][:len(seg.Mem)]
 	})},
-	{"draws a secret", "AllocatorFresh", openMem, altered(func(seg *driver.Segment) { seg.Secret[3] = 1 })},
-	{"gives memory that peers cannot write", "AllocatorFresh", openMem, altered(func(seg *driver.Segment) { seg.ReadOnly = true })},
-	{"gives a byte less", "AllocatorFresh", openMem, habits{alloc: func(l *landlord, n uint64) (driver.Segment, io.Closer, error) {
-		return l.good(max(n-1, 1))
-	}}},
-	{"gives the same memory twice", "AllocatorFresh", openMem, habits{alloc: func(l *landlord, n uint64) (driver.Segment, io.Closer, error) {
-		seg, owner, err := l.good(32 << 20)
-		if len(l.leased) > 1 {
-			seg.Mem = l.leased[0]
-		}
-		clear(seg.Mem[:n])
-		seg.Mem, seg.Len = seg.Mem[:n], n
-		return seg, owner, err
-	}}},
-	{"does not say what is wrong with a size", "AllocatorBounds", openMem, habits{alloc: func(l *landlord, n uint64) (driver.Segment, io.Closer, error) {
-		seg, owner, err := l.good(n)
-		if errors.Is(err, driver.ErrBounds) {
-			err = io.ErrUnexpectedEOF
-		}
-		return seg, owner, err
-	}}},
-	{"gives a page for nothing", "AllocatorBounds", openMem, habits{alloc: func(l *landlord, n uint64) (driver.Segment, io.Closer, error) {
-		return l.good(max(n, 1))
-	}}},
-	{"minds a second Close", "AllocatorCloseTwice", openMem, habits{alloc: func(l *landlord, n uint64) (driver.Segment, io.Closer, error) {
-		seg, owner, err := l.good(n)
-		closed := false
-		return seg, closer(func() error {
-			if closed {
-				return os.ErrClosed
-			}
-			closed = true
-			return owner.Close()
-		}), err
-	}}},
-	{"keeps what was given back", "AllocatorLeak", openMem, closing(func(_ *landlord, _ []byte, owner io.Closer) error {
-		time.AfterFunc(3*time.Second, func() { _ = owner.Close() })
-		return nil
+	{"draws a secret", "AllocatorFresh", openMem, altered(func(seg *driver.Segment) {
+		seg.Secret[3] = 1
 	})},
+	{"gives memory that peers cannot write", "AllocatorFresh", openMem,
+		altered(func(seg *driver.Segment) {
+			seg.ReadOnly = true
+		})},
+	{"gives a byte less", "AllocatorFresh", openMem,
+		habits{alloc: func(l *landlord, n uint64) (driver.Segment, io.Closer, error) {
+			return l.good(max(n-1, 1))
+		}}},
+	{"gives the same memory twice", "AllocatorFresh", openMem,
+		habits{alloc: func(l *landlord, n uint64) (driver.Segment, io.Closer, error) {
+			seg, owner, err := l.good(32 << 20)
+			if len(l.leased) > 1 {
+				seg.Mem = l.leased[0]
+			}
+			clear(seg.Mem[:n])
+			seg.Mem, seg.Len = seg.Mem[:n], n
+			return seg, owner, err
+		}}},
+	{"does not say what is wrong with a size", "AllocatorBounds", openMem,
+		habits{alloc: func(l *landlord, n uint64) (driver.Segment, io.Closer, error) {
+			seg, owner, err := l.good(n)
+			if errors.Is(err, driver.ErrBounds) {
+				err = io.ErrUnexpectedEOF
+			}
+			return seg, owner, err
+		}}},
+	{"gives a page for nothing", "AllocatorBounds", openMem,
+		habits{alloc: func(l *landlord, n uint64) (driver.Segment, io.Closer, error) {
+			return l.good(max(n, 1))
+		}}},
+	{"minds a second Close", "AllocatorCloseTwice", openMem,
+		habits{alloc: func(l *landlord, n uint64) (driver.Segment, io.Closer, error) {
+			seg, owner, err := l.good(n)
+			closed := false
+			return seg, closer(func() error {
+				if closed {
+					return os.ErrClosed
+				}
+				closed = true
+				return owner.Close()
+			}), err
+		}}},
+	{"keeps what was given back", "AllocatorLeak", openMem,
+		closing(func(_ *landlord, _ []byte, owner io.Closer) error {
+			time.AfterFunc(3*time.Second, func() { _ = owner.Close() })
+			return nil
+		})},
 	{"takes its memory along", "AllocatorOutlives", openMem, habits{evict: func(l *landlord) {
 		for _, mem := range l.leased {
 			clear(mem)
@@ -283,10 +300,11 @@ func TestSlumlords(t *testing.T) {
 		})
 	}
 	t.Run("waits for a frozen peer", func(t *testing.T) {
-		h := landlordOf(landlordHarness.Name, openShm, closing(func(_ *landlord, _ []byte, owner io.Closer) error {
-			time.Sleep(time.Second)
-			return owner.Close()
-		}))
+		h := landlordOf(landlordHarness.Name, openShm,
+			closing(func(_ *landlord, _ []byte, owner io.Closer) error {
+				time.Sleep(time.Second)
+				return owner.Close()
+			}))
 		h.Limit = 700 * time.Millisecond
 		notices(t, find(t, "AllocatorFrozen"), h, Processes)
 	})

@@ -17,8 +17,10 @@ var answerChecks = []check{
 	{name: "AnswerOrder", wirings: everywhere, needs: driver.CanNotify, run: checkAnswerOrder},
 	{name: "AnswerSizes", wirings: everywhere, needs: driver.CanNotify, run: checkAnswerSizes},
 	{name: "AnswerEach", wirings: everywhere, needs: driver.CanNotify, run: checkAnswerEach},
-	{name: "AnswerBackPressure", wirings: everywhere, needs: driver.CanNotify, run: checkAnswerBackPressure},
-	{name: "AnswerPingPong", wirings: Pair | Processes, needs: driver.CanNotify, run: checkAnswerPingPong},
+	{name: "AnswerBackPressure", wirings: everywhere, needs: driver.CanNotify,
+		run: checkAnswerBackPressure},
+	{name: "AnswerPingPong", wirings: Pair | Processes, needs: driver.CanNotify,
+		run: checkAnswerPingPong},
 	{name: "AnswerUnknown", wirings: everywhere, needs: driver.CanNotify, run: checkAnswerUnknown},
 	{name: "AnswerEnded", wirings: everywhere, needs: driver.CanNotify, run: checkAnswerEnded},
 	{name: "AnswerKilled", wirings: Processes, needs: driver.CanNotify, run: checkAnswerKilled},
@@ -97,7 +99,8 @@ func (s *stage) answered(conn uint64, count int, n uint64) {
 		}
 		numbered(want, i)
 		if m := got[0]; m.Err != nil || !bytes.Equal(m.Data, want) {
-			s.Fatalf("answer %d of %d reads %x (%v), or other bytes behind", i, count, head(m.Data), m.Err.orNil())
+			s.Fatalf("answer %d of %d reads %x (%v), or other bytes behind", i, count, head(m.Data),
+				m.Err.orNil())
 		}
 		if got[0].Conn != conn {
 			s.Fatalf("answer %d came by connection %d, want the Peer's %d", i, got[0].Conn, conn)
@@ -211,7 +214,8 @@ func checkAnswerUnknown(s *stage) {
 	for _, c := range []uint64{0, conn + 1000, 1 << 32, 1 << 63, math.MaxUint64} {
 		_, err := s.far.try(request{Do: "answer", Conn: c, Data: []byte("x")})
 		if !errors.Is(err, driver.ErrPeerLost) {
-			s.Errorf("answer connection %d, which never was: %v, want %v", c, err, driver.ErrPeerLost)
+			s.Errorf("answer connection %d, which never was: %v, want %v", c, err,
+				driver.ErrPeerLost)
 		}
 	}
 	if err := s.near.b.Answer(s.peer.Conn(), []byte("x")); !errors.Is(err, driver.ErrPeerLost) {

@@ -17,9 +17,11 @@ var armChecks = []check{
 	{name: "ArmIdle", wirings: everywhere, run: checkArmIdle},
 	{name: "ArmStays", wirings: everywhere, needs: driver.CanNotify, run: checkArmStays},
 	{name: "ArmReady", wirings: everywhere, needs: driver.CanNotify, run: checkArmReady},
-	{name: "ArmBeforeConnect", wirings: Pair | Processes, needs: driver.CanNotify, run: checkArmBeforeConnect},
+	{name: "ArmBeforeConnect", wirings: Pair | Processes, needs: driver.CanNotify,
+		run: checkArmBeforeConnect},
 	{name: "ArmFull", wirings: everywhere, needs: driver.CanNotify, run: checkArmFull},
-	{name: "ArmPingPong", wirings: Pair | Processes, needs: driver.CanNotify, run: checkArmPingPong},
+	{name: "ArmPingPong", wirings: Pair | Processes, needs: driver.CanNotify,
+		run: checkArmPingPong},
 	{name: "ArmLost", wirings: Processes, needs: driver.CanNotify, run: checkArmLost},
 }
 
@@ -42,7 +44,8 @@ func (s *stage) sleepUntil(what string, condition func() bool) {
 		switch err := s.near.park(s.h.Limit / 2); {
 		case errors.Is(err, errLate):
 			if n, _ := s.near.ledger.poll(); n > 0 || condition() {
-				s.Fatalf("%s: a wake-up was lost: nothing came for %v, but there was something", what, s.h.Limit/2)
+				s.Fatalf("%s: a wake-up was lost: nothing came for %v, but there was something",
+					what, s.h.Limit/2)
 			}
 			s.hang(what)
 		case err != nil:
@@ -95,7 +98,8 @@ func checkArmMessage(s *stage) {
 		for i := 0; i < count && err == nil; i++ {
 			msg := binary.LittleEndian.AppendUint64(nil, uint64(i))
 			time.Sleep(time.Duration(i%7*20) * time.Microsecond)
-			_, err = s.far.try(request{Do: "submit", Peer: back, Op: driver.Write, Notify: true, Data: msg})
+			_, err = s.far.try(request{Do: "submit", Peer: back, Op: driver.Write, Notify: true,
+				Data: msg})
 		}
 		sent <- err
 	}()
@@ -139,7 +143,8 @@ func checkArmStays(s *stage) {
 	send := request{Do: "submit", Peer: back, Op: driver.Write, Notify: true, Data: []byte("here")}
 	for range 20 {
 		s.far.must(send)
-		if s.wiring == Self { // the completion of the message must not be what is ready, nor what wakes
+		if s.wiring == Self {
+			// the completion of the message must not be what is ready, nor what wakes
 			s.allDone("messages")
 		}
 		s.armUntilReady(a)
@@ -153,7 +158,8 @@ func checkArmStays(s *stage) {
 		for got := 0; got == 0; {
 			err := sleepOn(a.FD(), s.h.Limit/2)
 			msgs, _ := s.near.receive(1, 0)
-			if got = len(msgs); got == 0 && err == nil && s.wiring == Self { // the message's completion came first, and woke us
+			if got = len(msgs); got == 0 && err == nil && s.wiring == Self {
+				// the message's completion came first, and woke us
 				msgs, _ = s.near.receive(1, s.h.Limit)
 				got = len(msgs)
 			}
@@ -189,7 +195,8 @@ func checkArmReady(s *stage) {
 	a := s.near.b
 	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
 	for range 20 {
-		s.far.must(request{Do: "submit", Peer: back, Op: driver.Write, Notify: true, Data: []byte("here")})
+		s.far.must(request{Do: "submit", Peer: back, Op: driver.Write, Notify: true,
+			Data: []byte("here")})
 		s.armUntilReady(a)
 		if msgs, err := s.near.receive(1, s.h.Limit); len(msgs) != 1 {
 			s.Fatalf("Arm said ready, but no message came: %v", err)
@@ -206,7 +213,8 @@ func checkArmBeforeConnect(s *stage) {
 			s.Fatal(err)
 		}
 		back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
-		send := request{Do: "submit", Peer: back, Op: driver.Write, Notify: true, Data: []byte("first")}
+		send := request{Do: "submit", Peer: back, Op: driver.Write, Notify: true,
+			Data: []byte("first")}
 		s.far.must(request{Do: "await", Tag: s.far.must(send).Tag})
 		if err := sleepOn(a.FD(), s.h.Limit/2); errors.Is(err, errLate) {
 			s.Fatalf("peer %d connected and sent a message while this side slept: no wake-up", i+1)

@@ -34,7 +34,8 @@ func Benchmark(b *testing.B, h Harness) {
 			benchShapes(b, h, w)
 			b.Run("register", func(b *testing.B) { benchRegister(newStage(b, h, w), b) })
 			for _, parked := range []bool{false, true} {
-				name := map[bool]string{false: "roundtrip/spinning", true: "roundtrip/parked"}[parked]
+				name := map[bool]string{false: "roundtrip/spinning",
+					true: "roundtrip/parked"}[parked]
 				b.Run(name, func(b *testing.B) { benchRoundTrip(newStage(b, h, w), b, parked) })
 			}
 		})

@@ -23,7 +23,8 @@ func (s *stage) submitting(op driver.Op, descs ...driver.Desc) func(tag uint64) 
 }
 
 func (s *stage) notifying(msg []byte, descs ...driver.Desc) func(tag uint64) error {
-	return s.batching(&driver.Batch{Op: driver.Write, Descs: descs, Tail: driver.NotifyTail, Notify: msg})
+	return s.batching(&driver.Batch{Op: driver.Write, Descs: descs, Tail: driver.NotifyTail,
+		Notify: msg})
 }
 
 func (s *stage) scattering(op driver.Op, p *driver.Pattern) func(tag uint64) error {
@@ -105,7 +106,8 @@ func checkBounds(s *stage) {
 				what := fmt.Sprintf("%v past %s bounds, %d+%d of %d", op, side, o[0], o[1], n)
 				s.refused(what, driver.ErrBounds, s.submitting(op, bad))
 				if s.caps.DescsMax > 1 {
-					s.refused(what+", after a good one", driver.ErrBounds, s.submitting(op, good, bad))
+					s.refused(what+", after a good one", driver.ErrBounds,
+						s.submitting(op, good, bad))
 				}
 			}
 		}
@@ -122,7 +124,8 @@ func checkBoundsNotify(s *stage) {
 	l, r, lAll, rAll := s.cut(n)
 	for _, o := range outside(n) {
 		bad := []driver.Desc{{Remote: o[0], Len: o[1], LocalKey: l.key, RemoteKey: r.as}}
-		s.refused("notify past bounds", driver.ErrBounds, s.notifying([]byte("must not arrive"), bad...))
+		s.refused("notify past bounds", driver.ErrBounds, s.notifying([]byte("must not arrive"),
+			bad...))
 	}
 	s.compare(lAll, rAll, "after notifications that were refused")
 }
@@ -137,12 +140,14 @@ func checkUnknownKeys(s *stage) {
 	}
 	good := desc(l, 0, r, 0, n)
 	for _, op := range bothOps {
-		for _, key := range []uint32{r.as + 1000, r.as + 1<<16, 1 << 31, math.MaxUint32, dropped.as} {
+		for _, key := range []uint32{r.as + 1000, r.as + 1<<16, 1 << 31, math.MaxUint32,
+			dropped.as} {
 			bad := good
 			bad.RemoteKey = key
 			s.unknownKey(fmt.Sprintf("%v with unknown remote key %d", op, key), op, good, bad)
 		}
-		for _, key := range []uint32{l.key + 1000, l.key + 1<<16, 1 << 31, math.MaxUint32, closed.key} {
+		for _, key := range []uint32{l.key + 1000, l.key + 1<<16, 1 << 31, math.MaxUint32,
+			closed.key} {
 			bad := good
 			bad.LocalKey = key
 			s.unknownKey(fmt.Sprintf("%v with unknown local key %d", op, key), op, good, bad)
@@ -164,10 +169,12 @@ func (s *stage) unknownKey(what string, op driver.Op, good, bad driver.Desc) {
 		s.refused(what+", after a good one", driver.ErrBounds, s.submitting(op, good, bad))
 	}
 	if s.can(driver.CanNotify) && op == driver.Write {
-		s.refused(what+", with a message", driver.ErrBounds, s.notifying([]byte("must not arrive"), bad))
+		s.refused(what+", with a message", driver.ErrBounds, s.notifying([]byte("must not arrive"),
+			bad))
 	}
 	if s.can(driver.CanPattern) {
-		p := &driver.Pattern{Count: 1, Run: bad.Len, LocalKey: bad.LocalKey, RemoteKey: bad.RemoteKey}
+		p := &driver.Pattern{Count: 1, Run: bad.Len, LocalKey: bad.LocalKey,
+			RemoteKey: bad.RemoteKey}
 		s.refused(what+", as a pattern", driver.ErrBounds, s.scattering(op, p))
 	}
 }
@@ -185,7 +192,8 @@ func checkReadOnly(s *stage) {
 	}
 	if s.can(driver.CanPattern) {
 		p := &driver.Pattern{Count: 1, Run: n, LocalKey: l.key, RemoteKey: r.as}
-		s.refused("a pattern to read-only memory", driver.ErrReadOnly, s.scattering(driver.Write, p))
+		s.refused("a pattern to read-only memory", driver.ErrReadOnly, s.scattering(driver.Write,
+			p))
 	}
 	s.compare(l, r, "after writes to read-only memory")
 	s.move(driver.Read, desc(l, 0, r, 0, n))

@@ -38,7 +38,8 @@ func checkCancel(s *stage, op driver.Op) {
 			d := s.pieces(desc(l, i*n, r, i*n, n))
 			tags[i] = s.submit(op, d[:min(len(d), s.caps.DescsMax)]...)
 		}
-		time.Sleep(time.Duration(round/2*100) * time.Microsecond) // each moment without helpers and with
+		// each moment without helpers and with
+		time.Sleep(time.Duration(round/2*100) * time.Microsecond)
 		stop := func() {}
 		if round%2 == 1 {
 			stop = s.helping(tags)
@@ -60,7 +61,8 @@ func checkCancel(s *stage, op driver.Op) {
 		}
 		stop()
 		s.settle(r)
-		if !target.watch(fmt.Sprintf("%v, after the completion of what was cancelled", op), 20*time.Millisecond) {
+		if !target.watch(fmt.Sprintf("%v, after the completion of what was cancelled", op),
+			20*time.Millisecond) {
 			return
 		}
 	}

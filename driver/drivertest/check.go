@@ -46,7 +46,8 @@ var bits = []struct {
 	name string
 }{
 	{driver.CanPattern, "CanPattern"}, {driver.CanNest, "CanNest"},
-	{driver.CanNotify, "CanNotify"}, {driver.CanCount, "CanCount"}, {driver.CanDurable, "CanDurable"},
+	{driver.CanNotify, "CanNotify"}, {driver.CanCount, "CanCount"},
+	{driver.CanDurable, "CanDurable"},
 }
 
 // can reports whether the Peer takes all that the bits say.
@@ -70,7 +71,8 @@ func (s *stage) lacks(all driver.Can) string {
 var checks = join(
 	canChecks, lengthChecks, boundsChecks, tokenChecks, patternChecks, nestChecks, durableChecks,
 	notifyChecks, answerChecks, countChecks, inboundChecks, lastWordChecks,
-	completionChecks, noPollChecks, cancelChecks, helpChecks, fenceChecks, besideChecks, parkedChecks, stressChecks, armChecks, allocChecks,
+	completionChecks, noPollChecks, cancelChecks, helpChecks, fenceChecks, besideChecks,
+	parkedChecks, stressChecks, armChecks, allocChecks,
 	allocatorChecks, connectChecks, lifecycleChecks, hammerChecks,
 )
 

@@ -72,8 +72,8 @@ func (h *host) endChore(patience time.Duration) (outcome, error) {
 	}
 }
 
-// flood keeps q.Count batches in flight, and helps if asked to, until it is told to stop or one fails.
-// What it returns are the failures, as the caller may well expect some.
+// flood keeps q.Count batches in flight, and helps if asked to, until it is told to stop or one
+// fails. What it returns are the failures, as the caller may well expect some.
 func (h *host) flood(q request, stop <-chan struct{}) outcome {
 	var failures []string
 	tags := make([]uint64, 0, q.Count)

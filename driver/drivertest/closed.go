@@ -40,7 +40,8 @@ func (s *stage) refuseClosed(after string, r *memory, known driver.Desc) {
 	calls := map[string]func() error{
 		"Import": func() error { _, _, err := s.peer.Import(r.token); return err },
 	}
-	for what, d := range map[string]driver.Desc{"": known, " of unknown keys": {Len: 1, LocalKey: 1 << 31, RemoteKey: 1 << 31}} {
+	for what, d := range map[string]driver.Desc{"": known, " of unknown keys": {Len: 1,
+		LocalKey: 1 << 31, RemoteKey: 1 << 31}} {
 		submits := map[string]func(uint64) error{"Submit" + what: s.submitting(driver.Write, d)}
 		if s.can(driver.CanNotify) {
 			submits["Submit with a message"+what] = s.notifying([]byte("must not arrive"), d)
@@ -94,7 +95,8 @@ func (s *stage) afterClose(m driver.Memory, r *memory) {
 func (s *stage) closedPeer(l, r *memory) {
 	s.Helper()
 	s.refuseClosed("Peer.Close", r, desc(l, 0, r, 0, 64))
-	if err := s.inTime("close peer again", s.peer.Close); err != nil && !errors.Is(err, driver.ErrClosed) {
+	if err := s.inTime("close peer again", s.peer.Close); err != nil &&
+		!errors.Is(err, driver.ErrClosed) {
 		s.Errorf("close peer again: %v", err)
 	}
 	s.peer.Drop(r.as) // ignored

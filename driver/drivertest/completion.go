@@ -191,7 +191,8 @@ func checkBackendClose(s *stage) {
 	r.watch("after Backend.Close", 50*time.Millisecond)
 	for range 3 {
 		if n, err := s.near.ledger.poll(); n != 0 || !errors.Is(err, driver.ErrClosed) {
-			s.Errorf("Poll of a closed and drained backend: %d, %v, want 0, %v", n, err, driver.ErrClosed)
+			s.Errorf("Poll of a closed and drained backend: %d, %v, want 0, %v", n, err,
+				driver.ErrClosed)
 		}
 	}
 	s.closedPeer(l, r)
@@ -210,7 +211,8 @@ func checkPeerKilled(s *stage) {
 	for _, tag := range tags {
 		err := s.await(tag)
 		if err != nil && !errors.Is(err, driver.ErrPeerLost) && !errors.Is(err, driver.ErrAborted) {
-			s.Errorf("a tag in flight when the peer was killed: %v, want nil or %v", err, driver.ErrPeerLost)
+			s.Errorf("a tag in flight when the peer was killed: %v, want nil or %v", err,
+				driver.ErrPeerLost)
 		}
 	}
 	select {
@@ -274,6 +276,7 @@ func checkPeerFrozen(s *stage) {
 		s.Fatal(err)
 	}
 	r.paint(s.seed()) // an order: obeyed only now
-	what := fmt.Sprintf("the peer went on after Close, which %d of %d writes failed", failed, len(tags))
+	what := fmt.Sprintf("the peer went on after Close, which %d of %d writes failed", failed,
+		len(tags))
 	r.watch(what, 100*time.Millisecond)
 }

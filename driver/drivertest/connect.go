@@ -51,7 +51,8 @@ func checkConnectNonsense(s *stage) {
 		nil, {0}, {0xff, 0xff}, make([]byte, 64),
 		painted(64, 1), painted(driver.AddrMax, 2), painted(1<<16, 3),
 	} {
-		s.connectTo(fmt.Sprintf("connect to %d bytes of nonsense", len(nonsense)), nonsense, time.Second)
+		s.connectTo(fmt.Sprintf("connect to %d bytes of nonsense", len(nonsense)), nonsense,
+			time.Second)
 	}
 	l, r := s.local(64), s.remote(64)
 	s.move(driver.Write, desc(l, 0, r, 0, l.size))

@@ -18,7 +18,8 @@ var breaches = []struct {
 	checks []string
 	how    sabotage
 }{
-	{"hides that it takes patterns", []string{"CanRefused"}, without(driver.CanPattern | driver.CanNest)},
+	{"hides that it takes patterns", []string{"CanRefused"},
+		without(driver.CanPattern | driver.CanNest)},
 	{"hides that it takes nests", []string{"CanRefused"}, without(driver.CanNest)},
 	{"hides that it notifies", []string{"CanRefused"}, without(driver.CanNotify)},
 	{"hides that it counts", []string{"CanRefused"}, without(driver.CanCount)},
@@ -49,9 +50,10 @@ var breaches = []struct {
 			return p.Peer.Submit(tag, b)
 		},
 	}},
-	{"leaves out the innermost loop", []string{"Nest", "NestNotify"}, nesting(func(p *driver.Pattern) {
-		p.Loops = p.Loops[:max(0, len(p.Loops)-1)]
-	})},
+	{"leaves out the innermost loop", []string{"Nest", "NestNotify"},
+		nesting(func(p *driver.Pattern) {
+			p.Loops = p.Loops[:max(0, len(p.Loops)-1)]
+		})},
 	{"begins with the first entry of a slot", []string{"Nest"}, nesting(func(p *driver.Pattern) {
 		p.Local.First, p.Remote.First = 0, 0
 	})},
@@ -75,15 +77,20 @@ var breaches = []struct {
 	{"allocates for a nest", []string{"NestNoAllocation"}, nesting(func(p *driver.Pattern) {
 		p.Loops = append([]driver.Loop(nil), p.Loops...)
 	})},
-	{"numbers all connections alike", []string{"LastMessageEach"}, receiving(func(m *driver.Message) { m.Conn = 1 })},
-	{"takes one connection for another at its end", []string{"LastMessageEach"}, receiving(func(m *driver.Message) {
-		if m.Err != nil {
-			m.Conn++
-		}
-	})},
-	{"uses numbers again", []string{"LastMessageEach", "LastMessagePolite"}, receiving(func(m *driver.Message) {
-		m.Conn = 1 + m.Conn%2
-	})},
+	{"numbers all connections alike", []string{"LastMessageEach"},
+		receiving(func(m *driver.Message) {
+			m.Conn = 1
+		})},
+	{"takes one connection for another at its end", []string{"LastMessageEach"},
+		receiving(func(m *driver.Message) {
+			if m.Err != nil {
+				m.Conn++
+			}
+		})},
+	{"uses numbers again", []string{"LastMessageEach", "LastMessagePolite"},
+		receiving(func(m *driver.Message) {
+			m.Conn = 1 + m.Conn%2
+		})},
 	{"has no number for its own connection", []string{"AnswerOrder", "CanConstant"}, sabotage{
 		conn: func(*saboteurPeer) uint64 { return 0 },
 	}},

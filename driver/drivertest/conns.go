@@ -78,7 +78,8 @@ func (c *conns) auditOne(m driver.Message) {
 	case m.Err != nil && state == ours:
 		c.fault("connection %d, which this backend opened, has a last word", m.Conn)
 	case m.Err != nil && (!errors.Is(m.Err, driver.ErrPeerLost) || m.Data != nil):
-		c.fault("connection %d: last word %x with %v, want no data and %v", m.Conn, head(m.Data), m.Err, driver.ErrPeerLost)
+		c.fault("connection %d: last word %x with %v, want no data and %v", m.Conn, head(m.Data),
+			m.Err, driver.ErrPeerLost)
 	case m.Err != nil:
 		c.note(m.Conn, lastWordCame)
 	case state == 0:

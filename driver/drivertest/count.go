@@ -11,11 +11,15 @@ import (
 
 var countChecks = []check{
 	{name: "CountAfterData", wirings: everywhere, needs: driver.CanCount, run: checkCountAfterData},
-	{name: "CountPattern", wirings: everywhere, needs: driver.CanCount | driver.CanPattern, run: checkCountPattern},
-	{name: "CountUnattended", wirings: everywhere, needs: driver.CanCount, run: checkCountUnattended},
+	{name: "CountPattern", wirings: everywhere, needs: driver.CanCount | driver.CanPattern,
+		run: checkCountPattern},
+	{name: "CountUnattended", wirings: everywhere, needs: driver.CanCount,
+		run: checkCountUnattended},
 	{name: "CountWakes", wirings: Pair | Processes, needs: driver.CanCount, run: checkCountWakes},
-	{name: "CountAmongMessages", wirings: everywhere, needs: driver.CanCount, run: checkCountAmongMessages},
-	{name: "CountOfFailedBatch", wirings: everywhere, needs: driver.CanCount, run: checkCountOfFailedBatch},
+	{name: "CountAmongMessages", wirings: everywhere, needs: driver.CanCount,
+		run: checkCountAmongMessages},
+	{name: "CountOfFailedBatch", wirings: everywhere, needs: driver.CanCount,
+		run: checkCountOfFailedBatch},
 	{name: "CountBounds", wirings: here, needs: driver.CanCount, run: checkCountBounds},
 }
 
@@ -31,7 +35,8 @@ func (h *host) seen(number uint32, n uint64, limit time.Duration) (value uint64,
 }
 
 // counting is a submission that counts.
-func (s *stage) counting(number uint32, p *driver.Pattern, descs ...driver.Desc) func(tag uint64) error {
+func (s *stage) counting(number uint32, p *driver.Pattern, descs ...driver.Desc) func(
+	tag uint64) error {
 	return s.batching(&driver.Batch{
 		Op: driver.Write, Tail: driver.CountTail, Counter: number, Descs: descs, Pattern: p,
 	})
@@ -72,7 +77,9 @@ func checkCountAfterData(s *stage) {
 		for i := range uint64(slots) {
 			d := desc(l, i*slot, r, i*slot, lens[(i+round)%uint64(len(lens))])
 			s.apply(driver.Write, d)
-			go func(want []byte) { looked <- s.look(r, i*slot, uint32(i), round+1, want) }(digest(r.want[i*slot:][:slot]))
+			go func(want []byte) {
+				looked <- s.look(r, i*slot, uint32(i), round+1, want)
+			}(digest(r.want[i*slot:][:slot]))
 			tags = append(tags, s.submitCount(uint32(i), s.pieces(d)...))
 		}
 		for range slots {
@@ -91,7 +98,8 @@ func checkCountAfterData(s *stage) {
 
 // look waits for a count and compares the bytes that it stands for.
 func (s *stage) look(r *memory, off uint64, number uint32, n uint64, want []byte) (fault string) {
-	got, err := s.far.try(request{Do: "counted", Counter: number, Until: n, Region: r.id, Off: off, Len: (200 << 10)})
+	got, err := s.far.try(request{Do: "counted", Counter: number, Until: n, Region: r.id, Off: off,
+		Len: (200 << 10)})
 	switch {
 	case err != nil:
 		return fmt.Sprintf("counter %d does not reach %d: %v", number, n, err)
@@ -172,7 +180,8 @@ func checkCountWakes(s *stage) {
 		}
 	}
 	if early > rounds/2 {
-		s.Errorf("in %d of %d rounds a count before the one that was waited for ended the sleep", early, rounds)
+		s.Errorf("in %d of %d rounds a count before the one that was waited for ended the sleep",
+			early, rounds)
 	}
 	if s.far.must(request{Do: "drowse", Counter: 3, Until: 8 * rounds}).Count != 1 {
 		s.Error("AwaitCount does not say that the counter has reached what it stands at")

@@ -11,9 +11,11 @@ import (
 
 var durableChecks = []check{
 	{name: "DurableWrites", wirings: here, needs: driver.CanDurable, run: checkDurableWrites},
-	{name: "DurablePattern", wirings: here, needs: driver.CanDurable | driver.CanPattern, run: checkDurablePattern},
+	{name: "DurablePattern", wirings: here, needs: driver.CanDurable | driver.CanPattern,
+		run: checkDurablePattern},
 	{name: "DurableBounds", wirings: here, needs: driver.CanDurable, run: checkDurableBounds},
-	{name: "DurableNoAllocation", wirings: here, needs: driver.CanDurable, run: checkDurableNoAllocation},
+	{name: "DurableNoAllocation", wirings: here, needs: driver.CanDurable,
+		run: checkDurableNoAllocation},
 }
 
 // platter is what memory holds that would survive a loss of power: the bytes that were there
@@ -69,7 +71,8 @@ func (p *platter) holds(want []byte, off, n uint64) string {
 	if string(p.stable[off:][:n]) == string(want[off:][:n]) {
 		return ""
 	}
-	return fmt.Sprintf("a loss of power would leave other bytes in [%d, +%d): %s", off, n, difference(p.stable[off:][:n], want[off:][:n]))
+	return fmt.Sprintf("a loss of power would leave other bytes in [%d, +%d): %s", off, n,
+		difference(p.stable[off:][:n], want[off:][:n]))
 }
 
 // persisting is a submission of a durable write.
@@ -159,19 +162,23 @@ func checkDurableBounds(s *stage) {
 			"local":  {Local: o[0], Len: o[1], LocalKey: l.key, RemoteKey: r.as},
 			"remote": {Remote: o[0], Len: o[1], LocalKey: l.key, RemoteKey: r.as},
 		} {
-			s.refused(fmt.Sprintf("a durable write past %s bounds, %d+%d of %d", side, o[0], o[1], n), driver.ErrBounds, s.persisting(nil, bad))
+			s.refused(fmt.Sprintf("a durable write past %s bounds, %d+%d of %d", side, o[0], o[1],
+				n), driver.ErrBounds, s.persisting(nil, bad))
 		}
 	}
-	s.refused("a durable write to an unknown key", driver.ErrBounds, s.persisting(nil, driver.Desc{Len: 1, LocalKey: l.key, RemoteKey: 1 << 20}))
+	s.refused("a durable write to an unknown key", driver.ErrBounds,
+		s.persisting(nil, driver.Desc{Len: 1, LocalKey: l.key, RemoteKey: 1 << 20}))
 	fixed := s.far.shareReadOnly(n)
 	s.imports(fixed)
-	s.refused("a durable write to read-only memory", driver.ErrReadOnly, s.persisting(nil, desc(l, 0, fixed, 0, 1)))
+	s.refused("a durable write to read-only memory", driver.ErrReadOnly,
+		s.persisting(nil, desc(l, 0, fixed, 0, 1)))
 	s.compare(lAll, rAll, "after durable writes that were refused")
 }
 
 func checkDurableNoAllocation(s *stage) {
 	l, r := s.local(1<<20), s.remote(1<<20)
 	for name, n := range map[string]uint64{"a short piece": 1, "a long piece": (1 << 20)} {
-		s.noAllocation("durable write of "+name, s.persisting(nil, s.pieces(desc(l, 0, r, 0, n))...))
+		s.noAllocation("durable write of "+name,
+			s.persisting(nil, s.pieces(desc(l, 0, r, 0, n))...))
 	}
 }

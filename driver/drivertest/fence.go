@@ -42,12 +42,14 @@ func checkFenceRevokes(s *stage) {
 		for _, size := range []uint64{64, n} {
 			for _, op := range bothOps {
 				d := s.batch(l, r, size)
-				s.fails(fmt.Sprintf("%v with a key of a past epoch", op), driver.ErrRevoked, s.submitting(op, d...))
+				s.fails(fmt.Sprintf("%v with a key of a past epoch", op), driver.ErrRevoked,
+					s.submitting(op, d...))
 			}
 		}
 		for i, token := range old {
 			if _, _, err := s.peer.Import(token); !errors.Is(err, driver.ErrRevoked) {
-				s.Errorf("round %d: import the token of epoch %d: %v, want %v", round, i, err, driver.ErrRevoked)
+				s.Errorf("round %d: import the token of epoch %d: %v, want %v", round, i, err,
+					driver.ErrRevoked)
 			}
 		}
 		s.peer.Drop(r.as)
@@ -88,7 +90,8 @@ func checkFenceNeighbour(s *stage) {
 		if err := part.fence(); err != nil {
 			s.Fatalf("fence: %v", err)
 		}
-		s.fails("write with a key of a past epoch", driver.ErrRevoked, s.submitting(driver.Write, desc(l, n, part, 0, n)))
+		s.fails("write with a key of a past epoch", driver.ErrRevoked, s.submitting(driver.Write,
+			desc(l, n, part, 0, n)))
 		l.paint(s.seed())
 		s.move(driver.Write, desc(l, 0, whole, n, 6*n))
 		s.move(driver.Write, desc(l, n, overlap, 0, 2*n))
@@ -125,7 +128,8 @@ func checkFenceOver(s *stage) {
 			s.fails(what, driver.ErrRevoked, s.submitting(op, s.batch(l, r, 64)...))
 		}
 		if _, _, err := s.peer.Import(r.token); !errors.Is(err, driver.ErrRevoked) {
-			s.Errorf("import after a fence with a context that is over: %v, want %v", err, driver.ErrRevoked)
+			s.Errorf("import after a fence with a context that is over: %v, want %v", err,
+				driver.ErrRevoked)
 		}
 		if err := r.fence(); err != nil {
 			s.Fatalf("fence once more: %v", err)
@@ -185,7 +189,9 @@ func checkFenceMisuse(s *stage) {
 	}
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
-	err := s.inTime("fence with an ended context", func() error { return s.near.b.Fence(ended, m.key) })
+	err := s.inTime("fence with an ended context", func() error {
+		return s.near.b.Fence(ended, m.key)
+	})
 	if err != nil && !errors.Is(err, context.Canceled) {
 		s.Errorf("fence with an ended context: %v, want nil or %v", err, context.Canceled)
 	}
@@ -213,7 +219,8 @@ func (s *stage) attack(op driver.Op, back int, l, r *memory) {
 			descs = append(descs, d)
 		}
 	}
-	s.far.must(request{Do: "flood", Peer: back, Op: op, Descs: descs, Count: 4, Help: s.attacks%2 == 1})
+	s.far.must(request{Do: "flood", Peer: back, Op: op, Descs: descs, Count: 4,
+		Help: s.attacks%2 == 1})
 	s.attacks++
 }
 
@@ -285,7 +292,8 @@ func checkFenceFrozen(s *stage) {
 		}
 		ok := r.watch("after the writer went on", 30*time.Millisecond)
 		s.revoked()
-		if !ok || !r.expect("after the fence, when the writer had ended") || !other.expect("memory beside it") {
+		if !ok || !r.expect("after the fence, when the writer had ended") ||
+			!other.expect("memory beside it") {
 			return
 		}
 		s.writesAgain(back, l, r)
@@ -297,7 +305,8 @@ func checkFenceFrozen(s *stage) {
 func (s *stage) impatientFence(r *memory) {
 	s.Helper()
 	_, err := s.home.try(request{Do: "fence", Region: r.id, Limit: time.Microsecond})
-	if err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, driver.ErrTimeout) {
+	if err != nil && !errors.Is(err, context.DeadlineExceeded) &&
+		!errors.Is(err, driver.ErrTimeout) {
 		s.Errorf("fence within a microsecond: %v, want nil or %v", err, context.DeadlineExceeded)
 	}
 }
@@ -307,7 +316,8 @@ func (s *stage) writesAgain(back int, l, r *memory) {
 	s.Helper()
 	key := s.far.must(request{Do: "import", Peer: back, Data: r.renew()}).Key
 	d := driver.Desc{Len: 4096, LocalKey: l.key, RemoteKey: key}
-	tag := s.far.must(request{Do: "submit", Peer: back, Op: driver.Write, Descs: []driver.Desc{d}}).Tag
+	tag := s.far.must(request{Do: "submit", Peer: back, Op: driver.Write, Descs: []driver.Desc{d}}).
+		Tag
 	s.far.must(request{Do: "await", Tag: tag})
 	if err := r.fence(); err != nil {
 		s.Fatalf("fence: %v", err)

@@ -118,7 +118,8 @@ func unchanged(f *os.File, at uint64, want []byte) error {
 	if bytes.Equal(got, want) {
 		return nil
 	}
-	return fmt.Errorf("bytes of the file beside the memory, from %d on: %s", at, difference(got, want))
+	return fmt.Errorf("bytes of the file beside the memory, from %d on: %s", at,
+		difference(got, want))
 }
 
 // fileBytes is Bytes over a range of a file.

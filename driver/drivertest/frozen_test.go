@@ -43,24 +43,25 @@ var crimes = []struct {
 			return err
 		},
 	}},
-	{"renews a page that others write to, and tells nothing", []string{"FenceFrozenBeside"}, sabotage{
-		fence: func(b *saboteur, ctx context.Context, key uint32) error {
-			if err := b.Backend.Fence(ctx, key); err != nil {
-				return err
-			}
-			b.mu.Lock()
-			seg := b.mapped[key]
-			b.mu.Unlock()
-			all := seg.Shared.(*hostmem.Buffer).Bytes()
-			page := all[(seg.SharedOff+seg.Len)&^4095:][:4096]
-			for range 10 { // what is written between the copies is lost, as to old pages
-				old := bytes.Clone(page)
-				time.Sleep(100 * time.Microsecond)
-				copy(page, old)
-			}
-			return nil
-		},
-	}},
+	{"renews a page that others write to, and tells nothing", []string{"FenceFrozenBeside"},
+		sabotage{
+			fence: func(b *saboteur, ctx context.Context, key uint32) error {
+				if err := b.Backend.Fence(ctx, key); err != nil {
+					return err
+				}
+				b.mu.Lock()
+				seg := b.mapped[key]
+				b.mu.Unlock()
+				all := seg.Shared.(*hostmem.Buffer).Bytes()
+				page := all[(seg.SharedOff+seg.Len)&^4095:][:4096]
+				for range 10 { // what is written between the copies is lost, as to old pages
+					old := bytes.Clone(page)
+					time.Sleep(100 * time.Microsecond)
+					copy(page, old)
+				}
+				return nil
+			},
+		}},
 	{"says nothing of a killed sender", []string{"LastMessage"}, sabotage{
 		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
 			n, err := b.Backend.Receive(msgs)
@@ -115,7 +116,8 @@ func TestCrimes(t *testing.T) {
 func TestNoCrime(t *testing.T) {
 	h := sabotagedShm(sabotage{}).withDefaults()
 	for _, name := range []string{
-		"FenceFrozen", "FenceFrozenBeside", "FenceStress", "LastMessage", "ArmLost", "PeerKilled", "PeerFrozen", "ConnectFrozen",
+		"FenceFrozen", "FenceFrozenBeside", "FenceStress", "LastMessage", "ArmLost", "PeerKilled",
+		"PeerFrozen", "ConnectFrozen",
 	} {
 		t.Run(name, func(t *testing.T) { find(t, name).perform(t, h, Processes) })
 	}

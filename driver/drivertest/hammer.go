@@ -55,7 +55,8 @@ func (s *stage) together(jobs []func() error) {
 			}
 		}()
 	}
-	// A job under way at the end may wait twice, and uses memory that a check which is over gives back.
+	// A job under way at the end may wait twice, and uses memory that a check which is over gives
+	// back.
 	if err := within(hammerTime+4*s.h.Limit, func() error { wg.Wait(); return nil }); err != nil {
 		s.hang("goroutines side by side")
 	}
@@ -74,7 +75,8 @@ func (s *stage) mover(l, r *memory) func() error {
 			d  driver.Desc
 		}{{driver.Write, write}, {driver.Read, read}} {
 			descs := s.pieces(step.d)
-			tag, err := s.near.submit(s.peerID, step.op, descs[:min(len(descs), s.caps.DescsMax)], nil)
+			tag, err := s.near.submit(s.peerID, step.op, descs[:min(len(descs), s.caps.DescsMax)],
+				nil)
 			if err != nil {
 				return fmt.Errorf("submit: %w", err)
 			}

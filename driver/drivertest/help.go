@@ -127,7 +127,8 @@ func checkHelpNothing(s *stage) {
 		for _, tag := range []uint64{0, 1, 1 << 63, firstTag, firstTag + 1000, ^uint64(0)} {
 			for _, stop := range []chan struct{}{nil, make(chan struct{})} {
 				if s.help(tag, stop) {
-					s.Errorf("round %d: Help with nothing in flight says that it did something", round)
+					s.Errorf("round %d: Help with nothing in flight says that it did something",
+						round)
 				}
 			}
 		}
@@ -185,8 +186,8 @@ func checkHelpThenSleep(s *stage) {
 	s.compare(l, r, "after help and sleep")
 }
 
-// checkHelpBesideSleeper helps while a goroutine sleeps that armed before. A helper that says that it did nothing
-// does not poll: what it ended all the same must wake the sleeper.
+// checkHelpBesideSleeper helps while a goroutine sleeps that armed before. A helper that says that
+// it did nothing does not poll: what it ended all the same must wake the sleeper.
 func checkHelpBesideSleeper(s *stage) {
 	n := uint64(300000)
 	l, r := s.local(n), s.remote(n)
@@ -206,7 +207,8 @@ func checkHelpBesideSleeper(s *stage) {
 		tag := s.submit(op, d...)
 		s.apply(op, d...)
 		done := s.isDone(tag)
-		if n, _ := s.near.ledger.poll(); n == 0 && !s.help(tag, nil) && !done() { // who submits polls, too
+		if n, _ := s.near.ledger.poll(); n == 0 && !s.help(tag, nil) && !done() {
+			// who submits polls, too
 			slept++
 			s.sleepArmed(fmt.Sprintf("%v %d beside a helper that did nothing", op, i))
 		}

@@ -12,10 +12,14 @@ import (
 
 var lastWordChecks = []check{
 	{name: "LastMessage", wirings: Processes, needs: driver.CanNotify, run: checkLastMessage},
-	{name: "LastMessagePolite", wirings: everywhere, needs: driver.CanNotify, run: checkLastMessagePolite},
-	{name: "LastMessageInFlight", wirings: everywhere, needs: driver.CanNotify, run: checkLastMessageInFlight},
-	{name: "LastMessageEach", wirings: everywhere, needs: driver.CanNotify, run: checkLastMessageEach},
-	{name: "LastMessageOfBackend", wirings: Pair | Processes, needs: driver.CanNotify, run: checkLastMessageOfBackend},
+	{name: "LastMessagePolite", wirings: everywhere, needs: driver.CanNotify,
+		run: checkLastMessagePolite},
+	{name: "LastMessageInFlight", wirings: everywhere, needs: driver.CanNotify,
+		run: checkLastMessageInFlight},
+	{name: "LastMessageEach", wirings: everywhere, needs: driver.CanNotify,
+		run: checkLastMessageEach},
+	{name: "LastMessageOfBackend", wirings: Pair | Processes, needs: driver.CanNotify,
+		run: checkLastMessageOfBackend},
 }
 
 // checkLastMessage kills a sender: after what it had sent comes the news of its
@@ -48,8 +52,10 @@ func checkLastMessagePolite(s *stage) {
 	}
 	s.noFurtherWord(s.home)
 	s.notify([]byte("settle")) // the connection in the other direction does not mind
-	if got := s.far.must(request{Do: "receive", Count: 1}).Messages[0]; string(got.Data) != "settle" {
-		s.Errorf("after other connections were closed %q (%v) arrived, want a new message", got.Data, got.Err.orNil())
+	if got := s.far.must(request{Do: "receive", Count: 1}).Messages[0]; string(
+		got.Data) != "settle" {
+		s.Errorf("after other connections were closed %q (%v) arrived, want a new message",
+			got.Data, got.Err.orNil())
 	}
 }
 
@@ -72,8 +78,10 @@ func checkLastMessageEach(s *stage) {
 			s.Errorf("connection %d was closed, and %d has a last word", conns[closing], conn)
 		}
 		sent := s.sendFromFar(ids[staying], 2)
-		if conn := s.messages("beside a connection that closed", s.home, sent); conn != conns[staying] {
-			s.Errorf("connection %d has the number %d once another has closed", conns[staying], conn)
+		if conn := s.messages("beside a connection that closed", s.home,
+			sent); conn != conns[staying] {
+			s.Errorf("connection %d has the number %d once another has closed", conns[staying],
+				conn)
 		}
 		ids[closing] = s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
 		conns[closing] = s.messages("of a new connection", s.home, s.sendFromFar(ids[closing], 1))
@@ -92,7 +100,8 @@ func checkLastMessageInFlight(s *stage) {
 		var tags []uint64
 		for i := range uint64(count) {
 			d := s.pieces(desc(l, i*size/count, r, i*size/count, size/count))
-			tags = append(tags, s.submitNotify([]byte{byte(i)}, d[:min(len(d), s.caps.DescsMax)]...))
+			tags = append(tags, s.submitNotify([]byte{byte(i)},
+				d[:min(len(d), s.caps.DescsMax)]...))
 		}
 		if err := s.inTime("close peer", s.peer.Close); err != nil {
 			s.Errorf("close peer: %v", err)
@@ -103,7 +112,8 @@ func checkLastMessageInFlight(s *stage) {
 			case err == nil:
 				sent = append(sent, []byte{byte(i)})
 			case !errors.Is(err, driver.ErrClosed):
-				s.Errorf("a message in flight at Peer.Close: %v, want nil or %v", err, driver.ErrClosed)
+				s.Errorf("a message in flight at Peer.Close: %v, want nil or %v", err,
+					driver.ErrClosed)
 			}
 		}
 		s.lastWord("of a peer that closed with work in flight", s.far, sent)
@@ -146,10 +156,12 @@ func (s *stage) messages(what string, on *side, want [][]byte) (conn uint64) {
 	got := on.must(request{Do: "receive", Count: len(want)}).Messages
 	for i, m := range got {
 		if m.Err != nil || !bytes.Equal(m.Data, want[i]) {
-			s.Errorf("message %d of %d %s: %x (%v), want %x", i, len(want), what, m.Data, m.Err.orNil(), want[i])
+			s.Errorf("message %d of %d %s: %x (%v), want %x", i, len(want), what, m.Data,
+				m.Err.orNil(), want[i])
 		}
 		if conn = got[0].Conn; m.Conn != conn {
-			s.Errorf("message %d of %d %s came by connection %d, the first by %d", i, len(want), what, m.Conn, conn)
+			s.Errorf("message %d of %d %s came by connection %d, the first by %d", i, len(want),
+				what, m.Conn, conn)
 		}
 	}
 	return conn
@@ -161,8 +173,10 @@ func (s *stage) lastWord(what string, on *side, sent [][]byte) (conn uint64) {
 	s.Helper()
 	conn = s.messages(what, on, sent)
 	last := on.must(request{Do: "receive", Count: 1}).Messages[0]
-	if !errors.Is(last.Err.orNil(), driver.ErrPeerLost) || last.Data != nil || len(sent) > 0 && last.Conn != conn {
-		s.Errorf("last message %s: %+v, want %v by connection %d and no data", what, last, driver.ErrPeerLost, conn)
+	if !errors.Is(last.Err.orNil(), driver.ErrPeerLost) || last.Data != nil || len(sent) > 0 &&
+		last.Conn != conn {
+		s.Errorf("last message %s: %+v, want %v by connection %d and no data", what, last,
+			driver.ErrPeerLost, conn)
 	}
 	return last.Conn
 }

@@ -54,10 +54,12 @@ func checkLengths(s *stage) {
 	for _, n := range lengths {
 		l, r := s.local(n+2*guard), s.remote(n+2*guard)
 		for _, op := range bothOps {
-			for _, offs := range [][2]uint64{{guard, guard}, {0, 1}, {7, 2 * guard}, {2*guard - 1, 33}} {
+			for _, offs := range [][2]uint64{{guard, guard}, {0, 1}, {7, 2 * guard},
+				{2*guard - 1, 33}} {
 				lOff, rOff := offs[0], offs[1]
 				s.move(op, s.pieces(desc(l, lOff, r, rOff, n))...)
-				s.compare(l, r, fmt.Sprintf("%v of %d bytes, local %d, remote %d", op, n, lOff, rOff))
+				s.compare(l, r, fmt.Sprintf("%v of %d bytes, local %d, remote %d", op, n, lOff,
+					rOff))
 				l.paint(s.seed())
 			}
 		}

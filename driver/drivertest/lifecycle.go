@@ -27,14 +27,17 @@ func checkCaps(s *stage) {
 		s.Errorf("Caps returned %+v, then %+v: it must be constant", c, again)
 	}
 	for what, wrong := range map[string]bool{
-		"Name must be lower case and not empty":            c.Name == "" || c.Name != strings.ToLower(c.Name),
-		"DescsMax must be at least 1":                      c.DescsMax < 1,
-		"Pairs must not be empty":                          c.Pairs.Local() == 0,
-		"RunsMax must be over 0 exactly with CanPattern":   (c.RunsMax > 0) != s.can(driver.CanPattern),
-		"MessageMax must be over 0 exactly with CanNotify": (c.MessageMax > 0) != s.can(driver.CanNotify),
-		"CanNest includes CanPattern":                      s.can(driver.CanNest) && !s.can(driver.CanPattern),
-		"a Peer that notifies counts":                      s.can(driver.CanNotify) != s.can(driver.CanCount),
-		"Cost.Rate must be over 0":                         c.Cost.Rate <= 0,
+		"Name must be lower case and not empty": c.Name == "" ||
+			c.Name != strings.ToLower(c.Name),
+		"DescsMax must be at least 1": c.DescsMax < 1,
+		"Pairs must not be empty":     c.Pairs.Local() == 0,
+		"RunsMax must be over 0 exactly with CanPattern": (c.RunsMax > 0) != s.can(
+			driver.CanPattern),
+		"MessageMax must be over 0 exactly with CanNotify": (c.MessageMax > 0) != s.can(
+			driver.CanNotify),
+		"CanNest includes CanPattern": s.can(driver.CanNest) && !s.can(driver.CanPattern),
+		"a Peer that notifies counts": s.can(driver.CanNotify) != s.can(driver.CanCount),
+		"Cost.Rate must be over 0":    c.Cost.Rate <= 0,
 	} {
 		if wrong {
 			s.Errorf("Caps %+v: %s", c, what)
@@ -99,7 +102,8 @@ func checkReverse(s *stage) {
 	unit := uint64(100)
 	for i, op := range []driver.Op{driver.Write, driver.Read, driver.Write} {
 		lOff, rOff := unit*uint64(i), unit*uint64(2*i)
-		d := driver.Desc{Local: lOff, Remote: rOff, Len: n - 5*unit, LocalKey: l.key, RemoteKey: key}
+		d := driver.Desc{Local: lOff, Remote: rOff, Len: n - 5*unit, LocalKey: l.key,
+			RemoteKey: key}
 		descs := s.pieces(d)
 		descs = descs[:min(len(descs), s.caps.DescsMax)]
 		tag := s.far.must(request{Do: "submit", Peer: back, Op: op, Descs: descs}).Tag
@@ -111,7 +115,8 @@ func checkReverse(s *stage) {
 				copy(r.want[d.Remote:d.Remote+d.Len], l.want[d.Local:])
 			}
 		}
-		for wait := newPatience(time.Second); !r.same() && wait.more(); { // no promise without a message
+		for wait := newPatience(time.Second); !r.same() && wait.more(); {
+			// no promise without a message
 		}
 		if !l.expect(op.String()) || !r.expect(op.String()) {
 			return
@@ -127,7 +132,8 @@ func checkCloseTwice(s *stage) {
 	m := s.near.region(l.id).mem
 	unused := s.home.local(n)
 	for range 2 {
-		if err := s.inTime("close memory", unused.unregister); err != nil && !errors.Is(err, driver.ErrClosed) {
+		if err := s.inTime("close memory", unused.unregister); err != nil &&
+			!errors.Is(err, driver.ErrClosed) {
 			s.Errorf("close memory: %v", err)
 		}
 	}

@@ -57,7 +57,8 @@ var miscounts = []struct {
 	checks []string
 	how    miscounter
 }{
-	{"counts first and moves later", []string{"CountAfterData", "CountPattern", "CountOfFailedBatch"}, miscounter{
+	{"counts first and moves later", []string{"CountAfterData", "CountPattern",
+		"CountOfFailedBatch"}, miscounter{
 		submit: func(p driver.Peer, tag uint64, b *driver.Batch) error {
 			if b.Counter >= driver.CountersMax {
 				return driver.ErrBounds
@@ -69,14 +70,16 @@ var miscounts = []struct {
 			return p.Submit(tag, uncounted(b))
 		},
 	}},
-	{"counts on another counter", []string{"CountAfterData", "CountUnattended", "CountAmongMessages"}, miscounter{
+	{"counts on another counter", []string{"CountAfterData", "CountUnattended",
+		"CountAmongMessages"}, miscounter{
 		submit: func(p driver.Peer, tag uint64, b *driver.Batch) error {
 			c := copied(b)
 			c.Counter &^= 1
 			return p.Submit(tag, &c)
 		},
 	}},
-	{"moves and does not count", []string{"CountAfterData", "CountPattern", "CountUnattended", "CountWakes", "CountBounds"}, miscounter{
+	{"moves and does not count", []string{"CountAfterData", "CountPattern", "CountUnattended",
+		"CountWakes", "CountBounds"}, miscounter{
 		submit: func(p driver.Peer, tag uint64, b *driver.Batch) error {
 			return p.Submit(tag, uncounted(b))
 		},

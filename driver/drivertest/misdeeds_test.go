@@ -42,17 +42,20 @@ var misdeeds = []struct {
 			return p.Peer.Submit(tag, &c)
 		},
 	}},
-	{"drops the last descriptor of many", []string{"DescsMax", "Neighbours", "SeveralMemories"}, sabotage{
-		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
-			c := copied(b)
-			c.Descs = c.Descs[:max(1, len(c.Descs)-1)]
-			return p.Peer.Submit(tag, &c)
-		},
-	}},
+	{"drops the last descriptor of many", []string{"DescsMax", "Neighbours", "SeveralMemories"},
+		sabotage{
+			submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+				c := copied(b)
+				c.Descs = c.Descs[:max(1, len(c.Descs)-1)]
+				return p.Peer.Submit(tag, &c)
+			},
+		}},
 	{"completes before the bytes are there", []string{"Lengths"}, sabotage{
 		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
 			p.remember(tag, b)
-			if err := p.Peer.Submit(tag, changed(b, func(d *driver.Desc) { d.Len = 1 })); err != nil {
+			if err := p.Peer.Submit(tag, changed(b, func(d *driver.Desc) {
+				d.Len = 1
+			})); err != nil {
 				return err
 			}
 			f, _ := p.b.recall(tag)
@@ -258,8 +261,10 @@ var misdeeds = []struct {
 			p.Peer.Drop(key)
 		},
 	}},
-	{"writes after a cancel", []string{"CancelWrite", "CancelRead"}, sabotage{submit: remembered, poll: landAborted}},
-	{"writes after Peer.Close", []string{"PeerClose"}, sabotage{submit: remembered, poll: landAborted}},
+	{"writes after a cancel", []string{"CancelWrite", "CancelRead"}, sabotage{submit: remembered,
+		poll: landAborted}},
+	{"writes after Peer.Close", []string{"PeerClose"}, sabotage{submit: remembered,
+		poll: landAborted}},
 	{"closes a peer before its work is done", []string{"PeerClose"}, sabotage{
 		closePeer: func(p *saboteurPeer) error {
 			p.b.later(10*time.Millisecond, func() { _ = p.Peer.Close() })
@@ -279,7 +284,8 @@ var misdeeds = []struct {
 	{"does not fence", []string{"FenceRevokes", "FenceNeighbour", "SilenceUnderWrites"}, sabotage{
 		fence: func(*saboteur, context.Context, uint32) error { return nil },
 	}},
-	{"lands a write after the fence", []string{"SilenceUnderWrites"}, sabotage{submit: remembered, poll: landFailed}},
+	{"lands a write after the fence", []string{"SilenceUnderWrites"}, sabotage{submit: remembered,
+		poll: landFailed}},
 	{"fences slowly", []string{"FenceIdle"}, sabotage{
 		fence: func(b *saboteur, ctx context.Context, key uint32) error {
 			time.Sleep(5 * time.Millisecond)
@@ -292,7 +298,8 @@ var misdeeds = []struct {
 			return nil
 		},
 	}},
-	{"sends the message before the data", []string{"NotifyAfterData"}, sabotage{notify: messageFirst, poll: hidden}},
+	{"sends the message before the data", []string{"NotifyAfterData"},
+		sabotage{notify: messageFirst, poll: hidden}},
 	{"swaps messages", []string{"NotifyOrder", "NotifyBackPressure"}, sabotage{
 		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
 			n, err := b.Backend.Receive(msgs)
@@ -336,7 +343,8 @@ var misdeeds = []struct {
 			return p.Peer.Submit(tag, &c)
 		},
 	}},
-	{"says nothing of a peer that closed", []string{"LastMessagePolite", "LastMessageInFlight", "LastMessageOfBackend"}, sabotage{
+	{"says nothing of a peer that closed", []string{"LastMessagePolite", "LastMessageInFlight",
+		"LastMessageOfBackend"}, sabotage{
 		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
 			n, err := b.Backend.Receive(msgs)
 			if n > 0 && msgs[n-1].Err != nil {
@@ -345,7 +353,8 @@ var misdeeds = []struct {
 			return n, err
 		},
 	}},
-	{"says twice that a peer closed", []string{"LastMessagePolite", "LastMessageInFlight", "LastMessageOfBackend"}, sabotage{
+	{"says twice that a peer closed", []string{"LastMessagePolite", "LastMessageInFlight",
+		"LastMessageOfBackend"}, sabotage{
 		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
 			n, err := b.Backend.Receive(msgs)
 			if n > 0 && msgs[n-1].Err != nil {
@@ -359,15 +368,16 @@ var misdeeds = []struct {
 			return n, err
 		},
 	}},
-	{"says that a peer closed when it has forgotten others", []string{"LastMessageOfBackend"}, sabotage{
-		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
-			n, err := b.Backend.Receive(msgs)
-			if n > 0 && msgs[n-1].Err != nil && b.every(2) {
-				n--
-			}
-			return n, err
-		},
-	}},
+	{"says that a peer closed when it has forgotten others", []string{"LastMessageOfBackend"},
+		sabotage{
+			receive: func(b *saboteur, msgs []driver.Message) (int, error) {
+				n, err := b.Backend.Receive(msgs)
+				if n > 0 && msgs[n-1].Err != nil && b.every(2) {
+					n--
+				}
+				return n, err
+			},
+		}},
 	{"moves nothing until it is polled", []string{"NoPoll", "NoPollNotify", "PeerClose"}, sabotage{
 		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
 			c := copied(b)
@@ -425,9 +435,10 @@ var misdeeds = []struct {
 		},
 		poll: pollStash,
 	}},
-	{"sends the message of a batch that failed", []string{"NotifyOfFailedBatch", "CancelNotify"}, sabotage{
-		notify: remembered, poll: notifyFailed,
-	}},
+	{"sends the message of a batch that failed", []string{"NotifyOfFailedBatch", "CancelNotify"},
+		sabotage{
+			notify: remembered, poll: notifyFailed,
+		}},
 	{"loses wake-ups", []string{"ArmCompletion", "ArmMessage"}, sabotage{
 		arm: func(b *saboteur) (bool, error) {
 			if b.every(5) {

@@ -95,22 +95,26 @@ var misdurables = []struct {
 	checks []string
 	how    persistent
 }{
-	{"never syncs", []string{"DurableWrites", "DurablePattern"}, persistent{sync: func(*persistent) {}}},
-	{"syncs before the bytes are there", []string{"DurableWrites", "DurablePattern"}, persistent{first: wholeSync, sync: func(*persistent) {}}},
-	{"does not wait for the end of a sync", []string{"DurableWrites", "DurablePattern"}, persistent{sync: func(b *persistent) {
-		if b.begun != nil {
-			b.begun()
-			time.AfterFunc(20*time.Millisecond, b.ended)
-		}
-	}}},
-	{"syncs every other time", []string{"DurablePattern"}, persistent{sync: func() func(*persistent) {
-		count := 0
-		return func(b *persistent) {
-			if count++; count%2 == 0 {
-				wholeSync(b)
+	{"never syncs", []string{"DurableWrites", "DurablePattern"},
+		persistent{sync: func(*persistent) {}}},
+	{"syncs before the bytes are there", []string{"DurableWrites", "DurablePattern"},
+		persistent{first: wholeSync, sync: func(*persistent) {}}},
+	{"does not wait for the end of a sync", []string{"DurableWrites", "DurablePattern"},
+		persistent{sync: func(b *persistent) {
+			if b.begun != nil {
+				b.begun()
+				time.AfterFunc(20*time.Millisecond, b.ended)
 			}
-		}
-	}()}},
+		}}},
+	{"syncs every other time", []string{"DurablePattern"},
+		persistent{sync: func() func(*persistent) {
+			count := 0
+			return func(b *persistent) {
+				if count++; count%2 == 0 {
+					wholeSync(b)
+				}
+			}
+		}()}},
 	{"writes the first entry alone", []string{"DurablePattern"}, persistent{sync: wholeSync,
 		submit: func(p driver.Peer, tag uint64, b *driver.Batch) error {
 			if b.Pattern != nil {
@@ -141,7 +145,8 @@ func persistentHarness(how *persistent) Harness {
 		if err != nil {
 			return nil, err
 		}
-		return &persistent{Backend: b, submit: how.submit, sync: how.sync, first: how.first, durable: map[uint64]bool{}}, nil
+		return &persistent{Backend: b, submit: how.submit, sync: how.sync, first: how.first,
+			durable: map[uint64]bool{}}, nil
 	}
 	h.Syncs = func(b driver.Backend, begun, ended func()) {
 		p := b.(*persistent)

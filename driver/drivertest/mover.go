@@ -52,7 +52,8 @@ func (m *movers) fault(format string, args ...any) {
 // storm imports all leases, and starts what writes to them until each has failed.
 func (h *host) storm(q request) error {
 	m := &movers{
-		h: h, p: h.peer(q.Peer), local: h.region(q.Region).mem.Key(), steady: q.Steady, seed: q.Seed,
+		h: h, p: h.peer(q.Peer), local: h.region(q.Region).mem.Key(), steady: q.Steady,
+		seed:  q.Seed,
 		lossy: q.Lossy, stop: make(chan struct{}), each: make([]mover, len(q.Tokens)+len(q.Steady)),
 	}
 	var keys []uint32

@@ -16,8 +16,10 @@ var nestChecks = []check{
 	{name: "NestMax", wirings: here, needs: driver.CanNest, run: checkNestMax},
 	{name: "NestBounds", wirings: here, needs: driver.CanNest, run: checkNestBounds},
 	{name: "NestNotKept", wirings: here, needs: driver.CanNest, run: checkNestNotKept},
-	{name: "NestNotify", wirings: everywhere, needs: driver.CanNest | driver.CanNotify, run: checkNestNotify},
-	{name: "NestNoAllocation", wirings: everywhere, needs: driver.CanNest, run: checkNestNoAllocation},
+	{name: "NestNotify", wirings: everywhere, needs: driver.CanNest | driver.CanNotify,
+		run: checkNestNotify},
+	{name: "NestNoAllocation", wirings: everywhere, needs: driver.CanNest,
+		run: checkNestNoAllocation},
 }
 
 // nestRoom is the size of the memories that random nests lie in.
@@ -154,20 +156,30 @@ func checkNestBounds(s *stage) {
 		}
 	}
 	for what, spoil := range map[string]func(*driver.Pattern){
-		"a turn too many":            func(p *driver.Pattern) { p.Loops[0].N++ },
-		"a turn too many inside":     func(p *driver.Pattern) { p.Loops[1].N++ },
-		"a wider loop":               func(p *driver.Pattern) { p.Loops[1].Remote++ },
-		"a loop that overflows":      func(p *driver.Pattern) { p.Loops[0].Local = math.MaxUint64 / 2 },
-		"a loop that wraps around":   func(p *driver.Pattern) { p.Loops[0].N, p.Loops[0].Remote = 3, 1<<63 },
-		"a loop of nothing":          func(p *driver.Pattern) { p.Loops[0].N = 0 },
-		"more runs than can be":      func(p *driver.Pattern) { p.Loops = slices.Repeat([]driver.Loop{{N: 1 << 31}}, 3) },
-		"more loops than can be":     func(p *driver.Pattern) { p.Loops = make([]driver.Loop, driver.LoopsMax+1) },
-		"a wider step":               func(p *driver.Pattern) { p.Remote.Step += n },
-		"a step that overflows":      func(p *driver.Pattern) { p.Remote.Step = math.MaxUint64 },
-		"a first that is past":       func(p *driver.Pattern) { p.Remote.First = 2 },
-		"a first that needs a slot":  func(p *driver.Pattern) { p.Remote.First = 1 },
-		"a slot past the end":        func(p *driver.Pattern) { p.Remote.List = []uint32{0, 2} },
-		"a slot far past the end":    func(p *driver.Pattern) { p.Remote.List = []uint32{math.MaxUint32, 0} },
+		"a turn too many":        func(p *driver.Pattern) { p.Loops[0].N++ },
+		"a turn too many inside": func(p *driver.Pattern) { p.Loops[1].N++ },
+		"a wider loop":           func(p *driver.Pattern) { p.Loops[1].Remote++ },
+		"a loop that overflows": func(p *driver.Pattern) {
+			p.Loops[0].Local = math.MaxUint64 / 2
+		},
+		"a loop that wraps around": func(p *driver.Pattern) {
+			p.Loops[0].N, p.Loops[0].Remote = 3, 1<<63
+		},
+		"a loop of nothing": func(p *driver.Pattern) { p.Loops[0].N = 0 },
+		"more runs than can be": func(p *driver.Pattern) {
+			p.Loops = slices.Repeat([]driver.Loop{{N: 1 << 31}}, 3)
+		},
+		"more loops than can be": func(p *driver.Pattern) {
+			p.Loops = make([]driver.Loop, driver.LoopsMax+1)
+		},
+		"a wider step":              func(p *driver.Pattern) { p.Remote.Step += n },
+		"a step that overflows":     func(p *driver.Pattern) { p.Remote.Step = math.MaxUint64 },
+		"a first that is past":      func(p *driver.Pattern) { p.Remote.First = 2 },
+		"a first that needs a slot": func(p *driver.Pattern) { p.Remote.First = 1 },
+		"a slot past the end":       func(p *driver.Pattern) { p.Remote.List = []uint32{0, 2} },
+		"a slot far past the end": func(p *driver.Pattern) {
+			p.Remote.List = []uint32{math.MaxUint32, 0}
+		},
 		"a list of too few slots":    func(p *driver.Pattern) { p.Remote.List = []uint32{0} },
 		"a longer run":               func(p *driver.Pattern) { p.Run++ },
 		"a base that moves all":      func(p *driver.Pattern) { p.Local.Base = 1 },
@@ -176,7 +188,8 @@ func checkNestBounds(s *stage) {
 		for _, op := range bothOps {
 			p := good()
 			spoil(p)
-			s.refused(fmt.Sprintf("%v of a nest with %s", op, what), driver.ErrBounds, s.scattering(op, p))
+			s.refused(fmt.Sprintf("%v of a nest with %s", op, what), driver.ErrBounds,
+				s.scattering(op, p))
 		}
 	}
 	s.compare(lAll, rAll, "after nests that were refused")
@@ -233,7 +246,8 @@ func checkNestNoAllocation(s *stage) {
 			{N: 2, Local: 16 << 10, Remote: 1 << 10},
 			{N: 8, Local: 1 << 10, Remote: 2 << 10},
 		},
-		Local: driver.Side{Stride: 32 << 10}, Remote: driver.Side{Stride: 32 << 10, List: falling(32)},
+		Local: driver.Side{Stride: 32 << 10}, Remote: driver.Side{Stride: 32 << 10,
+			List: falling(32)},
 	}
 	for _, op := range bothOps {
 		s.noAllocation(op.String()+" of a nest", s.scattering(op, p))

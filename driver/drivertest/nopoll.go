@@ -94,9 +94,11 @@ func (h *host) listen(count int, limit time.Duration) (got []message, err error)
 		case err != nil:
 			return got, err
 		case n == 1:
-			got = append(got, message{Conn: msgs[0].Conn, Data: msgs[0].Data, Err: relay(msgs[0].Err)})
+			got = append(got, message{Conn: msgs[0].Conn, Data: msgs[0].Data,
+				Err: relay(msgs[0].Err)})
 		case !wait.more():
-			return got, fmt.Errorf("%d of %d messages without a call of Poll: %w", len(got), count, errLate)
+			return got, fmt.Errorf("%d of %d messages without a call of Poll: %w", len(got), count,
+				errLate)
 		}
 	}
 	return got, nil

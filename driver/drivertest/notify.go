@@ -12,13 +12,17 @@ import (
 )
 
 var notifyChecks = []check{
-	{name: "NotifyAfterData", wirings: everywhere, needs: driver.CanNotify, run: checkNotifyAfterData},
+	{name: "NotifyAfterData", wirings: everywhere, needs: driver.CanNotify,
+		run: checkNotifyAfterData},
 	{name: "NotifyOrder", wirings: everywhere, needs: driver.CanNotify, run: checkNotifyOrder},
 	{name: "NotifySizes", wirings: everywhere, needs: driver.CanNotify, run: checkNotifySizes},
 	{name: "NotifyNotKept", wirings: here, needs: driver.CanNotify, run: checkNotifyNotKept},
-	{name: "NotifyBackPressure", wirings: everywhere, needs: driver.CanNotify, run: checkNotifyBackPressure},
-	{name: "NotifyOfFailedBatch", wirings: everywhere, needs: driver.CanNotify, run: checkNotifyOfFailedBatch},
-	{name: "NotifyBothWays", wirings: Pair | Processes, needs: driver.CanNotify, run: checkNotifyBothWays},
+	{name: "NotifyBackPressure", wirings: everywhere, needs: driver.CanNotify,
+		run: checkNotifyBackPressure},
+	{name: "NotifyOfFailedBatch", wirings: everywhere, needs: driver.CanNotify,
+		run: checkNotifyOfFailedBatch},
+	{name: "NotifyBothWays", wirings: Pair | Processes, needs: driver.CanNotify,
+		run: checkNotifyBothWays},
 }
 
 // verifying lets the far side wait for vouchers meanwhile. The function that it
@@ -63,9 +67,11 @@ func checkNotifyAfterData(s *stage) {
 			n := lens[(i+uint64(round))%uint64(len(lens))]
 			d := desc(l, i*slot, r, i*slot, n)
 			s.apply(driver.Write, d)
-			v := voucher{region: r.id, off: d.Remote, len: n, sum: digest(l.want[d.Local : d.Local+n])}
+			v := voucher{region: r.id, off: d.Remote, len: n,
+				sum: digest(l.want[d.Local : d.Local+n])}
 			descs := s.pieces(d)
-			tags = append(tags, s.submitNotify(v.encode(), descs[:min(len(descs), s.caps.DescsMax)]...))
+			tags = append(tags, s.submitNotify(v.encode(),
+				descs[:min(len(descs), s.caps.DescsMax)]...))
 		}
 		for _, tag := range tags {
 			if err := s.await(tag); err != nil {
@@ -117,7 +123,8 @@ func checkNotifyOrder(s *stage) {
 			s.Fatalf("message %d arrived as %x (%v)", i, m.Data, m.Err.orNil())
 		}
 		if m.Conn != got.msgs[0].Conn {
-			s.Fatalf("message %d came by connection %d, the first by %d", i, m.Conn, got.msgs[0].Conn)
+			s.Fatalf("message %d came by connection %d, the first by %d", i, m.Conn,
+				got.msgs[0].Conn)
 		}
 	}
 }
@@ -135,7 +142,8 @@ func checkNotifySizes(s *stage) {
 			s.notify(msg, descs...)
 			got := s.far.must(request{Do: "receive", Count: 1}).Messages[0]
 			if got.Err != nil || !bytes.Equal(got.Data, msg) {
-				s.Errorf("a message of %d bytes arrived as %d others (%v)", n, len(got.Data), got.Err.orNil())
+				s.Errorf("a message of %d bytes arrived as %d others (%v)", n, len(got.Data),
+					got.Err.orNil())
 			}
 		}
 	}
@@ -189,11 +197,13 @@ func checkNotifyBackPressure(s *stage) {
 	}
 	received := 0
 	for received < sent {
-		for _, m := range s.far.must(request{Do: "receive", Count: min(16, sent-received)}).Messages {
+		for _, m := range s.far.must(request{Do: "receive", Count: min(16, sent-received)}).
+			Messages {
 			want := painted(uint64(size), uint64(received))
 			binary.LittleEndian.PutUint32(want, uint32(received))
 			if m.Err != nil || !bytes.Equal(m.Data, want) {
-				s.Fatalf("message %d of %d is another, or damaged (%v)", received, sent, m.Err.orNil())
+				s.Fatalf("message %d of %d is another, or damaged (%v)", received, sent,
+					m.Err.orNil())
 			}
 			received++
 		}
@@ -242,7 +252,8 @@ func checkNotifyOfFailedBatch(s *stage) {
 		s.Fatalf("fence: %v", err)
 	}
 	for _, d := range []driver.Desc{desc(l, 0, r, 0, 64), desc(l, 0, r, 0, n)} {
-		s.fails("a write to revoked memory", driver.ErrRevoked, s.notifying([]byte("must not arrive"), d))
+		s.fails("a write to revoked memory", driver.ErrRevoked,
+			s.notifying([]byte("must not arrive"), d))
 	}
 	fresh := s.remote(n)
 	s.move(driver.Write, desc(l, 0, fresh, 0, n))

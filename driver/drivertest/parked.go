@@ -87,7 +87,9 @@ func checkFenceParked(s *stage) {
 	}
 	each(s.h.Spots, func(spot string, own bool) { s.fenceParked(s.far, spot, own, true, back, l) })
 	each(s.h.Halts, func(spot string, own bool) { s.fenceParked(s.far, spot, own, false, back, l) })
-	each(s.h.OwnerSpots, func(spot string, own bool) { s.fenceParked(s.home, spot, own, true, back, l) })
+	each(s.h.OwnerSpots, func(spot string, own bool) {
+		s.fenceParked(s.home, spot, own, true, back, l)
+	})
 	each(s.h.HeldSpots, func(spot string, own bool) { s.fenceHeld(spot, own, back, l) })
 }
 
@@ -121,7 +123,8 @@ func (s *stage) fenceParked(on *side, spot string, own, beside bool, back int, l
 	if err := r.fence(); err != nil { // makes the other goroutine's write visible
 		s.Fatalf("fence: %v", err)
 	}
-	r.expect(fmt.Sprintf("when a mover that stood at %s went on (memory given back: %v)", spot, own))
+	r.expect(fmt.Sprintf("when a mover that stood at %s went on (memory given back: %v)", spot,
+		own))
 }
 
 // writeBeside has another goroutine of the mover's process import the memory anew, and write.
@@ -168,5 +171,6 @@ func (s *stage) fenceHeld(spot string, own bool, back int, l *memory) {
 	}
 	r.paint(s.seed())
 	s.revoked()
-	r.expect(fmt.Sprintf("behind a piece that was in hand at %s (memory given back: %v)", spot, own))
+	r.expect(fmt.Sprintf("behind a piece that was in hand at %s (memory given back: %v)", spot,
+		own))
 }

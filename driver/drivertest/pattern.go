@@ -14,7 +14,8 @@ var patternChecks = []check{
 	{name: "PatternMax", wirings: here, needs: driver.CanPattern, run: checkPatternMax},
 	{name: "PatternBounds", wirings: here, needs: driver.CanPattern, run: checkPatternBounds},
 	{name: "PatternNotKept", wirings: here, needs: driver.CanPattern, run: checkPatternNotKept},
-	{name: "PatternNotify", wirings: everywhere, needs: driver.CanPattern | driver.CanNotify, run: checkPatternNotify},
+	{name: "PatternNotify", wirings: everywhere, needs: driver.CanPattern | driver.CanNotify,
+		run: checkPatternNotify},
 }
 
 // entryLen is the KV entry of one token and one layer of a common model.
@@ -29,7 +30,9 @@ type listing struct {
 
 var listings = []listing{
 	{"nil", func(int, int) []uint32 { return nil }, true},
-	{"adjacent", func(count, _ int) []uint32 { return indices(count, func(i int) int { return i + 3 }) }, true},
+	{"adjacent", func(count, _ int) []uint32 {
+		return indices(count, func(i int) int { return i + 3 })
+	}, true},
 	{"shuffled", func(count, places int) []uint32 {
 		perm := shuffled(places)
 		return indices(count, func(i int) int { return perm[i] })
@@ -37,7 +40,9 @@ var listings = []listing{
 	{"runs", func(count, places int) []uint32 { // pairs of neighbours, far apart
 		return indices(count, func(i int) int { return i/2*4%places + i%2 })
 	}, false},
-	{"repeated", func(count, _ int) []uint32 { return indices(count, func(i int) int { return i % 5 }) }, false},
+	{"repeated", func(count, _ int) []uint32 {
+		return indices(count, func(i int) int { return i % 5 })
+	}, false},
 	{"falling", func(count, _ int) []uint32 { return falling(count) }, true},
 }
 
@@ -116,9 +121,11 @@ func checkPattern(s *stage) {
 					if op == driver.Read {
 						here, there = to, from
 					}
-					p.Local.List, p.Remote.List = here.list(p.Count, places), there.list(p.Count, places)
+					p.Local.List, p.Remote.List = here.list(p.Count, places),
+						there.list(p.Count, places)
 					s.movePattern(op, p)
-					what := fmt.Sprintf("%v of a pattern, local %s, remote %s, %+v", op, here.name, there.name, shape)
+					what := fmt.Sprintf("%v of a pattern, local %s, remote %s, %+v", op, here.name,
+						there.name, shape)
 					if !l.expect(what) || !s.settled(r, what) {
 						return
 					}
@@ -170,15 +177,26 @@ func checkPatternBounds(s *stage) {
 		"base overflows":          func(p *driver.Pattern) { p.Local.Base = math.MaxUint64 - n },
 		"stride overflows":        func(p *driver.Pattern) { p.Remote.Stride = math.MaxUint64 / 4 },
 		"stride wraps to nothing": func(p *driver.Pattern) { p.Remote.Stride = 1 << 63 },
-		"index past the end":      func(p *driver.Pattern) { p.Remote.List = falling(8); p.Remote.List[7] = 8 },
-		"index far past the end":  func(p *driver.Pattern) { p.Local.List = falling(8); p.Local.List[3] = math.MaxUint32 },
-		"entry longer than all":   func(p *driver.Pattern) { p.Run, p.Local.Stride, p.Remote.Stride = 9*n, 0, 0 },
-		"entry overflows":         func(p *driver.Pattern) { p.Run, p.Local.Stride, p.Remote.Stride = -n, 0, 0 },
+		"index past the end": func(p *driver.Pattern) {
+			p.Remote.List = falling(8)
+			p.Remote.List[7] = 8
+		},
+		"index far past the end": func(p *driver.Pattern) {
+			p.Local.List = falling(8)
+			p.Local.List[3] = math.MaxUint32
+		},
+		"entry longer than all": func(p *driver.Pattern) {
+			p.Run, p.Local.Stride, p.Remote.Stride = 9*n, 0, 0
+		},
+		"entry overflows": func(p *driver.Pattern) {
+			p.Run, p.Local.Stride, p.Remote.Stride = -n, 0, 0
+		},
 	} {
 		for _, op := range bothOps {
 			p := good.pattern(l, r, n)
 			spoil(p)
-			s.refused(fmt.Sprintf("%v of a pattern, %s", op, what), driver.ErrBounds, s.scattering(op, p))
+			s.refused(fmt.Sprintf("%v of a pattern, %s", op, what), driver.ErrBounds,
+				s.scattering(op, p))
 		}
 	}
 	s.compare(lAll, rAll, "after patterns that were refused")

@@ -169,7 +169,8 @@ func notifyFailed(b *saboteur, done []driver.Completion) (int, error) {
 }
 
 // pollAnd polls and looks at each completion; those of hidden tags are kept back.
-func pollAnd(b *saboteur, done []driver.Completion, look func(driver.Completion, flight), hide ...uint64) (int, error) {
+func pollAnd(b *saboteur, done []driver.Completion, look func(driver.Completion, flight),
+	hide ...uint64) (int, error) {
 	n, err := b.Backend.Poll(done)
 	kept := 0
 	for _, c := range done[:n] {

@@ -106,7 +106,8 @@ func (p *process) do(q request) reply {
 	case <-time.After(p.limit + q.Limit + time.Second):
 		p.dump()
 		text := p.stderr.String()
-		return reply{Err: relay(fmt.Errorf("order %q: %w; the second process wrote: %s", q.Do, errLate, text))}
+		return reply{Err: relay(fmt.Errorf("order %q: %w; the second process wrote: %s", q.Do,
+			errLate, text))}
 	}
 }
 

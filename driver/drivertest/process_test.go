@@ -62,7 +62,8 @@ func TestProcessIsStartedByTheHarness(t *testing.T) {
 	p := startProcess(t, h)
 	far := &side{TB: t, party: p, name: "far", limit: h.Limit}
 	far.must(request{Do: "open"})
-	if got, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", p.cmd.Process.Pid)); err != nil || got != dir {
+	if got, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", p.cmd.Process.Pid)); err != nil ||
+		got != dir {
 		t.Errorf("the process is in %q, %v; want %q", got, err, dir)
 	}
 	if r := far.must(request{Do: "close"}); len(r.Faults) > 0 {

@@ -26,7 +26,8 @@ func TestRelay(t *testing.T) {
 		}
 		for other, is := range sentinels {
 			if errors.Is(got.Err.orNil(), is) != errors.Is(sent, is) {
-				t.Errorf("%s arrived as %q: %v, want %v", name, other, errors.Is(got.Err, is), errors.Is(sent, is))
+				t.Errorf("%s arrived as %q: %v, want %v", name, other, errors.Is(got.Err, is),
+					errors.Is(sent, is))
 			}
 		}
 	}

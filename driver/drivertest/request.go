@@ -87,7 +87,9 @@ var orders = map[string]func(*host, request) (reply, error){
 		written, read, counted := h.b.Inbound(q.Conn)
 		return reply{Inbound: &inbound{written, read, counted}}, nil
 	},
-	"set": func(h *host, q request) (reply, error) { return reply{}, h.set(q.Region, q.Off, q.Data) },
+	"set": func(h *host, q request) (reply, error) {
+		return reply{}, h.set(q.Region, q.Off, q.Data)
+	},
 	"paint": func(h *host, q request) (reply, error) {
 		return reply{}, h.paint(q.Region, q.Off, q.Len, q.Seed)
 	},
@@ -103,7 +105,9 @@ var orders = map[string]func(*host, request) (reply, error){
 	"fence over": func(h *host, q request) (reply, error) {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
-		return reply{}, within(q.Limit, func() error { return h.b.Fence(ctx, h.region(q.Region).mem.Key()) })
+		return reply{}, within(q.Limit, func() error {
+			return h.b.Fence(ctx, h.region(q.Region).mem.Key())
+		})
 	},
 	"unregister": func(h *host, q request) (reply, error) {
 		return reply{}, within(q.Limit, h.region(q.Region).mem.Close)
@@ -176,8 +180,12 @@ var orders = map[string]func(*host, request) (reply, error){
 		woken, err := readable(h.b.FD(), q.Limit)
 		return reply{Count: map[bool]int{true: 1}[woken]}, err
 	},
-	"flood": func(h *host, q request) (reply, error) { return reply{}, h.startChore(q, (*host).flood) },
-	"echo":  func(h *host, q request) (reply, error) { return reply{}, h.startChore(q, (*host).echo) },
+	"flood": func(h *host, q request) (reply, error) {
+		return reply{}, h.startChore(q, (*host).flood)
+	},
+	"echo": func(h *host, q request) (reply, error) {
+		return reply{}, h.startChore(q, (*host).echo)
+	},
 	"scribble": func(h *host, q request) (reply, error) {
 		return reply{}, h.startChore(q, (*host).scribble)
 	},

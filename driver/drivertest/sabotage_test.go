@@ -24,11 +24,12 @@ type sabotage struct {
 	fence    func(b *saboteur, ctx context.Context, key uint32) error
 	answer   func(b *saboteur, conn uint64, msg []byte) error
 
-	imports   func(p *saboteurPeer, token []byte) (uint32, uint64, error)
-	drop      func(p *saboteurPeer, key uint32)
-	submit    func(p *saboteurPeer, tag uint64, b *driver.Batch) error // of descriptors alone
-	pattern   func(p *saboteurPeer, tag uint64, b *driver.Batch) error // of a pattern
-	notify    func(p *saboteurPeer, tag uint64, b *driver.Batch) error // of descriptors with a message
+	imports func(p *saboteurPeer, token []byte) (uint32, uint64, error)
+	drop    func(p *saboteurPeer, key uint32)
+	submit  func(p *saboteurPeer, tag uint64, b *driver.Batch) error // of descriptors alone
+	pattern func(p *saboteurPeer, tag uint64, b *driver.Batch) error // of a pattern
+	// of descriptors with a message
+	notify    func(p *saboteurPeer, tag uint64, b *driver.Batch) error
 	any       func(p *saboteurPeer, tag uint64, b *driver.Batch) error // all of those
 	cancel    func(p *saboteurPeer, tag uint64)
 	help      func(p *saboteurPeer, tag uint64, stop <-chan struct{}) bool
@@ -161,7 +162,8 @@ func (b *saboteur) dial(ctx context.Context, addr []byte) (driver.Peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &saboteurPeer{Peer: p, b: b, seen: map[uint32]driver.Segment{}, known: map[string]uint32{}}, nil
+	return &saboteurPeer{Peer: p, b: b, seen: map[uint32]driver.Segment{},
+		known: map[string]uint32{}}, nil
 }
 
 func (b *saboteur) Poll(done []driver.Completion) (int, error) {

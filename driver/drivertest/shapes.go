@@ -30,8 +30,10 @@ var shapes = []shape{
 	{name: "read/1MiB", op: driver.Read, count: 1, n: 1 << 20, block: 1},
 	{name: "write/16x1MiB", op: driver.Write, count: 16, n: 1 << 20, block: 1},
 	{name: "read/16x1MiB", op: driver.Read, count: 16, n: 1 << 20, block: 1},
-	{name: "write/pattern/2048x656B", op: driver.Write, count: 2048, n: entryLen, scattered: true, pattern: true, block: 1},
-	{name: "read/pattern/2048x656B", op: driver.Read, count: 2048, n: entryLen, scattered: true, pattern: true, block: 1},
+	{name: "write/pattern/2048x656B", op: driver.Write, count: 2048, n: entryLen, scattered: true,
+		pattern: true, block: 1},
+	{name: "read/pattern/2048x656B", op: driver.Read, count: 2048, n: entryLen, scattered: true,
+		pattern: true, block: 1},
 }
 
 // poolBytes is the far side's memory: several times the largest caches, which
@@ -110,7 +112,9 @@ func (g shape) places(room int) func() []uint32 {
 		return func() []uint32 { return list }
 	}
 	perm := indices(room, func(i int) int { return i })
-	rand.New(rand.NewPCG(6, 56)).Shuffle(room, func(i, j int) { perm[i], perm[j] = perm[j], perm[i] })
+	rand.New(rand.NewPCG(6, 56)).Shuffle(room, func(i, j int) {
+		perm[i], perm[j] = perm[j], perm[i]
+	})
 	at := 0
 	return func() []uint32 {
 		if at+g.count > room {
@@ -138,7 +142,8 @@ func (c *batch) draw(b *testing.B, x *bench, g shape, places []uint32) {
 	}
 	c.descs = c.descs[:0]
 	for i, place := range places {
-		c.descs = append(c.descs, x.pieces(desc(x.l, uint64(i)*g.n, x.r, uint64(place)*g.n, g.n))...)
+		c.descs = append(c.descs, x.pieces(desc(x.l, uint64(i)*g.n, x.r, uint64(place)*g.n,
+			g.n))...)
 	}
 	if len(c.descs) > x.caps.DescsMax {
 		b.Fatalf("%d descriptors do not fit in one batch of %d", len(c.descs), x.caps.DescsMax)

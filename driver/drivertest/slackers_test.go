@@ -16,10 +16,12 @@ var slackers = []struct {
 	checks []string
 	how    sabotage
 }{
-	{"completes what it helped with once more", []string{"HelpAlone", "HelpTogether", "HelpStopped"}, sabotage{
+	{"completes what it helped with once more", []string{"HelpAlone", "HelpTogether",
+		"HelpStopped"}, sabotage{
 		submit: remembered,
 		help: func(p *saboteurPeer, tag uint64, _ <-chan struct{}) bool {
-			ok := p.b.pass(tag, helped) // the first time only: who helps over and over would drown Poll
+			// the first time only: who helps over and over would drown Poll
+			ok := p.b.pass(tag, helped)
 			if ok {
 				p.b.put(driver.Completion{Tag: tag})
 			}

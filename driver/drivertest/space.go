@@ -81,7 +81,8 @@ func hasMemory(b driver.Backend) bool {
 }
 
 func mapAnonymous(n uint64) ([]byte, error) {
-	const prot, flags = syscall.PROT_READ | syscall.PROT_WRITE, syscall.MAP_PRIVATE | syscall.MAP_ANON
+	const prot, flags = syscall.PROT_READ | syscall.PROT_WRITE, syscall.MAP_PRIVATE |
+		syscall.MAP_ANON
 	mem, err := syscall.Mmap(-1, 0, int(n), prot, flags)
 	if err != nil {
 		return nil, fmt.Errorf("map %d bytes: %w", n, err)

@@ -210,7 +210,8 @@ func (s *stage) settle(m *memory) {
 	s.Helper()
 	if s.can(driver.CanNotify) {
 		s.notify([]byte("settle"))
-		if r := s.far.must(request{Do: "receive", Count: 1}); string(r.Messages[0].Data) != "settle" {
+		if r := s.far.must(request{Do: "receive", Count: 1}); string(
+			r.Messages[0].Data) != "settle" {
 			s.Fatalf("a message %q is left over", r.Messages[0].Data)
 		}
 		return

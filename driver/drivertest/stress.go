@@ -14,7 +14,8 @@ import (
 
 // The flags of the stress, which every test binary of a backend has.
 var (
-	stressFor  = flag.Duration("drivertest.stress", 2*time.Second, "how long FenceStress runs over each harness")
+	stressFor = flag.Duration("drivertest.stress", 2*time.Second, "how long FenceStress runs "+
+		"over each harness")
 	stressSeed = flag.Uint64("drivertest.seed", 0, "of FenceStress; 0 draws one")
 )
 
@@ -67,7 +68,8 @@ type lease struct {
 
 // checkFenceStress has many movers of one process write to many leases, stops the process
 // at any moment, fences the leases, gives them to others, and lets the process go on, or
-// kills it. Imports go on beside, and connections break. Once Fence has returned nil no byte of the writer may land.
+// kills it. Imports go on beside, and connections break. Once Fence has returned nil no byte of the
+// writer may land.
 func checkFenceStress(s *stage) {
 	seed := *stressSeed
 	if seed == 0 {
@@ -76,16 +78,20 @@ func checkFenceStress(s *stage) {
 	s.Logf("go test -drivertest.seed=%d", seed)
 	st := &storm{stage: s, random: rand.New(rand.NewPCG(seed, 1)), seed: seed}
 	st.prepare()
-	st.whole = s.home.must(request{Do: "add", Len: (leaseParts + leaseSteady) * leaseLen, Remote: true}).ID
+	st.whole = s.home.must(request{Do: "add", Len: (leaseParts + leaseSteady) * leaseLen,
+		Remote: true}).ID
 	for i := range uint64(leaseSteady) {
-		part := request{Do: "slice", Region: st.whole, Off: (leaseParts + i) * leaseLen, Len: leaseLen}
+		part := request{Do: "slice", Region: st.whole, Off: (leaseParts + i) * leaseLen,
+			Len: leaseLen}
 		st.steady = append(st.steady, s.home.must(part).Data)
 	}
 	rounds := 0
-	for end := time.Now().Add(min(*stressFor, stressBlock)); time.Now().Before(end) && !s.Failed(); rounds++ {
+	for end := time.Now().Add(min(*stressFor, stressBlock)); time.Now().Before(end) &&
+		!s.Failed(); rounds++ {
 		st.round(rounds)
 	}
-	s.Logf("%d rounds, %d with a writer that stood still, %d with connections that broke, %d with a writer "+
+	s.Logf("%d rounds, %d with a writer that stood still, %d with connections that broke, %d "+
+		"with a writer "+
 		"that was killed, %d writes", rounds, st.frozen, st.broken, st.killed, st.written)
 }
 
@@ -117,7 +123,8 @@ func (st *storm) round(number int) {
 	st.Helper()
 	list := st.leases()
 	lossy := st.h.Disturb != nil && st.random.IntN(6) == 0
-	q := request{Do: "storm", Peer: st.back, Region: st.local, Seed: st.random.Uint64(), Steady: st.steady, Lossy: lossy}
+	q := request{Do: "storm", Peer: st.back, Region: st.local, Seed: st.random.Uint64(),
+		Steady: st.steady, Lossy: lossy}
 	for _, l := range list {
 		q.Tokens = append(q.Tokens, l.token)
 	}
@@ -145,7 +152,8 @@ func (st *storm) round(number int) {
 		sum := st.home.must(request{Do: "digest", Region: l.id, Len: leaseLen}).Data
 		if string(sum) != string(digest(painted(leaseLen, l.seed))) {
 			got := st.home.must(request{Do: "get", Region: l.id, Len: leaseLen}).Data
-			st.Errorf("seed %d, round %d, lease %d (writer stood still: %v): bytes landed behind the fence: %s",
+			st.Errorf("seed %d, round %d, lease %d (writer stood still: %v): bytes landed behind "+
+				"the fence: %s",
 				st.seed, number, i, freeze, difference(got, painted(leaseLen, l.seed)))
 		}
 		st.home.must(request{Do: "give back", Region: l.id})

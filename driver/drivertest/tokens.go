@@ -60,7 +60,8 @@ func checkForgedToken(s *stage) {
 		forged := slices.Clone(r.token)
 		forged[i/8] ^= 1 << (i % 8)
 		// A bit of the epoch may make it a past one.
-		s.badToken(fmt.Sprintf("bit %d of byte %d turned over", i%8, i/8), forged, driver.ErrRevoked)
+		s.badToken(fmt.Sprintf("bit %d of byte %d turned over", i%8, i/8), forged,
+			driver.ErrRevoked)
 	}
 	for _, more := range [][]byte{{0}, {0xff}, make([]byte, 1000), make([]byte, 1<<16)} {
 		s.badToken(fmt.Sprintf("%d bytes more", len(more)), append(slices.Clone(r.token), more...))
@@ -112,7 +113,8 @@ func checkStaleToken(s *stage) {
 	s.fails("write to closed memory", nil, s.submitting(driver.Write, desc(l, 0, part, 0, n)))
 	again := whole.slice(n, n)
 	s.badToken("of closed memory whose key may be another's now", part.token, driver.ErrRevoked)
-	s.fails("write to closed memory whose key may be another's now", nil, s.submitting(driver.Write, desc(l, 0, part, 0, n)))
+	s.fails("write to closed memory whose key may be another's now", nil, s.submitting(driver.Write,
+		desc(l, 0, part, 0, n)))
 	s.compare(l, whole, "after writes to closed memory")
 	s.imports(again)
 	s.move(driver.Write, desc(l, 0, again, 0, n))

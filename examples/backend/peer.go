@@ -62,7 +62,8 @@ func (p *peer) Import(token []byte) (key uint32, size uint64, err error) {
 	}
 	m := p.to.memory(binary.LittleEndian.Uint32(token[16:]))
 	epoch, size := binary.LittleEndian.Uint64(token[20:]), binary.LittleEndian.Uint64(token[28:])
-	if m == nil || subtle.ConstantTimeCompare(m.seg.Secret[:], token[:16]) == 0 || size != m.seg.Len {
+	if m == nil || subtle.ConstantTimeCompare(m.seg.Secret[:], token[:16]) == 0 ||
+		size != m.seg.Len {
 		return 0, 0, driver.ErrBadToken
 	}
 	m.gate.RLock()

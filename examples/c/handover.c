@@ -33,7 +33,8 @@ static void decode(sluice_engine engine, const char *bytes, const char *socket)
 	char message[64];
 	struct sluice_notification note = {.size = sizeof note};
 	CHECK(sluice_receive(engine, &note, message, sizeof message, limit));
-	printf("%.*s: %s\n", (int)note.length, message, bytes + 4096); /* visible before the message is */
+	/* visible before the message is */
+	printf("%.*s: %s\n", (int)note.length, message, bytes + 4096);
 }
 
 /* Writes into the memory of decode, and says so behind the bytes. */
@@ -59,15 +60,21 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	int tcp = !strcmp(argv[2], "tcp");
-	const char *options[] = {"plaintext=true", "listen=127.0.0.1:0", NULL}; /* certificates between hosts: see sluice.h */
+	/* certificates between hosts: see sluice.h */
+	const char *options[] = {"plaintext=true", "listen=127.0.0.1:0", NULL};
 	struct sluice_backend backend = {.name = argv[2], .options = tcp ? options : NULL};
-	struct sluice_config config = {.size = sizeof config, .name = argv[1], .backends = &backend, .backends_count = 1};
+	struct sluice_config config = {.size = sizeof config,
+				       .name = argv[1],
+				       .backends = &backend,
+				       .backends_count = 1};
 	sluice_engine engine;
 	CHECK(sluice_open(&config, &engine));
 	sluice_memory memory; /* peers reach it with one copy */
 	char *bytes;
 	CHECK(sluice_alloc(engine, NULL, LENGTH, &memory, (void **)&bytes));
-	struct sluice_segment segment = {.size = sizeof segment, .kind = SLUICE_MEMORY, .memory = memory};
+	struct sluice_segment segment = {.size = sizeof segment,
+					 .kind = SLUICE_MEMORY,
+					 .memory = memory};
 	sluice_region region;
 	CHECK(sluice_register(engine, "kv", &segment, &region));
 	if (!strcmp(argv[1], "decode"))

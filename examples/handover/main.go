@@ -23,12 +23,15 @@ func main() {
 	if len(os.Args) != 3 || (os.Args[1] != "decode" && os.Args[1] != "prefill") {
 		log.Fatal("usage: handover decode|prefill socket")
 	}
-	role := map[string]func(context.Context, *engine.Engine, *engine.Region, string) error{"decode": decode, "prefill": prefill}[os.Args[1]]
+	role := map[string]func(context.Context, *engine.Engine, *engine.Region, string) error{
+		"decode": decode, "prefill": prefill}[os.Args[1]]
 	b, err := shm.New(shm.Config{})
 	check(err)
-	e, err := engine.Open(engine.Config{Name: os.Args[1], Backends: []driver.Backend{b}}) // the engine owns b
+	// the engine owns b
+	e, err := engine.Open(engine.Config{Name: os.Args[1], Backends: []driver.Backend{b}})
 	check(err)
-	memory, err := e.Alloc(1<<20, engine.AllocOptions{}) // what suits the backend: peers reach it with one copy
+	// what suits the backend: peers reach it with one copy
+	memory, err := e.Alloc(1<<20, engine.AllocOptions{})
 	check(err)
 	region, err := e.Register("kv", memory.Segment())
 	check(err)
@@ -54,7 +57,8 @@ func decode(ctx context.Context, e *engine.Engine, region *engine.Region, socket
 				fmt.Println("prefill has gone")
 				return nil
 			}
-			fmt.Printf("%s: %s\n", note.Data, region.Bytes()[4096:4096+15]) // visible before the message is
+			// visible before the message is
+			fmt.Printf("%s: %s\n", note.Data, region.Bytes()[4096:4096+15])
 		case <-ctx.Done():
 			return ctx.Err()
 		}

@@ -19,7 +19,8 @@ import (
 
 func main() {
 	holder, local := open("holder", (*engine.Engine).Register)
-	owner, cache := open("owner", (*engine.Engine).RegisterPrivate) // in no description: by leases alone
+	// in no description: by leases alone
+	owner, cache := open("owner", (*engine.Engine).RegisterPrivate)
 	defer holder.Close()
 	defer owner.Close()
 	ctx := context.Background()
@@ -28,7 +29,8 @@ func main() {
 	peer, err := holder.Connect(ctx, description)
 	check(err)
 
-	lease, err := cache.Lease(8192, 4096, engine.LeaseOptions{}) // whole pages are best; TTL bounds its time
+	// whole pages are best; TTL bounds its time
+	lease, err := cache.Lease(8192, 4096, engine.LeaseOptions{})
 	check(err)
 	remote, err := peer.Import(lease.Token()) // the owner sends these bytes with the request
 	check(err)

@@ -18,7 +18,8 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-const blocks, block, moved = 4096, 656, 2048 // blocks of the cache, bytes of each, and how many move
+// blocks of the cache, bytes of each, and how many move
+const blocks, block, moved = 4096, 656, 2048
 
 func main() {
 	prefill, local := open("prefill")
@@ -41,7 +42,9 @@ func main() {
 	check(err)
 	from, to := places(), places()
 	check(t.AddPages(local, remote, engine.Pages{
-		Count: moved, EntryLen: block, LocalStride: block, RemoteStride: block, Local: from, Remote: to, // kept, not copied
+		// kept, not copied
+		Count: moved, EntryLen: block, LocalStride: block, RemoteStride: block, Local: from,
+		Remote: to,
 	}))
 	check(t.Post())
 	check(t.Wait(ctx))
@@ -70,7 +73,8 @@ func open(name string) (*engine.Engine, *engine.Region) {
 	check(err)
 	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}})
 	check(err)
-	memory, err := e.Alloc(blocks*block, engine.AllocOptions{Populate: true}) // goes with the process
+	// goes with the process
+	memory, err := e.Alloc(blocks*block, engine.AllocOptions{Populate: true})
 	check(err)
 	region, err := e.Register("kv", memory.Segment())
 	check(err)

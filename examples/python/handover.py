@@ -17,7 +17,8 @@ BLOCKS, WORDS = 256, 1024  # a cache of 256 blocks of 4 KiB
 def cache_of(engine: sluice.Engine) -> tuple[np.ndarray, sluice.Region]:
     """Memory that peers reach with one copy; an array of one's own will do, too."""
     memory = engine.alloc(BLOCKS * WORDS * 4)
-    return np.frombuffer(memory.view, np.float32).reshape(BLOCKS, WORDS), engine.register("kv", memory)
+    return np.frombuffer(memory.view, np.float32).reshape(BLOCKS, WORDS), engine.register("kv",
+        memory)
 
 
 async def decode(engine: sluice.Engine, socket: str) -> None:
@@ -28,11 +29,14 @@ async def decode(engine: sluice.Engine, socket: str) -> None:
         for _ in range(3):
             note = await asyncio.wait_for(engine.next_notification(), 60)
             first = int(note.data)
-            print(f"blocks from {first} on begin with", cache[first : first + 3, 0].tolist())  # visible before the message is
+            # visible before the message is
+            print(f"blocks from {first} on begin with", cache[first : first + 3, 0].tolist())
 
 
 async def prefill(engine: sluice.Engine, socket: str) -> None:
-    """Writes blocks 7, 3 and 5, layer by layer, to places that follow each other, and says so behind the bytes."""
+    """Writes blocks 7, 3 and 5, layer by layer, to places that follow each other, and says so
+    behind the bytes.
+    """
     cache, region = cache_of(engine)
     peer = engine.dial("unix:" + socket, timeout=60)
     with peer.transfer("write") as transfer:  # filled once, posted many times

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer hands weights to a worker by Ray, read from memory to memory: python weights.py, with ray, torch and sluice."""
+"""A trainer hands weights to a worker by Ray, read from memory to memory: python weights.py, with
+ray, torch and sluice.
+"""
 
 import ray
 import torch

@@ -64,14 +64,17 @@ func Parse(p Pair) (*Authority, error) {
 	}
 	k, err := x509.ParsePKCS8PrivateKey(key)
 	if err != nil {
-		return nil, errors.New("read key: it is no key in PKCS #8") // what was wrong with it may tell of it
+		// what was wrong with it may tell of it
+		return nil, errors.New("read key: it is no key in PKCS #8")
 	}
 	signer, ok := k.(*ecdsa.PrivateKey)
 	switch {
 	case !ok || !signer.PublicKey.Equal(c.PublicKey):
-		return nil, fmt.Errorf("the key is not that of the certificate of %q: %w", c.Subject.CommonName, driver.ErrBounds)
+		return nil, fmt.Errorf("the key is not that of the certificate of %q: %w",
+			c.Subject.CommonName, driver.ErrBounds)
 	case !c.IsCA:
-		return nil, fmt.Errorf("the certificate of %q is no authority's: %w", c.Subject.CommonName, driver.ErrBounds)
+		return nil, fmt.Errorf("the certificate of %q is no authority's: %w", c.Subject.CommonName,
+			driver.ErrBounds)
 	}
 	return &Authority{c, signer}, nil
 }
@@ -116,7 +119,8 @@ func (a *Authority) Issue(m Member) (Pair, *x509.Certificate, error) {
 	}
 	for _, h := range hosts {
 		if h == "" || strings.ContainsAny(h, " \t\r\n/:@") && net.ParseIP(h) == nil {
-			return Pair{}, nil, fmt.Errorf("host %q: want a name or an address, without a port: %w", h, driver.ErrBounds)
+			return Pair{}, nil, fmt.Errorf("host %q: want a name or an address, without a port: %w",
+				h, driver.ErrBounds)
 		}
 		if ip := net.ParseIP(h); ip != nil {
 			t.IPAddresses = append(t.IPAddresses, ip)
@@ -136,7 +140,8 @@ const nameMax = 64
 
 func template(name string, from time.Time, valid time.Duration) (*x509.Certificate, error) {
 	if name == "" || len(name) > nameMax {
-		return nil, fmt.Errorf("a name of %d bytes, want 1 to %d: %w", len(name), nameMax, driver.ErrBounds)
+		return nil, fmt.Errorf("a name of %d bytes, want 1 to %d: %w", len(name), nameMax,
+			driver.ErrBounds)
 	}
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {

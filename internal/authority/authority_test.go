@@ -22,15 +22,18 @@ func TestIssue(t *testing.T) {
 	if a, err = Parse(pair); err != nil { // as the next command reads it
 		t.Fatal(err)
 	}
-	_, leaf, err := a.Issue(Member{Name: "node", Hosts: []string{"node.test", "10.0.0.2", "fd00::2"}, Valid: 24 * time.Hour})
+	_, leaf, err := a.Issue(Member{Name: "node", Hosts: []string{"node.test", "10.0.0.2",
+		"fd00::2"}, Valid: 24 * time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
 	roots := x509.NewCertPool()
 	roots.AddCert(a.Cert())
 	for _, host := range []string{"node.test", "10.0.0.2", "fd00::2"} {
-		for _, usage := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
-			if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: host, KeyUsages: []x509.ExtKeyUsage{usage}}); err != nil {
+		for _, usage := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth,
+			x509.ExtKeyUsageClientAuth} {
+			if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: host,
+				KeyUsages: []x509.ExtKeyUsage{usage}}); err != nil {
 				t.Errorf("%s: %v", host, err)
 			}
 		}
@@ -55,7 +58,8 @@ func TestBadNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range []Member{{}, {Name: string(make([]byte, 65))}, {Name: "x", Hosts: []string{""}}, {Name: "x", Hosts: []string{"a b"}}} {
+	for _, m := range []Member{{}, {Name: string(make([]byte, 65))},
+		{Name: "x", Hosts: []string{""}}, {Name: "x", Hosts: []string{"a b"}}} {
 		m.Valid = time.Hour
 		if _, _, err := a.Issue(m); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%+v: %v", m, err)
@@ -71,7 +75,9 @@ func TestBadNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, p := range map[string]Pair{
-		"a member": leaf, "nothing": {}, "another key": {pair.Cert, leaf.Key}, "noise": {pair.Cert, []byte("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")},
+		"a member": leaf, "nothing": {}, "another key": {pair.Cert, leaf.Key},
+		"noise": {pair.Cert,
+			[]byte("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")},
 	} {
 		if _, err := Parse(p); err == nil {
 			t.Errorf("%s was taken for an authority", name)

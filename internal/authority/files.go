@@ -27,10 +27,14 @@ func Paths(dir, name string) (cert, key string) {
 func CheckName(name string) error {
 	cert, key := Paths("", name)
 	switch {
-	case name == "" || name != filepath.Base(name) || strings.HasPrefix(name, ".") || strings.ContainsAny(name, "\x00/\\ \t\r\n"):
-		return fmt.Errorf("%q is no name for files: use letters, digits, dots and dashes: %w", name, driver.ErrBounds)
+	case name == "" || name != filepath.Base(name) || strings.HasPrefix(name, ".") ||
+		strings.ContainsAny(name, "\x00/\\ \t\r\n"):
+		return fmt.Errorf("%q is no name for files: use letters, digits, dots and dashes: %w", name,
+			driver.ErrBounds)
 	case cert == CertFile || cert == KeyFile || key == KeyFile || cert == RevokedFile:
-		return fmt.Errorf("%q would take the place of the authority's own files: choose another: %w", name, driver.ErrBusy)
+		return fmt.Errorf(
+			"%q would take the place of the authority's own files: choose another: %w", name,
+			driver.ErrBusy)
 	}
 	return nil
 }
@@ -41,7 +45,8 @@ func CheckName(name string) error {
 func Store(p Pair, cert, key string, force bool) error {
 	for _, path := range []string{cert, key} {
 		if _, err := os.Lstat(path); err == nil && !force {
-			return fmt.Errorf("%s is there already: choose another name or directory, or say --force: %w", path, os.ErrExist)
+			return fmt.Errorf("%s is there already: choose another name or directory, or say "+
+				"--force: %w", path, os.ErrExist)
 		} else if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}

@@ -25,7 +25,8 @@ const listKind = "X509 CRL"
 // Revoke adds the serial number of a certificate to a list in PEM, which it signs anew; no list
 // begins one. Without a number it only signs. A list never shrinks.
 func (a *Authority) Revoke(list []byte, serial *big.Int) ([]byte, error) {
-	t := &x509.RevocationList{Number: big.NewInt(0), ThisUpdate: time.Now().Add(-skew), NextUpdate: a.cert.NotAfter}
+	t := &x509.RevocationList{Number: big.NewInt(0), ThisUpdate: time.Now().Add(-skew),
+		NextUpdate: a.cert.NotAfter}
 	if len(list) > 0 {
 		before, err := a.parseList(list)
 		if err != nil {
@@ -59,7 +60,8 @@ func (a *Authority) parseList(list []byte) (*x509.RevocationList, error) {
 		return nil, fmt.Errorf("list of revoked certificates: %w", err)
 	}
 	if err := l.CheckSignatureFrom(a.cert); err != nil {
-		return nil, fmt.Errorf("the list is another authority's, as of one that was replaced: move it away (%w)", err)
+		return nil, fmt.Errorf("the list is another authority's, as of one that was replaced: "+
+			"move it away (%w)", err)
 	}
 	return l, nil
 }

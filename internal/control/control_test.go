@@ -11,7 +11,8 @@ import (
 
 func TestReader(t *testing.T) {
 	r := Read([]byte{1, 2, 0, 3, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 1, 9})
-	if a, b, c, d, e := r.Uint8(), r.Uint16(), r.Uint32(), r.Uint64(), r.Flag(); a != 1 || b != 2 || c != 3 || d != 4 || !e {
+	if a, b, c, d, e := r.Uint8(), r.Uint16(), r.Uint32(), r.Uint64(), r.Flag(); a != 1 || b != 2 ||
+		c != 3 || d != 4 || !e {
 		t.Errorf("read %d %d %d %d %v", a, b, c, d, e)
 	}
 	if r.Done() || r.Rest() != 1 || r.Bytes(1)[0] != 9 || !r.Done() {

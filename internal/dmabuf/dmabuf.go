@@ -20,7 +20,8 @@ func Dup(d *driver.DMABuf) (*driver.DMABuf, error) {
 	fd, err := unix.FcntlInt(uintptr(d.FD), unix.F_DUPFD_CLOEXEC, 0)
 	switch {
 	case err == unix.EBADF:
-		return nil, fmt.Errorf("dma-buf: descriptor %d is not open: %w (%w)", d.FD, driver.ErrBounds, err)
+		return nil, fmt.Errorf("dma-buf: descriptor %d is not open: %w (%w)", d.FD,
+			driver.ErrBounds, err)
 	case err != nil:
 		return nil, fmt.Errorf("keep dma-buf: %w", os.NewSyscallError("fcntl", err))
 	}

@@ -24,7 +24,8 @@ func TestDup(t *testing.T) {
 	if own.FD == fd || own.Offset != 4096 {
 		t.Errorf("%+v of %+v", own, given)
 	}
-	if flags, err := unix.FcntlInt(uintptr(own.FD), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+	if flags, err := unix.FcntlInt(uintptr(own.FD), unix.F_GETFD, 0); err != nil ||
+		flags&unix.FD_CLOEXEC == 0 {
 		t.Errorf("descriptor flags %#x, %v: want close-on-exec", flags, err)
 	}
 	if err := Close(given); err != nil {

@@ -31,7 +31,8 @@ func TestRing(t *testing.T) {
 		}
 		r.Push(10*round, nil)
 		r.Push(10*round+1, broken)
-		if r.Ready() != 2 || r.Pop(got[:0]) != 0 || r.Pop(got[:1]) != 1 || got[0].Tag != 10*round || got[0].Err != nil {
+		if r.Ready() != 2 || r.Pop(got[:0]) != 0 || r.Pop(got[:1]) != 1 || got[0].Tag != 10*round ||
+			got[0].Err != nil {
 			t.Fatalf("first completion %+v", got[0])
 		}
 		if r.Pop(got[:]) != 1 || got[0].Tag != 10*round+1 || got[0].Err != broken {

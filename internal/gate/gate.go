@@ -42,7 +42,8 @@ func (g *Gate) IsShut() bool { return g.closed.Load() }
 // Wait returns when all are out. Those inside are about to leave: each has been
 // told to.
 func (g *Gate) Wait() {
-	for pause := 10 * time.Microsecond; g.inside.Load() > 0; pause = min(2*pause, time.Millisecond) {
+	for pause := 10 * time.Microsecond; g.inside.Load() > 0; pause = min(2*pause,
+		time.Millisecond) {
 		time.Sleep(pause)
 	}
 }

@@ -22,9 +22,10 @@ type HugePolicy uint8
 
 // The policies.
 const (
-	HugeAuto    HugePolicy = iota // reserved huge pages when all of it fits and little is wasted, else transparent ones
-	HugeNone                      // base pages
-	HugeRequire                   // reserved huge pages or a *driver.UnavailableError
+	// reserved huge pages when all of it fits and little is wasted, else transparent ones
+	HugeAuto    HugePolicy = iota
+	HugeNone               // base pages
+	HugeRequire            // reserved huge pages or a *driver.UnavailableError
 )
 
 // AnyNode leaves the placement to the kernel.

@@ -117,7 +117,8 @@ func TestPeerCannotResizeTheMemory(t *testing.T) {
 			t.Errorf("truncate to %d: %v, want EPERM", size, err)
 		}
 	}
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_FUTURE_WRITE); err != unix.EPERM {
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS,
+		unix.F_SEAL_FUTURE_WRITE); err != unix.EPERM {
 		t.Errorf("add a seal: %v, want EPERM", err)
 	}
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
@@ -170,7 +171,8 @@ func TestSizesThatCannotBeServed(t *testing.T) {
 	for _, n := range sizes {
 		b, err := Alloc(n, Options{})
 		var size *SizeError
-		if b != nil || !errors.As(err, &size) || size.Fix == "" || !errors.Is(err, driver.ErrBounds) {
+		if b != nil || !errors.As(err, &size) || size.Fix == "" ||
+			!errors.Is(err, driver.ErrBounds) {
 			t.Errorf("Alloc(%d): %v, %v; want a *SizeError that says what to do", n, b, err)
 		}
 	}
@@ -231,7 +233,8 @@ func TestHugePagesAreMapped(t *testing.T) {
 	if !ok {
 		t.Fatal("the mapping is not in smaps")
 	}
-	if got := kibibytes(mine, "ShmemPmdMapped:") + kibibytes(mine, "Shared_Hugetlb:") + kibibytes(mine, "Private_Hugetlb:"); got != 8<<20 {
+	if got := kibibytes(mine, "ShmemPmdMapped:") + kibibytes(mine, "Shared_Hugetlb:") +
+		kibibytes(mine, "Private_Hugetlb:"); got != 8<<20 {
 		t.Errorf("%d of %d bytes are mapped by huge pages", got, 8<<20)
 	}
 }

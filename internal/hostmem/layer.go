@@ -59,7 +59,8 @@ func memfd(purpose string, huge bool) (int, error) {
 // no page, and the peer would die of SIGBUS.
 func (l *layer) discard(off, n uint64) {
 	if !l.huge {
-		_ = unix.Fallocate(l.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(off), int64(n))
+		_ = unix.Fallocate(l.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(off),
+			int64(n))
 	}
 }
 

@@ -93,7 +93,8 @@ type hierarchy struct {
 
 var hierarchies = []hierarchy{
 	{"0::", "", "memory.max", "memory.current", "inactive_file "},
-	{":memory:", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "},
+	{":memory:", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+		"total_inactive_file "},
 }
 
 // cgroup returns the path of this process below the hierarchy.

@@ -31,20 +31,25 @@ func fixture(t *testing.T, files map[string]string) string {
 func server() map[string]string {
 	const huge = "hugepages/hugepages-2048kB"
 	return map[string]string{
-		"proc/meminfo":     "MemTotal:       1056784 kB\nMemFree:         1000 kB\nMemAvailable:     524288 kB\n",
+		"proc/meminfo": "MemTotal:       1056784 kB\nMemFree:         1000 kB\nMemAvailable: " +
+			"    524288 kB\n",
 		"proc/self/cgroup": "0::/\n",
-		"proc/self/limits": "Limit                     Soft Limit           Hard Limit           Units     \n" +
+		"proc/self/limits": "Limit                     Soft Limit           Hard Limit           " +
+			"Units     \n" +
 			"Max locked memory         8388608              unlimited            bytes     \n",
 		"proc/sys/vm/max_map_count": "65530\n",
 
-		"sys/kernel/mm/" + huge + "/nr_hugepages":                   "64\n",
-		"sys/kernel/mm/" + huge + "/free_hugepages":                 "40\n",
-		"sys/kernel/mm/" + huge + "/resv_hugepages":                 "8\n",
-		"sys/kernel/mm/transparent_hugepage/enabled":                "always [madvise] never\n",
-		"sys/kernel/mm/transparent_hugepage/shmem_enabled":          "always within_size advise [never] deny force\n",
-		"sys/devices/system/node/has_memory":                        "0,2-3\n",
-		"sys/devices/system/node/node0/meminfo":                     "Node 0 MemTotal:        524288 kB\nNode 0 MemFree:          1024 kB\n",
-		"sys/devices/system/node/node2/meminfo":                     "Node 2 MemTotal:        1024 kB\nNode 2 MemFree:          0 kB\n",
+		"sys/kernel/mm/" + huge + "/nr_hugepages":    "64\n",
+		"sys/kernel/mm/" + huge + "/free_hugepages":  "40\n",
+		"sys/kernel/mm/" + huge + "/resv_hugepages":  "8\n",
+		"sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
+		"sys/kernel/mm/transparent_hugepage/shmem_enabled": "always within_size advise " +
+			"[never] deny force\n",
+		"sys/devices/system/node/has_memory": "0,2-3\n",
+		"sys/devices/system/node/node0/meminfo": "Node 0 MemTotal:        " +
+			"524288 kB\nNode 0 MemFree:          1024 kB\n",
+		"sys/devices/system/node/node2/meminfo": "Node 2 MemTotal:        " +
+			"1024 kB\nNode 2 MemFree:          0 kB\n",
 		"sys/devices/system/node/node2/" + huge + "/free_hugepages": "40\n",
 	}
 }
@@ -87,7 +92,8 @@ func TestLimitsInACgroupOfVersion1(t *testing.T) {
 	files["sys/fs/cgroup/memory/memory.limit_in_bytes"] = "9223372036854771712\n"
 	files["sys/fs/cgroup/memory/pods/one/memory.limit_in_bytes"] = fmt.Sprintln(100 << 20)
 	files["sys/fs/cgroup/memory/pods/one/memory.usage_in_bytes"] = fmt.Sprintln(70 << 20)
-	files["sys/fs/cgroup/memory/pods/one/memory.stat"] = "inactive_file 1\ntotal_inactive_file 20971520\n"
+	files["sys/fs/cgroup/memory/pods/one/memory.stat"] = "inactive_file " +
+		"1\ntotal_inactive_file 20971520\n"
 	got := LimitsAt(fixture(t, files))
 	if got.Total != 100<<20 || got.Available != 50<<20 {
 		t.Errorf("total %d, available %d: want 100 MiB and 50 MiB", got.Total, got.Available)
@@ -104,7 +110,8 @@ func TestLimitsWithNothingToRead(t *testing.T) {
 
 func TestLimitsUnlimitedMemlock(t *testing.T) {
 	files := server()
-	files["proc/self/limits"] = "Max locked memory         unlimited            unlimited            bytes     \n"
+	files["proc/self/limits"] = "Max locked memory         unlimited            unlimited        " +
+		"    bytes     \n"
 	if got := LimitsAt(fixture(t, files)).Memlock; got != math.MaxUint64 {
 		t.Errorf("memlock %d", got)
 	}
@@ -118,7 +125,8 @@ func TestLimitsOfThisMachine(t *testing.T) {
 }
 
 func FuzzSysfs(f *testing.F) {
-	for _, text := range []string{"0-3,5", "a [b] c", "[", "0::/x/../..", "5-2", "-1", "0-99999999999", "MemTotal:"} {
+	for _, text := range []string{"0-3,5", "a [b] c", "[", "0::/x/../..", "5-2", "-1",
+		"0-99999999999", "MemTotal:"} {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

@@ -17,9 +17,11 @@ import (
 // lies under yet. n is a multiple of the page size.
 func reserve(n, align uint64) ([]byte, error) {
 	wide := n + align
-	p, err := unix.MmapPtr(-1, 0, nil, uintptr(wide), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	p, err := unix.MmapPtr(-1, 0, nil, uintptr(wide), unix.PROT_NONE, unix.MAP_PRIVATE|
+		unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
-		return nil, fmt.Errorf("reserve %d bytes of addresses: %w", wide, os.NewSyscallError("mmap", err))
+		return nil, fmt.Errorf("reserve %d bytes of addresses: %w", wide, os.NewSyscallError("mmap",
+			err))
 	}
 	head := -uint64(uintptr(p)) & (align - 1)
 	tail := wide - head - n
@@ -35,14 +37,16 @@ func reserve(n, align uint64) ([]byte, error) {
 // place maps [off, off+len(window)) of a descriptor over window, whatever lies
 // there. The kernel does it under its lock: no access sees a gap.
 func place(window []byte, fd int, off uint64) error {
-	_, err := unix.MmapPtr(fd, int64(off), unsafe.Pointer(unsafe.SliceData(window)), uintptr(len(window)),
+	_, err := unix.MmapPtr(fd, int64(off), unsafe.Pointer(unsafe.SliceData(window)),
+		uintptr(len(window)),
 		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
 	return mapError(err, uint64(len(window)))
 }
 
 // mapAnywhere maps n bytes of a descriptor.
 func mapAnywhere(n uint64, fd int, off uint64) ([]byte, error) {
-	p, err := unix.MmapPtr(fd, int64(off), nil, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	p, err := unix.MmapPtr(fd, int64(off), nil, uintptr(n), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED)
 	if err != nil {
 		return nil, mapError(err, n)
 	}
@@ -81,7 +85,8 @@ func bind(mem []byte, encoded int) error {
 	}
 	var mask [nodesMax / bits.UintSize]uint
 	mask[node/bits.UintSize] = 1 << (node % bits.UintSize)
-	_, _, errno := unix.Syscall6(unix.SYS_MBIND, uintptr(unsafe.Pointer(unsafe.SliceData(mem))), uintptr(len(mem)),
+	_, _, errno := unix.Syscall6(unix.SYS_MBIND, uintptr(unsafe.Pointer(unsafe.SliceData(mem))),
+		uintptr(len(mem)),
 		mpolBind, uintptr(unsafe.Pointer(&mask)), nodesMax+1, 0)
 	if errno != 0 {
 		return noNode(node, os.NewSyscallError("mbind", errno).Error())

@@ -26,7 +26,8 @@ func TestCountOtherMemory(t *testing.T) {
 // TestPopulateOtherMemory looks at the page faults that are left for later.
 func TestPopulateOtherMemory(t *testing.T) {
 	const pages = 8192
-	mem, err := unix.Mmap(-1, 0, pages*int(basePage), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
+	mem, err := unix.Mmap(-1, 0, pages*int(basePage), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED|unix.MAP_ANON)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +55,8 @@ func faults(t *testing.T) int64 {
 
 func TestPopulateMoreThanThereIs(t *testing.T) {
 	total := Limits().Total
-	mem, err := unix.Mmap(-1, 0, int(total)+1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
+	mem, err := unix.Mmap(-1, 0, int(total)+1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|
+		unix.MAP_ANON|unix.MAP_NORESERVE)
 	if err != nil {
 		t.Fatal(err)
 	}

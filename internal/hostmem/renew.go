@@ -37,10 +37,12 @@ func (b *Buffer) Renew(off, n uint64) error {
 		return fmt.Errorf("renew [%d, +%d) of %d bytes: %w", off, n, b.len, driver.ErrBounds)
 	}
 	if b.holds > 0 {
-		return fmt.Errorf("renew memory whose pages %d registrations with a device hold, close those first: %w", b.holds, driver.ErrBusy)
+		return fmt.Errorf("renew memory whose pages %d registrations with a device hold, close "+
+			"those first: %w", b.holds, driver.ErrBusy)
 	}
 	if !b.landings.stop() {
-		return fmt.Errorf("renew memory: a write into it has not ended within %v: %w", enteredMax, driver.ErrBusy)
+		return fmt.Errorf("renew memory: a write into it has not ended within %v: %w", enteredMax,
+			driver.ErrBusy)
 	}
 	defer b.landings.resume()
 	return b.renew(roundDown(off, b.page), roundUp(off+n, b.page))

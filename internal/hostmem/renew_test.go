@@ -67,7 +67,8 @@ func TestRenewKeepsContentAndCutsOffOldMappings(t *testing.T) {
 func TestRenewBounds(t *testing.T) {
 	b := mustAlloc(t, 10000, Options{})
 	renewals := renewalsOf(t, b)
-	for _, r := range [][2]uint64{{0, 0}, {10000, 1}, {0, 10001}, {1, ^uint64(0)}, {^uint64(0), 2}, {9999, 2}} {
+	for _, r := range [][2]uint64{{0, 0}, {10000, 1}, {0, 10001}, {1, ^uint64(0)}, {^uint64(0), 2},
+		{9999, 2}} {
 		if err := b.Renew(r[0], r[1]); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("Renew(%d, %d): %v", r[0], r[1], err)
 		}
@@ -145,7 +146,8 @@ func renewAgainstModel(t *testing.T, b *Buffer, seed uint64) {
 			}
 		}
 		if !bytes.Equal(mem, want) {
-			t.Fatalf("seed %d step %d: a byte changed that must not have, or the reverse", seed, step)
+			t.Fatalf("seed %d step %d: a byte changed that must not have, or the reverse", seed,
+				step)
 		}
 	}
 	if len(b.layers) > layersMax || len(b.pieces) > pages {
@@ -178,7 +180,8 @@ func TestRenewIsBounded(t *testing.T) {
 	fill(b.Bytes(), 9)
 	want := bytes.Clone(b.Bytes())
 	var err error
-	for n := pages - 1; n > 0 && err == nil; n-- { // each call leaves one page of the layer before in use
+	for n := pages - 1; n > 0 && err == nil; n-- {
+		// each call leaves one page of the layer before in use
 		err = b.Renew(0, n*basePage)
 	}
 	if !errors.Is(err, driver.ErrFull) {
@@ -191,7 +194,8 @@ func TestRenewIsBounded(t *testing.T) {
 		t.Fatalf("the remedy that the error names: %v", err)
 	}
 	if len(b.layers) != 1 || len(b.pieces) != 1 || !bytes.Equal(b.Bytes(), want) {
-		t.Errorf("%d layers, %d pieces, content kept: %v", len(b.layers), len(b.pieces), bytes.Equal(b.Bytes(), want))
+		t.Errorf("%d layers, %d pieces, content kept: %v", len(b.layers), len(b.pieces),
+			bytes.Equal(b.Bytes(), want))
 	}
 }
 
@@ -305,7 +309,8 @@ func TestHold(t *testing.T) {
 	renewals, old := renewalsOf(t, b), peerView(t, b)
 	for i, release := range releases {
 		if err := b.Renew(0, basePage); !errors.Is(err, driver.ErrBusy) || renewals.Load() != 0 {
-			t.Fatalf("renew with %d holders: %v, %d renewals", len(releases)-i, err, renewals.Load())
+			t.Fatalf("renew with %d holders: %v, %d renewals", len(releases)-i, err,
+				renewals.Load())
 		}
 		if old[0]++; b.Bytes()[0] != old[0] {
 			t.Fatal("held pages have changed")

@@ -13,7 +13,8 @@ import (
 func resident(t testing.TB, mem []byte) (n int) {
 	t.Helper()
 	there := make([]byte, roundUp(uint64(len(mem)), basePage)/basePage)
-	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(unsafe.SliceData(mem))), uintptr(len(mem)),
+	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(unsafe.SliceData(mem))),
+		uintptr(len(mem)),
 		uintptr(unsafe.Pointer(unsafe.SliceData(there)))); errno != 0 {
 		t.Fatal(errno)
 	}

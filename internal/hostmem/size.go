@@ -43,9 +43,11 @@ func checkSize(n uint64) error {
 	total, _ := memory("/")
 	switch {
 	case n > addressMax:
-		return &SizeError{n, addressMax, "it does not fit in the address space", "check the computation of the size"}
+		return &SizeError{n, addressMax, "it does not fit in the address space",
+			"check the computation of the size"}
 	case total != 0 && n > total:
-		return &SizeError{n, total, "it is more than the machine or its cgroup has", "ask for less, or raise memory.max"}
+		return &SizeError{n, total, "it is more than the machine or its cgroup has",
+			"ask for less, or raise memory.max"}
 	}
 	return nil
 }

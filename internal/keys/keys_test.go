@@ -13,7 +13,8 @@ import (
 )
 
 func TestToken(t *testing.T) {
-	owner, other := Owner{1}, Owner{2} // always the same: the check is short enough to fit by chance
+	// always the same: the check is short enough to fit by chance
+	owner, other := Owner{1}, Owner{2}
 	for _, want := range []Token{
 		{Key: 0, Epoch: 1, Size: 1},
 		{Secret: [16]byte{1, 2, 3}, Key: Limit - 1, Epoch: math.MaxUint64, Size: math.MaxUint64},
@@ -84,7 +85,8 @@ func TestImports(t *testing.T) {
 	if i.Drop(1) != values[1] || i.Drop(1) != nil || i.At(1) != nil {
 		t.Error("a key that was dropped names something")
 	}
-	if i.Replace(1, values[1], values[0]) || !i.Replace(2, values[2], values[0]) || i.At(2) != values[0] {
+	if i.Replace(1, values[1], values[0]) || !i.Replace(2, values[2], values[0]) ||
+		i.At(2) != values[0] {
 		t.Error("replaced what was dropped, or not what was there")
 	}
 	if got := i.All(); !slices.Equal(got, []*int{values[0], values[0]}) {

@@ -33,7 +33,8 @@ func (t *Table[M]) Take() (key uint32, epoch uint64, err error) {
 	}
 	n := len(t.memories)
 	if n >= t.Most {
-		return 0, 0, fmt.Errorf("all %d keys are taken, raise Config.KeysMax: %w", n, driver.ErrFull)
+		return 0, 0, fmt.Errorf("all %d keys are taken, raise Config.KeysMax: %w", n,
+			driver.ErrFull)
 	}
 	t.memories, t.epochs = append(t.memories, nil), append(t.epochs, 1)
 	return uint32(n), 1, nil

@@ -53,8 +53,8 @@ func (t *Token) Append(dst []byte, owner *Owner) []byte {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// check is a CRC-32C folded to two bytes: every bit of a token counts, and of the owner. Whoever has
-// a token can compute it, as he could any digest without a key.
+// check is a CRC-32C folded to two bytes: every bit of a token counts, and of the owner. Whoever
+// has a token can compute it, as he could any digest without a key.
 func check(body []byte, owner *Owner) uint16 {
 	sum := crc32.Update(crc32.Checksum(owner[:], castagnoli), castagnoli, body)
 	return uint16(sum>>16 ^ sum)
@@ -81,7 +81,8 @@ func Decode(b []byte, owner *Owner) (t Token, err error) {
 		numbers[i], rest = value, rest[n:]
 	}
 	if len(rest) > 0 || numbers[0] >= Limit || numbers[2] == 0 {
-		return t, fmt.Errorf("token of key %d, %d bytes: %w", numbers[0], numbers[2], driver.ErrBadToken)
+		return t, fmt.Errorf("token of key %d, %d bytes: %w", numbers[0], numbers[2],
+			driver.ErrBadToken)
 	}
 	t.Key, t.Epoch, t.Size = uint32(numbers[0]), numbers[1], numbers[2]
 	return t, nil

@@ -17,11 +17,12 @@ func Default[T comparable](field *T, value T) {
 	}
 }
 
-// Within returns an error where the value of a field is below low or above high: it names the field, and wraps
-// driver.ErrBounds.
+// Within returns an error where the value of a field is below low or above high: it names the
+// field, and wraps driver.ErrBounds.
 func Within(field string, value, low, high int) error {
 	if value < low || value > high {
-		return fmt.Errorf("config: %s %d is not within %d to %d: %w", field, value, low, high, driver.ErrBounds)
+		return fmt.Errorf("config: %s %d is not within %d to %d: %w", field, value, low, high,
+			driver.ErrBounds)
 	}
 	return nil
 }

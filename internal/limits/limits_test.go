@@ -30,7 +30,8 @@ func TestWithin(t *testing.T) {
 	}
 	for _, v := range []int{-1, 0, 10} {
 		err := Within("Threads", v, 1, 9)
-		if want := fmt.Sprintf("Threads %d is not within 1 to 9", v); !errors.Is(err, driver.ErrBounds) || !strings.Contains(err.Error(), want) {
+		if want := fmt.Sprintf("Threads %d is not within 1 to 9", v); !errors.Is(err,
+			driver.ErrBounds) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%d: %v", v, err)
 		}
 	}

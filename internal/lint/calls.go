@@ -13,12 +13,15 @@ func environment(f *File) []Finding {
 	if f.isTest() || f.under("cmd", suite, "internal/testing") {
 		return nil
 	}
-	reads := []string{"Getenv", "LookupEnv", "Environ", "ExpandEnv", "Setenv", "Unsetenv", "Clearenv"}
+	reads := []string{"Getenv", "LookupEnv", "Environ", "ExpandEnv", "Setenv", "Unsetenv",
+		"Clearenv"}
 	var found []Finding
 	f.selectors(func(x *ast.Ident, sel *ast.SelectorExpr) {
-		if slices.Contains([]string{"os", "syscall", "unix"}, x.Name) && slices.Contains(reads, sel.Sel.Name) {
+		if slices.Contains([]string{"os", "syscall", "unix"}, x.Name) &&
+			slices.Contains(reads, sel.Sel.Name) {
 			found = append(found, f.at(sel.Pos(),
-				"%s.%s: only cmd knows the environment: take a field of a Config", x.Name, sel.Sel.Name))
+				"%s.%s: only cmd knows the environment: take a field of a Config", x.Name,
+				sel.Sel.Name))
 		}
 	})
 	return found
@@ -40,7 +43,8 @@ func skips(f *File) []Finding {
 		selectors(decl, func(x *ast.Ident, sel *ast.SelectorExpr) {
 			if slices.Contains(tests, x.Name) && slices.Contains(calls, sel.Sel.Name) {
 				found = append(found, f.at(sel.Pos(),
-					"%s.%s: make the test run, or call drivertest.%s(t, err)", x.Name, sel.Sel.Name, skipper))
+					"%s.%s: make the test run, or call drivertest.%s(t, err)", x.Name, sel.Sel.Name,
+					skipper))
 			}
 		})
 	}
@@ -55,8 +59,10 @@ func printing(f *File) []Finding {
 	found := f.forbid(func(i imported) bool { return i.name == "log" || i.name == "log/slog" },
 		"a library does not log: return an error, count it, or call a hook of the Config")
 	f.selectors(func(x *ast.Ident, sel *ast.SelectorExpr) {
-		if x.Name == "fmt" && slices.Contains([]string{"Print", "Printf", "Println"}, sel.Sel.Name) {
-			found = append(found, f.at(sel.Pos(), "fmt.%s: a library does not print: write to an io.Writer of the caller", sel.Sel.Name))
+		if x.Name == "fmt" && slices.Contains([]string{"Print", "Printf", "Println"},
+			sel.Sel.Name) {
+			found = append(found, f.at(sel.Pos(), "fmt.%s: a library does not print: write to an "+
+				"io.Writer of the caller", sel.Sel.Name))
 		}
 	})
 	ast.Inspect(f.tree, func(n ast.Node) bool {
@@ -64,7 +70,8 @@ func printing(f *File) []Finding {
 		if !ok {
 			return true
 		}
-		if name, ok := call.Fun.(*ast.Ident); ok && (name.Name == "println" || name.Name == "print") {
+		if name, ok := call.Fun.(*ast.Ident); ok && (name.Name == "println" ||
+			name.Name == "print") {
 			found = append(found, f.at(call.Pos(), "%s: take it out", name.Name))
 		}
 		return true
@@ -72,7 +79,9 @@ func printing(f *File) []Finding {
 	return found
 }
 
-func (f *File) selectors(visit func(x *ast.Ident, sel *ast.SelectorExpr)) { selectors(f.tree, visit) }
+func (f *File) selectors(visit func(x *ast.Ident, sel *ast.SelectorExpr)) {
+	selectors(f.tree, visit)
+}
 
 // selectors visits each x.y where x is a plain name.
 func selectors(root ast.Node, visit func(x *ast.Ident, sel *ast.SelectorExpr)) {

@@ -30,11 +30,13 @@ func packageComments(files []*File) []Finding {
 		switch name := f.tree.Name.Name; comments[dir] {
 		case 0:
 			found = append(found, f.at(f.tree.Package,
-				"package %s has no comment: say in one file what it is for and what promises it makes", name))
+				"package %s has no comment: say in one file what it is for and what "+
+					"promises it makes", name))
 		case 1:
 		default:
 			found = append(found, f.at(f.tree.Package,
-				"package %s has %d comments: keep one, and part the others from the package clause by an empty line", name, comments[dir]))
+				"package %s has %d comments: keep one, and part the others from the package "+
+					"clause by an empty line", name, comments[dir]))
 		}
 	}
 	return found
@@ -48,7 +50,8 @@ func exported(f *File) []Finding {
 	var found []Finding
 	missing := func(name *ast.Ident) {
 		found = append(found, f.at(name.Pos(),
-			"%s has no comment: say what it does, its units, errors and goroutine rules", name.Name))
+			"%s has no comment: say what it does, its units, errors and goroutine rules",
+			name.Name))
 	}
 	for _, decl := range f.tree.Decls {
 		switch d := decl.(type) {
@@ -72,7 +75,8 @@ func undocumented(d *ast.GenDecl, missing func(*ast.Ident)) {
 		switch s := spec.(type) {
 		case *ast.TypeSpec:
 			grouped := d.Lparen.IsValid()
-			if s.Name.IsExported() && s.Doc == nil && s.Comment == nil && (d.Doc == nil || grouped) {
+			if s.Name.IsExported() && s.Doc == nil && s.Comment == nil &&
+				(d.Doc == nil || grouped) {
 				missing(s.Name)
 			}
 		case *ast.ValueSpec:

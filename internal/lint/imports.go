@@ -73,7 +73,8 @@ var forbidden = []arrow{
 	{
 		from:    []string{"backends", "driver"},
 		mustNot: []string{"engine", "kv", "bench", "cmd", "bindings"},
-		instead: "a backend is called by the engine and knows nothing of it: put what both need in package driver",
+		instead: "a backend is called by the engine and knows nothing of it: put what both need " +
+			"in package driver",
 	},
 	{
 		from:    []string{"kv"},
@@ -96,7 +97,8 @@ var forbidden = []arrow{
 		instead: "cmd calls bench and replay, not the reverse",
 	},
 	{
-		from:    []string{"driver", "engine", "backends", "kv", "bench", "replay", "csrc", "cuda", "bindings", "cmd"},
+		from: []string{"driver", "engine", "backends", "kv", "bench", "replay", "csrc", "cuda",
+			"bindings", "cmd"},
 		mustNot: []string{"internal/lint", "internal/testing"},
 		instead: "this package is for tests",
 		except:  []string{suite},
@@ -118,7 +120,9 @@ func arrows(f *File) []Finding {
 			continue
 		}
 		found = append(found, f.forbid(func(i imported) bool {
-			return slices.ContainsFunc(a.mustNot, func(folder string) bool { return reaches(f, i, folder) })
+			return slices.ContainsFunc(a.mustNot, func(folder string) bool {
+				return reaches(f, i, folder)
+			})
 		}, a.instead)...)
 	}
 	return found
@@ -137,12 +141,16 @@ func guests(f *File) []Finding {
 	var found []Finding
 	if !f.under("cmd", "bench") {
 		found = f.forbid(func(i imported) bool {
-			return strings.Contains(i.name, "spf13/cobra") || strings.Contains(i.name, "schollz/progressbar")
+			return strings.Contains(i.name, "spf13/cobra") ||
+				strings.Contains(i.name, "schollz/progressbar")
 		}, "command lines are the business of cmd: return values and errors")
 	}
 	if !f.under("cmd/sluice/internal/nvml") {
-		found = append(found, f.forbid(func(i imported) bool { return strings.Contains(i.name, "NVIDIA/go-nvml") },
-			"go-nvml hides missing symbols and ends the process where a driver has not a function: call cmd/sluice/internal/nvml")...)
+		found = append(found, f.forbid(func(i imported) bool {
+			return strings.Contains(i.name, "NVIDIA/go-nvml")
+		},
+			"go-nvml hides missing symbols and ends the process where a driver has not a "+
+				"function: call cmd/sluice/internal/nvml")...)
 	}
 	if !f.isTest() && !f.under(suite, "internal/testing") {
 		found = append(found, f.forbid(func(i imported) bool {

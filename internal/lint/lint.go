@@ -41,7 +41,8 @@ func NewFile(name, text string) (*File, error) {
 		return f, nil
 	}
 	f.fset = token.NewFileSet()
-	tree, err := parser.ParseFile(f.fset, name, text, parser.ParseComments|parser.SkipObjectResolution)
+	tree, err := parser.ParseFile(f.fset, name, text, parser.ParseComments|
+		parser.SkipObjectResolution)
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +73,8 @@ func Check(files []*File) []Finding {
 
 var textRules = []func(*File) []Finding{license, leftovers, names, fileLength}
 
-var goRules = []func(*File) []Finding{cgo, unsafePointers, arrows, guests, environment, skips, printing, funcLength, exported}
+var goRules = []func(*File) []Finding{cgo, unsafePointers, arrows, guests, environment, skips,
+	printing, funcLength, exported}
 
 func (f *File) isTest() bool { return strings.HasSuffix(f.Path, "_test.go") }
 

@@ -36,7 +36,8 @@ func license(f *File) []Finding {
 }
 
 // The words are put together here so that this file does not contain them.
-var leftover = regexp.MustCompile(`\b(` + strings.Join([]string{"TO" + "DO", "FIX" + "ME", "XX" + "X"}, "|") + `)\b`)
+var leftover = regexp.MustCompile(`\b(` + strings.Join([]string{"TO" + "DO", "FIX" + "ME",
+	"XX" + "X"}, "|") + `)\b`)
 
 // leftovers wants no notes to self.
 func leftovers(f *File) []Finding {
@@ -45,7 +46,8 @@ func leftovers(f *File) []Finding {
 	for line := range strings.Lines(f.Text) {
 		number++
 		if word := leftover.FindString(line); word != "" {
-			found = append(found, f.line(number, "%s: do it now, or state the limit in the documentation", word))
+			found = append(found, f.line(number, "%s: do it now, or state the limit in the "+
+				"documentation", word))
 		}
 	}
 	return found
@@ -82,7 +84,8 @@ func fileLength(f *File) []Finding {
 	if !isCode || f.isTest() || f.isGenerated() || lines <= fileLinesMax {
 		return nil
 	}
-	return []Finding{f.line(fileLinesMax, "%d lines of at most %d: split it by meaning", lines, fileLinesMax)}
+	return []Finding{f.line(fileLinesMax, "%d lines of at most %d: split it by meaning", lines,
+		fileLinesMax)}
 }
 
 // funcLength bounds a function to what a screen shows.
@@ -98,7 +101,8 @@ func funcLength(f *File) []Finding {
 		}
 		lines := f.fset.Position(fn.End()).Line - f.fset.Position(fn.Pos()).Line + 1
 		if lines > funcLinesMax {
-			found = append(found, f.at(fn.Pos(), "%s has %d lines of at most %d: name its parts and pull them out",
+			found = append(found, f.at(fn.Pos(), "%s has %d lines of at most %d: name its parts "+
+				"and pull them out",
 				fn.Name.Name, lines, funcLinesMax))
 		}
 	}

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ownfiles keeps the books of a backend that moves bytes between memory and files of its own process: which
-// memories and files it has, what its peers, who are the process itself, may reach by which token and epoch, which
-// batches are under way, and how one waits until none of an epoch is left. How the bytes move is the backend's.
+// Package ownfiles keeps the books of a backend that moves bytes between memory and files of its
+// own process: which memories and files it has, what its peers, who are the process itself, may
+// reach by which token and epoch, which batches are under way, and how one waits until none of an
+// epoch is left. How the bytes move is the backend's.
 package ownfiles
 
 import (
@@ -84,8 +85,10 @@ func (b *Books[E]) Open(cfg Config[E]) {
 	b.cfg, b.owner = cfg, keys.NewOwner()
 	b.addr = append([]byte(cfg.Name+":"), b.owner[:]...)
 	b.table.Most = cfg.KeysMax
-	b.foreign = fmt.Errorf("%s moves between %s of the initiator and files: %w", cfg.Name, cfg.Memory, driver.ErrNotSupported)
-	b.distant = fmt.Errorf("%s reaches files of its own process only: those of others are served by their engines", cfg.Name)
+	b.foreign = fmt.Errorf("%s moves between %s of the initiator and files: %w", cfg.Name,
+		cfg.Memory, driver.ErrNotSupported)
+	b.distant = fmt.Errorf("%s reaches files of its own process only: those of others are served "+
+		"by their engines", cfg.Name)
 	b.peers = map[*Peer[E]]struct{}{}
 	b.ended.L = &b.Mu
 	b.Done.Init(cfg.JobsMax)
@@ -146,8 +149,8 @@ func (b *Books[E]) Fence(ctx context.Context, key uint32) error {
 	return nil
 }
 
-// Close ends all jobs and waits for them, closes peers and memories, and lets nobody through Gate any more. It is
-// idempotent; release gives back what the backend has.
+// Close ends all jobs and waits for them, closes peers and memories, and lets nobody through Gate
+// any more. It is idempotent; release gives back what the backend has.
 func (b *Books[E]) Close(release func() error) error {
 	b.closing.Do(func() { b.err = errors.Join(b.close(), release()) })
 	return b.err

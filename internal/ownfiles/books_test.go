@@ -33,7 +33,8 @@ type rig struct {
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{t: t}
-	r.Open(Config[int]{Name: "idle", Memory: "memory", Mover: "nobody", KeysMax: 8, JobsMax: 8, // of which none is polled
+	// of which none is polled
+	r.Open(Config[int]{Name: "idle", Memory: "memory", Mover: "nobody", KeysMax: 8, JobsMax: 8,
 		DescsMax: 2, RunsMax: 2,
 		Room: func() bool { return false }, Ends: func(*Job[int]) bool { return true },
 		Stop: r.stop, Leave: r.Mu.Unlock, Release: r.release})
@@ -90,12 +91,14 @@ func (r *rig) land() {
 // begin has the job be under way.
 func (r *rig) begin() error {
 	d := driver.Desc{Len: 10, LocalKey: r.mem.Key(), RemoteKey: r.key}
-	if err := r.peer.Submit(7, &driver.Batch{Op: driver.Read, Descs: []driver.Desc{d, d}}); err != nil {
+	if err := r.peer.Submit(7, &driver.Batch{Op: driver.Read,
+		Descs: []driver.Desc{d, d}}); err != nil {
 		return err
 	}
 	r.Mu.Lock()
 	defer r.Mu.Unlock()
-	if len(r.job.Views) != 1 || r.job.Views[0].Local.Extent != 1 || r.job.Views[0].Remote.Extent != 2 {
+	if len(r.job.Views) != 1 || r.job.Views[0].Local.Extent != 1 ||
+		r.job.Views[0].Remote.Extent != 2 {
 		r.t.Errorf("views %+v", r.job.Views)
 	}
 	return nil
@@ -113,12 +116,16 @@ func TestEnds(t *testing.T) {
 		end   func(r *rig) error
 		after error // of the next job
 	}{
-		"fence":           {func(r *rig) error { return r.Fence(t.Context(), r.file.Key()) }, driver.ErrRevoked},
+		"fence": {func(r *rig) error {
+			return r.Fence(t.Context(), r.file.Key())
+		}, driver.ErrRevoked},
 		"close of file":   {func(r *rig) error { return r.file.Close() }, driver.ErrRevoked},
 		"close of memory": {func(r *rig) error { return r.mem.Close() }, driver.ErrBounds},
 		"close of peer":   {func(r *rig) error { return r.peer.Close() }, driver.ErrClosed},
-		"close":           {func(r *rig) error { return r.Books.Close(func() error { return nil }) }, driver.ErrClosed},
-		"cancel":          {func(r *rig) error { r.peer.Cancel(7); return nil }, nil},
+		"close": {func(r *rig) error {
+			return r.Books.Close(func() error { return nil })
+		}, driver.ErrClosed},
+		"cancel": {func(r *rig) error { r.peer.Cancel(7); return nil }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -207,10 +214,12 @@ func TestTokens(t *testing.T) {
 		t.Errorf("a token of what is no file: %v", err)
 	}
 	other := newRig(t)
-	if _, _, err := r.peer.Import(other.token(other.file)); !errors.Is(err, driver.ErrBadToken) || !errors.Is(err, driver.ErrNotSupported) {
+	if _, _, err := r.peer.Import(other.token(other.file)); !errors.Is(err, driver.ErrBadToken) ||
+		!errors.Is(err, driver.ErrNotSupported) {
 		t.Errorf("a token of another backend: %v", err)
 	}
-	if err := r.Connect(t.Context(), other.Addr(), &Peer[int]{}); !errors.Is(err, driver.ErrNotSupported) {
+	if err := r.Connect(t.Context(), other.Addr(), &Peer[int]{}); !errors.Is(err,
+		driver.ErrNotSupported) {
 		t.Errorf("connect to another backend: %v", err)
 	}
 	r.peer.Drop(r.key)
@@ -261,7 +270,8 @@ func TestAdmit(t *testing.T) {
 		v.seg.FD = int(f.Fd())
 		id, err := Admit(&v.seg)
 		if !errors.Is(err, v.want) {
-			t.Errorf("flags %#x, [%d, +%d): %v, want %v", v.flags, v.seg.FileOff, v.seg.Len, err, v.want)
+			t.Errorf("flags %#x, [%d, +%d): %v, want %v", v.flags, v.seg.FileOff, v.seg.Len, err,
+				v.want)
 		}
 		if err == nil && id.Name(v.seg.FD) != name {
 			t.Errorf("its name is %q", id.Name(v.seg.FD))
@@ -302,15 +312,16 @@ func TestReopenedIsOurs(t *testing.T) {
 func TestRegisterBesideClose(t *testing.T) {
 	r := newRig(t)
 	closed := make(chan error, 1)
-	_, err := r.Register(&driver.Segment{Kind: driver.DRAM, Len: 1, Mem: make([]byte, 1)}, func(m *Memory[int]) error {
-		m.Extent = 7
-		go func() { closed <- r.Books.Close(func() error { return nil }) }()
-		for r.Gate.Enter() { // Close has listed the memories when it shuts the gate
-			r.Gate.Exit()
-			runtime.Gosched()
-		}
-		return nil
-	})
+	_, err := r.Register(&driver.Segment{Kind: driver.DRAM, Len: 1, Mem: make([]byte, 1)},
+		func(m *Memory[int]) error {
+			m.Extent = 7
+			go func() { closed <- r.Books.Close(func() error { return nil }) }()
+			for r.Gate.Enter() { // Close has listed the memories when it shuts the gate
+				r.Gate.Exit()
+				runtime.Gosched()
+			}
+			return nil
+		})
 	if !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("register while the backend closes: %v", err)
 	}

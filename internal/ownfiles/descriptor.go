@@ -35,7 +35,8 @@ func Examine(fd int) (id ID, size uint64, err error) {
 		return id, 0, fmt.Errorf("descriptor %d: %w", fd, os.NewSyscallError("fcntl", err))
 	}
 	if flags&(unix.O_APPEND|unix.O_PATH) != 0 {
-		return id, 0, fmt.Errorf("descriptor %d: open it without O_APPEND and O_PATH: %w", fd, driver.ErrNotSupported)
+		return id, 0, fmt.Errorf("descriptor %d: open it without O_APPEND and O_PATH: %w", fd,
+			driver.ErrNotSupported)
 	}
 	id = ID{uint64(st.Dev), st.Ino, flags & (unix.O_ACCMODE | unix.O_DIRECT | unix.O_SYNC)}
 	switch st.Mode & unix.S_IFMT {
@@ -46,7 +47,8 @@ func Examine(fd int) (id ID, size uint64, err error) {
 		size, err := deviceSize(fd)
 		return id, size, err
 	}
-	return id, 0, fmt.Errorf("descriptor %d is neither a file nor a block device: %w", fd, driver.ErrNotSupported)
+	return id, 0, fmt.Errorf("descriptor %d is neither a file nor a block device: %w", fd,
+		driver.ErrNotSupported)
 }
 
 // Admit examines the descriptor of a segment, and refuses what transfers could not work with.
@@ -57,18 +59,21 @@ func Admit(seg *driver.Segment) (ID, error) {
 	}
 	switch mode := id.Flags & unix.O_ACCMODE; {
 	case mode == unix.O_WRONLY:
-		return id, fmt.Errorf("descriptor %d may only be written: open it with O_RDWR: %w", seg.FD, driver.ErrNotSupported)
+		return id, fmt.Errorf("descriptor %d may only be written: open it with O_RDWR: %w", seg.FD,
+			driver.ErrNotSupported)
 	case mode == unix.O_RDONLY && !seg.ReadOnly:
-		return id, fmt.Errorf("descriptor %d may only be read: set Segment.ReadOnly or open it with O_RDWR: %w", seg.FD, driver.ErrReadOnly)
+		return id, fmt.Errorf("descriptor %d may only be read: set Segment.ReadOnly or open it "+
+			"with O_RDWR: %w", seg.FD, driver.ErrReadOnly)
 	case seg.FileOff > size || seg.Len > size-seg.FileOff:
-		return id, fmt.Errorf("[%d, +%d) of a file of %d bytes: make it as long first, with posix.File.Grow: %w",
+		return id, fmt.Errorf("[%d, +%d) of a file of %d bytes: make it as long first, with "+
+			"posix.File.Grow: %w",
 			seg.FileOff, seg.Len, size, driver.ErrBounds)
 	}
 	return id, nil
 }
 
-// Reopen opens the file behind a descriptor once more, for who needs other flags, or must not depend on how long the
-// caller keeps it.
+// Reopen opens the file behind a descriptor once more, for who needs other flags, or must not
+// depend on how long the caller keeps it.
 func Reopen(fd, flags int) (int, error) {
 	again, err := unix.Open(path(fd), flags|unix.O_CLOEXEC, 0)
 	if err != nil {

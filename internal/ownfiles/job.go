@@ -123,7 +123,8 @@ func (j *Job[E]) takeOne(p *Peer[E], op driver.Op, d *driver.Desc, index int) er
 	}
 	at := len(j.Views) - 1
 	v := &j.Views[at]
-	if d.Len == 0 || !within(d.Local, d.Len, v.Local.Size) || !within(d.Remote, d.Len, v.Remote.Size) {
+	if d.Len == 0 || !within(d.Local, d.Len, v.Local.Size) ||
+		!within(d.Remote, d.Len, v.Remote.Size) {
 		return d.Check(v.Local.Size, v.Remote.Size)
 	}
 	j.Items = append(j.Items, Item{d.Local, d.Remote, d.Len, uint32(at), uint32(index)})
@@ -152,7 +153,8 @@ func (j *Job[E]) view(p *Peer[E], op driver.Op, localKey, remoteKey uint32) erro
 	return nil
 }
 
-// reaches reports whether the job uses a memory by a token of an epoch before, or as its own, which has no epoch.
+// reaches reports whether the job uses a memory by a token of an epoch before, or as its own, which
+// has no epoch.
 func (j *Job[E]) reaches(m *Memory[E], epoch uint64) bool {
 	for i := range j.Views {
 		v := &j.Views[i]
@@ -181,8 +183,8 @@ func (b *Books[E]) stop(why error, which func(*Job[E]) bool) {
 	b.cfg.Stop()
 }
 
-// end ends those that which picks, and returns when none is left or the context has ended. It gives the lock up
-// meanwhile, and looks whenever a job has ended.
+// end ends those that which picks, and returns when none is left or the context has ended. It gives
+// the lock up meanwhile, and looks whenever a job has ended.
 //
 // Preconditions: Mu is held.
 func (b *Books[E]) end(ctx context.Context, why error, which func(*Job[E]) bool) error {

@@ -12,7 +12,8 @@ import (
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
-// Memory is one registration: memory of a device or of the host, or a range of a file. It is a driver.Memory.
+// Memory is one registration: memory of a device or of the host, or a range of a file. It is a
+// driver.Memory.
 type Memory[E any] struct {
 	Kind     driver.Kind
 	Size     uint64
@@ -29,7 +30,8 @@ type Memory[E any] struct {
 }
 
 // Register makes a segment a memory. find says where it lies, before anybody can see the memory.
-func (b *Books[E]) Register(seg *driver.Segment, find func(*Memory[E]) error) (driver.Memory, error) {
+func (b *Books[E]) Register(seg *driver.Segment, find func(*Memory[E]) error) (driver.Memory,
+	error) {
 	if err := seg.Check(); err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)
 	}
@@ -37,7 +39,8 @@ func (b *Books[E]) Register(seg *driver.Segment, find func(*Memory[E]) error) (d
 		return nil, fmt.Errorf("register memory: %w", driver.ErrClosed)
 	}
 	defer b.Gate.Exit()
-	m := &Memory[E]{Kind: seg.Kind, Size: seg.Len, ReadOnly: seg.ReadOnly, books: b, secret: seg.Secret}
+	m := &Memory[E]{Kind: seg.Kind, Size: seg.Len, ReadOnly: seg.ReadOnly, books: b,
+		secret: seg.Secret}
 	var err error
 	if m.key, m.epoch, err = b.table.Take(); err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)
@@ -112,7 +115,8 @@ func (m *Memory[E]) admit(t *keys.Token) error {
 	switch {
 	case m.closed || t.Epoch < m.epoch:
 		return driver.ErrRevoked
-	case t.Epoch > m.epoch, t.Size != m.Size, subtle.ConstantTimeCompare(t.Secret[:], m.secret[:]) != 1:
+	case t.Epoch > m.epoch, t.Size != m.Size, subtle.ConstantTimeCompare(t.Secret[:],
+		m.secret[:]) != 1:
 		return driver.ErrBadToken
 	case m.Kind != driver.File:
 		return m.books.foreign

@@ -10,7 +10,8 @@ import (
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
-// Peer is a way of a backend to its own files: what its peers have in common. All is guarded by Books.Mu.
+// Peer is a way of a backend to its own files: what its peers have in common. All is guarded by
+// Books.Mu.
 type Peer[E any] struct {
 	driver.PeerBase
 	books   *Books[E]

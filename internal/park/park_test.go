@@ -134,7 +134,9 @@ func TestCloseWakesEveryWaiter(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range cap(results) {
-		if err := within(t, "Wait", func() error { return <-results }); !errors.Is(err, os.ErrClosed) {
+		if err := within(t, "Wait", func() error {
+			return <-results
+		}); !errors.Is(err, os.ErrClosed) {
 			t.Errorf("a waiter got %v, want os.ErrClosed", err)
 		}
 	}
@@ -154,7 +156,8 @@ func TestDeadline(t *testing.T) {
 	if err := e.SetDeadline(time.Now().Add(time.Millisecond)); err != nil {
 		t.Fatal(err)
 	}
-	if err := within(t, "Wait", e.Wait); err != driver.ErrTimeout || !errors.Is(err, os.ErrDeadlineExceeded) {
+	if err := within(t, "Wait", e.Wait); err != driver.ErrTimeout ||
+		!errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("Wait past its deadline: %v", err)
 	}
 	_ = e.SetDeadline(time.Time{})

@@ -44,7 +44,8 @@ func newPolled(fd int, name string, ready func(fd int, scratch []byte) bool) (*p
 	p.fd.Store(int64(fd))
 	if err := p.file.SetDeadline(time.Time{}); err != nil {
 		_ = p.file.Close()
-		return nil, fmt.Errorf("watch %s: the kernel cannot poll this descriptor: %w", name, driver.ErrNotSupported)
+		return nil, fmt.Errorf("watch %s: the kernel cannot poll this descriptor: %w", name,
+			driver.ErrNotSupported)
 	}
 	conn, err := p.file.SyscallConn()
 	if err != nil {

@@ -42,7 +42,8 @@ func StartOf(pid int) (uint64, error) {
 	fields := bytes.Fields(after)
 	const at = 22 - 3 // the state is field 3
 	if len(fields) <= at {
-		return 0, fmt.Errorf("identify process %d: /proc tells %d fields: %w", pid, len(fields), driver.ErrCorrupt)
+		return 0, fmt.Errorf("identify process %d: /proc tells %d fields: %w", pid, len(fields),
+			driver.ErrCorrupt)
 	}
 	start, err := strconv.ParseUint(string(fields[at]), 10, 64)
 	if err != nil {
@@ -51,9 +52,9 @@ func StartOf(pid int) (uint64, error) {
 	return start, nil
 }
 
-// Open returns a descriptor, the caller's to close, of the process that is readable once it has ended.
-// ErrPeerLost says that it has by now. What has the number after the descriptor
-// was made, and began when our process did, was there before: it is ours.
+// Open returns a descriptor, the caller's to close, of the process that is readable once it has
+// ended. ErrPeerLost says that it has by now. What has the number after the descriptor was made,
+// and began when our process did, was there before: it is ours.
 func (p ID) Open() (fd int, err error) {
 	fd, err = unix.PidfdOpen(int(p.PID), 0)
 	if err == unix.ESRCH || err == unix.EINVAL {

@@ -56,7 +56,8 @@ func TestThreads(t *testing.T) {
 		_, err := process.ThreadsOf(pid, unix.SYS_PROCESS_VM_WRITEV)
 		require.ErrorIs(t, err, driver.ErrUnproven)
 	}
-	if self, err := process.ThreadsOf(os.Getpid(), unix.SYS_PROCESS_VM_WRITEV); err != nil || !out(self, 10*time.Second) {
+	if self, err := process.ThreadsOf(os.Getpid(), unix.SYS_PROCESS_VM_WRITEV); err != nil ||
+		!out(self, 10*time.Second) {
 		t.Errorf("of ourselves: %v, or in a call that none makes", err)
 	}
 }

@@ -134,7 +134,8 @@ func TestDeathIsNamed(t *testing.T) {
 		t.Error("a message of a dead child")
 	}
 	err := c.ExitError()
-	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("test process (pid %d) died: signal: killed", c.PID)) {
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("test process (pid %d) died: "+
+		"signal: killed", c.PID)) {
 		t.Errorf("exit error: %v", err)
 	}
 }

@@ -32,7 +32,8 @@ func New(name string, size uint64, ownerOnly bool) (fd int, mem []byte, err erro
 		seals |= unix.F_SEAL_FUTURE_WRITE
 	}
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
-		return -1, nil, errors.Join(fmt.Errorf("seal %s: %w", name, err), unix.Munmap(mem), unix.Close(fd))
+		return -1, nil, errors.Join(fmt.Errorf("seal %s: %w", name, err), unix.Munmap(mem),
+			unix.Close(fd))
 	}
 	return fd, mem, nil
 }
@@ -46,11 +47,13 @@ func Check(fd int, need uint64) error {
 		return fmt.Errorf("examine peer's descriptor: %w", err)
 	}
 	if st.Size < 0 || uint64(st.Size) < need {
-		return fmt.Errorf("peer's descriptor has %d of %d bytes: %w", st.Size, need, driver.ErrCorrupt)
+		return fmt.Errorf("peer's descriptor has %d of %d bytes: %w", st.Size, need,
+			driver.ErrCorrupt)
 	}
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil || seals&unix.F_SEAL_SHRINK == 0 {
-		return fmt.Errorf("peer's descriptor can shrink (seals %#x): seal memory that is shared with F_SEAL_SHRINK: %w", seals, driver.ErrCorrupt)
+		return fmt.Errorf("peer's descriptor can shrink (seals %#x): seal memory that is shared "+
+			"with F_SEAL_SHRINK: %w", seals, driver.ErrCorrupt)
 	}
 	return nil
 }

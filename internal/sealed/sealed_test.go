@@ -42,7 +42,8 @@ func TestOwnerWritesOthersRead(t *testing.T) {
 	}
 }
 
-// TestMapRefusesWhatShrinks gives it descriptors that a peer could cut under the mapping, or that have no pages.
+// TestMapRefusesWhatShrinks gives it descriptors that a peer could cut under the mapping, or that
+// have no pages.
 func TestMapRefusesWhatShrinks(t *testing.T) {
 	leak.Check(t)
 	soft, err := unix.MemfdCreate("test", unix.MFD_ALLOW_SEALING|unix.MFD_CLOEXEC)

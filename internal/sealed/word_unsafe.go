@@ -7,7 +7,8 @@ import (
 	"unsafe"
 )
 
-// Word returns 8 bytes of shared pages as a word that processes change at once; off is a multiple of 8.
+// Word returns 8 bytes of shared pages as a word that processes change at once; off is a multiple
+// of 8.
 func Word(mem []byte, off int) *atomic.Uint64 {
 	return (*atomic.Uint64)(unsafe.Pointer(&mem[off : off+8][0]))
 }

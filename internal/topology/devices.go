@@ -49,7 +49,8 @@ func (s Sysfs) Devices() []Device {
 	for _, name := range s.List("class/infiniband") {
 		d := s.find(found, NIC, "class/infiniband", name, "device")
 		if parent := s.Text("class/infiniband", name, "parent"); d == nil && parent != "" {
-			d = s.find(found, NIC, "class/net", parent, "device") // soft-RoCE lies where its network device does
+			// soft-RoCE lies where its network device does
+			d = s.find(found, NIC, "class/net", parent, "device")
 		}
 		if d != nil {
 			d.RDMA = append(d.RDMA, name)
@@ -83,7 +84,8 @@ func (s Sysfs) Devices() []Device {
 
 func (s Sysfs) gpus(found map[string]*Device) {
 	for _, address := range s.List(devices) {
-		if s.Text(devices, address, "vendor") == nvidia && strings.HasPrefix(s.Text(devices, address, "class"), display) {
+		if s.Text(devices, address, "vendor") == nvidia &&
+			strings.HasPrefix(s.Text(devices, address, "class"), display) {
 			s.find(found, GPU, devices, address)
 		}
 	}
@@ -118,7 +120,8 @@ func (s Sysfs) find(all map[string]*Device, kind Kind, link ...string) *Device {
 	if d := all[address]; d != nil {
 		return d
 	}
-	d := &Device{Kind: kind, Address: address, Place: Place{Node: s.Node(devices, address), Path: path}}
+	d := &Device{Kind: kind, Address: address, Place: Place{Node: s.Node(devices, address),
+		Path: path}}
 	d.Link, d.Most = s.Links(address)
 	if port := path.Parent(); port != "" {
 		_, d.Slot = s.Links(port)

@@ -38,13 +38,15 @@ type Place struct {
 // Distance is how far two devices are from each other.
 type Distance struct {
 	Nearness Nearness `json:"nearness"`
-	Bridges  int      `json:"bridges"` // ports between devices of one switch, or of several in a row; 0 for all others
-	Nodes    int      `json:"nodes"`   // as the firmware rates it, 10 within one; 0: not known
+	// ports between devices of one switch, or of several in a row; 0 for all others
+	Bridges int `json:"bridges"`
+	Nodes   int `json:"nodes"` // as the firmware rates it, 10 within one; 0: not known
 }
 
 // Compare orders distances, the nearest first.
 func (d Distance) Compare(other Distance) int {
-	return cmp.Or(cmp.Compare(d.Nearness, other.Nearness), cmp.Compare(d.Nodes, other.Nodes), cmp.Compare(d.Bridges, other.Bridges))
+	return cmp.Or(cmp.Compare(d.Nearness, other.Nearness), cmp.Compare(d.Nodes, other.Nodes),
+		cmp.Compare(d.Bridges, other.Bridges))
 }
 
 // Distance measures two devices of a machine with these nodes.

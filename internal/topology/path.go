@@ -48,7 +48,8 @@ func IsRoot(name string) bool {
 // Controllers that hide drives behind themselves make domains of five digits.
 func IsAddress(name string) bool {
 	domain, rest, ok := strings.Cut(name, ":")
-	return ok && len(domain) >= 4 && len(domain) <= 8 && len(rest) == 7 && rest[2] == ':' && rest[5] == '.' &&
+	return ok && len(domain) >= 4 && len(domain) <= 8 && len(rest) == 7 && rest[2] == ':' &&
+		rest[5] == '.' &&
 		hex(domain) && hex(rest[:2]) && hex(rest[3:5]) && rest[6] >= '0' && rest[6] <= '7'
 }
 

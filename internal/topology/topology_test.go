@@ -31,25 +31,31 @@ func TestDevices(t *testing.T) {
 	for _, d := range s.Devices() {
 		order = append(order, d.Address)
 	}
-	if want := []string{"0000:19:00.0", "0000:1a:00.0", "0000:1b:00.0", "0000:1c:00.0", "0000:9b:00.0", "0000:ac:00.0"}; !slices.Equal(order, want) {
+	if want := []string{"0000:19:00.0", "0000:1a:00.0", "0000:1b:00.0", "0000:1c:00.0",
+		"0000:9b:00.0", "0000:ac:00.0"}; !slices.Equal(order, want) {
 		t.Fatalf("devices %v, want %v", order, want)
 	}
 	gpu, nic, drive := all["0000:19:00.0"], all["0000:1a:00.0"], all["0000:1b:00.0"]
-	if gpu.Kind != GPU || gpu.Node != 0 || gpu.Link != (Link{5, 16}) || gpu.Most != (Link{5, 16}) || gpu.Slot != (Link{5, 16}) {
+	if gpu.Kind != GPU || gpu.Node != 0 || gpu.Link != (Link{5, 16}) || gpu.Most != (Link{5, 16}) ||
+		gpu.Slot != (Link{5, 16}) {
 		t.Errorf("GPU %+v", gpu)
 	}
-	if want := (Path{"pci0000:16", "0000:16:01.0", "0000:17:00.0", "0000:18:00.0", "0000:19:00.0"}); !slices.Equal(gpu.Path, want) {
+	if want := (Path{"pci0000:16", "0000:16:01.0", "0000:17:00.0", "0000:18:00.0",
+		"0000:19:00.0"}); !slices.Equal(gpu.Path, want) {
 		t.Errorf("the GPU is at %v, want %v", gpu.Path, want)
 	}
-	if nic.Kind != NIC || !slices.Equal(nic.RDMA, []string{"mlx5_0"}) || !slices.Equal(nic.NetDevs, []string{"eth2"}) {
+	if nic.Kind != NIC || !slices.Equal(nic.RDMA, []string{"mlx5_0"}) ||
+		!slices.Equal(nic.NetDevs, []string{"eth2"}) {
 		t.Errorf("NIC %+v", nic)
 	}
-	if drive.Kind != Drive || !slices.Equal(drive.Names, []string{"nvme0", "nvme0n1"}) || drive.Model != "Made Drive 0" ||
+	if drive.Kind != Drive || !slices.Equal(drive.Names, []string{"nvme0", "nvme0n1"}) ||
+		drive.Model != "Made Drive 0" ||
 		drive.Link != (Link{4, 4}) || drive.Slot != (Link{5, 16}) {
 		t.Errorf("drive %+v", drive)
 	}
 	slow := all["0000:9b:00.0"]
-	if slow.Node != 1 || slow.Link != (Link{3, 8}) || slow.Most != (Link{5, 16}) || slow.Path.Parent() != "0000:9a:01.0" {
+	if slow.Node != 1 || slow.Link != (Link{3, 8}) || slow.Most != (Link{5, 16}) ||
+		slow.Path.Parent() != "0000:9a:01.0" {
 		t.Errorf("GPU of node 1: %+v", slow)
 	}
 	if none := Sysfs(filepath.Join(t.TempDir(), "nothing")).Devices(); len(none) != 0 {
@@ -75,7 +81,8 @@ func TestDistance(t *testing.T) {
 		a, b := all[c.a].Place, all[c.b].Place
 		got := nodes.Distance(a, b)
 		if got != c.want || nodes.Distance(b, a) != nodes.Distance(a, b) {
-			t.Errorf("%s to %s: %+v and back %+v, want %+v", c.a, c.b, got, nodes.Distance(b, a), c.want)
+			t.Errorf("%s to %s: %+v and back %+v, want %+v", c.a, c.b, got, nodes.Distance(b, a),
+				c.want)
 		}
 	}
 }
@@ -94,11 +101,16 @@ func TestDistanceOfUnknown(t *testing.T) {
 		{"no path, equal nodes", two, here, here, SameNode},
 		{"no path, other nodes", two, here, there, OtherNode},
 		{"no node of two", two, here, lost, NotKnown},
-		{"functions of one card", two, Place{Path: Path{"pci0000:3a", "0000:3a:00.0", "0000:3b:00.0"}},
+		{"functions of one card", two,
+			Place{Path: Path{"pci0000:3a", "0000:3a:00.0", "0000:3b:00.0"}},
 			Place{Path: Path{"pci0000:3a", "0000:3a:00.0", "0000:3b:00.1"}}, SameDevice},
-		{"on the root complex itself", two, Place{Path: Path{"pci0000:00", "0000:00:03.0"}}, Place{Path: Path{"pci0000:00", "0000:00:04.0"}}, SameRoot},
-		{"behind one controller that hides drives", two, Place{Path: Path{"pci0000:5d", "0000:5d:05.5", "pci10000:00", "10000:00:02.0", "10000:01:00.0"}},
-			Place{Path: Path{"pci0000:5d", "0000:5d:05.5", "pci10000:00", "10000:00:03.0", "10000:02:00.0"}}, SameRoot},
+		{"on the root complex itself", two, Place{Path: Path{"pci0000:00", "0000:00:03.0"}},
+			Place{Path: Path{"pci0000:00", "0000:00:04.0"}}, SameRoot},
+		{"behind one controller that hides drives", two,
+			Place{Path: Path{"pci0000:5d", "0000:5d:05.5", "pci10000:00", "10000:00:02.0",
+				"10000:01:00.0"}},
+			Place{Path: Path{"pci0000:5d", "0000:5d:05.5", "pci10000:00", "10000:00:03.0",
+				"10000:02:00.0"}}, SameRoot},
 	} {
 		if got := c.nodes.Distance(c.a, c.b); got.Nearness != c.want || got.Bridges < 0 {
 			t.Errorf("%s: %+v, want %v", c.name, got, c.want)
@@ -106,14 +118,17 @@ func TestDistanceOfUnknown(t *testing.T) {
 	}
 }
 
-// TestNearer puts distances in order: the class first, then the firmware's figure, then the bridges.
+// TestNearer puts distances in order: the class first, then the firmware's figure, then the
+// bridges.
 func TestNearer(t *testing.T) {
 	order := []Distance{
-		{SameDevice, 0, 0}, {SameSwitch, 2, 0}, {SameSwitch, 4, 0}, {SameRoot, 0, 0}, {SameNode, 0, 0},
+		{SameDevice, 0, 0}, {SameSwitch, 2, 0}, {SameSwitch, 4, 0}, {SameRoot, 0, 0},
+		{SameNode, 0, 0},
 		{OtherNode, 0, 12}, {OtherNode, 0, 21}, {NotKnown, 0, 0},
 	}
 	for i := 1; i < len(order); i++ {
-		if order[i-1].Compare(order[i]) >= 0 || order[i].Compare(order[i-1]) <= 0 || order[i].Compare(order[i]) != 0 {
+		if order[i-1].Compare(order[i]) >= 0 || order[i].Compare(order[i-1]) <= 0 ||
+			order[i].Compare(order[i]) != 0 {
 			t.Errorf("%+v is not nearer than %+v", order[i-1], order[i])
 		}
 	}
@@ -126,47 +141,56 @@ func TestNearer(t *testing.T) {
 
 func TestAddress(t *testing.T) {
 	for spelled, want := range map[string]string{
-		"00000000:3B:00.0": "0000:3b:00.0", "0000:3b:00.0": "0000:3b:00.0", "00010000:E1:00.1": "10000:e1:00.1",
-		"": "", "3b:00.0": "", "0000:3b:00": "", "0000:3b:00.8": "", "0000:3b:0g.0": "", "pci0000:3a": "", "virtio2": "", "0000:3b-00.0": "",
+		"00000000:3B:00.0": "0000:3b:00.0", "0000:3b:00.0": "0000:3b:00.0",
+		"00010000:E1:00.1": "10000:e1:00.1",
+		"":                 "", "3b:00.0": "", "0000:3b:00": "", "0000:3b:00.8": "",
+		"0000:3b:0g.0": "", "pci0000:3a": "", "virtio2": "", "0000:3b-00.0": "",
 		"0x00:3b:00.0": "", "999999999:3b:00.0": "",
 	} {
 		if got := Address(spelled); got != want {
 			t.Errorf("%q is %q, want %q", spelled, got, want)
 		}
 	}
-	if IsAddress("0000:3B:00.0") || IsAddress("000:3b:00.0") || IsRoot("pci0000:3a:00.0") || IsRoot("0000:3a") || !IsRoot("pci10000:00") {
+	if IsAddress("0000:3B:00.0") || IsAddress("000:3b:00.0") || IsRoot("pci0000:3a:00.0") ||
+		IsRoot("0000:3a") || !IsRoot("pci10000:00") {
 		t.Error("names of the kernel are told apart wrongly")
 	}
 }
 
 func TestLink(t *testing.T) {
 	for text, want := range map[string]int{
-		"2.5 GT/s PCIe": 1, "5.0 GT/s PCIe": 2, "8.0 GT/s PCIe": 3, "16.0 GT/s PCIe": 4, "32.0 GT/s PCIe": 5, "64.0 GT/s PCIe": 6, "128.0 GT/s PCIe": 7,
-		"8 GT/s": 3, "Unknown": 0, "": 0, "0 GT/s": 0, "7.0 GT/s PCIe": 0, "32.0": 0, "NaN GT/s PCIe": 0,
+		"2.5 GT/s PCIe": 1, "5.0 GT/s PCIe": 2, "8.0 GT/s PCIe": 3, "16.0 GT/s PCIe": 4,
+		"32.0 GT/s PCIe": 5, "64.0 GT/s PCIe": 6, "128.0 GT/s PCIe": 7,
+		"8 GT/s": 3, "Unknown": 0, "": 0, "0 GT/s": 0, "7.0 GT/s PCIe": 0, "32.0": 0,
+		"NaN GT/s PCIe": 0,
 	} {
 		if got := generation(text); got != want {
 			t.Errorf("%q is generation %d, want %d", text, got, want)
 		}
 	}
-	for text, want := range map[string]int{"16": 16, "1": 1, "32": 32, "63": 0, "255": 0, "0": 0, "-1": 0, "": 0} {
+	for text, want := range map[string]int{"16": 16, "1": 1, "32": 32, "63": 0, "255": 0, "0": 0,
+		"-1": 0, "": 0} {
 		if got := lanes(text); got != want {
 			t.Errorf("%q is %d lanes, want %d", text, got, want)
 		}
 	}
 	for link, want := range map[Link]float64{
-		{5, 16}: 63.0e9, {3, 8}: 7.88e9, {1, 4}: 1e9, {6, 16}: 121e9, {0, 16}: 0, {5, 0}: 0, {8, 1}: 0,
+		{5, 16}: 63.0e9, {3, 8}: 7.88e9, {1, 4}: 1e9, {6, 16}: 121e9, {0, 16}: 0, {5, 0}: 0,
+		{8, 1}: 0,
 	} {
 		if got := link.Rate(); math.Abs(got-want) > want/100 {
 			t.Errorf("%v carries %g bytes a second, want about %g", link, got, want)
 		}
 	}
-	if (Link{}).Below(Link{5, 16}) || !(Link{3, 16}).Below(Link{5, 16}) || !(Link{5, 8}).Below(Link{5, 16}) || (Link{5, 16}).Below(Link{}) {
+	if (Link{}).Below(Link{5, 16}) || !(Link{3, 16}).Below(Link{5, 16}) ||
+		!(Link{5, 8}).Below(Link{5, 16}) || (Link{5, 16}).Below(Link{}) {
 		t.Error("a link is below what it could be only when both are known")
 	}
 	if got := (Link{5, 16}).Min(Link{4, 0}); got != (Link{4, 16}) {
 		t.Errorf("the ends agree on %v", got)
 	}
-	for link, want := range map[Link]string{{5, 16}: "Gen5 x16", {0, 8}: "x8", {3, 0}: "Gen3", {}: "link not known"} {
+	for link, want := range map[Link]string{{5, 16}: "Gen5 x16", {0, 8}: "x8", {3, 0}: "Gen3",
+		{}: "link not known"} {
 		if link.String() != want {
 			t.Errorf("%+v reads %q, want %q", link, link.String(), want)
 		}
@@ -178,7 +202,8 @@ func TestOddDevices(t *testing.T) {
 	f := fakesysfs.New(t)
 	const card, port = "pci0000:3a/0000:3a:00.0/0000:3b:00.0", "pci0000:3a/0000:3a:00.0"
 	f.Add(fakesysfs.Function{Path: port})
-	f.Add(fakesysfs.Function{Path: card, Class: "0x020000", Node: -1, Speed: "Unknown", Most: "Unknown", Width: 0, Wide: 255})
+	f.Add(fakesysfs.Function{Path: card, Class: "0x020000", Node: -1, Speed: "Unknown",
+		Most: "Unknown", Width: 0, Wide: 255})
 	f.Link("class/net/eth0/device", "devices/"+card)
 	for _, vf := range []string{"0000:3b:00.2", "0000:3b:00.3"} {
 		f.Add(fakesysfs.Function{Path: port + "/" + vf, Class: "0x020000"})
@@ -197,10 +222,12 @@ func TestOddDevices(t *testing.T) {
 	if len(all) != 2 {
 		t.Fatalf("%d devices: %v", len(all), all)
 	}
-	if d := all["0000:3b:00.0"]; d.Functions != 2 || d.Node != -1 || d.Link != (Link{}) || d.Most != (Link{}) || !slices.Equal(d.NetDevs, []string{"eth0"}) {
+	if d := all["0000:3b:00.0"]; d.Functions != 2 || d.Node != -1 || d.Link != (Link{}) ||
+		d.Most != (Link{}) || !slices.Equal(d.NetDevs, []string{"eth0"}) {
 		t.Errorf("the card with virtual functions is %+v", d)
 	}
-	if d := all["0000:00:03.0"]; !slices.Equal(d.RDMA, []string{"rxe0"}) || !slices.Equal(d.NetDevs, []string{"eth1"}) || d.Path.Parent() != "" {
+	if d := all["0000:00:03.0"]; !slices.Equal(d.RDMA, []string{"rxe0"}) ||
+		!slices.Equal(d.NetDevs, []string{"eth1"}) || d.Path.Parent() != "" {
 		t.Errorf("the NIC of a virtual machine, with soft-RoCE on it, is %+v", d)
 	}
 }

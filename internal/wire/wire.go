@@ -35,14 +35,17 @@ func seal(b []byte, start int) []byte {
 // open checks the frame and returns the body.
 func open(b []byte) ([]byte, error) {
 	if len(b) < headLen+checksumLen || string(b[:len(magic)]) != magic {
-		return nil, fmt.Errorf("not a description: %d bytes without the mark %q: %w", len(b), magic, driver.ErrCorrupt)
+		return nil, fmt.Errorf("not a description: %d bytes without the mark %q: %w", len(b), magic,
+			driver.ErrCorrupt)
 	}
 	if v := b[len(magic)]; v != Version {
-		return nil, fmt.Errorf("description has version %d, this program reads %d: use the same release on both sides: %w", v, Version, driver.ErrVersion)
+		return nil, fmt.Errorf("description has version %d, this program reads %d: use the same "+
+			"release on both sides: %w", v, Version, driver.ErrVersion)
 	}
 	body, sum := b[:len(b)-checksumLen], binary.LittleEndian.Uint32(b[len(b)-checksumLen:])
 	if crc32.Checksum(body, castagnoli) != sum {
-		return nil, fmt.Errorf("description of %d bytes is cut or altered: %w", len(b), driver.ErrCorrupt)
+		return nil, fmt.Errorf("description of %d bytes is cut or altered: %w", len(b),
+			driver.ErrCorrupt)
 	}
 	return body[headLen:], nil
 }

@@ -74,7 +74,8 @@ func TestCutAndFlipped(t *testing.T) {
 	for bit := range len(b) * 8 {
 		bad := bytes.Clone(b)
 		bad[bit/8] ^= 1 << (bit % 8)
-		if _, err := Decode(bad); !errors.Is(err, driver.ErrCorrupt) && !errors.Is(err, driver.ErrVersion) {
+		if _, err := Decode(bad); !errors.Is(err, driver.ErrCorrupt) &&
+			!errors.Is(err, driver.ErrVersion) {
 			t.Fatalf("bit %d flipped: %v", bit, err)
 		}
 	}
@@ -98,7 +99,9 @@ func TestEncodeRefusesWhatDecodeWould(t *testing.T) {
 		"region":  func(d *Description) { d.Regions[0].Name = long },
 		"size":    func(d *Description) { d.Regions[0].Size = 0 },
 		"address": func(d *Description) { d.Backends[0].Addr = make([]byte, driver.AddrMax+1) },
-		"token":   func(d *Description) { d.Regions[0].Tokens[1] = make([]byte, driver.TokenMax+1) },
+		"token": func(d *Description) {
+			d.Regions[0].Tokens[1] = make([]byte, driver.TokenMax+1)
+		},
 	} {
 		d := sample(1)
 		change(d)
@@ -145,7 +148,8 @@ func TestDecodeDoesNotSwell(t *testing.T) {
 	d := Description{Name: "n"}
 	tokens := make([][]byte, BackendsMax)
 	for i := range tokens {
-		d.Backends = append(d.Backends, Backend{Name: string(rune('a'+i%26)) + string(rune('a'+i/26)), Addr: []byte{1}})
+		d.Backends = append(d.Backends,
+			Backend{Name: string(rune('a'+i%26)) + string(rune('a'+i/26)), Addr: []byte{1}})
 		tokens[i] = bytes.Repeat([]byte{7}, driver.TokenMax)
 	}
 	for range 2000 {
@@ -177,7 +181,8 @@ func TestDecodeOfSparseTokens(t *testing.T) {
 		d.Backends = append(d.Backends, Backend{Name: string(rune('a' + i))})
 	}
 	for range 1 << 17 {
-		d.Regions = append(d.Regions, Region{Name: "r", Size: 1, Set: 1 << (BackendsMax - 1), Tokens: [][]byte{{1}}})
+		d.Regions = append(d.Regions, Region{Name: "r", Size: 1, Set: 1 << (BackendsMax - 1),
+			Tokens: [][]byte{{1}}})
 	}
 	b, err := Encode(nil, d)
 	if err != nil {

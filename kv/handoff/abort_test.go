@@ -127,7 +127,8 @@ func (p *pair) checkEnd(t *testing.T, who string, push *Push, q *Request) {
 	if !errors.As(here, &local) || !errors.Is(here, want) || local.Remote || local.Request != q.ID {
 		t.Errorf("the side that ended it: %v", here)
 	}
-	if !errors.As(there, &remote) || !errors.Is(there, want) || !remote.Remote || remote.Request != q.ID {
+	if !errors.As(there, &remote) || !errors.Is(there, want) || !remote.Remote ||
+		remote.Request != q.ID {
 		t.Errorf("the other side: %v", there)
 	}
 	if err := push.Layer(within(t), 0); !errors.Is(err, want) {
@@ -176,10 +177,12 @@ func TestCloseEndsRequests(t *testing.T) {
 	if !errors.Is(a.Err(), engine.ErrClosed) || !errors.Is(qa.Err(), engine.ErrClosed) {
 		t.Errorf("closed sender: %v, receiver: %v", a.Err(), qa.Err())
 	}
-	if _, err := p.sender.Begin(within(t), p.prefill.peer, 2, nil); !errors.Is(err, engine.ErrClosed) {
+	if _, err := p.sender.Begin(within(t), p.prefill.peer, 2, nil); !errors.Is(err,
+		engine.ErrClosed) {
 		t.Errorf("begin after close: %v", err)
 	}
-	p.sender, _ = NewSender(p.prefill.mux, SenderConfig{Region: p.prefill.region, Geometry: p.prefill.geometry})
+	p.sender, _ = NewSender(p.prefill.mux, SenderConfig{Region: p.prefill.region,
+		Geometry: p.prefill.geometry})
 	b, qb := p.begin(t, 3, 1, 2)
 	p.receiver.Close()
 	<-b.Ended()

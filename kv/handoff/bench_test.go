@@ -17,7 +17,8 @@ func BenchmarkRequest(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	for name, open := range map[string]func(testing.TB) driver.Backend{"mem": newMem, "shm": newShm} {
+	for name, open := range map[string]func(testing.TB) driver.Backend{"mem": newMem,
+		"shm": newShm} {
 		b.Run(name, func(b *testing.B) {
 			p := newPair(b, setup{model: model, backend: open, blocks: 32})
 			blocks := make([]Block, 24)

@@ -39,9 +39,11 @@ const (
 )
 
 var reasons = [...]error{
-	Aborted: engine.ErrAborted, Cancelled: ErrCancelled, TooLarge: pool.ErrTooLarge, Refused: ErrRefused,
-	TimedOut: engine.ErrTimeout, PeerLost: engine.ErrPeerLost, Closed: engine.ErrClosed, Mismatch: ErrGeometry,
-	Garbled: engine.ErrCorrupt, Failed: errFailed,
+	Aborted: engine.ErrAborted, Cancelled: ErrCancelled, TooLarge: pool.ErrTooLarge,
+	Refused:  ErrRefused,
+	TimedOut: engine.ErrTimeout, PeerLost: engine.ErrPeerLost, Closed: engine.ErrClosed,
+	Mismatch: ErrGeometry,
+	Garbled:  engine.ErrCorrupt, Failed: errFailed,
 }
 
 func (r Reason) valid() bool { return r >= Aborted && int(r) < len(reasons) }
@@ -99,7 +101,8 @@ func endOf(ctx context.Context, request uint64, err error) *EndError {
 	if errors.As(err, &end) {
 		return end
 	}
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) && errors.Is(err, ctx.Err()) {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) &&
+		errors.Is(err, ctx.Err()) {
 		err = fmt.Errorf("%w: %w", err, cause)
 		return &EndError{Request: request, Reason: reasonOf(cause), Err: err}
 	}

@@ -42,12 +42,15 @@ func fullPoolHoldsRequestsBack(t *testing.T, open func(testing.TB) driver.Backen
 }
 
 func TestWaitForRoomIsBounded(t *testing.T) {
-	p := newPair(t, setup{blocks: 2, receiver: func(c *ReceiverConfig) { c.RoomTimeout = 20 * time.Millisecond }})
+	p := newPair(t, setup{blocks: 2, receiver: func(c *ReceiverConfig) {
+		c.RoomTimeout = 20 * time.Millisecond
+	}})
 	held := p.handOver(t, 1, 1, 2)
 	defer held.Release()
 	_, err := p.sender.Begin(within(t), p.prefill.peer, 2, p.request(t, 7, 8))
 	var end *EndError
-	if !errors.As(err, &end) || !errors.Is(err, engine.ErrTimeout) || !end.Remote || end.Peer != "decode" {
+	if !errors.As(err, &end) || !errors.Is(err, engine.ErrTimeout) || !end.Remote ||
+		end.Peer != "decode" {
 		t.Errorf("begin without room: %v", err)
 	}
 }
@@ -90,7 +93,8 @@ func TestMisuse(t *testing.T) {
 		"a block past the pool": {{Local: prefillBlocks}},
 		"too many blocks":       make([]Block, RequestBlocksMax+1),
 	} {
-		if _, err := p.sender.Begin(within(t), p.prefill.peer, 1, blocks); !errors.Is(err, engine.ErrBounds) {
+		if _, err := p.sender.Begin(within(t), p.prefill.peer, 1, blocks); !errors.Is(err,
+			engine.ErrBounds) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -134,12 +138,24 @@ func TestBadConfigs(t *testing.T) {
 	sender := SenderConfig{Region: p.prefill.region, Geometry: p.prefill.geometry}
 	receiver := ReceiverConfig{Region: p.decode.region, Geometry: p.decode.geometry, Pool: p.pool}
 	for what, change := range map[string]func(*SenderConfig, *ReceiverConfig){
-		"no region":           func(s *SenderConfig, r *ReceiverConfig) { s.Region, r.Region = nil, nil },
-		"no geometry":         func(s *SenderConfig, r *ReceiverConfig) { s.Geometry, r.Geometry = nil, nil },
-		"a region too small":  func(s *SenderConfig, r *ReceiverConfig) { s.Geometry, r.Geometry = huge, huge },
-		"short messages":      func(s *SenderConfig, r *ReceiverConfig) { s.MessageMax, r.MessageMax = 10, 10 },
-		"a negative timeout":  func(s *SenderConfig, r *ReceiverConfig) { s.LayerTimeout, r.IdleTimeout = -1, -1 },
-		"a negative number":   func(s *SenderConfig, r *ReceiverConfig) { s.Window, r.RequestsMax = -1, -1 },
+		"no region": func(s *SenderConfig, r *ReceiverConfig) {
+			s.Region, r.Region = nil, nil
+		},
+		"no geometry": func(s *SenderConfig, r *ReceiverConfig) {
+			s.Geometry, r.Geometry = nil, nil
+		},
+		"a region too small": func(s *SenderConfig, r *ReceiverConfig) {
+			s.Geometry, r.Geometry = huge, huge
+		},
+		"short messages": func(s *SenderConfig, r *ReceiverConfig) {
+			s.MessageMax, r.MessageMax = 10, 10
+		},
+		"a negative timeout": func(s *SenderConfig, r *ReceiverConfig) {
+			s.LayerTimeout, r.IdleTimeout = -1, -1
+		},
+		"a negative number": func(s *SenderConfig, r *ReceiverConfig) {
+			s.Window, r.RequestsMax = -1, -1
+		},
 		"one of its own kind": func(*SenderConfig, *ReceiverConfig) {},
 	} {
 		s, r := sender, receiver
@@ -166,7 +182,8 @@ func TestGeometriesMustAgree(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := newPair(t, setup{sender: func(c *SenderConfig) { c.Geometry = g }})
-	if _, err := p.sender.Begin(within(t), p.prefill.peer, 1, []Block{{}}); !errors.Is(err, ErrGeometry) {
+	if _, err := p.sender.Begin(within(t), p.prefill.peer, 1, []Block{{}}); !errors.Is(err,
+		ErrGeometry) {
 		t.Errorf("begin with another geometry: %v", err)
 	}
 }
@@ -176,7 +193,9 @@ func TestGeometriesMustAgree(t *testing.T) {
 func TestSilentSenderLosesItsBlocks(t *testing.T) { over(t, silentSenderLosesItsBlocks) }
 
 func silentSenderLosesItsBlocks(t *testing.T, open func(testing.TB) driver.Backend) {
-	p := newPair(t, setup{backend: open, receiver: func(c *ReceiverConfig) { c.IdleTimeout = 50 * time.Millisecond }})
+	p := newPair(t, setup{backend: open, receiver: func(c *ReceiverConfig) {
+		c.IdleTimeout = 50 * time.Millisecond
+	}})
 	push, q := p.begin(t, 1, 1, 2, 3)
 	if err := push.Layer(within(t), 0); err != nil {
 		t.Fatal(err)
@@ -185,7 +204,8 @@ func silentSenderLosesItsBlocks(t *testing.T, open func(testing.TB) driver.Backe
 	p.fence(t, q.Blocks...)()
 	<-push.Ended()
 	var end *EndError
-	if !errors.Is(q.Err(), engine.ErrTimeout) || !errors.As(push.Err(), &end) || end.Reason != TimedOut || !end.Remote {
+	if !errors.Is(q.Err(), engine.ErrTimeout) || !errors.As(push.Err(), &end) ||
+		end.Reason != TimedOut || !end.Remote {
 		t.Errorf("receiver: %v, sender: %v", q.Err(), push.Err())
 	}
 }
@@ -195,7 +215,8 @@ func TestDecodeStopsReading(t *testing.T) { over(t, decodeStopsReading) }
 
 func decodeStopsReading(t *testing.T, open func(testing.TB) driver.Backend) {
 	p := newPair(t, setup{backend: open, sender: func(c *SenderConfig) {
-		c.AnswerTimeout, c.TakenTimeout, c.AbortTimeout = 50*time.Millisecond, 50*time.Millisecond, 50*time.Millisecond
+		c.AnswerTimeout, c.TakenTimeout, c.AbortTimeout = 50*time.Millisecond, 50*time.Millisecond,
+			50*time.Millisecond
 	}, receiver: func(c *ReceiverConfig) { c.IdleTimeout = 100 * time.Millisecond }})
 	push, q := p.begin(t, 1, 1, 2)
 	p.decode.mux.Close()
@@ -207,7 +228,8 @@ func decodeStopsReading(t *testing.T, open func(testing.TB) driver.Backend) {
 	if err := push.Finish(within(t)); !errors.Is(err, engine.ErrTimeout) {
 		t.Errorf("finish: %v", err)
 	}
-	if _, err := p.sender.Begin(within(t), p.prefill.peer, 2, p.request(t, 7)); !errors.Is(err, engine.ErrTimeout) {
+	if _, err := p.sender.Begin(within(t), p.prefill.peer, 2, p.request(t, 7)); !errors.Is(err,
+		engine.ErrTimeout) {
 		t.Errorf("begin: %v", err)
 	}
 	<-q.Done() // by its own limit
@@ -252,7 +274,8 @@ func lostReceiver(t *testing.T, open func(testing.TB) driver.Backend) {
 	if err := push.Err(); !errors.Is(err, engine.ErrPeerLost) {
 		t.Errorf("sender: %v", err)
 	}
-	if _, err := p.sender.Begin(within(t), p.prefill.peer, 2, p.request(t, 7)); !errors.Is(err, engine.ErrPeerLost) {
+	if _, err := p.sender.Begin(within(t), p.prefill.peer, 2, p.request(t, 7)); !errors.Is(err,
+		engine.ErrPeerLost) {
 		t.Errorf("begin with a lost peer: %v", err)
 	}
 	<-q.Done()

@@ -61,7 +61,8 @@ func (p *Push) mayFinish() (ready bool, err error) {
 	case isClosed(p.over):
 		return false, p.outcome()
 	case p.unposted > 0:
-		return false, fmt.Errorf("finish request %d: %d layers have not been pushed: %w", p.request, p.unposted, engine.ErrBusy)
+		return false, fmt.Errorf("finish request %d: %d layers have not been pushed: %w", p.request,
+			p.unposted, engine.ErrBusy)
 	}
 	p.doneSent = p.inFlight == 0
 	return p.doneSent, nil

@@ -26,10 +26,12 @@ func handsOverEveryByte(t *testing.T, open func(testing.TB) driver.Backend) {
 				q.Release()
 				q.Release()
 				moved := uint64(len(ids)) * p.decode.geometry.BlockBytes()
-				if s := p.sender.Stats(); s.Finished != 1 || s.BlocksMoved != 5 || s.Bytes != moved || s.Layers != uint64(model.Layers) {
+				if s := p.sender.Stats(); s.Finished != 1 || s.BlocksMoved != 5 ||
+					s.Bytes != moved || s.Layers != uint64(model.Layers) {
 					t.Errorf("sender: %+v, want %d bytes", s, moved)
 				}
-				if s := p.receiver.Stats(); s.Finished != 1 || s.BlocksMoved != 5 || s.Bytes != moved || s.Strays != 0 {
+				if s := p.receiver.Stats(); s.Finished != 1 || s.BlocksMoved != 5 ||
+					s.Bytes != moved || s.Strays != 0 {
 					t.Errorf("receiver: %+v, want %d bytes", s, moved)
 				}
 				if s := p.pool.Stats(); s.Cached != 5 || s.Used != 0 {
@@ -100,7 +102,8 @@ func reusesPrefixes(t *testing.T, open func(testing.TB) driver.Backend) {
 		t.Errorf("missing %v of blocks that were all there", c.Missing)
 	}
 	c.Release()
-	for side, s := range map[string]Stats{"sender": p.sender.Stats(), "receiver": p.receiver.Stats()} {
+	for side, s := range map[string]Stats{"sender": p.sender.Stats(),
+		"receiver": p.receiver.Stats()} {
 		if s.Finished != 3 || s.BlocksMoved != 6 || s.BlocksReused != 7 {
 			t.Errorf("%s: %+v", side, s)
 		}
@@ -174,10 +177,14 @@ func (p *pair) push(t testing.TB, push *Push) {
 	}
 }
 
-func TestLayersInAnyOrderByManyGoroutines(t *testing.T) { over(t, layersInAnyOrderByManyGoroutines) }
+func TestLayersInAnyOrderByManyGoroutines(t *testing.T) {
+	over(t, layersInAnyOrderByManyGoroutines)
+}
 
 func layersInAnyOrderByManyGoroutines(t *testing.T, open func(testing.TB) driver.Backend) {
-	p := newPair(t, setup{backend: open, model: large, sender: func(c *SenderConfig) { c.Window = 2 }})
+	p := newPair(t, setup{backend: open, model: large, sender: func(c *SenderConfig) {
+		c.Window = 2
+	}})
 	ids := []uint64{1, 2, 3}
 	push, q := p.begin(t, 1, ids...)
 	var all sync.WaitGroup
@@ -240,7 +247,8 @@ func manyRequestsAtOnce(t *testing.T, open func(testing.TB) driver.Backend) {
 	}
 	all.Wait()
 	s, r := p.sender.Stats(), p.receiver.Stats()
-	if s.Finished != requests || r.Finished != requests || s.BlocksMoved != r.BlocksMoved || r.BlocksReused == 0 {
+	if s.Finished != requests || r.Finished != requests || s.BlocksMoved != r.BlocksMoved ||
+		r.BlocksReused == 0 {
 		t.Errorf("sender %+v, receiver %+v", s, r)
 	}
 }

@@ -38,7 +38,8 @@ func garbageDoesNotDisturbOthers(t *testing.T, open func(testing.TB) driver.Back
 		}
 	}()
 	start := time.Now()
-	for n := uint64(0); n < 20 || p.receiver.Stats().Strays < 100 && time.Since(start) < limit; n++ {
+	for n := uint64(0); n < 20 || p.receiver.Stats().Strays < 100 &&
+		time.Since(start) < limit; n++ {
 		p.handOverAmong(t, n)
 	}
 	close(stop)
@@ -73,11 +74,14 @@ func (p *pair) handOverAmong(t *testing.T, number uint64) {
 // TestBrokenProtocolEndsTheRequest has a sender that does what it must not.
 func TestBrokenProtocolEndsTheRequest(t *testing.T) {
 	for what, send := range map[string]func(session uint64) []byte{
-		"a layer that is not there": func(s uint64) []byte { return appendLayer(nil, s, small.Layers) },
-		"a layer number too large":  func(s uint64) []byte { return appendLayer(nil, s, 1<<31) },
-		"a layer twice":             func(s uint64) []byte { return appendLayer(nil, s, 0) },
+		"a layer that is not there": func(s uint64) []byte {
+			return appendLayer(nil, s, small.Layers)
+		},
+		"a layer number too large": func(s uint64) []byte { return appendLayer(nil, s, 1<<31) },
+		"a layer twice":            func(s uint64) []byte { return appendLayer(nil, s, 0) },
 		"a begin once more": func(s uint64) []byte {
-			return append(appendHeader(nil, toReceiver, kindBegin, 0, s), 1, 0, 0, 0, 0, 0, 0, 0, 'x')
+			return append(appendHeader(nil, toReceiver, kindBegin, 0, s), 1, 0, 0, 0, 0, 0, 0, 0,
+				'x')
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -102,9 +106,12 @@ func TestBrokenProtocolEndsTheRequest(t *testing.T) {
 
 // TestDoneWithoutLayersIsNoEnd: the last word alone completes nothing.
 func TestDoneWithoutLayersIsNoEnd(t *testing.T) {
-	p := newPair(t, setup{receiver: func(c *ReceiverConfig) { c.IdleTimeout = 50 * time.Millisecond }})
+	p := newPair(t, setup{receiver: func(c *ReceiverConfig) {
+		c.IdleTimeout = 50 * time.Millisecond
+	}})
 	push, q := p.begin(t, 1, 1, 2)
-	if err := p.prefill.peer.Notify(within(t), appendHeader(nil, toReceiver, kindDone, 0, push.session)); err != nil {
+	if err := p.prefill.peer.Notify(within(t), appendHeader(nil, toReceiver, kindDone, 0,
+		push.session)); err != nil {
 		t.Fatal(err)
 	}
 	<-q.Done()

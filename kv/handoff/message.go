@@ -61,7 +61,8 @@ func decode(b []byte) (m message, err error) {
 		return m, garbled("%d bytes, cut short", len(b))
 	}
 	if b[1] != version {
-		return m, fmt.Errorf("message of version %d, want %d: use the same release on both sides: %w", b[1], version, engine.ErrVersion)
+		return m, fmt.Errorf("message of version %d, want %d: use the same release on "+
+			"both sides: %w", b[1], version, engine.ErrVersion)
 	}
 	m = message{kind: kind(b[2]), reason: Reason(b[3]), session: binary.LittleEndian.Uint64(b[4:])}
 	ends := m.kind == kindAbort || m.kind == kindEnd
@@ -89,7 +90,8 @@ func (m *message) decodeBody(to byte, body []byte) error {
 		}
 		m.layer = binary.LittleEndian.Uint32(body)
 		return nil
-	case to == toReceiver && (m.kind == kindDone || m.kind == kindAbort), to == toSender && (m.kind == kindTaken || m.kind == kindEnd):
+	case to == toReceiver && (m.kind == kindDone || m.kind == kindAbort), to == toSender &&
+		(m.kind == kindTaken || m.kind == kindEnd):
 		if len(body) != 0 {
 			return garbled("%d bytes too much", len(body))
 		}
@@ -103,5 +105,6 @@ func appendHeader(dst []byte, to byte, k kind, r Reason, session uint64) []byte 
 }
 
 func appendLayer(dst []byte, session uint64, layer int) []byte {
-	return binary.LittleEndian.AppendUint32(appendHeader(dst, toReceiver, kindLayer, 0, session), uint32(layer))
+	return binary.LittleEndian.AppendUint32(appendHeader(dst, toReceiver, kindLayer, 0, session),
+		uint32(layer))
 }

@@ -22,7 +22,8 @@ func messages() map[string][]byte {
 		"begin": fragment(toReceiver, kindBegin), "grant": fragment(toSender, kindGrant),
 		"layer": appendLayer(nil, 7, 60), "done": appendHeader(nil, toReceiver, kindDone, 0, 7),
 		"abort": appendHeader(nil, toReceiver, kindAbort, Aborted, 7),
-		"taken": appendHeader(nil, toSender, kindTaken, 0, 7), "end": appendHeader(nil, toSender, kindEnd, Failed, 7),
+		"taken": appendHeader(nil, toSender, kindTaken, 0, 7), "end": appendHeader(nil, toSender,
+			kindEnd, Failed, 7),
 	}
 }
 
@@ -48,7 +49,8 @@ func TestDecodesItsOwnMessages(t *testing.T) {
 func TestRefusesBrokenMessages(t *testing.T) {
 	for name, b := range messages() {
 		for n := range b {
-			if _, err := decode(b[:n]); !errors.Is(err, engine.ErrCorrupt) && (name != "begin" && name != "grant" || n <= fragmentLen) {
+			if _, err := decode(b[:n]); !errors.Is(err, engine.ErrCorrupt) &&
+				(name != "begin" && name != "grant" || n <= fragmentLen) {
 				t.Errorf("%s cut to %d bytes: %v", name, n, err)
 			}
 		}
@@ -76,7 +78,8 @@ func TestRefusesBrokenMessages(t *testing.T) {
 }
 
 func TestPayloadsReadBack(t *testing.T) {
-	ask := begin{request: 5, fingerprint: math.MaxUint64, hashes: []pool.Hash{{1}, {}, pool.HashOf(3)}}
+	ask := begin{request: 5, fingerprint: math.MaxUint64, hashes: []pool.Hash{{1}, {},
+		pool.HashOf(3)}}
 	got, err := decodeBegin(ask.append(nil))
 	if err != nil || !reflect.DeepEqual(got, ask) {
 		t.Errorf("begin %+v, %v", got, err)
@@ -158,7 +161,8 @@ func FuzzPayloads(f *testing.F) {
 		if ask, err := decodeBegin(b); err == nil && !bytes.Equal(ask.append(nil), b) {
 			t.Errorf("begin %x was read as %+v", b, ask)
 		}
-		if places, err := decodeGrant(b, 8); err == nil && !bytes.Equal(appendGrant(nil, places), b) {
+		if places, err := decodeGrant(b, 8); err == nil && !bytes.Equal(appendGrant(nil, places),
+			b) {
 			t.Errorf("grant %x was read as %+v", b, places)
 		}
 	})

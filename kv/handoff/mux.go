@@ -27,7 +27,8 @@ type Mux struct {
 
 // NewMux starts to read the notifications of an engine.
 func NewMux(eng *engine.Engine) *Mux {
-	m := &Mux{eng: eng, stop: make(chan struct{}), ended: make(chan struct{}), handlers: map[byte]func(engine.Notification){}}
+	m := &Mux{eng: eng, stop: make(chan struct{}), ended: make(chan struct{}),
+		handlers: map[byte]func(engine.Notification){}}
 	go m.run()
 	return m
 }
@@ -40,7 +41,8 @@ func (m *Mux) Handle(first byte, f func(engine.Notification)) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.handlers[first] != nil {
-		return fmt.Errorf("handle messages that begin with %#x: one Sender and one Receiver to a Mux: %w", first, engine.ErrBusy)
+		return fmt.Errorf("handle messages that begin with %#x: one Sender and one Receiver "+
+			"to a Mux: %w", first, engine.ErrBusy)
 	}
 	m.handlers[first] = f
 	return nil

@@ -29,10 +29,13 @@ func within(t testing.TB) context.Context {
 
 // small is a model whose blocks are no whole pages: 5 layers of 16 tokens of 44
 // bytes are 3,520.
-var small = layout.Model{Name: "small", Layers: 5, Parts: []layout.Part{{Name: "latent", TokenBytes: 36}, {Name: "indexer", TokenBytes: 8}}}
+var small = layout.Model{Name: "small", Layers: 5,
+	Parts: []layout.Part{{Name: "latent", TokenBytes: 36}, {Name: "indexer", TokenBytes: 8}}}
 
 // large has layers that a backend copies by workers: 4 of 256 KiB in a block.
-var large = layout.Model{Name: "large", Layers: 4, Parts: []layout.Part{{Name: "k", TokenBytes: 8192, Heads: 8}, {Name: "v", TokenBytes: 8192, Heads: 8}}}
+var large = layout.Model{Name: "large", Layers: 4,
+	Parts: []layout.Part{{Name: "k", TokenBytes: 8192, Heads: 8}, {Name: "v", TokenBytes: 8192,
+		Heads: 8}}}
 
 // side is one of the two engines with its pool.
 type side struct {
@@ -85,9 +88,11 @@ func newPair(t testing.TB, s setup) *pair {
 		s.backend = newMem
 	}
 	p := &pair{
-		prefill: newSide(t, "prefill", s, layout.Options{Blocks: prefillBlocks, Arrangement: s.order, BlockAlign: s.align[0]}),
-		decode:  newSide(t, "decode", s, layout.Options{Blocks: uint64(s.blocks), BlockAlign: s.align[1]}),
-		filled:  map[uint32]uint64{},
+		prefill: newSide(t, "prefill", s, layout.Options{Blocks: prefillBlocks,
+			Arrangement: s.order, BlockAlign: s.align[0]}),
+		decode: newSide(t, "decode", s, layout.Options{Blocks: uint64(s.blocks),
+			BlockAlign: s.align[1]}),
+		filled: map[uint32]uint64{},
 	}
 	copy(p.decode.region.Bytes(), bytes.Repeat([]byte{poison}, int(p.decode.region.Size())))
 	p.prefill.peer = connect(t, p.prefill.eng, p.decode.eng)
@@ -188,7 +193,9 @@ func (p *pair) request(t testing.TB, ids ...uint64) []Block {
 			continue
 		}
 		p.filled[uint32(i)] = id
-		p.prefill.each(t, uint32(i), func(layer, part int, b []byte) { copy(b, content(id, layer, part, len(b))) })
+		p.prefill.each(t, uint32(i), func(layer, part int, b []byte) {
+			copy(b, content(id, layer, part, len(b)))
+		})
 	}
 	return blocks
 }
@@ -216,7 +223,8 @@ func (s *side) layer(t testing.TB, block uint32, layer int, f func(part int, b [
 func content(id uint64, layer, part, n int) []byte {
 	b := make([]byte, 0, n+16)
 	for i := uint64(0); len(b) < n; i++ {
-		x := (id+1)*0x9E3779B97F4A7C15 ^ uint64(layer*64+part+1)*0xBF58476D1CE4E5B9 ^ i*0x94D049BB133111EB
+		x := (id+1)*0x9E3779B97F4A7C15 ^ uint64(layer*64+part+
+			1)*0xBF58476D1CE4E5B9 ^ i*0x94D049BB133111EB
 		b = binary.LittleEndian.AppendUint64(b, x^x>>29)
 	}
 	return b[:n]
@@ -228,7 +236,8 @@ func (p *pair) checkLayer(t testing.TB, q *Request, layer int, ids []uint64) {
 	for i, block := range q.Blocks {
 		p.decode.layer(t, block, layer, func(part int, b []byte) {
 			if !bytes.Equal(b, content(ids[i], layer, part, len(b))) {
-				t.Errorf("request %d: block %d (hash %d), layer %d, part %d differs", q.ID, block, ids[i], layer, part)
+				t.Errorf("request %d: block %d (hash %d), layer %d, part %d differs", q.ID, block,
+					ids[i], layer, part)
 			}
 		})
 	}
@@ -246,7 +255,8 @@ func (p *pair) begin(t testing.TB, number uint64, ids ...uint64) (*Push, *Reques
 		t.Fatal(err)
 	}
 	if q.ID != number || len(q.Blocks) != len(ids) {
-		t.Fatalf("accepted request %d of %d blocks, want %d of %d", q.ID, len(q.Blocks), number, len(ids))
+		t.Fatalf("accepted request %d of %d blocks, want %d of %d", q.ID, len(q.Blocks), number,
+			len(ids))
 	}
 	return push, q
 }

@@ -95,8 +95,10 @@ func decodeGrant(p []byte, blocks int) ([]place, error) {
 		}
 		index, lease := binary.LittleEndian.Uint32(p), int(binary.LittleEndian.Uint16(p[4:]))
 		p = p[placeLen:]
-		if index < next || uint64(index) >= uint64(blocks) || lease == 0 || lease > tokenMax || lease > len(p) {
-			return nil, garbled("place %d: block %d of %d, lease of %d bytes", i, index, blocks, lease)
+		if index < next || uint64(index) >= uint64(blocks) || lease == 0 || lease > tokenMax ||
+			lease > len(p) {
+			return nil, garbled("place %d: block %d of %d, lease of %d bytes", i, index, blocks,
+				lease)
 		}
 		places[i] = place{int(index), p[:lease:lease]}
 		p, next = p[lease:], index+1

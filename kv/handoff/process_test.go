@@ -104,13 +104,15 @@ func prefillProcess(socket string) error {
 func newDecode(t *testing.T, blocks int) (p *pair, socket string) {
 	t.Helper()
 	leak.Check(t)
-	p = &pair{decode: newSide(t, "decode", setup{model: large, backend: newShm}, layout.Options{Blocks: uint64(blocks)})}
+	p = &pair{decode: newSide(t, "decode", setup{model: large, backend: newShm},
+		layout.Options{Blocks: uint64(blocks)})}
 	var err error
 	if p.pool, err = pool.New(blocks); err != nil {
 		t.Fatal(err)
 	}
 	p.receiver, err = NewReceiver(p.decode.mux, ReceiverConfig{
-		Region: p.decode.region, Geometry: p.decode.geometry, Pool: p.pool, IdleTimeout: 250 * time.Millisecond,
+		Region: p.decode.region, Geometry: p.decode.geometry, Pool: p.pool,
+		IdleTimeout: 250 * time.Millisecond,
 	})
 	if err != nil {
 		t.Fatal(err)

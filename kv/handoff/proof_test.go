@@ -112,11 +112,15 @@ func TestAbortWaitsForTheProof(t *testing.T) {
 // TestLastWordIsNoSignOfLife repeats that all layers were sent: the request ends all the same
 // when none comes.
 func TestLastWordIsNoSignOfLife(t *testing.T) {
-	p := newPair(t, setup{blocks: 4, receiver: func(c *ReceiverConfig) { c.IdleTimeout = 50 * time.Millisecond }})
+	p := newPair(t, setup{blocks: 4, receiver: func(c *ReceiverConfig) {
+		c.IdleTimeout = 50 * time.Millisecond
+	}})
 	push, q := p.begin(t, 1, 1, 2, 3, 4)
-	for end := time.Now().Add(5 * time.Second); !isClosed(q.closed); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(5 * time.Second); !isClosed(q.closed); time.Sleep(
+		5 * time.Millisecond) {
 		require.True(t, time.Now().Before(end), "the blocks are the sender's for ever")
-		_ = p.prefill.peer.Notify(within(t), appendHeader(nil, toReceiver, kindDone, 0, push.session))
+		_ = p.prefill.peer.Notify(within(t), appendHeader(nil, toReceiver, kindDone, 0,
+			push.session))
 	}
 	_ = push.Abort(within(t))
 	q.Release()
@@ -129,12 +133,14 @@ func TestOnePeerLeavesRoomForOthers(t *testing.T) {
 	p := newPair(t, s)
 	s.model = small
 	s.backend = newMem
-	other := &pair{decode: p.decode, pool: p.pool, receiver: p.receiver, filled: map[uint32]uint64{},
+	other := &pair{decode: p.decode, pool: p.pool, receiver: p.receiver,
+		filled:  map[uint32]uint64{},
 		prefill: newSide(t, "other", s, layout.Options{Blocks: prefillBlocks})}
 	other.prefill.peer = connect(t, other.prefill.eng, p.decode.eng)
 	connect(t, p.decode.eng, other.prefill.eng)
 	var err error
-	other.sender, err = NewSender(other.prefill.mux, SenderConfig{Region: other.prefill.region, Geometry: other.prefill.geometry})
+	other.sender, err = NewSender(other.prefill.mux, SenderConfig{Region: other.prefill.region,
+		Geometry: other.prefill.geometry})
 	require.NoError(t, err)
 	defer other.sender.Close()
 	for i := range uint64(3) {

@@ -75,7 +75,8 @@ func (s *Sender) open(peer *engine.Peer, request uint64, blocks []Block) (*Push,
 		return nil, engine.ErrClosed
 	}
 	if len(s.pushes) >= s.cfg.PushesMax {
-		return nil, fmt.Errorf("%d requests are under way: wait for some or raise PushesMax: %w", len(s.pushes), engine.ErrFull)
+		return nil, fmt.Errorf("%d requests are under way: wait for some or raise PushesMax: %w",
+			len(s.pushes), engine.ErrFull)
 	}
 	p.session = newSession()
 	p.line = s.join(peer)
@@ -86,11 +87,13 @@ func (s *Sender) open(peer *engine.Peer, request uint64, blocks []Block) (*Push,
 
 // begin asks, waits for the answer, and imports the leases.
 func (p *Push) begin(ctx context.Context) error {
-	ask := begin{request: p.request, fingerprint: p.s.cfg.Geometry.Fingerprint(), hashes: make([]pool.Hash, len(p.blocks))}
+	ask := begin{request: p.request, fingerprint: p.s.cfg.Geometry.Fingerprint(),
+		hashes: make([]pool.Hash, len(p.blocks))}
 	for i, b := range p.blocks {
 		ask.hashes[i] = b.Hash
 	}
-	if err := sendFragments(ctx, p.peer, toReceiver, kindBegin, p.session, ask.append(nil), p.s.cfg.MessageMax); err != nil {
+	if err := sendFragments(ctx, p.peer, toReceiver, kindBegin, p.session, ask.append(nil),
+		p.s.cfg.MessageMax); err != nil {
 		return fmt.Errorf("ask for room: %w", err)
 	}
 	select {
@@ -116,7 +119,8 @@ func (p *Push) importLeases() error {
 		}
 		p.targets = append(p.targets, target{at.index, p.blocks[at.index].Local, remote})
 		if remote.Size() != p.s.cfg.Geometry.BlockBytes() {
-			return garbled("a lease of %d bytes for a block of %d", remote.Size(), p.s.cfg.Geometry.BlockBytes())
+			return garbled("a lease of %d bytes for a block of %d", remote.Size(),
+				p.s.cfg.Geometry.BlockBytes())
 		}
 	}
 	p.s.count.reused.Add(uint64(len(p.blocks) - len(places)))

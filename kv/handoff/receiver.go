@@ -49,13 +49,17 @@ func (c *ReceiverConfig) check() error {
 	blocks := uint64(c.Pool.Stats().Blocks)
 	switch {
 	case c.Geometry.Arrangement() != layout.BlockMajor:
-		return fmt.Errorf("receiver: a %v pool cannot be leased out block by block, use a %v one: %w",
+		return fmt.Errorf("receiver: a %v pool cannot be leased out block by block, use "+
+			"a %v one: %w",
 			c.Geometry.Arrangement(), layout.BlockMajor, engine.ErrNotSupported)
 	case c.Geometry.Blocks() < blocks || c.Region.Size() < c.Geometry.PoolBytes():
-		return fmt.Errorf("receiver: the pool has %d blocks, the geometry %d of %d bytes, region %s %d bytes: %w",
-			blocks, c.Geometry.Blocks(), c.Geometry.BlockBytes(), c.Region.Name(), c.Region.Size(), engine.ErrBounds)
+		return fmt.Errorf("receiver: the pool has %d blocks, the geometry %d of %d bytes, region "+
+			"%s %d bytes: %w",
+			blocks, c.Geometry.Blocks(), c.Geometry.BlockBytes(), c.Region.Name(), c.Region.Size(),
+			engine.ErrBounds)
 	case c.RequestsMax < 1 || c.MessageMax < MessageMin:
-		return fmt.Errorf("receiver: RequestsMax %d, MessageMax %d (at least %d): %w", c.RequestsMax, c.MessageMax, MessageMin, engine.ErrBounds)
+		return fmt.Errorf("receiver: RequestsMax %d, MessageMax %d (at least %d): %w",
+			c.RequestsMax, c.MessageMax, MessageMin, engine.ErrBounds)
 	case min(c.RoomTimeout, c.IdleTimeout, c.RevokeTimeout, c.NotifyTimeout) < 0:
 		return fmt.Errorf("receiver: a negative timeout: %w", engine.ErrBounds)
 	}
@@ -97,7 +101,8 @@ func NewReceiver(m *Mux, cfg ReceiverConfig) (*Receiver, error) {
 	}
 	r := &Receiver{
 		cfg: cfg, mux: m, requests: map[uint64]*Request{}, byPeer: map[*engine.Peer]int{},
-		accept: make(chan *Request, cfg.RequestsMax), refuse: make(chan refusal, cfg.RequestsMax), closing: make(chan struct{}),
+		accept: make(chan *Request, cfg.RequestsMax), refuse: make(chan refusal, cfg.RequestsMax),
+		closing: make(chan struct{}),
 	}
 	if err := m.Handle(toReceiver, r.receive); err != nil {
 		return nil, err

@@ -69,9 +69,11 @@ func (c *SenderConfig) check() error {
 		return fmt.Errorf("sender: Region and Geometry are needed: %w", engine.ErrBounds)
 	case c.Region.Size() < c.Geometry.PoolBytes():
 		return fmt.Errorf("sender: region %s has %d bytes, its %d blocks need %d: %w",
-			c.Region.Name(), c.Region.Size(), c.Geometry.Blocks(), c.Geometry.PoolBytes(), engine.ErrBounds)
+			c.Region.Name(), c.Region.Size(), c.Geometry.Blocks(), c.Geometry.PoolBytes(),
+			engine.ErrBounds)
 	case c.Window < 1 || c.PushesMax < 1 || c.MessageMax < MessageMin:
-		return fmt.Errorf("sender: Window %d, PushesMax %d, MessageMax %d (at least %d): %w", c.Window, c.PushesMax, c.MessageMax, MessageMin, engine.ErrBounds)
+		return fmt.Errorf("sender: Window %d, PushesMax %d, MessageMax %d (at least %d): %w",
+			c.Window, c.PushesMax, c.MessageMax, MessageMin, engine.ErrBounds)
 	case min(c.AnswerTimeout, c.LayerTimeout, c.TakenTimeout, c.AbortTimeout) < 0:
 		return fmt.Errorf("sender: a negative timeout: %w", engine.ErrBounds)
 	}
@@ -114,7 +116,8 @@ type Block struct {
 // must be there layer by layer as Push.Layer is called, and stay until the Push
 // has ended. ctx and AnswerTimeout bound the wait. Errors are *EndError, but for
 // what is wrong with the call.
-func (s *Sender) Begin(ctx context.Context, peer *engine.Peer, request uint64, blocks []Block) (*Push, error) {
+func (s *Sender) Begin(ctx context.Context, peer *engine.Peer, request uint64, blocks []Block) (
+	*Push, error) {
 	if peer == nil {
 		return nil, fmt.Errorf("begin request %d: no peer: %w", request, engine.ErrBounds)
 	}
@@ -140,11 +143,13 @@ func (s *Sender) Begin(ctx context.Context, peer *engine.Peer, request uint64, b
 
 func (s *Sender) checkBlocks(blocks []Block) error {
 	if len(blocks) > RequestBlocksMax {
-		return fmt.Errorf("%d blocks, at most %d: %w", len(blocks), RequestBlocksMax, engine.ErrBounds)
+		return fmt.Errorf("%d blocks, at most %d: %w", len(blocks), RequestBlocksMax,
+			engine.ErrBounds)
 	}
 	for i, b := range blocks {
 		if uint64(b.Local) >= s.cfg.Geometry.Blocks() {
-			return fmt.Errorf("block %d is number %d of %d: %w", i, b.Local, s.cfg.Geometry.Blocks(), engine.ErrBounds)
+			return fmt.Errorf("block %d is number %d of %d: %w", i, b.Local,
+				s.cfg.Geometry.Blocks(), engine.ErrBounds)
 		}
 	}
 	return nil

@@ -48,7 +48,8 @@ func (q *Request) lead(ctx context.Context) error {
 	}
 	q.ID, q.Hashes = ask.request, ask.hashes
 	if ask.fingerprint != q.r.cfg.Geometry.Fingerprint() {
-		return fmt.Errorf("this side has %d layers of %d bytes: %w", q.r.cfg.Geometry.Layers(), q.r.cfg.Geometry.LayerBytes(), ErrGeometry)
+		return fmt.Errorf("this side has %d layers of %d bytes: %w", q.r.cfg.Geometry.Layers(),
+			q.r.cfg.Geometry.LayerBytes(), ErrGeometry)
 	}
 	places, err := q.acquire(ctx)
 	if err != nil {
@@ -59,7 +60,8 @@ func (q *Request) lead(ctx context.Context) error {
 	default:
 		return fmt.Errorf("%d requests have not been accepted: %w", cap(q.r.accept), ErrRefused)
 	}
-	err = sendFragments(ctx, q.Peer, toSender, kindGrant, q.session, appendGrant(nil, places), q.r.cfg.MessageMax)
+	err = sendFragments(ctx, q.Peer, toSender, kindGrant, q.session, appendGrant(nil, places),
+		q.r.cfg.MessageMax)
 	if err != nil {
 		return fmt.Errorf("grant: %w", err)
 	}
@@ -76,7 +78,8 @@ func (q *Request) await(ctx context.Context, event chan struct{}, idle *time.Tim
 		case <-q.alive:
 			idle.Reset(q.r.cfg.IdleTimeout)
 		case <-idle.C:
-			err = fmt.Errorf("no sign of life of the sender for %v: %w", q.r.cfg.IdleTimeout, engine.ErrTimeout)
+			err = fmt.Errorf("no sign of life of the sender for %v: %w", q.r.cfg.IdleTimeout,
+				engine.ErrTimeout)
 		case <-ctx.Done():
 			err = context.Cause(ctx)
 		}
@@ -109,7 +112,8 @@ func (q *Request) acquire(ctx context.Context) ([]place, error) {
 		q.leases = append(q.leases, lease)
 		token := lease.Token()
 		if len(token) > tokenMax {
-			return nil, fmt.Errorf("lease block %d out: a token of %d bytes, at most %d: %w", grant.Blocks[at], len(token), tokenMax, engine.ErrBounds)
+			return nil, fmt.Errorf("lease block %d out: a token of %d bytes, at most %d: %w",
+				grant.Blocks[at], len(token), tokenMax, engine.ErrBounds)
 		}
 		places = append(places, place{at, token})
 	}

@@ -14,7 +14,8 @@ type Stats struct {
 	Bytes        uint64            // written (Sender), or taken over (Receiver)
 	Layers       uint64            // written (Sender), or announced (Receiver)
 	Strays       uint64            // messages that no request wanted, late ones for example
-	Quarantined  uint64            // blocks lost to the pool: their lease could not be revoked (Receiver)
+	// blocks lost to the pool: their lease could not be revoked (Receiver)
+	Quarantined uint64
 }
 
 type counters struct {
@@ -32,7 +33,8 @@ func (c *counters) ended(r Reason) {
 func (c *counters) stats() Stats {
 	s := Stats{
 		Begun: c.begun.Load(), Finished: c.finished.Load(), Ended: map[Reason]uint64{},
-		BlocksMoved: c.moved.Load(), BlocksReused: c.reused.Load(), Bytes: c.bytes.Load(), Layers: c.layers.Load(),
+		BlocksMoved: c.moved.Load(), BlocksReused: c.reused.Load(), Bytes: c.bytes.Load(),
+		Layers: c.layers.Load(),
 		Strays: c.strays.Load(), Quarantined: c.quarantined.Load(),
 	}
 	for r := Aborted; r.valid(); r++ {

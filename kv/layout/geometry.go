@@ -60,7 +60,8 @@ type Geometry struct {
 	order  Arrangement
 	within []uint64 // offset of each part within a layer of a block
 	layer  uint64   // bytes of a layer of a block
-	stride uint64   // from a block to the next in a block-major pool; in a layer-major one the bytes of a block
+	// from a block to the next in a block-major pool; in a layer-major one the bytes of a block
+	stride uint64
 }
 
 // New checks the model and the options and makes a geometry.
@@ -89,7 +90,8 @@ func New(m Model, o Options) (*Geometry, error) {
 		g.stride = (g.stride + o.BlockAlign - 1) &^ (o.BlockAlign - 1)
 	}
 	if g.blocks > poolBytesMax/g.stride {
-		return nil, fmt.Errorf("model %q: %d blocks of %d bytes are too much: %w", m.Name, g.blocks, g.BlockBytes(), ErrGeometry)
+		return nil, fmt.Errorf("model %q: %d blocks of %d bytes are too much: %w", m.Name, g.blocks,
+			g.BlockBytes(), ErrGeometry)
 	}
 	return g, nil
 }
@@ -112,13 +114,16 @@ func (o *Options) ensureDefaults() {
 func (o *Options) check() error {
 	switch {
 	case o.BlockTokens < 1 || o.BlockTokens > TokensMax:
-		return fmt.Errorf("%d tokens a block, want 1 to %d: %w", o.BlockTokens, TokensMax, ErrGeometry)
+		return fmt.Errorf("%d tokens a block, want 1 to %d: %w", o.BlockTokens, TokensMax,
+			ErrGeometry)
 	case o.TP < 1:
 		return fmt.Errorf("%d tensor-parallel ranks: %w", o.TP, ErrGeometry)
 	case o.Blocks > BlocksMax:
-		return fmt.Errorf("%d blocks, want at most %d: %w", o.Blocks, uint64(BlocksMax), ErrGeometry)
+		return fmt.Errorf("%d blocks, want at most %d: %w", o.Blocks, uint64(BlocksMax),
+			ErrGeometry)
 	case o.BlockAlign > alignMax || o.BlockAlign&(o.BlockAlign-1) != 0:
-		return fmt.Errorf("blocks aligned to %d bytes, want a power of two up to %d: %w", o.BlockAlign, alignMax, ErrGeometry)
+		return fmt.Errorf("blocks aligned to %d bytes, want a power of two up to %d: %w",
+			o.BlockAlign, alignMax, ErrGeometry)
 	case o.Arrangement > LayerMajor:
 		return fmt.Errorf("arrangement %d: %w", o.Arrangement, ErrGeometry)
 	}

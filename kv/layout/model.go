@@ -32,7 +32,8 @@ const (
 type Part struct {
 	Name       string // "k", "v", "latent", "indexer"
 	TokenBytes uint64 // of one token in one layer, before it is split
-	Heads      int    // KV heads that tensor parallelism splits it by; 0: every rank holds all of it
+	// KV heads that tensor parallelism splits it by; 0: every rank holds all of it
+	Heads int
 }
 
 // Model is the shape of a KV cache.
@@ -45,10 +46,12 @@ type Model struct {
 // Check reports whether the shape is well formed.
 func (m *Model) Check() error {
 	if m.Layers < 1 || m.Layers > LayersMax {
-		return fmt.Errorf("model %q: %d layers, want 1 to %d: %w", m.Name, m.Layers, LayersMax, ErrGeometry)
+		return fmt.Errorf("model %q: %d layers, want 1 to %d: %w", m.Name, m.Layers, LayersMax,
+			ErrGeometry)
 	}
 	if len(m.Parts) < 1 || len(m.Parts) > PartsMax {
-		return fmt.Errorf("model %q: %d parts a layer, want 1 to %d: %w", m.Name, len(m.Parts), PartsMax, ErrGeometry)
+		return fmt.Errorf("model %q: %d parts a layer, want 1 to %d: %w", m.Name, len(m.Parts),
+			PartsMax, ErrGeometry)
 	}
 	for _, p := range m.Parts {
 		if err := p.check(); err != nil {
@@ -61,11 +64,13 @@ func (m *Model) Check() error {
 func (p *Part) check() error {
 	switch {
 	case p.TokenBytes < 1 || p.TokenBytes > TokenBytesMax:
-		return fmt.Errorf("part %q: %d bytes a token, want 1 to %d: %w", p.Name, p.TokenBytes, TokenBytesMax, ErrGeometry)
+		return fmt.Errorf("part %q: %d bytes a token, want 1 to %d: %w", p.Name, p.TokenBytes,
+			TokenBytesMax, ErrGeometry)
 	case p.Heads < 0:
 		return fmt.Errorf("part %q: %d heads: %w", p.Name, p.Heads, ErrGeometry)
 	case p.Heads > 0 && p.TokenBytes%uint64(p.Heads) != 0:
-		return fmt.Errorf("part %q: %d bytes a token do not divide by %d heads: %w", p.Name, p.TokenBytes, p.Heads, ErrGeometry)
+		return fmt.Errorf("part %q: %d bytes a token do not divide by %d heads: %w", p.Name,
+			p.TokenBytes, p.Heads, ErrGeometry)
 	}
 	return nil
 }
@@ -94,7 +99,8 @@ func (p Part) split(tp int) (Part, error) {
 		p.TokenBytes /= uint64(p.Heads)
 		p.Heads = 1
 	default:
-		return Part{}, fmt.Errorf("part %q: %d heads do not split over %d ranks: %w", p.Name, p.Heads, tp, ErrGeometry)
+		return Part{}, fmt.Errorf("part %q: %d heads do not split over %d ranks: %w", p.Name,
+			p.Heads, tp, ErrGeometry)
 	}
 	return p, nil
 }

@@ -81,7 +81,8 @@ func (g *Geometry) Piece(block uint64, layer, part int) (Range, error) {
 // together.
 func (g *Geometry) Block(block uint64) (Range, error) {
 	if g.order != BlockMajor {
-		return Range{}, fmt.Errorf("a block is not one range in a %v pool: %w", g.order, ErrGeometry)
+		return Range{}, fmt.Errorf("a block is not one range in a %v pool: %w", g.order,
+			ErrGeometry)
 	}
 	if err := g.check(block, 0, 0); err != nil {
 		return Range{}, err

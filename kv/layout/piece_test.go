@@ -15,7 +15,8 @@ func TestPiecesTile(t *testing.T) {
 	for _, name := range Names() {
 		m, _ := Lookup(name)
 		for _, order := range []Arrangement{BlockMajor, LayerMajor} {
-			g := geometry(t, m, Options{BlockTokens: 48, TP: 4, Arrangement: order, Blocks: 5, BlockAlign: 1})
+			g := geometry(t, m, Options{BlockTokens: 48, TP: 4, Arrangement: order, Blocks: 5,
+				BlockAlign: 1})
 			var all []Range
 			for block := range g.Blocks() {
 				for layer := range g.Layers() {
@@ -81,7 +82,8 @@ func TestBlocksShareNoPage(t *testing.T) {
 			}
 			at = r.Off + r.Len
 		}
-		if g.PoolBytes() < at || g.PoolBytes()-at >= want || g.BlocksIn(g.PoolBytes()) != 3 || g.BlocksIn(g.PoolBytes()-1) != 2 {
+		if g.PoolBytes() < at || g.PoolBytes()-at >= want || g.BlocksIn(g.PoolBytes()) != 3 ||
+			g.BlocksIn(g.PoolBytes()-1) != 2 {
 			t.Errorf("align %d: the blocks end at %d of %d", align, at, g.PoolBytes())
 		}
 	}
@@ -104,9 +106,13 @@ func TestRefusesBadInput(t *testing.T) {
 		{"no layers", with(func(m *Model) { m.Layers = 0 }), Options{}},
 		{"too many layers", with(func(m *Model) { m.Layers = LayersMax + 1 }), Options{}},
 		{"no parts", with(func(m *Model) { m.Parts = nil }), Options{}},
-		{"too many parts", with(func(m *Model) { m.Parts = slices.Repeat(m.Parts, PartsMax+1) }), Options{}},
+		{"too many parts", with(func(m *Model) {
+			m.Parts = slices.Repeat(m.Parts, PartsMax+1)
+		}), Options{}},
 		{"a part of nothing", with(func(m *Model) { m.Parts[0].TokenBytes = 0 }), Options{}},
-		{"a part too large", with(func(m *Model) { m.Parts[0].TokenBytes = math.MaxUint64 }), Options{}},
+		{"a part too large", with(func(m *Model) {
+			m.Parts[0].TokenBytes = math.MaxUint64
+		}), Options{}},
 		{"heads below 0", with(func(m *Model) { m.Parts[0].Heads = -1 }), Options{}},
 		{"heads that do not divide", with(func(m *Model) { m.Parts[0].Heads = 3 }), Options{}},
 		{"ranks that do not divide", good, Options{TP: 3}},
@@ -125,8 +131,10 @@ func TestRefusesBadInput(t *testing.T) {
 }
 
 func TestLargestStaysWithinBounds(t *testing.T) {
-	m := Model{Name: "largest", Layers: LayersMax, Parts: slices.Repeat([]Part{{Name: "x", TokenBytes: TokenBytesMax}}, PartsMax)}
-	if _, err := New(m, Options{BlockTokens: TokensMax, Blocks: BlocksMax}); !errors.Is(err, ErrGeometry) {
+	m := Model{Name: "largest", Layers: LayersMax,
+		Parts: slices.Repeat([]Part{{Name: "x", TokenBytes: TokenBytesMax}}, PartsMax)}
+	if _, err := New(m, Options{BlockTokens: TokensMax, Blocks: BlocksMax}); !errors.Is(err,
+		ErrGeometry) {
 		t.Errorf("a pool of 2^82 bytes: %v", err)
 	}
 	g := geometry(t, m, Options{BlockTokens: TokensMax, Blocks: 1 << 11})
@@ -150,7 +158,8 @@ func TestPieceOutOfBounds(t *testing.T) {
 	if g.PartBytes(-1) != 0 || g.PartBytes(2) != 0 {
 		t.Error("a part that does not exist weighs something")
 	}
-	if g.BlocksFor(0) != 0 || g.BlocksFor(16) != 1 || g.BlocksFor(17) != 2 || g.BlocksFor(math.MaxUint64) != 1<<60 {
+	if g.BlocksFor(0) != 0 || g.BlocksFor(16) != 1 || g.BlocksFor(17) != 2 ||
+		g.BlocksFor(math.MaxUint64) != 1<<60 {
 		t.Error("BlocksFor does not round up")
 	}
 }
@@ -163,7 +172,8 @@ func TestFingerprint(t *testing.T) {
 		t.Error("the arrangement changes the fingerprint")
 	}
 	for what, g := range map[string]*Geometry{
-		"the model": geometry(t, other, Options{}), "the ranks": geometry(t, m, Options{TP: 2}), "the block": geometry(t, m, Options{BlockTokens: 32}),
+		"the model": geometry(t, other, Options{}), "the ranks": geometry(t, m, Options{TP: 2}),
+		"the block": geometry(t, m, Options{BlockTokens: 32}),
 	} {
 		if g.Fingerprint() == base {
 			t.Errorf("%s does not change the fingerprint", what)

@@ -18,7 +18,8 @@ var presets = []Model{
 	attention("qwen3-30b-a3b", 48, 4, 128),
 	attention("qwen3-235b-a22b", 94, 4, 128),
 	attention("gpt-oss-20b", 24, 8, 64),
-	attention("gpt-oss-120b", 36, 8, 64), // half of the layers are windowed; the pool holds them all the same
+	// half of the layers are windowed; the pool holds them all the same
+	attention("gpt-oss-120b", 36, 8, 64),
 	deepseek("deepseek-v3", latentBF16),
 	deepseek("deepseek-v3-fp8", latentFP8),
 	deepseek("deepseek-r1", latentBF16),
@@ -31,10 +32,12 @@ var presets = []Model{
 // The parts of the DeepSeek models. One latent entry serves all heads, so that
 // tensor parallelism replicates it.
 var (
-	latentBF16   = Part{Name: "latent", TokenBytes: 2 * (512 + 64)}   // latent and rope, bf16
-	latentFP8    = Part{Name: "latent", TokenBytes: 512 + 64}         // the same in fp8, scales kept elsewhere
-	latentSparse = Part{Name: "latent", TokenBytes: 512 + 4*4 + 64*2} // fp8 latent, four fp32 scales, bf16 rope
-	indexerKey   = Part{Name: "indexer", TokenBytes: 128 + 4}         // fp8 key, one fp32 scale
+	latentBF16 = Part{Name: "latent", TokenBytes: 2 * (512 + 64)} // latent and rope, bf16
+	// the same in fp8, scales kept elsewhere
+	latentFP8 = Part{Name: "latent", TokenBytes: 512 + 64}
+	// fp8 latent, four fp32 scales, bf16 rope
+	latentSparse = Part{Name: "latent", TokenBytes: 512 + 4*4 + 64*2}
+	indexerKey   = Part{Name: "indexer", TokenBytes: 128 + 4} // fp8 key, one fp32 scale
 	bf16Bytes    = uint64(2)
 )
 
@@ -59,7 +62,8 @@ func Lookup(name string) (Model, error) {
 			return m, nil
 		}
 	}
-	return Model{}, fmt.Errorf("no model %q; there are %s: %w", name, strings.Join(Names(), ", "), ErrGeometry)
+	return Model{}, fmt.Errorf("no model %q; there are %s: %w", name, strings.Join(Names(), ", "),
+		ErrGeometry)
 }
 
 // Names lists the presets.

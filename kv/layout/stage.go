@@ -8,7 +8,8 @@ import "fmt"
 // evenly as they can be, rounded up.
 func (m Model) Stage(pp int) (Model, error) {
 	if pp < 1 || pp > m.Layers {
-		return Model{}, fmt.Errorf("model %q: %d pipeline stages, want 1 to its %d layers: %w", m.Name, pp, m.Layers, ErrGeometry)
+		return Model{}, fmt.Errorf("model %q: %d pipeline stages, want 1 to its %d layers: %w",
+			m.Name, pp, m.Layers, ErrGeometry)
 	}
 	m.Layers = (m.Layers + pp - 1) / pp
 	return m, nil

@@ -15,7 +15,8 @@ func TestStageHoldsItsShareOfLayers(t *testing.T) {
 	for pp, layers := range map[int]int{1: 61, 2: 31, 4: 16, 8: 8, 61: 1} {
 		s, err := m.Stage(pp)
 		if err != nil || s.Layers != layers || s.TokenLayerBytes() != m.TokenLayerBytes() {
-			t.Errorf("%d stages: %d layers of %d bytes a token, %v; want %d", pp, s.Layers, s.TokenLayerBytes(), err, layers)
+			t.Errorf("%d stages: %d layers of %d bytes a token, %v; want %d", pp, s.Layers,
+				s.TokenLayerBytes(), err, layers)
 		}
 		if pp*s.Layers < m.Layers {
 			t.Errorf("%d stages of %d layers do not hold the model", pp, s.Layers)

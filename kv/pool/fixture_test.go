@@ -54,7 +54,8 @@ func fill(g *Grant) {
 func want(t *testing.T, p *Pool, free, used, cached int) {
 	t.Helper()
 	if s := p.Stats(); s.Free != free || s.Used != used || s.Cached != cached {
-		t.Errorf("%d free, %d used, %d cached, want %d, %d, %d", s.Free, s.Used, s.Cached, free, used, cached)
+		t.Errorf("%d free, %d used, %d cached, want %d, %d, %d", s.Free, s.Used, s.Cached, free,
+			used, cached)
 	}
 }
 

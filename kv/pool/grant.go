@@ -35,7 +35,8 @@ func (p *Pool) TryAcquire(hashes []Hash) (*Grant, error) {
 			return g, nil
 		}
 	}
-	return nil, fmt.Errorf("%d blocks, %d in use, %d requests waiting: %w", len(p.blocks), p.used, p.waiting.Len(), ErrFull)
+	return nil, fmt.Errorf("%d blocks, %d in use, %d requests waiting: %w", len(p.blocks), p.used,
+		p.waiting.Len(), ErrFull)
 }
 
 // Publish says that the block at an index of Blocks has its content, so that
@@ -102,7 +103,8 @@ func (p *Pool) grant(hashes []Hash) *Grant {
 	if missing > p.free.n+p.cached.n {
 		return nil
 	}
-	g := &Grant{pool: p, hashes: slices.Clone(hashes), Blocks: make([]uint32, len(hashes)), Missing: make([]int, 0, missing)}
+	g := &Grant{pool: p, hashes: slices.Clone(hashes), Blocks: make([]uint32, len(hashes)),
+		Missing: make([]int, 0, missing)}
 	for at, h := range hashes {
 		if i, known := p.known[h]; known {
 			g.Blocks[at] = i

@@ -25,10 +25,14 @@ import (
 
 // The errors of this package.
 var (
-	ErrFull     = errors.New("pool is full")                                           // now; wait, or try again
-	ErrTooLarge = errors.New("request is larger than the pool")                        // and always will be
-	ErrClosed   = fmt.Errorf("pool is closed: %w", os.ErrClosed)                       // errors.Is os.ErrClosed
-	errCount    = errors.New("pool: the number of blocks must be between 1 and 1<<31") // block numbers are uint32
+	// now; wait, or try again
+	ErrFull = errors.New("pool is full")
+	// and always will be
+	ErrTooLarge = errors.New("request is larger than the pool")
+	// errors.Is os.ErrClosed
+	ErrClosed = fmt.Errorf("pool is closed: %w", os.ErrClosed)
+	// block numbers are uint32
+	errCount = errors.New("pool: the number of blocks must be between 1 and 1<<31")
 )
 
 // Hash names the content of a block: the tokens in it and all before them. The

@@ -37,7 +37,8 @@ func TestOnlyPublishedBlocksAreShared(t *testing.T) {
 	a.Publish(0)
 	a.Publish(2)
 	b := take(t, p, 1, 2, 3)
-	if !slices.Equal(b.Missing, []int{1}) || b.Blocks[0] != a.Blocks[0] || b.Blocks[1] == a.Blocks[1] || b.Blocks[2] != a.Blocks[2] {
+	if !slices.Equal(b.Missing, []int{1}) || b.Blocks[0] != a.Blocks[0] ||
+		b.Blocks[1] == a.Blocks[1] || b.Blocks[2] != a.Blocks[2] {
 		t.Errorf("shared %v of %v, missing %v", b.Blocks, a.Blocks, b.Missing)
 	}
 	a.Release()
@@ -171,7 +172,8 @@ func audit(t *testing.T, p *Pool, held []*Grant) {
 		t.Fatalf("%d blocks held, %+v", len(refs), s)
 	}
 	for i := range p.blocks {
-		if b := &p.blocks[i]; b.refs != refs[uint32(i)] || b.published && p.known[b.hash] != uint32(i) {
+		if b := &p.blocks[i]; b.refs != refs[uint32(i)] || b.published &&
+			p.known[b.hash] != uint32(i) {
 			t.Fatalf("block %d: %+v, held %d times", i, *b, refs[uint32(i)])
 		}
 	}

@@ -18,7 +18,8 @@ type outcome struct {
 }
 
 // acquire starts an Acquire and returns when it waits.
-func acquire(t *testing.T, ctx context.Context, p *Pool, name string, out chan<- outcome, h []Hash) {
+func acquire(t *testing.T, ctx context.Context, p *Pool, name string, out chan<- outcome,
+	h []Hash) {
 	t.Helper()
 	before := p.Stats().Waiting
 	go func() {
@@ -135,7 +136,8 @@ func TestHammer(t *testing.T) {
 		all.Go(func() {
 			r := rand.New(rand.NewPCG(uint64(w), 3))
 			for range rounds {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(r.IntN(3000))*time.Microsecond)
+				ctx, cancel := context.WithTimeout(t.Context(),
+					time.Duration(r.IntN(3000))*time.Microsecond)
 				g, err := p.Acquire(ctx, chainOf(r, 1+r.IntN(blocks)))
 				cancel()
 				if err != nil {

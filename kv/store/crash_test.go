@@ -17,8 +17,8 @@ import (
 	"github.com/sluicehq/sluice/internal/ownfiles"
 )
 
-// TestCreateLargest asks for as many blocks as there can be: the disk has no room for them, which is
-// said before the memory for their records is taken.
+// TestCreateLargest asks for as many blocks as there can be: the disk has no room for them, which
+// is said before the memory for their records is taken.
 func TestCreateLargest(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "store")
 	_, err := Create(path, Geometry{BlockBytes: 4 << 10, Blocks: 1 << 31}, Options{})

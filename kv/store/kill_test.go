@@ -44,7 +44,8 @@ var killShape = Geometry{BlockBytes: 300_001, Blocks: 24}
 // attach opens a store as soon as nothing of the process before is left.
 func attach(path string) (s *Store, err error) {
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		if s, err = Open(path, Options{}); !errors.Is(err, engine.ErrBusy) || time.Now().After(end) {
+		if s, err = Open(path, Options{}); !errors.Is(err, engine.ErrBusy) ||
+			time.Now().After(end) {
 			return s, err
 		}
 	}
@@ -98,7 +99,9 @@ func newWriter(s *Store, cfg posix.Config) (w *writer, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if w.e, err = engine.Open(engine.Config{Name: "writer", Backends: []driver.Backend{b}}); err != nil {
+	if w.e,
+		err = engine.Open(engine.Config{Name: "writer",
+		Backends: []driver.Backend{b}}); err != nil {
 		return nil, err
 	}
 	if w.memory, err = engine.Alloc(killShape.BlockBytes, engine.AllocOptions{}); err != nil {
@@ -126,7 +129,8 @@ func (w *writer) write(i uint32) (Block, error) {
 	if err != nil {
 		return Block{}, err
 	}
-	if err := t.Add(w.local, 0, w.remote, uint64(i)*killShape.Stride(), killShape.BlockBytes); err != nil {
+	if err := t.Add(w.local, 0, w.remote, uint64(i)*killShape.Stride(),
+		killShape.BlockBytes); err != nil {
 		return Block{}, err
 	}
 	if err := t.Post(); err != nil {
@@ -164,7 +168,8 @@ func TestKilled(t *testing.T) {
 				}
 				before = after
 			}
-			t.Logf("%d blocks were lost in mid-write, %d stayed, %d are in use", begun, kept, len(before))
+			t.Logf("%d blocks were lost in mid-write, %d stayed, %d are in use", begun, kept,
+				len(before))
 			isTrue(t, len(before) > 0, "nothing was written")
 		})
 	}

@@ -21,7 +21,9 @@ import (
 // or Commit said.
 func TestRealPowerLoss(t *testing.T) {
 	for _, path := range []posix.Path{posix.PathRing, posix.PathThreads} {
-		t.Run(fmt.Sprint(path), func(t *testing.T) { powerLoss(t, posix.Config{Path: path, Durable: true}) })
+		t.Run(fmt.Sprint(path), func(t *testing.T) {
+			powerLoss(t, posix.Config{Path: path, Durable: true})
+		})
 	}
 }
 
@@ -31,7 +33,8 @@ func powerLoss(t *testing.T, cfg posix.Config) {
 	log := disk.File(t, powerLog)
 	device, _ := disk.Loop(t, disk.File(t, powerBytes))
 	logDevice, detach := disk.Loop(t, log)
-	logged := disk.Map(t, fmt.Sprintf("0 %d log-writes %s %s", powerBytes/disk.Sector, device, logDevice))
+	logged := disk.Map(t, fmt.Sprintf("0 %d log-writes %s %s", powerBytes/disk.Sector, device,
+		logDevice))
 	disk.Format(t, logged.Path)
 	dir, unmount := disk.Mount(t, logged.Path)
 	said := writeAndMark(t, dir, cfg, func(n int) { logged.Message("mark " + strconv.Itoa(n)) })
@@ -55,7 +58,8 @@ func powerLoss(t *testing.T, cfg posix.Config) {
 }
 
 // writeAndMark makes a store and writes blocks. It returns what was reported durable at each mark.
-func writeAndMark(t *testing.T, dir string, cfg posix.Config, mark func(n int)) (said []map[uint32]Block) {
+func writeAndMark(t *testing.T, dir string, cfg posix.Config, mark func(n int)) (
+	said []map[uint32]Block) {
 	s, err := Create(filepath.Join(dir, "store"), killShape, Options{Durable: true})
 	require.NoError(t, err)
 	now := map[uint32]Block{}

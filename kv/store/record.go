@@ -82,12 +82,14 @@ func readHeader(f *os.File) (h header, err error) {
 		return h, fmt.Errorf("the file is no store: %w", engine.ErrCorrupt)
 	}
 	if v := binary.LittleEndian.Uint64(p[8:]); v != version {
-		return h, fmt.Errorf("the store has version %d, this program knows %d: %w", v, version, engine.ErrVersion)
+		return h, fmt.Errorf("the store has version %d, this program knows %d: %w", v, version,
+			engine.ErrVersion)
 	}
 	if crc32.Checksum(p[:headerUsed], castagnoli) != binary.LittleEndian.Uint32(p[headerUsed:]) {
 		return h, fmt.Errorf("the store's header is damaged: %w", engine.ErrCorrupt)
 	}
-	h.geo.BlockBytes, h.geo.Blocks = binary.LittleEndian.Uint64(p[16:]), binary.LittleEndian.Uint64(p[24:])
+	h.geo.BlockBytes, h.geo.Blocks = binary.LittleEndian.Uint64(p[16:]),
+		binary.LittleEndian.Uint64(p[24:])
 	copy(h.geo.Tag[:], p[32:])
 	copy(h.id[:], p[64:])
 	return h, h.geo.check()
@@ -134,7 +136,8 @@ func decode(p []byte, g *Geometry, id [16]byte, i uint32) (b Block) {
 // write puts a record into its place, with one call.
 func (s *Store) write(i uint32, b Block) error {
 	var buf [recordBytes]byte
-	if _, err := s.f.WriteAt(b.encode(buf[:0], s.id, i), headerBytes+int64(i)*recordBytes); err != nil {
+	if _, err := s.f.WriteAt(b.encode(buf[:0], s.id, i),
+		headerBytes+int64(i)*recordBytes); err != nil {
 		return fmt.Errorf("write the record of block %d: %w", i, err)
 	}
 	return nil
@@ -147,7 +150,8 @@ func (s *Store) readTable() error {
 	perRead := uint64(len(buf)) / recordBytes
 	for first := uint64(0); first < s.geo.Blocks; first += perRead {
 		n := min(perRead, s.geo.Blocks-first)
-		if _, err := s.f.ReadAt(buf[:n*recordBytes], headerBytes+int64(first)*recordBytes); err != nil {
+		if _, err := s.f.ReadAt(buf[:n*recordBytes],
+			headerBytes+int64(first)*recordBytes); err != nil {
 			return fmt.Errorf("read records: %w", err)
 		}
 		for k := range n {

@@ -21,7 +21,8 @@ type RoomError struct {
 
 // Error names the file and what mends it.
 func (e *RoomError) Error() string {
-	return fmt.Sprintf("%s needs %d bytes, its filesystem has %d left: %v (free some, choose a path on another disk, or fewer blocks)",
+	return fmt.Sprintf("%s needs %d bytes, its filesystem has %d left: %v (free some, choose a "+
+		"path on another disk, or fewer blocks)",
 		e.Path, e.Need, e.Free, e.Err)
 }
 

@@ -151,7 +151,8 @@ func (s *Store) open() error {
 		return err
 	}
 	if uint64(info.Size()) < s.geo.fileBytes() {
-		return fmt.Errorf("the file has %d of %d bytes: %w", info.Size(), s.geo.fileBytes(), engine.ErrCorrupt)
+		return fmt.Errorf("the file has %d of %d bytes: %w", info.Size(), s.geo.fileBytes(),
+			engine.ErrCorrupt)
 	}
 	return s.readTable()
 }
@@ -234,10 +235,12 @@ func (s *Store) Commit(i uint32, name Name, n uint64, sum uint32) (Block, error)
 		return Block{}, err
 	}
 	if n == 0 || n > s.geo.BlockBytes {
-		return Block{}, fmt.Errorf("commit %d bytes to a block of %d: %w", n, s.geo.BlockBytes, engine.ErrBounds)
+		return Block{}, fmt.Errorf("commit %d bytes to a block of %d: %w", n, s.geo.BlockBytes,
+			engine.ErrBounds)
 	}
 	if s.blocks[i].Seq != 0 {
-		return Block{}, fmt.Errorf("commit block %d: call Begin before its bytes change: %w", i, engine.ErrBusy)
+		return Block{}, fmt.Errorf("commit block %d: call Begin before its bytes change: %w", i,
+			engine.ErrBusy)
 	}
 	s.seq++
 	b := Block{Name: name, Seq: s.seq, Len: n, Sum: sum}
@@ -285,7 +288,8 @@ func (b Block) Verify(p []byte) error {
 		return fmt.Errorf("verify %d bytes of a block of %d: %w", len(p), b.Len, engine.ErrBounds)
 	}
 	if got := Sum(p[:b.Len]); got != b.Sum {
-		return fmt.Errorf("block %x, commit %d: its bytes have CRC-32C %08x, not %08x: %w", b.Name, b.Seq, got, b.Sum, engine.ErrCorrupt)
+		return fmt.Errorf("block %x, commit %d: its bytes have CRC-32C %08x, not %08x: %w", b.Name,
+			b.Seq, got, b.Sum, engine.ErrCorrupt)
 	}
 	return nil
 }
@@ -318,11 +322,13 @@ func (s *Store) sync() error {
 func (g *Geometry) check() error {
 	switch {
 	case g.BlockBytes == 0 || g.BlockBytes > 4<<30:
-		return fmt.Errorf("store: blocks of %d bytes, from 1 to 4 GiB: %w", g.BlockBytes, engine.ErrBounds)
+		return fmt.Errorf("store: blocks of %d bytes, from 1 to 4 GiB: %w", g.BlockBytes,
+			engine.ErrBounds)
 	case g.Blocks == 0 || g.Blocks > 1<<31:
 		return fmt.Errorf("store: %d blocks, from 1 to 1<<31: %w", g.Blocks, engine.ErrBounds)
 	case g.Blocks > (math.MaxInt64-2*dataAlign-g.Blocks*recordBytes)/g.Stride():
-		return fmt.Errorf("store: %d blocks of %d bytes are no file: %w", g.Blocks, g.BlockBytes, engine.ErrBounds)
+		return fmt.Errorf("store: %d blocks of %d bytes are no file: %w", g.Blocks, g.BlockBytes,
+			engine.ErrBounds)
 	}
 	return nil
 }

@@ -34,8 +34,10 @@ func TestNoRoom(t *testing.T) {
 	_, err := Create(path, Geometry{BlockBytes: 4 << 30, Blocks: 1 << 18}, Options{}) // a petabyte
 	errorIs(t, err, syscall.ENOSPC)
 	var full *RoomError
-	isTrue(t, errors.As(err, &full) && full.Path == path && full.Need > 1<<50 && full.Free < full.Need, err)
-	isTrue(t, strings.Contains(err.Error(), path) && strings.Contains(err.Error(), "fewer blocks"), err)
+	isTrue(t, errors.As(err, &full) && full.Path == path && full.Need > 1<<50 &&
+		full.Free < full.Need, err)
+	isTrue(t, strings.Contains(err.Error(), path) && strings.Contains(err.Error(), "fewer blocks"),
+		err)
 	_, err = os.Stat(path)
 	errorIs(t, err, os.ErrNotExist)
 }
@@ -153,7 +155,8 @@ func TestDamage(t *testing.T) {
 	}
 	for bit := range 8 * (headerUsed + 4) {
 		_, err := flipped(bit)
-		isTrue(t, errors.Is(err, engine.ErrCorrupt) || errors.Is(err, engine.ErrVersion), "bit", bit, err)
+		isTrue(t, errors.Is(err, engine.ErrCorrupt) || errors.Is(err, engine.ErrVersion), "bit",
+			bit, err)
 	}
 	for bit := range 8 * recordBytes {
 		s, err := flipped(8*(headerBytes+5*recordBytes) + bit)

@@ -37,7 +37,8 @@ type Generator struct {
 // NewGenerator makes a generator.
 func NewGenerator(seed uint64) *Generator {
 	random := rand.New(rand.NewPCG(seed, 0x736c75696365)) // the second word is fixed: "sluice"
-	return &Generator{random: random, phase: [2]float64{random.Float64(), random.Float64()}, nextID: 1}
+	return &Generator{random: random, phase: [2]float64{random.Float64(), random.Float64()},
+		nextID: 1}
 }
 
 // Next returns the next request. Arrivals never go back.

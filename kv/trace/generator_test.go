@@ -27,7 +27,8 @@ func TestGeneratorMatchesTheTrace(t *testing.T) {
 			{"turns of earlier conversations", s.continued, 0.387, 0.25},
 		} {
 			if math.Abs(c.got/c.want-1) > c.off {
-				t.Errorf("seed %d: %s: %.3f, want %.3f within %.0f %%", seed, c.what, c.got, c.want, 100*c.off)
+				t.Errorf("seed %d: %s: %.3f, want %.3f within %.0f %%", seed, c.what, c.got, c.want,
+					100*c.off)
 			}
 		}
 		if s.longest > 126195 || s.longest < 120000 {
@@ -66,7 +67,8 @@ func measure(t *testing.T, g *Generator, n int) (s statistics) {
 		for i, id := range q.HashIDs {
 			parent, known := before[id]
 			if known && (parent != previous || shared != i) {
-				t.Fatalf("id %d follows %d and %d, or is shared behind new ones", id, parent, previous)
+				t.Fatalf("id %d follows %d and %d, or is shared behind new ones", id, parent,
+					previous)
 			}
 			if known {
 				shared++

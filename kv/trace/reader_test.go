@@ -13,7 +13,8 @@ import (
 const goodLine = `{"timestamp": 27482, "input_length": 513, "output_length": 52, "hash_ids": [46, 18446744073709551615]}`
 
 func TestReads(t *testing.T) {
-	text := goodLine + "\r\n\n  \n" + `{"chat": 7, "timestamp": 27483, "input_length": 512, "output_length": 0, "hash_ids": [46]}`
+	text := goodLine + "\r\n\n  \n" +
+		`{"chat": 7, "timestamp": 27483, "input_length": 512, "output_length": 0, "hash_ids": [46]}`
 	r := NewReader(strings.NewReader(text))
 	for _, want := range []Request{
 		{27482, 513, 52, []uint64{46, 1<<64 - 1}},
@@ -60,7 +61,8 @@ func TestBrokenLineIsNamed(t *testing.T) {
 		for range 2 { // the error stays
 			_, err := r.Next()
 			var broken *LineError
-			if !errors.As(err, &broken) || broken.Line != 3 || !strings.Contains(err.Error(), "line 3") {
+			if !errors.As(err, &broken) || broken.Line != 3 ||
+				!strings.Contains(err.Error(), "line 3") {
 				t.Errorf("%s: %v, want an error that names line 3", what, err)
 			}
 		}

@@ -28,10 +28,11 @@ var ErrRequest = errors.New("bad request")
 
 // Request is one line of a trace.
 type Request struct {
-	Timestamp    int64    `json:"timestamp"`     // of arrival, in ms from the start of the trace
-	InputLength  int      `json:"input_length"`  // tokens
-	OutputLength int      `json:"output_length"` // tokens
-	HashIDs      []uint64 `json:"hash_ids"`      // one for each block of the input, the last one cut short
+	Timestamp    int64 `json:"timestamp"`     // of arrival, in ms from the start of the trace
+	InputLength  int   `json:"input_length"`  // tokens
+	OutputLength int   `json:"output_length"` // tokens
+	// one for each block of the input, the last one cut short
+	HashIDs []uint64 `json:"hash_ids"`
 }
 
 // Arrival returns the timestamp as a duration from the start of the trace.
@@ -41,14 +42,17 @@ func (r *Request) Arrival() time.Duration { return time.Duration(r.Timestamp) * 
 func (r *Request) Check() error {
 	switch {
 	case r.Timestamp < 0 || r.Timestamp > TimestampMax:
-		return fmt.Errorf("timestamp %d, want 0 to %d: %w", r.Timestamp, int64(TimestampMax), ErrRequest)
+		return fmt.Errorf("timestamp %d, want 0 to %d: %w", r.Timestamp, int64(TimestampMax),
+			ErrRequest)
 	case r.InputLength < 0 || r.InputLength > TokensMax:
 		return fmt.Errorf("input_length %d, want 0 to %d: %w", r.InputLength, TokensMax, ErrRequest)
 	case r.OutputLength < 0 || r.OutputLength > TokensMax:
-		return fmt.Errorf("output_length %d, want 0 to %d: %w", r.OutputLength, TokensMax, ErrRequest)
+		return fmt.Errorf("output_length %d, want 0 to %d: %w", r.OutputLength, TokensMax,
+			ErrRequest)
 	}
 	if want := blocksFor(r.InputLength); len(r.HashIDs) != want {
-		return fmt.Errorf("%d hash_ids, want %d for %d tokens: %w", len(r.HashIDs), want, r.InputLength, ErrRequest)
+		return fmt.Errorf("%d hash_ids, want %d for %d tokens: %w", len(r.HashIDs), want,
+			r.InputLength, ErrRequest)
 	}
 	return nil
 }

@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// onDisk puts files of tensors of n bytes each into a folder, from where they come out of the page cache.
+// onDisk puts files of tensors of n bytes each into a folder, from where they come out of the page
+// cache.
 func onDisk(b *testing.B, files, tensors, n int) (list []Source, total int64) {
 	b.Helper()
 	data := make([]byte, n)
@@ -25,9 +26,12 @@ func onDisk(b *testing.B, files, tensors, n int) (list []Source, total int64) {
 		b.Cleanup(func() { _ = out.Close() })
 		var all []Tensor
 		for i := range tensors {
-			all = append(all, Tensor{Name: string(rune('a'+f)) + "." + string(rune('0'+i)), Type: "U8", Shape: []uint64{uint64(n)}})
+			all = append(all, Tensor{Name: string(rune('a'+f)) + "." + string(rune('0'+i)),
+				Type: "U8", Shape: []uint64{uint64(n)}})
 		}
-		if err := Write(out, all, nil, func(Tensor) (io.Reader, error) { return bytes.NewReader(data), nil }); err != nil {
+		if err := Write(out, all, nil, func(Tensor) (io.Reader, error) {
+			return bytes.NewReader(data), nil
+		}); err != nil {
 			b.Fatal(err)
 		}
 		info, err := out.Stat()
@@ -70,14 +74,15 @@ func loadAll(b *testing.B, m *Model, cfg Config) {
 	}
 }
 
-// BenchmarkLoad is beside one goroutine that reads the same files in reads of the same size, in turn: x-plain is the
-// median of the ratios of their times, and less is better.
+// BenchmarkLoad is beside one goroutine that reads the same files in reads of the same size, in
+// turn: x-plain is the median of the ratios of their times, and less is better.
 func BenchmarkLoad(b *testing.B) {
 	for _, c := range []struct {
 		name       string
 		tensors, n int
 		readers    int
-	}{{"large/readers=1", 2, 32 << 20, 1}, {"large/readers=4", 2, 32 << 20, 4}, {"small/readers=1", 1000, 64 << 10, 1}, {"small/readers=4", 1000, 64 << 10, 4}} {
+	}{{"large/readers=1", 2, 32 << 20, 1}, {"large/readers=4", 2, 32 << 20, 4},
+		{"small/readers=1", 1000, 64 << 10, 1}, {"small/readers=4", 1000, 64 << 10, 4}} {
 		b.Run(c.name, func(b *testing.B) {
 			files, total := onDisk(b, 2, c.tensors, c.n)
 			m, err := Open(files...)

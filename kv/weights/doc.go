@@ -9,7 +9,7 @@
 // bytes are there, is whole and in one piece, and keeps its place until Release. Where all fits at
 // once, nothing has to be released.
 //
-// Files come from elsewhere, so all that a header says is checked before anything is read by it: lengths
-// and products that overflow, types, overlaps, holes, what lies beyond the end, names given twice. What is
-// wrong is said in a *FileError with file and tensor.
+// Files come from elsewhere, so all that a header says is checked before anything is read by it:
+// lengths and products that overflow, types, overlaps, holes, what lies beyond the end, names given
+// twice. What is wrong is said in a *FileError with file and tensor.
 package weights

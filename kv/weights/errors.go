@@ -33,5 +33,6 @@ func faulty(file, tensor, format string, args ...any) error {
 	if len(tensor) > most {
 		tensor = tensor[:most] + "…"
 	}
-	return &FileError{File: file, Tensor: tensor, Err: fmt.Errorf(format+": %w", append(args, engine.ErrCorrupt)...)}
+	return &FileError{File: file, Tensor: tensor, Err: fmt.Errorf(format+": %w",
+		append(args, engine.ErrCorrupt)...)}
 }

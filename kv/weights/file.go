@@ -56,7 +56,8 @@ func (f *File) open() error {
 		return faulty(f.f.Name(), "", "it is no regular file")
 	}
 	f.size = info.Size()
-	past, err := unix.Open("/proc/self/fd/"+strconv.Itoa(int(f.f.Fd())), unix.O_RDONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+	past, err := unix.Open("/proc/self/fd/"+strconv.Itoa(int(f.f.Fd())),
+		unix.O_RDONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
 	if err == nil {
 		f.past = past
 	}
@@ -74,7 +75,8 @@ func (f *File) choose() {
 // kernel does not say: Linux before 6.5.
 func (f *File) Cached() (bytes int64, known bool) {
 	var s unix.Cachestat_t
-	if err := unix.Cachestat(uint(f.f.Fd()), &unix.CachestatRange{Len: uint64(f.size)}, &s, 0); err != nil {
+	if err := unix.Cachestat(uint(f.f.Fd()), &unix.CachestatRange{Len: uint64(f.size)}, &s,
+		0); err != nil {
 		return 0, false
 	}
 	return min(int64(s.Cache)*int64(os.Getpagesize()), f.size), true
@@ -84,11 +86,14 @@ func (f *File) Cached() (bytes int64, known bool) {
 // afterwards comes from the disk.
 func (f *File) Drop() error {
 	fd := int(f.f.Fd())
-	if err := unix.Fdatasync(fd); err != nil && !errors.Is(err, unix.EROFS) && !errors.Is(err, unix.EINVAL) {
-		return fmt.Errorf("drop %s from the page cache: %w", f.f.Name(), os.NewSyscallError("fdatasync", err))
+	if err := unix.Fdatasync(fd); err != nil && !errors.Is(err, unix.EROFS) &&
+		!errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("drop %s from the page cache: %w", f.f.Name(),
+			os.NewSyscallError("fdatasync", err))
 	}
 	if err := unix.Fadvise(fd, 0, 0, unix.FADV_DONTNEED); err != nil {
-		return fmt.Errorf("drop %s from the page cache: %w", f.f.Name(), os.NewSyscallError("posix_fadvise", err))
+		return fmt.Errorf("drop %s from the page cache: %w", f.f.Name(),
+			os.NewSyscallError("posix_fadvise", err))
 	}
 	f.choose()
 	return nil

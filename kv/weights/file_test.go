@@ -104,8 +104,10 @@ func TestFileInTheCache(t *testing.T) {
 	}
 	defer again.Close()
 	cached, known := again.Cached()
-	if straight := again.straight.Load(); known && (cached != again.size || straight) || !known && straight != (again.past >= 0) {
-		t.Errorf("%d of %d bytes are cached (known: %v), and reads go past the cache: %v", cached, again.size, known, straight)
+	if straight := again.straight.Load(); known && (cached != again.size || straight) || !known &&
+		straight != (again.past >= 0) {
+		t.Errorf("%d of %d bytes are cached (known: %v), and reads go past the cache: %v", cached,
+			again.size, known, straight)
 	}
 }
 
@@ -119,8 +121,10 @@ func TestFileAnywhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	memory := pages(t, 200_000)
-	for _, c := range []struct{ at, off, n int }{{0, 0, 4096}, {0, 0, 1}, {3, 3, 50_000}, {4095, 4095, 4098}, {17, 0, 90_000}, {0, 4096, 8192}, {100, 4196, 8192}, {0, 90_000, 0}} {
-		if n, err := f.ReadAt(memory[c.at:][:c.n], int64(c.off)); n != c.n || err != nil || string(memory[c.at:][:c.n]) != string(want[c.off:][:c.n]) {
+	for _, c := range []struct{ at, off, n int }{{0, 0, 4096}, {0, 0, 1}, {3, 3, 50_000},
+		{4095, 4095, 4098}, {17, 0, 90_000}, {0, 4096, 8192}, {100, 4196, 8192}, {0, 90_000, 0}} {
+		if n, err := f.ReadAt(memory[c.at:][:c.n], int64(c.off)); n != c.n || err != nil ||
+			string(memory[c.at:][:c.n]) != string(want[c.off:][:c.n]) {
 			t.Errorf("%+v: %d, %v, or other bytes", c, n, err)
 		}
 	}
@@ -151,7 +155,8 @@ func TestFileCut(t *testing.T) {
 	var fault *FileError
 	for _, err = range l.All(within(t)) {
 	}
-	if !errors.As(err, &fault) || fault.File != f.f.Name() || fault.Tensor != "a.1" || !strings.Contains(err.Error(), "ends at 300000") {
+	if !errors.As(err, &fault) || fault.File != f.f.Name() || fault.Tensor != "a.1" ||
+		!strings.Contains(err.Error(), "ends at 300000") {
 		t.Errorf("%v", err)
 	}
 }
@@ -159,13 +164,15 @@ func TestFileCut(t *testing.T) {
 func TestOpenFileRefuses(t *testing.T) {
 	leak.Check(t)
 	dir := t.TempDir()
-	if _, err := OpenFile(dir); !errors.Is(err, engine.ErrCorrupt) || !strings.Contains(err.Error(), dir) {
+	if _, err := OpenFile(dir); !errors.Is(err, engine.ErrCorrupt) ||
+		!strings.Contains(err.Error(), dir) {
 		t.Errorf("a directory: %v", err)
 	}
 	if _, err := OpenFile(os.DevNull); !errors.Is(err, engine.ErrCorrupt) {
 		t.Errorf("a device: %v", err)
 	}
-	if _, err := OpenFile(filepath.Join(dir, "absent")); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "absent") {
+	if _, err := OpenFile(filepath.Join(dir, "absent")); !errors.Is(err, fs.ErrNotExist) ||
+		!strings.Contains(err.Error(), "absent") {
 		t.Errorf("no file: %v", err)
 	}
 }

@@ -64,9 +64,11 @@ func readHeader(src Source) (h Header, text []byte, err error) {
 	n := binary.LittleEndian.Uint64(length[:])
 	switch {
 	case n > HeaderMax:
-		return h, nil, faulty(src.Name, "", "the header would have %d bytes, of at most %d: is this a safetensors file?", n, HeaderMax)
+		return h, nil, faulty(src.Name, "", "the header would have %d bytes, of at most %d: is "+
+			"this a safetensors file?", n, HeaderMax)
 	case int64(n) > src.Size-prefix:
-		return h, nil, faulty(src.Name, "", "the header has %d bytes, the file ends %d bytes before its end", n, int64(n)-(src.Size-prefix))
+		return h, nil, faulty(src.Name, "", "the header has %d bytes, the file ends %d bytes "+
+			"before its end", n, int64(n)-(src.Size-prefix))
 	}
 	text = make([]byte, n)
 	if err := readFull(src, text, prefix); err != nil {
@@ -85,7 +87,8 @@ func readFull(src Source, b []byte, at int64) error {
 	case n == len(b): // io.EOF is no fault then
 		return nil
 	case err == nil || errors.Is(err, io.EOF):
-		return faulty(src.Name, "", "it ends at %d, its size was said to be %d", at+int64(n), src.Size)
+		return faulty(src.Name, "", "it ends at %d, its size was said to be %d", at+int64(n),
+			src.Size)
 	}
 	return &FileError{File: src.Name, Err: fmt.Errorf("read at %d: %w", at, err)}
 }
@@ -107,11 +110,14 @@ func (h *Header) place(src Source, data int64) error {
 		t := &h.Tensors[i]
 		switch {
 		case t.offset < end:
-			return faulty(src.Name, t.Name, "it begins at byte %d of the data, within the one before, which ends at %d", t.offset, end)
+			return faulty(src.Name, t.Name, "it begins at byte %d of the data, within the one "+
+				"before, which ends at %d", t.offset, end)
 		case t.offset > end:
-			return faulty(src.Name, t.Name, "it begins at byte %d of the data, after a hole of %d bytes", t.offset, t.offset-end)
+			return faulty(src.Name, t.Name, "it begins at byte %d of the data, after a hole "+
+				"of %d bytes", t.offset, t.offset-end)
 		case t.Len > src.Size-data-end:
-			return faulty(src.Name, t.Name, "it ends %d bytes after the end of the file: the file is cut", t.Len-(src.Size-data-end))
+			return faulty(src.Name, t.Name, "it ends %d bytes after the end of the file: the "+
+				"file is cut", t.Len-(src.Size-data-end))
 		}
 		end += t.Len
 		t.offset += data
@@ -233,7 +239,8 @@ func (p *parser) numbers(most int) (list []uint64, err error) {
 		text, ok := t.(json.Number)
 		n, err := strconv.ParseUint(string(text), 10, 63)
 		if !ok || err != nil || len(list) == most {
-			return nil, p.fault("at byte %d: not a list of at most %d whole numbers below 2^63", p.InputOffset(), most)
+			return nil, p.fault("at byte %d: not a list of at most %d whole numbers below 2^63",
+				p.InputOffset(), most)
 		}
 		list = append(list, n)
 	}
@@ -277,7 +284,8 @@ func (p *parser) entry(name string) (t Tensor, err error) {
 	size, ok := t.Type.size(t.Shape)
 	t.offset, t.Len = int64(offsets[0]), int64(offsets[1]-offsets[0])
 	if !ok {
-		return t, p.fault("%s of shape %v has no whole number of bytes that can be", t.Type, t.Shape)
+		return t, p.fault("%s of shape %v has no whole number of bytes that can be", t.Type,
+			t.Shape)
 	}
 	if size != uint64(t.Len) {
 		return t, p.fault("%d bytes where %s of shape %v has %d", t.Len, t.Type, t.Shape, size)

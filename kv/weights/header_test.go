@@ -27,12 +27,15 @@ func source(name string, b []byte) Source {
 }
 
 func entry(name, dtype, shape, offsets string) string {
-	return fmt.Sprintf(`"%s":{"dtype":"%s","shape":[%s],"data_offsets":[%s]}`, name, dtype, shape, offsets)
+	return fmt.Sprintf(`"%s":{"dtype":"%s","shape":[%s],"data_offsets":[%s]}`, name, dtype, shape,
+		offsets)
 }
 
 func TestHeader(t *testing.T) {
-	h, err := ReadHeader(file(`{"__metadata__":{"format":"pt","":""},`+entry("b", "F32", "2, 3", "8,32")+`,`+
-		`"a":{"data_offsets":[0,8],"shape":[],"dtype":"I64"},`+entry("none", "BF16", "4,0", "8,8")+`,`+entry("half", "F4", "3,2", "32,35")+"}   ", 35))
+	h, err := ReadHeader(file(`{"__metadata__":{"format":"pt","":""},`+entry("b", "F32", "2, 3",
+		"8,32")+`,`+
+		`"a":{"data_offsets":[0,8],"shape":[],"dtype":"I64"},`+entry("none", "BF16", "4,0", "8,8")+
+		`,`+entry("half", "F4", "3,2", "32,35")+"}   ", 35))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +43,8 @@ func TestHeader(t *testing.T) {
 	for _, x := range h.Tensors {
 		got = append(got, fmt.Sprintf("%s %s %v %d", x.Name, x.Type, x.Shape, x.Len))
 	}
-	if want := []string{"a I64 [] 8", "none BF16 [4 0] 0", "b F32 [2 3] 24", "half F4 [3 2] 3"}; !slices.Equal(got, want) {
+	if want := []string{"a I64 [] 8", "none BF16 [4 0] 0", "b F32 [2 3] 24",
+		"half F4 [3 2] 3"}; !slices.Equal(got, want) {
 		t.Errorf("tensors %q, want %q", got, want)
 	}
 	if len(h.Metadata) != 2 || h.Metadata["format"] != "pt" {
@@ -64,36 +68,53 @@ var spoilt = []struct {
 	{"cut JSON", `{"a":{"dtype":"F32"`, 0, "a", "header: at byte"},
 	{"two objects", "{}{}", 0, "", "something follows"},
 	{"unknown type", "{" + entry("a", "F23", "1", "0,4") + "}", 4, "a", `dtype "F23" is not known`},
-	{"type is a number", `{"a":{"dtype":4,"shape":[1],"data_offsets":[0,4]}}`, 4, "a", "where a string should be"},
-	{"unknown key", `{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"x":1}}`, 4, "a", "nothing that a tensor has"},
+	{"type is a number", `{"a":{"dtype":4,"shape":[1],"data_offsets":[0,4]}}`, 4, "a",
+		"where a string should be"},
+	{"unknown key", `{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"x":1}}`, 4, "a",
+		"nothing that a tensor has"},
 	{"no shape", `{"a":{"dtype":"F32","data_offsets":[0,4]}}`, 4, "a", "no shape"},
-	{"key twice", `{"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}}`, 4, "a", `"dtype" is there twice`},
-	{"tensor twice", "{" + entry("a", "F32", "1", "0,4") + "," + entry("a", "F32", "1", "4,8") + "}", 8, "", `"a" is there twice`},
+	{"key twice", `{"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}}`, 4, "a",
+		`"dtype" is there twice`},
+	{"tensor twice", "{" + entry("a", "F32", "1", "0,4") + "," + entry("a", "F32", "1", "4,8") +
+		"}", 8, "", `"a" is there twice`},
 	{"metadata twice", `{"__metadata__":{},"__metadata__":{}}`, 0, "", "is there twice"},
 	{"metadata of numbers", `{"__metadata__":{"a":1}}`, 0, "", "where a string should be"},
-	{"overlap", "{" + entry("a", "F32", "1", "0,4") + "," + entry("b", "F32", "1", "2,6") + "}", 6, "b", "within the one before"},
-	{"hole", "{" + entry("a", "F32", "1", "0,4") + "," + entry("b", "F32", "1", "8,12") + "}", 12, "b", "after a hole of 4 bytes"},
+	{"overlap", "{" + entry("a", "F32", "1", "0,4") + "," + entry("b", "F32", "1", "2,6") + "}", 6,
+		"b", "within the one before"},
+	{"hole", "{" + entry("a", "F32", "1", "0,4") + "," + entry("b", "F32", "1", "8,12") + "}", 12,
+		"b", "after a hole of 4 bytes"},
 	{"hole in front", "{" + entry("a", "F32", "1", "4,8") + "}", 8, "a", "after a hole of 4 bytes"},
-	{"bytes behind", "{" + entry("a", "F32", "1", "0,4") + "}", 5, "", "1 bytes after the last tensor"},
-	{"cut file", "{" + entry("a", "F32", "2", "0,8") + "}", 5, "a", "3 bytes after the end of the file"},
-	{"offsets past all bounds", "{" + entry("a", "U8", "1152921504606846976", "0,1152921504606846976") + "}", 5, "a", "after the end of the file"},
-	{"offset that is no number", "{" + entry("a", "F32", "1", "0,-4") + "}", 4, "a", "whole numbers"},
-	{"offset with a fraction", "{" + entry("a", "F32", "1", "0,4.0") + "}", 4, "a", "whole numbers"},
-	{"offset of 2^63", "{" + entry("a", "F32", "1", "0,9223372036854775808") + "}", 4, "a", "whole numbers"},
+	{"bytes behind", "{" + entry("a", "F32", "1", "0,4") + "}", 5, "",
+		"1 bytes after the last tensor"},
+	{"cut file", "{" + entry("a", "F32", "2", "0,8") + "}", 5, "a", "3 bytes after the end " +
+		"of the file"},
+	{"offsets past all bounds", "{" + entry("a", "U8", "1152921504606846976",
+		"0,1152921504606846976") + "}", 5, "a", "after the end of the file"},
+	{"offset that is no number", "{" + entry("a", "F32", "1", "0,-4") + "}", 4, "a",
+		"whole numbers"},
+	{"offset with a fraction", "{" + entry("a", "F32", "1", "0,4.0") + "}", 4, "a",
+		"whole numbers"},
+	{"offset of 2^63", "{" + entry("a", "F32", "1", "0,9223372036854775808") + "}", 4, "a",
+		"whole numbers"},
 	{"three offsets", "{" + entry("a", "F32", "1", "0,4,8") + "}", 8, "a", "at most 2"},
 	{"one offset", "{" + entry("a", "F32", "1", "4") + "}", 4, "a", "no range"},
 	{"offsets turned round", "{" + entry("a", "F32", "1", "4,0") + "}", 4, "a", "no range"},
-	{"another size", "{" + entry("a", "F32", "3", "0,8") + "}", 8, "a", "8 bytes where F32 of shape [3] has 12"},
-	{"size past all bounds", "{" + entry("a", "F32", "4294967296,4294967296,4294967296", "0,8") + "}", 8, "a", "no whole number of bytes"},
+	{"another size", "{" + entry("a", "F32", "3", "0,8") + "}", 8, "a",
+		"8 bytes where F32 of shape [3] has 12"},
+	{"size past all bounds", "{" + entry("a", "F32", "4294967296,4294967296,4294967296", "0,8") +
+		"}", 8, "a", "no whole number of bytes"},
 	{"half a byte", "{" + entry("a", "F4", "3", "0,1") + "}", 1, "a", "no whole number of bytes"},
-	{"too many dimensions", "{" + entry("a", "U8", strings.Repeat("1,", 64)+"1", "0,1") + "}", 1, "a", "at most 64"},
+	{"too many dimensions", "{" + entry("a", "U8", strings.Repeat("1,", 64)+"1", "0,1") + "}", 1,
+		"a", "at most 64"},
 }
 
 func TestSpoiltHeaders(t *testing.T) {
 	for _, c := range spoilt {
 		_, err := ReadHeader(file(c.header, c.data))
 		var fault *FileError
-		if !errors.As(err, &fault) || fault.File != "made.safetensors" || fault.Tensor != c.tensor || !errors.Is(err, engine.ErrCorrupt) || !strings.Contains(err.Error(), c.want) {
+		if !errors.As(err, &fault) || fault.File != "made.safetensors" ||
+			fault.Tensor != c.tensor || !errors.Is(err, engine.ErrCorrupt) ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want tensor %q and %q", c.name, err, c.tensor, c.want)
 		}
 	}
@@ -105,10 +126,13 @@ func TestHeaderLength(t *testing.T) {
 		have   int
 		want   string
 	}{
-		"no file at all": {0, -8, "too few"}, "cut prefix": {0, -3, "too few"}, "beyond the bound": {HeaderMax + 1, 100, "of at most"},
-		"all ones": {1<<64 - 1, 100, "of at most"}, "beyond the end": {101, 100, "ends 1 bytes before"}, "a large one, cut": {HeaderMax, 100, "before its end"},
+		"no file at all": {0, -8, "too few"}, "cut prefix": {0, -3, "too few"},
+		"beyond the bound": {HeaderMax + 1, 100, "of at most"},
+		"all ones":         {1<<64 - 1, 100, "of at most"}, "beyond the end": {101, 100,
+			"ends 1 bytes before"}, "a large one, cut": {HeaderMax, 100, "before its end"},
 	} {
-		b := append(binary.LittleEndian.AppendUint64(nil, c.length), make([]byte, max(c.have, 0))...)
+		b := append(binary.LittleEndian.AppendUint64(nil, c.length),
+			make([]byte, max(c.have, 0))...)
 		_, err := ReadHeader(source("made.safetensors", b[:8+c.have]))
 		if !errors.Is(err, engine.ErrCorrupt) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
@@ -116,12 +140,14 @@ func TestHeaderLength(t *testing.T) {
 	}
 	short := file("{}", 0)
 	short.Size += 100
-	if _, err := ReadHeader(Source{short.Name, bytes.NewReader(nil), 100}); !errors.Is(err, engine.ErrCorrupt) || !strings.Contains(err.Error(), "was said to be 100") {
+	if _, err := ReadHeader(Source{short.Name, bytes.NewReader(nil), 100}); !errors.Is(err,
+		engine.ErrCorrupt) || !strings.Contains(err.Error(), "was said to be 100") {
 		t.Errorf("a file that is shorter than was said: %v", err)
 	}
 	broken := errors.New("the disk is broken")
 	var fault *FileError
-	if _, err := ReadHeader(Source{"a", failing{broken}, 100}); !errors.Is(err, broken) || errors.Is(err, engine.ErrCorrupt) || !errors.As(err, &fault) {
+	if _, err := ReadHeader(Source{"a", failing{broken}, 100}); !errors.Is(err, broken) ||
+		errors.Is(err, engine.ErrCorrupt) || !errors.As(err, &fault) {
 		t.Errorf("a read that fails: %v", err)
 	}
 }
@@ -143,7 +169,8 @@ func FuzzHeader(f *testing.F) {
 	for _, c := range spoilt {
 		f.Add(c.header, uint16(c.data))
 	}
-	f.Add(`{"__metadata__":{"a":"b"},`+entry("a", "F32", "1", "0,4")+`,`+entry("b", "F4", "2", "4,5")+`,`+entry("", "U8", "0", "5,5")+`}`, uint16(5))
+	f.Add(`{"__metadata__":{"a":"b"},`+entry("a", "F32", "1", "0,4")+`,`+entry("b", "F4", "2",
+		"4,5")+`,`+entry("", "U8", "0", "5,5")+`}`, uint16(5))
 	f.Fuzz(func(t *testing.T, header string, data uint16) {
 		src := file(header, int(data))
 		h, err := ReadHeader(src)
@@ -165,11 +192,14 @@ func FuzzHeader(f *testing.F) {
 			t.Fatalf("the tensors end at %d of %d", end, src.Size)
 		}
 		var out bytes.Buffer
-		if err := Write(&out, h.Tensors, h.Metadata, func(x Tensor) (io.Reader, error) { return io.NewSectionReader(src, x.offset, x.Len), nil }); err != nil {
+		if err := Write(&out, h.Tensors, h.Metadata, func(x Tensor) (io.Reader, error) {
+			return io.NewSectionReader(src, x.offset, x.Len), nil
+		}); err != nil {
 			t.Fatal(err)
 		}
 		again, err := ReadHeader(source("again", out.Bytes()))
-		if err != nil || len(again.Tensors) != len(h.Tensors) || fmt.Sprint(again.Metadata) != fmt.Sprint(h.Metadata) {
+		if err != nil || len(again.Tensors) != len(h.Tensors) ||
+			fmt.Sprint(again.Metadata) != fmt.Sprint(h.Metadata) {
 			t.Fatalf("written again: %+v, %v, was %+v", again, err, h)
 		}
 	})

@@ -15,8 +15,8 @@ import (
 
 // Config says how tensors are read. Its zero values mean the defaults.
 type Config struct {
-	// Memory is where tensors go. It is the caller's, who may have registered or pinned it, and is lent
-	// until Load.Close has returned. It must have room for the largest tensor; what it has
+	// Memory is where tensors go. It is the caller's, who may have registered or pinned it, and is
+	// lent until Load.Close has returned. It must have room for the largest tensor; what it has
 	// beyond is how far reading runs ahead.
 	Memory []byte
 	// Names are the tensors that are wanted, in the order of need; nil: all, in the order of
@@ -52,10 +52,12 @@ func (c *Config) EnsureDefaults() {
 
 func (c *Config) check() error {
 	if c.Piece < 1 || c.Piece > pieceMax {
-		return fmt.Errorf("load weights: config: Piece is %d, want 1 to %d: %w", c.Piece, pieceMax, engine.ErrBounds)
+		return fmt.Errorf("load weights: config: Piece is %d, want 1 to %d: %w", c.Piece, pieceMax,
+			engine.ErrBounds)
 	}
 	if c.Readers < 1 || c.Readers > readersMax {
-		return fmt.Errorf("load weights: config: Readers is %d, want 1 to %d: %w", c.Readers, readersMax, engine.ErrBounds)
+		return fmt.Errorf("load weights: config: Readers is %d, want 1 to %d: %w", c.Readers,
+			readersMax, engine.ErrBounds)
 	}
 	return nil
 }
@@ -87,8 +89,8 @@ type Load struct {
 	err     error // why no more is read
 }
 
-// Load begins to read tensors, and returns at once. It ends when all are read, with ctx, with the first
-// fault, or with Close, which must be called in any case.
+// Load begins to read tensors, and returns at once. It ends when all are read, with ctx, with the
+// first fault, or with Close, which must be called in any case.
 func (m *Model) Load(ctx context.Context, cfg Config) (*Load, error) {
 	cfg.EnsureDefaults()
 	if err := cfg.check(); err != nil {
@@ -98,12 +100,14 @@ func (m *Model) Load(ctx context.Context, cfg Config) (*Load, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Load{cfg: cfg, source: m.sources, byName: make(map[string]int, len(chosen)), items: make([]item, len(chosen)), news: make(chan struct{})}
+	l := &Load{cfg: cfg, source: m.sources, byName: make(map[string]int, len(chosen)),
+		items: make([]item, len(chosen)), news: make(chan struct{})}
 	l.room.L = &l.mu
 	l.ring.memory, l.ring.straight, l.last = cfg.Memory, cfg.Straight, -1
 	for i, t := range chosen {
 		if t.Len > int64(len(cfg.Memory)) {
-			return nil, fmt.Errorf("load weights: tensor %q has %d bytes, Config.Memory %d: %w", t.Name, t.Len, len(cfg.Memory), engine.ErrBounds)
+			return nil, fmt.Errorf("load weights: tensor %q has %d bytes, Config.Memory %d: %w",
+				t.Name, t.Len, len(cfg.Memory), engine.ErrBounds)
 		}
 		l.items[i] = item{Tensor: t, left: t.Len}
 		l.byName[t.Name] = i
@@ -145,12 +149,13 @@ func (l *Load) All(ctx context.Context) iter.Seq2[Loaded, error] {
 	}
 }
 
-// Wait returns one tensor when it has arrived. It is read in its turn: with all memory full of tensors that
-// nobody releases, it never is, and Wait ends with ctx.
+// Wait returns one tensor when it has arrived. It is read in its turn: with all memory full of
+// tensors that nobody releases, it never is, and Wait ends with ctx.
 func (l *Load) Wait(ctx context.Context, name string) (t Loaded, err error) {
 	i, ok := l.byName[name]
 	if !ok {
-		return t, fmt.Errorf("wait for tensor %q, which is not being read: %w", name, engine.ErrBounds)
+		return t, fmt.Errorf("wait for tensor %q, which is not being read: %w", name,
+			engine.ErrBounds)
 	}
 	err = l.until(ctx, func() (bool, error) {
 		switch it := &l.items[i]; it.state {
@@ -158,7 +163,8 @@ func (l *Load) Wait(ctx context.Context, name string) (t Loaded, err error) {
 			t = it.loaded()
 			return true, nil
 		case released:
-			return false, fmt.Errorf("wait for tensor %q, which was released: %w", name, engine.ErrClosed)
+			return false, fmt.Errorf("wait for tensor %q, which was released: %w", name,
+				engine.ErrClosed)
 		}
 		return false, l.err
 	})
@@ -178,7 +184,8 @@ func (l *Load) until(ctx context.Context, try func() (bool, error)) error {
 		select {
 		case <-news:
 		case <-ctx.Done():
-			return fmt.Errorf("wait for weights, with %d tensors in memory that were not released: %w", l.held(), driver.ContextError(ctx))
+			return fmt.Errorf("wait for weights, with %d tensors in memory that were not "+
+				"released: %w", l.held(), driver.ContextError(ctx))
 		}
 	}
 }
@@ -189,8 +196,8 @@ func (l *Load) held() int {
 	return l.ring.held(l.items)
 }
 
-// Release gives the memory of a tensor back, which is then read into again. It is an error to release what
-// has not arrived, or twice.
+// Release gives the memory of a tensor back, which is then read into again. It is an error to
+// release what has not arrived, or twice.
 func (l *Load) Release(name string) error {
 	i, ok := l.byName[name]
 	l.mu.Lock()
@@ -204,8 +211,8 @@ func (l *Load) Release(name string) error {
 	return nil
 }
 
-// Close ends the reading, and waits for the reads that are under way: afterwards no byte of Config.Memory
-// changes. Tensors that were handed out keep their bytes.
+// Close ends the reading, and waits for the reads that are under way: afterwards no byte of
+// Config.Memory changes. Tensors that were handed out keep their bytes.
 func (l *Load) Close() error {
 	l.end(fmt.Errorf("load weights: %w", engine.ErrClosed))
 	l.unhook()

@@ -40,10 +40,13 @@ func shard(t testing.TB, file string, sizes ...int) Source {
 	t.Helper()
 	var list []Tensor
 	for i, n := range sizes {
-		list = append(list, Tensor{Name: fmt.Sprintf("%s.%d", file, i), Type: "U8", Shape: []uint64{uint64(n)}})
+		list = append(list, Tensor{Name: fmt.Sprintf("%s.%d", file, i), Type: "U8",
+			Shape: []uint64{uint64(n)}})
 	}
 	var out bytes.Buffer
-	err := Write(&out, list, map[string]string{"format": "pt"}, func(x Tensor) (io.Reader, error) { return bytes.NewReader(content(x.Name, x.Len)), nil })
+	err := Write(&out, list, map[string]string{"format": "pt"}, func(x Tensor) (io.Reader, error) {
+		return bytes.NewReader(content(x.Name, x.Len)), nil
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +56,8 @@ func shard(t testing.TB, file string, sizes ...int) Source {
 // model makes one of two files: neighbours, small and empty ones, and one larger than a piece.
 func model(t testing.TB) *Model {
 	t.Helper()
-	m, err := Open(shard(t, "a", 1000, 7, 0, 0, 64, 20000, 1), shard(t, "b", 0), shard(t, "c", 300, 5000, 1, 1, 0))
+	m, err := Open(shard(t, "a", 1000, 7, 0, 0, 64, 20000, 1), shard(t, "b", 0),
+		shard(t, "c", 300, 5000, 1, 1, 0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,12 +91,14 @@ func same(t testing.TB, x Loaded) {
 	}
 }
 
-// TestLoad reads into memory of several sizes, and checks every byte when it arrives. Where all fits, also at the end.
+// TestLoad reads into memory of several sizes, and checks every byte when it arrives. Where all
+// fits, also at the end.
 func TestLoad(t *testing.T) {
 	leak.Check(t)
 	m := model(t)
 	for _, c := range []struct{ memory, piece, readers int }{
-		{20000, 512, 3}, {20000, 1 << 20, 1}, {20001, 7, 2}, {26000, 4096, 4}, {1 << 20, 4096, 8}, {1 << 20, 1, 2}, {1 << 20, 1 << 20, 4},
+		{20000, 512, 3}, {20000, 1 << 20, 1}, {20001, 7, 2}, {26000, 4096, 4}, {1 << 20, 4096, 8},
+		{1 << 20, 1, 2}, {1 << 20, 1 << 20, 4},
 	} {
 		l := load(t, m, Config{Memory: make([]byte, c.memory), Piece: c.piece, Readers: c.readers})
 		var all []Loaded
@@ -132,7 +138,8 @@ type counting struct {
 func (c *counting) ReadAt(b []byte, at int64) (int, error) {
 	c.reads.Add(1)
 	now := c.now.Add(1)
-	for most := c.most.Load(); now > most && !c.most.CompareAndSwap(most, now); most = c.most.Load() {
+	for most := c.most.Load(); now > most && !c.most.CompareAndSwap(most, now); most =
+		c.most.Load() {
 	}
 	defer c.now.Add(-1)
 	if c.gate != nil {
@@ -166,7 +173,8 @@ func TestPieces(t *testing.T) {
 	}
 }
 
-// TestTwins has a file whose first tensor begins at the offset where the last of the other file ends.
+// TestTwins has a file whose first tensor begins at the offset where the last of the other file
+// ends.
 func TestTwins(t *testing.T) {
 	first := shard(t, "a", 64)
 	var second bytes.Buffer
@@ -174,7 +182,9 @@ func TestTwins(t *testing.T) {
 	for offset := int64(0); offset != first.Size; pad["pad"] += "x" {
 		second.Reset()
 		list := []Tensor{{Name: "b.0", Type: "U8", Shape: []uint64{64}}}
-		if err := Write(&second, list, pad, func(x Tensor) (io.Reader, error) { return bytes.NewReader(content(x.Name, x.Len)), nil }); err != nil {
+		if err := Write(&second, list, pad, func(x Tensor) (io.Reader, error) {
+			return bytes.NewReader(content(x.Name, x.Len)), nil
+		}); err != nil {
 			t.Fatal(err)
 		}
 		if offset = int64(second.Len()) - 64; offset > first.Size {
@@ -260,7 +270,8 @@ func TestFull(t *testing.T) {
 	}
 	short, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := l.Wait(short, "a.2"); !errors.Is(err, engine.ErrTimeout) || !strings.Contains(err.Error(), "2 tensors in memory") {
+	if _, err := l.Wait(short, "a.2"); !errors.Is(err, engine.ErrTimeout) ||
+		!strings.Contains(err.Error(), "2 tensors in memory") {
 		t.Errorf("with memory full: %v", err)
 	}
 	if err := l.Release("a.2"); !errors.Is(err, engine.ErrBounds) {
@@ -368,7 +379,9 @@ func TestFaults(t *testing.T) {
 				}
 			}
 			var at *FileError
-			if !errors.As(err, &at) || at.File != "a" || at.Tensor != "a.2" || errors.Is(err, broken) != (fault == broken) || errors.Is(err, engine.ErrCorrupt) == (fault == broken) {
+			if !errors.As(err, &at) || at.File != "a" || at.Tensor != "a.2" ||
+				errors.Is(err, broken) != (fault == broken) ||
+				errors.Is(err, engine.ErrCorrupt) == (fault == broken) {
 				t.Errorf("%v, pieces of %d: %v", fault, piece, err)
 			}
 		}
@@ -385,15 +398,18 @@ func TestMisuse(t *testing.T) {
 		"too little memory": {Config{Memory: make([]byte, 19999)}, engine.ErrBounds},
 		"negative piece":    {Config{Memory: make([]byte, 1<<20), Piece: -1}, engine.ErrBounds},
 		"many readers":      {Config{Memory: make([]byte, 1<<20), Readers: 1000}, engine.ErrBounds},
-		"unknown name":      {Config{Memory: make([]byte, 1<<20), Names: []string{"z"}}, fs.ErrNotExist},
-		"name twice":        {Config{Memory: make([]byte, 1<<20), Names: []string{"a.0", "a.0"}}, fs.ErrExist},
+		"unknown name": {Config{Memory: make([]byte, 1<<20), Names: []string{"z"}},
+			fs.ErrNotExist},
+		"name twice": {Config{Memory: make([]byte, 1<<20), Names: []string{"a.0", "a.0"}},
+			fs.ErrExist},
 	} {
 		if _, err := m.Load(within(t), c.cfg); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
 	}
 	var fault *FileError
-	if _, err := Open(shard(t, "a", 1), shard(t, "a", 1)); !errors.As(err, &fault) || fault.Tensor != "a.0" || !errors.Is(err, engine.ErrCorrupt) {
+	if _, err := Open(shard(t, "a", 1), shard(t, "a", 1)); !errors.As(err, &fault) ||
+		fault.Tensor != "a.0" || !errors.Is(err, engine.ErrCorrupt) {
 		t.Errorf("a name in two files: %v", err)
 	}
 	if _, ok := m.Tensor("z"); ok || m.Header(0).Metadata["format"] != "pt" {
@@ -433,7 +449,8 @@ func TestHammer(t *testing.T) {
 		if rng.IntN(2) == 0 {
 			rng.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 		}
-		l := load(t, m, Config{Memory: make([]byte, most+rng.IntN(3*most)), Names: names, Piece: 1 + rng.IntN(9000), Readers: 1 + rng.IntN(5),
+		l := load(t, m, Config{Memory: make([]byte, most+rng.IntN(3*most)), Names: names,
+			Piece: 1 + rng.IntN(9000), Readers: 1 + rng.IntN(5),
 			Straight: rng.IntN(2) == 0})
 		var group sync.WaitGroup
 		var count atomic.Int64
@@ -466,7 +483,9 @@ func TestWriteRefuses(t *testing.T) {
 	empty := func(Tensor) (io.Reader, error) { return strings.NewReader(""), nil }
 	one := Tensor{Name: "a", Type: "F32", Shape: []uint64{1}}
 	for name, list := range map[string][]Tensor{
-		"twice": {one, one}, "unknown type": {{Name: "a", Type: "F23"}}, "half a byte": {{Name: "a", Type: "F4"}}, "a reserved name": {{Name: "__metadata__", Type: "F32"}},
+		"twice": {one, one}, "unknown type": {{Name: "a", Type: "F23"}},
+		"half a byte":          {{Name: "a", Type: "F4"}},
+		"a reserved name":      {{Name: "__metadata__", Type: "F32"}},
 		"size past all bounds": {{Name: "a", Type: "F32", Shape: []uint64{1 << 40, 1 << 40}}},
 	} {
 		if err := Write(io.Discard, list, nil, empty); !errors.Is(err, engine.ErrBounds) {

@@ -36,7 +36,8 @@ func open(files []Source, check func(i int, header []byte) error) (*Model, error
 		m.headers = append(m.headers, h)
 		for _, t := range h.Tensors {
 			if other, twice := m.byName[t.Name]; twice {
-				return nil, faulty(src.Name, t.Name, "%s has it, too", files[m.tensors[other].file].Name)
+				return nil, faulty(src.Name, t.Name, "%s has it, too",
+					files[m.tensors[other].file].Name)
 			}
 			t.file = i
 			m.byName[t.Name] = len(m.tensors)
@@ -78,7 +79,8 @@ func (m *Model) MemoryFor(names []string) (bytes int64, err error) {
 		}
 		file, end = t.file, t.offset+t.Len
 		if bytes += t.Len; bytes < 0 {
-			return 0, fmt.Errorf("load weights: the tensors have more bytes than there can be: %w", engine.ErrBounds)
+			return 0, fmt.Errorf("load weights: the tensors have more bytes than there can be: %w",
+				engine.ErrBounds)
 		}
 	}
 	return bytes, nil
@@ -95,7 +97,8 @@ func (m *Model) choose(names []string) ([]Tensor, error) {
 		t, ok := m.Tensor(name)
 		switch {
 		case !ok:
-			return nil, fmt.Errorf("load weights: no file has a tensor %q: %w", name, fs.ErrNotExist)
+			return nil, fmt.Errorf("load weights: no file has a tensor %q: %w", name,
+				fs.ErrNotExist)
 		case seen[name]:
 			return nil, fmt.Errorf("load weights: tensor %q is wanted twice: %w", name, fs.ErrExist)
 		}

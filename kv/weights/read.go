@@ -9,7 +9,8 @@ import (
 	"io"
 )
 
-// piece is one read: bytes that follow each other in a file and in memory, of one or several tensors.
+// piece is one read: bytes that follow each other in a file and in memory, of one or several
+// tensors.
 type piece struct {
 	file   int
 	offset int64
@@ -49,8 +50,8 @@ func (l *Load) claim() (p piece, ok bool) {
 	return piece{}, false
 }
 
-// gather puts one piece together: what is left of the next tensor, and those behind it while they follow in
-// the file and there is memory right behind. With mu.
+// gather puts one piece together: what is left of the next tensor, and those behind it while they
+// follow in the file and there is memory right behind. With mu.
 func (l *Load) gather() (p piece, ok bool) {
 	size, most := int64(0), int64(l.cfg.Piece)
 	for l.next < len(l.items) && size < most {
@@ -69,7 +70,8 @@ func (l *Load) gather() (p piece, ok bool) {
 			if past := (p.offset + most) % pageBytes; l.cfg.Straight && past < most {
 				most -= past // the next one begins at a page
 			}
-		case it.file != p.file || it.offset != p.offset+size || at != l.items[p.first].at+p.skip+size:
+		case it.file != p.file || it.offset != p.offset+size || at != l.items[p.first].at+p.skip+
+			size:
 			return l.cut(p, size)
 		}
 		n := min(it.Len-l.done, most-size)
@@ -105,7 +107,8 @@ func (l *Load) credit(p *piece) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	rest, skip := int64(len(p.into)), p.skip
-	for i := p.first; rest > 0; i++ { // the items of a piece follow each other, empty ones between them
+	for i := p.first; rest > 0; i++ {
+		// the items of a piece follow each other, empty ones between them
 		it := &l.items[i]
 		part := min(rest, it.Len-skip)
 		rest, skip = rest-part, 0
@@ -123,7 +126,8 @@ func (l *Load) fault(p *piece, n int, err error) error {
 	}
 	src, name, at := l.source[p.file], l.items[i].Name, p.offset+int64(n)
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return faulty(src.Name, name, "the file ends at %d, and had %d bytes when it was opened", at, src.Size)
+		return faulty(src.Name, name, "the file ends at %d, and had %d bytes when it was opened",
+			at, src.Size)
 	}
 	return &FileError{File: src.Name, Tensor: name, Err: fmt.Errorf("read at %d: %w", at, err)}
 }

@@ -27,8 +27,8 @@ func (it *item) loaded() Loaded { return Loaded{it.Tensor, it.bytes} }
 // a line of the processor's cache.
 const align = 64
 
-// ring hands out memory in turn. Each tensor is in one piece, so the end of memory may stay unused. Empty tensors take
-// none.
+// ring hands out memory in turn. Each tensor is in one piece, so the end of memory may stay unused.
+// Empty tensors take none.
 type ring struct {
 	memory   []byte
 	straight bool  // see Config.Straight
@@ -43,8 +43,9 @@ func (r *ring) begin(at int64, it *item) int64 {
 	return (at + align - 1) / align * align
 }
 
-// place finds memory for an item. Follows says that it comes right after the last one in its file, and should in
-// memory, so that one read brings both. There is none before something is released where it returns false.
+// place finds memory for an item. Follows says that it comes right after the last one in its file,
+// and should in memory, so that one read brings both. There is none before something is released
+// where it returns false.
 func (r *ring) place(items []item, i int, follows bool) bool {
 	it := &items[i]
 	at, limit := int64(0), int64(len(r.memory))

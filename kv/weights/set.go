@@ -14,10 +14,11 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// A set is a model that was cut for its ranks beforehand: one file, the root, names a meta file for each
-// rank; a meta names the rank's safetensors files. Each names what is below it by size and digest, so that
-// the root stands for all headers of the set: a rank finds its own files with two small reads, and no
-// file of another set passes for one of this. The digests do not cover the tensors' bytes.
+// A set is a model that was cut for its ranks beforehand: one file, the root, names a meta file for
+// each rank; a meta names the rank's safetensors files. Each names what is below it by size and
+// digest, so that the root stands for all headers of the set: a rank finds its own files with two
+// small reads, and no file of another set passes for one of this. The digests do not cover the
+// tensors' bytes.
 
 const (
 	setFormat  = "sluice-weights"
@@ -59,13 +60,15 @@ type Set struct {
 	Metas map[string][]byte // by name
 }
 
-// Describe makes the root and metas for the data files of each rank. Names of sources are what the set calls them,
-// meta names the meta of a rank; all are relative to the root's folder, with slashes.
+// Describe makes the root and metas for the data files of each rank. Names of sources are what the
+// set calls them, meta names the meta of a rank; all are relative to the root's folder, with
+// slashes.
 func Describe(ranks [][]Source, meta func(rank int) string) (Set, error) {
 	set := Set{Metas: map[string][]byte{}}
 	root := rootFile{Format: setFormat, Version: setVersion, Ranks: []namedRef{}}
 	for rank, files := range ranks {
-		m := metaFile{Format: setFormat, Version: setVersion, Rank: rank, Ranks: len(ranks), Files: []namedRef{}}
+		m := metaFile{Format: setFormat, Version: setVersion, Rank: rank, Ranks: len(ranks),
+			Files: []namedRef{}}
 		_, err := open(files, func(i int, header []byte) error {
 			m.Files = append(m.Files, namedRef{files[i].Name, files[i].Size, digest(header)})
 			return nil
@@ -76,7 +79,8 @@ func Describe(ranks [][]Source, meta func(rank int) string) (Set, error) {
 		text := encode(m)
 		name := meta(rank)
 		if _, twice := set.Metas[name]; twice {
-			return Set{}, fmt.Errorf("describe rank %d: %s is another rank's meta: %w", rank, name, fs.ErrExist)
+			return Set{}, fmt.Errorf("describe rank %d: %s is another rank's meta: %w", rank, name,
+				fs.ErrExist)
 		}
 		set.Metas[name] = text
 		root.Ranks = append(root.Ranks, namedRef{name, int64(len(text)), digest(text)})
@@ -84,7 +88,8 @@ func Describe(ranks [][]Source, meta func(rank int) string) (Set, error) {
 			return Set{}, fmt.Errorf("describe rank %d: %w", rank, err)
 		}
 		if len(text) > setMax {
-			return Set{}, fmt.Errorf("describe rank %d: the meta has %d bytes of at most %d: use fewer files: %w", rank, len(text), setMax, engine.ErrBounds)
+			return Set{}, fmt.Errorf("describe rank %d: the meta has %d bytes of at most %d: use "+
+				"fewer files: %w", rank, len(text), setMax, engine.ErrBounds)
 		}
 	}
 	set.Root = encode(root)
@@ -92,7 +97,8 @@ func Describe(ranks [][]Source, meta func(rank int) string) (Set, error) {
 		return Set{}, fmt.Errorf("describe weights: %w", err)
 	}
 	if len(set.Root) > setMax {
-		return Set{}, fmt.Errorf("describe weights: the root has %d bytes of at most %d: %w", len(set.Root), setMax, engine.ErrBounds)
+		return Set{}, fmt.Errorf("describe weights: the root has %d bytes of at most %d: %w",
+			len(set.Root), setMax, engine.ErrBounds)
 	}
 	return set, nil
 }
@@ -103,8 +109,8 @@ func encode(v any) []byte {
 	return append(b, '\n')
 }
 
-// OpenRank opens the files of one rank of a set: files opens one by its name, and what it has opened is the
-// caller's to close, also after an error.
+// OpenRank opens the files of one rank of a set: files opens one by its name, and what it has
+// opened is the caller's to close, also after an error.
 func OpenRank(files func(name string) (Source, error), root string, rank int) (*Model, error) {
 	var r rootFile
 	if _, err := readSmall(files, root, &r); err != nil {
@@ -117,7 +123,8 @@ func OpenRank(files func(name string) (Source, error), root string, rank int) (*
 		return nil, err
 	}
 	if rank < 0 || rank >= len(r.Ranks) {
-		return nil, fmt.Errorf("open rank %d: %s has ranks 0 to %d: %w", rank, root, len(r.Ranks)-1, engine.ErrBounds)
+		return nil, fmt.Errorf("open rank %d: %s has ranks 0 to %d: %w", rank, root, len(r.Ranks)-1,
+			engine.ErrBounds)
 	}
 	m, err := openMeta(files, root, r.Ranks[rank], rank, len(r.Ranks))
 	if err != nil {
@@ -129,26 +136,31 @@ func OpenRank(files func(name string) (Source, error), root string, rank int) (*
 			return nil, &FileError{File: f.Name, Err: err}
 		}
 		if sources[i].Size != f.Size {
-			return nil, faulty(f.Name, "", "it has %d bytes where %s says %d: it is cut, or of another set", sources[i].Size, r.Ranks[rank].Name, f.Size)
+			return nil, faulty(f.Name, "", "it has %d bytes where %s says %d: it is cut, or of "+
+				"another set", sources[i].Size, r.Ranks[rank].Name, f.Size)
 		}
 	}
 	return open(sources, func(i int, header []byte) error {
 		if digest(header) != m.Files[i].SHA256 {
-			return faulty(m.Files[i].Name, "", "its header is not what %s says: it is of another set", r.Ranks[rank].Name)
+			return faulty(m.Files[i].Name, "", "its header is not what %s says: it is of "+
+				"another set", r.Ranks[rank].Name)
 		}
 		return nil
 	})
 }
 
-func openMeta(files func(name string) (Source, error), root string, ref namedRef, rank, ranks int) (m metaFile, err error) {
+func openMeta(files func(name string) (Source, error), root string, ref namedRef, rank, ranks int) (
+	m metaFile, err error) {
 	text, err := readSmall(files, ref.Name, &m)
 	switch {
 	case err != nil:
 		return m, err
 	case int64(len(text)) != ref.Size || digest(text) != ref.SHA256:
-		return m, faulty(ref.Name, "", "it is not the file that %s names: it is of another set", root)
+		return m, faulty(ref.Name, "", "it is not the file that %s names: it is of another set",
+			root)
 	case m.Rank != rank || m.Ranks != ranks:
-		return m, faulty(ref.Name, "", "it is of rank %d of %d, where %s has it as rank %d of %d", m.Rank, m.Ranks, root, rank, ranks)
+		return m, faulty(ref.Name, "", "it is of rank %d of %d, where %s has it as rank %d of %d",
+			m.Rank, m.Ranks, root, rank, ranks)
 	}
 	if err := checkHead(ref.Name, m.Format, m.Version); err != nil {
 		return m, err
@@ -186,7 +198,8 @@ func checkHead(name, format string, version int) error {
 		return faulty(name, "", "its format is %.40q, want %q", format, setFormat)
 	}
 	if version != setVersion {
-		return &FileError{File: name, Err: fmt.Errorf("version %d, this build reads %d: %w", version, setVersion, engine.ErrVersion)}
+		return &FileError{File: name, Err: fmt.Errorf("version %d, this build reads %d: %w",
+			version, setVersion, engine.ErrVersion)}
 	}
 	return nil
 }
@@ -199,7 +212,8 @@ func checkRefs(file string, list []namedRef, most int) error {
 	seen := make(map[string]bool, len(list))
 	for _, r := range list {
 		if !fs.ValidPath(r.Name) || r.Name == "." || seen[r.Name] || r.Size < 0 {
-			return faulty(file, "", "it names %.200q, of %d bytes: no name below its folder, or twice", r.Name, r.Size)
+			return faulty(file, "", "it names %.200q, of %d bytes: no name below its "+
+				"folder, or twice", r.Name, r.Size)
 		}
 		seen[r.Name] = true
 	}

@@ -14,9 +14,10 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// Write writes one file: tensors in this order, whose bytes come from data in the same order. Of a Tensor it takes
-// name, type and shape.
-func Write(w io.Writer, tensors []Tensor, metadata map[string]string, data func(Tensor) (io.Reader, error)) error {
+// Write writes one file: tensors in this order, whose bytes come from data in the same order. Of a
+// Tensor it takes name, type and shape.
+func Write(w io.Writer, tensors []Tensor, metadata map[string]string, data func(Tensor) (io.Reader,
+	error)) error {
 	head, sized, err := head(tensors, metadata)
 	if err != nil {
 		return err
@@ -39,7 +40,8 @@ func Write(w io.Writer, tensors []Tensor, metadata map[string]string, data func(
 	return nil
 }
 
-// head makes the header with its length, padded so that the data begins at a multiple of eight bytes.
+// head makes the header with its length, padded so that the data begins at a multiple of eight
+// bytes.
 func head(tensors []Tensor, metadata map[string]string) (b []byte, sized []Tensor, err error) {
 	var text bytes.Buffer
 	text.Write(make([]byte, prefix))
@@ -53,7 +55,8 @@ func head(tensors []Tensor, metadata map[string]string) (b []byte, sized []Tenso
 		text.WriteString(`"__metadata__":`)
 		object := []byte{'{'}
 		for _, key := range slices.Sorted(maps.Keys(metadata)) {
-			object = append(append(append(append(object, quote(key)...), ':'), quote(metadata[key])...), ',')
+			object = append(append(append(append(object, quote(key)...), ':'),
+				quote(metadata[key])...), ',')
 		}
 		object[len(object)-1] = '}'
 		text.Write(object)
@@ -62,13 +65,15 @@ func head(tensors []Tensor, metadata map[string]string) (b []byte, sized []Tenso
 	for _, t := range tensors {
 		size, ok := t.Type.size(t.Shape)
 		if !ok || t.Type.Bits() == 0 || len(t.Shape) > dimsMax || seen[t.Name] {
-			return nil, nil, fmt.Errorf("write weights: tensor %q, %s of shape %v, is there twice or cannot be: %w", t.Name, t.Type, t.Shape, engine.ErrBounds)
+			return nil, nil, fmt.Errorf("write weights: tensor %q, %s of shape %v, is there "+
+				"twice or cannot be: %w", t.Name, t.Type, t.Shape, engine.ErrBounds)
 		}
 		seen[t.Name] = true
 		separate()
 		shape := append([]uint64{}, t.Shape...)
 		list, _ := json.Marshal(shape) // of numbers: it cannot fail
-		fmt.Fprintf(&text, `%s:{"dtype":"%s","shape":%s,"data_offsets":[%d,%d]}`, quote(t.Name), t.Type, list, end, end+size)
+		fmt.Fprintf(&text, `%s:{"dtype":"%s","shape":%s,"data_offsets":[%d,%d]}`, quote(t.Name),
+			t.Type, list, end, end+size)
 		t.Len, end = int64(size), end+size
 		sized = append(sized, t)
 	}
@@ -78,7 +83,8 @@ func head(tensors []Tensor, metadata map[string]string) (b []byte, sized []Tenso
 	}
 	b = text.Bytes()
 	if n := len(b) - prefix; n > HeaderMax {
-		return nil, nil, fmt.Errorf("write weights: the header has %d bytes, of at most %d: spread the tensors over several files: %w", n, HeaderMax, engine.ErrBounds)
+		return nil, nil, fmt.Errorf("write weights: the header has %d bytes, of at most %d: "+
+			"spread the tensors over several files: %w", n, HeaderMax, engine.ErrBounds)
 	}
 	binary.LittleEndian.PutUint64(b, uint64(len(b)-prefix))
 	return b, sized, nil

@@ -47,14 +47,20 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.BoolVar(&o.run.Quick, "quick", false, "fewer shapes and repeats: some minutes")
 	f.IntVar(&o.run.Rounds, "rounds", 0, "rounds of each shape; 0: 5, quick 3")
 	f.DurationVar(&o.run.Slice, "slice", 0, "of one participant in one round; 0: 100ms")
-	f.DurationVar(&o.run.Fate, "fate", 0, "how long a caller has to notice a dead or frozen peer; 0: 20s, quick 16s")
-	f.DurationVar(&o.run.Limit, "limit", 0, "of the whole run: rounds are cut, and what there is no time for is a row that says so; 0: 20m, quick 8m")
-	f.StringVar(&o.memory, "memory", "512MiB", "memory registered at each end; an operation moves half of it at most")
+	f.DurationVar(&o.run.Fate, "fate", 0, "how long a caller has to notice a dead or frozen "+
+		"peer; 0: 20s, quick 16s")
+	f.DurationVar(&o.run.Limit, "limit", 0, "of the whole run: rounds are cut, and what there is "+
+		"no time for is a row that says so; 0: 20m, quick 8m")
+	f.StringVar(&o.memory, "memory", "512MiB", "memory registered at each end; an operation "+
+		"moves half of it at most")
 	f.StringVar(&o.bin, "bin", "build/peers", "folder of the drivers in Go")
 	f.StringVar(&o.scripts, "scripts", "bench/peers/drivers", "folder of the drivers in Python")
-	f.StringVar(&o.envs, "envs", "build/peers/envs", "folder of the environments for Python, as setup.sh makes them")
-	f.StringVar(&o.files, "files", "build/peers", "folder on the disk that lane file measures: its files have no names and end with the run")
-	f.StringVar(&o.out, "out", "build/peers/peers", "the files that are written, without .txt, .json and .svg")
+	f.StringVar(&o.envs, "envs", "build/peers/envs", "folder of the environments for Python, as "+
+		"setup.sh makes them")
+	f.StringVar(&o.files, "files", "build/peers", "folder on the disk that lane file measures: "+
+		"its files have no names and end with the run")
+	f.StringVar(&o.out, "out", "build/peers/peers", "the files that are written, without .txt, "+
+		".json and .svg")
 	f.StringVar(&o.only, "only", "", "participants, with commas; empty: all")
 	f.StringVar(&o.lane, "lane", "", "host, tcp, rdma or file; empty: all")
 	f.StringVar(&o.run.Revision, "revision", "", "of sluice, for the report")
@@ -94,16 +100,20 @@ func (o *options) report(ctx context.Context, stderr io.Writer) (*peers.Report, 
 		defer f.Close()
 		return peers.Read(f)
 	}
-	list := peers.Participants(peers.Where{Bin: o.bin, Scripts: o.scripts, Python: o.python, Files: o.files})
+	list := peers.Participants(peers.Where{Bin: o.bin, Scripts: o.scripts, Python: o.python,
+		Files: o.files})
 	names := strings.Split(o.only, ",")
 	list = slices.DeleteFunc(list, func(p peers.Participant) bool {
-		return o.lane != "" && string(p.Lane) != o.lane || o.only != "" && !slices.Contains(names, p.Name)
+		return o.lane != "" && string(p.Lane) != o.lane || o.only != "" &&
+			!slices.Contains(names, p.Name)
 	})
 	if len(list) == 0 {
 		return nil, fmt.Errorf("no participant is called %q on lane %q", o.only, o.lane)
 	}
 	begun := time.Now()
-	o.run.Progress = func(s string) { fmt.Fprintf(stderr, "%5.0f s  %s\n", time.Since(begun).Seconds(), s) }
+	o.run.Progress = func(s string) {
+		fmt.Fprintf(stderr, "%5.0f s  %s\n", time.Since(begun).Seconds(), s)
+	}
 	return peers.Run(ctx, list, o.run)
 }
 
@@ -131,7 +141,9 @@ func (o *options) draw(ctx context.Context) error {
 	if _, err := os.Stat(python); err != nil {
 		return fmt.Errorf("no picture: %s is not there: run bench/peers/setup.sh", python)
 	}
-	out, err := exec.CommandContext(context.WithoutCancel(ctx), python, filepath.Join(filepath.Dir(o.scripts), "plot.py"), o.out+".json", o.out+".svg").CombinedOutput()
+	out, err := exec.CommandContext(context.WithoutCancel(ctx), python,
+		filepath.Join(filepath.Dir(o.scripts), "plot.py"), o.out+".json",
+		o.out+".svg").CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("draw the picture: %w: %.500s", err, out)
 	}

@@ -14,15 +14,19 @@ import (
 func TestRecordedRunIsPrintedAndWritten(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "deep", "report")
 	var text bytes.Buffer
-	err := beside(context.Background(), []string{"-from", "../testdata/recorded.json", "-out", out, "-envs", t.TempDir()}, &text, &text)
-	if err == nil || !strings.Contains(err.Error(), "no picture") || !strings.Contains(err.Error(), "setup.sh") {
+	err := beside(context.Background(), []string{"-from", "../testdata/recorded.json", "-out", out,
+		"-envs", t.TempDir()}, &text, &text)
+	if err == nil || !strings.Contains(err.Error(), "no picture") ||
+		!strings.Contains(err.Error(), "setup.sh") {
 		t.Errorf("without the library that draws: %v", err)
 	}
 	written, err := os.ReadFile(out + ".txt")
 	if err != nil || !bytes.Equal(written, text.Bytes()) || text.Len() == 0 {
 		t.Errorf("the text that was written is not the one that was printed: %v", err)
 	}
-	if again := beside(context.Background(), []string{"-from", out + ".json", "-out", out, "-envs", "."}, &bytes.Buffer{}, &text); again == nil || !strings.Contains(again.Error(), "no picture") {
+	if again := beside(context.Background(), []string{"-from", out + ".json", "-out", out, "-envs",
+		"."}, &bytes.Buffer{}, &text); again == nil ||
+		!strings.Contains(again.Error(), "no picture") {
 		t.Errorf("what was written is not read: %v", again)
 	}
 }
@@ -42,7 +46,8 @@ func TestBadCommandLines(t *testing.T) {
 		{[]string{"-lane", "file", "-only", "mooncake"}, `"mooncake"`},
 	} {
 		var said bytes.Buffer
-		if err := beside(context.Background(), c.args, &said, &said); err == nil || !strings.Contains(err.Error(), c.says) {
+		if err := beside(context.Background(), c.args, &said, &said); err == nil ||
+			!strings.Contains(err.Error(), c.says) {
 			t.Errorf("%q: %v", c.args, err)
 		}
 	}

@@ -28,13 +28,15 @@ class Engine(wire.Peer):
 
     def open(self, lane, role, name, memory):
         if lane != "tcp":
-            raise wire.Unsupported("this build's engine reaches another process of the host by TCP alone: see lane tcp")
+            raise wire.Unsupported("this build's engine reaches another process of the host by TCP "
+                                   "alone: see lane tcp")
         self.memory = memory
         self.engine = TransferEngine()
         self.ok("initialize", self.engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""))
         self.ok("register_memory", self.engine.register_memory(memory.ctypes.data, memory.nbytes))
         self.session = f"127.0.0.1:{self.engine.get_rpc_port()}"
-        return (wheel(), "protocol tcp, P2PHANDSHAKE, batch_transfer_sync, address lists made beforehand",
+        return (wheel(), "protocol tcp, P2PHANDSHAKE, batch_transfer_sync, address lists made "
+                         "beforehand",
                 {"session": self.session, "base": memory.ctypes.data})
 
     @staticmethod
@@ -48,7 +50,8 @@ class Engine(wire.Peer):
     def prepare(self, op, size, local, remote):
         ours = (self.memory.ctypes.data + local.astype("u8") * size).tolist()
         theirs = (self.card["base"] + remote.astype("u8") * size).tolist()
-        return (TransferOpcode.Write if op == "write" else TransferOpcode.Read), ours, theirs, [size] * len(ours)
+        return (TransferOpcode.Write if op == "write" else TransferOpcode.Read), ours, theirs, [
+            size] * len(ours)
 
     def post(self, request):
         op, ours, theirs, sizes = request
@@ -61,14 +64,16 @@ class Engine(wire.Peer):
         self.ok("unregister_memory", self.engine.unregister_memory(memory.ctypes.data))
         begin = time.perf_counter()
         for i in range(count):
-            self.ok("register_memory", self.engine.register_memory(memory.ctypes.data + i * size, size))
+            self.ok("register_memory", self.engine.register_memory(memory.ctypes.data + i * size,
+                size))
         end = time.perf_counter()
         return end - begin, 0.0, {"session": self.session, "base": memory.ctypes.data}, 0
 
     def notify(self, message):
         """A notification goes with a transfer: here a small one."""
         self.ok("transfer_sync", self.engine.transfer_sync(
-            self.card["session"], self.memory.ctypes.data, self.card["base"], 8, TransferOpcode.Write,
+            self.card["session"], self.memory.ctypes.data, self.card["base"], 8,
+            TransferOpcode.Write,
             TransferNotify(self.session, message.decode())))
 
     def receive(self):

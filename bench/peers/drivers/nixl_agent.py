@@ -29,7 +29,8 @@ def faced():
 
 
 def version():
-    return f"sluice {metadata.version('sluice')}, its face of NIXL's API" if faced() else f"nixl {metadata.version('nixl')}"
+    return f"sluice {metadata.version('sluice')}, its face of NIXL's API" if faced(
+    ) else f"nixl {metadata.version('nixl')}"
 
 
 class Agent(wire.Peer):
@@ -38,14 +39,16 @@ class Agent(wire.Peer):
 
     def open(self, lane, role, name, memory):
         self.memory, self.name = memory, name
-        self.agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=self.thread, backends=["UCX"]))
+        self.agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=self.thread,
+                                                        backends=["UCX"]))
         self.agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
         self.lists = {}
         thread = "a progress thread (the wheel's default)" if self.thread else "no progress thread, the target polls"
         if faced():
             thread = "which is shm here, and needs no progress"
         return (version(), f"backend UCX, {thread}, prep_xfer_dlist and make_prepped_xfer",
-                {"name": name, "base": memory.ctypes.data, "bytes": memory.nbytes, "metadata": self.agent.get_agent_metadata()})
+                {"name": name, "base": memory.ctypes.data, "bytes": memory.nbytes,
+                 "metadata": self.agent.get_agent_metadata()})
 
     def connect(self, card):
         self.card = card
@@ -78,7 +81,8 @@ class Agent(wire.Peer):
         return self.card["base"], 0, "DRAM"
 
     def prepare(self, op, size, local, remote):
-        ours, local = self.side("NIXL_INIT_AGENT", (self.memory.ctypes.data, 0, "DRAM"), size, local)
+        ours, local = self.side("NIXL_INIT_AGENT", (self.memory.ctypes.data, 0, "DRAM"), size,
+                                local)
         theirs, remote = self.side(self.remote, self.there(size), size, remote)
         return self.agent.make_prepped_xfer(op.upper(), ours, local, theirs, remote)
 
@@ -109,7 +113,8 @@ class Agent(wire.Peer):
         registered = time.perf_counter()
         described = self.agent.get_agent_metadata()
         end = time.perf_counter()
-        card = {"name": self.name, "base": memory.ctypes.data, "bytes": memory.nbytes, "metadata": described}
+        card = {"name": self.name, "base": memory.ctypes.data, "bytes": memory.nbytes,
+                "metadata": described}
         return registered - begin, end - registered, card, len(described)
 
     def notify(self, message):
@@ -138,11 +143,13 @@ class Files(Agent):
         self.agent.create_backend("POSIX", self.params)
         self.agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
         params = ", ".join(f"{k}={v}" for k, v in self.params.items()) or "its defaults"
-        return version(), f"backend POSIX with {params}; a descriptor with O_DIRECT, and one without for pieces that are no blocks", {}
+        return version(
+        ), f"backend POSIX with {params}; a descriptor with O_DIRECT, and one without for pieces that are no blocks", {}
 
     def connect(self, card):
         self.card, self.remote = card, self.name
-        self.past, self.through = (os.open(card["path"], os.O_RDWR | flag) for flag in (os.O_DIRECT, 0))
+        self.past, self.through = (os.open(card["path"], os.O_RDWR | flag) for flag in (os.O_DIRECT,
+            0))
         for fd in (self.past, self.through):
             self.agent.register_memory([(0, card["bytes"], fd, "")], "FILE")
 

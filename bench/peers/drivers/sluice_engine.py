@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our own engine from Python: patterns and lists made once, over memory that the program has already."""
+"""Our own engine from Python: patterns and lists made once, over memory that the program has
+already.
+"""
 
 import time
 from importlib import metadata
@@ -9,7 +11,8 @@ import numpy as np
 import wire
 
 try:
-    VERSION = metadata.version("sluice")  # first: a folder of that name beside this file imports as well
+    # first: a folder of that name beside this file imports as well
+    VERSION = metadata.version("sluice")
     import sluice
 except Exception as e:
     wire.missing("sluice", e)
@@ -25,7 +28,8 @@ class Engine(wire.Peer):
         self.engine = sluice.Engine(name, ["shm"], connect_timeout=LIMIT)
         self.region = self.engine.register("kv", memory)
         return (f"sluice {VERSION} from Python", "backend shm, memory of numpy, "
-                "add_pages for scattered pieces and add_many for adjacent ones, made once, run", self.card())
+                "add_pages for scattered pieces and add_many for adjacent ones, made once, run",
+                self.card())
 
     def card(self):
         return {"description": self.engine.describe()}
@@ -38,10 +42,12 @@ class Engine(wire.Peer):
         t = self.peer.transfer(op)
         if adjacent(local) and adjacent(remote):
             rows = np.empty((len(local), 3), np.uint64)
-            rows[:, 0], rows[:, 1], rows[:, 2] = local.astype(np.uint64) * size, remote.astype(np.uint64) * size, size
+            rows[:, 0], rows[:, 1], rows[:, 2] = local.astype(np.uint64) * size, remote.astype(
+                np.uint64) * size, size
             t.add_many(self.region, self.remote, rows)
         else:
-            t.add_pages(self.region, self.remote, size, local.astype(np.uint32), remote.astype(np.uint32))
+            t.add_pages(self.region, self.remote, size, local.astype(np.uint32),
+                        remote.astype(np.uint32))
         return t
 
     def post(self, request):

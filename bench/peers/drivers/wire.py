@@ -38,7 +38,8 @@ class Peer:
     deadline = float("inf")
 
     def open(self, lane, role, name, memory):
-        """Opens this end over memory (a numpy array of bytes); returns version, settings and card."""
+        """Opens this end over memory (a numpy array of bytes); returns version, settings and card.
+        """
         raise NotImplementedError
 
     def connect(self, card):
@@ -61,7 +62,9 @@ class Peer:
         """Gives back what prepare made for all requests of a shape."""
 
     def regions(self, memory, count, size):
-        """Registers so many regions one by one; returns the seconds of that, those of describing them, and the card."""
+        """Registers so many regions one by one; returns the seconds of that, those of describing
+        them, and the card.
+        """
         raise Unsupported("registers no regions one by one")
 
     def notify(self, message):
@@ -130,7 +133,8 @@ class Server:
         self.memory = aligned(r["bytes"])
         random = np.random.default_rng(1 if r["role"] == "target" else 2)
         whole = r["bytes"] // 8 * 8
-        self.memory[:whole].view(np.uint64)[:] = random.integers(0, 1 << 63, whole // 8, dtype=np.uint64)
+        self.memory[:whole].view(np.uint64)[:] = random.integers(0, 1 << 63, whole // 8,
+            dtype=np.uint64)
         version, settings, card = self.peer.open(r["lane"], r["role"], r["name"], self.memory)
         return {"version": version, "settings": settings, "card": pack(card)}
 
@@ -147,7 +151,8 @@ class Server:
         self.do_drop(r)
         for local, remote in zip(r["local"], r["remote"]):
             self.requests.append(
-                self.peer.prepare(r["op"], r["size"], np.array(local, np.int32), np.array(remote, np.int32)))
+                self.peer.prepare(r["op"], r["size"], np.array(local, np.int32),
+                                  np.array(remote, np.int32)))
 
     def do_once(self, r):
         begin = time.perf_counter_ns()
@@ -198,7 +203,8 @@ class Server:
 
     def do_regions(self, r):
         register, describe, card, weight = self.peer.regions(self.memory, r["count"], r["size"])
-        return {"prepare_ns": int(register * 1e9), "ns": int(describe * 1e9), "card": pack(card), "bytes": weight}
+        return {"prepare_ns": int(register * 1e9), "ns": int(describe * 1e9), "card": pack(card),
+                "bytes": weight}
 
     def do_ping(self, r):
         message, samples = b"p" * r["size"], []

@@ -20,11 +20,13 @@ class Fake(wire.Peer):
         shared = np.memmap(os.fdopen(os.dup(self.fd), "r+b"), np.uint8, "r+", shape=memory.shape)
         shared[:] = memory
         self.memory = shared
-        return "fake 1", "numpy", {"pid": os.getpid(), "fd": self.fd, "bytes": memory.nbytes, "metadata": b"\x00\xff"}
+        return "fake 1", "numpy", {"pid": os.getpid(), "fd": self.fd, "bytes": memory.nbytes,
+                                   "metadata": b"\x00\xff"}
 
     def connect(self, card):
         assert card["metadata"] == b"\x00\xff"
-        self.other = np.memmap(f"/proc/{card['pid']}/fd/{card['fd']}", np.uint8, "r+", shape=(card["bytes"],))
+        self.other = np.memmap(f"/proc/{card['pid']}/fd/{card['fd']}", np.uint8, "r+",
+                               shape=(card["bytes"],))
 
     def prepare(self, op, size, local, remote):
         return op, size, local, remote
@@ -32,7 +34,8 @@ class Fake(wire.Peer):
     def post(self, request):
         op, size, local, remote = request
         for here, there in zip(local.tolist(), remote.tolist()):
-            ours, theirs = self.memory[here * size:(here + 1) * size], self.other[there * size:(there + 1) * size]
+            ours, theirs = self.memory[here * size:(here + 1) * size], self.other[
+                there * size:(there + 1) * size]
             if op == "write":
                 theirs[:] = ours
             else:

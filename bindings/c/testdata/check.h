@@ -13,14 +13,14 @@
 #define LIMIT (60 * SECOND)
 
 /* Ends the program unless the call returns the code. */
-#define WANT(code, call)                                                                                         \
-	do {                                                                                                     \
-		int got_ = (call);                                                                               \
-		if (got_ != (code)) {                                                                            \
-			fprintf(stderr, "%s:%d: %s: %s, not %s: %s\n", __FILE__, __LINE__, #call,                \
-				sluice_code_name(got_), sluice_code_name(code), sluice_error());                 \
-			exit(1);                                                                                 \
-		}                                                                                                \
+#define WANT(code, call)                                                                           \
+	do {                                                                                       \
+		int got_ = (call);                                                                 \
+		if (got_ != (code)) {                                                              \
+			fprintf(stderr, "%s:%d: %s: %s, not %s: %s\n", __FILE__, __LINE__, #call,  \
+				sluice_code_name(got_), sluice_code_name(code), sluice_error());   \
+			exit(1);                                                                   \
+		}                                                                                  \
 	} while (0)
 #define OK(call) WANT(SLUICE_OK, call)
 
@@ -33,18 +33,23 @@
 	} while (0)
 
 /* The last error's text has these words. */
-#define TEXT(words)                                                                                          \
-	do {                                                                                                 \
-		if (!strstr(sluice_error(), words)) {                                                        \
-			fprintf(stderr, "%s:%d: no \"%s\" in: %s\n", __FILE__, __LINE__, words, sluice_error()); \
-			exit(1);                                                                             \
-		}                                                                                            \
+#define TEXT(words)                                                                                \
+	do {                                                                                       \
+		if (!strstr(sluice_error(), words)) {                                              \
+			fprintf(stderr, "%s:%d: no \"%s\" in: %s\n", __FILE__, __LINE__, words,    \
+				sluice_error());                                                   \
+			exit(1);                                                                   \
+		}                                                                                  \
 	} while (0)
 
 static inline sluice_engine open_engine(const char *name, const char *backend)
 {
 	struct sluice_backend list[] = {{.name = backend}};
-	struct sluice_config config = {.size = sizeof config, .flags = SLUICE_PLAINTEXT, .name = name, .backends = list, .backends_count = 1};
+	struct sluice_config config = {.size = sizeof config,
+				       .flags = SLUICE_PLAINTEXT,
+				       .name = name,
+				       .backends = list,
+				       .backends_count = 1};
 	sluice_engine engine;
 	OK(sluice_open(&config, &engine));
 	return engine;
@@ -62,7 +67,9 @@ static inline struct end open_end(const char *name, const char *backend, uint64_
 {
 	struct end e = {.engine = open_engine(name, backend)};
 	OK(sluice_alloc(e.engine, NULL, length, &e.memory, (void **)&e.bytes));
-	struct sluice_segment segment = {.size = sizeof segment, .kind = SLUICE_MEMORY, .memory = e.memory};
+	struct sluice_segment segment = {.size = sizeof segment,
+					 .kind = SLUICE_MEMORY,
+					 .memory = e.memory};
 	OK(sluice_register(e.engine, "data", &segment, &e.region));
 	return e;
 }
@@ -92,7 +99,8 @@ static inline sluice_transfer new_transfer(sluice_peer peer, uint32_t op)
 	return t;
 }
 
-static inline void add_one(sluice_transfer t, sluice_region region, sluice_remote remote, uint64_t local, uint64_t there, uint64_t n)
+static inline void add_one(sluice_transfer t, sluice_region region, sluice_remote remote,
+			   uint64_t local, uint64_t there, uint64_t n)
 {
 	struct sluice_desc desc = {local, there, n};
 	OK(sluice_transfer_add(t, region, remote, &desc, 1));

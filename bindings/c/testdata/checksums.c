@@ -15,7 +15,8 @@ static void agree(struct end *a, struct end *b, sluice_peer peer, sluice_remote 
 	for (int i = 0; i < 3; i++) {
 		OK(sluice_post(t));
 		OK(sluice_wait(t, LIMIT));
-		TRUE(!memcmp(a->bytes + 5, b->bytes + 70001, 100000) && !memcmp(a->bytes + 300000, b->bytes, 64));
+		TRUE(!memcmp(a->bytes + 5, b->bytes + 70001, 100000) &&
+		     !memcmp(a->bytes + 300000, b->bytes, 64));
 	}
 	OK(sluice_transfer_close(t));
 }
@@ -58,8 +59,11 @@ static void about(struct end *a, sluice_peer peer, sluice_remote there)
 	WANT(SLUICE_ERR_SPACE, sluice_peer_about(peer, text, 1, &needs));
 	OK(sluice_peer_about(peer, text, sizeof text, &length));
 	TRUE(needs == length && strlen(text) + 1 == length);
-	TRUE(strstr(text, "\"name\":\"b\"") && strstr(text, "\"same_host\":true") && !strstr(text, "\"message_max\":0,"));
-	TRUE(strstr(text, "{\"name\":\"data\",\"kind\":\"dram\",\"length\":1048576,\"read_only\":false}"));
+	TRUE(strstr(text, "\"name\":\"b\"") && strstr(text, "\"same_host\":true") &&
+	     !strstr(text, "\"message_max\":0,"));
+	TRUE(
+	    strstr(text,
+		   "{\"name\":\"data\",\"kind\":\"dram\",\"length\":1048576,\"read_only\":false}"));
 	WANT(SLUICE_ERR_HANDLE, sluice_peer_about(there, text, sizeof text, &length));
 	sluice_peer self;
 	OK(sluice_self(a->engine, &self));

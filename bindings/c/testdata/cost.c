@@ -36,7 +36,8 @@ int main(int argc, char **argv)
 	TRUE(argc == 4);
 	together = !strcmp(argv[3], "together");
 	long rounds = atol(argv[1]), posts = atol(argv[2]);
-	struct end a = open_end("a", "shm", COUNT * STRIDE), b = open_end("b", "shm", COUNT * STRIDE);
+	struct end a = open_end("a", "shm", COUNT * STRIDE),
+		   b = open_end("b", "shm", COUNT * STRIDE);
 	sluice_remote there;
 	sluice_peer peer = connect_ends(&a, &b, &there);
 	static uint32_t from[COUNT], to[COUNT];
@@ -44,17 +45,26 @@ int main(int argc, char **argv)
 		from[i] = (i * 7) % COUNT;
 		to[i] = (i * 13) % COUNT;
 	}
-	struct sluice_pages pages = {.size = sizeof pages, .count = COUNT, .entry_length = ENTRY, .local_stride = STRIDE,
-				     .remote_stride = STRIDE, .local = from, .remote = to};
-	sluice_transfer large = new_transfer(peer, SLUICE_WRITE), tiny = new_transfer(peer, SLUICE_WRITE), small = new_transfer(peer, SLUICE_WRITE);
+	struct sluice_pages pages = {.size = sizeof pages,
+				     .count = COUNT,
+				     .entry_length = ENTRY,
+				     .local_stride = STRIDE,
+				     .remote_stride = STRIDE,
+				     .local = from,
+				     .remote = to};
+	sluice_transfer large = new_transfer(peer, SLUICE_WRITE),
+			tiny = new_transfer(peer, SLUICE_WRITE),
+			small = new_transfer(peer, SLUICE_WRITE);
 	OK(sluice_transfer_add_pages(large, a.region, there, &pages));
 	pages.entry_length = 8;
 	OK(sluice_transfer_add_pages(tiny, a.region, there, &pages));
 	add_one(small, a.region, there, 0, 0, 64);
 	measure(large, 10), measure(tiny, 10), measure(small, 1000);
 	char line[16];
-	for (long i = 0; i < rounds && fgets(line, sizeof line, stdin); i++) { // who reads says when
-		printf("%.0f %.0f %.1f\n", measure(large, posts), measure(tiny, posts * 10), measure(small, posts * 100));
+	for (long i = 0; i < rounds && fgets(line, sizeof line, stdin);
+	     i++) { // who reads says when
+		printf("%.0f %.0f %.1f\n", measure(large, posts), measure(tiny, posts * 10),
+		       measure(small, posts * 100));
 		fflush(stdout);
 	}
 	close_end(&a);

@@ -19,30 +19,42 @@ int main(int argc, char **argv)
 	TRUE(argc == 2);
 	char library[4096];
 	snprintf(library, sizeof library, "library=%s", argv[1]);
-	const char *const options[] = {library, "devices=0", "streams=2", NULL}, *const missing[] = {"library=/nowhere", NULL};
+	const char *const options[] = {library, "devices=0", "streams=2", NULL},
+			  *const missing[] = {"library=/nowhere", NULL};
 	struct sluice_backend list[] = {{.name = "mem"}, {.name = "cuda", .options = missing}};
-	struct sluice_config config = {.size = sizeof config, .name = "device", .backends = list, .backends_count = 2};
+	struct sluice_config config = {.size = sizeof config,
+				       .name = "device",
+				       .backends = list,
+				       .backends_count = 2};
 	struct end e;
 	WANT(SLUICE_ERR_UNAVAILABLE, sluice_open(&config, &e.engine));
 	TEXT("/nowhere");
 	char driver_of_gds[4096];
 	snprintf(driver_of_gds, sizeof driver_of_gds, "cuda=%s", argv[1]);
-	const char *const no_cufile[] = {driver_of_gds, "library=/nowhere/libcufile.so", "threads=2", "host=true", NULL};
+	const char *const no_cufile[] = {driver_of_gds, "library=/nowhere/libcufile.so",
+					 "threads=2", "host=true", NULL};
 	list[1] = (struct sluice_backend){.name = "gds", .options = no_cufile};
 	WANT(SLUICE_ERR_UNAVAILABLE, sluice_open(&config, &e.engine));
 	TEXT("/nowhere/libcufile.so");
 	list[1] = (struct sluice_backend){.name = "cuda", .options = options};
 	OK(sluice_open(&config, &e.engine));
 	OK(sluice_alloc(e.engine, NULL, 1 << 20, &e.memory, (void **)&e.bytes));
-	struct sluice_segment segment = {.size = sizeof segment, .kind = SLUICE_MEMORY, .memory = e.memory};
+	struct sluice_segment segment = {.size = sizeof segment,
+					 .kind = SLUICE_MEMORY,
+					 .memory = e.memory};
 	OK(sluice_register(e.engine, "data", &segment, &e.region));
 
 	void *cuda = dlopen(argv[1], RTLD_NOW), *context;
-	TRUE(cuda && !driver(cuda, "cuInit")(0) && !driver(cuda, "cuDevicePrimaryCtxRetain")(&context, 0));
+	TRUE(cuda && !driver(cuda, "cuInit")(0) &&
+	     !driver(cuda, "cuDevicePrimaryCtxRetain")(&context, 0));
 	TRUE(!driver(cuda, "cuCtxSetCurrent")(context));
 	uint64_t device = 0;
 	TRUE(!driver(cuda, "cuMemAlloc_v2")(&device, (size_t)1 << 20) && device);
-	struct sluice_segment there = {.size = sizeof there, .kind = SLUICE_DEVICE, .device = 0, .device_address = device, .length = 1 << 20};
+	struct sluice_segment there = {.size = sizeof there,
+				       .kind = SLUICE_DEVICE,
+				       .device = 0,
+				       .device_address = device,
+				       .length = 1 << 20};
 	sluice_region hbm;
 	OK(sluice_register(e.engine, "hbm", &there, &hbm));
 	sluice_peer self;
@@ -68,7 +80,8 @@ int main(int argc, char **argv)
 	OK(sluice_remote_close(remote));
 	OK(sluice_region_close(hbm));
 	close_end(&e);
-	TRUE(!driver(cuda, "cuMemFree_v2")(device) && !driver(cuda, "cuDevicePrimaryCtxRelease_v2")(0));
+	TRUE(!driver(cuda, "cuMemFree_v2")(device) &&
+	     !driver(cuda, "cuDevicePrimaryCtxRelease_v2")(0));
 	puts("ok");
 	return 0;
 }

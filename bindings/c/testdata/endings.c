@@ -11,11 +11,17 @@ static const char *const few[] = {"batches_max=4", NULL};
 static struct end narrow(const char *name)
 {
 	struct sluice_backend list[] = {{.name = "mem", .options = few}};
-	struct sluice_config config = {.size = sizeof config, .name = name, .backends = list, .backends_count = 1, .notifications_max = 1};
+	struct sluice_config config = {.size = sizeof config,
+				       .name = name,
+				       .backends = list,
+				       .backends_count = 1,
+				       .notifications_max = 1};
 	struct end e;
 	OK(sluice_open(&config, &e.engine));
 	OK(sluice_alloc(e.engine, NULL, 1 << 20, &e.memory, (void **)&e.bytes));
-	struct sluice_segment segment = {.size = sizeof segment, .kind = SLUICE_MEMORY, .memory = e.memory};
+	struct sluice_segment segment = {.size = sizeof segment,
+					 .kind = SLUICE_MEMORY,
+					 .memory = e.memory};
 	OK(sluice_register(e.engine, "data", &segment, &e.region));
 	return e;
 }
@@ -28,7 +34,8 @@ static sluice_transfer stuck(struct end *a, sluice_peer peer, sluice_remote ther
 		add_one(t, a->region, there, 0, 0, 64);
 		OK(sluice_transfer_message(t, "m", 1));
 		OK(sluice_post(t));
-		int code = sluice_wait(t, SECOND); // a second is no proof, but a copy of 64 bytes has had its time
+		// a second is no proof, but a copy of 64 bytes has had its time
+		int code = sluice_wait(t, SECOND);
 		if (code == SLUICE_PENDING)
 			return t;
 		OK(code);
@@ -40,8 +47,13 @@ static sluice_transfer stuck(struct end *a, sluice_peer peer, sluice_remote ther
 
 static sluice_transfer shared;
 
-/* Who begins to wait before the engine closes learns of that; who comes later has a stale handle. */
-static void closed(int code) { TRUE((code == SLUICE_ERR_CLOSED || code == SLUICE_ERR_HANDLE) && sluice_error()[0]); }
+/*
+ * Who begins to wait before the engine closes learns of that; who comes later has a stale handle.
+ */
+static void closed(int code)
+{
+	TRUE((code == SLUICE_ERR_CLOSED || code == SLUICE_ERR_HANDLE) && sluice_error()[0]);
+}
 
 static void *waits(void *engine)
 {
@@ -75,7 +87,8 @@ int main(void)
 	WANT(SLUICE_PENDING, sluice_test(t));
 	WANT(SLUICE_PENDING, sluice_wait(t, 0));
 	WANT(SLUICE_PENDING, sluice_wait(t, 1000));
-	WANT(SLUICE_PENDING, sluice_wait(t, SECOND / 50)); // with the limit that was given back, or another
+	// with the limit that was given back, or another
+	WANT(SLUICE_PENDING, sluice_wait(t, SECOND / 50));
 	WANT(SLUICE_ERR_BUSY, sluice_post(t));
 	WANT(SLUICE_ERR_BUSY, sluice_reset(t));
 	WANT(SLUICE_ERR_BUSY, sluice_transfer_close(t));

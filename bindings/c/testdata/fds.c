@@ -50,7 +50,8 @@ int main(void)
 			size_t n;
 			OK(sluice_completions(a.engine, list, 16, &n));
 			for (size_t i = 0; i < n; i++) {
-				TRUE(list[i].transfer == t[list[i].word] && list[i].status == SLUICE_OK);
+				TRUE(list[i].transfer == t[list[i].word] &&
+				     list[i].status == SLUICE_OK);
 				TRUE(!told[list[i].word]++);
 				OK(sluice_test(list[i].transfer));
 				left--;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory to a file and back, by both ways to the kernel; ends of files; a peer's file by way of its engine.
+// Memory to a file and back, by both ways to the kernel; ends of files; a peer's file by way of its
+// engine.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,11 +12,16 @@ enum { LENGTH = 1 << 20, SKIPPED = 8192 };
 static struct end open_with(const char *const *options)
 {
 	struct sluice_backend list[] = {{.name = "mem"}, {.name = "posix", .options = options}};
-	struct sluice_config config = {.size = sizeof config, .name = "files", .backends = list, .backends_count = 2};
+	struct sluice_config config = {.size = sizeof config,
+				       .name = "files",
+				       .backends = list,
+				       .backends_count = 2};
 	struct end e;
 	OK(sluice_open(&config, &e.engine));
 	OK(sluice_alloc(e.engine, NULL, LENGTH, &e.memory, (void **)&e.bytes));
-	struct sluice_segment segment = {.size = sizeof segment, .kind = SLUICE_MEMORY, .memory = e.memory};
+	struct sluice_segment segment = {.size = sizeof segment,
+					 .kind = SLUICE_MEMORY,
+					 .memory = e.memory};
 	OK(sluice_register(e.engine, "data", &segment, &e.region));
 	return e;
 }
@@ -23,12 +29,17 @@ static struct end open_with(const char *const *options)
 static sluice_region open_file(struct end *e, int fd)
 {
 	sluice_region file;
-	struct sluice_segment segment = {.size = sizeof segment, .kind = SLUICE_FILE, .file = fd, .offset = SKIPPED, .length = LENGTH};
+	struct sluice_segment segment = {.size = sizeof segment,
+					 .kind = SLUICE_FILE,
+					 .file = fd,
+					 .offset = SKIPPED,
+					 .length = LENGTH};
 	OK(sluice_register(e->engine, "file", &segment, &file));
 	return file;
 }
 
-static void once(sluice_peer peer, uint32_t op, struct end *e, sluice_remote there, uint64_t local, uint64_t remote, uint64_t n)
+static void once(sluice_peer peer, uint32_t op, struct end *e, sluice_remote there, uint64_t local,
+		 uint64_t remote, uint64_t n)
 {
 	sluice_transfer t = new_transfer(peer, op);
 	add_one(t, e->region, there, local, remote, n);
@@ -53,7 +64,8 @@ static void round_trip(const char *const *options, const char *name)
 	once(self, SLUICE_WRITE, &e, there, 5, 70001, 999);
 	unsigned char found[65536];
 	TRUE(pread(fd, found, 65536, SKIPPED) == 65536 && !memcmp(found, e.bytes + 4096, 65536));
-	TRUE(pread(fd, found, 1001, SKIPPED + 70000) == 1001 && !found[0] && !memcmp(found + 1, e.bytes + 5, 999) && !found[1000]);
+	TRUE(pread(fd, found, 1001, SKIPPED + 70000) == 1001 && !found[0] &&
+	     !memcmp(found + 1, e.bytes + 5, 999) && !found[1000]);
 	memset(e.bytes, 0, LENGTH);
 	once(self, SLUICE_READ, &e, there, 3, 70001, 999);
 	TRUE(!e.bytes[2] && !memcmp(e.bytes + 3, found + 1, 999) && !e.bytes[1002]);
@@ -85,7 +97,8 @@ static void between(const char *name)
 	memset(a.bytes, 'f', 100000);
 	once(peer, SLUICE_WRITE, &a, there, 0, 4096, 100000);
 	char found[100000];
-	TRUE(pread(fd, found, 100000, SKIPPED + 4096) == 100000 && found[0] == 'f' && found[99999] == 'f');
+	TRUE(pread(fd, found, 100000, SKIPPED + 4096) == 100000 && found[0] == 'f' &&
+	     found[99999] == 'f');
 	close_end(&a);
 	close_end(&b);
 	TRUE(!close(fd));
@@ -99,7 +112,8 @@ static sluice_transfer durable(sluice_peer peer, const char *only)
 	return t;
 }
 
-static void durably(struct end *e, sluice_peer peer, const char *only, sluice_remote there, int fd, int fill)
+static void durably(struct end *e, sluice_peer peer, const char *only, sluice_remote there, int fd,
+		    int fill)
 {
 	char found[5000];
 	memset(e->bytes, fill, sizeof found);
@@ -109,7 +123,8 @@ static void durably(struct end *e, sluice_peer peer, const char *only, sluice_re
 		OK(sluice_transfer_message(t, "kept", 4));
 	OK(sluice_post(t));
 	OK(sluice_wait(t, LIMIT));
-	TRUE(pread(fd, found, sizeof found, SKIPPED + 3) == sizeof found && found[0] == fill && found[sizeof found - 1] == fill);
+	TRUE(pread(fd, found, sizeof found, SKIPPED + 3) == sizeof found && found[0] == fill &&
+	     found[sizeof found - 1] == fill);
 	OK(sluice_transfer_close(t));
 }
 
@@ -154,9 +169,12 @@ int main(int argc, char **argv)
 	TRUE(argc == 2);
 	char name[4096];
 	snprintf(name, sizeof name, "%s/file", argv[1]);
-	const char *const threads[] = {"path=threads", "threads=4", "durable=true", NULL}, *const wrong[] = {"path=rong", NULL};
+	const char *const threads[] = {"path=threads", "threads=4", "durable=true", NULL},
+			  *const wrong[] = {"path=rong", NULL};
 	struct sluice_backend list[] = {{.name = "posix", .options = wrong}};
-	struct sluice_config config = {.size = sizeof config, .backends = list, .backends_count = 1};
+	struct sluice_config config = {.size = sizeof config,
+				       .backends = list,
+				       .backends_count = 1};
 	sluice_engine none;
 	WANT(SLUICE_ERR_ARGUMENT, sluice_open(&config, &none));
 	TEXT("threads");

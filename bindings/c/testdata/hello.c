@@ -25,8 +25,10 @@ int main(void)
 		WANT(SLUICE_ERR_SPACE, sluice_receive(b.engine, &note, message, 3, LIMIT));
 		TRUE(note.length == 4);
 		OK(sluice_receive(b.engine, &note, message, sizeof message, LIMIT));
-		TRUE(note.length == 4 && !memcmp(message, "done", 4) && note.status == SLUICE_OK && !note.peer);
-		TRUE(b.bytes[8191] == 0 && b.bytes[8192] == 'x' && b.bytes[8192 + (1 << 16) - 1] == 'x' && b.bytes[8192 + (1 << 16)] == 0);
+		TRUE(note.length == 4 && !memcmp(message, "done", 4) && note.status == SLUICE_OK &&
+		     !note.peer);
+		TRUE(b.bytes[8191] == 0 && b.bytes[8192] == 'x' &&
+		     b.bytes[8192 + (1 << 16) - 1] == 'x' && b.bytes[8192 + (1 << 16)] == 0);
 	}
 	OK(sluice_reset(t));
 	add_one(t, a.region, there, 0, 0, 8);

@@ -32,7 +32,8 @@ int main(void)
 	add_one(t, a.region, leased, 0, 0, 4096);
 	OK(sluice_post(t));
 	OK(sluice_wait(t, LIMIT));
-	TRUE(b.bytes[4095] == 0 && b.bytes[4096] == 'l' && b.bytes[8191] == 'l' && b.bytes[8192] == 0);
+	TRUE(b.bytes[4095] == 0 && b.bytes[4096] == 'l' && b.bytes[8191] == 'l' &&
+	     b.bytes[8192] == 0);
 	WANT(SLUICE_ERR_BUSY, sluice_region_close(b.region));
 
 	int ended = -1;

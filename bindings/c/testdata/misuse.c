@@ -4,7 +4,14 @@
 
 static void handles(struct end *a, sluice_peer peer, sluice_remote there)
 {
-	uint64_t made_up[] = {0, 1, 42, UINT64_MAX, a->engine + 9, a->engine ^ (UINT64_C(1) << 30), a->region, (uint64_t)(uintptr_t)a};
+	uint64_t made_up[] = {0,
+			      1,
+			      42,
+			      UINT64_MAX,
+			      a->engine + 9,
+			      a->engine ^ (UINT64_C(1) << 30),
+			      a->region,
+			      (uint64_t)(uintptr_t)a};
 	struct sluice_desc desc = {0, 0, 8};
 	for (size_t i = 0; i < sizeof made_up / sizeof *made_up; i++) {
 		uint64_t h = made_up[i];
@@ -154,9 +161,12 @@ static void sizes(struct end *a, sluice_peer peer)
 
 int main(void)
 {
-	TRUE(sluice_abi_version() == SLUICE_ABI_VERSION && !strcmp(sluice_version(), SLUICE_VERSION));
-	TRUE(!strcmp(sluice_code_name(SLUICE_ERR_TIMEOUT), "SLUICE_ERR_TIMEOUT") && !strcmp(sluice_code_name(-22), "unknown"));
-	TRUE(!strcmp(sluice_code_name(SLUICE_PENDING), "SLUICE_PENDING") && !strcmp(sluice_code_name(INT32_MIN), "unknown"));
+	TRUE(sluice_abi_version() == SLUICE_ABI_VERSION &&
+	     !strcmp(sluice_version(), SLUICE_VERSION));
+	TRUE(!strcmp(sluice_code_name(SLUICE_ERR_TIMEOUT), "SLUICE_ERR_TIMEOUT") &&
+	     !strcmp(sluice_code_name(-22), "unknown"));
+	TRUE(!strcmp(sluice_code_name(SLUICE_PENDING), "SLUICE_PENDING") &&
+	     !strcmp(sluice_code_name(INT32_MIN), "unknown"));
 	struct end a = open_end("a", "mem", 1 << 20), b = open_end("b", "mem", 1 << 20);
 	sluice_remote there;
 	sluice_peer peer = connect_ends(&a, &b, &there);

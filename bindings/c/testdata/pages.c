@@ -6,7 +6,8 @@ enum { COUNT = 2048, ENTRY = 656, STRIDE = 1024 };
 
 int main(void)
 {
-	struct end a = open_end("a", "mem", COUNT * STRIDE), b = open_end("b", "mem", COUNT * STRIDE);
+	struct end a = open_end("a", "mem", COUNT * STRIDE),
+		   b = open_end("b", "mem", COUNT * STRIDE);
 	sluice_remote there;
 	sluice_peer peer = connect_ends(&a, &b, &there);
 	static uint32_t from[COUNT], to[COUNT];
@@ -15,8 +16,13 @@ int main(void)
 		to[i] = (i * 13) % COUNT;
 		memset(a.bytes + i * STRIDE, (int)(1 + i % 255), ENTRY);
 	}
-	struct sluice_pages pages = {.size = sizeof pages, .count = COUNT, .entry_length = ENTRY, .local_stride = STRIDE,
-				     .remote_stride = STRIDE, .local = from, .remote = to};
+	struct sluice_pages pages = {.size = sizeof pages,
+				     .count = COUNT,
+				     .entry_length = ENTRY,
+				     .local_stride = STRIDE,
+				     .remote_stride = STRIDE,
+				     .local = from,
+				     .remote = to};
 	sluice_transfer t = new_transfer(peer, SLUICE_WRITE);
 	OK(sluice_transfer_add_pages(t, a.region, there, &pages));
 	for (int round = 0; round < 3; round++) {

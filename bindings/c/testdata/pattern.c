@@ -5,8 +5,14 @@
 enum { BLOCKS = 8, HEADS = 4, TOKENS = 16, CELL = 64, BLOCK = HEADS * TOKENS * CELL };
 
 // Where a cell lies: here heads within tokens, there tokens within heads.
-static size_t here(size_t block, size_t head, size_t token) { return block * BLOCK + (token * HEADS + head) * CELL; }
-static size_t there(size_t block, size_t head, size_t token) { return block * BLOCK + (head * TOKENS + token) * CELL; }
+static size_t here(size_t block, size_t head, size_t token)
+{
+	return block * BLOCK + (token * HEADS + head) * CELL;
+}
+static size_t there(size_t block, size_t head, size_t token)
+{
+	return block * BLOCK + (head * TOKENS + token) * CELL;
+}
 
 static void wrong(sluice_transfer t, struct end *a, sluice_remote remote, struct sluice_pattern p)
 {
@@ -34,16 +40,21 @@ static void wrong(sluice_transfer t, struct end *a, sluice_remote remote, struct
 
 int main(void)
 {
-	struct end a = open_end("a", "shm", BLOCKS * BLOCK), b = open_end("b", "shm", BLOCKS * BLOCK);
+	struct end a = open_end("a", "shm", BLOCKS * BLOCK),
+		   b = open_end("b", "shm", BLOCKS * BLOCK);
 	sluice_remote remote;
 	sluice_peer peer = connect_ends(&a, &b, &remote);
 	uint32_t from[] = {5, 0, 7}, to[] = {1, 6, 2};
 	for (size_t i = 0; i < BLOCKS * BLOCK; i++)
 		a.bytes[i] = (unsigned char)(i / CELL * 31 + i);
-	struct sluice_pattern p = {
-		.size = sizeof p, .count = 3, .run = CELL, .loops_count = 2,
-		.loops = {{.n = HEADS, .local = CELL, .remote = TOKENS * CELL}, {.n = TOKENS, .local = HEADS * CELL, .remote = CELL}},
-		.local = {.stride = BLOCK, .list = from}, .remote = {.stride = BLOCK, .list = to}};
+	struct sluice_pattern p = {.size = sizeof p,
+				   .count = 3,
+				   .run = CELL,
+				   .loops_count = 2,
+				   .loops = {{.n = HEADS, .local = CELL, .remote = TOKENS * CELL},
+					     {.n = TOKENS, .local = HEADS * CELL, .remote = CELL}},
+				   .local = {.stride = BLOCK, .list = from},
+				   .remote = {.stride = BLOCK, .list = to}};
 	sluice_transfer t = new_transfer(peer, SLUICE_WRITE);
 	wrong(t, &a, remote, p);
 	OK(sluice_transfer_add_pattern(t, a.region, remote, &p));
@@ -51,14 +62,18 @@ int main(void)
 	for (size_t i = 0; i < 3; i++)
 		for (size_t head = 0; head < HEADS; head++)
 			for (size_t token = 0; token < TOKENS; token++)
-				TRUE(!memcmp(b.bytes + there(to[i], head, token), a.bytes + here(from[i], head, token), CELL));
+				TRUE(!memcmp(b.bytes + there(to[i], head, token),
+					     a.bytes + here(from[i], head, token), CELL));
 	TRUE(b.bytes[0] == 0 && b.bytes[3 * BLOCK + 9] == 0);
 
 	// Slots of two entries here, of one there, from the second entry of the first slot on.
 	OK(sluice_reset(t));
-	struct sluice_pattern halves = {.size = sizeof halves, .count = 3, .run = CELL,
-					.local = {.stride = BLOCK, .step = BLOCK / 2, .first = 1, .per = 2, .list = from},
-					.remote = {.base = 3 * BLOCK, .stride = CELL}};
+	struct sluice_pattern halves =
+	    {.size = sizeof halves,
+	     .count = 3,
+	     .run = CELL,
+	     .local = {.stride = BLOCK, .step = BLOCK / 2, .first = 1, .per = 2, .list = from},
+	     .remote = {.base = 3 * BLOCK, .stride = CELL}};
 	OK(sluice_transfer_add_pattern(t, a.region, remote, &halves));
 	OK(sluice_post_and_wait(t, LIMIT));
 	size_t want[] = {5 * BLOCK + BLOCK / 2, 0, BLOCK / 2};

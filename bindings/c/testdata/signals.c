@@ -41,7 +41,8 @@ static void untouched(const struct sigaction *before)
 		if (sigaction(number, NULL, &now))
 			continue;
 		int same = now.sa_handler == before[number].sa_handler;
-		int ours = number == SIGSEGV || number == SIGBUS || number == SIGFPE || number == SIGPIPE || number == SIGURG;
+		int ours = number == SIGSEGV || number == SIGBUS || number == SIGFPE ||
+			   number == SIGPIPE || number == SIGURG;
 		if (!same && !ours) {
 			fprintf(stderr, "signal %d was taken\n", number);
 			exit(1);
@@ -49,7 +50,9 @@ static void untouched(const struct sigaction *before)
 	}
 }
 
-#define LOAD(name) __typeof__(&sluice_##name) p_##name = (__typeof__(&sluice_##name))dlsym(library, "sluice_" #name)
+#define LOAD(name)                                                                                 \
+	__typeof__(&sluice_##name) p_##name =                                                      \
+	    (__typeof__(&sluice_##name))dlsym(library, "sluice_" #name)
 
 int main(int argc, char **argv)
 {
@@ -80,14 +83,20 @@ int main(int argc, char **argv)
 	LOAD(post);
 	LOAD(wait);
 	struct sluice_backend list[] = {{.name = "mem"}};
-	struct sluice_config config = {.size = sizeof config, .backends = list, .backends_count = 1};
+	struct sluice_config config = {.size = sizeof config,
+				       .backends = list,
+				       .backends_count = 1};
 	uint64_t engine, memory, region, peer, there, t;
 	void *bytes;
 	TRUE(!p_open(&config, &engine) && !p_alloc(engine, NULL, 1 << 20, &memory, &bytes));
-	struct sluice_segment segment = {.size = sizeof segment, .kind = SLUICE_MEMORY, .memory = memory};
-	TRUE(!p_register(engine, "data", &segment, &region) && !p_self(engine, &peer) && !p_remote_find(peer, "data", &there));
+	struct sluice_segment segment = {.size = sizeof segment,
+					 .kind = SLUICE_MEMORY,
+					 .memory = memory};
+	TRUE(!p_register(engine, "data", &segment, &region) && !p_self(engine, &peer) &&
+	     !p_remote_find(peer, "data", &there));
 	struct sluice_desc desc = {0, 1 << 19, 1 << 19};
-	TRUE(!p_transfer_new(peer, SLUICE_WRITE, NULL, &t) && !p_transfer_add(t, region, there, &desc, 1));
+	TRUE(!p_transfer_new(peer, SLUICE_WRITE, NULL, &t) &&
+	     !p_transfer_add(t, region, there, &desc, 1));
 
 	struct itimerval timer = {{0, 1000}, {0, 1000}};
 	TRUE(!setitimer(ITIMER_PROF, &timer, NULL));
@@ -95,7 +104,8 @@ int main(int argc, char **argv)
 	for (int i = 0; i < 200 || (profiles == 0 && i < 1000000); i++) {
 		TRUE(!p_post(t) && !p_wait(t, LIMIT));
 		if (i < 200) {
-			TRUE(!kill(getpid(), SIGUSR1) && !kill(getpid(), SIGUSR2)); // to whichever thread
+			// to whichever thread
+			TRUE(!kill(getpid(), SIGUSR1) && !kill(getpid(), SIGUSR2));
 			if (!sigsetjmp(back, 1))
 				*hole = 1;
 			else

@@ -8,7 +8,10 @@ static const char *const plain[] = {"plaintext=true", "listen=127.0.0.1:0", "con
 static int try_open(const char *const *options, sluice_engine *engine)
 {
 	struct sluice_backend list[] = {{.name = "tcp", .options = options}};
-	struct sluice_config config = {.size = sizeof config, .name = "tcp", .backends = list, .backends_count = 1};
+	struct sluice_config config = {.size = sizeof config,
+				       .name = "tcp",
+				       .backends = list,
+				       .backends_count = 1};
 	return sluice_open(&config, engine);
 }
 
@@ -17,7 +20,9 @@ static struct end open_over(const char *const *options)
 	struct end e;
 	OK(try_open(options, &e.engine));
 	OK(sluice_alloc(e.engine, NULL, 1 << 20, &e.memory, (void **)&e.bytes));
-	struct sluice_segment segment = {.size = sizeof segment, .kind = SLUICE_MEMORY, .memory = e.memory};
+	struct sluice_segment segment = {.size = sizeof segment,
+					 .kind = SLUICE_MEMORY,
+					 .memory = e.memory};
 	OK(sluice_register(e.engine, "data", &segment, &e.region));
 	return e;
 }
@@ -39,7 +44,8 @@ static void moves(const char *const *options)
 		char message[4];
 		struct sluice_notification note = {.size = sizeof note};
 		OK(sluice_receive(b.engine, &note, message, sizeof message, LIMIT));
-		TRUE(note.length == 1 && !memcmp(b.bytes + 100, a.bytes + 4096, 500000) && !b.bytes[99] && !b.bytes[500100]);
+		TRUE(note.length == 1 && !memcmp(b.bytes + 100, a.bytes + 4096, 500000) &&
+		     !b.bytes[99] && !b.bytes[500100]);
 	}
 	close_end(&a);
 	close_end(&b);
@@ -48,10 +54,12 @@ static void moves(const char *const *options)
 static void refuses(void)
 {
 	sluice_engine e;
-	const char *const nothing[] = {NULL}, *const both[] = {"plaintext=true", "certificate=x", NULL},
-				   *const half[] = {"certificate=x", NULL}, *const misspelt[] = {"plaintxt=true", NULL},
-				   *const no_bool[] = {"plaintext=perhaps", NULL}, *const hidden[] = {"tls=x", NULL},
-				   *const absent[] = {"certificate=/nowhere", "key=/nowhere", "authority=/nowhere", NULL};
+	const char *const
+	    nothing[] = {NULL},
+	    *const both[] = {"plaintext=true", "certificate=x", NULL},
+	    *const half[] = {"certificate=x", NULL}, *const misspelt[] = {"plaintxt=true", NULL},
+	    *const no_bool[] = {"plaintext=perhaps", NULL}, *const hidden[] = {"tls=x", NULL},
+	    *const absent[] = {"certificate=/nowhere", "key=/nowhere", "authority=/nowhere", NULL};
 	TRUE(try_open(nothing, &e) < 0);
 	TEXT("plaintext=true");
 	WANT(SLUICE_ERR_ARGUMENT, try_open(both, &e));
@@ -75,16 +83,25 @@ int main(int argc, char **argv)
 		snprintf(words[0], sizeof words[0], "certificate=%s", argv[1]);
 		snprintf(words[1], sizeof words[1], "key=%s", argv[2]);
 		snprintf(words[2], sizeof words[2], "authority=%s", argv[3]);
-		const char *const secure[] = {words[0], words[1], words[2], "listen=127.0.0.1:0", NULL};
-		const char *const named[] = {words[0], words[1], words[2], "listen=127.0.0.1:0", "server_name=stranger.test", NULL};
+		const char *const secure[] = {words[0], words[1], words[2], "listen=127.0.0.1:0",
+					      NULL};
+		const char *const named[] = {words[0],
+					     words[1],
+					     words[2],
+					     "listen=127.0.0.1:0",
+					     "server_name=stranger.test",
+					     NULL};
 		moves(secure);
-		struct end plainly = open_over(plain), securely = open_over(secure), choosy = open_over(named);
+		struct end plainly = open_over(plain), securely = open_over(secure),
+			   choosy = open_over(named);
 		char description[4096];
 		size_t length;
 		sluice_peer peer;
-		OK(sluice_describe(securely.engine, NULL, 0, description, sizeof description, &length));
+		OK(sluice_describe(securely.engine, NULL, 0, description, sizeof description,
+				   &length));
 		TRUE(sluice_connect(plainly.engine, description, length, LIMIT, &peer) < 0);
-		TRUE(sluice_connect(choosy.engine, description, length, LIMIT, &peer) < 0); // it is another's certificate
+		// it is another's certificate
+		TRUE(sluice_connect(choosy.engine, description, length, LIMIT, &peer) < 0);
 		close_end(&plainly);
 		close_end(&securely);
 		close_end(&choosy);

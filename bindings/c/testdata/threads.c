@@ -31,7 +31,8 @@ static void *work(void *argument)
 		memset(a.bytes + number * 65536, i, 65536);
 		OK(sluice_post(t));
 		OK(sluice_wait(t, LIMIT));
-		TRUE(b.bytes[number * 65536] == (unsigned char)i && b.bytes[number * 65536 + 65535] == (unsigned char)i);
+		TRUE(b.bytes[number * 65536] == (unsigned char)i &&
+		     b.bytes[number * 65536 + 65535] == (unsigned char)i);
 		struct sluice_desc desc = {0, 0, 8};
 		int code = sluice_transfer_add(common, a.region, there, &desc, 1);
 		TRUE(code == SLUICE_OK || code == SLUICE_ERR_BUSY);

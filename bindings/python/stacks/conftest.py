@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Ray of this machine alone, and two transports in one process. `hack/stacks` runs these tests."""
+"""A Ray of this machine alone, and two transports in one process. `hack/stacks` runs these tests.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ import tempfile
 from typing import Any, Iterator
 
 os.environ.update(RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0")
-os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # it kills our actors for the memory that other programs use
+# it kills our actors for the memory that other programs use
+os.environ["RAY_memory_monitor_refresh_ms"] = "0"
 
 import pytest
 import ray

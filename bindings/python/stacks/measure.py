@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times hand-overs between two actors by sluice and by NIXL's wheel, in alternation: `build/stacks/bin/python measure.py [rounds]`.
 
-Prints for each shape the medians from the call that makes the tensors to the end of the task that takes them.
+Prints for each shape the medians from the call that makes the tensors to the end of the task that
+takes them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import sys
 import time
 from typing import Any
 
-os.environ.update(RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0", RAY_memory_monitor_refresh_ms="0")
+os.environ.update(RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0",
+                  RAY_memory_monitor_refresh_ms="0")
 
 import ray
 import torch
@@ -41,8 +43,10 @@ def once(a: Any, b: Any, transport: str, count: int, length: int) -> tuple[float
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 9
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False, object_store_memory=100 << 20)
-    ray.experimental.register_tensor_transport("sluice", ["cpu", "cuda"], SluiceTransport, torch.Tensor)
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False,
+             object_store_memory=100 << 20)
+    ray.experimental.register_tensor_transport("sluice", ["cpu", "cuda"], SluiceTransport,
+                                               torch.Tensor)
     a, b = Actor.remote(), Actor.remote()
     for shape, (count, length) in SHAPES.items():
         times: dict[str, list[tuple[float, float]]] = {"sluice": [], "nixl": []}
@@ -54,8 +58,10 @@ def main() -> None:
         for transport, seen in times.items():
             made, pulled = (1e3 * statistics.median(part) for part in zip(*seen))
             whole = [1e3 * sum(t) for t in seen]
-            print(f"{shape}, {transport}: made in {made:.1f} ms, pulled in {pulled:.1f} ms; both {min(whole):.1f} to {max(whole):.1f} ms", flush=True)
-    print(f"{rounds} rounds in alternation, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+            print(f"{shape}, {transport}: made in {made:.1f} ms, pulled in {pulled:.1f} ms; both "
+                  f"{min(whole):.1f} to {max(whole):.1f} ms", flush=True)
+    print(f"{rounds} rounds in alternation, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} "
+          f"processors")
     ray.shutdown()
 
 

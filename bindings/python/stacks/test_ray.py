@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors between actors of a real Ray, also while an actor is killed and while objects are freed."""
+"""Tensors between actors of a real Ray, also while an actor is killed and while objects are freed.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ class Actor:
         return {"a": np.arange(10), "b": np.ones((2, 3), np.float32)}
 
     def sums(self, tensors: Any) -> list[float]:
-        return [float(t.sum()) for t in (tensors.values() if isinstance(tensors, dict) else tensors)]
+        return [float(t.sum()) for t in (tensors.values() if isinstance(tensors, dict)
+                                         else tensors)]
 
     def sum(self, tensor: torch.Tensor) -> float:
         return float(tensor.double().sum())
@@ -105,7 +107,8 @@ def freed(actor: Any) -> None:
 def test_the_example() -> None:
     """The first test, before a Ray of ours runs."""
     program = Path(__file__).parents[3] / "examples" / "ray" / "weights.py"
-    result = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=3 * LIMIT)
+    result = subprocess.run([sys.executable, str(program)], capture_output=True, text=True,
+                            timeout=3 * LIMIT)
     assert "{'layer 0': 1.0, 'layer 1': 2.0, 'layer 2': 3.0, 'layer 3': 4.0}\n[2.0, 3.0, 4.0, 5.0]" in result.stdout, result.stderr
 
 
@@ -152,7 +155,8 @@ def test_a_sender_that_is_killed_in_mid_pull(actors: list[Any]) -> None:
 
 
 def test_objects_are_freed_beside_pulls(actors: list[Any]) -> None:
-    """Each freed object ends a registration of the sender's, and no pull of another object notices."""
+    """Each freed object ends a registration of the sender's, and no pull of another object notices.
+    """
     a, b, c = actors
     kept = a.full.remote(4 * MIB, 1.0)
     pulls = []

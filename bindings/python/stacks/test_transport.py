@@ -30,8 +30,10 @@ def handed(pair: Any, tensors: list[Any], targets: Any = None) -> list[Any]:
 def mixed_torch() -> list[torch.Tensor]:
     base = torch.arange(10000.0)
     return [
-        base[5000:6000], base[100:200], base[150:250], torch.ones(3, dtype=torch.bool), torch.ones(2, 2, dtype=torch.bfloat16),
-        torch.empty(0, 3), torch.tensor(5), torch.randn(1 << 18), torch.ones(7, dtype=torch.int8), torch.randn(9, dtype=torch.float64),
+        base[5000:6000], base[100:200], base[150:250], torch.ones(3, dtype=torch.bool),
+        torch.ones(2, 2, dtype=torch.bfloat16),
+        torch.empty(0, 3), torch.tensor(5), torch.randn(1 << 18), torch.ones(7, dtype=torch.int8),
+        torch.randn(9, dtype=torch.float64),
         torch.randn(4, dtype=torch.complex64), torch.randn(5, requires_grad=True),
     ]  # fmt: skip
 
@@ -40,14 +42,16 @@ def mixed_numpy() -> list[Any]:
     base = np.arange(10000.0)
     frozen = np.arange(5)
     frozen.flags.writeable = False
-    return [base[5000:6000], base[100:200].reshape(10, 10), np.zeros((0, 2)), np.float16([1, 2]), np.array(3), frozen, np.frombuffer(b"ab", "u1")]
+    return [base[5000:6000], base[100:200].reshape(10, 10), np.zeros((0, 2)), np.float16([1, 2]),
+            np.array(3), frozen, np.frombuffer(b"ab", "u1")]
 
 
 def same(a: Any, b: Any) -> bool:
     return bool(a.shape == b.shape and a.dtype == b.dtype and (a == b).all())
 
 
-@pytest.mark.parametrize("make", [mixed_torch, mixed_numpy, lambda: [], lambda: [torch.randn(3) + i for i in range(1000)]])
+@pytest.mark.parametrize("make", [mixed_torch, mixed_numpy, lambda: [], lambda: [torch.randn(3) + i
+    for i in range(1000)]])
 def test_all_kinds(pair: Any, make: Callable[[], list[Any]]) -> None:
     given = make()
     got = handed(pair, given)
@@ -56,7 +60,8 @@ def test_all_kinds(pair: Any, make: Callable[[], list[Any]]) -> None:
 
 def test_metadata_is_a_few_bytes_a_tensor(pair: Any) -> None:
     whole = torch.arange(10000 * 16.0)
-    for tensors in ([torch.randn(100) for _ in range(1000)], [whole[16 * i : 16 * i + 10] for i in range(10000)]):
+    for tensors in ([torch.randn(100) for _ in range(1000)], [whole[16 * i : 16 * i + 10]
+        for i in range(10000)]):
         metadata = pair[0].extract_tensor_transport_metadata(str(len(tensors)), tensors)
         assert len(pickle.dumps(metadata)) < 12 * len(tensors) and len(metadata.leases) == 1
 
@@ -66,7 +71,8 @@ def test_target_buffers_are_filled_in_place(pair: Any) -> None:
     buffers = [torch.zeros_like(t) for t in given]
     got = handed(pair, given, buffers)
     assert all(g is b for g, b in zip(got, buffers)) and all(map(same, given, buffers))
-    assert _tensors.plan([torch.zeros(MIB) for _ in range(100)]).copies == [], "large buffers are read into directly"
+    assert _tensors.plan([torch.zeros(MIB) for _ in range(100)]).copies == [
+    ], "large buffers are read into directly"
 
 
 def test_only_the_part_of_a_storage_that_is_handed_over_is_leased(pair: Any) -> None:
@@ -87,13 +93,16 @@ def test_what_cannot_be_handed_over(pair: Any) -> None:
 def test_a_freed_object_is_out_of_reach_and_others_are_not(pair: Any) -> None:
     sender, receiver = pair
     weights = torch.arange(1000.0)
-    first, second = (sender.extract_tensor_transport_metadata(o, [weights]) for o in ("first", "second"))
+    first, second = (sender.extract_tensor_transport_metadata(o, [weights])
+                     for o in ("first", "second"))
     sender.garbage_collect("first", first, [weights])
     sender.garbage_collect("first", first, [weights])
     with pytest.raises(RayDirectTransportError, match="first"):
         receiver.recv_multiple_tensors("first", first, None)
     assert same(receiver.recv_multiple_tensors("second", second, None)[0], weights)
-    assert sender.extract_tensor_transport_metadata("second", [weights]) is second, "a task that was tried again"
+    assert sender.extract_tensor_transport_metadata("second",
+                                                    [
+                                                        weights]) is second, "a task that was tried again"
 
 
 def test_a_fetch_is_asynchronous(pair: Any) -> None:
@@ -142,7 +151,8 @@ def test_after_an_abort_no_byte_lands(pair: Any) -> None:
             break
     assert aborted
     receiver.abort_transport("o", None)  # what is not under way
-    assert same(receiver.recv_multiple_tensors("o", metadata, None)[0], given[0]), "the next fetch is another"
+    assert same(receiver.recv_multiple_tensors("o", metadata, None)[0],
+                given[0]), "the next fetch is another"
 
 
 def test_a_refused_read_keeps_nothing(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:

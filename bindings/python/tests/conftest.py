@@ -96,7 +96,8 @@ def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
 
     def begin(name: str, *args: str, **options: Any) -> "subprocess.Popen[str]":
         child = subprocess.Popen(
-            [sys.executable, str(HERE / name), *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
+            [sys.executable, str(HERE / name), *args], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True, **options
         )
         children.append(child)
         return child
@@ -139,13 +140,15 @@ class StandIn:
         self.path = str(folder / "libcuda-standin.so")
         source = ROOT / "cuda" / "testdata" / "libcuda_standin.c"
         compiler = need_program("gcc", "apt-get install gcc")
-        subprocess.run([compiler, "-std=c11", "-O1", "-D_GNU_SOURCE", "-pthread", "-shared", "-fPIC", "-o", self.path, str(source)], check=True)
+        subprocess.run([compiler, "-std=c11", "-O1", "-D_GNU_SOURCE", "-pthread", "-shared",
+                        "-fPIC", "-o", self.path, str(source)], check=True)
         panel = folder / "panel"
         panel.write_bytes(bytes(4096))
         os.environ["STANDIN_PANEL"] = str(panel)
         self._library = ctypes.CDLL(self.path)
         context = ctypes.c_void_p()
-        assert self._library.cuInit(0) == 0 and self._library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        assert self._library.cuInit(0) == 0 and self._library.cuDevicePrimaryCtxRetain(
+            ctypes.byref(context), 0) == 0
         assert self._library.cuCtxSetCurrent(context) == 0
 
     def alloc(self, length: int) -> int:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What posting and waiting takes from Python: the twin of bindings/c/testdata/cost.c, with the same arguments and output."""
+"""What posting and waiting takes from Python: the twin of bindings/c/testdata/cost.c, with the same
+arguments and output.
+"""
 
 from __future__ import annotations
 

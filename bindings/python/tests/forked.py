@@ -10,7 +10,8 @@ import sluice
 
 
 def child(engine: sluice.Engine, t: sluice.Transfer) -> int:
-    calls = [t.run, t.test, engine.describe, engine.stats, lambda: sluice.Engine("child", ["mem"]), t.close, engine.close]
+    calls = [t.run, t.test, engine.describe, engine.stats, lambda: sluice.Engine("child", ["mem"]),
+             t.close, engine.close]
     for call in calls:
         try:
             call()

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a program does with mooncake.engine between two processes, as lines of JSON: the name of a step, and its outcome.
 
-Runs over Mooncake's wheel and over sluice's shim, which must agree. Only what the program of either side needs is imported.
+Runs over Mooncake's wheel and over sluice's shim, which must agree. Only what the program of either
+side needs is imported.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import sys
 import time
 from typing import Any, Callable
 
-from mooncake.engine import TransferEngine, TransferNotify, TransferOpcode  # type: ignore[import-not-found]
+# type: ignore[import-not-found]
+from mooncake.engine import TransferEngine, TransferNotify, TransferOpcode
 
 SIZE = 1 << 20
 LIMIT = 30.0
@@ -75,7 +77,8 @@ class Peer:
     def __init__(self) -> None:
         shim = ["-m", "sluice.mooncake.shim"] if "sluice" in sys.modules else []
         command = [sys.executable, *shim, os.path.abspath(__file__), "target"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        text=True)
         port, self.address = json.loads(self._line())
         self.session = f"127.0.0.1:{port}"
 
@@ -101,23 +104,29 @@ def copies(e: TransferEngine, m: Memory, p: Peer) -> None:
     m.fill(3)
     step("write", e.transfer_sync_write(s, a + 4096, b + 8192, 4096))
     step("written bytes", p.ask("sum", 8192, 4096) == m.sum(4096, 4096))
-    step("batch write", e.batch_transfer_sync_write(s, [a, a + 9000], [b + 100, b + 50000], [10, 2000]))
-    step("batch written bytes", [p.ask("sum", 100, 10) == m.sum(0, 10), p.ask("sum", 50000, 2000) == m.sum(9000, 2000)])
+    step("batch write", e.batch_transfer_sync_write(s, [a, a + 9000], [b + 100, b + 50000],
+                                                    [10, 2000]))
+    step("batch written bytes", [p.ask("sum", 100, 10) == m.sum(0, 10),
+                                 p.ask("sum", 50000, 2000) == m.sum(9000, 2000)])
     many = [i * 512 for i in range(1000)]
-    step("batch read", e.batch_transfer_sync_read(s, [a + n for n in many], [b + n for n in many], [512] * 1000))
+    step("batch read", e.batch_transfer_sync_read(s, [a + n for n in many], [b + n for n in many],
+                                                  [512] * 1000))
     step("batch read bytes", m.sum(0, 512000) == p.ask("sum", 0, 512000))
     step("empty batch", e.batch_transfer_sync_read(s, [], [], []))
     step("no bytes", e.transfer_sync_read(s, a, b, 0))
     step("sync read", e.transfer_sync(s, a, b, 64, TransferOpcode.Read))
-    step("sync write and notify", e.transfer_sync(s, a, b, 64, TransferOpcode.Write, TransferNotify("name", "words")))
+    step("sync write and notify", e.transfer_sync(s, a, b, 64, TransferOpcode.Write,
+                                                  TransferNotify("name", "words")))
     step("notified", p.ask("notify"))
-    step("batch and notify", e.batch_transfer_sync(s, [a], [b], [64], TransferOpcode.Read, TransferNotify("", "é")))
+    step("batch and notify", e.batch_transfer_sync(s, [a], [b], [64], TransferOpcode.Read,
+                                                   TransferNotify("", "é")))
     step("notified again", p.ask("notify"))
 
 
 def asynchronous(e: TransferEngine, m: Memory, p: Peer) -> None:
     s, a, b = p.session, m.address, p.address
-    first, second = e.batch_transfer_async_write(s, [a], [b], [SIZE]), e.batch_transfer_async_read(s, [a], [b], [64])
+    first, second = e.batch_transfer_async_write(s, [a], [b], [SIZE]), e.batch_transfer_async_read(
+        s, [a], [b], [64])
     step("started", [first != 0, second != 0])
     step("ended", e.get_batch_transfer_status([first, second]))
     step("none", e.get_batch_transfer_status([]))
@@ -157,7 +166,8 @@ def errors(e: TransferEngine, m: Memory, p: Peer) -> None:
     step("read from the dead", e.transfer_sync_read(s, a, b, 64))
     step("probe the dead", e.send_probe(s))
     other = TransferEngine()
-    step("unknown store of metadata", other.initialize("127.0.0.1", "http://127.0.0.1:1/metadata", "tcp", ""))
+    step("unknown store of metadata", other.initialize("127.0.0.1", "http://127.0.0.1:1/metadata",
+                                                       "tcp", ""))
 
 
 def main() -> None:

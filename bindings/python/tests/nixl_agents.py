@@ -36,7 +36,8 @@ class Two:
     """Two agents of this process that know each other."""
 
     def __init__(self, **config: Any) -> None:
-        self.a, self.b = (nixl.nixl_agent(n, nixl.nixl_agent_config(**config)) for n in ("alpha", "beta"))
+        self.a, self.b = (nixl.nixl_agent(n, nixl.nixl_agent_config(**config))
+                          for n in ("alpha", "beta"))
         self.x, self.y = np.zeros(N, np.uint8), np.zeros(N, np.uint8)
         self.a.register_memory([(self.x.ctypes.data, N, 0, "")], "DRAM")
         self.b.register_memory([(self.y.ctypes.data, N, 0, "")], "DRAM")
@@ -59,7 +60,8 @@ def finish(agent: nixl.nixl_agent, handle: nixl.nixl_xfer_handle) -> None:
     assert state == "DONE"
 
 
-def begin(start: Any, backend: str, params: dict[str, str], length: int) -> tuple[Any, nixl.nixl_agent, int]:
+def begin(start: Any, backend: str, params: dict[str, str], length: int) -> tuple[Any,
+    nixl.nixl_agent, int]:
     child = start("nixl_target.py", backend, json.dumps(params), str(length))
     metadata, address = json.loads(child.stdout.readline())
     agent = nixl.nixl_agent("initiator", nixl.nixl_agent_config(backends=[]))

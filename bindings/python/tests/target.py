@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that is written to: it says where it serves, then answers a line with the digest of its region."""
+"""A process that is written to: it says where it serves, then answers a line with the digest of its
+region.
+"""
 
 from __future__ import annotations
 

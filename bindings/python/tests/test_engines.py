@@ -27,19 +27,22 @@ def test_layout_is_that_of_the_header() -> None:
             place = getattr(struct, field)
             known.append(f"{name}.{field} {place.offset} {place.size}")
     assert known == listed[: len(known)]
-    codes = {int(n): name for name, n in (line.split() for line in listed[len(known) :]) if name.startswith("SLUICE_ERR_")}
+    codes = {int(n): name for name, n in (line.split() for line in listed[len(known) :])
+             if name.startswith("SLUICE_ERR_")}
     codes.pop(-4)  # SPACE: buffers grow
     assert set(codes) == set(errors.BY_CODE)
     for code, kind in errors.BY_CODE.items():
         words = codes[code][len("SLUICE_ERR_") :]
-        plain = {"SYSTEM": "OPERATINGSYSTEM", "NO_ROUTE": "NOROUTE"}.get(words, words.replace("_", ""))
+        plain = {"SYSTEM": "OPERATINGSYSTEM", "NO_ROUTE": "NOROUTE"}.get(words,
+            words.replace("_", ""))
         assert kind.__name__.upper() == plain + "ERROR"
 
 
 def test_one_version() -> None:
     header = re.search(r'#define SLUICE_VERSION "(.*)"', (ROOT / "bindings/c/sluice.h").read_text())
     assert header is not None
-    assert sluice.__version__ == header[1] == _library.lib.version().decode() == importlib.metadata.version("sluice")
+    assert sluice.__version__ == header[1] == _library.lib.version().decode(
+    ) == importlib.metadata.version("sluice")
 
 
 def test_every_function_of_the_header_is_known() -> None:
@@ -59,7 +62,8 @@ def test_refused() -> None:
         sluice.Engine("x" * 256, ["mem"])
     with pytest.raises(sluice.Error):
         sluice.Engine("x", [])
-    with sluice.Engine("x", ["mem", sluice.Backend("cuda", library="/nowhere", optional=True)], spin=0, transfer_timeout=1.5) as e:
+    with sluice.Engine("x", ["mem", sluice.Backend("cuda", library="/nowhere", optional=True)],
+                       spin=0, transfer_timeout=1.5) as e:
         for wrong in ("", "udp:1", "/tmp/x"):
             with pytest.raises(sluice.ArgumentError):
                 e.serve(wrong)
@@ -111,7 +115,9 @@ def test_errors_speak_python() -> None:
     refused(lambda: e.receive(0))
     refused(transfer.post)
     refused(lambda: peer.remote("data"))
-    wrong = [text for text in told if re.search(r"sluice_|SLUICE_|\b[A-Z]\w*[a-z][A-Z]|Config|0x|18446|: closed$|: busy$|: out of bounds$|%!", text)]
+    wrong = [text for text in told
+             if re.search(r"sluice_|SLUICE_|\b[A-Z]\w*[a-z][A-Z]|Config|0x|18446|: closed$|: "
+                          r"busy$|: out of bounds$|%!", text)]
     assert not wrong, wrong
     assert "limits.transfers is 1048576, at most 65536" in told and "the engine is closed, or was never made" in told
 

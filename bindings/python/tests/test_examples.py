@@ -13,14 +13,16 @@ EXAMPLES = ROOT / "examples" / "python"
 
 
 def run(*args: str) -> str:
-    result = subprocess.run([sys.executable, *args], capture_output=True, text=True, timeout=5 * LIMIT)
+    result = subprocess.run([sys.executable, *args], capture_output=True, text=True,
+                            timeout=5 * LIMIT)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
 
 def test_handover(tmp_path: Path) -> None:
     program, socket = str(EXAMPLES / "handover.py"), str(tmp_path / "s")
-    with subprocess.Popen([sys.executable, program, "decode", socket], stdout=subprocess.PIPE, text=True) as decode:
+    with subprocess.Popen([sys.executable, program, "decode", socket], stdout=subprocess.PIPE,
+                          text=True) as decode:
         assert decode.stdout is not None
         try:
             assert decode.stdout.readline() == "serving\n"
@@ -30,7 +32,8 @@ def test_handover(tmp_path: Path) -> None:
             decode.kill()
     places = [200, 203, 206]
     assert seen == [
-        f"blocks from {first} on begin with {[1000.0 * layer + block for block in (7, 3, 5)]}" for layer, first in enumerate(places)
+        f"blocks from {first} on begin with {[1000.0 * layer + block for block in (7, 3, 5)]}"
+        for layer, first in enumerate(places)
     ]
 
 

@@ -106,7 +106,8 @@ def test_collected_engine_ends_before_its_memory(monkeypatch: pytest.MonkeyPatch
 
 def test_second_close_waits_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     e = sluice.Engine("slow", ["mem"])
-    close, begun, let, second = _library.lib.close, threading.Event(), threading.Event(), threading.Event()
+    close, begun, let, second = _library.lib.close, threading.Event(), threading.Event(
+    ), threading.Event()
 
     def slow(handle: int) -> int:
         begun.set()

@@ -29,7 +29,9 @@ def ends(frame: Optional[FrameType]) -> bool:
 
 
 def interrupted(call: Callable[[], Any], at: int) -> bool:
-    """Calls it with an exception before its instruction of that number within the package; False: it has none."""
+    """Calls it with an exception before its instruction of that number within the package; False:
+    it has none.
+    """
     seen = 0
 
     def trace(frame: FrameType, event: str, arg: object) -> Optional[Any]:
@@ -65,13 +67,15 @@ def everywhere(call: Callable[[], Any]) -> Iterator[int]:
 
 @pytest.fixture
 def engine() -> Iterator[sluice.Engine]:
-    with sluice.Engine("a", ["mem"], limits=sluice.Limits(transfers=MOST, regions=MOST, leases=MOST)) as e:
+    with sluice.Engine("a", ["mem"], limits=sluice.Limits(transfers=MOST, regions=MOST,
+                                                          leases=MOST)) as e:
         yield e
 
 
 def test_regions(engine: sluice.Engine) -> None:
     numbers = itertools.count()
-    left = [at for at in everywhere(lambda: engine.register(str(next(numbers)), bytearray(4096))) if engine.stats()["regions"]]
+    left = [at for at in everywhere(lambda: engine.register(str(next(numbers)), bytearray(4096)))
+            if engine.stats()["regions"]]
     assert len(left) <= 1  # between the last instruction and the caller's next
     assert len(engine._holds) == len(engine._regions) == engine.stats()["regions"] <= 2
 

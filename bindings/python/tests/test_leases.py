@@ -44,7 +44,8 @@ def test_a_range_until_it_is_revoked(pair: Pair) -> None:
 def test_tokens_that_were_altered(pair: Pair) -> None:
     with pair.b.region.lease(0, 8) as lease:
         token = lease.token()
-        for wrong in (b"", token[:-1], token[:10] + bytes([token[10] ^ 1]) + token[11:], b"x" * len(token)):
+        for wrong in (b"", token[:-1], token[:10] + bytes([token[10] ^ 1]) + token[11:],
+                      b"x" * len(token)):
             with pytest.raises(sluice.Error):
                 pair.peer.lease(wrong)
 

@@ -223,7 +223,8 @@ def test_durable_writes(tmp_path: Path) -> None:
         with open(name, "r+b") as f:
             b.engine.register("file", sluice.File(f))
             pair.peer.refresh(b.engine.describe())
-            for i, (end, peer, only) in enumerate([(b, b.engine.self_peer(), "posix"), (a, pair.peer, None)]):
+            for i, (end, peer, only) in enumerate([(b, b.engine.self_peer(), "posix"),
+                                                   (a, pair.peer, None)]):
                 end.bytes[:5000] = bytes([i + 1]) * 5000
                 with peer.transfer("write", only=only, durable=True) as t:
                     t.add(end.region, 0, peer.remote("file"), 3, 5000)
@@ -237,18 +238,22 @@ def test_durable_writes(tmp_path: Path) -> None:
 
 
 def test_cuda_by_the_stand_in(standin: Any) -> None:
-    """Device memory by the array interface, by what looks like a tensor, by DLPack's device and by address."""
+    """Device memory by the array interface, by what looks like a tensor, by DLPack's device and by
+    address.
+    """
     device = standin.alloc(65536)
     end = End("cuda", ["mem", sluice.Backend("cuda", library=standin.path, devices=[0])])
 
     class Array:
-        __cuda_array_interface__ = {"shape": (64, 256), "typestr": "<f4", "data": (device, False), "version": 3, "strides": None}
+        __cuda_array_interface__ = {"shape": (64, 256), "typestr": "<f4", "data": (device, False),
+                                    "version": 3, "strides": None}
 
     class Tensor(TensorLike):
         def data_ptr(self) -> int:
             return int(device)
 
-    sources = [Array(), Tensor(np.zeros(65536, np.uint8), device=0), sluice.DeviceMemory(device, 65536)]
+    sources = [Array(), Tensor(np.zeros(65536, np.uint8), device=0), sluice.DeviceMemory(device,
+        65536)]
     for i, source in enumerate(sources):
         region = end.engine.register(f"hbm {i}", source)
         assert region.length == 65536

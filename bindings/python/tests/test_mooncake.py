@@ -29,20 +29,26 @@ def scenario(*command: str) -> list[tuple[str, Any]]:
 
 def theirs() -> str:
     """An interpreter with the wheel, which hack/stacks makes where it can."""
-    for python in (os.environ.get("MOONCAKE_PYTHON", ""), str(ROOT / "build" / "stacks" / "bin" / "python")):
-        if python and os.path.exists(python) and subprocess.run([python, "-c", "import mooncake.engine"], capture_output=True).returncode == 0:
+    for python in (os.environ.get("MOONCAKE_PYTHON", ""),
+                   str(ROOT / "build" / "stacks" / "bin" / "python")):
+        if python and os.path.exists(python) and subprocess.run([python, "-c",
+            "import mooncake.engine"], capture_output=True).returncode == 0:
             return python
-    pytest.skip("unavailable: no Python with mooncake: hack/stacks makes one, or name one by MOONCAKE_PYTHON")
+    pytest.skip("unavailable: no Python with mooncake: hack/stacks makes one, or name one by "
+                "MOONCAKE_PYTHON")
 
 
 def test_the_scenario_runs() -> None:
     seen = dict(scenario(sys.executable, "-m", "sluice.mooncake.shim", SCENARIO))
-    good = ("read", "write", "batch write", "batch read", "empty batch", "no bytes", "ended", "read what is registered anew")
+    good = ("read", "write", "batch write", "batch read", "empty batch", "no bytes", "ended",
+            "read what is registered anew")
     assert {name: seen[name] for name in good} == dict.fromkeys(good, 0)
-    assert seen["notified"] == [["name", "words"]] and seen["notified again"] == [["", "é"]] and seen["submitted"] == 1
+    assert seen["notified"] == [["name", "words"]] and seen["notified again"] == [["",
+        "é"]] and seen["submitted"] == 1
     bytes_of = ("written bytes", "batch written bytes", "batch read bytes")
     assert [seen[name] for name in bytes_of] == [True, [True, True], True]
-    bad = ("past the end", "unknown address", "uneven", "no such session", "read what is unregistered", "read from the dead")
+    bad = ("past the end", "unknown address", "uneven", "no such session", "read what is "
+        "unregistered", "read from the dead")
     assert {name: seen[name] for name in bad} == dict.fromkeys(bad, -1)
 
 
@@ -116,7 +122,8 @@ def test_an_outcome_is_told_once_and_holds_no_memory(sides: tuple[Side, Side]) -
     assert a.engine.get_batch_transfer_status([number]) == -1
 
 
-def test_another_engine_at_the_same_port(sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_engine_at_the_same_port(sides: tuple[Side, Side],
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = sides
     c = Side()
     fetch = handshake.fetch
@@ -124,8 +131,10 @@ def test_another_engine_at_the_same_port(sides: tuple[Side, Side], monkeypatch: 
     c.bytes[:3] = b"new"
     session = b.session
     b.engine.close()
-    monkeypatch.setattr(handshake, "fetch", lambda name: fetch(c.session if name == session else name))
-    assert a.engine.transfer_sync_read(session, a.address, c.address, 3) == 0 and a.bytes[:3] == b"new"
+    monkeypatch.setattr(handshake, "fetch", lambda name: fetch(c.session if name == session
+        else name))
+    assert a.engine.transfer_sync_read(session, a.address, c.address,
+                                       3) == 0 and a.bytes[:3] == b"new"
     c.engine.close()
 
 
@@ -134,7 +143,8 @@ def test_what_is_no_engine(sides: tuple[Side, Side], caplog: pytest.LogCaptureFi
     with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as pool:
         answered = pool.submit(lambda: silent.accept()[0].close())
         with caplog.at_level(logging.ERROR, "sluice.mooncake"):
-            assert a.engine.transfer_sync_read(f"127.0.0.1:{silent.getsockname()[1]}", a.address, b.address, 64) == -1
+            assert a.engine.transfer_sync_read(f"127.0.0.1:{silent.getsockname()[1]}", a.address,
+                                               b.address, 64) == -1
         answered.result(LIMIT)
     assert "transfer with 127.0.0.1" in caplog.text
     with pytest.raises(RuntimeError, match="initialize first"):
@@ -143,7 +153,8 @@ def test_what_is_no_engine(sides: tuple[Side, Side], caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(
-    "session, want", [("h:1", ("h", 1)), ("h", ("h", 0)), ("[::1]:2", ("::1", 2)), ("[::1]", ("::1", 0)), ("::1", ("::1", 0))]
+    "session, want", [("h:1", ("h", 1)), ("h", ("h", 0)), ("[::1]:2", ("::1", 2)),
+                      ("[::1]", ("::1", 0)), ("::1", ("::1", 0))]
 )
 def test_session_names(session: str, want: tuple[str, int]) -> None:
     assert handshake.parse(session) == want

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The face of NIXL: the same scenario as over the wheel from PyPI, and agents from their beginning to their end."""
+"""The face of NIXL: the same scenario as over the wheel from PyPI, and agents from their beginning
+to their end.
+"""
 
 from __future__ import annotations
 
@@ -48,26 +50,32 @@ def scenario(*command: str) -> list[Any]:
 
 def theirs() -> str:
     """An interpreter with the wheel, which hack/python-test makes where it can."""
-    for python in (os.environ.get("NIXL_PYTHON", ""), str(HERE.parents[2] / "build" / "venv-nixl" / "bin" / "python")):
-        if os.path.exists(python) and subprocess.run([python, "-c", "import nixl._api"], capture_output=True).returncode == 0:
+    for python in (os.environ.get("NIXL_PYTHON", ""),
+                   str(HERE.parents[2] / "build" / "venv-nixl" / "bin" / "python")):
+        if os.path.exists(python) and subprocess.run([python, "-c", "import nixl._api"],
+                                                     capture_output=True).returncode == 0:
             return python
-    pytest.skip("unavailable: no Python with nixl: hack/python-test makes one, or name one by NIXL_PYTHON")
+    pytest.skip("unavailable: no Python with nixl: hack/python-test makes one, or name one by "
+                "NIXL_PYTHON")
 
 
 def test_the_scenario_runs() -> None:
-    seen = scenario(sys.executable, "-m", "sluice.nixl.shim", str(HERE / "nixl_scenario.py"), "0", "0", "hazards")
+    seen = scenario(sys.executable, "-m", "sluice.nixl.shim", str(HERE / "nixl_scenario.py"), "0",
+                    "0", "hazards")
     assert {name: outcome for name, outcome in seen if name in HAZARDS} == HAZARDS
     wrong = [name for name, outcome in seen if outcome is False and name not in EXPECTED_FALSE]
     assert not wrong
 
 
-EXPECTED_FALSE = {"check stranger", "check descs outside", "unequal", "of stranger", "later unknown", "forgotten"}
+EXPECTED_FALSE = {"check stranger", "check descs outside", "unequal", "of stranger",
+                  "later unknown", "forgotten"}
 
 
 def test_the_same_as_the_wheel() -> None:
     python = theirs()
     wheel = scenario(python, "-W", "ignore", str(HERE / "nixl_scenario.py"), *ports(2))
-    ours = scenario(sys.executable, "-m", "sluice.nixl.shim", str(HERE / "nixl_scenario.py"), "0", "0")
+    ours = scenario(sys.executable, "-m", "sluice.nixl.shim", str(HERE / "nixl_scenario.py"), "0",
+                    "0")
     differ = [(w, o) for w, o in zip(wheel, ours) if w != o]
     assert not differ and len(ours) == len(wheel)
 
@@ -95,15 +103,18 @@ def test_plugins_open_what_is_needed() -> None:
     assert names({"UCX": {}}, [3, 1, 3]) == ["shm", "cuda", "rdma?", "ucx?"]
     assert names({"POSIX": {}}, []) == ["posix"]
     assert names({"GDS": {}, "UCX": {}}, [0]) == ["shm", "cuda", "rdma?", "ucx?", "posix"]
-    opened = plugins.backends({"UCX": {"ucx_devices": "mlx5_0:1"}, "TCP": {"plaintext": "true"}}, [1, 0])
+    opened = plugins.backends({"UCX": {"ucx_devices": "mlx5_0:1"}, "TCP": {"plaintext": "true"}},
+                              [1, 0])
     assert {x.name: x.options for x in opened} == {
-        "shm": [], "cuda": ["devices=0", "devices=1"], "ucx": ["devices=mlx5_0:1"], "tcp": ["plaintext=true"],
+        "shm": [], "cuda": ["devices=0", "devices=1"], "ucx": ["devices=mlx5_0:1"],
+        "tcp": ["plaintext=true"],
     }  # fmt: skip
 
 
 def test_not_supported(two: Two) -> None:
     remote = two.a.get_remote_descs([(1, 2, 3, "beta")], "VRAM")
-    assert remote is not None and remote.descCount() == 1 and two.a.get_remote_descs(remote) is remote
+    assert remote is not None and remote.descCount() == 1 and two.a.get_remote_descs(
+        remote) is remote
     for call in (lambda: two.a.prep_mem_view(remote), lambda: two.a.release_mem_view(1)):
         with pytest.raises(b.nixlNotSupportedError):
             call()
@@ -136,7 +147,8 @@ def test_listeners_answer_after_nonsense(caplog: Any) -> None:
     number = agent._listener.port
     with pytest.raises(b.nixlBackendError):
         nixl.nixl_agent("too", nixl.nixl_agent_config(True, True, number))
-    for nonsense in (b"", b"GET / HTTP/1.1\r\n\r\n", b"SLNXP\xff\xff\xff\xff", b"SLNXP\x05\0\0\0hello"):
+    for nonsense in (b"", b"GET / HTTP/1.1\r\n\r\n", b"SLNXP\xff\xff\xff\xff",
+                     b"SLNXP\x05\0\0\0hello"):
         with socket.create_connection(("127.0.0.1", number), timeout=LIMIT) as s:
             s.sendall(nonsense)
             with suppress(OSError):  # what was not read is thrown away
@@ -194,29 +206,37 @@ def test_the_shim_prints_what_nixl_prints(tmp_path: Path) -> None:
     program.write_text(_LOGS)
 
     def printed(*command: str) -> list[str]:
-        result = subprocess.run([*command, str(program)], capture_output=True, text=True, timeout=LIMIT)
-        found = (re.match(r"[-0-9]+ [:0-9]+ NIXL (\w+) +\w+\.py:\d+ (.*)", line) for line in result.stdout.splitlines())
+        result = subprocess.run([*command, str(program)], capture_output=True, text=True,
+                                timeout=LIMIT)
+        found = (re.match(r"[-0-9]+ [:0-9]+ NIXL (\w+) +\w+\.py:\d+ (.*)", line)
+                 for line in result.stdout.splitlines())
         return sorted(f"{m[1]} {m[2]}" for m in found if m)
 
     ours = printed(sys.executable, "-m", "sluice.nixl.shim")
-    assert ours == ["INFO Backend UCX was instantiated", "INFO Initialized NIXL agent: me", "INFO of the program's"]
+    assert ours == ["INFO Backend UCX was instantiated", "INFO Initialized NIXL agent: me",
+                    "INFO of the program's"]
     assert printed(theirs()) == ours
 
 
 def test_the_shim_is_nobodys_by_default(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text("import nixl, sys\nfrom nixl._api import nixl_agent\nprint(nixl_agent.__module__, sys.argv[1:])\n")
+    program.write_text("import nixl, sys\nfrom nixl._api import "
+                       "nixl_agent\nprint(nixl_agent.__module__, sys.argv[1:])\n")
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     plain = subprocess.run(
-        [sys.executable, "-c", "import sluice.nixl, nixl; print(nixl.__file__)"], capture_output=True, text=True, cwd=tmp_path, env=environment
+        [sys.executable, "-c", "import sluice.nixl, nixl; print(nixl.__file__)"],
+        capture_output=True, text=True, cwd=tmp_path, env=environment
     )
     with_shim = subprocess.run(
-        [sys.executable, "-m", "sluice.nixl.shim", str(program), "x"], capture_output=True, text=True, cwd=tmp_path, env=environment
+        [sys.executable, "-m", "sluice.nixl.shim", str(program), "x"], capture_output=True,
+        text=True, cwd=tmp_path, env=environment
     )
     assert with_shim.stdout == "sluice.nixl.agent ['x']\n", with_shim.stderr
-    folder = subprocess.run([sys.executable, "-m", "sluice.nixl.shim"], capture_output=True, text=True, env=environment).stdout.strip()
+    folder = subprocess.run([sys.executable, "-m", "sluice.nixl.shim"], capture_output=True,
+                            text=True, env=environment).stdout.strip()
     by_path = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, cwd=tmp_path, env=dict(environment, PYTHONPATH=folder)
+        [sys.executable, str(program)], capture_output=True, text=True, cwd=tmp_path,
+        env=dict(environment, PYTHONPATH=folder)
     )
     assert by_path.stdout == "sluice.nixl.agent []\n", by_path.stderr
     assert "No module named 'nixl'" in plain.stderr or not plain.stdout.startswith(folder)

@@ -18,7 +18,8 @@ from sluice.nixl import blob, places
 
 
 def test_deregistered_memory_is_out_of_reach(two: Two) -> None:
-    h = two.a.initialize_xfer("WRITE", two.descs(two.x, (0, 100)), two.descs(two.y, (0, 100)), "beta")
+    h = two.a.initialize_xfer("WRITE", two.descs(two.x, (0, 100)), two.descs(two.y, (0, 100)),
+                              "beta")
     finish(two.a, h)
     two.b.deregister_memory(two.b.get_reg_descs([(two.y.ctypes.data, N, 0, "")], "DRAM"))
     two.x[:] = 9
@@ -50,7 +51,8 @@ def test_metadata_that_was_altered(two: Two) -> None:
 def test_metadata_of_many_regions_is_small() -> None:
     a = nixl.nixl_agent("many")
     z = np.zeros(2048 * 4096, np.uint8)
-    a.register_memory(np.array([[z.ctypes.data + 4096 * i, 4096, 0] for i in range(2048)], np.uint64), "DRAM")
+    a.register_memory(np.array([[z.ctypes.data + 4096 * i, 4096, 0] for i in range(2048)],
+                               np.uint64), "DRAM")
     assert len(a.get_agent_metadata()) < 90_000  # what the wheel's takes
     a.close()
 
@@ -59,7 +61,8 @@ def test_lists_are_data_and_no_pickle(two: Two) -> None:
     made = two.a.get_reg_descs([(4096, 10, 0, b"\xff\0")], "DRAM")
     assert made is not None
     data = two.a.get_serialized_descs(made)
-    assert two.b.deserialize_descs(data) == made and two.b.deserialize_descs(data)[0] == (4096, 10, 0, b"\xff\0")
+    assert two.b.deserialize_descs(data) == made and two.b.deserialize_descs(data)[0] == (4096, 10,
+        0, b"\xff\0")
     assert pickle.loads(pickle.dumps(made)) == made  # programs that pickle them themselves
     for bad in (b"", data[:-3], data[:20], pickle.dumps([1]), b"x" * 100):
         with pytest.raises(b.nixlMismatchError):
@@ -71,7 +74,8 @@ def test_tensors(two: Two) -> None:
     t = torch.zeros(4, 8)
     one, many, reg = two.a.get_xfer_descs(t), two.a.get_xfer_descs([t, t]), two.a.get_reg_descs([t])
     assert one is not None and many is not None and reg is not None
-    assert one[0] == (t.data_ptr(), 128, 0) and many.descCount() == 2 and reg[0] == (t.data_ptr(), 128, 0, b"")
+    assert one[0] == (t.data_ptr(), 128, 0) and many.descCount() == 2 and reg[0] == (t.data_ptr(),
+        128, 0, b"")
     assert two.a.get_xfer_descs(t.t()) is None and two.a.get_xfer_descs([t.t()]) is None
 
 
@@ -133,7 +137,8 @@ def test_cards_and_files(standin: Any, tmp_path: Path) -> None:
 
         def move(op: str, card: int, file: int, n: int) -> None:
             h = a.initialize_xfer(
-                op, a.get_xfer_descs([(address + card, n, 0)], "VRAM"), a.get_xfer_descs([(file, n, f.fileno())], "FILE"), "gds"
+                op, a.get_xfer_descs([(address + card, n, 0)], "VRAM"),
+                a.get_xfer_descs([(file, n, f.fileno())], "FILE"), "gds"
             )
             finish(a, h)
             assert a.query_xfer_backend(h) == "GDS"
@@ -156,12 +161,15 @@ def test_ranges_are_found_by_address() -> None:
 
     def find(*rows: tuple[int, int, int]) -> list[tuple[str, int]]:
         at = table.locate(b.DRAM_SEG, np.array(rows, np.uint64))
-        which: Callable[[int], int] = (lambda i: 0) if at.which is None else (lambda i: int(at.which[i]))  # type: ignore[index]
+        # type: ignore[index]
+        which: Callable[[int], int] = (lambda i: 0) if at.which is None else (
+            lambda i: int(at.which[i]))
         return [(at.ranges[which(i)].what, int(at.offsets[i])) for i in range(len(rows))]
 
     assert find((100, 50, 0)) == [("first", 0)]
     assert find((121, 4, 0)) == [("inner", 1)]
-    assert find((121, 20, 0), (100, 1, 1), (149, 1, 0)) == [("first", 21), ("other device", 0), ("first", 49)]
+    assert find((121, 20, 0), (100, 1, 1), (149, 1, 0)) == [("first", 21), ("other device", 0),
+                                                            ("first", 49)]
     for bad in ((99, 2, 0), (149, 2, 0), (150, 1, 0), (100, 1, 2), (2**64 - 1, 2, 0)):
         with pytest.raises(b.nixlNotFoundError):
             find(bad)

@@ -39,13 +39,15 @@ def write(agent: nixl.nixl_agent, data: Any, listed: Any) -> None:
 def test_file_by_its_path(files: nixl.nixl_agent, tmp_path: Path) -> None:
     other, target = tmp_path / "other", tmp_path / "target"
     other.write_bytes(b"V" * 8192)
-    fd = os.open(other, os.O_RDWR)  # something of the program's own, whose descriptor the number happens to be
+    # something of the program's own, whose descriptor the number happens to be
+    fd = os.open(other, os.O_RDWR)
     listed = files.register_memory([(4096, 4096, fd, f"rw,create,direct:{target}")], "FILE")
     write(files, np.full(4096, ord("K"), np.uint8), listed)
     assert other.read_bytes() == b"V" * 8192
     assert target.read_bytes() == bytes(4096) + b"K" * 4096
     files.deregister_memory(listed)
-    files.deregister_memory(files.register_memory([(0, 4096, fd, f"rw:{other}")], "FILE"))  # the number is free again
+    # the number is free again
+    files.deregister_memory(files.register_memory([(0, 4096, fd, f"rw:{other}")], "FILE"))
     os.close(fd)
 
 
@@ -139,7 +141,8 @@ def test_backend_that_was_named_serves(two: Two) -> None:
 
 
 def test_child_that_ends_leaves_the_port() -> None:
-    agent = nixl.nixl_agent("parent", nixl.nixl_agent_config(enable_listen_thread=True, listen_port=0))
+    agent = nixl.nixl_agent("parent", nixl.nixl_agent_config(enable_listen_thread=True,
+        listen_port=0))
     assert agent._listener is not None
     port = agent._listener.port
     pid = os.fork()
@@ -162,7 +165,8 @@ def test_child_that_ends_leaves_the_port() -> None:
 
 def test_parameters_that_mean_nothing(caplog: pytest.LogCaptureFixture) -> None:
     agent = nixl.nixl_agent("parameters", nixl.nixl_agent_config(backends=[]))
-    agent.create_backend("POSIX", {"use_uring": "true", "ios_pool_size": "64", "depth": "32", "active": "true"})
+    agent.create_backend("POSIX", {"use_uring": "true", "ios_pool_size": "64", "depth": "32",
+                                   "active": "true"})
     agent.create_backend("UCX", {"engine_config": "x", "ucx_devices": "lo", "num_workers": "4"})
     agent.create_backend("GDS", {"batch_limit": "9"})
     assert agent.get_backend_params("POSIX") == {"use_uring": "true", "depth": "32"}
@@ -206,13 +210,15 @@ def test_devices_are_those_that_were_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert opened({}) == {"shm": [], "rdma": [], "ucx": []}
     both = ["devices=mlx5_3:1,mlx5_4"]
     assert opened({"device_list": "mlx5_3:1, mlx5_4"}) == {"shm": [], "rdma": both, "ucx": both}
-    assert opened({"ucx_devices": "mlx5_3,eth0"}) == {"shm": [], "rdma": ["devices=mlx5_3"], "ucx": ["devices=mlx5_3,eth0"]}
+    assert opened({"ucx_devices": "mlx5_3,eth0"}) == {"shm": [], "rdma": ["devices=mlx5_3"],
+                                                      "ucx": ["devices=mlx5_3,eth0"]}
     assert opened({"ucx_devices": "eth0"}) == {"shm": [], "ucx": ["devices=eth0"]}
 
 
 @pytest.mark.parametrize(
     "params, path",
-    [({}, []), ({"use_uring": "true"}, []), ({"use_aio": "true"}, ["path=threads"]), ({"use_posix_aio": "1"}, ["path=threads"])],
+    [({}, []), ({"use_uring": "true"}, []), ({"use_aio": "true"}, ["path=threads"]),
+     ({"use_posix_aio": "1"}, ["path=threads"])],
 )
 def test_words_of_posix(params: dict[str, str], path: list[str]) -> None:
     assert plugins.backends({"POSIX": params}, [])[0].options == path

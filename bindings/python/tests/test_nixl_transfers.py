@@ -37,7 +37,8 @@ def test_lists_of_every_shape(two: Two) -> None:
                 here.append((at, n))
                 there.append((to, n))
                 want[to : to + n] = two.x[at : at + n]
-            h = two.a.initialize_xfer("WRITE", two.descs(two.x, *here), two.descs(two.y, *there), "beta")
+            h = two.a.initialize_xfer("WRITE", two.descs(two.x, *here), two.descs(two.y, *there),
+                                      "beta")
             finish(two.a, h)
             assert (two.y == want).all()
             h.release()
@@ -48,7 +49,8 @@ def test_blocks_become_one_pattern(two: Two) -> None:
     side = two.a.prep_xfer_dlist("", rows, "DRAM")
     assert isinstance(side.at, places.Located) and side.at.pattern is not None
     p = side.at.pick([999, 0, 3]).pattern
-    assert p is not None and (p.base, p.stride, p.length, p.index.tolist()) == (0, 1024, 656, [999, 0, 3])
+    assert p is not None and (p.base, p.stride, p.length, p.index.tolist()) == (0, 1024, 656,
+        [999, 0, 3])
     rows[5, 1] = 655
     side = two.a.prep_xfer_dlist("", rows, "DRAM")
     assert isinstance(side.at, places.Located) and side.at.pattern is None
@@ -56,7 +58,8 @@ def test_blocks_become_one_pattern(two: Two) -> None:
 
 def test_blocks_at_odd_places(two: Two) -> None:
     two.x[:] = np.random.default_rng(4).integers(0, 256, N, np.uint8)
-    here, there = [(1000 * i + i % 7, 656) for i in range(20)], [(2000 * i + i % 3, 656) for i in range(20)]
+    here, there = [(1000 * i + i % 7, 656) for i in range(20)], [(2000 * i + i % 3, 656)
+        for i in range(20)]
     h = two.a.initialize_xfer("WRITE", two.descs(two.x, *here), two.descs(two.y, *there), "beta")
     finish(two.a, h)
     for (at, n), (to, _) in zip(here, there):
@@ -67,10 +70,13 @@ def test_blocks_at_odd_places(two: Two) -> None:
 def test_strided_rows_stay_runs(two: Two) -> None:
     x, y = two.x.ctypes.data, two.y.ctypes.data
     two.x[:] = np.random.default_rng(3).integers(0, 256, N, np.uint8)
-    here = np.array([[x, 64, 0, 64, 4096], [x + 500_000, 64, 0, 100, 1000], [x, 64, 0, 0, 0], [x + 7, 64, 0, 0, 2]], np.uint64)
+    here = np.array([[x, 64, 0, 64, 4096], [x + 500_000, 64, 0, 100, 1000], [x, 64, 0, 0, 0],
+                     [x + 7, 64, 0, 0, 2]], np.uint64)
     there = np.array([[y, 64, 0, 128, 5098]], np.uint64)
-    local, remote = two.a.prep_xfer_dlist("", here, "DRAM"), two.a.prep_xfer_dlist("beta", there, "DRAM")
-    assert isinstance(local.at, places.Runs) and local.at.count == 5098 and len(local.at.strides) == 3
+    local, remote = two.a.prep_xfer_dlist("", here, "DRAM"), two.a.prep_xfer_dlist("beta", there,
+        "DRAM")
+    assert isinstance(local.at, places.Runs) and local.at.count == 5098 and len(
+        local.at.strides) == 3
     chosen = np.array([0, 1, 4095, 4096, 4097, 5095, 5096, 5097, 17])
     places_of = [0, 64, 4095 * 64, 500_000, 500_100, 500_000 + 999 * 100, 7, 7, 17 * 64]
     h = two.a.make_prepped_xfer("WRITE", local, chosen, remote, chosen)
@@ -80,7 +86,8 @@ def test_strided_rows_stay_runs(two: Two) -> None:
     h.release()
     with pytest.raises(b.nixlInvalidParamError):
         two.a.make_prepped_xfer("WRITE", local, [5098], remote, [0])
-    for row in ([x, 64, 0, 64, N // 64 + 1], [x, 64, 0, 1 << 62, 8], [x, 64, 0, 1 << 63, 3], [x + N, 1, 0, 0, 1]):
+    for row in ([x, 64, 0, 64, N // 64 + 1], [x, 64, 0, 1 << 62, 8], [x, 64, 0, 1 << 63, 3],
+                [x + N, 1, 0, 0, 1]):
         with pytest.raises(b.nixlNotFoundError):
             two.a.prep_xfer_dlist("", np.array([row], np.uint64), "DRAM")
     for count in (0, 1 << 40):
@@ -94,14 +101,18 @@ def test_strided_rows_over_several_ranges() -> None:
     table.put(places.Range(b.DRAM_SEG, 1100, 100, 0, "2", "high"))
     with pytest.raises(b.nixlNotFoundError):
         table.locate_runs(b.DRAM_SEG, np.array([[1000, 10, 0, 10, 20]], np.uint64))
-    runs = table.locate_runs(b.DRAM_SEG, np.array([[1000, 10, 0, 10, 10], [1100, 10, 0, 10, 10]], np.uint64))
+    runs = table.locate_runs(b.DRAM_SEG, np.array([[1000, 10, 0, 10, 10], [1100, 10, 0, 10, 10]],
+                                                  np.uint64))
     found = runs.pick(np.array([9, 10, 19]))
     assert found.which is not None
-    assert [(found.ranges[w].what, o) for w, o in zip(found.which.tolist(), found.offsets.tolist())] == [("low", 90), ("high", 0), ("high", 90)]
+    assert [(found.ranges[w].what, o) for w, o in zip(found.which.tolist(),
+                                                      found.offsets.tolist())] == [("low", 90),
+                                                          ("high", 0), ("high", 90)]
 
 
 def test_thousands_of_live_handles(two: Two) -> None:
-    here, there = two.a.prep_xfer_dlist("", two.descs(two.x, (0, 64))), two.a.prep_xfer_dlist("beta", two.descs(two.y, (0, 64)))
+    here, there = two.a.prep_xfer_dlist("", two.descs(two.x, (0, 64))), two.a.prep_xfer_dlist(
+        "beta", two.descs(two.y, (0, 64)))
     kept = [two.a.make_prepped_xfer("WRITE", here, [0], there, [0]) for _ in range(5000)]
     finish(two.a, kept[-1])
     for h in kept:
@@ -110,7 +121,8 @@ def test_thousands_of_live_handles(two: Two) -> None:
 
 def test_past_the_region_is_refused_whatever_it_is_past_by(two: Two) -> None:
     start = two.y.ctypes.data
-    for address, n in [(start + N - 8, 9), (start - 1, 8), (start, N + 1), (start + N, 1), (start, 2**64 - 1), (2**64 - 8, 16), (0, 8)]:
+    for address, n in [(start + N - 8, 9), (start - 1, 8), (start, N + 1), (start + N, 1),
+                       (start, 2**64 - 1), (2**64 - 8, 16), (0, 8)]:
         bad = two.a.get_xfer_descs([(address, n, 0)], "DRAM")
         assert not two.a.check_remote_metadata("beta", bad)
         with pytest.raises(b.nixlNotFoundError):
@@ -121,10 +133,12 @@ def test_past_the_region_is_refused_whatever_it_is_past_by(two: Two) -> None:
 def test_release_ends_the_writes(start: Any) -> None:
     """Of a target that is stopped in the middle of a transfer, and goes on after the release."""
     length = 64 << 20
-    child, agent, address = begin(start, "TCP", {"plaintext": "true", "listen": "127.0.0.1:0"}, length)
+    child, agent, address = begin(start, "TCP", {"plaintext": "true", "listen": "127.0.0.1:0"},
+                                  length)
     source = np.full(length, 1, np.uint8)
     agent.register_memory([(source.ctypes.data, length, 0, "")], "DRAM")
-    descs = [agent.get_xfer_descs([(at, length, 0)], "DRAM") for at in (source.ctypes.data, address)]
+    descs = [agent.get_xfer_descs([(at, length, 0)], "DRAM") for at in (source.ctypes.data,
+        address)]
     h = agent.initialize_xfer("WRITE", descs[0], descs[1], "target")
     finish(agent, h)
     os.kill(child.pid, signal.SIGSTOP)
@@ -144,10 +158,12 @@ def test_release_ends_the_writes(start: Any) -> None:
 
 def test_a_frozen_peer_is_told_of(start: Any) -> None:
     length = 64 << 20
-    child, agent, address = begin(start, "TCP", {"plaintext": "true", "listen": "127.0.0.1:0", "failure": "1s"}, length)
+    child, agent, address = begin(start, "TCP", {"plaintext": "true", "listen": "127.0.0.1:0",
+                                                 "failure": "1s"}, length)
     source = np.zeros(length, np.uint8)
     agent.register_memory([(source.ctypes.data, length, 0, "")], "DRAM")
-    descs = [agent.get_xfer_descs([(at, length, 0)], "DRAM") for at in (source.ctypes.data, address)]
+    descs = [agent.get_xfer_descs([(at, length, 0)], "DRAM") for at in (source.ctypes.data,
+        address)]
     h = agent.initialize_xfer("WRITE", descs[0], descs[1], "target")
     os.kill(child.pid, signal.SIGSTOP)
     with pytest.raises(b.nixlRemoteDisconnectError):
@@ -202,7 +218,8 @@ def test_cost_after_a_transfer(two: Two) -> None:
     for _ in range(20):
         finish(two.a, h)
     duration, margin, how = two.a.estimate_xfer_cost(h)
-    assert (how == "ANALYTICAL_BACKEND" and duration > 0 and margin >= 0) or (duration, margin, how) == (0, 0, "UNKNOWN")
+    assert (how == "ANALYTICAL_BACKEND" and duration > 0 and margin >= 0) or (duration, margin,
+        how) == (0, 0, "UNKNOWN")
     h.release()
     with pytest.raises(b.nixlInvalidParamError):
         two.a.estimate_xfer_cost(h)

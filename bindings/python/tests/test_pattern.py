@@ -19,12 +19,14 @@ def arrays(pair: Pair, order: Sequence[int]) -> tuple[Any, Any]:
     shape = (BLOCKS, LAYERS, HEADS, TOKENS, CELL)
     n = int(np.prod(shape)) * 2
     ours = np.frombuffer(pair.a.bytes, np.uint16, n // 2).reshape(shape)
-    theirs = np.frombuffer(pair.b.bytes, np.uint16, n // 2).reshape([shape[i] for i in order]).transpose(np.argsort(order))
+    theirs = np.frombuffer(pair.b.bytes, np.uint16, n // 2).reshape([shape[i]
+        for i in order]).transpose(np.argsort(order))
     ours[:] = np.random.default_rng(5).integers(0, 1 << 16, shape, np.uint16)
     return ours, theirs
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (0, 1, 3, 2, 4), (0, 3, 2, 1, 4), (0, 2, 1, 3, 4), (1, 0, 3, 2, 4)])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (0, 1, 3, 2, 4), (0, 3, 2, 1, 4),
+                                   (0, 2, 1, 3, 4), (1, 0, 3, 2, 4)])
 @pytest.mark.parametrize("op", ["write", "read"])
 def test_other_orders(pair: Pair, order: Sequence[int], op: Any) -> None:
     ours, theirs = arrays(pair, order)
@@ -68,9 +70,11 @@ def test_slots(pair: Pair) -> None:
 
 def test_what_lies_together_is_one_run() -> None:
     p = nest((3, 4, 5, 6), 2, (1000, 60, 12, 2), (2000, 60, 12, 2))
-    assert (p.count, p.run, p.loops_count, p.local.stride, p.remote.stride) == (3, 240, 0, 1000, 2000)
+    assert (p.count, p.run, p.loops_count, p.local.stride, p.remote.stride) == (3, 240, 0, 1000,
+        2000)
     p = nest((3, 4, 5, 1, 6), 2, (1000, 100, 20, 7, 2), (2000, 200, 40, 9, 2))
-    assert (p.run, p.loops_count, p.loops[0].n, p.loops[0].local, p.loops[0].remote) == (12, 1, 20, 20, 40)
+    assert (p.run, p.loops_count, p.loops[0].n, p.loops[0].local, p.loops[0].remote) == (12, 1, 20,
+        20, 40)
 
 
 def test_refused(pair: Pair) -> None:

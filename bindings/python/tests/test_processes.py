@@ -19,8 +19,10 @@ from conftest import LIMIT, MIB, End, need_program
 PLAIN: dict[str, Any] = {"plaintext": True, "listen": "127.0.0.1:0"}
 
 
-def connect(start: Any, backend: str, options: dict[str, Any], address: str, **config: Any) -> tuple[Any, End, sluice.Peer]:
-    child = start("target.py", json.dumps({"backend": backend, "options": options, "address": address, "config": config}))
+def connect(start: Any, backend: str, options: dict[str, Any], address: str,
+            **config: Any) -> tuple[Any, End, sluice.Peer]:
+    child = start("target.py", json.dumps({"backend": backend, "options": options,
+                                           "address": address, "config": config}))
     bound = child.stdout.readline().strip()
     assert bound.startswith(address.partition(":")[0] + ":")
     end = End("initiator", [sluice.Backend(backend, **options)], **config)
@@ -90,17 +92,21 @@ def certificates(openssl: str, folder: Path) -> dict[str, Any]:
         subprocess.run([openssl, *words], check=True, cwd=folder, capture_output=True)
 
     new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    run(*new, "-x509", "-days", "1", "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.pem")
+    run(*new, "-x509", "-days", "1", "-subj", "/CN=authority", "-keyout", "ca.key", "-out",
+        "ca.pem")
     run(*new, "-subj", "/CN=member", "-keyout", "key.pem", "-out", "member.csr")
-    (folder / "uses").write_text("extendedKeyUsage=serverAuth,clientAuth\nsubjectAltName=DNS:member.test\n")
-    run("x509", "-req", "-days", "1", "-in", "member.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "uses", "-out", "c.pem")
+    (folder / "uses").write_text(
+        "extendedKeyUsage=serverAuth,clientAuth\nsubjectAltName=DNS:member.test\n")
+    run("x509", "-req", "-days", "1", "-in", "member.csr", "-CA", "ca.pem", "-CAkey", "ca.key",
+        "-CAcreateserial", "-extfile", "uses", "-out", "c.pem")
     files = {"certificate": "c.pem", "key": "key.pem", "authority": "ca.pem"}
     return {**{k: str(folder / name) for k, name in files.items()}, "listen": "127.0.0.1:0"}
 
 
 @pytest.mark.parametrize("backend", ["shm", "tcp"])
 def test_a_killed_peer(start: Any, tmp_path: Path, backend: str) -> None:
-    child, end, peer = connect(start, backend, PLAIN if backend == "tcp" else {}, f"unix:{tmp_path}/s")
+    child, end, peer = connect(start, backend, PLAIN if backend == "tcp" else {},
+                               f"unix:{tmp_path}/s")
     t = write_all(end, peer)
     t.run(LIMIT)
     threading.Timer(0.2, child.kill).start()
@@ -120,7 +126,9 @@ def test_a_killed_peer(start: Any, tmp_path: Path, backend: str) -> None:
 
 
 def test_a_frozen_peer(start: Any, tmp_path: Path) -> None:
-    """Writes that a stopped owner's program has to land end by abort, and nothing of them lands when it goes on."""
+    """Writes that a stopped owner's program has to land end by abort, and nothing of them lands
+    when it goes on.
+    """
     child, end, peer = connect(start, "tcp", PLAIN, f"unix:{tmp_path}/s")
     end.bytes[:] = b"1" * MIB
     t = write_all(end, peer)

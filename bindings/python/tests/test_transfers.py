@@ -41,21 +41,26 @@ def test_read(pair: Pair) -> None:
     assert pair.a.bytes[7:1007] == pair.b.bytes[5:1005] and not any(pair.a.bytes[:7])
 
 
-@pytest.mark.parametrize("kind", ["list", "tuple", "array", "int32", "uint32", "int64", "int16", "every other", "tensor"])
+@pytest.mark.parametrize("kind", ["list", "tuple", "array", "int32", "uint32", "int64", "int16",
+                                  "every other", "tensor"])
 def test_pages_by_lists_of_any_kind(pair: Pair, kind: str) -> None:
     fill(pair.a.bytes)
     local, there = [5, 0, 900, 17], [3, 999, 1, 0]
     makers: dict[str, Any] = {
-        "list": list, "tuple": tuple, "array": lambda v: array.array("I", v), "int32": lambda v: np.array(v, np.int32),
-        "uint32": lambda v: np.array(v, np.uint32), "int64": lambda v: np.array(v, np.int64), "int16": lambda v: np.array(v, np.int16),
+        "list": list, "tuple": tuple, "array": lambda v: array.array("I", v),
+        "int32": lambda v: np.array(v, np.int32),
+        "uint32": lambda v: np.array(v, np.uint32), "int64": lambda v: np.array(v, np.int64),
+        "int16": lambda v: np.array(v, np.int16),
         "every other": lambda v: np.repeat(np.array(v, np.int32), 2)[::2], "tensor": Tensor,
     }  # fmt: skip
     make = makers[kind]
     t = pair.peer.transfer("write")
-    t.add_pages(pair.a.region, pair.remote, 656, make(local), make(there), stride=1024, base=8, remote_base=64)
+    t.add_pages(pair.a.region, pair.remote, 656, make(local), make(there), stride=1024, base=8,
+                remote_base=64)
     t.run(LIMIT)
     for i, j in zip(local, there):
-        assert pair.b.bytes[64 + j * 656 : 64 + j * 656 + 656] == pair.a.bytes[8 + i * 1024 : 8 + i * 1024 + 656]
+        assert pair.b.bytes[64 + j * 656 : 64 + j * 656 + 656] == pair.a.bytes[
+            8 + i * 1024 : 8 + i * 1024 + 656]
 
 
 class Tensor:
@@ -124,7 +129,8 @@ def test_pages_refused(pair: Pair) -> None:
         t.post()
 
 
-@pytest.mark.parametrize("make", [lambda d: d, iter, lambda d: np.array(d, np.uint64), lambda d: np.array(d, np.int64)])
+@pytest.mark.parametrize("make", [lambda d: d, iter, lambda d: np.array(d, np.uint64),
+                                  lambda d: np.array(d, np.int64)])
 def test_many(pair: Pair, make: Any) -> None:
     fill(pair.a.bytes)
     descs = [(i * 1000, (99 - i) * 2000, 656) for i in range(100)]
@@ -232,7 +238,8 @@ def test_closing_an_engine_ends_what_waits(narrow: Pair) -> None:
         except sluice.Error as e:
             seen.append(e)
 
-    calls = [lambda: t.wait(LIMIT), lambda: narrow.a.engine.receive(LIMIT), lambda: narrow.a.engine.accept(LIMIT)]
+    calls = [lambda: t.wait(LIMIT), lambda: narrow.a.engine.receive(LIMIT),
+             lambda: narrow.a.engine.accept(LIMIT)]
     threads = [threading.Thread(target=waits, args=(c,)) for c in calls]
     for thread in threads:
         thread.start()
@@ -240,7 +247,8 @@ def test_closing_an_engine_ends_what_waits(narrow: Pair) -> None:
     for thread in threads:
         thread.join(LIMIT)
     assert len(seen) == 3 and all(isinstance(e, sluice.ClosedError) for e in seen), seen
-    for call in (t.post, narrow.a.engine.describe, lambda: narrow.a.engine.alloc(8), lambda: narrow.peer.notify(b"")):
+    for call in (t.post, narrow.a.engine.describe, lambda: narrow.a.engine.alloc(8),
+                 lambda: narrow.peer.notify(b"")):
         with pytest.raises(sluice.ClosedError):
             call()
     assert narrow.a.engine.closed
@@ -257,11 +265,13 @@ def test_why_and_how_much(pair: Pair) -> None:
 
 def test_what_a_peer_says_of_itself(pair: Pair) -> None:
     about = pair.peer.about()
-    assert pair.peer.name == about["name"] == "b" and about["same_host"] and about["message_max"] > 0
+    assert pair.peer.name == about["name"] == "b" and about["same_host"] and about[
+        "message_max"] > 0
     assert about["regions"] == [{"name": "data", "kind": "dram", "length": MIB, "read_only": False}]
     pair.b.engine.register("fixed", bytes(64))
     pair.peer.refresh(pair.b.engine.describe())
-    assert {"name": "fixed", "kind": "dram", "length": 64, "read_only": True} in pair.peer.about()["regions"]
+    assert {"name": "fixed", "kind": "dram", "length": 64, "read_only": True} in pair.peer.about()[
+        "regions"]
 
 
 def test_bytes_that_both_sides_compare(pair: Pair) -> None:
@@ -272,7 +282,8 @@ def test_bytes_that_both_sides_compare(pair: Pair) -> None:
         t.checksum()
         for _ in range(2):
             t.run(LIMIT)
-        assert pair.a.bytes[5:100005] == pair.b.bytes[70001:170001] and pair.a.bytes[300000:300064] == pair.b.bytes[:64]
+        assert pair.a.bytes[5:100005] == pair.b.bytes[70001:170001] and pair.a.bytes[
+            300000:300064] == pair.b.bytes[:64]
         t.close()
 
 
@@ -297,7 +308,8 @@ def test_bytes_that_differ(pair: Pair) -> None:
 
 @pytest.mark.parametrize("backend", ["shm", "tcp"])
 def test_messages_without_waiting(backend: str) -> None:
-    opened = sluice.Backend("tcp", plaintext=True, listen="127.0.0.1:0") if backend == "tcp" else backend
+    opened = sluice.Backend("tcp", plaintext=True,
+                            listen="127.0.0.1:0") if backend == "tcp" else backend
     with sluice.Engine("a", [opened]) as a, sluice.Engine("b", [opened]) as b:
         peer = a.connect(b.describe())
         peer.notify(b"first")

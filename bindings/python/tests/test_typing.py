@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The type hints hold, for the package as it is installed and for these tests, which use all of it."""
+"""The type hints hold, for the package as it is installed and for these tests, which use all of it.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +16,13 @@ from conftest import HERE
 def test_hints(tmp_path: Path) -> None:
     package = Path(sluice.__file__).parent
     settings = tmp_path / "mypy.ini"
-    settings.write_text("[mypy]\nstrict = true\nwarn_unused_ignores = false\n[mypy-torch.*,nixl.*,ray.*]\nignore_missing_imports = true\n")
-    command = [sys.executable, "-m", "mypy", "--config-file", str(settings), "--cache-dir", str(tmp_path)]
+    settings.write_text("[mypy]\nstrict = true\nwarn_unused_ignores = "
+                        "false\n[mypy-torch.*,nixl.*,ray.*]\nignore_missing_imports = true\n")
+    command = [sys.executable, "-m", "mypy", "--config-file", str(settings), "--cache-dir",
+               str(tmp_path)]
     environment = dict(os.environ, MYPYPATH=str(HERE))
-    result = subprocess.run([*command, "-p", "sluice"], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    result = subprocess.run([*command, "-p", "sluice"], capture_output=True, text=True,
+                            cwd=tmp_path, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr
     tests = [str(p) for p in sorted(HERE.glob("test_*.py")) + [HERE / "conftest.py"]]
     command.append("--no-strict-equality")  # a memoryview equals bytes

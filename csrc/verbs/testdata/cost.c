@@ -38,7 +38,8 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
 	(void)bad;
 	for (; wr; wr = wr->next)
 		if (wr->send_flags & IBV_SEND_SIGNALED)
-			q->wc[q->head++ & 0xffff] = (struct ibv_wc){.wr_id = wr->wr_id, .qp_num = qp->qp_num};
+			q->wc[q->head++ & 0xffff] =
+			    (struct ibv_wc){.wr_id = wr->wr_id, .qp_num = qp->qp_num};
 	return 0;
 }
 
@@ -72,8 +73,10 @@ static struct ibv_context *open_device(struct ibv_device *d)
 	struct ibv_context *c = calloc(1, sizeof(*c));
 
 	c->device = d;
-	c->ops = (struct ibv_context_ops){
-		.post_send = post_send, .post_srq_recv = post_srq_recv, .poll_cq = poll_cq, .req_notify_cq = notify};
+	c->ops = (struct ibv_context_ops){.post_send = post_send,
+					  .post_srq_recv = post_srq_recv,
+					  .poll_cq = poll_cq,
+					  .req_notify_cq = notify};
 	c->async_fd = eventfd(0, EFD_NONBLOCK);
 	return c;
 }
@@ -110,8 +113,14 @@ static int no_event(struct ibv_context *c, struct ibv_async_event *e)
 static int query_device(struct ibv_context *c, struct ibv_device_attr *a)
 {
 	(void)c;
-	*a = (struct ibv_device_attr){.max_qp_wr = 8192, .max_sge = 30, .max_sge_rd = 30, .max_cqe = 60000, .max_qp_rd_atom = 16,
-				      .max_qp_init_rd_atom = 16, .max_srq_wr = 32768, .phys_port_cnt = 1};
+	*a = (struct ibv_device_attr){.max_qp_wr = 8192,
+				      .max_sge = 30,
+				      .max_sge_rd = 30,
+				      .max_cqe = 60000,
+				      .max_qp_rd_atom = 16,
+				      .max_qp_init_rd_atom = 16,
+				      .max_srq_wr = 32768,
+				      .phys_port_cnt = 1};
 	return 0;
 }
 
@@ -119,8 +128,10 @@ static int query_port(struct ibv_context *c, uint8_t port, struct _compat_ibv_po
 {
 	(void)c;
 	(void)port;
-	*(struct ibv_port_attr *)a = (struct ibv_port_attr){.state = IBV_PORT_ACTIVE, .active_mtu = IBV_MTU_4096, .gid_tbl_len = 2,
-							     .link_layer = IBV_LINK_LAYER_ETHERNET};
+	*(struct ibv_port_attr *)a = (struct ibv_port_attr){.state = IBV_PORT_ACTIVE,
+							    .active_mtu = IBV_MTU_4096,
+							    .gid_tbl_len = 2,
+							    .link_layer = IBV_LINK_LAYER_ETHERNET};
 	return 0;
 }
 
@@ -190,7 +201,8 @@ static void ack(struct ibv_cq *cq, unsigned n)
 	(void)n;
 }
 
-static struct ibv_cq *create_cq(struct ibv_context *c, int n, void *arg, struct ibv_comp_channel *ch, int vector)
+static struct ibv_cq *create_cq(struct ibv_context *c, int n, void *arg,
+				struct ibv_comp_channel *ch, int vector)
 {
 	struct queue *q = calloc(1, sizeof(*q));
 
@@ -249,12 +261,29 @@ static int free_qp(struct ibv_qp *qp)
 static void load(void)
 {
 	sl_verbs = (struct sl_verbs_api){
-		.ibv_get_device_list = list, .ibv_free_device_list = unlist, .ibv_open_device = open_device, .ibv_close_device = close_device,
-		.ibv_get_async_event = no_event, .ibv_query_device = query_device, .ibv_query_port = query_port, .ibv_query_gid = query_gid,
-		.ibv_alloc_pd = alloc_pd, .ibv_dealloc_pd = free_pd, .ibv_reg_mr = reg, .ibv_dereg_mr = dereg,
-		.ibv_create_comp_channel = channel, .ibv_destroy_comp_channel = free_channel, .ibv_create_cq = create_cq,
-		.ibv_destroy_cq = free_cq, .ibv_get_cq_event = no_cq_event, .ibv_ack_cq_events = ack, .ibv_create_srq = create_srq,
-		.ibv_destroy_srq = free_srq, .ibv_create_qp = create_qp, .ibv_modify_qp = modify, .ibv_destroy_qp = free_qp,
+	    .ibv_get_device_list = list,
+	    .ibv_free_device_list = unlist,
+	    .ibv_open_device = open_device,
+	    .ibv_close_device = close_device,
+	    .ibv_get_async_event = no_event,
+	    .ibv_query_device = query_device,
+	    .ibv_query_port = query_port,
+	    .ibv_query_gid = query_gid,
+	    .ibv_alloc_pd = alloc_pd,
+	    .ibv_dealloc_pd = free_pd,
+	    .ibv_reg_mr = reg,
+	    .ibv_dereg_mr = dereg,
+	    .ibv_create_comp_channel = channel,
+	    .ibv_destroy_comp_channel = free_channel,
+	    .ibv_create_cq = create_cq,
+	    .ibv_destroy_cq = free_cq,
+	    .ibv_get_cq_event = no_cq_event,
+	    .ibv_ack_cq_events = ack,
+	    .ibv_create_srq = create_srq,
+	    .ibv_destroy_srq = free_srq,
+	    .ibv_create_qp = create_qp,
+	    .ibv_modify_qp = modify,
+	    .ibv_destroy_qp = free_qp,
 	};
 }
 
@@ -270,11 +299,24 @@ static void fail(const char *what, int rc)
 
 static void set_up(uint32_t rails)
 {
-	struct sl_verbs_config config = {.batches = 1024, .notes = 16, .conns = PEERS, .depth = DEPTH, .slice = 1 << 20,
-					 .flight = 64 << 20, .wake_fd = eventfd(0, 0), .control_fd = eventfd(0, EFD_NONBLOCK)};
-	struct sl_verbs_rail_config rail = {.device = "none", .port = 1, .gid = 1, .timeout = 14, .retries = 3};
+	struct sl_verbs_config config = {.batches = 1024,
+					 .notes = 16,
+					 .conns = PEERS,
+					 .depth = DEPTH,
+					 .slice = 1 << 20,
+					 .flight = 64 << 20,
+					 .wake_fd = eventfd(0, 0),
+					 .control_fd = eventfd(0, EFD_NONBLOCK)};
+	struct sl_verbs_rail_config rail = {.device = "none",
+					    .port = 1,
+					    .gid = 1,
+					    .timeout = 14,
+					    .retries = 3};
 	struct sl_verbs_pin *pins[SL_VERBS_RAILS] = {0};
-	struct sl_verbs_end end, theirs = {.queue_pair = 1, .mtu = 5, .reads = 16, .link_layer = IBV_LINK_LAYER_ETHERNET};
+	struct sl_verbs_end end, theirs = {.queue_pair = 1,
+					   .mtu = 5,
+					   .reads = 16,
+					   .link_layer = IBV_LINK_LAYER_ETHERNET};
 	uint32_t keys[SL_VERBS_LANES], r;
 	static uint8_t *memory;
 	char why[128];
@@ -320,10 +362,13 @@ static uint64_t taken(void)
 	return n;
 }
 
-static void report(const char *name, uint32_t rails, uint64_t batches, uint64_t requests, uint64_t ns)
+static void report(const char *name, uint32_t rails, uint64_t batches, uint64_t requests,
+		   uint64_t ns)
 {
-	printf("BenchmarkVerbsCost/%s/rails=%u \t%8llu\t%12.1f ns/op\t%8.2f requests/op\t%8.1f ns/request\n", name, rails,
-	       (unsigned long long)batches, (double)ns / (double)batches, (double)requests / (double)batches, (double)ns / (double)requests);
+	printf("BenchmarkVerbsCost/%s/rails=%u \t%8llu\t%12.1f ns/op\t%8.2f requests/op\t%8.1f "
+	       "ns/request\n",
+	       name, rails, (unsigned long long)batches, (double)ns / (double)batches,
+	       (double)requests / (double)batches, (double)ns / (double)requests);
 }
 
 static uint64_t requests_of(uint32_t rails)
@@ -339,7 +384,8 @@ static uint64_t requests_of(uint32_t rails)
 }
 
 /* Batches in turn to all peers, each under way until the completions of a round are taken. */
-static void measure(const char *name, uint32_t rails, uint32_t batches, uint64_t len, const struct sl_pages *p, const uint32_t *local)
+static void measure(const char *name, uint32_t rails, uint32_t batches, uint64_t len,
+		    const struct sl_pages *p, const uint32_t *local)
 {
 	uint64_t least = UINT64_MAX, requests = 0;
 
@@ -347,14 +393,18 @@ static void measure(const char *name, uint32_t rails, uint32_t batches, uint64_t
 		uint64_t before = requests_of(rails), from = sl_verbs_now(), done = 0, ns;
 
 		for (uint32_t i = 0; i < batches; i++) {
-			struct sl_desc d = {.len = len, .local_key = 1, .remote_key = slots[i % PEERS]};
+			struct sl_desc d = {.len = len,
+					    .local_key = 1,
+					    .remote_key = slots[i % PEERS]};
 			struct sl_pages form = p ? *p : (struct sl_pages){0};
 			int64_t rc;
 
 			form.remote_key = slots[i % PEERS];
 			do {
-				rc = p ? sl_verbs_submit_pages(conns[i % PEERS], 1, i, &form, NULL, local, NULL, NULL, 0, -1)
-				       : sl_verbs_submit(conns[i % PEERS], 1, i, &d, 1, NULL, 0, -1);
+				rc =
+				    p ? sl_verbs_submit_pages(conns[i % PEERS], 1, i, &form, NULL,
+							      local, NULL, NULL, 0, -1)
+				      : sl_verbs_submit(conns[i % PEERS], 1, i, &d, 1, NULL, 0, -1);
 				if (i % 16 == 15 || rc == EAGAIN) {
 					sl_verbs_drive(context);
 					done += taken();
@@ -377,8 +427,13 @@ static void measure(const char *name, uint32_t rails, uint32_t batches, uint64_t
 
 int main(int argc, char **argv)
 {
-	uint32_t rails = argc > 1 ? (uint32_t)atoi(argv[1]) : 1, scale = argc > 2 ? (uint32_t)atoi(argv[2]) : 1;
-	struct sl_pages p = {.count = 2048, .entry = 656, .local_stride = 1312, .remote_stride = 656, .local_key = 1};
+	uint32_t rails = argc > 1 ? (uint32_t)atoi(argv[1]) : 1,
+		 scale = argc > 2 ? (uint32_t)atoi(argv[2]) : 1;
+	struct sl_pages p = {.count = 2048,
+			     .entry = 656,
+			     .local_stride = 1312,
+			     .remote_stride = 656,
+			     .local_key = 1};
 	uint32_t *local = malloc(2048 * sizeof(*local));
 
 	if (rails == 0 || rails > RAILS)

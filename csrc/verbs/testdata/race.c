@@ -42,14 +42,25 @@ static unsigned long finished;
 
 static struct sl_verbs_context *open_end(int first)
 {
-	struct sl_verbs_config config = {.batches = 64, .notes = 8, .conns = 4, .depth = 32, .slice = 64 << 10, .flight = 1 << 20,
-					 .spin_ns = 20000, .wake_fd = eventfd(0, EFD_NONBLOCK), .control_fd = eventfd(0, EFD_NONBLOCK)};
+	struct sl_verbs_config config = {.batches = 64,
+					 .notes = 8,
+					 .conns = 4,
+					 .depth = 32,
+					 .slice = 64 << 10,
+					 .flight = 1 << 20,
+					 .spin_ns = 20000,
+					 .wake_fd = eventfd(0, EFD_NONBLOCK),
+					 .control_fd = eventfd(0, EFD_NONBLOCK)};
 	struct sl_verbs_context *c;
 
 	MUST(sl_verbs_open(&config, &c) == 0);
 	for (int i = 0; i < LANES; i++) {
 		char name[16], why[256];
-		struct sl_verbs_rail_config rail = {.device = name, .port = 1, .gid = 1, .timeout = 6, .retries = 1};
+		struct sl_verbs_rail_config rail = {.device = name,
+						    .port = 1,
+						    .gid = 1,
+						    .timeout = 6,
+						    .retries = 1};
 		uint32_t number;
 
 		snprintf(name, sizeof(name), "fake%d", first + 2 * i);
@@ -75,8 +86,10 @@ static int make_lane(uint32_t lane)
 
 	if (sl_verbs_lane_end(back, lane) != 0)
 		return -1;
-	(void)sl_verbs_lane_settle(conn, lane, sl_verbs_seen(back)); /* the first time there is nothing to settle */
-	if (sl_verbs_lane_make(conn, lane, lane, &mine) != 0 || sl_verbs_lane_make(back, lane, lane, &theirs) != 0 ||
+	/* the first time there is nothing to settle */
+	(void)sl_verbs_lane_settle(conn, lane, sl_verbs_seen(back));
+	if (sl_verbs_lane_make(conn, lane, lane, &mine) != 0 ||
+	    sl_verbs_lane_make(back, lane, lane, &theirs) != 0 ||
 	    sl_verbs_lane_begin(back, lane, &mine) != 0)
 		return -1;
 	return sl_verbs_lane_begin(conn, lane, &theirs);
@@ -107,17 +120,20 @@ static void *submit(void *arg)
 
 	while (!atomic_load(&stop)) {
 		uint64_t tag = atomic_fetch_add(&tags, 1) + 1;
-		int what = rand_r(&seed) % 4; /* 0, 1: no more than the data; 2: a message; 3: a count */
+		/* 0, 1: no more than the data; 2: a message; 3: a count */
+		int what = rand_r(&seed) % 4;
 		int write = what > 0;
 		struct sl_desc d[3];
 
 		for (int i = 0; i < 3; i++) {
 			uint64_t n = 1 + (uint64_t)rand_r(&seed) % 50000;
 
-			d[i] = (struct sl_desc){(uint64_t)rand_r(&seed) % (BYTES - n), (uint64_t)rand_r(&seed) % (BYTES - n), n, 1, slot};
+			d[i] = (struct sl_desc){(uint64_t)rand_r(&seed) % (BYTES - n),
+						(uint64_t)rand_r(&seed) % (BYTES - n), n, 1, slot};
 		}
 		atomic_fetch_add(&under_way, 1);
-		if (sl_verbs_submit(conn, write, tag, d, 3, what == 2 ? (uint8_t *)&tag : NULL, what == 2 ? sizeof(tag) : 0,
+		if (sl_verbs_submit(conn, write, tag, d, 3, what == 2 ? (uint8_t *)&tag : NULL,
+				    what == 2 ? sizeof(tag) : 0,
 				    what == 3 ? (int32_t)(tag % 4) : -1) != 0)
 			atomic_fetch_sub(&under_way, 1);
 		if (rand_r(&seed) % 8 == 0)
@@ -148,7 +164,9 @@ static void *poll_both(void *arg)
 		__atomic_store_n(&ring->tail, tail, __ATOMIC_RELEASE);
 		while (__atomic_load_n(&notes->notes, __ATOMIC_SEQ_CST))
 			sl_verbs_note_take(far, note);
-		__atomic_store_n(&tally->awaited, __atomic_load_n(&tally->value, __ATOMIC_SEQ_CST) + 1, __ATOMIC_SEQ_CST);
+		__atomic_store_n(&tally->awaited,
+				 __atomic_load_n(&tally->value, __ATOMIC_SEQ_CST) + 1,
+				 __ATOMIC_SEQ_CST);
 		usleep(50);
 	}
 	return arg;
@@ -168,10 +186,12 @@ static void *harm(void *arg)
 		p->delay_us = (uint32_t)rand_r(&seed) % 300;
 		*(rand_r(&seed) % 2 ? &p->lose : rand_r(&seed) % 2 ? &p->late : &p->fail) = 1;
 		usleep(3000);
-		MUST(sl_verbs_rail_counters(near, 0, &counters) == 0 && sl_verbs_rail_info(near, 1, &rail) == 0);
+		MUST(sl_verbs_rail_counters(near, 0, &counters) == 0 &&
+		     sl_verbs_rail_info(near, 1, &rail) == 0);
 	}
 	for (int i = 0; i < LANES; i++)
-		control->device[2 * i].panel.lose = control->device[2 * i].panel.late = control->device[2 * i].panel.fail = 0;
+		control->device[2 * i].panel.lose = control->device[2 * i].panel.late =
+		    control->device[2 * i].panel.fail = 0;
 	return arg;
 }
 
@@ -195,7 +215,8 @@ static void *register_memory(void *arg)
 
 static void run(int round)
 {
-	static void *(*const work[])(void *) = {mend, submit, submit, harm, register_memory, poll_both};
+	static void *(*const work[])(void *) = {mend, submit,	       submit,
+						harm, register_memory, poll_both};
 	struct sl_verbs_pin *pins[SL_VERBS_RAILS] = {NULL}, *others[SL_VERBS_RAILS] = {NULL};
 	uint32_t keys[LANES];
 	pthread_t threads[6];

@@ -27,7 +27,8 @@ const Sector = 512
 // Needs skips a test for what is missing.
 func Needs(t testing.TB, reason, fix string) {
 	t.Helper()
-	drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "disk", Reason: reason, Fix: fix})
+	drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "disk", Reason: reason,
+		Fix: fix})
 }
 
 // run runs a command that the machine may lack, or refuse.
@@ -126,7 +127,8 @@ func Map(t testing.TB, table ...string) *Mapped {
 	t.Helper()
 	m := &Mapped{t: t, name: fmt.Sprintf("sluice-test-%d-%d", os.Getpid(), mapped.Add(1))}
 	if out, err := m.setup(table, "create"); err != nil {
-		Needs(t, fmt.Sprintf("dmsetup: %v: %s", err, out), "make guest has a kernel with the device mapper")
+		Needs(t, fmt.Sprintf("dmsetup: %v: %s", err, out), "make guest has a kernel with the "+
+			"device mapper")
 	}
 	t.Cleanup(m.Remove)
 	// udev may be late with the name of ours, or not there.

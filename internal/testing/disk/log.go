@@ -34,7 +34,8 @@ func Replay(file string, to io.WriterAt, at func(mark string) error) error {
 	if _, err := f.ReadAt(head[:], 0); err != nil {
 		return err
 	}
-	entries, sector := binary.LittleEndian.Uint64(head[16:]), int64(binary.LittleEndian.Uint32(head[24:]))
+	entries, sector := binary.LittleEndian.Uint64(head[16:]),
+		int64(binary.LittleEndian.Uint32(head[24:]))
 	if binary.LittleEndian.Uint64(head[:]) != logMagic || sector < Sector {
 		return errors.New("no log of dm-log-writes")
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fakecuda builds the software stand-in of libcuda for tests, from cuda/testdata, and tells it
-// what to do. It runs the same host code as a driver does, on threads of its own, and can do on
+// Package fakecuda builds the software stand-in of libcuda for tests, from cuda/testdata, and tells
+// it what to do. It runs the same host code as a driver does, on threads of its own, and can do on
 // command what devices do on bad days. It is no measure of speed.
 //
 // A process opens one driver, so all tests of a binary share it, and those that command it do not
@@ -45,20 +45,24 @@ const (
 
 // names are those of struct panel.
 var names = [words]string{
-	"delay_us", "fault_after", "fault_result", "refuse_after", "refuse_result", "pin_result", "hold",
-	"streams", "events", "allocations", "host_allocations", "pins", "reservations", "mappings", "handles", "contexts",
+	"delay_us", "fault_after", "fault_result", "refuse_after", "refuse_result", "pin_result",
+	"hold",
+	"streams", "events", "allocations", "host_allocations", "pins", "reservations", "mappings",
+	"handles", "contexts",
 	"copies", "batches", "launches",
 }
 
-// Library is a stand-in that was built. The environment must have its Panel as STANDIN_PANEL when it
-// is opened.
+// Library is a stand-in that was built. The environment must have its Panel as STANDIN_PANEL when
+// it is opened.
 type Library = standin.Library[Word]
 
 // Build compiles it, with further flags: -DSTANDIN_OLD is a driver without what is optional.
 func Build(flags ...string) (*Library, error) {
 	_, here, _, _ := runtime.Caller(0)
 	return standin.Source[Word]{
-		Name: "libcuda", File: filepath.Join(filepath.Dir(here), "..", "..", "..", "cuda", "testdata", "libcuda_standin.c"),
-		Flags: []string{"-Wno-unknown-pragmas"}, Words: names[:], Owner: "cuda", First: Streams, Last: Contexts,
+		Name: "libcuda", File: filepath.Join(filepath.Dir(here), "..", "..", "..", "cuda",
+			"testdata", "libcuda_standin.c"),
+		Flags: []string{"-Wno-unknown-pragmas"}, Words: names[:], Owner: "cuda", First: Streams,
+		Last: Contexts,
 	}.Build(flags...)
 }

@@ -102,9 +102,10 @@ const (
 	Gen5 = "32.0 GT/s PCIe"
 )
 
-// Server makes a server of two nodes. On node 0 a switch holds GPU 0000:19:00.0, the NIC mlx5_0 (eth2) and the
-// drive nvme0, and another root port of the same root complex the drive nvme1. On node 1 are GPU 0000:9b:00.0, which
-// runs at Gen3 x8 in a slot that has Gen5 x16, and, at another root complex, the NIC mlx5_1 (ib0), in a slot of Gen4.
+// Server makes a server of two nodes. On node 0 a switch holds GPU 0000:19:00.0, the NIC mlx5_0
+// (eth2) and the drive nvme0, and another root port of the same root complex the drive nvme1. On
+// node 1 are GPU 0000:9b:00.0, which runs at Gen3 x8 in a slot that has Gen5 x16, and, at another
+// root complex, the NIC mlx5_1 (ib0), in a slot of Gen4.
 func Server(t testing.TB) *Tree {
 	f := New(t)
 	f.Nodes()
@@ -113,18 +114,25 @@ func Server(t testing.TB) *Tree {
 		{Path: "pci0000:16/0000:16:01.0", Speed: Gen5, Most: Gen5, Width: 16, Wide: 16},
 		{Path: upstream, Speed: Gen5, Most: Gen5, Width: 16, Wide: 16},
 		{Path: upstream + "/0000:18:00.0", Speed: Gen5, Most: Gen5, Width: 16, Wide: 16},
-		{Path: upstream + "/0000:18:00.0/0000:19:00.0", Vendor: "0x10de", Class: "0x030200", Speed: Gen5, Most: Gen5, Width: 16, Wide: 16},
+		{Path: upstream + "/0000:18:00.0/0000:19:00.0", Vendor: "0x10de", Class: "0x030200",
+			Speed: Gen5, Most: Gen5, Width: 16, Wide: 16},
 		{Path: upstream + "/0000:18:01.0", Speed: Gen5, Most: Gen5, Width: 16, Wide: 16},
-		{Path: upstream + "/0000:18:01.0/0000:1a:00.0", Vendor: "0x15b3", Class: "0x020000", Speed: Gen5, Most: Gen5, Width: 16, Wide: 16},
+		{Path: upstream + "/0000:18:01.0/0000:1a:00.0", Vendor: "0x15b3", Class: "0x020000",
+			Speed: Gen5, Most: Gen5, Width: 16, Wide: 16},
 		{Path: upstream + "/0000:18:02.0", Speed: Gen4, Most: Gen5, Width: 4, Wide: 16},
-		{Path: upstream + "/0000:18:02.0/0000:1b:00.0", Vendor: "0x144d", Class: "0x010802", Speed: Gen4, Most: Gen4, Width: 4, Wide: 4},
+		{Path: upstream + "/0000:18:02.0/0000:1b:00.0", Vendor: "0x144d", Class: "0x010802",
+			Speed: Gen4, Most: Gen4, Width: 4, Wide: 4},
 		{Path: "pci0000:16/0000:16:05.0", Speed: Gen4, Most: Gen5, Width: 4, Wide: 4},
-		{Path: "pci0000:16/0000:16:05.0/0000:1c:00.0", Vendor: "0x144d", Class: "0x010802", Speed: Gen4, Most: Gen4, Width: 4, Wide: 4},
+		{Path: "pci0000:16/0000:16:05.0/0000:1c:00.0", Vendor: "0x144d", Class: "0x010802",
+			Speed: Gen4, Most: Gen4, Width: 4, Wide: 4},
 		{Path: "pci0000:9a/0000:9a:01.0", Node: 1, Speed: Gen3, Most: Gen5, Width: 8, Wide: 16},
-		{Path: "pci0000:9a/0000:9a:01.0/0000:9b:00.0", Node: 1, Vendor: "0x10de", Class: "0x030200", Speed: Gen3, Most: Gen5, Width: 8, Wide: 16},
+		{Path: "pci0000:9a/0000:9a:01.0/0000:9b:00.0", Node: 1, Vendor: "0x10de", Class: "0x030200",
+			Speed: Gen3, Most: Gen5, Width: 8, Wide: 16},
 		{Path: "pci0000:ab/0000:ab:01.0", Node: 1, Speed: Gen4, Most: Gen4, Width: 16, Wide: 16},
-		{Path: "pci0000:ab/0000:ab:01.0/0000:ac:00.0", Node: 1, Vendor: "0x15b3", Class: "0x020700", Speed: Gen4, Most: Gen5, Width: 16, Wide: 16},
-		{Path: "pci0000:00/0000:00:02.0", Vendor: "0x1a03", Class: "0x030000"}, // of the board, for a screen
+		{Path: "pci0000:ab/0000:ab:01.0/0000:ac:00.0", Node: 1, Vendor: "0x15b3", Class: "0x020700",
+			Speed: Gen4, Most: Gen5, Width: 16, Wide: 16},
+		// of the board, for a screen
+		{Path: "pci0000:00/0000:00:02.0", Vendor: "0x1a03", Class: "0x030000"},
 	} {
 		f.Add(d)
 	}

@@ -40,7 +40,8 @@ func (c *Chance) Harm() {
 	case 3:
 		d.Set(DelayMicros, uint32(c.r.IntN(500)))
 	case 4:
-		far, pause := c.f.Device(c.far[c.r.IntN(len(c.far))]), time.Duration(c.r.IntN(10))*time.Millisecond
+		far, pause := c.f.Device(c.far[c.r.IntN(len(c.far))]),
+			time.Duration(c.r.IntN(10))*time.Millisecond
 		far.SetLink(false)
 		c.cuts.Go(func() {
 			time.Sleep(pause)

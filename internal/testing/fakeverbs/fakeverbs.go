@@ -92,10 +92,12 @@ func Compile(t testing.TB, dir string, flags ...string) (path, control string) {
 		t.Fatal(err)
 	}
 	files, _ := filepath.Glob(filepath.Join(source, "*.c"))
-	args := append([]string{"-shared", "-fPIC", "-O1", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden",
+	args := append([]string{"-shared", "-fPIC", "-O1", "-g", "-std=gnu11", "-Wall", "-Wextra",
+		"-Werror", "-fvisibility=hidden",
 		"-I", filepath.Join(source, "..", ".."), fmt.Sprintf("-DCONTROL=%q", control),
 		"-Wl,--version-script=" + filepath.Join(source, "exports.map"), "-o", path}, flags...)
-	if out, err := exec.Command("gcc", append(append(args, files...), "-lpthread")...).CombinedOutput(); err != nil {
+	if out, err := exec.Command("gcc", append(append(args, files...), "-lpthread")...).
+		CombinedOutput(); err != nil {
 		t.Fatalf("build the stand-in for libibverbs: %v\n%s", err, out)
 	}
 	return path, control
@@ -216,8 +218,8 @@ func (d Device) GarbleNext(at int) {
 	d.Set(Garble, 1)
 }
 
-// MuteNext has the next n requests land, and no acknowledgement come: the first of them is said to have
-// failed, and the others with it. What they read does not come either.
+// MuteNext has the next n requests land, and no acknowledgement come: the first of them is said to
+// have failed, and the others with it. What they read does not come either.
 func (d Device) MuteNext(n int) { d.Set(Mute, uint32(n)) }
 
 // DelayNext has the next n requests fail without an acknowledgement, and land afterwards, unless

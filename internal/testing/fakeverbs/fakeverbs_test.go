@@ -23,7 +23,8 @@ func TestWordsAreThoseOfTheLibrary(t *testing.T) {
 	_, body, _ := strings.Cut(string(text), "struct fake_panel {")
 	body, _, _ = strings.Cut(body, "\n};")
 	var want []string
-	for _, m := range regexp.MustCompile(`_Atomic uint32_t ([\w, ]+);`).FindAllStringSubmatch(body, -1) {
+	for _, m := range regexp.MustCompile(`_Atomic uint32_t ([\w, ]+);`).FindAllStringSubmatch(body,
+		-1) {
 		want = append(want, strings.Split(m[1], ", ")...)
 	}
 	if !slices.Equal(names[:], want) {

@@ -69,11 +69,14 @@ const (
 
 // names are those of struct fake_panel.
 var names = [words]string{
-	"link", "fatal", "frozen", "after", "only", "fail", "fail_status", "lose", "late", "late_us", "mute", "delay_us", "rate",
-	"patience_us", "register_errno", "register_us", "register_walks", "deregister_busy", "deregister_us", "locked_kib", "garble", "garble_at",
+	"link", "fatal", "frozen", "after", "only", "fail", "fail_status", "lose", "late", "late_us",
+	"mute", "delay_us", "rate",
+	"patience_us", "register_errno", "register_us", "register_walks", "deregister_busy",
+	"deregister_us", "locked_kib", "garble", "garble_at",
 	"dmabuf_errno", "blind", "purge", "modify_busy", "destroy_busy",
 	"max_sge", "max_inline", "max_wr", "max_srq_wr", "max_cqe", "mtu",
 	"contexts", "pds", "mrs", "channels", "cqs", "srqs", "qps",
-	"posts", "requests", "entries", "inlined", "signaled", "sends", "completions", "receives", "kib_landed", "kib_locked",
+	"posts", "requests", "entries", "inlined", "signaled", "sends", "completions", "receives",
+	"kib_landed", "kib_locked",
 	"dmabufs", "faults", "overruns", "unready", "landed_late", "dropped_late",
 }

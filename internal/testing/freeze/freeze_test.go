@@ -34,7 +34,8 @@ func TestProcess(t *testing.T) {
 		if err := freeze.Thaw(cmd.Process); err != nil {
 			t.Fatal(err)
 		}
-		for end := time.Now().Add(10 * time.Second); state(t, cmd.Process.Pid) == "T"; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(10 * time.Second); state(t, cmd.Process.Pid) == "T"; time.Sleep(
+			time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatal("a thawed process does not go on")
 			}

@@ -54,7 +54,8 @@ func active(root string, n int) ([]string, error) {
 	}
 	if len(names) < n {
 		return nil, &driver.UnavailableError{Backend: "verbs",
-			Reason: fmt.Sprintf("%d RDMA devices with an active port, of %d that the test wants", len(names), n), Fix: "make guest"}
+			Reason: fmt.Sprintf("%d RDMA devices with an active port, of %d that the test wants",
+				len(names), n), Fix: "make guest"}
 	}
 	return names[:n], nil
 }
@@ -66,7 +67,8 @@ type Wire struct{ number string }
 // the error is a *driver.UnavailableError: no other network is touched.
 func NewWire(n int) (Wire, error) {
 	if !Inside() {
-		return Wire{}, &driver.UnavailableError{Backend: "verbs", Reason: "faults are for wires of the guest alone", Fix: "make guest"}
+		return Wire{}, &driver.UnavailableError{Backend: "verbs",
+			Reason: "faults are for wires of the guest alone", Fix: "make guest"}
 	}
 	return Wire{fmt.Sprint(n)}, nil
 }
@@ -99,7 +101,8 @@ func (w Wire) do(fault ...string) error {
 	defer cancel()
 	c := exec.CommandContext(ctx, folder+"/wire", append([]string{w.number}, fault...)...)
 	if out, err := c.CombinedOutput(); err != nil {
-		return fmt.Errorf("wire %s %s: %w: %s", w.number, strings.Join(fault, " "), err, strings.TrimSpace(string(out)))
+		return fmt.Errorf("wire %s %s: %w: %s", w.number, strings.Join(fault, " "), err,
+			strings.TrimSpace(string(out)))
 	}
 	return nil
 }

@@ -32,7 +32,8 @@ func machine(t *testing.T, states map[string]string) string {
 }
 
 func TestActive(t *testing.T) {
-	root := machine(t, map[string]string{"mlx5_1": "4: ACTIVE", "mlx5_0": "4: ACTIVE", "mlx5_2": "1: DOWN", "mlx5_3": "5: ACTIVE_DEFER"})
+	root := machine(t, map[string]string{"mlx5_1": "4: ACTIVE", "mlx5_0": "4: ACTIVE",
+		"mlx5_2": "1: DOWN", "mlx5_3": "5: ACTIVE_DEFER"})
 	if got, err := active(root, 2); err != nil || !slices.Equal(got, []string{"mlx5_0", "mlx5_1"}) {
 		t.Errorf("%v, %v", got, err)
 	}
@@ -49,7 +50,8 @@ func TestActive(t *testing.T) {
 }
 
 func TestFaultsAreForTheGuest(t *testing.T) {
-	if _, err := NewWire(0); Inside() != (err == nil) || err != nil && !errors.Is(err, driver.ErrUnavailable) {
+	if _, err := NewWire(0); Inside() != (err == nil) || err != nil &&
+		!errors.Is(err, driver.ErrUnavailable) {
 		t.Errorf("inside: %v, and %v", Inside(), err)
 	}
 }
@@ -89,7 +91,8 @@ func TestRealWires(t *testing.T) {
 		}
 		n := len(strings.Fields(s.active))
 		got, err := Devices(n)
-		if _, more := Devices(n + 1); err != nil || more == nil || strings.Join(got, " ") != s.active {
+		if _, more := Devices(n + 1); err != nil || more == nil ||
+			strings.Join(got, " ") != s.active {
 			t.Errorf("after %s: active are %v, %v; want %s", s.name, got, err, s.active)
 		}
 		if got := queue(t, "eth3"); !strings.Contains(got, s.found) {

@@ -73,7 +73,8 @@ func grownCounts(before, after map[string]uint64) []string {
 	var grown []string
 	for _, name := range slices.Sorted(maps.Keys(after)) {
 		if after[name] > before[name] {
-			grown = append(grown, fmt.Sprintf("%s: %d, %d at the start", name, after[name], before[name]))
+			grown = append(grown, fmt.Sprintf("%s: %d, %d at the start", name, after[name],
+				before[name]))
 		}
 	}
 	return grown

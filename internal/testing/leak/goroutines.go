@@ -50,7 +50,9 @@ func grownGoroutines(before, after map[string]string) []string {
 	var grown []string
 	for _, id := range slices.Sorted(maps.Keys(after)) {
 		stack := after[id]
-		isExpected := slices.ContainsFunc(expected, func(part string) bool { return strings.Contains(stack, part) })
+		isExpected := slices.ContainsFunc(expected, func(part string) bool {
+			return strings.Contains(stack, part)
+		})
 		if _, old := before[id]; !old && !isExpected {
 			grown = append(grown, stack)
 		}

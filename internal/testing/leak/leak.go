@@ -28,7 +28,8 @@ func Check(t testing.TB, also ...func() map[string]uint64) {
 	t.Cleanup(func() {
 		t.Helper()
 		if grown := settle(before, also, patience); len(grown) > 0 {
-			t.Errorf("left behind by this test (close what you opened, wait for what you started):\n%s",
+			t.Errorf("left behind by this test (close what you opened, wait for what you "+
+				"started):\n%s",
 				strings.Join(grown, "\n"))
 		}
 	})

@@ -67,7 +67,9 @@ func TestCheckNamesWhatIsLeft(t *testing.T) {
 	}
 	warmUp()
 	for _, c := range cases {
-		also := []func() map[string]uint64{func() map[string]uint64 { return map[string]uint64{"widgets": live} }}
+		also := []func() map[string]uint64{func() map[string]uint64 {
+			return map[string]uint64{"widgets": live}
+		}}
 		before := take(also)
 		undo := c.leak()
 		grown := strings.Join(settle(before, also, 20*time.Millisecond), "\n")
@@ -97,7 +99,8 @@ func TestCheckFailsTheTest(t *testing.T) {
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(failure, "/dev/zero") || !strings.Contains(failure, "close what you opened") {
+	if !strings.Contains(failure, "/dev/zero") ||
+		!strings.Contains(failure, "close what you opened") {
 		t.Errorf("failure: %q", failure)
 	}
 }

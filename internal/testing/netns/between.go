@@ -13,13 +13,14 @@ import (
 	"time"
 )
 
-// nearVariable marks a run of a test binary within the near host of a pair, for the test that it names. The far host is
-// its descriptor 3.
+// nearVariable marks a run of a test binary within the near host of a pair, for the test that it
+// names. The far host is its descriptor 3.
 const nearVariable = "SLUICE_NETNS_NEAR"
 
-// BetweenHosts runs a test once more on a host of its own, where it finds what that host has and no more, after what
-// is to be set up of the pair has been. There it returns the host at the other end of the cable; here it returns
-// nil when that is over, and has failed the test if the other run did. The error is that of NewPair or of the setting up.
+// BetweenHosts runs a test once more on a host of its own, where it finds what that host has and no
+// more, after what is to be set up of the pair has been. There it returns the host at the other end
+// of the cable; here it returns nil when that is over, and has failed the test if the other run
+// did. The error is that of NewPair or of the setting up.
 func BetweenHosts(t testing.TB, setUp ...func(*Pair) error) (far *Host, err error) {
 	t.Helper()
 	if os.Getenv(nearVariable) == t.Name() {
@@ -73,8 +74,8 @@ func (p *Pair) again(name string) (out string, err error) {
 // carryLimit bounds the wait for a cable, which takes a moment.
 const carryLimit = 20 * time.Second
 
-// await waits until both ends carry: UCX passes a device over that does not when a backend is opened, and does not
-// look again.
+// await waits until both ends carry: UCX passes a device over that does not when a backend is
+// opened, and does not look again.
 func (p *Pair) await() error {
 	for _, h := range []*Host{p.Near, p.Far} {
 		for end := time.Now().Add(carryLimit); ; time.Sleep(time.Millisecond) {

@@ -42,7 +42,9 @@ func New() (*Host, error) {
 		return nil, err
 	}
 	h := &Host{}
-	err := away(func() error { return refused(unix.Unshare(unix.CLONE_NEWNET)) }, func() (err error) {
+	err := away(func() error {
+		return refused(unix.Unshare(unix.CLONE_NEWNET))
+	}, func() (err error) {
 		h.net, err = ofThread()
 		return err
 	})
@@ -68,10 +70,12 @@ func (h *Host) Close() error { return h.net.Close() }
 // missing says what the machine lacks.
 func missing(uid int, look func(string) (string, error)) error {
 	if uid != 0 {
-		return &driver.UnavailableError{Backend: "netns", Reason: "network namespaces are made by root", Fix: "run the test as root"}
+		return &driver.UnavailableError{Backend: "netns", Reason: "network namespaces are " +
+			"made by root", Fix: "run the test as root"}
 	}
 	if _, err := look("ip"); err != nil {
-		return &driver.UnavailableError{Backend: "netns", Reason: err.Error(), Fix: "apt-get install iproute2"}
+		return &driver.UnavailableError{Backend: "netns", Reason: err.Error(),
+			Fix: "apt-get install iproute2"}
 	}
 	return nil
 }
@@ -82,8 +86,9 @@ func refused(err error) error {
 		return nil
 	}
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSPC) {
-		return &driver.UnavailableError{Backend: "netns", Reason: fmt.Sprintf("the kernel makes no network namespace: %v", err),
-			Fix: "run outside of the container, or give it CAP_SYS_ADMIN"}
+		return &driver.UnavailableError{Backend: "netns",
+			Reason: fmt.Sprintf("the kernel makes no network namespace: %v", err),
+			Fix:    "run outside of the container, or give it CAP_SYS_ADMIN"}
 	}
 	return fmt.Errorf("make a network namespace: %w", err)
 }
@@ -166,7 +171,8 @@ func (h *Host) ip(args ...string) error {
 		err = c.Wait()
 	}
 	if err != nil {
-		return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(out.String()))
+		return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err,
+			strings.TrimSpace(out.String()))
 	}
 	return nil
 }

@@ -152,7 +152,8 @@ func dial(p *Pair) error {
 	}()
 	var c net.Conn
 	err = p.Near.Do(func() (err error) {
-		c, err = (&net.Dialer{Timeout: 500 * time.Millisecond, FallbackDelay: -1}).Dial("tcp", l.Addr().String())
+		c, err = (&net.Dialer{Timeout: 500 * time.Millisecond, FallbackDelay: -1}).Dial("tcp",
+			l.Addr().String())
 		return err
 	})
 	if err != nil {
@@ -230,7 +231,8 @@ func TestBetweenHostsFails(t *testing.T) {
 	if far != nil {
 		t.Fatal("the other run is meant to fail")
 	}
-	if text := r.text.String(); !strings.Contains(text, "exit status 1") || !strings.Contains(text, "meant to fail") {
+	if text := r.text.String(); !strings.Contains(text, "exit status 1") ||
+		!strings.Contains(text, "meant to fail") {
 		t.Errorf("the test was told %q", text)
 	}
 }
@@ -260,10 +262,13 @@ func output(t *testing.T, start func(*exec.Cmd) error, role string, files ...*os
 func TestStartInAHost(t *testing.T) {
 	p := pair(t)
 	got := output(t, p.Far.Start, "where")
-	if len(got) != 4 || got[0] != inode(p.Far) || got[1] == link("ipc") || got[2] == link("uts") || got[3] != device+",lo" {
-		t.Errorf("the process is in %q, want %s and namespaces other than %s, %s", got, inode(p.Far), link("ipc"), link("uts"))
+	if len(got) != 4 || got[0] != inode(p.Far) || got[1] == link("ipc") || got[2] == link("uts") ||
+		got[3] != device+",lo" {
+		t.Errorf("the process is in %q, want %s and namespaces other than %s, %s", got,
+			inode(p.Far), link("ipc"), link("uts"))
 	}
-	if got := output(t, p.Near.Start, "inherited", p.Far.File()); len(got) != 4 || got[0] != inode(p.Far) {
+	if got := output(t, p.Near.Start, "inherited", p.Far.File()); len(got) != 4 ||
+		got[0] != inode(p.Far) {
 		t.Errorf("a child of a process in the near host is in %q, want %s", got, inode(p.Far))
 	}
 	if got := output(t, (*exec.Cmd).Start, "where"); len(got) != 4 || got[0] != link("net") {
@@ -316,8 +321,10 @@ func held(names []string) string {
 func TestWhatIsMissingIsSaid(t *testing.T) {
 	found := func(string) (string, error) { return "/sbin/ip", nil }
 	for want, err := range map[string]error{
-		"run the test as root":                                   missing(1000, found),
-		"apt-get install iproute2":                               missing(0, func(string) (string, error) { return "", exec.ErrNotFound }),
+		"run the test as root": missing(1000, found),
+		"apt-get install iproute2": missing(0, func(string) (string, error) {
+			return "", exec.ErrNotFound
+		}),
 		"run outside of the container, or give it CAP_SYS_ADMIN": refused(unix.EPERM),
 	} {
 		var u *driver.UnavailableError

@@ -41,7 +41,8 @@ func NewPair() (*Pair, error) {
 func (p *Pair) join() error {
 	// A path names the namespace that has no name.
 	far := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), p.Far.net.Fd())
-	if err := p.Near.ip("link", "add", device, "type", "veth", "peer", "name", device, "netns", far); err != nil {
+	if err := p.Near.ip("link", "add", device, "type", "veth", "peer", "name", device, "netns",
+		far); err != nil {
 		return err
 	}
 	for h, address := range map[*Host]string{p.Near: nearIP, p.Far: farIP} {

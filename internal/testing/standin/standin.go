@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package standin builds software stand-ins of vendors' libraries for tests, and shares a panel with each: words by
-// which a test tells it what to do, and sees what there is.
+// Package standin builds software stand-ins of vendors' libraries for tests, and shares a panel
+// with each: words by which a test tells it what to do, and sees what there is.
 package standin
 
 import (
@@ -43,7 +43,8 @@ func (s Source[W]) Build(flags ...string) (*Library[W], error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Library[W]{Path: filepath.Join(dir, s.Name+"-standin.so"), Panel: filepath.Join(dir, "panel"), source: s, dir: dir}
+	l := &Library[W]{Path: filepath.Join(dir, s.Name+"-standin.so"), Panel: filepath.Join(dir,
+		"panel"), source: s, dir: dir}
 	if err := l.build(flags); err != nil {
 		l.Remove()
 		return nil, fmt.Errorf("build the stand-in of %s: %w", s.Name, err)
@@ -52,8 +53,10 @@ func (s Source[W]) Build(flags ...string) (*Library[W], error) {
 }
 
 func (l *Library[W]) build(flags []string) error {
-	args := append([]string{"-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-pthread", "-shared", "-fPIC",
-		"-o", l.Path, l.source.File}, append(l.source.Flags[:len(l.source.Flags):len(l.source.Flags)], flags...)...)
+	args := append([]string{"-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE",
+		"-pthread", "-shared", "-fPIC",
+		"-o", l.Path, l.source.File},
+		append(l.source.Flags[:len(l.source.Flags):len(l.source.Flags)], flags...)...)
 	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("%w (apt-get install gcc libc6-dev)\n%s", err, out)
 	}

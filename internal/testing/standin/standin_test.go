@@ -20,12 +20,14 @@ func source(t *testing.T, code string) Source[word] {
 	if err := os.WriteFile(file, []byte(code), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return Source[word]{Name: "libempty", File: file, Words: []string{"delay", "pins", "copies"}, Owner: "empty", First: 1, Last: 1}
+	return Source[word]{Name: "libempty", File: file, Words: []string{"delay", "pins", "copies"},
+		Owner: "empty", First: 1, Last: 1}
 }
 
 func build(t *testing.T) *Library[word] {
 	t.Helper()
-	l, err := source(t, "int answer(void);\nint answer(void)\n{\n\treturn ANSWER;\n}\n").Build("-DANSWER=42")
+	l, err := source(t, "int answer(void);\nint answer(void)\n{\n\treturn ANSWER;\n}\n").Build(
+		"-DANSWER=42")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,18 +74,21 @@ func TestRemove(t *testing.T) {
 
 func TestWhatTheCompilerSays(t *testing.T) {
 	_, err := source(t, "int answer(void) { return WRONG; }\n").Build()
-	if err == nil || !strings.Contains(err.Error(), "stand-in of libempty") || !strings.Contains(err.Error(), "WRONG") {
+	if err == nil || !strings.Contains(err.Error(), "stand-in of libempty") ||
+		!strings.Contains(err.Error(), "WRONG") {
 		t.Errorf("%v", err)
 	}
 }
 
 func TestWordsOf(t *testing.T) {
 	header := filepath.Join(t.TempDir(), "panel.h")
-	text := "_Atomic unsigned before;\nstruct panel {\n\t_Atomic unsigned delay; /* a */\n\t_Atomic unsigned pins, copies;\n};\n_Atomic unsigned after;\n"
+	text := "_Atomic unsigned before;\nstruct panel {\n\t_Atomic unsigned delay; /* a " +
+		"*/\n\t_Atomic unsigned pins, copies;\n};\n_Atomic unsigned after;\n"
 	if err := os.WriteFile(header, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := WordsOf(header); err != nil || !slices.Equal(got, []string{"delay", "pins", "copies"}) {
+	if got, err := WordsOf(header); err != nil ||
+		!slices.Equal(got, []string{"delay", "pins", "copies"}) {
 		t.Errorf("%q, %v", got, err)
 	}
 	if _, err := WordsOf(header + "x"); err == nil {

@@ -40,12 +40,15 @@ func TestDifferencesShow(t *testing.T) {
 	want := checker.Want(1, 0, n)
 	good := make([]byte, n)
 	change := map[string]func(b []byte){
-		"another block":    func(b []byte) { Fill(b, 2, 0, 0) },
-		"another layer":    func(b []byte) { Fill(b, 1, 1, 0) },
-		"shifted":          func(b []byte) { Fill(b, 1, 0, 8) },
-		"one bit":          func(b []byte) { b[n-1] ^= 1 },
-		"two pages change": func(b []byte) { Fill(b[4096:8192], 1, 0, 0); Fill(b[:4096], 1, 0, 4096) },
-		"stale tail":       func(b []byte) { Poison(b[n-64:]) },
+		"another block": func(b []byte) { Fill(b, 2, 0, 0) },
+		"another layer": func(b []byte) { Fill(b, 1, 1, 0) },
+		"shifted":       func(b []byte) { Fill(b, 1, 0, 8) },
+		"one bit":       func(b []byte) { b[n-1] ^= 1 },
+		"two pages change": func(b []byte) {
+			Fill(b[4096:8192], 1, 0, 0)
+			Fill(b[:4096], 1, 0, 4096)
+		},
+		"stale tail": func(b []byte) { Poison(b[n-64:]) },
 	}
 	for name, f := range change {
 		Fill(good, 1, 0, 0)

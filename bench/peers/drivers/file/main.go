@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // File keeps a file for the participants of lane file: it is their target, which moves nothing. Its
-// argument is a folder on the disk that is measured. The file has no name: its card is a path of /proc, and it ends
-// with the process. See package peers.
+// argument is a folder on the disk that is measured. The file has no name: its card is a path of
+// /proc, and it ends with the process. See package peers.
 package main
 
 import (
@@ -53,19 +53,24 @@ func (e *end) Open(r *peers.Request) (peers.Answer, error) {
 	if err := errors.Join(os.Remove(f.Name()), e.fill(), e.Cache(false)); err != nil {
 		return peers.Answer{}, err
 	}
-	card, err := json.Marshal(map[string]any{"path": fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd()), "bytes": r.Bytes})
-	return peers.Answer{Version: "a file", Card: base64.StdEncoding.EncodeToString(card), Settings: "a file on " + e.system()}, err
+	card, err := json.Marshal(map[string]any{"path": fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(),
+		f.Fd()), "bytes": r.Bytes})
+	return peers.Answer{Version: "a file", Card: base64.StdEncoding.EncodeToString(card),
+		Settings: "a file on " + e.system()}, err
 }
 
 func (e *end) fill() error {
 	random := rand.NewChaCha8([32]byte{1})
-	_, err := io.CopyBuffer(struct{ io.Writer }{e.File}, io.LimitReader(random, e.bytes), make([]byte, block))
+	_, err := io.CopyBuffer(struct{ io.Writer }{e.File}, io.LimitReader(random, e.bytes),
+		make([]byte, block))
 	return err
 }
 
 // names are file systems by their numbers, as statfs(2) has them.
-var names = map[int64]string{unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs",
-	unix.TMPFS_MAGIC: "tmpfs, which is memory and no disk", unix.OVERLAYFS_SUPER_MAGIC: "overlayfs"}
+var names = map[int64]string{unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs",
+	unix.BTRFS_SUPER_MAGIC:     "btrfs",
+	unix.TMPFS_MAGIC:           "tmpfs, which is memory and no disk",
+	unix.OVERLAYFS_SUPER_MAGIC: "overlayfs"}
 
 func (e *end) system() string {
 	var fs unix.Statfs_t
@@ -81,7 +86,8 @@ func (e *end) system() string {
 // Cache implements peers.Keeper.
 func (e *end) Cache(all bool) error {
 	if all {
-		_, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, io.NewSectionReader(e.File, 0, e.bytes), make([]byte, block))
+		_, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, io.NewSectionReader(e.File, 0,
+			e.bytes), make([]byte, block))
 		return err
 	}
 	if err := unix.Fdatasync(int(e.Fd())); err != nil {
@@ -99,7 +105,9 @@ func (e *end) Connect(string) error { return nil }
 func (e *end) none() error { return fmt.Errorf("it keeps a file: %w", peers.ErrUnsupported) }
 
 // Prepare implements peers.End.
-func (e *end) Prepare(string, uint64, []int32, []int32) (peers.Posting, error) { return nil, e.none() }
+func (e *end) Prepare(string, uint64, []int32, []int32) (peers.Posting, error) {
+	return nil, e.none()
+}
 
 // Regions implements peers.End.
 func (e *end) Regions(int, uint64) (peers.Answer, error) { return peers.Answer{}, e.none() }

@@ -38,7 +38,8 @@ func opened(t *testing.T, n uint64) *end {
 	if err == nil {
 		err = json.Unmarshal(text, &card)
 	}
-	if info, statErr := os.Stat(card.Path); err != nil || statErr != nil || card.Bytes != n || info.Size() != int64(n) {
+	if info, statErr := os.Stat(card.Path); err != nil || statErr != nil || card.Bytes != n ||
+		info.Size() != int64(n) {
 		t.Errorf("card %q: %v, %v", text, err, statErr)
 	}
 	if !strings.HasPrefix(a.Settings, "a file on ") {
@@ -64,13 +65,14 @@ func TestFileIsReachedByItsCard(t *testing.T) {
 	}
 }
 
-// TestPageCacheIsAsAsked reads without waiting: what is not there is refused, and a first refusal may
-// bring the rest, so that only one is asked for.
+// TestPageCacheIsAsAsked reads without waiting: what is not there is refused, and a first refusal
+// may bring the rest, so that only one is asked for.
 func TestPageCacheIsAsAsked(t *testing.T) {
 	const n = 1 << 20
 	e := opened(t, n)
 	unavailable := func(reason string) {
-		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "disk", Reason: reason, Fix: "set TMPDIR to a folder on a disk"})
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "disk", Reason: reason,
+			Fix: "set TMPDIR to a folder on a disk"})
 	}
 	if strings.Contains(e.system(), "tmpfs") {
 		unavailable("tmpfs is page cache and nothing else")

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Fio has fio stand beside on lane file: requests of a size at random places, as many under way as a
-// batch has pieces. It is a yardstick, no peer: it knows no lists of places and ends no batch before
-// it begins another. See package peers.
+// Fio has fio stand beside on lane file: requests of a size at random places, as many under way as
+// a batch has pieces. It is a yardstick, no peer: it knows no lists of places and ends no batch
+// before it begins another. See package peers.
 package main
 
 import (
@@ -42,7 +42,8 @@ func (e *end) Open(r *peers.Request) (peers.Answer, error) {
 	if r.Lane != string(peers.File) {
 		return peers.Answer{}, fmt.Errorf("it is for lane %s: %w", peers.File, peers.ErrUnsupported)
 	}
-	return peers.Answer{Version: bench.FioName + " of the system", Settings: "io_uring, buffers and files registered, a queue that is always full"}, nil
+	return peers.Answer{Version: bench.FioName + " of the system",
+		Settings: "io_uring, buffers and files registered, a queue that is always full"}, nil
 }
 
 // Memory implements peers.End.

@@ -19,7 +19,8 @@ func TestRunOfAShape(t *testing.T) {
 	if err := e.Connect("no card"); err == nil {
 		t.Error("it read what is no card")
 	}
-	if err := e.Connect(base64.StdEncoding.EncodeToString([]byte(`{"path": "/tmp/x", "bytes": 4096}`))); err != nil {
+	if err := e.Connect(base64.StdEncoding.EncodeToString(
+		[]byte(`{"path": "/tmp/x", "bytes": 4096}`))); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -33,7 +34,8 @@ func TestRunOfAShape(t *testing.T) {
 			t.Fatal(err)
 		}
 		run := p.(*posting)
-		if run.fio.Path != "/tmp/x" || run.fio.Cached != c.cached || run.shape.Op != c.want || run.shape.Batch != 5 || run.shape.Size != c.size || run.shape.Spread != 4096 {
+		if run.fio.Path != "/tmp/x" || run.fio.Cached != c.cached || run.shape.Op != c.want ||
+			run.shape.Batch != 5 || run.shape.Size != c.size || run.shape.Spread != 4096 {
 			t.Errorf("%+v", run)
 		}
 	}

@@ -54,7 +54,8 @@ func (e *end) Open(r *peers.Request) (peers.Answer, error) {
 	}
 	e.write, e.read = "ucp_put_bw", "ucp_get"
 	e.test = &bench.PerfTest{Transports: lane[0], Devices: lane[1], Time: runTime}
-	return peers.Answer{Version: bench.PerfName + " of the system", Settings: "bare UCX over " + lane[0] +
+	return peers.Answer{Version: bench.PerfName + " of the system", Settings: "bare UCX over " +
+		lane[0] +
 		", one buffer in the caches, both ends spin"}, nil
 }
 
@@ -70,11 +71,15 @@ func (e *end) openVerbs() (peers.Answer, error) {
 				e.write, e.read = "ib_write_bw", "ib_read_bw"
 				at := verbsPort(port)
 				e.test = &bench.VerbsTest{Client: at, Server: at, Time: runTime}
-				return peers.Answer{Version: bench.VerbsName + " of the system", Settings: port.Name + " to itself, one queue pair, one buffer, both ends spin"}, nil
+				return peers.Answer{Version: bench.VerbsName + " of the system",
+						Settings: port.Name + " to itself, one queue pair, one buffer, " +
+							"both ends spin"},
+					nil
 			}
 		}
 	}
-	return peers.Answer{}, fmt.Errorf("no port is active: sluice doctor says what to do: %w", peers.ErrUnsupported)
+	return peers.Answer{}, fmt.Errorf("no port is active: sluice doctor says what to do: %w",
+		peers.ErrUnsupported)
 }
 
 // verbsPort is a port as perftest spells it.

@@ -16,7 +16,8 @@ func TestPortAsPerftestSpellsIt(t *testing.T) {
 		port rdma.PortFinding
 		want bench.VerbsPort
 	}{
-		{rdma.PortFinding{Name: "mlx5_0:2", GIDs: []rdma.GIDFinding{{Index: 1}, {Index: 3, Chosen: true}}}, bench.VerbsPort{Device: "mlx5_0", Port: 2, GID: 3}},
+		{rdma.PortFinding{Name: "mlx5_0:2", GIDs: []rdma.GIDFinding{{Index: 1},
+			{Index: 3, Chosen: true}}}, bench.VerbsPort{Device: "mlx5_0", Port: 2, GID: 3}},
 		{rdma.PortFinding{Name: "mlx4_0"}, bench.VerbsPort{Device: "mlx4_0", Port: 1}},
 	} {
 		if got := verbsPort(c.port); got != c.want {
@@ -30,7 +31,8 @@ func TestLanesOfUCX(t *testing.T) {
 	if _, err := e.Open(&peers.Request{Lane: "file"}); !errors.Is(err, peers.ErrUnsupported) {
 		t.Errorf("lane file: %v", err)
 	}
-	if a, err := e.Open(&peers.Request{Lane: "tcp"}); err != nil || a.Settings == "" || e.test == nil {
+	if a, err := e.Open(&peers.Request{Lane: "tcp"}); err != nil || a.Settings == "" ||
+		e.test == nil {
 		t.Fatalf("%+v, %v", a, err)
 	}
 	for op, want := range map[string]string{"write": "ucp_put_bw", "read": "ucp_get"} {

@@ -40,12 +40,14 @@ func (e *fileEnd) Open(r *peers.Request) (peers.Answer, error) {
 		return peers.Answer{}, fmt.Errorf("it is for lane %s: %w", peers.File, peers.ErrUnsupported)
 	}
 	var err error
-	if e.owner, err = engine.Alloc(r.Bytes, engine.AllocOptions{Purpose: "bench", Populate: true}); err != nil {
+	if e.owner, err = engine.Alloc(r.Bytes, engine.AllocOptions{Purpose: "bench",
+		Populate: true}); err != nil {
 		return peers.Answer{}, err
 	}
 	e.memory = e.owner.Bytes()
 	err = errors.Join(e.blocks.open(e.memory, false), e.pieces.open(e.memory, true))
-	return peers.Answer{Version: "sluice", Settings: "backend posix, memory of engine.Alloc; for pieces that are no blocks one with Buffered"}, err
+	return peers.Answer{Version: "sluice", Settings: "backend posix, memory of engine.Alloc; for " +
+		"pieces that are no blocks one with Buffered"}, err
 }
 
 func (h *half) open(memory []byte, buffered bool) error {

@@ -27,7 +27,8 @@ func TestFileMovesBothKindsOfPieces(t *testing.T) {
 	if _, err := e.Open(&peers.Request{Lane: "file", Bytes: whole}); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Connect(base64.StdEncoding.EncodeToString(fmt.Appendf(nil, `{"path": %q}`, path))); err != nil {
+	if err := e.Connect(base64.StdEncoding.EncodeToString(fmt.Appendf(nil, `{"path": %q}`,
+		path))); err != nil {
 		t.Fatal(err)
 	}
 	for i := range e.memory {
@@ -42,7 +43,8 @@ func TestFileMovesBothKindsOfPieces(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i := range local {
-			if !bytes.Equal(got[uint64(remote[i])*size:][:size], want[uint64(local[i])*size:][:size]) {
+			if !bytes.Equal(got[uint64(remote[i])*size:][:size],
+				want[uint64(local[i])*size:][:size]) {
 				t.Errorf("piece %d of %d bytes is not in the file", i, size)
 			}
 		}
@@ -71,7 +73,8 @@ func move(t *testing.T, e *fileEnd, op string, size uint64, local, remote []int3
 func TestFileIsForItsLaneAlone(t *testing.T) {
 	e := &fileEnd{}
 	defer e.close()
-	if _, err := e.Open(&peers.Request{Lane: "host", Bytes: 4096}); !errors.Is(err, peers.ErrUnsupported) {
+	if _, err := e.Open(&peers.Request{Lane: "host", Bytes: 4096}); !errors.Is(err,
+		peers.ErrUnsupported) {
 		t.Errorf("another lane: %v", err)
 	}
 	if err := e.Connect("no card"); err == nil {

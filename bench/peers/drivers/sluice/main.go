@@ -25,10 +25,11 @@ import (
 
 // way is how bytes are moved.
 type way struct {
-	lane     string
-	open     func() (driver.Backend, error)
-	foreign  bool // memory that the engine did not allocate
-	parked   bool // who awaits a message sleeps: who looks for it takes the processor from who brings it
+	lane    string
+	open    func() (driver.Backend, error)
+	foreign bool // memory that the engine did not allocate
+	// who awaits a message sleeps: who looks for it takes the processor from who brings it
+	parked   bool
 	settings string
 }
 
@@ -39,9 +40,15 @@ const (
 )
 
 var ways = map[string]way{
-	"shm":     {lane: "host", open: func() (driver.Backend, error) { return shm.New(shm.Config{}) }, settings: "backend shm, memory of Engine.Alloc"},
-	"foreign": {lane: "host", open: func() (driver.Backend, error) { return shm.New(shm.Config{}) }, foreign: true, settings: "backend shm, memory that the engine did not allocate"},
-	"ucx": {lane: "host", open: func() (driver.Backend, error) { return ucx.New(ucx.Config{Transports: nearTransports}) },
+	"shm": {lane: "host", open: func() (driver.Backend, error) {
+		return shm.New(shm.Config{})
+	}, settings: "backend shm, memory of Engine.Alloc"},
+	"foreign": {lane: "host", open: func() (driver.Backend, error) {
+		return shm.New(shm.Config{})
+	}, foreign: true, settings: "backend shm, memory that the engine did not allocate"},
+	"ucx": {lane: "host", open: func() (driver.Backend, error) {
+		return ucx.New(ucx.Config{Transports: nearTransports})
+	},
 		settings: "backend ucx over " + nearTransports + ", memory of Engine.Alloc"},
 	"tcp": {lane: "tcp", open: func() (driver.Backend, error) {
 		return tcp.New(tcp.Config{Listen: "127.0.0.1:0", Plaintext: true})
@@ -110,7 +117,8 @@ func (e *end) Open(r *peers.Request) (peers.Answer, error) {
 	if err != nil {
 		return peers.Answer{}, err
 	}
-	e.eng, err = engine.Open(engine.Config{Name: r.Name, Backends: []driver.Backend{b}, ConnectTimeout: patience})
+	e.eng, err = engine.Open(engine.Config{Name: r.Name, Backends: []driver.Backend{b},
+		ConnectTimeout: patience})
 	if err != nil {
 		return peers.Answer{}, err
 	}
@@ -125,18 +133,21 @@ func (e *end) Open(r *peers.Request) (peers.Answer, error) {
 	if e.way.parked {
 		waits = "messages slept for"
 	}
-	a.Version, a.Settings = "sluice", e.way.settings+", AddPages for scattered pieces and Add for adjacent ones, made once, "+waits
+	a.Version, a.Settings = "sluice", e.way.settings+", AddPages for scattered pieces and Add "+
+		"for adjacent ones, made once, "+waits
 	return a, err
 }
 
 func (e *end) alloc(bytes uint64) (err error) {
 	if e.way.foreign {
-		e.memory, err = unix.Mmap(-1, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		e.memory, err = unix.Mmap(-1, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 		if err != nil {
 			return fmt.Errorf("map %d bytes: %w", bytes, err)
 		}
-		_ = unix.Madvise(e.memory, unix.MADV_HUGEPAGE) // as numpy has it, whose memory the drivers in Python use
-		clear(e.memory)                                // faulted in
+		// as numpy has it, whose memory the drivers in Python use
+		_ = unix.Madvise(e.memory, unix.MADV_HUGEPAGE)
+		clear(e.memory) // faulted in
 		e.free = func() error { return unix.Munmap(e.memory) }
 		e.whole = engine.HostSegment(e.memory)
 		return nil
@@ -240,7 +251,8 @@ type places struct {
 	remote *engine.Remote
 }
 
-func prepare(eng *engine.Engine, peer *engine.Peer, where places, op string, size uint64, local, remote []int32) (peers.Posting, error) {
+func prepare(eng *engine.Engine, peer *engine.Peer, where places, op string, size uint64, local,
+	remote []int32) (peers.Posting, error) {
 	kind := engine.Write
 	if op == "read" {
 		kind = engine.Read
@@ -259,10 +271,12 @@ func prepare(eng *engine.Engine, peer *engine.Peer, where places, op string, siz
 func (p *places) list(t *engine.Transfer, size uint64, local, remote []int32) error {
 	if !adjacent(local) || !adjacent(remote) {
 		return t.AddPages(p.region, p.remote, engine.Pages{Count: len(local), EntryLen: size,
-			LocalStride: size, RemoteStride: size, Local: unsigned(local), Remote: unsigned(remote)})
+			LocalStride: size, RemoteStride: size, Local: unsigned(local),
+			Remote: unsigned(remote)})
 	}
 	for i := range local {
-		if err := t.Add(p.region, uint64(local[i])*size, p.remote, uint64(remote[i])*size, size); err != nil {
+		if err := t.Add(p.region, uint64(local[i])*size, p.remote, uint64(remote[i])*size,
+			size); err != nil {
 			return err
 		}
 	}

@@ -41,9 +41,13 @@ from .transfer import Transfer
 __version__ = "0.1.0.dev0"  # of the library, too
 
 __all__ = [
-    "AbortedError", "ArgumentError", "Backend", "BoundsError", "BusyError", "ClosedError", "CorruptError", "Counter", "DeviceMemory",
-    "Engine", "Error", "File", "ForkError", "FullError", "HandleError", "HostMemory", "Identity", "Lease", "Limits", "Listener", "Memory",
-    "NoRouteError", "NotSupportedError", "Notification", "OperatingSystemError", "Peer", "PeerLostError", "ReadOnlyError", "Region",
-    "Remote", "RevokedError", "Slots", "TimeoutError", "TokenError", "Transfer", "UnavailableError", "UnprovenError", "VersionError",
+    "AbortedError", "ArgumentError", "Backend", "BoundsError", "BusyError", "ClosedError",
+    "CorruptError", "Counter", "DeviceMemory",
+    "Engine", "Error", "File", "ForkError", "FullError", "HandleError", "HostMemory", "Identity",
+    "Lease", "Limits", "Listener", "Memory",
+    "NoRouteError", "NotSupportedError", "Notification", "OperatingSystemError", "Peer",
+    "PeerLostError", "ReadOnlyError", "Region",
+    "Remote", "RevokedError", "Slots", "TimeoutError", "TokenError", "Transfer", "UnavailableError",
+    "UnprovenError", "VersionError",
     "WaitTimeout",
 ]  # fmt: skip

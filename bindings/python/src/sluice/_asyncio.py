@@ -34,7 +34,8 @@ class _Descriptor:
 
     def __init__(self, fd: int, arrived: Callable[[], None]) -> None:
         self.fd, self.arrived = fd, arrived
-        self.waiting: dict[asyncio.AbstractEventLoop, tuple[int, int]] = {}  # duplicate, how many wait
+        # duplicate, how many wait
+        self.waiting: dict[asyncio.AbstractEventLoop, tuple[int, int]] = {}
 
     def enter(self, loop: asyncio.AbstractEventLoop) -> None:
         fd, n = self.waiting.get(loop, (-1, 0))
@@ -58,7 +59,8 @@ class Arrivals:
 
     def __init__(self, engine: Engine) -> None:
         self._handle = engine._handle
-        self._lock = threading.RLock()  # guards what follows; a collected transfer may come in between
+        # guards what follows; a collected transfer may come in between
+        self._lock = threading.RLock()
         self._ends: Optional[_Descriptor] = None
         self._notes: Optional[_Descriptor] = None
         self._futures: dict[int, list[_Future]] = {}  # by the handles of transfers
@@ -66,7 +68,9 @@ class Arrivals:
         self._closed = False
 
     async def outcome(self, transfer: Transfer) -> None:
-        """Waits for a transfer that was posted. Its task may be cancelled: that ends the wait, not the transfer."""
+        """Waits for a transfer that was posted. Its task may be cancelled: that ends the wait, not
+        the transfer.
+        """
         code = lib.test(transfer._handle)
         if code == _library.PENDING:
             code = await self._wait(transfer._handle)
@@ -86,7 +90,8 @@ class Arrivals:
             ends.enter(loop)
             self._futures.setdefault(handle, []).append(future)
         try:
-            code = lib.test(handle)  # it may have ended and been told of before this future was there
+            # it may have ended and been told of before this future was there
+            code = lib.test(handle)
             while code == _library.PENDING:
                 self._check_open()
                 await future
@@ -99,7 +104,8 @@ class Arrivals:
                 ends.leave(loop)
 
     def _again(self, handle: int, woken: _Future) -> _Future:
-        """A future in place of one that was used: the transfer may have been posted anew meanwhile."""
+        """A future in place of one that was used: the transfer may have been posted anew meanwhile.
+        """
         future: _Future = woken.get_loop().create_future()
         with self._lock:
             self._drop(handle, woken)

@@ -25,7 +25,8 @@ class _PyBuffer(ctypes.Structure):
 
 
 _get = ctypes.pythonapi.PyObject_GetBuffer
-_get.argtypes, _get.restype = [ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int], ctypes.c_int
+_get.argtypes, _get.restype = [ctypes.py_object, ctypes.POINTER(_PyBuffer),
+                               ctypes.c_int], ctypes.c_int
 _release = ctypes.pythonapi.PyBuffer_Release
 _release.argtypes, _release.restype = [ctypes.POINTER(_PyBuffer)], None
 
@@ -64,8 +65,10 @@ def hold_indices(indices: Indices, what: str) -> tuple[Held, int]:
         indices = indices.numpy()
     if _is_buffer(indices):
         view = memoryview(indices)
-        if view.ndim != 1 or view.format is None or view.format.lstrip("@=<") not in ("i", "I", "l", "L", "q", "Q", "h", "H", "b", "B"):
-            raise TypeError(f"{what}: want one dimension of integers, not {view.ndim} of {view.format!r}")
+        if view.ndim != 1 or view.format is None or view.format.lstrip("@=<") not in ("i", "I", "l",
+            "L", "q", "Q", "h", "H", "b", "B"):
+            raise TypeError(f"{what}: want one dimension of integers, not {view.ndim} of "
+                            f"{view.format!r}")
         if view.itemsize == 4 and view.c_contiguous:
             return Held(indices), len(view)
         indices = view.tolist()

@@ -256,7 +256,8 @@ class Library:
         so.sluice_abi_version.restype = c_uint32
         version = so.sluice_abi_version()
         if version != ABI_VERSION:
-            raise ImportError(f"{path} has version {version} of the ABI, and this package needs {ABI_VERSION}: install it anew")
+            raise ImportError(f"{path} has version {version} of the ABI, and this package needs "
+                              f"{ABI_VERSION}: install it anew")
         for name, arguments in _FUNCTIONS.items():
             function = getattr(so, "sluice_" + name)
             function.argtypes, function.restype = arguments, c_int

@@ -14,7 +14,9 @@ LOOPS_MAX = 3
 
 
 class Slots(NamedTuple):
-    """Entries in slots, such as blocks of a cache: entry i is (first + i) % per of the slot list[(first + i) // per]."""
+    """Entries in slots, such as blocks of a cache: entry i is (first + i) % per of the slot
+    list[(first + i) // per].
+    """
 
     per: int  # entries of a slot
     step: int  # bytes from one to the next
@@ -25,10 +27,12 @@ class Slots(NamedTuple):
 Side = Union[Slots, Indices, None]
 
 
-def nest(shape: Sequence[int], itemsize: int, strides: Sequence[int], remote_strides: Sequence[int]) -> _library.Pattern:
+def nest(shape: Sequence[int], itemsize: int, strides: Sequence[int],
+         remote_strides: Sequence[int]) -> _library.Pattern:
     """The pattern of arrays whose first dimension is the entries."""
     if not len(shape) == len(strides) == len(remote_strides) or not len(shape):
-        raise ArgumentError(f"pattern: {len(shape)} dimensions, {len(strides)} strides here and {len(remote_strides)} at the peer")
+        raise ArgumentError(f"pattern: {len(shape)} dimensions, {len(strides)} strides here and "
+                            f"{len(remote_strides)} at the peer")
     dims = [
         (number(n, "a dimension", 31), number(here, "a stride"), number(there, "a remote stride"))
         for n, here, there in zip(shape, strides, remote_strides)
@@ -47,7 +51,8 @@ def nest(shape: Sequence[int], itemsize: int, strides: Sequence[int], remote_str
         else:
             loops.append((n, here, there))
     if len(loops) > LOOPS_MAX:
-        raise ArgumentError(f"pattern: {len(loops)} loops remain of the shape {tuple(shape)}, at most {LOOPS_MAX}: add it in parts")
+        raise ArgumentError(f"pattern: {len(loops)} loops remain of the shape {tuple(shape)}, at "
+                            f"most {LOOPS_MAX}: add it in parts")
     pattern = _library.Pattern(count=dims[0][0], run=number(run, "run"), loops_count=len(loops))
     for place, (n, here, there) in zip(pattern.loops, reversed(loops)):
         place.n, place.local, place.remote = number(n, "a loop", 32), here, there
@@ -61,7 +66,8 @@ def side(of: _library.Side, given: Side, count: int, base: int, name: str) -> li
     indices: Optional[Indices] = given
     slots = count
     if isinstance(given, Slots):
-        of.per, of.step, of.first = number(given.per, "per", 32), number(given.step, "step"), number(given.first, "first", 32)
+        of.per, of.step, of.first = number(given.per, "per", 32), number(given.step,
+            "step"), number(given.first, "first", 32)
         indices, slots = given.list, -(-(given.first + count) // max(1, given.per))
     if indices is None:
         return []

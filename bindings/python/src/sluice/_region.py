@@ -26,9 +26,11 @@ class Closing:
         raise NotImplementedError
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: a copy would close the original")
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: a copy would close "
+                        f"the original")
 
-    def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+    def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException],
+                 trace: Optional[TracebackType]) -> None:
         self.close()
 
 
@@ -41,7 +43,8 @@ class Memory(Closing):
 
     def __init__(self, length: int) -> None:
         self.length = length
-        self._out, self._at = ctypes.c_uint64(), ctypes.c_void_p()  # the library writes here: no interrupt comes between
+        # the library writes here: no interrupt comes between
+        self._out, self._at = ctypes.c_uint64(), ctypes.c_void_p()
         self._views: list[weakref.ref[object]] = []  # that may be looked at still
 
     @property
@@ -63,10 +66,12 @@ class Memory(Closing):
         return memoryview(block).cast("B")
 
     def close(self) -> None:
-        """Unmaps it. BusyError while a region lies on it, BufferError while there are views of it."""
+        """Unmaps it. BusyError while a region lies on it, BufferError while there are views of it.
+        """
         if self._handle:
             if any(v() is not None for v in self._views):
-                raise BufferError("the memory has views still, such as arrays made of them: let go of those first")
+                raise BufferError("the memory has views still, such as arrays made of them: let go "
+                                  "of those first")
             check(lib.memory_close(self._handle))
             self._out.value = 0
 
@@ -100,13 +105,17 @@ class Region(Closing):
         """Whether reads may land in it."""
         return self._located.writable
 
-    def lease(self, offset: int, length: int, *, ttl: Optional[float] = None, read_only: bool = False) -> Lease:
-        """Lets whoever holds the lease's token reach a part, for ttl seconds or until it is revoked."""
+    def lease(self, offset: int, length: int, *, ttl: Optional[float] = None,
+              read_only: bool = False) -> Lease:
+        """Lets whoever holds the lease's token reach a part, for ttl seconds or until it is
+        revoked.
+        """
         options = _library.LeaseOptions(flags=_library.READ_ONLY if read_only else 0)
         options.size = ctypes.sizeof(options)
         options.ttl_ns = max(1, nanoseconds(ttl)) if ttl is not None else 0
         lease = Lease(self)
-        check(lib.lease_grant(self._handle, number(offset, "offset"), number(length, "length"), ctypes.byref(options), ctypes.byref(lease._out)))
+        check(lib.lease_grant(self._handle, number(offset, "offset"), number(length, "length"),
+                              ctypes.byref(options), ctypes.byref(lease._out)))
         return lease
 
     def close(self) -> None:
@@ -122,7 +131,8 @@ class Region(Closing):
 
     def _forget(self) -> None:
         self.engine._holds.pop(id(self), None)
-        if self.engine._regions.get(self.name) is self:  # and no other of that name, registered since
+        if self.engine._regions.get(self.name) is self:
+            # and no other of that name, registered since
             del self.engine._regions[self.name]
         self._located.release()
         self._out.value = 0  # the last: after an interrupt close goes on here
@@ -147,11 +157,14 @@ class Lease(Closing):
 
     def token(self) -> bytes:
         """What its holder shows: `Peer.lease(token)`."""
-        return grow(lambda buffer, room, length: lib.lease_token(self._handle, buffer, room, length), 512)
+        return grow(lambda buffer, room, length: lib.lease_token(self._handle, buffer, room,
+            length), 512)
 
     @property
     def ended(self) -> bool:
-        """Whether it is over, by `revoke` or by its time, and proved: no byte of the holder's lands any more. Revoke it all the same."""
+        """Whether it is over, by `revoke` or by its time, and proved: no byte of the holder's lands
+        any more. Revoke it all the same.
+        """
         if not self._handle:
             return True
         ended = ctypes.c_int()
@@ -159,7 +172,9 @@ class Lease(Closing):
         return bool(ended.value)
 
     def revoke(self, timeout: Optional[float] = None) -> None:
-        """Ends it. When this returns, no byte of the holder's lands any more, whatever state it is in."""
+        """Ends it. When this returns, no byte of the holder's lands any more, whatever state it is
+        in.
+        """
         if self._handle:
             check(lib.lease_revoke(self._handle, nanoseconds(timeout)))
             self._out.value = 0
@@ -172,7 +187,8 @@ class Lease(Closing):
     def __del__(self) -> None:
         out = getattr(self, "_out", None)
         if out is not None and out.value:
-            lib.lease_revoke(out.value, 0)  # ends it at once; the proof has time until the engine closes
+            # ends it at once; the proof has time until the engine closes
+            lib.lease_revoke(out.value, 0)
 
 
 def grow(call: object, room: int) -> bytes:

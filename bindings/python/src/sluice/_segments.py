@@ -66,7 +66,8 @@ def locate(source: Any) -> Located:
     if isinstance(source, File):
         return _file(source)
     if isinstance(source, HostMemory):
-        return _host(number(source.address, "address"), number(source.length, "length"), source, source.writable)
+        return _host(number(source.address, "address"), number(source.length, "length"), source,
+                     source.writable)
     if isinstance(source, DeviceMemory):
         return _device_memory(source)
     if callable(getattr(source, "data_ptr", None)) and hasattr(source, "element_size"):
@@ -82,10 +83,12 @@ def locate(source: Any) -> Located:
         if hasattr(source, "__dlpack__"):
             return _dlpack(source)
         raise TypeError(
-            f"{type(source).__name__} cannot be registered: want a buffer, an array, a tensor, File, HostMemory, DeviceMemory or Memory"
+            f"{type(source).__name__} cannot be registered: want a buffer, an array, a tensor, "
+            f"File, HostMemory, DeviceMemory or Memory"
         ) from None
     except (BufferError, ValueError) as e:
-        raise ArgumentError(f"{e}: register contiguous memory and name parts of it by offsets") from None
+        raise ArgumentError(
+            f"{e}: register contiguous memory and name parts of it by offsets") from None
     return _host(held.address, held.length, held, held.writable)
 
 
@@ -99,7 +102,8 @@ def _check_plain(source: Any) -> None:
     except ValueError:  # an array of dates, which has no such description
         view = None
     if view is not None and view.format is not None and "O" in re.sub(":[^:]*:", "", view.format):
-        raise NotPlain(f"a {type(source).__name__} of objects cannot be registered: their bytes are elsewhere")
+        raise NotPlain(f"a {type(source).__name__} of objects cannot be registered: their bytes "
+                       f"are elsewhere")
 
 
 def _host(address: int, length: int, keep: Any, writable: bool = True) -> Located:
@@ -110,7 +114,8 @@ def _host(address: int, length: int, keep: Any, writable: bool = True) -> Locate
 
 
 def _device(address: int, length: int, device: int, keep: Any) -> Located:
-    segment = _library.Segment(kind=_library.KIND_DEVICE, device_address=address, length=length, device=device)
+    segment = _library.Segment(kind=_library.KIND_DEVICE, device_address=address, length=length,
+                               device=device)
     return Located(segment, keep)
 
 
@@ -131,7 +136,8 @@ def _file(source: File) -> Located:
     if length is None:
         length = max(0, os.lseek(fd, 0, os.SEEK_END) - offset)  # of devices, too
     if number(length, "length", 63) == 0:
-        raise ArgumentError(f"file: nothing of it lies behind offset {offset}: make it longer first")
+        raise ArgumentError(
+            f"file: nothing of it lies behind offset {offset}: make it longer first")
     segment = _library.Segment(kind=_library.KIND_FILE, file=fd, offset=offset, length=length)
     return Located(segment, source)
 
@@ -139,10 +145,12 @@ def _file(source: File) -> Located:
 def _tensor(t: Any) -> Located:
     """A tensor of torch, which need not be imported here."""
     if not t.is_contiguous():
-        raise ArgumentError("the tensor is not contiguous: register what it is a part of, and name the part by offsets")
+        raise ArgumentError("the tensor is not contiguous: register what it is a part of, and name "
+                            "the part by offsets")
     length = t.numel() * t.element_size()
     device = t.get_device()
-    t = t.detach() if hasattr(t, "detach") else t  # shares the memory, which t may be given other of
+    # shares the memory, which t may be given other of
+    t = t.detach() if hasattr(t, "detach") else t
     if device < 0:
         return _host(t.data_ptr(), length, t)
     return _device(t.data_ptr(), length, device, t)
@@ -169,7 +177,8 @@ def _check_dense(shape: Any, strides: Any, unit: int) -> None:
         return
     for n, stride in zip(reversed(tuple(shape)), reversed(tuple(strides))):
         if n != 1 and stride != unit:
-            raise ArgumentError("the array is not contiguous: register what it is a part of, and name the part by offsets")
+            raise ArgumentError("the array is not contiguous: register what it is a part of, and "
+                                "name the part by offsets")
         unit *= n
 
 
@@ -198,7 +207,8 @@ def _dlpack(source: Any) -> Located:
     """The tensor in a capsule, which gives it back when nobody holds the capsule."""
     kind, _ = source.__dlpack_device__()
     if kind not in (_DL_HOST, _DL_CUDA, _DL_CUDA_HOST, _DL_CUDA_MANAGED):
-        raise ArgumentError(f"memory of DLPack's device type {kind} cannot be registered: host and CUDA memory can")
+        raise ArgumentError(f"memory of DLPack's device type {kind} cannot be registered: host and "
+                            f"CUDA memory can")
     capsule = source.__dlpack__()
     t = _DLTensor.from_address(_capsule(capsule, b"dltensor"))
     shape = [t.shape[i] for i in range(t.ndim)]

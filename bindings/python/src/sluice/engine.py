@@ -29,10 +29,12 @@ class Backend:
     """What moves bytes, by its name, with options as sluice.h lists them.
 
     `Backend("tcp", plaintext=True, listen="10.0.0.1:0")`. Durations are strings such as
-    "50ms"; a list gives an option several times. An optional one is left out where it is unavailable.
+    "50ms"; a list gives an option several times. An optional one is left out where it is
+    unavailable.
     """
 
-    def __init__(self, name: str, *, optional: bool = False, **options: Union[str, int, bool, Iterable[Union[str, int]]]) -> None:
+    def __init__(self, name: str, *, optional: bool = False, **options: Union[str, int, bool,
+        Iterable[Union[str, int]]]) -> None:
         self.name, self.optional = name, optional
         self.options = [f"{k}={_word(v)}" for k, given in options.items() for v in _listed(given)]
 
@@ -96,8 +98,9 @@ _OPEN: dict[int, _Holds] = {}
 class Engine(Closing):
     """Opens backends, registers memory and connects to peers: mostly one for each process.
 
-    Any thread may call anything. Times are seconds; None for the engine's own default. `serve` and `dial` over tcp
-    want an identity, or plaintext on a network that is trusted: then whoever connects reaches the regions.
+    Any thread may call anything. Times are seconds; None for the engine's own default. `serve` and
+    `dial` over tcp want an identity, or plaintext on a network that is trusted: then whoever
+    connects reaches the regions.
     """
 
     def __init__(
@@ -122,10 +125,12 @@ class Engine(Closing):
         self._lock = threading.Lock()  # guards _peers
         self._closing = threading.Lock()
         self._room = threading.local()
-        config, keep = _config(name, [Backend(b) if isinstance(b, str) else b for b in backends], limits)
+        config, keep = _config(name, [Backend(b) if isinstance(b, str) else b for b in backends],
+                               limits)
         config.flags = _library.PLAINTEXT if plaintext else 0
         if identity is not None:
-            config.cert_file, config.key_file, config.ca_file = [os.fsencode(path) for path in identity]
+            config.cert_file, config.key_file, config.ca_file = [os.fsencode(path)
+                for path in identity]
         for field, seconds in (
             ("transfer_timeout_ns", transfer_timeout),
             ("abort_grace_ns", abort_grace),
@@ -155,7 +160,9 @@ class Engine(Closing):
         populate: bool = False,
         backend: Optional[str] = None,
     ) -> Memory:
-        """Zeroed memory that peers reach best: on a NUMA node, in huge pages, found at once, as one backend wants it."""
+        """Zeroed memory that peers reach best: on a NUMA node, in huge pages, found at once, as one
+        backend wants it.
+        """
         options = _library.AllocOptions(node=0 if node is None else node + 1)
         options.size = ctypes.sizeof(options)
         options.flags = (0 if huge else _library.NO_HUGE) | (_library.POPULATE if populate else 0)
@@ -165,15 +172,17 @@ class Engine(Closing):
         check(lib.alloc(self._handle, ctypes.byref(options), size, out, address))
         return memory
 
-    def register(self, name: str, source: Any, *, read_only: bool = False, private: bool = False) -> Region:
+    def register(self, name: str, source: Any, *, read_only: bool = False,
+                 private: bool = False) -> Region:
         """Makes memory known under a name that no other region has. Nothing is copied.
 
-        `source` is Memory, File, a buffer, an array, a tensor of the host or of a card, or an address as HostMemory or
-        DeviceMemory. It is held until the region or the engine is closed. Peers may only read what is read_only; what is
-        private is in no description.
+        `source` is Memory, File, a buffer, an array, a tensor of the host or of a card, or an
+        address as HostMemory or DeviceMemory. It is held until the region or the engine is closed.
+        Peers may only read what is read_only; what is private is in no description.
         """
         if isinstance(source, Memory):
-            located = Located(_library.Segment(kind=_library.KIND_MEMORY, memory=source._handle, length=source.length), source)
+            located = Located(_library.Segment(kind=_library.KIND_MEMORY, memory=source._handle,
+                                               length=source.length), source)
         else:
             located = locate(source)
         segment = located.segment
@@ -185,7 +194,8 @@ class Engine(Closing):
         region = Region(self, name, located)
         try:  # an interrupt may come anywhere
             self._holds[id(region)] = located
-            check(lib.register(self._handle, named, ctypes.byref(segment), ctypes.byref(region._out)))
+            check(lib.register(self._handle, named, ctypes.byref(segment),
+                               ctypes.byref(region._out)))
             self._regions[name] = region
             return region
         except BaseException:
@@ -199,12 +209,14 @@ class Engine(Closing):
         Whoever has them can reach those regions: send them over a channel that you trust.
         """
         handles = (ctypes.c_uint64 * len(regions))(*[r._handle for r in regions])
-        return grow(lambda buffer, room, n: lib.describe(self._handle, handles, len(regions), buffer, room, n), 4096)
+        return grow(lambda buffer, room, n: lib.describe(self._handle, handles, len(regions),
+                                                         buffer, room, n), 4096)
 
     def connect(self, description: bytes, timeout: Optional[float] = 5.0) -> Peer:
         """The engine that a description is of. Our own gives what `self_peer` gives."""
         out = ctypes.c_uint64()
-        check(lib.connect(self._handle, description, len(description), nanoseconds(timeout), ctypes.byref(out)))
+        check(lib.connect(self._handle, description, len(description), nanoseconds(timeout),
+                          ctypes.byref(out)))
         return self._peer(out.value)
 
     def self_peer(self) -> Peer:
@@ -216,7 +228,8 @@ class Engine(Closing):
     def serve(self, address: str) -> Listener:
         """Exchanges descriptions with who dials "unix:/path" or "tcp:host:port"; `accept` then has the peer.
 
-        Over unix, other users are refused; over tcp, who has no certificate of the authority: see `Engine`.
+        Over unix, other users are refused; over tcp, who has no certificate of the authority: see
+        `Engine`.
         """
         network, where = _split(address)
         bound, out = ctypes.create_string_buffer(512), ctypes.c_uint64()
@@ -271,7 +284,9 @@ class Engine(Closing):
         return Counter(self, number)
 
     def stats(self) -> Stats:
-        """Counters: what is posted and registered, and for each peer and backend bytes, errors and latencies."""
+        """Counters: what is posted and registered, and for each peer and backend bytes, errors and
+        latencies.
+        """
         data = grow(lambda buffer, room, n: lib.stats(self._handle, buffer, room, n), 4096)
         stats: Stats = json.loads(data.rstrip(b"\0"))
         return stats
@@ -281,7 +296,9 @@ class Engine(Closing):
         return not self._handle
 
     def close(self) -> None:
-        """Ends transfers in flight with ClosedError, and closes peers and regions. It takes no longer than the abort's grace."""
+        """Ends transfers in flight with ClosedError, and closes peers and regions. It takes no
+        longer than the abort's grace.
+        """
         with self._closing:  # what comes second waits for the first
             handle, self._handle = self._handle, 0
             if not handle:
@@ -289,7 +306,8 @@ class Engine(Closing):
             code = lib.close(handle)
             error = failure(code) if code else None
             self._arrivals.close()
-            if not isinstance(error, UnprovenError):  # else bytes may land there still: it stays held
+            if not isinstance(error, UnprovenError):
+                # else bytes may land there still: it stays held
                 for region in list(self._regions.values()):
                     region._forget()
                 _OPEN.pop(id(self._holds), None)
@@ -354,7 +372,8 @@ def _config(name: str, backends: list[Backend], limits: Limits) -> tuple[_librar
     named = (_library.Backend * len(backends))()
     for c, b in zip(named, backends):
         c.name = text(b.name, "backend")
-        c.options = (ctypes.c_char_p * (len(b.options) + 1))(*[text(o, "option") for o in b.options], None)
+        c.options = (ctypes.c_char_p * (len(b.options) + 1))(*[text(o, "option")
+            for o in b.options], None)
         c.flags = _library.OPTIONAL if b.optional else 0
     config = _library.Config(name=text(name, "name"), backends=named, backends_count=len(backends))
     config.size = ctypes.sizeof(config)

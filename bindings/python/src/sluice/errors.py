@@ -149,8 +149,10 @@ class WaitTimeout(TimeoutError):
 BY_CODE: dict[int, Type[Error]] = {
     c.code: c
     for c in (
-        ArgumentError, ForkError, OperatingSystemError, ClosedError, HandleError, UnavailableError, NotSupportedError, FullError,
-        BusyError, BoundsError, PeerLostError, AbortedError, RevokedError, VersionError, NoRouteError, CorruptError, TokenError,
+        ArgumentError, ForkError, OperatingSystemError, ClosedError, HandleError, UnavailableError,
+        NotSupportedError, FullError,
+        BusyError, BoundsError, PeerLostError, AbortedError, RevokedError, VersionError,
+        NoRouteError, CorruptError, TokenError,
         UnprovenError, ReadOnlyError, TimeoutError,
     )
 }  # fmt: skip

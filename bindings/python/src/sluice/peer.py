@@ -41,16 +41,18 @@ class Peer(Closing):
     def transfer(self, op: Op, *, only: Optional[str] = None, durable: bool = False) -> Transfer:
         """An empty transfer: "read" from the peer or "write" to it, by one backend alone where `only` names it.
 
-        A durable write ends without error only once its bytes would survive a loss of power, as those of a file do
-        after a sync; `add` raises NoRouteError where nothing can promise that.
+        A durable write ends without error only once its bytes would survive a loss of power, as
+        those of a file do after a sync; `add` raises NoRouteError where nothing can promise that.
         """
         ops = {"read": _library.READ, "write": _library.WRITE}
         if op not in ops:
             raise ArgumentError(f'op is {op!r}: there are "read" and "write"')
-        route = _library.Route(flags=_library.DURABLE if durable else 0, only=text(only, "only") if only else None)
+        route = _library.Route(flags=_library.DURABLE if durable else 0, only=text(only, "only")
+                               if only else None)
         route.size = ctypes.sizeof(route)
         transfer = Transfer(self, op)
-        check(lib.transfer_new_route(self._handle, ops[op], ctypes.byref(route), ctypes.byref(transfer._out)))
+        check(lib.transfer_new_route(self._handle, ops[op], ctypes.byref(route),
+                                     ctypes.byref(transfer._out)))
         transfer._watch()
         return transfer
 
@@ -91,7 +93,8 @@ class Peer(Closing):
 
     def _explain(self, region: Region, remote: Remote, how: int) -> str:
         def ask(buffer: Any, room: int, length: Any) -> int:
-            return lib.explain(self._handle, region._handle, remote._handle, how, buffer, room, length)
+            return lib.explain(self._handle, region._handle, remote._handle, how, buffer, room,
+                               length)
 
         return grow(ask, 4096).rstrip(b"\0").decode()
 

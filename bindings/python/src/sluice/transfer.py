@@ -33,30 +33,41 @@ class Transfer(Closing):
     def __init__(self, peer: Peer, op: Op) -> None:
         self.peer, self.op, self._handle = peer, op, 0
         self._keep: list[Any] = []  # lists and regions that the library refers to
-        self._out = ctypes.c_uint64()  # the library writes the handle here: no interrupt comes between
+        # the library writes the handle here: no interrupt comes between
+        self._out = ctypes.c_uint64()
 
     def _watch(self) -> None:
         self._handle = self._out.value
         check(lib.transfer_watch(self._handle, self._handle))  # for await: not once it is posted
 
-    def add(self, region: Region, offset: int, remote: Remote, remote_offset: int, length: int) -> None:
-        """Lists one contiguous copy, in bytes. BoundsError for what lies outside, and nothing is listed then."""
-        desc = _library.Desc(number(offset, "offset"), number(remote_offset, "remote_offset"), number(length, "length"))
+    def add(self, region: Region, offset: int, remote: Remote, remote_offset: int,
+            length: int) -> None:
+        """Lists one contiguous copy, in bytes. BoundsError for what lies outside, and nothing is
+        listed then.
+        """
+        desc = _library.Desc(number(offset, "offset"), number(remote_offset, "remote_offset"),
+                             number(length, "length"))
         self._add(region, remote, ctypes.addressof(desc), 1)
 
-    def add_many(self, region: Region, remote: Remote, descs: Union[Any, Iterable[tuple[int, int, int]]]) -> None:
-        """Lists copies of (offset, remote offset, length): an array of shape (n, 3) of 64-bit integers is read in place."""
+    def add_many(self, region: Region, remote: Remote,
+                 descs: Union[Any, Iterable[tuple[int, int, int]]]) -> None:
+        """Lists copies of (offset, remote offset, length): an array of shape (n, 3) of 64-bit
+        integers is read in place.
+        """
         try:
             view = memoryview(descs)  # type: ignore[arg-type]
         except TypeError:
             flat = [int(v) for desc in descs for v in desc]
             if len(flat) % 3:
-                raise ValueError("descs: want three numbers each: offset, remote offset, length") from None
+                raise ValueError(
+                    "descs: want three numbers each: offset, remote offset, length") from None
             packed = (ctypes.c_uint64 * len(flat))(*[number(n, "a number of descs") for n in flat])
             self._add(region, remote, ctypes.addressof(packed), len(flat) // 3)
             return
-        if view.ndim != 2 or view.shape is None or view.shape[1] != 3 or view.itemsize != 8 or view.format not in ("L", "l", "Q", "q"):
-            raise TypeError(f"descs: want 64-bit integers of shape (n, 3), not {view.format!r} of {view.shape}")
+        if view.ndim != 2 or view.shape is None or view.shape[
+            1] != 3 or view.itemsize != 8 or view.format not in ("L", "l", "Q", "q"):
+            raise TypeError(f"descs: want 64-bit integers of shape (n, 3), not {view.format!r} of "
+                            f"{view.shape}")
         held = Held(descs)
         self._add(region, remote, held.address, view.shape[0])
         held.release()
@@ -68,7 +79,8 @@ class Transfer(Closing):
 
     def _check_writable(self, region: Region) -> None:
         if self.op == "read" and not region.writable:
-            raise ReadOnlyError(f"a read would change {region.name!r}, which is memory that may only be read")
+            raise ReadOnlyError(f"a read would change {region.name!r}, which is memory that may "
+                                f"only be read")
 
     def add_pages(
         self,
@@ -88,15 +100,17 @@ class Transfer(Closing):
         """Lists entries of one length: entry i lies at base + local[i] * stride of the region, and
         at remote_base + remote[i] * remote_stride of the target.
 
-        None for a list is 0, 1, 2 and so on; strides are the entry's length unless given. Arrays of 32-bit integers
-        are not copied: leave them as they are until `reset` or `close`.
+        None for a list is 0, 1, 2 and so on; strides are the entry's length unless given. Arrays of
+        32-bit integers are not copied: leave them as they are until `reset` or `close`.
         """
         self._check_writable(region)
         pages = _library.Pages(entry_length=number(entry_length, "entry_length"))
         pages.size = ctypes.sizeof(pages)
-        pages.local_base, pages.remote_base = number(base, "base"), number(remote_base, "remote_base")
+        pages.local_base, pages.remote_base = number(base, "base"), number(remote_base,
+            "remote_base")
         pages.local_stride = entry_length if stride is None else number(stride, "stride")
-        pages.remote_stride = entry_length if remote_stride is None else number(remote_stride, "remote_stride")
+        pages.remote_stride = entry_length if remote_stride is None else number(remote_stride,
+            "remote_stride")
         keep: list[Any] = [region]
         for field, indices, name in (("local", local, "local"), ("remote", remote, "remote")):
             if indices is None:
@@ -111,7 +125,8 @@ class Transfer(Closing):
             raise ValueError("pages: say how many by a list or by count")
         pages.count = number(count, "count")
         self._keep += keep  # before the call: an interrupt may follow it
-        check(lib.transfer_add_pages(self._handle, region._handle, target._handle, ctypes.byref(pages)))
+        check(lib.transfer_add_pages(self._handle, region._handle, target._handle,
+                                     ctypes.byref(pages)))
 
     def add_pattern(
         self,
@@ -130,9 +145,10 @@ class Transfer(Closing):
     ) -> None:
         """Lists arrays of one shape that the two sides lay out differently, by their strides in bytes as numpy tells them.
 
-        The first dimension is that of the entries, such as blocks, which a list on each side may choose: entry i lies at
-        offset + local[i] * strides[0]. `Slots` is for several entries in each. What lies together on both sides goes as
-        one run; at most three loops may remain of the other dimensions. Lists as for `add_pages`.
+        The first dimension is that of the entries, such as blocks, which a list on each side may
+        choose: entry i lies at offset + local[i] * strides[0]. `Slots` is for several entries in
+        each. What lies together on both sides goes as one run; at most three loops may remain of
+        the other dimensions. Lists as for `add_pages`.
         """
         self._check_writable(region)
         pattern = nest(shape, itemsize, strides, remote_strides)
@@ -140,7 +156,8 @@ class Transfer(Closing):
         self._keep.append(region)
         self._keep += side(pattern.local, local, pattern.count, offset, "local")
         self._keep += side(pattern.remote, remote, pattern.count, remote_offset, "remote")
-        check(lib.transfer_add_pattern(self._handle, region._handle, target._handle, ctypes.byref(pattern)))
+        check(lib.transfer_add_pattern(self._handle, region._handle, target._handle,
+                                       ctypes.byref(pattern)))
 
     def message(self, message: bytes) -> None:
         """The peer receives this after the data is visible there."""
@@ -153,8 +170,8 @@ class Transfer(Closing):
     def checksum(self) -> None:
         """Has both engines compare the bytes by CRC-32C until `reset`: a range that differs is CorruptError, and no message follows.
 
-        Both memories must be DRAM. Whoever else writes a range meanwhile is taken for corruption. It costs reading the
-        bytes once more on both sides, and a round trip.
+        Both memories must be DRAM. Whoever else writes a range meanwhile is taken for corruption.
+        It costs reading the bytes once more on both sides, and a round trip.
         """
         check(lib.transfer_checksum(self._handle))
 
@@ -197,7 +214,8 @@ class Transfer(Closing):
         """After the first slice of a wait, which is the only one mostly."""
         if code == _PENDING and long:
             handle = self._handle
-            code = in_slices(lambda ns: lib.wait(handle, ns), None if timeout is None else timeout - SLICE)
+            code = in_slices(lambda ns: lib.wait(handle, ns), None if timeout is None
+                             else timeout - SLICE)
         if code:
             raise failure(code)
 
@@ -205,7 +223,9 @@ class Transfer(Closing):
         return self.peer.engine._arrivals.outcome(self).__await__()
 
     def abort(self, timeout: Optional[float] = None) -> None:
-        """Ends it. When this returns, no byte of it lands any more on either side, and `test` says how it ended."""
+        """Ends it. When this returns, no byte of it lands any more on either side, and `test` says
+        how it ended.
+        """
         handle = self._handle
         check(in_slices(lambda ns: lib.abort(handle, ns), timeout))
 
@@ -242,5 +262,6 @@ class Transfer(Closing):
     def __del__(self) -> None:
         try:
             self.close()
-        except Error:  # the child of a fork, or a peer that proves nothing: the engine keeps what it needs
+        except Error:
+            # the child of a fork, or a peer that proves nothing: the engine keeps what it needs
             pass

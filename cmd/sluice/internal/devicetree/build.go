@@ -65,7 +65,8 @@ func (b *builder) node(number int) *Branch {
 }
 
 func newBranch(kind, name string) *Branch {
-	return &Branch{Kind: kind, Name: name, Warnings: []Warning{}, Branches: []*Branch{}, Devices: []*Device{}}
+	return &Branch{Kind: kind, Name: name, Warnings: []Warning{}, Branches: []*Branch{},
+		Devices: []*Device{}}
 }
 
 func (b *builder) branch(on *Branch, kind, name string) *Branch {

@@ -43,8 +43,9 @@ const (
 
 // Branch is what devices hang on.
 type Branch struct {
-	Kind     string        `json:"kind"`
-	Name     string        `json:"name"`     // a PCI address, or the number of the node; empty: not known
+	Kind string `json:"kind"`
+	// a PCI address, or the number of the node; empty: not known
+	Name     string        `json:"name"`
 	Link     topology.Link `json:"link"`     // of a switch or port, towards the processor
 	Most     topology.Link `json:"link_max"` // as it could be
 	Warnings []Warning     `json:"warnings"`
@@ -88,7 +89,8 @@ func Examine(kernel topology.Sysfs, ask func() (nvml.Findings, error)) Report {
 	if err != nil {
 		r.NVIDIA.without(err)
 	} else {
-		r.NVIDIA = NVIDIA{Driver: found.Driver, NVML: found.NVML, CUDA: found.CUDA, Missing: append([]string{}, found.Absent...)}
+		r.NVIDIA = NVIDIA{Driver: found.Driver, NVML: found.NVML, CUDA: found.CUDA,
+			Missing: append([]string{}, found.Absent...)}
 	}
 	nodes := kernel.Nodes()
 	devices := r.join(kernel.Devices(), found.GPUs, err == nil)
@@ -111,8 +113,8 @@ func (n *NVIDIA) without(err error) {
 	}
 }
 
-// join lists the devices of the kernel, GPUs with what the driver says of them, and those GPUs of the driver
-// that are on no bus here.
+// join lists the devices of the kernel, GPUs with what the driver says of them, and those GPUs of
+// the driver that are on no bus here.
 func (r *Report) join(devices []topology.Device, cards []nvml.GPU, driver bool) (all []*Device) {
 	at := map[string]*nvml.GPU{}
 	for i := range cards {
@@ -137,7 +139,8 @@ func (r *Report) join(devices []topology.Device, cards []nvml.GPU, driver bool) 
 	}
 	for i := range cards {
 		if card := &cards[i]; !shown[card] {
-			d := newDevice(&topology.Device{Kind: topology.GPU, Address: card.Bus, Place: topology.Place{Node: card.Node}})
+			d := newDevice(&topology.Device{Kind: topology.GPU, Address: card.Bus,
+				Place: topology.Place{Node: card.Node}})
 			d.describe(card)
 			gpus = append(gpus, d)
 		}
@@ -148,9 +151,13 @@ func (r *Report) join(devices []topology.Device, cards []nvml.GPU, driver bool) 
 
 func newDevice(from *topology.Device) *Device {
 	d := &Device{
-		Kind: from.Kind, Name: from.Address, Address: from.Address, Node: from.Node, Path: append(topology.Path{}, from.Path...), Link: from.Link, Most: from.Most, Slot: from.Slot,
-		RDMA: append([]string{}, from.RDMA...), NetDevs: append([]string{}, from.NetDevs...), Functions: from.Functions,
-		Names: append([]string{}, from.Names...), Model: from.Model, NICs: []Neighbour{}, Drives: []Neighbour{},
+		Kind: from.Kind, Name: from.Address, Address: from.Address, Node: from.Node,
+		Path: append(topology.Path{}, from.Path...), Link: from.Link, Most: from.Most,
+		Slot: from.Slot,
+		RDMA: append([]string{}, from.RDMA...), NetDevs: append([]string{}, from.NetDevs...),
+		Functions: from.Functions,
+		Names:     append([]string{}, from.Names...), Model: from.Model, NICs: []Neighbour{},
+		Drives: []Neighbour{},
 	}
 	for _, names := range [][]string{from.Names, from.NetDevs, from.RDMA} {
 		if len(names) > 0 {

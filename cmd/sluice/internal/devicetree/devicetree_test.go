@@ -21,8 +21,10 @@ func cards(states ...int) func() (nvml.Findings, error) {
 		f := nvml.Findings{Driver: "550.54.15", CUDA: "12.4"}
 		for i, bus := range []string{"0000:19:00.0", "0000:9b:00.0"}[:len(states)] {
 			f.GPUs = append(f.GPUs, nvml.GPU{
-				Index: i, Name: "Made GPU", Bus: bus, Node: i, Compute: "9.0", MemoryTotal: 80 << 30, State: states[i],
-				Link: topology.Link{Gen: 5 - 2*i, Width: 16 - 8*i}, Most: topology.Link{Gen: 5, Width: 16},
+				Index: i, Name: "Made GPU", Bus: bus, Node: i, Compute: "9.0",
+				MemoryTotal: 80 << 30, State: states[i],
+				Link: topology.Link{Gen: 5 - 2*i, Width: 16 - 8*i}, Most: topology.Link{Gen: 5,
+					Width: 16},
 			})
 		}
 		return f, nil
@@ -30,7 +32,8 @@ func cards(states ...int) func() (nvml.Findings, error) {
 }
 
 func absent() (nvml.Findings, error) {
-	return nvml.Findings{}, &driver.UnavailableError{Backend: "nvml", Reason: "not here", Fix: "install it"}
+	return nvml.Findings{}, &driver.UnavailableError{Backend: "nvml", Reason: "not here",
+		Fix: "install it"}
 }
 
 func printed(r *Report) string {
@@ -78,7 +81,8 @@ func TestServer(t *testing.T) {
 func TestWithoutDriver(t *testing.T) {
 	r := Examine(topology.Sysfs(fakesysfs.Server(t).Root), absent)
 	got := printed(&r)
-	for _, want := range []string{"DEVICES (NVML: not here; install it)\n", "  GPU 0, 0000:19:00.0, Gen5 x16\n", "GPU 1 runs at Gen3 x8 of Gen5 x16: check the slot"} {
+	for _, want := range []string{"DEVICES (NVML: not here; install it)\n",
+		"  GPU 0, 0000:19:00.0, Gen5 x16\n", "GPU 1 runs at Gen3 x8 of Gen5 x16: check the slot"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in:\n%s", want, got)
 		}
@@ -86,8 +90,11 @@ func TestWithoutDriver(t *testing.T) {
 	if r.NVIDIA.Unavailable != "not here" || r.NVIDIA.Fix != "install it" {
 		t.Errorf("%+v", r.NVIDIA)
 	}
-	plain := Examine(topology.Sysfs(t.TempDir()), func() (nvml.Findings, error) { return nvml.Findings{}, errors.New("torn") })
-	if plain.NVIDIA.Unavailable != "torn" || printed(&plain) != "DEVICES: no GPU, NIC or NVMe drive is on a PCI bus here.\n" {
+	plain := Examine(topology.Sysfs(t.TempDir()), func() (nvml.Findings, error) {
+		return nvml.Findings{}, errors.New("torn")
+	})
+	if plain.NVIDIA.Unavailable != "torn" || printed(&plain) != "DEVICES: no GPU, NIC or NVMe "+
+		"drive is on a PCI bus here.\n" {
 		t.Errorf("%+v:\n%s", plain.NVIDIA, printed(&plain))
 	}
 }
@@ -96,20 +103,24 @@ func TestWithoutDriver(t *testing.T) {
 func TestStrangers(t *testing.T) {
 	kernel := topology.Sysfs(fakesysfs.Server(t).Root)
 	r := Examine(kernel, cards(0))
-	if got := printed(&r); !strings.Contains(got, "GPU 0000:9b:00.0 (not shown by the driver), Gen3 x8 of Gen5 x16\n") || len(r.GPUs) != 2 {
+	if got := printed(&r); !strings.Contains(got, "GPU 0000:9b:00.0 (not shown by the driver), "+
+		"Gen3 x8 of Gen5 x16\n") || len(r.GPUs) != 2 {
 		t.Errorf("%d GPUs:\n%s", len(r.GPUs), got)
 	}
 	r = Examine(kernel, func() (nvml.Findings, error) {
-		return nvml.Findings{GPUs: []nvml.GPU{{Index: 0, Node: -1}, {Index: 1, Node: -1}, {Index: 2, Bus: "0000:ff:00.0", Node: 1, Name: "Far GPU"}}}, nil
+		return nvml.Findings{GPUs: []nvml.GPU{{Index: 0, Node: -1}, {Index: 1, Node: -1},
+			{Index: 2, Bus: "0000:ff:00.0", Node: 1, Name: "Far GPU"}}}, nil
 	})
 	var names []string
 	for _, g := range r.GPUs {
 		names = append(names, g.Name)
 	}
-	if want := []string{"GPU 0000:19:00.0", "GPU 0000:9b:00.0", "GPU 0", "GPU 1", "GPU 2"}; !slices.Equal(names, want) {
+	if want := []string{"GPU 0000:19:00.0", "GPU 0000:9b:00.0", "GPU 0", "GPU 1",
+		"GPU 2"}; !slices.Equal(names, want) {
 		t.Errorf("GPUs %v, want %v", names, want)
 	}
-	for _, want := range []string{"NUMA node 1\n  GPU 2, Far GPU, 0000:ff:00.0, link not known\n", "NUMA node not known\n  GPU 0, link not known\n",
+	for _, want := range []string{"NUMA node 1\n  GPU 2, Far GPU, 0000:ff:00.0, link not known\n",
+		"NUMA node not known\n  GPU 0, link not known\n",
 		"near GPU 0: NIC mlx5_0, mlx5_1 (not known)"} {
 		if got := printed(&r); !strings.Contains(got, want) {
 			t.Errorf("no %q in:\n%s", want, got)
@@ -130,12 +141,18 @@ func TestWarnings(t *testing.T) {
 		{"all is well", topology.GPU, 0, link(5, 16), link(5, 16), link(5, 16), "", false},
 		{"nothing is known", topology.GPU, -1, link(0, 0), link(5, 16), link(5, 16), "", false},
 		{"idle GPU", topology.GPU, 8, link(1, 16), link(5, 16), link(5, 16), "under load", true},
-		{"GPU whose state is not known", topology.GPU, -1, link(1, 16), link(5, 16), link(0, 0), "under load", true},
-		{"idle GPU with lanes missing", topology.GPU, 8, link(1, 8), link(5, 16), link(5, 16), "check the slot", false},
-		{"GPU at full clocks", topology.GPU, 0, link(3, 16), link(5, 16), link(5, 16), "check the slot", false},
-		{"slot of fewer lanes", topology.GPU, 8, link(5, 8), link(5, 16), link(5, 8), "move it to a slot of Gen5 x16", false},
-		{"worse than a bad slot", topology.NIC, 0, link(3, 8), link(5, 16), link(4, 16), "check the slot", false},
-		{"NICs do not idle", topology.NIC, 0, link(3, 16), link(4, 16), link(4, 16), "check the slot", false},
+		{"GPU whose state is not known", topology.GPU, -1, link(1, 16), link(5, 16), link(0, 0),
+			"under load", true},
+		{"idle GPU with lanes missing", topology.GPU, 8, link(1, 8), link(5, 16), link(5, 16),
+			"check the slot", false},
+		{"GPU at full clocks", topology.GPU, 0, link(3, 16), link(5, 16), link(5, 16),
+			"check the slot", false},
+		{"slot of fewer lanes", topology.GPU, 8, link(5, 8), link(5, 16), link(5, 8),
+			"move it to a slot of Gen5 x16", false},
+		{"worse than a bad slot", topology.NIC, 0, link(3, 8), link(5, 16), link(4, 16),
+			"check the slot", false},
+		{"NICs do not idle", topology.NIC, 0, link(3, 16), link(4, 16), link(4, 16),
+			"check the slot", false},
 		{"wide slot of a drive", topology.Drive, 0, link(4, 4), link(4, 4), link(5, 16), "", false},
 	} {
 		d := Device{Kind: c.kind, Name: "it", Link: c.now, Most: c.most, Slot: c.slot}
@@ -161,10 +178,12 @@ func TestSlowSwitch(t *testing.T) {
 	const outer = "pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:00.0"
 	const inner = outer + "/0000:19:00.0"
 	for _, d := range []fakesysfs.Function{
-		{Path: "pci0000:16/0000:16:01.0"}, {Path: "pci0000:16/0000:16:01.0/0000:17:00.0"}, {Path: outer},
+		{Path: "pci0000:16/0000:16:01.0"}, {Path: "pci0000:16/0000:16:01.0/0000:17:00.0"},
+		{Path: outer},
 		{Path: inner, Speed: fakesysfs.Gen4, Most: fakesysfs.Gen4, Width: 8, Wide: 16},
 		{Path: inner + "/0000:1a:00.0"}, {Path: inner + "/0000:1a:01.0"},
-		{Path: inner + "/0000:1a:00.0/0000:1b:00.0", Class: "0x020000"}, {Path: inner + "/0000:1a:01.0/0000:1c:00.0", Class: "0x020000"},
+		{Path: inner + "/0000:1a:00.0/0000:1b:00.0", Class: "0x020000"},
+		{Path: inner + "/0000:1a:01.0/0000:1c:00.0", Class: "0x020000"},
 	} {
 		f.Add(d)
 	}
@@ -188,7 +207,8 @@ NUMA node 0
 
 // TestJSON wants lists where there may be many, never null.
 func TestJSON(t *testing.T) {
-	for _, r := range []Report{Examine(topology.Sysfs(fakesysfs.Server(t).Root), cards(0, 8)), Examine(topology.Sysfs(t.TempDir()), absent)} {
+	for _, r := range []Report{Examine(topology.Sysfs(fakesysfs.Server(t).Root), cards(0, 8)),
+		Examine(topology.Sysfs(t.TempDir()), absent)} {
 		text, err := json.Marshal(r)
 		if err != nil {
 			t.Fatal(err)

@@ -37,10 +37,12 @@ func (n *NVIDIA) text(gpus int) string {
 	case n.Unavailable != "":
 		return fmt.Sprintf(" (NVML: %s)", n.Unavailable)
 	}
-	return fmt.Sprintf(" (NVIDIA driver %s, CUDA %s)", cmp.Or(n.Driver, "not known"), cmp.Or(n.CUDA, "not known"))
+	return fmt.Sprintf(" (NVIDIA driver %s, CUDA %s)", cmp.Or(n.Driver, "not known"),
+		cmp.Or(n.CUDA, "not known"))
 }
 
-var branchNames = map[string]string{Node: "NUMA node", Root: "root complex", Port: "root port", Switch: "switch"}
+var branchNames = map[string]string{Node: "NUMA node", Root: "root complex", Port: "root port",
+	Switch: "switch"}
 
 func (b *Branch) print(w io.Writer, depth int) {
 	indent := strings.Repeat("  ", depth)
@@ -109,7 +111,8 @@ func (d *Device) title() string {
 	switch d.Kind {
 	case topology.NIC:
 		if len(d.RDMA) > 0 && len(d.NetDevs) > 0 {
-			return fmt.Sprintf("NIC %s (%s)", strings.Join(d.RDMA, ", "), strings.Join(d.NetDevs, ", "))
+			return fmt.Sprintf("NIC %s (%s)", strings.Join(d.RDMA, ", "),
+				strings.Join(d.NetDevs, ", "))
 		}
 		return "NIC " + strings.Join(append(d.RDMA, d.NetDevs...), ", ")
 	case topology.Drive:

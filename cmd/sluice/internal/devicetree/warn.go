@@ -21,10 +21,13 @@ func (d *Device) warn() []Warning {
 	if !d.Link.Below(d.Most) {
 		return []Warning{}
 	}
-	w := Warning{Text: fmt.Sprintf("%s runs at %v of %v", d.Name, d.Link, d.Most), Fix: "check the slot: seat the card anew, look at risers and at how the firmware splits the slot"}
+	w := Warning{Text: fmt.Sprintf("%s runs at %v of %v", d.Name, d.Link, d.Most),
+		Fix: "check the slot: seat the card anew, look at risers and at how the firmware " +
+			"splits the slot"}
 	switch reach := d.Most.Min(d.Slot); {
 	case reach.Below(d.Most) && !d.Link.Below(reach):
-		w.Fix = fmt.Sprintf("move it to a slot of %v: this one, %s, has %v", d.Most, d.Path.Parent(), d.Slot)
+		w.Fix = fmt.Sprintf("move it to a slot of %v: this one, %s, has %v", d.Most,
+			d.Path.Parent(), d.Slot)
 	case d.idles() && !d.Link.Narrower(d.Most):
 		w.Fix, w.Idle = "look again under load: an idle GPU slows its link down", true
 	}
@@ -43,7 +46,8 @@ func (b *Branch) warn() []Warning {
 		return []Warning{}
 	}
 	return []Warning{{
-		Text: fmt.Sprintf("switch %s runs at %v of %v towards the processor", b.Name, b.Link, b.Most),
-		Fix:  "all below it share that: check its slot and cable, and what the firmware allows",
+		Text: fmt.Sprintf("switch %s runs at %v of %v towards the processor", b.Name, b.Link,
+			b.Most),
+		Fix: "all below it share that: check its slot and cable, and what the firmware allows",
 	}}
 }

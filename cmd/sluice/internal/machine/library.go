@@ -17,16 +17,20 @@ var libraries = []struct {
 	fix      string
 }{
 	{"libucp", []string{"libucp.so.0"}, "ucx", "apt-get install libucx0"},
-	{"libibverbs", []string{"libibverbs.so.1"}, "rdma", "apt-get install libibverbs1 ibverbs-providers"},
-	{"libcuda", []string{"libcuda.so.1"}, "cuda gds", "install the NVIDIA driver; containers: --gpus all"},
-	{"libcufile", []string{"libcufile.so.0", "libcufile.so"}, "gds", "install libcufile of the CUDA toolkit"},
+	{"libibverbs", []string{"libibverbs.so.1"}, "rdma", "apt-get install libibverbs1 " +
+		"ibverbs-providers"},
+	{"libcuda", []string{"libcuda.so.1"}, "cuda gds", "install the NVIDIA driver; " +
+		"containers: --gpus all"},
+	{"libcufile", []string{"libcufile.so.0", "libcufile.so"}, "gds", "install libcufile of the " +
+		"CUDA toolkit"},
 }
 
 func libraryChecks(s *Source) []Check {
 	dirs := s.libraryDirs()
 	var checks []Check
 	for _, l := range libraries {
-		c := Check{Name: l.name, State: OK, Backends: backendsOf(l.backends), Why: "opened at run time"}
+		c := Check{Name: l.name, State: OK, Backends: backendsOf(l.backends),
+			Why: "opened at run time"}
 		if c.Found = findLibrary(dirs, l.sonames); c.Found == "" {
 			c.State, c.Found, c.Fix = Missing, l.sonames[0]+" not found", l.fix
 		}

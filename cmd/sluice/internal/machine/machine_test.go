@@ -35,21 +35,23 @@ var good = map[string]string{
 	"sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages":   "64\n",
 	"sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages": "64\n",
 	"sys/kernel/mm/transparent_hugepage/enabled":              "always [madvise] never\n",
-	"sys/kernel/mm/transparent_hugepage/shmem_enabled":        "always within_size [advise] never deny force\n",
-	"proc/sys/vm/max_map_count":                               "65530\n",
-	"sys/devices/system/node/has_memory":                      "0-1\n",
-	"sys/class/infiniband/mlx5_0/node_type":                   "1: CA\n",
-	"dev/nvidia0":                                             "",
-	"etc/ld.so.conf.d/local.conf":                             "# comment\n/opt/lib\n",
-	"opt/lib/libucp.so.0":                                     "",
-	"usr/lib/x86_64-linux-gnu/libibverbs.so.1":                "",
-	"usr/lib/x86_64-linux-gnu/libcuda.so.1":                   "",
-	"usr/local/cuda/lib64/libcufile.so.0":                     "",
+	"sys/kernel/mm/transparent_hugepage/shmem_enabled": "always within_size [advise] " +
+		"never deny force\n",
+	"proc/sys/vm/max_map_count":                "65530\n",
+	"sys/devices/system/node/has_memory":       "0-1\n",
+	"sys/class/infiniband/mlx5_0/node_type":    "1: CA\n",
+	"dev/nvidia0":                              "",
+	"etc/ld.so.conf.d/local.conf":              "# comment\n/opt/lib\n",
+	"opt/lib/libucp.so.0":                      "",
+	"usr/lib/x86_64-linux-gnu/libibverbs.so.1": "",
+	"usr/lib/x86_64-linux-gnu/libcuda.so.1":    "",
+	"usr/local/cuda/lib64/libcufile.so.0":      "",
 }
 
 func limits(memlock, files string) string {
 	return "Limit                     Soft Limit           Hard Limit           Units     \n" +
-		"Max locked memory         " + memlock + "             " + memlock + "              bytes     \n" +
+		"Max locked memory         " + memlock + "             " + memlock +
+		"              bytes     \n" +
 		"Max open files            " + files + "             1048576              files     \n"
 }
 
@@ -77,7 +79,8 @@ func machineOf(t *testing.T, changes map[string]string) Source {
 	write(good)
 	write(changes)
 	opens := func() error { return nil }
-	return Source{Root: root, IOURing: opens, Backends: map[string]func() error{"mem": opens, "shm": nil}}
+	return Source{Root: root, IOURing: opens, Backends: map[string]func() error{"mem": opens,
+		"shm": nil}}
 }
 
 func find(t *testing.T, r Report, name string) Check {
@@ -127,28 +130,37 @@ func TestFindings(t *testing.T) {
 			"memlock", Limited, "8 MiB", "ulimit -l unlimited", "ucx"},
 		{"few files", map[string]string{"proc/self/limits": limits("unlimited", "1024")},
 			"open-files", Limited, "1024", "ulimit -n", "tcp"},
-		{"no huge pages", map[string]string{hugeDir + "nr_hugepages": "0", hugeDir + "free_hugepages": "0"},
+		{"no huge pages", map[string]string{hugeDir + "nr_hugepages": "0",
+			hugeDir + "free_hugepages": "0"},
 			"huge-pages", Limited, "0 of 2 MiB reserved", "vm.nr_hugepages", "shm"},
-		{"shmem never", map[string]string{transparentDir + "shmem_enabled": "always within_size advise [never] deny force"},
+		{"shmem never",
+			map[string]string{transparentDir + "shmem_enabled": "always within_size advise " +
+				"[never] deny force"},
 			"shared-huge-pages", Limited, "never", "echo advise", "shm"},
 		{"thp never", map[string]string{transparentDir + "enabled": "always madvise [never]"},
 			"transparent-huge-pages", Limited, "never", "echo madvise", "mem"},
 		{"yama", map[string]string{"proc/sys/kernel/yama/ptrace_scope": "1"},
 			"ptrace-scope", Limited, "1 (children only)", "ptrace_scope=0", "shm"},
-		{"no yama", map[string]string{"proc/sys/kernel/yama": "-"}, "ptrace-scope", OK, "no Yama", "", "mem"},
+		{"no yama", map[string]string{"proc/sys/kernel/yama": "-"}, "ptrace-scope", OK, "no Yama",
+			"", "mem"},
 		{"io_uring off", map[string]string{"proc/sys/kernel/io_uring_disabled": "2"},
 			"io_uring", Limited, "io_uring_disabled=2", "io_uring_disabled=0", "posix"},
-		{"old kernel", map[string]string{"proc/sys/kernel/osrelease": "5.4.0"}, "kernel", Limited, "5.4.0", "", "posix"},
+		{"old kernel", map[string]string{"proc/sys/kernel/osrelease": "5.4.0"}, "kernel", Limited,
+			"5.4.0", "", "posix"},
 		{"small socket buffers", map[string]string{"proc/sys/net/core/wmem_max": "212992"},
 			"socket-buffers", Limited, "208 KiB", "wmem_max", "tcp"},
 		{"no ucx", map[string]string{"opt/lib/libucp.so.0": "-"},
 			"libucp", Missing, "libucp.so.0 not found", "apt-get install libucx0", "ucx"},
-		{"no NIC", map[string]string{"sys/class/infiniband/mlx5_0": "-"}, "rdma-devices", Missing, "none", "rdma link add", "rdma"},
-		{"no InfiniBand", map[string]string{"sys/class/infiniband": "-"}, "rdma-devices", Missing, "none", "modprobe ib_core", "rdma"},
-		{"no GPU", map[string]string{"dev/nvidia0": "-"}, "gpus", Missing, "none", "NVIDIA driver", "cuda"},
+		{"no NIC", map[string]string{"sys/class/infiniband/mlx5_0": "-"}, "rdma-devices", Missing,
+			"none", "rdma link add", "rdma"},
+		{"no InfiniBand", map[string]string{"sys/class/infiniband": "-"}, "rdma-devices", Missing,
+			"none", "modprobe ib_core", "rdma"},
+		{"no GPU", map[string]string{"dev/nvidia0": "-"}, "gpus", Missing, "none", "NVIDIA driver",
+			"cuda"},
 		{"no nvidia-fs", map[string]string{"proc/modules": "ext4 1 0 - Live 0x0\n"},
 			"nvidia-fs", Limited, "not loaded", "modprobe nvidia-fs", "gds"},
-		{"few mappings", map[string]string{"proc/sys/vm/max_map_count": "1000"}, "mappings", Limited, "1000", "max_map_count", "shm"},
+		{"few mappings", map[string]string{"proc/sys/vm/max_map_count": "1000"}, "mappings",
+			Limited, "1000", "max_map_count", "shm"},
 		{"balancing", map[string]string{"proc/sys/kernel/numa_balancing": "1"},
 			"numa", Limited, "balancing on", "numa_balancing=0", "shm"},
 	}
@@ -157,14 +169,16 @@ func TestFindings(t *testing.T) {
 			r := Examine(machineOf(t, tc.changes))
 			c := find(t, r, tc.check)
 			if c.State != tc.state || !strings.Contains(c.Found, tc.found) {
-				t.Errorf("%s is %s, found %q; want %s, %q", c.Name, c.State, c.Found, tc.state, tc.found)
+				t.Errorf("%s is %s, found %q; want %s, %q", c.Name, c.State, c.Found, tc.state,
+					tc.found)
 			}
 			if tc.fix == "" && c.Fix != "" || !strings.Contains(c.Fix, tc.fix) {
 				t.Errorf("fix %q, want %q", c.Fix, tc.fix)
 			}
 			for _, b := range r.Backends {
 				if b.Name == tc.backend && b.Machine != tc.state {
-					t.Errorf("for backend %s the machine is %s, want %s", b.Name, b.Machine, tc.state)
+					t.Errorf("for backend %s the machine is %s, want %s", b.Name, b.Machine,
+						tc.state)
 				}
 			}
 		})
@@ -198,7 +212,8 @@ func TestBackendThatDoesNotOpen(t *testing.T) {
 	s := machineOf(t, nil)
 	s.Backends["mem"] = func() error { return errors.New("no luck") }
 	r := Examine(s)
-	if v := r.Backends[0]; v.Name != "mem" || v.State != Missing || !slices.Equal(v.Notes, []string{"open-mem: no luck"}) {
+	if v := r.Backends[0]; v.Name != "mem" || v.State != Missing ||
+		!slices.Equal(v.Notes, []string{"open-mem: no luck"}) {
 		t.Errorf("mem: %+v", v)
 	}
 }
@@ -206,7 +221,9 @@ func TestBackendThatDoesNotOpen(t *testing.T) {
 // TestWhatTheCallerKnows: it takes the place of what files say, and is not said twice.
 func TestWhatTheCallerKnows(t *testing.T) {
 	s := machineOf(t, nil)
-	s.Backends["ucx"] = func() error { return &driver.UnavailableError{Backend: "ucx", Reason: "no luck", Fix: "try"} }
+	s.Backends["ucx"] = func() error {
+		return &driver.UnavailableError{Backend: "ucx", Reason: "no luck", Fix: "try"}
+	}
 	r := Examine(s)
 	if c := find(t, r, "open-ucx"); c.State != Missing || c.Found != "no luck" || c.Fix != "try" {
 		t.Errorf("%+v", c)
@@ -214,7 +231,8 @@ func TestWhatTheCallerKnows(t *testing.T) {
 	s.Known = []Check{{Name: "libucp", State: Missing, Found: "no luck", Backends: []string{"ucx"}},
 		{Name: "ucx-far", State: Note, Backends: []string{"ucx"}}}
 	r = Examine(s)
-	if c := find(t, r, "libucp"); c.State != Missing || r.Checks[len(r.Checks)-1].Name != "ucx-far" {
+	if c := find(t, r, "libucp"); c.State != Missing ||
+		r.Checks[len(r.Checks)-1].Name != "ucx-far" {
 		t.Errorf("%+v", r.Checks)
 	}
 	for _, v := range r.Backends {
@@ -225,7 +243,8 @@ func TestWhatTheCallerKnows(t *testing.T) {
 }
 
 func TestMemlockWithoutACard(t *testing.T) {
-	r := Examine(machineOf(t, map[string]string{"proc/self/limits": limits("8388608", "1048576"), "sys/class/infiniband": "-"}))
+	r := Examine(machineOf(t, map[string]string{"proc/self/limits": limits("8388608", "1048576"),
+		"sys/class/infiniband": "-"}))
 	if c := find(t, r, "memlock"); slices.Contains(c.Backends, "ucx") {
 		t.Errorf("UCX pins nothing over sockets: %+v", c)
 	}
@@ -241,7 +260,8 @@ func TestBackendsOfTheBuildComeFirst(t *testing.T) {
 			names = append(names, v.Name)
 		}
 	}
-	if !slices.Equal(names, []string{"cuda", "novel"}) || !r.Backends[0].Build || !r.Backends[1].Build {
+	if !slices.Equal(names, []string{"cuda", "novel"}) || !r.Backends[0].Build ||
+		!r.Backends[1].Build {
 		t.Errorf("backends %+v", r.Backends)
 	}
 	for _, name := range []string{"gpus", "ptrace-scope"} {
@@ -269,7 +289,8 @@ func TestRunningMachine(t *testing.T) {
 }
 
 func TestCountList(t *testing.T) {
-	for list, want := range map[string]int{"0": 1, "0-3": 4, "0-1,4,8-11": 7, "": 0, "x": 0, "3-1": 0} {
+	for list, want := range map[string]int{"0": 1, "0-3": 4, "0-1,4,8-11": 7, "": 0, "x": 0,
+		"3-1": 0} {
 		if got := countList(list); got != want {
 			t.Errorf("countList(%q) = %d, want %d", list, got, want)
 		}

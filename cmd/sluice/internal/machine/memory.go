@@ -49,12 +49,14 @@ func (s *Source) memlock() Check {
 	c := Check{Name: "memlock", State: OK, Backends: backendsOf("rdma gds cuda"),
 		Why: "a NIC or GPU pins what it reaches; io_uring pins its fixed buffers"}
 	if len(s.glob("sys/class/infiniband/*")) > 0 {
-		c.Backends = backendsOf("ucx rdma gds cuda") // over sockets and shared memory UCX pins nothing
+		// over sockets and shared memory UCX pins nothing
+		c.Backends = backendsOf("ucx rdma gds cuda")
 	}
 	c.Found = limitText(s.memory.Memlock)
 	if s.memory.Memlock < memlockWanted {
 		c.State = Limited
-		c.Fix = "ulimit -l unlimited   # for services: LimitMEMLOCK=infinity; containers: --ulimit memlock=-1"
+		c.Fix = "ulimit -l unlimited   # for services: LimitMEMLOCK=infinity; containers: " +
+			"--ulimit memlock=-1"
 	}
 	return c
 }
@@ -62,7 +64,8 @@ func (s *Source) memlock() Check {
 func (s *Source) numa() Check {
 	nodes := max(len(s.memory.Nodes), 1)
 	c := Check{Name: "numa", State: OK, Found: fmt.Sprintf("%d node(s)", nodes),
-		Why: "memory on the other socket costs up to half of the bandwidth", Backends: backendsOf("shm rdma gds cuda")}
+		Why:      "memory on the other socket costs up to half of the bandwidth",
+		Backends: backendsOf("shm rdma gds cuda")}
 	if balancing, _ := s.number("proc/sys/kernel/numa_balancing"); nodes > 1 && balancing > 0 {
 		c.State = Limited
 		c.Found += ", automatic balancing on"
@@ -95,8 +98,10 @@ func (s *Source) descriptors() Check {
 const mappingsWanted = 65530 // the kernel's default
 
 func (s *Source) mappings() Check {
-	c := Check{Name: "mappings", State: OK, Found: strconv.FormatUint(s.memory.MapsMax, 10), Backends: backendsOf("shm"),
-		Why: "each shared buffer of a peer is mapped, in pieces after fresh pages were put under it"}
+	c := Check{Name: "mappings", State: OK, Found: strconv.FormatUint(s.memory.MapsMax, 10),
+		Backends: backendsOf("shm"),
+		Why: "each shared buffer of a peer is mapped, in pieces after fresh pages were " +
+			"put under it"}
 	if s.memory.MapsMax < mappingsWanted {
 		c.State, c.Fix = Limited, "sysctl -w vm.max_map_count=262144"
 	}

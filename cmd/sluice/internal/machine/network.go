@@ -59,7 +59,8 @@ func (s *Source) rdmaDevices() Check {
 }
 
 func (s *Source) gpus() Check {
-	c := Check{Name: "gpus", State: OK, Backends: backendsOf("cuda gds"), Why: "device memory needs a GPU and its driver"}
+	c := Check{Name: "gpus", State: OK, Backends: backendsOf("cuda gds"),
+		Why: "device memory needs a GPU and its driver"}
 	cards := s.glob("dev/nvidia[0-9]*")
 	if c.Found = baseNames(cards); len(cards) > 0 {
 		return c

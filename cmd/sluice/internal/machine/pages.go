@@ -21,7 +21,8 @@ func (s *Source) hugePages() Check {
 
 func (s *Source) transparentPages() Check {
 	c := Check{Name: "transparent-huge-pages", State: OK, Found: s.memory.TransparentHuge,
-		Why: "private memory of a program gets huge pages when it asks", Backends: backendsOf("mem shm")}
+		Why:      "private memory of a program gets huge pages when it asks",
+		Backends: backendsOf("mem shm")}
 	switch c.Found {
 	case "always", "madvise":
 	case "":
@@ -44,7 +45,8 @@ func (s *Source) sharedTransparentPages() Check {
 		c.State, c.Found = Limited, "not in this kernel"
 	default:
 		c.State = Limited
-		c.Why = "shared memory gets huge pages only by collapsing them after the first touch, which takes time"
+		c.Why = "shared memory gets huge pages only by collapsing them after the first touch, " +
+			"which takes time"
 		c.Fix = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"
 	}
 	return c

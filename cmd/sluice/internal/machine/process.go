@@ -19,8 +19,9 @@ var ptraceScopes = []string{"classic", "children only", "administrators only", "
 
 func (s *Source) ptrace() Check {
 	const file = "proc/sys/kernel/yama/ptrace_scope"
-	c := Check{Name: "ptrace-scope", State: OK, Found: "no restriction (no Yama)", Backends: backendsOf("shm"),
-		Why: "process_vm_readv moves memory that cannot be mapped by the peer"}
+	c := Check{Name: "ptrace-scope", State: OK, Found: "no restriction (no Yama)",
+		Backends: backendsOf("shm"),
+		Why:      "process_vm_readv moves memory that cannot be mapped by the peer"}
 	scope, ok := s.number(file)
 	if !ok {
 		return c
@@ -34,7 +35,8 @@ func (s *Source) ptrace() Check {
 	}
 	if scope > 0 {
 		c.State = Limited
-		c.Why = "process_vm_readv is refused between siblings: memory that was not made to be shared has no route of shm, and none of ucx with one copy"
+		c.Why = "process_vm_readv is refused between siblings: memory that was not made to be " +
+			"shared has no route of shm, and none of ucx with one copy"
 		c.Fix = "sysctl -w kernel.yama.ptrace_scope=0"
 	}
 	return c
@@ -77,7 +79,8 @@ func (s *Source) memfd() Check {
 		Why: "memory that both processes map is a memfd"}
 	if err := s.try(s.MemFD, tryMemFD); err != nil {
 		c.State, c.Found = Missing, "refused: "+err.Error()
-		c.Fix = "allow memfd_create in the seccomp profile (docker run --security-opt seccomp=unconfined)"
+		c.Fix = "allow memfd_create in the seccomp profile (docker run --security-opt " +
+			"seccomp=unconfined)"
 		return c
 	}
 	if n, ok := s.number("proc/sys/vm/memfd_noexec"); ok && n > 0 {
@@ -109,7 +112,8 @@ func (s *Source) kernel() Check {
 	}
 	if major < kernelWanted[0] || major == kernelWanted[0] && minor < kernelWanted[1] {
 		c.State = Limited
-		c.Why = fmt.Sprintf("older than %d.%d: no pidfd or slower first touch", kernelWanted[0], kernelWanted[1])
+		c.Why = fmt.Sprintf("older than %d.%d: no pidfd or slower first touch", kernelWanted[0],
+			kernelWanted[1])
 	}
 	return c
 }
@@ -127,7 +131,8 @@ func fileChecks(s *Source) []Check {
 		c.State, c.Found = Limited, "refused: "+err.Error()
 		c.Why = "files go through a pool of threads with pread and pwrite"
 		if !errors.Is(err, unix.ENOSYS) {
-			c.Fix = "allow io_uring_setup in the seccomp profile (docker run --security-opt seccomp=unconfined)"
+			c.Fix = "allow io_uring_setup in the seccomp profile (docker run --security-opt " +
+				"seccomp=unconfined)"
 		}
 	}
 	return []Check{c}

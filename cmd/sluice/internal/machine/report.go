@@ -72,7 +72,8 @@ func Examine(s Source) Report {
 	s.memory = hostmem.LimitsAt(s.path("/"))
 	r := Report{Machine: s.machine()}
 	for _, look := range []func(*Source) []Check{
-		openChecks, memoryChecks, pageChecks, processChecks, fileChecks, networkChecks, libraryChecks,
+		openChecks, memoryChecks, pageChecks, processChecks, fileChecks, networkChecks,
+		libraryChecks,
 	} {
 		r.Checks = append(r.Checks, look(&s)...)
 	}
@@ -95,9 +96,10 @@ func (s *Source) known(checks []Check) []Check {
 		}
 	}
 	return slices.DeleteFunc(checks, func(c Check) bool {
-		return strings.HasPrefix(c.Name, "open-") && slices.ContainsFunc(s.Known, func(k Check) bool {
-			return k.State == Missing && k.Found == c.Found
-		})
+		return strings.HasPrefix(c.Name, "open-") &&
+			slices.ContainsFunc(s.Known, func(k Check) bool {
+				return k.State == Missing && k.Found == c.Found
+			})
 	})
 }
 

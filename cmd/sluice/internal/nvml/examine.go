@@ -37,9 +37,9 @@ var needed = [][]string{
 	{"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByIndex"},
 }
 
-// Examine asks the driver, through a library; empty means Library. A process may use one. The error is a
-// *driver.UnavailableError where there is none, or no driver. It may take seconds where the driver has to wake up
-// its cards, and may be called by any goroutine, one after the other.
+// Examine asks the driver, through a library; empty means Library. A process may use one. The error
+// is a *driver.UnavailableError where there is none, or no driver. It may take seconds where the
+// driver has to wake up its cards, and may be called by any goroutine, one after the other.
 func Examine(library string) (f Findings, err error) {
 	if library == "" {
 		library = Library
@@ -50,7 +50,9 @@ func Examine(library string) (f Findings, err error) {
 		return f, err
 	}
 	f.GPUs, f.Absent = []GPU{}, []string{}
-	s := session{api: nvml.New(nvml.WithLibraryPath(library)), has: has, note: func(what string) { f.Absent = append(f.Absent, what) }}
+	s := session{api: nvml.New(nvml.WithLibraryPath(library)), has: has, note: func(what string) {
+		f.Absent = append(f.Absent, what)
+	}}
 	if ret := s.api.Init(); ret != nvml.SUCCESS {
 		return f, unavailable(fmt.Sprintf("%s: %v", library, ret), initFix(ret))
 	}
@@ -63,7 +65,8 @@ func Examine(library string) (f Findings, err error) {
 	return f, err
 }
 
-// load opens the library before go-nvml does, so that a name can be looked for before anything is called.
+// load opens the library before go-nvml does, so that a name can be looked for before anything is
+// called.
 func load(library string) error {
 	if loaded.library != nil {
 		if loaded.path != library {
@@ -78,7 +81,8 @@ func load(library string) error {
 	loaded.path, loaded.library = library, l
 	for _, names := range needed {
 		if !has(names[0]) && !has(names[len(names)-1]) {
-			loaded.err = unavailable(fmt.Sprintf("%s has no %s", library, names[len(names)-1]), "install the whole NVIDIA driver of one version")
+			loaded.err = unavailable(fmt.Sprintf("%s has no %s", library, names[len(names)-1]),
+				"install the whole NVIDIA driver of one version")
 		}
 	}
 	return loaded.err
@@ -91,14 +95,16 @@ func initFix(ret nvml.Return) string {
 	case nvml.ERROR_DRIVER_NOT_LOADED:
 		return "modprobe nvidia; containers: --gpus all"
 	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
-		return "reboot, or load the kernel modules again: they are of another version than the library"
+		return "reboot, or load the kernel modules again: they are of another version than " +
+			"the library"
 	case nvml.ERROR_NO_PERMISSION:
 		return "give this user /dev/nvidia*"
 	}
 	return installFix
 }
 
-// ask makes one call, unless the library has not the function. It reports whether there is an answer.
+// ask makes one call, unless the library has not the function. It reports whether there is an
+// answer.
 func (s *session) ask(symbol string, call func() nvml.Return) bool {
 	if !s.has(symbol) {
 		s.note(symbol + ": not in this driver")
@@ -112,8 +118,14 @@ func (s *session) ask(symbol string, call func() nvml.Return) bool {
 }
 
 func (s *session) examine(f *Findings) error {
-	s.ask("nvmlSystemGetDriverVersion", func() (ret nvml.Return) { f.Driver, ret = s.api.SystemGetDriverVersion(); return })
-	s.ask("nvmlSystemGetNVMLVersion", func() (ret nvml.Return) { f.NVML, ret = s.api.SystemGetNVMLVersion(); return })
+	s.ask("nvmlSystemGetDriverVersion", func() (ret nvml.Return) {
+		f.Driver, ret = s.api.SystemGetDriverVersion()
+		return
+	})
+	s.ask("nvmlSystemGetNVMLVersion", func() (ret nvml.Return) {
+		f.NVML, ret = s.api.SystemGetNVMLVersion()
+		return
+	})
 	s.cuda(f)
 	n, ret := s.api.DeviceGetCount()
 	if ret != nvml.SUCCESS {
@@ -130,9 +142,15 @@ func (s *session) cuda(f *Findings) {
 	var version int
 	asked := false
 	if s.has(symbol) {
-		asked = s.ask(symbol, func() (ret nvml.Return) { version, ret = s.api.SystemGetCudaDriverVersion_v2(); return })
+		asked = s.ask(symbol, func() (ret nvml.Return) {
+			version, ret = s.api.SystemGetCudaDriverVersion_v2()
+			return
+		})
 	} else {
-		asked = s.ask(old, func() (ret nvml.Return) { version, ret = s.api.SystemGetCudaDriverVersion(); return })
+		asked = s.ask(old, func() (ret nvml.Return) {
+			version, ret = s.api.SystemGetCudaDriverVersion()
+			return
+		})
 	}
 	if asked {
 		f.CUDA = fmt.Sprintf("%d.%d", version/1000, version%1000/10)

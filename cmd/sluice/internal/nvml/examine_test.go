@@ -43,7 +43,8 @@ func TestMain(m *testing.M) {
 		errors.As(err, &a.Missing)
 	}
 	again, err := Examine(library)
-	a.Again = fmt.Sprint(f) == fmt.Sprint(again) && (err == nil) == (a.Err == "") && (err == nil || err.Error() == a.Err)
+	a.Again = fmt.Sprint(f) == fmt.Sprint(again) && (err == nil) == (a.Err == "") &&
+		(err == nil || err.Error() == a.Err)
 	if err := json.NewEncoder(os.Stdout).Encode(a); err != nil {
 		panic(err)
 	}
@@ -74,7 +75,8 @@ func examine(t *testing.T, library string) answer {
 func standIn(t *testing.T, flags ...string) string {
 	t.Helper()
 	library := filepath.Join(t.TempDir(), "libnvidia-ml-standin.so")
-	args := append([]string{"-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", library, "testdata/nvml_standin.c"}, flags...)
+	args := append([]string{"-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
+		"-o", library, "testdata/nvml_standin.c"}, flags...)
 	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
 		t.Fatalf("compile the stand-in: %v\n%s", err, out)
 	}
@@ -84,18 +86,22 @@ func standIn(t *testing.T, flags ...string) string {
 func TestStandIn(t *testing.T) {
 	a := examine(t, standIn(t))
 	f := a.Findings
-	if a.Err != "" || f.Driver != "550.54.15" || f.NVML != "12.550.54.15" || f.CUDA != "12.4" || len(f.Absent) != 0 || len(f.GPUs) != 2 {
+	if a.Err != "" || f.Driver != "550.54.15" || f.NVML != "12.550.54.15" || f.CUDA != "12.4" ||
+		len(f.Absent) != 0 || len(f.GPUs) != 2 {
 		t.Fatalf("%+v", a)
 	}
 	want := GPU{
-		Index: 0, Name: "Stand-in GPU 80GB", UUID: "GPU-00000000-0000-0000-0000-000000000000", Bus: "0000:19:00.0", Node: 0, Compute: "9.0",
-		MemoryTotal: 80 << 30, MemoryFree: 79 << 30, MIG: "disabled, enabled after a reset", Link: topology.Link{Gen: 5, Width: 16}, Most: topology.Link{Gen: 5, Width: 16}, State: 0,
+		Index: 0, Name: "Stand-in GPU 80GB", UUID: "GPU-00000000-0000-0000-0000-000000000000",
+		Bus: "0000:19:00.0", Node: 0, Compute: "9.0",
+		MemoryTotal: 80 << 30, MemoryFree: 79 << 30, MIG: "disabled, enabled after a reset",
+		Link: topology.Link{Gen: 5, Width: 16}, Most: topology.Link{Gen: 5, Width: 16}, State: 0,
 	}
 	if got := f.GPUs[0]; fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", want) {
 		t.Errorf("GPU 0 is\n%+v, want\n%+v", got, want)
 	}
 	g := f.GPUs[1]
-	if g.Bus != "0000:9b:00.0" || g.Node != 1 || g.Link != (topology.Link{Gen: 3, Width: 8}) || g.State != -1 || g.MIG != "" ||
+	if g.Bus != "0000:9b:00.0" || g.Node != 1 || g.Link != (topology.Link{Gen: 3, Width: 8}) ||
+		g.State != -1 || g.MIG != "" ||
 		!slices.Equal(g.Absent, []string{"nvmlDeviceGetMigMode: Not Supported"}) {
 		t.Errorf("GPU 1 is %+v", g)
 	}
@@ -108,8 +114,10 @@ func TestOldDriver(t *testing.T) {
 		t.Fatalf("%+v", a)
 	}
 	g := a.Findings.GPUs[1]
-	want := []string{"nvmlDeviceGetMemoryAffinity: not in this driver", "nvmlDeviceGetMigMode: not in this driver"}
-	if !slices.Equal(g.Absent, want) || g.Bus != "0000:9b:00.0" || g.Node != -1 || g.Most != (topology.Link{Gen: 4, Width: 16}) || g.Compute != "9.0" {
+	want := []string{"nvmlDeviceGetMemoryAffinity: not in this driver",
+		"nvmlDeviceGetMigMode: not in this driver"}
+	if !slices.Equal(g.Absent, want) || g.Bus != "0000:9b:00.0" || g.Node != -1 ||
+		g.Most != (topology.Link{Gen: 4, Width: 16}) || g.Compute != "9.0" {
 		t.Errorf("GPU 1 is %+v, want %v to be missing", g, want)
 	}
 }
@@ -121,19 +129,22 @@ func TestRefusals(t *testing.T) {
 		t.Fatalf("%+v", a)
 	}
 	g := a.Findings.GPUs[0]
-	if len(g.Absent) != 13 || g.Name != "" || g.Bus != "" || g.Node != -1 || g.State != -1 || g.MemoryTotal != 0 || g.Link != (topology.Link{}) {
+	if len(g.Absent) != 13 || g.Name != "" || g.Bus != "" || g.Node != -1 || g.State != -1 ||
+		g.MemoryTotal != 0 || g.Link != (topology.Link{}) {
 		t.Errorf("%d answers are missing: %+v", len(g.Absent), g)
 	}
 	a = examine(t, standIn(t, "-DLOST=1"))
 	if a.Err != "" || len(a.Findings.GPUs) != 2 || a.Findings.GPUs[0].Bus == "" ||
-		!slices.Equal(a.Findings.GPUs[1].Absent, []string{"nvmlDeviceGetHandleByIndex: GPU is lost"}) {
+		!slices.Equal(a.Findings.GPUs[1].Absent,
+			[]string{"nvmlDeviceGetHandleByIndex: GPU is lost"}) {
 		t.Errorf("%+v", a)
 	}
 }
 
 func TestUnavailable(t *testing.T) {
 	for _, c := range []struct{ name, library, reason, fix string }{
-		{"no library", filepath.Join(t.TempDir(), "libnvidia-ml.so.1"), "cannot open shared object file", "install the NVIDIA driver"},
+		{"no library", filepath.Join(t.TempDir(), "libnvidia-ml.so.1"),
+			"cannot open shared object file", "install the NVIDIA driver"},
 		{"no driver", standIn(t, "-DINIT=9"), "Driver Not Loaded", "modprobe nvidia"},
 		{"two versions", standIn(t, "-DINIT=18"), "version mismatch", "reboot"},
 		{"another error", standIn(t, "-DINIT=999"), "Unknown Error", "install the NVIDIA driver"},
@@ -141,7 +152,9 @@ func TestUnavailable(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a := examine(t, c.library)
-			if a.Missing == nil || a.Missing.Backend != "nvml" || !strings.Contains(a.Missing.Reason, c.reason) || !strings.Contains(a.Missing.Fix, c.fix) ||
+			if a.Missing == nil || a.Missing.Backend != "nvml" ||
+				!strings.Contains(a.Missing.Reason, c.reason) ||
+				!strings.Contains(a.Missing.Fix, c.fix) ||
 				len(a.Findings.GPUs) != 0 {
 				t.Errorf("%+v", a)
 			}
@@ -154,7 +167,8 @@ func TestOneLibrary(t *testing.T) {
 	if _, err := Examine(first); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Examine(filepath.Join(t.TempDir(), "another.so")); !errors.Is(err, driver.ErrBusy) {
+	if _, err := Examine(filepath.Join(t.TempDir(), "another.so")); !errors.Is(err,
+		driver.ErrBusy) {
 		t.Errorf("a second library: %v", err)
 	}
 	if f, err := Examine(first); err != nil || len(f.GPUs) != 2 {
@@ -164,7 +178,9 @@ func TestOneLibrary(t *testing.T) {
 
 func TestMIG(t *testing.T) {
 	for want, modes := range map[string][2]bool{
-		"enabled": {true, true}, "disabled": {false, false}, "enabled, disabled after a reset": {true, false}, "disabled, enabled after a reset": {false, true},
+		"enabled": {true, true}, "disabled": {false, false},
+		"enabled, disabled after a reset": {true, false}, "disabled, enabled after a reset": {false,
+			true},
 	} {
 		if got := migText(modes[0], modes[1]); got != want {
 			t.Errorf("%v is %q, want %q", modes, got, want)

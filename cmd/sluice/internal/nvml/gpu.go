@@ -44,7 +44,8 @@ func (s *session) bus(g *GPU, d nvml.Device) {
 	s.ask(symbol, func() nvml.Return {
 		info, ret := d.GetPciInfo()
 		if ret == nvml.SUCCESS {
-			g.Bus = topology.Address(fmt.Sprintf("%x:%02x:%02x.0", info.Domain, info.Bus, info.Device))
+			g.Bus = topology.Address(fmt.Sprintf("%x:%02x:%02x.0", info.Domain, info.Bus,
+				info.Device))
 		}
 		return ret
 	})
@@ -68,14 +69,29 @@ func (s *session) node(g *GPU, d nvml.Device) {
 }
 
 func (s *session) link(g *GPU, d nvml.Device) {
-	s.ask("nvmlDeviceGetCurrPcieLinkGeneration", func() (ret nvml.Return) { g.Link.Gen, ret = d.GetCurrPcieLinkGeneration(); return })
-	s.ask("nvmlDeviceGetCurrPcieLinkWidth", func() (ret nvml.Return) { g.Link.Width, ret = d.GetCurrPcieLinkWidth(); return })
-	s.ask("nvmlDeviceGetMaxPcieLinkWidth", func() (ret nvml.Return) { g.Most.Width, ret = d.GetMaxPcieLinkWidth(); return })
+	s.ask("nvmlDeviceGetCurrPcieLinkGeneration", func() (ret nvml.Return) {
+		g.Link.Gen, ret = d.GetCurrPcieLinkGeneration()
+		return
+	})
+	s.ask("nvmlDeviceGetCurrPcieLinkWidth", func() (ret nvml.Return) {
+		g.Link.Width, ret = d.GetCurrPcieLinkWidth()
+		return
+	})
+	s.ask("nvmlDeviceGetMaxPcieLinkWidth", func() (ret nvml.Return) {
+		g.Most.Width, ret = d.GetMaxPcieLinkWidth()
+		return
+	})
 	const ofGPU = "nvmlDeviceGetGpuMaxPcieLinkGeneration" // the other is of the card in this slot
-	if s.has(ofGPU) && s.ask(ofGPU, func() (ret nvml.Return) { g.Most.Gen, ret = d.GetGpuMaxPcieLinkGeneration(); return }) {
+	if s.has(ofGPU) && s.ask(ofGPU, func() (ret nvml.Return) {
+		g.Most.Gen, ret = d.GetGpuMaxPcieLinkGeneration()
+		return
+	}) {
 		return
 	}
-	s.ask("nvmlDeviceGetMaxPcieLinkGeneration", func() (ret nvml.Return) { g.Most.Gen, ret = d.GetMaxPcieLinkGeneration(); return })
+	s.ask("nvmlDeviceGetMaxPcieLinkGeneration", func() (ret nvml.Return) {
+		g.Most.Gen, ret = d.GetMaxPcieLinkGeneration()
+		return
+	})
 }
 
 func (s *session) memory(g *GPU, d nvml.Device) {

@@ -31,19 +31,21 @@ type Findings struct {
 
 // GPU is one card. What the driver does not say is zero, and named in Absent.
 type GPU struct {
-	Index       int           `json:"index"` // as nvidia-smi numbers them; CUDA may number them otherwise
-	Name        string        `json:"name"`
-	UUID        string        `json:"uuid"`
-	Bus         string        `json:"bus"`     // of PCI, as the kernel spells it
-	Node        int           `json:"node"`    // of NUMA; -1: not known
-	Compute     string        `json:"compute"` // the compute capability, "9.0"
-	MemoryTotal uint64        `json:"memory_total"`
-	MemoryFree  uint64        `json:"memory_free"`
-	MIG         string        `json:"mig"`  // "enabled", "disabled", "disabled, enabled after a reset"; empty: it has none
-	Link        topology.Link `json:"link"` // as it is now
-	Most        topology.Link `json:"link_max"`
-	State       int           `json:"performance_state"` // 0: full clocks, to 15; -1: not known
-	Absent      []string      `json:"missing"`
+	// as nvidia-smi numbers them; CUDA may number them otherwise
+	Index       int    `json:"index"`
+	Name        string `json:"name"`
+	UUID        string `json:"uuid"`
+	Bus         string `json:"bus"`     // of PCI, as the kernel spells it
+	Node        int    `json:"node"`    // of NUMA; -1: not known
+	Compute     string `json:"compute"` // the compute capability, "9.0"
+	MemoryTotal uint64 `json:"memory_total"`
+	MemoryFree  uint64 `json:"memory_free"`
+	// "enabled", "disabled", "disabled, enabled after a reset"; empty: it has none
+	MIG    string        `json:"mig"`
+	Link   topology.Link `json:"link"` // as it is now
+	Most   topology.Link `json:"link_max"`
+	State  int           `json:"performance_state"` // 0: full clocks, to 15; -1: not known
+	Absent []string      `json:"missing"`
 }
 
 const installFix = "install the NVIDIA driver; containers: --gpus all"

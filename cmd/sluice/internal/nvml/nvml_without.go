@@ -6,5 +6,6 @@ package nvml
 
 // Examine needs C, which this build has not.
 func Examine(string) (Findings, error) {
-	return Findings{}, unavailable("this build cannot call NVML", "build on Linux with CGO_ENABLED=1, without the tag nonvml")
+	return Findings{}, unavailable("this build cannot call NVML", "build on Linux with "+
+		"CGO_ENABLED=1, without the tag nonvml")
 }

@@ -13,7 +13,8 @@ import (
 
 func TestWithout(t *testing.T) {
 	var missing *driver.UnavailableError
-	if f, err := Examine(""); !errors.As(err, &missing) || missing.Backend != "nvml" || missing.Fix == "" || len(f.GPUs) != 0 {
+	if f, err := Examine(""); !errors.As(err, &missing) || missing.Backend != "nvml" ||
+		missing.Fix == "" || len(f.GPUs) != 0 {
 		t.Errorf("%+v, %v", f, err)
 	}
 }

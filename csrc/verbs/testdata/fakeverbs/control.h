@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The file by which a test moves the stand-in for libibverbs, and sees what it did. It is mapped
- * by the library, and written at fixed places by package internal/testing/fakeverbs, which knows the words of
- * a panel by their names.
+ * by the library, and written at fixed places by package internal/testing/fakeverbs, which knows
+ * the words of a panel by their names.
  */
 #ifndef FAKEVERBS_CONTROL_H
 #define FAKEVERBS_CONTROL_H
@@ -17,22 +17,34 @@
 struct fake_panel {
 	/* What the test wants. */
 	_Atomic uint32_t link;	      /* 1: up */
-	_Atomic uint32_t fatal;	      /* 1: the device says that it failed, and flushes; 2: and nothing comes back any more, as when it was pulled out */
+	/*
+	 * 1: the device says that it failed, and flushes; 2: and nothing comes back any more, as
+	 * when it was pulled out
+	 */
+	_Atomic uint32_t fatal;
 	_Atomic uint32_t frozen; /* 1: nothing is done, as if infinitely slow; 2: nor flushed */
-	_Atomic uint32_t after;	      /* so many requests go before those of fail, lose, late and mute */
-	_Atomic uint32_t only;	      /* those are for requests with a bit here, 1 << enum ibv_wr_opcode; 0: for all */
+	/* so many requests go before those of fail, lose, late and mute */
+	_Atomic uint32_t after;
+	/* those are for requests with a bit here, 1 << enum ibv_wr_opcode; 0: for all */
+	_Atomic uint32_t only;
 	_Atomic uint32_t fail;	      /* so many requests end with fail_status, and move nothing */
 	_Atomic uint32_t fail_status; /* enum ibv_wc_status */
 	_Atomic uint32_t lose;	      /* so many land, and are not acknowledged: retry exceeded */
 	_Atomic uint32_t late;	      /* so many are not acknowledged, and land afterwards, */
 	_Atomic uint32_t late_us;     /* after so much time, if the other end is still there */
-	_Atomic uint32_t mute;	      /* so many are not acknowledged, and land all the same; when the last has, the first has failed */
+	/*
+	 * so many are not acknowledged, and land all the same; when the last has, the first has
+	 * failed
+	 */
+	_Atomic uint32_t mute;
 	_Atomic uint32_t delay_us;    /* of each request */
 	_Atomic uint32_t rate;	      /* bytes in a microsecond; 0: as fast as it goes */
-	_Atomic uint32_t patience_us; /* until retries are exceeded; 0: by the attributes of the queue pair */
+	/* until retries are exceeded; 0: by the attributes of the queue pair */
+	_Atomic uint32_t patience_us;
 	_Atomic uint32_t register_errno;
 	_Atomic uint32_t register_us; /* how long a registration takes */
-	_Atomic uint32_t register_walks; /* 1: it finds the pages, with the rights that it needs, as a kernel does that pins them */
+	/* 1: it finds the pages, with the rights that it needs, as a kernel does that pins them */
+	_Atomic uint32_t register_walks;
 	_Atomic uint32_t deregister_busy; /* so many deregistrations are refused with EBUSY */
 	_Atomic uint32_t deregister_us;
 	_Atomic uint32_t locked_kib; /* that may be registered in all; 0: no limit */
@@ -44,14 +56,18 @@ struct fake_panel {
 	 * found only by a look that follows another one at the same queue.
 	 */
 	_Atomic uint32_t blind;
-	_Atomic uint32_t purge; /* 1: what a queue pair completed and nobody has found is gone with it, as on some devices */
+	/*
+	 * 1: what a queue pair completed and nobody has found is gone with it, as on some devices
+	 */
+	_Atomic uint32_t purge;
 	_Atomic uint32_t modify_busy;  /* so many moves to the error state are refused: EBUSY */
 	_Atomic uint32_t destroy_busy; /* so many queue pairs are not destroyed: EBUSY */
 	/* Limits, 0: the usual ones. */
 	_Atomic uint32_t max_sge, max_inline, max_wr, max_srq_wr, max_cqe, mtu;
 	/* What there is, and was. */
 	_Atomic uint32_t contexts, pds, mrs, channels, cqs, srqs, qps;
-	_Atomic uint32_t posts, requests, entries, inlined, signaled, sends, completions, receives, kib_landed, kib_locked;
+	_Atomic uint32_t posts, requests, entries, inlined, signaled, sends, completions, receives,
+	    kib_landed, kib_locked;
 	_Atomic uint32_t dmabufs;  /* registrations of one */
 	_Atomic uint32_t faults;   /* requests that ended in an error that was not a flush */
 	_Atomic uint32_t overruns; /* completions for which there was no place */

@@ -77,7 +77,8 @@ static void name_devices(void)
 	for (int i = 0; i < FAKE_DEVICES; i++) {
 		struct device *d = &devices[i];
 		pthread_condattr_t clock;
-		static const uint8_t local[16] = {0xfe, 0x80}, mapped[16] = {[10] = 0xff, 0xff, 10, 99, 0, 0};
+		static const uint8_t local[16] = {0xfe, 0x80},
+				     mapped[16] = {[10] = 0xff, 0xff, 10, 99, 0, 0};
 
 		d->index = i;
 		d->panel = &control->device[i].panel;
@@ -314,7 +315,8 @@ EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_attr 
 	return p->fatal ? EIO : 0;
 }
 
-EXPORT int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *old)
+EXPORT int ibv_query_port(struct ibv_context *context, uint8_t port,
+			  struct _compat_ibv_port_attr *old)
 {
 	struct fake_panel *p = device_of(context)->panel;
 	struct ibv_port_attr *attr = (struct ibv_port_attr *)old;

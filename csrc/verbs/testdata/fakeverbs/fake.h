@@ -157,7 +157,8 @@ int take_one(_Atomic uint32_t *left); /* one of so many faults of a panel: wheth
 struct device *device_at(int index);
 static inline struct context *context_of(struct ibv_context *c) { return (struct context *)c; }
 static inline struct device *device_of(struct ibv_context *c) { return context_of(c)->device; }
-void tell(struct device *d, enum ibv_event_type type); /* of the port, to all contexts; under the lock */
+/* of the port, to all contexts; under the lock */
+void tell(struct device *d, enum ibv_event_type type);
 void tell_of(struct ibv_context *c, enum ibv_event_type type, void *about);
 void forget(struct ibv_context *c, void *about);
 
@@ -166,7 +167,8 @@ int mailbox_open(struct mailbox *b);
 void mailbox_close(struct mailbox *b);
 void mailbox_put(struct mailbox *b, void *about, enum ibv_event_type type, int port);
 void mailbox_purge(struct mailbox *b, const void *about);
-int mailbox_get(struct mailbox *b, struct mail *out, void (*taken)(void *about)); /* without the lock */
+/* without the lock */
+int mailbox_get(struct mailbox *b, struct mail *out, void (*taken)(void *about));
 void complete(struct ibv_cq *q, const struct ibv_wc *wc, uint32_t pair, uint64_t upto);
 void purge(struct ibv_cq *q, uint32_t pair); /* its completions are not found any more */
 int poll_cq(struct ibv_cq *q, int n, struct ibv_wc *wc);

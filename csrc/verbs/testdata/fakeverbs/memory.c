@@ -110,9 +110,12 @@ static int walk(void *addr, size_t len, unsigned access)
 	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)addr & ~(page - 1);
 	size_t whole = ((uintptr_t)addr + len - from + page - 1) & ~(page - 1);
 
-	if (madvise((void *)from, whole, access & IBV_ACCESS_LOCAL_WRITE ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) == 0)
+	if (madvise((void *)from, whole,
+		    access & IBV_ACCESS_LOCAL_WRITE ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) ==
+	    0)
 		return 0;
-	return errno == EINVAL && madvise((void *)from, whole, MADV_POPULATE_READ) != 0 ? 0 : EFAULT;
+	return errno == EINVAL && madvise((void *)from, whole, MADV_POPULATE_READ) != 0 ? 0
+											: EFAULT;
 }
 
 static int admit(struct fake_panel *p, void *addr, size_t len, unsigned access, int there)
@@ -133,7 +136,8 @@ static int admit(struct fake_panel *p, void *addr, size_t len, unsigned access, 
 	return limit && p->kib_locked + kib > limit ? ENOMEM : 0;
 }
 
-static struct ibv_mr *enroll(struct ibv_pd *pd, uint8_t *at, size_t len, uint64_t iova, unsigned access, void *mapping)
+static struct ibv_mr *enroll(struct ibv_pd *pd, uint8_t *at, size_t len, uint64_t iova,
+			     unsigned access, void *mapping)
 {
 	struct fake_panel *p = device_of(pd->context)->panel;
 	struct region *r;
@@ -165,13 +169,15 @@ EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t len, int 
 	return enroll(pd, addr, len, (uintptr_t)addr, (unsigned)access, NULL);
 }
 
-EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t len, uint64_t iova, unsigned access)
+EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t len, uint64_t iova,
+				       unsigned access)
 {
 	return enroll(pd, addr, len, iova, access, NULL);
 }
 
 /* 0, or what the kernel would answer. */
-static int admit_dmabuf(const struct fake_panel *p, uint64_t offset, size_t len, uint64_t iova, int fd)
+static int admit_dmabuf(const struct fake_panel *p, uint64_t offset, size_t len, uint64_t iova,
+			int fd)
 {
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), end;
 	struct stat st;
@@ -180,13 +186,18 @@ static int admit_dmabuf(const struct fake_panel *p, uint64_t offset, size_t len,
 		return (int)p->dmabuf_errno;
 	if (fstat(fd, &st) != 0)
 		return EBADF;
-	if (__builtin_add_overflow(offset, len, &end) || end > (uint64_t)st.st_size || offset % page != iova % page)
+	if (__builtin_add_overflow(offset, len, &end) || end > (uint64_t)st.st_size ||
+	    offset % page != iova % page)
 		return EINVAL;
 	return 0;
 }
 
-/* A file that can be mapped stands in for a dma-buf. The mapping keeps it, as a driver does when the descriptor is closed. */
-EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova, int fd, int access)
+/*
+ * A file that can be mapped stands in for a dma-buf. The mapping keeps it, as a driver does when
+ * the descriptor is closed.
+ */
+EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t len,
+					uint64_t iova, int fd, int access)
 {
 	struct fake_panel *p = device_of(pd->context)->panel;
 	size_t head = offset % (uint64_t)sysconf(_SC_PAGESIZE);
@@ -196,7 +207,8 @@ EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size
 	errno = admit_dmabuf(p, offset, len, iova, fd);
 	if (errno != 0)
 		return NULL;
-	map = mmap(NULL, len + head, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)(offset - head));
+	map =
+	    mmap(NULL, len + head, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)(offset - head));
 	if (map == MAP_FAILED)
 		return NULL;
 	mr = enroll(pd, map + head, len, iova, (unsigned)access, map);

@@ -42,8 +42,9 @@ static int allowed(struct ibv_pd *pd, const struct ibv_qp_init_attr *init)
 
 	if (ibv_query_device(pd->context, &limits) != 0)
 		return EIO;
-	if (init->qp_type != IBV_QPT_RC || !init->send_cq || !init->recv_cq || init->cap.max_send_wr == 0 ||
-	    init->cap.max_send_wr > (uint32_t)limits.max_qp_wr || init->cap.max_send_sge > (uint32_t)limits.max_sge ||
+	if (init->qp_type != IBV_QPT_RC || !init->send_cq || !init->recv_cq ||
+	    init->cap.max_send_wr == 0 || init->cap.max_send_wr > (uint32_t)limits.max_qp_wr ||
+	    init->cap.max_send_sge > (uint32_t)limits.max_sge ||
 	    init->cap.max_inline_data > (bytes ? bytes : 220))
 		return EINVAL;
 	return 0;
@@ -52,7 +53,8 @@ static int allowed(struct ibv_pd *pd, const struct ibv_qp_init_attr *init)
 static struct pair *allocate(const struct ibv_qp_init_attr *init)
 {
 	struct pair *p = calloc(1, sizeof(*p));
-	uint32_t n = init->cap.max_send_wr, sges = init->cap.max_send_sge, bytes = init->cap.max_inline_data;
+	uint32_t n = init->cap.max_send_wr, sges = init->cap.max_send_sge,
+		 bytes = init->cap.max_inline_data;
 
 	if (!p)
 		return NULL;
@@ -180,10 +182,10 @@ static int to_send(struct pair *p, const struct ibv_qp_attr *a)
 static int modify(struct pair *p, const struct ibv_qp_attr *a, int mask)
 {
 	const int init = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-	const int ready = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-			  IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
-	const int send = IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-			 IBV_QP_MAX_QP_RD_ATOMIC;
+	const int ready = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+			  IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+	const int send = IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+			 IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
 	enum ibv_qp_state from = p->base.state;
 
 	if (!(mask & IBV_QP_STATE))
@@ -194,7 +196,8 @@ static int modify(struct pair *p, const struct ibv_qp_attr *a, int mask)
 		fail_pair(p);
 		return 0;
 	}
-	if (a->qp_state == IBV_QPS_INIT && from == IBV_QPS_RESET && mask == init && a->port_num == 1 && a->pkey_index == 0) {
+	if (a->qp_state == IBV_QPS_INIT && from == IBV_QPS_RESET && mask == init &&
+	    a->port_num == 1 && a->pkey_index == 0) {
 		p->attr.qp_access_flags = a->qp_access_flags;
 		p->base.state = IBV_QPS_INIT;
 		return 0;
@@ -218,7 +221,8 @@ EXPORT int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 	return rc;
 }
 
-EXPORT int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init)
+EXPORT int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask,
+			struct ibv_qp_init_attr *init)
 {
 	struct pair *p = (struct pair *)qp;
 
@@ -250,12 +254,14 @@ static int accept_request(struct pair *p, const struct ibv_send_wr *wr)
 		return EINVAL;
 	if (p->posted - p->reclaimed >= cap->max_send_wr)
 		return ENOMEM;
-	if (wr->num_sge < 0 || (uint32_t)wr->num_sge > cap->max_send_sge || wr->opcode > IBV_WR_RDMA_READ)
+	if (wr->num_sge < 0 || (uint32_t)wr->num_sge > cap->max_send_sge ||
+	    wr->opcode > IBV_WR_RDMA_READ)
 		return EINVAL;
 	r->len = 0;
 	for (int i = 0; i < wr->num_sge; i++)
 		r->len += wr->sg_list[i].length;
-	if (wr->send_flags & IBV_SEND_INLINE && (r->len > cap->max_inline_data || wr->opcode == IBV_WR_RDMA_READ))
+	if (wr->send_flags & IBV_SEND_INLINE &&
+	    (r->len > cap->max_inline_data || wr->opcode == IBV_WR_RDMA_READ))
 		return EINVAL;
 	r->wr_id = wr->wr_id;
 	r->opcode = wr->opcode;
@@ -266,8 +272,10 @@ static int accept_request(struct pair *p, const struct ibv_send_wr *wr)
 	r->sges = wr->num_sge;
 	r->posted = now();
 	memcpy(r->sge, wr->sg_list, (size_t)wr->num_sge * sizeof(*wr->sg_list));
-	for (int i = 0, at = 0; wr->send_flags & IBV_SEND_INLINE && i < wr->num_sge; at += (int)wr->sg_list[i++].length)
-		memcpy(r->inlined + at, (const void *)(uintptr_t)wr->sg_list[i].addr, wr->sg_list[i].length);
+	for (int i = 0, at = 0; wr->send_flags & IBV_SEND_INLINE && i < wr->num_sge;
+	     at += (int)wr->sg_list[i++].length)
+		memcpy(r->inlined + at, (const void *)(uintptr_t)wr->sg_list[i].addr,
+		       wr->sg_list[i].length);
 	p->posted++;
 	panel->requests++;
 	panel->entries += (uint32_t)wr->num_sge;

@@ -47,7 +47,10 @@ void mailbox_put(struct mailbox *b, void *about, enum ibv_event_type type, int p
 	(void)!write(b->fd, &one, sizeof(one));
 }
 
-/* What tells of something that is no more is not told. The descriptor may say that there is something, then. */
+/*
+ * What tells of something that is no more is not told. The descriptor may say that there is
+ * something, then.
+ */
 void mailbox_purge(struct mailbox *b, const void *about)
 {
 	for (struct mail **at = &b->first, *m; (m = *at);) {
@@ -150,7 +153,8 @@ EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *
 	return &q->base;
 }
 
-EXPORT int ibv_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq, void **cq_context);
+EXPORT int ibv_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq,
+			    void **cq_context);
 
 static void taken(void *about)
 {
@@ -187,8 +191,9 @@ static void await_acknowledgements(struct cq *q)
 	while (q->base.comp_events_completed != q->delivered) {
 		if (pthread_cond_timedwait(&q->base.cond, &q->base.mutex, &until) != ETIMEDOUT)
 			continue;
-		fprintf(stderr, "fakeverbs: %u events of a completion queue that ends, %u acknowledged\n", q->delivered,
-			q->base.comp_events_completed);
+		fprintf(stderr,
+			"fakeverbs: %u events of a completion queue that ends, %u acknowledged\n",
+			q->delivered, q->base.comp_events_completed);
 		abort();
 	}
 	pthread_mutex_unlock(&q->base.mutex);
@@ -268,7 +273,8 @@ int poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc)
 			d->panel->blind = 0;
 		wc[got++] = e->wc;
 		if (p && p->reclaimed < e->upto)
-			p->reclaimed = e->upto; /* those without a completion of their own are over with it */
+			/* those without a completion of their own are over with it */
+			p->reclaimed = e->upto;
 	}
 	unlock();
 	return got;
@@ -290,7 +296,8 @@ EXPORT struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_att
 
 	errno = EINVAL;
 	(void)ibv_query_device(pd->context, &limits);
-	if (init->attr.max_wr == 0 || init->attr.max_wr > (uint32_t)limits.max_srq_wr || init->attr.max_sge > 4)
+	if (init->attr.max_wr == 0 || init->attr.max_wr > (uint32_t)limits.max_srq_wr ||
+	    init->attr.max_sge > 4)
 		return NULL;
 	errno = ENOMEM;
 	s = calloc(1, sizeof(*s));

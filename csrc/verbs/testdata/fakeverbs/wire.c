@@ -76,8 +76,9 @@ static void finish(struct pair *p, struct request *r, enum ibv_wc_status status)
 	p->done++;
 	p->begun = 0;
 	if (status == IBV_WC_SUCCESS) {
-		wc.opcode = r->opcode == IBV_WR_RDMA_READ ? IBV_WC_RDMA_READ :
-			    r->opcode <= IBV_WR_RDMA_WRITE_WITH_IMM ? IBV_WC_RDMA_WRITE : IBV_WC_SEND;
+		wc.opcode = r->opcode == IBV_WR_RDMA_READ	      ? IBV_WC_RDMA_READ
+			    : r->opcode <= IBV_WR_RDMA_WRITE_WITH_IMM ? IBV_WC_RDMA_WRITE
+								      : IBV_WC_SEND;
 		wc.byte_len = (uint32_t)r->len;
 	} else {
 		wc.opcode = 0x55; /* nobody may look at it */
@@ -113,7 +114,8 @@ static struct pair *other_end(const struct pair *p)
 {
 	struct pair *o = pair_of(p->attr.dest_qp_num);
 
-	if (!o || !p->device->panel->link || !o->device->panel->link || o->device->panel->fatal || o->device->panel->frozen)
+	if (!o || !p->device->panel->link || !o->device->panel->link || o->device->panel->fatal ||
+	    o->device->panel->frozen)
 		return NULL;
 	if (o->base.state != IBV_QPS_RTR && o->base.state != IBV_QPS_RTS)
 		return NULL;
@@ -123,7 +125,8 @@ static struct pair *other_end(const struct pair *p)
 }
 
 /* Copies len bytes at off of a list between it and other. 0: it must not. */
-static int move_list(const struct ibv_sge *sge, int sges, struct ibv_pd *pd, uint64_t off, uint64_t len, uint8_t *other, int in)
+static int move_list(const struct ibv_sge *sge, int sges, struct ibv_pd *pd, uint64_t off,
+		     uint64_t len, uint8_t *other, int in)
 {
 	for (int i = 0; i < sges && len; i++) {
 		uint64_t n = sge[i].length;
@@ -151,7 +154,8 @@ static int move(struct pair *p, struct request *r, uint64_t off, uint64_t len, u
 		memcpy(other, r->inlined + off, len);
 		return 1;
 	}
-	return move_list(r->sge, r->sges, p->base.pd, off, len, other, r->opcode == IBV_WR_RDMA_READ);
+	return move_list(r->sge, r->sges, p->base.pd, off, len, other,
+			 r->opcode == IBV_WR_RDMA_READ);
 }
 
 /* The peer's answer to a request that it must not serve: its end is over, too. */
@@ -163,11 +167,14 @@ static enum ibv_wc_status refuse(struct pair *o, enum ibv_wc_status status)
 }
 
 /* A message, whose bytes are in data, takes a receive of the other end. 0: there is none. */
-static int deliver(struct pair *o, enum ibv_wr_opcode opcode, uint32_t from, uint32_t imm, uint8_t *data, uint64_t len,
-		   enum ibv_wc_status *status)
+static int deliver(struct pair *o, enum ibv_wr_opcode opcode, uint32_t from, uint32_t imm,
+		   uint8_t *data, uint64_t len, enum ibv_wc_status *status)
 {
 	struct srq *s = (struct srq *)o->base.srq;
-	struct ibv_wc wc = {.qp_num = o->base.qp_num, .src_qp = from, .opcode = IBV_WC_RECV, .byte_len = (uint32_t)len};
+	struct ibv_wc wc = {.qp_num = o->base.qp_num,
+			    .src_qp = from,
+			    .opcode = IBV_WC_RECV,
+			    .byte_len = (uint32_t)len};
 	struct receive *r;
 	uint64_t room = 0;
 
@@ -209,9 +216,11 @@ static int is_send(enum ibv_wr_opcode opcode)
 }
 
 /* Whether the peer lets it, where its bytes are. */
-static uint8_t *target(struct pair *o, enum ibv_wr_opcode opcode, uint32_t key, uint64_t at, uint64_t len)
+static uint8_t *target(struct pair *o, enum ibv_wr_opcode opcode, uint32_t key, uint64_t at,
+		       uint64_t len)
 {
-	unsigned right = opcode == IBV_WR_RDMA_READ ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
+	unsigned right =
+	    opcode == IBV_WR_RDMA_READ ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
 
 	return o->attr.qp_access_flags & right ? reach(key, o->base.pd, at, len, right) : NULL;
 }
@@ -247,7 +256,8 @@ static void land_late(struct device *d, struct straggler *s)
 	uint8_t *at = NULL;
 	int taken = 0;
 
-	if (o && (o->base.state == IBV_QPS_RTR || o->base.state == IBV_QPS_RTS) && o->attr.dest_qp_num == s->from) {
+	if (o && (o->base.state == IBV_QPS_RTR || o->base.state == IBV_QPS_RTS) &&
+	    o->attr.dest_qp_num == s->from) {
 		if (!is_send(s->opcode) && s->len)
 			at = target(o, s->opcode, s->key, s->remote, s->len);
 		if (at)
@@ -303,7 +313,8 @@ static void garble(struct fake_panel *panel, uint8_t *data, uint64_t len)
 }
 
 /* The last piece of a message: the other end must have a receive for it. 1: it went. */
-static int send_message(struct pair *p, struct pair *o, struct request *r, uint64_t t, uint64_t *wake)
+static int send_message(struct pair *p, struct pair *o, struct request *r, uint64_t t,
+			uint64_t *wake)
 {
 	enum ibv_wc_status status = IBV_WC_LOC_PROT_ERR;
 	uint8_t *data = calloc(1, r->len + 1);

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A software stand-in of libcufile for tests: it reads and writes files by system calls, into the memory
- * of the stand-in of libcuda, whose addresses are the host's. It is not cuFile, and no measure of its speed. As cuFile
- * does in its compat mode it reads, changes and writes whole blocks where a write is not aligned, so that neighbours
- * under way at once lose bytes; it does the entries of a batch in no order; and it wants a CUDA context to
- * be current, and memory to be inside what was allocated.
+ * A software stand-in of libcufile for tests: it reads and writes files by system calls, into the
+ * memory of the stand-in of libcuda, whose addresses are the host's. It is not cuFile, and no
+ * measure of its speed. As cuFile does in its compat mode it reads, changes and writes whole blocks
+ * where a write is not aligned, so that neighbours under way at once lose bytes; it does the
+ * entries of a batch in no order; and it wants a CUDA context to be current, and memory to be
+ * inside what was allocated.
  *
- * -DSTANDIN_OLD: version 1.4, with no function that is optional. STANDIN_LIBCUDA names the driver's stand-in.
+ * -DSTANDIN_OLD: version 1.4, with no function that is optional. STANDIN_LIBCUDA names the driver's
+ * stand-in.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -31,7 +33,10 @@ enum {
 	BLOCK = 4096,
 };
 
-static CUfileError_t says(int err) { return (CUfileError_t){err, err == CU_FILE_CUDA_DRIVER_ERROR ? 100 : 0}; }
+static CUfileError_t says(int err)
+{
+	return (CUfileError_t){err, err == CU_FILE_CUDA_DRIVER_ERROR ? 100 : 0};
+}
 
 /* A file, opened once more so that no alignment is asked for. */
 struct file {
@@ -49,7 +54,10 @@ __attribute__((constructor)) static void find_driver(void)
 		*(void **)&get_attribute = dlsym(lib, "cuPointerGetAttribute");
 }
 
-/* Minus what is wrong with a range of memory. What no driver knows is the host's, which old versions do not take. */
+/*
+ * Minus what is wrong with a range of memory. What no driver knows is the host's, which old
+ * versions do not take.
+ */
 static ssize_t wrong(const char *base, off_t offset, size_t size)
 {
 	CUdeviceptr at = (CUdeviceptr)(uintptr_t)(base + offset), begin;
@@ -109,7 +117,10 @@ static ssize_t write_blocks(int fd, const char *from, size_t size, off_t at)
 		memcpy(mem + (at - begin), from, size);
 		n = pwrite(fd, mem, (size_t)(end - begin), begin);
 	}
-	n = n < 0 ? -errno : n < (at - begin) ? 0 : n - (at - begin) < (ssize_t)size ? n - (at - begin) : (ssize_t)size;
+	n = n < 0			       ? -errno
+	    : n < (at - begin)		       ? 0
+	    : n - (at - begin) < (ssize_t)size ? n - (at - begin)
+					       : (ssize_t)size;
 	free(mem);
 	return n;
 }
@@ -119,7 +130,8 @@ static int fails(void)
 {
 	unsigned left = WORD(fail_after);
 
-	while (left && !__atomic_compare_exchange_n((unsigned *)&panel->fail_after, &left, left - 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+	while (left && !__atomic_compare_exchange_n((unsigned *)&panel->fail_after, &left, left - 1,
+						    0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
 		;
 	return left == 1;
 }
@@ -128,7 +140,8 @@ static int fails(void)
 static __thread int looked;
 
 /* Bytes, or minus an error: an errno below 5000. */
-static ssize_t move(const struct file *f, char *base, size_t size, off_t at, off_t offset, int write, int *failed)
+static ssize_t move(const struct file *f, char *base, size_t size, off_t at, off_t offset,
+		    int write, int *failed)
 {
 	ssize_t n = looked ? 0 : wrong(base, offset, size);
 	unsigned most = WORD(short_max), end = WORD(end_at);
@@ -314,7 +327,8 @@ CUfileError_t cuFileStreamDeregister(CUstream s)
 }
 
 /* At once, which a stream may do. */
-static CUfileError_t async(CUfileHandle_t h, void *base, const size_t *size, const off_t *at, const off_t *offset, ssize_t *n, int write)
+static CUfileError_t async(CUfileHandle_t h, void *base, const size_t *size, const off_t *at,
+			   const off_t *offset, ssize_t *n, int write)
 {
 	int failed;
 
@@ -325,12 +339,14 @@ static CUfileError_t async(CUfileHandle_t h, void *base, const size_t *size, con
 	return says(OK);
 }
 
-CUfileError_t cuFileReadAsync(CUfileHandle_t h, void *base, size_t *size, off_t *at, off_t *offset, ssize_t *n, CUstream s)
+CUfileError_t cuFileReadAsync(CUfileHandle_t h, void *base, size_t *size, off_t *at, off_t *offset,
+			      ssize_t *n, CUstream s)
 {
 	return s ? async(h, base, size, at, offset, n, 0) : says(INVALID_VALUE);
 }
 
-CUfileError_t cuFileWriteAsync(CUfileHandle_t h, void *base, size_t *size, off_t *at, off_t *offset, ssize_t *n, CUstream s)
+CUfileError_t cuFileWriteAsync(CUfileHandle_t h, void *base, size_t *size, off_t *at, off_t *offset,
+			       ssize_t *n, CUstream s)
 {
 	return s ? async(h, base, size, at, offset, n, 1) : says(INVALID_VALUE);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Batches of the stand-in: a thread does the entries from the last to the first. One that times out is told
- * before it is done, as a library may: it is over when the batch is.
+ * Batches of the stand-in: a thread does the entries from the last to the first. One that times out
+ * is told before it is done, as a library may: it is over when the batch is.
  */
 #ifndef STANDIN_BATCH_H
 #define STANDIN_BATCH_H
@@ -53,8 +53,8 @@ static void do_entry(struct batch *b, const CUfileIOParams_t *p)
 		tell(b, p, CUFILE_TIMEOUT, 0);
 		usleep(20000); /* and then it lands all the same, unless somebody waits */
 	}
-	n = move(p->fh, p->u.batch.devPtr_base, p->u.batch.size, p->u.batch.file_offset, p->u.batch.devPtr_offset,
-		 p->opcode == CUFILE_WRITE, &failed);
+	n = move(p->fh, p->u.batch.devPtr_base, p->u.batch.size, p->u.batch.file_offset,
+		 p->u.batch.devPtr_offset, p->opcode == CUFILE_WRITE, &failed);
 	if (late)
 		return;
 	if (n >= 0)
@@ -84,11 +84,13 @@ static void *work(void *arg)
 
 static int well_formed(const CUfileIOParams_t *p)
 {
-	return p->mode == CUFILE_BATCH && p->fh && p->u.batch.size && (p->opcode == CUFILE_READ || p->opcode == CUFILE_WRITE) &&
+	return p->mode == CUFILE_BATCH && p->fh && p->u.batch.size &&
+	       (p->opcode == CUFILE_READ || p->opcode == CUFILE_WRITE) &&
 	       !wrong(p->u.batch.devPtr_base, p->u.batch.devPtr_offset, p->u.batch.size);
 }
 
-CUfileError_t cuFileBatchIOSubmit(CUfileBatchHandle_t handle, unsigned n, CUfileIOParams_t *list, unsigned flags)
+CUfileError_t cuFileBatchIOSubmit(CUfileBatchHandle_t handle, unsigned n, CUfileIOParams_t *list,
+				  unsigned flags)
 {
 	struct batch *b = handle;
 
@@ -110,13 +112,15 @@ CUfileError_t cuFileBatchIOSubmit(CUfileBatchHandle_t handle, unsigned n, CUfile
 	return says(b->runs ? OK : INVALID_VALUE);
 }
 
-CUfileError_t cuFileBatchIOGetStatus(CUfileBatchHandle_t handle, unsigned min, unsigned *nr, CUfileIOEvents_t *events, struct timespec *limit)
+CUfileError_t cuFileBatchIOGetStatus(CUfileBatchHandle_t handle, unsigned min, unsigned *nr,
+				     CUfileIOEvents_t *events, struct timespec *limit)
 {
 	struct batch *b = handle;
 	unsigned most = *nr, n = 0, once = WORD(status_result);
 	struct timespec until;
 
-	if (once && __atomic_compare_exchange_n((unsigned *)&panel->status_result, &once, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+	if (once && __atomic_compare_exchange_n((unsigned *)&panel->status_result, &once, 0, 0,
+						__ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
 		return says((int)once);
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += limit->tv_sec;
@@ -126,7 +130,8 @@ CUfileError_t cuFileBatchIOGetStatus(CUfileBatchHandle_t handle, unsigned min, u
 		until.tv_sec++;
 	}
 	pthread_mutex_lock(&b->lock);
-	while (b->ready - b->told < min && pthread_cond_timedwait(&b->news, &b->lock, &until) != ETIMEDOUT)
+	while (b->ready - b->told < min &&
+	       pthread_cond_timedwait(&b->news, &b->lock, &until) != ETIMEDOUT)
 		;
 	while (n < most && b->told < b->ready)
 		events[n++] = b->events[b->told++];

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Words by which a test tells the stand-in of libcufile what to do, and sees what there is: in a file that
- * STANDIN_CUFILE_PANEL names when the library is opened, which both map. internal/testing/fakecufile has the same.
+ * Words by which a test tells the stand-in of libcufile what to do, and sees what there is: in a
+ * file that STANDIN_CUFILE_PANEL names when the library is opened, which both map.
+ * internal/testing/fakecufile has the same.
  */
 #ifndef STANDIN_PANEL_H
 #define STANDIN_PANEL_H
@@ -10,11 +11,13 @@ struct panel {
 	_Atomic unsigned delay_us;	 /* before each request is done */
 	_Atomic unsigned hold;		 /* requests wait while this is not 0 */
 	_Atomic unsigned short_max;	 /* bytes that a request moves at most; 0: all */
-	_Atomic unsigned end_at;	 /* requests at or behind that byte of a file move nothing; 0: all do */
+	/* requests at or behind that byte of a file move nothing; 0: all do */
+	_Atomic unsigned end_at;
 	_Atomic unsigned fail_after;	 /* that request fails; 0: none */
 	_Atomic unsigned fail_code;	 /* with this errno, or error of cuFile */
 	_Atomic unsigned fail_status;	 /* in a batch, with this status; 0: that of a failure */
-	_Atomic unsigned batch_limit;	 /* entries that a batch takes; 0: as many as it was made for */
+	/* entries that a batch takes; 0: as many as it was made for */
+	_Atomic unsigned batch_limit;
 	_Atomic unsigned batch_result;	 /* of cuFileBatchIOSetUp */
 	_Atomic unsigned status_result;	 /* of cuFileBatchIOGetStatus, once */
 	_Atomic unsigned stream_result;	 /* of the calls on streams */
@@ -24,7 +27,8 @@ struct panel {
 	_Atomic unsigned direct;	 /* nvidia-fs is there; 0: compat mode */
 	_Atomic unsigned handles, buffers, batches, streams, under_way; /* that there are */
 	_Atomic unsigned reads, writes, submits, async_calls, opens;	/* calls */
-	_Atomic unsigned changed_blocks;				/* writes that were not aligned */
+	/* writes that were not aligned */
+	_Atomic unsigned changed_blocks;
 };
 
 #define PANEL_VARIABLE "STANDIN_CUFILE_PANEL"

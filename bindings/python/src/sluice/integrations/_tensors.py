@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the bytes of many tensors or arrays lie: in which storages, at which offsets, and which are better packed."""
+"""Where the bytes of many tensors or arrays lie: in which storages, at which offsets, and which are
+better packed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Optional, Sequence
 
-SMALL = 16 << 10  # bytes of a storage that is copied where there are more than FEW: a registration costs more
+# bytes of a storage that is copied where there are more than FEW: a registration costs more
+SMALL = 16 << 10
 FEW = 4
 
 Meta = Sequence["tuple[Sequence[int], Any]"]  # shape and dtype of each
@@ -36,8 +39,8 @@ class Piece(NamedTuple):
 class Plan:
     """Where tensors lie: `where` has an index into the storages and an offset for each, in the order of the tensors.
 
-    An index one beyond the storages is the packed buffer, which has `packed` bytes; `copies` are address and length of
-    what goes there, by its offset.
+    An index one beyond the storages is the packed buffer, which has `packed` bytes; `copies` are
+    address and length of what goes there, by its offset.
     """
 
     storages: list[tuple[Storage, Any]] = field(default_factory=list)
@@ -109,12 +112,14 @@ def locate(t: Any) -> Piece:
     if not t.flags.c_contiguous:
         raise ValueError("an array is not contiguous: hand over numpy.ascontiguousarray(a)")
     if t.dtype.hasobject:
-        raise ValueError("an array of Python objects cannot be handed over: it has only their addresses")
+        raise ValueError("an array of Python objects cannot be handed over: it has only their "
+                         "addresses")
     whole = t
     while isinstance(whole.base, type(t)) and whole.base.flags.c_contiguous:
         whole = whole.base
     at = whole.ctypes.data
-    return Piece(Storage(at, whole.nbytes, -1, bool(whole.flags.writeable)), t.ctypes.data - at, t.nbytes, whole)
+    return Piece(Storage(at, whole.nbytes, -1, bool(whole.flags.writeable)), t.ctypes.data - at,
+                 t.nbytes, whole)
 
 
 def describe(tensors: Sequence[Any]) -> Meta:
@@ -124,7 +129,9 @@ def describe(tensors: Sequence[Any]) -> Meta:
 
 
 def fresh(meta: Meta, spans: Sequence[int], device: Optional[str]) -> tuple[list[Any], Plan]:
-    """New tensors of these shapes, and where they lie: those of one span of the sender's share a buffer."""
+    """New tensors of these shapes, and where they lie: those of one span of the sender's share a
+    buffer.
+    """
     made, sizes = Plan(), dict[int, int]()
     for (shape, dtype), span in zip(meta, spans):
         at = aligned(sizes.get(span, 0), dtype.itemsize)
@@ -136,7 +143,8 @@ def fresh(meta: Meta, spans: Sequence[int], device: Optional[str]) -> tuple[list
         made.where.append((span, at))
         made.lengths.append(length)
     torch = sys.modules["torch"] if meta and type(meta[0][1]).__module__ == "torch" else None
-    none, buffers = _empty(torch, 0, device), {span: _empty(torch, n, device) for span, n in sizes.items()}
+    none, buffers = _empty(torch, 0, device), {span: _empty(torch, n, device) for span,
+                                               n in sizes.items()}
     index = {span: i for i, span in enumerate(buffers)}
     made.where = [(index.get(span, 0), at) for span, at in made.where]
     made.storages = [(p.storage, p.keep) for p in map(locate, buffers.values())]

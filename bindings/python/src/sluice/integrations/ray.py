@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ray Direct Transport over sluice: actors hand tensors to each other, read from memory to memory.
 
-    ray.experimental.register_tensor_transport("sluice", ["cpu", "cuda"], SluiceTransport, torch.Tensor)
+    ray.experimental.register_tensor_transport("sluice", ["cpu", "cuda"], SluiceTransport,
+    torch.Tensor)
 
 before the actors are made; then `@ray.method(tensor_transport="sluice")`. Ray 2.55 or later.
 """
@@ -39,7 +40,9 @@ _CONNECT = 10.0  # seconds
 
 @dataclass
 class SluiceMetadata(TensorTransportMetadata):  # type: ignore[misc]
-    """What a receiver needs: the sender's engine, a lease a span of its memory, and each tensor's span and offset."""
+    """What a receiver needs: the sender's engine, a lease a span of its memory, and each tensor's
+    span and offset.
+    """
 
     description: bytes = b""
     leases: tuple[bytes, ...] = ()
@@ -50,7 +53,8 @@ class SluiceMetadata(TensorTransportMetadata):  # type: ignore[misc]
 class SluiceTransport(TensorTransportManager):  # type: ignore[misc]
     """The transport of one process. Make a subclass to change what it opens.
 
-    Between hosts it needs RDMA, or tcp with an `identity`, or tcp in `plaintext` on a network that is trusted.
+    Between hosts it needs RDMA, or tcp with an `identity`, or tcp in `plaintext` on a network that
+    is trusted.
     """
 
     name = "SLUICE"
@@ -58,12 +62,14 @@ class SluiceTransport(TensorTransportManager):  # type: ignore[misc]
     plaintext = False
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # guards what follows; the collector may close a fetch in between
+        # guards what follows; the collector may close a fetch in between
+        self._lock = threading.RLock()
         self._engine: Optional[Engine] = None
         self._numbers = itertools.count(1)
         self._registered: dict[_tensors.Storage, _Registered] = {}
         self._exports: dict[str, _Export] = {}
-        self._fetches: dict[str, weakref.WeakSet[SluiceFetch]] = {}  # under way; one that is dropped ends
+        # under way; one that is dropped ends
+        self._fetches: dict[str, weakref.WeakSet[SluiceFetch]] = {}
         self._unproven: list[_Registered] = []  # memory in which bytes may land still
         self._peers: dict[bytes, Peer] = {}
         self._reach: dict[Any, bool] = {}
@@ -87,7 +93,8 @@ class SluiceTransport(TensorTransportManager):  # type: ignore[misc]
             opened.insert(1, Backend("cuda", optional=True, devices=cards))
         if self.identity is not None or self.plaintext:
             listen = f"{ray.util.get_node_ip_address()}:0"
-            files: dict[str, Any] = {} if self.identity is None else dict(zip(("certificate", "key", "authority"), self.identity))
+            files: dict[str, Any] = {} if self.identity is None else dict(zip(("certificate", "key",
+                "authority"), self.identity))
             opened.append(Backend("tcp", listen=listen, plaintext=self.plaintext, **files))
         return opened
 
@@ -111,16 +118,21 @@ class SluiceTransport(TensorTransportManager):  # type: ignore[misc]
 
         key = actor._actor_id
         if key not in self._reach:
-            self._reach[key] = ray.get(actor.__ray_call__.options(concurrency_group="_ray_system").remote(opens))
+            self._reach[key] = ray.get(actor.__ray_call__.options(
+                concurrency_group="_ray_system").remote(opens))
         return self._reach[key]
 
-    def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Any]) -> SluiceMetadata:
-        """Leases the memory of an object to whichever process Ray gives the metadata to. Many small tensors are copied."""
+    def extract_tensor_transport_metadata(self, obj_id: str,
+                                          rdt_object: list[Any]) -> SluiceMetadata:
+        """Leases the memory of an object to whichever process Ray gives the metadata to. Many small
+        tensors are copied.
+        """
         with self._lock:
             known = self._exports.get(obj_id)
         if known is not None:  # a task that was tried again
             return known.metadata
-        device = str(rdt_object[0].device) if rdt_object and hasattr(rdt_object[0], "device") else "cpu"
+        device = str(rdt_object[0].device) if rdt_object and hasattr(rdt_object[0],
+            "device") else "cpu"
         kind = device.partition(":")[0]
         if kind != "cpu":
             _synchronize(rdt_object)
@@ -150,7 +162,8 @@ class SluiceTransport(TensorTransportManager):  # type: ignore[misc]
             export.leases.append(region.lease(start, end - start, read_only=True))
         m = export.metadata
         m.description, m.leases = self._description, tuple(lease.token() for lease in export.leases)
-        m.offsets = array.array("Q", [offset - used[i][0] if n else 0 for (i, offset), n in zip(plan.where, plan.lengths)]).tobytes()
+        m.offsets = array.array("Q", [offset - used[i][0] if n else 0 for (i, offset),
+                                      n in zip(plan.where, plan.lengths)]).tobytes()
         if len(regions) > 1:
             m.spans = array.array("I", [span for span, _ in plan.where]).tobytes()
 
@@ -166,7 +179,8 @@ class SluiceTransport(TensorTransportManager):  # type: ignore[misc]
                 source: Any = HostMemory(storage.address, storage.length, storage.writable)
                 if storage.device >= 0:
                     source = DeviceMemory(storage.address, storage.length, storage.device)
-                found = _Registered(storage, engine.register(self._new_name(), source, private=True), keep)
+                found = _Registered(storage, engine.register(self._new_name(), source,
+                    private=True), keep)
                 self._registered[storage] = found
             found.users += 1
             return found
@@ -192,21 +206,26 @@ class SluiceTransport(TensorTransportManager):  # type: ignore[misc]
         for registered in export.registered:
             self._unregister(registered)
 
-    def garbage_collect(self, obj_id: str, tensor_transport_meta: TensorTransportMetadata, tensors: list[Any]) -> None:
+    def garbage_collect(self, obj_id: str, tensor_transport_meta: TensorTransportMetadata,
+                        tensors: list[Any]) -> None:
         """Ends the leases of an object, and of no other."""
         with self._lock:
             export = self._exports.pop(obj_id, None)
         if export is not None:
             self._end(export)
 
-    def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: Optional[str] = None) -> CommunicatorMetadata:
+    def get_communicator_metadata(self, src_actor: Any, dst_actor: Any,
+                                  backend: Optional[str] = None) -> CommunicatorMetadata:
         return CommunicatorMetadata()
 
-    def send_multiple_tensors(self, tensors: list[Any], tensor_transport_metadata: Any, communicator_metadata: Any) -> None:
-        raise NotImplementedError("receivers read: Ray does not call this for a transport that is one-sided")
+    def send_multiple_tensors(self, tensors: list[Any], tensor_transport_metadata: Any,
+                              communicator_metadata: Any) -> None:
+        raise NotImplementedError("receivers read: Ray does not call this for a transport that is "
+                                  "one-sided")
 
     def fetch_multiple_tensors(
-        self, obj_id: str, tensor_transport_metadata: Any, communicator_metadata: Any, target_buffers: Optional[list[Any]] = None
+        self, obj_id: str, tensor_transport_metadata: Any, communicator_metadata: Any,
+        target_buffers: Optional[list[Any]] = None
     ) -> SluiceFetch:
         """Begins to read, into the buffers where there are some."""
         m: SluiceMetadata = tensor_transport_metadata
@@ -228,7 +247,8 @@ class SluiceTransport(TensorTransportManager):  # type: ignore[misc]
         try:
             fetch_request.wait(None if timeout < 0 else timeout)
         except errors.WaitTimeout:
-            raise TimeoutError(f"object {fetch_request.obj_id} has not arrived within {timeout} s") from None
+            raise TimeoutError(
+                f"object {fetch_request.obj_id} has not arrived within {timeout} s") from None
         except Exception:
             fetch_request.close()
             raise _failed(fetch_request.obj_id) from None
@@ -236,13 +256,17 @@ class SluiceTransport(TensorTransportManager):  # type: ignore[misc]
         return tensors
 
     def recv_multiple_tensors(
-        self, obj_id: str, tensor_transport_metadata: Any, communicator_metadata: Any, target_buffers: Optional[list[Any]] = None
+        self, obj_id: str, tensor_transport_metadata: Any, communicator_metadata: Any,
+        target_buffers: Optional[list[Any]] = None
     ) -> list[Any]:
-        fetch = self.fetch_multiple_tensors(obj_id, tensor_transport_metadata, communicator_metadata, target_buffers)
+        fetch = self.fetch_multiple_tensors(obj_id, tensor_transport_metadata,
+                                            communicator_metadata, target_buffers)
         return self.wait_fetch_complete(fetch)
 
     def abort_transport(self, obj_id: str, communicator_metadata: CommunicatorMetadata) -> None:
-        """Ends the fetches of an object that are under way: no byte of theirs lands any more when this returns."""
+        """Ends the fetches of an object that are under way: no byte of theirs lands any more when
+        this returns.
+        """
         with self._lock:
             fetches = list(self._fetches.get(obj_id, ()))
         for fetch in fetches:
@@ -283,11 +307,14 @@ class _Export:
 
 
 class SluiceFetch(FetchRequest):  # type: ignore[misc]
-    """A read of one object, under way or done. It lets go of everything when its end is known, or when it is dropped."""
+    """A read of one object, under way or done. It lets go of everything when its end is known, or
+    when it is dropped.
+    """
 
     __eq__, __hash__ = object.__eq__, object.__hash__  # each is itself alone
 
-    def __init__(self, obj_id: str, tensors: list[Any], plan: _tensors.Plan, transport: SluiceTransport) -> None:
+    def __init__(self, obj_id: str, tensors: list[Any], plan: _tensors.Plan,
+                 transport: SluiceTransport) -> None:
         super().__init__(obj_id=obj_id, tensors=tensors)
         self._transport, self._plan = transport, plan
         self._transfer: Optional[Transfer] = None
@@ -315,7 +342,8 @@ class SluiceFetch(FetchRequest):  # type: ignore[misc]
             self._remotes.append(peer.lease(token))
         self._transfer = peer.transfer("read")
         lists: dict[tuple[int, int], array.array[int]] = {}
-        for (here, at), span, there, length in zip(plan.where, spans, array.array("Q", m.offsets), plan.lengths):
+        for (here, at), span, there, length in zip(plan.where, spans, array.array("Q", m.offsets),
+                                                   plan.lengths):
             if length:
                 lists.setdefault((here, span), array.array("Q")).extend((at, there, length))
         for (here, span), flat in lists.items():
@@ -381,7 +409,8 @@ class SluiceFetch(FetchRequest):  # type: ignore[misc]
 
 
 def _failed(obj_id: str) -> Exception:
-    error: Exception = RayDirectTransportError(f"object {obj_id} was not handed over: is its sender alive?\n{traceback.format_exc()}")
+    error: Exception = RayDirectTransportError(f"object {obj_id} was not handed over: is its "
+                                               f"sender alive?\n{traceback.format_exc()}")
     return error
 
 

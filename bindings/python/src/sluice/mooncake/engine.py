@@ -30,7 +30,8 @@ _CANNOT = (errors.Error, OSError, ValueError, KeyError)
 class TransferEngine:
     """Memory that peers reach by its addresses, and transfers with theirs.
 
-    Any thread may call anything. Sessions are named "host:port", with the port of the peer's `get_rpc_port`.
+    Any thread may call anything. Sessions are named "host:port", with the port of the peer's
+    `get_rpc_port`.
     """
 
     def __init__(self) -> None:
@@ -39,17 +40,21 @@ class TransferEngine:
         self._lock = threading.Lock()  # guards what follows
         self._ranges: Ranges[Region] = Ranges()
         self._numbers = itertools.count(1)
-        self._batches: dict[int, Transfer] = {}  # asynchronous ones by their numbers, until their end is told
-        self._ended: dict[int, int] = {}  # those whose end is known and was not told, with the code for it
+        # asynchronous ones by their numbers, until their end is told
+        self._batches: dict[int, Transfer] = {}
+        # those whose end is known and was not told, with the code for it
+        self._ended: dict[int, int] = {}
 
-    def initialize(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:
+    def initialize(self, local_hostname: str, metadata_server: str, protocol: str,
+                   device_name: str) -> int:
         """Opens the engine. The metadata server is "P2PHANDSHAKE"; a port after the host is ignored, as in the wheel.
 
         The protocol "tcp" reaches other hosts in plain text; "rdma" uses the devices named, or all.
         """
         try:
             if metadata_server != "P2PHANDSHAKE":
-                raise ValueError(f"the metadata server is {metadata_server!r}: P2PHANDSHAKE is the only one here")
+                raise ValueError(f"the metadata server is {metadata_server!r}: P2PHANDSHAKE is the "
+                                 f"only one here")
             host, _ = handshake.parse(local_hostname)
             self.close()
             self._engine = Engine(local_hostname, memory.backends(host, protocol, device_name))
@@ -60,7 +65,8 @@ class TransferEngine:
             return _failed("initialize", e)
         return 0
 
-    def initialize_ext(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str, metadata_type: str) -> int:
+    def initialize_ext(self, local_hostname: str, metadata_server: str, protocol: str,
+                       device_name: str, metadata_type: str) -> int:
         """The same: the kind of a metadata server says nothing where there is none."""
         return self.initialize(local_hostname, metadata_server, protocol, device_name)
 
@@ -104,7 +110,8 @@ class TransferEngine:
                     raise ValueError("the range is empty")
                 self._ranges.check(buffer_addr, capacity)
                 card = memory.card_of(buffer_addr, location)
-                source: Any = HostMemory(buffer_addr, capacity) if card is None else DeviceMemory(buffer_addr, capacity, card)
+                source: Any = HostMemory(buffer_addr, capacity) if card is None else DeviceMemory(
+                    buffer_addr, capacity, card)
                 region = engine.register(str(next(self._numbers)), source)
                 self._ranges.add(buffer_addr, capacity, region)
             except KeyError as e:
@@ -119,7 +126,8 @@ class TransferEngine:
         with self._lock:
             region = self._ranges.at(buffer_addr)
             if region is None:
-                return _failed("unregister_memory", KeyError(f"{buffer_addr:#x} is not registered"), _NOT_REGISTERED)
+                return _failed("unregister_memory", KeyError(f"{buffer_addr:#x} is not registered"),
+                               _NOT_REGISTERED)
             try:
                 for number in [n for n, transfer in self._batches.items() if transfer.done]:
                     self._end(number)
@@ -139,10 +147,12 @@ class TransferEngine:
             code = _failed(f"transfer {number}", e)
         self._ended[number] = code
 
-    def batch_register_memory(self, buffer_addresses: Sequence[int], capacities: Sequence[int], location: str = "*") -> int:
+    def batch_register_memory(self, buffer_addresses: Sequence[int], capacities: Sequence[int],
+                              location: str = "*") -> int:
         """Registers all, or none."""
         if len(buffer_addresses) != len(capacities):
-            return _failed("batch_register_memory", ValueError("the two lists have different lengths"), _OVERLAPS)
+            return _failed("batch_register_memory", ValueError("the two lists have "
+                "different lengths"), _OVERLAPS)
         done: list[int] = []
         for address, capacity in zip(buffer_addresses, capacities):
             code = self.register_memory(address, capacity, location)
@@ -207,19 +217,24 @@ class TransferEngine:
         transport_hint: str = "",
     ) -> int:
         """Copies between our memory and the peer's, and waits for the end."""
-        return self.batch_transfer_sync(target_hostname, [buffer], [peer_buffer_address], [length], opcode, notify)
+        return self.batch_transfer_sync(target_hostname, [buffer], [peer_buffer_address], [length],
+                                        opcode, notify)
 
     def transfer_sync_write(
-        self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, transport_hint: str = ""
+        self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int,
+        transport_hint: str = ""
     ) -> int:
         """Writes to the peer."""
-        return self.transfer_sync(target_hostname, buffer, peer_buffer_address, length, TransferOpcode.Write)
+        return self.transfer_sync(target_hostname, buffer, peer_buffer_address, length,
+                                  TransferOpcode.Write)
 
     def transfer_sync_read(
-        self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, transport_hint: str = ""
+        self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int,
+        transport_hint: str = ""
     ) -> int:
         """Reads from the peer."""
-        return self.transfer_sync(target_hostname, buffer, peer_buffer_address, length, TransferOpcode.Read)
+        return self.transfer_sync(target_hostname, buffer, peer_buffer_address, length,
+                                  TransferOpcode.Read)
 
     def batch_transfer_sync(
         self,
@@ -231,19 +246,23 @@ class TransferEngine:
         notify: Optional[TransferNotify] = None,
         transport_hint: str = "",
     ) -> int:
-        """Several copies as one transfer: 0 when all bytes have arrived. The notification follows them."""
+        """Several copies as one transfer: 0 when all bytes have arrived. The notification follows
+        them.
+        """
         self._opened()
         try:
             if not any(lengths) and len(buffers) == len(peer_buffer_addresses) == len(lengths):
                 return self._only(target_hostname, notify)
             for fresh in (False, True):
                 try:
-                    with self._transfer(target_hostname, buffers, peer_buffer_addresses, lengths, opcode, fresh) as transfer:
+                    with self._transfer(target_hostname, buffers, peer_buffer_addresses, lengths,
+                                        opcode, fresh) as transfer:
                         if notify is not None:
                             transfer.message(encode(notify))
                         transfer.run()
                     return 0
-                except (errors.PeerLostError, errors.RevokedError):  # restarted, or registered anew, since we asked it
+                except (errors.PeerLostError, errors.RevokedError):
+                    # restarted, or registered anew, since we asked it
                     if fresh:
                         raise
         except _CANNOT as e:
@@ -251,18 +270,22 @@ class TransferEngine:
         return 0
 
     def batch_transfer_sync_write(
-        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int], lengths: Sequence[int],
+        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int],
+        lengths: Sequence[int],
         transport_hint: str = "",
     ) -> int:
         """Writes to the peer."""
-        return self.batch_transfer_sync(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Write)
+        return self.batch_transfer_sync(target_hostname, buffers, peer_buffer_addresses, lengths,
+                                        TransferOpcode.Write)
 
     def batch_transfer_sync_read(
-        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int], lengths: Sequence[int],
+        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int],
+        lengths: Sequence[int],
         transport_hint: str = "",
     ) -> int:
         """Reads from the peer."""
-        return self.batch_transfer_sync(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Read)
+        return self.batch_transfer_sync(target_hostname, buffers, peer_buffer_addresses, lengths,
+                                        TransferOpcode.Read)
 
     def batch_transfer_async(
         self,
@@ -273,10 +296,13 @@ class TransferEngine:
         opcode: TransferOpcode,
         transport_hint: str = "",
     ) -> int:
-        """Starts several copies. The number is for `get_batch_transfer_status`; 0 where they could not be started."""
+        """Starts several copies. The number is for `get_batch_transfer_status`; 0 where they could
+        not be started.
+        """
         self._opened()
         try:
-            transfer = self._transfer(target_hostname, buffers, peer_buffer_addresses, lengths, opcode, False)
+            transfer = self._transfer(target_hostname, buffers, peer_buffer_addresses, lengths,
+                                      opcode, False)
             transfer.post()
         except _CANNOT as e:
             _failed(f"transfer with {target_hostname}", e)
@@ -287,24 +313,32 @@ class TransferEngine:
         return number
 
     def batch_transfer_async_write(
-        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int], lengths: Sequence[int],
+        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int],
+        lengths: Sequence[int],
         transport_hint: str = "",
     ) -> int:
         """Starts writing to the peer."""
-        return self.batch_transfer_async(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Write)
+        return self.batch_transfer_async(target_hostname, buffers, peer_buffer_addresses, lengths,
+                                         TransferOpcode.Write)
 
     def batch_transfer_async_read(
-        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int], lengths: Sequence[int],
+        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int],
+        lengths: Sequence[int],
         transport_hint: str = "",
     ) -> int:
         """Starts reading from the peer."""
-        return self.batch_transfer_async(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Read)
+        return self.batch_transfer_async(target_hostname, buffers, peer_buffer_addresses, lengths,
+                                         TransferOpcode.Read)
 
     def transfer_submit_write(
-        self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, transport_hint: str = ""
+        self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int,
+        transport_hint: str = ""
     ) -> int:
-        """Starts one write. The number is for `transfer_check_status`; 0 where it could not be started."""
-        return self.batch_transfer_async_write(target_hostname, [buffer], [peer_buffer_address], [length])
+        """Starts one write. The number is for `transfer_check_status`; 0 where it could not be
+        started.
+        """
+        return self.batch_transfer_async_write(target_hostname, [buffer], [peer_buffer_address],
+                                               [length])
 
     def get_batch_transfer_status(self, batch_ids: Sequence[int]) -> int:
         """Waits for all: 0 when each has ended well. The numbers are used up."""
@@ -322,14 +356,17 @@ class TransferEngine:
         return result
 
     def transfer_check_status(self, batch_id: int) -> int:
-        """1 when it has ended well, 0 while it is under way, -1 when it has failed. Its end is told once."""
+        """1 when it has ended well, 0 while it is under way, -1 when it has failed. Its end is told
+        once.
+        """
         with self._lock:
             if batch_id in self._batches:
                 if not self._batches[batch_id].done:
                     return _PENDING
                 self._end(batch_id)
             if batch_id not in self._ended:
-                return _failed("transfer_check_status", KeyError(f"there is no transfer {batch_id}, or its end was told"))
+                return _failed("transfer_check_status", KeyError(f"there is no transfer "
+                    f"{batch_id}, or its end was told"))
             return self._ended.pop(batch_id)
 
     def _only(self, session: str, notify: Optional[TransferNotify]) -> int:
@@ -340,7 +377,8 @@ class TransferEngine:
         return 0
 
     def _transfer(
-        self, session: str, buffers: Sequence[int], addresses: Sequence[int], lengths: Sequence[int], opcode: TransferOpcode, fresh: bool
+        self, session: str, buffers: Sequence[int], addresses: Sequence[int],
+        lengths: Sequence[int], opcode: TransferOpcode, fresh: bool
     ) -> Transfer:
         """A transfer with these copies listed, which the peer knows."""
         if not len(buffers) == len(addresses) == len(lengths):

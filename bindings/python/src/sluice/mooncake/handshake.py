@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How engines meet by a session name: the one that is named "host:port" answers there with how to reach its memory.
 
-As with Mooncake's P2PHANDSHAKE, nothing here says which process is at the other end: every host that reaches the port
-can read and write the registered memory. Keep it to a network that you trust.
+As with Mooncake's P2PHANDSHAKE, nothing here says which process is at the other end: every host
+that reaches the port can read and write the registered memory. Keep it to a network that you trust.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class Offer(NamedTuple):
 
 
 def parse(session: str) -> tuple[str, int]:
-    """Host and port of "host:port" or "[v6]:port". ValueError for anything else; port 0 where none is named."""
+    """Host and port of "host:port" or "[v6]:port". ValueError for anything else; port 0 where none
+    is named.
+    """
     if session.startswith("["):
         host, bracket, rest = session[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
@@ -42,7 +44,8 @@ def parse(session: str) -> tuple[str, int]:
 def fetch(session: str) -> Offer:
     """Asks the engine of that name. OSError or ValueError where none answers."""
     answer = json.loads(_ask(session, _GET))
-    return Offer(base64.b64decode(answer["description"]), [(str(n), int(a), int(size)) for n, a, size in answer["ranges"]])
+    return Offer(base64.b64decode(answer["description"]), [(str(n), int(a), int(size)) for n, a,
+                                                           size in answer["ranges"]])
 
 
 def probe(session: str) -> None:
@@ -73,7 +76,8 @@ class Server:
                 word = self.rfile.readline(64)
                 if word == _GET:
                     mine = offer()
-                    text = {"description": base64.b64encode(mine.description).decode(), "ranges": mine.ranges}
+                    text = {"description": base64.b64encode(mine.description).decode(),
+                            "ranges": mine.ranges}
                     self.wfile.write(json.dumps(text).encode())
                 elif word == _PROBE:
                     self.wfile.write(b"here")
@@ -87,7 +91,8 @@ class Server:
 
         self._server = Listening((host, port), Handler)
         self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, name="sluice-mooncake", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="sluice-mooncake",
+                                        daemon=True)
         self._thread.start()
 
     def close(self) -> None:

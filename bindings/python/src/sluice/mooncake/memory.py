@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine opens for a protocol of Mooncake's, which memory is of a card, and the copies of a transfer."""
+"""What an engine opens for a protocol of Mooncake's, which memory is of a card, and the copies of a
+transfer.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def backends(host: str, protocol: str, devices: str) -> list[Union[str, Backend]
         return [*opened, Backend("tcp", plaintext=True, listen=f"{where}:0")]
     if protocol == "rdma":
         own = {"devices": devices} if devices else {}
-        return [*opened, Backend("rdma", optional=True, **own), Backend("ucx", optional=True, **own)]
+        return [*opened, Backend("rdma", optional=True, **own), Backend("ucx", optional=True,
+            **own)]
     raise ValueError(f'the protocol is {protocol!r}: there are "tcp" and "rdma"')
 
 
@@ -37,16 +40,20 @@ def _cards_in_use() -> bool:
 
 
 def card_of(address: int, location: str) -> Optional[int]:
-    """The number of the card that an address lies on, None for host memory. The driver is asked where "*" says nothing."""
+    """The number of the card that an address lies on, None for host memory. The driver is asked
+    where "*" says nothing.
+    """
     kind, _, number = location.partition(":")
     if kind == "cuda":
         return int(number)
     if kind != "*" or not _cards_in_use():
         return None
     driver, found = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint()
-    if driver.cuPointerGetAttribute(ctypes.byref(found), _MEMORY_TYPE, ctypes.c_uint64(address)) or found.value != _DEVICE:
+    if driver.cuPointerGetAttribute(ctypes.byref(found), _MEMORY_TYPE,
+                                    ctypes.c_uint64(address)) or found.value != _DEVICE:
         return None
-    if driver.cuPointerGetAttribute(ctypes.byref(found), _POINTER_ORDINAL, ctypes.c_uint64(address)):
+    if driver.cuPointerGetAttribute(ctypes.byref(found), _POINTER_ORDINAL,
+                                    ctypes.c_uint64(address)):
         raise ValueError(f"the driver does not say on which card {address:#x} lies")
     return found.value
 
@@ -61,9 +68,11 @@ def fill(
 ) -> None:
     """Lists copies between addresses, given where the ranges around them begin."""
     lists: dict[tuple[int, int], array.array[int]] = {}
-    for (start, _), (there, _), buffer, address, length in zip(local, remote, buffers, addresses, lengths):
+    for (start, _), (there, _), buffer, address, length in zip(local, remote, buffers, addresses,
+        lengths):
         if length:
-            lists.setdefault((start, there), array.array("Q")).extend((buffer - start, address - there, length))
+            lists.setdefault((start, there), array.array("Q")).extend((buffer - start,
+                address - there, length))
     ours, theirs = dict(local), dict(remote)
     for (start, there), flat in lists.items():
         rows = memoryview(flat).cast("B").cast("Q", (len(flat) // 3, 3))

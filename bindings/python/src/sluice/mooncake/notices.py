@@ -17,7 +17,8 @@ class TransferOpcode(enum.IntEnum):
 
 
 class TransferNotify:
-    """A name and a message, which the peer finds by `get_notifies` after the bytes of a transfer."""
+    """A name and a message, which the peer finds by `get_notifies` after the bytes of a transfer.
+    """
 
     def __init__(self, name: str = "", msg: str = "") -> None:
         self.name, self.msg = name, msg

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which region an address lies in: Mooncake names memory by addresses, sluice by regions and offsets."""
+"""Which region an address lies in: Mooncake names memory by addresses, sluice by regions and
+offsets.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class Ranges(Generic[T]):
     def at(self, address: int) -> Optional[T]:
         """What the range that begins there stands for."""
         at = bisect.bisect_left(self._starts, address)
-        return self._entries[at][2] if at < len(self._starts) and self._starts[at] == address else None
+        return self._entries[at][2] if at < len(self._starts) and self._starts[
+            at] == address else None
 
     def drop(self, address: int) -> None:
         """Removes the range that begins there."""
@@ -40,10 +43,13 @@ class Ranges(Generic[T]):
         del self._starts[at], self._entries[at]
 
     def find(self, address: int, length: int) -> tuple[int, T]:
-        """The start of the range that holds all of it, and what that stands for. KeyError where none does."""
+        """The start of the range that holds all of it, and what that stands for. KeyError where
+        none does.
+        """
         at = bisect.bisect_right(self._starts, address) - 1
         if at < 0 or address + length > self._starts[at] + self._entries[at][1]:
-            raise KeyError(f"{length} bytes at {address:#x} lie in no registered range, or go past its end")
+            raise KeyError(f"{length} bytes at {address:#x} lie in no registered range, or go "
+                           f"past its end")
         return self._starts[at], self._entries[at][2]
 
     def __iter__(self) -> Iterator[tuple[int, int, T]]:

@@ -26,7 +26,8 @@ class Session:
         self._ranges = _ranges(offer)
 
     def learn(self) -> None:
-        """Asks the engine what it offers now. errors.Error when it is another engine than before."""
+        """Asks the engine what it offers now. errors.Error when it is another engine than before.
+        """
         with self._learning:
             offer = handshake.fetch(self.session)
             ranges = _ranges(offer)
@@ -40,7 +41,8 @@ class Session:
         """Where its first range begins, 0 where there is none."""
         return next((address for address, _, _ in self._ranges), 0)
 
-    def find_all(self, addresses: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, Remote]]:
+    def find_all(self, addresses: Sequence[int], lengths: Sequence[int]) -> list[tuple[int,
+        Remote]]:
         """The ranges around these addresses. What we do not know yet we ask for once."""
         try:
             return self._find_all(addresses, lengths)
@@ -48,7 +50,8 @@ class Session:
             self.learn()
             return self._find_all(addresses, lengths)
 
-    def _find_all(self, addresses: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, Remote]]:
+    def _find_all(self, addresses: Sequence[int], lengths: Sequence[int]) -> list[tuple[int,
+        Remote]]:
         with self._lock:
             found = [self._ranges.find(a, n) for a, n in zip(addresses, lengths)]
             return [(start, self._remote(name)) for start, name in found]
@@ -80,7 +83,8 @@ class Sessions:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._met: dict[str, Session] = {}
-        self._locks: dict[str, threading.Lock] = {}  # one a name: a peer that does not answer holds up no other
+        # one a name: a peer that does not answer holds up no other
+        self._locks: dict[str, threading.Lock] = {}
 
     def meet(self, session: str, fresh: bool = False) -> Session:
         """The engine of that name. `fresh` asks it for what it offers, whatever is known of it."""

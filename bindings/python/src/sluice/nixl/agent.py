@@ -39,7 +39,8 @@ class nixl_agent_config:
 class nixl_agent(Transfers, Notifications):
     """Registers memory, meets other agents, and moves bytes between its memory and theirs."""
 
-    def __init__(self, agent_name: str, nixl_conf: Optional[nixl_agent_config] = None, instantiate_all: bool = False) -> None:
+    def __init__(self, agent_name: str, nixl_conf: Optional[nixl_agent_config] = None,
+                 instantiate_all: bool = False) -> None:
         super().__init__(agent_name)
         self._listener: Optional[listening.Listener] = None
         config = nixl_conf or nixl_agent_config()
@@ -49,7 +50,8 @@ class nixl_agent(Transfers, Notifications):
             if name in plugins.PLUGINS:
                 self.create_backend(name)
             else:
-                logger.warning("there is no %s here, and it is left out: there are %s", name, ", ".join(plugins.PLUGINS))
+                logger.warning("there is no %s here, and it is left out: there are %s", name,
+                               ", ".join(plugins.PLUGINS))
         logger.info("Initialized NIXL agent: %s", agent_name)
         if config.enable_listen:
             self._listener = listening.Listener(self, config.port)

@@ -36,29 +36,36 @@ class Backends:
 
     def get_plugin_mem_types(self, backend: str) -> list[str]:
         """The types of memory that a plugin serves."""
-        return list(plugins.PLUGINS[backend].mems) if backend in plugins.PLUGINS else _nothing(backend, [])
+        return list(plugins.PLUGINS[backend].mems) if backend in plugins.PLUGINS else _nothing(
+            backend, [])
 
     def get_plugin_params(self, backend: str) -> dict[str, str]:
         """Parameters of a plugin and their defaults."""
-        return dict(plugins.PLUGINS[backend].params) if backend in plugins.PLUGINS else _nothing(backend, {})
+        return dict(plugins.PLUGINS[backend].params) if backend in plugins.PLUGINS else _nothing(
+            backend, {})
 
     def get_backend_mem_types(self, backend: str) -> list[str]:
         """The types of memory that a backend of this agent serves."""
-        return list(plugins.PLUGINS[backend].mems) if backend in self.backends else _nothing(backend, [])
+        return list(plugins.PLUGINS[backend].mems) if backend in self.backends else _nothing(
+            backend, [])
 
     def get_backend_params(self, backend: str) -> dict[str, str]:
         """What a backend of this agent was made with."""
         return dict(self._params[backend]) if backend in self.backends else _nothing(backend, {})
 
     def create_backend(self, backend: str, initParams: Optional[dict[str, str]] = None) -> None:
-        """Adds a backend. Before the first registration: an engine has its backends from the beginning."""
+        """Adds a backend. Before the first registration: an engine has its backends from the
+        beginning.
+        """
         with self._lock:
             if backend not in plugins.PLUGINS:
-                raise b.nixlNotFoundError(f"there is no {backend}: there are {', '.join(plugins.PLUGINS)}")
+                raise b.nixlNotFoundError(
+                    f"there is no {backend}: there are {', '.join(plugins.PLUGINS)}")
             if backend in self.backends:
                 raise b.nixlInvalidParamError(f"{backend} was created before")
             if self._engine is not None:
-                raise b.nixlNotAllowedError(f"create {backend} before memory is registered or an agent is met")
+                raise b.nixlNotAllowedError(f"create {backend} before memory is registered or an "
+                                            f"agent is met")
             params = plugins.known(backend, {k: str(v) for k, v in (initParams or {}).items()})
             tried = plugins.trial(backend, params)
             if tried is not None:

@@ -296,7 +296,8 @@ def decode_list(data: bytes) -> Union[nixlXferDList, nixlRegDList]:
         about: Optional[list[bytes]] = None
         if len(data) > at + 24 * n:
             about = [bytes.fromhex(m) for m in json.loads(data[at + 24 * n :])]
-        made: Union[nixlXferDList, nixlRegDList] = (nixlRegDList if registered else nixlXferDList)(nixl_mem_t(kind), rows)
+        made: Union[nixlXferDList, nixlRegDList] = (nixlRegDList if registered
+                                                    else nixlXferDList)(nixl_mem_t(kind), rows)
         if isinstance(made, nixlRegDList) and about is not None:
             if len(about) != n:
                 raise ValueError("as many words as descriptors are wanted")

@@ -30,7 +30,8 @@ class Metadata:
 def encode(m: Metadata) -> bytes:
     name = m.agent.encode()
     parts = [_HEAD.pack(m.whole, len(name), len(m.ranges), len(m.description)), name]
-    parts += [_RANGE.pack(r.kind.value, r.device, r.address, r.length, int(r.name)) for r in m.ranges]
+    parts += [_RANGE.pack(r.kind.value, r.device, r.address, r.length, int(r.name))
+              for r in m.ranges]
     packed = zlib.compress(b"".join([*parts, m.description]), 1)
     return _MAGIC + struct.pack("<I", zlib.crc32(packed)) + packed
 
@@ -55,6 +56,7 @@ def decode(data: bytes) -> Metadata:
         for i in range(count):
             kind, device, address, length, number = _RANGE.unpack_from(body, at + i * _RANGE.size)
             ranges.append(Range[Any](nixl_mem_t(kind), address, length, device, str(number), None))
-        return Metadata(body[_HEAD.size : at].decode(), bool(whole), ranges, body[at + count * _RANGE.size :])
+        return Metadata(body[_HEAD.size : at].decode(), bool(whole), ranges,
+                        body[at + count * _RANGE.size :])
     except (ValueError, struct.error, zlib.error) as e:
         raise nixlMismatchError(f"load metadata: {e}") from e

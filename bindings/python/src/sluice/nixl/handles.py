@@ -52,7 +52,8 @@ def as_nixl(e: errors.Error) -> Exception:
 class nixl_prepped_dlist_handle:
     """Descriptors that were looked up, for make_prepped_xfer."""
 
-    def __init__(self, agent: str, at: Union[Located[Any], Runs[Any], None], files: bool, backends: list[str]) -> None:
+    def __init__(self, agent: str, at: Union[Located[Any], Runs[Any], None], files: bool,
+                 backends: list[str]) -> None:
         self.agent, self.at, self.files, self.backends = agent, at, files, backends
         self._released = False
 
@@ -67,7 +68,8 @@ class nixl_prepped_dlist_handle:
 class nixl_xfer_handle:
     """A transfer. `release` ends it: when that returns, no byte of it lands any more."""
 
-    def __init__(self, agent: Backends, transfer: Transfer, plugin: str, total: int, count: int) -> None:
+    def __init__(self, agent: Backends, transfer: Transfer, plugin: str, total: int,
+                 count: int) -> None:
         self.agent, self.plugin, self.total, self.count = agent, plugin, total, count
         self._transfer: Optional[Transfer] = transfer
         self._posted = 0.0  # when, as time.time
@@ -113,7 +115,8 @@ class nixl_xfer_handle:
     def telemetry(self) -> b.nixlXferTelemetry:
         if not self._lasted:
             raise b.nixlNotPostedError("the transfer is not done, or was not seen done")
-        return b.nixlXferTelemetry(self._posted * 1e6, self._took * 1e6, self._lasted * 1e6, self.total, self.count)
+        return b.nixlXferTelemetry(self._posted * 1e6, self._took * 1e6, self._lasted * 1e6,
+                                   self.total, self.count)
 
     def release(self) -> None:
         """Aborts it where it is under way, and gives it back."""

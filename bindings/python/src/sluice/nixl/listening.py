@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agents that hand each other their metadata over a port.
 
-As with NIXL, nothing here says who is at the other end: whoever reaches the port gets the metadata, with which this
-agent's memory can be reached. Keep it to a network that you trust.
+As with NIXL, nothing here says who is at the other end: whoever reaches the port gets the metadata,
+with which this agent's memory can be reached. Keep it to a network that you trust.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ class Caller:
             try:
                 with socket.create_connection((ip, port), timeout=_LIMIT) as s:
                     exchange(s)
-            except Exception as e:  # nobody waits for it: check_remote_metadata shows that nothing came
+            except Exception as e:
+                # nobody waits for it: check_remote_metadata shows that nothing came
                 logger.error("exchange metadata with %s port %d: %s", ip, port, e)
 
         if self._thread is None:

@@ -51,33 +51,43 @@ class Meeting(Memory):
         self._caller = listening.Caller()
 
     def get_agent_metadata(self) -> bytes:
-        """What other agents need to reach all memory of this one. Send it over a channel that you trust."""
+        """What other agents need to reach all memory of this one. Send it over a channel that you
+        trust.
+        """
         with self._lock:
-            ranges = [r for r in self._places.all() if r.kind in (b.DRAM_SEG, b.VRAM_SEG, b.FILE_SEG, b.BLK_SEG)]
+            ranges = [r for r in self._places.all() if r.kind in (b.DRAM_SEG, b.VRAM_SEG,
+                b.FILE_SEG, b.BLK_SEG)]
             return self._metadata(ranges, whole=True)
 
-    def get_partial_agent_metadata(self, descs: b.nixlRegDList, inc_conn_info: bool = False, backends: Iterable[str] = ()) -> bytes:
+    def get_partial_agent_metadata(self, descs: b.nixlRegDList, inc_conn_info: bool = False,
+                                   backends: Iterable[str] = ()) -> bytes:
         """The same of some memory. How to connect is always in it."""
         self._handles(backends)
         with self._lock:
-            found = [self._places.exact(descs.getType(), *descs[i][:3]) for i in range(descs.descCount())]
+            found = [self._places.exact(descs.getType(), *descs[i][:3])
+                     for i in range(descs.descCount())]
             if None in found:
-                raise b.nixlNotFoundError(f"descriptor {found.index(None)} is not registered as this range")
+                raise b.nixlNotFoundError(f"descriptor {found.index(None)} is not registered as "
+                                          f"this range")
             return self._metadata([r for r in found if r is not None], whole=False)
 
     def _metadata(self, ranges: list[Range[Region]], whole: bool) -> bytes:
         if not any(plugins.PLUGINS[name].remote for name in self.backends):
-            raise b.nixlInvalidParamError("no backend of this agent reaches others: create UCX, SHM, TCP or RDMA")
+            raise b.nixlInvalidParamError("no backend of this agent reaches others: create UCX, "
+                                          "SHM, TCP or RDMA")
         engine = self._open()
         with translated():
             description = engine.describe(engine._regions[TOLD_ALWAYS], *[r.what for r in ranges])
         return blob.encode(blob.Metadata(self.name, whole, list(ranges), description))
 
     def add_remote_agent(self, metadata: bytes) -> bytes:
-        """Meets an agent by its metadata, and learns of more memory of one that is known. Returns its name."""
+        """Meets an agent by its metadata, and learns of more memory of one that is known. Returns
+        its name.
+        """
         m = blob.decode(metadata)
         if m.agent == self.name:
-            raise b.nixlInvalidParamError("this is our own metadata: our own memory is reached by our own name")
+            raise b.nixlInvalidParamError("this is our own metadata: our own memory is reached by "
+                                          "our own name")
         with self._turn(m.agent), translated():
             with self._lock:
                 known = self._remotes.get(m.agent)
@@ -99,7 +109,9 @@ class Meeting(Memory):
 
     @contextmanager
     def _turn(self, agent: str) -> Iterator[None]:
-        """Keeps meetings with one agent in order. The lock is free meanwhile: one that does not answer holds up no other."""
+        """Keeps meetings with one agent in order. The lock is free meanwhile: one that does not
+        answer holds up no other.
+        """
         with self._met:
             self._met.wait_for(lambda: agent not in self._meeting)
             self._meeting.add(agent)
@@ -166,8 +178,11 @@ class Meeting(Memory):
         data = self.get_partial_agent_metadata(descs, inc_conn_info, backends)
         self._call(ip_addr, port, lambda s: listening.send(s, listening.PUT, data))
 
-    def fetch_remote_metadata(self, remote_agent: Name, ip_addr: str = "", port: int = DEFAULT_COMM_PORT, label: str = "") -> None:
-        """Asks the agent that listens there for its metadata, without waiting: check_remote_metadata says when it is there."""
+    def fetch_remote_metadata(self, remote_agent: Name, ip_addr: str = "",
+                              port: int = DEFAULT_COMM_PORT, label: str = "") -> None:
+        """Asks the agent that listens there for its metadata, without waiting:
+        check_remote_metadata says when it is there.
+        """
 
         def exchange(s: Any) -> None:
             listening.send(s, listening.GET, self.name.encode())

@@ -24,18 +24,24 @@ class Memory(Backends):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._places: Places[Region] = Places()
-        self._files: dict[str, tuple[b.nixl_mem_t, int, Optional[bytes]]] = {}  # of registrations: kind, number, path
+        # of registrations: kind, number, path
+        self._files: dict[str, tuple[b.nixl_mem_t, int, Optional[bytes]]] = {}
         self._numbers = itertools.count(1)
 
     def get_xfer_descs(self, descs: Any, mem_type: Optional[str] = None) -> Any:
-        """A list for transfers of tuples (address, length, device), rows of them, or tensors; None for anything else."""
+        """A list for transfers of tuples (address, length, device), rows of them, or tensors; None
+        for anything else.
+        """
         return lists.xfer_list(descs, mem_type)
 
     def get_reg_descs(self, descs: Any, mem_type: Optional[str] = None) -> Any:
-        """A list for registering of tuples (address, length, device, meta), rows of the first three, or tensors."""
+        """A list for registering of tuples (address, length, device, meta), rows of the first
+        three, or tensors.
+        """
         return lists.reg_list(descs, mem_type)
 
-    def get_remote_descs(self, descs: Any, mem_type: Optional[str] = None) -> Optional[b.nixlRemoteDList]:
+    def get_remote_descs(self, descs: Any, mem_type: Optional[str] = None) -> Optional[
+        b.nixlRemoteDList]:
         """A list of tuples (address, length, device, agent)."""
         if isinstance(descs, b.nixlRemoteDList):
             return descs
@@ -45,15 +51,20 @@ class Memory(Backends):
         return b.nixlRemoteDList(lists.MEMS[mem_type], descs)
 
     def get_serialized_descs(self, descs: Any) -> bytes:
-        """Bytes of a list, which deserialize_descs of any agent takes. They are data, and no pickle."""
+        """Bytes of a list, which deserialize_descs of any agent takes. They are data, and no
+        pickle.
+        """
         return b.encode_list(descs)
 
     def deserialize_descs(self, serialized_descs: bytes) -> Any:
         """The list again."""
         return b.decode_list(serialized_descs)
 
-    def register_memory(self, reg_list: Any, mem_type: Optional[str] = None, backends: Iterable[str] = ()) -> b.nixlRegDList:
-        """Registers ranges, tensors or a list; the list that it returns is what deregister_memory takes."""
+    def register_memory(self, reg_list: Any, mem_type: Optional[str] = None,
+                        backends: Iterable[str] = ()) -> b.nixlRegDList:
+        """Registers ranges, tensors or a list; the list that it returns is what deregister_memory
+        takes.
+        """
         descs: Optional[b.nixlRegDList] = self.get_reg_descs(reg_list, mem_type)
         self._handles(backends)
         if descs is None:
@@ -76,7 +87,8 @@ class Memory(Backends):
                 self._places.put(r)
         return descs
 
-    def _register(self, engine: Engine, kind: b.nixl_mem_t, address: int, length: int, device: int, meta: bytes) -> Range[Region]:
+    def _register(self, engine: Engine, kind: b.nixl_mem_t, address: int, length: int, device: int,
+                  meta: bytes) -> Range[Region]:
         source: Any
         read_only = False
         if kind == b.DRAM_SEG:
@@ -87,7 +99,8 @@ class Memory(Backends):
             named = paths.parse(meta)
             read_only = named is not None and not named.writable
             self._check_number(kind, device, named)
-            source = File(device if named is None else named.open(address + length), address, length or None)
+            source = File(device if named is None else named.open(address + length), address, length
+                          or None)
         else:
             raise errors.NotSupportedError(f"there is no backend for {kind.name}")
         number = next(self._numbers)
@@ -101,7 +114,8 @@ class Memory(Backends):
         path = None if named is None else named.path
         for other_kind, other_device, other in self._files.values():
             if (other_kind, other_device) == (kind, device) and other != path:
-                raise errors.ArgumentError(f"device {device} stands for {_called(other)} already: give each path a number of its own")
+                raise errors.ArgumentError(f"device {device} stands for {_called(other)} already: "
+                                           f"give each path a number of its own")
 
     def deregister_memory(self, dereg_list: b.nixlRegDList, backends: Iterable[str] = ()) -> None:
         """Ends registrations: no peer reaches them any more when this returns.
@@ -111,9 +125,11 @@ class Memory(Backends):
         self._handles(backends)
         kind = dereg_list.getType()
         with self._lock:
-            found = [self._places.exact(kind, *dereg_list[i][:3]) for i in range(dereg_list.descCount())]
+            found = [self._places.exact(kind, *dereg_list[i][:3])
+                     for i in range(dereg_list.descCount())]
             if None in found:
-                raise b.nixlNotFoundError(f"descriptor {found.index(None)} is not registered as this range")
+                raise b.nixlNotFoundError(f"descriptor {found.index(None)} is not registered as "
+                                          f"this range")
             for r in found:
                 assert r is not None
                 with translated():
@@ -121,8 +137,11 @@ class Memory(Backends):
                 self._places.drop(r.name)
                 self._files.pop(r.name, None)
 
-    def query_memory(self, reg_list: Any, backend: str, mem_type: Optional[str] = None) -> list[Optional[dict[str, str]]]:
-        """For files named by their paths: size, mode and time of change, or None for one that is not there."""
+    def query_memory(self, reg_list: Any, backend: str, mem_type: Optional[str] = None) -> list[
+        Optional[dict[str, str]]]:
+        """For files named by their paths: size, mode and time of change, or None for one that is
+        not there.
+        """
         descs: Optional[b.nixlRegDList] = self.get_reg_descs(reg_list, mem_type)
         if backend not in self.backends:
             raise ValueError(f"there is no backend {backend!r}: there are {list(self.backends)}")
@@ -138,7 +157,8 @@ def _query(path: bytes) -> Optional[dict[str, str]]:
         found = os.stat(path)
     except (OSError, ValueError):
         return None
-    return {"size": str(found.st_size), "mode": str(found.st_mode), "mtime": str(int(found.st_mtime))}
+    return {"size": str(found.st_size), "mode": str(found.st_mode),
+            "mtime": str(int(found.st_mtime))}
 
 
 def _called(path: Optional[bytes]) -> str:

@@ -24,4 +24,5 @@ def unframe(data: bytes) -> Optional[tuple[str, bytes]]:
     magic, length = _HEAD.unpack_from(data)
     if magic != _MAGIC or len(data) < _HEAD.size + length:
         return None
-    return data[_HEAD.size : _HEAD.size + length].decode("utf-8", "replace"), data[_HEAD.size + length :]
+    return data[_HEAD.size : _HEAD.size + length].decode("utf-8",
+                                                         "replace"), data[_HEAD.size + length :]

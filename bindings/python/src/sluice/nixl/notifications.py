@@ -29,7 +29,8 @@ class Notifications(Meeting):
         self.notifs = self._collect(self.notifs, backends)
         return self.notifs
 
-    def _collect(self, into: dict[str, list[bytes]], backends: Iterable[str]) -> dict[str, list[bytes]]:
+    def _collect(self, into: dict[str, list[bytes]], backends: Iterable[str]) -> dict[str,
+        list[bytes]]:
         self._handles(backends)
         if self._engine is None:
             return into
@@ -45,17 +46,22 @@ class Notifications(Meeting):
                 into.setdefault(found[0], []).append(found[1])
 
     def check_remote_xfer_done(
-        self, remote_agent_name: Name, lookup_tag: bytes, backends: Iterable[str] = (), tag_is_prefix: bool = True
+        self, remote_agent_name: Name, lookup_tag: bytes, backends: Iterable[str] = (),
+        tag_is_prefix: bool = True
     ) -> bool:
-        """Whether a message that begins with the tag, or has it in it, has come; that one is taken then."""
-        tag, kept = b.as_bytes(lookup_tag), self.update_notifs(backends).get(as_text(remote_agent_name), [])
+        """Whether a message that begins with the tag, or has it in it, has come; that one is taken
+        then.
+        """
+        tag, kept = b.as_bytes(lookup_tag), self.update_notifs(backends).get(
+            as_text(remote_agent_name), [])
         for i, message in enumerate(kept):
             if message.startswith(tag) if tag_is_prefix else tag in message:
                 del kept[i]
                 return True
         return False
 
-    def send_notif(self, remote_agent_name: Name, notif_msg: Union[str, bytes], backend: Optional[str] = None) -> None:
+    def send_notif(self, remote_agent_name: Name, notif_msg: Union[str, bytes],
+                   backend: Optional[str] = None) -> None:
         """Sends a message without a transfer, and without waiting for the peer."""
         self._handles([backend] if backend else [])
         name = as_text(remote_agent_name)

@@ -53,7 +53,8 @@ class Outbox:
                 continue
             except errors.Error as e:
                 with self._lock:
-                    logger.warning("%d notifications are lost with their peer: %s", len(self._waiting), e)
+                    logger.warning("%d notifications are lost with their peer: %s",
+                                   len(self._waiting), e)
                     self._waiting.clear()
                 continue
             with self._lock:

@@ -36,15 +36,18 @@ class Named:
 
 
 def parse(meta: bytes) -> Optional[Named]:
-    """What a registration says of a path; None where it has none, and the number is a descriptor."""
+    """What a registration says of a path; None where it has none, and the number is a descriptor.
+    """
     words, colon, path = meta.partition(b":")
     access, *others = words.lower().split(b",")
     if not colon or access not in _ACCESS:
         return None
     for word in others:
         if word not in _WORDS:
-            raise b.nixlInvalidParamError(f"{os.fsdecode(words)!r} before a path: there are ro or rw, and then create and direct")
+            raise b.nixlInvalidParamError(f"{os.fsdecode(words)!r} before a path: there are ro or "
+                                          f"rw, and then create and direct")
     writable = _ACCESS[access]
     if not path or b"\0" in path or (b"create" in others and not writable):
-        raise b.nixlInvalidParamError(f"{os.fsdecode(meta)!r} names no file that could be opened so")
+        raise b.nixlInvalidParamError(
+            f"{os.fsdecode(meta)!r} names no file that could be opened so")
     return Named(path, writable, b"create" in others)

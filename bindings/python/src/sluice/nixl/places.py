@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which region an address lies in: NIXL names memory by addresses, sluice by regions and offsets."""
+"""Which region an address lies in: NIXL names memory by addresses, sluice by regions and offsets.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class _Table(Generic[T]):
         for i, r in enumerate(self.ranges):
             if r.address <= address and address + length <= r.address + r.length:
                 return i
-        raise nixlNotFoundError(f"{length} bytes at {address:#x} of {kind.name} lie in no registered range, or go past its end")
+        raise nixlNotFoundError(f"{length} bytes at {address:#x} of {kind.name} lie in no "
+                                f"registered range, or go past its end")
 
 
 @dataclass
@@ -66,7 +68,9 @@ class Located(Generic[T]):
 
 @dataclass
 class Runs(Generic[T]):
-    """Descriptors as runs of blocks, each by its range and first offset: what they take does not depend on the blocks."""
+    """Descriptors as runs of blocks, each by its range and first offset: what they take does not
+    depend on the blocks.
+    """
 
     first: Located[T]  # the first block of each run
     strides: Rows
@@ -102,7 +106,8 @@ PATTERN_LEAST = 8  # below it a pattern saves nothing
 
 def find_pattern(at: Located[Any]) -> Optional[Pattern]:
     """What a list of blocks of a cache is mostly."""
-    if at.which is not None or len(at.offsets) < PATTERN_LEAST or (at.lengths != at.lengths[0]).any():
+    if at.which is not None or len(at.offsets) < PATTERN_LEAST or (at.lengths != at.lengths[0]).any(
+    ):
         return None
     base = int(at.offsets.min())
     away = at.offsets - np.uint64(base)
@@ -133,7 +138,8 @@ class Places(Generic[T]):
     def exact(self, kind: nixl_mem_t, address: int, length: int, device: int) -> Optional[Range[T]]:
         """The latest that is registered as this range, neither more nor less."""
         table = self._table((kind, device))
-        lo, hi = np.searchsorted(table.starts, np.uint64(address), "left"), np.searchsorted(table.starts, np.uint64(address), "right")
+        lo, hi = np.searchsorted(table.starts, np.uint64(address), "left"), np.searchsorted(
+            table.starts, np.uint64(address), "right")
         for i in range(int(hi) - 1, int(lo) - 1, -1):
             if table.ranges[i].length == length:
                 return table.ranges[i]
@@ -155,12 +161,15 @@ class Places(Generic[T]):
         return Located(ranges, which, offsets, rows[:, 1])
 
     def locate_runs(self, kind: nixl_mem_t, strided: Rows) -> Runs[T]:
-        """Finds rows of (address, length, device, stride, count), each in one range: nixlNotFoundError else."""
+        """Finds rows of (address, length, device, stride, count), each in one range:
+        nixlNotFoundError else.
+        """
         rows = strided[strided[:, 4] > 0]
         counts, strides = rows[:, 4].astype(np.int64), rows[:, 3]
         whole = rows[:, :3].copy()
         reach = (rows[:, 4] - np.uint64(1)) * strides
-        if ((rows[:, 4].astype(float) - 1) * strides.astype(float) + whole[:, 1].astype(float) >= 2.0**63).any():
+        if ((rows[:, 4].astype(float) - 1) * strides.astype(float) + whole[:,
+            1].astype(float) >= 2.0**63).any():
             raise nixlNotFoundError("a run of strided descriptors goes past the end of all memory")
         whole[:, 1] += reach
         first = self.locate(kind, whole)
@@ -174,7 +183,8 @@ class Places(Generic[T]):
         low = at < 0
         at[low] = 0
         if not table.ranges:
-            raise nixlNotFoundError(f"no {kind.name} of device {device} is registered, or its metadata is not loaded")
+            raise nixlNotFoundError(f"no {kind.name} of device {device} is registered, or its "
+                                    f"metadata is not loaded")
         offsets = addresses - table.starts[at]
         room = table.lengths[at]
         bad = low | (offsets > room) | (lengths > room - np.minimum(offsets, room))
@@ -183,7 +193,8 @@ class Places(Generic[T]):
             offsets[i] = addresses[i] - table.starts[at[i]]
         used, which = np.unique(at, return_inverse=True)
         ranges = [table.ranges[i] for i in used.tolist()]
-        return Located(ranges, None if len(ranges) == 1 else which.astype(np.int64), offsets, lengths)
+        return Located(ranges, None if len(ranges) == 1 else which.astype(np.int64), offsets,
+                       lengths)
 
     def _table(self, key: Kind) -> _Table[T]:
         table = self._sorted.get(key)
@@ -191,7 +202,8 @@ class Places(Generic[T]):
             mine = [r for r in self._ranges.values() if (r.kind, r.device) == key]
             mine.sort(key=lambda r: (r.address, r.length))
             starts = np.array([r.address for r in mine], np.uint64)
-            table = self._sorted[key] = _Table(starts, np.array([r.length for r in mine], np.uint64), mine)
+            table = self._sorted[key] = _Table(starts, np.array([r.length for r in mine],
+                np.uint64), mine)
         return table
 
 
@@ -219,5 +231,6 @@ def fill(t: Transfer, local: Located[Any], remote: Located[Any]) -> int:
         groups = groups + remote.which
     for g in np.unique(groups).tolist():
         i, j = divmod(g, len(remote.ranges))
-        t.add_many(local.ranges[i].what, remote.ranges[j].what, np.ascontiguousarray(descs[groups == g]))
+        t.add_many(local.ranges[i].what, remote.ranges[j].what,
+                   np.ascontiguousarray(descs[groups == g]))
     return n

@@ -31,18 +31,25 @@ _DRAM, _VRAM, _FILE, _BLOCK = "DRAM_SEG", "VRAM_SEG", "FILE_SEG", "BLK_SEG"
 # What backends take, as the library lists it. "path" is what NIXL's POSIX asks for by three words.
 OPTIONS = {
     "posix": "path threads depth piece_max gap_max jobs_max keys_max pin_max buffered durable",
-    "shm": "workers inline_max piece_max keys_max jobs_max conns_max ring_bytes grace dial_timeout failure socket_dir",
-    "tcp": "certificate key authority server_name plaintext listen advertise conns flight batches_max notify_max message_max keys_max peers_max"
+    "shm": "workers inline_max piece_max keys_max jobs_max conns_max ring_bytes grace dial_timeout "
+           "failure socket_dir",
+    "tcp": "certificate key authority server_name plaintext listen advertise conns flight "
+           "batches_max notify_max message_max keys_max peers_max"
     " handshakes grace close_max failure handshake",
-    "rdma": "library devices rails listen queue_depth slice entries flight batches_max notes_max keys_max conns_max timeout retries level"
+    "rdma": "library devices rails listen queue_depth slice entries flight batches_max notes_max "
+            "keys_max conns_max timeout retries level"
     " traffic_class mtu spin grace failure relaxed_ordering",
-    "cuda": "sms in_flight library devices streams gated batches_max message_max keys_max peers peers_max fence_grace dial_timeout",
+    "cuda": "sms in_flight library devices streams gated batches_max message_max keys_max peers "
+            "peers_max fence_grace dial_timeout",
 }
 
-# The names in capitals beyond NIXL's are sluice's own; their parameters are the options of the backend.
+# The names in capitals beyond NIXL's are sluice's own; their parameters are the options of the
+# backend.
 PLUGINS = {
-    "UCX": Plugin((_DRAM, _VRAM), ("shm", "cuda?", "rdma?", "ucx?"), True, (("device_list", ""), ("ucx_devices", ""))),
-    "POSIX": Plugin((_DRAM, _FILE, _BLOCK), ("posix",), False, (("use_uring", "true"), ("use_aio", "false"), ("use_posix_aio", "false")), True),
+    "UCX": Plugin((_DRAM, _VRAM), ("shm", "cuda?", "rdma?", "ucx?"), True,
+                  (("device_list", ""), ("ucx_devices", ""))),
+    "POSIX": Plugin((_DRAM, _FILE, _BLOCK), ("posix",), False, (("use_uring", "true"),
+        ("use_aio", "false"), ("use_posix_aio", "false")), True),
     "GDS": Plugin((_DRAM, _VRAM, _FILE, _BLOCK), ("cuda?", "posix")),
     "GDS_MT": Plugin((_DRAM, _VRAM, _FILE, _BLOCK), ("cuda?", "posix")),
     "SHM": Plugin((_DRAM,), ("shm",), True, options=True),
@@ -78,7 +85,8 @@ def backends(chosen: dict[str, dict[str, str]], cards: Iterable[int]) -> list[Ba
     cards = sorted(set(cards))
     if "cuda" in options and "cuda" not in needed and not cards:
         del options["cuda"]  # it would take memory of every card for nothing
-    return [_backend(b, options[b], b not in needed and not (b == "cuda" and cards), cards) for b in _ORDER if b in options]
+    return [_backend(b, options[b], b not in needed and not (b == "cuda" and cards), cards)
+            for b in _ORDER if b in options]
 
 
 def _devices(params: dict[str, str]) -> list[str]:
@@ -87,7 +95,8 @@ def _devices(params: dict[str, str]) -> list[str]:
 
 
 def _is_rdma(device: str) -> bool:
-    """Whether a device of UCX's, such as mlx5_0:1, is one of RDMA: others are network interfaces."""
+    """Whether a device of UCX's, such as mlx5_0:1, is one of RDMA: others are network interfaces.
+    """
     name = device.partition(":")[0]
     return bool(name) and os.path.exists(os.path.join("/sys/class/infiniband", name))
 
@@ -95,7 +104,8 @@ def _is_rdma(device: str) -> bool:
 def known(name: str, params: dict[str, str]) -> dict[str, str]:
     """The parameters that mean something here. A word in the log says which do not."""
     plugin = PLUGINS[name]
-    taken = {k for k, _ in plugin.params} | set(OPTIONS[plugin.opens[0]].split() if plugin.options else ())
+    taken = {k for k, _ in plugin.params} | set(OPTIONS[plugin.opens[0]].split() if plugin.options
+                                                else ())
     kept = {k: v for k, v in params.items() if k in taken}
     for k in sorted(params.keys() - taken):
         logger.warning("%s: the parameter %s=%s is not used here", name, k, params[k])
@@ -103,16 +113,22 @@ def known(name: str, params: dict[str, str]) -> dict[str, str]:
 
 
 def _translated(params: dict[str, str]) -> dict[str, str]:
-    """Parameters as options: what asks for AIO gets threads, since io_uring is what the backend takes by itself."""
-    words = {k: params[k].strip().lower() in ("true", "1") for k in ("use_uring", "use_aio", "use_posix_aio") if k in params}
+    """Parameters as options: what asks for AIO gets threads, since io_uring is what the backend
+    takes by itself.
+    """
+    words = {k: params[k].strip().lower() in ("true", "1") for k in ("use_uring", "use_aio",
+        "use_posix_aio") if k in params}
     options = {k: v for k, v in params.items() if k not in words}
-    if (words.get("use_aio") or words.get("use_posix_aio") or words.get("use_uring") is False) and not words.get("use_uring"):
+    if (words.get("use_aio") or words.get("use_posix_aio")
+        or words.get("use_uring") is False) and not words.get("use_uring"):
         options.setdefault("path", "threads")
     return options
 
 
 def trial(name: str, params: dict[str, str]) -> Optional[Backend]:
-    """A backend that tells at once whether the parameters of a plugin hold; None where opening it would cost memory of cards."""
+    """A backend that tells at once whether the parameters of a plugin hold; None where opening it
+    would cost memory of cards.
+    """
     if not PLUGINS[name].options or name == "CUDA":
         return None
     return _backend(PLUGINS[name].opens[0], _translated(params), False, [])

@@ -24,9 +24,12 @@ class Transfers(Meeting):
     _telemetry = False  # whether their times are kept
 
     def prep_xfer_dlist(
-        self, agent_name: Name, xfer_list: Any, mem_type: Optional[str] = None, backends: Iterable[str] = ()
+        self, agent_name: Name, xfer_list: Any, mem_type: Optional[str] = None,
+        backends: Iterable[str] = ()
     ) -> nixl_prepped_dlist_handle:
-        """Looks descriptors up once, for make_prepped_xfer. An agent of "" or "NIXL_INIT_AGENT" is the local side."""
+        """Looks descriptors up once, for make_prepped_xfer. An agent of "" or "NIXL_INIT_AGENT" is
+        the local side.
+        """
         names = self._handles(backends)
         agent = as_text(agent_name)
         agent = "" if agent == "NIXL_INIT_AGENT" else agent
@@ -85,7 +88,8 @@ class Transfers(Meeting):
         if local_xfer_side.at is None or remote_xfer_side.at is None:
             raise b.nixlInvalidParamError("a list of descriptors was released")
         if local_xfer_side.agent != "" or remote_xfer_side.agent == "":
-            raise b.nixlInvalidParamError('want a local side, prepared for "NIXL_INIT_AGENT", and a remote one, for an agent')
+            raise b.nixlInvalidParamError('want a local side, prepared for "NIXL_INIT_AGENT", and '
+                                          'a remote one, for an agent')
         here = _indices(local_indices, local_xfer_side.at.count)
         there = _indices(remote_indices, remote_xfer_side.at.count)
         files = local_xfer_side.files or remote_xfer_side.files
@@ -107,7 +111,8 @@ class Transfers(Meeting):
         if local_descs.isEmpty():
             raise b.nixlInvalidParamError("the list is empty")
         with self._lock:
-            remote = self._side(agent or self.name).locate(remote_descs.getType(), remote_descs.rows)
+            remote = self._side(agent or self.name).locate(remote_descs.getType(),
+                                                           remote_descs.rows)
             local = self._places.locate(local_descs.getType(), local_descs.rows)
         files = {b.FILE_SEG, b.BLK_SEG} & {local_descs.getType(), remote_descs.getType()}
         return self._make(op, local, remote, agent, notif_msg, names, bool(files))
@@ -123,7 +128,8 @@ class Transfers(Meeting):
         files: bool,
     ) -> nixl_xfer_handle:
         if len(local.offsets) != len(remote.offsets):
-            raise b.nixlInvalidParamError(f"{len(local.offsets)} local descriptors, and {len(remote.offsets)} remote ones")
+            raise b.nixlInvalidParamError(f"{len(local.offsets)} local descriptors, and "
+                                          f"{len(remote.offsets)} remote ones")
         if (local.lengths != remote.lengths).any():
             raise b.nixlInvalidParamError("descriptors of a pair differ in length")
         plugin = self._plugin(names, files)
@@ -132,8 +138,10 @@ class Transfers(Meeting):
             itself = agent in ("", self.name)
             peer = engine.self_peer() if itself else self._known(agent).peer
             if itself:
-                ranges = [Range[Any](r.kind, r.address, r.length, r.device, r.name, peer.remote(r.name)) for r in remote.ranges]
-                remote = Located(ranges, remote.which, remote.offsets, remote.lengths, remote.pattern)
+                ranges = [Range[Any](r.kind, r.address, r.length, r.device, r.name,
+                                     peer.remote(r.name)) for r in remote.ranges]
+                remote = Located(ranges, remote.which, remote.offsets, remote.lengths,
+                                 remote.pattern)
             t = peer.transfer(op, only=plugins.alone(names))
             try:
                 count = fill(t, local, remote)
@@ -151,10 +159,12 @@ class Transfers(Meeting):
         for name in names or self.backends:
             if want in plugins.PLUGINS[name].mems and (files or plugins.PLUGINS[name].remote):
                 return name
-        raise b.nixlNotFoundError(f"no backend that was {'named' if names else 'created'} serves such a transfer")
+        raise b.nixlNotFoundError(f"no backend that was {'named' if names else 'created'} serves "
+                                  f"such a transfer")
 
     def transfer(self, handle: nixl_xfer_handle, notif_msg: Union[str, bytes] = b"") -> str:
-        """Posts it, for the first time or again: "DONE" or "PROC". How it failed is an exception."""
+        """Posts it, for the first time or again: "DONE" or "PROC". How it failed is an exception.
+        """
         if len(notif_msg):
             handle.set_message(messages.frame(self.name, notif_msg))
         return handle.post()
@@ -164,7 +174,9 @@ class Transfers(Meeting):
         return handle.state()
 
     def estimate_xfer_cost(self, req_handle: nixl_xfer_handle) -> tuple[int, int, str]:
-        """Microseconds, their margin, and how that is known: by what this agent has measured, or "UNKNOWN"."""
+        """Microseconds, their margin, and how that is known: by what this agent has measured, or
+        "UNKNOWN".
+        """
         req_handle.transfer  # one that was released has no cost
         rates = [r for r in self._open().stats()["routes"] if r["rate"] > 0]
         if not rates:

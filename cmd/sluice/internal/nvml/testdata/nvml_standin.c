@@ -119,7 +119,11 @@ int nvmlDeviceGetMemoryAffinity(struct gpu *g, unsigned words, unsigned long *se
 	return users ? REFUSE : UNINITIALIZED;
 }
 
-int nvmlDeviceGetGpuMaxPcieLinkGeneration(struct gpu *g, unsigned *n) { (void)g; return number(n, 5); }
+int nvmlDeviceGetGpuMaxPcieLinkGeneration(struct gpu *g, unsigned *n)
+{
+	(void)g;
+	return number(n, 5);
+}
 
 int nvmlDeviceGetMigMode(struct gpu *g, unsigned *now, unsigned *after) {
 	if (g->index == 1) return NOT_SUPPORTED;
@@ -134,7 +138,10 @@ int nvmlDeviceGetName(struct gpu *g, char *to, unsigned n) {
 }
 
 int nvmlDeviceGetUUID(struct gpu *g, char *to, unsigned n) {
-	return REFUSE != OK ? REFUSE : text(to, n, g->index == 0 ? "GPU-00000000-0000-0000-0000-000000000000" : "GPU-11111111-1111-1111-1111-111111111111");
+	return REFUSE != OK ? REFUSE
+			    : text(to, n,
+				   g->index == 0 ? "GPU-00000000-0000-0000-0000-000000000000"
+						 : "GPU-11111111-1111-1111-1111-111111111111");
 }
 
 struct memory { unsigned long long total, free, used; };
@@ -150,8 +157,17 @@ int nvmlDeviceGetCudaComputeCapability(struct gpu *g, int *major, int *minor) {
 	return users ? REFUSE : UNINITIALIZED;
 }
 
-int nvmlDeviceGetCurrPcieLinkGeneration(struct gpu *g, unsigned *n) { return number(n, g->index == 0 ? 5 : 3); }
-int nvmlDeviceGetCurrPcieLinkWidth(struct gpu *g, unsigned *n) { return number(n, g->index == 0 ? 16 : 8); }
+int nvmlDeviceGetCurrPcieLinkGeneration(struct gpu *g, unsigned *n)
+{
+	return number(n, g->index == 0 ? 5 : 3);
+}
+int nvmlDeviceGetCurrPcieLinkWidth(struct gpu *g, unsigned *n)
+{
+	return number(n, g->index == 0 ? 16 : 8);
+}
 int nvmlDeviceGetMaxPcieLinkGeneration(struct gpu *g, unsigned *n) { (void)g; return number(n, 4); }
 int nvmlDeviceGetMaxPcieLinkWidth(struct gpu *g, unsigned *n) { (void)g; return number(n, 16); }
-int nvmlDeviceGetPerformanceState(struct gpu *g, unsigned *n) { return number(n, g->index == 0 ? 0 : 32); }
+int nvmlDeviceGetPerformanceState(struct gpu *g, unsigned *n)
+{
+	return number(n, g->index == 0 ? 0 : 32);
+}

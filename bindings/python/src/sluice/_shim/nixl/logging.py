@@ -8,7 +8,9 @@ _FORMAT = "%(asctime)s NIXL %(levelname)-7s %(filename)s:%(lineno)d %(message)s"
 
 
 def _set_up() -> None:
-    """From INFO on, to standard output, for what a program logs under `nixl` and for what sluice says in its place."""
+    """From INFO on, to standard output, for what a program logs under `nixl` and for what sluice
+    says in its place.
+    """
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter(_FORMAT, "%Y-%m-%d %H:%M:%S"))
     for name in ("nixl", "sluice.nixl"):
