@@ -102,13 +102,19 @@ func TestParsePerf(t *testing.T) {
 		gbps float64
 	}{
 		"small messages, whose rate has too few digits": {
-			"iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n100000,0.376,0.350,0.350,21.82,21.82,2859551,2859551\n", 2859551 * 8 / 1e9},
+			"iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw," +
+				"overall_bw,avg_mr,overall_mr\n" +
+				"100000,0.376,0.350,0.350,21.82,21.82,2859551,2859551\n", 2859551 * 8 / 1e9},
 		"an empty last interval": {
-			"iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n10,1,inf,1,0.00,1000.00,0,5\n", 1.048576},
+			"iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw," +
+				"overall_bw,avg_mr,overall_mr\n" +
+				"10,1,inf,1,0.00,1000.00,0,5\n", 1.048576},
 		"an older one": {
-			"iterations,typical_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\r\n10,1,1,1,1000.00,1000.00,5,5\r\n", 1.048576},
+			"iterations,typical_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\r\n" +
+				"10,1,1,1,1000.00,1000.00,5,5\r\n", 1.048576},
 		"the last line counts": {
-			"iterations,typical_lat,avg_lat,overall_lat,overall_bw,overall_mr\n1,1,1,1,500,5\nUCX WARN a, b, c, d, e, f\n2,1,1,1,1000,5\n", 1.048576},
+			"iterations,typical_lat,avg_lat,overall_lat,overall_bw,overall_mr\n" +
+				"1,1,1,1,500,5\nUCX WARN a, b, c, d, e, f\n2,1,1,1,1000,5\n", 1.048576},
 	} {
 		if f, err := parsePerf([]byte(tc.out), 8); err != nil || math.Abs(f.GBps-tc.gbps) > 1e-9 {
 			t.Errorf("%s: %+v, %v; want %v GB/s", name, f, err, tc.gbps)

@@ -28,8 +28,8 @@ static size_t page(void)
 
 void sl_ucx_open_gate(struct sl_ucx_conn *n)
 {
-	/* Shared, since the kernel would join it to neighbours that are private, and may then lack the
-	 * memory to part them. */
+	/* Shared, since the kernel would join it to neighbours that are private, and may then
+	 * lack the memory to part them. */
 	void *at = mmap(NULL, page(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
 	if (at == MAP_FAILED)

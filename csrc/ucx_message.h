@@ -24,13 +24,15 @@ enum {
 	/* len bytes at off; with count rows, from the places in the table */
 	SL_UCX_MSG_READ,
 	SL_UCX_MSG_DATA,	/* the answer, to seq */
-	SL_UCX_MSG_NOTIFY,	/* the message of a batch; not delivered if a piece of it failed */
+	/* the message of a batch; not delivered if a piece of it failed */
+	SL_UCX_MSG_NOTIFY,
 	SL_UCX_MSG_CREDIT,	/* value messages were received */
 	SL_UCX_MSG_STARVED,	/* for want of credit */
 	SL_UCX_MSG_PING,	/* value comes back */
 	SL_UCX_MSG_PONG,
 	SL_UCX_MSG_ASK,		/* for an acknowledgement of writes up to seq */
-	SL_UCX_MSG_RESET,	/* the other end is over: nothing that comes by it lands any more */
+	/* the other end is over: nothing that comes by it lands any more */
+	SL_UCX_MSG_RESET,
 	/* is what you sent before still wanted? It was on its way for longer than Grace */
 	SL_UCX_MSG_CONFIRM,
 	SL_UCX_MSG_CONFIRMED,	/* it is */

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/ucx"
 	"github.com/sluicehq/sluice/driver"
@@ -230,10 +232,9 @@ func TestStagedIsExplained(t *testing.T) {
 	hbm, dram := remote(t, p, "hbm"), remote(t, p, "dram")
 	x, err := a.e.Explain(p, a.hbm, hbm)
 	check(t, err)
-	if want :=
-		"hbm -device- dram -mem- dram of the peer -its engine- hbm, 8 pieces of 1024 KiB"; x.Chosen != Staged || !strings.Contains(x.String(), want) {
-		t.Errorf("explained, without %q:\n%v", want, &x)
-	}
+	require.Equal(t, Staged, x.Chosen)
+	require.Contains(t, x.String(),
+		"hbm -device- dram -mem- dram of the peer -its engine- hbm, 8 pieces of 1024 KiB")
 	if x, err = a.e.Explain(p, a.dram, dram); err != nil || strings.Contains(x.String(), Staged) {
 		t.Errorf("a chain where one backend serves, %v:\n%v", err, &x)
 	}

@@ -62,14 +62,14 @@ type Backend struct {
 	requests []request
 	free     []*request
 	landed   [reapMax]ring.Done
-	out      *parcel // to be handed to the mover
+	out      *crossing // to be handed to the mover
 
 	sparing sync.Mutex // after books.Mu; guards what follows
-	spare   []*parcel
+	spare   []*crossing
 }
 
-// parcel is what crosses into C at a time.
-type parcel struct{ list []cufile.Request }
+// crossing is what crosses into C at a time.
+type crossing struct{ list []cufile.Request }
 
 // reapMax is how many ends are handled at a time.
 const reapMax = 64
@@ -121,7 +121,7 @@ func (b *Backend) makeTables() {
 		r.slot = uint32(b.cfg.Depth - 1 - i)
 		b.free = append(b.free, r)
 	}
-	b.out = b.newParcel()
+	b.out = b.newCrossing()
 }
 
 func (b *Backend) open() (err error) {

@@ -136,7 +136,7 @@ func (b *Backend) blocked(f *file, edge bool, off, n uint64) bool {
 	return false
 }
 
-// launch puts what is left of a request into the next parcel.
+// launch puts what is left of a request into the next crossing.
 func (b *Backend) launch(r *request) {
 	base, offset := r.mem.Extent.base(r.local + r.done)
 	r.asked = r.n - r.done
@@ -154,14 +154,14 @@ func (b *Backend) launch(r *request) {
 	b.out.list = append(b.out.list, c)
 }
 
-func (b *Backend) newParcel() *parcel {
-	return &parcel{make([]cufile.Request, 0, b.cfg.Depth)}
+func (b *Backend) newCrossing() *crossing {
+	return &crossing{make([]cufile.Request, 0, b.cfg.Depth)}
 }
 
-// takeParcel returns what is to be handed over, nil for nothing, and has another one filled.
+// takeCrossing returns what is to be handed over, nil for nothing, and has another one filled.
 //
 // Preconditions: mu is held.
-func (b *Backend) takeParcel() *parcel {
+func (b *Backend) takeCrossing() *crossing {
 	if len(b.out.list) == 0 {
 		return nil
 	}
@@ -171,13 +171,13 @@ func (b *Backend) takeParcel() *parcel {
 	if n := len(b.spare); n > 0 {
 		b.out, b.spare = b.spare[n-1], b.spare[:n-1]
 	} else {
-		b.out = b.newParcel()
+		b.out = b.newCrossing()
 	}
 	return full
 }
 
 // hand crosses into C.
-func (b *Backend) hand(p *parcel) {
+func (b *Backend) hand(p *crossing) {
 	b.mover.Put(p.list)
 	p.list = p.list[:0]
 	b.sparing.Lock()

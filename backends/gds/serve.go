@@ -36,7 +36,7 @@ func (b *Backend) leave() {
 	b.heeding = need
 	news := b.books.News
 	b.books.News = false
-	p := b.takeParcel()
+	p := b.takeCrossing()
 	b.books.Mu.Unlock()
 	if p != nil {
 		b.hand(p)

@@ -37,7 +37,7 @@ type fakeNet struct {
 	revokes   int
 	stuck     int      // how many times Revoke fails
 	stuckMaps int      // how many times Unmap fails
-	grip      []uint32 // queue pairs: Revoke fails while one of them is there
+	inUse     []uint32 // queue pairs: Revoke fails while one of them is there
 	closed    bool
 	free      []*fakeBatch
 }
@@ -316,7 +316,7 @@ func (f *fakeNet) Revoke(key uint32) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.revokes++
-	if slices.ContainsFunc(f.grip, fakePairIsThere) {
+	if slices.ContainsFunc(f.inUse, fakePairIsThere) {
 		return errStuck
 	}
 	if f.stuck > 0 {

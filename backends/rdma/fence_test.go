@@ -66,7 +66,7 @@ func TestFenceStuck(t *testing.T) {
 	fake := fakeOf(p.far)
 	used := fake.pairs()
 	fake.mu.Lock()
-	fake.grip = used
+	fake.inUse = used
 	fake.mu.Unlock()
 	if err := p.far.Fence(t.Context(), r.Key()); len(used) != 2 || err != nil {
 		t.Errorf("fence of a key in use by %d queue pairs: %v", len(used), err)
@@ -128,7 +128,7 @@ func TestFenceOwes(t *testing.T) {
 	eventually(t, "the lanes of both", func() bool { return len(fake.pairs()) == 4 })
 	used := fake.pairs()
 	fake.mu.Lock()
-	fake.grip = used
+	fake.inUse = used
 	fake.mu.Unlock()
 	if err := p.far.Fence(t.Context(), r.Key()); err != nil {
 		t.Errorf("fence of a key that two peers knew: %v", err)

@@ -95,7 +95,8 @@ func (r *Report) summary(b *strings.Builder, lane Lane) {
 	fmt.Fprintf(b, "\nBehind with all of ours in %d of %d shapes.\n", behind, len(leads))
 	if lane == File {
 		fmt.Fprintf(b, "A file of %s for each. Whole blocks of 4 KiB go past the page cache, "+
-			"with nothing of the file there; other pieces through it, with all of the file there.\n",
+			"with nothing of the file there; other pieces through it, with all of the file "+
+			"there.\n",
 			bench.FormatSize(min(r.Memory, fileMemory)))
 	}
 }

@@ -277,9 +277,10 @@ static void telling(struct hand *h)
 		DO(sluice_close(pick(h, ENGINE)));
 }
 
-static void (*const calls[])(struct hand *) = {engines,	    memories, regions, peers,	remotes,
-					       transfers,   fill,     fill,    post,	post,
-					       completions, messages, leases,  serving, telling};
+static void (*const calls[])(struct hand *) = {
+	engines, memories, regions,	remotes,  transfers, fill,    fill,   post,
+	post,	 peers,	   completions, messages, leases,    serving, telling,
+};
 
 static void *work(void *arg)
 {

@@ -116,10 +116,12 @@ enum { SLUICE_OPTIONAL = 1 }; /* sluice_backend.flags: leave it out where it is 
  * "50ms" and the like, booleans "true" and "false"; what is a list takes one element an option.
  *   mem:   workers inline_max batches_max message_max
  *   shm:   workers inline_max piece_max keys_max jobs_max conns_max ring_bytes grace socket_dir
- *   tcp:   certificate key authority (files, PEM) server_name; or plaintext; listen advertise (a list) conns flight grace failure
+ *   tcp:   certificate key authority (files, PEM) server_name; or plaintext; listen
+ *          advertise (a list) conns flight grace failure
  *   posix: path (ring, threads) threads depth piece_max gap_max pin_max buffered durable
  *   cuda:  library devices (a list of ordinals) sms in_flight streams peers
- *   gds:   library cuda threads depth piece_max buffer_max host direct yield (why chains get the pair instead) log_file
+ *   gds:   library cuda threads depth piece_max buffer_max host direct
+ *          yield (why chains get the pair instead) log_file
  *   ucx:   library transports devices workers grace failure
  *   rdma:  library devices rails listen queue_depth slice flight timeout retries
  * tcp asks for certificates of both sides, or for plaintext=true, which lets everybody on the

@@ -135,14 +135,23 @@ static inline uint8_t *sl_verbs_slot(const struct sl_verbs_port *p, uint32_t slo
 	return p->trays[slot / SL_VERBS_TRAY].at + (size_t)(slot % SL_VERBS_TRAY) * SL_VERBS_SLOT;
 }
 int sl_verbs_post_slot(struct sl_verbs_port *p, uint32_t slot); /* once more. 0 or errno */
-void sl_verbs_forget_receives(struct sl_verbs_port *p);		/* at the end, without its queue */
+/* At the end, without its queue. */
+void sl_verbs_forget_receives(struct sl_verbs_port *p);
 
-/* memory.c; under the lock */
+/* pin.c */
+/* With the lock: the rails stay until free_rails, also while the lock is let go. -EBADF: gone. */
+int sl_verbs_keep_rails(struct sl_verbs_context *c);
+void sl_verbs_free_rails(struct sl_verbs_context *c);
+/* Without the lock: the NIC's driver walks all pages. NULL: errno says why. */
+struct ibv_mr *sl_verbs_enroll(struct sl_verbs_port *p, void *base, uint64_t len, unsigned access,
+			       uint32_t flags, const struct sl_verbs_dmabuf *d);
 /*
  * What the end of a registration or a queue pair has come to. A device that was taken away answers
  * EIO: the kernel has ended all that was its own before.
  */
 int sl_verbs_ended(const struct sl_verbs_port *p, int error);
+
+/* memory.c; under the lock */
 struct sl_verbs_memory *sl_verbs_find(struct sl_verbs_context *c, uint32_t key); /* NULL: unknown */
 static inline void sl_verbs_hold_memory(struct sl_verbs_memory *m) { m->users++; }
 void sl_verbs_release_memory(struct sl_verbs_context *c, struct sl_verbs_memory *m);

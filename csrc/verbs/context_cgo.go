@@ -10,16 +10,16 @@ package verbs
 #include "verbs.h"
 
 // Addresses of devices are none of this process, so Go has no pointers to them.
-static int pin_device(struct sl_verbs_context *c, uint32_t rail, uint64_t base, uint64_t len, uint32_t flags, int fd,
-		      uint64_t offset, struct sl_verbs_pin **out)
+static int pin_device(struct sl_verbs_context *c, uint32_t rail, uint64_t base, uint64_t len,
+		      uint32_t flags, int fd, uint64_t offset, struct sl_verbs_pin **out)
 {
 	struct sl_verbs_dmabuf d = {.fd = fd, .offset = offset};
 
 	return sl_verbs_pin(c, rail, (void *)(uintptr_t)base, len, flags | SL_VERBS_DEVICE, &d, out);
 }
 
-static int map_device(struct sl_verbs_context *c, uint32_t key, uint64_t base, uint64_t len, struct sl_verbs_pin *const *pins,
-		      uint32_t prefer)
+static int map_device(struct sl_verbs_context *c, uint32_t key, uint64_t base, uint64_t len,
+		      struct sl_verbs_pin *const *pins, uint32_t prefer)
 {
 	return sl_verbs_map(c, key, (void *)(uintptr_t)base, len, pins, prefer);
 }

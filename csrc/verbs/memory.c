@@ -10,122 +10,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Without the lock: the NIC's driver walks all pages. NULL: errno says why. */
-static struct ibv_mr *enroll(struct sl_verbs_port *p, void *base, uint64_t len, unsigned access,
-			     uint32_t flags, const struct sl_verbs_dmabuf *d)
-{
-	int relaxed = flags & SL_VERBS_RELAXED && sl_verbs.ibv_reg_mr_iova2;
-
-	if (relaxed)
-		access |= IBV_ACCESS_RELAXED_ORDERING; /* drivers that cannot do it leave it out */
-	errno = 0;
-	if (d && d->fd >= 0) {
-		if (sl_verbs.ibv_reg_dmabuf_mr)
-			return sl_verbs.ibv_reg_dmabuf_mr(p->pd, d->offset, len, (uintptr_t)base,
-							  d->fd, (int)access);
-		errno = EOPNOTSUPP;
-		return NULL;
-	}
-	if (relaxed)
-		return sl_verbs.ibv_reg_mr_iova2(p->pd, base, len, (uintptr_t)base, access);
-	return sl_verbs.ibv_reg_mr(p->pd, base, len, (int)access);
-}
-
-/* What goes on without the lock keeps the rails: -EBADF when they are gone. */
-static int begin(struct sl_verbs_context *c)
-{
-	if (c->closed)
-		return -EBADF;
-	c->registering++;
-	return 0;
-}
-
-static void finish(struct sl_verbs_context *c)
-{
-	c->registering--;
-	pthread_cond_broadcast(&c->news);
-}
-
-int sl_verbs_ended(const struct sl_verbs_port *p, int error)
-{
-	return error == EIO && p->gone ? 0 : error;
-}
-
-int sl_verbs_pin(struct sl_verbs_context *c, uint32_t rail, void *base, uint64_t len,
-		 uint32_t flags, const struct sl_verbs_dmabuf *d, struct sl_verbs_pin **out)
-{
-	struct sl_verbs_pin *pin = calloc(1, sizeof(*pin));
-	int rc;
-
-	if (!pin)
-		return -ENOMEM;
-	sl_verbs_lock(c);
-	pin->port = sl_verbs_port_of(c, rail);
-	rc = !pin->port || len == 0 ? -EINVAL : begin(c);
-	sl_verbs_unlock(c);
-	if (rc != 0) {
-		free(pin);
-		return rc;
-	}
-	pin->base = base;
-	pin->len = len;
-	pin->flags = flags;
-	pin->dmabuf = d ? *d : (struct sl_verbs_dmabuf){.fd = -1};
-	if (pin->dmabuf.fd >= 0)
-		pin->flags |= SL_VERBS_DEVICE;
-	pin->mr = enroll(pin->port, base, len,
-			 flags & SL_VERBS_READ_ONLY ? 0 : IBV_ACCESS_LOCAL_WRITE, flags, d);
-	if (!pin->mr)
-		rc = errno ? -errno : -EINVAL;
-	sl_verbs_lock(c);
-	if (rc == 0) {
-		pin->next = c->pins;
-		if (c->pins)
-			c->pins->prev = pin;
-		c->pins = pin;
-		*out = pin;
-	}
-	finish(c);
-	sl_verbs_unlock(c);
-	if (rc != 0)
-		free(pin);
-	return rc;
-}
-
-int sl_verbs_unpin(struct sl_verbs_pin *pin)
-{
-	struct sl_verbs_context *c = pin->port->context;
-	struct ibv_mr *mr;
-	int rc;
-
-	sl_verbs_lock(c);
-	mr = pin->mr;
-	rc = pin->users ? -EBUSY : 0;
-	pin->users += rc == 0; /* nobody maps it from now on */
-	c->registering += rc == 0; /* also while the context closes: then there is no mr */
-	sl_verbs_unlock(c);
-	if (rc != 0)
-		return rc;
-	if (mr)
-		rc = sl_verbs.ibv_dereg_mr(mr);
-	sl_verbs_lock(c);
-	rc = -sl_verbs_ended(pin->port, rc);
-	pin->users--;
-	if (rc == 0) {
-		if (pin->prev)
-			pin->prev->next = pin->next;
-		else
-			c->pins = pin->next;
-		if (pin->next)
-			pin->next->prev = pin->prev;
-	}
-	finish(c);
-	sl_verbs_unlock(c);
-	if (rc == 0)
-		free(pin);
-	return rc;
-}
-
 static struct sl_verbs_memory **place(struct sl_verbs_context *c, uint32_t key)
 {
 	struct sl_verbs_memory **chunk;
@@ -305,11 +189,11 @@ int sl_verbs_unmap(struct sl_verbs_context *c, uint32_t key)
 
 	sl_verbs_lock(c);
 	m = sl_verbs_find(c, key);
-	if (m && begin(c) == 0) { /* close does it otherwise */
+	if (m && sl_verbs_keep_rails(c) == 0) { /* close does it otherwise */
 		rc = withdraw(c, m);
 		if (rc == 0)
 			rc = free_memory(c, m);
-		finish(c);
+		sl_verbs_free_rails(c);
 	}
 	sl_verbs_unlock(c);
 	return rc;
@@ -334,9 +218,9 @@ static int make_grant(struct sl_verbs_context *c, struct sl_verbs_memory *m, uin
 					    .offset = pin->dmabuf.offset +
 						      (uint64_t)(m->base - pin->base)};
 
-		mr = enroll(pin->port, m->base, m->len, access, flags, &d);
+		mr = sl_verbs_enroll(pin->port, m->base, m->len, access, flags, &d);
 	} else {
-		mr = enroll(pin->port, m->base, m->len, access, flags, NULL);
+		mr = sl_verbs_enroll(pin->port, m->base, m->len, access, flags, NULL);
 	}
 	rc = mr ? 0 : errno ? -errno : -EINVAL;
 	sl_verbs_lock(c);
@@ -359,7 +243,7 @@ int sl_verbs_grant(struct sl_verbs_context *c, uint32_t key, uint32_t rail, uint
 	else if (m->flags & ~flags & SL_VERBS_READ_ONLY)
 		rc = -EROFS;
 	else
-		rc = begin(c);
+		rc = sl_verbs_keep_rails(c);
 	if (rc == 0) {
 		m->users++;
 		while (m->changing & 1u << rail)
@@ -371,7 +255,7 @@ int sl_verbs_grant(struct sl_verbs_context *c, uint32_t key, uint32_t rail, uint
 		if (rc == 0)
 			*remote_key = m->grants[rail]->rkey;
 		sl_verbs_release_memory(c, m);
-		finish(c);
+		sl_verbs_free_rails(c);
 	}
 	sl_verbs_unlock(c);
 	return rc;
@@ -385,14 +269,14 @@ int sl_verbs_revoke(struct sl_verbs_context *c, uint32_t key)
 
 	sl_verbs_lock(c);
 	m = sl_verbs_find(c, key);
-	rc = !m ? -EINVAL : begin(c);
+	rc = !m ? -EINVAL : sl_verbs_keep_rails(c);
 	if (rc == 0) {
 		m->users++;
 		rails = settled_grants(c, m);
 		if (rails)
 			rc = end_grants(c, m, rails);
 		sl_verbs_release_memory(c, m);
-		finish(c);
+		sl_verbs_free_rails(c);
 	}
 	sl_verbs_unlock(c);
 	return rc;

@@ -42,7 +42,8 @@ enum {
 struct sl_verbs_config {
 	uint32_t batches; /* submitted and not polled; a power of two */
 	uint32_t notes;	  /* messages of one connection on their way or not received */
-	uint32_t conns;	  /* connections that may receive, so many receives are posted at most */
+	/* connections that may receive, so many receives are posted at most */
+	uint32_t conns;
 	uint32_t depth;	  /* work requests under way on a lane */
 	uint64_t slice;	  /* bytes of one work request */
 	uint64_t flight;  /* bytes under way on a lane: what a cancel waits for */

@@ -71,7 +71,8 @@ func Check(files []*File) []Finding {
 	return found
 }
 
-var textRules = []func(*File) []Finding{license, leftovers, names, fileLength}
+var textRules = []func(*File) []Finding{license, leftovers, names, fileLength, columns,
+	words}
 
 var goRules = []func(*File) []Finding{cgo, unsafePointers, arrows, guests, environment, skips,
 	printing, funcLength, exported}

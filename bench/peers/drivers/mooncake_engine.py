@@ -24,7 +24,8 @@ def wheel():
 
 
 class Engine(wire.Peer):
-    message_note = "each is a write of 8 bytes with a TransferNotify, since none goes without a transfer; get_notifies is polled"
+    message_note = ("each is a write of 8 bytes with a TransferNotify, since none goes without "
+                    "a transfer; get_notifies is polled")
 
     def open(self, lane, role, name, memory):
         if lane != "tcp":

@@ -43,7 +43,8 @@ class Agent(wire.Peer):
                                                         backends=["UCX"]))
         self.agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
         self.lists = {}
-        thread = "a progress thread (the wheel's default)" if self.thread else "no progress thread, the target polls"
+        thread = ("a progress thread (the wheel's default)" if self.thread
+                  else "no progress thread, the target polls")
         if faced():
             thread = "which is shm here, and needs no progress"
         return (version(), f"backend UCX, {thread}, prep_xfer_dlist and make_prepped_xfer",
@@ -143,8 +144,9 @@ class Files(Agent):
         self.agent.create_backend("POSIX", self.params)
         self.agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
         params = ", ".join(f"{k}={v}" for k, v in self.params.items()) or "its defaults"
-        return version(
-        ), f"backend POSIX with {params}; a descriptor with O_DIRECT, and one without for pieces that are no blocks", {}
+        settings = (f"backend POSIX with {params}; a descriptor with O_DIRECT, and one without "
+                    "for pieces that are no blocks")
+        return version(), settings, {}
 
     def connect(self, card):
         self.card, self.remote = card, self.name

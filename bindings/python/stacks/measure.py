@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times hand-overs between two actors by sluice and by NIXL's wheel, in alternation: `build/stacks/bin/python measure.py [rounds]`.
+"""Times hand-overs between two actors by sluice and by NIXL's wheel, in alternation.
+
+`build/stacks/bin/python measure.py [rounds]`.
 
 Prints for each shape the medians from the call that makes the tensors to the end of the task that
 takes them.

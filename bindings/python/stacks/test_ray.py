@@ -109,7 +109,9 @@ def test_the_example() -> None:
     program = Path(__file__).parents[3] / "examples" / "ray" / "weights.py"
     result = subprocess.run([sys.executable, str(program)], capture_output=True, text=True,
                             timeout=3 * LIMIT)
-    assert "{'layer 0': 1.0, 'layer 1': 2.0, 'layer 2': 3.0, 'layer 3': 4.0}\n[2.0, 3.0, 4.0, 5.0]" in result.stdout, result.stderr
+    want = ("{'layer 0': 1.0, 'layer 1': 2.0, 'layer 2': 3.0, 'layer 3': 4.0}\n"
+            "[2.0, 3.0, 4.0, 5.0]")
+    assert want in result.stdout, result.stderr
 
 
 def test_actors_and_the_driver(actors: list[Any]) -> None:

@@ -100,9 +100,8 @@ def test_a_freed_object_is_out_of_reach_and_others_are_not(pair: Any) -> None:
     with pytest.raises(RayDirectTransportError, match="first"):
         receiver.recv_multiple_tensors("first", first, None)
     assert same(receiver.recv_multiple_tensors("second", second, None)[0], weights)
-    assert sender.extract_tensor_transport_metadata("second",
-                                                    [
-                                                        weights]) is second, "a task that was tried again"
+    again = sender.extract_tensor_transport_metadata("second", [weights])
+    assert again is second, "a task that was tried again"
 
 
 def test_a_fetch_is_asynchronous(pair: Any) -> None:

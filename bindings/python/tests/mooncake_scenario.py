@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program does with mooncake.engine between two processes, as lines of JSON: the name of a step, and its outcome.
+"""What a program does with mooncake.engine between two processes.
+
+As lines of JSON: the name of a step, and its outcome.
 
 Runs over Mooncake's wheel and over sluice's shim, which must agree. Only what the program of either
 side needs is imported.

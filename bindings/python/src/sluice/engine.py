@@ -226,7 +226,9 @@ class Engine(Closing):
         return self._peer(out.value)
 
     def serve(self, address: str) -> Listener:
-        """Exchanges descriptions with who dials "unix:/path" or "tcp:host:port"; `accept` then has the peer.
+        """Exchanges descriptions with who dials "unix:/path" or "tcp:host:port".
+
+        `accept` then has the peer.
 
         Over unix, other users are refused; over tcp, who has no certificate of the authority: see
         `Engine`.

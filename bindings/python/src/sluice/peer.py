@@ -39,7 +39,9 @@ class Peer(Closing):
         return Remote(self, out.value)
 
     def transfer(self, op: Op, *, only: Optional[str] = None, durable: bool = False) -> Transfer:
-        """An empty transfer: "read" from the peer or "write" to it, by one backend alone where `only` names it.
+        """An empty transfer: "read" from the peer or "write" to it.
+
+        By one backend alone where `only` names it.
 
         A durable write ends without error only once its bytes would survive a loss of power, as
         those of a file do after a sync; `add` raises NoRouteError where nothing can promise that.

@@ -143,7 +143,9 @@ class Transfer(Closing):
         local: Side = None,
         remote: Side = None,
     ) -> None:
-        """Lists arrays of one shape that the two sides lay out differently, by their strides in bytes as numpy tells them.
+        """Lists arrays of one shape that the two sides lay out differently.
+
+        By their strides in bytes, as numpy tells them.
 
         The first dimension is that of the entries, such as blocks, which a list on each side may
         choose: entry i lies at offset + local[i] * strides[0]. `Slots` is for several entries in
@@ -168,7 +170,9 @@ class Transfer(Closing):
         check(lib.transfer_count(self._handle, number(counter, "counter", 32)))
 
     def checksum(self) -> None:
-        """Has both engines compare the bytes by CRC-32C until `reset`: a range that differs is CorruptError, and no message follows.
+        """Has both engines compare the bytes by CRC-32C until `reset`.
+
+        A range that differs is CorruptError, and no message follows.
 
         Both memories must be DRAM. Whoever else writes a range meanwhile is taken for corruption.
         It costs reading the bytes once more on both sides, and a round trip.

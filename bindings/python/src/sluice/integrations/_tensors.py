@@ -37,7 +37,9 @@ class Piece(NamedTuple):
 
 @dataclass
 class Plan:
-    """Where tensors lie: `where` has an index into the storages and an offset for each, in the order of the tensors.
+    """Where tensors lie.
+
+    `where` has an index into the storages and an offset for each, in the order of the tensors.
 
     An index one beyond the storages is the packed buffer, which has `packed` bytes; `copies` are
     address and length of what goes there, by its offset.

@@ -47,7 +47,9 @@ class TransferEngine:
 
     def initialize(self, local_hostname: str, metadata_server: str, protocol: str,
                    device_name: str) -> int:
-        """Opens the engine. The metadata server is "P2PHANDSHAKE"; a port after the host is ignored, as in the wheel.
+        """Opens the engine.
+
+        The metadata server is "P2PHANDSHAKE"; a port after the host is ignored, as in the wheel.
 
         The protocol "tcp" reaches other hosts in plain text; "rdma" uses the devices named, or all.
         """

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How engines meet by a session name: the one that is named "host:port" answers there with how to reach its memory.
+"""How engines meet by a session name.
+
+The one that is named "host:port" answers there with how to reach its memory.
 
 As with Mooncake's P2PHANDSHAKE, nothing here says which process is at the other end: every host
 that reaches the port can read and write the registered memory. Keep it to a network that you trust.

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program that imports `mooncake.engine` over sluice: `python -m sluice.mooncake.shim program.py …`, or `-m module …`.
+"""Runs a program that imports `mooncake.engine` over sluice.
+
+`python -m sluice.mooncake.shim program.py …`, or `-m module …`.
 
 `path()` is the folder of the package `mooncake` that it gets: `PYTHONPATH=$(python -m
 sluice.mooncake.shim)` does the same for processes that the program starts.

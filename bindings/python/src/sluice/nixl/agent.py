@@ -31,8 +31,10 @@ class nixl_agent_config:
     ) -> None:
         if sync_mode is not None and not isinstance(sync_mode, nixl_thread_sync_t):
             raise TypeError(f"sync_mode is a {type(sync_mode).__name__}, not a nixl_thread_sync_t")
-        self.enable_pthread, self.enable_listen, self.port = enable_prog_thread, enable_listen_thread, listen_port
-        self.capture_telemetry, self.num_threads, self.sync_mode = capture_telemetry, num_threads, sync_mode
+        self.enable_pthread, self.enable_listen = enable_prog_thread, enable_listen_thread
+        self.port = listen_port
+        self.capture_telemetry, self.num_threads = capture_telemetry, num_threads
+        self.sync_mode = sync_mode
         self.backends = list(backends)
 
 

@@ -127,4 +127,5 @@ class nixl_xfer_handle:
             self._transfer = None
 
     def __repr__(self) -> str:
-        return f"nixl_xfer_handle({self.plugin}, {self.total} bytes, released={self._transfer is None})"
+        return (f"nixl_xfer_handle({self.plugin}, {self.total} bytes, "
+                f"released={self._transfer is None})")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program that imports `nixl` over sluice: `python -m sluice.nixl.shim program.py …`, or `-m module …`.
+"""Runs a program that imports `nixl` over sluice.
+
+`python -m sluice.nixl.shim program.py …`, or `-m module …`.
 
 `path()` is the folder of the package `nixl` that it gets: `PYTHONPATH=$(python -m
 sluice.nixl.shim)` does the same for processes that the program starts.
