@@ -11,35 +11,48 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
-// address is what Addr says: the version, the uid of the owner, 16 bytes that
-// name this backend, and the directory of the socket if it has one. It is text,
-// "shm1:1000:00112233445566778899aabbccddeeff:/run/sluice", since people meet it
-// in messages.
+// address is what Addr says: the version, the uid of the owner, the number of its network
+// namespace (0: not known), 16 bytes that name this backend, and the directory of the socket if
+// it has one. It is text, "shm4:1000:4026531840:00112233445566778899aabbccddeeff:/run/sluice",
+// since people meet it in messages.
 type address struct {
 	uid uint32
+	net uint64
 	id  [16]byte
 	dir string
 }
 
 func newAddress(dir string) address {
-	a := address{uid: uint32(os.Getuid()), dir: dir}
+	a := address{uid: uint32(os.Getuid()), net: networkNamespace(), dir: dir}
 	_, _ = rand.Read(a.id[:]) // never fails: it ends the program instead
 	return a
 }
 
+// networkNamespace is the number of this process's, as `ls -l /proc/self/ns/net` prints it; 0
+// where the kernel does not say.
+func networkNamespace() uint64 {
+	var st unix.Stat_t
+	if unix.Stat("/proc/self/ns/net", &st) != nil {
+		return 0
+	}
+	return st.Ino
+}
+
 func (a *address) encode() []byte {
-	return fmt.Appendf(nil, "shm%d:%d:%x:%s", version, a.uid, a.id, a.dir)
+	return fmt.Appendf(nil, "shm%d:%d:%d:%x:%s", version, a.uid, a.net, a.id, a.dir)
 }
 
 func decodeAddress(b []byte) (a address, err error) {
 	if len(b) > driver.AddrMax {
 		return a, fmt.Errorf("shm address of %d bytes: %w", len(b), driver.ErrCorrupt)
 	}
-	fields := strings.SplitN(string(b), ":", 4)
-	if len(fields) != 4 || !strings.HasPrefix(fields[0], "shm") {
+	fields := strings.SplitN(string(b), ":", 5)
+	if len(fields) < 4 || !strings.HasPrefix(fields[0], "shm") {
 		return a, fmt.Errorf("%q is no shm address: %w", b, driver.ErrCorrupt)
 	}
 	if fields[0] != fmt.Sprintf("shm%d", version) {
@@ -47,15 +60,22 @@ func decodeAddress(b []byte) (a address, err error) {
 			"both sides: %w",
 			fields[0][3:], version, driver.ErrVersion)
 	}
+	if len(fields) != 5 {
+		return a, fmt.Errorf("%q is no shm address: %w", b, driver.ErrCorrupt)
+	}
 	uid, err := strconv.ParseUint(fields[1], 10, 32)
 	if err != nil {
 		return a, fmt.Errorf("shm address of user %q: %w", fields[1], driver.ErrCorrupt)
 	}
-	id, err := hex.DecodeString(fields[2])
+	if a.net, err = strconv.ParseUint(fields[2], 10, 64); err != nil {
+		return a, fmt.Errorf("shm address of network namespace %q: %w", fields[2],
+			driver.ErrCorrupt)
+	}
+	id, err := hex.DecodeString(fields[3])
 	if err != nil || len(id) != len(a.id) {
 		return a, fmt.Errorf("shm address names no backend: %w", driver.ErrCorrupt)
 	}
-	a.uid, a.dir = uint32(uid), fields[3]
+	a.uid, a.dir = uint32(uid), fields[4]
 	copy(a.id[:], id)
 	return a, nil
 }

@@ -5,6 +5,7 @@ package shm
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -47,7 +48,7 @@ func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
 	defer cancel()
 	conn, err := new(net.Dialer).DialContext(ctx, "unixpacket", owner.socket())
 	if err != nil {
-		return nil, err
+		return nil, b.unreached(&owner, err)
 	}
 	p := &peer{b: b, conn: b.conns.Add(1), owner: owner, self: owner == b.address,
 		sock: conn.(*net.UnixConn), event: -1, lostCh: make(chan struct{}),
@@ -59,6 +60,20 @@ func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
 		return nil, err
 	}
 	return p, b.adopt(p)
+}
+
+// unreached says what keeps a dial from the peer, where that can be known.
+func (b *Backend) unreached(owner *address, err error) error {
+	switch ours := b.address.net; {
+	case owner.dir != "" && errors.Is(err, os.ErrNotExist):
+		return fmt.Errorf("no socket of the peer in %s, its SocketDir: mount that directory "+
+			"here, too: %w", owner.dir, err)
+	case owner.dir == "" && owner.net != ours && owner.net != 0 && ours != 0:
+		return fmt.Errorf("the peer is in network namespace %d of this host, and this process in "+
+			"%d: set SocketDir on both sides to a directory that both see: %w", owner.net, ours,
+			err)
+	}
+	return err
 }
 
 // adopt puts a peer on the list, unless the backend closes.

@@ -9,7 +9,7 @@ import "github.com/sluicehq/sluice/driver"
 // every peer adds to them. The connection page belongs to one connection: both write, so
 // neither believes what it reads there.
 const (
-	version    = 3
+	version    = 4
 	tableMagic = 0x31656c6261547331 // "1sTable1"
 	pageMagic  = 0x3165676150737331 // "1ssPage1"
 	pageBytes  = 4096
