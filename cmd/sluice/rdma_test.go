@@ -61,7 +61,7 @@ func TestMachineWithoutVerbs(t *testing.T) {
 		r := decode(t, run("doctor", "--json").stdout).(map[string]any)
 		for _, b := range r["backends"].([]any) {
 			if b := b.(map[string]any); b["name"] == "rdma" && (b["machine"] != "missing" ||
-				b["build"] != true) {
+				b["build"] != withCgo) {
 				t.Errorf("%s: %v", name, b)
 			}
 		}
