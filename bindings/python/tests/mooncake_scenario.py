@@ -17,8 +17,8 @@ import sys
 import time
 from typing import Any, Callable
 
-# type: ignore[import-not-found]
-from mooncake.engine import TransferEngine, TransferNotify, TransferOpcode
+from mooncake.engine import (  # type: ignore[import-not-found]
+    TransferEngine, TransferNotify, TransferOpcode)
 
 SIZE = 1 << 20
 LIMIT = 30.0

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pickle
 import random
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -161,10 +161,10 @@ def test_ranges_are_found_by_address() -> None:
 
     def find(*rows: tuple[int, int, int]) -> list[tuple[str, int]]:
         at = table.locate(b.DRAM_SEG, np.array(rows, np.uint64))
-        # type: ignore[index]
-        which: Callable[[int], int] = (lambda i: 0) if at.which is None else (
-            lambda i: int(at.which[i]))
-        return [(at.ranges[which(i)].what, int(at.offsets[i])) for i in range(len(rows))]
+        which = at.which
+        if which is None:
+            which = np.zeros(len(rows), np.int64)
+        return [(at.ranges[int(which[i])].what, int(at.offsets[i])) for i in range(len(rows))]
 
     assert find((100, 50, 0)) == [("first", 0)]
     assert find((121, 4, 0)) == [("inner", 1)]
