@@ -122,15 +122,18 @@ def test_an_outcome_is_told_once_and_holds_no_memory(sides: tuple[Side, Side]) -
     assert a.engine.get_batch_transfer_status([number]) == -1
 
 
-def test_another_engine_at_the_same_port(sides: tuple[Side, Side],
+@pytest.mark.parametrize("gone", [True, False])
+def test_another_engine_at_the_same_port(sides: tuple[Side, Side], gone: bool,
                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the loss of the first one is not known yet."""
     a, b = sides
     c = Side()
     fetch = handshake.fetch
     assert a.engine.transfer_sync_read(b.session, a.address, b.address, 64) == 0
     c.bytes[:3] = b"new"
     session = b.session
-    b.engine.close()
+    if gone:
+        b.engine.close()
     monkeypatch.setattr(handshake, "fetch", lambda name: fetch(c.session if name == session
         else name))
     assert a.engine.transfer_sync_read(session, a.address, c.address,

@@ -388,7 +388,11 @@ class TransferEngine:
         peer = self._sessions.meet(session, fresh)
         with self._lock:
             local = [self._ranges.find(a, n) for a, n in zip(buffers, lengths)]
-        remote = peer.find_all(addresses, lengths)
+        try:
+            remote = peer.find_all(addresses, lengths)
+        except errors.TokenError:  # another engine has this name, and the loss is not known yet
+            peer = self._sessions.meet(session, True)
+            remote = peer.find_all(addresses, lengths)
         transfer = peer.peer.transfer("write" if opcode == TransferOpcode.Write else "read")
         try:
             memory.fill(transfer, local, remote, buffers, addresses, lengths)
