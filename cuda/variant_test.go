@@ -558,9 +558,8 @@ func TestDeviceGivesAllBack(t *testing.T) {
 func ExampleChoice() {
 	c := Choice{Variant: VariantBulk, Candidates: []Candidate{{Variant: VariantBulk, GBps: 46},
 		{Variant: VariantRows, GBps: 41.2},
-		{Variant: VariantStaged, Reason: "for a budget of no multiprocessor"}}}
+		{Variant: VariantStaged, Reason: "for no multiprocessor"}}}
 	c.explain()
 	fmt.Println(c.String())
-	// Output: bulk: measured: bulk 46.0 GB/s, rows 41.2 GB/s; staged: for a budget of no
-	// multiprocessor
+	// Output: bulk: measured: bulk 46.0 GB/s, rows 41.2 GB/s; staged: for no multiprocessor
 }

@@ -111,16 +111,18 @@ func BenchmarkOwnMemory(b *testing.B) { Benchmark(b, landlordHarness) }
 func TestOwnMemoryIsTheBackends(t *testing.T) {
 	h := landlordHarness.withDefaults()
 	for _, w := range []Wiring{Pair, Processes} {
-		s := newStage(t, h, w)
-		l, r := s.local(4096), s.remote(4096)
-		let := s.near.b.(*landlord).leased
-		if len(let) != 1 || &let[0][0] != &s.near.region(l.id).seg.Mem[0] {
-			t.Errorf("%v: local memory is not the backend's", w)
-		}
-		if far, ok := s.far.party.(*host); ok && len(far.b.(*landlord).leased) != 1 {
-			t.Errorf("%v: remote memory is not the backend's", w)
-		}
-		r.expect("memory of the far side's backend")
+		t.Run(w.String(), func(t *testing.T) { // its goroutines are over before the next
+			s := newStage(t, h, w)
+			l, r := s.local(4096), s.remote(4096)
+			let := s.near.b.(*landlord).leased
+			if len(let) != 1 || &let[0][0] != &s.near.region(l.id).seg.Mem[0] {
+				t.Error("local memory is not the backend's")
+			}
+			if far, ok := s.far.party.(*host); ok && len(far.b.(*landlord).leased) != 1 {
+				t.Error("remote memory is not the backend's")
+			}
+			r.expect("memory of the far side's backend")
+		})
 	}
 	s := newStage(t, memHarness.withDefaults(), Self)
 	if _, err := s.home.try(request{Do: "add", Len: 1, Own: true}); err == nil {
