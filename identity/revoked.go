@@ -3,6 +3,7 @@
 package identity
 
 import (
+	"bytes"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/hex"
@@ -28,7 +29,7 @@ func revokedKey(issuer []byte, serial fmt.Stringer) string {
 
 // add takes the lists of a file, each of which one of the authorities must have signed.
 func (r revoked) add(path string, text []byte, authorities []*x509.Certificate) error {
-	found := false
+	found := 0
 	for b, rest := pem.Decode(text); b != nil; b, rest = pem.Decode(rest) {
 		list, err := x509.ParseRevocationList(b.Bytes)
 		if err != nil {
@@ -36,7 +37,7 @@ func (r revoked) add(path string, text []byte, authorities []*x509.Certificate) 
 				errors.Join(err, driver.ErrBounds))
 		}
 		at := slices.IndexFunc(authorities, func(a *x509.Certificate) bool {
-			return list.CheckSignatureFrom(a) == nil
+			return list.CheckSignatureFrom(a) == nil && bytes.Equal(list.RawIssuer, a.RawSubject)
 		})
 		if at < 0 {
 			return fmt.Errorf("list of revoked certificates %s: it is signed by %s, which is "+
@@ -47,11 +48,15 @@ func (r revoked) add(path string, text []byte, authorities []*x509.Certificate) 
 			key := revokedKey(list.RawIssuer, e.SerialNumber)
 			r[key] = append(r[key], authorities[at])
 		}
-		found = true
+		found++
 	}
-	if !found {
+	switch begun := bytes.Count(text, []byte("-----BEGIN ")); {
+	case found == 0:
 		return fmt.Errorf("%s holds no list of revoked certificates in PEM: %w", path,
 			driver.ErrBounds)
+	case found < begun: // a decoder passes over what is cut or damaged
+		return fmt.Errorf("%s holds %d lists of revoked certificates, of which %d can be read: "+
+			"write it anew: %w", path, begun, found, driver.ErrBounds)
 	}
 	return nil
 }

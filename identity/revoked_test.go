@@ -3,6 +3,7 @@
 package identity
 
 import (
+	"bytes"
 	"errors"
 	"math/big"
 	"os"
@@ -81,4 +82,28 @@ func TestAuthoritiesOfOneName(t *testing.T) {
 		KeyName(b.Cert().SubjectKeyId)+
 		`), ours is "sluice" (key `+KeyName(a.Cert().SubjectKeyId)+`)`)
 	require.NotEqual(t, KeyName(a.Cert().SubjectKeyId), KeyName(b.Cert().SubjectKeyId))
+}
+
+// TestRevokedListsAreReadWhole: a list of several that is cut or damaged is no list less.
+func TestRevokedListsAreReadWhole(t *testing.T) {
+	a, ca := newAuthority(t, "sluice")
+	b, otherCA := newAuthority(t, "another")
+	dir := t.TempDir()
+	files := member(t, dir, a, authority.Member{Name: "keeper"}, ca, otherCA)
+	both := append(must(a.Revoke(nil, nil))(t), must(b.Revoke(nil, nil))(t)...)
+	list := filepath.Join(dir, "revoked.pem")
+	for name, text := range map[string][]byte{
+		"cut": both[:len(both)-40],
+		"damaged": bytes.Replace(both, []byte("-----BEGIN X509 CRL-----\n"),
+			[]byte("-----BEGIN X509 CRL-----\n?"), 1),
+	} {
+		require.NoError(t, os.WriteFile(list, text, 0o600))
+		_, err := FromFiles(files[0], files[1], files[2], list)
+		require.ErrorContains(t, err, "holds 2 lists of revoked certificates, of which 1 "+
+			"can be read",
+			name)
+	}
+	require.NoError(t, os.WriteFile(list, both, 0o600))
+	_, err := FromFiles(files[0], files[1], files[2], list)
+	require.NoError(t, err)
 }
