@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-var declaration = regexp.MustCompile(`_Atomic unsigned ([\w, ]+);`)
+var declaration = regexp.MustCompile(`_Atomic unsigned ([\w,\s]+);`)
 
 // WordsOf reads the words of a panel from the header that declares struct panel.
 func WordsOf(header string) ([]string, error) {
@@ -20,7 +20,7 @@ func WordsOf(header string) ([]string, error) {
 	body, _, _ = strings.Cut(body, "\n};")
 	var words []string
 	for _, m := range declaration.FindAllStringSubmatch(body, -1) {
-		words = append(words, strings.Split(m[1], ", ")...)
+		words = append(words, strings.Fields(strings.ReplaceAll(m[1], ",", " "))...)
 	}
 	return words, nil
 }
