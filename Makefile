@@ -68,8 +68,8 @@ race:
 # now and then reads memory that Go has just given back; LEAKS=1 has it all the same.
 asan:
 	CGO_CFLAGS="-g -O1 -fsanitize=undefined -fno-sanitize-recover=undefined" CGO_LDFLAGS="-fsanitize=undefined" \
-		ASAN_OPTIONS=detect_leaks=$(or $(LEAKS),0) LSAN_OPTIONS=suppressions=$(CURDIR)/csrc/testdata/lsan.supp \
-		$(GO) test -asan -timeout $(TIMEOUT) ./csrc -run UCX
+		ASAN_OPTIONS=detect_leaks=$(or $(LEAKS),0) LSAN_OPTIONS=suppressions=$(CURDIR)/csrc/ucx/testdata/lsan.supp \
+		$(GO) test -asan -timeout $(TIMEOUT) ./csrc/ucx
 
 nocgo:
 	CGO_ENABLED=0 $(GO) build ./...

@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluicehq/sluice/csrc"
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -18,7 +18,7 @@ import (
 const LoopName = "ucx-loop"
 
 // LoopOffer is what the two ends of a loop must exchange.
-type LoopOffer = csrc.UCXOffer
+type LoopOffer = ucp.Offer
 
 // loopLimit bounds a batch, and the end of a loop.
 const loopLimit = 5 * time.Second
@@ -26,7 +26,7 @@ const loopLimit = 5 * time.Second
 // LoopEnd is one end of a bare loop over UCX: what a program does that calls libucp
 // itself, on memory of libucp's own.
 type LoopEnd struct {
-	loop   *csrc.UCXLoop
+	loop   *ucp.Loop
 	memory []byte
 	spin   func(on bool) error // nil on the passive end
 	alone  bool                // the other end need not move
@@ -38,10 +38,10 @@ type LoopEnd struct {
 // OpenLoop opens one end with that many bytes, faulted in. transports and devices are as
 // UCX_TLS and UCX_NET_DEVICES. Without UCX the error is a *driver.UnavailableError.
 func OpenLoop(transports, devices string, bytes uint64) (*LoopEnd, error) {
-	if err := csrc.LoadUCX(""); err != nil {
+	if err := ucp.Load(""); err != nil {
 		return nil, err
 	}
-	l, err := csrc.OpenUCXLoop(transports, devices)
+	l, err := ucp.OpenLoop(transports, devices)
 	if err != nil {
 		return nil, err
 	}
@@ -111,7 +111,7 @@ func (e *LoopEnd) Close() error {
 type looped struct {
 	e       *LoopEnd
 	op      driver.Op
-	batches []*csrc.UCXBatch
+	batches []*ucp.Batch
 	posting *Samples // of a batch, until its last piece was posted
 }
 

@@ -5,7 +5,7 @@ package ucx
 import (
 	"fmt"
 
-	"github.com/sluicehq/sluice/csrc"
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/keys"
@@ -86,7 +86,7 @@ func (c *inbound) accept() {
 	}
 	c.l.add(link.ID(), c)
 	// of whose memory we map nothing
-	there := csrc.UCXPeer{ID: c.id.conn, Gate: c.gate, Grace: c.grace}
+	there := ucp.Peer{ID: c.id.conn, Gate: c.gate, Grace: c.grace}
 	if c.l.near {
 		there.PID = int(c.from.process.PID)
 	}

@@ -9,7 +9,7 @@ import (
 	"sort"
 	"sync"
 
-	"github.com/sluicehq/sluice/csrc"
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -124,10 +124,10 @@ func (a *allocation) Close() error {
 }
 
 // origin is what UCX knows the allocation by; nil for none.
-func (a *allocation) origin() *csrc.UCXAllocation {
+func (a *allocation) origin() *ucp.Allocation {
 	if a == nil {
 		return nil
 	}
-	u, _ := a.store.(*csrc.UCXAllocation) // a test's own is none of UCX's
+	u, _ := a.store.(*ucp.Allocation) // a test's own is none of UCX's
 	return u
 }

@@ -22,9 +22,9 @@ import (
 func block(t *testing.T, b *Backend) {
 	t.Helper()
 	exe := filepath.Join(t.TempDir(), "forger")
-	const csrc = "../../csrc/"
+	const csrc = "../../csrc/ucx/"
 	out, err := exec.Command("gcc", "-std=gnu11", "-I"+csrc, "-o", exe,
-		csrc+"testdata/ucx_forger.c", csrc+"ucx_load.c", "-ldl").CombinedOutput()
+		csrc+"testdata/forger.c", csrc+"load.c", "-ldl").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	cmd := exec.Command(exe, "none")
 	cmd.Env = append(os.Environ(), "UCX_TLS=posix,sysv", "UCX_MM_SEG_SIZE=16k",

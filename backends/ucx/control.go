@@ -6,7 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/sluicehq/sluice/csrc"
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/keys"
@@ -36,7 +36,7 @@ type hello struct {
 	conn   uint64     // the initiator's end
 	worker uint8      // where that lives
 	to     keys.Owner // whom it means to reach
-	gate   csrc.UCXGate
+	gate   ucp.Gate
 	grace  uint64 // its Config.Grace, in ns
 	from   []byte // its Addr
 }
@@ -45,9 +45,9 @@ type welcome struct {
 	conn   uint64 // the owner's end
 	status control.Status
 	pulls  bool // it copies from the initiator's memory
-	gate   csrc.UCXGate
+	gate   ucp.Gate
 	grace  uint64
-	words  csrc.UCXExport
+	words  ucp.Export
 }
 
 // bye repeats what the hello said: the initiator may not know the owner's end yet.
@@ -76,7 +76,7 @@ type importAnswer struct {
 	readOnly bool
 	size     uint64
 	ticket   uint64
-	export   csrc.UCXExport // zero: the owner moves all bytes
+	export   ucp.Export // zero: the owner moves all bytes
 }
 
 func begin(kind byte) []byte { return append(make([]byte, 0, 64), controlVersion, kind) }
@@ -120,11 +120,11 @@ func (m *importAnswer) encode() []byte {
 	return appendExport(b, &m.export)
 }
 
-func appendGate(b []byte, g *csrc.UCXGate) []byte {
+func appendGate(b []byte, g *ucp.Gate) []byte {
 	return append(binary.LittleEndian.AppendUint64(b, g.At), g.Mark[:]...)
 }
 
-func appendExport(b []byte, x *csrc.UCXExport) []byte {
+func appendExport(b []byte, x *ucp.Export) []byte {
 	b = binary.LittleEndian.AppendUint64(b, x.Base)
 	b = binary.LittleEndian.AppendUint32(b, x.Generation)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(x.Rkey)))
@@ -134,7 +134,7 @@ func appendExport(b []byte, x *csrc.UCXExport) []byte {
 // decodeControl reads what a peer sent, which may be anything. Nothing of b is
 // kept.
 func decodeControl(b []byte) (any, error) {
-	if len(b) < controlHead || len(b) > csrc.UCXControlMax {
+	if len(b) < controlHead || len(b) > ucp.ControlMax {
 		return nil, fmt.Errorf("control message of %d bytes: %w", len(b), driver.ErrCorrupt)
 	}
 	if b[0] != controlVersion {
@@ -186,18 +186,18 @@ func decodeBody(kind byte, r *control.Reader) any {
 	return nil
 }
 
-func readGate(r *control.Reader) (g csrc.UCXGate) {
+func readGate(r *control.Reader) (g ucp.Gate) {
 	g.At = r.Uint64()
 	copy(g.Mark[:], r.Bytes(len(g.Mark)))
 	return g
 }
 
-func readExport(r *control.Reader) (x csrc.UCXExport) {
+func readExport(r *control.Reader) (x ucp.Export) {
 	x.Base, x.Generation = r.Uint64(), r.Uint32()
 	n := int(r.Uint16())
-	if n > csrc.UCXRkeyMax {
+	if n > ucp.RkeyMax {
 		r.Fail()
-		return csrc.UCXExport{}
+		return ucp.Export{}
 	}
 	if n > 0 {
 		x.Rkey = append([]byte(nil), r.Bytes(n)...)

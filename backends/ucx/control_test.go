@@ -8,7 +8,7 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/sluicehq/sluice/csrc"
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/keys"
@@ -18,9 +18,9 @@ import (
 type encoder interface{ encode() []byte }
 
 func someControl() []encoder {
-	export := csrc.UCXExport{Rkey: bytes.Repeat([]byte{9}, csrc.UCXRkeyMax), Base: 1 << 63,
+	export := ucp.Export{Rkey: bytes.Repeat([]byte{9}, ucp.RkeyMax), Base: 1 << 63,
 		Generation: 5}
-	gate := csrc.UCXGate{At: 1 << 40, Mark: [16]byte{1, 15: 2}}
+	gate := ucp.Gate{At: 1 << 40, Mark: [16]byte{1, 15: 2}}
 	return []encoder{
 		&hello{conn: 3, worker: 2, to: keys.NewOwner(), gate: gate, from: bytes.Repeat([]byte{7},
 			driver.AddrMax)},
@@ -41,7 +41,7 @@ func TestControl(t *testing.T) {
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%+v, %v, want %+v", got, err, want)
 		}
-		if len(b) > csrc.UCXControlMax {
+		if len(b) > ucp.ControlMax {
 			t.Errorf("%T of %d bytes", want, len(b))
 		}
 		if _, variable := want.(*hello); variable {

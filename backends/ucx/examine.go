@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sluicehq/sluice/csrc"
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -31,10 +31,10 @@ var farKnown = []string{"tcp", "rc_verbs", "rc_mlx5", "dc_mlx5", "ud_verbs", "ud
 
 // Version loads the library at a path, or the system's, and says which UCX it is.
 func Version(library string) (string, error) {
-	if err := csrc.LoadUCX(library); err != nil {
+	if err := ucp.Load(library); err != nil {
 		return "", err
 	}
-	return csrc.UCXVersion(), nil
+	return ucp.Version(), nil
 }
 
 // Examine tries what a Config names, or all that is known, each alone: UCX ignores
@@ -113,7 +113,7 @@ func tryEach(names []string) (there, absent []string) {
 }
 
 func opens(transports, devices string) bool {
-	u, err := csrc.OpenUCX(csrc.UCXConfig{Transports: transports, Devices: devices, Workers: 1,
+	u, err := ucp.Open(ucp.Config{Transports: transports, Devices: devices, Workers: 1,
 		BatchesMax: 2, NotesMax: 1,
 		SegmentMax: 4096, GraceNanos: uint64(graceMin), FailureNanos: uint64(graceMin), WakeFD: -1,
 		ControlFD: -1})

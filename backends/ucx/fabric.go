@@ -5,43 +5,44 @@ package ucx
 import (
 	"time"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/ring"
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 )
 
-// fabric is what this package needs of a csrc.UCXContext, where each method is
+// fabric is what this package needs of a ucp.Context, where each method is
 // described. Tests put another one in its place.
 type fabric interface {
 	Close() error
 	Address(worker int) []byte
-	Poll(done []csrc.Done) int
+	Poll(done []ring.Done) int
 	Drive()
 	Arm() bool
-	Receive() (csrc.UCXNote, bool)
-	Control() (csrc.UCXControl, bool)
-	Map(key uint32, m csrc.UCXMemory) error
+	Receive() (ucp.Note, bool)
+	Control() (ucp.Control, bool)
+	Map(key uint32, m ucp.Memory) error
 	Unmap(key uint32)
 	Fence(key uint32, ticket uint64, grace time.Duration) error
 	Refresh(key uint32) error
 	Blocked() bool
 	Condemn()
 	standBeside(far fabric)
-	Export(key uint32) (csrc.UCXExport, bool)
-	Words() csrc.UCXExport
+	Export(key uint32) (ucp.Export, bool)
+	Words() ucp.Export
 	allocate(n uint64) (storage, error)
 	connect(worker int, address []byte) (link, error)
 }
 
-// link is a csrc.UCXConn.
+// link is a ucp.Conn.
 type link interface {
 	ID() uint64
 	Moved() (written, read uint64)
-	Gate() csrc.UCXGate
-	Bind(there csrc.UCXPeer) error
+	Gate() ucp.Gate
+	Bind(there ucp.Peer) error
 	Pulls() error
 	Control(msg []byte) error
 	Lanes() string
-	Import(m csrc.UCXImport) (slot uint32, err error)
+	Import(m ucp.Import) (slot uint32, err error)
 	Drop(slot uint32)
 	Direct(slot uint32) bool
 	Submit(tag uint64, b *driver.Batch) error
@@ -53,22 +54,22 @@ type link interface {
 	Close(grace time.Duration) error
 }
 
-// storage is a csrc.UCXAllocation.
+// storage is a ucp.Allocation.
 type storage interface {
 	Bytes() []byte
 	Close() error
 }
 
 var (
-	_ link    = (*csrc.UCXConn)(nil)
-	_ storage = (*csrc.UCXAllocation)(nil)
+	_ link    = (*ucp.Conn)(nil)
+	_ storage = (*ucp.Allocation)(nil)
 )
 
 // opener makes a fabric: openUCX but in tests.
-type opener func(csrc.UCXConfig) (fabric, error)
+type opener func(ucp.Config) (fabric, error)
 
-func openUCX(c csrc.UCXConfig) (fabric, error) {
-	u, err := csrc.OpenUCX(c)
+func openUCX(c ucp.Config) (fabric, error) {
+	u, err := ucp.Open(c)
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +77,7 @@ func openUCX(c csrc.UCXConfig) (fabric, error) {
 }
 
 // ucxFabric is a context of UCX.
-type ucxFabric struct{ *csrc.UCXContext }
+type ucxFabric struct{ *ucp.Context }
 
 func (f ucxFabric) connect(worker int, address []byte) (link, error) {
 	n, err := f.Connect(worker, address)
@@ -89,7 +90,7 @@ func (f ucxFabric) connect(worker int, address []byte) (link, error) {
 // standBeside has Refresh take no pages from under the other context.
 func (f ucxFabric) standBeside(far fabric) {
 	if other, ok := far.(ucxFabric); ok {
-		f.Beside(other.UCXContext)
+		f.Beside(other.Context)
 	}
 }
 

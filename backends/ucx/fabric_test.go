@@ -13,7 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/ring"
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -21,16 +22,16 @@ import (
 // in UCX, messages of one connection keep their order, and each end has its own
 // thread.
 type fakeNet struct {
-	cfg  csrc.UCXConfig
+	cfg  ucp.Config
 	name string
 
 	refusal error // of the kernel, to copy between processes
 
 	mu       sync.Mutex
-	done     []csrc.Done
+	done     []ring.Done
 	taken    int // batches submitted and not polled
 	notes    []fakeNote
-	control  []csrc.UCXControl
+	control  []ucp.Control
 	armed    bool
 	news     bool // room, for who was told that there is none
 	memories map[uint32]*fakeMemory
@@ -41,12 +42,12 @@ type fakeNet struct {
 	fences atomic.Int64 // calls of Fence
 	stuck  atomic.Bool  // Fence is never done, as with a frozen peer
 	frozen bool         // control messages wait in held
-	held   []csrc.UCXControl
+	held   []ucp.Control
 }
 
 type fakeNote struct {
 	from *fakeLink
-	note csrc.UCXNote
+	note ucp.Note
 }
 
 type fakeMemory struct {
@@ -61,7 +62,7 @@ var fakeNets = struct {
 	byName map[string]*fakeNet
 }{byName: map[string]*fakeNet{}}
 
-func openFake(c csrc.UCXConfig) (fabric, error) {
+func openFake(c ucp.Config) (fabric, error) {
 	f := &fakeNet{cfg: c, name: rand.Text(), memories: map[uint32]*fakeMemory{},
 		links: map[uint64]*fakeLink{}}
 	fakeNets.Lock()
@@ -89,7 +90,7 @@ func (f *fakeNet) Close() error {
 
 func (f *fakeNet) Address(worker int) []byte { return fmt.Appendf(nil, "%s-%d", f.name, worker) }
 
-func (f *fakeNet) Poll(done []csrc.Done) int {
+func (f *fakeNet) Poll(done []ring.Done) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := copy(done, f.done)
@@ -117,11 +118,11 @@ func (f *fakeNet) wake() {
 	}
 }
 
-func (f *fakeNet) Receive() (csrc.UCXNote, bool) {
+func (f *fakeNet) Receive() (ucp.Note, bool) {
 	f.mu.Lock()
 	if len(f.notes) == 0 {
 		f.mu.Unlock()
-		return csrc.UCXNote{}, false
+		return ucp.Note{}, false
 	}
 	n := f.notes[0]
 	f.notes = f.notes[1:]
@@ -137,18 +138,18 @@ func (f *fakeNet) Receive() (csrc.UCXNote, bool) {
 	return n.note, true
 }
 
-func (f *fakeNet) Control() (csrc.UCXControl, bool) {
+func (f *fakeNet) Control() (ucp.Control, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.control) == 0 {
-		return csrc.UCXControl{}, false
+		return ucp.Control{}, false
 	}
 	m := f.control[0]
 	f.control = f.control[1:]
 	return m, true
 }
 
-func (f *fakeNet) push(m csrc.UCXControl) {
+func (f *fakeNet) push(m ucp.Control) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.frozen {
@@ -174,7 +175,7 @@ func (f *fakeNet) thaw() {
 	_, _ = unix.Write(f.cfg.ControlFD, one)
 }
 
-func (f *fakeNet) Map(key uint32, m csrc.UCXMemory) error {
+func (f *fakeNet) Map(key uint32, m ucp.Memory) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.memories[key] != nil || m.Ticket == 0 {
@@ -227,8 +228,8 @@ func (f *fakeNet) Refresh(key uint32) error {
 	return nil
 }
 
-func (f *fakeNet) Export(uint32) (csrc.UCXExport, bool) { return csrc.UCXExport{}, false }
-func (f *fakeNet) Words() csrc.UCXExport                { return csrc.UCXExport{} }
+func (f *fakeNet) Export(uint32) (ucp.Export, bool) { return ucp.Export{}, false }
+func (f *fakeNet) Words() ucp.Export                { return ucp.Export{} }
 
 type fakeStorage struct {
 	mem    []byte
@@ -285,7 +286,7 @@ func (f *fakeNet) complete(b *fakeBatch, status int32) {
 
 func (f *fakeNet) end(b *fakeBatch, status int32) {
 	f.mu.Lock()
-	f.done = append(f.done, csrc.Done{Tag: b.tag, Status: status, Piece: -1})
+	f.done = append(f.done, ring.Done{Tag: b.tag, Status: status, Piece: -1})
 	f.free = append(f.free, b)
 	f.mu.Unlock()
 }
@@ -300,6 +301,6 @@ func (f *fakeNet) lose() {
 	f.mu.Unlock()
 	slices.Sort(ids)
 	for _, id := range ids {
-		f.push(csrc.UCXControl{Conn: id, Lost: true})
+		f.push(ucp.Control{Conn: id, Lost: true})
 	}
 }

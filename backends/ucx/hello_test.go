@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/csrc"
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 )
@@ -150,12 +150,12 @@ func TestNonsense(t *testing.T) {
 		&importAnswer{id: 1003}, &welcome{conn: 12},
 	) {
 		for conn := range uint64(4) {
-			net(p.far).push(csrc.UCXControl{Conn: conn, Data: m.encode()[:len(m.encode())-1]})
+			net(p.far).push(ucp.Control{Conn: conn, Data: m.encode()[:len(m.encode())-1]})
 			if _, isBye := m.(*bye); !isBye || conn == 0 {
-				net(p.far).push(csrc.UCXControl{Conn: conn, Data: m.encode()})
+				net(p.far).push(ucp.Control{Conn: conn, Data: m.encode()})
 			}
 			if _, isQuit := m.(quit); !isQuit {
-				net(p.near).push(csrc.UCXControl{Conn: conn, Data: m.encode()})
+				net(p.near).push(ucp.Control{Conn: conn, Data: m.encode()})
 			}
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/csrc"
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 )
@@ -81,7 +81,7 @@ func (p *peer) take(t *keys.Token, a *importAnswer) (uint32, error) {
 		return 0, fmt.Errorf("the owner tells of %d bytes, the token of %d: %w", a.size, t.Size,
 			driver.ErrBadToken)
 	}
-	key, err := p.link.Import(csrc.UCXImport{Key: t.Key, Size: t.Size, Ticket: a.ticket,
+	key, err := p.link.Import(ucp.Import{Key: t.Key, Size: t.Size, Ticket: a.ticket,
 		ReadOnly: a.readOnly, Export: a.export})
 	if err != nil {
 		return 0, err

@@ -5,7 +5,7 @@ package ucx
 import (
 	"sync"
 
-	"github.com/sluicehq/sluice/csrc"
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/internal/control"
 )
 
@@ -19,7 +19,7 @@ type inbound struct {
 	from    address
 	worker  int
 	reply   []byte // the address of the peer's worker
-	gate    csrc.UCXGate
+	gate    ucp.Gate
 	grace   uint64
 	refusal error // why it is not welcome
 
@@ -99,7 +99,7 @@ func (c *inbound) finish(out bool) {
 	c.mu.Lock()
 	there := c.link != nil && out
 	if there {
-		c.link.End(csrc.UCXLost, false)
+		c.link.End(ucp.Lost, false)
 	}
 	tell := c.leave(true)
 	c.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluicehq/sluice/csrc"
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -28,7 +28,7 @@ type fakeLink struct {
 	peer    uint64
 	queue   []*fakeBatch
 	busy    bool // run has a batch in hand
-	slots   []*csrc.UCXImport
+	slots   []*ucp.Import
 	refs    []int
 	drained bool
 	ended   bool
@@ -43,7 +43,7 @@ type fakeBatch struct {
 	op        driver.Op
 	tag       uint64
 	descs     []driver.Desc
-	remotes   []*csrc.UCXImport
+	remotes   []*ucp.Import
 	msg       []byte
 	tail      driver.Tail
 	counter   uint32
@@ -59,9 +59,9 @@ func (l *fakeLink) Lanes() string {
 		"# lane[1]: 1:fake/memory.0 md[1] -> md[1]/fake/sysdev[255] am am_bw\n# am_send: 0..(inf)\n"
 }
 
-func (l *fakeLink) Gate() csrc.UCXGate { return csrc.UCXGate{At: l.id, Mark: [16]byte{1}} }
+func (l *fakeLink) Gate() ucp.Gate { return ucp.Gate{At: l.id, Mark: [16]byte{1}} }
 
-func (l *fakeLink) Bind(there csrc.UCXPeer) error {
+func (l *fakeLink) Bind(there ucp.Peer) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.peer = there.ID
@@ -89,7 +89,7 @@ func (l *fakeLink) Control(msg []byte) error {
 	return nil
 }
 
-func (l *fakeLink) Import(m csrc.UCXImport) (uint32, error) {
+func (l *fakeLink) Import(m ucp.Import) (uint32, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range l.slots {
@@ -158,7 +158,7 @@ func (l *fakeLink) Notify(msg []byte) error {
 	return nil
 }
 
-func (l *fakeLink) imported(slot uint32) *csrc.UCXImport {
+func (l *fakeLink) imported(slot uint32) *ucp.Import {
 	if uint64(slot) >= uint64(len(l.slots)) {
 		return nil
 	}
@@ -218,7 +218,7 @@ func (l *fakeLink) submit(tag uint64, form *driver.Batch, n int, at func(int) dr
 	}
 	if n == 0 && len(l.queue) == 0 && !l.busy {
 		l.deliver(b, l.peer)
-		l.net.end(b, csrc.UCXOK) // within Submit: nobody needs to be woken
+		l.net.end(b, ucp.OK) // within Submit: nobody needs to be woken
 		return nil
 	}
 	l.queue = append(l.queue, b)
@@ -241,7 +241,7 @@ func (l *fakeLink) deliver(b *fakeBatch, peer uint64) {
 		return
 	}
 	l.to.notes = append(l.to.notes,
-		fakeNote{l, csrc.UCXNote{Conn: peer, Data: slices.Clone(b.msg)}})
+		fakeNote{l, ucp.Note{Conn: peer, Data: slices.Clone(b.msg)}})
 	l.to.wake()
 	l.to.mu.Unlock()
 }
@@ -264,7 +264,7 @@ func (l *fakeLink) run() {
 		peer := l.peer
 		l.mu.Unlock()
 		if b.control {
-			l.to.push(csrc.UCXControl{Worker: l.at, Conn: peer, Data: b.msg})
+			l.to.push(ucp.Control{Worker: l.at, Conn: peer, Data: b.msg})
 		} else {
 			l.carry(b, peer)
 		}
@@ -276,21 +276,21 @@ func (l *fakeLink) run() {
 
 // carry runs a batch to its end.
 func (l *fakeLink) carry(b *fakeBatch, peer uint64) {
-	status := csrc.UCXOK
+	status := ucp.OK
 	for i := range b.descs {
-		if status = l.move(b, b.descs[i], b.remotes[i]); status != csrc.UCXOK {
+		if status = l.move(b, b.descs[i], b.remotes[i]); status != ucp.OK {
 			break
 		}
 	}
-	if status == csrc.UCXOK && len(b.descs) == 0 {
+	if status == ucp.OK && len(b.descs) == 0 {
 		status = l.look(b)
 	}
 	l.net.mu.Lock()
-	if b.tail == driver.NotifyTail && status != csrc.UCXOK {
+	if b.tail == driver.NotifyTail && status != ucp.OK {
 		l.credits++
 	}
 	l.net.mu.Unlock()
-	if status == csrc.UCXOK {
+	if status == ucp.OK {
 		l.deliver(b, peer)
 	}
 	l.net.complete(b, status)
@@ -304,21 +304,21 @@ func (l *fakeLink) look(b *fakeBatch) int32 {
 	case l.ended:
 		return l.status
 	case l.drained:
-		return csrc.UCXClosed
+		return ucp.Closed
 	case b.cancelled:
-		return csrc.UCXAborted
+		return ucp.Aborted
 	}
-	return csrc.UCXOK
+	return ucp.OK
 }
 
-func (l *fakeLink) move(b *fakeBatch, d driver.Desc, remote *csrc.UCXImport) int32 {
+func (l *fakeLink) move(b *fakeBatch, d driver.Desc, remote *ucp.Import) int32 {
 	local, there := l.net.memory(d.LocalKey), l.to.memory(remote.Key)
 	for off := uint64(0); off < d.Len; off += fakePiece {
-		if status := l.look(b); status != csrc.UCXOK {
+		if status := l.look(b); status != ucp.OK {
 			return status
 		}
 		if there == nil {
-			return csrc.UCXRevoked
+			return ucp.Revoked
 		}
 		n := min(fakePiece, d.Len-off)
 		there.mu.RLock()
@@ -330,10 +330,10 @@ func (l *fakeLink) move(b *fakeBatch, d driver.Desc, remote *csrc.UCXImport) int
 		}
 		there.mu.RUnlock()
 		if !fits {
-			return csrc.UCXRevoked
+			return ucp.Revoked
 		}
 	}
-	return csrc.UCXOK
+	return ucp.OK
 }
 
 func (l *fakeLink) Cancel(tag uint64) {
@@ -392,7 +392,7 @@ func (l *fakeLink) End(status int32, _ bool) {
 }
 
 func (l *fakeLink) Close(grace time.Duration) error {
-	l.End(csrc.UCXClosed, true)
+	l.End(ucp.Closed, true)
 	l.mu.Lock()
 	l.closed = true
 	l.more.Broadcast()

@@ -14,7 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluicehq/sluice/csrc"
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/keys"
@@ -108,7 +108,7 @@ func (m *memory) show() error {
 		m.pinner.Pin(m.landings.phase)
 	}
 	for i, l := range m.b.sides {
-		u := csrc.UCXMemory{Mem: m.bytes, ReadOnly: m.readOnly, Ticket: m.ticket,
+		u := ucp.Memory{Mem: m.bytes, ReadOnly: m.readOnly, Ticket: m.ticket,
 			Inside: m.landings.inside, Phase: m.landings.phase}
 		if l.near {
 			u.In = m.in.origin()

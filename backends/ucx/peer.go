@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluicehq/sluice/csrc"
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/gate"
 )
@@ -154,7 +154,7 @@ func (p *peer) greeted(m *welcome) {
 		p.gone.Store(true) // it knows nothing of us: no goodbye
 		err = fmt.Errorf("%v refused: %w", &p.owner, err)
 	} else {
-		there := csrc.UCXPeer{ID: m.conn, Words: m.words, Gate: m.gate, Pulls: m.pulls,
+		there := ucp.Peer{ID: m.conn, Words: m.words, Gate: m.gate, Pulls: m.pulls,
 			Grace: m.grace}
 		if p.l.near {
 			there.PID = int(p.owner.process.PID)
@@ -179,7 +179,7 @@ func (p *peer) died() {
 func (p *peer) markLost(over bool) {
 	p.gone.Store(true)
 	if p.hold.Enter() {
-		p.link.End(csrc.UCXLost, over)
+		p.link.End(ucp.Lost, over)
 		p.hold.Exit()
 	}
 	p.lostOnce.Do(func() { close(p.lostCh) })
@@ -211,7 +211,7 @@ func (p *peer) end() {
 			over = p.part()
 		}
 	}
-	p.link.End(csrc.UCXClosed, over)
+	p.link.End(ucp.Closed, over)
 	p.gate.Wait()
 	p.lostOnce.Do(func() { close(p.lostCh) })
 	p.giveBack()

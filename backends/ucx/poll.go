@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/csrc"
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -37,7 +37,7 @@ func (b *Backend) collect(done []driver.Completion) (n int) {
 				break
 			}
 			for _, d := range b.scratch[:got] {
-				done[n] = driver.Completion{Tag: d.Tag, Err: csrc.UCXError(d)}
+				done[n] = driver.Completion{Tag: d.Tag, Err: ucp.Error(d)}
 				n++
 			}
 		}

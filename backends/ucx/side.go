@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluicehq/sluice/csrc"
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 )
@@ -217,7 +217,7 @@ func (b *Backend) attend() {
 
 // handle passes a message on. What cannot be read is dropped: a peer of another
 // version gets no answer, and its Connect ends with its context.
-func (l *side) handle(m *csrc.UCXControl) {
+func (l *side) handle(m *ucp.Control) {
 	var e end
 	if m.Conn != 0 {
 		if e = l.end(m.Conn); e == nil {

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/sluicehq/sluice/csrc"
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -133,7 +133,7 @@ func (t transports) copies() bool {
 }
 
 // nearConfig is what the context for peers of this host is opened with.
-func (c *Config) nearConfig(t transports) csrc.UCXConfig {
+func (c *Config) nearConfig(t transports) ucp.Config {
 	u := c.base()
 	u.Transports, u.Shared, u.Pull, u.SegmentMax = t.near, true, t.copies(), nearSegmentMax
 	u.Settings = append(u.Settings, "MM_SEG_SIZE="+strconv.Itoa(nearSegmentBytes), "MM_FIFO_SIZE="+
@@ -143,7 +143,7 @@ func (c *Config) nearConfig(t transports) csrc.UCXConfig {
 }
 
 // farConfig is what the context for all other peers is opened with.
-func (c *Config) farConfig(t transports) csrc.UCXConfig {
+func (c *Config) farConfig(t transports) ucp.Config {
 	u := c.base()
 	u.Transports, u.Devices, u.SegmentMax = t.far, c.Devices, farSegmentMax
 	if listed(t.far, "tcp") {
@@ -156,8 +156,8 @@ func (c *Config) farConfig(t transports) csrc.UCXConfig {
 
 // base is what both contexts have in common. Nothing goes by rendezvous: UCX would make the
 // copy later than we look at how old a message is, and from memory of the program.
-func (c *Config) base() csrc.UCXConfig {
-	return csrc.UCXConfig{
+func (c *Config) base() ucp.Config {
+	return ucp.Config{
 		Workers: c.Workers, BatchesMax: c.BatchesMax, NotesMax: c.NotesMax,
 		SpinNanos: uint64(c.Spin), GraceNanos: uint64(c.Grace), FailureNanos: uint64(c.Failure),
 		Settings: []string{"RNDV_THRESH=inf"},

@@ -36,7 +36,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/csrc"
+	"github.com/sluicehq/sluice/csrc/ring"
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/keys"
@@ -66,7 +67,7 @@ type Backend struct {
 	allocations allocations
 	deaths      deaths
 	words       lastword.List[*inbound]
-	counters    *csrc.UCXCounters
+	counters    *ucp.Counters
 	conns       atomic.Uint64  // numbers of connections that were given out
 	tasks       gate.Tasks     // what takes too long for the control goroutine
 	attending   sync.WaitGroup // that goroutine
@@ -79,7 +80,7 @@ type Backend struct {
 	acceptedMu sync.RWMutex
 	accepted   map[uint64]*inbound // by number
 
-	scratch [64]csrc.Done // of Poll
+	scratch [64]ring.Done // of Poll
 	idle    bool          // the Poll before found nothing; of Poll
 	turn    int           // where Receive begins; Receive only
 	leaving []*inbound    // of Receive
@@ -92,7 +93,7 @@ var _ driver.Backend = (*Backend)(nil)
 // as many for far ones, and one goroutine. Where UCX, or what it needs, is missing
 // the error is a *driver.UnavailableError.
 func New(cfg Config) (*Backend, error) {
-	return open(cfg, func(c *Config) error { return csrc.LoadUCX(c.Library) }, openUCX)
+	return open(cfg, func(c *Config) error { return ucp.Load(c.Library) }, openUCX)
 }
 
 func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
@@ -110,7 +111,7 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 	b := &Backend{cfg: cfg, caps: cfg.caps(), event: -1, closing: make(chan struct{}),
 		peers:    make(map[*peer]struct{}),
 		accepted: make(map[uint64]*inbound), detours: make(map[keys.Owner]time.Time),
-		counters: csrc.NewUCXCounters()}
+		counters: ucp.NewCounters()}
 	b.table.Most = cfg.KeysMax
 	if err := b.open(list, with); err != nil {
 		return nil, errors.Join(fmt.Errorf("ucx: %w", err), b.release())
@@ -155,7 +156,7 @@ func (b *Backend) open(list transports, with opener) (err error) {
 	return err
 }
 
-func (b *Backend) openSide(u csrc.UCXConfig, with opener) (*side, error) {
+func (b *Backend) openSide(u ucp.Config, with opener) (*side, error) {
 	u.WakeFD, u.ControlFD, u.Counters = b.event, b.control.FD(), b.counters
 	net, err := with(u)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/bench"
-	"github.com/sluicehq/sluice/csrc"
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
@@ -70,7 +70,7 @@ func TestBenchTableBesidePerfTest(t *testing.T) {
 		t.Fatalf("%+v", o)
 	}
 	wants := []string{"/lane=shm/size=656/batch=2048/by=ucx-loop-1 ", " ratio-ucx-loop"}
-	if !csrc.Native {
+	if !ucp.Native {
 		wants = []string{bench.LoopName + " was not measured"}
 	} else if strings.Contains(o.stdout, "was not measured") {
 		t.Errorf("something was not measured:\n%s", o.stdout)

@@ -1,0 +1,371 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Batches: from Submit to their end, and which copies they are. */
+#define _GNU_SOURCE
+#include "worker.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Bytes that Submit moves in the caller. */
+#define INLINE (64u << 10)
+
+static struct sl_ucx_import *import_of(const struct sl_ucx_conn *n, uint32_t slot)
+{
+	struct sl_ucx_import *im = slot < n->imports_len ? n->imports[slot] : NULL;
+
+	return im && im->used ? im : NULL;
+}
+
+void sl_ucx_fail(struct sl_ucx_batch *b, int32_t status, int32_t piece)
+{
+	if (b->status == 0) {
+		b->status = status;
+		b->piece = piece;
+	}
+}
+
+static void free_tail(struct sl_ucx_batch *b)
+{
+	if (!b->tail)
+		return;
+	sl_ucx_free_message(b->conn->worker, b->tail);
+	b->tail = NULL;
+	b->conn->credit++;
+}
+
+static void end(struct sl_ucx_batch *b)
+{
+	struct sl_ucx_conn *n = b->conn;
+	struct sl_ucx_worker *w = n->worker;
+
+	free_tail(b);
+	sl_ring_put(w->ring,
+		    (struct sl_done){b->tag, b->status, sl_piece_told(&b->pieces, b->piece)});
+	if (n->head == b)
+		n->head = b->next;
+	b->prev->next = b->next;
+	b->next->prev = b->prev;
+	sl_pieces_trim(&b->pieces);
+	b->conn = NULL;
+	b->next = w->free;
+	w->free = b;
+	w->live--;
+	if (n->dropped_imports)
+		sl_ucx_reap(n);
+	if (n->state != SL_UCX_OPEN)
+		pthread_cond_broadcast(&w->news);
+	if (!w->polled)
+		sl_ucx_wake(w);
+}
+
+void sl_ucx_settle(struct sl_ucx_batch *b)
+{
+	if (b->outstanding == 0 && (b->issued || b->status != 0))
+		end(b);
+}
+
+void sl_ucx_give_up(struct sl_ucx_batch *b, int32_t status)
+{
+	b->cancelled = 1;
+	if (!b->write)
+		sl_ucx_detach(b);
+	sl_ucx_fail(b, status, -1);
+	b->outstanding++; /* a peer that is ourselves answers at once */
+	if (b->outstanding > 1)
+		sl_ucx_ask(b->conn); /* its last message, which would have, is not sent */
+	b->outstanding--;
+	sl_ucx_settle(b);
+}
+
+/* All of it is on its way, the message of it as well. */
+static void issued(struct sl_ucx_batch *b)
+{
+	struct sl_ucx_conn *n = b->conn;
+
+	b->issued = 1;
+	n->head = b->next;
+	b->outstanding++; /* a peer that is ourselves answers at once */
+	if (b->status != 0 && b->outstanding > 1 && b->write)
+		sl_ucx_ask(n);
+	if (b->tail && b->status == 0 && !sl_ucx_speaks(n))
+		sl_ucx_fail(b, SL_UCX_LOST, -1);
+	if (b->tail && b->status == 0 && !b->faulty) {
+		struct sl_ucx_message *p = b->tail;
+
+		b->tail = NULL;
+		p->head.flags = b->served && b->write ? SL_UCX_CHECKED : 0;
+		sl_ucx_send(n, p);
+	}
+	b->outstanding--;
+	sl_ucx_settle(b);
+}
+
+void sl_ucx_end_batches(struct sl_ucx_conn *n)
+{
+	for (struct sl_ucx_batch *b = n->live.next, *next; b != &n->live; b = next) {
+		next = b->next;
+		sl_ucx_detach(b);
+		sl_ucx_settle(b);
+	}
+}
+
+static int advance(struct sl_ucx_batch *b, uint64_t *bytes)
+{
+	if (!b->served)
+		return sl_ucx_move_direct(b, bytes);
+	if (b->write && b->conn->pulled)
+		return sl_ucx_move_offered(b, bytes);
+	return b->fetches ? sl_ucx_move_fetched(b, bytes) : sl_ucx_move_served(b, bytes);
+}
+
+int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes)
+{
+	int moved = 0;
+
+	while (n->head != &n->live && bytes > 0) {
+		struct sl_ucx_batch *b = n->head;
+		uint64_t before = bytes;
+		int rc = 0;
+
+		b->outstanding++; /* it must not end meanwhile */
+		if (b->status == 0)
+			rc = advance(b, &bytes);
+		b->outstanding--;
+		moved |= bytes != before;
+		if (rc < 0 && rc != -EAGAIN) { /* its peer's memory is not mapped any more */
+			b->served = 1;
+			sl_ucx_rewind(b);
+			continue;
+		}
+		if (rc != 0)
+			break;
+		issued(b);
+		moved = 1;
+	}
+	return moved;
+}
+
+/*
+ * What is wrong with the pieces, as submit returns it; and whether the owner serves them: not all
+ * are mapped.
+ */
+static int64_t check(const struct sl_ucx_conn *n, const struct sl_ucx_batch *b, int *served,
+		     int *known)
+{
+	const struct sl_ucx_memory *m = NULL;
+	const struct sl_ucx_import *im = NULL;
+	uint32_t local = 0, slot = 0;
+
+	for (uint32_t i = 0; i < b->pieces.count; i++) {
+		struct sl_desc d = sl_piece(&b->pieces, i);
+		int wrong = 0;
+
+		if (!m || d.local_key != local)
+			m = sl_ucx_find(n->worker->context, local = d.local_key);
+		if (!im || d.remote_key != slot)
+			im = import_of(n, slot = d.remote_key);
+		if (!m || !im || im->dropped || d.len == 0 || !sl_within(d.local, d.len, m->len) ||
+		    !sl_within(d.remote, d.len, im->size))
+			wrong = ERANGE;
+		else if (b->write && im->flags & SL_UCX_READ_ONLY)
+			wrong = EROFS;
+		if (wrong)
+			return wrong | (int64_t)sl_piece_told(&b->pieces, (int32_t)i) << 16;
+		*served |= im->rkey == NULL;
+		*known &= im->base != 0;
+	}
+	return 0;
+}
+
+/* What follows the bytes of a batch: a notification, or one more for a counter. */
+struct tail {
+	const uint8_t *note; /* or NULL */
+	size_t len;
+	int32_t counter; /* or -1 */
+};
+
+static int has_tail(const struct tail *t)
+{
+	return t->note || t->counter >= 0;
+}
+
+/* Takes credit. NULL: no memory. */
+static struct sl_ucx_message *make_tail(struct sl_ucx_conn *n, const struct tail *t)
+{
+	struct sl_ucx_message *p = sl_ucx_new_message(n->worker, t->len);
+
+	if (!p)
+		return NULL;
+	p->head.type = t->note ? SL_UCX_MSG_NOTIFY : SL_UCX_MSG_COUNT;
+	p->head.off = t->note ? 0 : (uint64_t)t->counter;
+	p->len = (uint32_t)t->len;
+	if (t->len)
+		memcpy(p->body, t->note, t->len);
+	n->credit--;
+	return p;
+}
+
+int sl_ucx_over(const struct sl_ucx_conn *n)
+{
+	switch (n->state) {
+	case SL_UCX_OPEN:
+		return 0;
+	case SL_UCX_DRAINING:
+		return EBADF;
+	case SL_UCX_BROKEN:
+		return EPIPE;
+	default:
+		return n->why == SL_UCX_LOST ? EPIPE : EBADF;
+	}
+}
+
+static int starve(struct sl_ucx_conn *n)
+{
+	if (n->credit)
+		return 0;
+	if (!n->starved)
+		sl_ucx_signal(n, SL_UCX_MSG_STARVED, 0);
+	n->starved = 1;
+	return EAGAIN;
+}
+
+static int64_t refuse(struct sl_ucx_conn *n, const struct tail *t)
+{
+	struct sl_ucx_worker *w = n->worker;
+	int rc = sl_ucx_over(n);
+
+	if (rc != 0)
+		return rc;
+	/* A place in the ring is taken until the completion was polled. */
+	if (w->live + (w->ring->head - __atomic_load_n(&w->ring->tail, __ATOMIC_ACQUIRE)) >
+	    w->ring->mask)
+		return EAGAIN;
+	return has_tail(t) ? starve(n) : 0;
+}
+
+int sl_ucx_notify(struct sl_ucx_conn *n, const uint8_t *data, size_t len)
+{
+	const struct tail t = {.note = data, .len = len, .counter = -1};
+	struct sl_ucx_message *p;
+	int rc;
+
+	if (len > SL_UCX_NOTE_MAX)
+		return -ERANGE;
+	sl_ucx_lock(n->worker);
+	rc = sl_ucx_over(n);
+	if (rc == 0)
+		rc = starve(n);
+	p = rc == 0 ? make_tail(n, &t) : NULL;
+	if (rc == 0 && !p)
+		rc = ENOMEM;
+	if (p)
+		sl_ucx_send(n, p);
+	sl_ucx_rouse(n->worker);
+	sl_ucx_unlock(n->worker);
+	return -rc;
+}
+
+static void enqueue(struct sl_ucx_conn *n, struct sl_ucx_batch *b)
+{
+	b->order = n->order++;
+	b->prev = n->live.prev;
+	b->next = &n->live;
+	b->prev->next = b->next->prev = b;
+	if (n->head == &n->live)
+		n->head = b;
+	n->worker->live++;
+}
+
+static void fill(struct sl_ucx_batch *b, const struct sl_ucx_batch *form, struct sl_ucx_conn *n)
+{
+	struct sl_pieces pieces = b->pieces;
+
+	*b = *form;
+	b->conn = n;
+	b->pieces = pieces;
+	sl_pieces_take(&b->pieces, &form->pieces);
+	b->piece = -1;
+}
+
+/* Under the lock; form is what the caller asks for. */
+static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form,
+		      const struct tail *tail)
+{
+	struct sl_ucx_worker *w = n->worker;
+	struct sl_ucx_batch *b = w->free;
+	int64_t rc = refuse(n, tail);
+	int served = 0, known = n->pid != 0;
+
+	if (rc == 0)
+		rc = check(n, form, &served, &known);
+	if (rc != 0)
+		return rc;
+	/* In any case: what looks mapped may turn out to be served. */
+	if (sl_pieces_reserve(&b->pieces, &form->pieces) != 0)
+		return ENOMEM;
+	w->free = b->next;
+	fill(b, form, n);
+	b->served = served;
+	b->fetches = known && !b->write;
+	b->tail = has_tail(tail) ? make_tail(n, tail) : NULL;
+	if (has_tail(tail) && !b->tail) {
+		b->next = w->free;
+		w->free = b;
+		return ENOMEM;
+	}
+	enqueue(n, b);
+	if (n->head == b) {
+		w->polled = 1;
+		sl_ucx_move(n, INLINE);
+		w->polled = 0;
+	}
+	/* Unless it has ended: the lock is ours, so nobody else has taken its place. The answers to
+	 * a read look at the pieces again. */
+	if (b->conn && !(b->issued && b->write))
+		sl_pieces_keep(&b->pieces);
+	if (w->live)
+		sl_ucx_rouse(w);
+	return 0;
+}
+
+int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d,
+		      size_t count, const uint8_t *note, size_t note_len, int32_t counter)
+{
+	struct sl_ucx_batch form = {.tag = tag,
+				    .write = write,
+				    .pieces = {.descs = d, .count = (uint32_t)count}};
+	const struct tail tail = {note, note_len, counter};
+	int64_t rc;
+
+	if (count > SL_PIECES_MAX || note_len > SL_UCX_NOTE_MAX)
+		return ERANGE;
+	sl_ucx_lock(n->worker);
+	rc = submit(n, &form, &tail);
+	sl_ucx_unlock(n->worker);
+	return rc;
+}
+
+int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag,
+			    const struct sl_pages *p, const struct sl_nest *nest,
+			    const uint32_t *local, const uint32_t *remote, const uint8_t *note,
+			    size_t note_len, int32_t counter)
+{
+	struct sl_ucx_batch form = {.tag = tag,
+				    .write = write,
+				    .pieces = {.pages = *p,
+					       .nest = nest,
+					       .local_index = local,
+					       .remote_index = remote,
+					       .count =
+						   (uint32_t)(p->count * (nest ? nest->runs : 1))}};
+	const struct tail tail = {note, note_len, counter};
+	int64_t rc;
+
+	if (!(nest ? sl_nest_sound(p, nest) : sl_pages_sound(p)) || note_len > SL_UCX_NOTE_MAX)
+		return ERANGE;
+	sl_ucx_lock(n->worker);
+	rc = submit(n, &form, &tail);
+	sl_ucx_unlock(n->worker);
+	return rc;
+}

@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package ucx
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/csrc/ring"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/testing/leak"
+)
+
+const (
+	testBytes = 4 << 20
+	testGrace = 2 * time.Second
+	testKey   = 7
+)
+
+// way is one kind of connection under test.
+type way struct {
+	name   string
+	config Config
+	own    bool // UCX's memory on the far side
+}
+
+var ways = []way{
+	{"direct", Config{Transports: "posix,sysv,cma,self", Shared: true, Pull: true,
+		SegmentMax: 16000,
+		Settings:   []string{"MM_SEG_SIZE=16k", "MM_FIFO_SIZE=256", "RNDV_THRESH=inf"}}, true},
+	{"pulled", Config{Transports: "posix,sysv,cma,self", Shared: true, Pull: true,
+		SegmentMax: 16000,
+		Settings:   []string{"MM_SEG_SIZE=16k", "MM_FIFO_SIZE=256", "RNDV_THRESH=inf"}}, false},
+	// Where the kernel refuses that.
+	{"messages", Config{Transports: "posix,sysv,cma,self", Shared: true, SegmentMax: 16000,
+		Settings: []string{"MM_SEG_SIZE=16k", "MM_FIFO_SIZE=256", "RNDV_THRESH=inf"}}, false},
+	{"tcp", Config{Transports: "tcp", Devices: "lo", SegmentMax: 60 << 10,
+		Settings: []string{"TCP_TX_SEG_SIZE=64k", "TCP_RX_SEG_SIZE=128k", "RNDV_THRESH=inf"}},
+		false},
+}
+
+// lane is a connection from near to far, and the memory at its ends.
+type lane struct {
+	near, far     *Context
+	conn, back    *Conn
+	local, remote []byte
+	slot          uint32
+	wake          *park.Event
+	tag           uint64
+	closed        bool // by the test
+}
+
+// submit submits descriptors; a nil msg is none.
+func submit(c *Conn, op driver.Op, tag uint64, descs []driver.Desc, msg []byte) error {
+	b := driver.Batch{Op: op, Descs: descs, Notify: msg}
+	if msg != nil {
+		b.Tail = driver.NotifyTail
+	}
+	return c.Submit(tag, &b)
+}
+
+func submitPattern(c *Conn, op driver.Op, tag uint64, p *driver.Pattern, msg []byte) error {
+	b := driver.Batch{Op: op, Pattern: p, Notify: msg}
+	if msg != nil {
+		b.Tail = driver.NotifyTail
+	}
+	return c.Submit(tag, &b)
+}
+
+func openContext(t testing.TB, c Config, wake *park.Event) *Context {
+	t.Helper()
+	c.Workers = max(c.Workers, 1)
+	c.BatchesMax, c.NotesMax, c.SpinNanos = 8, 4, 20000
+	if c.GraceNanos == 0 {
+		c.GraceNanos = uint64(testGrace)
+	}
+	c.FailureNanos = 5 * c.GraceNanos
+	c.WakeFD, c.ControlFD = wake.FD(), wake.FD()
+	err := Load("")
+	var x *Context
+	if err == nil {
+		x, err = Open(c)
+	}
+	if err != nil {
+		drivertest.SkipIfUnavailable(t, err)
+		t.Fatal(err)
+	}
+	return x
+}
+
+func mapped(t testing.TB, c *Context, own bool) []byte {
+	t.Helper()
+	m := Memory{Ticket: 1}
+	if own {
+		a, err := c.Allocate(testBytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = a.Close() }) // runs after the context's
+		m.In, m.Mem = a, a.Bytes()
+	} else {
+		buf, err := hostmem.Alloc(testBytes, hostmem.Options{Purpose: "test"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = buf.Close() })
+		m.Mem = buf.Bytes()
+	}
+	if err := c.Map(testKey, m); err != nil {
+		t.Fatal(err)
+	}
+	return m.Mem
+}
+
+// join makes both ends of a connection.
+func join(t testing.TB, near, far *Context) (conn, back *Conn) {
+	t.Helper()
+	return joinWorkers(t, near, far, 0, 0)
+}
+
+func joinWorkers(t testing.TB, near, far *Context, at, to int) (conn, back *Conn) {
+	t.Helper()
+	conn, err := near.Connect(at, far.Address(to))
+	if err != nil {
+		t.Fatal(err)
+	}
+	back, err = far.Connect(to, near.Address(at))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = back.Bind(Peer{ID: conn.ID(), Words: near.Words(), PID: os.Getpid(),
+		Gate: conn.Gate()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pulls := back.Pulls() == nil
+	err = conn.Bind(Peer{ID: back.ID(), Words: far.Words(), PID: os.Getpid(), Gate: back.Gate(),
+		Pulls: pulls})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn, back
+}
+
+func openLane(t testing.TB, w way) *lane {
+	t.Helper()
+	leak.Check(t, hostmem.InUse)
+	wake, err := park.NewEvent()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = wake.Close() })
+	l := &lane{wake: wake, near: openContext(t, w.config, wake), far: openContext(t, w.config,
+		wake)}
+	l.local, l.remote = mapped(t, l.near, false), mapped(t, l.far, w.own)
+	l.conn, l.back = join(t, l.near, l.far)
+	x, _ := l.far.Export(testKey)
+	l.slot, err = l.conn.Import(Import{Key: testKey, Size: testBytes, Ticket: 1, Export: x})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.conn.Direct(l.slot) != w.own {
+		t.Fatalf("direct: %v, want %v; lanes:\n%s", !w.own, w.own, l.conn.Lanes())
+	}
+	if err := errors.Join(l.conn.Pulls(), l.back.Pulls()); (err == nil) != w.config.Pull {
+		t.Fatalf("the kernel copies: %v, want it: %v", err, w.config.Pull)
+	}
+	t.Cleanup(func() {
+		if !l.closed {
+			l.close(t)
+		}
+	})
+	return l
+}
+
+func (l *lane) close(t testing.TB) {
+	t.Helper()
+	_ = l.conn.Close(testGrace)
+	_ = l.back.Close(testGrace)
+	if err := l.near.Close(); err != nil {
+		t.Errorf("close: %v", err)
+	}
+	if err := l.far.Close(); err != nil {
+		t.Errorf("close: %v", err)
+	}
+}
+
+// outcome waits for the completion of a tag.
+func (l *lane) outcome(t *testing.T, tag uint64) error {
+	t.Helper()
+	var done [1]ring.Done
+	for end := time.Now().Add(10 * time.Second); l.near.Poll(done[:]) == 0; {
+		if time.Now().After(end) {
+			t.Fatalf("tag %d does not complete", tag)
+		}
+	}
+	if done[0].Tag != tag {
+		t.Fatalf("tag %d completed, want %d", done[0].Tag, tag)
+	}
+	return Error(done[0])
+}
+
+// note waits for the next message on the far side.
+func (l *lane) note(t *testing.T) Note {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
+		if note, ok := l.far.Receive(); ok {
+			return note
+		}
+	}
+	t.Fatal("a message does not arrive")
+	return Note{}
+}
+
+func (l *lane) move(t *testing.T, op driver.Op, descs ...driver.Desc) error {
+	t.Helper()
+	l.tag++
+	for i := range descs {
+		descs[i].LocalKey, descs[i].RemoteKey = testKey, l.slot
+	}
+	if err := submit(l.conn, op, l.tag, descs, nil); err != nil {
+		return err
+	}
+	return l.outcome(t, l.tag)
+}
+
+func fill(b []byte, seed uint64) {
+	r := rand.New(rand.NewPCG(seed, 1))
+	for i := range b {
+		b[i] = byte(r.Uint32())
+	}
+}
+
+func everyWay(t *testing.T, f func(t *testing.T, l *lane)) {
+	for _, w := range ways {
+		t.Run(w.name, func(t *testing.T) { f(t, openLane(t, w)) })
+	}
+}
+
+func TestMovesBytes(t *testing.T) {
+	everyWay(t, func(t *testing.T, l *lane) {
+		fill(l.local, 1)
+		for _, n := range []uint64{1, 8, 656, 4095, 16000, 16001, 40000, 70000, 1 << 20,
+			testBytes - 3} {
+			if err := l.move(t, driver.Write, driver.Desc{Local: 1, Remote: 3,
+				Len: n}); err != nil {
+				t.Fatalf("write %d: %v", n, err)
+			}
+			if !bytes.Equal(l.remote[3:3+n], l.local[1:1+n]) {
+				t.Fatalf("write %d: other bytes", n)
+			}
+			clear(l.local)
+			if err := l.move(t, driver.Read, driver.Desc{Local: 2, Remote: 3, Len: n}); err != nil {
+				t.Fatalf("read %d: %v", n, err)
+			}
+			if !bytes.Equal(l.remote[3:3+n], l.local[2:2+n]) {
+				t.Fatalf("read %d: other bytes", n)
+			}
+			fill(l.local, n)
+		}
+	})
+}
+
+func TestMovesScatteredBytes(t *testing.T) {
+	everyWay(t, func(t *testing.T, l *lane) {
+		fill(l.local, 1)
+		r := rand.New(rand.NewPCG(2, 2))
+		for _, entry := range []uint64{1, 656, 5000, 40000} {
+			count := int(min(2048, testBytes/entry/2))
+			from, to := r.Perm(count), r.Perm(count)
+			var descs []driver.Desc
+			for i := range count {
+				descs = append(descs, driver.Desc{Local: uint64(from[i]) * entry,
+					Remote: uint64(to[i]) * entry * 2, Len: entry})
+			}
+			if err := l.move(t, driver.Write, descs...); err != nil {
+				t.Fatal(err)
+			}
+			for _, d := range descs {
+				if !bytes.Equal(l.local[d.Local:d.Local+entry], l.remote[d.Remote:d.Remote+entry]) {
+					t.Fatalf("write of entries of %d: other bytes at %+v", entry, d)
+				}
+			}
+			clear(l.local)
+			if err := l.move(t, driver.Read, descs...); err != nil {
+				t.Fatal(err)
+			}
+			for _, d := range descs {
+				if !bytes.Equal(l.local[d.Local:d.Local+entry], l.remote[d.Remote:d.Remote+entry]) {
+					t.Fatalf("read of entries of %d: other bytes at %+v", entry, d)
+				}
+			}
+			fill(l.local, entry)
+		}
+	})
+}
+
+func TestNotes(t *testing.T) {
+	everyWay(t, func(t *testing.T, l *lane) {
+		d := []driver.Desc{{Len: 100000, LocalKey: testKey, RemoteKey: l.slot}}
+		for i := range 10 {
+			fill(l.local[:100000], uint64(i))
+			var around struct { // a message may lie beside pointers, which concern nobody
+				next *int
+				msg  [4000]byte
+			}
+			around.next = new(int)
+			msg := around.msg[:i*400]
+			fill(msg, uint64(i))
+			if err := submit(l.conn, driver.Write, uint64(i), d, msg); err != nil {
+				t.Fatal(err)
+			}
+			note := l.note(t)
+			if !bytes.Equal(note.Data, msg) || note.Conn != l.back.ID() {
+				t.Fatalf("message %d: %d bytes", i, len(note.Data))
+			}
+			if !bytes.Equal(l.local[:100000], l.remote[:100000]) {
+				t.Fatal("a message came before its data")
+			}
+			if err := l.outcome(t, uint64(i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+func TestFence(t *testing.T) {
+	everyWay(t, func(t *testing.T, l *lane) {
+		if err := l.move(t, driver.Write, driver.Desc{Len: 100}); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.far.Fence(testKey, 2, testGrace); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.move(t, driver.Write, driver.Desc{Len: 100}); !errors.Is(err,
+			driver.ErrRevoked) {
+			t.Fatalf("write with an old ticket: %v", err)
+		}
+		if err := l.move(t, driver.Read, driver.Desc{Len: 100000}); !errors.Is(err,
+			driver.ErrRevoked) {
+			t.Fatalf("read with an old ticket: %v", err)
+		}
+	})
+}

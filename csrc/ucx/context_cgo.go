@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package ucx
+
+/*
+#include <stdlib.h>
+#include "ucx.h"
+#include "load.h"
+
+static const char *sl_ucx_say(int status) { return sl_ucx.ucs_status_string((ucs_status_t)status); }
+*/
+import "C"
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/sluicehq/sluice/csrc/ring"
+	"github.com/sluicehq/sluice/driver"
+)
+
+// Context is a context of UCX with its workers, each with a thread that moves it.
+// All methods may be called by any goroutine at any time, unless they say otherwise.
+type Context struct {
+	c     *C.struct_sl_ucx_context
+	rings []ring.Ring
+	grace uint64
+	next  int // Receive's: which worker it asks first
+
+	transports string   // of what shares memory, without UCX's "self"
+	settings   []string // of the config
+
+	closed   bool // by Close
+	counters *Counters
+	driven   atomic.Bool // since the last Arm
+	beside   *Context
+}
+
+// Open opens a context in the library that Load has opened. What UCX cannot
+// do on this machine is a *driver.UnavailableError.
+func Open(cfg Config) (*Context, error) {
+	conf := (*C.struct_sl_ucx_config)(C.calloc(1, C.sizeof_struct_sl_ucx_config))
+	defer C.free(unsafe.Pointer(conf))
+	var texts cTexts
+	defer texts.free()
+	text := texts.add
+	if cfg.Transports != "" {
+		conf.transports = text(cfg.Transports)
+	}
+	if cfg.Devices != "" {
+		conf.devices = text(cfg.Devices)
+	}
+	settings, err := settingsArray(cfg.Settings, text)
+	if err != nil {
+		return nil, err
+	}
+	defer C.free(unsafe.Pointer(settings))
+	conf.settings = settings
+	if cfg.Shared {
+		conf.shared = 1
+	}
+	if cfg.Pull {
+		conf.pull = 1
+	}
+	conf.workers, conf.batches = C.uint32_t(cfg.Workers), C.uint32_t(cfg.BatchesMax)
+	conf.notes, conf.segment = C.uint32_t(cfg.NotesMax), C.uint32_t(cfg.SegmentMax)
+	conf.spin_ns, conf.grace_ns = C.uint64_t(cfg.SpinNanos), C.uint64_t(cfg.GraceNanos)
+	conf.failure_ns = C.uint64_t(cfg.FailureNanos)
+	conf.wake_fd, conf.control_fd = C.int(cfg.WakeFD), C.int(cfg.ControlFD)
+	c := &Context{grace: cfg.GraceNanos, counters: cfg.Counters,
+		transports: foreign(cfg.Transports), settings: cfg.Settings}
+	if cfg.Counters != nil {
+		conf.counters = (*C.struct_sl_ucx_counter)(
+			unsafe.Pointer(unsafe.SliceData(cfg.Counters.table)))
+	}
+	if cfg.Spots != nil {
+		conf.spots = cfg.Spots.c
+	}
+	var why [256]C.char
+	if rc := C.sl_ucx_open(conf, &c.c, &why[0], C.size_t(len(why))); rc != 0 {
+		return nil, unavailable(C.GoString(&why[0]), "choose transports and devices that "+
+			"`ucx_info -d` lists")
+	}
+	for i := range cfg.Workers {
+		r := C.sl_ucx_ring(c.c, C.uint32_t(i))
+		// done is aligned as the ring is
+		places := unsafe.Add(unsafe.Pointer(r), C.sizeof_struct_sl_ring)
+		c.rings = append(c.rings, ring.New(unsafe.Pointer(&r.head), unsafe.Pointer(&r.tail),
+			unsafe.Pointer(&r.armed),
+			unsafe.Pointer(&r.notes), unsafe.Pointer(&r.first_len), unsafe.Pointer(&r.due), places,
+			int(r.mask)+1))
+	}
+	return c, nil
+}
+
+// NewCounters makes counters, all of them 0.
+func NewCounters() *Counters {
+	p := C.calloc(driver.CountersMax, C.sizeof_struct_sl_ucx_counter)
+	c := &Counters{table: unsafe.Slice((*counter)(p), driver.CountersMax)}
+	runtime.AddCleanup(c, func(p unsafe.Pointer) { C.free(p) }, p)
+	return c
+}
+
+// Both sides have the same counters.
+const (
+	_ = uint(unsafe.Sizeof(counter{}) - C.sizeof_struct_sl_ucx_counter)
+	_ = uint(C.sizeof_struct_sl_ucx_counter - unsafe.Sizeof(counter{}))
+	_ = uint(driver.CountersMax - C.SL_UCX_COUNTERS)
+	_ = uint(C.SL_UCX_COUNTERS - driver.CountersMax)
+)
+
+// settingsArray makes the list of names and values that C reads.
+func settingsArray(settings []string, text func(string) *C.char) (**C.char, error) {
+	list := (**C.char)(C.calloc(C.size_t(2*len(settings)+1),
+		C.size_t(unsafe.Sizeof((*C.char)(nil)))))
+	slots := unsafe.Slice(list, 2*len(settings)+1)
+	for i, s := range settings {
+		name, value, ok := strings.Cut(s, "=")
+		if !ok || name == "" {
+			C.free(unsafe.Pointer(list))
+			return nil, fmt.Errorf("ucx setting %q: want NAME=VALUE: %w", s, driver.ErrBounds)
+		}
+		slots[2*i], slots[2*i+1] = text(name), text(value)
+	}
+	return list, nil
+}
+
+// Poll moves completions into done. It does not cross into C, and must not run
+// twice at once.
+func (c *Context) Poll(done []ring.Done) int {
+	n := 0
+	for i := range c.rings {
+		n += c.rings[i].Poll(done[n:])
+	}
+	runtime.KeepAlive(c)
+	return n
+}
+
+// Drive moves the workers in the caller, who looks for completions and messages without
+// pause: their threads stand back meanwhile. Arm ends that.
+func (c *Context) Drive() {
+	defer runtime.KeepAlive(c)
+	if c.rings[0].Armed.Load() != 0 {
+		return // about to sleep: the threads stay awake for it
+	}
+	c.driven.Store(true)
+	C.sl_ucx_drive(c.c)
+}
+
+// Arm asks for one write to WakeFD and reports whether something is there already.
+func (c *Context) Arm() bool {
+	defer runtime.KeepAlive(c)
+	if c.driven.Load() && c.driven.Swap(false) {
+		defer C.sl_ucx_undrive(c.c)
+	}
+	ready := false
+	for i := range c.rings {
+		ready = c.rings[i].Arm() || ready
+	}
+	return ready
+}
+
+// Close ends the threads, the memories and the workers. All connections must be closed.
+// Where a peer does not answer while it connects, the context is at rest but stays,
+// with its descriptors, and Close says so: UCX would end the process. It may be called
+// twice, but not at once.
+func (c *Context) Close() error {
+	if c.closed {
+		return nil
+	}
+	if rc := C.sl_ucx_close(c.c, C.uint64_t(c.grace/2)); rc != 0 {
+		return errnoError("close the context", int64(-rc))
+	}
+	c.closed = true
+	runtime.AddCleanup(c, func(p *C.struct_sl_ucx_context) { C.sl_ucx_free(p) }, c.c)
+	return nil
+}
+
+// Address is what a peer's Connect needs to reach a worker.
+func (c *Context) Address(worker int) []byte {
+	defer runtime.KeepAlive(c)
+	var n C.size_t
+	p := C.sl_ucx_address(c.c, C.uint32_t(worker), &n)
+	return C.GoBytes(p, C.int(n))
+}
+
+// Receive returns the next message that a peer sent with its data. It must not run
+// twice at once.
+func (c *Context) Receive() (Note, bool) {
+	for range c.rings {
+		i := c.next
+		c.next = (c.next + 1) % len(c.rings)
+		if c.rings[i].Notes.Load() == 0 {
+			continue
+		}
+		note := Note{Data: make([]byte, c.rings[i].NoteLen.Load())}
+		note.Conn = uint64(C.sl_ucx_take_notification(c.c, C.uint32_t(i),
+			(*C.uint8_t)(unsafe.SliceData(note.Data))))
+		runtime.KeepAlive(c)
+		return note, true
+	}
+	runtime.KeepAlive(c)
+	return Note{}, false
+}
+
+// Control returns the next control message. It must not run twice at once.
+func (c *Context) Control() (Control, bool) {
+	defer runtime.KeepAlive(c)
+	var l C.struct_sl_ucx_arrived_control
+	if C.sl_ucx_next_control(c.c, &l) == 0 {
+		return Control{}, false
+	}
+	m := Control{Worker: int(l.worker), Conn: uint64(l.conn), Lost: l.lost == 1 || l.lost == 2,
+		Over: l.lost == 2, Suspect: l.lost == 3}
+	if l.lost == 0 {
+		m.Data = make([]byte, l.len)
+	}
+	C.sl_ucx_take_control(c.c, l.worker, (*C.uint8_t)(unsafe.SliceData(m.Data)))
+	return m, true
+}
+
+// Map makes memory known under a key, which must be free. The memory must stay where
+// it is until Unmap.
+func (c *Context) Map(key uint32, m Memory) error {
+	defer runtime.KeepAlive(c)
+	flags := C.uint32_t(0)
+	if m.ReadOnly {
+		flags = C.SL_UCX_READ_ONLY
+	}
+	var in *C.struct_sl_ucx_allocation
+	if m.In != nil {
+		in = m.In.a
+	}
+	landings := C.struct_sl_ucx_landings{
+		inside: (*C.int64_t)(unsafe.Pointer(m.Inside)),
+		phase:  (*C.int32_t)(unsafe.Pointer(m.Phase)),
+	}
+	rc := C.sl_ucx_map(c.c, C.uint32_t(key), unsafe.Pointer(unsafe.SliceData(m.Mem)),
+		C.uint64_t(len(m.Mem)), flags,
+		C.uint64_t(m.Ticket), in, landings)
+	if rc != 0 {
+		return errnoError("map memory", int64(-rc))
+	}
+	return nil
+}
+
+// Unmap ends a memory: our threads have let go of it when it returns. Unknown keys are
+// ignored.
+func (c *Context) Unmap(key uint32) {
+	C.sl_ucx_unmap(c.c, C.uint32_t(key))
+	runtime.KeepAlive(c)
+}
+
+// Fence gives a memory a new ticket, unless that is 0. When it returns nil, nothing lands any more
+// that was begun with an earlier one. ErrTimeout: somebody did not answer within grace; Refresh
+// proves it all the same, or Fence may be tried again.
+func (c *Context) Fence(key uint32, ticket uint64, grace time.Duration) error {
+	defer runtime.KeepAlive(c)
+	if rc := C.sl_ucx_fence(c.c, C.uint32_t(key), C.uint64_t(ticket),
+		C.uint64_t(max(grace, 0))); rc != 0 {
+		return errnoError("fence memory", int64(-rc))
+	}
+	return nil
+}
+
+// Refresh puts fresh pages with the same content under memory of an allocation. What peers
+// still store in the old ones is nobody's; from then on our threads land all bytes of it.
+func (c *Context) Refresh(key uint32) error {
+	defer runtime.KeepAlive(c)
+	var other *C.struct_sl_ucx_context
+	if c.beside != nil {
+		other = c.beside.c
+	}
+	if rc := C.sl_ucx_refresh(c.c, C.uint32_t(key), C.uint64_t(c.grace/8), other); rc != 0 {
+		return errnoError("put fresh pages under memory", int64(-rc))
+	}
+	return nil
+}
+
+// Beside names another context that knows the same memory, which Refresh must not
+// take pages from under. It must be told before memory is mapped, and closed after c.
+func (c *Context) Beside(other *Context) { c.beside = other }
+
+// Export returns what a peer needs to reach a memory; ok says whether it can map it.
+func (c *Context) Export(key uint32) (x Export, ok bool) {
+	defer runtime.KeepAlive(c)
+	var e C.struct_sl_ucx_export
+	ok = C.sl_ucx_export(c.c, C.uint32_t(key), &e) != 0
+	return exportOf(&e), ok
+}
+
+// Words returns the page of generations, which a peer must map before it can map memory.
+// It is zero where memory is not shared.
+func (c *Context) Words() Export {
+	defer runtime.KeepAlive(c)
+	var e C.struct_sl_ucx_export
+	if C.sl_ucx_words(c.c, &e) == 0 {
+		return Export{}
+	}
+	return exportOf(&e)
+}
+
+func exportOf(e *C.struct_sl_ucx_export) Export {
+	return Export{Rkey: C.GoBytes(unsafe.Pointer(&e.rkey[0]), C.int(e.rkey_len)),
+		Base:       uint64(e.base),
+		Generation: uint32(e.generation)}
+}
+
+// c fills the form of an export in C; a zero one stays zero.
+func (x *Export) c(e *C.struct_sl_ucx_export) error {
+	if len(x.Rkey) > RkeyMax {
+		return fmt.Errorf("key of %d bytes, want at most %d: %w", len(x.Rkey), RkeyMax,
+			driver.ErrBadToken)
+	}
+	e.base, e.generation, e.rkey_len = C.uint64_t(x.Base), C.uint32_t(x.Generation),
+		C.uint32_t(len(x.Rkey))
+	for i, b := range x.Rkey {
+		e.rkey[i] = C.uint8_t(b)
+	}
+	return nil
+}
+
+// Allocation is shared memory of UCX's own: peers on this host reach it by plain
+// loads and stores.
+type Allocation struct {
+	context *Context
+	a       *C.struct_sl_ucx_allocation
+	mem     []byte
+}
+
+// Allocate makes n zeroed bytes.
+func (c *Context) Allocate(n uint64) (*Allocation, error) {
+	defer runtime.KeepAlive(c)
+	a := &Allocation{context: c}
+	if rc := C.sl_ucx_allocate(c.c, C.uint64_t(n), &a.a); rc != 0 {
+		return nil, errnoError("allocate shared memory", int64(-rc))
+	}
+	a.mem = unsafe.Slice((*byte)(C.sl_ucx_allocated(a.a)), n)
+	return a, nil
+}
+
+// Bytes returns the memory, until Close.
+func (a *Allocation) Bytes() []byte { return a.mem }
+
+// Close gives the memory back, also after the context was closed. Nothing may be mapped
+// in it. It must be called once.
+func (a *Allocation) Close() error {
+	C.sl_ucx_release(a.a)
+	runtime.KeepAlive(a.context)
+	return nil
+}
+
+func errnoError(what string, errno int64) error {
+	switch e := syscall.Errno(errno); e {
+	case syscall.EAGAIN:
+		return driver.ErrFull
+	case syscall.ERANGE:
+		return driver.ErrBounds
+	case syscall.EROFS:
+		return driver.ErrReadOnly
+	case syscall.EPIPE:
+		return driver.ErrPeerLost
+	case syscall.EBADF:
+		return driver.ErrClosed
+	case syscall.ETIMEDOUT:
+		return fmt.Errorf("%s over UCX: a peer does not answer: %w", what, driver.ErrTimeout)
+	case syscall.EHOSTUNREACH:
+		return fmt.Errorf("%s over UCX: no transport reaches the peer: %w", what,
+			driver.ErrPeerLost)
+	default:
+		return fmt.Errorf("%s over UCX: %w", what, e)
+	}
+}
+
+func statusText(status int32) string { return C.GoString(C.sl_ucx_say(C.int(status))) }

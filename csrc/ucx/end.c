@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Our end of a connection: how it is lost, closed and given back. */
+#include "worker.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* Calls of progress that empty what peers on this host can put into our memory. */
+#define LAST_WORDS 4096
+
+static const enum sl_ucx_state after[SL_UCX_STATES][SL_UCX_EVENTS] = {
+    [SL_UCX_OPEN] = {[SL_UCX_DRAIN] = SL_UCX_DRAINING,
+		     [SL_UCX_LOSE] = SL_UCX_BROKEN,
+		     [SL_UCX_END] = SL_UCX_ENDED},
+    [SL_UCX_DRAINING] = {[SL_UCX_DRAIN] = SL_UCX_DRAINING,
+			 [SL_UCX_LOSE] = SL_UCX_BROKEN,
+			 [SL_UCX_END] = SL_UCX_ENDED},
+    [SL_UCX_BROKEN] = {[SL_UCX_DRAIN] = SL_UCX_BROKEN,
+		       [SL_UCX_LOSE] = SL_UCX_BROKEN,
+		       [SL_UCX_END] = SL_UCX_ENDED},
+    [SL_UCX_ENDED] = {[SL_UCX_DRAIN] = SL_UCX_ENDED,
+		      [SL_UCX_LOSE] = SL_UCX_ENDED,
+		      [SL_UCX_END] = SL_UCX_ENDED},
+};
+
+/* Whether that changed anything. */
+static int happens(struct sl_ucx_conn *n, enum sl_ucx_event event)
+{
+	enum sl_ucx_state before = n->state;
+
+	n->state = after[before][event];
+	return n->state != before;
+}
+
+int sl_ucx_speaks(const struct sl_ucx_conn *n)
+{
+	return n->state == SL_UCX_OPEN || n->state == SL_UCX_DRAINING;
+}
+
+/* Go gives it up when it hears of that, and ends its batches. */
+void sl_ucx_lose(struct sl_ucx_conn *n)
+{
+	if (happens(n, SL_UCX_LOSE))
+		sl_ucx_put_loss(n);
+	pthread_cond_broadcast(&n->worker->news);
+}
+
+/* From then on the peer asks before it lands what we have sent, and we do not answer. */
+static uint64_t proof_at(const struct sl_ucx_conn *n)
+{
+	/* the eighth is for clocks that do not run alike */
+	return n->heard + n->lease + n->lease / 8;
+}
+
+int sl_ucx_drain(struct sl_ucx_conn *n, uint64_t grace_ns)
+{
+	struct sl_ucx_worker *w = n->worker;
+	uint64_t deadline = sl_ucx_now() + grace_ns;
+	struct sl_ucx_batch *b, *next;
+	int rc = 0;
+
+	sl_ucx_lock(w);
+	happens(n, SL_UCX_DRAIN);
+	for (b = n->head; b != &n->live; b = next) {
+		next = b->next;
+		sl_ucx_give_up(b, SL_UCX_CLOSED);
+	}
+	sl_ucx_rouse(w);
+	while (n->live.next != &n->live && sl_ucx_speaks(n) && rc == 0) {
+		uint64_t silent_at = proof_at(n); /* later, if anything comes until then */
+
+		rc = sl_ucx_wait(w, silent_at < deadline ? silent_at : deadline);
+		if (rc != 0 && sl_ucx_now() >= proof_at(n))
+			rc = -EPIPE;
+		else if (rc != 0 && sl_ucx_now() < deadline)
+			rc = 0;
+	}
+	if (n->live.next == &n->live)
+		rc = 0;
+	sl_ucx_unlock(w);
+	return rc;
+}
+
+/* Ends what may be ended by now: all, or all but writes of which a message is not answered. */
+static void end_batches(struct sl_ucx_conn *n)
+{
+	if (n->proven || sl_ucx_now() >= proof_at(n)) {
+		sl_ucx_end_batches(n);
+		return;
+	}
+	for (struct sl_ucx_batch *b = n->live.next, *next; b != &n->live; b = next) {
+		next = b->next;
+		if (!b->write)
+			sl_ucx_detach(b);
+		sl_ucx_settle(b);
+	}
+}
+
+static void end(struct sl_ucx_conn *n, int32_t status, int proven)
+{
+	n->proven |= proven;
+	if (!n->proven)
+		sl_ucx_signal(n, SL_UCX_MSG_RESET, 0); /* if it still speaks */
+	if (happens(n, SL_UCX_END)) {
+		n->why = status;
+		sl_ucx_shut_gate(n);
+		for (struct sl_ucx_batch *b = n->live.next; b != &n->live; b = b->next) {
+			b->cancelled = 1;
+			sl_ucx_fail(b, status, -1);
+		}
+	}
+	sl_ucx_forget_held(n);
+	end_batches(n);
+	pthread_cond_broadcast(&n->worker->news);
+}
+
+void sl_ucx_end(struct sl_ucx_conn *n, int32_t status, int proven)
+{
+	struct sl_ucx_worker *w = n->worker;
+
+	sl_ucx_lock(w);
+	/* What a process had put into our memory before it died is here, and counts. */
+	for (int i = 0; status == SL_UCX_LOST && w->context->config.shared && i < LAST_WORDS; i++) {
+		if (!sl_ucx.ucp_worker_progress(w->handle))
+			break;
+	}
+	end(n, status, proven);
+	sl_ucx_rouse(w); /* UCX may have something to give up */
+	sl_ucx_unlock(w);
+}
+
+/* Whether anything waits for the peer. */
+static int waits(const struct sl_ucx_conn *n)
+{
+	return n->live.next != &n->live || n->starved || n->held;
+}
+
+/*
+ * A live peer pings four times a Grace. Every few Graces one that does not is a reason to look at
+ * our queue.
+ */
+static void suspect(struct sl_ucx_conn *n, uint64_t now)
+{
+	struct sl_ucx_worker *w = n->worker;
+	uint64_t grace = w->context->config.grace_ns;
+
+	if (!w->context->config.shared || now < n->heard + grace || now < w->suspected + 8 * grace)
+		return;
+	w->suspected = now;
+	sl_ucx_put_suspicion(w);
+}
+
+/*
+ * Both ends ping, so that each has a fresh stamp of the other. Silence alone is no reason to give a
+ * peer up; only where something waits for it, and has for long.
+ */
+void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge)
+{
+	const struct sl_ucx_config *config = &w->context->config;
+
+	for (uint32_t k = 0; k < w->conns_len; k++) {
+		struct sl_ucx_conn *n = w->conns[k];
+
+		if (!n || !n->peer)
+			continue;
+		if (n->state == SL_UCX_ENDED)
+			end_batches(n);
+		if (!sl_ucx_speaks(n))
+			continue;
+		if (!judge || !waits(n))
+			n->calm = now;
+		if (judge)
+			suspect(n, now);
+		if (now > n->heard + config->failure_ns && now > n->calm + config->failure_ns) {
+			/*
+			 * It may go on one day: it must not wait for us then. Nothing of it lands
+			 * any more.
+			 */
+			sl_ucx_signal(n, SL_UCX_MSG_RESET, 0);
+			n->silent = 1;
+			sl_ucx_lose(n);
+		} else if (now - n->last_out >= config->grace_ns / 4 && n->pings == 0) {
+			sl_ucx_signal(n, SL_UCX_MSG_PING, 0);
+		}
+	}
+	sl_ucx_finish_closing(w, 0, 0);
+}
+
+/*
+ * What UCX 1.13 does not survive: the end by force of an endpoint that still connects ("got REP
+ * message"), and of one whose peer is only silent (its socket keeps an event that leads to freed
+ * memory when the peer connects again). So those stay, unused, until the peer says something, UCX
+ * itself gives them up, or the worker goes. Lanes of shared memory cannot be ended by force.
+ */
+static int can_force(const struct sl_ucx_conn *n)
+{
+	return !n->worker->context->config.shared && (n->failed || (n->peer && !n->silent));
+}
+
+/* Gives the endpoint back. 0: it is gone. */
+static int close_endpoint(struct sl_ucx_conn *n, uint64_t grace_ns)
+{
+	ucp_request_param_t none = {0}, forced = {
+		.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+		.flags = UCP_EP_CLOSE_FLAG_FORCE,
+	};
+	struct sl_ucx_worker *w = n->worker;
+	ucp_ep_h handle = n->handle;
+	int rc = 0, force = can_force(n);
+
+	if (handle && !n->silent && grace_ns)
+		rc = sl_ucx_finish(w, sl_ucx.ucp_ep_flush_nbx(handle, &none), grace_ns);
+	if (handle && !force && n->silent && !w->context->config.shared)
+		return -ETIMEDOUT;
+	if (handle && !force && rc != 0)
+		return rc;
+	if (handle) {
+		n->handle = NULL; /* what its end calls must not send */
+		n->closing = sl_ucx.ucp_ep_close_nbx(handle, force ? &forced : &none);
+	}
+	rc = sl_ucx_await(w, n->closing, grace_ns);
+	if (rc == 0)
+		n->closing = NULL;
+	return rc;
+}
+
+static int at_rest(const struct sl_ucx_conn *n)
+{
+	return !n->handle && !n->closing && n->sends == 0 && n->live.next == &n->live;
+}
+
+void sl_ucx_disconnect(struct sl_ucx_conn *n, uint64_t grace_ns)
+{
+	struct sl_ucx_worker *w = n->worker;
+
+	sl_ucx_lock(w);
+	end(n, SL_UCX_CLOSED, 0);
+	while (n->live.next != &n->live) {
+		sl_ucx_wait(w, proof_at(n));
+		end_batches(n);
+	}
+	sl_ucx_forget_imports(n);
+	w->conns_live--;
+	sl_ucx_rouse(w);
+	close_endpoint(n, grace_ns);
+	if (at_rest(n)) {
+		sl_ucx_leave_table(n);
+		sl_ucx_free_conn(n);
+	} else {
+		n->next = w->closing_conns;
+		w->closing_conns = n;
+	}
+	sl_ucx_unlock(w);
+}
+
+static void abandon(struct sl_ucx_conn *n)
+{
+	while (n->sending.next != &n->sending) {
+		struct sl_ucx_message *p = n->sending.next;
+
+		n->sending.next = p->next;
+		p->next->prev = &n->sending;
+		sl_ucx_free_message(n->worker, p);
+	}
+	sl_ucx_leave_table(n);
+	sl_ucx_free_conn(n);
+}
+
+/* The lock was let go of meanwhile: others may have come to stand in front of it. */
+static void unlink_closing(struct sl_ucx_worker *w, const struct sl_ucx_conn *n)
+{
+	struct sl_ucx_conn **p = &w->closing_conns;
+
+	while (*p != n)
+		p = &(*p)->next;
+	*p = n->next;
+}
+
+int sl_ucx_finish_closing(struct sl_ucx_worker *w, uint64_t grace_ns, int last)
+{
+	int left = 0;
+
+	for (struct sl_ucx_conn *n = w->closing_conns, *next; n; n = next) {
+		/* the worker goes next, and what its sockets have to say with it */
+		n->failed |= last;
+		if (n->closing || (n->handle && (grace_ns || n->sends == 0 || can_force(n)) &&
+				   (n->failed || !n->silent)))
+			close_endpoint(n, grace_ns);
+		next = n->next;
+		if (!at_rest(n)) {
+			left++;
+			continue;
+		}
+		unlink_closing(w, n);
+		abandon(n);
+	}
+	return left;
+}

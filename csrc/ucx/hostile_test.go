@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package ucx
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/csrc/ring"
+	"github.com/sluicehq/sluice/driver"
+)
+
+func everyVictim(t *testing.T, f func(t *testing.T, v *victim)) {
+	for _, w := range ways[1:] {
+		t.Run(w.name, func(t *testing.T) { f(t, openVictim(t, w)) })
+	}
+}
+
+func TestForgedMessagesChangeNothing(t *testing.T) {
+	const huge = 1 << 63
+	good := forged{kind: msgWrite, ticket: victimTicket, key: 7, size: 8}
+	eight := []byte("EIGHT...")
+	with := func(change func(f *forged)) forged {
+		f := good
+		change(&f)
+		return f
+	}
+	forgeries := map[string]struct {
+		head forged
+		data []byte
+	}{
+		"a wrong ticket":         {with(func(f *forged) { f.ticket++ }), eight},
+		"no ticket":              {with(func(f *forged) { f.ticket = 0 }), eight},
+		"a free key":             {with(func(f *forged) { f.key, f.ticket = 9, 0 }), eight},
+		"a key beyond the table": {with(func(f *forged) { f.key = 1 << 31 }), eight},
+		"read-only":              {with(func(f *forged) { f.key = 8 }), eight},
+		"beyond the end": {with(func(f *forged) {
+			f.off = victimTo - victimFrom - 7
+		}), eight},
+		"before the begin": {with(func(f *forged) { f.off = ^uint64(0) - 3 }), eight},
+		"fewer bytes":      {with(func(f *forged) { f.size = huge }), eight},
+		"more bytes":       {with(func(f *forged) { f.size = 1 }), eight},
+		"no table":         {with(func(f *forged) { f.count = ^uint32(0) }), eight},
+		"a row beyond": {with(func(f *forged) {
+			f.count, f.off = 1, 16
+		}), append(table(victimTo-victimFrom-7, 8), eight...)},
+		"a row before": {with(func(f *forged) {
+			f.count, f.off = 1, 16
+		}), append(table(^uint64(0)-3, 8), eight...)},
+		"rows that wrap": {with(func(f *forged) { f.count, f.off = 2, 32 }),
+			append(table(0, huge, 0, huge), eight...)},
+		"a long row": {with(func(f *forged) {
+			f.count, f.off = 1, 16
+		}), append(table(0, huge), eight...)},
+		"bytes far behind": {with(func(f *forged) {
+			f.count, f.off = 1, huge
+		}), append(table(0, 8), eight...)},
+		"bytes before": {with(func(f *forged) {
+			f.count, f.off = 1, ^uint64(0)-3
+		}), append(table(0, 8), eight...)},
+		"a huge read": {with(func(f *forged) { f.kind, f.size = msgRead, huge }), nil},
+		"a large read": {with(func(f *forged) {
+			f.kind, f.size, f.flags = msgRead, 1<<30, 0
+		}), nil},
+		"a read of a huge table": {with(func(f *forged) { f.kind, f.count = msgRead, ^uint32(0) }),
+			table(0, 8)},
+		"a read beyond": {with(func(f *forged) {
+			f.kind, f.count = msgRead, 1
+		}), table(victimTo-victimFrom, 8)},
+		"an answer to nothing":  {forged{kind: msgData, seq: 3, size: 8}, eight},
+		"thanks for nothing":    {forged{kind: msgAck, seq: ^uint32(0)}, nil},
+		"thanks for everything": {forged{kind: msgAck, seq: 1 << 30}, nil},
+		"a question":            {forged{kind: msgAsk, seq: 1 << 30}, nil},
+		"too long a message":    {forged{kind: msgNote}, make([]byte, 5000)},
+		"too long a control":    {forged{kind: msgControl}, make([]byte, 5000)},
+		"credit":                {forged{kind: msgCredit, off: huge}, nil},
+		"a pong":                {forged{kind: msgPong, off: ^uint64(0)}, nil},
+		"no kind":               {forged{kind: 77}, eight},
+		"the end":               {forged{kind: msgReset}, nil},
+	}
+	everyVictim(t, func(t *testing.T, v *victim) {
+		before := bytes.Clone(v.mem)
+		for name, m := range forgeries {
+			for _, rendezvous := range []bool{false, true} {
+				m.head.conn = v.conn.ID()
+				if rendezvous {
+					v.f.announce(m.head, max(len(m.data), 64<<10))
+				} else {
+					v.f.send(m.head, m.data)
+				}
+				v.alive(t)
+				if !bytes.Equal(before, v.mem) {
+					t.Fatalf("%s (rendezvous: %v) changed memory", name, rendezvous)
+				}
+			}
+		}
+		for _, head := range [][]byte{nil, {1}, good.bytes()[:headBytes-1], append(good.bytes(), 0),
+			good.bytes()} {
+			// of version 0, too
+			v.f.raw('e', head, eight)
+		}
+		for _, conn := range []uint64{0, 1, v.conn.ID() + 1, v.conn.ID() ^ 1<<63} {
+			v.f.send(with(func(f *forged) { f.conn = conn }), eight)
+		}
+		v.alive(t)
+		if !bytes.Equal(before, v.mem) {
+			t.Fatal("a head that is none changed memory")
+		}
+		// And what is right is done, in its range alone.
+		v.f.send(with(func(f *forged) { f.conn, f.off = v.conn.ID(), 100 }), eight)
+		v.alive(t)
+		copy(before[victimFrom+100:], eight)
+		if !bytes.Equal(before, v.mem) {
+			t.Fatal("a sound write changed other memory than it named")
+		}
+	})
+}
+
+// read submits one and returns the request that the forger got.
+func (v *victim) read(t *testing.T, tag uint64, d ...driver.Desc) forged {
+	t.Helper()
+	slot, err := v.conn.Import(Import{Key: 1, Size: 1 << 20, Ticket: 5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range d {
+		d[i].LocalKey, d[i].RemoteKey = 7, slot
+	}
+	if err := submit(v.conn, driver.Read, tag, d, nil); err != nil {
+		t.Fatal(err)
+	}
+	return v.f.await(msgRead)
+}
+
+func (v *victim) outcome(t *testing.T, tag uint64) error {
+	t.Helper()
+	var done [1]ring.Done
+	for end := time.Now().Add(20 * time.Second); v.Poll(done[:]) == 0; {
+		if time.Now().After(end) {
+			t.Fatalf("tag %d does not complete", tag)
+		}
+		// what it was told to send may wait for the connection, and it moves only when told
+		v.f.tell("poll 5")
+	}
+	if done[0].Tag != tag {
+		t.Fatalf("tag %d completed, want %d", done[0].Tag, tag)
+	}
+	return Error(done[0])
+}
+
+// TestOldWritesAreAskedAbout sends a write that was on its way for longer than Grace: it lands,
+// and what follows it is received, once the sender has confirmed it since.
+func TestOldWritesAreAskedAbout(t *testing.T) {
+	everyVictim(t, func(t *testing.T, v *victim) {
+		before := bytes.Clone(v.mem)
+		eight := []byte("eight888")
+		write := forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: 7, size: 8,
+			flags: flagFirst, echo: 1}
+		v.f.send(write, eight)
+		v.f.await(msgConfirm)
+		write.off, write.echo = 100, 0
+		v.f.send(write, eight) // behind it
+		v.f.send(forged{kind: msgNote, conn: v.conn.ID(), flags: flagChecked}, []byte("arrived"))
+		v.alive(t)
+		require.Equal(t, before, v.mem, "an old write landed unasked, or one overtook it")
+		if _, early := v.Receive(); early {
+			t.Fatal("a notification overtook its bytes")
+		}
+		v.f.send(forged{kind: msgConfirmed, conn: v.conn.ID(), echo: 1}, nil)
+		v.f.await(msgConfirm)
+		require.Equal(t, before, v.mem, "an old confirmation counted")
+		v.f.send(forged{kind: msgConfirmed, conn: v.conn.ID()}, nil)
+		v.alive(t)
+		copy(before[victimFrom:], eight)
+		copy(before[victimFrom+100:], eight)
+		require.Equal(t, before, v.mem)
+		note, ok := v.Receive()
+		require.True(t, ok)
+		require.Equal(t, "arrived", string(note.Data))
+	})
+}
+
+// TestOldWritesOfAnEndThatIsOver has the sender end, by the message that says so, before it
+// confirms.
+func TestOldWritesOfAnEndThatIsOver(t *testing.T) {
+	everyVictim(t, func(t *testing.T, v *victim) {
+		before := bytes.Clone(v.mem)
+		write := forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: 7, size: 8,
+			flags: flagFirst, echo: 1}
+		v.f.send(write, []byte("eight888"))
+		v.f.await(msgConfirm)
+		v.f.send(forged{kind: msgReset, conn: v.conn.ID()}, nil)
+		v.f.send(forged{kind: msgConfirmed, conn: v.conn.ID()}, nil)
+		var news Control
+		require.Eventually(t, func() bool {
+			v.f.tell("poll 5")
+			var ok bool
+			news, ok = v.Control()
+			return ok
+		}, 10*time.Second, time.Millisecond)
+		require.True(t, news.Lost && news.Over)
+		require.Equal(t, before, v.mem)
+	})
+}
+
+func TestForgedAnswers(t *testing.T) {
+	everyVictim(t, func(t *testing.T, v *victim) {
+		before := bytes.Clone(v.mem)
+		answer := forged{kind: msgData, conn: v.conn.ID()}
+		long := bytes.Repeat([]byte{0xaa}, 120)
+		for tag, data := range [][]byte{long, long[:99], nil} { // not what was asked for
+			answer.seq = v.read(t, uint64(tag), driver.Desc{Local: 10, Len: 100}).seq
+			v.f.send(answer, data)
+			if err := v.outcome(t, uint64(tag)); err == nil {
+				t.Fatalf("an answer of %d bytes in the place of 100", len(data))
+			}
+		}
+		if !bytes.Equal(before, v.mem) {
+			t.Fatal("answers that are none changed memory")
+		}
+		// Cancelled, and answered afterwards.
+		answer.seq = v.read(t, 11, driver.Desc{Local: 10, Len: 100}).seq
+		v.conn.Cancel(11)
+		if err := v.outcome(t, 11); !errors.Is(err, driver.ErrAborted) {
+			t.Fatal(err)
+		}
+		v.f.send(answer, long[:100])
+		v.alive(t)
+		if !bytes.Equal(before, v.mem) {
+			t.Fatal("the answer to a cancelled read landed")
+		}
+		// Twice.
+		answer.seq = v.read(t, 12, driver.Desc{Local: 10, Len: 100}).seq
+		v.f.send(answer, long[:100])
+		if err := v.outcome(t, 12); err != nil {
+			t.Fatal(err)
+		}
+		copy(before[victimFrom+10:], long[:100])
+		v.f.send(answer, bytes.Repeat([]byte{0xbb}, 100))
+		v.alive(t)
+		if !bytes.Equal(before, v.mem) {
+			t.Fatal("the second answer landed")
+		}
+	})
+}
+
+// A message that a peer sends beyond its credit is kept or ends the connection, and no more.
+func TestMessagesBeyondCredit(t *testing.T) {
+	everyVictim(t, func(t *testing.T, v *victim) {
+		for i := range 100 {
+			v.f.send(forged{kind: msgNote, conn: v.conn.ID(), flags: flagChecked | flagFirst},
+				make([]byte, i*40))
+		}
+		v.alive(t)
+		for i := range 100 {
+			if n, ok := v.Receive(); !ok || len(n.Data) != i*40 {
+				t.Fatalf("message %d: %v, %d bytes", i, ok, len(n.Data))
+			}
+		}
+		v.f.send(forged{kind: msgNote, conn: v.conn.ID()}, []byte("kept until the context closes"))
+		v.alive(t)
+	})
+}
+
+// Memory that is mapped anew while a fence waits is not forgotten by the next one.
+func TestFenceOfMemoryExportedMeanwhile(t *testing.T) {
+	v := openVictim(t, ways[1])
+	a, err := v.Allocate(4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = a.Close() })
+	if err := v.Map(11, Memory{Mem: a.Bytes(), Ticket: 1, In: a}); err != nil {
+		t.Fatal(err)
+	}
+	export := func() {
+		if _, ok := v.Export(11); !ok {
+			t.Fatal("no export")
+		}
+	}
+	late := func(ticket uint64, why string) {
+		t.Helper()
+		if err := v.Fence(11, ticket, 20*time.Millisecond); !errors.Is(err, driver.ErrTimeout) {
+			t.Fatalf("%s: %v", why, err)
+		}
+	}
+	if err := v.Fence(11, 2, 0); err != nil {
+		t.Fatalf("nobody has it mapped: %v", err)
+	}
+	export()
+	late(3, "a peer that has it mapped and does not answer")
+	export()
+	for nonce := uint64(0); nonce == 0; { // those that only show life have none
+		nonce = v.f.await(msgPing).off
+		v.f.send(forged{kind: msgPong, conn: v.conn.ID(), off: nonce}, nil)
+	}
+	if err := v.Fence(11, 3, testGrace); err != nil {
+		t.Fatalf("the peer has answered: %v", err)
+	}
+	late(4, "a peer that has mapped it while the last fence waited")
+	v.conn.End(Closed, true)
+	if err := v.Fence(11, 4, testGrace); err != nil {
+		t.Fatalf("the connection has ended: %v", err)
+	}
+	v.Unmap(11)
+}
+
+func FuzzMessage(f *testing.F) {
+	f.Add(forged{version: messageVersion, kind: msgWrite, ticket: victimTicket, key: 7,
+		size: 8}.bytes(), []byte("EIGHT..."), false)
+	f.Add(forged{version: messageVersion, kind: msgRead, ticket: victimTicket, key: 7, size: 8,
+		count: 1}.bytes(), table(0, 8), false)
+	f.Add(forged{version: messageVersion, kind: msgData}.bytes(), table(0, 8), true)
+	v := openVictim(f, ways[1])
+	before := bytes.Clone(v.mem)
+	f.Fuzz(func(t *testing.T, head, data []byte, rendezvous bool) {
+		if len(head) > 1000 || len(data) > 100<<10 {
+			return
+		}
+		if v.f.t = t; len(head) >= 16 { // else it is for nobody
+			copy(head[8:], table(v.conn.ID()))
+		}
+		v.f.raw(map[bool]byte{true: 'r', false: 'e'}[rendezvous], head, data)
+		v.alive(t)
+		for v.f.t = f; ; {
+			if _, more := v.Control(); !more {
+				break
+			}
+		}
+		copy(before[victimFrom:victimTo], v.mem[victimFrom:victimTo])
+		if !bytes.Equal(before, v.mem) {
+			t.Fatal("memory was changed that the message does not name")
+		}
+	})
+}

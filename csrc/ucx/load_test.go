@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package ucx
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+)
+
+// library builds a shared object of a line of C.
+func library(t *testing.T, text string) string {
+	t.Helper()
+	dir := t.TempDir()
+	source, object := filepath.Join(dir, "fake.c"), filepath.Join(dir, "libucp-fake.so.0")
+	if err := os.WriteFile(source, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	compile(t, "-shared", "-fPIC", "-o", object, source)
+	return object
+}
+
+func version(major, minor string) string {
+	return "void ucp_get_version(unsigned *a, unsigned *b, unsigned *c) { *a = " + major +
+		"; *b = " + minor + "; *c = 4; }"
+}
+
+// In one test, in this order: the first library that is usable stays.
+func TestLoad(t *testing.T) {
+	before := loaded.path // by another test
+	loaded.path = ""
+	t.Cleanup(func() {
+		if before != "" {
+			loaded.path = before
+		}
+	})
+	missing := filepath.Join(t.TempDir(), "libucp.so.0")
+	for _, c := range []struct{ name, path, reason string }{
+		{"missing", missing, "cannot open shared object file"},
+		{"too old", library(t, version("1", "9")), "is UCX 1.9.4, want 1.10"},
+		{"too new", library(t, version("2", "0")), "is UCX 2.0.4, want 1.10"},
+		{"a function is missing", library(t, version("1", "13")), "has no function " +
+			"ucs_status_string"},
+		{"not UCX at all", library(t, "int answer = 42;"), "has no function"},
+	} {
+		err := Load(c.path)
+		var u *driver.UnavailableError
+		if !errors.As(err, &u) || u.Backend != "ucx" || u.Fix != "apt-get install libucx0" ||
+			!strings.Contains(u.Reason, c.reason) || !strings.Contains(u.Reason, c.path) {
+			t.Errorf("%s: %v, want an UnavailableError with %q and the path", c.name, err, c.reason)
+		}
+		if v := Version(); v != "" {
+			t.Fatalf("%s: version %q of a library that cannot be used", c.name, v)
+		}
+	}
+	for range 2 {
+		if err := Load(""); err != nil {
+			drivertest.SkipIfUnavailable(t, err)
+			t.Fatal(err)
+		}
+	}
+	if v := Version(); !strings.HasPrefix(v, "1.") {
+		t.Errorf("version %q", v)
+	}
+	var u *driver.UnavailableError
+	if err := Load(missing); !errors.As(err, &u) || !strings.Contains(u.Reason, "open already") {
+		t.Errorf("a second library: %v, want an UnavailableError", err)
+	}
+}

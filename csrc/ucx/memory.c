@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of our own memory. */
+#define _GNU_SOURCE
+#include "worker.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+int sl_ucx_errno(ucs_status_t status)
+{
+	switch (status) {
+	case UCS_OK:
+		return 0;
+	case UCS_ERR_NO_MEMORY:
+		return -ENOMEM;
+	case UCS_ERR_UNREACHABLE:
+	case UCS_ERR_NO_DEVICE:
+		return -EHOSTUNREACH;
+	case UCS_ERR_UNSUPPORTED:
+	case UCS_ERR_NOT_IMPLEMENTED:
+		return -ENOTSUP;
+	default:
+		return -EINVAL;
+	}
+}
+
+/* Doubles a table whose free entries are zero. NULL: no memory, and nothing changed. */
+void *sl_ucx_grow(void *table, uint32_t *len, size_t entry)
+{
+	uint32_t wider = *len ? *len * 2 : 16;
+	uint8_t *grown = realloc(table, wider * entry);
+
+	if (!grown)
+		return NULL;
+	memset(grown + *len * entry, 0, (wider - *len) * entry);
+	*len = wider;
+	return grown;
+}
+
+static struct sl_ucx_memory *place(struct sl_ucx_context *c, uint32_t key)
+{
+	struct sl_ucx_memory *chunk;
+
+	if (key / SL_UCX_CHUNK >= SL_UCX_CHUNKS)
+		return NULL;
+	chunk = atomic_load_explicit(&c->chunks[key / SL_UCX_CHUNK], memory_order_acquire);
+	return chunk ? &chunk[key % SL_UCX_CHUNK] : NULL;
+}
+
+/* Under the lock of the context. NULL: no memory. */
+static struct sl_ucx_memory *make_place(struct sl_ucx_context *c, uint32_t key)
+{
+	struct sl_ucx_memory *m = place(c, key), *chunk;
+
+	if (m)
+		return m;
+	chunk = calloc(SL_UCX_CHUNK, sizeof(*chunk));
+	if (!chunk)
+		return NULL;
+	atomic_store_explicit(&c->chunks[key / SL_UCX_CHUNK], chunk, memory_order_release);
+	return &chunk[key % SL_UCX_CHUNK];
+}
+
+struct sl_ucx_memory *sl_ucx_find(struct sl_ucx_context *c, uint32_t key)
+{
+	struct sl_ucx_memory *m = place(c, key);
+
+	return m && atomic_load_explicit(&m->ticket, memory_order_acquire) ? m : NULL;
+}
+
+/* When it returns, whoever held a lock when it was called has let go of it. */
+void sl_ucx_quiesce(struct sl_ucx_context *c)
+{
+	for (uint32_t i = 0; i < c->config.workers; i++) {
+		sl_ucx_lock(&c->workers[i]);
+		sl_ucx_unlock(&c->workers[i]);
+	}
+}
+
+/* The phase of a provider that moves pages. */
+#define MOVES 2
+
+/* As the provider's own Enter, but it does not wait: the caller holds the lock of a worker. */
+int sl_ucx_enter(struct sl_ucx_memory *m)
+{
+	struct sl_ucx_landings *l = &m->landings;
+
+	if (!l->inside)
+		return 1;
+	__atomic_fetch_add(l->inside, 1, __ATOMIC_SEQ_CST);
+	if (__atomic_load_n(l->phase, __ATOMIC_SEQ_CST) != MOVES)
+		return 1;
+	__atomic_fetch_sub(l->inside, 1, __ATOMIC_SEQ_CST);
+	return 0;
+}
+
+void sl_ucx_leave(struct sl_ucx_memory *m)
+{
+	if (m->landings.inside)
+		__atomic_fetch_sub(m->landings.inside, 1, __ATOMIC_SEQ_CST);
+}
+
+int sl_ucx_map(struct sl_ucx_context *c, uint32_t key, void *base, uint64_t len, uint32_t flags,
+	       uint64_t ticket, struct sl_ucx_allocation *in, struct sl_ucx_landings landings)
+{
+	struct sl_ucx_memory *m;
+	int rc;
+
+	if (key / SL_UCX_CHUNK >= SL_UCX_CHUNKS || ticket == 0)
+		return -EINVAL;
+	pthread_mutex_lock(&c->lock); /* all the time: the context stays as long */
+	m = make_place(c, key);
+	rc = c->closed ? -EBADF : !m ? -ENOMEM : atomic_load(&m->ticket) ? -EEXIST : 0;
+	if (rc == 0) {
+		m->base = base;
+		m->len = len;
+		m->flags = flags;
+		m->in = in;
+		m->landings = landings;
+		m->nonce = 0;
+		m->exported = m->owed = 0;
+		atomic_store_explicit(&m->ticket, ticket, memory_order_release);
+	}
+	pthread_mutex_unlock(&c->lock);
+	return rc;
+}
+
+void sl_ucx_unmap(struct sl_ucx_context *c, uint32_t key)
+{
+	_Atomic uint32_t *word;
+	struct sl_ucx_memory *m;
+
+	pthread_mutex_lock(&c->lock);
+	word = sl_ucx_word(c, key);
+	m = sl_ucx_find(c, key);
+	if (m) {
+		atomic_store(&m->ticket, 0);
+		if (word)
+			atomic_fetch_add(word, 1);
+		sl_ucx_quiesce(c);
+	}
+	pthread_mutex_unlock(&c->lock);
+}

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The messages between two backends over UCX: active messages with this header. */
+#ifndef SLUICE_UCX_MESSAGE_H
+#define SLUICE_UCX_MESSAGE_H
+
+#include "abi.h"
+
+#define SL_UCX_AM 21	  /* the id of all of them */
+#define SL_UCX_VERSION 3 /* of this file; ends that differ do not talk */
+#define SL_UCX_ANSWER_MAX (64u << 10) /* bytes that one message may ask for */
+#define SL_UCX_PULL_MAX                                                                            \
+	(256u << 10) /* bytes that the owner copies for one message, under its lock */
+#define SL_UCX_ROWS                                                                                \
+	1023 /* of a table that is pulled: with the gate what the kernel takes in one call */
+
+enum {
+	SL_UCX_MSG_CONTROL = 1, /* data is Go's */
+	/*
+	 * data lands at off; with count rows, as the table in front says and from off of the
+	 * message on
+	 */
+	SL_UCX_MSG_WRITE,
+	SL_UCX_MSG_ACK,		/* of writes up to seq; status, if that one failed */
+	/* len bytes at off; with count rows, from the places in the table */
+	SL_UCX_MSG_READ,
+	SL_UCX_MSG_DATA,	/* the answer, to seq */
+	/* the message of a batch; not delivered if a piece of it failed */
+	SL_UCX_MSG_NOTIFY,
+	SL_UCX_MSG_CREDIT,	/* value messages were received */
+	SL_UCX_MSG_STARVED,	/* for want of credit */
+	SL_UCX_MSG_PING,	/* value comes back */
+	SL_UCX_MSG_PONG,
+	SL_UCX_MSG_ASK,		/* for an acknowledgement of writes up to seq */
+	/* the other end is over: nothing that comes by it lands any more */
+	SL_UCX_MSG_RESET,
+	/* is what you sent before still wanted? It was on its way for longer than Grace */
+	SL_UCX_MSG_CONFIRM,
+	SL_UCX_MSG_CONFIRMED,	/* it is */
+	/* one more for the counter value; not counted if a piece of its batch failed */
+	SL_UCX_MSG_COUNT,
+	SL_UCX_MSG_PROBE	/* see probe.c */
+};
+
+enum {
+	SL_UCX_FIRST = 1,    /* of a batch */
+	SL_UCX_ASK = 2,	     /* for an acknowledgement */
+	SL_UCX_CHECKED = 8,  /* a note that counts only if its batch arrived whole */
+	/* a write whose bytes, or with count rows whose table, are in the sender's memory, at */
+	SL_UCX_PULL = 32
+};
+
+/* Both ends are of one byte order: the first control message says which. */
+struct sl_ucx_head {
+	uint8_t version, type;
+	uint16_t flags;
+	uint32_t seq;
+	uint64_t conn; /* the end it is for; 0: none yet */
+	uint64_t ticket;
+	uint64_t off; /* or the value of what has no place */
+	uint64_t len;
+	uint32_t key, count;
+	int32_t status;
+	uint32_t zero; /* no byte is left to chance */
+	uint64_t at;
+	uint64_t stamp; /* the sender's clock */
+	/*
+	 * the last stamp that it has from the receiver, by which that knows how old this is at most
+	 */
+	uint64_t echo;
+};
+
+/* A row of the table in front of the data of a scattered message. */
+struct sl_ucx_place {
+	uint64_t off;
+	uint64_t len;
+};
+
+/* A row of a table that is pulled: so many bytes of the owner's memory, and of the sender's. */
+struct sl_ucx_row {
+	uint64_t off, len;
+	uint64_t at;
+};
+
+/* A message until UCX lets go of it. */
+struct sl_ucx_message {
+	struct sl_ucx_message *prev, *next; /* those under way of a connection; or the free ones */
+	struct sl_ucx_conn *conn;
+	struct sl_ucx_head head;
+	uint32_t len; /* of body in use */
+	uint8_t large, odd;
+	uint8_t counted; /* of a record */
+	_Alignas(16) uint8_t body[]; /* a table stands at its front */
+};
+
+#endif

@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The lock of a worker, the thread that moves it, and waiting. */
+#define _GNU_SOURCE
+#include "../spin.h"
+#include "worker.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Calls of progress under one hold of the lock, while they find something. */
+#define ROUNDS 16
+/* How long a batch counts as in a caller's hand; the clock has steps of up to 10 ms. */
+#define IN_HAND_NS 12000000u
+/* Between two looks at memory whose pages are being moved. */
+#define STALLED_MS 1
+/* Looks at a lock that is held before sleeping on it: some ten microseconds. */
+#define SPINS 1000
+
+void sl_ucx_lock(struct sl_ucx_worker *w)
+{
+	int busy = pthread_mutex_trylock(&w->lock);
+
+	if (!busy) {
+		atomic_fetch_add_explicit(&w->turns, 1, memory_order_relaxed);
+		return;
+	}
+	/* The thread lets go after one call of progress. To sleep and be woken would
+	 * take longer than that. */
+	atomic_fetch_add(&w->waiting, 1);
+	for (int i = 0; i < SPINS && busy; i++) {
+		busy = pthread_mutex_trylock(&w->lock);
+		if (busy)
+			sl_relax();
+	}
+	if (busy)
+		pthread_mutex_lock(&w->lock);
+	atomic_fetch_sub(&w->waiting, 1);
+	atomic_fetch_add_explicit(&w->turns, 1, memory_order_relaxed);
+}
+
+/*
+ * A mutex is not fair: who lets go of it and comes back at once, to move the next piece, finds it
+ * free before those whom that woke, again and again. So one of them goes first.
+ */
+void sl_ucx_let_in(struct sl_ucx_worker *w)
+{
+	unsigned turn = atomic_load_explicit(&w->turns, memory_order_relaxed);
+
+	for (int i = 0; i < SPINS && atomic_load(&w->waiting); i++) {
+		if (atomic_load_explicit(&w->turns, memory_order_relaxed) != turn)
+			return;
+		sl_relax();
+		if (i % 16 == 15) /* who waits may want this core */
+			sched_yield();
+	}
+}
+
+void sl_ucx_unlock(struct sl_ucx_worker *w)
+{
+	pthread_mutex_unlock(&w->lock);
+}
+
+void sl_ucx_rouse(struct sl_ucx_worker *w)
+{
+	w->pending = 1;
+	if (!w->asleep)
+		return;
+	w->asleep = 0;
+	sl_ucx.ucp_worker_signal(w->handle);
+}
+
+void sl_ucx_wake(struct sl_ucx_worker *w)
+{
+	uint64_t one = 1;
+
+	if (__atomic_exchange_n(&w->ring->armed, 0, __ATOMIC_SEQ_CST))
+		(void)!write(w->context->config.wake_fd, &one, sizeof(one));
+}
+
+uint64_t sl_ucx_now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* To some milliseconds, at a tenth of the price: what is read for every message. */
+uint64_t sl_ucx_about_now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+int sl_ucx_wait(struct sl_ucx_worker *w, uint64_t deadline)
+{
+	struct timespec t = {.tv_sec = (time_t)(deadline / 1000000000u),
+			     .tv_nsec = (long)(deadline % 1000000000u)};
+
+	return pthread_cond_timedwait(&w->news, &w->lock, &t) == ETIMEDOUT ? -ETIMEDOUT : 0;
+}
+
+int sl_ucx_await(struct sl_ucx_worker *w, ucs_status_ptr_t request, uint64_t ns)
+{
+	uint64_t deadline = sl_ucx_now() + ns;
+	int late = 0;
+
+	if (!request || UCS_PTR_IS_ERR(request))
+		return 0;
+	while (sl_ucx.ucp_request_check_status(request) == UCS_INPROGRESS && !late) {
+		unsigned n = sl_ucx.ucp_worker_progress(w->handle);
+
+		pthread_mutex_unlock(&w->lock);
+		if (!n)
+			usleep(20);
+		pthread_mutex_lock(&w->lock);
+		late = sl_ucx_now() > deadline;
+	}
+	sl_ucx_rouse(w); /* what was moved here may have left work to the thread */
+	if (sl_ucx.ucp_request_check_status(request) == UCS_INPROGRESS)
+		return -ETIMEDOUT;
+	sl_ucx.ucp_request_free(request);
+	return 0;
+}
+
+int sl_ucx_finish(struct sl_ucx_worker *w, ucs_status_ptr_t request, uint64_t ns)
+{
+	int rc = sl_ucx_await(w, request, ns);
+
+	if (rc != 0)
+		sl_ucx.ucp_request_free(request);
+	return rc;
+}
+
+/*
+ * A caller has moved a piece just now and comes for the next one: a second core would only take
+ * the bytes out of its cache. Unless it has lost its core meanwhile.
+ */
+static int in_hand(const struct sl_ucx_batch *b)
+{
+	return b->helped && sl_ucx_about_now() - b->helped < IN_HAND_NS;
+}
+
+/* A piece of each connection's batches, so that none holds up the others. */
+static unsigned move_all(struct sl_ucx_worker *w)
+{
+	unsigned moved = 0;
+
+	for (uint32_t k = 0; k < w->conns_len; k++) {
+		struct sl_ucx_conn *n = w->conns[k];
+
+		if (n && n->head != &n->live && n->state != SL_UCX_ENDED && !in_hand(n->head))
+			moved += (unsigned)sl_ucx_move(n, SL_UCX_QUANTUM);
+	}
+	return moved;
+}
+
+/* One call of progress and a piece of what is to be moved. Under the lock. */
+unsigned sl_ucx_step(struct sl_ucx_worker *w)
+{
+	unsigned n = sl_ucx.ucp_worker_progress(w->handle);
+
+	if (w->stalled)
+		sl_ucx_resume(w);
+	return n + (w->live ? move_all(w) : 0);
+}
+
+static unsigned move(struct sl_ucx_worker *w)
+{
+	unsigned moved = 0;
+
+	sl_ucx_lock(w);
+	w->pending = 0;
+	for (int i = 0; i < ROUNDS; i++) {
+		unsigned n = sl_ucx_step(w);
+
+		moved += n;
+		if (!n || atomic_load(&w->waiting))
+			break;
+	}
+	sl_ucx_unlock(w);
+	return moved;
+}
+
+/* Whether there was nothing to do until the descriptor said so, or a tick is due. */
+static void sleep_until_something(struct sl_ucx_worker *w)
+{
+	struct pollfd p = {.fd = w->event_fd, .events = POLLIN};
+	ucs_status_t status;
+	int timeout;
+
+	/* UCX has no event for a batch that was submitted since we looked. */
+	pthread_mutex_lock(&w->lock);
+	status = w->pending ? UCS_ERR_BUSY : sl_ucx.ucp_worker_arm(w->handle);
+	w->asleep = status == UCS_OK;
+	timeout = w->conns_live || w->closing_conns
+		      ? (int)(w->context->config.grace_ns / 8000000u) + 1
+		      : -1;
+	if (w->stalled)
+		timeout = STALLED_MS;
+	pthread_mutex_unlock(&w->lock);
+	if (status != UCS_OK) /* something came meanwhile */
+		return;
+	while (!atomic_load(&w->context->stop) && poll(&p, 1, timeout) < 0 && errno == EINTR)
+		;
+	pthread_mutex_lock(&w->lock);
+	w->asleep = 0;
+	pthread_mutex_unlock(&w->lock);
+}
+
+void sl_ucx_drive(struct sl_ucx_context *c)
+{
+	for (uint32_t i = 0; i < c->config.workers; i++) {
+		struct sl_ucx_worker *w = &c->workers[i];
+
+		if (pthread_mutex_trylock(&w->lock))
+			continue; /* and the thread need not stand back: nothing was moved */
+		atomic_fetch_add_explicit(&w->drives, 1, memory_order_relaxed);
+		if (w->handle && !atomic_load(&c->stop)) {
+			w->polled = 1; /* the caller looks again */
+			sl_ucx_step(w);
+			w->polled = 0;
+		}
+		pthread_mutex_unlock(&w->lock);
+	}
+}
+
+void sl_ucx_undrive(struct sl_ucx_context *c)
+{
+	for (uint32_t i = 0; i < c->config.workers; i++) {
+		struct sl_ucx_worker *w = &c->workers[i];
+
+		sl_ucx_lock(w);
+		if (w->handle && (w->asleep || w->standing_back)) {
+			w->asleep = w->standing_back = 0;
+			sl_ucx.ucp_worker_signal(w->handle);
+		}
+		sl_ucx_unlock(w);
+	}
+}
+
+/* How long it stands back, in ns: whoever drove it may lose the core, too. */
+#define PAUSE_MIN 20000
+#define PAUSE_MAX 200000
+
+/*
+ * Sleeps a moment while somebody else moves the worker. Submit does not end that: two cores
+ * that take turns at one copy are slower than one.
+ */
+static void stand_back(struct sl_ucx_worker *w, long ns)
+{
+	const struct timespec pause = {.tv_nsec = ns};
+	struct pollfd p = {.fd = w->event_fd, .events = POLLIN};
+
+	sl_ucx_lock(w);
+	w->standing_back = 1;
+	sl_ucx_unlock(w);
+	(void)ppoll(&p, 1, &pause, NULL);
+	sl_ucx_lock(w);
+	w->standing_back = 0;
+	sl_ucx_unlock(w);
+}
+
+/*
+ * However busy the worker is: the others must hear of us. If we were stopped ourselves the silence
+ * was ours, and what peers have said lies there unread.
+ */
+static void tick(struct sl_ucx_worker *w, uint64_t now)
+{
+	uint64_t grace = w->context->config.grace_ns, away = now - w->ticked;
+
+	if (away < grace / 8)
+		return;
+	sl_ucx_lock(w);
+	w->ticked = sl_ucx_now(); /* not before what others have noted under the lock */
+	sl_ucx_tick(w, w->ticked, away < grace / 2);
+	sl_ucx_unlock(w);
+}
+
+void *sl_ucx_progress(void *worker)
+{
+	struct sl_ucx_worker *w = worker;
+	uint64_t last = sl_ucx_now();
+	uint32_t seen = 0;
+	long pause = PAUSE_MIN;
+
+	while (!atomic_load(&w->context->stop)) {
+		uint32_t drives = atomic_load_explicit(&w->drives, memory_order_relaxed);
+		uint64_t now;
+
+		if (drives != seen) { /* somebody has moved it since we looked, and goes on */
+			seen = drives;
+			tick(w, sl_ucx_now());
+			stand_back(w, pause);
+			pause = pause < PAUSE_MAX ? pause * 2 : PAUSE_MAX;
+			last = sl_ucx_now();
+			continue;
+		}
+		pause = PAUSE_MIN;
+		if (move(w)) {
+			last = sl_ucx_now();
+			tick(w, last);
+			sl_ucx_let_in(w);
+			continue;
+		}
+		now = sl_ucx_now();
+		tick(w, now);
+		if (now - last >= w->context->config.spin_ns) {
+			sleep_until_something(w);
+			last = sl_ucx_now();
+		}
+		sl_ucx_let_in(w);
+	}
+	return NULL;
+}

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What peers ask of our memory. Every message shows the ticket of the memory's epoch, and is
+ * landed, taken or answered under the lock: whoever has changed the ticket and taken the lock once
+ * knows that nothing of the old epoch lands any more.
+ */
+#include "worker.h"
+
+#include <errno.h>
+#include <string.h>
+
+static int32_t admit(struct sl_ucx_conn *n, const struct sl_ucx_head *h, int write,
+		     struct sl_ucx_memory **out)
+{
+	struct sl_ucx_memory *m = sl_ucx_find(n->worker->context, h->key);
+
+	*out = m;
+	if (!m || h->ticket == 0 || atomic_load(&m->ticket) != h->ticket)
+		return SL_UCX_REVOKED;
+	return write && m->flags & SL_UCX_READ_ONLY ? SL_UCX_DENIED : 0;
+}
+
+/*
+ * The rows of a table. Each is read once, and judged as it was read: a message may lie in
+ * memory that its sender can still write.
+ */
+struct rows {
+	const uint8_t *table;
+	uint32_t count; /* that are left */
+	uint64_t left;	/* bytes that they name */
+};
+
+/* 0: there is none, or it leads beyond the memory; then count stays above 0. */
+static int next(struct rows *r, uint64_t size, struct sl_ucx_place *p)
+{
+	if (r->count == 0)
+		return 0;
+	memcpy(p, r->table, sizeof(*p)); /* UCX aligns messages to nothing */
+	if (!sl_within(p->off, p->len, size) || p->len > r->left)
+		return 0;
+	r->table += sizeof(*p);
+	r->count--;
+	r->left -= p->len;
+	return 1;
+}
+
+static int table_fits(const struct sl_ucx_head *h, size_t len)
+{
+	return h->count <= len / sizeof(struct sl_ucx_place);
+}
+
+void sl_ucx_acknowledge(struct sl_ucx_conn *n, uint32_t seq, int32_t status)
+{
+	struct sl_ucx_message *p = sl_ucx_notice(n, SL_UCX_MSG_ACK);
+
+	if (!p)
+		return;
+	p->head.seq = seq;
+	p->head.status = status;
+	sl_ucx_send(n, p);
+}
+
+void sl_ucx_moved(struct sl_ucx_conn *n, uint64_t *written, uint64_t *read)
+{
+	*written = atomic_load_explicit(&n->written, memory_order_relaxed);
+	*read = atomic_load_explicit(&n->read, memory_order_relaxed);
+}
+
+static int32_t scatter(const struct sl_ucx_head *h, struct sl_ucx_memory *m, const uint8_t *data,
+		       size_t len)
+{
+	struct rows rows = {.table = data, .count = h->count, .left = h->len};
+	struct sl_ucx_place p;
+
+	if (!table_fits(h, len) || !sl_within(h->off, h->len, len))
+		return SL_UCX_RANGE;
+	data += h->off;
+	while (next(&rows, m->len, &p)) {
+		memcpy(m->base + p.off, data, p.len);
+		data += p.len;
+	}
+	return rows.count || rows.left ? SL_UCX_RANGE : 0;
+}
+
+static int32_t place(struct sl_ucx_conn *n, const struct sl_ucx_head *h, struct sl_ucx_memory *m,
+		     const void *data, size_t len)
+{
+	if (h->flags & SL_UCX_PULL)
+		return sl_ucx_take(n, h, m);
+	if (h->count)
+		return scatter(h, m, data, len);
+	if (len != h->len || !sl_within(h->off, len, m->len))
+		return SL_UCX_RANGE;
+	memcpy(m->base + h->off, data, len);
+	return 0;
+}
+
+/* The steps fresh and copy of the model: from the look at the age to the copy nothing waits. */
+int sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data,
+		       size_t len, uint64_t now)
+{
+	struct sl_ucx_memory *m;
+	int32_t status = admit(n, h, 1, &m);
+
+	if (status == 0 && !sl_ucx_enter(m))
+		return -EAGAIN;
+	if (status == 0 && sl_ucx_age(n, h, now) > n->limit) {
+		sl_ucx_leave(m);
+		return -ESTALE;
+	}
+	if (h->flags & SL_UCX_FIRST)
+		n->rx_failed = 0;
+	if (status == 0) {
+		sl_ucx_at(n->worker, SL_UCX_AT_COPY);
+		status = place(n, h, m, data, len);
+		sl_ucx_leave(m);
+	}
+	if (status == 0)
+		atomic_fetch_add_explicit(&n->written, h->len, memory_order_relaxed);
+	else
+		n->rx_failed = 1;
+	if (status != 0 || h->flags & SL_UCX_ASK)
+		sl_ucx_acknowledge(n, h->seq, status);
+	return 0;
+}
+
+static int32_t gather(const struct sl_ucx_head *h, const struct sl_ucx_memory *m,
+		      const uint8_t *table, uint8_t *to)
+{
+	struct rows rows = {.table = table, .count = h->count, .left = h->len};
+	struct sl_ucx_place p;
+
+	while (next(&rows, m->len, &p)) {
+		memcpy(to, m->base + p.off, p.len);
+		to += p.len;
+	}
+	return rows.count || rows.left ? SL_UCX_RANGE : 0;
+}
+
+/* What is wrong with a request before its table is read. */
+static int32_t admit_read(struct sl_ucx_conn *n, const struct sl_ucx_head *h, size_t len,
+			  struct sl_ucx_memory **m)
+{
+	int32_t status = admit(n, h, 0, m);
+
+	if (status != 0)
+		return status;
+	if (h->len > SL_UCX_ANSWER_MAX ||
+	    (h->count ? !table_fits(h, len) : !sl_within(h->off, h->len, (*m)->len)))
+		return SL_UCX_RANGE;
+	return 0;
+}
+
+/* The answer is a copy: a fence that follows need not wait until it is sent. */
+void sl_ucx_serve_read(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data,
+		       size_t len)
+{
+	struct sl_ucx_memory *m;
+	int32_t status = admit_read(n, h, len, &m);
+	struct sl_ucx_message *p;
+
+	if (sl_ucx_flooded(n))
+		return;
+	p = sl_ucx_new_message(n->worker, status == 0 ? h->len : 0);
+	if (!p) {
+		sl_ucx_lose(n);
+		return;
+	}
+	sl_ucx_at(n->worker, SL_UCX_AT_ANSWER);
+	if (status == 0 && h->count)
+		status = gather(h, m, data, p->body);
+	else if (status == 0)
+		memcpy(p->body, m->base + h->off, h->len);
+	p->head.type = SL_UCX_MSG_DATA;
+	p->head.seq = h->seq;
+	p->head.status = status;
+	p->len = status == 0 ? (uint32_t)h->len : 0;
+	atomic_fetch_add_explicit(&n->read, p->len, memory_order_relaxed);
+	sl_ucx_send(n, p);
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package ucx
+
+import (
+	"bytes"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// The phases of a provider whose pages do not move, and of one that moves them.
+const (
+	pagesStay int32 = 0
+	pagesMove int32 = 2
+)
+
+// movable is memory whose provider says when it moves pages.
+type movable struct {
+	inside atomic.Int64
+	phase  atomic.Int32
+}
+
+const movableKey = 9
+
+// mapMovable makes the bytes of the forger's target known once more, as memory with a provider.
+func (v *victim) mapMovable(t *testing.T) *movable {
+	t.Helper()
+	m := &movable{}
+	require.NoError(t, v.Map(movableKey, Memory{Mem: v.mem[victimFrom:victimTo],
+		Ticket: victimTicket,
+		Inside: &m.inside, Phase: &m.phase}))
+	t.Cleanup(func() { v.Unmap(movableKey) })
+	return m
+}
+
+// everyAging is everyVictim with a Grace that a test can outlast.
+func everyAging(t *testing.T, grace time.Duration, f func(t *testing.T, v *victim)) {
+	for _, w := range ways[1:] {
+		w.config.GraceNanos = uint64(grace)
+		t.Run(w.name, func(t *testing.T) { f(t, openVictim(t, w)) })
+	}
+}
+
+// TestAgesWhilePagesMove has a write arrive young, wait for pages that are being moved, and be
+// too old when they have come to rest.
+func TestAgesWhilePagesMove(t *testing.T) {
+	const grace = 100 * time.Millisecond
+	everyAging(t, grace, func(t *testing.T, v *victim) {
+		m := v.mapMovable(t)
+		before := bytes.Clone(v.mem)
+		m.phase.Store(pagesMove)
+		sent := time.Now()
+		v.f.send(forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: movableKey,
+			size:  8,
+			flags: flagFirst}, []byte("eight888"))
+		for time.Since(sent) < 2*grace {
+			v.f.tell("poll 5")
+		}
+		v.f.got = nil
+		m.phase.Store(pagesStay)
+		v.f.await(msgConfirm)
+		require.Equal(t, before, v.mem, "bytes landed that were too old")
+		v.f.send(forged{kind: msgConfirmed, conn: v.conn.ID()}, nil)
+		v.alive(t)
+		copy(before[victimFrom:], "eight888")
+		require.Equal(t, before, v.mem)
+		require.Zero(t, m.inside.Load())
+	})
+}
+
+// TestPagesThatMoveHoldUpTheirOwn has a write, a read and an answer wait for pages that are
+// being moved: the worker answers others, and a fence of other memory ends.
+func TestPagesThatMoveHoldUpTheirOwn(t *testing.T) {
+	everyVictim(t, func(t *testing.T, v *victim) {
+		m := v.mapMovable(t)
+		before := bytes.Clone(v.mem)
+		answer := forged{kind: msgData, conn: v.conn.ID()}
+		slot, err := v.conn.Import(Import{Key: 1, Size: 1 << 20, Ticket: 5})
+		require.NoError(t, err)
+		require.NoError(t, submit(v.conn, driver.Read, 1,
+			[]driver.Desc{{Local: 100, Len: 8, LocalKey: movableKey, RemoteKey: slot}}, nil))
+		answer.seq = v.f.await(msgRead).seq
+		m.phase.Store(pagesMove)
+		write := forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: movableKey,
+			size: 8, flags: flagFirst}
+		v.f.send(write, []byte("eight888"))
+		v.f.send(answer, []byte("answered"))
+		v.f.send(forged{kind: msgNote, conn: v.conn.ID(), flags: flagChecked}, []byte("behind"))
+		v.alive(t)
+		require.NoError(t, v.Fence(8, victimTicket+1, testGrace))
+		_, early := v.Receive()
+		require.False(t, early, "a notification overtook its bytes")
+		require.Equal(t, before, v.mem)
+		m.phase.Store(pagesStay)
+		require.NoError(t, v.outcome(t, 1))
+		v.alive(t)
+		copy(before[victimFrom:], "eight888")
+		copy(before[victimFrom+100:], "answered")
+		require.Equal(t, before, v.mem)
+		note, ok := v.Receive()
+		require.True(t, ok)
+		require.Equal(t, "behind", string(note.Data))
+	})
+}
+
+// TestReadsIntoPagesThatMove reads by our own hand, from memory that is mapped and by the
+// kernel, into pages that are being moved.
+func TestReadsIntoPagesThatMove(t *testing.T) {
+	for _, w := range ways[:2] {
+		t.Run(w.name, func(t *testing.T) {
+			l := openLane(t, w)
+			m := &movable{}
+			require.NoError(t, l.near.Map(movableKey, Memory{Mem: l.local, Ticket: 1,
+				Inside: &m.inside, Phase: &m.phase}))
+			t.Cleanup(func() { l.near.Unmap(movableKey) })
+			fill(l.remote[:100000], 3)
+			m.phase.Store(pagesMove)
+			d := []driver.Desc{{Len: 100000, LocalKey: movableKey, RemoteKey: l.slot}}
+			require.NoError(t, submit(l.conn, driver.Read, 1, d, nil))
+			require.NoError(t, l.near.Fence(testKey, 2, testGrace))
+			require.NotEqual(t, l.remote[:100000], l.local[:100000])
+			m.phase.Store(pagesStay)
+			require.NoError(t, l.outcome(t, 1))
+			require.Equal(t, l.remote[:100000], l.local[:100000])
+			require.Zero(t, m.inside.Load())
+		})
+	}
+}
+
+// TestHellosLeaveRoom floods a worker with messages of no connection: what a connection says
+// arrives, and few of the others are kept.
+func TestHellosLeaveRoom(t *testing.T) {
+	everyVictim(t, func(t *testing.T, v *victim) {
+		const flood = 2000
+		for range flood {
+			v.f.send(forged{kind: msgControl}, []byte("who is there?"))
+		}
+		v.f.send(forged{kind: msgControl, conn: v.conn.ID()}, []byte("it is me"))
+		v.alive(t)
+		unknown := 0
+		for {
+			m, ok := v.Control()
+			require.True(t, ok, "a known connection was crowded out by %d others", unknown)
+			if m.Conn != 0 {
+				require.Equal(t, "it is me", string(m.Data))
+				break
+			}
+			unknown++
+		}
+		require.LessOrEqual(t, unknown, flood*3/4)
+	})
+}
+
+// TestRoundTripLongerThanGrace has each message of the peer, its confirmations too, be on the
+// way for longer than Grace: the age limit grows until bytes land, once the peer has confirmed it.
+func TestRoundTripLongerThanGrace(t *testing.T) {
+	const grace, late = 400 * time.Millisecond, 600 * time.Millisecond
+	everyAging(t, grace, func(t *testing.T, v *victim) {
+		before := bytes.Clone(v.mem)
+		past := func() uint64 {
+			var now unix.Timespec
+			require.NoError(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
+			return uint64(now.Nano() - late.Nanoseconds())
+		}
+		v.f.send(forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: 7, size: 8,
+			flags: flagFirst,
+			echo:  past()}, []byte("eight888"))
+		require.Equal(t, uint64(grace), v.f.await(msgConfirm).off)
+		v.f.send(forged{kind: msgConfirmed, conn: v.conn.ID(), echo: past(), off: uint64(grace)},
+			nil)
+		require.Equal(t, uint64(2*grace), v.f.await(msgConfirm).off)
+		require.Equal(t, before, v.mem, "the limit grew before the peer had confirmed it")
+		v.f.send(forged{kind: msgConfirmed, conn: v.conn.ID(), echo: past(),
+			off: uint64(2 * grace)}, nil)
+		v.alive(t)
+		copy(before[victimFrom:], "eight888")
+		require.Equal(t, before, v.mem)
+	})
+}

@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Contexts of UCX, the connections of their workers, and what moves on them. Needs
+ * sl_ucx_load first. Functions return 0 or -errno unless they say otherwise, and may be
+ * called from any thread.
+ *
+ * A worker is UCX's "serialized": whoever calls into it holds its lock, once for a
+ * whole batch. Its own thread moves it when nobody else does.
+ */
+#ifndef SLUICE_UCX_H
+#define SLUICE_UCX_H
+
+#include "../ring.h"
+#include "../sluice.h"
+
+#define SL_UCX_RKEY_MAX 256
+#define SL_UCX_CONTROL_MAX 4096
+#define SL_UCX_NOTE_MAX 4096
+#define SL_UCX_READ_ONLY 1
+#define SL_UCX_MARK 16
+#define SL_UCX_COUNTERS 4096 /* driver.CountersMax */
+
+/* Outcomes beside UCX's own, which are above -101. */
+enum {
+	SL_UCX_ABORTED = -1001,
+	SL_UCX_REVOKED = -1002,
+	SL_UCX_CLOSED = -1003,
+	SL_UCX_LOST = -1004,
+	SL_UCX_DENIED = -1005, /* a write to what is read-only */
+	SL_UCX_RANGE = -1006,
+	SL_UCX_FAULT = -1007 /* memory that its own process cannot read, or cannot write to */
+};
+
+/* Arrivals that peers count here, for all contexts of a backend. Read by Go with atomics. */
+struct sl_ucx_counter {
+	uint64_t value, awaited; /* 0: no wake-up is asked for */
+};
+
+/* Places between a check of a thread and the act that relies on it, where tests have it stand. */
+enum {
+	SL_UCX_AT_NONE,
+	SL_UCX_AT_STORE,  /* the generation was good; the store follows */
+	SL_UCX_AT_STORED, /* the store is done; the generation is looked at again */
+	SL_UCX_AT_COPY,	  /* ticket and age of a write were good; the copy follows */
+	SL_UCX_AT_ANSWER  /* the ticket of a read was good; the answer is copied */
+};
+
+/*
+ * The first thread that comes to spot writes a byte to came, and stands until it can read one from
+ * leave.
+ */
+struct sl_ucx_spots {
+	int32_t spot;
+	int came, leave;
+};
+
+struct sl_ucx_config {
+	const char *transports, *devices; /* UCX_TLS, UCX_NET_DEVICES; NULL: UCX's own choice */
+	const char *const *settings;	  /* name, value, name, value, NULL; or NULL */
+	int shared;			  /* memory of peers can be mapped; no error mode */
+	/* the kernel copies between processes, where it permits that */
+	int pull;
+	uint32_t workers;
+	uint32_t batches; /* of a worker, a power of two */
+	uint32_t notes;	  /* messages to one peer that it has not received */
+	uint32_t segment; /* bytes of an eager message */
+	uint64_t spin_ns;    /* how long a thread looks before it sleeps */
+	uint64_t grace_ns;   /* how old a message may be that lands unasked */
+	uint64_t failure_ns; /* how long a peer that something waits for may be silent */
+	int wake_fd, control_fd; /* eventfds of the caller's */
+	struct sl_ucx_counter *counters; /* SL_UCX_COUNTERS, which outlive the context; or NULL */
+	struct sl_ucx_spots *spots;	 /* of tests; NULL: threads stand nowhere */
+};
+
+struct sl_ucx_context;
+struct sl_ucx_conn;
+struct sl_ucx_allocation;
+
+/* What a peer needs to reach memory of ours. */
+struct sl_ucx_export {
+	uint64_t base;
+	uint32_t generation, rkey_len; /* no rkey: it cannot be mapped */
+	uint8_t rkey[SL_UCX_RKEY_MAX];
+};
+
+/*
+ * Where a peer sees whether it may copy from our memory: this mark stands there as long as it may.
+ */
+struct sl_ucx_gate {
+	uint64_t at; /* 0: it may not */
+	uint8_t mark[SL_UCX_MARK];
+};
+
+/* What is known of the other end of a connection. */
+struct sl_ucx_peer {
+	uint64_t conn;
+	struct sl_ucx_export words; /* its page of generations, or zero */
+	uint32_t pid;		    /* its process, 0: on another host */
+	int pulls;		    /* it copies from our memory */
+	uint64_t grace_ns;	    /* its own */
+	struct sl_ucx_gate gate;
+};
+
+/* why is the reason of a failure in words, cut at size. */
+int sl_ucx_open(const struct sl_ucx_config *c, struct sl_ucx_context **out, char *why, size_t size);
+
+/*
+ * Ends threads, connections and memory. The rings stay until free. -ETIMEDOUT: a
+ * connection has not ended, since a peer is silent; UCX would end the process if its worker
+ * went now, so the context stays, at rest, for good.
+ */
+int sl_ucx_close(struct sl_ucx_context *c, uint64_t grace_ns);
+void sl_ucx_free(struct sl_ucx_context *c);
+
+struct sl_ring *sl_ucx_ring(struct sl_ucx_context *c, uint32_t worker);
+
+/* The address of a worker, constant until sl_ucx_close. */
+const void *sl_ucx_address(struct sl_ucx_context *c, uint32_t worker, size_t *len);
+
+/*
+ * Two words of the memory's provider: how many writes are under way, and the phase of what moves
+ * its pages (0: nothing does, 2: it moves them). NULL: its pages are never moved.
+ */
+struct sl_ucx_landings {
+	int64_t *inside;
+	int32_t *phase;
+};
+
+/*
+ * Makes memory known under a key of the caller's. Messages of peers reach it with the
+ * ticket. in, or NULL, is the allocation that it lies in.
+ */
+int sl_ucx_map(struct sl_ucx_context *c, uint32_t key, void *base, uint64_t len, uint32_t flags,
+	       uint64_t ticket, struct sl_ucx_allocation *in, struct sl_ucx_landings landings);
+
+/* Nothing of ours works on the memory any more when it returns. */
+void sl_ucx_unmap(struct sl_ucx_context *c, uint32_t key);
+
+/*
+ * A new ticket, or 0 for none, and generation: when it returns 0, nothing lands any more that was
+ * begun with earlier ones. -ETIMEDOUT: a peer that has the memory mapped, or a message in hand, has
+ * not ended in time; repeat, or sl_ucx_refresh.
+ */
+int sl_ucx_fence(struct sl_ucx_context *c, uint32_t key, uint64_t ticket, uint64_t grace_ns);
+
+/*
+ * Puts fresh pages with the same content under memory in an allocation. beside, or NULL, is another
+ * context that knows the same memory.
+ */
+int sl_ucx_refresh(struct sl_ucx_context *c, uint32_t key, uint64_t grace_ns,
+		   struct sl_ucx_context *beside);
+
+/* 1: peers may map it, which is noted; 0: they may not, and only its base is told. */
+int sl_ucx_export(struct sl_ucx_context *c, uint32_t key, struct sl_ucx_export *out);
+
+/* The page of generations. 0: there is none. */
+int sl_ucx_words(struct sl_ucx_context *c, struct sl_ucx_export *out);
+
+/* Shared memory of UCX's own, zeroed. */
+int sl_ucx_allocate(struct sl_ucx_context *c, uint64_t len, struct sl_ucx_allocation **out);
+void *sl_ucx_allocated(struct sl_ucx_allocation *a);
+void sl_ucx_release(struct sl_ucx_allocation *a);
+
+/*
+ * Whether messages of this host still arrive at a worker: 0, or -ETIMEDOUT where its queue is
+ * blocked. The strings are as in the config, but without UCX's "self".
+ */
+int sl_ucx_probe(struct sl_ucx_context *c, uint32_t worker, const char *transports,
+		 const char *const *settings, uint64_t grace_ns);
+
+/* Loses all connections, and tells the peers: what they send does not arrive. */
+void sl_ucx_condemn(struct sl_ucx_context *c);
+
+/* Makes our end of a connection; does not wait for the other. */
+int sl_ucx_connect(struct sl_ucx_context *c, uint32_t worker, const void *address,
+		   struct sl_ucx_conn **out);
+uint64_t sl_ucx_id(struct sl_ucx_conn *n);
+
+/* How many bytes messages of the peer have brought into our memory, and have asked for. */
+void sl_ucx_moved(struct sl_ucx_conn *n, uint64_t *written, uint64_t *read);
+
+/* The gate of this end; zero where there is none. */
+void sl_ucx_gate(struct sl_ucx_conn *n, struct sl_ucx_gate *out);
+
+/* The other end is known. Tries whether we can copy from its memory. */
+void sl_ucx_bind(struct sl_ucx_conn *n, const struct sl_ucx_peer *peer);
+
+/* Whether we copy from the peer's memory: 0, or why not: -ENOTSUP is by its choice or ours. */
+int sl_ucx_pulls(struct sl_ucx_conn *n);
+
+/* Sends a control message. -EPIPE lost, -EBADF ended, -EAGAIN the peer does not take them. */
+int sl_ucx_control(struct sl_ucx_conn *n, const uint8_t *data, size_t len);
+
+/* Text of what UCX chose, cut at size. */
+void sl_ucx_lanes(struct sl_ucx_conn *n, char *text, size_t size);
+
+/* A peer's memory. */
+int sl_ucx_import(struct sl_ucx_conn *n, uint32_t key, uint64_t size, uint64_t ticket,
+		  uint32_t flags, const struct sl_ucx_export *x, uint32_t *slot);
+void sl_ucx_drop(struct sl_ucx_conn *n, uint32_t slot);
+int sl_ucx_direct(struct sl_ucx_conn *n, uint32_t slot);
+
+/*
+ * Starts a batch: all of it or nothing. 0, or errno in the low 16 bits and the piece
+ * above: EAGAIN no place for a batch or a message, ERANGE an unknown key or beyond its memory,
+ * EROFS, EPIPE lost, EBADF ended, ESTALE a past epoch. note NULL: no message. With counter,
+ * below SL_UCX_COUNTERS, or -1, one more for a counter of the peer follows in its place.
+ */
+int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d,
+		      size_t count, const uint8_t *note, size_t note_len, int32_t counter);
+
+int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag,
+			    const struct sl_pages *p, const struct sl_nest *nest,
+			    const uint32_t *local, const uint32_t *remote, const uint8_t *note,
+			    size_t note_len, int32_t counter);
+
+/* Sends a notification without a batch. -EAGAIN no room now; -EPIPE lost, -EBADF ended. */
+int sl_ucx_notify(struct sl_ucx_conn *n, const uint8_t *data, size_t len);
+
+void sl_ucx_cancel(struct sl_ucx_conn *n, uint64_t tag);
+
+/* What a helper did. */
+#define SL_UCX_HELPED 1 /* something, and what ended by it woke nobody: the caller polls */
+#define SL_UCX_AGAIN 2	/* and there may be more to do */
+
+/*
+ * Moves a piece of a batch, or waits a moment for a peer who serves it. 0: there was nothing to do.
+ */
+int sl_ucx_help(struct sl_ucx_conn *n, uint64_t tag);
+
+/* Who helped stops before the end. */
+void sl_ucx_unhelp(struct sl_ucx_conn *n);
+
+/*
+ * Moves the workers that nobody has in hand, in the caller, who looks for completions and
+ * messages without pause: their threads stand back meanwhile. sl_ucx_undrive when the
+ * caller goes to sleep.
+ */
+void sl_ucx_drive(struct sl_ucx_context *c);
+void sl_ucx_undrive(struct sl_ucx_context *c);
+
+/*
+ * No submissions from now on; what has not begun ends with SL_UCX_CLOSED. Waits for the
+ * rest. -ETIMEDOUT: some is still under way; -EPIPE: and the peer has been silent for so long that
+ * sl_ucx_end needs not wait.
+ */
+int sl_ucx_drain(struct sl_ucx_conn *n, uint64_t grace_ns);
+
+/*
+ * All batches end with this outcome, and messages that still arrive are ignored. A write whose
+ * bytes may be on their way ends once the other end would ask before it lands them; at once where
+ * the other end is proven to be over: it has said so, or its process is dead.
+ */
+void sl_ucx_end(struct sl_ucx_conn *n, int32_t status, int proven);
+
+/* Ends it, waits for its batches, and gives it back; n is gone. */
+void sl_ucx_disconnect(struct sl_ucx_conn *n, uint64_t grace_ns);
+
+/* A control message that arrived. */
+struct sl_ucx_arrived_control {
+	uint64_t conn;
+	uint32_t worker, len;
+	/*
+	 * the peer was given up; no data. 2: and its end is over. 3: none was, but sl_ucx_probe is
+	 * due
+	 */
+	int lost;
+};
+
+/* 1: there is one, taken by the second; only one thread at a time. */
+int sl_ucx_next_control(struct sl_ucx_context *c, struct sl_ucx_arrived_control *out);
+void sl_ucx_take_control(struct sl_ucx_context *c, uint32_t worker, uint8_t *data);
+
+/*
+ * Takes the first message with data of a worker, of first_len bytes: the ring says whether there is
+ * one. Returns whose end it was sent to. Only one thread at a time.
+ */
+uint64_t sl_ucx_take_notification(struct sl_ucx_context *c, uint32_t worker, uint8_t *data);
+
+#endif

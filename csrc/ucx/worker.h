@@ -1,0 +1,400 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of the UCX side share; nothing here crosses into Go. */
+#ifndef SLUICE_UCX_WORKER_H
+#define SLUICE_UCX_WORKER_H
+
+#include "../pieces.h"
+#include "ucx.h"
+#include "load.h"
+#include "memory.h"
+#include "message.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/uio.h>
+
+#define SL_UCX_CHUNK 1024	 /* keys in one piece of the table */
+#define SL_UCX_CHUNKS 4096	 /* pieces */
+#define SL_UCX_WORDS 65536	 /* keys that have a generation word */
+#define SL_UCX_WINDOW 64	 /* messages with data under way on a connection */
+#define SL_UCX_QUANTUM (256u << 10) /* bytes moved by one hold of the lock */
+#define SL_UCX_STAGE (64u << 10)    /* bytes of small pieces that one message names */
+
+/* A contiguous copy of a batch: neighbours are one. */
+struct sl_ucx_run {
+	uint8_t *local;
+	uint64_t remote, len, done;
+	struct sl_ucx_import *import;
+	struct sl_ucx_memory *memory; /* of local */
+	uint32_t first, count;	      /* pieces */
+};
+
+struct sl_ucx_batch {
+	struct sl_ucx_batch *prev, *next; /* of a connection, in order; or the free ones */
+	struct sl_ucx_conn *conn;
+	uint64_t tag, order, helped; /* helped: when a caller last moved a piece of it, or 0 */
+	int write, cancelled, issued, served;
+	int fetches, faulty; /* a read by our own hand; a piece of it could not be read */
+	int32_t status, piece;
+	uint32_t outstanding; /* messages that are not answered */
+	struct sl_pieces pieces;
+	struct sl_ucx_run run;
+	uint32_t next_piece; /* after run */
+	/* bytes of it were fetched, from this piece on, and may be of another epoch */
+	struct sl_ucx_import *unproved;
+	uint32_t unproved_piece;
+	struct sl_ucx_message *tail; /* what follows the bytes */
+};
+
+enum { SL_UCX_FREE, SL_UCX_WRITING, SL_UCX_READING };
+
+/* A message with data that is under way, until it was answered. */
+struct sl_ucx_record {
+	struct sl_ucx_batch *batch; /* NULL: nobody cares any more */
+	uint32_t seq;
+	uint8_t kind, faulty;
+	/* A read's answer lands at local, or NULL: from this piece on, and from off of its run. */
+	uint32_t piece;
+	uint8_t *local;
+	struct sl_ucx_memory *memory; /* of local */
+	uint64_t off, len;
+	struct sl_ucx_block *block; /* that the owner copies from, or NULL */
+};
+
+/*
+ * What an owner copies from besides memory of batches: until it has answered it must stay as it is.
+ */
+struct sl_ucx_block {
+	struct sl_ucx_block *next;
+	struct sl_ucx_row rows[SL_UCX_ROWS];
+	uint8_t bytes[SL_UCX_STAGE]; /* of small pieces */
+};
+
+/* The arguments of one process_vm_readv; the first of each are the gate's. */
+struct sl_ucx_vectors {
+	uint32_t locals, remotes;
+	uint64_t len;
+	struct iovec local[SL_UCX_ROWS + 1], remote[SL_UCX_ROWS + 1];
+	uint32_t piece[SL_UCX_ROWS + 1]; /* of a batch, for each local */
+	struct sl_ucx_memory *memory;	 /* of all locals */
+	struct sl_ucx_row rows[SL_UCX_ROWS];
+};
+
+/*
+ * What becomes of a connection, and what leads there. Only an end that is OPEN takes batches. One
+ * that is OPEN or DRAINING sends, and believes what it receives. Once ENDED no byte lands at our
+ * end for it; batches whose bytes may still land at the other end stay until that is proved to be
+ * over.
+ */
+enum sl_ucx_state { SL_UCX_OPEN, SL_UCX_DRAINING, SL_UCX_BROKEN, SL_UCX_ENDED, SL_UCX_STATES };
+enum sl_ucx_event { SL_UCX_DRAIN, SL_UCX_LOSE, SL_UCX_END, SL_UCX_EVENTS };
+
+/* A message that arrived and waits: see arrive.c. */
+struct sl_ucx_held {
+	struct sl_ucx_held *next;
+	struct sl_ucx_head head;
+	size_t len;
+	uint8_t body[];
+};
+
+struct sl_ucx_conn {
+	struct sl_ucx_conn *next; /* of those that wait for their end */
+	struct sl_ucx_worker *worker;
+	uint64_t id, peer; /* ours; the other end's, 0 until bound */
+	ucp_ep_h handle;
+	/* our page that the peer looks at when it copies from our memory; NULL: it must not */
+	uint8_t *gate;
+	int pulled;		  /* it does so */
+	/* of its process pid, from whose memory we copy; 0: messages carry the bytes, */
+	struct sl_ucx_gate their;
+	uint32_t pid;
+	int refused; /* for this reason, an errno */
+	enum sl_ucx_state state;
+	int32_t why;  /* it ended */
+	int failed;   /* UCX says so */
+	int silent;   /* it was given up for its silence, and has said nothing since */
+	int proven;   /* the other end is over, too */
+	uint64_t stamp;		    /* the last that came */
+	uint64_t heard;		    /* when, ns */
+	uint64_t last_out, calm;    /* ns; calm: when nothing waited for the peer */
+	/* Ages, in ns; see ages.c. */
+	/* what the peer lands later than that after its stamp, it asks us about */
+	uint64_t lease;
+	/* what we land without asking is no older; lease and limit are at most limit_max */
+	uint64_t limit, limit_max;
+	uint64_t proposed;	  /* the limit of the next question */
+	/* our stamp after which the peer confirmed all that it had sent */
+	uint64_t confirmed;
+	int asking;		  /* for that; it has not answered */
+	struct sl_ucx_held *held, **held_end;
+	uint64_t held_bytes;
+	int stalled; /* held is tried again in a moment */
+	ucs_status_ptr_t closing;   /* request of the end of handle, which is NULL then */
+	struct sl_ucx_message sending; /* ring of messages that UCX has not let go of */
+	uint32_t sends, pings;	    /* how many; of them */
+	uint64_t answers;	    /* bytes of them that peers have asked for */
+	/* nonces of a fence's pings, and since when one is due */
+	uint64_t asked, asked_at, answered;
+	/* As the initiator: */
+	struct sl_ucx_batch live; /* ring, in order; those not issued come last */
+	struct sl_ucx_batch *head; /* the first that is not issued, or &live */
+	uint64_t order;
+	struct sl_ucx_import **imports;
+	uint32_t imports_len, dropped_imports;
+	struct sl_ucx_mapping *mappings;
+	ucp_rkey_h words_key;
+	const _Atomic uint32_t *words;
+	uint32_t first_seq, next_seq; /* of records in use */
+	uint32_t blocks;	      /* that they have */
+	struct sl_ucx_record records[SL_UCX_WINDOW];
+	uint32_t credit;
+	int starved; /* a submission was refused for want of credit */
+	/* credit not yet given back; messages for which that is to be done at once */
+	uint32_t owed, impatient;
+	/* As the owner: */
+	int rx_failed; /* a piece of the batch that arrives */
+	_Atomic uint64_t written, read; /* bytes that were landed and answered for the peer */
+	uint32_t unread; /* messages that Go has not taken */
+	uint32_t controls; /* control messages alike */
+	struct sl_ucx_post *loss; /* tells Go of the loss, also when there is no memory */
+};
+
+/* A message that waits for Go. */
+struct sl_ucx_inbox {
+	struct sl_ucx_post *first, **end;
+	uint32_t len;
+};
+
+struct sl_ucx_worker {
+	struct sl_ucx_context *context;
+	ucp_worker_h handle;
+	ucp_address_t *address;
+	size_t address_len;
+	int event_fd;
+	pthread_t thread;
+	int has_thread;
+	pthread_mutex_t lock;
+	pthread_cond_t news;  /* a batch ended, a pong came, a send is over */
+	atomic_uint waiting;  /* for the lock: who comes back at once lets them in */
+	atomic_uint turns;    /* of those who held it */
+	atomic_uint drives;   /* calls that moved the worker for the thread, which stands back */
+	/* whoever holds the lock polls afterwards: no need to wake the poller */
+	int polled;
+	/* there is work since the thread last looked; it looks before it arms */
+	int pending;
+	int asleep;	      /* armed, and at or before its sleep */
+	/* something waits for pages that are being moved: look again in a moment */
+	int stalled;
+	/* not armed: whoever drives goes on, or the thread takes over in a moment */
+	int standing_back;
+	uint64_t ticked;
+	uint64_t probed;    /* what the last probe carried */
+	/* when a peer was silent for so long that the queue may be blocked; 0: never */
+	uint64_t suspected;
+	struct sl_ucx_conn **conns; /* by the low bits of their id */
+	uint32_t conns_len, conns_live;
+	struct sl_ucx_conn *closing_conns;
+	struct sl_ucx_batch *batches, *free;
+	uint64_t live; /* batches under way */
+	struct sl_ucx_message *small, *large; /* free ones */
+	struct sl_ucx_block *blocks;	     /* free ones */
+	struct sl_ucx_vectors *vectors;	     /* NULL: nothing is pulled */
+	struct sl_ucx_inbox controls, notes;
+	uint32_t hellos; /* of controls: those from senders that are not known */
+	struct sl_ring *ring;
+};
+
+struct sl_ucx_context {
+	struct sl_ucx_config config;
+	ucp_context_h handle;
+	atomic_int stop;
+	int closed;
+	struct sl_ucx_worker *workers;
+	pthread_mutex_t lock; /* of the tables of memory and of allocations; before any worker's */
+	_Atomic(struct sl_ucx_memory *) chunks[SL_UCX_CHUNKS];
+	struct sl_ucx_allocation *allocations;
+	struct sl_ucx_allocation *words;
+	atomic_uint_fast64_t nonce;
+};
+
+/* progress.c */
+uint64_t sl_ucx_now(void);
+uint64_t sl_ucx_about_now(void);
+void sl_ucx_lock(struct sl_ucx_worker *w);
+void sl_ucx_unlock(struct sl_ucx_worker *w);
+void sl_ucx_let_in(struct sl_ucx_worker *w); /* without the lock, before it is taken again */
+void *sl_ucx_progress(void *worker);
+/* Under the lock, each: */
+void sl_ucx_rouse(struct sl_ucx_worker *w);
+void sl_ucx_wake(struct sl_ucx_worker *w); /* the poller, if it is armed */
+/*
+ * Moves the worker until a request is over, letting go of the lock meanwhile, and gives it back.
+ * -ETIMEDOUT: it is not over; finish gives it back all the same.
+ */
+int sl_ucx_finish(struct sl_ucx_worker *w, ucs_status_ptr_t request, uint64_t ns);
+int sl_ucx_await(struct sl_ucx_worker *w, ucs_status_ptr_t request, uint64_t ns);
+/* One call of progress and a piece of what is to be moved; 0: nothing was found. */
+unsigned sl_ucx_step(struct sl_ucx_worker *w);
+/* Waits for news. -ETIMEDOUT. */
+int sl_ucx_wait(struct sl_ucx_worker *w, uint64_t deadline);
+
+/* open.c */
+int sl_ucx_open_handle(struct sl_ucx_context *c, char *why, size_t size); /* as its config says */
+
+/* spots.c; of tests alone */
+void sl_ucx_stand(struct sl_ucx_spots *s, int32_t spot);
+
+static inline void sl_ucx_at(const struct sl_ucx_worker *w, int32_t spot)
+{
+	if (w->context->config.spots)
+		sl_ucx_stand(w->context->config.spots, spot);
+}
+
+/* memory.c */
+struct sl_ucx_memory *sl_ucx_find(struct sl_ucx_context *c, uint32_t key); /* NULL: unknown */
+void sl_ucx_quiesce(struct sl_ucx_context *c);
+int sl_ucx_errno(ucs_status_t status);
+void *sl_ucx_grow(void *table, uint32_t *len, size_t entry);
+/*
+ * Around each write into memory: no Renew of it runs meanwhile. 0: one moves pages just now; then
+ * the write is tried again later, by its thread in a moment if w->stalled is set.
+ */
+int sl_ucx_enter(struct sl_ucx_memory *m);
+void sl_ucx_leave(struct sl_ucx_memory *m);
+
+/* shared.c */
+_Atomic uint32_t *sl_ucx_word(struct sl_ucx_context *c, uint32_t key); /* NULL: has none */
+int sl_ucx_may_export(const struct sl_ucx_memory *m);
+
+/* conn.c; under the lock */
+struct sl_ucx_conn *sl_ucx_conn_of(struct sl_ucx_worker *w, uint64_t id);
+void sl_ucx_leave_table(struct sl_ucx_conn *n);
+void sl_ucx_free_conn(struct sl_ucx_conn *n);
+
+/* end.c; under the lock */
+void sl_ucx_lose(struct sl_ucx_conn *n); /* tells Go, once */
+int sl_ucx_over(const struct sl_ucx_conn *n); /* why it takes no batches: EBADF, EPIPE, or 0 */
+/* whether it sends, and believes what it receives */
+int sl_ucx_speaks(const struct sl_ucx_conn *n);
+/* judge: silence is the peers' */
+void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge);
+/* Ends those that UCX did not let go of before, as far as it does now. How many stay. */
+int sl_ucx_finish_closing(struct sl_ucx_worker *w, uint64_t grace_ns, int last);
+
+/* import.c; under the lock */
+void sl_ucx_reap(struct sl_ucx_conn *n); /* imports that no batch uses */
+void sl_ucx_forget_imports(struct sl_ucx_conn *n);
+
+/* populate.c; without a lock */
+void sl_ucx_populate(void *at, uint64_t len);
+
+/* send.c, arrive.c; under the lock */
+/* NULL: no memory */
+struct sl_ucx_message *sl_ucx_new_message(struct sl_ucx_worker *w, size_t body);
+void sl_ucx_free_message(struct sl_ucx_worker *w, struct sl_ucx_message *p);
+/* Sends its head and len bytes of its body. Takes the message over, whatever comes of it. */
+void sl_ucx_send(struct sl_ucx_conn *n, struct sl_ucx_message *p);
+/*
+ * A message without data. NULL: the connection is over, or now lost, since the peer waits for it.
+ */
+struct sl_ucx_message *sl_ucx_notice(struct sl_ucx_conn *n, uint8_t type);
+int sl_ucx_flooded(struct sl_ucx_conn *n); /* 1: it asks for more than it takes, and is lost now */
+/* UCX keeps more messages than a peer that takes them leaves there */
+int sl_ucx_crowded(const struct sl_ucx_conn *n);
+void sl_ucx_forget_held(struct sl_ucx_conn *n);
+void sl_ucx_signal(struct sl_ucx_conn *n, uint8_t type, uint64_t value); /* makes and sends one */
+void sl_ucx_resume(struct sl_ucx_worker *w); /* what is stalled */
+ucs_status_t sl_ucx_arrived(void *worker, const void *head, size_t head_len, void *data, size_t len,
+			    const ucp_am_recv_param_t *param);
+
+/* ages.c; under the lock */
+void sl_ucx_begin_ages(struct sl_ucx_conn *n, uint64_t grace_ns); /* of the other end */
+/* How long ago the peer at least wanted a message to land; more than n->limit: it must be asked. */
+uint64_t sl_ucx_age(const struct sl_ucx_conn *n, const struct sl_ucx_head *h, uint64_t now);
+void sl_ucx_doubt(struct sl_ucx_conn *n);				  /* asks the peer */
+void sl_ucx_vouch(struct sl_ucx_conn *n, const struct sl_ucx_head *h);	  /* answers it */
+void sl_ucx_vouched(struct sl_ucx_conn *n, const struct sl_ucx_head *h); /* takes the answer */
+
+/* inbox.c; under the lock */
+/* -ENOMEM: it is dropped. */
+int sl_ucx_put_control(struct sl_ucx_conn *n, const void *data, size_t len);
+/*
+ * The first message of a connection, from a sender that is not known: dropped where too many wait.
+ */
+void sl_ucx_put_hello(struct sl_ucx_worker *w, const void *data, size_t len);
+struct sl_ucx_post *sl_ucx_make_loss(void);
+void sl_ucx_put_loss(struct sl_ucx_conn *n); /* once */
+void sl_ucx_put_suspicion(struct sl_ucx_worker *w);
+void sl_ucx_put_notification(struct sl_ucx_conn *n, const void *data, size_t len);
+void sl_ucx_empty(struct sl_ucx_worker *w);
+void sl_ucx_owe(struct sl_ucx_conn *n);   /* a message of it was received */
+void sl_ucx_repay(struct sl_ucx_conn *n); /* gives the credit back */
+
+/* batch.c; under the lock */
+int sl_ucx_next_run(struct sl_ucx_batch *b); /* 0: there is none */
+int sl_ucx_run_at(struct sl_ucx_batch *b, uint32_t piece, struct sl_ucx_run *run);
+void sl_ucx_rewind(struct sl_ucx_batch *b);
+void sl_ucx_end_batches(struct sl_ucx_conn *n); /* all of them, with the status that they have */
+void sl_ucx_fail(struct sl_ucx_batch *b, int32_t status, int32_t piece);
+void sl_ucx_settle(struct sl_ucx_batch *b); /* ends it when all of it is over */
+void sl_ucx_give_up(struct sl_ucx_batch *b, int32_t status); /* what has not begun does not begin */
+/* of the batches in order; whether anything moved */
+int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes);
+
+/* direct.c; under the lock. 1: more is left; 0: all was moved; -1: a generation is over */
+int sl_ucx_move_direct(struct sl_ucx_batch *b, uint64_t *bytes);
+
+/* window.c; under the lock */
+int sl_ucx_window_full(const struct sl_ucx_conn *n);
+/* of what begins at its run */
+struct sl_ucx_record *sl_ucx_new_record(struct sl_ucx_batch *b, uint8_t kind);
+struct sl_ucx_record *sl_ucx_record_of(struct sl_ucx_conn *n, uint32_t seq);
+void sl_ucx_record_over(struct sl_ucx_conn *n, struct sl_ucx_record *r);
+void sl_ucx_address_to(struct sl_ucx_message *p, uint8_t type, const struct sl_ucx_record *r,
+		       const struct sl_ucx_import *im);
+uint64_t sl_ucx_bite(const struct sl_ucx_run *run, uint64_t room);
+int sl_ucx_all_taken(const struct sl_ucx_batch *b);
+void sl_ucx_acknowledged(struct sl_ucx_conn *n, const struct sl_ucx_head *h);
+void sl_ucx_detach(struct sl_ucx_batch *b);
+void sl_ucx_ask(struct sl_ucx_conn *n);
+
+/* served.c; under the lock. 1: more is left; 0: all was sent; -EAGAIN: the window is full */
+int sl_ucx_move_served(struct sl_ucx_batch *b, uint64_t *bytes);
+/* -EAGAIN: later, the pages of our memory are being moved. */
+int sl_ucx_answered(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data,
+		    size_t len);
+
+/* pulled.c; the same for a write whose bytes the owner copies from our memory */
+int sl_ucx_move_offered(struct sl_ucx_batch *b, uint64_t *bytes);
+/* fetched.c; the same for a read that is copied from the owner's memory by the kernel */
+int sl_ucx_move_fetched(struct sl_ucx_batch *b, uint64_t *bytes);
+void sl_ucx_free_block(struct sl_ucx_conn *n, struct sl_ucx_record *r);
+
+/* gate.c; under the lock */
+void sl_ucx_open_gate(struct sl_ucx_conn *n);
+void sl_ucx_shut_gate(struct sl_ucx_conn *n);
+/* whether we can, and it is the one */
+void sl_ucx_look_at_gate(struct sl_ucx_conn *n, const struct sl_ucx_peer *peer);
+
+/* pull.c; under the lock */
+void sl_ucx_begin_pull(struct sl_ucx_vectors *v);
+void sl_ucx_add_pull(struct sl_ucx_vectors *v, void *local, uint64_t at, uint64_t len);
+/*
+ * Copies from the peer's memory, and looks at its gate before it, in one call of the kernel.
+ * -EFAULT: not all of it can be read, *got bytes can; -EPIPE: the peer has ended, or wants no more
+ * of us.
+ */
+int sl_ucx_pull(struct sl_ucx_conn *n, struct sl_ucx_vectors *v, uint64_t *got);
+int32_t sl_ucx_take(struct sl_ucx_conn *n, const struct sl_ucx_head *h, struct sl_ucx_memory *m);
+
+/* serve.c; under the lock */
+/*
+ * 0, or it must be held: -EAGAIN: the pages of its memory are being moved, -ESTALE: it is too old.
+ */
+int sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data,
+		       size_t len, uint64_t now);
+void sl_ucx_acknowledge(struct sl_ucx_conn *n, uint32_t seq, int32_t status);
+void sl_ucx_serve_read(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data,
+		       size_t len);
+
+#endif
