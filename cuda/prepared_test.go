@@ -154,14 +154,15 @@ func TestPrepareRefuses(t *testing.T) {
 func TestPrepareWhereCopiesAreFaster(t *testing.T) {
 	d := device(t, "90")
 	dm := onDevice(t, d, draw(rand.New(rand.NewPCG(1, 9)), []int{656}, 0, 500, 0, 0), false)
-	c, err := d.Explain(dm, Budget{SMs: 1}, "")
-	if err != nil {
+	if _, err := d.Explain(dm, Budget{SMs: 2}, ""); err != nil {
 		t.Fatal(err)
 	}
+	for _, c := range d.choices { // as if copies had been measured to be faster
+		c.Variant = VariantLoop
+	}
 	p := prepare(t, d, dm, "")
-	if l := p.Launch(); l.Kernel == "" || kernelOf(c.Variant) == "" &&
-		!strings.Contains(l.Why, "kernels alone") {
-		t.Errorf("%+v, chosen before: %s", l, c.String())
+	if l := p.Launch(); l.Kernel == "" || !strings.Contains(l.Why, "kernels alone") {
+		t.Errorf("%+v", l)
 	}
 	if got, err := p.Run(); err != nil || got.Moved != 500 {
 		t.Errorf("%+v, %v", got, err)

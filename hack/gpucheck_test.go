@@ -91,6 +91,11 @@ func TestGPUCheck(t *testing.T) {
 		"STANDIN_LIBCUDA=" + library.Path,
 		"CUFILE_LOGFILE_PATH=" + filepath.Join(t.TempDir(), "cufile.log"),
 		"GPU_CHECK_GDS=--bytes 8MiB --seconds 0.01 --rounds 1 --dir " + t.TempDir()}
+	t.Cleanup(func() {
+		if text, err := os.ReadFile(filepath.Join(out, "gpu-check.txt")); t.Failed() && err == nil {
+			t.Logf("what the steps said:\n%s", text)
+		}
+	})
 	script(t, 0, env, filepath.Join(dir, "gpu-check"), "run", out)
 	r := read(t, out)
 	steps := map[string]string{}
@@ -141,9 +146,10 @@ func TestGPUCheck(t *testing.T) {
 	}
 
 	// A machine without a driver, and no time: a failure that is told, and a report all the same.
+	none := filepath.Join(t.TempDir(), "none")
 	script(t, 1, []string{"SLUICE_LIBCUDA=/nonexistent.so", "SLUICE_LIBCUFILE=/nonexistent.so",
-		"GPU_CHECK_LIMIT=0"}, filepath.Join(dir, "gpu-check"), "run", out)
-	for _, s := range read(t, out).Steps {
+		"GPU_CHECK_LIMIT=0"}, filepath.Join(dir, "gpu-check"), "run", none)
+	for _, s := range read(t, none).Steps {
 		if s.Status != "no time left" && s.Status != "missing" {
 			t.Errorf("%+v", s)
 		}
