@@ -57,7 +57,7 @@ type Config struct {
 	// reaches this engine so. Default 256 MiB; negative: none, and no such route.
 	StagingBytes int64
 
-	TransfersMax     int // live Transfers, at most 65,536; default 4,096
+	TransfersMax     int // live Transfers, at most 1,048,576; default 4,096
 	RegionsMax       int // named regions; default 65,536
 	LeasesMax        int // standing leases; default 65,536
 	PeersMax         int // live peers; default 1,024
@@ -79,7 +79,7 @@ type Config struct {
 }
 
 const (
-	transfersLimit = 1 << 16 // slots in a tag
+	transfersLimit = 1 << 20 // slots in a tag
 	durationMax    = 8760 * time.Hour
 	spinMax        = time.Second
 	stagingMax     = 1 << 40 // 1 TiB

@@ -14,26 +14,28 @@ type slots struct {
 	live       []atomic.Pointer[Transfer]
 	generation []uint64 // the last one given out; touched by the holder alone
 
-	mu   sync.Mutex
+	mu   sync.Mutex // guards what follows
+	used int        // slots that were ever taken
 	free []int
 }
 
 func (s *slots) init(n int) {
 	s.live = make([]atomic.Pointer[Transfer], n)
 	s.generation = make([]uint64, n)
-	for i := n - 1; i >= 0; i-- {
-		s.free = append(s.free, i)
-	}
 }
 
 func (s *slots) take(t *Transfer) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := len(s.free)
-	if n == 0 {
+	switch n := len(s.free); {
+	case n > 0:
+		t.slot, s.free = s.free[n-1], s.free[:n-1]
+	case s.used == len(s.live):
 		return false
+	default:
+		t.slot = s.used
+		s.used++
 	}
-	t.slot, s.free = s.free[n-1], s.free[:n-1]
 	s.live[t.slot].Store(t)
 	return true
 }
@@ -53,7 +55,10 @@ func (s *slots) renew(t *Transfer) (generation uint64) {
 
 // posted counts the transfers that are under way.
 func (s *slots) posted() (n int) {
-	for i := range s.live {
+	s.mu.Lock()
+	used := s.used
+	s.mu.Unlock()
+	for i := range used {
 		if t := s.live[i].Load(); t != nil && t.look().underWay() {
 			n++
 		}

@@ -16,7 +16,7 @@ const batchesInFlight = 64
 // A tag names slot, generation of the post, and bit of the batch.
 const (
 	bitBits        = 6
-	generationBits = 42
+	generationBits = 38
 )
 
 func tag(slot int, generation uint64, bit int) uint64 {

@@ -157,7 +157,7 @@ struct sluice_config {
 	int64_t spin_ns; /* how long sluice_wait looks before it sleeps; 20 us; negative: not */
 	int64_t staging_bytes; /* for chains of backends; 256 MiB; negative: none */
 	uint64_t description_max; /* bytes; 16 MiB */
-	uint32_t transfers_max; /* 4,096, at most 65,536 */
+	uint32_t transfers_max; /* 4,096, at most 1,048,576 */
 	uint32_t regions_max; /* 65,536 */
 	uint32_t leases_max; /* 65,536 */
 	uint32_t peers_max; /* 1,024 */

@@ -138,9 +138,9 @@ static void sizes(struct end *a, sluice_peer peer)
 	newer.known.flags = 2;
 	WANT(SLUICE_ERR_ARGUMENT, sluice_open(&newer.known, &h));
 	newer.known.flags = 0;
-	newer.known.transfers_max = 1 << 20;
+	newer.known.transfers_max = 1 << 21;
 	WANT(SLUICE_ERR_BOUNDS, sluice_open(&newer.known, &h));
-	TRUE(!strcmp(sluice_error(), "transfers_max is 1048576, at most 65536"));
+	TRUE(!strcmp(sluice_error(), "transfers_max is 2097152, at most 1048576"));
 	newer.known.transfers_max = 0;
 	OK(sluice_open(&newer.known, &h));
 	WANT(SLUICE_ERR_ARGUMENT, sluice_serve(h, "tcp", "127.0.0.1:0", NULL, 0, &listener));

@@ -17,7 +17,7 @@ logger = logging.getLogger("sluice.nixl")
 nixl_backend_handle = int
 
 TOLD_ALWAYS = "0"  # the name of a region of one byte, by which an agent without memory is described
-_LIMITS = Limits(transfers=65536, peers=65536, notifications=65536)
+_LIMITS = Limits(transfers=1 << 20, peers=65536, notifications=65536)
 
 
 class Backends:
