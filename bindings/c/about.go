@@ -14,6 +14,7 @@ import (
 // aboutPeer is what sluice_peer_about says.
 type aboutPeer struct {
 	Name       string        `json:"name"`
+	Origin     string        `json:"origin"`
 	SameHost   bool          `json:"same_host"`
 	MessageMax int           `json:"message_max"`
 	Regions    []aboutRegion `json:"regions"`
@@ -28,8 +29,8 @@ type aboutRegion struct {
 
 // about lists the regions that are still there when their turn comes.
 func about(p *engine.Peer) aboutPeer {
-	a := aboutPeer{Name: p.Name(), SameHost: p.SameHost(), MessageMax: p.MessageMax(),
-		Regions: []aboutRegion{}}
+	a := aboutPeer{Name: p.Name(), Origin: p.Origin(), SameHost: p.SameHost(),
+		MessageMax: p.MessageMax(), Regions: []aboutRegion{}}
 	for _, name := range p.Remotes() {
 		m, err := p.Remote(name)
 		if err != nil {

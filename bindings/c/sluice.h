@@ -274,9 +274,10 @@ int sluice_dial(sluice_engine engine, const char *network, const char *address, 
 int sluice_peer_lost(sluice_peer peer, int *lost);
 
 /*
- * What the peer has said of itself, as JSON: "name", "same_host", "message_max" (bytes; 0: no
- * backend to it carries messages) and its "regions" by name, each with "name", "kind" ("dram",
- * "hbm" or "file"), "length" and "read_only". Buffer as for sluice_stats.
+ * What is known of the peer, as JSON: "name", "origin" (the address and certificate of one that
+ * dialled, else ""), "same_host", "message_max" (bytes; 0: no backend to it carries messages) and
+ * its "regions" by name, each with "name", "kind" ("dram", "hbm" or "file"), "length" and
+ * "read_only". Buffer as for sluice_stats.
  */
 int sluice_peer_about(sluice_peer peer, void *buffer, size_t capacity, size_t *length);
 

@@ -30,6 +30,9 @@ def main() -> None:
                     assert note.sender == peer
                     print(note.data.decode(), flush=True)
                     peer.notify(b"thanks", 60)
+                elif line == "inbound\n":
+                    print(json.dumps([engine.stats()["inbound"], peer.about()["origin"]]),
+                          flush=True)
                 else:
                     print(hashlib.sha256(memory.view).hexdigest(), flush=True)
 

@@ -10,6 +10,7 @@ class RouteStats(TypedDict):
     """The transfers to one peer over one backend."""
 
     peer: str
+    engine: str  # of the peer: tells two of one name apart
     backend: str
     transfers: int
     bytes: int
@@ -17,6 +18,17 @@ class RouteStats(TypedDict):
     p50_ns: int
     p99_ns: int
     rate: float  # bytes a second; 0: not known yet
+
+
+class InboundStats(TypedDict):
+    """What a peer has moved by a connection that it has opened to this engine."""
+
+    peer: str
+    engine: str
+    backend: str
+    counted: bool  # False: the peer reaches the memory itself, and both numbers are 0
+    written: int  # bytes
+    read: int
 
 
 class Stats(TypedDict):
@@ -29,6 +41,7 @@ class Stats(TypedDict):
     stray: int  # completions that no transfer waited for
     notifications: int  # that wait to be received
     routes: List[RouteStats]
+    inbound: List[InboundStats]
 
 
 class RegionInfo(TypedDict):
@@ -44,6 +57,7 @@ class PeerInfo(TypedDict):
     """A peer."""
 
     name: str
+    origin: str  # address and certificate of a peer that dialled; else empty
     same_host: bool
     message_max: int  # bytes; 0: no backend to it carries messages
     regions: List[RegionInfo]

@@ -287,7 +287,7 @@ class Engine(Closing):
 
     def stats(self) -> Stats:
         """Counters: what is posted and registered, and for each peer and backend bytes, errors and
-        latencies.
+        latencies; and what peers moved by connections of theirs.
         """
         data = grow(lambda buffer, room, n: lib.stats(self._handle, buffer, room, n), 4096)
         stats: Stats = json.loads(data.rstrip(b"\0"))

@@ -79,7 +79,7 @@ class Peer(Closing):
         return self.about()["name"]
 
     def about(self) -> PeerInfo:
-        """What it has said of itself."""
+        """What is known of it."""
         data = grow(lambda buffer, room, n: lib.peer_about(self._handle, buffer, room, n), 4096)
         about: PeerInfo = json.loads(data.rstrip(b"\0"))
         return about
