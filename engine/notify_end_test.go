@@ -99,7 +99,7 @@ func TestReceiveLeavesNothingBehind(t *testing.T) {
 func slotsInUse(e *Engine) int {
 	e.slots.mu.Lock()
 	defer e.slots.mu.Unlock()
-	return len(e.slots.live) - len(e.slots.free)
+	return e.slots.used - len(e.slots.free)
 }
 
 // TestNotifyOverALostConnection attaches a message before the connection is lost, and posts

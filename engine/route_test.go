@@ -234,7 +234,7 @@ func TestConfigIsChecked(t *testing.T) {
 		"no backend":  {},
 		"name twice":  {Backends: []driver.Backend{one, two}},
 		"negative":    {Backends: []driver.Backend{one}, TransferTimeout: -time.Second},
-		"too many":    {Backends: []driver.Backend{one}, TransfersMax: 1 << 20},
+		"too many":    {Backends: []driver.Backend{one}, TransfersMax: 1<<20 + 1},
 		"name length": {Backends: []driver.Backend{one}, Name: strings.Repeat("n", 300)},
 	} {
 		if e, err := Open(cfg); err == nil {
