@@ -103,7 +103,7 @@ def test_errors_speak_python() -> None:
     refused(lambda: e.receive(0))
     refused(lambda: region.lease(0, 65))
     refused(lambda: e.alloc(1 << 60))
-    refused(lambda: sluice.Engine("x", ["mem"], limits=sluice.Limits(transfers=1 << 20)))
+    refused(lambda: sluice.Engine("x", ["mem"], limits=sluice.Limits(transfers=1 << 21)))
     refused(lambda: sluice.Engine("x", ["mem"], transfer_timeout=-1))
     refused(lambda: sluice.Engine("x", ["mem"], spin=5))
     refused(lambda: sluice.Engine("x", []))
@@ -119,7 +119,7 @@ def test_errors_speak_python() -> None:
              if re.search(r"sluice_|SLUICE_|\b[A-Z]\w*[a-z][A-Z]|Config|0x|18446|: closed$|: "
                           r"busy$|: out of bounds$|%!", text)]
     assert not wrong, wrong
-    assert "limits.transfers is 1048576, at most 65536" in told
+    assert "limits.transfers is 2097152, at most 1048576" in told
     assert "the engine is closed, or was never made" in told
 
 
