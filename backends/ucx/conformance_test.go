@@ -6,6 +6,7 @@ import (
 	"os"
 	"testing"
 
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
@@ -14,6 +15,7 @@ import (
 var directHarness = drivertest.Harness{
 	Name:      "ucx-direct",
 	New:       func() (driver.Backend, error) { return New(Config{}) },
+	Kept:      ucp.Kept,
 	OwnMemory: true,
 }
 
@@ -22,12 +24,16 @@ var directHarness = drivertest.Harness{
 var servedHarness = drivertest.Harness{
 	Name: "ucx",
 	New:  func() (driver.Backend, error) { return New(Config{}) },
+	Kept: ucp.Kept,
 }
 
 // messagesHarness is that where the kernel does not: the owner's thread lands messages.
 var messagesHarness = drivertest.Harness{
-	Name:    "ucx-messages",
-	New:     func() (driver.Backend, error) { return New(Config{Transports: "posix,sysv,self"}) },
+	Name: "ucx-messages",
+	New: func() (driver.Backend, error) {
+		return New(Config{Transports: "posix,sysv,self,tcp", Devices: "lo"})
+	},
+	Kept:    ucp.Kept,
 	Wirings: drivertest.Processes,
 }
 

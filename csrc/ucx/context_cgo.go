@@ -46,6 +46,7 @@ type Context struct {
 // Open opens a context in the library that Load has opened. What UCX cannot
 // do on this machine is a *driver.UnavailableError.
 func Open(cfg Config) (*Context, error) {
+	Kept()
 	conf := (*C.struct_sl_ucx_config)(C.calloc(1, C.sizeof_struct_sl_ucx_config))
 	defer C.free(unsafe.Pointer(conf))
 	var texts cTexts
@@ -167,19 +168,17 @@ func (c *Context) Arm() bool {
 	return ready
 }
 
-// Close ends the threads, the memories and the workers. All connections must be closed.
-// Where a peer does not answer while it connects, the context is at rest but stays,
-// with its descriptors, and Close says so: UCX would end the process. It may be called
-// twice, but not at once.
+// Close ends the threads, the memories and the workers. All connections must be closed. The
+// context is at rest then, also where the answer is ErrKept. It may be called twice, but not at
+// once.
 func (c *Context) Close() error {
 	if c.closed {
 		return nil
 	}
-	if rc := C.sl_ucx_close(c.c, C.uint64_t(c.grace/2)); rc != 0 {
-		return errnoError("close the context", int64(-rc))
-	}
 	c.closed = true
-	runtime.AddCleanup(c, func(p *C.struct_sl_ucx_context) { C.sl_ucx_free(p) }, c.c)
+	if !c.end(c.grace / 2) {
+		return c.keep()
+	}
 	return nil
 }
 

@@ -151,6 +151,14 @@ const (
 	Fault    int32 = -1007
 )
 
+// ErrKept is what Context.Close answers where a message to a peer cannot be taken any more: a peer
+// of this host stands still, or was killed with a full queue, or a process was killed while it put
+// a message into that queue. UCX has no call that ends such an endpoint. The context stays, with
+// its descriptors, until Open or Kept finds that the peer has taken the message.
+var ErrKept = fmt.Errorf("UCX keeps a context with its descriptors: a peer of this host stands "+
+	"still or was killed with messages of ours unread; all is proven and at rest, and it is given "+
+	"back at a later Open if the peer goes on: %w", driver.ErrTimeout)
+
 var errFault = errors.New("the kernel cannot read this memory, or cannot write to it: was it " +
 	"unmapped before its registration was closed?")
 

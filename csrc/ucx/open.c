@@ -248,6 +248,9 @@ int sl_ucx_open(const struct sl_ucx_config *config, struct sl_ucx_context **out,
 	return 0;
 }
 
+/* Calls of progress in a try that does not wait. */
+#define LOOKS 64
+
 int sl_ucx_close(struct sl_ucx_context *c, uint64_t grace_ns)
 {
 	ucp_request_param_t flush = {0};
@@ -260,6 +263,8 @@ int sl_ucx_close(struct sl_ucx_context *c, uint64_t grace_ns)
 		struct sl_ucx_worker *w = &c->workers[i];
 
 		pthread_mutex_lock(&w->lock);
+		for (int k = 0; k < LOOKS && sl_ucx.ucp_worker_progress(w->handle); k++)
+			;
 		if (w->conns_live || sl_ucx_finish_closing(w, grace_ns, 1) ||
 		    sl_ucx_finish(w, sl_ucx.ucp_worker_flush_nbx(w->handle, &flush), grace_ns) != 0)
 			rc = -ETIMEDOUT;
@@ -267,6 +272,8 @@ int sl_ucx_close(struct sl_ucx_context *c, uint64_t grace_ns)
 	}
 	if (rc == 0)
 		release(c);
+	else /* they are the caller's, and gone by the next try */
+		c->config.wake_fd = c->config.control_fd = -1;
 	return rc;
 }
 

@@ -61,6 +61,13 @@ static int sent(struct probe *p)
 	       sl_ucx.ucp_request_check_status(p->request) != UCS_INPROGRESS;
 }
 
+static atomic_uint probes_kept;
+
+uint32_t sl_ucx_probes_kept(void)
+{
+	return atomic_load(&probes_kept);
+}
+
 /*
  * UCX ends the process if a worker goes whose message is not sent. Such a probe stays, once a
  * context.
@@ -70,8 +77,10 @@ static void close_probe(struct probe *p)
 	ucp_request_param_t none = {0};
 	ucs_status_ptr_t closing;
 
-	if (p->endpoint && !sent(p))
+	if (p->endpoint && !sent(p)) {
+		atomic_fetch_add(&probes_kept, 1);
 		return;
+	}
 	if (p->request && !UCS_PTR_IS_ERR(p->request))
 		sl_ucx.ucp_request_free(p->request);
 	if (p->endpoint) {

@@ -4,6 +4,16 @@
 
 #include <unistd.h>
 
+uint32_t sl_ucx_sends(struct sl_ucx_conn *n)
+{
+	uint32_t sends;
+
+	sl_ucx_lock(n->worker);
+	sends = n->sends;
+	sl_ucx_unlock(n->worker);
+	return sends;
+}
+
 void sl_ucx_stand(struct sl_ucx_spots *s, int32_t spot)
 {
 	int32_t wanted = spot;

@@ -68,3 +68,6 @@ func (s *Spots) Close() error {
 	C.free(unsafe.Pointer(s.c))
 	return errors.Join(s.came.Close(), s.come.Close(), s.leave.Close(), s.leaving.Close())
 }
+
+// Sends is how many messages UCX has not yet put into the peer's queue.
+func (n *Conn) Sends() int { return int(C.sl_ucx_sends(n.c)) }

@@ -107,7 +107,7 @@ int sl_ucx_open(const struct sl_ucx_config *c, struct sl_ucx_context **out, char
 /*
  * Ends threads, connections and memory. The rings stay until free. -ETIMEDOUT: a
  * connection has not ended, since a peer is silent; UCX would end the process if its worker
- * went now, so the context stays, at rest, for good.
+ * went now, so the context stays, at rest. A later call tries again.
  */
 int sl_ucx_close(struct sl_ucx_context *c, uint64_t grace_ns);
 void sl_ucx_free(struct sl_ucx_context *c);
@@ -167,6 +167,12 @@ void sl_ucx_release(struct sl_ucx_allocation *a);
  */
 int sl_ucx_probe(struct sl_ucx_context *c, uint32_t worker, const char *transports,
 		 const char *const *settings, uint64_t grace_ns);
+
+/* How many messages UCX has not yet put into the peer's queue. For tests. */
+uint32_t sl_ucx_sends(struct sl_ucx_conn *n);
+
+/* Probes whose message will never be taken: they stay, with their descriptors. */
+uint32_t sl_ucx_probes_kept(void);
 
 /* Loses all connections, and tells the peers: what they send does not arrive. */
 void sl_ucx_condemn(struct sl_ucx_context *c);

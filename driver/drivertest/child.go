@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-
-	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // childVariable makes a test binary the second process of the harness that it
@@ -55,7 +53,7 @@ func obey(h Harness, in io.Reader, out io.Writer) error {
 			}
 			h = h.withDefaults()
 			leaks = &recorder{}
-			leak.Check(leaks)
+			h.check(leaks)
 			side, err = openHost(h)
 			r.Err = relay(err)
 		case side == nil:

@@ -36,6 +36,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // Harness says how to make the backend under test.
@@ -92,6 +93,11 @@ type Harness struct {
 	// allocation: what that process has under way over other parts of it may fail with
 	// ErrRevoked, and what it begins later must not. False: nothing that was not fenced fails.
 	Replaces bool
+
+	// Kept counts what a library keeps, in this process, of backends that were closed: one that it
+	// cannot give back, since another process was killed or stands still. A Close that adds to it
+	// may say so, and its descriptors are not counted as left behind. Nil: nothing is kept.
+	Kept func() int
 
 	// Limit bounds every single wait, a Fence or a Close included; past it the
 	// check fails with a dump of all goroutines. Zero is 20 s. It must exceed
@@ -156,6 +162,20 @@ func (h Harness) withDefaults() Harness {
 }
 
 // forBenchmarks is withDefaults of a benchmark, in this process or the second.
+func (h Harness) kept() int {
+	if h.Kept == nil {
+		return 0
+	}
+	return h.Kept()
+}
+
+// check finds what a test leaves behind.
+func (h Harness) check(t testing.TB) {
+	t.Helper()
+	before := h.kept()
+	leak.CheckBut(t, func() bool { return h.kept() > before })
+}
+
 func (h Harness) forBenchmarks() Harness {
 	h.populated = true
 	if h.Local == nil {

@@ -206,7 +206,8 @@ func (h *host) close() []string {
 	if _, err := h.endChore(0); err != nil {
 		faults = append(faults, err.Error())
 	}
-	if err := within(h.h.Limit, h.b.Close); err != nil {
+	kept := h.h.kept()
+	if err := within(h.h.Limit, h.b.Close); err != nil && h.h.kept() == kept {
 		faults = append(faults, fmt.Sprintf("close backend: %v", err))
 	} else {
 		faults = append(faults, h.ledger.drain(h.h.Limit)...)

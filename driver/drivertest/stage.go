@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // stage is what a check plays on: a near side, in this process and in the
@@ -38,7 +37,7 @@ type stage struct {
 // ledgers audited, when the test ends.
 func newStage(tb testing.TB, h Harness, w Wiring) *stage {
 	tb.Helper()
-	leak.Check(tb)
+	h.check(tb)
 	s := &stage{
 		TB: tb, h: h, wiring: w,
 		locals: map[uint32]*memory{}, remotes: map[uint32]*memory{},

@@ -21,7 +21,8 @@ func warmUp() {
 	}
 }
 
-// descriptors lists the open ones, without the one that the listing needs.
+// descriptors lists the open ones, without the one that the listing needs. A file whose name has
+// gone since it was opened is the same file: a child may have it from a parent that has ended.
 func descriptors() map[int]string {
 	const dir = "/proc/self/fd"
 	list := map[int]string{}
@@ -35,7 +36,7 @@ func descriptors() map[int]string {
 			continue
 		}
 		if target, err := os.Readlink(dir + "/" + entry.Name()); err == nil {
-			list[number] = target
+			list[number] = strings.TrimSuffix(target, " (deleted)")
 		}
 	}
 	return list

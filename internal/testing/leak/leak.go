@@ -23,10 +23,24 @@ const patience = 2 * time.Second
 // must not be Parallel.
 func Check(t testing.TB, also ...func() map[string]uint64) {
 	t.Helper()
+	check(t, func() bool { return false }, also)
+}
+
+// CheckBut is Check, but for descriptors where a library keeps some, as kept reports at the end.
+func CheckBut(t testing.TB, kept func() bool) {
+	t.Helper()
+	check(t, kept, nil)
+}
+
+func check(t testing.TB, kept func() bool, also []func() map[string]uint64) {
+	t.Helper()
 	warmUp()
 	before := take(also)
 	t.Cleanup(func() {
 		t.Helper()
+		if kept() {
+			before.descriptors = descriptors()
+		}
 		if grown := settle(before, also, patience); len(grown) > 0 {
 			t.Errorf("left behind by this test (close what you opened, wait for what you "+
 				"started):\n%s",

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
@@ -81,6 +83,36 @@ func TestCheckNamesWhatIsLeft(t *testing.T) {
 			t.Errorf("%s: reported after it was undone:\n%s", c.name, strings.Join(grown, "\n"))
 		}
 	}
+}
+
+func TestCheckKnowsAFileThatWasRemoved(t *testing.T) {
+	f, err := os.CreateTemp(t.TempDir(), "")
+	require.NoError(t, err)
+	defer f.Close()
+	before := take(nil)
+	require.NoError(t, os.Remove(f.Name()))
+	require.Empty(t, take(nil).since(before))
+}
+
+// TestCheckBut forgives descriptors, and nothing else.
+func TestCheckBut(t *testing.T) {
+	f, err := os.Open("/dev/zero")
+	require.NoError(t, err)
+	defer f.Close()
+	for _, kept := range []bool{true, false} {
+		r := &recorder{TB: t}
+		CheckBut(r, func() bool { return kept })
+		again, err := os.Open("/dev/zero")
+		require.NoError(t, err)
+		require.Equal(t, kept, r.end() == "", r.failure)
+		require.NoError(t, again.Close())
+	}
+	r := &recorder{TB: t}
+	CheckBut(r, func() bool { return true })
+	b, err := hostmem.Alloc(1, hostmem.Options{Purpose: "forgotten"})
+	require.NoError(t, err)
+	require.Contains(t, r.end(), "forgotten")
+	require.NoError(t, b.Close())
 }
 
 func waitForever(started chan<- struct{}, release <-chan struct{}) {
