@@ -55,8 +55,7 @@ func (t *Transfer) stop(generation uint64, why error) bool {
 	if held != generation {
 		return false
 	}
-	if t.advance(generation, cancelled) {
-		t.deadline.Store(int64(t.e.now() + t.e.cfg.AbortGrace))
+	if t.cancel(generation, t.e.now()+t.e.cfg.AbortGrace) {
 		t.e.sweeper.watch()
 	}
 	t.interrupt(generation, why)

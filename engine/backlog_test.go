@@ -171,3 +171,30 @@ func TestAbortOutOfTheBacklog(t *testing.T) {
 	require.Equal(t, []int{list[0].slot, list[2].slot}, seen)
 	require.Zero(t, p.conns[0].waiting.Load())
 }
+
+// TestFailureEndsWhatWaitsElsewhere has a batch fail at one connection while the rest of its post
+// waits for room at another one, which never has any: the post ends at once.
+func TestFailureEndsWhatWaitsElsewhere(t *testing.T) {
+	failing, full := &fake{name: "failing", manual: true,
+		sleep: true}, &fake{name: "full", sleep: true}
+	full.onSubmit = func(int, driver.Op, uint64, bool) error { return ErrFull }
+	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{failing, full} })
+	r := register(t, e, "r", 1<<16)
+	p, err := e.Self()
+	require.NoError(t, err)
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, remote(t, p, "r"), 2)
+	require.NoError(t, tr.prepare())
+	require.Same(t, p.conns[0], tr.batches[0].conn)
+	tr.batches[1].conn = p.conns[1]
+	tr.conns.Store(&p.conns)
+	require.NoError(t, tr.Post())
+	require.EqualValues(t, 1, p.conns[1].waiting.Load())
+	ended := make(chan error, 1)
+	go func() { ended <- tr.Wait(within(t)) }()
+	require.Eventually(t, func() bool { return tr.sleepers.Load() > 0 }, limit, time.Millisecond)
+	failed := errors.New("this batch failed")
+	failing.finishOne(failed)
+	require.ErrorIs(t, <-ended, failed)
+	require.Zero(t, p.conns[1].waiting.Load())
+}

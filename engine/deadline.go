@@ -97,10 +97,11 @@ func (s *sweeper) expire(t *Transfer, generation uint64, now time.Duration) {
 	if !t.isLate(now) {
 		return
 	}
-	grace := s.e.cfg.AbortGrace
-	switch {
-	case t.advance(generation, cancelled):
-		t.deadline.Store(int64(now + grace))
+	switch w := t.look(); {
+	case !w.has(cancelled):
+		if !t.cancel(generation, now+s.e.cfg.AbortGrace) {
+			return // by another goroutine, just now
+		}
 		t.interrupt(generation, ErrTimeout) // keeps ErrAborted if that came first
 	case t.advance(generation, severed):
 		t.deadline.Store(int64(now + closeMax))
@@ -108,6 +109,27 @@ func (s *sweeper) expire(t *Transfer, generation uint64, now time.Duration) {
 	default:
 		t.abandon(generation)
 	}
+}
+
+// cancel sets when the connection is closed, if no other goroutine has, and then says that the
+// post is cancelled: what sees that sees no deadline of before.
+func (t *Transfer) cancel(generation uint64, until time.Duration) bool {
+	for {
+		was := t.deadline.Load()
+		if t.look().has(cancelled) {
+			return false
+		}
+		if t.deadline.CompareAndSwap(was, int64(until)) {
+			break
+		}
+	}
+	if !t.advance(generation, cancelled) {
+		return false
+	}
+	if now := t.deadline.Load(); now != int64(until) && !t.look().has(severed) {
+		t.deadline.CompareAndSwap(now, int64(until)) // a batch that ended gave it more time
+	}
+	return true
 }
 
 // closeMax is after what time a backend's Close is taken for one that never returns.

@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -53,6 +55,32 @@ func TestTimeoutDisconnects(t *testing.T) {
 	}
 	if err := transfer(t, p, Write).Add(r, 0, m, 0, 1); !errors.Is(err, ErrPeerLost) {
 		t.Errorf("add towards a lost peer: %v", err)
+	}
+}
+
+// TestAbortBesideItsTimeout aborts posts that are past their deadline just now: whichever of the
+// two cancels first, the backend has its grace, and keeps its connection.
+func TestAbortBesideItsTimeout(t *testing.T) {
+	f := &fake{manual: true}
+	f.onCancel = func(tag uint64) { f.drop(tag, driver.ErrAborted) }
+	p, r, m := overFake(t, f, limit)
+	p.e.cfg.AbortGrace = limit
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, m, 1)
+	var over atomic.Bool
+	var sweeps sync.WaitGroup
+	sweeps.Go(func() {
+		for !over.Load() {
+			p.e.sweeper.sweep()
+		}
+	})
+	defer sweeps.Wait()
+	defer over.Store(true)
+	for range 5000 {
+		require.NoError(t, tr.Post())
+		tr.deadline.Store(0)
+		require.NoError(t, tr.Abort(within(t)))
+		require.False(t, p.conns[0].isLost(), "the connection was closed without a grace")
 	}
 }
 

@@ -211,9 +211,13 @@ func (t *Transfer) endBatch(l *lane, generation uint64, bit int, err error) {
 		t.e.dropped.Add(1)
 		return
 	}
+	// The post is held: this batch is one of those that remain.
 	if err != nil {
 		t.fail(generation, err)
 		t.mark(generation, short|stopped)
+		if t.takeOut() { // it may wait for room at a connection that never has any
+			t.submit(nil) // leaves out what has not been submitted
+		}
 	} else if len(t.batches) > 1 {
 		t.progress(generation)
 	}
