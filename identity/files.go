@@ -23,13 +23,15 @@ import (
 // those of before in use (Facts.RenewError).
 //
 // Files of revocation lists may follow, in PEM and signed by those authorities (RFC 5280; sluice
-// keys revoke makes one). Who is on a list is refused from the next handshake on; connections
-// that stand go on. How old a list is does not matter.
+// keys revoke makes one). What is on a list is refused from the next handshake on; connections
+// that stand go on. How old a list is does not matter, but none that is in use gives way to one of
+// a lower number. A list of another authority is an error here; later, as when an authority goes,
+// it is told and passed over.
 func FromFiles(cert, key, ca string, revoked ...string) (*Identity, error) {
 	s := &files{paths: append([]string{cert, key, ca}, revoked...)}
 	seen, err := s.look()
 	if err == nil {
-		s.now, err = s.read()
+		err = s.read()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("identity: %w", err)
@@ -46,6 +48,9 @@ type files struct {
 	seen []os.FileInfo
 	now  *faces
 	err  error // why what has changed is not in use
+	odd  error // what was passed over of what is in use
+
+	refused *revoked
 }
 
 // current implements source.
@@ -58,12 +63,12 @@ func (s *files) current() *faces {
 		return s.now
 	}
 	if same(seen, s.seen) {
-		s.err = nil
+		s.err = s.odd
 		return s.now
 	}
-	f, err := s.read()
-	if s.err = err; err == nil { // else the next handshake tries again
-		s.now, s.seen = f, seen
+	s.err = s.read()
+	if s.err == nil || errors.Is(s.err, errForeign) { // else the next handshake tries again
+		s.seen, s.odd = seen, s.err
 	}
 	return s.now
 }
@@ -96,37 +101,45 @@ func same(a, b []os.FileInfo) bool {
 	return true
 }
 
-// fileMax bounds what is read of a file: certificates are small.
-const fileMax = 1 << 20
+// What is read of a file at most: certificates are small, an entry of a list has some 40 bytes.
+const (
+	fileMax = 1 << 20
+	listMax = 64 << 20
+)
 
-func readFile(path string) ([]byte, error) {
+func readFile(path string, most int64) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
 	}
-	if info.Size() > fileMax {
-		return nil, fmt.Errorf("%s has %d bytes, no certificate or key has more than %d: %w", path,
-			info.Size(), fileMax, driver.ErrBounds)
+	if info.Size() > most {
+		return nil, fmt.Errorf("%s has %d bytes, at most %d are read: %w", path, info.Size(), most,
+			driver.ErrBounds)
 	}
 	return os.ReadFile(path)
 }
 
-func (s *files) read() (*faces, error) {
+// read puts what the files hold into use. With errForeign it has done so.
+func (s *files) read() error {
 	text := make([][]byte, len(s.paths))
 	for i, path := range s.paths {
+		most := int64(fileMax)
+		if i >= 3 {
+			most = listMax
+		}
 		var err error
-		if text[i], err = readFile(path); err != nil {
-			return nil, err
+		if text[i], err = readFile(path, most); err != nil {
+			return err
 		}
 	}
 	pair, err := tls.X509KeyPair(text[0], text[1])
 	if err != nil {
-		return nil, fmt.Errorf("certificate %s with key %s: %w", s.paths[0], s.paths[1],
+		return fmt.Errorf("certificate %s with key %s: %w", s.paths[0], s.paths[1],
 			errors.Join(err, driver.ErrBounds))
 	}
 	authorities := certificates(text[2])
 	if len(authorities) == 0 {
-		return nil, fmt.Errorf("%s holds no certificate of an authority: %w", s.paths[2],
+		return fmt.Errorf("%s holds no certificate of an authority: %w", s.paths[2],
 			driver.ErrBounds)
 	}
 	roots := x509.NewCertPool()
@@ -134,16 +147,25 @@ func (s *files) read() (*faces, error) {
 		roots.AddCert(a)
 	}
 	if err := s.fits(&pair, roots, authorities); err != nil {
-		return nil, err
+		return err
 	}
-	refused := revoked{}
+	refused, odd := newRevoked(), error(nil)
 	for i, list := range text[3:] {
-		if err := refused.add(s.paths[3+i], list, authorities); err != nil {
-			return nil, err
+		err := refused.add(s.paths[3+i], list, authorities)
+		if err != nil && !errors.Is(err, errForeign) {
+			return err
+		}
+		odd = errors.Join(odd, err)
+	}
+	if s.refused != nil {
+		if err := refused.follows(s.refused, authorities); err != nil {
+			return err
 		}
 	}
-	return newFaces(&tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: roots,
-		ClientCAs: roots, VerifyConnection: refused.verify}), nil
+	s.refused = refused
+	s.now = newFaces(&tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: roots,
+		ClientCAs: roots, VerifyConnection: refused.verify})
+	return odd
 }
 
 // certificates reads those of a file in PEM; what is none is passed over.

@@ -297,7 +297,7 @@ func TestFilesThatDoNotFit(t *testing.T) {
 			"an authority"},
 		"another authority": {[3]string{good[0], good[1], wrong}, `which is not among those of`},
 		"expired":           {late, "was valid until"},
-		"too large":         {[3]string{large, good[1], good[2]}, "no certificate or key has more"},
+		"too large":         {[3]string{large, good[1], good[2]}, "at most 1048576 are read"},
 	} {
 		if _, err := FromFiles(c.files[0], c.files[1], c.files[2]); err == nil ||
 			!strings.Contains(err.Error(), c.want) {

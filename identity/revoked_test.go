@@ -4,11 +4,19 @@ package identity
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
 	"errors"
 	"math/big"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -56,19 +64,68 @@ func TestRevoked(t *testing.T) {
 	require.ErrorContains(t, x, "is revoked")
 	meets(cousin)
 
-	text, err = b.Revoke(nil, serial) // the same number, of the other authority
-	write(append(must(a.Revoke(nil, nil))(t), text...), err)
-	meets(outcast)
+	latest := must(os.ReadFile(list))(t)
+	for _, older := range [][]byte{must(a.Revoke(nil, nil))(t), must(b.Revoke(nil, nil))(t)} {
+		write(older, nil)
+		_, y = meet(t, outcast, keeper, "")
+		require.ErrorContains(t, y, "is revoked")
+		require.ErrorContains(t, keeper.Facts().RenewError, "and that in use has 2")
+	}
 
 	stranger, _ := newAuthority(t, "sluice")
 	text, err = stranger.Revoke(nil, big.NewInt(7))
+	write(append(latest, text...), err)
+	for range 2 { // passed over, and told for as long as it is there
+		_, y = meet(t, outcast, keeper, "")
+		require.ErrorContains(t, y, "is revoked")
+		require.ErrorContains(t, keeper.Facts().RenewError, "none of our authorities")
+	}
+
+	text, err = b.Revoke(nil, serial) // the same number, of the other authority
+	write(append(must(a.Revoke(nil, nil))(t), text...), err)
+	keeper = must(FromFiles(files[0], files[1], files[2], list))(t)
+	meets(outcast)
+
+	text, err = stranger.Revoke(nil, big.NewInt(7))
 	write(text, err)
-	meets(outcast) // what was known stays in use
-	require.ErrorContains(t, keeper.Facts().RenewError, "none of our authorities")
 	_, err = FromFiles(files[0], files[1], files[2], list)
 	require.ErrorContains(t, err, "none of our authorities")
 	_, err = FromFiles(files[0], files[1], files[2], files[0])
 	require.Error(t, err, "a certificate is no list")
+}
+
+// TestRevokedBetween: what an authority of ours has revoked is found where the peer does not send
+// it, unless another chain leads round it.
+func TestRevokedBetween(t *testing.T) {
+	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	made := func(name string, serial int64, by *x509.Certificate) *x509.Certificate {
+		c := &x509.Certificate{Subject: pkix.Name{CommonName: name}, IsCA: true,
+			SerialNumber: big.NewInt(serial), BasicConstraintsValid: true,
+			KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign}
+		if by == nil {
+			by = c
+		}
+		raw := must(x509.CreateCertificate(rand.Reader, c, by, key.Public(), key))(t)
+		return must(x509.ParseCertificate(raw))(t)
+	}
+	root, other := made("root", 1, nil), made("other", 2, nil)
+	between := made("between", 3, root)
+	leaf := made("leaf", 4, between)
+	list := must(x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
+		Number: big.NewInt(1), RevokedCertificateEntries: []x509.RevocationListEntry{
+			{SerialNumber: between.SerialNumber, RevocationTime: time.Now()}},
+	}, root, key))(t)
+	r := newRevoked()
+	text := pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: list})
+	require.NoError(t, r.add("list", text, []*x509.Certificate{root, between, other}))
+
+	s := tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf},
+		VerifiedChains: [][]*x509.Certificate{{leaf, between}, {leaf, between, root}}}
+	require.ErrorContains(t, r.verify(s), `"between", serial number 3, is revoked`)
+	s.VerifiedChains = append(s.VerifiedChains, []*x509.Certificate{leaf, other})
+	require.NoError(t, r.verify(s))
+	s.PeerCertificates = append(s.PeerCertificates, between)
+	require.Error(t, r.verify(s), "a peer that sends it shows that it relies on it")
 }
 
 // TestAuthoritiesOfOneName: an error tells them apart.
