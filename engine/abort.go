@@ -12,7 +12,9 @@ import (
 
 // Abort ends the transfer and returns nil when its outcome is known and final:
 // then no byte of it lands any more, on either side, and Err says how it ended
-// (ErrAborted, or whatever came first, which may be success). A backend that cannot prove this
+// (ErrAborted, or whatever came first, which may be success). What lands a write over tcp, or in a
+// message of ucx, is the owner: one that stands still may finish the copy that it was in (see
+// docs/promises.md), and its own Revoke waits for that. A backend that cannot prove this
 // within Config.AbortGrace loses its connection to the peer, which proves it; Abort of a backend
 // that breaks even that promise returns an error. When ctx ends first, Abort returns its error,
 // nothing is proved yet, and Abort may be called again.
