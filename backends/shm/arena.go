@@ -3,6 +3,7 @@
 package shm
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 
@@ -21,7 +22,7 @@ type arena struct {
 	stop   func() // no renewal moves the generation on any more
 }
 
-// arenaOf returns the arena of a Shared with one more reference.
+// arenaOf returns the arena of a Shared with one more reference; nil: its owner lends nothing.
 // Preconditions: Backend.mu is held.
 func (b *Backend) arenaOf(s driver.Shared) (*arena, error) {
 	if !reflect.TypeOf(s).Comparable() {
@@ -33,6 +34,9 @@ func (b *Backend) arenaOf(s driver.Shared) (*arena, error) {
 		return a, nil
 	}
 	size, err := sharedSize(s)
+	if errors.Is(err, driver.ErrNotSupported) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}

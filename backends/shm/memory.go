@@ -16,6 +16,7 @@ type memory struct {
 	bytes    []byte
 	secret   [16]byte
 	arena    *arena // nil: foreign
+	release  func() // of Holder.Hold; nil: not held
 	off      uint64 // in the arena
 	readOnly bool
 	closed   atomic.Bool
@@ -61,6 +62,9 @@ func (b *Backend) place(m *memory, seg *driver.Segment) error {
 	if err != nil {
 		return err
 	}
+	if a == nil { // peers write there by system calls, and see no pages move
+		return m.hold(seg.Shared)
+	}
 	if seg.SharedOff > a.size || seg.Len > a.size-seg.SharedOff {
 		b.releaseArena(a)
 		return fmt.Errorf("[%d, +%d) of %d shared bytes: %w",
@@ -68,6 +72,13 @@ func (b *Backend) place(m *memory, seg *driver.Segment) error {
 	}
 	m.arena = a
 	return nil
+}
+
+func (m *memory) hold(s driver.Shared) (err error) {
+	if h, ok := s.(driver.Holder); ok {
+		m.release, err = h.Hold()
+	}
+	return err
 }
 
 func (m *memory) grant() grant {
@@ -108,6 +119,9 @@ func (m *memory) Close() error {
 	m.b.table.retract(m.key)
 	m.b.memories[m.key].Store(nil)
 	m.b.freeKeys = append(m.b.freeKeys, m.key)
+	if m.release != nil {
+		m.release()
+	}
 	if m.arena != nil {
 		m.b.releaseArena(m.arena)
 	}

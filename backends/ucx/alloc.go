@@ -11,6 +11,7 @@ import (
 
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // allocation is memory of UCX's own, which near peers can map.
@@ -20,7 +21,12 @@ type allocation struct {
 	from   uint64 // address
 	to     uint64
 	users  int // registrations that lie in it; allocations.mu
+	holds  int // of Hold; allocations.mu
 	closed bool
+
+	moving   sync.Mutex // one renew at a time; before allocations.mu
+	landings hostmem.Landings
+	renewals hostmem.Renewals
 }
 
 // allocations finds them by address: a Segment needs no mark, and any part of the
@@ -54,8 +60,8 @@ func (b *Backend) Alloc(n uint64) (driver.Segment, io.Closer, error) {
 	if err != nil {
 		return driver.Segment{}, nil, fmt.Errorf("allocate %d bytes: %w", n, err)
 	}
-	mem := store.Bytes()[:n:n]
-	return driver.Segment{Kind: driver.DRAM, Len: n, Mem: mem}, b.allocations.add(store), nil
+	mem, a := store.Bytes()[:n:n], b.allocations.add(store)
+	return driver.Segment{Kind: driver.DRAM, Len: n, Mem: mem, Shared: a}, a, nil
 }
 
 func (t *allocations) add(store storage) *allocation {

@@ -106,8 +106,15 @@ func (m *memory) prove(ctx context.Context, l *side, deadline time.Time) error {
 			break
 		}
 	}
-	if err := l.net.Refresh(m.key); err != nil {
+	if err := m.refresh(l); err != nil {
 		return fmt.Errorf("put fresh pages under a frozen peer: %w", err)
 	}
 	return nil
+}
+
+func (m *memory) refresh(l *side) error {
+	if m.in == nil {
+		return l.net.Refresh(m.key)
+	}
+	return m.in.renew(func() error { return l.net.Refresh(m.key) })
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// landings counts the writes of this process that are under way in a Buffer, so that no
+// Landings counts the writes of this process that are under way in a memory, so that no
 // Renew moves pages under one. It costs a write two additions to a cache line that
 // nothing else touches while no Renew runs.
 //
@@ -16,7 +16,7 @@ import (
 // unable to leave before another has entered, as in a ring of requests that one goroutine
 // both submits and completes. After patience a waiting write goes first. A Renew that has
 // begun to move pages depends on no write, so each waits for that.
-type landings struct {
+type Landings struct {
 	_      [64]byte
 	inside atomic.Int64
 	phase  atomic.Int32 // of the Renew
@@ -36,10 +36,10 @@ const patience = 10 * time.Millisecond // of a write, with a Renew that waits
 var enteredMax = 5 * time.Second // of a Renew, with what has entered; tests have less
 
 // Enter implements driver.Shared.
-func (b *Buffer) Enter() { b.landings.enter() }
+func (b *Buffer) Enter() { b.landings.Enter() }
 
 // Leave implements driver.Shared.
-func (b *Buffer) Leave() { b.landings.inside.Add(-1) }
+func (b *Buffer) Leave() { b.landings.Leave() }
 
 // Landings returns the two words behind Enter and Leave, for what lands from C: it adds one to
 // inside, and takes it back and tries again while phase is 2.
@@ -47,7 +47,8 @@ func (b *Buffer) Landings() (inside *atomic.Int64, phase *atomic.Int32) {
 	return &b.landings.inside, &b.landings.phase
 }
 
-func (l *landings) enter() {
+// Enter waits for a Renew that runs, and holds off the next until Leave.
+func (l *Landings) Enter() {
 	l.inside.Add(1) // pairs with the store of the phase in stop
 	if l.phase.Load() == renewNone {
 		return
@@ -55,8 +56,11 @@ func (l *landings) enter() {
 	l.enterLate()
 }
 
+// Leave ends what Enter began.
+func (l *Landings) Leave() { l.inside.Add(-1) }
+
 // enterLate waits for a Renew.
-func (l *landings) enterLate() {
+func (l *Landings) enterLate() {
 	for {
 		l.inside.Add(-1)
 		if over := l.over.Load(); over != nil {
@@ -69,7 +73,7 @@ func (l *landings) enterLate() {
 	}
 }
 
-func (l *landings) await(over chan struct{}) {
+func (l *Landings) await(over chan struct{}) {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	select {
@@ -82,10 +86,9 @@ func (l *landings) await(over chan struct{}) {
 	}
 }
 
-// stop returns when no write is inside, and none enters until resume. False: one does not
-// leave, and nothing is stopped.
-// Preconditions: Buffer.mu is held.
-func (l *landings) stop() bool {
+// Stop returns when no write is inside, and none enters until Resume. False: one does not
+// leave, and nothing is stopped. It must not run twice at once.
+func (l *Landings) Stop() bool {
 	over := make(chan struct{})
 	l.over.Store(&over)
 	l.phase.Store(renewWaits)
@@ -99,7 +102,7 @@ func (l *landings) stop() bool {
 			l.phase.Store(renewWaits) // one came between the two looks
 		}
 		if time.Now().After(end) {
-			l.resume()
+			l.Resume()
 			return false
 		}
 		if pause < 50*time.Microsecond {
@@ -110,8 +113,8 @@ func (l *landings) stop() bool {
 	}
 }
 
-// resume ends the Renew for all that wait.
-func (l *landings) resume() {
+// Resume ends the Renew for all that wait.
+func (l *Landings) Resume() {
 	l.phase.Store(renewNone)
 	close(*l.over.Load())
 }

@@ -66,7 +66,7 @@ func TestRenewWaitsForLandings(t *testing.T) {
 // A landing that comes while pages move waits for their end.
 func TestLandingWaitsWhilePagesMove(t *testing.T) {
 	b := mustAlloc(t, 1<<20, Options{Huge: HugeNone})
-	require.True(t, b.landings.stop())
+	require.True(t, b.landings.Stop())
 	entered := make(chan struct{})
 	go func() { b.Enter(); close(entered) }()
 	select {
@@ -74,7 +74,7 @@ func TestLandingWaitsWhilePagesMove(t *testing.T) {
 		t.Fatal("a landing began while pages moved")
 	case <-time.After(3 * patience):
 	}
-	b.landings.resume()
+	b.landings.Resume()
 	<-entered
 	b.Leave()
 }

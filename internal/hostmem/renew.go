@@ -40,11 +40,11 @@ func (b *Buffer) Renew(off, n uint64) error {
 		return fmt.Errorf("renew memory whose pages %d registrations with a device hold, close "+
 			"those first: %w", b.holds, driver.ErrBusy)
 	}
-	if !b.landings.stop() {
+	if !b.landings.Stop() {
 		return fmt.Errorf("renew memory: a write into it has not ended within %v: %w", enteredMax,
 			driver.ErrBusy)
 	}
-	defer b.landings.resume()
+	defer b.landings.Resume()
 	return b.renew(roundDown(off, b.page), roundUp(off+n, b.page))
 }
 
@@ -56,7 +56,7 @@ func (b *Buffer) renew(from, to uint64) error {
 	if err != nil {
 		return fmt.Errorf("renew memory: %w", err)
 	}
-	b.renewals.tell()
+	b.renewals.Tell()
 	defer b.retire()
 	for at := from; at < to; {
 		next := min(to, roundDown(at+renewStep, renewStep))
@@ -74,16 +74,18 @@ func (b *Buffer) renew(from, to uint64) error {
 	return nil
 }
 
-// renewals are what OnRenew asked to be called. Their lock is their own: a caller of
+// Renewals are what OnRenew asked to be called. Their lock is their own: a caller of
 // OnRenew or stop does not wait for a Renew that waits for landings.
-type renewals struct {
+type Renewals struct {
 	mu    sync.Mutex
 	calls map[*func()]struct{}
 }
 
 // OnRenew implements driver.Shared.
-func (b *Buffer) OnRenew(f func()) (stop func()) {
-	r := &b.renewals
+func (b *Buffer) OnRenew(f func()) (stop func()) { return b.renewals.OnRenew(f) }
+
+// OnRenew has f called by Tell until stop.
+func (r *Renewals) OnRenew(f func()) (stop func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.calls == nil {
@@ -97,7 +99,8 @@ func (b *Buffer) OnRenew(f func()) (stop func()) {
 	}
 }
 
-func (r *renewals) tell() {
+// Tell calls them. It stands before the first page moves.
+func (r *Renewals) Tell() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for f := range r.calls {
