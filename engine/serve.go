@@ -52,7 +52,8 @@ func (e *Engine) Serve(ctx context.Context, l net.Listener) error {
 	defer stop()
 	defer context.AfterFunc(e.life, cancel)()
 	s := &server{e: e, in: lobby{most: e.cfg.HandshakesMax, in: map[net.Conn]visit{}},
-		places: make(chan struct{}, e.cfg.HandshakesMax)}
+		exchanging: turns{most: e.cfg.HandshakesMax, of: map[string]int{}}}
+	s.exchanging.freed.L = &s.exchanging.mu
 	defer s.exchanges.Wait()
 	for {
 		conn, err := l.Accept()
@@ -75,10 +76,10 @@ func (e *Engine) Serve(ctx context.Context, l net.Listener) error {
 
 // server is one call of Serve.
 type server struct {
-	e         *Engine
-	in        lobby
-	places    chan struct{}
-	exchanges sync.WaitGroup
+	e          *Engine
+	in         lobby
+	exchanging turns
+	exchanges  sync.WaitGroup
 }
 
 // passes reports whether Accept will do better later: other connections may have taken all
@@ -111,14 +112,13 @@ func (s *server) hear(ctx context.Context, conn net.Conn) {
 	_ = conn.SetDeadline(time.Now().Add(s.e.cfg.HandshakeTimeout)) // fails only where it is closed
 	secure, theirs, err := s.listen(ctx, conn)
 	if err == nil {
-		select {
-		case s.places <- struct{}{}:
-			defer func() { <-s.places }()
-			s.in.leave(conn)
-			err = s.greet(ctx, secure, theirs)
-		case <-ctx.Done():
+		host := hostOf(conn)
+		if !s.exchanging.take(ctx, host) {
 			return
 		}
+		defer s.exchanging.give(host)
+		s.in.leave(conn)
+		err = s.greet(ctx, secure, theirs)
 	}
 	if err != nil && secure != nil {
 		_ = writeFrame(secure, refusalMark, []byte(err.Error()))
