@@ -22,6 +22,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/freeze"
+	"github.com/sluicehq/sluice/internal/testing/withhold"
 )
 
 // TestGate writes through a gate, through one that another replaced, and through one
@@ -273,7 +274,7 @@ func TestFenceWaitsForACopyInTheKernel(t *testing.T) {
 	owner, b := open(t, Config{Grace: 10 * time.Millisecond}), open(t, Config{InlineMax: 1 << 20})
 	far, there := share(t, owner, drivertest.ForeignMemory, 64<<10)
 	near, here := share(t, b, drivertest.ForeignMemory, 64<<10)
-	late, err := withhold(here)
+	late, err := withhold.Pages(here)
 	if err != nil {
 		drivertest.SkipIfUnavailable(t, err)
 	}
@@ -286,19 +287,19 @@ func TestFenceWaitsForACopyInTheKernel(t *testing.T) {
 	fill(there, 0x11)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	defer late.supply(t)
+	defer late.Supply(t)
 	wg.Go(func() {
 		if err := p.Submit(1, &driver.Batch{Op: driver.Write,
 			Descs: []driver.Desc{{Len: size, LocalKey: near.Key(), RemoteKey: key}}}); err != nil {
 			t.Error(err)
 		}
 	})
-	late.await(t)
+	late.Await(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
 	defer cancel()
 	wantError(t, "fence of a copy that is held up", owner.Fence(ctx, far.Key()),
 		context.DeadlineExceeded)
-	late.supply(t)
+	late.Supply(t)
 	if err := owner.Fence(context.Background(), far.Key()); err != nil {
 		t.Fatal(err)
 	}

@@ -42,6 +42,12 @@ func serveOwner(spec string) int {
 	must(err)
 	fmt.Printf("%x %x\n", b.Addr(), tok)
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		if lines.Text() == "fence" {
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			fmt.Println(b.Fence(ctx, m.Key()))
+			cancel()
+			continue
+		}
 		n := 0
 		for _, c := range mem {
 			if c != 0 {
@@ -116,6 +122,13 @@ func (o *owner) landed() (n int) {
 	_, err := fmt.Sscan(o.line(), &n)
 	require.NoError(o.t, err)
 	return n
+}
+
+// fence has the owner end the epoch of its memory.
+func (o *owner) fence() {
+	o.t.Helper()
+	_, _ = fmt.Fprintln(o.in, "fence")
+	require.Equal(o.t, "<nil>", o.line())
 }
 
 func (o *owner) connect() (driver.Peer, uint32) {

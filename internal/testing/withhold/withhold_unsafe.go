@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package shm
+// Package withhold takes the pages of memory away, as a file of a server that is gone does.
+package withhold
 
 import (
 	"sync"
@@ -12,9 +13,9 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// withheld is memory whose pages do not come until they are supplied: a thread that touches one
+// Memory is memory whose pages do not come until they are supplied: a thread that touches one
 // stands in the kernel until then.
-type withheld struct {
+type Memory struct {
 	fd   int
 	mem  []byte
 	once sync.Once
@@ -27,15 +28,16 @@ const (
 	uffdZero     = 0xc020aa04
 )
 
-// withhold takes the pages of a private mapping away.
-func withhold(mem []byte) (*withheld, error) {
+// Pages takes those of a private mapping away. Where userfaultfd(2) is not permitted, the error is
+// a *driver.UnavailableError.
+func Pages(mem []byte) (*Memory, error) {
 	// a blocking one cannot be polled
 	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
 	if errno != 0 {
-		return nil, &driver.UnavailableError{Backend: "shm", Reason: "userfaultfd: " +
-			errno.Error(), Fix: "run the test as root"}
+		return nil, &driver.UnavailableError{Backend: "userfaultfd", Reason: errno.Error(),
+			Fix: "run the test as root"}
 	}
-	w := &withheld{fd: int(fd), mem: mem}
+	w := &Memory{fd: int(fd), mem: mem}
 	if err := unix.Madvise(mem, unix.MADV_DONTNEED); err != nil {
 		return nil, err
 	}
@@ -44,11 +46,15 @@ func withhold(mem []byte) (*withheld, error) {
 		return nil, err
 	}
 	const missing = 1
-	register := [4]uint64{addressOf(mem), uint64(len(mem)), missing}
+	register := [4]uint64{address(mem), uint64(len(mem)), missing}
 	return w, w.control(uffdRegister, unsafe.Pointer(&register))
 }
 
-func (w *withheld) control(request uintptr, arg unsafe.Pointer) error {
+func address(mem []byte) uint64 {
+	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
+}
+
+func (w *Memory) control(request uintptr, arg unsafe.Pointer) error {
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(w.fd), request,
 		uintptr(arg)); errno != 0 {
 		return errno
@@ -56,8 +62,8 @@ func (w *withheld) control(request uintptr, arg unsafe.Pointer) error {
 	return nil
 }
 
-// await returns when a thread stands.
-func (w *withheld) await(t *testing.T) {
+// Await returns when a thread stands.
+func (w *Memory) Await(t *testing.T) {
 	t.Helper()
 	fds := []unix.PollFd{{Fd: int32(w.fd), Events: unix.POLLIN}}
 	if n, err := unix.Poll(fds, 20_000); n != 1 || fds[0].Revents != unix.POLLIN {
@@ -65,10 +71,10 @@ func (w *withheld) await(t *testing.T) {
 	}
 }
 
-// supply fills all pages with zeros, and lets everybody go on.
-func (w *withheld) supply(t *testing.T) {
+// Supply fills all pages with zeros, and lets all threads go on. A second one does nothing.
+func (w *Memory) Supply(t *testing.T) {
 	w.once.Do(func() {
-		zero := [4]uint64{addressOf(w.mem), uint64(len(w.mem))}
+		zero := [4]uint64{address(w.mem), uint64(len(w.mem))}
 		if err := w.control(uffdZero, unsafe.Pointer(&zero)); err != nil {
 			t.Error(err)
 		}
