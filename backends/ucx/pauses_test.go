@@ -3,14 +3,17 @@
 package ucx
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // sockets counts those of a process: an endpoint over TCP has at least one.
@@ -60,4 +63,38 @@ func pausesLeaveNothing(t *testing.T, list string) {
 		return sockets(t, os.Getpid()) <= ours && sockets(t, o.cmd.Process.Pid) <= theirs
 	})
 	o.fence()
+}
+
+// TestPauseLeavesFencesQuick stops a near writer in the middle of its writing for longer than Grace
+// and has it go on. A fence that then had to wait for something silent would wait for an hour: none
+// does, on the connection that was stopped or on the next one, and each is proof.
+func TestPauseLeavesFencesQuick(t *testing.T) {
+	for name, own := range map[string]bool{"direct": true, "served": false} {
+		t.Run(name, func(t *testing.T) {
+			leak.Check(t)
+			b := openReal(t, Config{Transports: "posix,cma", Grace: shortGrace})
+			defer func() { require.NoError(t, b.Close()) }()
+			seg := memoryFor(t, b, own)
+			b.cfg.FenceGrace = time.Hour
+			m, err := b.Register(seg)
+			require.NoError(t, err)
+			w := startWriter(t, "posix,cma")
+			for round := range 4 {
+				w.write(b, m, "")
+				eventually(t, "writes land", func() bool { return seg.Mem[writerBytes-1] == 255 })
+				if round == 0 {
+					w.freeze()
+					time.Sleep(3 * shortGrace)
+					w.thaw()
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				require.NoError(t, b.Fence(ctx, m.Key()), "round %d", round)
+				cancel()
+				clear(seg.Mem)
+				require.Contains(t, w.outcome(), driver.ErrRevoked.Error(), "round %d", round)
+				untouched(t, seg.Mem)
+			}
+			require.NoError(t, m.Close())
+		})
+	}
 }
