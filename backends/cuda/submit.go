@@ -61,9 +61,10 @@ func (j *job) begin(b *driver.Batch, s *scratch) error {
 		return err
 	}
 	if len(b.Descs) == 0 && b.Pattern == nil {
-		j.give()
+		backend, c := j.b, driver.Completion{Tag: j.tag}
+		j.give() // and it may be another batch by now
 		p.sender.Post(n, nil)
-		j.b.complete(driver.Completion{Tag: j.tag})
+		backend.complete(c)
 		return nil
 	}
 	j.notify = n
