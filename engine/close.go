@@ -4,6 +4,7 @@ package engine
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -12,11 +13,11 @@ import (
 
 // Close ends the transfers (ErrClosed), revokes the leases, and closes peers,
 // regions and backends. It is idempotent, waits for a Close that runs already, and
-// is bounded by AbortGrace and by what the backends promise.
+// is bounded by AbortGrace and by what the backends promise. Each call returns what the first did:
+// ErrUnproven when bytes may land still in a region.
 func (e *Engine) Close() error {
-	var err error
-	e.closeOnce.Do(func() { err = e.shut() })
-	return err
+	e.closeOnce.Do(func() { e.closeErr = e.shut() })
+	return e.closeErr
 }
 
 func (e *Engine) shut() error {
@@ -35,8 +36,8 @@ func (e *Engine) shut() error {
 
 	errs := []error{
 		atOnce(peers, (*Peer).Close),
-		atOnce(leases, func(l *Lease) error { return l.end(e.cfg.AbortGrace) }),
-		atOnce(regions, (*Region).release),
+		atOnce(leases, func(l *Lease) error { return unfenced(l.end(e.cfg.AbortGrace)) }),
+		atOnce(regions, func(r *Region) error { return unfenced(r.release()) }),
 	}
 	close(e.closing)
 	for _, l := range e.lanes {
@@ -47,6 +48,14 @@ func (e *Engine) shut() error {
 	e.reapLast()
 	e.running.Wait()
 	return errors.Join(errs...)
+}
+
+// unfenced says of a fence that failed, also by its time, that bytes may land still.
+func unfenced(err error) error {
+	if err == nil || errors.Is(err, ErrUnproven) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrUnproven, err)
 }
 
 // reapLast takes the completions that the backends had left. A transfer without

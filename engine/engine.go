@@ -59,6 +59,7 @@ type Engine struct {
 	endLife   context.CancelFunc
 	closing   chan struct{} // closed when all that peers reach is closed
 	closeOnce sync.Once
+	closeErr  error          // of the one Close
 	running   sync.WaitGroup // goroutines that end with the engine
 }
 

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"time"
 
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/park"
@@ -136,35 +137,50 @@ func slgoReceive(h C.uint64_t, out *C.struct_sluice_notification, buffer *C.uint
 	defer stop()
 	in := &e.inbox
 	select {
-	case in.turn <- struct{}{}:
-	case <-over:
-		return C.SLUICE_PENDING
-	case <-e.gone:
-		return answer(f, errReceiveClosed)
-	}
-	defer func() { <-in.turn }()
-	defer in.settle()
-	if in.head == nil {
+	case in.turn <- struct{}{}: // also when the time is over already
+	default:
 		select {
-		case n := <-in.source(e):
-			in.head = &n
-		default:
-		}
-	}
-	if in.head == nil && timeout == 0 {
-		return C.SLUICE_PENDING
-	}
-	if in.head == nil {
-		select {
-		case n := <-in.source(e):
-			in.head = &n
+		case in.turn <- struct{}{}:
 		case <-over:
 			return C.SLUICE_PENDING
 		case <-e.gone:
 			return answer(f, errReceiveClosed)
 		}
 	}
+	defer func() { <-in.turn }()
+	defer in.settle()
+	if err := in.next(e, over); err != nil {
+		return answer(f, err)
+	}
+	if in.head == nil {
+		return C.SLUICE_PENDING
+	}
 	return e.deliver(out, buffer, capacity, f)
+}
+
+// next waits for a message at the head, which is nil when none came in time. What has come goes
+// before a time that is over.
+// Preconditions: the turn is ours.
+func (in *inbox) next(e *openEngine, over <-chan time.Time) error {
+	if in.head != nil {
+		return nil
+	}
+	from := in.source(e)
+	select {
+	case n := <-from:
+		in.head = &n
+		return nil
+	default:
+	}
+	select {
+	case n := <-from:
+		in.head = &n
+		return nil
+	case <-e.gone:
+		return errReceiveClosed
+	case <-over:
+		return nil
+	}
 }
 
 var errReceiveClosed = fmt.Errorf("receive: the engine was closed: %w", engine.ErrClosed)

@@ -6,12 +6,15 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import signal
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import Any, Callable, Iterator, Optional
 
 import pytest
 import sluice
+from sluice._library import lib
 
 PACKAGE = os.path.dirname(sluice.__file__)
 MOST = 16
@@ -119,3 +122,88 @@ def test_memory(engine: sluice.Engine) -> None:
         before = mapped()
         for at in everywhere(lambda: shm.alloc(4096)):
             assert mapped() == before, at
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Has Ctrl-C come once, while a function of the library is about to return what it did."""
+    real = getattr(lib, name)
+
+    def call(*args: Any) -> Any:
+        code = real(*args)
+        if code == 0:
+            monkeypatch.undo()
+            signal.raise_signal(signal.SIGINT)
+        return code
+
+    monkeypatch.setattr(lib, name, call)
+
+
+def test_an_engine_that_was_opened_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with sluice.Engine("b", ["shm"]):
+        pass
+    interrupt_after(monkeypatch, "open")
+    with pytest.raises(KeyboardInterrupt):
+        sluice.Engine("b", ["shm"])
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before + 4  # what the library opens once
+    assert not sluice.engine._OPEN
+
+
+def test_a_listener_that_was_opened_is_closed(monkeypatch: pytest.MonkeyPatch,
+                                              engine: sluice.Engine, tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 's'}"
+    interrupt_after(monkeypatch, "serve")
+    with pytest.raises(KeyboardInterrupt):
+        engine.serve(address)
+    engine.serve(address).close()  # the name is free
+
+
+def test_a_message_comes_again(monkeypatch: pytest.MonkeyPatch, engine: sluice.Engine) -> None:
+    me = engine.self_peer()
+    for data in (b"one", b"two"):
+        me.notify(data)
+    interrupt_after(monkeypatch, "receive")
+    with pytest.raises(KeyboardInterrupt):
+        engine.receive(1)
+    assert [engine.receive(1).data for _ in range(2)] == [b"one", b"two"]
+
+
+def test_a_peer_comes_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 's'}"
+    with sluice.Engine("a", ["shm"]) as a, sluice.Engine("b", ["shm"]) as b, a.serve(address):
+        b.dial(address)
+        interrupt_after(monkeypatch, "accept")
+        with pytest.raises(KeyboardInterrupt):
+            a.accept(5)
+        assert a.accept(0).name == "b"
+
+
+def test_a_close_without_an_answer_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory stays held, each later close says so, and whoever waits is woken."""
+    engine, memory = sluice.Engine("c", ["mem"]), bytearray(4096)
+    region = engine.register("data", memory)
+    interrupt_after(monkeypatch, "close")
+    with pytest.raises(KeyboardInterrupt):
+        engine.close()
+    for close in (engine.close, region.close):
+        with pytest.raises(sluice.UnprovenError):
+            close()
+    assert engine.closed and engine._arrivals._closed
+    with pytest.raises(BufferError):
+        memory.extend(b"x")
+    sluice.engine._OPEN.pop(id(engine._holds))
+
+
+def test_a_view_of_closed_memory(engine: sluice.Engine) -> None:
+    memory = engine.alloc(4096)
+    memory.close()
+    with pytest.raises(sluice.HandleError):
+        memory.view
+
+
+def test_what_has_come_is_received_without_waiting(engine: sluice.Engine) -> None:
+    me = engine.self_peer()
+    for n in range(100):
+        me.notify(b"%d" % n)
+    assert [int(engine.receive(0).data) for _ in range(100)] == list(range(100))

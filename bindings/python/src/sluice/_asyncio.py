@@ -8,6 +8,7 @@ which is used by threads wakes no loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import threading
@@ -186,5 +187,6 @@ def _wake(future: _Future) -> None:
         running = None
     if running is loop:
         resolve()
-    elif not loop.is_closed():
-        loop.call_soon_threadsafe(resolve)
+    else:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits there
+            loop.call_soon_threadsafe(resolve)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Optional, Type
@@ -13,7 +14,7 @@ from ._clock import nanoseconds
 from ._library import lib
 from ._segments import Located
 from ._words import number
-from .errors import HandleError, check
+from .errors import HandleError, UnprovenError, check
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -45,6 +46,7 @@ class Memory(Closing):
         self.length = length
         # the library writes here: no interrupt comes between
         self._out, self._at = ctypes.c_uint64(), ctypes.c_void_p()
+        self._lock = threading.Lock()
         self._views: list[weakref.ref[object]] = []  # that may be looked at still
 
     @property
@@ -59,20 +61,27 @@ class Memory(Closing):
     @property
     def view(self) -> memoryview:
         """Its bytes, which numpy.frombuffer and torch.frombuffer take as well."""
-        block = (ctypes.c_ubyte * self.length).from_address(self.address)
-        setattr(block, "memory", self)  # so that it is mapped as long as it is looked at
-        self._views = [v for v in self._views if v() is not None]
-        self._views.append(weakref.ref(block))
-        return memoryview(block).cast("B")
+        with self._lock:
+            if not self._handle:
+                raise HandleError("the memory is closed: it has no bytes any more")
+            block = (ctypes.c_ubyte * self.length).from_address(self.address)
+            setattr(block, "memory", self)  # so that it is mapped as long as it is looked at
+            self._views = [v for v in self._views if v() is not None]
+            self._views.append(weakref.ref(block))
+            return memoryview(block).cast("B")
 
     def close(self) -> None:
         """Unmaps it. BusyError while a region lies on it, BufferError while there are views of it.
         """
-        if self._handle:
+        with self._lock:
+            if not self._handle:
+                return
             if any(v() is not None for v in self._views):
                 raise BufferError("the memory has views still, such as arrays made of them: let go "
                                   "of those first")
-            check(lib.memory_close(self._handle))
+            code = lib.memory_close(self._handle)
+            if code != HandleError.code:  # else an interrupt took the answer of an earlier close
+                check(code)
             self._out.value = 0
 
     def __enter__(self) -> Memory:
@@ -125,6 +134,8 @@ class Region(Closing):
         """
         if self._handle:
             code = lib.region_close(self._handle)
+            if code == HandleError.code and self.engine._unproven:
+                raise UnprovenError(self.engine._unproven)
             if code != HandleError.code:  # else the engine has closed it
                 check(code)
             self._forget()

