@@ -70,6 +70,9 @@ func (m *memory) endEpoch() {
 	m.epoch++
 	for c := range m.told {
 		c.ch.send(news)
+		c.knowing.Lock()
+		delete(c.knows, m)
+		c.knowing.Unlock()
 	}
 	m.owe(m.told)
 	m.told = nil

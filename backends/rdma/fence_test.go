@@ -32,6 +32,26 @@ func TestFenceOfUntold(t *testing.T) {
 	}
 }
 
+// TestConnectionsForgetMemory has a peer import memory after memory, as leases of requests do: the
+// connection keeps nothing of what was closed.
+func TestConnectionsForgetMemory(t *testing.T) {
+	p := openPair(t, Config{})
+	for range 20 {
+		m := register(t, p.far, 4096)
+		key := p.imports(t, m)
+		p.peer.Drop(key)
+		require.NoError(t, m.Close())
+	}
+	p.far.mu.Lock()
+	defer p.far.mu.Unlock()
+	require.Len(t, p.far.accepted, 1)
+	for c := range p.far.accepted {
+		c.knowing.Lock()
+		require.Empty(t, c.knows)
+		c.knowing.Unlock()
+	}
+}
+
 // TestFenceTells has a peer that knows the key stop by itself: no lane fails.
 func TestFenceTells(t *testing.T) {
 	p := openPair(t, Config{})

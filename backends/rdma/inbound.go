@@ -3,6 +3,8 @@
 package rdma
 
 import (
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/sluicehq/sluice/csrc/verbs"
@@ -21,7 +23,8 @@ type inbound struct {
 	counted bool      // one of Config.ConnsMax, until nothing of it is left
 	hold    gate.Gate // held by every use of link by others than run
 
-	knows map[*memory]struct{} // whose keys the peer was told; of importing, then of run
+	knowing sync.Mutex           // taken last, for a few fields
+	knows   map[*memory]struct{} // whose keys of now the peer was told
 
 	mu        sync.Mutex
 	questions []*importRequest // not answered yet
@@ -83,7 +86,10 @@ func (c *inbound) retire(parted, had bool) {
 		c.ch.close(driver.ErrPeerLost)
 	}
 	c.asked.Wait()
-	for m := range c.knows {
+	c.knowing.Lock()
+	known := slices.Collect(maps.Keys(c.knows))
+	c.knowing.Unlock()
+	for _, m := range known {
 		m.forget(c)
 	}
 	_ = c.link.Close() // what is kept stays with the context

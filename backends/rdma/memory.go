@@ -165,7 +165,9 @@ func (m *memory) tell(c *inbound) {
 		m.told = make(map[*inbound]struct{})
 	}
 	m.told[c] = struct{}{}
+	c.knowing.Lock()
 	c.knows[m] = struct{}{}
+	c.knowing.Unlock()
 }
 
 // forget notes that a peer has no queue pair to us any more.

@@ -54,6 +54,7 @@ def test_file_by_its_path(files: nixl.nixl_agent, tmp_path: Path) -> None:
 def test_paths_that_are_refused(files: nixl.nixl_agent, tmp_path: Path) -> None:
     there = tmp_path / "there"
     there.write_bytes(bytes(4096))
+    left = set()
     for meta, error in (
         (f"rw:{tmp_path}/missing", b.nixlBackendError),
         (f"rw,createe:{there}", b.nixlInvalidParamError),
@@ -61,8 +62,11 @@ def test_paths_that_are_refused(files: nixl.nixl_agent, tmp_path: Path) -> None:
         ("rw:", b.nixlInvalidParamError),
         (f"rw:{there}\0x", b.nixlInvalidParamError),
     ):
-        with pytest.raises(error):
-            files.register_memory([(0, 4096, 1, meta)], "FILE")
+        with pytest.raises(error):  # and what came before it in the list is taken back
+            files.register_memory([(0, 4096, 1, f"ro:{there}"), (0, 4096, 2, meta)], "FILE")
+        assert files._engine is not None
+        left.add(files._engine.stats()["regions"])
+    assert len(left) == 1
     listed = files.register_memory([(0, 4096, 1, f"ro:{there}")], "FILE")
     (tmp_path / "second").write_bytes(bytes(4096))
     with pytest.raises(b.nixlInvalidParamError, match="number of its own"):

@@ -78,11 +78,13 @@ class Memory(Backends):
             try:
                 for i in range(descs.descCount()):
                     done.append(self._register(engine, kind, *descs[i]))
-            except errors.Error as e:
+            except BaseException as e:  # also a file that cannot be opened, and an interrupt
                 for r in done:
                     r.what.close()
                     self._files.pop(r.name, None)
-                raise as_nixl(e) from e
+                if isinstance(e, errors.Error):
+                    raise as_nixl(e) from e
+                raise
             for r in done:
                 self._places.put(r)
         return descs
