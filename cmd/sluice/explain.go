@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
@@ -23,6 +24,7 @@ func newExplain() *cobra.Command {
 	var sameHost, asJSON bool
 	var n networkFlags
 	var there remoteFlags
+	var asked []string // the flags that say what to ask where no running engine is
 	c := &cobra.Command{
 		Use:   "explain",
 		Short: "Say which backends could move bytes between two memories, and which would",
@@ -37,6 +39,9 @@ comes from a running engine that serves there, one answer for each of its region
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if there.peer != "" {
+				if err := unchanged(c, asked); err != nil {
+					return err
+				}
 				return explainPeer(c.Context(), c.OutOrStdout(), &there, asJSON)
 			}
 			err := n.settle(backend)
@@ -65,13 +70,26 @@ comes from a running engine that serves there, one answer for each of its region
 		backendNames(driver.InProcess))
 	s.BoolVar(&sameHost, "same-host", true, "the peer is another process of this host")
 	n.register(c)
+	s.VisitAll(func(f *pflag.Flag) { asked = append(asked, f.Name) })
 	there.registerPeer(c)
 	s.BoolVar(&asJSON, "json", false, "print JSON")
 	return c
 }
 
+// unchanged refuses flags that have no say beside --peer.
+func unchanged(c *cobra.Command, names []string) error {
+	for _, name := range names {
+		if c.Flags().Changed(name) {
+			return usagef("--%s beside --peer: a running engine answers for its own regions, by "+
+				"all its ways: leave --%s out", name, name)
+		}
+	}
+	return nil
+}
+
 // errNoRoute ends explain with status 1 where no backend can: a script may ask.
-var errNoRoute = errors.New("no backend can move these bytes: the reasons stand above")
+var errNoRoute = errors.New("no backend can move these bytes: the reasons stand above; where " +
+	"chains of backends may, a running engine says so (--peer)")
 
 // explained is an answer, and the peer's region that it is about; empty: of no running engine.
 type explained struct {
