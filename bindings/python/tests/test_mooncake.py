@@ -9,7 +9,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Iterator
 
 import pytest
@@ -36,6 +38,41 @@ def theirs() -> str:
             return python
     pytest.skip("unavailable: no Python with mooncake: hack/stacks makes one, or name one by "
                 "MOONCAKE_PYTHON")
+
+
+def test_an_answer_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "_WHOLE", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        def drip() -> None:
+            caller = server.accept()[0]
+            with caller, suppress(OSError):
+                while not ended.wait(0.1):
+                    caller.sendall(b" ")
+
+        ended = threading.Event()
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        with pytest.raises(TimeoutError):
+            handshake.fetch(f"127.0.0.1:{server.getsockname()[1]}")
+        ended.set()
+        dripping.join()
+
+
+def test_silent_callers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that finds no place is hung up on."""
+    monkeypatch.setattr(handshake, "_LIMIT", 0.5)
+    server = handshake.Server("127.0.0.1", 0, lambda: handshake.Offer(b"", []))
+    before = threading.active_count()
+    callers = [socket.create_connection(("127.0.0.1", server.port))
+               for _ in range(handshake._CALLERS + 8)]
+    for c in callers:
+        c.settimeout(LIMIT)
+        with suppress(ConnectionError):
+            assert c.recv(1) == b""
+        assert threading.active_count() <= before + handshake._CALLERS
+        c.close()
+    handshake.probe(f"127.0.0.1:{server.port}")
+    server.close()
 
 
 def test_the_scenario_runs() -> None:

@@ -13,6 +13,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +25,7 @@ from conftest import HERE, LIMIT, descriptors
 from nixl_agents import Two, finish, ports
 from sluice import nixl
 from sluice.nixl import bindings as b
-from sluice.nixl import messages, plugins
+from sluice.nixl import blob, listening, messages, plugins
 
 # What our face answers where the wheel crashes or gives memory of somebody else.
 HAZARDS = {
@@ -168,6 +169,48 @@ def test_listeners_answer_after_nonsense(caplog: Any) -> None:
             time.sleep(0.01)
     assert not other.check_remote_metadata("impostor")
     other.close()
+    agent.close()
+
+
+def told(port: int, word: bytes, data: bytes = b"") -> bytes:
+    """What a listener answers."""
+    with socket.create_connection(("127.0.0.1", port), timeout=LIMIT) as s:
+        listening.send(s, word, data)
+        answer = b"".join(iter(lambda: s.recv(1 << 16), b""))
+        return answer[listening._HEAD.size :]
+
+
+def test_a_caller_that_drips_keeps_no_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "_WHOLE", 0.5)
+    agent = nixl.nixl_agent("listens", nixl.nixl_agent_config(True, True, 0))
+    assert agent._listener is not None
+    ended = threading.Event()
+
+    def drip(s: socket.socket) -> None:
+        with suppress(OSError):
+            while not ended.wait(0.1):
+                s.sendall(b"x")
+
+    with socket.create_connection(("127.0.0.1", agent._listener.port)) as slow:
+        slow.sendall(b"SLNXP\0\0\0\x0c")  # and 200 MiB to come
+        dripping = threading.Thread(target=drip, args=(slow,))
+        dripping.start()
+        assert told(agent._listener.port, listening.GET)
+        ended.set()
+        dripping.join()
+    agent.close()
+
+
+def test_our_description_under_another_name() -> None:
+    """Whoever forgets that name would close the way to our own memory."""
+    agent = nixl.nixl_agent("listens", nixl.nixl_agent_config(True, True, 0))
+    assert agent._listener is not None
+    port = agent._listener.port
+    mine = blob.decode(told(port, listening.GET))
+    told(port, listening.PUT, blob.encode(blob.Metadata("x", True, [], mine.description)))
+    told(port, listening.FORGET, b"x")
+    assert agent._engine is not None
+    agent._engine.self_peer().notify(b"still there")
     agent.close()
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import Callable, Optional
 
@@ -18,6 +19,14 @@ SLICE_NS = 200_000_000
 def nanoseconds(seconds: Optional[float]) -> int:
     """None is no limit. At least 0."""
     return FOREVER if seconds is None else max(0, int(seconds * 1e9))
+
+
+def hurry(s: socket.socket, end: float) -> None:
+    """Gives a socket's next step the time that is left until an end of time.monotonic()."""
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the other side is too slow")
+    s.settimeout(left)
 
 
 def in_slices(wait: Callable[[int], int], timeout: Optional[float]) -> int:

@@ -14,11 +14,16 @@ import json
 import socket
 import socketserver
 import threading
-from typing import Callable, NamedTuple
+import time
+from typing import Any, Callable, NamedTuple
+
+from .._clock import hurry
 
 _GET, _PROBE = b"sluice-mooncake get\n", b"sluice-mooncake probe\n"
 _MOST = 256 << 20  # bytes of an answer
-_LIMIT = 5.0  # seconds for each step of an exchange
+_LIMIT = 5.0  # seconds to connect, or to send
+_WHOLE = 20.0  # seconds in which an answer is received, however it drips
+_CALLERS = 64  # that are answered at once; others wait
 
 
 class Offer(NamedTuple):
@@ -59,12 +64,15 @@ def probe(session: str) -> None:
 def _ask(session: str, word: bytes) -> bytes:
     with socket.create_connection(parse(session), timeout=_LIMIT) as s:
         s.sendall(word)
-        answer = bytearray()
-        while part := s.recv(1 << 20):
+        answer, end = bytearray(), time.monotonic() + _WHOLE
+        while True:
+            hurry(s, end)
+            part = s.recv(1 << 20)
+            if not part:
+                return bytes(answer)
             answer += part
             if len(answer) > _MOST:
                 raise ValueError("the answer is too long")
-        return bytes(answer)
 
 
 class Server:
@@ -87,6 +95,19 @@ class Server:
         class Listening(socketserver.ThreadingTCPServer):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
             allow_reuse_address, daemon_threads = True, True
+            places = threading.Semaphore(_CALLERS)
+
+            def process_request(self, request: Any, client_address: Any) -> None:
+                if self.places.acquire(timeout=_LIMIT):
+                    super().process_request(request, client_address)
+                else:
+                    self.shutdown_request(request)
+
+            def process_request_thread(self, request: Any, client_address: Any) -> None:
+                try:
+                    super().process_request_thread(request, client_address)
+                finally:
+                    self.places.release()
 
             def handle_error(self, request: object, client_address: object) -> None:
                 """Nothing: a caller that hangs up, or asks too slowly, asks anew."""

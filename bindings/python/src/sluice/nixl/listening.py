@@ -13,9 +13,11 @@ import queue
 import socket
 import struct
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Callable, Optional
 
+from .._clock import hurry
 from .bindings import nixlBackendError
 
 if TYPE_CHECKING:
@@ -27,7 +29,8 @@ GET, PUT, FORGET = b"G", b"P", b"F"
 _HEAD = struct.Struct("<4scI")
 _MAGIC = b"SLNX"
 _MOST = 256 << 20  # bytes of a message
-_LIMIT = 5.0  # seconds for each step of an exchange
+_LIMIT = 5.0  # seconds to connect, or to send
+_WHOLE = 20.0  # seconds in which a message is received, however it drips
 _QUEUED = 1024  # exchanges that wait
 
 
@@ -36,15 +39,19 @@ def send(to: socket.socket, word: bytes, data: bytes) -> None:
 
 
 def receive(of: socket.socket) -> tuple[bytes, bytes]:
-    magic, word, length = _HEAD.unpack(_exactly(of, _HEAD.size))
+    end = time.monotonic() + _WHOLE
+    magic, word, length = _HEAD.unpack(_exactly(of, _HEAD.size, end))
     if magic != _MAGIC or length > _MOST:
         raise ConnectionError("the other side is no agent of sluice's")
-    return word, _exactly(of, length)
+    data = _exactly(of, length, end)
+    of.settimeout(_LIMIT)
+    return word, data
 
 
-def _exactly(of: socket.socket, n: int) -> bytes:
+def _exactly(of: socket.socket, n: int, end: float) -> bytes:
     parts = []
     while n:
+        hurry(of, end)
         part = of.recv(min(n, 1 << 20))
         if not part:
             raise ConnectionError("the other side has hung up")

@@ -132,7 +132,12 @@ class Meeting(Memory):
                 logger.info("%s is another agent than before: meeting it anew", m.agent)
         if known is not None:
             self.remove_remote_agent(m.agent)
-        return Met(self._open().connect(m.description, _CONNECT))
+        engine = self._open()
+        peer = engine.connect(m.description, _CONNECT)
+        if peer is engine.self_peer():  # under another name: forgetting that would close it
+            raise b.nixlInvalidParamError(f"{m.agent!r} has our own description: our own memory is "
+                                          f"reached by our own name")
+        return Met(peer)
 
     def remove_remote_agent(self, agent: Name) -> None:
         """Forgets an agent. Transfers with it that are under way fail."""
