@@ -91,7 +91,7 @@ func openRing(b *Backend) (_ *ring, err error) {
 			_ = g.close()
 		}
 	}()
-	if err := g.setup(uint32(2 * b.cfg.Depth)); err != nil { // half of it for cancels
+	if err := g.setup(uint32(4 * b.cfg.Depth)); err != nil { // see cancel
 		return nil, err
 	}
 	if err := g.probe(); err != nil {
@@ -142,7 +142,7 @@ func (g *ring) keep() {
 	}
 }
 
-// put implements mover. There is room: the queue has twice the places of the table.
+// put implements mover. There is room: cancels leave the places of the whole table free.
 func (g *ring) put(r *request) {
 	if r.scribes() {
 		r.f.scribe.add(r)
@@ -193,9 +193,11 @@ func (e *sqe) describe(r *request) {
 	}
 }
 
-// cancel implements mover. Without room the request runs to its end.
+// cancel implements mover. Those that the kernel has not taken yet may outlive their requests, so
+// they fill no more of the queue than the requests of the table leave; without room the request
+// runs to its end.
 func (g *ring) cancel(r *request) {
-	if g.tail-g.sq.head.Load() > g.sq.mask || r.scribes() {
+	if int(g.tail-g.sq.head.Load()) >= len(g.sqes)-g.b.cfg.Depth || r.scribes() {
 		return
 	}
 	e := g.nextEntry()
