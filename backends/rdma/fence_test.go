@@ -33,7 +33,7 @@ func TestFenceOfUntold(t *testing.T) {
 }
 
 // TestConnectionsForgetMemory has a peer import memory after memory, as leases of requests do: the
-// connection keeps nothing of what was closed.
+// connection keeps no memory that the owner has closed.
 func TestConnectionsForgetMemory(t *testing.T) {
 	p := openPair(t, Config{})
 	for range 20 {

@@ -33,12 +33,12 @@ var codes = []struct {
 	code C.int
 }{
 	{errArgument, C.SLUICE_ERR_ARGUMENT},
+	{engine.ErrUnproven, C.SLUICE_ERR_UNPROVEN}, // before its causes: bindings keep memory by it
 	{engine.ErrNoRoute, C.SLUICE_ERR_NO_ROUTE},
 	{engine.ErrUnavailable, C.SLUICE_ERR_UNAVAILABLE},
 	{engine.ErrRevoked, C.SLUICE_ERR_REVOKED},
 	{driver.ErrBadToken, C.SLUICE_ERR_TOKEN},
 	{driver.ErrReadOnly, C.SLUICE_ERR_READ_ONLY},
-	{engine.ErrUnproven, C.SLUICE_ERR_UNPROVEN},
 	{engine.ErrAborted, C.SLUICE_ERR_ABORTED},
 	{engine.ErrPeerLost, C.SLUICE_ERR_PEER_LOST},
 	{engine.ErrTimeout, C.SLUICE_ERR_TIMEOUT},

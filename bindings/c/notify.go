@@ -158,8 +158,8 @@ func slgoReceive(h C.uint64_t, out *C.struct_sluice_notification, buffer *C.uint
 	return e.deliver(out, buffer, capacity, f)
 }
 
-// next waits for a message at the head, which is nil when none came in time. What has come goes
-// before a time that is over.
+// next waits until the engine has given a message to the head; nil there: it gave none in time. A
+// message that has come goes before a time that is over.
 // Preconditions: the turn is ours.
 func (in *inbox) next(e *openEngine, over <-chan time.Time) error {
 	if in.head != nil {

@@ -132,7 +132,8 @@ class Engine(Closing):
         self._lock = threading.Lock()  # guards _peers
         self._closing = threading.Lock()
         self._room = threading.local()
-        # what had come when an interrupt did, for the next call
+        # messages and peers that the library gave to a call which an interrupt ended: the next
+        # call returns them
         self._kept: deque[Notification] = deque()
         self._accepted: deque[int] = deque()
         config, keep = _config(name, [Backend(b) if isinstance(b, str) else b for b in backends],
