@@ -68,6 +68,7 @@ func (m *memory) endEpoch() {
 	defer m.mu.Unlock()
 	news := (&expired{key: m.key, epoch: m.epoch}).encode()
 	m.epoch++
+	m.due = true
 	for c := range m.told {
 		c.ch.send(news)
 		c.knowing.Lock()
@@ -78,18 +79,19 @@ func (m *memory) endEpoch() {
 	m.told = nil
 }
 
-// prove has the NICs forget the keys of all epochs that have ended. Where the NICs were
-// asked to take no requests since the last proof there is nothing to do. When a NIC does
+// prove has the NICs forget the keys of all epochs that have ended: all keys, as no grant is made
+// between the end of an epoch and its proof. Where none has ended since the last proof, or the NICs
+// were asked to take no requests, there is nothing to do. When a NIC does
 // not let go of a key, because requests with it are under way, the queue pairs of the
 // peers that may have sent them end first.
 // ctx is looked at before they end, not before the NICs are told.
 // Preconditions: m.fencing is held.
 func (m *memory) prove(ctx context.Context) error {
 	m.mu.Lock()
-	grants, owed := m.grants, m.owed
-	m.owed = nil
+	due, owed := m.due, m.owed
+	m.due, m.owed = false, nil
 	m.mu.Unlock()
-	if grants == m.revoked {
+	if !due || !m.granted {
 		return nil
 	}
 	err := m.b.net.Revoke(m.key)
@@ -101,11 +103,12 @@ func (m *memory) prove(ctx context.Context) error {
 	}
 	if err != nil {
 		m.mu.Lock()
+		m.due = true
 		m.owe(owed)
 		m.mu.Unlock()
 		return errors.Join(fmt.Errorf("the NIC keeps a key: %w", err), driver.ContextError(ctx))
 	}
-	m.revoked = grants
+	m.granted = false
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -129,30 +130,30 @@ func TestCloseStuck(t *testing.T) {
 	register(t, p.far, 4096)
 }
 
-// TestFenceOwes has a fence fail and a peer come to know the key meanwhile: the next one keeps out
-// both that peer and the one before.
+// TestFenceOwes has a fence fail: the key is given to no other peer until the proof that is owed
+// has kept out the peer that knew it.
 func TestFenceOwes(t *testing.T) {
 	p := openPair(t, Config{})
-	first, second := p.peer, p.connect(t)
 	r, fake := register(t, p.far, 4096), fakeOf(p.far)
 	p.imports(t, r)
-	fake.mu.Lock()
-	fake.stuck = 2
-	fake.mu.Unlock()
-	if err := p.far.Fence(t.Context(), r.Key()); !errors.Is(err, errStuck) {
-		t.Fatalf("a fence without proof: %v", err)
-	}
-	p.peer = second
-	p.imports(t, r)
-	p.peer = first
-	eventually(t, "the lanes of both", func() bool { return len(fake.pairs()) == 4 })
+	eventually(t, "the lanes", func() bool { return len(fake.pairs()) == 2 })
 	used := fake.pairs()
+	first, second := p.peer, p.connect(t)
+	fake.mu.Lock()
+	fake.stuck = 4
+	fake.mu.Unlock()
+	require.ErrorIs(t, p.far.Fence(t.Context(), r.Key()), errStuck)
+	p.peer = second
+	token, err := r.AppendToken(nil)
+	require.NoError(t, err)
+	_, _, err = second.Import(token)
+	require.ErrorIs(t, err, driver.ErrFull)
 	fake.mu.Lock()
 	fake.inUse = used
 	fake.mu.Unlock()
-	if err := p.far.Fence(t.Context(), r.Key()); err != nil {
-		t.Errorf("fence of a key that two peers knew: %v", err)
-	}
+	p.imports(t, r)
+	p.peer = first
+	require.NoError(t, p.far.Fence(t.Context(), r.Key()))
 }
 
 // TestReusedKey shows the token of memory that is gone for that which has its key.
@@ -211,4 +212,43 @@ func TestFenceWithoutTime(t *testing.T) {
 	require.NoError(t, p.far.Fence(over, r.Key()), "the proof needs no time")
 	require.Equal(t, 2, fake.revokes)
 	require.NoError(t, p.await(t, p.write(t, l, p.imports(t, r), nil)))
+}
+
+// TestFenceGivenUp has a fence run out of time before it could begin its proof. A peer that imports
+// the memory in the next epoch keeps what it got: the proof that is owed comes first.
+func TestFenceGivenUp(t *testing.T) {
+	p := openPair(t, Config{})
+	l, r := register(t, p.near, 100), register(t, p.far, 100)
+	p.imports(t, r)
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	r.fencing <- struct{}{} // another fence at work
+	require.ErrorIs(t, p.far.Fence(over, r.Key()), context.Canceled)
+	token, err := r.AppendToken(nil)
+	require.NoError(t, err)
+	var key uint32
+	imported := make(chan error, 1)
+	go func() {
+		var err error
+		key, _, err = p.peer.Import(token)
+		imported <- err
+	}()
+	early := time.After(50 * time.Millisecond)
+	select {
+	case err = <-imported:
+		t.Error("an import before the epochs before were proved to be over")
+		<-r.fencing
+	case <-early:
+		<-r.fencing
+		err = <-imported
+	}
+	require.NoError(t, err)
+	eventually(t, "the proof that is owed", func() bool {
+		fakeOf(p.far).mu.Lock()
+		defer fakeOf(p.far).mu.Unlock()
+		return fakeOf(p.far).revokes == 1
+	})
+	require.NoError(t, p.await(t, p.write(t, l, key, nil)))
+	require.NoError(t, p.far.Fence(t.Context(), r.Key()))
+	require.Equal(t, 2, fakeOf(p.far).revokes, "one for each epoch with an import")
 }

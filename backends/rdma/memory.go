@@ -12,7 +12,6 @@ import (
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
-	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
@@ -26,17 +25,16 @@ type memory struct {
 	pinned   *pinned
 	release  func() // lets other backends move the pages again
 
-	granting gate.Gate     // held by every grant; close shuts it
-	fencing  chan struct{} // has one place: who holds it fences or closes
-	gone     bool          // guarded by it: nothing is left to close
-	revoked  uint64        // guarded by it: of grants, those that are proved to have ended
+	fencing chan struct{} // has one place: the holder grants, fences or closes
+	gone    bool          // guarded by it: nothing is left to close
+	granted bool          // guarded by it: the NICs were asked to take requests, and may still
 
 	mu     sync.Mutex // no longer than it takes to write a few fields
 	closed bool
 	epoch  uint64
 	told   map[*inbound]struct{} // peers that know the keys of this epoch
 	owed   map[*inbound]struct{} // peers that knew keys of epochs that are not proved ended
-	grants uint64                // how often the NICs were asked to take requests
+	due    bool                  // an epoch has ended since the last proof
 }
 
 // Register implements driver.Backend. The range is pinned on every rail, unless it is a
@@ -177,15 +175,19 @@ func (m *memory) forget(c *inbound) {
 	m.mu.Unlock()
 }
 
-// grant has the NICs take requests of peers, and returns their keys by rail.
+// grant has the NICs take requests of peers, and returns their keys by rail. A NIC gives the same
+// key again until it forgets it, so the epochs before are proved to be over first: a fence that ran
+// out of time owes that proof, and would take it from this epoch otherwise.
 func (m *memory) grant() ([]uint32, control.Status) {
-	if !m.granting.Enter() {
+	m.fencing <- struct{}{}
+	defer func() { <-m.fencing }()
+	if m.gone {
 		return nil, control.Revoked
 	}
-	defer m.granting.Exit()
-	m.mu.Lock()
-	m.grants++ // before the NICs have it: a fence from now on takes it back
-	m.mu.Unlock()
+	if err := m.prove(context.Background()); err != nil {
+		return nil, control.Full // the NIC keeps a key: later, perhaps
+	}
+	m.granted = true // before the NICs have it: a fence from now on takes it back
 	flags := m.b.pinFlags()
 	if m.readOnly {
 		flags |= verbs.ReadOnly
@@ -226,8 +228,6 @@ func (m *memory) close() error {
 	m.closed = true
 	m.mu.Unlock()
 	m.b.table.Remove(m.key)
-	m.granting.Shut()
-	m.granting.Wait()
 	m.endEpoch()
 	if err := m.prove(context.Background()); err != nil {
 		return fmt.Errorf("close memory: %w", err)
