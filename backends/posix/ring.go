@@ -270,11 +270,15 @@ func (g *ring) listen(need, armed bool) {
 		default:
 		}
 	}
+	rang := g.bells
 	g.bells = armed && !need // the keeper wakes the sleeper when there is something for it
 	if g.cq.flags == nil {
 		return // before Linux 5.8 every completion is told
 	}
 	if !g.bells {
+		if rang && g.b.doubt.Load() != 0 {
+			g.owed.Store(true) // the kernel may see the flag before it tells of what was reaped
+		}
 		g.cq.flags.Store(eventfdDisabled)
 		return
 	}
