@@ -3,19 +3,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import itertools
 import os
+import queue
 import signal
 import socket
 import sys
+import threading
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any, Callable, Iterator, Optional
 
 import pytest
 import sluice
+from sluice._clock import SLICE_NS, beside
 from sluice._library import lib
+from sluice.errors import HandleError, UnprovenError
 
 PACKAGE = os.path.dirname(sluice.__file__)
 MOST = 16
@@ -209,3 +216,81 @@ def test_what_has_come_is_received_without_waiting(engine: sluice.Engine) -> Non
     while engine.stats()["notifications"] < 40:
         pass
     assert [int(engine.receive(0).data) for _ in range(40)] == list(range(40))
+
+
+@contextlib.contextmanager
+def interrupt_soon() -> Iterator[None]:
+    """Ctrl-C after a moment in what follows, and within a second of it."""
+    def ring(*_: object) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    begun = time.monotonic()
+    try:
+        with pytest.raises(Interrupt):
+            yield
+        assert time.monotonic() - begun < 10
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_dial_without_an_answer_is_interrupted(engine: sluice.Engine, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "s"))
+        silent.listen()
+        with interrupt_soon():
+            engine.dial(f"unix:{tmp_path}/s", timeout=60)
+        with pytest.raises(TimeoutError):
+            engine.dial(f"unix:{tmp_path}/s", timeout=0.01)
+
+
+def test_a_call_beside_that_was_given_up_is_undone() -> None:
+    going, undone = threading.Event(), queue.SimpleQueue[int]()
+
+    def call() -> int:
+        going.wait()
+        return 7
+
+    with interrupt_soon():
+        beside(call, undone.put)
+    assert undone.empty()
+    going.set()
+    assert undone.get(timeout=60) == 7
+
+
+def test_a_revoke_is_interrupted(monkeypatch: pytest.MonkeyPatch, engine: sluice.Engine) -> None:
+    with engine.alloc(4096) as memory, engine.register("r", memory) as region:
+        lease = region.lease(0, 4096)
+        revoke, going = lib.lease_revoke, threading.Event()
+
+        def slow(handle: int, timeout: int) -> int:
+            if 0 <= timeout <= SLICE_NS:
+                return UnprovenError.code
+            going.wait()
+            return revoke(handle, timeout)
+
+        monkeypatch.setattr(lib, "lease_revoke", slow)
+        with interrupt_soon():
+            lease.revoke()
+        going.set()
+        lease.revoke(60)  # also where the other call has ended it
+        monkeypatch.undo()
+
+
+def test_a_lease_that_is_collected_is_forgotten(engine: sluice.Engine) -> None:
+    with engine.alloc(4096) as memory, engine.register("r", memory) as region:
+        me = engine.self_peer()
+        with region.lease(0, 4096) as lease:
+            remote = me.lease(lease.token())
+            with me.transfer("write") as transfer:
+                transfer.add(region, 0, remote, 0, 1)
+                handle = remote._handle
+                del remote
+                gc.collect()
+                out = ctypes.c_uint64()
+                assert lib.remote_length(handle, ctypes.byref(out)) == 0, "a transfer lists it"
+            del transfer
+            gc.collect()
+            assert lib.remote_length(handle, ctypes.byref(out)) == HandleError.code

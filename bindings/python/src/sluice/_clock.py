@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import queue
 import socket
+import threading
 import time
-from typing import Callable, Optional
+from typing import Callable, Optional, TypeVar
 
 from ._library import PENDING
 
 FOREVER = -1
+
+_T = TypeVar("_T")
 
 # Python runs the handlers of signals, Ctrl-C among them, between calls into the
 # library: one that waits for longer comes back as often as this.
@@ -39,3 +43,38 @@ def in_slices(wait: Callable[[int], int], timeout: Optional[float]) -> int:
         code = wait(left)
         if code != PENDING or (end is not None and time.monotonic() >= end):
             return code
+
+
+def beside(call: Callable[[], _T], undo: Callable[[_T], object]) -> _T:
+    """What a call returns that may take long and cannot be sliced: a thread makes it, so that an
+    interrupt is heard meanwhile. The call then goes on to its end, and what it returns is undone.
+    """
+    answers: queue.SimpleQueue[tuple[Optional[_T], Optional[BaseException]]] = queue.SimpleQueue()
+    turn, given_up = threading.Lock(), False
+
+    def run() -> None:
+        try:
+            value, error = call(), None
+        except BaseException as e:
+            answers.put((None, e))
+            return
+        with turn:
+            if not given_up:
+                answers.put((value, error))
+                return
+        undo(value)
+
+    threading.Thread(target=run, name="sluice", daemon=True).start()
+    try:
+        value, error = answers.get()
+    except BaseException:
+        with turn:
+            given_up = True
+            late = not answers.empty() and answers.get()[0]
+        if late:
+            undo(late)
+        raise
+    if error is not None:
+        raise error
+    assert value is not None
+    return value

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Optional, Type
 
 from . import _library
-from ._clock import nanoseconds
+from ._clock import SLICE_NS, beside, nanoseconds
 from ._library import lib
 from ._segments import Located
 from ._words import number
-from .errors import HandleError, UnprovenError, check
+from .errors import Error, HandleError, UnprovenError, check
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -187,10 +188,27 @@ class Lease(Closing):
         in.
         """
         if self._handle:
-            check(lib.lease_revoke(self._handle, nanoseconds(timeout)))
-            self._out.value = 0
+            end = None if timeout is None else time.monotonic() + timeout
+            first = timeout if timeout is not None and timeout * 1e9 <= SLICE_NS else SLICE_NS / 1e9
+            try:
+                self._revoke(first)
+            except Error:
+                if first == timeout:
+                    raise
+                left = None if end is None else end - time.monotonic()
+                beside(lambda: self._revoke(left), lambda _: None)
 
     close = revoke
+
+    def _revoke(self, timeout: Optional[float]) -> bool:
+        code = lib.lease_revoke(self._handle, nanoseconds(timeout))
+        if code == HandleError.code:  # a call that was interrupted, or the engine, has ended it
+            if self.region.engine._unproven:
+                raise UnprovenError(self.region.engine._unproven)
+        else:
+            check(code)
+        self._out.value = 0
+        return True
 
     def __enter__(self) -> Lease:
         return self

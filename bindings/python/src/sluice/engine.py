@@ -12,11 +12,11 @@ import threading
 import warnings
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, NamedTuple, Optional, Union
+from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Union
 
 from . import _library
 from ._asyncio import Arrivals
-from ._clock import in_slices, nanoseconds
+from ._clock import beside, in_slices, nanoseconds
 from ._library import lib
 from ._region import SPACE, Closing, Memory, Region, grow
 from ._segments import Located, locate
@@ -230,10 +230,11 @@ class Engine(Closing):
 
     def connect(self, description: bytes, timeout: Optional[float] = 5.0) -> Peer:
         """The engine that a description is of. Our own gives what `self_peer` gives."""
-        out = ctypes.c_uint64()
-        check(lib.connect(self._handle, description, len(description), nanoseconds(timeout),
-                          ctypes.byref(out)))
-        return self._peer(out.value)
+        def call(out: Any) -> int:
+            return lib.connect(self._handle, description, len(description), nanoseconds(timeout),
+                               out)
+
+        return self._connected(call)
 
     def self_peer(self) -> Peer:
         """This engine as a peer: for moves within the process, and for files."""
@@ -280,9 +281,16 @@ class Engine(Closing):
     def dial(self, address: str, timeout: Optional[float] = 5.0) -> Peer:
         """The engine that serves there, which has connected back when this returns."""
         network, where = _split(address)
-        out = ctypes.c_uint64()
-        check(lib.dial(self._handle, network, where, nanoseconds(timeout), ctypes.byref(out)))
-        return self._peer(out.value)
+        return self._connected(lambda out: lib.dial(self._handle, network, where,
+                                                    nanoseconds(timeout), out))
+
+    def _connected(self, call: Callable[[Any], int]) -> Peer:
+        def connect() -> int:
+            out = ctypes.c_uint64()
+            check(call(ctypes.byref(out)))
+            return out.value
+
+        return self._peer(beside(connect, lib.peer_close))
 
     def _peer(self, handle: int) -> Peer:
         with self._lock:

@@ -36,7 +36,7 @@ class Peer(Closing):
         """A range that was leased to us."""
         out = ctypes.c_uint64()
         check(lib.remote_import(self._handle, token, len(token), ctypes.byref(out)))
-        return Remote(self, out.value)
+        return Remote(self, out.value, leased=True)
 
     def transfer(self, op: Op, *, only: Optional[str] = None, durable: bool = False) -> Transfer:
         """An empty transfer: "read" from the peer or "write" to it.
@@ -122,8 +122,8 @@ class Peer(Closing):
 class Remote(Closing):
     """A region of a peer's, or a part of one that was leased to us."""
 
-    def __init__(self, peer: Peer, handle: int) -> None:
-        self.peer, self._handle = peer, handle
+    def __init__(self, peer: Peer, handle: int, *, leased: bool = False) -> None:
+        self.peer, self._handle, self._leased = peer, handle, leased
         out = ctypes.c_uint64()
         check(lib.remote_length(handle, ctypes.byref(out)))
         self.length = out.value
@@ -136,3 +136,7 @@ class Remote(Closing):
 
     def __enter__(self) -> Remote:
         return self
+
+    def __del__(self) -> None:
+        if getattr(self, "_leased", False) and self._handle:  # a region's has one handle for all
+            lib.remote_close(self._handle)

@@ -32,7 +32,7 @@ class Transfer(Closing):
 
     def __init__(self, peer: Peer, op: Op) -> None:
         self.peer, self.op, self._handle = peer, op, 0
-        self._keep: list[Any] = []  # lists and regions that the library refers to
+        self._keep: list[Any] = []  # lists, regions and remotes that the library refers to
         # the library writes the handle here: no interrupt comes between
         self._out = ctypes.c_uint64()
 
@@ -74,7 +74,7 @@ class Transfer(Closing):
 
     def _add(self, region: Region, remote: Remote, address: int, count: int) -> None:
         self._check_writable(region)
-        self._keep.append(region)  # before the call: an interrupt may follow it
+        self._keep.append((region, remote))  # before the call: an interrupt may follow it
         check(lib.transfer_add(self._handle, region._handle, remote._handle, address, count))
 
     def _check_writable(self, region: Region) -> None:
@@ -111,7 +111,7 @@ class Transfer(Closing):
         pages.local_stride = entry_length if stride is None else number(stride, "stride")
         pages.remote_stride = entry_length if remote_stride is None else number(remote_stride,
             "remote_stride")
-        keep: list[Any] = [region]
+        keep: list[Any] = [region, target]
         for field, indices, name in (("local", local, "local"), ("remote", remote, "remote")):
             if indices is None:
                 continue
@@ -155,7 +155,7 @@ class Transfer(Closing):
         self._check_writable(region)
         pattern = nest(shape, itemsize, strides, remote_strides)
         pattern.size = ctypes.sizeof(pattern)
-        self._keep.append(region)
+        self._keep += (region, target)
         self._keep += side(pattern.local, local, pattern.count, offset, "local")
         self._keep += side(pattern.remote, remote, pattern.count, remote_offset, "remote")
         check(lib.transfer_add_pattern(self._handle, region._handle, target._handle,
