@@ -85,15 +85,13 @@ func TestSleeperBesidePoller(t *testing.T) {
 	})
 }
 
-// TestBellsOff turns the kernel's bells off right after a landing that the kernel was to tell of: it
-// may find them off before it has told, so the sleeper is woken from here.
+// TestBellsOff turns the kernel's bells off right after a landing that the kernel was to tell of.
+// It may find them off before it has told, so the sleeper is woken from here; before Linux 5.8 they
+// stay on.
 func TestBellsOff(t *testing.T) {
 	f := newFile(t, t.TempDir(), 4096)
 	r := newRig(t, Config{Path: PathRing}, fileSegment(f, 4096), 4096)
 	g := r.b.mover.(*ring)
-	if g.cq.flags == nil {
-		t.Skip("this kernel tells of every completion")
-	}
 	_, err := r.b.Arm()
 	require.NoError(t, err)
 	r.b.books.Mu.Lock()
@@ -104,5 +102,5 @@ func TestBellsOff(t *testing.T) {
 	g.flying--
 	r.b.books.Mu.Unlock()
 	g.kick()
-	require.True(t, readable(r.b.FD()))
+	require.Equal(t, g.cq.flags != nil, readable(r.b.FD()))
 }
