@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 )
 
 // answersMax is how many answers of one connection wait for room. A peer that asks keeps
@@ -58,23 +59,23 @@ func (s *sender) send(b []byte) error {
 		return err
 	}
 	head := answerHead(b)
-	if short := appendOutcome(bytes.Clone(head), err); len(short) < len(b) {
+	if short := exchange.AppendOutcome(bytes.Clone(head), err); len(short) < len(b) {
 		if err = s.lane.b.Answer(s.conn, short); !errors.Is(err, driver.ErrBounds) {
 			return err
 		}
 	}
-	return s.lane.b.Answer(s.conn, append(bytes.Clone(head), outcomeBounds))
+	return s.lane.b.Answer(s.conn, append(bytes.Clone(head), exchange.OutOfBounds))
 }
 
 // answerHead is the part of an answer before its outcome.
 func answerHead(b []byte) []byte {
 	switch b[0] {
-	case isHopEnd:
-		return b[:1+nameBytes]
-	case isSummed:
-		return b[:1+sumTagBytes]
+	case exchange.IsHopEnd:
+		return b[:1+exchange.HopName]
+	case exchange.IsSummed:
+		return b[:1+exchange.SumTag]
 	}
-	return []byte{isWindow, 0, 0}
+	return []byte{exchange.IsWindow, 0, 0}
 }
 
 func (a *answering) add(s *sender) {
@@ -125,9 +126,9 @@ func (s *sender) sendWaiting() {
 // answered deals with an answer of the peer, by a connection of ours.
 func (c *conn) answered(data []byte) {
 	switch data[0] {
-	case isWindow, isHopEnd:
+	case exchange.IsWindow, exchange.IsHopEnd:
 		c.peer.staged().p.(*stagedPeer).answered(c, data[0], data[1:])
-	case isSummed:
+	case exchange.IsSummed:
 		if w := c.sums.Load(); w != nil {
 			w.heard(data[1:])
 		}

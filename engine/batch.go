@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 )
 
 // group is the part of a transfer's list that goes over one connection.
@@ -77,7 +78,7 @@ func (t *Transfer) Notify(msg []byte) error {
 	if !t.look().atRest() {
 		return t.misuse("change")
 	}
-	t.attachFrame(append(append(t.frame[:0], isNotification), msg...))
+	t.attachFrame(append(append(t.frame[:0], exchange.IsNotification), msg...))
 	t.frame, t.text = t.message, msg
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/tcp"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 )
 
 // hung is a device whose operations end with the connection alone, like those on a file of a
@@ -208,11 +209,10 @@ func TestSumsAreBounded(t *testing.T) {
 	r := register(t, e, "kv", 4<<20)
 	token, err := r.mems[0].AppendToken(nil)
 	require.NoError(t, err)
-	s := &summing{pages: &Pattern{Run: 1 << 20, Count: 16, Remote: Side{}}}
-	b, err := s.appendRequest(nil, token)
+	b, err := exchange.AppendSum(nil, token, nil, &Pattern{Run: 1 << 20, Count: 16})
 	require.NoError(t, err)
-	answer := e.stager.sumFor(e.lanes[0], b[1+sumTagBytes:], nil)
-	require.ErrorIs(t, parseOutcome(answer), ErrBounds)
+	answer := e.stager.sumFor(e.lanes[0], exchange.SumBody(b), nil)
+	require.ErrorIs(t, exchange.ParseOutcome(answer), ErrBounds)
 }
 
 // TestChecksumOfAClosedPeer starts nothing that Close would wait for.

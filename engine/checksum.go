@@ -3,10 +3,13 @@
 package engine
 
 import (
+	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 )
 
 // Checksum has the bytes of the transfer compared, by CRC-32C, until Reset. The peer's engine
@@ -58,7 +61,7 @@ func (e *CorruptError) Unwrap() error { return ErrCorrupt }
 
 // sumBytes is how much of a transfer is summed at a time: small enough that moving the next
 // part and summing this one overlap.
-const sumBytes = 2 << 20 // 2 MiB
+const sumBytes = exchange.SumMax
 
 // summing is what a batch needs whose bytes are compared.
 type summing struct {
@@ -118,7 +121,7 @@ type sumCutter struct {
 }
 
 func (c *sumCutter) add(d driver.Desc) error {
-	most := min(c.g.conn.lane.caps.DescsMax, sumDescsMax(c.g.conn.lane.caps.MessageMax))
+	most := min(c.g.conn.lane.caps.DescsMax, exchange.SumDescsMax(c.g.conn.lane.caps.MessageMax))
 	if most < 1 {
 		return c.noRoom()
 	}
@@ -144,7 +147,7 @@ func (c *sumCutter) cut() {
 }
 
 func (c *sumCutter) addPattern(p *Pattern) error {
-	most := sumPagesMax(c.g.conn.lane.caps.MessageMax)
+	most := exchange.SumEntriesMax(c.g.conn.lane.caps.MessageMax)
 	if most < 1 {
 		return c.noRoom()
 	}
@@ -249,7 +252,7 @@ func (c *sumCutter) complete(s *summing) error {
 	}
 	s.op, s.way = c.t.op, c.g.conn.sums.Load()
 	var err error
-	s.request, err = s.appendRequest(nil, s.remote.tokens[lane])
+	s.request, err = exchange.AppendSum(nil, s.remote.tokens[lane], s.descs, s.pages)
 	return err
 }
 
@@ -261,7 +264,7 @@ func (b *batch) submitSum(t *Transfer, tag uint64, index, bit int) error {
 	}
 	t.sums.batch[bit], t.sums.heard[bit] = index, nil
 	t.sums.state[bit].Store(sumFlying)
-	way.name(b.sum.request, tag)
+	exchange.SetSumTag(b.sum.request, tag)
 	var err error
 	switch {
 	case way.self && b.Descs == nil && b.Pattern == nil: // a Read's: all bytes are here
@@ -341,4 +344,41 @@ func (t *Transfer) forsakeAll(of *conn, why error) {
 		}
 		t.endBatch(s.way.conn.lane, generation, bit, why)
 	}
+}
+
+// castagnoli has an instruction on amd64 and arm64.
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// ranges returns how many ranges a batch has, and where each lies on this side and on the peer's.
+func (s *summing) ranges() int {
+	if s.pages != nil {
+		return s.pages.Count
+	}
+	return len(s.descs)
+}
+
+func (s *summing) at(i int) driver.Desc {
+	if s.pages != nil {
+		return s.pages.Desc(i)
+	}
+	return s.descs[i]
+}
+
+// compare looks at the peer's sums; nil: they are ours.
+func (s *summing) compare(theirs []byte, peer string) error {
+	n := s.ranges()
+	if len(theirs) != 4*n {
+		return fmt.Errorf("an answer with %d bytes of sums, want %d: %w", len(theirs), 4*n,
+			ErrCorrupt)
+	}
+	mem := s.local.seg.Mem
+	for i := range n {
+		d := s.at(i)
+		if crc32.Checksum(mem[d.Local:d.Local+d.Len], castagnoli) != binary.LittleEndian.Uint32(
+			theirs[4*i:]) {
+			return &CorruptError{Op: s.op, Peer: peer, Region: s.remote.name, Offset: d.Remote,
+				Len: d.Len}
+		}
+	}
+	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 )
 
 // audit is what this engine does for a peer that compares checksums: it sums ranges of our
@@ -28,7 +29,7 @@ const (
 
 // ask takes a request.
 func (a *audit) ask(from *sender, body []byte) {
-	if len(body) < sumTagBytes {
+	if len(body) < exchange.SumTag {
 		return
 	}
 	a.mu.Lock()
@@ -42,14 +43,14 @@ func (a *audit) ask(from *sender, body []byte) {
 	switch {
 	case full:
 		err := fmt.Errorf("%d requests of this connection wait: %w", auditBacklog, ErrFull)
-		from.answer(appendOutcome(appendSummed(nil, body), err))
+		from.answer(exchange.AppendOutcome(appendSummed(nil, body), err))
 	case begin && !from.lane.e.stager.serve(func() { a.run(from) }):
-		from.answer(appendOutcome(appendSummed(nil, body), ErrClosed))
+		from.answer(exchange.AppendOutcome(appendSummed(nil, body), ErrClosed))
 	}
 }
 
 func appendSummed(b, body []byte) []byte {
-	return append(append(b, isSummed), body[:sumTagBytes]...)
+	return append(append(b, exchange.IsSummed), body[:exchange.SumTag]...)
 }
 
 // run answers requests while there are any.
@@ -68,7 +69,7 @@ func (a *audit) run(from *sender) {
 		a.waiting = a.waiting[1:]
 		a.mu.Unlock()
 		s.summing <- struct{}{}
-		b = s.sumFor(from.lane, body[sumTagBytes:], appendSummed(b[:0], body))
+		b = s.sumFor(from.lane, body[exchange.SumTag:], appendSummed(b[:0], body))
 		<-s.summing
 		from.answer(b)
 	}
@@ -87,29 +88,29 @@ func (s *sender) ended() bool {
 // sumFor appends a code and the sums of a request's ranges, or why there are none.
 func (s *stager) sumFor(l *lane, body, b []byte) []byte {
 	at := len(b)
-	var r sumRequest
-	err := r.parse(body)
+	var r exchange.Sum
+	err := r.Parse(body)
 	if err == nil {
 		b, err = s.sum(l, &r, append(b, 0))
 	}
 	if err != nil {
-		return appendOutcome(b[:at], err)
+		return exchange.AppendOutcome(b[:at], err)
 	}
 	return b
 }
 
-func (s *stager) sum(l *lane, r *sumRequest, b []byte) ([]byte, error) {
-	if r.count > sumPagesMax(l.caps.MessageMax) && l.caps.MessageMax > 0 {
+func (s *stager) sum(l *lane, r *exchange.Sum, b []byte) ([]byte, error) {
+	if r.Count > exchange.SumEntriesMax(l.caps.MessageMax) && l.caps.MessageMax > 0 {
 		return b, ErrBounds // the answer has no room
 	}
-	m, err := s.enterBy(l, r.token)
+	m, err := s.enterBy(l, r.Token)
 	if err != nil {
 		return b, err
 	}
 	defer m.leave()
-	mem, epoch, left := m.region.seg.Mem, m.epoch.Load(), uint64(sumWholeMax)
-	for i := range r.count {
-		off, n, ok := r.at(i, uint64(len(mem)))
+	mem, epoch, left := m.region.seg.Mem, m.epoch.Load(), uint64(exchange.SumMax)
+	for i := range r.Count {
+		off, n, ok := r.At(i, uint64(len(mem)))
 		if !ok || n > left {
 			return b, ErrBounds
 		}
@@ -143,7 +144,7 @@ func (s *stager) enterBy(l *lane, token []byte) (*stagedMemory, error) {
 	m.mu.Lock()
 	m.active++
 	m.mu.Unlock()
-	now, err := m.region.mems[l.index].AppendToken(make([]byte, 0, sumTokenMax))
+	now, err := m.region.mems[l.index].AppendToken(make([]byte, 0, exchange.SumTokenMax))
 	if err != nil || subtle.ConstantTimeCompare(now, token) != 1 {
 		m.leave()
 		return nil, ErrRevoked

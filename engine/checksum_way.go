@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 )
 
 // sumWay is how the sums of a connection's transfers are asked for and compared. One
@@ -83,11 +85,6 @@ func (w *sumWay) begin() bool {
 
 func (w *sumWay) end() { w.asked.Add(-1) }
 
-// name puts the tag into a request that is about to go.
-func (w *sumWay) name(request []byte, tag uint64) {
-	binary.LittleEndian.PutUint64(request[1:], tag)
-}
-
 // push hands a batch to the goroutine. When that has ended, so does the batch.
 func (w *sumWay) push(x sumWork) {
 	w.mu.Lock()
@@ -134,7 +131,7 @@ func (w *sumWay) look(x sumWork) {
 	s := x.t.batches[x.t.sums.batch[bit]].sum
 	answer := x.t.sums.heard[bit]
 	if w.self {
-		answer = w.s.sumFor(w.conn.lane, s.request[1+sumTagBytes:], nil)
+		answer = w.s.sumFor(w.conn.lane, exchange.SumBody(s.request), nil)
 	}
 	w.finish(x, s.judge(answer, w.conn.peer.name))
 }
@@ -142,7 +139,7 @@ func (w *sumWay) look(x sumWork) {
 // judge is the outcome that an answer makes: a code, and then sums.
 func (s *summing) judge(answer []byte, peer string) error {
 	if len(answer) == 0 || answer[0] != 0 {
-		err := parseOutcome(answer)
+		err := exchange.ParseOutcome(answer)
 		return &OpError{Op: "checksum of " + s.op.String(), Peer: peer, Err: err}
 	}
 	return s.compare(answer[1:], peer)

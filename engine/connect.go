@@ -10,6 +10,7 @@ import (
 	"runtime"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -31,14 +32,14 @@ func (e *Engine) Connect(ctx context.Context, description []byte) (*Peer, error)
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.ConnectTimeout)
 	defer cancel()
-	return e.connect(ctx, d, secret{}, nil)
+	return e.connect(ctx, d, exchange.Secret{}, nil)
 }
 
 // connect connects, and says hello by each connection. show is the secret of the ticket that
 // the peer has issued, ours is the ticket that the peer shows. It ends early when the engine
 // closes.
-func (e *Engine) connect(ctx context.Context, d *wire.Description, show secret, ours *ticket) (
-	*Peer, error) {
+func (e *Engine) connect(ctx context.Context, d *wire.Description, show exchange.Secret,
+	ours *ticket) (*Peer, error) {
 	private := ours != nil && ours.private
 	if err := e.takePlace(private); err != nil {
 		return nil, &OpError{Op: "connect", Peer: d.Name, Err: err}
@@ -114,12 +115,12 @@ func (p *Peer) connectLane(ctx context.Context, i int, l *lane, d *wire.Descript
 // sayHello sends the first message of a connection, if it carries any. Where the peer takes
 // none for now, since its program does not read its notifications, the hello goes before the
 // first message that does. A connection by which it fails is closed.
-func (p *Peer) sayHello(ctx context.Context, c *conn, show secret) error {
+func (p *Peer) sayHello(ctx context.Context, c *conn, show exchange.Secret) error {
 	if !c.carries(false) {
 		return nil
 	}
 	c.lane.enlist(c)
-	c.hello = p.e.appendHello(nil, show)
+	c.hello = p.e.hello(show)
 	soon, cancel := context.WithTimeout(ctx, p.e.cfg.AbortGrace)
 	defer cancel()
 	err := p.tell(soon, c.lane, c.hello)

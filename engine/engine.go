@@ -20,6 +20,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -44,7 +45,7 @@ type Engine struct {
 
 	localSelf *Peer // see local
 	leases    map[*Lease]struct{}
-	tickets   map[secret]*ticket
+	tickets   map[exchange.Secret]*ticket
 
 	lastPeer     uint64 // guarded by mu
 	peersVersion atomic.Uint64
@@ -73,7 +74,7 @@ func Open(cfg Config) (*Engine, error) {
 		cfg: cfg, host: hostID(), born: time.Now(),
 		regions: map[string]*Region{}, sorted: []*Region{}, peers: map[*Peer]struct{}{},
 		leases:  map[*Lease]struct{}{},
-		tickets: map[secret]*ticket{},
+		tickets: map[exchange.Secret]*ticket{},
 		inbox:   make(chan Notification, cfg.NotificationsMax), closing: make(chan struct{}),
 	}
 	rand.Read(e.id[:])

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/park"
 )
 
@@ -194,7 +195,7 @@ func (p *fakePeer) Submit(tag uint64, b *driver.Batch) error {
 		return err
 	}
 	notify := b.Tail == driver.NotifyTail
-	if notify && !p.f.hellos && len(b.Notify) > 0 && b.Notify[0] == isHello {
+	if notify && !p.f.hellos && len(b.Notify) > 0 && b.Notify[0] == exchange.IsHello {
 		p.f.mu.Lock()
 		defer p.f.mu.Unlock()
 		p.f.ready = append(p.f.ready, driver.Completion{Tag: tag})

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 )
 
 // TestNotifyGivesUp has a peer without room. The error says why, and nothing of
@@ -64,11 +65,11 @@ func TestReceiveLeavesNothingBehind(t *testing.T) {
 			held = true
 			close(spinning)
 			<-goOn
-			msgs[0] = driver.Message{Conn: 1, Data: []byte{isNotification, 0}}
+			msgs[0] = driver.Message{Conn: 1, Data: []byte{exchange.IsNotification, 0}}
 			received = 1
 			return 1
 		case held && received == 1:
-			msgs[0] = driver.Message{Conn: 1, Data: []byte{isNotification, 1}}
+			msgs[0] = driver.Message{Conn: 1, Data: []byte{exchange.IsNotification, 1}}
 			received = 2
 			return 1
 		}
@@ -77,7 +78,7 @@ func TestReceiveLeavesNothingBehind(t *testing.T) {
 	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{f} })
 	l := e.lanes[0]
 	l.receiveMu.Lock()
-	l.greet(1, e.appendHello(nil, secret{}))
+	l.greet(1, e.hello(exchange.Secret{}))
 	l.receiveMu.Unlock()
 	first := make(chan int)
 	go func() {

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -76,7 +77,7 @@ func (l *lane) take(m *driver.Message) (n Notification, forProgram bool) {
 		return l.lastWord(m.Conn, s, m.Err)
 	case len(data) == 0:
 		return n, false
-	case s == nil && data[0] == isHello:
+	case s == nil && data[0] == exchange.IsHello:
 		l.greet(m.Conn, data)
 		return n, false
 	case s == nil:
@@ -86,15 +87,15 @@ func (l *lane) take(m *driver.Message) (n Notification, forProgram bool) {
 		return n, false
 	}
 	switch data[0] {
-	case isNotification:
+	case exchange.IsNotification:
 		return s.notification(data[1:]), true
-	case isPart:
+	case exchange.IsPart:
 		if whole, ok := s.join(data[1:], l.e.cfg.NotifyMax); ok {
 			return s.notification(whole), true
 		}
-	case isSum:
+	case exchange.IsSum:
 		s.audit.ask(s, data[1:])
-	case isWindowAsk, isPut, isGet, isWithdrawn:
+	case exchange.IsWindowAsk, exchange.IsPut, exchange.IsGet, exchange.IsWithdrawn:
 		l.e.stager.asked(s, data[0], data[1:])
 	}
 	return n, false
@@ -103,14 +104,14 @@ func (l *lane) take(m *driver.Message) (n Notification, forProgram bool) {
 // greet begins a sender by its hello.
 // Preconditions: l.receiveMu is held.
 func (l *lane) greet(conn uint64, hello []byte) {
-	id, show, name, ok := parseHello(hello)
+	h, ok := exchange.ParseHello(hello)
 	if !ok {
 		return
 	}
-	s := &sender{lane: l, conn: conn, id: id, name: name, gone: make(chan struct{})}
-	if show != (secret{}) {
+	s := &sender{lane: l, conn: conn, id: h.ID, name: h.Name, gone: make(chan struct{})}
+	if h.Show != (exchange.Secret{}) {
 		l.e.mu.Lock()
-		if t := l.e.tickets[show]; t != nil {
+		if t := l.e.tickets[h.Show]; t != nil {
 			s.ticket = t
 		}
 		l.e.mu.Unlock()
@@ -186,13 +187,6 @@ func (e *Engine) peerOf(id wire.ID) (last *Peer, proven bool) {
 	return last, proven
 }
 
-// The flags of a part.
-const (
-	firstPart = 1
-	lastPart  = 2
-	partHead  = 2 // kind and flags
-)
-
 // join adds a part of a long notification, and returns it with the last. One connection has
 // one such notification at a time.
 func (s *sender) join(part []byte, limit int) (whole []byte, ok bool) {
@@ -200,7 +194,7 @@ func (s *sender) join(part []byte, limit int) (whole []byte, ok bool) {
 		return nil, false
 	}
 	flags, data := part[0], part[1:]
-	if flags&firstPart != 0 {
+	if flags&exchange.FirstPart != 0 {
 		s.long, s.joining = nil, true
 	}
 	if !s.joining || len(s.long)+len(data) > limit {
@@ -208,7 +202,7 @@ func (s *sender) join(part []byte, limit int) (whole []byte, ok bool) {
 		return nil, false
 	}
 	s.long = append(s.long, data...)
-	if flags&lastPart == 0 {
+	if flags&exchange.LastPart == 0 {
 		return nil, false
 	}
 	whole = s.long

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 )
 
 // serveUnix serves an engine at a socket and returns its path.
@@ -61,14 +62,14 @@ func TestLastWordOfOneDial(t *testing.T) {
 }
 
 // claim connects raw to an engine and says a hello in the name of another.
-func claim(t testing.TB, b *Engine, as *Engine, show secret) driver.Peer {
+func claim(t testing.TB, b *Engine, as *Engine, show exchange.Secret) driver.Peer {
 	t.Helper()
 	raw, err := mem.New(mem.Config{})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = raw.Close() })
 	p, err := raw.Connect(within(t), b.lanes[0].b.Addr())
 	require.NoError(t, err)
-	for i, msg := range [][]byte{as.appendHello(nil, show), append([]byte{isNotification},
+	for i, msg := range [][]byte{as.hello(show), append([]byte{exchange.IsNotification},
 		"lie"...)} {
 		require.NoError(t, p.Submit(uint64(i), &driver.Batch{Op: Write, Tail: driver.NotifyTail,
 			Notify: msg}))
@@ -86,7 +87,8 @@ func TestNoMemberSpeaksAsAnother(t *testing.T) {
 	known := next(t, b)
 	require.NotNil(t, known.Peer)
 	own := b.issueTicket() // given to the liar, who is a member, too
-	for name, show := range map[string]secret{"none": {}, "guessed": {1}, "its own": own.secret} {
+	for name, show := range map[string]exchange.Secret{"none": {}, "guessed": {1},
+		"its own": own.secret} {
 		t.Run(name, func(t *testing.T) {
 			liar := claim(t, b, a, show)
 			n := next(t, b)

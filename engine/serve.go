@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -263,7 +264,7 @@ func (e *Engine) introduce(ctx context.Context, conn net.Conn) (*Peer, error) {
 // introduction is what one side of an exchange says of itself.
 type introduction struct {
 	*wire.Description
-	show secret // for the hellos of our connections: see ticket
+	show exchange.Secret // for the hellos of our connections: see ticket
 }
 
 // introduceItself sends this engine's description, and a ticket that the other side's
@@ -283,7 +284,7 @@ func (e *Engine) introduceItself(conn net.Conn) (*ticket, error) {
 
 // readIntroduction refuses what makes no sense before anything is given in return.
 func (e *Engine) readIntroduction(conn net.Conn) (*introduction, error) {
-	b, err := readFrame(conn, e.cfg.DescriptionMax+len(secret{}))
+	b, err := readFrame(conn, e.cfg.DescriptionMax+len(exchange.Secret{}))
 	if err != nil {
 		return nil, err
 	}

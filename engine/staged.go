@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 )
 
 // Staged is the name of the engine's own route: a chain of backends through staging memory
@@ -25,14 +26,11 @@ import (
 // It looks like a backend to the rest of the engine: a lane of its own, the last one.
 const Staged = "staged"
 
-// The shape of staging memory: slots of one piece and its list.
+// The shape of staging memory: see exchange.
 const (
-	pieceBytes  = 1 << 20 // of data in a slot
-	listBytes   = 64 << 10
-	slotBytes   = pieceBytes + listBytes
+	pieceBytes  = exchange.PieceBytes
+	slotBytes   = exchange.SlotBytes
 	slotsMax    = 8 // pieces under way to one peer
-	listEntry   = 16
-	listMax     = listBytes / listEntry // descriptors in a piece
 	stagedDescs = 1024
 	stagedPages = 64 << 10
 	stagedJobs  = 256 // batches of one peer before ErrFull

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
@@ -222,7 +223,7 @@ func TestStagedWithdrawnWhileClosing(t *testing.T) {
 	from := &sender{lane: &lane{e: s.e, b: ears}, gone: make(chan struct{})}
 	w := &window{s: s, from: from, by: from.lane, loop: newLoop(), hops: make([]hop, 1), busy: 1}
 	h := &w.hops[0]
-	*h = hop{w: w, req: farHop{number: 7}, memory: &stagedMemory{active: 1}}
+	*h = hop{w: w, req: exchange.Hop{Number: 7}, memory: &stagedMemory{active: 1}}
 	from.window = w
 	ended := make(chan struct{})
 	go func() {
@@ -236,7 +237,7 @@ func TestStagedWithdrawnWhileClosing(t *testing.T) {
 			over = <-asked
 		}
 	})
-	s.asked(from, isWithdrawn, h.req.appendName(nil))
+	s.asked(from, exchange.IsWithdrawn, h.req.AppendName(nil))
 	done := make(chan struct{})
 	w.loop.push(eventFunc(func() { close(done) }))
 	<-done

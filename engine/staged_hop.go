@@ -3,9 +3,8 @@
 package engine
 
 import (
-	"encoding/binary"
-
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 )
 
 // prepareHop fills a transfer with what the step moves.
@@ -16,7 +15,7 @@ func (s *slot) prepareHop(to step) (*Transfer, error) {
 		if err != nil {
 			return nil, err
 		}
-		return t, s.tell(t, isGet)
+		return t, s.tell(t, exchange.IsGet)
 	case s.c.far:
 		return s.prepareFar()
 	}
@@ -57,7 +56,7 @@ func (s *slot) prepareFar() (*Transfer, error) {
 		err = s.addStraight(t)
 	}
 	if err == nil && s.job.op == Write {
-		err = s.tell(t, isPut)
+		err = s.tell(t, exchange.IsPut)
 	}
 	return t, err
 }
@@ -109,33 +108,21 @@ func (s *slot) addStraight(t *Transfer) error {
 // tell has the list follow, and the message that asks for the peer's hop.
 func (s *slot) tell(t *Transfer, what byte) error {
 	at := s.at + pieceBytes
-	list := s.pool.region.Bytes()[at:][:listBytes]
-	h := farHop{slot: uint16(s.index), number: s.number, token: s.to.tokens[s.sp.s.lane.index],
-		durable: s.job.durable}
-	n := 0
+	list := s.pool.region.Bytes()[at:][:exchange.ListBytes]
+	h := exchange.Hop{Slot: uint16(s.index), Number: s.number,
+		Token: s.to.tokens[s.sp.s.lane.index], Durable: s.job.durable}
+	n := uint64(0)
 	if s.paged {
-		far := &s.pages.Remote
-		h.pages = Pages{Count: s.pages.Count, EntryLen: s.pages.Run, RemoteBase: far.Base,
-			RemoteStride: far.Stride}
-		h.paged, h.listed = true, far.List != nil
-		for i, index := range far.List {
-			binary.LittleEndian.PutUint32(list[4*i:], index)
-		}
-		n = 4 * len(far.List)
+		n = h.ListEntries(list, &s.pages)
 	} else {
-		for i := range s.descs {
-			binary.LittleEndian.PutUint64(list[listEntry*i:], s.descs[i].Remote)
-			binary.LittleEndian.PutUint64(list[listEntry*i+8:], s.descs[i].Len)
-		}
-		h.count = len(s.descs)
-		n = listEntry * h.count
+		n = h.ListDescs(list, s.descs)
 	}
 	if n > 0 {
-		if err := t.Add(s.pool.region, at, s.sp.there.remote, at, uint64(n)); err != nil {
+		if err := t.Add(s.pool.region, at, s.sp.there.remote, at, n); err != nil {
 			return err
 		}
 	}
-	s.message = h.append(append(s.message[:0], what))
+	s.message = h.Append(append(s.message[:0], what))
 	t.attachFrame(s.message)
 	return nil
 }
@@ -159,8 +146,8 @@ func (s *slot) withdraw() {
 		t.hook = func() { s.sp.loop.push(&noticeSent{s}) }
 		s.notice = t
 	}
-	h := farHop{slot: uint16(s.index), number: s.number}
-	s.notice.attachFrame(h.appendName([]byte{isWithdrawn}))
+	h := exchange.Hop{Slot: uint16(s.index), Number: s.number}
+	s.notice.attachFrame(h.AppendName([]byte{exchange.IsWithdrawn}))
 	_ = s.notice.Post()
 }
 
@@ -176,7 +163,7 @@ func (n *noticeSent) happen() {
 // ownOp is the direction of a hop between staging memory, which is local to it, and memory
 // of the engine's own peer.
 func ownOp(what byte) driver.Op {
-	if what == isPut {
+	if what == exchange.IsPut {
 		return Write
 	}
 	return Read

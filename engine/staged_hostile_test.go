@@ -5,12 +5,11 @@ package engine
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
-	"math/rand/v2"
 	"testing"
 	"time"
 
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
@@ -34,11 +33,11 @@ func TestStagedForgeries(t *testing.T) {
 	before := bytes.Clone(b.mem)
 
 	token := m.tokens[liar.e.stager.lane.index]
-	honestHop := farHop{slot: 1, number: 1 << 20, token: token, count: 1}
-	lie := func(change func(h *farHop)) []byte {
+	honestHop := exchange.Hop{Slot: 1, Number: 1 << 20, Token: token, Count: 1}
+	lie := func(change func(h *exchange.Hop)) []byte {
 		h := honestHop
 		change(&h)
-		return h.append([]byte{isPut})
+		return h.Append([]byte{exchange.IsPut})
 	}
 	changed := func(b []byte, at int, to byte) []byte {
 		b = bytes.Clone(b)
@@ -49,31 +48,32 @@ func TestStagedForgeries(t *testing.T) {
 	key := changed(token, 16, token[16]+1)
 	epoch := changed(token, 20, token[20]+1)
 	for name, msg := range map[string][]byte{
-		"a slot too many": lie(func(h *farHop) { h.slot = slotsMax }),
-		"another secret":  lie(func(h *farHop) { h.token = secret }),
-		"another key":     lie(func(h *farHop) { h.token = key }),
-		"another epoch":   lie(func(h *farHop) { h.token = epoch }),
-		"too long a list": lie(func(h *farHop) { h.count = listMax + 1 }),
-		"no list":         lie(func(h *farHop) { h.count = 0 }),
-		"too many entries": lie(func(h *farHop) {
-			h.paged, h.pages = true, Pages{Count: 2, EntryLen: pieceBytes}
+		"a slot too many": lie(func(h *exchange.Hop) { h.Slot = slotsMax }),
+		"another secret":  lie(func(h *exchange.Hop) { h.Token = secret }),
+		"another key":     lie(func(h *exchange.Hop) { h.Token = key }),
+		"another epoch":   lie(func(h *exchange.Hop) { h.Token = epoch }),
+		"too long a list": lie(func(h *exchange.Hop) { h.Count = exchange.DescsMax + 1 }),
+		"no list":         lie(func(h *exchange.Hop) { h.Count = 0 }),
+		"too many entries": lie(func(h *exchange.Hop) {
+			h.Paged, h.Count, h.EntryLen = true, 2, pieceBytes
 		}),
-		"empty entries": lie(func(h *farHop) { h.paged, h.pages = true, Pages{Count: 2} }),
-		"past the end": lie(func(h *farHop) {
-			h.paged, h.pages = true, Pages{Count: 1, EntryLen: 8, RemoteBase: 1 << 60}
+		"empty entries": lie(func(h *exchange.Hop) { h.Paged, h.Count = true, 2 }),
+		"past the end": lie(func(h *exchange.Hop) {
+			h.Paged, h.EntryLen, h.Base = true, 8, 1<<60
 		}),
-		"strides that lap": lie(func(h *farHop) {
-			h.paged, h.pages = true, Pages{Count: 9, EntryLen: 8, RemoteStride: 1 << 62}
+		"strides that lap": lie(func(h *exchange.Hop) {
+			h.Paged, h.Count, h.EntryLen, h.Stride = true, 9, 8, 1<<62
 		}),
-		"flags of no-one":    changed(lie(func(*farHop) {}), 1+nameBytes+farToken, 0xff),
-		"cut":                lie(func(*farHop) {})[:1+20],
-		"nothing":            {isPut},
+		"flags of no-one": changed(lie(func(*exchange.Hop) {}),
+			1+exchange.HopName+exchange.HopToken, 0xff),
+		"cut":                lie(func(*exchange.Hop) {})[:1+20],
+		"nothing":            {exchange.IsPut},
 		"an unknown kind":    {200},
-		"a window from afar": {isWindow},
-		"a second hello":     append([]byte{isHello}, make([]byte, 200)...),
-		"a short withdrawal": {isWithdrawn, 1},
-		"an answer to none":  append([]byte{isHopEnd}, make([]byte, 30)...),
-		"the end of a part":  {isPart, lastPart, 1, 2, 3},
+		"a window from afar": {exchange.IsWindow},
+		"a second hello":     append([]byte{exchange.IsHello}, make([]byte, 200)...),
+		"a short withdrawal": {exchange.IsWithdrawn, 1},
+		"an answer to none":  append([]byte{exchange.IsHopEnd}, make([]byte, 30)...),
+		"the end of a part":  {exchange.IsPart, exchange.LastPart, 1, 2, 3},
 	} {
 		if err := q.tell(within(t), q.conns[0].lane, msg); err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -101,77 +101,6 @@ func TestStagedForgeries(t *testing.T) {
 	}
 	if n := len(b.e.Notifications()); n != 0 {
 		t.Errorf("the program has received %d messages", n)
-	}
-}
-
-// TestStagedListIsReadOnce changes a list while it is read: no piece leaves the slot, and no
-// entry the memory. The second is the Transfer's work, on the copy.
-func TestStagedListIsReadOnce(t *testing.T) {
-	list := make([]byte, listBytes)
-	for _, lens := range [][]uint64{{pieceBytes + 1}, {1, pieceBytes}, {1 << 63, 1 << 63}, {0}} {
-		for i, n := range lens {
-			binary.LittleEndian.PutUint64(list[listEntry*i+8:], n)
-		}
-		h := farHop{count: len(lens)}
-		if _, _, err := h.readList(list, nil, nil); !errors.Is(err, ErrBounds) {
-			t.Errorf("pieces of %d bytes: %v", lens, err)
-		}
-	}
-}
-
-// FuzzFarHop has what was parsed stay within a slot, and come back the same.
-func FuzzFarHop(f *testing.F) {
-	token := make([]byte, farToken)
-	h := farHop{slot: 2, number: 3, token: token, count: 4}
-	f.Add(h.append(nil), uint64(1))
-	h.paged, h.listed, h.pages = true, true, Pages{Count: 5, EntryLen: 656, RemoteStride: 656}
-	f.Add(h.append(nil), uint64(2))
-	f.Fuzz(func(t *testing.T, b []byte, seed uint64) {
-		var h farHop
-		if h.parse(b) != nil {
-			return
-		}
-		if !bytes.Equal(h.append(nil), b) {
-			t.Errorf("%x comes back as %x", b, h.append(nil))
-		}
-		list := make([]byte, listBytes)
-		r := rand.NewPCG(seed, 1)
-		for i := 0; i < len(list); i += 8 {
-			binary.LittleEndian.PutUint64(list[i:], r.Uint64()>>(r.Uint64()%64))
-		}
-		descs, indices, err := h.readList(list, nil, nil)
-		if err != nil {
-			return
-		}
-		sum := uint64(0)
-		for _, d := range descs {
-			sum += d.Len
-		}
-		if h.paged {
-			sum = h.pages.Bytes()
-		}
-		if sum > pieceBytes || len(indices) > h.pages.Count {
-			t.Errorf("%d bytes, %d indices", sum, len(indices))
-		}
-	})
-}
-
-// TestStagedOutcomes brings errors over the wire.
-func TestStagedOutcomes(t *testing.T) {
-	for _, want := range farErrors {
-		got := parseOutcome(appendOutcome(nil, want))
-		if !errors.Is(got, want) || want != nil && got.Error() != want.Error() {
-			t.Errorf("%v has come as %v", want, got)
-		}
-	}
-	long := parseOutcome(appendOutcome(nil, errors.New(string(make([]byte, 5000)))))
-	if !errors.Is(long, errFar) || len(long.Error()) != whyMax {
-		t.Errorf("a long text: %v", long)
-	}
-	for _, b := range [][]byte{nil, {200}, make([]byte, 2+whyMax)} {
-		if err := parseOutcome(b); !errors.Is(err, ErrCorrupt) {
-			t.Errorf("%d bytes: %v", len(b), err)
-		}
 	}
 }
 
@@ -219,21 +148,4 @@ func TestStagedFence(t *testing.T) {
 	m, err = s.enter(token)
 	check(t, err)
 	m.leave()
-}
-
-// TestStagedRequestsAreBounded by what a slot holds, before the list is looked at.
-func TestStagedRequestsAreBounded(t *testing.T) {
-	ok := farHop{token: make([]byte, farToken), count: listMax}
-	check(t, new(farHop).parse(ok.append(nil)))
-	for name, h := range map[string]farHop{
-		"descriptors": {count: listMax + 1},
-		"indices": {paged: true, listed: true, pages: Pages{Count: listBytes/4 + 1,
-			EntryLen: 1}},
-		"entries": {paged: true, pages: Pages{Count: pieceBytes/656 + 1, EntryLen: 656}},
-	} {
-		h.token = ok.token
-		if err := new(farHop).parse(h.append(nil)); !errors.Is(err, ErrBounds) {
-			t.Errorf("too many %s: %v", name, err)
-		}
-	}
 }

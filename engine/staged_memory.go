@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 )
 
 // stagedMemory is a registration as the stager knows it: the memories of the other lanes,
@@ -49,9 +50,6 @@ func (s *stager) memory(key uint32) *stagedMemory {
 // Key implements driver.Memory.
 func (m *stagedMemory) Key() uint32 { return m.key }
 
-// farToken is what a peer must show for a hop of ours: 28 bytes.
-const farToken = 16 + 4 + 8
-
 // AppendToken implements driver.Memory. DRAM has none: a backend that connects us reaches it.
 func (m *stagedMemory) AppendToken(dst []byte) ([]byte, error) {
 	if m.region.seg.Kind == driver.DRAM {
@@ -64,7 +62,7 @@ func (m *stagedMemory) AppendToken(dst []byte) ([]byte, error) {
 
 // enter admits a hop that shows this token, until leave.
 func (s *stager) enter(token []byte) (*stagedMemory, error) {
-	if len(token) != farToken {
+	if len(token) != exchange.HopToken {
 		return nil, driver.ErrBadToken
 	}
 	m := s.memory(binary.LittleEndian.Uint32(token[16:]))

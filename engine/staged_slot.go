@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 )
 
 // slot is a place of the staging memory and the piece that passes through it. spec/chain.pml is
@@ -72,7 +73,7 @@ func (s *slot) take(j *stagedJob, c chain) {
 		return
 	}
 	first, n := &j.descs[0], 0
-	for n < len(j.descs) && n < listMax {
+	for n < len(j.descs) && n < exchange.DescsMax {
 		d := &j.descs[n]
 		if d.LocalKey != first.LocalKey || d.RemoteKey != first.RemoteKey ||
 			s.bytes+d.Len > pieceBytes {
@@ -85,7 +86,7 @@ func (s *slot) take(j *stagedJob, c chain) {
 }
 
 func (s *slot) takePages(j *stagedJob) {
-	n := min(j.pages.Count, int(pieceBytes/j.pages.Run), listBytes/4)
+	n := min(j.pages.Count, int(pieceBytes/j.pages.Run), exchange.IndicesMax)
 	if s.pages = j.pages; n < j.pages.Count {
 		s.pages = cutPattern(&j.pages, n)
 	} else {

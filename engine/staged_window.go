@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 )
 
 // farWindow is staging memory of the peer that is ours to use.
@@ -24,7 +25,7 @@ func (sp *stagedPeer) openWindow(ctx context.Context, carrier *lane) (*farWindow
 	case <-sp.heard: // the answer to an earlier request
 	default:
 	}
-	w, err := (*farWindow)(nil), sp.p.tell(ctx, carrier, []byte{isWindowAsk})
+	w, err := (*farWindow)(nil), sp.p.tell(ctx, carrier, []byte{exchange.IsWindowAsk})
 	if err == nil {
 		w, err = sp.accept(ctx, carrier)
 	}
@@ -50,7 +51,7 @@ func (sp *stagedPeer) accept(ctx context.Context, carrier *lane) (*farWindow, er
 	}
 	w := &farWindow{carrier: carrier, slots: int(binary.LittleEndian.Uint16(body))}
 	if w.slots == 0 {
-		if err := parseOutcome(body[fixed:]); err != nil {
+		if err := exchange.ParseOutcome(body[fixed:]); err != nil {
 			return nil, err
 		}
 		return nil, fmt.Errorf("an answer without slots: %w", ErrCorrupt)
@@ -70,7 +71,7 @@ func (sp *stagedPeer) accept(ctx context.Context, carrier *lane) (*farWindow, er
 
 // answered takes an answer of the peer that came by a connection of ours.
 func (sp *stagedPeer) answered(by *conn, what byte, body []byte) {
-	if what == isHopEnd {
+	if what == exchange.IsHopEnd {
 		sp.loop.pushForeign(&hopEnded{sp, by.lane, body})
 		return
 	}
@@ -88,16 +89,16 @@ type hopEnded struct {
 }
 
 func (e *hopEnded) happen() {
-	var h farHop
-	rest, ok := h.parseName(e.body)
-	if !ok || int(h.slot) >= len(e.sp.slots) {
+	var h exchange.Hop
+	rest, ok := h.ParseName(e.body)
+	if !ok || int(h.Slot) >= len(e.sp.slots) {
 		return
 	}
-	s := e.sp.slots[h.slot]
-	if s.job == nil || s.number != h.number || s.answered || s.step == atNear || s.c.by != e.by {
+	s := e.sp.slots[h.Slot]
+	if s.job == nil || s.number != h.Number || s.answered || s.step == atNear || s.c.by != e.by {
 		return
 	}
-	s.answered, s.answer = true, parseOutcome(rest)
+	s.answered, s.answer = true, exchange.ParseOutcome(rest)
 	if s.step == atHand {
 		s.proceed()
 	}

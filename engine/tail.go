@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 )
 
 // attach gives the notification or the count to the last batch, or to one of its own where
@@ -24,7 +25,7 @@ func (t *Transfer) attach() error {
 		t.list(c, driver.Batch{Op: Write})
 		n++
 	}
-	if !t.counts && t.message[0] != isHello {
+	if !t.counts && t.message[0] != exchange.IsHello {
 		last := t.batches[n-1]
 		t.batches = t.batches[:n-1]
 		t.greet(last.conn)
@@ -65,7 +66,7 @@ func (t *Transfer) refresh() {
 	rest := t.text
 	for i := range t.batches {
 		if b := &t.batches[i]; b.part {
-			rest = rest[copy(b.Notify[partHead:], rest):]
+			rest = rest[copy(b.Notify[exchange.PartHead:], rest):]
 		}
 	}
 }
@@ -73,27 +74,27 @@ func (t *Transfer) refresh() {
 // split sends a notification in parts: the first where it would go, the others behind it.
 func (t *Transfer) split(first *batch) error {
 	c, rest := first.conn, t.message[1:]
-	if most := t.p.notifyMax; t.message[0] != isNotification || len(rest) > most {
+	if most := t.p.notifyMax; t.message[0] != exchange.IsNotification || len(rest) > most {
 		err := fmt.Errorf("message of %d bytes, at most %d by Config.NotifyMax of both engines: %w",
 			len(rest), most, ErrBounds)
 		return &OpError{Op: "notify", Peer: t.p.name, Err: err}
 	}
-	room := c.lane.caps.MessageMax - partHead
+	room := c.lane.caps.MessageMax - exchange.PartHead
 	parts := (len(rest) + room - 1) / room
-	t.parts = append(t.parts[:0], make([]byte, len(rest)+parts*partHead)...)
+	t.parts = append(t.parts[:0], make([]byte, len(rest)+parts*exchange.PartHead)...)
 	free := t.parts
 	for i := range parts {
 		n := min(room, len(rest))
-		part := free[: partHead+n : partHead+n]
-		part[0], part[1] = isPart, 0
+		part := free[: exchange.PartHead+n : exchange.PartHead+n]
+		part[0], part[1] = exchange.IsPart, 0
 		if i == 0 {
-			part[1] |= firstPart
+			part[1] |= exchange.FirstPart
 		}
 		if i == parts-1 {
-			part[1] |= lastPart
+			part[1] |= exchange.LastPart
 		}
-		copy(part[partHead:], rest[:n])
-		rest, free = rest[n:], free[partHead+n:]
+		copy(part[exchange.PartHead:], rest[:n])
+		rest, free = rest[n:], free[exchange.PartHead+n:]
 		if i == 0 {
 			first.Notify, first.part = part, true
 			continue

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -36,27 +37,27 @@ func (s *stager) asked(from *sender, what byte, body []byte) {
 	w := from.window
 	s.mu.Unlock()
 	switch {
-	case what == isWindowAsk && w != nil:
+	case what == exchange.IsWindowAsk && w != nil:
 		w.offer()
-	case what == isWindowAsk:
+	case what == exchange.IsWindowAsk:
 		s.openWindow(from)
 	case w == nil:
 		refuseHop(from, body, ErrRevoked)
-	case !w.loop.pushForeign(&hopAsked{w, what, body}) && what != isWithdrawn:
+	case !w.loop.pushForeign(&hopAsked{w, what, body}) && what != exchange.IsWithdrawn:
 		refuseHop(from, body, ErrFull)
 	}
 }
 
 // refuseHop answers a request at once.
 func refuseHop(from *sender, body []byte, why error) {
-	var req farHop
-	if _, ok := req.parseName(body); ok {
+	var req exchange.Hop
+	if _, ok := req.ParseName(body); ok {
 		from.answer(appendHopEnd(nil, &req, why))
 	}
 }
 
-func appendHopEnd(b []byte, req *farHop, err error) []byte {
-	return appendOutcome(req.appendName(append(b, isHopEnd)), err)
+func appendHopEnd(b []byte, req *exchange.Hop, err error) []byte {
+	return exchange.AppendOutcome(req.AppendName(append(b, exchange.IsHopEnd)), err)
 }
 
 // openWindow makes a window in a goroutine of its own, which ends it, too.
@@ -86,7 +87,7 @@ func (s *stager) refuseWindow(from *sender, why error) {
 	s.mu.Lock()
 	from.asking = false
 	s.mu.Unlock()
-	from.answer(appendOutcome([]byte{isWindow, 0, 0}, why))
+	from.answer(exchange.AppendOutcome([]byte{exchange.IsWindow, 0, 0}, why))
 }
 
 func (s *stager) serveWindow(from *sender) {
@@ -180,7 +181,7 @@ func (w *window) open() (err error) {
 
 // offer answers the request for the window. Asked again, it is the same.
 func (w *window) offer() {
-	b := binary.LittleEndian.AppendUint16([]byte{isWindow}, uint16(w.pool.slots))
+	b := binary.LittleEndian.AppendUint16([]byte{exchange.IsWindow}, uint16(w.pool.slots))
 	w.from.answer(append(b, w.token...))
 }
 

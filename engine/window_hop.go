@@ -9,13 +9,14 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 )
 
 // hop is what a window does for the peer: at most one for each slot at a time.
 type hop struct {
 	w       *window
 	index   int
-	req     farHop
+	req     exchange.Hop
 	op      driver.Op
 	memory  *stagedMemory // nil: at rest
 	t       *Transfer     // nil: at rest, or waiting for a local Peer
@@ -34,17 +35,17 @@ type hopAsked struct {
 }
 
 func (a *hopAsked) happen() {
-	var req farHop
-	rest, ok := req.parseName(a.body)
-	if !ok || int(req.slot) >= len(a.w.hops) || a.w.over && a.what != isWithdrawn {
+	var req exchange.Hop
+	rest, ok := req.ParseName(a.body)
+	if !ok || int(req.Slot) >= len(a.w.hops) || a.w.over && a.what != exchange.IsWithdrawn {
 		refuseHop(a.w.from, a.body, ErrClosed)
 		return
 	}
-	h := &a.w.hops[req.slot]
+	h := &a.w.hops[req.Slot]
 	switch {
-	case a.what == isWithdrawn && len(rest) == 0:
+	case a.what == exchange.IsWithdrawn && len(rest) == 0:
 		h.withdraw(&req)
-	case a.what == isWithdrawn, h.memory != nil:
+	case a.what == exchange.IsWithdrawn, h.memory != nil:
 		refuseHop(a.w.from, a.body, ErrBusy) // against the rules
 	default:
 		h.start(&req, a)
@@ -53,8 +54,8 @@ func (a *hopAsked) happen() {
 
 // withdraw ends a hop early, or says that there is none: the peer withdraws, too, when it
 // does not know whether its request has come. Requests of a connection come in order.
-func (h *hop) withdraw(req *farHop) {
-	if h.memory != nil && h.req.number == req.number {
+func (h *hop) withdraw(req *exchange.Hop) {
+	if h.memory != nil && h.req.Number == req.Number {
 		h.stop(ErrAborted) // the answer says how it ended
 		return
 	}
@@ -62,8 +63,8 @@ func (h *hop) withdraw(req *farHop) {
 }
 
 // start makes a hop for the peer.
-func (h *hop) start(req *farHop, a *hopAsked) {
-	if err := req.parse(a.body); err != nil {
+func (h *hop) start(req *exchange.Hop, a *hopAsked) {
+	if err := req.Parse(a.body); err != nil {
 		refuseHop(h.w.from, a.body, err)
 		return
 	}
@@ -86,7 +87,7 @@ func (h *hop) start(req *farHop, a *hopAsked) {
 // begin admits the hop [enter] and chooses the lane.
 func (h *hop) begin() (by *lane, err error) {
 	s := h.w.s
-	if h.memory, err = s.enter(h.req.token); err != nil {
+	if h.memory, err = s.enter(h.req.Token); err != nil {
 		return nil, err
 	}
 	h.w.busy++
@@ -94,16 +95,16 @@ func (h *hop) begin() (by *lane, err error) {
 		return nil, driver.ErrReadOnly
 	}
 	at := uint64(h.index) * slotBytes
-	list := h.w.pool.region.Bytes()[at+pieceBytes:][:listBytes]
-	if h.descs, h.indices, err = h.req.readList(list, h.descs[:0], h.indices[:0]); err != nil {
+	list := h.w.pool.region.Bytes()[at+pieceBytes:][:exchange.ListBytes]
+	if h.descs, h.indices, err = h.req.ReadList(list, h.descs[:0], h.indices[:0]); err != nil {
 		return nil, err
 	}
 	r := h.memory.region
 	by = s.nearest(r.seg.Kind, r.mems, func(l *lane) bool {
-		return !h.req.durable || h.w.local.peer.persists(l)
+		return !h.req.Durable || h.w.local.peer.persists(l)
 	})
 	switch {
-	case by == nil && h.req.durable:
+	case by == nil && h.req.Durable:
 		return nil, fmt.Errorf("no backend there says when bytes of its %v would survive a loss "+
 			"of power: %w",
 			r.Kind(), ErrNoRoute)
@@ -122,7 +123,7 @@ func (h *hop) post(self *Peer, by *lane) error {
 	if err != nil {
 		return err
 	}
-	t, err := renewTransfer(&h.ts, self, h.op, Route{Only: by.caps.Name, Durable: h.req.durable})
+	t, err := renewTransfer(&h.ts, self, h.op, Route{Only: by.caps.Name, Durable: h.req.Durable})
 	if err != nil {
 		return err
 	}
@@ -136,10 +137,10 @@ func (h *hop) post(self *Peer, by *lane) error {
 
 func (h *hop) fill(own *Remote) error {
 	at := uint64(h.index) * slotBytes
-	if h.req.paged {
-		p := h.req.pages
-		p.LocalBase, p.LocalStride = at, p.EntryLen
-		if h.req.listed {
+	if r := &h.req; r.Paged {
+		p := Pages{Count: r.Count, EntryLen: r.EntryLen, LocalBase: at, LocalStride: r.EntryLen,
+			RemoteBase: r.Base, RemoteStride: r.Stride}
+		if r.Listed {
 			p.Remote = h.indices
 		}
 		return h.t.AddPages(h.w.pool.region, own, p)

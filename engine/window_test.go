@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
@@ -22,7 +23,7 @@ type rawConn struct {
 }
 
 // dialRaw connects and says a hello in the name of an engine.
-func dialRaw(t testing.TB, to, as *Engine, show secret) *rawConn {
+func dialRaw(t testing.TB, to, as *Engine, show exchange.Secret) *rawConn {
 	t.Helper()
 	b, err := mem.New(mem.Config{})
 	require.NoError(t, err)
@@ -30,7 +31,7 @@ func dialRaw(t testing.TB, to, as *Engine, show secret) *rawConn {
 	p, err := b.Connect(within(t), to.lanes[0].b.Addr())
 	require.NoError(t, err)
 	c := &rawConn{b: b, p: p}
-	c.say(t, as.appendHello(nil, show))
+	c.say(t, as.hello(show))
 	return c
 }
 
@@ -43,18 +44,18 @@ func (c *rawConn) say(t testing.TB, msg []byte) {
 // askWindow asks for staging memory and returns how the owner answers.
 func (c *rawConn) askWindow(t testing.TB) error {
 	t.Helper()
-	c.say(t, []byte{isWindowAsk})
+	c.say(t, []byte{exchange.IsWindowAsk})
 	var msgs [1]driver.Message
 	until(t, "the owner answers", func() bool {
 		n, _ := c.b.Receive(msgs[:])
 		return n > 0
 	})
 	answer := msgs[0].Data
-	require.EqualValues(t, isWindow, answer[0])
+	require.EqualValues(t, exchange.IsWindow, answer[0])
 	if answer[1] > 0 {
 		return nil
 	}
-	return parseOutcome(answer[3:])
+	return exchange.ParseOutcome(answer[3:])
 }
 
 // TestWindowsOfAnotherName has connections claim to be an engine and take windows: that engine
@@ -63,7 +64,7 @@ func TestWindowsOfAnotherName(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
 	a, b := newHost(t, "a"), newHost(t, "b")
 	for range windowsMax + 1 {
-		require.NoError(t, dialRaw(t, b.e, a.e, secret{}).askWindow(t))
+		require.NoError(t, dialRaw(t, b.e, a.e, exchange.Secret{}).askWindow(t))
 	}
 	p := connect(t, a.e, b.e)
 	tr := transfer(t, p, Write)
@@ -111,7 +112,7 @@ func (n shortAnswers) Answer(conn uint64, b []byte) error {
 // TestAnswersTooLong has a peer that takes only short answers: it is told so, and does not wait
 // for what never comes.
 func TestAnswersTooLong(t *testing.T) {
-	for _, most := range []int{64, 1 + sumTagBytes + 1} {
+	for _, most := range []int{64, 1 + exchange.SumTag + 1} {
 		t.Run(fmt.Sprint(most), func(t *testing.T) {
 			inner, err := mem.New(mem.Config{})
 			require.NoError(t, err)
