@@ -160,7 +160,9 @@ type Memory interface {
 	// refused with ErrBadToken when it is cut, altered or another backend's.
 	AppendToken(dst []byte) ([]byte, error)
 
-	// Close makes the memory unknown. The engine is guaranteed to have fenced it first.
+	// Close makes the memory unknown. The engine is guaranteed to have fenced it first, but
+	// may have asked for tokens since: nothing of their holders lands after Close. After an
+	// error the memory is of no use to peers, and Close may be called again.
 	Close() error
 }
 

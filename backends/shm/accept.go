@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/lobby"
 	"github.com/sluicehq/sluice/internal/process"
 	"github.com/sluicehq/sluice/internal/sealed"
 )
@@ -25,21 +26,22 @@ const handshakesMax = 16
 func (b *Backend) accept() {
 	defer b.tasks.Done()
 	for {
-		b.accepting <- struct{}{}
 		conn, err := b.listener.AcceptUnix()
 		if err != nil {
-			<-b.accepting
 			if b.closed.Load() {
 				return
 			}
 			time.Sleep(10 * time.Millisecond) // out of descriptors: let some be closed
 			continue
 		}
+		for !b.lobby.Admit(conn) && !b.closed.Load() {
+			time.Sleep(lobby.Least / 100) // until one has ended, or has had its time
+		}
 		b.tasks.Go(func() {
 			b.greets(conn, true)
 			c, err := b.greet(conn)
 			b.greets(conn, false)
-			<-b.accepting
+			b.lobby.Leave(conn)
 			if err != nil {
 				_ = conn.Close() // the other side learns no more than that
 				return
@@ -69,11 +71,17 @@ func (b *Backend) greet(conn *net.UnixConn) (*inbound, error) {
 		return nil, err
 	}
 	c := &inbound{b: b, sock: conn, event: -1}
+	var err error
+	if c.pid, err = identify(conn); err != nil {
+		return nil, err // another user's takes no place for long
+	}
 	if err := c.inbox.open(conn); err != nil {
+		c.pid.Release()
 		return nil, err
 	}
 	kind, body, fds, err := c.inbox.read()
 	if err != nil {
+		c.pid.Release()
 		return nil, err
 	}
 	if kind == msgHello {
@@ -126,16 +134,11 @@ func (c *inbound) hello(body []byte, fds []int) (err error) {
 	if err := checkEventFD(fds[1]); err != nil {
 		return err
 	}
-	if c.pid, err = identify(c.sock); err != nil {
-		return err
-	}
 	page, err := sealed.Map(fds[0], connectionBytes(ring), unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
-		c.pid.Release()
 		return err
 	}
 	if word(page, pageMagicAt).Load() != pageMagic || word(page, pageRingAt).Load() != ring {
-		c.pid.Release()
 		_ = unix.Munmap(page)
 		return fmt.Errorf("connection page: %w", driver.ErrCorrupt)
 	}

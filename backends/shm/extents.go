@@ -5,6 +5,7 @@ package shm
 import (
 	"crypto/subtle"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 
@@ -80,7 +81,7 @@ func (a *arena) duplicates(t *table) (extents []driver.Extent, generation uint64
 			fd, ok := own[e.FD]
 			if !ok {
 				if fd, err = unix.FcntlInt(uintptr(e.FD), unix.F_DUPFD_CLOEXEC, 0); err != nil {
-					return fmt.Errorf("duplicate descriptor: %w", os.NewSyscallError("fcntl", err))
+					return duplicateError(err)
 				}
 				own[e.FD] = fd
 			}
@@ -90,6 +91,15 @@ func (a *arena) duplicates(t *table) (extents []driver.Extent, generation uint64
 		return nil
 	})
 	return extents, generation, err
+}
+
+// duplicateError is ErrFull where this process has no descriptor left: the peer may ask again.
+func duplicateError(errno error) error {
+	err := fmt.Errorf("duplicate descriptor: %w", os.NewSyscallError("fcntl", errno))
+	if errors.Is(errno, unix.EMFILE) {
+		err = fmt.Errorf("%w: %w", err, driver.ErrFull)
+	}
+	return err
 }
 
 func (c *inbound) sendExtents(

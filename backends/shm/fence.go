@@ -31,7 +31,13 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	if m == nil {
 		return fmt.Errorf("fence memory: %w", errUnknownKey)
 	}
-	b.table.epoch(key).Add(1) // pairs with the announcement in move, before it looks at the epoch
+	return b.fence(ctx, m)
+}
+
+// fence is Fence. Preconditions: b.fences is held for reading, and m is known.
+func (b *Backend) fence(ctx context.Context, m *memory) error {
+	// pairs with the announcement in move, before it looks at the epoch
+	epoch := b.table.epoch(m.key).Add(1)
 	deadline := time.Now().Add(b.cfg.Grace)
 	pause := fenceSleep
 	for i := 0; ; i++ {
@@ -47,7 +53,7 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 		case own && b.closed.Load():
 			return fmt.Errorf("fence memory: %w", driver.ErrClosed)
 		case !own && time.Now().After(deadline):
-			return b.shutOut(ctx, m)
+			return b.shutOut(ctx, m, epoch)
 		}
 		if err := rest(ctx, pause); err != nil {
 			return err
@@ -106,7 +112,11 @@ func (c *inbound) eachIn(key uint32, thorough bool, f func(line int, value uint6
 // fresh pages: what such a peer still writes lands in pages that nothing uses.
 // Before foreign memory it shuts the gate. Nothing of a reader can land here, so for
 // readers alone it does nothing.
-func (b *Backend) shutOut(ctx context.Context, m *memory) error {
+//
+// An announcement of the epoch that the fence has begun is not remembered: that mover may have
+// found the fresh pages, or the new gate. There is one only where a token of that epoch was given
+// out by the time of the look.
+func (b *Backend) shutOut(ctx context.Context, m *memory, epoch uint64) error {
 	var silent, writers []silence
 	for _, c := range *b.inbound.Load() {
 		c.eachIn(m.key, true, func(line int, value uint64, write bool) {
@@ -128,12 +138,22 @@ func (b *Backend) shutOut(ctx context.Context, m *memory) error {
 	if err != nil {
 		return fmt.Errorf("fence memory: keep a frozen peer out: %w", err)
 	}
+	if !b.hidden(m, epoch) {
+		return nil
+	}
 	for _, s := range silent {
 		s.c.mu.Lock()
 		s.c.abandoned[s.line] = s.value
 		s.c.mu.Unlock()
 	}
 	return nil
+}
+
+// hidden reports whether no peer can have a token of this epoch, or of a later one.
+func (b *Backend) hidden(m *memory, epoch uint64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return m.given <= epoch && b.memory(m.key) == m
 }
 
 // awaitQuiet gives all peers Config.Grace to leave all memories.

@@ -30,7 +30,7 @@ type fetchError struct {
 	until time.Time // zero: never
 }
 
-// fetchPause is for how long jobs end with the timeout of the one before.
+// fetchPause is for how long jobs end with the error of the one before.
 const fetchPause = time.Second
 
 // whyBroken is why there is no way to fresh pages of a memory; errStale: ask for them.
@@ -210,7 +210,7 @@ func (p *peer) end(f *fetch, err error) {
 	}
 	if err != nil {
 		broken := &fetchError{err: err}
-		if errors.Is(err, driver.ErrTimeout) {
+		if errors.Is(err, driver.ErrTimeout) || errors.Is(err, driver.ErrFull) {
 			broken.until = time.Now().Add(fetchPause)
 		}
 		f.m.broken.Store(broken)

@@ -21,6 +21,13 @@ func checkEventFD(fd int) error {
 	if !strings.HasPrefix(name, "anon_inode:[eventfd]") {
 		return fmt.Errorf("peer's event is %q: %w", name, driver.ErrCorrupt)
 	}
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	if err != nil {
+		return fmt.Errorf("examine peer's event: %w", os.NewSyscallError("fcntl", err))
+	}
+	if flags&unix.O_NONBLOCK == 0 {
+		return fmt.Errorf("peer's event blocks who signals it: %w", driver.ErrCorrupt)
+	}
 	return nil
 }
 

@@ -3,8 +3,9 @@
 package shm
 
 import (
+	"context"
 	"fmt"
-	"sync/atomic"
+	"sync"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -19,7 +20,11 @@ type memory struct {
 	release  func() // of Holder.Hold; nil: not held
 	off      uint64 // in the arena
 	readOnly bool
-	closed   atomic.Bool
+
+	ending sync.Mutex // held by Close
+	closed bool       // Backend.mu: no token is given out any more
+	gone   bool       // Backend.mu: nothing is left to close
+	given  uint64     // Backend.mu: the epoch after that of the newest token; 0: none was given out
 }
 
 // Register implements driver.Backend. A range of known shared memory costs a
@@ -102,20 +107,45 @@ func (m *memory) Key() uint32 { return m.key }
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	m.b.mu.Lock()
 	defer m.b.mu.Unlock()
-	if m.closed.Load() {
+	if m.closed {
 		return dst, driver.ErrClosed
 	}
 	t := token{secret: m.secret, key: m.key, epoch: m.b.table.epoch(m.key).Load()}
+	m.given = max(m.given, t.epoch+1)
 	return t.append(dst, &m.b.address.id), nil
 }
 
-// Close implements driver.Memory.
+// Close implements driver.Memory. Peers with a token that was given out since the last fence are
+// kept out first. After an error it may be called again.
 func (m *memory) Close() error {
+	m.ending.Lock()
+	defer m.ending.Unlock()
+	b := m.b
+	b.fences.RLock()
+	defer b.fences.RUnlock()
+	b.mu.Lock()
+	m.closed = true
+	known := !m.gone && m.given > b.table.epoch(m.key).Load()
+	b.mu.Unlock()
+	if known {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*b.cfg.Grace)
+		defer cancel()
+		if err := b.fence(ctx, m); err != nil {
+			return fmt.Errorf("close memory: %w", err)
+		}
+	}
+	m.end()
+	return nil
+}
+
+// end makes the memory unknown, and its epoch over.
+func (m *memory) end() {
 	m.b.mu.Lock()
 	defer m.b.mu.Unlock()
-	if m.closed.Swap(true) {
-		return nil
+	if m.gone {
+		return
 	}
+	m.closed, m.gone = true, true
 	m.b.table.retract(m.key)
 	m.b.memories[m.key].Store(nil)
 	m.b.freeKeys = append(m.b.freeKeys, m.key)
@@ -125,7 +155,6 @@ func (m *memory) Close() error {
 	if m.arena != nil {
 		m.b.releaseArena(m.arena)
 	}
-	return nil
 }
 
 // memory returns the registration of a key, nil without one.

@@ -5,6 +5,7 @@ package shm
 import (
 	"runtime"
 	"sync/atomic"
+	"time"
 
 	"github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/driver"
@@ -26,21 +27,38 @@ func announcedKey(word uint64) (key uint32, write bool) {
 	return uint32(word) - 1, word&announceWrite != 0
 }
 
-// announce claims a line.
+// How long announce looks for a line: a while without rest, and then with a rest each time. A copy
+// that has one takes well under a millisecond.
+const (
+	announceTries = 4 * announceMax
+	announceRests = 1000
+	announceRest  = time.Millisecond
+)
+
+// announce claims a line; nil: the peer is closed or lost, or all lines are taken for so long that
+// it has filled them itself.
 func (p *peer) announce(key uint32, op driver.Op, hint int) *atomic.Uint64 {
 	value := uint64(key) + 1 | p.hints.Add(1)*announceStep
 	if op == driver.Write {
 		value |= announceWrite
 	}
-	for i := hint; ; i++ {
-		line := word(p.page, announceAt+uint64(i%announceMax)*lineBytes)
+	for i := range announceTries + announceRests*announceMax {
+		line := word(p.page, announceAt+uint64((hint+i)%announceMax)*lineBytes)
 		if line.Load() == 0 && line.CompareAndSwap(0, value) {
 			return line // pairs with the scan in Fence, after it ended the epoch
 		}
-		if i-hint >= announceMax {
+		switch {
+		case i < announceMax:
+		case i < announceTries:
 			runtime.Gosched()
+		case p.gone() != nil:
+			return nil
+		case i%announceMax == 0:
+			time.Sleep(announceRest)
 		}
 	}
+	_ = p.sock.Close() // the reader ends by it
+	return nil
 }
 
 // move copies one piece that this process can reach. errStale means that the
@@ -73,6 +91,9 @@ func (p *peer) move(pc *piece, hint int) error {
 	}
 	m := pc.remote
 	line := p.announce(m.key, pc.op, hint)
+	if line == nil {
+		return driver.ErrPeerLost
+	}
 	at(spotAnnounced)
 	if m.arena != nil {
 		return p.moveMapped(pc, line)

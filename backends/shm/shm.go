@@ -31,6 +31,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/done"
 	"github.com/sluicehq/sluice/internal/gate"
+	"github.com/sluicehq/sluice/internal/lobby"
 )
 
 // Backend implements driver.Backend.
@@ -67,11 +68,11 @@ type Backend struct {
 	jobs  jobPool
 	queue queue
 
-	accepting chan struct{} // a place for each handshake under way
-	tasks     sync.WaitGroup
-	turn      int // where Receive begins; Receive only
-	closing   sync.Once
-	fences    sync.RWMutex // held by each Fence; Close waits for them
+	lobby   lobby.Lobby // handshakes under way
+	tasks   sync.WaitGroup
+	turn    int // where Receive begins; Receive only
+	closing sync.Once
+	fences  sync.RWMutex // held by each Fence; Close waits for them
 }
 
 var _ driver.Backend = (*Backend)(nil)
@@ -130,7 +131,7 @@ func (b *Backend) start() {
 	// Each job stands in the queue at most once for itself; others may join in
 	// while fewer than JobsMax stand there, and each of those has one in hand.
 	b.queue.init(4*b.cfg.JobsMax+b.cfg.Workers, b.cfg.Workers)
-	b.accepting = make(chan struct{}, handshakesMax)
+	b.lobby.Most = handshakesMax
 	b.tasks.Add(1 + b.cfg.Workers)
 	go b.accept()
 	for id := range b.cfg.Workers {
@@ -195,7 +196,7 @@ func (b *Backend) close() error {
 func (b *Backend) endEpochs() {
 	for i := range b.memories {
 		if m := b.memories[i].Load(); m != nil {
-			_ = m.Close() // never fails
+			m.end()
 		}
 	}
 	b.awaitQuiet()

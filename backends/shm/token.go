@@ -91,5 +91,9 @@ func (t *token) open(tab *table) (grant, error) {
 	if t.epoch > epoch || subtle.ConstantTimeCompare(tag[:], want[:]) != 1 {
 		return grant{}, fmt.Errorf("token of key %d does not fit: %w", t.key, driver.ErrBadToken)
 	}
+	if g.flags&flagForeign == 0 && g.arena >= tab.keys {
+		return grant{}, fmt.Errorf("key %d lies in arena %d of %d: %w", t.key, g.arena, tab.keys,
+			driver.ErrCorrupt)
+	}
 	return g, nil
 }

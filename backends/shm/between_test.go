@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"context"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+)
+
+// TestTokenBetweenFences gives a token out while a fence waits for a silent peer, and its holder
+// announces a write before that fence is over: the fence to come, or Close, is not to take it for a
+// mover that was shut out before.
+func TestTokenBetweenFences(t *testing.T) {
+	ends := map[string]func(*Backend, *memory) error{
+		"fence": func(b *Backend, m *memory) error { return b.Fence(t.Context(), m.Key()) },
+		"close": func(_ *Backend, m *memory) error { return m.Close() },
+	}
+	for name, end := range ends {
+		t.Run("mapped/"+name, func(t *testing.T) { betweenFences(t, true, end) })
+		t.Run("foreign/"+name, func(t *testing.T) { betweenFences(t, false, end) })
+	}
+}
+
+func betweenFences(t *testing.T, mapped bool, end func(*Backend, *memory) error) {
+	owner, b := open(t, Config{Grace: 50 * time.Millisecond}), open(t, Config{})
+	far, mem := share(t, owner, drivertest.ForeignMemory, 1<<20)
+	last := spotPassing
+	if mapped {
+		buf, m := shared(t, owner, 1<<20, 1)
+		far, mem, last = m, buf.Bytes(), spotMapped
+	}
+	near, src := share(t, b, drivertest.ForeignMemory, 1<<20)
+	fill(src, late)
+	p, frozen := dial(t, b, owner.Addr()), dial(t, b, owner.Addr())
+	silent(frozen, far.Key(), driver.Write)
+	first := make(chan error, 1)
+	go func() { first <- owner.Fence(context.Background(), far.Key()) }()
+	for owner.table.epoch(far.Key()).Load() == 0 {
+		runtime.Gosched()
+	}
+	key := importOf(t, p, far) // the token of the epoch that has begun
+
+	announced, goOn := make(chan struct{}), make(chan struct{})
+	past, finish := make(chan struct{}), make(chan struct{})
+	var begun, passed atomic.Bool
+	do := func(s spot) {
+		switch {
+		case s == spotAnnounced && !begun.Swap(true):
+			close(announced)
+			<-goOn
+		case s == last && !passed.Swap(true):
+			close(past)
+			<-finish
+		}
+	}
+	parked.Store(&do)
+	submitted := make(chan error, 1)
+	go func() {
+		submitted <- p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: 4096,
+			LocalKey: near.Key(), RemoteKey: key}}})
+	}()
+	<-announced
+	require.NoError(t, <-first)
+	importOf(t, p, far) // another goroutine of the writer's process maps the fresh pages
+	close(goOn)
+	<-past // the writer has found its epoch good
+	require.NoError(t, end(owner, far))
+	clear(mem)
+	close(finish)
+	require.NoError(t, <-submitted)
+	parked.Store(nil)
+	require.ErrorIs(t, await(t, b, 1), driver.ErrRevoked)
+	require.NotContains(t, mem, byte(late))
+}
+
+// TestFilledAnnouncements has an owner write into the lines by which its peer announces copies: the
+// peer is lost, and no call of it hangs.
+func TestFilledAnnouncements(t *testing.T) {
+	owner, b := open(t, Config{}), open(t, Config{})
+	_, far := shared(t, owner, 4096, 1)
+	_, near := shared(t, b, 4096, 2)
+	p := dial(t, b, owner.Addr())
+	key := importOf(t, p, far)
+	for i := range announceMax {
+		word(p.page, announceAt+uint64(i)*lineBytes).Store(1)
+	}
+	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: 4096,
+		LocalKey: near.Key(), RemoteKey: key}}}))
+	require.ErrorIs(t, await(t, b, 1), driver.ErrPeerLost)
+	<-p.Lost()
+	require.NoError(t, p.Close())
+}
+
+// TestEmptyPlaces has a peer write places that carry nothing, without end: a call passes so many of
+// them and no more.
+func TestEmptyPlaces(t *testing.T) {
+	owner, b := open(t, Config{}), open(t, Config{})
+	p := dial(t, b, owner.Addr())
+	for at := uint64(0); at < uint64(len(p.out.mem)); at += entryHead {
+		word(p.out.mem, at).Store(entryWord(entrySkip, 0))
+	}
+	n, err := owner.Receive(make([]driver.Message, 8))
+	require.NoError(t, err)
+	require.Zero(t, n)
+	require.EqualValues(t, emptyMax*entryHead, p.out.head.Load())
+	ready, err := owner.Arm()
+	require.NoError(t, err)
+	require.True(t, ready, "there is more")
+}
+
+// TestArenaOutOfTable has a lying owner name an arena that its table has no generation of.
+func TestArenaOutOfTable(t *testing.T) {
+	owner, b := open(t, Config{}), open(t, Config{})
+	_, far := shared(t, owner, 4096, 1)
+	p := dial(t, b, owner.Addr())
+	token, err := far.AppendToken(nil)
+	require.NoError(t, err)
+	g := far.grant()
+	g.arena = owner.table.keys
+	owner.table.publish(far.key, tagOf(&far.secret, far.key, &g), g)
+	_, _, err = p.Import(token)
+	require.ErrorIs(t, err, driver.ErrCorrupt)
+}
