@@ -129,3 +129,27 @@ func TestArenaOutOfTable(t *testing.T) {
 	_, _, err = p.Import(token)
 	require.ErrorIs(t, err, driver.ErrCorrupt)
 }
+
+// TestMappingsAreBounded has peers share more than this process may map: the memory is refused, and
+// all is given back with the peer.
+func TestMappingsAreBounded(t *testing.T) {
+	owner, b := open(t, Config{}), open(t, Config{})
+	_, far := shared(t, owner, 4096, 1)
+	p := dial(t, b, owner.Addr())
+	token, err := far.AppendToken(nil)
+	require.NoError(t, err)
+	for _, taken := range []struct {
+		bytes   uint64
+		extents int
+	}{{mappedBytesMax, 0}, {0, mappedExtentsMax}} {
+		require.NoError(t, b.mapped.take(taken.bytes, taken.extents))
+		_, _, err = p.Import(token)
+		require.ErrorIs(t, err, driver.ErrFull)
+		b.mapped.give(taken.bytes, taken.extents)
+	}
+	importOf(t, p, far)
+	require.Equal(t, 1, b.mapped.extents)
+	require.NoError(t, p.Close())
+	require.Zero(t, b.mapped.extents)
+	require.Zero(t, b.mapped.bytes)
+}

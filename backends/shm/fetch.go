@@ -48,11 +48,11 @@ func (m *imported) whyBroken() error {
 
 // What bounds an answer: a mapping is limited to what a process can map.
 const (
-	fdsMax       = 250 // SCM_MAX_FD of Linux is 253
-	extentsMax   = 64 << 10
-	extentsPart  = 512 // in one datagram: 14 KiB
+	fdsMax       = 250     // SCM_MAX_FD of Linux is 253
+	extentsMax   = 8 << 10 // hostmem's memory has half of that
+	extentsPart  = 512     // in one datagram: 14 KiB
 	extentBytes  = 28
-	arenaSizeMax = 1 << 46
+	arenaSizeMax = mappedBytesMax
 )
 
 // refresh asks for the extents and waits for the answer.
@@ -183,7 +183,7 @@ func (p *peer) install(f *fetch) error {
 		return fmt.Errorf("memory of %d bytes at %d ends past its arena of %d: %w",
 			f.m.size, f.m.off, f.size, driver.ErrCorrupt)
 	}
-	m, err := mapExtents(f)
+	m, err := p.b.mapExtents(f)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ package shm
 
 import (
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -23,7 +24,9 @@ type peerArena struct {
 // mapping is one generation of an arena, mapped. It is unmapped when the arena
 // has let go of it and no copy is inside.
 type mapping struct {
+	b          *Backend
 	mem, whole []byte
+	extents    int
 	generation uint64
 	refs       atomic.Int32 // one of the arena, one of each copy inside
 }
@@ -44,7 +47,39 @@ func (a *peerArena) acquire() *mapping {
 func (m *mapping) release() {
 	if m.refs.Add(-1) == 0 {
 		_ = unmapAddresses(m.whole) // our own reservation, whole: cannot fail
+		m.b.mapped.give(uint64(len(m.mem)), m.extents)
 	}
+}
+
+// What all mappings of a backend may take: a process has 128 TiB of addresses, and 65,530 mappings
+// by vm.max_map_count. The rest is the program's, whatever its peers say that they share.
+const (
+	mappedBytesMax   = 1 << 45
+	mappedExtentsMax = 16 << 10
+)
+
+// budget counts what is mapped.
+type budget struct {
+	mu      sync.Mutex
+	bytes   uint64
+	extents int
+}
+
+func (u *budget) take(bytes uint64, extents int) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if bytes > mappedBytesMax-u.bytes || extents > mappedExtentsMax-u.extents {
+		return fmt.Errorf("peers share %d bytes in %d mappings, and %d in %d more are too many: "+
+			"close peers, or share less: %w", u.bytes, u.extents, bytes, extents, driver.ErrFull)
+	}
+	u.bytes, u.extents = u.bytes+bytes, u.extents+extents
+	return nil
+}
+
+func (u *budget) give(bytes uint64, extents int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.bytes, u.extents = u.bytes-bytes, u.extents-extents
 }
 
 // retire puts another mapping in place of the present one.
@@ -55,12 +90,16 @@ func (a *peerArena) retire(next *mapping) {
 }
 
 // mapExtents maps an arena as the owner described it.
-func mapExtents(f *fetch) (*mapping, error) {
+func (b *Backend) mapExtents(f *fetch) (*mapping, error) {
+	if err := b.mapped.take(f.size, len(f.extents)); err != nil {
+		return nil, err
+	}
 	mem, whole, err := reserveAddresses(f.size)
 	if err != nil {
+		b.mapped.give(f.size, len(f.extents))
 		return nil, fmt.Errorf("reserve %d bytes of addresses: %w", f.size, err)
 	}
-	m := &mapping{mem: mem, whole: whole, generation: f.generation}
+	m := &mapping{b: b, mem: mem, whole: whole, extents: len(f.extents), generation: f.generation}
 	m.refs.Store(1)
 	var at uint64
 	for _, e := range f.extents {

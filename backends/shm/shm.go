@@ -63,11 +63,11 @@ type Backend struct {
 	freeArenas []uint32
 	greeting   map[*net.UnixConn]struct{} // handshakes under way
 
-	gate  writeGate
-	done  done.Ring
-	jobs  jobPool
-	queue queue
-
+	gate    writeGate
+	done    done.Ring
+	jobs    jobPool
+	queue   queue
+	mapped  budget      // memory of peers
 	lobby   lobby.Lobby // handshakes under way
 	tasks   sync.WaitGroup
 	turn    int // where Receive begins; Receive only
