@@ -68,3 +68,54 @@ func tokenOf(t *testing.T, m driver.Memory) []byte {
 	require.NoError(t, err)
 	return token
 }
+
+// keeping is a backend whose memories cannot be closed while kept is set.
+type keeping struct {
+	named
+	kept   bool
+	fenced int
+}
+
+type keptMemory struct {
+	driver.Memory
+	b *keeping
+}
+
+func (k *keeping) Register(seg driver.Segment) (driver.Memory, error) {
+	m, err := k.named.Register(seg)
+	return &keptMemory{m, k}, err
+}
+
+func (k *keeping) Fence(ctx context.Context, key uint32) error {
+	k.fenced++
+	return k.named.Fence(ctx, key)
+}
+
+func (m *keptMemory) Close() error {
+	if m.b.kept {
+		return ErrBusy
+	}
+	return m.Memory.Close()
+}
+
+// TestCloseAfterAFailedClose: of two backends one keeps the memory at first. The next Close asks
+// that one alone, as the other's key may be another memory's by then.
+func TestCloseAfterAFailedClose(t *testing.T) {
+	var both [2]*keeping
+	names := [2]string{"one", "two"}
+	for i := range both {
+		b, err := mem.New(mem.Config{})
+		require.NoError(t, err)
+		both[i] = &keeping{named: named{b, names[i], 1e9}}
+	}
+	e, err := Open(Config{Name: "a", Backends: []driver.Backend{both[0], both[1]}})
+	require.NoError(t, err)
+	defer e.Close()
+	r, err := e.Register("kv", HostSegment(make([]byte, 4096)))
+	require.NoError(t, err)
+	both[1].kept = true
+	require.ErrorIs(t, r.Close(), ErrBusy)
+	both[1].kept = false
+	require.NoError(t, r.Close())
+	require.Equal(t, [2]int{1, 2}, [2]int{both[0].fenced, both[1].fenced})
+}

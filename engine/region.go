@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -26,8 +27,9 @@ type Region struct {
 	// transfers that list it and leases on it; regionClosed is added on Close
 	users atomic.Int64
 
-	ending sync.Mutex // held while the proof is sought
-	ended  bool       // guarded by ending
+	ending sync.Mutex      // held while the proof is sought
+	left   []driver.Memory // guarded by ending: those of mems that Close has not closed
+	ended  bool            // guarded by ending
 
 	parts    sync.RWMutex // held while a lease registers a part
 	released bool         // guarded by parts: the dma-buf is closed
@@ -181,8 +183,8 @@ func (e *Engine) registerSegment(seg driver.Segment) ([]driver.Memory, error) {
 }
 
 // fence ends the epoch of every memory, of all backends at once, and then closes it. On an
-// error every epoch has ended all the same, and the memories stay, so that the caller may look
-// for the proof again.
+// error every epoch has ended all the same, and memories stay, so that the caller may look for the
+// proof again: those that are closed are taken off the list.
 func (e *Engine) fence(ctx context.Context, mems []driver.Memory) error {
 	errs := make([]error, len(mems))
 	one := func(i int) {
@@ -212,7 +214,9 @@ func (e *Engine) fence(ctx context.Context, mems []driver.Memory) error {
 		}
 		if err := m.Close(); err != nil {
 			errs = append(errs, &OpError{Op: "deregister", Backend: e.lanes[i].caps.Name, Err: err})
+			continue
 		}
+		mems[i] = nil
 	}
 	return errors.Join(errs...)
 }
@@ -299,7 +303,10 @@ func (r *Region) release() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), r.e.cfg.AbortGrace)
 	defer cancel()
-	if err := r.e.fence(ctx, r.mems); err != nil {
+	if r.left == nil {
+		r.left = slices.Clone(r.mems)
+	}
+	if err := r.e.fence(ctx, r.left); err != nil {
 		r.users.CompareAndSwap(regionClosed, 0)
 		return err
 	}
