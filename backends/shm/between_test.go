@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
@@ -152,4 +153,23 @@ func TestMappingsAreBounded(t *testing.T) {
 	require.NoError(t, p.Close())
 	require.Zero(t, b.mapped.extents)
 	require.Zero(t, b.mapped.bytes)
+}
+
+// TestOneProcessTakesHalfOfThePlaces: the others are for peers of other processes.
+func TestOneProcessTakesHalfOfThePlaces(t *testing.T) {
+	owner, b := open(t, Config{ConnsMax: 4}), open(t, Config{})
+	dial(t, b, owner.Addr())
+	dial(t, b, owner.Addr())
+	_, err := b.Connect(t.Context(), owner.Addr())
+	require.ErrorIs(t, err, driver.ErrFull)
+	dial(t, owner, owner.Addr()) // itself
+}
+
+// TestAMomentWithoutDescriptors at the owner is no reason to give the memory up.
+func TestAMomentWithoutDescriptors(t *testing.T) {
+	err := statusError(statusOf(duplicateError(unix.EMFILE)))
+	require.ErrorIs(t, err, driver.ErrFull)
+	require.False(t, final(err))
+	require.False(t, final(unix.ENOMEM))
+	require.True(t, final(driver.ErrRevoked))
 }

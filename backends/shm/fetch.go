@@ -210,7 +210,7 @@ func (p *peer) end(f *fetch, err error) {
 	}
 	if err != nil {
 		broken := &fetchError{err: err}
-		if errors.Is(err, driver.ErrTimeout) || errors.Is(err, driver.ErrFull) {
+		if !final(err) {
 			broken.until = time.Now().Add(fetchPause)
 		}
 		f.m.broken.Store(broken)
@@ -219,6 +219,13 @@ func (p *peer) end(f *fetch, err error) {
 	f.m.arena.fetches = false
 	p.mu.Unlock()
 	p.unpark()
+}
+
+// final reports whether the pages will never come. Anything else, a lack of descriptors or of
+// memory on either side, may pass.
+func final(err error) bool {
+	return errors.Is(err, driver.ErrRevoked) || errors.Is(err, driver.ErrBadToken) ||
+		errors.Is(err, driver.ErrCorrupt)
 }
 
 // failFetches ends every question.

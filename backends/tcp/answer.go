@@ -30,22 +30,43 @@ func (b *Backend) Answer(conn uint64, data []byte) error {
 		g.mu.Unlock()
 		return driver.ErrPeerLost
 	}
-	if g.room == 0 {
-		g.starved = true
+	if !g.takeRoom(c) {
 		g.mu.Unlock()
 		return driver.ErrFull
 	}
-	g.room--
 	c.post(&header{kind: kindAnswer}, data) // under mu: in order
 	g.mu.Unlock()
 	c.kick(false)
 	return nil
 }
 
+// takeRoom reports whether an answer may go: there is room at the peer, and it reads what we wrote.
+// Otherwise the program is told when that has changed. Preconditions: mu is held.
+func (g *inbound) takeRoom(c *conn) bool {
+	crowded := false
+	if c.posted() > postedMax {
+		c.crowded.Store(true) // pairs with the exchange in takePosted
+		crowded = c.posted() > postedMax
+	}
+	if crowded || g.room == 0 {
+		g.starved = true
+		return false
+	}
+	g.room--
+	return true
+}
+
 // credited takes word that the peer's program has received answers.
 func (g *inbound) credited(n int) {
 	g.mu.Lock()
 	g.room = min(g.room+n, creditMax)
+	g.mu.Unlock()
+	g.eased()
+}
+
+// eased implements end: it tells a program that waits to answer that it may.
+func (g *inbound) eased() {
+	g.mu.Lock()
 	starved := g.starved
 	g.starved = false
 	g.mu.Unlock()

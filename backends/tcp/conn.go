@@ -38,11 +38,12 @@ type conn struct {
 	ctlMu sync.Mutex // the innermost lock
 	ctl   []byte     // whole frames that go before any other
 
-	over   atomic.Bool // nothing is read or written any more
-	choked atomic.Bool // the reader waits until acknowledgements are written
-	serves atomic.Bool // there are Reads to answer
-	gone   chan struct{}
-	ended  sync.Once
+	over    atomic.Bool // nothing is read or written any more
+	choked  atomic.Bool // the reader waits until acknowledgements are written
+	crowded atomic.Bool // the program waits until answers are
+	serves  atomic.Bool // there are Reads to answer
+	gone    chan struct{}
+	ended   sync.Once
 
 	read, writeOut, writeNow func(fd uintptr) bool // made once: closures would be allocated
 	after                    verdict               // of read
@@ -67,6 +68,8 @@ type end interface {
 	// next puts the next frame into the chunk, and says with out.src what follows it. It
 	// reports whether there was one. out is the caller's.
 	next(c *conn) bool
+	// eased tells that queued frames are written, where c.crowded was set.
+	eased()
 	// sent ends what out.src was.
 	sent(c *conn)
 	// broken tells of the end of a connection, from a goroutine of it.

@@ -49,8 +49,12 @@ func (p *peer) setGrace(owner time.Duration) error {
 }
 
 // confirm tells the owner that what we sent so far is still wanted. It is asked where that is too
-// old: a connection that has ended confirms nothing.
+// old: a connection that has ended confirms nothing. An owner that asks and does not read gets no
+// answer: it asks again.
 func (p *peer) confirm(c *conn, h *header) {
+	if c.posted() > postedMax {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.failed {

@@ -338,7 +338,7 @@ func TestOwnersWithoutCertificate(t *testing.T) {
 // A peer cannot have us remember batches without end of which no note ever comes, or not all parts.
 func TestBatchesRememberedAreBounded(t *testing.T) {
 	g := newInbound(open(t, Config{}), 2)
-	for i := range uint64(arrivalsMax + 1) {
+	for i := range uint64(arrivalsMin + 1) {
 		g.notes.arrivals[i] = nil
 	}
 	h := &header{kind: kindWrite, flags: flagNoted, key: 1 << 20, batch: 1 << 40}

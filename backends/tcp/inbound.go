@@ -51,7 +51,7 @@ func (b *Backend) Inbound(conn uint64) (written, read uint64, counted bool) {
 	return g.moved.written.Load(), g.moved.read.Load(), true
 }
 
-// postedMax bounds the acknowledgements that a peer has us keep.
+// postedMax bounds the acknowledgements that a peer has us keep, and, but for one, the answers.
 const postedMax = 256 << 10
 
 func newInbound(b *Backend, n int) *inbound {

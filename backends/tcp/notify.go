@@ -30,7 +30,7 @@ type arrival struct {
 
 // Bounds on what a peer has us remember; one of ours stays far below.
 const (
-	arrivalsMax = 1 << 20
+	arrivalsMin = 1 << 16 // or four times Config.BatchesMax
 	waitingMax  = 1 << 17
 	spareMax    = 64
 )
@@ -54,7 +54,12 @@ func (n *notes) of(batch uint64) *arrival {
 func (g *inbound) crowded() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return len(g.notes.arrivals) > arrivalsMax
+	return g.overrun()
+}
+
+// overrun is crowded. Preconditions: mu is held.
+func (g *inbound) overrun() bool {
+	return len(g.notes.arrivals) > max(arrivalsMin, 4*g.b.cfg.BatchesMax)
 }
 
 // landed counts a part of a batch that a note follows.
@@ -78,7 +83,7 @@ func (g *inbound) noted(c *conn, h *header) verdict {
 		return finished
 	}
 	g.mu.Lock()
-	if len(g.notes.arrivals) > arrivalsMax || len(g.notes.waiting) > waitingMax ||
+	if g.overrun() || len(g.notes.waiting) > waitingMax ||
 		!counts && g.notes.held+g.notes.kept >= g.b.cfg.NotifyMax {
 		g.mu.Unlock()
 		return finished
@@ -100,7 +105,7 @@ func (g *inbound) noted(c *conn, h *header) verdict {
 func (g *inbound) voided(_ *conn, h *header) verdict {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.notes.arrivals) > arrivalsMax || len(g.notes.waiting) > waitingMax {
+	if g.overrun() || len(g.notes.waiting) > waitingMax {
 		return finished
 	}
 	a := g.notes.of(h.batch)

@@ -202,6 +202,9 @@ func (p *peer) accept(c *conn) verdict {
 	return more
 }
 
+// eased implements end: nothing of ours waits for that.
+func (p *peer) eased() {}
+
 // told takes what comes over the control connection.
 func (p *peer) told(c *conn, h *header) bool {
 	switch h.kind {

@@ -25,13 +25,18 @@ type reads struct {
 	n    int
 	full bool // a reader waits for a place
 	now  read
+	wait int // bytes of tables and lists that wait
+	kept int // bytes that the places have for them
 }
 
-const readsMax = 1024
+const (
+	readsMax  = 1024
+	tablesMax = 1 << 20 // bytes of tables and lists of the reads of a connection, and as many kept
+)
 
 // push reports false if there are too many. The table is copied.
 func (s *reads) push(a read) bool {
-	if s.n == readsMax {
+	if s.n == readsMax || s.n > 0 && s.wait+a.listed() > tablesMax {
 		s.full = true
 		return false
 	}
@@ -43,12 +48,30 @@ func (s *reads) push(a read) bool {
 		s.ring, s.head = bigger, 0
 	}
 	place := &s.ring[(s.head+s.n)%len(s.ring)]
+	s.wait += a.listed()
+	s.kept -= place.room()
 	a.table = append(place.table[:0], a.table...)
 	a.slots = append(place.slots[:0], a.slots...)
+	s.kept += a.room()
 	*place = a
 	s.n++
+	if s.kept > 2*tablesMax {
+		s.shed()
+	}
 	return true
 }
+
+// shed gives back what the free places have.
+func (s *reads) shed() {
+	for i := s.n; i < len(s.ring); i++ {
+		place := &s.ring[(s.head+i)%len(s.ring)]
+		s.kept -= place.room()
+		*place = read{}
+	}
+}
+
+func (a *read) listed() int { return len(a.table) + 4*len(a.slots) }
+func (a *read) room() int   { return cap(a.table) + 4*cap(a.slots) }
 
 // pop moves the first into now, whose table stays until the next pop.
 func (s *reads) pop() bool {
@@ -57,7 +80,9 @@ func (s *reads) pop() bool {
 	}
 	place := &s.ring[s.head]
 	spare := read{table: s.now.table, slots: s.now.slots}
+	s.kept += spare.room() - place.room()
 	s.now = *place
+	s.wait -= s.now.listed()
 	*place = spare
 	s.head = (s.head + 1) % len(s.ring)
 	s.n--

@@ -181,6 +181,9 @@ func (c *conn) load() bool {
 		case o.room() < chunkSlack:
 			return true
 		case c.takePosted():
+			if c.crowded.Load() && c.crowded.Swap(false) {
+				c.end.eased()
+			}
 		case !c.end.next(c):
 			return o.chunk.n > 0
 		}

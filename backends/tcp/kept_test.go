@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"io"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// TestAnswersToAPeerThatDoesNotRead: it claims to have room for 65,536 of them, and they are kept
+// only as far as a bound of ours. The program is woken when it reads.
+func TestAnswersToAPeerThatDoesNotRead(t *testing.T) {
+	b := open(t, Config{})
+	c := rawDial(t, b)
+	h := header{kind: kindHello, count: 2, id: creditMax, key: messageLimit}
+	_, err := c.Write(frame(h, b.address.owner[:]))
+	require.NoError(t, err)
+	w, secret, err := readFrame(c, kindWelcome)
+	require.NoError(t, err)
+	express := rawDial(t, b)
+	_, err = express.Write(frame(header{kind: kindJoin, id: w.id, count: 1}, secret[:16]))
+	require.NoError(t, err)
+	_, _, err = readFrame(express, kindWelcome)
+	require.NoError(t, err)
+	b.mu.Lock()
+	g := b.accepted[w.id]
+	b.mu.Unlock()
+	answer := make([]byte, b.cfg.MessageMax)
+	for err == nil {
+		require.Less(t, g.conns[ctl].posted(), postedMax+bodyMax)
+		err = b.Answer(g.conn, answer)
+	}
+	require.ErrorIs(t, err, driver.ErrFull)
+	_, err = b.Arm()
+	require.NoError(t, err)
+	go func() { _, _ = io.Copy(io.Discard, c) }()
+	require.Eventually(t, func() bool { return b.Answer(g.conn, answer) == nil }, limit,
+		time.Millisecond)
+	poll := [1]unix.PollFd{{Fd: int32(b.FD()), Events: unix.POLLIN}}
+	n, err := unix.Poll(poll[:], int(limit.Milliseconds()))
+	require.NoError(t, err)
+	require.Equal(t, 1, n, "the program is woken")
+}
+
+// TestConfirmationsToAnOwnerThatDoesNotRead are dropped once too many wait: it asks again.
+func TestConfirmationsToAnOwnerThatDoesNotRead(t *testing.T) {
+	owner, b := open(t, Config{}), open(t, Config{})
+	p := dial(t, b, owner.Addr())
+	c := p.conns[ctl]
+	c.wmu.Lock() // nothing is written
+	for range postedMax {
+		p.confirm(c, &header{id: 1})
+	}
+	require.LessOrEqual(t, c.posted(), postedMax+headBytes)
+	c.wmu.Unlock()
+}
+
+// TestTablesOfReadsAreBounded by bytes, those that wait and those that the places keep.
+func TestTablesOfReadsAreBounded(t *testing.T) {
+	var s reads
+	large := read{table: make([]byte, 12<<10)}
+	for range 3 {
+		for range readsMax {
+			require.True(t, s.push(read{table: make([]byte, 8)}))
+		}
+		for s.pop() {
+		}
+		n := 0
+		for ; s.push(large); n++ {
+		}
+		require.Equal(t, tablesMax/len(large.table), n)
+		for range 2 * readsMax { // through all places
+			require.True(t, s.pop())
+			require.True(t, s.push(large))
+			require.LessOrEqual(t, s.kept, 2*tablesMax)
+		}
+		for s.pop() {
+		}
+		require.Zero(t, s.wait)
+	}
+	kept := 0
+	for i := range s.ring {
+		kept += s.ring[i].room()
+	}
+	require.Equal(t, kept, s.kept)
+	require.True(t, s.push(read{table: make([]byte, 2*tablesMax)}), "one alone always goes")
+}
