@@ -133,6 +133,9 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 			return usagef("--table has shapes of its own: it takes no --%s", name)
 		}
 	}
+	if c.Flags().Changed("spread") && !f.pages && !f.table {
+		return usagef("--spread is the memory that --pages and --table draw from: say one of them")
+	}
 	shapes, err := f.shapes()
 	if err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -50,4 +51,26 @@ func TestInterruptedWhileAFileOpens(t *testing.T) {
 		require.Contains(t, stderr.String(), "interrupted")
 		require.Empty(t, stdout.String())
 	}
+}
+
+// TestInterruptedPutSaysHowFarItCame: a pipe brings four bytes, four more, and then nothing. Once
+// the second four are there, the first have been counted.
+func TestInterruptedPutSaysHowFarItCame(t *testing.T) {
+	a := startAgent(t, "--plaintext", "--region", "kv=4KiB")
+	c, _, stderr := command(t, "put", "kv", "--plaintext", "--peer", a.at)
+	in, err := c.StdinPipe()
+	require.NoError(t, err)
+	require.NoError(t, c.Start())
+	t.Cleanup(func() { _ = c.Process.Kill() })
+	for _, text := range []string{"four", "fourmore"} {
+		_, err = in.Write([]byte(text[len(text)-4:]))
+		require.NoError(t, err)
+		require.Eventually(t, func() bool {
+			return sluice(t, "get", "kv", "--plaintext", "--peer", a.at, "--length",
+				strconv.Itoa(len(text))).stdout == text
+		}, 20*time.Second, time.Millisecond)
+	}
+	require.NoError(t, c.Process.Signal(syscall.SIGINT))
+	require.Equal(t, statusInterrupted, status(t, c.Wait()), stderr)
+	require.Regexp(t, `interrupted after [48] bytes`, stderr.String())
 }

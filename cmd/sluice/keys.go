@@ -223,6 +223,11 @@ func words(what ...string) cobra.PositionalArgs {
 		case len(args) > len(what):
 			return usagef("unexpected argument %q", args[len(what)])
 		}
+		for i, arg := range args {
+			if arg == "" {
+				return usagef("%s is empty", what[i])
+			}
+		}
 		return nil
 	}
 }

@@ -72,6 +72,9 @@ func (r *rangeFlags) put(ctx context.Context, name string, stdin io.Reader, stdo
 		switch {
 		case !all:
 			in = &exactReader{from: in, left: n}
+		case known && has > 0 && room == 0:
+			return usagef("region %s ends at %d: nothing was written; say a smaller --offset", name,
+				off)
 		case known && has > room:
 			return usagef("the input has %d bytes, and region %s room for %d from %d on: nothing "+
 				"was written; say --length %d for the first of them",

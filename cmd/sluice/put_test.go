@@ -35,6 +35,9 @@ func TestPutThatDoesNotFit(t *testing.T) {
 		"16KiB", "--input", path)
 	refused("--offset 5000 is past its end", statusUsage, "put", "kv", "--offset", "5000",
 		"--input", path)
+	refused("region kv ends at 4096: nothing was written; say a smaller --offset", statusUsage,
+		"put", "kv", "--offset", "4096", "--input", path)
+	refused("the name of a region is empty", statusUsage, "put", "", "--input", path)
 	refused("is a directory", statusUsage, "put", "kv", "--input", filepath.Dir(path))
 	refused("--region model=FILE:rw", statusFailed, "put", "model", "--input", path)
 

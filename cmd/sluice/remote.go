@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -257,6 +258,10 @@ func (r *rangeFlags) create(ctx context.Context, stdout io.Writer) (io.Writer, f
 	}
 	f, err := os.CreateTemp(filepath.Dir(r.file), "."+filepath.Base(r.file)+".*")
 	if err != nil {
+		var path *os.PathError
+		if errors.As(err, &path) {
+			path.Path = r.file // not that of the one beside it
+		}
 		return nil, nil, &usageError{err}
 	}
 	return f, func(err error) error {
@@ -298,8 +303,9 @@ func (r *rangeFlags) move(ctx context.Context, to io.Writer, from io.Reader, ver
 		err error
 	}
 	start, ended := time.Now(), make(chan result, 1)
+	counted := &countedWriter{to: to}
 	go func() {
-		n, err := io.CopyBuffer(onlyWriter{to}, onlyReader{from}, make([]byte, moveBytes))
+		n, err := io.CopyBuffer(counted, onlyReader{from}, make([]byte, moveBytes))
 		ended <- result{n, err}
 	}()
 	select {
@@ -317,10 +323,25 @@ func (r *rangeFlags) move(ctx context.Context, to io.Writer, from io.Reader, ver
 		fmt.Fprintf(stderr, "%d bytes %s in %v\n", x.n, verb, took.Round(time.Millisecond))
 		return nil
 	case <-ctx.Done():
-		return ctx.Err()
+		return &partError{counted.n.Load()}
 	}
 }
 
-// onlyReader and onlyWriter keep io.Copy from other ways, which take other pieces.
+// partError is the interrupt of get or put.
+type partError struct{ n int64 }
+
+func (e *partError) Error() string { return fmt.Sprintf("interrupted after %d bytes", e.n) }
+
+// onlyReader and countedWriter keep io.Copy from other ways, which take other pieces.
 type onlyReader struct{ io.Reader }
-type onlyWriter struct{ io.Writer }
+
+type countedWriter struct {
+	to io.Writer
+	n  atomic.Int64 // bytes that were written
+}
+
+func (c *countedWriter) Write(b []byte) (int, error) {
+	n, err := c.to.Write(b)
+	c.n.Add(int64(n))
+	return n, err
+}

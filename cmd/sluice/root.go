@@ -42,7 +42,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case errors.Is(err, errReported):
 		return statusFailed
 	case ctx.Err() != nil:
-		fmt.Fprintf(stderr, "%s: interrupted\n", cmd.CommandPath())
+		text := "interrupted"
+		if part := (*partError)(nil); errors.As(err, &part) {
+			text = part.Error()
+		}
+		fmt.Fprintf(stderr, "%s: %s\n", cmd.CommandPath(), text)
 		return statusInterrupted
 	case errors.As(err, &usage):
 		fmt.Fprintf(stderr, "%s: %v\n%s\nRun '%s --help' for what there is.\n",
