@@ -90,11 +90,11 @@ func (b *Backend) introduce(tcp *net.TCPConn, from host, secure net.Conn) error 
 
 // meet makes the owner's end of a new peer.
 func (b *Backend) meet(h *header, from host, body []byte) (*inbound, error) {
-	if len(body) != 8 || h.count < bulk || h.count > 1+connsMax {
+	if len(body) > 64 || h.count < bulk || h.count > 1+connsMax {
 		return nil, fmt.Errorf("a hello of %d bytes for %d connections: %w",
 			len(body), h.count, driver.ErrCorrupt)
 	}
-	if subtle.ConstantTimeCompare(body, b.address.owner[:]) != 1 {
+	if subtle.ConstantTimeCompare(body, b.address.proof()) != 1 {
 		return nil, driver.ErrPeerLost // it means a backend that is gone, and we have its port
 	}
 	g := newInbound(b, int(h.count))

@@ -17,8 +17,9 @@ import (
 // address is what Addr says: a number of the backend, and where it listens. The digest tells one
 // that was cut or altered; it does not protect against one that is made up.
 type address struct {
-	owner  keys.Owner
-	secure bool     // TLS is spoken
+	owner keys.Owner
+	security
+	pin    pin      // where that is pinned
 	places []string // host:port, a name or a number
 }
 
@@ -33,7 +34,11 @@ const (
 func (a *address) encode() ([]byte, error) {
 	b := append([]byte(addressName), '0'+wireVersion)
 	b = append(b, a.owner[:]...)
-	b = append(b, control.Flag(a.secure), byte(len(a.places)))
+	b = append(b, byte(a.security))
+	if a.security == pinned {
+		b = append(append(b, a.pin.key[:]...), a.pin.secret[:]...)
+	}
+	b = append(b, byte(len(a.places)))
 	for _, p := range a.places {
 		if len(p) > placeMax {
 			return nil, fmt.Errorf("address %q is longer than %d bytes: %w",
@@ -70,7 +75,13 @@ func decodeAddress(b []byte) (a address, err error) {
 	}
 	r := control.Read(body[addressMark:])
 	copy(a.owner[:], r.Bytes(8))
-	a.secure = r.Flag()
+	if a.security = security(r.Uint8()); a.security > pinned {
+		r.Fail()
+	}
+	if a.security == pinned {
+		copy(a.pin.key[:], r.Bytes(len(a.pin.key)))
+		copy(a.pin.secret[:], r.Bytes(len(a.pin.secret)))
+	}
 	a.readPlaces(&r)
 	if !r.Done() || len(a.places) == 0 {
 		return address{}, fmt.Errorf("tcp address: %w", driver.ErrCorrupt)
@@ -101,5 +112,13 @@ func (a *address) readPlaces(r *control.Reader) {
 // listens, and whether TLS is spoken there.
 func Places(addr []byte) (places []string, secure bool, err error) {
 	a, err := decodeAddress(addr)
-	return a.places, a.secure, err
+	return a.places, a.security != plain, err
+}
+
+// proof is what a hello shows: that it means this backend, and has its address.
+func (a *address) proof() []byte {
+	if a.security != pinned {
+		return a.owner[:]
+	}
+	return append(append([]byte(nil), a.owner[:]...), a.pin.secret[:]...)
 }

@@ -13,8 +13,9 @@ import (
 )
 
 // Config says where to listen and how peers prove their identity, and bounds what a Backend
-// uses. Every zero field takes its default, but one of TLS, Identity and
-// Plaintext must be set.
+// uses. Every zero field takes its default. Without TLS, Identity and Plaintext the backend makes a
+// key of its own, which its address names: whoever is given that may connect, and nobody else, by
+// TLS 1.3. All peers must do it alike.
 type Config struct {
 	// TLS is the identity of this host and of the peers that it accepts: Certificates, RootCAs and
 	// ClientCAs must be set. TLS 1.3 with certificates of both sides is asked for on every
@@ -126,8 +127,8 @@ func (c *Config) check() error {
 	return nil
 }
 
-// secure is how peers know us, of the three ways to be known; nil: plain text.
-func (c *Config) secure() (*identity.Identity, error) {
+// secure is the identity that was given, if any, and how peers know us.
+func (c *Config) secure() (*identity.Identity, security, error) {
 	given := 0
 	for _, is := range []bool{c.TLS != nil, c.Identity != nil, c.Plaintext} {
 		if is {
@@ -136,19 +137,20 @@ func (c *Config) secure() (*identity.Identity, error) {
 	}
 	switch {
 	case given == 0:
-		return nil, fmt.Errorf("config: neither TLS nor Plaintext: set TLS or Identity, or "+
-			"Plaintext on a network that is trusted: %w", driver.ErrBounds)
+		return nil, pinned, nil
 	case given > 1:
-		return nil, fmt.Errorf("config: both TLS and Plaintext, or Identity and one of them: %w",
-			driver.ErrBounds)
+		return nil, plain, fmt.Errorf("config: both TLS and Plaintext, or Identity and one of "+
+			"them: %w", driver.ErrBounds)
+	case c.Plaintext:
+		return nil, plain, nil
 	case c.TLS == nil:
-		return c.Identity, nil
+		return c.Identity, certified, nil
 	}
 	id, err := identity.FromTLS(c.TLS)
 	if err != nil {
-		return nil, fmt.Errorf("config: TLS: %w", err)
+		return nil, plain, fmt.Errorf("config: TLS: %w", err)
 	}
-	return id, nil
+	return id, certified, nil
 }
 
 func (c *Config) caps() driver.Caps {

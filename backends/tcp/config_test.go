@@ -23,7 +23,6 @@ func TestConfigBounds(t *testing.T) {
 		cfg  Config
 		want string // in the error
 	}{
-		{Config{}, "neither TLS nor Plaintext"},
 		{Config{Plaintext: true, TLS: newAuthority().config()}, "both"},
 		{Config{TLS: &tls.Config{}}, "Certificates"},
 		{Config{TLS: &tls.Config{Certificates: make([]tls.Certificate, 1)}}, "RootCAs"},

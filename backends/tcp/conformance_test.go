@@ -93,6 +93,15 @@ var singleHarness = drivertest.Harness{
 		"NoAllocation", "Hammer"},
 }
 
+// pinnedHarness has keys of its own, as nothing else was given.
+var pinnedHarness = drivertest.Harness{
+	Name:    "tcp-pinned",
+	New:     func() (driver.Backend, error) { return New(Config{Listen: "127.0.0.1:0"}) },
+	Wirings: drivertest.Processes,
+	Only: []string{"Load", "NotifyAfterData", "NotifyOrder", "CountAfterData", "CancelWrite",
+		"PeerClose", "LastMessageInFlight", "Hammer"},
+}
+
 func TestMain(m *testing.M) {
 	if path := os.Getenv(ownerVariable); path != "" {
 		if err := serveOwner(path); err != nil {
@@ -108,7 +117,8 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	drivertest.Main(m, plainHarness, secureHarness, singleHarness, hostHarness, secureHostHarness)
+	drivertest.Main(m, plainHarness, secureHarness, singleHarness, pinnedHarness, hostHarness,
+		secureHostHarness)
 }
 
 func TestBackend(t *testing.T) { drivertest.Run(t, plainHarness) }
@@ -116,5 +126,7 @@ func TestBackend(t *testing.T) { drivertest.Run(t, plainHarness) }
 func TestBackendSecure(t *testing.T) { drivertest.Run(t, secureHarness) }
 
 func TestBackendSingle(t *testing.T) { drivertest.Run(t, singleHarness) }
+
+func TestBackendPinned(t *testing.T) { drivertest.Run(t, pinnedHarness) }
 
 func BenchmarkBackend(b *testing.B) { drivertest.Benchmark(b, plainHarness) }

@@ -24,9 +24,9 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
-	if to.secure != (b.secure != nil) {
-		return nil, fmt.Errorf("connect: of us two only one has a Config.TLS or Identity: set it "+
-			"on both sides, or on none: %w", driver.ErrNotSupported)
+	if to.security != b.address.security {
+		return nil, fmt.Errorf("connect: the owner is spoken to %v, and this side speaks %v: set "+
+			"the same on both sides: %w", to.security, b.address.security, driver.ErrNotSupported)
 	}
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.Handshake)
 	defer cancel()
@@ -56,7 +56,7 @@ func (p *peer) open(ctx context.Context) error {
 		kind: kindHello, count: uint32(len(p.conns)), key: uint32(p.b.cfg.MessageMax),
 		id: uint64(p.b.cfg.NotifyMax), ticket: uint64(p.b.cfg.Grace),
 	}
-	welcome, secret, err := p.greet(ctx, ctl, hello, p.to.owner[:])
+	welcome, secret, err := p.greet(ctx, ctl, hello, p.to.proof())
 	if err != nil {
 		return err
 	}
@@ -100,7 +100,7 @@ func (p *peer) open(ctx context.Context) error {
 
 // greet opens connection i with a frame, and returns what the owner says.
 func (p *peer) greet(ctx context.Context, i int, h header, body []byte) (header, []byte, error) {
-	tcp, secure, err := p.b.dial(ctx, p.to.places)
+	tcp, secure, err := p.b.dial(ctx, &p.to)
 	if err != nil {
 		return h, nil, err
 	}

@@ -54,8 +54,12 @@ func helloFrame(b *Backend, conns uint32) []byte {
 // works has a peer write and read.
 func works(t *testing.T, b *Backend) {
 	t.Helper()
+	worksFrom(t, open(t, b.cfg), b)
+}
+
+func worksFrom(t *testing.T, near, b *Backend) {
+	t.Helper()
 	m, mem := share(t, b, 4096)
-	near := open(t, b.cfg)
 	l, local := share(t, near, 4096)
 	p := dial(t, near, b.Addr())
 	fill(local, 9)

@@ -103,17 +103,17 @@ func ownHosts(bound netip.Addr) (list []string) {
 const placeTime = time.Second
 
 // dial connects to the first place of an owner that answers.
-func (b *Backend) dial(ctx context.Context, places []string) (tcp *net.TCPConn, secure net.Conn,
+func (b *Backend) dial(ctx context.Context, to *address) (tcp *net.TCPConn, secure net.Conn,
 	err error) {
 	var errs []error
-	for i, at := range places {
+	for i, at := range to.places {
 		d := net.Dialer{}
-		if i < len(places)-1 {
+		if i < len(to.places)-1 {
 			d.Timeout = placeTime
 		}
 		conn, err := d.DialContext(ctx, "tcp", at)
 		if err == nil {
-			return b.present(ctx, conn, at)
+			return b.present(ctx, conn, to, at)
 		}
 		errs = append(errs, err)
 		if ctx.Err() != nil {
@@ -123,15 +123,15 @@ func (b *Backend) dial(ctx context.Context, places []string) (tcp *net.TCPConn, 
 	return nil, nil, errors.Join(append(errs, driver.ErrPeerLost)...)
 }
 
-func (b *Backend) present(ctx context.Context, conn net.Conn, place string) (*net.TCPConn, net.Conn,
-	error) {
+func (b *Backend) present(ctx context.Context, conn net.Conn, to *address, place string) (
+	*net.TCPConn, net.Conn, error) {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
 		return nil, nil, errors.Join(fmt.Errorf("no connection of TCP: %w",
 			driver.ErrNotSupported), conn.Close())
 	}
 	b.tune(tcp)
-	secure, err := b.call(ctx, conn, place)
+	secure, err := b.call(ctx, conn, to, place)
 	if err != nil {
 		return nil, nil, errors.Join(err, conn.Close())
 	}

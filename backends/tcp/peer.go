@@ -172,7 +172,7 @@ func (p *peer) Lost() <-chan struct{} { return p.lost }
 func (p *peer) Explain(_, _ uint32) string {
 	how := "in plain text"
 	if p.conns[ctl].tls {
-		how = "by TLS 1.3"
+		how = "by TLS 1.3, which knows the peer " + p.to.security.String()
 	}
 	return fmt.Sprintf("%s to %s, %d connections for data",
 		how, p.conns[ctl].tcp.RemoteAddr(), len(p.conns)-1)

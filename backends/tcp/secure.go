@@ -7,22 +7,40 @@ import (
 	"net"
 )
 
+// security is how the ends of a connection know each other: both must do it alike.
+type security uint8
+
+const (
+	plain     security = iota // by tokens alone
+	certified                 // TLS with certificates of both sides
+	pinned                    // TLS with the key that the owner's address names: see ownKey
+)
+
+func (s security) String() string {
+	return [...]string{"in plain text (Config.Plaintext)",
+		"by certificates (Config.TLS or Identity)",
+		"by the key in its address (neither TLS, Identity nor Plaintext)"}[s]
+}
+
 // call secures a connection that we began, to a place of its owner's.
-func (b *Backend) call(ctx context.Context, tcp net.Conn, place string) (net.Conn, error) {
-	if b.secure == nil {
+func (b *Backend) call(ctx context.Context, tcp net.Conn, to *address, place string) (net.Conn,
+	error) {
+	switch b.address.security {
+	case plain:
 		return tcp, nil
+	case pinned:
+		return callPinned(ctx, tcp, to.pin)
 	}
-	host, _, err := net.SplitHostPort(place)
-	if err != nil {
-		host = place
-	}
-	return b.secure.Call(ctx, tcp, host)
+	return b.secure.Call(ctx, tcp, withoutPort(place))
 }
 
 // answer secures a connection that a peer began.
 func (b *Backend) answer(ctx context.Context, tcp net.Conn) (net.Conn, error) {
-	if b.secure == nil {
+	switch b.address.security {
+	case plain:
 		return tcp, nil
+	case pinned:
+		return b.own.answer(ctx, tcp)
 	}
 	return b.secure.Answer(ctx, tcp)
 }
@@ -30,12 +48,17 @@ func (b *Backend) answer(ctx context.Context, tcp net.Conn) (net.Conn, error) {
 // refusal says why the owner hung up in place of a welcome: it may have refused our
 // certificate.
 func (b *Backend) refusal(err error, tcp net.Conn) error {
-	if b.secure == nil {
+	if b.address.security != certified {
 		return err
 	}
-	host, _, splitErr := net.SplitHostPort(tcp.RemoteAddr().String())
-	if splitErr != nil {
-		host = tcp.RemoteAddr().String()
+	return b.secure.Explain(err, withoutPort(tcp.RemoteAddr().String()))
+}
+
+// withoutPort is a place without its port.
+func withoutPort(place string) string {
+	host, _, err := net.SplitHostPort(place)
+	if err != nil {
+		return place
 	}
-	return b.secure.Explain(err, host)
+	return host
 }

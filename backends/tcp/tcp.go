@@ -10,8 +10,8 @@
 // connection end with the word of the owner that it has stopped, or when all that was sent is
 // too old to land. A connection that breaks ends its peer; a program connects anew.
 //
-// Every connection speaks TLS 1.3 with certificates of both sides, or plain text where the
-// Config says so.
+// Every connection speaks TLS 1.3, with certificates of both sides or with the key that the owner's
+// address names, or plain text where the Config says so.
 package tcp
 
 import (
@@ -37,7 +37,8 @@ type Backend struct {
 	driver.BackendBase // Alloc
 
 	cfg      Config
-	secure   *identity.Identity // nil: plain text
+	secure   *identity.Identity // where we are certified
+	own      *ownKey            // where we are pinned
 	address  address
 	addr     []byte
 	listener *net.TCPListener
@@ -78,7 +79,7 @@ func New(cfg Config) (*Backend, error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("tcp: %w", err)
 	}
-	secure, err := cfg.secure()
+	secure, how, err := cfg.secure()
 	if err != nil {
 		return nil, fmt.Errorf("tcp: %w", err)
 	}
@@ -88,7 +89,13 @@ func New(cfg Config) (*Backend, error) {
 		peers:    map[*peer]struct{}{}, accepted: map[uint64]*inbound{},
 		byConn: map[uint64]*inbound{},
 	}
-	b.address = address{owner: keys.NewOwner(), secure: b.secure != nil}
+	b.address = address{owner: keys.NewOwner(), security: how}
+	if how == pinned {
+		if b.own, err = newOwnKey(); err != nil {
+			return nil, fmt.Errorf("tcp: %w", err)
+		}
+		b.address.pin = b.own.pin
+	}
 	b.byHost = map[host]int{}
 	b.handshakes.open(cfg.Handshakes)
 	b.done.Init(cfg.BatchesMax)

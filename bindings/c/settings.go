@@ -35,7 +35,7 @@ func newTCP(s tcpSettings) (*tcp.Backend, error) {
 		return nil, argument("options certificate, key and authority go together: TLS is spoken " +
 			"by both sides")
 	case !secure:
-		return tcp.New(s.Config) // which asks for one of the two
+		return tcp.New(s.Config)
 	}
 	pair, err := tls.LoadX509KeyPair(s.Certificate, s.Key)
 	if err != nil {

@@ -124,8 +124,9 @@ enum { SLUICE_OPTIONAL = 1 }; /* sluice_backend.flags: leave it out where it is 
  *          yield (why chains get the pair instead) log_file
  *   ucx:   library transports devices workers grace failure
  *   rdma:  library devices rails listen queue_depth slice flight timeout retries
- * tcp asks for certificates of both sides, or for plaintext=true, which lets everybody on the
- * network of listen read and change what passes. posix reaches files of this process, cuda its
+ * tcp encrypts: by certificates of both sides or, without options, by a key of its own that its
+ * description names. All peers do it alike. plaintext=true lets everybody on the network of listen
+ * read and change what passes. posix reaches files of this process, cuda its
  * cards, gds both. A name that does not exist is SLUICE_ERR_ARGUMENT and the text lists those that
  * do.
  */

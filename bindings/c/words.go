@@ -81,8 +81,7 @@ func wrappedByOp(err, sentinel error) bool {
 
 // goPhrases are those of errors that name what C and Python have under other names.
 var goPhrases = strings.NewReplacer(
-	"config: neither TLS nor Plaintext: set TLS or Identity, or Plaintext on",
-	"set certificate, key and authority, or plaintext=true on",
+	"(neither TLS, Identity nor Plaintext)", "(neither certificate nor plaintext)",
 	"both Identity and Plaintext", "both certificates and plaintext",
 	"Config.TLS or Identity", "certificate",
 	"Route.Only", "only", "Route.Durable", "durable",

@@ -107,7 +107,12 @@ def test_errors_speak_python() -> None:
     refused(lambda: sluice.Engine("x", ["mem"], transfer_timeout=-1))
     refused(lambda: sluice.Engine("x", ["mem"], spin=5))
     refused(lambda: sluice.Engine("x", []))
-    refused(lambda: sluice.Engine("x", ["tcp"]))
+    refused(lambda: sluice.Engine("x", [sluice.Backend("tcp", certificate="x")]))
+    tcp = sluice.Backend("tcp", listen="127.0.0.1:0")
+    plain = sluice.Backend("tcp", listen="127.0.0.1:0", plaintext=True)
+    with sluice.Engine("open", [plain]) as owner, sluice.Engine("pinned", [tcp]) as near:
+        owner.register("data", bytearray(64))
+        refused(lambda: near.connect(owner.describe()))
     refused(lambda: sluice.Engine("x", ["mem", "mem"]))
     refused(lambda: sluice.Engine("x", [sluice.Backend("shm", keys_max=0, ring_bytes=5)]))
     e.close()

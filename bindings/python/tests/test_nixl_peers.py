@@ -187,8 +187,8 @@ def test_parameters_that_are_wrong() -> None:
     agent = nixl.nixl_agent("wrong", nixl.nixl_agent_config(backends=[]))
     with pytest.raises(b.nixlInvalidParamError, match="depth"):
         agent.create_backend("POSIX", {"depth": "many"})
-    with pytest.raises(b.nixlInvalidParamError, match="plaintext"):
-        agent.create_backend("TCP", {})
+    with pytest.raises(b.nixlInvalidParamError, match="authority"):
+        agent.create_backend("TCP", {"certificate": "c.pem"})
     with pytest.raises(b.nixlInvalidParamError):
         agent.create_backend("TCP", {"plaintext": "true", "listen": "nonsense"})
     agent.create_backend("POSIX", {"depth": "64"})  # what was refused is not there
@@ -211,7 +211,7 @@ def test_devices_are_those_that_were_named(monkeypatch: pytest.MonkeyPatch) -> N
     def opened(params: dict[str, str]) -> dict[str, list[str]]:
         return {x.name: x.options for x in plugins.backends({"UCX": params}, [])}
 
-    assert opened({}) == {"shm": [], "rdma": [], "ucx": []}
+    assert opened({}) == {"shm": [], "rdma": [], "tcp": []}
     both = ["devices=mlx5_3:1,mlx5_4"]
     assert opened({"device_list": "mlx5_3:1, mlx5_4"}) == {"shm": [], "rdma": both, "ucx": both}
     assert opened({"ucx_devices": "mlx5_3,eth0"}) == {"shm": [], "rdma": ["devices=mlx5_3"],

@@ -88,8 +88,15 @@ def test_certificates(start: Any, tmp_path: Path) -> None:
     owner.close()
     with pytest.raises(sluice.ArgumentError, match="go together"):
         sluice.Engine("half", [sluice.Backend("tcp", certificate="x")])
-    with pytest.raises(sluice.Error, match="plaintext=true"):
-        sluice.Engine("neither", ["tcp"])
+
+
+def test_a_key_in_the_description(start: Any, tmp_path: Path) -> None:
+    """Over tcp of which nothing is said, peers know each other by the key in the description."""
+    _, end, peer = connect(start, "tcp", {"listen": "127.0.0.1:0"}, f"unix:{tmp_path}/s")
+    write_all(end, peer).run(LIMIT)
+    remote = peer.remote("data")
+    assert "by the key in its address" in peer.explain(end.region, remote)
+    end.close()
 
 
 def certificates(openssl: str, folder: Path) -> dict[str, Any]:

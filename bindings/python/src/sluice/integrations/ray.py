@@ -53,8 +53,8 @@ class SluiceMetadata(TensorTransportMetadata):  # type: ignore[misc]
 class SluiceTransport(TensorTransportManager):  # type: ignore[misc]
     """The transport of one process. Make a subclass to change what it opens.
 
-    Between hosts it needs RDMA, or tcp with an `identity`, or tcp in `plaintext` on a network that
-    is trusted.
+    Between hosts it takes RDMA where there is a device, and else tcp: encrypted, by the key that
+    comes with the metadata, or by an `identity`, or in `plaintext` on a network that is trusted.
     """
 
     name = "SLUICE"
@@ -91,11 +91,10 @@ class SluiceTransport(TensorTransportManager):  # type: ignore[misc]
         cards = _cards()
         if cards:
             opened.insert(1, Backend("cuda", optional=True, devices=cards))
-        if self.identity is not None or self.plaintext:
-            listen = f"{ray.util.get_node_ip_address()}:0"
-            files: dict[str, Any] = {} if self.identity is None else dict(zip(("certificate", "key",
-                "authority"), self.identity))
-            opened.append(Backend("tcp", listen=listen, plaintext=self.plaintext, **files))
+        listen = f"{ray.util.get_node_ip_address()}:0"
+        files: dict[str, Any] = {} if self.identity is None else dict(zip(("certificate", "key",
+            "authority"), self.identity))
+        opened.append(Backend("tcp", listen=listen, plaintext=self.plaintext, **files))
         return opened
 
     def engine(self) -> Engine:

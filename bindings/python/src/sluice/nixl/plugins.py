@@ -46,7 +46,7 @@ OPTIONS = {
 # The names in capitals beyond NIXL's are sluice's own; their parameters are the options of the
 # backend.
 PLUGINS = {
-    "UCX": Plugin((_DRAM, _VRAM), ("shm", "cuda?", "rdma?", "ucx?"), True,
+    "UCX": Plugin((_DRAM, _VRAM), ("shm", "cuda?", "rdma?", "tcp?"), True,
                   (("device_list", ""), ("ucx_devices", ""))),
     "POSIX": Plugin((_DRAM, _FILE, _BLOCK), ("posix",), False, (("use_uring", "true"),
         ("use_aio", "false"), ("use_posix_aio", "false")), True),
@@ -76,12 +76,14 @@ def backends(chosen: dict[str, dict[str, str]], cards: Iterable[int]) -> list[Ba
                 needed.add(backend)
     devices = _devices(chosen.get("UCX", {}))
     if devices:
-        options["ucx"]["devices"] = ",".join(devices)
+        options["ucx"] = {"devices": ",".join(devices)}
         nics = [d for d in devices if _is_rdma(d)]
         if nics:
             options["rdma"].setdefault("devices", ",".join(nics))
         elif "rdma" not in needed:
             del options["rdma"]  # which would take all NICs
+        if "tcp" not in needed:
+            del options["tcp"]  # which would go by any network
     cards = sorted(set(cards))
     if "cuda" in options and "cuda" not in needed and not cards:
         del options["cuda"]  # it would take memory of every card for nothing
