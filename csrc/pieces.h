@@ -20,6 +20,7 @@ struct sl_pieces {
 	const struct sl_desc *descs; /* NULL: of pages */
 	struct sl_pages pages;
 	const struct sl_nest *nest; /* of pages that are not plain, or NULL */
+	uint32_t runs; /* of an entry; holds after submit, too */
 	const uint32_t *local_index, *remote_index;
 	uint32_t count;
 	void *copy;
@@ -69,7 +70,7 @@ static __attribute__((noinline, unused)) struct sl_desc sl_run(const struct sl_p
 /* What a piece is told as: of a pattern, its entry. */
 static inline int32_t sl_piece_told(const struct sl_pieces *s, int32_t i)
 {
-	return s->nest && i >= 0 ? i / (int32_t)s->nest->runs : i;
+	return s->runs > 1 && i >= 0 ? i / (int32_t)s->runs : i;
 }
 
 static inline struct sl_desc sl_piece(const struct sl_pieces *s, uint32_t i)

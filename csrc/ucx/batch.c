@@ -355,6 +355,7 @@ int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag,
 				    .write = write,
 				    .pieces = {.pages = *p,
 					       .nest = nest,
+					       .runs = nest ? nest->runs : 1,
 					       .local_index = local,
 					       .remote_index = remote,
 					       .count =

@@ -208,6 +208,7 @@ int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag,
 						 .local_index = local,
 						 .remote_index = remote,
 						 .nest = nest,
+						 .runs = nest ? nest->runs : 1,
 						 .count = (uint32_t)(p->count *
 								     (nest ? nest->runs : 1))}};
 	struct trailer t;
