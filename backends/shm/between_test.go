@@ -4,6 +4,7 @@ package shm
 
 import (
 	"context"
+	"net"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -172,4 +173,32 @@ func TestAMomentWithoutDescriptors(t *testing.T) {
 	require.False(t, final(err))
 	require.False(t, final(unix.ENOMEM))
 	require.True(t, final(driver.ErrRevoked))
+}
+
+// TestConnectBesideClose: Close waits for a handshake under way, which it ends: our event goes to
+// the peer while it is ours, and not as the number of another file.
+func TestConnectBesideClose(t *testing.T) {
+	b := open(t, Config{DialTimeout: time.Hour})
+	silentOwner := newAddress("")
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: silentOwner.socket(),
+		Net: "unixpacket"})
+	require.NoError(t, err)
+	defer l.Close()
+	connected := make(chan error, 1)
+	go func() {
+		_, err := b.Connect(context.Background(), silentOwner.encode())
+		connected <- err
+	}()
+	conn, err := l.Accept()
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, b.Close())
+	select {
+	case err := <-connected:
+		require.ErrorIs(t, err, driver.ErrClosed)
+	case <-time.After(time.Minute):
+		t.Fatal("Close has not ended Connect")
+	}
+	_, err = b.Connect(t.Context(), silentOwner.encode())
+	require.ErrorIs(t, err, driver.ErrClosed)
 }

@@ -24,7 +24,10 @@ import (
 func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	p, err := b.connect(ctx, addr)
 	if err != nil {
-		if ctx.Err() != nil {
+		switch {
+		case b.closed.Load():
+			err = driver.ErrClosed
+		case ctx.Err() != nil:
 			err = fmt.Errorf("%w: %w", driver.ContextError(ctx), err)
 		}
 		return nil, fmt.Errorf("connect peer: %w", err)
@@ -33,9 +36,10 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 }
 
 func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
-	if b.closed.Load() {
+	if !b.entry.Enter() {
 		return nil, driver.ErrClosed
 	}
+	defer b.entry.Exit() // Close takes our descriptors away
 	owner, err := decodeAddress(addr)
 	if err != nil {
 		return nil, err
@@ -46,6 +50,7 @@ func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.DialTimeout)
 	defer cancel()
+	defer context.AfterFunc(b.life, cancel)()
 	conn, err := new(net.Dialer).DialContext(ctx, "unixpacket", owner.socket())
 	if err != nil {
 		return nil, b.unreached(&owner, err)

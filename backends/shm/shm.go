@@ -19,6 +19,7 @@
 package shm
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -67,6 +68,9 @@ type Backend struct {
 	done    done.Ring
 	jobs    jobPool
 	queue   queue
+	entry   gate.Gate // Connect is in it
+	life    context.Context
+	end     context.CancelFunc
 	mapped  budget      // memory of peers
 	lobby   lobby.Lobby // handshakes under way
 	tasks   sync.WaitGroup
@@ -132,6 +136,7 @@ func (b *Backend) start() {
 	// while fewer than JobsMax stand there, and each of those has one in hand.
 	b.queue.init(4*b.cfg.JobsMax+b.cfg.Workers, b.cfg.Workers)
 	b.lobby.Most = handshakesMax
+	b.life, b.end = context.WithCancel(context.Background())
 	b.tasks.Add(1 + b.cfg.Workers)
 	go b.accept()
 	for id := range b.cfg.Workers {
@@ -165,12 +170,15 @@ func (b *Backend) Close() error {
 func (b *Backend) close() error {
 	b.mu.Lock()
 	b.closed.Store(true)
-	open := *b.peers.Load()
 	for conn := range b.greeting {
 		_ = conn.Close()
 	}
 	b.mu.Unlock()
 	err := b.listener.Close()
+	b.entry.Shut()
+	b.end()
+	b.entry.Wait()
+	open := *b.peers.Load()
 	var wg sync.WaitGroup
 	for _, p := range open {
 		wg.Go(func() { _ = p.Close() }) // a peer's Close has nothing to report

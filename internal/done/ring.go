@@ -28,11 +28,12 @@ func (r *Ring) Init(size int) { r.list = make([]driver.Completion, size) }
 
 // Take reserves the place of one tag. It reports false if there is none.
 func (r *Ring) Take() bool {
-	if r.taken.Add(1) <= int64(len(r.list)) {
-		return true
+	for n := r.taken.Load(); n < int64(len(r.list)); n = r.taken.Load() {
+		if r.taken.CompareAndSwap(n, n+1) {
+			return true
+		}
 	}
-	r.taken.Add(-1)
-	return false
+	return false // all are taken: a Pop to come makes room
 }
 
 // GiveBack undoes Take for a tag that was not accepted.

