@@ -143,9 +143,8 @@ func (c Config) withDefaults() (Config, error) {
 }
 
 func (c *Config) checkBackends() error {
-	if len(c.Name) > wire.NameMax {
-		return fmt.Errorf("config: name of %d bytes, at most %d: %w", len(c.Name), wire.NameMax,
-			ErrBounds)
+	if err := wire.CheckName(c.Name); err != nil {
+		return fmt.Errorf("config: %w", err)
 	}
 	if c.Identity != nil && c.Plaintext {
 		return fmt.Errorf("config: both Identity and Plaintext: want one of them: %w", ErrBounds)

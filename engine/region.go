@@ -57,9 +57,12 @@ func (e *Engine) registerHidden(seg driver.Segment) (*Region, error) {
 }
 
 func (e *Engine) register(name string, seg driver.Segment, private bool) (*Region, error) {
-	if name == "" || len(name) > wire.NameMax {
-		return nil, &OpError{Op: "register", Err: fmt.Errorf("region name of %d bytes, from "+
-			"1 to %d: %w", len(name), wire.NameMax, ErrBounds)}
+	if name == "" {
+		return nil, &OpError{Op: "register", Err: fmt.Errorf("region without a name: %w",
+			ErrBounds)}
+	}
+	if err := wire.CheckName(name); err != nil {
+		return nil, &OpError{Op: "register", Err: err}
 	}
 	if err := seg.Check(); err != nil {
 		return nil, &OpError{Op: "register " + name, Err: err}

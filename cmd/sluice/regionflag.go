@@ -27,7 +27,7 @@ type regionSpec struct {
 // is one as well.
 func parseRegion(text string) (regionSpec, error) {
 	name, what, found := strings.Cut(text, "=")
-	if !found || name == "" || what == "" || len(name) > wire.NameMax {
+	if !found || name == "" || what == "" || wire.CheckName(name) != nil {
 		return regionSpec{}, usagef("--region %q: want NAME=SIZE, or NAME=FILE, or "+
 			"NAME=FILE:OFFSET:LENGTH, and :rw behind a file that peers may write", text)
 	}

@@ -153,21 +153,26 @@ func (d *Description) check() error {
 	if d.NotifyMax < 0 || d.NotifyMax > NotifyMax {
 		return fmt.Errorf("describe: notifications of %d bytes: %w", d.NotifyMax, driver.ErrBounds)
 	}
-	if len(d.Name) > NameMax || len(d.Backends) > BackendsMax || len(d.Regions) > RegionsMax {
-		return fmt.Errorf("describe: name of %d bytes (at most %d), %d backends (%d), %d "+
-			"regions (%d): %w",
-			len(d.Name), NameMax, len(d.Backends), BackendsMax, len(d.Regions), RegionsMax,
+	if err := CheckName(d.Name); err != nil {
+		return fmt.Errorf("describe: %w", err)
+	}
+	if len(d.Backends) > BackendsMax || len(d.Regions) > RegionsMax {
+		return fmt.Errorf("describe: %d backends (at most %d), %d regions (%d): %w",
+			len(d.Backends), BackendsMax, len(d.Regions), RegionsMax,
 			driver.ErrBounds)
 	}
 	for _, b := range d.Backends {
-		if b.Name == "" || len(b.Name) > NameMax || len(b.Addr) > driver.AddrMax {
+		if b.Name == "" || CheckName(b.Name) != nil || len(b.Addr) > driver.AddrMax {
 			return fmt.Errorf("describe backend %q with an address of %d bytes: %w", b.Name,
 				len(b.Addr), driver.ErrBounds)
 		}
 	}
 	for i := range d.Regions {
 		r := &d.Regions[i]
-		if len(r.Name) > NameMax || r.Size == 0 || bits.Len32(r.Set) > len(d.Backends) ||
+		if err := CheckName(r.Name); err != nil {
+			return fmt.Errorf("describe region: %w", err)
+		}
+		if r.Size == 0 || bits.Len32(r.Set) > len(d.Backends) ||
 			bits.OnesCount32(r.Set) != len(r.Tokens) {
 			return fmt.Errorf("describe region %q of %d bytes with %d tokens: %w", r.Name, r.Size,
 				len(r.Tokens), driver.ErrBounds)

@@ -178,7 +178,7 @@ func TestDecodeDoesNotSwell(t *testing.T) {
 func TestDecodeOfSparseTokens(t *testing.T) {
 	d := &Description{Name: "x"}
 	for i := range BackendsMax {
-		d.Backends = append(d.Backends, Backend{Name: string(rune('a' + i))})
+		d.Backends = append(d.Backends, Backend{Name: string(rune('A' + i))})
 	}
 	for range 1 << 17 {
 		d.Regions = append(d.Regions, Region{Name: "r", Size: 1, Set: 1 << (BackendsMax - 1),

@@ -67,5 +67,5 @@ func ParseHello(b []byte) (h Hello, ok bool) {
 	copy(h.ID[:], b[2:])
 	copy(h.Show[:], b[2+len(h.ID):])
 	h.Name = string(b[helloBytes:])
-	return h, true
+	return h, wire.CheckName(h.Name) == nil
 }

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// CheckName wants a name that a terminal and a log can show: at most NameMax bytes of UTF-8 without
+// control characters. A peer that may name its regions as it likes shall not write between the
+// lines of whoever lists them.
+func CheckName(name string) error {
+	if len(name) > NameMax {
+		return fmt.Errorf("name of %d bytes, at most %d: %w", len(name), NameMax, driver.ErrBounds)
+	}
+	for i := 0; i < len(name); i++ {
+		if (name[i] < ' ' || name[i] >= 0x7f) &&
+			(!utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl)) {
+			return fmt.Errorf("name %q has a control character, or is not UTF-8: %w", name,
+				driver.ErrBounds)
+		}
+	}
+	return nil
+}
