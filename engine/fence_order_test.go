@@ -115,7 +115,17 @@ func TestCloseAfterAFailedClose(t *testing.T) {
 	require.NoError(t, err)
 	both[1].kept = true
 	require.ErrorIs(t, r.Close(), ErrBusy)
+	other := register(t, e, "other", 4096) // has the key that is free
+	p, err := e.Self()
+	require.NoError(t, err)
+	tr, err := e.NewTransfer(p, Write, Route{Only: "one"})
+	require.NoError(t, err)
+	require.ErrorIs(t, tr.Add(r, 0, remote(t, p, "other"), 0, 4096), ErrClosed)
+	_, err = r.Lease(0, 1, LeaseOptions{})
+	require.ErrorIs(t, err, ErrClosed)
 	both[1].kept = false
 	require.NoError(t, r.Close())
-	require.Equal(t, [2]int{1, 2}, [2]int{both[0].fenced, both[1].fenced})
+	require.NoError(t, tr.Close())
+	require.NoError(t, other.Close())
+	require.Equal(t, [2]int{2, 3}, [2]int{both[0].fenced, both[1].fenced})
 }

@@ -310,11 +310,14 @@ func (r *Region) release() error {
 		r.left = slices.Clone(r.mems)
 	}
 	if err := r.e.fence(ctx, r.left); err != nil {
-		r.users.CompareAndSwap(regionClosed, 0)
+		if slices.EqualFunc(r.left, r.mems, func(a, b driver.Memory) bool { return a == b }) {
+			r.users.CompareAndSwap(regionClosed, 0)
+		} // else keys of it are gone, and may be another region's: it can only be closed
 		return err
 	}
 	r.ended = true
 	r.e.forget(r)
+	r.e.forgetOwn(r)
 	if err := r.letGo(); err != nil {
 		return &OpError{Op: "close region " + r.name, Err: err}
 	}

@@ -21,6 +21,7 @@ type Remote struct {
 	readOnly bool
 	size     uint64
 	tokens   [][]byte // by lane; nil: that backend does not reach it
+	own      *Region  // of Self: the registration that it stands for
 
 	mu       sync.Mutex // guards what follows
 	users    int        // transfers that list it

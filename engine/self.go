@@ -107,8 +107,25 @@ func (p *Peer) ownRemote(name string) (*Remote, error) {
 		return old, nil
 	}
 	p.remotes[name] = newRemote(p, name, r.seg.Kind, r.seg.ReadOnly, r.seg.Len, tokens)
+	p.remotes[name].own = r
 	if old != nil {
 		old.retire()
 	}
 	return p.remotes[name], nil
+}
+
+// forgetOwn lets go of what Self has imported of a region that is closed.
+func (e *Engine) forgetOwn(r *Region) {
+	e.mu.Lock()
+	p := e.self
+	e.mu.Unlock()
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if m := p.remotes[r.name]; m != nil && m.own == r {
+		delete(p.remotes, r.name)
+		m.retire()
+	}
 }

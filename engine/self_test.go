@@ -4,8 +4,11 @@ package engine
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // TestSelfIsRenewed has the connection to itself break.
@@ -43,4 +46,22 @@ func TestSelfKnowsItsRegions(t *testing.T) {
 	if names := p.Remotes(); len(names) != 0 {
 		t.Errorf("closed, and still %q", names)
 	}
+}
+
+// TestSelfForgetsRegions that are closed: a program that registers one for each request keeps none
+// of them.
+func TestSelfForgetsRegions(t *testing.T) {
+	e := open(t, "e")
+	p, err := e.Self()
+	require.NoError(t, err)
+	dst := register(t, e, "dst", 64)
+	for i := range 10 {
+		r := register(t, e, fmt.Sprint("request ", i), 64)
+		tr := transfer(t, p, Read)
+		check(t, tr.Add(dst, 0, remote(t, p, r.Name()), 0, 64))
+		run(t, tr)
+		check(t, tr.Close())
+		check(t, r.Close())
+	}
+	require.Empty(t, p.remotes)
 }
