@@ -108,6 +108,9 @@ func (t *Transfer) join(local *Region, remote *Remote) (g *group, localKey, remo
 	if !t.look().atRest() {
 		return nil, 0, 0, t.misuse("change")
 	}
+	if err := t.p.owns(local, remote); err != nil {
+		return nil, 0, 0, err // and nothing of another peer's is ever in the list
+	}
 	t.holdRemote(remote) // before its key is asked for
 	c, remoteKey, err := t.p.choose(local, remote, t.op, t.route)
 	if err != nil {

@@ -237,6 +237,9 @@ func (c *sumCutter) complete(s *summing) error {
 		}
 	}
 	for _, m := range c.t.remotes {
+		if m.tokens[lane] == nil {
+			continue
+		}
 		if key, err := m.key(lane); err == nil && key == remoteKey {
 			s.remote = m
 		}
@@ -374,6 +377,10 @@ func (s *summing) compare(theirs []byte, peer string) error {
 	mem := s.local.seg.Mem
 	for i := range n {
 		d := s.at(i)
+		if size := uint64(len(mem)); d.Local > size || d.Len > size-d.Local {
+			return &OpError{Op: "checksum of " + s.op.String(), Peer: peer,
+				Err: fmt.Errorf("an index list was changed while it was posted: %w", ErrBounds)}
+		}
 		if crc32.Checksum(mem[d.Local:d.Local+d.Len], castagnoli) != binary.LittleEndian.Uint32(
 			theirs[4*i:]) {
 			return &CorruptError{Op: s.op, Peer: peer, Region: s.remote.name, Offset: d.Remote,

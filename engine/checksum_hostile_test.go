@@ -3,8 +3,12 @@
 package engine
 
 import (
+	"encoding/binary"
+	"hash/crc32"
 	"math"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
@@ -59,4 +63,30 @@ func TestHostileSums(t *testing.T) {
 	if err := ask(token, driver.Desc{Len: 1}); err == nil {
 		t.Error("a region that is closed was summed")
 	}
+}
+
+// TestChecksumOfAChangedList: a list that the program changes while it is posted is an error, and
+// not a look outside the region.
+func TestChecksumOfAChangedList(t *testing.T) {
+	r := register(t, open(t, "owner"), "kv", 4096)
+	s := &summing{local: r, op: Write, pages: &Pattern{Run: 64, Count: 2,
+		Local: Side{Stride: 64, List: []uint32{0, 1 << 31}}}}
+	theirs := binary.LittleEndian.AppendUint32(nil, crc32.Checksum(r.Bytes()[:64], castagnoli))
+	require.ErrorIs(t, s.compare(append(theirs, 0, 0, 0, 0), "peer"), ErrBounds)
+}
+
+// TestRefusedRemoteIsNotListed: another peer's Remote that Add has refused is not in the list, in
+// which a checksum looks for the token that it shows to this one.
+func TestRefusedRemoteIsNotListed(t *testing.T) {
+	a, x, y := open(t, "a"), open(t, "x"), open(t, "y")
+	local := register(t, a, "r", 64)
+	register(t, x, "r", 64)
+	register(t, y, "r", 64)
+	px, py := connect(t, a, x), connect(t, a, y)
+	tr := transfer(t, px, Write)
+	check(t, tr.Checksum())
+	check(t, tr.Add(local, 0, remote(t, px, "r"), 0, 64))
+	require.ErrorIs(t, tr.Add(local, 0, remote(t, py, "r"), 0, 64), ErrNoRoute)
+	require.Equal(t, []*Remote{remote(t, px, "r")}, tr.remotes)
+	run(t, tr)
 }

@@ -37,7 +37,7 @@ func (e *Engine) shut() error {
 	errs := []error{
 		atOnce(peers, (*Peer).Close),
 		atOnce(leases, func(l *Lease) error { return unfenced(l.end(e.cfg.AbortGrace)) }),
-		atOnce(regions, func(r *Region) error { return unfenced(r.release()) }),
+		atOnce(regions, func(r *Region) error { return unfenced(r.release(true)) }),
 	}
 	close(e.closing)
 	for _, l := range e.lanes {

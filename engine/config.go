@@ -149,9 +149,10 @@ func (c *Config) checkBackends() error {
 	if c.Identity != nil && c.Plaintext {
 		return fmt.Errorf("config: both Identity and Plaintext: want one of them: %w", ErrBounds)
 	}
-	if len(c.Backends) == 0 || len(c.Backends) > wire.BackendsMax {
-		return fmt.Errorf("config: %d backends, from 1 to %d: %w", len(c.Backends),
-			wire.BackendsMax, ErrBounds)
+	const most = wire.BackendsMax - 1 // the chains count for one
+	if len(c.Backends) == 0 || len(c.Backends) > most {
+		return fmt.Errorf("config: %d Backends, from 1 to %d: %w", len(c.Backends), most,
+			ErrBounds)
 	}
 	seen := map[string]bool{}
 	for _, b := range c.Backends {

@@ -52,6 +52,7 @@ func (e *Engine) connect(ctx context.Context, d *wire.Description, show exchange
 	var errs []error
 	connected := false
 	stager := e.stager.lane // the first: a connection that is lost in its hello tells it so
+	p.known, p.remotes = describe(d), map[string]*Remote{}
 	p.conns[stager.index] = newConn(p, stager, e.stager.connect(p, d.Addr(stager.caps.Name)))
 	for i, l := range e.lanes {
 		if l == stager {
@@ -69,10 +70,9 @@ func (e *Engine) connect(ctx context.Context, d *wire.Description, show exchange
 		connected = connected || err == nil
 	}
 	if !connected {
-		return nil,
-			errors.Join(append(errs, &OpError{Op: "connect", Peer: d.Name, Err: ErrNoRoute})...)
+		errs = append(errs, &OpError{Op: "connect", Peer: d.Name, Err: ErrNoRoute}, p.Close())
+		return nil, errors.Join(errs...)
 	}
-	p.known, p.remotes = describe(d), map[string]*Remote{}
 	if err := e.addPeer(p, ours); err != nil {
 		return nil, &OpError{Op: "connect", Peer: d.Name, Err: errors.Join(err, p.Close())}
 	}

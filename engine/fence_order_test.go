@@ -129,3 +129,52 @@ func TestCloseAfterAFailedClose(t *testing.T) {
 	require.NoError(t, other.Close())
 	require.Equal(t, [2]int{2, 3}, [2]int{both[0].fenced, both[1].fenced})
 }
+
+// steered is a backend whose fences the test answers.
+type steered struct {
+	named
+	entered chan struct{}
+	answer  chan error
+}
+
+func (s *steered) Fence(ctx context.Context, key uint32) error {
+	if s.answer == nil {
+		return s.named.Fence(ctx, key)
+	}
+	s.entered <- struct{}{}
+	if err := <-s.answer; err != nil {
+		return err
+	}
+	return s.named.Fence(ctx, key)
+}
+
+// TestSecondCloseBesideAFailedOne: the first finds no proof, the second, which came meanwhile,
+// does. The region takes no transfer any more.
+func TestSecondCloseBesideAFailedOne(t *testing.T) {
+	b, err := mem.New(mem.Config{})
+	require.NoError(t, err)
+	s := &steered{named: named{b, "one", 1e9}}
+	e, err := Open(Config{Name: "a", Backends: []driver.Backend{s}})
+	require.NoError(t, err)
+	defer e.Close()
+	old := register(t, e, "old", 4096)
+	register(t, e, "target", 4096)
+	p, err := e.Self()
+	require.NoError(t, err)
+	s.entered, s.answer = make(chan struct{}), make(chan error)
+	both := make(chan error, 2)
+	go func() { both <- old.Close() }()
+	<-s.entered
+	go func() { both <- old.Close() }()
+	s.answer <- ErrTimeout
+	<-s.entered // the second, whether it waited or has just come
+	s.answer <- nil
+	first, second := <-both, <-both
+	if first == nil {
+		first, second = second, first
+	}
+	require.ErrorIs(t, first, ErrTimeout)
+	require.NoError(t, second)
+	s.answer = nil
+	require.ErrorIs(t, transfer(t, p, Write).Add(old, 0, remote(t, p, "target"), 0, 1), ErrClosed)
+}

@@ -287,22 +287,20 @@ func (r *Region) unuse() { r.users.Add(-1) }
 // It is ErrBusy while a Transfer lists it (Reset or Close that first) or a Lease
 // on it stands (Revoke it first). When the fence fails within AbortGrace the
 // region stays registered, and Close may be called again.
-func (r *Region) Close() error {
-	if !r.users.CompareAndSwap(0, regionClosed) && r.users.Load() >= 0 {
-		return &OpError{Op: "close region " + r.name,
-			Err: fmt.Errorf("reset the transfers that list it and revoke its leases first: %w",
-				ErrBusy)}
-	}
-	return r.release()
-}
+func (r *Region) Close() error { return r.release(false) }
 
-// release fences and forgets, though transfers may list the region. A call that comes meanwhile
-// waits for the outcome.
-func (r *Region) release() error {
+// release fences and forgets the region; though transfers list it, where that is said. A call that
+// comes meanwhile waits for the outcome.
+func (r *Region) release(thoughUsed bool) error {
 	r.ending.Lock()
 	defer r.ending.Unlock()
 	if r.ended {
 		return nil
+	}
+	if !r.users.CompareAndSwap(0, regionClosed) && r.users.Load() >= 0 && !thoughUsed {
+		return &OpError{Op: "close region " + r.name,
+			Err: fmt.Errorf("reset the transfers that list it and revoke its leases first: %w",
+				ErrBusy)}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), r.e.cfg.AbortGrace)
 	defer cancel()
@@ -314,6 +312,9 @@ func (r *Region) release() error {
 			r.users.CompareAndSwap(regionClosed, 0)
 		} // else keys of it are gone, and may be another region's: it can only be closed
 		return err
+	}
+	if r.users.Load() >= 0 {
+		r.users.Add(regionClosed)
 	}
 	r.ended = true
 	r.e.forget(r)

@@ -260,11 +260,8 @@ const notDurable = "it does not say when written bytes would survive a loss of p
 	"Route.Durable asks"
 
 // choose picks the connection for a pair of memories and imports the peer's.
+// The region is of the peer's engine and the remote of the peer: see owns.
 func (p *Peer) choose(local *Region, remote *Remote, op Op, route Route) (*conn, uint32, error) {
-	if local.e != p.e || remote.p != p {
-		return nil, 0, fmt.Errorf("add: region, remote and transfer belong to different engines "+
-			"or peers: %w", ErrNoRoute)
-	}
 	if op == Write && remote.readOnly {
 		return nil, 0, fmt.Errorf("add: region %s of peer %s may only be read: %w", remote.name,
 			p.name, driver.ErrReadOnly)
@@ -279,6 +276,15 @@ func (p *Peer) choose(local *Region, remote *Remote, op Op, route Route) (*conn,
 	}
 	remote.cacheRoute(local, route, best)
 	return best.conn, best.key, nil
+}
+
+// owns wants a region of the engine and a remote of the peer.
+func (p *Peer) owns(local *Region, remote *Remote) error {
+	if local.e != p.e || remote.p != p {
+		return fmt.Errorf("add: region, remote and transfer belong to different engines or "+
+			"peers: %w", ErrNoRoute)
+	}
+	return nil
 }
 
 func (p *Peer) noRoute(local *Region, remote *Remote, list []Candidate) error {

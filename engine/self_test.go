@@ -5,10 +5,15 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
+	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // TestSelfIsRenewed has the connection to itself break.
@@ -64,4 +69,40 @@ func TestSelfForgetsRegions(t *testing.T) {
 		check(t, r.Close())
 	}
 	require.Empty(t, p.remotes)
+}
+
+// TestFailedConnectsLeaveNothing of the chains that a peer would have had.
+func TestFailedConnectsLeaveNothing(t *testing.T) {
+	e := open(t, "e")
+	gone, err := wire.Encode(nil, &wire.Description{Engine: wire.ID{7}, Name: "gone",
+		Backends: []wire.Backend{{Name: "tcp", Addr: []byte("x")}}})
+	require.NoError(t, err)
+	heap := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	const times = 50_000
+	before := heap()
+	for range times {
+		_, err := e.Connect(t.Context(), gone)
+		require.ErrorIs(t, err, ErrNoRoute)
+	}
+	require.Less(t, heap(), before+50*times, "bytes are kept for each")
+}
+
+// TestAnswersMakeNoSender: a hello that comes as an answer, by a connection of ours, begins no
+// sender, as no last word would end it.
+func TestAnswersMakeNoSender(t *testing.T) {
+	a, b := open(t, "a"), open(t, "b")
+	register(t, b, "r", 64)
+	p := connect(t, a, b)
+	l := a.lanes[0]
+	l.receiveMu.Lock()
+	defer l.receiveMu.Unlock()
+	_, forProgram := l.take(&driver.Message{Conn: p.conns[0].p.Conn(), Data: b.hello(
+		exchange.Secret{})})
+	require.False(t, forProgram)
+	require.Empty(t, l.senders)
 }

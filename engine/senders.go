@@ -77,12 +77,12 @@ func (l *lane) take(m *driver.Message) (n Notification, forProgram bool) {
 		return l.lastWord(m.Conn, s, m.Err)
 	case len(data) == 0:
 		return n, false
-	case s == nil && data[0] == exchange.IsHello:
-		l.greet(m.Conn, data)
-		return n, false
 	case s == nil:
+		// By a connection of ours come answers alone: it has no last word that ends a sender.
 		if c := l.ownConn(m.Conn); c != nil {
 			c.answered(data)
+		} else if data[0] == exchange.IsHello {
+			l.greet(m.Conn, data)
 		}
 		return n, false
 	}

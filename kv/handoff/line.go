@@ -78,17 +78,20 @@ func (s *Sender) join(peer *engine.Peer) *line {
 	return l
 }
 
-// leave closes the transfers of a line that nobody uses and whose peer is gone.
+// leave ends a push, and closes the transfers of all lines that no push uses and whose peers are
+// gone, be it since a push to them ended.
 func (s *Sender) leave(peer *engine.Peer) {
+	var gone []*line
 	s.mu.Lock()
-	l := s.lines[peer]
-	l.pushes--
-	gone := l.pushes == 0 && isLost(peer)
-	if gone {
-		delete(s.lines, peer)
+	s.lines[peer].pushes--
+	for p, l := range s.lines {
+		if l.pushes == 0 && isLost(p) {
+			delete(s.lines, p)
+			gone = append(gone, l)
+		}
 	}
 	s.mu.Unlock()
-	if gone {
+	for _, l := range gone {
 		_ = l.close() // what fails fails for the same reason
 	}
 }

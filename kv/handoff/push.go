@@ -103,16 +103,25 @@ func (p *Push) begin(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("wait for room: %w", context.Cause(ctx))
 	}
-	return p.importLeases()
+	return p.importLeases(ctx)
 }
 
-func (p *Push) importLeases() error {
+// importLeases looks between two imports whether the push is wanted still: each may wait for an
+// answer of the receiver.
+func (p *Push) importLeases(ctx context.Context) error {
 	places, err := decodeGrant(p.grant.bytes, len(p.blocks)) // whole, so that nobody appends to it
 	if err != nil {
 		return err
 	}
 	p.targets = make([]target, 0, len(places))
 	for _, at := range places {
+		select {
+		case <-p.over:
+			return p.Err()
+		case <-ctx.Done():
+			return fmt.Errorf("import the leases: %w", context.Cause(ctx))
+		default:
+		}
 		remote, err := p.peer.Import(at.lease)
 		if err != nil {
 			return fmt.Errorf("import the lease of block %d: %w", at.index, err)

@@ -71,6 +71,7 @@ func (g *Grant) Retire(index int) {
 	if b := &p.blocks[g.Blocks[index]]; !b.published && !b.retired {
 		b.retired = true
 		p.retiring++
+		p.serve() // some may ask for more than is left now
 	}
 }
 

@@ -62,16 +62,20 @@ func (p *Pool) Acquire(ctx context.Context, hashes []Hash) (*Grant, error) {
 	return nil, fmt.Errorf("wait for %d blocks: %w", len(hashes), context.Cause(ctx))
 }
 
-// serve grants what fits to those who wait, the first one first.
+// serve grants what fits to those who wait, the first one first. One that asks for more than blocks
+// are left, as some were retired since, holds up no other.
 func (p *Pool) serve() {
 	for e := p.waiting.Front(); e != nil; e = p.waiting.Front() {
 		w := e.Value.(*waiter)
-		g := p.grant(w.hashes)
-		if g == nil {
-			return
+		err := p.check(len(w.hashes))
+		var g *Grant
+		if err == nil {
+			if g = p.grant(w.hashes); g == nil {
+				return
+			}
 		}
 		p.waiting.Remove(e)
-		w.end(g, nil)
+		w.end(g, err)
 	}
 }
 
