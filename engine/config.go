@@ -61,7 +61,7 @@ type Config struct {
 	RegionsMax       int // named regions; default 65,536
 	LeasesMax        int // standing leases; default 65,536
 	PeersMax         int // live peers; default 1,024
-	NotificationsMax int // depth of the Notifications channel, of up to NotifyMax each; default 1,024
+	NotificationsMax int // in the channel, of up to NotifyMax each; default 1,024
 	DescriptionMax   int // bytes of a peer's description; default 16 MiB
 	NotifyMax        int // bytes of a notification, sent or received; default 16 MiB
 	// exchanges that Serve holds at once, and connections that wait for one; default 64
