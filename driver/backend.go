@@ -156,8 +156,8 @@ type Memory interface {
 
 	// AppendToken appends what a peer's Import needs to reach this memory. A
 	// token must be useless without its secret (it begins with Segment.Secret,
-	// 128 unguessable bits), must carry key, epoch and bounds, and must be
-	// refused with ErrBadToken when it is cut, altered or another backend's.
+	// 128 unguessable bits; after a Fence with others), must carry key, epoch and bounds, and
+	// must be refused with ErrBadToken when it is cut, altered or another backend's.
 	AppendToken(dst []byte) ([]byte, error)
 
 	// Close makes the memory unknown. The engine is guaranteed to have fenced it first, but

@@ -178,3 +178,22 @@ func TestSecondCloseBesideAFailedOne(t *testing.T) {
 	s.answer = nil
 	require.ErrorIs(t, transfer(t, p, Write).Add(old, 0, remote(t, p, "target"), 0, 1), ErrClosed)
 }
+
+// TestSumBesideRevoke: a request for sums that comes while a lease's memories are being closed finds
+// its memory revoked, and no hole in the list of them.
+func TestSumBesideRevoke(t *testing.T) {
+	e := open(t, "e")
+	r := register(t, e, "r", 4096)
+	l, err := r.Lease(0, 4096, LeaseOptions{})
+	require.NoError(t, err)
+	token := tokenOf(t, l.mems[0])
+	staged := l.mems[e.stager.lane.index].(*stagedMemory)
+	check(t, l.Revoke(t.Context()))
+	require.Equal(t, l.mems, staged.region.mems)
+	require.NotContains(t, staged.region.mems, nil)
+	e.stager.mu.Lock()
+	e.stager.secrets[[16]byte(token)] = staged // as before the stager's memory was closed
+	e.stager.mu.Unlock()
+	_, err = e.stager.enterBy(e.lanes[0], token)
+	require.ErrorIs(t, err, ErrRevoked)
+}

@@ -5,6 +5,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
@@ -25,6 +26,7 @@ type Lease struct {
 	region *Region
 	off, n uint64
 	mems   []driver.Memory
+	left   []driver.Memory // guarded by ending: those that are not closed
 	token  []byte
 	expiry *time.Timer
 
@@ -67,7 +69,7 @@ func (l *Lease) register(seg driver.Segment) error {
 	if err != nil {
 		return err
 	}
-	l.mems = mems
+	l.mems, l.left = mems, slices.Clone(mems)
 	d := wire.Description{Engine: l.e.id, Host: l.e.host}
 	for _, lane := range l.e.lanes {
 		d.Backends = append(d.Backends, wire.Backend{Name: lane.caps.Name})
@@ -83,7 +85,7 @@ func (l *Lease) register(seg driver.Segment) error {
 		err = l.e.addLease(l)
 	}
 	if err != nil {
-		_ = l.e.fence(context.Background(), mems)
+		_ = l.e.fence(context.Background(), l.left)
 		return &OpError{Op: "lease " + l.region.name, Err: err}
 	}
 	return nil
@@ -131,7 +133,7 @@ func (l *Lease) Revoke(ctx context.Context) error {
 	if l.ended {
 		return nil
 	}
-	if err := l.e.fence(ctx, l.mems); err != nil {
+	if err := l.e.fence(ctx, l.left); err != nil {
 		return err
 	}
 	l.ended = true

@@ -93,7 +93,7 @@ func (r *Region) begin() error {
 	if !r.e.complete(r, mems) {
 		r.e.forget(r)
 		return &OpError{Op: "register " + r.name, Err: errors.Join(ErrClosed,
-			r.e.fence(context.Background(), mems))}
+			r.e.fence(context.Background(), slices.Clone(mems)))}
 	}
 	return nil
 }
@@ -187,7 +187,8 @@ func (e *Engine) registerSegment(seg driver.Segment) ([]driver.Memory, error) {
 
 // fence ends the epoch of every memory, of all backends at once, and then closes it. On an
 // error every epoch has ended all the same, and memories stay, so that the caller may look for the
-// proof again: those that are closed are taken off the list.
+// proof again: those that are closed are taken off the list, which is the caller's own, as the
+// stager's memory looks at the first.
 func (e *Engine) fence(ctx context.Context, mems []driver.Memory) error {
 	errs := make([]error, len(mems))
 	one := func(i int) {

@@ -132,11 +132,11 @@ func (m *memory) admit(t *keys.Token) (*grant, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
+	case t.Epoch < m.now.epoch:
+		return nil, driver.ErrRevoked
 	case m.closed, subtle.ConstantTimeCompare(m.seg.Secret[:], t.Secret[:]) == 0,
 		m.seg.Len != t.Size, t.Epoch > m.now.epoch:
 		return nil, driver.ErrBadToken
-	case t.Epoch < m.now.epoch:
-		return nil, driver.ErrRevoked
 	}
 	return m.now, nil
 }
@@ -168,6 +168,7 @@ func (m *memory) endEpoch() uint64 {
 	m.now.end()
 	m.past = append(m.past, m.now)
 	m.now = &grant{epoch: m.now.epoch + 1}
+	m.seg.Secret = keys.NewSecret()
 	next := m.now.epoch
 	m.mu.Unlock()
 	m.b.cancelSenders(func(j *job) bool { return j.names(m) }, &driver.ErrRevoked)

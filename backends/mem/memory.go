@@ -4,12 +4,14 @@ package mem
 
 import (
 	"context"
+	"crypto/subtle"
 	"encoding/binary"
 	"fmt"
 	"math"
 	"sync"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/keys"
 )
 
 type memory struct {
@@ -61,6 +63,19 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 
 const closedEpoch = math.MaxUint64
 
+// opens compares what a token says with the memory.
+func (m *memory) opens(epoch uint64, secret []byte) error {
+	m.gate.RLock()
+	defer m.gate.RUnlock()
+	switch {
+	case epoch < m.epoch:
+		return driver.ErrRevoked
+	case epoch > m.epoch, subtle.ConstantTimeCompare(m.seg.Secret[:], secret) == 0:
+		return driver.ErrBadToken
+	}
+	return nil
+}
+
 // Close implements driver.Memory.
 func (m *memory) Close() error {
 	m.gate.Lock()
@@ -88,6 +103,7 @@ func (b *Backend) Fence(_ context.Context, key uint32) error {
 	defer m.gate.Unlock()
 	if m.epoch != closedEpoch {
 		m.epoch++
+		m.seg.Secret = keys.NewSecret()
 	}
 	return nil
 }

@@ -36,8 +36,7 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 
 // fence is Fence. Preconditions: b.fences is held for reading, and m is known.
 func (b *Backend) fence(ctx context.Context, m *memory) error {
-	// pairs with the announcement in move, before it looks at the epoch
-	epoch := b.table.epoch(m.key).Add(1)
+	epoch := m.endEpoch()
 	deadline := time.Now().Add(b.cfg.Grace)
 	pause := fenceSleep
 	for i := 0; ; i++ {

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/keys"
 )
 
 // memory is one registration.
@@ -113,6 +114,21 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	t := token{secret: m.secret, key: m.key, epoch: m.b.table.epoch(m.key).Load()}
 	m.given = max(m.given, t.epoch+1)
 	return t.append(dst, &m.b.address.id), nil
+}
+
+// endEpoch begins the next one, which has a secret of its own: who holds a token of the one before
+// cannot make one for it.
+func (m *memory) endEpoch() uint64 {
+	m.b.mu.Lock()
+	defer m.b.mu.Unlock()
+	// pairs with the announcement in move, before it looks at the epoch
+	epoch := m.b.table.epoch(m.key).Add(1)
+	if m.b.memory(m.key) == m {
+		m.secret = keys.NewSecret()
+		g := m.grant()
+		setTag(m.b.table.slot(m.key), tagOf(&m.secret, m.key, &g))
+	}
+	return epoch
 }
 
 // Close implements driver.Memory. Peers with a token that was given out since the last fence are

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/keys"
 )
 
 // A fence that finds a piece in hand ends the epoch at once, has no proof until the piece has
@@ -138,4 +139,23 @@ func TestPieceThatWaitedIsLookedAtAgain(t *testing.T) {
 		}
 		require.Zero(t, away[0], "bytes landed after their end")
 	}
+}
+
+// TestTokenOfTheNextEpoch: who holds a token of an epoch that is over cannot make that of the next.
+func TestTokenOfTheNextEpoch(t *testing.T) {
+	owner, near := open(t, Config{}), open(t, Config{})
+	m, _ := share(t, owner, 4096)
+	p := dial(t, near, owner.Addr())
+	old, err := m.AppendToken(nil)
+	require.NoError(t, err)
+	require.NoError(t, owner.Fence(t.Context(), m.Key()))
+	token, err := keys.Decode(old, &owner.address.owner)
+	require.NoError(t, err)
+	for step, want := range []error{driver.ErrRevoked, driver.ErrBadToken, driver.ErrBadToken} {
+		next := token
+		next.Epoch += uint64(step)
+		_, _, err = p.Import(next.Append(nil, &owner.address.owner))
+		require.ErrorIs(t, err, want)
+	}
+	take(t, p, m)
 }

@@ -106,6 +106,7 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 		return fmt.Errorf("fence key %d: %w", key, driver.ErrClosed)
 	}
 	m.epoch++
+	m.seg.Secret = keys.NewSecret()
 	m.ticket.Store(newTicket())
 	m.mu.Unlock()
 	return m.awaitPieces(ctx)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/keys"
 )
 
 // fenceSlice is how long Fence waits in C at a time: the delay with which it obeys
@@ -53,6 +54,7 @@ func (m *memory) turn() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.epoch++
+	m.secret = keys.NewSecret()
 	if m.told <= m.proved {
 		return nil // no peer was told a ticket since the last proof
 	}

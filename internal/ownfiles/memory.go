@@ -104,6 +104,7 @@ func (m *Memory[E]) close() error {
 // Preconditions: Books.Mu is held; it is given up meanwhile.
 func (m *Memory[E]) end(ctx context.Context) error {
 	m.epoch++
+	m.secret = keys.NewSecret()
 	epoch := m.epoch
 	return m.books.end(ctx, driver.ErrRevoked, func(j *Job[E]) bool { return j.reaches(m, epoch) })
 }
