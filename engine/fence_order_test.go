@@ -179,8 +179,8 @@ func TestSecondCloseBesideAFailedOne(t *testing.T) {
 	require.ErrorIs(t, transfer(t, p, Write).Add(old, 0, remote(t, p, "target"), 0, 1), ErrClosed)
 }
 
-// TestSumBesideRevoke: a request for sums that comes while a lease's memories are being closed finds
-// its memory revoked, and no hole in the list of them.
+// TestSumBesideRevoke: a request for sums that comes while a lease's memories are being closed
+// finds its memory revoked, and no hole in the list of them.
 func TestSumBesideRevoke(t *testing.T) {
 	e := open(t, "e")
 	r := register(t, e, "r", 4096)
