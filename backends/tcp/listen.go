@@ -106,6 +106,7 @@ const placeTime = time.Second
 func (b *Backend) dial(ctx context.Context, to *address) (tcp *net.TCPConn, secure net.Conn,
 	err error) {
 	var errs []error
+	answered := false
 	for i, at := range to.places {
 		d := net.Dialer{}
 		if i < len(to.places)-1 {
@@ -113,14 +114,20 @@ func (b *Backend) dial(ctx context.Context, to *address) (tcp *net.TCPConn, secu
 		}
 		conn, err := d.DialContext(ctx, "tcp", at)
 		if err == nil {
-			return b.present(ctx, conn, to, at)
+			answered = true
+			if tcp, secure, err = b.present(ctx, conn, to, at); err == nil {
+				return tcp, secure, nil
+			}
 		}
-		errs = append(errs, err)
+		errs = append(errs, err) // it may be another host's, of a network that both hosts have
 		if ctx.Err() != nil {
 			return nil, nil, driver.ContextError(ctx)
 		}
 	}
-	return nil, nil, errors.Join(append(errs, driver.ErrPeerLost)...)
+	if !answered {
+		errs = append(errs, driver.ErrPeerLost)
+	}
+	return nil, nil, errors.Join(errs...)
 }
 
 func (b *Backend) present(ctx context.Context, conn net.Conn, to *address, place string) (
