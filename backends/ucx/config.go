@@ -35,9 +35,11 @@ type Config struct {
 
 	Workers    int // threads that move bytes, for near peers and for far ones each; default 1
 	BatchesMax int // batches of one worker accepted and not yet polled; power of two, default 1,024
-	NotesMax   int // messages of one connection on their way or not received; default 64
-	KeysMax    int // memories registered at a time; default 64 Ki, at most 1 Mi
-	ConnsMax   int // peers connected to us at a time; default 1,024
+	// messages of one connection on their way or not received; default 64. A peer whose own is
+	// over 1,024 and four times ours is lost when it makes use of that.
+	NotesMax int
+	KeysMax  int // memories registered at a time; default 64 Ki, at most 1 Mi
+	ConnsMax int // peers connected to us at a time; default 1,024
 
 	// Spin is how long a worker's thread looks for work before it sleeps. Default 20 us
 	// with more than four CPUs, else 3 us: there it keeps who it woke from running.

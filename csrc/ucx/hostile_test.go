@@ -268,6 +268,25 @@ func TestMessagesBeyondCredit(t *testing.T) {
 	})
 }
 
+// TestMessagesWithoutCredit: a peer that sends far more than it may is lost, and what is kept of it
+// is bounded.
+func TestMessagesWithoutCredit(t *testing.T) {
+	v := openVictim(t, ways[1])
+	const kept = 1024
+	for range kept + 200 {
+		v.f.tell("send e %x #%d", forged{kind: msgNote, conn: v.conn.ID(),
+			version: messageVersion}.bytes(), 16)
+	}
+	v.f.tell("poll 200")
+	got := 0
+	for _, ok := v.Receive(); ok; _, ok = v.Receive() {
+		got++
+	}
+	if got < 100 || got > kept {
+		t.Errorf("%d messages of a peer without credit were kept, at most %d", got, kept)
+	}
+}
+
 // Memory that is mapped anew while a fence waits is not forgotten by the next one.
 func TestFenceOfMemoryExportedMeanwhile(t *testing.T) {
 	v := openVictim(t, ways[1])

@@ -7,8 +7,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Of one connection: more than any sender of ours leaves unreceived. */
-#define NOTES_MAX 32768
+/* Of one connection: a sender may be configured for more than we are, but not for much more. */
+#define NOTES_MIN 1024
+#define NOTES_TIMES 4
 /*
  * Control messages that wait for Go: of one connection, of all, and of senders that are not known.
  */
@@ -108,9 +109,9 @@ void sl_ucx_put_suspicion(struct sl_ucx_worker *w)
 void sl_ucx_put_notification(struct sl_ucx_conn *n, const void *data, size_t len)
 {
 	struct sl_ucx_worker *w = n->worker;
-	/* Otherwise it does not keep to its credit. */
-	struct sl_ucx_post *p =
-	    n->unread < NOTES_MAX && len <= SL_UCX_NOTE_MAX ? make(n->id, data, len) : NULL;
+	uint32_t most = NOTES_TIMES * w->context->config.notes;
+	int kept = n->unread < (most > NOTES_MIN ? most : NOTES_MIN) && len <= SL_UCX_NOTE_MAX;
+	struct sl_ucx_post *p = kept ? make(n->id, data, len) : NULL;
 
 	if (!p) {
 		sl_ucx_lose(n);
