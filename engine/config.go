@@ -57,13 +57,14 @@ type Config struct {
 	// reaches this engine so. Default 256 MiB; negative: none, and no such route.
 	StagingBytes int64
 
-	TransfersMax     int // live Transfers, at most 1,048,576; default 4,096
-	RegionsMax       int // named regions; default 65,536
-	LeasesMax        int // standing leases; default 65,536
-	PeersMax         int // live peers; default 1,024
-	NotificationsMax int // in the channel, of up to NotifyMax each; default 1,024
-	DescriptionMax   int // bytes of a peer's description; default 16 MiB
-	NotifyMax        int // bytes of a notification, sent or received; default 16 MiB
+	TransfersMax      int // live Transfers, at most 1,048,576; default 4,096
+	RegionsMax        int // named regions; default 65,536
+	LeasesMax         int // standing leases; default 65,536
+	PeersMax          int // live peers; default 1,024
+	NotificationsMax  int // depth of the Notifications channel; default 1,024
+	NotificationBytes int // in that channel, or of one notification; default 64 MiB
+	DescriptionMax    int // bytes of a peer's description; default 16 MiB
+	NotifyMax         int // bytes of a notification, sent or received; default 16 MiB
 	// exchanges that Serve holds at once, and connections that wait for one; default 64
 	HandshakesMax int
 
@@ -127,6 +128,7 @@ func (c Config) withDefaults() (Config, error) {
 		{"LeasesMax", &c.LeasesMax, 1 << 16, 1 << 24},
 		{"PeersMax", &c.PeersMax, 1024, 1 << 20},
 		{"NotificationsMax", &c.NotificationsMax, 1024, 1 << 20},
+		{"NotificationBytes", &c.NotificationBytes, 64 << 20, 1 << 40},
 		{"DescriptionMax", &c.DescriptionMax, 16 << 20, 1 << 30},
 		{"NotifyMax", &c.NotifyMax, 16 << 20, wire.NotifyMax},
 		{"HandshakesMax", &c.HandshakesMax, 64, 1 << 16},

@@ -54,6 +54,7 @@ type Engine struct {
 	sweeper sweeper
 	tally   tally
 	inbox   chan Notification
+	inboxed inboxBytes
 	dropped atomic.Uint64 // completions that no transfer waited for
 
 	life      context.Context // ends as Close begins

@@ -109,9 +109,7 @@ func (l *lane) deliver() (found bool) {
 			if !ok {
 				continue
 			}
-			select {
-			case l.e.inbox <- first:
-			default:
+			if !l.e.offer(first) {
 				l.deliverLater(first, l.messages[i+1:n])
 				return true
 			}
@@ -138,9 +136,7 @@ func (l *lane) deliverLater(first Notification, rest []driver.Message) {
 	go func() {
 		defer l.e.running.Done()
 		for _, n := range notes {
-			select {
-			case l.e.inbox <- n:
-			case <-l.e.closing:
+			if !l.e.put(n) {
 				return
 			}
 		}
