@@ -4,6 +4,7 @@ package ucx
 
 import (
 	"fmt"
+	"os"
 
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
@@ -62,6 +63,10 @@ func (l *side) admit(c *inbound) bool {
 		c.refusal = fmt.Errorf("%d peers, raise Config.ConnsMax: %w", len(l.inbounds),
 			driver.ErrFull)
 	}
+	if n := l.ofProcess(c); n >= max(1, most/2) && c.refusal == nil {
+		c.refusal = fmt.Errorf("%d connections of process %d, raise Config.ConnsMax: %w", n,
+			c.from.process.PID, driver.ErrFull)
+	}
 	if l.inbounds[c.id] != nil || len(l.inbounds) >= most+refusalsMax {
 		return false
 	}
@@ -70,6 +75,21 @@ func (l *side) admit(c *inbound) bool {
 	l.b.accepted[c.conn] = c
 	l.b.acceptedMu.Unlock()
 	return true
+}
+
+// ofProcess counts the near connections of a process but our own. Those that broke without a proof
+// stay for as long as it lives, so one process has half of the places at most.
+// Preconditions: l.mu is held.
+func (l *side) ofProcess(c *inbound) (n int) {
+	if !l.near || int(c.from.process.PID) == os.Getpid() {
+		return 0
+	}
+	for _, other := range l.inbounds {
+		if other.from.process == c.from.process {
+			n++
+		}
+	}
+	return n
 }
 
 // accept connects back and welcomes the peer, or tells it why not.

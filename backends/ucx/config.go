@@ -39,7 +39,8 @@ type Config struct {
 	// over 1,024 and four times ours is lost when it makes use of that.
 	NotesMax int
 	KeysMax  int // memories registered at a time; default 64 Ki, at most 1 Mi
-	ConnsMax int // peers connected to us at a time; default 1,024
+	// peers connected to us at a time, of one other process near us half as many; default 1,024
+	ConnsMax int
 
 	// Spin is how long a worker's thread looks for work before it sleeps. Default 20 us
 	// with more than four CPUs, else 3 us: there it keeps who it woke from running.

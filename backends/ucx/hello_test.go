@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
@@ -280,5 +282,24 @@ func TestExplain(t *testing.T) {
 	}
 	if got := p.peer.Explain(m.Key()+1, key); got != "ucx: unknown key" {
 		t.Errorf("unknown key: %q", got)
+	}
+}
+
+// TestOneProcessTakesHalfOfThePlaces of near peers: the others are for other processes.
+func TestOneProcessTakesHalfOfThePlaces(t *testing.T) {
+	b := openFakeBackend(t, Config{ConnsMax: 4})
+	l := b.near
+	made := []*inbound{}
+	for i, pid := range []uint32{99998, 99998, 99998, 99999} {
+		c := &inbound{b: b, l: l, id: inboundID{conn: uint64(i)}, conn: b.conns.Add(1)}
+		c.from.process.PID = pid
+		require.True(t, l.admit(c))
+		made = append(made, c)
+	}
+	require.NoError(t, made[1].refusal)
+	require.ErrorIs(t, made[2].refusal, driver.ErrFull)
+	require.NoError(t, made[3].refusal)
+	for _, c := range made {
+		c.withdraw()
 	}
 }
