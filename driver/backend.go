@@ -179,8 +179,9 @@ type Peer interface {
 	// Import makes the peer's memory known under a key for Desc.RemoteKey.
 	// A token whose epoch has ended is answered with ErrRevoked, one that is cut,
 	// altered or foreign with ErrBadToken (an alteration may also look like an
-	// epoch that has ended). Size is the range that offsets may use. Each call gives
-	// a key of its own, to be dropped on its own.
+	// epoch that has ended), and one for which there is no room now, or whose memory a
+	// fence replaces now, with ErrFull. Size is the range that offsets may use. Each call
+	// gives a key of its own, to be dropped on its own.
 	Import(token []byte) (key uint32, size uint64, err error)
 
 	// Drop forgets an imported key. Transfers in flight are not disturbed.

@@ -206,6 +206,10 @@ func (m *movers) flying() bool {
 func (m *movers) imports() {
 	for i := 0; !stopped(m.stop); i++ {
 		key, _, err := m.p.Import(m.steady[i%len(m.steady)])
+		if errors.Is(err, driver.ErrFull) {
+			runtime.Gosched() // a fence is under way there
+			continue
+		}
 		if err != nil {
 			if !m.lost(err) {
 				m.fault("import memory that was not fenced: %v", err)
