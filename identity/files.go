@@ -135,7 +135,7 @@ func (s *files) read() error {
 	pair, err := tls.X509KeyPair(text[0], text[1])
 	if err != nil {
 		return fmt.Errorf("certificate %s with key %s: %w", s.paths[0], s.paths[1],
-			errors.Join(err, driver.ErrBounds))
+			&fileError{err})
 	}
 	authorities := certificates(text[2])
 	if len(authorities) == 0 {
@@ -233,3 +233,8 @@ func validity(c *x509.Certificate) string {
 	}
 	return fmt.Sprintf("it was valid until %s", c.NotAfter.UTC().Format(time.RFC3339))
 }
+
+// fileError is what is wrong with a file, and driver.ErrBounds.
+type fileError struct{ error }
+
+func (e *fileError) Unwrap() []error { return []error{e.error, driver.ErrBounds} }

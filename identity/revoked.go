@@ -46,8 +46,7 @@ func (r *revoked) add(path string, text []byte, authorities []*x509.Certificate)
 	for b, rest := pem.Decode(text); b != nil; b, rest = pem.Decode(rest) {
 		list, err := x509.ParseRevocationList(b.Bytes)
 		if err != nil {
-			return fmt.Errorf("list of revoked certificates %s: %w", path,
-				errors.Join(err, driver.ErrBounds))
+			return fmt.Errorf("list of revoked certificates %s: %w", path, &fileError{err})
 		}
 		at := slices.IndexFunc(authorities, func(a *x509.Certificate) bool {
 			return list.CheckSignatureFrom(a) == nil && bytes.Equal(list.RawIssuer, a.RawSubject)
@@ -57,7 +56,7 @@ func (r *revoked) add(path string, text []byte, authorities []*x509.Certificate)
 			foreign = fmt.Errorf("list of revoked certificates %s: it is signed by %s, which is "+
 				"none of our authorities: take it out: %w",
 				path, authorityName(list.Issuer.CommonName, list.AuthorityKeyId),
-				errors.Join(errForeign, driver.ErrBounds))
+				&fileError{errForeign})
 			continue
 		}
 		r.take(list, authorities[at])

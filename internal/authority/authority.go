@@ -118,11 +118,13 @@ func (a *Authority) Issue(m Member) (Pair, *x509.Certificate, error) {
 		hosts = []string{m.Name}
 	}
 	for _, h := range hosts {
-		if h == "" || strings.ContainsAny(h, " \t\r\n/:@") && net.ParseIP(h) == nil {
-			return Pair{}, nil, fmt.Errorf("host %q: want a name or an address, without a port: %w",
-				h, driver.ErrBounds)
+		ip := net.ParseIP(h)
+		odd := func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune("/:@", r) }
+		if ip == nil && (h == "" || strings.ContainsFunc(h, odd)) {
+			return Pair{}, nil, fmt.Errorf("host %q: want a name in ASCII or an address, without "+
+				"a port: %w", h, driver.ErrBounds)
 		}
-		if ip := net.ParseIP(h); ip != nil {
+		if ip != nil {
 			t.IPAddresses = append(t.IPAddresses, ip)
 		} else {
 			t.DNSNames = append(t.DNSNames, h)

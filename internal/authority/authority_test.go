@@ -59,13 +59,15 @@ func TestBadNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, m := range []Member{{}, {Name: string(make([]byte, 65))},
-		{Name: "x", Hosts: []string{""}}, {Name: "x", Hosts: []string{"a b"}}} {
+		{Name: "x", Hosts: []string{""}}, {Name: "x", Hosts: []string{"a b"}},
+		{Name: "x", Hosts: []string{"ü"}}} {
 		m.Valid = time.Hour
 		if _, _, err := a.Issue(m); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%+v: %v", m, err)
 		}
 	}
-	for _, name := range []string{"", ".", "..", "a/b", "../x", "ca", "ca-key", ".hidden", "a b"} {
+	for _, name := range []string{"", ".", "..", "a/b", "../x", "ca", "ca-key", ".hidden", "a b",
+		"ü"} {
 		if CheckName(name) == nil {
 			t.Errorf("%q is taken for a name", name)
 		}

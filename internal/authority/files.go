@@ -28,9 +28,9 @@ func CheckName(name string) error {
 	cert, key := Paths("", name)
 	switch {
 	case name == "" || name != filepath.Base(name) || strings.HasPrefix(name, ".") ||
-		strings.ContainsAny(name, "\x00/\\ \t\r\n"):
-		return fmt.Errorf("%q is no name for files: use letters, digits, dots and dashes: %w", name,
-			driver.ErrBounds)
+		strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || r == '\\' }):
+		return fmt.Errorf("%q is no name for files: use ASCII letters, digits, dots and dashes: "+
+			"%w", name, driver.ErrBounds)
 	case cert == CertFile || cert == KeyFile || key == KeyFile || cert == RevokedFile:
 		return fmt.Errorf(
 			"%q would take the place of the authority's own files: choose another: %w", name,
