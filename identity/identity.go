@@ -83,6 +83,7 @@ func newFaces(base *tls.Config) *faces {
 	caller := base.Clone()
 	caller.MinVersion, caller.MaxVersion = tls.VersionTLS13, 0
 	caller.ClientSessionCache = nil
+	caller.DynamicRecordSizingDisabled = true // transfers are large
 	caller.InsecureSkipVerify = base.ServerName == ""
 	if base.ServerName == "" {
 		caller.VerifyConnection = memberOf(base.RootCAs, base.Time, base.VerifyConnection)
@@ -108,6 +109,7 @@ func strict(cfg *tls.Config, authorities *x509.CertPool) *tls.Config {
 	s.MinVersion, s.MaxVersion = tls.VersionTLS13, 0
 	s.ClientAuth = tls.RequireAndVerifyClientCert
 	s.InsecureSkipVerify = false
+	s.DynamicRecordSizingDisabled = true
 	s.SessionTicketsDisabled = true // each connection shows its certificate
 	s.GetConfigForClient = nil
 	if s.ClientCAs == nil {

@@ -3,6 +3,7 @@
 package tcp
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -24,6 +25,7 @@ type conn struct {
 	net   net.Conn     // tcp, or TLS over it
 	raw   syscall.RawConn
 	tls   bool
+	below *records // of TLS, where net is that
 
 	rmu    sync.Mutex // held while something lands
 	in     receiver
@@ -92,6 +94,9 @@ func newConn(b *Backend, e end, at int, tcp *net.TCPConn, secure net.Conn) (*con
 	c := &conn{
 		b: b, end: e, index: at, tcp: tcp, net: secure, tls: secure != net.Conn(tcp),
 		resume: make(chan struct{}, 1), work: make(chan struct{}, 1), gone: make(chan struct{}),
+	}
+	if secure, ok := secure.(*tls.Conn); ok {
+		c.below, _ = secure.NetConn().(*records)
 	}
 	var err error
 	if c.raw, err = tcp.SyscallConn(); err != nil {

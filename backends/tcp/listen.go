@@ -138,7 +138,7 @@ func (b *Backend) present(ctx context.Context, conn net.Conn, to *address, place
 			driver.ErrNotSupported), conn.Close())
 	}
 	b.tune(tcp)
-	secure, err := b.call(ctx, conn, to, place)
+	secure, err := b.call(ctx, tcp, to, place)
 	if err != nil {
 		return nil, nil, errors.Join(err, conn.Close())
 	}

@@ -48,7 +48,9 @@ func newOwnKey() (*ownKey, error) {
 		return nil, fmt.Errorf("make a certificate: %w", err)
 	}
 	k := &ownKey{server: &tls.Config{MinVersion: tls.VersionTLS13, SessionTicketsDisabled: true,
-		Certificates: []tls.Certificate{{Certificate: [][]byte{text}, PrivateKey: private}}}}
+		DynamicRecordSizingDisabled: true, // transfers are large
+		Certificates: []tls.Certificate{{
+			Certificate: [][]byte{text}, PrivateKey: private}}}}
 	_, _ = rand.Read(k.pin.secret[:]) // never fails: it ends the program instead
 	cert, err := x509.ParseCertificate(text)
 	if err != nil {
@@ -68,7 +70,8 @@ var errOtherKey = errors.New("what answers at the owner's address has another ke
 // callPinned speaks to the owner of a key, and to no other.
 func callPinned(ctx context.Context, conn net.Conn, p pin) (net.Conn, error) {
 	c := tls.Client(conn, &tls.Config{MinVersion: tls.VersionTLS13,
-		InsecureSkipVerify: true, // by names and authorities; the key is looked at instead
+		DynamicRecordSizingDisabled: true,
+		InsecureSkipVerify:          true, // by names and authorities; the key is looked at instead
 		VerifyConnection: func(s tls.ConnectionState) error {
 			got := sha256.Sum256(s.PeerCertificates[0].RawSubjectPublicKeyInfo)
 			if subtle.ConstantTimeCompare(got[:], p.key[:]) != 1 {

@@ -23,26 +23,26 @@ func (s security) String() string {
 }
 
 // call secures a connection that we began, to a place of its owner's.
-func (b *Backend) call(ctx context.Context, tcp net.Conn, to *address, place string) (net.Conn,
+func (b *Backend) call(ctx context.Context, tcp *net.TCPConn, to *address, place string) (net.Conn,
 	error) {
 	switch b.address.security {
 	case plain:
 		return tcp, nil
 	case pinned:
-		return callPinned(ctx, tcp, to.pin)
+		return callPinned(ctx, &records{TCPConn: tcp, b: b}, to.pin)
 	}
-	return b.secure.Call(ctx, tcp, withoutPort(place))
+	return b.secure.Call(ctx, &records{TCPConn: tcp, b: b}, withoutPort(place))
 }
 
 // answer secures a connection that a peer began.
-func (b *Backend) answer(ctx context.Context, tcp net.Conn) (net.Conn, error) {
+func (b *Backend) answer(ctx context.Context, tcp *net.TCPConn) (net.Conn, error) {
 	switch b.address.security {
 	case plain:
 		return tcp, nil
 	case pinned:
-		return b.own.answer(ctx, tcp)
+		return b.own.answer(ctx, &records{TCPConn: tcp, b: b})
 	}
-	return b.secure.Answer(ctx, tcp)
+	return b.secure.Answer(ctx, &records{TCPConn: tcp, b: b})
 }
 
 // refusal says why the owner hung up in place of a welcome: it may have refused our

@@ -53,8 +53,8 @@ func (o *sender) release(b *Backend) {
 	o.from, o.first, o.count = 0, 0, 0
 }
 
-// room is how much the chunk takes.
-func (o *sender) room() int { return len(o.chunk.mem) - o.chunk.n }
+// room is how much the chunk takes. Its records must fit into another.
+func (o *sender) room() int { return len(o.chunk.mem) - recordsSlack - o.chunk.n }
 
 // put appends a head.
 func (o *sender) put(h *header) { o.chunk.n = len(h.append(o.chunk.mem[:o.chunk.n])) }
@@ -281,9 +281,9 @@ func (c *conn) push(fd int) (int, error) {
 	head := o.chunk.mem[o.from:o.chunk.n]
 	if c.tls {
 		if len(head) == 0 {
-			return c.net.Write(o.direct[o.first])
+			head = o.direct[o.first]
 		}
-		return c.net.Write(head)
+		return c.pushSecure(head)
 	}
 	if m := o.src.m; m != nil && o.first < o.count {
 		if m.enter(o.src.ticket) {
@@ -302,6 +302,16 @@ func (c *conn) push(fd int) (int, error) {
 	}
 	n, err := o.vector.write(fd)
 	o.vector.drop()
+	return n, err
+}
+
+// pushSecure writes b as TLS, with one call of the kernel for several records.
+func (c *conn) pushSecure(b []byte) (int, error) {
+	c.below.hold()
+	n, err := c.net.Write(b)
+	if e := c.below.flush(); err == nil {
+		err = e
+	}
 	return n, err
 }
 
