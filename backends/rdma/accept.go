@@ -92,7 +92,7 @@ func (c *inbound) hear() *hello {
 		return nil
 	}
 	h, ok := m.(*hello)
-	if !ok || len(h.lanes) == 0 {
+	if !ok || len(h.pairs) == 0 {
 		return nil
 	}
 	c.hurry(time.Time{})
@@ -108,7 +108,7 @@ func (c *inbound) hurry(deadline time.Time) {
 	}
 }
 
-// open makes our end of the lanes and welcomes the peer; an error is why not.
+// open makes our end of the queue pairs and welcomes the peer; an error is why not.
 func (c *inbound) open(h *hello) error {
 	if _, err := decodeAddress(h.from); err != nil {
 		return fmt.Errorf("a hello without an address: %w", driver.ErrCorrupt)
@@ -130,13 +130,13 @@ func (c *inbound) open(h *hello) error {
 	c.link = link
 	c.b.add(link.ID(), c)
 	w := welcome{}
-	for i := range h.lanes {
-		o := &h.lanes[i]
+	for i := range h.pairs {
+		o := &h.pairs[i]
 		if int(o.rail) >= len(c.b.rails) {
-			o.rail = 0 // of a peer that makes rails up: its lane leads nowhere
+			o.rail = 0 // of a peer that makes rails up: its queue pair leads nowhere
 		}
 		c.rails = append(c.rails, int(o.rail))
-		w.lanes = append(w.lanes, c.make(i, &o.end))
+		w.pairs = append(w.pairs, c.make(i, &o.end))
 	}
 	c.ch.send(w.encode())
 	return nil
@@ -151,15 +151,15 @@ func (b *Backend) admit() bool {
 	return true
 }
 
-// make makes and begins our end of a lane.
-func (c *inbound) make(lane int, theirs *verbs.End) laneAnswer {
-	end, err := c.link.LaneMake(lane, c.rails[lane])
+// make makes and begins our end of a queue pair.
+func (c *inbound) make(pair int, theirs *verbs.End) pairAnswer {
+	end, err := c.link.PairMake(pair, c.rails[pair])
 	if err != nil {
-		return laneAnswer{}
+		return pairAnswer{}
 	}
-	if c.link.LaneBegin(lane, *theirs) != nil {
-		_ = c.link.LaneEnd(lane) // there is nothing to lose
-		return laneAnswer{}
+	if c.link.PairBegin(pair, *theirs) != nil {
+		_ = c.link.PairEnd(pair) // there is nothing to lose
+		return pairAnswer{}
 	}
-	return laneAnswer{there: true, end: end}
+	return pairAnswer{there: true, end: end}
 }

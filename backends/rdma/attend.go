@@ -45,7 +45,7 @@ func (b *Backend) heard(n verbs.News) {
 	}
 }
 
-// hurry has all peers look at their lanes now.
+// hurry has all peers look at their queue pairs now.
 func (b *Backend) hurry() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

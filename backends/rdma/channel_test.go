@@ -47,7 +47,7 @@ func TestChannel(t *testing.T) {
 	b.start()
 	go func() {
 		for i := range 300 {
-			b.send((&broken{lane: uint8(i)}).encode())
+			b.send((&broken{pair: uint8(i)}).encode())
 			if i%30 == 0 {
 				b.ping()
 			}
@@ -56,7 +56,7 @@ func TestChannel(t *testing.T) {
 	}()
 	for i := range 300 {
 		m, err := a.receive()
-		if got, ok := m.(*broken); err != nil || !ok || got.lane != uint8(i) {
+		if got, ok := m.(*broken); err != nil || !ok || got.pair != uint8(i) {
 			t.Fatalf("message %d is %+v, %v", i, m, err)
 		}
 	}

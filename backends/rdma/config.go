@@ -36,10 +36,10 @@ type Config struct {
 	// tokens open, and for nothing else.
 	Listen string
 
-	QueueDepth int // work requests under way on a lane; default 128
+	QueueDepth int // work requests under way on a queue pair; default 128
 	Slice      int // bytes of one work request; default 1 MiB
 	Entries    int // local pieces in one work request; default: as many as the device takes
-	// bytes under way on a lane: what a cancel waits for; default 16 MiB, at least Slice
+	// bytes under way on a queue pair: what a cancel waits for; default 16 MiB, at least Slice
 	Flight int
 
 	BatchesMax int // batches accepted and not yet polled; power of two, default 1,024
@@ -51,7 +51,7 @@ type Config struct {
 	// Timeout is how long a queue pair waits for an acknowledgement before it sends
 	// again: the next of 4.096 us x 2^n, 268 ms at the default of 200 ms. A device may
 	// take up to four times as long. It sends again Retries times, 1 to 6 (7 is for ever
-	// on some devices), by default 4, and then the lane fails: see FailureTime.
+	// on some devices), by default 4, and then the queue pair fails: see FailureTime.
 	Timeout time.Duration
 	Retries int
 
@@ -70,7 +70,7 @@ type Config struct {
 	// Default 1.5 s.
 	Grace time.Duration
 
-	// Failure is how long a peer may have no live lane, or say nothing, while a call or a
+	// Failure is how long a peer may have no live queue pair, or say nothing, while a call or a
 	// batch waits for it, before it is lost; a peer for which nothing waits may be silent.
 	// A host that is out of reach for ten times as long is gone. Default 10 s.
 	Failure time.Duration
@@ -170,9 +170,9 @@ func (c *Config) timeoutExponent() uint8 {
 // ackTimeout is the Timeout that it comes to.
 func (c *Config) ackTimeout() time.Duration { return ackUnit << c.timeoutExponent() }
 
-// FailureTime is after how long without an acknowledgement a lane fails: devices may take
+// FailureTime is after how long without an acknowledgement a queue pair fails: devices may take
 // up to four times as long as they are told. One that says nothing at all is given up
-// after that and Config.Failure. What the lane had not done then goes on over
+// after that and Config.Failure. What the queue pair had not done then goes on over
 // others; when there are none for Config.Failure more, the peer is lost.
 func (c Config) FailureTime() (least, most time.Duration) {
 	c.EnsureDefaults()
@@ -183,8 +183,8 @@ func (c Config) FailureTime() (least, most time.Duration) {
 // quiet is longer than what was sent may still be under way.
 func (c *Config) quiet() time.Duration { return 2 * c.ackTimeout() }
 
-// stall is after how long without any completion a lane has failed although its device does not
-// say so: by then its queue pair must have given up, but for what a slow wire needs for Flight.
+// stall is after how long without any completion a queue pair has failed although its device does
+// not say so: by then its queue pair must have given up, but for what a slow wire needs for Flight.
 func (c *Config) stall() time.Duration {
 	_, most := c.FailureTime()
 	return most + c.Failure

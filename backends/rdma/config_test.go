@@ -62,7 +62,7 @@ func TestFailureTime(t *testing.T) {
 	}
 	least, most := Config{Timeout: 67 * time.Millisecond, Retries: 3}.FailureTime()
 	if least != 4*(ackUnit<<14) || most != 4*least {
-		t.Errorf("a lane fails after %v to %v", least, most)
+		t.Errorf("a queue pair fails after %v to %v", least, most)
 	}
 }
 

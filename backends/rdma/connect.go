@@ -13,7 +13,7 @@ import (
 )
 
 // Connect implements driver.Backend. The hello goes to the peer's control, which makes
-// its ends of the lanes and answers; nothing of it needs the peer's program.
+// its ends of the queue pairs and answers; nothing of it needs the peer's program.
 func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	if !b.gate.Enter() {
 		return nil, fmt.Errorf("connect peer: %w", driver.ErrClosed)
@@ -87,7 +87,7 @@ func (b *Backend) unreached(ctx context.Context, owner *address, err error) erro
 	return fmt.Errorf("reach the control of %v: %w (%w)", owner, driver.ErrNoRoute, err)
 }
 
-// begin makes our end and its lanes, and says hello.
+// begin makes our end and its queue pairs, and says hello.
 func (p *peer) begin(pairs []pairing) error {
 	link, err := p.b.net.connect(true, int(p.owner.notes))
 	if err != nil {
@@ -96,16 +96,16 @@ func (p *peer) begin(pairs []pairing) error {
 	h := hello{to: p.owner.owner, from: p.b.addr}
 	var refused error
 	for _, pair := range pairs {
-		end, err := link.LaneMake(len(p.pairs), pair.ours)
+		end, err := link.PairMake(len(p.pairs), pair.ours)
 		if err != nil {
-			refused = errors.Join(refused, fmt.Errorf("make a lane over %v: %w",
+			refused = errors.Join(refused, fmt.Errorf("make a queue pair over %v: %w",
 				p.b.rails[pair.ours], err))
 			continue // a device that is gone keeps no other from work
 		}
 		p.pairs = append(p.pairs, pair)
-		h.lanes = append(h.lanes, laneOffer{rail: uint8(pair.theirs), end: end})
+		h.pairs = append(h.pairs, pairOffer{rail: uint8(pair.theirs), end: end})
 	}
-	if len(h.lanes) == 0 {
+	if len(h.pairs) == 0 {
 		return errors.Join(refused, link.Close())
 	}
 	p.link, p.mender = link, newMender(p)
@@ -121,7 +121,7 @@ func (p *peer) begin(pairs []pairing) error {
 	return nil
 }
 
-// awaitLive returns when a lane is live, or there is no point in waiting.
+// awaitLive returns when a queue pair is live, or there is no point in waiting.
 func (p *peer) awaitLive(ctx context.Context) error {
 	select {
 	case <-p.ready:

@@ -22,15 +22,15 @@ const (
 )
 
 const (
-	kindHello        = 1 + iota // initiator: who I am, and my ends of the lanes
+	kindHello        = 1 + iota // initiator: who I am, and my ends of the queue pairs
 	kindWelcome                 // owner: my ends of them
 	kindImport                  // initiator: what is behind this token?
 	kindImported                // owner: this
 	kindExpired                 // owner: that memory's epoch has ended
-	kindLane                    // initiator: a lane is gone here; my new end
+	kindPair                    // initiator: a queue pair is gone here; my new end
 	kindLaned                   // owner: it is gone here too, what I saw, my new end
-	kindBroken                  // owner: a lane is gone here
-	kindBye                     // initiator: my ends of all lanes are gone
+	kindBroken                  // owner: a queue pair is gone here
+	kindBye                     // initiator: my ends of all queue pairs are gone
 	kindFarewell                // owner: mine too
 	kindQuit                    // owner: I close
 	kindPing                    // both
@@ -42,22 +42,22 @@ const (
 type hello struct {
 	to    keys.Owner // whom it means to reach
 	from  []byte     // its Addr
-	lanes []laneOffer
+	pairs []pairOffer
 }
 
-// laneOffer is a lane that the initiator has made its end of.
-type laneOffer struct {
+// pairOffer is a queue pair that the initiator has made its end of.
+type pairOffer struct {
 	rail uint8 // the owner's
 	end  verbs.End
 }
 
 type welcome struct {
 	status control.Status
-	lanes  []laneAnswer
+	pairs  []pairAnswer
 }
 
-// laneAnswer is the owner's end; not there: it could not make one.
-type laneAnswer struct {
+// pairAnswer is the owner's end; not there: it could not make one.
+type pairAnswer struct {
 	there bool
 	end   verbs.End
 }
@@ -74,7 +74,7 @@ type importAnswer struct {
 	status     control.Status
 	readOnly   bool
 	base, size uint64
-	keys       []uint32 // of the NIC, for each lane; 0: not over that one
+	keys       []uint32 // of the NIC, for each queue pair; 0: not over that one
 }
 
 type expired struct {
@@ -82,21 +82,21 @@ type expired struct {
 	epoch uint64 // and those before
 }
 
-type laneRequest struct {
-	lane    uint8
+type pairRequest struct {
+	pair    uint8
 	attempt uint32
 	there   bool // there is a new end
 	end     verbs.End
 }
 
-type laneReply struct {
-	lane    uint8
+type pairReply struct {
+	pair    uint8
 	attempt uint32
 	seen    uint64
-	laneAnswer
+	pairAnswer
 }
 
-type broken struct{ lane uint8 }
+type broken struct{ pair uint8 }
 
 // answer is what the owner's program answers.
 type answer struct{ data []byte }
@@ -121,17 +121,17 @@ func (m *hello) encode() []byte {
 	b := append(begin(kindHello), m.to[:]...)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(m.from)))
 	b = append(b, m.from...)
-	b = append(b, byte(len(m.lanes)))
-	for i := range m.lanes {
-		b = appendEnd(append(b, m.lanes[i].rail), &m.lanes[i].end)
+	b = append(b, byte(len(m.pairs)))
+	for i := range m.pairs {
+		b = appendEnd(append(b, m.pairs[i].rail), &m.pairs[i].end)
 	}
 	return b
 }
 
 func (m *welcome) encode() []byte {
-	b := append(begin(kindWelcome), byte(m.status), byte(len(m.lanes)))
-	for i := range m.lanes {
-		b = m.lanes[i].append(b)
+	b := append(begin(kindWelcome), byte(m.status), byte(len(m.pairs)))
+	for i := range m.pairs {
+		b = m.pairs[i].append(b)
 	}
 	return b
 }
@@ -160,20 +160,20 @@ func (m *expired) encode() []byte {
 	return binary.LittleEndian.AppendUint64(b, m.epoch)
 }
 
-func (m *laneRequest) encode() []byte {
-	b := append(begin(kindLane), m.lane)
+func (m *pairRequest) encode() []byte {
+	b := append(begin(kindPair), m.pair)
 	b = binary.LittleEndian.AppendUint32(b, m.attempt)
-	return (&laneAnswer{m.there, m.end}).append(b)
+	return (&pairAnswer{m.there, m.end}).append(b)
 }
 
-func (m *laneReply) encode() []byte {
-	b := append(begin(kindLaned), m.lane)
+func (m *pairReply) encode() []byte {
+	b := append(begin(kindLaned), m.pair)
 	b = binary.LittleEndian.AppendUint32(b, m.attempt)
 	b = binary.LittleEndian.AppendUint64(b, m.seen)
 	return m.append(b)
 }
 
-func (m *broken) encode() []byte { return append(begin(kindBroken), m.lane) }
+func (m *broken) encode() []byte { return append(begin(kindBroken), m.pair) }
 func (m *bye) encode() []byte    { return append(begin(kindBye), control.Flag(m.abandoned)) }
 
 func (m *answer) encode() []byte {
@@ -191,7 +191,7 @@ func (quit) encode() []byte     { return begin(kindQuit) }
 func (ping) encode() []byte     { return begin(kindPing) }
 func (pong) encode() []byte     { return begin(kindPong) }
 
-func (m *laneAnswer) append(b []byte) []byte {
+func (m *pairAnswer) append(b []byte) []byte {
 	b = append(b, control.Flag(m.there))
 	if m.there {
 		b = appendEnd(b, &m.end)
@@ -241,16 +241,16 @@ func decodeBody(kind byte, r *control.Reader) any {
 		return readImported(r)
 	case kindExpired:
 		return &expired{key: r.Uint32(), epoch: r.Uint64()}
-	case kindLane:
-		m := &laneRequest{lane: r.Uint8(), attempt: r.Uint32()}
+	case kindPair:
+		m := &pairRequest{pair: r.Uint8(), attempt: r.Uint32()}
 		m.there, m.end = readAnswer(r)
 		return m
 	case kindLaned:
-		m := &laneReply{lane: r.Uint8(), attempt: r.Uint32(), seen: r.Uint64()}
+		m := &pairReply{pair: r.Uint8(), attempt: r.Uint32(), seen: r.Uint64()}
 		m.there, m.end = readAnswer(r)
 		return m
 	case kindBroken:
-		return &broken{lane: r.Uint8()}
+		return &broken{pair: r.Uint8()}
 	case kindBye:
 		return &bye{abandoned: r.Flag()}
 	case kindAnswer:
@@ -281,9 +281,9 @@ func readHello(r *control.Reader) *hello {
 	copy(m.to[:], r.Bytes(8))
 	m.from = append([]byte(nil), r.Bytes(int(r.Uint16()))...)
 	for range readCount(r) {
-		o := laneOffer{rail: r.Uint8()}
+		o := pairOffer{rail: r.Uint8()}
 		o.end = readEnd(r)
-		m.lanes = append(m.lanes, o)
+		m.pairs = append(m.pairs, o)
 	}
 	return m
 }
@@ -291,9 +291,9 @@ func readHello(r *control.Reader) *hello {
 func readWelcome(r *control.Reader) *welcome {
 	m := &welcome{status: control.Status(r.Uint8())}
 	for range readCount(r) {
-		var a laneAnswer
+		var a pairAnswer
 		a.there, a.end = readAnswer(r)
-		m.lanes = append(m.lanes, a)
+		m.pairs = append(m.pairs, a)
 	}
 	return m
 }
@@ -307,10 +307,10 @@ func readImported(r *control.Reader) *importAnswer {
 	return m
 }
 
-// readCount reads how many lanes follow.
+// readCount reads how many queue pairs follow.
 func readCount(r *control.Reader) int {
 	n := int(r.Uint8())
-	if n > verbs.LanesMax {
+	if n > verbs.PairsMax {
 		r.Fail()
 		return 0
 	}

@@ -26,15 +26,15 @@ func (p *peer) Explain(localKey, remoteKey uint32) string {
 	}
 	states := p.mender.look()
 	preferred := p.b.prefers(&m.span)
-	var lanes []string
-	for lane, pair := range p.pairs {
+	var pairs []string
+	for index, pair := range p.pairs {
 		r := p.b.rails[pair.ours]
 		text := fmt.Sprintf("%v %v -> %v %v", r, netip.AddrFrom16(r.info.GID).Unmap(),
-			p.owner.rails[pair.theirs].ip(), states[lane])
+			p.owner.rails[pair.theirs].ip(), states[index])
 		if counted, err := p.b.net.Counters(pair.ours); err == nil && counted.Rate > 0 {
 			text += fmt.Sprintf(" %.1f GB/s", float64(counted.Rate)/1e9)
 		}
-		if i.lanes&(1<<lane) == 0 {
+		if i.pairs&(1<<index) == 0 {
 			text += ", not for this memory of the peer's"
 		}
 		if why := m.pinned.leftOut(pair.ours); why != "" {
@@ -43,12 +43,12 @@ func (p *peer) Explain(localKey, remoteKey uint32) string {
 		if preferred&(1<<pair.ours) == 0 {
 			text += ", far from this memory"
 		}
-		lanes = append(lanes, text)
+		pairs = append(pairs, text)
 	}
 	where := "another host"
 	if p.owner.host == p.b.address.host {
 		where = "this host"
 	}
-	return fmt.Sprintf("%s, RC over %d lanes: %s; at most %d bytes in a work request, more than "+
-		"that is spread", where, len(lanes), strings.Join(lanes, ", "), p.b.cfg.Slice)
+	return fmt.Sprintf("%s, RC over %d queue pairs: %s; at most %d bytes in a work request, more "+
+		"than that is spread", where, len(pairs), strings.Join(pairs, ", "), p.b.cfg.Slice)
 }

@@ -37,10 +37,10 @@ type fabric interface {
 // link is a verbs.Conn.
 type link interface {
 	ID() uint64
-	LaneMake(lane, rail int) (verbs.End, error)
-	LaneBegin(lane int, theirs verbs.End) error
-	LaneEnd(lane int) error
-	LaneSettle(lane int, seen uint64) error
+	PairMake(pair, rail int) (verbs.End, error)
+	PairBegin(pair int, theirs verbs.End) error
+	PairEnd(pair int) error
+	PairSettle(pair int, seen uint64) error
 	Seen() uint64
 	Import(m verbs.Import) (slot uint32, err error)
 	Drop(slot uint32)

@@ -45,9 +45,9 @@ type fakeNet struct {
 type fakeRail struct {
 	device string
 	gid    [16]byte
-	cut    bool // nothing passes: lanes over it fail. fakeWire.mu
+	cut    bool // nothing passes: queue pairs over it fail. fakeWire.mu
 	gone   bool // no queue pair can be made. fakeWire.mu
-	down   bool // lanes over it are given nothing. fakeWire.mu
+	down   bool // queue pairs over it are given nothing. fakeWire.mu
 }
 
 type fakeNote struct {
@@ -74,10 +74,10 @@ type fakeGrant struct {
 var fakeWire = struct {
 	sync.Mutex
 	ids    uint64
-	pairs  map[uint32]*fakeLane
+	pairs  map[uint32]*fakePair
 	grants map[uint32]*fakeGrant
 	next   uint32
-}{pairs: map[uint32]*fakeLane{}, grants: map[uint32]*fakeGrant{}, next: 100}
+}{pairs: map[uint32]*fakePair{}, grants: map[uint32]*fakeGrant{}, next: 100}
 
 // fakeDevices are two RoCE devices in one network.
 func fakeDevices(func(string) bool) (list []Device) {
@@ -388,7 +388,7 @@ func (f *fakeNet) cut(rail int, cut bool) {
 	fakeWire.Unlock()
 }
 
-// pairs are the queue pairs of all lanes.
+// pairs are the queue pairs of all pairs.
 func (f *fakeNet) pairs() (numbers []uint32) {
 	fakeWire.Lock()
 	defer fakeWire.Unlock()

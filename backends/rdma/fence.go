@@ -99,7 +99,7 @@ func (m *memory) prove(ctx context.Context) error {
 	err := m.b.net.Revoke(m.key)
 	if err != nil && ctx.Err() == nil {
 		for c := range owed {
-			c.breakLanes()
+			c.breakPairs()
 		}
 		err = m.b.net.Revoke(m.key)
 	}

@@ -53,7 +53,7 @@ func TestConnectionsForgetMemory(t *testing.T) {
 	}
 }
 
-// TestFenceTells has a peer that knows the key stop by itself: no lane fails.
+// TestFenceTells has a peer that knows the key stop by itself: no queue pair fails.
 func TestFenceTells(t *testing.T) {
 	p := openPair(t, Config{})
 	l, r := register(t, p.near, 100), register(t, p.far, 100)
@@ -93,7 +93,7 @@ func TestFenceStuck(t *testing.T) {
 		t.Errorf("fence of a key in use by %d queue pairs: %v", len(used), err)
 	}
 	if err := p.await(t, p.write(t, l, p.imports(t, r), nil)); err != nil {
-		t.Errorf("a write after lanes were ended for a fence: %v", err)
+		t.Errorf("a write after queue pairs were ended for a fence: %v", err)
 	}
 	fake.mu.Lock()
 	fake.stuck = 4
@@ -136,7 +136,7 @@ func TestFenceOwes(t *testing.T) {
 	p := openPair(t, Config{})
 	r, fake := register(t, p.far, 4096), fakeOf(p.far)
 	p.imports(t, r)
-	eventually(t, "the lanes", func() bool { return len(fake.pairs()) == 2 })
+	eventually(t, "the queue pairs", func() bool { return len(fake.pairs()) == 2 })
 	used := fake.pairs()
 	first, second := p.peer, p.connect(t)
 	fake.mu.Lock()

@@ -62,10 +62,10 @@ func (s *stranger) hear() any {
 	}
 }
 
-func helloTo(from, to *Backend, lanes int) *hello {
+func helloTo(from, to *Backend, pairs int) *hello {
 	h := &hello{to: to.address.owner, from: from.addr}
-	for range lanes {
-		h.lanes = append(h.lanes, laneOffer{0, someEnd(1)})
+	for range pairs {
+		h.pairs = append(h.pairs, pairOffer{0, someEnd(1)})
 	}
 	return h
 }
@@ -76,12 +76,14 @@ func TestHostileInitiator(t *testing.T) {
 	greeting := helloTo(p.near, p.far, 1).encode()
 	for name, msgs := range map[string][][]byte{
 		"nothing that is read": {{}}, "nonsense": {[]byte("GET / HTTP/1.1\r\n")},
-		"another version": {{9, kindHello}},
-		"no hello":        {(&bye{}).encode()}, "no lanes": {helloTo(p.near, p.far, 0).encode()},
-		"an answer": {greeting, (&importAnswer{}).encode()}, "two hellos": {greeting, greeting},
-		"a lane that is not there": {greeting, (&laneRequest{lane: 1}).encode()},
-		"a lane far out":           {greeting, (&laneRequest{lane: 255}).encode()},
-		"too long":                 {greeting, make([]byte, controlMax+1)},
+		"another version":                {{9, kindHello}},
+		"no hello":                       {(&bye{}).encode()},
+		"no queue pairs":                 {helloTo(p.near, p.far, 0).encode()},
+		"an answer":                      {greeting, (&importAnswer{}).encode()},
+		"two hellos":                     {greeting, greeting},
+		"a queue pair that is not there": {greeting, (&pairRequest{pair: 1}).encode()},
+		"a queue pair far out":           {greeting, (&pairRequest{pair: 255}).encode()},
+		"too long":                       {greeting, make([]byte, controlMax+1)},
 	} {
 		s := newStranger(t, p.far)
 		s.say(msgs...)
@@ -93,9 +95,9 @@ func TestHostileInitiator(t *testing.T) {
 	}
 	for name, h := range map[string]*hello{
 		"whom it does not mean": {to: p.near.address.owner, from: p.near.addr,
-			lanes: helloTo(p.near, p.far, 1).lanes},
+			pairs: helloTo(p.near, p.far, 1).pairs},
 		"without an address": {to: p.far.address.owner, from: []byte("me"),
-			lanes: helloTo(p.near, p.far, 1).lanes},
+			pairs: helloTo(p.near, p.far, 1).pairs},
 	} {
 		s := newStranger(t, p.far)
 		s.say(h.encode())
@@ -109,15 +111,16 @@ func TestHostileInitiator(t *testing.T) {
 	}
 }
 
-// TestHostileRail offers a lane to a rail that is not there: it leads nowhere, and harms none.
+// TestHostileRail offers a queue pair to a rail that is not there: it leads nowhere, and harms
+// none.
 func TestHostileRail(t *testing.T) {
 	p := openPair(t, Config{})
 	s := newStranger(t, p.far)
 	h := helloTo(p.near, p.far, 2)
-	h.lanes[1].rail = 200
+	h.pairs[1].rail = 200
 	s.say(h.encode(), (&importRequest{id: 1, key: 1 << 31}).encode(),
 		(&importRequest{id: 2}).encode())
-	if w, ok := s.hear().(*welcome); !ok || len(w.lanes) != 2 {
+	if w, ok := s.hear().(*welcome); !ok || len(w.pairs) != 2 {
 		t.Errorf("no welcome: %+v", w)
 	}
 	for id := range uint32(2) {
@@ -153,16 +156,16 @@ func TestHostileOwner(t *testing.T) {
 	leak.Check(t)
 	b := openFakeBackend(t, shortConfig())
 	m := register(t, b, 100)
-	good := &welcome{lanes: []laneAnswer{{true, someEnd(1)}, {true, someEnd(1)}}}
+	good := &welcome{pairs: []pairAnswer{{true, someEnd(1)}, {true, someEnd(1)}}}
 	for name, answers := range map[string][][]byte{
 		"nothing": {}, "a hang-up": {nil}, "nonsense": {[]byte("SSH-2.0")},
-		"no welcome":              {(&bye{}).encode()},
-		"too few lanes":           {(&welcome{lanes: good.lanes[:1]}).encode()},
-		"two welcomes":            {good.encode(), good.encode()},
-		"lanes that lead nowhere": {good.encode()},
-		"a refusal":               {(&welcome{status: control.Full}).encode()},
-		"lanes it makes up": {good.encode(), (&broken{99}).encode(),
-			(&laneReply{lane: 77}).encode(), (&laneReply{lane: 0, seen: 1 << 60}).encode()},
+		"no welcome":                    {(&bye{}).encode()},
+		"too few queue pairs":           {(&welcome{pairs: good.pairs[:1]}).encode()},
+		"two welcomes":                  {good.encode(), good.encode()},
+		"queue pairs that lead nowhere": {good.encode()},
+		"a refusal":                     {(&welcome{status: control.Full}).encode()},
+		"queue pairs it makes up": {good.encode(), (&broken{99}).encode(),
+			(&pairReply{pair: 77}).encode(), (&pairReply{pair: 0, seen: 1 << 60}).encode()},
 		"answers to nothing": {good.encode(), (&importAnswer{id: 9, size: 5}).encode(),
 			(&expired{key: 9, epoch: 9}).encode(), farewell{}.encode(), farewell{}.encode()},
 	} {

@@ -15,7 +15,7 @@ import (
 type imported struct {
 	key   uint32 // of the owner's
 	epoch uint64
-	lanes uint32 // a bit for each that reaches it
+	pairs uint32 // a bit for each that reaches it
 }
 
 // asking is an import that waits for its answer.
@@ -113,7 +113,8 @@ func (p *peer) take(t *keys.Token, m *importAnswer) (uint32, error) {
 		return 0, err
 	}
 	if m.size != t.Size || len(m.keys) != len(p.pairs) || m.base+m.size < m.base {
-		return 0, fmt.Errorf("the owner tells of %d bytes over %d lanes, the token of %d bytes: %w",
+		return 0, fmt.Errorf("the owner tells of %d bytes over %d queue pairs, the token "+
+			"of %d bytes: %w",
 			m.size, len(m.keys), t.Size, driver.ErrBadToken)
 	}
 	if !p.hold.Enter() {
@@ -126,9 +127,9 @@ func (p *peer) take(t *keys.Token, m *importAnswer) (uint32, error) {
 		return 0, err
 	}
 	i := imported{key: t.Key, epoch: t.Epoch}
-	for lane, k := range m.keys {
+	for pair, k := range m.keys {
 		if k != 0 {
-			i.lanes |= 1 << lane
+			i.pairs |= 1 << pair
 		}
 	}
 	p.imports[slot] = i

@@ -19,7 +19,7 @@ type inbound struct {
 	b       *Backend
 	ch      *channel
 	link    link
-	rails   []int     // of ours, by lane
+	rails   []int     // of ours, by queue pair
 	counted bool      // one of Config.ConnsMax, until nothing of it is left
 	hold    gate.Gate // held by every use of link by others than run
 
@@ -48,7 +48,7 @@ func (c *inbound) run() {
 		switch m := m.(type) {
 		case *importRequest:
 			c.question(m)
-		case *laneRequest:
+		case *pairRequest:
 			c.remake(m)
 		case *answersTaken:
 			if !c.credited(m.count) {
@@ -69,7 +69,7 @@ func (c *inbound) retire(parted, had bool) {
 	c.endReplies()
 	c.hold.Shut()
 	c.hold.Wait()
-	ended := c.link.End(verbs.Lost) == nil // a lane that cannot be drained is destroyed here
+	ended := c.link.End(verbs.Lost) == nil // a queue pair that cannot be drained is destroyed here
 	c.mu.Lock()
 	quitting := c.quitting
 	c.mu.Unlock()
@@ -102,7 +102,7 @@ func (c *inbound) retire(parted, had bool) {
 }
 
 // question has an import answered beside: NICs may take long to learn of large memory,
-// and lanes must not wait for that.
+// and queue pairs must not wait for that.
 func (c *inbound) question(q *importRequest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -137,48 +137,48 @@ func (c *inbound) answer() {
 	}
 }
 
-// keysOf has the keys of the NICs in the order of the lanes.
+// keysOf has the keys of the NICs in the order of the pairs.
 func (c *inbound) keysOf(granted []uint32) []uint32 {
 	list := make([]uint32, len(c.rails))
-	for lane, rail := range c.rails {
-		list[lane] = granted[rail]
+	for pair, rail := range c.rails {
+		list[pair] = granted[rail]
 	}
 	return list
 }
 
-// remake ends our end of a lane that has failed at the peer's, and makes a new one. Only
+// remake ends our end of a queue pair that has failed at the peer's, and makes a new one. Only
 // when ours is gone can nothing of the first try land any more; without that there is no
 // answer, and the connection ends.
-func (c *inbound) remake(q *laneRequest) {
-	lane := int(q.lane)
-	if lane >= len(c.rails) || c.link.LaneEnd(lane) != nil {
+func (c *inbound) remake(q *pairRequest) {
+	pair := int(q.pair)
+	if pair >= len(c.rails) || c.link.PairEnd(pair) != nil {
 		c.ch.close(driver.ErrCorrupt)
 		return
 	}
-	a := laneReply{lane: q.lane, attempt: q.attempt, seen: c.link.Seen()}
+	a := pairReply{pair: q.pair, attempt: q.attempt, seen: c.link.Seen()}
 	if q.there {
-		a.laneAnswer = c.make(lane, &q.end)
+		a.pairAnswer = c.make(pair, &q.end)
 	}
 	c.ch.send(a.encode())
 }
 
 // news implements end: where ours has failed, the peer learns of it at once.
 func (c *inbound) news(n verbs.News) {
-	if n.Kind == verbs.LaneFailed && n.Lane >= 0 && n.Lane < verbs.LanesMax {
-		c.ch.send((&broken{lane: uint8(n.Lane)}).encode())
+	if n.Kind == verbs.PairFailed && n.Pair >= 0 && n.Pair < verbs.PairsMax {
+		c.ch.send((&broken{pair: uint8(n.Pair)}).encode())
 	}
 }
 
-// breakLanes ends all our queue pairs of the connection: the strong means of a fence. The
+// breakPairs ends all our queue pairs of the connection: the strong means of a fence. The
 // peer has them made anew.
-func (c *inbound) breakLanes() {
+func (c *inbound) breakPairs() {
 	if !c.hold.Enter() {
 		return // it is ending, and its queue pairs with it
 	}
 	defer c.hold.Exit()
-	for lane := range c.rails {
-		if c.link.LaneEnd(lane) == nil {
-			c.ch.send((&broken{lane: uint8(lane)}).encode())
+	for pair := range c.rails {
+		if c.link.PairEnd(pair) == nil {
+			c.ch.send((&broken{pair: uint8(pair)}).encode())
 		}
 	}
 }

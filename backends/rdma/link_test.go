@@ -24,8 +24,8 @@ type fakeLink struct {
 
 	mu      sync.Mutex
 	more    sync.Cond
-	lanes   [verbs.LanesMax]*fakeLane
-	held    [verbs.LanesMax]bool // has failed, and is not settled
+	pairs   [verbs.PairsMax]*fakePair
+	held    [verbs.PairsMax]bool // has failed, and is not settled
 	queue   []*fakeBatch
 	busy    bool // run has a batch in hand
 	slots   []*fakeSlot
@@ -36,16 +36,16 @@ type fakeLink struct {
 	sent    uint64 // messages of an initiator
 	seen    uint64 // of an owner
 	turn    int
-	echo    int // the next so many pieces arrive, and their lane fails before it is known
-	last    int // so many messages arrive at an owner while the next lane ends
+	echo    int // the next so many pieces arrive, and their queue pair fails before it is known
+	last    int // so many messages arrive at an owner while the next queue pair ends
 
-	laneOver, over time.Time // when LaneEnd was called last, and End first
+	pairOver, over time.Time // when PairEnd was called last, and End first
 }
 
-// fakeLane is a queue pair.
-type fakeLane struct {
+// fakePair is a queue pair.
+type fakePair struct {
 	link   *fakeLink
-	lane   int
+	pair   int
 	number uint32
 	rail   *fakeRail
 	other  uint32 // 0: not begun
@@ -72,27 +72,27 @@ const fakePiece = 64 << 10
 
 func (l *fakeLink) ID() uint64 { return l.id }
 
-func (l *fakeLink) LaneMake(lane, rail int) (verbs.End, error) {
+func (l *fakeLink) PairMake(pair, rail int) (verbs.End, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	fakeWire.Lock()
 	defer fakeWire.Unlock()
-	if l.lanes[lane] != nil {
+	if l.pairs[pair] != nil {
 		return verbs.End{}, driver.ErrBusy
 	}
 	if l.net.rails[rail].gone {
 		return verbs.End{}, driver.ErrNoRoute
 	}
 	fakeWire.next++
-	p := &fakeLane{link: l, lane: lane, number: fakeWire.next, rail: l.net.rails[rail]}
-	l.lanes[lane], fakeWire.pairs[p.number] = p, p
+	p := &fakePair{link: l, pair: pair, number: fakeWire.next, rail: l.net.rails[rail]}
+	l.pairs[pair], fakeWire.pairs[p.number] = p, p
 	return verbs.End{QueuePair: p.number, GID: p.rail.gid}, nil
 }
 
-func (l *fakeLink) LaneBegin(lane int, theirs verbs.End) error {
+func (l *fakeLink) PairBegin(pair int, theirs verbs.End) error {
 	l.mu.Lock()
-	p := l.lanes[lane]
-	if p == nil || l.held[lane] {
+	p := l.pairs[pair]
+	if p == nil || l.held[pair] {
 		l.mu.Unlock()
 		return driver.ErrBusy
 	}
@@ -107,13 +107,13 @@ func (l *fakeLink) LaneBegin(lane int, theirs verbs.End) error {
 }
 
 // probe waits for the other end, as a queue pair retries.
-func (l *fakeLink) probe(p *fakeLane) {
+func (l *fakeLink) probe(p *fakePair) {
 	for range 20 {
 		if _, ok := p.reach(); ok {
 			l.mu.Lock()
-			p.live = l.lanes[p.lane] == p
+			p.live = l.pairs[p.pair] == p
 			if p.live {
-				l.net.tell(verbs.News{Conn: l.id, Kind: verbs.LaneLive, Lane: p.lane})
+				l.net.tell(verbs.News{Conn: l.id, Kind: verbs.PairLive, Pair: p.pair})
 			}
 			l.more.Broadcast()
 			l.mu.Unlock()
@@ -124,7 +124,7 @@ func (l *fakeLink) probe(p *fakeLane) {
 	l.fail(p, 12)
 }
 
-// carries reports whether lanes over a rail are given anything.
+// carries reports whether queue pairs over a rail are given anything.
 func (r *fakeRail) carries() bool {
 	fakeWire.Lock()
 	defer fakeWire.Unlock()
@@ -132,7 +132,7 @@ func (r *fakeRail) carries() bool {
 }
 
 // reach returns the other end, if both are there, know each other, and bytes pass.
-func (p *fakeLane) reach() (*fakeLane, bool) {
+func (p *fakePair) reach() (*fakePair, bool) {
 	fakeWire.Lock()
 	defer fakeWire.Unlock()
 	q := fakeWire.pairs[p.other]
@@ -142,18 +142,18 @@ func (p *fakeLane) reach() (*fakeLane, bool) {
 }
 
 // fail ends a queue pair and tells.
-func (l *fakeLink) fail(p *fakeLane, status int32) {
+func (l *fakeLink) fail(p *fakePair, status int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.lanes[p.lane] == p {
-		l.drop(p.lane)
-		l.net.tell(verbs.News{Conn: l.id, Kind: verbs.LaneFailed, Lane: p.lane, Status: status})
+	if l.pairs[p.pair] == p {
+		l.drop(p.pair)
+		l.net.tell(verbs.News{Conn: l.id, Kind: verbs.PairFailed, Pair: p.pair, Status: status})
 	}
 }
 
 // drop destroys a queue pair. Preconditions: l.mu is held.
-func (l *fakeLink) drop(lane int) {
-	p := l.lanes[lane]
+func (l *fakeLink) drop(pair int) {
+	p := l.pairs[pair]
 	if p == nil {
 		return
 	}
@@ -161,27 +161,27 @@ func (l *fakeLink) drop(lane int) {
 	delete(fakeWire.pairs, p.number)
 	fakeWire.Unlock()
 	p.live = false
-	l.lanes[lane] = nil
-	l.held[lane] = l.initiator
+	l.pairs[pair] = nil
+	l.held[pair] = l.initiator
 	l.more.Broadcast()
 }
 
-func (l *fakeLink) LaneEnd(lane int) error {
+func (l *fakeLink) PairEnd(pair int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.seen, l.last = l.seen+uint64(l.last), 0
-	l.laneOver = time.Now()
-	l.drop(lane)
+	l.pairOver = time.Now()
+	l.drop(pair)
 	return nil
 }
 
-func (l *fakeLink) LaneSettle(lane int, seen uint64) error {
+func (l *fakeLink) PairSettle(pair int, seen uint64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if seen > l.sent {
 		return driver.ErrCorrupt
 	}
-	l.held[lane] = false
+	l.held[pair] = false
 	l.seen = seen
 	l.more.Broadcast()
 	return nil
@@ -360,8 +360,8 @@ func (l *fakeLink) carry(b *fakeBatch) {
 	l.net.complete(b, status)
 }
 
-// lane waits for one that is live, in turn. Otherwise it says why the batch ends.
-func (l *fakeLink) lane(b *fakeBatch) (*fakeLane, int32) {
+// queue pair waits for one that is live, in turn. Otherwise it says why the batch ends.
+func (l *fakeLink) pair(b *fakeBatch) (*fakePair, int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for {
@@ -371,9 +371,9 @@ func (l *fakeLink) lane(b *fakeBatch) (*fakeLane, int32) {
 		case b.cancelled:
 			return nil, verbs.Aborted
 		}
-		for range l.lanes {
-			l.turn = (l.turn + 1) % len(l.lanes)
-			if p := l.lanes[l.turn]; p != nil && p.live && p.rail.carries() {
+		for range l.pairs {
+			l.turn = (l.turn + 1) % len(l.pairs)
+			if p := l.pairs[l.turn]; p != nil && p.live && p.rail.carries() {
 				return p, verbs.OK
 			}
 		}
@@ -381,10 +381,10 @@ func (l *fakeLink) lane(b *fakeBatch) (*fakeLane, int32) {
 	}
 }
 
-// piece moves a part of a descriptor over some lane, as often as lanes fail.
+// piece moves a part of a descriptor over some queue pair, as often as queue pairs fail.
 func (l *fakeLink) piece(b *fakeBatch, i int, off uint64) int32 {
 	for {
-		p, status := l.lane(b)
+		p, status := l.pair(b)
 		if status != verbs.OK {
 			return status
 		}
@@ -396,16 +396,16 @@ func (l *fakeLink) piece(b *fakeBatch, i int, off uint64) int32 {
 		}
 		if _, ok := p.reach(); !ok {
 			l.fail(p, 12)
-			l.settled(p.lane)
+			l.settled(p.pair)
 			continue
 		}
-		if !l.move(b.op, &b.descs[i], off, b.remotes[i], b.remotes[i].RemoteKeys[p.lane]) {
+		if !l.move(b.op, &b.descs[i], off, b.remotes[i], b.remotes[i].RemoteKeys[p.pair]) {
 			l.fail(p, 10)
 			return verbs.Revoked
 		}
 		if l.echoes() {
 			l.fail(p, 12)
-			l.settled(p.lane)
+			l.settled(p.pair)
 			continue // it landed, and is posted again all the same
 		}
 		return verbs.OK
@@ -423,11 +423,11 @@ func (l *fakeLink) echoes() bool {
 	return true
 }
 
-// settled waits until the other end of a lane that has failed is gone.
-func (l *fakeLink) settled(lane int) {
+// settled waits until the other end of a queue pair that has failed is gone.
+func (l *fakeLink) settled(pair int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for l.held[lane] && !l.ended {
+	for l.held[pair] && !l.ended {
 		l.more.Wait()
 	}
 }
@@ -464,7 +464,7 @@ func (l *fakeLink) note(b *fakeBatch) int32 {
 	number := l.sent
 	l.mu.Unlock()
 	for {
-		p, status := l.lane(b)
+		p, status := l.pair(b)
 		if status != verbs.OK {
 			l.mu.Lock()
 			l.sent--
@@ -479,7 +479,7 @@ func (l *fakeLink) note(b *fakeBatch) int32 {
 			}
 		}
 		l.fail(p, 12)
-		l.settled(p.lane)
+		l.settled(p.pair)
 		l.mu.Lock()
 		done := l.seen >= number
 		l.mu.Unlock()
@@ -560,7 +560,7 @@ func (l *fakeLink) Drain(grace time.Duration) error {
 func (l *fakeLink) End(status int32) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for i := range l.lanes {
+	for i := range l.pairs {
 		l.drop(i)
 	}
 	if l.ended {

@@ -9,10 +9,10 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// pairing is a lane to be: a rail of ours with one of the owner's.
+// pairing is a queue pair to be: a rail of ours with one of the owner's.
 type pairing struct{ ours, theirs int }
 
-// match chooses the lanes to an owner: each rail of ours that shares a subnet with one
+// match chooses the queue pairs to an owner: each rail of ours that shares a subnet with one
 // of the owner's, once, and the owner's rails in turn. Where no subnet is shared, those
 // that a router may connect.
 func match(ours, theirs []railAddress) ([]pairing, error) {
@@ -44,7 +44,7 @@ func matchBy(ours, theirs []railAddress, reaches func(a, b *railAddress) bool) (
 	return pairs
 }
 
-// better prefers the rail that has fewer lanes, then our own, then one as fast as ours.
+// better prefers the rail that has fewer queue pairs, then our own, then one as fast as ours.
 func better(our, a *railAddress, usedA int, b *railAddress, usedB int) bool {
 	if usedA != usedB {
 		return usedA < usedB

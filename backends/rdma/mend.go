@@ -9,12 +9,12 @@ import (
 )
 
 // mender carries out what repair decides, in a goroutine of its own. It alone makes,
-// begins and settles lanes.
+// begins and settles pairs.
 type mender struct {
 	p      *peer
 	repair *repair
-	ends   []laneRequest // of each lane, the last that the owner was asked with
-	before []uint64      // of each lane, the bytes that its rail had moved when it was live
+	ends   []pairRequest // of each queue pair, the last that the owner was asked with
+	before []uint64      // of each queue pair, the bytes that its rail had moved when it was live
 
 	mu      sync.Mutex
 	events  []event
@@ -24,15 +24,15 @@ type mender struct {
 	done    chan struct{} // closed when run has returned
 	begun   bool
 
-	states []laneState // of repair, for Explain; mu
+	states []pairState // of repair, for Explain; mu
 }
 
 // event is what a mender must know of.
 type event struct {
 	kind    eventKind
-	lane    int
+	pair    int
 	status  int32
-	reply   *laneReply
+	reply   *pairReply
 	welcome *welcome
 }
 
@@ -52,10 +52,10 @@ const eventsMax = 4096
 
 func newMender(p *peer) *mender {
 	return &mender{
-		p: p, repair: newRepair(len(p.pairs), &p.b.cfg), ends: make([]laneRequest, len(p.pairs)),
+		p: p, repair: newRepair(len(p.pairs), &p.b.cfg), ends: make([]pairRequest, len(p.pairs)),
 		before: make([]uint64, len(p.pairs)),
 		stir:   make(chan struct{}, 1), over: make(chan struct{}), done: make(chan struct{}),
-		states: make([]laneState, len(p.pairs)),
+		states: make([]pairState, len(p.pairs)),
 	}
 }
 
@@ -135,7 +135,7 @@ func (m *mender) run() {
 // lost says why the peer is lost; empty: it is not.
 func (m *mender) lost(now time.Time) string {
 	if m.repair.gone() {
-		return "the devices of all lanes are gone"
+		return "the devices of all queue pairs are gone"
 	}
 	if m.repair.troubled() && !m.p.awaited() {
 		m.repair.bear(now)
@@ -157,40 +157,40 @@ func (m *mender) show() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := range m.states {
-		m.states[i] = m.repair.lanes[i].state
+		m.states[i] = m.repair.pairs[i].state
 	}
 }
 
 // look returns them.
-func (m *mender) look() []laneState {
+func (m *mender) look() []pairState {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return append([]laneState(nil), m.states...)
+	return append([]pairState(nil), m.states...)
 }
 
 func (m *mender) handle(e event, now time.Time) {
-	if e.lane < 0 || e.lane >= len(m.repair.lanes) {
-		return // of an owner that makes lanes up
+	if e.pair < 0 || e.pair >= len(m.repair.pairs) {
+		return // of an owner that makes queue pairs up
 	}
 	switch e.kind {
 	case eventWelcome:
 		m.repair.begun(now)
-		for i, a := range e.welcome.lanes {
+		for i, a := range e.welcome.pairs {
 			m.begin(i, &a, now)
 		}
 	case eventLive:
-		m.repair.live(e.lane, now)
-		m.before[e.lane] = m.moved(e.lane)
+		m.repair.live(e.pair, now)
+		m.before[e.pair] = m.moved(e.pair)
 		select {
 		case <-m.p.ready:
 		default:
 			close(m.p.ready)
 		}
 	case eventFailed:
-		m.repair.failed(e.lane, m.moved(e.lane) > m.before[e.lane], now)
+		m.repair.failed(e.pair, m.moved(e.pair) > m.before[e.pair], now)
 	case eventBroken:
-		if m.repair.lanes[e.lane].carries() {
-			m.cut(e.lane, now)
+		if m.repair.pairs[e.pair].carries() {
+			m.cut(e.pair, now)
 		}
 	case eventReply:
 		m.replied(e.reply, now)
@@ -200,9 +200,10 @@ func (m *mender) handle(e event, now time.Time) {
 	}
 }
 
-// cut ends a lane of ours that does not fail by itself. One that the NIC keeps carries no more.
+// cut ends a queue pair of ours that does not fail by itself. One that the NIC keeps carries no
+// more.
 func (m *mender) cut(i int, now time.Time) {
-	_ = m.p.link.LaneEnd(i) // LaneMake tries again
+	_ = m.p.link.PairEnd(i) // PairMake tries again
 	m.repair.failed(i, m.moved(i) > m.before[i], now)
 }
 
@@ -213,28 +214,28 @@ func (m *mender) ports(now time.Time) {
 	}
 }
 
-// moved is how many bytes the rail of a lane has moved.
+// moved is how many bytes the rail of a queue pair has moved.
 func (m *mender) moved(i int) uint64 {
 	c, _ := m.p.b.net.Counters(m.p.pairs[i].ours) // of a rail that is there
 	return c.BytesOut + c.BytesIn
 }
 
-// begin connects a lane to the owner's end of it.
-func (m *mender) begin(i int, a *laneAnswer, now time.Time) {
-	if a.there && m.p.link.LaneBegin(i, a.end) == nil {
+// begin connects a queue pair to the owner's end of it.
+func (m *mender) begin(i int, a *pairAnswer, now time.Time) {
+	if a.there && m.p.link.PairBegin(i, a.end) == nil {
 		return
 	}
-	_ = m.p.link.LaneEnd(i) // nothing was posted over it
+	_ = m.p.link.PairEnd(i) // nothing was posted over it
 	m.repair.failed(i, false, now)
 }
 
 // ask makes a new queue pair, and asks the owner for its own, after it has ended the one
 // before. Without a new one of ours, as while the port is down, it must end that all the
-// same: what the lane held goes over others then.
+// same: what the queue pair held goes over others then.
 func (m *mender) ask(i int) {
-	q := laneRequest{lane: uint8(i), attempt: m.repair.lanes[i].attempt}
+	q := pairRequest{pair: uint8(i), attempt: m.repair.pairs[i].attempt}
 	if m.p.b.rails[m.p.pairs[i].ours].usable() {
-		end, err := m.p.link.LaneMake(i, m.p.pairs[i].ours)
+		end, err := m.p.link.PairMake(i, m.p.pairs[i].ours)
 		q.there, q.end = err == nil, end
 	}
 	m.ends[i] = q
@@ -243,22 +244,22 @@ func (m *mender) ask(i int) {
 
 // replied goes on after the owner has ended its queue pair: nothing of the first try lands
 // any more, so what it did not do may be sent again.
-func (m *mender) replied(r *laneReply, now time.Time) {
-	i := int(r.lane)
+func (m *mender) replied(r *pairReply, now time.Time) {
+	i := int(r.pair)
 	both := r.there && m.ends[i].there
 	if !m.repair.answered(i, r.attempt, both, now) {
 		return
 	}
-	if err := m.p.link.LaneSettle(i, r.seen); err != nil {
+	if err := m.p.link.PairSettle(i, r.seen); err != nil {
 		m.p.ch.close(err) // an owner that saw what we did not send: it is given up
 		return
 	}
 	switch {
 	case both:
-		m.begin(i, &r.laneAnswer, now)
+		m.begin(i, &r.pairAnswer, now)
 	case m.p.b.rails[m.p.pairs[i].ours].gone.Load():
 		m.repair.out(i, now)
 	default:
-		_ = m.p.link.LaneEnd(i) // ours, if it was made
+		_ = m.p.link.PairEnd(i) // ours, if it was made
 	}
 }

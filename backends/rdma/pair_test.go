@@ -150,20 +150,20 @@ func received(t *testing.T, b *Backend) []driver.Message {
 func (p *pair) live() int {
 	n := 0
 	for _, s := range p.peer.mender.look() {
-		if s == laneLive {
+		if s == pairLive {
 			n++
 		}
 	}
 	return n
 }
 
-// TestLaneFails cuts one rail in mid-transfer: what it did not do the other does, and the
-// lane comes back by itself.
-func TestLaneFails(t *testing.T) {
+// TestPairFails cuts one rail in mid-transfer: what it did not do the other does, and the
+// queue pair comes back by itself.
+func TestPairFails(t *testing.T) {
 	p := openPair(t, Config{Timeout: time.Millisecond, Retries: 1})
 	l, r := register(t, p.near, 4<<20), register(t, p.far, 4<<20)
 	remote := p.imports(t, r)
-	eventually(t, "two live lanes", func() bool { return p.live() == 2 })
+	eventually(t, "two live queue pairs", func() bool { return p.live() == 2 })
 	for round := range 6 {
 		for i := range l.bytes {
 			l.bytes[i] = byte(i>>8 + i + round)
@@ -182,7 +182,7 @@ func TestLaneFails(t *testing.T) {
 			t.Fatalf("round %d: other bytes arrived", round)
 		}
 		fakeOf(p.near).cut(round%2, false)
-		eventually(t, "a lane that comes back", func() bool { return p.live() == 2 })
+		eventually(t, "a queue pair that comes back", func() bool { return p.live() == 2 })
 	}
 	got := 0
 	eventually(t, "messages", func() bool {
@@ -223,8 +223,8 @@ func TestAnswerIsLost(t *testing.T) {
 	}
 }
 
-// TestAllLanesFail has what is under way end with the peer's loss, in bounded time.
-func TestAllLanesFail(t *testing.T) {
+// TestAllPairsFail has what is under way end with the peer's loss, in bounded time.
+func TestAllPairsFail(t *testing.T) {
 	p := openPair(t, shortConfig())
 	l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
 	remote := p.imports(t, r)
@@ -234,7 +234,7 @@ func TestAllLanesFail(t *testing.T) {
 	begin := time.Now()
 	tag := p.write(t, l, remote, nil)
 	if err := p.await(t, tag); !errors.Is(err, driver.ErrPeerLost) {
-		t.Errorf("a write without a lane: %v", err)
+		t.Errorf("a write without a queue pair: %v", err)
 	}
 	if took := time.Since(begin); took < 250*time.Millisecond || took > 4*time.Second {
 		t.Errorf("lost after %v, with a Failure of 300 ms", took)
@@ -267,7 +267,7 @@ func TestOutage(t *testing.T) {
 		fakeOf(p.near).cut(rail, true)
 	}
 	tag := p.write(t, l, remote, nil)
-	eventually(t, "no live lane", func() bool { return p.live() == 0 })
+	eventually(t, "no live queue pair", func() bool { return p.live() == 0 })
 	time.Sleep(100 * time.Millisecond)
 	for rail := range 2 {
 		fakeOf(p.near).cut(rail, false)
@@ -300,25 +300,25 @@ func TestDeviceGone(t *testing.T) {
 	}
 }
 
-// TestPortsDown has ports go down, which gives lanes nothing and fails nothing by itself: what
-// waits goes over the other port, or ends with the peer's loss.
+// TestPortsDown has ports go down, which gives queue pairs nothing and fails nothing by itself:
+// what waits goes over the other port, or ends with the peer's loss.
 func TestPortsDown(t *testing.T) {
 	p := openPair(t, shortConfig())
 	l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
 	remote := p.imports(t, r)
 	fake := fakeOf(p.near)
-	eventually(t, "two live lanes", func() bool { return p.live() == 2 })
+	eventually(t, "two live queue pairs", func() bool { return p.live() == 2 })
 	for round := range 4 {
 		tag := p.write(t, l, remote, nil)
 		fake.port(round%2, false)
 		if err := p.await(t, tag); err != nil {
 			t.Fatalf("with one port: %v", err)
 		}
-		eventually(t, "a failed lane", func() bool {
+		eventually(t, "a failed queue pair", func() bool {
 			return p.live() == 1 && !p.near.Rails()[round%2].Up
 		})
 		fake.port(round%2, true)
-		eventually(t, "two live lanes", func() bool { return p.live() == 2 })
+		eventually(t, "two live queue pairs", func() bool { return p.live() == 2 })
 	}
 	fake.port(0, false)
 	fake.port(1, false)

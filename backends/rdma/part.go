@@ -43,7 +43,7 @@ func (p *peer) end() {
 	}
 	p.mender.stop()
 	if !p.gone.Load() {
-		p.endLanes()
+		p.endPairs()
 		if !p.part(p.b.cfg.Grace, p.lostCh) && !clean {
 			time.Sleep(p.b.cfg.quiet())
 		}

@@ -20,7 +20,7 @@ type peer struct {
 
 	b      *Backend
 	owner  address
-	pairs  []pairing // of each lane
+	pairs  []pairing // of each queue pair
 	ch     *channel
 	link   link
 	mender *mender
@@ -39,7 +39,7 @@ type peer struct {
 	running  sync.WaitGroup // who listens, and who mends
 	lostDone sync.WaitGroup // the end of a lost connection
 
-	ready    chan struct{} // closed when the first lane is live
+	ready    chan struct{} // closed when the first queue pair is live
 	refused  chan error    // has one place
 	greeted  bool          // of listen
 	farewell chan struct{} // closed when the owner has answered our bye
@@ -130,10 +130,10 @@ func (p *peer) Lost() <-chan struct{} { return p.lostCh }
 // news implements end.
 func (p *peer) news(n verbs.News) {
 	switch n.Kind {
-	case verbs.LaneLive:
-		p.mender.post(event{kind: eventLive, lane: n.Lane})
-	case verbs.LaneFailed:
-		p.mender.post(event{kind: eventFailed, lane: n.Lane, status: n.Status})
+	case verbs.PairLive:
+		p.mender.post(event{kind: eventLive, pair: n.Pair})
+	case verbs.PairFailed:
+		p.mender.post(event{kind: eventFailed, pair: n.Pair, status: n.Status})
 	}
 }
 
@@ -167,10 +167,10 @@ func (p *peer) heard(message any) bool {
 		p.expire(m)
 	case *answer:
 		return p.b.answers.add(p, m.data)
-	case *laneReply:
-		p.mender.post(event{kind: eventReply, lane: int(m.lane), reply: m})
+	case *pairReply:
+		p.mender.post(event{kind: eventReply, pair: int(m.pair), reply: m})
 	case *broken:
-		p.mender.post(event{kind: eventBroken, lane: int(m.lane)})
+		p.mender.post(event{kind: eventBroken, pair: int(m.pair)})
 	case farewell:
 		if p.parted() {
 			return false
@@ -194,9 +194,9 @@ func (p *peer) parted() bool {
 	}
 }
 
-// greet connects our lanes to the owner's ends.
+// greet connects our queue pairs to the owner's ends.
 func (p *peer) greet(m *welcome) bool {
-	if p.greeted || m.status == 0 && len(m.lanes) != len(p.pairs) {
+	if p.greeted || m.status == 0 && len(m.pairs) != len(p.pairs) {
 		return false
 	}
 	p.greeted = true
@@ -233,11 +233,11 @@ func (p *peer) lose(err error, proved bool) {
 	})
 }
 
-// endLost ends our lanes, which no answer of a read passes any more, and waits until the
+// endLost ends our queue pairs, which no answer of a read passes any more, and waits until the
 // owner says that it ended its own, or for as long as a write of ours may be under way.
 func (p *peer) endLost(proved bool) {
 	p.mender.stop()
-	p.endLanes()
+	p.endPairs()
 	if !proved {
 		p.part(p.b.cfg.quiet(), nil)
 	}
@@ -254,9 +254,9 @@ func (p *peer) whyLost() error {
 	}
 }
 
-// endLanes ends all queue pairs of ours.
-func (p *peer) endLanes() {
+// endPairs ends all queue pairs of ours.
+func (p *peer) endPairs() {
 	for i := range p.pairs {
-		_ = p.link.LaneEnd(i) // End tries again
+		_ = p.link.PairEnd(i) // End tries again
 	}
 }

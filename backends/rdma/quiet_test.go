@@ -90,8 +90,9 @@ func (p *pair) muffle(t *testing.T) *muffler {
 	return m
 }
 
-// TestQuietTime has all lanes fail with a write under way, and an owner that does not answer: then
-// nothing but time proves that what was sent has landed or is lost, so the write ends no sooner.
+// TestQuietTime has all queue pairs fail with a write under way, and an owner that does not answer:
+// then nothing but time proves that what was sent has landed or is lost, so the write ends no
+// sooner.
 func TestQuietTime(t *testing.T) {
 	const grace = 100 * time.Millisecond
 	for name, c := range map[string]struct {
@@ -122,7 +123,7 @@ func TestQuietTime(t *testing.T) {
 			}
 			link := p.peer.link.(*fakeLink)
 			link.mu.Lock()
-			waited := link.over.Sub(link.laneOver)
+			waited := link.over.Sub(link.pairOver)
 			link.mu.Unlock()
 			if least := c.beside + 2*p.near.cfg.ackTimeout(); waited < least {
 				t.Errorf("it was given up %v after its queue pairs had ended, want %v at least",
@@ -144,12 +145,12 @@ func TestSilenceIsNotDeath(t *testing.T) {
 	l, r := register(t, p.near, 100), register(t, p.far, 100)
 	remote := p.imports(t, r)
 	fake := fakeOf(p.near)
-	eventually(t, "two live lanes", func() bool { return p.live() == 2 })
+	eventually(t, "two live queue pairs", func() bool { return p.live() == 2 })
 	owner.deaf.Store(true)
 	for rail := range 2 {
-		fake.port(rail, false) // the lanes fail by themselves
+		fake.port(rail, false) // the queue pairs fail by themselves
 	}
-	eventually(t, "no live lane", func() bool { return p.live() == 0 })
+	eventually(t, "no live queue pair", func() bool { return p.live() == 0 })
 	select {
 	case <-p.peer.Lost():
 		t.Fatalf("lost, although nothing waits: %v", p.peer.whyLost())

@@ -49,7 +49,7 @@ type Rail struct {
 	Rate    float64 // bytes a second that the port is made for; 0: not known
 	Up      bool    // false: its port is down, or its device is gone
 	SGEMax  int     // local pieces in one work request
-	Lanes   int     // of connections to other backends
+	Pairs   int     // of connections to other backends
 	Counted verbs.Counters
 }
 
@@ -61,18 +61,18 @@ func (b *Backend) Rails() []Rail {
 	}
 	defer b.gate.Exit()
 	list := make([]Rail, 0, len(b.rails))
-	lanes := b.lanesByRail()
+	pairs := b.pairsByRail()
 	for i, r := range b.rails {
 		counted, _ := b.net.Counters(i) // of a rail that is there
 		list = append(list, Rail{
 			Name: r.String(), GID: r.gid, Node: r.device.Node, Rate: r.port.Rate, Up: r.usable(),
-			SGEMax: r.info.SGEMax, Lanes: lanes[i], Counted: counted,
+			SGEMax: r.info.SGEMax, Pairs: pairs[i], Counted: counted,
 		})
 	}
 	return list
 }
 
-func (b *Backend) lanesByRail() []int {
+func (b *Backend) pairsByRail() []int {
 	n := make([]int, len(b.rails))
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -3,18 +3,18 @@
 // Package rdma moves bytes over RDMA verbs: InfiniBand and RoCE, one-sided, over as many
 // ports of as many NICs as there are.
 //
-// A rail is a port that we opened, a lane a reliable queue pair of a connection over one
-// rail of ours and one of the peer's. A batch goes over one lane or is spread over all.
+// A rail is a port that we opened, a pair a reliable queue pair of a connection over one
+// rail of ours and one of the peer's. A batch goes over one queue pair or is spread over all.
 // The data path is package csrc's; here is what is said beforehand and when something
 // fails: which ports and GIDs (sysfs.go, gid.go, rail.go), who is who (address.go), how
 // connections begin, and end (connect.go, peer.go for the initiator's end; accept.go,
-// inbound.go for the owner's), what a token opens (memory.go, imports.go), and how a lane
+// inbound.go for the owner's), what a token opens (memory.go, imports.go), and how a queue pair
 // that failed comes back (repair.go, mend.go).
 //
 // All that is said goes over a TCP connection for each connection, and is answered by
 // goroutines: the program takes no part. Its end is the notice of death.
 //
-// A lane that fails is ended on both sides before anything of it is sent again, so that
+// A queue pair that fails is ended on both sides before anything of it is sent again, so that
 // no late packet of the first try lands after the second was reported done. A fence is
 // a key that the NIC forgets; the owner's kernel does it alone. Against a hostile peer only
 // tokens protect, and the keys of the NIC, which 32 bits make hard to guess and no more.

@@ -56,7 +56,7 @@ func openWired(t *testing.T, rails int, cfg Config) *wired {
 	w.peer = w.connect(t)
 	w.l, w.r = w.real(t, w.near), w.real(t, w.far)
 	w.key = w.imports(t, w.r)
-	eventually(t, "all lanes live", func() bool { return w.live() == rails })
+	eventually(t, "all queue pairs live", func() bool { return w.live() == rails })
 	return w
 }
 
@@ -164,7 +164,7 @@ func TestRealWireBad(t *testing.T) {
 // TestRealWireDown takes the only wire down for less than Config.Failure, and in silence, in
 // mid-transfer: the transfer ends well.
 func TestRealWireDown(t *testing.T) {
-	// A Failure for a machine that is busy: its lanes may need several tries to come to life.
+	// A Failure for a machine that is busy: its queue pairs may need several tries to come to life.
 	w := openWired(t, 1, Config{Timeout: 30 * time.Millisecond, Retries: 3,
 		Failure: 10 * time.Second})
 	for name, fault := range map[string]func() error{
@@ -179,12 +179,12 @@ func TestRealWireDown(t *testing.T) {
 			begin := time.Now()
 			w.finish(t)
 			t.Logf("%s for a second: done %v after it was mended", name, time.Since(begin))
-			eventually(t, "a live lane", func() bool { return w.live() == 1 })
+			eventually(t, "a live queue pair", func() bool { return w.live() == 1 })
 		}
 	}
 	counted := w.near.Rails()[0].Counted
 	if counted.Failures == 0 {
-		t.Errorf("no lane has failed: %+v", counted)
+		t.Errorf("no queue pair has failed: %+v", counted)
 	}
 }
 
@@ -247,7 +247,7 @@ func TestRealRailDown(t *testing.T) {
 		}
 		t.Logf("%v over the other wire", w.transfer(t))
 		must(t, w.wires[i].Mend())
-		eventually(t, "the lane comes back", func() bool { return w.live() == 2 })
+		eventually(t, "the queue pair comes back", func() bool { return w.live() == 2 })
 	}
 	for _, r := range w.near.Rails() {
 		if r.Counted.BytesOut == 0 || r.Counted.Failures == 0 || !r.Up {

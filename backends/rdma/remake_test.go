@@ -18,25 +18,25 @@ func (f *fakeNet) link() (only *fakeLink) {
 	return only
 }
 
-// TestRemake asks an owner for a lane anew. When it answers, its queue pair is gone, also where the
-// peer has no new one; and what came over it until then counts as seen. Otherwise the peer would
-// write again what the owner's program was told of, and may have used for something else.
+// TestRemake asks an owner for a queue pair anew. When it answers, the old one is gone, also where
+// the peer has no new one; and what came over it until then counts as seen. Otherwise the peer
+// would write again what the owner's program was told of, and may have used for something else.
 func TestRemake(t *testing.T) {
 	leak.Check(t)
 	near, far := openFakeBackend(t, Config{}), openFakeBackend(t, Config{})
 	s := newStranger(t, far)
 	s.say(helloTo(near, far, 1).encode())
 	w, ok := s.hear().(*welcome)
-	if !ok || len(w.lanes) != 1 || !w.lanes[0].there {
+	if !ok || len(w.pairs) != 1 || !w.pairs[0].there {
 		t.Fatalf("welcome: %+v", w)
 	}
-	pair, owner := w.lanes[0].end.QueuePair, fakeOf(far).link()
+	pair, owner := w.pairs[0].end.QueuePair, fakeOf(far).link()
 	for i, there := range []bool{true, false, true} {
 		owner.mu.Lock()
 		owner.last = 1
 		owner.mu.Unlock()
-		s.say((&laneRequest{attempt: uint32(i + 1), there: there, end: someEnd(1)}).encode())
-		a, ok := s.hear().(*laneReply)
+		s.say((&pairRequest{attempt: uint32(i + 1), there: there, end: someEnd(1)}).encode())
+		a, ok := s.hear().(*pairReply)
 		if !ok || a.attempt != uint32(i+1) || a.there != there {
 			t.Fatalf("request %d: answered with %+v", i, a)
 		}

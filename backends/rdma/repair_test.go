@@ -17,33 +17,33 @@ type clock struct {
 	now time.Time
 }
 
-func newClock(lanes int) *clock {
+func newClock(pairs int) *clock {
 	cfg := Config{Timeout: 4 * time.Millisecond, Retries: 1, Grace: 200 * time.Millisecond,
 		Failure: time.Second}
 	cfg.EnsureDefaults()
 	c := &clock{now: time.Unix(1000, 0)}
-	c.repair = newRepair(lanes, &cfg)
+	c.repair = newRepair(pairs, &cfg)
 	c.begun(c.now)
 	return c
 }
 
 func (c *clock) after(d time.Duration) { c.now = c.now.Add(d) }
 
-func (c *clock) want(t *testing.T, what string, lanes ...int) {
+func (c *clock) want(t *testing.T, what string, pairs ...int) {
 	t.Helper()
-	if got := c.asks(c.now); !slices.Equal(got, lanes) {
-		t.Errorf("%s: asks for %v, want %v", what, got, lanes)
+	if got := c.asks(c.now); !slices.Equal(got, pairs) {
+		t.Errorf("%s: asks for %v, want %v", what, got, pairs)
 	}
 	if why := c.lost(c.now); why != "" {
 		t.Errorf("%s: lost, %s", what, why)
 	}
 }
 
-// again fails a lane and has the owner answer.
-func (c *clock) answer(t *testing.T, lane int, there bool) {
+// again fails a queue pair and has the owner answer.
+func (c *clock) answer(t *testing.T, pair int, there bool) {
 	t.Helper()
-	if !c.answered(lane, c.lanes[lane].attempt, there, c.now) {
-		t.Errorf("lane %d: the answer was not waited for", lane)
+	if !c.answered(pair, c.pairs[pair].attempt, there, c.now) {
+		t.Errorf("queue pair %d: the answer was not waited for", pair)
 	}
 }
 
@@ -53,7 +53,7 @@ func TestRepairAtOnce(t *testing.T) {
 	c.live(1, c.now)
 	c.want(t, "all live")
 	if !c.next().IsZero() {
-		t.Error("there is something to wait for when all lanes are live")
+		t.Error("there is something to wait for when all queue pairs are live")
 	}
 	c.failed(1, false, c.now)
 	c.want(t, "the first failure", 1)
@@ -108,8 +108,8 @@ func TestRepairStaleNews(t *testing.T) {
 	}
 	c.live(0, c.now)
 	c.failed(0, false, c.now)
-	if c.lanes[0].state != laneAsked {
-		t.Errorf("news of a queue pair that is no more made the lane %v", c.lanes[0].state)
+	if c.pairs[0].state != pairAsked {
+		t.Errorf("news of a queue pair that is no more made it %v", c.pairs[0].state)
 	}
 	c.answer(t, 0, true)
 	if c.answered(0, 1, true, c.now) {
@@ -131,22 +131,22 @@ func TestRepairGivesUp(t *testing.T) {
 		}, "does not answer"},
 		"never live": {func(c *clock) {
 			c.after(time.Second + time.Millisecond)
-		}, "no lane came to life"},
-		"no lane live": {func(c *clock) {
+		}, "no queue pair came to life"},
+		"no queue pair live": {func(c *clock) {
 			c.live(0, c.now)
 			c.after(time.Hour)
 			c.failed(0, false, c.now)
 			c.asks(c.now)
 			c.answered(0, 1, false, c.now)
 			c.after(time.Second + time.Millisecond)
-		}, "no lane came to life"},
+		}, "no queue pair came to life"},
 		"over and over": {func(c *clock) {
 			for range 1000 {
 				c.live(0, c.now)
 				c.after(11 * time.Millisecond)
 				c.failed(0, false, c.now)
 				c.asks(c.now)
-				c.answered(0, c.lanes[0].attempt, true, c.now)
+				c.answered(0, c.pairs[0].attempt, true, c.now)
 			}
 		}, "over and over"},
 	} {
@@ -162,7 +162,7 @@ func TestRepairGone(t *testing.T) {
 	c := newClock(2)
 	c.out(0, c.now)
 	if c.gone() {
-		t.Error("gone with a lane that may come to life")
+		t.Error("gone with a queue pair that may come to life")
 	}
 	if c.out(1, c.now); !c.gone() {
 		t.Error("not gone without devices")
@@ -190,7 +190,7 @@ func TestRepairBearsSilence(t *testing.T) {
 	require.NotEmpty(t, c.lost(c.now))
 }
 
-// TestRepairBearsFlaps has the only lane fail for ever, but move bytes each time.
+// TestRepairBearsFlaps has the only queue pair fail for ever, but move bytes each time.
 func TestRepairBearsFlaps(t *testing.T) {
 	c := newClock(1)
 	for range 1000 {
@@ -201,11 +201,12 @@ func TestRepairBearsFlaps(t *testing.T) {
 		if why := c.lost(c.now); why != "" {
 			t.Fatalf("lost, %s", why)
 		}
-		c.answered(0, c.lanes[0].attempt, true, c.now)
+		c.answered(0, c.pairs[0].attempt, true, c.now)
 	}
 }
 
-// TestRepairBears has a lane that is sound stay with one that is not, for as long as it takes.
+// TestRepairBears has a queue pair that is sound stay with one that is not, for as long as it
+// takes.
 func TestRepairBears(t *testing.T) {
 	c := newClock(2)
 	c.live(0, c.now)
@@ -217,11 +218,11 @@ func TestRepairBears(t *testing.T) {
 		if why := c.lost(c.now); why != "" {
 			t.Fatalf("lost, %s", why)
 		}
-		c.answered(1, c.lanes[1].attempt, true, c.now)
+		c.answered(1, c.pairs[1].attempt, true, c.now)
 		c.live(1, c.now)
 	}
 	if c.out(1, c.now); c.lost(c.now) != "" {
-		t.Error("lost with a lane that is live")
+		t.Error("lost with a queue pair that is live")
 	}
 }
 
@@ -233,18 +234,18 @@ func TestRepairOfPorts(t *testing.T) {
 	c.after(c.dark - time.Millisecond)
 	c.port(0, false, c.now) // said again
 	if got := c.darkened(c.now); len(got) > 0 {
-		t.Errorf("lanes %v have failed before their time", got)
+		t.Errorf("queue pairs %v have failed before their time", got)
 	}
 	if at := c.next(); at.Before(c.now) || at.After(c.now.Add(3*time.Millisecond)) {
 		t.Errorf("to look again in %v", at.Sub(c.now))
 	}
 	c.after(time.Millisecond)
 	if got := c.darkened(c.now); !slices.Equal(got, []int{0}) {
-		t.Errorf("lanes %v have failed, want that of the port that is down", got)
+		t.Errorf("queue pairs %v have failed, want that of the port that is down", got)
 	}
 	c.failed(0, false, c.now)
 	if got := c.darkened(c.now); len(got) > 0 {
-		t.Errorf("lanes %v have failed again", got)
+		t.Errorf("queue pairs %v have failed again", got)
 	}
 	c.port(0, true, c.now)
 	c.want(t, "the port is up", 0)
@@ -252,6 +253,6 @@ func TestRepairOfPorts(t *testing.T) {
 	c.live(0, c.now)
 	c.after(time.Hour)
 	if got := c.darkened(c.now); len(got) > 0 {
-		t.Errorf("lanes %v have failed with all ports up", got)
+		t.Errorf("queue pairs %v have failed with all ports up", got)
 	}
 }

@@ -256,8 +256,8 @@ func TestFaultsByChance(t *testing.T) {
 			for _, r := range s.near.Rails() {
 				again, failures = again+r.Counted.Again, failures+r.Counted.Failures
 			}
-			t.Logf("%d batches, %d cancelled, %d revoked, %d messages; %d failures of lanes, %d "+
-				"requests done again",
+			t.Logf("%d batches, %d cancelled, %d revoked, %d messages; "+
+				"%d failures of queue pairs, %d requests done again",
 				s.finished, s.cancelled, s.revoked, len(s.came), failures, again)
 		})
 	}

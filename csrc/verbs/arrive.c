@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Messages, counts and credit that arrive. Nothing in one is believed. */
 #define _GNU_SOURCE
-#include "lane.h"
+#include "pair.h"
 
 #include <endian.h>
 #include <errno.h>
@@ -141,12 +141,12 @@ static int take_in(struct sl_verbs_conn *n, const uint8_t *at, uint32_t len)
 
 void sl_verbs_arrived(struct sl_verbs_port *p, const struct ibv_wc *wc)
 {
-	struct sl_verbs_lane *l = sl_verbs_lane_of(p, wc->qp_num);
+	struct sl_verbs_pair *l = sl_verbs_pair_of(p, wc->qp_num);
 	uint32_t slot = (uint32_t)wc->wr_id;
 
 	if (wc->status == IBV_WC_SUCCESS && l && !l->conn->ended &&
 	    take_in(l->conn, sl_verbs_slot(p, slot), wc->byte_len) != 0)
-		sl_verbs_fail_lane(l, IBV_WC_BAD_RESP_ERR);
+		sl_verbs_fail_pair(l, IBV_WC_BAD_RESP_ERR);
 	(void)sl_verbs_post_slot(p, slot); /* a device that does not take it is gone */
 }
 

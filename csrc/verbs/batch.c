@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Batches: from submit to their end. */
 #define _GNU_SOURCE
-#include "lane.h"
+#include "pair.h"
 
 #include <endian.h>
 #include <errno.h>
@@ -76,8 +76,8 @@ void sl_verbs_forget_records(struct sl_verbs_conn *n)
 {
 	struct sl_verbs_record *r;
 
-	for (uint32_t i = 0; i < SL_VERBS_LANES; i++)
-		while (n->lanes[i] && (r = sl_verbs_pop(&n->lanes[i]->held)) != NULL)
+	for (uint32_t i = 0; i < SL_VERBS_PAIRS; i++)
+		while (n->pairs[i] && (r = sl_verbs_pop(&n->pairs[i]->held)) != NULL)
 			sl_verbs_drop_record(n, r);
 	while ((r = sl_verbs_pop(&n->again)) != NULL)
 		sl_verbs_drop_record(n, r);

@@ -49,7 +49,7 @@ func (l *testLink) queued(b *testing.B, op driver.Op, n uint64, depth int) {
 }
 
 func benchVerbs(b *testing.B, d hosts) {
-	l := openLink(b, d, testShape{spin: true, lanes: len(d.near), timeout: 16, retries: 6,
+	l := openLink(b, d, testShape{spin: true, pairs: len(d.near), timeout: 16, retries: 6,
 		config: Config{BatchesMax: 256, Depth: 128, SliceMax: 1 << 20, FlightMax: 16 << 20}})
 	for _, op := range []driver.Op{driver.Write, driver.Read} {
 		for _, n := range []uint64{64 << 10, 1 << 20} {
@@ -92,7 +92,7 @@ func (l *testLink) opposite(b *testing.B) *testLink {
 	}
 	b.Cleanup(func() { o.conn.Close(); o.back.Close() })
 	o.make(b, 0)
-	o.awaitNews(b, LaneLive)
+	o.awaitNews(b, PairLive)
 	o.slot = o.imported(b)
 	return o
 }

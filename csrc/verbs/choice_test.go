@@ -15,7 +15,7 @@ import (
 // that does is live.
 func TestNearRailsGoFirst(t *testing.T) {
 	const n = 4 << 20
-	l := openLink(t, fakeDevices(t, 2), testShape{lanes: 2, bytes: n, prefer: 1 << 1})
+	l := openLink(t, fakeDevices(t, 2), testShape{pairs: 2, bytes: n, prefer: 1 << 1})
 	moved := func(rail int) uint64 {
 		c, err := l.near.Counters(rail)
 		if err != nil {
@@ -32,7 +32,7 @@ func TestNearRailsGoFirst(t *testing.T) {
 		t.Errorf("%d bytes over the rail that is far, %d over that which is near, want all there",
 			far, near)
 	}
-	if err := l.conn.LaneEnd(1); err != nil {
+	if err := l.conn.PairEnd(1); err != nil {
 		t.Fatal(err)
 	}
 	if err := l.move(t, driver.Write, driver.Desc{Len: n}); err != nil || moved(0) != n {
@@ -40,8 +40,8 @@ func TestNearRailsGoFirst(t *testing.T) {
 	}
 }
 
-// TestFlightBoundsLanes checks what a cancel may have to wait for.
-func TestFlightBoundsLanes(t *testing.T) {
+// TestFlightBoundsPairs checks what a cancel may have to wait for.
+func TestFlightBoundsPairs(t *testing.T) {
 	const n, flight = 4 << 20, 256 << 10
 	d := fakeDevices(t, 1)
 	l := openLink(t, d, testShape{bytes: n, timeout: 20, config: Config{SliceMax: 64 << 10,
@@ -50,7 +50,7 @@ func TestFlightBoundsLanes(t *testing.T) {
 	near.Set(fakeverbs.Frozen, 1)
 	tag := l.submit(t, driver.Write, nil, driver.Desc{Len: n})
 	if c := l.counters(t); c.InFlight != flight {
-		t.Errorf("%d bytes under way on a lane, want %d", c.InFlight, flight)
+		t.Errorf("%d bytes under way on a queue pair, want %d", c.InFlight, flight)
 	}
 	near.Set(fakeverbs.Frozen, 0)
 	if err := l.outcome(t, tag); err != nil {

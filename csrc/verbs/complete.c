@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What comes back: requests that are done, and those that are not. */
-#include "lane.h"
+#include "pair.h"
 
 #include <errno.h>
 
@@ -14,7 +14,7 @@
 #define FORGET 512
 
 /* It was done. r is in no list. */
-void sl_verbs_done(struct sl_verbs_lane *l, struct sl_verbs_record *r)
+void sl_verbs_done(struct sl_verbs_pair *l, struct sl_verbs_record *r)
 {
 	struct sl_verbs_conn *n = l->conn;
 	struct sl_verbs_batch *b = r->batch;
@@ -25,7 +25,7 @@ void sl_verbs_done(struct sl_verbs_lane *l, struct sl_verbs_record *r)
 			l->port->counters.bytes_out += r->len;
 		else
 			l->port->counters.bytes_in += r->len;
-		l->port->lanes->window_bytes += r->len;
+		l->port->pairs->window_bytes += r->len;
 		break;
 	case SL_VERBS_NOTE:
 		n->notes_out--;
@@ -39,7 +39,7 @@ void sl_verbs_done(struct sl_verbs_lane *l, struct sl_verbs_record *r)
 			sl_verbs_repay(n);
 		break;
 	case SL_VERBS_PROBE:
-		sl_verbs_lane_lives(l);
+		sl_verbs_pair_lives(l);
 		break;
 	case SL_VERBS_MARK:
 		break;
@@ -51,7 +51,7 @@ void sl_verbs_done(struct sl_verbs_lane *l, struct sl_verbs_record *r)
 	}
 }
 
-/* The fault is the request's, and not the lane's: what its batch ends with, or 0. */
+/* The fault is the request's, and not the queue pair's: what its batch ends with, or 0. */
 static int32_t own_fault(enum ibv_wc_status status)
 {
 	switch (status) {
@@ -67,15 +67,15 @@ static int32_t own_fault(enum ibv_wc_status status)
 	}
 }
 
-/* The first request of a lane that failed. */
-static void blame(struct sl_verbs_lane *l, struct sl_verbs_record *r, enum ibv_wc_status status)
+/* The first request of a queue pair that failed. */
+static void blame(struct sl_verbs_pair *l, struct sl_verbs_record *r, enum ibv_wc_status status)
 {
 	struct sl_verbs_batch *b = r->batch;
 	int32_t fault = own_fault(status);
 
 	if (!b || r->kind != SL_VERBS_DATA || !fault)
 		return;
-	if (fault == SL_VERBS_REVOKED) /* it would break one lane after the other */
+	if (fault == SL_VERBS_REVOKED) /* it would break one queue pair after the other */
 		l->conn->imports[sl_piece(&b->pieces, r->piece).remote_key]->expired = 1;
 	sl_verbs_give_up(b, fault, (int32_t)r->piece); /* it ends later: r is still to be settled */
 }
@@ -83,7 +83,7 @@ static void blame(struct sl_verbs_lane *l, struct sl_verbs_record *r, enum ibv_w
 static void take_send(const struct ibv_wc *wc)
 {
 	struct sl_verbs_record *r = (struct sl_verbs_record *)(uintptr_t)wc->wr_id;
-	struct sl_verbs_lane *l = r->lane;
+	struct sl_verbs_pair *l = r->pair;
 
 	if (!l || l->number != wc->qp_num) /* of a queue pair that was given up */
 		return;
@@ -97,7 +97,7 @@ static void take_send(const struct ibv_wc *wc)
 		if (l->state != SL_VERBS_DRAINING)
 			blame(l, r, wc->status);
 		sl_verbs_hold(l, r); /* before those that were not even posted */
-		sl_verbs_fail_lane(l, (int32_t)wc->status);
+		sl_verbs_fail_pair(l, (int32_t)wc->status);
 	}
 	if (l->state == SL_VERBS_DRAINING && !l->posted.first)
 		sl_verbs_drained(l);
@@ -122,7 +122,7 @@ static void forget_slowness(const struct sl_verbs_port *p)
 /* Bytes a second while there were any under way. */
 static void measure(struct sl_verbs_port *p)
 {
-	struct sl_verbs_lanes *w = p->lanes;
+	struct sl_verbs_pairs *w = p->pairs;
 	uint64_t now, rate;
 
 	if (w->window_bytes < MEASURE_BYTES)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Our end of a connection: its life. */
 #define _GNU_SOURCE
-#include "lane.h"
+#include "pair.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -36,8 +36,8 @@ static void free_conn(struct sl_verbs_conn *n)
 {
 	for (uint32_t i = 0; i < n->imports_len; i++)
 		free(n->imports[i]);
-	for (uint32_t i = 0; i < SL_VERBS_LANES; i++)
-		free(n->lanes[i]);
+	for (uint32_t i = 0; i < SL_VERBS_PAIRS; i++)
+		free(n->pairs[i]);
 	if (n->slab)
 		munmap(n->slab, n->slab_size);
 	free(n->imports);
@@ -116,7 +116,7 @@ uint64_t sl_verbs_seen(struct sl_verbs_conn *n)
 
 	sl_verbs_enter(c);
 	for (uint32_t i = 0; i < c->ports_len; i++) /* also what arrived over other rails before */
-		if (c->ports[i]->lanes)
+		if (c->ports[i]->pairs)
 			sl_verbs_take_receives(c->ports[i]);
 	seen = n->seen;
 	sl_verbs_unlock(c);
@@ -192,8 +192,8 @@ int sl_verbs_end(struct sl_verbs_conn *n, int32_t status)
 		n->outcome = status;
 	n->ending = 1;
 	sl_verbs_unlock(c);
-	for (uint32_t i = 0; first && i < SL_VERBS_LANES; i++) {
-		one = n->lanes[i] ? sl_verbs_finish_lane(n->lanes[i]) : 0;
+	for (uint32_t i = 0; first && i < SL_VERBS_PAIRS; i++) {
+		one = n->pairs[i] ? sl_verbs_finish_pair(n->pairs[i]) : 0;
 		rc = rc != 0 ? rc : one;
 	}
 	if (first && rc == 0) { /* no queue pair is left: nothing of the batches lands any more */

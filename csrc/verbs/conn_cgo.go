@@ -33,7 +33,7 @@ type Conn struct {
 	context *Context // which must outlive it
 }
 
-// Connect makes a connection without lanes. An initiator submits, an owner receives.
+// Connect makes a connection without pairs. An initiator submits, an owner receives.
 // credit is how many messages the owner takes; 0: as many as we would.
 func (c *Context) Connect(initiator bool, credit int) (*Conn, error) {
 	defer runtime.KeepAlive(c)
@@ -49,12 +49,12 @@ func (c *Context) Connect(initiator bool, credit int) (*Conn, error) {
 // asked for after Close, too.
 func (n *Conn) ID() uint64 { return n.id }
 
-// LaneMake makes a queue pair over a rail, also in place of one that has failed. It does
-// not wait for the peer. ErrBusy: the lane is there.
-func (n *Conn) LaneMake(lane, rail int) (End, error) {
+// PairMake makes a queue pair over a rail, also in place of one that has failed. It does
+// not wait for the peer. ErrBusy: the queue pair is there.
+func (n *Conn) PairMake(pair, rail int) (End, error) {
 	defer runtime.KeepAlive(n)
 	var e C.struct_sl_verbs_end
-	if rc := C.sl_verbs_lane_make(n.c, C.uint32_t(lane), C.uint32_t(rail), &e); rc != 0 {
+	if rc := C.sl_verbs_pair_make(n.c, C.uint32_t(pair), C.uint32_t(rail), &e); rc != 0 {
 		return End{}, errnoError("make a queue pair", int64(-rc))
 	}
 	end := End{QueuePair: uint32(e.queue_pair), Packet: uint32(e.packet), LID: uint16(e.lid),
@@ -65,9 +65,9 @@ func (n *Conn) LaneMake(lane, rail int) (End, error) {
 	return end, nil
 }
 
-// LaneBegin connects a lane that was made to the peer's end of it. An initiator's is live, and
-// news, when the peer has answered. ErrBusy: what was under way when it failed is not settled.
-func (n *Conn) LaneBegin(lane int, theirs End) error {
+// PairBegin connects a queue pair that was made to the peer's end of it. An initiator's is live,
+// and news, when the peer has answered. ErrBusy: what was under way when it failed is not settled.
+func (n *Conn) PairBegin(pair int, theirs End) error {
 	defer runtime.KeepAlive(n)
 	e := C.struct_sl_verbs_end{queue_pair: C.uint32_t(theirs.QueuePair),
 		packet: C.uint32_t(theirs.Packet),
@@ -76,27 +76,27 @@ func (n *Conn) LaneBegin(lane int, theirs End) error {
 	for i, b := range theirs.GID {
 		e.gid[i] = C.uint8_t(b)
 	}
-	return errnoError("connect a queue pair", -int64(C.sl_verbs_lane_begin(n.c, C.uint32_t(lane),
+	return errnoError("connect a queue pair", -int64(C.sl_verbs_pair_begin(n.c, C.uint32_t(pair),
 		&e)))
 }
 
-// LaneEnd ends a lane: what came over it is received, nothing more will be. An initiator's
+// PairEnd ends a queue pair: what came over it is received, nothing more will be. An initiator's
 // then waits to be settled. nil where there is none. driver.ErrUnproven: the NIC keeps the queue
-// pair, and bytes may still move over it; LaneEnd may be called again.
-func (n *Conn) LaneEnd(lane int) error {
+// pair, and bytes may still move over it; PairEnd may be called again.
+func (n *Conn) PairEnd(pair int) error {
 	defer runtime.KeepAlive(n)
-	return endError(int64(C.sl_verbs_lane_end(n.c, C.uint32_t(lane))))
+	return endError(int64(C.sl_verbs_pair_end(n.c, C.uint32_t(pair))))
 }
 
-// LaneSettle says, of an initiator's lane that has failed or was ended, that its other end is
+// PairSettle says, of an initiator's queue pair that has failed or was ended, that its other end is
 // gone and had seen so many messages: what that does not prove done is posted again.
-func (n *Conn) LaneSettle(lane int, seen uint64) error {
+func (n *Conn) PairSettle(pair int, seen uint64) error {
 	defer runtime.KeepAlive(n)
-	return errnoError("settle a queue pair", -int64(C.sl_verbs_lane_settle(n.c, C.uint32_t(lane),
+	return errnoError("settle a queue pair", -int64(C.sl_verbs_pair_settle(n.c, C.uint32_t(pair),
 		C.uint64_t(seen))))
 }
 
-// Seen is how many messages of the peer have arrived, over all lanes.
+// Seen is how many messages of the peer have arrived, over all pairs.
 func (n *Conn) Seen() uint64 {
 	defer runtime.KeepAlive(n)
 	return uint64(C.sl_verbs_seen(n.c))
@@ -109,7 +109,7 @@ func (n *Conn) Import(m Import) (slot uint32, err error) {
 	if m.ReadOnly {
 		flags = C.SL_VERBS_READ_ONLY
 	}
-	if len(m.RemoteKeys) > LanesMax {
+	if len(m.RemoteKeys) > PairsMax {
 		return 0, driver.ErrBounds
 	}
 	var s C.uint32_t
@@ -245,7 +245,7 @@ func (n *Conn) Drain(grace time.Duration) error {
 	return errnoError("wait for batches", -int64(C.sl_verbs_drain(n.c, C.uint64_t(max(grace, 0)))))
 }
 
-// End ends all lanes, then all batches with Closed or Lost. It may be called twice: the first
+// End ends all queue pairs, then all batches with Closed or Lost. It may be called twice: the first
 // status holds. driver.ErrUnproven: a NIC keeps a queue pair, so no batch has ended.
 func (n *Conn) End(status int32) error {
 	defer runtime.KeepAlive(n)

@@ -16,17 +16,17 @@ type Conn struct{}
 // ID is 0.
 func (*Conn) ID() uint64 { return 0 }
 
-// LaneMake is not supported.
-func (*Conn) LaneMake(int, int) (End, error) { return End{}, driver.ErrNotSupported }
+// PairMake is not supported.
+func (*Conn) PairMake(int, int) (End, error) { return End{}, driver.ErrNotSupported }
 
-// LaneBegin is not supported.
-func (*Conn) LaneBegin(int, End) error { return driver.ErrNotSupported }
+// PairBegin is not supported.
+func (*Conn) PairBegin(int, End) error { return driver.ErrNotSupported }
 
-// LaneEnd does nothing.
-func (*Conn) LaneEnd(int) error { return nil }
+// PairEnd does nothing.
+func (*Conn) PairEnd(int) error { return nil }
 
-// LaneSettle is not supported.
-func (*Conn) LaneSettle(int, uint64) error { return driver.ErrNotSupported }
+// PairSettle is not supported.
+func (*Conn) PairSettle(int, uint64) error { return driver.ErrNotSupported }
 
 // Seen is 0.
 func (*Conn) Seen() uint64 { return 0 }

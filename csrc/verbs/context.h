@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The context, its rails and its memory, as the files of the verbs side share them; nothing
- * here crosses into Go. Connections, lanes and batches: lane.h.
+ * here crosses into Go. Connections, queue pairs and batches: pair.h.
  */
 #ifndef SLUICE_VERBS_CONTEXT_H
 #define SLUICE_VERBS_CONTEXT_H
@@ -15,7 +15,7 @@
 #define SL_VERBS_CHUNK 1024  /* keys in one piece of the table */
 #define SL_VERBS_CHUNKS 4096 /* pieces */
 
-/* Requests of a lane, and receives of a connection, that carry no data. */
+/* Requests of a queue pair, and receives of a connection, that carry no data. */
 #define SL_VERBS_SPARE 16
 
 /* Bytes of a receive: a message and what stands before it. */
@@ -23,8 +23,8 @@
 #define SL_VERBS_SLOT (SL_VERBS_NOTE_MAX + SL_VERBS_HEAD_MAX)
 
 struct sl_verbs_batch;
-struct sl_verbs_traffic; /* what lane.h has of a context: connections, batches, inbox, thread */
-struct sl_verbs_lanes;	 /* what lane.h has of a rail */
+struct sl_verbs_traffic; /* what pair.h has of a context: connections, batches, inbox, thread */
+struct sl_verbs_pairs;	 /* what pair.h has of a rail */
 
 /* Room for so many receives, made when connections need them. */
 #define SL_VERBS_TRAY 64
@@ -53,12 +53,12 @@ struct sl_verbs_port {
 	uint32_t trays_len, trays_max;
 	/* Under the lock: */
 	uint32_t slots_promised;  /* to connections, as messages that they may send us */
-	uint32_t sends_promised;  /* places of the queue of sends, to lanes; of sends->cqe */
+	uint32_t sends_promised;  /* places of the queue of sends, to queue pairs; of sends->cqe */
 	uint32_t sends_events, receives_events; /* got and not acknowledged */
 	int down;		  /* by sl_verbs_rail_up, or the port says so */
 	int gone;		  /* the device */
 	struct sl_verbs_counters counters;
-	struct sl_verbs_lanes *lanes;
+	struct sl_verbs_pairs *pairs;
 };
 
 /* A range that a NIC knows for local use. */
@@ -91,7 +91,7 @@ struct sl_verbs_memory {
 struct sl_verbs_context {
 	struct sl_verbs_config config;
 	pthread_mutex_t lock;
-	/* CLOCK_MONOTONIC: a batch ended, memory is free, a lane was drained */
+	/* CLOCK_MONOTONIC: a batch ended, memory is free, a queue pair was drained */
 	pthread_cond_t news;
 	int closed;
 	/* under the lock; never removed before close */
@@ -104,7 +104,7 @@ struct sl_verbs_context {
 	uint32_t registering;
 	struct sl_ring *ring;
 	struct sl_verbs_counter *tally;
-	struct sl_verbs_traffic *traffic; /* of lane.h */
+	struct sl_verbs_traffic *traffic; /* of pair.h */
 };
 
 /* lock.c */
@@ -123,7 +123,7 @@ static inline struct sl_verbs_port *sl_verbs_port_of(struct sl_verbs_context *c,
  * long.
  */
 uint8_t sl_verbs_port_state(struct sl_verbs_port *p);
-/* At the end: nothing of lane.h is left on it. */
+/* At the end: nothing of pair.h is left on it. */
 void sl_verbs_port_close(struct sl_verbs_port *p);
 
 /* receive.c */
@@ -174,11 +174,11 @@ int sl_verbs_traffic_stop(struct sl_verbs_context *c);
 /* what is left; the ring is not its business. */
 void sl_verbs_traffic_free(struct sl_verbs_context *c);
 /*
- * A new rail, that is not in c->ports yet: makes p->lanes, has the thread watch its descriptors.
+ * A new rail, that is not in c->ports yet: makes p->pairs, has the thread watch its descriptors.
  * Under the lock.
  */
-int sl_verbs_lanes_open(struct sl_verbs_port *p);
-void sl_verbs_lanes_close(struct sl_verbs_port *p); /* the reverse */
+int sl_verbs_pairs_open(struct sl_verbs_port *p);
+void sl_verbs_pairs_close(struct sl_verbs_port *p); /* the reverse */
 /* Whether a device keeps a queue pair that was to end; under the lock. */
 int sl_verbs_keeps(const struct sl_verbs_context *c);
 

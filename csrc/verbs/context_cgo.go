@@ -160,7 +160,7 @@ func (c *Context) News() (News, bool) {
 	if C.sl_verbs_news(c.c, &n) == 0 {
 		return News{}, false
 	}
-	return News{Conn: uint64(n.conn), Kind: int(n.kind), Lane: int(n.lane), Rail: int(n.rail),
+	return News{Conn: uint64(n.conn), Kind: int(n.kind), Pair: int(n.pair), Rail: int(n.rail),
 		Status: int32(n.status)}, true
 }
 
@@ -224,7 +224,7 @@ func (c *Context) Counters(rail int) (Counters, error) {
 	}, nil
 }
 
-// RailUp says whether lanes over a rail are given anything new.
+// RailUp says whether queue pairs over a rail are given anything new.
 func (c *Context) RailUp(rail int, up bool) {
 	C.sl_verbs_rail_up(c.c, C.uint32_t(rail), cBool(up))
 	runtime.KeepAlive(c)
@@ -334,7 +334,7 @@ func (c *Context) Grant(key uint32, rail int, flags uint32) (remoteKey uint32, e
 }
 
 // Revoke ends all grants of a key: when it returns nil, nothing that was begun with them
-// lands any more. Otherwise some lane of those that use it must be ended first.
+// lands any more. Otherwise some queue pair of those that use it must be ended first.
 func (c *Context) Revoke(key uint32) error {
 	defer runtime.KeepAlive(c)
 	return errnoError("revoke memory", -int64(C.sl_verbs_revoke(c.c, C.uint32_t(key))))

@@ -18,7 +18,7 @@ import (
 func unread(t *testing.T, d hosts, n int) *testLink {
 	t.Helper()
 	cfg := Config{BatchesMax: 4096, NotesMax: n, ConnsMax: 2}
-	l := openLink(t, d, testShape{spin: true, lanes: len(d.near), config: cfg})
+	l := openLink(t, d, testShape{spin: true, pairs: len(d.near), config: cfg})
 	for i := range d.far {
 		d.fake.Device(2*i+1).Set(fakeverbs.Blind, 1)
 	}
@@ -37,24 +37,25 @@ func unread(t *testing.T, d hosts, n int) *testLink {
 // unreadMany is more than the owner takes in one look at its completions.
 const unreadMany = 3000
 
-// TestEndedLaneIsDrained ends an owner's lane over which more has arrived than it has looked
+// TestEndedPairIsDrained ends an owner's queue pair over which more has arrived than it has looked
 // at: what the initiator was told is done has arrived.
-func TestEndedLaneIsDrained(t *testing.T) {
+func TestEndedPairIsDrained(t *testing.T) {
 	for name, purge := range map[string]uint32{"kept": 0, "purged": 1} {
 		t.Run(name, func(t *testing.T) {
 			d := fakeDevices(t, 1)
 			d.fake.Device(1).Set(fakeverbs.Purge, purge)
 			l := unread(t, d, unreadMany)
-			require.NoError(t, l.back.LaneEnd(0))
+			require.NoError(t, l.back.PairEnd(0))
 			require.EqualValues(t, unreadMany, l.far.Count(7))
 			require.EqualValues(t, unreadMany, l.back.Seen())
 		})
 	}
 }
 
-// TestGivenUpLaneIsDrained ends an owner's lane whose NIC does nothing any more, so that the lane
-// is given up: what has arrived before is taken off the queue before the queue pair is destroyed.
-func TestGivenUpLaneIsDrained(t *testing.T) {
+// TestGivenUpPairIsDrained ends an owner's queue pair whose NIC does nothing any more, so that the
+// queue pair is given up: what has arrived before is taken off the queue before the queue pair is
+// destroyed.
+func TestGivenUpPairIsDrained(t *testing.T) {
 	const n = 100 // one look takes all of them
 	d := fakeDevices(t, 1)
 	far := d.fake.Device(1)
@@ -62,17 +63,17 @@ func TestGivenUpLaneIsDrained(t *testing.T) {
 	l := unread(t, d, n)
 	far.Set(fakeverbs.Frozen, 2)
 	far.Set(fakeverbs.Blind, 2)
-	require.NoError(t, l.back.LaneEnd(0))
+	require.NoError(t, l.back.PairEnd(0))
 	require.EqualValues(t, n, l.far.Count(7))
 	require.EqualValues(t, n, l.back.Seen())
 }
 
-// TestSeenLooksAtAll has the owner's other lane end: what it says it has seen includes all
+// TestSeenLooksAtAll has the owner's other queue pair end: what it says it has seen includes all
 // that has arrived over the first.
 func TestSeenLooksAtAll(t *testing.T) {
 	d := fakeDevices(t, 2)
 	l := unread(t, d, unreadMany)
-	require.NoError(t, l.back.LaneEnd(1))
+	require.NoError(t, l.back.PairEnd(1))
 	d.fake.Device(1).Set(fakeverbs.Blind, 0)
 	require.EqualValues(t, unreadMany, l.back.Seen())
 }

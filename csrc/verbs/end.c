@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The end of lanes: drained, given up, and given back. */
+/* The end of queue pairs: drained, given up, and given back. */
 #define _GNU_SOURCE
-#include "lane.h"
+#include "pair.h"
 
 #include <errno.h>
 
-/* How often a lane is looked at in the time after which it has failed. */
+/* How often a queue pair is looked at in the time after which it has failed. */
 #define WATCHES 8
 
 /* How long a queue pair that the device keeps is left alone before it is to end once more. */
 #define AGAIN_NS 200000000u
 
-/* What destroying a lane's queue pair has come to, which the lane has no more. Under the lock. */
-static int destroyed(struct sl_verbs_lane *l, struct ibv_qp *qp, int error)
+/* What destroying the device's queue pair has come to, which ours has no more. Under the lock. */
+static int destroyed(struct sl_verbs_pair *l, struct ibv_qp *qp, int error)
 {
 	struct sl_verbs_traffic *t = l->conn->context->traffic;
 	int kept = qp ? sl_verbs_ended(l->port, error) : 0;
@@ -29,7 +29,7 @@ static int destroyed(struct sl_verbs_lane *l, struct ibv_qp *qp, int error)
  * Nothing comes back of it any more. Without a queue pair nothing goes out or lands either; while
  * the device keeps it, nothing that was posted is over.
  */
-static void give_up_queue_pair(struct sl_verbs_lane *l)
+static void give_up_queue_pair(struct sl_verbs_pair *l)
 {
 	struct ibv_qp *qp = l->qp;
 
@@ -47,8 +47,8 @@ void sl_verbs_tick(struct sl_verbs_context *c, uint64_t now)
 	struct sl_verbs_traffic *t = c->traffic;
 
 	for (struct sl_verbs_conn *n = t->conns.next; t->draining && n != &t->conns; n = n->next)
-		for (uint32_t i = 0; i < SL_VERBS_LANES; i++) {
-			struct sl_verbs_lane *l = n->lanes[i];
+		for (uint32_t i = 0; i < SL_VERBS_PAIRS; i++) {
+			struct sl_verbs_pair *l = n->pairs[i];
 
 			if (l && l->state == SL_VERBS_DRAINING && now > l->deadline)
 				give_up_queue_pair(l);
@@ -64,8 +64,8 @@ void sl_verbs_watch(struct sl_verbs_context *c, uint64_t now)
 		return;
 	t->watched = now;
 	for (struct sl_verbs_conn *n = t->conns.next; n != &t->conns; n = n->next)
-		for (uint32_t i = 0; i < SL_VERBS_LANES; i++) {
-			struct sl_verbs_lane *l = n->lanes[i];
+		for (uint32_t i = 0; i < SL_VERBS_PAIRS; i++) {
+			struct sl_verbs_pair *l = n->pairs[i];
 
 			if (!l || !l->posted.first)
 				continue;
@@ -73,17 +73,17 @@ void sl_verbs_watch(struct sl_verbs_context *c, uint64_t now)
 				l->watched = l->returned;
 				l->still = now;
 			} else if (now - l->still > most) {
-				sl_verbs_fail_lane(l, IBV_WC_RESP_TIMEOUT_ERR);
+				sl_verbs_fail_pair(l, IBV_WC_RESP_TIMEOUT_ERR);
 			}
 		}
 }
 
 /* Until nothing is posted on it any more, or the device keeps its queue pair. Under the lock. */
-static int drain(struct sl_verbs_lane *l)
+static int drain(struct sl_verbs_pair *l)
 {
 	struct sl_verbs_context *c = l->conn->context;
 
-	sl_verbs_fail_lane(l, 0);
+	sl_verbs_fail_pair(l, 0);
 	if (l->kept) {
 		if (l->state == SL_VERBS_DRAINING) /* once more */
 			give_up_queue_pair(l);
@@ -98,8 +98,8 @@ static int drain(struct sl_verbs_lane *l)
 	return -l->kept;
 }
 
-/* Under the lock, of which it lets go: the lane is drained. */
-static int destroy(struct sl_verbs_lane *l)
+/* Under the lock, of which it lets go: the queue pair is drained. */
+static int destroy(struct sl_verbs_pair *l)
 {
 	struct sl_verbs_context *c = l->conn->context;
 	struct ibv_qp *qp = l->qp;
@@ -119,7 +119,7 @@ static int destroy(struct sl_verbs_lane *l)
 	return rc;
 }
 
-int sl_verbs_finish_lane(struct sl_verbs_lane *l)
+int sl_verbs_finish_pair(struct sl_verbs_pair *l)
 {
 	struct sl_verbs_context *c = l->conn->context;
 	int rc;
@@ -144,15 +144,15 @@ int sl_verbs_finish_lane(struct sl_verbs_lane *l)
 	return rc;
 }
 
-int sl_verbs_lane_end(struct sl_verbs_conn *n, uint32_t lane)
+int sl_verbs_pair_end(struct sl_verbs_conn *n, uint32_t pair)
 {
 	int rc = 0;
 
-	if (lane >= SL_VERBS_LANES)
+	if (pair >= SL_VERBS_PAIRS)
 		return -ERANGE;
 	pthread_mutex_lock(&n->setup);
-	if (n->lanes[lane])
-		rc = sl_verbs_finish_lane(n->lanes[lane]);
+	if (n->pairs[pair])
+		rc = sl_verbs_finish_pair(n->pairs[pair]);
 	pthread_mutex_unlock(&n->setup);
 	return rc;
 }

@@ -28,7 +28,7 @@ func (l *testLink) outcomes(t *testing.T, n int) map[uint64]error {
 }
 
 // cancelBatches checks that a batch ends once, that what it had posted is waited for, and that the
-// lane is as good as before.
+// queue pair is as good as before.
 func cancelBatches(t *testing.T, d hosts) {
 	d.slow()
 	l := openLink(t, d, testShape{config: Config{Depth: 2, FlightMax: 64 << 10,
@@ -88,11 +88,11 @@ func revokeGrants(t *testing.T, d hosts) {
 			RemoteKey: fresh}}, []byte("good"))); err != nil {
 		t.Fatal(err)
 	}
-	if n := l.awaitNews(t, LaneFailed); n.Lane != 0 {
+	if n := l.awaitNews(t, PairFailed); n.Pair != 0 {
 		t.Errorf("news %+v", n)
 	}
 	l.make(t, 0)
-	l.awaitNews(t, LaneLive)
+	l.awaitNews(t, PairLive)
 	all := l.outcomes(t, 2)
 	if !errors.Is(all[stale], driver.ErrRevoked) {
 		t.Errorf("write with an old key: %v", all[stale])
@@ -142,8 +142,8 @@ func endConnections(t *testing.T, d hosts) {
 			want) {
 			t.Errorf("import from what has ended: %v, want %v", err, want)
 		}
-		if _, err := l.conn.LaneMake(0, 0); !errors.Is(err, driver.ErrClosed) {
-			t.Errorf("a lane of what has ended: %v", err)
+		if _, err := l.conn.PairMake(0, 0); !errors.Is(err, driver.ErrClosed) {
+			t.Errorf("a queue pair of what has ended: %v", err)
 		}
 		l.close(t)
 	}
@@ -173,10 +173,10 @@ func drainConnections(t *testing.T, d hosts) {
 	}
 }
 
-// remakeLanes ends lanes with work under way, from either side, and makes them anew: each byte
-// gets there and each message once, in order.
-func remakeLanes(t *testing.T, d hosts) {
-	l := openLink(t, d, testShape{lanes: len(d.near), config: Config{SliceMax: 32 << 10,
+// remakePairs ends queue pairs with work under way, from either side, and makes them anew: each
+// byte gets there and each message once, in order.
+func remakePairs(t *testing.T, d hosts) {
+	l := openLink(t, d, testShape{pairs: len(d.near), config: Config{SliceMax: 32 << 10,
 		NotesMax: 32}})
 	fill(l.local, 4)
 	const n = 200 << 10
@@ -188,21 +188,21 @@ func remakeLanes(t *testing.T, d hosts) {
 			tags = append(tags, l.submit(t, driver.Write, numbered(len(tags)),
 				driver.Desc{Local: at, Remote: at, Len: n}))
 		}
-		lane := round % len(d.near)
+		pair := round % len(d.near)
 		if round%2 == 0 {
-			if err := l.conn.LaneEnd(lane); err != nil {
+			if err := l.conn.PairEnd(pair); err != nil {
 				t.Fatal(err)
 			}
 		} else { // the initiator finds out by itself, or not yet
-			if err := l.back.LaneEnd(lane); err != nil {
+			if err := l.back.PairEnd(pair); err != nil {
 				t.Fatal(err)
 			}
-			if err := l.conn.LaneEnd(lane); err != nil {
+			if err := l.conn.PairEnd(pair); err != nil {
 				t.Fatal(err)
 			}
 		}
 		l.drainNews()
-		l.make(t, lane)
+		l.make(t, pair)
 		for i := range 3 {
 			if note := l.note(t); !bytes.Equal(note.Data, numbered(3*round+i)) {
 				t.Fatalf("message %x, want %d", note.Data, 3*round+i)
@@ -222,16 +222,16 @@ func remakeLanes(t *testing.T, d hosts) {
 	}
 }
 
-// drainNews takes what news there is: of lanes that failed while a test ended them.
+// drainNews takes what news there is: of queue pairs that failed while a test ended them.
 func (l *testLink) drainNews() {
 	for _, ok := l.near.News(); ok; _, ok = l.near.News() {
 	}
 }
 
-// waitForLanes checks that batches wait while no lane is live, and can be cancelled then.
-func waitForLanes(t *testing.T, d hosts) {
+// waitForPairs checks that batches wait while no queue pair is live, and can be cancelled then.
+func waitForPairs(t *testing.T, d hosts) {
 	l := openLink(t, d, testShape{})
-	if err := l.conn.LaneEnd(0); err != nil {
+	if err := l.conn.PairEnd(0); err != nil {
 		t.Fatal(err)
 	}
 	keep := l.submit(t, driver.Write, numbered(1), driver.Desc{Len: 1000})
@@ -243,7 +243,7 @@ func waitForLanes(t *testing.T, d hosts) {
 	var done [1]Done
 	time.Sleep(20 * time.Millisecond)
 	if l.near.Poll(done[:]) != 0 {
-		t.Fatalf("completion %+v without a lane", done[0])
+		t.Fatalf("completion %+v without a queue pair", done[0])
 	}
 	l.make(t, 0)
 	if err := l.outcome(t, keep); err != nil {

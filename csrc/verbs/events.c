@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What devices say without being asked, and the news that come of it. */
-#include "lane.h"
+#include "pair.h"
 
 #include <errno.h>
 #include <sys/epoll.h>
 
 static void tell(struct sl_verbs_port *p, uint32_t news)
 {
-	p->context->traffic->news += !p->lanes->news;
-	if (p->lanes->news != SL_VERBS_DEVICE_GONE)
-		p->lanes->news = news;
+	p->context->traffic->news += !p->pairs->news;
+	if (p->pairs->news != SL_VERBS_DEVICE_GONE)
+		p->pairs->news = news;
 	sl_verbs_tell(p->context);
 }
 
-static void fail_lanes(struct sl_verbs_port *p)
+static void fail_pairs(struct sl_verbs_port *p)
 {
 	for (uint32_t i = 0; i < SL_VERBS_BUCKETS; i++)
-		for (struct sl_verbs_lane *l = p->lanes->buckets[i]; l; l = l->chain)
-			sl_verbs_fail_lane(l, IBV_WC_FATAL_ERR);
+		for (struct sl_verbs_pair *l = p->pairs->buckets[i]; l; l = l->chain)
+			sl_verbs_fail_pair(l, IBV_WC_FATAL_ERR);
 }
 
 static void lose(struct sl_verbs_port *p)
@@ -27,7 +27,7 @@ static void lose(struct sl_verbs_port *p)
 	p->gone = 1;
 	/* Readable for ever, when its driver is gone. */
 	(void)epoll_ctl(p->context->traffic->epoll_fd, EPOLL_CTL_DEL, p->channel->fd, NULL);
-	fail_lanes(p);
+	fail_pairs(p);
 	tell(p, SL_VERBS_DEVICE_GONE);
 }
 
@@ -39,10 +39,10 @@ static void pump_all(struct sl_verbs_context *c)
 
 static void fail_one(struct sl_verbs_port *p, uint32_t number)
 {
-	struct sl_verbs_lane *l = sl_verbs_lane_of(p, number);
+	struct sl_verbs_pair *l = sl_verbs_pair_of(p, number);
 
 	if (l)
-		sl_verbs_fail_lane(l, IBV_WC_GENERAL_ERR);
+		sl_verbs_fail_pair(l, IBV_WC_GENERAL_ERR);
 }
 
 static void heed(struct sl_verbs_port *p, const struct ibv_async_event *e, uint32_t number)
@@ -93,7 +93,7 @@ void sl_verbs_heed(struct sl_verbs_port *p)
 {
 	struct ibv_async_event e;
 
-	while (!p->lanes->silent) {
+	while (!p->pairs->silent) {
 		uint32_t number;
 
 		errno = 0;
@@ -103,7 +103,7 @@ void sl_verbs_heed(struct sl_verbs_port *p)
 			/*
 			 * It says nothing any more, but its descriptor would be readable for ever.
 			 */
-			p->lanes->silent = 1;
+			p->pairs->silent = 1;
 			(void)epoll_ctl(p->context->traffic->epoll_fd, EPOLL_CTL_DEL,
 					p->device->async_fd, NULL);
 			lose(p);
@@ -132,16 +132,16 @@ void sl_verbs_rail_up(struct sl_verbs_context *c, uint32_t rail, int up)
 	sl_verbs_unlock(c);
 }
 
-static int news_of_lane(struct sl_verbs_conn *n, struct sl_verbs_news *out)
+static int news_of_pair(struct sl_verbs_conn *n, struct sl_verbs_news *out)
 {
-	for (uint32_t i = 0; i < SL_VERBS_LANES; i++) {
-		struct sl_verbs_lane *l = n->lanes[i];
+	for (uint32_t i = 0; i < SL_VERBS_PAIRS; i++) {
+		struct sl_verbs_pair *l = n->pairs[i];
 
 		if (!l || !l->news)
 			continue;
 		*out = (struct sl_verbs_news){.conn = n->id,
 					      .kind = l->news,
-					      .lane = i,
+					      .pair = i,
 					      .rail = l->port->index,
 					      .status = l->status};
 		l->news = 0;
@@ -152,10 +152,10 @@ static int news_of_lane(struct sl_verbs_conn *n, struct sl_verbs_news *out)
 
 static int news_of_rail(struct sl_verbs_port *p, struct sl_verbs_news *out)
 {
-	if (!p->lanes->news)
+	if (!p->pairs->news)
 		return 0;
-	*out = (struct sl_verbs_news){.kind = p->lanes->news, .rail = p->index};
-	p->lanes->news = 0;
+	*out = (struct sl_verbs_news){.kind = p->pairs->news, .rail = p->index};
+	p->pairs->news = 0;
 	return 1;
 }
 
@@ -166,10 +166,10 @@ int sl_verbs_news(struct sl_verbs_context *c, struct sl_verbs_news *out)
 
 	sl_verbs_enter(c);
 	for (uint32_t i = 0; t->news && !found && i < c->ports_len; i++)
-		found = c->ports[i]->lanes && news_of_rail(c->ports[i], out);
+		found = c->ports[i]->pairs && news_of_rail(c->ports[i], out);
 	for (struct sl_verbs_conn *n = t->conns.next; t->news && !found && n != &t->conns;
 	     n = n->next)
-		found = news_of_lane(n, out);
+		found = news_of_pair(n, out);
 	t->news -= (uint32_t)found;
 	sl_verbs_unlock(c);
 	return found;

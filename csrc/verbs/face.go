@@ -18,11 +18,11 @@ type Config struct {
 	BatchesMax int    // submitted and not polled; a power of two
 	NotesMax   int    // messages of one connection, on their way or not received
 	ConnsMax   int    // connections that may receive
-	Depth      int    // work requests under way on a lane
+	Depth      int    // work requests under way on a queue pair
 	SliceMax   uint64 // bytes of one work request
-	FlightMax  uint64 // bytes under way on a lane: what a cancel waits for
+	FlightMax  uint64 // bytes under way on a queue pair: what a cancel waits for
 	SpinNanos  uint64 // how long the thread looks before it sleeps
-	// a lane over which nothing comes back for so long has failed; 0: it may take for ever
+	// a queue pair over which nothing comes back for so long has failed; 0: it may take for ever
 	StallNanos uint64
 	WakeFD     int // an eventfd for completions and messages, when armed
 	ControlFD  int // an eventfd for news
@@ -62,7 +62,7 @@ type Counters struct {
 	Rate                         uint64 // bytes a second over busy time; 0: not measured yet
 }
 
-// End is one end of a lane, as the other end needs it.
+// End is one end of a queue pair, as the other end needs it.
 type End struct {
 	QueuePair, Packet     uint32
 	LID                   uint16
@@ -74,7 +74,7 @@ type End struct {
 type Import struct {
 	Base, Size uint64
 	ReadOnly   bool
-	RemoteKeys []uint32 // for each lane; 0: not reachable over it
+	RemoteKeys []uint32 // for each queue pair; 0: not reachable over it
 }
 
 // Note is a message that followed its data.
@@ -85,8 +85,8 @@ type Note struct {
 
 // The kinds of News.
 const (
-	LaneLive   = 1
-	LaneFailed = 2
+	PairLive   = 1
+	PairFailed = 2
 	PortUp     = 3
 	PortDown   = 4
 	DeviceGone = 5
@@ -96,9 +96,9 @@ const (
 type News struct {
 	Conn   uint64 // 0: of a rail
 	Kind   int
-	Lane   int
+	Pair   int
 	Rail   int
-	Status int32 // of the completion that failed a lane, for Status
+	Status int32 // of the completion that failed a queue pair, for Status
 }
 
 // Flags of Context.Pin and Context.Grant.
@@ -118,11 +118,11 @@ type Device struct {
 	Offset uint64
 }
 
-// Bounds of a context: rails, lanes of a connection, bytes of a message, keys and counters,
+// Bounds of a context: rails, queue pairs of a connection, bytes of a message, keys and counters,
 // which are below their bound.
 const (
 	RailsMax    = 16
-	LanesMax    = 16
+	PairsMax    = 16
 	NoteMax     = 4096
 	KeysMax     = 4 << 20
 	CountersMax = driver.CountersMax

@@ -28,15 +28,15 @@ const (
 	wcNotReady     = 13
 )
 
-// testMender makes lanes anew when they fail, as the control plane does.
+// testMender makes queue pairs anew when they fail, as the control plane does.
 type testMender struct {
 	l      *testLink
 	quit   chan struct{}
 	over   sync.WaitGroup
-	failed map[int]bool // lanes
+	failed map[int]bool // queue pairs
 	fails  int
 	gone   atomic.Int32 // devices
-	status int32        // of the last lane that failed
+	status int32        // of the last queue pair that failed
 	pause  time.Duration
 }
 
@@ -71,43 +71,43 @@ func (m *testMender) run() {
 				break
 			}
 			switch n.Kind {
-			case LaneFailed:
+			case PairFailed:
 				m.fails++
 				m.status = n.Status
-				m.failed[n.Lane] = true
+				m.failed[n.Pair] = true
 			case DeviceGone:
 				m.gone.Add(1)
 			}
 		}
-		for lane := range m.failed {
+		for pair := range m.failed {
 			time.Sleep(m.pause)
-			if m.remake(lane) == nil {
-				delete(m.failed, lane)
+			if m.remake(pair) == nil {
+				delete(m.failed, pair)
 			}
 		}
 	}
 }
 
-func (m *testMender) remake(lane int) error {
-	if err := m.l.back.LaneEnd(lane); err != nil {
+func (m *testMender) remake(pair int) error {
+	if err := m.l.back.PairEnd(pair); err != nil {
 		return err
 	}
 	seen := m.l.back.Seen()
-	if err := m.l.conn.LaneSettle(lane, seen); err != nil {
+	if err := m.l.conn.PairSettle(pair, seen); err != nil {
 		return err
 	}
-	mine, err := m.l.conn.LaneMake(lane, lane)
+	mine, err := m.l.conn.PairMake(pair, pair)
 	if err != nil {
 		return err
 	}
-	theirs, err := m.l.back.LaneMake(lane, lane)
+	theirs, err := m.l.back.PairMake(pair, pair)
 	if err != nil {
 		return err
 	}
-	if err := m.l.back.LaneBegin(lane, mine); err != nil {
+	if err := m.l.back.PairBegin(pair, mine); err != nil {
 		return err
 	}
-	return m.l.conn.LaneBegin(lane, theirs)
+	return m.l.conn.PairBegin(pair, theirs)
 }
 
 // A request that landed and whose acknowledgement was lost is done once more; a message is not.
@@ -329,7 +329,7 @@ func TestFailuresOfTheWay(t *testing.T) {
 	}
 	m.stop()
 	if m.fails != 7 {
-		t.Errorf("%d lanes failed, want 7", m.fails)
+		t.Errorf("%d queue pairs failed, want 7", m.fails)
 	}
 }
 
@@ -338,7 +338,7 @@ func TestDeviceGone(t *testing.T) {
 	for _, how := range []uint32{1, 2} {
 		t.Run(fmt.Sprintf("fatal %d", how), func(t *testing.T) {
 			d := fakeDevices(t, 2)
-			l := openLink(t, d, testShape{lanes: 2})
+			l := openLink(t, d, testShape{pairs: 2})
 			gone := d.fake.Device(0)
 			gone.Set(fakeverbs.Rate, 50)
 			m := l.mend(t, 0)
@@ -365,15 +365,15 @@ func TestDeviceGone(t *testing.T) {
 	}
 }
 
-// The wire of one of two lanes is cut in the middle, and comes back.
+// The wire of one of two queue pairs is cut in the middle, and comes back.
 func TestWireCutInTransfer(t *testing.T) {
 	d := fakeDevices(t, 2)
-	l := openLink(t, d, testShape{lanes: 2, timeout: 8, retries: 1})
+	l := openLink(t, d, testShape{pairs: 2, timeout: 8, retries: 1})
 	l.mend(t, 5*time.Millisecond)
 	for i := range 4 {
 		d.fake.Device(i).Set(fakeverbs.Rate, 400)
 	}
-	cut := d.fake.Device(3) // the far end of lane 1
+	cut := d.fake.Device(3) // the far end of queue pair 1
 	for round := range 3 {
 		fill(l.local, uint64(round))
 		before := d.fake.Device(2).Get(fakeverbs.KiBLanded)
@@ -395,12 +395,12 @@ func TestWireCutInTransfer(t *testing.T) {
 }
 
 // awaitLive waits until large transfers go over so many rails.
-func awaitLive(t testing.TB, l *testLink, lanes int) {
+func awaitLive(t testing.TB, l *testLink, pairs int) {
 	t.Helper()
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		var before, after [LanesMax]uint64
-		count := func(to *[LanesMax]uint64) {
-			for i := range lanes {
+		var before, after [PairsMax]uint64
+		count := func(to *[PairsMax]uint64) {
+			for i := range pairs {
 				n, err := l.near.Counters(i)
 				if err != nil {
 					t.Fatal(err)
@@ -414,14 +414,14 @@ func awaitLive(t testing.TB, l *testLink, lanes int) {
 		}
 		count(&after)
 		used := 0
-		for i := range lanes {
+		for i := range pairs {
 			if after[i] > before[i] {
 				used++
 			}
 		}
-		if used == lanes {
+		if used == pairs {
 			return
 		}
 	}
-	t.Fatalf("not all of %d lanes came back", lanes)
+	t.Fatalf("not all of %d queue pairs came back", pairs)
 }

@@ -26,7 +26,7 @@ import (
 // small ones take turns.
 func TestVerbsShareRails(t *testing.T) {
 	d := fakeDevices(t, 2)
-	l := openLink(t, d, testShape{lanes: 2, spin: true, config: Config{SliceMax: 64 << 10,
+	l := openLink(t, d, testShape{pairs: 2, spin: true, config: Config{SliceMax: 64 << 10,
 		FlightMax: 512 << 10}})
 	bytesOf := func(rail int) uint64 {
 		c, err := l.near.Counters(rail)
@@ -68,7 +68,7 @@ func TestVerbsShareRails(t *testing.T) {
 // transfers go over it again.
 func TestSlowRailIsTriedAgain(t *testing.T) {
 	d := fakeDevices(t, 2)
-	l := openLink(t, d, testShape{lanes: 2, spin: true, config: Config{SliceMax: 64 << 10,
+	l := openLink(t, d, testShape{pairs: 2, spin: true, config: Config{SliceMax: 64 << 10,
 		FlightMax: 512 << 10}})
 	counted := func(rail int) Counters {
 		c, err := l.near.Counters(rail)
@@ -221,9 +221,10 @@ func (h *hammer) receive(t *testing.T) uint64 {
 	return next
 }
 
-// hammerLink has goroutines write, cancel and send messages while lanes end and are made anew.
+// hammerLink has goroutines write, cancel and send messages while queue pairs end and are made
+// anew.
 func hammerLink(t *testing.T, d hosts) {
-	h := &hammer{l: openLink(t, d, testShape{lanes: len(d.near), config: Config{SliceMax: 64 << 10,
+	h := &hammer{l: openLink(t, d, testShape{pairs: len(d.near), config: Config{SliceMax: 64 << 10,
 		NotesMax: 16}})}
 	var workers, others sync.WaitGroup
 	until := time.Now().Add(1500 * time.Millisecond)
@@ -239,10 +240,10 @@ func hammerLink(t *testing.T, d hosts) {
 	others.Go(func() {
 		for i := 0; !h.stopped.Load(); i++ {
 			time.Sleep(30 * time.Millisecond)
-			lane := i % len(d.near)
-			_ = h.l.conn.LaneEnd(lane)
+			pair := i % len(d.near)
+			_ = h.l.conn.PairEnd(pair)
 			h.l.drainNews()
-			h.l.make(t, lane)
+			h.l.make(t, pair)
 		}
 	})
 	workers.Wait()
@@ -260,7 +261,7 @@ func hammerLink(t *testing.T, d hosts) {
 // TestVerbsIdle checks that the threads sleep while there is nothing to do: for as long as nobody
 // wakes them, and not in turns.
 func TestVerbsIdle(t *testing.T) {
-	l := openLink(t, fakeDevices(t, 2), testShape{lanes: 2})
+	l := openLink(t, fakeDevices(t, 2), testShape{pairs: 2})
 	if err := l.move(t, driver.Write, driver.Desc{Len: 1000}); err != nil {
 		t.Fatal(err)
 	}

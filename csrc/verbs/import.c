@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The memory of peers that a connection knows. */
-#include "lane.h"
+#include "pair.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -34,13 +34,13 @@ static int find_place(struct sl_verbs_conn *n, uint32_t *slot)
 }
 
 int sl_verbs_import(struct sl_verbs_conn *n, uint64_t base, uint64_t size, uint32_t flags,
-		    const uint32_t *remote_keys, uint32_t lanes, uint32_t *slot)
+		    const uint32_t *remote_keys, uint32_t pairs, uint32_t *slot)
 {
 	struct sl_verbs_import *im;
 	uint64_t end;
 	int rc;
 
-	if (size == 0 || lanes > SL_VERBS_LANES || __builtin_add_overflow(base, size, &end))
+	if (size == 0 || pairs > SL_VERBS_PAIRS || __builtin_add_overflow(base, size, &end))
 		return -ERANGE;
 	im = calloc(1, sizeof(*im));
 	if (!im)
@@ -48,10 +48,10 @@ int sl_verbs_import(struct sl_verbs_conn *n, uint64_t base, uint64_t size, uint3
 	im->base = base;
 	im->size = size;
 	im->flags = flags;
-	for (uint32_t i = 0; i < lanes; i++) {
+	for (uint32_t i = 0; i < pairs; i++) {
 		im->keys[i] = remote_keys[i];
 		if (remote_keys[i])
-			im->lanes |= 1u << i;
+			im->pairs |= 1u << i;
 	}
 	sl_verbs_enter(n->context);
 	rc = n->outcome == SL_VERBS_LOST ? -EPIPE : n->ended ? -EBADF : find_place(n, slot);

@@ -30,15 +30,15 @@ func TestKeptQueuePairOfOwner(t *testing.T) {
 	near, far := d.fake.Device(0), d.fake.Device(1)
 	near.DelayNext(1, 20*time.Millisecond)
 	l.submit(t, driver.Write, nil, driver.Desc{Len: 4096})
-	l.awaitNews(t, LaneFailed)
+	l.awaitNews(t, PairFailed)
 	keep(far, 1)
-	require.ErrorIs(t, l.back.LaneEnd(0), driver.ErrUnproven)
+	require.ErrorIs(t, l.back.PairEnd(0), driver.ErrUnproven)
 	near.Await(t, fakeverbs.LandedLate, 1)
 	require.True(t, bytes.Equal(l.remote[:4096], l.local[:4096]), "the queue pair was kept, and "+
 		"nothing lands")
-	_, err := l.back.LaneMake(0, 0)
-	require.NoError(t, err, "a lane in place of one that is destroyed at the second try")
-	require.NoError(t, l.back.LaneEnd(0))
+	_, err := l.back.PairMake(0, 0)
+	require.NoError(t, err, "a queue pair in place of one that is destroyed at the second try")
+	require.NoError(t, l.back.PairEnd(0))
 }
 
 // TestKeptQueuePairOfInitiator has the initiator's NIC keep a queue pair over which a read is under
@@ -65,8 +65,8 @@ func TestKeptQueuePairOfInitiator(t *testing.T) {
 }
 
 // TestKeptQueuePairDies has the NIC destroy a queue pair only when it is asked once more, which
-// nothing but the thread does: the lane is news then, and what it had under way is done over a new
-// one.
+// nothing but the thread does: the queue pair is news then, and what it had under way is done over
+// a new one.
 func TestKeptQueuePairDies(t *testing.T) {
 	d := fakeDevices(t, 1)
 	l := openLink(t, d, testShape{})
@@ -75,12 +75,12 @@ func TestKeptQueuePairDies(t *testing.T) {
 	near.Set(fakeverbs.Frozen, 1)
 	tag := l.submit(t, driver.Write, nil, driver.Desc{Len: 4096})
 	keep(near, 1)
-	require.ErrorIs(t, l.conn.LaneEnd(0), driver.ErrUnproven)
-	require.ErrorIs(t, l.conn.LaneSettle(0, 0), driver.ErrBusy, "what was posted is not over")
-	l.awaitNews(t, LaneFailed)
+	require.ErrorIs(t, l.conn.PairEnd(0), driver.ErrUnproven)
+	require.ErrorIs(t, l.conn.PairSettle(0, 0), driver.ErrBusy, "what was posted is not over")
+	l.awaitNews(t, PairFailed)
 	near.Set(fakeverbs.Frozen, 0)
 	l.make(t, 0)
-	l.awaitNews(t, LaneLive)
+	l.awaitNews(t, PairLive)
 	require.NoError(t, l.outcome(t, tag))
 	require.True(t, bytes.Equal(l.remote[:4096], l.local[:4096]))
 }

@@ -24,7 +24,7 @@ const patience = 20 * time.Second
 // testShape says what a link is to be like; zero values are filled in.
 type testShape struct {
 	config Config
-	lanes  int
+	pairs  int
 	bytes  int
 	// Of an acknowledgement; 10 and 1 are some 20 ms until a dead wire is noticed.
 	timeout, retries int
@@ -46,19 +46,19 @@ type testLink struct {
 	closed        bool
 }
 
-// hosts are the devices of the two ends: lane i goes from near[i] to far[i].
+// hosts are the devices of the two ends: queue pair i goes from near[i] to far[i].
 type hosts struct {
 	near, far []string
 	fake      *fakeverbs.Fabric // nil: they are real
 }
 
 // fakeDevices are of the stand-in.
-func fakeDevices(t testing.TB, lanes int) hosts {
+func fakeDevices(t testing.TB, pairs int) hosts {
 	t.Helper()
-	f := fakeverbs.Open(t, 2*lanes, Load)
+	f := fakeverbs.Open(t, 2*pairs, Load)
 	leak.Check(t, f.InUse)
 	d := hosts{fake: f}
-	for i := range lanes {
+	for i := range pairs {
 		d.near, d.far = append(d.near, f.Device(2*i).Name()), append(d.far, f.Device(2*i+1).Name())
 	}
 	return d
@@ -74,9 +74,9 @@ func (d hosts) slow() {
 }
 
 // realDevices are of this machine.
-func realDevices(t testing.TB, lanes int) hosts {
+func realDevices(t testing.TB, pairs int) hosts {
 	t.Helper()
-	names, err := guest.Devices(2 * lanes)
+	names, err := guest.Devices(2 * pairs)
 	if err == nil {
 		err = Load("")
 	}
@@ -86,7 +86,7 @@ func realDevices(t testing.TB, lanes int) hosts {
 	}
 	leak.Check(t, hostmem.InUse)
 	d := hosts{}
-	for i := range lanes {
+	for i := range pairs {
 		d.near, d.far = append(d.near, names[2*i]), append(d.far, names[2*i+1])
 	}
 	return d
@@ -128,7 +128,7 @@ func (s testShape) mapped(t testing.TB, c *Context) []byte {
 	}
 	t.Cleanup(func() { _ = buf.Close() })
 	mem := buf.Bytes()
-	pins := make([]*Pin, s.lanes)
+	pins := make([]*Pin, s.pairs)
 	for i := range pins {
 		if pins[i], err = c.Pin(i, mem, 0); err != nil {
 			t.Fatal(err)
@@ -146,7 +146,7 @@ func fillShape(s testShape) testShape {
 			*v = d
 		}
 	}
-	or(&s.lanes, 1)
+	or(&s.pairs, 1)
 	or(&s.bytes, testBytes)
 	or(&s.timeout, 14)
 	or(&s.retries, 3)
@@ -166,7 +166,7 @@ func fillShape(s testShape) testShape {
 	return s
 }
 
-// openLink connects both ends, with all lanes live.
+// openLink connects both ends, with all queue pairs live.
 func openLink(t testing.TB, d hosts, s testShape) *testLink {
 	t.Helper()
 	s = fillShape(s)
@@ -182,11 +182,11 @@ func openLink(t testing.TB, d hosts, s testShape) *testLink {
 	if l.back, err = l.far.Connect(false, 0); err != nil {
 		t.Fatal(err)
 	}
-	for i := range s.lanes {
+	for i := range s.pairs {
 		l.make(t, i)
 	}
-	for range s.lanes {
-		l.awaitNews(t, LaneLive)
+	for range s.pairs {
+		l.awaitNews(t, PairLive)
 	}
 	l.slot = l.imported(t)
 	return l
@@ -213,34 +213,34 @@ func (l *testLink) close(t testing.TB) {
 	}
 }
 
-// make makes a lane, or makes it anew as the control plane does when it has failed.
-func (l *testLink) make(t testing.TB, lane int) {
+// make makes a queue pair, or makes it anew as the control plane does when it has failed.
+func (l *testLink) make(t testing.TB, pair int) {
 	t.Helper()
-	l.makeHaving(t, lane, l.back.Seen)
+	l.makeHaving(t, pair, l.back.Seen)
 }
 
 // makeHaving has the owner say how many messages it has seen.
-func (l *testLink) makeHaving(t testing.TB, lane int, seen func() uint64) {
+func (l *testLink) makeHaving(t testing.TB, pair int, seen func() uint64) {
 	t.Helper()
-	mine, err := l.conn.LaneMake(lane, lane)
+	mine, err := l.conn.PairMake(pair, pair)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := l.back.LaneEnd(lane); err != nil {
+	if err := l.back.PairEnd(pair); err != nil {
 		t.Fatal(err)
 	}
 	had := seen()
-	theirs, err := l.back.LaneMake(lane, lane)
+	theirs, err := l.back.PairMake(pair, pair)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := l.back.LaneBegin(lane, mine); err != nil {
+	if err := l.back.PairBegin(pair, mine); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.conn.LaneSettle(lane, had); err != nil {
+	if err := l.conn.PairSettle(pair, had); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.conn.LaneBegin(lane, theirs); err != nil {
+	if err := l.conn.PairBegin(pair, theirs); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -249,7 +249,7 @@ func (l *testLink) makeHaving(t testing.TB, lane int, seen func() uint64) {
 func (l *testLink) imported(t testing.TB) uint32 {
 	t.Helper()
 	im := Import{Base: baseOf(l.remote), Size: uint64(len(l.remote))}
-	for i := range l.shape.lanes {
+	for i := range l.shape.pairs {
 		k, err := l.far.Grant(testKey, i, 0)
 		if err != nil {
 			t.Fatal(err)

@@ -2,7 +2,7 @@
 /* The lock of a context, what it wakes, and what waits for room. Calls none of the other files. */
 #define _GNU_SOURCE
 #include "../spin.h"
-#include "lane.h"
+#include "pair.h"
 
 #include <errno.h>
 #include <sched.h>

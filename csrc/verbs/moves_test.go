@@ -20,7 +20,7 @@ func baseOf(mem []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.Sli
 // tests run over the stand-in and over real devices alike.
 var tests = []struct {
 	name  string
-	lanes int
+	pairs int
 	run   func(t *testing.T, d hosts)
 }{
 	{"moves bytes", 1, moveBytes},
@@ -37,22 +37,22 @@ var tests = []struct {
 	{"grants are revoked", 1, revokeGrants},
 	{"connections end", 1, endConnections},
 	{"connections drain", 1, drainConnections},
-	{"a lane is made anew", 1, remakeLanes},
-	{"two lanes are made anew", 2, remakeLanes},
-	{"batches wait for lanes", 1, waitForLanes},
+	{"a queue pair is made anew", 1, remakePairs},
+	{"two queue pairs are made anew", 2, remakePairs},
+	{"batches wait for queue pairs", 1, waitForPairs},
 	{"many goroutines", 1, hammerLink},
-	{"many goroutines over two lanes", 2, hammerLink},
+	{"many goroutines over two queue pairs", 2, hammerLink},
 }
 
 func TestVerbs(t *testing.T) {
 	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) { test.run(t, fakeDevices(t, test.lanes)) })
+		t.Run(test.name, func(t *testing.T) { test.run(t, fakeDevices(t, test.pairs)) })
 	}
 }
 
 func TestRealVerbs(t *testing.T) {
 	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) { test.run(t, realDevices(t, test.lanes)) })
+		t.Run(test.name, func(t *testing.T) { test.run(t, realDevices(t, test.pairs)) })
 	}
 }
 
@@ -226,7 +226,7 @@ func refuseWrong(t *testing.T, d hosts) {
 	good.RemoteKey = slot
 	if err := l.conn.Submit(1, batchOf(driver.Read, []driver.Desc{good}, nil)); !errors.Is(err,
 		driver.ErrNoRoute) {
-		t.Errorf("read over a lane that is not there: %v", err)
+		t.Errorf("read over a queue pair that is not there: %v", err)
 	}
 }
 

@@ -54,7 +54,7 @@ func (l *testLink) nest(r *rand.Rand, n uint64) *driver.Pattern {
 
 // TestNest moves patterns of any form, and compares with their runs.
 func TestNest(t *testing.T) {
-	shape := testShape{spin: true, lanes: 2, config: Config{SliceMax: 4096}}
+	shape := testShape{spin: true, pairs: 2, config: Config{SliceMax: 4096}}
 	l := openLink(t, fakeDevices(t, 2), shape)
 	const n = 256 << 10
 	r := rand.New(rand.NewPCG(7, 7))

@@ -5,7 +5,7 @@
  * in the inbox.
  */
 #define _GNU_SOURCE
-#include "lane.h"
+#include "pair.h"
 
 #include <endian.h>
 #include <errno.h>

@@ -156,7 +156,7 @@ func wakeSleepers(t *testing.T, d hosts) {
 }
 
 // TestMalformedMessages changes messages as a peer that means harm would: the owner ends that
-// lane, and takes nothing of it.
+// queue pair, and takes nothing of it.
 func TestMalformedMessages(t *testing.T) {
 	for what, at := range map[string]int{"magic": 0, "kind": 4, "number": 15, "counter": 19} {
 		t.Run(what, func(t *testing.T) {
@@ -169,11 +169,11 @@ func TestMalformedMessages(t *testing.T) {
 				t.Fatal(err)
 			}
 			for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-				if n, ok := l.far.News(); ok && n.Kind == LaneFailed {
+				if n, ok := l.far.News(); ok && n.Kind == PairFailed {
 					break
 				}
 				if time.Now().After(end) {
-					t.Fatal("the owner keeps the lane")
+					t.Fatal("the owner keeps the queue pair")
 				}
 			}
 			for i := range uint32(CountersMax) {

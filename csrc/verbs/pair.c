@@ -1,304 +1,270 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a lane gets its queue pair, and how that meets the peer's. */
+/* The life of a queue pair. */
 #define _GNU_SOURCE
-#include "lane.h"
+#include "pair.h"
 
 #include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/random.h>
 
-/* Requests of a lane beside those of its depth: probes, marks, credit. */
-#define SPARE 16
-/* What RoCE may pass; InfiniBand has no such limit within a subnet. */
-#define HOPS 64
-/* Of a receiver that is not ready, which credit excludes: 0.64 ms, so often. */
-#define RNR_TIMER 12
-#define RNR_RETRIES 6
+/* Every so many requests one asks for a completion, and the last of a list does. */
+#define SIGNAL_EVERY 16
+/* A request of so many bytes tells how fast a rail is. */
+#define TELLING (64u << 10)
+/* How long a queue pair in the error state may take to give back its requests. */
+#define DRAIN_NS 1000000000u
+/*
+ * An owner's has one, or none where the driver takes no request in that state; and a device that is
+ * gone says nothing.
+ */
+#define MARK_NS 100000000u
 
-/* What a lane of this connection needs of a rail: -ENOSPC where that is promised to others. */
-static int promise(struct sl_verbs_conn *n, struct sl_verbs_port *p, uint32_t *promised)
+static struct sl_verbs_pair **bucket(struct sl_verbs_port *p, uint32_t number)
 {
-	uint32_t need = n->initiator ? SL_VERBS_CREDITS : n->context->config.notes + 1;
-
-	if (p->slots_promised + need > p->slots || 2 * p->lanes->len + 2 > (uint32_t)p->sends->cqe)
-		return -ENOSPC;
-	p->slots_promised += need;
-	*promised = need;
-	return 0;
+	return &p->pairs->buckets[number % SL_VERBS_BUCKETS];
 }
 
-static int register_slab(struct sl_verbs_conn *n, struct sl_verbs_port *p)
+struct sl_verbs_pair *sl_verbs_pair_of(struct sl_verbs_port *p, uint32_t number)
 {
-	if (n->slab_mr[p->index])
-		return 0;
-	errno = 0;
-	n->slab_mr[p->index] =
-	    sl_verbs.ibv_reg_mr(p->pd, n->slab, n->slab_size, IBV_ACCESS_LOCAL_WRITE);
-	if (n->slab_mr[p->index])
-		return 0;
-	return errno ? -errno : -ENOMEM;
+	struct sl_verbs_pair *l = *bucket(p, number);
+
+	while (l && l->number != number)
+		l = l->chain;
+	return l;
 }
 
-static struct ibv_qp *make_queue_pair(const struct sl_verbs_conn *n, struct sl_verbs_port *p,
-				      int *rc)
+void sl_verbs_enlist(struct sl_verbs_pair *l)
 {
-	struct ibv_qp_init_attr init = {
-		.send_cq = p->sends,
-		.recv_cq = p->receives,
-		.srq = p->srq,
-		.cap = {.max_send_wr = p->info.depth_max + SPARE,
-			.max_send_sge = p->info.sge_max,
-			.max_inline_data = p->info.inline_max},
-		.qp_type = IBV_QPT_RC,
-	};
-	/* Only an owner's memory is reached, and only over its own queue pairs. */
-	struct ibv_qp_attr attr = {
-	    .qp_state = IBV_QPS_INIT,
-	    .port_num = p->config.port,
-	    .qp_access_flags = n->initiator ? 0 : IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
-	};
-	struct ibv_qp *qp;
+	struct sl_verbs_pair **at = bucket(l->port, l->number);
 
-	errno = 0;
-	qp = sl_verbs.ibv_create_qp(p->pd, &init);
-	if (!qp) {
-		*rc = errno ? -errno : -ENOMEM;
-		return NULL;
+	l->chain = *at;
+	*at = l;
+	l->port->pairs->len++;
+}
+
+/* Completions do not find it any more. */
+void sl_verbs_delist(struct sl_verbs_pair *l)
+{
+	struct sl_verbs_pair **at;
+
+	if (!l->number)
+		return;
+	at = bucket(l->port, l->number);
+	while (*at != l)
+		at = &(*at)->chain;
+	*at = l->chain;
+	l->number = 0;
+	l->port->pairs->len--;
+	l->port->slots_promised -= l->promised;
+	l->promised = 0;
+}
+
+static void tell(struct sl_verbs_pair *l, uint32_t news)
+{
+	struct sl_verbs_context *c = l->conn->context;
+
+	if (l->conn->ended)
+		return;
+	c->traffic->news += !l->news;
+	l->news = news;
+	sl_verbs_tell(c);
+}
+
+void sl_verbs_pair_lives(struct sl_verbs_pair *l)
+{
+	if (l->state != SL_VERBS_BEGUN)
+		return;
+	l->state = SL_VERBS_LIVE;
+	if (l->conn->initiator)
+		tell(l, SL_VERBS_PAIR_LIVE);
+	sl_verbs_starve(l->conn);
+}
+
+/* The next that was posted leaves the queue pair. */
+struct sl_verbs_record *sl_verbs_leave(struct sl_verbs_pair *l)
+{
+	struct sl_verbs_record *r = sl_verbs_pop(&l->posted);
+
+	l->returned++;
+	l->flight -= r->len;
+	l->again -= r->again;
+	l->port->counters.in_flight -= r->len;
+	l->port->sends_promised--;
+	r->pair = NULL;
+	return r;
+}
+
+void sl_verbs_hold(struct sl_verbs_pair *l, struct sl_verbs_record *r)
+{
+	struct sl_verbs_conn *n = l->conn;
+
+	r->pair = NULL;
+	if (r->batch) {
+		sl_verbs_append(&l->held, r);
+		n->held++;
+		return;
 	}
-	*rc = -sl_verbs.ibv_modify_qp(qp, &attr,
-				      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
-					  IBV_QP_ACCESS_FLAGS);
-	if (*rc == 0)
-		return qp;
-	(void)sl_verbs.ibv_destroy_qp(qp); /* it was never connected: nothing moves over it */
-	return NULL;
-}
-
-static uint32_t first_packet(void)
-{
-	uint32_t n = 0;
-
-	(void)!getrandom(&n, sizeof(n), 0);
-	return n & 0xffffff;
-}
-
-/* The lane's place; made at its first use. */
-static int place(struct sl_verbs_conn *n, uint32_t index, struct sl_verbs_port *p,
-		 struct sl_verbs_lane **out)
-{
-	struct sl_verbs_lane *l = n->lanes[index];
-
-	if (n->ending)
-		return -EBADF;
-	if (!l) {
-		l = calloc(1, sizeof(*l));
-		if (!l || sl_verbs_reserve_records(n->context, p->info.depth_max + SPARE) != 0) {
-			free(l);
-			return -ENOMEM;
-		}
-		l->conn = n;
-		l->index = index;
-		l->port = p;
-		n->lanes[index] = l;
-		n->reaches |= 1u << index;
+	if (r->kind == SL_VERBS_CREDIT) { /* told anew when a queue pair is live */
+		n->telling = 0;
+		n->told = 0;
 	}
-	*out = l;
-	return l->state == SL_VERBS_NONE || l->state == SL_VERBS_FAILED || l->kept ? 0 : -EBUSY;
+	sl_verbs_drop_slip(n, r);
+	sl_verbs_recycle(n->context, r);
 }
 
-static void describe(const struct sl_verbs_lane *l, struct sl_verbs_end *mine)
+void sl_verbs_abandon(struct sl_verbs_pair *l)
 {
-	const struct sl_verbs_port *p = l->port;
-
-	*mine = (struct sl_verbs_end){
-		.queue_pair = l->number,
-		.packet = l->packet,
-		.lid = p->info.lid,
-		.mtu = p->info.mtu,
-		.reads = (uint8_t)(p->info.reads < UINT8_MAX ? p->info.reads : UINT8_MAX),
-		.link_layer = p->info.link_layer,
-	};
-	memcpy(mine->gid, p->info.gid, sizeof(mine->gid));
+	while (l->posted.first)
+		sl_verbs_hold(l, sl_verbs_leave(l));
 }
 
-static void set_up(struct sl_verbs_lane *l, struct sl_verbs_port *p, struct ibv_qp *qp,
-		   uint32_t promised)
+int sl_verbs_has_room(const struct sl_verbs_pair *l)
 {
-	l->port = p;
-	l->qp = qp;
-	l->number = qp->qp_num;
-	l->packet = first_packet();
-	l->depth = p->info.depth_max;
-	l->promised = promised;
+	return l->posted.n < l->depth && l->flight < l->conn->context->config.flight &&
+	       l->port->sends_promised + l->port->pairs->len < (uint32_t)l->port->sends->cqe;
+}
+
+struct ibv_sge *sl_verbs_entries(struct sl_verbs_conn *n)
+{
+	struct sl_verbs_traffic *t = n->context->traffic;
+
+	if (t->built == SL_VERBS_CHAIN ||
+	    t->entries + SL_VERBS_ENTRIES > SL_VERBS_CHAIN * SL_VERBS_ENTRIES)
+		sl_verbs_ring_bells(n);
+	return &t->sges[t->entries];
+}
+
+/* The rate is that of busy times; what is small says nothing about it. */
+static void open_window(struct sl_verbs_port *p, uint64_t len)
+{
+	p->pairs->window_at = len >= TELLING ? sl_verbs_now() : 0;
+	p->pairs->window_bytes = 0;
+}
+
+struct ibv_send_wr *sl_verbs_build(struct sl_verbs_pair *l, struct sl_verbs_record *r,
+				   struct ibv_sge *entries, uint32_t len)
+{
+	struct sl_verbs_traffic *t = l->conn->context->traffic;
+	struct ibv_send_wr *wr = &t->wrs[t->built++];
+
+	wr->wr_id = (uintptr_t)r;
+	wr->next = NULL;
+	wr->sg_list = entries;
+	wr->num_sge = (int)len;
+	wr->send_flags = 0;
+	if (++l->unsignalled == SIGNAL_EVERY) {
+		l->unsignalled = 0;
+		wr->send_flags = IBV_SEND_SIGNALED;
+	}
+	t->entries += len;
+	if (l->wr_last)
+		l->wr_last->next = wr;
+	else
+		l->wr_first = wr;
+	l->wr_last = wr;
+	r->pair = l;
+	l->again += r->again;
+	l->flight += r->len;
+	if (l->port->counters.in_flight == 0)
+		open_window(l->port, r->len);
+	l->port->counters.in_flight += r->len;
+	l->port->counters.requests++;
+	l->port->sends_promised++;
+	sl_verbs_append(&l->posted, r);
+	return wr;
+}
+
+/* What the device did not take, from this request on, is not in the queue pair. */
+static void take_back(struct sl_verbs_pair *l, const struct ibv_send_wr *bad)
+{
+	struct sl_verbs_list all = l->posted;
+	struct sl_verbs_record *r;
+	int back = 0;
+
+	l->posted = (struct sl_verbs_list){0};
+	while ((r = sl_verbs_pop(&all)) != NULL) {
+		back |= (uintptr_t)r == bad->wr_id;
+		sl_verbs_append(back ? &l->unposted : &l->posted, r);
+		if (!back)
+			continue;
+		l->flight -= r->len;
+		l->again -= r->again;
+		l->port->counters.in_flight -= r->len;
+		l->port->sends_promised--;
+	}
+}
+
+static void ring_bell(struct sl_verbs_pair *l)
+{
+	struct ibv_send_wr *first = l->wr_first, *bad = first;
+	int rc;
+
+	l->wr_last->send_flags |= IBV_SEND_SIGNALED;
 	l->unsignalled = 0;
-	l->still = 0;
-	l->state = SL_VERBS_MADE;
-	l->status = 0;
-	sl_verbs_enlist(l);
-}
-
-/* n->setup is held, the lock not. */
-static int make(struct sl_verbs_conn *n, uint32_t lane, uint32_t rail, struct sl_verbs_end *mine)
-{
-	struct sl_verbs_context *c = n->context;
-	struct sl_verbs_lane *l = NULL;
-	struct sl_verbs_port *p;
-	struct ibv_qp *qp;
-	uint32_t promised = 0;
-	int rc;
-
-	sl_verbs_enter(c);
-	p = sl_verbs_port_of(c, rail);
-	rc = !p || p->gone ? -ENODEV : place(n, lane, p, &l);
-	sl_verbs_unlock(c);
-	if (rc != 0)
-		return rc;
-	rc = sl_verbs_finish_lane(l); /* the one before it */
-	if (rc != 0)
-		return rc;
-	sl_verbs_enter(c);
-	rc = promise(n, p, &promised);
-	sl_verbs_unlock(c);
+	l->wr_first = l->wr_last = NULL;
+	l->port->counters.posts++;
+	rc = sl_verbs_post_send(l->qp, first, &bad);
 	if (rc == 0)
-		rc = sl_verbs_grow_receives(p);
-	if (rc == 0)
-		rc = register_slab(n, p);
-	qp = rc == 0 ? make_queue_pair(n, p, &rc) : NULL;
-	sl_verbs_enter(c);
-	if (qp) {
-		set_up(l, p, qp, promised);
-		describe(l, mine);
-	} else {
-		p->slots_promised -= promised;
-	}
-	sl_verbs_unlock(c);
-	return rc;
+		return;
+	take_back(l, bad);
+	sl_verbs_fail_pair(l, IBV_WC_GENERAL_ERR);
 }
 
-int sl_verbs_lane_make(struct sl_verbs_conn *n, uint32_t lane, uint32_t rail,
-		       struct sl_verbs_end *mine)
+void sl_verbs_ring_bells(struct sl_verbs_conn *n)
 {
-	int rc;
+	struct sl_verbs_traffic *t = n->context->traffic;
 
-	if (lane >= SL_VERBS_LANES)
-		return -ERANGE;
-	pthread_mutex_lock(&n->setup);
-	rc = make(n, lane, rail, mine);
-	pthread_mutex_unlock(&n->setup);
-	return rc;
+	for (uint32_t i = 0; t->built && i < SL_VERBS_PAIRS; i++)
+		if (n->pairs[i] && n->pairs[i]->wr_first)
+			ring_bell(n->pairs[i]);
+	t->built = t->entries = 0;
 }
 
-static struct ibv_ah_attr address(const struct sl_verbs_port *p, const struct sl_verbs_end *theirs)
-{
-	struct ibv_ah_attr ah = {
-	    .dlid = theirs->lid,
-	    .sl = p->config.level,
-	    .port_num = p->config.port,
-	    .grh = {.sgid_index = p->config.gid,
-		    .hop_limit = HOPS,
-		    .traffic_class = p->config.traffic_class},
-	};
-
-	memcpy(ah.grh.dgid.raw, theirs->gid, sizeof(theirs->gid));
-	/* Ethernet knows no other address, and neither does another subnet. */
-	ah.is_global = p->info.link_layer == IBV_LINK_LAYER_ETHERNET || theirs->lid == 0 ||
-		       memcmp(theirs->gid, p->info.gid, 8) != 0;
-	return ah;
-}
-
-static uint8_t fewer(uint32_t a, uint32_t b)
-{
-	return (uint8_t)(a < b ? a : b);
-}
-
-static int to_send(struct sl_verbs_lane *l, const struct sl_verbs_end *theirs)
-{
-	const struct sl_verbs_port *p = l->port;
-	struct ibv_qp_attr receive = {
-		.qp_state = IBV_QPS_RTR,
-		.path_mtu = (enum ibv_mtu)fewer(p->info.mtu, theirs->mtu),
-		.dest_qp_num = theirs->queue_pair,
-		.rq_psn = theirs->packet,
-		.max_dest_rd_atomic = fewer(p->info.reads, UINT8_MAX),
-		.min_rnr_timer = RNR_TIMER,
-		.ah_attr = address(p, theirs),
-	};
-	struct ibv_qp_attr send = {
-		.qp_state = IBV_QPS_RTS,
-		.sq_psn = l->packet,
-		.timeout = p->config.timeout,
-		.retry_cnt = p->config.retries,
-		.rnr_retry = RNR_RETRIES,
-		.max_rd_atomic = fewer(p->info.reads, theirs->reads),
-	};
-	int rc = sl_verbs.ibv_modify_qp(l->qp, &receive,
-					IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
-					    IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-					    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
-
-	if (rc == 0)
-		rc = sl_verbs.ibv_modify_qp(l->qp, &send,
-					    IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-						IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-						IBV_QP_MAX_QP_RD_ATOMIC);
-	return rc > 0 ? -rc : rc;
-}
-
-static int probe(struct sl_verbs_lane *l)
+/* Comes back when what the queue pair was doing is over: it is in the error state. */
+static void mark(struct sl_verbs_pair *l)
 {
 	struct sl_verbs_record *r = sl_verbs_record(l->conn->context);
-	struct ibv_send_wr *wr;
 
 	if (!r)
-		return -ENOMEM;
-	r->kind = SL_VERBS_PROBE;
-	wr = sl_verbs_build(l, r, sl_verbs_entries(l->conn), 0);
-	wr->opcode = IBV_WR_RDMA_WRITE;
-	wr->wr.rdma.remote_addr = 0;
-	wr->wr.rdma.rkey = 0;
+		return;
+	r->kind = SL_VERBS_MARK;
+	sl_verbs_build(l, r, sl_verbs_entries(l->conn), 0)->opcode = IBV_WR_SEND;
 	sl_verbs_ring_bells(l->conn);
-	return 0;
 }
 
-/* n->setup is held, the lock not. */
-static int begin(struct sl_verbs_conn *n, struct sl_verbs_lane *l,
-		 const struct sl_verbs_end *theirs)
+void sl_verbs_fail_pair(struct sl_verbs_pair *l, int32_t status)
 {
-	struct sl_verbs_context *c = n->context;
-	int rc;
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+	int begun = l->state == SL_VERBS_BEGUN || l->state == SL_VERBS_LIVE, stopped;
 
-	sl_verbs_enter(c);
-	rc = n->ended || !l || l->state != SL_VERBS_MADE ? -EBADF : l->held.first ? -EBUSY : 0;
-	sl_verbs_unlock(c);
-	if (rc == 0)
-		rc = to_send(l, theirs);
-	if (rc != 0)
-		return rc;
-	sl_verbs_enter(c);
-	if (l->state != SL_VERBS_MADE) { /* the device is gone meanwhile */
-		rc = -ENODEV;
-	} else {
-		l->state = SL_VERBS_BEGUN;
-		if (n->initiator)
-			rc = probe(l);
-		else
-			sl_verbs_lane_lives(l);
-	}
-	if (rc == 0 && !n->initiator)
-		sl_verbs_pump(n);
-	sl_verbs_unlock(c);
-	return rc;
+	if (!begun && l->state != SL_VERBS_MADE)
+		return;
+	/* Where it is not stopped, what is posted may still go out, and what comes still lands. */
+	stopped = sl_verbs.ibv_modify_qp(l->qp, &attr, IBV_QP_STATE) == 0;
+	l->state = SL_VERBS_DRAINING;
+	l->status = status;
+	l->deadline = sl_verbs_now() + (l->posted.first && !l->port->gone ? DRAIN_NS : MARK_NS);
+	l->conn->context->traffic->draining++;
+	l->port->counters.failures += status != 0;
+	if (begun && stopped && !l->conn->initiator)
+		mark(l);
+	if (!l->posted.first)
+		sl_verbs_drained(l);
+	else
+		sl_verbs_rouse(l->conn->context); /* the thread watches the time */
 }
 
-int sl_verbs_lane_begin(struct sl_verbs_conn *n, uint32_t lane, const struct sl_verbs_end *theirs)
+void sl_verbs_drained(struct sl_verbs_pair *l)
 {
-	int rc;
+	struct sl_verbs_record *r;
 
-	if (lane >= SL_VERBS_LANES)
-		return -ERANGE;
-	pthread_mutex_lock(&n->setup);
-	rc = begin(n, n->lanes[lane], theirs);
-	pthread_mutex_unlock(&n->setup);
-	return rc;
+	if (l->state != SL_VERBS_DRAINING)
+		return;
+	l->state = SL_VERBS_FAILED;
+	l->conn->context->traffic->draining--;
+	while ((r = sl_verbs_pop(&l->unposted)) != NULL)
+		sl_verbs_hold(l, r);
+	if (!l->quiet)
+		tell(l, SL_VERBS_PAIR_FAILED);
+	if (!l->conn->ended && l->conn->initiator)
+		sl_verbs_starve(l->conn); /* what was to go over it may go over others */
+	pthread_cond_broadcast(&l->conn->context->news);
 }

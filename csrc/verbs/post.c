@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From pieces to work requests: which lane, how many entries, one linked list a lane. */
-#include "lane.h"
+/*
+ * From pieces to work requests: which queue pair, how many entries, one linked list a queue pair.
+ */
+#include "pair.h"
 
 #include <errno.h>
 
@@ -9,16 +11,16 @@
 /* A batch of at most so many bytes goes where its message goes. */
 #define FOLLOWED (64u << 10)
 
-/* A bit for each lane that reaches both memories now. */
+/* A bit for each queue pair that reaches both memories now. */
 static uint32_t candidates(const struct sl_verbs_conn *n, const struct sl_verbs_memory *m,
 			   const struct sl_verbs_import *im)
 {
-	uint32_t all = 0, preferred = 0, lanes = im->lanes & n->reaches;
+	uint32_t all = 0, preferred = 0, pairs = im->pairs & n->reaches;
 
-	for (uint32_t i = 0; lanes >> i; i++) {
-		const struct sl_verbs_lane *l = n->lanes[i];
+	for (uint32_t i = 0; pairs >> i; i++) {
+		const struct sl_verbs_pair *l = n->pairs[i];
 
-		if (!(lanes >> i & 1) || !sl_verbs_usable(l) || !(m->rails >> l->port->index & 1))
+		if (!(pairs >> i & 1) || !sl_verbs_usable(l) || !(m->rails >> l->port->index & 1))
 			continue;
 		all |= 1u << i;
 		if (m->prefer >> l->port->index & 1)
@@ -28,37 +30,37 @@ static uint32_t candidates(const struct sl_verbs_conn *n, const struct sl_verbs_
 }
 
 /* Bytes a second; what is not measured yet counts as the fastest of all. */
-static double fastest(const struct sl_verbs_conn *n, uint32_t lanes)
+static double fastest(const struct sl_verbs_conn *n, uint32_t pairs)
 {
 	uint64_t rate = 1;
 
-	for (uint32_t i = 0; lanes >> i; i++)
-		if (lanes >> i & 1 && n->lanes[i]->port->counters.rate > rate)
-			rate = n->lanes[i]->port->counters.rate;
+	for (uint32_t i = 0; pairs >> i; i++)
+		if (pairs >> i & 1 && n->pairs[i]->port->counters.rate > rate)
+			rate = n->pairs[i]->port->counters.rate;
 	return (double)rate;
 }
 
 /*
- * The lane that would be done first: all that its rail has to do, and len. Among equals, from first
- * on.
+ * The queue pair that would be done first: all that its rail has to do, and len. Among equals, from
+ * first on.
  */
-static struct sl_verbs_lane *least_loaded(const struct sl_verbs_conn *n, uint32_t lanes,
+static struct sl_verbs_pair *least_loaded(const struct sl_verbs_conn *n, uint32_t pairs,
 					  uint32_t first, uint64_t len)
 {
-	struct sl_verbs_lane *best = NULL;
+	struct sl_verbs_pair *best = NULL;
 	double least = 0, top;
 
-	if (lanes == 0)
+	if (pairs == 0)
 		return NULL;
-	if ((lanes & (lanes - 1)) == 0)
-		return n->lanes[__builtin_ctz(lanes)];
-	top = fastest(n, lanes);
-	for (uint32_t k = 0; k < SL_VERBS_LANES; k++) {
-		uint32_t i = (first + k) % SL_VERBS_LANES;
-		struct sl_verbs_lane *l = n->lanes[i];
+	if ((pairs & (pairs - 1)) == 0)
+		return n->pairs[__builtin_ctz(pairs)];
+	top = fastest(n, pairs);
+	for (uint32_t k = 0; k < SL_VERBS_PAIRS; k++) {
+		uint32_t i = (first + k) % SL_VERBS_PAIRS;
+		struct sl_verbs_pair *l = n->pairs[i];
 		double load, rate;
 
-		if (!(lanes >> i & 1))
+		if (!(pairs >> i & 1))
 			continue;
 		rate = l->port->counters.rate ? (double)l->port->counters.rate : top;
 		load = (double)(l->port->counters.in_flight +
@@ -73,39 +75,40 @@ static struct sl_verbs_lane *least_loaded(const struct sl_verbs_conn *n, uint32_
 }
 
 /*
- * Where a new batch begins. Small ones go over the lane of messages, so that theirs need not wait.
+ * Where a new batch begins. Small ones go over the queue pair of messages, so that theirs need not
+ * wait.
  */
-static struct sl_verbs_lane *choose_first(struct sl_verbs_conn *n, const struct sl_verbs_batch *b,
-					  uint32_t lanes)
+static struct sl_verbs_pair *choose_first(struct sl_verbs_conn *n, const struct sl_verbs_batch *b,
+					  uint32_t pairs)
 {
-	struct sl_verbs_lane *l = b->note ? sl_verbs_note_lane(n) : NULL;
+	struct sl_verbs_pair *l = b->note ? sl_verbs_note_pair(n) : NULL;
 
-	if (l && !(lanes >> l->index & 1))
+	if (l && !(pairs >> l->index & 1))
 		l = NULL;
 	if (l && b->bytes <= FOLLOWED)
 		return l;
-	return least_loaded(n, lanes, l ? l->index : n->turn, b->bytes);
+	return least_loaded(n, pairs, l ? l->index : n->turn, b->bytes);
 }
 
 /*
  * NULL: it waits. The one that would be done first, and not another only because that one is full.
  */
-static struct sl_verbs_lane *choose(struct sl_verbs_conn *n, struct sl_verbs_batch *b,
+static struct sl_verbs_pair *choose(struct sl_verbs_conn *n, struct sl_verbs_batch *b,
 				    const struct sl_verbs_memory *m,
 				    const struct sl_verbs_import *im, uint64_t len)
 {
-	uint32_t lanes = candidates(n, m, im);
-	struct sl_verbs_lane *l;
+	uint32_t pairs = candidates(n, m, im);
+	struct sl_verbs_pair *l;
 
 	if (!b->whole)
-		l = least_loaded(n, lanes, n->turn, len);
-	else if (b->lane >= 0 && lanes >> b->lane & 1)
-		l = n->lanes[b->lane];
+		l = least_loaded(n, pairs, n->turn, len);
+	else if (b->pair >= 0 && pairs >> b->pair & 1)
+		l = n->pairs[b->pair];
 	else
-		l = choose_first(n, b, lanes);
+		l = choose_first(n, b, pairs);
 	if (!l || !sl_verbs_has_room(l))
 		return NULL;
-	b->lane = (int32_t)l->index;
+	b->pair = (int32_t)l->index;
 	n->turn = l->index + 1;
 	return l;
 }
@@ -151,7 +154,7 @@ static uint64_t gather(const struct sl_verbs_batch *b, struct sl_verbs_place *at
 }
 
 static void shape(struct ibv_send_wr *wr, const struct sl_verbs_batch *b,
-		  const struct sl_verbs_lane *l, const struct sl_verbs_memory *m,
+		  const struct sl_verbs_pair *l, const struct sl_verbs_memory *m,
 		  const struct sl_verbs_import *im, uint64_t remote, uint64_t len)
 {
 	wr->opcode = b->write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
@@ -165,7 +168,7 @@ static void shape(struct ibv_send_wr *wr, const struct sl_verbs_batch *b,
 
 /*
  * Builds the next request of a batch, of at most so many bytes, and moves the place. How many
- * bytes, or -EAGAIN: no lane or no room; -ECANCELED: the batch has failed, and may be over.
+ * bytes, or -EAGAIN: no queue pair or no room; -ECANCELED: the batch has failed, and may be over.
  */
 static int64_t build_next(struct sl_verbs_conn *n, struct sl_verbs_batch *b,
 			  struct sl_verbs_place *at, uint64_t most, int again)
@@ -176,7 +179,7 @@ static int64_t build_next(struct sl_verbs_conn *n, struct sl_verbs_batch *b,
 	struct sl_verbs_import *im = n->imports[d.remote_key];
 	struct sl_verbs_place from = *at;
 	struct sl_verbs_record *r;
-	struct sl_verbs_lane *l;
+	struct sl_verbs_pair *l;
 	struct ibv_sge *entries;
 	uint32_t len;
 

@@ -2,7 +2,7 @@
 /* The lock of a context, the thread that takes completions when nobody else does, and waiting. */
 #define _GNU_SOURCE
 #include "../spin.h"
-#include "lane.h"
+#include "pair.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 /*
- * How often the thread looks at what devices say while it is busy, and at the time while lanes
- * drain.
+ * How often the thread looks at what devices say while it is busy, and at the time while queue
+ * pairs drain.
  */
 #define TICK_NS 1000000u
 #define DRAIN_TICK_MS 10
@@ -41,7 +41,7 @@ static void hear(struct sl_verbs_port *p)
 	while (sl_verbs.ibv_get_cq_event(p->channel, &cq, &arg) == 0) {
 		uint32_t *events = cq == p->sends ? &p->sends_events : &p->receives_events;
 
-		p->lanes->armed = 0;
+		p->pairs->armed = 0;
 		if (++*events == EVENTS) {
 			sl_verbs.ibv_ack_cq_events(cq, EVENTS);
 			*events = 0;
@@ -55,9 +55,9 @@ static void attend(struct sl_verbs_context *c)
 	for (uint32_t i = 0; i < c->ports_len; i++) {
 		struct sl_verbs_port *p = c->ports[i];
 
-		if (!p->lanes)
+		if (!p->pairs)
 			continue;
-		if (p->lanes->armed)
+		if (p->pairs->armed)
 			hear(p);
 		sl_verbs_heed(p);
 	}
@@ -69,12 +69,12 @@ static int arm(struct sl_verbs_context *c)
 	for (uint32_t i = 0; i < c->ports_len; i++) {
 		struct sl_verbs_port *p = c->ports[i];
 
-		if (!p->lanes || p->lanes->armed || p->gone)
+		if (!p->pairs || p->pairs->armed || p->gone)
 			continue;
 		/* A device that does not take them is going, and says so elsewhere. */
 		(void)sl_verbs_req_notify_cq(p->sends);
 		(void)sl_verbs_req_notify_cq(p->receives);
-		p->lanes->armed = 1;
+		p->pairs->armed = 1;
 	}
 	return sl_verbs_step(c) == 0;
 }

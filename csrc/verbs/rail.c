@@ -263,7 +263,7 @@ static void tear_down(struct sl_verbs_port *p)
 
 void sl_verbs_port_close(struct sl_verbs_port *p)
 {
-	sl_verbs_lanes_close(p);
+	sl_verbs_pairs_close(p);
 	/* Completions that nobody acknowledges would be waited for. */
 	if (p->sends && p->sends_events)
 		sl_verbs.ibv_ack_cq_events(p->sends, p->sends_events);
@@ -284,9 +284,9 @@ static int publish(struct sl_verbs_context *c, struct sl_verbs_port *p, char *wh
 		return -ENOSPC;
 	}
 	p->index = c->ports_len;
-	rc = sl_verbs_lanes_open(p);
+	rc = sl_verbs_pairs_open(p);
 	if (rc != 0) {
-		snprintf(why, size, "no memory, or descriptors, for the lanes of a rail");
+		snprintf(why, size, "no memory, or descriptors, for the queue pairs of a rail");
 		return rc;
 	}
 	c->ports[c->ports_len++] = p;

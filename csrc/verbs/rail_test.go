@@ -156,11 +156,11 @@ func TestReceivesGrowWithConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if _, err := conn.LaneMake(0, 0); !errors.Is(err, syscall.ENOMEM) {
-		t.Errorf("a lane whose receives have no room: %v", err)
+	if _, err := conn.PairMake(0, 0); !errors.Is(err, syscall.ENOMEM) {
+		t.Errorf("a queue pair whose receives have no room: %v", err)
 	}
 	d.Set(fakeverbs.LockedKiB, 0)
-	if _, err := conn.LaneMake(0, 0); err != nil {
+	if _, err := conn.PairMake(0, 0); err != nil {
 		t.Errorf("once there is room: %v", err)
 	}
 	if n := d.Get(fakeverbs.KiBLocked); n < 201*4 || n > 1500 {

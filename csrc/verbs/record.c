@@ -3,7 +3,7 @@
  * Records of work requests. They are kept until the context goes: what a late completion names is
  * there.
  */
-#include "lane.h"
+#include "pair.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -44,7 +44,7 @@ struct sl_verbs_record *sl_verbs_record(struct sl_verbs_context *c)
 
 void sl_verbs_recycle(struct sl_verbs_context *c, struct sl_verbs_record *r)
 {
-	r->lane = NULL;
+	r->pair = NULL;
 	r->next = c->traffic->records;
 	c->traffic->records = r;
 }

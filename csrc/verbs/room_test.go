@@ -15,7 +15,7 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
 
-// TestRoomForMarkAndProbe has lanes fail and begin while the list of built requests is full.
+// TestRoomForMarkAndProbe has queue pairs fail and begin while the list of built requests is full.
 func TestRoomForMarkAndProbe(t *testing.T) {
 	dir := t.TempDir()
 	exe := filepath.Join(dir, "room")

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Messages, counts and credit on their way out. */
 #define _GNU_SOURCE
-#include "lane.h"
+#include "pair.h"
 
 #include <endian.h>
 #include <errno.h>
 #include <string.h>
 
 /* Builds a message of a slip. r is made by the caller. */
-static void build(struct sl_verbs_lane *l, struct sl_verbs_record *r, uint32_t kind, uint64_t value)
+static void build(struct sl_verbs_pair *l, struct sl_verbs_record *r, uint32_t kind, uint64_t value)
 {
 	struct sl_verbs_conn *n = l->conn;
 	struct sl_verbs_head head = {htole32(SL_VERBS_MAGIC), htole32(kind), htole64(value)};
@@ -25,27 +25,30 @@ static void build(struct sl_verbs_lane *l, struct sl_verbs_record *r, uint32_t k
 		wr->send_flags |= IBV_SEND_INLINE;
 }
 
-/* All go over one lane, so that they arrive in order; over another only when none is under way. */
-struct sl_verbs_lane *sl_verbs_note_lane(struct sl_verbs_conn *n)
+/*
+ * All go over one queue pair, so that they arrive in order; over another only when none is under
+ * way.
+ */
+struct sl_verbs_pair *sl_verbs_note_pair(struct sl_verbs_conn *n)
 {
 	if (n->notes_out)
-		return sl_verbs_usable(n->note_lane) ? n->note_lane : NULL;
-	for (uint32_t i = 0; i < SL_VERBS_LANES; i++)
-		if (sl_verbs_usable(n->lanes[i]))
-			return n->lanes[i];
+		return sl_verbs_usable(n->note_pair) ? n->note_pair : NULL;
+	for (uint32_t i = 0; i < SL_VERBS_PAIRS; i++)
+		if (sl_verbs_usable(n->pairs[i]))
+			return n->pairs[i];
 	return NULL;
 }
 
 /*
  * Whether all that was submitted before a message, or with it, is in place when it arrives over
- * this lane: done, or before it on the same lane.
+ * this queue pair: done, or before it on the same queue pair.
  */
-static int clear(const struct sl_verbs_conn *n, const struct sl_verbs_lane *l, uint64_t order)
+static int clear(const struct sl_verbs_conn *n, const struct sl_verbs_pair *l, uint64_t order)
 {
 	if (n->again.first || n->held)
 		return 0;
-	for (uint32_t i = 0; i < SL_VERBS_LANES; i++) {
-		const struct sl_verbs_lane *other = n->lanes[i];
+	for (uint32_t i = 0; i < SL_VERBS_PAIRS; i++) {
+		const struct sl_verbs_pair *other = n->pairs[i];
 
 		if (!other || other == l || !other->posted.first)
 			continue;
@@ -56,7 +59,7 @@ static int clear(const struct sl_verbs_conn *n, const struct sl_verbs_lane *l, u
 	return n->head == &n->live || n->head->order > order;
 }
 
-static int post_note(struct sl_verbs_conn *n, struct sl_verbs_lane *l, struct sl_verbs_batch *b,
+static int post_note(struct sl_verbs_conn *n, struct sl_verbs_pair *l, struct sl_verbs_batch *b,
 		     struct sl_verbs_record *r)
 {
 	if (r) {
@@ -75,7 +78,7 @@ static int post_note(struct sl_verbs_conn *n, struct sl_verbs_lane *l, struct sl
 			n->note_last = NULL;
 	}
 	r->number = ++n->sent;
-	n->note_lane = l;
+	n->note_pair = l;
 	n->notes_out++;
 	build(l, r, r->slip->kind, r->number);
 	return 0;
@@ -86,10 +89,10 @@ void sl_verbs_post_notes(struct sl_verbs_conn *n)
 	while (n->resend.first || n->note_first) {
 		struct sl_verbs_record *r = n->resend.first;
 		struct sl_verbs_batch *b = r ? r->batch : n->note_first;
-		struct sl_verbs_lane *l;
+		struct sl_verbs_pair *l;
 
-		(void)sl_verbs_entries(n); /* before the lane is chosen */
-		l = sl_verbs_note_lane(n);
+		(void)sl_verbs_entries(n); /* before the queue pair is chosen */
+		l = sl_verbs_note_pair(n);
 		if (!l || !sl_verbs_has_room(l) || !clear(n, l, b->order) ||
 		    post_note(n, l, b, r) != 0)
 			return;
@@ -104,16 +107,16 @@ void sl_verbs_repay(struct sl_verbs_conn *n)
 {
 	uint32_t notes = n->context->config.notes;
 	struct sl_verbs_record *r;
-	struct sl_verbs_lane *l = NULL;
+	struct sl_verbs_pair *l = NULL;
 
 	if (n->initiator || n->telling || n->taken == n->told || !n->free_slips)
 		return;
 	if (n->told && n->taken - n->told < (notes + 3) / 4 && n->seen - n->told < notes)
 		return;
-	for (uint32_t i = 0; i < SL_VERBS_LANES && !l; i++)
-		if (n->lanes[i] && n->lanes[i]->state == SL_VERBS_LIVE &&
-		    sl_verbs_has_room(n->lanes[i]))
-			l = n->lanes[i];
+	for (uint32_t i = 0; i < SL_VERBS_PAIRS && !l; i++)
+		if (n->pairs[i] && n->pairs[i]->state == SL_VERBS_LIVE &&
+		    sl_verbs_has_room(n->pairs[i]))
+			l = n->pairs[i];
 	r = l ? sl_verbs_record(n->context) : NULL;
 	if (!r)
 		return;

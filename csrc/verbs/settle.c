@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a lane that failed had under way: done, or to be done again. */
-#include "lane.h"
+/* What a queue pair that failed had under way: done, or to be done again. */
+#include "pair.h"
 
 #include <errno.h>
 
 /* The last message of those held that the peer has seen, or NULL; *notes: whether there are any. */
-static const struct sl_verbs_record *last_seen(const struct sl_verbs_lane *l, uint64_t seen,
+static const struct sl_verbs_record *last_seen(const struct sl_verbs_pair *l, uint64_t seen,
 					       int *notes)
 {
 	const struct sl_verbs_record *last = NULL;
@@ -22,7 +22,7 @@ static const struct sl_verbs_record *last_seen(const struct sl_verbs_lane *l, ui
 }
 
 /* What was not proved done is done once more, unless its batch has failed meanwhile. */
-static void do_again(struct sl_verbs_lane *l, struct sl_verbs_record *r)
+static void do_again(struct sl_verbs_pair *l, struct sl_verbs_record *r)
 {
 	struct sl_verbs_conn *n = l->conn;
 	struct sl_verbs_batch *b = r->batch;
@@ -45,7 +45,7 @@ static void do_again(struct sl_verbs_lane *l, struct sl_verbs_record *r)
  * The peer takes what comes over a queue pair in order: a message that it has seen proves the
  * writes before it, but not that the answer of a read came back.
  */
-static void settle(struct sl_verbs_lane *l, uint64_t seen)
+static void settle(struct sl_verbs_pair *l, uint64_t seen)
 {
 	struct sl_verbs_conn *n = l->conn;
 	int notes;
@@ -72,13 +72,13 @@ static void settle(struct sl_verbs_lane *l, uint64_t seen)
 	}
 }
 
-int sl_verbs_lane_settle(struct sl_verbs_conn *n, uint32_t lane, uint64_t seen)
+int sl_verbs_pair_settle(struct sl_verbs_conn *n, uint32_t pair, uint64_t seen)
 {
-	struct sl_verbs_lane *l;
+	struct sl_verbs_pair *l;
 	int rc = 0;
 
 	sl_verbs_enter(n->context);
-	l = lane < SL_VERBS_LANES ? n->lanes[lane] : NULL;
+	l = pair < SL_VERBS_PAIRS ? n->pairs[pair] : NULL;
 	if (!l || n->ended)
 		rc = -EBADF;
 	else if (l->state != SL_VERBS_FAILED && l->state != SL_VERBS_MADE)

@@ -29,7 +29,7 @@ func TestSeenProvesWrites(t *testing.T) {
 	before := l.submit(t, driver.Write, nil, driver.Desc{Local: 10_000, Remote: 10_000, Len: 5000})
 	tag := l.submit(t, driver.Write, numbered(1), driver.Desc{Len: 5000})
 	l.awaitMessage(t, 1)
-	l.awaitNews(t, LaneFailed)
+	l.awaitNews(t, PairFailed)
 	if !bytes.Equal(l.remote[:5000], l.local[:5000]) || !bytes.Equal(l.remote[10_000:15_000],
 		l.local[10_000:15_000]) {
 		t.Fatal("other bytes")
@@ -37,7 +37,7 @@ func TestSeenProvesWrites(t *testing.T) {
 	fill(l.remote[:20_000], 2)
 	want := bytes.Clone(l.remote)
 	l.make(t, 0)
-	l.awaitNews(t, LaneLive)
+	l.awaitNews(t, PairLive)
 	for _, tag := range []uint64{before, tag} {
 		if err := l.outcome(t, tag); err != nil {
 			t.Fatal(err)
@@ -61,9 +61,9 @@ func TestSeenDoesNotProveReads(t *testing.T) {
 	read := l.submit(t, driver.Read, nil, driver.Desc{Len: 5000})
 	l.submit(t, driver.Write, numbered(1), driver.Desc{Local: 10_000, Remote: 10_000, Len: 5000})
 	l.awaitMessage(t, 1)
-	l.awaitNews(t, LaneFailed)
+	l.awaitNews(t, PairFailed)
 	l.make(t, 0)
-	l.awaitNews(t, LaneLive)
+	l.awaitNews(t, PairLive)
 	for tag, err := range l.outcomes(t, 2) {
 		if err != nil {
 			t.Errorf("batch %d (the read is %d): %v", tag, read, err)
@@ -88,9 +88,9 @@ func TestSeenIsLessThanArrived(t *testing.T) {
 	}
 	d.fake.Device(0).MuteNext(1)
 	tag := l.submit(t, driver.Write, numbered(3))
-	l.awaitNews(t, LaneFailed)
+	l.awaitNews(t, PairFailed)
 	l.makeHaving(t, 0, func() uint64 { return 2 })
-	l.awaitNews(t, LaneLive)
+	l.awaitNews(t, PairLive)
 	if err := l.outcome(t, tag); err != nil {
 		t.Fatal(err)
 	}

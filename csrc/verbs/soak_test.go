@@ -168,7 +168,7 @@ func TestManyBatchesWithFaults(t *testing.T) {
 	for seed := range uint64(2) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			d := fakeDevices(t, 2)
-			l := openLink(t, d, testShape{lanes: 2, timeout: 6, retries: 1,
+			l := openLink(t, d, testShape{pairs: 2, timeout: 6, retries: 1,
 				bytes: soakPlaces * soakBytes})
 			m := l.mend(t, 0)
 			chance := fakeverbs.NewChance(d.fake, seed, []int{0, 2}, []int{1, 3})
@@ -205,7 +205,7 @@ func TestManyBatchesWithFaults(t *testing.T) {
 			s.checkCounts(t, end)
 			m.stop()
 			neverOverrun(t, d.fake, 4)
-			t.Logf("%d failures of lanes, %d batches aborted of %d, %d messages", m.fails,
+			t.Logf("%d failures of queue pairs, %d batches aborted of %d, %d messages", m.fails,
 				s.aborted, s.finished, len(s.came))
 		})
 	}
@@ -216,7 +216,7 @@ func TestFaultsByChance(t *testing.T) {
 	for seed := range uint64(3) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			d := fakeDevices(t, 2)
-			l := openLink(t, d, testShape{lanes: 2, timeout: 6, retries: 1, bytes: 1 << 20})
+			l := openLink(t, d, testShape{pairs: 2, timeout: 6, retries: 1, bytes: 1 << 20})
 			m := l.mend(t, 0)
 			chance := fakeverbs.NewChance(d.fake, seed, []int{0, 2}, []int{1, 3})
 			r := rand.New(rand.NewPCG(seed, 1))
@@ -252,7 +252,7 @@ func TestFaultsByChance(t *testing.T) {
 			chance.Rest()
 			m.stop()
 			neverOverrun(t, d.fake, 4)
-			t.Logf("%d failures of lanes", m.fails)
+			t.Logf("%d failures of queue pairs", m.fails)
 		})
 	}
 }

@@ -18,9 +18,9 @@ const (
 	wcRespTimeout = 20
 )
 
-// TestStalledLaneFails has a device take requests and never say anything of them again: the
-// lane fails all the same, and what it held is done by the next.
-func TestStalledLaneFails(t *testing.T) {
+// TestStalledPairFails has a device take requests and never say anything of them again: the
+// queue pair fails all the same, and what it held is done by the next.
+func TestStalledPairFails(t *testing.T) {
 	d := fakeDevices(t, 1)
 	l := openLink(t, d, testShape{config: Config{StallNanos: uint64(stallTime)}})
 	near := d.fake.Device(0)
@@ -28,8 +28,8 @@ func TestStalledLaneFails(t *testing.T) {
 	fill(l.local, 3)
 	begin := time.Now()
 	tag := l.submit(t, driver.Write, numbered(0), driver.Desc{Len: 4096})
-	if n := l.awaitNews(t, LaneFailed); n.Status != wcRespTimeout {
-		t.Errorf("the lane failed with %s", Status(n.Status))
+	if n := l.awaitNews(t, PairFailed); n.Status != wcRespTimeout {
+		t.Errorf("the queue pair failed with %s", Status(n.Status))
 	}
 	if took := time.Since(begin); took < stallTime {
 		t.Errorf("it failed after %v, before its time of %v", took, stallTime)
@@ -45,8 +45,8 @@ func TestStalledLaneFails(t *testing.T) {
 	}
 }
 
-// TestSlowLanesDoNotStall: neither one that is slow but moves, nor one that has had nothing to do.
-func TestSlowLanesDoNotStall(t *testing.T) {
+// TestSlowPairsDoNotStall: neither one that is slow but moves, nor one that has had nothing to do.
+func TestSlowPairsDoNotStall(t *testing.T) {
 	d := fakeDevices(t, 1)
 	l := openLink(t, d, testShape{config: Config{StallNanos: uint64(5 * stallTime), SliceMax: 4096,
 		Depth: 8}})

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One look at what came back, and what has room then. */
-#include "lane.h"
+#include "pair.h"
 
 void sl_verbs_feed(struct sl_verbs_context *c)
 {
@@ -19,7 +19,7 @@ unsigned sl_verbs_step(struct sl_verbs_context *c)
 	unsigned n = 0;
 
 	for (uint32_t i = 0; i < c->ports_len; i++)
-		if (c->ports[i]->lanes)
+		if (c->ports[i]->pairs)
 			n += sl_verbs_take_completions(c->ports[i]);
 	if (n && c->traffic->hungry)
 		sl_verbs_feed(c);

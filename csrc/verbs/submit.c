@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the caller asks for: batches, and the end of batches. */
 #define _GNU_SOURCE
-#include "lane.h"
+#include "pair.h"
 
 #include <endian.h>
 #include <errno.h>
 #include <string.h>
 
-/* Whether a lane reaches both, be it live or not. */
+/* Whether a queue pair reaches both, be it live or not. */
 static int joined(const struct sl_verbs_conn *n, const struct sl_verbs_memory *m,
 		  const struct sl_verbs_import *im)
 {
-	uint32_t lanes = im->lanes & n->reaches;
+	uint32_t pairs = im->pairs & n->reaches;
 
-	for (uint32_t i = 0; lanes >> i; i++)
-		if (lanes >> i & 1 && m->rails >> n->lanes[i]->port->index & 1)
+	for (uint32_t i = 0; pairs >> i; i++)
+		if (pairs >> i & 1 && m->rails >> n->pairs[i]->port->index & 1)
 			return 1;
 	return 0;
 }
@@ -143,7 +143,7 @@ static void fill(struct sl_verbs_batch *b, const struct sl_verbs_batch *form,
 	sl_pieces_take(&b->pieces, &form->pieces);
 	/* before they are looked at: the caller's may change at any time */
 	sl_pieces_keep(&b->pieces);
-	b->piece = b->lane = -1;
+	b->piece = b->pair = -1;
 }
 
 /* Under the lock; form is what the caller asks for. */
@@ -265,6 +265,6 @@ void sl_verbs_expire(struct sl_verbs_conn *n, uint32_t slot)
 	if (im)
 		im->expired = 1;
 	if (!n->ended)
-		sl_verbs_pump(n); /* what waits for a lane finds out when it is built */
+		sl_verbs_pump(n); /* what waits for a queue pair finds out when it is built */
 	sl_verbs_unlock(n->context);
 }

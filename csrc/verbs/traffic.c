@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a context and a rail have for connections, and the thread: made and given back. */
 #define _GNU_SOURCE
-#include "lane.h"
+#include "pair.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -134,13 +134,13 @@ void sl_verbs_traffic_free(struct sl_verbs_context *c)
 	c->traffic = NULL;
 }
 
-int sl_verbs_lanes_open(struct sl_verbs_port *p)
+int sl_verbs_pairs_open(struct sl_verbs_port *p)
 {
 	struct sl_verbs_traffic *t = p->context->traffic;
 	int rc;
 
-	p->lanes = calloc(1, sizeof(*p->lanes));
-	if (!p->lanes)
+	p->pairs = calloc(1, sizeof(*p->pairs));
+	if (!p->pairs)
 		return -ENOMEM;
 	rc = watch(t, p->channel->fd);
 	if (rc == 0) {
@@ -149,21 +149,21 @@ int sl_verbs_lanes_open(struct sl_verbs_port *p)
 			(void)epoll_ctl(t->epoll_fd, EPOLL_CTL_DEL, p->channel->fd, NULL);
 	}
 	if (rc != 0) {
-		free(p->lanes);
-		p->lanes = NULL;
+		free(p->pairs);
+		p->pairs = NULL;
 	}
 	sl_verbs_rouse(p->context); /* there is more to look at */
 	return rc;
 }
 
-void sl_verbs_lanes_close(struct sl_verbs_port *p)
+void sl_verbs_pairs_close(struct sl_verbs_port *p)
 {
 	int fd = p->context->traffic->epoll_fd;
 
-	if (!p->lanes)
+	if (!p->pairs)
 		return;
 	(void)epoll_ctl(fd, EPOLL_CTL_DEL, p->channel->fd, NULL);
 	(void)epoll_ctl(fd, EPOLL_CTL_DEL, p->device->async_fd, NULL);
-	free(p->lanes);
-	p->lanes = NULL;
+	free(p->pairs);
+	p->pairs = NULL;
 }

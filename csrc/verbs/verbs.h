@@ -17,7 +17,7 @@
 #include "../sluice.h"
 
 #define SL_VERBS_RAILS 16 /* of a context */
-#define SL_VERBS_LANES 16 /* of a connection */
+#define SL_VERBS_PAIRS 16 /* of a connection */
 #define SL_VERBS_NOTE_MAX 4096
 #define SL_VERBS_COUNTERS 4096
 
@@ -44,11 +44,14 @@ struct sl_verbs_config {
 	uint32_t notes;	  /* messages of one connection on their way or not received */
 	/* connections that may receive, so many receives are posted at most */
 	uint32_t conns;
-	uint32_t depth;	  /* work requests under way on a lane */
+	uint32_t depth;	  /* work requests under way on a queue pair */
 	uint64_t slice;	  /* bytes of one work request */
-	uint64_t flight;  /* bytes under way on a lane: what a cancel waits for */
+	uint64_t flight;  /* bytes under way on a queue pair: what a cancel waits for */
 	uint64_t spin_ns; /* how long the thread looks before it sleeps */
-	/* a lane over which nothing comes back for so long has failed; 0: it may take for ever */
+	/*
+	 * a queue pair over which nothing comes back for so long has failed; 0: it may take for
+	 * ever
+	 */
 	uint64_t stall_ns;
 	int wake_fd, control_fd; /* eventfds of the caller's */
 };
@@ -88,7 +91,7 @@ struct sl_verbs_counters {
 	uint64_t rate;	    /* bytes a second, measured over busy time; 0: not yet */
 };
 
-/* One end of a lane, as the other end needs it. */
+/* One end of a queue pair, as the other end needs it. */
 struct sl_verbs_end {
 	uint32_t queue_pair, packet; /* numbers; packet: the first one */
 	uint16_t lid;
@@ -161,7 +164,7 @@ int sl_verbs_grant(struct sl_verbs_context *c, uint32_t key, uint32_t rail, uint
 int sl_verbs_revoke(struct sl_verbs_context *c, uint32_t key);
 
 /*
- * A connection of no lanes. An initiator submits, an owner receives. credit: of an initiator, how
+ * A connection of no pairs. An initiator submits, an owner receives. credit: of an initiator, how
  * many messages the owner takes (its config's notes), 0: as many as ours.
  */
 int sl_verbs_connect(struct sl_verbs_context *c, int initiator, uint32_t credit,
@@ -169,50 +172,53 @@ int sl_verbs_connect(struct sl_verbs_context *c, int initiator, uint32_t credit,
 uint64_t sl_verbs_id(struct sl_verbs_conn *n); /* never 0, never used again */
 
 /*
- * A lane is made over a rail, then begun with the other end's, then live: an initiator's
+ * A queue pair is made over a rail, then begun with the other end's, then live: an initiator's
  * once a request without bytes came back. It ends when it fails, and may be made anew, also
  * before it was settled, but begun only then. -EBUSY: it is there.
  */
-int sl_verbs_lane_make(struct sl_verbs_conn *n, uint32_t lane, uint32_t rail,
+int sl_verbs_pair_make(struct sl_verbs_conn *n, uint32_t pair, uint32_t rail,
 		       struct sl_verbs_end *mine);
-int sl_verbs_lane_begin(struct sl_verbs_conn *n, uint32_t lane, const struct sl_verbs_end *theirs);
+int sl_verbs_pair_begin(struct sl_verbs_conn *n, uint32_t pair, const struct sl_verbs_end *theirs);
 /*
  * To the error state, drained, gone: what came over it is received, nothing more will be. An
  * initiator's then waits to be settled, as after a failure, but without news. 0 where there is
  * none. -errno: the device keeps the queue pair, and bytes may still move over it. Call it again
  * then.
  */
-int sl_verbs_lane_end(struct sl_verbs_conn *n, uint32_t lane);
-/* Of an owner: how many messages of the peer arrived, in order, over all lanes. */
+int sl_verbs_pair_end(struct sl_verbs_conn *n, uint32_t pair);
+/* Of an owner: how many messages of the peer arrived, in order, over all pairs. */
 uint64_t sl_verbs_seen(struct sl_verbs_conn *n);
 /*
- * Of an initiator, for a lane that has failed: its other end is gone too, and had seen so many
- * messages. What this proves done is done, all else is posted again on lanes that are live,
- * now or later. Until then it waits.
+ * Of an initiator, for a queue pair that has failed: its other end is gone too, and had seen so
+ * many messages. What this proves done is done, all else is posted again on queue pairs that are
+ * live, now or later. Until then it waits.
  */
-int sl_verbs_lane_settle(struct sl_verbs_conn *n, uint32_t lane, uint64_t seen);
-/* Lanes over it are given nothing new while it is down. */
+int sl_verbs_pair_settle(struct sl_verbs_conn *n, uint32_t pair, uint64_t seen);
+/* Queue pairs over it are given nothing new while it is down. */
 void sl_verbs_rail_up(struct sl_verbs_context *c, uint32_t rail, int up);
 
 /* What the caller must know of. */
 enum {
-	SL_VERBS_LANE_LIVE = 1,
-	SL_VERBS_LANE_FAILED,
+	SL_VERBS_PAIR_LIVE = 1,
+	SL_VERBS_PAIR_FAILED,
 	SL_VERBS_PORT_UP,
 	SL_VERBS_PORT_DOWN,
 	SL_VERBS_DEVICE_GONE
 };
 struct sl_verbs_news {
 	uint64_t conn; /* 0: of a rail */
-	uint32_t kind, lane, rail;
-	int32_t status; /* of the completion that failed a lane */
+	uint32_t kind, pair, rail;
+	int32_t status; /* of the completion that failed a queue pair */
 };
 /* 1: there is some, and control_fd was written to. Only one thread at a time. */
 int sl_verbs_news(struct sl_verbs_context *c, struct sl_verbs_news *out);
 
-/* A peer's memory, with a remote key for each lane (by index). 0: that lane does not reach it. */
+/*
+ * A peer's memory, with a remote key for each queue pair (by index). 0: that queue pair does not
+ * reach it.
+ */
 int sl_verbs_import(struct sl_verbs_conn *n, uint64_t base, uint64_t size, uint32_t flags,
-		    const uint32_t *remote_keys, uint32_t lanes, uint32_t *slot);
+		    const uint32_t *remote_keys, uint32_t pairs, uint32_t *slot);
 void sl_verbs_drop(struct sl_verbs_conn *n, uint32_t slot); /* batches under way keep it */
 /* its epoch is over: no more of it is posted */
 void sl_verbs_expire(struct sl_verbs_conn *n, uint32_t slot);
@@ -220,9 +226,9 @@ void sl_verbs_expire(struct sl_verbs_conn *n, uint32_t slot);
 /*
  * Starts a batch: all of it or nothing. 0, or errno in the low 16 bits and the piece
  * above: EAGAIN no place for a batch or a message, ERANGE an unknown key or beyond its memory,
- * EROFS, EPIPE lost, EBADF ended, ESTALE a past epoch, EHOSTUNREACH no lane reaches both sides'
- * memory. It waits when none that does is live. note NULL: no message. With counter, which is
- * below SL_VERBS_COUNTERS, or -1, one more for a counter of the peer follows in its place.
+ * EROFS, EPIPE lost, EBADF ended, ESTALE a past epoch, EHOSTUNREACH no queue pair reaches both
+ * sides' memory. It waits when none that does is live. note NULL: no message. With counter, which
+ * is below SL_VERBS_COUNTERS, or -1, one more for a counter of the peer follows in its place.
  */
 int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_desc *d,
 			size_t count, const uint8_t *note, size_t note_len, int32_t counter);
@@ -243,8 +249,8 @@ void sl_verbs_undrive(struct sl_verbs_context *c);
  */
 int sl_verbs_drain(struct sl_verbs_conn *n, uint64_t grace_ns);
 /*
- * All lanes to the error state and drained, then all batches end with the outcome of the first
- * call. -errno: a device keeps a queue pair. No batch ends then, and it may be called again.
+ * All queue pairs to the error state and drained, then all batches end with the outcome of the
+ * first call. -errno: a device keeps a queue pair. No batch ends then, and it may be called again.
  */
 int sl_verbs_end(struct sl_verbs_conn *n, int32_t status);
 /*

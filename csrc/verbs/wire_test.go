@@ -31,7 +31,7 @@ func testWire(t *testing.T) guest.Wire {
 	return w
 }
 
-// steward makes lanes anew as they fail, until it is stopped. It returns how often.
+// steward makes queue pairs anew as they fail, until it is stopped. It returns how often.
 func (l *testLink) steward(t *testing.T, stop <-chan struct{}) int {
 	made := 0
 	for {
@@ -41,16 +41,16 @@ func (l *testLink) steward(t *testing.T, stop <-chan struct{}) int {
 		case <-time.After(time.Millisecond):
 		}
 		n, ok := l.near.News()
-		if !ok || n.Kind != LaneFailed {
+		if !ok || n.Kind != PairFailed {
 			continue
 		}
-		l.make(t, n.Lane)
+		l.make(t, n.Pair)
 		made++
 	}
 }
 
-// TestRealVerbsCutOff loses all packets in mid-transfer: the lane fails in its time, is made anew
-// as often as needed, and everything goes through once the wire is mended, once.
+// TestRealVerbsCutOff loses all packets in mid-transfer: the queue pair fails in its time, is made
+// anew as often as needed, and everything goes through once the wire is mended, once.
 func TestRealVerbsCutOff(t *testing.T) {
 	w := testWire(t)
 	l := openLink(t, realDevices(t, 1), testShape{timeout: 10, retries: 2,
@@ -63,8 +63,8 @@ func TestRealVerbsCutOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := l.submit(t, driver.Write, numbered(1), driver.Desc{Len: 1000})
-	if n := l.awaitNews(t, LaneFailed); n.Status != 12 {
-		t.Errorf("the lane failed with %s", Status(n.Status))
+	if n := l.awaitNews(t, PairFailed); n.Status != 12 {
+		t.Errorf("the queue pair failed with %s", Status(n.Status))
 	}
 	l.make(t, 0)
 	go func() { ended <- l.steward(t, stop) }()
@@ -95,8 +95,8 @@ func TestRealVerbsCutOff(t *testing.T) {
 	}
 }
 
-// TestRealVerbsCancelOnDeadWire aborts what cannot get through: it ends when its lane is drained
-// and settled, and not before.
+// TestRealVerbsCancelOnDeadWire aborts what cannot get through: it ends when its queue pair is
+// drained and settled, and not before.
 func TestRealVerbsCancelOnDeadWire(t *testing.T) {
 	w := testWire(t)
 	l := openLink(t, realDevices(t, 1), testShape{timeout: 10, retries: 2})
@@ -105,7 +105,7 @@ func TestRealVerbsCancelOnDeadWire(t *testing.T) {
 	}
 	tag := l.submit(t, driver.Write, []byte("never"), driver.Desc{Len: 1 << 20})
 	l.conn.Cancel(tag)
-	l.awaitNews(t, LaneFailed)
+	l.awaitNews(t, PairFailed)
 	var done [1]Done
 	if l.near.Poll(done[:]) != 0 {
 		t.Fatalf("completion %+v before the other end is over", done[0])

@@ -7,7 +7,7 @@
  *		gcc -O2 -I.. -o cost cost.c ../[a-z]*.c -ldl -lpthread
  */
 #define _GNU_SOURCE
-#include "lane.h"
+#include "pair.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -317,7 +317,7 @@ static void set_up(uint32_t rails)
 					   .mtu = 5,
 					   .reads = 16,
 					   .link_layer = IBV_LINK_LAYER_ETHERNET};
-	uint32_t keys[SL_VERBS_LANES], r;
+	uint32_t keys[SL_VERBS_PAIRS], r;
 	static uint8_t *memory;
 	char why[128];
 	int rc = sl_verbs_open(&config, &context);
@@ -337,9 +337,9 @@ static void set_up(uint32_t rails)
 	for (uint32_t k = 0; k < PEERS && rc == 0; k++) {
 		rc = sl_verbs_connect(context, 1, 0, &conns[k]);
 		for (uint32_t i = 0; i < rails && rc == 0; i++) {
-			rc = sl_verbs_lane_make(conns[k], i, i, &end);
+			rc = sl_verbs_pair_make(conns[k], i, i, &end);
 			if (rc == 0)
-				rc = sl_verbs_lane_begin(conns[k], i, &theirs);
+				rc = sl_verbs_pair_begin(conns[k], i, &theirs);
 		}
 		if (rc == 0)
 			rc = sl_verbs_import(conns[k], 4096, MEMORY, 0, keys, rails, &slots[k]);

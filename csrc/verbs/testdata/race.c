@@ -19,7 +19,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define LANES 2
+#define PAIRS 2
 #define BYTES (1u << 20)
 #define ROUND_US 400000
 
@@ -54,7 +54,7 @@ static struct sl_verbs_context *open_end(int first)
 	struct sl_verbs_context *c;
 
 	MUST(sl_verbs_open(&config, &c) == 0);
-	for (int i = 0; i < LANES; i++) {
+	for (int i = 0; i < PAIRS; i++) {
 		char name[16], why[256];
 		struct sl_verbs_rail_config rail = {.device = name,
 						    .port = 1,
@@ -73,42 +73,42 @@ static void *map(struct sl_verbs_context *c, uint32_t key, size_t bytes, struct 
 {
 	void *mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-	for (uint32_t i = 0; i < LANES; i++)
+	for (uint32_t i = 0; i < PAIRS; i++)
 		MUST(sl_verbs_pin(c, i, mem, bytes, 0, NULL, &pins[i]) == 0);
 	MUST(sl_verbs_map(c, key, mem, bytes, pins, 0) == 0);
 	return mem;
 }
 
 /* As the control plane does it. 0, or it is to be done again. */
-static int make_lane(uint32_t lane)
+static int make_pair(uint32_t pair)
 {
 	struct sl_verbs_end mine, theirs;
 
-	if (sl_verbs_lane_end(back, lane) != 0)
+	if (sl_verbs_pair_end(back, pair) != 0)
 		return -1;
 	/* the first time there is nothing to settle */
-	(void)sl_verbs_lane_settle(conn, lane, sl_verbs_seen(back));
-	if (sl_verbs_lane_make(conn, lane, lane, &mine) != 0 ||
-	    sl_verbs_lane_make(back, lane, lane, &theirs) != 0 ||
-	    sl_verbs_lane_begin(back, lane, &mine) != 0)
+	(void)sl_verbs_pair_settle(conn, pair, sl_verbs_seen(back));
+	if (sl_verbs_pair_make(conn, pair, pair, &mine) != 0 ||
+	    sl_verbs_pair_make(back, pair, pair, &theirs) != 0 ||
+	    sl_verbs_pair_begin(back, pair, &mine) != 0)
 		return -1;
-	return sl_verbs_lane_begin(conn, lane, &theirs);
+	return sl_verbs_pair_begin(conn, pair, &theirs);
 }
 
 static void *mend(void *arg)
 {
-	int failed[LANES] = {0};
+	int failed[PAIRS] = {0};
 	struct sl_verbs_news n;
 
 	while (!atomic_load(&stop)) {
 		while (sl_verbs_news(near, &n))
-			if (n.kind == SL_VERBS_LANE_FAILED)
-				failed[n.lane] = 1;
+			if (n.kind == SL_VERBS_PAIR_FAILED)
+				failed[n.pair] = 1;
 		while (sl_verbs_news(far, &n))
 			;
-		for (uint32_t i = 0; i < LANES; i++)
+		for (uint32_t i = 0; i < PAIRS; i++)
 			if (failed[i])
-				failed[i] = make_lane(i) != 0;
+				failed[i] = make_pair(i) != 0;
 		usleep(300);
 	}
 	return arg;
@@ -179,7 +179,7 @@ static void *harm(void *arg)
 	struct sl_verbs_rail rail;
 
 	while (!atomic_load(&stop)) {
-		struct fake_panel *p = &control->device[rand_r(&seed) % LANES * 2].panel;
+		struct fake_panel *p = &control->device[rand_r(&seed) % PAIRS * 2].panel;
 
 		p->late_us = 2000;
 		p->fail_status = IBV_WC_RETRY_EXC_ERR;
@@ -189,7 +189,7 @@ static void *harm(void *arg)
 		MUST(sl_verbs_rail_counters(near, 0, &counters) == 0 &&
 		     sl_verbs_rail_info(near, 1, &rail) == 0);
 	}
-	for (int i = 0; i < LANES; i++)
+	for (int i = 0; i < PAIRS; i++)
 		control->device[2 * i].panel.lose = control->device[2 * i].panel.late =
 		    control->device[2 * i].panel.fail = 0;
 	return arg;
@@ -205,7 +205,7 @@ static void *register_memory(void *arg)
 
 		MUST(sl_verbs_grant(near, 7, 0, 0, &key) == 0 && sl_verbs_revoke(near, 7) == 0);
 		sl_verbs_unmap(near, 7);
-		for (int i = 0; i < LANES; i++)
+		for (int i = 0; i < PAIRS; i++)
 			MUST(sl_verbs_unpin(pins[i]) == 0);
 		munmap(mem, 65536);
 		usleep(1000);
@@ -218,7 +218,7 @@ static void run(int round)
 	static void *(*const work[])(void *) = {mend, submit,	       submit,
 						harm, register_memory, poll_both};
 	struct sl_verbs_pin *pins[SL_VERBS_RAILS] = {NULL}, *others[SL_VERBS_RAILS] = {NULL};
-	uint32_t keys[LANES];
+	uint32_t keys[PAIRS];
 	pthread_t threads[6];
 	void *local, *remote;
 
@@ -228,9 +228,9 @@ static void run(int round)
 	local = map(near, 1, BYTES, pins);
 	remote = map(far, 1, BYTES, others);
 	MUST(sl_verbs_connect(near, 1, 8, &conn) == 0 && sl_verbs_connect(far, 0, 0, &back) == 0);
-	for (uint32_t i = 0; i < LANES; i++)
-		MUST(make_lane(i) == 0 && sl_verbs_grant(far, 1, i, 0, &keys[i]) == 0);
-	MUST(sl_verbs_import(conn, (uintptr_t)remote, BYTES, 0, keys, LANES, &slot) == 0);
+	for (uint32_t i = 0; i < PAIRS; i++)
+		MUST(make_pair(i) == 0 && sl_verbs_grant(far, 1, i, 0, &keys[i]) == 0);
+	MUST(sl_verbs_import(conn, (uintptr_t)remote, BYTES, 0, keys, PAIRS, &slot) == 0);
 	for (uintptr_t i = 0; i < 6; i++)
 		MUST(pthread_create(&threads[i], NULL, work[i], (void *)(i + 1)) == 0);
 	usleep(ROUND_US);
@@ -261,13 +261,13 @@ int main(int argc, char **argv)
 	MUST(fd >= 0);
 	control = mmap(NULL, sizeof(*control), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	MUST(control != MAP_FAILED);
-	control->devices = 2 * LANES;
-	for (int i = 0; i < 2 * LANES; i++)
+	control->devices = 2 * PAIRS;
+	for (int i = 0; i < 2 * PAIRS; i++)
 		control->device[i].panel.link = 1;
 	MUST(sl_verbs_load(argv[1], why, sizeof(why)) == 0);
 	for (int round = 0; round < 3; round++)
 		run(round);
-	for (int i = 0; i < 2 * LANES; i++) {
+	for (int i = 0; i < 2 * PAIRS; i++) {
 		struct fake_panel *p = &control->device[i].panel;
 
 		MUST(!(p->contexts | p->pds | p->mrs | p->channels | p->cqs | p->srqs | p->qps));

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Fails an owner's lane, and begins an initiator's, while the list of requests that are built is
+ * Fails an owner's queue pair, and begins an initiator's, while the list of requests that are built is
  * full: the mark and the probe find room.
  *
  *	room LIBRARY CONTROL
  */
 #define _GNU_SOURCE
 #include "control.h"
-#include "lane.h"
+#include "pair.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -50,22 +50,22 @@ static struct sl_verbs_context *open_end(const char *first, const char *second)
 	return c;
 }
 
-static void connect_lane(struct sl_verbs_conn *conn, struct sl_verbs_conn *back, uint32_t lane)
+static void connect_pair(struct sl_verbs_conn *conn, struct sl_verbs_conn *back, uint32_t pair)
 {
 	struct sl_verbs_end mine, theirs;
 
-	MUST(sl_verbs_lane_make(conn, lane, lane, &mine) == 0);
-	MUST(sl_verbs_lane_make(back, lane, lane, &theirs) == 0);
-	MUST(sl_verbs_lane_begin(back, lane, &mine) == 0);
-	MUST(sl_verbs_lane_begin(conn, lane, &theirs) == 0);
-	while (__atomic_load_n(&conn->lanes[lane]->state, __ATOMIC_SEQ_CST) != SL_VERBS_LIVE)
+	MUST(sl_verbs_pair_make(conn, pair, pair, &mine) == 0);
+	MUST(sl_verbs_pair_make(back, pair, pair, &theirs) == 0);
+	MUST(sl_verbs_pair_begin(back, pair, &mine) == 0);
+	MUST(sl_verbs_pair_begin(conn, pair, &theirs) == 0);
+	while (__atomic_load_n(&conn->pairs[pair]->state, __ATOMIC_SEQ_CST) != SL_VERBS_LIVE)
 		usleep(1000);
 }
 
 #define UNTOUCHED 0x5a5a5a5a5a5a5a5aull
 
-/* Writes without bytes, over this lane, until no more can be built. Under the lock. */
-static void fill(struct sl_verbs_lane *l)
+/* Writes without bytes, over this queue pair, until no more can be built. Under the lock. */
+static void fill(struct sl_verbs_pair *l)
 {
 	l->conn->context->traffic->sges[0].addr = UNTOUCHED; /* it lies behind the requests */
 	while (l->conn->context->traffic->built < SL_VERBS_CHAIN) {
@@ -102,22 +102,22 @@ int main(int argc, char **argv)
 	near = open_end("fake0", "fake2");
 	far = open_end("fake1", "fake3");
 	MUST(sl_verbs_connect(near, 1, 8, &conn) == 0 && sl_verbs_connect(far, 0, 0, &back) == 0);
-	connect_lane(conn, back, 0);
+	connect_pair(conn, back, 0);
 	/* A probe. */
-	MUST(sl_verbs_lane_make(conn, 1, 1, &mine) == 0);
-	MUST(sl_verbs_lane_make(back, 1, 1, &theirs) == 0);
-	MUST(sl_verbs_lane_begin(back, 1, &mine) == 0);
+	MUST(sl_verbs_pair_make(conn, 1, 1, &mine) == 0);
+	MUST(sl_verbs_pair_make(back, 1, 1, &theirs) == 0);
+	MUST(sl_verbs_pair_begin(back, 1, &mine) == 0);
 	sl_verbs_enter(near);
-	fill(conn->lanes[0]);
+	fill(conn->pairs[0]);
 	sl_verbs_unlock(near);
-	MUST(sl_verbs_lane_begin(conn, 1, &theirs) == 0);
+	MUST(sl_verbs_pair_begin(conn, 1, &theirs) == 0);
 	sl_verbs_enter(near);
 	MUST(near->traffic->built == 0 && near->traffic->sges[0].addr == UNTOUCHED);
 	sl_verbs_unlock(near);
 	/* A mark. */
 	sl_verbs_enter(far);
-	fill(back->lanes[0]);
-	sl_verbs_fail_lane(back->lanes[1], 0);
+	fill(back->pairs[0]);
+	sl_verbs_fail_pair(back->pairs[1], 0);
 	MUST(far->traffic->built == 0 && far->traffic->sges[0].addr == UNTOUCHED);
 	sl_verbs_unlock(far);
 	MUST(sl_verbs_disconnect(conn) == 0 && sl_verbs_disconnect(back) == 0);

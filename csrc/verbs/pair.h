@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Connections, their lanes, and what is under way on them, as the files of the verbs side share
- * them. All of it is under the lock of the context, unless it says otherwise.
+ * Connections, their queue pairs, and what is under way on them, as the files of the verbs side
+ * share them. All of it is under the lock of the context, unless it says otherwise.
  */
-#ifndef SLUICE_VERBS_LANE_H
-#define SLUICE_VERBS_LANE_H
+#ifndef SLUICE_VERBS_PAIR_H
+#define SLUICE_VERBS_PAIR_H
 
 #include "../pieces.h"
 #include "context.h"
@@ -12,8 +12,8 @@
 #define SL_VERBS_HELD 8		/* local memories that a batch holds */
 #define SL_VERBS_CHAIN 64	/* requests that are built before they are posted */
 #define SL_VERBS_ENTRIES 32	/* local entries of a request */
-#define SL_VERBS_BUCKETS 256	/* of a rail's table of lanes */
-#define SL_VERBS_CREDITS 4	/* receives that an initiator's lane needs */
+#define SL_VERBS_BUCKETS 256	/* of a rail's table of queue pairs */
+#define SL_VERBS_CREDITS 4	/* receives that an initiator's queue pair needs */
 
 /* What stands before the bytes of a message; little-endian. */
 struct sl_verbs_head {
@@ -38,7 +38,7 @@ struct sl_verbs_slip {
 	uint32_t kind;
 };
 
-struct sl_verbs_lane;
+struct sl_verbs_pair;
 
 enum sl_verbs_kind {
 	SL_VERBS_DATA,
@@ -54,7 +54,7 @@ enum sl_verbs_kind {
  */
 struct sl_verbs_record {
 	struct sl_verbs_record *next;
-	struct sl_verbs_lane *lane; /* that it is posted on, or NULL */
+	struct sl_verbs_pair *pair; /* that it is posted on, or NULL */
 	struct sl_verbs_batch *batch; /* NULL: of none */
 	struct sl_verbs_slip *slip;
 	uint64_t number; /* of the message */
@@ -68,7 +68,7 @@ struct sl_verbs_list {
 	uint32_t n;
 };
 
-enum sl_verbs_lane_state {
+enum sl_verbs_pair_state {
 	SL_VERBS_NONE,
 	SL_VERBS_MADE,
 	SL_VERBS_BEGUN,	  /* waits for its probe */
@@ -77,16 +77,16 @@ enum sl_verbs_lane_state {
 	SL_VERBS_FAILED	  /* drained */
 };
 
-struct sl_verbs_lane {
-	struct sl_verbs_lane *chain; /* of a bucket of the rail */
+struct sl_verbs_pair {
+	struct sl_verbs_pair *chain; /* of a bucket of the rail */
 	struct sl_verbs_conn *conn;
 	struct sl_verbs_port *port;
 	struct ibv_qp *qp; /* NULL: gone */
 	uint32_t index, number, depth, packet;
-	enum sl_verbs_lane_state state;
+	enum sl_verbs_pair_state state;
 	int quiet; /* somebody waits for its end: no news of that */
 	int32_t status;
-	uint32_t news; /* SL_VERBS_LANE_*, not told yet; 0: none */
+	uint32_t news; /* SL_VERBS_PAIR_*, not told yet; 0: none */
 	uint64_t deadline; /* of draining */
 	int kept; /* errno: the device did not destroy the queue pair when it was last to */
 	uint32_t promised; /* receives */
@@ -107,9 +107,11 @@ struct sl_verbs_lane {
 };
 
 /* What a rail has of it. */
-struct sl_verbs_lanes {
-	struct sl_verbs_lane *buckets[SL_VERBS_BUCKETS]; /* by number of the queue pair */
-	/* of lanes: each may have one request more than there is room for, a probe or a mark */
+struct sl_verbs_pairs {
+	struct sl_verbs_pair *buckets[SL_VERBS_BUCKETS]; /* by number of the queue pair */
+	/*
+	 * of queue pairs: each may have one request more than there is room for, a probe or a mark
+	 */
 	uint32_t len;
 	int silent; /* the device has no more events to tell */
 	int armed; /* the channel speaks at the next completion of either queue, or has spoken */
@@ -122,8 +124,8 @@ struct sl_verbs_import {
 	uint64_t base, size, dropped_at; /* order of the first batch that cannot use it */
 	uint32_t flags;
 	int dropped, expired;
-	uint32_t lanes; /* a bit for each that reaches it */
-	uint32_t keys[SL_VERBS_LANES];
+	uint32_t pairs; /* a bit for each that reaches it */
+	uint32_t keys[SL_VERBS_PAIRS];
 };
 
 /* Where a batch is: at this byte of this piece. */
@@ -140,7 +142,7 @@ struct sl_verbs_batch {
 	int write, cancelled;
 	int32_t status, piece;
 	uint32_t open; /* records of it */
-	int32_t lane;  /* that all of it goes over, -1: not chosen yet; if it is whole */
+	int32_t pair;  /* that all of it goes over, -1: not chosen yet; if it is whole */
 	int whole;
 	struct sl_verbs_slip *note; /* not posted yet */
 	struct sl_verbs_place place;
@@ -178,11 +180,11 @@ struct sl_verbs_conn {
 	int initiator, closed, ending, ended;
 	int tried; /* to end it, when the context closes */
 	int32_t outcome; /* once ended */
-	/* one lane is made, begun or ended at a time; before the context's lock */
+	/* one queue pair is made, begun or ended at a time; before the context's lock */
 	pthread_mutex_t setup;
-	struct sl_verbs_lane *lanes[SL_VERBS_LANES];
-	uint32_t reaches; /* a bit for each lane that was ever made */
-	uint32_t turn;	  /* the lane that comes first among equals */
+	struct sl_verbs_pair *pairs[SL_VERBS_PAIRS];
+	uint32_t reaches; /* a bit for each queue pair that was ever made */
+	uint32_t turn;	  /* the queue pair that comes first among equals */
 	uint8_t *slab; /* slips */
 	size_t slab_size;
 	struct ibv_mr *slab_mr[SL_VERBS_RAILS];
@@ -195,9 +197,9 @@ struct sl_verbs_conn {
 	uint32_t imports_len, graves;
 	struct sl_verbs_list again;  /* data that waits to be posted once more */
 	struct sl_verbs_list resend; /* messages that do */
-	uint32_t held; /* records of all lanes that wait to be settled */
+	uint32_t held; /* records of all queue pairs that wait to be settled */
 	struct sl_verbs_batch *note_first, *note_last;
-	struct sl_verbs_lane *note_lane; /* of messages that are posted or held */
+	struct sl_verbs_pair *note_pair; /* of messages that are posted or held */
 	uint32_t notes_out;		 /* how many */
 	/* messages: all of submit, numbered, acknowledged, taken by the peer's program */
 	uint64_t accepted, sent, arrived, credited;
@@ -220,9 +222,9 @@ struct sl_verbs_traffic {
 	struct sl_verbs_slab *slabs;	 /* of records */
 	struct sl_verbs_inbox inboxes;	 /* ring */
 	struct sl_verbs_post *first, **end; /* what arrived */
-	uint32_t news; /* lanes and rails that have some */
-	uint32_t draining; /* lanes */
-	uint32_t kept;	   /* of those, lanes whose queue pair the device keeps */
+	uint32_t news; /* queue pairs and rails that have some */
+	uint32_t draining; /* queue pairs */
+	uint32_t kept;	   /* of those, queue pairs that the device keeps */
 	uint64_t watched; /* when sl_verbs_watch looked */
 	/* whoever holds the lock looks for completions afterwards: no need to wake the poller */
 	int polled;
@@ -268,15 +270,15 @@ static inline struct sl_verbs_record *sl_verbs_pop(struct sl_verbs_list *l)
 	return r;
 }
 
-static inline int sl_verbs_usable(const struct sl_verbs_lane *l)
+static inline int sl_verbs_usable(const struct sl_verbs_pair *l)
 {
 	return l && l->state == SL_VERBS_LIVE && !l->port->down && !l->port->gone;
 }
 
 /*
  * The files, each of which calls only those above it: lock.c and record.c, receive.c and memory.c,
- * note.c and import.c, lane.c, batch.c, send.c, arrive.c, complete.c, post.c, settle.c, submit.c
- * and step.c, end.c, pair.c and events.c, conn.c, progress.c, traffic.c, rail.c, open.c.
+ * note.c and import.c, pair.c, batch.c, send.c, arrive.c, complete.c, post.c, settle.c, submit.c
+ * and step.c, end.c, make.c and events.c, conn.c, progress.c, traffic.c, rail.c, open.c.
  */
 
 /* lock.c */
@@ -310,28 +312,28 @@ void sl_verbs_unqueue_note(struct sl_verbs_batch *b); /* its message is not sent
 struct sl_verbs_import *sl_verbs_import_of(const struct sl_verbs_conn *n, uint32_t slot);
 void sl_verbs_reap(struct sl_verbs_conn *n); /* imports that no batch uses */
 
-/* lane.c: a queue pair, and what is posted on it */
-struct sl_verbs_lane *sl_verbs_lane_of(struct sl_verbs_port *p, uint32_t number);
-void sl_verbs_enlist(struct sl_verbs_lane *l); /* completions find it by its number */
-void sl_verbs_delist(struct sl_verbs_lane *l); /* the reverse */
-void sl_verbs_fail_lane(struct sl_verbs_lane *l, int32_t status); /* to the error state, once */
-void sl_verbs_drained(struct sl_verbs_lane *l); /* nothing is posted on it any more */
-void sl_verbs_lane_lives(struct sl_verbs_lane *l);
-int sl_verbs_has_room(const struct sl_verbs_lane *l);
+/* pair.c: a queue pair, and what is posted on it */
+struct sl_verbs_pair *sl_verbs_pair_of(struct sl_verbs_port *p, uint32_t number);
+void sl_verbs_enlist(struct sl_verbs_pair *l); /* completions find it by its number */
+void sl_verbs_delist(struct sl_verbs_pair *l); /* the reverse */
+void sl_verbs_fail_pair(struct sl_verbs_pair *l, int32_t status); /* to the error state, once */
+void sl_verbs_drained(struct sl_verbs_pair *l); /* nothing is posted on it any more */
+void sl_verbs_pair_lives(struct sl_verbs_pair *l);
+int sl_verbs_has_room(const struct sl_verbs_pair *l);
 /*
  * The entries of the next request that is built. Where there is no room for one more, what is
- * built is posted first, which may fail lanes: a lane is chosen after that.
+ * built is posted first, which may fail queue pairs: a queue pair is chosen after that.
  */
 struct ibv_sge *sl_verbs_entries(struct sl_verbs_conn *n);
-/* Adds a request to what is built for a lane, with so many of sl_verbs_entries. */
-struct ibv_send_wr *sl_verbs_build(struct sl_verbs_lane *l, struct sl_verbs_record *r,
+/* Adds a request to what is built for a queue pair, with so many of sl_verbs_entries. */
+struct ibv_send_wr *sl_verbs_build(struct sl_verbs_pair *l, struct sl_verbs_record *r,
 				   struct ibv_sge *entries, uint32_t len);
 void sl_verbs_ring_bells(struct sl_verbs_conn *n); /* posts what is built */
 /* the next that was posted leaves the queue pair */
-struct sl_verbs_record *sl_verbs_leave(struct sl_verbs_lane *l);
+struct sl_verbs_record *sl_verbs_leave(struct sl_verbs_pair *l);
 /* it left the queue pair without a proof */
-void sl_verbs_hold(struct sl_verbs_lane *l, struct sl_verbs_record *r);
-void sl_verbs_abandon(struct sl_verbs_lane *l); /* all that is posted did */
+void sl_verbs_hold(struct sl_verbs_pair *l, struct sl_verbs_record *r);
+void sl_verbs_abandon(struct sl_verbs_pair *l); /* all that is posted did */
 
 /* batch.c */
 /* Whether all of its data is posted, or was. */
@@ -351,7 +353,7 @@ void sl_verbs_drop_records(struct sl_verbs_batch *b); /* those of it that wait t
 void sl_verbs_forget_records(struct sl_verbs_conn *n); /* at its end: none is posted */
 
 /* send.c */
-struct sl_verbs_lane *sl_verbs_note_lane(struct sl_verbs_conn *n); /* NULL: none at the moment */
+struct sl_verbs_pair *sl_verbs_note_pair(struct sl_verbs_conn *n); /* NULL: none at the moment */
 void sl_verbs_post_notes(struct sl_verbs_conn *n);
 void sl_verbs_repay(struct sl_verbs_conn *n); /* tells the peer what was taken, where that is due */
 
@@ -359,7 +361,7 @@ void sl_verbs_repay(struct sl_verbs_conn *n); /* tells the peer what was taken, 
 void sl_verbs_arrived(struct sl_verbs_port *p, const struct ibv_wc *wc);
 
 /* complete.c */
-void sl_verbs_done(struct sl_verbs_lane *l, struct sl_verbs_record *r);
+void sl_verbs_done(struct sl_verbs_pair *l, struct sl_verbs_record *r);
 unsigned sl_verbs_take_completions(struct sl_verbs_port *p); /* some of them */
 /*
  * Takes all that has arrived by now. The peer was told that it has arrived, and some devices forget
@@ -377,14 +379,14 @@ void sl_verbs_feed(struct sl_verbs_context *c); /* pumps those that wait for roo
 
 /* end.c */
 void sl_verbs_tick(struct sl_verbs_context *c, uint64_t now); /* gives up what does not drain */
-/* Fails lanes over which nothing comes back any more, not even an error. */
+/* Fails queue pairs over which nothing comes back any more, not even an error. */
 void sl_verbs_watch(struct sl_verbs_context *c, uint64_t now);
 /*
  * Ended, drained and given back; n->setup is held, the lock not. -errno: the device keeps the queue
- * pair, over which bytes may still move. Then nothing of the lane is over, and it may be called
- * again.
+ * pair, over which bytes may still move. Then nothing of the queue pair is over, and it may be
+ * called again.
  */
-int sl_verbs_finish_lane(struct sl_verbs_lane *l);
+int sl_verbs_finish_pair(struct sl_verbs_pair *l);
 
 /* events.c: what devices say without being asked */
 void sl_verbs_heed(struct sl_verbs_port *p);
