@@ -17,7 +17,7 @@ struct sl_ring {
 	_Alignas(64) uint64_t head; /* written here */
 	_Alignas(64) uint64_t tail; /* written by the poller */
 	_Alignas(64) uint32_t armed; /* the poller wants wake_fd written to, once */
-	uint32_t notes;		     /* messages that wait to be received */
+	uint32_t notifs;		     /* messages that wait to be received */
 	uint32_t first_len;	     /* bytes of the first of them */
 	uint32_t mask;
 	/*

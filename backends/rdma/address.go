@@ -22,7 +22,7 @@ type address struct {
 	owner   keys.Owner
 	host    [8]byte // equal on the same host
 	process uint32
-	notes   uint32 // messages that a connection to it may have on their way
+	notifs  uint32 // messages that a connection to it may have on their way
 	control []netip.AddrPort
 	rails   []railAddress
 }
@@ -39,7 +39,7 @@ const (
 	addressMark  = "rdma2" // with the version of everything that passes between backends
 	addressCheck = 8
 	controlsMax  = 16
-	notesLimit   = 1 << 15
+	notifsLimit  = 1 << 15
 )
 
 // encode refuses what does not fit in driver.AddrMax, which no machine comes near to.
@@ -47,7 +47,7 @@ func (a *address) encode() ([]byte, error) {
 	b := append([]byte(addressMark), a.owner[:]...)
 	b = append(b, a.host[:]...)
 	b = binary.LittleEndian.AppendUint32(b, a.process)
-	b = binary.LittleEndian.AppendUint32(b, a.notes)
+	b = binary.LittleEndian.AppendUint32(b, a.notifs)
 	b = append(b, byte(len(a.control)))
 	for _, c := range a.control {
 		ip := c.Addr().As16()
@@ -88,11 +88,11 @@ func decodeAddress(b []byte) (a address, err error) {
 	r := control.Read(body[len(addressMark):])
 	copy(a.owner[:], r.Bytes(8))
 	copy(a.host[:], r.Bytes(8))
-	a.process, a.notes = r.Uint32(), r.Uint32()
+	a.process, a.notifs = r.Uint32(), r.Uint32()
 	a.readControl(&r)
 	a.readRails(&r)
-	if !r.Done() || len(a.control) == 0 || len(a.rails) == 0 || a.notes == 0 ||
-		a.notes > notesLimit {
+	if !r.Done() || len(a.control) == 0 || len(a.rails) == 0 || a.notifs == 0 ||
+		a.notifs > notifsLimit {
 		return address{}, fmt.Errorf("rdma address: %w", driver.ErrCorrupt)
 	}
 	return a, nil

@@ -17,7 +17,7 @@ import (
 
 func someAddress() address {
 	return address{
-		owner: keys.Owner{1, 2, 3}, host: [8]byte{4}, process: 77, notes: 64,
+		owner: keys.Owner{1, 2, 3}, host: [8]byte{4}, process: 77, notifs: 64,
 		control: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:4791"),
 			netip.MustParseAddrPort("[fd00::1]:1")},
 		rails: []railAddress{railIn("10.0.0.1", 24, true), railIn("fe80::1", 0, false)},

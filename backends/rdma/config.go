@@ -43,9 +43,9 @@ type Config struct {
 	Flight int
 
 	BatchesMax int // batches accepted and not yet polled; power of two, default 1,024
-	NotesMax   int // messages of one connection on their way or not received; default 64
+	NotifyMax  int // messages of one connection on their way or not received; default 64
 	KeysMax    int // memories registered at a time; default 64 Ki, at most 1 Mi
-	// peers connected to us at a time; default 64: each has NotesMax receives posted for it
+	// peers connected to us at a time; default 64: each has NotifyMax receives posted for it
 	ConnsMax int
 
 	// Timeout is how long a queue pair waits for an acknowledgement before it sends
@@ -85,7 +85,7 @@ type Config struct {
 }
 
 const (
-	messageMax  = verbs.NoteMax
+	messageMax  = verbs.NotifMax
 	descsMax    = 4096
 	runsMax     = 64 << 10
 	railsMax    = verbs.RailsMax
@@ -102,7 +102,7 @@ func (c *Config) EnsureDefaults() {
 	limits.Default(&c.Slice, 1<<20)
 	limits.Default(&c.Flight, max(16<<20, c.Slice))
 	limits.Default(&c.BatchesMax, 1024)
-	limits.Default(&c.NotesMax, 64)
+	limits.Default(&c.NotifyMax, 64)
 	limits.Default(&c.KeysMax, 64<<10)
 	limits.Default(&c.ConnsMax, 64)
 	limits.Default(&c.Timeout, 200*time.Millisecond)
@@ -127,7 +127,7 @@ func (c *Config) check() error {
 		limits.Within("Entries", c.Entries, 0, 1<<10),
 		limits.Within("Flight", c.Flight, c.Slice, 1<<40),
 		limits.Within("BatchesMax", c.BatchesMax, 2, 1<<20),
-		limits.Within("NotesMax", c.NotesMax, 1, 1<<15),
+		limits.Within("NotifyMax", c.NotifyMax, 1, 1<<15),
 		limits.Within("KeysMax", c.KeysMax, 1, keys.Limit),
 		limits.Within("ConnsMax", c.ConnsMax, 1, 1<<16),
 		limits.Within("Retries", c.Retries, 1, retriesMax),

@@ -15,7 +15,7 @@ func TestConfig(t *testing.T) {
 	for name, c := range map[string]Config{
 		"rails": {Rails: 17}, "depth": {QueueDepth: 1}, "slice": {Slice: 100},
 		"flight":  {Slice: 1 << 20, Flight: 1 << 19},
-		"batches": {BatchesMax: 1000}, "notes": {NotesMax: -1}, "keys": {KeysMax: 1 << 30},
+		"batches": {BatchesMax: 1000}, "notifications": {NotifyMax: -1}, "keys": {KeysMax: 1 << 30},
 		"conns":            {ConnsMax: -1},
 		"retries for ever": {Retries: 7}, "level": {Level: 16}, "class": {TrafficClass: 256},
 		"mtu": {MTU: 1500}, "entries": {Entries: -1},

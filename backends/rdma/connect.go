@@ -89,7 +89,7 @@ func (b *Backend) unreached(ctx context.Context, owner *address, err error) erro
 
 // begin makes our end and its queue pairs, and says hello.
 func (p *peer) begin(pairs []pairing) error {
-	link, err := p.b.net.connect(true, int(p.owner.notes))
+	link, err := p.b.net.connect(true, int(p.owner.notifs))
 	if err != nil {
 		return err
 	}

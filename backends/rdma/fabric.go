@@ -16,7 +16,7 @@ type fabric interface {
 	Poll(done []verbs.Done) int
 	Drive()
 	Arm() bool
-	Receive() (verbs.Note, bool)
+	Receive() (verbs.Notif, bool)
 	Count(counter uint32) uint64
 	AwaitCount(counter uint32, n uint64) bool
 	News() (verbs.News, bool)

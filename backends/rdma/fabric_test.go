@@ -25,7 +25,7 @@ type fakeNet struct {
 	mu        sync.Mutex
 	done      []verbs.Done
 	taken     int // batches submitted and not polled
-	notes     []fakeNote
+	notifs    []fakeNotif
 	heard     []verbs.News
 	armed     bool
 	room      bool // for who was told that there is none, or a count that is awaited
@@ -50,9 +50,9 @@ type fakeRail struct {
 	down   bool // queue pairs over it are given nothing. fakeWire.mu
 }
 
-type fakeNote struct {
-	from *fakeLink
-	note verbs.Note
+type fakeNotif struct {
+	from  *fakeLink
+	notif verbs.Notif
 }
 
 type fakeMemory struct {
@@ -172,7 +172,7 @@ func (f *fakeNet) Arm() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.armed = true
-	ready := len(f.done) > 0 || len(f.notes) > 0 || f.room
+	ready := len(f.done) > 0 || len(f.notifs) > 0 || f.room
 	f.room = false
 	return ready
 }
@@ -185,17 +185,17 @@ func (f *fakeNet) wake() {
 	}
 }
 
-func (f *fakeNet) Receive() (verbs.Note, bool) {
+func (f *fakeNet) Receive() (verbs.Notif, bool) {
 	f.mu.Lock()
-	if len(f.notes) == 0 {
+	if len(f.notifs) == 0 {
 		f.mu.Unlock()
-		return verbs.Note{}, false
+		return verbs.Notif{}, false
 	}
-	n := f.notes[0]
-	f.notes = f.notes[1:]
+	n := f.notifs[0]
+	f.notifs = f.notifs[1:]
 	f.mu.Unlock()
 	n.from.repay()
-	return n.note, true
+	return n.notif, true
 }
 
 func (f *fakeNet) Count(counter uint32) uint64 {
@@ -339,7 +339,7 @@ func (f *fakeNet) Revoke(key uint32) error {
 
 func (f *fakeNet) connect(initiator bool, credit int) (link, error) {
 	if credit == 0 {
-		credit = f.cfg.NotesMax
+		credit = f.cfg.NotifyMax
 	}
 	fakeWire.Lock()
 	fakeWire.ids++

@@ -350,7 +350,7 @@ func (l *fakeLink) carry(b *fakeBatch) {
 		}
 	}
 	if b.noted && status == verbs.OK {
-		status = l.note(b)
+		status = l.notif(b)
 	}
 	l.net.mu.Lock()
 	if b.noted && status != verbs.OK {
@@ -457,8 +457,8 @@ func (l *fakeLink) move(op driver.Op, d *driver.Desc, off uint64, remote *fakeSl
 	return true
 }
 
-// note delivers a message, once.
-func (l *fakeLink) note(b *fakeBatch) int32 {
+// notif delivers a message, once.
+func (l *fakeLink) notif(b *fakeBatch) int32 {
 	l.mu.Lock()
 	l.sent++
 	number := l.sent
@@ -506,8 +506,8 @@ func (l *fakeLink) deliver(from *fakeLink, b *fakeBatch, number uint64) {
 		return
 	}
 	l.net.mu.Lock()
-	l.net.notes = append(l.net.notes,
-		fakeNote{from, verbs.Note{Conn: l.id, Data: slices.Clone(b.msg)}})
+	l.net.notifs = append(l.net.notifs,
+		fakeNotif{from, verbs.Notif{Conn: l.id, Data: slices.Clone(b.msg)}})
 	l.net.wake()
 	l.net.mu.Unlock()
 }

@@ -156,7 +156,7 @@ func (b *Backend) open(list []wanted, with opener) (err error) {
 		return err
 	}
 	b.net, err = with(verbs.Config{
-		BatchesMax: b.cfg.BatchesMax, NotesMax: b.cfg.NotesMax, ConnsMax: b.cfg.ConnsMax,
+		BatchesMax: b.cfg.BatchesMax, NotifyMax: b.cfg.NotifyMax, ConnsMax: b.cfg.ConnsMax,
 		Depth: b.cfg.QueueDepth, SliceMax: uint64(b.cfg.Slice), FlightMax: uint64(b.cfg.Flight),
 		SpinNanos: uint64(b.cfg.Spin), StallNanos: uint64(b.cfg.stall()), WakeFD: b.event,
 		ControlFD: b.control.FD(),
@@ -178,7 +178,7 @@ func (b *Backend) open(list []wanted, with opener) (err error) {
 func (b *Backend) describe() (err error) {
 	b.address.owner = keys.NewOwner()
 	b.address.process = uint32(os.Getpid())
-	b.address.notes = uint32(b.cfg.NotesMax)
+	b.address.notifs = uint32(b.cfg.NotifyMax)
 	if b.address.host, err = process.Host(); err != nil {
 		return err
 	}

@@ -47,12 +47,12 @@ func (b *Backend) gather(msgs []driver.Message) (n int) {
 // take fills msgs unless the ring is empty.
 func (b *Backend) take(msgs []driver.Message) (n int) {
 	for n < len(msgs) {
-		note, ok := b.net.Receive()
+		notif, ok := b.net.Receive()
 		if !ok {
 			break
 		}
-		if _, known := b.end(note.Conn).(*inbound); known {
-			msgs[n] = driver.Message{Conn: note.Conn, Data: note.Data}
+		if _, known := b.end(notif.Conn).(*inbound); known {
+			msgs[n] = driver.Message{Conn: notif.Conn, Data: notif.Data}
 			n++
 		}
 	}

@@ -36,7 +36,7 @@ type batch struct {
 	queue      *queue // where it waits; nil: all of it is on its way
 	prev, next *batch // in the queue
 	sent       uint32 // parts
-	flying     int    // parts and notes that are not acknowledged
+	flying     int    // parts and notifications that are not acknowledged
 	err        error
 	dropped    atomic.Bool // what still arrives for it is not wanted
 }

@@ -51,8 +51,8 @@ type conn struct {
 	after                    verdict               // of read
 }
 
-// The connections of a peer, by index. Small batches and notes go over express, so that they
-// never wait behind a large one; with a single connection for data that is bulk as well.
+// The connections of a peer, by index. Small batches and notifications go over express, so that
+// they never wait behind a large one; with a single connection for data that is bulk as well.
 const (
 	ctl = iota
 	express

@@ -68,7 +68,7 @@ func (p *peer) open(ctx context.Context) error {
 	ours := appendView(nil, control.tcp.LocalAddr(), control.tcp.RemoteAddr())
 	p.direct = !control.tls && bytes.Equal(view, ours)
 	p.credit = int(min(welcome.count, creditMax))
-	p.noteMax = min(p.b.cfg.MessageMax, int(welcome.key))
+	p.notifMax = min(p.b.cfg.MessageMax, int(welcome.key))
 	p.learn(welcome.stamp)
 	join := header{kind: kindJoin, id: welcome.id}
 	errs := make([]error, len(p.conns))

@@ -77,21 +77,21 @@ func TestStaleBytesAreAskedAbout(t *testing.T) {
 }
 
 // A stale message is not delivered, nor counted, before it was asked about.
-func TestStaleNotesAreAskedAbout(t *testing.T) {
+func TestStaleNotifsAreAskedAbout(t *testing.T) {
 	b := open(t, Config{Grace: 50 * time.Millisecond})
 	_, _, conns := welcomed(t, b)
-	note := header{kind: kindNote, flags: flagCounts, batch: 1, key: 3, stamp: clock() -
+	notif := header{kind: kindNotif, flags: flagCounts, batch: 1, key: 3, stamp: clock() -
 		int64(time.Second)}
-	if _, err := conns[express].Write(frame(note, nil)); err != nil {
+	if _, err := conns[express].Write(frame(notif, nil)); err != nil {
 		t.Fatal(err)
 	}
 	if q, _, err := readWord(conns[ctl]); err != nil || q.kind != kindChallenge {
-		t.Fatalf("a stale note: was asked %d, %v, want %d", q.kind, err, kindChallenge)
+		t.Fatalf("a stale notification: was asked %d, %v, want %d", q.kind, err, kindChallenge)
 	}
 	_ = conns[ctl].Close()
 	hungUp(t, "a session without control", conns[express], 0)
 	if n := b.Count(3); n != 0 {
-		t.Errorf("a stale note counted %d", n)
+		t.Errorf("a stale notification counted %d", n)
 	}
 }
 

@@ -239,7 +239,7 @@ func TestPeersThatCheat(t *testing.T) {
 		"by an overflow":     write(m, m.ticket.Load(), ^uint64(0)-5, 16, 16),
 		"more than it says":  write(m, m.ticket.Load(), 0, 16, 17),
 		"to constant memory": write(constant, constant.ticket.Load(), 0, 16, 16),
-		"a counter too high": frame(header{kind: kindNote, flags: flagCounts,
+		"a counter too high": frame(header{kind: kindNotif, flags: flagCounts,
 			key: driver.CountersMax, stamp: clock()}, nil),
 		"a Read past the end": frame(header{kind: kindRead, count: 1, key: m.key,
 			ticket: m.ticket.Load()}, table(4000, 97, 0)),
@@ -257,7 +257,7 @@ func TestPeersThatCheat(t *testing.T) {
 	_, _, hoarder := welcomed(t, b)
 	go func() { // messages that wait for one that never comes
 		for i := range uint64(b.cfg.NotifyMax + 1) {
-			_, _ = hoarder[express].Write(frame(header{kind: kindNote, batch: i, ticket: i + 2,
+			_, _ = hoarder[express].Write(frame(header{kind: kindNotif, batch: i, ticket: i + 2,
 				stamp: clock()}, make([]byte, 100)))
 		}
 	}()
@@ -339,18 +339,19 @@ func TestOwnersWithoutCertificate(t *testing.T) {
 	}
 }
 
-// A peer cannot have us remember batches without end of which no note ever comes, or not all parts.
+// A peer cannot have us remember batches without end of which no notification ever comes, or not
+// all parts.
 func TestBatchesRememberedAreBounded(t *testing.T) {
 	g := newInbound(open(t, Config{}), 2)
 	for i := range uint64(arrivalsMin + 1) {
-		g.notes.arrivals[i] = nil
+		g.notifs.arrivals[i] = nil
 	}
-	h := &header{kind: kindWrite, flags: flagNoted, key: 1 << 20, batch: 1 << 40}
+	h := &header{kind: kindWrite, flags: flagNotified, key: 1 << 20, batch: 1 << 40}
 	if v := g.aim(&conn{}, h); v != finished {
 		t.Errorf("bytes of one batch too many: %v", v)
 	}
 	h = &header{kind: kindVoid, batch: 1 << 40, count: 1}
 	if v := g.voided(nil, h); v != finished {
-		t.Errorf("no note for one batch too many: %v", v)
+		t.Errorf("no notification for one batch too many: %v", v)
 	}
 }

@@ -32,7 +32,7 @@ type inbound struct {
 	had      bool       // the peer's program has the connection
 	halted   bool       // nothing lands any more
 	ended    bool
-	notes    notes
+	notifs   notifs
 	returned int // messages that were received, and of which the peer is not told
 
 	answerMax int  // bytes of an answer that the peer takes
@@ -57,7 +57,7 @@ const postedMax = 256 << 10
 func newInbound(b *Backend, n int) *inbound {
 	return &inbound{
 		b: b, conn: b.lastConn.Add(1), conns: make([]*conn, n), reads: make([]reads, n),
-		notes: notes{arrivals: map[uint64]*arrival{}, waiting: map[uint64]message{}, next: 1},
+		notifs: notifs{arrivals: map[uint64]*arrival{}, waiting: map[uint64]message{}, next: 1},
 	}
 }
 
@@ -166,7 +166,7 @@ func (g *inbound) accept(c *conn) verdict {
 		v = g.aim(c, h)
 	case h.kind == kindRead:
 		v = g.ask(c, h)
-	case h.kind == kindNote && c.index == express:
+	case h.kind == kindNotif && c.index == express:
 		v = g.noted(c, h)
 	case h.kind == kindVoid && c.index == express:
 		v = g.voided(c, h)
@@ -242,7 +242,7 @@ func (in *receiver) named(size uint64) (r ranges, status control.Status) {
 
 // aim says where the bytes of a Write go. Those for memory whose epoch has ended go nowhere.
 func (g *inbound) aim(c *conn, h *header) verdict {
-	if h.flags&flagNoted != 0 && g.crowded() {
+	if h.flags&flagNotified != 0 && g.crowded() {
 		return finished
 	}
 	l := &c.in.land
@@ -278,7 +278,7 @@ func (g *inbound) finish(c *conn) {
 		g.moved.written.Add(h.payload())
 	}
 	c.post(&header{kind: kindAck, id: h.id, status: uint8(status), stamp: clock()}, nil)
-	if h.flags&flagNoted != 0 {
+	if h.flags&flagNotified != 0 {
 		g.landed(h.batch, status == control.OK)
 	}
 }

@@ -4,10 +4,10 @@ package tcp
 
 import "github.com/sluicehq/sluice/driver"
 
-// notes are what follows batches of one peer. A note is due when all parts of its batch are in
-// place, over whichever connections they came; messages are delivered by their numbers, which
-// leave none out. mu of the inbound guards them.
-type notes struct {
+// notifs are what follows batches of one peer. A notification is due when all parts of its batch
+// are in place, over whichever connections they came; messages are delivered by their numbers,
+// which leave none out. mu of the inbound guards them.
+type notifs struct {
 	arrivals map[uint64]*arrival // by batch
 	spare    []*arrival
 	waiting  map[uint64]message // by number: due, and one before it is not
@@ -35,7 +35,7 @@ const (
 	spareMax    = 64
 )
 
-func (n *notes) of(batch uint64) *arrival {
+func (n *notifs) of(batch uint64) *arrival {
 	a := n.arrivals[batch]
 	if a != nil {
 		return a
@@ -59,13 +59,13 @@ func (g *inbound) crowded() bool {
 
 // overrun is crowded. Preconditions: mu is held.
 func (g *inbound) overrun() bool {
-	return len(g.notes.arrivals) > max(arrivalsMin, 4*g.b.cfg.BatchesMax)
+	return len(g.notifs.arrivals) > max(arrivalsMin, 4*g.b.cfg.BatchesMax)
 }
 
-// landed counts a part of a batch that a note follows.
+// landed counts a part of a batch that a notification follows.
 func (g *inbound) landed(batch uint64, ok bool) {
 	g.mu.Lock()
-	a := g.notes.of(batch)
+	a := g.notifs.of(batch)
 	a.landed++
 	a.failed = a.failed || !ok
 	credit := g.settle(batch, a)
@@ -83,16 +83,16 @@ func (g *inbound) noted(c *conn, h *header) verdict {
 		return finished
 	}
 	g.mu.Lock()
-	if g.overrun() || len(g.notes.waiting) > waitingMax ||
-		!counts && g.notes.held+g.notes.kept >= g.b.cfg.NotifyMax {
+	if g.overrun() || len(g.notifs.waiting) > waitingMax ||
+		!counts && g.notifs.held+g.notifs.kept >= g.b.cfg.NotifyMax {
 		g.mu.Unlock()
 		return finished
 	}
-	a := g.notes.of(h.batch)
+	a := g.notifs.of(h.batch)
 	a.told, a.need, a.counts, a.number, a.target = true, h.count, counts, h.ticket, h.key
 	if !counts {
 		a.msg = append(make([]byte, 0, len(c.in.body)), c.in.body...) // not nil: a message
-		g.notes.held++
+		g.notifs.held++
 	}
 	credit := g.settle(h.batch, a)
 	g.mu.Unlock()
@@ -101,14 +101,14 @@ func (g *inbound) noted(c *conn, h *header) verdict {
 	return more
 }
 
-// voided takes word that no note follows.
+// voided takes word that no notification follows.
 func (g *inbound) voided(_ *conn, h *header) verdict {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.overrun() || len(g.notes.waiting) > waitingMax {
+	if g.overrun() || len(g.notifs.waiting) > waitingMax {
 		return finished
 	}
-	a := g.notes.of(h.batch)
+	a := g.notifs.of(h.batch)
 	a.told, a.need, a.counts, a.number = true, h.count, h.flags&flagCounts != 0, h.ticket
 	a.failed, a.msg = true, nil
 	if !a.counts {
@@ -121,7 +121,7 @@ func (g *inbound) voided(_ *conn, h *header) verdict {
 // settle ends a batch of which all has come, and delivers what is due. It returns how many
 // places for messages the peer is to be told of; mu is held.
 func (g *inbound) settle(batch uint64, a *arrival) (credit int) {
-	n := &g.notes
+	n := &g.notifs
 	if !a.told || a.landed < a.need {
 		return 0
 	}
@@ -172,7 +172,7 @@ func (g *inbound) returns() int {
 // received is called when the program has taken a message.
 func (g *inbound) received() {
 	g.mu.Lock()
-	g.notes.kept--
+	g.notifs.kept--
 	credit := g.returns()
 	g.mu.Unlock()
 	g.repay(credit)

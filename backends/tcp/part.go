@@ -18,7 +18,7 @@ type part struct {
 	skip  uint64
 	n     uint64
 	v     int
-	note  bool // it is a note, and n is 0
+	notif bool // it is a notification, and n is 0
 
 	// A part is over when both are so. Most often the first comes first, but the goroutine that
 	// wrote the last bytes may be slower than the owner, and a malicious owner may say anything.
@@ -79,7 +79,7 @@ func (p *peer) next(c *conn) bool {
 			return there
 		}
 		p.finishBatch(failed, true)
-		p.conns[express].kickAnswers() // no note of it follows
+		p.conns[express].kickAnswers() // no notification of it follows
 	}
 }
 
@@ -93,8 +93,8 @@ func (p *peer) cutNext(c *conn) (there bool, failed *batch) {
 		if x == nil || p.failed {
 			return false, nil
 		}
-		if x.whole() { // a note alone
-			p.sendNote(x)
+		if x.whole() { // a notification alone
+			p.sendNotif(x)
 			return true, nil // it is queued, and goes next
 		}
 		k := &p.flight[c.index]
@@ -111,7 +111,7 @@ func (p *peer) cutNext(c *conn) (there bool, failed *batch) {
 		switch {
 		case !x.whole():
 		case x.tail != driver.NoTail:
-			p.sendNote(x)
+			p.sendNotif(x)
 		default:
 			x.queue.remove(x)
 		}
@@ -146,7 +146,7 @@ func (p *peer) cut(c *conn, x *batch) bool {
 	if x.op == driver.Read {
 		h.kind = kindRead
 	} else if x.tail != driver.NoTail {
-		h.flags = flagNoted
+		h.flags = flagNotified
 	}
 	o.put(&h) // the place: what it says comes later
 	if x.entry > 0 {
@@ -226,17 +226,17 @@ func (x *batch) tabulate(o *sender, v *view) (bytes uint64, entries uint32) {
 	return bytes, entries
 }
 
-// sendNote queues the note of a batch, of which all parts are on their way, and takes it out
-// of its queue; p.mu is held.
-func (p *peer) sendNote(x *batch) {
+// sendNotif queues the notification of a batch, of which all parts are on their way, and takes it
+// out of its queue; p.mu is held.
+func (p *peer) sendNotif(x *batch) {
 	x.queue.remove(x)
 	c := p.conns[express]
-	h := header{kind: kindNote, count: x.sent, batch: x.id, ticket: x.number, key: x.target}
+	h := header{kind: kindNotif, count: x.sent, batch: x.id, ticket: x.number, key: x.target}
 	h.stamp = p.stamp()
 	if x.tail == driver.CountTail {
 		h.flags = flagCounts
 	}
-	h.id = p.flight[express].open(part{batch: x, note: true, out: true})
+	h.id = p.flight[express].open(part{batch: x, notif: true, out: true})
 	p.expect()
 	c.post(&h, x.msg)
 	p.lastSent = clock()
@@ -253,7 +253,7 @@ func (p *peer) sent(c *conn) {
 	q.out = true
 	p.endPart(c, q, c.out.src.id, false)
 	if c.index != express {
-		p.conns[express].kickAnswers() // its note, perhaps
+		p.conns[express].kickAnswers() // its notification, perhaps
 	}
 }
 

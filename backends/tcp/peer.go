@@ -53,7 +53,7 @@ type peer struct {
 	failed   bool
 	lastID   uint64
 	messages uint64 // numbers of messages given out
-	noteMax  int    // bytes of a notification that the owner takes
+	notifMax int    // bytes of a notification that the owner takes
 	credit   int    // messages that the owner has room for
 	starved  bool   // a Submit found none
 	kept     int    // answers that are delivered and not received
@@ -255,7 +255,7 @@ func (p *peer) aim(c *conn, h *header) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	q := p.flight[c.index].at(h.id)
-	if q == nil || q.note || q.batch.op != driver.Read || q.n != uint64(h.length) {
+	if q == nil || q.notif || q.batch.op != driver.Read || q.n != uint64(h.length) {
 		return false
 	}
 	x := q.batch

@@ -25,9 +25,9 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	if p.dead.Load() {
 		return driver.ErrPeerLost
 	}
-	if b.Tail == driver.NotifyTail && len(b.Notify) > p.noteMax {
+	if b.Tail == driver.NotifyTail && len(b.Notify) > p.notifMax {
 		return fmt.Errorf("notification of %d bytes, at most %d: %w",
-			len(b.Notify), p.noteMax, driver.ErrBounds)
+			len(b.Notify), p.notifMax, driver.ErrBounds)
 	}
 	if !p.b.done.Take() {
 		return driver.ErrFull
@@ -117,7 +117,7 @@ func (p *peer) Cancel(tag uint64) {
 }
 
 // drop takes a batch out of its queue for a reason; p.mu is held. The owner is told that no
-// note follows.
+// notification follows.
 func (p *peer) drop(x *batch, why error) {
 	if x.err == nil {
 		x.err = why
@@ -126,11 +126,11 @@ func (p *peer) drop(x *batch, why error) {
 		return
 	}
 	x.queue.remove(x)
-	p.voidNote(x)
+	p.voidNotif(x)
 }
 
-// voidNote takes a note back that was not sent; p.mu is held.
-func (p *peer) voidNote(x *batch) {
+// voidNotif takes a notification back that was not sent; p.mu is held.
+func (p *peer) voidNotif(x *batch) {
 	if x.tail == driver.NoTail {
 		return
 	}

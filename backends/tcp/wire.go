@@ -42,17 +42,17 @@ const (
 	kindWrite                // initiator: a table, and the bytes for it
 	kindRead                 // initiator: a table
 	kindData                 // owner: the bytes of a Read; its kindAck follows
-	kindAck                  // owner: a part, or a note, is done
+	kindAck                  // owner: a part, or a notification, is done
 	// initiator: a message or a count, once the parts of its batch are in place
-	kindNote
-	kindVoid // initiator: no note follows for this batch
+	kindNotif
+	kindVoid // initiator: no notification follows for this batch
 	kindCount
 )
 
 // Flags of a head.
 const (
-	flagNoted    = 1 << iota // kindWrite: a note follows for its batch
-	flagCounts               // kindNote: it counts; kindVoid: it would have
+	flagNotified = 1 << iota // kindWrite: a notification follows for its batch
+	flagCounts               // kindNotif: it counts; kindVoid: it would have
 	flagReadOnly             // kindImported
 	flagPattern              // kindWrite, kindRead: a fragment of a pattern in place of a table
 )
@@ -63,10 +63,10 @@ type header struct {
 	kind   uint8
 	flags  uint8
 	status uint8 // how a request ended: control.Status
-	// entries of the table, or slots of the list; kindNote, kindVoid: parts of the batch
+	// entries of the table, or slots of the list; kindNotif, kindVoid: parts of the batch
 	count  uint32
 	key    uint32 // of memory of the owner; of a counter
-	ticket uint64 // what opens that memory in this epoch; kindNote: the number of the message
+	ticket uint64 // what opens that memory in this epoch; kindNotif: the number of the message
 	id     uint64 // names a part or a request; comes back with the answer
 	batch  uint64
 	stamp  int64 // nanoseconds of the owner's clock: by the initiator, not later than it was sent
@@ -114,7 +114,7 @@ func (h *header) sound() bool {
 		return h.hasTable() && h.length == h.table()
 	case kindData:
 		return h.length > 0 && h.length <= partLimit
-	case kindNote, kindAnswer:
+	case kindNotif, kindAnswer:
 		return h.length <= messageLimit
 	case kindHello, kindJoin, kindWelcome, kindImport:
 		return h.length <= bodyMax

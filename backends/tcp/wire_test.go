@@ -37,7 +37,7 @@ func TestUnsoundHeaders(t *testing.T) {
 		{kind: kindStop, length: 1}, {kind: kindRead, count: math.MaxUint32,
 			length: math.MaxUint32},
 		{kind: kindData}, {kind: kindData, length: partLimit + 1},
-		{kind: kindNote, length: messageLimit + 1},
+		{kind: kindNotif, length: messageLimit + 1},
 		{kind: kindHello, length: bodyMax + 1}, {kind: kindAck, length: 1},
 		{kind: kindPing, length: 1},
 	} {
@@ -65,8 +65,8 @@ func TestTable(t *testing.T) {
 func FuzzFrames(f *testing.F) {
 	m := header{kind: kindWrite, count: 1, key: 0, ticket: fuzzTicket, stamp: math.MaxInt64}
 	f.Add(frame(m, append(appendEntry(nil, 16, 8), 1, 2, 3, 4, 5, 6, 7, 8)))
-	f.Add(frame(header{kind: kindNote, flags: flagCounts, batch: 1, stamp: math.MaxInt64}, nil))
-	f.Add(frame(header{kind: kindNote, ticket: 1, stamp: math.MaxInt64}, []byte("hello")))
+	f.Add(frame(header{kind: kindNotif, flags: flagCounts, batch: 1, stamp: math.MaxInt64}, nil))
+	f.Add(frame(header{kind: kindNotif, ticket: 1, stamp: math.MaxInt64}, []byte("hello")))
 	f.Add(frame(header{kind: kindRead, count: 2, ticket: fuzzTicket},
 		appendEntry(appendEntry(nil, 0, 8), 8, 8)))
 	part := fragment{bytes: 24, skip: 2, pattern: driver.Pattern{

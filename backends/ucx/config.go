@@ -37,8 +37,8 @@ type Config struct {
 	BatchesMax int // batches of one worker accepted and not yet polled; power of two, default 1,024
 	// messages of one connection on their way or not received; default 64. A peer whose own is
 	// over 1,024 and four times ours is lost when it makes use of that.
-	NotesMax int
-	KeysMax  int // memories registered at a time; default 64 Ki, at most 1 Mi
+	NotifyMax int
+	KeysMax   int // memories registered at a time; default 64 Ki, at most 1 Mi
 	// peers connected to us at a time, of one other process near us half as many; default 1,024
 	ConnsMax int
 
@@ -78,7 +78,7 @@ func (c *Config) EnsureDefaults() {
 	limits.Default(&c.Transports, "all")
 	limits.Default(&c.Workers, 1)
 	limits.Default(&c.BatchesMax, 1024)
-	limits.Default(&c.NotesMax, 64)
+	limits.Default(&c.NotifyMax, 64)
 	limits.Default(&c.KeysMax, 64<<10)
 	limits.Default(&c.ConnsMax, 1024)
 	limits.Default(&c.Spin, defaultSpin())
@@ -92,7 +92,7 @@ func (c *Config) check() error {
 	if err := cmp.Or(
 		limits.Within("Workers", c.Workers, 1, workersMax),
 		limits.Within("BatchesMax", c.BatchesMax, 2, 1<<20),
-		limits.Within("NotesMax", c.NotesMax, 1, 1<<15),
+		limits.Within("NotifyMax", c.NotifyMax, 1, 1<<15),
 		limits.Within("KeysMax", c.KeysMax, 1, keys.Limit),
 		limits.Within("ConnsMax", c.ConnsMax, 1, 1<<20),
 	); err != nil {

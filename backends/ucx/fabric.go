@@ -18,7 +18,7 @@ type fabric interface {
 	Poll(done []ring.Done) int
 	Drive()
 	Arm() bool
-	Receive() (ucp.Note, bool)
+	Receive() (ucp.Notif, bool)
 	Control() (ucp.Control, bool)
 	Map(key uint32, m ucp.Memory) error
 	Unmap(key uint32)

@@ -30,7 +30,7 @@ type fakeNet struct {
 	mu       sync.Mutex
 	done     []ring.Done
 	taken    int // batches submitted and not polled
-	notes    []fakeNote
+	notifs   []fakeNotif
 	control  []ucp.Control
 	armed    bool
 	news     bool // room, for who was told that there is none
@@ -45,9 +45,9 @@ type fakeNet struct {
 	held   []ucp.Control
 }
 
-type fakeNote struct {
-	from *fakeLink
-	note ucp.Note
+type fakeNotif struct {
+	from  *fakeLink
+	notif ucp.Notif
 }
 
 type fakeMemory struct {
@@ -105,7 +105,7 @@ func (f *fakeNet) Arm() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.armed = true
-	ready := len(f.done) > 0 || len(f.notes) > 0 || f.news
+	ready := len(f.done) > 0 || len(f.notifs) > 0 || f.news
 	f.news = false
 	return ready
 }
@@ -118,14 +118,14 @@ func (f *fakeNet) wake() {
 	}
 }
 
-func (f *fakeNet) Receive() (ucp.Note, bool) {
+func (f *fakeNet) Receive() (ucp.Notif, bool) {
 	f.mu.Lock()
-	if len(f.notes) == 0 {
+	if len(f.notifs) == 0 {
 		f.mu.Unlock()
-		return ucp.Note{}, false
+		return ucp.Notif{}, false
 	}
-	n := f.notes[0]
-	f.notes = f.notes[1:]
+	n := f.notifs[0]
+	f.notifs = f.notifs[1:]
 	f.mu.Unlock()
 	sender := n.from.net
 	sender.mu.Lock()
@@ -135,7 +135,7 @@ func (f *fakeNet) Receive() (ucp.Note, bool) {
 		sender.wake()
 	}
 	sender.mu.Unlock()
-	return n.note, true
+	return n.notif, true
 }
 
 func (f *fakeNet) Control() (ucp.Control, bool) {
@@ -259,7 +259,7 @@ func (f *fakeNet) connect(worker int, address []byte) (link, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.ids++
-	l := &fakeLink{net: f, id: f.ids, worker: worker, to: to, at: at, credits: f.cfg.NotesMax,
+	l := &fakeLink{net: f, id: f.ids, worker: worker, to: to, at: at, credits: f.cfg.NotifyMax,
 		stopped: make(chan struct{})}
 	l.more.L = &l.mu
 	f.links[l.id] = l

@@ -240,8 +240,8 @@ func (l *fakeLink) deliver(b *fakeBatch, peer uint64) {
 		l.to.mu.Unlock()
 		return
 	}
-	l.to.notes = append(l.to.notes,
-		fakeNote{l, ucp.Note{Conn: peer, Data: slices.Clone(b.msg)}})
+	l.to.notifs = append(l.to.notifs,
+		fakeNotif{l, ucp.Notif{Conn: peer, Data: slices.Clone(b.msg)}})
 	l.to.wake()
 	l.to.mu.Unlock()
 }

@@ -46,15 +46,15 @@ func (b *Backend) gather(msgs []driver.Message) (n int) {
 // the rings are empty.
 func (l *side) receive(msgs []driver.Message) (n int) {
 	for n < len(msgs) {
-		note, ok := l.net.Receive()
+		notif, ok := l.net.Receive()
 		if !ok {
 			break
 		}
 		l.mu.RLock()
-		e := l.ends[note.Conn]
+		e := l.ends[notif.Conn]
 		l.mu.RUnlock()
 		if e != nil {
-			msgs[n] = driver.Message{Conn: e.number(), Data: note.Data}
+			msgs[n] = driver.Message{Conn: e.number(), Data: notif.Data}
 			n++
 		}
 	}

@@ -158,7 +158,7 @@ func (c *Config) farConfig(t transports) ucp.Config {
 // copy later than we look at how old a message is, and from memory of the program.
 func (c *Config) base() ucp.Config {
 	return ucp.Config{
-		Workers: c.Workers, BatchesMax: c.BatchesMax, NotesMax: c.NotesMax,
+		Workers: c.Workers, BatchesMax: c.BatchesMax, NotifyMax: c.NotifyMax,
 		SpinNanos: uint64(c.Spin), GraceNanos: uint64(c.Grace), FailureNanos: uint64(c.Failure),
 		Settings: []string{"RNDV_THRESH=inf"},
 	}

@@ -109,7 +109,7 @@ func NewEnds(places, wakeFD, heedFD int) (*Ends, error) {
 	}
 	r := e.c.ring
 	e.ring = ring.New(unsafe.Pointer(&r.head), unsafe.Pointer(&r.tail), unsafe.Pointer(&r.armed),
-		unsafe.Pointer(&r.notes),
+		unsafe.Pointer(&r.notifs),
 		unsafe.Pointer(&r.first_len), unsafe.Pointer(&r.due),
 		unsafe.Pointer(uintptr(unsafe.Pointer(r))+unsafe.Sizeof(*r)), places)
 	e.heed = (*atomic.Uint32)(unsafe.Pointer(&e.c.heed))

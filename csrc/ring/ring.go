@@ -19,17 +19,17 @@ type Done struct {
 type Ring struct {
 	Head, Tail *atomic.Uint64
 	Armed      *atomic.Uint32
-	Notes      *atomic.Uint32 // messages that wait
-	NoteLen    *atomic.Uint32 // bytes of the first of them
+	Notifs     *atomic.Uint32 // messages that wait
+	NotifLen   *atomic.Uint32 // bytes of the first of them
 	Due        *atomic.Uint32 // a count was reached or there is room again, since Arm
 	places     []Done         // a power of two
 }
 
 // New takes the addresses of a ring's fields.
-func New(head, tail, armed, notes, noteLen, due, places unsafe.Pointer, n int) Ring {
+func New(head, tail, armed, notifs, notifLen, due, places unsafe.Pointer, n int) Ring {
 	return Ring{
 		Head: (*atomic.Uint64)(head), Tail: (*atomic.Uint64)(tail), Armed: (*atomic.Uint32)(armed),
-		Notes: (*atomic.Uint32)(notes), NoteLen: (*atomic.Uint32)(noteLen),
+		Notifs: (*atomic.Uint32)(notifs), NotifLen: (*atomic.Uint32)(notifLen),
 		Due:    (*atomic.Uint32)(due),
 		places: unsafe.Slice((*Done)(places), n),
 	}
@@ -53,6 +53,6 @@ func (r *Ring) Poll(done []Done) int {
 // round, so one of the two sees the other.
 func (r *Ring) Arm() (ready bool) {
 	r.Armed.Store(1)
-	return r.Head.Load() != r.Tail.Load() || r.Notes.Load() != 0 ||
+	return r.Head.Load() != r.Tail.Load() || r.Notifs.Load() != 0 ||
 		r.Due.Load() != 0 && r.Due.Swap(0) != 0
 }

@@ -21,7 +21,7 @@ static void on_pong(struct sl_ucx_conn *n, uint64_t nonce)
 
 static void on_credit(struct sl_ucx_conn *n, uint64_t value)
 {
-	uint32_t most = n->worker->context->config.notes;
+	uint32_t most = n->worker->context->config.notifs;
 
 	n->credit = value < most - n->credit ? n->credit + (uint32_t)value : most;
 	if (n->starved) {
@@ -74,7 +74,7 @@ static void handle(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const voi
 		on_credit(n, h->off);
 		return;
 	case SL_UCX_MSG_STARVED:
-		n->impatient = n->worker->context->config.notes;
+		n->impatient = n->worker->context->config.notifs;
 		sl_ucx_repay(n);
 		return;
 	case SL_UCX_MSG_PING:
@@ -128,7 +128,7 @@ static uint64_t held_max(const struct sl_ucx_conn *n)
 	const struct sl_ucx_config *c = &n->worker->context->config;
 
 	return 4ull * SL_UCX_WINDOW * (c->segment + sizeof(struct sl_ucx_held)) +
-	       c->notes * (SL_UCX_NOTE_MAX + sizeof(struct sl_ucx_held));
+	       c->notifs * (SL_UCX_NOTIF_MAX + sizeof(struct sl_ucx_held));
 }
 
 /* Puts a message behind those that are held. 0: the connection is lost. */

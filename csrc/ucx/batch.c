@@ -180,14 +180,14 @@ static int64_t check(const struct sl_ucx_conn *n, const struct sl_ucx_batch *b, 
 
 /* What follows the bytes of a batch: a notification, or one more for a counter. */
 struct tail {
-	const uint8_t *note; /* or NULL */
+	const uint8_t *notif; /* or NULL */
 	size_t len;
 	int32_t counter; /* or -1 */
 };
 
 static int has_tail(const struct tail *t)
 {
-	return t->note || t->counter >= 0;
+	return t->notif || t->counter >= 0;
 }
 
 /* Takes credit. NULL: no memory. */
@@ -197,11 +197,11 @@ static struct sl_ucx_message *make_tail(struct sl_ucx_conn *n, const struct tail
 
 	if (!p)
 		return NULL;
-	p->head.type = t->note ? SL_UCX_MSG_NOTIFY : SL_UCX_MSG_COUNT;
-	p->head.off = t->note ? 0 : (uint64_t)t->counter;
+	p->head.type = t->notif ? SL_UCX_MSG_NOTIFY : SL_UCX_MSG_COUNT;
+	p->head.off = t->notif ? 0 : (uint64_t)t->counter;
 	p->len = (uint32_t)t->len;
 	if (t->len)
-		memcpy(p->body, t->note, t->len);
+		memcpy(p->body, t->notif, t->len);
 	n->credit--;
 	return p;
 }
@@ -246,11 +246,11 @@ static int64_t refuse(struct sl_ucx_conn *n, const struct tail *t)
 
 int sl_ucx_notify(struct sl_ucx_conn *n, const uint8_t *data, size_t len)
 {
-	const struct tail t = {.note = data, .len = len, .counter = -1};
+	const struct tail t = {.notif = data, .len = len, .counter = -1};
 	struct sl_ucx_message *p;
 	int rc;
 
-	if (len > SL_UCX_NOTE_MAX)
+	if (len > SL_UCX_NOTIF_MAX)
 		return -ERANGE;
 	sl_ucx_lock(n->worker);
 	rc = sl_ucx_over(n);
@@ -330,15 +330,15 @@ static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form,
 }
 
 int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d,
-		      size_t count, const uint8_t *note, size_t note_len, int32_t counter)
+		      size_t count, const uint8_t *notif, size_t notif_len, int32_t counter)
 {
 	struct sl_ucx_batch form = {.tag = tag,
 				    .write = write,
 				    .pieces = {.descs = d, .count = (uint32_t)count}};
-	const struct tail tail = {note, note_len, counter};
+	const struct tail tail = {notif, notif_len, counter};
 	int64_t rc;
 
-	if (count > SL_PIECES_MAX || note_len > SL_UCX_NOTE_MAX)
+	if (count > SL_PIECES_MAX || notif_len > SL_UCX_NOTIF_MAX)
 		return ERANGE;
 	sl_ucx_lock(n->worker);
 	rc = submit(n, &form, &tail);
@@ -348,8 +348,8 @@ int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const stru
 
 int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag,
 			    const struct sl_pages *p, const struct sl_nest *nest,
-			    const uint32_t *local, const uint32_t *remote, const uint8_t *note,
-			    size_t note_len, int32_t counter)
+			    const uint32_t *local, const uint32_t *remote, const uint8_t *notif,
+			    size_t notif_len, int32_t counter)
 {
 	struct sl_ucx_batch form = {.tag = tag,
 				    .write = write,
@@ -360,10 +360,10 @@ int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag,
 					       .remote_index = remote,
 					       .count =
 						   (uint32_t)(p->count * (nest ? nest->runs : 1))}};
-	const struct tail tail = {note, note_len, counter};
+	const struct tail tail = {notif, notif_len, counter};
 	int64_t rc;
 
-	if (!(nest ? sl_nest_sound(p, nest) : sl_pages_sound(p)) || note_len > SL_UCX_NOTE_MAX)
+	if (!(nest ? sl_nest_sound(p, nest) : sl_pages_sound(p)) || notif_len > SL_UCX_NOTIF_MAX)
 		return ERANGE;
 	sl_ucx_lock(n->worker);
 	rc = submit(n, &form, &tail);

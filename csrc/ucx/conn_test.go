@@ -79,7 +79,7 @@ func submitPattern(c *Conn, op driver.Op, tag uint64, p *driver.Pattern, msg []b
 func openContext(t testing.TB, c Config, wake *park.Event) *Context {
 	t.Helper()
 	c.Workers = max(c.Workers, 1)
-	c.BatchesMax, c.NotesMax, c.SpinNanos = 8, 4, 20000
+	c.BatchesMax, c.NotifyMax, c.SpinNanos = 8, 4, 20000
 	if c.GraceNanos == 0 {
 		c.GraceNanos = uint64(testGrace)
 	}
@@ -209,16 +209,16 @@ func (l *lane) outcome(t *testing.T, tag uint64) error {
 	return Error(done[0])
 }
 
-// note waits for the next message on the far side.
-func (l *lane) note(t *testing.T) Note {
+// notif waits for the next message on the far side.
+func (l *lane) notif(t *testing.T) Notif {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
-		if note, ok := l.far.Receive(); ok {
-			return note
+		if notif, ok := l.far.Receive(); ok {
+			return notif
 		}
 	}
 	t.Fatal("a message does not arrive")
-	return Note{}
+	return Notif{}
 }
 
 func (l *lane) move(t *testing.T, op driver.Op, descs ...driver.Desc) error {
@@ -304,7 +304,7 @@ func TestMovesScatteredBytes(t *testing.T) {
 	})
 }
 
-func TestNotes(t *testing.T) {
+func TestNotifs(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
 		d := []driver.Desc{{Len: 100000, LocalKey: testKey, RemoteKey: l.slot}}
 		for i := range 10 {
@@ -319,9 +319,9 @@ func TestNotes(t *testing.T) {
 			if err := submit(l.conn, driver.Write, uint64(i), d, msg); err != nil {
 				t.Fatal(err)
 			}
-			note := l.note(t)
-			if !bytes.Equal(note.Data, msg) || note.Conn != l.back.ID() {
-				t.Fatalf("message %d: %d bytes", i, len(note.Data))
+			notif := l.notif(t)
+			if !bytes.Equal(notif.Data, msg) || notif.Conn != l.back.ID() {
+				t.Fatalf("message %d: %d bytes", i, len(notif.Data))
 			}
 			if !bytes.Equal(l.local[:100000], l.remote[:100000]) {
 				t.Fatal("a message came before its data")

@@ -71,7 +71,7 @@ func Open(cfg Config) (*Context, error) {
 		conf.pull = 1
 	}
 	conf.workers, conf.batches = C.uint32_t(cfg.Workers), C.uint32_t(cfg.BatchesMax)
-	conf.notes, conf.segment = C.uint32_t(cfg.NotesMax), C.uint32_t(cfg.SegmentMax)
+	conf.notifs, conf.segment = C.uint32_t(cfg.NotifyMax), C.uint32_t(cfg.SegmentMax)
 	conf.spin_ns, conf.grace_ns = C.uint64_t(cfg.SpinNanos), C.uint64_t(cfg.GraceNanos)
 	conf.failure_ns = C.uint64_t(cfg.FailureNanos)
 	conf.wake_fd, conf.control_fd = C.int(cfg.WakeFD), C.int(cfg.ControlFD)
@@ -95,7 +95,7 @@ func Open(cfg Config) (*Context, error) {
 		places := unsafe.Add(unsafe.Pointer(r), C.sizeof_struct_sl_ring)
 		c.rings = append(c.rings, ring.New(unsafe.Pointer(&r.head), unsafe.Pointer(&r.tail),
 			unsafe.Pointer(&r.armed),
-			unsafe.Pointer(&r.notes), unsafe.Pointer(&r.first_len), unsafe.Pointer(&r.due), places,
+			unsafe.Pointer(&r.notifs), unsafe.Pointer(&r.first_len), unsafe.Pointer(&r.due), places,
 			int(r.mask)+1))
 	}
 	return c, nil
@@ -192,21 +192,21 @@ func (c *Context) Address(worker int) []byte {
 
 // Receive returns the next message that a peer sent with its data. It must not run
 // twice at once.
-func (c *Context) Receive() (Note, bool) {
+func (c *Context) Receive() (Notif, bool) {
 	for range c.rings {
 		i := c.next
 		c.next = (c.next + 1) % len(c.rings)
-		if c.rings[i].Notes.Load() == 0 {
+		if c.rings[i].Notifs.Load() == 0 {
 			continue
 		}
-		note := Note{Data: make([]byte, c.rings[i].NoteLen.Load())}
-		note.Conn = uint64(C.sl_ucx_take_notification(c.c, C.uint32_t(i),
-			(*C.uint8_t)(unsafe.SliceData(note.Data))))
+		notif := Notif{Data: make([]byte, c.rings[i].NotifLen.Load())}
+		notif.Conn = uint64(C.sl_ucx_take_notification(c.c, C.uint32_t(i),
+			(*C.uint8_t)(unsafe.SliceData(notif.Data))))
 		runtime.KeepAlive(c)
-		return note, true
+		return notif, true
 	}
 	runtime.KeepAlive(c)
-	return Note{}, false
+	return Notif{}, false
 }
 
 // Control returns the next control message. It must not run twice at once.

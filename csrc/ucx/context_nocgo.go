@@ -58,7 +58,7 @@ func (*Context) Drive() {}
 func (*Context) Arm() bool { return false }
 
 // Receive finds nothing.
-func (*Context) Receive() (Note, bool) { return Note{}, false }
+func (*Context) Receive() (Notif, bool) { return Notif{}, false }
 
 // Control finds nothing.
 func (*Context) Control() (Control, bool) { return Control{}, false }

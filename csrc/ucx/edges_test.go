@@ -182,11 +182,11 @@ func (l *lane) insist(t *testing.T, tag uint64, d []driver.Desc, msg []byte) {
 
 func TestCreditComesBack(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
-		msg := make([]byte, NoteMax)
+		msg := make([]byte, NotifMax)
 		fill(msg, 1)
 		for round := range 20 {
 			for i := range uint64(4) {
-				l.insist(t, i, nil, msg[:NoteMax*(i%2)])
+				l.insist(t, i, nil, msg[:NotifMax*(i%2)])
 			}
 			l.outcomes(t, 0, 4)
 			if err := submit(l.conn, driver.Write, 5, nil, msg); !errors.Is(err,
@@ -196,9 +196,9 @@ func TestCreditComesBack(t *testing.T) {
 			l.wake.Drain()
 			_ = l.near.Arm()
 			for i := range 4 {
-				note := l.note(t)
-				if !bytes.Equal(note.Data, msg[:NoteMax*(i%2)]) || note.Conn != l.back.ID() {
-					t.Fatalf("round %d, message %d: %d bytes", round, i, len(note.Data))
+				notif := l.notif(t)
+				if !bytes.Equal(notif.Data, msg[:NotifMax*(i%2)]) || notif.Conn != l.back.ID() {
+					t.Fatalf("round %d, message %d: %d bytes", round, i, len(notif.Data))
 				}
 			}
 			_ = l.wake.SetDeadline(time.Now().Add(time.Second))

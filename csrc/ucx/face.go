@@ -21,7 +21,7 @@ type Config struct {
 	Pull       bool
 	Workers    int    // each with a thread; at least 1
 	BatchesMax int    // of one worker, submitted and not polled; a power of two
-	NotesMax   int    // of one connection, on their way or not received
+	NotifyMax  int    // of one connection, on their way or not received
 	SegmentMax int    // bytes of one eager message
 	SpinNanos  uint64 // how long a thread looks before it sleeps
 	// how old a message may be that lands unasked; a quarter of it drives the pings
@@ -118,18 +118,18 @@ type Control struct {
 	Suspect bool // nothing else is told: a peer is silent, and Blocked may know why
 }
 
-// Note is a message that followed its data.
-type Note struct {
+// Notif is a message that followed its data.
+type Notif struct {
 	Conn uint64
 	Data []byte
 }
 
 // RkeyMax bounds Export.Rkey, ControlMax what Conn.Control takes and
-// NoteMax the messages of Submit.
+// NotifMax the messages of Submit.
 const (
 	RkeyMax    = 256
 	ControlMax = 4096
-	NoteMax    = 4096
+	NotifMax   = 4096
 )
 
 // Keys of Context.Map are below KeysMax; only memory whose key is below

@@ -167,7 +167,7 @@ static void end_generations(struct sl_ucx_context *c, struct sl_ucx_allocation *
 	}
 }
 
-static int note_fresh(struct sl_ucx_allocation *a, uint64_t from, uint64_t to)
+static int keep_fresh(struct sl_ucx_allocation *a, uint64_t from, uint64_t to)
 {
 	struct sl_ucx_range *grown;
 
@@ -236,7 +236,7 @@ static int refresh(struct sl_ucx_context *c, struct sl_ucx_memory *m, uint64_t p
 
 	if (to > a->mapped)
 		to = a->mapped;
-	rc = note_fresh(a, from, to); /* from now on nobody maps it anew */
+	rc = keep_fresh(a, from, to); /* from now on nobody maps it anew */
 	if (rc != 0)
 		return rc;
 	end_generations(c, a, from, to);

@@ -31,7 +31,7 @@ const (
 	msgAck
 	msgRead
 	msgData
-	msgNote
+	msgNotif
 	msgCredit
 	msgStarved
 	msgPing

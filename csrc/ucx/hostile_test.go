@@ -77,7 +77,7 @@ func TestForgedMessagesChangeNothing(t *testing.T) {
 		"thanks for nothing":    {forged{kind: msgAck, seq: ^uint32(0)}, nil},
 		"thanks for everything": {forged{kind: msgAck, seq: 1 << 30}, nil},
 		"a question":            {forged{kind: msgAsk, seq: 1 << 30}, nil},
-		"too long a message":    {forged{kind: msgNote}, make([]byte, 5000)},
+		"too long a message":    {forged{kind: msgNotif}, make([]byte, 5000)},
 		"too long a control":    {forged{kind: msgControl}, make([]byte, 5000)},
 		"credit":                {forged{kind: msgCredit, off: huge}, nil},
 		"a pong":                {forged{kind: msgPong, off: ^uint64(0)}, nil},
@@ -166,7 +166,7 @@ func TestOldWritesAreAskedAbout(t *testing.T) {
 		v.f.await(msgConfirm)
 		write.off, write.echo = 100, 0
 		v.f.send(write, eight) // behind it
-		v.f.send(forged{kind: msgNote, conn: v.conn.ID(), flags: flagChecked}, []byte("arrived"))
+		v.f.send(forged{kind: msgNotif, conn: v.conn.ID(), flags: flagChecked}, []byte("arrived"))
 		v.alive(t)
 		require.Equal(t, before, v.mem, "an old write landed unasked, or one overtook it")
 		if _, early := v.Receive(); early {
@@ -180,9 +180,9 @@ func TestOldWritesAreAskedAbout(t *testing.T) {
 		copy(before[victimFrom:], eight)
 		copy(before[victimFrom+100:], eight)
 		require.Equal(t, before, v.mem)
-		note, ok := v.Receive()
+		notif, ok := v.Receive()
 		require.True(t, ok)
-		require.Equal(t, "arrived", string(note.Data))
+		require.Equal(t, "arrived", string(notif.Data))
 	})
 }
 
@@ -254,7 +254,7 @@ func TestForgedAnswers(t *testing.T) {
 func TestMessagesBeyondCredit(t *testing.T) {
 	everyVictim(t, func(t *testing.T, v *victim) {
 		for i := range 100 {
-			v.f.send(forged{kind: msgNote, conn: v.conn.ID(), flags: flagChecked | flagFirst},
+			v.f.send(forged{kind: msgNotif, conn: v.conn.ID(), flags: flagChecked | flagFirst},
 				make([]byte, i*40))
 		}
 		v.alive(t)
@@ -263,7 +263,7 @@ func TestMessagesBeyondCredit(t *testing.T) {
 				t.Fatalf("message %d: %v, %d bytes", i, ok, len(n.Data))
 			}
 		}
-		v.f.send(forged{kind: msgNote, conn: v.conn.ID()}, []byte("kept until the context closes"))
+		v.f.send(forged{kind: msgNotif, conn: v.conn.ID()}, []byte("kept until the context closes"))
 		v.alive(t)
 	})
 }
@@ -274,7 +274,7 @@ func TestMessagesWithoutCredit(t *testing.T) {
 	v := openVictim(t, ways[1])
 	const kept = 1024
 	for range kept + 200 {
-		v.f.tell("send e %x #%d", forged{kind: msgNote, conn: v.conn.ID(),
+		v.f.tell("send e %x #%d", forged{kind: msgNotif, conn: v.conn.ID(),
 			version: messageVersion}.bytes(), 16)
 	}
 	v.f.tell("poll 200")

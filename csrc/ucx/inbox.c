@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 /* Of one connection: a sender may be configured for more than we are, but not for much more. */
-#define NOTES_MIN 1024
-#define NOTES_TIMES 4
+#define NOTIFS_MIN 1024
+#define NOTIFS_TIMES 4
 /*
  * Control messages that wait for Go: of one connection, of all, and of senders that are not known.
  */
@@ -109,19 +109,19 @@ void sl_ucx_put_suspicion(struct sl_ucx_worker *w)
 void sl_ucx_put_notification(struct sl_ucx_conn *n, const void *data, size_t len)
 {
 	struct sl_ucx_worker *w = n->worker;
-	uint32_t most = NOTES_TIMES * w->context->config.notes;
-	int kept = n->unread < (most > NOTES_MIN ? most : NOTES_MIN) && len <= SL_UCX_NOTE_MAX;
+	uint32_t most = NOTIFS_TIMES * w->context->config.notifs;
+	int kept = n->unread < (most > NOTIFS_MIN ? most : NOTIFS_MIN) && len <= SL_UCX_NOTIF_MAX;
 	struct sl_ucx_post *p = kept ? make(n->id, data, len) : NULL;
 
 	if (!p) {
 		sl_ucx_lose(n);
 		return;
 	}
-	if (!w->notes.first)
+	if (!w->notifs.first)
 		w->ring->first_len = (uint32_t)len;
 	n->unread++;
-	put(&w->notes, p);
-	__atomic_fetch_add(&w->ring->notes, 1, __ATOMIC_SEQ_CST);
+	put(&w->notifs, p);
+	__atomic_fetch_add(&w->ring->notifs, 1, __ATOMIC_SEQ_CST);
 	sl_ucx_wake(w);
 }
 
@@ -195,7 +195,7 @@ void sl_ucx_owe(struct sl_ucx_conn *n)
 	n->owed++;
 	if (n->impatient)
 		n->impatient--;
-	if (n->impatient || n->owed > n->worker->context->config.notes / 4)
+	if (n->impatient || n->owed > n->worker->context->config.notifs / 4)
 		sl_ucx_repay(n);
 }
 
@@ -207,14 +207,14 @@ uint64_t sl_ucx_take_notification(struct sl_ucx_context *c, uint32_t worker, uin
 	uint64_t conn = 0;
 
 	sl_ucx_lock(w);
-	p = take(&w->notes);
+	p = take(&w->notifs);
 	if (p) {
 		conn = p->conn;
 		if (p->len)
 			memcpy(data, p->body, p->len);
-		if (w->notes.first)
-			w->ring->first_len = (uint32_t)w->notes.first->len;
-		__atomic_fetch_sub(&w->ring->notes, 1, __ATOMIC_SEQ_CST);
+		if (w->notifs.first)
+			w->ring->first_len = (uint32_t)w->notifs.first->len;
+		__atomic_fetch_sub(&w->ring->notifs, 1, __ATOMIC_SEQ_CST);
 		n = sl_ucx_conn_of(w, p->conn);
 		if (n) {
 			n->unread--;
@@ -243,10 +243,10 @@ void sl_ucx_empty(struct sl_ucx_worker *w)
 
 	while ((p = take(&w->controls)) != NULL)
 		free(p);
-	while ((p = take(&w->notes)) != NULL)
+	while ((p = take(&w->notifs)) != NULL)
 		free(p);
 	if (w->ring)
-		__atomic_store_n(&w->ring->notes, 0, __ATOMIC_SEQ_CST);
+		__atomic_store_n(&w->ring->notifs, 0, __ATOMIC_SEQ_CST);
 	free_messages(w->small);
 	free_messages(w->large);
 	w->small = w->large = NULL;

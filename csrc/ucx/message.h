@@ -44,7 +44,7 @@ enum {
 enum {
 	SL_UCX_FIRST = 1,    /* of a batch */
 	SL_UCX_ASK = 2,	     /* for an acknowledgement */
-	SL_UCX_CHECKED = 8,  /* a note that counts only if its batch arrived whole */
+	SL_UCX_CHECKED = 8,  /* a notification that counts only if its batch arrived whole */
 	/* a write whose bytes, or with count rows whose table, are in the sender's memory, at */
 	SL_UCX_PULL = 32
 };

@@ -96,7 +96,7 @@ static int prepare_worker(struct sl_ucx_context *c, uint32_t index)
 
 	w->context = c;
 	w->controls.end = &w->controls.first;
-	w->notes.end = &w->notes.first;
+	w->notifs.end = &w->notifs.first;
 	pthread_mutex_init(&w->lock, NULL);
 	pthread_condattr_init(&clock);
 	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);

@@ -112,7 +112,7 @@ void sl_ucx_send(struct sl_ucx_conn *n, struct sl_ucx_message *p)
 
 int sl_ucx_crowded(const struct sl_ucx_conn *n)
 {
-	return n->sends - n->pings > REPLIES_MAX + 2 * n->worker->context->config.notes ||
+	return n->sends - n->pings > REPLIES_MAX + 2 * n->worker->context->config.notifs ||
 	       n->answers > ANSWERS_MAX;
 }
 

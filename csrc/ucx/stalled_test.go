@@ -93,7 +93,7 @@ func TestPagesThatMoveHoldUpTheirOwn(t *testing.T) {
 			size: 8, flags: flagFirst}
 		v.f.send(write, []byte("eight888"))
 		v.f.send(answer, []byte("answered"))
-		v.f.send(forged{kind: msgNote, conn: v.conn.ID(), flags: flagChecked}, []byte("behind"))
+		v.f.send(forged{kind: msgNotif, conn: v.conn.ID(), flags: flagChecked}, []byte("behind"))
 		v.alive(t)
 		require.NoError(t, v.Fence(8, victimTicket+1, testGrace))
 		_, early := v.Receive()
@@ -105,9 +105,9 @@ func TestPagesThatMoveHoldUpTheirOwn(t *testing.T) {
 		copy(before[victimFrom:], "eight888")
 		copy(before[victimFrom+100:], "answered")
 		require.Equal(t, before, v.mem)
-		note, ok := v.Receive()
+		notif, ok := v.Receive()
 		require.True(t, ok)
-		require.Equal(t, "behind", string(note.Data))
+		require.Equal(t, "behind", string(notif.Data))
 	})
 }
 

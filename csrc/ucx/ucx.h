@@ -15,7 +15,7 @@
 
 #define SL_UCX_RKEY_MAX 256
 #define SL_UCX_CONTROL_MAX 4096
-#define SL_UCX_NOTE_MAX 4096
+#define SL_UCX_NOTIF_MAX 4096
 #define SL_UCX_READ_ONLY 1
 #define SL_UCX_MARK 16
 #define SL_UCX_COUNTERS 4096 /* driver.CountersMax */
@@ -62,7 +62,7 @@ struct sl_ucx_config {
 	int pull;
 	uint32_t workers;
 	uint32_t batches; /* of a worker, a power of two */
-	uint32_t notes;	  /* messages to one peer that it has not received */
+	uint32_t notifs;	  /* messages to one peer that it has not received */
 	uint32_t segment; /* bytes of an eager message */
 	uint64_t spin_ns;    /* how long a thread looks before it sleeps */
 	uint64_t grace_ns;   /* how old a message may be that lands unasked */
@@ -209,16 +209,16 @@ int sl_ucx_direct(struct sl_ucx_conn *n, uint32_t slot);
 /*
  * Starts a batch: all of it or nothing. 0, or errno in the low 16 bits and the piece
  * above: EAGAIN no place for a batch or a message, ERANGE an unknown key or beyond its memory,
- * EROFS, EPIPE lost, EBADF ended, ESTALE a past epoch. note NULL: no message. With counter,
+ * EROFS, EPIPE lost, EBADF ended, ESTALE a past epoch. notif NULL: no message. With counter,
  * below SL_UCX_COUNTERS, or -1, one more for a counter of the peer follows in its place.
  */
 int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d,
-		      size_t count, const uint8_t *note, size_t note_len, int32_t counter);
+		      size_t count, const uint8_t *notif, size_t notif_len, int32_t counter);
 
 int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag,
 			    const struct sl_pages *p, const struct sl_nest *nest,
-			    const uint32_t *local, const uint32_t *remote, const uint8_t *note,
-			    size_t note_len, int32_t counter);
+			    const uint32_t *local, const uint32_t *remote, const uint8_t *notif,
+			    size_t notif_len, int32_t counter);
 
 /* Sends a notification without a batch. -EAGAIN no room now; -EPIPE lost, -EBADF ended. */
 int sl_ucx_notify(struct sl_ucx_conn *n, const uint8_t *data, size_t len);

@@ -199,7 +199,7 @@ struct sl_ucx_worker {
 	struct sl_ucx_message *small, *large; /* free ones */
 	struct sl_ucx_block *blocks;	     /* free ones */
 	struct sl_ucx_vectors *vectors;	     /* NULL: nothing is pulled */
-	struct sl_ucx_inbox controls, notes;
+	struct sl_ucx_inbox controls, notifs;
 	uint32_t hellos; /* of controls: those from senders that are not known */
 	struct sl_ring *ring;
 };

@@ -105,11 +105,11 @@ func TestSeveralWorkers(t *testing.T) {
 					l.near.Drive()
 				}
 			})
-			notes := 0
+			notifs := 0
 			pollers.Go(func() {
-				for !stop.Load() || notes < 15*len(crowds) && !t.Failed() {
+				for !stop.Load() || notifs < 15*len(crowds) && !t.Failed() {
 					if n, ok := l.far.Receive(); ok {
-						notes++
+						notifs++
 						if names[n.Conn] != n.Data[0] {
 							t.Errorf("a message of %d came on the connection of %d", n.Data[0],
 								names[n.Conn])

@@ -19,7 +19,7 @@ static void deliver(struct sl_verbs_conn *n, struct sl_verbs_post *p)
 		ring->first_len = p->len;
 	*t->end = p;
 	t->end = &p->next;
-	__atomic_fetch_add(&ring->notes, 1, __ATOMIC_SEQ_CST);
+	__atomic_fetch_add(&ring->notifs, 1, __ATOMIC_SEQ_CST);
 }
 
 /* The value goes up before the look at who waits for it; those do it the other way round. */
@@ -60,12 +60,12 @@ static void admit(struct sl_verbs_conn *n, struct sl_verbs_post *p)
  * The numbers tell what comes twice. One may come before its turn: those of two rails lie in two
  * queues. More than there is room for is not from a peer of ours.
  */
-static int put_note(struct sl_verbs_conn *n, uint32_t kind, uint64_t number, const uint8_t *body,
+static int put_notif(struct sl_verbs_conn *n, uint32_t kind, uint64_t number, const uint8_t *body,
 		    uint32_t len)
 {
 	struct sl_verbs_post **at, *p;
 
-	if (n->initiator || number == 0 || number > n->taken + n->context->config.notes)
+	if (n->initiator || number == 0 || number > n->taken + n->context->config.notifs)
 		return -EPROTO;
 	if (number <= n->seen)
 		return 0;
@@ -122,7 +122,7 @@ static int take_in(struct sl_verbs_conn *n, const uint8_t *at, uint32_t len)
 	memcpy(&head, at, sizeof(head));
 	at += sizeof(head);
 	len -= (uint32_t)sizeof(head);
-	if (le32toh(head.magic) != SL_VERBS_MAGIC || len > SL_VERBS_NOTE_MAX)
+	if (le32toh(head.magic) != SL_VERBS_MAGIC || len > SL_VERBS_NOTIF_MAX)
 		return -EPROTO;
 	kind = le32toh(head.kind);
 	switch (kind) {
@@ -130,8 +130,8 @@ static int take_in(struct sl_verbs_conn *n, const uint8_t *at, uint32_t len)
 		if (!names_counter(at, len))
 			return -EPROTO;
 		/* fall through */
-	case SL_VERBS_IS_NOTE:
-		return put_note(n, kind, le64toh(head.value), at, len);
+	case SL_VERBS_IS_NOTIF:
+		return put_notif(n, kind, le64toh(head.value), at, len);
 	case SL_VERBS_IS_CREDIT:
 		return put_credit(n, le64toh(head.value));
 	default:
@@ -150,7 +150,7 @@ void sl_verbs_arrived(struct sl_verbs_port *p, const struct ibv_wc *wc)
 	(void)sl_verbs_post_slot(p, slot); /* a device that does not take it is gone */
 }
 
-uint64_t sl_verbs_note_take(struct sl_verbs_context *c, uint8_t *data)
+uint64_t sl_verbs_notif_take(struct sl_verbs_context *c, uint8_t *data)
 {
 	struct sl_verbs_traffic *t = c->traffic;
 	struct sl_verbs_inbox *box;
@@ -167,7 +167,7 @@ uint64_t sl_verbs_note_take(struct sl_verbs_context *c, uint8_t *data)
 			t->end = &t->first;
 		else
 			c->ring->first_len = t->first->len;
-		__atomic_fetch_sub(&c->ring->notes, 1, __ATOMIC_SEQ_CST);
+		__atomic_fetch_sub(&c->ring->notifs, 1, __ATOMIC_SEQ_CST);
 		if (p->len)
 			memcpy(data, p->body, p->len);
 		p->next = box->free;

@@ -41,9 +41,9 @@ void sl_verbs_drop_record(struct sl_verbs_conn *n, struct sl_verbs_record *r)
 {
 	struct sl_verbs_batch *b = r->batch;
 
-	if (r->kind == SL_VERBS_NOTE)
+	if (r->kind == SL_VERBS_NOTIF)
 		n->accepted--;
-	sl_verbs_drop_slip(n, r);
+	sl_verbs_drop_frame(n, r);
 	sl_verbs_recycle(n->context, r);
 	if (b)
 		b->open--;
@@ -92,7 +92,7 @@ static void end(struct sl_verbs_batch *b)
 	struct sl_verbs_context *c = n->context;
 	struct sl_verbs_traffic *t = c->traffic;
 
-	sl_verbs_unqueue_note(b);
+	sl_verbs_unqueue_notif(b);
 	sl_verbs_release_all(c, b);
 	sl_ring_put(c->ring,
 		    (struct sl_done){b->tag, b->status, sl_piece_told(&b->pieces, b->piece)});
@@ -115,14 +115,14 @@ static void end(struct sl_verbs_batch *b)
 
 void sl_verbs_settle_batch(struct sl_verbs_batch *b)
 {
-	if (b->open == 0 && (b->status != 0 || (sl_verbs_begun(b) && !b->note)))
+	if (b->open == 0 && (b->status != 0 || (sl_verbs_begun(b) && !b->notif)))
 		end(b);
 }
 
 void sl_verbs_give_up(struct sl_verbs_batch *b, int32_t status, int32_t piece)
 {
 	sl_verbs_fail(b, status, piece);
-	sl_verbs_unqueue_note(b);
+	sl_verbs_unqueue_notif(b);
 	sl_verbs_drop_records(b);
 	sl_verbs_settle_batch(b);
 }

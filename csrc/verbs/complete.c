@@ -27,14 +27,14 @@ void sl_verbs_done(struct sl_verbs_pair *l, struct sl_verbs_record *r)
 			l->port->counters.bytes_in += r->len;
 		l->port->pairs->window_bytes += r->len;
 		break;
-	case SL_VERBS_NOTE:
-		n->notes_out--;
+	case SL_VERBS_NOTIF:
+		n->notifs_out--;
 		n->arrived = r->number;
-		sl_verbs_drop_slip(n, r);
+		sl_verbs_drop_frame(n, r);
 		break;
 	case SL_VERBS_CREDIT:
 		n->telling = 0;
-		sl_verbs_drop_slip(n, r);
+		sl_verbs_drop_frame(n, r);
 		if (!n->ended)
 			sl_verbs_repay(n);
 		break;

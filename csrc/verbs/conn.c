@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#define SLIP (sizeof(struct sl_verbs_head) + SL_VERBS_NOTE_MAX)
+#define SLIP (sizeof(struct sl_verbs_head) + SL_VERBS_NOTIF_MAX)
 
 /* An initiator's messages, or the one that an owner tells credit with. */
-static int make_slips(struct sl_verbs_conn *n)
+static int make_frames(struct sl_verbs_conn *n)
 {
 	uint32_t len = n->initiator ? n->window : 1;
 	size_t each = n->initiator ? SLIP : sizeof(struct sl_verbs_head);
@@ -21,13 +21,13 @@ static int make_slips(struct sl_verbs_conn *n)
 	if (slab == MAP_FAILED)
 		return -ENOMEM;
 	n->slab = slab;
-	n->slips = calloc(len, sizeof(n->slips[0]));
-	if (!n->slips)
+	n->frames = calloc(len, sizeof(n->frames[0]));
+	if (!n->frames)
 		return -ENOMEM;
 	for (uint32_t i = len; i > 0; i--) {
-		n->slips[i - 1] =
-		    (struct sl_verbs_slip){.next = n->free_slips, .at = n->slab + (i - 1) * each};
-		n->free_slips = &n->slips[i - 1];
+		n->frames[i - 1] =
+		    (struct sl_verbs_frame){.next = n->free_frames, .at = n->slab + (i - 1) * each};
+		n->free_frames = &n->frames[i - 1];
 	}
 	return 0;
 }
@@ -41,7 +41,7 @@ static void free_conn(struct sl_verbs_conn *n)
 	if (n->slab)
 		munmap(n->slab, n->slab_size);
 	free(n->imports);
-	free(n->slips);
+	free(n->frames);
 	pthread_mutex_destroy(&n->setup);
 	free(n);
 }
@@ -62,16 +62,16 @@ void sl_verbs_free_conns(struct sl_verbs_context *c)
 static struct sl_verbs_conn *make(struct sl_verbs_context *c, int initiator, uint32_t credit)
 {
 	struct sl_verbs_conn *n = calloc(1, sizeof(*n));
-	uint32_t notes = c->config.notes;
+	uint32_t notifs = c->config.notifs;
 
 	if (!n)
 		return NULL;
 	n->context = c;
 	n->initiator = initiator;
-	n->window = credit && credit < notes ? credit : notes;
+	n->window = credit && credit < notifs ? credit : notifs;
 	n->live.prev = n->live.next = n->head = &n->live;
 	pthread_mutex_init(&n->setup, NULL);
-	if (make_slips(n) == 0)
+	if (make_frames(n) == 0)
 		return n;
 	free_conn(n);
 	return NULL;
@@ -144,7 +144,7 @@ int sl_verbs_drain(struct sl_verbs_conn *n, uint64_t grace_ns)
 	for (struct sl_verbs_batch *b = n->live.next, *next; b != &n->live; b = next) {
 		next = b->next;
 		b->cancelled = 1; /* what is posted is waited for, and not posted again */
-		if (!sl_verbs_begun(b) || b->note)
+		if (!sl_verbs_begun(b) || b->notif)
 			sl_verbs_give_up(b, SL_VERBS_CLOSED, -1);
 	}
 	while (n->live.next != &n->live && rc == 0) {

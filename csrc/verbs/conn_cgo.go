@@ -45,7 +45,7 @@ func (c *Context) Connect(initiator bool, credit int) (*Conn, error) {
 	return n, nil
 }
 
-// ID names this end in News and Note: never 0, and never used again. It may be
+// ID names this end in News and Notif: never 0, and never used again. It may be
 // asked for after Close, too.
 func (n *Conn) ID() uint64 { return n.id }
 

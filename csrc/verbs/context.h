@@ -20,7 +20,7 @@
 
 /* Bytes of a receive: a message and what stands before it. */
 #define SL_VERBS_HEAD_MAX 64
-#define SL_VERBS_SLOT (SL_VERBS_NOTE_MAX + SL_VERBS_HEAD_MAX)
+#define SL_VERBS_SLOT (SL_VERBS_NOTIF_MAX + SL_VERBS_HEAD_MAX)
 
 struct sl_verbs_batch;
 struct sl_verbs_traffic; /* what pair.h has of a context: connections, batches, inbox, thread */

@@ -51,7 +51,7 @@ type Context struct {
 // Open opens a context without rails, in the library that Load has opened.
 func Open(cfg Config) (*Context, error) {
 	conf := C.struct_sl_verbs_config{
-		batches: C.uint32_t(cfg.BatchesMax), notes: C.uint32_t(cfg.NotesMax),
+		batches: C.uint32_t(cfg.BatchesMax), notifs: C.uint32_t(cfg.NotifyMax),
 		conns: C.uint32_t(cfg.ConnsMax),
 		depth: C.uint32_t(cfg.Depth), slice: C.uint64_t(cfg.SliceMax),
 		flight:  C.uint64_t(cfg.FlightMax),
@@ -70,7 +70,7 @@ func Open(cfg Config) (*Context, error) {
 	// done is aligned as the ring is
 	places := unsafe.Add(unsafe.Pointer(r), C.sizeof_struct_sl_ring)
 	c.ring = ring.New(unsafe.Pointer(&r.head), unsafe.Pointer(&r.tail), unsafe.Pointer(&r.armed),
-		unsafe.Pointer(&r.notes), unsafe.Pointer(&r.first_len), unsafe.Pointer(&r.due), places,
+		unsafe.Pointer(&r.notifs), unsafe.Pointer(&r.first_len), unsafe.Pointer(&r.due), places,
 		int(r.mask)+1)
 	c.tally = unsafe.Slice(C.sl_verbs_tally(c.c), C.SL_VERBS_COUNTERS)
 	return c, nil
@@ -143,14 +143,14 @@ func (c *Context) Arm() bool {
 
 // Receive returns the next message that a peer sent with its data. It must not run
 // twice at once.
-func (c *Context) Receive() (Note, bool) {
+func (c *Context) Receive() (Notif, bool) {
 	defer runtime.KeepAlive(c)
-	if c.ring.Notes.Load() == 0 {
-		return Note{}, false
+	if c.ring.Notifs.Load() == 0 {
+		return Notif{}, false
 	}
-	note := Note{Data: make([]byte, c.ring.NoteLen.Load())}
-	note.Conn = uint64(C.sl_verbs_note_take(c.c, (*C.uint8_t)(unsafe.SliceData(note.Data))))
-	return note, note.Conn != 0
+	notif := Notif{Data: make([]byte, c.ring.NotifLen.Load())}
+	notif.Conn = uint64(C.sl_verbs_notif_take(c.c, (*C.uint8_t)(unsafe.SliceData(notif.Data))))
+	return notif, notif.Conn != 0
 }
 
 // News returns the next news, after ControlFD was written to. It must not run twice at once.

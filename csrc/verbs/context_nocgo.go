@@ -33,7 +33,7 @@ func (*Context) Drive() {}
 func (*Context) Arm() bool { return false }
 
 // Receive finds nothing.
-func (*Context) Receive() (Note, bool) { return Note{}, false }
+func (*Context) Receive() (Notif, bool) { return Notif{}, false }
 
 // Count is 0.
 func (*Context) Count(uint32) uint64 { return 0 }

@@ -17,7 +17,7 @@ import (
 // told are done. The owner looks at them once one of its queue pairs ends.
 func unread(t *testing.T, d hosts, n int) *testLink {
 	t.Helper()
-	cfg := Config{BatchesMax: 4096, NotesMax: n, ConnsMax: 2}
+	cfg := Config{BatchesMax: 4096, NotifyMax: n, ConnsMax: 2}
 	l := openLink(t, d, testShape{spin: true, pairs: len(d.near), config: cfg})
 	for i := range d.far {
 		d.fake.Device(2*i+1).Set(fakeverbs.Blind, 1)

@@ -63,7 +63,7 @@ func cancelBatches(t *testing.T, d hosts) {
 	if err := l.outcome(t, l.submit(t, driver.Write, []byte("first"))); err != nil {
 		t.Fatal(err)
 	}
-	if n := l.note(t); string(n.Data) != "first" {
+	if n := l.notif(t); string(n.Data) != "first" {
 		t.Errorf("message %q of a batch that was cancelled, or none", n.Data)
 	}
 }
@@ -103,7 +103,7 @@ func revokeGrants(t *testing.T, d hosts) {
 	if !bytes.Equal(before, l.remote[:5000]) {
 		t.Error("bytes landed with an old key")
 	}
-	if n := l.note(t); string(n.Data) != "good" {
+	if n := l.notif(t); string(n.Data) != "good" {
 		t.Errorf("message %q", n.Data)
 	}
 	if err := l.conn.Submit(1, batchOf(driver.Read, l.descs(driver.Desc{Len: 1}), nil)); !errors.Is(
@@ -177,7 +177,7 @@ func drainConnections(t *testing.T, d hosts) {
 // byte gets there and each message once, in order.
 func remakePairs(t *testing.T, d hosts) {
 	l := openLink(t, d, testShape{pairs: len(d.near), config: Config{SliceMax: 32 << 10,
-		NotesMax: 32}})
+		NotifyMax: 32}})
 	fill(l.local, 4)
 	const n = 200 << 10
 	var tags []uint64
@@ -204,8 +204,8 @@ func remakePairs(t *testing.T, d hosts) {
 		l.drainNews()
 		l.make(t, pair)
 		for i := range 3 {
-			if note := l.note(t); !bytes.Equal(note.Data, numbered(3*round+i)) {
-				t.Fatalf("message %x, want %d", note.Data, 3*round+i)
+			if notif := l.notif(t); !bytes.Equal(notif.Data, numbered(3*round+i)) {
+				t.Fatalf("message %x, want %d", notif.Data, 3*round+i)
 			}
 		}
 		for tag, err := range l.outcomes(t, 3) {
@@ -249,7 +249,7 @@ func waitForPairs(t *testing.T, d hosts) {
 	if err := l.outcome(t, keep); err != nil {
 		t.Fatal(err)
 	}
-	if n := l.note(t); !bytes.Equal(n.Data, numbered(1)) {
+	if n := l.notif(t); !bytes.Equal(n.Data, numbered(1)) {
 		t.Errorf("message %x", n.Data)
 	}
 }

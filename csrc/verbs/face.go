@@ -16,7 +16,7 @@ type Done = ring.Done
 // Config says how to open a Context.
 type Config struct {
 	BatchesMax int    // submitted and not polled; a power of two
-	NotesMax   int    // messages of one connection, on their way or not received
+	NotifyMax  int    // messages of one connection, on their way or not received
 	ConnsMax   int    // connections that may receive
 	Depth      int    // work requests under way on a queue pair
 	SliceMax   uint64 // bytes of one work request
@@ -77,8 +77,8 @@ type Import struct {
 	RemoteKeys []uint32 // for each queue pair; 0: not reachable over it
 }
 
-// Note is a message that followed its data.
-type Note struct {
+// Notif is a message that followed its data.
+type Notif struct {
 	Conn uint64
 	Data []byte
 }
@@ -123,7 +123,7 @@ type Device struct {
 const (
 	RailsMax    = 16
 	PairsMax    = 16
-	NoteMax     = 4096
+	NotifMax    = 4096
 	KeysMax     = 4 << 20
 	CountersMax = driver.CountersMax
 )

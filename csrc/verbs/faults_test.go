@@ -128,7 +128,7 @@ func TestLostAcknowledgements(t *testing.T) {
 		if !bytes.Equal(l.remote[9:9+n], l.local[5:5+n]) {
 			t.Fatalf("write %d: other bytes", i)
 		}
-		if got := l.note(t); binary.LittleEndian.Uint64(got.Data) != uint64(i) {
+		if got := l.notif(t); binary.LittleEndian.Uint64(got.Data) != uint64(i) {
 			t.Fatalf("message %d after write %d", binary.LittleEndian.Uint64(got.Data), i)
 		}
 	}
@@ -352,7 +352,7 @@ func TestDeviceGone(t *testing.T) {
 			if !bytes.Equal(l.remote, l.local) {
 				t.Error("other bytes")
 			}
-			if got := l.note(t); string(got.Data) != "all there" {
+			if got := l.notif(t); string(got.Data) != "all there" {
 				t.Errorf("message %q", got.Data)
 			}
 			for end := time.Now().Add(patience); m.gone.Load() == 0 && time.Now().Before(end); {
@@ -386,7 +386,7 @@ func TestWireCutInTransfer(t *testing.T) {
 		if !bytes.Equal(l.remote, l.local) {
 			t.Fatalf("round %d: other bytes", round)
 		}
-		if got := l.note(t); binary.LittleEndian.Uint64(got.Data) != uint64(round) {
+		if got := l.notif(t); binary.LittleEndian.Uint64(got.Data) != uint64(round) {
 			t.Fatalf("round %d: message %x", round, got.Data)
 		}
 		cut.SetLink(true)

@@ -164,15 +164,15 @@ func (h *hammer) work(t *testing.T, id int, until time.Time) {
 	}
 }
 
-func (h *hammer) submit(t *testing.T, tag uint64, d []driver.Desc, note bool) bool {
+func (h *hammer) submit(t *testing.T, tag uint64, d []driver.Desc, notif bool) bool {
 	for {
 		var msg []byte
-		if note {
+		if notif {
 			h.number.Lock()
 			msg = numbered(int(h.sent))
 		}
 		err := h.l.conn.Submit(tag, batchOf(driver.Write, d, msg))
-		if note {
+		if notif {
 			if err == nil {
 				h.sent++
 			}
@@ -225,7 +225,7 @@ func (h *hammer) receive(t *testing.T) uint64 {
 // anew.
 func hammerLink(t *testing.T, d hosts) {
 	h := &hammer{l: openLink(t, d, testShape{pairs: len(d.near), config: Config{SliceMax: 64 << 10,
-		NotesMax: 16}})}
+		NotifyMax: 16}})}
 	var workers, others sync.WaitGroup
 	until := time.Now().Add(1500 * time.Millisecond)
 	for range 4 {

@@ -151,7 +151,7 @@ func fillShape(s testShape) testShape {
 	or(&s.timeout, 14)
 	or(&s.retries, 3)
 	or(&s.config.BatchesMax, 64)
-	or(&s.config.NotesMax, 8)
+	or(&s.config.NotifyMax, 8)
 	or(&s.config.ConnsMax, 4)
 	or(&s.config.Depth, 32)
 	if s.config.SliceMax == 0 {
@@ -176,7 +176,7 @@ func openLink(t testing.TB, d hosts, s testShape) *testLink {
 	l.local, l.remote = s.mapped(t, l.near), s.mapped(t, l.far)
 	t.Cleanup(func() { l.close(t) })
 	var err error
-	if l.conn, err = l.near.Connect(true, s.config.NotesMax); err != nil {
+	if l.conn, err = l.near.Connect(true, s.config.NotifyMax); err != nil {
 		t.Fatal(err)
 	}
 	if l.back, err = l.far.Connect(false, 0); err != nil {
@@ -355,8 +355,8 @@ func (l *testLink) move(t testing.TB, op driver.Op, descs ...driver.Desc) error 
 	return l.outcome(t, l.submit(t, op, nil, descs...))
 }
 
-// note waits for a message at far.
-func (l *testLink) note(t testing.TB) Note {
+// notif waits for a message at far.
+func (l *testLink) notif(t testing.TB) Notif {
 	t.Helper()
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(20 * time.Microsecond) {
 		if n, ok := l.far.Receive(); ok {
@@ -364,5 +364,5 @@ func (l *testLink) note(t testing.TB) Note {
 		}
 	}
 	t.Fatal("no message comes")
-	return Note{}
+	return Notif{}
 }

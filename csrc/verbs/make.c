@@ -21,7 +21,7 @@
  */
 static int promise(struct sl_verbs_conn *n, struct sl_verbs_port *p, uint32_t *promised)
 {
-	uint32_t need = n->initiator ? SL_VERBS_CREDITS : n->context->config.notes + 1;
+	uint32_t need = n->initiator ? SL_VERBS_CREDITS : n->context->config.notifs + 1;
 
 	if (p->slots_promised + need > p->slots || 2 * p->pairs->len + 2 > (uint32_t)p->sends->cqe)
 		return -ENOSPC;

@@ -31,7 +31,7 @@ var tests = []struct {
 	{"many batches in few places", 1, manyBatches},
 	{"messages follow their data", 1, followData},
 	{"credit bounds messages", 1, creditBounds},
-	{"messages outlive their connection", 1, notesOutlive},
+	{"messages outlive their connection", 1, notifsOutlive},
 	{"sleepers are woken", 1, wakeSleepers},
 	{"batches are cancelled", 1, cancelBatches},
 	{"grants are revoked", 1, revokeGrants},

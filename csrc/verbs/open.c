@@ -10,7 +10,8 @@
 
 static int valid(const struct sl_verbs_config *c)
 {
-	return c->batches && !(c->batches & (c->batches - 1)) && c->notes && c->conns && c->depth &&
+	return c->batches && !(c->batches & (c->batches - 1)) && c->notifs && c->conns &&
+	       c->depth &&
 	       c->slice && c->slice <= UINT32_MAX && c->flight;
 }
 

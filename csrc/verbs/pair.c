@@ -106,7 +106,7 @@ void sl_verbs_hold(struct sl_verbs_pair *l, struct sl_verbs_record *r)
 		n->telling = 0;
 		n->told = 0;
 	}
-	sl_verbs_drop_slip(n, r);
+	sl_verbs_drop_frame(n, r);
 	sl_verbs_recycle(n->context, r);
 }
 

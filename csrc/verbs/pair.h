@@ -24,14 +24,14 @@ struct sl_verbs_head {
 _Static_assert(sizeof(struct sl_verbs_head) <= SL_VERBS_HEAD_MAX, "a receive has room for it");
 enum {
 	SL_VERBS_MAGIC = 0x31766c73,
-	SL_VERBS_IS_NOTE = 1,
+	SL_VERBS_IS_NOTIF = 1,
 	SL_VERBS_IS_CREDIT = 2,
 	SL_VERBS_IS_COUNT = 3
 };
 
 /* A message of ours, in memory that the NIC knows. */
-struct sl_verbs_slip {
-	struct sl_verbs_slip *next; /* free ones */
+struct sl_verbs_frame {
+	struct sl_verbs_frame *next; /* free ones */
 	uint8_t *at;		    /* the head, then the bytes */
 	uint32_t len;		    /* of both */
 	/* SL_VERBS_IS_*; of a count the bytes are the counter, as an le32 */
@@ -42,7 +42,7 @@ struct sl_verbs_pair;
 
 enum sl_verbs_kind {
 	SL_VERBS_DATA,
-	SL_VERBS_NOTE,
+	SL_VERBS_NOTIF,
 	SL_VERBS_CREDIT,
 	SL_VERBS_PROBE, /* a write without bytes: comes back when the other end is there */
 	SL_VERBS_MARK	/* comes back when the queue pair is in the error state and empty */
@@ -56,7 +56,7 @@ struct sl_verbs_record {
 	struct sl_verbs_record *next;
 	struct sl_verbs_pair *pair; /* that it is posted on, or NULL */
 	struct sl_verbs_batch *batch; /* NULL: of none */
-	struct sl_verbs_slip *slip;
+	struct sl_verbs_frame *frame;
 	uint64_t number; /* of the message */
 	uint32_t piece;	 /* DATA: from here on, len bytes */
 	uint8_t kind, again;
@@ -136,7 +136,7 @@ struct sl_verbs_place {
 
 struct sl_verbs_batch {
 	struct sl_verbs_batch *prev, *next; /* of a connection, in order; or the free ones */
-	struct sl_verbs_batch *next_note;   /* of those whose message is not posted */
+	struct sl_verbs_batch *next_notif;   /* of those whose message is not posted */
 	struct sl_verbs_conn *conn;
 	uint64_t tag, order, bytes;
 	int write, cancelled;
@@ -144,7 +144,7 @@ struct sl_verbs_batch {
 	uint32_t open; /* records of it */
 	int32_t pair;  /* that all of it goes over, -1: not chosen yet; if it is whole */
 	int whole;
-	struct sl_verbs_slip *note; /* not posted yet */
+	struct sl_verbs_frame *notif; /* not posted yet */
 	struct sl_verbs_place place;
 	struct sl_pieces pieces;
 	uint32_t memories_len;
@@ -157,7 +157,7 @@ struct sl_verbs_post {
 	struct sl_verbs_inbox *box;
 	uint64_t number;
 	uint32_t kind, len;
-	uint8_t body[SL_VERBS_NOTE_MAX];
+	uint8_t body[SL_VERBS_NOTIF_MAX];
 };
 
 /* Messages of a peer, until the program takes them: also after the connection is gone. */
@@ -185,10 +185,10 @@ struct sl_verbs_conn {
 	struct sl_verbs_pair *pairs[SL_VERBS_PAIRS];
 	uint32_t reaches; /* a bit for each queue pair that was ever made */
 	uint32_t turn;	  /* the queue pair that comes first among equals */
-	uint8_t *slab; /* slips */
+	uint8_t *slab; /* frames */
 	size_t slab_size;
 	struct ibv_mr *slab_mr[SL_VERBS_RAILS];
-	struct sl_verbs_slip *slips, *free_slips;
+	struct sl_verbs_frame *frames, *free_frames;
 	/* As the initiator: */
 	struct sl_verbs_batch live; /* ring, in order */
 	struct sl_verbs_batch *head; /* the first whose data is not all posted, or &live */
@@ -198,9 +198,9 @@ struct sl_verbs_conn {
 	struct sl_verbs_list again;  /* data that waits to be posted once more */
 	struct sl_verbs_list resend; /* messages that do */
 	uint32_t held; /* records of all queue pairs that wait to be settled */
-	struct sl_verbs_batch *note_first, *note_last;
-	struct sl_verbs_pair *note_pair; /* of messages that are posted or held */
-	uint32_t notes_out;		 /* how many */
+	struct sl_verbs_batch *notif_first, *notif_last;
+	struct sl_verbs_pair *notif_pair; /* of messages that are posted or held */
+	uint32_t notifs_out;		 /* how many */
 	/* messages: all of submit, numbered, acknowledged, taken by the peer's program */
 	uint64_t accepted, sent, arrived, credited;
 	uint32_t window;
@@ -277,7 +277,7 @@ static inline int sl_verbs_usable(const struct sl_verbs_pair *l)
 
 /*
  * The files, each of which calls only those above it: lock.c and record.c, receive.c and memory.c,
- * note.c and import.c, pair.c, batch.c, send.c, arrive.c, complete.c, post.c, settle.c, submit.c
+ * notif.c and import.c, pair.c, batch.c, send.c, arrive.c, complete.c, post.c, settle.c, submit.c
  * and step.c, end.c, make.c and events.c, conn.c, progress.c, traffic.c, rail.c, open.c.
  */
 
@@ -297,15 +297,15 @@ int sl_verbs_reserve_records(struct sl_verbs_context *c, uint32_t n);
 void sl_verbs_recycle(struct sl_verbs_context *c, struct sl_verbs_record *r);
 void sl_verbs_free_records(struct sl_verbs_context *c);
 
-/* note.c: where messages lie, before they leave and after they came */
+/* notif.c: where messages lie, before they leave and after they came */
 int sl_verbs_make_inbox(struct sl_verbs_conn *n);
 void sl_verbs_leave_inbox(struct sl_verbs_conn *n);
 void sl_verbs_free_inbox(struct sl_verbs_inbox *box);
 void sl_verbs_empty(struct sl_verbs_context *c);
-void sl_verbs_free_slip(struct sl_verbs_conn *n, struct sl_verbs_slip *s);
-void sl_verbs_drop_slip(struct sl_verbs_conn *n, struct sl_verbs_record *r);
+void sl_verbs_free_frame(struct sl_verbs_conn *n, struct sl_verbs_frame *s);
+void sl_verbs_drop_frame(struct sl_verbs_conn *n, struct sl_verbs_record *r);
 void sl_verbs_relieve(struct sl_verbs_conn *n);
-void sl_verbs_unqueue_note(struct sl_verbs_batch *b); /* its message is not sent */
+void sl_verbs_unqueue_notif(struct sl_verbs_batch *b); /* its message is not sent */
 
 /* import.c */
 /* NULL: unknown */
@@ -353,8 +353,8 @@ void sl_verbs_drop_records(struct sl_verbs_batch *b); /* those of it that wait t
 void sl_verbs_forget_records(struct sl_verbs_conn *n); /* at its end: none is posted */
 
 /* send.c */
-struct sl_verbs_pair *sl_verbs_note_pair(struct sl_verbs_conn *n); /* NULL: none at the moment */
-void sl_verbs_post_notes(struct sl_verbs_conn *n);
+struct sl_verbs_pair *sl_verbs_notif_pair(struct sl_verbs_conn *n); /* NULL: none at the moment */
+void sl_verbs_post_notifs(struct sl_verbs_conn *n);
 void sl_verbs_repay(struct sl_verbs_conn *n); /* tells the peer what was taken, where that is due */
 
 /* arrive.c */

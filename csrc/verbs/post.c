@@ -81,7 +81,7 @@ static struct sl_verbs_pair *least_loaded(const struct sl_verbs_conn *n, uint32_
 static struct sl_verbs_pair *choose_first(struct sl_verbs_conn *n, const struct sl_verbs_batch *b,
 					  uint32_t pairs)
 {
-	struct sl_verbs_pair *l = b->note ? sl_verbs_note_pair(n) : NULL;
+	struct sl_verbs_pair *l = b->notif ? sl_verbs_notif_pair(n) : NULL;
 
 	if (l && !(pairs >> l->index & 1))
 		l = NULL;
@@ -257,8 +257,8 @@ void sl_verbs_pump(struct sl_verbs_conn *n)
 	}
 	if (post_again(n) == 0)
 		post_fresh(n);
-	sl_verbs_post_notes(n);
+	sl_verbs_post_notifs(n);
 	sl_verbs_ring_bells(n);
-	if (n->again.first || n->resend.first || n->note_first || n->head != &n->live)
+	if (n->again.first || n->resend.first || n->notif_first || n->head != &n->live)
 		sl_verbs_starve(n);
 }

@@ -124,7 +124,7 @@ static int learn(struct sl_verbs_port *p, char *why, size_t size, const char *na
 static int make_queues(struct sl_verbs_port *p, char *why, size_t size, const char *name)
 {
 	const struct sl_verbs_config *c = &p->context->config;
-	uint64_t slots = (uint64_t)c->conns * ((uint64_t)c->notes + SL_VERBS_SPARE);
+	uint64_t slots = (uint64_t)c->conns * ((uint64_t)c->notifs + SL_VERBS_SPARE);
 	uint64_t sends = 2 * (uint64_t)c->conns * ((uint64_t)c->depth + SL_VERBS_SPARE);
 	struct ibv_srq_init_attr srq = {.attr = {.max_sge = 1}};
 	int rc = unblock(p->device->async_fd);

@@ -29,7 +29,7 @@ func testConfig(t testing.TB) Config {
 		t.Cleanup(func() { e.Close() })
 		events[i] = e
 	}
-	return Config{BatchesMax: 64, NotesMax: 8, ConnsMax: 4, Depth: 32, SliceMax: 1 << 20,
+	return Config{BatchesMax: 64, NotifyMax: 8, ConnsMax: 4, Depth: 32, SliceMax: 1 << 20,
 		FlightMax: 8 << 20,
 		SpinNanos: 20000, WakeFD: events[0].FD(), ControlFD: events[1].FD()}
 }
@@ -138,7 +138,7 @@ func TestReceivesGrowWithConnections(t *testing.T) {
 	f := fakeverbs.Open(t, 1, Load)
 	leak.Check(t, f.InUse)
 	cfg := testConfig(t)
-	cfg.NotesMax, cfg.ConnsMax = 200, 100
+	cfg.NotifyMax, cfg.ConnsMax = 200, 100
 	c, err := Open(cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <string.h>
 
-/* Builds a message of a slip. r is made by the caller. */
+/* Builds a message of a frame. r is made by the caller. */
 static void build(struct sl_verbs_pair *l, struct sl_verbs_record *r, uint32_t kind, uint64_t value)
 {
 	struct sl_verbs_conn *n = l->conn;
@@ -15,13 +15,13 @@ static void build(struct sl_verbs_pair *l, struct sl_verbs_record *r, uint32_t k
 	struct ibv_sge *entry = sl_verbs_entries(n);
 	struct ibv_send_wr *wr;
 
-	memcpy(r->slip->at, &head, sizeof(head));
-	*entry = (struct ibv_sge){.addr = (uintptr_t)r->slip->at,
-				  .length = r->slip->len,
+	memcpy(r->frame->at, &head, sizeof(head));
+	*entry = (struct ibv_sge){.addr = (uintptr_t)r->frame->at,
+				  .length = r->frame->len,
 				  .lkey = n->slab_mr[l->port->index]->lkey};
 	wr = sl_verbs_build(l, r, entry, 1);
 	wr->opcode = IBV_WR_SEND;
-	if (r->slip->len <= l->port->info.inline_max)
+	if (r->frame->len <= l->port->info.inline_max)
 		wr->send_flags |= IBV_SEND_INLINE;
 }
 
@@ -29,10 +29,10 @@ static void build(struct sl_verbs_pair *l, struct sl_verbs_record *r, uint32_t k
  * All go over one queue pair, so that they arrive in order; over another only when none is under
  * way.
  */
-struct sl_verbs_pair *sl_verbs_note_pair(struct sl_verbs_conn *n)
+struct sl_verbs_pair *sl_verbs_notif_pair(struct sl_verbs_conn *n)
 {
-	if (n->notes_out)
-		return sl_verbs_usable(n->note_pair) ? n->note_pair : NULL;
+	if (n->notifs_out)
+		return sl_verbs_usable(n->notif_pair) ? n->notif_pair : NULL;
 	for (uint32_t i = 0; i < SL_VERBS_PAIRS; i++)
 		if (sl_verbs_usable(n->pairs[i]))
 			return n->pairs[i];
@@ -59,7 +59,7 @@ static int clear(const struct sl_verbs_conn *n, const struct sl_verbs_pair *l, u
 	return n->head == &n->live || n->head->order > order;
 }
 
-static int post_note(struct sl_verbs_conn *n, struct sl_verbs_pair *l, struct sl_verbs_batch *b,
+static int post_notif(struct sl_verbs_conn *n, struct sl_verbs_pair *l, struct sl_verbs_batch *b,
 		     struct sl_verbs_record *r)
 {
 	if (r) {
@@ -68,33 +68,33 @@ static int post_note(struct sl_verbs_conn *n, struct sl_verbs_pair *l, struct sl
 		r = sl_verbs_record(n->context);
 		if (!r)
 			return -ENOMEM;
-		r->kind = SL_VERBS_NOTE;
+		r->kind = SL_VERBS_NOTIF;
 		r->batch = b;
-		r->slip = b->note;
+		r->frame = b->notif;
 		b->open++;
-		b->note = NULL;
-		n->note_first = b->next_note;
-		if (!n->note_first)
-			n->note_last = NULL;
+		b->notif = NULL;
+		n->notif_first = b->next_notif;
+		if (!n->notif_first)
+			n->notif_last = NULL;
 	}
 	r->number = ++n->sent;
-	n->note_pair = l;
-	n->notes_out++;
-	build(l, r, r->slip->kind, r->number);
+	n->notif_pair = l;
+	n->notifs_out++;
+	build(l, r, r->frame->kind, r->number);
 	return 0;
 }
 
-void sl_verbs_post_notes(struct sl_verbs_conn *n)
+void sl_verbs_post_notifs(struct sl_verbs_conn *n)
 {
-	while (n->resend.first || n->note_first) {
+	while (n->resend.first || n->notif_first) {
 		struct sl_verbs_record *r = n->resend.first;
-		struct sl_verbs_batch *b = r ? r->batch : n->note_first;
+		struct sl_verbs_batch *b = r ? r->batch : n->notif_first;
 		struct sl_verbs_pair *l;
 
 		(void)sl_verbs_entries(n); /* before the queue pair is chosen */
-		l = sl_verbs_note_pair(n);
+		l = sl_verbs_notif_pair(n);
 		if (!l || !sl_verbs_has_room(l) || !clear(n, l, b->order) ||
-		    post_note(n, l, b, r) != 0)
+		    post_notif(n, l, b, r) != 0)
 			return;
 	}
 }
@@ -105,13 +105,13 @@ void sl_verbs_post_notes(struct sl_verbs_conn *n)
  */
 void sl_verbs_repay(struct sl_verbs_conn *n)
 {
-	uint32_t notes = n->context->config.notes;
+	uint32_t notifs = n->context->config.notifs;
 	struct sl_verbs_record *r;
 	struct sl_verbs_pair *l = NULL;
 
-	if (n->initiator || n->telling || n->taken == n->told || !n->free_slips)
+	if (n->initiator || n->telling || n->taken == n->told || !n->free_frames)
 		return;
-	if (n->told && n->taken - n->told < (notes + 3) / 4 && n->seen - n->told < notes)
+	if (n->told && n->taken - n->told < (notifs + 3) / 4 && n->seen - n->told < notifs)
 		return;
 	for (uint32_t i = 0; i < SL_VERBS_PAIRS && !l; i++)
 		if (n->pairs[i] && n->pairs[i]->state == SL_VERBS_LIVE &&
@@ -121,9 +121,9 @@ void sl_verbs_repay(struct sl_verbs_conn *n)
 	if (!r)
 		return;
 	r->kind = SL_VERBS_CREDIT;
-	r->slip = n->free_slips;
-	n->free_slips = r->slip->next;
-	r->slip->len = sizeof(struct sl_verbs_head);
+	r->frame = n->free_frames;
+	n->free_frames = r->frame->next;
+	r->frame->len = sizeof(struct sl_verbs_head);
 	n->telling = 1;
 	n->told = n->taken;
 	build(l, r, SL_VERBS_IS_CREDIT, n->taken);

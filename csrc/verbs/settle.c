@@ -4,17 +4,19 @@
 
 #include <errno.h>
 
-/* The last message of those held that the peer has seen, or NULL; *notes: whether there are any. */
+/*
+ * The last message of those held that the peer has seen, or NULL; *notifs: whether there are any.
+ */
 static const struct sl_verbs_record *last_seen(const struct sl_verbs_pair *l, uint64_t seen,
-					       int *notes)
+					       int *notifs)
 {
 	const struct sl_verbs_record *last = NULL;
 
-	*notes = 0;
+	*notifs = 0;
 	for (const struct sl_verbs_record *r = l->held.first; r; r = r->next) {
-		if (r->kind != SL_VERBS_NOTE)
+		if (r->kind != SL_VERBS_NOTIF)
 			continue;
-		*notes = 1;
+		*notifs = 1;
 		if (r->number <= seen)
 			last = r;
 	}
@@ -33,8 +35,8 @@ static void do_again(struct sl_verbs_pair *l, struct sl_verbs_record *r)
 		return;
 	}
 	l->port->counters.again++;
-	if (r->kind == SL_VERBS_NOTE) {
-		n->notes_out--;
+	if (r->kind == SL_VERBS_NOTIF) {
+		n->notifs_out--;
 		sl_verbs_append(&n->resend, r);
 	} else {
 		sl_verbs_append(&n->again, r);
@@ -48,25 +50,25 @@ static void do_again(struct sl_verbs_pair *l, struct sl_verbs_record *r)
 static void settle(struct sl_verbs_pair *l, uint64_t seen)
 {
 	struct sl_verbs_conn *n = l->conn;
-	int notes;
-	const struct sl_verbs_record *last = last_seen(l, seen, &notes);
+	int notifs;
+	const struct sl_verbs_record *last = last_seen(l, seen, &notifs);
 	struct sl_verbs_list held = l->held;
 	struct sl_verbs_record *r;
 
-	if (notes)
+	if (notifs)
 		n->sent = seen;
 	l->held = (struct sl_verbs_list){0};
 	n->held -= held.n;
 	while ((r = sl_verbs_pop(&held)) != NULL) {
-		int proved = last != NULL, note = r->kind == SL_VERBS_NOTE;
+		int proved = last != NULL, notif = r->kind == SL_VERBS_NOTIF;
 
 		if (r == last)
 			last = NULL;
-		if (proved && (note || r->batch->write)) {
+		if (proved && (notif || r->batch->write)) {
 			sl_verbs_done(l, r);
 		} else {
-			if (note && (r->batch->cancelled || r->batch->status != 0))
-				n->notes_out--;
+			if (notif && (r->batch->cancelled || r->batch->status != 0))
+				n->notifs_out--;
 			do_again(l, r);
 		}
 	}

@@ -14,7 +14,7 @@ import (
 // awaitMessage checks which comes next.
 func (l *testLink) awaitMessage(t *testing.T, want int) {
 	t.Helper()
-	if n := l.note(t); !bytes.Equal(n.Data, numbered(want)) {
+	if n := l.notif(t); !bytes.Equal(n.Data, numbered(want)) {
 		t.Fatalf("message %x, want %d", n.Data, want)
 	}
 }

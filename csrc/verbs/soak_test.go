@@ -242,7 +242,7 @@ func TestFaultsByChance(t *testing.T) {
 				if err := l.outcome(t, tag); err != nil {
 					t.Fatalf("write %d: %v", i, err)
 				}
-				if got := l.note(t); binary.LittleEndian.Uint64(got.Data) != uint64(i) {
+				if got := l.notif(t); binary.LittleEndian.Uint64(got.Data) != uint64(i) {
 					t.Fatalf("message %d after write %d", binary.LittleEndian.Uint64(got.Data), i)
 				}
 				if !bytes.Equal(l.remote, shadow) {

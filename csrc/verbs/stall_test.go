@@ -39,7 +39,7 @@ func TestStalledPairFails(t *testing.T) {
 	if err := l.outcome(t, tag); err != nil {
 		t.Error(err)
 	}
-	if n := l.note(t); !bytes.Equal(n.Data, numbered(0)) ||
+	if n := l.notif(t); !bytes.Equal(n.Data, numbered(0)) ||
 		!bytes.Equal(l.local[:4096], l.remote[:4096]) {
 		t.Errorf("message %x, same bytes %v", n.Data, bytes.Equal(l.local[:4096], l.remote[:4096]))
 	}

@@ -61,7 +61,7 @@ static int64_t check(const struct sl_verbs_conn *n, struct sl_verbs_batch *b)
 	return 0;
 }
 
-static int64_t refuse(struct sl_verbs_conn *n, int note)
+static int64_t refuse(struct sl_verbs_conn *n, int notif)
 {
 	struct sl_verbs_traffic *t = n->context->traffic;
 	const struct sl_ring *r = n->context->ring;
@@ -73,7 +73,7 @@ static int64_t refuse(struct sl_verbs_conn *n, int note)
 	/* A place in the ring is taken until the completion was polled. */
 	if (t->live + (r->head - __atomic_load_n(&r->tail, __ATOMIC_ACQUIRE)) > r->mask)
 		return EAGAIN;
-	if (note && (n->accepted - n->credited >= n->window || !n->free_slips)) {
+	if (notif && (n->accepted - n->credited >= n->window || !n->free_frames)) {
 		n->starved = 1;
 		return EAGAIN;
 	}
@@ -100,35 +100,35 @@ struct trailer {
 };
 
 /* 0, or ERANGE. data is in t itself for a count, so that t must not move. */
-static int trail(struct trailer *t, int write, const uint8_t *note, size_t len, int32_t counter)
+static int trail(struct trailer *t, int write, const uint8_t *notif, size_t len, int32_t counter)
 {
-	*t = (struct trailer){note, len, SL_VERBS_IS_NOTE, 0};
+	*t = (struct trailer){notif, len, SL_VERBS_IS_NOTIF, 0};
 	if (counter >= 0)
 		*t = (struct trailer){(const uint8_t *)&t->counter, sizeof(t->counter),
 				      SL_VERBS_IS_COUNT, htole32((uint32_t)counter)};
-	return t->len > SL_VERBS_NOTE_MAX || counter >= SL_VERBS_COUNTERS || (t->data && !write)
+	return t->len > SL_VERBS_NOTIF_MAX || counter >= SL_VERBS_COUNTERS || (t->data && !write)
 		   ? ERANGE
 		   : 0;
 }
 
-static void take_note(struct sl_verbs_batch *b, const struct trailer *t)
+static void take_notif(struct sl_verbs_batch *b, const struct trailer *t)
 {
 	struct sl_verbs_conn *n = b->conn;
-	struct sl_verbs_slip *s = n->free_slips;
+	struct sl_verbs_frame *s = n->free_frames;
 
-	n->free_slips = s->next;
+	n->free_frames = s->next;
 	s->kind = t->kind;
 	s->len = (uint32_t)(sizeof(struct sl_verbs_head) + t->len);
 	if (t->len)
 		memcpy(s->at + sizeof(struct sl_verbs_head), t->data, t->len);
-	b->note = s;
+	b->notif = s;
 	n->accepted++;
-	b->next_note = NULL;
-	if (n->note_last)
-		n->note_last->next_note = b;
+	b->next_notif = NULL;
+	if (n->notif_last)
+		n->notif_last->next_notif = b;
 	else
-		n->note_first = b;
-	n->note_last = b;
+		n->notif_first = b;
+	n->notif_last = b;
 }
 
 /* The form in a place of its own, which keeps what memory it has. */
@@ -148,11 +148,11 @@ static void fill(struct sl_verbs_batch *b, const struct sl_verbs_batch *form,
 
 /* Under the lock; form is what the caller asks for. */
 static int64_t submit(struct sl_verbs_conn *n, struct sl_verbs_batch *form,
-		      const struct trailer *note)
+		      const struct trailer *notif)
 {
 	struct sl_verbs_traffic *t = n->context->traffic;
 	struct sl_verbs_batch *b = t->free, *next;
-	int64_t rc = refuse(n, note->data != NULL);
+	int64_t rc = refuse(n, notif->data != NULL);
 
 	if (rc == 0 && sl_pieces_reserve(&b->pieces, &form->pieces) != 0)
 		rc = ENOMEM;
@@ -169,8 +169,8 @@ static int64_t submit(struct sl_verbs_conn *n, struct sl_verbs_batch *form,
 	}
 	b->whole = b->bytes <= n->context->config.slice;
 	t->free = next;
-	if (note->data)
-		take_note(b, note);
+	if (notif->data)
+		take_notif(b, notif);
 	enqueue(n, b);
 	t->polled = 1; /* what ends now, the caller finds without being woken */
 	sl_verbs_pump(n);
@@ -181,7 +181,7 @@ static int64_t submit(struct sl_verbs_conn *n, struct sl_verbs_batch *form,
 }
 
 int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_desc *d,
-			size_t count, const uint8_t *note, size_t note_len, int32_t counter)
+			size_t count, const uint8_t *notif, size_t notif_len, int32_t counter)
 {
 	struct sl_verbs_batch form = {.tag = tag,
 				      .write = write,
@@ -189,7 +189,7 @@ int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const 
 	struct trailer t;
 	int64_t rc;
 
-	if (count > SL_PIECES_MAX || trail(&t, write, note, note_len, counter) != 0)
+	if (count > SL_PIECES_MAX || trail(&t, write, notif, notif_len, counter) != 0)
 		return ERANGE;
 	sl_verbs_enter(n->context);
 	rc = submit(n, &form, &t);
@@ -199,8 +199,8 @@ int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const 
 
 int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag,
 			      const struct sl_pages *p, const struct sl_nest *nest,
-			      const uint32_t *local, const uint32_t *remote, const uint8_t *note,
-			      size_t note_len, int32_t counter)
+			      const uint32_t *local, const uint32_t *remote, const uint8_t *notif,
+			      size_t notif_len, int32_t counter)
 {
 	struct sl_verbs_batch form = {.tag = tag,
 				      .write = write,
@@ -215,7 +215,7 @@ int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag,
 	int64_t rc;
 
 	if (!(nest ? sl_nest_sound(p, nest) : sl_pages_sound(p)) ||
-	    trail(&t, write, note, note_len, counter) != 0)
+	    trail(&t, write, notif, notif_len, counter) != 0)
 		return ERANGE;
 	sl_verbs_enter(n->context);
 	rc = submit(n, &form, &t);
@@ -247,7 +247,7 @@ void sl_verbs_cancel(struct sl_verbs_conn *n, uint64_t tag)
 	b = find(n, tag);
 	if (b && !b->cancelled) {
 		b->cancelled = 1; /* what is posted is waited for, and not posted again */
-		if (!sl_verbs_begun(b) || b->note || waits_in(&n->again, b) ||
+		if (!sl_verbs_begun(b) || b->notif || waits_in(&n->again, b) ||
 		    waits_in(&n->resend, b))
 			sl_verbs_give_up(b, SL_VERBS_ABORTED, -1);
 		if (!n->ended)

@@ -18,7 +18,7 @@
 
 #define SL_VERBS_RAILS 16 /* of a context */
 #define SL_VERBS_PAIRS 16 /* of a connection */
-#define SL_VERBS_NOTE_MAX 4096
+#define SL_VERBS_NOTIF_MAX 4096
 #define SL_VERBS_COUNTERS 4096
 
 enum {
@@ -41,7 +41,7 @@ enum {
 
 struct sl_verbs_config {
 	uint32_t batches; /* submitted and not polled; a power of two */
-	uint32_t notes;	  /* messages of one connection on their way or not received */
+	uint32_t notifs;	  /* messages of one connection on their way or not received */
 	/* connections that may receive, so many receives are posted at most */
 	uint32_t conns;
 	uint32_t depth;	  /* work requests under way on a queue pair */
@@ -165,7 +165,7 @@ int sl_verbs_revoke(struct sl_verbs_context *c, uint32_t key);
 
 /*
  * A connection of no pairs. An initiator submits, an owner receives. credit: of an initiator, how
- * many messages the owner takes (its config's notes), 0: as many as ours.
+ * many messages the owner takes (its config's notifications), 0: as many as ours.
  */
 int sl_verbs_connect(struct sl_verbs_context *c, int initiator, uint32_t credit,
 		     struct sl_verbs_conn **out);
@@ -227,15 +227,15 @@ void sl_verbs_expire(struct sl_verbs_conn *n, uint32_t slot);
  * Starts a batch: all of it or nothing. 0, or errno in the low 16 bits and the piece
  * above: EAGAIN no place for a batch or a message, ERANGE an unknown key or beyond its memory,
  * EROFS, EPIPE lost, EBADF ended, ESTALE a past epoch, EHOSTUNREACH no queue pair reaches both
- * sides' memory. It waits when none that does is live. note NULL: no message. With counter, which
+ * sides' memory. It waits when none that does is live. notif NULL: no message. With counter, which
  * is below SL_VERBS_COUNTERS, or -1, one more for a counter of the peer follows in its place.
  */
 int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_desc *d,
-			size_t count, const uint8_t *note, size_t note_len, int32_t counter);
+			size_t count, const uint8_t *notif, size_t notif_len, int32_t counter);
 int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag,
 			      const struct sl_pages *p, const struct sl_nest *nest,
-			      const uint32_t *local, const uint32_t *remote, const uint8_t *note,
-			      size_t note_len, int32_t counter);
+			      const uint32_t *local, const uint32_t *remote, const uint8_t *notif,
+			      size_t notif_len, int32_t counter);
 void sl_verbs_cancel(struct sl_verbs_conn *n, uint64_t tag);
 int sl_verbs_busy(struct sl_verbs_conn *n); /* whether any batch is under way */
 
@@ -263,6 +263,6 @@ int sl_verbs_disconnect(struct sl_verbs_conn *n);
  * Takes the first message with data, of first_len bytes: the ring says whether there is one.
  * Returns the id of the connection that it came over. Only one thread at a time.
  */
-uint64_t sl_verbs_note_take(struct sl_verbs_context *c, uint8_t *data);
+uint64_t sl_verbs_notif_take(struct sl_verbs_context *c, uint8_t *data);
 
 #endif

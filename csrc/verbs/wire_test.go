@@ -80,7 +80,7 @@ func TestRealVerbsCutOff(t *testing.T) {
 	close(stop)
 	t.Logf("made anew %d times", 1+<-ended)
 	for i := range 2 {
-		if n := l.note(t); !bytes.Equal(n.Data, numbered(i)) {
+		if n := l.notif(t); !bytes.Equal(n.Data, numbered(i)) {
 			t.Errorf("message %x, want %d", n.Data, i)
 		}
 	}
@@ -130,7 +130,7 @@ func TestRealVerbsBadWire(t *testing.T) {
 		for i := range 4 {
 			fill(l.local[:1<<20], uint64(i))
 			tag := l.submit(t, driver.Write, numbered(i), driver.Desc{Len: 1 << 20})
-			if n := l.note(t); !bytes.Equal(n.Data, numbered(i)) {
+			if n := l.notif(t); !bytes.Equal(n.Data, numbered(i)) {
 				t.Errorf("message %x, want %d", n.Data, i)
 			}
 			if !bytes.Equal(l.local[:1<<20], l.remote[:1<<20]) {

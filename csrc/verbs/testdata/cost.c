@@ -300,7 +300,7 @@ static void fail(const char *what, int rc)
 static void set_up(uint32_t rails)
 {
 	struct sl_verbs_config config = {.batches = 1024,
-					 .notes = 16,
+					 .notifs = 16,
 					 .conns = PEERS,
 					 .depth = DEPTH,
 					 .slice = 1 << 20,

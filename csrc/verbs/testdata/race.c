@@ -43,7 +43,7 @@ static unsigned long finished;
 static struct sl_verbs_context *open_end(int first)
 {
 	struct sl_verbs_config config = {.batches = 64,
-					 .notes = 8,
+					 .notifs = 8,
 					 .conns = 4,
 					 .depth = 32,
 					 .slice = 64 << 10,
@@ -149,9 +149,9 @@ static void *submit(void *arg)
 
 static void *poll_both(void *arg)
 {
-	struct sl_ring *ring = sl_verbs_ring(near), *notes = sl_verbs_ring(far);
+	struct sl_ring *ring = sl_verbs_ring(near), *notifs = sl_verbs_ring(far);
 	struct sl_verbs_counter *tally = sl_verbs_tally(far);
-	uint8_t note[SL_VERBS_NOTE_MAX];
+	uint8_t notif[SL_VERBS_NOTIF_MAX];
 
 	while (!atomic_load(&stop) || atomic_load(&under_way) > 0) {
 		uint64_t head = __atomic_load_n(&ring->head, __ATOMIC_ACQUIRE), tail = ring->tail;
@@ -162,8 +162,8 @@ static void *poll_both(void *arg)
 			finished++;
 		}
 		__atomic_store_n(&ring->tail, tail, __ATOMIC_RELEASE);
-		while (__atomic_load_n(&notes->notes, __ATOMIC_SEQ_CST))
-			sl_verbs_note_take(far, note);
+		while (__atomic_load_n(&notifs->notifs, __ATOMIC_SEQ_CST))
+			sl_verbs_notif_take(far, notif);
 		__atomic_store_n(&tally->awaited,
 				 __atomic_load_n(&tally->value, __ATOMIC_SEQ_CST) + 1,
 				 __ATOMIC_SEQ_CST);

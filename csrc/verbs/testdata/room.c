@@ -27,7 +27,7 @@
 static struct sl_verbs_context *open_end(const char *first, const char *second)
 {
 	struct sl_verbs_config config = {.batches = 64,
-					 .notes = 8,
+					 .notifs = 8,
 					 .conns = 4,
 					 .depth = 2 * SL_VERBS_CHAIN,
 					 .slice = 64 << 10,

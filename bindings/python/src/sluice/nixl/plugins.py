@@ -36,7 +36,7 @@ OPTIONS = {
     "tcp": "certificate key authority server_name plaintext listen advertise conns flight "
            "batches_max notify_max message_max keys_max peers_max"
     " handshakes grace close_max failure handshake",
-    "rdma": "library devices rails listen queue_depth slice entries flight batches_max notes_max "
+    "rdma": "library devices rails listen queue_depth slice entries flight batches_max notify_max "
             "keys_max conns_max timeout retries level"
     " traffic_class mtu spin grace failure relaxed_ordering",
     "cuda": "sms in_flight library devices streams gated batches_max message_max keys_max peers "

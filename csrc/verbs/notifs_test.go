@@ -27,9 +27,9 @@ func followData(t *testing.T, d hosts) {
 		msg := make([]byte, i*372)
 		fill(msg, uint64(i))
 		tag := l.submit(t, driver.Write, msg, descs...)
-		note := l.note(t)
-		if !bytes.Equal(note.Data, msg) || note.Conn != l.back.ID() {
-			t.Fatalf("message %d: %d bytes from %d", i, len(note.Data), note.Conn)
+		notif := l.notif(t)
+		if !bytes.Equal(notif.Data, msg) || notif.Conn != l.back.ID() {
+			t.Fatalf("message %d: %d bytes from %d", i, len(notif.Data), notif.Conn)
 		}
 		if !bytes.Equal(l.local[:n], l.remote[:n]) {
 			t.Fatalf("message %d came before its data", i)
@@ -38,7 +38,8 @@ func followData(t *testing.T, d hosts) {
 			t.Fatal(err)
 		}
 	}
-	if err := l.conn.Submit(1, batchOf(driver.Write, nil, make([]byte, NoteMax+1))); !errors.Is(err,
+	long := batchOf(driver.Write, nil, make([]byte, NotifMax+1))
+	if err := l.conn.Submit(1, long); !errors.Is(err,
 		driver.ErrBounds) {
 		t.Errorf("a message too long: %v", err)
 	}
@@ -61,20 +62,20 @@ func creditBounds(t *testing.T, d hosts) {
 		if errors.Is(err, driver.ErrFull) {
 			break
 		}
-		if err != nil || sent > l.shape.config.NotesMax {
+		if err != nil || sent > l.shape.config.NotifyMax {
 			t.Fatalf("message %d: %v", sent, err)
 		}
 		sent++
 		l.outcome(t, l.tag)
 	}
-	if sent != l.shape.config.NotesMax {
-		t.Errorf("%d messages are not received, want %d", sent, l.shape.config.NotesMax)
+	if sent != l.shape.config.NotifyMax {
+		t.Errorf("%d messages are not received, want %d", sent, l.shape.config.NotifyMax)
 	}
 	woken := make(chan error, 1)
 	l.near.Arm()
 	go func() { woken <- l.wake.Wait() }()
 	take := func() {
-		if n := l.note(t); binary.LittleEndian.Uint64(n.Data) != uint64(got) {
+		if n := l.notif(t); binary.LittleEndian.Uint64(n.Data) != uint64(got) {
 			t.Fatalf("message %d: %x", got, n.Data)
 		}
 		got++
@@ -111,7 +112,7 @@ func creditBounds(t *testing.T, d hosts) {
 }
 
 // notesOutlive checks that messages are there when the connection they came over is gone.
-func notesOutlive(t *testing.T, d hosts) {
+func notifsOutlive(t *testing.T, d hosts) {
 	l := openLink(t, d, testShape{})
 	id := l.back.ID()
 	for i := range 3 {
@@ -151,7 +152,7 @@ func wakeSleepers(t *testing.T, d hosts) {
 		if err := l.outcome(t, tag); err != nil {
 			t.Fatal(err)
 		}
-		l.note(t)
+		l.notif(t)
 	}
 }
 
@@ -210,7 +211,7 @@ func TestRoomIsToldToWhoArmsLater(t *testing.T) {
 		}
 	}
 	for range sent {
-		l.note(t)
+		l.notif(t)
 	}
 	for end := time.Now().Add(50 * time.Millisecond); time.Now().Before(end); {
 		// the credit comes meanwhile

@@ -15,7 +15,7 @@
 int sl_verbs_make_inbox(struct sl_verbs_conn *n)
 {
 	struct sl_verbs_inbox *head = &n->context->traffic->inboxes, *box = calloc(1, sizeof(*box));
-	uint32_t len = n->context->config.notes;
+	uint32_t len = n->context->config.notifs;
 
 	if (box)
 		box->posts = calloc(len, sizeof(box->posts[0]));
@@ -65,10 +65,10 @@ void sl_verbs_empty(struct sl_verbs_context *c)
 		sl_verbs_free_inbox(head->next);
 }
 
-void sl_verbs_free_slip(struct sl_verbs_conn *n, struct sl_verbs_slip *s)
+void sl_verbs_free_frame(struct sl_verbs_conn *n, struct sl_verbs_frame *s)
 {
-	s->next = n->free_slips;
-	n->free_slips = s;
+	s->next = n->free_frames;
+	n->free_frames = s;
 	sl_verbs_relieve(n);
 }
 
@@ -82,28 +82,28 @@ void sl_verbs_relieve(struct sl_verbs_conn *n)
 	sl_verbs_wake(n->context);
 }
 
-void sl_verbs_unqueue_note(struct sl_verbs_batch *b)
+void sl_verbs_unqueue_notif(struct sl_verbs_batch *b)
 {
 	struct sl_verbs_conn *n = b->conn;
-	struct sl_verbs_batch **at = &n->note_first, *last = NULL;
+	struct sl_verbs_batch **at = &n->notif_first, *last = NULL;
 
-	if (!b->note)
+	if (!b->notif)
 		return;
 	while (*at != b) {
 		last = *at;
-		at = &last->next_note;
+		at = &last->next_notif;
 	}
-	*at = b->next_note;
-	if (n->note_last == b)
-		n->note_last = last;
+	*at = b->next_notif;
+	if (n->notif_last == b)
+		n->notif_last = last;
 	n->accepted--;
-	sl_verbs_free_slip(n, b->note);
-	b->note = NULL;
+	sl_verbs_free_frame(n, b->notif);
+	b->notif = NULL;
 }
 
-void sl_verbs_drop_slip(struct sl_verbs_conn *n, struct sl_verbs_record *r)
+void sl_verbs_drop_frame(struct sl_verbs_conn *n, struct sl_verbs_record *r)
 {
-	if (r->slip)
-		sl_verbs_free_slip(n, r->slip);
-	r->slip = NULL;
+	if (r->frame)
+		sl_verbs_free_frame(n, r->frame);
+	r->frame = NULL;
 }
