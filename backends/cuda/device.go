@@ -24,7 +24,7 @@ type device struct {
 	loads   []atomic.Int32 // batches on each shared stream
 
 	mu     sync.Mutex // guards what follows
-	gated  []bool     // lanes that are taken
+	gated  []bool     // workers that are taken
 	places []*gpu.Place
 	free   []*gpu.Place
 }
@@ -111,9 +111,9 @@ func (b *Backend) device(ordinal int) *device {
 	return nil
 }
 
-// lane takes the shared stream with the fewest batches, so that short ones need not queue behind
+// worker takes the shared stream with the fewest batches, so that short ones need not queue behind
 // long ones as long as there is another.
-func (d *device) lane() int {
+func (d *device) worker() int {
 	best := 0
 	for i := range d.loads {
 		if d.loads[i].Load() < d.loads[best].Load() {
@@ -124,21 +124,21 @@ func (d *device) lane() int {
 	return best
 }
 
-// gatedLane takes a stream that no other batch waits on, or answers driver.ErrFull: a batch whose
+// gatedWorker takes a stream that no other batch waits on, or answers driver.ErrFull: a batch whose
 // event is late must not hold others up, least of all those that the event waits for.
-func (d *device) gatedLane() (number, lane int, err error) {
+func (d *device) gatedWorker() (number, worker int, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for i, taken := range d.gated {
 		if taken {
 			continue
 		}
-		lane, err := d.mover.Gated(i)
+		worker, err := d.mover.Gated(i)
 		if err != nil {
 			return 0, 0, err
 		}
 		d.gated[i] = true
-		return i, lane, nil
+		return i, worker, nil
 	}
 	return 0, 0, driver.ErrFull
 }

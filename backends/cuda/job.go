@@ -33,7 +33,7 @@ type job struct {
 	events []uint64 // that it waits for
 	notify *inbox.Notification
 	shared int // stream that it counts on, -1: none
-	gate   int // lane of its own, -1: none
+	gate   int // worker of its own, -1: none
 	place  *gpu.Place
 	slow   bool // it names memory that is not pinned
 	call   string

@@ -46,14 +46,14 @@ func TestCancelBeforeBegin(t *testing.T) {
 	r := newRig(t, testConfig())
 	b, chunks, _ := r.large()
 	j, pieces := r.parked(b)
-	lane, err := j.lane()
+	worker, err := j.worker()
 	require.NoError(t, err)
 	serial, err := j.show()
 	require.NoError(t, err)
 	r.p.Cancel(r.tag)
 	before := libcuda.Get(fakecuda.Copies)
 	r.p.unfinished.Add(1)
-	require.NoError(t, j.launch(lane, serial, pieces))
+	require.NoError(t, j.launch(worker, serial, pieces))
 	require.ErrorIs(t, r.end(r.tag), driver.ErrAborted)
 	require.Less(t, libcuda.Get(fakecuda.Copies)-before, chunks)
 	j.dev.mover.Cancel(j.number, serial) // the end has overtaken it
@@ -83,7 +83,7 @@ func TestFenceBeforeStart(t *testing.T) {
 }
 
 // TestStreamWaitBesideRefused has a stream wait while Submit is about to give up a batch for which
-// there is no lane: the stream waits for the batch that is under way, and for no other.
+// there is no worker: the stream waits for the batch that is under way, and for no other.
 func TestStreamWaitBesideRefused(t *testing.T) {
 	onStandIn(t)
 	cfg := testConfig()

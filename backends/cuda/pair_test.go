@@ -55,7 +55,7 @@ func newRig(t *testing.T, cfg Config) *rig {
 			t.Errorf("%d bytes are pinned after Close", n)
 		}
 		if n := threads(t); n != 0 {
-			t.Errorf("%d threads of lanes are left after Close", n)
+			t.Errorf("%d threads of workers are left after Close", n)
 		}
 	})
 	if n := threads(t); n < len(b.devices)*(b.cfg.Streams+1) {
@@ -69,7 +69,7 @@ func newRig(t *testing.T, cfg Config) *rig {
 	return &rig{t: t, b: b, p: p.(*peer)}
 }
 
-// threads counts those of lanes in this process.
+// threads counts those of workers in this process.
 func threads(t *testing.T) (n int) {
 	t.Helper()
 	tasks, err := filepath.Glob("/proc/self/task/*/comm")

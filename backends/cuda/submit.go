@@ -139,7 +139,7 @@ func (v *view) add(pieces *[]gpu.Piece, op driver.Op, d *driver.Desc, index int,
 func (j *job) start(pieces []gpu.Piece) error {
 	j.b.starting.RLock()
 	defer j.b.starting.RUnlock()
-	lane, err := j.lane()
+	worker, err := j.worker()
 	if err != nil {
 		return err
 	}
@@ -148,22 +148,22 @@ func (j *job) start(pieces []gpu.Piece) error {
 		return err
 	}
 	at(spotShown)
-	err = j.launch(lane, serial, pieces)
+	err = j.launch(worker, serial, pieces)
 	at(spotLaunched)
 	return err
 }
 
 // launch hands a job that is shown to C. Once C has begun it, it may be another batch.
-func (j *job) launch(lane int, serial uint64, pieces []gpu.Piece) (err error) {
+func (j *job) launch(worker int, serial uint64, pieces []gpu.Piece) (err error) {
 	m, number, events, g, run := j.dev.mover, j.number, j.events, j.gather, j.place != nil
 	j.serial.Store(serial) // as it is: finish loads it, and is ordered behind this
 	switch {
 	case g.Count > 0:
 		err = m.SubmitEntries(number, serial, &g)
 	case run:
-		err = m.SubmitRun(lane, number, serial, &j.run, events)
+		err = m.SubmitRun(worker, number, serial, &j.run, events)
 	default:
-		err = m.Submit(lane, number, serial, pieces, events)
+		err = m.Submit(worker, number, serial, pieces, events)
 	}
 	if err != nil {
 		j.hide()
@@ -171,7 +171,7 @@ func (j *job) launch(lane int, serial uint64, pieces []gpu.Piece) (err error) {
 	return err
 }
 
-func (j *job) lane() (lane int, err error) {
+func (j *job) worker() (worker int, err error) {
 	switch {
 	case j.slow && len(j.events) > 0:
 		return 0, fmt.Errorf("memory that is not pinned cannot wait for an event (Explain says "+
@@ -179,13 +179,13 @@ func (j *job) lane() (lane int, err error) {
 	case j.slow || j.gather.Count > 0:
 		return j.dev.mover.Patient(), nil
 	case len(j.events) > 0:
-		j.gate, lane, err = j.dev.gatedLane()
+		j.gate, worker, err = j.dev.gatedWorker()
 		if err != nil {
 			j.gate = -1
 		}
-		return lane, err
+		return worker, err
 	}
-	j.shared = j.dev.lane()
+	j.shared = j.dev.worker()
 	return j.shared, nil
 }
 

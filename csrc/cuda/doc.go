@@ -7,7 +7,7 @@
 // the streams of a card, and puts their ends into a ring:
 //
 //   - ends.c: the further functions of libcuda, and the ring;
-//   - mover.c: movers, their lanes (a stream with a thread), and what the threads do;
+//   - mover.c: movers, their workers (a stream with a thread), and what the threads do;
 //   - feed.c, stage.c: from batches to copies and launches, in chunks, and what a processor
 //     gathers;
 //   - memory.c, share.c: pinned memory, which device an address is of, and memory of devices;

@@ -29,7 +29,7 @@ static void fail(struct sl_cuda_batch *b, int rc, int piece)
 }
 
 /* An event behind what is on the stream. Without it the thread waits for the stream. */
-static void mark(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint32_t batch, int event)
+static void mark(struct sl_cuda_worker *l, struct sl_cuda_batch *b, uint32_t batch, int event)
 {
 	int rc = sl_cu.cuEventRecord(b->event[event], l->stream);
 
@@ -55,7 +55,7 @@ static struct sl_cuda_piece cut(struct sl_cuda_batch *b, uint64_t room)
 }
 
 /* One call for all. fail_at is none where the driver does not know which failed. */
-static void feed_batch(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint64_t bytes)
+static void feed_batch(struct sl_cuda_worker *l, struct sl_cuda_batch *b, uint64_t bytes)
 {
 	CUmemcpyAttributes in_order = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
 	size_t first = b->at, n = 0, zero = 0, fail_at = SIZE_MAX;
@@ -74,7 +74,7 @@ static void feed_batch(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint64_t
 	fail(b, rc, fail_at < n ? (int)b->pieces[first + fail_at].index : -1);
 }
 
-static void feed_each(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint64_t bytes)
+static void feed_each(struct sl_cuda_worker *l, struct sl_cuda_batch *b, uint64_t bytes)
 {
 	for (int calls = 0; b->at < b->n && bytes > 0 && calls < SL_CUDA_CHUNK_CALLS && !b->status;
 	     calls++) {
@@ -85,12 +85,12 @@ static void feed_each(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint64_t 
 	}
 }
 
-static bool patient(const struct sl_cuda_lane *l)
+static bool patient(const struct sl_cuda_worker *l)
 {
-	return l == &l->mover->lane[l->mover->streams];
+	return l == &l->mover->worker[l->mover->streams];
 }
 
-static void feed(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint64_t bytes)
+static void feed(struct sl_cuda_worker *l, struct sl_cuda_batch *b, uint64_t bytes)
 {
 	/* Batches of the driver are for memory that it knows. */
 	if (sl_cu.cuMemcpyBatchAsync && b->n - b->at > 1 && !patient(l))
@@ -99,13 +99,14 @@ static void feed(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint64_t bytes
 		feed_each(l, b, bytes);
 }
 
-void sl_cuda_feed(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint32_t batch, int event)
+void sl_cuda_feed(struct sl_cuda_worker *l, struct sl_cuda_batch *b, uint32_t batch, int event)
 {
 	feed(l, b, SL_CUDA_CHUNK_BYTES);
 	mark(l, b, batch, event);
 }
 
-int sl_cuda_begin(struct sl_cuda_mover *m, struct sl_cuda_lane *l, uint32_t batch, uint64_t serial)
+int sl_cuda_begin(struct sl_cuda_mover *m, struct sl_cuda_worker *l, uint32_t batch,
+		  uint64_t serial)
 {
 	struct sl_cuda_batch *b = &m->batches[batch];
 
@@ -114,7 +115,7 @@ int sl_cuda_begin(struct sl_cuda_mover *m, struct sl_cuda_lane *l, uint32_t batc
 		if (!b->event[i])
 			SL_CUDA_TRY(sl_cu.cuEventCreate(&b->event[i], CU_EVENT_BLOCKING_SYNC |
 									  CU_EVENT_DISABLE_TIMING));
-	b->lane = l;
+	b->worker = l;
 	b->n = b->at = 0;
 	b->off = 0;
 	b->flying = b->turn = b->last = 0;
@@ -145,7 +146,7 @@ static int keep(struct sl_cuda_batch *b, const struct sl_cuda_piece *pieces, siz
 	return 0;
 }
 
-static int wait_for(struct sl_cuda_lane *l, const uint64_t *events, size_t waits)
+static int wait_for(struct sl_cuda_worker *l, const uint64_t *events, size_t waits)
 {
 	for (size_t i = 0; i < waits; i++)
 		SL_CUDA_TRY(sl_cu.cuStreamWaitEvent(l->stream, (CUevent)(uintptr_t)events[i], 0));
@@ -153,7 +154,7 @@ static int wait_for(struct sl_cuda_lane *l, const uint64_t *events, size_t waits
 }
 
 /* As much as may be ahead; the rest is the thread's. */
-static void head(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint32_t batch,
+static void head(struct sl_cuda_worker *l, struct sl_cuda_batch *b, uint32_t batch,
 		 const struct sl_cuda_piece *pieces, size_t n)
 {
 	b->pieces = (struct sl_cuda_piece *)pieces;
@@ -168,11 +169,11 @@ static void head(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint32_t batch
 	}
 }
 
-int sl_cuda_submit(struct sl_cuda_mover *m, int lane, uint32_t batch, uint64_t serial,
+int sl_cuda_submit(struct sl_cuda_mover *m, int worker, uint32_t batch, uint64_t serial,
 		   const struct sl_cuda_piece *pieces, size_t n, const uint64_t *events,
 		   size_t waits)
 {
-	struct sl_cuda_lane *l = &m->lane[lane];
+	struct sl_cuda_worker *l = &m->worker[worker];
 	struct sl_cuda_batch *b = &m->batches[batch];
 	int rc;
 
@@ -207,7 +208,7 @@ static int allow(struct sl_cuda_mover *m, uint32_t kernel, uint32_t shared)
 	return rc;
 }
 
-static int launch(struct sl_cuda_lane *l, const struct sl_cuda_run *r)
+static int launch(struct sl_cuda_worker *l, const struct sl_cuda_run *r)
 {
 	void *params[] = {(void *)r->args};
 
@@ -227,10 +228,10 @@ static int still_there(struct sl_cuda_mover *m, const struct sl_cuda_run *r)
 	return 0;
 }
 
-int sl_cuda_submit_run(struct sl_cuda_mover *m, int lane, uint32_t batch, uint64_t serial,
+int sl_cuda_submit_run(struct sl_cuda_mover *m, int worker, uint32_t batch, uint64_t serial,
 		       const struct sl_cuda_run *r, const uint64_t *events, size_t waits)
 {
-	struct sl_cuda_lane *l = &m->lane[lane];
+	struct sl_cuda_worker *l = &m->worker[worker];
 	struct sl_cuda_batch *b = &m->batches[batch];
 	int rc;
 
@@ -255,7 +256,7 @@ void sl_cuda_cancel(struct sl_cuda_mover *m, uint32_t batch, uint64_t serial)
 int sl_cuda_follow(struct sl_cuda_mover *m, uint32_t batch, uint64_t stream)
 {
 	struct sl_cuda_batch *b = &m->batches[batch];
-	struct sl_cuda_lane *l = b->lane;
+	struct sl_cuda_worker *l = b->worker;
 	int rc;
 
 	if (patient(l))

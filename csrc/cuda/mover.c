@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Movers, their lanes, and what the thread of a lane does. */
+/* Movers, their workers, and what the thread of a worker does. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>
@@ -9,7 +9,7 @@
 #include "mover.h"
 #include "feed.h"
 
-static bool take(struct sl_cuda_lane *l, struct sl_cuda_note *n)
+static bool take(struct sl_cuda_worker *l, struct sl_cuda_note *n)
 {
 	bool there;
 
@@ -24,7 +24,7 @@ static bool take(struct sl_cuda_lane *l, struct sl_cuda_note *n)
 }
 
 /* There are places for all notes that batches can have. */
-void sl_cuda_note(struct sl_cuda_lane *l, uint32_t batch, int event)
+void sl_cuda_note(struct sl_cuda_worker *l, uint32_t batch, int event)
 {
 	pthread_mutex_lock(&l->lock);
 	l->notes[l->head++ & l->mask] = (struct sl_cuda_note){batch, event};
@@ -32,7 +32,7 @@ void sl_cuda_note(struct sl_cuda_lane *l, uint32_t batch, int event)
 	pthread_mutex_unlock(&l->lock);
 }
 
-static int await(struct sl_cuda_lane *l, const struct sl_cuda_batch *b, int event)
+static int await(struct sl_cuda_worker *l, const struct sl_cuda_batch *b, int event)
 {
 	if (event == SL_CUDA_NOTHING)
 		return 0;
@@ -41,7 +41,7 @@ static int await(struct sl_cuda_lane *l, const struct sl_cuda_batch *b, int even
 	return sl_cu.cuEventSynchronize(b->event[event]);
 }
 
-static void heed(struct sl_cuda_lane *l, const struct sl_cuda_note *n)
+static void heed(struct sl_cuda_worker *l, const struct sl_cuda_note *n)
 {
 	struct sl_cuda_mover *m = l->mover;
 	struct sl_cuda_batch *b = &m->batches[n->batch];
@@ -80,7 +80,7 @@ static void heed(struct sl_cuda_lane *l, const struct sl_cuda_note *n)
 
 static void *attend(void *arg)
 {
-	struct sl_cuda_lane *l = arg;
+	struct sl_cuda_worker *l = arg;
 	struct sl_cuda_note n;
 
 	/* if it fails, so will all that follows, and say so */
@@ -90,7 +90,7 @@ static void *attend(void *arg)
 	return NULL;
 }
 
-static int scratch(struct sl_cuda_lane *l)
+static int scratch(struct sl_cuda_worker *l)
 {
 	/* A batch has at most a note for each chunk, and one more at its beginning. */
 	uint32_t notes = 4 * l->mover->places;
@@ -103,7 +103,7 @@ static int scratch(struct sl_cuda_lane *l)
 	return l->notes && l->dst && l->src && l->len ? 0 : -ENOMEM;
 }
 
-static void discard(struct sl_cuda_lane *l)
+static void discard(struct sl_cuda_worker *l)
 {
 	if (l->stream)
 		sl_cu.cuStreamDestroy_v2(l->stream);
@@ -126,7 +126,7 @@ static int make_stream(CUstream *s)
 }
 
 /* Threads of Go's runtime take the signals of a program. */
-static int start(struct sl_cuda_lane *l)
+static int start(struct sl_cuda_worker *l)
 {
 	pthread_attr_t small;
 	sigset_t all, before;
@@ -144,7 +144,7 @@ static int start(struct sl_cuda_lane *l)
 	return rc;
 }
 
-int sl_cuda_lane_open(struct sl_cuda_lane *l)
+int sl_cuda_worker_open(struct sl_cuda_worker *l)
 {
 	int rc;
 
@@ -163,7 +163,7 @@ int sl_cuda_lane_open(struct sl_cuda_lane *l)
 	return rc;
 }
 
-void sl_cuda_lane_close(struct sl_cuda_lane *l)
+void sl_cuda_worker_close(struct sl_cuda_worker *l)
 {
 	if (!l->open)
 		return;
@@ -179,19 +179,19 @@ void sl_cuda_lane_close(struct sl_cuda_lane *l)
 static int prepare(struct sl_cuda_mover *m, int streams, int gated)
 {
 	m->streams = streams;
-	m->lanes = streams + 1 + gated;
+	m->workers = streams + 1 + gated;
 	m->batches = calloc(m->places, sizeof *m->batches);
-	m->lane = calloc((size_t)m->lanes, sizeof *m->lane);
-	if (!m->batches || !m->lane)
+	m->worker = calloc((size_t)m->workers, sizeof *m->worker);
+	if (!m->batches || !m->worker)
 		return -ENOMEM;
-	for (int i = 0; i < m->lanes; i++) {
-		m->lane[i].mover = m;
-		pthread_mutex_init(&m->lane[i].order, NULL);
-		pthread_mutex_init(&m->lane[i].lock, NULL);
-		pthread_cond_init(&m->lane[i].more, NULL);
+	for (int i = 0; i < m->workers; i++) {
+		m->worker[i].mover = m;
+		pthread_mutex_init(&m->worker[i].order, NULL);
+		pthread_mutex_init(&m->worker[i].lock, NULL);
+		pthread_cond_init(&m->worker[i].more, NULL);
 	}
 	for (int i = 0; i <= streams; i++)
-		SL_CUDA_TRY(sl_cuda_lane_open(&m->lane[i]));
+		SL_CUDA_TRY(sl_cuda_worker_open(&m->worker[i]));
 	return 0;
 }
 
@@ -243,14 +243,14 @@ static void drop_batches(struct sl_cuda_mover *m)
 void sl_cuda_mover_close(struct sl_cuda_mover *m)
 {
 	sl_cu.cuCtxSetCurrent(m->context);
-	for (int i = 0; m->lane && i < m->lanes; i++) {
-		sl_cuda_lane_close(&m->lane[i]);
-		pthread_mutex_destroy(&m->lane[i].order);
-		pthread_mutex_destroy(&m->lane[i].lock);
-		pthread_cond_destroy(&m->lane[i].more);
+	for (int i = 0; m->worker && i < m->workers; i++) {
+		sl_cuda_worker_close(&m->worker[i]);
+		pthread_mutex_destroy(&m->worker[i].order);
+		pthread_mutex_destroy(&m->worker[i].lock);
+		pthread_cond_destroy(&m->worker[i].more);
 	}
 	drop_batches(m);
-	free(m->lane);
+	free(m->worker);
 	if (m->stage)
 		sl_cu.cuMemFreeHost(m->stage);
 	if (m->module)
@@ -285,7 +285,7 @@ int sl_cuda_count(void)
 	return sl_cu.cuDeviceGetCount(&n) ? -1 : n;
 }
 
-int sl_cuda_gated_open(struct sl_cuda_mover *m, int lane)
+int sl_cuda_gated_open(struct sl_cuda_mover *m, int worker)
 {
-	return sl_cuda_lane_open(&m->lane[lane]);
+	return sl_cuda_worker_open(&m->worker[worker]);
 }

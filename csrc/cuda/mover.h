@@ -65,7 +65,7 @@ struct sl_cuda_piece {
 #define SL_CUDA_STAGE_BYTES (1u << 20)
 #define SL_CUDA_MOVER_KERNELS 3
 
-struct sl_cuda_lane;
+struct sl_cuda_worker;
 struct sl_cuda_mover;
 
 /* Entries that the processor gathers or scatters, and one side that lies dense on a device. */
@@ -77,7 +77,7 @@ struct sl_cuda_entries {
 };
 
 struct sl_cuda_batch {
-	struct sl_cuda_lane *lane;
+	struct sl_cuda_worker *worker;
 	/* made when first needed; the last is for what follows all at once */
 	CUevent event[SL_CUDA_AHEAD + 1];
 	/* those of the caller, or a copy in memory of ours, kept */
@@ -94,7 +94,7 @@ struct sl_cuda_batch {
 	uint64_t cancel; /* serial of the one that was cancelled last, begun or not */
 };
 
-/* What the thread of a lane is to wait for before it looks at a batch. */
+/* What the thread of a worker is to wait for before it looks at a batch. */
 enum { SL_CUDA_NOTHING = -1, SL_CUDA_STREAM = -2 };
 struct sl_cuda_note {
 	uint32_t batch;
@@ -102,7 +102,7 @@ struct sl_cuda_note {
 };
 
 /* A stream with its thread. */
-struct sl_cuda_lane {
+struct sl_cuda_worker {
 	struct sl_cuda_mover *mover;
 	CUstream stream;
 	pthread_t thread;
@@ -125,16 +125,16 @@ struct sl_cuda_mover {
 	pthread_mutex_t lock;
 	struct sl_cuda_ends *ends;
 	struct sl_cuda_batch *batches;
-	uint8_t *stage; /* pinned, two halves; of the patient lane alone */
+	uint8_t *stage; /* pinned, two halves; of the patient worker alone */
 	uint32_t places;
-	int lanes; /* the last but `gated` is patient */
+	int workers; /* the last but `gated` is patient */
 	int streams;
-	struct sl_cuda_lane *lane;
+	struct sl_cuda_worker *worker;
 };
 
 /*
  * Opens the streams of a device of that number: `streams` that batches share; one whose thread
- * does all the work itself, which may wait (the patient lane, number `streams`); and `gated` for
+ * does all the work itself, which may wait (the patient worker, number `streams`); and `gated` for
  * batches that wait for events, made when first needed. After a failure there is nothing to close.
  */
 int sl_cuda_mover_open(struct sl_cuda_mover **mover, int device, struct sl_cuda_ends *ends,
@@ -146,12 +146,12 @@ void sl_cuda_mover_close(struct sl_cuda_mover *m);
 /* How many devices there are; -1 if the driver does not say. */
 int sl_cuda_count(void);
 
-/* Makes a lane that is not there yet. */
-int sl_cuda_gated_open(struct sl_cuda_mover *m, int lane);
+/* Makes a worker that is not there yet. */
+int sl_cuda_gated_open(struct sl_cuda_mover *m, int worker);
 
-int sl_cuda_lane_open(struct sl_cuda_lane *l);
-void sl_cuda_lane_close(struct sl_cuda_lane *l);
-void sl_cuda_note(struct sl_cuda_lane *l, uint32_t batch, int event);
+int sl_cuda_worker_open(struct sl_cuda_worker *l);
+void sl_cuda_worker_close(struct sl_cuda_worker *l);
+void sl_cuda_note(struct sl_cuda_worker *l, uint32_t batch, int event);
 
 /* Loads PTX and finds the kernels; NULL: no more. After a failure another may be tried. */
 int sl_cuda_mover_module(struct sl_cuda_mover *m, const char *ptx, const char *kernel0,
@@ -162,11 +162,11 @@ int sl_cuda_mover_module(struct sl_cuda_mover *m, const char *ptx, const char *k
  * the call returns. What fails after the first copy is the end of the batch. serial is over 0
  * and unlike that of any earlier batch of the number. -ENOMEM.
  */
-int sl_cuda_submit(struct sl_cuda_mover *m, int lane, uint32_t batch, uint64_t serial,
+int sl_cuda_submit(struct sl_cuda_mover *m, int worker, uint32_t batch, uint64_t serial,
 		   const struct sl_cuda_piece *pieces, size_t n, const uint64_t *events,
 		   size_t waits);
 
-/* The same on the patient lane by a processor; list may be NULL, and is copied. -ENOMEM. */
+/* The same on the patient worker by a processor; list may be NULL, and is copied. -ENOMEM. */
 int sl_cuda_gather(struct sl_cuda_mover *m, uint32_t batch, uint64_t serial, uint64_t host,
 		   uint64_t host_len, uint64_t base, uint64_t stride, uint64_t entry,
 		   const uint32_t *list, size_t count, uint64_t dense, int up);
@@ -185,7 +185,7 @@ struct sl_cuda_run {
 	uint32_t args_len;
 	uint8_t args[SL_CUDA_ARGS_MAX];
 };
-int sl_cuda_submit_run(struct sl_cuda_mover *m, int lane, uint32_t batch, uint64_t serial,
+int sl_cuda_submit_run(struct sl_cuda_mover *m, int worker, uint32_t batch, uint64_t serial,
 		       const struct sl_cuda_run *r, const uint64_t *events, size_t waits);
 
 /*
@@ -197,7 +197,7 @@ void sl_cuda_cancel(struct sl_cuda_mover *m, uint32_t batch, uint64_t serial);
 /*
  * Has a stream of the caller wait for the end of a batch that was begun, all of which goes on
  * the stream now.
- * -EOPNOTSUPP: it is on the patient lane.
+ * -EOPNOTSUPP: it is on the patient worker.
  */
 int sl_cuda_follow(struct sl_cuda_mover *m, uint32_t batch, uint64_t stream);
 

@@ -163,17 +163,17 @@ func OpenMover(ordinal int, ends *Ends, places, streams, gated int) (*Mover, err
 // Close waits for what is under way.
 func (m *Mover) Close() { C.sl_cuda_mover_close(m.c) }
 
-// Patient is the lane whose thread does all work itself: for what a call may wait for, such as
+// Patient is the worker whose thread does all work itself: for what a call may wait for, such as
 // copies of memory that is not pinned. Those below it are shared; Gated(i) follow.
 func (m *Mover) Patient() int { return m.streams }
 
-// Gated returns the lane of gated batches with that number, which must be free, and makes it when
+// Gated returns the worker of gated batches with that number, which must be free, and makes it when
 // it is first needed.
-func (m *Mover) Gated(i int) (lane int, err error) {
+func (m *Mover) Gated(i int) (worker int, err error) {
 	m.gates.Lock()
 	defer m.gates.Unlock()
-	lane = m.streams + 1 + i
-	return lane, Status("open stream", int32(C.sl_cuda_gated_open(m.c, C.int(lane))))
+	worker = m.streams + 1 + i
+	return worker, Status("open stream", int32(C.sl_cuda_gated_open(m.c, C.int(worker))))
 }
 
 // Load has the driver compile PTX and finds up to three kernels in it, as Device.Load does.
@@ -191,8 +191,8 @@ func (m *Mover) Load(ptx string, kernels []string) error {
 // Submit starts a batch of copies behind events, which are CUevents: one crossing, no allocation.
 // After an error nothing was started and nothing ends. serial is over 0 and unlike that of any
 // earlier batch with this number.
-func (m *Mover) Submit(lane, batch int, serial uint64, pieces []Piece, events []uint64) error {
-	rc := C.sl_cuda_submit(m.c, C.int(lane), C.uint32_t(batch), C.uint64_t(serial),
+func (m *Mover) Submit(worker, batch int, serial uint64, pieces []Piece, events []uint64) error {
+	rc := C.sl_cuda_submit(m.c, C.int(worker), C.uint32_t(batch), C.uint64_t(serial),
 		(*C.struct_sl_cuda_piece)(unsafe.Pointer(unsafe.SliceData(pieces))),
 		C.size_t(len(pieces)), (*C.uint64_t)(unsafe.SliceData(events)), C.size_t(len(events)))
 	if rc == 0 {
@@ -202,8 +202,8 @@ func (m *Mover) Submit(lane, batch int, serial uint64, pieces []Piece, events []
 }
 
 // SubmitRun starts a batch that is a launch.
-func (m *Mover) SubmitRun(lane, batch int, serial uint64, r *Run, events []uint64) error {
-	rc := C.sl_cuda_submit_run(m.c, C.int(lane), C.uint32_t(batch), C.uint64_t(serial),
+func (m *Mover) SubmitRun(worker, batch int, serial uint64, r *Run, events []uint64) error {
+	rc := C.sl_cuda_submit_run(m.c, C.int(worker), C.uint32_t(batch), C.uint64_t(serial),
 		(*C.struct_sl_cuda_run)(unsafe.Pointer(r)),
 		(*C.uint64_t)(unsafe.SliceData(events)), C.size_t(len(events)))
 	if rc == 0 {
@@ -212,7 +212,7 @@ func (m *Mover) SubmitRun(lane, batch int, serial uint64, r *Run, events []uint6
 	return Status("launch kernel", int32(rc))
 }
 
-// SubmitEntries starts a batch on the patient lane.
+// SubmitEntries starts a batch on the patient worker.
 func (m *Mover) SubmitEntries(batch int, serial uint64, e *Entries) error {
 	up := C.int(0)
 	if e.Up {
@@ -236,7 +236,7 @@ func (m *Mover) Cancel(batch int, serial uint64) {
 
 // Follow has a CUstream of the caller wait for the end of a batch that was started and has not
 // been polled.
-// driver.ErrNotSupported: it is on the patient lane.
+// driver.ErrNotSupported: it is on the patient worker.
 func (m *Mover) Follow(batch int, stream uint64) error {
 	rc := C.sl_cuda_follow(m.c, C.uint32_t(batch), C.uint64_t(stream))
 	if rc == -C.EOPNOTSUPP {

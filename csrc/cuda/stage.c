@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Entries that a processor gathers into pinned memory, from where one copy takes them, or the
- * other way round: what takes no multiprocessor. All on the thread of the patient lane.
+ * other way round: what takes no multiprocessor. All on the thread of the patient worker.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@ int sl_cuda_gather(struct sl_cuda_mover *m, uint32_t batch, uint64_t serial, uin
 		   uint64_t host_len, uint64_t base, uint64_t stride, uint64_t entry,
 		   const uint32_t *list, size_t count, uint64_t dense, int up)
 {
-	struct sl_cuda_lane *l = &m->lane[m->streams];
+	struct sl_cuda_worker *l = &m->worker[m->streams];
 	struct sl_cuda_batch *b = &m->batches[batch];
 
 	SL_CUDA_TRY(sl_cuda_begin(m, l, batch, serial));
@@ -42,7 +42,7 @@ static int gather(const struct sl_cuda_batch *b, uint8_t *half, size_t first, si
 }
 
 /* Up: the other half is on its way while this one fills. */
-static int upload(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint8_t *half, size_t first,
+static int upload(struct sl_cuda_worker *l, struct sl_cuda_batch *b, uint8_t *half, size_t first,
 		  size_t n)
 {
 	if (gather(b, half, first, n))
@@ -51,7 +51,7 @@ static int upload(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint8_t *half
 					  n * b->entries.entry, l->stream);
 }
 
-static int download(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint8_t *half, size_t first,
+static int download(struct sl_cuda_worker *l, struct sl_cuda_batch *b, uint8_t *half, size_t first,
 		    size_t n)
 {
 	SL_CUDA_TRY(sl_cu.cuMemcpyDtoHAsync_v2(half, b->entries.dense + first * b->entries.entry,
@@ -60,7 +60,7 @@ static int download(struct sl_cuda_lane *l, struct sl_cuda_batch *b, uint8_t *ha
 	return gather(b, half, first, n) ? CUDA_ERROR_INVALID_VALUE : 0;
 }
 
-static int stage(struct sl_cuda_lane *l, struct sl_cuda_batch *b)
+static int stage(struct sl_cuda_worker *l, struct sl_cuda_batch *b)
 {
 	const struct sl_cuda_entries *e = &b->entries;
 	size_t each = SL_CUDA_STAGE_BYTES / 2 / e->entry, first = 0;
@@ -84,7 +84,7 @@ static int stage(struct sl_cuda_lane *l, struct sl_cuda_batch *b)
 	return 0;
 }
 
-void sl_cuda_stage(struct sl_cuda_lane *l, struct sl_cuda_batch *b)
+void sl_cuda_stage(struct sl_cuda_worker *l, struct sl_cuda_batch *b)
 {
 	int rc = stage(l, b), waited = sl_cu.cuStreamSynchronize(l->stream);
 

@@ -9,7 +9,7 @@
 #include "mover.h"
 
 /* Threads of Go's runtime take the signals of a program. */
-static int start(struct sl_cufile_lane *l)
+static int start(struct sl_cufile_worker *l)
 {
 	sigset_t all, before;
 	int rc;
@@ -30,11 +30,11 @@ static int prepare(struct sl_cufile_mover *m, unsigned most)
 
 	m->queue = calloc(m->slots, sizeof *m->queue);
 	m->cancel = calloc(m->slots, sizeof *m->cancel);
-	m->lane = calloc(m->lanes, sizeof *m->lane);
-	if (!m->queue || !m->cancel || !m->lane)
+	m->worker = calloc(m->workers, sizeof *m->worker);
+	if (!m->queue || !m->cancel || !m->worker)
 		return -ENOMEM;
-	for (uint32_t i = 0; i < m->lanes; i++) {
-		struct sl_cufile_lane *l = &m->lane[i];
+	for (uint32_t i = 0; i < m->workers; i++) {
+		struct sl_cufile_worker *l = &m->worker[i];
 
 		l->mover = m;
 		l->most = m->way == SL_CUFILE_ONE ? 1 : most;
@@ -44,13 +44,13 @@ static int prepare(struct sl_cufile_mover *m, unsigned most)
 		if (!l->params || !l->events || !l->flights)
 			return -ENOMEM;
 	}
-	for (uint32_t i = 0; i < m->lanes && !rc; i++)
-		rc = start(&m->lane[i]);
+	for (uint32_t i = 0; i < m->workers && !rc; i++)
+		rc = start(&m->worker[i]);
 	return rc;
 }
 
 int sl_cufile_mover_open(struct sl_cufile_mover **mover, struct sl_cuda_ends *ends, uint32_t slots,
-			 uint32_t lanes, enum sl_cufile_way way, unsigned most)
+			 uint32_t workers, enum sl_cufile_way way, unsigned most)
 {
 	struct sl_cufile_mover *m = calloc(1, sizeof *m);
 	int rc;
@@ -60,7 +60,7 @@ int sl_cufile_mover_open(struct sl_cufile_mover **mover, struct sl_cuda_ends *en
 	m->ends = ends;
 	m->way = way;
 	m->slots = slots;
-	m->lanes = lanes;
+	m->workers = workers;
 	pthread_mutex_init(&m->lock, NULL);
 	pthread_cond_init(&m->more, NULL);
 	rc = prepare(m, most < 1 ? 1 : most > SL_CUFILE_BATCH_MAX ? SL_CUFILE_BATCH_MAX : most);
@@ -77,8 +77,8 @@ void sl_cufile_mover_close(struct sl_cufile_mover *m)
 	m->stop = true;
 	pthread_cond_broadcast(&m->more);
 	pthread_mutex_unlock(&m->lock);
-	for (uint32_t i = 0; m->lane && i < m->lanes; i++) {
-		struct sl_cufile_lane *l = &m->lane[i];
+	for (uint32_t i = 0; m->worker && i < m->workers; i++) {
+		struct sl_cufile_worker *l = &m->worker[i];
 
 		if (l->runs)
 			pthread_join(l->thread, NULL);
@@ -90,7 +90,7 @@ void sl_cufile_mover_close(struct sl_cufile_mover *m)
 	for (int i = 0; i < SL_CUFILE_DEVICES; i++)
 		if (m->context[i])
 			sl_cu.cuDevicePrimaryCtxRelease_v2(i);
-	free(m->lane);
+	free(m->worker);
 	free(m->queue);
 	free(m->cancel);
 	pthread_mutex_destroy(&m->lock);

@@ -81,7 +81,7 @@ struct sl_cufile_flight {
 };
 
 /* A thread. All but `mover` is its own. */
-struct sl_cufile_lane {
+struct sl_cufile_worker {
 	struct sl_cufile_mover *mover;
 	pthread_t thread;
 	bool runs;
@@ -98,7 +98,7 @@ struct sl_cufile_lane {
 struct sl_cufile_mover {
 	struct sl_cuda_ends *ends;
 	enum sl_cufile_way way;
-	uint32_t slots, lanes;
+	uint32_t slots, workers;
 	uint32_t *cancel; /* by slot: not to be begun any more; written by Go */
 	pthread_mutex_t lock;
 	pthread_cond_t more;
@@ -108,7 +108,7 @@ struct sl_cufile_mover {
 	CUcontext context[SL_CUFILE_DEVICES]; /* NULL: not in use */
 	/* times that a batch was cut, or given up for single calls */
 	uint64_t lessened;
-	struct sl_cufile_lane *lane;
+	struct sl_cufile_worker *worker;
 };
 
 /*
@@ -116,7 +116,7 @@ struct sl_cufile_mover {
  * nothing to close.
  */
 int sl_cufile_mover_open(struct sl_cufile_mover **mover, struct sl_cuda_ends *ends, uint32_t slots,
-			 uint32_t lanes, enum sl_cufile_way way, unsigned most);
+			 uint32_t workers, enum sl_cufile_way way, unsigned most);
 /* Nothing is under way. */
 void sl_cufile_mover_close(struct sl_cufile_mover *m);
 
@@ -136,7 +136,7 @@ CUfileError_t sl_cufile_register(struct sl_cufile_mover *m, int device, uint64_t
 CUfileError_t sl_cufile_deregister(struct sl_cufile_mover *m, int device, uint64_t base);
 
 /* For the threads. */
-void *sl_cufile_attend(void *lane);
-void sl_cufile_discard(struct sl_cufile_lane *l);
+void *sl_cufile_attend(void *worker);
+void sl_cufile_discard(struct sl_cufile_worker *l);
 
 #endif

@@ -113,10 +113,10 @@ type Mover struct {
 // OpenMover makes as many threads. slots is a power of two and at most the places of the ends; most
 // is how many requests a thread hands over at a time, where the way has it. Load must have
 // succeeded. Implements: int sl_cufile_mover_open(struct sl_cufile_mover **mover, ...)
-func OpenMover(ends *cuda.Ends, slots, lanes int, way Way, most int) (*Mover, error) {
+func OpenMover(ends *cuda.Ends, slots, workers int, way Way, most int) (*Mover, error) {
 	m := &Mover{}
 	if rc := C.sl_cufile_mover_open(&m.c, (*C.struct_sl_cuda_ends)(ends.Pointer()),
-		C.uint32_t(slots), C.uint32_t(lanes), uint32(way), C.unsigned(most)); rc != 0 {
+		C.uint32_t(slots), C.uint32_t(workers), uint32(way), C.unsigned(most)); rc != 0 {
 		return nil, fmt.Errorf("start threads for cuFile: %w", syscall.Errno(-rc))
 	}
 	m.cancels = unsafe.Slice((*uint32)(unsafe.Pointer(m.c.cancel)), slots)

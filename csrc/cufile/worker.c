@@ -7,7 +7,7 @@
 
 #include "mover.h"
 
-static void end(struct sl_cufile_lane *l, const struct sl_cufile_request *r, ssize_t status,
+static void end(struct sl_cufile_worker *l, const struct sl_cufile_request *r, ssize_t status,
 		int cuda)
 {
 	sl_cuda_ended(l->mover->ends, r->slot, (int)status, cuda);
@@ -17,7 +17,7 @@ static void end(struct sl_cufile_lane *l, const struct sl_cufile_request *r, ssi
  * Which of those that wait go together: the share of one thread, all of one device. Waits for the
  * first.
  */
-static unsigned take(struct sl_cufile_lane *l)
+static unsigned take(struct sl_cufile_worker *l)
 {
 	struct sl_cufile_mover *m = l->mover;
 	unsigned n = 0, share;
@@ -25,7 +25,7 @@ static unsigned take(struct sl_cufile_lane *l)
 	pthread_mutex_lock(&m->lock);
 	while (!m->count && !m->stop)
 		pthread_cond_wait(&m->more, &m->lock);
-	share = (m->count + m->lanes - 1) / m->lanes;
+	share = (m->count + m->workers - 1) / m->workers;
 	share = share < l->most ? share : l->most;
 	while (n < share && (!n || m->queue[m->head].device == l->taken[0].device)) {
 		l->taken[n++] = m->queue[m->head];
@@ -36,7 +36,7 @@ static unsigned take(struct sl_cufile_lane *l)
 	return n;
 }
 
-static int stream_of(struct sl_cufile_lane *l, unsigned device)
+static int stream_of(struct sl_cufile_worker *l, unsigned device)
 {
 	int lowest, highest, rc;
 
@@ -52,7 +52,7 @@ static int stream_of(struct sl_cufile_lane *l, unsigned device)
 	return rc;
 }
 
-static int fetch(struct sl_cufile_lane *l, const struct sl_cufile_request *r)
+static int fetch(struct sl_cufile_worker *l, const struct sl_cufile_request *r)
 {
 	SL_CUDA_TRY(stream_of(l, r->device));
 	SL_CUDA_TRY(
@@ -60,7 +60,7 @@ static int fetch(struct sl_cufile_lane *l, const struct sl_cufile_request *r)
 	return sl_cu.cuStreamSynchronize(l->stream[r->device]);
 }
 
-static void write_edge(struct sl_cufile_lane *l, const struct sl_cufile_request *r)
+static void write_edge(struct sl_cufile_worker *l, const struct sl_cufile_request *r)
 {
 	const void *from = (const void *)(uintptr_t)(r->base + r->offset);
 	ssize_t n;
@@ -75,7 +75,7 @@ static void write_edge(struct sl_cufile_lane *l, const struct sl_cufile_request 
 }
 
 /* Ends those that were cancelled meanwhile, writes edges, and keeps the others in order. */
-static unsigned sift(struct sl_cufile_lane *l, unsigned n)
+static unsigned sift(struct sl_cufile_worker *l, unsigned n)
 {
 	unsigned kept = 0;
 
@@ -97,7 +97,7 @@ static ssize_t outcome(ssize_t rc, int number)
 	return rc;
 }
 
-static void one(struct sl_cufile_lane *l, const struct sl_cufile_request *r)
+static void one(struct sl_cufile_worker *l, const struct sl_cufile_request *r)
 {
 	CUfileHandle_t h = (CUfileHandle_t)(uintptr_t)r->handle;
 	void *base = (void *)(uintptr_t)r->base;
@@ -111,13 +111,13 @@ static void one(struct sl_cufile_lane *l, const struct sl_cufile_request *r)
 	end(l, r, outcome(rc, errno), 0);
 }
 
-static void one_by_one(struct sl_cufile_lane *l, unsigned first, unsigned n)
+static void one_by_one(struct sl_cufile_worker *l, unsigned first, unsigned n)
 {
 	for (unsigned i = first; i < first + n; i++)
 		one(l, &l->taken[i]);
 }
 
-static void lessen(struct sl_cufile_lane *l, unsigned most)
+static void lessen(struct sl_cufile_worker *l, unsigned most)
 {
 	l->most = most;
 	__atomic_add_fetch(&l->mover->lessened, 1, __ATOMIC_RELAXED);
@@ -126,7 +126,7 @@ static void lessen(struct sl_cufile_lane *l, unsigned most)
 /*
  * What is still in a batch is cancelled and given back with it, so that nothing of it lands later.
  */
-static void drop_batch(struct sl_cufile_lane *l)
+static void drop_batch(struct sl_cufile_worker *l)
 {
 	if (!l->batch)
 		return;
@@ -135,7 +135,7 @@ static void drop_batch(struct sl_cufile_lane *l)
 	l->batch = NULL;
 }
 
-static bool submit_batch(struct sl_cufile_lane *l, unsigned first, unsigned n)
+static bool submit_batch(struct sl_cufile_worker *l, unsigned first, unsigned n)
 {
 	if (!l->batch && sl_cufile.cuFileBatchIOSetUp(&l->batch, l->most).err) {
 		l->batch = NULL;
@@ -181,7 +181,7 @@ static ssize_t judge(const CUfileIOEvents_t *e)
  * Waits for all entries. One that failed is told only when the batch is quiet: what has timed out
  * may still be under way until the batch is gone.
  */
-static void await_batch(struct sl_cufile_lane *l, unsigned first, unsigned n)
+static void await_batch(struct sl_cufile_worker *l, unsigned first, unsigned n)
 {
 	unsigned left = n, failed = 0;
 	bool stale = false;
@@ -227,7 +227,7 @@ static void await_batch(struct sl_cufile_lane *l, unsigned first, unsigned n)
 }
 
 /* A batch that the library does not take is halved; what it takes in no batch goes by itself. */
-static void as_batch(struct sl_cufile_lane *l, unsigned first, unsigned n)
+static void as_batch(struct sl_cufile_worker *l, unsigned first, unsigned n)
 {
 	while (n) {
 		unsigned now = n < l->most ? n : l->most;
@@ -246,7 +246,7 @@ static void as_batch(struct sl_cufile_lane *l, unsigned first, unsigned n)
 	}
 }
 
-static void on_stream(struct sl_cufile_lane *l, unsigned n)
+static void on_stream(struct sl_cufile_worker *l, unsigned n)
 {
 	unsigned device = l->taken[0].device, begun = 0;
 	CUfileError_t rc = {0, 0};
@@ -283,7 +283,7 @@ static void on_stream(struct sl_cufile_lane *l, unsigned n)
 
 void *sl_cufile_attend(void *arg)
 {
-	struct sl_cufile_lane *l = arg;
+	struct sl_cufile_worker *l = arg;
 	unsigned n;
 
 	while ((n = take(l))) {
@@ -302,7 +302,7 @@ void *sl_cufile_attend(void *arg)
 	return NULL;
 }
 
-void sl_cufile_discard(struct sl_cufile_lane *l)
+void sl_cufile_discard(struct sl_cufile_worker *l)
 {
 	drop_batch(l);
 	for (int i = 0; i < SL_CUFILE_DEVICES; i++) {
