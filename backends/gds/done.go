@@ -6,13 +6,13 @@ import "github.com/sluicehq/sluice/driver"
 
 // Poll implements driver.Backend.
 func (b *Backend) Poll(done []driver.Completion) (int, error) {
-	if b.books.Gate.Enter() {
+	if b.flights.Gate.Enter() {
 		if b.ends.Pending() {
 			b.serve()
 		}
-		b.books.Gate.Exit()
+		b.flights.Gate.Exit()
 	}
-	return b.books.Pop(done)
+	return b.flights.Pop(done)
 }
 
 // FD implements driver.Backend.
@@ -21,11 +21,11 @@ func (b *Backend) FD() int { return b.event.FD() }
 // Arm implements driver.Backend. The flag goes up before the look, and who brings a completion, or
 // the end of a request that may be one, looks at the flag afterwards.
 func (b *Backend) Arm() (ready bool, err error) {
-	if !b.books.Gate.Enter() {
+	if !b.flights.Gate.Enter() {
 		return false, driver.ErrClosed
 	}
-	defer b.books.Gate.Exit()
-	return b.ends.Arm() || b.books.Done.Ready() > 0, nil
+	defer b.flights.Gate.Exit()
+	return b.ends.Arm() || b.flights.Done.Ready() > 0, nil
 }
 
 // wake signals the event if somebody armed it.

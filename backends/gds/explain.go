@@ -13,7 +13,7 @@ func (p *peer) Explain(localKey, remoteKey uint32) string {
 	b := p.b
 	text := "experimental: has not met a card; " + b.facts.Mode + "; cuFile " + b.facts.Version +
 		b.manner()
-	if m := b.books.At(localKey); m != nil && m.Extent.buffer != nil {
+	if m := b.flights.At(localKey); m != nil && m.Extent.buffer != nil {
 		if m.Extent.buffer.registered() {
 			text += "; memory registered"
 		} else {
@@ -21,11 +21,11 @@ func (p *peer) Explain(localKey, remoteKey uint32) string {
 				"), so that cuFile copies once more"
 		}
 	}
-	b.books.Mu.Lock()
+	b.flights.Mu.Lock()
 	if m := p.Imported(remoteKey); m != nil && m.Extent.file.why != "" {
 		text += "; the file has no O_DIRECT: " + m.Extent.file.why
 	}
-	b.books.Mu.Unlock()
+	b.flights.Mu.Unlock()
 	if n := b.mover.Lessened(); n > 0 {
 		text += fmt.Sprintf("; the library took less at a time than it was given, %d times", n)
 	}
@@ -51,7 +51,7 @@ func (b *Backend) manner() string {
 
 // Yields implements driver.Peer.
 func (p *peer) Yields(localKey, _ uint32) string {
-	if m := p.b.books.At(localKey); m == nil || m.Kind != driver.HBM {
+	if m := p.b.flights.At(localKey); m == nil || m.Kind != driver.HBM {
 		return ""
 	}
 	return p.b.cfg.Yield

@@ -16,13 +16,13 @@ import (
 // file is an open file or block device that memories lie in.
 type file struct {
 	id     ownfiles.ID
-	refs   int // memories; guarded by books.Mu
+	refs   int // memories; guarded by flights.Mu
 	fd     int // a descriptor of our own
 	plain  int // the same file without O_DIRECT, for edges
 	handle uint64
 	why    string // it was opened without O_DIRECT; empty: with it
 
-	// Guarded by books.Mu.
+	// Guarded by flights.Mu.
 	turn     *job // waits to write, with no more of the other kind beginning
 	turnEdge bool // its kind
 }
@@ -63,8 +63,8 @@ func (b *Backend) use(seg *driver.Segment) (*file, error) {
 		return nil, err
 	}
 	id.Flags &^= unix.O_DIRECT // either way of opening it is used
-	b.books.Mu.Lock()
-	defer b.books.Mu.Unlock()
+	b.flights.Mu.Lock()
+	defer b.flights.Mu.Unlock()
 	f := b.files[id]
 	if f == nil {
 		if f, err = openFile(seg.FD, id); err != nil {
@@ -78,8 +78,8 @@ func (b *Backend) use(seg *driver.Segment) (*file, error) {
 
 // unuse closes a file that no memory lies in any more.
 func (b *Backend) unuse(f *file) error {
-	b.books.Mu.Lock()
-	defer b.books.Mu.Unlock()
+	b.flights.Mu.Lock()
+	defer b.flights.Mu.Unlock()
 	if f.refs--; f.refs > 0 {
 		return nil
 	}

@@ -11,8 +11,8 @@
 // libcufile is opened at run time, and only where libcuda has found a device. Files and memory are
 // registered with it once. A batch becomes requests of bounded size (plan.go), a bounded table of
 // which is with threads in C that hand them to cuFile as batches, on streams, or one by one
-// (Config.Way). One mutex guards the books (serve.go); no byte is moved under it and no call into C
-// is made.
+// (Config.Way). One mutex guards what is under way (serve.go); no byte is moved under it and no
+// call into C is made.
 //
 // # Blocks
 //
@@ -48,14 +48,14 @@ type Backend struct {
 	cfg      Config
 	facts    Facts
 	caps     driver.Caps
-	books    ownfiles.Books[extent] // Gate: whoever uses ends and mover
-	event    *park.Event            // for who has armed; C signals it at the end of a request
-	heed     *park.Event            // for attend; C signals it while somebody heeds
+	flights  ownfiles.Flights[extent] // Gate: whoever uses ends and mover
+	event    *park.Event              // for who has armed; C signals it at the end of a request
+	heed     *park.Event              // for attend; C signals it while somebody heeds
 	attended sync.WaitGroup
 	ends     *gpu.Ends
 	mover    *cufile.Mover
 
-	// Guarded by books.Mu, under which no call into C is made but in cold calls.
+	// Guarded by flights.Mu, under which no call into C is made but in cold calls.
 	heeding  bool // attend is told of ends
 	files    map[ownfiles.ID]*file
 	jobs     []job
@@ -64,7 +64,7 @@ type Backend struct {
 	landed   [reapMax]ring.Done
 	out      *crossing // to be handed to the mover
 
-	sparing sync.Mutex // after books.Mu; guards what follows
+	sparing sync.Mutex // after flights.Mu; guards what follows
 	spare   []*crossing
 }
 
@@ -95,7 +95,7 @@ func New(cfg Config) (*Backend, error) {
 	}
 	b := &Backend{cfg: cfg, facts: facts, files: map[ownfiles.ID]*file{}}
 	b.caps = caps(&b.cfg, facts.Compat)
-	b.books.Open(ownfiles.Config[extent]{Name: "gds", Memory: "memory", Mover: "cuFile",
+	b.flights.Open(ownfiles.Config[extent]{Name: "gds", Memory: "memory", Mover: "cuFile",
 		KeysMax: cfg.KeysMax,
 		JobsMax: cfg.JobsMax, Can: can, DescsMax: descsMax, RunsMax: runsMax, Room: b.room,
 		Cut: b.begin, Ends: b.finish,
@@ -112,7 +112,7 @@ func (b *Backend) makeTables() {
 	for i := range b.jobs {
 		j := &b.jobs[i]
 		j.Slot = i
-		b.books.Add(&j.Job)
+		b.flights.Add(&j.Job)
 	}
 	b.requests = make([]request, b.cfg.Depth)
 	b.free = make([]*request, 0, b.cfg.Depth)
@@ -148,11 +148,11 @@ func (b *Backend) open() (err error) {
 // attend handles ends that cannot wait for Poll.
 func (b *Backend) attend() {
 	for b.heed.Wait() == nil {
-		if !b.books.Gate.Enter() {
+		if !b.flights.Gate.Enter() {
 			return
 		}
 		b.serve()
-		b.books.Gate.Exit()
+		b.flights.Gate.Exit()
 	}
 }
 
@@ -160,14 +160,14 @@ func (b *Backend) attend() {
 func (b *Backend) Caps() driver.Caps { return b.caps }
 
 // Addr implements driver.Backend. It opens nothing in another process.
-func (b *Backend) Addr() []byte { return b.books.Addr() }
+func (b *Backend) Addr() []byte { return b.flights.Addr() }
 
 // Facts says what the library said of itself when the backend was opened.
 func (b *Backend) Facts() Facts { return b.facts }
 
 // Close implements driver.Backend. It waits for what the disks have in hand.
 func (b *Backend) Close() error {
-	return b.books.Close(b.release)
+	return b.flights.Close(b.release)
 }
 
 // release gives back what open made.

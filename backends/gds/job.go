@@ -7,7 +7,7 @@ import (
 )
 
 // job is a batch under way. Jobs are made at the start and reused, with the memory of their lists.
-// All is guarded by books.Mu.
+// All is guarded by flights.Mu.
 type job struct {
 	ownfiles.Job[extent]
 }

@@ -33,7 +33,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if !b.caps.Pairs.Local().Has(seg.Kind) {
 		return nil, fmt.Errorf("register %v with gds: %w", seg.Kind, driver.ErrNotSupported)
 	}
-	return b.books.Register(&seg, func(m *memory) error { return b.find(&m.Extent, &seg) })
+	return b.flights.Register(&seg, func(m *memory) error { return b.find(&m.Extent, &seg) })
 }
 
 // find makes the segment known to cuFile.
@@ -99,4 +99,4 @@ func (b *Backend) giveBack(m *memory) error {
 }
 
 // Fence implements driver.Backend.
-func (b *Backend) Fence(ctx context.Context, key uint32) error { return b.books.Fence(ctx, key) }
+func (b *Backend) Fence(ctx context.Context, key uint32) error { return b.flights.Fence(ctx, key) }

@@ -20,7 +20,7 @@ var _ driver.Peer = (*peer)(nil)
 // Connect implements driver.Backend, for the backend's own Addr.
 func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	p := &peer{b: b}
-	if err := b.books.Connect(ctx, addr, &p.Peer); err != nil {
+	if err := b.flights.Connect(ctx, addr, &p.Peer); err != nil {
 		return nil, err
 	}
 	return p, nil

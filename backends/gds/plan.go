@@ -8,7 +8,7 @@ import (
 )
 
 // request is one read or write with cuFile, or about to be. Requests are made at the start. All is
-// guarded by books.Mu.
+// guarded by flights.Mu.
 type request struct {
 	slot    uint32
 	j       *job // nil: free

@@ -9,7 +9,7 @@ import (
 
 // serve handles requests that have ended, and begins what there is room for.
 func (b *Backend) serve() {
-	b.books.Mu.Lock()
+	b.flights.Mu.Lock()
 	for {
 		n := b.ends.Poll(b.landed[:])
 		for i := range n {
@@ -19,13 +19,13 @@ func (b *Backend) serve() {
 			break
 		}
 	}
-	b.books.Pump()
+	b.flights.Pump()
 	b.leave()
 }
 
 // leave gives the lock up, and then does what must not be done under it.
 func (b *Backend) leave() {
-	need := b.books.Queued() || b.books.Waited() // what has ended cannot wait for Poll
+	need := b.flights.Queued() || b.flights.Waited() // what has ended cannot wait for Poll
 	nudge := need && !b.heeding
 	switch {
 	case nudge:
@@ -34,10 +34,10 @@ func (b *Backend) leave() {
 		b.ends.Heed(-1)
 	}
 	b.heeding = need
-	news := b.books.News
-	b.books.News = false
+	news := b.flights.News
+	b.flights.News = false
 	p := b.takeCrossing()
-	b.books.Mu.Unlock()
+	b.flights.Mu.Unlock()
 	if p != nil {
 		b.hand(p)
 	}
@@ -63,7 +63,7 @@ func (b *Backend) land(d *ring.Done) {
 	j := r.j
 	*r = request{slot: r.slot}
 	b.free = append(b.free, r)
-	b.books.Landed(&j.Job, err)
+	b.flights.Landed(&j.Job, err)
 }
 
 // room implements ownfiles.Config.
@@ -88,7 +88,7 @@ func (b *Backend) finish(of *ownfiles.Job[extent]) bool {
 
 // stop ends requests of jobs that have failed, and begins no more of them.
 //
-// Preconditions: books.Mu is held.
+// Preconditions: flights.Mu is held.
 func (b *Backend) stop() {
 	for i := range b.requests {
 		if r := &b.requests[i]; r.j != nil && r.j.Err != nil && !r.ending {
@@ -96,5 +96,5 @@ func (b *Backend) stop() {
 			b.mover.Cancel(r.slot, true)
 		}
 	}
-	b.books.Pump()
+	b.flights.Pump()
 }

@@ -51,7 +51,7 @@ const (
 	iovecsMax   = 64       // places in memory of one request
 	blockMin    = 4 << 10  // whole blocks and nothing else go past the page cache: a page at least
 	splitMin    = 64 << 10 // bytes of whole blocks within a piece that are worth a request apart
-	// bytes of one request that Submit lets the kernel copy from the page cache, and a scribe to it
+	// bytes of one request that Submit lets the kernel copy from the page cache, and a writer to it
 	inlineMax  = 64 << 10
 	retriesMax = 1000 // of a request that the kernel neither did nor refused
 	threadsMax = 1024

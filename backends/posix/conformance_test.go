@@ -31,8 +31,8 @@ type syncWatcher struct {
 
 // watchSyncs puts a watcher into a backend that is idle.
 func watchSyncs(b *Backend, begun, ended func()) {
-	b.books.Mu.Lock()
-	defer b.books.Mu.Unlock()
+	b.flights.Mu.Lock()
+	defer b.flights.Mu.Unlock()
 	b.mover = &syncWatcher{b.mover, begun, ended}
 }
 

@@ -6,13 +6,13 @@ import "github.com/sluicehq/sluice/driver"
 
 // Poll implements driver.Backend.
 func (b *Backend) Poll(done []driver.Completion) (int, error) {
-	if b.books.Gate.Enter() {
+	if b.flights.Gate.Enter() {
 		if b.mover.pending() {
 			b.serve()
 		}
-		b.books.Gate.Exit()
+		b.flights.Gate.Exit()
 	}
-	return b.books.Pop(done)
+	return b.flights.Pop(done)
 }
 
 // FD implements driver.Backend.
@@ -21,16 +21,16 @@ func (b *Backend) FD() int { return b.event.FD() }
 // Arm implements driver.Backend. The flag goes up before the look, and who brings a
 // completion looks at the flag afterwards.
 func (b *Backend) Arm() (ready bool, err error) {
-	if !b.books.Gate.Enter() {
+	if !b.flights.Gate.Enter() {
 		return false, driver.ErrClosed
 	}
-	defer b.books.Gate.Exit()
-	b.books.Mu.Lock()
+	defer b.flights.Gate.Exit()
+	b.flights.Mu.Lock()
 	b.armed.Store(true)
 	b.armings.Add(1)
 	b.doubt.Store(0)
 	b.leave()
-	return b.books.Done.Ready() > 0 || b.mover.pending(), nil
+	return b.flights.Done.Ready() > 0 || b.mover.pending(), nil
 }
 
 // wake signals the event if somebody armed it.

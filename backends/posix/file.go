@@ -15,7 +15,7 @@ import (
 // file is an open file or block device that memories lie in.
 type file struct {
 	id   ownfiles.ID
-	refs int // memories; guarded by books.Mu
+	refs int // memories; guarded by flights.Mu
 
 	fd     int    // a descriptor of our own, through the page cache
 	direct int    // the same file past the page cache; -1: there is none
@@ -24,11 +24,11 @@ type file struct {
 	align  uint64 // so are addresses of this one
 
 	fixed, fixedDirect int32   // places in the table of io_uring; -1: none
-	scribe             *scribe // does short writes through the page cache; nil: io_uring does
+	writer             *writer // does short writes through the page cache; nil: io_uring does
 
 	inode *inode
 
-	refused bool // direct is of no use, as has turned out: see why; guarded by books.Mu
+	refused bool // direct is of no use, as has turned out: see why; guarded by flights.Mu
 }
 
 // openFile opens the file behind a caller's descriptor for ourselves, so that nothing of

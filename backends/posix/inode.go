@@ -12,7 +12,7 @@ import (
 )
 
 // inode is a file or block device on the disk, however often and with whatever flags it was
-// opened: what must not depend on that. All is guarded by books.Mu.
+// opened: what must not depend on that. All is guarded by flights.Mu.
 type inode struct {
 	refs int // files
 

@@ -30,7 +30,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if seg.Kind != driver.DRAM && seg.Kind != driver.File {
 		return nil, fmt.Errorf("register %v with posix: %w", seg.Kind, driver.ErrNotSupported)
 	}
-	return b.books.Register(&seg, func(m *memory) (err error) {
+	return b.flights.Register(&seg, func(m *memory) (err error) {
 		if seg.Kind == driver.File {
 			m.Extent.off = seg.FileOff
 			m.Extent.file, err = b.use(&seg)
@@ -56,8 +56,8 @@ func (b *Backend) use(seg *driver.Segment) (*file, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.books.Mu.Lock()
-	defer b.books.Mu.Unlock()
+	b.flights.Mu.Lock()
+	defer b.flights.Mu.Unlock()
 	f := b.files[id]
 	if f == nil {
 		if f, err = openFile(seg.FD, id, b.cfg.Buffered); err != nil {
@@ -73,8 +73,8 @@ func (b *Backend) use(seg *driver.Segment) (*file, error) {
 
 // unuse closes a file that no memory lies in any more.
 func (b *Backend) unuse(f *file) error {
-	b.books.Mu.Lock()
-	defer b.books.Mu.Unlock()
+	b.flights.Mu.Lock()
+	defer b.flights.Mu.Unlock()
 	if f.refs--; f.refs > 0 {
 		return nil
 	}
@@ -87,4 +87,4 @@ func (b *Backend) unuse(f *file) error {
 }
 
 // Fence implements driver.Backend.
-func (b *Backend) Fence(ctx context.Context, key uint32) error { return b.books.Fence(ctx, key) }
+func (b *Backend) Fence(ctx context.Context, key uint32) error { return b.flights.Fence(ctx, key) }

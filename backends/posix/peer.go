@@ -21,7 +21,7 @@ var _ driver.Peer = (*peer)(nil)
 // Connect implements driver.Backend, for the backend's own Addr.
 func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	p := &peer{b: b}
-	if err := b.books.Connect(ctx, addr, &p.Peer); err != nil {
+	if err := b.flights.Connect(ctx, addr, &p.Peer); err != nil {
 		return nil, err
 	}
 	return p, nil
@@ -29,8 +29,8 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 
 // Explain implements driver.Peer.
 func (p *peer) Explain(_, remoteKey uint32) string {
-	p.b.books.Mu.Lock()
-	defer p.b.books.Mu.Unlock()
+	p.b.flights.Mu.Lock()
+	defer p.b.flights.Mu.Unlock()
 	text := p.b.choice
 	m := p.Imported(remoteKey)
 	if m == nil {

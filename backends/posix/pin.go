@@ -21,8 +21,8 @@ type pin struct {
 // pinMemory registers host memory with io_uring while Config.PinMax has room for it.
 // Without, transfers work as well.
 func (b *Backend) pinMemory(seg *driver.Segment) pin {
-	b.books.Mu.Lock()
-	defer b.books.Mu.Unlock()
+	b.flights.Mu.Lock()
+	defer b.flights.Mu.Unlock()
 	if seg.Len > b.cfg.PinMax-b.pinned {
 		return pin{}
 	}
@@ -49,10 +49,10 @@ func (b *Backend) unpin(p pin) {
 	if p.count == 0 {
 		return
 	}
-	b.books.Mu.Lock()
+	b.flights.Mu.Lock()
 	b.mover.unpin(p)
 	b.pinned -= uint64(len(p.mem))
-	b.books.Mu.Unlock()
+	b.flights.Mu.Unlock()
 	p.release()
 }
 

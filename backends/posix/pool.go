@@ -17,7 +17,7 @@ type pool struct {
 	threads sync.WaitGroup
 
 	count  atomic.Int32 // of landed
-	mu     sync.Mutex   // after books.Mu
+	mu     sync.Mutex   // after flights.Mu
 	landed []landing
 }
 

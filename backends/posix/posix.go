@@ -7,7 +7,7 @@
 // between the disk and the program's memory; the rest of a read comes through
 // aligned buffers of the backend, the rest of a write through the page cache. A bounded
 // table of requests is with the kernel at any time, by io_uring (ring.go) or, where that is
-// refused, by threads that call preadv and pwritev (pool.go). One mutex guards the books
+// refused, by threads that call preadv and pwritev (pool.go). One mutex guards what is under way
 // (serve.go); no byte is moved and no system call is made under it.
 //
 // # The page cache
@@ -39,15 +39,15 @@ import (
 type Backend struct {
 	driver.BackendBase
 	cfg     Config
-	books   ownfiles.Books[extent] // Gate: whoever uses the mover
-	event   *park.Event            // for who has armed
+	flights ownfiles.Flights[extent] // Gate: whoever uses the mover
+	event   *park.Event              // for who has armed
 	mover   mover
 	choice  string // which mover, and why
 	armed   atomic.Bool
 	armings atomic.Uint64 // calls of Arm
 	doubt   atomic.Uint64 // the call since which the kernel tells the sleeper of a landing; 0: none
 
-	// Guarded by books.Mu, under which no system call is made but in cold calls.
+	// Guarded by flights.Mu, under which no system call is made but in cold calls.
 	files    map[ownfiles.ID]*file
 	inodes   map[inodeKey]*inode
 	jobs     []job
@@ -71,7 +71,7 @@ func New(cfg Config) (*Backend, error) {
 		return nil, fmt.Errorf("posix: %w", err)
 	}
 	b := &Backend{cfg: cfg, files: map[ownfiles.ID]*file{}, inodes: map[inodeKey]*inode{}}
-	b.books.Open(ownfiles.Config[extent]{Name: "posix", Memory: "host memory", Mover: "the disk",
+	b.flights.Open(ownfiles.Config[extent]{Name: "posix", Memory: "host memory", Mover: "the disk",
 		KeysMax: cfg.KeysMax,
 		JobsMax: cfg.JobsMax, Can: can, DescsMax: descsMax, RunsMax: runsMax,
 		Take: b.take, First: b.first, Room: b.room, Cut: b.begin, Ends: b.finish,
@@ -93,7 +93,7 @@ func (b *Backend) open() (err error) {
 	for i := range b.jobs {
 		j := &b.jobs[i]
 		j.Slot = i
-		b.books.Add(&j.Job)
+		b.flights.Add(&j.Job)
 	}
 	b.requests = make([]request, b.cfg.Depth)
 	b.free = make([]*request, 0, b.cfg.Depth)
@@ -112,7 +112,7 @@ func (b *Backend) open() (err error) {
 func (b *Backend) Caps() driver.Caps { return caps() }
 
 // Addr implements driver.Backend. It opens nothing in another process.
-func (b *Backend) Addr() []byte { return b.books.Addr() }
+func (b *Backend) Addr() []byte { return b.flights.Addr() }
 
 // Choice says by what the requests reach the kernel, and why, in a few words.
 func (b *Backend) Choice() string { return b.choice }
@@ -120,14 +120,14 @@ func (b *Backend) Choice() string { return b.choice }
 // Pinned returns the bytes of memory that are registered with io_uring: those of
 // Config.PinMax that are taken.
 func (b *Backend) Pinned() uint64 {
-	b.books.Mu.Lock()
-	defer b.books.Mu.Unlock()
+	b.flights.Mu.Lock()
+	defer b.flights.Mu.Unlock()
 	return b.pinned
 }
 
 // Close implements driver.Backend. It waits for what the disks have in hand.
 func (b *Backend) Close() error {
-	return b.books.Close(b.release)
+	return b.flights.Close(b.release)
 }
 
 // release gives back what open made.

@@ -90,7 +90,7 @@ func TestElsewhere(t *testing.T) {
 			!strings.Contains(err.Error(), "own process") {
 			t.Errorf("connect to another backend: %v", err)
 		}
-		for _, m := range theirs.b.books.All() {
+		for _, m := range theirs.b.flights.All() {
 			token, err := m.AppendToken(nil)
 			if err != nil {
 				t.Fatal(err)
@@ -104,7 +104,7 @@ func TestElsewhere(t *testing.T) {
 			ours.b.Choice()) {
 			t.Errorf("explained as %q", text)
 		}
-		for _, m := range ours.b.books.All() { // host memory is no target
+		for _, m := range ours.b.flights.All() { // host memory is no target
 			if m.Extent.file != nil {
 				continue
 			}

@@ -20,7 +20,7 @@ const (
 )
 
 // request is one read or write with the kernel, or about to be. Requests are made at the
-// start, each with its buffer. All is guarded by books.Mu, but that what the kernel and
+// start, each with its buffer. All is guarded by flights.Mu, but that what the kernel and
 // the goroutine that serves it look at does not change meanwhile.
 type request struct {
 	slot   int

@@ -22,7 +22,7 @@ import (
 // Who has armed sleeps on an eventfd that the kernel itself writes, only while it is wanted
 // (listen). Where more is to be begun than the table holds, or somebody waits for an end, one
 // goroutine, the keeper, waits in the kernel for completions. Who polls needs neither. Short
-// writes through the page cache are not the ring's (scribe).
+// writes through the page cache are not the ring's (writer).
 type ring struct {
 	b  *Backend
 	fd int
@@ -34,18 +34,18 @@ type ring struct {
 	cqes   []cqe
 	tail   uint32 // of the submission queue, as we have filled it
 
-	bells bool        // the kernel writes the eventfd; guarded by books.Mu
+	bells bool        // the kernel writes the eventfd; guarded by flights.Mu
 	owed  atomic.Bool // kick is to do it: something was there before that was wanted
 
 	files     []bool // places of the table of files that are taken
 	buffers   []bool // those of buffers, but the first, which is the requests'
 	hasBounce bool
 
-	// What scribes do. Guarded by books.Mu where it is not atomic.
+	// What writers do. Guarded by flights.Mu where it is not atomic.
 	flying  int          // requests with the kernel
 	landed  []landing    // written, not yet reaped
 	written atomic.Int32 // of landed
-	rising  []*scribe    // to be started
+	rising  []*writer    // to be started
 	risen   atomic.Bool  // by kick
 	silent  bool         // the kernel did not tell of all that was reaped last
 	writers sync.WaitGroup
@@ -144,8 +144,8 @@ func (g *ring) keep() {
 
 // put implements mover. There is room: cancels leave the places of the whole table free.
 func (g *ring) put(r *request) {
-	if r.scribes() {
-		r.f.scribe.add(r)
+	if r.writers() {
+		r.f.writer.add(r)
 		return
 	}
 	g.flying++
@@ -197,7 +197,7 @@ func (e *sqe) describe(r *request) {
 // they fill no more of the queue than the requests of the table leave; without room the request
 // runs to its end.
 func (g *ring) cancel(r *request) {
-	if int(g.tail-g.sq.head.Load()) >= len(g.sqes)-g.b.cfg.Depth || r.scribes() {
+	if int(g.tail-g.sq.head.Load()) >= len(g.sqes)-g.b.cfg.Depth || r.writers() {
 		return
 	}
 	e := g.nextEntry()
@@ -262,7 +262,7 @@ func (g *ring) reap(out []landing) (n int) {
 // listen implements mover. The kernel looks at the flag after it has shown a completion, and
 // we look for completions after we have changed the flag: one of the two sees the other.
 func (g *ring) listen(need, armed bool) {
-	need = need && g.flying > 0 // scribes serve what they have done
+	need = need && g.flying > 0 // writers serve what they have done
 	g.wanted.Store(need)
 	if need {
 		select {
@@ -303,7 +303,7 @@ func (g *ring) fixedBuffers() int32 {
 func (g *ring) addFile(f *file) {
 	f.fixed = g.addDescriptor(f.fd)
 	f.fixedDirect = g.addDescriptor(f.direct)
-	f.scribe = g.openScribe(f.fd)
+	f.writer = g.openWriter(f.fd)
 }
 
 func (g *ring) addDescriptor(fd int) int32 {

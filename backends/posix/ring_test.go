@@ -21,12 +21,12 @@ func TestCancelsLeaveRoom(t *testing.T) {
 	b := &driver.Batch{Op: driver.Read, Descs: []driver.Desc{{Len: size, LocalKey: r.local,
 		RemoteKey: r.remote}}}
 	for tag := range uint64(3) {
-		r.b.books.Mu.Lock()
+		r.b.flights.Mu.Lock()
 		for range 4 * len(g.sqes) {
 			g.cancel(&request{slot: 1, f: r.b.requests[0].f, kind: readInto})
 		}
 		waiting := int(g.tail - g.sq.head.Load())
-		r.b.books.Mu.Unlock()
+		r.b.flights.Mu.Unlock()
 		require.LessOrEqual(t, waiting, len(g.sqes)-2)
 		require.Positive(t, waiting)
 		require.NoError(t, r.p.Submit(tag, b))

@@ -53,8 +53,8 @@ func (s *saboteur) reap(out []landing) int {
 
 // sabotage puts a saboteur into a rig that is idle.
 func sabotage(r *rig, alter func(l *landing)) *saboteur {
-	r.b.books.Mu.Lock()
-	defer r.b.books.Mu.Unlock()
+	r.b.flights.Mu.Lock()
+	defer r.b.flights.Mu.Unlock()
 	s := &saboteur{mover: r.b.mover, alter: alter}
 	r.b.mover = s
 	return s
@@ -230,9 +230,9 @@ func TestSyncFails(t *testing.T) {
 		if !errors.As(err, &f) || f.Op != "sync" || !errors.Is(err, syscall.EIO) {
 			t.Errorf("a write whose sync failed: %v", err)
 		}
-		r.b.books.Mu.Lock()
+		r.b.flights.Mu.Lock()
 		s.alter = nil
-		r.b.books.Mu.Unlock()
+		r.b.flights.Mu.Unlock()
 		if err := r.move(t, driver.Write, driver.Desc{Len: 1 << 20}); err != nil {
 			t.Errorf("the next write: %v", err)
 		}
@@ -277,7 +277,7 @@ func TestRegistersBuffers(t *testing.T) {
 	if n := r.b.Pinned(); n != size {
 		t.Errorf("%d bytes pinned, want %d still", n, size)
 	}
-	for _, m := range append(r.b.books.All(), second.(*memory)) {
+	for _, m := range append(r.b.flights.All(), second.(*memory)) {
 		if err := m.Close(); err != nil {
 			t.Error(err)
 		}

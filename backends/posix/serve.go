@@ -10,7 +10,7 @@ import (
 
 // mover hands requests to the kernel: io_uring, or threads.
 type mover interface {
-	// put, cancel, reap and listen are called with books.Mu held and make no system call.
+	// put, cancel, reap and listen are called with flights.Mu held and make no system call.
 	put(r *request)          // never more than Config.Depth at a time
 	cancel(r *request)       // asks for its end; it lands all the same
 	reap(out []landing) int  // takes what has landed
@@ -42,7 +42,7 @@ func (b *Backend) serve() {
 	if rung > 0 && !readable(b.event.FD()) {
 		rung = 0
 	}
-	b.books.Mu.Lock()
+	b.flights.Mu.Lock()
 	t := b.takeTray()
 	list := t[:b.mover.reap(t[:])]
 	told, armings := b.mover.tells() && len(list) > 0, b.armings.Load()
@@ -54,13 +54,13 @@ func (b *Backend) serve() {
 		scatter = scatter || l.scatters()
 	}
 	if scatter { // without the lock: the requests are still ours, and so are their jobs
-		b.books.Mu.Unlock()
+		b.flights.Mu.Unlock()
 		for _, l := range list {
 			if l.scatters() {
 				l.r.scatter()
 			}
 		}
-		b.books.Mu.Lock()
+		b.flights.Mu.Lock()
 		// who has armed meanwhile saw neither the landing nor its job's end
 		told = told && b.armings.Load() == armings
 	}
@@ -69,8 +69,8 @@ func (b *Backend) serve() {
 		list[i] = landing{}
 	}
 	b.trays = append(b.trays, t)
-	b.books.News = b.books.News && !told
-	b.books.Pump()
+	b.flights.News = b.flights.News && !told
+	b.flights.Pump()
 	b.leave()
 }
 
@@ -109,9 +109,9 @@ func (l *landing) scatters() bool {
 // leave gives the lock up, and then does what must not be done under it.
 func (b *Backend) leave() {
 	b.listen()
-	news := b.books.News
-	b.books.News = false
-	b.books.Mu.Unlock()
+	news := b.flights.News
+	b.flights.News = false
+	b.flights.Mu.Unlock()
 	if news {
 		b.wake()
 	}
@@ -120,10 +120,10 @@ func (b *Backend) leave() {
 
 // listen has somebody look after landings that cannot wait for Poll, or wakes who sleeps.
 //
-// Preconditions: books.Mu is held.
+// Preconditions: flights.Mu is held.
 func (b *Backend) listen() {
-	more := b.books.Queued() || b.durables > 0
-	b.mover.listen(more || b.books.Waited(), b.armed.Load())
+	more := b.flights.Queued() || b.durables > 0
+	b.mover.listen(more || b.flights.Waited(), b.armed.Load())
 }
 
 // first implements ownfiles.Config.
@@ -180,7 +180,7 @@ func (b *Backend) land(l landing) {
 		b.synced(inode, err)
 		return
 	}
-	b.books.Landed(&j.Job, err)
+	b.flights.Landed(&j.Job, err)
 }
 
 // room implements ownfiles.Config.
@@ -219,7 +219,7 @@ func (b *Backend) finish(of *ownfiles.Job[extent]) bool {
 
 // stop ends requests of jobs that have failed, and begins no more of them.
 //
-// Preconditions: books.Mu is held.
+// Preconditions: flights.Mu is held.
 func (b *Backend) stop() {
 	for i := range b.requests {
 		if r := &b.requests[i]; r.j != nil && r.j.Err != nil && !r.ending.Load() {
@@ -227,7 +227,7 @@ func (b *Backend) stop() {
 			b.mover.cancel(r)
 		}
 	}
-	b.books.Pump()
+	b.flights.Pump()
 }
 
 // readable reports whether an eventfd is signalled.

@@ -94,13 +94,13 @@ func TestBellsOff(t *testing.T) {
 	g := r.b.mover.(*ring)
 	_, err := r.b.Arm()
 	require.NoError(t, err)
-	r.b.books.Mu.Lock()
+	r.b.flights.Mu.Lock()
 	require.True(t, g.bells)
 	r.b.noteTold(0)
 	g.flying++ // another request, of which the keeper is to look after
 	g.listen(true, r.b.armed.Load())
 	g.flying--
-	r.b.books.Mu.Unlock()
+	r.b.flights.Mu.Unlock()
 	g.kick()
 	require.Equal(t, g.cq.flags != nil, readable(r.b.FD()))
 }

@@ -63,7 +63,7 @@ func (b *Backend) synced(n *inode, err error) {
 	}
 	for _, j := range n.covered {
 		j.syncs--
-		b.books.Settle(&j.Job)
+		b.flights.Settle(&j.Job)
 	}
 	clear(n.covered)
 	n.covered = n.covered[:0]
@@ -81,7 +81,7 @@ func (b *Backend) lost(n *inode, err error) {
 		}
 		for k := range j.Views {
 			if j.Views[k].Remote.Extent.file.inode == n {
-				b.books.Fail(&j.Job, err)
+				b.flights.Fail(&j.Job, err)
 				break
 			}
 		}

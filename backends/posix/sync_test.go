@@ -19,7 +19,7 @@ import (
 )
 
 // lossyDisk stands in for a disk that loses bytes: the first sync ends only when it is let, and
-// then with EIO; those after it end well, as Linux has it. All is guarded by books.Mu.
+// then with EIO; those after it end well, as Linux has it. All is guarded by flights.Mu.
 type lossyDisk struct {
 	mover
 	held  *landing // the end of the first sync
@@ -67,9 +67,9 @@ func (r *rig) when(t *testing.T, what string, met func() bool) map[uint64]error 
 		for _, c := range r.done[:k] {
 			ended[c.Tag] = c.Err
 		}
-		r.b.books.Mu.Lock()
+		r.b.flights.Mu.Lock()
 		is := met()
-		r.b.books.Mu.Unlock()
+		r.b.flights.Mu.Unlock()
 		if is {
 			return ended
 		}
@@ -96,9 +96,9 @@ func TestFailedSyncFailsAllAccepted(t *testing.T) {
 		second, _, err := r.p.Import(token)
 		require.NoError(t, err)
 		disk := &lossyDisk{mover: r.b.mover}
-		r.b.books.Mu.Lock()
+		r.b.flights.Mu.Lock()
 		r.b.mover = disk
-		r.b.books.Mu.Unlock()
+		r.b.flights.Mu.Unlock()
 
 		r.durableWrite(t, 1, 0, part)
 		none := r.when(t, "the first sync", func() bool { return disk.held != nil })
@@ -108,14 +108,14 @@ func TestFailedSyncFailsAllAccepted(t *testing.T) {
 		inode := m.(*memory).Extent.file.inode
 		none = r.when(t, "the second write", func() bool { return len(inode.tosync) == 1 })
 		require.Empty(t, none)
-		r.b.books.Mu.Lock()
+		r.b.flights.Mu.Lock()
 		disk.let = true
-		r.b.books.Mu.Unlock()
+		r.b.flights.Mu.Unlock()
 		r.b.serve()
 		ended := r.when(t, "the end of both", func() bool { return r.b.durables == 0 })
 		if len(ended) < 2 {
 			for tag, err := range r.when(t, "both", func() bool {
-				return r.b.books.Done.Ready() == 0
+				return r.b.flights.Done.Ready() == 0
 			}) {
 				ended[tag] = err
 			}

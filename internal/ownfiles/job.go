@@ -9,7 +9,7 @@ import (
 )
 
 // Job is a batch under way: a part of a backend's own jobs, which are made at the start and
-// reused, with the memory of their lists. All is guarded by Books.Mu.
+// reused, with the memory of their lists. All is guarded by Flights.Mu.
 type Job[E any] struct {
 	Op    driver.Op
 	Tag   uint64
@@ -22,7 +22,7 @@ type Job[E any] struct {
 	Flying int    // requests
 
 	by     *Peer[E]      // nil: not under way
-	queued bool          // in Books.queue
+	queued bool          // in Flights.queue
 	runs   []driver.Desc // of one entry of a pattern
 }
 
@@ -56,12 +56,12 @@ func (v *View[E]) Shows(d *driver.Desc) bool {
 
 // UnderWay reports whether it has begun and was not cleared.
 //
-// Preconditions: Books.Mu is held.
+// Preconditions: Flights.Mu is held.
 func (j *Job[E]) UnderWay() bool { return j.by != nil }
 
 // Clear ends it, or a try to begin it, and forgets what it pointed to.
 //
-// Preconditions: Books.Mu is held.
+// Preconditions: Flights.Mu is held.
 func (j *Job[E]) Clear() {
 	clear(j.Views)
 	j.Views, j.by, j.Err = j.Views[:0], nil, nil
@@ -72,7 +72,7 @@ func (j *Job[E]) Clear() {
 
 // take checks a batch and lists what it moves, so that nothing of it is read later.
 //
-// Preconditions: Books.Mu is held.
+// Preconditions: Flights.Mu is held.
 func (j *Job[E]) take(p *Peer[E], b *driver.Batch, descsMax, runsMax int) error {
 	if b.Pattern != nil {
 		return j.takePattern(p, b.Op, b.Pattern, runsMax)
@@ -135,15 +135,15 @@ func within(off, n, size uint64) bool { return off <= size && n <= size-off }
 
 // view notes both memories of a pair of keys.
 //
-// Preconditions: Books.Mu is held.
+// Preconditions: Flights.Mu is held.
 func (j *Job[E]) view(p *Peer[E], op driver.Op, localKey, remoteKey uint32) error {
-	local, r := p.books.table.At(localKey), p.imports.At(remoteKey)
+	local, r := p.flights.table.At(localKey), p.imports.At(remoteKey)
 	if local == nil || r == nil {
 		return errUnknownKey
 	}
 	switch {
 	case local.Kind == driver.File:
-		return p.books.foreign
+		return p.flights.foreign
 	case r.m.closed || r.epoch != r.m.epoch:
 		return driver.ErrRevoked
 	case op == driver.Write && r.m.ReadOnly:
@@ -168,12 +168,12 @@ func (j *Job[E]) reaches(m *Memory[E], epoch uint64) bool {
 // Waited reports whether somebody waits for jobs to end.
 //
 // Preconditions: Mu is held.
-func (b *Books[E]) Waited() bool { return b.waiters > 0 }
+func (b *Flights[E]) Waited() bool { return b.waiters > 0 }
 
 // stop ends those that which picks, as early as can be.
 //
 // Preconditions: Mu is held.
-func (b *Books[E]) stop(why error, which func(*Job[E]) bool) {
+func (b *Flights[E]) stop(why error, which func(*Job[E]) bool) {
 	for _, j := range b.jobs {
 		if j.by != nil && j.Err == nil && which(j) {
 			j.Err = why
@@ -187,7 +187,7 @@ func (b *Books[E]) stop(why error, which func(*Job[E]) bool) {
 // the lock up meanwhile, and looks whenever a job has ended.
 //
 // Preconditions: Mu is held.
-func (b *Books[E]) end(ctx context.Context, why error, which func(*Job[E]) bool) error {
+func (b *Flights[E]) end(ctx context.Context, why error, which func(*Job[E]) bool) error {
 	b.stop(why, which)
 	b.waiters++
 	defer func() { b.waiters-- }()
@@ -209,7 +209,7 @@ func (b *Books[E]) end(ctx context.Context, why error, which func(*Job[E]) bool)
 }
 
 // any reports whether there is a job under way that which picks.
-func (b *Books[E]) any(which func(*Job[E]) bool) bool {
+func (b *Flights[E]) any(which func(*Job[E]) bool) bool {
 	for _, j := range b.jobs {
 		if j.by != nil && which(j) {
 			return true

@@ -20,17 +20,17 @@ type Memory[E any] struct {
 	ReadOnly bool
 	Extent   E // the backend's own
 
-	books  *Books[E]
-	key    uint32
-	secret [16]byte
+	flights *Flights[E]
+	key     uint32
+	secret  [16]byte
 
-	// Guarded by Books.Mu.
+	// Guarded by Flights.Mu.
 	epoch  uint64
 	closed bool
 }
 
 // Register makes a segment a memory. find says where it lies, before anybody can see the memory.
-func (b *Books[E]) Register(seg *driver.Segment, find func(*Memory[E]) error) (driver.Memory,
+func (b *Flights[E]) Register(seg *driver.Segment, find func(*Memory[E]) error) (driver.Memory,
 	error) {
 	if err := seg.Check(); err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)
@@ -39,7 +39,7 @@ func (b *Books[E]) Register(seg *driver.Segment, find func(*Memory[E]) error) (d
 		return nil, fmt.Errorf("register memory: %w", driver.ErrClosed)
 	}
 	defer b.Gate.Exit()
-	m := &Memory[E]{Kind: seg.Kind, Size: seg.Len, ReadOnly: seg.ReadOnly, books: b,
+	m := &Memory[E]{Kind: seg.Kind, Size: seg.Len, ReadOnly: seg.ReadOnly, flights: b,
 		secret: seg.Secret}
 	var err error
 	if m.key, m.epoch, err = b.table.Take(); err != nil {
@@ -61,7 +61,7 @@ func (m *Memory[E]) Key() uint32 { return m.key }
 
 // AppendToken implements driver.Memory. It is of use in this process alone.
 func (m *Memory[E]) AppendToken(dst []byte) ([]byte, error) {
-	b := m.books
+	b := m.flights
 	b.Mu.Lock()
 	t := keys.Token{Secret: m.secret, Key: m.key, Epoch: m.epoch, Size: m.Size}
 	closed := m.closed
@@ -74,9 +74,9 @@ func (m *Memory[E]) AppendToken(dst []byte) ([]byte, error) {
 
 // Close implements driver.Memory. It ends what is in flight and waits for it.
 func (m *Memory[E]) Close() error {
-	b := m.books
+	b := m.flights
 	if !b.Gate.Enter() {
-		return nil // Books.Close closes every memory
+		return nil // Flights.Close closes every memory
 	}
 	defer b.Gate.Exit()
 	return m.close()
@@ -84,7 +84,7 @@ func (m *Memory[E]) Close() error {
 
 // close is Close within the gate.
 func (m *Memory[E]) close() error {
-	b := m.books
+	b := m.flights
 	b.Mu.Lock()
 	if m.closed {
 		b.Mu.Unlock()
@@ -101,17 +101,18 @@ func (m *Memory[E]) close() error {
 
 // end moves the epoch on, and returns when no job of one before is left.
 //
-// Preconditions: Books.Mu is held; it is given up meanwhile.
+// Preconditions: Flights.Mu is held; it is given up meanwhile.
 func (m *Memory[E]) end(ctx context.Context) error {
 	m.epoch++
 	m.secret = keys.NewSecret()
 	epoch := m.epoch
-	return m.books.end(ctx, driver.ErrRevoked, func(j *Job[E]) bool { return j.reaches(m, epoch) })
+	return m.flights.end(ctx, driver.ErrRevoked,
+		func(j *Job[E]) bool { return j.reaches(m, epoch) })
 }
 
 // admit compares what a token says with the memory.
 //
-// Preconditions: Books.Mu is held.
+// Preconditions: Flights.Mu is held.
 func (m *Memory[E]) admit(t *keys.Token) error {
 	switch {
 	case m.closed || t.Epoch < m.epoch:
@@ -120,7 +121,7 @@ func (m *Memory[E]) admit(t *keys.Token) error {
 		m.secret[:]) != 1:
 		return driver.ErrBadToken
 	case m.Kind != driver.File:
-		return m.books.foreign
+		return m.flights.foreign
 	}
 	return nil
 }

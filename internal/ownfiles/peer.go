@@ -11,10 +11,10 @@ import (
 )
 
 // Peer is a way of a backend to its own files: what its peers have in common. All is guarded by
-// Books.Mu.
+// Flights.Mu.
 type Peer[E any] struct {
 	driver.PeerBase
-	books   *Books[E]
+	flights *Flights[E]
 	closed  bool
 	imports keys.Imports[imported[E]]
 }
@@ -28,7 +28,7 @@ type imported[E any] struct {
 // Import implements driver.Peer. A token of another backend answers to ErrBadToken and
 // ErrNotSupported.
 func (p *Peer[E]) Import(token []byte) (uint32, uint64, error) {
-	b := p.books
+	b := p.flights
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
 	if p.closed {
@@ -54,7 +54,7 @@ func (p *Peer[E]) Import(token []byte) (uint32, uint64, error) {
 
 // Imported returns the memory that a remote key names, nil for none.
 //
-// Preconditions: Books.Mu is held.
+// Preconditions: Flights.Mu is held.
 func (p *Peer[E]) Imported(key uint32) *Memory[E] {
 	if r := p.imports.At(key); r != nil {
 		return r.m
@@ -64,19 +64,19 @@ func (p *Peer[E]) Imported(key uint32) *Memory[E] {
 
 // Drop implements driver.Peer.
 func (p *Peer[E]) Drop(key uint32) {
-	p.books.Mu.Lock()
-	defer p.books.Mu.Unlock()
+	p.flights.Mu.Lock()
+	defer p.flights.Mu.Unlock()
 	p.imports.Drop(key)
 }
 
 // Closed reports whether Close has begun.
 //
-// Preconditions: Books.Mu is held.
+// Preconditions: Flights.Mu is held.
 func (p *Peer[E]) Closed() bool { return p.closed }
 
 // Cancel implements driver.Peer.
 func (p *Peer[E]) Cancel(tag uint64) {
-	b := p.books
+	b := p.flights
 	if !b.Gate.Enter() {
 		return
 	}
@@ -88,9 +88,9 @@ func (p *Peer[E]) Cancel(tag uint64) {
 
 // Close implements driver.Peer.
 func (p *Peer[E]) Close() error {
-	b := p.books
+	b := p.flights
 	if !b.Gate.Enter() {
-		return nil // Books.Close has closed every peer
+		return nil // Flights.Close has closed every peer
 	}
 	defer b.Gate.Exit()
 	b.Mu.Lock()

@@ -7,19 +7,19 @@ import "github.com/sluicehq/sluice/driver"
 // turnMax is how many requests of one job begin before the next job has its turn.
 const turnMax = 32
 
-// Add has the books know a job, which is as yet free, of those that are made at the start: one
+// Add makes a job known, which is as yet free, of those that are made at the start: one
 // for each of Config.JobsMax.
-func (b *Books[E]) Add(j *Job[E]) {
+func (b *Flights[E]) Add(j *Job[E]) {
 	b.jobs = append(b.jobs, j)
 	b.free = append(b.free, j)
 }
 
 // Can implements driver.Peer.
-func (p *Peer[E]) Can() driver.Can { return p.books.cfg.Can }
+func (p *Peer[E]) Can() driver.Can { return p.flights.cfg.Can }
 
 // Submit implements driver.Peer. It begins the first requests of a batch.
 func (p *Peer[E]) Submit(tag uint64, batch *driver.Batch) error {
-	b := p.books
+	b := p.flights
 	if err := batch.Check(b.cfg.Can); err != nil {
 		return err
 	}
@@ -39,7 +39,7 @@ func (p *Peer[E]) Submit(tag uint64, batch *driver.Batch) error {
 
 // accept makes a free job of a batch, or says why not.
 func (p *Peer[E]) accept(tag uint64, batch *driver.Batch) error {
-	b := p.books
+	b := p.flights
 	if p.closed {
 		return driver.ErrClosed
 	}
@@ -66,12 +66,12 @@ func (p *Peer[E]) accept(tag uint64, batch *driver.Batch) error {
 // Queued reports whether there are jobs with pieces that no request was made of.
 //
 // Preconditions: Mu is held.
-func (b *Books[E]) Queued() bool { return b.queue.n > 0 }
+func (b *Flights[E]) Queued() bool { return b.queue.n > 0 }
 
 // Pump begins what there is room for, the jobs in turn.
 //
 // Preconditions: Mu is held.
-func (b *Books[E]) Pump() {
+func (b *Flights[E]) Pump() {
 	if b.cfg.First != nil {
 		b.cfg.First()
 	}
@@ -93,7 +93,7 @@ func (b *Books[E]) Pump() {
 
 // advance makes requests of a job, as many as it may in its turn. It reports whether there is
 // nothing to make any more.
-func (b *Books[E]) advance(j *Job[E]) bool {
+func (b *Flights[E]) advance(j *Job[E]) bool {
 	for range turnMax {
 		if j.Err != nil || j.At.Item == len(j.Items) {
 			return true
@@ -109,7 +109,7 @@ func (b *Books[E]) advance(j *Job[E]) bool {
 // Landed notes the end of a request of a job, and completes the job if it was the last.
 //
 // Preconditions: Mu is held.
-func (b *Books[E]) Landed(j *Job[E], err error) {
+func (b *Flights[E]) Landed(j *Job[E], err error) {
 	j.Flying--
 	if err != nil {
 		b.Fail(j, err)
@@ -120,7 +120,7 @@ func (b *Books[E]) Landed(j *Job[E], err error) {
 // Fail has a job end before it is done.
 //
 // Preconditions: Mu is held.
-func (b *Books[E]) Fail(j *Job[E], err error) {
+func (b *Flights[E]) Fail(j *Job[E], err error) {
 	if j.Err == nil {
 		j.Err = err
 	}
@@ -130,7 +130,7 @@ func (b *Books[E]) Fail(j *Job[E], err error) {
 // Settle completes a job that has nothing under way and nothing to begin.
 //
 // Preconditions: Mu is held.
-func (b *Books[E]) Settle(j *Job[E]) {
+func (b *Flights[E]) Settle(j *Job[E]) {
 	if j.queued || j.Flying > 0 || !b.cfg.Ends(j) {
 		return
 	}
@@ -145,7 +145,7 @@ func (b *Books[E]) Settle(j *Job[E]) {
 }
 
 // Pop is for driver.Backend.Poll.
-func (b *Books[E]) Pop(done []driver.Completion) (int, error) {
+func (b *Flights[E]) Pop(done []driver.Completion) (int, error) {
 	n := b.Done.Pop(done)
 	if n == 0 && b.Closed() && b.Done.Taken() == 0 {
 		return 0, driver.ErrClosed

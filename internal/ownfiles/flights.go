@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ownfiles keeps the books of a backend that moves bytes between memory and files of its
-// own process: which memories and files it has, what its peers, who are the process itself, may
-// reach by which token and epoch, which batches are under way, and how one waits until none of an
-// epoch is left. How the bytes move is the backend's.
+// Package ownfiles has the in-flight table of a backend that moves bytes between memory and files
+// of its own process: which memories and files it has, what its peers, who are the process itself,
+// may reach by which token and epoch, which batches are under way, and how one waits until none of
+// an epoch is left. How the bytes move is the backend's.
 package ownfiles
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
-// Config is what the books are told of their backend.
+// Config is what the table is told of its backend.
 type Config[E any] struct {
 	Name              string // of the backend
 	Memory            string // what it moves files from and to: "host memory"
@@ -31,28 +31,28 @@ type Config[E any] struct {
 	DescsMax, RunsMax int // of a batch
 
 	// Take notes what else the backend keeps of a batch, or says why it does not take it. It may
-	// be nil. Books.Mu is held.
+	// be nil. Flights.Mu is held.
 	Take func(*Job[E], *driver.Batch) error
-	// First begins what comes before the next requests of jobs. It may be nil. Books.Mu is held.
+	// First begins what comes before the next requests of jobs. It may be nil. Flights.Mu is held.
 	First func()
-	// Room reports whether another request can be made. Books.Mu is held.
+	// Room reports whether another request can be made. Flights.Mu is held.
 	Room func() bool
 	// Cut makes and begins the next request of a job, from its At, which it moves on. False: that
-	// has to wait until others have ended. Books.Mu is held.
+	// has to wait until others have ended. Flights.Mu is held.
 	Cut func(*Job[E]) bool
 	// Ends has a job of which nothing is under way, or to begin, give back what it has. False: it
-	// has not ended yet, and Settle is called again. Books.Mu is held.
+	// has not ended yet, and Settle is called again. Flights.Mu is held.
 	Ends func(*Job[E]) bool
-	// Stop ends jobs whose Err is set, as early as can be. Books.Mu is held.
+	// Stop ends jobs whose Err is set, as early as can be. Flights.Mu is held.
 	Stop func()
-	// Leave gives Books.Mu up, and then begins what there is to begin.
+	// Leave gives Flights.Mu up, and then begins what there is to begin.
 	Leave func()
-	// Release gives back what a memory has, which nobody uses any more. Books.Mu is not held.
+	// Release gives back what a memory has, which nobody uses any more. Flights.Mu is not held.
 	Release func(*Memory[E]) error
 }
 
-// Books are those of one backend. E is what it notes of where a memory lies.
-type Books[E any] struct {
+// Flights is the in-flight table of one backend. E is what it notes of where a memory lies.
+type Flights[E any] struct {
 	Mu   sync.Mutex // guards what is called with it held, and what the backend has under way
 	Gate gate.Gate  // whoever uses what moves the bytes
 	Done done.Ring
@@ -80,8 +80,8 @@ type Books[E any] struct {
 
 var errUnknownKey = fmt.Errorf("unknown key: %w", driver.ErrBounds)
 
-// Open begins the books, before anything else is called.
-func (b *Books[E]) Open(cfg Config[E]) {
+// Open begins, before anything else is called.
+func (b *Flights[E]) Open(cfg Config[E]) {
 	b.cfg, b.owner = cfg, keys.NewOwner()
 	b.addr = append([]byte(cfg.Name+":"), b.owner[:]...)
 	b.table.Most = cfg.KeysMax
@@ -96,19 +96,19 @@ func (b *Books[E]) Open(cfg Config[E]) {
 }
 
 // Addr is for driver.Backend. It opens nothing in another process.
-func (b *Books[E]) Addr() []byte { return b.addr }
+func (b *Flights[E]) Addr() []byte { return b.addr }
 
 // Closed reports whether Close has begun.
-func (b *Books[E]) Closed() bool { return b.closed.Load() }
+func (b *Flights[E]) Closed() bool { return b.closed.Load() }
 
 // At returns the memory of a key, nil for none.
-func (b *Books[E]) At(key uint32) *Memory[E] { return b.table.At(key) }
+func (b *Flights[E]) At(key uint32) *Memory[E] { return b.table.At(key) }
 
 // All lists the memories.
-func (b *Books[E]) All() []*Memory[E] { return b.table.All() }
+func (b *Flights[E]) All() []*Memory[E] { return b.table.All() }
 
 // Connect has a peer that was just made reach these memories, if addr is the backend's own.
-func (b *Books[E]) Connect(ctx context.Context, addr []byte, p *Peer[E]) error {
+func (b *Flights[E]) Connect(ctx context.Context, addr []byte, p *Peer[E]) error {
 	if ctx.Err() != nil {
 		return driver.ContextError(ctx)
 	}
@@ -123,13 +123,13 @@ func (b *Books[E]) Connect(ctx context.Context, addr []byte, p *Peer[E]) error {
 	if b.closed.Load() {
 		return driver.ErrClosed
 	}
-	p.books = b
+	p.flights = b
 	b.peers[p] = struct{}{}
 	return nil
 }
 
 // Fence is for driver.Backend. The epoch ends also where ctx is over already.
-func (b *Books[E]) Fence(ctx context.Context, key uint32) error {
+func (b *Flights[E]) Fence(ctx context.Context, key uint32) error {
 	if !b.Gate.Enter() {
 		return driver.ErrClosed
 	}
@@ -151,12 +151,12 @@ func (b *Books[E]) Fence(ctx context.Context, key uint32) error {
 
 // Close ends all jobs and waits for them, closes peers and memories, and lets nobody through Gate
 // any more. It is idempotent; release gives back what the backend has.
-func (b *Books[E]) Close(release func() error) error {
+func (b *Flights[E]) Close(release func() error) error {
 	b.closing.Do(func() { b.err = errors.Join(b.close(), release()) })
 	return b.err
 }
 
-func (b *Books[E]) close() error {
+func (b *Flights[E]) close() error {
 	b.Mu.Lock()
 	b.closed.Store(true)
 	for p := range b.peers {

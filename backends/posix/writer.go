@@ -4,44 +4,44 @@ package posix
 
 import "golang.org/x/sys/unix"
 
-// scribe does the short writes to one regular file that go through the page cache, one after the
+// writer does the short writes to one regular file that go through the page cache, one after the
 // other, in a goroutine that lives while there are some. Most filesystems take such writes one at a
 // time and let none begin that might wait, so io_uring has a thread of the kernel do each of them,
 // and to hand it over costs several times what the copy does. A file whose disk does not answer
 // holds up no other.
-type scribe struct {
+type writer struct {
 	g    *ring
 	run  func() // write, made once: to start it allocates nothing
 	hand [reapMax]landing
 
-	// Guarded by books.Mu.
+	// Guarded by flights.Mu.
 	todo  []*request // at most Config.Depth
 	awake bool
 }
 
-// scribed is how many bytes a scribe writes before it says so.
-const scribed = 256 << 10
+// writerBytes is how many bytes a writer writes before it says so.
+const writerBytes = 256 << 10
 
-// openScribe returns nil for what is no regular file: io_uring serves that as well.
-func (g *ring) openScribe(fd int) *scribe {
+// openWriter returns nil for what is no regular file: io_uring serves that as well.
+func (g *ring) openWriter(fd int) *writer {
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return nil
 	}
-	s := &scribe{g: g, todo: make([]*request, 0, g.b.cfg.Depth)}
+	s := &writer{g: g, todo: make([]*request, 0, g.b.cfg.Depth)}
 	s.run = s.write
 	return s
 }
 
-// scribes reports whether a request is for the scribe of its file.
-func (r *request) scribes() bool {
-	return r.kind == writeFrom && !r.past && r.n <= inlineMax && r.f.scribe != nil
+// writers reports whether a request is for the writer of its file.
+func (r *request) writers() bool {
+	return r.kind == writeFrom && !r.past && r.n <= inlineMax && r.f.writer != nil
 }
 
 // add hands over a request. The next kick starts the goroutine.
 //
-// Preconditions: books.Mu is held.
-func (s *scribe) add(r *request) {
+// Preconditions: flights.Mu is held.
+func (s *writer) add(r *request) {
 	s.todo = append(s.todo, r)
 	if !s.awake {
 		s.awake = true
@@ -51,16 +51,16 @@ func (s *scribe) add(r *request) {
 	}
 }
 
-// raise starts the goroutines of scribes that have something to do.
+// raise starts the goroutines of writers that have something to do.
 func (g *ring) raise() {
 	for s := g.nextRising(); s != nil; s = g.nextRising() {
 		go s.run()
 	}
 }
 
-func (g *ring) nextRising() *scribe {
-	g.b.books.Mu.Lock()
-	defer g.b.books.Mu.Unlock()
+func (g *ring) nextRising() *writer {
+	g.b.flights.Mu.Lock()
+	defer g.b.flights.Mu.Unlock()
 	n := len(g.rising)
 	if n == 0 {
 		g.risen.Store(false)
@@ -73,7 +73,7 @@ func (g *ring) nextRising() *scribe {
 }
 
 // write works until there is nothing to do. What it has written it also serves: nobody need poll.
-func (s *scribe) write() {
+func (s *writer) write() {
 	defer s.g.writers.Done()
 	for n := s.take(); n > 0; n = s.take() {
 		for i := range s.hand[:n] {
@@ -87,10 +87,10 @@ func (s *scribe) write() {
 }
 
 // take takes some requests in hand, and returns how many.
-func (s *scribe) take() (n int) {
-	s.g.b.books.Mu.Lock()
-	defer s.g.b.books.Mu.Unlock()
-	for bytes := uint64(0); n < len(s.todo) && n < len(s.hand) && bytes < scribed; n++ {
+func (s *writer) take() (n int) {
+	s.g.b.flights.Mu.Lock()
+	defer s.g.b.flights.Mu.Unlock()
+	for bytes := uint64(0); n < len(s.todo) && n < len(s.hand) && bytes < writerBytes; n++ {
 		s.hand[n].r = s.todo[n]
 		bytes += s.todo[n].n
 	}
@@ -103,14 +103,14 @@ func (s *scribe) take() (n int) {
 
 // deliver has what was written be reaped.
 func (g *ring) deliver(list []landing) {
-	g.b.books.Mu.Lock()
-	defer g.b.books.Mu.Unlock()
+	g.b.flights.Mu.Lock()
+	defer g.b.flights.Mu.Unlock()
 	g.landed = append(g.landed, list...)
 	g.written.Store(int32(len(g.landed)))
 	clear(list)
 }
 
-// reapWritten is reap for what scribes have done.
+// reapWritten is reap for what writers have done.
 func (g *ring) reapWritten(out []landing) int {
 	n := copy(out, g.landed)
 	rest := copy(g.landed, g.landed[n:])

@@ -19,7 +19,7 @@ import (
 
 // rig is a backend that moves nothing: its job is under way until land.
 type rig struct {
-	Books[int]
+	Flights[int]
 	t        *testing.T
 	job      Job[int]
 	peer     Peer[int]
@@ -123,7 +123,7 @@ func TestEnds(t *testing.T) {
 		"close of memory": {func(r *rig) error { return r.mem.Close() }, driver.ErrBounds},
 		"close of peer":   {func(r *rig) error { return r.peer.Close() }, driver.ErrClosed},
 		"close": {func(r *rig) error {
-			return r.Books.Close(func() error { return nil })
+			return r.Flights.Close(func() error { return nil })
 		}, driver.ErrClosed},
 		"cancel": {func(r *rig) error { r.peer.Cancel(7); return nil }, nil},
 	} {
@@ -315,7 +315,7 @@ func TestRegisterBesideClose(t *testing.T) {
 	_, err := r.Register(&driver.Segment{Kind: driver.DRAM, Len: 1, Mem: make([]byte, 1)},
 		func(m *Memory[int]) error {
 			m.Extent = 7
-			go func() { closed <- r.Books.Close(func() error { return nil }) }()
+			go func() { closed <- r.Flights.Close(func() error { return nil }) }()
 			for r.Gate.Enter() { // Close has listed the memories when it shuts the gate
 				r.Gate.Exit()
 				runtime.Gosched()

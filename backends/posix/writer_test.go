@@ -13,9 +13,9 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// TestScribe writes through the page cache, more pieces than the table holds: short ones do not go
+// TestWriter writes through the page cache, more pieces than the table holds: short ones do not go
 // to the ring, a long one does, all are in the file, and nobody is left to write when nothing is.
-func TestScribe(t *testing.T) {
+func TestWriter(t *testing.T) {
 	const size, entry, count = 1 << 20, 656, 600
 	f := newFile(t, t.TempDir(), size)
 	r := newRig(t, Config{Path: PathRing, Buffered: true, Depth: 16}, fileSegment(f, size), size)
