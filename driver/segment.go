@@ -26,9 +26,12 @@ type Segment struct {
 	Addr   uint64
 	DMABuf *DMABuf
 
-	// File: an open descriptor, kept by the caller, and the offset in it.
+	// File: an open descriptor, kept by the caller, and the offset in it. With Extends the
+	// range may lie past the end of a regular file: a write makes it longer, and a read of
+	// what was not written fails. Otherwise such a range is ErrBounds.
 	FD      int
 	FileOff uint64
+	Extends bool
 
 	// ReadOnly refuses writes by peers (and, to a File, all writes).
 	ReadOnly bool

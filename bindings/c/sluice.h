@@ -212,12 +212,17 @@ int sluice_memory_close(sluice_memory memory);
 
 /* sluice_segment.kind */
 enum { SLUICE_MEMORY = 1, SLUICE_HOST = 2, SLUICE_DEVICE = 3, SLUICE_FILE = 4 };
-enum { SLUICE_READ_ONLY = 1, SLUICE_PRIVATE = 2, SLUICE_DMABUF = 4 }; /* sluice_segment.flags */
+/* sluice_segment.flags */
+enum { SLUICE_READ_ONLY = 1, SLUICE_PRIVATE = 2, SLUICE_DMABUF = 4, SLUICE_EXTENDS = 8 };
 
 struct sluice_segment {
 	uint32_t size;
 	uint32_t kind; /* one of the above: says which fields count */
-	/* READ_ONLY: for peers; PRIVATE: in no description; DMABUF: that field counts */
+	/*
+	 * READ_ONLY: for peers; PRIVATE: in no description; DMABUF: that field counts; EXTENDS: a
+	 * FILE may end before the range does: a write makes it longer, a read of what was not
+	 * written fails
+	 */
 	uint32_t flags;
 	int32_t device; /* DEVICE: its ordinal */
 	uint64_t length; /* bytes; MEMORY: 0 is all from offset on */

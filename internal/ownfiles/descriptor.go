@@ -64,9 +64,12 @@ func Admit(seg *driver.Segment) (ID, error) {
 	case mode == unix.O_RDONLY && !seg.ReadOnly:
 		return id, fmt.Errorf("descriptor %d may only be read: set Segment.ReadOnly or open it "+
 			"with O_RDWR: %w", seg.FD, driver.ErrReadOnly)
-	case seg.FileOff > size || seg.Len > size-seg.FileOff:
+	case seg.Extends && !seg.ReadOnly && id.Ino != math.MaxUint64:
+		size = math.MaxInt64
+	}
+	if seg.FileOff > size || seg.Len > size-seg.FileOff {
 		return id, fmt.Errorf("[%d, +%d) of a file of %d bytes: make it as long first, with "+
-			"posix.File.Grow: %w",
+			"posix.File.Grow, or set Segment.Extends: %w",
 			seg.FileOff, seg.Len, size, driver.ErrBounds)
 	}
 	return id, nil

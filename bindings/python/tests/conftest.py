@@ -7,6 +7,7 @@ import ctypes
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,11 @@ class Pair:
             except sluice.WaitTimeout:
                 return t
         raise AssertionError("every message found room")
+
+
+# What a shell starts in the background ignores Ctrl-C, and so would what the tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ HAZARDS = {
 }
 
 
-def scenario(*command: str) -> list[Any]:
+def scenario(*command: str, last: str = "sent in part") -> list[Any]:
     result = subprocess.run([*command], capture_output=True, text=True, timeout=5 * LIMIT)
     seen = []
     for line in result.stdout.splitlines():
@@ -45,7 +45,7 @@ def scenario(*command: str) -> list[Any]:
         except ValueError:
             continue  # a log
         seen.append((name, outcome))
-    assert seen and seen[-1][0] == "sent in part", result.stdout + result.stderr
+    assert seen and seen[-1][0] == last, result.stdout + result.stderr
     return seen
 
 

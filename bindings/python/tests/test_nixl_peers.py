@@ -51,6 +51,35 @@ def test_file_by_its_path(files: nixl.nixl_agent, tmp_path: Path) -> None:
     os.close(fd)
 
 
+@pytest.mark.parametrize("by_path", [True, False])
+def test_a_write_makes_a_file_longer(files: nixl.nixl_agent, tmp_path: Path, by_path: bool) -> None:
+    """What was made and never written, as by a writer that died, is not read as zeros."""
+    target = tmp_path / "target"
+    with open(target, "w+b") as f:
+        number, meta = (1, f"rw,create:{target}") if by_path else (f.fileno(), "")
+        listed = files.register_memory([(0, 4096, number, meta)], "FILE")
+        assert target.stat().st_size == 0
+        data = np.full(4096, 7, np.uint8)
+        files.register_memory([(data.ctypes.data, 4096, 0, "")], "DRAM")
+        here = files.get_xfer_descs([(data.ctypes.data, 4096, 0)], "DRAM")
+        h = files.initialize_xfer("READ", here, listed.trim(), "files")
+        with pytest.raises(b.nixlBackendError):
+            finish(files, h)
+        h.release()
+        h = files.initialize_xfer("WRITE", here, listed.trim(), "files")
+        finish(files, h)
+        h.release()
+        assert target.read_bytes() == data.tobytes()
+        files.deregister_memory(listed)
+        # without a length it is all that is ever written
+        listed = files.register_memory([(0, 0, number, meta)], "FILE")
+        there = files.get_xfer_descs([(8192, 4096, number)], "FILE")
+        h = files.initialize_xfer("WRITE", here, there, "files")
+        finish(files, h)
+        h.release()
+        assert target.stat().st_size == 12288
+
+
 def test_paths_that_are_refused(files: nixl.nixl_agent, tmp_path: Path) -> None:
     there = tmp_path / "there"
     there.write_bytes(bytes(4096))

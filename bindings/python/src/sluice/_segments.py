@@ -20,12 +20,14 @@ class File:
     """A range of a file or block device, which must stay open as long as its region.
 
     `file` is a descriptor, or what has a `fileno()`. A length of None is all from
-    the offset on.
+    the offset on. With `extends` the range may lie past the end of the file: a write makes it
+    longer, and a read of what was not written fails.
     """
 
     file: Union[int, Any]
     offset: int = 0
     length: Optional[int] = None
+    extends: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,8 @@ def _file(source: File) -> Located:
     if number(length, "length", 63) == 0:
         raise ArgumentError(
             f"file: nothing of it lies behind offset {offset}: make it longer first")
-    segment = _library.Segment(kind=_library.KIND_FILE, file=fd, offset=offset, length=length)
+    segment = _library.Segment(kind=_library.KIND_FILE, file=fd, offset=offset, length=length,
+                               flags=_library.EXTENDS if source.extends else 0)
     return Located(segment, source)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Iterable, Optional
 
 from .. import errors
 from .._region import Region
-from .._segments import DeviceMemory, File, HostMemory
+from .._segments import DeviceMemory, HostMemory
 from ..engine import Engine
 from . import bindings as b
 from . import lists, paths, plugins
@@ -101,8 +101,7 @@ class Memory(Backends):
             named = paths.parse(meta)
             read_only = named is not None and not named.writable
             self._check_number(kind, device, named)
-            source = File(device if named is None else named.open(address + length), address, length
-                          or None)
+            source = paths.file(device, named, address, length)
         else:
             raise errors.NotSupportedError(f"there is no backend for {kind.name}")
         number = next(self._numbers)

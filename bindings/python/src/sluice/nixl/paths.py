@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
+import stat
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
+from .._segments import File
 from . import bindings as b
 
 _ACCESS = {b"ro": False, b"rw": True}
@@ -22,17 +25,30 @@ class Named:
     writable: bool
     create: bool
 
-    def open(self, end: int) -> io.FileIO:
-        """The open file, of that many bytes at least where it may be created."""
+    def open(self) -> io.FileIO:
+        """The open file, which is made where it may be created."""
         flags = (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_CLOEXEC
         try:
             fd = os.open(self.path, flags | (os.O_CREAT if self.create else 0), 0o600)
-            opened = io.FileIO(fd, "r+" if self.writable else "r")
-            if self.create and os.fstat(fd).st_size < end:
-                os.ftruncate(fd, end)
+            return io.FileIO(fd, "r+" if self.writable else "r")
         except OSError as e:
             raise b.nixlBackendError(f"register {os.fsdecode(self.path)}: {e.strerror}") from e
-        return opened
+
+
+_ALL = 1 << 62  # bytes of a range that has no length: of as much as is ever written
+
+
+def file(number: int, named: Optional[Named], offset: int, length: int) -> File:
+    """A range of a file, which a write makes as long as NIXL's POSIX does. 0: all from the offset.
+    """
+    opened: Any = number if named is None else named.open()
+    at = opened if named is None else opened.fileno()
+    try:
+        extends = stat.S_ISREG(os.fstat(at).st_mode) and bool(
+            fcntl.fcntl(at, fcntl.F_GETFL) & os.O_RDWR)
+    except OSError as e:
+        raise b.nixlBackendError(f"register descriptor {at}: {e.strerror}") from e
+    return File(opened, offset, length or (_ALL - offset if extends else None), extends)
 
 
 def parse(meta: bytes) -> Optional[Named]:

@@ -2,4 +2,5 @@
 """The agent, where programs for NIXL import it from."""
 
 from sluice.nixl import *  # noqa: F401,F403
-from sluice.nixl import bindings as nixlBind  # noqa: F401
+
+from . import _bindings as nixlBind  # noqa: F401

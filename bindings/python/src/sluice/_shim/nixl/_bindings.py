@@ -2,7 +2,6 @@
 """The constants, exceptions and lists, where programs for NIXL import them from."""
 
 from sluice.nixl.bindings import *  # noqa: F401,F403
-from sluice.nixl.bindings import nixl_cost_t
+from sluice.nixl.lower import nixlAgent, nixlAgentConfig  # noqa: F401
 
-NIXL_COST_ANALYTICAL_BACKEND = nixl_cost_t.NIXL_COST_ANALYTICAL_BACKEND
 HAVE_UCX_GPU_DEVICE_API = False
