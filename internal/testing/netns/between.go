@@ -4,6 +4,7 @@ package netns
 
 import (
 	"bytes"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -55,9 +56,12 @@ func (p *Pair) again(name string) (out string, err error) {
 		return "", err
 	}
 	var text bytes.Buffer
-	c := exec.Command(exe, "-test.run=^"+name+"$", "-test.v", "-test.timeout=5m")
-	for _, arg := range os.Args[1:] {
-		if !strings.HasPrefix(arg, "-test.") { // of the test binary itself
+	limit := flag.Lookup("test.timeout").Value.String()
+	c := exec.Command(exe, "-test.run=^"+name+"$", "-test.v", "-test.timeout="+limit)
+	for i, arg := range os.Args[1:] {
+		// Flags of the test binary itself are left out, with the values that follow them.
+		ofTest := strings.HasPrefix(arg, "-test.")
+		if !ofTest && (strings.HasPrefix(arg, "-") || !strings.HasPrefix(os.Args[i], "-test.")) {
 			c.Args = append(c.Args, arg)
 		}
 	}
