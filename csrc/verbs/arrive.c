@@ -147,7 +147,7 @@ void sl_verbs_arrived(struct sl_verbs_port *p, const struct ibv_wc *wc)
 	if (wc->status == IBV_WC_SUCCESS && l && !l->conn->ended &&
 	    take_in(l->conn, sl_verbs_slot(p, slot), wc->byte_len) != 0)
 		sl_verbs_fail_pair(l, IBV_WC_BAD_RESP_ERR);
-	(void)sl_verbs_post_slot(p, slot); /* a device that does not take it is gone */
+	(void)sl_verbs_post_slot(p, slot); /* what the device does not take is posted later */
 }
 
 uint64_t sl_verbs_notif_take(struct sl_verbs_context *c, uint8_t *data)

@@ -24,8 +24,11 @@ void sl_verbs_hold_for(struct sl_verbs_batch *b, struct sl_verbs_memory *m)
 	for (uint32_t i = 0; i < b->memories_len; i++)
 		if (b->memories[i] == m)
 			return;
-	if (b->memories_len == SL_VERBS_HELD)
+	if (b->memories_len == SL_VERBS_HELD) {
+		b->conn->context->traffic->crammed += !b->crammed; /* each unmap waits for it */
+		b->crammed = 1;
 		return;
+	}
 	b->memories[b->memories_len++] = m;
 	sl_verbs_hold_memory(m);
 }
@@ -34,6 +37,11 @@ void sl_verbs_release_all(struct sl_verbs_context *c, struct sl_verbs_batch *b)
 {
 	while (b->memories_len)
 		sl_verbs_release_memory(c, b->memories[--b->memories_len]);
+	if (b->crammed) {
+		c->traffic->crammed--;
+		b->crammed = 0;
+		pthread_cond_broadcast(&c->news);
+	}
 }
 
 /* It is not to be done any more. r is in no list. */
@@ -125,4 +133,21 @@ void sl_verbs_give_up(struct sl_verbs_batch *b, int32_t status, int32_t piece)
 	sl_verbs_unqueue_notif(b);
 	sl_verbs_drop_records(b);
 	sl_verbs_settle_batch(b);
+}
+
+static int waits_in(const struct sl_verbs_list *l, const struct sl_verbs_batch *b)
+{
+	for (const struct sl_verbs_record *r = l->first; r; r = r->next)
+		if (r->batch == b)
+			return 1;
+	return 0;
+}
+
+void sl_verbs_call_off(struct sl_verbs_batch *b, int32_t status)
+{
+	struct sl_verbs_conn *n = b->conn;
+
+	b->cancelled = 1;
+	if (!sl_verbs_begun(b) || b->notif || waits_in(&n->again, b) || waits_in(&n->resend, b))
+		sl_verbs_give_up(b, status, -1);
 }

@@ -143,9 +143,7 @@ int sl_verbs_drain(struct sl_verbs_conn *n, uint64_t grace_ns)
 	n->closed = 1;
 	for (struct sl_verbs_batch *b = n->live.next, *next; b != &n->live; b = next) {
 		next = b->next;
-		b->cancelled = 1; /* what is posted is waited for, and not posted again */
-		if (!sl_verbs_begun(b) || b->notif)
-			sl_verbs_give_up(b, SL_VERBS_CLOSED, -1);
+		sl_verbs_call_off(b, SL_VERBS_CLOSED);
 	}
 	while (n->live.next != &n->live && rc == 0) {
 		sl_verbs_step(c);

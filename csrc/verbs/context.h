@@ -51,12 +51,14 @@ struct sl_verbs_port {
 	pthread_mutex_t growing; /* of trays; before the context's lock */
 	struct sl_verbs_tray *trays; /* each is written once, before its receives are posted */
 	uint32_t trays_len, trays_max;
+	uint32_t owed; /* the first slot to be posted again, plus one; under the lock */
 	/* Under the lock: */
 	uint32_t slots_promised;  /* to connections, as messages that they may send us */
 	uint32_t sends_promised;  /* places of the queue of sends, to queue pairs; of sends->cqe */
 	uint32_t sends_events, receives_events; /* got and not acknowledged */
 	int down;		  /* by sl_verbs_rail_up, or the port says so */
-	int gone;		  /* the device */
+	int gone;		  /* the device, for all that is to begin */
+	int pulled;		  /* taken away: the kernel has ended all of it */
 	struct sl_verbs_counters counters;
 	struct sl_verbs_pairs *pairs;
 };
@@ -134,7 +136,9 @@ static inline uint8_t *sl_verbs_slot(const struct sl_verbs_port *p, uint32_t slo
 {
 	return p->trays[slot / SL_VERBS_TRAY].at + (size_t)(slot % SL_VERBS_TRAY) * SL_VERBS_SLOT;
 }
-int sl_verbs_post_slot(struct sl_verbs_port *p, uint32_t slot); /* once more. 0 or errno */
+/* Once more, with those that the device did not take before. Under the lock. 0 or errno */
+int sl_verbs_post_slot(struct sl_verbs_port *p, uint32_t slot);
+int sl_verbs_post_owed(struct sl_verbs_port *p); /* those alone */
 /* At the end, without its queue. */
 void sl_verbs_forget_receives(struct sl_verbs_port *p);
 
@@ -179,7 +183,9 @@ void sl_verbs_traffic_free(struct sl_verbs_context *c);
  */
 int sl_verbs_pairs_open(struct sl_verbs_port *p);
 void sl_verbs_pairs_close(struct sl_verbs_port *p); /* the reverse */
-/* Whether a device keeps a queue pair that was to end; under the lock. */
-int sl_verbs_keeps(const struct sl_verbs_context *c);
+/* By batches. Stuck: by one whose queue pair was to end, and is kept by its device. */
+enum sl_verbs_use { SL_VERBS_UNUSED, SL_VERBS_IN_USE, SL_VERBS_STUCK };
+enum sl_verbs_use sl_verbs_use_of(const struct sl_verbs_context *c,
+				  const struct sl_verbs_memory *m); /* under the lock */
 
 #endif

@@ -102,7 +102,10 @@ void sl_verbs_heed(struct sl_verbs_port *p)
 				return;
 			/*
 			 * It says nothing any more, but its descriptor would be readable for ever.
+			 * The kernel ends all objects of a device that was taken away before it
+			 * closes the file of events, which then says EIO. No event proves that.
 			 */
+			p->pulled = errno == EIO;
 			p->pairs->silent = 1;
 			(void)epoll_ctl(p->context->traffic->epoll_fd, EPOLL_CTL_DEL,
 					p->device->async_fd, NULL);

@@ -168,9 +168,11 @@ static int withdraw(struct sl_verbs_context *c, struct sl_verbs_memory *m)
  */
 static int free_memory(struct sl_verbs_context *c, struct sl_verbs_memory *m)
 {
-	while (m->users && !sl_verbs_keeps(c))
+	enum sl_verbs_use use;
+
+	while ((use = sl_verbs_use_of(c, m)) == SL_VERBS_IN_USE)
 		pthread_cond_wait(&c->news, &c->lock);
-	if (m->users) {
+	if (use == SL_VERBS_STUCK) {
 		m->leaving = 0;
 		*place(c, m->key) = m;
 		return -EBUSY;

@@ -109,11 +109,9 @@ struct sl_verbs_pair {
 /* What a rail has of it. */
 struct sl_verbs_pairs {
 	struct sl_verbs_pair *buckets[SL_VERBS_BUCKETS]; /* by number of the queue pair */
-	/*
-	 * of queue pairs: each may have one request more than there is room for, a probe or a mark
-	 */
+	/* each may have one request more than there is room for, a probe or a mark */
 	uint32_t len;
-	int silent; /* the device has no more events to tell */
+	int silent; /* the device has no more events */
 	int armed; /* the channel speaks at the next completion of either queue, or has spoken */
 	uint64_t window_at, window_bytes; /* of what measures the rate */
 	uint32_t news; /* SL_VERBS_PORT_* or DEVICE_GONE, not told yet; 0: none */
@@ -148,6 +146,7 @@ struct sl_verbs_batch {
 	struct sl_verbs_place place;
 	struct sl_pieces pieces;
 	uint32_t memories_len;
+	int crammed; /* there are more memories than it holds */
 	struct sl_verbs_memory *memories[SL_VERBS_HELD];
 };
 
@@ -225,6 +224,7 @@ struct sl_verbs_traffic {
 	uint32_t news; /* queue pairs and rails that have some */
 	uint32_t draining; /* queue pairs */
 	uint32_t kept;	   /* of those, queue pairs that the device keeps */
+	uint32_t crammed;  /* batches */
 	uint64_t watched; /* when sl_verbs_watch looked */
 	/* whoever holds the lock looks for completions afterwards: no need to wake the poller */
 	int polled;
@@ -344,6 +344,7 @@ static inline int sl_verbs_begun(const struct sl_verbs_batch *b)
 void sl_verbs_fail(struct sl_verbs_batch *b, int32_t status, int32_t piece);
 /* Nothing of it begins any more that has not begun; it ends when the rest is over. */
 void sl_verbs_give_up(struct sl_verbs_batch *b, int32_t status, int32_t piece);
+void sl_verbs_call_off(struct sl_verbs_batch *b, int32_t status); /* but for what is posted */
 void sl_verbs_settle_batch(struct sl_verbs_batch *b); /* ends it when all of it is over */
 void sl_verbs_hold_for(struct sl_verbs_batch *b, struct sl_verbs_memory *m);
 /* what hold_for held */
@@ -382,9 +383,8 @@ void sl_verbs_tick(struct sl_verbs_context *c, uint64_t now); /* gives up what d
 /* Fails queue pairs over which nothing comes back any more, not even an error. */
 void sl_verbs_watch(struct sl_verbs_context *c, uint64_t now);
 /*
- * Ended, drained and given back; n->setup is held, the lock not. -errno: the device keeps the queue
- * pair, over which bytes may still move. Then nothing of the queue pair is over, and it may be
- * called again.
+ * Ended, drained and given back; n->setup is held, the lock not. -errno: the device keeps it,
+ * bytes may still move over it, nothing of it is over, and it may be called again.
  */
 int sl_verbs_finish_pair(struct sl_verbs_pair *l);
 

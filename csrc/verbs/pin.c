@@ -42,7 +42,7 @@ void sl_verbs_free_rails(struct sl_verbs_context *c)
 
 int sl_verbs_ended(const struct sl_verbs_port *p, int error)
 {
-	return error == EIO && p->gone ? 0 : error;
+	return error == EIO && p->pulled ? 0 : error;
 }
 
 int sl_verbs_pin(struct sl_verbs_context *c, uint32_t rail, void *base, uint64_t len,

@@ -79,12 +79,21 @@ static int arm(struct sl_verbs_context *c)
 	return sl_verbs_step(c) == 0;
 }
 
+/* Receives that a device did not take. */
+static int owes(const struct sl_verbs_context *c)
+{
+	for (uint32_t i = 0; i < c->ports_len; i++)
+		if (c->ports[i]->owed && !c->ports[i]->gone)
+			return 1;
+	return 0;
+}
+
 /* How long it may sleep in ms, unless something comes; -1: as long as it likes. */
 static int nap(const struct sl_verbs_context *c)
 {
 	if (c->traffic->draining)
 		return DRAIN_TICK_MS;
-	if (c->traffic->hungry)
+	if (c->traffic->hungry || owes(c))
 		return HUNGRY_TICK_MS;
 	return c->config.stall_ns && c->traffic->conns.next != &c->traffic->conns ? WATCH_TICK_MS
 										  : -1;
@@ -148,6 +157,8 @@ static void tick(struct sl_verbs_context *c, uint64_t now, uint64_t *ticked)
 	sl_verbs_watch(c, now);
 	if (c->traffic->hungry)
 		sl_verbs_feed(c);
+	for (uint32_t i = 0; i < c->ports_len; i++)
+		(void)sl_verbs_post_owed(c->ports[i]);
 	sl_verbs_unlock(c);
 }
 

@@ -231,14 +231,6 @@ static struct sl_verbs_batch *find(struct sl_verbs_conn *n, uint64_t tag)
 	return NULL;
 }
 
-static int waits_in(const struct sl_verbs_list *l, const struct sl_verbs_batch *b)
-{
-	for (const struct sl_verbs_record *r = l->first; r; r = r->next)
-		if (r->batch == b)
-			return 1;
-	return 0;
-}
-
 void sl_verbs_cancel(struct sl_verbs_conn *n, uint64_t tag)
 {
 	struct sl_verbs_batch *b;
@@ -246,10 +238,7 @@ void sl_verbs_cancel(struct sl_verbs_conn *n, uint64_t tag)
 	sl_verbs_enter(n->context);
 	b = find(n, tag);
 	if (b && !b->cancelled) {
-		b->cancelled = 1; /* what is posted is waited for, and not posted again */
-		if (!sl_verbs_begun(b) || b->notif || waits_in(&n->again, b) ||
-		    waits_in(&n->resend, b))
-			sl_verbs_give_up(b, SL_VERBS_ABORTED, -1);
+		sl_verbs_call_off(b, SL_VERBS_ABORTED);
 		if (!n->ended)
 			sl_verbs_pump(n);
 	}

@@ -26,7 +26,9 @@ const (
 	RegisterMicros
 	RegisterWalks
 	DeregisterBusy
+	DeregisterEIO
 	DeregisterMicros
+	ReceiveBusy
 	LockedKiB
 	Garble
 	GarbleAt
@@ -72,7 +74,7 @@ var names = [words]string{
 	"link", "fatal", "frozen", "after", "only", "fail", "fail_status", "lose", "late", "late_us",
 	"mute", "delay_us", "rate",
 	"patience_us", "register_errno", "register_us", "register_walks", "deregister_busy",
-	"deregister_us", "locked_kib", "garble", "garble_at",
+	"deregister_eio", "deregister_us", "receive_busy", "locked_kib", "garble", "garble_at",
 	"dmabuf_errno", "blind", "purge", "modify_busy", "destroy_busy",
 	"max_sge", "max_inline", "max_wr", "max_srq_wr", "max_cqe", "mtu",
 	"contexts", "pds", "mrs", "channels", "cqs", "srqs", "qps",

@@ -46,7 +46,13 @@ struct fake_panel {
 	/* 1: it finds the pages, with the rights that it needs, as a kernel does that pins them */
 	_Atomic uint32_t register_walks;
 	_Atomic uint32_t deregister_busy; /* so many deregistrations are refused with EBUSY */
+	/*
+	 * 1: the device is in trouble, and is there: it says that a completion queue has failed, and
+	 * answers each deregistration with EIO
+	 */
+	_Atomic uint32_t deregister_eio;
 	_Atomic uint32_t deregister_us;
+	_Atomic uint32_t receive_busy; /* so many receives are not taken: ENOMEM */
 	_Atomic uint32_t locked_kib; /* that may be registered in all; 0: no limit */
 	_Atomic uint32_t garble;     /* so many messages leave with another byte at garble_at */
 	_Atomic uint32_t garble_at;

@@ -136,6 +136,9 @@ EXPORT void ibv_free_device_list(struct ibv_device **list)
 	free(list);
 }
 
+/* No event: the kernel has ended all that there was, and closes the file of events. */
+#define PULLED_OUT ((enum ibv_event_type)0x7fff)
+
 void tell(struct device *d, enum ibv_event_type type)
 {
 	for (struct context *c = d->contexts; c; c = c->next)
@@ -165,6 +168,8 @@ static void look_at_panel(struct device *d)
 		d->fatal = fatal;
 		if (fatal)
 			tell(d, IBV_EVENT_DEVICE_FATAL);
+		if (fatal == 2)
+			tell(d, PULLED_OUT);
 		for (struct pair *p = d->pairs; p && fatal; p = p->next)
 			fail_pair(p);
 	}
@@ -277,6 +282,10 @@ EXPORT int ibv_get_async_event(struct ibv_context *context, struct ibv_async_eve
 
 	if (mailbox_get(&context_of(context)->events, &m, NULL) != 0)
 		return -1;
+	if (m.type == PULLED_OUT) {
+		errno = EIO;
+		return -1;
+	}
 	event->event_type = m.type;
 	if (m.about)
 		event->element.qp = m.about;

@@ -229,6 +229,13 @@ EXPORT int ibv_dereg_mr(struct ibv_mr *mr)
 	pause_us(p->deregister_us);
 	if (take_one(&p->deregister_busy))
 		return EBUSY;
+	if (p->deregister_eio) {
+		if (p->deregister_eio == 1) {
+			p->deregister_eio = 2;
+			tell_of(mr->context, IBV_EVENT_CQ_ERR, NULL);
+		}
+		return EIO;
+	}
 	lock(); /* no chunk is being moved */
 	if (!r->lost) {
 		regions[(mr->lkey >> 8) - 1] = NULL;
