@@ -14,6 +14,7 @@ from ray.exceptions import RayDirectTransportError
 from sluice import Backend, errors
 from sluice.integrations import _tensors
 from sluice.integrations.ray import SluiceTransport
+from sluice.transfer import Transfer
 
 MIB = 1 << 20
 
@@ -152,6 +153,46 @@ def test_after_an_abort_no_byte_lands(pair: Any) -> None:
     receiver.abort_transport("o", None)  # what is not under way
     assert same(receiver.recv_multiple_tensors("o", metadata, None)[0],
                 given[0]), "the next fetch is another"
+
+
+@pytest.mark.parametrize("where", ["connect", "copy"])
+def test_an_abort_at_any_moment(pair: Any, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """While the fetch connects, and between the end of its transfer and the copy of what was
+    packed."""
+    sender, receiver = pair
+    given = [torch.full((16,), 7.0) for _ in range(8)]
+    targets = [torch.zeros(16) for _ in given]
+    metadata = sender.extract_tensor_transport_metadata("o", given)
+    owner, name = (receiver, "_peer") if where == "connect" else (Transfer, "wait")
+    real = getattr(owner, name)
+
+    def beside(*args: Any) -> Any:
+        result = real(*args)
+        receiver.abort_transport("o", None)
+        return result
+
+    monkeypatch.setattr(owner, name, beside)
+    with pytest.raises(RayDirectTransportError):
+        receiver.recv_multiple_tensors("o", metadata, None, targets)
+    assert not any(t.any() for t in targets)
+    assert not receiver._fetches and not receiver._registered
+    sender.garbage_collect("o", metadata, given)
+
+
+def test_a_lease_without_proof_leaves_the_others_no_longer(pair: Any,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    sender, _ = pair
+    given = [torch.randn(MIB), torch.randn(MIB)]
+    metadata = sender.extract_tensor_transport_metadata("o", given)
+    first, second = sender._exports["o"].leases
+
+    def unproven() -> None:
+        raise errors.UnprovenError("made up")
+
+    monkeypatch.setattr(first, "revoke", unproven)
+    with pytest.raises(errors.UnprovenError):
+        sender.garbage_collect("o", metadata, given)
+    assert second.ended and not sender._registered
 
 
 def test_a_refused_read_keeps_nothing(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:

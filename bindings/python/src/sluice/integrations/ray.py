@@ -70,7 +70,7 @@ class SluiceTransport(TensorTransportManager):  # type: ignore[misc]
         self._exports: dict[str, _Export] = {}
         # under way; one that is dropped ends
         self._fetches: dict[str, weakref.WeakSet[SluiceFetch]] = {}
-        self._unproven: list[_Registered] = []  # memory in which bytes may land still
+        self._unproven: list[Any] = []  # what holds memory in which bytes may land still
         self._peers: dict[bytes, Peer] = {}
         self._reach: dict[Any, bool] = {}
 
@@ -197,13 +197,23 @@ class SluiceTransport(TensorTransportManager):  # type: ignore[misc]
 
     def _end(self, export: _Export) -> None:
         """Ends leases first: when one is revoked, no reader's access lands any more."""
+        failed: Optional[errors.Error] = None
         for lease in export.leases:
-            lease.revoke()
-        if export.packed is not None:
-            export.packed.close()
-        export.memory = None
+            try:
+                lease.revoke()
+            except errors.Error as e:  # the others end all the same
+                failed = failed or e
+        try:
+            if export.packed is not None:
+                export.packed.close()
+            export.memory = None
+        except errors.Error as e:
+            failed = failed or e
+            self._unproven.append(export)
         for registered in export.registered:
             self._unregister(registered)
+        if failed is not None:
+            raise failed
 
     def garbage_collect(self, obj_id: str, tensor_transport_meta: TensorTransportMetadata,
                         tensors: list[Any]) -> None:
@@ -321,7 +331,7 @@ class SluiceFetch(FetchRequest):  # type: ignore[misc]
         self._registered: list[_Registered] = []
         self._memory: Optional[Memory] = None
         self._packed: Optional[Region] = None
-        self._lock = threading.RLock()  # one thread at a time closes
+        self._lock = threading.RLock()  # one thread at a time posts, copies, aborts or closes
         self._aborted = False
 
     def begin(self, m: SluiceMetadata, spans: Sequence[int]) -> None:
@@ -329,6 +339,8 @@ class SluiceFetch(FetchRequest):  # type: ignore[misc]
         if not m.leases:
             return
         t, plan = self._transport, self._plan
+        with t._lock:  # first: an abort that does not find it would promise too much
+            t._fetches.setdefault(self.obj_id, weakref.WeakSet()).add(self)
         peer = t._peer(m.description)
         for storage, keep in plan.storages:
             self._registered.append(t._register(storage, keep))
@@ -348,11 +360,14 @@ class SluiceFetch(FetchRequest):  # type: ignore[misc]
         for (here, span), flat in lists.items():
             rows = memoryview(flat).cast("B").cast("Q", (len(flat) // 3, 3))
             self._transfer.add_many(regions[here], self._remotes[span], rows)
-        with t._lock:
-            t._fetches.setdefault(self.obj_id, weakref.WeakSet()).add(self)
-        self._transfer.post()
-        if self._aborted:  # before there was anything to abort
-            self._transfer.abort()
+        with self._lock:
+            self._check()
+            self._transfer.post()
+
+    def _check(self) -> None:
+        """Preconditions: _lock is held: abort has not returned, or nothing follows."""
+        if self._aborted:
+            raise errors.AbortedError(f"the fetch of {self.obj_id} was aborted")
 
     def wait(self, timeout: Optional[float]) -> None:
         """Waits for the outcome, and keeps nothing when it is success."""
@@ -360,14 +375,17 @@ class SluiceFetch(FetchRequest):  # type: ignore[misc]
         if transfer is None:
             return
         transfer.wait(timeout)
-        if self._memory is not None:
-            self._plan.copy_out(self._memory.address)
-        self.close()
+        with self._lock:
+            self._check()
+            if self._memory is not None:
+                self._plan.copy_out(self._memory.address)
+            self.close()
 
     def abort(self) -> None:
         """Ends it: its `wait` then raises."""
-        self._aborted = True
-        transfer = self._transfer
+        with self._lock:  # behind a post, or a copy, in hand
+            self._aborted = True
+            transfer = self._transfer
         try:
             if transfer is not None:
                 transfer.abort()
@@ -378,8 +396,8 @@ class SluiceFetch(FetchRequest):  # type: ignore[misc]
         """Ends it where it is under way, and lets go of memory and leases."""
         with self._lock:
             transfer, self._transfer = self._transfer, None
+            self._forget()
             if transfer is not None:
-                self._forget()
                 transfer.close()
             for remote in self._remotes:
                 remote.close()
