@@ -25,9 +25,10 @@ type memory struct {
 	pinned   *pinned
 	release  func() // lets other backends move the pages again
 
-	fencing chan struct{} // has one place: the holder grants, fences or closes
-	gone    bool          // guarded by it: nothing is left to close
-	granted bool          // guarded by it: the NICs were asked to take requests, and may still
+	fencing  chan struct{} // has one place: the holder grants, fences or closes
+	gone     bool          // guarded by it: nothing is left to close
+	unmapped bool          // likewise: but for the pins
+	granted  bool          // guarded by it: the NICs were asked to take requests, and may still
 
 	mu     sync.Mutex // no longer than it takes to write a few fields
 	closed bool
@@ -101,9 +102,11 @@ func hold(seg *driver.Segment) (release func(), err error) {
 
 // unpin gives back what hold and pinnings.use took.
 func (m *memory) unpin() error {
-	err := m.b.pinnings.unuse(m.pinned)
+	if err := m.b.pinnings.unuse(m.pinned); err != nil {
+		return err // the NIC may work on the pages still
+	}
 	m.release()
-	return err
+	return nil
 }
 
 // Key implements driver.Memory.
@@ -181,7 +184,7 @@ func (m *memory) forget(c *inbound) {
 func (m *memory) grant() ([]uint32, control.Status) {
 	m.fencing <- struct{}{}
 	defer func() { <-m.fencing }()
-	if m.gone {
+	if m.unmapped {
 		return nil, control.Revoked
 	}
 	if err := m.prove(context.Background()); err != nil {
@@ -224,22 +227,34 @@ func (m *memory) close() error {
 	if m.gone {
 		return nil
 	}
+	if err := m.unmap(); err != nil {
+		return fmt.Errorf("close memory: %w", err)
+	}
+	if err := m.unpin(); err != nil {
+		return fmt.Errorf("close memory: %w", err)
+	}
+	m.gone = true
+	return nil
+}
+
+// unmap makes it unknown to peers and to C, once.
+func (m *memory) unmap() error {
+	if m.unmapped {
+		return nil
+	}
 	m.mu.Lock()
 	m.closed = true
 	m.mu.Unlock()
 	m.b.table.Remove(m.key)
 	m.endEpoch()
 	if err := m.prove(context.Background()); err != nil {
-		return fmt.Errorf("close memory: %w", err)
+		return err
 	}
 	if err := m.b.net.Unmap(m.key); err != nil {
-		return fmt.Errorf("close memory: %w", err)
+		return err
 	}
-	m.gone = true
+	m.unmapped = true
 	m.b.table.GiveBack(m.key, m.epoch+1)
-	if err := m.unpin(); err != nil {
-		return fmt.Errorf("close memory: %w", err)
-	}
 	return nil
 }
 

@@ -112,16 +112,20 @@ func (t *pinnings) find(s *span, readOnly bool) *pinned {
 
 func (t *pinnings) unuse(p *pinned) error {
 	t.mu.Lock()
-	p.users--
-	last := p.users == 0
-	if last {
+	last := p.users == 1
+	if last { // which it stays: after an error this is called again
 		t.list = slices.DeleteFunc(t.list, func(other *pinned) bool { return other == p })
+	} else {
+		p.users--
 	}
 	t.mu.Unlock()
 	if !last {
 		return nil
 	}
-	return errors.Join(closePins(p.pins), dmabuf.Close(p.dmabuf))
+	if err := closePins(p.pins); err != nil {
+		return err
+	}
+	return dmabuf.Close(p.dmabuf)
 }
 
 func closePins(pins []pin) error {

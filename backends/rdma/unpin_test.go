@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package rdma
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
+)
+
+// TestCloseAgainAfterARefusal closes memory whose registration the device keeps at first:
+// the second Close is nil only because that has ended.
+func TestCloseAgainAfterARefusal(t *testing.T) {
+	f, p, _, _, _ := openOneRail(t)
+	d := f.Device(0)
+	before := d.Get(fakeverbs.Regions)
+	m := register(t, p.near, 1<<20)
+	d.Set(fakeverbs.DeregisterBusy, 1)
+	require.Error(t, m.Close())
+	require.Greater(t, d.Get(fakeverbs.Regions), before)
+	require.NoError(t, m.Close())
+	require.Equal(t, before, d.Get(fakeverbs.Regions))
+	require.NoError(t, m.Close())
+}
