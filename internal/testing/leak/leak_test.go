@@ -72,14 +72,14 @@ func TestCheckNamesWhatIsLeft(t *testing.T) {
 		also := []func() map[string]uint64{func() map[string]uint64 {
 			return map[string]uint64{"widgets": live}
 		}}
-		before := take(also)
+		before := take(also, true)
 		undo := c.leak()
-		grown := strings.Join(settle(before, also, 20*time.Millisecond), "\n")
+		grown := strings.Join(settle(before, also, true, 20*time.Millisecond), "\n")
 		if !strings.Contains(grown, c.names) {
 			t.Errorf("%s: the message does not name %q:\n%s", c.name, c.names, grown)
 		}
 		undo()
-		if grown := settle(before, also, patience); len(grown) > 0 {
+		if grown := settle(before, also, true, patience); len(grown) > 0 {
 			t.Errorf("%s: reported after it was undone:\n%s", c.name, strings.Join(grown, "\n"))
 		}
 	}
@@ -89,9 +89,9 @@ func TestCheckKnowsAFileThatWasRemoved(t *testing.T) {
 	f, err := os.CreateTemp(t.TempDir(), "")
 	require.NoError(t, err)
 	defer f.Close()
-	before := take(nil)
+	before := take(nil, true)
 	require.NoError(t, os.Remove(f.Name()))
-	require.Empty(t, take(nil).since(before))
+	require.Empty(t, take(nil, true).since(before))
 }
 
 // TestCheckBut forgives descriptors, and nothing else.
@@ -113,6 +113,29 @@ func TestCheckBut(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, r.end(), "forgotten")
 	require.NoError(t, b.Close())
+}
+
+// TestASecondCheckOfATestLeavesGoroutinesToTheFirst: what the test has started by then may start
+// more at any time, and ends with the test.
+func TestASecondCheckOfATestLeavesGoroutinesToTheFirst(t *testing.T) {
+	for _, ends := range []bool{true, false} {
+		r := &recorder{TB: t}
+		Check(r)
+		release, started := make(chan struct{}), make(chan struct{})
+		var wg sync.WaitGroup
+		if ends {
+			r.Cleanup(func() { close(release); wg.Wait() })
+		}
+		Check(r)
+		wg.Go(func() { waitForever(started, release) })
+		<-started
+		require.Equal(t, ends, r.end() == "", r.failure)
+		if !ends {
+			require.Contains(t, r.failure, "leak.waitForever")
+			close(release)
+			wg.Wait()
+		}
+	}
 }
 
 func waitForever(started chan<- struct{}, release <-chan struct{}) {
