@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
 )
 
 // Connect implements driver.Backend.
@@ -94,54 +93,6 @@ func (p *peer) open(ctx context.Context) error {
 		c.run()
 		// On each, since none of them knows which ends first.
 		c.send(header{kind: kindReady, ticket: uint64(p.grace)})
-	}
-	return nil
-}
-
-// greet opens connection i with a frame, and returns what the owner says.
-func (p *peer) greet(ctx context.Context, i int, h header, body []byte) (header, []byte, error) {
-	tcp, secure, err := p.b.dial(ctx, &p.to)
-	if err != nil {
-		return h, nil, err
-	}
-	c, err := newConn(p.b, p, i, tcp, secure)
-	if err != nil {
-		return h, nil, errors.Join(err, tcp.Close())
-	}
-	p.conns[i] = c
-	stop := context.AfterFunc(ctx, func() { _ = tcp.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	begin := clock()
-	if err = writeFrame(secure, h, body); err == nil {
-		h, body, err = readFrame(secure, kindWelcome)
-	}
-	p.measured(clock() - begin)
-	switch {
-	case ctx.Err() != nil:
-		return h, nil, driver.ContextError(ctx)
-	case errors.Is(err, driver.ErrVersion):
-		return h, nil, err
-	case err != nil:
-		return h, nil, fmt.Errorf("await the welcome: %w",
-			errors.Join(p.b.refusal(err, tcp), driver.ErrPeerLost))
-	}
-	if err := refusal(control.Status(h.status)); err != nil {
-		return h, nil, err
-	}
-	if !stop() {
-		return h, nil, driver.ContextError(ctx)
-	}
-	return h, body, tcp.SetDeadline(time.Time{})
-}
-
-// refusal says why an owner does not want us.
-func refusal(status control.Status) error {
-	switch err := status.Err(); {
-	case errors.Is(err, driver.ErrFull):
-		return fmt.Errorf("the owner has as many peers as its Config.PeersMax allows, or half as "+
-			"many of this host: %w", err)
-	case err != nil:
-		return fmt.Errorf("the owner refuses: %w", err)
 	}
 	return nil
 }

@@ -3,7 +3,6 @@
 package tcp
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -97,52 +96,6 @@ func ownHosts(bound netip.Addr) (list []string) {
 		list = []string{"127.0.0.1"}
 	}
 	return list
-}
-
-// placeTime is how long one place of several may keep us from the others.
-const placeTime = time.Second
-
-// dial connects to the first place of an owner that answers.
-func (b *Backend) dial(ctx context.Context, to *address) (tcp *net.TCPConn, secure net.Conn,
-	err error) {
-	var errs []error
-	answered := false
-	for i, at := range to.places {
-		d := net.Dialer{}
-		if i < len(to.places)-1 {
-			d.Timeout = placeTime
-		}
-		conn, err := d.DialContext(ctx, "tcp", at)
-		if err == nil {
-			answered = true
-			if tcp, secure, err = b.present(ctx, conn, to, at); err == nil {
-				return tcp, secure, nil
-			}
-		}
-		errs = append(errs, err) // it may be another host's, of a network that both hosts have
-		if ctx.Err() != nil {
-			return nil, nil, driver.ContextError(ctx)
-		}
-	}
-	if !answered {
-		errs = append(errs, driver.ErrPeerLost)
-	}
-	return nil, nil, errors.Join(errs...)
-}
-
-func (b *Backend) present(ctx context.Context, conn net.Conn, to *address, place string) (
-	*net.TCPConn, net.Conn, error) {
-	tcp, ok := conn.(*net.TCPConn)
-	if !ok {
-		return nil, nil, errors.Join(fmt.Errorf("no connection of TCP: %w",
-			driver.ErrNotSupported), conn.Close())
-	}
-	b.tune(tcp)
-	secure, err := b.call(ctx, tcp, to, place)
-	if err != nil {
-		return nil, nil, errors.Join(err, conn.Close())
-	}
-	return tcp, secure, nil
 }
 
 // hostFailures is after how many times Failure the kernel gives up a host that is silent.

@@ -23,6 +23,7 @@ type peer struct {
 	to    address
 	conn  uint64 // our number for it
 	conns []*conn
+	place string // of the owner's, where conns go
 
 	direct bool          // no proxy is between us and the owner's kernel
 	quit   chan struct{} // closed when the owner says that nothing of ours lands any more

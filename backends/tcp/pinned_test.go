@@ -96,13 +96,3 @@ func TestWaysThatDiffer(t *testing.T) {
 		}
 	}
 }
-
-// TestPlaceOfAnotherHost: of an owner's places one leads to another program, as an address that
-// both hosts have does. The next is tried.
-func TestPlaceOfAnotherHost(t *testing.T) {
-	owner, other, near := openPinned(t), openPinned(t), openPinned(t)
-	both := altered(t, owner.Addr(), func(a *address) {
-		a.places = append(other.address.places, a.places...)
-	})
-	require.NoError(t, dial(t, near, both).Close())
-}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/leak"
+)
+
+// ways are the three of a connection, as far as Config sets them.
+var ways = map[string]func() Config{
+	"plain":     func() Config { return Config{Plaintext: true} },
+	"pinned":    func() Config { return Config{} },
+	"certified": func() Config { return Config{TLS: sharedAuthority.config()} },
+}
+
+// TestAnotherOwnerAtTheFirstPlace: the same address and port on two hosts, as of a bridge that
+// both have.
+func TestAnotherOwnerAtTheFirstPlace(t *testing.T) {
+	for name, config := range ways {
+		t.Run(name, func(t *testing.T) {
+			leak.Check(t)
+			owner, near := openWith(t, config()), openWith(t, config())
+			places := openWith(t, config()).address.places
+			require.NoError(t, dial(t, near, before(t, owner, places...)).Close())
+		})
+	}
+}
+
+// TestASilentFirstPlace accepts, and says nothing: a sink, or a process that was stopped.
+func TestASilentFirstPlace(t *testing.T) {
+	for name, config := range ways {
+		t.Run(name, func(t *testing.T) {
+			leak.Check(t)
+			owner, near := openWith(t, config()), openWith(t, config())
+			require.NoError(t, dial(t, near, before(t, owner, silent(t))).Close())
+		})
+	}
+}
+
+// TestPlacesAreNamedInTheError of a Connect that none of them welcomes.
+func TestPlacesAreNamedInTheError(t *testing.T) {
+	leak.Check(t)
+	const limit = 1500 * time.Millisecond
+	owner, other := openWith(t, Config{Plaintext: true}), openWith(t, Config{Plaintext: true})
+	near := openWith(t, Config{Plaintext: true, Handshake: limit})
+	mute, wrong := silent(t), other.address.places[0]
+	both := before(t, owner, mute, wrong)
+	alone := owner.address
+	alone.places = []string{wrong}
+	one, err := alone.encode()
+	require.NoError(t, err)
+	require.NoError(t, owner.Close())
+
+	begin := time.Now()
+	_, err = near.Connect(t.Context(), both)
+	require.ErrorIs(t, err, driver.ErrTimeout)
+	require.ErrorContains(t, err, "no answer from "+mute)
+	require.ErrorContains(t, err, "at "+wrong)
+	require.GreaterOrEqual(t, time.Since(begin), limit) // it was asked again
+
+	_, err = near.Connect(t.Context(), one)
+	require.ErrorIs(t, err, driver.ErrPeerLost)
+	require.ErrorContains(t, err, "at "+wrong+": another program has this port")
+}
+
+func openWith(t *testing.T, cfg Config) *Backend {
+	t.Helper()
+	cfg.Listen = "127.0.0.1:0"
+	b, err := New(cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = b.Close() })
+	return b
+}
+
+// before is the description of an owner with other places before its own.
+func before(t *testing.T, owner *Backend, places ...string) []byte {
+	t.Helper()
+	return altered(t, owner.Addr(), func(a *address) { a.places = append(places, a.places...) })
+}
+
+// silent is a place that keeps open what calls.
+func silent(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var all sync.WaitGroup
+	t.Cleanup(func() { _ = l.Close(); all.Wait() })
+	all.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+		}
+	})
+	return l.Addr().String()
+}
