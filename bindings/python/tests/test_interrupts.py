@@ -105,6 +105,21 @@ def test_a_lease_that_nobody_holds_ends(engine: sluice.Engine) -> None:
     region.close()
 
 
+def test_connects(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 's'}"
+    with sluice.Engine("a", ["mem"]) as a, sluice.Engine("b", ["mem"]) as b, b.serve(address):
+        described, known = b.describe(), 0
+        for connect in (lambda: a.connect(described), lambda: a.dial(address)):
+            for _ in everywhere(connect):
+                for thread in threading.enumerate():
+                    if thread.name == "sluice":  # it goes on to the end of the call, and undoes it
+                        thread.join(60)
+                assert a.stats()["peers"] == len(a._peers)
+            # Three frames return it to the caller, who is not interrupted the last time.
+            assert len(a._peers) <= known + 3 + 1
+            known = len(a._peers)
+
+
 def test_transfers(engine: sluice.Engine) -> None:
     region = engine.register("data", bytearray(4096))
     me = engine.self_peer()
@@ -254,7 +269,7 @@ def test_a_call_beside_that_was_given_up_is_undone() -> None:
         return 7
 
     with interrupt_soon():
-        beside(call, undone.put)
+        beside(call, undone.put, lambda kept: kept)
     assert undone.empty()
     going.set()
     assert undone.get(timeout=60) == 7

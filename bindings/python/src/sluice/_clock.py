@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import queue
 import socket
 import threading
 import time
@@ -14,6 +13,7 @@ from ._library import PENDING
 FOREVER = -1
 
 _T = TypeVar("_T")
+_K = TypeVar("_K")
 
 # Python runs the handlers of signals, Ctrl-C among them, between calls into the
 # library: one that waits for longer comes back as often as this.
@@ -45,36 +45,39 @@ def in_slices(wait: Callable[[int], int], timeout: Optional[float]) -> int:
             return code
 
 
-def beside(call: Callable[[], _T], undo: Callable[[_T], object]) -> _T:
-    """What a call returns that may take long and cannot be sliced: a thread makes it, so that an
-    interrupt is heard meanwhile. The call then goes on to its end, and what it returns is undone.
+def beside(call: Callable[[], _T], undo: Callable[[_T], object],
+           keep: Callable[[_T], _K]) -> _K:
+    """What `keep` makes of what a call returns that may take long and cannot be sliced: a thread
+    makes it, so that an interrupt is heard meanwhile. The call then goes on to its end, and what
+    it returned is undone.
     """
-    answers: queue.SimpleQueue[tuple[Optional[_T], Optional[BaseException]]] = queue.SimpleQueue()
-    turn, given_up = threading.Lock(), False
+    answers: list[_T] = []
+    errors: list[BaseException] = []
+    ended, turn, given_up = threading.Event(), threading.Lock(), False
 
     def run() -> None:
         try:
-            value, error = call(), None
+            answer = call()
         except BaseException as e:
-            answers.put((None, e))
-            return
-        with turn:
-            if not given_up:
-                answers.put((value, error))
-                return
-        undo(value)
+            errors.append(e)
+        else:
+            with turn:
+                answers.append(answer)
+                late = given_up
+            if late:
+                undo(answer)
+        ended.set()
 
-    threading.Thread(target=run, name="sluice", daemon=True).start()
     try:
-        value, error = answers.get()
+        threading.Thread(target=run, name="sluice", daemon=True).start()
+        ended.wait()
+        for error in errors:
+            raise error
+        return keep(answers[0])
     except BaseException:
         with turn:
             given_up = True
-            late = not answers.empty() and answers.get()[0]
-        if late:
-            undo(late)
+            late = list(answers)
+        for answer in late:
+            undo(answer)
         raise
-    if error is not None:
-        raise error
-    assert value is not None
-    return value

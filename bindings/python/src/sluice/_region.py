@@ -196,7 +196,7 @@ class Lease(Closing):
                 if first == timeout:
                     raise
                 left = None if end is None else end - time.monotonic()
-                beside(lambda: self._revoke(left), lambda _: None)
+                beside(lambda: self._revoke(left), lambda _: None, lambda _: None)
 
     close = revoke
 

@@ -128,8 +128,7 @@ class Engine(Closing):
         self._regions: dict[str, Region] = {}
         self._holds = _Holds()
         _OPEN[id(self._holds)] = self._holds
-        self._peers: dict[int, Peer] = {}
-        self._lock = threading.Lock()  # guards _peers
+        self._peers: dict[int, Peer] = {}  # without a lock: no handle comes twice
         self._closing = threading.Lock()
         self._room = threading.local()
         # messages and peers that the library gave to a call which an interrupt ended: the next
@@ -290,11 +289,21 @@ class Engine(Closing):
             check(call(ctypes.byref(out)))
             return out.value
 
-        return self._peer(beside(connect, lib.peer_close))
+        peer = Peer(self, 0)
+
+        def keep(handle: int) -> Peer:
+            peer._handle = handle
+            return self._peers.setdefault(handle, peer)
+
+        def undo(handle: int) -> None:
+            if self._peers.get(handle, peer) is peer:  # not ourselves, whom others have
+                self._peers.pop(handle, None)
+                lib.peer_close(handle)
+
+        return beside(connect, undo, keep)
 
     def _peer(self, handle: int) -> Peer:
-        with self._lock:
-            return self._peers.setdefault(handle, Peer(self, handle))
+        return self._peers.setdefault(handle, Peer(self, handle))
 
     def receive(self, timeout: Optional[float] = None) -> Notification:
         """The next message. The data that it came with is visible then."""

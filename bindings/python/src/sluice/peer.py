@@ -104,9 +104,7 @@ class Peer(Closing):
         """Ends its transfers with ClosedError."""
         if self._handle:
             lib.peer_close(self._handle)  # stale when the engine has closed it
-            with self.engine._lock:
-                if self.engine._peers.get(self._handle) is self:
-                    del self.engine._peers[self._handle]
+            self.engine._peers.pop(self._handle, None)
             self._handle = 0
 
     def __enter__(self) -> Peer:
