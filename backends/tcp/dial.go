@@ -74,7 +74,10 @@ func (p *peer) greetAt(ctx context.Context, i int, at string, h header, body []b
 	answer header, rest []byte, err error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", at)
 	if err != nil {
-		return h, nil, unanswered(ctx, errors.Join(err, driver.ErrPeerLost))
+		if op := (*net.OpError)(nil); errors.As(err, &op) {
+			err = op.Err // without the place, which greet names
+		}
+		return h, nil, unanswered(ctx, fmt.Errorf("%w: %w", err, driver.ErrPeerLost))
 	}
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {

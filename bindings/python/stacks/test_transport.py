@@ -223,3 +223,10 @@ def test_between_hosts() -> None:
     assert len(got) == len(given) and all(map(same, given, got))
     for transport in pair:
         transport.engine().close()
+
+
+def test_tensors_of_an_object_lie_on_one_kind_of_device(pair: Any) -> None:
+    """What fills those of a card is waited for, and they come as what they were."""
+    with pytest.raises(ValueError, match=r"\['cpu', 'meta'\]"):
+        pair[0].extract_tensor_transport_metadata("o", [torch.zeros(4),
+                                                        torch.zeros(4, device="meta")])

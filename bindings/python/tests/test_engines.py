@@ -18,6 +18,14 @@ from conftest import LIMIT, ROOT, End, Pair, descriptors
 from sluice import _library, errors
 
 
+def test_the_longest_times() -> None:
+    for seconds in (1e10, float("inf")):
+        with sluice.Engine("a", ["mem"]) as a, sluice.Engine("b", ["mem"]) as b:
+            assert not a.connect(b.describe(), seconds).lost
+        with pytest.raises(sluice.BoundsError, match="transfer_timeout is 2562047h"):
+            sluice.Engine("a", ["mem"], transfer_timeout=seconds)
+
+
 def test_layout_is_that_of_the_header() -> None:
     listed = (ROOT / "bindings/c/testdata/layout.txt").read_text().splitlines()
     known = [f"SLUICE_ABI_VERSION {_library.ABI_VERSION}"]

@@ -10,14 +10,17 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Iterator
 
 import pytest
 from conftest import HERE, LIMIT, ROOT
-from sluice.mooncake import TransferEngine, TransferNotify, handshake, notices
+from sluice.errors import PeerLostError
+from sluice.mooncake import TransferEngine, TransferNotify, TransferOpcode, handshake, notices
 from sluice.mooncake.ranges import Ranges
+from sluice.transfer import Transfer
 
 SCENARIO = str(HERE / "mooncake_scenario.py")
 
@@ -72,6 +75,19 @@ def test_silent_callers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert threading.active_count() <= before + handshake._CALLERS
         c.close()
     handshake.probe(f"127.0.0.1:{server.port}")
+    server.close()
+
+
+def test_a_caller_that_drips_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "_LIMIT", 0.5)
+    server = handshake.Server("127.0.0.1", 0, lambda: handshake.Offer(b"", []))
+    with socket.create_connection(("127.0.0.1", server.port)) as caller, pytest.raises(OSError):
+        for _ in range(63):  # as many bytes as a word may have less one
+            caller.sendall(b"x")
+            caller.settimeout(0.1)
+            with suppress(TimeoutError):
+                raise ConnectionError(caller.recv(1))  # it answers nothing, or is reset
+        pytest.fail("it was listened to for 6 s")
     server.close()
 
 
@@ -176,6 +192,38 @@ def test_another_engine_at_the_same_port(sides: tuple[Side, Side], gone: bool,
     assert a.engine.transfer_sync_read(session, a.address, c.address,
                                        3) == 0 and a.bytes[:3] == b"new"
     c.engine.close()
+
+
+def test_a_message_that_may_have_come_is_not_sent_again(
+    sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = sides
+    run = Transfer.run
+
+    def lose(self: Transfer, *args: Any) -> None:
+        run(self, *args)
+        raise PeerLostError("the outcome is lost")
+
+    monkeypatch.setattr(Transfer, "run", lose)
+    assert a.engine.batch_transfer_sync(b.session, [a.address], [b.address], [64],
+                                        TransferOpcode.Write, TransferNotify("n", "m")) == -1
+    monkeypatch.undo()
+    assert a.engine.batch_transfer_sync(b.session, [a.address], [b.address], [64],
+                                        TransferOpcode.Write, TransferNotify("n", "end")) == 0
+    got: list[str] = []
+    end = time.monotonic() + LIMIT
+    while "end" not in got and time.monotonic() < end:
+        got += [n.msg for n in b.engine.get_notifies()]
+    assert got == ["m", "end"]
+
+
+@pytest.mark.parametrize("address, length", [(0, -1), (-1, 1), (-(1 << 40), 1 << 40)])
+def test_what_no_memory_has(sides: tuple[Side, Side], address: int, length: int) -> None:
+    a, b = sides
+    at = a.address + address if length < 0 else address
+    assert a.engine.transfer_sync_read(b.session, at, b.address, length) == -1
+    assert a.engine.transfer_sync_read(b.session, a.address, at, length) == -1
+    assert a.engine.register_memory(at, length) == -1
 
 
 def test_what_is_no_engine(sides: tuple[Side, Side], caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ from conftest import LIMIT
 from nixl_agents import N, Two, finish
 from sluice import nixl
 from sluice.nixl import bindings as b
-from sluice.nixl import listening, plugins
+from sluice.nixl import listening, outbox, plugins
 from sluice.peer import Peer
 
 
@@ -149,6 +149,35 @@ def test_notifications_wait_for_nobody(two: Two, monkeypatch: pytest.MonkeyPatch
     while len(got) < 200 and time.monotonic() < end:
         got += two.b.get_new_notifs().get("alpha", [])
     assert got == [b"%d" % i for i in range(200)]
+
+
+def test_notifications_that_wait_are_bounded_by_bytes(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let = threading.Event()
+
+    def full(self: Peer, message: bytes, timeout: Any = 5.0) -> None:
+        if let.wait(min(timeout, 0.01)):
+            raise sluice.PeerLostError("let go")
+        raise sluice.WaitTimeout("no room")
+
+    monkeypatch.setattr(Peer, "notify", full)
+    monkeypatch.setattr(outbox, "_BYTES", 1022)
+    for _ in range(2):
+        two.a.send_notif("beta", bytes(500))
+    with pytest.raises(b.nixlBackendError, match="2 notifications of 1022 bytes"):
+        two.a.send_notif("beta", b"x")
+    let.set()
+
+
+def test_old_metadata_forgets_no_live_agent(two: Two) -> None:
+    """Of an agent that had the name before."""
+    before = nixl.nixl_agent("beta")
+    old = before.get_agent_metadata()
+    before.close()
+    with pytest.raises(b.nixlNotFoundError):
+        two.a.add_remote_agent(old)
+    assert two.a.check_remote_metadata("beta")
 
 
 def test_lost_agent_is_not_known(two: Two) -> None:

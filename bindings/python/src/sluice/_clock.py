@@ -21,8 +21,8 @@ SLICE_NS = 200_000_000
 
 
 def nanoseconds(seconds: Optional[float]) -> int:
-    """None is no limit. At least 0."""
-    return FOREVER if seconds is None else max(0, int(seconds * 1e9))
+    """None is no limit. At least 0, and at most 292 years, which is what 64 bits hold."""
+    return FOREVER if seconds is None else max(0, int(min(seconds * 1e9, 2.0**63 - 1024)))
 
 
 def hurry(s: socket.socket, end: float) -> None:

@@ -148,7 +148,8 @@ class Engine(Closing):
             ("handshake_timeout_ns", handshake_timeout),
             ("spin_ns", spin),
         ):
-            setattr(config, field, 0 if seconds is None else int(seconds * 1e9) or -1)
+            setattr(config, field, 0 if seconds is None else
+                    max(1, nanoseconds(seconds)) if seconds > 0 else -1)
         try:
             check(lib.open(ctypes.byref(config), ctypes.byref(self._out)))
             self._arrivals = Arrivals(self)

@@ -130,9 +130,11 @@ class SluiceTransport(TensorTransportManager):  # type: ignore[misc]
             known = self._exports.get(obj_id)
         if known is not None:  # a task that was tried again
             return known.metadata
-        device = str(rdt_object[0].device) if rdt_object and hasattr(rdt_object[0],
-            "device") else "cpu"
-        kind = device.partition(":")[0]
+        kinds = {str(getattr(t, "device", "cpu")).partition(":")[0] for t in rdt_object} or {"cpu"}
+        if len(kinds) > 1:
+            raise ValueError(f"tensors of one object lie on {sorted(kinds)}: put those of each "
+                             f"kind of device into an object of their own")
+        kind = kinds.pop()
         if kind != "cpu":
             _synchronize(rdt_object)
         metadata = SluiceMetadata(tensor_meta=_tensors.describe(rdt_object), tensor_device=kind)

@@ -257,16 +257,18 @@ class TransferEngine:
             if not any(lengths) and len(buffers) == len(peer_buffer_addresses) == len(lengths):
                 return self._only(target_hostname, notify)
             for fresh in (False, True):
+                taken = False
                 try:
                     with self._transfer(target_hostname, buffers, peer_buffer_addresses, lengths,
                                         opcode, fresh) as transfer:
                         if notify is not None:
                             transfer.message(encode(notify))
+                            taken = True  # perhaps, where the peer is lost then
                         transfer.run()
                     return 0
-                except (errors.PeerLostError, errors.RevokedError):
+                except (errors.PeerLostError, errors.RevokedError) as e:
                     # restarted, or registered anew, since we asked it
-                    if fresh:
+                    if fresh or (taken and isinstance(e, errors.PeerLostError)):
                         raise
         except _CANNOT as e:
             return _failed(f"transfer with {target_hostname}", e)

@@ -58,7 +58,7 @@ def fetch(session: str) -> Offer:
 def probe(session: str) -> None:
     """Returns when the engine of that name answers. OSError or ValueError where none does."""
     if _ask(session, _PROBE) != b"here":
-        raise ValueError("this is no engine of sluice's")
+        raise ValueError("this is no engine of sluice's, or one that too many call")
 
 
 def _ask(session: str, word: bytes) -> bytes:
@@ -75,6 +75,19 @@ def _ask(session: str, word: bytes) -> bytes:
                 raise ValueError("the answer is too long")
 
 
+def _word(s: socket.socket) -> bytes:
+    """What a caller asks, in one time for all of it."""
+    word, end = b"", time.monotonic() + _LIMIT
+    while len(word) < 64 and not word.endswith(b"\n"):
+        hurry(s, end)
+        part = s.recv(64 - len(word))
+        if not part:
+            break
+        word += part
+    s.settimeout(_LIMIT)
+    return word
+
+
 class Server:
     """Answers at a port until it is closed."""
 
@@ -83,7 +96,7 @@ class Server:
             timeout = _LIMIT
 
             def handle(self) -> None:
-                word = self.rfile.readline(64)
+                word = _word(self.request)
                 if word == _GET:
                     mine = offer()
                     text = {"description": base64.b64encode(mine.description).decode(),

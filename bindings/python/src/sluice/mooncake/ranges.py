@@ -19,7 +19,9 @@ class Ranges(Generic[T]):
         self._entries: list[tuple[int, int, T]] = []  # address, length, what it stands for
 
     def check(self, address: int, length: int) -> None:
-        """KeyError where a range lies already."""
+        """KeyError where a range lies already. ValueError for what no memory has."""
+        if address < 0 or length < 0:
+            raise ValueError(f"{length} bytes at {address} are no memory")
         at = bisect.bisect_left(self._starts, address)
         before = at and self._starts[at - 1] + self._entries[at - 1][1] > address
         if before or (at < len(self._starts) and address + length > self._starts[at]):
@@ -47,7 +49,7 @@ class Ranges(Generic[T]):
         none does.
         """
         at = bisect.bisect_right(self._starts, address) - 1
-        if at < 0 or address + length > self._starts[at] + self._entries[at][1]:
+        if at < 0 or length < 0 or address + length > self._starts[at] + self._entries[at][1]:
             raise KeyError(f"{length} bytes at {address:#x} lie in no registered range, or go "
                            f"past its end")
         return self._starts[at], self._entries[at][2]

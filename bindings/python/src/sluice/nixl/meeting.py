@@ -130,13 +130,13 @@ class Meeting(Memory):
                 return known
             except errors.Error:  # an agent of this name was started anew
                 logger.info("%s is another agent than before: meeting it anew", m.agent)
-        if known is not None:
-            self.remove_remote_agent(m.agent)
         engine = self._open()
-        peer = engine.connect(m.description, _CONNECT)
+        peer = engine.connect(m.description, _CONNECT)  # fails where this is of an agent that ended
         if peer is engine.self_peer():  # under another name: forgetting that would close it
             raise b.nixlInvalidParamError(f"{m.agent!r} has our own description: our own memory is "
                                           f"reached by our own name")
+        if known is not None:
+            self.remove_remote_agent(m.agent)
         return Met(peer)
 
     def remove_remote_agent(self, agent: Name) -> None:

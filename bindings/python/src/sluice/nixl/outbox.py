@@ -12,6 +12,7 @@ from .backends import logger
 from .bindings import nixlBackendError
 
 _MOST = 65536  # notifications that wait
+_BYTES = 64 << 20  # of them
 _STEP = 1.0  # seconds of one try
 
 
@@ -22,6 +23,7 @@ class Outbox:
         self._peer = peer
         self._lock = threading.Lock()  # guards what follows
         self._waiting: deque[bytes] = deque()
+        self._bytes = 0  # of what waits
         self._sending = False  # a thread is at work
 
     def send(self, message: bytes) -> None:
@@ -33,9 +35,12 @@ class Outbox:
                     return
                 except (errors.TimeoutError, errors.FullError):
                     pass
-            if len(self._waiting) >= _MOST:
-                raise nixlBackendError(f"{_MOST} notifications wait for a peer that takes none")
+            if len(self._waiting) >= _MOST or (self._bytes and
+                                               self._bytes + len(message) > _BYTES):
+                raise nixlBackendError(f"{len(self._waiting)} notifications of {self._bytes} bytes "
+                                       f"wait for a peer that takes none")
             self._waiting.append(message)
+            self._bytes += len(message)
             if not self._sending:
                 self._sending = True
                 threading.Thread(target=self._work, name="sluice-nixl-notify", daemon=True).start()
@@ -56,6 +61,8 @@ class Outbox:
                     logger.warning("%d notifications are lost with their peer: %s",
                                    len(self._waiting), e)
                     self._waiting.clear()
+                    self._bytes = 0
                 continue
             with self._lock:
                 self._waiting.popleft()
+                self._bytes -= len(message)
