@@ -93,6 +93,8 @@ func newOwnBlock(ordinal int, n uint64, peers bool) (*ownBlock, error) {
 // Close implements io.Closer.
 func (o *ownBlock) Close() (err error) {
 	o.once.Do(func() {
+		o.renewing.Lock() // a renew may have outlived the fence that asked for it
+		defer o.renewing.Unlock()
 		blocks.remove(o)
 		err = o.block.Close()
 		if o.fd >= 0 {

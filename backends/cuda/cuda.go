@@ -53,6 +53,8 @@ type Backend struct {
 	memories           keys.Table[memory]
 	gates              gates
 	closed             atomic.Bool
+	ending             sync.Once
+	ended              error // of Close
 
 	closing atomic.Bool // no batch is left to attend to
 
@@ -231,11 +233,14 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	return n, nil
 }
 
-// Close implements driver.Backend.
+// Close implements driver.Backend. A second call waits for the first, and answers the same.
 func (b *Backend) Close() error {
-	if !b.closed.CompareAndSwap(false, true) {
-		return nil
-	}
+	b.ending.Do(func() { b.ended = b.end() })
+	return b.ended
+}
+
+func (b *Backend) end() error {
+	b.closed.Store(true)
 	registry.Lock()
 	delete(registry.byAddr, b.addr)
 	registry.Unlock()

@@ -28,10 +28,13 @@ type memory struct {
 	// block is what AllocDevice made of it for other processes as well, nil: none of it.
 	block *ownBlock
 
+	closing sync.Mutex // held by Close, before mu
+	gone    bool       // nothing lands any more; guarded by closing
+
 	mu     sync.Mutex // guards what follows
 	now    *grant
 	past   []*grant // ended, and perhaps not quiet yet
-	closed bool
+	closed bool     // to what is new
 }
 
 // Register implements driver.Backend. Memory of a device must be allocated, all of it on that
@@ -141,24 +144,29 @@ func (m *memory) admit(t *keys.Token) (*grant, error) {
 	return m.now, nil
 }
 
-// Close implements driver.Memory. It waits for batches that name the memory.
+// Close implements driver.Memory. It waits for batches that name the memory. Without the proof
+// that other processes are out of it, the next Close looks for it again.
 func (m *memory) Close() error {
 	m.b.open.RLock()
 	defer m.b.open.RUnlock()
-	m.mu.Lock()
-	gone := m.closed
-	m.closed = true
-	m.mu.Unlock()
-	if gone {
+	m.closing.Lock()
+	defer m.closing.Unlock()
+	if m.gone {
 		return nil
 	}
-	m.b.memories.Remove(m.key)
+	m.mu.Lock()
+	m.closed = true
+	m.mu.Unlock()
 	m.own.end()
 	next := m.endEpoch()
 	_ = m.b.until(m.own.quiet, always)
-	err := m.untilQuiet(always)
+	if err := m.untilQuiet(always); err != nil {
+		return err // the key stays taken, and the memory pinned
+	}
+	m.gone = true
+	m.b.memories.Remove(m.key)
 	m.b.memories.GiveBack(m.key, next)
-	return errors.Join(err, m.unpin())
+	return m.unpin()
 }
 
 // endEpoch begins the next one, has batches of older ones drop what they can, and returns it. What

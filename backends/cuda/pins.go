@@ -39,7 +39,7 @@ type pinTable struct {
 var pins pinTable
 
 // use returns what is known of a range, with one more user. unuse ends that. The pages of
-// memory that could change are held where they are.
+// memory that could change are held where they are, pinned or not: copies land in both.
 func (t *pinTable) use(b *Backend, seg driver.Segment) (*pin, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -58,7 +58,6 @@ func (t *pinTable) use(b *Backend, seg driver.Segment) (*pin, error) {
 	}
 	p.attempt(b)
 	if !p.pinned() {
-		p.drop()
 		return p, nil // not in the table: a part of it may have better luck
 	}
 	p.ordered = true
@@ -108,7 +107,11 @@ func (t *pinTable) unuse(b *Backend, p *pin) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p.users--
-	if p.users > 0 || !p.ordered {
+	if p.users > 0 {
+		return nil
+	}
+	if !p.ordered {
+		p.drop()
 		return nil
 	}
 	t.list = slices.DeleteFunc(t.list, func(other *pin) bool { return other == p })

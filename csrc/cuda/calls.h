@@ -71,7 +71,7 @@ enum {
  */
 #ifndef CUDA_VERSION
 typedef struct CUevent_st *CUevent;
-typedef int CUpointer_attribute;
+typedef int CUpointer_attribute, CUstreamCaptureMode;
 typedef int CUmemAllocationType, CUmemAllocationHandleType, CUmemLocationType, CUmemAccess_flags;
 typedef int CUmemAllocationGranularity_flags, CUmemRangeHandleType, CUmemcpySrcAccessOrder;
 typedef unsigned long long CUmemGenericAllocationHandle;
@@ -111,7 +111,12 @@ typedef struct CUmemcpyAttributes_st {
 enum {
 	CUDA_ERROR_INVALID_VALUE = 1,
 	CUDA_ERROR_OUT_OF_MEMORY = 2,
+	CUDA_ERROR_OPERATING_SYSTEM = 304,
+	CUDA_ERROR_NOT_READY = 600,
 	CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
+	CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
+	CUDA_ERROR_TIMEOUT = 909,
+	CU_STREAM_CAPTURE_MODE_RELAXED = 2,
 	CU_EVENT_BLOCKING_SYNC = 1,
 	CU_EVENT_DISABLE_TIMING = 2,
 	CU_MEMORYTYPE_DEVICE = 2,
@@ -165,7 +170,8 @@ enum {
 	X(cuMemImportFromShareableHandle,                                                          \
 	  (CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType))                     \
 	X(cuDeviceGetUuid_v2, (CUuuid *, CUdevice))                                                \
-	X(cuCtxSynchronize, (void))
+	X(cuCtxSynchronize, (void))                                                                \
+	X(cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *))
 
 /*
  * Of CUDA 12.8; in 13 the plain name is another function to who includes cuda.h, not in the

@@ -36,9 +36,10 @@ static int await(struct sl_cuda_worker *l, const struct sl_cuda_batch *b, int ev
 {
 	if (event == SL_CUDA_NOTHING)
 		return 0;
-	if (event == SL_CUDA_STREAM)
-		return sl_cu.cuStreamSynchronize(l->stream);
-	return sl_cu.cuEventSynchronize(b->event[event]);
+	return sl_cuda_settled(event == SL_CUDA_STREAM
+				   ? sl_cu.cuStreamSynchronize(l->stream)
+				   : sl_cu.cuEventSynchronize(b->event[event]),
+			       l->stream);
 }
 
 static void heed(struct sl_cuda_worker *l, const struct sl_cuda_note *n)
@@ -85,6 +86,7 @@ static void *attend(void *arg)
 
 	/* if it fails, so will all that follows, and say so */
 	sl_cu.cuCtxSetCurrent(l->mover->context);
+	sl_cuda_ignore_captures();
 	while (take(l, &n))
 		heed(l, &n);
 	return NULL;

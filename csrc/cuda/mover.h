@@ -101,6 +101,18 @@ struct sl_cuda_note {
 	int event;
 };
 
+/*
+ * What a wait for work on a stream has answered, once the work is over: an answer that is about the
+ * call alone is no end of copies that go on, so the driver is asked again.
+ */
+int sl_cuda_settled(int rc, CUstream s);
+
+/*
+ * For a thread of ours: its calls go on while a thread of the program captures a graph, and do not
+ * end the capture.
+ */
+void sl_cuda_ignore_captures(void);
+
 /* A stream with its thread. */
 struct sl_cuda_worker {
 	struct sl_cuda_mover *mover;

@@ -59,7 +59,7 @@ static int copy_all(CUdeviceptr to, CUdeviceptr from, size_t bytes)
 
 	SL_CUDA_TRY(sl_cu.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0));
 	rc = sl_cu.cuMemcpyDtoDAsync_v2(to, from, bytes, stream);
-	waited = sl_cu.cuStreamSynchronize(stream);
+	waited = sl_cuda_settled(sl_cu.cuStreamSynchronize(stream), stream);
 	sl_cu.cuStreamDestroy_v2(stream);
 	return rc ? rc : waited;
 }

@@ -76,7 +76,8 @@ static int stage(struct sl_cuda_worker *l, struct sl_cuda_batch *b)
 		if (sl_cuda_cancelled(b))
 			return -ECANCELED;
 		if (turn >= 2)
-			SL_CUDA_TRY(sl_cu.cuEventSynchronize(b->event[turn % 2]));
+			SL_CUDA_TRY(sl_cuda_settled(
+			    sl_cu.cuEventSynchronize(b->event[turn % 2]), l->stream));
 		SL_CUDA_TRY((e->up ? upload : download)(l, b, half, first, n));
 		SL_CUDA_TRY(sl_cu.cuEventRecord(b->event[turn % 2], l->stream));
 		first += n;
@@ -86,7 +87,8 @@ static int stage(struct sl_cuda_worker *l, struct sl_cuda_batch *b)
 
 void sl_cuda_stage(struct sl_cuda_worker *l, struct sl_cuda_batch *b)
 {
-	int rc = stage(l, b), waited = sl_cu.cuStreamSynchronize(l->stream);
+	int rc = stage(l, b);
+	int waited = sl_cuda_settled(sl_cu.cuStreamSynchronize(l->stream), l->stream);
 
 	b->entries.count = 0;
 	free(b->list);

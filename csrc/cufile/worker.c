@@ -52,12 +52,17 @@ static int stream_of(struct sl_cufile_worker *l, unsigned device)
 	return rc;
 }
 
+static int settled(struct sl_cufile_worker *l, unsigned device)
+{
+	return sl_cuda_settled(sl_cu.cuStreamSynchronize(l->stream[device]), l->stream[device]);
+}
+
 static int fetch(struct sl_cufile_worker *l, const struct sl_cufile_request *r)
 {
 	SL_CUDA_TRY(stream_of(l, r->device));
 	SL_CUDA_TRY(
 	    sl_cu.cuMemcpyDtoHAsync_v2(l->edge, r->base + r->offset, r->len, l->stream[r->device]));
-	return sl_cu.cuStreamSynchronize(l->stream[r->device]);
+	return settled(l, r->device);
 }
 
 static void write_edge(struct sl_cufile_worker *l, const struct sl_cufile_request *r)
@@ -272,7 +277,7 @@ static void on_stream(struct sl_cufile_worker *l, unsigned n)
 		if (rc.err)
 			break;
 	}
-	waited = sl_cu.cuStreamSynchronize(l->stream[device]);
+	waited = settled(l, device);
 	for (unsigned i = 0; i < begun; i++)
 		end(l, &l->taken[i], waited ? -EIO : outcome(l->flights[i].moved, EIO), waited);
 	if (begun < n) { /* of what no stream takes the plain call says why */
@@ -286,6 +291,7 @@ void *sl_cufile_attend(void *arg)
 	struct sl_cufile_worker *l = arg;
 	unsigned n;
 
+	sl_cuda_ignore_captures();
 	while ((n = take(l))) {
 		/* if it fails, so will all that follows, and say so */
 		sl_cu.cuCtxSetCurrent(l->mover->context[l->taken[0].device]);

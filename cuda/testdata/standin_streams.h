@@ -204,9 +204,28 @@ CUresult cuStreamDestroy_v2(CUstream s)
 	return 0;
 }
 
+static _Thread_local CUstreamCaptureMode capture_mode;
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
+{
+	CUstreamCaptureMode was = capture_mode;
+
+	capture_mode = *mode;
+	*mode = was;
+	return 0;
+}
+
+/* Whether a capture forbids a call that waits. */
+static int forbidden(void)
+{
+	return WORD(capture) > (capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED);
+}
+
 CUresult cuStreamSynchronize(CUstream s)
 {
 	CONTEXT();
+	if (forbidden())
+		return CAPTURE_UNSUPPORTED;
 	if (!s || s->capture)
 		return s ? CAPTURE_UNSUPPORTED : INVALID_VALUE;
 	pthread_mutex_lock(&works);
@@ -252,6 +271,8 @@ CUresult cuEventSynchronize(CUevent e)
 	unsigned long mark;
 
 	CONTEXT();
+	if (forbidden())
+		return CAPTURE_UNSUPPORTED;
 	pthread_mutex_lock(&works);
 	for (mark = e->recorded; e->reached < mark;)
 		pthread_cond_wait(&moved, &works);

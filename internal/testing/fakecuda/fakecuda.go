@@ -28,6 +28,7 @@ const (
 	RefuseResult
 	PinResult
 	Hold
+	Capture
 	Streams
 	Events
 	Allocations
@@ -46,7 +47,7 @@ const (
 // names are those of struct panel.
 var names = [words]string{
 	"delay_us", "fault_after", "fault_result", "refuse_after", "refuse_result", "pin_result",
-	"hold",
+	"hold", "capture",
 	"streams", "events", "allocations", "host_allocations", "pins", "reservations", "mappings",
 	"handles", "contexts",
 	"copies", "batches", "launches",

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package cuda
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/fakecuda"
+)
+
+// TestWhileTheProgramCapturesAGraph: the driver then refuses calls that wait to threads that have
+// not said otherwise.
+func TestWhileTheProgramCapturesAGraph(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	d := r.memory(hbm, 1<<20)
+	for _, kind := range []drivertest.Allocator{drivertest.HostMemory, drivertest.ForeignMemory} {
+		l := r.memory(kind, 1<<20)
+		for _, op := range []driver.Op{driver.Write, driver.Read} {
+			libcuda.Set(t, fakecuda.Capture, 1)
+			r.move(op, l, d, driver.Desc{Len: 1 << 20})
+			libcuda.Put(fakecuda.Capture, 0)
+			r.same("beside a capture", r.content(d), r.content(l))
+		}
+	}
+}
+
+// TestAWaitThatFailsEndsNoBatch: the copy goes on, and a fence does not prove otherwise.
+func TestAWaitThatFailsEndsNoBatch(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	l, d := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
+	libcuda.Set(t, fakecuda.Hold, 1)
+	libcuda.Set(t, fakecuda.Capture, 2)
+	tag := r.submit(driver.Write, l, d, driver.Desc{Len: 13})
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, r.b.Fence(ctx, d.m.key), driver.ErrTimeout)
+	libcuda.Put(fakecuda.Hold, 0)
+	libcuda.Put(fakecuda.Capture, 0)
+	require.NoError(t, r.end(tag))
+	require.NoError(t, r.b.Fence(context.Background(), d.m.key))
+	r.same("after a wait that failed", r.content(d)[:13], r.content(l)[:13])
+}
+
+// TestPagesStayUnderCopies into memory that could not be pinned: another backend's fence may not
+// put other pages there.
+func TestPagesStayUnderCopies(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	libcuda.Set(t, fakecuda.PinResult, 2)
+	l := r.memory(drivertest.HostMemory, 1<<20)
+	require.False(t, l.m.pin.pinned())
+	shared := l.space.Segment.Shared
+	require.ErrorIs(t, shared.Renew(l.space.Segment.SharedOff, 4096), driver.ErrBusy)
+	require.NoError(t, l.m.Close())
+	require.NoError(t, shared.Renew(l.space.Segment.SharedOff, 4096))
+}
+
+// TestASecondCloseWaitsForTheFirst of a backend whose copy is under way.
+func TestASecondCloseWaitsForTheFirst(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	l, d := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
+	libcuda.Set(t, fakecuda.Hold, 1)
+	r.submit(driver.Read, l, d, driver.Desc{Len: 13})
+	closed := make(chan error, 2)
+	for range 2 {
+		go func() { closed <- r.b.Close() }()
+	}
+	select {
+	case err := <-closed:
+		t.Errorf("closed (%v) while a copy was under way", err)
+		closed <- err
+	case <-time.After(50 * time.Millisecond):
+	}
+	libcuda.Put(fakecuda.Hold, 0)
+	require.NoError(t, <-closed)
+	require.NoError(t, <-closed)
+	r.same("after Close", l.space.Segment.Mem[:13], r.content(d)[:13])
+}
+
+// TestACloseWithoutProofIsNoProofTheSecondTime: what a frozen process still writes lands in memory
+// whose Close has said that it could not be taken away.
+func TestACloseWithoutProofIsNoProofTheSecondTime(t *testing.T) {
+	onStandIn(t)
+	cfg := testConfig()
+	cfg.FenceGrace = 20 * time.Millisecond
+	r, silent := newFarRig(t, cfg)
+	d, _ := r.shared(silent, 1<<20)
+	stuck := silent.p.remote(d.key)
+	require.True(t, stuck.enter())
+	libcuda.Set(t, fakecuda.RefuseResult, 2)
+	for range 2 {
+		libcuda.Put(fakecuda.RefuseAfter, 1)
+		require.ErrorContains(t, d.m.Close(), "take memory away from a frozen process")
+	}
+	want := r.content(d)
+	require.NoError(t, d.m.Close()) // the driver gives memory again
+	writeCard(t, driver.Segment{Addr: stuck.m.base}, make([]byte, 1<<20))
+	r.same("after Close", r.content(d), want)
+	stuck.leave()
+}
+
+// TestABlockIsFreedBehindARenew that outlived its fence.
+func TestABlockIsFreedBehindARenew(t *testing.T) {
+	onStandIn(t)
+	cfg := testConfig()
+	cfg.FenceGrace = 10 * time.Millisecond
+	r, silent := newFarRig(t, cfg)
+	space, err := sharedHBM(1 << 20)
+	require.NoError(t, err)
+	m := r.register(space.Segment)
+	stuck := silent.p.remote(r.farKey(silent, m))
+	require.True(t, stuck.enter())
+	busy := newProducer(t)
+	defer busy.close()
+	r.hold(busy)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	require.Error(t, r.b.Fence(ctx, m.key))
+	require.True(t, m.block.moving.Load())
+	stuck.leave()
+	require.NoError(t, r.b.Fence(context.Background(), m.key))
+	require.NoError(t, m.Close())
+	freed := make(chan error, 1)
+	go func() { freed <- space.Free() }()
+	select {
+	case err := <-freed:
+		t.Errorf("freed (%v) while other memory was put there", err)
+		freed <- err
+	case <-time.After(50 * time.Millisecond):
+	}
+	r.release()
+	require.NoError(t, <-freed)
+	require.False(t, m.block.moving.Load())
+}
