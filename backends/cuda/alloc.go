@@ -15,7 +15,8 @@ import (
 // from the driver's virtual memory management where there is one, in whole pieces of mostly 2 MiB,
 // and from its plain allocator elsewhere.
 //
-// With Config.Peers backends of other processes reach it, and no dma-buf is exported. A fence
+// With Config.Peers backends of other processes reach it; no dma-buf is exported, and the backends
+// rdma and gds, whose devices would go on with the old memory, do not take it. A fence
 // against a frozen process then puts other memory under the addresses: it waits for what the
 // program has begun on the device, and while it runs (for longer than Config.FenceGrace, that is)
 // the program must begin no kernel or copy of its own over any byte of the allocation.

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
+	"github.com/sluicehq/sluice/internal/lentmem"
 )
 
 // ownBlock is memory of AllocDevice.
@@ -86,6 +87,9 @@ func newOwnBlock(ordinal int, n uint64, peers bool) (*ownBlock, error) {
 		return nil, err
 	}
 	o := &ownBlock{block: block, fd: -1, peers: peers, ordinal: ordinal, id: blockIDs.Add(1)}
+	if peers {
+		lentmem.Add(block.At, block.Len)
+	}
 	blocks.add(o)
 	return o, nil
 }
@@ -96,6 +100,7 @@ func (o *ownBlock) Close() (err error) {
 		o.renewing.Lock() // a renew may have outlived the fence that asked for it
 		defer o.renewing.Unlock()
 		blocks.remove(o)
+		lentmem.Remove(o.block.At)
 		err = o.block.Close()
 		if o.fd >= 0 {
 			err = errors.Join(err, os.NewSyscallError("close", unix.Close(o.fd)))

@@ -5,6 +5,7 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,7 +46,8 @@ func (g *client) usersOf(slot uint32) *atomic.Uint64 { return sealed.Word(g.user
 func (g *client) stateOf(slot uint32) *atomic.Uint64 { return sealed.Word(g.states, int(8*slot)) }
 
 // attend answers until the connection ends, and stays until nothing of the client is under way:
-// the copies of a process end with it, not with its socket.
+// the copies of a process end with it, not with its socket. One that was given nothing, or gave
+// all of it back, has none.
 func (g *client) attend() {
 	var watch sync.WaitGroup
 	watch.Go(func() {
@@ -55,7 +57,7 @@ func (g *client) attend() {
 	})
 	polite := g.listen()
 	_ = g.wire.conn.Close()
-	if !polite {
+	if !polite && g.holds() {
 		_ = g.process.Wait() // or Close of the backend
 	}
 	g.leave()
@@ -90,6 +92,13 @@ func (g *client) listen() (polite bool) {
 			return false
 		}
 	}
+}
+
+// holds reports whether the client has what it was given.
+func (g *client) holds() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.ContainsFunc(g.passes[:g.next], func(p *pass) bool { return p != nil })
 }
 
 // dismiss ends the connection; no memory is left that the client could reach.

@@ -10,9 +10,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/sealed"
 	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
@@ -142,4 +144,26 @@ func TestABlockIsFreedBehindARenew(t *testing.T) {
 	r.release()
 	require.NoError(t, <-freed)
 	require.False(t, m.block.moving.Load())
+}
+
+// TestConnectsThatWereGivenUpKeepNoPlace though their process lives: they were given nothing.
+func TestConnectsThatWereGivenUpKeepNoPlace(t *testing.T) {
+	onStandIn(t)
+	cfg := testConfig()
+	cfg.Peers, cfg.PeersMax = true, 4
+	r := newRig(t, cfg)
+	for range 2 * cfg.PeersMax {
+		fd, page, err := sealed.New("given up", pageBytes, true)
+		require.NoError(t, err)
+		require.Eventually(t, func() bool {
+			w := r.silent()
+			defer w.conn.Close()
+			require.NoError(t, w.send(&head{Kind: sayHello}, nil, limit, fd))
+			h, tail, theirs, err := w.receive()
+			closeDescriptor(theirs)
+			return err == nil && h.outcome(tail) == nil
+		}, limit, time.Millisecond)
+		closeDescriptor(fd)
+		require.NoError(t, unix.Munmap(page))
+	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/cufile"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/lentmem"
 	"github.com/sluicehq/sluice/internal/ownfiles"
 )
 
@@ -44,6 +45,9 @@ func (b *Backend) find(e *extent, seg *driver.Segment) (err error) {
 		e.file, err = b.use(seg)
 		return err
 	case driver.HBM:
+		if err := lentmem.Check(seg.Addr, seg.Len); err != nil {
+			return err
+		}
 		e.device, e.at = seg.Device, seg.Addr
 	default:
 		e.at, e.shared = addressOf(seg.Mem), seg.Shared

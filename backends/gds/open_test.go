@@ -12,8 +12,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/csrc/cufile"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/lentmem"
 	"github.com/sluicehq/sluice/internal/testing/fakecufile"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
@@ -359,4 +362,21 @@ func TestTwoDevices(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestMemoryThatMayBeReplacedIsRefused: what other processes map.
+func TestMemoryThatMayBeReplacedIsRefused(t *testing.T) {
+	onStandIn(t)
+	leak.Check(t)
+	r := newRig(t, Config{}, 1<<20)
+	part, err := r.dev.Segment.Slice(4096, 8192, [16]byte{})
+	require.NoError(t, err)
+	lentmem.Add(r.dev.Segment.Addr, r.dev.Segment.Len)
+	_, err = r.b.Register(part)
+	lentmem.Remove(r.dev.Segment.Addr)
+	require.ErrorIs(t, err, driver.ErrNotSupported)
+	require.ErrorContains(t, err, "Config.Peers of the cuda backend")
+	m, err := r.b.Register(part)
+	require.NoError(t, err)
+	require.NoError(t, m.Close())
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/lentmem"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
@@ -411,6 +412,11 @@ func TestHBMThatIsWrong(t *testing.T) {
 	if got := cardsOpen(t); got != 1 {
 		t.Errorf("%d descriptors, want the test's", got)
 	}
+	lentmem.Add(1<<45, 8192)
+	if _, err := b.Register(c.segment(0, 100)); !errors.Is(err, driver.ErrNotSupported) {
+		t.Errorf("memory that may be replaced: %v", err)
+	}
+	lentmem.Remove(1 << 45)
 	c.close(t)
 	if _, err := b.Register(c.segment(0, 8192)); !errors.Is(err, driver.ErrBounds) ||
 		!errors.Is(err, syscall.EBADF) {

@@ -13,6 +13,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/lentmem"
 )
 
 // memory is one registration.
@@ -50,6 +51,11 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	}
 	if err := seg.Check(); err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)
+	}
+	if seg.Kind == driver.HBM {
+		if err := lentmem.Check(seg.Addr, seg.Len); err != nil {
+			return nil, err
+		}
 	}
 	if !b.gate.Enter() {
 		return nil, fmt.Errorf("register memory: %w", driver.ErrClosed)
