@@ -78,7 +78,7 @@ func TestConfigCheck(t *testing.T) {
 		"negative Workers":      {Workers: -1},
 		"too many Workers":      {Workers: workersMax + 1},
 		"BatchesMax no power":   {BatchesMax: 1000},
-		"negative NotifyMax":     {NotifyMax: -1},
+		"negative NotifyMax":    {NotifyMax: -1},
 		"KeysMax":               {KeysMax: keys.Limit + 1},
 		"ConnsMax":              {ConnsMax: -1},
 		"Grace too short":       {Grace: time.Millisecond},
