@@ -17,11 +17,12 @@ type file struct {
 	id   ownfiles.ID
 	refs int // memories; guarded by flights.Mu
 
-	fd     int    // a descriptor of our own, through the page cache
-	direct int    // the same file past the page cache; -1: there is none
-	why    string // there is none, or it is of no use
-	block  uint64 // offsets and lengths past the page cache are multiples of it; a power of two
-	align  uint64 // so are addresses of this one
+	fd      int    // a descriptor of our own, through the page cache
+	direct  int    // the same file past the page cache; -1: there is none
+	why     string // there is none, or it is of no use
+	swapped bool   // direct is the caller's description, and fd another; else the other way round
+	block   uint64 // offsets and lengths past the page cache are multiples of it; a power of two
+	align   uint64 // so are addresses of this one
 
 	fixed, fixedDirect int32   // places in the table of io_uring; -1: none
 	writer             *writer // does short writes through the page cache; nil: io_uring does
@@ -69,7 +70,7 @@ func (f *file) swapDirect(mode int) error {
 	if err != nil {
 		return fmt.Errorf("open once more without O_DIRECT, for what is no whole block: %w", err)
 	}
-	f.direct, f.fd = f.fd, plain
+	f.direct, f.fd, f.swapped = f.fd, plain, true
 	return nil
 }
 
@@ -107,9 +108,19 @@ func (f *file) measure() {
 // mayPast reports whether there is a way past the page cache.
 func (f *file) mayPast() bool { return f.direct >= 0 && !f.refused }
 
+// dropDirect ends the way past the page cache. The caller's description is kept for its lock.
 func (f *file) dropDirect() error {
+	f.block = 0
+	if f.swapped {
+		f.refused = true
+		return nil
+	}
+	return f.closeDirect()
+}
+
+func (f *file) closeDirect() error {
 	fd := f.direct
-	f.direct, f.block = -1, 0
+	f.direct = -1
 	if fd < 0 {
 		return nil
 	}
@@ -120,7 +131,7 @@ func (f *file) dropDirect() error {
 func (f *file) name() string { return f.id.Name(f.fd) }
 
 func (f *file) close() error {
-	err := f.dropDirect()
+	err := f.closeDirect()
 	if f.fd >= 0 {
 		err = errors.Join(err, unix.Close(f.fd))
 	}

@@ -63,8 +63,10 @@ func (b *Backend) use(seg *driver.Segment) (*file, error) {
 		if f, err = openFile(seg.FD, id, b.cfg.Buffered); err != nil {
 			return nil, err
 		}
+		if err := b.mover.addFile(f); err != nil {
+			return nil, errors.Join(err, f.close())
+		}
 		f.inode = b.inodeOf(f.fd, id)
-		b.mover.addFile(f)
 		b.files[id] = f
 	}
 	f.refs++

@@ -88,7 +88,7 @@ func (p *pool) listen(_, _ bool)    {}
 func (p *pool) tells() bool         { return false }
 func (p *pool) kick()               {}
 func (p *pool) fixedBuffers() int32 { return -1 }
-func (p *pool) addFile(*file)       {}
+func (p *pool) addFile(*file) error { return nil }
 func (p *pool) dropFile(*file)      {}
 func (p *pool) pin([]byte) pin      { return pin{} }
 func (p *pool) unpin(pin)           {}

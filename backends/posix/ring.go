@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/driver"
 )
 
 // ring is io_uring. Any goroutine submits, so the ring is not bound to one thread
@@ -37,8 +39,8 @@ type ring struct {
 	bells bool        // the kernel writes the eventfd; guarded by flights.Mu
 	owed  atomic.Bool // kick is to do it: something was there before that was wanted
 
-	files     []bool // places of the table of files that are taken
-	buffers   []bool // those of buffers, but the first, which is the requests'
+	files     []int32 // places of the table of files that are free
+	buffers   []bool  // those of buffers, but the first, which is the requests'
 	hasBounce bool
 
 	// What writers do. Guarded by flights.Mu where it is not atomic.
@@ -62,8 +64,8 @@ type queueMap struct {
 }
 
 const (
-	filesMax   = 1024 // registered; others are reached by their descriptors
-	buffersMax = 1024 // registered
+	filesMax   = 1 << 14 // places in the table of files, two for each
+	buffersMax = 1024    // registered
 	bufferMax  = 1 << 30
 
 	cancelTag = 1 << 32 // in user_data: the end of what asked for a cancel
@@ -101,7 +103,9 @@ func openRing(b *Backend) (_ *ring, err error) {
 		return nil, fmt.Errorf("io_uring_register of an eventfd: %w", err)
 	}
 	if n := min(filesMax, descriptorsMax()); g.registerFiles(n) == nil {
-		g.files = make([]bool, n)
+		for at := n - 1; at >= 0; at-- {
+			g.files = append(g.files, int32(at))
+		}
 	}
 	g.registerBounce()
 	g.listen(false, false)
@@ -299,34 +303,47 @@ func (g *ring) fixedBuffers() int32 {
 	return -1
 }
 
-// addFile implements mover.
-func (g *ring) addFile(f *file) {
+// addFile implements mover. The caller's description of the file must have a place where requests
+// go by another: once the process is killed, the kernel holds those of the table until all requests
+// have ended, and with the caller's its lock (flock), which says to others that nothing lands.
+func (g *ring) addFile(f *file) error {
+	if f.swapped {
+		if f.fixedDirect = g.addDescriptor(f.direct); f.fixedDirect < 0 {
+			return fmt.Errorf("register a file that is open with O_DIRECT: no place in io_uring's "+
+				"table of files: raise RLIMIT_NOFILE, or open it without: %w", driver.ErrFull)
+		}
+	}
 	f.fixed = g.addDescriptor(f.fd)
-	f.fixedDirect = g.addDescriptor(f.direct)
+	switch {
+	case f.swapped || f.direct < 0:
+	case f.fixed >= 0:
+		f.fixedDirect = g.addDescriptor(f.direct)
+	default:
+		f.why = "no place in io_uring's table of files, without which a lock of the file would " +
+			"not outlast the process: raise RLIMIT_NOFILE"
+		if err := f.dropDirect(); err != nil {
+			return err
+		}
+	}
 	f.writer = g.openWriter(f.fd)
+	return nil
 }
 
 func (g *ring) addDescriptor(fd int) int32 {
-	if fd < 0 {
+	last := len(g.files) - 1
+	if fd < 0 || last < 0 || g.updateFile(int(g.files[last]), fd) != nil {
 		return -1
 	}
-	for i, taken := range g.files {
-		if !taken {
-			if g.updateFile(i, fd) != nil {
-				return -1
-			}
-			g.files[i] = true
-			return int32(i)
-		}
-	}
-	return -1
+	at := g.files[last]
+	g.files = g.files[:last]
+	return at
 }
 
 // dropFile implements mover.
 func (g *ring) dropFile(f *file) {
 	for _, at := range []*int32{&f.fixed, &f.fixedDirect} {
 		if *at >= 0 && g.updateFile(int(*at), -1) == nil {
-			g.files[*at] = false
+			g.files = append(g.files, *at)
 		}
 		*at = -1
 	}

@@ -3,10 +3,12 @@
 package posix
 
 import (
+	"os"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -40,4 +42,49 @@ func TestCancelsLeaveRoom(t *testing.T) {
 			require.True(t, time.Now().Before(end), "a read does not end")
 		}
 	}
+}
+
+// TestALockOutlastsTheProcess where requests go by another description than the caller's: the
+// kernel holds the caller's, too, until all have ended.
+func TestALockOutlastsTheProcess(t *testing.T) {
+	const size = 8192
+	for _, flags := range []int{0, unix.O_DIRECT} {
+		for _, buffered := range []bool{false, true} {
+			f := newFile(t, t.TempDir(), size)
+			at, err := os.OpenFile(f.Name(), os.O_RDWR|flags, 0)
+			require.NoError(t, err)
+			defer at.Close()
+			r := newRig(t, Config{Path: PathRing, Buffered: buffered}, fileSegment(at, size), size)
+			for _, file := range r.b.files {
+				theirs, place := file.fd, file.fixed
+				if flags != 0 {
+					theirs, place = file.direct, file.fixedDirect
+				}
+				require.NoError(t, unix.Flock(int(at.Fd()), unix.LOCK_EX|unix.LOCK_NB))
+				require.NoError(t, unix.Flock(theirs, unix.LOCK_EX|unix.LOCK_NB), "another one")
+				require.GreaterOrEqual(t, place, int32(0))
+				require.Equal(t, !buffered, file.mayPast())
+			}
+		}
+	}
+}
+
+// TestWithoutAPlaceForIt a file goes through the page cache, by the caller's description.
+func TestWithoutAPlaceForIt(t *testing.T) {
+	const size = 8192
+	f := newFile(t, t.TempDir(), size)
+	r := newRig(t, Config{Path: PathRing}, fileSegment(f, size), size)
+	r.b.mover.(*ring).files = nil
+	other := newFile(t, t.TempDir(), size)
+	m, err := r.b.Register(fileSegment(other, size))
+	require.NoError(t, err)
+	file := m.(*memory).Extent.file
+	require.False(t, file.mayPast())
+	require.Contains(t, file.why, "raise RLIMIT_NOFILE")
+	require.NoError(t, m.Close())
+	direct, err := os.OpenFile(other.Name(), os.O_RDWR|unix.O_DIRECT, 0)
+	require.NoError(t, err)
+	defer direct.Close()
+	_, err = r.b.Register(fileSegment(direct, size))
+	require.ErrorIs(t, err, driver.ErrFull)
 }

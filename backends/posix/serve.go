@@ -17,12 +17,12 @@ type mover interface {
 	listen(need, armed bool) // whether somebody is to serve what lands, and whether somebody sleeps
 	// whether what was reaped just now has woken the sleeper, or is about to
 	tells() bool
-	fixedBuffers() int32 // the registered buffer that the requests' are in, or -1
-	kick()               // has the kernel begin what was put; without the lock
-	pending() bool       // whether there is something to reap; without the lock
-	addFile(f *file)     // makes a file known, where that is of use
-	dropFile(f *file)    // no request of it is left
-	pin(mem []byte) pin  // registers memory, where that is of use
+	fixedBuffers() int32   // the registered buffer that the requests' are in, or -1
+	kick()                 // has the kernel begin what was put; without the lock
+	pending() bool         // whether there is something to reap; without the lock
+	addFile(f *file) error // makes a file known, where that is of use
+	dropFile(f *file)      // no request of it is left
+	pin(mem []byte) pin    // registers memory, where that is of use
 	unpin(p pin)
 	close() error // nothing is in flight
 }

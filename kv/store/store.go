@@ -16,7 +16,8 @@
 //
 // When the process is killed, whatever it was doing, each block holds nothing or what its
 // last Commit said. A process that opens the store gets it once nothing of the one before
-// can land any more: the lock goes with the last descriptor that the kernel has.
+// can land any more: the lock goes with the last descriptor that the kernel has, and posix leaves
+// it one until its last request has ended. (Over gds that is with nvidia-fs: not known.)
 //
 // When the machine loses power that holds, too, if Options.Durable is set and the blocks are
 // written by a backend that completes a write once the disk has it (posix.Config.Durable).
