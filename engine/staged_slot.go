@@ -264,6 +264,9 @@ func (s *slot) stop() {
 // giveUp waits for the peer's answer no longer [giveUp]. What it has in hand of a write it may
 // still place; of a read, in staging memory of its own.
 func (s *slot) giveUp() {
+	if s.lost {
+		return // a backend has a hop of it still
+	}
 	if s.job != nil && s.step == atNear && s.current == nil {
 		s.finish(ErrClosed) // it waits for a local Peer
 		return
