@@ -105,6 +105,9 @@ func (m *Remote) cachedRoute(local *Region, route Route) (*conn, uint32, bool) {
 	if m.chosen == nil || m.routeFor != local || m.route != route || m.chosen.isLost() {
 		return nil, 0, false
 	}
+	if sp, ok := m.chosen.p.(*stagedPeer); ok && !sp.knows(local, m, route.Durable) {
+		return nil, 0, false // it went by a connection that was lost
+	}
 	return m.chosen, m.chosenAt, true
 }
 

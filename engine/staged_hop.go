@@ -51,7 +51,7 @@ func (s *slot) prepareFar() (*Transfer, error) {
 		return nil, err
 	}
 	if s.c.near != nil {
-		err = t.Add(s.pool.region, s.at, s.sp.there.remote, s.at, s.bytes)
+		err = t.Add(s.pool.region, s.at, s.window().remote, s.at, s.bytes)
 	} else {
 		err = s.addStraight(t)
 	}
@@ -60,6 +60,9 @@ func (s *slot) prepareFar() (*Transfer, error) {
 	}
 	return t, err
 }
+
+// window is the peer's staging memory, as the lane of the piece reaches it.
+func (s *slot) window() *farWindow { return s.sp.there[s.c.by] }
 
 // addScattered lists the piece between the slot, where it lies in one, and a memory of the
 // given side.
@@ -89,7 +92,7 @@ func (s *slot) addScattered(t *Transfer, m *Remote, local bool) error {
 
 // addStraight lists the piece between local DRAM and the peer's slot.
 func (s *slot) addStraight(t *Transfer) error {
-	far := s.sp.there.remote
+	far := s.window().remote
 	if s.paged {
 		p := s.pages
 		p.Remote = Side{Base: s.at, Stride: p.Run}
@@ -118,7 +121,7 @@ func (s *slot) tell(t *Transfer, what byte) error {
 		n = h.ListDescs(list, s.descs)
 	}
 	if n > 0 {
-		if err := t.Add(s.pool.region, at, s.sp.there.remote, at, n); err != nil {
+		if err := t.Add(s.pool.region, at, s.window().remote, at, n); err != nil {
 			return err
 		}
 	}

@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/sluicehq/sluice/driver"
@@ -29,14 +30,14 @@ func (j *stagedJob) look() error {
 	if j.paged {
 		return j.sp.lookup(j.pages.LocalKey, j.pages.RemoteKey,
 			func(l *stagedMemory, m *stagedRemote) error {
-				return j.pages.Check(l.region.seg.Len, m.size)
+				return errors.Join(j.fills(l), j.pages.Check(l.region.seg.Len, m.size))
 			})
 	}
 	for i := range j.descs {
 		d := &j.descs[i]
 		if err := j.sp.lookup(d.LocalKey, d.RemoteKey,
 			func(l *stagedMemory, m *stagedRemote) error {
-				return d.Check(l.region.seg.Len, m.size)
+				return errors.Join(j.fills(l), d.Check(l.region.seg.Len, m.size))
 			}); err != nil {
 			return &driver.PieceError{Piece: i, Err: err}
 		}
@@ -51,6 +52,15 @@ func (sp *stagedPeer) lookup(localKey, remoteKey uint32, check func(*stagedMemor
 		return fmt.Errorf("local key %d, remote key %d: %w", localKey, remoteKey, ErrBounds)
 	}
 	return check(l, m)
+}
+
+// fills says why no chain may: its last hop writes local memory as a peer's would.
+func (j *stagedJob) fills(l *stagedMemory) error {
+	if seg := &l.region.seg; j.op == driver.Read && seg.ReadOnly && seg.Kind != driver.DRAM {
+		return fmt.Errorf("a chain fills a region as a peer does, and this one is ReadOnly: "+
+			"register it without, or fill it from DRAM: %w", driver.ErrReadOnly)
+	}
+	return nil
 }
 
 func (sp *stagedPeer) remote(key uint32) *stagedRemote {
@@ -106,7 +116,7 @@ func (sp *stagedPeer) feed() {
 			continue
 		}
 		sp.turn = append(sp.turn[1:], j)
-		s := sp.freeSlot(c.far)
+		s := sp.freeSlot(&c)
 		if s == nil {
 			i++ // the others may go by another chain
 			continue
@@ -143,9 +153,9 @@ func (j *stagedJob) ends() (*stagedMemory, *stagedRemote) {
 	return j.sp.s.memory(j.descs[0].LocalKey), j.sp.remote(j.descs[0].RemoteKey)
 }
 
-func (sp *stagedPeer) freeSlot(far bool) *slot {
+func (sp *stagedPeer) freeSlot(c *chain) *slot {
 	for _, s := range sp.slots {
-		if s.job == nil && !s.stuck && !s.lost && (!far || s.index < sp.there.slots) {
+		if s.job == nil && !s.stuck && !s.lost && (!c.far || s.index < sp.there[c.by].slots) {
 			return s
 		}
 	}

@@ -5,6 +5,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,8 +30,8 @@ type stagedPeer struct {
 
 	opening sync.Mutex // one goroutine at a time makes what follows, before any batch needs it
 	near    *pool
-	window  *farWindow
-	given   bool // the loop has a local Peer
+	windows map[*lane]*farWindow // by the lane that asked: they end with its connection
+	given   bool                 // the loop has a local Peer
 
 	mu      sync.Mutex // guards what follows
 	remotes map[uint32]*stagedRemote
@@ -41,7 +42,7 @@ type stagedPeer struct {
 	// Touched by the loop alone.
 	local   localPeer
 	slots   []*slot
-	there   *farWindow
+	there   map[*lane]*farWindow
 	turn    []*stagedJob // with pieces that have no slot yet
 	jobs    map[uint64]*stagedJob
 	closing *stagedClose
@@ -58,6 +59,7 @@ func (s *stager) connect(p *Peer, addr []byte) *stagedPeer {
 	sp := &stagedPeer{s: s, p: p, loop: newLoop(), lost: make(chan struct{}),
 		heard:   make(chan []byte, 1),
 		remotes: map[uint32]*stagedRemote{}, keys: map[*Remote]uint32{},
+		windows: map[*lane]*farWindow{}, there: map[*lane]*farWindow{},
 		jobs: map[uint64]*stagedJob{}}
 	sp.life, sp.endLife = context.WithCancel(s.e.life)
 	sp.local = localPeer{s: s, loop: sp.loop}
@@ -81,7 +83,11 @@ func (sp *stagedPeer) route(local *Region, remote *Remote, durable bool) (cost d
 	if err != nil {
 		return cost, "", fmt.Sprintf("staging memory: %v", err)
 	}
-	return c.cost(), c.describe(local.Kind(), remote.kind, slots), ""
+	text = c.describe(local.Kind(), remote.kind, slots)
+	if local.seg.ReadOnly && c.near != nil {
+		text += ", and writes alone: the region here is ReadOnly"
+	}
+	return c.cost(), text, ""
 }
 
 // prepare makes what a chain needs, and returns how many pieces it may have under way.
@@ -109,15 +115,17 @@ func (sp *stagedPeer) prepare(c *chain) (slots int, err error) {
 	if !c.far {
 		return slots, nil
 	}
-	if sp.window == nil {
+	w := sp.windows[c.by]
+	if w == nil {
 		ctx, cancel := context.WithTimeout(sp.life, sp.s.e.cfg.ConnectTimeout)
 		defer cancel()
-		if sp.window, err = sp.openWindow(ctx, c.by); err != nil {
+		if w, err = sp.openWindow(ctx, c.by); err != nil {
 			return 0, err
 		}
-		sp.loop.push(&windowMade{sp, sp.window})
+		sp.windows[c.by] = w
+		sp.loop.push(&windowMade{sp, w})
 	}
-	return min(slots, sp.window.slots), nil
+	return min(slots, w.slots), nil
 }
 
 // remember keeps a way for the batches to come.
@@ -132,6 +140,27 @@ func (sp *stagedPeer) remember(local *Region, remote *Remote, durable bool, c ch
 		m.chains[shape(local, durable)] = c
 	}
 	return nil
+}
+
+// knows reports whether a way is remembered.
+func (sp *stagedPeer) knows(local *Region, remote *Remote, durable bool) bool {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	m := sp.remotes[sp.keys[remote]]
+	if m == nil {
+		return false
+	}
+	_, ok := m.chains[shape(local, durable)]
+	return ok
+}
+
+// unlearn forgets the ways that go by a lane whose connection is lost.
+func (sp *stagedPeer) unlearn(l *lane) {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	for _, m := range sp.remotes {
+		maps.DeleteFunc(m.chains, func(_ uint64, c chain) bool { return c.by == l })
+	}
 }
 
 func (sp *stagedPeer) isClosed() bool {
@@ -270,26 +299,6 @@ func waitFor(done <-chan struct{}, limit time.Duration) bool {
 	}
 }
 
-// slotsMade brings the slots of a pool.
-type slotsMade struct {
-	sp   *stagedPeer
-	pool *pool
-}
-
-func (m *slotsMade) happen() {
-	for i := range m.pool.slots {
-		m.sp.slots = append(m.sp.slots, newSlot(m.sp, m.pool, i))
-	}
-}
-
-// windowMade brings the peer's staging memory.
-type windowMade struct {
-	sp *stagedPeer
-	w  *farWindow
-}
-
-func (m *windowMade) happen() { m.sp.there = m.w }
-
 // stagedCancel ends a batch early.
 type stagedCancel struct {
 	sp  *stagedPeer
@@ -345,6 +354,7 @@ type carrierLost struct {
 }
 
 func (c *carrierLost) happen() {
+	c.sp.unlearn(c.lane)
 	for _, s := range c.sp.slots {
 		if s.job != nil && s.c.by == c.lane {
 			s.giveUp()

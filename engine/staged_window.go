@@ -18,6 +18,26 @@ type farWindow struct {
 	remote  *Remote
 }
 
+// slotsMade brings the slots of a pool.
+type slotsMade struct {
+	sp   *stagedPeer
+	pool *pool
+}
+
+func (m *slotsMade) happen() {
+	for i := range m.pool.slots {
+		m.sp.slots = append(m.sp.slots, newSlot(m.sp, m.pool, i))
+	}
+}
+
+// windowMade brings the peer's staging memory.
+type windowMade struct {
+	sp *stagedPeer
+	w  *farWindow
+}
+
+func (m *windowMade) happen() { m.sp.there[m.w.carrier] = m.w }
+
 // openWindow asks the peer's engine for staging memory, and waits for the answer. Asked
 // again, the peer gives the same window.
 func (sp *stagedPeer) openWindow(ctx context.Context, carrier *lane) (*farWindow, error) {

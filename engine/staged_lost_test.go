@@ -78,3 +78,63 @@ func TestAHopThatWasGivenUpIsNotOver(t *testing.T) {
 type asked func()
 
 func (f asked) happen() { f() }
+
+// TestAChainGoesByAnotherConnection when that is lost by which it had the peer's staging memory.
+func TestAChainGoesByAnotherConnection(t *testing.T) {
+	two := func(name string) *host {
+		h := &host{dev: newDevice(t, "device", driver.HBM)}
+		h.e = open(t, name, func(c *Config) {
+			w, err := mem.New(mem.Config{})
+			require.NoError(t, err)
+			c.Backends = []driver.Backend{w, plainTCP(t), h.dev}
+		})
+		seg, b := h.dev.alloc(t, hostBytes)
+		h.mem = b
+		var err error
+		h.hbm, err = h.e.Register("hbm", seg)
+		require.NoError(t, err)
+		return h
+	}
+	a, b := two("a"), two("b")
+	p := connect(t, a.e, b.e)
+	m := remote(t, p, "hbm")
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(a.hbm, 0, m, 0, hostBytes))
+	run(t, tr)
+	check(t, tr.Reset())
+	check(t, p.conns[0].p.Close())
+	until(t, "the first connection is lost", func() bool { return p.conns[0].isLost() })
+	fill(a.mem, 31)
+	until(t, "the chain by it is forgotten", func() bool {
+		return !p.staged().p.(*stagedPeer).knows(a.hbm, m, false)
+	})
+	check(t, tr.Add(a.hbm, 0, m, 0, hostBytes))
+	run(t, tr)
+	require.Equal(t, a.mem, b.mem)
+	x, err := a.e.Explain(p, a.hbm, m)
+	require.NoError(t, err)
+	require.Contains(t, x.String(), "hbm -device- dram -tcp- dram of the peer")
+}
+
+// TestAChainFillsNoReadOnlyRegion: it says so at once, and Explain does.
+func TestAChainFillsNoReadOnlyRegion(t *testing.T) {
+	a, b := newHost(t, "a"), newHost(t, "b")
+	seg, _ := a.dev.alloc(t, 4096)
+	seg.ReadOnly = true
+	sealed, err := a.e.Register("sealed", seg)
+	require.NoError(t, err)
+	p := connect(t, a.e, b.e)
+	far := remote(t, p, "hbm")
+	tr := transfer(t, p, Read)
+	check(t, tr.Add(sealed, 0, far, 0, 4096))
+	check(t, tr.Post())
+	err = tr.Wait(within(t))
+	require.ErrorIs(t, err, ErrReadOnly)
+	require.ErrorContains(t, err, "register it without")
+	x, err := a.e.Explain(p, sealed, far)
+	require.NoError(t, err)
+	require.Contains(t, x.String(), "and writes alone")
+	tr = transfer(t, p, Write)
+	check(t, tr.Add(sealed, 0, far, 0, 4096))
+	run(t, tr)
+}
