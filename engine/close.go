@@ -47,7 +47,7 @@ func (e *Engine) shut() error {
 	e.sweeper.stop()
 	e.reapLast()
 	e.running.Wait()
-	return errors.Join(errs...)
+	return errors.Join(append(errs, e.givenUp.proof())...)
 }
 
 // unfenced says of a fence that failed, also by its time, that bytes may land still.

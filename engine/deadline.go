@@ -159,6 +159,7 @@ func (t *Transfer) severAll(generation uint64) {
 // abandon ends a transfer without proof. Its regions stay busy for ever, and
 // Abort says so.
 func (t *Transfer) abandon(generation uint64) {
+	t.e.givenUp.list(t, generation)
 	t.fail(generation, ErrTimeout)
 	t.settle(generation, unproven|short)
 }

@@ -56,6 +56,7 @@ type Engine struct {
 	inbox   chan Notification
 	inboxed inboxBytes
 	dropped atomic.Uint64 // completions that no transfer waited for
+	givenUp givenUp
 
 	life      context.Context // ends as Close begins
 	endLife   context.CancelFunc

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -43,8 +44,12 @@ func open(t testing.TB, name string, change ...func(*Config)) *Engine {
 	if err != nil {
 		t.Fatal(err)
 	}
+	broken := slices.ContainsFunc(cfg.Backends, func(b driver.Backend) bool {
+		f, ok := b.(*fake)
+		return ok && f.brokenClose
+	})
 	t.Cleanup(func() {
-		if err := e.Close(); err != nil {
+		if err := e.Close(); err != nil && !(broken && errors.Is(err, ErrUnproven)) {
 			t.Errorf("close engine %s: %v", name, err)
 		}
 	})

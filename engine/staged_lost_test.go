@@ -5,6 +5,7 @@ package engine
 import (
 	"bytes"
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -72,6 +73,7 @@ func TestAHopThatWasGivenUpIsNotOver(t *testing.T) {
 	require.True(t, tr.isUnproven())
 	require.Equal(t, before, local)
 	d.release()
+	until(t, "the hop has ended after all", func() bool { return a.givenUp.proof() == nil })
 }
 
 // asked is a look at what a loop alone touches.
@@ -137,4 +139,84 @@ func TestAChainFillsNoReadOnlyRegion(t *testing.T) {
 	tr = transfer(t, p, Write)
 	check(t, tr.Add(sealed, 0, far, 0, 4096))
 	run(t, tr)
+}
+
+// TestCloseWithoutProofSaysSo: a copy into memory of ours is in a backend's hands, which no fence
+// asks for. Once it has ended after all, nothing is left to say.
+func TestCloseWithoutProofSaysSo(t *testing.T) {
+	for _, ends := range []bool{false, true} {
+		d := &stuck{&hung{newDevice(t, "device", driver.HBM)}}
+		a, err := Open(Config{Name: "a", Backends: []driver.Backend{d},
+			AbortGrace: 50 * time.Millisecond})
+		require.NoError(t, err)
+		seg, _ := d.alloc(t, 1<<20)
+		_, err = a.Register("hbm", seg)
+		require.NoError(t, err)
+		p, err := a.Self()
+		require.NoError(t, err)
+		tr := transfer(t, p, Read)
+		check(t, tr.Add(register(t, a, "dram", 1<<20), 0, remote(t, p, "hbm"), 0, 1<<20))
+		d.keep()
+		check(t, tr.Post())
+		until(t, "it is in hand", func() bool { return d.kept() > 0 })
+		require.ErrorContains(t, tr.Abort(within(t)), "do not reuse the memory")
+		require.NoError(t, tr.Close())
+		if !ends {
+			err = a.Close()
+			require.ErrorIs(t, err, ErrUnproven)
+			require.ErrorContains(t, err, "1 batches in hand that were given up")
+			d.release()
+			continue
+		}
+		d.release()
+		until(t, "the batch has ended", func() bool { return a.givenUp.proof() == nil })
+		require.NoError(t, a.Close())
+	}
+}
+
+// unsure is a device whose fence may fail.
+type unsure struct {
+	*device
+	fails atomic.Bool
+}
+
+func (d *unsure) Fence(ctx context.Context, key uint32) error {
+	err := d.device.Fence(ctx, key)
+	if d.fails.Load() {
+		return ErrTimeout
+	}
+	return err
+}
+
+// TestChainsGoOnAfterAFenceThatFailed: the region stays registered, under new tokens.
+func TestChainsGoOnAfterAFenceThatFailed(t *testing.T) {
+	d := &unsure{device: newDevice(t, "device", driver.HBM)}
+	b := open(t, "b", func(c *Config) {
+		wire, err := mem.New(mem.Config{})
+		require.NoError(t, err)
+		c.Backends, c.AbortGrace = []driver.Backend{wire, d}, 50*time.Millisecond
+	})
+	seg, content := d.alloc(t, 1<<20)
+	r, err := b.Register("hbm", seg)
+	require.NoError(t, err)
+	a := newHost(t, "a")
+	p := connect(t, a.e, b)
+	to := transfer(t, p, Write)
+	check(t, to.Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1<<20))
+	run(t, to)
+	check(t, to.Reset())
+	d.fails.Store(true)
+	require.Error(t, r.Close())
+	d.fails.Store(false)
+	described, err := b.Describe()
+	require.NoError(t, err)
+	check(t, p.Refresh(described))
+	fill(a.mem, 5)
+	check(t, to.Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1<<20))
+	run(t, to)
+	require.Equal(t, a.mem[:1<<20], content)
+	q := connect(t, b, a.e)
+	from := transfer(t, q, Read)
+	check(t, from.Add(r, 0, remote(t, q, "hbm"), 0, 1<<20))
+	run(t, from)
 }

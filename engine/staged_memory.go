@@ -99,6 +99,10 @@ func (s *stager) Fence(ctx context.Context, key uint32) error {
 	}
 	m.mu.Lock()
 	m.epoch.Add(1)
+	if m.self != nil { // with tokens of the other lanes' epochs of before
+		m.self.retire()
+		m.self = nil
+	}
 	if m.active == 0 {
 		m.mu.Unlock()
 		return nil

@@ -90,6 +90,7 @@ func (t *Transfer) submitNext(generation uint64, next int, head *conn) (over boo
 		return last, nil
 	}
 	t.outstanding.And(^uint64(1 << bit))
+	t.e.givenUp.ended(tag)
 	t.submitted.Store(int64(next))
 	if !errors.Is(err, driver.ErrFull) {
 		t.fail(generation, t.backendError(c, err))
@@ -185,11 +186,13 @@ func (e *Engine) finish(l *lane, c *driver.Completion) {
 	t := e.slots.get(slot)
 	if t == nil {
 		e.dropped.Add(1)
+		e.givenUp.ended(c.Tag)
 		return
 	}
 	w := t.look()
 	if w.phase() != posted || w.generation()&(1<<generationBits-1) != generation {
 		e.dropped.Add(1)
+		e.givenUp.ended(c.Tag)
 		return
 	}
 	later, err := t.moved(bit, c.Tag, c.Err)
@@ -211,6 +214,7 @@ func (t *Transfer) endBatch(l *lane, generation uint64, bit int, err error) {
 		t.e.dropped.Add(1)
 		return
 	}
+	t.e.givenUp.ended(tag(t.slot, generation, bit))
 	// The post is held: this batch is one of those that remain.
 	if err != nil {
 		t.fail(generation, err)
