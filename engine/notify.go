@@ -20,7 +20,8 @@ import (
 // program has sent, both are what the sender claims.
 //
 // The last word of a connection (Err) is about that connection alone: an engine that is
-// connected by two backends, or that has dialled twice, has one for each.
+// connected by two backends, or that has dialled twice, has one for each. That of a connection by
+// which no message came is left out while half of the channel is full.
 type Notification struct {
 	Peer    *Peer  // of the sending engine; nil: this engine has not connected to it
 	Backend string // that carried it
@@ -33,7 +34,8 @@ type Notification struct {
 // closed: also wait for an end of your own. Messages of one peer over one backend
 // arrive in the order in which their transfers were posted, that of a transfer
 // of several batches when its last batch went. When the program does not read, the channel
-// fills, then the senders' transfers wait and end with ErrTimeout.
+// fills, then the senders' transfers wait and end with ErrTimeout, and so do chains (Staged) to and
+// from this engine: a program that peers may send messages to has to read them.
 func (e *Engine) Notifications() <-chan Notification { return e.inbox }
 
 // Receive moves messages that are there into dst and returns how many. It never

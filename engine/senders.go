@@ -27,6 +27,7 @@ type sender struct {
 	given   string // the name that the engine gave with its description
 	long    []byte // the parts of a long notification so far
 	joining bool
+	heard   bool // the program was told something of it
 
 	queue  answerQueue
 	audit  audit
@@ -88,9 +89,11 @@ func (l *lane) take(m *driver.Message) (n Notification, forProgram bool) {
 	}
 	switch data[0] {
 	case exchange.IsNotification:
+		s.heard = true
 		return s.notification(data[1:]), true
 	case exchange.IsPart:
 		if whole, ok := s.join(data[1:], l.e.cfg.NotifyMax); ok {
+			s.heard = true
 			return s.notification(whole), true
 		}
 	case exchange.IsSum:
@@ -138,7 +141,9 @@ func (l *lane) lastWord(conn uint64, s *sender, err error) (n Notification, forP
 			c.lose()
 		}
 	}
-	return n, true
+	// Those who come and go without a message leave half of the inbox to others: where it is full
+	// chains wait, too.
+	return n, s.heard || len(l.e.inbox) < (cap(l.e.inbox)+1)/2
 }
 
 // notification is what the program receives from the sender.

@@ -220,3 +220,26 @@ func TestChainsGoOnAfterAFenceThatFailed(t *testing.T) {
 	check(t, from.Add(r, 0, remote(t, q, "hbm"), 0, 1<<20))
 	run(t, from)
 }
+
+// TestGuestsThatComeAndGoStopNoChain, though neither program reads notifications.
+func TestGuestsThatComeAndGoStopNoChain(t *testing.T) {
+	few := func(c *Config) { c.NotificationsMax, c.AbortGrace = 8, 100*time.Millisecond }
+	a, b := newHost(t, "a", few), newHost(t, "b", few)
+	p := connect(t, a.e, b.e)
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1<<20))
+	run(t, tr)
+	before := map[*host]int{a: len(a.e.Stats().Inbound), b: len(b.e.Stats().Inbound)}
+	for range 20 {
+		for _, h := range []*host{a, b} {
+			check(t, connect(t, open(t, "guest"), h.e).Close())
+		}
+	}
+	for _, h := range []*host{a, b} {
+		until(t, "the guests are gone", func() bool { return len(h.e.Stats().Inbound) <= before[h] })
+		require.Equal(t, 4, len(h.e.inbox))
+	}
+	fill(a.mem, 55)
+	run(t, tr)
+	require.Equal(t, a.mem[:1<<20], b.mem[:1<<20])
+}

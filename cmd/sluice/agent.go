@@ -103,6 +103,17 @@ func (a *agent) extra() []string {
 	return nil
 }
 
+// ignore keeps what guests send from filling the engine's inbox.
+func ignore(ctx context.Context, all <-chan engine.Notification) {
+	for {
+		select {
+		case <-all:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 func (a *agent) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
 	a.stderr = stderr
 	id, err := a.identity()
@@ -145,6 +156,9 @@ func (a *agent) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
 	if err := a.announce(stdout, l.Addr(), a.privacy(id), regions); err != nil {
 		return errors.Join(err, l.Close())
 	}
+	listening, end := context.WithCancel(ctx)
+	a.peers.Go(func() { ignore(listening, e.Notifications()) })
+	defer end()
 	if err := e.Serve(ctx, l); ctx.Err() == nil {
 		return err
 	}
