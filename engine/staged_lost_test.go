@@ -236,7 +236,9 @@ func TestGuestsThatComeAndGoStopNoChain(t *testing.T) {
 		}
 	}
 	for _, h := range []*host{a, b} {
-		until(t, "the guests are gone", func() bool { return len(h.e.Stats().Inbound) <= before[h] })
+		until(t, "the guests are gone", func() bool {
+			return len(h.e.Stats().Inbound) <= before[h]
+		})
 		require.Equal(t, 4, len(h.e.inbox))
 	}
 	fill(a.mem, 55)
