@@ -48,13 +48,14 @@ func (b *Backend) cut(j *job) *request {
 		}
 		f.endTurn(j)
 	}
+	// The pages stay in place while cuFile writes there.
+	if s := v.Local.Extent.shared; s != nil && !write && !b.flights.Admit(s) {
+		return nil
+	}
 	r := b.free[len(b.free)-1]
 	b.free = b.free[:len(b.free)-1]
 	*r = request{slot: r.slot, j: j, f: f, write: write, edge: edge, mem: v.Local, local: it.Local +
 		j.At.Off, off: off, n: n, first: j.At}
-	if s := v.Local.Extent.shared; s != nil && !write {
-		s.Enter() // its pages stay in place while cuFile writes there
-	}
 	b.mover.Cancel(r.slot, false)
 	j.At = next
 	return r

@@ -21,9 +21,7 @@ type pin struct {
 // pinMemory registers host memory with io_uring while Config.PinMax has room for it.
 // Without, transfers work as well.
 func (b *Backend) pinMemory(seg *driver.Segment) pin {
-	b.flights.Mu.Lock()
-	defer b.flights.Mu.Unlock()
-	if seg.Len > b.cfg.PinMax-b.pinned {
+	if seg.Len > b.cfg.PinMax {
 		return pin{}
 	}
 	release := func() {}
@@ -35,7 +33,13 @@ func (b *Backend) pinMemory(seg *driver.Segment) pin {
 	} else if seg.Shared != nil {
 		return pin{}
 	}
-	p := b.mover.pin(seg.Mem)
+	// Not before: Hold waits for a Renew, and that for reads which end under this lock.
+	b.flights.Mu.Lock()
+	defer b.flights.Mu.Unlock()
+	p := pin{}
+	if seg.Len <= b.cfg.PinMax-b.pinned {
+		p = b.mover.pin(seg.Mem)
+	}
 	if p.count == 0 {
 		release()
 		return p

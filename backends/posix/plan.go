@@ -61,9 +61,16 @@ func (b *Backend) cut(j *job) *request {
 	if write && !b.mayWrite(j, &p, straight) {
 		return nil
 	}
+	shared := p.local.shared
+	if shared != nil && !write && !b.flights.Admit(shared) {
+		return nil
+	}
 	r := b.free[len(b.free)-1]
 	b.free = b.free[:len(b.free)-1]
 	r.begin(j, p.f, p.off)
+	if shared != nil && !write {
+		r.shared = append(r.shared, shared)
+	}
 	if write {
 		r.kind = writeFrom
 	}
@@ -127,10 +134,9 @@ func (b *Backend) cutWhole(r *request, j *job, p place, n uint64) {
 	r.fixed = pin.holds(p.mem[:min(n, uint64(b.cfg.PieceMax))])
 	for ok := true; ok; {
 		n = min(n, uint64(b.cfg.PieceMax)-r.n)
-		if n == 0 || !r.add(p.mem[:n]) {
+		if n == 0 || !r.enter(p.local) || !r.add(p.mem[:n]) {
 			break
 		}
-		r.enter(p.local)
 		j.took(&p, n)
 		if p, ok = j.next(p.f, r.off+r.n); ok {
 			var skip uint64
@@ -155,7 +161,6 @@ func (b *Backend) cutCached(r *request, j *job, p place, n uint64) {
 		if n == 0 || !r.add(p.mem[:n]) {
 			break
 		}
-		r.enter(p.local)
 		j.took(&p, n)
 		if j.At.Off > 0 || j.At.Item == len(j.Items) {
 			break
@@ -170,7 +175,7 @@ func (b *Backend) cutCached(r *request, j *job, p place, n uint64) {
 		}
 		var whole uint64
 		n, whole = p.whole()
-		if ok = whole == 0 || n > 0; ok && gap > 0 {
+		if ok = (whole == 0 || n > 0) && r.enter(p.local); ok && gap > 0 {
 			ok = r.add(r.buffer[:gap])
 		}
 	}
@@ -187,7 +192,6 @@ func (b *Backend) cutBounced(r *request, j *job, p place, n uint64) {
 	end := p.off
 	for {
 		n = min(n, limit-p.off)
-		r.enter(p.local)
 		j.took(&p, n)
 		end = max(end, p.off+n)
 		if j.At.Off > 0 || j.At.Item == len(j.Items) || n == 0 {
@@ -200,7 +204,7 @@ func (b *Backend) cutBounced(r *request, j *job, p place, n uint64) {
 		}
 		p = following
 		var whole uint64
-		if n, whole = p.whole(); whole > 0 && n == 0 {
+		if n, whole = p.whole(); whole > 0 && n == 0 || !r.enter(p.local) {
 			break
 		}
 	}

@@ -122,14 +122,18 @@ func (r *request) advance(n uint64) {
 	}
 }
 
-// enter keeps the pages of memory that a read lands in where they are until release.
-func (r *request) enter(e *extent) {
+// enter keeps the pages of memory that a read lands in where they are until release. False: a Renew
+// waits or runs.
+func (r *request) enter(e *extent) bool {
 	s := e.shared
 	if k := len(r.shared); s == nil || r.kind != readInto || k > 0 && r.shared[k-1] == s {
-		return
+		return true
 	}
-	s.Enter()
+	if !s.TryEnter() {
+		return false
+	}
 	r.shared = append(r.shared, s)
+	return true
 }
 
 // release forgets what it pointed to.

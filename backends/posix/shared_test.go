@@ -5,6 +5,7 @@ package posix
 import (
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -17,8 +18,9 @@ type counted struct {
 	inside, entered atomic.Int64
 }
 
-func (c *counted) Enter() { c.inside.Add(1); c.entered.Add(1) }
-func (c *counted) Leave() { c.inside.Add(-1) }
+func (c *counted) TryEnter() bool { c.Enter(); return true }
+func (c *counted) Enter()         { c.inside.Add(1); c.entered.Add(1) }
+func (c *counted) Leave()         { c.inside.Add(-1) }
 
 // TestReadsEnter has reads, straight, through the page cache and by a buffer, end while pages
 // cannot be renewed, and writes not mind.
@@ -49,5 +51,51 @@ func TestReadsEnter(t *testing.T) {
 			}
 			require.NotZero(t, landed)
 		}
+	})
+}
+
+// renewed is memory with a Renew that runs until it is over.
+type renewed struct {
+	counted
+	over chan struct{}
+}
+
+func (r *renewed) Enter() { <-r.over; r.counted.Enter() }
+
+func (r *renewed) TryEnter() bool {
+	select {
+	case <-r.over:
+		return r.counted.TryEnter()
+	default:
+		return false
+	}
+}
+
+// TestARenewStopsNothingElse: reads into the memory begin when it is over, and nothing else waits.
+func TestARenewStopsNothingElse(t *testing.T) {
+	bothPaths(t, func(t *testing.T, cfg Config) {
+		const size = 1 << 20
+		r := newRig(t, cfg, fileSegment(newFile(t, t.TempDir(), size), size), size)
+		s := &renewed{over: make(chan struct{})}
+		m, err := r.b.Register(driver.Segment{Kind: driver.DRAM, Len: size,
+			Mem: make([]byte, size), Shared: s})
+		require.NoError(t, err)
+		require.NoError(t, r.p.Submit(99, &driver.Batch{Op: driver.Read,
+			Descs: []driver.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: r.remote}}}))
+		for range 20 { // of other memory
+			require.NoError(t, r.move(t, driver.Read, driver.Desc{Len: size}))
+		}
+		close(s.over)
+		for end := time.Now().Add(30 * time.Second); ; {
+			n, err := r.b.Poll(r.done[:])
+			require.NoError(t, err)
+			if n == 1 {
+				require.NoError(t, r.done[0].Err)
+				require.Equal(t, uint64(99), r.done[0].Tag)
+				break
+			}
+			require.True(t, time.Now().Before(end), "the read does not begin")
+		}
+		require.Zero(t, s.inside.Load())
 	})
 }

@@ -32,6 +32,9 @@ func (a *allocation) Renew(uint64, uint64) error {
 // Enter implements driver.Shared.
 func (a *allocation) Enter() { a.landings.Enter() }
 
+// TryEnter implements driver.Shared.
+func (a *allocation) TryEnter() bool { return a.landings.TryEnter() }
+
 // Leave implements driver.Shared.
 func (a *allocation) Leave() { a.landings.Leave() }
 

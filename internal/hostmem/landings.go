@@ -38,6 +38,9 @@ var enteredMax = 5 * time.Second // of a Renew, with what has entered; tests hav
 // Enter implements driver.Shared.
 func (b *Buffer) Enter() { b.landings.Enter() }
 
+// TryEnter implements driver.Shared.
+func (b *Buffer) TryEnter() bool { return b.landings.TryEnter() }
+
 // Leave implements driver.Shared.
 func (b *Buffer) Leave() { b.landings.Leave() }
 
@@ -54,6 +57,16 @@ func (l *Landings) Enter() {
 		return
 	}
 	l.enterLate()
+}
+
+// TryEnter is Enter where no Renew waits or runs; else it reports false.
+func (l *Landings) TryEnter() bool {
+	l.inside.Add(1)
+	if l.phase.Load() == renewNone {
+		return true
+	}
+	l.inside.Add(-1)
+	return false
 }
 
 // Leave ends what Enter began.

@@ -69,13 +69,15 @@ type Flights[E any] struct {
 	distant error // of another process
 
 	// Guarded by Mu.
-	peers   map[*Peer[E]]struct{}
-	jobs    []*Job[E]
-	free    []*Job[E]
-	queue   turns[Job[E]] // jobs with pieces that no request was made of
-	failed  bool          // jobs in the queue may have failed
-	ended   sync.Cond     // a job has
-	waiters int           // for that
+	peers  map[*Peer[E]]struct{}
+	jobs   []*Job[E]
+	free   []*Job[E]
+	queue  turns[Job[E]] // jobs with pieces that no request was made of
+	failed bool          // jobs in the queue may have failed
+	// a goroutine begins what is in the queue when a Renew is over
+	returning bool
+	ended     sync.Cond // a job has
+	waiters   int       // for that
 }
 
 var errUnknownKey = fmt.Errorf("unknown key: %w", driver.ErrBounds)
@@ -140,9 +142,6 @@ func (b *Flights[E]) Fence(ctx context.Context, key uint32) error {
 	}
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
-	if m.closed {
-		return nil
-	}
 	if err := m.end(ctx); err != nil {
 		return fmt.Errorf("fence key %d: %s has not answered: %w", key, b.cfg.Mover, err)
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -331,4 +332,34 @@ func TestRegisterBesideClose(t *testing.T) {
 	if !slices.Contains(r.released, 7) {
 		t.Error("the backend has closed, and memory was not given back")
 	}
+}
+
+// TestWhoComesBesideACloseWaits: a fence, and a second Close, answer nothing before the job that
+// the first waits for has ended.
+func TestWhoComesBesideACloseWaits(t *testing.T) {
+	r := newRig(t)
+	require.NoError(t, r.begin())
+	r.Mu.Lock()
+	r.slow = true
+	r.Mu.Unlock()
+	closed := make(chan error, 2)
+	for i := range 2 {
+		go func() { closed <- r.file.Close() }()
+		for waiters := 0; waiters <= i; runtime.Gosched() {
+			r.Mu.Lock()
+			waiters = r.waiters
+			r.Mu.Unlock()
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, r.Fence(ctx, r.file.Key()), driver.ErrTimeout)
+	require.Empty(t, closed)
+	r.Mu.Lock()
+	r.slow = false
+	r.land()
+	r.Mu.Unlock()
+	require.NoError(t, <-closed)
+	require.NoError(t, <-closed)
+	require.Len(t, r.released, 1)
 }

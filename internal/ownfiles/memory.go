@@ -86,16 +86,17 @@ func (m *Memory[E]) Close() error {
 func (m *Memory[E]) close() error {
 	b := m.flights
 	b.Mu.Lock()
-	if m.closed {
-		b.Mu.Unlock()
-		return nil
-	}
+	second := m.closed
 	m.closed = true
-	err := m.end(context.Background())
+	err := m.end(context.Background()) // a second one waits for the same jobs
+	next := m.epoch + 1
 	b.Mu.Unlock()
+	if second {
+		return err
+	}
 	b.table.Remove(m.key)
 	err = errors.Join(err, b.cfg.Release(m))
-	b.table.GiveBack(m.key, m.epoch+1)
+	b.table.GiveBack(m.key, next)
 	return err
 }
 

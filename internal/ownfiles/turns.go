@@ -63,6 +63,32 @@ func (p *Peer[E]) accept(tag uint64, batch *driver.Batch) error {
 	return nil
 }
 
+// Admit enters memory that a request is to land in. False: a Renew waits or runs, and what is to be
+// begun begins when that is over. It waits for nothing: what the Renew waits for ends under Mu.
+//
+// Preconditions: Mu is held.
+func (b *Flights[E]) Admit(s driver.Shared) bool {
+	if s.TryEnter() {
+		return true
+	}
+	if !b.returning && b.Gate.Enter() {
+		b.returning = true
+		go b.comeBack(s)
+	}
+	return false
+}
+
+// comeBack begins what waits for a Renew, once that is over or has waited for long itself.
+func (b *Flights[E]) comeBack(s driver.Shared) {
+	defer b.Gate.Exit()
+	s.Enter()
+	s.Leave()
+	b.Mu.Lock()
+	b.returning = false
+	b.Pump()
+	b.cfg.Leave()
+}
+
 // Queued reports whether there are jobs with pieces that no request was made of.
 //
 // Preconditions: Mu is held.
