@@ -342,7 +342,7 @@ type stagedForce struct{ sp *stagedPeer }
 
 func (f *stagedForce) happen() {
 	for _, s := range f.sp.slots {
-		s.giveUp()
+		s.giveUp(false)
 	}
 	f.sp.feed()
 }
@@ -357,7 +357,7 @@ func (c *carrierLost) happen() {
 	c.sp.unlearn(c.lane)
 	for _, s := range c.sp.slots {
 		if s.job != nil && s.c.by == c.lane {
-			s.giveUp()
+			s.giveUp(true)
 		}
 	}
 	c.sp.feed()

@@ -185,7 +185,7 @@ func (s *slot) await() {
 	case s.answered:
 		s.proceed()
 	case s.sp.p.conns[s.c.by.index].isLost():
-		s.giveUp() // carrierLost may have been here before us
+		s.giveUp(true) // carrierLost may have been here before us
 	case s.job.err != nil:
 		s.stop()
 	}
@@ -262,8 +262,9 @@ func (s *slot) stop() {
 }
 
 // giveUp waits for the peer's answer no longer [giveUp]. What it has in hand of a write it may
-// still place; of a read, in staging memory of its own.
-func (s *slot) giveUp() {
+// still place; of a read, in staging memory of its own. Where the connection is lost that memory is
+// used no more: the next piece goes by another's.
+func (s *slot) giveUp(carrierLost bool) {
 	if s.lost {
 		return // a backend has a hop of it still
 	}
@@ -274,7 +275,7 @@ func (s *slot) giveUp() {
 	if s.job == nil || s.step != atHand {
 		return
 	}
-	s.stuck = true // an answer to come must not be taken for another's
+	s.stuck = !carrierLost // the peer has the place in hand
 	if s.job.op == Write {
 		s.job.unanswered++
 	}

@@ -35,13 +35,14 @@ func (r *Receiver) find(peer *engine.Peer, m *message) *Request {
 		r.count.strays.Add(1) // late
 	case r.closed:
 		r.refuseLater(peer, m.session, Closed)
-	case len(r.requests) >= r.cfg.RequestsMax || r.byPeer[peer] >= r.cfg.requestsOfPeer():
+	case r.counted >= r.cfg.RequestsMax || r.byPeer[peer] >= r.cfg.requestsOfPeer():
 		r.refuseLater(peer, m.session, Refused)
 	case uint64(m.total) > beginMax(min(r.cfg.Pool.Stats().Blocks, RequestBlocksMax)):
 		r.refuseLater(peer, m.session, TooLarge)
 	default:
 		q := newRequest(r, peer, m.session)
 		r.requests[m.session] = q
+		r.counted++
 		r.byPeer[peer]++
 		r.count.begun.Add(1)
 		r.running.Go(q.run)
@@ -87,6 +88,33 @@ func (r *Receiver) forget(session uint64) {
 		return
 	}
 	delete(r.requests, session)
+	q.underWay = false
+	r.uncount(q)
+}
+
+// queue has Accept return a request. There is room for all that count.
+func (r *Receiver) queue(q *Request) {
+	r.mu.Lock()
+	q.queued = true
+	r.mu.Unlock()
+	r.accept <- q
+}
+
+// accepted notes that a request has left the queue of Accept.
+func (r *Receiver) accepted(q *Request) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	q.queued = false
+	r.uncount(q)
+}
+
+// uncount gives the place of a request back once it has ended and was accepted: what one peer ends
+// may not fill the queue against others. Preconditions: r.mu is held.
+func (r *Receiver) uncount(q *Request) {
+	if q.underWay || q.queued {
+		return
+	}
+	r.counted--
 	if r.byPeer[q.Peer]--; r.byPeer[q.Peer] == 0 {
 		delete(r.byPeer, q.Peer)
 	}

@@ -36,8 +36,8 @@ func (p *Push) run() {
 // reap waits for the end of a layer, or makes it end.
 func (p *Push) reap(f *flight, timer *time.Timer) {
 	timer.Reset(time.Until(f.posted) + p.s.cfg.LayerTimeout)
-	if !p.awaitLayer(f, timer) {
-		p.abort(f)
+	if !p.awaitLayer(f, timer) || f.t.Err() != nil {
+		p.abort(f) // also what has ended with an error may have done so without proof
 	}
 	took, err, layer := time.Since(f.posted), f.t.Err(), f.layer
 	p.land(f, err)

@@ -81,6 +81,7 @@ type Receiver struct {
 	closed   bool
 	requests map[uint64]*Request // by session
 	byPeer   map[*engine.Peer]int
+	counted  int // of them all
 }
 
 // requestsOfPeer is how many requests one peer may have.
@@ -116,6 +117,7 @@ func NewReceiver(m *Mux, cfg ReceiverConfig) (*Receiver, error) {
 func (r *Receiver) Accept(ctx context.Context) (*Request, error) {
 	select {
 	case q := <-r.accept:
+		r.accepted(q)
 		return q, nil
 	case <-r.closing:
 		return nil, fmt.Errorf("accept: %w", engine.ErrClosed)

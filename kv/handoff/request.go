@@ -4,6 +4,7 @@ package handoff
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"github.com/sluicehq/sluice/engine"
@@ -41,12 +42,15 @@ type Request struct {
 	finished bool  // nothing is noted any more
 	err      error // the outcome, once closed is closed
 	released bool
+
+	// Guarded by Receiver.mu. It counts until it is neither under way nor in the queue of Accept.
+	underWay, queued bool
 }
 
 func newRequest(r *Receiver, peer *engine.Peer, session uint64) *Request {
 	layers := r.cfg.Geometry.Layers()
 	return &Request{
-		Peer: peer, r: r, session: session, layers: make(chan int, layers),
+		Peer: peer, r: r, underWay: true, session: session, layers: make(chan int, layers),
 		begun: make(chan struct{}), alive: make(chan struct{}, 1), stopped: make(chan struct{}),
 		complete: make(chan struct{}), closed: make(chan struct{}),
 		arrived: make([]bool, layers), absent: layers,
@@ -58,7 +62,8 @@ func newRequest(r *Receiver, peer *engine.Peer, session uint64) *Request {
 func (q *Request) Layers() <-chan int { return q.layers }
 
 // Done is closed when the request is complete or has failed; Err says which. In
-// both cases its sender cannot write to the blocks any more.
+// both cases its sender cannot write to the blocks any more, unless Err is ErrUnproven: those
+// blocks the pool has lost.
 func (q *Request) Done() <-chan struct{} { return q.closed }
 
 // Err returns why the request failed, an *EndError; nil while it has not ended
@@ -70,14 +75,17 @@ func (q *Request) Err() error {
 }
 
 // Cancel ends the request unless it is complete. When it returns nil, nothing
-// lands in its blocks any more and the pool has them back. ctx bounds the wait;
-// the end goes on without it.
+// lands in its blocks any more and the pool has them back; ErrUnproven where that could not be
+// proved. ctx bounds the wait; the end goes on without it.
 func (q *Request) Cancel(ctx context.Context) error {
 	q.mu.Lock()
 	q.stop(Cancelled, false)
 	q.mu.Unlock()
 	select {
 	case <-q.closed:
+		if errors.Is(q.Err(), engine.ErrUnproven) {
+			return q.Err()
+		}
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)

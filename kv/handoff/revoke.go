@@ -4,9 +4,11 @@ package handoff
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
+
+	"github.com/sluicehq/sluice/engine"
 )
 
 const (
@@ -16,7 +18,8 @@ const (
 )
 
 // errStuck is what the holder of a request learns whose blocks are retired.
-var errStuck = errors.New("a lease could not be revoked: its block is lost to the pool")
+var errStuck = fmt.Errorf("a lease could not be revoked: its block is lost to the pool: %w",
+	engine.ErrUnproven)
 
 // revoke ends all leases, and reports whether it is proven that nothing lands
 // through any of them. Where it is not, the block is never used again: better a

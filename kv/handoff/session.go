@@ -4,6 +4,7 @@ package handoff
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -55,11 +56,7 @@ func (q *Request) lead(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	select {
-	case q.r.accept <- q:
-	default:
-		return fmt.Errorf("%d requests have not been accepted: %w", cap(q.r.accept), ErrRefused)
-	}
+	q.r.queue(q)
 	err = sendFragments(ctx, q.Peer, toSender, kindGrant, q.session, appendGrant(nil, places),
 		q.r.cfg.MessageMax)
 	if err != nil {
@@ -132,8 +129,11 @@ func (q *Request) acquire(ctx context.Context) ([]place, error) {
 // finish revokes the leases, and only then gives the blocks to whom they belong
 // now. The sender is told last.
 func (q *Request) finish(end *EndError) {
-	if !q.revoke() && end == nil {
-		end = &EndError{Request: q.ID, Reason: Failed, Err: errStuck}
+	if !q.revoke() {
+		if end == nil {
+			end = &EndError{Request: q.ID, Reason: Failed}
+		}
+		end.Err = errors.Join(end.Err, errStuck)
 	}
 	q.settle(end)
 	q.r.forget(q.session)

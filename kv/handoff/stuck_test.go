@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
@@ -41,9 +43,7 @@ func TestBlocksThatCannotBeRevokedAreLost(t *testing.T) {
 	p, fails := newStubborn(t)
 	push, q := p.begin(t, 1, 1, 2, 3)
 	fails.Store(1 << 40)
-	if err := q.Cancel(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	require.ErrorIs(t, q.Cancel(within(t)), engine.ErrUnproven)
 	fails.Store(0)
 	<-push.Ended()
 	p.retired = 3

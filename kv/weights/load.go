@@ -120,9 +120,14 @@ func (m *Model) Load(ctx context.Context, cfg Config) (*Load, error) {
 }
 
 // Next hands out the next tensor that has arrived: each once, however its bytes came. After the
-// last it returns io.EOF. Wait may have returned the same tensor.
+// last it returns io.EOF. Wait may have returned the same tensor; one that was released since is
+// left out.
 func (l *Load) Next(ctx context.Context) (t Loaded, err error) {
 	err = l.until(ctx, func() (bool, error) {
+		for len(l.arrived) > 0 && l.items[l.arrived[0]].state == released {
+			l.arrived = l.arrived[1:] // Wait returned it
+			l.handed++
+		}
 		if len(l.arrived) > 0 {
 			t = l.items[l.arrived[0]].loaded()
 			l.arrived = l.arrived[1:]

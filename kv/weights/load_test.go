@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
@@ -254,6 +256,24 @@ func TestWait(t *testing.T) {
 	if _, err := l.Wait(within(t), "z"); !errors.Is(err, engine.ErrBounds) {
 		t.Errorf("a tensor that nobody reads: %v", err)
 	}
+}
+
+// TestNextLeavesOutWhatWasReleased: its memory has other bytes by then.
+func TestNextLeavesOutWhatWasReleased(t *testing.T) {
+	m, err := Open(shard(t, "a", 4096, 4096))
+	require.NoError(t, err)
+	l := load(t, m, Config{Memory: make([]byte, 4096)})
+	_, err = l.Wait(within(t), "a.0")
+	require.NoError(t, err)
+	require.NoError(t, l.Release("a.0"))
+	_, err = l.Wait(within(t), "a.1")
+	require.NoError(t, err)
+	x, err := l.Next(within(t))
+	require.NoError(t, err)
+	require.Equal(t, "a.1", x.Name)
+	same(t, x)
+	_, err = l.Next(within(t))
+	require.ErrorIs(t, err, io.EOF)
 }
 
 // TestFull wants reading to stop when memory is full, to say so, and to go on.
