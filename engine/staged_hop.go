@@ -3,6 +3,8 @@
 package engine
 
 import (
+	"fmt"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
 )
@@ -110,6 +112,9 @@ func (s *slot) addStraight(t *Transfer) error {
 
 // tell has the list follow, and the message that asks for the peer's hop.
 func (s *slot) tell(t *Transfer, what byte) error {
+	if err := s.makeNotice(); err != nil {
+		return err
+	}
 	at := s.at + pieceBytes
 	list := s.pool.region.Bytes()[at:][:exchange.ListBytes]
 	h := exchange.Hop{Slot: uint16(s.index), Number: s.number,
@@ -130,6 +135,27 @@ func (s *slot) tell(t *Transfer, what byte) error {
 	return nil
 }
 
+// makeNotice has a withdrawal's transfer there before the peer may need one: later the program may
+// have all that there may be.
+func (s *slot) makeNotice() error {
+	if s.notice != nil {
+		if s.notice.route.Only == s.c.by.caps.Name {
+			return nil
+		}
+		if err := s.notice.Close(); err != nil { // that of an earlier piece is on its way
+			return fmt.Errorf("withdrawal: %w", err)
+		}
+		s.notice = nil
+	}
+	t, err := s.sp.s.e.NewTransfer(s.sp.p, Write, Route{Only: s.c.by.caps.Name})
+	if err != nil {
+		return fmt.Errorf("withdrawal: %w", err)
+	}
+	t.hook = func() { s.sp.loop.push(&noticeSent{s}) }
+	s.notice = t
+	return nil
+}
+
 // withdraw asks the peer not to make its hop, or to end it [withdraw]. Its answer follows all the
 // same.
 func (s *slot) withdraw() {
@@ -138,17 +164,6 @@ func (s *slot) withdraw() {
 		return
 	}
 	s.again = false
-	if s.notice == nil || s.notice.route.Only != s.c.by.caps.Name {
-		t, err := s.sp.s.e.NewTransfer(s.sp.p, Write, Route{Only: s.c.by.caps.Name})
-		if err != nil {
-			return // then the answer is waited for as long as Close allows
-		}
-		if s.notice != nil {
-			_ = s.notice.Close()
-		}
-		t.hook = func() { s.sp.loop.push(&noticeSent{s}) }
-		s.notice = t
-	}
 	h := exchange.Hop{Slot: uint16(s.index), Number: s.number}
 	s.notice.attachFrame(h.AppendName([]byte{exchange.IsWithdrawn}))
 	_ = s.notice.Post()

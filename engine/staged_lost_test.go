@@ -245,3 +245,27 @@ func TestGuestsThatComeAndGoStopNoChain(t *testing.T) {
 	run(t, tr)
 	require.Equal(t, a.mem[:1<<20], b.mem[:1<<20])
 }
+
+// TestAChainIsAbortedWithoutATransferLeft: the program has all that there may be.
+func TestAChainIsAbortedWithoutATransferLeft(t *testing.T) {
+	a := newHost(t, "a", func(c *Config) { c.TransfersMax = 64 })
+	b := newHost(t, "b")
+	p := connect(t, a.e, b.e)
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1<<20))
+	run(t, tr)
+	for {
+		x, err := a.e.NewTransfer(p, Write, Route{})
+		if err != nil {
+			require.ErrorIs(t, err, ErrFull)
+			break
+		}
+		defer x.Close()
+	}
+	b.dev.keep()
+	t.Cleanup(b.dev.drop)
+	check(t, tr.Post())
+	until(t, "the peer has it in hand", func() bool { return b.dev.kept() > 0 })
+	require.NoError(t, tr.Abort(within(t)))
+	require.False(t, p.staged().isLost())
+}
