@@ -6,6 +6,7 @@ package cuda
 
 import (
 	"context"
+	"runtime"
 	"testing"
 	"time"
 
@@ -166,4 +167,65 @@ func TestConnectsThatWereGivenUpKeepNoPlace(t *testing.T) {
 		closeDescriptor(fd)
 		require.NoError(t, unix.Munmap(page))
 	}
+}
+
+// TestAnOwnerClosesBesideASubmit that has seen it open and not yet begun: Close waits for no Poll
+// of the other backend. It comes to the two that write to it in any order.
+func TestAnOwnerClosesBesideASubmit(t *testing.T) {
+	onStandIn(t)
+	for range 8 {
+		t.Run("", closeBesideASubmit)
+	}
+}
+
+func closeBesideASubmit(t *testing.T) {
+	owner := newRig(t, testConfig())
+	beside := func() *rig {
+		b, err := New(testConfig())
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, b.Close()) })
+		return &rig{t: t, b: b}
+	}
+	near, other := beside(), beside()
+	d := owner.local(hbm, 8192)
+	submit := func(r *rig, p *peer, n uint64) error {
+		token, err := d.m.AppendToken(nil)
+		require.NoError(t, err)
+		key, _, err := p.Import(token)
+		require.NoError(t, err)
+		l := r.local(drivertest.HostMemory, 4096)
+		return p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: n,
+			LocalKey: l.m.key, RemoteKey: key}}})
+	}
+	dial := func(r *rig) *peer {
+		p, err := r.b.Connect(t.Context(), owner.b.Addr())
+		require.NoError(t, err)
+		return p.(*peer)
+	}
+	libcuda.Set(t, fakecuda.Hold, 1)
+	require.NoError(t, submit(other, dial(other), 13)) // Close waits for it
+	busy := newProducer(t)
+	defer busy.close()
+	gate := near.local(hbm, 4096)
+	require.NoError(t, near.b.StartAfter(gate.space.Segment, busy.event))
+	p := dial(near)
+	near.b.gates.mu.Lock()
+	submitted, closed := make(chan error, 1), make(chan error, 1)
+	go func() { submitted <- submit(near, p, 64) }()
+	for near.b.taken.Load() == 0 {
+		runtime.Gosched()
+	}
+	go func() { closed <- owner.b.Close() }()
+	for !owner.b.closed.Load() {
+		runtime.Gosched()
+	}
+	select {
+	case <-p.Lost():
+	case <-time.After(20 * time.Millisecond): // the other comes first
+	}
+	near.b.gates.mu.Unlock()
+	require.ErrorIs(t, <-submitted, driver.ErrPeerLost)
+	libcuda.Put(fakecuda.Hold, 0)
+	require.NoError(t, <-closed)
+	require.NoError(t, near.b.StartAfter(gate.space.Segment, 0))
 }

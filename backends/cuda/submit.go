@@ -72,8 +72,11 @@ func (j *job) begin(b *driver.Batch, s *scratch) error {
 	if heeded {
 		j.b.ends.Heed(1)
 	}
+	// Counted first: an owner that closes waits for the batch, or is seen to be gone.
 	p.unfinished.Add(1)
-	if err = j.start(s.pieces); err == nil {
+	if p.gone() {
+		err = driver.ErrPeerLost
+	} else if err = j.start(s.pieces); err == nil {
 		return nil // and j may be another batch by now
 	}
 	p.unfinished.Add(-1)
