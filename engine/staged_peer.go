@@ -22,7 +22,7 @@ type stagedPeer struct {
 	loop     *loop
 	farKinds driver.Kinds  // that the peer's engine reaches from its staging memory
 	lost     chan struct{} // closed with the peer
-	heard    chan []byte   // answers to requests for a window
+	heard    chan heard    // answers to requests for a window
 	life     context.Context
 	endLife  context.CancelFunc
 
@@ -57,7 +57,7 @@ type stagedRemote struct {
 // connect makes the staged way to a peer that is connected by other lanes.
 func (s *stager) connect(p *Peer, addr []byte) *stagedPeer {
 	sp := &stagedPeer{s: s, p: p, loop: newLoop(), lost: make(chan struct{}),
-		heard:   make(chan []byte, 1),
+		heard:   make(chan heard, 1),
 		remotes: map[uint32]*stagedRemote{}, keys: map[*Remote]uint32{},
 		windows: map[*lane]*farWindow{}, there: map[*lane]*farWindow{},
 		jobs: map[uint64]*stagedJob{}}

@@ -38,6 +38,12 @@ type windowMade struct {
 
 func (m *windowMade) happen() { m.sp.there[m.w.carrier] = m.w }
 
+// heard is the answer to a request for a window.
+type heard struct {
+	by   *lane
+	body []byte // not nil
+}
+
 // openWindow asks the peer's engine for staging memory, and waits for the answer. Asked
 // again, the peer gives the same window.
 func (sp *stagedPeer) openWindow(ctx context.Context, carrier *lane) (*farWindow, error) {
@@ -58,12 +64,17 @@ func (sp *stagedPeer) openWindow(ctx context.Context, carrier *lane) (*farWindow
 // accept takes the answer.
 func (sp *stagedPeer) accept(ctx context.Context, carrier *lane) (*farWindow, error) {
 	var body []byte
-	select {
-	case body = <-sp.heard:
-	case <-sp.p.conns[carrier.index].gone:
-		return nil, ErrPeerLost
-	case <-ctx.Done():
-		return nil, fmt.Errorf("no answer: %w", driver.ContextError(ctx))
+	for body == nil {
+		select {
+		case h := <-sp.heard:
+			if h.by == carrier { // else it is late, and of a request by another
+				body = h.body
+			}
+		case <-sp.p.conns[carrier.index].gone:
+			return nil, ErrPeerLost
+		case <-ctx.Done():
+			return nil, fmt.Errorf("no answer: %w", driver.ContextError(ctx))
+		}
 	}
 	const fixed = 2
 	if len(body) < fixed {
@@ -96,7 +107,7 @@ func (sp *stagedPeer) answered(by *conn, what byte, body []byte) {
 		return
 	}
 	select {
-	case sp.heard <- body:
+	case sp.heard <- heard{by.lane, body}:
 	default: // a second one
 	}
 }

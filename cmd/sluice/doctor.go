@@ -77,7 +77,8 @@ func builtBackends(try bool, n *networkFlags) map[string]func() error {
 		built[m.name] = nil
 		if try {
 			built[m.name] = func() error {
-				b, err := m.open(openOptions{threads: 1, ucx: n.ucx, tcp: n.tcp})
+				b, err := m.open(openOptions{threads: 1, ucx: n.ucx, tcp: n.tcp,
+					rdma: n.rdma})
 				if err != nil {
 					return err
 				}
