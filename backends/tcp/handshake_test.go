@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -204,6 +206,11 @@ func TestReplayedJoinIsRefused(t *testing.T) {
 	}
 	_ = conns[ctl].Close()
 	hungUp(t, "a connection whose control has ended", conns[express], headBytes)
+	require.Eventually(t, func() bool { // until then a join is hung up on
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return b.accepted[session] == nil
+	}, limit, time.Millisecond)
 	c = rawDial(t, b)
 	if _, err := c.Write(again); err != nil {
 		t.Fatal(err)

@@ -72,7 +72,7 @@ var checks = join(
 	canChecks, lengthChecks, boundsChecks, tokenChecks, patternChecks, nestChecks, durableChecks,
 	notifyChecks, answerChecks, countChecks, inboundChecks, lastWordChecks,
 	completionChecks, noPollChecks, cancelChecks, helpChecks, fenceChecks, besideChecks,
-	parkedChecks, stressChecks, armChecks, allocChecks,
+	parkedChecks, renewChecks, stressChecks, armChecks, allocChecks,
 	allocatorChecks, connectChecks, lifecycleChecks, hammerChecks,
 )
 

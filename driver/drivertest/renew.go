@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package drivertest
+
+import (
+	"bytes"
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/hostmem"
+)
+
+var renewChecks = []check{
+	{name: "RenewUnderReads", wirings: here, run: checkRenewUnderReads},
+	{name: "RenewEnds", wirings: here, run: checkRenewEnds},
+}
+
+// guards is memory that counts who is inside, and who holds its pages.
+type guards struct {
+	driver.Shared
+	entered, inside, holds atomic.Int64
+	words                  atomic.Bool // of package hostmem: C looks at them
+}
+
+func (w *guards) Enter() {
+	w.Shared.Enter()
+	w.entered.Add(1)
+	w.inside.Add(1)
+}
+
+func (w *guards) TryEnter() bool {
+	ok := w.Shared.TryEnter()
+	if ok {
+		w.entered.Add(1)
+		w.inside.Add(1)
+	}
+	return ok
+}
+
+func (w *guards) Leave() {
+	w.inside.Add(-1)
+	w.Shared.Leave()
+}
+
+func (w *guards) Hold() (release func(), err error) {
+	release, err = w.Shared.(driver.Holder).Hold()
+	if err != nil {
+		return nil, err
+	}
+	w.holds.Add(1)
+	return sync.OnceFunc(func() { w.holds.Add(-1); release() }), nil
+}
+
+// Landings is hostmem's, for backends that land from C.
+func (w *guards) Landings() (inside *atomic.Int64, phase *atomic.Int32) {
+	w.words.Store(true)
+	return w.Shared.(interface {
+		Landings() (*atomic.Int64, *atomic.Int32)
+	}).Landings()
+}
+
+// guarded registers shared memory of the near side, for as long as the check runs. nil: what the
+// harness's Local makes is not shared.
+func (s *stage) guarded(size uint64) (w *guards, seg driver.Segment, key uint32) {
+	s.Helper()
+	space, err := s.near.h.Local(size)
+	if err != nil {
+		s.Fatalf("memory: %v", err)
+	}
+	s.Cleanup(func() { _ = space.free() })
+	seg = space.Segment
+	if _, ok := seg.Shared.(*hostmem.Buffer); !ok {
+		s.Log("not run: the memory is not shared")
+		return nil, seg, 0
+	}
+	seg.Secret = secret()
+	w = &guards{Shared: seg.Shared}
+	seg.Shared = w
+	m, err := s.near.b.Register(seg)
+	if err != nil {
+		s.Fatalf("Register: %v", err)
+	}
+	s.Cleanup(func() { _ = m.Close() })
+	return w, seg, m.Key()
+}
+
+// checkRenewUnderReads has fresh pages put under memory that reads land in: no byte is lost, by
+// Enter and Leave, or by a Hold for as long as a device knows the pages.
+func checkRenewUnderReads(s *stage) {
+	const size, rounds = 4 << 20, 8
+	w, seg, key := s.guarded(size)
+	if w == nil {
+		return
+	}
+	r := s.remote(size)
+	var over atomic.Bool
+	var renewals sync.WaitGroup
+	renewals.Go(func() {
+		for !over.Load() {
+			if err := w.Renew(seg.SharedOff, size); err != nil && !errors.Is(err, driver.ErrBusy) {
+				s.Errorf("Renew: %v", err)
+				return
+			}
+		}
+	})
+	for range rounds {
+		r.paint(s.seed())
+		before := w.entered.Load()
+		s.readInto(key, r)
+		if w.entered.Load() == before && w.holds.Load() == 0 && !w.words.Load() {
+			s.Errorf("a read landed without Enter, in memory without a Hold")
+			break
+		}
+		if !bytes.Equal(seg.Mem, r.want) {
+			s.Errorf("beside a Renew: %s", difference(seg.Mem, r.want))
+			break
+		}
+	}
+	over.Store(true)
+	renewals.Wait()
+	for end := time.Now().Add(s.h.Limit); w.inside.Load() > 0; runtime.Gosched() {
+		if time.Now().After(end) {
+			s.Fatalf("%d reads have entered and not left", w.inside.Load())
+		}
+	}
+}
+
+// readInto reads all of far memory to the start of near memory that is in no model.
+func (s *stage) readInto(key uint32, r *memory) {
+	s.Helper()
+	d := driver.Desc{Len: r.size, LocalKey: key, RemoteKey: r.as}
+	if err := s.await(s.submit(driver.Read, s.pieces(d)...)); err != nil {
+		s.Fatalf("read: %v", err)
+	}
+}
+
+// checkRenewEnds: reads that follow each other keep no Renew, the proof of a fence, from its turn,
+// unless the backend holds the pages.
+func checkRenewEnds(s *stage) {
+	const size, rounds = 1 << 20, 4
+	w, seg, key := s.guarded(size)
+	if w == nil || w.holds.Load() > 0 {
+		return
+	}
+	r := s.remote(size)
+	for range rounds {
+		renewed := make(chan error, 1)
+		go func() { renewed <- w.Renew(seg.SharedOff, size) }()
+		for len(renewed) == 0 {
+			s.readInto(key, r)
+		}
+		if err := <-renewed; err != nil {
+			s.Fatalf("Renew beside reads: %v", err)
+		}
+	}
+}
