@@ -91,37 +91,27 @@ func (s *stage) guarded(size uint64) (w *guards, seg driver.Segment, key uint32)
 // checkRenewUnderReads has fresh pages put under memory that reads land in: no byte is lost, by
 // Enter and Leave, or by a Hold for as long as a device knows the pages.
 func checkRenewUnderReads(s *stage) {
-	const size, rounds = 4 << 20, 8
+	const size, rounds = 4 << 20, 16
 	w, seg, key := s.guarded(size)
 	if w == nil {
 		return
 	}
 	r := s.remote(size)
-	var over atomic.Bool
-	var renewals sync.WaitGroup
-	renewals.Go(func() {
-		for !over.Load() {
-			if err := w.Renew(seg.SharedOff, size); err != nil && !errors.Is(err, driver.ErrBusy) {
-				s.Errorf("Renew: %v", err)
-				return
-			}
-		}
-	})
 	for range rounds {
 		r.paint(s.seed())
-		before := w.entered.Load()
+		before, renewed := w.entered.Load(), make(chan error, 1)
+		go func() { renewed <- w.Renew(seg.SharedOff, size) }()
 		s.readInto(key, r)
+		if err := <-renewed; err != nil && !errors.Is(err, driver.ErrBusy) {
+			s.Errorf("Renew: %v", err)
+		}
 		if w.entered.Load() == before && w.holds.Load() == 0 && !w.words.Load() {
-			s.Errorf("a read landed without Enter, in memory without a Hold")
-			break
+			s.Fatalf("a read landed without Enter, in memory without a Hold")
 		}
 		if !bytes.Equal(seg.Mem, r.want) {
-			s.Errorf("beside a Renew: %s", difference(seg.Mem, r.want))
-			break
+			s.Fatalf("beside a Renew: %s", difference(seg.Mem, r.want))
 		}
 	}
-	over.Store(true)
-	renewals.Wait()
 	for end := time.Now().Add(s.h.Limit); w.inside.Load() > 0; runtime.Gosched() {
 		if time.Now().After(end) {
 			s.Fatalf("%d reads have entered and not left", w.inside.Load())
