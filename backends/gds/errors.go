@@ -39,7 +39,8 @@ func (e *FileError) cure() string {
 		return " (the device failed, see the kernel's log and cuFile's: what was written before " +
 			"may be lost as well)"
 	case errors.Is(e.Err, io.ErrUnexpectedEOF):
-		return " (the file was cut since it was registered)"
+		return " (the file ends before: it was cut since it was registered, or, of a Segment " +
+			"that Extends it, this part was never written)"
 	case errors.As(e.Err, &said):
 		return " (see cuFile's log)"
 	}

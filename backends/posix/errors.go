@@ -38,7 +38,8 @@ func (e *FileError) cure() string {
 		return " (the device failed, see the kernel's log: what was written before may be " +
 			"lost as well)"
 	case errors.Is(e.Err, io.ErrUnexpectedEOF):
-		return " (the file was cut since it was registered)"
+		return " (the file ends before: it was cut since it was registered, or, of a Segment " +
+			"that Extends it, this part was never written)"
 	}
 	return ""
 }
